@@ -117,8 +117,8 @@ def train_channels_last(model, w, x, y, plan, lr):
     return train_loop(model, w, x, y, plan, lr, torch.channels_last)
 
 # %% ../nbs/1_foundations/federated.ipynb #ba6fd4bc
-def _weights(index):
-    there = (index >= 0).float()
+def _weights(index, dtype):
+    there = (index >= 0).to(dtype)
     return there / there.sum(-1, keepdim=True).clamp_min(1)
 
 def forward_grouped(
@@ -148,11 +148,11 @@ def train_grouped(
     "Local SGD of all clients at once, clients folded into channels."
     shapes = [p.shape for p in model.parameters()]
     params = [p.expand(len(plan), *p.shape).clone().requires_grad_() for p in unflatten(w, shapes)]
-    total = torch.zeros(len(plan), device=w.device)
+    total = w.new_zeros(len(plan))
     for index in plan.unbind(1):
         scores = forward_grouped(model, params, x[index.clamp_min(0)])
         each = F.cross_entropy(scores.flatten(0, 1), y[index.clamp_min(0)].flatten(), reduction="none").view(index.shape)
-        loss = (each * _weights(index)).sum(1)
+        loss = (each * _weights(index, each.dtype)).sum(1)
         _sgd(params, torch.autograd.grad(loss.sum(), params), lr)
         total += loss.detach()
     return torch.cat([p.detach().flatten(1) for p in params], 1) - w, total / _steps(plan)
@@ -172,9 +172,9 @@ def train_vmap(
 
     step = vmap(grad_and_value(loss_of))
     params = [p.expand(len(plan), *p.shape).clone() for p in unflatten(w, shapes)]
-    total = torch.zeros(len(plan), device=w.device)
+    total = w.new_zeros(len(plan))
     for index in plan.unbind(1):
-        grads, loss = step(params, x[index.clamp_min(0)], y[index.clamp_min(0)], _weights(index))
+        grads, loss = step(params, x[index.clamp_min(0)], y[index.clamp_min(0)], _weights(index, w.dtype))
         _sgd(params, grads, lr)
         total += loss
     return torch.cat([p.flatten(1) for p in params], 1) - w, total / _steps(plan)

@@ -83,9 +83,11 @@ def guarantee(
     cohort:int=None, # expected cohort
     sampling:str="none", # none | poisson
     accountant:str="rdp-classic", # rdp-classic | rdp-balle | pld
+    relation:str=None, # default: 'zero-out' for a client's own noise, whose messages the server sees, else 'add-remove'
     **fields, # further arguments of gaussian_guarantee, such as orders or note
 )->Guarantee: # of the whole run
     "Privacy of `rounds` releases. [Mironov et al. 2019]"
     q = cohort / n_clients if sampling != "none" else 1.0
-    trust = "local" if mechanism.local else "central"
-    return gaussian_guarantee(mechanism.sigma, delta, q, rounds, sampling=sampling, accountant=accountant, trust=trust, **fields)
+    trust, default = ("local", "zero-out") if mechanism.local else ("central", "add-remove")
+    return gaussian_guarantee(mechanism.sigma, delta, q, rounds, sampling=sampling, accountant=accountant, trust=trust,
+                              relation=relation or default, **fields)
