@@ -90,16 +90,21 @@ INTEGER_ORDERS = np.union1d(np.arange(2, 257), np.geomspace(256, 16384, 61).roun
 ORDERS = np.union1d(INTEGER_ORDERS, np.arange(11, 110) / 10)
 
 # %% ../nbs/1_foundations/accounting.ipynb #472444a2
+def _as_floats(value):
+    "A float array, or nan where there is none. [ours]"
+    try: return np.asarray(value, float)
+    except (TypeError, ValueError): return np.array(np.nan)
+
 def _check_orders(orders):
     "Orders as a float array, or a ValueError. [Mironov 2017, Def. 4]"
-    array = np.asarray(orders, float)
+    array = _as_floats(orders)
     if array.size == 0 or not (np.isfinite(array) & (array > 1)).all():
         raise ValueError(f'orders = {orders!r} is not allowed: every order must be finite and > 1. Use ORDERS or INTEGER_ORDERS.')
     return array
 
 def _check_sigma(sigma):
     "A positive noise multiplier, or a ValueError. [Mironov 2017, Prop. 7]"
-    return _check_number('sigma', sigma, 'a finite number > 0', lambda x: 0 < x < np.inf, 'Pass the noise std divided by clip.')
+    return _check_number('sigma', sigma, 'a number > 0, within 1e-100 and 1e100', lambda x: 1e-100 <= x <= 1e100, 'Pass the noise std divided by clip.')
 
 def rdp_gaussian(
     orders, # Renyi orders, any shape, > 1
@@ -153,31 +158,36 @@ def rdp_subsampled_gaussian(
     orders, sigma, q = _check_orders(orders), _check_sigma(sigma), _check_q(q)
     if q == 0: return np.zeros_like(orders)
     if q == 1: return rdp_gaussian(orders, sigma)
-    return np.array([_log_moment(a, sigma, q) / (a - 1) for a in orders.ravel()]).reshape(orders.shape)
+    curve = np.array([_log_moment(a, sigma, q) / (a - 1) for a in orders.ravel()])
+    return np.minimum(curve.reshape(orders.shape), rdp_gaussian(orders, sigma))
 
 # %% ../nbs/1_foundations/accounting.ipynb #059007e0
 def _check_rounds(rounds):
     "A whole number of rounds, or a ValueError. [ours]"
     return int(_check_number('rounds', rounds, 'a whole number >= 1', lambda x: x >= 1 and x % 1 == 0, 'Pass how many rounds were run.'))
 
-def _check_rdp(orders, rdp):
-    "Orders and their divergences as matching arrays, or a ValueError. [ours]"
-    orders, rdp = np.atleast_1d(_check_orders(orders)), np.atleast_1d(np.asarray(rdp, float))
-    if orders.shape != rdp.shape:
-        raise ValueError(f'rdp has shape {rdp.shape}: it must be {orders.shape}, as orders. Compute it at these orders.')
-    if not (rdp >= 0).all():
-        raise ValueError(f'rdp = {rdp[~(rdp >= 0)][0]} is not allowed: every divergence must be >= 0, inf included. Check the curve for nan.')
-    return orders, rdp
+def _check_rdp(rdp):
+    "Divergences as a float array, or a ValueError. [Mironov 2017, Def. 4]"
+    array = np.atleast_1d(_as_floats(rdp))
+    if not (array >= 0).all():
+        raise ValueError(f'rdp = {array[~(array >= 0)][0]} is not allowed: every divergence must be >= 0, inf included. Check the curve for nan.')
+    return array
 
 def compose(
     rdp, # divergence of one round at each order, nats, >= 0
     rounds:int, # how many equal rounds, >= 1
 )->np.ndarray: # divergence of all rounds at each order, nats
     "Renyi curve of `rounds` equal rounds. [Mironov 2017, Prop. 1]"
-    return np.asarray(rdp, float) * _check_rounds(rounds)
+    return _check_rdp(rdp) * _check_rounds(rounds)
 
 # %% ../nbs/1_foundations/accounting.ipynb #08527352
 CONVERSIONS = ('classic', 'balle')
+
+def _check_curve(orders, rdp):
+    "Orders and divergences of one shape, or a ValueError. [ours]"
+    orders, rdp = np.atleast_1d(_check_orders(orders)), _check_rdp(rdp)
+    if orders.shape == rdp.shape: return orders, rdp
+    raise ValueError(f'rdp has shape {rdp.shape}: it must be {orders.shape}, as orders. Compute it at these orders.')
 
 def _slack(orders, conversion):
     "What the conversion subtracts from log(1/delta), nats. [Canonne, Kamath & Steinke 2020, Prop. 12]"
@@ -191,7 +201,7 @@ def rdp_to_eps(
     conversion:str = 'classic', # 'classic' or 'balle'
 )->tuple: # (eps, best order); arithmetic only: state it through `guarantee_from_rdp`
     "Smallest epsilon over the orders. [Mironov 2017, Prop. 3; Canonne, Kamath & Steinke 2020, Prop. 12]"
-    orders, rdp = _check_rdp(orders, rdp)
+    orders, rdp = _check_curve(orders, rdp)
     delta = _check_number('delta', delta, 'a number in (0, 1)', lambda x: 0 < x < 1, 'A Renyi curve proves nothing at delta = 0.')
     eps = rdp - (np.log(delta) + _slack(orders, conversion)) / (orders - 1)
     eps = np.where(rdp == 0, 0, np.maximum(eps, 0))
@@ -205,7 +215,7 @@ def rdp_to_delta(
     conversion:str = 'classic', # 'classic' or 'balle'
 )->tuple: # (delta, best order), delta in [0, 1]
     "Smallest delta over the orders. [Mironov 2017, Prop. 3; Canonne, Kamath & Steinke 2020, Prop. 12]"
-    orders, rdp = _check_rdp(orders, rdp)
+    orders, rdp = _check_curve(orders, rdp)
     eps = _check_number('eps', eps, 'a finite number >= 0', lambda x: 0 <= x < np.inf, 'Pass the epsilon to be tested.')
     log_delta = (orders - 1) * (rdp - eps) - _slack(orders, conversion)
     log_delta = np.where(rdp == 0, -np.inf, np.minimum(log_delta, 0))
@@ -239,6 +249,7 @@ def gaussian_delta(
     scale = _check_sigma(sigma) / np.sqrt(_check_rounds(rounds))
     eps = _check_number('eps', eps, 'a finite number >= 0', lambda x: 0 <= x < np.inf, 'Pass the epsilon to be tested.')
     log_p, log_q = log_ndtr(0.5 / scale - eps * scale), eps + log_ndtr(-0.5 / scale - eps * scale)
+    if np.isneginf(log_p): return 0.0
     return float(np.exp(log_p) * -np.expm1(min(log_q - log_p, 0)))
 
 # %% ../nbs/1_foundations/accounting.ipynb #50bda527
@@ -285,7 +296,7 @@ def gaussian_guarantee(
     unit:str = 'client', # whose contribution is clipped: a name in `UNITS`
     scope:str = 'total', # 'total', or 'per-round' with rounds = 1
     trust:str = 'central', # a name in `TRUSTS`; 'local' means that every message carries this noise
-    orders=ORDERS, # Renyi orders, (n,), > 1; not used by 'pld'
+    orders:np.ndarray=ORDERS, # Renyi orders, (n,), > 1; not used by 'pld'
     note:str = '', # added to the guarantee's note
 )->Guarantee: # what the run proves
     "State what clipped sums with Gaussian noise prove. [Mironov, Talwar & Zhang 2019]"

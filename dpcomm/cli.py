@@ -32,7 +32,7 @@ def assignments(
         raise ValueError(f"-p {wrong[0]} has no '='; write -p name=value")
     return {name: literal(value) for name, value in (pair.split("=", 1) for pair in pairs)}
 
-# %% ../nbs/1_foundations/cli.ipynb #31544f4a
+# %% ../nbs/1_foundations/cli.ipynb #ac7d93be
 def seed_list(
     text:str, # whole numbers with commas between
 )->list: # of int
@@ -42,7 +42,7 @@ def seed_list(
     except ValueError:
         raise ValueError(f"--seeds {text!r} is no list of whole numbers; write for example --seeds 0,1,2") from None
 
-# %% ../nbs/1_foundations/cli.ipynb #2869376b
+# %% ../nbs/1_foundations/cli.ipynb #5d11c17f
 class _Parser(argparse.ArgumentParser):
     def error(self, message):
         raise ValueError(f"{message}; `{self.prog} --help` shows what is accepted")
@@ -58,7 +58,7 @@ def _run_options(parser):
     parser.add_argument("--device", metavar="D", help="auto, cpu, cuda or cuda:1")
     parser.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value", help="any other parameter")
 
-# %% ../nbs/1_foundations/cli.ipynb #5dde2192
+# %% ../nbs/1_foundations/cli.ipynb #fa770a76
 def _parser():
     parser = _Parser(prog="dpcomm", description="Private, communication-efficient federated learning.", allow_abbrev=False)
     verbs = parser.add_subparsers(dest="verb", metavar="list|run|table|data", required=True)
@@ -69,12 +69,13 @@ def _parser():
     table = add("table", "the paper's numbers beside ours")
     table.add_argument("paper", metavar="PAPER", help="for example dprec")
     table.add_argument("table", metavar="TABLE", help="for example table1")
+    table.add_argument("--out", metavar="DIR", help="folder of results to compare; the committed ones by default")
     data = add("data", "fetch data sets and check their counts")
     data.add_argument("root", metavar="DIR", help="folder to keep them in")
     data.add_argument("names", nargs="+", metavar="NAME", help="data set")
     return parser, verbs.choices
 
-# %% ../nbs/1_foundations/cli.ipynb #c26daefa
+# %% ../nbs/1_foundations/cli.ipynb #e5974698
 def _parse(argv):
     "Arguments of a command; unknown verbs and options are refused with the nearest one."
     parser, verbs = _parser()
@@ -86,7 +87,7 @@ def _parse(argv):
                 experiments.check_name("option", word.split("=")[0], known)
     return parser.parse_args(argv)
 
-# %% ../nbs/1_foundations/cli.ipynb #ef5acb32
+# %% ../nbs/1_foundations/cli.ipynb #3d9d9637
 def summary(
     result:dict, # result as written, schema 1
 )->str: # several lines
@@ -95,22 +96,22 @@ def summary(
     lines = []
     for run in result["runs"]:
         final = [seed["final"] for seed in run["seeds"]]
-        mean = {name: sum(f[name] for f in final) / len(final) for name in ("accuracy", "uplink_bits")}
-        lines.append(f"{run['key']}: accuracy {mean['accuracy']:.2f} % (mean of {len(final)} seeds), "
-                     f"uplink {mean['uplink_bits'] / 2**33:.4g} GiB")
+        mean = {name: sum(f[name] for f in final) / len(final) for name in ("accuracy", "uplink_bits", "downlink_bits")}
+        lines.append(f"{run['key']}: accuracy {mean['accuracy']:.2f} % (seeds: {len(final)}), uplink {mean['uplink_bits'] / 2**33:.4g} GiB, "
+                     f"downlink {mean['downlink_bits'] / 2**33:.4g} GiB")
         lines.append(f"  {Guarantee(**run['guarantee'])}" if run.get("guarantee") else "  no privacy")
-        if run.get("bits"):
-            lines.append("  bits a message: " + ", ".join(f"{name} {value:.6g}" for name, value in run["bits"].items()))
+        bits = {name: f"{value:,}" if isinstance(value, int) else f"{value:.6g}" for name, value in (run.get("bits") or {}).items()}
+        lines.append("  bits a message: " + ", ".join(f"{name} {value}" for name, value in bits.items()))
     return "\n".join(lines)
 
-# %% ../nbs/1_foundations/cli.ipynb #f6778691
-def _verdicts(result):
+# %% ../nbs/1_foundations/cli.ipynb #daf63ea9
+def _verdicts(result, folder):
     "Verdict tables that a full run fills."
     from dpcomm import papers, results
     tables = {cell.table for cell in papers.cells(result["paper"]) if cell.key in result["cells"]}
-    return [results.verdict_table(result["paper"], table) for table in sorted(tables)]
+    return [results.verdict_table(result["paper"], table, folder) for table in sorted(tables)]
 
-# %% ../nbs/1_foundations/cli.ipynb #4e17b7f8
+# %% ../nbs/1_foundations/cli.ipynb #74182ebf
 def run_all(
     args, # parsed arguments of `dpcomm run`
 )->int: # 0, or 3 when rounds are left
@@ -133,7 +134,7 @@ def run_all(
         print(f"unfinished: {', '.join(unfinished)}; resume with --resume", file=sys.stderr)
     return 3 if unfinished else 0
 
-# %% ../nbs/1_foundations/cli.ipynb #977e1718
+# %% ../nbs/1_foundations/cli.ipynb #31683ce3
 def _report(outcome):
     "Print what one run left behind."
     kept = f"; executed notebook {outcome.notebook}" if outcome.notebook else ""
@@ -142,7 +143,7 @@ def _report(outcome):
     if outcome.finished:
         result = json.loads(outcome.result.read_text(encoding="utf-8"))
         print(summary(result))
-        for table in _verdicts(result) if outcome.scale == "full" else []:
+        for table in _verdicts(result, outcome.result.parents[1]) if outcome.scale == "full" else []:
             print(f"\n{table}")
 
 def _list(args):
@@ -151,7 +152,7 @@ def _list(args):
 
 def _table(args):
     from dpcomm import results
-    print(results.verdict_table(args.paper, args.table))
+    print(results.verdict_table(args.paper, args.table, args.out))
 
 def _data(args):
     from dpcomm import data
@@ -160,7 +161,7 @@ def _data(args):
     for name in args.names:
         print(data.fetch(name, args.root), flush=True)
 
-# %% ../nbs/1_foundations/cli.ipynb #13d9b3ef
+# %% ../nbs/1_foundations/cli.ipynb #c516685a
 def main(
     argv=None, # words of the command; None reads the command line
 )->int: # exit code
@@ -179,6 +180,6 @@ def main(
         print("dpcomm: interrupted; --resume goes on from the last checkpoint", file=sys.stderr)
         return 130
 
-# %% ../nbs/1_foundations/cli.ipynb #c516685a
+# %% ../nbs/1_foundations/cli.ipynb #5182865b
 if __name__ == "__main__" and "__file__" in globals():
     sys.exit(main())

@@ -56,7 +56,7 @@ def _torchvision(name, cls, root, download):
     except (RuntimeError, OSError) as error:
         raise _missing(name, root, error) from None
 
-# %% ../nbs/1_foundations/data.ipynb #5dfc44fc
+# %% ../nbs/1_foundations/data.ipynb #79759ebd
 def _images(sets):
     x = [torch.as_tensor(np.asarray(s.data)).float() / 255 for s in sets]
     x = [a.unsqueeze(1) if a.ndim == 3 else a.permute(0, 3, 1, 2).contiguous() for a in x]
@@ -73,7 +73,7 @@ def _digits():
     train, test = order[:n], order[n:]
     return x[train], y[train], x[test], y[test]
 
-# %% ../nbs/1_foundations/data.ipynb #02af4430
+# %% ../nbs/1_foundations/data.ipynb #146a652d
 def _writers(root):
     import gzip
     path = root / "QMNIST" / "raw" / "qmnist-train-labels-idx2-int.gz"
@@ -83,7 +83,7 @@ def _writers(root):
         table = np.frombuffer(file.read(), ">i4", offset=12).reshape(-1, 8)
     return table[:, 2].astype(np.int64), table[:, 0]
 
-# %% ../nbs/1_foundations/data.ipynb #146a652d
+# %% ../nbs/1_foundations/data.ipynb #b05d484f
 def load(
     name:str, # one of `names()`
     root=None, # data root, default data_root()
@@ -113,7 +113,7 @@ def fetch(
     extra = f", {len(np.unique(data.writers))} writers" if data.writers is not None else ""
     return f"{name}: {len(data.y)} training and {len(data.y_test)} test images{extra}, counts as expected"
 
-# %% ../nbs/1_foundations/data.ipynb #ef743f22
+# %% ../nbs/1_foundations/data.ipynb #94c11a46
 @dataclass(frozen=True)
 class Federation:
     "A data set dealt out to clients."
@@ -134,7 +134,7 @@ class Federation:
         "(n_clients,) images a client holds."
         return np.array([len(part) for part in self.parts])
 
-# %% ../nbs/1_foundations/data.ipynb #0a866c4e
+# %% ../nbs/1_foundations/data.ipynb #3bd4cd8d
 def check_partition(
     parts, # index arrays, one a client
     n:int, # number of images to deal out
@@ -162,7 +162,7 @@ def by_writer(
     "One client a writer."
     return check_partition([np.flatnonzero(writers == w) for w in np.unique(writers)], len(writers))
 
-# %% ../nbs/1_foundations/data.ipynb #0ede0dea
+# %% ../nbs/1_foundations/data.ipynb #104c9d80
 def dirichlet_equal(
     labels:np.ndarray, # (n,) class of each image
     n_clients:int, # must divide n
@@ -185,7 +185,7 @@ def dirichlet_equal(
         parts.append(part)
     return check_partition(parts, len(labels))
 
-# %% ../nbs/1_foundations/data.ipynb #43a1f95a
+# %% ../nbs/1_foundations/data.ipynb #9a6e0b85
 def demand(
     labels:np.ndarray, # (n,) class of each image
     n_clients:int, # 1..n
@@ -198,7 +198,7 @@ def demand(
     asked = np.floor(len(labels) / n_clients * q).astype(np.int64)
     return np.diff(np.minimum(asked.cumsum(0), supply), axis=0, prepend=0)
 
-# %% ../nbs/1_foundations/data.ipynb #89d4cc33
+# %% ../nbs/1_foundations/data.ipynb #273cf13e
 def dirichlet_dealt(
     labels:np.ndarray, # (n,) class of each image
     n_clients:int, # 1..n

@@ -280,10 +280,12 @@ def result_file(
     name:str, # experiment
     scale:str, # smoke, quick or full
     out=None, # folder; None is runs/ in the checkout
-)->Path: # <out>/<paper>/<experiment>.<scale>.json, or None
-    "The result an experiment has written."
-    found = output_folder(out).glob(f"*/{name.replace('-', '_')}.{scale}.json")
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+    since:float=0.0, # time.time() from which on a file counts
+)->Path: # <out>/<paper>/<experiment>[_variant].<scale>.json, or None
+    "The newest result an experiment has written."
+    found = output_folder(out).glob(f"*/{name.replace('-', '_')}*.{scale}.json")
+    age = {path: path.stat().st_mtime for path in found}
+    return max((path for path in age if age[path] >= since), key=age.get, default=None)
 
 # %% ../nbs/1_foundations/experiments.ipynb #3ef00f6a
 def prepare(
@@ -318,13 +320,13 @@ def run(
 )->Outcome: # where the result and the executed notebook are
     "Run one experiment, through papermill or inline."
     path, folder, values = prepare(name, scale, seeds, out, resume, max_seconds, parameters)
-    start, target = time.perf_counter(), None if inline else folder / f"{path.stem}.{scale}.ipynb"
+    start, target = time.time(), None if inline else folder / f"{path.stem}.{scale}.ipynb"
     folder.mkdir(parents=True, exist_ok=True)
     try:
         run_cells(path, values) if inline else run_papermill(path, target, values)
-        result = result_file(path.stem, scale, folder)
+        result = result_file(path.stem, scale, folder, since=start - 1)
         if result is None:
             raise CellError(f"{path.name} ran to its end and wrote no {path.stem}.{scale}.json: its last cells must write one")
     except Unfinished:
         result = None
-    return Outcome(path.stem.replace("_", "-"), scale, result, target, bool(result), time.perf_counter() - start)
+    return Outcome(path.stem.replace("_", "-"), scale, result, target, bool(result), time.time() - start)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ENGINES', 'CHUNK', 'SERVER_STATE', 'Config', 'sample_cohort', 'batch_plan', 'train_loop', 'train_channels_last',
            'forward_grouped', 'train_grouped', 'train_vmap', 'pick_engine', 'server_optimiser', 'evaluate', 'Ledger',
-           'Run', 'save_checkpoint', 'load_checkpoint', 'one_round', 'simulate']
+           'download_bits', 'Run', 'save_checkpoint', 'load_checkpoint', 'train_cohort', 'one_round', 'simulate']
 
 # %% ../nbs/1_foundations/federated.ipynb #fd8824a4
 import json
@@ -13,7 +13,8 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 import numpy as np
 import torch
@@ -88,19 +89,16 @@ def train_loop(
     y:Tensor, # training labels
     plan:Tensor, # (n, steps, batch) image numbers, -1 for none
     lr:float, # local SGD
-    memory_format=torch.contiguous_format, # layout of images and kernels
+    layout=torch.contiguous_format, # memory format of images and kernels
 )->tuple: # updates (n, d), mean training loss (n,)
     "Local SGD, client by client: the reference. [dprec Alg. 8, client training]"
     names, shapes = list(groups(model)), [p.shape for p in model.parameters()]
     updates, losses = [], []
     for client in plan:
-        params = [p.clone(memory_format=memory_format if p.ndim == 4 else torch.contiguous_format).requires_grad_()
-                  for p in unflatten(w, shapes)]
-        trace = []
-        for index in client:
+        params, trace = [_leaf(p, layout) for p in unflatten(w, shapes)], []
+        for index in client[(client >= 0).any(1)]:
             index = index[index >= 0]
-            if not len(index): continue
-            images = x[index].contiguous(memory_format=memory_format)
+            images = x[index].contiguous(memory_format=layout)
             loss = F.cross_entropy(functional_call(model, dict(zip(names, params)), (images,)), y[index])
             _sgd(params, torch.autograd.grad(loss, params), lr)
             trace.append(loss.detach())
@@ -108,15 +106,21 @@ def train_loop(
         losses.append(torch.stack(trace).mean())
     return torch.stack(updates), torch.stack(losses)
 
+# %% ../nbs/1_foundations/federated.ipynb #ba6fd4bc
+def _leaf(p, layout):
+    return p.clone(memory_format=layout if p.ndim == 4 else torch.contiguous_format).requires_grad_()
+
 @torch.no_grad()
 def _sgd(params, grads, lr):
     for p, g in zip(params, grads): p.sub_(g, alpha=lr)
 
-def train_channels_last(model, w, x, y, plan, lr):
-    "The reference loop in channels-last layout."
+def train_channels_last(
+    model:nn.Sequential, w:Tensor, x:Tensor, y:Tensor, plan:Tensor, lr:float, # as in train_loop
+)->tuple: # updates (n, d), mean training loss (n,)
+    "The reference loop in channels-last layout, for large models on a CPU."
     return train_loop(model, w, x, y, plan, lr, torch.channels_last)
 
-# %% ../nbs/1_foundations/federated.ipynb #ba6fd4bc
+# %% ../nbs/1_foundations/federated.ipynb #468c2fdd
 def _weights(index, dtype):
     there = (index >= 0).to(dtype)
     return there / there.sum(-1, keepdim=True).clamp_min(1)
@@ -141,7 +145,7 @@ def forward_grouped(
             h = layer(h)
     return h
 
-# %% ../nbs/1_foundations/federated.ipynb #e625d80a
+# %% ../nbs/1_foundations/federated.ipynb #7f5835e6
 def train_grouped(
     model:nn.Sequential, w:Tensor, x:Tensor, y:Tensor, plan:Tensor, lr:float, # as in train_loop
 )->tuple: # updates (n, d), mean training loss (n,)
@@ -159,7 +163,7 @@ def train_grouped(
 
 def _steps(plan): return (plan >= 0).any(-1).sum(1).clamp_min(1)
 
-# %% ../nbs/1_foundations/federated.ipynb #701757e3
+# %% ../nbs/1_foundations/federated.ipynb #5685b79d
 def train_vmap(
     model:nn.Sequential, w:Tensor, x:Tensor, y:Tensor, plan:Tensor, lr:float, # as in train_loop
 )->tuple: # updates (n, d), mean training loss (n,)
@@ -182,7 +186,7 @@ def train_vmap(
 ENGINES = {"loop": train_loop, "channels-last": train_channels_last, "grouped": train_grouped, "vmap": train_vmap}
 CHUNK = {"loop": 1, "channels-last": 1, "grouped": 10, "vmap": 100} # clients a call: fixed, so that workers change nothing
 
-# %% ../nbs/1_foundations/federated.ipynb #29223369
+# %% ../nbs/1_foundations/federated.ipynb #664ebfd4
 def pick_engine(
     name:str, # 'auto' or a key of ENGINES
     d:int, # parameters of the model
@@ -193,7 +197,7 @@ def pick_engine(
     if torch.device(device).type != "cpu": return "vmap"
     return "grouped" if d < 200_000 else "channels-last"
 
-# %% ../nbs/1_foundations/federated.ipynb #cbacf3ba
+# %% ../nbs/1_foundations/federated.ipynb #207ad54c
 def server_optimiser(
     w:Tensor, # (d,) weights, updated in place
     config:Config, # its server fields
@@ -205,6 +209,7 @@ def server_optimiser(
 
 SERVER_STATE = {"sgd": 0, "momentum": 1, "adam": 2} # vectors of optimiser state beside the weights
 
+# %% ../nbs/1_foundations/federated.ipynb #7c88b20d
 @torch.no_grad()
 def evaluate(
     model:nn.Sequential, # architecture
@@ -221,40 +226,46 @@ def evaluate(
         loss += float(F.cross_entropy(scores, labels, reduction="sum"))
     return 100 * right / len(y), loss / len(y)
 
-# %% ../nbs/1_foundations/federated.ipynb #664ebfd4
+# %% ../nbs/1_foundations/federated.ipynb #7839876f
 @dataclass
 class Ledger:
     "Bits of a run so far, both directions."
-    n_clients: int
+    n_clients: int # in the federation
     uplink_bits: int = 0 # payload and seeds, client to server
     downlink_bits: int = 0 # to every distinct client of a round
     header_bits: int = 0 # frames of the uplink messages, not in the two above
-    sent: list = field(default_factory=list) # content bits of all messages up to each round
+    sent: list = field(default_factory=lambda: [0]) # content bits of all messages before each round
     seen: list = None # round of each client's last visit, -1 before the first
     own: list = None # content bits of its own messages in that round
 
     def __post_init__(self):
-        self.sent = self.sent or [0]
         self.seen = self.seen or [-1] * self.n_clients
         self.own = self.own or [0] * self.n_clients
 
-    def download(self, client, t, model_bits, replay):
-        "Bits that bring one client up to round t. [dprec Alg. 5]"
-        first = self.seen[client] < 0
-        history = 32 if first else -self.own[client]
-        history += self.sent[t] - self.sent[max(self.seen[client], 0)]
-        return min(history, model_bits) if replay else model_bits
-
     def record(self, t, cohort, bits, model_bits, replay):
-        "Enter round t: everyone downloads, trains and sends."
+        "Enter round t: every distinct client downloads, every visit sends one message."
         for client in np.unique(cohort).tolist():
-            self.downlink_bits += self.download(client, t, model_bits, replay)
+            self.downlink_bits += download_bits(self, client, t, model_bits, replay)
             self.seen[client], self.own[client] = t, bits.content * int((cohort == client).sum())
         self.uplink_bits += bits.content * len(cohort)
         self.header_bits += bits.header * len(cohort)
         self.sent.append(self.sent[-1] + bits.content * len(cohort))
 
-# %% ../nbs/1_foundations/federated.ipynb #11a226b5
+# %% ../nbs/1_foundations/federated.ipynb #66b01c08
+def download_bits(
+    ledger:Ledger, # before round t
+    client:int, # who downloads
+    t:int, # current round
+    model_bits:int, # size of the model, with the server's optimiser state where messages are replayed
+    replay:bool, # whether messages can stand in for the model
+)->int: # the shorter of the two ways
+    "Bits that bring one client up to round t. [dprec Alg. 5]"
+    seen = ledger.seen[client]
+    extra = 32 if seen < 0 else -ledger.own[client]
+    history = ledger.sent[t] - ledger.sent[max(seen, 0)] + extra
+    return min(history, model_bits) if replay else model_bits
+
+# %% ../nbs/1_foundations/federated.ipynb #ffdd9b77
 @dataclass
 class Run:
     "State and outcome of a federated run."
@@ -292,23 +303,40 @@ def load_checkpoint(
                          "run without resume, or choose another folder")
     return state
 
-# %% ../nbs/1_foundations/federated.ipynb #d278960e
-def one_round(run, optimiser, model, federation, mechanism, config, seed, x, y, pool):
-    "Advance a run by one round; returns the mean training loss. [dprec Alg. 8]"
-    t = run.round
+# %% ../nbs/1_foundations/federated.ipynb #b9e362dd
+def train_cohort(
+    model:nn.Sequential, # architecture
+    w:Tensor, # (d,) weights of the server
+    federation:Federation, # data on the device of w
+    cohort:np.ndarray, # client numbers of this round
+    config:Config, # local settings
+    streams, # one stream a visit, for shuffling
+    pool, # executor; its size never changes the result
+)->tuple: # updates (n, d), mean training losses (n,)
+    "Local training of a round's clients, in chunks of fixed size."
+    if not len(cohort): return w.new_zeros(0, len(w)), w.new_zeros(1)
+    plan = batch_plan([federation.parts[c] for c in cohort], config.epochs, config.batch, streams)
+    engine, data = pick_engine(config.engine, len(w), w.device), federation.data
+    chunks = torch.from_numpy(plan).to(w.device).split(CHUNK[engine])
+    results = list(pool.map(lambda chunk: ENGINES[engine](model, w, data.x, data.y, chunk, config.lr), chunks))
+    return torch.cat([u for u, _ in results]), torch.cat([losses for _, losses in results])
+
+# %% ../nbs/1_foundations/federated.ipynb #c052e35d
+def one_round(
+    run:Run, # advanced in place
+    optimiser:torch.optim.Optimizer, # of the server, on run.w
+    model:nn.Sequential, federation:Federation, mechanism, config:Config, seed:int, # as in simulate
+    pool, # executor of local training
+)->float: # mean training loss of the cohort
+    "Advance a run by one round. [dprec Alg. 8]"
+    t, w = run.round, run.w.detach()
     cohort = sample_cohort(len(federation.parts), config.cohort, config.sampling, seed_tree(seed, "round", t, "sample"))
-    copies = [int((cohort[:i] == c).sum()) for i, c in enumerate(cohort)]
-    stream = lambda use: [seed_tree(seed, "round", t, "client", c, "copy", j, use) for c, j in zip(cohort, copies)]
-    plan = batch_plan([federation.parts[c] for c in cohort], config.epochs, config.batch, stream("batches"))
-    engine = pick_engine(config.engine, len(run.w), run.w.device)
-    chunks = torch.from_numpy(plan).to(run.w.device).split(CHUNK[engine]) if len(cohort) else []
-    w = run.w.detach()
-    results = list(pool.map(lambda chunk: ENGINES[engine](model, w, x, y, chunk, config.lr), chunks))
-    updates = torch.cat([u for u, _ in results]) if results else w.new_zeros(0, len(w))
-    losses = torch.cat([l for _, l in results]) if results else w.new_zeros(1)
+    visits = [(int(c), int((cohort[:i] == c).sum())) for i, c in enumerate(cohort)]
+    def streams(use): return [seed_tree(seed, "round", t, "client", c, "copy", j, use) for c, j in visits]
+    updates, losses = train_cohort(model, w, federation, cohort, config, streams("batches"), pool)
     if not (torch.isfinite(losses).all() and torch.isfinite(updates).all()):
         raise FloatingPointError(f"round {t}: a client's loss or update is nan or inf; lower lr (now {config.lr}) or server_lr (now {config.server_lr})")
-    estimates = mechanism.simulate(updates, stream("noise")) if len(cohort) else updates
+    estimates = mechanism.simulate(updates, streams("noise")) if visits else updates
     run.w.grad = -mechanism.aggregate(estimates, config.cohort, seed_tree(seed, "round", t, "server"))
     optimiser.step()
     model_bits = 32 * len(w) * (1 + (SERVER_STATE[config.server] if mechanism.replay else 0))
@@ -316,7 +344,7 @@ def one_round(run, optimiser, model, federation, mechanism, config, seed, x, y, 
     run.round += 1
     return float(losses.mean())
 
-# %% ../nbs/1_foundations/federated.ipynb #66b01c08
+# %% ../nbs/1_foundations/federated.ipynb #9f5094f6
 @contextmanager
 def _one_thread(device):
     before = torch.get_num_threads()
@@ -337,7 +365,33 @@ def _start(model, federation, mechanism, config, seed, device, checkpoint, resum
         run = Run(w, state["round"], state["finished"], Ledger(**state["ledger"]), state["history"], state["seconds"])
     return run, optimiser, fingerprint
 
-# %% ../nbs/1_foundations/federated.ipynb #ab7ccc65
+# %% ../nbs/1_foundations/federated.ipynb #9b0fe22b
+def _loop(run, config, step, report, save, max_seconds, save_every, progress):
+    started = saved = time.monotonic()
+    before, wanted = run.seconds, progress and os.environ.get("DPCOMM_PROGRESS") == "1"
+    bar = tqdm(total=config.rounds, initial=run.round, unit="round", disable=False if wanted else None if progress else True)
+    while run.round < config.rounds:
+        loss = step()
+        if run.round % config.eval_every == 0 or run.round == config.rounds: bar.set_postfix(report(loss))
+        bar.update()
+        now = time.monotonic()
+        run.finished, run.seconds = run.round == config.rounds, before + now - started
+        late = max_seconds is not None and now - started >= max_seconds
+        if save and (run.finished or late or now - saved >= save_every):
+            save()
+            saved = time.monotonic()
+        if late: break
+    bar.close()
+
+def _report(run, model, data, train_loss, guarantee):
+    accuracy, loss = evaluate(model, run.w.detach(), data.x_test, data.y_test)
+    eps, bits = guarantee(run.round).eps if guarantee else None, run.ledger
+    run.history.append({"round": run.round, "accuracy": accuracy, "loss": loss, "train_loss": train_loss, "eps": eps,
+                        "uplink_bits": bits.uplink_bits, "downlink_bits": bits.downlink_bits, "header_bits": bits.header_bits})
+    shown = {"acc": f"{accuracy:.1f}%", "MiB": f"{(bits.uplink_bits + bits.downlink_bits) / 2**23:.2f}"}
+    return shown | ({"eps": f"{eps:.2f}"} if eps is not None else {})
+
+# %% ../nbs/1_foundations/federated.ipynb #51394987
 def simulate(
     model:nn.Sequential, # with its initial weights
     federation:Federation, # data and clients
@@ -355,33 +409,14 @@ def simulate(
 )->Run: # finished, or stopped by max_seconds
     """Federated training with a private, compressed uplink. [dprec Alg. 8]
 
-    Contract: the result depends on (model, federation, mechanism, config, seed, device) alone, not on workers,
-    interruptions or client order. Raises FloatingPointError naming the round when training diverges."""
+    The result depends on (model, federation, mechanism, config, seed, device) alone, not on workers or
+    interruptions. Raises FloatingPointError naming the round when training diverges."""
     run, optimiser, fingerprint = _start(model, federation, mechanism, config, seed, device, checkpoint, resume)
-    started, saved, before = time.monotonic(), time.monotonic(), run.seconds
-    x, y, x_test, y_test = (t.to(device) for t in (federation.data.x, federation.data.y, federation.data.x_test, federation.data.y_test))
-    bar = tqdm(total=config.rounds, initial=run.round, unit="round", disable=None if progress else True)
-    with bar, _one_thread(device), ThreadPoolExecutor(workers) as pool:
-        while run.round < config.rounds:
-            train_loss = one_round(run, optimiser, model, federation, mechanism, config, seed, x, y, pool)
-            if run.round % config.eval_every == 0 or run.round == config.rounds:
-                run.history.append(_entry(run, model, x_test, y_test, train_loss, guarantee))
-                bar.set_postfix(_postfix(run.history[-1]))
-            bar.update()
-            run.finished, run.seconds = run.round == config.rounds, before + time.monotonic() - started
-            late = max_seconds is not None and time.monotonic() - started >= max_seconds
-            if checkpoint and (run.finished or late or time.monotonic() - saved >= save_every):
-                save_checkpoint(checkpoint, run, optimiser, fingerprint)
-                saved = time.monotonic()
-            if late: break
+    moved = {name: getattr(federation.data, name).to(device) for name in ("x", "y", "x_test", "y_test")}
+    federation = replace(federation, data=replace(federation.data, **moved))
+    save = partial(save_checkpoint, checkpoint, run, optimiser, fingerprint) if checkpoint else None
+    report = partial(_report, run, model, federation.data, guarantee=guarantee)
+    with _one_thread(device), ThreadPoolExecutor(workers) as pool:
+        step = partial(one_round, run, optimiser, model, federation, mechanism, config, seed, pool)
+        _loop(run, config, step, report, save, max_seconds, save_every, progress)
     return run
-
-def _entry(run, model, x_test, y_test, train_loss, guarantee):
-    accuracy, loss = evaluate(model, run.w.detach(), x_test, y_test)
-    return {"round": run.round, "accuracy": accuracy, "loss": loss, "train_loss": train_loss,
-            "eps": guarantee(run.round).eps if guarantee else None, "uplink_bits": run.ledger.uplink_bits,
-            "downlink_bits": run.ledger.downlink_bits, "header_bits": run.ledger.header_bits}
-
-def _postfix(entry):
-    shown = {"acc": f"{entry['accuracy']:.1f}%", "MiB": f"{(entry['uplink_bits'] + entry['downlink_bits']) / 2**23:.2f}"}
-    return shown | ({"eps": f"{entry['eps']:.2f}"} if entry["eps"] is not None else {})

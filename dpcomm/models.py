@@ -22,7 +22,10 @@ def _cnn():
         nn.Conv2d(1, 32, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(32, 64, 5), nn.MaxPool2d(2), nn.ReLU(),
         nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10))
 
-MODELS = {"lenet5": (_lenet5, 61_706), "cnn": (_cnn, 582_026)} # name -> (builder, parameters)
+def _linear():
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+
+MODELS = {"linear": (_linear, 7_850), "lenet5": (_lenet5, 61_706), "cnn": (_cnn, 582_026)} # name -> (builder, parameters)
 
 # %% ../nbs/1_foundations/models.ipynb #b8616181
 def initialise(

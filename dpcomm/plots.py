@@ -224,6 +224,7 @@ def blank(ax=None, # matplotlib axes, or None for a new figure
     if ax is not None: return ax.figure, ax
     return plt.subplots()
 
+# %% ../nbs/1_foundations/plots.ipynb #9d9ca061
 def dress(ax, # matplotlib axes
           xlabel:str, # quantity and unit, not empty
           ylabel:str, # quantity and unit, not empty
@@ -240,7 +241,7 @@ def dress(ax, # matplotlib axes
     if "y" in log: ax.set_yscale("log")
     if legend: ax.legend()
 
-# %% ../nbs/1_foundations/plots.ipynb #9d9ca061
+# %% ../nbs/1_foundations/plots.ipynb #151d5c43
 def curve(lines:list, # what `series` returned, one per legend line
           xlabel:str, # quantity and unit
           ylabel:str, # quantity and unit
@@ -258,7 +259,7 @@ def curve(lines:list, # what `series` returned, one per legend line
         dress(ax, xlabel, ylabel, title, log)
     return fig, rows_of(lines)
 
-# %% ../nbs/1_foundations/plots.ipynb #16fad43c
+# %% ../nbs/1_foundations/plots.ipynb #2ee29cde
 def undominated(rows:list, # dicts with x (cost) and y
                 better:str="higher", # which y is better, 'higher' or 'lower'
                )->list: # the same rows, cheapest first, that no other beats on both axes
@@ -269,7 +270,7 @@ def undominated(rows:list, # dicts with x (cost) and y
         if sign * row["y"] > best: best, front = sign * row["y"], [*front, row]
     return front
 
-# %% ../nbs/1_foundations/plots.ipynb #2ee29cde
+# %% ../nbs/1_foundations/plots.ipynb #86181e24
 def frontier(lines:list, # what `series` returned; x is the cost
              xlabel:str, # cost and its unit
              ylabel:str, # quality and its unit
@@ -290,7 +291,7 @@ def frontier(lines:list, # what `series` returned; x is the cost
         dress(ax, xlabel, ylabel, title, log)
     return fig, [dict(r, front=r in front) for r in rows]
 
-# %% ../nbs/1_foundations/plots.ipynb #9db411a1
+# %% ../nbs/1_foundations/plots.ipynb #15d37d81
 def bars(lines:list, # what `series` returned; x are group names
          xlabel:str, # what the groups are
          ylabel:str, # quantity and unit
@@ -314,7 +315,7 @@ def bars(lines:list, # what `series` returned; x are group names
         ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return fig, rows_of(lines)
 
-# %% ../nbs/1_foundations/plots.ipynb #85dd1532
+# %% ../nbs/1_foundations/plots.ipynb #e14cc8ed
 def heat(values, # numbers, (n_rows, n_columns)
          x, # names of the columns
          y, # names of the rows
@@ -337,7 +338,7 @@ def heat(values, # numbers, (n_rows, n_columns)
         dress(ax, xlabel, ylabel, title, legend=False)
     return fig, [dict(x=a, y=b, value=float(values[j, i])) for j, b in enumerate(y) for i, a in enumerate(x)]
 
-# %% ../nbs/1_foundations/plots.ipynb #b9ea120d
+# %% ../nbs/1_foundations/plots.ipynb #27cc63c3
 def binned(a, # first sample, (n,)
            b, # second sample, (m,)
            bins:int=40, # common bins, >= 2
@@ -350,7 +351,7 @@ def binned(a, # first sample, (n,)
     edges = np.histogram_bin_edges(np.concatenate([a, b]), bins)
     return edges, *(np.histogram(v, edges, density=True)[0] for v in (a, b))
 
-# %% ../nbs/1_foundations/plots.ipynb #27cc63c3
+# %% ../nbs/1_foundations/plots.ipynb #3da2937c
 def hist2(a, # first sample, (n,), drawn filled
           b, # second sample, (m,), drawn as an outline
           labels:tuple, # their names in the legend

@@ -33,7 +33,7 @@ def kinds(kind, # a type or several
     "Names of the allowed types. [dpcomm schema 1]"
     return " or ".join({"NoneType": "null"}.get(k.__name__, k.__name__) for k in (kind if isinstance(kind, tuple) else (kind,)))
 
-# %% ../nbs/1_foundations/results.ipynb #f1f935c8
+# %% ../nbs/1_foundations/results.ipynb #e303d047
 def fits(value, # what the JSON holds
          schema:dict, # field -> type or types
          at:str, # where, for the message
@@ -48,7 +48,7 @@ def fits(value, # what the JSON holds
     for name in value if not more else ():
         if name not in schema: raise papers.refuse(f"{at}: field", name, schema)
 
-# %% ../nbs/1_foundations/results.ipynb #37b5ff95
+# %% ../nbs/1_foundations/results.ipynb #e7daacf0
 def finite(value, # anything JSON can hold
            at:str="result", # where, for the message
           )->None: # or ValueError
@@ -64,7 +64,7 @@ def finite(value, # anything JSON can hold
     elif not isinstance(value, (str, int, type(None))):
         raise ValueError(f"{at} is a {type(value).__name__}, allowed plain JSON; convert with .item(), .tolist() or dict()")
 
-# %% ../nbs/1_foundations/results.ipynb #eab648ad
+# %% ../nbs/1_foundations/results.ipynb #704d5c57
 def check_result(result:dict, # to be written, or as read
                  root:Path=None, # folder of the papers' TOML files, default the package's
                 )->dict: # the same result
@@ -84,7 +84,7 @@ def check_result(result:dict, # to be written, or as read
             raise ValueError(f"result.cells.{key}.values={cell['values']!r:.60}, allowed one finite number per seed; leave out what was not run")
     return result
 
-# %% ../nbs/1_foundations/results.ipynb #13f97679
+# %% ../nbs/1_foundations/results.ipynb #ebfefc84
 def write_result(path:Path, # <experiment>.<scale>.json, its folder is made
                  result:dict, # schema 1
                  root:Path=None, # folder of the papers' TOML files, default the package's
@@ -104,7 +104,7 @@ def write_result(path:Path, # <experiment>.<scale>.json, its folder is made
     finally: Path(part).unlink(missing_ok=True)
     return path
 
-# %% ../nbs/1_foundations/results.ipynb #bc34cdea
+# %% ../nbs/1_foundations/results.ipynb #5423a205
 def load_result(path:Path, # JSON file
                 root:Path=None, # folder of the papers' TOML files, default the package's
                )->dict: # schema 1
@@ -123,7 +123,7 @@ def load_results(paper:str, # id
     found = sorted(Path(root or papers.assets("results")).glob(f"{paper}/*.json"))
     return tuple(r for r in (load_result(path, papers_root) for path in found) if scale in (None, r["scale"]))
 
-# %% ../nbs/1_foundations/results.ipynb #cb0b0c0d
+# %% ../nbs/1_foundations/results.ipynb #853eb07c
 @dataclass(frozen=True)
 class Summary:
     "A mean over seeds. [dpcomm house style]"
@@ -145,7 +145,7 @@ def cell_summary(values, # one finite number per seed
     half = float(stdtrit(v.size - 1, .975)) * se
     return Summary(float(v.mean()), se, float(v.mean()) - half, float(v.mean()) + half, v.size, unit)
 
-# %% ../nbs/1_foundations/results.ipynb #421fb575
+# %% ../nbs/1_foundations/results.ipynb #47d8ffcd
 VERDICTS = {"match": "●", "near": "◐", "below": "▼", "above": "▲", "order holds": "✓", "order fails": "✗", "not comparable": "≠", "not run": "○"}
 
 def inside(gap:float, # absolute difference, >= 0
@@ -168,7 +168,7 @@ def verdict(cell:papers.Cell, # the paper's number
     if inside(abs(gap), 2 * cell.tol): return "near"
     return "above" if (gap > 0) == (cell.better != "lower") else "below"
 
-# %% ../nbs/1_foundations/results.ipynb #12bc3557
+# %% ../nbs/1_foundations/results.ipynb #8546a44e
 @dataclass(frozen=True)
 class Table:
     "Rows of text under a header, with numbered notes below. [dpcomm house style]"
@@ -195,7 +195,7 @@ def as_text(t:Table, # to print
     lines.insert(1, "  ".join("-" * w for w in width))
     return "\n".join([*([t.title] if t.title else []), *lines, *(f"[{i}] {note}" for i, note in enumerate(t.notes, 1))])
 
-# %% ../nbs/1_foundations/results.ipynb #ea99e3a2
+# %% ../nbs/1_foundations/results.ipynb #097fd59d
 def as_markdown(t:Table, # to print
                )->str: # a pipe table
     "A table for Markdown. [GFM 4.10]"
@@ -219,7 +219,7 @@ def as_html(t:Table, # to print
     notes = "<ol>" + "".join(f"<li>{html.escape(n)}</li>" for n in t.notes) + "</ol>" if t.notes else ""
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>{notes}"
 
-# %% ../nbs/1_foundations/results.ipynb #3a1892d7
+# %% ../nbs/1_foundations/results.ipynb #0e2956eb
 SORT = ("var c=this.cellIndex,b=this.closest('table').tBodies[0],s=this.dataset.s=this.dataset.s=='1'?'-1':'1',"
         "v=function(r){return r.cells[c].innerText};Array.from(b.rows).sort(function(x,y)"
         "{return s*v(x).localeCompare(v(y),undefined,{numeric:true})}).forEach(function(r){b.appendChild(r)})")
@@ -232,7 +232,7 @@ def browse(table:str, # what `as_html` returned
     heads = table.replace("<th>", f'<th style="cursor:pointer" onclick="{SORT}">')
     return f'<div><input placeholder="filter: paper, table, verdict ..." oninput="{FIND}">{heads}</div>'
 
-# %% ../nbs/1_foundations/results.ipynb #8b27047f
+# %% ../nbs/1_foundations/results.ipynb #0982eb22
 def ours_by_key(results:tuple, # full-scale results of one paper
                )->dict: # key -> (Summary, experiment result)
     "Our cells, each with the run it came from. [dpcomm schema 1]"
@@ -256,7 +256,7 @@ def ours_of(cell:papers.Cell, # the paper's number
     se = None if a.se is None or b.se is None else math.hypot(a.se, b.se)
     return Summary(a.mean - b.mean, se, None, None, n, cell.unit), run
 
-# %% ../nbs/1_foundations/results.ipynb #73ea3a12
+# %% ../nbs/1_foundations/results.ipynb #b3684990
 HEADER = ("key", "paper (+/- s.e.)", "ours (+/- s.e., n)", "delta", "verdict", "link")
 
 def number(value:float, # mean, difference or standard error
@@ -282,7 +282,7 @@ def reason(cell:papers.Cell, # the paper's number
     fits = [(p, text) for p, text in paper.not_run if cell.key.startswith(p)]
     return max(fits, key=lambda f: len(f[0]))[1] if fits else "no full-scale result committed"
 
-# %% ../nbs/1_foundations/results.ipynb #b0e3fb56
+# %% ../nbs/1_foundations/results.ipynb #227a583d
 def seeds(s:Summary, # ours
           run:dict, # the result it came from
          )->str: # 'n = 2' or 'n = 2 of 4 planned'
@@ -301,13 +301,13 @@ def row_of(cell:papers.Cell, # the paper's number
     got = ours_of(cell, found)
     if got is None: return cell.key, printed(cell), reason(cell, paper, small), "", "not run", ""
     s, run = got
-    spread = "" if not s.se else f" +/- {number(s.se, cell)}"
+    spread = "" if not s.se else f" +/- {number(s.se, cell)}" if float(number(s.se, cell).replace(",", "")) else f" +/- {s.se:.0e}"
     delta = "" if cell.kind == "ordering" and not cell.bound else f"{'+' if s.mean >= cell.value else '-'}{number(abs(s.mean - cell.value), cell)}"
     word = verdict(cell, s)
     link = f"[{run['experiment']}]({base}/4_experiments/{run['experiment']}.ipynb)"
     return cell.key, printed(cell), f"{number(s.mean, cell)}{spread} ({seeds(s, run)})", delta, word, link
 
-# %% ../nbs/1_foundations/results.ipynb #1c2fd8ea
+# %% ../nbs/1_foundations/results.ipynb #a00f679a
 def verdict_table(paper:str, # id
                   table:str=None, # e.g. 'table1'; None for all
                   root:Path=None, # folder of results, default the committed ones
@@ -327,7 +327,7 @@ def verdict_table(paper:str, # id
         rows.append((key, text, ours, delta, f"{VERDICTS[word.split(' [')[0]]} {word}", link))
     return Table(HEADER, tuple(rows), f"{paper}, {table or 'all tables'}: below is worse than the paper, above is better", tuple(notes))
 
-# %% ../nbs/1_foundations/results.ipynb #1dbcd07b
+# %% ../nbs/1_foundations/results.ipynb #57dda34a
 def matrix(root:Path=None, # folder of results, default the committed ones
            base:str="nbs", # folder of the notebooks, as seen from where the table is shown
           )->Table: # papers x tables, counts of verdicts
@@ -341,7 +341,7 @@ def matrix(root:Path=None, # folder of results, default the committed ones
     rows = tuple((f"[{p}]({base}/2_papers/{p}.ipynb)", *(counts.get((p, c), "") for c in claims)) for p in papers.papers())
     return Table(("paper", *claims), rows, "", (", ".join(f"{s} {word}" for word, s in VERDICTS.items()),))
 
-# %% ../nbs/1_foundations/results.ipynb #c81f1a76
+# %% ../nbs/1_foundations/results.ipynb #0ed0cb6c
 PACKAGES = ("dpcomm", "torch", "torchvision", "numpy", "scipy", "matplotlib", "seaborn", "scikit-learn", "tqdm", "papermill", "dp-accounting")
 
 def version_of(name:str, # distribution
@@ -353,7 +353,7 @@ def version_of(name:str, # distribution
 def git(*words:str, # arguments of git
        )->str: # its output, or None where there is no checkout or no git
     "Ask git about the checkout that holds this package. [git-scm.com]"
-    top = papers.assets("results").parents[1]
+    top = papers.assets("results").parents[2]
     if not (top / ".git").exists(): return None
     try: return subprocess.run(["git", "-C", str(top), *words], capture_output=True, text=True, check=True, timeout=30).stdout.strip()
     except (OSError, subprocess.SubprocessError): return None

@@ -44,11 +44,7 @@ class Gaussian:
         mean = mean_over_cohort(estimates, cohort)
         return mean if self.local else mean + self.std / cohort * normal(mean.shape, rng, mean.device)
 
-    def moments(self, u):
-        "Bias and variance of a decoded row."
-        clipped = self.clip(u)
-        return clipped - u, torch.full_like(u, self.std**2 if self.local else 0.0)
-
+    def moments(self, u): return self.clip(u) - u, torch.full_like(u, self.std**2 if self.local else 0.0)
     def guarantee(self, **release): return guarantee(self, **release)
     @property
     def std(self): return self.sigma * self.clip_norm

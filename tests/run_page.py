@@ -1,0 +1,44 @@
+"Run one page with nbdev's own test runner and write what its cells print: `python run_page.py PAGE OUT`."
+import json
+import sys
+from pathlib import Path
+
+import nbdev.test
+from nbdev.config import get_config
+
+root, page, out = Path(__file__).resolve().parents[1], Path(sys.argv[1]).resolve(), Path(sys.argv[2])
+processed = []
+
+
+class Kept(nbdev.test.NBProcessor):
+    "The runner's own processor; remembers the notebook and forgets the stored outputs."
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        processed.append(self.nb)
+        self.stored = [cell.get("outputs", []) for cell in self.nb.cells]
+        for cell in self.nb.cells:
+            if cell.cell_type == "code":
+                cell.outputs = []
+        self.nb.stored_outputs = self.stored
+
+
+nbdev.test.NBProcessor = Kept
+skip = set(get_config(path=root).tst_flags.split())
+passed, seconds = nbdev.test.test_nb(page, skip_flags=skip, basepath=root)
+notebook = processed[0]
+
+
+def skipped(cell):
+    "The flag that keeps a cell from running, if any."
+    directives = getattr(cell, "directives_", None) or {}
+    flags = sorted(skip & set(directives))
+    off = (directives.get("eval:") or [""])[0].lower() == "false"
+    return flags[0] if flags else "eval: false" if off else None
+
+
+cells = [dict(source=cell.source, tags=cell.metadata.get("tags", []), skipped=skipped(cell), stored=stored,
+              fresh=cell.get("outputs", [])) for cell, stored in zip(notebook.cells, notebook.stored_outputs)
+         if cell.cell_type == "code"]
+out.write_text(json.dumps(dict(passed=bool(passed), seconds=seconds, cells=cells), default=str))
+sys.exit(0 if passed else 1)

@@ -1,0 +1,378 @@
+"""The contract, checked for every mechanism of the registry.
+
+A new mechanism needs one entry in CASES; without it these tests fail. Each statistical test has false-alarm rate 1e-6, split over
+its comparisons, and fixed seeds."""
+import dataclasses
+import functools
+import math
+import struct
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from laws import ALARM, radius, same_law
+
+from dpcomm import wire
+from dpcomm.accounting import Guarantee
+from dpcomm.core import seed_tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    "How to build one variant of a mechanism, and what to ask of it."
+    make: Callable  # d -> mechanism
+    others: tuple  # d -> mechanism, each with one parameter changed: their messages must be refused
+    release: dict  # arguments of a guarantee that can be given
+    refused: tuple  # arguments, merged into release, of guarantees that cannot
+    bad: tuple  # constructor arguments, merged into those of make(3), that are out of range
+
+
+def variants(name: str, cases: dict, release: dict, refused: tuple, bad: tuple) -> dict:
+    "Cases of one mechanism from constructor parameters, each a function of d, and the changes that make another mechanism of it."
+    build = lambda parameters, change: lambda d: wire.mechanism(name, **(parameters(d) | change))
+    return {label: Case(build(parameters, {}), tuple(build(parameters, change) for change in changes), release, refused,
+                        tuple((parameters(3) | change, change) for change in bad))
+            for label, (parameters, changes) in cases.items()}
+
+
+def halves(d: int) -> tuple:
+    "Two groups where there is more than one entry."
+    return (d - d // 2, d // 2) if d > 1 else (1,)
+
+
+NUMBERS = (0.0, -1.0, math.nan, math.inf)
+CASES = {
+    "gaussian": variants(
+        "gaussian",
+        {"central": (lambda d: dict(clip_norm=1.0, sigma=0.7), (dict(clip_norm=1.1), dict(sigma=0.71), dict(local=True))),
+         "local": (lambda d: dict(clip_norm=1.0, sigma=0.7, local=True), (dict(clip_norm=1.1), dict(sigma=0.71), dict(local=False)))},
+        release=dict(rounds=3, delta=1e-5),
+        refused=(dict(sampling="fixed", n_clients=100, cohort=10), dict(sampling="poisson"), dict(sampling="nobody"), dict(accountant="magic"),
+                 dict(delta=0.0), dict(rounds=0)),
+        bad=tuple({name: value} for name in ("clip_norm", "sigma") for value in NUMBERS)),
+    "rec": variants(
+        "rec",
+        {"one group": (lambda d: dict(clip_norm=1.0, std=0.6, index_bits=3), (dict(clip_norm=1.1), dict(std=0.61), dict(index_bits=4))),
+         "two groups": (lambda d: dict(clip_norm=1.0, std=0.6, index_bits=2, groups=halves(d)), (dict(std=0.61), dict(index_bits=3), dict(groups=None)))},
+        release=dict(rounds=3, delta=1e-3, n_clients=100, cohort=10),
+        refused=(dict(sampling="poisson"), dict(sampling="fixed"), dict(accountant="theorem1-neurips"), dict(delta=1.0), dict(rounds=0),
+                 dict(n_clients=1), dict(cohort=0)),
+        bad=(*({name: value} for name in ("clip_norm", "std") for value in NUMBERS),
+             *(dict(index_bits=b) for b in (0, 25, 2.0)), dict(groups=(2, 0, 1)))),
+}
+NAMES = wire.registered()
+ALL = [pytest.param(case, id=f"{name}, {label}") for name in NAMES for label, case in CASES.get(name, {}).items()]
+each = pytest.mark.parametrize("case", ALL)
+SIZES = [1, 2, 3, 7, 64, 100]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_registered_mechanism_is_put_to_the_test(name):
+    assert CASES.get(name), f"{name} is registered but has no entry in CASES: add its parameters there"
+    assert {case.make(3).name for case in CASES[name].values()} == {name}
+
+
+def vector(d: int, norm: float, *path) -> torch.Tensor:
+    "A float32 vector of the given norm and a random direction."
+    u = seed_tree(0, "vector", d, *path).standard_normal(d)
+    return torch.from_numpy((norm * u / np.linalg.norm(u)).astype(np.float32))
+
+
+def inputs(d: int, clip: float = 1.0) -> dict:
+    return {"zero": torch.zeros(d), "one-hot": torch.eye(d)[d // 2] * 0.5 * clip, "inside": vector(d, 0.6 * clip),
+            "boundary": vector(d, clip), "clipped": vector(d, 5 * clip), "tiny": torch.full((d,), 1e-30), "huge": vector(d, 1e30)}
+
+
+
+def streams(n: int, *path) -> list:
+    return [seed_tree(0, "row", *path, i) for i in range(n)]
+
+
+def round_trip(mechanism, u: torch.Tensor, key: int) -> torch.Tensor:
+    return mechanism.decode(wire.Message.from_bytes(mechanism.encode(u, key).to_bytes()))
+
+
+@functools.cache
+def is_random(mechanism, d: int) -> bool:
+    "Whether the declared variance of a decoded row is above zero."
+    return bool(mechanism.moments(vector(1, 0.8).expand(1, d) / d)[1].max() > 0)
+
+
+# ---- the form of the contract
+
+@each
+def test_the_contract_is_signed(case):
+    mechanism = case.make(5)
+    for method in ("clip", "encode", "decode", "simulate", "aggregate", "bits", "guarantee", "moments"):
+        assert callable(getattr(mechanism, method)), f"{method} is missing"
+    assert isinstance(mechanism.replay, bool) and mechanism.name in NAMES
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        mechanism.clip_norm = 3.0
+    assert mechanism == case.make(5) and all(mechanism != other(5) for other in case.others)
+
+
+@each
+@pytest.mark.parametrize("d", SIZES)
+def test_shapes_and_types(case, d):
+    mechanism = case.make(d)
+    rows = torch.stack(list(inputs(d).values()))
+    before = rows.clone()
+    estimates = mechanism.simulate(rows, streams(len(rows)))
+    bias, variance = mechanism.moments(rows[::3])
+    assert estimates.shape == mechanism.clip(rows).shape == rows.shape and bias.shape == variance.shape == rows[::3].shape
+    assert estimates.dtype == mechanism.clip(rows).dtype == torch.float32
+    assert mechanism.aggregate(estimates, 7, seed_tree(0)).shape == (d,)
+    for row in rows:
+        decoded = round_trip(mechanism, row, 3)
+        assert decoded.shape == (d,) and decoded.dtype == torch.float32 and torch.isfinite(decoded).all()
+    assert torch.isfinite(estimates).all() and torch.isfinite(variance).all() and (variance >= 0).all()
+    assert torch.equal(rows, before), "the argument was changed"
+
+
+@each
+@pytest.mark.parametrize("d", SIZES)
+def test_clipping_bounds_the_norm(case, d):
+    mechanism = case.make(d)
+    for kind, u in inputs(d, mechanism.clip_norm).items():
+        clipped = mechanism.clip(u[None])[0].double()
+        assert clipped.norm() <= mechanism.clip_norm * (1 + 1e-6), kind
+        if kind in ("zero", "one-hot", "inside", "tiny"):
+            assert torch.equal(clipped.float(), u), kind
+
+
+@each
+@pytest.mark.parametrize("d", SIZES)
+def test_measured_bits_are_declared_bits(case, d):
+    mechanism = case.make(d)
+    declared = mechanism.bits(d)
+    for i, u in enumerate(inputs(d).values()):
+        message = mechanism.encode(u, i)
+        assert 8 * len(message.to_bytes()) == 8 * message.nbytes == declared.total
+        assert 8 * len(message.payload) == declared.content
+        assert declared.header == wire.header_bits(mechanism.name)
+    assert declared.total == declared.payload + declared.header + declared.shared_randomness
+    assert declared.per_param == declared.total / d
+
+
+# ---- randomness
+
+@each
+def test_the_key_alone_decides_the_message(case):
+    mechanism, u = case.make(7), vector(7, 0.8)
+    messages = {key: mechanism.encode(u, key).to_bytes() for key in (0, 1, 2, 2**31, 2**63, 2**100)}
+    torch.rand(3), np.random.rand(3)
+    assert messages == {key: mechanism.encode(u, key).to_bytes() for key in reversed(messages)}
+    assert len(set(messages.values())) == (len(messages) if is_random(mechanism, len(u)) else 1)
+    for data in messages.values():
+        first, again = (mechanism.decode(wire.Message.from_bytes(data)) for _ in range(2))
+        assert torch.equal(first, again)
+
+
+@each
+@pytest.mark.parametrize("d", SIZES)
+def test_a_batch_is_its_rows(case, d):
+    mechanism = case.make(d)
+    rows = torch.stack(list(inputs(d).values()))
+    batch = mechanism.simulate(rows, streams(len(rows)))
+    alone = torch.cat([mechanism.simulate(row[None], [stream]) for row, stream in zip(rows, streams(len(rows)))])
+    torch.testing.assert_close(batch, alone, rtol=1e-5, atol=1e-6)
+
+
+@each
+def test_moments_of_a_batch_are_those_of_its_rows(case):
+    mechanism, rows = case.make(7), torch.stack(list(inputs(7).values()))[[0, 2, 4]]
+    for whole, parts in zip(mechanism.moments(rows), zip(*(mechanism.moments(row[None]) for row in rows))):
+        torch.testing.assert_close(whole, torch.cat(parts), rtol=1e-6, atol=1e-9)
+
+
+@each
+def test_the_order_of_clients_changes_nothing(case):
+    mechanism, order = case.make(7), [4, 2, 6, 0, 3, 5, 1]
+    rows = torch.stack(list(inputs(7).values()))
+    straight = mechanism.simulate(rows, streams(7))
+    shuffled = mechanism.simulate(rows[order], [streams(7)[i] for i in order])
+    torch.testing.assert_close(shuffled, straight[order], rtol=1e-5, atol=1e-6)
+    averages = [mechanism.aggregate(e, 7, seed_tree(0, "server")) for e in (straight, straight[order])]
+    torch.testing.assert_close(*averages, rtol=1e-5, atol=1e-6)
+
+
+@each
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_as_many_streams_as_rows(case, n):
+    "One stream for three clients would give them the same noise by broadcasting."
+    mechanism = case.make(4)
+    if is_random(mechanism, 4):
+        with pytest.raises(ValueError):
+            mechanism.simulate(torch.stack([vector(4, 0.5, i) for i in range(3)]), streams(n))
+
+
+@each
+def test_one_stream_for_the_whole_cohort_gives_every_row_its_own_noise(case):
+    mechanism, u = case.make(7), vector(7, 0.8)
+    rows = mechanism.simulate(u.repeat(5, 1), seed_tree(0))
+    assert len({tuple(row.tolist()) for row in rows}) == (5 if is_random(mechanism, len(u)) else 1)
+
+
+@each
+def test_the_aggregate_is_the_mean_over_the_expected_cohort(case):
+    "Up to the server's noise, which must not touch an aggregate that clients replay from messages."
+    mechanism, estimates = case.make(6), torch.stack([vector(6, 0.5, i) for i in range(4)])
+    draw = lambda e, i: mechanism.aggregate(e, 5, seed_tree(0, "server", i))
+    if mechanism.replay:
+        assert torch.equal(draw(estimates, 0), draw(estimates, 1))
+    for i in range(3):
+        difference = draw(estimates, i) - draw(estimates[:0], i)
+        torch.testing.assert_close(difference, estimates.sum(0) / 5, rtol=1e-5, atol=1e-5)
+    assert not torch.isnan(draw(estimates[:0], 0)).any(), "an empty cohort"
+
+
+# ---- laws
+
+@each
+@pytest.mark.parametrize("d, kind", [(1, "boundary"), (1, "clipped"), *((6, kind) for kind in ("zero", "one-hot", "inside", "boundary", "clipped"))])
+def test_declared_bias_and_variance(case, kind, d):
+    "12,000 simulated rows against the closed forms, every entry; central-limit radii with the fourth moment measured."
+    mechanism, n = case.make(d), 12_000
+    u = inputs(d, mechanism.clip_norm)[kind]
+    bias, variance = (m[0].double().numpy() for m in mechanism.moments(u[None]))
+    error = (mechanism.simulate(u.expand(n, d), seed_tree(0, "moments", kind, d)).double() - u.double()).numpy() - bias
+    if not variance.any():
+        np.testing.assert_allclose(error, 0, atol=1e-6)
+        return
+    assert (np.abs(error.mean(0)) <= radius(np.sqrt(variance), n, 2 * d)).all()
+    square = error**2
+    assert (np.abs(square.mean(0) - variance) <= radius(square.std(0), n, 2 * d)).all()
+
+
+@each
+@pytest.mark.parametrize("d, kind", [(1, "boundary"), (5, "zero"), (5, "inside"), (5, "clipped")])
+def test_messages_and_simulation_have_one_law(case, kind, d):
+    "Kolmogorov-Smirnov on 1,500 messages and 9,000 simulated rows: along u, across u, each half of it, the squared norm."
+    mechanism, n = case.make(d), 1500
+    u = inputs(d, mechanism.clip_norm)[kind]
+    sent = torch.stack([round_trip(mechanism, u, key) for key in range(n)]).double().numpy()
+    drawn = mechanism.simulate(u.expand(6 * n, d), seed_tree(0, "laws", kind, d)).double().numpy()
+    if not is_random(mechanism, len(u)):
+        assert np.array_equal(sent[0], drawn[0]) and (np.ptp(sent, axis=0) == 0).all() and (np.ptp(drawn, axis=0) == 0).all()
+        return
+    looks = directions(u.numpy()) + [lambda x: (x**2).sum(1)]
+    p_values = [same_law(look(sent), look(drawn)) for look in looks]
+    assert min(p_values) > ALARM / len(looks), p_values
+
+
+def directions(u: np.ndarray) -> list:
+    "Projections on u, on its halves, and on a direction orthogonal to u."
+    d = len(u)
+    along = u if u.any() else np.ones(d)
+    along = along / np.linalg.norm(along)
+    across = seed_tree(1, d).standard_normal(d)
+    across -= along * (along @ across)
+    axes = [along] + ([across, *np.split(along, [d - d // 2])] if d > 1 else [])
+    axes = [np.pad(a, (0, d - len(a)) if i < 3 else (d - len(a), 0)) for i, a in enumerate(axes)]
+    return [lambda x, a=a / np.linalg.norm(a): x @ a for a in axes]
+
+
+# ---- refusals
+
+@each
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_refused(case, bad):
+    mechanism, u = case.make(4), torch.tensor([0.1, bad, 0.0, 0.2])
+    for call in (lambda: mechanism.encode(u, 0), lambda: mechanism.simulate(torch.stack([u * 0, u]), seed_tree(0)),
+                 lambda: mechanism.clip(u[None]), lambda: mechanism.moments(u[None])):
+        with pytest.raises(ValueError, match="nan or inf"):
+            call()
+
+
+@each
+def test_constructor_arguments_out_of_range_are_refused_by_name(case):
+    cls = type(case.make(3))
+    for parameters, change in case.bad:
+        (name, value), = change.items()
+        with pytest.raises(ValueError, match=f"{name} is"):
+            cls(**parameters)
+            pytest.fail(f"{name}={value!r} was accepted")
+
+
+@each
+def test_damaged_messages_are_refused(case):
+    mechanism = case.make(7)
+    data = mechanism.encode(vector(7, 0.8), 0).to_bytes()
+    damaged = [data[:n] for n in range(len(data))] + [data + b"\0"]
+    damaged += [data[:i] + bytes([data[i] ^ flip]) + data[i + 1:] for i in range(len(data)) for flip in (1, 128, 255)]
+    for wrong in damaged:
+        with pytest.raises(ValueError):
+            mechanism.decode(wire.Message.from_bytes(wrong))
+
+
+@each
+def test_payloads_of_the_wrong_length_are_refused(case):
+    "Framed and summed correctly, so that only the mechanism can notice."
+    mechanism = case.make(7)
+    message = mechanism.encode(vector(7, 0.8), 0)
+    for payload in (message.payload[:-1], message.payload + b"\0", b"", message.payload[:3]):
+        with pytest.raises(ValueError):
+            mechanism.decode(dataclasses.replace(message, payload=payload))
+
+
+@each
+def test_another_version_is_refused(case):
+    mechanism = case.make(7)
+    body = bytearray(mechanism.encode(vector(7, 0.8), 0).to_bytes()[:-4])
+    body[2] += 1
+    with pytest.raises(ValueError, match="version 2"):
+        mechanism.decode(wire.Message.from_bytes(bytes(body) + struct.pack("<I", zlib.crc32(body))))
+
+
+@each
+def test_messages_of_other_parameters_are_refused_both_ways(case):
+    mechanism, u = case.make(7), vector(7, 0.8)
+    for other in (make(7) for make in case.others):
+        for sender, receiver in ((mechanism, other), (other, mechanism)):
+            with pytest.raises(ValueError, match="sender's parameters"):
+                receiver.decode(sender.encode(u, 0))
+
+
+@each
+def test_messages_of_every_other_mechanism_are_refused(case):
+    mechanism = case.make(7)
+    for name in NAMES:
+        for other in CASES.get(name, {}).values():
+            if name != mechanism.name:
+                with pytest.raises(ValueError):
+                    mechanism.decode(other.make(7).encode(vector(7, 0.8), 0))
+
+
+@each
+def test_equal_mechanisms_read_each_other(case):
+    "However the same number was written: 1, 1.0, numpy's 1.0."
+    mechanism, u = case.make(7), vector(7, 0.8)
+    whole = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(mechanism)}
+    for number in (int, np.float64, np.float32):
+        twin = type(mechanism)(**(whole | dict(clip_norm=number(mechanism.clip_norm))))
+        assert twin == mechanism
+        assert torch.equal(twin.decode(mechanism.encode(u, 1)), mechanism.decode(twin.encode(u, 1)))
+
+
+# ---- guarantees
+
+@each
+def test_a_guarantee_is_complete_and_grows_with_rounds(case):
+    mechanism = case.make(7)
+    guarantee = mechanism.guarantee(**case.release)
+    more = mechanism.guarantee(**(case.release | dict(rounds=10 * case.release["rounds"])))
+    for g in (guarantee, more):
+        assert isinstance(g, Guarantee) and g.scope == "total" and g.unit and g.relation and g.accountant and g.trust
+        assert g.delta == case.release["delta"]
+    assert 0 < guarantee.eps <= more.eps
+
+
+@each
+def test_a_guarantee_that_cannot_be_given_is_refused(case):
+    mechanism = case.make(7)
+    for change in case.refused:
+        with pytest.raises(ValueError):
+            mechanism.guarantee(**(case.release | change))
+            pytest.fail(f"{change} was accepted")

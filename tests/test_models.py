@@ -1,0 +1,89 @@
+"models: sizes, initial weights, layer order."
+import numpy as np
+import pytest
+import torch
+from laws import ALARM
+from scipy import stats
+from torch import nn
+
+from dpcomm import models
+from dpcomm.core import flatten, groups, seed_tree
+
+SHAPES = {  # weights of every layer, and with them the figures of the papers
+    "linear": [(10, 784)],
+    "lenet5": [(6, 1, 5, 5), (16, 6, 5, 5), (120, 400), (84, 120), (10, 84)],
+    "cnn": [(32, 1, 5, 5), (64, 32, 5, 5), (512, 1024), (10, 512)],
+}
+COUNTS = {"linear": 7_850, "lenet5": 61_706, "cnn": 582_026}
+IMAGES = torch.from_numpy(seed_tree(0, "images").random((3, 1, 28, 28), dtype=np.float32))
+
+
+@pytest.fixture(params=SHAPES)
+def name(request):
+    return request.param
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return flatten(p.detach() for p in model.parameters())
+
+
+def test_every_model_is_tested():
+    assert set(models.MODELS) == set(SHAPES)
+
+
+def test_parameter_counts(name):
+    model = models.build(name, seed_tree(0))
+    assert [tuple(p.shape) for p in model.parameters() if p.ndim > 1] == SHAPES[name]
+    assert len(weights(model)) == COUNTS[name] == sum(groups(model).values())
+    assert COUNTS[name] == sum(int(np.prod(s)) + s[0] for s in SHAPES[name]), "a bias an output"
+    assert model(IMAGES).shape == (3, 10)
+
+
+def test_the_initial_law(name):
+    "Uniform on +-1/sqrt(fan_in): Kolmogorov-Smirnov over all parameters, weights and biases apart; false-alarm rate 1e-6."
+    model, scaled = models.build(name, seed_tree(0)), {True: [], False: []}
+    for layer in model:
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            bound = np.prod(layer.weight.shape[1:]) ** -0.5
+            for p in (layer.weight, layer.bias):
+                assert p.requires_grad and p.dtype == torch.float32
+                assert float(p.detach().abs().max()) <= bound * (1 + 1e-7)
+                scaled[p is layer.bias].append(p.detach().flatten() / bound)
+    for part in scaled.values():
+        assert stats.kstest(torch.cat(part).numpy(), "uniform", (-1, 2)).pvalue > ALARM / 2
+
+
+def test_initial_weights_belong_to_their_stream(name):
+    "... and not to torch's global one."
+    first = weights(models.build(name, seed_tree(0, "model")))
+    torch.rand(3)
+    assert torch.equal(first, weights(models.build(name, seed_tree(0, "model"))))
+    assert (first != weights(models.build(name, seed_tree(1, "model")))).float().mean() > 0.99
+
+
+def test_pooling_before_or_after_the_relu_is_the_same(name):
+    "max and ReLU commute: values and gradients agree, so the cheaper order may be used."
+    model, layers = models.build(name, seed_tree(0)), []
+    for layer in model:
+        if isinstance(layer, nn.ReLU) and isinstance(layers[-1], nn.MaxPool2d):
+            layers.insert(-1, layer)
+        else:
+            layers.append(layer)
+    swapped = nn.Sequential(*layers)
+    pools = sum(isinstance(layer, nn.MaxPool2d) for layer in model)
+    assert sum(a is not b for a, b in zip(model, swapped)) == 2 * pools and pools == {"linear": 0, "lenet5": 2, "cnn": 2}[name]
+    assert torch.equal(model(IMAGES), swapped(IMAGES))
+    gradients = [torch.autograd.grad(m(IMAGES).logsumexp(1).sum(), list(model.parameters())) for m in (model, swapped)]
+    for a, b in zip(*gradients):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6) and a.abs().max() > 0
+
+
+def test_an_unknown_model_is_named_with_its_nearest():
+    with pytest.raises(ValueError, match="model is 'lenet'.*lenet5, cnn.*did you mean 'lenet5'"):
+        models.build("lenet", seed_tree(0))
+
+
+def test_a_wrong_count_is_noticed(monkeypatch):
+    monkeypatch.setitem(models.MODELS, "cnn", (models.MODELS["cnn"][0], 582_027))
+    with pytest.raises((AssertionError, ValueError), match="582027"):
+        models.build("cnn", seed_tree(0))
