@@ -276,6 +276,7 @@ class Run:
     history: list # one dict an evaluation: round, accuracy, loss, train_loss, eps, uplink_bits, downlink_bits, header_bits
     seconds: float # wall time of all sessions
 
+# %% ../nbs/1_foundations/federated.ipynb #b9e362dd
 def save_checkpoint(
     path, # file
     run:Run, # state
@@ -303,7 +304,7 @@ def load_checkpoint(
                          "run without resume, or choose another folder")
     return state
 
-# %% ../nbs/1_foundations/federated.ipynb #b9e362dd
+# %% ../nbs/1_foundations/federated.ipynb #c052e35d
 def train_cohort(
     model:nn.Sequential, # architecture
     w:Tensor, # (d,) weights of the server
@@ -321,7 +322,7 @@ def train_cohort(
     results = list(pool.map(lambda chunk: ENGINES[engine](model, w, data.x, data.y, chunk, config.lr), chunks))
     return torch.cat([u for u, _ in results]), torch.cat([losses for _, losses in results])
 
-# %% ../nbs/1_foundations/federated.ipynb #c052e35d
+# %% ../nbs/1_foundations/federated.ipynb #9f5094f6
 def one_round(
     run:Run, # advanced in place
     optimiser:torch.optim.Optimizer, # of the server, on run.w
@@ -344,7 +345,7 @@ def one_round(
     run.round += 1
     return float(losses.mean())
 
-# %% ../nbs/1_foundations/federated.ipynb #9f5094f6
+# %% ../nbs/1_foundations/federated.ipynb #9b0fe22b
 @contextmanager
 def _one_thread(device):
     before = torch.get_num_threads()
@@ -365,7 +366,7 @@ def _start(model, federation, mechanism, config, seed, device, checkpoint, resum
         run = Run(w, state["round"], state["finished"], Ledger(**state["ledger"]), state["history"], state["seconds"])
     return run, optimiser, fingerprint
 
-# %% ../nbs/1_foundations/federated.ipynb #9b0fe22b
+# %% ../nbs/1_foundations/federated.ipynb #51394987
 def _loop(run, config, step, report, save, max_seconds, save_every, progress):
     started = saved = time.monotonic()
     before, wanted = run.seconds, progress and os.environ.get("DPCOMM_PROGRESS") == "1"
@@ -391,7 +392,7 @@ def _report(run, model, data, train_loss, guarantee):
     shown = {"acc": f"{accuracy:.1f}%", "MiB": f"{(bits.uplink_bits + bits.downlink_bits) / 2**23:.2f}"}
     return shown | ({"eps": f"{eps:.2f}"} if eps is not None else {})
 
-# %% ../nbs/1_foundations/federated.ipynb #51394987
+# %% ../nbs/1_foundations/federated.ipynb #acf69e14
 def simulate(
     model:nn.Sequential, # with its initial weights
     federation:Federation, # data and clients
