@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import json
 import math
+from operator import index
 import numpy as np
 import torch
 from torch import Tensor
@@ -75,7 +76,7 @@ def derive(
     bits:int=128, # size of the result, a multiple of 8 up to 512
 )->int: # in [0, 2**bits)
     "Hash an address in the seed tree to a whole number. [BLAKE2b, RFC 7693]"
-    text = json.dumps([int(seed), *[p if isinstance(p, str) else int(p) for p in path]])
+    text = json.dumps([index(seed), *[p if isinstance(p, str) else index(p) for p in path]])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=bits // 8).digest(), "little")
 
 def seed_tree(
@@ -93,6 +94,7 @@ def normal(
 )->Tensor: # float32, standard normal
     "Standard normal numbers from a stream, or row by row from several."
     if isinstance(rng, (list, tuple)):
+        if len(rng) != shape[0]: raise ValueError(f"rng holds {len(rng)} streams for {shape[0]} rows: pass one stream, or one a row")
         return torch.stack([normal(shape[1:], r, device) for r in rng])
     if torch.device(device).type == "cpu":
         return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
@@ -147,7 +149,9 @@ def clip_l2(
     check_positive("clip", clip)
     check_finite("u", u)
     norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True, dtype=torch.float64)
-    return u * (clip / norm.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0).to(u.dtype)
+    scale = (clip / norm.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)
+    wide = u.double() if scale.numel() and scale.min() < torch.finfo(u.dtype).tiny else u
+    return (wide * scale.to(wide.dtype)).to(u.dtype)
 
 # %% ../nbs/1_foundations/core.ipynb #91b19561
 def log_mean_exp(

@@ -8,6 +8,8 @@ __all__ = ['ENGINES', 'CHUNK', 'SERVER_STATE', 'Config', 'sample_cohort', 'batch
            'download_bits', 'Run', 'save_checkpoint', 'load_checkpoint', 'train_cohort', 'one_round', 'simulate']
 
 # %% ../nbs/1_foundations/federated.ipynb #fd8824a4
+import copy
+import hashlib
 import json
 import os
 import time
@@ -45,6 +47,7 @@ class Config:
     def __post_init__(self):
         for name in ("rounds", "cohort", "epochs", "batch", "eval_every"): check_between(name, getattr(self, name), 1)
         for name in ("lr", "server_lr", "adam_eps"): check_positive(name, getattr(self, name))
+        if not 0 <= self.momentum < 1: raise ValueError(f"momentum is {self.momentum!r}; it must be in [0, 1): 0.9 is usual")
         check_choice("sampling", self.sampling, ("fixed", "replacement", "poisson"))
         check_choice("server", self.server, ("sgd", "momentum", "adam"))
         check_choice("engine", self.engine, ("auto", *ENGINES))
@@ -92,6 +95,7 @@ def train_loop(
     layout=torch.contiguous_format, # memory format of images and kernels
 )->tuple: # updates (n, d), mean training loss (n,)
     "Local SGD, client by client: the reference. [dprec Alg. 8, client training]"
+    model = copy.deepcopy(model)
     names, shapes = list(groups(model)), [p.shape for p in model.parameters()]
     updates, losses = [], []
     for client in plan:
@@ -168,6 +172,7 @@ def train_vmap(
     model:nn.Sequential, w:Tensor, x:Tensor, y:Tensor, plan:Tensor, lr:float, # as in train_loop
 )->tuple: # updates (n, d), mean training loss (n,)
     "Local SGD of all clients at once through torch.func; for GPUs."
+    model = copy.deepcopy(model)
     names, shapes = list(groups(model)), [p.shape for p in model.parameters()]
 
     def loss_of(params, images, labels, weights):
@@ -354,10 +359,10 @@ def _one_thread(device):
     finally: torch.set_num_threads(before)
 
 def _start(model, federation, mechanism, config, seed, device, checkpoint, resume):
-    fingerprint = {"config": asdict(config), "seed": seed, "partition": federation.partition_hash, "mechanism": repr(mechanism),
-                   "model": [list(p.shape) for p in model.parameters()], "device": torch.device(device).type}
-    fingerprint = json.loads(json.dumps(fingerprint))
-    w = flatten(p.detach() for p in model.parameters()).to(device).requires_grad_()
+    w = flatten(p.detach().cpu() for p in model.parameters())
+    fingerprint = {"config": asdict(config), "seed": seed, "data": federation.data.name, "partition": federation.partition_hash,
+                   "mechanism": repr(mechanism), "model": hashlib.sha256(w.numpy().tobytes()).hexdigest(), "device": torch.device(device).type}
+    w = w.to(device).requires_grad_()
     run, optimiser = Run(w, 0, False, Ledger(len(federation.parts)), [], 0.0), server_optimiser(w, config)
     if resume and checkpoint and Path(checkpoint).exists():
         state = load_checkpoint(checkpoint, fingerprint)

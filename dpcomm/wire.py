@@ -45,7 +45,9 @@ def pack_bits(
 )->bytes: # ceil(n * bits / 8) bytes
     "Write whole numbers with `bits` bits each, most significant bit first."
     check_between("bits", bits, 1, 32)
-    values = np.asarray(values, dtype=np.int64)
+    values = np.asarray(values)
+    if values.size and values.dtype.kind not in "iu": raise ValueError(f"values are {values.dtype}; they must be whole numbers: round them first")
+    values = values.astype(np.int64)
     if values.size and not (0 <= values.min() and values.max() < 2**bits):
         raise ValueError(f"values span {values.min()}..{values.max()}; {bits} bits hold 0..{2**bits - 1}: use more bits")
     shifts = np.arange(bits - 1, -1, -1)

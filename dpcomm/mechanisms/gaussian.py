@@ -26,8 +26,7 @@ class Gaussian:
     replay = False
 
     def __post_init__(self):
-        check_positive("clip_norm", self.clip_norm)
-        check_positive("sigma", self.sigma)
+        for field in ("clip_norm", "sigma"): object.__setattr__(self, field, float(check_positive(field, getattr(self, field))))
 
     def clip(self, u): return clip_l2(u, self.clip_norm)
     def encode(self, u, key): return encode(self, u, key)
@@ -83,6 +82,7 @@ def guarantee(
     **fields, # further arguments of gaussian_guarantee, such as orders or note
 )->Guarantee: # of the whole run
     "Privacy of `rounds` releases. [Mironov et al. 2019]"
+    if sampling != "none": check_positive("n_clients", n_clients), check_positive("cohort", cohort)
     q = cohort / n_clients if sampling != "none" else 1.0
     trust, default = ("local", "zero-out") if mechanism.local else ("central", "add-remove")
     return gaussian_guarantee(mechanism.sigma, delta, q, rounds, sampling=sampling, accountant=accountant, trust=trust,

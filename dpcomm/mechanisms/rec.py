@@ -96,7 +96,7 @@ def simulate_group(
     "Selected candidates without the other K - 1."
     norm = torch.linalg.vector_norm(phi, dim=1, dtype=torch.float64)
     along = [select_projection(float(s), n_candidates, rng) for s, rng in zip(norm / std, rngs)]
-    direction = phi / norm.clamp_min(torch.finfo(torch.float64).tiny)[:, None].to(phi.dtype)
+    direction = phi / norm.clamp_min(torch.finfo(phi.dtype).tiny)[:, None].to(phi.dtype)
     z = normal(phi.shape, rngs, phi.device)
     missing = torch.tensor(along, device=phi.device, dtype=phi.dtype) - (z * direction).sum(1)
     return std * (z + missing[:, None] * direction)
@@ -114,8 +114,7 @@ class Rec:
     replay = True
 
     def __post_init__(self):
-        check_positive("clip_norm", self.clip_norm)
-        check_positive("std", self.std)
+        for field in ("clip_norm", "std"): object.__setattr__(self, field, float(check_positive(field, getattr(self, field))))
         check_between("index_bits", self.index_bits, 1, 24)
         for size in self.groups or (): check_between("groups", size, 1)
 
@@ -209,7 +208,7 @@ def theorem1_epsilon(
     low, mid, high = rdp[:-2], rdp[1:-1], rdp[2:]  # orders lambda, lambda + 1, lambda + 2
     loss = {"arxiv": 2 * mid, "iclr": (orders - 1) / orders * low + mid, "iclr-shifted": mid + (orders + 1) / orders * high}
     if version not in loss: raise ValueError(f"version is {version!r}; it must be one of {', '.join(loss)}")
-    left = delta - 12 * math.exp(c * c + math.log(slots) - nbits * math.log(2))
+    left = delta - 12 * math.exp(min(c * c + math.log(slots) - nbits * math.log(2), 700))
     eps = float(np.min(loss[version] - math.log(left) / orders)) if left > 0 else math.inf
     return Guarantee(eps, delta, unit="client", relation="null-slot", sampling="replacement", accountant=f"theorem1-{version}",
                      scope="total", trust="central", note="Algorithm 7 as the paper uses it; its proof has gaps")
@@ -221,7 +220,7 @@ def guarantee(
     delta:float, # in (0, 1)
     n_clients:int, # N
     cohort:int, # messages a round, drawn with replacement
-    groups:int=1, # groups a message: index_bits of each count towards the theorem's b
+    groups:int=None, # groups a message, default the mechanism's: index_bits of each count towards the theorem's b
     sampling:str="replacement", # the only one Theorem 1 speaks of
     accountant:str="theorem1-arxiv", # theorem1-arxiv | theorem1-iclr | theorem1-iclr-shifted
 )->Guarantee: # of the whole run, as the paper claims it
@@ -229,5 +228,5 @@ def guarantee(
     if sampling != "replacement":
         raise ValueError(f"sampling is {sampling!r}; Algorithm 7 accounts only for slots drawn with replacement: use sampling='replacement'")
     check_between("rounds", rounds, 1), check_between("n_clients", n_clients, 2), check_between("cohort", cohort, 1)
-    version = accountant.removeprefix("theorem1-")
-    return theorem1_epsilon(mechanism.clip_norm / mechanism.std, rounds * cohort, n_clients, groups * mechanism.index_bits, delta, version)
+    version, nbits = accountant.removeprefix("theorem1-"), (groups or len(mechanism.groups or (1,))) * mechanism.index_bits
+    return theorem1_epsilon(mechanism.clip_norm / mechanism.std, rounds * cohort, n_clients, nbits, delta, version)

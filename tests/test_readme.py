@@ -1,0 +1,131 @@
+"""The README shows what the package says now.
+
+Its tables, the example's output and its figure are made, not typed: `python tests/test_readme.py` writes them anew."""
+import base64
+import math
+import re
+
+import pytest
+from repository import ROOT, cells, python
+from test_pages import split
+
+from dpcomm import results
+
+README, FIGURE, INDEX = ROOT / "README.md", ROOT / "nbs" / "images" / "frontier.png", "nbs/index.ipynb"
+REFRESH = "run `python tests/test_readme.py`"
+
+
+def table1() -> results.Table:
+    "The rows of DP-REC's Table 1 that are about MNIST, without the link column."
+    full = results.verdict_table("dprec", "table1", base="nbs")
+    rows = tuple((*row[:4], row[4].split(" [")[0]) for row in full.rows if row[0].startswith("mnist."))
+    return results.Table(full.header[:5], rows)
+
+
+MADE = {"matrix": lambda: results.as_markdown(results.matrix(base="nbs")), "table1": lambda: results.as_markdown(table1())}
+
+
+def block(name: str) -> re.Pattern:
+    return re.compile(rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- /{name} -->)", re.S)
+
+
+def fences(readme: str, language: str) -> list[str]:
+    "The fenced blocks of one language."
+    return [body for name, body in re.findall(r"^```(\w*)\n(.*?)^```$", readme, re.S | re.M) if name == language]
+
+
+def example(readme: str) -> tuple[str, str]:
+    "The example's code and the output printed under it."
+    return re.search(r"^```python\n(.*?)^```\n+```text\n(.*?)^```$", readme, re.S | re.M).groups()
+
+
+def printed(code: str) -> str:
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def figure() -> bytes:
+    "The image that is stored in the home page."
+    labelled = [cell for cell in cells(INDEX) if "label: fig-frontier" in cell.directives]
+    return base64.b64decode(next(o["data"]["image/png"] for o in labelled[0].outputs if "image/png" in o.get("data", {})))
+
+
+def refresh() -> None:
+    "Write everything that is made."
+    readme = README.read_text(encoding="utf-8")
+    for name, make in MADE.items():
+        readme = block(name).sub(lambda _, text=make(): text, readme)
+    code, output = example(readme)
+    README.write_text(readme.replace(f"```text\n{output}```", f"```text\n{printed(code)}```"), encoding="utf-8")
+    FIGURE.parent.mkdir(exist_ok=True)
+    FIGURE.write_bytes(figure())
+
+
+@pytest.fixture(scope="module")
+def readme() -> str:
+    return README.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_tables_are_the_results(readme, name):
+    found = block(name).findall(readme)
+    assert found == [MADE[name]()], f"the block `{name}` is not what the results say: {REFRESH}"
+
+
+def test_the_example_prints_what_is_shown(readme):
+    code, output = example(readme)
+    (words, shown), (words_now, now) = split(output), split(printed(code))
+    assert words == words_now and len(shown) == len(now), REFRESH
+    assert all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(shown, now)), REFRESH
+
+
+def test_the_example_is_ten_lines_and_the_home_page_shows_it(readme):
+    code, output = example(readme)
+    lines = [line for line in code.splitlines() if line.strip()]
+    home = [line for cell in cells(INDEX) for line in cell.code.splitlines()]
+    assert len(lines) == 10 and set(lines[1:]) <= set(home), "the README and the home page show different examples"
+    stored = "".join("".join(o["text"]) for cell in cells(INDEX) if lines[-1] in cell.code for o in cell.outputs if "text" in o)
+    assert split(stored) == split(output), f"run the home page, then {REFRESH}"
+
+
+def test_the_figure_is_the_home_page_s(readme):
+    assert FIGURE.relative_to(ROOT).as_posix() in readme
+    assert FIGURE.read_bytes() == figure() and len(figure()) < 200_000, REFRESH
+
+
+def typed(readme: str) -> str:
+    "What was typed by hand: the README without its made blocks and fences."
+    for name in MADE:
+        readme = block(name).sub("", readme)
+    return re.sub(r"^```.*?^```$", "", readme, flags=re.S | re.M)
+
+
+RESULT = re.compile(r"\d[\d.,]*\s*(?:%|percent|[GMK]i?B\b|times\b|x\b)|\b(?:eps|epsilon|accuracy|loss)\b[^.\n]{0,20}\d", re.I)
+
+
+def test_no_result_is_typed_by_hand(readme):
+    assert not RESULT.findall(typed(readme)), "results stand in the made tables, nowhere else"
+
+
+@pytest.mark.parametrize("sentence", ["reaches 84.0 %", "only 10.3 MiB", "372 times smaller", "at epsilon of 3", "an accuracy of 84"])
+def test_a_typed_result_is_noticed(sentence):
+    assert RESULT.search(sentence)
+
+
+def test_the_commands_are_two_and_ci_runs_the_second(readme):
+    run, test = "".join(fences(readme, "sh")).splitlines()
+    assert run == "pip install -e . && dpcomm run dprec-mnist --scale smoke"
+    assert test == "pip install -e '.[dev]' && pytest"
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == test
+    home = "\n".join(cell.source for cell in cells(INDEX))
+    assert run in home and test in home
+
+
+def test_the_layout_names_what_is_there(readme):
+    lines = "".join(fences(readme, "")).splitlines()
+    assert len(lines) == 10 and not [line for line in lines if not (ROOT / line.split()[0]).exists()]
+
+
+if __name__ == "__main__":
+    refresh()
