@@ -296,7 +296,7 @@ def gaussian_guarantee(
     unit:str = 'client', # whose contribution is clipped: a name in `UNITS`
     scope:str = 'total', # 'total', or 'per-round' with rounds = 1
     trust:str = 'central', # a name in `TRUSTS`; 'local' means that every message carries this noise
-    orders:np.ndarray=ORDERS, # Renyi orders, (n,), > 1; not used by 'pld'
+    orders=None, # Renyi orders, (n,), > 1, default `ORDERS`; not used by 'pld'
     note:str = '', # added to the guarantee's note
 )->Guarantee: # what the run proves
     "State what clipped sums with Gaussian noise prove. [Mironov, Talwar & Zhang 2019]"
@@ -305,6 +305,7 @@ def gaussian_guarantee(
     _check_run(delta, q, rounds, sampling, scope)
     names = dict(unit=unit, relation=relation, sampling=sampling, scope=scope, trust=trust, note=note)
     if accountant == 'pld': return Guarantee(_pld_eps(sigma, delta, q, int(rounds)), delta, accountant=accountant, **names)
+    orders = ORDERS if orders is None else orders
     curve = compose(rdp_subsampled_gaussian(orders, sigma, q), rounds)
     return guarantee_from_rdp(orders, curve, delta, accountant.removeprefix('rdp-'), **names)
 
