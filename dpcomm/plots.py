@@ -364,7 +364,7 @@ def hist2(a, # first sample, (n,), drawn filled
          )->tuple: # figure, rows: left, right, and both densities
     "Two samples in common bins, with the density when it is known. [dpcomm house style]"
     edges, p, q = binned(a, b, bins)
-    names = [f"{label} (n = {np.size(v)})" for label, v in zip(labels, (a, b))]
+    names = [f"{label} (n = {np.asarray(v).size})" for label, v in zip(labels, (a, b))]
     with style():
         fig, ax = blank(ax)
         ax.stairs(p, edges, fill=True, color=look(mech[0]).colour, alpha=.45, label=names[0])

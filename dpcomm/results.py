@@ -321,7 +321,7 @@ def verdict_table(paper:str, # id
     rows, notes = [], []
     for cell in papers.cells(paper, table, papers_root):
         key, text, ours, delta, word, link = row_of(cell, p, found, small, base)
-        for why in (text for k, text in p.causes if k == key and word != "not run"):
+        for why in (text for k, text in p.causes if k == key and word not in ("not run", "match")):
             if why not in notes: notes.append(why)
             word += f" [{notes.index(why) + 1}]"
         rows.append((key, text, ours, delta, f"{VERDICTS[word.split(' [')[0]]} {word}", link))

@@ -307,7 +307,7 @@ def test_tracked_files_are_small_and_whole():
     for path in files():
         assert (ROOT / path).stat().st_size <= 1_500_000, f"{path} is too large to track"
         if path.suffix in TEXT and path.name != "test_guards.py":
-            assert not re.search(r"^(<<<<<<< |>>>>>>> )", (ROOT / path).read_text(encoding="utf-8", errors="replace"), re.M), f"conflict marks in {path}"
+            assert not re.search(r"^([<>])\1{6} ", (ROOT / path).read_text(encoding="utf-8", errors="replace"), re.M), f"conflict marks in {path}"
 
 
 def anchors(markdown):

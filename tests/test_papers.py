@@ -219,7 +219,7 @@ GOOD = (papers.assets("papers") / "dprec.toml").read_text(encoding="utf-8")
     ("tol = 3.0\n", "tol = 0.0\n", "tol=0.0, allowed > 0"),
     ("tol = 3.0\n", "", "'tol' is missing"),
     ("tol = 3.0\n", "toll = 3.0\n", "did you mean 'tol'"),
-    ('\nkey = "mnist.eps3.rec.acc"', '\nkey = "mnist.eps3.fedavg.acc"', "stands twice"),
+    ('[[cell]]\nkey = "mnist.eps3.rec.acc"', '[[cell]]\nkey = "mnist.eps3.fedavg.acc"', "stands twice"),
     ('kind = "stochastic"', 'kind = "random"', "did you mean"),
     ('kind = "stochastic"', 'kind = "ordering"', "only an ordering"),
     ('above = "mnist.eps3.fedavg.acc"', 'above = "mnist.eps3.fedavg.ac"', "did you mean 'mnist.eps3.fedavg.acc'"),

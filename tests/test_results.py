@@ -191,7 +191,7 @@ def test_missing_seeds_are_shown(tmp_path):
 
 def test_a_gap_is_not_rounded_away(tmp_path):
     put(tmp_path, result(mnist__eps3__fedavg__acc=[90.44], mnist__rec__comm=[.0102], mnist__fedavg__comm=[43.36]))
-    assert row(tmp_path, "mnist.eps3.fedavg.acc")["verdict"] == "▲ above"
+    assert row(tmp_path, "mnist.eps3.fedavg.acc")["verdict"] == "▲ above [1]"
     assert row(tmp_path, "mnist.eps3.fedavg.acc")["delta"] == "+8.34"
     assert row(tmp_path, "mnist.rec.comm")["ours"].startswith("0.0102 ")
     put(tmp_path, result(mnist__rec__comm=[.01020, .01024]))
