@@ -32,7 +32,8 @@ MECH = {
     "privquant": Look("#5d8da1", "X", "PrivQuant"), "compressive": Look("#72808d", "<", "compressive"),
     "ddgauss": Look("#457496", ">", "DDGauss"), "skellam": Look("#7597b3", "p", "Skellam"),
     "signsgd": Look("#6d6f76", "h", "signSGD"), "pm": Look("#8795a2", "*", "PM"),
-    "vqsgd": Look("#5b7286", "d", "vqSGD"), "none": Look("#000000", "8", "no privacy"),
+    "vqsgd": Look("#5b7286", "d", "vqSGD"), "sqkr": Look("#7880b4", "H", "SQKR"),
+    "none": Look("#000000", "8", "no privacy"),
 }
 
 # %% ../nbs/1_foundations/plots.ipynb #462cd15e

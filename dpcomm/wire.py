@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAGIC', 'VERSION', 'FRAME', 'Bits', 'pack_bits', 'unpack_bits', 'Message', 'parse_message', 'header_bits',
-           'Mechanism', 'register', 'registered', 'mechanism', 'mean_over_cohort']
+           'Mechanism', 'register', 'registered', 'mechanism', 'mechanism_class', 'mean_over_cohort']
 
 # %% ../nbs/1_foundations/wire.ipynb #10bbb2ea
 import importlib
@@ -132,7 +132,9 @@ class Mechanism(Protocol):
     Guarantee
     ---------
     guarantee(...) returns a Guarantee that names unit, relation, sampling, accountant, scope and trust,
-    and raises ValueError for what it cannot account.
+    and raises ValueError for what it cannot account;
+    relations maps each relation that can be audited to the arguments of one release, which guarantee(rounds=1, delta, ...)
+    and play share; play sends the worst case of one world through the mechanism's own code.
 
     Raises
     ------
@@ -140,6 +142,8 @@ class Mechanism(Protocol):
     """
     name: str    # registry name
     replay: bool # whether the messages of a round determine the aggregate, so that they can replace the model on the downlink
+    relations: dict # relation -> arguments of guarantee and play; empty where no privacy is promised
+    audited: tuple # of (parameters, arguments of play, most plays): what `dpcomm audit` plays
     def clip(self, u:Tensor)->Tensor: ...                    # (n, d) -> (n, d) within the sensitivity bound
     def encode(self, u:Tensor, key:int)->Message: ...        # (d,) -> message; key seeds shared and private draws
     def decode(self, message:Message)->Tensor: ...           # message -> (d,)
@@ -148,6 +152,7 @@ class Mechanism(Protocol):
     def bits(self, d:int)->Bits: ...                         # size of one message
     def guarantee(self, **release): ...                      # -> Guarantee of `rounds` releases
     def moments(self, u:Tensor)->tuple: ...                  # (n, d) -> bias, variance, both (n, d)
+    def play(self, relation:str, present:bool, n:int, rng, **arguments)->dict: ... # attack -> (n,) scores of n plays
 
 # %% ../nbs/1_foundations/wire.ipynb #d61b8858
 _REGISTRY = {}
@@ -171,8 +176,14 @@ def mechanism(
     **parameters, # of its constructor
 )->Mechanism: # ready to use
     "Build a mechanism by name."
+    return mechanism_class(name)(**parameters)
+
+def mechanism_class(
+    name:str, # registry name
+)->type: # its class, whose `audited` lists parameters worth an audit
+    "The class behind a name."
     check_choice("name", name, registered())
-    return _REGISTRY[name](**parameters)
+    return _REGISTRY[name]
 
 # %% ../nbs/1_foundations/wire.ipynb #56b78fd3
 def mean_over_cohort(
