@@ -256,6 +256,8 @@ def test_the_mechanism_offers_each_guarantee():
     (lambda: exact_epsilon(**MNIST, c=1.0, relation="poisson-null", cohort=101), "cohort is 101"),
     (lambda: rec.Rec(1.0, 0.5).guarantee(rounds=10, delta=1e-3, n_clients=100, cohort=10, sampling="fixed", accountant="exact-balle"), "sampling is 'fixed'"),
     (lambda: rec.Rec(1.0, 0.5).guarantee(rounds=10, delta=1e-3, n_clients=100, cohort=10, accountant="pld"), "accountant is 'pld'.*exact-balle"),
+    (lambda: rec.Rec(1.0, 0.5).guarantee(rounds=10, delta=1e-3, sampling="poisson", relation="local", accountant="exact-balle"),
+     "sampling is 'poisson' and relation 'local'.*'poisson' with 'poisson-null'.*sections 4.11 and 4.12"),
     (lambda: calibrate_clip(-1.0, **MNIST), "eps"),
 ])
 def test_what_is_not_derived_is_refused(call, message):

@@ -270,14 +270,19 @@ def guarantee(
     groups:int=None, # groups a message, default the mechanism's
     sampling:str="replacement", # replacement (null-slot) | poisson (poisson-null) | none (local)
     accountant:str="theorem1-arxiv", # theorem1-arxiv | theorem1-iclr | theorem1-iclr-shifted | exact-classic | exact-balle
+    relation:str=None, # None: the one that goes with the sampling; another is refused
 )->Guarantee: # of the whole run; its relation follows from the sampling
     "The paper's claim or the proved guarantee, after `rounds` rounds. [dprec Alg. 7; ours]"
-    check_choice("sampling", sampling, tuple(RELATION_OF)), check_between("rounds", rounds, 1), check_between("cohort", cohort, 1)
+    fitting = RELATION_OF.get(sampling)
+    if fitting is None or relation not in (None, fitting):
+        raise ValueError(f"sampling is {sampling!r} and relation {relation!r}; accounted are " + ", ".join(f"{s!r} with {r!r}" for s, r in RELATION_OF.items())
+                         + ", derived in sections 4.11 and 4.12 of the page on the proof: pass one of these pairs")
+    check_between("rounds", rounds, 1), check_between("cohort", cohort, 1)
     c, groups = mechanism.clip_norm / mechanism.std, groups or len(mechanism.groups or (1,))
     kind, version = accountant.split("-", 1) if "-" in accountant else (accountant, "")
     if kind == "exact":
         slots = rounds if sampling == "none" else rounds * cohort
-        return exact_epsilon(c, slots, n_clients, 2**mechanism.index_bits, groups, delta, RELATION_OF[sampling], version, cohort)
+        return exact_epsilon(c, slots, n_clients, 2**mechanism.index_bits, groups, delta, fitting, version, cohort)
     if kind != "theorem1": raise ValueError(f"accountant is {accountant!r}; it must be theorem1-arxiv, theorem1-iclr, theorem1-iclr-shifted, exact-classic or exact-balle")
     if sampling != "replacement":
         raise ValueError(f"sampling is {sampling!r}; Algorithm 7 accounts only for slots drawn with replacement: use accountant='exact-balle', or sampling='replacement'")
