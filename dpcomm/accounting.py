@@ -17,7 +17,8 @@ from scipy.special import gammaln, gammasgn, log_ndtr
 # %% ../nbs/1_foundations/accounting.ipynb #3d9e7525
 UNITS = ('client', 'example', 'message')
 RELATIONS = {'add-remove': 'one {unit} joins or leaves', 'replace': 'one {unit} is swapped for another',
-             'zero-out': "one {unit}'s contribution is set to zero", 'null-slot': 'one slot holds a null message instead',
+             'zero-out': "one {unit}'s contribution is set to zero",
+             'null-slot': "each slot holds a null message or, by chance, the {unit}'s, against null messages only",
              'poisson-null': "one {unit}'s messages are null messages instead", 'local': "one {unit}'s input changes arbitrarily"}
 SAMPLINGS = {'none': 'everyone takes part', 'poisson': 'each takes part independently with one probability',
              'fixed': 'a fixed number is drawn without replacement', 'replacement': 'a fixed number is drawn with replacement'}

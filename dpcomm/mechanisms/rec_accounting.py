@@ -84,7 +84,7 @@ def log_moment(
     back = _log_reverse(int(max(0, -j.min(initial=0))), s, K)
     return np.array([_log_forward(r, s, K) if r >= 1 else back[int(-r)] for r in j.ravel()]).reshape(j.shape)
 
-# %% ../../nbs/2_papers/dprec_theorem.ipynb #34144200
+# %% ../../nbs/2_papers/dprec_theorem.ipynb #a7f41bb6
 EXACT = 24 # largest exponent times max(c, 1) at which a forward moment is computed rather than bounded, one group only
 
 def _log_forward_bound(j, c, K, groups):
@@ -102,9 +102,9 @@ def _integer_orders(orders):
                                   "pass integers, or direction='forward'")
     return orders
 
-# %% ../../nbs/2_papers/dprec_theorem.ipynb #1910657a
+# %% ../../nbs/2_papers/dprec_theorem.ipynb #58922190
 def rdp(
-    orders, # Renyi orders, any shape, >= 1 and for reverse and both integers >= 2
+    orders, # Renyi orders, any shape, > 1; for reverse and both integers >= 2
     c:float, # clip_norm / std, > 0
     K:int, # candidates a group, >= 2
     groups:int=1, # independent groups that share the norm, >= 1
@@ -121,7 +121,7 @@ def rdp(
     reverse = _log_reverse(int(orders.max()) - 1, c, K)[orders.astype(int) - 1] / (orders - 1)
     return reverse if direction == "reverse" else np.maximum(reverse, rdp(orders, c, K, groups, "forward"))
 
-# %% ../../nbs/2_papers/dprec_theorem.ipynb #6b9f1290
+# %% ../../nbs/2_papers/dprec_theorem.ipynb #d45a3d4b
 def _log_mixture(order, q, log_m):
     "log E(1 - q + q w)^order from the log-moments at 2, 3, ...; no cancellation for small q."
     i, log_m = np.arange(2, order + 1), log_m[:order - 1]
@@ -135,7 +135,7 @@ def _reverse_mixture(m, q, c, K):
     with np.errstate(over="ignore"): square = np.log1p(np.where(m * q < 1e-3, remainder, direct) * np.expm1((1 - 1 / K) * c * c))
     return np.minimum(square, np.logaddexp(np.log1p(-q), math.log(q) + _log_reverse(int(m.max()), c, K)[m.astype(int)]))
 
-# %% ../../nbs/2_papers/dprec_theorem.ipynb #a7f41bb6
+# %% ../../nbs/2_papers/dprec_theorem.ipynb #667f1abe
 def rdp_mixture(
     orders, # Renyi orders, (n,), integers >= 2
     c:float, # clip_norm / std, > 0
@@ -161,7 +161,7 @@ def rdp_local(
     if not ((m >= 1) & (m % 1 == 0)).all(): raise ValueError("orders must be half-integers from 1.5 on: the local bound is derived for these only")
     return ((1 - 1 / K) * (m + 2) * (m + 1) / 2 * c * c + _log_reverse(int(m.max()), c, K)[m.astype(int)]) / m
 
-# %% ../../nbs/2_papers/dprec_theorem.ipynb #58922190
+# %% ../../nbs/2_papers/dprec_theorem.ipynb #dcde65a8
 def theorem1_epsilon(
     c:float, # clip_norm / std, > 0
     slots:int, # messages sent in the whole run: rounds * cohort
@@ -182,7 +182,7 @@ def theorem1_epsilon(
     return Guarantee(eps, delta, unit="client", relation="null-slot", sampling="replacement", accountant=f"theorem1-{version}",
                      scope="total", trust="central", note="Algorithm 7 as the paper uses it; its proof has gaps")
 
-# %% ../../nbs/2_papers/dprec_theorem.ipynb #d45a3d4b
+# %% ../../nbs/2_papers/dprec_theorem.ipynb #610fd208
 RELATION_OF = {"replacement": "null-slot", "poisson": "poisson-null", "none": "local"} # sampling -> the relation accounted under it
 LIMIT = 128 # largest Renyi order tried
 
@@ -207,7 +207,7 @@ def exact_epsilon(
     return guarantee_from_rdp(orders, rounds * curve, delta, conversion, unit="client", relation=relation, sampling=sampling, scope="total",
                               trust="local" if relation == "local" else "central", accountant=f"exact-{conversion}", note=note)
 
-# %% ../../nbs/2_papers/dprec_theorem.ipynb #667f1abe
+# %% ../../nbs/2_papers/dprec_theorem.ipynb #2fd17682
 def _release(c, slots, n_clients, K, groups, relation, cohort):
     "Number of compositions, Renyi curve of one, and its orders."
     if relation == "local": return slots, rdp_local(1 + np.arange(1, LIMIT) / 2, c, K), 1 + np.arange(1, LIMIT) / 2
