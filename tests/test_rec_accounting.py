@@ -217,6 +217,19 @@ def test_claimed_deltas_suffice_for_two_candidates(c, n_clients):
         assert max(needed_delta(found.eps, c, 1 / n_clients, forward) for forward in (True, False)) <= found.delta
 
 
+@pytest.mark.parametrize("s", [0.1, 0.5, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize("q", [1.0, 0.2])
+def test_a_gaussian_at_root_two_dominates(s, q):
+    "Hockey-stick divergences of one slot for K = 2, both directions, against those of the Gaussian mechanism at sqrt 2 s."
+    x = np.linspace(-16, 16 + 2 * s, 200_001)
+    null = norm.pdf(x)
+    slot = (1 - q) * null + q * norm.pdf(x, 2**0.5 * s)
+    for eps in (0.0, 0.1, 0.5, 1.0, 2.0, 4.0):
+        for forward, (top, bottom) in ((True, (slot, null)), (False, (null, slot))):
+            gaussian = np.maximum(top - math.exp(eps) * bottom, 0).sum() * (x[1] - x[0])
+            assert needed_delta(eps, s, q, forward) <= gaussian + 1e-7
+
+
 def test_more_of_anything_costs_more():
     def eps(**change): return exact_epsilon(**(dict(c=0.6) | MNIST | change)).eps
     assert eps(c=0.5) < eps() < eps(c=0.7) and eps(slots=5000) < eps() < eps(slots=20_000) and eps(n_clients=200) < eps() < eps(n_clients=50)
@@ -257,7 +270,7 @@ def test_the_mechanism_offers_each_guarantee():
     (lambda: rec.Rec(1.0, 0.5).guarantee(rounds=10, delta=1e-3, n_clients=100, cohort=10, sampling="fixed", accountant="exact-balle"), "sampling is 'fixed'"),
     (lambda: rec.Rec(1.0, 0.5).guarantee(rounds=10, delta=1e-3, n_clients=100, cohort=10, accountant="pld"), "accountant is 'pld'.*exact-balle"),
     (lambda: rec.Rec(1.0, 0.5).guarantee(rounds=10, delta=1e-3, sampling="poisson", relation="local", accountant="exact-balle"),
-     "sampling is 'poisson' and relation 'local'.*'poisson' with 'poisson-null'.*sections 4.11 and 4.12"),
+     "sampling is 'poisson' and relation 'local'.*'poisson' with 'poisson-null'.*sections 4.11 and 4.13"),
     (lambda: calibrate_clip(-1.0, **MNIST), "eps"),
 ])
 def test_what_is_not_derived_is_refused(call, message):

@@ -276,7 +276,7 @@ def guarantee(
     fitting = RELATION_OF.get(sampling)
     if fitting is None or relation not in (None, fitting):
         raise ValueError(f"sampling is {sampling!r} and relation {relation!r}; accounted are " + ", ".join(f"{s!r} with {r!r}" for s, r in RELATION_OF.items())
-                         + ", derived in sections 4.11 and 4.12 of the page on the proof: pass one of these pairs")
+                         + ", derived in sections 4.11 and 4.13 of the page on the proof: pass one of these pairs")
     check_between("rounds", rounds, 1), check_between("cohort", cohort, 1)
     c, groups = mechanism.clip_norm / mechanism.std, groups or len(mechanism.groups or (1,))
     kind, version = accountant.split("-", 1) if "-" in accountant else (accountant, "")
