@@ -75,7 +75,8 @@ def log_moment(
     K:int, # candidates, >= 2
 )->np.ndarray: # log E[w^j] of a null message, nats, shape of j
     "Log-moment of the likelihood ratio of client against null. [ours, eqs. forward and reverse]"
-    check_between("K", K, 2, 2**24), check_positive("s", s + 1)
+    check_between("K", K, 2, 2**24)
+    if not 0 <= s < math.inf: raise ValueError(f"s is {s!r}; it must be finite and >= 0: pass the norm of the group over the prior's std")
     j = np.asarray(j, float)
     if not ((j >= 1) | ((j <= 0) & (j % 1 == 0))).all():
         raise ValueError(f"j is {j[~((j >= 1) | ((j <= 0) & (j % 1 == 0)))].flat[0]:g}; it must be real and >= 1 (quadrature), or a negative integer "
@@ -158,7 +159,7 @@ def rdp_local(
 )->np.ndarray: # divergence between the messages of any two updates, nats, (n,); any grouping
     "Renyi curve of one message whose update is replaced. [ours, Thm. local]"
     m = 2 * (np.asarray(orders, float) - 1)
-    if not ((m >= 1) & (m % 1 == 0)).all(): raise ValueError("orders must be half-integers from 1.5 on: the local bound is derived for these only")
+    if not ((m >= 1) & (m % 1 == 0)).all(): raise ValueError(f"orders holds {(1 + m / 2)[~((m >= 1) & (m % 1 == 0))].flat[0]:g}; the local bound is derived for half-integers from 1.5 on: pass these")
     return ((1 - 1 / K) * (m + 2) * (m + 1) / 2 * c * c + _log_reverse(int(m.max()), c, K)[m.astype(int)]) / m
 
 # %% ../../nbs/2_papers/dprec_theorem.ipynb #dcde65a8
@@ -173,8 +174,8 @@ def theorem1_epsilon(
     "Epsilon by Algorithm 7 of either version of the paper. [dprec Thm. 1, Alg. 7]"
     check_positive("c", c)
     orders = np.arange(2, 258)
-    rdp = slots * rdp_subsampled_gaussian(np.arange(2, 260), 1 / c, 1 / n_clients)
-    low, mid, high = rdp[:-2], rdp[1:-1], rdp[2:]  # orders lambda, lambda + 1, lambda + 2
+    curve = slots * rdp_subsampled_gaussian(np.arange(2, 260), 1 / c, 1 / n_clients)
+    low, mid, high = curve[:-2], curve[1:-1], curve[2:]  # orders lambda, lambda + 1, lambda + 2
     loss = {"arxiv": 2 * mid, "iclr": (orders - 1) / orders * low + mid, "iclr-shifted": mid + (orders + 1) / orders * high}
     if version not in loss: raise ValueError(f"version is {version!r}; it must be one of {', '.join(loss)}")
     left = delta - 12 * math.exp(min(c * c + math.log(slots) - nbits * math.log(2), 700))
