@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['check_positive', 'check_between', 'nearest', 'check_choice', 'check_finite', 'derive', 'seed_tree', 'normal',
-           'gumbel_argmax', 'flatten', 'unflatten', 'groups', 'clip_l2', 'log_mean_exp']
+           'bernoulli', 'gumbel_argmax', 'flatten', 'unflatten', 'groups', 'clip_l2', 'log_mean_exp']
 
 # %% ../nbs/1_foundations/core.ipynb #82baf8c3
 import difflib
@@ -100,6 +100,17 @@ def normal(
         return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
     on_device = torch.Generator(device).manual_seed(int(rng.integers(2**63)))
     return torch.randn(shape, generator=on_device, device=device)
+
+# %% ../nbs/1_foundations/core.ipynb #7c1e4b92
+def bernoulli(
+    p, # probabilities in [0, 1], float64, any shape
+    rng, # one stream, or a list with one stream per row
+)->np.ndarray: # bool, shape of p: True with probability p, to within 2**-53
+    "Independent coins. [inverse transform]"
+    p = np.asarray(p, np.float64)
+    if not isinstance(rng, (list, tuple)): return rng.random(p.shape) < p
+    if len(rng) != len(p): raise ValueError(f"rng holds {len(rng)} streams for {len(p)} rows: pass one stream, or one a row")
+    return np.stack([bernoulli(row, r) for row, r in zip(p, rng)]) if len(p) else p > 1
 
 # %% ../nbs/1_foundations/core.ipynb #d8541aa3
 def gumbel_argmax(

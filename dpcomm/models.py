@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['MODELS', 'initialise', 'build']
 
-# %% ../nbs/1_foundations/models.ipynb #7d782e0a
+# %% ../nbs/1_foundations/models.ipynb #26814c65
 import numpy as np
 import torch
 from torch import nn
 from .core import check_choice
 
-# %% ../nbs/1_foundations/models.ipynb #0bd7ef0e
+# %% ../nbs/1_foundations/models.ipynb #16becbd6
 def _lenet5():
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU(),
@@ -25,19 +25,29 @@ def _cnn():
 def _linear():
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
 
-MODELS = {"linear": (_linear, 7_850), "lenet5": (_lenet5, 61_706), "cnn": (_cnn, 582_026)} # name -> (builder, parameters)
+# %% ../nbs/1_foundations/models.ipynb #a550d0b6
+def _conv(classes):
+    norm = nn.GroupNorm(32, 32)
+    blocks = [[nn.Conv2d(n, 32, 3, padding=2), norm, nn.MaxPool2d(2), nn.ReLU()] for n in (1, 32, 32, 32)]
+    return nn.Sequential(*sum(blocks, []), nn.Flatten(), nn.Linear(288, classes))
 
-# %% ../nbs/1_foundations/models.ipynb #b8616181
+MODELS = {"linear": (_linear, 7_850), "lenet5": (_lenet5, 61_706), "cnn": (_cnn, 582_026), # name -> (builder, parameters)
+          "conv62": (lambda: _conv(62), 46_046), "conv10": (lambda: _conv(10), 31_018)}
+
+# %% ../nbs/1_foundations/models.ipynb #4689d26a
 def initialise(
-    model:nn.Module, # made of Conv2d and Linear layers
+    model:nn.Module, # a sequence of layers; those with weights are Conv2d, Linear or GroupNorm
     rng:np.random.Generator, # stream of the weights
 )->nn.Module: # the same module
-    "Draw all weights uniformly on +-1/sqrt(fan_in). [PyTorch's default law]"
+    "Draw all weights uniformly on +-1/sqrt(fan_in); set normalisation to the identity. [PyTorch's default law]"
     for layer in model:
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             bound = layer.weight[0].numel() ** -0.5
             for p in (layer.weight, layer.bias):
                 p.data = torch.from_numpy(rng.uniform(-bound, bound, tuple(p.shape)).astype(np.float32))
+        elif isinstance(layer, nn.GroupNorm):
+            layer.weight.data.fill_(1.0)
+            layer.bias.data.fill_(0.0)
     return model
 
 def build(

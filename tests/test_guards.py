@@ -22,13 +22,16 @@ ALLOWED = {
     "mechanisms.imvu": "core wire accounting mechanisms.mvu",
     "mechanisms.rec": "core wire accounting mechanisms.rec_accounting",
     "mechanisms.sqsgd": "core wire accounting mechanisms.privquant",
+    "scattering": "core data",
+    "dpsgd": "core wire accounting mechanisms",
+    "sample_level": "core wire accounting mechanisms data models federated",
     "federated": "core wire accounting mechanisms secagg data models",
     "replay": "core wire models federated",
     "papers": "",
     "results": "papers",
     "plots": "",
-    "experiments": "core wire accounting mechanisms secagg data models federated papers results",
-    "cli": "core wire accounting audit mechanisms secagg data models federated papers results plots experiments",
+    "experiments": "core wire accounting mechanisms secagg data scattering models dpsgd sample_level federated papers results",
+    "cli": "core wire accounting audit mechanisms secagg data scattering models dpsgd sample_level federated papers results plots experiments",
 }
 WITHOUT_TORCH = "accounting", "audit", "papers", "results", "plots", "experiments", "cli"
 NEVER = {"nbdev", "fastcore", "execnb", "jupytext"}  # development tools

@@ -69,6 +69,14 @@ CASES = {
         refused=(dict(sampling="poisson"), dict(sampling="fixed"), dict(delta=1.0), dict(rounds=0), dict(rounds=1.5)),
         bad=(*({name: value} for name in ("clip_norm", "shrink", "support") for value in NUMBERS), *(dict(eps=e) for e in (0.0, -1.0, math.nan)),
              dict(shrink=1.0), dict(support=1.1), *(dict(nbits=b) for b in (0, 513, 2.0)), *(dict(frame_seed=b) for b in (-1, 0.5)))),
+    "signsgd": variants(
+        "signsgd",
+        {"noisy": (lambda d: dict(clip_norm=1.0, sigma=1.0), (dict(clip_norm=1.1), dict(sigma=1.01))),
+         "quiet": (lambda d: dict(clip_norm=1.0, sigma=0.5), (dict(clip_norm=1.1), dict(sigma=0.51)))},
+        release=dict(rounds=3, delta=1e-5),
+        refused=(dict(sampling="poisson"), dict(sampling="fixed"), dict(relation="add-remove"), dict(accountant="magic"), dict(delta=0.0), dict(rounds=0),
+                 dict(accountant="exact-classic", delta=0.0), dict(accountant="exact-classic", rounds=0), dict(accountant="exact-balle", d=0)),
+        bad=tuple({name: value} for name in ("clip_norm", "sigma") for value in NUMBERS)),
 }
 NAMES = wire.registered()
 ALL = [pytest.param(case, id=f"{name}, {label}") for name in NAMES for label, case in CASES.get(name, {}).items()]
@@ -168,7 +176,8 @@ def test_measured_bits_are_declared_bits(case, d):
 
 @each
 def test_the_key_alone_decides_the_message(case):
-    mechanism, u = case.make(7), vector(7, 0.8)
+    "In 64 dimensions, where messages of one bit a parameter do not coincide by chance."
+    mechanism, u = case.make(64), vector(64, 0.8)
     messages = {key: mechanism.encode(u, key).to_bytes() for key in (0, 1, 2, 2**31, 2**63, 2**100)}
     torch.rand(3), np.random.rand(3)
     assert messages == {key: mechanism.encode(u, key).to_bytes() for key in reversed(messages)}
@@ -218,7 +227,7 @@ def test_as_many_streams_as_rows(case, n):
 
 @each
 def test_one_stream_for_the_whole_cohort_gives_every_row_its_own_noise(case):
-    mechanism, u = case.make(7), vector(7, 0.8)
+    mechanism, u = case.make(64), vector(64, 0.8)
     rows = mechanism.simulate(u.repeat(5, 1), seed_tree(0))
     assert len({tuple(row.tolist()) for row in rows}) == (5 if is_random(mechanism, len(u)) else 1)
 
@@ -318,8 +327,8 @@ def test_damaged_messages_are_refused(case):
 @each
 def test_payloads_of_the_wrong_length_are_refused(case):
     "Framed and summed correctly, so that only the mechanism can notice."
-    mechanism = case.make(7)
-    message = mechanism.encode(vector(7, 0.8), 0)
+    mechanism = case.make(64)
+    message = mechanism.encode(vector(64, 0.8), 0)
     for payload in (message.payload[:-1], message.payload + b"\0", b"", message.payload[:3]):
         with pytest.raises(ValueError):
             mechanism.decode(dataclasses.replace(message, payload=payload))
