@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['SCALES', 'DEVICES', 'checkout', 'experiments', 'check_name', 'notebook', 'question', 'code_cells', 'defaults',
            'parameters', 'check_parameters', 'device', 'differences', 'Unfinished', 'CellError', 'run_cells',
-           'run_papermill', 'Outcome', 'output_folder', 'result_file', 'prepare', 'run']
+           'run_papermill', 'checkpointed', 'code_hash', 'Outcome', 'output_folder', 'result_file', 'prepare', 'run']
 
 # %% ../nbs/1_foundations/experiments.ipynb #52d50478
 import ast
+import hashlib
 import json
 import linecache
 import os
@@ -254,6 +255,31 @@ def run_papermill(
         number = 1 + [source for source, _ in code_cells(path)].index(error.source)
         raise CellError(f"{_where(path, number, error.source)}: {error.ename}: {error.evalue}",
                         re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error.traceback))) from None
+
+# %% ../nbs/1_foundations/experiments.ipynb #b7d1e5a2
+def checkpointed(
+    path, # JSON file of one part of an experiment
+    stamp:dict, # everything the part depends on, plain JSON
+    make, # () -> dict, the part, plain JSON
+    resume:bool=False, # load the file if it has this stamp
+)->dict: # the part, with its stamp
+    "Load one part of an experiment, or make it and keep it. [dpcomm house style]"
+    path, stamp = Path(path), json.loads(json.dumps(stamp))
+    if resume and path.exists():
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        if saved["stamp"] == stamp: return saved
+    part = json.dumps(make() | {"stamp": stamp})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".part").write_text(part, encoding="utf-8")
+    os.replace(path.with_suffix(".part"), path)
+    return json.loads(part)
+
+# %% ../nbs/1_foundations/experiments.ipynb #d4e7b9c1
+def code_hash(
+    name:str, # experiment
+)->str: # twelve hex digits
+    "SHA-256 of a notebook's code, as results carry it. [dpcomm schema 1]"
+    return hashlib.sha256("".join(source for source, _ in code_cells(notebook(name))).encode()).hexdigest()[:12]
 
 # %% ../nbs/1_foundations/experiments.ipynb #907203f0
 @dataclass(frozen=True)

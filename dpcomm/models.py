@@ -25,10 +25,11 @@ def _cnn():
 def _linear():
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
 
-# %% ../nbs/1_foundations/models.ipynb #a550d0b6
+# %% ../nbs/1_foundations/models.ipynb #f3a5a843
 def _conv(classes):
-    norm = nn.GroupNorm(32, 32)
-    blocks = [[nn.Conv2d(n, 32, 3, padding=2), norm, nn.MaxPool2d(2), nn.ReLU()] for n in (1, 32, 32, 32)]
+    norms = [nn.GroupNorm(32, 32) for _ in range(4)]
+    for norm in norms[1:]: norm.weight, norm.bias = norms[0].weight, norms[0].bias
+    blocks = [[nn.Conv2d(n, 32, 3, padding=2), norm, nn.MaxPool2d(2), nn.ReLU()] for n, norm in zip((1, 32, 32, 32), norms)]
     return nn.Sequential(*sum(blocks, []), nn.Flatten(), nn.Linear(288, classes))
 
 MODELS = {"linear": (_linear, 7_850), "lenet5": (_lenet5, 61_706), "cnn": (_cnn, 582_026), # name -> (builder, parameters)

@@ -93,7 +93,7 @@ def _scatter(maps, fine, quarters, average, average_half):
     orders = (padded, average), (first, average), (second, average_half), (both, average_half)
     return torch.cat([maps.flatten(2) @ matrix for maps, matrix in orders], 1)
 
-# %% ../nbs/1_foundations/scattering.ipynb #715fe9e5
+# %% ../nbs/1_foundations/scattering.ipynb #f2160fb5
 def check_images(
     images:Tensor, # what the caller gave
 )->Tensor: # the images
@@ -119,8 +119,9 @@ def scatter(
     block = check_between("block", (16 if images.device.type == "cpu" else 1024) if block is None else block, 1)
     tables = _tables(height, width, orientations, images.dtype, images.device)
     coefficients = images.new_empty(n * channels, (1 + orientations)**2, height * width // 16)
-    for maps, out in zip(images.flatten(0, 1).split(block), coefficients.split(block)): out.copy_(_scatter(maps, *tables))
-    return coefficients.reshape(n, -1, height // 4, width // 4)
+    for start in range(0, n * channels, block):
+        coefficients[start:start + block] = _scatter(images.flatten(0, 1)[start:start + block], *tables)
+    return coefficients.reshape(n, channels * (1 + orientations)**2, height // 4, width // 4)
 
 # %% ../nbs/1_foundations/scattering.ipynb #8234ded6
 def group_norm(

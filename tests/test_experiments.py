@@ -366,3 +366,27 @@ def test_a_budget_spent_leaves_the_rest_for_the_next_call(monkeypatch, capsys):
     code = cli.run_all(cli._parse(["run", "a", "b", "--max-seconds", "0.04"]))
     assert code == 3 and [name for name, _ in given] == ["a"] and 0 < given[0][1] <= 0.04
     assert "a, b; resume with --resume" in capsys.readouterr().err
+
+
+# ---- parts of an experiment
+
+def test_a_part_is_made_once_and_again_when_its_stamp_changes(tmp_path):
+    made, path = [], tmp_path / "deep" / "part.json"
+    make = lambda: made.append(1) or {"value": len(made)}
+    call = lambda stamp, resume=True: experiments.checkpointed(path, stamp, make, resume)["value"]
+    assert [call({"lr": (1, 2)}), call({"lr": [1, 2]}), call({"lr": [1, 3]}), call({"lr": [1, 3]}, resume=False)] == [1, 1, 2, 3]
+    assert json.loads(path.read_text()) == {"value": 3, "stamp": {"lr": [1, 3]}} and len(list(path.parent.iterdir())) == 1
+
+
+def test_a_part_that_fails_leaves_the_old_one(tmp_path):
+    path = tmp_path / "part.json"
+    experiments.checkpointed(path, {}, lambda: {"value": 1})
+    with pytest.raises(ZeroDivisionError):
+        experiments.checkpointed(path, {"new": 1}, lambda: 1 / 0)
+    assert json.loads(path.read_text())["value"] == 1
+
+
+def test_the_code_hash_is_of_the_code_alone():
+    found = experiments.code_hash("dprec-mnist")
+    assert found == experiments.code_hash("dprec_mnist") and len(found) == 12 and int(found, 16) >= 0
+    assert found != experiments.code_hash("dprec-mean")

@@ -2,6 +2,7 @@
 import re, tomllib
 from datetime import date
 
+import numpy as np
 import pytest
 
 from dpcomm import papers
@@ -238,3 +239,55 @@ def test_the_file_is_read_from_the_folder_given(tmp_path):
     (tmp_path / "other.toml").write_text(GOOD.replace('id = "dprec"', 'id = "other"'), encoding="utf-8")
     assert papers.papers(tmp_path) == ("other",)
     assert len(papers.paper("other", tmp_path).cells) == len(tomllib.loads(GOOD)["cell"])
+
+
+# ---- I-MVU: no printed accuracies; the settings of its appendix C and of section 4, typed a second time
+
+IMVU = """
+femnist imvu.eps            0.25 0.5 0.75 1 2 3 5 6 7 8 9 10
+femnist imvu.server_lr      0.5 1 2
+femnist imvu.beta           32 64 128
+femnist gaussian.sigma      0.6 0.8 1 2 4 6 8 10 16 20 24 32 40 50 60 64 70 80 90 100 110 120 128
+femnist gaussian.server_lr  0.5 1 2
+femnist gaussian.clip       0.1 0.5 1 2 10
+femnist signsgd.sigma       0.6 0.8 1 2 4 6 8 10 16 32 64 128
+femnist signsgd.server_lr   0.0001 0.001 0.01
+femnist signsgd.clip        0.5 1 2
+femnist client_lr 0.1
+femnist client_momentum 0
+femnist server_momentum 0.9
+femnist cohort 5
+femnist n_clients 3500
+femnist n_train_clients 3150
+femnist n_test_clients 350
+femnist n_classes 62
+all delta 1e-5
+all bits 1
+mnist local_steps 1
+cifar10 local_steps 1
+"""
+
+
+def test_every_stated_setting_of_imvu_equals_its_second_typing():
+    second = {tuple(words[:2]): tuple(map(float, words[2:])) for words in map(str.split, IMVU.strip().splitlines())}
+    stated = {(h.task, h.name): tuple(map(float, np.atleast_1d(h.value))) for h in papers.paper("imvu").hypers
+              if h.source == "stated" and not isinstance(h.value, str)}
+    assert stated == second
+
+
+def test_every_cell_of_imvu_is_an_inequality_with_its_words():
+    cells = papers.cells("imvu")
+    assert {c.table for c in cells} == {"fig2", "fig3", "fig4"}
+    for c in cells:
+        assert c.kind == "ordering" and c.bound == "above" and c.value in (-1.0, 0.0) and "'" in c.where and c.set_on == date(2026, 11, 21)
+        assert (c.value == -1.0) == ("gaussian" in c.key or "b4" in c.key)
+
+
+def test_the_grids_of_imvu_are_ours_and_say_so():
+    for task in ("mnist", "cifar10"):
+        budgets = papers.hyper("imvu", "budgets", task).value
+        keys = {c.key for c in papers.cells("imvu", "fig2") if c.key.startswith(task)}
+        assert keys == {f"{task}.imvu_minus_{other}.eps{b:g}" for other in ("gaussian", "signsgd", "mvu") for b in budgets}
+        for name in ("epochs", "sigma", "step", "clip"):
+            found = papers.hyper("imvu", name, task)
+            assert found.source == "ours" and "MVU paper" in found.where

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['TOP_EPS', 'RELATIONS', 'AUDITED', 'PIECE', 'ACCOUNTANTS', 'check_eps', 'ClosedForm', 'closed_form', 'Line', 'line',
-           'pmf', 'fisher', 'renyi', 'lemma2_bracket', 'variance_bracket', 'fisher_supremum', 'Imvu', 'check_settings',
-           'closed_only', 'levels', 'tilt', 'moments', 'logits', 'log_pmf', 'coins', 'symbols', 'draw', 'simulate',
-           'sum_estimates', 'encode', 'decode', 'log_cosh', 'rdp_exact', 'guarantee', 'play']
+           'pmf', 'fisher', 'lemma2_bracket', 'variance_bracket', 'fisher_supremum', 'log_cosh', 'rdp_exact', 'Imvu',
+           'check_settings', 'closed_only', 'levels', 'logits', 'log_pmf', 'tilt', 'moments', 'coins', 'draw',
+           'simulate', 'sum_estimates', 'encode', 'decode', 'guarantee', 'play']
 
-# %% ../../nbs/2_papers/imvu.ipynb #859dad48
+# %% ../../nbs/2_papers/imvu.ipynb #20d05acc
 import functools
 import math
 import zlib
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 import numpy as np
 import torch
-from scipy.special import expit, log_softmax, logsumexp
+from scipy.special import expit, log_softmax
 from torch import Tensor
 from ..accounting import ORDERS, Guarantee, compose, gaussian_guarantee, guarantee_from_rdp
 from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
 from .mvu import Table
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
-# %% ../../nbs/2_papers/imvu.ipynb #e3ead859
+# %% ../../nbs/2_papers/imvu.ipynb #338fb790
 TOP_EPS = 700.0 # e^eps is a float64 up to here
 
 def check_eps(
@@ -32,7 +32,7 @@ def check_eps(
 )->float: # eps, in (0, TOP_EPS]
     "Refuse an epsilon that is not positive or whose exponential overflows. [ours]"
     if check_positive("eps", eps) > TOP_EPS:
-        raise ValueError(f"eps is {eps!r}; it must lie in (0, {TOP_EPS:g}], where exp(eps) is a float64: only eps * beta matters for privacy, so lower eps and raise beta")
+        raise ValueError(f"eps is {eps!r}; it must lie in (0, {TOP_EPS:g}], where exp(eps) is a float64: lower eps and raise beta, privacy depends on their product")
     return float(eps)
 
 class ClosedForm(NamedTuple):
@@ -48,7 +48,7 @@ def closed_form(
     eps = check_eps(eps)
     return ClosedForm(lambda x: expit(eps * (2 * np.asarray(x, float) - 1)), (-1 / math.expm1(eps), -1 / math.expm1(-eps)), eps**2)
 
-# %% ../../nbs/2_papers/imvu.ipynb #5020fcc2
+# %% ../../nbs/2_papers/imvu.ipynb #818dc21d
 class Line(NamedTuple):
     "Natural parameters of every real input: eta(x) = start + x theta. [imvu eq. 3]"
     alphabet: np.ndarray # (m,) ascending
@@ -66,14 +66,14 @@ def line(
     return Line(a, np.log(p[0]), np.log(p[1]) - np.log(p[0]))
 
 def pmf(
-    x, # real inputs, any shape; [0, 1] lies between the rows
+    x, # real inputs, any shape; the rows stand at 0 and 1
     table:Table, # of two rows, m symbols
 )->np.ndarray: # (..., m)
     "Probabilities of the symbols at interpolated inputs. [imvu eqs. 2 and 3]"
     at = line(table)
     return np.exp(log_softmax(at.start + np.asarray(x, float)[..., None] * at.theta, axis=-1))
 
-# %% ../../nbs/2_papers/imvu.ipynb #eb55970d
+# %% ../../nbs/2_papers/imvu.ipynb #a5c0783b
 def fisher(
     x, # real inputs, any shape
     table:Table, # of two rows
@@ -82,66 +82,79 @@ def fisher(
     p, theta = pmf(x, table), line(table).theta
     return (p * (theta - (p @ theta)[..., None]) ** 2).sum(-1)
 
-def renyi(
-    orders, # Renyi orders, (k,), > 1
-    x1:float, x2:float, # real inputs
-    table:Table, # of two rows
-)->np.ndarray: # D_alpha of the symbol at x1 from the symbol at x2, nats, (k,)
-    "Exact divergence of two interpolated inputs. [imvu App. A]"
-    at, a = line(table), np.asarray(orders, float)
-    def A(x): return logsumexp(at.start + np.asarray(x)[..., None] * at.theta, axis=-1)
-    return np.maximum(A(a * x1 + (1 - a) * x2) - a * A(x1) - (1 - a) * A(x2), 0) / (a - 1)
-
-# %% ../../nbs/2_papers/imvu.ipynb #03b93f07
+# %% ../../nbs/2_papers/imvu.ipynb #22e61bae
 def lemma2_bracket(
     table:Table, # of two rows, anadromic
 )->tuple: # (low, high): outside, the information is at most that at 1/2
     "Where the supremum lies, by symmetry. [imvu Lemma 2; ties merged]"
     at = line(table)
     off = np.abs(at.start - (at.start + at.theta)[::-1]).max()
-    if off > 1e-9: raise ValueError(f"table is off by {off:.2g} from anadromic (row 2 = row 1 backwards, 1e-9 in logarithms); Lemma 2 needs that: use variance_bracket")
-    top, half = at.theta.max(), float(fisher(0.5, table))
-    share, high = (1 + math.sqrt(max(0.0, 1 - half / top**2))) / 2, 0.5
-    while pmf(high, table)[at.theta == top].sum() < min(share, 1 - 1e-15): high = 0.5 + max(1.1 * (high - 0.5), 0.01 / top)
+    if off > 1e-9: raise ValueError(f"table is off by {off:.2g} from anadromic (row 2 is row 1 backwards, to 1e-9 in logarithms); Lemma 2 needs that: use variance_bracket")
+    top, half, high = at.theta.max(), float(fisher(0.5, table)), 0.5
+    share = min((1 + math.sqrt(max(0.0, 1 - half / top**2))) / 2, 1 - 1e-15)
+    while pmf(high, table)[at.theta == top].sum() < share: high = 0.5 + max(1.1 * (high - 0.5), 0.01 / top)
     return 1 - high, high
 
 def variance_bracket(
     table:Table, # of two rows, anadromic or not
 )->tuple: # (low, high): outside, the information is at most that at 1/2
-    "Where the supremum lies, for any table. [ours, Lemma bracket; Bhatia & Davis 2000]"
-    theta, half = line(table).theta, float(fisher(0.5, table))
-    ends, gap = [0.5, 0.5], 1e-15 * np.ptp(theta) ** 2
+    "Where the supremum lies, for any table. [ours, Thm. bracket; Bhatia & Davis 2000]"
+    theta, half, ends = line(table).theta, float(fisher(0.5, table)), [0.5, 0.5]
     for side, sign in enumerate((-1, 1)):
-        while _bhatia_davis(pmf(ends[side], table) @ theta, theta) > half + gap: ends[side] = 0.5 + sign * max(1.1 * abs(ends[side] - 0.5), 0.01 / np.ptp(theta))
+        while _most(pmf(ends[side], table) @ theta, theta) > half + 1e-15 * np.ptp(theta) ** 2:
+            ends[side] = 0.5 + sign * max(1.1 * abs(ends[side] - 0.5), 0.01 / np.ptp(theta))
     return tuple(ends)
 
-def _bhatia_davis(mean, theta): return (theta.max() - mean) * (mean - theta.min())
+def _most(mean, theta): return (theta.max() - mean) * (mean - theta.min()) # largest variance in [min, max] for this mean
 
-# %% ../../nbs/2_papers/imvu.ipynb #ab08c697
+# %% ../../nbs/2_papers/imvu.ipynb #73d11ea3
 @functools.cache
 def fisher_supremum(
     table:Table, # of two rows
     bracket:Callable=variance_bracket, # or lemma2_bracket
     tol:float=1e-7, # relative
 )->float: # M: at least the supremum over all real x, and at most 1 + tol times it
-    "Largest Fisher information, by branch and bound inside a bracket. [imvu App. B; ours, Lemma bracket]"
+    "Largest Fisher information, by branch and bound inside a bracket. [imvu App. B; ours, Thm. bracket]"
     theta, best = line(table).theta, 0.0
     edges = np.linspace(*bracket(table), 65)
     low, high = edges[:-1], edges[1:]
     while len(low):
         value, reach = fisher((low + high) / 2, table), np.ptp(theta) * (high - low) / 2
         best = max(best, value.max())
-        mean = np.clip(theta.max() / 2 + theta.min() / 2, pmf(low, table) @ theta, pmf(high, table) @ theta)
-        keep = np.minimum(value * np.exp(np.minimum(reach, 700)), _bhatia_davis(mean, theta)) > best * (1 + tol)
+        mean = np.clip((theta.max() + theta.min()) / 2, pmf(low, table) @ theta, pmf(high, table) @ theta)
+        keep = np.minimum(value * np.exp(np.minimum(reach, 700)), _most(mean, theta)) > best * (1 + tol)
         cuts = np.linspace(low[keep], high[keep], 5)
         low, high = cuts[:-1].ravel(), cuts[1:].ravel()
     return float(best * (1 + tol))
 
-# %% ../../nbs/2_papers/imvu.ipynb #308effe1
+# %% ../../nbs/2_papers/imvu.ipynb #15752fde
 RELATIONS = ("zero-out", "replace")
+
+def log_cosh(
+    y, # real, any shape
+)->np.ndarray: # log cosh(y), without overflow, to the last digits near 0
+    "Logarithm of the hyperbolic cosine. [ours]"
+    y = np.abs(np.asarray(y, float))
+    return np.where(y < 1, np.log1p(2 * np.sinh(np.minimum(y, 1) / 2) ** 2), y + np.log1p(np.exp(-2 * y)) - math.log(2))
+
+def rdp_exact(
+    orders, # Renyi orders, any shape, > 1
+    kappa:float, # eps * beta, > 0
+    relation:str="zero-out", # zero-out | replace
+    d:int=None, # dimension, >= 1; None: the limit of many, which no dimension exceeds
+)->np.ndarray: # divergence at each order, nats: attained by the even vector, against zero or its opposite
+    "Renyi curve of one message of the closed form at the worst vectors of the ball. [ours, Thm. worst]"
+    a, swap = np.asarray(orders, float), check_choice("relation", relation, RELATIONS) == "replace"
+    limit = a * kappa**2 / (2 if swap else 8)
+    if d is None: return limit
+    z = kappa / math.sqrt(check_between("d", d, 1)) / 2
+    forward, reverse = log_cosh(a * z) - a * log_cosh(z), log_cosh((a - 1) * z) + (a - 1) * log_cosh(z)
+    each = log_cosh((2 * a - 1) * z) - log_cosh(z) if swap else np.maximum(forward, reverse)
+    return np.minimum(limit, d * each / (a - 1))
+
+# %% ../../nbs/2_papers/imvu.ipynb #59efe131
 AUDITED = tuple((dict(clip_norm=1.0, eps=eps, beta=beta), dict(d=d), 10**6) for eps, beta, d in ((1.0, 1.0, 1), (0.5, 4.0, 16))) # parameters, arguments of play, most plays
 
-# %% ../../nbs/2_papers/imvu.ipynb #f650986b
 @register
 @dataclass(frozen=True)
 class Imvu:
@@ -165,14 +178,14 @@ class Imvu:
     def guarantee(self, **release): return guarantee(self, **release)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
     relations = property(lambda self: {name: dict(relation=name, accountant="fisher-balle" if self.table else "exact-balle") for name in RELATIONS})
-    kappa = property(lambda self: self.eps * self.beta)
+    kappa = property(lambda self: self.eps * self.beta) # all that the closed form's privacy depends on
     levels = property(lambda self: levels(self))
     step = property(lambda self: closed_only(self).clip_norm / self.beta / math.tanh(self.eps / 2))
     nbits = property(lambda self: max(1, math.ceil(math.log2(len(self.levels)))))
     fisher = property(lambda self: fisher_supremum(self.table) if self.table else closed_form(self.eps).fisher)
-    fingerprint = property(lambda self: zlib.crc32(repr((self.clip_norm, self.eps, self.beta, self.table and (self.table.alphabet, self.table.rows), self.clamp)).encode()))
+    fingerprint = property(lambda self: zlib.crc32(repr((self.clip_norm, self.eps, self.beta, self.clamp, self.table and (self.table.alphabet, self.table.rows))).encode()))
 
-# %% ../../nbs/2_papers/imvu.ipynb #7afdb623
+# %% ../../nbs/2_papers/imvu.ipynb #ef21bf06
 def check_settings(
     mechanism:Imvu, # just built
 )->None: # or ValueError
@@ -183,9 +196,9 @@ def check_settings(
     if mechanism.table is not None and abs(mechanism.table.eps - mechanism.eps) > 1e-9 * mechanism.eps:
         raise ValueError(f"eps is {mechanism.eps!r} and the table's is {mechanism.table.eps!r}; they must be equal: pass eps=table.eps")
     for value in (*np.abs(mechanism.levels), mechanism.kappa / mechanism.clip_norm):
-        if not 1e-37 < value < 1e37:
-            raise ValueError(f"beta is {mechanism.beta!r}; with eps = {mechanism.eps} and clip_norm = {mechanism.clip_norm} it must keep the estimates "
-                             f"and eps beta / clip_norm within 1e-37..1e37, but {value:.1e} is one of them: bring the three nearer to 1")
+        if value != 0 and not 1e-37 < value < 1e37:
+            raise ValueError(f"beta is {mechanism.beta!r}; with eps = {mechanism.eps} and clip_norm = {mechanism.clip_norm} the estimates and eps beta / clip_norm "
+                             f"must lie within 1e-37..1e37, and one is {value:.1e}: bring the three nearer to 1")
 
 def closed_only(
     mechanism:Imvu,
@@ -195,14 +208,35 @@ def closed_only(
     raise ValueError(f"table is one of {len(mechanism.table.alphabet)} symbols; tilt, step and the accountants exact-* and pld are derived for the closed form: "
                      "use table=None, or moments and fisher-*")
 
+# %% ../../nbs/2_papers/imvu.ipynb #d32f57ce
 def levels(
     mechanism:Imvu,
-)->np.ndarray: # (m,) float64 ascending: what a symbol decodes to
-    "Estimates of a coordinate, one a symbol. [imvu Sec. 3, input scaling]"
+)->np.ndarray: # (m,) float64, ascending
+    "What each symbol decodes to. [imvu Sec. 3, input scaling]"
     if mechanism.table is None: return np.array([-mechanism.step, mechanism.step])
     return (line(mechanism.table).alphabet - 0.5) * 2 * mechanism.clip_norm / mechanism.beta
 
-# %% ../../nbs/2_papers/imvu.ipynb #a4314cc7
+def logits(
+    mechanism:Imvu,
+    u:Tensor, # rows to be clipped, (n, d), finite
+)->Tensor: # (n, d) float64
+    "Clip, scale and, if wanted, clamp. [imvu Sec. 3, input scaling]"
+    wide = u.double()
+    norm = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+    if not math.isfinite(norm.sum()): check_finite("u", u)
+    z = wide.mul_((mechanism.clip_norm / norm).clamp_max_(1.0).mul_(mechanism.kappa / mechanism.clip_norm)) if wide is not u else u * (mechanism.clip_norm / norm).clamp_max(1.0) * (mechanism.kappa / mechanism.clip_norm)
+    return z.clamp_(-mechanism.eps, mechanism.eps) if mechanism.clamp else z
+
+def log_pmf(
+    mechanism:Imvu,
+    z:Tensor, # log-odds, any shape, float64
+)->Tensor: # (..., m): log-probability of each symbol
+    "The law of a symbol. [imvu eqs. 2 and 3; ours, Thm. closed]"
+    if mechanism.table is None: return torch.nn.functional.logsigmoid(torch.stack([-z, z], -1))
+    start, theta = (torch.from_numpy(part).to(z.device) for part in line(mechanism.table)[1:])
+    return torch.log_softmax(start + (1 + z / mechanism.eps)[..., None] / 2 * theta, -1)
+
+# %% ../../nbs/2_papers/imvu.ipynb #faca9b89
 def tilt(
     mechanism:Imvu, # in closed form
     u, # coordinates of clipped vectors, array or tensor, any shape
@@ -216,71 +250,41 @@ def moments(
     mechanism:Imvu,
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d)
-    "Bias and variance of the estimates. [ours, eq. tilt]"
+    "Bias and variance of the estimates. [imvu Fig. 1; ours, eq. tilt]"
     p, level = log_pmf(mechanism, logits(mechanism, u)).exp(), torch.from_numpy(mechanism.levels).to(u.device)
     mean = p @ level
     return (mean - u).to(u.dtype), (p * (level - mean[..., None]) ** 2).sum(-1).to(u.dtype)
 
-# %% ../../nbs/2_papers/imvu.ipynb #ee6e1cc0
-def logits(
-    mechanism:Imvu,
-    u:Tensor, # rows to be clipped, (n, d), finite
-)->Tensor: # (n, d) float64: z = kappa u / C, the log-odds of the closed form; x = (1 + z / eps) / 2
-    "Clip, scale and, if wanted, clamp. [imvu Sec. 3, input scaling]"
-    wide = u.double()
-    norm = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
-    if not torch.isfinite(norm).all(): check_finite("u", u)
-    z = wide * ((mechanism.clip_norm / norm).clamp_max(1.0) * (mechanism.kappa / mechanism.clip_norm))
-    return z.clamp_(-mechanism.eps, mechanism.eps) if mechanism.clamp else z
-
-def log_pmf(
-    mechanism:Imvu,
-    z:Tensor, # logits, (n, d) float64
-)->Tensor: # (n, d, m): log-probability of each symbol
-    "The law of a symbol. [imvu eqs. 2 and 3; ours, Thm. closed]"
-    if mechanism.table is None: return torch.nn.functional.logsigmoid(torch.stack([-z, z], -1))
-    start, theta = (torch.from_numpy(part).to(z.device) for part in line(mechanism.table)[1:])
-    return torch.log_softmax(start + (1 + z / mechanism.eps)[..., None] / 2 * theta, -1)
-
-# %% ../../nbs/2_papers/imvu.ipynb #12729d1e
+# %% ../../nbs/2_papers/imvu.ipynb #751143be
 def coins(
     z:Tensor, # log-odds, (k,) float64
     rng:np.random.Generator, # stream
 )->np.ndarray: # (k,) bool, True with probability sigmoid(z), to within 2**-53
     "Coins from sixteen random bits each, and from more where these do not decide. [ours]"
-    rough = z.float().sigmoid_().mul_(2**16).numpy()
-    first = rng.integers(2**64, size=-(-len(rough) // 4), dtype=np.uint64).view(np.uint16)[:len(rough)]
-    ahead = rough - first
-    heads, asked = ahead > 0.5, np.flatnonzero(np.abs(ahead - 0.5) < 0.6)
-    heads[asked] = bernoulli(np.clip(2**16 * expit(z.numpy()[asked]) - first[asked], 0, 1), rng)
+    ahead = z.float().sigmoid_().mul_(2**16).numpy()
+    cell = rng.integers(2**64, size=-(-len(ahead) // 4), dtype=np.uint64).view(np.uint16)[:len(ahead)]
+    ahead -= cell
+    ahead -= 0.5
+    heads, asked = ahead > 0, np.flatnonzero(np.abs(ahead, out=ahead) < 0.6)
+    heads[asked] = bernoulli(np.clip(2**16 * expit(z.numpy()[asked]) - cell[asked], 0, 1), rng)
     return heads
 
-def symbols(
-    mechanism:Imvu,
-    z:Tensor, # log-odds, (k,) float64
-    rng:np.random.Generator, # stream
-)->np.ndarray: # (k,) numbers of symbols: bool where there are two
-    "One symbol for each coordinate. [inverse transform]"
-    if mechanism.table is None: return coins(z, rng)
-    up = log_pmf(mechanism, z).exp().cumsum(-1)[:, :-1]
-    drawn = (torch.from_numpy(rng.random((len(z), 1))) * 1.0 >= up).sum(-1).numpy()
-    return drawn.astype(bool if mechanism.nbits == 1 else np.uint8)
-
-# %% ../../nbs/2_papers/imvu.ipynb #cffe3577
-PIECE = 2**15 # coordinates whose float64 logits exist at one time, or one row
+# %% ../../nbs/2_papers/imvu.ipynb #6db8fe9f
+PIECE = 2**17 # log-odds that exist at one time, unless one row is longer
 
 def draw(
     mechanism:Imvu,
     u:Tensor, # (n, d), finite
     rng, # one stream, or one a row
-): # yields (first row, symbols of some rows)
+): # yields symbols of the next rows, (rows, d) uint8
     "Clip and draw a cohort, some rows at a time: no float64 array of the size of u exists. [imvu Sec. 3]"
-    own = isinstance(rng, (list, tuple))
+    own, m = isinstance(rng, (list, tuple)), len(mechanism.levels)
     if own and len(rng) != len(u): raise ValueError(f"rng holds {len(rng)} streams for {len(u)} rows: pass one stream, or one a row")
-    rows = 1 if own else max(1, PIECE // max(1, u.shape[1]))
+    rows = 1 if own else max(1, PIECE // max(1, u.shape[1] * (m - 1)))
     for i in range(0, len(u), rows):
-        z = logits(mechanism, u[i:i + rows].cpu())
-        yield i, symbols(mechanism, z.reshape(-1), rng[i] if own else rng).reshape(z.shape)
+        z, stream = logits(mechanism, u[i:i + rows].cpu()), rng[i] if own else rng
+        if mechanism.table is None: yield coins(z.reshape(-1), stream).view(np.uint8).reshape(z.shape)
+        else: yield (stream.random(z.shape)[..., None] >= log_pmf(mechanism, z).exp().cumsum(-1).numpy()[..., :-1]).sum(-1, dtype=np.uint8)
 
 def simulate(
     mechanism:Imvu,
@@ -288,32 +292,33 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort. [imvu Sec. 3]"
-    level, estimates = mechanism.levels.astype(np.float32), np.empty(u.shape, np.float32)
-    for i, drawn in draw(mechanism, u, rng): estimates[i:i + len(drawn)] = level[drawn.view(np.uint8)]
-    return torch.from_numpy(estimates).to(u.device)
+    level, drawn = mechanism.levels.astype(np.float32), list(draw(mechanism, u, rng))
+    return torch.from_numpy(level[np.concatenate(drawn)] if drawn else np.empty(u.shape, np.float32)).to(u.device)
 
-# %% ../../nbs/2_papers/imvu.ipynb #f249d43c
+# %% ../../nbs/2_papers/imvu.ipynb #8b82292a
 def sum_estimates(
     mechanism:Imvu,
     u:Tensor, # updates, (n, d), finite
     rng, # one stream, or one a row
 )->Tensor: # (d,) float32: the sum of the rows that simulate draws from the same stream
-    "Sum of a cohort's decoded vectors, by counting symbols: the server's side of a step. [imvu Sec. 3]"
-    level = mechanism.levels
-    least = np.zeros((len(level) - 1, u.shape[1]), np.int32) # how many drew symbol j or a higher one
-    for _, drawn in draw(mechanism, u, rng):
-        for j, count in enumerate(least): count += (drawn.view(np.uint8) > j).sum(0, dtype=np.int32) if len(drawn) > 1 else drawn[0].view(np.uint8) > j
-    return torch.from_numpy((len(u) * level[0] + np.diff(level) @ least).astype(np.float32)).to(u.device)
+    "Sum of a cohort's decoded vectors, by counting symbols. [imvu Sec. 3]"
+    level, above = mechanism.levels, np.zeros((len(mechanism.levels) - 1, u.shape[1]), np.int32)
+    for rows in draw(mechanism, u, rng):
+        for j, count in enumerate(above):
+            if len(rows) > 64: count += (rows > j).sum(0, dtype=np.int32)
+            else:
+                for row in rows: count += row if len(above) == 1 else row > j
+    return torch.from_numpy((len(u) * level[0] + np.diff(level) @ above).astype(np.float32)).to(u.device)
 
-# %% ../../nbs/2_papers/imvu.ipynb #7dc565dd
+# %% ../../nbs/2_papers/imvu.ipynb #0f8f9908
 def encode(
     mechanism:Imvu,
     u:Tensor, # one client's vector, (d,), finite
     key:int, # seeds the client's private draws
 )->Message: # nbits bits a coordinate, packed
     "Clip, draw, pack. [imvu Sec. 3]"
-    (_, drawn), = draw(mechanism, u[None], [seed_tree(key, "private")])
-    payload = np.packbits(drawn[0]).tobytes() if mechanism.nbits == 1 else pack_bits(drawn[0], mechanism.nbits)
+    (drawn,), = draw(mechanism, u[None], [seed_tree(key, "private")])
+    payload = np.packbits(drawn).tobytes() if mechanism.nbits == 1 else pack_bits(drawn, mechanism.nbits)
     return Message(mechanism.name, len(u), payload, mechanism.fingerprint)
 
 def decode(
@@ -321,39 +326,15 @@ def decode(
     message:Message, # made by `encode` with the same parameters
 )->Tensor: # (d,) float32
     "Look the symbols up. [imvu Sec. 3]"
-    if message.fingerprint != mechanism.fingerprint or 8 * len(message.payload) != mechanism.bits(message.d).payload:
+    nbits, d, level = mechanism.nbits, message.d, mechanism.levels.astype(np.float32)
+    if message.fingerprint != mechanism.fingerprint or 8 * len(message.payload) != mechanism.bits(d).payload:
         raise ValueError(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters")
-    one = mechanism.nbits == 1
-    drawn = np.unpackbits(np.frombuffer(message.payload, np.uint8), count=message.d) if one else unpack_bits(message.payload, mechanism.nbits, message.d)
-    level = mechanism.levels.astype(np.float32)
-    if drawn.max(initial=0) >= len(level): raise ValueError(f"message holds symbol {drawn.max()}; the table has 0..{len(level) - 1}: it was not made by encode, send it again")
+    drawn = np.unpackbits(np.frombuffer(message.payload, np.uint8), count=d) if nbits == 1 else unpack_bits(message.payload, nbits, d)
+    if drawn.max(initial=0) >= len(level): raise ValueError(f"message holds symbol {drawn.max()}; the table has 0..{len(level) - 1}: encode did not make it, send it again")
     return torch.from_numpy(level[drawn])
 
-# %% ../../nbs/2_papers/imvu.ipynb #8abf9391
-def log_cosh(
-    y, # real, any shape
-)->np.ndarray: # log cosh(y), without overflow, to the last digits near 0
-    "Logarithm of the hyperbolic cosine. [ours]"
-    y = np.abs(np.asarray(y, float))
-    return np.where(y < 1, np.log1p(2 * np.sinh(np.minimum(y, 1) / 2) ** 2), y + np.log1p(np.exp(-2 * y)) - math.log(2))
-
-def rdp_exact(
-    orders, # Renyi orders, any shape, > 1
-    kappa:float, # eps * beta, > 0
-    relation:str="zero-out", # zero-out | replace
-    d:int=None, # dimension, >= 1; None: the limit of many, which no dimension exceeds
-)->np.ndarray: # divergence at each order, nats: attained by the even vector, against zero or its opposite
-    "Renyi curve of one message of the closed form at the worst vectors of the ball. [ours, Thm. worst]"
-    a, swap = np.asarray(orders, float), check_choice("relation", relation, RELATIONS) == "replace"
-    limit = a * kappa**2 / (2 if swap else 8)
-    if d is None: return limit
-    z = kappa / math.sqrt(check_between("d", d, 1)) / 2
-    forward, reverse = log_cosh(a * z) - a * log_cosh(z), log_cosh((a - 1) * z) + (a - 1) * log_cosh(z)
-    each = log_cosh((2 * a - 1) * z) - log_cosh(z) if swap else np.maximum(forward, reverse)
-    return np.minimum(limit, d * each / (a - 1))
-
-# %% ../../nbs/2_papers/imvu.ipynb #aa0931eb
-ACCOUNTANTS = {"fisher": "Theorem 1: any vectors, any table", "exact": "exact at the worst vectors", "pld": "the Gaussian of section 4.9, whose signs these bits are"}
+# %% ../../nbs/2_papers/imvu.ipynb #1ad02604
+ACCOUNTANTS = {"fisher": "Theorem 1, any vectors", "exact": "exact at the worst vectors", "pld": "the bits are signs of a Gaussian of multiplier sqrt(8 / pi) / kappa"}
 
 def guarantee(
     mechanism:Imvu,
@@ -367,7 +348,8 @@ def guarantee(
     orders=None, # Renyi orders, default ORDERS
 )->Guarantee: # local: the server sees every message
     "Privacy of `rounds` messages. [imvu Thm. 1, eq. 1; ours, Thms. worst and warp]"
-    check_choice("relation", relation, RELATIONS), check_choice("accountant", accountant, [f"{how}-{c}" for how in ("fisher", "exact") for c in ("classic", "balle")] + ["pld"])
+    check_choice("relation", relation, RELATIONS)
+    check_choice("accountant", accountant, [f"{how}-{word}" for how in ("fisher", "exact") for word in ("classic", "balle")] + ["pld"])
     if sampling != "none": raise ValueError(f"sampling is {sampling!r}; the server sees who sends, so that nothing is amplified: use sampling='none'")
     how, _, conversion = accountant.partition("-")
     names = dict(relation=relation, sampling=sampling, unit=unit, trust="local", scope="total", note=ACCOUNTANTS[how])
@@ -377,7 +359,7 @@ def guarantee(
     curve = rdp_exact(orders, root, relation, d if how == "exact" else None)
     return guarantee_from_rdp(orders, compose(curve, rounds), delta, conversion, accountant=accountant, **names)
 
-# %% ../../nbs/2_papers/imvu.ipynb #09b841d3
+# %% ../../nbs/2_papers/imvu.ipynb #14304e57
 def play(
     mechanism:Imvu,
     relation:str, # a key of mechanism.relations
@@ -391,9 +373,9 @@ def play(
     "Send the worst vector or its neighbour through simulate, and score by likelihood. [Nasr et al. 2023; ours, Thm. worst]"
     check_choice("relation", relation, tuple(mechanism.relations))
     worlds = 4 * mechanism.clip_norm * torch.tensor([[1.0], [-1.0 if relation == "replace" else 0.0]]).expand(2, d)
-    law, score = log_pmf(mechanism, logits(mechanism, worlds)[:, :1])[:, 0].numpy(), np.zeros(n)
+    law, score = log_pmf(mechanism, logits(mechanism, worlds)[:, 0]).numpy(), np.zeros(n)
     middle = (mechanism.levels[1:] + mechanism.levels[:-1]) / 2
     for _ in range(rounds):
-        drawn = np.searchsorted(middle, mechanism.simulate(worlds[0 if present else 1].expand(n, d), rng).numpy())
-        score += (law[0] - law[1])[drawn].sum(1)
+        seen = mechanism.simulate(worlds[0 if present else 1].expand(n, d), rng).numpy()
+        score += (law[0] - law[1])[np.searchsorted(middle, seen)].sum(1)
     return {"likelihood": score}
