@@ -230,7 +230,7 @@ def _deal(labels, counts, rest, rng):
     extra = np.split(left, rest.cumsum()[:-1])
     return [np.concatenate([cut[i] for cut in cuts] + [extra[i]]) for i in range(len(counts))]
 
-# %% ../nbs/1_foundations/data.ipynb #b7a02b4b
+# %% ../nbs/1_foundations/data.ipynb #f4c7ebb0
 def check_client(
     where:str, # file and user, for the message
     x:np.ndarray, # (n, 784) or (n, 28, 28) pixels
@@ -240,17 +240,20 @@ def check_client(
     "Refuse a FEMNIST client that is empty, of unequal lengths, or outside range. [Caldas et al. 2018]"
     if len(y) == 0: raise ValueError(f"{where} holds no image; every client needs one: drop the user from the file")
     if len(x) != len(y) or n not in (None, len(y)):
-        raise ValueError(f"{where} has {len(x)} images, {len(y)} labels" + (f" and announces {n}" if n is not None else "") + "; these must be equal: make the file again")
+        announced = f" and announces {n}" if n is not None else ""
+        raise ValueError(f"{where} has {len(x)} images, {len(y)} labels{announced}; these must be equal: make the file again")
     try: x = np.asarray(x, np.float32).reshape(len(x), 784)
-    except ValueError: raise ValueError(f"{where} has images that are not of 784 pixels; they must be 28 by 28 numbers: make the file again") from None
+    except ValueError:
+        raise ValueError(f"{where} has images that are not of 784 pixels; they must be 28 by 28 numbers: make the file again") from None
     if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
         raise ValueError(f"{where} has pixels from {x.min()} to {x.max()}; they must be in [0, 1]: divide them by 255")
     labels = np.asarray(y)
     if labels.dtype.kind not in "iu" or labels.ndim != 1 or labels.min() < 0 or labels.max() > 61:
-        raise ValueError(f"{where} has labels {sorted(set(map(str, np.ravel(labels).tolist())))[:5]}; they must be whole numbers from 0 to 61, digits then letters: use the 62-class files")
+        seen = sorted(set(map(str, np.ravel(labels).tolist())))
+        raise ValueError(f"{where} has labels {seen[0]!r} to {seen[-1]!r}; they must be whole numbers from 0 to 61, digits then letters: use the 62-class files")
     return x, labels.astype(np.int64)
 
-# %% ../nbs/1_foundations/data.ipynb #ce0c116c
+# %% ../nbs/1_foundations/data.ipynb #f1e9b148
 def read_leaf(
     folder, # holds *.json files with users, num_samples and user_data
 )->dict: # user -> (x, y), in the order of the files
@@ -260,9 +263,11 @@ def read_leaf(
         try: content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error: raise ValueError(f"{path.name} is no json ({error}); download it again") from None
         missing = [key for key in ("users", "num_samples", "user_data") if not isinstance(content, dict) or key not in content]
-        if missing: raise ValueError(f"{path.name} has no {missing[0]!r}; LEAF writes users, num_samples and user_data: make the file again")
+        if missing:
+            raise ValueError(f"{path.name} has no {missing[0]!r}; LEAF writes users, num_samples and user_data: make the file again")
         users, sizes = content["users"], content["num_samples"]
-        if len(users) != len(sizes): raise ValueError(f"{path.name} has {len(users)} users and {len(sizes)} num_samples; these must be equal: make the file again")
+        if len(users) != len(sizes):
+            raise ValueError(f"{path.name} has {len(users)} users and {len(sizes)} num_samples; these must be equal: make the file again")
         for user, n in zip(users, sizes):
             where, entry = f"{path.name}, user {user!r},", content["user_data"].get(user)
             if user in found: raise ValueError(f"{where} stands in the files twice; allowed once: remove one of them")
@@ -271,23 +276,28 @@ def read_leaf(
             found[user] = check_client(where, entry["x"], entry["y"], n)
     return found
 
+# %% ../nbs/1_foundations/data.ipynb #57932622
 def read_tff(
     path, # fed_emnist_train.h5 or fed_emnist_test.h5
 )->dict: # user -> (x, y)
     "Clients of one split of TensorFlow Federated's FEMNIST. [TFF, emnist]"
     path = Path(path)
     try: import h5py
-    except ImportError: raise ImportError(f"{path.name} needs the package h5py: run `pip install h5py`, or use LEAF's json files in femnist/train and femnist/test") from None
+    except ImportError:
+        raise ImportError(f"{path.name} needs the package h5py: run `pip install h5py`, or use LEAF's json files in "
+                          "femnist/train and femnist/test") from None
     with h5py.File(path, "r") as file:
-        if "examples" not in file: raise ValueError(f"{path.name} has no group 'examples'; TFF writes examples/<user>/pixels and label: download it again")
+        if "examples" not in file:
+            raise ValueError(f"{path.name} has no group 'examples'; TFF writes examples/<user>/pixels and label: download it again")
         found = {}
         for user, entry in file["examples"].items():
             where = f"{path.name}, user {user!r},"
-            if not {"pixels", "label"} <= set(entry): raise ValueError(f"{where} has no pixels and label; every user needs both: download the file again")
+            if not {"pixels", "label"} <= set(entry):
+                raise ValueError(f"{where} has no pixels and label; every user needs both: download the file again")
             found[user] = check_client(where, entry["pixels"][()], entry["label"][()])
     return found
 
-# %% ../nbs/1_foundations/data.ipynb #9ca619dc
+# %% ../nbs/1_foundations/data.ipynb #9cee2071
 WHOLE = {"leaf": (3_500, 201.60, 78.92), "tff": (3_400, 197.53, None)} # clients, mean and standard deviation of their images
 
 def femnist(
@@ -304,11 +314,12 @@ def femnist(
         raise FileNotFoundError("femnist is not under the data root: put LEAF's json files into <data root>/femnist/train and femnist/test, "
                                 "or TFF's fed_emnist_train.h5 and fed_emnist_test.h5 into <data root>/femnist (set DPCOMM_DATA)")
     for split, clients in (("train", train), ("test", test)):
-        if not clients: raise ValueError(f"femnist's {split} split holds no user; it must hold one or more: put its files beside the others")
+        if not clients:
+            raise ValueError(f"femnist's {split} split holds no user; it must hold one or more: put its files beside the others")
     sizes, (n, mean, std) = np.array([len(y) for _, y in train.values()]), WHOLE[kind]
     if whole and not (len(sizes) == n and abs(sizes.mean() - mean) < .006 and (std is None or abs(sizes.std() - std) < .02)):
-        raise ValueError(f"femnist ({kind}) has {len(sizes)} clients with {sizes.mean():.2f} +- {sizes.std():.2f} images; the whole data set has {n} with {mean} +- {std}: "
-                         "load all files, or pass whole=False for a part")
+        raise ValueError(f"femnist ({kind}) has {len(sizes)} clients with {sizes.mean():.2f} +- {sizes.std():.2f} images; "
+                         f"the whole data set has {n} with {mean} +- {std}: load all files, or pass whole=False for a part")
     return _federation(train, test, f"femnist ({kind}), a client a user")
 
 # %% ../nbs/1_foundations/data.ipynb #faff6860

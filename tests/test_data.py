@@ -1,5 +1,8 @@
-"data: counts, what a missing file says, partitions and their hash."
+"data: counts, what a missing file says, partitions and their hash, FEMNIST's two formats."
 import hashlib
+import json
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -220,3 +223,176 @@ def test_the_partition_hash_sees_every_change():
     partitions = [([0, 2], [1]), ([2, 0], [1]), ([1], [0, 2]), ([0], [2, 1]), ([0, 2, 1],), ([0], [2], [1]), ([0, 2], [1], []), ([0, 2], [3])]
     assert len({of(*p) for p in partitions}) == len(partitions)
     assert data.Federation(None, (np.array([0, 2], np.int32), [1]), "another rule").partition_hash == of([0, 2], [1])
+
+
+# ---- FEMNIST
+
+USERS = [f"f{i:04d}_{i % 7:02d}" for i in range(20)]
+
+
+def written(root, users=USERS, split="train", file="all_data_0.json", change=None, seed=0):
+    "Write LEAF's json for made users; `change` damages the content before it is written."
+    rng, sizes = seed_tree(seed, split, file), [3 + i % 4 for i in range(len(users))]
+    entries = {u: {"x": rng.random((n, 784)).round(4).tolist(), "y": rng.integers(0, 62, n).tolist()} for u, n in zip(users, sizes)}
+    content = {"users": list(users), "num_samples": sizes, "user_data": entries}
+    if change:
+        change(content)
+    path = root / "femnist" / split / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    return content
+
+
+def test_leaf_files_become_a_federation_of_users(tmp_path):
+    first, second = written(tmp_path, USERS[:12], file="a.json"), written(tmp_path, USERS[12:], file="b.json")
+    test = written(tmp_path, split="test")
+    found = data.femnist(tmp_path, whole=False)
+    everyone = first["user_data"] | second["user_data"]
+    assert found.data.name == "femnist" and len(found.parts) == 20 and "leaf" in found.rule
+    assert found.data.x.dtype == torch.float32 and found.data.y.dtype == torch.int64 and found.data.x.shape == (found.sizes.sum(), 1, 28, 28)
+    for user, part in zip(USERS, found.parts):
+        own = torch.from_numpy(part)
+        assert torch.equal(found.data.x[own].flatten(1), torch.tensor(everyone[user]["x"])) and found.data.y[own].tolist() == everyone[user]["y"]
+    assert same(found.parts, data.by_writer(found.data.writers))
+    assert found.data.y_test.tolist() == [y for u in USERS for y in test["user_data"][u]["y"]]
+    assert set(data.read_leaf(tmp_path / "femnist" / "train")) == set(USERS)
+
+
+def test_femnists_counts_are_asserted_unless_it_is_a_part(tmp_path):
+    written(tmp_path), written(tmp_path, split="test")
+    with pytest.raises(ValueError, match=r"femnist \(leaf\) has 20 clients with 4.50 .* the whole data set has 3500 with 201.6 .*whole=False"):
+        data.femnist(tmp_path)
+    assert data.WHOLE["leaf"] == (3_500, 201.60, 78.92), "DP-REC's Table 2, last row; I-MVU's Section 4.2"
+    assert data.WHOLE["tff"][0] == 3_400 and round(671_585 / 3_400, 2) == data.WHOLE["tff"][1]
+
+
+def entry_of(content, user=USERS[3]):
+    return content["user_data"][user]
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda c: c["user_data"].pop(USERS[3]), "all_data_0.json, user 'f0003_03', has no x and y in user_data.*make the file again"),
+    (lambda c: entry_of(c).pop("y"), "user 'f0003_03', has no x and y"),
+    (lambda c: entry_of(c)["y"].pop(), "user 'f0003_03', has 6 images, 5 labels and announces 6; these must be equal"),
+    (lambda c: c["num_samples"].__setitem__(3, 9), "user 'f0003_03', has 6 images, 6 labels and announces 9"),
+    (lambda c: c["num_samples"].pop(), "all_data_0.json has 20 users and 19 num_samples"),
+    (lambda c: entry_of(c).update(x=[], y=[]), "user 'f0003_03', holds no image.*drop the user"),
+    (lambda c: entry_of(c)["y"].__setitem__(0, 62), "user 'f0003_03', has labels .*'62'.*whole numbers from 0 to 61.*62-class"),
+    (lambda c: entry_of(c)["y"].__setitem__(0, -1), "user 'f0003_03', has labels .*0 to 61"),
+    (lambda c: entry_of(c).update(y=list("abcdef")), "user 'f0003_03', has labels .*'a'.*0 to 61"),
+    (lambda c: entry_of(c)["y"].__setitem__(0, 1.5), "user 'f0003_03', has labels .*whole numbers"),
+    (lambda c: entry_of(c)["x"][0].pop(), "user 'f0003_03', has images that are not of 784 pixels"),
+    (lambda c: entry_of(c)["x"][0].__setitem__(0, "ink"), "user 'f0003_03', has images that are not of 784 pixels"),
+    (lambda c: entry_of(c)["x"][0].__setitem__(5, 255), r"user 'f0003_03', has pixels from .* to 255.*\[0, 1\].*divide them by 255"),
+    (lambda c: entry_of(c)["x"][0].__setitem__(5, float("nan")), "user 'f0003_03', has pixels from nan"),
+    (lambda c: c.pop("users"), "all_data_0.json has no 'users'; LEAF writes users, num_samples and user_data"),
+    (lambda c: c["users"].__setitem__(1, USERS[0]), "user 'f0000_00', stands in the files twice.*remove one"),
+])
+def test_malformed_leaf_files_name_file_user_and_fix(tmp_path, change, message):
+    written(tmp_path, change=change), written(tmp_path, split="test")
+    with pytest.raises(ValueError, match=message):
+        data.femnist(tmp_path, whole=False)
+
+
+def test_a_damaged_json_file_and_an_empty_split_are_named(tmp_path):
+    written(tmp_path)
+    with pytest.raises(ValueError, match="test split holds no user.*put its files beside"):
+        data.femnist(tmp_path, whole=False)
+    (tmp_path / "femnist" / "train" / "cut.json").write_text('{"users": [')
+    with pytest.raises(ValueError, match="cut.json is no json .*download it again"):
+        data.femnist(tmp_path, whole=False)
+    (tmp_path / "femnist" / "train" / "cut.json").write_text("[1]")
+    with pytest.raises(ValueError, match="cut.json has no 'users'"):
+        data.femnist(tmp_path, whole=False)
+
+
+def test_absent_femnist_says_which_files_go_where(tmp_path):
+    with pytest.raises(FileNotFoundError, match="femnist/train and femnist/test.*fed_emnist_train.h5.*DPCOMM_DATA"):
+        data.femnist(tmp_path)
+
+
+def test_tff_without_h5py_names_file_and_both_fixes(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    (tmp_path / "femnist").mkdir()
+    (tmp_path / "femnist" / "fed_emnist_train.h5").write_bytes(b"")
+    with pytest.raises(ImportError, match="fed_emnist_train.h5 needs the package h5py: run `pip install h5py`, or use LEAF's json"):
+        data.femnist(tmp_path)
+
+
+class Group(dict):
+    "A group of an h5 file, as far as the reader uses it: values are arrays, read by [()]."
+    def __enter__(self): return self
+    def __exit__(self, *error): return None
+
+
+def tff_like(monkeypatch, files):
+    "Put a stand-in for h5py in place that serves the given files by name."
+    class Array(np.ndarray):
+        pass
+    def wrap(value):
+        return Group({k: wrap(v) for k, v in value.items()}) if isinstance(value, dict) else np.asarray(value).view(Array)
+    monkeypatch.setitem(sys.modules, "h5py", types.SimpleNamespace(File=lambda path, mode: wrap(files[path.name])))
+
+
+def tff_files(seed=0):
+    rng = seed_tree(seed, "tff")
+    def split(n):
+        return {"examples": {u: {"pixels": rng.random((n, 28, 28), dtype=np.float32), "label": rng.integers(0, 62, n).astype(np.int32)} for u in USERS}}
+    return {"fed_emnist_train.h5": split(5), "fed_emnist_test.h5": split(2)}
+
+
+def test_tff_groups_become_the_same_federation(tmp_path, monkeypatch):
+    "Through a stand-in for h5py, whose use is limited to File, items and [()]; with h5py itself in the next test."
+    files = tff_files()
+    tff_like(monkeypatch, files)
+    (tmp_path / "femnist").mkdir()
+    (tmp_path / "femnist" / "fed_emnist_train.h5").write_bytes(b"")
+    found = data.femnist(tmp_path, whole=False)
+    assert len(found.parts) == 20 and (found.sizes == 5).all() and found.data.x_test.shape == (40, 1, 28, 28) and "tff" in found.rule
+    pixels = files["fed_emnist_train.h5"]["examples"][USERS[4]]["pixels"]
+    assert torch.equal(found.data.x[torch.from_numpy(found.parts[4])][:, 0], torch.from_numpy(pixels))
+    files["fed_emnist_train.h5"]["examples"][USERS[2]]["label"][0] = 62
+    with pytest.raises(ValueError, match="fed_emnist_train.h5, user 'f0002_02', has labels"):
+        data.read_tff(tmp_path / "femnist" / "fed_emnist_train.h5")
+    del files["fed_emnist_train.h5"]["examples"][USERS[0]]["pixels"]
+    with pytest.raises(ValueError, match="user 'f0000_00', has no pixels and label"):
+        data.read_tff(tmp_path / "femnist" / "fed_emnist_train.h5")
+    del files["fed_emnist_train.h5"]["examples"]
+    with pytest.raises(ValueError, match="fed_emnist_train.h5 has no group 'examples'"):
+        data.read_tff(tmp_path / "femnist" / "fed_emnist_train.h5")
+
+
+def test_tff_files_written_by_h5py(tmp_path):
+    h5py = pytest.importorskip("h5py", reason="NOT CHECKED, h5py is not installed: TFF's files were read through a stand-in only")
+    (tmp_path / "femnist").mkdir()
+    for name, content in tff_files().items():
+        with h5py.File(tmp_path / "femnist" / name, "w") as file:
+            for user, entry in content["examples"].items():
+                for key, values in entry.items():
+                    file[f"examples/{user}/{key}"] = values
+    found = data.femnist(tmp_path, whole=False)
+    assert len(found.parts) == 20 and (found.sizes == 5).all() and found.data.x_test.shape == (40, 1, 28, 28)
+
+
+@pytest.mark.parametrize("x, y, message", [
+    ([[0.5] * 784], [], "holds no image"), ([[0.5] * 784], [1, 2], "1 images, 2 labels; these"), ([[0.5] * 784], [True], "labels .*whole numbers"),
+])
+def test_check_client_refuses_and_admits(x, y, message):
+    with pytest.raises(ValueError, match=f"here.*{message}"):
+        data.check_client("here", x, y)
+    pixels, labels = data.check_client("here", [[0.5] * 784], [61], 1)
+    assert pixels.shape == (1, 784) and pixels.dtype == np.float32 and labels.tolist() == [61]
+
+
+def test_hold_out_keeps_whole_clients_apart():
+    x, y = torch.arange(40.0).view(40, 1, 1, 1).expand(40, 1, 28, 28), torch.arange(40) % 10
+    federation = data.Federation(data.Dataset("made", x, y, x[:1], y[:1]), tuple(np.array_split(np.arange(40), 8)), "made")
+    held = data.hold_out(federation, 3, seed_tree(0))
+    train, test = np.concatenate(held.parts), held.data.x_test[:, 0, 0, 0].long().numpy()
+    assert len(held.parts) == 5 and len(test) == 15 and set(train) | set(test) == set(range(40)) and not set(train) & set(test)
+    assert torch.equal(held.data.y_test, y[torch.from_numpy(test)]) and "3 clients held out" in held.rule and held.data.x is x
+    assert same(held.parts, data.hold_out(federation, 3, seed_tree(0)).parts)
+    assert len({data.hold_out(federation, 3, seed_tree(0, i)).partition_hash for i in range(9)}) > 3
+    for bad in (0, 8):
+        with pytest.raises(ValueError, match=f"n_test is {bad}; it must be a whole number from 1 to 7"):
+            data.hold_out(federation, bad, seed_tree(0))

@@ -17,6 +17,7 @@ from laws import ALARM, radius, same_law
 from dpcomm import audit, wire
 from dpcomm.accounting import RELATIONS, Guarantee
 from dpcomm.core import seed_tree
+from dpcomm.mechanisms import mvu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,7 @@ def halves(d: int) -> tuple:
 
 
 NUMBERS = (0.0, -1.0, math.nan, math.inf)
+THREE = mvu.Table(1.0, (0.5 - 2.5 / (math.e - 1), 0.5, 0.5 + 2.5 / (math.e - 1)), ((0.2 * math.e, 0.8 - 0.2 * math.e, 0.2), (0.2, 0.8 - 0.2 * math.e, 0.2 * math.e)))
 CASES = {
     "gaussian": variants(
         "gaussian",
@@ -52,6 +54,15 @@ CASES = {
         refused=(dict(sampling="fixed", n_clients=100, cohort=10), dict(sampling="poisson"), dict(sampling="nobody"), dict(accountant="magic"),
                  dict(delta=0.0), dict(rounds=0)),
         bad=tuple({name: value} for name in ("clip_norm", "sigma") for value in NUMBERS)),
+    "imvu": variants(
+        "imvu",
+        {"one bit": (lambda d: dict(clip_norm=1.0, eps=0.5, beta=4.0), (dict(clip_norm=1.1), dict(eps=0.51), dict(beta=4.1), dict(clamp=True), dict(table=mvu.solve(0.5)))),
+         "clamped": (lambda d: dict(clip_norm=1.0, eps=0.5, beta=4.0, clamp=True), (dict(clamp=False), dict(eps=0.51))),
+         "three symbols": (lambda d: dict(clip_norm=1.0, eps=1.0, beta=2.0, table=THREE), (dict(clip_norm=1.1), dict(beta=2.1), dict(table=None)))},
+        release=dict(rounds=3, delta=1e-5),
+        refused=(dict(sampling="poisson"), dict(relation="add-remove"), dict(accountant="magic"), dict(accountant="fisher"), dict(delta=0.0), dict(rounds=0),
+                 dict(unit="nobody"), dict(accountant="exact-balle", d=0)),
+        bad=(*({name: value} for name in ("clip_norm", "eps", "beta") for value in NUMBERS), dict(eps=701.0), dict(clamp="no"))),
     "rec": variants(
         "rec",
         {"one group": (lambda d: dict(clip_norm=1.0, std=0.6, index_bits=3), (dict(clip_norm=1.1), dict(std=0.61), dict(index_bits=4))),

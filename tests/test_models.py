@@ -13,8 +13,12 @@ SHAPES = {  # weights of every layer, and with them the figures of the papers
     "linear": [(10, 784)],
     "lenet5": [(6, 1, 5, 5), (16, 6, 5, 5), (120, 400), (84, 120), (10, 84)],
     "cnn": [(32, 1, 5, 5), (64, 32, 5, 5), (512, 1024), (10, 512)],
+    "conv62": [(32, 1, 3, 3), *[(32, 32, 3, 3)] * 3, (62, 288)],
+    "conv10": [(32, 1, 3, 3), *[(32, 32, 3, 3)] * 3, (10, 288)],
 }
-COUNTS = {"linear": 7_850, "lenet5": 61_706, "cnn": 582_026}
+COUNTS = {"linear": 7_850, "lenet5": 61_706, "cnn": 582_026, "conv62": 46_046, "conv10": 31_018}
+NORMS = {"conv62": 64, "conv10": 64}  # weights and biases of the one shared normalisation
+CLASSES = {"conv62": 62}
 IMAGES = torch.from_numpy(seed_tree(0, "images").random((3, 1, 28, 28), dtype=np.float32))
 
 
@@ -35,8 +39,8 @@ def test_parameter_counts(name):
     model = models.build(name, seed_tree(0))
     assert [tuple(p.shape) for p in model.parameters() if p.ndim > 1] == SHAPES[name]
     assert len(weights(model)) == COUNTS[name] == sum(groups(model).values())
-    assert COUNTS[name] == sum(int(np.prod(s)) + s[0] for s in SHAPES[name]), "a bias an output"
-    assert model(IMAGES).shape == (3, 10)
+    assert COUNTS[name] == sum(int(np.prod(s)) + s[0] for s in SHAPES[name]) + NORMS.get(name, 0), "a bias an output"
+    assert model(IMAGES).shape == (3, CLASSES.get(name, 10))
 
 
 def test_the_initial_law(name):
@@ -71,7 +75,7 @@ def test_pooling_before_or_after_the_relu_is_the_same(name):
             layers.append(layer)
     swapped = nn.Sequential(*layers)
     pools = sum(isinstance(layer, nn.MaxPool2d) for layer in model)
-    assert sum(a is not b for a, b in zip(model, swapped)) == 2 * pools and pools == {"linear": 0, "lenet5": 2, "cnn": 2}[name]
+    assert sum(a is not b for a, b in zip(model, swapped)) == 2 * pools and pools == {"linear": 0, "lenet5": 2, "cnn": 2, "conv62": 4, "conv10": 4}[name]
     assert torch.equal(model(IMAGES), swapped(IMAGES))
     gradients = [torch.autograd.grad(m(IMAGES).logsumexp(1).sum(), list(model.parameters())) for m in (model, swapped)]
     for a, b in zip(*gradients):
@@ -79,7 +83,7 @@ def test_pooling_before_or_after_the_relu_is_the_same(name):
 
 
 def test_an_unknown_model_is_named_with_its_nearest():
-    with pytest.raises(ValueError, match="model is 'lenet'.*lenet5, cnn.*did you mean 'lenet5'"):
+    with pytest.raises(ValueError, match="model is 'lenet'.*lenet5, cnn, conv62, conv10.*did you mean 'lenet5'"):
         models.build("lenet", seed_tree(0))
 
 
@@ -87,3 +91,18 @@ def test_a_wrong_count_is_noticed(monkeypatch):
     monkeypatch.setitem(models.MODELS, "cnn", (models.MODELS["cnn"][0], 582_027))
     with pytest.raises((AssertionError, ValueError), match="582027"):
         models.build("cnn", seed_tree(0))
+
+
+def test_the_four_normalisations_are_one():
+    "... in value and in gradient, also where a functional call puts other weights in their place."
+    model = models.build("conv10", seed_tree(0))
+    norms = [layer for layer in model if isinstance(layer, nn.GroupNorm)]
+    assert len(norms) == 4 and len({id(n) for n in norms}) == 4 and all(n.weight is norms[0].weight and n.bias is norms[0].bias for n in norms)
+    assert (norms[0].weight == 1).all() and (norms[0].bias == 0).all() and all(n.num_groups == 32 for n in norms)
+    named = {name: p.detach() for name, p in model.named_parameters()}
+    before = model(IMAGES)
+    twice = torch.func.functional_call(model, named | {"1.weight": 2 * named["1.weight"]}, (IMAGES,))
+    assert torch.equal(model(IMAGES), before) and all(n.weight is norms[0].weight for n in norms), "the call left something behind"
+    with torch.no_grad():
+        norms[0].weight.mul_(2)
+    assert torch.equal(model(IMAGES), twice)

@@ -33,7 +33,18 @@ def tight() -> results.Table:
     return results.Table(("LeNet-5 on MNIST, accuracy in percent", "epsilon", "paper's accountant", "tightest accountant"), rows)
 
 
-MADE = {"tight": lambda: results.as_markdown(tight()), "matrix": lambda: results.as_markdown(results.matrix(base="nbs")), "table1": lambda: results.as_markdown(table1())}
+def one_bit() -> results.Table:
+    "Accuracy of four local mechanisms on MNIST at equal epsilon."
+    found = next(r for r in results.load_results("imvu", "full") if r["experiment"] == "imvu_mnist")
+    names = {"gaussian": "Gaussian, 32 bits", "imvu": "I-MVU, 1 bit", "signsgd": "SignSGD, 1 bit", "signsgd.exact": "SignSGD, our accountant", "mvu": "MVU, 1 bit"}
+    def shown(kind, budget):
+        summary = results.cell_summary(found["cells"][f"ours.full.mnist.{kind}.eps{budget:g}.acc"]["values"])
+        return f"{summary.mean:.1f} +/- {summary.se:.1f} (n = {summary.n})"
+    rows = tuple((f"{b:g}", *(shown(kind, b) for kind in names)) for b in found["params"]["budgets"])
+    return results.Table(("epsilon", *names.values()), rows)
+
+
+MADE = {"one_bit": lambda: results.as_markdown(one_bit()), "tight": lambda: results.as_markdown(tight()), "matrix": lambda: results.as_markdown(results.matrix(base="nbs")), "table1": lambda: results.as_markdown(table1())}
 
 
 def block(name: str) -> re.Pattern:
