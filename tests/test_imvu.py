@@ -90,12 +90,12 @@ def test_information_is_the_mean_square_of_the_score(i):
     assert math.isclose(pmf(x, table) @ score**2, fisher(x, table), rel_tol=1e-5)
 
 
-@pytest.mark.parametrize("i", range(40))
+@pytest.mark.parametrize("i", range(24))
 def test_the_supremum_is_certified(i):
     "At least every value on a fine grid, at most a trifle more; both brackets hold all larger values."
     rng = seed_tree(0, "supremum", i)
     table = random_rows(rng, int(rng.integers(2, 9)), bool(i % 2))
-    x = np.linspace(-60, 61, 100_001)
+    x = np.linspace(-40, 41, 40_001)
     values = fisher(x, table)
     M = fisher_supremum.__wrapped__(table)
     assert values.max() <= M <= values.max() * (1 + 1e-4)
@@ -361,10 +361,10 @@ def test_the_accountants_keep_their_order():
     for relation in imvu.RELATIONS:
         eps = lambda accountant, d=None: imvu.guarantee(mechanism, **release, relation=relation, accountant=accountant, d=d).eps
         assert eps("exact-balle", 1) < eps("exact-balle", 100) <= eps("exact-balle") == eps("fisher-balle") < eps("fisher-classic")
-        assert eps("fisher-balle") < eps("pld")
     assert mechanism.guarantee(**release).eps < mechanism.guarantee(**release, relation="replace").eps
-    sigma = math.sqrt(8 / math.pi)
-    assert gaussian_delta(sigma, mechanism.guarantee(**release, accountant="pld").eps, 20) <= 1e-5
+    sigma, pld = math.sqrt(8 / math.pi), mechanism.guarantee(**release, accountant="pld").eps
+    assert mechanism.guarantee(**release).eps < pld
+    assert gaussian_delta(sigma, pld, 20) <= 1e-5
 
 
 def test_a_guarantee_names_what_it_is():

@@ -98,9 +98,17 @@ def test_the_release_bypasses_the_clip():
         draws = np.stack([sample_level.release(mech, total, seed_tree(0, mech.name, i)).numpy() for i in range(4000)])
         assert (np.abs(draws.mean(0) - expected[mech.name]) < radius(stds[mech.name], 4000, 12)).all()
         if mech.name != "gaussian":
-            assert set(np.abs(draws).ravel().tolist()) == {pytest.approx(mech.step)}
+            assert np.allclose(np.abs(draws), mech.step)
     clipped = IMVU.simulate(total.expand(4000, -1), seed_tree(1)).numpy().mean(0)
     assert abs(clipped[0] - expected["imvu"][0]) > 10 * radius(IMVU.step, 4000)
+
+
+@pytest.mark.parametrize("mech", [SIGN, IMVU], ids=lambda m: m.name)
+def test_inside_the_clip_the_coins_are_the_mechanisms_own(mech):
+    u = np.linspace(-1, 1, 41) * mech.clip_norm
+    assert np.allclose(sample_level.high(mech, u), (1 + mech.tilt(u)) / 2, atol=1e-12)
+    far = sample_level.high(mech, np.array([-1e9, -60.0, 60.0, 1e9]))
+    assert far[0] == 0 and 0 < far[1] < 1e-5 and 1 - 1e-5 < far[2] <= far[3] == 1
 
 
 @ALL

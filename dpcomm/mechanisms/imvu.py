@@ -69,7 +69,7 @@ def fisher(
     p, theta = pmf(x, table), line(table).theta
     return (p * (theta - (p @ theta)[..., None]) ** 2).sum(-1)
 
-# %% ../../nbs/2_papers/imvu.ipynb #22e61bae
+# %% ../../nbs/2_papers/imvu.ipynb #2ec1891b
 def lemma2_bracket(
     table:Table, # of two rows, anadromic
 )->tuple: # (low, high): outside, the information is at most that at 1/2
@@ -86,10 +86,11 @@ def variance_bracket(
     table:Table, # of two rows, anadromic or not
 )->tuple: # (low, high): outside, the information is at most that at 1/2
     "Where the supremum lies, for any table. [ours, Thm. bracket; Bhatia & Davis 2000]"
-    theta, half, ends = line(table).theta, float(fisher(0.5, table)), [0.5, 0.5]
+    theta, ends = line(table).theta, [0.5, 0.5]
+    width, middle = np.ptp(theta), (theta.max() + theta.min()) / 2
+    far = math.sqrt(max(0.0, width**2 / 4 - float(fisher(0.5, table)))) - 1e-15 * width
     for side, sign in enumerate((-1, 1)):
-        while _most(pmf(ends[side], table) @ theta, theta) > half + 1e-15 * np.ptp(theta) ** 2:
-            ends[side] = 0.5 + sign * max(1.1 * abs(ends[side] - 0.5), 0.01 / np.ptp(theta))
+        while sign * (pmf(ends[side], table) @ theta - middle) < far: ends[side] = 0.5 + sign * max(1.1 * abs(ends[side] - 0.5), 0.01 / width)
     return tuple(ends)
 
 def _most(mean, theta): return (theta.max() - mean) * (mean - theta.min()) # largest variance in [min, max] for this mean
@@ -319,7 +320,7 @@ def decode(
     if drawn.max(initial=0) >= len(level): raise ValueError(f"message holds symbol {drawn.max()}; the table has 0..{len(level) - 1}: encode did not make it, send it again")
     return torch.from_numpy(level[drawn])
 
-# %% ../../nbs/2_papers/imvu.ipynb #1ad02604
+# %% ../../nbs/2_papers/imvu.ipynb #3b3237bd
 ACCOUNTANTS = {"fisher": "Theorem 1, any vectors", "exact": "exact at the worst vectors", "pld": "the bits are signs of a Gaussian of multiplier sqrt(8 / pi) / kappa"}
 
 def guarantee(
@@ -330,7 +331,7 @@ def guarantee(
     accountant:str="fisher-balle", # the paper's; fisher-classic | fisher-balle | exact-classic | exact-balle | pld
     sampling:str="none", # the server sees who sends: nothing is amplified
     unit:str="client", # whose vector is clipped: client | example
-    d:int=None, # dimension, for exact-* alone; None: any
+    d:int=None, # dimension, for exact-* of a message made from one clipped vector; None: any, also for sums of vectors
     orders=None, # Renyi orders, default ORDERS
 )->Guarantee: # local: the server sees every message
     "Privacy of `rounds` messages. [imvu Thm. 1, eq. 1; ours, Thms. worst and warp]"
