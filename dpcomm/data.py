@@ -230,7 +230,7 @@ def _deal(labels, counts, rest, rng):
     extra = np.split(left, rest.cumsum()[:-1])
     return [np.concatenate([cut[i] for cut in cuts] + [extra[i]]) for i in range(len(counts))]
 
-# %% ../nbs/1_foundations/data.ipynb #f4c7ebb0
+# %% ../nbs/1_foundations/data.ipynb #2817b73a
 def check_client(
     where:str, # file and user, for the message
     x:np.ndarray, # (n, 784) or (n, 28, 28) pixels
@@ -247,11 +247,10 @@ def check_client(
         raise ValueError(f"{where} has images that are not of 784 pixels; they must be 28 by 28 numbers: make the file again") from None
     if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
         raise ValueError(f"{where} has pixels from {x.min()} to {x.max()}; they must be in [0, 1]: divide them by 255")
-    labels = np.asarray(y)
-    if labels.dtype.kind not in "iu" or labels.ndim != 1 or labels.min() < 0 or labels.max() > 61:
-        seen = sorted(set(map(str, np.ravel(labels).tolist())))
-        raise ValueError(f"{where} has labels {seen[0]!r} to {seen[-1]!r}; they must be whole numbers from 0 to 61, digits then letters: use the 62-class files")
-    return x, labels.astype(np.int64)
+    wrong = [v for v in y if type(v) is bool or not isinstance(v, (int, np.integer)) or not 0 <= v <= 61]
+    if wrong:
+        raise ValueError(f"{where} has the label {wrong[0]!r}; labels must be whole numbers from 0 to 61, digits then letters: use the 62-class files")
+    return x, np.array(y, np.int64)
 
 # %% ../nbs/1_foundations/data.ipynb #f1e9b148
 def read_leaf(

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MODELS', 'initialise', 'build']
 
-# %% ../nbs/1_foundations/models.ipynb #26814c65
+# %% ../nbs/1_foundations/models.ipynb #7d782e0a
 import numpy as np
 import torch
 from torch import nn

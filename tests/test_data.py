@@ -277,10 +277,10 @@ def entry_of(content, user=USERS[3]):
     (lambda c: c["num_samples"].__setitem__(3, 9), "user 'f0003_03', has 6 images, 6 labels and announces 9"),
     (lambda c: c["num_samples"].pop(), "all_data_0.json has 20 users and 19 num_samples"),
     (lambda c: entry_of(c).update(x=[], y=[]), "user 'f0003_03', holds no image.*drop the user"),
-    (lambda c: entry_of(c)["y"].__setitem__(0, 62), "user 'f0003_03', has labels .*'62'.*whole numbers from 0 to 61.*62-class"),
-    (lambda c: entry_of(c)["y"].__setitem__(0, -1), "user 'f0003_03', has labels .*0 to 61"),
-    (lambda c: entry_of(c).update(y=list("abcdef")), "user 'f0003_03', has labels .*'a'.*0 to 61"),
-    (lambda c: entry_of(c)["y"].__setitem__(0, 1.5), "user 'f0003_03', has labels .*whole numbers"),
+    (lambda c: entry_of(c)["y"].__setitem__(0, 62), "user 'f0003_03', has the label 62; labels must be whole numbers from 0 to 61.*62-class"),
+    (lambda c: entry_of(c)["y"].__setitem__(0, -1), "user 'f0003_03', has the label -1; .*0 to 61"),
+    (lambda c: entry_of(c).update(y=list("abcdef")), "user 'f0003_03', has the label 'a'; .*0 to 61"),
+    (lambda c: entry_of(c)["y"].__setitem__(0, 1.5), "user 'f0003_03', has the label 1.5; .*whole numbers"),
     (lambda c: entry_of(c)["x"][0].pop(), "user 'f0003_03', has images that are not of 784 pixels"),
     (lambda c: entry_of(c)["x"][0].__setitem__(0, "ink"), "user 'f0003_03', has images that are not of 784 pixels"),
     (lambda c: entry_of(c)["x"][0].__setitem__(5, 255), r"user 'f0003_03', has pixels from .* to 255.*\[0, 1\].*divide them by 255"),
@@ -352,7 +352,7 @@ def test_tff_groups_become_the_same_federation(tmp_path, monkeypatch):
     pixels = files["fed_emnist_train.h5"]["examples"][USERS[4]]["pixels"]
     assert torch.equal(found.data.x[torch.from_numpy(found.parts[4])][:, 0], torch.from_numpy(pixels))
     files["fed_emnist_train.h5"]["examples"][USERS[2]]["label"][0] = 62
-    with pytest.raises(ValueError, match="fed_emnist_train.h5, user 'f0002_02', has labels"):
+    with pytest.raises(ValueError, match="fed_emnist_train.h5, user 'f0002_02', has the label .*62"):
         data.read_tff(tmp_path / "femnist" / "fed_emnist_train.h5")
     del files["fed_emnist_train.h5"]["examples"][USERS[0]]["pixels"]
     with pytest.raises(ValueError, match="user 'f0000_00', has no pixels and label"):
@@ -375,7 +375,7 @@ def test_tff_files_written_by_h5py(tmp_path):
 
 
 @pytest.mark.parametrize("x, y, message", [
-    ([[0.5] * 784], [], "holds no image"), ([[0.5] * 784], [1, 2], "1 images, 2 labels; these"), ([[0.5] * 784], [True], "labels .*whole numbers"),
+    ([[0.5] * 784], [], "holds no image"), ([[0.5] * 784], [1, 2], "1 images, 2 labels; these"), ([[0.5] * 784], [True], "has the label True; .*whole numbers"),
 ])
 def test_check_client_refuses_and_admits(x, y, message):
     with pytest.raises(ValueError, match=f"here.*{message}"):

@@ -331,10 +331,10 @@ def test_what_only_the_closed_form_has_is_refused_for_tables():
     assert imvu.closed_only(MECHANISMS["coin"]) is MECHANISMS["coin"]
 
 
-def test_coordinates_that_no_clipped_vector_has_are_refused():
-    for u in (np.array([0.3, -1.7]), torch.tensor([[1.7]])):
-        with pytest.raises(ValueError, match="u reaches 1.7.*clip first"):
-            MECHANISMS["coin"].tilt(u)
+def test_the_tilt_is_defined_for_every_real_number():
+    for u in (np.array([0.3, -1.7, 900.0]), torch.tensor([[0.3, -1.7, 900.0]])):
+        found = np.asarray(MECHANISMS["coin"].tilt(u)).ravel()
+        np.testing.assert_allclose(found, np.tanh(MECHANISMS["coin"].kappa / 2 * np.array([0.3, -1.7, 900.0])), rtol=1e-6)
 
 
 def test_vectors_beyond_the_clip_are_clipped():

@@ -24,7 +24,7 @@ from ..core import bernoulli, check_between, check_choice, check_finite, check_p
 from .mvu import Table
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
-# %% ../../nbs/2_papers/imvu.ipynb #4fec1663
+# %% ../../nbs/2_papers/imvu.ipynb #39ac46c3
 TOP_EPS = 700.0 # e^eps is a float64 up to here
 
 def closed_form(
@@ -32,10 +32,11 @@ def closed_form(
 )->tuple: # x -> P(high | x) for any real array; the alphabet (low, high), estimates of x; M
     "I-MVU without a solver: a logistic coin. [ours, Thm. closed]"
     if check_positive("eps", eps) > TOP_EPS:
-        raise ValueError(f"eps is {eps!r}; it must lie in (0, {TOP_EPS:g}], where exp(eps) is a float64: lower eps and raise beta, privacy depends on their product")
+        raise ValueError(f"eps is {eps!r}; it must lie in (0, {TOP_EPS:g}], where exp(eps) is a float64: "
+                         "lower eps and raise beta, privacy depends on their product")
     return lambda x: expit(eps * (2 * np.asarray(x, float) - 1)), (-1 / math.expm1(eps), -1 / math.expm1(-eps)), float(eps) ** 2
 
-# %% ../../nbs/2_papers/imvu.ipynb #818dc21d
+# %% ../../nbs/2_papers/imvu.ipynb #30adc2a2
 class Line(NamedTuple):
     "Natural parameters of every real input: eta(x) = start + x theta. [imvu eq. 3]"
     alphabet: np.ndarray # (m,) ascending
@@ -48,8 +49,10 @@ def line(
     "The line through a table's two rows in natural parameters. [imvu eq. 3]"
     a, p = np.array(table.alphabet, float), np.array(table.rows, float)
     if len(p) != 2: raise ValueError(f"table has {len(p)} rows; interpolation is a line through two, B_in = 2: pass mvu.solve(eps, n_inputs=2)")
-    if not (np.diff(a) > 0).all(): raise ValueError(f"table has the alphabet {tuple(table.alphabet)}; it must ascend: sort it, and the columns of rows with it")
-    if not (p > 0).all(): raise ValueError(f"table has a probability of {p.min():g}; its logarithm must exist: drop the symbol from alphabet and rows")
+    if not (np.diff(a) > 0).all():
+        raise ValueError(f"table has the alphabet {tuple(table.alphabet)}; it must ascend: sort it, and the columns of rows with it")
+    if not (p > 0).all():
+        raise ValueError(f"table has a probability of {p.min():g}; its logarithm must exist: drop the symbol from alphabet and rows")
     return Line(a, np.log(p[0]), np.log(p[1]) - np.log(p[0]))
 
 def pmf(
@@ -69,14 +72,16 @@ def fisher(
     p, theta = pmf(x, table), line(table).theta
     return (p * (theta - (p @ theta)[..., None]) ** 2).sum(-1)
 
-# %% ../../nbs/2_papers/imvu.ipynb #2ec1891b
+# %% ../../nbs/2_papers/imvu.ipynb #7e2921c6
 def lemma2_bracket(
     table:Table, # of two rows, anadromic
 )->tuple: # (low, high): outside, the information is at most that at 1/2
     "Where the supremum lies, by symmetry. [imvu Lemma 2; ties merged]"
     at = line(table)
     off = np.abs(at.start - (at.start + at.theta)[::-1]).max()
-    if off > 1e-9: raise ValueError(f"table is off by {off:.2g} from anadromic (row 2 is row 1 backwards, to 1e-9 in logarithms); Lemma 2 needs that: use variance_bracket")
+    if off > 1e-9:
+        raise ValueError(f"table is off by {off:.2g} from anadromic (row 2 is row 1 backwards, to 1e-9 in logarithms); "
+                         "Lemma 2 needs that: use variance_bracket")
     top, half, high = at.theta.max(), float(fisher(0.5, table)), 0.5
     share = min((1 + math.sqrt(max(0.0, 1 - half / top**2))) / 2, 1 - 1e-15)
     while pmf(high, table)[at.theta == top].sum() < share: high = 0.5 + max(1.1 * (high - 0.5), 0.01 / top)
@@ -138,7 +143,7 @@ def rdp_exact(
     each = _log_cosh((2 * a - 1) * z) - _log_cosh(z) if swap else np.maximum(forward, reverse)
     return np.minimum(limit, d * each / (a - 1))
 
-# %% ../../nbs/2_papers/imvu.ipynb #43d256eb
+# %% ../../nbs/2_papers/imvu.ipynb #82c2068e
 AUDITED = tuple((dict(clip_norm=1.0, eps=eps, beta=beta), dict(d=d), 10**6) for eps, beta, d in ((1.0, 1.0, 1), (0.5, 4.0, 16))) # parameters, arguments of play, most plays
 
 @register
@@ -169,7 +174,8 @@ class Imvu:
     step = property(lambda self: closed_only(self).clip_norm / self.beta / math.tanh(self.eps / 2))
     nbits = property(lambda self: max(1, math.ceil(math.log2(len(self.levels)))))
     fisher = property(lambda self: fisher_supremum(self.table) if self.table else closed_form(self.eps)[2])
-    fingerprint = property(lambda self: zlib.crc32(repr((self.clip_norm, self.eps, self.beta, self.clamp, self.table and (self.table.alphabet, self.table.rows))).encode()))
+    fingerprint = property(lambda self: zlib.crc32(repr((self.clip_norm, self.eps, self.beta, self.clamp,
+                                                         self.table and (self.table.alphabet, self.table.rows))).encode()))
 
 # %% ../../nbs/2_papers/imvu.ipynb #cfb03f2e
 def check_settings(
@@ -222,14 +228,13 @@ def log_pmf(
     start, theta = (torch.from_numpy(part).to(z.device) for part in line(mechanism.table)[1:])
     return torch.log_softmax(start + (1 + z / mechanism.eps)[..., None] / 2 * theta, -1)
 
-# %% ../../nbs/2_papers/imvu.ipynb #3e9e699a
+# %% ../../nbs/2_papers/imvu.ipynb #ce1992aa
 def tilt(
     mechanism:Imvu, # in closed form
-    u, # coordinates of clipped vectors, array or tensor, any shape
+    u, # coordinates, any real numbers, array or tensor, any shape
 ): # mean sign of each estimate, in [-1, 1], same type and shape
     "Expected sign of a decoded coordinate, which is step times a coin of this mean. [ours, eq. tilt]"
-    bound, top = closed_only(mechanism).clip_norm / mechanism.beta, float(abs(u).max()) if math.prod(u.shape) else 0.0
-    if top > 1.001 * mechanism.clip_norm: raise ValueError(f"u reaches {top:.4g}; no coordinate of a clipped vector exceeds clip_norm = {mechanism.clip_norm}: clip first, mechanism.clip(u)")
+    bound = closed_only(mechanism).clip_norm / mechanism.beta
     v = mechanism.kappa / (2 * mechanism.clip_norm) * (u.clip(-bound, bound) if mechanism.clamp else u)
     return v.tanh() if isinstance(v, Tensor) else np.tanh(v)
 
@@ -297,7 +302,7 @@ def sum_estimates(
                 for row in rows: count += row if len(above) == 1 else row > j
     return torch.from_numpy((len(u) * level[0] + np.diff(level) @ above).astype(np.float32)).to(u.device)
 
-# %% ../../nbs/2_papers/imvu.ipynb #0f8f9908
+# %% ../../nbs/2_papers/imvu.ipynb #fb0530e1
 def encode(
     mechanism:Imvu,
     u:Tensor, # one client's vector, (d,), finite
@@ -317,10 +322,11 @@ def decode(
     if message.fingerprint != mechanism.fingerprint or 8 * len(message.payload) != mechanism.bits(d).payload:
         raise ValueError(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters")
     drawn = np.unpackbits(np.frombuffer(message.payload, np.uint8), count=d) if nbits == 1 else unpack_bits(message.payload, nbits, d)
-    if drawn.max(initial=0) >= len(level): raise ValueError(f"message holds symbol {drawn.max()}; the table has 0..{len(level) - 1}: encode did not make it, send it again")
+    if drawn.max(initial=0) >= len(level):
+        raise ValueError(f"message holds symbol {drawn.max()}; the table has 0..{len(level) - 1}: encode did not make it, send it again")
     return torch.from_numpy(level[drawn])
 
-# %% ../../nbs/2_papers/imvu.ipynb #3b3237bd
+# %% ../../nbs/2_papers/imvu.ipynb #07f7f798
 ACCOUNTANTS = {"fisher": "Theorem 1, any vectors", "exact": "exact at the worst vectors", "pld": "the bits are signs of a Gaussian of multiplier sqrt(8 / pi) / kappa"}
 
 def guarantee(
@@ -337,7 +343,8 @@ def guarantee(
     "Privacy of `rounds` messages. [imvu Thm. 1, eq. 1; ours, Thms. worst and warp]"
     check_choice("relation", relation, RELATIONS)
     check_choice("accountant", accountant, [f"{how}-{word}" for how in ("fisher", "exact") for word in ("classic", "balle")] + ["pld"])
-    if sampling != "none": raise ValueError(f"sampling is {sampling!r}; the server sees who sends, so that nothing is amplified: use sampling='none'")
+    if sampling != "none":
+        raise ValueError(f"sampling is {sampling!r}; the server sees who sends, so that nothing is amplified: use sampling='none'")
     how, _, conversion = accountant.partition("-")
     names = dict(relation=relation, sampling=sampling, unit=unit, trust="local", scope="total", note=ACCOUNTANTS[how])
     if how != "fisher": closed_only(mechanism)

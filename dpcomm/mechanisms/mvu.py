@@ -4,10 +4,8 @@
 
 # %% auto #0
 __all__ = ['CONSTRAINTS', 'LEAST', 'MOST', 'FLOOR', 'SOLVER', 'RELATIONS', 'ACCOUNTANTS', 'AUDITED', 'BLOCK', 'ORDERS', 'Table',
-           'check_table', 'two_symbols', 'relaxed', 'cached_file', 'check_problem', 'solve', 'law', 'Mvu',
-           'check_settings', 'two_only', 'tilt', 'simulate', 'encode', 'decode', 'moments', 'worst_moments',
-           'mixture_polygons', 'ball_bound', 'dithered_budget', 'grid_polygons', 'renyi_curve', 'guarantee',
-           'worst_ratio', 'play']
+           'two_symbols', 'relaxed', 'solve', 'law', 'Mvu', 'tilt', 'simulate', 'encode', 'decode', 'moments',
+           'renyi_curve', 'guarantee', 'play']
 
 # %% ../../nbs/3_baselines/mvu.ipynb #9f9ebcee
 import functools, hashlib, json, math, os, zlib
@@ -22,7 +20,7 @@ from ..accounting import Guarantee, compose, guarantee_from_rdp
 from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
-# %% ../../nbs/3_baselines/mvu.ipynb #9aaa0ad4
+# %% ../../nbs/3_baselines/mvu.ipynb #5bf5e1de
 CONSTRAINTS = ("strict", "metric") # ratios at most e^eps between all inputs, or e^(eps |x - x'|)
 LEAST, MOST = 1e-5, 700.0 # eps: float64 holds no mean to 1e-10 below, no e^eps above
 FLOOR = 1e-6 # every symbol reaches this probability at some input
@@ -37,21 +35,19 @@ class Table:
     constraint: str = "strict" # strict | metric
     log: str = field(default="", compare=False) # what the solver did
 
-    def __post_init__(self): check_table(self)
+    def __post_init__(self): _check_table(self)
     @property
     def inputs(self): return np.linspace(0, 1, len(self.rows))
     @property
     def variance(self): return float((np.array(self.rows) * np.subtract.outer(self.inputs, self.alphabet)**2).sum() / len(self.rows))
 
-# %% ../../nbs/3_baselines/mvu.ipynb #dbf7cdff
+# %% ../../nbs/3_baselines/mvu.ipynb #d8b886fa
 def _distances(n_inputs, constraint):
     "How many eps may lie between the log-probabilities of two inputs, (n, n). [Chaudhuri, Guo & Rabbat 2022, Sec. 3]"
     i = np.arange(n_inputs)
     return np.abs(np.subtract.outer(i, i)) / (n_inputs - 1) if constraint == "metric" else 1.0 - np.eye(n_inputs)
 
-def check_table(
-    table:Table, # just built
-)->None: # or ValueError
+def _check_table(table):
     "Refuse a table that is not sorted, normalised, unbiased to 1e-10, private to 1e-9, or that holds dust."
     a, p = np.array(table.alphabet, float), np.array(table.rows, float)
     check_positive("eps", table.eps), check_choice("constraint", table.constraint, CONSTRAINTS)
@@ -200,18 +196,13 @@ def _search(eps, n_inputs, n_outputs, constraint):
     return replace(best, log=f"{SOLVER}: {len(best.alphabet)} of {n_outputs} symbols, mean variance {best.variance:.6g}, at least {least:.6g} with any "
                              f"alphabet; best of {len(found)} candidates, {refused} refused")
 
-# %% ../../nbs/3_baselines/mvu.ipynb #56a1fe95
+# %% ../../nbs/3_baselines/mvu.ipynb #5be709d3
 def _checksum(content): return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
 
-def cached_file(
-    eps:float, # nats
-    n_inputs:int, # B_in
-    n_outputs:int, # B_out
-    constraint:str="strict", # strict | metric
-)->Path: # <data root>/tables/mvu-<hash>.json, which may not exist
-    "Where the table of a problem is kept: under DPCOMM_DATA, else the user's cache. [ours]"
+def _file(*problem):
+    "Where the table of a problem is kept: <data root>/tables/mvu-<hash>.json. [ours]"
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dpcomm"
-    return Path(os.environ.get("DPCOMM_DATA", default)) / "tables" / f"mvu-{_checksum([SOLVER, float(eps).hex(), n_inputs, n_outputs, constraint])}.json"
+    return Path(os.environ.get("DPCOMM_DATA", default)) / "tables" / f"mvu-{_checksum([SOLVER, *problem])}.json"
 
 def _recall(path, eps, constraint):
     "The table of a file, or None where the file is missing, damaged or edited. [ours]"
@@ -231,13 +222,8 @@ def _keep(path, table):
     except OSError: pass
     return table
 
-# %% ../../nbs/3_baselines/mvu.ipynb #2634c375
-def check_problem(
-    eps:float, # nats, in [1e-5, 700]
-    n_inputs:int, # B_in, >= 2
-    n_outputs:int, # B_out, >= 2
-    constraint:str, # strict | metric
-)->None: # or ValueError
+# %% ../../nbs/3_baselines/mvu.ipynb #cc39949c
+def _check_problem(eps, n_inputs, n_outputs, constraint):
     "Refuse a problem without a table in float64, or too large for the program."
     check_positive("eps", eps), check_choice("constraint", constraint, CONSTRAINTS)
     if not LEAST <= eps <= MOST:
@@ -254,10 +240,11 @@ def solve(
     constraint:str="strict", # strict | metric
 )->Table: # two symbols where that is optimal, else the best found; its log says how
     "The unbiased private table of least total variance. [Chaudhuri, Guo & Rabbat 2022, Sec. 3]"
-    check_problem(eps, n_inputs, n_outputs, constraint)
+    _check_problem(eps, n_inputs, n_outputs, constraint)
     if 2 in (n_inputs, n_outputs): return two_symbols(eps, n_inputs, constraint)
-    path = cached_file(eps, n_inputs, n_outputs, constraint)
-    return _recall(path, float(eps), constraint) or _keep(path, _search(float(eps), int(n_inputs), int(n_outputs), constraint))
+    problem = float(eps), int(n_inputs), int(n_outputs), constraint
+    path = _file(*problem)
+    return _recall(path, problem[0], constraint) or _keep(path, _search(*problem))
 
 # %% ../../nbs/3_baselines/mvu.ipynb #53b87972
 def law(
@@ -271,7 +258,7 @@ def law(
     part = (x * (len(rows) - 1) - left)[..., None]
     return (1 - part) * rows[left] + part * rows[left + 1]
 
-# %% ../../nbs/3_baselines/mvu.ipynb #a127e683
+# %% ../../nbs/3_baselines/mvu.ipynb #7024164c
 RELATIONS = ("zero-out", "replace")
 ACCOUNTANTS = ("mixture-classic", "mixture-balle", "grid-classic", "grid-balle", "pure")
 AUDITED = tuple((dict(clip_norm=1.0, eps=eps, n_inputs=n, n_outputs=m, beta=beta), {}, most)
@@ -289,7 +276,7 @@ class Mvu:
     constraint: str = "strict" # strict | metric
     name, replay, audited = "mvu", False, AUDITED
 
-    def __post_init__(self): check_settings(self)
+    def __post_init__(self): _check_settings(self)
     def clip(self, u): return clip_l2(u, self.clip_norm)
     def encode(self, u, key): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
@@ -302,23 +289,19 @@ class Mvu:
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
     table = property(lambda self: solve(self.eps, self.n_inputs, self.n_outputs, self.constraint))
     nbits = property(lambda self: (len(self.table.alphabet) - 1).bit_length())
-    step = property(lambda self: (two_only(self).alphabet[1] - 0.5) * 2 * self.clip_norm / self.beta)
+    step = property(lambda self: (_two_only(self).alphabet[1] - 0.5) * 2 * self.clip_norm / self.beta)
     relations = property(lambda self: {name: dict(relation=name, accountant="mixture-balle") for name in RELATIONS})
     fingerprint = property(lambda self: zlib.crc32(repr((self, [f"{a:.5e}" for a in self.table.alphabet])).encode()))
 
-# %% ../../nbs/3_baselines/mvu.ipynb #519e9a99
-def check_settings(
-    mechanism:Mvu, # just built
-)->None: # or ValueError
+# %% ../../nbs/3_baselines/mvu.ipynb #b8c42c2c
+def _check_settings(mechanism):
     "Refuse settings outside their ranges, and store numbers as Python's own."
     for name in ("clip_norm", "beta"): check_positive(name, getattr(mechanism, name))
-    check_problem(mechanism.eps, mechanism.n_inputs, mechanism.n_outputs, mechanism.constraint)
+    _check_problem(mechanism.eps, mechanism.n_inputs, mechanism.n_outputs, mechanism.constraint)
     for name, kind in dict(clip_norm=float, eps=float, beta=float, n_inputs=int, n_outputs=int).items():
         object.__setattr__(mechanism, name, kind(getattr(mechanism, name)))
 
-def two_only(
-    mechanism:Mvu, # any
-)->Table: # with two symbols, or ValueError
+def _two_only(mechanism):
     "The table of a mechanism whose messages are one bit a coordinate. [ours]"
     if len(mechanism.table.alphabet) == 2: return mechanism.table
     raise ValueError(f"n_outputs is {mechanism.n_outputs}; step and tilt describe two symbols: use n_outputs = 2, or simulate")
@@ -328,7 +311,7 @@ def tilt(
     u, # coordinates of clipped vectors, ndarray or tensor
 ): # same type and shape: P(+step) - P(-step)
     "Mean sign of a coordinate's estimate. [this page, Lemma 1]"
-    low, high = two_only(mechanism).alphabet
+    low, high = _two_only(mechanism).alphabet
     return (u * (mechanism.beta / mechanism.clip_norm)).clip(-1, 1) / (high - low)
 
 # %% ../../nbs/3_baselines/mvu.ipynb #09499687
@@ -398,7 +381,7 @@ def moments(
     mean, variance = torch.from_numpy((x - 0.5) * scale).to(u.device), torch.from_numpy((second - (x - 0.5)**2) * scale**2)
     return (mean - u.double()).to(u.dtype), variance.to(u.device, u.dtype)
 
-# %% ../../nbs/3_baselines/mvu.ipynb #48b05828
+# %% ../../nbs/3_baselines/mvu.ipynb #4758f1c5
 ORDERS = 1 + np.geomspace(0.02, 2**14, 160)
 
 def _bends(table, low, high):
@@ -407,14 +390,8 @@ def _bends(table, low, high):
     inner = table.inputs[1:-1][bent]
     return np.concatenate([[low], inner[(low < inner) & (inner < high)], [high]])
 
-def worst_moments(
-    table:Table,
-    ends, # where one of the two inputs lies, (b,), in [low, high]
-    t, # distances, (k,), >= 0
-    low:float, high:float, # range of both inputs, in [0, 1]
-    orders, # (r,) Renyi orders, > 1
-)->np.ndarray: # (r, k) largest log E over both signs and directions
-    "Largest (alpha - 1) D_alpha between inputs at given distances, one of them an end. [this page, Lemma 4]"
+def _worst_moments(table, ends, t, low, high, orders):
+    "Largest (alpha - 1) D_alpha at each distance, either direction, with one input an end: (orders, distances). [this page, Lemma 4]"
     other = np.asarray(ends)[:, None, None] + np.array([[1], [-1]]) * np.asarray(t)
     out = (other < low - 1e-12) | (other > high + 1e-12)
     there = np.log(law(table, other.clip(low, high)))
@@ -424,7 +401,7 @@ def worst_moments(
         row[:] = np.where(out, 0.0, both).max((0, 1)).clip(0)
     return worst
 
-# %% ../../nbs/3_baselines/mvu.ipynb #6bbeeff7
+# %% ../../nbs/3_baselines/mvu.ipynb #79c04785
 def _mesh(table, ends, bends, top, orders):
     "Distances (k,), from where Lemma 5 holds for the largest order to top, with all differences to bends; J, c. [ours]"
     cell = np.stack([np.ceil(ends * (len(table.rows) - 1) - 1e-9) - 1, np.floor(ends * (len(table.rows) - 1) + 1e-9)])
@@ -445,63 +422,43 @@ def _polygon(alpha, t, log_e, near):
     start = ([0, s[0]], [0, near]) if near < np.inf else ([0], g[:1])
     return tuple(np.concatenate(parts) for parts in zip(start, (s, g), inner))
 
-def mixture_polygons(
-    table:Table,
-    beta:float, # > 0
-    relation:str, # zero-out | replace
-    orders, # (r,) Renyi orders, > 1
-): # yields (s, g) for each order: squared distances and values of a polygon above the largest divergence
-    "Divergence of exact dithered laws against squared distance. [this page, Lemmas 4 and 5]"
+def _mixture(table, beta, relation, orders):
+    "For each order a polygon (s, g) above the divergence of dithered laws at squared distance s. [this page, Lemmas 4 and 5]"
     half = min(1.0, beta) / 2
     bends = _bends(table, 0.5 - half, 0.5 + half)
     ends, top = (bends, 2 * half) if relation == "replace" else (np.array([0.5]), half)
     t, information, c = _mesh(table, ends, bends, top, orders)
     with np.errstate(all="ignore"): eta = np.where(c * t < 1, -np.log1p(-c * t), np.inf)
-    for alpha, row in zip(orders, np.maximum.accumulate(worst_moments(table, ends, t, bends[0], bends[-1], orders), 1)):
+    for alpha, row in zip(orders, np.maximum.accumulate(_worst_moments(table, ends, t, bends[0], bends[-1], orders), 1)):
         k = max(0, np.searchsorted((alpha + 2) * eta, 1e-3, "right") - 1)
         near = alpha / 2 * information * math.exp((alpha + 2) * eta[k]) * t[k]**2 if (alpha + 2) * eta[k] < 700 else np.inf
         yield _polygon(alpha, t[k:], row[k:], near)
 
-# %% ../../nbs/3_baselines/mvu.ipynb #bd7cc907
-def ball_bound(
-    s, # (k,) squared distances of one coordinate, from 0 up
-    g, # (k,) divergence there, >= 0
-    total:float, # R^2 > 0
-    d:int=None, # coordinates; None: any number
-)->float: # largest sum of the concave envelope over the ball
-    "What a ball of squared radius R^2 can give in d coordinates. [this page, Lemma 6]"
+# %% ../../nbs/3_baselines/mvu.ipynb #45527972
+def _ball(s, g, total, d):
+    "Largest sum of the concave envelope over d coordinates, or any number, whose squares add up to total. [this page, Lemma 6]"
     if d is None: return float("inf") if (g[s == 0] > 0).any() else total * float((g[s > 0] / s[s > 0]).max())
     at = min(total / d, s.max())
     (s0, g0), (s1, g1) = ((s[side][order], g[side][order]) for side in (s <= at, s >= at) for order in [np.argsort(s[side])])
     with np.errstate(invalid="ignore"): part = np.nan_to_num((at - s0)[:, None] / np.subtract.outer(-s0, -s1), nan=1.0)
     return d * float((g0[:, None] * (1 - part) + g1 * part).max())
 
-# %% ../../nbs/3_baselines/mvu.ipynb #c2d3d132
-def dithered_budget(
-    total:float, # R^2
-    h:float, # spacing of the grid
-    d:int, # coordinates
-    slip:float, # probability of a larger distance, in (0, 1)
-)->float: # squared distance of dithered vectors
-    "How far apart dithering leaves two vectors. [this page, Lemma 7]"
+# %% ../../nbs/3_baselines/mvu.ipynb #d511dfdd
+def _budget(total, h, d, slip):
+    "Squared distance of two dithered vectors, exceeded with probability slip at most. [this page, Lemma 7]"
     reach, wide = math.sqrt(total), h * math.sqrt(d)
     likely = total + min(wide * reach, wide**2 / 4) + h * (2 * reach + wide) * math.sqrt(-math.log(slip) / 2)
     return min(likely, (reach + wide) ** 2)
 
-def grid_polygons(
-    table:Table,
-    beta:float, # > 0
-    relation:str, # zero-out | replace
-    orders, # (r,) Renyi orders, > 1
-): # yields (s, g) for each order: squared distances of rows and their largest divergence
-    "Divergence of rows of the table against their squared distance. [Chaudhuri, Guo & Rabbat 2022]"
+def _grid(table, beta, relation, orders):
+    "For each order the largest divergence g of two rows against their squared distance s. [Chaudhuri, Guo & Rabbat 2022]"
     n, half = len(table.rows) - 1, min(1.0, beta) / 2
     low, high = np.floor((0.5 - half) * n + 1e-9) / n, np.ceil((0.5 + half) * n - 1e-9) / n
     ends = _bends(table, low, high) if relation == "replace" else np.unique([n // 2 / n, (n + 1) // 2 / n])
     t = np.arange(round((high - low) * n) + 1) / n
-    for alpha, row in zip(orders, np.maximum.accumulate(worst_moments(table, ends, t, low, high, orders), 1)): yield t**2, row / (alpha - 1)
+    for alpha, row in zip(orders, np.maximum.accumulate(_worst_moments(table, ends, t, low, high, orders), 1)): yield t**2, row / (alpha - 1)
 
-# %% ../../nbs/3_baselines/mvu.ipynb #e2f2ee6d
+# %% ../../nbs/3_baselines/mvu.ipynb #a93e0107
 @functools.lru_cache(maxsize=256)
 def renyi_curve(
     mechanism:Mvu,
@@ -513,9 +470,9 @@ def renyi_curve(
 )->np.ndarray: # largest divergence of one message at each order
     "Renyi curve of one message over the L2 ball. [this page, Lemmas 4 to 7]"
     total = (mechanism.beta * (1.0 if relation == "replace" else 0.5)) ** 2
-    if how == "grid": total = dithered_budget(total, 1 / (mechanism.n_inputs - 1), d, slip)
-    polygons = {"mixture": mixture_polygons, "grid": grid_polygons}[how](mechanism.table, mechanism.beta, relation, np.array(orders))
-    return np.array([ball_bound(s, g, total, d) for s, g in polygons])
+    if how == "grid": total = _budget(total, 1 / (mechanism.n_inputs - 1), d, slip)
+    polygons = {"mixture": _mixture, "grid": _grid}[how](mechanism.table, mechanism.beta, relation, np.array(orders))
+    return np.array([_ball(s, g, total, d) for s, g in polygons])
 
 def guarantee(
     mechanism:Mvu,
@@ -533,7 +490,7 @@ def guarantee(
     if sampling != "none": raise ValueError(f"sampling is {sampling!r}; the server sees who sends, so nothing is amplified: use sampling='none'")
     (how, _, conversion), names = accountant.partition("-"), dict(unit=unit, relation=relation, sampling="none", scope="total", trust="local")
     if d is not None or how != "mixture": check_between("d", d, 1)
-    if how == "pure": return Guarantee(rounds * d * worst_ratio(mechanism, relation), delta, accountant="pure", note=f"d = {d}; holds with delta = 0", **names)
+    if how == "pure": return Guarantee(rounds * d * _worst_ratio(mechanism, relation), delta, accountant="pure", note=f"d = {d}; holds with delta = 0", **names)
     if not 0 < delta < 1: raise ValueError(f"delta is {delta!r}; it must lie in (0, 1) for a Renyi curve: choose one, or accountant='pure'")
     orders, note = tuple(ORDERS if orders is None else orders), f"d = {d}" if d else "any d"
     grid = dict(slip=delta / (2 * rounds)) if how == "grid" else {}
@@ -542,10 +499,7 @@ def guarantee(
     found = guarantee_from_rdp(orders, curve, delta / 2 if grid else delta, conversion, accountant=accountant, note=note, **names)
     return replace(found, delta=float(delta))
 
-def worst_ratio(
-    mechanism:Mvu,
-    relation:str, # zero-out | replace
-)->float: # nats, at most eps
+def _worst_ratio(mechanism, relation):
     "Largest log-ratio of one coordinate's laws, taken at bends. [ours]"
     half = min(1.0, mechanism.beta) / 2
     logs = np.log(law(mechanism.table, np.append(_bends(mechanism.table, 0.5 - half, 0.5 + half), 0.5)))
