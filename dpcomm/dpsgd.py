@@ -186,12 +186,13 @@ def train(
     run.seconds = time.perf_counter() - start
     return run
 
-# %% ../nbs/1_foundations/dpsgd.ipynb #458037e8
+# %% ../nbs/1_foundations/dpsgd.ipynb #2e5327b7
 def read_frontier(
-    eps, # (n,) of the points
+    eps, # (n,) of the points, > 0
     accuracy, # (n,) of the points
     budgets, # values of eps at which to read
-)->np.ndarray: # best accuracy with eps <= budget, one a budget; nan where no point is
+)->np.ndarray: # best accuracy, interpolated in log eps, one a budget; nan below the cheapest point, the best of all above the dearest
     "Pareto frontier of a sweep at given budgets. [imvu Figure 2]"
-    eps, accuracy = np.asarray(eps, float), np.asarray(accuracy, float)
-    return np.array([accuracy[eps <= b].max() if (eps <= b).any() else np.nan for b in budgets])
+    price, accuracy = np.unique(np.asarray(eps, float)), np.asarray(accuracy, float)
+    best = np.array([accuracy[eps <= p].max() for p in price])
+    return np.interp(np.log(budgets), np.log(price), best, left=np.nan)

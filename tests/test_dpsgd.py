@@ -255,7 +255,13 @@ def test_settings_out_of_range_are_refused(change):
         dpsgd.Config(**(dict(epochs=1, lr=1.0) | change))
 
 
-def test_a_frontier_is_the_best_affordable_point():
+def test_a_frontier_is_the_best_affordable_point_and_a_line_between():
     eps, accuracy = [3.0, 1.0, 2.0, 2.0], [80.0, 50.0, 40.0, 70.0]
-    found = dpsgd.read_frontier(eps, accuracy, [0.5, 1.0, 2.0, 2.9, 10.0])
-    assert math.isnan(found[0]) and found[1:].tolist() == [50.0, 70.0, 70.0, 80.0]
+    found = dpsgd.read_frontier(eps, accuracy, [0.5, 1.0, math.sqrt(2), 2.0, math.sqrt(6), 3.0, 10.0])
+    assert math.isnan(found[0])
+    np.testing.assert_allclose(found[1:], [50, 60, 70, 75, 80, 80])
+
+
+def test_a_dominated_point_changes_no_frontier():
+    with_it, without = (dpsgd.read_frontier(e, a, [1.0, 1.5, 2.0]) for e, a in (([1.0, 1.4, 2.0], [50.0, 30.0, 50.0]), ([1.0, 2.0], [50.0, 50.0])))
+    assert with_it.tolist() == without.tolist() == [50, 50, 50]

@@ -88,6 +88,16 @@ CASES = {
         refused=(dict(sampling="poisson"), dict(sampling="fixed"), dict(relation="add-remove"), dict(accountant="magic"), dict(delta=0.0), dict(rounds=0),
                  dict(accountant="exact-classic", delta=0.0), dict(accountant="exact-classic", rounds=0), dict(accountant="exact-balle", d=0)),
         bad=tuple({name: value} for name in ("clip_norm", "sigma") for value in NUMBERS)),
+    "mvu": variants(
+        "mvu",
+        {"one bit": (lambda d: dict(clip_norm=1.0, eps=2.0, beta=1.5), (dict(clip_norm=1.1), dict(eps=2.1), dict(n_inputs=3), dict(n_outputs=3),
+                                                                        dict(beta=1.4), dict(constraint="metric"))),
+         "two bits": (lambda d: dict(clip_norm=1.0, eps=2.0, n_inputs=5, n_outputs=4), (dict(clip_norm=1.1), dict(n_outputs=2), dict(beta=1.1)))},
+        release=dict(rounds=3, delta=1e-5),
+        refused=(dict(sampling="poisson"), dict(sampling="fixed"), dict(relation="local"), dict(accountant="magic"), dict(accountant="grid-classic"),
+                 dict(delta=0.0), dict(rounds=0)),
+        bad=(*({name: value} for name in ("clip_norm", "eps", "beta") for value in NUMBERS), dict(eps=701.0), dict(eps=1e-6),
+             *(dict(n_inputs=b) for b in (1, 2.0)), *(dict(n_outputs=b) for b in (1, 300)), dict(constraint="l2"))),
 }
 NAMES = wire.registered()
 ALL = [pytest.param(case, id=f"{name}, {label}") for name in NAMES for label, case in CASES.get(name, {}).items()]
