@@ -353,7 +353,7 @@ def test_small_signals_cost_their_fisher_information():
     np.testing.assert_allclose(renyi_curve(m, "zero-out", "mixture", orders=orders), np.array(orders) / 2 * information * 0.025**2, rtol=5e-3)
     x = 0.5 + 0.025 / math.sqrt(10_000)
     dense = [10_000 * divergence(law(m.table, x), law(m.table, 0.5), alpha) for alpha in orders]
-    np.testing.assert_allclose(renyi_curve(m, "zero-out", "mixture", 10_000, orders=orders), dense, rtol=3e-3)
+    np.testing.assert_allclose(renyi_curve(m, "zero-out", "mixture", 10_000, orders=orders), dense, rtol=5e-3)
 
 
 def test_the_ball_is_a_concave_envelope():
