@@ -130,12 +130,12 @@ def _weights(index, dtype):
     return there / there.sum(-1, keepdim=True).clamp_min(1)
 
 def forward_grouped(
-    model:nn.Sequential, # Conv2d, MaxPool2d, ReLU, Flatten, Linear
+    model:nn.Sequential, # Conv2d, GroupNorm, MaxPool2d, ReLU, Flatten, Linear
     params, # tensors with a leading client axis
     x:Tensor, # (n, batch, channels, height, width)
 )->Tensor: # (n, batch, classes)
     "Run n copies of a sequence with n sets of weights in one pass."
-    n, params = len(x), iter(params)
+    n, params, norms = len(x), iter(params), {}
     h = x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
     for layer in model:
         if isinstance(layer, nn.Conv2d):
@@ -143,6 +143,9 @@ def forward_grouped(
         elif isinstance(layer, nn.Linear):
             weight, bias = next(params), next(params)
             h = torch.baddbmm(bias[:, None], h, weight.transpose(1, 2))
+        elif isinstance(layer, nn.GroupNorm):
+            if id(layer.weight) not in norms: norms[id(layer.weight)] = next(params).flatten(), next(params).flatten()
+            h = F.group_norm(h, n * layer.num_groups, *norms[id(layer.weight)], layer.eps)
         elif isinstance(layer, nn.Flatten):
             h = h.unflatten(1, (n, -1)).flatten(2).transpose(0, 1)
         else:
