@@ -178,10 +178,14 @@ def write_once(
 # %% ../nbs/1_foundations/scattering.ipynb #092e00c0
 def _blocks(images, settings, device, bar):
     mean, std = (torch.tensor(settings[key], device=device).reshape(-1, 1, 1) for key in ("mean", "std"))
-    for part in images.split(BATCH):
-        x = scatter((part.to(device) - mean) / std, settings["orientations"])
-        yield group_norm(x, settings["groups"]).flatten(1).cpu().numpy()
-        bar.update(len(part))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for part in images.split(BATCH):
+            x = scatter((part.to(device) - mean) / std, settings["orientations"])
+            yield group_norm(x, settings["groups"]).flatten(1).cpu().numpy()
+            bar.update(len(part))
+    finally: torch.set_num_threads(threads)
 
 def features(
     data:Dataset, # as `dpcomm.data.load` returns it

@@ -310,3 +310,13 @@ def test_the_bar_is_shown_where_it_is_wanted(watched, progress, shown, tmp_path,
     monkeypatch.setenv("DPCOMM_PROGRESS", watched) if watched else monkeypatch.delenv("DPCOMM_PROGRESS", raising=False)
     features(small(n=2), root=tmp_path, progress=progress)
     assert ("image" in capsys.readouterr().err) == shown
+
+
+def test_threads_are_as_they_were_after_features(tmp_path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        features(load("digits"), limit=(20, 10), root=tmp_path)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
