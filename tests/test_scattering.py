@@ -316,7 +316,7 @@ def test_threads_are_as_they_were_after_features(tmp_path):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        features(load("digits"), limit=(20, 10), root=tmp_path)
+        features(data.load("digits"), limit=(20, 10), root=tmp_path)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
