@@ -187,6 +187,7 @@ def _blocks(images, settings, device, bar):
             bar.update(len(part))
     finally: torch.set_num_threads(threads)
 
+# %% ../nbs/1_foundations/scattering.ipynb #5be9a7f3
 def features(
     data:Dataset, # as `dpcomm.data.load` returns it
     limit:tuple=None, # (training, test): only the first images; None: all
