@@ -105,8 +105,9 @@ def summary(
     lines = []
     for run in result["runs"]:
         final = [seed["final"] for seed in run["seeds"]]
-        mean = {name: sum(f[name] for f in final) / len(final) for name in ("accuracy", "mse", "uplink_bits", "downlink_bits") if name in final[0]}
-        quality = f"accuracy {mean['accuracy']:.2f} %" if "accuracy" in mean else f"mean squared error {mean['mse']:.4g}"
+        mean = {name: sum(f[name] for f in final) / len(final) for name in ("accuracy", "balanced_accuracy", "mse", "uplink_bits", "downlink_bits") if name in final[0]}
+        score = next((name for name in ("accuracy", "balanced_accuracy") if name in mean), None)
+        quality = f"{score.replace('_', ' ')} {mean[score]:.2f} %" if score else f"mean squared error {mean['mse']:.4g}"
         lines.append(f"{run['key']}: {quality} (seeds: {len(final)}), uplink {mean['uplink_bits'] / 2**33:.4g} GiB, "
                      f"downlink {mean['downlink_bits'] / 2**33:.4g} GiB")
         lines.append(f"  {Guarantee(**run['guarantee'])}" if run.get("guarantee") else "  no privacy")

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['MODELS', 'initialise', 'build']
 
-# %% ../nbs/1_foundations/models.ipynb #7d782e0a
+# %% ../nbs/1_foundations/models.ipynb #26814c65
 import numpy as np
 import torch
 from torch import nn
 from .core import check_choice
 
-# %% ../nbs/1_foundations/models.ipynb #16becbd6
+# %% ../nbs/1_foundations/models.ipynb #085c9a35
 def _lenet5():
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU(),
@@ -22,10 +22,15 @@ def _cnn():
         nn.Conv2d(1, 32, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(32, 64, 5), nn.MaxPool2d(2), nn.ReLU(),
         nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10))
 
+def _cnn_same():
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(32, 64, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 10))
+
 def _linear():
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
 
-# %% ../nbs/1_foundations/models.ipynb #f3a5a843
+# %% ../nbs/1_foundations/models.ipynb #6e01d518
 def _conv(classes):
     norms = [nn.GroupNorm(32, 32) for _ in range(4)]
     for norm in norms[1:]: norm.weight, norm.bias = norms[0].weight, norms[0].bias
@@ -33,19 +38,23 @@ def _conv(classes):
     return nn.Sequential(*sum(blocks, []), nn.Flatten(), nn.Linear(288, classes))
 
 MODELS = {"linear": (_linear, 7_850), "lenet5": (_lenet5, 61_706), "cnn": (_cnn, 582_026), # name -> (builder, parameters)
-          "conv62": (lambda: _conv(62), 46_046), "conv10": (lambda: _conv(10), 31_018)}
+          "cnn_same": (_cnn_same, 1_663_370), "conv62": (lambda: _conv(62), 46_046), "conv10": (lambda: _conv(10), 31_018)}
 
-# %% ../nbs/1_foundations/models.ipynb #4689d26a
+# %% ../nbs/1_foundations/models.ipynb #618e548d
 def initialise(
     model:nn.Module, # a sequence of layers; those with weights are Conv2d, Linear or GroupNorm
     rng:np.random.Generator, # stream of the weights
+    law:str='torch', # torch: +-1/sqrt(fan_in), biases too | glorot: +-sqrt(6 / (fan_in + fan_out)), biases zero
 )->nn.Module: # the same module
-    "Draw all weights uniformly on +-1/sqrt(fan_in); set normalisation to the identity. [PyTorch's default law]"
+    "Draw all weights uniformly; set normalisation to the identity. [PyTorch's and Keras' default laws]"
+    check_choice("law", law, ("torch", "glorot"))
     for layer in model:
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
-            bound = layer.weight[0].numel() ** -0.5
+            fan_in, fan_out = layer.weight[0].numel(), layer.weight[:, 0].numel()
+            bound = fan_in ** -0.5 if law == "torch" else (6 / (fan_in + fan_out)) ** 0.5
             for p in (layer.weight, layer.bias):
                 p.data = torch.from_numpy(rng.uniform(-bound, bound, tuple(p.shape)).astype(np.float32))
+            if law == "glorot": layer.bias.data.zero_()
         elif isinstance(layer, nn.GroupNorm):
             layer.weight.data.fill_(1.0)
             layer.bias.data.fill_(0.0)
@@ -54,10 +63,11 @@ def initialise(
 def build(
     name:str, # key of MODELS
     rng:np.random.Generator, # stream of the initial weights
+    law:str='torch', # of the initial weights, as in `initialise`
 )->nn.Sequential: # parameter count asserted
     "Build a model with its initial weights."
     check_choice("model", name, tuple(MODELS))
     maker, count = MODELS[name]
-    model = initialise(maker(), rng)
+    model = initialise(maker(), rng, law)
     assert sum(p.numel() for p in model.parameters()) == count, f"{name} does not have {count} parameters"
     return model

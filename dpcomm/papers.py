@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ALLOWED', 'NUMBERS', 'SECTIONS', 'ABOUT', 'Cell', 'Hyper', 'Paper', 'refuse', 'is_number', 'build', 'trouble',
-           'assets', 'papers', 'parse', 'paper', 'cells', 'cell', 'hyper']
+           'as_number', 'grid_row', 'expand', 'assets', 'papers', 'parse', 'paper', 'tables', 'cells', 'cell', 'hyper']
 
 # %% ../nbs/1_foundations/papers.ipynb #41bf82c8
 import difflib, math, tomllib
@@ -14,7 +14,7 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
-# %% ../nbs/1_foundations/papers.ipynb #1a381b44
+# %% ../nbs/1_foundations/papers.ipynb #98ced2d5
 @dataclass(frozen=True)
 class Cell:
     "One number that a paper prints. [dpcomm house style]"
@@ -25,11 +25,12 @@ class Cell:
     better: str  # 'higher', 'lower' or 'neither'
     where: str  # place in the text
     how: str  # 'typed', 'digitised', 'author-code' or 'derived'
-    kind: str  # 'exact', 'stochastic' or 'ordering'
-    tol: float  # match inside it, near inside twice it; 0 for an ordering
-    tol_why: str  # reason for tol
+    kind: str  # 'exact', 'stochastic', 'ordering' or 'shown'
+    tol: float  # match inside it, near inside twice it; 0 for an ordering and for what is only shown
+    tol_why: str  # reason for tol, or why the number is only shown
     set_on: date  # day the tolerance was set
     checked_by: str  # who or what compared it with the text
+    also: tuple = ()  # further tables that print the same number
     version: str = "both"  # text that prints it: 'both', 'arxiv' or 'iclr'
     spread: float | None = None  # standard error printed behind +/-
     n_runs: int | None = None  # seeds behind the value, >= 1
@@ -63,9 +64,9 @@ class Paper:
     causes: tuple  # (key, text): known reasons of a difference
     not_run: tuple  # (prefix, text): why cells have no result of ours
 
-# %% ../nbs/1_foundations/papers.ipynb #36dbda41
+# %% ../nbs/1_foundations/papers.ipynb #90cb8969
 ALLOWED = {"better": ("higher", "lower", "neither"), "how": ("typed", "digitised", "author-code", "derived"),
-           "kind": ("exact", "stochastic", "ordering"), "version": ("both", "arxiv", "iclr"), "bound": ("above", "below"),
+           "kind": ("exact", "stochastic", "ordering", "shown"), "version": ("both", "arxiv", "iclr"), "bound": ("above", "below"),
            "source": ("stated", "inferred", "swept", "ours")}
 NUMBERS = ("tol", "spread", "read_err", "n_runs")
 
@@ -102,7 +103,7 @@ def build(kind:type, # Cell or Hyper
             raise ValueError(f"{file}, {name}: {field}={row[field]!r}, allowed a finite number >= 0; correct the file")
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
 
-# %% ../nbs/1_foundations/papers.ipynb #c12ce6c6
+# %% ../nbs/1_foundations/papers.ipynb #238b86f2
 def trouble(c:Cell, # one number
             keys:list, # keys of all numbers of the file
            )->str: # what is wrong with it, '' if nothing
@@ -110,12 +111,52 @@ def trouble(c:Cell, # one number
     if keys.count(c.key) > 1: return "the key stands twice; rename or remove one"
     if (c.kind == "ordering") != bool(c.bound or (c.above and c.below)):
         return "an ordering, and only an ordering, has 'above' and 'below', or 'bound'"
-    if c.kind != "ordering" and not c.tol > 0: return f"tol={c.tol}, allowed > 0; say how far ours may be"
+    if c.kind not in ("ordering", "shown") and not c.tol > 0: return f"tol={c.tol}, allowed > 0; say how far ours may be"
+    if c.kind == "shown" and c.tol: return f"tol={c.tol}, allowed 0 for a number that is only shown; remove it, or judge the number"
     if (c.version == "iclr") != c.key.startswith("iclr."): return "keys of version 'iclr', and only those, begin with 'iclr.'"
     lost = [k for k in (c.above, c.below, *(c.quotient or ())) if k and k not in keys]
     return str(refuse("key", lost[0], keys)) if lost else ""
 
-# %% ../nbs/1_foundations/papers.ipynb #b832e607
+# %% ../nbs/1_foundations/papers.ipynb #1f691da6
+def as_number(text:str, # as printed
+              at:str, # where, for the message
+             )->object: # int or float
+    "A printed number. [dpcomm house style]"
+    try: return float(text) if "." in text else int(text)
+    except ValueError: raise ValueError(f"{at}: {text!r} is no number; write digits, or - for what is not printed") from None
+
+def grid_row(grid:dict, # one [[grid]] of a file
+             head:list, # names of the columns
+             name:str, # of the row
+             words:list, # numbers, then further tables that print the row
+             file:str, # for messages
+            )->list: # one TOML table a number
+    "One row of a printed table as cells. [dpcomm house style]"
+    at, texts, also = f"{file}, {name}", words[:len(head)], words[len(head):]
+    if len(texts) < len(head) or any(w[0] in "-.0123456789" for w in also):
+        raise ValueError(f"{at}: {len(words)} words, allowed {len(head)} numbers or -, one for each of {', '.join(head)}, then names of tables")
+    found = []
+    for column, text in zip(head, texts):
+        if text == "-": continue
+        row = grid | grid.get("column", {}).get(column, {}) | {"also": also, "value": as_number(text, at)}
+        row |= {field: row[field].format(row=name, column=column) for field in row.keys() & {"key", "where", "above", "below"}}
+        if "rel_tol" in row: row["tol"] = row.pop("rel_tol") * abs(row["value"])
+        found.append({k: v for k, v in row.items() if k not in ("rows", "column")})
+    return found
+
+# %% ../nbs/1_foundations/papers.ipynb #403799b6
+def expand(grid:dict, # one [[grid]] of a file
+           file:str, # for messages
+          )->list: # one TOML table a number, as [[cell]] would give
+    "A printed table as cells. [dpcomm house style]"
+    for field in ("key", "where", "rows"):
+        if field not in grid: raise ValueError(f"{file}, {grid.get('key', 'grid')}: field {field!r} is missing; every grid needs key, where, rows")
+    head, *lines = [line.split() for line in grid["rows"].splitlines() if line.strip()]
+    for column in grid.get("column", {}):
+        if column not in head: raise refuse(f"{file}, {grid['key']}: column", column, head)
+    return [row for name, *words in lines for row in grid_row(grid, head, name, words, file)]
+
+# %% ../nbs/1_foundations/papers.ipynb #91a27f0b
 def assets(kind:str, # 'papers' or 'results'
           )->Path: # folder inside the installed package
     "Where the package keeps its data files. [dpcomm house style]"
@@ -126,7 +167,7 @@ def papers(root:Path=None, # folder of TOML files, default the package's
     "Ids of the transcribed papers. [dpcomm house style]"
     return tuple(sorted(p.stem for p in Path(root or assets("papers")).glob("*.toml")))
 
-SECTIONS = ("paper", "cell", "hyper", "cause", "not_run")
+SECTIONS = ("paper", "cell", "grid", "hyper", "cause", "not_run")
 ABOUT = ("id", "title", "authors", "arxiv", "venue", "code_url", "code_licence", "read_on")
 
 def parse(text:str, # TOML
@@ -136,7 +177,8 @@ def parse(text:str, # TOML
     raw = tomllib.loads(text)
     for name, allowed in [(s, SECTIONS) for s in raw] + [(a, raw.get("paper", {})) for a in ABOUT]:
         if name not in allowed: raise refuse(f"{file}: section or field of [paper]", name, allowed)
-    found = tuple(build(Cell, row, file) for row in raw.get("cell", []))
+    rows = [row for grid in raw.get("grid", []) for row in expand(grid, file)] + raw.get("cell", [])
+    found = tuple(build(Cell, row, file) for row in rows)
     keys = [c.key for c in found]
     for c in found:
         if why := trouble(c, keys): raise ValueError(f"{file}, {c.key}: {why}")
@@ -156,16 +198,21 @@ def paper(id:str, # short name, e.g. 'dprec'
     file = Path(root or assets("papers")) / f"{id}.toml"
     return parse(file.read_text(encoding="utf-8"), file.name)
 
-# %% ../nbs/1_foundations/papers.ipynb #0d6ec80f
+# %% ../nbs/1_foundations/papers.ipynb #ec9dd84a
+def tables(id:str, # paper
+           root:Path=None, # folder of TOML files, default the package's
+          )->tuple: # 'table1', 'text', ..., in the order of the file
+    "Names of the tables of one paper. [dpcomm house style]"
+    return tuple(dict.fromkeys(t for c in paper(id, root).cells for t in (*c.also, c.table)))
+
 def cells(id:str, # paper
           table:str=None, # e.g. 'table1'; None for all
           root:Path=None, # folder of TOML files, default the package's
          )->tuple: # of Cell, in the paper's order
     "The numbers of one paper, or of one of its tables. [dpcomm house style]"
     found = paper(id, root).cells
-    tables = tuple(dict.fromkeys(c.table for c in found))
-    if table is not None and table not in tables: raise refuse("table", table, tables)
-    return tuple(c for c in found if table in (None, c.table))
+    if table is not None and table not in tables(id, root): raise refuse("table", table, tables(id, root))
+    return tuple(c for c in found if table in (None, c.table, *c.also))
 
 def cell(id:str, # paper
          key:str, # e.g. 'mnist.eps3.rec.acc'

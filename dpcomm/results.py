@@ -6,8 +6,8 @@
 __all__ = ['SCALES', 'SCHEMA', 'RUN', 'SEED', 'CELL', 'VERDICTS', 'SORT', 'FIND', 'HEADER', 'PACKAGES', 'kinds', 'fits', 'finite',
            'check_result', 'write_result', 'load_result', 'load_results', 'Summary', 'cell_summary', 'inside',
            'verdict', 'Table', 'unlink', 'as_text', 'as_markdown', 'cell_html', 'as_html', 'browse', 'ours_by_key',
-           'ours_of', 'number', 'printed', 'reason', 'seeds', 'row_of', 'verdict_table', 'matrix', 'version_of', 'git',
-           'stamp']
+           'ours_of', 'number', 'printed', 'reason', 'seeds', 'row_of', 'because', 'verdict_table', 'matrix',
+           'version_of', 'git', 'stamp']
 
 # %% ../nbs/1_foundations/results.ipynb #9bc7b355
 import html, importlib.metadata, json, math, os, platform, subprocess, tempfile
@@ -145,7 +145,7 @@ def cell_summary(values, # one finite number per seed
     half = float(stdtrit(v.size - 1, .975)) * se
     return Summary(float(v.mean()), se, float(v.mean()) - half, float(v.mean()) + half, v.size, unit)
 
-# %% ../nbs/1_foundations/results.ipynb #47d8ffcd
+# %% ../nbs/1_foundations/results.ipynb #73cf09f6
 VERDICTS = {"match": "●", "near": "◐", "below": "▼", "above": "▲", "order holds": "✓", "order fails": "✗", "not comparable": "≠", "not run": "○"}
 
 def inside(gap:float, # absolute difference, >= 0
@@ -158,6 +158,7 @@ def verdict(cell:papers.Cell, # the paper's number
             ours, # Summary, values one per seed, or None; for an ordering the differences larger - smaller
            )->str: # a key of `VERDICTS`
     "Compare ours with the paper's by the tolerance fixed before the run. [dpcomm house style]"
+    if cell.kind == "shown": return "not comparable"
     if ours is None: return "not run"
     s = ours if isinstance(ours, Summary) else cell_summary(ours)
     if s.unit and s.unit.split()[0] != cell.unit.split()[0]: return "not comparable"
@@ -282,7 +283,7 @@ def reason(cell:papers.Cell, # the paper's number
     fits = [(p, text) for p, text in paper.not_run if cell.key.startswith(p)]
     return max(fits, key=lambda f: len(f[0]))[1] if fits else "no full-scale result committed"
 
-# %% ../nbs/1_foundations/results.ipynb #227a583d
+# %% ../nbs/1_foundations/results.ipynb #ff130ce0
 def seeds(s:Summary, # ours
           run:dict, # the result it came from
          )->str: # 'n = 2' or 'n = 2 of 4 planned'
@@ -299,7 +300,7 @@ def row_of(cell:papers.Cell, # the paper's number
           )->tuple: # key, paper, ours, delta, verdict, link
     "One row of the verdict table. [dpcomm house style]"
     got = ours_of(cell, found)
-    if got is None: return cell.key, printed(cell), reason(cell, paper, small), "", "not run", ""
+    if got is None: return cell.key, printed(cell), reason(cell, paper, small), "", verdict(cell, None), ""
     s, run = got
     spread = "" if not s.se else f" +/- {number(s.se, cell)}" if float(number(s.se, cell).replace(",", "")) else f" +/- {s.se:.0e}"
     delta = "" if cell.kind == "ordering" and not cell.bound else f"{'+' if s.mean >= cell.value else '-'}{number(abs(s.mean - cell.value), cell)}"
@@ -307,7 +308,15 @@ def row_of(cell:papers.Cell, # the paper's number
     link = f"[{run['experiment']}]({base}/4_experiments/{run['experiment']}.ipynb)"
     return cell.key, printed(cell), f"{number(s.mean, cell)}{spread} ({seeds(s, run)})", delta, word, link
 
-# %% ../nbs/1_foundations/results.ipynb #a00f679a
+# %% ../nbs/1_foundations/results.ipynb #503416af
+def because(cell:papers.Cell, # the paper's number
+            paper:papers.Paper, # its paper
+            word:str, # its verdict
+           )->list: # texts of the notes
+    "Why a verdict is what it is. [dpcomm house style]"
+    causes = [text for key, text in paper.causes if key == cell.key and word not in ("not run", "match")]
+    return ([cell.tol_why] if cell.kind == "shown" else []) + causes
+
 def verdict_table(paper:str, # id
                   table:str=None, # e.g. 'table1'; None for all
                   root:Path=None, # folder of results, default the committed ones
@@ -321,20 +330,20 @@ def verdict_table(paper:str, # id
     rows, notes = [], []
     for cell in papers.cells(paper, table, papers_root):
         key, text, ours, delta, word, link = row_of(cell, p, found, small, base)
-        for why in (text for k, text in p.causes if k == key and word not in ("not run", "match")):
+        for why in because(cell, p, word):
             if why not in notes: notes.append(why)
             word += f" [{notes.index(why) + 1}]"
         rows.append((key, text, ours, delta, f"{VERDICTS[word.split(' [')[0]]} {word}", link))
     return Table(HEADER, tuple(rows), f"{paper}, {table or 'all tables'}: below is worse than the paper, above is better", tuple(notes))
 
-# %% ../nbs/1_foundations/results.ipynb #57dda34a
+# %% ../nbs/1_foundations/results.ipynb #5f97b98c
 def matrix(root:Path=None, # folder of results, default the committed ones
            base:str="nbs", # folder of the notebooks, as seen from where the table is shown
           )->Table: # papers x tables, counts of verdicts
     "Papers against their tables, with counts of verdicts. [dpcomm house style]"
     counts, claims = {}, []
     for paper in papers.papers():
-        for table in dict.fromkeys(c.table for c in papers.cells(paper) if c.version != "iclr"):
+        for table in dict.fromkeys(t for c in papers.cells(paper) if c.version != "iclr" for t in (*c.also, c.table)):
             words = [row[4].split(" ")[0] for row in verdict_table(paper, table, root).rows]
             counts[paper, table] = " ".join(f"{s} {words.count(s)}" for s in VERDICTS.values() if s in words)
             claims += [table] if table not in claims else []

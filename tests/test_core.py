@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 from laws import ALARM, drawn, fit
-from scipy import special, stats
+from scipy import linalg, special, stats
 
 from dpcomm import core
 
@@ -274,3 +274,47 @@ def test_log_mean_exp_of_impossible_events():
     with np.errstate(divide="ignore"):
         assert core.log_mean_exp(np.full(3, -np.inf)) == -np.inf
     assert core.log_mean_exp(np.array([-np.inf, 0.0])) == pytest.approx(-math.log(2))
+
+
+# ---- Hadamard transform
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [2**k for k in range(13)])
+def test_the_transform_is_sylvesters_matrix(size, dtype):
+    H = torch.from_numpy(linalg.hadamard(size)).to(dtype) / math.sqrt(size)
+    x = torch.from_numpy(core.seed_tree(0, size).standard_normal((3, size))).to(dtype)
+    tight = dict(rtol=0, atol=1e-13 if dtype == torch.float64 else 1e-5)
+    y = core.walsh_hadamard(x)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y, x @ H, **tight)
+    torch.testing.assert_close(core.walsh_hadamard(y), x, **tight)
+    if size <= 2**core.POINTS:
+        torch.testing.assert_close(core.hadamard(size, dtype), H, **tight)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (2, 3, 16), (9, 2**13), (3, 2**17), (2**18,)])
+def test_any_batch_is_its_rows(shape):
+    x = torch.from_numpy(core.seed_tree(0).standard_normal(shape, dtype=np.float32))
+    before, y = x.clone(), core.walsh_hadamard(x)
+    assert y.shape == x.shape and torch.equal(x, before) and (core.BLOCK < 3 * 2**17)
+    for row, image in zip(x.reshape(-1, shape[-1]), y.reshape(-1, shape[-1])):
+        torch.testing.assert_close(core.walsh_hadamard(row), image, rtol=0, atol=1e-5)
+        torch.testing.assert_close(core.walsh_hadamard(row.double()).float(), image, rtol=0, atol=1e-5)
+
+
+def test_a_transform_of_one_point_does_not_alias():
+    x = torch.ones(2, 1)
+    core.walsh_hadamard(x).zero_()
+    assert x.sum() == 2
+
+
+@pytest.mark.parametrize("size", [0, 3, 12, 100])
+def test_lengths_that_are_not_powers_of_two_are_refused(size):
+    with pytest.raises(ValueError, match=f"rows of {size} entries.*power of two"):
+        core.walsh_hadamard(torch.ones(2, size))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.complex64])
+def test_other_types_are_refused(dtype):
+    with pytest.raises(ValueError, match="must be float32 or float64"):
+        core.walsh_hadamard(torch.ones(2, 4, dtype=dtype))

@@ -17,7 +17,7 @@ from laws import ALARM, radius, same_law
 from dpcomm import audit, wire
 from dpcomm.accounting import RELATIONS, Guarantee
 from dpcomm.core import seed_tree
-from dpcomm.mechanisms import mvu
+from dpcomm.mechanisms import mvu, topk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +43,27 @@ def halves(d: int) -> tuple:
     return (d - d // 2, d // 2) if d > 1 else (1,)
 
 
+def first(d: int) -> topk.Support:
+    "The support of the first six tenths."
+    return topk.Support(range(topk.size(0.6 if d > 1 else 1.0, d)))
+
+
 NUMBERS = (0.0, -1.0, math.nan, math.inf)
 THREE = mvu.Table(1.0, (0.5 - 2.5 / (math.e - 1), 0.5, 0.5 + 2.5 / (math.e - 1)), ((0.2 * math.e, 0.8 - 0.2 * math.e, 0.2), (0.2, 0.8 - 0.2 * math.e, 0.2 * math.e)))
 CASES = {
+    "compressive": variants(
+        "compressive",
+        {"random": (lambda d: dict(fraction=0.6 if d > 1 else 1.0, clip_norm=1.0, sigma=0.7, n_clients=3, chunks=min(d, 2)),
+                    (dict(clip_norm=1.1), dict(sigma=0.71), dict(n_clients=4), dict(chunks=3), dict(seed=1), dict(round=1), dict(kept="low"), dict(sigma=None))),
+         "low, tolerant": (lambda d: dict(fraction=0.6 if d > 1 else 1.0, clip_norm=1.0, sigma=0.7, n_clients=10, kept="low", tolerance=0.2),
+                           (dict(tolerance=0.1), dict(fraction=0.9))),
+         "everything": (lambda d: dict(fraction=1.0, clip_norm=1.0, sigma=0.7, n_clients=3, chunks=min(d, 3)), (dict(fraction=0.9), dict(chunks=2)))},
+        release=dict(rounds=3, delta=1e-5),
+        refused=(dict(sampling="fixed", n_clients=100, cohort=10), dict(sampling="poisson"), dict(sampling="poisson", n_clients=100, cohort=10, relation="replace"),
+                 dict(relation="local"), dict(accountant="magic"), dict(delta=0.0), dict(rounds=0)),
+        bad=(*({name: value} for name in ("clip_norm", "sigma", "penalty") for value in NUMBERS), *(dict(fraction=r) for r in (0.0, -0.1, 1.1, math.nan)),
+             *(dict(n_clients=n) for n in (0, 2.5)), *(dict(chunks=n) for n in (0, 1.5)), *(dict(tolerance=r) for r in (-0.1, 1.0, math.nan)),
+             dict(iterations=-1), dict(seed=-1), dict(round=-1), dict(kept="high"), dict(fresh="no"))),
     "gaussian": variants(
         "gaussian",
         {"central": (lambda d: dict(clip_norm=1.0, sigma=0.7), (dict(clip_norm=1.1), dict(sigma=0.71), dict(local=True))),
@@ -54,6 +72,15 @@ CASES = {
         refused=(dict(sampling="fixed", n_clients=100, cohort=10), dict(sampling="poisson"), dict(sampling="nobody"), dict(accountant="magic"),
                  dict(delta=0.0), dict(rounds=0)),
         bad=tuple({name: value} for name in ("clip_norm", "sigma") for value in NUMBERS)),
+    "ddgauss": variants(
+        "ddgauss",
+        {"sixteen bits": (lambda d: dict(clip_norm=1.0, sigma=1.0, n_clients=20), (dict(clip_norm=1.1), dict(sigma=1.1), dict(n_clients=21), dict(rotation_seed=1), dict(k=5.0))),
+         "eleven bits": (lambda d: dict(clip_norm=1.0, sigma=0.7, n_clients=5, ring_bits=11, tolerance=0.4, beta=0.3), (dict(ring_bits=10), dict(tolerance=0.2), dict(beta=0.4)))},
+        release=dict(rounds=3, delta=1e-5, d=7),
+        refused=(dict(d=None), dict(d=0), dict(sampling="fixed"), dict(sampling="poisson"), dict(sampling="poisson", n_clients=100, cohort=10, relation="replace"),
+                 dict(relation="local"), dict(accountant="magic"), dict(delta=0.0), dict(rounds=0)),
+        bad=(*({name: value} for name in ("clip_norm", "sigma", "k") for value in NUMBERS), *(dict(n_clients=n) for n in (0, 2.5)), *(dict(ring_bits=b) for b in (1, 33, 2.0)),
+             *(dict(beta=b) for b in (-0.1, 1.0, math.nan)), *(dict(tolerance=b) for b in (-0.1, 1.0, math.nan)), dict(rotation_seed=-1))),
     "imvu": variants(
         "imvu",
         {"one bit": (lambda d: dict(clip_norm=1.0, eps=0.5, beta=4.0), (dict(clip_norm=1.1), dict(eps=0.51), dict(beta=4.1), dict(clamp=True), dict(table=mvu.solve(0.5)))),
@@ -98,6 +125,29 @@ CASES = {
                  dict(delta=0.0), dict(rounds=0)),
         bad=(*({name: value} for name in ("clip_norm", "eps", "beta") for value in NUMBERS), dict(eps=701.0), dict(eps=1e-6),
              *(dict(n_inputs=b) for b in (1, 2.0)), *(dict(n_outputs=b) for b in (1, 300)), dict(constraint="l2"))),
+    "skellam": variants(
+        "skellam",
+        {"sixteen bits": (lambda d: dict(clip_norm=1.0, sigma=1.0, n_clients=4), (dict(clip_norm=1.1), dict(sigma=1.01), dict(n_clients=5), dict(ring_bits=17), dict(beta=0.5),
+                                                                                  dict(k=5.0), dict(rotation_seed=1), dict(tolerance=0.1))),
+         "tolerant": (lambda d: dict(clip_norm=1.0, sigma=0.7, n_clients=5, ring_bits=13, tolerance=0.4), (dict(sigma=0.71), dict(tolerance=0.0)))},
+        release=dict(rounds=3, delta=1e-5, d=7),
+        refused=(dict(sampling="poisson"), dict(sampling="fixed"), dict(sampling="poisson", n_clients=100, cohort=10, relation="replace"), dict(d=None), dict(d=0),
+                 dict(relation="local"), dict(accountant="pld"), dict(delta=0.0), dict(rounds=0)),
+        bad=(*({name: value} for name in ("clip_norm", "sigma", "k") for value in NUMBERS), *(dict(tolerance=t) for t in (-0.1, 1.0, math.nan)),
+             *(dict(beta=b) for b in (-0.1, 1.0, math.nan)), *(dict(n_clients=n) for n in (0, 1.5)), *(dict(ring_bits=b) for b in (1, 33, 8.0)),
+             *(dict(rotation_seed=r) for r in (-1, 0.5)))),
+    "topk": variants(
+        "topk",
+        {"random": (lambda d: dict(fraction=0.6 if d > 1 else 1.0, clip_norm=1.0, sigma=0.7, n_clients=3),
+                    (dict(clip_norm=1.1), dict(sigma=0.71), dict(n_clients=4), dict(seed=1), dict(held=False), dict(fresh=True), dict(round=1), dict(sigma=None))),
+         "given, tolerant": (lambda d: dict(fraction=0.6 if d > 1 else 1.0, clip_norm=1.0, sigma=0.7, n_clients=10, support=first(d), tolerance=0.2),
+                             (dict(tolerance=0.1), dict(support=None))),
+         "everything": (lambda d: dict(fraction=1.0, clip_norm=1.0, sigma=0.7, n_clients=3), (dict(fraction=0.9),))},
+        release=dict(rounds=3, delta=1e-5),
+        refused=(dict(sampling="fixed", n_clients=100, cohort=10), dict(sampling="poisson"), dict(sampling="poisson", n_clients=100, cohort=10, relation="replace"),
+                 dict(relation="local"), dict(accountant="magic"), dict(delta=0.0), dict(rounds=0)),
+        bad=(*({name: value} for name in ("clip_norm", "sigma") for value in NUMBERS), *(dict(fraction=r) for r in (0.0, -0.1, 1.1, math.nan)),
+             *(dict(n_clients=n) for n in (0, 2.5)), *(dict(tolerance=r) for r in (-0.1, 1.0, math.nan)))),
 }
 NAMES = wire.registered()
 ALL = [pytest.param(case, id=f"{name}, {label}") for name in NAMES for label, case in CASES.get(name, {}).items()]

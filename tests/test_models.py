@@ -13,10 +13,11 @@ SHAPES = {  # weights of every layer, and with them the figures of the papers
     "linear": [(10, 784)],
     "lenet5": [(6, 1, 5, 5), (16, 6, 5, 5), (120, 400), (84, 120), (10, 84)],
     "cnn": [(32, 1, 5, 5), (64, 32, 5, 5), (512, 1024), (10, 512)],
+    "cnn_same": [(32, 1, 5, 5), (64, 32, 5, 5), (512, 3136), (10, 512)],
     "conv62": [(32, 1, 3, 3), *[(32, 32, 3, 3)] * 3, (62, 288)],
     "conv10": [(32, 1, 3, 3), *[(32, 32, 3, 3)] * 3, (10, 288)],
 }
-COUNTS = {"linear": 7_850, "lenet5": 61_706, "cnn": 582_026, "conv62": 46_046, "conv10": 31_018}
+COUNTS = {"linear": 7_850, "lenet5": 61_706, "cnn": 582_026, "cnn_same": 1_663_370, "conv62": 46_046, "conv10": 31_018}
 NORMS = {"conv62": 64, "conv10": 64}  # weights and biases of the one shared normalisation
 CLASSES = {"conv62": 62}
 IMAGES = torch.from_numpy(seed_tree(0, "images").random((3, 1, 28, 28), dtype=np.float32))
@@ -75,7 +76,7 @@ def test_pooling_before_or_after_the_relu_is_the_same(name):
             layers.append(layer)
     swapped = nn.Sequential(*layers)
     pools = sum(isinstance(layer, nn.MaxPool2d) for layer in model)
-    assert sum(a is not b for a, b in zip(model, swapped)) == 2 * pools and pools == {"linear": 0, "lenet5": 2, "cnn": 2, "conv62": 4, "conv10": 4}[name]
+    assert sum(a is not b for a, b in zip(model, swapped)) == 2 * pools and pools == {"linear": 0, "lenet5": 2, "cnn": 2, "cnn_same": 2, "conv62": 4, "conv10": 4}[name]
     assert torch.equal(model(IMAGES), swapped(IMAGES))
     gradients = [torch.autograd.grad(m(IMAGES).logsumexp(1).sum(), list(model.parameters())) for m in (model, swapped)]
     for a, b in zip(*gradients):
@@ -83,7 +84,7 @@ def test_pooling_before_or_after_the_relu_is_the_same(name):
 
 
 def test_an_unknown_model_is_named_with_its_nearest():
-    with pytest.raises(ValueError, match="model is 'lenet'.*lenet5, cnn, conv62, conv10.*did you mean 'lenet5'"):
+    with pytest.raises(ValueError, match="model is 'lenet'.*lenet5, cnn, cnn_same, conv62, conv10.*did you mean 'lenet5'"):
         models.build("lenet", seed_tree(0))
 
 

@@ -1,5 +1,5 @@
-"The transcription of DP-REC: a second, independent typing compared with the TOML, and the checks that guard the file."
-import re, tomllib
+"The transcriptions: a second, independent typing compared with the TOML, and the checks that guard the files."
+import dataclasses, re, tomllib
 from datetime import date
 
 import numpy as np
@@ -291,3 +291,411 @@ def test_the_grids_of_imvu_are_ours_and_say_so():
         for name in ("epochs", "sigma", "step", "clip"):
             found = papers.hyper("imvu", name, task)
             assert found.source == "ours" and "MVU paper" in found.where
+
+
+# ---- FL-TOP: its ten tables, typed a second time in the paper's order and with its words
+
+FLTOP_8 = """
+0.1%
+FL-BASIC        0.14  111  12308.94  12.31
+FL-BAS-2        0.16  185  20514.9   20.51
+FL-BAS-3        0.27  200  22.17     22.17
+FL-BAS-4        0.17  200  22.17     22.17
+FL-CS           0.37  200  22178.27  22.17
+FL-TOPK-BIS     0.59  198  21.95     21.95
+FL-TOP          0.78  199  22.06     22.06
+FL-BASIC-DP     0.14  167  18518.85  18.51   0.95
+FL-BAS-2-DP     0.14  124  13750.53  13.75   0.88
+FL-BAS-3-DP     -
+FL-BAS-4-DP     0.15  137  15.19     15.19   0.90
+FL-CS-DP        0.36  197  21845.59  21.84   1
+FL-TOPK-BIS-DP  0.59  196  21.73     21.73   0.99
+FL-TOP-DP       0.76  199  22.06     22.06   1
+0.5%
+FL-BASIC        0.65  193  21402.03  107
+FL-BAS-2        0.46  196  21734.70  108.66
+FL-BAS-3        0.73  200  110.88    110.88
+FL-BAS-4        0.41  197  109.22    109.22
+FL-CS           0.57  185  20514.9   102.56
+FL-TOPK-BIS     0.76  200  110.88    110.88
+FL-TOP          0.82  200  110.88    110.88
+FL-BASIC-DP     0.59  200  22178.27  110.88  1
+FL-BAS-2-DP     0.38  200  22178.27  110.88  1
+FL-BAS-3-DP     0.56  200  110.88    110.88  1
+FL-BAS-4-DP     0.33  200  110.88    110.88  1
+FL-CS-DP        0.53  200  22178.27  110.88  1
+FL-TOPK-BIS-DP  0.68  184  102.01    102.01  0.97
+FL-TOP-DP       0.81  200  110.88    110.88  1
+1%
+FL-BASIC        0.71  194  21512.92  215.12
+FL-BAS-2        0.59  200  22178.27  221.77
+FL-BAS-3        0.76  200  221.77    221.77
+FL-BAS-4        0.56  195  216.23    216.23
+FL-CS           0.69  200  22178.27  221.77
+FL-TOPK-BIS     0.79  197  218.45    218.45
+FL-TOP          0.83  200  221.77    221.77
+FL-BASIC-DP     0.65  197  21845.59  218.45  1
+FL-BAS-2-DP     0.62  198  21956.48  219.56  1
+FL-BAS-3-DP     0.66  198  219.56    219.56  1
+FL-BAS-4-DP     0.52  198  219.56    219.56  1
+FL-CS-DP        0.66  189  20958.46  209.58  0.98
+FL-TOPK-BIS-DP  0.70  174  192.94    192.94  0.96
+FL-TOP-DP       0.81  183  202.92    202.92  0.97
+5%
+FL-BASIC        0.78  196  21734.70  1086.73
+FL-BAS-2        0.72  199  22067.38  1103.36
+FL-BAS-3        0.81  199  1103.36   1103.36
+FL-BAS-4        0.76  196  1086.73   1086.73
+FL-CS           0.82  200  22178.27  1108.91
+FL-TOPK-BIS     0.83  196  1086.73   1086.73
+FL-TOP          0.84  200  1108.91   1108.91
+FL-BASIC-DP     0.76  195  21623.81  1081.18  0.99
+FL-BAS-2-DP     0.72  195  21623.81  1081.18  0.99
+FL-BAS-3-DP     0.76  199  1103.36   1103.36  1
+FL-BAS-4-DP     0.75  191  1059.01   1059.01  0.99
+FL-CS-DP        0.78  160  17742.61  887.13   0.94
+FL-TOPK-BIS-DP  0.71  152  842.77    842.77   0.92
+FL-TOP-DP       0.81  152  842.77    842.77   0.92
+10%
+FL-BASIC        0.81  196  21734.70  2173.47
+FL-BAS-2        0.78  199  22067.38  2206.74
+FL-BAS-3        0.82  195  2162.38   2162.38
+FL-BAS-4        0.79  200  2217.83   2217.83
+FL-CS           0.85  182  20182.22  2018.22
+FL-TOPK-BIS     0.84  196  2173.47   2173.47
+FL-TOP          0.85  199  2206.74   2206.74
+FL-BASIC-DP     0.79  189  20958.46  2095.85  0.98
+FL-BAS-2-DP     0.77  189  20958.46  2095.85  0.98
+FL-BAS-3-DP     0.79  183  2029.31   2029.31  0.97
+FL-BAS-4-DP     0.78  195  2162.38   2162.38  0.99
+FL-CS-DP        0.72  167  18518.85  1851.89  0.95
+FL-TOPK-BIS-DP  0.69  138  1530.30   1530.30  0.90
+FL-TOP-DP       0.80  157  1740.99   1740.99  0.93
+100%
+FL-STD          0.86  200  22178.27  22178.27
+FL-STD-DP       0.56  60   6653.48   6653.48  0.76
+"""
+FLTOP_9 = """
+0.01%
+FL-BASIC       0.49  0.45  100  11948.91  1.19
+FL-BAS-2       0.49  0.45  94   11231.98  1.12
+FL-BAS-3       0.49  0.45  81   0.96      0.96
+FL-BAS-4       0.49  0.49  100  1.19      1.19
+FL-CS          -
+FL-TOP-Bis     0.59  0.63  100  1.19      1.19
+FL-TOP         0.64  0.70  60   0.71      0.71
+FL-BASIC-DP    0.49  0.45  6    716.93    0.07  0.74
+FL-BAS-2-DP    0.49  0.45  100  11948.91  1.19  1
+FL-BAS-3-DP    0.49  0.45  95   1.13      1.13  0.99
+FL-BAS-4-DP    0.49  0.47  96   1.14      1.14  0.99
+FL-CS-DP       -
+FL-TOP-Bis-DP  0.59  0.63  94   1.12      1.12  0.99
+FL-TOP-DP      0.64  0.70  100  1.19      1.19  1
+0.05%
+FL-BASIC       0.50  0.48  100  11948.91  5.97
+FL-BAS-2       0.49  0.46  100  11948.91  5.97
+FL-BAS-3       0.51  0.49  100  5.97      5.97
+FL-BAS-4       0.51  0.52  57   3.40      3.40
+FL-CS          0.51  0.50  100  11948.91  5.97
+FL-TOP-Bis     0.68  0.75  92   5.49      5.49
+FL-TOP         0.68  0.75  54   3.22      3.22
+FL-BASIC-DP    0.49  0.46  84   10037.08  5.02  0.96
+FL-BAS-2-DP    0.49  0.46  100  11948.91  5.97  1
+FL-BAS-3-DP    0.50  0.48  99   5.91      5.91  1
+FL-BAS-4-DP    0.52  0.51  100  5.97      5.97  1
+FL-CS-DP       0.49  0.48  100  11948.91  5.97  1
+FL-TOP-Bis-DP  0.68  0.75  92   5.49      5.49  0.98
+FL-TOP-DP      0.68  0.75  99   5.91      5.91  1
+0.1%
+FL-BASIC       0.51  0.51  99   11829.42  11.82
+FL-BAS-2       0.50  0.47  100  11948.91  11.94
+FL-BAS-3       0.53  0.53  100  11.94     11.94
+FL-BAS-4       0.50  0.53  94   11.23     11.23
+FL-CS          0.53  0.55  100  11948.91  11.94
+FL-TOP-Bis     0.69  0.76  100  11.94     11.94
+FL-TOP         0.69  0.76  68   8.12      8.12
+FL-BASIC-DP    0.50  0.49  100  11948.91  11.94  1
+FL-BAS-2-DP    0.50  0.47  100  11948.91  11.94  1
+FL-BAS-3-DP    0.55  0.56  100  11.94     11.94  1
+FL-BAS-4-DP    0.51  0.52  100  11.94     11.94  1
+FL-CS-DP       0.51  0.51  99   11829.42  11.82  1
+FL-TOP-Bis-DP  0.68  0.75  89   10.63     10.63  0.98
+FL-TOP-DP      0.69  0.76  85   10.15     10.15  0.97
+0.5%
+FL-BASIC       0.58  0.68  100  11948.91  59.74
+FL-BAS-2       0.56  0.58  99   11829.42  59.15
+FL-BAS-3       0.61  0.68  100  59.74     59.74
+FL-BAS-4       0.56  0.59  100  59.74     59.74
+FL-CS          0.66  0.71  100  11948.91  59.74
+FL-TOP-Bis     0.71  0.78  100  59.74     59.74
+FL-TOP         0.71  0.79  95   56.76     56.76
+FL-BASIC-DP    0.57  0.64  100  11948.91  59.74  1
+FL-BAS-2-DP    0.57  0.59  100  11948.91  59.74  1
+FL-BAS-3-DP    0.58  0.67  100  59.74     59.74  1
+FL-BAS-4-DP    0.54  0.57  34   20.31     20.31  0.83
+FL-CS-DP       0.61  0.68  100  11948.91  59.74  1
+FL-TOP-Bis-DP  0.68  0.75  55   32.86     32.86  0.89
+FL-TOP-DP      0.69  0.76  24   14.34     14.34  0.80
+"""
+FLTOP_10 = """
+1%
+FL-BASIC       0.64  0.72  100  11948.91  119.49
+FL-BAS-2       0.62  0.66  100  11948.91  119.49
+FL-BAS-3       0.62  0.66  85   101.57    101.57
+FL-BAS-4       0.56  0.59  100  119.49    119.49
+FL-CS          0.68  0.75  100  11948.91  119.49
+FL-TOP-Bis     0.72  0.79  100  119.49    119.49
+FL-TOP         0.72  0.79  58   69.30     69.30
+FL-BASIC-DP    0.64  0.70  100  11948.91  119.49  1
+FL-BAS-2-DP    0.62  0.67  100  11948.91  119.49  1
+FL-BAS-3-DP    0.61  0.71  100  119.49    119.49  1
+FL-BAS-4-DP    0.57  0.66  100  119.49    119.49  1
+FL-CS-DP       0.66  0.72  100  11948.91  119.49  1
+FL-TOP-Bis-DP  0.68  0.74  53   63.33     63.33   0.89
+FL-TOP-DP      0.69  0.76  22   26.29     26.29   0.79
+5%
+FL-BASIC       0.72  0.80  100  11948.91  597.45
+FL-BAS-2       0.68  0.75  100  11948.91  597.45
+FL-BAS-3       0.69  0.76  98   585.5     585.5
+FL-BAS-4       0.66  0.72  100  597.45    597.45
+FL-CS          0.73  0.81  98   11709.93  585.5
+FL-TOP-Bis     0.72  0.79  100  597.45    597.45
+FL-TOP         0.72  0.80  95   567.57    567.57
+FL-BASIC-DP    0.69  0.76  100  11948.91  597.45  1
+FL-BAS-2-DP    0.68  0.75  98   11709.93  585.5   1
+FL-BAS-3-DP    0.65  0.71  90   537.70    537.70  0.98
+FL-BAS-4-DP    0.67  0.74  98   585.5     585.5   1
+FL-CS-DP       0.69  0.76  100  11948.91  597.45  1
+FL-TOP-Bis-DP  0.67  0.74  38   227.03    227.03  0.84
+FL-TOP-DP      0.68  0.75  23   137.41    137.41  0.79
+10%
+FL-BASIC       0.74  0.81  100  11948.91  1194.89
+FL-BAS-2       0.70  0.77  100  11948.91  1194.89
+FL-BAS-3       0.72  0.80  98   1170.99   1170.99
+FL-BAS-4       0.70  0.77  99   1182.94   1182.94
+FL-CS          0.74  0.82  100  11948.91  1194.89
+FL-TOP-Bis     0.72  0.80  100  1194.89   1194.89
+FL-TOP         0.74  0.82  90   1075.40   1075.40
+FL-BASIC-DP    0.69  0.76  99   11829.42  1182.94  1
+FL-BAS-2-DP    0.69  0.76  95   11351.46  1135.15  0.99
+FL-BAS-3-DP    0.69  0.76  95   1135.15   1135.15  0.99
+FL-BAS-4-DP    0.69  0.76  100  1194.89   1194.89  1
+FL-CS-DP       0.69  0.76  96   11470.95  1147.09  0.99
+FL-TOP-Bis-DP  0.67  0.73  37   442.11    442.11   0.84
+FL-TOP-DP      0.68  0.74  23   274.82    274.82   0.79
+100%
+FL-STD         0.74  0.82  99   11829.42  11829.42
+FL-STD-DP      0.66  0.72  62   7408.32   7408.32  0.91
+"""
+FLTOP_1 = """
+0.5%
+FL-BASIC     0.65  193  21402.03  107
+FL-CS        0.57  185  20514.9   102.56
+FL-TOP       0.82  200  110.88    110.88
+FL-BASIC-DP  0.59  200  22178.27  110.88  1
+FL-CS-DP     0.53  200  22178.27  110.88  1
+FL-TOP-DP    0.81  200  110.88    110.88  1
+5%
+FL-BASIC     0.78  196  21734.70  1086.73
+FL-CS        0.82  200  22178.27  1108.91
+FL-TOP       0.84  200  1108.91   1108.91
+FL-BASIC-DP  0.76  195  21623.81  1081.18  0.99
+FL-CS-DP     0.78  160  17742.61  887.13   0.94
+FL-TOP-DP    0.81  152  842.77    842.77   0.92
+10%
+FL-BASIC     0.81  196  21734.70  2173.47
+FL-CS        0.85  182  20182.22  2018.22
+FL-TOP       0.85  199  2206.74   2206.74
+FL-BASIC-DP  0.79  189  20958.46  2095.85  0.98
+FL-CS-DP     0.72  167  18518.85  1851.89  0.95
+FL-TOP-DP    0.80  157  1740.99   1740.99  0.93
+100%
+FL-STD       0.86  200  22178.27  22178.27
+FL-STD-DP    0.56  60   6653.48   6653.48  0.76
+"""
+FLTOP_2 = """
+0.1%
+FL-BASIC     0.51  0.51  99   11829.42  11.82
+FL-CS        0.53  0.55  100  11948.91  11.94
+FL-TOP       0.69  0.76  68   8.12      8.12
+FL-BASIC-DP  0.50  0.49  100  11948.91  11.94  1
+FL-CS-DP     0.51  0.51  99   11829.42  11.82  1
+FL-TOP-DP    0.69  0.76  85   10.15     10.15  0.97
+5%
+FL-BASIC     0.72  0.80  100  11948.91  597.45
+FL-CS        0.73  0.81  98   11709.93  585.5
+FL-TOP       0.72  0.80  95   567.57    567.57
+FL-BASIC-DP  0.69  0.76  100  11948.91  597.45  1
+FL-CS-DP     0.69  0.76  100  11948.91  597.45  1
+FL-TOP-DP    0.68  0.75  23   137.41    137.41  0.79
+10%
+FL-BASIC     0.74  0.81  100  11948.91  1194.89
+FL-CS        0.74  0.82  100  11948.91  1194.89
+FL-TOP       0.74  0.82  90   1075.40   1075.40
+FL-BASIC-DP  0.69  0.76  99   11829.42  1182.94  1
+FL-CS-DP     0.69  0.76  96   11470.95  1147.09  0.99
+FL-TOP-DP    0.68  0.74  23   274.82    274.82   0.79
+100%
+FL-STD       0.74  0.82  99   11829.42  11829.42
+FL-STD-DP    0.66  0.72  62   7408.32   7408.32  0.91
+"""
+FLTOP_6 = """
+               0.1%  0.5%  1%    5%    10%
+FL-BASIC-DP    0.05  0.12  0.16  0.34  0.45
+FL-BAS-2-DP    0.07  0.16  0.23  0.52  0.75
+FL-BAS-3-DP    0.05  0.11  0.16  0.33  0.44
+FL-BAS-4-DP    0.06  0.15  0.21  0.51  0.74
+FL-CS-DP       0.21  0.26  0.32  0.57  0.79
+FL-TOP-BIS-DP  1.25  1.59  1.79  2.18  2.34
+FL-TOP-DP      0.50  0.61  0.64  0.87  1.0
+"""
+FLTOP_7 = """
+               0.01%  0.05%  0.1%   0.5%  1%    5%    10%
+FL-BASIC-DP    0.01   0.03   0.05   0.11  0.16  0.34  0.46
+FL-BAS-2-DP    0.01   0.03   0.04   0.09  0.14  0.31  0.44
+FL-BAS-3-DP    0.01   0.04   0.06   0.12  0.18  0.35  0.49
+FL-BAS-4-DP    0.02   0.03   0.05   0.12  0.15  0.31  0.44
+FL-CS-DP       0.002  0.005  0.006  0.01  0.02  0.04  0.06
+FL-TOP-BIS-DP  0.60   0.73   0.81   1.03  1.13  1.31  1.32
+FL-TOP-DP      0.23   0.46   0.59   1.03  1.18  1.31  1.32
+"""
+FLTOP_SINGLE = """
+fmnist.sensitivity.fl_std_dp.r100 2.40   medical.sensitivity.fl_std_dp.r100 1.40
+medical.features.age.lowest 15           medical.features.age.highest 89
+medical.features.mrci.lowest 2           medical.features.mrci.highest 60
+medical.features.codes 24419             medical.features.total 24428            medical.features.kept 7280
+medical.train.positive 32106             medical.train.negative 985280           medical.train.ratio 3.16          medical.train.total 1017386
+medical.test.positive 7882               medical.test.negative 246465            medical.test.ratio 3.10           medical.test.total 254347
+medical.records 1271733                  medical.split.records 1017386
+fmnist.ratio.fl_std_fl_top.up 10         fmnist.ratio.fl_cs_fl_top.up .91        fmnist.ratio.fl_cs_fl_top.down 10
+medical.ratio.fl_std_fl_top.up 11        medical.ratio.fl_cs_fl_top.down 11
+fmnist.ratio.fl_basic_dp_fl_top_dp.down 189  fmnist.ratio.fl_basic_dp_fl_top_dp.up 18
+fmnist.ratio.fl_std_fl_top.smallest 1000     fmnist.saved 99.9
+"""
+FMNIST_COLUMNS = ("accuracy", "round", "down_kb", "up_kb", "eps")
+MEDICAL_COLUMNS = ("bal_acc", "auroc", *FMNIST_COLUMNS[1:])
+
+
+def scheme(words):
+    "The paper's name of a scheme as a part of a key."
+    return words.lower().replace("topk", "top").replace("-", "_")
+
+
+def rows_of(table, task, columns):
+    "key -> value of a typed table with a line for every compression ratio."
+    found, ratio = {}, None
+    for name, *numbers in map(str.split, table.strip().splitlines()):
+        if name.endswith("%"): ratio = "r" + name[:-1]
+        elif numbers != ["-"]:
+            assert len(numbers) == len(columns) - (not name.endswith("-DP"))
+            found |= {f"{task}.{scheme(name)}.{ratio}.{c}": float(v) for c, v in zip(columns, numbers)}
+    return found
+
+
+def sensitivities(table, task):
+    "key -> value of Table 6 or 7."
+    head, *lines = map(str.split, table.strip().splitlines())
+    return {f"{task}.sensitivity.{scheme(name)}.r{r[:-1]}": float(v) for name, *values in lines for r, v in zip(head, values, strict=True)}
+
+
+def test_every_number_of_fltop_equals_its_second_typing():
+    words = FLTOP_SINGLE.split()
+    second = rows_of(FLTOP_8, "fmnist", FMNIST_COLUMNS) | rows_of(FLTOP_9, "medical", MEDICAL_COLUMNS) | rows_of(FLTOP_10, "medical", MEDICAL_COLUMNS)
+    second |= sensitivities(FLTOP_6, "fmnist") | sensitivities(FLTOP_7, "medical") | dict(zip(words[::2], map(float, words[1::2]), strict=True))
+    first = {c.key: float(c.value) for c in papers.cells("fltop") if c.kind != "ordering"}
+    assert first == second and len(second) == 970
+
+
+@pytest.mark.parametrize("table, typed, columns, rows", [("table1", FLTOP_1, FMNIST_COLUMNS, 20), ("table2", FLTOP_2, MEDICAL_COLUMNS, 20)])
+def test_the_main_tables_of_fltop_repeat_the_appendix(table, typed, columns, rows):
+    "Tables 1 and 2, typed by themselves, are rows of Tables 8, 9 and 10."
+    found = {c.key: float(c.value) for c in papers.cells("fltop", table)}
+    assert found == rows_of(typed, "fmnist" if table == "table1" else "medical", columns)
+    assert len({key.rsplit(".", 1)[0] for key in found}) == rows
+
+
+def test_rows_that_fltop_does_not_print():
+    keys = {c.key for c in papers.cells("fltop") if c.kind != "ordering"}
+    for row in ("fmnist.fl_bas_3_dp.r0.1", "medical.fl_cs.r0.01", "medical.fl_cs_dp.r0.01"):
+        assert not any(key.startswith(f"{row}.") for key in keys)
+    fails = papers.cell("fltop", "fmnist.fl_bas_3_dp.r0.1.accuracy")
+    printed = [c.value for c in papers.cells("fltop", "table8") if c.key.endswith(".accuracy") and c != fails]
+    assert (fails.kind, fails.bound, fails.value) == ("ordering", "below", min(printed))
+
+
+def test_tolerances_of_fltop_follow_their_rule():
+    rule = {"accuracy": ("stochastic", .02), "bal_acc": ("shown", 0), "auroc": ("shown", 0), "round": ("shown", 0),
+            "down_kb": ("exact", .005), "up_kb": ("exact", .005), "eps": ("exact", .005)}
+    for c in papers.cells("fltop"):
+        assert c.set_on == date(2026, 11, 21) and (c.kind == "shown") == (c.kind != "ordering" and c.tol == 0)
+        if "sensitivity" in c.key:
+            assert (c.kind, c.tol) == ("stochastic", pytest.approx(.33 * c.value)) if c.table == "table6" else c.kind == "shown", c.key
+        elif c.table in ("table8", "table9", "table10") and c.kind != "ordering":
+            assert (c.kind, c.tol) == rule[c.key.rsplit(".", 1)[1]], c.key
+            assert c.kind != "shown" or ("by chance" if c.key.endswith("round") else "other data") in c.tol_why
+
+
+def test_orderings_of_fltop_agree_with_the_printed_values():
+    found = {c.key: c for c in papers.cells("fltop")}
+    pairs = [c for c in found.values() if c.above]
+    assert len(pairs) == 29 + 24 + 5 + 3 + 9 + 9 + 6 + 1
+    for c in pairs: assert c.value > 0 and found[c.above].value - found[c.below].value == pytest.approx(c.value), c.key
+
+
+# Table 5 and the settings in the text, a second time; two values are Fashion-MNIST's and the medical data's
+FLTOP_HYPERS = """
+sampling_rate 1/60 100/5010   n_clients 6000 5010   rounds 200 100     local_steps 5 40    n_params 1663370 1496601
+client_lr 0.215 0.1           cs.server_lr 0.35 1   cs.chunks 200 100  sigma 1.54 1.49     init_steps 5 40
+client_size 10 203            public.batch 10 24    batch_size 10 -    public.patients - 356
+n_features - 7280             test_share - 0.2      least_occurrences - 100
+"""
+FLTOP_ALL = "delta 1e-5  cs.momentum 0.9  float_bits 32  sensitivity.repeats 100  client_lr.lowest 0.01  client_lr.highest 0.5  client_lr.step 0.005"
+
+
+def test_every_stated_setting_of_fltop_equals_its_second_typing():
+    words, rest = FLTOP_HYPERS.split(), FLTOP_ALL.split()
+    second = {("all", name): float(v) for name, v in zip(rest[::2], rest[1::2], strict=True)}
+    for name, *values in zip(words[::3], words[1::3], words[2::3], strict=True):
+        for task, text in zip(("fmnist", "medical"), values):
+            if text != "-": second[task, name] = float(text.partition("/")[0]) / float(text.partition("/")[2] or 1)
+    stated = {(h.task, h.name): float(h.value) for h in papers.paper("fltop").hypers if h.source == "stated" and papers.is_number(h.value)}
+    assert stated == second
+    assert papers.hyper("fltop", "hidden", "medical").value == (200, 200)
+    assert {h.name for h in papers.paper("fltop").hypers if h.source == "inferred"} == {"accountant", "support.size", "cohort"}
+
+
+# ---- printed tables and numbers that are only shown
+
+GRID = dict(key="a.{row}.{column}", where="Table 9, {row}, {column}", unit="kB", better="lower", how="typed", kind="exact", rel_tol=.5, tol_why="half",
+            set_on=date(2026, 11, 21), checked_by="nobody", table="table9", column={"acc": {"unit": "percent"}})
+
+
+def test_a_printed_table_becomes_cells():
+    rows = papers.expand(GRID | {"rows": "\n      acc   comm\nrec   69.50  -\n\nnone  82   0.01  table1 text\n"}, "x.toml")
+    cells = [papers.build(papers.Cell, row, "x.toml") for row in rows]
+    assert [(c.key, c.value, c.unit, c.tol, c.also) for c in cells] == [
+        ("a.rec.acc", 69.5, "percent", 34.75, ()), ("a.none.acc", 82, "percent", 41., ("table1", "text")), ("a.none.comm", .01, "kB", .005, ("table1", "text"))]
+    assert cells[1].where == "Table 9, none, acc" and type(cells[1].value) is int
+    assert papers.grid_row(GRID, ["acc"], "rec", ["-"], "x.toml") == []
+    assert [papers.as_number(text, "x") for text in ("1", "1.0", "0.05")] == [1, 1., .05] and isinstance(papers.as_number("1.0", "x"), float)
+
+
+@pytest.mark.parametrize("change, message", [
+    (dict(rows="acc comm\nrec 1"), "x.toml, rec: 1 words, allowed 2 numbers or -"), (dict(rows="acc\nrec 1 2"), "rec: 2 words"),
+    (dict(rows="acc\nrec 1 -"), "rec: 2 words"), (dict(rows="acc\nrec 1,5"), "'1,5' is no number"), (dict(rows="acc\nrec 1.5.2"), "'1.5.2' is no number"),
+    (dict(rows="ac\nrec 1"), "did you mean 'ac'"), (dict(), "'rows' is missing"),
+])
+def test_a_bad_printed_table_is_refused(change, message):
+    with pytest.raises(ValueError, match=re.escape(message)): papers.expand(GRID | change, "x.toml")
+
+
+def test_a_table_that_repeats_another_shares_its_cells():
+    assert {"table1", "table2", "table8", "table9", "table10"} <= set(papers.tables("fltop")) and papers.tables("imvu") == ("fig2", "fig3", "fig4")
+    assert set(papers.cells("fltop", "table1")) < set(papers.cells("fltop", "table8"))
+    with pytest.raises(ValueError, match="did you mean 'table1'"): papers.cells("fltop", "tabl1")
+
+
+@pytest.mark.parametrize("kind, tol, message", [("shown", 1., "only shown"), ("exact", 0., "allowed > 0"), ("shown", 0., "")])
+def test_what_is_only_shown_has_no_tolerance(kind, tol, message):
+    c = dataclasses.replace(papers.cell("fltop", "fmnist.fl_top.r0.5.up_kb"), kind=kind, tol=tol)
+    assert message in papers.trouble(c, [c.key]) and bool(message) == bool(papers.trouble(c, [c.key]))

@@ -9,7 +9,7 @@ from torch import nn
 
 from dpcomm import data, federated, models, wire
 from dpcomm.core import flatten, seed_tree
-from dpcomm.mechanisms import rec
+from dpcomm.mechanisms import rec, topk
 from dpcomm.mechanisms.gaussian import Gaussian
 
 
@@ -75,10 +75,17 @@ def test_train_cohort_ignores_the_pool_and_takes_nobody():
     model, fed, config = net(), toy(), federated.Config(cohort=4, batch=2)
     def train(cohort, workers):
         with ThreadPoolExecutor(workers) as pool:
-            return federated.train_cohort(model, weights(model), fed, np.array(cohort, int), config, [seed_tree(0, c) for c in cohort], pool)
+            chunks = federated.train_cohort(model, weights(model), fed, np.array(cohort, int), config, [seed_tree(0, c) for c in cohort], pool)
+            return torch.cat([updates for updates, _ in chunks])
     one, three = train([0, 1, 3], 1), train([0, 1, 3], 3)
-    assert torch.equal(one[0], three[0]) and one[0].shape == (3, len(weights(model)))
-    assert train([], 1)[0].shape == (0, len(weights(model)))
+    assert torch.equal(one, three) and one.shape == (3, len(weights(model)))
+
+
+def test_an_empty_cohort_averages_to_nothing():
+    w, quiet = weights(net()), Gaussian(1.0, 1e-15)
+    for mechanism in (quiet, topk.TopK(0.5, 1.0, None, 4)):
+        mean, loss = federated.average(mechanism, w, None, 4, [], seed_tree(0))
+        assert mean.shape == w.shape and float(mean.abs().max()) < 1e-12 and loss == 0
 
 
 def test_one_round_moves_the_server_by_the_average():
@@ -87,8 +94,8 @@ def test_one_round_moves_the_server_by_the_average():
     w = weights(model).requires_grad_()
     run = federated.Run(w, 0, False, federated.Ledger(4), [], 0.0)
     with ThreadPoolExecutor(1) as pool:
-        updates, _ = federated.train_cohort(model, w.detach(), fed, np.arange(4), config,
-                                            [seed_tree(5, "round", 0, "client", c, "copy", 0, "batches") for c in range(4)], pool)
+        (updates, _), = federated.train_cohort(model, w.detach(), fed, np.arange(4), config,
+                                               [seed_tree(5, "round", 0, "client", c, "copy", 0, "batches") for c in range(4)], pool)
         federated.one_round(run, federated.server_optimiser(w, config), model, fed, Gaussian(1e9, 1e-15), config, 5, pool)
     assert run.round == 1 and run.ledger.uplink_bits == 4 * 32 * len(w)
     assert torch.allclose(w.detach(), weights(model) + updates.mean(0), atol=1e-5)

@@ -220,6 +220,30 @@ def test_two_experiments_may_not_claim_one_key(tmp_path):
     with pytest.raises(ValueError, match="mnist.rec.comm stands in one and in two"): results.verdict_table("dprec", root=tmp_path)
 
 
+def test_what_is_only_shown_is_never_judged_and_says_why(tmp_path):
+    cell = replace(ACC, kind="shown", tol=0., tol_why="other data")
+    assert {results.verdict(cell, ours) for ours in ([69.5], [0.], None)} == {"not comparable"}
+    p = replace(papers.paper("dprec"), cells=(cell,), causes=((cell.key, "a cause"),))
+    assert results.because(cell, p, "not comparable") == ["other data", "a cause"]
+    assert results.because(ACC, p, "match") == [] == results.because(ACC, p, "not run") and results.because(ACC, p, "near") == ["a cause"]
+    text = (papers.assets("papers") / "dprec.toml").read_text(encoding="utf-8")
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "dprec.toml").write_text(text.replace('kind = "stochastic"\ntol = 1.6\n', 'kind = "shown"\ntol = 0.0\n', 1), encoding="utf-8")
+    key, note = "mnist.eps3.fedavg.acc", "2 x the paper's standard error, at least 1.0 percentage point"
+    found = row(tmp_path, key, papers_root=tmp_path / "papers")
+    assert (found["verdict"], found["ours"], found["delta"]) == ("≠ not comparable [1] [2]", "no full-scale result committed", "")
+    put(tmp_path, result(mnist__eps3__fedavg__acc=[90.]))
+    table = results.verdict_table("dprec", "table1", root=tmp_path, papers_root=tmp_path / "papers")
+    assert table.notes[0] == note and next(r for r in table.rows if r[0] == key)[2:5] == ("90.00 (n = 1 of 3 planned)", "+7.90", "≠ not comparable [1] [2]")
+
+
+def test_a_row_of_two_tables_is_counted_in_both():
+    m = results.matrix()
+    cells = dict(zip(m.header, next(r for r in m.rows if r[0].startswith("[fltop]"))))
+    count = lambda text: sum(int(word) for word in text.split() if word.isdigit())
+    for table in ("table1", "table8"): assert count(cells[table]) == len(papers.cells("fltop", table))
+
+
 def test_causes_become_numbered_notes(tmp_path):
     text = (papers.assets("papers") / "dprec.toml").read_text(encoding="utf-8")
     blocks = [("mnist.eps3.rec.acc", "the model"), ("mnist.eps6.rec.acc", "the split"), ("mnist.eps3.fedavg.acc", "the model"), ("mnist.rec.comm", "idle")]

@@ -1,0 +1,101 @@
+"summed: shares, grid, ring messages, guarantee and audit of what secure aggregation sums."
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+from laws import drawn, radius
+
+from dpcomm import accounting, summed
+from dpcomm.core import seed_tree
+from dpcomm.mechanisms.topk import TopK
+
+MECH = TopK(1.0, 0.5, 1.5, 20, tolerance=0.25)
+
+
+def test_honest_shares_keep_the_promise():
+    for tolerance in (0.0, 0.1, 0.5):
+        share = summed.share_std(2.0, 1.5, 40, tolerance)
+        assert math.sqrt((1 - tolerance) * 40) * share == pytest.approx(3.0)
+    assert MECH.share == summed.share_std(0.5, 1.5, 20, 0.25) and dataclasses.replace(MECH, sigma=None).share == 0
+
+
+@drawn
+@given(some.floats(1e-3, 1e3), some.floats(0.01, 50), some.integers(1, 10_000), some.floats(0, 0.9))
+def test_the_noisy_sum_fits_the_ring_and_the_grid_is_no_coarser_than_needed(clip, sigma, n, tolerance):
+    scale = summed.grid(clip, sigma, n, tolerance)
+    top = n * clip + summed.TAILS * math.sqrt(n) * summed.share_std(clip, sigma, n, tolerance)
+    assert top <= scale * (summed.RING.modulus // 2 - 1) < 2.0001 * top and math.log2(scale).is_integer()
+
+
+def test_no_vector_is_lengthened_by_the_grid():
+    rng = seed_tree(0)
+    for scale in (0.3, 1e-3, 1e-7):
+        x = rng.standard_normal(1000)
+        z = summed.RING.lift(summed.to_ring(x, scale, scale * 1e-9, rng)) * scale
+        assert (np.abs(z) <= np.abs(x)).all() and np.abs(z - x).max() <= scale
+
+
+def test_ring_noise_has_the_share_s_deviation():
+    z = summed.RING.lift(summed.to_ring(np.zeros(40_000), 1e-6, 0.2, seed_tree(1))) * 1e-6
+    assert abs(z.mean()) <= radius(0.2, 40_000, 1) and abs(z.var() - 0.04) <= radius(math.sqrt(2) * 0.04, 40_000, 1)
+
+
+def test_messages_come_back_and_foreign_ones_do_not():
+    values = torch.tensor([0.1, -0.2, 0.3])
+    message = summed.pack(MECH, values, 3, 5)
+    read = summed.unpack(MECH, message, 3)
+    assert len(message.payload) == 12 and (read - values).abs().max() < 8 * MECH.share
+    plain = dataclasses.replace(MECH, sigma=None)
+    assert torch.equal(summed.unpack(plain, summed.pack(plain, values, 3, 5), 3), values)
+    for mechanism, k in ((plain, 3), (MECH, 2), (dataclasses.replace(MECH, tolerance=0.2), 3)):
+        with pytest.raises(ValueError, match="use the sender's parameters"):
+            summed.unpack(mechanism, message, k)
+
+
+def test_noisy_rows_are_noisy_only_with_privacy():
+    rows = torch.zeros(3, 5000)
+    assert torch.equal(summed.noisy(dataclasses.replace(MECH, sigma=None), rows, None), rows)
+    rows = summed.noisy(MECH, rows, [seed_tree(i) for i in range(3)])
+    assert abs(float(rows.var()) - MECH.share**2) <= radius(math.sqrt(2) * MECH.share**2, 15_000, 1)
+    total = MECH.noise(20_000, 20, seed_tree(4))
+    assert abs(float(total.var()) - 20 * MECH.share**2) <= radius(math.sqrt(2) * 20 * MECH.share**2, 20_000, 1)
+
+
+def test_the_guarantee_is_the_gaussian_s_and_says_against_whom():
+    known = MECH.guarantee(rounds=3, delta=1e-5)
+    assert known.eps == accounting.gaussian_guarantee(1.5, 1e-5, 1.0, 3).eps and known.trust == "secagg" and known.sampling == "none"
+    hidden = summed.guarantee(MECH, 200, 1e-5, n_clients=6000, cohort=100, sampling="poisson")
+    assert hidden.eps < known.eps and hidden.trust == "central" and summed.HIDDEN in hidden.note
+    table = TopK(1.0, 1.0, 1.54, 100).guarantee(rounds=200, delta=1e-5, n_clients=6000, cohort=100, sampling="poisson", orders=accounting.INTEGER_ORDERS)
+    assert table.eps == pytest.approx(1.0006, abs=5e-5)
+
+
+def test_a_scheme_without_noise_promises_nothing():
+    plain = dataclasses.replace(MECH, sigma=None)
+    assert plain.relations == {} and set(MECH.relations) == set(summed.RELATIONS)
+    with pytest.raises(ValueError, match="sigma is None; a scheme without noise promises nothing"):
+        plain.guarantee(rounds=1, delta=1e-5)
+
+
+@pytest.mark.parametrize("relation", summed.RELATIONS)
+def test_the_game_is_played_with_the_honest_noise(relation):
+    "The score's mean and variance under both worlds are those of a Gaussian of the promised multiplier."
+    n, quiet = 20_000, TopK(1.0, 1.0, 2.0, 10, tolerance=0.2)
+    shift = (2 if relation == "replace" else 1) / 2.0
+    for present in (True, False):
+        score = summed.play(quiet, relation, present, n, seed_tree(0, relation, int(present)))["likelihood"]
+        centre = shift**2 / 2 * (1 if present else -1)
+        assert abs(score.mean() - centre) <= radius(shift, n, 4) + 1e-6
+        assert abs(score.var() - shift**2) <= radius(math.sqrt(2) * shift**2, n, 4) + 1e-6
+    with pytest.raises(ValueError, match="relation"):
+        summed.play(quiet, "local", True, 10, seed_tree(0))
+
+
+def test_parts_of_a_whole_are_checked():
+    assert summed.check_part("tolerance", 0, True, "[0, 1)") == 0.0
+    with pytest.raises(ValueError, match=r"tolerance is 1.0; it must be a number in \[0, 1\): change tolerance"):
+        summed.check_part("tolerance", 1.0, False, "[0, 1)")
