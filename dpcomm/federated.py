@@ -365,7 +365,7 @@ def train_cohort(
         return keep(updates) if torch.isfinite(updates).all() else None, losses
     yield from pool.map(train, torch.from_numpy(plan).to(w.device).split(CHUNK[engine]))
 
-# %% ../nbs/1_foundations/federated.ipynb #67036767
+# %% ../nbs/1_foundations/federated.ipynb #19908864
 def average(
     mechanism, # registered
     w:Tensor, # (d,) weights of the server
@@ -375,14 +375,18 @@ def average(
     rng:np.random.Generator, # the server's stream
 )->tuple: # average update (d,), mean training loss
     "The server's estimate of the average update. [dprec Alg. 8; fltop Eq. 1]"
-    kept, losses = zip(*chunks) if streams else ((), (w.new_zeros(1),))
-    if not all(part is not None and torch.isfinite(loss).all() for part, loss in zip(kept, losses)): return None, math.nan
+    summed, total, kept, losses = hasattr(mechanism, "sketch"), None, [], [w.new_zeros(1)] * (not streams)
+    for part, loss in chunks if streams else ():
+        if part is None or not torch.isfinite(loss).all(): return None, math.nan
+        losses.append(loss)
+        if not summed: kept.append(part)
+        else: total = part if total is None else total.add_(part)
     loss = float(torch.cat(losses).mean())
-    if not hasattr(mechanism, "sketch"):
+    if not summed:
         updates = torch.cat(kept) if kept else w.new_zeros(0, len(w))
         estimates = mechanism.simulate(updates, streams) if streams else updates
         return mechanism.aggregate(estimates, cohort, rng), loss
-    total = sum(kept) if kept else mechanism.sketch(w.new_zeros(1, len(w))).double()[0]
+    if total is None: total = mechanism.sketch(w.new_zeros(1, len(w))).double()[0]
     noise = mechanism.noise(len(total), len(streams), rng)
     return mechanism.reconstruct((total + noise).to(w.dtype), cohort, len(w)), loss
 

@@ -120,7 +120,7 @@ def noisy(
     "Simulate the messages of a cohort: noise of a million steps is normal to the last bit of a float."
     return values if mechanism.sigma is None else values + mechanism.share * normal(values.shape, rng, values.device)
 
-# %% ../nbs/1_foundations/summed.ipynb #d4279e7f
+# %% ../nbs/1_foundations/summed.ipynb #9d3b601a
 HIDDEN = ("holds against those who see the models and not the cohorts (the server of a secure aggregation knows who took part), "
           "and for noise whose size does not depend on how many take part")
 
@@ -142,6 +142,7 @@ def guarantee(
     return gaussian_guarantee(mechanism.sigma, delta, cohort / n_clients, rounds, sampling=sampling, accountant=accountant, trust="central",
                               relation=relation, **({"note": HIDDEN} | fields))
 
+# %% ../nbs/1_foundations/summed.ipynb #9e63b15e
 def play(
     mechanism, relation:str, present:bool, n:int, rng, # as in wire.Mechanism
     rounds:int=1, n_clients:int=1, cohort:int=1, # the client joins a round with probability cohort / n_clients

@@ -230,6 +230,7 @@ def check_split(split, records, n_hospitals, public_deaths):
 
 def test_virtual_hospitals_deal_every_record_once(made):
     split = medical.virtual_hospitals(made, 40, seed_tree(0), public_deaths=5)
+    assert isinstance(split, medical.Split)
     check_split(split, made, 40, 5)
     groups = [split.federation.data.x, split.public_x, split.federation.data.x_test]
     numbers = [r[:, made.columns.index("mrci")] for r in groups]

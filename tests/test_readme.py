@@ -44,7 +44,25 @@ def one_bit() -> results.Table:
     return results.Table(("epsilon", *names.values()), rows)
 
 
-MADE = {"one_bit": lambda: results.as_markdown(one_bit()), "tight": lambda: results.as_markdown(tight()), "matrix": lambda: results.as_markdown(results.matrix(base="nbs")), "table1": lambda: results.as_markdown(table1())}
+def pruned() -> results.Table:
+    "FL-TOP's private schemes that were run at full scale: paper, best round, last round."
+    from dpcomm import papers
+    found = next(r for r in results.load_results("fltop", "full") if r["experiment"] == "fltop_fmnist")
+    printed = {c.key: c.value for c in papers.cells("fltop")}
+    def shown(values):
+        summary = results.cell_summary(values)
+        return f"{100 * summary.mean:.1f} (n = {summary.n} of {len(found['params']['seeds'])} planned)"
+    rows = []
+    for run in found["runs"]:
+        name, ratio = run["key"].removeprefix("fmnist.").split(".", 1)
+        if run["guarantee"]:
+            best, last = found["cells"][f"{run['key']}.accuracy"]["values"], found["cells"][f"ours.full.{run['key']}.last"]["values"]
+            label = name.upper().replace("_", "-")
+            rows.append((label, f"{ratio[1:]} %", f"{100 * printed[run['key'] + '.accuracy']:.0f}", shown(best), shown(last), f"{run['guarantee']['eps']:.2f}"))
+    return results.Table(("Fashion-MNIST, accuracy in percent", "weights trained", "paper, best round", "ours, best round", "ours, last round", "epsilon, paper's accountant"), tuple(rows))
+
+
+MADE = {"pruned": lambda: results.as_markdown(pruned()), "one_bit": lambda: results.as_markdown(one_bit()), "tight": lambda: results.as_markdown(tight()), "matrix": lambda: results.as_markdown(results.matrix(base="nbs")), "table1": lambda: results.as_markdown(table1())}
 
 
 def block(name: str) -> re.Pattern:

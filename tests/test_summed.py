@@ -16,6 +16,11 @@ from dpcomm.mechanisms.topk import TopK
 MECH = TopK(1.0, 0.5, 1.5, 20, tolerance=0.25)
 
 
+def test_a_summed_mechanism_inherits_the_half_that_is_the_same():
+    assert isinstance(MECH, summed.Summed) and MECH.replay is False and MECH.fingerprint != dataclasses.replace(MECH, sigma=1.6).fingerprint
+    assert MECH.scale == summed.grid(0.5, 1.5, 20, 0.25)
+
+
 def test_honest_shares_keep_the_promise():
     for tolerance in (0.0, 0.1, 0.5):
         share = summed.share_std(2.0, 1.5, 40, tolerance)

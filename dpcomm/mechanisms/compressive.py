@@ -106,7 +106,7 @@ def adjoint(
     wide[:, p.kept] = y
     return transform(wide, p.length, inverse=True)
 
-# %% ../../nbs/3_baselines/compressive.ipynb #2abf8b11
+# %% ../../nbs/3_baselines/compressive.ipynb #d04d79f2
 STEP = 0.05 # thresholds of the iteration, over the largest entry that a chunk could hold
 
 def recover(
@@ -122,11 +122,11 @@ def recover(
     top = np.maximum.reduceat(np.abs(v[0]), p.edges[:-1])
     level = np.repeat(STEP * gain * top, p.lengths).astype(y.dtype)
     weight = np.repeat(1 / (1 + penalty / (STEP * gain)), p.counts).astype(y.dtype)
-    def fit(v): return v + adjoint(weight * (y - measure(v, p)), p)
-    for _ in range(iterations):
-        x = fit(v)
-        v = x - np.clip(2 * x - v, -level, level)
-    return fit(v)[0]
+    for i in range(iterations + 1):
+        x = adjoint(weight * (y - measure(v, p)), p)
+        x += v
+        if i < iterations: v = x - np.clip(2 * x - v, -level, level)
+    return x[0]
 
 # %% ../../nbs/3_baselines/compressive.ipynb #098e8302
 AUDITED = tuple((dict(fraction=1.0, clip_norm=1.0, sigma=sigma, n_clients=10, tolerance=tolerance), {}, 300_000)
@@ -162,13 +162,13 @@ class Compressive(Summed):
     def moments(self, u): return moments(self, u)
     def bits(self, d): return Bits.of(32 * len(self.plan(d).kept), header_bits(self.name), 0, d)
 
-# %% ../../nbs/3_baselines/compressive.ipynb #9d6a8f38
+# %% ../../nbs/3_baselines/compressive.ipynb #4b29762a
 BLOCK = 2**22 # entries transformed at a time
 
 def check_settings(
     mechanism:Compressive, # just built
 )->None: # or ValueError
-    "Refuse settings outside their ranges."
+    "Refuse settings outside their ranges. [ours]"
     for name, top in (("fraction", 1.0), ("penalty", math.inf)):
         value = float(check_positive(name, getattr(mechanism, name)))
         if value > top: raise ValueError(f"{name} is {value!r}; it must lie in (0, {top:g}]: lower {name}")
@@ -186,13 +186,13 @@ def sketch(
     values = [measure(rows[i:i + step], p) for i in range(0, len(rows), step)]
     return mechanism.shorten(torch.from_numpy(np.concatenate(values)).to(u.device)) if values else u.new_zeros(0, len(p.kept))
 
-# %% ../../nbs/3_baselines/compressive.ipynb #5749ab1c
+# %% ../../nbs/3_baselines/compressive.ipynb #60999b67
 def expand(
     mechanism:Compressive,
     values:Tensor, # (n, K)
     d:int, # entries of the update
 )->Tensor: # (n, d) float32
-    "The linear estimate: coefficients that were not sent are zero."
+    "The linear estimate: coefficients that were not sent are zero. [ours]"
     return torch.from_numpy(adjoint(values.cpu().numpy(), mechanism.plan(d))).to(values.device)
 
 def reconstruct(

@@ -83,10 +83,11 @@ def public_gradients(
         params = [(p - lr * g).detach().requires_grad_() for p, g in zip(params, grads)]
     return total
 
-# %% ../../nbs/2_papers/fltop.ipynb #b8040821
+# %% ../../nbs/2_papers/fltop.ipynb #ea0870b9
 AUDITED = tuple((dict(fraction=1.0, clip_norm=1.0, sigma=sigma, n_clients=10, tolerance=tolerance), {}, 300_000)
                 for sigma, tolerance in ((1.0, 0.0), (4.0, 0.0), (1.0, 0.2)))
 
+# %% ../../nbs/2_papers/fltop.ipynb #3cac5fe0
 @register
 @dataclass(frozen=True)
 class TopK(Summed):
@@ -101,8 +102,7 @@ class TopK(Summed):
     seed: int = 0 # of the random choice
     tolerance: float = 0.0 # fraction of dropouts and colluders whose shares may be missing, in [0, 1)
     round: int = 0 # of a fresh choice
-    name = "topk"
-    audited = AUDITED
+    name, audited = "topk", AUDITED
 
     def __post_init__(self):
         self._check()
