@@ -136,12 +136,6 @@ class Mechanism(Protocol):
     relations maps each relation that can be audited to the arguments of one release, which guarantee(rounds=1, delta, ...)
     and play share; play sends the worst case of one world through the mechanism's own code.
 
-    Secure aggregation
-    ------------------
-    a mechanism for sums may also offer sketch(u) -> (n, m), what is summed; noise(m, n, rng) -> (m,), the sum of n shares of noise;
-    reconstruct(total, cohort, d) -> (d,), the server's estimate: simulate then never holds (n, d) estimates;
-    at(t), the mechanism of round t; trainable(d), a mask of the weights that local SGD may move; downlink_bits(d).
-
     Raises
     ------
     ValueError for nan or inf in u, and for a message that is damaged or made with other parameters.
