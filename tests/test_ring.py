@@ -123,8 +123,8 @@ def test_the_overflow_bound_holds():
 def test_exponentials_are_right_to_one_unit(a, bits):
     "Against a series of fractions cut where it cannot matter."
     import decimal
-    decimal.getcontext().prec = 140
-    exact = (decimal.Decimal(-a.numerator) / a.denominator).exp() * 2**bits
+    with decimal.localcontext(prec=140):
+        exact = (decimal.Decimal(-a.numerator) / a.denominator).exp() * 2**bits
     assert abs(ring.exp_fixed(a, bits) - exact) <= 1
 
 
@@ -132,14 +132,14 @@ def test_exponentials_are_right_to_one_unit(a, bits):
 def test_cumulative_laws_are_right_to_one_unit(sigma2, half):
     "Against sums of 60-digit decimals."
     import decimal
-    decimal.getcontext().prec = 60
-    law = ring.cumulative(sigma2, 63, half)
-    reach = len(law) + 50 * max(1, math.isqrt(int(sigma2)))
-    terms = [(decimal.Decimal(-k * k * sigma2.denominator) / (2 * sigma2.numerator)).exp() * (1 if half or k == 0 else 2) for k in range(reach)]
-    whole, total = sum(terms), decimal.Decimal(0)
-    for t, term in zip(law, terms):
-        total += term
-        assert abs(t - total / whole * 2**63) <= 1
+    with decimal.localcontext(prec=60):
+        law = ring.cumulative(sigma2, 63, half)
+        reach = len(law) + 50 * max(1, math.isqrt(int(sigma2)))
+        terms = [(decimal.Decimal(-k * k * sigma2.denominator) / (2 * sigma2.numerator)).exp() * (1 if half or k == 0 else 2) for k in range(reach)]
+        whole, total = sum(terms), decimal.Decimal(0)
+        for t, term in zip(law, terms):
+            total += term
+            assert abs(t - total / whole * 2**63) <= 1
 
 
 def test_edges_increase_and_the_guide_agrees_with_them():

@@ -130,9 +130,10 @@ def test_heights_are_those_of_the_recursion(bits):
     w, start, error = module.weights(mu, bits + 60)
     for k in (2**22 - 12_000, 2**22 - 1, 2**22, 2**22 + 1, 2**22 + 5000):
         assert abs(module.height(mu, k, bits) - (w[k - start] >> 60)) <= 1
+    before = getcontext().prec
     context, log_mu, _ = module.anchor(mu, 30)
     assert float(log_mu) == pytest.approx(math.log(mu)) and context.prec >= 30
-    assert getcontext().prec == 28, "the caller's context is left alone"
+    assert getcontext().prec == before, "the caller's context is left alone"
 
 
 @pytest.mark.parametrize("mu", [Fraction(2**22 + 1), Fraction(10**9) + Fraction(1, 7), Fraction(2**57)], ids=str)
