@@ -365,13 +365,13 @@ def train_cohort(
         return keep(updates) if torch.isfinite(updates).all() else None, losses
     yield from pool.map(train, torch.from_numpy(plan).to(w.device).split(CHUNK[engine]))
 
-# %% ../nbs/1_foundations/federated.ipynb #19908864
+# %% ../nbs/1_foundations/federated.ipynb #439e90dd
 def average(
     mechanism, # registered
     w:Tensor, # (d,) weights of the server
     chunks, # from train_cohort, with its sketches where the mechanism has them
     cohort:float, # expected clients a round
-    streams, # 'noise' -> one stream a visit
+    streams, # one stream a visit; empty where nobody takes part
     rng:np.random.Generator, # the server's stream
 )->tuple: # average update (d,), mean training loss
     "The server's estimate of the average update. [dprec Alg. 8; fltop Eq. 1]"

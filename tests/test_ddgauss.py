@@ -133,7 +133,7 @@ def test_the_engine_and_the_messages_have_one_law(d):
     rounds = m.simulate(u.repeat(plays, 1), seed_tree(0, "rounds", d)).reshape(plays, n, d)
     slow = m.aggregate(rounds, n, None).numpy()
     rng, total = seed_tree(0, "engine", d), m.sketch(u).sum(0)
-    fast = torch.stack([m.reconstruct(total + m.noise(d, n, rng), n) for _ in range(plays)]).numpy()
+    fast = torch.stack([m.reconstruct(total + m.noise(d, n, rng), n, d) for _ in range(plays)]).numpy()
     assert fast.dtype == np.float32 and m.sketch(u).shape == (n, d)
     for j in range(min(d, 5)):
         assert same_law(slow[:, j], fast[:, j]) > ALARM / 5
@@ -370,3 +370,9 @@ def test_moments_of_a_coarse_grid():
     noise = ring.discrete_gaussian(ddgauss.local_variance(m, 8), 400_000, seed_tree(0, "share")).astype(float).var() * ddgauss.step(m, 8) ** 2
     assert (np.abs(estimates.mean(0)) <= radius(estimates.std(0), n, 16)).all()
     assert (np.abs((estimates**2).mean(0) - rounding - noise) <= radius((estimates**2).std(0), n, 16) + 0.02 * noise).all()
+
+
+def test_amplification_is_not_claimed_against_the_server():
+    "It knows who took part; only those who see the models alone do not."
+    whole, sampled = (ddgauss.ddgauss_epsilon(1e-3, 1.0, 10, 0.5, 64, q, 3, 1e-5) for q in (1.0, 0.1))
+    assert (whole.trust, whole.sampling) == ("secagg", "none") and (sampled.trust, sampled.sampling) == ("central", "poisson")

@@ -69,7 +69,7 @@ def test_engines_agree_with_the_loop(engine, name):
     "In float64, with clients of unequal size, two epochs and last batches that are not full."
     model = models.build(name, seed_tree(0))
     if engine == "fused" and any(isinstance(layer, nn.GroupNorm) for layer in model):
-        with pytest.raises(ValueError, match="GroupNorm is not written out here: use engine='channels-last'"):
+        with pytest.raises(ValueError, match="GroupNorm.* is not written out here: use engine='channels-last'"):
             federated.train_fused(model, core.flatten(p.detach() for p in model.parameters()), torch.rand(2, 1, 28, 28), torch.zeros(2).long(), torch.zeros(1, 1, 2).long(), 0.1)
         return
     w = core.flatten(p.detach() for p in model.parameters()).double()

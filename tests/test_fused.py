@@ -105,3 +105,16 @@ def test_sparse_inputs_train_the_columns_they_use():
     dense, _ = fused.train_fused(net, w, x + 1e-300, y, plan, 0.5)
     torch.testing.assert_close(short, dense)
     assert np.count_nonzero(short[0, :200].view(4, 50).abs().sum(0)) <= 4
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(1, 2, 3, stride=2), nn.Conv2d(1, 2, 3, bias=False), nn.Conv2d(1, 2, 3, dilation=2), nn.Conv2d(2, 2, 3, groups=2), nn.MaxPool2d(3),
+                                   nn.Conv2d(1, 2, 3, padding="same"), nn.MaxPool2d(2, stride=1), nn.Linear(3, 2, bias=False), nn.Tanh(), nn.Flatten(0)], ids=str)
+def test_what_is_not_written_out_is_refused(layer):
+    "A stride that is ignored would give a wrong gradient without a word."
+    with pytest.raises(ValueError, match="is not written out here: use engine='channels-last'"):
+        fused.check_layer(layer)
+
+
+def test_odd_images_are_not_halved():
+    with pytest.raises(ValueError, match="height and width must be even here: use engine='channels-last'"):
+        fused.pool(random(1, 2, 5, 4))

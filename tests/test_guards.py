@@ -24,7 +24,6 @@ ALLOWED = {
     "mechanisms": "core wire accounting ring summed",
     "mechanisms.imvu": "core wire accounting mechanisms.mvu",
     "mechanisms.rec": "core wire accounting mechanisms.rec_accounting",
-    "mechanisms.topk": "core wire accounting ring summed mechanisms.topk_accounting",
     "mechanisms.sqsgd": "core wire accounting ring mechanisms.privquant",
     "medical": "core data models",
     "scattering": "core data",

@@ -489,3 +489,9 @@ def test_no_audit_refutes_the_claim(parameters):
     for relation in m.relations:
         found = audit.audit_play(m, relation, 4000, 1e-2, seed_tree(0, "audit", relation))
         assert (found.eps > 1 or m.sigma > 1) and not audit.refutes(found, audit.claim(m, relation, 1e-2))
+
+
+def test_amplification_is_not_claimed_against_the_server():
+    "It knows who took part; only those who see the models alone do not."
+    whole, sampled = (module.skellam_epsilon(1e-3, 1.0, 10, 0.5, 64, q, 3, 1e-5) for q in (1.0, 0.1))
+    assert (whole.trust, whole.sampling) == ("secagg", "none") and (sampled.trust, sampled.sampling) == ("central", "poisson")

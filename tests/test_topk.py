@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from laws import radius
 from torch import nn
 
-from dpcomm import core, data, federated, models, secagg
+from dpcomm import core, data, federated, models, secagg, wire
 from dpcomm.core import seed_tree
 from dpcomm.mechanisms import topk
 from dpcomm.mechanisms.topk import SCHEMES, Support, TopK
@@ -220,6 +220,34 @@ def test_a_scheme_resumes_bit_for_bit(tmp_path):
     while not (pieces := federated.simulate(net(), fed, mech, config, 0, progress=False, checkpoint=tmp_path / "run.pt", resume=True, max_seconds=0)).finished:
         pass
     assert torch.equal(pieces.w, straight.w) and pieces.history == straight.history and pieces.ledger == straight.ledger
+
+
+SUMS = {"topk": dict(fraction=0.5), "compressive": dict(fraction=0.5, chunks=2), "ddgauss": {}, "skellam": {}}
+
+
+def test_every_mechanism_for_sums_is_known_here():
+    assert {name for name in wire.registered() if hasattr(wire.mechanism_class(name), "sketch")} == set(SUMS)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_the_engine_trains_with_every_mechanism_for_sums(name):
+    "... and the two that send everything end one round at plain averaging plus the noise they promise, as long as a chi law says (false-alarm rate below 1e-6)."
+    mech = wire.mechanism(name, clip_norm=5.0, sigma=1e-2, n_clients=4, **SUMS[name])
+    config = federated.Config(rounds=1, cohort=4, epochs=2, batch=5, lr=0.2, server="sgd", server_lr=1.0, eval_every=1, engine="loop")
+    run = federated.simulate(net(), federation(), mech, config, 0, progress=False)
+    assert run.round == 1 and torch.isfinite(run.w.detach()).all() and (run.w.detach() != weights(net())).any()
+    if name in ("ddgauss", "skellam"):
+        plain = federated.simulate(net(), federation(), topk.scheme("FL-STD", 1.0, 4), config, 0, progress=False)
+        d, std = len(run.w), 1e-2 * 5.0 / 4
+        assert abs(float((run.w - plain.w).detach().norm()) / (std * math.sqrt(d)) - 1) < 5.5 / math.sqrt(2 * d)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_nobody_at_all_is_a_round_without_a_change(name):
+    "A Poisson cohort may be empty; then no share of noise arrives either."
+    mech, w = wire.mechanism(name, clip_norm=1.0, sigma=1.0, n_clients=4, **SUMS[name]), weights(net())
+    mean, _ = federated.average(mech, w, None, 4, [], seed_tree(0))
+    assert mean.shape == w.shape and float(mean.abs().max()) < 1e-9
 
 
 def test_a_diverging_client_stops_the_run_with_its_round():

@@ -25,7 +25,7 @@ RELATIONS = ("zero-out", "add-remove", "replace")
 AUDITED = tuple((dict(clip_norm=1.0, sigma=sigma, n_clients=6, ring_bits=bits, tolerance=tolerance), {}, 100_000)
                 for sigma, bits, tolerance in ((0.7, 8, 0.0), (0.7, 16, 0.34), (3.0, 12, 0.0)))
 
-# %% ../../nbs/3_baselines/ddgauss.ipynb #dde5ddfe
+# %% ../../nbs/3_baselines/ddgauss.ipynb #2570b451
 @register
 @dataclass(frozen=True)
 class DDGauss:
@@ -51,7 +51,7 @@ class DDGauss:
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
     def sketch(self, u): return self.clip(u)
     def noise(self, m, n, rng): return noise(self, m, n, rng)
-    def reconstruct(self, total, cohort): return total / cohort
+    def reconstruct(self, total, cohort, d): return total / cohort
     relations = property(lambda self: {name: dict(relation=name, accountant="rdp-balle", d=1) for name in RELATIONS})
     local_std = property(lambda self: self.sigma * self.clip_norm / math.sqrt((1 - self.tolerance) * self.n_clients)) # of one share
     fingerprint = property(lambda self: zlib.crc32(repr(self).encode()))
@@ -186,15 +186,16 @@ def moments(
     rounding = ((x - x.floor()) * (1 + x.floor() - x)).mean(1, keepdim=True) * scale**2
     return clipped - u, (mechanism.local_std**2 + rounding).float().expand(u.shape).clone()
 
-# %% ../../nbs/3_baselines/ddgauss.ipynb #229e2f3d
+# %% ../../nbs/3_baselines/ddgauss.ipynb #52c17200
 def noise(
     mechanism:DDGauss,
     m:int, # coordinates, >= 1
-    n:int, # shares that arrive, >= 1
+    n:int, # shares that arrive, >= 0
     rng:np.random.Generator, # stream of the whole noise
 )->Tensor: # (m,) float32, in the units of the sketch
     "The whole noise of n shares in one draw, up to lemma 1. [ours]"
-    variance = check_between("n", n, 1) * exact_variance(local_variance(mechanism, m))
+    if check_between("n", n, 0) == 0: return torch.zeros(m)
+    variance = n * exact_variance(local_variance(mechanism, m))
     total = torch.from_numpy(discrete_gaussian(variance, padded(m), rng)).double() * step(mechanism, m)
     return unrotate(total, mechanism.rotation_seed, m).float()
 
@@ -231,7 +232,7 @@ def concentrated(
     gap, shift = tau(variance, n), delta2 / math.sqrt(n * variance)
     return min(math.sqrt(shift**2 + gap * D / 2), shift + gap * math.sqrt(D))
 
-# %% ../../nbs/3_baselines/ddgauss.ipynb #6b755ae9
+# %% ../../nbs/3_baselines/ddgauss.ipynb #09ef2c12
 ACCOUNTANTS = ("rdp-classic", "rdp-balle")
 SAMPLED = INTEGER_ORDERS[INTEGER_ORDERS <= 512] # orders under sampling
 
@@ -248,7 +249,7 @@ def ddgauss_epsilon(
     relation:str="zero-out", # zero-out | add-remove | replace, the last with q = 1 only
     accountant:str="rdp-classic", # rdp-classic | rdp-balle
     **names, # unit, note
-)->Guarantee: # of the whole run, for sums seen through secure aggregation
+)->Guarantee: # of the whole run; under sampling against those who see the models and not the cohorts
     "Epsilon of a run from the integers that are added. [Kairouz et al. 2021, Prop. 14; Mironov, Talwar & Zhang 2019, Thm. 5]"
     check_choice("accountant", accountant, ACCOUNTANTS), check_choice("relation", relation, RELATIONS)
     for name, value in (("scale", scale), ("clip", clip), ("local_std", local_std), ("q", q)): check_positive(name, value)
@@ -258,7 +259,8 @@ def ddgauss_epsilon(
     orders = INTEGER_ORDERS if q == 1 else SAMPLED
     curve = compose(rdp_subsampled_gaussian(orders, 1 / eps, q), rounds)
     return guarantee_from_rdp(orders, curve, delta, accountant.removeprefix("rdp-"), unit=names.pop("unit", "client"),
-                              relation=relation, sampling="none" if q == 1 else "poisson", scope="total", trust="secagg", **names)
+                              relation=relation, sampling="none" if q == 1 else "poisson", scope="total",
+                              trust="secagg" if q == 1 else "central", **names)
 
 # %% ../../nbs/3_baselines/ddgauss.ipynb #46a106a0
 def guarantee(

@@ -275,7 +275,7 @@ def skellam(
 RELATIONS = ("zero-out", "add-remove", "replace")
 AUDITED = tuple((dict(clip_norm=1.0, sigma=sigma, n_clients=5, ring_bits=bits, tolerance=0.2), {}, 100_000) for sigma in (0.7, 3.0) for bits in (8, 16))
 
-# %% ../../nbs/3_baselines/skellam.ipynb #6ca4c703
+# %% ../../nbs/3_baselines/skellam.ipynb #77cf358b
 @register
 @dataclass(frozen=True)
 class Skellam:
@@ -303,7 +303,7 @@ class Skellam:
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
     def sketch(self, u): return self.clip(u)
     def noise(self, m, n, rng): return noise(self, m, n, rng)
-    def reconstruct(self, total, cohort, d=None): return total / cohort
+    def reconstruct(self, total, cohort, d): return total / cohort
     relations = {name: dict(relation=name, accountant="rdp-balle", d=1) for name in RELATIONS}
     local_std = property(lambda self: self.sigma * self.clip_norm / math.sqrt((1 - self.tolerance) * self.n_clients))
     fingerprint = property(lambda self: zlib.crc32(repr(self).encode()))
@@ -473,7 +473,7 @@ def amplify(
         found.append(np.logaddexp(0, np.logaddexp.reduce(log_weight + log_gain[:a - 1])) / (a - 1))
     return np.minimum(found, curve)
 
-# %% ../../nbs/3_baselines/skellam.ipynb #04fed1e4
+# %% ../../nbs/3_baselines/skellam.ipynb #c1a86303
 ACCOUNTANTS = ("rdp-classic", "rdp-balle")
 SAMPLED = 256 # largest order under sampling
 
@@ -490,7 +490,7 @@ def skellam_epsilon(
     relation:str="zero-out", # zero-out | add-remove | replace, the last with q = 1 only
     accountant:str="rdp-classic", # rdp-classic | rdp-balle
     **names, # unit, note
-)->Guarantee: # of the whole run, for sums seen through secure aggregation
+)->Guarantee: # of the whole run; under sampling against those who see the models and not the cohorts
     "Epsilon of a run from the integers that are added. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]"
     check_choice("accountant", accountant, ACCOUNTANTS), check_choice("relation", relation, RELATIONS)
     for name, value in (("scale", scale), ("clip", clip), ("local_std", local_std), ("q", q)): check_positive(name, value)
@@ -503,7 +503,8 @@ def skellam_epsilon(
     curve = rdp_skellam(orders, check_between("n_clients", n_clients, 1) * (local_std / scale) ** 2, swap * delta2, swap * delta1)
     if q < 1: curve = amplify(curve, q)
     return guarantee_from_rdp(orders, compose(curve, rounds), delta, accountant.removeprefix("rdp-"), unit=names.pop("unit", "client"),
-                              relation=relation, sampling="none" if q == 1 else "poisson", scope="total", trust="secagg", **names)
+                              relation=relation, sampling="none" if q == 1 else "poisson", scope="total",
+                              trust="secagg" if q == 1 else "central", **names)
 
 # %% ../../nbs/3_baselines/skellam.ipynb #1e6e61c6
 def guarantee(
