@@ -6,7 +6,7 @@
 __all__ = ['ENGINES', 'CHUNK', 'SERVER_STATE', 'Config', 'sample_cohort', 'balanced', 'batch_plan', 'train_loop', 'cross_entropy',
            'train_channels_last', 'forward_grouped', 'train_grouped', 'train_vmap', 'pick_engine', 'server_optimiser',
            'evaluate', 'Ledger', 'download_bits', 'Run', 'save_checkpoint', 'load_checkpoint', 'train_cohort',
-           'average', 'one_round', 'simulate']
+           'average', 'recall', 'one_round', 'simulate']
 
 # %% ../nbs/1_foundations/federated.ipynb #ad14bb7f
 import copy
@@ -30,7 +30,7 @@ from .core import check_between, check_choice, check_positive, flatten, groups, 
 from .data import Federation
 from .fused import train_fused
 
-# %% ../nbs/1_foundations/federated.ipynb #3977ccd8
+# %% ../nbs/1_foundations/federated.ipynb #51dc349c
 @dataclass(frozen=True)
 class Config:
     "Settings of a federated run; defaults are DP-REC's on MNIST. [dprec App. C.2]"
@@ -47,9 +47,11 @@ class Config:
     eval_every: int = 25 # rounds between evaluations
     engine: str = "auto" # auto | loop | channels-last | grouped | vmap | fused
     balance: bool = False # down-sample every visit to as many images of either of two classes
+    steps: int = None # local steps a visit, on images drawn without replacement; None: `epochs` passes over all of them
 
     def __post_init__(self):
         for name in ("rounds", "cohort", "epochs", "batch", "eval_every"): check_between(name, getattr(self, name), 1)
+        if self.steps is not None: check_between("steps", self.steps, 1), check_between("epochs, beside steps,", self.epochs, 1, 1)
         for name in ("lr", "server_lr", "adam_eps"): check_positive(name, getattr(self, name))
         if not 0 <= self.momentum < 1: raise ValueError(f"momentum is {self.momentum!r}; it must be in [0, 1): 0.9 is usual")
         check_choice("sampling", self.sampling, ("fixed", "replacement", "poisson"))
@@ -82,18 +84,20 @@ def balanced(
     n = min(map(len, sides))
     return np.concatenate([rng.permutation(side)[:n] for side in sides]) if n else part
 
-# %% ../nbs/1_foundations/federated.ipynb #93c455ca
+# %% ../nbs/1_foundations/federated.ipynb #491c0449
 def batch_plan(
     parts, # one index array a client
     epochs:int, # passes over each
     batch:int, # images a step
     rngs, # one stream a client
+    steps:int=None, # draw the images of so many steps only; None: all
 )->np.ndarray: # (n_clients, steps, batch) int64, -1 where there is no image
     "Shuffle every client's images into batches."
     rows = []
     for part, rng in zip(parts, rngs):
-        steps = -(-len(part) // batch)
-        rows.append(np.full((epochs, steps * batch), -1))
+        if steps is not None: part = rng.choice(part, min(len(part), steps * batch), replace=False)
+        per_epoch = -(-len(part) // batch) * batch
+        rows.append(np.full((epochs, per_epoch), -1))
         for epoch in range(epochs): rows[-1][epoch, :len(part)] = part[rng.permutation(len(part))]
     longest = max((row.size for row in rows), default=0)
     plan = [np.pad(row.reshape(-1), (0, longest - row.size), constant_values=-1) for row in rows]
@@ -302,7 +306,7 @@ def download_bits(
     history = ledger.sent[t] - ledger.sent[max(seen, 0)] + extra
     return min(history, model_bits) if replay else model_bits
 
-# %% ../nbs/1_foundations/federated.ipynb #8678040b
+# %% ../nbs/1_foundations/federated.ipynb #ab144592
 @dataclass
 class Run:
     "State and outcome of a federated run."
@@ -312,8 +316,9 @@ class Run:
     ledger: Ledger
     history: list # one dict an evaluation: round, accuracy, loss, train_loss, eps, uplink_bits, downlink_bits, header_bits
     seconds: float # wall time of all sessions
+    memory: Tensor = None # (n_clients, ...) what the clients keep from round to round; None: nothing
 
-# %% ../nbs/1_foundations/federated.ipynb #b15200e0
+# %% ../nbs/1_foundations/federated.ipynb #5fb2c242
 def save_checkpoint(
     path, # file
     run:Run, # state
@@ -325,7 +330,7 @@ def save_checkpoint(
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + f".{os.getpid()}.part")
     torch.save({"w": run.w.detach(), "optimiser": optimiser.state_dict(), "round": run.round, "finished": run.finished,
-                "ledger": asdict(run.ledger), "history": run.history, "seconds": run.seconds, "fingerprint": fingerprint}, part)
+                "ledger": asdict(run.ledger), "history": run.history, "seconds": run.seconds, "memory": run.memory, "fingerprint": fingerprint}, part)
     os.replace(part, path)
 
 def load_checkpoint(
@@ -341,7 +346,7 @@ def load_checkpoint(
                          "run without resume, or choose another folder")
     return state
 
-# %% ../nbs/1_foundations/federated.ipynb #6f22c00c
+# %% ../nbs/1_foundations/federated.ipynb #f6b8c2e9
 def train_cohort(
     model:nn.Sequential, # architecture
     w:Tensor, # (d,) weights of the server
@@ -357,7 +362,7 @@ def train_cohort(
     engine, data = pick_engine(config.engine, len(w), w.device), federation.data
     parts = [federation.parts[c] for c in cohort]
     if config.balance: parts = [balanced(part, data.y.cpu().numpy(), rng) for part, rng in zip(parts, streams)]
-    plan = batch_plan(parts, config.epochs, config.batch, streams)
+    plan = batch_plan(parts, config.epochs, config.batch, streams, config.steps)
     mask = None if mask is None else mask.to(w)
 
     def train(chunk):
@@ -365,7 +370,7 @@ def train_cohort(
         return keep(updates) if torch.isfinite(updates).all() else None, losses
     yield from pool.map(train, torch.from_numpy(plan).to(w.device).split(CHUNK[engine]))
 
-# %% ../nbs/1_foundations/federated.ipynb #439e90dd
+# %% ../nbs/1_foundations/federated.ipynb #da3da5ec
 def average(
     mechanism, # registered
     w:Tensor, # (d,) weights of the server
@@ -373,6 +378,7 @@ def average(
     cohort:float, # expected clients a round
     streams, # one stream a visit; empty where nobody takes part
     rng:np.random.Generator, # the server's stream
+    release=None, # (updates (n, d), streams) -> estimates (n, d); None: mechanism.simulate
 )->tuple: # average update (d,), mean training loss
     "The server's estimate of the average update. [dprec Alg. 8; fltop Eq. 1]"
     summed, total, kept, losses = hasattr(mechanism, "sketch"), None, [], [w.new_zeros(1)] * (not streams)
@@ -384,13 +390,25 @@ def average(
     loss = float(torch.cat(losses).mean())
     if not summed:
         updates = torch.cat(kept) if kept else w.new_zeros(0, len(w))
-        estimates = mechanism.simulate(updates, streams) if streams else updates
+        estimates = (release or mechanism.simulate)(updates, streams) if streams else updates
         return mechanism.aggregate(estimates, cohort, rng), loss
     if total is None: total = mechanism.sketch(w.new_zeros(1, len(w))).double()[0]
     noise = mechanism.noise(len(total), len(streams), rng)
     return mechanism.reconstruct((total + noise).to(w.dtype), cohort, len(w)), loss
 
-# %% ../nbs/1_foundations/federated.ipynb #bc83bb5a
+# %% ../nbs/1_foundations/federated.ipynb #36145e83
+def recall(
+    run:Run, # its memory is read and written
+    mechanism, # with `remember`
+    cohort:np.ndarray, # client numbers, distinct
+): # (updates (n, d), streams) -> estimates (n, d)
+    "Messages that depend on what their clients have kept. [sqsgd Alg. 2]"
+    def release(updates, streams):
+        estimates, run.memory[cohort] = mechanism.remember(run.memory[cohort], updates, streams)
+        return estimates
+    return release if run.memory is not None else None
+
+# %% ../nbs/1_foundations/federated.ipynb #32f5f208
 def one_round(
     run:Run, # advanced in place
     optimiser:torch.optim.Optimizer, # of the server, on run.w
@@ -406,7 +424,7 @@ def one_round(
     mask = mechanism.trainable(len(w)) if hasattr(mechanism, "trainable") else None
     keep = {"keep": lambda updates: mechanism.sketch(updates).sum(0, dtype=torch.float64)} if hasattr(mechanism, "sketch") else {}
     chunks = train_cohort(model, w, federation, cohort, config, streams("batches"), pool, mask, **keep)
-    mean, loss = average(mechanism, w, chunks, config.cohort, streams("noise"), seed_tree(seed, "round", t, "server"))
+    mean, loss = average(mechanism, w, chunks, config.cohort, streams("noise"), seed_tree(seed, "round", t, "server"), recall(run, mechanism, cohort))
     if mean is None:
         raise FloatingPointError(f"round {t}: a client's loss or update is nan or inf; lower lr (now {config.lr}) or server_lr (now {config.server_lr})")
     run.w.grad = -mean
@@ -417,7 +435,7 @@ def one_round(
     run.round += 1
     return loss
 
-# %% ../nbs/1_foundations/federated.ipynb #d905caa1
+# %% ../nbs/1_foundations/federated.ipynb #aacceb4e
 @contextmanager
 def _one_thread(device):
     before = torch.get_num_threads()
@@ -427,15 +445,20 @@ def _one_thread(device):
 
 def _start(model, federation, mechanism, config, seed, device, checkpoint, resume):
     w = flatten(p.detach().cpu() for p in model.parameters())
-    fingerprint = {"config": asdict(config), "seed": seed, "data": federation.data.name, "partition": federation.partition_hash,
+    fingerprint = {"config": {k: v for k, v in asdict(config).items() if v is not None}, "seed": seed, "data": federation.data.name, "partition": federation.partition_hash,
                    "mechanism": repr(mechanism), "model": hashlib.sha256(w.numpy().tobytes()).hexdigest(), "device": torch.device(device).type}
+    memory = mechanism.memory(len(federation.parts), len(w)) if hasattr(mechanism, "memory") else None
+    if memory is not None and config.sampling == "replacement":
+        raise ValueError("sampling is 'replacement', where one client may come twice in a round and would need two memories: use 'fixed' or 'poisson'")
     w = w.to(device).requires_grad_()
-    run, optimiser = Run(w, 0, False, Ledger(len(federation.parts)), [], 0.0), server_optimiser(w, config)
+    run = Run(w, 0, False, Ledger(len(federation.parts)), [], 0.0, None if memory is None else memory.to(device))
+    optimiser = server_optimiser(w, config)
     if resume and checkpoint and Path(checkpoint).exists():
         state = load_checkpoint(checkpoint, fingerprint)
         w.data.copy_(state["w"])
         optimiser.load_state_dict(state["optimiser"])
-        run = Run(w, state["round"], state["finished"], Ledger(**state["ledger"]), state["history"], state["seconds"])
+        memory = None if memory is None else state["memory"].to(device)
+        run = Run(w, state["round"], state["finished"], Ledger(**state["ledger"]), state["history"], state["seconds"], memory)
     return run, optimiser, fingerprint
 
 # %% ../nbs/1_foundations/federated.ipynb #b2163713
