@@ -156,7 +156,7 @@ def train_channels_last(
     "The reference loop in channels-last layout, for large models on a CPU."
     return train_loop(model, w, x, y, plan, lr, mask, torch.channels_last)
 
-# %% ../nbs/1_foundations/federated.ipynb #ab7ab250
+# %% ../nbs/1_foundations/federated.ipynb #2e42ab92
 def _weights(index, dtype):
     there = (index >= 0).to(dtype)
     return there / there.sum(-1, keepdim=True).clamp_min(1)
@@ -170,7 +170,7 @@ def forward_grouped(
     n, params, norms = len(x), iter(params), {}
     h = x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
     for layer in model:
-        if isinstance(layer, nn.Conv2d):
+        if isinstance(layer, nn.Conv2d) and layer.bias is not None:
             h = F.conv2d(h, next(params).flatten(0, 1), next(params).flatten(), layer.stride, layer.padding, groups=n)
         elif isinstance(layer, nn.Linear):
             weight, bias = next(params), next(params)
@@ -180,8 +180,10 @@ def forward_grouped(
             h = F.group_norm(h, n * layer.num_groups, *norms[id(layer.weight)], layer.eps)
         elif isinstance(layer, nn.Flatten):
             h = h.unflatten(1, (n, -1)).flatten(2).transpose(0, 1)
-        else:
+        elif isinstance(layer, (nn.MaxPool2d, nn.ReLU)):
             h = layer(h)
+        else:
+            raise ValueError(f"layer {layer} is not written out here: use engine='channels-last'")
     return h
 
 # %% ../nbs/1_foundations/federated.ipynb #2f30b2db

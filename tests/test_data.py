@@ -1,4 +1,5 @@
-"data: counts, what a missing file says, partitions and their hash, FEMNIST's two formats."
+"data: counts, what a missing file says, partitions and their hash, FEMNIST's two formats, EMNIST's idx files."
+import gzip
 import hashlib
 import json
 import sys
@@ -396,3 +397,133 @@ def test_hold_out_keeps_whole_clients_apart():
     for bad in (0, 8):
         with pytest.raises(ValueError, match=f"n_test is {bad}; it must be a whole number from 1 to 7"):
             data.hold_out(federation, bad, seed_tree(0))
+
+
+# ---- EMNIST
+
+EMNIST = {"mnist": (10, 60_000, 10_000), "digits": (10, 240_000, 40_000), "letters": (26, 124_800, 20_800), "balanced": (47, 112_800, 18_800)}
+KINDS = {"images": "images-idx3", "labels": "labels-idx1"}
+
+
+def idx(array) -> bytes:
+    "The bytes of an idx file, written out axis by axis."
+    sizes = b"".join(int(n).to_bytes(4, "big") for n in array.shape)
+    return bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()
+
+
+def made_emnist(root, split="letters", packed=True, sizes=(5, 3), change=None):
+    "Write a made split as NIST stores it, columns first; `change` damages images and labels of the training part before."
+    first, rng, kept = int(split == "letters"), seed_tree(0, split), {}
+    (root / "EMNIST" / "raw").mkdir(parents=True, exist_ok=True)
+    for part, n in zip(("train", "test"), sizes):
+        content = {"images": rng.integers(0, 256, (n, 28, 28)), "labels": rng.integers(first, first + EMNIST[split][0], n)}
+        kept[part] = {kind: array.copy() for kind, array in content.items()}
+        content["images"] = content["images"].transpose(0, 2, 1)
+        if change and part == "train":
+            change(content)
+        for kind, array in content.items():
+            path = root / "EMNIST" / "raw" / f"emnist-{split}-{part}-{KINDS[kind]}-ubyte"
+            path.with_name(path.name + ".gz").write_bytes(gzip.compress(idx(array))) if packed else path.write_bytes(idx(array))
+    return kept
+
+
+def test_emnists_splits_and_their_counts():
+    assert data.EMNIST == EMNIST
+    totals = {split: n + n_test for split, (_, n, n_test) in EMNIST.items()}
+    assert totals == {"mnist": 70_000, "digits": 280_000, "letters": 145_600, "balanced": 131_600}, "the data set's own summary"
+    assert all(n % classes == n_test % classes == 0 for classes, n, n_test in EMNIST.values()), "all four are balanced"
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "unpacked"])
+@pytest.mark.parametrize("split", EMNIST)
+def test_emnist_comes_upright_and_labelled_from_zero(split, packed, tmp_path):
+    made = made_emnist(tmp_path, split, packed)
+    loaded = data.emnist(split, tmp_path, whole=False)
+    assert loaded.name == f"emnist-{split}" and loaded.writers is None
+    for x, y, part in ((loaded.x, loaded.y, made["train"]), (loaded.x_test, loaded.y_test, made["test"])):
+        assert x.dtype == torch.float32 and y.dtype == torch.int64 and x.is_contiguous()
+        assert torch.equal(x[:, 0], torch.from_numpy(part["images"]).float() / 255)
+        assert y.tolist() == (part["labels"] - (split == "letters")).tolist()
+
+
+@pytest.mark.parametrize("split", EMNIST)
+def test_a_whole_emnist_split_has_its_counts(split):
+    try:
+        loaded = data.emnist(split)
+    except FileNotFoundError as error:
+        pytest.skip(f"NOT CHECKED, the data set emnist-{split} is not on this machine: {error}")
+    classes, n, n_test = EMNIST[split]
+    assert (len(loaded.y), len(loaded.y_test)) == (n, n_test)
+    assert torch.bincount(loaded.y).tolist() == [n // classes] * classes
+
+
+def test_a_part_of_emnist_is_not_taken_for_the_whole(tmp_path, monkeypatch):
+    made_emnist(tmp_path, "digits")
+    with pytest.raises(ValueError, match=r"emnist-digits has 5 \+ 3 images; the whole split has 240000 \+ 40000: .*whole=False"):
+        data.emnist("digits", tmp_path)
+    monkeypatch.setitem(data.EMNIST, "digits", (10, 5, 3))
+    assert len(data.emnist("digits", tmp_path).y) == 5
+
+
+@pytest.mark.parametrize("gone", [f"emnist-letters-{part}-{kind}-ubyte" for part in ("train", "test") for kind in KINDS.values()])
+def test_absent_emnist_says_which_file_goes_where(gone, tmp_path, monkeypatch):
+    made_emnist(tmp_path)
+    (tmp_path / "EMNIST" / "raw" / f"{gone}.gz").unlink()
+    with pytest.raises(FileNotFoundError, match=f"put {gone}.gz .*EMNIST/raw.*DPCOMM_DATA"):
+        data.emnist("letters", tmp_path, whole=False)
+    monkeypatch.setenv("DPCOMM_DATA", str(tmp_path / "empty"))
+    with pytest.raises(FileNotFoundError, match="emnist-mnist-train-images-idx3-ubyte.gz"):
+        data.emnist()
+
+
+@pytest.mark.parametrize("split, change, message", [
+    ("letters", lambda c: c["labels"].__setitem__(0, 0), "emnist-letters-train has labels from 0 to .*from 1 to 26: use the files of one split"),
+    ("letters", lambda c: c["labels"].__setitem__(0, 27), "labels from .* to 27; they must be from 1 to 26"),
+    ("mnist", lambda c: c["labels"].__setitem__(0, 10), "emnist-mnist-train has labels from .* to 10; they must be from 0 to 9"),
+    ("balanced", lambda c: c.update(labels=c["labels"][1:]), r"images \(5, 28, 28\) and labels \(4,\)"),
+    ("digits", lambda c: c.update(images=c["images"][:, 1:]), r"images \(5, 27, 28\) .*must be \(n, 28, 28\)"),
+    ("digits", lambda c: c.update(images=c["images"][:0], labels=c["labels"][:0]), "emnist-digits-train has labels none"),
+])
+def test_unfitting_emnist_files_are_refused(split, change, message, tmp_path):
+    made_emnist(tmp_path, split, change=change)
+    with pytest.raises(ValueError, match=message):
+        data.emnist(split, tmp_path, whole=False)
+
+
+def test_an_unknown_split_is_named_with_its_nearest():
+    with pytest.raises(ValueError, match="split is 'leters'; it must be one of mnist, digits, letters, balanced: did you mean 'letters'"):
+        data.emnist("leters")
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 3, 4)])
+def test_idx_files_come_back_as_written(shape, tmp_path):
+    array = seed_tree(0, "idx", len(shape)).integers(0, 256, shape).astype(np.uint8)
+    (tmp_path / "a").write_bytes(idx(array))
+    (tmp_path / "a.gz").write_bytes(gzip.compress(idx(array)))
+    for name in ("a", "a.gz"):
+        read = data.read_idx(tmp_path / name)
+        assert read.shape == shape and read.dtype == np.uint8 and np.array_equal(read, array)
+
+
+def test_mnist_read_through_the_same_reader():
+    "Against torchvision, on the images that are on this machine."
+    loaded = have("mnist")
+    raw = data.data_root() / "MNIST" / "raw"
+    found = next((raw / name for name in ("t10k-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte") if (raw / name).exists()))
+    assert torch.equal(torch.from_numpy(data.read_idx(found)).float() / 255, loaded.x_test[:, 0])
+
+
+@pytest.mark.parametrize("name, content, message", [
+    ("a", idx(np.zeros((2, 3)))[:-1], r"a announces \(2, 3\) and holds 5 entries; these must agree: download it again"),
+    ("a", idx(np.zeros((2, 3))) + b"0", r"announces \(2, 3\) and holds 7"),
+    ("a", b"", "a starts with b''"),
+    ("a", b"\0\0\x08\x03\0\0\0\x01", "two zeros, 8 and the number of axes"),
+    ("a", b"\0\0\x0c\x01\0\0\0\0", "two zeros, 8 and the number of axes"),
+    ("a.gz", b"plain", "a.gz cannot be unpacked .*download it again"),
+    ("a.gz", gzip.compress(idx(np.zeros((2, 3))))[:-4], "a.gz cannot be unpacked"),
+    ("a.gz", gzip.compress(b"x" * 99)[:12] + b"\xff" * 9, "a.gz cannot be unpacked"),
+])
+def test_damaged_idx_files_are_named(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        data.read_idx(tmp_path / name)

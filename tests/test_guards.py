@@ -24,18 +24,19 @@ ALLOWED = {
     "mechanisms": "core wire accounting ring summed",
     "mechanisms.imvu": "core wire accounting mechanisms.mvu",
     "mechanisms.rec": "core wire accounting mechanisms.rec_accounting",
-    "mechanisms.sqsgd": "core wire accounting ring mechanisms.privquant",
+    "mechanisms.sqsgd": "core wire accounting mechanisms.privquant",
     "medical": "core data models",
     "scattering": "core data",
     "dpsgd": "core wire accounting mechanisms",
     "sample_level": "core wire accounting mechanisms data models federated",
+    "fedsgd": "core wire accounting mechanisms data models federated",
     "federated": "core wire accounting ring mechanisms secagg data models fused",
     "replay": "core wire models federated",
     "papers": "",
     "results": "papers",
     "plots": "",
-    "experiments": "core wire accounting ring summed mechanisms secagg data medical scattering models fused dpsgd sample_level federated papers results",
-    "cli": "core wire accounting audit ring summed mechanisms secagg data medical scattering models fused dpsgd sample_level federated papers results plots experiments",
+    "experiments": "core wire accounting ring summed mechanisms secagg data medical scattering models fused dpsgd sample_level federated fedsgd papers results",
+    "cli": "core wire accounting audit ring summed mechanisms secagg data medical scattering models fused dpsgd sample_level federated fedsgd papers results plots experiments",
 }
 WITHOUT_TORCH = "accounting", "audit", "papers", "results", "plots", "experiments", "cli"
 NEVER = {"nbdev", "fastcore", "execnb", "jupytext"}  # development tools

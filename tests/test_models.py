@@ -16,9 +16,13 @@ SHAPES = {  # weights of every layer, and with them the figures of the papers
     "cnn_same": [(32, 1, 5, 5), (64, 32, 5, 5), (512, 3136), (10, 512)],
     "conv62": [(32, 1, 3, 3), *[(32, 32, 3, 3)] * 3, (62, 288)],
     "conv10": [(32, 1, 3, 3), *[(32, 32, 3, 3)] * 3, (10, 288)],
+    "resnet110": [*[(16, 1, 3, 3)], *[(16, 16, 3, 3)] * 36, (32, 16, 3, 3), (32, 32, 3, 3), (32, 16, 1, 1), *[(32, 32, 3, 3)] * 34,
+                  (64, 32, 3, 3), (64, 64, 3, 3), (64, 32, 1, 1), *[(64, 64, 3, 3)] * 34, (10, 64)],
 }
-COUNTS = {"linear": 7_850, "lenet5": 61_706, "cnn": 582_026, "cnn_same": 1_663_370, "conv62": 46_046, "conv10": 31_018}
-NORMS = {"conv62": 64, "conv10": 64}  # weights and biases of the one shared normalisation
+COUNTS = {"linear": 7_850, "lenet5": 61_706, "cnn": 582_026, "cnn_same": 1_663_370, "conv62": 46_046, "conv10": 31_018, "resnet110": 1_730_426}
+NORMS = {"conv62": 64, "conv10": 64,  # weights and biases of the one shared normalisation
+         "resnet110": 2 * (16 + 36 * (16 + 32 + 64) + 32 + 64)}  # after every convolution
+BIASES = {"resnet110": 10}  # elsewhere one an output
 CLASSES = {"conv62": 62}
 IMAGES = torch.from_numpy(seed_tree(0, "images").random((3, 1, 28, 28), dtype=np.float32))
 
@@ -40,17 +44,18 @@ def test_parameter_counts(name):
     model = models.build(name, seed_tree(0))
     assert [tuple(p.shape) for p in model.parameters() if p.ndim > 1] == SHAPES[name]
     assert len(weights(model)) == COUNTS[name] == sum(groups(model).values())
-    assert COUNTS[name] == sum(int(np.prod(s)) + s[0] for s in SHAPES[name]) + NORMS.get(name, 0), "a bias an output"
+    biases = BIASES.get(name, sum(s[0] for s in SHAPES[name]))
+    assert COUNTS[name] == sum(int(np.prod(s)) for s in SHAPES[name]) + biases + NORMS.get(name, 0)
     assert model(IMAGES).shape == (3, CLASSES.get(name, 10))
 
 
 def test_the_initial_law(name):
     "Uniform on +-1/sqrt(fan_in): Kolmogorov-Smirnov over all parameters, weights and biases apart; false-alarm rate 1e-6."
     model, scaled = models.build(name, seed_tree(0)), {True: [], False: []}
-    for layer in model:
+    for layer in model.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             bound = np.prod(layer.weight.shape[1:]) ** -0.5
-            for p in (layer.weight, layer.bias):
+            for p in layer.parameters():
                 assert p.requires_grad and p.dtype == torch.float32
                 assert float(p.detach().abs().max()) <= bound * (1 + 1e-7)
                 scaled[p is layer.bias].append(p.detach().flatten() / bound)
@@ -76,7 +81,7 @@ def test_pooling_before_or_after_the_relu_is_the_same(name):
             layers.append(layer)
     swapped = nn.Sequential(*layers)
     pools = sum(isinstance(layer, nn.MaxPool2d) for layer in model)
-    assert sum(a is not b for a, b in zip(model, swapped)) == 2 * pools and pools == {"linear": 0, "lenet5": 2, "cnn": 2, "cnn_same": 2, "conv62": 4, "conv10": 4}[name]
+    assert sum(a is not b for a, b in zip(model, swapped)) == 2 * pools and pools == {"linear": 0, "lenet5": 2, "cnn": 2, "cnn_same": 2, "conv62": 4, "conv10": 4}.get(name, 0)
     assert torch.equal(model(IMAGES), swapped(IMAGES))
     gradients = [torch.autograd.grad(m(IMAGES).logsumexp(1).sum(), list(model.parameters())) for m in (model, swapped)]
     for a, b in zip(*gradients):
@@ -84,7 +89,7 @@ def test_pooling_before_or_after_the_relu_is_the_same(name):
 
 
 def test_an_unknown_model_is_named_with_its_nearest():
-    with pytest.raises(ValueError, match="model is 'lenet'.*lenet5, cnn, cnn_same, conv62, conv10.*did you mean 'lenet5'"):
+    with pytest.raises(ValueError, match="model is 'lenet'.*lenet5, cnn, cnn_same, conv62, conv10, resnet110.*did you mean 'lenet5'"):
         models.build("lenet", seed_tree(0))
 
 
@@ -107,3 +112,39 @@ def test_the_four_normalisations_are_one():
     with torch.no_grad():
         norms[0].weight.mul_(2)
     assert torch.equal(model(IMAGES), twice)
+
+
+def test_resnet110_has_110_layers_and_the_papers_count_without_normalisation():
+    "sqSGD's 1,722,224: weights of two axes and more, and the scales of the two normalisations in shortcuts."
+    model = models.build("resnet110", seed_tree(0))
+    shortcuts = {name for name in groups(model) if "shortcut" in name}
+    layers = [name for name, p in model.named_parameters() if p.ndim > 1 and name not in shortcuts]
+    assert len(layers) == 110 and len(shortcuts) == 2 * 3, "a projection where the width changes, the identity elsewhere"
+    weights_only = sum(p.numel() for p in model.parameters() if p.ndim > 1)
+    assert weights_only == 1_722_128 and weights_only + 32 + 64 == 1_722_224
+    assert model[:-3](IMAGES).shape == (3, 64, 7, 7)
+
+
+def test_resnet110_starts_with_the_identity_in_its_normalisations_and_no_state_beside_its_weights():
+    for law in ("torch", "glorot"):
+        model = models.build("resnet110", seed_tree(0), law)
+        norms = [layer for layer in model.modules() if isinstance(layer, nn.GroupNorm)]
+        assert len(norms) == 1 + 2 * 54 + 2 and all((n.weight == 1).all() and (n.bias == 0).all() and n.num_groups == 8 for n in norms)
+        assert not list(model.buffers()) and (law == "torch" or (model[-1].bias == 0).all())
+    fan_in, fan_out = model[0].weight[0].numel(), model[0].weight[:, 0].numel()
+    assert 0.9 < float(model[0].weight.detach().abs().max()) / (6 / (fan_in + fan_out)) ** 0.5 <= 1
+
+
+def test_a_residual_block_against_its_formula():
+    "relu(x + body(x)), with the projection where the width doubles; scores of an image do not depend on the others."
+    x = torch.from_numpy(seed_tree(1).standard_normal((3, 16, 6, 6)).astype(np.float32))
+    for n_out, side in ((16, 6), (32, 3)):
+        block = models.initialise(models.Residual(16, n_out), seed_tree(0))
+        c1, n1, _, c2, n2 = block.body
+        inner = n2(c2(torch.relu(n1(c1(x)))))
+        outer = x if n_out == 16 else block.shortcut[1](nn.functional.conv2d(x, block.shortcut[0].weight, stride=2))
+        assert block(x).shape == (3, n_out, side, side)
+        torch.testing.assert_close(block(x), torch.relu(inner + outer))
+        torch.testing.assert_close(block(x)[1:2], block(x[1:2]))
+    with pytest.raises(ValueError, match="n_out is 24; it must be n_in = 16 or 32: add blocks"):
+        models.Residual(16, 24)
