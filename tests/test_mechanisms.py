@@ -92,12 +92,12 @@ CASES = {
         bad=(*({name: value} for name in ("clip_norm", "eps", "beta") for value in NUMBERS), dict(eps=701.0), dict(clamp="no"))),
     "pm": variants(
         "pm",
-        {"one coordinate": (lambda d: dict(bound=1.0, eps=1.0), (dict(bound=1.1), dict(eps=1.1), dict(count=1))),
+        {"one coordinate": (lambda d: dict(bound=1.0, eps=1.0), (dict(bound=1.1), dict(eps=1.1), dict(count=1), dict(residuals=True))),
          "two coordinates": (lambda d: dict(bound=1.0, eps=6.0), (dict(bound=0.9), dict(eps=5.9), dict(count=2))),
          "every coordinate": (lambda d: dict(bound=1.0, eps=4.0, count=100), (dict(count=None), dict(count=99)))},
         release=dict(rounds=3, delta=0.0),
         refused=(dict(sampling="poisson"), dict(sampling="fixed"), dict(delta=1.0), dict(rounds=0), dict(rounds=1.5)),
-        bad=(*({name: value} for name in ("bound", "eps") for value in NUMBERS), dict(eps=1e-7), *(dict(count=k) for k in (0, -1, 2.0)))),
+        bad=(*({name: value} for name in ("bound", "eps") for value in NUMBERS), dict(eps=1e-7), *(dict(count=k) for k in (0, -1, 2.0)), dict(residuals="no"))),
     "privquant": variants(
         "privquant",
         {"paper's rule": (lambda d: dict(bound=1.0, levels=4, eps=3.0), (dict(bound=1.1), dict(levels=3), dict(eps=3.1), dict(rule="best"), dict(kappa_min=-2))),

@@ -664,6 +664,55 @@ def test_every_stated_setting_of_fltop_equals_its_second_typing():
     assert {h.name for h in papers.paper("fltop").hypers if h.source == "inferred"} == {"accountant", "support.size", "cohort"}
 
 
+# ---- sqSGD: no printed accuracies; its settings and three counts, typed a second time
+
+SQSGD = """
+all clients 10
+all batch_size 32
+all epochs 50
+all rounds_per_epoch 188
+all server_lr .001
+all alpha 1
+all beta 1
+all bound 10
+all fraction .005
+all levels.fig1 2 8 32
+all levels.fig2 16
+all levels.fig5 2 8 32 128
+all ratios.fig4 .001 .005 .01 .05
+all coin_share .1
+all pm.share 2.5
+mnist eps 200 300 400
+emnist eps 200 300 400
+fmnist eps 1000 2000 3000
+mnist eps.fig1 400
+emnist eps.fig1 400
+fmnist eps.fig1 2000
+mnist levels.fig3 16
+emnist levels.fig3 16
+fmnist levels.fig3 128
+"""
+
+
+def test_every_stated_setting_of_sqsgd_equals_its_second_typing():
+    second = {tuple(words[:2]): tuple(map(float, words[2:])) for words in map(str.split, SQSGD.strip().splitlines())}
+    stated = {(h.task, h.name): tuple(map(float, np.atleast_1d(h.value))) for h in papers.paper("sqsgd").hypers
+              if h.source == "stated" and not isinstance(h.value, str)}
+    assert stated == second
+    assert [papers.hyper("sqsgd", "model", task).value for task in ("mnist", "emnist", "fmnist")] == ["lenet5", "lenet5", "resnet110"]
+    assert papers.hyper("sqsgd", "momentum", "mnist").source == "inferred"
+
+
+def test_every_cell_of_sqsgd_is_a_count_or_an_inequality_with_its_words():
+    cells = {c.key: c for c in papers.cells("sqsgd")}
+    counts = {key: cells.pop(key).value for key in ("model.lenet5.parameters", "model.resnet110.parameters", "rounds_per_epoch")}
+    assert list(counts.values()) == [119_850, 1_722_224, 188]
+    for c in cells.values():
+        assert c.kind == "ordering" and c.bound == "above" and "'" in c.where and c.set_on == date(2026, 11, 21) and c.table in ("fig1", "fig2", "fig3", "fig4", "fig5")
+        clear = "fig1.bits" in c.key or "sqsgd_minus_pm" in c.key
+        assert c.value == (1.0 if clear else -3.0 if "vqsgd_minus_sqsgd" in c.key else 10.0 if "sqsgd_minus_vqsgd" in c.key else 0.0)
+
+
 # ---- printed tables and numbers that are only shown
 
 GRID = dict(key="a.{row}.{column}", where="Table 9, {row}, {column}", unit="kB", better="lower", how="typed", kind="exact", rel_tol=.5, tol_why="half",

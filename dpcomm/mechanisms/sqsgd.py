@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SPANS', 'AUDITED', 'subset_size', 'padded_size', 'subset', 'signs', 'rotate', 'unrotate', 'span', 'cut_probability',
-           'SqSgd', 'check_settings', 'prepare', 'restore', 'send', 'simulate', 'remember', 'encode', 'decode',
-           'moments', 'guarantee', 'play']
+           'Settings', 'SqSgd', 'check_settings', 'prepare', 'restore', 'send', 'simulate', 'remember', 'encode',
+           'decode', 'moments', 'guarantee', 'play']
 
 # %% ../../nbs/2_papers/sqsgd.ipynb #a142c4a3
 import functools
@@ -39,7 +39,7 @@ def padded_size(
     "Length after padding with zeros, which a Hadamard rotation needs. [Sylvester 1867]"
     return 1 << (check_between("count", count, 1) - 1).bit_length()
 
-# %% ../../nbs/2_papers/sqsgd.ipynb #2c096084
+# %% ../../nbs/2_papers/sqsgd.ipynb #b2dc54f0
 def subset(
     mechanism, # SqSgd
     d:int, # entries of the gradient
@@ -57,20 +57,20 @@ def signs(
     return torch.from_numpy(2.0 * seed_tree(seed, "rotation").integers(2, size=size) - 1)
 
 def rotate(
-    x:Tensor, # (n, d_hat) float64
+    x:Tensor, # (n, d_hat) float32 or float64
     seed:int, # public
-)->Tensor: # (n, D) float64, D the next power of two; same norms
+)->Tensor: # (n, D), D the next power of two; same norms
     "R x = H A x / sqrt(D), padded with zeros. [sqsgd Sec. 3.3]"
     size = padded_size(x.shape[-1])
-    return walsh_hadamard(torch.nn.functional.pad(x, (0, size - x.shape[-1])) * signs(seed, size))
+    return walsh_hadamard(torch.nn.functional.pad(x, (0, size - x.shape[-1])) * signs(seed, size).to(x))
 
 def unrotate(
-    x:Tensor, # (n, D) float64
+    x:Tensor, # (n, D) float32 or float64
     seed:int, # public
     count:int, # d_hat, entries before padding
-)->Tensor: # (n, d_hat) float64
+)->Tensor: # (n, d_hat)
     "The inverse rotation, without the padding. [sqsgd Alg. 2, line 19]"
-    return (walsh_hadamard(x) * signs(seed, x.shape[-1]))[..., :count]
+    return (walsh_hadamard(x) * signs(seed, x.shape[-1]).to(x))[..., :count]
 
 # %% ../../nbs/2_papers/sqsgd.ipynb #0542eacf
 SPANS = ("fixed", "tight")
@@ -91,13 +91,12 @@ def cut_probability(
     edge = math.sqrt(2 * math.log(check_between("size", size, 3)))
     return 2 * math.exp(-edge**2 / 2), math.erfc(edge / math.sqrt(2))
 
-# %% ../../nbs/2_papers/sqsgd.ipynb #3e0e4946
+# %% ../../nbs/2_papers/sqsgd.ipynb #c6cddabe
 AUDITED = tuple((dict(bound=1.0, levels=K, eps=eps, fraction=1.0, span="tight"), {}, 10**6) for K, eps in ((2, 2.0), (4, 3.0))) # parameters, arguments of play, most plays
 
-@register
 @dataclass(frozen=True)
-class SqSgd:
-    "Selected, rotated and privately quantised gradients. [sqsgd Alg. 2]"
+class Settings:
+    "What client and server agree on. [sqsgd Alg. 2; Sec. 4]"
     bound: float = 10.0 # U: l2 norm of what is sent, > 0
     levels: int = 16 # K, 2..65536
     eps: float = 400.0 # of one message, pure and local, > 0
@@ -113,6 +112,12 @@ class SqSgd:
     residuals: bool = True # whether clients keep what they have not sent
     rotated: bool = True # whether the rotation is applied
     padded: bool = False # floor(r d) coordinates, padded, instead of a power of two
+
+# %% ../../nbs/2_papers/sqsgd.ipynb #28e2c5dd
+@register
+@dataclass(frozen=True)
+class SqSgd(Settings):
+    "Selected, rotated and privately quantised gradients. [sqsgd Alg. 2]"
     name, replay, audited = "sqsgd", True, AUDITED
 
     def __post_init__(self): check_settings(self)
