@@ -61,15 +61,16 @@ def figures(
     curves |= {f"fig5.K{K}": base.sqsgd(K, fraction=base.fraction * 4 / math.log2(K)) for K in (2, 32, 128)}
     return curves | {f"ratio.r{100 * r:g}": base.sqsgd(fraction=r) for r in RATIOS}
 
-# %% ../nbs/1_foundations/fedsgd.ipynb #eba0ba28
+# %% ../nbs/1_foundations/fedsgd.ipynb #070c010b
 def additions(
     base:Base,
 )->dict: # key -> mechanism
     "The curves that the paper does not have. [ours]"
     curves, eps, top = {}, base.eps[::-1], base.eps[-1]
-    for name, others in (("tight", dict(span="tight")), ("best", dict(rule="best")), ("tight_best", dict(span="tight", rule="best"))):
+    for name, others in (("best", dict(rule="best")), ("projected", dict(projected="sum")), ("tight", dict(projected="sum", span="tight"))):
         curves |= {f"{name}.eps{e:g}": base.sqsgd(eps=e, **others) for e in eps}
-    curves |= {f"tight.K{K}": base.sqsgd(K, span="tight") for K in (2, 8, 32)} | {f"residuals.pm.eps{e:g}": pm.Pm(base.bound, float(e), residuals=True) for e in eps}
+    curves |= {f"projected.{key}": dataclasses.replace(mech, projected="sum") for key, mech in figures(base).items() if key.startswith(("fig1", "fig5", "ratio", "sqsgd"))}
+    curves |= {f"residuals.pm.eps{e:g}": pm.Pm(base.bound, float(e), residuals=True) for e in eps}
     repeats = spare_bits(top) // vqsgd.corner_bits(base.d)
     curves[f"honest.vqsgd.eps{top:g}"] = vqsgd.VqSgd(base.bound, top / repeats, repeats)
     curves[f"memoryless.eps{base.fixed_eps:g}"] = base.sqsgd(residuals=False, momentum=0.0)

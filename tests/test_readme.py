@@ -62,7 +62,21 @@ def pruned() -> results.Table:
     return results.Table(("Fashion-MNIST, accuracy in percent", "weights trained", "paper, best round", "ours, best round", "ours, last round", "epsilon, paper's accountant"), tuple(rows))
 
 
-MADE = {"pruned": lambda: results.as_markdown(pruned()), "one_bit": lambda: results.as_markdown(one_bit()), "tight": lambda: results.as_markdown(tight()), "matrix": lambda: results.as_markdown(results.matrix(base="nbs")), "table1": lambda: results.as_markdown(table1())}
+def compared() -> results.Table:
+    "sqSGD and its baselines at equal bits, full scale."
+    found = next(r for r in results.load_results("sqsgd", "full") if r["experiment"] == "sqsgd_mnist")
+    names = {"sqsgd.eps400": "sqSGD", "pm.eps400": "PM", "residuals.pm.eps400": "PM with sqSGD's residuals", "vqsgd.eps400": "vqSGD", "plain": "no privacy"}
+    runs = {run["key"].removeprefix("mnist."): run for run in found["runs"]}
+    rows = []
+    for key in (key for key in names if key in runs):
+        summary, guarantee = results.cell_summary(found["cells"][f"ours.full.mnist.accuracy.{key}"]["values"]), runs[key]["guarantee"]
+        accuracy = f"{summary.mean:.1f}" + ("" if summary.se is None else f" +/- {summary.se:.1f}") + f" (n = {summary.n} of {len(found['params']['seeds'])} planned)"
+        content = runs[key]["bits"]["payload"] + runs[key]["bits"]["shared_randomness"]
+        rows.append((names[key], f"{content:,}", f"{guarantee['eps'] / found['params']['config']['rounds']:,.0f}" if guarantee else "none", accuracy))
+    return results.Table(("MNIST, LeNet-5", "bits a message", "epsilon of one message", "accuracy, percent"), tuple(rows))
+
+
+MADE = {"compared": lambda: results.as_markdown(compared()), "pruned": lambda: results.as_markdown(pruned()), "one_bit": lambda: results.as_markdown(one_bit()), "tight": lambda: results.as_markdown(tight()), "matrix": lambda: results.as_markdown(results.matrix(base="nbs")), "table1": lambda: results.as_markdown(table1())}
 
 
 def block(name: str) -> re.Pattern:

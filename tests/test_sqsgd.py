@@ -73,17 +73,31 @@ def test_how_often_the_tight_range_cuts_stays_below_its_bound():
 
 @pytest.mark.parametrize("span", sqsgd.SPANS)
 @pytest.mark.parametrize("rotated", [True, False])
-def test_whatever_has_gathered_stays_in_the_range(span, rotated):
-    mechanism = SqSgd(bound=2.0, fraction=0.5, span=span, rotated=rotated)
+@pytest.mark.parametrize("projected", sqsgd.PROJECTED)
+def test_whatever_has_gathered_stays_in_the_range(span, rotated, projected):
+    mechanism = SqSgd(bound=2.0, fraction=0.5, span=span, rotated=rotated, projected=projected)
     for scale in (1e-20, 1.0, 1e20):
         x = sqsgd.prepare(mechanism, scale * vectors(4, 32, "range"), 64)
-        assert np.abs(x).max() <= mechanism.range(64) and np.linalg.norm(x, axis=1).max() <= 2.0 * (1 + 1e-12)
+        assert np.abs(x).max() <= mechanism.range(64) and (projected == "gradient" or np.linalg.norm(x, axis=1).max() <= 2.0 * (1 + 1e-12))
         privquant.quantise(x, mechanism.range(64), 16, seed_tree(0))
     inside = 0.1 * vectors(1, 32, "inside")
     assert torch.allclose(sqsgd.restore(SqSgd(bound=2.0, fraction=0.5), sqsgd.prepare(SqSgd(bound=2.0, fraction=0.5), inside, 64), 64), inside, atol=1e-12)
 
 
 def echo(mechanism, rows, d, rng): return rows.double()
+
+
+@pytest.mark.parametrize("projected, norm", [("gradient", 10.0), ("sum", 50.0)])
+def test_either_the_new_gradient_or_the_sum_is_projected(monkeypatch, projected, norm):
+    monkeypatch.setattr(sqsgd, "send", lambda mechanism, rows, d, rng: torch.from_numpy(sqsgd.prepare(mechanism, rows, d)))
+    mechanism, u = SqSgd(fraction=1.0, rotated=False, projected=projected), torch.full((1, 4), 25.0)
+    out, _ = mechanism.remember(mechanism.memory(1, 4), u, [None])
+    assert float(out.norm()) == pytest.approx(10.0)
+    memory = torch.full((1, 1, 4), 100.0)
+    out, _ = mechanism.remember(memory, u, [None])
+    assert float(out.norm()) == pytest.approx(10.0 if projected == "sum" else 20.0)  # a sum that is not projected: every entry is cut to 10
+    kept = SqSgd(fraction=0.5, rotated=False, projected=projected).remember(torch.zeros(1, 1, 4), u, [None])[1]
+    assert float(kept.norm()) == pytest.approx(norm / 2**0.5)
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.5])
@@ -156,7 +170,7 @@ def test_the_guarantee_is_of_the_size_that_is_sent():
 
 
 @pytest.mark.parametrize("bad, words", [(dict(fraction=0.0), r"fraction is 0.0; it must lie in \(0, 1\]"), (dict(momentum=1.0), r"momentum is 1.0; it must lie in \[0, 1\)"),
-                                        (dict(alpha=2.0), "alpha is 2.0"), (dict(beta=0), "beta is 0"), (dict(span="thight"), "did you mean 'tight'"), (dict(levels=1), "levels is 1")])
+                                        (dict(alpha=2.0), "alpha is 2.0"), (dict(beta=0), "beta is 0"), (dict(span="thight"), "did you mean 'tight'"), (dict(projected="grad"), "did you mean 'gradient'"), (dict(levels=1), "levels is 1")])
 def test_bad_settings_are_named(bad, words):
     with pytest.raises(ValueError, match=words): SqSgd(**bad)
 
