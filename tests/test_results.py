@@ -265,6 +265,9 @@ def test_causes_become_numbered_notes(tmp_path):
 def test_renderings(tmp_path):
     table = results.Table(("a", "b"), (("x|<y>", "[go](p.ipynb)"), ("long cell", "")), "T")
     assert results.as_text(table).splitlines() == ["T", "a          b", "---------  --", "x|<y>      go", "long cell"]
+    many = results.Table(("a",), tuple((str(i),) for i in range(results.LONG + 2)), sortable=True)
+    assert repr(many).splitlines()[-2:] == [str(results.LONG - 1), "... and 2 rows more"] and str(many).splitlines()[-1] == str(results.LONG + 1) and many._repr_html_().count("<tr>") == results.LONG + 3
+    assert repr(results.Table(many.header, many.rows)) == str(many)
     assert "| x\\|<y> | [go](p.ipynb) |" in results.as_markdown(table)
     assert '<td>x|&lt;y&gt;</td><td><a href="p.ipynb">go</a></td>' in table._repr_html_() and "onclick" not in table._repr_html_()
     assert replace(table, sortable=True)._repr_html_() == results.browse(results.as_html(table))

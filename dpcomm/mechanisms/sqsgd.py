@@ -91,8 +91,9 @@ def cut_probability(
     edge = math.sqrt(2 * math.log(check_between("size", size, 3)))
     return 2 * math.exp(-edge**2 / 2), math.erfc(edge / math.sqrt(2))
 
-# %% ../../nbs/2_papers/sqsgd.ipynb #6c5da449
-AUDITED = tuple((dict(bound=1.0, levels=K, eps=eps, fraction=1.0, span="tight"), {}, 10**6) for K, eps in ((2, 2.0), (4, 3.0))) # parameters, arguments of play, most plays
+# %% ../../nbs/2_papers/sqsgd.ipynb #3c898b98
+AUDITED = tuple((dict(bound=1.0, levels=K, eps=eps, fraction=1.0, rule=rule), dict(d=d), 10**6) # parameters, arguments of play, most plays
+                for K, eps, rule, d in ((2, 2.0, "best", 1), (4, 3.0, "best", 1), (2, 2.0, "paper", 2)))
 
 @dataclass(frozen=True)
 class Settings:
