@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['literal', 'assignments', 'seed_list', 'summary', 'run_all', 'audit_rows', 'audit_all', 'main']
 
-# %% ../nbs/1_foundations/cli.ipynb #8fb2c97e
+# %% ../nbs/1_foundations/cli.ipynb #2dc00252
 import argparse
 import ast
 import json
@@ -13,7 +13,7 @@ import sys
 import time
 from . import experiments
 
-# %% ../nbs/1_foundations/cli.ipynb #075024ca
+# %% ../nbs/1_foundations/cli.ipynb #01ffb985
 def literal(
     text:str, # as typed
 ): # Python value; the text itself where it is no literal
@@ -32,7 +32,7 @@ def assignments(
         raise ValueError(f"-p {wrong[0]} has no '='; write -p name=value")
     return {name: literal(value) for name, value in (pair.split("=", 1) for pair in pairs)}
 
-# %% ../nbs/1_foundations/cli.ipynb #ac7d93be
+# %% ../nbs/1_foundations/cli.ipynb #7a674e0d
 def seed_list(
     text:str, # whole numbers with commas between
 )->list: # of int
@@ -42,7 +42,7 @@ def seed_list(
     except ValueError:
         raise ValueError(f"--seeds {text!r} is no list of whole numbers; write for example --seeds 0,1,2") from None
 
-# %% ../nbs/1_foundations/cli.ipynb #5d11c17f
+# %% ../nbs/1_foundations/cli.ipynb #3edb45c8
 class _Parser(argparse.ArgumentParser):
     def error(self, message):
         raise ValueError(f"{message}; `{self.prog} --help` shows what is accepted")
@@ -58,7 +58,7 @@ def _run_options(parser):
     parser.add_argument("--device", metavar="D", help="auto, cpu, cuda or cuda:1")
     parser.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value", help="any other parameter")
 
-# %% ../nbs/1_foundations/cli.ipynb #fa770a76
+# %% ../nbs/1_foundations/cli.ipynb #befe65d0
 def _audit_options(parser):
     parser.add_argument("names", nargs="+", metavar="MECHANISM", help="registered mechanism")
     parser.add_argument("--trials", type=int, default=20_000, metavar="N", help="plays of each world, at least 100; fewer where a play is slow")
@@ -66,7 +66,7 @@ def _audit_options(parser):
     parser.add_argument("--alarm", type=float, default=1e-6, metavar="A", help="probability of a false alarm of each audit")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of all plays")
 
-# %% ../nbs/1_foundations/cli.ipynb #e5974698
+# %% ../nbs/1_foundations/cli.ipynb #c59bf11b
 def _parser():
     parser = _Parser(prog="dpcomm", description="Private, communication-efficient federated learning.", allow_abbrev=False)
     verbs = parser.add_subparsers(dest="verb", metavar="list|run|table|data|audit", required=True)
@@ -84,7 +84,7 @@ def _parser():
     _audit_options(add("audit", "audit mechanisms against their claims"))
     return parser, verbs.choices
 
-# %% ../nbs/1_foundations/cli.ipynb #3d9d9637
+# %% ../nbs/1_foundations/cli.ipynb #4cb843d1
 def _parse(argv):
     "Arguments of a command; unknown verbs and options are refused with the nearest one."
     parser, verbs = _parser()
@@ -96,7 +96,7 @@ def _parse(argv):
                 experiments.check_name("option", word.split("=")[0], known)
     return parser.parse_args(argv)
 
-# %% ../nbs/1_foundations/cli.ipynb #a7d1235a
+# %% ../nbs/1_foundations/cli.ipynb #7ff90ddf
 def summary(
     result:dict, # result as written, schema 1
 )->str: # several lines
@@ -105,8 +105,8 @@ def summary(
     lines = []
     for run in result["runs"]:
         final = [seed["final"] for seed in run["seeds"]]
-        mean = {name: sum(f[name] for f in final) / len(final) for name in ("accuracy", "balanced_accuracy", "mse", "uplink_bits", "downlink_bits") if name in final[0]}
-        score = next((name for name in ("accuracy", "balanced_accuracy") if name in mean), None)
+        mean = {name: sum(f[name] for f in final) / len(final) for name in ("accuracy", "balanced_accuracy", "recall5", "mse", "uplink_bits", "downlink_bits") if name in final[0]}
+        score = next((name for name in ("accuracy", "balanced_accuracy", "recall5") if name in mean), None)
         quality = f"{score.replace('_', ' ')} {mean[score]:.2f} %" if score else f"mean squared error {mean['mse']:.4g}"
         lines.append(f"{run['key']}: {quality} (seeds: {len(final)}), uplink {mean['uplink_bits'] / 2**33:.4g} GiB, "
                      f"downlink {mean['downlink_bits'] / 2**33:.4g} GiB")
@@ -115,14 +115,14 @@ def summary(
         lines.append("  bits a message: " + ", ".join(f"{name} {value}" for name, value in bits.items()))
     return "\n".join(lines)
 
-# %% ../nbs/1_foundations/cli.ipynb #74182ebf
+# %% ../nbs/1_foundations/cli.ipynb #d7883c4e
 def _verdicts(result, folder):
     "Verdict tables that a full run fills."
     from dpcomm import papers, results
     tables = {cell.table for cell in papers.cells(result["paper"]) if cell.key in result["cells"]}
     return [results.verdict_table(result["paper"], table, folder) for table in sorted(tables)]
 
-# %% ../nbs/1_foundations/cli.ipynb #31683ce3
+# %% ../nbs/1_foundations/cli.ipynb #77a880c3
 def run_all(
     args, # parsed arguments of `dpcomm run`
 )->int: # 0, or 3 when rounds are left
@@ -145,7 +145,7 @@ def run_all(
         print(f"unfinished: {', '.join(unfinished)}; resume with --resume", file=sys.stderr)
     return 3 if unfinished else 0
 
-# %% ../nbs/1_foundations/cli.ipynb #c516685a
+# %% ../nbs/1_foundations/cli.ipynb #359d09b3
 def _report(outcome):
     "Print what one run left behind."
     kept = f"; executed notebook {outcome.notebook}" if outcome.notebook else ""
@@ -172,7 +172,7 @@ def _data(args):
     for name in args.names:
         print(data.fetch(name, args.root), flush=True)
 
-# %% ../nbs/1_foundations/cli.ipynb #5182865b
+# %% ../nbs/1_foundations/cli.ipynb #03fc60e8
 def audit_rows(
     name:str, # registered mechanism
     trials:int, # plays of each world, at least 100
@@ -189,7 +189,7 @@ def audit_rows(
             rng = core.seed_tree(seed, "audit", repr(mechanism), relation, *map(str, arguments.values()))
             yield mechanism, relation, arguments.get("path", ""), claimed, audit.audit_play(mechanism, relation, min(trials, most), delta, rng, alarm, **arguments)
 
-# %% ../nbs/1_foundations/cli.ipynb #18932bea
+# %% ../nbs/1_foundations/cli.ipynb #3b8a5992
 def audit_all(
     args, # parsed arguments of `dpcomm audit`
 )->int: # 0, or 4 when a claim is refuted
@@ -210,14 +210,14 @@ def audit_all(
     print(f"{bad or 'no'} claim refuted")
     return 4 if bad else 0
 
-# %% ../nbs/1_foundations/cli.ipynb #c1e6d3a1
+# %% ../nbs/1_foundations/cli.ipynb #df58cfd6
 def _setting(mechanism):
     "A mechanism as name(parameters), without defaults of None."
     from dataclasses import fields
     values = {f.name: getattr(mechanism, f.name) for f in fields(mechanism)}
     return f"{mechanism.name}({', '.join(f'{k}={v}' for k, v in values.items() if v is not None)})"
 
-# %% ../nbs/1_foundations/cli.ipynb #f934d165
+# %% ../nbs/1_foundations/cli.ipynb #d9ea472a
 def main(
     argv=None, # words of the command; None reads the command line
 )->int: # exit code
@@ -236,6 +236,6 @@ def main(
         print("dpcomm: interrupted; --resume goes on from the last checkpoint", file=sys.stderr)
         return 130
 
-# %% ../nbs/1_foundations/cli.ipynb #74848a4f
+# %% ../nbs/1_foundations/cli.ipynb #6afb60fc
 if __name__ == "__main__" and "__file__" in globals():
     sys.exit(main())

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ENGINES', 'CHUNK', 'SERVER_STATE', 'Config', 'sample_cohort', 'balanced', 'batch_plan', 'train_loop', 'cross_entropy',
-           'train_channels_last', 'forward_grouped', 'train_grouped', 'train_vmap', 'pick_engine', 'server_optimiser',
-           'evaluate', 'Ledger', 'download_bits', 'Run', 'save_checkpoint', 'load_checkpoint', 'train_cohort',
-           'average', 'recall', 'one_round', 'simulate']
+           'train_channels_last', 'forward_grouped', 'train_grouped', 'train_vmap', 'pick_engine', 'local_trainer',
+           'server_optimiser', 'evaluate', 'Ledger', 'download_bits', 'Run', 'save_checkpoint', 'load_checkpoint',
+           'train_cohort', 'average', 'recall', 'one_round', 'simulate']
 
 # %% ../nbs/1_foundations/federated.ipynb #ad14bb7f
 import copy
@@ -229,7 +229,7 @@ def train_vmap(
 ENGINES = {"loop": train_loop, "channels-last": train_channels_last, "grouped": train_grouped, "vmap": train_vmap, "fused": train_fused}
 CHUNK = {"loop": 1, "channels-last": 1, "grouped": 10, "vmap": 100, "fused": 1} # clients a call: fixed, so that workers change nothing
 
-# %% ../nbs/1_foundations/federated.ipynb #071ee894
+# %% ../nbs/1_foundations/federated.ipynb #a0de148a
 def pick_engine(
     name:str, # 'auto' or a key of ENGINES
     d:int, # parameters of the model
@@ -239,6 +239,16 @@ def pick_engine(
     if name != "auto": return check_choice("engine", name, tuple(ENGINES))
     if torch.device(device).type != "cpu": return "vmap"
     return "grouped" if d < 200_000 else "channels-last"
+
+def local_trainer(
+    model:nn.Module, # a sequence of layers, or a module with `local_sgd` and `chunk`
+    w:Tensor, # (d,) weights
+    engine:str, # Config.engine
+)->tuple: # (w, x, y, plan, lr, mask) -> (updates, losses), clients a call
+    "The model's own trainer, or one of the engines. [dpcomm house style]"
+    if engine == "auto" and hasattr(model, "local_sgd"): return model.local_sgd, model.chunk
+    name = pick_engine(engine, len(w), w.device)
+    return partial(ENGINES[name], model), CHUNK[name]
 
 # %% ../nbs/1_foundations/federated.ipynb #70212a90
 def server_optimiser(
@@ -348,7 +358,7 @@ def load_checkpoint(
                          "run without resume, or choose another folder")
     return state
 
-# %% ../nbs/1_foundations/federated.ipynb #f6b8c2e9
+# %% ../nbs/1_foundations/federated.ipynb #be36ba1b
 def train_cohort(
     model:nn.Sequential, # architecture
     w:Tensor, # (d,) weights of the server
@@ -361,16 +371,17 @@ def train_cohort(
     keep=lambda updates: updates, # what is kept of a chunk's updates (n, d)
 ): # yields (what is kept, mean training losses (n,)) of one chunk after another
     "Local training of a round's clients, in chunks of fixed size."
-    engine, data = pick_engine(config.engine, len(w), w.device), federation.data
-    parts = [federation.parts[c] for c in cohort]
+    lazy = hasattr(federation, "visit")
+    data, parts = federation.visit(cohort) if lazy else (federation.data, [federation.parts[c] for c in cohort])
+    trainer, size = local_trainer(model, w, config.engine)
     if config.balance: parts = [balanced(part, data.y.cpu().numpy(), rng) for part, rng in zip(parts, streams)]
     plan = batch_plan(parts, config.epochs, config.batch, streams, config.steps)
     mask = None if mask is None else mask.to(w)
 
     def train(chunk):
-        updates, losses = ENGINES[engine](model, w, data.x, data.y, chunk, config.lr, mask)
+        updates, losses = trainer(w, data.x, data.y, chunk, config.lr, mask)
         return keep(updates) if torch.isfinite(updates).all() else None, losses
-    yield from pool.map(train, torch.from_numpy(plan).to(w.device).split(CHUNK[engine]))
+    yield from pool.map(train, torch.from_numpy(plan).to(w.device).split(size))
 
 # %% ../nbs/1_foundations/federated.ipynb #da3da5ec
 def average(

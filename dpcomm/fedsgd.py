@@ -5,13 +5,11 @@
 # %% auto #0
 __all__ = ['RATIOS', 'Base', 'spare_bits', 'matched', 'figures', 'additions', 'claims', 'gaps', 'settings', 'Trainer']
 
-# %% ../nbs/1_foundations/fedsgd.ipynb #7ab1bc7c
+# %% ../nbs/1_foundations/fedsgd.ipynb #3e758afa
 import dataclasses
 import math
-import time
-from pathlib import Path
+from .curves import Curve, Trainer as CurveTrainer
 from .core import seed_tree
-from .federated import load_checkpoint, simulate
 from .mechanisms import pm, sqsgd, topk, vqsgd
 from .models import build
 
@@ -102,7 +100,7 @@ def gaps(
     seeds = sorted({seed for _, seed in histories if all((key, seed) in histories for key in (*above, below))})
     return [max(accuracy(key, seed) for key in above) - accuracy(below, seed) for seed in seeds]
 
-# %% ../nbs/1_foundations/fedsgd.ipynb #fb572d0e
+# %% ../nbs/1_foundations/fedsgd.ipynb #9cce41b7
 def settings(
     config, # federated.Config of the task
     mechanism, # of one curve
@@ -111,18 +109,12 @@ def settings(
     own = isinstance(mechanism, sqsgd.SqSgd) and mechanism.momentum > 0
     return dataclasses.replace(config, server="sgd" if own else "momentum")
 
-class Trainer:
+class Trainer(CurveTrainer):
     "Trains one curve of one seed after another, each with a checkpoint of its own. [dpcomm house style]"
     def __init__(self, federation, config, net, folder, resume=False, max_seconds=None, **options):
-        self.federation, self.config, self.net, self.folder, self.resume, self.options = federation, config, net, Path(folder), resume, options
-        self.end = None if max_seconds is None else time.monotonic() + max_seconds
-
-    def left(self): return None if self.end is None else max(0.0, self.end - time.monotonic())
+        super().__init__(lambda seed: build(net, seed_tree(seed, "init"), "glorot"), federation, folder, resume, max_seconds, **options)
+        self.config = config
 
     def __call__(self, key, mechanism, seed):
         "Run of one curve, or None where time ran out."
-        path = self.folder / f"{key}.seed{seed}.pt"
-        if self.left() == 0.0 and not (self.resume and path.exists() and load_checkpoint(path, {})["finished"]): return None
-        run = simulate(build(self.net, seed_tree(seed, "init"), "glorot"), self.federation, mechanism, settings(self.config, mechanism), seed,
-                       checkpoint=path, resume=self.resume, max_seconds=self.left(), **self.options)
-        return run if run.finished else None
+        return super().__call__(Curve(key, mechanism, settings(self.config, mechanism)), seed)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 from .core import check_choice
+from .recurrent import CharLSTM
 
 # %% ../nbs/1_foundations/models.ipynb #085c9a35
 def _lenet5():
@@ -37,6 +38,12 @@ def _conv(classes):
     blocks = [[nn.Conv2d(n, 32, 3, padding=2), norm, nn.MaxPool2d(2), nn.ReLU()] for n, norm in zip((1, 32, 32, 32), norms)]
     return nn.Sequential(*sum(blocks, []), nn.Flatten(), nn.Linear(288, classes))
 
+# %% ../nbs/1_foundations/models.ipynb #05dd7b13
+def _femnist(classes):
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(1600, 128), nn.ReLU(), nn.Linear(128, classes))
+
 # %% ../nbs/1_foundations/models.ipynb #af56699a
 class Residual(nn.Module):
     "Two convolutions beside a shortcut. [He et al. 2016, Eqs. 1 and 2]"
@@ -59,19 +66,22 @@ def _resnet(blocks):
                          *(Residual(n_in, n_out) for n_in, n_out in zip(widths, widths[1:])),
                          nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
-# %% ../nbs/1_foundations/models.ipynb #19ae9f8b
+# %% ../nbs/1_foundations/models.ipynb #18ce7492
 MODELS = {"linear": (_linear, 7_850), "lenet5": (_lenet5, 61_706), "cnn": (_cnn, 582_026), # name -> (builder, parameters)
           "cnn_same": (_cnn_same, 1_663_370), "conv62": (lambda: _conv(62), 46_046), "conv10": (lambda: _conv(10), 31_018),
-          "resnet110": (lambda: _resnet(18), 1_730_426)}
+          "cnn62": (lambda: _femnist(62), 231_742), "cnn10": (lambda: _femnist(10), 225_034), "resnet110": (lambda: _resnet(18), 1_730_426),
+          "lstm": (CharLSTM, 819_920)}
 
 # %% ../nbs/1_foundations/models.ipynb #bb0f93f8
 def initialise(
-    model:nn.Module, # layers, nested or not; those with weights are Conv2d, Linear or GroupNorm
+    model:nn.Module, # layers, nested or not; those with weights are Conv2d, Linear, GroupNorm, LSTM or Embedding
     rng:np.random.Generator, # stream of the weights
     law:str='torch', # torch: +-1/sqrt(fan_in), biases too | glorot: +-sqrt(6 / (fan_in + fan_out)), biases zero
 )->nn.Module: # the same module
-    "Draw all weights uniformly; set normalisation to the identity. [PyTorch's and Keras' default laws]"
+    "Draw all weights, an embedding's from a normal law; set normalisation to the identity. [PyTorch's and Keras' default laws]"
     check_choice("law", law, ("torch", "glorot"))
+    if law == "glorot" and any(isinstance(layer, nn.LSTM) for layer in model.modules()):
+        raise ValueError("law is 'glorot' for an LSTM, whose Keras law is not written here; it must be 'torch': leave law out")
     for layer in model.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             fan_in, fan_out = layer.weight[0].numel(), layer.weight[:, 0].numel()
@@ -79,11 +89,16 @@ def initialise(
             for p in layer.parameters():
                 p.data = torch.from_numpy(rng.uniform(-bound, bound, tuple(p.shape)).astype(np.float32))
             if law == "glorot" and layer.bias is not None: layer.bias.data.zero_()
+        elif isinstance(layer, nn.LSTM):
+            for p in layer.parameters(): p.data = torch.from_numpy(rng.uniform(-1, 1, tuple(p.shape)).astype(np.float32)) * layer.hidden_size ** -0.5
+        elif isinstance(layer, nn.Embedding):
+            layer.weight.data = torch.from_numpy(rng.standard_normal(tuple(layer.weight.shape), dtype=np.float32))
         elif isinstance(layer, nn.GroupNorm):
             layer.weight.data.fill_(1.0)
             layer.bias.data.fill_(0.0)
     return model
 
+# %% ../nbs/1_foundations/models.ipynb #5a3d1e74
 def build(
     name:str, # key of MODELS
     rng:np.random.Generator, # stream of the initial weights

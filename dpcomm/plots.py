@@ -33,6 +33,7 @@ MECH = {
     "ddgauss": Look("#457496", ">", "DDGauss"), "skellam": Look("#7597b3", "p", "Skellam"),
     "signsgd": Look("#6d6f76", "h", "signSGD"), "pm": Look("#8795a2", "*", "PM"),
     "vqsgd": Look("#5b7286", "d", "vqSGD"), "sqkr": Look("#7880b4", "H", "SQKR"),
+    "quantised": Look("#538281", "1", "quantised"),
     "none": Look("#000000", "8", "no privacy"),
 }
 

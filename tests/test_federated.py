@@ -641,3 +641,47 @@ def test_a_loss_that_becomes_nan_names_the_round(engine, tmp_path):
 def test_a_learning_rate_that_is_too_large_stops_the_run():
     with pytest.raises(FloatingPointError, match="round 0: .*lower lr .now 1e.38"):
         go(config=dataclasses.replace(CONFIG, lr=1e38))
+
+
+# ---- federations made on the fly, and models that train themselves
+
+@dataclasses.dataclass(frozen=True)
+class OnTheFly(data.Federation):
+    "Only the clients of a round exist; the others' images are never made."
+    whole: object = None
+    def visit(self, cohort):
+        parts, start = [self.whole.parts[c] for c in cohort], np.cumsum([0, *(len(self.whole.parts[c]) for c in cohort)])
+        index = np.concatenate(parts)
+        here = dataclasses.replace(self.whole.data, x=self.whole.data.x[index], y=self.whole.data.y[index])
+        return here, [np.arange(a, b) for a, b in zip(start, start[1:])]
+
+
+class OwnTrainer(nn.Sequential):
+    chunk = 3
+    def local_sgd(self, w, x, y, plan, lr, mask=None):
+        self.calls = getattr(self, "calls", 0) + 1
+        return federated.train_loop(nn.Sequential(*self), w, x, y, plan, lr, mask)
+
+
+def small_run(model=None, federation=None, **settings):
+    digits = data.load("digits")
+    whole = data.Federation(digits, data.iid(len(digits.y), 20, seed_tree(0, "partition")), "iid")
+    config = federated.Config(rounds=2, cohort=4, sampling="replacement", eval_every=1, **settings)
+    federation = federation(whole) if federation else whole
+    return federated.simulate(model or models.build("linear", seed_tree(0)), federation, Gaussian(1.0, 1.0), config, 0, progress=False)
+
+
+def test_clients_made_on_the_fly_train_as_those_that_are_held():
+    def lazy(whole):
+        nothing = dataclasses.replace(whole.data, x=whole.data.x[:0], y=whole.data.y[:0])
+        return OnTheFly(nothing, whole.parts, "on the fly", whole)
+    assert torch.equal(small_run(federation=lazy).w, small_run().w)
+
+
+def test_a_model_with_its_own_trainer_is_trained_by_it_unless_an_engine_is_named():
+    own = OwnTrainer(*models.build("linear", seed_tree(0)))
+    assert torch.equal(small_run(own).w, small_run(engine="loop").w) and own.calls == 4  # 2 rounds, 4 visits in chunks of 3
+    small_run(own, engine="loop")
+    assert own.calls == 4
+    trainer, size = federated.local_trainer(own, torch.zeros(5), "auto")
+    assert (trainer, size) == (own.local_sgd, 3) and federated.local_trainer(own, torch.zeros(5), "grouped")[1] == federated.CHUNK["grouped"]

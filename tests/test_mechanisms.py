@@ -107,6 +107,15 @@ CASES = {
         refused=(dict(sampling="poisson"), dict(sampling="fixed"), dict(delta=1.0), dict(rounds=0), dict(rounds=1.5), dict(d=0), dict(d=2.5)),
         bad=(*({name: value} for name in ("bound", "eps") for value in NUMBERS), *(dict(levels=k) for k in (1, 0, 2.0, 2**16 + 1)), dict(rule="worst"),
              dict(kappa_min=0.5))),
+    "quantised": variants(
+        "quantised",
+        {"toward zero": (lambda d: dict(clip_norm=1.0, sigma=0.7), (dict(clip_norm=1.1), dict(sigma=0.71), dict(level_bits=7), dict(rounding="random"), dict(top=0.9))),
+         "at random": (lambda d: dict(clip_norm=1.0, sigma=0.7, level_bits=5, rounding="random"), (dict(level_bits=6), dict(rounding="zero"), dict(top=0.9))),
+         "at random, cut": (lambda d: dict(clip_norm=1.0, sigma=0.7, level_bits=8, rounding="random", top=0.95), (dict(top=1.0), dict(sigma=0.71)))},
+        release=dict(rounds=3, delta=1e-5),
+        refused=(dict(sampling="fixed", n_clients=100, cohort=10), dict(sampling="poisson"), dict(sampling="nobody"), dict(relation="local"), dict(accountant="magic"),
+                 dict(delta=0.0), dict(rounds=0)),
+        bad=(*({name: value} for name in ("clip_norm", "sigma", "top") for value in NUMBERS), dict(top=1.1), *(dict(level_bits=b) for b in (1, 17, 2.5)), dict(rounding="nearest"))),
     "rec": variants(
         "rec",
         {"one group": (lambda d: dict(clip_norm=1.0, std=0.6, index_bits=3), (dict(clip_norm=1.1), dict(std=0.61), dict(index_bits=4))),

@@ -14,16 +14,22 @@ SHAPES = {  # weights of every layer, and with them the figures of the papers
     "lenet5": [(6, 1, 5, 5), (16, 6, 5, 5), (120, 400), (84, 120), (10, 84)],
     "cnn": [(32, 1, 5, 5), (64, 32, 5, 5), (512, 1024), (10, 512)],
     "cnn_same": [(32, 1, 5, 5), (64, 32, 5, 5), (512, 3136), (10, 512)],
+    "cnn62": [(32, 1, 3, 3), (64, 32, 3, 3), (128, 1600), (62, 128)],
+    "cnn10": [(32, 1, 3, 3), (64, 32, 3, 3), (128, 1600), (10, 128)],
     "conv62": [(32, 1, 3, 3), *[(32, 32, 3, 3)] * 3, (62, 288)],
     "conv10": [(32, 1, 3, 3), *[(32, 32, 3, 3)] * 3, (10, 288)],
     "resnet110": [*[(16, 1, 3, 3)], *[(16, 16, 3, 3)] * 36, (32, 16, 3, 3), (32, 32, 3, 3), (32, 16, 1, 1), *[(32, 32, 3, 3)] * 34,
                   (64, 32, 3, 3), (64, 64, 3, 3), (64, 32, 1, 1), *[(64, 64, 3, 3)] * 34, (10, 64)],
+    "lstm": [(80, 8), (1024, 8), (1024, 256), (1024, 256), (1024, 256), (80, 256)],
 }
-COUNTS = {"linear": 7_850, "lenet5": 61_706, "cnn": 582_026, "cnn_same": 1_663_370, "conv62": 46_046, "conv10": 31_018, "resnet110": 1_730_426}
+COUNTS = {"linear": 7_850, "lenet5": 61_706, "cnn": 582_026, "cnn_same": 1_663_370, "conv62": 46_046, "conv10": 31_018, "resnet110": 1_730_426,
+          "cnn62": 231_742, "cnn10": 225_034, "lstm": 819_920}
 NORMS = {"conv62": 64, "conv10": 64,  # weights and biases of the one shared normalisation
          "resnet110": 2 * (16 + 36 * (16 + 32 + 64) + 32 + 64)}  # after every convolution
-BIASES = {"resnet110": 10}  # elsewhere one an output
-CLASSES = {"conv62": 62}
+BIASES = {"resnet110": 10, "lstm": 2 * 2 * 4 * 256 + 80}  # elsewhere one an output
+CLASSES = {"conv62": 62, "cnn62": 62, "lstm": 80}
+POOLS = {"linear": 0, "lenet5": 2, "cnn": 2, "cnn_same": 2, "conv62": 4, "conv10": 4, "cnn62": 2, "cnn10": 2}
+TEXT = torch.from_numpy(seed_tree(0, "text").integers(0, 80, (3, 80)))
 IMAGES = torch.from_numpy(seed_tree(0, "images").random((3, 1, 28, 28), dtype=np.float32))
 
 
@@ -46,19 +52,19 @@ def test_parameter_counts(name):
     assert len(weights(model)) == COUNTS[name] == sum(groups(model).values())
     biases = BIASES.get(name, sum(s[0] for s in SHAPES[name]))
     assert COUNTS[name] == sum(int(np.prod(s)) for s in SHAPES[name]) + biases + NORMS.get(name, 0)
-    assert model(IMAGES).shape == (3, CLASSES.get(name, 10))
+    assert model(TEXT if name == "lstm" else IMAGES).shape == (3, CLASSES.get(name, 10))
 
 
 def test_the_initial_law(name):
     "Uniform on +-1/sqrt(fan_in): Kolmogorov-Smirnov over all parameters, weights and biases apart; false-alarm rate 1e-6."
     model, scaled = models.build(name, seed_tree(0)), {True: [], False: []}
     for layer in model.modules():
-        if isinstance(layer, (nn.Conv2d, nn.Linear)):
-            bound = np.prod(layer.weight.shape[1:]) ** -0.5
+        if isinstance(layer, (nn.Conv2d, nn.Linear, nn.LSTM)):
+            bound = np.prod(layer.weight.shape[1:]) ** -0.5 if not isinstance(layer, nn.LSTM) else 256 ** -0.5
             for p in layer.parameters():
                 assert p.requires_grad and p.dtype == torch.float32
                 assert float(p.detach().abs().max()) <= bound * (1 + 1e-7)
-                scaled[p is layer.bias].append(p.detach().flatten() / bound)
+                scaled[p.ndim == 1].append(p.detach().flatten() / bound)
     for part in scaled.values():
         assert stats.kstest(torch.cat(part).numpy(), "uniform", (-1, 2)).pvalue > ALARM / 2
 
@@ -71,6 +77,15 @@ def test_initial_weights_belong_to_their_stream(name):
     assert (first != weights(models.build(name, seed_tree(1, "model")))).float().mean() > 0.99
 
 
+def test_the_symbols_of_the_lstm_start_normal_and_its_other_law_is_refused():
+    "... as PyTorch's embedding does; Kolmogorov-Smirnov, false-alarm rate 1e-6."
+    model = models.build("lstm", seed_tree(0))
+    assert model.embedding.weight.requires_grad and stats.kstest(model.embedding.weight.detach().flatten().numpy(), "norm").pvalue > ALARM
+    with pytest.raises(ValueError, match="law is 'glorot' for an LSTM.*must be 'torch'"):
+        models.build("lstm", seed_tree(0), "glorot")
+
+
+@pytest.mark.parametrize("name", sorted(set(SHAPES) - {"lstm"}))
 def test_pooling_before_or_after_the_relu_is_the_same(name):
     "max and ReLU commute: values and gradients agree, so the cheaper order may be used."
     model, layers = models.build(name, seed_tree(0)), []
@@ -81,7 +96,7 @@ def test_pooling_before_or_after_the_relu_is_the_same(name):
             layers.append(layer)
     swapped = nn.Sequential(*layers)
     pools = sum(isinstance(layer, nn.MaxPool2d) for layer in model)
-    assert sum(a is not b for a, b in zip(model, swapped)) == 2 * pools and pools == {"linear": 0, "lenet5": 2, "cnn": 2, "cnn_same": 2, "conv62": 4, "conv10": 4}.get(name, 0)
+    assert sum(a is not b for a, b in zip(model, swapped)) == 2 * pools and pools == POOLS.get(name, 0)
     assert torch.equal(model(IMAGES), swapped(IMAGES))
     gradients = [torch.autograd.grad(m(IMAGES).logsumexp(1).sum(), list(model.parameters())) for m in (model, swapped)]
     for a, b in zip(*gradients):
@@ -89,7 +104,7 @@ def test_pooling_before_or_after_the_relu_is_the_same(name):
 
 
 def test_an_unknown_model_is_named_with_its_nearest():
-    with pytest.raises(ValueError, match="model is 'lenet'.*lenet5, cnn, cnn_same, conv62, conv10, resnet110.*did you mean 'lenet5'"):
+    with pytest.raises(ValueError, match="model is 'lenet'.*lenet5, cnn, cnn_same, conv62, conv10, cnn62, cnn10, resnet110, lstm: did you mean 'lenet5'"):
         models.build("lenet", seed_tree(0))
 
 

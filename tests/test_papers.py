@@ -61,8 +61,19 @@ femnist.eps1.reduction 6.5       index.equivalent 4000            solr.participa
 solr.test_samples 16586035       solr.test_samples.main_text 1600000
 mean.chen.mse 0.07               mean.rec_poor_prior.mse 0.3      mean.rec_good_prior.mse 0.03
 mean.chen_public_randomness.mse 10  mean.bits 21                  mnist.eps3.quant8.acc 58
+mnist.eps3.quant8.order 11.5
 iclr.femnist.ratio_at_accuracy 8.3  iclr.mnist.ratio_at_accuracy 1533  iclr.extra_eps.low 1.9      iclr.extra_eps.high 2.2
 mnist.eps3.order 12.6            mnist.eps6.order 6.3             mnist.fedavg.order 7.9           mnist.rec.order 14.2
+"""
+EPSILON = "mnist 3 6   femnist 1 3 6   shakespeare 3   solr 1"
+WRITER = """
+eps1.order 6.3              eps3.order 7.5              eps6.order 6.4
+fedavg.eps3_over_eps1 8.6   fedavg.eps6_over_eps3 1     rec.eps3_over_eps1 7.4      rec.eps6_over_eps3 2.1
+eps3.ddg16_over_ddg12 47    eps6.ddg16_over_ddg12 6     eps3.ddg16_vs_rec 4.9       eps6.ddg16_vs_rec 7.8
+eps3.ddg12_vs_rec 42.1      eps6.ddg12_vs_rec 1.8       eps3.fedavg_over_ddg16 2.6  eps6.ddg16_over_fedavg 1.4
+only.fedavg_over_rec64 2.14 only.rec64_over_rec 3.45    only.rec_over_private 11.49
+local3.order 5.5            local1.order 2.7            local.smaller_gap3 2        local.smaller_gap1 3.6
+bits.4_to_7 0               bits.7_vs_none 0
 """
 
 
@@ -94,7 +105,10 @@ def second_typing():
             for kind, v in zip(("acc", "comm"), values):
                 n = (4 if prefix else 3) if "+-" in v else None
                 found[f"{prefix}femnist.only.{name}.{kind}"] = (*number(v), n)
-    words = SINGLE.split()
+    for word in EPSILON.split():
+        if not word.isdigit(): task = word
+        else: found |= {f"{task}.eps{word}.{kind}.eps": (float(word), None, None) for kind in ("fedavg", "rec")}
+    words = SINGLE.split() + [w if i % 2 else f"writer.{w}" for i, w in enumerate(WRITER.split())]
     return found | {k: (float(v), None, None) for k, v in zip(words[::2], words[1::2], strict=True)}
 
 
@@ -144,7 +158,8 @@ def test_every_stated_setting_equals_its_second_typing():
 
 def test_tolerances_follow_their_rule():
     for c in papers.cells("dprec"):
-        assert c.set_on == date(2026, 11, 20)
+        assert c.set_on == date(2026, 11, 22 if c.table in ("c2", "by_writer") or c.key == "mnist.eps3.quant8.order" else 20)
+        if c.table == "c2": assert (c.tol, c.unit, c.kind) == (0.5, "eps", "exact") and isinstance(c.value, int)
         if c.kind == "stochastic" and c.unit == "percent":
             assert c.tol == pytest.approx(max(2 * (c.spread or 0), 1.0)), c.key
         if c.key.endswith(".comm"):
@@ -155,8 +170,30 @@ def test_tolerances_follow_their_rule():
 def test_orderings_agree_with_the_printed_values():
     found = {c.key: c for c in papers.cells("dprec")}
     pairs = [c for c in found.values() if c.above]
-    assert len(pairs) == 4
+    assert len(pairs) == 5 + 22 and {c.key for c in pairs} == {c.key for c in found.values() if c.kind == "ordering" and not c.bound}
     for c in pairs: assert found[c.above].value - found[c.below].value == pytest.approx(c.value)
+
+
+def test_what_made_posts_say_is_shown_and_not_judged():
+    shown = {c.key for c in papers.cells("dprec") if c.kind == "shown"}
+    assert shown == {f"solr.eps1.{kind}.recall5" for kind in ("fedavg", "rec", "ddg16", "ddg12")} | {f"solr.{name}" for name in ("samples", "client_size.mean", "client_size.std")}
+    assert all("made" in papers.cell("dprec", key).tol_why for key in shown)
+
+
+def test_the_by_writer_claims_are_positive_and_their_words_are_quoted():
+    for c in papers.cells("dprec", "by_writer"):
+        assert c.how == "derived" and c.unit == "percentage points" and c.where.startswith(("Table 1, FEMNIST", "Table 3", "Section 4.1"))
+        if c.kind == "ordering": assert c.value > 0 and c.tol == 0
+        else: assert (c.value, c.tol) == (0, 2) and "'" in c.where and "2.14" in c.tol_why
+    printed = {c.key: c.value for c in papers.cells("dprec", "table3")}
+    assert printed["femnist.only.fedavg.acc"] - printed["femnist.only.rec64.acc"] == pytest.approx(2.14), "what the paper calls similar"
+
+
+def test_a_stated_epsilon_names_the_setting_it_belongs_to():
+    for c in papers.cells("dprec", "c2"):
+        task, budget, kind, _ = c.key.split(".")
+        stated = papers.hyper("dprec", f"{kind}.{'sigma' if kind == 'fedavg' else 'c'}.{budget}", task)
+        assert f" {stated.value:g} " in c.where and f"eps = {c.value};" in c.where and c.version == stated.version
 
 
 def test_versions_of_a_setting():

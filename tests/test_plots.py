@@ -11,7 +11,7 @@ from scipy.stats import t
 
 from dpcomm import plots
 
-MECHANISMS = "rec imvu mvu sqsgd privquant topk compressive ddgauss skellam signsgd gaussian pm vqsgd sqkr none".split()
+MECHANISMS = "rec imvu mvu sqsgd privquant topk compressive ddgauss skellam signsgd gaussian pm vqsgd sqkr quantised none".split()
 CORE = (*plots.MAIN, "gaussian", "none")
 
 

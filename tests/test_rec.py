@@ -194,6 +194,30 @@ def test_messages_and_simulation_have_one_law(s, groups):
     assert abs(along.mean()) < radius(along.std(), 1500, 11)
 
 
+def test_many_groups_at_once_have_the_law_of_one_after_another(monkeypatch):
+    """65 groups of 8 entries and one of 3, drawn together and one by one: Kolmogorov-Smirnov along the update and across it in the first
+    and the last group, and the mean against the closed form of the bias; false-alarm rate 1e-6 over all looks."""
+    groups = (8,) * 65 + (3,)
+    mechanism, u = rec.Rec(1e6, 0.5, 3, groups), torch.from_numpy(seed_tree(0, "many").standard_normal(523)).float() * 0.4
+    together = torch.cat([mechanism.simulate(u[None], [seed_tree(1, i)]) for i in range(3000)]).double()
+    bias, variance = (m[0].double() for m in mechanism.moments(u[None]))
+    assert ((together.mean(0) - u - bias).abs().numpy() < radius(variance.sqrt().numpy(), 3000, 523)).all()
+    monkeypatch.setattr(rec, "MANY", 10**9)
+    apart = mechanism.simulate(u.expand(1500, -1), seed_tree(2)).double()
+    for part in (slice(0, 8), slice(520, 523)):
+        across = torch.tensor([u[part][1], -u[part][0]]).double()
+        for look in (lambda e: e[:, part] @ u[part].double(), lambda e: e[:, part][:, :2] @ across):
+            assert same_law(look(together), look(apart)) > ALARM / 4
+
+
+def test_many_groups_tell_a_wrong_selection_apart(monkeypatch):
+    "What the test above must reject: the first candidate, whatever the weights."
+    mechanism, u = rec.Rec(1e6, 0.5, 3, (8,) * 66), torch.full((528,), 0.4)
+    rows = torch.cat([rec.simulate_many(0 * u, 8, 0.5, 8, seed_tree(1, i))[None] for i in range(500)]).double()
+    bias, variance = (m[0].double() for m in mechanism.moments(u[None]))
+    assert not ((rows.mean(0) - u - bias).abs().numpy() < radius(variance.sqrt().numpy(), 500, 528)).all()
+
+
 def test_the_yardstick_tells_wrong_simulations_apart():
     "What the test above must reject: half the candidates, no selection, the unbiased Gaussian."
     mechanism, u = rec.Rec(10.0, 0.5, 3), update(0.5 * 4)

@@ -1,0 +1,115 @@
+"curves: settings solved for a budget, the promise beside the mechanism, training with a clock, entries of a result."
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from dpcomm import accounting, curves, data, models, papers, results
+from dpcomm.core import groups, seed_tree
+from dpcomm.federated import Config
+from dpcomm.mechanisms.rec_accounting import theorem1_epsilon
+
+CONFIG = Config(rounds=1500, cohort=100, lr=0.05, server="sgd", server_lr=1.0)
+
+
+def stated(name, task="femnist"): return papers.hyper("dprec", name, task).value
+
+
+@pytest.mark.parametrize("eps", [1, 3, 6])
+def test_the_papers_femnist_settings_come_out(eps):
+    "To within the rounding of what Appendix C.2 prints."
+    assert curves.calibrated_sigma(eps, 3500, 100, 1500) == pytest.approx(stated(f"fedavg.sigma.eps{eps}"), rel=0.02)
+    assert curves.calibrated_c(eps, 3500, 100, 4000, 8) == pytest.approx(stated(f"rec.c.eps{eps}"), abs=0.005)
+
+
+@pytest.mark.parametrize("eps, n_clients", [(1, 539), (6, 539), (3, 100)])
+def test_a_setting_keeps_its_budget_and_the_next_digit_does_not(eps, n_clients):
+    cohort = n_clients // 6
+    run = dict(n_clients=n_clients, cohort=cohort, config=dataclasses.replace(CONFIG, cohort=cohort))
+    sigma, c = curves.calibrated_sigma(eps, n_clients, cohort, 1500), curves.calibrated_c(eps, n_clients, cohort, 1500, 8)
+    def fedavg(x): return curves.fedavg("a", run["config"], n_clients, 0.1, x).guarantee(1500)
+    def rec(x): return curves.rec("b", run["config"], n_clients, x, 0.03, (5, 6) * 4).guarantee(1500)
+    assert fedavg(sigma).eps <= eps < fedavg(sigma - 2e-4).eps and rec(c).eps <= eps < rec(c + 2e-4).eps
+    assert fedavg(sigma).delta == rec(c).delta == pytest.approx(n_clients**-1.1) == curves.delta_of(n_clients)
+
+
+def test_each_method_draws_and_is_accounted_as_the_paper_says():
+    a, b = curves.fedavg("a", CONFIG, 3500, 0.1, 1.85), curves.rec("b", CONFIG, 3500, 1.41, 0.03, (4,) * 8)
+    c = curves.ddgauss("c", CONFIG, 3500, 0.1, 3.0, 231_742, 16)
+    assert [x.config.sampling for x in (a, b, c)] == ["fixed", "replacement", "fixed"]
+    assert [x.guarantee(1500).sampling for x in (a, b, c)] == ["poisson", "replacement", "poisson"]
+    assert all("fixed cohort without replacement" in x.guarantee(10).note for x in (a, c)) and b.guarantee(10).accountant == "theorem1-arxiv"
+    assert b.mechanism.clip_norm == pytest.approx(1.41 * 0.03) and b.mechanism.index_bits == 7 and c.guarantee(1500).eps <= 3
+
+
+def test_twelve_bits_need_more_noise_than_sixteen_or_are_refused():
+    sixteen, twelve = (curves.ddgauss("x", CONFIG, 3500, 0.1, 3.0, 231_742, bits).mechanism.sigma for bits in (16, 12))
+    assert twelve > 2 * sixteen > 2 * curves.calibrated_sigma(3, 3500, 100, 1500) * 0.99
+    with pytest.raises(ValueError, match="ring_bits is 12; .* use at least 1[3-9] bits"):
+        curves.ddgauss("x", CONFIG, 539, 0.1, 3.0, 225_034, 12)
+
+
+def test_equal_local_guarantees_are_equal():
+    delta = curves.delta_of(539)
+    for c in (0.4, 1.4):
+        eps, sigma = curves.local_epsilon(c, 56, delta), curves.equal_local_sigma(c, 56, delta)
+        there = lambda s: accounting.gaussian_guarantee(s, delta, accountant="rdp-classic", orders=accounting.INTEGER_ORDERS, relation="zero-out", trust="local").eps
+        assert eps == theorem1_epsilon(c, 1, 1, 56, delta).eps and there(sigma) <= eps < there(sigma - 2e-4)
+
+
+def test_a_message_has_a_group_a_tensor_or_eight():
+    assert curves.tensor_groups(models.build("cnn62", seed_tree(0))) == tuple(groups(models.build("cnn62", seed_tree(0))).values())
+    assert curves.tensor_groups(models.build("linear", seed_tree(0))) == (982, 982, 981, 981, 981, 981, 981, 981)
+
+
+def test_table1_takes_the_papers_settings_at_its_size_and_no_other():
+    sizes = curves.tensor_groups(models.build("cnn62", seed_tree(0)))
+    listed, refused = curves.table1((3,), CONFIG, dataclasses.replace(CONFIG, rounds=4000), 3500, sizes, stated)
+    assert list(listed) == ["eps3.fedavg", "eps3.rec", "eps3.ddg16", "eps3.ddg12"] and not refused
+    assert listed["eps3.fedavg"].mechanism.sigma == 1.85 and listed["eps3.rec"].mechanism.clip_norm == pytest.approx(1.41 * 0.03)
+    assert listed["eps3.rec"].config.rounds == 4000 and listed["eps3.ddg12"].config.rounds == 1500
+    listed, refused = curves.table1((3,), CONFIG, CONFIG, 539, sizes, stated)
+    assert list(refused) == ["eps3.ddg12"] and "bits" in refused["eps3.ddg12"] and listed["eps3.fedavg"].mechanism.sigma == curves.calibrated_sigma(3, 539, 100, 1500)
+
+
+def test_gaps_and_cells_are_read_off_the_runs():
+    @dataclasses.dataclass
+    class Done: history: list; ledger: object
+    class Bits: uplink_bits, downlink_bits = 2**32, 2**32
+    def run(accuracy): return Done([{"accuracy": 1.0}, {"accuracy": accuracy}], Bits)
+    done = {"a": {0: run(80.0), 1: run(82.0)}, "b": {1: run(79.5)}, "c": {}}
+    assert curves.gaps(done, ("a", "b")) == [2.5] and curves.gaps(done, ("a", "c")) == curves.gaps(done, ("d", "a")) == []
+    cells = curves.own_cells("ours.x", done)
+    assert cells["ours.x.a.acc"] == {"values": [80.0, 82.0], "unit": "percent"} and cells["ours.x.b.comm"] == {"values": [1.0], "unit": "GiB"} and len(cells) == 4
+
+
+def small():
+    digits = data.load("digits")
+    federation = data.Federation(digits, data.iid(len(digits.y), 20, seed_tree(0, "partition")), "iid")
+    return federation, Config(rounds=4, cohort=5, eval_every=2), lambda seed: models.build("linear", seed_tree(seed, "init"))
+
+
+def test_a_trainer_goes_on_where_it_stopped_and_reads_what_is_done(tmp_path):
+    federation, config, build = small()
+    curve = curves.rec("eps3.rec", config, 20, 1.0, 0.01, groups(build(0)).values())
+    whole = curves.Trainer(build, federation, tmp_path / "whole", progress=False)(curve, 0)
+    for _ in range(99):
+        piece = curves.Trainer(build, federation, tmp_path / "pieces", resume=True, max_seconds=1e-9, save_every=0.0, progress=False)
+        piece.end += 0.01
+        if run := piece(curve, 0): break
+    assert torch.equal(run.w, whole.w) and run.history == whole.history
+    late = curves.Trainer(build, federation, tmp_path / "whole", resume=True, max_seconds=0.0, progress=False)
+    assert torch.equal(late(curve, 0).w, whole.w) and late(curve, 1) is None
+
+
+def test_an_entry_and_a_document_pass_the_schema(tmp_path):
+    federation, config, build = small()
+    listed = [curves.fedavg("ours.a", config, 20, 1.0, 2.0), curves.Curve("ours.b", curves.Gaussian(1.0, 1.0), config)]
+    runs = {c.key: curves.Trainer(build, federation, tmp_path, progress=False)(c, 0) for c in listed}
+    entries = [curves.entry(c, 7850, {0: runs[c.key]}, model="linear") for c in listed]
+    made = curves.document("example", "smoke", [0, 1], entries, {"ours.x": {"values": [1.0], "unit": "percent"}}, {"n": 1}, {"name": "digits"}, "cpu", None)
+    assert results.check_result(made)["params"]["seeds"] == [0, 1] and made["wall_seconds"] == sum(r.seconds for r in runs.values())
+    final = entries[0]["seeds"][0]["final"]
+    assert final["eps"] == listed[0].guarantee(4).eps == entries[0]["guarantee"]["eps"] and final["round"] == 4 and entries[1]["guarantee"] is None
+    assert entries[1]["seeds"][0]["final"]["eps"] is None and entries[0]["bits"]["payload"] == 32 * 7850 and np.isfinite(final["loss"])
