@@ -34,6 +34,14 @@ def test_a_setting_keeps_its_budget_and_the_next_digit_does_not(eps, n_clients):
     assert fedavg(sigma).delta == rec(c).delta == pytest.approx(n_clients**-1.1) == curves.delta_of(n_clients)
 
 
+@pytest.mark.parametrize("eps", [1, 3, 6])
+def test_the_listed_settings_of_mnist_by_writer_are_the_solved_ones(eps):
+    n = stated("n_clients", "by_writer")
+    assert stated(f"fedavg.sigma.eps{eps}", "by_writer") == curves.calibrated_sigma(eps, n, 100, 1500)
+    assert stated(f"rec.c.eps{eps}", "by_writer") == curves.calibrated_c(eps, n, 100, 4000, 8)
+    if eps < 6: assert stated(f"ablation.rec.c.eps{eps}", "by_writer") == curves.calibrated_c(eps, n, 100, 1500, 8)
+
+
 def test_each_method_draws_and_is_accounted_as_the_paper_says():
     a, b = curves.fedavg("a", CONFIG, 3500, 0.1, 1.85), curves.rec("b", CONFIG, 3500, 1.41, 0.03, (4,) * 8)
     c = curves.ddgauss("c", CONFIG, 3500, 0.1, 3.0, 231_742, 16)

@@ -92,16 +92,29 @@ def kill_when_saved(folder, *words, root=ROOT, seconds=120):
     return process.wait()
 
 
+@pytest.fixture(scope="module")
+def resumed(request, pool, smoke, tmp_path_factory):
+    "Every selected experiment killed at its first checkpoint and resumed, two at a time."
+    chosen = {item.callspec.params["name"] for item in request.session.items
+              if item.module is request.module and "resumed" in getattr(item, "fixturenames", ())}
+
+    def one(name):
+        folder, often = tmp_path_factory.mktemp(name), ["-p", "save_every=0"] if "save_every" in experiments.parameters(name) else []
+        words = ["run", name, "--scale", "smoke", "--inline", "--out", folder, *often]
+        killed, left = kill_when_saved(folder, *words), list(folder.glob("*/*.json"))
+        return killed, left, folder, dpcomm(*words, "--resume", cwd=folder)
+
+    return {name: pool.submit(one, name) for name in NAMES if name in chosen}
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_kill_and_resume_gives_the_same_result(name, smoke, tmp_path):
-    often = ["-p", "save_every=0"] if "save_every" in experiments.parameters(name) else []
-    words = ["run", name, "--scale", "smoke", "--inline", "--out", tmp_path, *often]
-    assert kill_when_saved(tmp_path, *words) == -signal.SIGKILL
-    assert not list(tmp_path.glob("*/*.json")), "a killed run left a result"
-    done = dpcomm(*words, "--resume", cwd=tmp_path)
+def test_kill_and_resume_gives_the_same_result(name, smoke, resumed):
+    killed, left, folder, done = resumed[name].result()
+    assert killed == -signal.SIGKILL
+    assert not left, "a killed run left a result"
     assert done.returncode == 0, done.stderr[-6000:]
     straight, _ = smoke[name, ("--inline",)].result()
-    assert timeless(result(tmp_path, name)) == timeless(result(straight, name))
+    assert timeless(result(folder, name)) == timeless(result(straight, name))
 
 
 # ---- the machinery, on a toy experiment in a checkout of its own

@@ -76,7 +76,18 @@ def compared() -> results.Table:
     return results.Table(("MNIST, LeNet-5", "bits a message", "epsilon of one message", "accuracy, percent"), tuple(rows))
 
 
-MADE = {"compared": lambda: results.as_markdown(compared()), "pruned": lambda: results.as_markdown(pruned()), "one_bit": lambda: results.as_markdown(one_bit()), "tight": lambda: results.as_markdown(tight()), "matrix": lambda: results.as_markdown(results.matrix(base="nbs")), "table1": lambda: results.as_markdown(table1())}
+def costs() -> results.Table:
+    "Total traffic of Table 1's four tasks, paper and ours, and what it is divided by."
+    from dpcomm import papers
+    printed, found = {c.key: c for c in papers.cells("dprec")}, results.ours_by_key(results.load_results("dprec", "full"))
+    names = {"mnist": "MNIST", "femnist": "FEMNIST", "shakespeare": "Shakespeare", "solr": "StackOverflow"}
+    def pair(key): return f"{printed[key].value:,} / {results.number(found[key][0].mean, printed[key])}"
+    def ratio(task): return f"{found[f'{task}.fedavg.comm'][0].mean / found[f'{task}.rec.comm'][0].mean:,.0f}"
+    rows = tuple((name, pair(f"{task}.fedavg.comm"), pair(f"{task}.rec.comm"), ratio(task)) for task, name in names.items())
+    return results.Table(("traffic of a run, GiB: paper / ours", "DP-FedAvg", "DP-REC", "times less"), rows)
+
+
+MADE = {"costs": lambda: results.as_markdown(costs()), "compared": lambda: results.as_markdown(compared()), "pruned": lambda: results.as_markdown(pruned()), "one_bit": lambda: results.as_markdown(one_bit()), "tight": lambda: results.as_markdown(tight()), "matrix": lambda: results.as_markdown(results.matrix(base="nbs")), "table1": lambda: results.as_markdown(table1())}
 
 
 def block(name: str) -> re.Pattern:
