@@ -129,7 +129,7 @@ mnist.client_lr .01          mnist.server_lr .002         mnist.server_beta1 .9 
 mnist.cohort 10              mnist.local_epochs 1         mnist.batch_size 20         mnist.fedavg.clip .01       mnist.rec.std .005
 mnist.fedavg.sigma.eps3 3.8  mnist.fedavg.sigma.eps6 2.15 mnist.rec.c.eps3 .545/.5    mnist.rec.c.eps6 .87/.7625  mnist.n_clients 100
 mnist.partition.alpha 1      mnist.n_train 50000          all.rec.bits 7              all.delta.exponent 1.1      mnist.fedavg.n_runs 3/
-mnist.rec.n_runs 10/         mnist.n_runs /4              mnist.rec.n_runs.eps3 /11
+mnist.rec.n_runs 10/         mnist.n_runs /4              mnist.rec.n_runs.eps3 /11   mnist.quant8.bits 8
 femnist.client_lr .05        femnist.server_lr 1          femnist.cohort 100          femnist.local_epochs 1      femnist.batch_size 20
 femnist.fedavg.rounds 1500   femnist.rec.rounds 4000      femnist.fedavg.clip .1      femnist.rec.std .03         femnist.n_clients 3500
 femnist.fedavg.sigma.eps1 5  femnist.fedavg.sigma.eps3 1.85  femnist.fedavg.sigma.eps6 1.15  femnist.n_classes 62   femnist.n_runs 3/4
