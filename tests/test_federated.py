@@ -63,7 +63,7 @@ def outcome(run: federated.Run) -> dict:
 
 # ---- engines
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", [name for name in models.MODELS if name != "lstm"]) # which trains itself: tests/test_shakespeare.py
 @pytest.mark.parametrize("engine", [e for e in federated.ENGINES if e != "loop"])
 def test_engines_agree_with_the_loop(engine, name):
     "In float64, with clients of unequal size, two epochs and last batches that are not full."
