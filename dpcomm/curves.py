@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['NOTE', 'Curve', 'delta_of', 'fedavg', 'rec', 'ddgauss', 'calibrated_sigma', 'calibrated_c', 'local_epsilon',
-           'equal_local_sigma', 'tensor_groups', 'table1', 'gaps', 'own_cells', 'Trainer', 'entry', 'document']
+           'equal_local_sigma', 'tensor_groups', 'table1', 'gaps', 'own_cells', 'Trainer', 'entry', 'document',
+           'committed']
 
-# %% ../nbs/1_foundations/curves.ipynb #5b176b86
+# %% ../nbs/1_foundations/curves.ipynb #13066faf
 import dataclasses
 import math
 import time
@@ -18,7 +19,7 @@ from .mechanisms import ddgauss as ddg
 from .mechanisms.gaussian import Gaussian
 from .mechanisms.rec import Rec
 from .mechanisms.rec_accounting import calibrate_clip, theorem1_epsilon
-from .results import stamp
+from .results import Table, cell_summary, load_results, stamp
 
 # %% ../nbs/1_foundations/curves.ipynb #27303f23
 @dataclasses.dataclass(frozen=True)
@@ -220,3 +221,20 @@ def document(
     seconds = sum(s["wall_seconds"] for e in entries for s in e["seeds"])
     return {"schema": 1, "paper": paper, "experiment": experiment, "scale": scale, "seeds": list(seeds), "runs": entries, "params": {"seeds": list(seeds)} | params,
             "cells": cells, "data": source, "notebook_hash": notebook_hash, "wall_seconds": seconds, **stamp(device)}
+
+# %% ../nbs/1_foundations/curves.ipynb #c70ce422
+def committed(
+    experiment:str, # its file's name, as dprec_by_writer
+    paper:str="dprec", # id
+    root=None, # folder of results, default the committed ones
+)->Table: # one row a scale and curve
+    "Accuracy and traffic of every curve that stands in the committed results. [dpcomm schema 1]"
+    rows = []
+    for r in (r for r in load_results(paper, root=root) if r["experiment"] == experiment):
+        for run in r["runs"]:
+            finals = [seed["final"] for seed in run["seeds"]]
+            score = cell_summary([f["accuracy"] for f in finals])
+            traffic = sum(f["uplink_bits"] + f["downlink_bits"] for f in finals) / len(finals) / 2**33
+            spread = "" if score.se is None else f" +/- {score.se:.2f}"
+            rows.append((r["scale"], run["key"], f"{score.mean:.2f}{spread}", f"{traffic:.3g}", f"n = {score.n} of {len(r['params']['seeds'])} planned"))
+    return Table(("scale", "curve", "test accuracy, % (+/- s.e.)", "traffic, GiB", "seeds"), tuple(rows))

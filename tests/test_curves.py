@@ -121,3 +121,12 @@ def test_an_entry_and_a_document_pass_the_schema(tmp_path):
     final = entries[0]["seeds"][0]["final"]
     assert final["eps"] == listed[0].guarantee(4).eps == entries[0]["guarantee"]["eps"] and final["round"] == 4 and entries[1]["guarantee"] is None
     assert entries[1]["seeds"][0]["final"]["eps"] is None and entries[0]["bits"]["payload"] == 32 * 7850 and np.isfinite(final["loss"])
+
+
+def test_what_stands_is_read_from_the_results(tmp_path):
+    def seed(i, accuracy): return {"seed": i, "final": {"accuracy": accuracy, "uplink_bits": 2**32, "downlink_bits": 2**33}, "history": [], "wall_seconds": 1.0}
+    entries = [{"key": "a", "config": {}, "guarantee": None, "bits": None, "seeds": [seed(0, 80.0), seed(1, 82.0)]}, {"key": "b", "config": {}, "guarantee": None, "bits": None, "seeds": [seed(0, 70.0)]}]
+    made = curves.document("example", "quick", [0, 1, 2], entries, {}, {}, {}, "cpu", None)
+    results.write_result(tmp_path / "dprec" / "example.quick.json", made)
+    assert curves.committed("example", root=tmp_path).rows == (("quick", "a", "81.00 +/- 1.00", "1.5", "n = 2 of 3 planned"), ("quick", "b", "70.00", "1.5", "n = 1 of 3 planned"))
+    assert curves.committed("other", root=tmp_path).rows == ()
