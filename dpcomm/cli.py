@@ -66,7 +66,7 @@ def _audit_options(parser):
     parser.add_argument("--alarm", type=float, default=1e-6, metavar="A", help="probability of a false alarm of each audit")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of all plays")
 
-# %% ../nbs/1_foundations/cli.ipynb #c59bf11b
+# %% ../nbs/1_foundations/cli.ipynb #b56342b3
 def _parser():
     parser = _Parser(prog="dpcomm", description="Private, communication-efficient federated learning.", allow_abbrev=False)
     verbs = parser.add_subparsers(dest="verb", metavar="list|run|table|data|audit", required=True)
@@ -76,7 +76,7 @@ def _parser():
     _run_options(add("run", "run experiments"))
     table = add("table", "the paper's numbers beside ours")
     table.add_argument("paper", metavar="PAPER", help="for example dprec")
-    table.add_argument("table", metavar="TABLE", help="for example table1")
+    table.add_argument("table", metavar="TABLE", nargs="?", help="for example table1; all tables if left out")
     table.add_argument("--out", metavar="DIR", help="folder of results to compare; the committed ones by default")
     data = add("data", "fetch data sets and check their counts")
     data.add_argument("root", metavar="DIR", help="folder to keep them in")

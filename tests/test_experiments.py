@@ -117,6 +117,13 @@ def test_kill_and_resume_gives_the_same_result(name, smoke, resumed):
     assert timeless(result(folder, name)) == timeless(result(straight, name))
 
 
+def test_a_table_is_printed_alone_and_a_paper_whole():
+    from dpcomm import papers
+    one, whole = dpcomm("table", "dprec", "d3"), dpcomm("table", "dprec")
+    assert one.returncode == whole.returncode == 0 and one.stdout.count("quant8") >= 2 and "femnist" not in one.stdout
+    assert all(f"\n{cell.key} " in whole.stdout for cell in papers.cells("dprec"))
+
+
 # ---- the machinery, on a toy experiment in a checkout of its own
 
 TOY = [
