@@ -254,11 +254,12 @@ def check_client(
         raise ValueError(f"{where} has the label {wrong[0]!r}; labels must be whole numbers from 0 to 61, digits then letters: use the 62-class files")
     return x, np.array(y, np.int64)
 
-# %% ../nbs/1_foundations/data.ipynb #f1e9b148
+# %% ../nbs/1_foundations/data.ipynb #6406f6cd
 def read_leaf(
     folder, # holds *.json files with users, num_samples and user_data
-)->dict: # user -> (x, y), in the order of the files
-    "Clients of one split of LEAF's FEMNIST. [Caldas et al. 2018]"
+    check=check_client, # (file and user, x, y, announced number) -> the client's arrays, or ValueError
+)->dict: # user -> what `check` returned, in the order of the files
+    "Clients of one split in LEAF's format, by default FEMNIST's. [Caldas et al. 2018]"
     found = {}
     for path in sorted(Path(folder).glob("*.json")):
         try: content = json.loads(path.read_text(encoding="utf-8"))
@@ -270,11 +271,11 @@ def read_leaf(
         if len(users) != len(sizes):
             raise ValueError(f"{path.name} has {len(users)} users and {len(sizes)} num_samples; these must be equal: make the file again")
         for user, n in zip(users, sizes):
-            where, entry = f"{path.name}, user {user!r},", content["user_data"].get(user)
+            where, entry = f"{path.name}, user {user!r},", content["user_data"].get(user) if isinstance(content["user_data"], dict) else None
             if user in found: raise ValueError(f"{where} stands in the files twice; allowed once: remove one of them")
             if not isinstance(entry, dict) or not {"x", "y"} <= set(entry):
                 raise ValueError(f"{where} has no x and y in user_data; every user needs both: make the file again")
-            found[user] = check_client(where, entry["x"], entry["y"], n)
+            found[user] = check(where, entry["x"], entry["y"], n)
     return found
 
 # %% ../nbs/1_foundations/data.ipynb #57932622

@@ -6,7 +6,7 @@
 __all__ = ['SYMBOLS', 'WINDOW', 'NUMBER', 'FILE', 'TRAIN', 'ROLES', 'WORDS', 'clean', 'encode', 'read_roles', 'longest', 'split',
            'federate', 'check_role', 'read_leaf', 'from_leaf', 'shakespeare', 'made']
 
-# %% ../nbs/1_foundations/shakespeare.ipynb #4259d1fb
+# %% ../nbs/1_foundations/shakespeare.ipynb #8db7b253
 import gzip
 import json
 import zlib
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from .core import check_between, seed_tree
-from .data import Dataset, Federation, data_root
+from .data import Dataset, Federation, data_root, read_leaf as read_users
 
 # %% ../nbs/1_foundations/shakespeare.ipynb #67d9d56d
 SYMBOLS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}" # LEAF's, in its order
@@ -131,27 +131,12 @@ def check_role(
         if wrong: raise ValueError(f"{where} has {wrong[0]!r} in {name}; it must be a string of {size} characters: make the file again")
     return encode(where, "".join(x)).reshape(-1, WINDOW), encode(where, "".join(y)).astype(np.int64)
 
-# %% ../nbs/1_foundations/shakespeare.ipynb #aa2872c0
+# %% ../nbs/1_foundations/shakespeare.ipynb #e8944b13
 def read_leaf(
     folder, # holds *.json files with users, num_samples and user_data
 )->dict: # user -> (x, y), in the order of the files
     "Clients of one split of LEAF's Shakespeare. [Caldas et al. 2018]"
-    found = {}
-    for path in sorted(Path(folder).glob("*.json")):
-        try: content = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error: raise ValueError(f"{path.name} is no json ({error}); download it again") from None
-        missing = [key for key in ("users", "num_samples", "user_data") if not isinstance(content, dict) or key not in content]
-        if missing:
-            raise ValueError(f"{path.name} has no {missing[0]!r}; LEAF writes users, num_samples and user_data: make the file again")
-        users, sizes = content["users"], content["num_samples"]
-        if len(users) != len(sizes):
-            raise ValueError(f"{path.name} has {len(users)} users and {len(sizes)} num_samples; these must be equal: make the file again")
-        for user, n in zip(users, sizes):
-            where, entry = f"{path.name}, user {user!r},", content["user_data"].get(user) if isinstance(content["user_data"], dict) else None
-            if user in found: raise ValueError(f"{where} stands in the files twice; allowed once: remove one of them")
-            if not isinstance(entry, dict) or not {"x", "y"} <= set(entry):
-                raise ValueError(f"{where} has no x and y in user_data; every user needs both: make the file again")
-            found[user] = check_role(where, entry["x"], entry["y"], n)
+    found = read_users(folder, check_role)
     if not found: raise ValueError(f"shakespeare/{Path(folder).name} holds no user; it must hold one or more: put LEAF's json files there")
     return found
 
