@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SLACK', 'PREFIX', 'GUIDE', 'TABLE', 'BATCH', 'TRIES', 'Overflow', 'whole', 'Ring', 'FixedPoint', 'to_grid',
            'overflow_probability', 'exp_fixed', 'cumulative', 'edges', 'settle_size', 'guide', 'sizes', 'below',
-           'exp_coin', 'keep', 'discrete_gaussian', 'exact_variance', 'signs', 'rotate', 'unrotate', 'rounded_norm',
-           'conditional_round', 'squared_length']
+           'exp_coin', 'keep', 'discrete_gaussian', 'exact_variance', 'tau', 'signs', 'rotate', 'unrotate',
+           'rounded_norm', 'conditional_round', 'squared_length']
 
 # %% ../nbs/1_foundations/ring.ipynb #49c547da
 import functools
@@ -297,6 +297,18 @@ def exact_variance(
     except (TypeError, ValueError, OverflowError): exact = Fraction(0)
     if not 0 < exact <= 2**90: raise ValueError(f"sigma2 is {sigma2!r}; it must be a number above 0, up to 2^90: change the grid")
     return exact
+
+# %% ../nbs/1_foundations/ring.ipynb #c0b1f1a2
+def tau(
+    variance:float, # s^2 of one share, in squared steps, > 0
+    n:int, # shares, >= 1
+)->float: # >= 0; 0 for one share
+    "How far a sum of discrete Gaussians is from one, a coordinate. [Kairouz et al. 2021, Prop. 14]"
+    check_positive("variance", variance), check_between("n", n, 1)
+    full = min(n - 1, 2**16)
+    k = np.arange(1, full + 1)
+    rest = (n - 1 - full) * np.exp(-2 * np.pi**2 * variance * (full + 1) / (full + 2))
+    return float(10 * (np.exp(-2 * np.pi**2 * variance * k / (k + 1)).sum() + rest))
 
 # %% ../nbs/1_foundations/ring.ipynb #9d262de8
 @functools.lru_cache(maxsize=8)

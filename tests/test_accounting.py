@@ -1,5 +1,5 @@
 """What guards `dpcomm.accounting`: independent implementations, quadrature, properties and refusals."""
-import inspect, json, subprocess, sys
+import dataclasses, inspect, json, subprocess, sys
 from itertools import product
 from math import comb, exp, log
 
@@ -252,11 +252,13 @@ def test_dp_fedavg_rows_of_dprec(task, n, cohort, rounds, sigma, stated, tol):
 
 
 def test_guarantee_prints_and_stores_every_field():
-    g = gaussian_guarantee(2.0, 1e-5, 0.1, 50, sampling='poisson', relation='zero-out', trust='secagg', note='a remark')
-    for text in ('1e-05', f'{g.eps:.4g}', 'unit client', 'relation zero-out', 'sampling poisson', 'rdp-classic (accountant)', 'scope total',
-                 'trust secagg', 'a remark', 'best order'): assert text in str(g)
+    g = gaussian_guarantee(2.0, 1e-5, 0.1, 50, sampling='poisson', relation='zero-out', note='a remark', premise='as if it rained')
+    for text in ('1e-05', f'{g.eps:.4g}', 'unit client', 'relation zero-out', 'sampling poisson, q = 0.1', 'rdp-classic (accountant)',
+                 'of 50 rounds (scope total)', 'trust central', 'a remark', 'best order'): assert text in str(g)
+    assert str(g).startswith('As if it rained: eps = ') and str(dataclasses.replace(g, premise='')).startswith('eps = ')
     assert Guarantee(**json.loads(json.dumps(g.as_dict()))) == g
-    assert set(g.as_dict()) == {'eps', 'delta', 'unit', 'relation', 'sampling', 'accountant', 'scope', 'trust', 'note'}
+    assert set(g.as_dict()) == {'eps', 'delta', 'unit', 'relation', 'sampling', 'accountant', 'scope', 'trust', 'note',
+                                'premise', 'rounds', 'q'}
     with pytest.raises(AttributeError): g.eps = 0.1
     assert Guarantee(np.inf, 0, **NAMES).eps == np.inf and type(Guarantee(np.float64(1), 0, **NAMES).eps) is float
 
@@ -321,7 +323,8 @@ def test_calibrate_refuses_a_bracket_without_the_target(low, high, increasing, a
 
 @pytest.mark.parametrize('name, wrong', [('eps', -1), ('eps', float('nan')), ('eps', 'x'), ('delta', 1), ('delta', -1e-9), ('delta', None), ('unit', 'user'),
                                          ('relation', 'add_remove'), ('relation', ['replace']), ('sampling', 'Poisson'), ('scope', 'run'),
-                                         ('trust', 'server'), ('accountant', ''), ('accountant', 3), ('note', None)])
+                                         ('trust', 'server'), ('accountant', ''), ('accountant', 3), ('note', None), ('premise', None),
+                                         ('rounds', 0), ('rounds', 1.5), ('q', 1.5), ('q', 'x')])
 def test_guarantee_refuses(name, wrong):
     with pytest.raises(ValueError) as error: Guarantee(**{**dict(eps=1, delta=1e-5), **NAMES, name: wrong})
     assert f'{name} = {wrong!r}' in str(error.value)
@@ -331,10 +334,44 @@ def test_local_relation_needs_a_local_view():
     with pytest.raises(ValueError, match="trust = 'central'"): Guarantee(1, 1e-5, **{**NAMES, 'relation': 'local'})
 
 
+def covered(relation, sampling, trust):
+    "Whether some theorem covers three names, written a second time."
+    if trust == 'local': return sampling == 'none' and relation in ('zero-out', 'replace', 'local')
+    if trust == 'secagg': return sampling == 'none' and relation in ('zero-out', 'replace')
+    return relation in {'none': ('add-remove', 'replace', 'zero-out'), 'fixed': ('add-remove', 'replace', 'zero-out'),
+                        'poisson': ('add-remove', 'zero-out', 'poisson-null'), 'replacement': ('null-slot',)}[sampling]
+
+
 def accountable(relation, sampling, trust):
-    "The list of what has a proof here, written a second time."
-    if sampling == 'none': return relation in (('replace', 'zero-out', 'local') if trust == 'local' else ('add-remove', 'replace', 'zero-out'))
-    return sampling == 'poisson' and relation in ('add-remove', 'zero-out') and trust != 'local'
+    "Those of them that are about a Gaussian sum and accounted by `gaussian_guarantee`."
+    return covered(relation, sampling, trust) and sampling in ('none', 'poisson') and relation != 'poisson-null'
+
+
+@pytest.mark.parametrize('premise', ['', 'as the paper accounts it'])
+@pytest.mark.parametrize('relation, sampling, trust', list(product(RELATIONS, SAMPLINGS, TRUSTS)))
+def test_a_guarantee_is_made_only_where_a_theorem_covers_it(relation, sampling, trust, premise):
+    names = {**NAMES, 'relation': relation, 'sampling': sampling, 'trust': trust, 'premise': premise}
+    assert bool(acc.PROVED.get((trust, sampling), {}).get(relation)) == covered(relation, sampling, trust)
+    if covered(relation, sampling, trust): assert Guarantee(1, 1e-5, **names).trust == trust
+    else:
+        with pytest.raises(ValueError, match=f"trust = '{trust}' with sampling = '{sampling}' and relation = '{relation}' is not allowed: no theorem"):
+            Guarantee(1, 1e-5, **names)
+
+
+@pytest.mark.parametrize('scope, unit, rounds', list(product(acc.SCOPES, acc.UNITS, (None, 1, 5))))
+def test_one_message_or_one_round_is_no_whole_run(scope, unit, rounds):
+    names = {**NAMES, 'scope': scope, 'unit': unit, 'rounds': rounds}
+    if (scope == 'per-round' and rounds == 5) or (scope == 'total' and unit == 'message'):
+        with pytest.raises(ValueError, match='scope'): Guarantee(1, 1e-5, **names)
+    else: assert Guarantee(1, 1e-5, **names).rounds == rounds
+
+
+@pytest.mark.parametrize('sigma, q, rounds, delta, smaller', [(0.3, 1e-6, 10**6, 1e-12, 'renyi'), (0.3, 1e-6, 10**6, 1e-15, 'renyi'),
+                                                              (0.3, 1e-6, 10**6, 1e-20, 'renyi'), (2.0, 0.1, 1000, 1e-5, 'pld')])
+def test_pld_is_never_above_the_renyi_value(sigma, q, rounds, delta, smaller):
+    pld = gaussian_guarantee(sigma, delta, q, rounds, sampling='poisson', accountant='pld')
+    renyi = gaussian_guarantee(sigma, delta, q, rounds, sampling='poisson', accountant='rdp-balle')
+    assert pld.eps < np.inf and (pld.eps == renyi.eps if smaller == 'renyi' else pld.eps < renyi.eps)
 
 
 @pytest.mark.parametrize('relation, sampling, trust', list(product(RELATIONS, SAMPLINGS, TRUSTS)))

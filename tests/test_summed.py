@@ -104,3 +104,48 @@ def test_parts_of_a_whole_are_checked():
     assert summed.check_part("tolerance", 0, True, "[0, 1)") == 0.0
     with pytest.raises(ValueError, match=r"tolerance is 1.0; it must be a number in \[0, 1\): change tolerance"):
         summed.check_part("tolerance", 1.0, False, "[0, 1)")
+
+
+def test_a_client_that_leaves_with_its_share_is_promised_nothing():
+    assert MECH.guarantee(rounds=1, delta=1e-5).relation == "zero-out" and "add-remove" not in MECH.relations
+    with pytest.raises(ValueError, match="takes its share of the noise along"):
+        MECH.guarantee(rounds=1, delta=1e-5, relation="add-remove")
+
+
+@pytest.mark.parametrize("n, sigma", [(10**7, 1.0), (4 * 10**6, 1.0), (2 * 10**6, 0.5), (10**6, 0.1)])
+def test_a_share_that_rounds_to_nothing_is_refused_with_the_bits_that_would_do(n, sigma):
+    bits = summed.least_bits(1.0, sigma, n)
+    with pytest.raises(ValueError, match=f"below half a step it rounds to nothing: a ring of {bits} bits would do"):
+        TopK(1.0, 1.0, sigma, n)
+    shrink = 2.0 ** (summed.RING.bits - bits)
+    assert summed.share_std(1.0, sigma, n) / (shrink * summed.grid(1.0, sigma, n)) >= 0.5 > summed.share_std(1.0, sigma, n) / (2 * shrink * summed.grid(1.0, sigma, n))
+
+
+def test_coarse_shares_are_paid_for():
+    fine, coarse = TopK(1.0, 1.0, 1.54, 100), TopK(1.0, 1.0, 1.0, 1_300_000)
+    assert fine.counted == fine.sigma and 0 < coarse.counted < coarse.sigma and coarse.share >= coarse.scale / 2
+    steps = coarse.share / coarse.scale
+    excess = 10 * np.exp(-2 * np.pi**2 * steps**2 * np.arange(1, 1_300_000) / np.arange(2, 1_300_001)).sum() * 2**32 / 2
+    assert coarse.counted == pytest.approx((1 + excess) ** -0.5, rel=1e-3) and coarse.counted <= (1 + excess) ** -0.5 * (1 + 1e-12)
+    promised = coarse.guarantee(rounds=1, delta=1e-5)
+    assert promised.eps == accounting.gaussian_guarantee(coarse.counted, 1e-5, orders=accounting.INTEGER_ORDERS).eps
+    with pytest.raises(ValueError, match="accountant is 'pld'"):
+        coarse.guarantee(rounds=1, delta=1e-5, accountant="pld")
+
+
+def test_what_a_caller_notes_is_added_to_what_must_be_said():
+    for sampling in ("none", "poisson"):
+        run = dict(rounds=3, delta=1e-5, n_clients=100, cohort=20, sampling=sampling)
+        plain, noted = MECH.guarantee(**run), MECH.guarantee(**run, note="a remark", premise="as the paper accounts it")
+        assert "15 of 20 honest shares" in plain.note and plain.note.split(";")[0] in noted.note and "a remark" in noted.note
+        assert noted.premise.startswith("as the paper accounts it") and (summed.ONE_SIZE in noted.premise) == (sampling == "poisson")
+    assert str(plain).startswith("As if the noise had one size") and summed.HIDDEN in plain.note
+
+
+def test_coarse_messages_are_simulated_in_steps():
+    coarse, rows = TopK(1.0, 1.0, 1.0, 1_300_000), torch.full((400, 50), 0.1)
+    simulated = summed.noisy(coarse, rows, [seed_tree(i) for i in range(400)]).double().numpy() / coarse.scale
+    share = coarse.share / coarse.scale
+    assert np.allclose(simulated, np.round(simulated), atol=1e-3) and 0.5 < share < 2
+    assert abs(simulated.mean() - np.trunc(0.1 / coarse.scale)) <= radius(share, 20_000, 2)
+    assert abs(simulated.var() - share**2) <= radius(math.sqrt(2) * share**2, 20_000, 2) + 1e-3 * share**2

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RELATIONS', 'AUDITED', 'WHOLE', 'ACCOUNTANTS', 'SAMPLED', 'DDGauss', 'honest', 'padded', 'check_settings', 'step',
            'shares', 'local_variance', 'open_sum', 'pack', 'unpack', 'encode', 'share_of', 'decode', 'add_up',
-           'moments', 'noise', 'tau', 'omega', 'concentrated', 'ddgauss_epsilon', 'guarantee', 'release_epsilon', 'fit',
+           'moments', 'noise', 'omega', 'concentrated', 'ddgauss_epsilon', 'guarantee', 'release_epsilon', 'fit',
            'calibrate', 'play']
 
 # %% ../../nbs/3_baselines/ddgauss.ipynb #d82e2e9d
@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from ..accounting import INTEGER_ORDERS, Guarantee, calibrate as least, compose, gaussian_guarantee, guarantee_from_rdp, rdp_subsampled_gaussian
 from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
-from ..ring import Ring, conditional_round, discrete_gaussian, exact_variance, rotate, rounded_norm, unrotate
+from ..ring import Ring, conditional_round, discrete_gaussian, exact_variance, rotate, rounded_norm, tau, unrotate
+from ..summed import of_shares
 from ..wire import Bits, Message, header_bits, pack_bits, register, unpack_bits
 
 # %% ../../nbs/3_baselines/ddgauss.ipynb #02d410d3
-RELATIONS = ("zero-out", "add-remove", "replace")
+RELATIONS = ("zero-out", "replace") # a client that leaves takes its share of the noise along
 AUDITED = tuple((dict(clip_norm=1.0, sigma=sigma, n_clients=6, ring_bits=bits, tolerance=tolerance), {}, 100_000)
                 for sigma, bits, tolerance in ((0.7, 8, 0.0), (0.7, 16, 0.34), (3.0, 12, 0.0)))
 
@@ -200,15 +201,6 @@ def noise(
     return unrotate(total, mechanism.rotation_seed, m).float()
 
 # %% ../../nbs/3_baselines/ddgauss.ipynb #9022d206
-def tau(
-    variance:float, # sigma_1^2 of one share, in squared steps, > 0
-    n:int, # shares, >= 1
-)->float: # >= 0; 0 for one share
-    "How far a sum of discrete Gaussians is from one. [Kairouz et al. 2021, Prop. 14]"
-    check_positive("variance", variance), check_between("n", n, 1)
-    k = np.arange(1, n)
-    return float(10 * np.exp(-2 * np.pi**2 * variance * k / (k + 1)).sum())
-
 def omega(
     variance:float, # sigma_1^2 of one share, in squared steps, >= 1/4
     n:int, # shares, >= 1
@@ -246,20 +238,20 @@ def ddgauss_epsilon(
     rounds:int, # releases composed, >= 1
     delta:float, # in (0, 1)
     beta:float=math.exp(-0.5), # of the conditional rounding, in [0, 1)
-    relation:str="zero-out", # zero-out | add-remove | replace, the last with q = 1 only
+    relation:str="zero-out", # zero-out | replace, the last with q = 1 only
     accountant:str="rdp-classic", # rdp-classic | rdp-balle
-    **names, # unit, note
+    **names, # unit, note, premise
 )->Guarantee: # of the whole run; under sampling against those who see the models and not the cohorts
     "Epsilon of a run from the integers that are added. [Kairouz et al. 2021, Prop. 14; Mironov, Talwar & Zhang 2019, Thm. 5]"
     check_choice("accountant", accountant, ACCOUNTANTS), check_choice("relation", relation, RELATIONS)
     for name, value in (("scale", scale), ("clip", clip), ("local_std", local_std), ("q", q)): check_positive(name, value)
-    if relation == "replace" and q != 1: raise ValueError("relation is 'replace'; under sampling it must be 'zero-out' or 'add-remove': choose one, or q=1")
+    if relation == "replace" and q != 1: raise ValueError("relation is 'replace'; under sampling it must be 'zero-out': choose it, or q=1")
     delta2 = (1 + (relation == "replace")) * rounded_norm(clip / scale, padded(d), beta)
     eps = concentrated(delta2, (local_std / scale) ** 2, n_clients, padded(d))
     orders = INTEGER_ORDERS if q == 1 else SAMPLED
     curve = compose(rdp_subsampled_gaussian(orders, 1 / eps, q), rounds)
     return guarantee_from_rdp(orders, curve, delta, accountant.removeprefix("rdp-"), unit=names.pop("unit", "client"),
-                              relation=relation, sampling="none" if q == 1 else "poisson", scope="total",
+                              relation=relation, sampling="none" if q == 1 else "poisson", scope="total", rounds=rounds, q=q,
                               trust="secagg" if q == 1 else "central", **names)
 
 # %% ../../nbs/3_baselines/ddgauss.ipynb #46a106a0
@@ -271,15 +263,13 @@ def guarantee(
     n_clients:int=None, # clients in the federation; needed under sampling
     cohort:float=None, # expected cohort; needed under sampling
     sampling:str="none", # none | poisson
-    **names, # relation, accountant, unit, note, as in ddgauss_epsilon
+    **names, # relation, accountant, unit, note, premise, as in ddgauss_epsilon
 )->Guarantee: # of the whole run
     "Privacy of `rounds` sums. [Kairouz et al. 2021, Prop. 14]"
     check_choice("sampling", sampling, ("none", "poisson")), check_between("d", d, 1), check_between("rounds", rounds, 1)
     if sampling == "poisson": check_positive("n_clients", n_clients), check_positive("cohort", cohort)
     q = cohort / n_clients if sampling == "poisson" else 1.0
-    terms = f"every sum carries {honest(mechanism)} of {mechanism.n_clients} honest shares, the same with and without the client"
-    if sampling == "poisson": terms += "; against those who do not know who took part"
-    names["note"] = "; ".join(filter(None, (names.get("note"), terms)))
+    names |= of_shares(sampling, honest(mechanism), mechanism.n_clients, names)
     return ddgauss_epsilon(step(mechanism, d), mechanism.clip_norm, honest(mechanism), mechanism.local_std, d, q, rounds, delta, mechanism.beta, **names)
 
 # %% ../../nbs/3_baselines/ddgauss.ipynb #a3980bb2

@@ -351,7 +351,7 @@ def guarantee(
     if how == "pld": return gaussian_guarantee(math.sqrt(8 / math.pi) / mechanism.kappa, delta, rounds=rounds, accountant="pld", **names)
     orders, root = ORDERS if orders is None else orders, math.sqrt(mechanism.fisher) * mechanism.beta
     curve = rdp_exact(orders, root, relation, d if how == "exact" else None)
-    return guarantee_from_rdp(orders, compose(curve, rounds), delta, conversion, accountant=accountant, **names)
+    return guarantee_from_rdp(orders, compose(curve, rounds), delta, conversion, accountant=accountant, rounds=rounds, **names)
 
 # %% ../../nbs/2_papers/imvu.ipynb #14304e57
 def play(

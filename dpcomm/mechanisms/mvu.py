@@ -495,7 +495,7 @@ def guarantee(
     "Privacy of `rounds` messages. [this page; Chaudhuri, Guo & Rabbat 2022]"
     check_choice("relation", relation, tuple(mechanism.relations)), check_choice("accountant", accountant, ACCOUNTANTS), check_between("rounds", rounds, 1)
     if sampling != "none": raise ValueError(f"sampling is {sampling!r}; the server sees who sends, so nothing is amplified: use sampling='none'")
-    (how, _, conversion), names = accountant.partition("-"), dict(unit=unit, relation=relation, sampling="none", scope="total", trust="local")
+    (how, _, conversion), names = accountant.partition("-"), dict(unit=unit, relation=relation, sampling="none", scope="total", trust="local", rounds=rounds)
     if d is not None or how != "mixture": check_between("d", d, 1)
     if how == "pure": return Guarantee(rounds * d * _worst_ratio(mechanism, relation), delta, accountant="pure", note=f"d = {d}; holds with delta = 0", **names)
     if not 0 < delta < 1: raise ValueError(f"delta is {delta!r}; it must lie in (0, 1) for a Renyi curve: choose one, or accountant='pure'")

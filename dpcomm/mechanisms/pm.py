@@ -215,7 +215,7 @@ def guarantee(
     check_between("rounds", rounds, 1)
     if sampling != "none":
         raise ValueError(f"sampling is {sampling!r}; a local guarantee is accounted for clients who take part in every round: use sampling='none'")
-    return Guarantee(rounds * mechanism.eps, delta, unit="client", relation="local", sampling="none", accountant="pure", scope="total",
+    return Guarantee(rounds * mechanism.eps, delta, unit="client", relation="local", sampling="none", rounds=rounds, accountant="pure", scope="total",
                      trust="local", note="pure: holds with delta = 0, for a law within 2^-53 of the one drawn")
 
 # %% ../../nbs/3_baselines/pm.ipynb #5529cd7b

@@ -353,7 +353,7 @@ def guarantee(
     if sampling != "none":
         raise ValueError(f"sampling is {sampling!r}; a local guarantee is accounted for clients who take part in every round: use sampling='none'")
     spent = mechanism.eps if d is None else mechanism.calibration(check_between("d", d, 1)).actual_eps
-    return Guarantee(rounds * spent, delta, unit="client", relation="local", sampling="none", accountant="pure", scope="total", trust="local",
+    return Guarantee(rounds * spent, delta, unit="client", relation="local", sampling="none", rounds=rounds, accountant="pure", scope="total", trust="local",
                      note="pure: holds with delta = 0 for exact draws; drawn with 53 bits, a law within 2^-53 of it")
 
 # %% ../../nbs/3_baselines/privquant.ipynb #10584466

@@ -159,7 +159,7 @@ def guarantee(
     orders = ORDERS if orders is None else orders
     note = f"{ACCOUNTANTS[accountant]}, at the worst vector of {'any dimension' if d is None else f'dimension {d}'}"
     curve = compose(rdp_signs(orders, mechanism.sigma, relation, d), rounds)
-    return guarantee_from_rdp(orders, curve, delta, conversion, accountant=accountant, note=note, **names)
+    return guarantee_from_rdp(orders, curve, delta, conversion, accountant=accountant, note=note, rounds=rounds, **names)
 
 # %% ../../nbs/3_baselines/signsgd.ipynb #0afdaff4
 def play(

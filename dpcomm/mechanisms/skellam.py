@@ -25,6 +25,7 @@ from torch import Tensor
 from ..accounting import INTEGER_ORDERS, Guarantee, calibrate as least, compose, gaussian_guarantee, guarantee_from_rdp
 from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
 from ..ring import Ring, conditional_round, rotate, rounded_norm, unrotate
+from ..summed import of_shares
 from ..wire import Bits, Message, header_bits, pack_bits, register, unpack_bits
 
 # %% ../../nbs/3_baselines/skellam.ipynb #086c1b6e
@@ -272,7 +273,7 @@ def skellam(
     return poisson(half, shape, rng) - poisson(half, shape, rng)
 
 # %% ../../nbs/3_baselines/skellam.ipynb #133cfa46
-RELATIONS = ("zero-out", "add-remove", "replace")
+RELATIONS = ("zero-out", "replace") # a client that leaves takes its share of the noise along
 AUDITED = tuple((dict(clip_norm=1.0, sigma=sigma, n_clients=5, ring_bits=bits, tolerance=0.2), {}, 100_000) for sigma in (0.7, 3.0) for bits in (8, 16))
 
 # %% ../../nbs/3_baselines/skellam.ipynb #77cf358b
@@ -487,15 +488,15 @@ def skellam_epsilon(
     rounds:int, # releases composed, >= 1
     delta:float, # in (0, 1)
     beta:float=math.exp(-0.5), # of the conditional rounding, in [0, 1)
-    relation:str="zero-out", # zero-out | add-remove | replace, the last with q = 1 only
+    relation:str="zero-out", # zero-out | replace, the last with q = 1 only
     accountant:str="rdp-classic", # rdp-classic | rdp-balle
-    **names, # unit, note
+    **names, # unit, note, premise
 )->Guarantee: # of the whole run; under sampling against those who see the models and not the cohorts
     "Epsilon of a run from the integers that are added. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]"
     check_choice("accountant", accountant, ACCOUNTANTS), check_choice("relation", relation, RELATIONS)
     for name, value in (("scale", scale), ("clip", clip), ("local_std", local_std), ("q", q)): check_positive(name, value)
     if q > 1: raise ValueError(f"q is {q!r}; it must be a probability in (0, 1]: divide the cohort by the federation")
-    if relation == "replace" and q < 1: raise ValueError("relation is 'replace'; under sampling it must be 'zero-out' or 'add-remove': choose one, or q=1")
+    if relation == "replace" and q < 1: raise ValueError("relation is 'replace'; under sampling it must be 'zero-out': choose it, or q=1")
     D, swap = padded(d), 1 + (relation == "replace")
     delta2 = rounded_norm(clip / scale, D, beta)
     delta1 = min(math.sqrt(D) * delta2, delta2**2)
@@ -503,7 +504,7 @@ def skellam_epsilon(
     curve = rdp_skellam(orders, check_between("n_clients", n_clients, 1) * (local_std / scale) ** 2, swap * delta2, swap * delta1)
     if q < 1: curve = amplify(curve, q)
     return guarantee_from_rdp(orders, compose(curve, rounds), delta, accountant.removeprefix("rdp-"), unit=names.pop("unit", "client"),
-                              relation=relation, sampling="none" if q == 1 else "poisson", scope="total",
+                              relation=relation, sampling="none" if q == 1 else "poisson", scope="total", rounds=rounds, q=q,
                               trust="secagg" if q == 1 else "central", **names)
 
 # %% ../../nbs/3_baselines/skellam.ipynb #1e6e61c6
@@ -515,15 +516,13 @@ def guarantee(
     n_clients:int=None, # clients in the federation; needed under sampling
     cohort:float=None, # expected cohort; needed under sampling
     sampling:str="none", # none | poisson
-    **names, # relation, accountant, unit, note, as in skellam_epsilon
+    **names, # relation, accountant, unit, note, premise, as in skellam_epsilon
 )->Guarantee: # of the whole run, while honest(mechanism) honest shares are in every sum
     "Privacy of `rounds` sums. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]"
     check_choice("sampling", sampling, ("none", "poisson")), check_between("d", d, 1), check_between("rounds", rounds, 1)
     if sampling == "poisson": check_positive("n_clients", n_clients), check_positive("cohort", cohort)
     q = cohort / n_clients if sampling == "poisson" else 1.0
-    terms = f"every sum carries {honest(mechanism)} of {mechanism.n_clients} honest shares, the same with and without the client"
-    if sampling == "poisson": terms += "; against those who do not know who took part"
-    names["note"] = "; ".join(filter(None, (names.get("note"), terms)))
+    names |= of_shares(sampling, honest(mechanism), mechanism.n_clients, names)
     return skellam_epsilon(step(mechanism, d), mechanism.clip_norm, 1, mechanism.sigma * mechanism.clip_norm, d, q, rounds, delta, mechanism.beta, **names)
 
 # %% ../../nbs/3_baselines/skellam.ipynb #63eaa772

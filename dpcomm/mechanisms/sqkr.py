@@ -253,9 +253,8 @@ def guarantee(
     if sampling != "none":
         raise ValueError(f"sampling is {sampling!r}; a local guarantee is accounted for clients who take part in every round: use sampling='none'")
     note = "no privacy: eps = inf only compresses" if mechanism.eps == math.inf else "pure: holds with delta = 0"
-    return Guarantee(rounds * mechanism.eps, delta, unit="client", relation="local", sampling="none", accountant="pure",
+    return Guarantee(rounds * mechanism.eps, delta, unit="client", relation="local", sampling="none", rounds=rounds, accountant="pure",
                      scope="total", trust="local", note=note)
-
 
 # %% ../../nbs/3_baselines/sqkr.ipynb #ba4d6487
 def likelihood(

@@ -54,7 +54,8 @@ def theorem1_epsilon(
     orders = (INTEGER_ORDERS if lambdas is None else np.asarray(lambdas, float) + 1)
     curve = compose(rdp_subsampled_gaussian(orders, sigma, _check_rate("q", q)), rounds)
     return guarantee_from_rdp(orders, curve, delta, "classic", unit="client", relation="add-remove", sampling="poisson", scope="total",
-                              trust="central", accountant="theorem1", note="independent cohorts that nobody sees; the paper draws a fixed number")
+                              trust="central", accountant="theorem1", rounds=rounds, q=float(q),
+                              premise="as the paper accounts it, for independent cohorts, while it draws a fixed number")
 
 # %% ../../nbs/2_papers/fltop_privacy.ipynb #032b73d3
 FIXED_RELATIONS = ("add-remove", "replace", "zero-out") # accounted for cohorts of a fixed size
@@ -173,7 +174,7 @@ def fixed_size_epsilon(
     "Epsilon of a run whose cohorts of a fixed size nobody sees. [ours, Thms. fixed]"
     check_choice("accountant", accountant, FIXED_ACCOUNTANTS), check_choice("relation", relation, FIXED_RELATIONS)
     check_between("rounds", rounds, 1), _check_rate("delta", delta)
-    names = dict(unit="client", relation=relation, sampling="fixed", scope="total", trust="central", accountant=accountant,
+    names = dict(unit="client", relation=relation, sampling="fixed", scope="total", trust="central", accountant=accountant, rounds=rounds, q=float(q),
                  note="the cohort's size is public, its members are not")
     if accountant == "pld": return Guarantee(_fixed_pld(sigma, q, rounds, delta, relation), delta, **names)
     bound, conversion = accountant.split("-")
@@ -202,7 +203,7 @@ def known_cohort_epsilon(
     "Epsilon against an observer who knows every cohort, such as the server. [Balle & Wang 2018, Thm. 8]"
     check_choice("relation", relation, ("zero-out", "replace")), check_between("participations", participations, 0)
     scale = check_positive("sigma", sigma) * math.sqrt(_check_rate("honest", honest)) / (2 if relation == "replace" else 1)
-    names = dict(unit="client", relation=relation, sampling="none", scope="total", trust="secagg", accountant="gaussian-exact",
+    names = dict(unit="client", relation=relation, sampling="none", scope="total", trust="secagg", accountant="gaussian-exact", rounds=max(participations, 1),
                  note=f"takes part in {participations} known rounds; {honest:.0%} of the noise counts")
     def excess(eps): return gaussian_delta(scale, eps, participations) - delta
     if participations == 0 or excess(0.0) <= 0: return Guarantee(0.0, delta, **names)

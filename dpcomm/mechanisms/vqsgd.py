@@ -181,7 +181,7 @@ def guarantee(
     each = mechanism.eps if d is None or mechanism.eps == math.inf else exact_eps(d, mechanism.eps)
     note = (f"every one of the {mechanism.repeats} repetitions is paid for; the paper of sqSGD claims eps of one; pure: holds with delta = 0, "
             "for a law within 2^-53 of the one drawn" if mechanism.eps < math.inf else "no privacy: eps = inf only compresses")
-    return Guarantee(rounds * mechanism.repeats * each, delta, unit="client", relation="local", sampling="none", accountant="pure",
+    return Guarantee(rounds * mechanism.repeats * each, delta, unit="client", relation="local", sampling="none", rounds=rounds, accountant="pure",
                      scope="total", trust="local", note=note)
 
 # %% ../../nbs/3_baselines/vqsgd.ipynb #4549ca2a
