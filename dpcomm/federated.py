@@ -6,7 +6,7 @@
 __all__ = ['ENGINES', 'CHUNK', 'SERVER_STATE', 'Config', 'sample_cohort', 'balanced', 'batch_plan', 'train_loop', 'cross_entropy',
            'train_channels_last', 'forward_grouped', 'train_grouped', 'train_vmap', 'pick_engine', 'local_trainer',
            'server_optimiser', 'evaluate', 'Ledger', 'download_bits', 'Run', 'save_checkpoint', 'load_checkpoint',
-           'train_cohort', 'average', 'recall', 'one_round', 'simulate']
+           'train_cohort', 'average', 'recall', 'one_round', 'check_promise', 'simulate']
 
 # %% ../nbs/1_foundations/federated.ipynb #ad14bb7f
 import copy
@@ -474,6 +474,35 @@ def _start(model, federation, mechanism, config, seed, device, checkpoint, resum
         run = Run(w, state["round"], state["finished"], Ledger(**state["ledger"]), state["history"], state["seconds"], memory)
     return run, optimiser, fingerprint
 
+# %% ../nbs/1_foundations/federated.ipynb #c0b1f3a2
+def _about_sampling(promise, config, n_clients):
+    "What a promise says of who takes part that this run does not do."
+    if promise.sampling == "none":
+        if config.sampling == "replacement": yield "a client may come twice in a round, drawn with replacement"
+        if promise.relation == "add-remove" and config.sampling == "fixed" and config.cohort < n_clients:
+            yield "a client that joins changes who else is in a cohort of fixed size"
+        return
+    rate = config.cohort / n_clients
+    if promise.sampling != config.sampling: yield f"its sampling is {promise.sampling!r}, the run's is {config.sampling!r}"
+    if promise.q is None or not math.isclose(promise.q, rate, rel_tol=1e-9):
+        yield f"its rate q is {promise.q!r}, the run's is {config.cohort} of {n_clients}"
+
+def check_promise(
+    promise, # Guarantee
+    config:Config, # of the run
+    n_clients:int, # in the federation
+    rounds:int=None, # that the promise must be about; None: all of config's
+): # the promise, or ValueError
+    "Refuse a guarantee about another run than this one, unless it says so itself. [ours]"
+    if promise.premise: return promise
+    rounds, wrong = config.rounds if rounds is None else rounds, list(_about_sampling(promise, config, n_clients))
+    if promise.scope == "total" and promise.rounds != rounds:
+        wrong.append(f"it is about {promise.rounds} rounds, the run about {rounds}")
+    if promise.relation == "poisson-null": wrong.append("absent clients send nothing here, and not null messages")
+    if not wrong: return promise
+    raise ValueError(f"the guarantee is about another run: {'; '.join(wrong)}. Account this run, or pass "
+                     "premise='as the paper accounts it', which is then printed first")
+
 # %% ../nbs/1_foundations/federated.ipynb #b2163713
 def _loop(run, config, step, report, save, max_seconds, save_every, progress):
     started = saved = time.monotonic()
@@ -522,12 +551,15 @@ def simulate(
     """Federated training with a private, compressed uplink. [dprec Alg. 8]
 
     The result depends on (model, federation, mechanism, config, seed, device) alone, not on workers or
-    interruptions. Raises FloatingPointError naming the round when training diverges."""
+    interruptions. Raises ValueError for a guarantee about another run, FloatingPointError naming the round
+    when training diverges."""
+    promised = guarantee and (lambda t: check_promise(guarantee(t), config, len(federation.parts), t))
+    if promised: promised(config.rounds)
     run, optimiser, fingerprint = _start(model, federation, mechanism, config, seed, device, checkpoint, resume)
     moved = {name: getattr(federation.data, name).to(device) for name in ("x", "y", "x_test", "y_test")}
     federation = replace(federation, data=replace(federation.data, **moved))
     save = partial(save_checkpoint, checkpoint, run, optimiser, fingerprint) if checkpoint else None
-    report = partial(_report, run, model, federation.data, guarantee=guarantee, metrics=metrics)
+    report = partial(_report, run, model, federation.data, guarantee=promised, metrics=metrics)
     with _one_thread(device), ThreadPoolExecutor(workers) as pool:
         step = partial(one_round, run, optimiser, model, federation, mechanism, config, seed, pool)
         _loop(run, config, step, report, save, max_seconds, save_every, progress)
