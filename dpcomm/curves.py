@@ -30,7 +30,13 @@ class Curve:
     mechanism: object # registered
     config: object # federated.Config, with the sampling and the rounds that go with the mechanism
     guarantee: object = None # rounds -> Guarantee; None: no privacy is claimed
-    as_run: object = None # rounds -> {relation: Guarantee} of the protocol that is run, where `guarantee` has a premise
+    as_run: object = None # rounds -> {relation: Guarantee} of the protocol that is run, where `guarantee` says less
+
+    def said(self): # what the whole run promises, in words
+        "The guarantee's sentence, and beneath it what the run costs as it is run. [dpcomm house style]"
+        if self.guarantee is None: return "no privacy claimed"
+        promise, rounds = str(self.guarantee(self.config.rounds)), self.config.rounds
+        return promise if self.as_run is None else f"{promise}\n    {told(self.as_run(rounds))}"
 
 def delta_of(
     n_clients:int, # N, at least 2
