@@ -551,8 +551,7 @@ def simulate(
     """Federated training with a private, compressed uplink. [dprec Alg. 8]
 
     The result depends on (model, federation, mechanism, config, seed, device) alone, not on workers or
-    interruptions. Raises ValueError for a guarantee about another run, FloatingPointError naming the round
-    when training diverges."""
+    interruptions. Raises ValueError for a guarantee about another run, FloatingPointError when training diverges."""
     promised = guarantee and (lambda t: check_promise(guarantee(t), config, len(federation.parts), t))
     if promised: promised(config.rounds)
     run, optimiser, fingerprint = _start(model, federation, mechanism, config, seed, device, checkpoint, resume)

@@ -115,6 +115,7 @@ class Summed:
     @property
     def fingerprint(self): return zlib.crc32(repr(self).encode())
 
+# %% ../nbs/1_foundations/summed.ipynb #c0b1f2b2
 def _too_coarse(mechanism):
     "What is wrong with noise that the grid rounds away, and what would do."
     terms = mechanism.clip_norm, mechanism.sigma, mechanism.n_clients, mechanism.tolerance
@@ -123,8 +124,6 @@ def _too_coarse(mechanism):
             f"a ring of {least_bits(*terms)} bits would do; use fewer clients, a larger sigma, or ddgauss with more ring_bits")
 
 # %% ../nbs/1_foundations/summed.ipynb #8516fd4b
-FINE = 2**24 # steps a share from which float32 sees a normal number
-
 def pack(
     mechanism, # Summed
     values:Tensor, # (K,) sketch of one update
@@ -148,12 +147,15 @@ def unpack(
     if mechanism.sigma is None: return torch.frombuffer(bytearray(message.payload), dtype=torch.float32)
     return torch.from_numpy(RING.lift(np.frombuffer(message.payload, "<u4").astype(np.int64)) * mechanism.scale).float()
 
+# %% ../nbs/1_foundations/summed.ipynb #c0b1f2b4
+FINE = 2**24 # steps a share from which float32 sees a normal number
+
 def noisy(
     mechanism, # Summed
     values:Tensor, # (n, K) sketches
     rng, # one stream, or one a row
 )->Tensor: # (n, K) float32, distributed as the values of decoded messages
-    "Simulate the messages of a cohort: noise of many steps is normal to the last bit of a float, other noise is drawn in steps."
+    "Simulate the messages of a cohort. [ours]"
     if mechanism.sigma is None: return values
     if mechanism.share >= FINE * mechanism.scale: return values + mechanism.share * normal(values.shape, rng, values.device)
     rngs = rng if isinstance(rng, (list, tuple)) else [rng] * len(values)

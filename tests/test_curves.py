@@ -47,7 +47,11 @@ def test_each_method_draws_and_is_accounted_as_the_paper_says():
     c = curves.ddgauss("c", CONFIG, 3500, 0.1, 3.0, 231_742, 16)
     assert [x.config.sampling for x in (a, b, c)] == ["fixed", "replacement", "fixed"]
     assert [x.guarantee(1500).sampling for x in (a, b, c)] == ["poisson", "replacement", "poisson"]
-    assert all("fixed cohort without replacement" in x.guarantee(10).note for x in (a, c)) and b.guarantee(10).accountant == "theorem1-arxiv"
+    assert all(str(x.guarantee(10)).startswith("As the paper accounts it, by Poisson sampling, while") for x in (a, c))
+    assert b.guarantee(10).accountant == "theorem1-arxiv" and b.as_run is None
+    assert {name: g.sampling for name, g in a.as_run(1500).items()} == {"add-remove": "fixed", "replace": "fixed"}
+    assert {name: (g.sampling, g.trust) for name, g in c.as_run(1500).items()} == {"zero-out": ("none", "secagg"), "replace": ("none", "secagg")}
+    assert all(x.as_run(1500)[name].eps > x.guarantee(1500).eps for x in (a, c) for name in x.as_run(1500))
     assert b.mechanism.clip_norm == pytest.approx(1.41 * 0.03) and b.mechanism.index_bits == 7 and c.guarantee(1500).eps <= 3
 
 
@@ -130,3 +134,19 @@ def test_what_stands_is_read_from_the_results(tmp_path):
     results.write_result(tmp_path / "dprec" / "example.quick.json", made)
     assert curves.committed("example", root=tmp_path).rows == (("quick", "a", "81.00 +/- 1.00", "1.5", "n = 2 of 3 planned"), ("quick", "b", "70.00", "1.5", "n = 1 of 3 planned"))
     assert curves.committed("other", root=tmp_path).rows == ()
+
+
+def test_what_a_fixed_cohort_costs_is_told_in_words():
+    mnist = curves.fedavg("eps3.fedavg", Config(), 100, 0.5, 3.8)
+    assert curves.told({}) == "" and "eps = 5.448 when one client joins or leaves, eps = 6.526 when one client is swapped" in mnist.said()
+    assert mnist.said().startswith("As the paper accounts it") and curves.Curve("a", None, None).said() == "no privacy claimed"
+    with pytest.raises(ValueError, match="sampling is 'poisson'; this accounts 'fixed' cohorts"):
+        curves.as_run(mnist.mechanism, Config(sampling="poisson"), 100, 1000, 1e-2)
+
+
+def test_a_trainer_refuses_a_curve_whose_promise_is_about_another_run(tmp_path):
+    federation, config, build = small()
+    curve = dataclasses.replace(curves.fedavg("a", config, 20, 0.1, 2.0), config=dataclasses.replace(config, sampling="poisson"))
+    curve = dataclasses.replace(curve, guarantee=lambda rounds: curves.as_run(curve.mechanism, Config(cohort=config.cohort), 20, rounds, 1e-2)["replace"])
+    with pytest.raises(ValueError, match="its sampling is 'fixed', the run's is 'poisson'"):
+        curves.Trainer(build, federation, tmp_path, progress=False)(curve, 0)

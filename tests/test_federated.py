@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from repository import ROOT
 from torch import nn
 
 from dpcomm import core, data, federated, fused, models
+from dpcomm.accounting import Guarantee
 from dpcomm.core import seed_tree
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.rec import Rec
@@ -437,8 +439,44 @@ def test_a_run_fills_the_ledger(server, state):
 
 # ---- what a run reports
 
+def promise(rounds, eps=1.0, sampling="fixed", relation="add-remove", trust="central", **more):
+    "A guarantee about CONFIG's run of six clients, but for what is given."
+    return Guarantee(eps, 1e-5, "client", relation, sampling, "pld", more.pop("scope", "total"), trust,
+                     **{"rounds": rounds, "q": CONFIG.cohort / 6 if sampling != "none" else 1.0} | more)
+
+
+@pytest.mark.parametrize("why, sampling, told", [
+    ("its sampling is 'poisson', the run's is 'fixed'", "fixed", dict(sampling="poisson")),
+    ("its sampling is 'fixed', the run's is 'poisson'", "poisson", {}),
+    ("its sampling is 'fixed', the run's is 'replacement'", "replacement", {}),
+    ("its rate q is 0.1, the run's is 3 of 6", "fixed", dict(q=0.1)),
+    ("its rate q is None", "fixed", dict(q=None)),
+    ("it is about 7 rounds, the run about 4", "fixed", dict(rounds=7)),
+    ("it is about None rounds", "fixed", dict(rounds=None)),
+    ("a client that joins changes who else is in a cohort of fixed size", "fixed", dict(sampling="none")),
+    ("a client may come twice in a round", "replacement", dict(sampling="none", relation="zero-out")),
+    ("absent clients send nothing here, and not null messages", "poisson", dict(sampling="poisson", relation="poisson-null"))])
+def test_a_guarantee_about_another_run_is_refused_before_the_first_round(why, sampling, told):
+    config = dataclasses.replace(CONFIG, rounds=4, sampling=sampling)
+    with pytest.raises(ValueError, match="about another run: .*" + re.escape(why)):
+        go(config=config, guarantee=lambda t: promise(**({"rounds": t} | told)))
+    marked = promise(**({"rounds": 4} | told | {"premise": "as the paper accounts it"}))
+    assert federated.check_promise(marked, config, 6) is marked, "an explicit premise passes"
+
+
+@pytest.mark.parametrize("sampling, told", [
+    ("fixed", {}), ("poisson", dict(sampling="poisson")), ("fixed", dict(sampling="none", relation="zero-out")),
+    ("poisson", dict(sampling="none")), ("fixed", dict(sampling="none", relation="local", trust="local")),
+    ("replacement", dict(sampling="replacement", relation="null-slot")),
+    ("fixed", dict(sampling="none", relation="zero-out", scope="per-round", rounds=1))])
+def test_a_guarantee_about_this_run_passes(sampling, told):
+    config = dataclasses.replace(CONFIG, rounds=4, sampling=sampling)
+    run = go(config=config, guarantee=lambda t: promise(**({"rounds": t} | told)))
+    assert run.history[-1]["eps"] == 1.0
+
+
 def test_history_is_entered_every_eval_and_at_the_end():
-    run = go(config=dataclasses.replace(CONFIG, rounds=5), guarantee=lambda t: type("G", (), {"eps": t / 2}))
+    run = go(config=dataclasses.replace(CONFIG, rounds=5), guarantee=lambda t: promise(t, eps=t / 2))
     assert [entry["round"] for entry in run.history] == [2, 4, 5]
     assert [entry["eps"] for entry in run.history] == [1.0, 2.0, 2.5]
     assert run.finished and run.round == 5 and run.seconds > 0

@@ -149,3 +149,15 @@ def test_coarse_messages_are_simulated_in_steps():
     assert np.allclose(simulated, np.round(simulated), atol=1e-3) and 0.5 < share < 2
     assert abs(simulated.mean() - np.trunc(0.1 / coarse.scale)) <= radius(share, 20_000, 2)
     assert abs(simulated.var() - share**2) <= radius(math.sqrt(2) * share**2, 20_000, 2) + 1e-3 * share**2
+
+
+def test_the_counted_noise_is_what_the_excess_leaves():
+    assert summed.counted_sigma(1.0, 1.54, 100) == 1.54
+    left = [summed.counted_sigma(1.0, 1.0, n) for n in (10**6, 13 * 10**5, 2 * 10**6)]
+    assert 1.0 >= left[0] > left[1] > left[2] > 0
+
+
+def test_what_is_said_of_shares_keeps_what_a_caller_says():
+    assert summed.of_shares("none", 8, 10)["premise"] == "" and "8 of 10 honest shares" in summed.of_shares("none", 8, 10)["note"]
+    both = summed.of_shares("poisson", 8, 10, {"note": "a", "premise": "b", "relation": "replace"})
+    assert both["note"].startswith("a; ") and both["premise"] == f"b; {summed.ONE_SIZE}" and set(both) == {"note", "premise"}
