@@ -229,8 +229,9 @@ def main(
     except experiments.CellError as error:
         print(f"{error.details}\ndpcomm: {error}", file=sys.stderr)
         return 1
-    except (ValueError, FileNotFoundError) as error:
-        print(f"dpcomm: {error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        said = error.strerror if isinstance(error, OSError) and not error.filename else None
+        print(f"dpcomm: {said or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("dpcomm: interrupted; --resume goes on from the last checkpoint", file=sys.stderr)

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 import dpcomm
+from .files import read_sealed, seal, write_whole
 from .papers import refuse
 
 # %% ../nbs/1_foundations/experiments.ipynb #6fab5ce5
@@ -263,15 +264,13 @@ def checkpointed(
     make, # () -> dict, the part, plain JSON
     resume:bool=False, # load the file if it has this stamp
 )->dict: # the part, with its stamp
-    "Load one part of an experiment, or make it and keep it. [dpcomm house style]"
+    "Load one part of an experiment, or make it and keep it. ValueError for a damaged file. [dpcomm house style]"
     path, stamp = Path(path), json.loads(json.dumps(stamp))
     if resume and path.exists():
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = json.loads(read_sealed(path))
         if saved["stamp"] == stamp: return saved
     part = json.dumps(make() | {"stamp": stamp})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".part").write_text(part, encoding="utf-8")
-    os.replace(path.with_suffix(".part"), path)
+    write_whole(path, seal(part.encode()))
     return json.loads(part)
 
 # %% ../nbs/1_foundations/experiments.ipynb #d4e7b9c1
@@ -300,6 +299,10 @@ def output_folder(
     folder = Path(out).expanduser().resolve() if out else checkout() / "runs"
     if folder.is_relative_to(checkout() / "nbs"):
         raise ValueError(f"out is {str(out)!r}, inside nbs/; sources live there, so choose another folder, as runs/")
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        why = "is not a folder" if not there.is_dir() else "may not be written to"
+        raise ValueError(f"out is {str(out)!r}, and {there.name or 'the root'} {why}: choose a folder of your own, as runs/")
     return folder
 
 def result_file(

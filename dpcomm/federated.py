@@ -11,6 +11,7 @@ __all__ = ['ENGINES', 'CHUNK', 'SERVER_STATE', 'Config', 'sample_cohort', 'balan
 # %% ../nbs/1_foundations/federated.ipynb #ad14bb7f
 import copy
 import hashlib
+import io
 import json
 import math
 import os
@@ -28,6 +29,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from tqdm import tqdm
 from .core import check_between, check_choice, check_positive, flatten, groups, seed_tree, unflatten
 from .data import Federation
+from .files import read_sealed, seal, write_whole
 from .fused import train_fused
 
 # %% ../nbs/1_foundations/federated.ipynb #51dc349c
@@ -337,20 +339,18 @@ def save_checkpoint(
     optimiser:torch.optim.Optimizer, # of the server
     fingerprint:dict, # what must agree on resume
 ):
-    "Write a checkpoint whole or not at all."
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + f".{os.getpid()}.part")
+    "Write a sealed checkpoint whole or not at all."
+    content = io.BytesIO()
     torch.save({"w": run.w.detach(), "optimiser": optimiser.state_dict(), "round": run.round, "finished": run.finished,
-                "ledger": asdict(run.ledger), "history": run.history, "seconds": run.seconds, "memory": run.memory, "fingerprint": fingerprint}, part)
-    os.replace(part, path)
+                "ledger": asdict(run.ledger), "history": run.history, "seconds": run.seconds, "memory": run.memory, "fingerprint": fingerprint}, content)
+    write_whole(path, seal(content.getvalue()))
 
 def load_checkpoint(
     path, # file written by save_checkpoint
     fingerprint:dict, # of the run that wants to resume
 )->dict: # the stored state
-    "Read a checkpoint; refuse one of another run."
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    "Read a checkpoint; refuse a damaged one, and one of another run."
+    state = torch.load(io.BytesIO(read_sealed(path)), map_location="cpu", weights_only=True)
     stored = state["fingerprint"]
     differ = [k for k in fingerprint if fingerprint[k] != stored.get(k)]
     if differ:

@@ -10,7 +10,7 @@ __all__ = ['SCALES', 'SCHEMA', 'RUN', 'SEED', 'CELL', 'VERDICTS', 'LONG', 'SORT'
            'as_run', 'beside', 'promises', 'matrix', 'version_of', 'git', 'stamp']
 
 # %% ../nbs/1_foundations/results.ipynb #001062b4
-import html, importlib.metadata, json, math, os, platform, subprocess, tempfile
+import html, importlib.metadata, json, math, platform, subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from . import papers
+from .files import write_whole
 
 # %% ../nbs/1_foundations/results.ipynb #cfc0a524
 SCALES = ("smoke", "quick", "full")
@@ -91,18 +92,7 @@ def write_result(path:Path, # <experiment>.<scale>.json, its folder is made
                 )->Path: # where it stands
     "Check a result and write it atomically. [dpcomm schema 1]"
     text = json.dumps(check_result(result, root), indent=1, allow_nan=False) + "\n"
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        os.chmod(part, 0o644)
-        os.replace(part, path)
-    finally: Path(part).unlink(missing_ok=True)
-    return path
+    return write_whole(path, text.encode())
 
 # %% ../nbs/1_foundations/results.ipynb #b77ac6ec
 def load_result(path:Path, # JSON file

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 from repository import EXPERIMENTS, MODULES, ROOT, python
 
-from dpcomm import cli, experiments
+from dpcomm import cli, experiments, files
 from dpcomm.experiments import code_cells
 
 NAMES = [path.stem.replace("_", "-") for path in EXPERIMENTS]
@@ -395,7 +395,7 @@ def test_a_part_is_made_once_and_again_when_its_stamp_changes(tmp_path):
     make = lambda: made.append(1) or {"value": len(made)}
     call = lambda stamp, resume=True: experiments.checkpointed(path, stamp, make, resume)["value"]
     assert [call({"lr": (1, 2)}), call({"lr": [1, 2]}), call({"lr": [1, 3]}), call({"lr": [1, 3]}, resume=False)] == [1, 1, 2, 3]
-    assert json.loads(path.read_text()) == {"value": 3, "stamp": {"lr": [1, 3]}} and len(list(path.parent.iterdir())) == 1
+    assert json.loads(files.read_sealed(path)) == {"value": 3, "stamp": {"lr": [1, 3]}} and len(list(path.parent.iterdir())) == 1
 
 
 def test_a_part_that_fails_leaves_the_old_one(tmp_path):
@@ -403,7 +403,17 @@ def test_a_part_that_fails_leaves_the_old_one(tmp_path):
     experiments.checkpointed(path, {}, lambda: {"value": 1})
     with pytest.raises(ZeroDivisionError):
         experiments.checkpointed(path, {"new": 1}, lambda: 1 / 0)
-    assert json.loads(path.read_text())["value"] == 1
+    assert json.loads(files.read_sealed(path))["value"] == 1
+
+
+@pytest.mark.parametrize("damage", [lambda whole: whole[:-5], lambda whole: b"", lambda whole: whole.replace(b"1", b"7"), lambda whole: b'{"value": 1}'])
+def test_a_damaged_part_is_refused_with_a_sentence(damage, tmp_path):
+    path = tmp_path / "part.json"
+    experiments.checkpointed(path, {}, lambda: {"value": 1})
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match="part.json is damaged .*: delete it, or run without resume"):
+        experiments.checkpointed(path, {}, lambda: {"value": 2}, resume=True)
+    assert experiments.checkpointed(path, {}, lambda: {"value": 2})["value"] == 2
 
 
 def test_the_code_hash_is_of_the_code_alone():

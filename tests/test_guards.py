@@ -14,6 +14,7 @@ ALLOWED = {
     "core": "",
     "wire": "core",
     "accounting": "",
+    "files": "",
     "audit": "accounting",
     "data": "core",
     "models": "core recurrent",
@@ -36,15 +37,15 @@ ALLOWED = {
     "stackoverflow": "core data",
     "stackoverflow_files": "core data",
     "tagging": "core",
-    "federated": "core wire accounting ring mechanisms secagg data models fused",
+    "federated": "core wire accounting ring mechanisms secagg data models fused files",
     "replay": "core wire models federated",
     "papers": "",
-    "results": "papers",
+    "results": "papers files",
     "plots": "",
-    "experiments": "core wire accounting ring summed mechanisms secagg data medical scattering models fused dpsgd sample_level federated curves fedsgd papers results",
+    "experiments": "core files wire accounting ring summed mechanisms secagg data medical scattering models fused dpsgd sample_level federated curves fedsgd papers results",
     "cli": "core wire accounting audit ring summed mechanisms secagg data medical scattering models fused dpsgd sample_level federated fedsgd papers results plots experiments",
 }
-WITHOUT_TORCH = "accounting", "audit", "papers", "results", "plots", "experiments", "cli"
+WITHOUT_TORCH = "accounting", "files", "audit", "papers", "results", "plots", "experiments", "cli"
 NEVER = {"nbdev", "fastcore", "execnb", "jupytext"}  # development tools
 ONLY_INSIDE = {"papermill", "nbclient", "nbformat", "jupyter_client", "IPython", "dp_accounting"}  # imported by the function that uses them
 

@@ -90,7 +90,7 @@ def test_an_interrupted_write_keeps_the_old_file_whole(tmp_path, monkeypatch, br
     path = put(tmp_path, result(mnist__eps3__rec__acc=[1.]))
     before = path.read_bytes()
     def stop(*a, **k): raise KeyboardInterrupt
-    monkeypatch.setattr(results.os, broken, stop)
+    monkeypatch.setattr(os, broken, stop)
     with pytest.raises(KeyboardInterrupt): put(tmp_path, result(mnist__eps3__rec__acc=[2.]))
     monkeypatch.undo()
     assert path.read_bytes() == before and [p.name for p in path.parent.iterdir()] == [path.name]
@@ -102,7 +102,7 @@ def test_the_name_never_points_at_half_a_file(tmp_path, monkeypatch):
     def spy(a, b):
         seen.append((json.loads(open(a).read())["cells"], os.path.dirname(a) == os.path.dirname(b), path.read_bytes()))
         return real(a, b)
-    monkeypatch.setattr(results.os, "replace", spy)
+    monkeypatch.setattr(os, "replace", spy)
     old = path.read_bytes()
     put(tmp_path, result(mnist__eps3__rec__acc=[2.]))
     assert seen == [({"mnist.eps3.rec.acc": {"values": [2.], "unit": "percent"}}, True, old)]
