@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import or_skip
 from hypothesis import given
 from hypothesis import strategies as some
 from laws import drawn
@@ -25,10 +26,7 @@ FIRST_FILE = {"mnist": "train-images-idx3-ubyte", "fashion-mnist": "train-images
 
 def have(name: str) -> data.Dataset:
     "The data set from disk; a skip that says so where it is not there."
-    try:
-        return data.load(name, download=False)
-    except FileNotFoundError as error:
-        pytest.skip(f"NOT CHECKED, the data set {name} is not on this machine: {error}")
+    return or_skip(data.load, name, download=False)
 
 
 # ---- what is loaded
@@ -447,7 +445,7 @@ def test_tff_groups_become_the_same_federation(tmp_path, monkeypatch):
 
 
 def test_tff_files_written_by_h5py(tmp_path):
-    h5py = pytest.importorskip("h5py", reason="NOT CHECKED, h5py is not installed: TFF's files were read through a stand-in only")
+    h5py = pytest.importorskip("h5py", reason="NOT CHECKED: h5py is not installed, so TFF's files were read through a stand-in only")
     (tmp_path / "femnist").mkdir()
     for name, content in tff_files().items():
         with h5py.File(tmp_path / "femnist" / name, "w") as file:
@@ -531,10 +529,7 @@ def test_emnist_comes_upright_and_labelled_from_zero(split, packed, tmp_path):
 
 @pytest.mark.parametrize("split", EMNIST)
 def test_a_whole_emnist_split_has_its_counts(split):
-    try:
-        loaded = data.emnist(split)
-    except FileNotFoundError as error:
-        pytest.skip(f"NOT CHECKED, the data set emnist-{split} is not on this machine: {error}")
+    loaded = or_skip(data.emnist, split)
     classes, n, n_test = EMNIST[split]
     assert (len(loaded.y), len(loaded.y_test)) == (n, n_test)
     assert torch.bincount(loaded.y).tolist() == [n // classes] * classes
