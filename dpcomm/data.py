@@ -54,8 +54,8 @@ def data_root()->Path: # may not exist yet
 def _missing(name, error):
     folder, files = FILES[name]
     return FileNotFoundError(
-        f"{name} is not under the data root and was not downloaded ({type(error).__name__}): run `dpcomm data DIR {name}` "
-        f"where there is a network, or put {files} into DIR/{folder}; then set DPCOMM_DATA to DIR")
+        f"{name} is not under the data root: it was not downloaded ({type(error).__name__}); run `dpcomm data DIR {name}` "
+        f"where there is a network, or put {files} into DIR/{folder}, then set DPCOMM_DATA to DIR")
 
 def _splits(cls, root, download):
     return [cls(str(root), train=train, download=download) for train in (True, False)]

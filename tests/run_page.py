@@ -1,6 +1,6 @@
 """Run one page with nbdev's own test runner and write what its cells print: `python run_page.py PAGE OUT [--moved]`.
 
-`--moved` starts every training a hair away: initial weights and images times 1 + 1e-6 z with z standard normal."""
+`--moved` starts every training a hair away: initial weights and images times 1 + 1e-6 z, z standard normal."""
 import json
 import sys
 from dataclasses import replace
@@ -10,7 +10,7 @@ import nbdev.test
 from nbdev.config import get_config
 
 root, page, out = Path(__file__).resolve().parents[1], Path(sys.argv[1]).resolve(), Path(sys.argv[2])
-processed = []
+processed, moves = [], []
 
 
 class Kept(nbdev.test.NBProcessor):
@@ -33,6 +33,7 @@ def move_starts(size=1e-6):
     initialise, load = models.initialise, data.load
 
     def moved(values):
+        moves.append(values.shape)
         shake = torch.randn(values.shape, generator=torch.Generator().manual_seed(0))
         return values * (1 + size * shake).to(values.dtype)
 
@@ -68,5 +69,5 @@ def skipped(cell):
 cells = [dict(source=cell.source, tags=cell.metadata.get("tags", []), skipped=skipped(cell), stored=stored,
               fresh=cell.get("outputs", [])) for cell, stored in zip(notebook.cells, notebook.stored_outputs)
          if cell.cell_type == "code"]
-out.write_text(json.dumps(dict(passed=bool(passed), seconds=seconds, cells=cells), default=str))
+out.write_text(json.dumps(dict(passed=bool(passed), seconds=seconds, moved=len(moves), cells=cells), default=str))
 sys.exit(0 if passed else 1)

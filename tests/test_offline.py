@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from conftest import OFFLINE, bare
-from repository import python
+from repository import ROOT, python
 
 CALLS = {
     "connect": "socket.create_connection(('192.0.2.1', 80), 5)", "connect_ex": "socket.socket().connect_ex(('192.0.2.1', 80))",
@@ -42,3 +42,11 @@ def test_a_bare_machine_has_an_empty_home_and_no_data(tmp_path):
     assert not {"DPCOMM_DATA", "https_proxy"} & set(after) and after["PATH"] == before["PATH"]
     assert after["HOME"] == str(tmp_path) and after["XDG_CACHE_HOME"].startswith(str(tmp_path)) and not list(tmp_path.iterdir())
     assert after["PYTHONPATH"].split(os.pathsep) == [str(OFFLINE), "/lib"]
+
+
+def test_what_lacks_data_is_counted_at_the_end_by_name():
+    done = python("-m", "pytest", "--bare", "-q", "-p", "no:cacheprovider", ROOT / "tests" / "test_data.py", "-k", "counts_shapes")
+    assert done.returncode == 0 and "1 passed, 4 skipped" in done.stdout, done.stdout + done.stderr
+    assert "4 cells and tests were NOT CHECKED:" in done.stdout
+    for name in ("mnist", "fashion-mnist", "cifar10"):
+        assert f"[{name}]: {name} is not under the data root\n" in done.stdout
