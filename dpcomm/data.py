@@ -13,8 +13,10 @@ import hashlib
 import json
 import math
 import os
+import tempfile
 import zlib
 from dataclasses import dataclass, replace
+from http.client import HTTPException
 from pathlib import Path
 import numpy as np
 import torch
@@ -49,20 +51,34 @@ def data_root()->Path: # may not exist yet
     return Path(os.environ.get("DPCOMM_DATA", default))
 
 # %% ../nbs/1_foundations/data.ipynb #466b674c
-def _missing(name, root, error):
-    folder = FILES[name][0]
+def _missing(name, error):
+    folder, files = FILES[name]
     return FileNotFoundError(
-        f"{name} is not under the data root: put {FILES[name][1]} into <data root>/{folder} (set DPCOMM_DATA to the data root), "
-        f"or allow the download with download=True and a network [{type(error).__name__}]")
+        f"{name} is not under the data root: it was not downloaded ({type(error).__name__}); run `dpcomm data DIR {name}` "
+        f"where there is a network, or put {files} into DIR/{folder}, then set DPCOMM_DATA to DIR")
+
+def _splits(cls, root, download):
+    return [cls(str(root), train=train, download=download) for train in (True, False)]
+
+def _download(name, cls, root):
+    beside = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())
+    with tempfile.TemporaryDirectory(prefix=".dpcomm-", dir=beside) as folder:
+        found, place = _splits(cls, folder, True), root / FILES[name][0]
+        place.mkdir(parents=True, exist_ok=True)
+        for file in (Path(folder) / FILES[name][0]).iterdir(): file.replace(place / file.name)
+    return found
 
 def _torchvision(name, cls, root, download):
     from torchvision.datasets.utils import check_integrity
     packed, files = root / FILES[name][0], getattr(cls, "resources", ())
     on_disk = bool(files) and all(check_integrity(str(packed / file), md5) for file, md5 in files)
     try:
-        return [cls(str(root), train=train, download=download or on_disk) for train in (True, False)]
-    except (RuntimeError, OSError) as error:
-        raise _missing(name, root, error) from None
+        try: return _splits(cls, root, on_disk)
+        except RuntimeError:
+            if not download: raise
+            return _download(name, cls, root)
+    except (RuntimeError, OSError, HTTPException) as error:
+        raise _missing(name, error) from None
 
 # %% ../nbs/1_foundations/data.ipynb #5010818e
 def _images(sets):
@@ -85,7 +101,8 @@ def _digits():
 def _writers(root):
     path = root / "QMNIST" / "raw" / "qmnist-train-labels-idx2-int.gz"
     if not path.exists():
-        raise FileNotFoundError(f"mnist-by-writer needs QMNIST's label file: put {path.name} into <data root>/QMNIST/raw (set DPCOMM_DATA)")
+        raise FileNotFoundError(f"mnist-by-writer is not under the data root: put QMNIST's label file {path.name} "
+                                "into DIR/QMNIST/raw and set DPCOMM_DATA to DIR")
     with gzip.open(path) as file:
         table = np.frombuffer(file.read(), ">i4", offset=12).reshape(-1, 8)
     return table[:, 2].astype(np.int64), table[:, 0]

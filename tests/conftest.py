@@ -1,6 +1,9 @@
 "Settings and fixtures shared by all tests."
 import os
+import runpy
+import shutil
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +13,40 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+OFFLINE = Path(__file__).resolve().parent / "offline"
 NOT_RUN = []  # cells that a flag kept from running: named at the end of the report, never silently green
+NOT_CHECKED = []  # what a missing data set kept from being checked: the same
+
+
+def bare(env: dict, home) -> dict:
+    "An environment as on a fresh machine: empty home and cache, no data, network calls refused."
+    kept = {name: value for name, value in env.items() if name != "DPCOMM_DATA" and not name.lower().endswith("_proxy")
+            and not name.startswith("XDG_")}
+    search = os.pathsep.join(filter(None, [str(OFFLINE), env.get("PYTHONPATH")]))
+    return kept | {"HOME": str(home), "XDG_CACHE_HOME": str(Path(home) / ".cache"), "PYTHONPATH": search}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--bare", action="store_true", help="as on a fresh machine: empty home, no data, network calls refused")
+
+
+def pytest_configure(config):
+    if not config.getoption("bare"):
+        return
+    home = tempfile.mkdtemp()
+    config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
+    settings = bare(dict(os.environ), home)
+    os.environ.clear()
+    os.environ.update(settings)
+    runpy.run_path(str(OFFLINE / "sitecustomize.py"))
+
+
+def or_skip(load, *args, **more):
+    "A data set from disk; a skip that names it where it is not there."
+    try:
+        return load(*args, **more)
+    except FileNotFoundError as error:
+        pytest.skip(f"NOT CHECKED: {error}")
 
 
 @pytest.fixture(scope="session")
@@ -22,8 +58,12 @@ def pool():
 
 
 def pytest_terminal_summary(terminalreporter):
-    terminalreporter.section("cells not run")
-    terminalreporter.write_line(f"{len(NOT_RUN)} notebook cells flagged slow, gpu or eval: false were not run"
-                                + (":" if NOT_RUN else ""))
-    for line in NOT_RUN:
-        terminalreporter.write_line(f"  {line}")
+    report = terminalreporter
+    reasons = [(skip.nodeid, skip.longrepr[2].removeprefix("Skipped: ")) for skip in report.stats.get("skipped", [])]
+    skips = [f"{test}: {reason.removeprefix('NOT CHECKED: ').split(':')[0]}" for test, reason in reasons]
+    report.section("not run, not checked")
+    for lines, what in ((NOT_RUN, "notebook cells flagged slow, gpu or eval: false were not run"),
+                        (NOT_CHECKED + skips, "cells and tests were NOT CHECKED")):
+        report.write_line(f"{len(lines)} {what}" + (":" if lines else ""))
+        for line in lines:
+            report.write_line(f"  {line}")

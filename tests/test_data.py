@@ -4,10 +4,14 @@ import hashlib
 import json
 import sys
 import types
+import urllib.error
+from http.client import IncompleteRead
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import or_skip
 from hypothesis import given
 from hypothesis import strategies as some
 from laws import drawn
@@ -22,10 +26,7 @@ FIRST_FILE = {"mnist": "train-images-idx3-ubyte", "fashion-mnist": "train-images
 
 def have(name: str) -> data.Dataset:
     "The data set from disk; a skip that says so where it is not there."
-    try:
-        return data.load(name, download=False)
-    except FileNotFoundError as error:
-        pytest.skip(f"NOT CHECKED, the data set {name} is not on this machine: {error}")
+    return or_skip(data.load, name, download=False)
 
 
 # ---- what is loaded
@@ -82,10 +83,8 @@ def test_offline_and_missing_says_which_file_goes_where(name, tmp_path):
 
 
 def test_missing_writers_say_which_file_goes_where(tmp_path):
-    root = data.data_root() / "MNIST"
-    if not (root / "raw").is_dir():
-        pytest.skip(f"NOT CHECKED, the data set mnist is not on this machine: {root.name}/raw is no folder under the data root")
-    (tmp_path / "MNIST").symlink_to(root, target_is_directory=True)
+    have("mnist")
+    (tmp_path / "MNIST").symlink_to(data.data_root() / "MNIST", target_is_directory=True)
     with pytest.raises(FileNotFoundError, match="qmnist-train-labels-idx2-int.gz.*QMNIST/raw.*DPCOMM_DATA"):
         data.load("mnist-by-writer", root=tmp_path, download=False)
 
@@ -101,6 +100,88 @@ def test_offline_means_that_nothing_is_fetched(broken, tmp_path, monkeypatch):
             (tmp_path / "FashionMNIST" / "raw" / f"{kind}-ubyte.gz").write_bytes(b"damaged")
     with pytest.raises(FileNotFoundError):
         data.load("fashion-mnist", root=tmp_path, download=False)
+
+
+class Broken:
+    "A connection that ends after the first bytes, or brings other bytes than were asked for."
+    length, url = None, "http://127.0.0.1/file"
+
+    def __init__(self, content: bytes, error: Exception | None):
+        self.content, self.error = [content], error
+
+    def read(self, _):
+        if self.content:
+            return self.content.pop()
+        if self.error:
+            raise self.error
+        return b""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def refuses(*_):
+    raise urllib.error.URLError("no network")
+
+
+FAILURES = {"no network": refuses, "cut off": lambda *_: Broken(b"half", ConnectionResetError("cut off")),
+            "cut off in a chunk": lambda *_: Broken(b"half", IncompleteRead(b"half")), "another file": lambda *_: Broken(b"<html>", None)}
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
+@pytest.mark.parametrize("before", ["no root", "an empty root", "an empty folder", "a damaged file"])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failed_download_leaves_nothing_and_says_what_to_do(name, before, failure, tmp_path, monkeypatch):
+    monkeypatch.setattr("urllib.request.urlopen", FAILURES[failure])
+    root, folder = tmp_path / "cache" / "dpcomm", data.FILES[name][0]
+    if before != "no root":
+        (root / ("" if before == "an empty root" else folder)).mkdir(parents=True)
+    if before == "a damaged file":
+        (root / folder / FIRST_FILE[name]).write_bytes(b"damaged")
+    there = sorted(tmp_path.rglob("*"))
+    with pytest.raises(FileNotFoundError) as error:
+        data.load(name, root=root)
+    assert sorted(tmp_path.rglob("*")) == there, "a failed download left something behind"
+    assert str(error.value).startswith(f"{name} is not under the data root")
+    assert all(part in str(error.value) for part in (f"dpcomm data DIR {name}", folder, FIRST_FILE[name], "DPCOMM_DATA"))
+
+
+class Source:
+    "What torchvision's class does when a network is there: two files, and the images in them."
+    asked = []
+
+    def __init__(self, root, train, download):
+        folder = Path(root) / "FashionMNIST" / "raw"
+        if download:
+            folder.mkdir(parents=True, exist_ok=True)
+            for part in ("True", "False"):
+                (folder / part).write_text("whole")
+                Source.asked.append(part)
+        if not all((folder / part).is_file() and (folder / part).read_text() == "whole" for part in ("True", "False")):
+            raise RuntimeError("Dataset not found")
+        self.data, self.targets = np.zeros((3, 28, 28), np.uint8), np.arange(3)
+
+
+@pytest.mark.parametrize("before", ["no root", "an empty folder", "a damaged file beside another's"])
+def test_a_whole_download_moves_into_place_and_is_fetched_once(before, tmp_path, monkeypatch):
+    monkeypatch.setattr("torchvision.datasets.FashionMNIST", Source)
+    monkeypatch.setitem(data.COUNTS, "fashion-mnist", (3, 3))
+    Source.asked.clear()
+    root = tmp_path / "cache" / "dpcomm"
+    raw = root / "FashionMNIST" / "raw"
+    if before != "no root":
+        raw.mkdir(parents=True)
+    if before.startswith("a damaged"):
+        (raw / "True").write_text("half"), (raw / "other").write_text("kept")
+    first, fetched = data.load("fashion-mnist", root), len(Source.asked)
+    again = data.load("fashion-mnist", root, download=False)
+    assert len(first.y) == len(again.y) == 3 and fetched == len(Source.asked) > 0
+    assert [path.name for path in root.iterdir()] == ["FashionMNIST"]
+    assert {path.name: path.read_text() for path in raw.iterdir()} == {"True": "whole", "False": "whole"} | (
+        {"other": "kept"} if before.startswith("a damaged") else {})
 
 
 def test_an_unknown_data_set_is_named_with_its_nearest():
@@ -364,7 +445,7 @@ def test_tff_groups_become_the_same_federation(tmp_path, monkeypatch):
 
 
 def test_tff_files_written_by_h5py(tmp_path):
-    h5py = pytest.importorskip("h5py", reason="NOT CHECKED, h5py is not installed: TFF's files were read through a stand-in only")
+    h5py = pytest.importorskip("h5py", reason="NOT CHECKED: h5py is not installed, so TFF's files were read through a stand-in only")
     (tmp_path / "femnist").mkdir()
     for name, content in tff_files().items():
         with h5py.File(tmp_path / "femnist" / name, "w") as file:
@@ -448,10 +529,7 @@ def test_emnist_comes_upright_and_labelled_from_zero(split, packed, tmp_path):
 
 @pytest.mark.parametrize("split", EMNIST)
 def test_a_whole_emnist_split_has_its_counts(split):
-    try:
-        loaded = data.emnist(split)
-    except FileNotFoundError as error:
-        pytest.skip(f"NOT CHECKED, the data set emnist-{split} is not on this machine: {error}")
+    loaded = or_skip(data.emnist, split)
     classes, n, n_test = EMNIST[split]
     assert (len(loaded.y), len(loaded.y_test)) == (n, n_test)
     assert torch.bincount(loaded.y).tolist() == [n // classes] * classes

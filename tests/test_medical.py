@@ -4,6 +4,7 @@ import csv
 import numpy as np
 import pytest
 import torch
+from conftest import or_skip
 from hypothesis import given
 from hypothesis import strategies as some
 from sklearn.preprocessing import MinMaxScaler
@@ -12,22 +13,14 @@ from dpcomm import data, federated, medical, models
 from dpcomm.core import flatten, seed_tree
 
 
-def have(load):
-    "The stand-in from disk; a skip that says so where it is not there."
-    try:
-        return load()
-    except FileNotFoundError as error:
-        pytest.skip(f"NOT CHECKED, {load.__name__} is not on this machine: {error}")
-
-
 @pytest.fixture(scope="module")
 def diabetes():
-    return have(medical.diabetes130)
+    return or_skip(medical.diabetes130)
 
 
 @pytest.fixture(scope="module")
 def physionet():
-    return have(medical.physionet2012)
+    return or_skip(medical.physionet2012)
 
 
 @pytest.fixture(scope="module")

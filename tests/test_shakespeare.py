@@ -6,14 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conftest import or_skip
 
 from dpcomm import models, recurrent, shakespeare
 from dpcomm.core import flatten, groups, seed_tree
 from dpcomm.data import check_partition, data_root
 from dpcomm.federated import Config, batch_plan, simulate, train_loop
 from dpcomm.mechanisms.gaussian import Gaussian
-
-HAVE = (data_root() / "shakespeare" / shakespeare.FILE).exists()
 
 
 # ---- symbols and texts
@@ -147,14 +146,13 @@ def test_a_part_of_the_roles_is_refused_unless_asked_for(tmp_path, texts):
     assert len(shakespeare.shakespeare(tmp_path, 2, whole=False).parts) == 2
 
 
-@pytest.mark.skipif(not HAVE, reason="shakespeare_roles.json.gz is not under the data root")
 def test_the_real_roles_are_counted():
-    found = shakespeare.shakespeare()
-    assert len(found.parts) == 660 and 20 * abs(found.sizes.sum() - 3_678_451) < 3_678_451, "the paper's count within 5 %"
+    real = or_skip(shakespeare.shakespeare)
+    assert len(real.parts) == 660 and 20 * abs(real.sizes.sum() - 3_678_451) < 3_678_451, "the paper's count within 5 %"
     texts = shakespeare.read_roles(data_root() / "shakespeare" / shakespeare.FILE)
     chosen = shakespeare.longest(texts)
     assert min(map(len, chosen.values())) == 924 and max(len(t) for u, t in texts.items() if u not in chosen) <= 924
-    assert found.sizes.tolist() == [int(0.9 * (len(t) - 80)) for t in chosen.values()]
+    assert real.sizes.tolist() == [int(0.9 * (len(t) - 80)) for t in chosen.values()]
 
 
 # ---- LEAF's files
