@@ -219,11 +219,13 @@ def curve(
     mechanism:Quantised,
     relation:str, # a key of mechanism.relations
     eps, # >= 0, any shape
+    d:int=1, # entries of the game
     **release, # other arguments of `play`, which change nothing here
 )->np.ndarray: # delta of one release, shape of eps: that of a vector as long as the clip
     "What the game may show: each rounding is no longer than the clip, and mixing only hides. [this page, thm. 1]"
-    swap = check_choice("relation", relation, RELATIONS) == "replace"
-    return gaussian_curve((1 + swap) / mechanism.sigma, eps)
+    swap, N = check_choice("relation", relation, RELATIONS) == "replace", mechanism.length
+    reach = N / math.sqrt(longest(mechanism, 1)) if d == 1 and N % 1 == 0 else 1.0 # one whole entry is never rounded
+    return gaussian_curve((1 + swap) * reach / mechanism.sigma, eps)
 
 # %% ../../nbs/3_baselines/quantised.ipynb #55984657
 def survival(

@@ -8,6 +8,7 @@ __all__ = ['CHUNK', 'BLOCK', 'MANY', 'RELATIONS', 'AUDITED', 'selection_moment',
            'simulate', 'moments', 'play', 'loss_law', 'curve', 'guarantee']
 
 # %% ../../nbs/2_papers/dprec.ipynb #66e70421
+import functools
 import math
 import zlib
 from dataclasses import dataclass
@@ -295,9 +296,10 @@ def _sum_law(s, count, step, top, up):
     edges = np.log(np.maximum(step * np.arange(top), 1e-300)) / s
     one = np.diff(np.append(ndtr(edges), 1.0))
     if up: one = np.append(0.0, one[:-1]) + np.append(np.zeros(top - 1), one[-1])
-    law = np.maximum(np.fft.irfft(np.fft.rfft(one, 2 * top) ** count, 2 * top), 0) # more than one lap is below 1e-12
+    law = np.maximum(np.fft.irfft(np.fft.rfft(one, 2 * top) ** count, 2 * top), 0) # two laps hold it
     return np.append(law[:top - 1], law[top - 1:].sum())
 
+@functools.lru_cache(maxsize=32)
 def loss_law(
     s:float, # clip_norm / std
     K:int, # candidates
@@ -307,7 +309,7 @@ def loss_law(
     "Law of s z - log Y, every piece rounded one way. [ours]"
     mean = (K - 1) * math.exp(s * s / 2)
     top = 2**20
-    step = (mean + 60 * math.sqrt(K) * math.exp(3 * s * max(s, 1))) / top
+    step = (2 * mean + math.exp(6 * s)) / top # a weight beyond has probability 1e-9
     y = _sum_law(s, K - 1, step, top, not up)
     log_y = np.log(np.maximum(step * np.arange(top), step / 2))
     cells = (np.floor if up else np.ceil)(log_y / width).astype(int)
@@ -338,7 +340,7 @@ def curve(
         ratio = 1 + cohort / n_clients * (w - 1)
         rise, fall = (ratio, 1) if up else (1, ratio)
         found = np.maximum(found, [(law * np.maximum(rise - e * fall, 0)).sum() for e in np.exp(eps.ravel())])
-    return np.minimum(found + 1e-9, 1).reshape(eps.shape)
+    return np.minimum(found + 3e-9 * 2**mechanism.index_bits, 1).reshape(eps.shape)
 
 # %% ../../nbs/2_papers/dprec.ipynb #7b2e8a6c
 def guarantee(
