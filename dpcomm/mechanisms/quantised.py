@@ -25,8 +25,8 @@ from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, regi
 ROUNDINGS = ("zero", "random")
 RELATIONS = ("add-remove", "zero-out", "replace")
 REDRAWN = 1e-9 # chance at most that a random rounding is too long and drawn again
-AUDITED = tuple((dict(clip_norm=1.0, sigma=sigma, level_bits=bits, rounding=rounding), dict(d=d), most) # the last: entries just above half a step
-                for sigma, bits, d, most in ((1.0, 8, 1, 10**6), (0.35, 3, 35, 10**5)) for rounding in ROUNDINGS)
+AUDITED = tuple((dict(clip_norm=1.0, sigma=sigma, level_bits=bits, rounding=rounding), dict(d=d), 10**6) # then entries of half a step
+                for sigma, bits, rounding, d in ((1.0, 8, "zero", 1), (1.0, 8, "random", 1), (0.5, 2, "zero", 3), (0.5, 2, "random", 16)))
 
 # %% ../../nbs/3_baselines/quantised.ipynb #2df9fc5a
 @register

@@ -276,8 +276,8 @@ def skellam(
 # %% ../../nbs/3_baselines/skellam.ipynb #133cfa46
 RELATIONS = ("zero-out", "add-remove", "replace")
 CLAIMED = ("zero-out", "replace") # of one release without sampling: who leaves takes a share of the noise along
-AUDITED = tuple((dict(clip_norm=1.0, sigma=sigma, n_clients=5, ring_bits=bits, tolerance=0.2), dict(d=d), 100_000)
-                for sigma, bits, d in ((0.7, 7, 1), (0.7, 16, 1), (3.0, 12, 4)))
+AUDITED = tuple((dict(clip_norm=1.0, sigma=sigma, n_clients=n, ring_bits=bits, tolerance=0.2), dict(d=d), 10**6)
+                for sigma, n, bits, d in ((0.7, 5, 16, 1), (1.0, 6, 6, 1), (3.0, 5, 12, 4))) # in the second the clip is 1.3 steps
 
 # %% ../../nbs/3_baselines/skellam.ipynb #77cf358b
 @register
