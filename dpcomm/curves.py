@@ -58,7 +58,7 @@ def as_run(
     "What a run with cohorts of a fixed size proves. [fltop_privacy, Thms. seat and replace; Kairouz et al. 2021]"
     if config.sampling != "fixed": raise ValueError(f"sampling is {config.sampling!r}; this accounts 'fixed' cohorts: use the mechanism's own guarantee")
     if isinstance(mechanism, ddg.DDGauss):
-        return {name: mechanism.guarantee(rounds=rounds, delta=delta, d=d, relation=name, accountant="rdp-balle") for name in ddg.RELATIONS}
+        return {name: mechanism.guarantee(rounds=rounds, delta=delta, d=d, relation=name, accountant="rdp-balle") for name in ddg.CLAIMED}
     sigma = getattr(mechanism, "counted", mechanism.sigma)
     return {name: fixed_size_epsilon(sigma, config.cohort / n_clients, rounds, delta, name) for name in ("add-remove", "replace")}
 

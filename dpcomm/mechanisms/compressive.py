@@ -129,7 +129,7 @@ def recover(
     return x[0]
 
 # %% ../../nbs/3_baselines/compressive.ipynb #098e8302
-AUDITED = tuple((dict(fraction=1.0, clip_norm=1.0, sigma=sigma, n_clients=10, tolerance=tolerance), {}, 300_000)
+AUDITED = tuple((dict(fraction=1.0, clip_norm=1.0, sigma=sigma, n_clients=10, tolerance=tolerance), {}, 10**6)
                 for sigma, tolerance in ((1.0, 0.0), (4.0, 0.0), (1.0, 0.2)))
 
 @register

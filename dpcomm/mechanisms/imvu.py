@@ -6,7 +6,7 @@
 __all__ = ['TOP_EPS', 'RELATIONS', 'AUDITED', 'PIECE', 'ACCOUNTANTS', 'closed_form', 'Line', 'line', 'pmf', 'fisher',
            'lemma2_bracket', 'variance_bracket', 'fisher_supremum', 'rdp_exact', 'Imvu', 'check_settings',
            'closed_only', 'levels', 'logits', 'log_pmf', 'tilt', 'moments', 'coins', 'draw', 'simulate',
-           'sum_estimates', 'encode', 'decode', 'guarantee', 'play']
+           'sum_estimates', 'encode', 'decode', 'guarantee', 'play', 'curve']
 
 # %% ../../nbs/2_papers/imvu.ipynb #20d05acc
 import functools
@@ -21,6 +21,7 @@ from scipy.special import expit, log_softmax
 from torch import Tensor
 from ..accounting import ORDERS, Guarantee, compose, gaussian_guarantee, guarantee_from_rdp
 from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
+from ..games import listed_curve, repeated
 from .mvu import Table
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
@@ -168,6 +169,7 @@ class Imvu:
     def moments(self, u): return moments(self, u)
     def guarantee(self, **release): return guarantee(self, **release)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
+    def curve(self, relation, eps, **release): return curve(self, relation, eps, **release)
     relations = property(lambda self: {name: dict(relation=name, accountant="fisher-balle" if self.table else "exact-balle") for name in RELATIONS})
     kappa = property(lambda self: self.eps * self.beta) # all that the closed form's privacy depends on
     levels = property(lambda self: levels(self))
@@ -373,3 +375,20 @@ def play(
         seen = mechanism.simulate(worlds[0 if present else 1].expand(n, d), rng).numpy()
         score += (law[0] - law[1])[np.searchsorted(middle, seen)].sum(1)
     return {"likelihood": score}
+
+# %% ../../nbs/2_papers/imvu.ipynb #49f15fd7
+def curve(
+    mechanism:Imvu,
+    relation:str, # a key of mechanism.relations
+    eps, # >= 0, any shape
+    d:int=4, # coordinates of the game
+    **release, # other arguments of `play`, which change nothing here
+)->np.ndarray: # delta of one message, shape of eps, exact
+    "What the game may show. [ours, Thm. worst]"
+    swap = check_choice("relation", relation, RELATIONS) == "replace"
+    half = mechanism.beta / math.sqrt(d) / 2
+    half = min(half, 0.5) if mechanism.clamp else half
+    x = 0.5 + np.array([half, -half if swap else 0.0])
+    high = closed_form(mechanism.eps)[0](x)
+    law = np.stack([1 - high, high], 1) if mechanism.table is None else pmf(x, mechanism.table)
+    return listed_curve(*repeated(*law, d), eps)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CONSTRAINTS', 'LEAST', 'MOST', 'FLOOR', 'SOLVER', 'AUDITED', 'BLOCK', 'ACCOUNTANTS', 'ORDERS', 'Table', 'two_symbols',
            'relaxed', 'solve', 'law', 'Mvu', 'tilt', 'simulate', 'encode', 'decode', 'moments', 'renyi_curve',
-           'guarantee', 'play']
+           'guarantee', 'play', 'curve']
 
 # %% ../../nbs/3_baselines/mvu.ipynb #9f9ebcee
 import functools, hashlib, json, math, os, zlib
@@ -18,6 +18,7 @@ from scipy.optimize import linprog
 from torch import Tensor
 from ..accounting import Guarantee, compose, guarantee_from_rdp
 from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
+from ..games import listed_curve, repeated
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
 # %% ../../nbs/3_baselines/mvu.ipynb #5bf5e1de
@@ -286,6 +287,7 @@ class Mvu:
     def tilt(self, u): return tilt(self, u)
     def guarantee(self, **release): return guarantee(self, **release)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
+    def curve(self, relation, eps, **release): return curve(self, relation, eps, **release)
     table = property(lambda self: solve(self.eps, self.n_inputs, self.n_outputs, self.constraint))
     nbits = property(lambda self: (len(self.table.alphabet) - 1).bit_length())
     step = property(lambda self: (_two_only(self).alphabet[1] - 0.5) * 2 * self.clip_norm / self.beta)
@@ -529,3 +531,18 @@ def play(
             score += gain[np.searchsorted((levels[1:] + levels[:-1]) / 2, seen)].sum(1)
         scores[attack] = score
     return scores
+
+# %% ../../nbs/3_baselines/mvu.ipynb #b6e420f0
+def curve(
+    mechanism:Mvu,
+    relation:str, # a key of mechanism.relations
+    eps, # >= 0, any shape
+    **release, # other arguments of `play`, which change nothing here
+)->np.ndarray: # delta of one message, shape of eps, exact for the worse of the two vectors
+    "What the game may show. [Chaudhuri, Guo & Rabbat 2022]"
+    swap, beta = check_choice("relation", relation, tuple(mechanism.relations)) == "replace", mechanism.beta
+    found = []
+    for k in (1, max(2, min(16, int(beta**2)))):
+        half = min(beta / math.sqrt(k), 1) / 2
+        found.append(listed_curve(*repeated(*law(mechanism.table, [0.5 + half, 0.5 - swap * half]), k), eps))
+    return np.maximum(*found)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SHARE', 'AUDITED', 'reach', 'window', 'perturb', 'density', 'variance', 'Pm', 'check_settings', 'rows_of',
            'coordinates', 'answers', 'checked', 'simulate', 'remember', 'encode', 'decode', 'moments', 'guarantee',
-           'play']
+           'play', 'curve']
 
 # %% ../../nbs/3_baselines/pm.ipynb #0da87eec
 import math
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from ..accounting import Guarantee
 from ..core import check_between, check_choice, check_finite, check_positive, derive, seed_tree
+from ..games import listed_curve, repeated
 from ..wire import Bits, Message, header_bits, mean_over_cohort, register
 
 # %% ../../nbs/3_baselines/pm.ipynb #f8060f7e
@@ -93,6 +94,7 @@ class Pm:
     def guarantee(self, **release): return guarantee(self, **release)
     def moments(self, u): return moments(self, u)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
+    def curve(self, relation, eps, **release): return curve(self, relation, eps, **release)
     @property
     def relations(self): return {"local": {}}
     @property
@@ -237,3 +239,19 @@ def play(
         y = y.clip(-reach(mechanism.eps / k), reach(mechanism.eps / k))
         score += (density(y, 1.0, mechanism.eps / k) - density(y, -1.0, mechanism.eps / k)).sum(1)
     return {"likelihood": score}
+
+# %% ../../nbs/3_baselines/pm.ipynb #c05ed194
+def curve(
+    mechanism:Pm,
+    relation:str, # a key of mechanism.relations
+    eps, # >= 0, any shape
+    **release, # other arguments of `play`, which change nothing here
+)->np.ndarray: # delta of one message, shape of eps, exact
+    "What the game may show. [Wang et al. 2019]"
+    check_choice("relation", relation, tuple(mechanism.relations))
+    k = mechanism.sent(2**31)
+    each = mechanism.eps / k
+    own, wide = 1 / (1 + math.exp(-each / 2)), 1 / math.tanh(each / 4)
+    far = (1 - own) * (wide - 1) / (wide + 1)
+    law = np.array([own, far, 1 - own - far])
+    return listed_curve(*repeated(law, law[[1, 0, 2]], k), eps)

@@ -6,7 +6,7 @@
 __all__ = ['MOST', 'SLACK', 'SPENT', 'RULES', 'FEW', 'PLAYED', 'AUDITED', 'position', 'levels', 'quantise', 'Tails', 'tails',
            'thresholds', 'smallest_eps', 'Calibration', 'calibrate', 'match_law', 'match_steps', 'draw', 'smallest',
            'randomise', 'privatise', 'variances', 'covariance_factor', 'pack', 'unpack', 'PrivQuant', 'check_settings',
-           'represent', 'encode', 'decode', 'simulate', 'moments', 'guarantee', 'log_law', 'play']
+           'represent', 'encode', 'decode', 'simulate', 'moments', 'guarantee', 'log_law', 'play', 'curve']
 
 # %% ../../nbs/3_baselines/privquant.ipynb #516d15dd
 import functools
@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 import numpy as np
 import torch
-from scipy.special import gammaln
+from scipy.special import gammaln, xlogy
 from torch import Tensor
 from ..accounting import Guarantee
 from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, seed_tree
+from ..games import listed_curve
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
 # %% ../../nbs/3_baselines/privquant.ipynb #eaf27e4b
@@ -278,6 +279,7 @@ class PrivQuant:
     def guarantee(self, **release): return guarantee(self, **release)
     def moments(self, u): return moments(self, u)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
+    def curve(self, relation, eps, **release): return curve(self, relation, eps, **release)
     def calibration(self, d): return calibrate(d, self.levels, self.eps, self.rule, self.kappa_min)
     @property
     def relations(self): return {"local": {}}
@@ -377,11 +379,31 @@ def play(
     d:int=PLAYED, # dimension of the game
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the first input seems sent
-    "Send a corner of the cube or the opposite corner, and score by likelihood."
+    "Send a corner of the cube or the opposite corner; score by likelihood, and by the places that match."
     check_choice("relation", relation, tuple(mechanism.relations))
-    cal, K, score = mechanism.calibration(d), mechanism.levels, np.zeros(n)
-    sent = np.full((n, d), K - 1 if present else 0)
+    cal, top = mechanism.calibration(d), mechanism.levels - 1
+    scores, place = {name: np.zeros(n) for name in ("likelihood", "first", "last", "slope")}, np.arange(d) - (d - 1) / 2
+    sent = np.full((n, d), top if present else 0)
     for _ in range(rounds):
         seen = randomise(sent, cal, rng)
-        score += log_law((seen == K - 1).sum(1), cal) - log_law((seen == 0).sum(1), cal)
-    return {"likelihood": score}
+        own = (seen == top) * 1.0 - (seen == 0)
+        scores["likelihood"] += log_law((own > 0).sum(1), cal) - log_law((own < 0).sum(1), cal)
+        for name, look in (("first", own[:, 0]), ("last", own[:, -1]), ("slope", own @ place)): scores[name] += look
+    return scores
+
+# %% ../../nbs/3_baselines/privquant.ipynb #1936ecc1
+def curve(
+    mechanism:PrivQuant,
+    relation:str, # a key of mechanism.relations
+    eps, # >= 0, any shape
+    d:int=PLAYED, # dimension of the game
+    **release, # other arguments of `play`, which change nothing here
+)->np.ndarray: # delta of one message, shape of eps, exact
+    "What the game may show: the law of both counts. [sqsgd Alg. 1]"
+    check_choice("relation", relation, tuple(mechanism.relations))
+    a, b = np.meshgrid(np.arange(d + 1.0), np.arange(d + 1.0), indexing="ij")
+    rest, K = d - a, mechanism.levels
+    ways = gammaln(rest + 1) - gammaln(b + 1) - gammaln(np.maximum(rest - b, 0) + 1)
+    part = ways - rest * math.log(K - 1) + xlogy(rest - b, K - 2)
+    law = match_law(mechanism.calibration(d))[:, None] * np.where(b <= rest, np.exp(part), 0)
+    return listed_curve(law, law.T, eps)

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROUNDINGS', 'RELATIONS', 'REDRAWN', 'AUDITED', 'SLACK', 'Quantised', 'check_settings', 'longest', 'step', 'in_steps',
-           'whole', 'simulate', 'encode', 'levels_of', 'decode', 'moments', 'guarantee', 'play', 'survival']
+           'whole', 'simulate', 'encode', 'levels_of', 'decode', 'moments', 'guarantee', 'play', 'mixture_ratio',
+           'curve', 'survival']
 
 # %% ../../nbs/3_baselines/quantised.ipynb #ea34da0c
 import math
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from ..accounting import Guarantee, gaussian_guarantee
 from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, normal, seed_tree
+from ..games import gaussian_curve, sum_game
 from ..ring import conditional_round, rounded_norm
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
@@ -23,7 +25,8 @@ from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, regi
 ROUNDINGS = ("zero", "random")
 RELATIONS = ("add-remove", "zero-out", "replace")
 REDRAWN = 1e-9 # chance at most that a random rounding is too long and drawn again
-AUDITED = tuple((dict(clip_norm=1.0, sigma=sigma, rounding=rounding), {}, 10**6) for sigma in (1.0, 4.0) for rounding in ROUNDINGS)
+AUDITED = tuple((dict(clip_norm=1.0, sigma=sigma, level_bits=bits, rounding=rounding), dict(d=d), 10**6) # then entries of half a step
+                for sigma, bits, rounding, d in ((1.0, 8, "zero", 1), (1.0, 8, "random", 1), (0.5, 2, "zero", 3), (0.5, 2, "random", 16)))
 
 # %% ../../nbs/3_baselines/quantised.ipynb #2df9fc5a
 @register
@@ -51,6 +54,7 @@ class Quantised:
     def moments(self, u): return moments(self, u)
     def guarantee(self, **release): return guarantee(self, **release)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
+    def curve(self, relation, eps, **release): return curve(self, relation, eps, **release)
     relations = property(lambda self: {name: dict(relation=name, accountant="rdp-balle") for name in RELATIONS})
     levels = property(lambda self: 2 ** (self.level_bits - 1) - 1) # L
     length = property(lambda self: math.sqrt(math.floor((self.levels / self.top) ** 2))) # N, in steps
@@ -179,18 +183,49 @@ def play(
     rng:np.random.Generator, # stream of all plays
     rounds:int=1, # releases of one play
     n_clients:int=1, cohort:int=1, # the client joins a round with probability cohort / n_clients
+    d:int=1, # entries, all equal
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the client seems present
     "Play the worst-case neighbour game through simulate and aggregate. [Nasr et al. 2023]"
     check_choice("relation", relation, RELATIONS)
-    swap, clip, q, score = relation == "replace", mechanism.clip_norm, cohort / n_clients, np.zeros(n)
-    for sign in np.resize([1.0, -1.0], rounds):
-        sent = np.where(rng.random(n) < q, 4 * clip * sign, 0.0) * (1 if present else -1 if swap else 0)
-        messages = mechanism.simulate(torch.from_numpy(sent.astype(np.float32))[:, None], rng)
-        seen = 10 * mechanism.aggregate(messages.T, 10.0, rng).double().numpy()
-        ratio = (sign * seen * clip * (2 if swap else 1) - (0 if swap else clip**2 / 2)) / mechanism.std**2
-        score += np.logaddexp(np.log1p(-q), np.log(q) + ratio) if q < 1 else ratio
-    return {"likelihood": score}
+    sent, seen = np.zeros((n, d), np.float32), np.zeros((n, d))
+    def release_of(u):
+        sent[:], row = u, mechanism.simulate(torch.from_numpy(u), rng).reshape(1, -1)
+        seen[:] = 10 * mechanism.aggregate(row, 10.0, rng).reshape(n, d).double().numpy()
+        return seen
+    found = sum_game(release_of, relation, present, n, rng, mechanism.clip_norm,
+                     mechanism.std, np.full(d, d**-0.5), rounds, cohort / n_clients)
+    plain = mechanism.rounding == "random" and rounds == 1 and cohort == n_clients
+    return found | ({"rounding": mixture_ratio(mechanism, relation, seen)} if plain else {})
+
+# %% ../../nbs/3_baselines/quantised.ipynb #8a27c6bd
+def mixture_ratio(
+    mechanism:Quantised,
+    relation:str, # replace, or another
+    seen:np.ndarray, # (n, d) noisy sums
+)->np.ndarray: # (n,) log-likelihood ratio of equal entries at random rounding, against none or their opposite
+    "Score a sum by both roundings of each entry. [ours]"
+    n, d = seen.shape
+    scale = step(mechanism, d)
+    x = mechanism.length / math.sqrt(d)
+    low = math.floor(x)
+    def log_law(sign):
+        far = [-((seen - sign * z * scale) / mechanism.std) ** 2 / 2 for z in (low, low + 1)]
+        return np.logaddexp(math.log1p(low - x) + far[0], math.log(max(x - low, 1e-300)) + far[1]).sum(1)
+    other = log_law(-1) if relation == "replace" else -((seen / mechanism.std) ** 2).sum(1) / 2
+    return log_law(1) - other
+
+def curve(
+    mechanism:Quantised,
+    relation:str, # a key of mechanism.relations
+    eps, # >= 0, any shape
+    d:int=1, # entries of the game
+    **release, # other arguments of `play`, which change nothing here
+)->np.ndarray: # delta of one release, shape of eps: that of a vector as long as the clip
+    "What the game may show: each rounding is no longer than the clip, and mixing only hides. [this page, thm. 1]"
+    swap, N = check_choice("relation", relation, RELATIONS) == "replace", mechanism.length
+    reach = N / math.sqrt(longest(mechanism, 1)) if d == 1 and N % 1 == 0 else 1.0 # one whole entry is never rounded
+    return gaussian_curve((1 + swap) * reach / mechanism.sigma, eps)
 
 # %% ../../nbs/3_baselines/quantised.ipynb #55984657
 def survival(

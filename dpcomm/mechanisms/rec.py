@@ -5,14 +5,16 @@
 # %% auto #0
 __all__ = ['CHUNK', 'BLOCK', 'MANY', 'RELATIONS', 'AUDITED', 'selection_moment', 'candidate', 'log_weight', 'encode_group',
            'decode_group', 'select_projection', 'simulate_group', 'simulate_many', 'Rec', 'encode', 'decode',
-           'simulate', 'moments', 'play', 'guarantee']
+           'simulate', 'moments', 'play', 'loss_law', 'curve', 'guarantee']
 
 # %% ../../nbs/2_papers/dprec.ipynb #66e70421
+import functools
 import math
 import zlib
 from dataclasses import dataclass
 import numpy as np
 import torch
+from scipy.special import expit, ndtr
 from torch import Tensor
 from ..accounting import Guarantee
 from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, derive, gumbel_argmax, normal, seed_tree
@@ -159,6 +161,7 @@ class Rec:
     def guarantee(self, **release): return guarantee(self, **release)
     def moments(self, u): return moments(self, u)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
+    def curve(self, relation, eps, **release): return curve(self, relation, eps, **release)
     def sizes(self, d):
         "Group sizes for a vector of d entries."
         if self.groups and sum(self.groups) != d:
@@ -286,6 +289,58 @@ def play(
     if path == "simulate": return scores
     same = {"repeat": (looks[0][1] == looks[1][1]).astype(float)} if rounds > 1 else {}
     return scores | {"index": looks[0][1].astype(float)} | same
+
+# %% ../../nbs/2_papers/dprec.ipynb #bd3b4c65
+def _sum_law(s, count, step, top, up):
+    "Law of a sum of lognormal weights on step * (0, 1, ...), rounded one way; what leaves the grid stays at its end."
+    edges = np.log(np.maximum(step * np.arange(top), 1e-300)) / s
+    one = np.diff(np.append(ndtr(edges), 1.0))
+    if up: one = np.append(0.0, one[:-1]) + np.append(np.zeros(top - 1), one[-1])
+    law = np.maximum(np.fft.irfft(np.fft.rfft(one, 2 * top) ** count, 2 * top), 0) # two laps hold it
+    return np.append(law[:top - 1], law[top - 1:].sum())
+
+@functools.lru_cache(maxsize=32)
+def loss_law(
+    s:float, # clip_norm / std
+    K:int, # candidates
+    up:bool, # round the log-ratio upwards, or downwards
+    width:float=1e-3, # of a cell of the log-ratio
+)->tuple: # D (cells,) ascending; its law under a null message (cells,)
+    "Law of s z - log Y, every piece rounded one way. [ours]"
+    mean = (K - 1) * math.exp(s * s / 2)
+    top = 2**20
+    step = (2 * mean + math.exp(6 * s)) / top # a weight beyond has probability 1e-9
+    y = _sum_law(s, K - 1, step, top, not up)
+    log_y = np.log(np.maximum(step * np.arange(top), step / 2))
+    cells = (np.floor if up else np.ceil)(log_y / width).astype(int)
+    base, z = cells.min(), np.arange(-9 * s, 9 * s, width) / s
+    right = np.diff(np.append(ndtr(z), 1.0)) # the mass of a cell at its lower end
+    right = np.append(0.0, right) if up else np.append(right, 0.0)
+    right[0] += ndtr(z[0])
+    ys = np.bincount(cells - base, weights=y)[::-1]
+    n = len(ys) + len(right)
+    law = np.maximum(np.fft.irfft(np.fft.rfft(ys, n) * np.fft.rfft(right, n), n), 0)[:n - 1]
+    start = z[0] * s - (base + len(ys) - 1) * width
+    return start + width * np.arange(len(law)), law / law.sum()
+
+# %% ../../nbs/2_papers/dprec.ipynb #b436e0df
+def curve(
+    mechanism:Rec,
+    relation:str, # null-slot | poisson-null | local
+    eps, # >= 0, any shape
+    n_clients:int=1, cohort:int=1, # a slot is the client's with probability cohort / n_clients
+    **release, # other arguments of `play`, which change nothing here
+)->np.ndarray: # delta of one message, shape of eps; 1 for local, where nothing but the guarantee is claimed
+    "What the game may show. [ours]"
+    if check_choice("relation", relation, tuple(RELATIONS)) == "local": return np.ones(np.shape(eps))
+    eps, found = np.asarray(eps, float), 0
+    for up in (True, False):
+        D, law = loss_law(mechanism.clip_norm / mechanism.std, 2**mechanism.index_bits, up)
+        w = 2**mechanism.index_bits * expit(D)
+        ratio = 1 + cohort / n_clients * (w - 1)
+        rise, fall = (ratio, 1) if up else (1, ratio)
+        found = np.maximum(found, [(law * np.maximum(rise - e * fall, 0)).sum() for e in np.exp(eps.ravel())])
+    return np.minimum(found + 3e-9 * 2**mechanism.index_bits, 1).reshape(eps.shape)
 
 # %% ../../nbs/2_papers/dprec.ipynb #7b2e8a6c
 def guarantee(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RELATIONS', 'ACCOUNTANTS', 'AUDITED', 'PIECE', 'SignSgd', 'tilt', 'simulate', 'moments', 'encode', 'decode',
-           'log_cosh', 'half_logit', 'rdp_signs', 'guarantee', 'play']
+           'log_cosh', 'half_logit', 'rdp_signs', 'guarantee', 'play', 'curve']
 
 # %% ../../nbs/3_baselines/signsgd.ipynb #117e9f5a
 import zlib
@@ -15,6 +15,7 @@ from scipy.special import erf, log_ndtr, ndtr
 from torch import Tensor
 from ..accounting import ORDERS, Guarantee, compose, gaussian_guarantee, guarantee_from_rdp, rdp_gaussian
 from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
+from ..games import listed_curve, repeated
 from ..wire import Bits, Message, header_bits, mean_over_cohort, register
 
 # %% ../../nbs/3_baselines/signsgd.ipynb #809656b2
@@ -46,6 +47,7 @@ class SignSgd:
     def moments(self, u): return moments(self, u)
     def guarantee(self, **release): return guarantee(self, **release)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
+    def curve(self, relation, eps, **release): return curve(self, relation, eps, **release)
     @property
     def relations(self): return {name: dict(relation=name, accountant="exact-balle") for name in RELATIONS}
     @property
@@ -182,3 +184,17 @@ def play(
         signs = mechanism.simulate(torch.full((n, d), float(size)), rng)
         score += np.where(signs.numpy() > 0, plus, minus).sum(1)
     return {"likelihood": score}
+
+# %% ../../nbs/3_baselines/signsgd.ipynb #3620c589
+def curve(
+    mechanism:SignSgd,
+    relation:str, # a key of mechanism.relations
+    eps, # >= 0, any shape
+    d:int=4, # coordinates of the game
+    **release, # other arguments of `play`, which change nothing here
+)->np.ndarray: # delta of one message, shape of eps, exact
+    "What the game may show. [this page, Thm. signs]"
+    swap = check_choice("relation", relation, RELATIONS) == "replace"
+    plus = ndtr(1 / (mechanism.sigma * np.sqrt(d)))
+    sent, other = (np.array([p, 1 - p]) for p in (plus, 1 - plus if swap else 0.5))
+    return listed_curve(*repeated(sent, other, d), eps)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ROUNDS', 'INNER', 'AUDITED', 'Frame', 'frame', 'analyse', 'synthesise', 'kashin', 'settle', 'keep_probability',
            'respond', 'Sqkr', 'check_settings', 'represent', 'estimate', 'coordinates', 'draw', 'encode', 'decode',
-           'simulate', 'moments', 'guarantee', 'likelihood', 'law', 'worst_case', 'play']
+           'simulate', 'moments', 'guarantee', 'likelihood', 'law', 'worst_case', 'play', 'curve']
 
 # %% ../../nbs/3_baselines/sqkr.ipynb #a6f86d8b
 import functools
@@ -13,10 +13,12 @@ import math
 import zlib
 from dataclasses import dataclass
 from typing import NamedTuple
+import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee
 from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, derive, seed_tree, walsh_hadamard
+from ..games import two_valued_curve
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
 # %% ../../nbs/3_baselines/sqkr.ipynb #07e36db4
@@ -130,6 +132,7 @@ class Sqkr:
     def guarantee(self, **release): return guarantee(self, **release)
     def moments(self, u): return moments(self, u)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
+    def curve(self, relation, eps, **release): return curve(self, relation, eps, **release)
     @property
     def relations(self): return {"local": {}} if self.eps < math.inf else {}
     @property
@@ -306,3 +309,15 @@ def play(
         signs = respond(x[[0 if present else 1]].expand(n, -1), draw(rng, n, 2 * mechanism.nbits + 1), mechanism.keep)
         score += likelihood(x[0], signs, mechanism.keep).log() - likelihood(x[1], signs, mechanism.keep).log()
     return {"likelihood": score.numpy()}
+
+# %% ../../nbs/3_baselines/sqkr.ipynb #e4250cdc
+def curve(
+    mechanism:Sqkr,
+    relation:str, # a key of mechanism.relations
+    eps, # >= 0, any shape
+    **release, # other arguments of `play`, which change nothing here
+)->np.ndarray: # delta of one message, shape of eps, an upper bound for any two inputs
+    "What the game may show. [Chen et al. 2020, Sec. 3]"
+    check_choice("relation", relation, tuple(mechanism.relations))
+    own = 1 / (1 + (2.0**mechanism.nbits - 1) * math.exp(-mechanism.eps))
+    return two_valued_curve(own, mechanism.eps, eps)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SPANS', 'PROJECTED', 'AUDITED', 'subset_size', 'padded_size', 'subset', 'signs', 'rotate', 'unrotate', 'span',
            'cut_probability', 'Settings', 'SqSgd', 'check_settings', 'prepare', 'restore', 'send', 'simulate',
-           'remember', 'encode', 'decode', 'moments', 'guarantee', 'play']
+           'remember', 'encode', 'decode', 'moments', 'guarantee', 'play', 'curve']
 
 # %% ../../nbs/2_papers/sqsgd.ipynb #a142c4a3
 import functools
@@ -18,6 +18,7 @@ from torch import Tensor
 from ..accounting import Guarantee
 from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree, walsh_hadamard
 from . import privquant
+from ..games import two_valued_curve
 from ..wire import Bits, Message, header_bits, mean_over_cohort, register
 
 # %% ../../nbs/2_papers/sqsgd.ipynb #2eacd1c5
@@ -134,6 +135,7 @@ class SqSgd(Settings):
     def guarantee(self, **release): return guarantee(self, **release)
     def moments(self, u): return moments(self, u)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
+    def curve(self, relation, eps, **release): return curve(self, relation, eps, **release)
     def at(self, t): return replace(self, round=t)
     def size(self, d): return padded_size(subset_size(d, self.fraction, self.padded))
     def range(self, d): return span(self.bound, self.size(d), self.span)
@@ -294,3 +296,16 @@ def play(
     u = mechanism.bound * u / u.norm()
     for _ in range(rounds): score += simulate(mechanism, (u if present else -u).expand(n, d), rng).double() @ u.double()
     return {"projection": score.numpy()}
+
+# %% ../../nbs/2_papers/sqsgd.ipynb #07d50bdf
+def curve(
+    mechanism:SqSgd,
+    relation:str, # a key of mechanism.relations
+    eps, # >= 0, any shape
+    d:int=2, # dimension of the game
+    **release, # other arguments of `play`, which change nothing here
+)->np.ndarray: # delta of one message, shape of eps, an upper bound for any two inputs
+    "What the game may show. [sqsgd Alg. 1]"
+    check_choice("relation", relation, tuple(mechanism.relations))
+    cal = mechanism.calibration(d)
+    return two_valued_curve(cal.p, cal.actual_eps, eps)

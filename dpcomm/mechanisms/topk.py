@@ -84,7 +84,7 @@ def public_gradients(
     return total
 
 # %% ../../nbs/2_papers/fltop.ipynb #ea0870b9
-AUDITED = tuple((dict(fraction=1.0, clip_norm=1.0, sigma=sigma, n_clients=10, tolerance=tolerance), {}, 300_000)
+AUDITED = tuple((dict(fraction=1.0, clip_norm=1.0, sigma=sigma, n_clients=10, tolerance=tolerance), {}, 10**6)
                 for sigma, tolerance in ((1.0, 0.0), (4.0, 0.0), (1.0, 0.2)))
 
 # %% ../../nbs/2_papers/fltop.ipynb #3cac5fe0

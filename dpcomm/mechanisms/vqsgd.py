@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['AUDITED', 'corner_bits', 'keep_probability', 'VqSgd', 'check_settings', 'corners', 'estimate', 'simulate', 'encode',
-           'decode', 'law', 'moments', 'exact_eps', 'guarantee', 'worst_case', 'play']
+           'decode', 'law', 'moments', 'exact_eps', 'guarantee', 'worst_case', 'play', 'curve']
 
 # %% ../../nbs/3_baselines/vqsgd.ipynb #e7eb04e2
 import math
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from ..accounting import Guarantee
 from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
+from ..games import listed_curve, repeated
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
 # %% ../../nbs/3_baselines/vqsgd.ipynb #945e401e
@@ -56,6 +57,7 @@ class VqSgd:
     def guarantee(self, **release): return guarantee(self, **release)
     def moments(self, u): return moments(self, u)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
+    def curve(self, relation, eps, **release): return curve(self, relation, eps, **release)
     @property
     def relations(self): return {"local": {}} if self.eps < math.inf else {}
     @property
@@ -209,3 +211,19 @@ def play(
     p, q = law(mechanism, u).log().numpy()
     drawn = corners(mechanism, u[0 if present else 1].numpy(), rng, n * rounds * mechanism.repeats)
     return {"likelihood": (p - q)[drawn].reshape(n, -1).sum(1)}
+
+# %% ../../nbs/3_baselines/vqsgd.ipynb #1ff7a398
+def curve(
+    mechanism:VqSgd,
+    relation:str, # a key of mechanism.relations
+    eps, # >= 0, any shape
+    d:int=1, # dimension of the game
+    **release, # other arguments of `play`, which change nothing here
+)->np.ndarray: # delta of one message, shape of eps, exact
+    "What the game may show. [this page, Thm. vqsgd]"
+    check_choice("relation", relation, tuple(mechanism.relations))
+    lie = 1 / (math.exp(mechanism.eps) + 2 * d - 1)
+    keep, along = 1 - 2 * d * lie, d**-0.5
+    base = lie + keep * (1 - along) / (2 * d)
+    sent, other = ([keep * along + base, d * base, (d - 1) * base], [lie, keep + d * lie, (d - 1) * lie])
+    return listed_curve(*repeated(sent, other, mechanism.repeats), eps)
