@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from ..accounting import Guarantee
 from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, derive, gumbel_argmax, normal, seed_tree
-from .rec_accounting import RELATION_OF, calibrate_clip, exact_epsilon, log_moment, rdp, theorem1_epsilon
+from .rec_accounting import RELATION_OF, calibrate_clip, exact_epsilon, log_moment, pld_epsilon, rdp, theorem1_epsilon
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
 # %% ../../nbs/2_papers/dprec.ipynb #493802f6
@@ -296,7 +296,7 @@ def guarantee(
     cohort:int=1, # messages a round, expected number under Poisson sampling; not used without sampling
     groups:int=None, # groups a message, default the mechanism's
     sampling:str="replacement", # replacement (null-slot) | poisson (poisson-null) | none (local)
-    accountant:str="theorem1-arxiv", # theorem1-arxiv | theorem1-iclr | theorem1-iclr-shifted | exact-classic | exact-balle
+    accountant:str="theorem1-arxiv", # theorem1-arxiv | theorem1-iclr | theorem1-iclr-shifted | exact-classic | exact-balle | pld-exact
     relation:str=None, # None: the one that goes with the sampling; another is refused
 )->Guarantee: # of the whole run; its relation follows from the sampling
     "The paper's claim or the proved guarantee, after `rounds` rounds. [dprec Alg. 7; ours]"
@@ -307,10 +307,11 @@ def guarantee(
     check_between("rounds", rounds, 1), check_between("cohort", cohort, 1)
     c, groups = mechanism.clip_norm / mechanism.std, groups or len(mechanism.groups or (1,))
     kind, version = accountant.split("-", 1) if "-" in accountant else (accountant, "")
-    if kind == "exact":
-        slots = rounds if sampling == "none" else rounds * cohort
-        return exact_epsilon(c, slots, n_clients, 2**mechanism.index_bits, groups, delta, fitting, version, cohort)
-    if kind != "theorem1": raise ValueError(f"accountant is {accountant!r}; it must be theorem1-arxiv, theorem1-iclr, theorem1-iclr-shifted, exact-classic or exact-balle")
+    release = (c, rounds * (cohort if sampling != "none" else 1), n_clients, 2**mechanism.index_bits, groups, delta, fitting)
+    if accountant == "pld-exact": return pld_epsilon(*release, cohort)
+    if kind == "exact": return exact_epsilon(*release, version, cohort)
+    if kind != "theorem1":
+        raise ValueError(f"accountant is {accountant!r}; it must be theorem1-arxiv, theorem1-iclr, theorem1-iclr-shifted, exact-classic, exact-balle or pld-exact")
     if sampling != "replacement":
         raise ValueError(f"sampling is {sampling!r}; Algorithm 7 accounts only for slots drawn with replacement: use accountant='exact-balle', or sampling='replacement'")
     check_between("n_clients", n_clients, 2)
