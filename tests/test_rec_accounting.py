@@ -7,14 +7,17 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from laws import ALARM
+from scipy.optimize import brentq
+from scipy.signal import fftconvolve
 from scipy.special import logsumexp
 from scipy.stats import norm
 
 from dpcomm.accounting import INTEGER_ORDERS, Guarantee, gaussian_guarantee, rdp_gaussian, rdp_subsampled_gaussian
 from dpcomm.core import seed_tree
-from dpcomm.mechanisms import rec
-from dpcomm.mechanisms.rec_accounting import (EXACT, LIMIT, RELATION_OF, calibrate_clip, exact_epsilon, log_moment, rdp, rdp_local, rdp_mixture,
-                                              theorem1_epsilon)
+from dpcomm.mechanisms import rec, rec_accounting
+from dpcomm.mechanisms.rec_accounting import (EXACT, LIMIT, RELATION_OF, _cells, _cover, _epsilon, _gaussian_stick, _lattice, _lower_lattice,
+                                              _revealed, _sum_of_weights, calibrate_clip, exact_epsilon, log_moment, pld_bracket, pld_epsilon,
+                                              rdp, rdp_local, rdp_mixture, theorem1_epsilon)
 
 MNIST = dict(slots=10_000, n_clients=100, K=128, groups=8, delta=100**-1.1)
 
@@ -253,6 +256,194 @@ def test_the_mechanism_offers_each_guarantee():
         assert (found.relation, found.sampling) == (relation, sampling)
 
 
+# ---- composed privacy losses against brute force
+
+RUN = dict(n_clients=100, K=128, delta=100**-1.1)
+
+
+def sorted_slot(K: int, s: float, q: float):
+    "Sorted ratios of a slot and their null masses, one or two normal variables on a fine grid."
+    v = np.linspace(-9, 9, 40_001 if K == 2 else 1_201)
+    p = norm.pdf(v) * (v[1] - v[0])
+    if K == 2:
+        w = 2 / (1 + np.exp(-s * 2**0.5 * v))
+    else:
+        w = (3 / (1 + np.exp(s * 2**0.5 * v[:, None]) + np.exp(s * (0.5**0.5 * v[:, None] + 1.5**0.5 * v)))).ravel()
+        p = np.outer(p, p).ravel()
+    order = w.argsort()
+    return 1 + q * (w[order] - 1), p[order]
+
+
+def brute(K: int, s: float, n_clients: int, slots: int, delta: float) -> float:
+    "Epsilon of one or two slots from the definition: no grid of losses, no transform, no moment."
+    r, p = sorted_slot(K, s, 1 / n_clients)
+    above, below = ([np.append(x[::t].cumsum(), 0)[::t] if t < 0 else np.append(0, x.cumsum()) for x in (p, p * r)] for t in (-1, 1))
+
+    def run(e, sign):
+        "E(prod r - a)^+ or E(1 - prod r / a)^+ with a = exp(sign e)."
+        a = math.exp(sign * e) if slots == 1 else math.exp(sign * e) / r
+        mass, mean = (x[np.searchsorted(r, a)] for x in (above if sign > 0 else below))
+        stick = sign * (mean - a * mass)
+        return (stick if slots == 1 else (p * r) @ stick) * (1 if sign > 0 else math.exp(e))
+    return max(brentq(lambda e: run(e, sign) - delta, 0, 40) if run(0, sign) > delta else 0.0 for sign in (1, -1))
+
+
+BRUTE = [(2, 0.545, 1, 1, 1e-2), (2, 1.2, 1, 1, 1e-4), (2, 0.87, 10, 1, 1e-3), (2, 0.87, 10, 2, 1e-3), (2, 1.2, 1, 2, 1e-4), (2, 0.1, 1, 2, 1e-3),
+         (3, 0.545, 1, 1, 1e-3), (3, 1.0, 4, 1, 1e-3), (3, 1.0, 1, 2, 1e-3), (3, 2.0, 4, 2, 1e-3)]
+
+
+@pytest.mark.parametrize("K, s, n_clients, slots, delta", BRUTE)
+def test_the_bracket_holds_the_truth(K, s, n_clients, slots, delta):
+    low, high = pld_bracket(s, slots, n_clients, K, 1, delta)
+    truth = brute(K, s, n_clients, slots, delta)
+    assert low - 2e-5 <= truth <= high + 2e-5, "2e-5 is what the brute force's own grid leaves open"
+    assert high - low < 0.01 * high
+
+
+def test_sixteen_slots_as_four_squarings():
+    "K = 2, q = 1: losses on a grid of 1e-3 rounded up and down without any convexity, composed by direct convolution."
+    r, p = sorted_slot(2, 0.4, 1.0)
+    step, bound = 1e-3, []
+    for up in (True, False):
+        k = (np.ceil if up else np.floor)(np.log(r) / step).astype(int)
+        masses, first = np.bincount(k - k[0], p * r), k[0]
+        for _ in range(4):
+            masses, first = fftconvolve(masses, masses), 2 * first
+        loss = (first + np.arange(len(masses))) * step
+        bound.append(brentq(lambda e: masses @ np.maximum(-np.expm1(e - loss), 0) - 1e-3, 0, 40))
+    low, high = bound[1], bound[0]
+    first, mass, _ = _lattice(lambda w: _cells(w, 1, True, 0.4, 2), (1e-3, 2.0, 2.0), 1.0, 1e-3)
+    ours = _epsilon(mass * np.exp((first + np.arange(len(mass))) * 1e-3), first, 1e-3, 16, -30_000, 2**16, 1e-3, 0.0, True)
+    assert low < ours < high and high - low < 0.04
+
+
+@pytest.mark.parametrize("broken", ["left", "harmonic", "lower sums"])
+def test_a_planted_error_is_caught(broken, monkeypatch):
+    "Rounding down, or the wrong mean, puts the claim below the truth of `BRUTE`'s cases."
+    case = (2, 1.2, 1, 2, 1e-4)
+    truth, honest = brute(*case), _lattice
+    if broken == "left":
+        def floor(cells, bounds, q, step):
+            first, mass, zero = honest(cells, bounds, q, step)
+            return first - 2, mass, zero
+        monkeypatch.setattr(rec_accounting, "_lattice", floor)
+    if broken == "harmonic":
+        monkeypatch.setattr(rec_accounting, "_cells", lambda w, power, up, c, K: _cells(w, -power, up, c, K))
+    if broken == "lower sums":
+        monkeypatch.setattr(rec_accounting, "_cells", lambda w, power, up, c, K: _cells(w, power, False, c, K))
+        monkeypatch.setattr(rec_accounting, "_lattice", lambda *a: (*_lower_lattice(*a)[:2], 0.0))
+    K, s, n_clients, slots, delta = case
+    if broken == "left":
+        assert pld_epsilon(s, slots, n_clients, K, 1, delta).eps < truth - 2e-5
+    else:
+        below = rec_accounting._composed(s, K, 1, 1 / n_clients, slots, delta)
+        monkeypatch.undo()
+        assert below < rec_accounting._composed(s, K, 1, 1 / n_clients, slots, delta)
+        if broken == "lower sums":
+            assert below <= truth + 2e-5
+
+
+def test_sums_rounded_either_way_hold_the_exact_mean_share():
+    "E 1 / (1 + a_1 + a_2) by a product rule lies between the two roundings of both kinds."
+    v = np.linspace(-9, 9, 1201)
+    p, a = norm.pdf(v) * (v[1] - v[0]), np.exp(0.8 * v - 0.32)
+    truth = np.einsum("i,j,ij->", p, p, 1 / (1 + a[:, None] + a))
+    share = {}
+    for power in (1, -1):
+        for up in (True, False):
+            s, mass = _sum_of_weights(0.8, 2, 400, power, up)
+            share[power, up] = mass @ (1 / (1 + s))
+    assert share[1, False] < truth < share[1, True] and share[-1, True] < truth < share[-1, False]
+    assert share[1, True] / share[-1, True] < 1 + 1e-4
+
+
+@pytest.mark.parametrize("c, K", [(0.3, 2), (0.545, 128), (1.745, 16)])
+def test_cells_of_a_ratio_have_its_moments(c, K):
+    w = np.geomspace(1e-6, K * (1 - 1e-6), 4000)
+    for power in (1, -1):
+        low, high = (_cells(w, power, up, c, K) for up in (False, True))
+        for mass, excess in (low, high):
+            assert abs(mass.sum() - 1) < 1e-9 and abs(excess.sum()) < 1e-3
+            inner = mass[1:-1] > 1e-12
+            mean = 1 + excess[1:-1][inner] / mass[1:-1][inner]
+            assert ((w[:-1][inner] <= mean * (1 + 1e-9)) & (mean <= w[1:][inner] * (1 + 1e-9))).all()
+        assert low[1].sum() * power <= 1e-12 <= high[1].sum() * power + 1e-12
+    spread = np.exp(float(log_moment(2, c, K)))
+    assert (excess**2 / np.maximum(mass, 1e-300)).sum() == pytest.approx(spread - 1, rel=1e-3)
+
+
+@pytest.mark.parametrize("c, relation, low, high", [(0.545, "null-slot", 1.24, 1.25), (0.87, "null-slot", 2.64, 2.65),
+                                                    (0.545, "poisson-null", 5.68, 5.69), (0.87, "poisson-null", 12.46, 12.48)])
+def test_the_bracket_at_mnist(c, relation, low, high):
+    found = pld_bracket(c, 10_000, groups=1, relation=relation, cohort=10, **RUN)
+    assert low < found[0] <= found[1] < high and found[1] < 1.001 * found[0]
+    assert found[1] < exact_epsilon(c, 10_000, groups=1, relation=relation, cohort=10, conversion="balle", **RUN).eps
+
+
+def test_composed_losses_never_exceed_the_renyi_value():
+    for c in (1e-4, 0.06, 0.545, 1.5, 5.0):
+        for groups in (1, 8):
+            for slots in (1, 300, 100_000):
+                ours, renyi = pld_epsilon(c, slots, groups=groups, **RUN), exact_epsilon(c, slots, groups=groups, conversion="balle", **RUN)
+                assert 0 <= ours.eps <= renyi.eps and ours.accountant == "pld-exact"
+
+
+def test_more_of_anything_costs_more_by_composed_losses():
+    def eps(**change):
+        return pld_epsilon(**(dict(c=0.6, slots=5000, groups=1) | RUN | change)).eps
+    for groups in (1, 8):
+        here = eps(groups=groups)
+        assert eps(groups=groups, c=0.5) < here < eps(groups=groups, c=0.7)
+        assert eps(groups=groups, slots=2500) < here < eps(groups=groups, slots=10_000)
+        assert eps(groups=groups, n_clients=200) < here < eps(groups=groups, n_clients=50)
+        assert eps(groups=groups, delta=1e-2) < here < eps(groups=groups, delta=1e-3)
+    assert eps(K=2) < eps(K=16) < eps() < eps(groups=2) == eps(groups=8)
+
+
+def test_a_lognormal_covers_two_groups():
+    "K = 2, every split in a list: hockey-stick curves of the product of two ratios on a product grid."
+    c, room, chance = 0.8, 1.0, 0.0
+    v = np.linspace(-9, 9, 1201)
+    p = np.outer(*(2 * [norm.pdf(v) * (v[1] - v[0])])).ravel()
+    for share in (0.5, 0.8, 1.0):
+        first, second = (2 / (1 + np.exp(-(2 * part) ** 0.5 * c * v)) for part in (share, 1 - share))
+        w = np.outer(first, second).ravel()
+        for alpha in (0.05, 0.3, 0.8, 1.5, 3.0):
+            stick = p @ np.maximum(w - alpha if alpha >= 1 else alpha - w, 0)
+            assert stick <= _gaussian_stick(np.array(alpha), (1 + room) * c * c) + chance
+
+
+def test_the_cover_of_one_group_is_tight_and_honest():
+    assert _cover(0.5, 4, 1.5, 1e-9) == (1.0, 0.0)
+    room, chance = _cover(0.545, 128, 0.05, 1e-8)
+    assert room == 0.05 and chance < 1e-10
+    assert _revealed(128, 1.0, 1.02) < 1e-15 < 1e-6 < _revealed(128, 1.0, 1.0) < _revealed(128, 1.0, 0.95)
+
+
+def test_the_clip_that_composed_losses_buy():
+    release = dict(slots=10_000, groups=8, **RUN)
+    balle = calibrate_clip(3.0, conversion="balle", **release)
+    c = calibrate_clip(3.0, pld_epsilon, low=balle, high=1.3 * balle, tol=1e-3, **release)
+    assert 1.05 * balle < c and pld_epsilon(c, **release).eps <= 3.0 < pld_epsilon(c * 1.002, **release).eps
+
+
+@pytest.mark.parametrize("c", [1e-3, 1e-6, 1e-9, 1e-150])
+def test_a_vanishing_clip_is_accounted(c):
+    for groups in (1, 3):
+        found = exact_epsilon(c, 10, 10, 4, groups, 1e-2)
+        assert math.isfinite(found.eps) and found.eps < 0.05
+        assert pld_epsilon(c, 10, 10, 4, groups, 1e-2).eps <= found.eps
+
+
+def test_the_mechanism_offers_composed_losses():
+    mechanism = rec.Rec(0.545 * 0.005, 0.005, 7, (3,) * 8)
+    run = dict(rounds=1000, delta=100**-1.1, n_clients=100, cohort=10)
+    for sampling, relation in (("replacement", "null-slot"), ("poisson", "poisson-null")):
+        found = mechanism.guarantee(**run, sampling=sampling, accountant="pld-exact")
+        assert found == pld_epsilon(0.545, 10_000, 100, 128, 8, 100**-1.1, relation, 10)
+        assert (found.relation, found.sampling, found.accountant, found.trust) == (relation, sampling, "pld-exact", "central")
+
+
 # ---- refusals
 
 @pytest.mark.parametrize("call, message", [
@@ -272,6 +463,12 @@ def test_the_mechanism_offers_each_guarantee():
     (lambda: rec.Rec(1.0, 0.5).guarantee(rounds=10, delta=1e-3, sampling="poisson", relation="local", accountant="exact-balle"),
      "sampling is 'poisson' and relation 'local'.*'poisson' with 'poisson-null'.*sections 4.11 and 4.13"),
     (lambda: calibrate_clip(-1.0, **MNIST), "eps = -1.0"),
+    (lambda: pld_epsilon(**MNIST, c=1.0, relation="local"), "relation is 'local'.*use exact_epsilon"), (lambda: pld_epsilon(**MNIST, c=0.0), "c is 0"),
+    (lambda: pld_epsilon(**MNIST, c=math.nan), "c is nan"), (lambda: pld_epsilon(**MNIST | {"delta": 0.0}, c=1.0), "delta = 0.0"),
+    (lambda: pld_epsilon(**MNIST | {"K": 1}, c=1.0), "K is 1"), (lambda: pld_epsilon(**MNIST | {"n_clients": 0}, c=1.0), "n_clients is 0"),
+    (lambda: pld_epsilon(**MNIST | {"slots": 15}, c=1.0, relation="poisson-null", cohort=10), "slots is 15"),
+    (lambda: pld_bracket(**MNIST, c=0.01), "c is 0.01.*must lie in"),
+    (lambda: rec.Rec(1.0, 0.5).guarantee(rounds=10, delta=1e-3, sampling="none", accountant="pld-exact"), "relation is 'local'"),
 ])
 def test_what_is_not_derived_is_refused(call, message):
     with pytest.raises(ValueError, match=message):

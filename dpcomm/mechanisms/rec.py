@@ -5,20 +5,20 @@
 # %% auto #0
 __all__ = ['CHUNK', 'BLOCK', 'MANY', 'RELATIONS', 'AUDITED', 'selection_moment', 'candidate', 'log_weight', 'encode_group',
            'decode_group', 'select_projection', 'simulate_group', 'simulate_many', 'Rec', 'encode', 'decode',
-           'simulate', 'moments', 'play', 'loss_law', 'curve', 'guarantee']
+           'simulate', 'moments', 'play', 'loss_law', 'curve', 'guarantee', 'of_run']
 
 # %% ../../nbs/2_papers/dprec.ipynb #66e70421
 import functools
 import math
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from scipy.special import expit, ndtr
 from torch import Tensor
 from ..accounting import Guarantee
 from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, derive, gumbel_argmax, normal, seed_tree
-from .rec_accounting import RELATION_OF, calibrate_clip, exact_epsilon, log_moment, rdp, theorem1_epsilon
+from .rec_accounting import RELATION_OF, calibrate_clip, exact_epsilon, log_moment, pld_epsilon, rdp, theorem1_epsilon
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
 # %% ../../nbs/2_papers/dprec.ipynb #493802f6
@@ -158,7 +158,7 @@ class Rec:
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
     def bits(self, d): return Bits.of(8 * -(-len(self.sizes(d)) * self.index_bits // 8), header_bits(self.name), 32, d)
-    def guarantee(self, **release): return guarantee(self, **release)
+    def guarantee(self, rounds, delta, **release): return of_run(guarantee(self, rounds, delta, **release), rounds, release)
     def moments(self, u): return moments(self, u)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
     def curve(self, relation, eps, **release): return curve(self, relation, eps, **release)
@@ -351,7 +351,7 @@ def guarantee(
     cohort:int=1, # messages a round, expected number under Poisson sampling; not used without sampling
     groups:int=None, # groups a message, default the mechanism's
     sampling:str="replacement", # replacement (null-slot) | poisson (poisson-null) | none (local)
-    accountant:str="theorem1-arxiv", # theorem1-arxiv | theorem1-iclr | theorem1-iclr-shifted | exact-classic | exact-balle
+    accountant:str="theorem1-arxiv", # theorem1-arxiv | theorem1-iclr | theorem1-iclr-shifted | exact-classic | exact-balle | pld-exact
     relation:str=None, # None: the one that goes with the sampling; another is refused
 )->Guarantee: # of the whole run; its relation follows from the sampling
     "The paper's claim or the proved guarantee, after `rounds` rounds. [dprec Alg. 7; ours]"
@@ -362,11 +362,22 @@ def guarantee(
     check_between("rounds", rounds, 1), check_between("cohort", cohort, 1)
     c, groups = mechanism.clip_norm / mechanism.std, groups or len(mechanism.groups or (1,))
     kind, version = accountant.split("-", 1) if "-" in accountant else (accountant, "")
-    if kind == "exact":
-        slots = rounds if sampling == "none" else rounds * cohort
-        return exact_epsilon(c, slots, n_clients, 2**mechanism.index_bits, groups, delta, fitting, version, cohort)
-    if kind != "theorem1": raise ValueError(f"accountant is {accountant!r}; it must be theorem1-arxiv, theorem1-iclr, theorem1-iclr-shifted, exact-classic or exact-balle")
+    release = (c, rounds * (cohort if sampling != "none" else 1), n_clients, 2**mechanism.index_bits, groups, delta, fitting)
+    if accountant == "pld-exact": return pld_epsilon(*release, cohort)
+    if kind == "exact": return exact_epsilon(*release, version, cohort)
+    if kind != "theorem1":
+        raise ValueError(f"accountant is {accountant!r}; it must be theorem1-arxiv, theorem1-iclr, theorem1-iclr-shifted, exact-classic, exact-balle or pld-exact")
     if sampling != "replacement":
         raise ValueError(f"sampling is {sampling!r}; Algorithm 7 accounts only for slots drawn with replacement: use accountant='exact-balle', or sampling='replacement'")
     check_between("n_clients", n_clients, 2)
     return theorem1_epsilon(c, rounds * cohort, n_clients, groups * mechanism.index_bits, delta, version)
+
+# %% ../../nbs/2_papers/dprec.ipynb #c0b1f9a2
+def of_run(
+    promise:Guarantee, # of `guarantee`
+    rounds:int, # releases composed
+    release:dict, # its other arguments
+)->Guarantee: # with rounds and q
+    "Enter the run that a guarantee is about. [ours]"
+    rate = release.get("cohort", 1) / release.get("n_clients", 1) if promise.sampling != "none" else 1.0
+    return replace(promise, rounds=rounds, q=min(rate, 1.0))
