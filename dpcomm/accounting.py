@@ -52,7 +52,7 @@ def _check_rounds(rounds):
 # %% ../nbs/1_foundations/accounting.ipynb #0a1fc504
 @dataclass(frozen=True)
 class Guarantee:
-    "An epsilon with everything needed to read it. [Dwork & Roth 2014, Def. 2.4]"
+    "An epsilon with everything needed to read it; what none covers: page Limits. [Dwork & Roth 2014, Def. 2.4]"
     eps:float # in [0, inf]; inf means that nothing is proved
     delta:float # in [0, 1)
     unit:str # what is protected: a name in `UNITS`
