@@ -317,30 +317,16 @@ def test_sixteen_slots_as_four_squarings():
     assert low < ours < high and high - low < 0.04
 
 
-@pytest.mark.parametrize("broken", ["left", "harmonic", "lower sums"])
+@pytest.mark.parametrize("broken", ["losses", "sums"])
 def test_a_planted_error_is_caught(broken, monkeypatch):
-    "Rounding down, or the wrong mean, puts the claim below the truth of `BRUTE`'s cases."
-    case = (2, 1.2, 1, 2, 1e-4)
-    truth, honest = brute(*case), _lattice
-    if broken == "left":
-        def floor(cells, bounds, q, step):
-            first, mass, zero = honest(cells, bounds, q, step)
-            return first - 2, mass, zero
-        monkeypatch.setattr(rec_accounting, "_lattice", floor)
-    if broken == "harmonic":
-        monkeypatch.setattr(rec_accounting, "_cells", lambda w, power, up, c, K: _cells(w, -power, up, c, K))
-    if broken == "lower sums":
+    "Losses or sums that are rounded down put the claim below the truth, by more than the brute force's own 2e-5."
+    case = K, s, n_clients, slots, delta = 2, 1.2, 1, 2, 1e-4
+    if broken == "losses":
+        monkeypatch.setattr(rec_accounting, "_epsilon", lambda mass, first, *run: _epsilon(mass, first - 1, *run))
+    if broken == "sums":
         monkeypatch.setattr(rec_accounting, "_cells", lambda w, power, up, c, K: _cells(w, power, False, c, K))
         monkeypatch.setattr(rec_accounting, "_lattice", lambda *a: (*_lower_lattice(*a)[:2], 0.0))
-    K, s, n_clients, slots, delta = case
-    if broken == "left":
-        assert pld_epsilon(s, slots, n_clients, K, 1, delta).eps < truth - 2e-5
-    else:
-        below = rec_accounting._composed(s, K, 1, 1 / n_clients, slots, delta)
-        monkeypatch.undo()
-        assert below < rec_accounting._composed(s, K, 1, 1 / n_clients, slots, delta)
-        if broken == "lower sums":
-            assert below <= truth + 2e-5
+    assert pld_epsilon(s, slots, n_clients, K, 1, delta).eps < brute(*case) - 2e-5
 
 
 def test_sums_rounded_either_way_hold_the_exact_mean_share():
@@ -351,7 +337,7 @@ def test_sums_rounded_either_way_hold_the_exact_mean_share():
     share = {}
     for power in (1, -1):
         for up in (True, False):
-            s, mass = _sum_of_weights(0.8, 2, 400, power, up)
+            s, mass = _sum_of_weights(0.8, 2, 800, power, up)
             share[power, up] = mass @ (1 / (1 + s))
     assert share[1, False] < truth < share[1, True] and share[-1, True] < truth < share[-1, False]
     assert share[1, True] / share[-1, True] < 1 + 1e-4
@@ -381,11 +367,10 @@ def test_the_bracket_at_mnist(c, relation, low, high):
 
 
 def test_composed_losses_never_exceed_the_renyi_value():
-    for c in (1e-4, 0.06, 0.545, 1.5, 5.0):
-        for groups in (1, 8):
-            for slots in (1, 300, 100_000):
-                ours, renyi = pld_epsilon(c, slots, groups=groups, **RUN), exact_epsilon(c, slots, groups=groups, conversion="balle", **RUN)
-                assert 0 <= ours.eps <= renyi.eps and ours.accountant == "pld-exact"
+    for c, groups in ((1e-4, 1), (0.06, 1), (0.545, 1), (0.545, 8), (1.0, 8), (1.5, 1), (5.0, 8)):
+        for slots in (1, 100_000):
+            ours, renyi = pld_epsilon(c, slots, groups=groups, **RUN), exact_epsilon(c, slots, groups=groups, conversion="balle", **RUN)
+            assert 0 <= ours.eps <= renyi.eps and ours.accountant == "pld-exact"
 
 
 def test_more_of_anything_costs_more_by_composed_losses():

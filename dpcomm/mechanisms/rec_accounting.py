@@ -291,7 +291,7 @@ def _sum_of_weights(c, terms, n, power, up):
     return total
 
 # %% ../../nbs/2_papers/dprec_theorem.ipynb #b1d00011
-ATOMS, PANELS = 800, 64 # atoms of a sum; Gauss panels a min(c, 1)
+ATOMS, PANELS = 800, 32 # atoms of a sum; Gauss panels per min(c, 1)
 
 def _cells(w, power, up, c, K, n=ATOMS):
     "Null mass, and null mean of w - 1, in the cells [0, w_1), ..., [w_m, K) of the ratio."
@@ -405,7 +405,7 @@ def _plan(law, top, q, rounds, delta):
     step = span / (size - 4)
     return (bottom, last, top), step, [math.floor(low / step) - 1 for low, _ in spans], size
 
-# %% ../../nbs/2_papers/dprec_theorem.ipynb #b1d00030
+# %% ../../nbs/2_papers/dprec_theorem.ipynb #b1d00030a
 ROOM, COARSE = 0.05, 256 # least excess variance for several groups; atoms of a sum for them
 
 def _gaussian_cells(w, v):
@@ -419,6 +419,7 @@ def _gaussian_stick(w, v):
     x, half, sign = -np.log(w) / math.sqrt(v), math.sqrt(v) / 2, np.where(w >= 1, 1, -1)
     return sign * (ndtr(sign * (x + half)) - w * ndtr(sign * (x - half)))
 
+# %% ../../nbs/2_papers/dprec_theorem.ipynb #b1d00030
 @functools.lru_cache(4096)
 def _revealed(K, s2, factor):
     "Chance to be revealed that, with log-variance factor * s2, covers one group of s^2 = s2."
