@@ -387,7 +387,7 @@ def blind(mechanism, relation, arguments):
     return arguments.get("d") in (3, 16) and mechanism.name == "quantised" or (mechanism.name, relation) == ("rec", "local")
 
 
-@pytest.mark.parametrize("mechanism, relation, arguments", audited())
+@pytest.mark.parametrize("mechanism, relation, arguments", list(audited()))
 def test_an_honest_game_stands_and_reaches_its_curve(mechanism, relation, arguments):
     "20,000 plays against everything claimed; and the game is not blind: the point judged lies within 6 standard deviations of its claim."
     found = audit.judge_play(mechanism, relation, 20_000, seed_tree(0, "honest", relation), **arguments)
@@ -397,7 +397,7 @@ def test_an_honest_game_stands_and_reaches_its_curve(mechanism, relation, argume
         assert found.reached > found.delta - 6 * spread, found
 
 
-@pytest.mark.parametrize("mechanism, relation, arguments", audited())
+@pytest.mark.parametrize("mechanism, relation, arguments", list(audited()))
 def test_a_quarter_too_little_noise_is_caught_at_a_million_plays(mechanism, relation, arguments):
     "By the laws of both: for every mechanism and relation with a curve that its game reaches."
     if blind(mechanism, relation, arguments):
@@ -406,7 +406,7 @@ def test_a_quarter_too_little_noise_is_caught_at_a_million_plays(mechanism, rela
     assert audit.smallest_lie(mechanism, relation, 100, **arguments) > audit.smallest_lie(mechanism, relation, 10**6, **arguments)
 
 
-@pytest.mark.parametrize("mechanism, relation, arguments", audited())
+@pytest.mark.parametrize("mechanism, relation, arguments", list(audited()))
 def test_a_lie_of_the_size_that_is_said_to_be_seen_is_seen(mechanism, relation, arguments):
     "Twelve real audits of 10,000 plays: said with probability 0.9, so at most 7 fail, with probability 3e-6 of more."
     lie = audit.smallest_lie(mechanism, relation, 10_000, **arguments)
