@@ -181,13 +181,14 @@ def audit_rows(
     delta:float, # in (0, 1)
     alarm:float=1e-6, # probability of a false alarm of each audit
     seed:int=0, # of all plays
-): # yields (mechanism, relation, arguments, Guarantee, Audit, Judgement) for each setting and relation
+): # yields (mechanism, relation, arguments, Guarantee, Audit, Judgement), one a line
     "Audit a mechanism at its own settings under each of its relations."
     from dpcomm import audit, core, wire
     for parameters, arguments, most in getattr(wire.mechanism_class(name), "audited", ()):
         mechanism = wire.mechanism(name, **parameters)
         for relation in mechanism.relations:
-            claimed, known = audit.claim(mechanism, relation, delta), audit.claims(mechanism, relation, **arguments)
+            claimed = audit.claim(mechanism, relation, delta)
+            known = audit.claims(mechanism, relation, **arguments)
             rng = core.seed_tree(seed, "audit", repr(mechanism), relation, *map(str, arguments.values()))
             play = {**mechanism.relations[relation], **arguments}
             play.pop("relation", None)
@@ -196,7 +197,7 @@ def audit_rows(
                    audit.judge(*worlds, known, alarm))
 
 # %% ../nbs/1_foundations/cli.ipynb #3b8a5992
-LEGEND = """claimed, audited: epsilon at delta {delta:g}; audited is a lower bound, false with probability {alarm:g} at most
+LEGEND = """claimed, audited: epsilon at delta {delta:g}; audited is a lower bound, wrong with probability {alarm:g}
 p-value: of the plays if the whole claimed curve were true; refuted below {alarm:g}
 lie seen: noise smaller than claimed by this factor would have been refuted with probability 0.9"""
 ROW = "  {:<12} {:<13} {:>8} {:>8} {:>9} {:>8} {:>8}  {}"
@@ -212,10 +213,11 @@ def audit_all(
     print(ROW.format("relation", "played", "claimed", "audited", "plays", "p-value", "lie seen", "by"))
     start, last, done, bad = time.perf_counter(), None, 0, 0
     for name in args.names:
-        for mechanism, relation, arguments, claimed, found, judged in audit_rows(name, args.trials, args.delta, args.alarm, args.seed):
+        for mechanism, *row in audit_rows(name, args.trials, args.delta, args.alarm, args.seed):
+            claimed, found, judged = row[-3:]
             if mechanism != last: print(_setting(mechanism, claimed.accountant))
             wrong, last = judged.refuted or audit.refutes(found, claimed), mechanism
-            print(_audit_line(mechanism, relation, arguments, claimed, found, judged, wrong), flush=True)
+            print(_audit_line(mechanism, *row, wrong), flush=True)
             done, bad = done + 1, bad + wrong
     print(f"{bad or 'no'} claim refuted: {done} audits, {time.perf_counter() - start:.0f} s")
     return 4 if bad else 0
@@ -224,7 +226,8 @@ def audit_all(
 def _setting(mechanism, accountant):
     "A mechanism as name(parameters), without defaults of None, and the accountant of its claims."
     values = {f.name: getattr(mechanism, f.name) for f in fields(mechanism)}
-    text = f"{mechanism.name}({', '.join(f'{k}={v}' for k, v in values.items() if v is not None)}); accountant {accountant}"
+    told = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+    text = f"{mechanism.name}({told}); accountant {accountant}"
     return "\n".join(textwrap.wrap(text, 98, subsequent_indent="    "))
 
 def _audit_line(mechanism, relation, arguments, claimed, found, judged, wrong):
@@ -232,10 +235,13 @@ def _audit_line(mechanism, relation, arguments, claimed, found, judged, wrong):
     from dpcomm import audit
     noise = (judged.caught * (1 - judged.caught) / (0.75 * judged.trials)) ** 0.5
     reached = judged.delta < 1 and judged.reached > judged.delta - 5 * noise
-    lie = audit.smallest_lie(mechanism, relation, found.trials, judged.alarm, **arguments) if reached and not wrong else float("inf")
-    played = " ".join(str(value) if name == "path" else f"{name}={value}" for name, value in arguments.items())
-    return ROW.format(relation, played or "-", f"{claimed.eps:.3f}", f"{found.eps:.3f}", f"{found.trials:,}", f"{judged.pvalue:.1g}",
-                      f"x {lie:g}" if lie < float("inf") else "-", "REFUTED" if wrong else judged.attack)
+    lie = float("inf")
+    if reached and not wrong:
+        lie = audit.smallest_lie(mechanism, relation, found.trials, judged.alarm, **arguments)
+    played = " ".join(str(v) if name == "path" else f"{name}={v}" for name, v in arguments.items())
+    return ROW.format(relation, played or "-", f"{claimed.eps:.3f}", f"{found.eps:.3f}", f"{found.trials:,}",
+                      f"{judged.pvalue:.1g}", f"x {lie:g}" if lie < float("inf") else "-",
+                      "REFUTED" if wrong else judged.attack)
 
 # %% ../nbs/1_foundations/cli.ipynb #d9ea472a
 def main(

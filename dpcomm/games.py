@@ -40,8 +40,8 @@ def listed_curve(
     p, q, eps = np.ravel(np.asarray(p, float)), np.ravel(np.asarray(q, float)), np.asarray(eps, float)
     seen = (p > 0) | (q > 0)
     if p.shape != q.shape or min(p.min(), q.min()) < 0 or abs(p.sum() - 1) + abs(q.sum() - 1) > 1e-6:
-        raise ValueError(f'p and q are {p.shape} and {q.shape} with sums {p.sum():.6g} and {q.sum():.6g}; '
-                         'they must be probabilities of the same outcomes: normalise them')
+        raise ValueError(f'p and q are {p.shape} and {q.shape}, sums {p.sum():.6g} and {q.sum():.6g}; they must '
+                         'be probabilities of the same outcomes: normalise them')
     return np.maximum(_one_way(p[seen], q[seen], eps), _one_way(q[seen], p[seen], eps))
 
 # %% ../nbs/1_foundations/games.ipynb #603380b9
@@ -53,7 +53,9 @@ def repeated(
     "Laws of n independent symbols, up to their order. [multinomial]"
     p, q, m = np.asarray(p, float), np.asarray(q, float), len(p)
     if m == 2: counts = np.stack([np.arange(n + 1), n - np.arange(n + 1)], 1)
-    else: counts = np.array([np.bincount(c, minlength=m) for c in combinations_with_replacement(range(m), n)])
+    else:
+        words = combinations_with_replacement(range(m), n)
+        counts = np.array([np.bincount(word, minlength=m) for word in words])
     ways = gammaln(n + 1) - gammaln(counts + 1).sum(1)
     return tuple(np.exp(ways + xlogy(counts, law).sum(1)) for law in (p, q))
 
@@ -88,11 +90,12 @@ def sum_game(
     q:float=1.0, # probability that the client takes part in a release
     grid:float=0.0, # step of the projection; 0: none
 )->dict: # attack -> (n,) scores, large where the client seems present
-    "Send four clips along a direction, or nothing, or the opposite, and project what is seen. [Nasr et al. 2023]"
+    "Send four clips along a direction, or nothing, or the opposite, and project what is seen. [ours]"
     swap, score, seen = relation in ('replace', 'local'), np.zeros(n), []
     for sign in np.resize([1.0, -1.0], rounds):
         sent = np.where(rng.random(n) < q, 4 * clip * sign, 0.0) * (1 if present else -1 if swap else 0)
-        seen.append(np.asarray(release(np.multiply.outer(sent, direction).astype(np.float32)), float) @ direction)
+        rows = np.multiply.outer(sent, direction).astype(np.float32)
+        seen.append(np.asarray(release(rows), float) @ direction)
         if grid: seen[-1] = np.rint(seen[-1] / grid) * grid
         ratio = (sign * seen[-1] * clip * (2 if swap else 1) - (0 if swap else clip**2 / 2)) / std**2
         score += np.logaddexp(np.log1p(-q), np.log(q) + ratio) if q < 1 else ratio

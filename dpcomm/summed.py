@@ -88,7 +88,7 @@ def counted_sigma(
 
 # %% ../nbs/1_foundations/summed.ipynb #06e0c661
 RELATIONS = ("add-remove", "zero-out", "replace")
-CLAIMED = ("zero-out", "replace") # of one release without sampling: who leaves takes a share of the noise along
+CLAIMED = ("zero-out", "replace") # who leaves takes a share of the noise along
 
 class Summed:
     "Noise shares, ring elements and guarantee of a mechanism under secure aggregation. [fltop Eq. 1]"
@@ -110,7 +110,7 @@ class Summed:
     @property
     def counted(self): return counted_sigma(self.clip_norm, self.sigma, self.n_clients, self.tolerance)
     @property
-    def relations(self): return {} if self.sigma is None else {name: dict(relation=name, accountant="rdp-balle") for name in CLAIMED}
+    def relations(self): return {name: dict(relation=name, accountant="rdp-balle") for name in CLAIMED if self.sigma}
     @property
     def share(self): return 0.0 if self.sigma is None else share_std(self.clip_norm, self.sigma, self.n_clients, self.tolerance)
     @property
@@ -212,20 +212,22 @@ def play(
     d:int=1, # coordinates: of the update, or of the noise where a share leaves
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the client seems present
-    "One client's vector, all others zero, only the honest shares of noise; or one share fewer. [Nasr et al. 2023]"
+    "One client's vector, only the honest shares of noise; or one share fewer. [Nasr et al. 2023]"
     check_choice("relation", relation, RELATIONS)
-    honest, std = math.ceil((1 - mechanism.tolerance) * mechanism.n_clients), mechanism.sigma * mechanism.clip_norm
+    honest = math.ceil((1 - mechanism.tolerance) * mechanism.n_clients)
     def share(values):
         return to_ring(np.asarray(values, float), mechanism.scale, mechanism.share, rng)
     if relation == "add-remove":
-        def lifted(i): return RING.lift(share(np.zeros((n, d)))) * (mechanism.scale / mechanism.share)
+        unit = mechanism.scale / mechanism.share
+        def lifted(i): return RING.lift(share(np.zeros((n, d)))) * unit
         return fewer_game(lifted, present, honest)
     def release_of(u):
         values = mechanism.shorten(torch.from_numpy(u)).double().numpy()
         steps = sum(share(values * (i == 0)) for i in range(honest))
         return RING.lift(RING.wrap(steps)) * mechanism.scale
-    first = np.eye(1, d)[0]
-    return sum_game(release_of, relation, present, n, rng, mechanism.clip_norm, std, first, rounds, cohort / n_clients)
+    clip = mechanism.clip_norm
+    return sum_game(release_of, relation, present, n, rng, clip, mechanism.sigma * clip, np.eye(1, d)[0],
+                    rounds, cohort / n_clients)
 
 # %% ../nbs/1_foundations/summed.ipynb #71474a13
 def curve(

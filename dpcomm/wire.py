@@ -134,7 +134,8 @@ class Mechanism(Protocol):
     guarantee(...) returns a Guarantee that names unit, relation, sampling, accountant, scope and trust,
     and raises ValueError for what it cannot account;
     relations maps each relation that can be audited to the arguments of one release, which guarantee(rounds=1, delta, ...)
-    and play share; play sends the worst case of one world through the mechanism's own code.
+    and play share; play sends the worst case of one world through the mechanism's own code, and curve states
+    what delta(eps) that game may show: exact, or proved to lie above it.
 
     Raises
     ------
@@ -153,6 +154,7 @@ class Mechanism(Protocol):
     def guarantee(self, **release): ...                      # -> Guarantee of `rounds` releases
     def moments(self, u:Tensor)->tuple: ...                  # (n, d) -> bias, variance, both (n, d)
     def play(self, relation:str, present:bool, n:int, rng, **arguments)->dict: ... # attack -> (n,) scores of n plays
+    def curve(self, relation:str, eps, **arguments): ...     # -> delta at each eps, of one release in that game
 
 # %% ../nbs/1_foundations/wire.ipynb #d61b8858
 _REGISTRY = {}

@@ -15,17 +15,18 @@ ALLOWED = {
     "wire": "core",
     "accounting": "",
     "files": "",
-    "audit": "accounting",
+    "games": "",
+    "audit": "accounting games",
     "data": "core",
     "models": "core recurrent",
     "fused": "core",
     "ring": "core",
     "secagg": "core wire ring",
-    "summed": "core wire accounting ring",
-    "mechanisms": "core wire accounting ring summed",
-    "mechanisms.imvu": "core wire accounting mechanisms.mvu",
-    "mechanisms.rec": "core wire accounting mechanisms.rec_accounting",
-    "mechanisms.sqsgd": "core wire accounting mechanisms.privquant",
+    "summed": "core wire accounting games ring",
+    "mechanisms": "core wire accounting games ring summed",
+    "mechanisms.imvu": "core wire accounting games mechanisms.mvu",
+    "mechanisms.rec": "core wire accounting games mechanisms.rec_accounting",
+    "mechanisms.sqsgd": "core wire accounting games mechanisms.privquant",
     "medical": "core data models",
     "scattering": "core data",
     "dpsgd": "core wire accounting mechanisms",
@@ -43,9 +44,9 @@ ALLOWED = {
     "results": "papers files",
     "plots": "",
     "experiments": "core files wire accounting ring summed mechanisms secagg data medical scattering models fused dpsgd sample_level federated curves fedsgd papers results",
-    "cli": "core wire accounting audit ring summed mechanisms secagg data medical scattering models fused dpsgd sample_level federated fedsgd papers results plots experiments",
+    "cli": "core wire accounting games audit ring summed mechanisms secagg data medical scattering models fused dpsgd sample_level federated fedsgd papers results plots experiments",
 }
-WITHOUT_TORCH = "accounting", "files", "audit", "papers", "results", "plots", "experiments", "cli"
+WITHOUT_TORCH = "accounting", "files", "games", "audit", "papers", "results", "plots", "experiments", "cli"
 NEVER = {"nbdev", "fastcore", "execnb", "jupytext"}  # development tools
 ONLY_INSIDE = {"papermill", "nbclient", "nbformat", "jupyter_client", "IPython", "dp_accounting"}  # imported by the function that uses them
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from laws import ALARM, radius, same_law
 
-from dpcomm import audit, wire
+from dpcomm import audit, games, wire
 from dpcomm.accounting import RELATIONS, Guarantee
 from dpcomm.core import seed_tree
 from dpcomm.mechanisms import mvu, topk
@@ -242,7 +242,7 @@ def is_random(mechanism, d: int) -> bool:
 @each
 def test_the_contract_is_signed(case):
     mechanism = case.make(5)
-    for method in ("clip", "encode", "decode", "simulate", "aggregate", "bits", "guarantee", "moments", "play"):
+    for method in ("clip", "encode", "decode", "simulate", "aggregate", "bits", "guarantee", "moments", "play", "curve"):
         assert callable(getattr(mechanism, method)), f"{method} is missing"
     assert isinstance(mechanism.replay, bool) and mechanism.name in NAMES
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -530,6 +530,60 @@ def test_the_audit_does_not_exceed_the_claim(case):
         found = audit.audit_play(mechanism, relation, 500, delta, seed_tree(0, "audit", relation), ALARM)
         assert claimed.relation == relation and claimed.delta == delta
         assert not audit.refutes(found, claimed), f"{found}, but claimed {claimed}"
+
+
+@each
+def test_the_audit_does_not_refute_the_whole_curve(case):
+    "Everything that is claimed of the game at once, 4,000 plays; alarm 1e-6 for each relation."
+    mechanism = case.make(4)
+    for relation in mechanism.relations:
+        found = audit.judge_play(mechanism, relation, 4000, seed_tree(0, "curve", relation), ALARM)
+        assert not found.refuted, f"{relation}: {found}"
+
+
+@each
+def test_a_curve_is_a_curve_below_the_guarantee(case):
+    "Falling from at most 1, convex in e^eps, and never above what the accountant states of one release."
+    mechanism = case.make(4)
+    for relation in mechanism.relations:
+        arguments = without_relation(mechanism.relations[relation])
+        eps = np.log(np.linspace(1, 30, 59))
+        delta = mechanism.curve(relation, eps, **arguments)
+        assert delta.shape == eps.shape and (0 <= delta).all() and (delta <= 1).all() and (np.diff(delta) <= 1e-9).all()
+        assert (np.diff(delta, 2) >= -1e-7).all(), relation
+        if (delta == 1).all():
+            continue
+        for at in (1e-1, 1e-2, 1e-4):
+            stated = audit.claim(mechanism, relation, at)
+            assert mechanism.curve(relation, stated.eps, **arguments) <= (0 if stated.accountant == "pure" else at) + 1e-5, (relation, at)
+    with pytest.raises(ValueError, match="relation"):
+        mechanism.curve("nobody", np.zeros(1))
+
+
+@each
+def test_half_the_noise_is_caught(case):
+    "A mechanism with half the noise, or twice the epsilon, plays 20,000 times against the honest one's curve; alarm 1e-6."
+    mechanism = case.make(4)
+    if mechanism.name in ("rec", "mvu", "privquant", "sqsgd") or not mechanism.relations or getattr(mechanism, "table", None): return  # test_audit has them
+    relation = next(iter(mechanism.relations))
+    arguments = without_relation(mechanism.relations[relation])
+    lie, known = games.less_noise(mechanism, 2.0), (audit.EPS, mechanism.curve(relation, audit.EPS, **arguments))
+    assert audit.judge_play(lie, relation, 20_000, seed_tree(0, "half"), ALARM, known).refuted
+
+
+SHARES = "topk", "compressive", "ddgauss", "skellam"
+
+
+@each
+def test_presence_is_not_claimed_where_noise_comes_in_shares(case):
+    "One share fewer on 16 n^2 coordinates moves the length by 2.8 standard deviations: 400 plays refute the Gaussian's curve for a client who leaves."
+    mechanism = case.make(4)
+    assert (mechanism.name in SHARES) == hasattr(mechanism, "n_clients")
+    if mechanism.name not in SHARES or not mechanism.relations: return
+    assert "add-remove" not in mechanism.relations and set(mechanism.relations) == {"zero-out", "replace"}
+    never, d = (audit.EPS, games.gaussian_curve(1 / mechanism.sigma, audit.EPS)), 16 * mechanism.n_clients**2
+    worlds = [mechanism.play("add-remove", here, 400, seed_tree(0, "fewer", here), d=d) for here in (True, False)]
+    assert set(worlds[0]) == {"length"} and audit.judge(*worlds, never, ALARM).refuted
 
 
 @each

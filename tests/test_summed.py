@@ -81,12 +81,12 @@ def test_the_guarantee_is_the_gaussian_s_and_says_against_whom():
 
 def test_a_scheme_without_noise_promises_nothing():
     plain = dataclasses.replace(MECH, sigma=None)
-    assert plain.relations == {} and set(MECH.relations) == set(summed.RELATIONS)
+    assert plain.relations == {} and set(MECH.relations) == set(summed.CLAIMED)
     with pytest.raises(ValueError, match="sigma is None; a scheme without noise promises nothing"):
         plain.guarantee(rounds=1, delta=1e-5)
 
 
-@pytest.mark.parametrize("relation", summed.RELATIONS)
+@pytest.mark.parametrize("relation", summed.CLAIMED)
 def test_the_game_is_played_with_the_honest_noise(relation):
     "The score's mean and variance under both worlds are those of a Gaussian of the promised multiplier."
     n, quiet = 20_000, TopK(1.0, 1.0, 2.0, 10, tolerance=0.2)

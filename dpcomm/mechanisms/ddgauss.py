@@ -25,7 +25,7 @@ from ..wire import Bits, Message, header_bits, pack_bits, register, unpack_bits
 
 # %% ../../nbs/3_baselines/ddgauss.ipynb #02d410d3
 RELATIONS = ("zero-out", "add-remove", "replace")
-CLAIMED = ("zero-out", "replace") # of one release without sampling: who leaves takes a share of the noise along
+CLAIMED = ("zero-out", "replace") # who leaves takes a share of the noise along
 AUDITED = tuple((dict(clip_norm=1.0, sigma=sigma, n_clients=6, ring_bits=bits, tolerance=tolerance), dict(d=d), 10**6)
                 for sigma, bits, tolerance, d in ((0.7, 16, 0.34, 1), (1.0, 6, 0.0, 1), (3.0, 12, 0.0, 4))) # in the second the clip is 1.3 steps
 
@@ -343,17 +343,20 @@ def play(
     d:int=1, # coordinates
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the client seems present
-    "Play the worst-case neighbour game through shares, their sum in the ring, and its opening. [Nasr et al. 2023]"
+    "Play the game through shares, their sum in the ring, and its opening. [Nasr et al. 2023]"
     check_choice("relation", relation, RELATIONS)
     count, nothing, ring = honest(mechanism), torch.zeros(n, d), Ring(mechanism.ring_bits)
     if relation == "add-remove":
-        def lifted(i): return ring.lift(shares(mechanism, nothing, rng)) * (step(mechanism, d) / mechanism.local_std)
+        unit = step(mechanism, d) / mechanism.local_std
+        def lifted(i): return ring.lift(shares(mechanism, nothing, rng)) * unit
         return fewer_game(lifted, present, count)
     def release_of(u):
-        total = sum(shares(mechanism, nothing if i else torch.from_numpy(u), rng) for i in range(count))
+        rows = [torch.from_numpy(u)] + [nothing] * (count - 1)
+        total = sum(shares(mechanism, row, rng) for row in rows)
         return open_sum(mechanism, ring.wrap(total), d).double().numpy()
-    return sum_game(release_of, relation, present, n, rng, mechanism.clip_norm, mechanism.sigma * mechanism.clip_norm,
-                    np.eye(1, d)[0], rounds, cohort / n_clients, step(mechanism, d) / math.sqrt(padded(d)))
+    clip, scale = mechanism.clip_norm, step(mechanism, d) / math.sqrt(padded(d))
+    return sum_game(release_of, relation, present, n, rng, clip, mechanism.sigma * clip, np.eye(1, d)[0],
+                    rounds, cohort / n_clients, scale)
 
 # %% ../../nbs/3_baselines/ddgauss.ipynb #dc976e9e
 def coordinate_laws(
@@ -362,8 +365,8 @@ def coordinate_laws(
     z:int, # what the client adds to one rotated coordinate, in steps
 )->np.ndarray: # (2^bits,) law of the lifted sum, from -2^(bits - 1) upwards
     "The honest noise in one coordinate, shifted and wrapped. [ours]"
-    size, total = 2**mechanism.ring_bits, (mechanism.sigma * mechanism.clip_norm / step(mechanism, d)) ** 2
-    share, count = total / ((1 - mechanism.tolerance) * mechanism.n_clients), honest(mechanism)
+    size, std = 2**mechanism.ring_bits, mechanism.sigma * mechanism.clip_norm / step(mechanism, d)
+    share, count = std**2 / ((1 - mechanism.tolerance) * mechanism.n_clients), honest(mechanism)
     k = np.arange(-size // 2, size - size // 2)
     one = np.exp(-k**2 / (2 * share))
     law = np.fft.irfft(np.fft.rfft(np.roll(one / one.sum(), -(size // 2))) ** count, size)
@@ -375,9 +378,10 @@ def score_law(
     sign:int, # 1: the client's vector; 0: none; -1: the opposite one
 )->np.ndarray: # (D 2^bits,) law of the signed sum of the lifted coordinates
     "Everything that the game's projection can be, with its probability. [ours]"
-    D, x = padded(d), mechanism.clip_norm / step(mechanism, d) / math.sqrt(padded(d))
-    low, most = math.floor(x), rounded_norm(mechanism.clip_norm / step(mechanism, d), D, mechanism.beta) ** 2
-    along = np.sign(rotate(torch.eye(1, d)[0].double(), mechanism.rotation_seed).numpy()).astype(int)
+    D, norm = padded(d), mechanism.clip_norm / step(mechanism, d)
+    x, most = norm / math.sqrt(D), rounded_norm(norm, D, mechanism.beta) ** 2
+    low, first = math.floor(x), torch.eye(1, d)[0].double()
+    along = np.sign(rotate(first, mechanism.rotation_seed).numpy()).astype(int)
     def spectrum(s, z):
         law = coordinate_laws(mechanism, d, s * z)
         return np.fft.rfft(law if s > 0 else np.roll(law[::-1], 1), D * len(law))
@@ -400,7 +404,7 @@ def curve(
     d:int=1, # coordinates of the game
     rounds:int=1, # a law is listed for one
     **release, # other arguments of `play`, which change nothing here
-)->np.ndarray: # delta of one sum of the honest shares, shape of eps, exact; 1 where no law is listed
+)->np.ndarray: # delta of one sum of the honest shares, shape of eps; 1 where no law is listed
     "What the game may show. [this page]"
     swap = check_choice("relation", relation, tuple(mechanism.relations)) == "replace"
     if mechanism.ring_bits > BITS or padded(d) > FEW or rounds > 1: return np.ones(np.shape(eps))
