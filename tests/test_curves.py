@@ -150,3 +150,8 @@ def test_a_trainer_refuses_a_curve_whose_promise_is_about_another_run(tmp_path):
     curve = dataclasses.replace(curve, guarantee=lambda rounds: curves.as_run(curve.mechanism, Config(cohort=config.cohort), 20, rounds, 1e-2)["replace"])
     with pytest.raises(ValueError, match="its sampling is 'fixed', the run's is 'poisson'"):
         curves.Trainer(build, federation, tmp_path, progress=False)(curve, 0)
+
+
+def test_a_fixed_size_costs_four_and_a_half_times_by_either_accountant():
+    rows = curves.like_with_like(1.54, 100 / 6000, 200, 1e-5).rows
+    assert [(row[1], row[2]) for row in rows] == [("1.00", "4.49"), ("0.68", "3.10")]

@@ -63,6 +63,14 @@ def pruned() -> results.Table:
     return results.Table(("Fashion-MNIST, accuracy in percent", "weights trained", "paper, best round", "ours, best round", "ours, last round", "epsilon, paper's accountant", "epsilon as run"), tuple(rows))
 
 
+def like() -> results.Table:
+    "What FL-TOP's cohorts of a fixed size cost, each accountant against itself."
+    from dpcomm import curves
+    found = next(r for r in results.load_results("fltop", "full") if r["experiment"] == "fltop_fmnist")
+    promise = next(run["guarantee"] for run in found["runs"] if run["guarantee"])
+    return curves.like_with_like(found["params"]["sigma"], promise["q"], promise["rounds"], promise["delta"])
+
+
 def compared() -> results.Table:
     "sqSGD and its baselines at equal bits, full scale."
     found = next(r for r in results.load_results("sqsgd", "full") if r["experiment"] == "sqsgd_mnist")
@@ -88,7 +96,7 @@ def costs() -> results.Table:
     return results.Table(("traffic of a run, GiB: paper / ours", "DP-FedAvg", "DP-REC", "times less"), rows)
 
 
-MADE = {"costs": lambda: results.as_markdown(costs()), "compared": lambda: results.as_markdown(compared()), "pruned": lambda: results.as_markdown(pruned()), "one_bit": lambda: results.as_markdown(one_bit()), "tight": lambda: results.as_markdown(tight()), "matrix": lambda: results.as_markdown(results.matrix(base="nbs")), "table1": lambda: results.as_markdown(table1())}
+MADE = {"costs": lambda: results.as_markdown(costs()), "compared": lambda: results.as_markdown(compared()), "pruned": lambda: results.as_markdown(pruned()), "like": lambda: results.as_markdown(like()), "one_bit": lambda: results.as_markdown(one_bit()), "tight": lambda: results.as_markdown(tight()), "matrix": lambda: results.as_markdown(results.matrix(base="nbs")), "table1": lambda: results.as_markdown(table1())}
 
 
 def block(name: str) -> re.Pattern:
