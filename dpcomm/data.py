@@ -387,7 +387,7 @@ def _emnist_part(folder, split, part):
         names = [f"emnist-{split}-{part}-{kind}-ubyte{end}" for end in (".gz", "")]
         there = [folder / name for name in names if (folder / name).exists()]
         if not there:
-            raise FileNotFoundError(f"emnist is not under the data root: put {names[0]} (or the same unpacked) into <data root>/EMNIST/raw (set DPCOMM_DATA)")
+            raise FileNotFoundError(f"emnist-{split} is not under the data root: put {names[0]} (or the same unpacked) into <data root>/EMNIST/raw (set DPCOMM_DATA)")
         found.append(read_idx(there[0]))
     (x, y), first, classes = found, int(split == "letters"), EMNIST[split][0]
     if x.shape[1:] != (28, 28) or y.shape != x.shape[:1]:
