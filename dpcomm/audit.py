@@ -357,6 +357,7 @@ def seen_pvalue(
     p = count_pvalue(unlucky(caught, -1), n, unlucky(false, 1), n, EPS, np.minimum(delta, 1))
     return min(1.0, 8 * float(p.min()))
 
+# %% ../nbs/1_foundations/audit.ipynb #cab3411b
 def smallest_lie(
     mechanism, # registered, honest
     relation:str, # a key of mechanism.relations

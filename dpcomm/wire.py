@@ -125,17 +125,15 @@ class Mechanism(Protocol):
 
     Contract
     --------
-    encode and simulate clip first; decode(encode(u, key)) and simulate(u, rng) have one distribution;
-    the same key gives the same message; 8 * message.nbytes equals bits(d).total; no row of a batch
-    depends on another row.
+    encode and simulate clip first; decode(encode(u, key)) and simulate(u, rng) have one distribution; the same
+    key gives the same message; 8 * message.nbytes equals bits(d).total; no row of a batch depends on another.
 
     Guarantee
     ---------
     guarantee(...) returns a Guarantee that names unit, relation, sampling, accountant, scope and trust,
     and raises ValueError for what it cannot account;
     relations maps each relation that can be audited to the arguments of one release, which guarantee(rounds=1, delta, ...)
-    and play share; play sends the worst case of one world through the mechanism's own code, and curve states
-    what delta(eps) that game may show: exact, or proved to lie above it.
+    and play share; play sends the worst case of one world through the mechanism's own code; curve bounds its delta(eps).
 
     Raises
     ------

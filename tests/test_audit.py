@@ -406,6 +406,13 @@ def test_a_quarter_too_little_noise_is_caught_at_a_million_plays(mechanism, rela
     assert audit.smallest_lie(mechanism, relation, 100, **arguments) > audit.smallest_lie(mechanism, relation, 10**6, **arguments)
 
 
+def test_the_power_of_an_audit_is_that_of_its_law():
+    "More plays and larger lies are seen better; no lie is never seen."
+    honest, delta = (lambda eps: games.gaussian_curve(1.0, eps)), games.gaussian_curve(1.0, audit.EPS)
+    seen = [[audit.seen_pvalue(lambda eps, mu=mu: games.gaussian_curve(mu, eps), delta, n) for n in (1000, 10**5)] for mu in (1.1, 1.5)]
+    assert audit.seen_pvalue(honest, delta, 10**6) == 1 and seen[1][1] < seen[0][1] < ALARM < seen[0][0] and seen[1][0] < seen[0][0]
+
+
 @pytest.mark.parametrize("mechanism, relation, arguments", list(audited()))
 def test_a_lie_of_the_size_that_is_said_to_be_seen_is_seen(mechanism, relation, arguments):
     "Twelve real audits of 10,000 plays: said with probability 0.9, so at most 7 fail, with probability 3e-6 of more."

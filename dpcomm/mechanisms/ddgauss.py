@@ -54,9 +54,8 @@ class DDGauss:
     def guarantee(self, **release): return guarantee(self, **release)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
     def curve(self, relation, eps, **release): return curve(self, relation, eps, **release)
-    def sketch(self, u): return self.clip(u)
     def noise(self, m, n, rng): return noise(self, m, n, rng)
-    def reconstruct(self, total, cohort, d): return total / cohort
+    sketch, reconstruct = lambda self, u: self.clip(u), lambda self, total, cohort, d: total / cohort
     relations = property(lambda self: {name: dict(relation=name, accountant="rdp-balle", d=1) for name in CLAIMED})
     local_std = property(lambda self: self.sigma * self.clip_norm / math.sqrt((1 - self.tolerance) * self.n_clients)) # of one share
     fingerprint = property(lambda self: zlib.crc32(repr(self).encode()))
@@ -372,6 +371,7 @@ def coordinate_laws(
     law = np.fft.irfft(np.fft.rfft(np.roll(one / one.sum(), -(size // 2))) ** count, size)
     return np.roll(law, z + size // 2)
 
+# %% ../../nbs/3_baselines/ddgauss.ipynb #270fea74
 def score_law(
     mechanism:DDGauss,
     d:int, # coordinates, few

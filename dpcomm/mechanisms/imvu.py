@@ -146,7 +146,6 @@ def rdp_exact(
 
 # %% ../../nbs/2_papers/imvu.ipynb #82c2068e
 AUDITED = tuple((dict(clip_norm=1.0, eps=eps, beta=beta), dict(d=d), 10**6) for eps, beta, d in ((1.0, 1.0, 1), (0.5, 4.0, 16))) # parameters, arguments of play, most plays
-
 @register
 @dataclass(frozen=True)
 class Imvu:
@@ -176,10 +175,14 @@ class Imvu:
     step = property(lambda self: closed_only(self).clip_norm / self.beta / math.tanh(self.eps / 2))
     nbits = property(lambda self: max(1, math.ceil(math.log2(len(self.levels)))))
     fisher = property(lambda self: fisher_supremum(self.table) if self.table else closed_form(self.eps)[2])
-    fingerprint = property(lambda self: zlib.crc32(repr((self.clip_norm, self.eps, self.beta, self.clamp,
-                                                         self.table and (self.table.alphabet, self.table.rows))).encode()))
+    fingerprint = property(lambda self: zlib.crc32(repr(_identity(self)).encode()))
 
 # %% ../../nbs/2_papers/imvu.ipynb #cfb03f2e
+def _identity(mechanism):
+    "What makes two mechanisms read each other's messages. [ours]"
+    m = mechanism
+    return m.clip_norm, m.eps, m.beta, m.clamp, m.table and (m.table.alphabet, m.table.rows)
+
 def check_settings(
     mechanism:Imvu, # just built
 )->None: # or ValueError

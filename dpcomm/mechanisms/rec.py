@@ -168,8 +168,7 @@ class Rec:
             raise ValueError(f"groups sum to {sum(self.groups)}, but the vector has {d} entries: pass the group sizes of this model")
         return tuple(self.groups or (d,))
 
-    @property
-    def fingerprint(self): return zlib.crc32(repr(self).encode())
+    fingerprint = property(lambda self: zlib.crc32(repr(self).encode()))
 
 # %% ../../nbs/2_papers/dprec.ipynb #efa568c7
 def encode(

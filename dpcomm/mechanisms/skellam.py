@@ -293,8 +293,7 @@ class Skellam:
     k: float = 4.0 # standard deviations of the sum that the ring holds on each side, > 0
     rotation_seed: int = 0 # of the public rotation, >= 0
     tolerance: float = 0.0 # fraction of shares that may be missing or known to colluders, in [0, 1)
-    name = "skellam"
-    replay, audited = False, AUDITED
+    name, replay, audited = "skellam", False, AUDITED
 
     def __post_init__(self): check_settings(self)
     def clip(self, u): return clip_l2(u, self.clip_norm)
@@ -600,6 +599,7 @@ def coordinate_laws(
     law = np.roll(ive(np.abs(k), count * share), -(size // 2))
     return np.roll(law, z + size // 2)
 
+# %% ../../nbs/3_baselines/skellam.ipynb #48c0839f
 def score_law(
     mechanism:Skellam,
     d:int, # coordinates, few

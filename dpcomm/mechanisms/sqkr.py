@@ -139,8 +139,7 @@ class Sqkr:
     def level(self): return self.clip_norm / ((1 - self.shrink) * math.sqrt(self.support))
     @property
     def keep(self): return keep_probability(self.nbits, self.eps)
-    @property
-    def fingerprint(self): return zlib.crc32(repr(self).encode())
+    fingerprint = property(lambda self: zlib.crc32(repr(self).encode()))
 
 # %% ../../nbs/3_baselines/sqkr.ipynb #653bc963
 def check_settings(
