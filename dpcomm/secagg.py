@@ -11,7 +11,7 @@ __all__ = ['ROUNDS', 'ADVERTISE', 'SHARE', 'COMPLAIN', 'MASKED', 'CHECK', 'UNMAS
            'add_mask', 'spans', 'pack_words', 'unpack_words', 'element', 'polynomial', 'evaluate', 'split', 'lagrange',
            'join', 'share_hash', 'fits', 'scalar', 'private_of', 'adds_up', 'Dealt', 'challenge', 'deal', 'check_dealt',
            'signed_content', 'seal', 'check_signature', 'unseal', 'records', 'listed', 'elements', 'bitmap',
-           'client_sets', 'check_directory', 'check_bundle', 'Client', 'wipe', 'end', 'say', 'bundle',
+           'client_sets', 'check_directory', 'check_bundle', 'Client', 'wipe', 'end', 'reply', 'bundle',
            'neighbour_bundles', 'share', 'opened', 'complain', 'masked', 'pair_key', 'ring_words', 'confirm', 'reveal',
            'Server', 'close_round', 'accept_bundle', 'accept_shares', 'accept_complaints', 'promised',
            'accept_revealed', 'accept_vector', 'accept_lists', 'close_advertise', 'close_share', 'rule',
@@ -630,13 +630,13 @@ class Client:
         with self.turn:
             if self.step: raise Replay("it has started already: make a new client for a new session", self.me, ADVERTISE)
             self.keys = bundle(self)
-            return say(self, self.keys)
+            return reply(self, self.keys)
 
     def receive(self, data):
         "The reply to the server's message; an error, and no change, if it is not acceptable."
         with self.turn:
             if not 0 < self.step < len(ROUNDS): raise Replay("no message is due: drop it", SERVER, min(self.step, UNMASK))
-            return say(self, REPLIES[self.step](self, unseal(self.setup, self.directory, data, self.step - 1, SERVER, self.me)))
+            return reply(self, REPLIES[self.step](self, unseal(self.setup, self.directory, data, self.step - 1, SERVER, self.me)))
 
     def close(self):
         "End the session for this client: nothing more is said, and its secrets are erased."
@@ -662,9 +662,9 @@ def end(
         wipe(getattr(client, name, None))
         setattr(client, name, None)
 
-def say(
+def reply(
     client:Client,
-    body:bytes, # the reply
+    body:bytes, # what it says
 )->bytes: # a framed message
     "Seal and move on; a state is never entered twice. [ours]"
     data = seal(client.setup, client.identity, client.step, client.me, SERVER, body)

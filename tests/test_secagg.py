@@ -813,7 +813,7 @@ def eight(**more):
     return parties(small(n=8, k=6, t=4), **more)
 
 
-@pytest.mark.parametrize("liar", range(8))
+@pytest.mark.parametrize("liar", [0, 3, 7])
 def test_garbage_shares_expel_their_sender_and_nobody_else(liar):
     p = eight()
     errors = play(p, tamper=lambda step, way, i, data: rewrite(p, i, SHARE, data, garbage(p, range(8))) if (step, way, i) == (SHARE, "up", liar) else data)
@@ -880,7 +880,7 @@ def test_a_seed_that_was_not_shared_is_like_another_vector():
     np.testing.assert_array_equal(error, (words(b"q" * 32) - words(shared)) % 2**16)
 
 
-@pytest.mark.parametrize("liar", range(8))
+@pytest.mark.parametrize("liar", [0, 3, 7])
 def test_whoever_complains_about_everybody_lied(liar):
     p = eight()
     everybody = lambda body: secagg.listed({i: b"" for i in p.clients[liar].near})
@@ -929,24 +929,20 @@ def test_the_ruling_on_complaints():
     assert named.keys() == {a} and named[a].round == "complain", "void complaints do not count against others"
 
 
-@pytest.mark.parametrize("liar", [0, 3, 5, 6])
-@pytest.mark.parametrize("lie", ["every share", "one share", "swapped", "beyond the field"])
-def test_a_wrong_revealed_share_names_its_holder_and_the_sum_opens(liar, lie):
-    p, said, one_left = eight(), [], liar % 2 == 0
-
-    def change(body):
-        shares = secagg.records(body, secagg.FIELD, range(8), 0, UNMASK)
-        first, second = list(shares)[:2]
-        said.append(first)
-        return secagg.listed({"every share": {i: flip(share, 0, 1) for i, share in shares.items()}, "one share": {**shares, first: bytes(32)},
-                              "swapped": {**shares, first: shares[second], second: shares[first]},
-                              "beyond the field": {**shares, first: (int.from_bytes(shares[first], "little") + PRIME).to_bytes(32, "little")}}[lie])
-
-    gone = (liar + 1) % 8
-    errors = play(p, drop={gone: MASKED} if one_left else {},
-                  tamper=lambda step, way, i, data: rewrite(p, i, UNMASK, data, change) if (step, way, i) == (UNMASK, "up", liar) else data)
-    assert [(type(error), error.client) for error in errors] == [(BadShare, liar)] and f"of client {said[0]} is not the one that it accepted" in str(errors[0])
-    exact(p, set(range(8)) - ({gone} if one_left else set()))
+@pytest.mark.parametrize("liar", range(4))
+def test_a_wrong_revealed_share_names_its_holder_and_the_sum_opens(liar):
+    p = eight()
+    gone = {(liar + 1) % 8: MASKED} if liar % 2 else {}
+    play(p, UNMASK, drop=gone)
+    true = p.clients[liar].receive(p.mail.pop(liar))
+    shares = secagg.records(body_of(true), secagg.FIELD, range(8), 0, UNMASK)
+    first, second = list(shares)[:2]
+    for lie in ({i: flip(share, 0, 1) for i, share in shares.items()}, {**shares, first: bytes(32)}, {**shares, first: shares[second]},
+                {**shares, first: (int.from_bytes(shares[first], "little") + PRIME).to_bytes(32, "little")}):
+        refused(BadShare, liar, UNMASK, lambda: p.server.receive(liar, rewrite(p, liar, UNMASK, true, lambda body: secagg.listed(lie))),
+                f"of client {first} is not the one that it accepted")
+    assert not play(p)
+    exact(p, set(range(8)) - gone.keys())
 
 
 def test_a_liar_in_unmasking_may_still_say_the_right_thing():
@@ -1206,7 +1202,7 @@ def test_a_session_that_fails_can_be_closed():
     refused(Replay, SERVER, UNMASK, lambda: c.receive(p.mail[0]), "no message is due")
     secagg.wipe({1: (bytearray(b"a"), "not a secret")})
     secagg.end(c, len(ROUNDS))
-    assert secagg.say.__doc__ and c.step == len(ROUNDS)
+    assert secagg.reply.__doc__ and c.step == len(ROUNDS)
 
 
 # ---- fewer checks
