@@ -10,7 +10,7 @@ __all__ = ['ROUNDS', 'ADVERTISE', 'SHARE', 'COMPLAIN', 'MASKED', 'CHECK', 'UNMAS
            'places', 'points', 'committee', 'together', 'check_enough', 'source', 'expand', 'public_key', 'agree',
            'add_mask', 'spans', 'pack_words', 'unpack_words', 'element', 'polynomial', 'evaluate', 'split', 'lagrange',
            'join', 'share_hash', 'fits', 'scalar', 'private_of', 'adds_up', 'Dealt', 'challenge', 'deal', 'check_dealt',
-           'signed_content', 'seal', 'check_signature', 'unseal', 'records', 'listed', 'elements', 'bitmap',
+           'signed_content', 'seal', 'check_signature', 'unseal', 'records', 'listed', 'elements', 'packed', 'bitmap',
            'client_sets', 'check_directory', 'check_bundle', 'Client', 'wipe', 'end', 'reply', 'bundle',
            'neighbour_bundles', 'share', 'opened', 'complain', 'masked', 'pair_key', 'ring_words', 'confirm', 'reveal',
            'Server', 'close_round', 'accept_bundle', 'accept_shares', 'accept_complaints', 'promised',
@@ -21,6 +21,7 @@ __all__ = ['ROUNDS', 'ADVERTISE', 'SHARE', 'COMPLAIN', 'MASKED', 'CHECK', 'UNMAS
 
 # %% ../nbs/3_baselines/secagg.ipynb #7d01e324
 import functools, hashlib, os, struct, threading
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 import numpy as np
@@ -57,7 +58,7 @@ class Damaged(SecAggError): "A frame or a field that cannot be read. [ours]"
 class BadKey(SecAggError): "A missing, repeated or malformed key. [ours]"
 class BadSignature(SecAggError): "A signature that is not the sender's. [ours]"
 class Replay(SecAggError): "A message of another session, round or pair, or a second one. [ours]"
-class BadShare(SecAggError): "A share that is missing, or another than its owner committed to. [ours]"
+class BadShare(SecAggError): "A missing share, or another than its owner committed to. [ours]"
 class BelowThreshold(SecAggError): "Too few clients are left to unmask safely. [ours]"
 class OutOfRange(SecAggError): "A vector beyond the declared range. [ours]"
 class RingOverflow(SecAggError, Overflow): "A sum that could leave the ring. [ours]"
@@ -74,11 +75,11 @@ class Setup:
     threshold: int # shares that give a secret back, above neighbours / 2
     neighbours: int = None # degree k of the graph; None: everybody with everybody
     session: bytes = field(default_factory=lambda: os.urandom(16)) # 16 public bytes, never used twice, not chosen by the server alone
-    quorum: int = None # clients that must remain; None: the fraction that threshold is of neighbours
+    quorum: int = None # clients that must remain; None: the fraction threshold / neighbours
     largest: int = None # bound on a client's |entry|, centred; None: any ring element
     support: bytes = b"" # whatever else must be equal everywhere, such as the indices of a sparse support
     committee: int = None # clients whose signatures on the lists count; None: everybody
-    signatures: int = None # of them must sign one pair of lists; None: the same fraction, quorum of everybody
+    signatures: int = None # of them must sign the same lists; None: the same fraction
 
     def __post_init__(self): check_setup(self)
     @functools.cached_property
@@ -105,18 +106,17 @@ def check_setup(
     least = max(t + 1, n // 2 + 1)
     q = check_between("quorum", max(least, n * t // k) if setup.quorum is None else setup.quorum, least, n)
     m = check_between("committee", n if setup.committee is None else setup.committee, 1, n)
-    s = (q if m == n else max(m // 2 + 1, m * t // k)) if setup.signatures is None else setup.signatures
-    s = check_between("signatures", s, m // 2 + 1, m)
-    for name, size in ("session", 16), ("support", None):
-        value = getattr(setup, name)
-        if not isinstance(value, bytes) or size not in (None, len(value)):
-            raise ValueError(f"{name} is {value!r}; it must be {size or 'a string of'} bytes: "
-                             + ("pass os.urandom(16) that everybody trusts to be fresh" if size else "hash what it stands for"))
+    s = q if m == n else max(m // 2 + 1, m * t // k)
+    s = check_between("signatures", s if setup.signatures is None else setup.signatures, m // 2 + 1, m)
+    if not isinstance(setup.session, bytes) or len(setup.session) != 16:
+        raise ValueError(f"session is {setup.session!r}; it must be 16 bytes: pass os.urandom(16) that everybody trusts to be fresh")
+    if not isinstance(setup.support, bytes): raise ValueError(f"support is {setup.support!r}; it must be bytes: hash what it stands for")
     if setup.largest is not None:
         need, room = n * check_between("largest", setup.largest, 0), setup.ring.modulus // 2 - 1
         if need > room:
             raise RingOverflow(f"n_clients * largest is {need}; {setup.ring.bits} bits hold sums up to {room}: use more bits", SERVER, 0)
-    for name, value in dict(neighbours=k, quorum=q, committee=m, signatures=s).items(): object.__setattr__(setup, name, value)
+    for name, value in dict(neighbours=k, quorum=q, committee=m, signatures=s).items():
+        object.__setattr__(setup, name, value)
 
 # %% ../nbs/3_baselines/secagg.ipynb #350e6cfe
 @functools.lru_cache(maxsize=8)
@@ -155,7 +155,8 @@ def points(
 )->dict: # id of a neighbour -> its point, in 1..n - 1
     "Where the holders of a client's shares evaluate its polynomials. [ours]"
     n, at = setup.n_clients, places(setup.n_clients, setup.session)
-    return {j: (at[j] - at[owner]) % n for j in graph(n, setup.neighbours, setup.session)[owner].tolist()}
+    near = graph(n, setup.neighbours, setup.session)[owner].tolist()
+    return {j: (at[j] - at[owner]) % n for j in near}
 
 def committee(
     setup:Setup,
@@ -191,7 +192,8 @@ def check_enough(
     for owner, holder in refused: left[owner] -= present[holder]
     short = min(owners, key=lambda i: (left[i], i), default=None)
     if short is not None and left[short] < setup.threshold:
-        raise BelowThreshold(f"{left[short]} of its neighbours are left; {setup.threshold} must be: start a new session", short, step)
+        raise BelowThreshold(f"{left[short]} of its neighbours are left; {setup.threshold} must be: "
+                             "start a new session", short, step)
 
 # %% ../nbs/3_baselines/secagg.ipynb #0543aeef
 HEAD = struct.Struct("<16sBII") # session, round, sender, receiver
@@ -234,9 +236,10 @@ def agree(
     step:int, # index into ROUNDS
 )->bytes: # 32 bytes, the same on both sides
     "X25519; keys that force a result are refused. [RFC 7748]"
-    if int.from_bytes(public, "little") >= CURVE: raise BadKey("its X25519 key is no key: drop this client", owner, step)
+    wrong = BadKey("its X25519 key is no key: drop this client", owner, step)
+    if int.from_bytes(public, "little") >= CURVE: raise wrong
     try: return private.exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError: raise BadKey("its X25519 key is no key: drop this client", owner, step) from None
+    except ValueError: raise wrong from None
 
 # %% ../nbs/3_baselines/secagg.ipynb #5fba59d5
 CHUNK = 2**16 # bytes of mask made at a time: they stay in the cache
@@ -346,11 +349,11 @@ def lagrange(
 def join(
     shares:dict, # point -> value, at least `threshold` of them
     threshold:int, # fewer are refused
-    at:tuple=(), # all points of the session, sorted, whose weights are kept; (): those of the shares
+    at:tuple=(), # all points of the session, whose weights are kept; (): those of the shares
 )->int: # in [0, PRIME)
     "The polynomial's value at 0. [Shamir 1979]"
     if len(shares) < check_between("threshold", threshold, 1):
-        raise ValueError(f"shares has {len(shares)} of them; {threshold} give the secret back: collect more")
+        raise ValueError(f"shares has {len(shares)} of them; {threshold} give the secret: collect more")
     at = at or tuple(sorted(shares))
     weights, missing, value, scale = lagrange(at), [m for m in at if m not in shares], 0, 1
     for x, share in shares.items():
@@ -371,7 +374,7 @@ def share_hash(
 )->bytes: # 32 bytes
     "What an owner is held to, and its holder too. [Atapoor et al. 2023]"
     head = b"dpcomm secagg a share" + HEAD.pack(setup.session, SHARE, owner, holder) + bytes([kind])
-    return hashlib.sha256(head + value.to_bytes(FIELD, "little") + blind.to_bytes(FIELD, "little")).digest()
+    return hashlib.sha256(head + packed((value, blind))).digest()
 
 def fits(
     setup:Setup,
@@ -383,7 +386,8 @@ def fits(
 )->bool: # whether it is the share that the owner committed to
     "Compute the blind value and compare the hashes. [Atapoor et al. 2023]"
     hashed, line, e = promise
-    return value < PRIME and share_hash(setup, owner, holder, kind, value, (line - e * value) % PRIME) == hashed
+    blind = (line - e * value) % PRIME
+    return value < PRIME and share_hash(setup, owner, holder, kind, value, blind) == hashed
 
 # %% ../nbs/3_baselines/secagg.ipynb #5c0a11c4
 def scalar(
@@ -398,7 +402,7 @@ def private_of(
     "The inverse of `scalar`, up to the sign that X25519 does not see. [ours]"
     number = 8 * (value * pow(8, -1, PRIME) % PRIME)
     number = number if number >= 2**254 else 8 * PRIME - number
-    if number >= 2**255: raise ValueError(f"value is {value}, which no private key is; draw another")
+    if number >= 2**255: raise ValueError(f"value is {value}, and no private key is: draw another")
     return number.to_bytes(32, "little")
 
 def adds_up(
@@ -426,7 +430,7 @@ def challenge(
     start:bytes, # 32 bytes
     hashes:dict, # holder -> 64 bytes
 )->bytes: # 32 bytes, a private key that nobody chose
-    "A number that the owner knows only after it has committed to every share. [Fiat and Shamir 1986]"
+    "A number that the owner learns after it has committed to all shares. [Fiat and Shamir 1986]"
     head = b"dpcomm secagg challenge" + HEAD.pack(setup.session, SHARE, owner, SERVER) + keys
     return hashlib.sha256(head + start + listed(hashes)).digest()
 
@@ -441,17 +445,18 @@ def deal(
 )->Dealt: # shares, and the proof that they fit together and to the key
     "Share two secrets verifiably. [Atapoor et al. 2023; Schnorr 1989]"
     at, t = points(setup, owner), setup.threshold
-    real, blind = ([polynomial(s, t, draw) for s in pair] for pair in (secrets, (element(draw), element(draw))))
+    real = [polynomial(secret, t, draw) for secret in secrets]
+    blind = [polynomial(element(draw), t, draw) for _ in secrets]
     spots = [at[j] for j in holders]
-    values, covers = ([evaluate(p, spots) for p in pair] for pair in (real, blind))
-    shares = dict(zip(holders, zip(*values)))
-    hashes = {j: b"".join(share_hash(setup, owner, j, kind, value, cover) for kind, (value, cover) in enumerate(zip(shares[j], over)))
-              for j, over in zip(holders, zip(*covers))}
+    shares, covers = (dict(zip(holders, zip(*(evaluate(p, spots) for p in pair)))) for pair in (real, blind))
+    hashes = {j: b"".join(share_hash(setup, owner, j, kind, shares[j][kind], covers[j][kind]) for kind in (0, 1))
+              for j in holders}
     start = public_key(private_of(blind[1][0]))
     e = scalar(challenge(setup, owner, keys, start, hashes))
     lines = [[(r + e * f) % PRIME for r, f in zip(*both)] for both in zip(blind, real)]
     return Dealt(shares, hashes, start, lines)
 
+# %% ../nbs/3_baselines/secagg.ipynb #5c0a11cb
 def check_dealt(
     setup:Setup,
     owner:int, # id
@@ -468,7 +473,7 @@ def check_dealt(
     return scalar(e)
 
 # %% ../nbs/3_baselines/secagg.ipynb #7a11aee7
-SIGNATURE, KEYS = 64, 96 # bytes: a signature; a key bundle: two public keys, the hash of public parameters
+SIGNATURE, KEYS = 64, 96 # bytes: a signature; two public keys and the hash of public parameters
 
 def signed_content(
     setup:Setup,
@@ -558,6 +563,12 @@ def elements(
     "Read elements of the field. [ours]"
     return [int.from_bytes(data[at:at + FIELD], "little") for at in range(0, len(data), FIELD)]
 
+def packed(
+    numbers, # ints in [0, 2**256)
+)->bytes: # 32 bytes each
+    "The inverse of `elements`. [ours]"
+    return b"".join(x.to_bytes(FIELD, "little") for x in numbers)
+
 # %% ../nbs/3_baselines/secagg.ipynb #9ccb92e8
 def bitmap(
     ids, # in range(n)
@@ -578,10 +589,13 @@ def client_sets(
     size = -(-setup.n_clients // 8)
     if len(body) != count * size:
         raise Damaged(f"the lists have {len(body)} bytes; {count * size} are due: nothing is sent", SERVER, step)
-    flags = np.unpackbits(np.frombuffer(body, np.uint8).reshape(count, size), axis=1, bitorder="little")
-    if flags[:, setup.n_clients:].any(): raise Inconsistent("the lists name clients that do not exist: nothing is sent", SERVER, step)
+    rows = np.frombuffer(body, np.uint8).reshape(count, size)
+    flags = np.unpackbits(rows, axis=1, bitorder="little")
+    if flags[:, setup.n_clients:].any():
+        raise Inconsistent("the lists name clients that do not exist: nothing is sent", SERVER, step)
     both = (flags.sum(0) > 1).nonzero()[0]
-    if len(both): raise Inconsistent(f"client {both[0]} is listed as survivor and as dropout: nothing is signed", SERVER, step)
+    if len(both):
+        raise Inconsistent(f"client {both[0]} is listed as survivor and as dropout: nothing is signed", SERVER, step)
     return [set(row.nonzero()[0].tolist()) for row in flags]
 
 # %% ../nbs/3_baselines/secagg.ipynb #d22695c2
@@ -604,12 +618,14 @@ def check_bundle(
     seen:dict, # key -> id of the client that sent it; both keys are added
 )->None:
     "Refuse other public parameters and repeated keys. [ours]"
-    if len(body) != KEYS: raise Damaged(f"its key bundle has {len(body)} bytes; {KEYS} are due: drop it", i, ADVERTISE)
+    if len(body) != KEYS:
+        raise Damaged(f"its key bundle has {len(body)} bytes; {KEYS} are due: drop it", i, ADVERTISE)
     if body[64:] != setup.digest:
         raise SupportMismatch("its public parameters or support differ from ours: compare them", i, ADVERTISE)
     box, pair = body[:32], body[32:64]
     first = i if box == pair else seen.get(box, seen.get(pair))
-    if first is not None: raise BadKey(f"it sent a key that {who(first)} sent too: one copied it, drop it", i, ADVERTISE)
+    if first is not None:
+        raise BadKey(f"it sent a key that {who(first)} sent too: one copied it, drop it", i, ADVERTISE)
     seen.update({box: i, pair: i})
 
 # %% ../nbs/3_baselines/secagg.ipynb #c41dbb26
@@ -620,7 +636,7 @@ class Client:
         check_directory(setup, directory)
         self.setup, self.me, self.identity, self.directory, self.vector = setup, me, identity, directory, vector
         self.draw = draw = source(seed, "secagg client", me, int.from_bytes(setup.session, "little"))
-        self.box, self.pair = bytearray(draw(32)), bytearray(draw(32)) # X25519 keys for shares and for masks
+        self.box, self.pair = bytearray(draw(32)), bytearray(draw(32)) # X25519 keys: shares, masks
         self.own = bytearray(element(draw).to_bytes(FIELD, "little")) # seed of the own mask
         self.near = graph(setup.n_clients, setup.neighbours, setup.session)[me].tolist()
         self.step, self.turn = ADVERTISE, threading.Lock()
@@ -628,29 +644,33 @@ class Client:
     def start(self):
         "The first message: keys."
         with self.turn:
-            if self.step: raise Replay("it has started already: make a new client for a new session", self.me, ADVERTISE)
+            if self.step: raise Replay("it has started already: make a new client", self.me, ADVERTISE)
             self.keys = bundle(self)
             return reply(self, self.keys)
 
     def receive(self, data):
         "The reply to the server's message; an error, and no change, if it is not acceptable."
         with self.turn:
-            if not 0 < self.step < len(ROUNDS): raise Replay("no message is due: drop it", SERVER, min(self.step, UNMASK))
-            return reply(self, REPLIES[self.step](self, unseal(self.setup, self.directory, data, self.step - 1, SERVER, self.me)))
+            step = self.step
+            if not 0 < step < len(ROUNDS): raise Replay("no message is due: drop it", SERVER, min(step, UNMASK))
+            body = unseal(self.setup, self.directory, data, step - 1, SERVER, self.me)
+            return reply(self, REPLIES[step](self, body))
 
     def close(self):
         "End the session for this client: nothing more is said, and its secrets are erased."
         with self.turn: end(self, len(ROUNDS))
 
 # %% ../nbs/3_baselines/secagg.ipynb #5c0a11e2
-SPENT = {SHARE: ("box", "pair", "draw"), COMPLAIN: ("locks",), MASKED: ("own", "agreed", "vector"), UNMASK: ("held",)}
+SPENT = {SHARE: ("box", "pair", "draw"), COMPLAIN: ("locks",),
+         MASKED: ("own", "agreed", "vector"), UNMASK: ("held",)} # round -> what no later one needs
 
 def wipe(
     secret, # bytearray, or a dict or tuple of them; other things are left alone
 )->None:
     "Overwrite with zeros. [ours]"
     if isinstance(secret, bytearray): secret[:] = bytes(len(secret))
-    for part in secret.values() if isinstance(secret, dict) else secret if isinstance(secret, tuple) else (): wipe(part)
+    parts = secret.values() if isinstance(secret, dict) else secret if isinstance(secret, tuple) else ()
+    for part in parts: wipe(part)
 
 def end(
     client:Client,
@@ -680,20 +700,23 @@ def bundle(
 
 # %% ../nbs/3_baselines/secagg.ipynb #923aa03d
 SEALED = 2 * FIELD + 16 # bytes of two encrypted shares
-DEALT, PASSED = SEALED + 64, SEALED + 64 + 3 * FIELD # with their hashes; with the lines' values and e as well
+DEALT = SEALED + 64 # with their hashes
+PASSED = DEALT + 3 * FIELD # with the values of the lines and e as well
 
 def neighbour_bundles(
     client:Client,
     body:bytes, # signed key bundles of the neighbours that advertised
 )->dict: # id -> bundle
     "Check signatures, parameters and repetitions. [Bonawitz et al. 2017, Fig. 4]"
-    signed, seen = records(body, KEYS + SIGNATURE, client.near, SERVER, ADVERTISE), {}
+    setup, seen = client.setup, {}
+    signed = records(body, KEYS + SIGNATURE, client.near, SERVER, ADVERTISE)
     for i, entry in signed.items():
-        check_signature(client.setup, client.directory, ADVERTISE, i, SERVER, entry[:KEYS], entry[KEYS:])
+        check_signature(setup, client.directory, ADVERTISE, i, SERVER, entry[:KEYS], entry[KEYS:])
     bundles = {i: entry[:KEYS] for i, entry in signed.items()}
-    for i, keys in {client.me: client.keys, **bundles}.items(): check_bundle(client.setup, i, keys, seen)
-    if len(bundles) < client.setup.threshold:
-        raise BelowThreshold(f"{len(bundles)} of its neighbours sent keys; {client.setup.threshold} must: nothing is shared", client.me, SHARE)
+    for i, keys in {client.me: client.keys, **bundles}.items(): check_bundle(setup, i, keys, seen)
+    if len(bundles) < setup.threshold:
+        raise BelowThreshold(f"{len(bundles)} of its neighbours sent keys; {setup.threshold} must: "
+                             "nothing is shared", client.me, SHARE)
     return bundles
 
 # %% ../nbs/3_baselines/secagg.ipynb #5c0a11e4
@@ -704,17 +727,16 @@ def share(
     "Round 1: split the mask key and the own seed among the neighbours. [Bonawitz et al. 2017, Fig. 4]"
     setup, me, bundles = client.setup, client.me, neighbour_bundles(client, body)
     box, pair = (X25519PrivateKey.from_private_bytes(key) for key in (client.box, client.pair))
-    boxes, agreed = ({i: agree(key, keys[at:at + 32], i, ADVERTISE) for i, keys in bundles.items()} for key, at in ((box, 0), (pair, 32)))
+    boxes = {i: agree(box, keys[:32], i, ADVERTISE) for i, keys in bundles.items()}
+    agreed = {i: bytearray(agree(pair, keys[32:64], i, ADVERTISE)) for i, keys in bundles.items()}
+    lock = lambda one, other, i: expand(boxes[i], b"shares", 32, setup.session, SHARE, one, other)
     secrets = int.from_bytes(client.own, "little"), scalar(client.pair)
     dealt, out = deal(setup, me, client.keys, secrets, list(bundles), client.draw), {}
     for i, both in dealt.shares.items():
-        plain = b"".join(value.to_bytes(FIELD, "little") for value in both)
-        lock = expand(boxes[i], b"shares", 32, setup.session, SHARE, me, i)
-        out[i] = ChaCha20Poly1305(lock).encrypt(bytes(12), plain, HEAD.pack(setup.session, SHARE, me, i)) + dealt.hashes[i]
-    client.locks = {i: bytearray(expand(boxes[i], b"shares", 32, setup.session, SHARE, i, me)) for i in bundles}
-    client.agreed = {i: bytearray(secret) for i, secret in agreed.items()}
-    lines = b"".join(c.to_bytes(FIELD, "little") for line in dealt.lines for c in line)
-    return dealt.start + lines + listed(out)
+        about = HEAD.pack(setup.session, SHARE, me, i)
+        out[i] = ChaCha20Poly1305(lock(me, i, i)).encrypt(bytes(12), packed(both), about) + dealt.hashes[i]
+    client.locks, client.agreed = {i: bytearray(lock(i, me, i)) for i in bundles}, agreed
+    return dealt.start + packed(c for line in dealt.lines for c in line) + listed(out)
 
 # %% ../nbs/3_baselines/secagg.ipynb #38a22e07
 def opened(
@@ -723,21 +745,22 @@ def opened(
     record:bytes, # encrypted shares, their hashes, values of the lines, e
 )->tuple: # of two bytearrays, or of none if they are no good
     "The two shares that a neighbour sent, if they are what it committed to. [Atapoor et al. 2023]"
-    setup, me, (sealed, hashes) = client.setup, client.me, (record[:SEALED], record[SEALED:DEALT])
-    try: plain = ChaCha20Poly1305(client.locks[i]).decrypt(bytes(12), sealed, HEAD.pack(setup.session, SHARE, i, me))
+    setup, me, about = client.setup, client.me, HEAD.pack(client.setup.session, SHARE, i, client.me)
+    try: plain = ChaCha20Poly1305(client.locks[i]).decrypt(bytes(12), record[:SEALED], about)
     except InvalidTag: return ()
-    *lines, e = elements(record[DEALT:])
-    good = all(fits(setup, i, me, kind, value, (hashes[32 * kind:32 * kind + 32], lines[kind], e)) for kind, value in enumerate(elements(plain)))
-    return (bytearray(plain[:FIELD]), bytearray(plain[FIELD:])) if good else ()
+    hashes, (*lines, e) = (record[SEALED:SEALED + 32], record[SEALED + 32:DEALT]), elements(record[DEALT:])
+    for kind, value in enumerate(elements(plain)):
+        if not fits(setup, i, me, kind, value, (hashes[kind], lines[kind], e)): return ()
+    return bytearray(plain[:FIELD]), bytearray(plain[FIELD:])
 
 def complain(
     client:Client,
     body:bytes, # shares from the neighbours that sent some, with what they must fit
 )->bytes: # ids of those whose shares are no good
     "Round 2: open the shares. [ours]"
-    found = records(body, PASSED, client.locks, SERVER, SHARE)
-    if len(found) < client.setup.threshold:
-        raise BelowThreshold(f"{len(found)} of its neighbours sent shares; {client.setup.threshold} must: no vector is sent", client.me, COMPLAIN)
+    found, t = records(body, PASSED, client.locks, SERVER, SHARE), client.setup.threshold
+    if len(found) < t:
+        raise BelowThreshold(f"{len(found)} of its neighbours sent shares; {t} must: no vector is sent", client.me, COMPLAIN)
     client.held = {i: opened(client, i, record) for i, record in found.items()}
     return listed({i: b"" for i, shares in client.held.items() if not shares})
 
@@ -750,11 +773,12 @@ def masked(
     setup, me, (members,) = client.setup, client.me, client_sets(client.setup, body, 1, COMPLAIN)
     partners = members & set(client.near)
     if me not in members or not partners <= set(client.held):
-        raise Inconsistent("the list of members does not agree with the shares that were sent: no vector is sent", SERVER, COMPLAIN)
+        raise Inconsistent("the list of members does not agree with the shares that were sent: "
+                           "no vector is sent", SERVER, COMPLAIN)
     check_enough(setup, members, [me], COMPLAIN)
     total = ring_words(setup, client.vector, me)
     add_mask(total, expand(client.own, b"own mask", 16, setup.session, MASKED, me, me))
-    for i in sorted(partners): add_mask(total, pair_key(setup, client.agreed[i], me, i), negative=me > i)
+    for i in partners: add_mask(total, pair_key(setup, client.agreed[i], me, i), negative=me > i)
     total &= setup.word.type(setup.ring.modulus - 1)
     client.partners = partners
     return pack_words(total, setup.ring.bits)
@@ -779,9 +803,11 @@ def ring_words(
     if x.shape != (setup.d,) or x.dtype.kind not in "iu":
         raise OutOfRange(f"its vector is {x.dtype} of shape {x.shape}; ({setup.d},) whole numbers are due: encode it first", me, MASKED)
     if x.min() < 0 or x.max() >= setup.ring.modulus:
-        raise OutOfRange(f"an entry lies outside the ring, 0..{setup.ring.modulus - 1}: wrap or encode the vector", me, MASKED)
-    if setup.largest is not None and np.abs(setup.ring.lift(x.astype(np.int64))).max() > setup.largest:
-        raise OutOfRange(f"an entry is larger than the declared {setup.largest}: clip the vector", me, MASKED)
+        top = setup.ring.modulus - 1
+        raise OutOfRange(f"an entry lies outside the ring, 0..{top}: wrap or encode the vector", me, MASKED)
+    if setup.largest is not None:
+        if np.abs(setup.ring.lift(x.astype(np.int64))).max() > setup.largest:
+            raise OutOfRange(f"an entry is larger than the declared {setup.largest}: clip the vector", me, MASKED)
     return x.astype(setup.word)
 
 # %% ../nbs/3_baselines/secagg.ipynb #c2a175a5
@@ -807,10 +833,13 @@ def reveal(
     "Round 5: unmask, after enough others signed the same lists. [Bonawitz et al. 2017, Fig. 4]"
     setup, me, members = client.setup, client.me, set(committee(client.setup))
     signed = records(body, SIGNATURE, members & client.survivors - {me}, SERVER, CHECK)
-    for i, signature in signed.items(): check_signature(setup, client.directory, CHECK, i, SERVER, client.lists, signature)
+    for i, signature in signed.items():
+        check_signature(setup, client.directory, CHECK, i, SERVER, client.lists, signature)
     need = setup.signatures - (me in members)
-    if len(signed) < need: raise BelowThreshold(f"{len(signed)} others signed the lists; {need} must: nothing is revealed", me, UNMASK)
-    return listed({i: bytes(client.held[i][i not in client.survivors]) for i in sorted(client.partners) if client.held[i]})
+    if len(signed) < need:
+        raise BelowThreshold(f"{len(signed)} others signed the lists; {need} must: nothing is revealed", me, UNMASK)
+    known = [i for i in sorted(client.partners) if client.held[i]]
+    return listed({i: bytes(client.held[i][i not in client.survivors]) for i in known})
 
 REPLIES = None, share, complain, masked, confirm, reveal
 
@@ -819,9 +848,10 @@ class Server:
     "The server of one session: `receive` each client's message, then `advance`. [Bonawitz et al. 2017, Fig. 4]"
     def __init__(self, setup, identity, directory):
         check_directory(setup, directory)
-        self.setup, self.identity, self.directory, self.step, self.turn = setup, identity, directory, ADVERTISE, threading.Lock()
+        self.setup, self.identity, self.directory = setup, identity, directory
+        self.step, self.turn = ADVERTISE, threading.Lock()
         self.alive, self.inbox, self.total = set(range(setup.n_clients)), {}, np.zeros(setup.d, setup.word)
-        self.seen, self.refused, self.blamed = {}, set(), {} # keys of round 0; (owner, holder) of shares refused; id -> error of the expelled
+        self.seen, self.refused, self.blamed = {}, set(), {} # keys; (owner, holder) pairs; id -> error
         self.circle = graph(setup.n_clients, setup.neighbours, setup.session)
         self.traffic = np.zeros((len(ROUNDS), setup.n_clients, 2, 2), np.int64) # round, client, (up, down), (messages, bytes)
 
@@ -831,7 +861,7 @@ class Server:
             step = min(self.step, UNMASK)
             if self.step == len(ROUNDS): raise Replay("the session is over: drop the message", client, step)
             if client in self.inbox: raise Replay("its message of this round is here already: drop this one", client, step)
-            if client not in self.alive: raise Replay("it is not invited, was expelled or dropped out before: drop the message", client, step)
+            if client not in self.alive: raise Replay("it is not invited, was expelled or dropped out before: drop it", client, step)
             body = unseal(self.setup, self.directory, data, step, client, SERVER)
             self.inbox[client] = ACCEPT[step](self, client, body), data[-SIGNATURE - 4:-4]
             self.traffic[step, client, 0] += 1, len(data)
@@ -846,17 +876,19 @@ class Server:
 def close_round(
     server:Server,
 )->dict: # client -> framed message
-    "Check that enough are here, seal what the next round needs, and move on. [Bonawitz et al. 2017, Fig. 4]"
-    step, here = server.step, sorted(server.inbox)
-    if step != COMPLAIN: check_enough(server.setup, here, here if step < COMPLAIN else server.members, step, server.refused)
-    out = {i: seal(server.setup, server.identity, step, SERVER, i, body) for i, body in CLOSE[step](server, here).items()}
+    "Check that enough are here, seal what the next round needs, move on. [Bonawitz et al. 2017, Fig. 4]"
+    setup, step, here = server.setup, server.step, sorted(server.inbox)
+    owners = here if step < COMPLAIN else server.members if step > COMPLAIN else ()
+    if step != COMPLAIN: check_enough(setup, here, owners, step, server.refused)
+    bodies = CLOSE[step](server, here)
+    out = {i: seal(setup, server.identity, step, SERVER, i, body) for i, body in bodies.items()}
     for i, data in out.items(): server.traffic[step, i, 1] += 1, len(data)
     server.alive, server.inbox, server.step = set(out), {}, step + 1
     if server.step == len(ROUNDS): server.bundles = server.dealt = server.seen = None
     return out
 
 # %% ../nbs/3_baselines/secagg.ipynb #3a6a10fd
-ANY_KEY = X25519PrivateKey.from_private_bytes(bytes(32)) # every private key shows whether a public one is of small order
+ANY_KEY = X25519PrivateKey.from_private_bytes(bytes(32)) # any will do to show small order
 
 def accept_bundle(
     server:Server,
@@ -875,14 +907,14 @@ def accept_shares(
     body:bytes, # start and lines of the proof, records for its neighbours
 )->tuple: # encrypted shares by neighbour; what was dealt, without the shares; e
     "Round 1: exactly one record for each neighbour that takes part, and a proof that holds. [ours]"
-    setup, size = server.setup, FIELD * (1 + 2 * server.setup.threshold)
+    setup, t, size = server.setup, server.setup.threshold, FIELD * (1 + 2 * server.setup.threshold)
     due = set(server.circle[client].tolist()) & server.advertised
     found = records(body[size:], DEALT, due, client, SHARE)
-    if len(found) < len(due): raise BadShare(f"it sent {len(found)} records; {len(due)} are due: drop it", client, SHARE)
-    numbers = elements(body[FIELD:size])
-    if max(numbers) >= PRIME: raise Damaged("its lines have coefficients beyond the field: drop it", client, SHARE)
-    dealt = Dealt(None, {j: record[SEALED:] for j, record in found.items()}, body[:FIELD],
-                  [numbers[:setup.threshold], numbers[setup.threshold:]])
+    if len(found) < len(due):
+        raise BadShare(f"it sent {len(found)} records; {len(due)} are due: drop it", client, SHARE)
+    numbers, hashes = elements(body[FIELD:size]), {j: record[SEALED:] for j, record in found.items()}
+    if max(numbers) >= PRIME: raise Damaged("its lines leave the field: drop it", client, SHARE)
+    dealt = Dealt(None, hashes, body[:FIELD], [numbers[:t], numbers[t:]])
     e = check_dealt(setup, client, server.bundles[client], dealt)
     return {j: record[:SEALED] for j, record in found.items()}, dealt, e
 
@@ -893,7 +925,8 @@ def accept_complaints(
     body:bytes, # ids of neighbours whose shares it refuses
 )->set: # of ids
     "Round 2: only neighbours that sent shares can be complained about. [ours]"
-    return set(records(body, 0, set(server.circle[client].tolist()) & server.shared, client, COMPLAIN))
+    near = set(server.circle[client].tolist())
+    return set(records(body, 0, near & server.shared, client, COMPLAIN))
 
 def promised(
     server:Server,
@@ -911,13 +944,16 @@ def accept_revealed(
     body:bytes, # records about its neighbours
 )->dict: # id of the owner -> share
     "Round 5: exactly one share of each neighbour that takes part, as it was dealt. [ours]"
-    due = {i for i in server.circle[client].tolist() if i in server.members and (i, client) not in server.refused}
-    found = {i: int.from_bytes(data, "little") for i, data in records(body, FIELD, due, client, UNMASK).items()}
-    if len(found) < len(due): raise BadShare(f"it sent {len(found)} shares; {len(due)} are due: drop it", client, UNMASK)
+    near = server.members & set(server.circle[client].tolist())
+    due = {i for i in near if (i, client) not in server.refused}
+    found = {i: elements(data)[0] for i, data in records(body, FIELD, due, client, UNMASK).items()}
+    if len(found) < len(due):
+        raise BadShare(f"it sent {len(found)} shares; {len(due)} are due: drop it", client, UNMASK)
     for i, value in found.items():
         kind = int(i not in server.survivors)
         if not fits(server.setup, i, client, kind, value, promised(server, i, client, kind)):
-            raise BadShare(f"its share of the secret of client {i} is not the one that it accepted: drop it", client, UNMASK)
+            raise BadShare(f"its share of the secret of client {i} is not the one that it accepted: "
+                           "drop it", client, UNMASK)
     return found
 
 # %% ../nbs/3_baselines/secagg.ipynb #251c1957
@@ -963,8 +999,7 @@ def close_share(
         lines = zip(*(evaluate(line, [at[i] for i in sealed]) for line in dealt.lines))
         server.dealt[j] = {i: (dealt.hashes[i], values, e) for i, values in zip(sealed, lines)}
         for i in server.shared & set(sealed):
-            numbers = (*server.dealt[j][i][1], e)
-            mail[i][j] = sealed[i] + dealt.hashes[i] + b"".join(x.to_bytes(FIELD, "little") for x in numbers)
+            mail[i][j] = sealed[i] + dealt.hashes[i] + packed((*server.dealt[j][i][1], e))
     return {i: listed(dict(sorted(entries.items()))) for i, entries in mail.items()}
 
 # %% ../nbs/3_baselines/secagg.ipynb #5c0a11f6
@@ -973,15 +1008,13 @@ def rule(
     complaints:dict, # id -> set of ids that it complains about, for everybody who is here
 )->tuple: # members (set), refused (set of (owner, holder)), blamed (id -> error)
     "Who takes part, who holds nothing for whom, and who lied. [ours]"
-    t, blamed = setup.threshold, {}
-    for j, about in complaints.items():
-        if len(about) >= t:
-            blamed[j] = BadShare(f"it complains about {len(about)} neighbours, and fewer than {t} can be corrupt: expelled", j, COMPLAIN)
+    t, why = setup.threshold, f", and fewer than {setup.threshold} can be corrupt: expelled"
+    blamed = {j: BadShare(f"it complains about {len(about)} neighbours{why}", j, COMPLAIN)
+              for j, about in complaints.items() if len(about) >= t}
     refused = {(i, j) for j, about in complaints.items() if j not in blamed for i in about}
-    against = [i for i, _ in refused]
-    for i in set(against):
-        if against.count(i) >= t and i not in blamed:
-            blamed[i] = BadShare(f"{against.count(i)} neighbours refuse its shares, and fewer than {t} can be corrupt: expelled", i, SHARE)
+    against = Counter(i for i, _ in refused)
+    blamed |= {i: BadShare(f"{many} neighbours refuse its shares{why}", i, SHARE)
+               for i, many in against.items() if many >= t and i not in blamed}
     members, short = set(complaints) - blamed.keys(), True
     while short:
         holders = {i: sum(j in members and (i, j) not in refused for j in points(setup, i)) for i in members}
@@ -1015,11 +1048,12 @@ def close_check(
     server:Server,
     here:list, # ids of clients that signed the lists
 )->dict: # client -> signatures of enough others
-    "Show everybody that enough of the committee signed the same lists. [Bonawitz et al. 2017, Fig. 4, consistency check]"
+    "Show everybody that enough of the committee signed. [Bonawitz et al. 2017, Fig. 4, consistency check]"
     setup, members = server.setup, set(committee(server.setup))
     signed = {j: server.inbox[j][1] for j in here if j in members}
     if len(signed) < setup.signatures:
-        raise BelowThreshold(f"{len(signed)} of the committee signed; {setup.signatures} must: start a new session", SERVER, CHECK)
+        raise BelowThreshold(f"{len(signed)} of the committee signed; {setup.signatures} must: "
+                             "start a new session", SERVER, CHECK)
     some = list(signed)[:setup.signatures + 1]
     others = {i: [j for j in some if j != i][:setup.signatures - (i in members)] for i in here}
     return {i: listed({j: signed[j] for j in chosen}) for i, chosen in others.items()}
@@ -1029,11 +1063,11 @@ def close_unmask(
     here:list, # ids of clients that revealed shares
 )->dict: # empty: nobody needs to hear
     "Recover all secrets, and only when every one is right take the masks out. [Bonawitz et al. 2017, Fig. 4]"
-    setup, held = server.setup, {i: {} for i in sorted(server.members)}
-    for i, shares in held.items():
-        shares.update({x: server.inbox[j][0][i] for j, x in points(setup, i).items() if i in server.inbox.get(j, ({},))[0]})
-    at = tuple(sorted(points(setup, 0).values()))
-    masks = [mask for i, shares in held.items() for mask in recovered(server, i, join(shares, setup.threshold, at))]
+    setup, revealed = server.setup, {j: shares for j, (shares, _) in server.inbox.items()}
+    at, masks = tuple(sorted(points(setup, 0).values())), []
+    for i in sorted(server.members):
+        shares = {x: revealed[j][i] for j, x in points(setup, i).items() if i in revealed.get(j, ())}
+        masks += recovered(server, i, join(shares, setup.threshold, at))
     for key, negative in masks: add_mask(server.total, key, negative)
     server.result = (server.total & setup.word.type(setup.ring.modulus - 1)).astype(np.int64)
     server.total = None
@@ -1048,12 +1082,12 @@ def recovered(
     "The masks that a secret opens. [Bonawitz et al. 2017, Fig. 4]"
     setup, bundles = server.setup, server.bundles
     if i in server.survivors:
-        return [(expand(secret.to_bytes(FIELD, "little"), b"own mask", 16, setup.session, MASKED, i, i), True)]
-    wrong = BadShare("the shares of its mask key give another one back: start a new session without it", i, SHARE)
+        return [(expand(packed((secret,)), b"own mask", 16, setup.session, MASKED, i, i), True)]
+    wrong = BadShare("the shares of its mask key give another one back: go on without it", i, SHARE)
     try: private = X25519PrivateKey.from_private_bytes(private_of(secret))
     except ValueError: raise wrong from None
-    mine = private.public_key().public_bytes_raw()
-    if ANY_KEY.exchange(X25519PublicKey.from_public_bytes(mine)) != agree(ANY_KEY, bundles[i][32:64], i, ADVERTISE): raise wrong
+    mine, sent = private.public_key().public_bytes_raw(), bundles[i][32:64]
+    if agree(ANY_KEY, mine, i, SHARE) != agree(ANY_KEY, sent, i, SHARE): raise wrong
     return [(pair_key(setup, agree(private, bundles[j][32:64], j, ADVERTISE), i, j), j < i)
             for j in server.circle[i].tolist() if j in server.survivors]
 
@@ -1167,7 +1201,8 @@ def find_committee(
         c = int((corrupt > forked).sum()) - 1
         s = (m + c) // 2 + 1
         if s >= most: break
-        if s <= m and gone[m - s + 1] <= mute: return m, s, float(corrupt[c + 1]), float(gone[m - s + 1])
+        if s <= m and gone[m - s + 1] <= mute:
+            return m, s, float(corrupt[c + 1]), float(gone[m - s + 1])
     return n, most, 0.0, 0.0
 
 # %% ../nbs/3_baselines/secagg.ipynb #80c6665e
@@ -1191,8 +1226,8 @@ def degree(
         exposed, stuck = float(corrupted[2 * t - k if malicious else t]), float(near_tails(n, lost, k)[k - t + 1])
         apart, q = split_chance(n, lost + bad, k), max(quorum, t + 1)
         if apart <= half and stuck <= 2.0**-correctness:
-            m, s, forked, mute = find_committee(n, lost, bad if malicious else 0, 2 * half - exposed - apart, 2.0**-correctness - stuck, q)
-            return Degree(k, t, q, exposed, apart, stuck, m, s, forked, mute)
+            left = 2 * half - exposed - apart, 2.0**-correctness - stuck
+            return Degree(k, t, q, exposed, apart, stuck, *find_committee(n, lost, bad if malicious else 0, *left, q))
     raise ValueError(f"dropout is {dropout} and corrupt {corrupt}; no graph of {n} clients tolerates both"
                      f"{': corrupt + 2 * dropout must stay below 1' if malicious else ''}: tolerate less or invite more clients")
 
@@ -1203,9 +1238,11 @@ def check_rates(
 )->None:
     "Refuse what is no fraction or no exponent. [ours]"
     for name, value in fractions.items():
-        if not 0 <= value < 1: raise ValueError(f"{name} is {value!r}; it must be a fraction in [0, 1): change {name}")
+        if not 0 <= value < 1:
+            raise ValueError(f"{name} is {value!r}; it must be a fraction in [0, 1): change {name}")
     for name, value in exponents.items():
-        if not 0 < value <= 1000: raise ValueError(f"{name} is {value!r}; it must be an exponent in (0, 1000]: change {name}")
+        if not 0 < value <= 1000:
+            raise ValueError(f"{name} is {value!r}; it must be an exponent in (0, 1000]: change {name}")
 
 # %% ../nbs/3_baselines/secagg.ipynb #44800d90
 def overhead(
@@ -1217,14 +1254,15 @@ def overhead(
     quorum:int=None, # q; None: the default of Setup
     committee:int=None, # m; None: everybody
     signatures:int=None, # s; None: the default of Setup
-)->dict: # (round, 'up' or 'down') -> Bits of one client's message when nobody drops out or complains
+)->dict: # (round, 'up' or 'down') -> Bits of one client's message when all is well
     "Declared size of every message; the header holds frame, address and signature. [ours]"
-    setup = Setup(n_clients, d, Ring(bits), neighbours // 2 + 1 if threshold is None else threshold, neighbours,
-                  quorum=quorum, committee=committee, signatures=signatures)
-    k, t, n, header = setup.neighbours, setup.threshold, setup.n_clients, header_bits("secagg") + 8 * (HEAD.size + SIGNATURE)
+    t = neighbours // 2 + 1 if threshold is None else threshold
+    setup = Setup(n_clients, d, Ring(bits), t, neighbours, quorum=quorum, committee=committee, signatures=signatures)
+    k, n, header = setup.neighbours, n_clients, header_bits("secagg") + 8 * (HEAD.size + SIGNATURE)
     shown = setup.signatures - (setup.committee == n) # a member of the committee needs one less
     up = KEYS, FIELD * (1 + 2 * t) + k * (4 + DEALT), 0, -(-d * bits // 8), 32, k * (4 + FIELD)
-    down = k * (4 + KEYS + SIGNATURE), k * (4 + PASSED), -(-n // 8), 2 * -(-n // 8), shown * (4 + SIGNATURE), None
+    down = (k * (4 + KEYS + SIGNATURE), k * (4 + PASSED), -(-n // 8), 2 * -(-n // 8),
+            shown * (4 + SIGNATURE), None)
     sizes = {(name, way): size for i, name in enumerate(ROUNDS) for way, size in (("up", up[i]), ("down", down[i]))}
     return {key: Bits.of(0, 0, 0, d) if size is None else Bits.of(8 * size, header, 0, d) for key, size in sizes.items()}
 

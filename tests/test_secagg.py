@@ -137,6 +137,7 @@ def test_fewer_shares_than_the_threshold_are_refused():
         secagg.join({1: 7, 2: 8}, 3)
     assert secagg.lagrange((1,)) == {1: 1} and sum(secagg.lagrange((1, 2, 7)).values()) % PRIME == 1, "weights of a constant polynomial"
     assert secagg.evaluate([5, 1, 2], [0, 1, 10]) == [5, 8, 215] and secagg.polynomial(9, 1, secagg.source(0)) == [9]
+    assert secagg.elements(secagg.packed([5, PRIME - 1])) == [5, PRIME - 1]
     assert 0 <= secagg.element(lambda n: b"\xff" * n) < PRIME
 
 
@@ -241,6 +242,14 @@ def test_the_graph_is_regular_and_mutual(n, data):
     near = secagg.graph(n, k, data.draw(st.binary(min_size=16, max_size=16)))
     assert near.shape == (n, k) and all(len(set(row)) == k and i not in row for i, row in enumerate(near.tolist()))
     assert all(i in near[j] for i in range(n) for j in near[i]) and connected(range(n), near)
+
+
+def test_holders_sit_at_points_of_the_circle():
+    setup = small(n=9, k=4, t=3)
+    at, circle = secagg.places(9, setup.session), secagg.order(9, setup.session)
+    assert [circle[x] for x in at] == list(range(9))
+    for i in range(9):
+        assert {circle[(at[i] + x) % 9]: x for x in (1, 2, 7, 8)} == secagg.points(setup, i), "the same four points for everybody"
 
 
 def test_the_graph_is_the_sessions():
@@ -677,6 +686,7 @@ def test_too_few_bundles_are_refused_by_a_client():
     entries = secagg.records(body_of(p.mail[0]), secagg.KEYS + secagg.SIGNATURE, range(6), SERVER, 0)
     body = secagg.listed(dict(list(entries.items())[:2]))
     refused(BelowThreshold, 0, 1, lambda: p.clients[0].receive(from_server(p, 0, 0, body)), "2 of its neighbours")
+    assert secagg.neighbour_bundles(p.clients[0], secagg.listed(entries)) == {i: entry[:secagg.KEYS] for i, entry in entries.items()}
 
 
 def test_records_name_each_client_once():
