@@ -107,10 +107,12 @@ def check_setup(
     q = check_between("quorum", max(least, n * t // k) if setup.quorum is None else setup.quorum, least, n)
     m = check_between("committee", n if setup.committee is None else setup.committee, 1, n)
     s = q if m == n else max(m // 2 + 1, m * t // k)
-    s = check_between("signatures", s if setup.signatures is None else setup.signatures, m // 2 + 1, m)
+    s = s if setup.signatures is None else setup.signatures
+    s = check_between("signatures", s, m // 2 + 1, m)
     if not isinstance(setup.session, bytes) or len(setup.session) != 16:
         raise ValueError(f"session is {setup.session!r}; it must be 16 bytes: pass os.urandom(16) that everybody trusts to be fresh")
-    if not isinstance(setup.support, bytes): raise ValueError(f"support is {setup.support!r}; it must be bytes: hash what it stands for")
+    if not isinstance(setup.support, bytes):
+        raise ValueError(f"support is {setup.support!r}; it must be bytes: hash what it stands for")
     if setup.largest is not None:
         need, room = n * check_between("largest", setup.largest, 0), setup.ring.modulus // 2 - 1
         if need > room:
@@ -185,15 +187,16 @@ def check_enough(
     if len(alive) < setup.quorum:
         raise BelowThreshold(f"{len(alive)} clients are left; {setup.quorum} must be: start a new session", SERVER, step)
     if step <= MASKED and not together(setup, alive):
-        raise BelowThreshold("the graph of those left may fall apart: start a new session", SERVER, step)
+        raise BelowThreshold("the graph of those left may fall apart: start a new session",
+                             SERVER, step)
     present = np.zeros(setup.n_clients, bool)
     present[list(alive)] = True
     left = present[graph(setup.n_clients, setup.neighbours, setup.session)].sum(1)
     for owner, holder in refused: left[owner] -= present[holder]
     short = min(owners, key=lambda i: (left[i], i), default=None)
     if short is not None and left[short] < setup.threshold:
-        raise BelowThreshold(f"{left[short]} of its neighbours are left; {setup.threshold} must be: "
-                             "start a new session", short, step)
+        raise BelowThreshold(f"{left[short]} of its neighbours are left; {setup.threshold} must "
+                             "be: start a new session", short, step)
 
 # %% ../nbs/3_baselines/secagg.ipynb #0543aeef
 HEAD = struct.Struct("<16sBII") # session, round, sender, receiver
@@ -353,7 +356,8 @@ def join(
 )->int: # in [0, PRIME)
     "The polynomial's value at 0. [Shamir 1979]"
     if len(shares) < check_between("threshold", threshold, 1):
-        raise ValueError(f"shares has {len(shares)} of them; {threshold} give the secret: collect more")
+        raise ValueError(f"shares has {len(shares)} of them; {threshold} give the secret: "
+                         "collect more")
     at = at or tuple(sorted(shares))
     weights, missing, value, scale = lagrange(at), [m for m in at if m not in shares], 0, 1
     for x, share in shares.items():
@@ -448,9 +452,10 @@ def deal(
     real = [polynomial(secret, t, draw) for secret in secrets]
     blind = [polynomial(element(draw), t, draw) for _ in secrets]
     spots = [at[j] for j in holders]
-    shares, covers = (dict(zip(holders, zip(*(evaluate(p, spots) for p in pair)))) for pair in (real, blind))
-    hashes = {j: b"".join(share_hash(setup, owner, j, kind, shares[j][kind], covers[j][kind]) for kind in (0, 1))
-              for j in holders}
+    values = lambda both: dict(zip(holders, zip(*(evaluate(p, spots) for p in both))))
+    shares, covers = values(real), values(blind)
+    hashed = lambda j, kind: share_hash(setup, owner, j, kind, shares[j][kind], covers[j][kind])
+    hashes = {j: hashed(j, 0) + hashed(j, 1) for j in holders}
     start = public_key(private_of(blind[1][0]))
     e = scalar(challenge(setup, owner, keys, start, hashes))
     lines = [[(r + e * f) % PRIME for r, f in zip(*both)] for both in zip(blind, real)]
@@ -588,14 +593,17 @@ def client_sets(
     "Read what the server says about who is in and who is out. [ours]"
     size = -(-setup.n_clients // 8)
     if len(body) != count * size:
-        raise Damaged(f"the lists have {len(body)} bytes; {count * size} are due: nothing is sent", SERVER, step)
+        raise Damaged(f"the lists have {len(body)} bytes; {count * size} are due: nothing is sent",
+                      SERVER, step)
     rows = np.frombuffer(body, np.uint8).reshape(count, size)
     flags = np.unpackbits(rows, axis=1, bitorder="little")
     if flags[:, setup.n_clients:].any():
-        raise Inconsistent("the lists name clients that do not exist: nothing is sent", SERVER, step)
+        raise Inconsistent("the lists name clients that do not exist: nothing is sent",
+                           SERVER, step)
     both = (flags.sum(0) > 1).nonzero()[0]
     if len(both):
-        raise Inconsistent(f"client {both[0]} is listed as survivor and as dropout: nothing is signed", SERVER, step)
+        raise Inconsistent(f"client {both[0]} is listed as survivor and as dropout: "
+                           "nothing is signed", SERVER, step)
     return [set(row.nonzero()[0].tolist()) for row in flags]
 
 # %% ../nbs/3_baselines/secagg.ipynb #d22695c2
@@ -607,10 +615,14 @@ def check_directory(
     seen = {}
     for i in (*range(setup.n_clients), SERVER):
         key = directory.get(i)
-        if not isinstance(key, bytes) or len(key) != 32: raise BadKey("the directory holds no 32-byte key for it: enrol it", i, ADVERTISE)
-        if key in seen: raise BadKey(f"the directory holds the key of {who(seen[key])} for it too: enrol it again", i, ADVERTISE)
+        if not isinstance(key, bytes) or len(key) != 32:
+            raise BadKey("the directory holds no 32-byte key for it: enrol it", i, ADVERTISE)
+        if key in seen:
+            raise BadKey(f"the directory holds the key of {who(seen[key])} for it too: "
+                         "enrol it again", i, ADVERTISE)
         seen[key] = i
 
+# %% ../nbs/3_baselines/secagg.ipynb #5c0a1401
 def check_bundle(
     setup:Setup,
     i:int, # id of the sender
@@ -619,13 +631,16 @@ def check_bundle(
 )->None:
     "Refuse other public parameters and repeated keys. [ours]"
     if len(body) != KEYS:
-        raise Damaged(f"its key bundle has {len(body)} bytes; {KEYS} are due: drop it", i, ADVERTISE)
+        raise Damaged(f"its key bundle has {len(body)} bytes; {KEYS} are due: drop it",
+                      i, ADVERTISE)
     if body[64:] != setup.digest:
-        raise SupportMismatch("its public parameters or support differ from ours: compare them", i, ADVERTISE)
+        raise SupportMismatch("its public parameters or support differ from ours: compare them",
+                              i, ADVERTISE)
     box, pair = body[:32], body[32:64]
     first = i if box == pair else seen.get(box, seen.get(pair))
     if first is not None:
-        raise BadKey(f"it sent a key that {who(first)} sent too: one copied it, drop it", i, ADVERTISE)
+        raise BadKey(f"it sent a key that {who(first)} sent too: one copied it, drop it",
+                     i, ADVERTISE)
     seen.update({box: i, pair: i})
 
 # %% ../nbs/3_baselines/secagg.ipynb #c41dbb26
@@ -644,7 +659,8 @@ class Client:
     def start(self):
         "The first message: keys."
         with self.turn:
-            if self.step: raise Replay("it has started already: make a new client", self.me, ADVERTISE)
+            if self.step:
+                raise Replay("it has started already: make a new client", self.me, ADVERTISE)
             self.keys = bundle(self)
             return reply(self, self.keys)
 
@@ -652,7 +668,8 @@ class Client:
         "The reply to the server's message; an error, and no change, if it is not acceptable."
         with self.turn:
             step = self.step
-            if not 0 < step < len(ROUNDS): raise Replay("no message is due: drop it", SERVER, min(step, UNMASK))
+            if not 0 < step < len(ROUNDS):
+                raise Replay("no message is due: drop it", SERVER, min(step, UNMASK))
             body = unseal(self.setup, self.directory, data, step - 1, SERVER, self.me)
             return reply(self, REPLIES[step](self, body))
 
@@ -669,8 +686,8 @@ def wipe(
 )->None:
     "Overwrite with zeros. [ours]"
     if isinstance(secret, bytearray): secret[:] = bytes(len(secret))
-    parts = secret.values() if isinstance(secret, dict) else secret if isinstance(secret, tuple) else ()
-    for part in parts: wipe(part)
+    if isinstance(secret, dict): secret = tuple(secret.values())
+    for part in secret if isinstance(secret, tuple) else (): wipe(part)
 
 def end(
     client:Client,
@@ -734,7 +751,8 @@ def share(
     dealt, out = deal(setup, me, client.keys, secrets, list(bundles), client.draw), {}
     for i, both in dealt.shares.items():
         about = HEAD.pack(setup.session, SHARE, me, i)
-        out[i] = ChaCha20Poly1305(lock(me, i, i)).encrypt(bytes(12), packed(both), about) + dealt.hashes[i]
+        sealed = ChaCha20Poly1305(lock(me, i, i)).encrypt(bytes(12), packed(both), about)
+        out[i] = sealed + dealt.hashes[i]
     client.locks, client.agreed = {i: bytearray(lock(i, me, i)) for i in bundles}, agreed
     return dealt.start + packed(c for line in dealt.lines for c in line) + listed(out)
 
@@ -748,7 +766,8 @@ def opened(
     setup, me, about = client.setup, client.me, HEAD.pack(client.setup.session, SHARE, i, client.me)
     try: plain = ChaCha20Poly1305(client.locks[i]).decrypt(bytes(12), record[:SEALED], about)
     except InvalidTag: return ()
-    hashes, (*lines, e) = (record[SEALED:SEALED + 32], record[SEALED + 32:DEALT]), elements(record[DEALT:])
+    hashes = record[SEALED:SEALED + 32], record[SEALED + 32:DEALT]
+    *lines, e = elements(record[DEALT:])
     for kind, value in enumerate(elements(plain)):
         if not fits(setup, i, me, kind, value, (hashes[kind], lines[kind], e)): return ()
     return bytearray(plain[:FIELD]), bytearray(plain[FIELD:])
@@ -760,7 +779,8 @@ def complain(
     "Round 2: open the shares. [ours]"
     found, t = records(body, PASSED, client.locks, SERVER, SHARE), client.setup.threshold
     if len(found) < t:
-        raise BelowThreshold(f"{len(found)} of its neighbours sent shares; {t} must: no vector is sent", client.me, COMPLAIN)
+        raise BelowThreshold(f"{len(found)} of its neighbours sent shares; {t} must: "
+                             "no vector is sent", client.me, COMPLAIN)
     client.held = {i: opened(client, i, record) for i, record in found.items()}
     return listed({i: b"" for i, shares in client.held.items() if not shares})
 
@@ -801,13 +821,16 @@ def ring_words(
     "A client's vector, refused if it is not what was declared. [ours]"
     x = np.asarray(vector)
     if x.shape != (setup.d,) or x.dtype.kind not in "iu":
-        raise OutOfRange(f"its vector is {x.dtype} of shape {x.shape}; ({setup.d},) whole numbers are due: encode it first", me, MASKED)
+        raise OutOfRange(f"its vector is {x.dtype} of shape {x.shape}; "
+                         f"({setup.d},) whole numbers are due: encode it first", me, MASKED)
     if x.min() < 0 or x.max() >= setup.ring.modulus:
         top = setup.ring.modulus - 1
-        raise OutOfRange(f"an entry lies outside the ring, 0..{top}: wrap or encode the vector", me, MASKED)
+        raise OutOfRange(f"an entry lies outside the ring, 0..{top}: wrap or encode the vector",
+                         me, MASKED)
     if setup.largest is not None:
         if np.abs(setup.ring.lift(x.astype(np.int64))).max() > setup.largest:
-            raise OutOfRange(f"an entry is larger than the declared {setup.largest}: clip the vector", me, MASKED)
+            raise OutOfRange(f"an entry is larger than the declared {setup.largest}: "
+                             "clip the vector", me, MASKED)
     return x.astype(setup.word)
 
 # %% ../nbs/3_baselines/secagg.ipynb #c2a175a5
@@ -818,9 +841,12 @@ def confirm(
     "Check the lists and sign them, once. [Bonawitz et al. 2017, Fig. 4, consistency check]"
     setup, me, partners = client.setup, client.me, client.partners
     survivors, dropouts = client_sets(setup, body, 2, MASKED)
-    if me not in survivors: raise Inconsistent(f"client {me} sent its vector and is no survivor: nothing is signed", SERVER, MASKED)
+    if me not in survivors:
+        raise Inconsistent(f"client {me} sent its vector and is no survivor: nothing is signed",
+                           SERVER, MASKED)
     if not partners <= survivors | dropouts or (set(client.near) - partners) & survivors:
-        raise Inconsistent("the lists do not agree with the list of members: nothing is signed", SERVER, MASKED)
+        raise Inconsistent("the lists do not agree with the list of members: nothing is signed",
+                           SERVER, MASKED)
     check_enough(setup, survivors, [me], MASKED)
     client.survivors, client.lists = survivors, hashlib.sha256(body).digest()
     return client.lists
@@ -837,7 +863,8 @@ def reveal(
         check_signature(setup, client.directory, CHECK, i, SERVER, client.lists, signature)
     need = setup.signatures - (me in members)
     if len(signed) < need:
-        raise BelowThreshold(f"{len(signed)} others signed the lists; {need} must: nothing is revealed", me, UNMASK)
+        raise BelowThreshold(f"{len(signed)} others signed the lists; {need} must: "
+                             "nothing is revealed", me, UNMASK)
     known = [i for i in sorted(client.partners) if client.held[i]]
     return listed({i: bytes(client.held[i][i not in client.survivors]) for i in known})
 
@@ -851,7 +878,7 @@ class Server:
         self.setup, self.identity, self.directory = setup, identity, directory
         self.step, self.turn = ADVERTISE, threading.Lock()
         self.alive, self.inbox, self.total = set(range(setup.n_clients)), {}, np.zeros(setup.d, setup.word)
-        self.seen, self.refused, self.blamed = {}, set(), {} # keys; (owner, holder) pairs; id -> error
+        self.seen, self.refused, self.blamed = {}, set(), {} # keys; (owner, holder); id -> error
         self.circle = graph(setup.n_clients, setup.neighbours, setup.session)
         self.traffic = np.zeros((len(ROUNDS), setup.n_clients, 2, 2), np.int64) # round, client, (up, down), (messages, bytes)
 
@@ -859,9 +886,13 @@ class Server:
         "Accept one client's message of the present round; an error, and no change, if it is not acceptable."
         with self.turn:
             step = min(self.step, UNMASK)
-            if self.step == len(ROUNDS): raise Replay("the session is over: drop the message", client, step)
-            if client in self.inbox: raise Replay("its message of this round is here already: drop this one", client, step)
-            if client not in self.alive: raise Replay("it is not invited, was expelled or dropped out before: drop it", client, step)
+            if self.step == len(ROUNDS):
+                raise Replay("the session is over: drop the message", client, step)
+            if client in self.inbox:
+                raise Replay("its message of this round is here already: drop this one",
+                             client, step)
+            if client not in self.alive:
+                raise Replay("it is not invited, expelled or has dropped out: drop it", client, step)
             body = unseal(self.setup, self.directory, data, step, client, SERVER)
             self.inbox[client] = ACCEPT[step](self, client, body), data[-SIGNATURE - 4:-4]
             self.traffic[step, client, 0] += 1, len(data)
@@ -869,14 +900,15 @@ class Server:
     def advance(self):
         "Close the round: messages by client for the next one; BelowThreshold, and no change, if too few are here."
         with self.turn:
-            if self.step == len(ROUNDS): raise Replay("the session is over: start a new one", SERVER, UNMASK)
+            if self.step == len(ROUNDS):
+                raise Replay("the session is over: start a new one", SERVER, UNMASK)
             return close_round(self)
 
 # %% ../nbs/3_baselines/secagg.ipynb #5c0a11f2
 def close_round(
     server:Server,
 )->dict: # client -> framed message
-    "Check that enough are here, seal what the next round needs, move on. [Bonawitz et al. 2017, Fig. 4]"
+    "Check that enough are here, seal the mail, move on. [Bonawitz et al. 2017, Fig. 4]"
     setup, step, here = server.setup, server.step, sorted(server.inbox)
     owners = here if step < COMPLAIN else server.members if step > COMPLAIN else ()
     if step != COMPLAIN: check_enough(setup, here, owners, step, server.refused)
@@ -912,7 +944,8 @@ def accept_shares(
     found = records(body[size:], DEALT, due, client, SHARE)
     if len(found) < len(due):
         raise BadShare(f"it sent {len(found)} records; {len(due)} are due: drop it", client, SHARE)
-    numbers, hashes = elements(body[FIELD:size]), {j: record[SEALED:] for j, record in found.items()}
+    hashes = {j: record[SEALED:] for j, record in found.items()}
+    numbers = elements(body[FIELD:size])
     if max(numbers) >= PRIME: raise Damaged("its lines leave the field: drop it", client, SHARE)
     dealt = Dealt(None, hashes, body[:FIELD], [numbers[:t], numbers[t:]])
     e = check_dealt(setup, client, server.bundles[client], dealt)
@@ -938,6 +971,7 @@ def promised(
     hashes, lines, e = server.dealt[owner][holder]
     return hashes[32 * kind:32 * kind + 32], lines[kind], e
 
+# %% ../nbs/3_baselines/secagg.ipynb #5c0a11fd
 def accept_revealed(
     server:Server,
     client:int, # id
@@ -952,8 +986,8 @@ def accept_revealed(
     for i, value in found.items():
         kind = int(i not in server.survivors)
         if not fits(server.setup, i, client, kind, value, promised(server, i, client, kind)):
-            raise BadShare(f"its share of the secret of client {i} is not the one that it accepted: "
-                           "drop it", client, UNMASK)
+            raise BadShare(f"its share of the secret of client {i} is not the one that it "
+                           "accepted: drop it", client, UNMASK)
     return found
 
 # %% ../nbs/3_baselines/secagg.ipynb #251c1957
@@ -965,7 +999,8 @@ def accept_vector(
     "Round 3: add it to the total at once. [ours]"
     setup = server.setup
     due = -(-setup.d * setup.ring.bits // 8)
-    if len(body) != due: raise Damaged(f"its vector has {len(body)} bytes; {due} are due: drop it", client, MASKED)
+    if len(body) != due:
+        raise Damaged(f"its vector has {len(body)} bytes; {due} are due: drop it", client, MASKED)
     server.total += unpack_words(body, setup.ring.bits, setup.d, setup.word)
 
 def accept_lists(
@@ -974,9 +1009,11 @@ def accept_lists(
     body:bytes, # hash of the lists it saw
 )->None:
     "Check: it must have seen the lists that were sent. [Bonawitz et al. 2017, Fig. 4, consistency check]"
-    if body != server.lists: raise Inconsistent("it signed other lists than were sent: drop it", client, CHECK)
+    if body != server.lists:
+        raise Inconsistent("it signed other lists than were sent: drop it", client, CHECK)
 
-ACCEPT = accept_bundle, accept_shares, accept_complaints, accept_vector, accept_lists, accept_revealed
+ACCEPT = (accept_bundle, accept_shares, accept_complaints,
+          accept_vector, accept_lists, accept_revealed)
 
 # %% ../nbs/3_baselines/secagg.ipynb #2bb0aa6a
 def close_advertise(
@@ -1017,8 +1054,8 @@ def rule(
                for i, many in against.items() if many >= t and i not in blamed}
     members, short = set(complaints) - blamed.keys(), True
     while short:
-        holders = {i: sum(j in members and (i, j) not in refused for j in points(setup, i)) for i in members}
-        short = {i for i, held in holders.items() if held < t}
+        holders = lambda i: sum(j in members and (i, j) not in refused for j in points(setup, i))
+        short = {i for i in members if holders(i) < t}
         members -= short
     return members, {(i, j) for i, j in refused if {i, j} <= members}, blamed
 
@@ -1048,7 +1085,7 @@ def close_check(
     server:Server,
     here:list, # ids of clients that signed the lists
 )->dict: # client -> signatures of enough others
-    "Show everybody that enough of the committee signed. [Bonawitz et al. 2017, Fig. 4, consistency check]"
+    "Show everybody that enough of the committee signed. [Bonawitz et al. 2017, Fig. 4]"
     setup, members = server.setup, set(committee(server.setup))
     signed = {j: server.inbox[j][1] for j in here if j in members}
     if len(signed) < setup.signatures:
@@ -1066,7 +1103,8 @@ def close_unmask(
     setup, revealed = server.setup, {j: shares for j, (shares, _) in server.inbox.items()}
     at, masks = tuple(sorted(points(setup, 0).values())), []
     for i in sorted(server.members):
-        shares = {x: revealed[j][i] for j, x in points(setup, i).items() if i in revealed.get(j, ())}
+        known = [(j, x) for j, x in points(setup, i).items() if i in revealed.get(j, ())]
+        shares = {x: revealed[j][i] for j, x in known}
         masks += recovered(server, i, join(shares, setup.threshold, at))
     for key, negative in masks: add_mask(server.total, key, negative)
     server.result = (server.total & setup.word.type(setup.ring.modulus - 1)).astype(np.int64)
@@ -1214,8 +1252,8 @@ def degree(
     security:float=40, # exposed, apart and forked have probability at most 2**-security together
     correctness:float=20, # stuck and mute have probability at most 2**-correctness together
 )->Degree: # the smallest that serves
-    "Neighbours, threshold, quorum and committee from what must be tolerated. [Bell et al. 2020, Sec. 3]"
-    check_rates(dict(dropout=dropout, corrupt=corrupt), dict(security=security, correctness=correctness))
+    "Graph, threshold, quorum and committee from what must be tolerated. [Bell et al. 2020, Sec. 3]"
+    check_rates(dropout, corrupt, security, correctness)
     n, lost, bad = check_between("n_clients", n_clients, 3), int(dropout * n_clients + 1e-9), int(corrupt * n_clients + 1e-9)
     quorum, half = (n + bad) // 2 + 1 if malicious else n // 2 + 1, 2.0 ** -(security + 1)
     for k in [*range(2, n - 1, 2), n - 1]:
@@ -1227,22 +1265,25 @@ def degree(
         apart, q = split_chance(n, lost + bad, k), max(quorum, t + 1)
         if apart <= half and stuck <= 2.0**-correctness:
             left = 2 * half - exposed - apart, 2.0**-correctness - stuck
-            return Degree(k, t, q, exposed, apart, stuck, *find_committee(n, lost, bad if malicious else 0, *left, q))
+            chosen = find_committee(n, lost, bad if malicious else 0, *left, q)
+            return Degree(k, t, q, exposed, apart, stuck, *chosen)
     raise ValueError(f"dropout is {dropout} and corrupt {corrupt}; no graph of {n} clients tolerates both"
                      f"{': corrupt + 2 * dropout must stay below 1' if malicious else ''}: tolerate less or invite more clients")
 
 # %% ../nbs/3_baselines/secagg.ipynb #5c0a1206
 def check_rates(
-    fractions:dict, # name -> number in [0, 1)
-    exponents:dict, # name -> number in (0, 1000]
+    dropout:float, # in [0, 1)
+    corrupt:float, # in [0, 1)
+    security:float, # in (0, 1000]
+    correctness:float, # in (0, 1000]
 )->None:
     "Refuse what is no fraction or no exponent. [ours]"
-    for name, value in fractions.items():
+    for name, value in dict(dropout=dropout, corrupt=corrupt).items():
         if not 0 <= value < 1:
             raise ValueError(f"{name} is {value!r}; it must be a fraction in [0, 1): change {name}")
-    for name, value in exponents.items():
+    for name, value in dict(security=security, correctness=correctness).items():
         if not 0 < value <= 1000:
-            raise ValueError(f"{name} is {value!r}; it must be an exponent in (0, 1000]: change {name}")
+            raise ValueError(f"{name} is {value!r}; it must be in (0, 1000]: change {name}")
 
 # %% ../nbs/3_baselines/secagg.ipynb #44800d90
 def overhead(
@@ -1257,7 +1298,8 @@ def overhead(
 )->dict: # (round, 'up' or 'down') -> Bits of one client's message when all is well
     "Declared size of every message; the header holds frame, address and signature. [ours]"
     t = neighbours // 2 + 1 if threshold is None else threshold
-    setup = Setup(n_clients, d, Ring(bits), t, neighbours, quorum=quorum, committee=committee, signatures=signatures)
+    setup = Setup(n_clients, d, Ring(bits), t, neighbours,
+                  quorum=quorum, committee=committee, signatures=signatures)
     k, n, header = setup.neighbours, n_clients, header_bits("secagg") + 8 * (HEAD.size + SIGNATURE)
     shown = setup.signatures - (setup.committee == n) # a member of the committee needs one less
     up = KEYS, FIELD * (1 + 2 * t) + k * (4 + DEALT), 0, -(-d * bits // 8), 32, k * (4 + FIELD)

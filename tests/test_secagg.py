@@ -1294,7 +1294,7 @@ def test_everybody_signs_where_no_committee_serves():
 def test_rates_that_are_none_are_refused(bad, match):
     with pytest.raises(ValueError, match=match):
         secagg.degree(**{**dict(n_clients=100, dropout=0.1, corrupt=0.05), **bad})
-    secagg.check_rates(dict(dropout=0, corrupt=0.5), dict(security=40))
+    secagg.check_rates(0, 0.5, 40, 20)
 
 
 # ---- cost
