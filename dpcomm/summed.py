@@ -151,7 +151,7 @@ def unpack(
     return torch.from_numpy(RING.lift(np.frombuffer(message.payload, "<u4").astype(np.int64)) * mechanism.scale).float()
 
 # %% ../nbs/1_foundations/summed.ipynb #c0b1f2b4
-FINE = 2**24 # steps a share from which float32 sees a normal number
+FINE = 2**16 # steps a share from which its noise is drawn as a normal number
 
 def noisy(
     mechanism, # Summed
@@ -162,6 +162,7 @@ def noisy(
     if mechanism.sigma is None: return values
     if mechanism.share >= FINE * mechanism.scale: return values + mechanism.share * normal(values.shape, rng, values.device)
     rngs = rng if isinstance(rng, (list, tuple)) else [rng] * len(values)
+    if len(rngs) != len(values): raise ValueError(f"rng holds {len(rngs)} streams for {len(values)} rows: pass one stream, or one a row")
     steps = [to_ring(v, mechanism.scale, mechanism.share, r) for v, r in zip(values.double().cpu().numpy(), rngs)]
     return torch.from_numpy(RING.lift(np.array(steps)) * mechanism.scale).to(values)
 

@@ -161,3 +161,10 @@ def test_what_is_said_of_shares_keeps_what_a_caller_says():
     assert summed.of_shares("none", 8, 10)["premise"] == "" and "8 of 10 honest shares" in summed.of_shares("none", 8, 10)["note"]
     both = summed.of_shares("poisson", 8, 10, {"note": "a", "premise": "b", "relation": "replace"})
     assert both["note"].startswith("a; ") and both["premise"] == f"b; {summed.ONE_SIZE}" and set(both) == {"note", "premise"}
+
+
+def test_coarse_noise_needs_a_stream_a_row():
+    coarse = TopK(1.0, 1.0, 1.0, 1_300_000)
+    with pytest.raises(ValueError, match="rng holds 3 streams for 2 rows"):
+        summed.noisy(coarse, torch.zeros(2, 4), [seed_tree(i) for i in range(3)])
+    assert MECH.share >= summed.FINE * MECH.scale, "FL-TOP's own shares are drawn as normal numbers"
