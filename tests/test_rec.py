@@ -411,5 +411,6 @@ def test_a_guarantee_says_which_run_it_is_about():
     for sampling, q in (("replacement", 0.1), ("poisson", 0.1), ("none", 1.0)):
         found = rec.Rec(0.5, 1.0).guarantee(rounds=20, delta=1e-3, n_clients=100, cohort=10, sampling=sampling, accountant="exact-balle")
         assert (found.rounds, found.q) == (20, q) and "of 20 rounds" in str(found)
-    plain = rec.guarantee(rec.Rec(0.5, 1.0), 20, 1e-3)
-    assert rec.of_run(plain, 20, {}).q == 1.0 and dataclasses.replace(rec.of_run(plain, 20, {}), rounds=plain.rounds, q=plain.q) == plain
+    plain = rec.guarantee(rec.Rec(0.5, 1.0), 20, 1e-3, n_clients=100, cohort=10)
+    about = rec.of_run(plain, 20, dict(n_clients=100, cohort=10))
+    assert rec.of_run(plain, 20, {}).q == 1.0 and dataclasses.replace(about, rounds=plain.rounds, q=plain.q) == plain
