@@ -19,7 +19,7 @@ from torch import Tensor
 from . import models
 from .core import check_between, check_choice, flatten, seed_tree
 from .federated import SERVER_STATE, Config, Ledger, sample_cohort, server_optimiser
-from .wire import Bits, Message, parse_message
+from .wire import Bits, parse_message, payload_of
 
 # %% ../nbs/1_foundations/replay.ipynb #f9dc2eb4
 @dataclass(frozen=True)
@@ -224,13 +224,7 @@ def open_message(
     data:bytes, # a framed message
 )->bytes: # its payload, agreement.message_bytes long
     "Check that a message was made under the agreement, and unwrap it."
-    message, mechanism = parse_message(data), agreement.mechanism
-    if (message.mechanism, message.d, message.fingerprint) != (mechanism.name, agreement.d, mechanism.fingerprint):
-        raise ValueError(f"message is a {message.mechanism} of {message.d} entries, fingerprint {message.fingerprint}; the agreement is "
-                         f"{mechanism} on {agreement.d}, fingerprint {mechanism.fingerprint}: encode with the agreed parameters")
-    if len(message.payload) != agreement.message_bytes:
-        raise ValueError(f"message holds {len(message.payload)} bytes; one of this agreement holds {agreement.message_bytes}: encode it again")
-    return message.payload
+    return payload_of(agreement.mechanism, parse_message(data, agreement.d))
 
 def close_round(
     server:Server,
@@ -290,7 +284,7 @@ class Replica:
 def answer(
     replica:Replica, # up to date
     update:Tensor, # (d,) local weights minus the server's
-    key:int, # of the mechanism's draws
+    key=None, # None: the operating system's randomness; Insecure(number): the same message again, for tests
 )->bytes: # framed message
     "Encode an update for the server, and remember the message."
     message = replica.agreement.mechanism.encode(update, key)

@@ -528,7 +528,7 @@ def unseal(
     receiver:int, # id of the reader
 )->bytes: # the body
     "Read a message that must be exactly the next one of this sender. [ours]"
-    try: message = parse_message(data)
+    try: message = parse_message(data, setup.d)
     except ValueError as error: raise Damaged(str(error), sender, step) from None
     if message.mechanism != "secagg" or len(message.payload) < HEAD.size + SIGNATURE: raise Damaged("it is no message of secagg: drop it", sender, step)
     found, due = HEAD.unpack_from(message.payload), (setup.session, step, sender, receiver)

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from .accounting import INTEGER_ORDERS, Guarantee, gaussian_guarantee
-from .core import check_between, check_choice, check_finite, check_positive, clip_l2, normal, seed_tree
+from .core import check_between, check_choice, check_finite, check_positive, clip_l2, normal, private_stream
 from .games import fewer_game, gaussian_curve, sum_game
 from .ring import Ring, discrete_gaussian, tau
-from .wire import Message, mean_over_cohort
+from .wire import Message, finite_floats, mean_over_cohort, payload_of
 
 # %% ../nbs/1_foundations/summed.ipynb #41690845
 def check_part(
@@ -131,24 +131,22 @@ def pack(
     mechanism, # Summed
     values:Tensor, # (K,) sketch of one update
     d:int, # entries of the update
-    key:int, # seeds the client's private noise
+    key=None, # None: the operating system's randomness; Insecure(number): the same message again, for tests
 )->Message: # 4 K bytes of payload
     "Noisy ring elements of one sketch, or plain floats where sigma is None. [fltop Alg. 3, output]"
     numbers = values.double().numpy()
     if mechanism.sigma is None: payload = numbers.astype("<f4").tobytes()
-    else: payload = to_ring(numbers, mechanism.scale, mechanism.share, seed_tree(key, "private")).astype("<u4").tobytes()
+    else: payload = to_ring(numbers, mechanism.scale, mechanism.share, private_stream(key)).astype("<u4").tobytes()
     return Message(mechanism.name, d, payload, mechanism.fingerprint)
 
 def unpack(
     mechanism, # Summed, equal to the sender's
     message:Message, # from pack
-    k:int, # values expected
 )->Tensor: # (K,) float32
     "Read the values of one message back. [fltop Eq. 1]"
-    if message.fingerprint != mechanism.fingerprint or len(message.payload) != 4 * k:
-        raise ValueError(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters")
-    if mechanism.sigma is None: return torch.frombuffer(bytearray(message.payload), dtype=torch.float32)
-    return torch.from_numpy(RING.lift(np.frombuffer(message.payload, "<u4").astype(np.int64)) * mechanism.scale).float()
+    payload = payload_of(mechanism, message)
+    if mechanism.sigma is None: return finite_floats(payload)
+    return torch.from_numpy(RING.lift(np.frombuffer(payload, "<u4").astype(np.int64)) * mechanism.scale).float()
 
 # %% ../nbs/1_foundations/summed.ipynb #c0b1f2b4
 FINE = 2**16 # steps a share from which its noise is drawn as a normal number

@@ -546,7 +546,7 @@ class RecOneCandidateShort(Rec):
 
 
 class RecSameKey(Rec):
-    def encode(self, u, key): return rec.encode(self, u, 7)
+    def encode(self, u, key): return rec.encode(self, u, Insecure(7))
 
 
 class RecKeyOfThePlay(Rec):

@@ -14,7 +14,7 @@ from laws import ALARM, drawn, radius
 from scipy import optimize, stats
 
 from dpcomm import wire
-from dpcomm.core import clip_l2, seed_tree
+from dpcomm.core import Insecure, clip_l2, seed_tree
 from dpcomm.mechanisms import compressive as cs
 from dpcomm.mechanisms.compressive import Compressive
 from dpcomm.ring import overflow_probability
@@ -239,7 +239,7 @@ def test_the_reconstruction_reads_nothing_but_the_linear_mean():
 def test_ring_elements_add_up_to_the_noisy_sum():
     m, d = make(sigma=1e-3, n_clients=5), 200
     u = torch.from_numpy(rows(5, d)).float()
-    payloads = [np.frombuffer(m.encode(row, key).payload, "<u4").astype(np.int64) for key, row in enumerate(u)]
+    payloads = [np.frombuffer(m.encode(row, Insecure(key)).payload, "<u4").astype(np.int64) for key, row in enumerate(u)]
     total = RING.lift(RING.sum(payloads)) * m.scale
     error = total - m.sketch(u).double().sum(0).numpy()
     assert 0 < np.abs(error).max() < 1e-3 * stats.norm.isf(ALARM / 2 / 80) + 5 * m.scale
@@ -272,7 +272,7 @@ def test_a_fresh_choice_each_round():
 
 def test_the_plain_twin_sends_floats_and_promises_nothing():
     plain, u = make(sigma=None), torch.from_numpy(7 * rows(1, 40)[0]).float()
-    assert torch.equal(plain.decode(plain.encode(u, 0)), plain.simulate(u[None], seed_tree(0))[0])
+    assert torch.equal(plain.decode(plain.encode(u)), plain.simulate(u[None], seed_tree(0))[0])
     assert float(plain.sketch(u[None]).norm()) > 5 and not plain.moments(u[None])[1].any() and plain.relations == {}
     with pytest.raises(ValueError, match="sigma is None"):
         plain.guarantee(rounds=1, delta=1e-5)

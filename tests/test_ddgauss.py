@@ -12,7 +12,7 @@ from laws import ALARM, fit, radius, same_law
 
 from dpcomm import accounting, audit, ring, wire
 from dpcomm.accounting import INTEGER_ORDERS, gaussian_guarantee
-from dpcomm.core import seed_tree
+from dpcomm.core import Insecure, seed_tree
 from dpcomm.mechanisms import ddgauss
 from dpcomm.mechanisms.ddgauss import DDGauss
 from dpcomm.ring import Ring
@@ -109,7 +109,7 @@ def test_the_ring_holds_what_it_should():
 def test_messages_are_packed_shares():
     for bits in (7, 8, 12, 16, 32):
         m, u = DDGauss(1.0, 0.5, 4, bits), vectors(1, 21, 0.9)[0]
-        message = m.encode(u, 5)
+        message = m.encode(u, Insecure(5))
         assert 8 * len(message.payload) == m.bits(21).payload == 8 * math.ceil(32 * bits / 8)
         row = ddgauss.share_of(m, message)
         assert np.array_equal(row, ddgauss.shares(m, u[None], seed_tree(5, "private"))[0])
@@ -120,7 +120,7 @@ def test_messages_are_packed_shares():
 def test_a_message_of_another_name_is_refused():
     m = DDGauss(1.0, 0.5, 4)
     with pytest.raises(ValueError, match="sender's parameters"):
-        ddgauss.share_of(m, dataclasses.replace(m.encode(torch.ones(3), 0), mechanism="skellam"))
+        ddgauss.share_of(m, dataclasses.replace(m.encode(torch.ones(3)), mechanism="skellam"))
 
 
 # ---- the three steps of a training engine

@@ -14,7 +14,7 @@ from scipy.special import expit, logsumexp
 
 from dpcomm import wire
 from dpcomm.accounting import ORDERS, gaussian_delta, rdp_gaussian
-from dpcomm.core import seed_tree
+from dpcomm.core import Insecure, seed_tree
 from dpcomm.mechanisms import imvu, mvu
 from dpcomm.mechanisms.imvu import Imvu, closed_form, fisher, fisher_supremum, lemma2_bracket, pmf, rdp_exact, variance_bracket
 
@@ -283,7 +283,7 @@ def test_no_wide_array_of_the_size_of_the_cohort_exists(monkeypatch):
 
 def test_one_bit_is_one_bit():
     mechanism = MECHANISMS["coin"]
-    message = imvu.encode(mechanism, torch.ones(61_706) / 300, 5)
+    message = imvu.encode(mechanism, torch.ones(61_706) / 300, Insecure(5))
     assert len(message.payload) == 7714 and mechanism.nbits == 1
     assert mechanism.bits(61_706).payload == 8 * 7714 and mechanism.bits(61_706).total == 8 * len(message.to_bytes())
     bits = np.unpackbits(np.frombuffer(message.payload, np.uint8), count=61_706)
@@ -292,7 +292,7 @@ def test_one_bit_is_one_bit():
 
 def test_a_symbol_that_no_table_has_is_refused():
     mechanism = MECHANISMS["table"]
-    message = mechanism.encode(torch.zeros(4), 0)
+    message = mechanism.encode(torch.zeros(4))
     assert mechanism.nbits == 2 and len(message.payload) == 1
     with pytest.raises(ValueError, match="symbol 3"):
         mechanism.decode(wire.Message(message.mechanism, 4, wire.pack_bits([0, 1, 3, 2], 2), message.fingerprint))

@@ -13,7 +13,7 @@ from laws import ALARM, fit, radius
 from scipy.optimize import linprog
 
 from dpcomm import audit, wire
-from dpcomm.core import seed_tree
+from dpcomm.core import Insecure, seed_tree
 from dpcomm.mechanisms import mvu
 from dpcomm.mechanisms.mvu import Mvu, Table, law, relaxed, renyi_curve, solve, two_symbols
 
@@ -265,19 +265,19 @@ def test_symbols_follow_the_law(m):
 @pytest.mark.parametrize("m", [TWO, FIVE], ids=["two", "four"])
 def test_blocks_change_nothing(m, monkeypatch):
     u = torch.from_numpy(seed_tree(0, "rows").standard_normal((5, 33)).astype(np.float32))
-    draw = lambda: (m.simulate(u, seed_tree(1)), m.simulate(u, [seed_tree(i) for i in range(5)]), m.encode(u[0], 3).payload)
+    draw = lambda: (m.simulate(u, seed_tree(1)), m.simulate(u, [seed_tree(i) for i in range(5)]), m.encode(u[0], Insecure(3)).payload)
     whole = draw()
     monkeypatch.setattr(mvu, "BLOCK", 7)
     cut = draw()
     assert torch.equal(whole[0], cut[0]) and torch.equal(whole[1], cut[1]) and whole[2] == cut[2]
-    assert torch.equal(m.decode(m.encode(u[2], 9)), m.simulate(u[2:3], [seed_tree(9, "private")])[0])
+    assert torch.equal(m.decode(m.encode(u[2], Insecure(9))), m.simulate(u[2:3], [seed_tree(9, "private")])[0])
 
 
 def test_bits_are_packed():
     u = torch.zeros(61_706)
-    assert len(mvu.encode(TWO, u, 0).payload) == 7_714 and len(FIVE.encode(u, 0).payload) == 15_427 and FIVE.bits(3).payload == 8
+    assert len(mvu.encode(TWO, u).payload) == 7_714 and len(FIVE.encode(u).payload) == 15_427 and FIVE.bits(3).payload == 8
     assert (TWO.nbits, FOUR.nbits, FIVE.nbits) == (1, 2, 2) and len(FOUR.table.alphabet) == 3
-    message = FOUR.encode(torch.zeros(4), 0)
+    message = FOUR.encode(torch.zeros(4))
     foreign = dataclasses.replace(message, payload=wire.pack_bits([0, 3, 1, 2], 2))
     with pytest.raises(ValueError, match="symbol 3 of an alphabet of 3"):
         mvu.decode(FOUR, foreign)

@@ -141,7 +141,7 @@ def test_register_enters_a_class_and_mechanisms_keep_the_protocol(monkeypatch):
 
 def test_the_reader_of_damaged_bytes_is_parse_message():
     message = wire.Message("rec", 3, b"abc", 5)
-    assert wire.parse_message(message.to_bytes()) == message
+    assert wire.parse_message(message.to_bytes(), 3) == message
     assert wire.header_bits("rec") == 8 * (message.nbytes - 3)
     with pytest.raises(ValueError, match="checksum"):
-        wire.parse_message(dataclasses.replace(message, payload=b"abd").to_bytes()[:-4] + message.to_bytes()[-4:])
+        wire.parse_message(dataclasses.replace(message, payload=b"abd").to_bytes()[:-4] + message.to_bytes()[-4:], 3)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from laws import ALARM, count_bounds, drawn, fit, radius
 
 from dpcomm import audit
-from dpcomm.core import derive, seed_tree
+from dpcomm.core import Insecure, derive, seed_tree
 from dpcomm.mechanisms import pm
 from dpcomm.mechanisms.pm import Pm
 
@@ -165,7 +165,7 @@ def test_mean_and_variance_by_enumeration(d, count, eps):
 
 def test_a_message_says_its_seed_and_its_numbers():
     m, u = Pm(2.0, 9.0), torch.linspace(-2, 2, 11)
-    message = pm.encode(m, u, key=3)
+    message = pm.encode(m, u, Insecure(3))
     seed = int.from_bytes(message.payload[:4], "little")
     at, y = pm.coordinates(seed_tree(seed, "coordinates"), 11, 3), np.frombuffer(message.payload, "<f4", offset=4)
     assert seed == derive(3, "shared", bits=32) and len(message.payload) == 4 + 12 and (np.abs(y) <= pm.reach(3.0) * (1 + 1e-6)).all()

@@ -10,7 +10,7 @@ import torch
 from laws import ALARM, fit, radius
 
 from dpcomm import wire
-from dpcomm.core import seed_tree
+from dpcomm.core import Insecure, seed_tree
 from dpcomm.mechanisms import privquant
 from dpcomm.mechanisms.privquant import Calibration, PrivQuant, Tails, calibrate
 
@@ -302,9 +302,9 @@ def test_encode_is_privatise_of_the_clamped_vector():
     m, u = PrivQuant(1.0, levels=5, eps=9.0), torch.tensor([0.3, -4.0, 0.0, 0.99, 1e-9, 2.0])
     rng = seed_tree(11, "private")
     expected = privquant.privatise(privquant.represent(m, u[None]), 1.0, m.calibration(6), rng)[0]
-    torch.testing.assert_close(m.decode(privquant.encode(m, u, 11)), torch.from_numpy(expected).float())
+    torch.testing.assert_close(m.decode(privquant.encode(m, u, Insecure(11))), torch.from_numpy(expected).float())
     again = privquant.simulate(m, u[None], seed_tree(11, "private"))[0]
-    torch.testing.assert_close(again, privquant.decode(m, m.encode(u, 11)))
+    torch.testing.assert_close(again, privquant.decode(m, m.encode(u, Insecure(11))))
 
 
 def test_bias_is_what_clipping_cuts_off():

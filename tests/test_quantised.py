@@ -12,7 +12,7 @@ from laws import ALARM, count_bounds, drawn, radius
 from scipy import integrate, stats
 
 from dpcomm import audit
-from dpcomm.core import seed_tree
+from dpcomm.core import Insecure, seed_tree
 from dpcomm.mechanisms import quantised
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.quantised import Quantised
@@ -132,7 +132,7 @@ def test_the_cut_ends_the_grid():
 def test_a_message_is_its_levels():
     m = Quantised(1.0, 1.0, 5, "random")
     u = shapes(30)[1]
-    message = m.encode(u, 4)
+    message = m.encode(u, Insecure(4))
     assert len(message.payload) == math.ceil(5 * 30 / 8) == m.bits(30).payload // 8
     np.testing.assert_array_equal(quantised.levels_of(m, message), quantised.whole(m, u[None], seed_tree(4, "private"))[0])
     torch.testing.assert_close(quantised.decode(m, message), m.simulate(u[None], seed_tree(4, "private"))[0], rtol=0, atol=0)
@@ -142,7 +142,7 @@ def test_a_message_is_its_levels():
 
 def test_sums_open_in_a_ring():
     m, rows = Quantised(1.0, 1.0, 8, "random"), shapes(12)
-    messages = [m.encode(row, i) for i, row in enumerate(rows)]
+    messages = [m.encode(row, Insecure(i)) for i, row in enumerate(rows)]
     ring = Ring(11)
     total = ring.lift(ring.sum([ring.wrap(quantised.levels_of(m, message)) for message in messages]))
     expected = sum(m.decode(message).double() for message in messages).numpy()

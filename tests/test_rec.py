@@ -9,7 +9,7 @@ import torch
 from laws import ALARM, fit, radius, same_law
 from scipy import special
 
-from dpcomm.core import derive, seed_tree
+from dpcomm.core import Insecure, derive, seed_tree
 from dpcomm.mechanisms import rec
 from dpcomm.wire import Message, unpack_bits
 
@@ -48,7 +48,7 @@ def test_the_chosen_candidate_arrives_bit_for_bit(bits, groups, chunk, monkeypat
     monkeypatch.setattr(rec, "CHUNK", chunk)
     mechanism, std = rec.Rec(2.0, 0.3, bits, groups), np.float32(0.3)
     for key in range(10):
-        message = Message.from_bytes(mechanism.encode(update(1.5), key).to_bytes())
+        message = Message.from_bytes(mechanism.encode(update(1.5), Insecure(key)).to_bytes(), len(update(1.5)))
         seed, indices = read(mechanism, message)
         sizes = groups or (10,)
         assert len(indices) == len(sizes) and all(0 <= k < 2**bits for k in indices)
@@ -60,7 +60,7 @@ def test_the_chosen_candidate_arrives_bit_for_bit(bits, groups, chunk, monkeypat
 def test_the_shared_seed_is_32_bits_of_the_key(groups):
     mechanism, seeds = rec.Rec(2.0, 0.3, 6, groups), []
     for key in range(200):
-        seed, indices = read(mechanism, mechanism.encode(update(0.2), key))
+        seed, indices = read(mechanism, mechanism.encode(update(0.2), Insecure(key)))
         assert seed == derive(key, "shared", bits=32)
         seeds.append(seed)
     assert len(set(seeds)) == 200 and max(seeds) > 2**31
@@ -68,7 +68,7 @@ def test_the_shared_seed_is_32_bits_of_the_key(groups):
 
 def test_payload_is_a_seed_and_packed_indices():
     mechanism = rec.Rec(1.0, 0.5, 7, (2,) * 8)
-    message = mechanism.encode(torch.zeros(16), 0)
+    message = mechanism.encode(torch.zeros(16))
     assert len(message.payload) == 4 + 7, "eight indices of seven bits fill seven bytes"
     bits = mechanism.bits(16)
     assert (bits.payload, bits.shared_randomness, bits.content) == (56, 32, 88)
@@ -125,7 +125,7 @@ def test_an_encoded_index_is_uniform_and_given_its_candidates_follows_the_weight
     phis = np.split(update(0.5 * s).numpy() / np.float32(0.5), np.cumsum(sizes)[:-1])
     counts, transformed, jitter = np.zeros((len(sizes), 8)), np.zeros((len(sizes), n)), seed_tree(1).random((len(sizes), n))
     for key in range(n):
-        seed, indices = read(mechanism, mechanism.encode(update(0.5 * s), key))
+        seed, indices = read(mechanism, mechanism.encode(update(0.5 * s), Insecure(key)))
         for g, (phi, k) in enumerate(zip(phis, indices)):
             counts[g, k] += 1
             p = probabilities(phi, candidates(seed, g, 8, len(phi)))
@@ -142,7 +142,7 @@ def test_the_choice_is_not_in_the_shared_seed(monkeypatch):
     mechanism, u = rec.Rec(10.0, 0.5, 3), update(0.5)
     counts = np.zeros(8)
     for key in range(1500):
-        seed, (k,) = read(mechanism, mechanism.encode(u, key))
+        seed, (k,) = read(mechanism, mechanism.encode(u, Insecure(key)))
         assert seed == 99
         counts[k] += 1
     assert fit(counts, probabilities(u.numpy() / 0.5, candidates(99, 0, 8, 10))) > ALARM
@@ -171,7 +171,7 @@ def looks(u: torch.Tensor, sizes: tuple) -> dict:
 
 
 def sent(mechanism, u, n: int) -> np.ndarray:
-    return torch.stack([mechanism.decode(mechanism.encode(u, key)) for key in range(n)]).double().numpy()
+    return torch.stack([mechanism.decode(mechanism.encode(u, Insecure(key))) for key in range(n)]).double().numpy()
 
 
 def drawn(mechanism, u, n: int, *path) -> np.ndarray:
@@ -288,10 +288,10 @@ def test_bias_points_against_the_update_and_shrinks_with_candidates():
 def test_encoding_needs_little_memory():
     "2**12 candidates of 50,000 entries are 800 MB; what exists at one time is not."
     mechanism, u = rec.Rec(1.0, 0.5, 12), update(0.8, 50_000)
-    mechanism.encode(u[:10], 0)
+    mechanism.encode(u[:10], Insecure(0))
     tracemalloc.start()
     try:
-        mechanism.encode(u, 0)
+        mechanism.encode(u, Insecure(0))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -382,9 +382,9 @@ def test_index_bits_out_of_range_are_refused(bits):
 
 def test_groups_of_another_model_are_refused():
     mechanism = rec.Rec(1.0, 0.5, 3, (4, 5))
-    for call in (lambda: mechanism.encode(torch.zeros(10), 0), lambda: mechanism.simulate(torch.zeros(2, 10), seed_tree(0)),
+    for call in (lambda: mechanism.encode(torch.zeros(10)), lambda: mechanism.simulate(torch.zeros(2, 10), seed_tree(0)),
                  lambda: mechanism.bits(10), lambda: mechanism.moments(torch.zeros(1, 10)),
-                 lambda: mechanism.decode(dataclasses.replace(mechanism.encode(torch.zeros(9), 0), d=10))):
+                 lambda: mechanism.decode(dataclasses.replace(mechanism.encode(torch.zeros(9)), d=10))):
         with pytest.raises(ValueError, match="groups sum to 9, but the vector has 10"):
             call()
 

@@ -12,7 +12,7 @@ from laws import drawn
 from torch import nn
 
 from dpcomm import federated, models, papers, replay, results
-from dpcomm.core import derive, seed_tree
+from dpcomm.core import Insecure, derive, seed_tree
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.rec import Rec
 from dpcomm.wire import Bits
@@ -38,11 +38,11 @@ def update(*path) -> torch.Tensor:
 
 
 def framed(*path, mechanism=REC) -> bytes:
-    return mechanism.encode(update(*path), derive(2, *path)).to_bytes()
+    return mechanism.encode(update(*path), Insecure(derive(2, *path))).to_bytes()
 
 
 def payload(*path) -> bytes:
-    return REC.encode(update(*path), derive(2, *path)).payload
+    return REC.encode(update(*path), Insecure(derive(2, *path))).payload
 
 
 def bits_of(state: replay.State) -> tuple:
@@ -62,7 +62,7 @@ def visit(server, replicas, cohort, *path) -> None:
     for c in dict.fromkeys(cohort):
         replay.receive(replicas[c], replay.catch_up(server, c))
     t = server.state.round
-    messages = [replay.answer(replicas[c], update(t, i, *path), derive(3, t, i, *path)) for i, c in enumerate(cohort)]
+    messages = [replay.answer(replicas[c], update(t, i, *path), Insecure(derive(3, t, i, *path))) for i, c in enumerate(cohort)]
     replay.close_round(server, cohort, messages)
 
 
@@ -104,7 +104,7 @@ def test_the_step_goes_with_the_average_update_over_the_expected_cohort():
     "Three messages, cohort of two: the sum over two, added; not subtracted, not over three."
     state, payloads = replay.start(agree("sgd"), 0), [payload(i) for i in range(3)]
     before = state.w.detach().clone()
-    total = sum(REC.decode(REC.encode(update(i), derive(2, i))).double() for i in range(3))
+    total = sum(REC.decode(REC.encode(update(i), Insecure(derive(2, i)))).double() for i in range(3))
     assert replay.advance(state, payloads) is state and state.round == 1
     assert torch.allclose(state.w.detach().double() - before, total / 2, atol=1e-6)
 
@@ -116,7 +116,7 @@ def test_the_step_is_the_servers_of_a_federated_run(server):
     w = state.w.detach().clone().requires_grad_()
     optimiser = federated.server_optimiser(w, state.agreement.config)
     for t in range(6):
-        messages = [REC.encode(update(t, i), derive(2, t, i)) for i in range(t % 3)]
+        messages = [REC.encode(update(t, i), Insecure(derive(2, t, i))) for i in range(t % 3)]
         rows = torch.stack([REC.decode(m) for m in messages]) if messages else torch.zeros(0, 8)
         w.grad = -REC.aggregate(rows, 2, None)
         optimiser.step()
@@ -130,7 +130,7 @@ def test_the_sum_has_one_order_whatever_the_arrival():
     assert all(torch.equal(replay.average(agree(), np.random.default_rng(s).permutation(np.array(payloads, object)).tolist()), one) for s in range(20))
     by_hand = torch.zeros(8)
     for p in sorted(payloads):
-        by_hand += REC.decode(next(m for m in (REC.encode(update(i), derive(2, i)) for i in range(7)) if m.payload == p))
+        by_hand += REC.decode(next(m for m in (REC.encode(update(i), Insecure(derive(2, i))) for i in range(7)) if m.payload == p))
     assert torch.equal(one, by_hand / 2)
     assert torch.equal(replay.average(agree(), []), torch.zeros(8))
 
@@ -251,7 +251,7 @@ def test_lost_messages_and_lost_packets_are_survived(server, more):
                 assert "full=True" in str(error)
                 replay.receive(replicas[c], replay.catch_up(hub, c, full=True))
             assert bits_of(replicas[c].state) == bits_of(hub.state)
-            message = replay.answer(replicas[c], update(t, c), derive(4, t, c))
+            message = replay.answer(replicas[c], update(t, c), Insecure(derive(4, t, c)))
             if fate[c] != "lost":
                 cohort, messages = [*cohort, c], [*messages, message]
             if fate[c] == "wiped":
@@ -291,7 +291,7 @@ def test_the_state_is_sent_where_it_is_shorter_and_on_a_tie_the_history():
         assert replay.parse_packet(replay.catch_up(hub, 0)).kind == kind
     wide = Rec(0.5, 0.2, 24, (1,) * 8)
     hub = replay.Server(agree("sgd", wide), 0, 2)
-    message = dataclasses.replace(REC.encode(update(0), 0), payload=bytes(28), fingerprint=wide.fingerprint)
+    message = dataclasses.replace(REC.encode(update(0), Insecure(0)), payload=bytes(28), fingerprint=wide.fingerprint)
     replay.close_round(hub, [1], [message.to_bytes()])
     packet = replay.parse_packet(replay.catch_up(hub, 0))
     assert len(packet.content) == hub.agreement.state_bytes and packet.kind == "start"
@@ -320,7 +320,7 @@ def test_what_is_dearer_than_the_state_is_forgotten():
 @pytest.mark.parametrize("cohort, messages, says", [
     ([0], [], "1 clients for 0 messages"), ([3], [framed(0)], "cohort is 3"), ([-1], [framed(0)], "cohort is -1"),
     ([0], [framed(0)[:-1]], "truncated"), ([0], [framed(0, mechanism=dataclasses.replace(REC, std=0.3))], "agreed parameters"),
-    ([0, 1], [framed(0), Rec(0.5, 0.2, 3).encode(torch.ones(9), 0).to_bytes()], "agreed parameters"),
+    ([0, 1], [framed(0), Rec(0.5, 0.2, 3).encode(torch.ones(9)).to_bytes()], "agreed parameters"),
 ])
 def test_a_bad_round_changes_nothing(cohort, messages, says):
     hub, replicas = world()
@@ -333,7 +333,7 @@ def test_a_bad_round_changes_nothing(cohort, messages, says):
 
 def test_a_message_is_opened_to_its_payload():
     assert replay.open_message(agree(), framed(0)) == payload(0)
-    short = dataclasses.replace(REC.encode(update(0), 0), payload=b"1234")
+    short = dataclasses.replace(REC.encode(update(0), Insecure(0)), payload=b"1234")
     with pytest.raises(ValueError, match="holds 4 bytes"):
         replay.open_message(agree(), short.to_bytes())
 
@@ -354,11 +354,11 @@ def test_a_server_needs_clients():
 def test_an_answer_is_remembered_until_the_next_round():
     hub, (replica, *_) = world()
     replay.receive(replica, replay.catch_up(hub, 0))
-    first, second = (replay.open_message(hub.agreement, replay.answer(replica, update(i), i)) for i in range(2))
+    first, second = (replay.open_message(hub.agreement, replay.answer(replica, update(i), Insecure(i))) for i in range(2))
     assert (replica.sent, replica.sent_in) == ((first, second), 0)
     replay.close_round(hub, [1], [framed(0)])
     replay.receive(replica, replay.catch_up(hub, 0))
-    third = replay.open_message(hub.agreement, replay.answer(replica, update(2), 2))
+    third = replay.open_message(hub.agreement, replay.answer(replica, update(2), Insecure(2)))
     assert (replica.sent, replica.sent_in) == ((third,), 1)
 
 
@@ -390,7 +390,7 @@ def test_a_client_that_forgot_its_own_messages_is_told():
     refused(replicas[0], replay.catch_up(hub, 0), "remembers 0")
     one, other = world()
     replay.receive(other[0], replay.catch_up(one, 0))
-    sent = [replay.answer(other[0], update(i), i) for i in range(2)]
+    sent = [replay.answer(other[0], update(i), Insecure(i)) for i in range(2)]
     replay.close_round(one, [0], sent[:1])  # drawn twice, heard once
     refused(other[0], replay.catch_up(one, 0), "leaves out 1 messages of round 0, but this replica remembers 2")
 

@@ -70,13 +70,18 @@ def from_client(p, step, client, body):
     return secagg.seal(p.setup, p.private[client], step, client, SERVER, body)
 
 
+def read(data):
+    "A frame, whatever length it announces."
+    return wire.parse_message(data, wire.FRAME.unpack_from(data)[4])
+
+
 def body_of(data):
-    return wire.parse_message(data).payload[HEAD.size:-secagg.SIGNATURE]
+    return read(data).payload[HEAD.size:-secagg.SIGNATURE]
 
 
 def reframe(data, **changes):
     "The same message with some fields of the frame changed and a right checksum."
-    m = wire.parse_message(data)
+    m = read(data)
     return wire.Message(**{**dict(mechanism=m.mechanism, d=m.d, payload=m.payload, fingerprint=m.fingerprint), **changes}).to_bytes()
 
 
@@ -622,7 +627,7 @@ def test_a_key_of_small_order_is_refused(where, key):
     j = min(entries)
     mine = entries[j][:secagg.KEYS]
     bad = mine[:where] + key + mine[where + 32:]
-    signature = wire.parse_message(from_client(p, 0, j, bad)).payload[-secagg.SIGNATURE:]
+    signature = read(from_client(p, 0, j, bad)).payload[-secagg.SIGNATURE:]
     refused(BadKey, j, 0, lambda: p.clients[0].receive(from_server(p, 0, 0, secagg.listed({**entries, j: bad + signature}))), "no key")
 
 
@@ -638,7 +643,7 @@ def test_different_supports_are_refused_by_server_and_clients():
     entries = secagg.records(body_of(p.mail[0]), secagg.KEYS + secagg.SIGNATURE, range(6), SERVER, 0)
     j = min(entries)
     bundle = entries[j][:64] + small(support=b"other").digest
-    signature = wire.parse_message(from_client(p, 0, j, bundle)).payload[-secagg.SIGNATURE:]
+    signature = read(from_client(p, 0, j, bundle)).payload[-secagg.SIGNATURE:]
     body = secagg.listed({**entries, j: bundle + signature})
     refused(SupportMismatch, j, 0, lambda: p.clients[0].receive(from_server(p, 0, 0, body)))
     refused(SupportMismatch, SERVER, 0, lambda: p.clients[0].receive(reframe(p.mail[0], d=5)))
@@ -739,7 +744,7 @@ def test_nothing_is_revealed_before_enough_signed_the_same_lists():
     refused(BelowThreshold, 0, UNMASK, lambda: say(short), "2 others signed the lists; 3 must")
     other = hashlib.sha256(lists(p, range(5), [5])).digest()
     j = min(good)
-    elsewhere = wire.parse_message(from_client(p, CHECK, j, other)).payload[-secagg.SIGNATURE:]
+    elsewhere = read(from_client(p, CHECK, j, other)).payload[-secagg.SIGNATURE:]
     refused(BadSignature, j, CHECK, lambda: say({**good, j: elsewhere}))
     refused(Inconsistent, SERVER, CHECK, lambda: say({**short, 0: good[j]}))
     refused(Inconsistent, j, CHECK, lambda: secagg.accept_lists(p.server, j, other), "other lists")

@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 
 from dpcomm import audit
 from dpcomm.accounting import INTEGER_ORDERS, ORDERS, calibrate, gaussian_guarantee, rdp_gaussian
-from dpcomm.core import seed_tree
+from dpcomm.core import Insecure, seed_tree
 from dpcomm.mechanisms import signsgd
 from dpcomm.mechanisms.signsgd import SignSgd
 
@@ -94,7 +94,7 @@ def test_the_decoded_vector_is_not_in_the_units_of_u():
 
 def test_messages_are_packed_signs():
     m, u = SignSgd(1.0, 1.0), torch.linspace(-1, 1, 13)
-    message = signsgd.encode(m, u, key=5)
+    message = signsgd.encode(m, u, Insecure(5))
     bits = np.unpackbits(np.frombuffer(message.payload, np.uint8))
     decoded = signsgd.decode(m, message)
     assert len(message.payload) == 2 and not bits[13:].any()

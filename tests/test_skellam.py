@@ -18,7 +18,7 @@ from scipy.special import ive, logsumexp
 
 from dpcomm import audit, wire
 from dpcomm.accounting import INTEGER_ORDERS, gaussian_guarantee, rdp_gaussian, rdp_subsampled_gaussian
-from dpcomm.core import seed_tree
+from dpcomm.core import Insecure, seed_tree
 from dpcomm.mechanisms import skellam as module
 from dpcomm.mechanisms.skellam import Skellam, poisson, skellam
 from dpcomm.ring import Ring, rotate, rounded_norm
@@ -403,7 +403,7 @@ def test_the_noise_of_a_share_and_the_length_of_its_vector(monkeypatch):
 
 def test_the_sum_in_the_ring_opens_to_the_sum_of_the_vectors():
     m, u = Skellam(1.0, 0.5, 20), rows(20, 50)
-    messages = [module.encode(m, row, key) for key, row in enumerate(u)]
+    messages = [module.encode(m, row, Insecure(key)) for key, row in enumerate(u)]
     sent = np.stack([module.share_of(m, message) for message in messages])
     total = module.open_sum(m, Ring(16).sum(sent), 50)
     assert ((total - u.sum(0)).abs() <= radius(0.5 * 1.001, 1, 50)).all() and sent.min() >= 0 and sent.max() < 2**16

@@ -11,7 +11,7 @@ from laws import ALARM, count_bounds, fit, radius
 from scipy import linalg
 
 from dpcomm import cli, core, papers, results, wire
-from dpcomm.core import seed_tree
+from dpcomm.core import Insecure, seed_tree
 from dpcomm.mechanisms import sqkr
 from dpcomm.mechanisms.sqkr import Sqkr
 
@@ -185,7 +185,7 @@ def test_an_estimate_is_a_sum_of_rows_of_the_frame():
 
 def test_a_message_says_its_coordinates_and_signs():
     m, u = Sqkr(1.0, nbits=11, eps=3.0), unit_rows(1, 9)[0].float()
-    message = sqkr.encode(m, u, key=3)
+    message = sqkr.encode(m, u, Insecure(3))
     at = sqkr.coordinates(int.from_bytes(message.payload[:4], "little"), 32, 11)
     signs = torch.from_numpy(2.0 * wire.unpack_bits(message.payload[4:], 1, 11) - 1)
     assert len(message.payload) == 6

@@ -8,7 +8,7 @@ import torch
 from laws import ALARM, fit, radius
 from scipy.linalg import hadamard
 
-from dpcomm.core import seed_tree
+from dpcomm.core import Insecure, seed_tree
 from dpcomm.mechanisms import privquant, sqsgd
 from dpcomm.mechanisms.sqsgd import SqSgd
 
@@ -157,7 +157,7 @@ def test_the_mask_needs_its_factor_only_without_memory():
 
 def test_other_seeds_and_rounds_are_refused_with_the_fix():
     mechanism = SqSgd(bound=1.0, levels=2, eps=2.0, fraction=1.0)
-    message = mechanism.encode(torch.zeros(8), key=1)
+    message = mechanism.encode(torch.zeros(8), Insecure(1))
     for other in (SqSgd(bound=1.0, levels=2, eps=2.0, fraction=1.0, seed=1), mechanism.at(1)):
         with pytest.raises(ValueError, match="use the sender's parameters, its seed and its round"): other.decode(message)
 
@@ -190,7 +190,7 @@ def test_the_audited_plays_tell_the_worlds_apart():
     mechanism = SqSgd(bound=1.0, levels=2, eps=2.0, fraction=1.0, span="tight")
     scores = [sqsgd.play(mechanism, "local", present, 4000, seed_tree(0, "play", int(present)))["projection"] for present in (True, False)]
     assert scores[0].mean() - scores[1].mean() > 10 * np.std(scores[0]) / math.sqrt(4000)
-    assert {len(settings) for settings in sqsgd.AUDITED} == {3} and sqsgd.encode(mechanism, torch.ones(2), 3) == mechanism.encode(torch.ones(2), 3)
-    assert torch.equal(sqsgd.decode(mechanism, mechanism.encode(torch.ones(2), 3)), mechanism.decode(mechanism.encode(torch.ones(2), 3)))
+    assert {len(settings) for settings in sqsgd.AUDITED} == {3} and sqsgd.encode(mechanism, torch.ones(2), Insecure(3)) == mechanism.encode(torch.ones(2), Insecure(3))
+    assert torch.equal(sqsgd.decode(mechanism, mechanism.encode(torch.ones(2), Insecure(3))), mechanism.decode(mechanism.encode(torch.ones(2), Insecure(3))))
     assert sqsgd.simulate(mechanism, torch.ones(1, 2), seed_tree(0)).shape == sqsgd.moments(mechanism, torch.ones(1, 2))[0].shape
     assert sqsgd.guarantee(mechanism).eps == 2.0 and sqsgd.check_settings(mechanism) is None

@@ -10,7 +10,7 @@ from laws import radius
 from torch import nn
 
 from dpcomm import core, data, federated, models, secagg, wire
-from dpcomm.core import seed_tree
+from dpcomm.core import Insecure, seed_tree
 from dpcomm.mechanisms import topk
 from dpcomm.mechanisms.topk import SCHEMES, Support, TopK
 from dpcomm.summed import RING
@@ -116,7 +116,7 @@ def test_ring_messages_of_a_cohort_add_up_to_the_noisy_sum():
     "Through secure aggregation with a dropout; the noise of the rest has the promised size."
     mech = TopK(0.5, 1.0, 1.0, 6, support=Support(range(0, 4000, 2)), tolerance=0.2)
     u = torch.from_numpy(seed_tree(0, "u").standard_normal((6, 4000), dtype=np.float32))
-    words = [np.frombuffer(mech.encode(row, i).payload, "<u4").astype(np.int64) for i, row in enumerate(u)]
+    words = [np.frombuffer(mech.encode(row, Insecure(i)).payload, "<u4").astype(np.int64) for i, row in enumerate(u)]
     session = secagg.run(words, RING, threshold=4, seed=0, drop={2: 2}, support=bytes.fromhex(mech.support.digest))
     assert set(session.survivors) == {0, 1, 3, 4, 5}
     total = RING.lift(session.total) * mech.scale
@@ -144,7 +144,7 @@ def test_the_engine_s_sum_has_the_law_of_the_averaged_messages():
 def test_decoding_and_moments_put_values_where_they_belong():
     mech = TopK(0.5, 1.0, None, 4, support=Support([0, 2]))
     u = torch.tensor([0.5, 7.0, -0.25, 7.0])
-    assert topk.decode(mech, mech.encode(u, 0)).tolist() == [0.5, 0.0, -0.25, 0.0]
+    assert topk.decode(mech, mech.encode(u, Insecure(0))).tolist() == [0.5, 0.0, -0.25, 0.0]
     bias, variance = topk.moments(dataclasses.replace(mech, sigma=0.5), u[None])
     assert bias[0].tolist() == [0.0, -7.0, 0.0, -7.0] and variance[0].tolist() == pytest.approx([1 / 16, 0, 1 / 16, 0])
     assert topk.place(mech, torch.tensor([[1.0, 2.0]]), 4)[0].tolist() == [1.0, 0.0, 2.0, 0.0]

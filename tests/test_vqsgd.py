@@ -11,7 +11,7 @@ import torch
 from laws import ALARM, fit
 
 from dpcomm import audit, wire
-from dpcomm.core import seed_tree
+from dpcomm.core import Insecure, seed_tree
 from dpcomm.mechanisms import vqsgd
 from dpcomm.mechanisms.vqsgd import VqSgd
 
@@ -110,7 +110,7 @@ def test_mean_and_variance_by_enumeration(u, eps, repeats):
 
 def test_a_message_is_its_corners():
     m, u = VqSgd(1.0, 3.0, 7), torch.linspace(-0.4, 0.5, 9)
-    message = vqsgd.encode(m, u, key=3)
+    message = vqsgd.encode(m, u, Insecure(3))
     numbers = wire.unpack_bits(message.payload, 5, 7)
     assert numbers.tolist() == vqsgd.corners(m, u.double().numpy(), seed_tree(3, "private"), 7).tolist()
     assert torch.equal(vqsgd.decode(m, message), vqsgd.estimate(m, numbers[None], 9)[0])
@@ -119,7 +119,7 @@ def test_a_message_is_its_corners():
 
 def test_a_corner_that_does_not_exist_is_refused():
     m = VqSgd(1.0, 3.0, 2)
-    message = m.encode(torch.tensor([0.1, 0.2, 0.3]), 0)
+    message = m.encode(torch.tensor([0.1, 0.2, 0.3]), Insecure(0))
     with pytest.raises(ValueError, match="names corner 7; d = 3 has corners 0..5"):
         m.decode(dataclasses.replace(message, payload=wire.pack_bits(np.array([1, 7]), 3)))
 

@@ -71,7 +71,7 @@ MESSAGE = wire.Message("rec", 70_000, bytes(range(9)), 0xFEEDBEEF)
 def test_messages_survive_the_wire(name, d, payload, fingerprint):
     message = wire.Message(name, d, payload, fingerprint)
     data = message.to_bytes()
-    assert wire.Message.from_bytes(data) == message == wire.parse_message(bytearray(data))
+    assert wire.Message.from_bytes(data, d) == message == wire.parse_message(bytearray(data), d)
     assert len(data) == message.nbytes and 8 * len(data) == 8 * len(payload) + wire.header_bits(name)
 
 
@@ -81,17 +81,17 @@ def test_any_single_changed_byte_is_noticed():
         for value in range(256):
             if value != data[place]:
                 with pytest.raises(ValueError):
-                    wire.parse_message(data[:place] + bytes([value]) + data[place + 1:])
+                    wire.parse_message(data[:place] + bytes([value]) + data[place + 1:], MESSAGE.d)
 
 
 def test_any_truncation_and_any_padding_is_noticed():
     data = MESSAGE.to_bytes()
     for n in range(len(data)):
         with pytest.raises(ValueError, match="truncated"):
-            wire.parse_message(data[:n])
+            wire.parse_message(data[:n], MESSAGE.d)
     for extra in (b"\0", b"\xff" * 4, data):
         with pytest.raises(ValueError, match="truncated or padded"):
-            wire.parse_message(data + extra)
+            wire.parse_message(data + extra, MESSAGE.d)
 
 
 def rewritten(place: int, value: int) -> bytes:
@@ -104,18 +104,18 @@ def rewritten(place: int, value: int) -> bytes:
 @pytest.mark.parametrize("version", [0, 2, 255])
 def test_another_version_says_so(version):
     with pytest.raises(ValueError, match=f"version {version}; this dpcomm reads version 1"):
-        wire.parse_message(rewritten(2, version))
+        wire.parse_message(rewritten(2, version), MESSAGE.d)
     with pytest.raises(ValueError, match=f"version {version}"):
-        wire.parse_message(wire.Message("rec", 3, b"", version=version).to_bytes())
+        wire.parse_message(wire.Message("rec", 3, b"", version=version).to_bytes(), 3)
 
 
 def test_what_is_no_message_at_all_says_so():
     with pytest.raises(ValueError, match="not a dpcomm message"):
-        wire.parse_message(rewritten(0, ord("P")))
+        wire.parse_message(rewritten(0, ord("P")), MESSAGE.d)
     with pytest.raises(ValueError, match="not a dpcomm message"):
-        wire.parse_message(b"\x89PNG\r\n\x1a\n" + bytes(100))
-    with pytest.raises(ValueError):
-        wire.parse_message(rewritten(wire.FRAME.size, 0xFF))  # a name that is not ASCII
+        wire.parse_message(b"\x89PNG\r\n\x1a\n" + bytes(100), MESSAGE.d)
+    with pytest.raises(wire.BadMessage, match="names of mechanisms are ASCII"):
+        wire.parse_message(rewritten(wire.FRAME.size, 0xFF), MESSAGE.d)
 
 
 def test_the_frame_is_pinned():

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from scipy import fft
 from torch import Tensor
-from ..core import check_between, check_choice, check_finite, check_positive, seed_tree
+from ..core import check_between, check_choice, check_finite, check_positive, check_vector, seed_tree
 from ..summed import Summed, noisy, pack, unpack
 from ..wire import Bits, header_bits, register
 
@@ -156,8 +156,8 @@ class Compressive(Summed):
     def plan(self, d): return plan(d, self.fraction, self.chunks, self.seed, self.kept, self.round)
     def sketch(self, u): return sketch(self, u)
     def reconstruct(self, total, cohort, d): return reconstruct(self, total, cohort, d)
-    def encode(self, u, key): return pack(self, self.sketch(u[None])[0], len(u), key)
-    def decode(self, message): return expand(self, unpack(self, message, len(self.plan(message.d).kept))[None], message.d)[0]
+    def encode(self, u, key=None): return pack(self, self.sketch(check_vector("u", u)[None])[0], len(u), key)
+    def decode(self, message): return expand(self, unpack(self, message)[None], message.d)[0]
     def simulate(self, u, rng): return expand(self, noisy(self, self.sketch(u), rng), u.shape[1])
     def moments(self, u): return moments(self, u)
     def bits(self, d): return Bits.of(32 * len(self.plan(d).kept), header_bits(self.name), 0, d)

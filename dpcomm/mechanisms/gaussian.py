@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee, gaussian_guarantee
-from ..core import check_choice, check_finite, check_positive, clip_l2, normal, seed_tree
+from ..core import check_choice, check_positive, check_vector, clip_l2, normal, private_stream
 from ..games import gaussian_curve, sum_game
-from ..wire import Bits, Message, header_bits, mean_over_cohort, register
+from ..wire import Bits, Message, finite_floats, header_bits, mean_over_cohort, payload_of, register
 
 # %% ../../nbs/3_baselines/gaussian.ipynb #ba8e7034
 RELATIONS = {True: ("zero-out", "local"), False: ("add-remove", "zero-out", "replace")} # by `local`
@@ -36,7 +36,7 @@ class Gaussian:
         for field in ("clip_norm", "sigma"): object.__setattr__(self, field, float(check_positive(field, getattr(self, field))))
 
     def clip(self, u): return clip_l2(u, self.clip_norm)
-    def encode(self, u, key): return encode(self, u, key)
+    def encode(self, u, key=None): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
     def bits(self, d): return Bits.of(32 * d, header_bits(self.name), 0, d)
 
@@ -71,10 +71,10 @@ def simulate(
 def encode(
     mechanism:Gaussian,
     u:Tensor, # one client's vector, (d,), finite
-    key:int, # seeds the client's private noise
+    key=None, # None: the operating system's randomness; Insecure(number): the same message again, for tests
 )->Message: # 4 d bytes of payload
     "Clip, add the client's noise if it adds any, and write 32-bit floats."
-    row = mechanism.simulate(check_finite("u", u)[None], [seed_tree(key, "private")])[0]
+    row = mechanism.simulate(check_vector("u", u)[None], [private_stream(key)])[0]
     return Message(mechanism.name, len(u), row.float().numpy().astype("<f4").tobytes(), mechanism.fingerprint)
 
 def decode(
@@ -82,9 +82,7 @@ def decode(
     message:Message, # made by `encode` with the same parameters
 )->Tensor: # (d,) float32
     "Read the floats back."
-    if message.fingerprint != mechanism.fingerprint or len(message.payload) != 4 * message.d:
-        raise ValueError(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters")
-    return torch.frombuffer(bytearray(message.payload), dtype=torch.float32)
+    return finite_floats(payload_of(mechanism, message))
 
 # %% ../../nbs/3_baselines/gaussian.ipynb #0a025b84
 def guarantee(

@@ -20,10 +20,10 @@ import torch
 from scipy.special import expit, log_softmax
 from torch import Tensor
 from ..accounting import ORDERS, Guarantee, compose, gaussian_guarantee, guarantee_from_rdp
-from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
+from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, check_vector, clip_l2, private_stream
 from ..games import listed_curve, repeated
 from .mvu import Table
-from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
+from ..wire import BadMessage, Bits, Message, header_bits, mean_over_cohort, pack_bits, payload_of, register, unpack_bits
 
 # %% ../../nbs/2_papers/imvu.ipynb #39ac46c3
 TOP_EPS = 700.0 # e^eps is a float64 up to here
@@ -159,7 +159,7 @@ class Imvu:
 
     def __post_init__(self): check_settings(self)
     def clip(self, u): return clip_l2(u, self.clip_norm)
-    def encode(self, u, key): return encode(self, u, key)
+    def encode(self, u, key=None): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
@@ -311,10 +311,10 @@ def sum_estimates(
 def encode(
     mechanism:Imvu,
     u:Tensor, # one client's vector, (d,), finite
-    key:int, # seeds the client's private draws
+    key=None, # None: the operating system's randomness; Insecure(number): the same message again, for tests
 )->Message: # nbits bits a coordinate, packed
     "Clip, draw, pack. [imvu Sec. 3]"
-    (drawn,), = draw(mechanism, u[None], [seed_tree(key, "private")])
+    (drawn,), = draw(mechanism, check_vector("u", u)[None], [private_stream(key)])
     payload = np.packbits(drawn).tobytes() if mechanism.nbits == 1 else pack_bits(drawn, mechanism.nbits)
     return Message(mechanism.name, len(u), payload, mechanism.fingerprint)
 
@@ -323,12 +323,10 @@ def decode(
     message:Message, # made by `encode` with the same parameters
 )->Tensor: # (d,) float32
     "Look the symbols up. [imvu Sec. 3]"
-    nbits, d, level = mechanism.nbits, message.d, mechanism.levels.astype(np.float32)
-    if message.fingerprint != mechanism.fingerprint or 8 * len(message.payload) != mechanism.bits(d).payload:
-        raise ValueError(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters")
-    drawn = np.unpackbits(np.frombuffer(message.payload, np.uint8), count=d) if nbits == 1 else unpack_bits(message.payload, nbits, d)
+    payload, nbits, d, level = payload_of(mechanism, message), mechanism.nbits, message.d, mechanism.levels.astype(np.float32)
+    drawn = np.unpackbits(np.frombuffer(payload, np.uint8), count=d) if nbits == 1 else unpack_bits(payload, nbits, d)
     if drawn.max(initial=0) >= len(level):
-        raise ValueError(f"message holds symbol {drawn.max()}; the table has 0..{len(level) - 1}: encode did not make it, send it again")
+        raise BadMessage(f"message holds symbol {drawn.max()}; the table has 0..{len(level) - 1}: encode did not make it, send it again")
     return torch.from_numpy(level[drawn])
 
 # %% ../../nbs/2_papers/imvu.ipynb #07f7f798

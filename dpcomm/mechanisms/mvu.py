@@ -17,9 +17,9 @@ from scipy import sparse
 from scipy.optimize import linprog
 from torch import Tensor
 from ..accounting import Guarantee, compose, guarantee_from_rdp
-from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
+from ..core import bernoulli, check_between, check_choice, check_positive, check_vector, clip_l2, private_stream
 from ..games import listed_curve, repeated
-from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
+from ..wire import BadMessage, Bits, Message, header_bits, mean_over_cohort, pack_bits, payload_of, register, unpack_bits
 
 # %% ../../nbs/3_baselines/mvu.ipynb #5bf5e1de
 CONSTRAINTS = ("strict", "metric") # ratios at most e^eps between all inputs, or e^(eps |x - x'|)
@@ -278,7 +278,7 @@ class Mvu:
 
     def __post_init__(self): _check_settings(self)
     def clip(self, u): return clip_l2(u, self.clip_norm)
-    def encode(self, u, key): return encode(self, u, key)
+    def encode(self, u, key=None): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
@@ -352,10 +352,10 @@ def simulate(
 def encode(
     mechanism:Mvu,
     u:Tensor, # one client's vector, (d,), finite
-    key:int, # seeds the client's private draws
+    key=None, # None: the operating system's randomness; Insecure(number): the same message again, for tests
 )->Message: # nbits a coordinate
     "Clip, scale, dither, draw, pack. [Chaudhuri, Guo & Rabbat 2022]"
-    u, stream = mechanism.clip(check_finite("u", u)[None])[0], seed_tree(key, "private")
+    u, stream = mechanism.clip(check_vector("u", u)[None])[0], private_stream(key)
     seen = np.concatenate([_symbols(mechanism, u[k:k + BLOCK], stream) for k in range(0, len(u), BLOCK)])
     payload = np.packbits(seen.astype(bool)).tobytes() if mechanism.nbits == 1 else pack_bits(seen, mechanism.nbits)
     return Message(mechanism.name, len(u), payload, mechanism.fingerprint)
@@ -365,10 +365,8 @@ def decode(
     message:Message, # made by `encode` with the same parameters
 )->Tensor: # (d,) float32
     "Look the symbols up and undo the scaling. [Guo et al. 2022, Sec. 3]"
-    if message.fingerprint != mechanism.fingerprint:
-        raise ValueError(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters")
-    seen, m = unpack_bits(message.payload, mechanism.nbits, message.d), len(mechanism.table.alphabet)
-    if seen.max(initial=0) >= m: raise ValueError(f"message holds symbol {seen.max()} of an alphabet of {m}: it was damaged, send it again")
+    seen, m = unpack_bits(payload_of(mechanism, message), mechanism.nbits, message.d), len(mechanism.table.alphabet)
+    if seen.max(initial=0) >= m: raise BadMessage(f"message holds symbol {seen.max()} of an alphabet of {m}: it was damaged, send it again")
     return _levels(mechanism)[torch.from_numpy(seen)]
 
 # %% ../../nbs/3_baselines/mvu.ipynb #1369616b

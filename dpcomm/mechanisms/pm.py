@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, derive, seed_tree
+from ..core import check_between, check_choice, check_finite, check_positive, check_vector, private_stream, public_seed, seed_tree
 from ..games import listed_curve, repeated
-from ..wire import Bits, Message, header_bits, mean_over_cohort, register
+from ..wire import Bits, Message, finite_floats, header_bits, mean_over_cohort, payload_of, register
 
 # %% ../../nbs/3_baselines/pm.ipynb #f8060f7e
 def reach(
@@ -83,7 +83,7 @@ class Pm:
 
     def __post_init__(self): check_settings(self)
     def clip(self, u): return check_finite("u", u).clamp(-self.bound, self.bound)
-    def encode(self, u, key): return encode(self, u, key)
+    def encode(self, u, key=None): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def memory(self, n, d): return torch.zeros(n, d) if self.residuals else None
@@ -176,13 +176,13 @@ def remember(
 def encode(
     mechanism:Pm,
     u:Tensor, # one client's vector, (d,), finite
-    key:int, # 32 bits of it become the shared seed, another branch the private draws
+    key=None, # None: the operating system's randomness; Insecure(number): the same message again, for tests
 )->Message: # seed and k numbers of 32 bits, in units of the bound
     "Draw coordinates from a seed, send their numbers through the mechanism. [Wang et al. 2019, Alg. 4]"
-    seed, k = derive(key, "shared", bits=32), mechanism.sent(len(u))
+    seed, k = public_seed(key), mechanism.sent(len(u))
     at = torch.from_numpy(coordinates(seed_tree(seed, "coordinates"), len(u), k))
-    t = mechanism.clip(u)[at].double().cpu().numpy() / mechanism.bound
-    y = perturb(t.clip(-1, 1), mechanism.eps / k, seed_tree(key, "private").random((2, k)))
+    t = mechanism.clip(check_vector("u", u))[at].double().cpu().numpy() / mechanism.bound
+    y = perturb(t.clip(-1, 1), mechanism.eps / k, private_stream(key).random((2, k)))
     return Message(mechanism.name, len(u), seed.to_bytes(4, "little") + y.astype("<f4").tobytes(), mechanism.fingerprint)
 
 def decode(
@@ -190,11 +190,9 @@ def decode(
     message:Message, # made by `encode` with the same parameters
 )->Tensor: # (d,) float32, zero where nothing was sent
     "Put the numbers at their coordinates, times d / k. [Wang et al. 2019, Alg. 4]"
-    d, k = message.d, mechanism.sent(message.d)
-    if message.fingerprint != mechanism.fingerprint or len(message.payload) != 4 + 4 * k:
-        raise ValueError(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters")
-    y = torch.from_numpy(np.frombuffer(message.payload, "<f4", offset=4).astype(np.float32))
-    at = coordinates(seed_tree(int.from_bytes(message.payload[:4], "little"), "coordinates"), d, k)
+    payload, d, k = payload_of(mechanism, message), message.d, mechanism.sent(message.d)
+    y = finite_floats(payload[4:])
+    at = coordinates(seed_tree(int.from_bytes(payload[:4], "little"), "coordinates"), d, k)
     return torch.zeros(d).scatter_(0, torch.from_numpy(at), y * mechanism.bound * (d / k))
 
 # %% ../../nbs/3_baselines/pm.ipynb #88ef3486

@@ -19,9 +19,9 @@ import torch
 from scipy.special import gammaln, xlogy
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, seed_tree
+from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, check_vector, private_stream
 from ..games import listed_curve
-from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
+from ..wire import BadMessage, Bits, Message, header_bits, mean_over_cohort, pack_bits, payload_of, register, unpack_bits
 
 # %% ../../nbs/3_baselines/privquant.ipynb #eaf27e4b
 MOST, SLACK = 2**16, 1e-6 # levels at most; rounding forgiven at the bound, of the bound
@@ -251,7 +251,7 @@ def unpack(
 )->np.ndarray: # (d,) int64, 0..K-1
     "Read level numbers. [sqsgd Sec. 3.1]"
     numbers = unpack_bits(data, (levels - 1).bit_length(), d)
-    if numbers.max(initial=0) >= levels: raise ValueError(f"data holds level {numbers.max()}; there are levels 0..{levels - 1}: the message is damaged")
+    if numbers.max(initial=0) >= levels: raise BadMessage(f"data holds level {numbers.max()}; there are levels 0..{levels - 1}: the message is damaged")
     return numbers
 
 # %% ../../nbs/3_baselines/privquant.ipynb #8ed46f1f
@@ -271,7 +271,7 @@ class PrivQuant:
 
     def __post_init__(self): check_settings(self)
     def clip(self, u): return check_finite("u", u).float().clamp(-self.bound, self.bound)
-    def encode(self, u, key): return encode(self, u, key)
+    def encode(self, u, key=None): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
@@ -307,10 +307,10 @@ def represent(
 def encode(
     mechanism:PrivQuant,
     u:Tensor, # one client's vector, (d,), finite
-    key:int, # seeds the private draws
+    key=None, # None: the operating system's randomness; Insecure(number): the same message again, for tests
 )->Message: # d level numbers
     "Round, randomise, pack. [sqsgd Alg. 1]"
-    rng, x = seed_tree(key, "private"), represent(mechanism, check_finite("u", u)[None])
+    rng, x = private_stream(key), represent(mechanism, check_vector("u", u)[None])
     numbers = randomise(quantise(x, mechanism.bound, mechanism.levels, rng), mechanism.calibration(len(u)), rng)
     return Message(mechanism.name, len(u), pack(numbers[0], mechanism.levels), mechanism.fingerprint)
 
@@ -319,10 +319,9 @@ def decode(
     message:Message, # made by `encode` with the same parameters
 )->Tensor: # (d,) float32
     "Look the levels up and divide by m. [sqsgd Alg. 1, line 3]"
-    if message.fingerprint != mechanism.fingerprint:
-        raise ValueError(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters")
+    payload = payload_of(mechanism, message)
     values = levels(mechanism.bound, mechanism.levels) / mechanism.calibration(message.d).m
-    return torch.from_numpy(values[unpack(message.payload, mechanism.levels, message.d)]).float()
+    return torch.from_numpy(values[unpack(payload, mechanism.levels, message.d)]).float()
 
 def simulate(
     mechanism:PrivQuant,

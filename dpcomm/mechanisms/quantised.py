@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee, gaussian_guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, normal, seed_tree
+from ..core import check_between, check_choice, check_finite, check_positive, check_vector, clip_l2, normal, private_stream
 from ..games import gaussian_curve, sum_game
 from ..ring import conditional_round, rounded_norm
-from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
+from ..wire import BadMessage, Bits, Message, header_bits, mean_over_cohort, pack_bits, payload_of, register, unpack_bits
 
 # %% ../../nbs/3_baselines/quantised.ipynb #0c5340eb
 ROUNDINGS = ("zero", "random")
@@ -43,7 +43,7 @@ class Quantised:
 
     def __post_init__(self): check_settings(self)
     def clip(self, u): return clip_l2(u, self.length * step(self, u.shape[-1]))
-    def encode(self, u, key): return encode(self, u, key)
+    def encode(self, u, key=None): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
     def bits(self, d): return Bits.of(8 * -(-self.level_bits * d // 8), header_bits(self.name), 0, d)
     def simulate(self, u, rng): return simulate(self, u, rng)
@@ -123,10 +123,10 @@ def simulate(
 def encode(
     mechanism:Quantised,
     u:Tensor, # one client's vector, (d,), finite
-    key:int, # seeds the client's private draws
+    key=None, # None: the operating system's randomness; Insecure(number): the same message again, for tests
 )->Message: # level_bits bits an entry
     "Clip, round, pack. [dprec App. D.3]"
-    z = whole(mechanism, check_finite("u", u)[None], seed_tree(key, "private"))[0]
+    z = whole(mechanism, check_vector("u", u)[None], private_stream(key))[0]
     return Message(mechanism.name, len(u), pack_bits((z + mechanism.levels).cpu().numpy(), mechanism.level_bits), mechanism.fingerprint)
 
 def levels_of(
@@ -134,10 +134,8 @@ def levels_of(
     message:Message, # made by `encode` with the same parameters
 )->np.ndarray: # (d,) int64 in -L..L
     "Read the whole numbers back. [ours]"
-    if message.mechanism != mechanism.name or message.fingerprint != mechanism.fingerprint:
-        raise ValueError(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters")
-    z = unpack_bits(message.payload, mechanism.level_bits, message.d) - mechanism.levels
-    if z.max(initial=0) > mechanism.levels: raise ValueError(f"message holds {z.max()}; levels end at {mechanism.levels}: it was not made by encode")
+    z = unpack_bits(payload_of(mechanism, message), mechanism.level_bits, message.d) - mechanism.levels
+    if z.max(initial=0) > mechanism.levels: raise BadMessage(f"message holds {z.max()}; levels end at {mechanism.levels}: it was not made by encode")
     return z
 
 def decode(

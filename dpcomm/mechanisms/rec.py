@@ -17,9 +17,9 @@ import torch
 from scipy.special import expit, ndtr
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, derive, gumbel_argmax, normal, seed_tree
+from ..core import Insecure, check_between, check_choice, check_positive, check_vector, clip_l2, gumbel_argmax, normal, private_stream, public_seed
 from .rec_accounting import RELATION_OF, calibrate_clip, exact_epsilon, log_moment, pld_epsilon, rdp, theorem1_epsilon
-from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
+from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, payload_of, register, unpack_bits
 
 # %% ../../nbs/2_papers/dprec.ipynb #493802f6
 def selection_moment(
@@ -153,7 +153,7 @@ class Rec:
         for size in self.groups or (): check_between("groups", size, 1)
 
     def clip(self, u): return clip_l2(u, self.clip_norm)
-    def encode(self, u, key): return encode(self, u, key)
+    def encode(self, u, key=None): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
@@ -174,11 +174,11 @@ class Rec:
 def encode(
     mechanism:Rec,
     u:Tensor, # one client's update, (d,), finite
-    key:int, # 32 bits of it become the shared seed, another branch the private choice
+    key=None, # None: the operating system's randomness; Insecure(number): the same message again, for tests
 )->Message: # seed and packed indices
     "Clip, select one candidate a group, and send the seed and the indices. [dprec Alg. 3]"
-    seed, private = derive(key, "shared", bits=32), seed_tree(key, "private")
-    phi = (mechanism.clip(check_finite("u", u)[None])[0].double() / mechanism.std).float().cpu().numpy()
+    seed, private = public_seed(key), private_stream(key)
+    phi = (mechanism.clip(check_vector("u", u)[None])[0].double() / mechanism.std).float().cpu().numpy()
     parts = np.split(phi, np.cumsum(mechanism.sizes(len(u)))[:-1])
     indices = [encode_group(part, 2**mechanism.index_bits, seed, g, private) for g, part in enumerate(parts)]
     payload = seed.to_bytes(4, "little") + pack_bits(indices, mechanism.index_bits)
@@ -190,11 +190,9 @@ def decode(
     message:Message, # made by `encode` with the same parameters
 )->Tensor: # (d,) float32
     "Remake the selected candidates. [dprec Alg. 4]"
-    if message.fingerprint != mechanism.fingerprint:
-        raise ValueError(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters")
-    sizes = mechanism.sizes(message.d)
-    seed = int.from_bytes(message.payload[:4], "little")
-    indices = unpack_bits(message.payload[4:], mechanism.index_bits, len(sizes)).tolist()
+    payload, sizes = payload_of(mechanism, message), mechanism.sizes(message.d)
+    seed = int.from_bytes(payload[:4], "little")
+    indices = unpack_bits(payload[4:], mechanism.index_bits, len(sizes)).tolist()
     return torch.from_numpy(np.concatenate([decode_group(d, mechanism.std, seed, g, k) for g, (d, k) in enumerate(zip(sizes, indices))]))
 
 # %% ../../nbs/2_papers/dprec.ipynb #c1e06ed2
@@ -236,7 +234,7 @@ def _messages(mechanism, sent, rng):
         u, seed, k = torch.zeros(sum(sizes)), int(rng.integers(2**32)), int(rng.integers(K))
         u[0] = 4 * mechanism.clip_norm * sign
         if sign:
-            payload = mechanism.encode(u, int(rng.integers(2**63))).payload
+            payload = mechanism.encode(u, Insecure(rng.integers(2**63))).payload
             seed, k = int.from_bytes(payload[:4], "little"), int(unpack_bits(payload[4:], mechanism.index_bits, len(sizes))[0])
         z.append([candidate(seed, 0, i).standard_normal(1, dtype=np.float32)[0] for i in range(K)])
         index.append(k)

@@ -14,9 +14,9 @@ import torch
 from scipy.special import erf, log_ndtr, ndtr
 from torch import Tensor
 from ..accounting import ORDERS, Guarantee, compose, gaussian_guarantee, guarantee_from_rdp, rdp_gaussian
-from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
+from ..core import bernoulli, check_between, check_choice, check_positive, check_vector, clip_l2, private_stream
 from ..games import listed_curve, repeated
-from ..wire import Bits, Message, header_bits, mean_over_cohort, register
+from ..wire import Bits, Message, header_bits, mean_over_cohort, payload_of, register
 
 # %% ../../nbs/3_baselines/signsgd.ipynb #809656b2
 RELATIONS = ("zero-out", "replace")
@@ -38,7 +38,7 @@ class SignSgd:
         for field in ("clip_norm", "sigma"): object.__setattr__(self, field, float(check_positive(field, getattr(self, field))))
 
     def clip(self, u): return clip_l2(u, self.clip_norm)
-    def encode(self, u, key): return encode(self, u, key)
+    def encode(self, u, key=None): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
@@ -91,10 +91,10 @@ def moments(
 def encode(
     mechanism:SignSgd,
     u:Tensor, # one client's vector, (d,), finite
-    key:int, # seeds the client's private coins
+    key=None, # None: the operating system's randomness; Insecure(number): the same message again, for tests
 )->Message: # ceil(d / 8) bytes of payload
     "Clip, toss, pack. [Jin et al. 2020]"
-    signs = mechanism.simulate(check_finite("u", u)[None], [seed_tree(key, "private")])[0]
+    signs = mechanism.simulate(check_vector("u", u)[None], [private_stream(key)])[0]
     return Message(mechanism.name, len(u), np.packbits(signs.cpu().numpy() > 0).tobytes(), mechanism.fingerprint)
 
 def decode(
@@ -102,9 +102,7 @@ def decode(
     message:Message, # made by `encode` with the same parameters
 )->Tensor: # (d,) of +1 and -1, float32
     "Read the signs back."
-    if message.fingerprint != mechanism.fingerprint or len(message.payload) != -(-message.d // 8):
-        raise ValueError(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters")
-    bits = np.unpackbits(np.frombuffer(message.payload, np.uint8), count=message.d)
+    bits = np.unpackbits(np.frombuffer(payload_of(mechanism, message), np.uint8), count=message.d)
     return torch.from_numpy(bits.astype(np.float32) * 2 - 1)
 
 # %% ../../nbs/3_baselines/signsgd.ipynb #047fe059

@@ -24,11 +24,11 @@ import torch
 from scipy.special import gammaln, ive
 from torch import Tensor
 from ..accounting import INTEGER_ORDERS, Guarantee, calibrate as least, compose, gaussian_guarantee, guarantee_from_rdp
-from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
+from ..core import check_between, check_choice, check_positive, check_vector, clip_l2, private_stream
 from ..games import fewer_game, listed_curve, sum_game
 from ..ring import Ring, conditional_round, rotate, rounded_norm, unrotate
 from ..summed import of_shares
-from ..wire import Bits, Message, header_bits, pack_bits, register, unpack_bits
+from ..wire import Bits, Message, header_bits, pack_bits, payload_of, register, unpack_bits
 
 # %% ../../nbs/3_baselines/skellam.ipynb #086c1b6e
 WORD = 64 # bits of a uniform number looked at first
@@ -297,7 +297,7 @@ class Skellam:
 
     def __post_init__(self): check_settings(self)
     def clip(self, u): return clip_l2(u, self.clip_norm)
-    def encode(self, u, key): return encode(self, u, key)
+    def encode(self, u, key=None): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
     def bits(self, d): return Bits.of(8 * math.ceil(self.ring_bits * padded(d) / 8), header_bits(self.name), 0, d)
     def simulate(self, u, rng): return open_sum(self, shares(self, u, rng), u.shape[-1])
@@ -392,10 +392,10 @@ def open_sum(
 def encode(
     mechanism:Skellam,
     u:Tensor, # one client's vector, (d,), finite
-    key:int, # seeds the client's private draws
+    key=None, # None: the operating system's randomness; Insecure(number): the same message again, for tests
 )->Message: # ring_bits bits a rotated coordinate
     "One client's share, packed. [Agarwal, Kairouz & Liu 2021, Alg. 1]"
-    row = shares(mechanism, check_finite("u", u)[None], seed_tree(key, "private"))[0]
+    row = shares(mechanism, check_vector("u", u)[None], private_stream(key))[0]
     return Message(mechanism.name, len(u), pack_bits(row, mechanism.ring_bits), mechanism.fingerprint)
 
 def share_of(
@@ -403,9 +403,7 @@ def share_of(
     message:Message, # made by `encode` with the same parameters
 )->np.ndarray: # (D,) int64, ring elements
     "Read a share back. [ours]"
-    if message.mechanism != mechanism.name or message.fingerprint != mechanism.fingerprint:
-        raise ValueError(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters")
-    return unpack_bits(message.payload, mechanism.ring_bits, padded(message.d))
+    return unpack_bits(payload_of(mechanism, message), mechanism.ring_bits, padded(message.d))
 
 def decode(
     mechanism:Skellam,

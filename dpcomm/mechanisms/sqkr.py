@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, derive, seed_tree, walsh_hadamard
+from ..core import check_between, check_choice, check_positive, check_vector, clip_l2, private_stream, public_seed, seed_tree, walsh_hadamard
 from ..games import two_valued_curve
-from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
+from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, payload_of, register, unpack_bits
 
 # %% ../../nbs/3_baselines/sqkr.ipynb #07e36db4
 class Frame(NamedTuple):
@@ -124,7 +124,7 @@ class Sqkr:
 
     def __post_init__(self): check_settings(self)
     def clip(self, u): return clip_l2(u, self.clip_norm)
-    def encode(self, u, key): return encode(self, u, key)
+    def encode(self, u, key=None): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
@@ -200,11 +200,11 @@ def draw(
 def encode(
     mechanism:Sqkr,
     u:Tensor, # one client's vector, (d,), finite
-    key:int, # 32 bits of it become the shared seed, another branch the private draws
+    key=None, # None: the operating system's randomness; Insecure(number): the same message again, for tests
 )->Message: # seed and k bits
     "Represent, sample, round, randomise, pack. [Chen et al. 2020, SQKR]"
-    seed, private = derive(key, "shared", bits=32), seed_tree(key, "private")
-    a, f, bound = represent(mechanism, check_finite("u", u)[None])
+    seed, private = public_seed(key), private_stream(key)
+    a, f, bound = represent(mechanism, check_vector("u", u)[None])
     at = coordinates(seed, f.size, mechanism.nbits)
     signs = respond(a[:, at] / bound, draw(private, 1, 2 * mechanism.nbits + 1), mechanism.keep)[0]
     return Message(mechanism.name, len(u), seed.to_bytes(4, "little") + pack_bits((signs > 0).long().numpy(), 1), mechanism.fingerprint)
@@ -215,10 +215,9 @@ def decode(
     message:Message, # made by `encode` with the same parameters
 )->Tensor: # (d,) float32
     "Sum the sampled rows of the frame with their signs. [Chen et al. 2020, SQKR]"
-    if message.fingerprint != mechanism.fingerprint:
-        raise ValueError(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters")
-    f, bits = frame(message.d, mechanism.frame_seed), unpack_bits(message.payload[4:], 1, mechanism.nbits)
-    at = coordinates(int.from_bytes(message.payload[:4], "little"), f.size, mechanism.nbits)
+    payload = payload_of(mechanism, message)
+    f, bits = frame(message.d, mechanism.frame_seed), unpack_bits(payload[4:], 1, mechanism.nbits)
+    at = coordinates(int.from_bytes(payload[:4], "little"), f.size, mechanism.nbits)
     return estimate(mechanism, at[None], torch.from_numpy(2.0 * bits - 1)[None], f)[0]
 
 # %% ../../nbs/3_baselines/sqkr.ipynb #f28d32eb

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree, walsh_hadamard
+from ..core import check_between, check_choice, check_finite, check_vector, clip_l2, private_stream, seed_tree, walsh_hadamard
 from . import privquant
 from ..games import two_valued_curve
-from ..wire import Bits, Message, header_bits, mean_over_cohort, register
+from ..wire import Bits, Message, header_bits, mean_over_cohort, payload_of, register
 
 # %% ../../nbs/2_papers/sqsgd.ipynb #2eacd1c5
 def subset_size(
@@ -125,7 +125,7 @@ class SqSgd(Settings):
 
     def __post_init__(self): check_settings(self)
     def clip(self, u): return clip_l2(check_finite("u", u), self.bound)
-    def encode(self, u, key): return encode(self, u, key)
+    def encode(self, u, key=None): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
@@ -229,11 +229,11 @@ def remember(
 def encode(
     mechanism:SqSgd,
     u:Tensor, # one client's vector, (d,), finite
-    key:int, # seeds the private draws
+    key=None, # None: the operating system's randomness; Insecure(number): the same message again, for tests
 )->Message: # D level numbers; subset and rotation are public
     "Select, rotate, quantise, randomise, pack. [sqsgd Alg. 2]"
-    rng, d = seed_tree(key, "private"), len(u)
-    x = prepare(mechanism, mechanism.clip(u[None]).cpu()[:, subset(mechanism, d)], d)
+    rng, d = private_stream(key), len(u)
+    x = prepare(mechanism, mechanism.clip(check_vector("u", u)[None]).cpu()[:, subset(mechanism, d)], d)
     numbers = privquant.randomise(privquant.quantise(x, mechanism.range(d), mechanism.levels, rng), mechanism.calibration(d), rng)
     return Message(mechanism.name, d, privquant.pack(numbers[0], mechanism.levels), mechanism.fingerprint)
 
@@ -242,10 +242,9 @@ def decode(
     message:Message, # made by `encode` with the same parameters, seed and round
 )->Tensor: # (d,) float32
     "Look the levels up, rotate back, put them in their places. [sqsgd Alg. 2, line 19]"
-    if message.fingerprint != mechanism.fingerprint:
-        raise ValueError(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters, its seed and its round")
-    d, at, out = message.d, subset(mechanism, message.d), torch.zeros(message.d)
-    numbers = privquant.unpack(message.payload, mechanism.levels, mechanism.size(d))
+    payload, d = payload_of(mechanism, message), message.d
+    at, out = subset(mechanism, d), torch.zeros(d)
+    numbers = privquant.unpack(payload, mechanism.levels, mechanism.size(d))
     values = privquant.levels(mechanism.range(d), mechanism.levels)[numbers] / mechanism.calibration(d).m
     out[at] = (d / len(at) * restore(mechanism, values[None], d)[0]).float()
     return out

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from ..core import check_choice, check_finite, flatten, groups, seed_tree, unflatten
+from ..core import check_choice, check_finite, check_vector, flatten, groups, seed_tree, unflatten
 from ..summed import Summed, check_part, noisy, pack, unpack
 from ..wire import Bits, Message, header_bits, mechanism, register
 
@@ -114,7 +114,7 @@ class TopK(Summed):
     def sketch(self, u): return self.shorten(u[:, chosen(self, u.shape[1]).index] if self.fraction < 1 else u)
     def reconstruct(self, total, cohort, d): return place(self, (total / cohort)[None], d)[0]
     def trainable(self, d): return trainable(self, d)
-    def encode(self, u, key): return pack(self, self.sketch(check_finite("u", u)[None])[0], len(u), key)
+    def encode(self, u, key=None): return pack(self, self.sketch(check_vector("u", u)[None])[0], len(u), key)
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return place(self, noisy(self, self.sketch(check_finite("u", u)), rng), u.shape[1])
     def moments(self, u): return moments(self, u)
@@ -160,7 +160,7 @@ def decode(
     message:Message, # made by `encode` with the same parameters
 )->Tensor: # (d,) float32
     "Read one message back. [fltop Alg. 3]"
-    return place(mechanism, unpack(mechanism, message, size(mechanism.fraction, message.d))[None], message.d)[0]
+    return place(mechanism, unpack(mechanism, message)[None], message.d)[0]
 
 def moments(
     mechanism:TopK,

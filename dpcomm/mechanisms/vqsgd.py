@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
+from ..core import check_between, check_choice, check_finite, check_positive, check_vector, clip_l2, private_stream
 from ..games import listed_curve, repeated
-from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
+from ..wire import BadMessage, Bits, Message, header_bits, mean_over_cohort, pack_bits, payload_of, register, unpack_bits
 
 # %% ../../nbs/3_baselines/vqsgd.ipynb #945e401e
 def corner_bits(
@@ -49,7 +49,7 @@ class VqSgd:
 
     def __post_init__(self): check_settings(self)
     def clip(self, u): return clip_l2(u, self.clip_norm)
-    def encode(self, u, key): return encode(self, u, key)
+    def encode(self, u, key=None): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
@@ -118,11 +118,11 @@ def simulate(
 def encode(
     mechanism:VqSgd,
     u:Tensor, # one client's vector, (d,), finite
-    key:int, # seeds the private draws
+    key=None, # None: the operating system's randomness; Insecure(number): the same message again, for tests
 )->Message: # R numbers of ceil(log2(2 d)) bits
     "Draw the corners and pack their numbers. [Gandikota et al. 2019]"
-    x = check_finite("u", u).double().cpu().numpy()
-    drawn = corners(mechanism, x, seed_tree(key, "private"), mechanism.repeats)
+    x = check_vector("u", u).double().cpu().numpy()
+    drawn = corners(mechanism, x, private_stream(key), mechanism.repeats)
     return Message(mechanism.name, len(u), pack_bits(drawn, corner_bits(len(u))), mechanism.fingerprint)
 
 def decode(
@@ -130,11 +130,9 @@ def decode(
     message:Message, # made by `encode` with the same parameters
 )->Tensor: # (d,) float32
     "Unpack the corners and average them. [Gandikota et al. 2019]"
-    if message.fingerprint != mechanism.fingerprint:
-        raise ValueError(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters")
-    drawn = unpack_bits(message.payload, corner_bits(message.d), mechanism.repeats)
+    drawn = unpack_bits(payload_of(mechanism, message), corner_bits(message.d), mechanism.repeats)
     if drawn.max() >= 2 * message.d:
-        raise ValueError(f"message names corner {drawn.max()}; d = {message.d} has corners 0..{2 * message.d - 1}: it was corrupted, send it again")
+        raise BadMessage(f"message names corner {drawn.max()}; d = {message.d} has corners 0..{2 * message.d - 1}: it was corrupted, send it again")
     return estimate(mechanism, drawn[None], message.d)[0]
 
 # %% ../../nbs/3_baselines/vqsgd.ipynb #89696b96
