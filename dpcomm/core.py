@@ -69,7 +69,7 @@ def check_vector(
 )->Tensor: # u without its gradient
     "Refuse anything but one finite vector."
     if not isinstance(u, Tensor): raise TypeError(f"{name} is a {type(u).__name__}; it must be a tensor: pass torch.as_tensor({name})")
-    if u.ndim != 1 or not len(u): raise ValueError(f"{name} has shape {tuple(u.shape)}; it must be one vector of one entry or more: encode a row at a time")
+    if u.ndim != 1 or not u.numel(): raise ValueError(f"{name} has shape {tuple(u.shape)}; it must be one vector of one entry or more: encode a row at a time")
     if not u.is_floating_point(): raise ValueError(f"{name} is {u.dtype}; it must hold floats: pass {name}.float()")
     return check_finite(name, u.detach())
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from . import models
 from .core import check_between, check_choice, flatten, seed_tree
 from .federated import SERVER_STATE, Config, Ledger, sample_cohort, server_optimiser
-from .wire import Bits, parse_message, payload_of
+from .wire import Bits, Message, parse_message, payload_of
 
 # %% ../nbs/1_foundations/replay.ipynb #f9dc2eb4
 @dataclass(frozen=True)

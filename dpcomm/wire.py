@@ -139,7 +139,8 @@ def payload_of(
 )->bytes: # its payload, as long as `mechanism.bits(d)` says
     "Open a message that was made with the same parameters; raise BadMessage for any other."
     if (message.mechanism, message.fingerprint) != (mechanism.name, mechanism.fingerprint):
-        raise BadMessage(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters")
+        raise BadMessage(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters, "
+                         "down to seed and round")
     size = mechanism.bits(check_between("d", message.d, 1, 2**32 - 1))
     expected = (size.payload + size.shared_randomness) // 8
     if len(message.payload) != expected:

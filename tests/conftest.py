@@ -28,6 +28,7 @@ def bare(env: dict, home) -> dict:
 
 def pytest_addoption(parser):
     parser.addoption("--bare", action="store_true", help="as on a fresh machine: empty home, no data, network calls refused")
+    parser.addoption("--fuzz", type=int, default=1000, help="hostile messages a mechanism is sent")
 
 
 def pytest_configure(config):

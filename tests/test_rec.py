@@ -138,7 +138,7 @@ def test_an_encoded_index_is_uniform_and_given_its_candidates_follows_the_weight
 
 def test_the_choice_is_not_in_the_shared_seed(monkeypatch):
     "One seed for all, known to everyone; keys still choose by the weights: chi-square over 1,500 keys, false-alarm rate 1e-6."
-    monkeypatch.setattr(rec, "derive", lambda *address, bits: 99)
+    monkeypatch.setattr(rec, "public_seed", lambda key: 99)
     mechanism, u = rec.Rec(10.0, 0.5, 3), update(0.5)
     counts = np.zeros(8)
     for key in range(1500):

@@ -319,8 +319,8 @@ def test_what_is_dearer_than_the_state_is_forgotten():
 
 @pytest.mark.parametrize("cohort, messages, says", [
     ([0], [], "1 clients for 0 messages"), ([3], [framed(0)], "cohort is 3"), ([-1], [framed(0)], "cohort is -1"),
-    ([0], [framed(0)[:-1]], "truncated"), ([0], [framed(0, mechanism=dataclasses.replace(REC, std=0.3))], "agreed parameters"),
-    ([0, 1], [framed(0), Rec(0.5, 0.2, 3).encode(torch.ones(9)).to_bytes()], "agreed parameters"),
+    ([0], [framed(0)[:-1]], "truncated"), ([0], [framed(0, mechanism=dataclasses.replace(REC, std=0.3))], "sender.s parameters"),
+    ([0, 1], [framed(0), Rec(0.5, 0.2, 3).encode(torch.ones(9)).to_bytes()], "are expected"),
 ])
 def test_a_bad_round_changes_nothing(cohort, messages, says):
     hub, replicas = world()
@@ -334,7 +334,7 @@ def test_a_bad_round_changes_nothing(cohort, messages, says):
 def test_a_message_is_opened_to_its_payload():
     assert replay.open_message(agree(), framed(0)) == payload(0)
     short = dataclasses.replace(REC.encode(update(0), Insecure(0)), payload=b"1234")
-    with pytest.raises(ValueError, match="holds 4 bytes"):
+    with pytest.raises(ValueError, match="payload of 4 bytes"):
         replay.open_message(agree(), short.to_bytes())
 
 

@@ -159,7 +159,7 @@ def test_other_seeds_and_rounds_are_refused_with_the_fix():
     mechanism = SqSgd(bound=1.0, levels=2, eps=2.0, fraction=1.0)
     message = mechanism.encode(torch.zeros(8), Insecure(1))
     for other in (SqSgd(bound=1.0, levels=2, eps=2.0, fraction=1.0, seed=1), mechanism.at(1)):
-        with pytest.raises(ValueError, match="use the sender's parameters, its seed and its round"): other.decode(message)
+        with pytest.raises(ValueError, match="use the sender's parameters, down to seed and round"): other.decode(message)
 
 
 def test_the_guarantee_is_of_the_size_that_is_sent():

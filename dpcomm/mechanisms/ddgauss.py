@@ -49,7 +49,7 @@ class DDGauss:
     def decode(self, message): return decode(self, message)
     def bits(self, d): return Bits.of(8 * -(-self.ring_bits * padded(d) // 8), header_bits(self.name), 0, d)
     def simulate(self, u, rng): return open_sum(self, shares(self, u, rng), u.shape[-1])
-    def aggregate(self, estimates, cohort, rng): return add_up(self, estimates) / cohort
+    def aggregate(self, estimates, cohort, rng): return add_up(self, estimates) / check_positive("cohort", cohort)
     def moments(self, u): return moments(self, u)
     def guarantee(self, **release): return guarantee(self, **release)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)

@@ -179,9 +179,10 @@ def encode(
     key=None, # None: the operating system's randomness; Insecure(number): the same message again, for tests
 )->Message: # seed and k numbers of 32 bits, in units of the bound
     "Draw coordinates from a seed, send their numbers through the mechanism. [Wang et al. 2019, Alg. 4]"
-    seed, k = public_seed(key), mechanism.sent(len(u))
+    u, seed = check_vector("u", u), public_seed(key)
+    k = mechanism.sent(len(u))
     at = torch.from_numpy(coordinates(seed_tree(seed, "coordinates"), len(u), k))
-    t = mechanism.clip(check_vector("u", u))[at].double().cpu().numpy() / mechanism.bound
+    t = mechanism.clip(u)[at].double().cpu().numpy() / mechanism.bound
     y = perturb(t.clip(-1, 1), mechanism.eps / k, private_stream(key).random((2, k)))
     return Message(mechanism.name, len(u), seed.to_bytes(4, "little") + y.astype("<f4").tobytes(), mechanism.fingerprint)
 

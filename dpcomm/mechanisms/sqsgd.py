@@ -232,8 +232,8 @@ def encode(
     key=None, # None: the operating system's randomness; Insecure(number): the same message again, for tests
 )->Message: # D level numbers; subset and rotation are public
     "Select, rotate, quantise, randomise, pack. [sqsgd Alg. 2]"
-    rng, d = private_stream(key), len(u)
-    x = prepare(mechanism, mechanism.clip(check_vector("u", u)[None]).cpu()[:, subset(mechanism, d)], d)
+    rng, d = private_stream(key), len(check_vector("u", u))
+    x = prepare(mechanism, mechanism.clip(u.detach()[None]).cpu()[:, subset(mechanism, d)], d)
     numbers = privquant.randomise(privquant.quantise(x, mechanism.range(d), mechanism.levels, rng), mechanism.calibration(d), rng)
     return Message(mechanism.name, d, privquant.pack(numbers[0], mechanism.levels), mechanism.fingerprint)
 
