@@ -20,7 +20,7 @@ from torch import nn
 
 from dpcomm import audit, cli, data, federated, games, summed, wire
 from dpcomm.accounting import Guarantee, gaussian_delta, gaussian_guarantee
-from dpcomm.core import derive, seed_tree
+from dpcomm.core import Insecure, private_stream, public_seed, seed_tree
 from dpcomm.mechanisms import ddgauss, privquant, quantised, rec, skellam
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.imvu import Imvu
@@ -540,8 +540,8 @@ class RecTwiceTheClip(Rec):
 
 class RecOneCandidateShort(Rec):
     def encode(self, u, key):
-        seed, phi = derive(key, "shared", bits=32), (self.clip(u[None])[0] / self.std).numpy()
-        index = rec.encode_group(phi, 2**self.index_bits - 1, seed, 0, seed_tree(key, "private"))
+        seed, phi = public_seed(key), (self.clip(u[None])[0] / self.std).numpy()
+        index = rec.encode_group(phi, 2**self.index_bits - 1, seed, 0, private_stream(key))
         return wire.Message(self.name, len(u), seed.to_bytes(4, "little") + wire.pack_bits([index], self.index_bits), self.fingerprint)
 
 
