@@ -141,7 +141,9 @@ def payload_of(
     if (message.mechanism, message.fingerprint) != (mechanism.name, mechanism.fingerprint):
         raise BadMessage(f"message was made by another {message.mechanism} than {mechanism}: use the sender's parameters, "
                          "down to seed and round")
-    size = mechanism.bits(check_between("d", message.d, 1, 2**32 - 1))
+    if not 0 < message.d < 2**32:
+        raise BadMessage(f"message is about {message.d} entries; it must be 1 or more: drop it")
+    size = mechanism.bits(message.d)
     expected = (size.payload + size.shared_randomness) // 8
     if len(message.payload) != expected:
         raise BadMessage(f"message has a payload of {len(message.payload)} bytes; {mechanism} sends {expected} "

@@ -12,6 +12,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from test_mechanisms import ALL, CASES, is_random, vector
 
 from dpcomm import core, wire
@@ -127,6 +128,16 @@ def test_a_receiver_must_know_how_long_a_vector_it_expects(d):
         wire.Message.from_bytes(data)
 
 
+@each
+def test_a_message_must_bear_the_name_and_a_length(case):
+    "The fingerprint is public: with the right one, another name or a vector of no entries is still refused."
+    mechanism = case.make(D)
+    message = mechanism.encode(vector(D, 0.8), Insecure(1))
+    for change in (dict(mechanism="other"), dict(mechanism=""), dict(d=0), dict(d=-1), dict(fingerprint=message.fingerprint ^ 1)):
+        with pytest.raises(wire.BadMessage):
+            mechanism.decode(dataclasses.replace(message, **change))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_floats_that_spoil_a_sum_are_refused(value):
     data = np.array([1.0, value, 2.0], "<f4").tobytes()
@@ -189,6 +200,14 @@ def test_an_insecure_key_is_told_from_none():
     assert core.public_seed(Insecure(5)) == core.derive(5, "shared", bits=32)
     assert len({core.public_seed() for _ in range(20)}) > 15
     assert core.private_stream().bit_generator.state["state"]["rounds"] == 20
+
+
+def test_the_stream_is_the_published_cipher(monkeypatch):
+    "Against another library's ChaCha20, under a key we know, over two thousand blocks."
+    key = bytes(range(32))
+    monkeypatch.setattr(core.os, "urandom", lambda n: key)
+    theirs = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor().update(bytes(2**17))
+    assert core.private_stream().bit_generator.random_raw(2**14).astype("<u8").tobytes() == theirs
 
 
 def test_a_sender_notices_a_key_that_comes_again():
