@@ -19,7 +19,7 @@ from pathlib import Path
 # %% ../nbs/1_foundations/files.ipynb #c0b1f806
 def _unwritable(path, error):
     "The same kind of error, with what to do."
-    return type(error)(error.errno, f"{path.name} cannot be written ({error.strerror}): free some space, or choose another folder that you may write to")
+    return type(error)(error.errno, f"{path.name} cannot be written ({error.strerror or error}): free some space, or choose another folder that you may write to")
 
 def write_whole(
     path, # file; its folder is made

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 from .core import check_between
-from .files import write_whole
 from .data import Dataset, data_root
+from .files import write_whole
 
 # %% ../nbs/1_foundations/scattering.ipynb #b2baab96
 SIGMA, CENTRE, SCALES = 0.8, 3 * np.pi / 4, 2
