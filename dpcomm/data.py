@@ -159,8 +159,9 @@ def load(
         arrays = _images(_torchvision("mnist" if kind is datasets.MNIST else name, kind, root, download))
     if name == "mnist-by-writer":
         writers, classes = _writers(root)
-        assert (classes == arrays[1].numpy()).all(), "QMNIST's classes differ from MNIST's labels"
-    assert (len(arrays[1]), len(arrays[3])) == COUNTS[name], f"{name}: {len(arrays[1])} + {len(arrays[3])} images, not {COUNTS[name]}"
+        if (classes != arrays[1].numpy()).any(): raise ValueError("QMNIST's classes differ from MNIST's labels: download both again")
+    if (len(arrays[1]), len(arrays[3])) != COUNTS[name]:
+        raise ValueError(f"{name} has {len(arrays[1])} + {len(arrays[3])} images, not {COUNTS[name]}: download it again")
     return Dataset(name, *arrays, writers)
 
 def fetch(
@@ -301,13 +302,12 @@ def check_client(
     except ValueError: x = np.empty(0, object)
     if x.dtype.kind not in "iuf":
         raise ValueError(f"{where} has images that are not of 784 pixels; they must be 28 by 28 numbers: make the file again")
-    x = x.astype(np.float32)
     if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
         raise ValueError(f"{where} has pixels from {x.min()} to {x.max()}; they must be in [0, 1]: divide them by 255")
     wrong = [v for v in y if type(v) is bool or not isinstance(v, (int, np.integer)) or not 0 <= v <= 61]
     if wrong:
         raise ValueError(f"{where} has the label {wrong[0]!r:.40}; labels must be whole numbers from 0 to 61, digits then letters: use the 62-class files")
-    return x, np.array(y, np.int64)
+    return x.astype(np.float32), np.array(y, np.int64)
 
 # %% ../nbs/1_foundations/data.ipynb #6406f6cd
 def read_leaf(
@@ -325,7 +325,7 @@ def read_leaf(
         if len(users) != len(sizes):
             raise ValueError(f"{path.name} has {len(users)} users and {len(sizes)} num_samples; these must be equal: make the file again")
         for user, n in zip(users, sizes):
-            where = f"{path.name}, user {typed(path.name, 'user', user, str)!r:.60},"
+            where = f"{path.name}, user {typed(path.name, 'an entry of users', user, str)!r:.60},"
             if user in found: raise ValueError(f"{where} stands in the files twice; allowed once: remove one of them")
             entry = entries.get(user)
             if not isinstance(entry, dict) or not {"x", "y"} <= set(entry):

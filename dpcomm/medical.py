@@ -88,7 +88,8 @@ DIGESTS = {"diabetes130": "0689e7ec031237dc63031b938805c48377748761a3b26acab6215
 
 def _counted(records):
     found = len(records.y), int(records.y.sum())
-    assert found == STANDINS[records.name], f"{records.name}: {found[0]} admissions and {found[1]} deaths, not {STANDINS[records.name]}"
+    if found != STANDINS[records.name]:
+        raise ValueError(f"{records.name}: {found[0]} admissions and {found[1]} deaths, not {STANDINS[records.name]}: download it again")
     return records
 
 # %% ../nbs/1_foundations/medical.ipynb #7d7bf983

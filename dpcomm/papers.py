@@ -77,7 +77,7 @@ def refuse(name:str, # what was given, for the sentence
            allowed, # names that would have been valid
           )->ValueError: # the error, to be raised
     "An error that names the value, the allowed ones and the nearest. [dpcomm house style]"
-    allowed = [str(a) for a in allowed]
+    allowed = [str(a)[:60] for a in allowed]
     near = difflib.get_close_matches(str(value)[:60], allowed, n=1, cutoff=0.0)
     some = ", ".join(allowed[:12]) + (f", ... ({len(allowed)} in all)" if len(allowed) > 12 else "")
     return ValueError(f"{name}={reprlib.repr(value)} is not one of {some}" + (f"; did you mean {near[0]!r}?" if near else ""))
@@ -92,7 +92,7 @@ def build(kind:type, # Cell or Hyper
           file:str, # for the message
          )->object: # a Cell or Hyper
     "Turn a TOML row into a checked record. [dpcomm house style]"
-    name = row.get("key") or row.get("name") or "?"
+    name = str(row.get("key") or row.get("name") or "?")[:60]
     row = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
     known = {f.name: f.default for f in fields(kind)}
     for field in row:
@@ -131,8 +131,10 @@ def as_number(text:str, # as printed
               at:str, # where, for the message
              )->object: # int or float
     "A printed number. [dpcomm house style]"
-    try: return float(text) if "." in text else int(text)
-    except ValueError: raise ValueError(f"{at}: {text!r} is no number; write digits, or - for what is not printed") from None
+    try: value = float(text) if "." in text else int(text)
+    except ValueError: value = None
+    if is_number(value): return value
+    raise ValueError(f"{at}: {text!r:.60} is no number; write digits, or - for what is not printed")
 
 def grid_row(grid:dict, # one [[grid]] of a file
              head:list, # names of the columns
@@ -141,7 +143,7 @@ def grid_row(grid:dict, # one [[grid]] of a file
              file:str, # for messages
             )->list: # one TOML table a number
     "One row of a printed table as cells. [dpcomm house style]"
-    at, texts, also = f"{file}, {name}", words[:len(head)], words[len(head):]
+    at, texts, also = f"{file}, {name:.60}", words[:len(head)], words[len(head):]
     if len(texts) < len(head) or any(w[0] in "-.0123456789" for w in also):
         raise ValueError(f"{at}: {len(words)} words, allowed {len(head)} numbers or -, one for each of {', '.join(head)}, then names of tables")
     found = []
@@ -150,7 +152,9 @@ def grid_row(grid:dict, # one [[grid]] of a file
         row = grid | grid.get("column", {}).get(column, {}) | {"also": also, "value": as_number(text, at)}
         for word in row.keys() & {"key", "where", "above", "below"}:
             row[word] = typed(at, word, row[word], str).replace("{row}", name).replace("{column}", column)
-        if "rel_tol" in row: row["tol"] = typed(at, "rel_tol", row.pop("rel_tol"), float) * abs(row["value"])
+        rel_tol = row.pop("rel_tol", None)
+        if not (rel_tol is None or is_number(rel_tol)): raise ValueError(f"{at}: rel_tol={reprlib.repr(rel_tol)}, allowed a finite number >= 0; correct the file")
+        if rel_tol is not None: row["tol"] = rel_tol * abs(row["value"])
         found.append({k: v for k, v in row.items() if k not in ("rows", "column")})
     return found
 
@@ -160,7 +164,7 @@ def expand(grid:dict, # one [[grid]] of a file
           )->list: # one TOML table a number, as [[cell]] would give
     "A printed table as cells. [dpcomm house style]"
     for name in ("key", "where", "rows"):
-        if name not in grid: raise ValueError(f"{file}, {grid.get('key', 'grid')}: field {name!r} is missing; every grid needs key, where, rows")
+        if name not in grid: raise ValueError(f"{file}, {grid.get('key', 'grid')!s:.60}: field {name!r} is missing; every grid needs key, where, rows")
     for name in ("key", "where", "rows"): field(file, grid, name, str)
     for name in field(file, grid, "column", dict) if "column" in grid else (): field(f"{file}, column", grid["column"], name, dict)
     head, *lines = [line.split() for line in grid["rows"].splitlines() if line.strip()] or [[]]
@@ -196,7 +200,7 @@ def parse(text:str, # TOML
     found = tuple(build(Cell, row, file) for row in rows)
     keys = [c.key for c in found]
     for c in found:
-        if why := trouble(c, keys): raise ValueError(f"{file}, {c.key}: {why}")
+        if why := trouble(c, keys): raise ValueError(f"{file}, {c.key:.60}: {why}")
     causes = tuple(tuple(field(f"{file}, cause,", c, k, str) for k in ("key", "text")) for c in section("cause"))
     for key, _ in causes:
         if key not in keys: raise refuse(f"{file}, cause: key", key, keys)

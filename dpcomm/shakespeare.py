@@ -57,10 +57,10 @@ def read_roles(
         raise ValueError(f"{path.name} has {len(users)} users, {len(sizes[0])} num_speeches and {len(sizes[1])} num_chars; these must be equal: {fix}")
     texts = {}
     for user, n, chars in zip(users, *sizes):
-        where = f"{path.name}, user {typed(path.name, 'user', user, str)!r:.60},"
+        where = f"{path.name}, user {typed(path.name, 'an entry of users', user, str)!r:.60},"
         if user not in speeches: raise ValueError(f"{where} has no speeches; every user needs them: {fix}")
         if user in texts: raise ValueError(f"{where} stands in the file twice; allowed once: {fix}")
-        said = [typed(where, "a speech", speech, str) for speech in field(where, speeches, user, list)]
+        said = [typed(where, "a speech", speech, str) for speech in typed(where, "speeches", speeches[user], list)]
         typed(where, "num_speeches", n, int), typed(where, "num_chars", chars, int)
         if (len(said), sum(map(len, said))) != (n, chars):
             raise ValueError(f"{where} has {len(said)} speeches of {sum(map(len, said))} characters and announces {n} of {chars}; these must be equal: {fix}")
