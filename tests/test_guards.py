@@ -23,7 +23,7 @@ ALLOWED = {
     "ring": "core",
     "secagg": "core wire ring",
     "summed": "core wire accounting games ring",
-    "mechanisms": "core wire accounting games ring summed",
+    "mechanisms": "core wire accounting games ring summed files",
     "mechanisms.imvu": "core wire accounting games mechanisms.mvu",
     "mechanisms.rec": "core wire accounting games mechanisms.rec_accounting",
     "mechanisms.sqsgd": "core wire accounting games mechanisms.privquant",
