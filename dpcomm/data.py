@@ -363,8 +363,7 @@ def h5_column(
     "One column of a user's group. [HDF5]"
     column = entry[name]
     if hasattr(column, "keys") or column.ndim == 0 or column.size > most:
-        told = "a group" if hasattr(column, "keys") else f"of shape {column.shape}"
-        raise ValueError(f"{where} has a column {name!r} that is {told}; it must be an array of 1 to {most:,} entries: download the file again")
+        raise ValueError(f"{where} has a column {name!r} of shape {getattr(column, 'shape', None)}; it must be an array of 1 to {most:,} entries: download the file again")
     return column[()]
 
 # %% ../nbs/1_foundations/data.ipynb #551b3cb1

@@ -107,7 +107,7 @@ def typed(
     "A value of the type that its field must have. [RFC 8259, sec. 3]"
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if isinstance(value, kinds + (int,) * (float in kinds)) and not isinstance(value, bool): return value
-    raise ValueError(f"{where} has {reprlib.repr(value)} as {name}; it must be {KINDS[kinds[0]]}: {fix}")
+    raise ValueError(f"{where} has {reprlib.repr(value):.60} as {name}; it must be {KINDS[kinds[0]]}: {fix}")
 
 def field(
     where:str, # file and user, for the message

@@ -482,3 +482,23 @@ def test_checkers_refuse_and_admit(tmp_path):
     assert files.unpack(path, 5) == b"12345"
     with pytest.raises(ValueError, match="a.gz cannot be unpacked .it holds more than the 4 bytes it may.; mend it"): files.unpack(path, 4, "mend it")
     with pytest.raises(FileNotFoundError): files.unpack(tmp_path / "b.gz", 4)
+
+
+def test_readers_shared_by_several_formats(tmp_path):
+    h5py = pytest.importorskip("h5py", reason="NOT CHECKED: h5py is not installed")
+    with h5py.File(tmp_path / "a.h5", "w") as file: file["examples/ann/n"] = np.arange(5)
+    with data.h5_users(tmp_path / "a.h5", "json", "n") as users:
+        assert data.h5_column("a", users["ann"], "n", 5).tolist() == [0, 1, 2, 3, 4]
+        with pytest.raises(ValueError, match=r"a has a column 'n' of shape \(5,\); it must be an array of 1 to 4 entries"): data.h5_column("a", users["ann"], "n", 4)
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n\n3,4\n")
+    assert medical.read_table(tmp_path / "a.csv", ("b",)) == [("a.csv, row 2", {"a": "1", "b": "2"}), ("a.csv, row 4", {"a": "3", "b": "4"})]
+    for columns, only, says in ((("c",), False, "lacks the column c"), (("a",), True, "has the unknown column 'b'")):
+        with pytest.raises(ValueError, match=f"a.csv, row 1: {says}"): medical.read_table(tmp_path / "a.csv", columns, only)
+
+
+@pytest.mark.parametrize("change, says", [
+    ({"as_run": {"replaced": {"eps": 1.0}}}, "here.as_run: relation='replaced' is not one of .*did you mean 'replace'"), ({"as_run": {"replace": {}}}, "here.as_run.replace.eps is missing"),
+    ({"guarantee": None}, "here.guarantee is NoneType"), ({"seeds": [1]}, r"here.seeds\[0\] is int"), ({"as_run": [1]}, r"here has \[1\] as as_run")])
+def test_runs_are_checked_as_deep_as_tables_read_them(change, says):
+    assert results.check_run(RESULT["runs"][0], "here") is None
+    with pytest.raises(ValueError, match=says): results.check_run(RESULT["runs"][0] | change, "here")
