@@ -268,7 +268,7 @@ def checkpointed(
     path, stamp = Path(path), json.loads(json.dumps(stamp))
     if resume and path.exists():
         saved = json.loads(read_sealed(path))
-        if saved["stamp"] == stamp: return saved
+        if isinstance(saved, dict) and saved.get("stamp") == stamp: return saved
     part = json.dumps(make() | {"stamp": stamp})
     write_whole(path, seal(part.encode()))
     return json.loads(part)

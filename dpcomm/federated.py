@@ -459,7 +459,8 @@ def _one_thread(device):
 def _start(model, federation, mechanism, config, seed, device, checkpoint, resume):
     w = flatten(p.detach().cpu() for p in model.parameters())
     fingerprint = {"config": {k: v for k, v in asdict(config).items() if v is not None}, "seed": seed, "data": federation.data.name, "partition": federation.partition_hash,
-                   "mechanism": repr(mechanism), "model": hashlib.sha256(w.numpy().tobytes()).hexdigest(), "device": torch.device(device).type}
+                   "mechanism": repr(mechanism), "model": hashlib.sha256(w.numpy().tobytes()).hexdigest(), "device": torch.device(device).type,
+                   "content": federation.data.content_hash if checkpoint else None}
     memory = mechanism.memory(len(federation.parts), len(w)) if hasattr(mechanism, "memory") else None
     if memory is not None and config.sampling == "replacement":
         raise ValueError("sampling is 'replacement', where one client may come twice in a round and would need two memories: use 'fixed' or 'poisson'")

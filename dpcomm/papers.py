@@ -7,12 +7,14 @@ __all__ = ['ALLOWED', 'NUMBERS', 'SECTIONS', 'ABOUT', 'Cell', 'Hyper', 'Paper', 
            'as_number', 'grid_row', 'expand', 'assets', 'papers', 'parse', 'paper', 'tables', 'cells', 'cell', 'hyper']
 
 # %% ../nbs/1_foundations/papers.ipynb #41bf82c8
-import difflib, math, tomllib
+import difflib, reprlib, sys, tomllib
 from dataclasses import MISSING, dataclass, fields
 from datetime import date
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
+
+from .files import field, typed
 
 # %% ../nbs/1_foundations/papers.ipynb #98ced2d5
 @dataclass(frozen=True)
@@ -75,14 +77,14 @@ def refuse(name:str, # what was given, for the sentence
            allowed, # names that would have been valid
           )->ValueError: # the error, to be raised
     "An error that names the value, the allowed ones and the nearest. [dpcomm house style]"
-    allowed = [str(a) for a in allowed]
-    near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.0)
+    allowed = [str(a)[:60] for a in allowed]
+    near = difflib.get_close_matches(str(value)[:60], allowed, n=1, cutoff=0.0)
     some = ", ".join(allowed[:12]) + (f", ... ({len(allowed)} in all)" if len(allowed) > 12 else "")
-    return ValueError(f"{name}={value!r} is not one of {some}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    return ValueError(f"{name}={reprlib.repr(value)} is not one of {some}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 def is_number(value)->bool: # True for a finite int or float, False for a bool
     "Whether a TOML value is a finite number. [TOML 1.0]"
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 # %% ../nbs/1_foundations/papers.ipynb #47654a43
 def build(kind:type, # Cell or Hyper
@@ -90,7 +92,8 @@ def build(kind:type, # Cell or Hyper
           file:str, # for the message
          )->object: # a Cell or Hyper
     "Turn a TOML row into a checked record. [dpcomm house style]"
-    name = row.get("key") or row.get("name") or "?"
+    name = str(row.get("key") or row.get("name") or "?")[:60]
+    row = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
     known = {f.name: f.default for f in fields(kind)}
     for field in row:
         if field not in known: raise refuse(f"{file}, {name}: field", field, known)
@@ -100,8 +103,13 @@ def build(kind:type, # Cell or Hyper
         if row[field] not in ALLOWED[field]: raise refuse(f"{file}, {name}: {field}", row[field], ALLOWED[field])
     for field in (*NUMBERS, *(("value",) if kind is Cell else ())):
         if field in row and not (is_number(row[field]) and (field == "value" or row[field] >= 0)):
-            raise ValueError(f"{file}, {name}: {field}={row[field]!r}, allowed a finite number >= 0; correct the file")
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
+            raise ValueError(f"{file}, {name}: {field}={reprlib.repr(row[field])}, allowed a finite number >= 0; correct the file")
+    for f in fields(kind):
+        if f.name not in row or f.name in NUMBERS or f.type in (float, object): continue
+        text = all(isinstance(v, str) for v in row[f.name]) if isinstance(row[f.name], tuple) else True
+        if not (isinstance(row[f.name], f.type) and text):
+            raise ValueError(f"{file}, {name}: {f.name}={reprlib.repr(row[f.name])}, allowed {getattr(f.type, '__name__', f.type)}{' of str' if 'tuple' in str(f.type) else ''}; correct the file")
+    return kind(**row)
 
 # %% ../nbs/1_foundations/papers.ipynb #238b86f2
 def trouble(c:Cell, # one number
@@ -114,6 +122,7 @@ def trouble(c:Cell, # one number
     if c.kind not in ("ordering", "shown") and not c.tol > 0: return f"tol={c.tol}, allowed > 0; say how far ours may be"
     if c.kind == "shown" and c.tol: return f"tol={c.tol}, allowed 0 for a number that is only shown; remove it, or judge the number"
     if (c.version == "iclr") != c.key.startswith("iclr."): return "keys of version 'iclr', and only those, begin with 'iclr.'"
+    if c.quotient and len(c.quotient) != 2: return f"quotient has {len(c.quotient)} keys, allowed two; correct it"
     lost = [k for k in (c.above, c.below, *(c.quotient or ())) if k and k not in keys]
     return str(refuse("key", lost[0], keys)) if lost else ""
 
@@ -122,8 +131,10 @@ def as_number(text:str, # as printed
               at:str, # where, for the message
              )->object: # int or float
     "A printed number. [dpcomm house style]"
-    try: return float(text) if "." in text else int(text)
-    except ValueError: raise ValueError(f"{at}: {text!r} is no number; write digits, or - for what is not printed") from None
+    try: value = float(text) if "." in text else int(text)
+    except ValueError: value = None
+    if is_number(value): return value
+    raise ValueError(f"{at}: {text!r:.60} is no number; write digits, or - for what is not printed")
 
 def grid_row(grid:dict, # one [[grid]] of a file
              head:list, # names of the columns
@@ -132,15 +143,18 @@ def grid_row(grid:dict, # one [[grid]] of a file
              file:str, # for messages
             )->list: # one TOML table a number
     "One row of a printed table as cells. [dpcomm house style]"
-    at, texts, also = f"{file}, {name}", words[:len(head)], words[len(head):]
+    at, texts, also = f"{file}, {name:.60}", words[:len(head)], words[len(head):]
     if len(texts) < len(head) or any(w[0] in "-.0123456789" for w in also):
         raise ValueError(f"{at}: {len(words)} words, allowed {len(head)} numbers or -, one for each of {', '.join(head)}, then names of tables")
     found = []
     for column, text in zip(head, texts):
         if text == "-": continue
         row = grid | grid.get("column", {}).get(column, {}) | {"also": also, "value": as_number(text, at)}
-        row |= {field: row[field].format(row=name, column=column) for field in row.keys() & {"key", "where", "above", "below"}}
-        if "rel_tol" in row: row["tol"] = row.pop("rel_tol") * abs(row["value"])
+        for word in row.keys() & {"key", "where", "above", "below"}:
+            row[word] = typed(at, word, row[word], str).replace("{row}", name).replace("{column}", column)
+        rel_tol = row.pop("rel_tol", None)
+        if not (rel_tol is None or is_number(rel_tol)): raise ValueError(f"{at}: rel_tol={reprlib.repr(rel_tol)}, allowed a finite number >= 0; correct the file")
+        if rel_tol is not None: row["tol"] = rel_tol * abs(row["value"])
         found.append({k: v for k, v in row.items() if k not in ("rows", "column")})
     return found
 
@@ -149,9 +163,11 @@ def expand(grid:dict, # one [[grid]] of a file
            file:str, # for messages
           )->list: # one TOML table a number, as [[cell]] would give
     "A printed table as cells. [dpcomm house style]"
-    for field in ("key", "where", "rows"):
-        if field not in grid: raise ValueError(f"{file}, {grid.get('key', 'grid')}: field {field!r} is missing; every grid needs key, where, rows")
-    head, *lines = [line.split() for line in grid["rows"].splitlines() if line.strip()]
+    for name in ("key", "where", "rows"):
+        if name not in grid: raise ValueError(f"{file}, {grid.get('key', 'grid')!s:.60}: field {name!r} is missing; every grid needs key, where, rows")
+    for name in ("key", "where", "rows"): field(file, grid, name, str)
+    for name in field(file, grid, "column", dict) if "column" in grid else (): field(f"{file}, column", grid["column"], name, dict)
+    head, *lines = [line.split() for line in grid["rows"].splitlines() if line.strip()] or [[]]
     for column in grid.get("column", {}):
         if column not in head: raise refuse(f"{file}, {grid['key']}: column", column, head)
     return [row for name, *words in lines for row in grid_row(grid, head, name, words, file)]
@@ -174,19 +190,22 @@ def parse(text:str, # TOML
           file:str, # for messages
          )->Paper: # checked
     "One paper's file, checked as a whole. [TOML 1.0]"
-    raw = tomllib.loads(text)
-    for name, allowed in [(s, SECTIONS) for s in raw] + [(a, raw.get("paper", {})) for a in ABOUT]:
+    try: raw = tomllib.loads(text)
+    except (ValueError, RecursionError) as error: raise ValueError(f"{file} is no TOML ({error}); correct the file") from None
+    about = field(file, raw, "paper", dict)
+    for name, allowed in [(s, SECTIONS) for s in raw] + [(a, about) for a in ABOUT]:
         if name not in allowed: raise refuse(f"{file}: section or field of [paper]", name, allowed)
-    rows = [row for grid in raw.get("grid", []) for row in expand(grid, file)] + raw.get("cell", [])
+    def section(name): return [typed(file, f"an entry of {name}", row, dict) for row in field(file, {name: []} | raw, name, list)]
+    rows = [row for grid in section("grid") for row in expand(grid, file)] + section("cell")
     found = tuple(build(Cell, row, file) for row in rows)
     keys = [c.key for c in found]
     for c in found:
-        if why := trouble(c, keys): raise ValueError(f"{file}, {c.key}: {why}")
-    causes = tuple((c["key"], c["text"]) for c in raw.get("cause", []))
+        if why := trouble(c, keys): raise ValueError(f"{file}, {c.key:.60}: {why}")
+    causes = tuple(tuple(field(f"{file}, cause,", c, k, str) for k in ("key", "text")) for c in section("cause"))
     for key, _ in causes:
         if key not in keys: raise refuse(f"{file}, cause: key", key, keys)
-    return Paper(raw["paper"]["id"], raw["paper"], found, tuple(build(Hyper, row, file) for row in raw.get("hyper", [])),
-                 causes, tuple((n["prefix"], n["text"]) for n in raw.get("not_run", [])))
+    not_run = tuple(tuple(field(f"{file}, not_run,", n, k, str) for k in ("prefix", "text")) for n in section("not_run"))
+    return Paper(field(file, about, "id", str), about, found, tuple(build(Hyper, row, file) for row in section("hyper")), causes, not_run)
 
 # %% ../nbs/1_foundations/papers.ipynb #aa14a115
 @lru_cache
@@ -196,7 +215,9 @@ def paper(id:str, # short name, e.g. 'dprec'
     "Everything transcribed from one paper. [dpcomm house style]"
     if id not in papers(root): raise refuse("id", id, papers(root))
     file = Path(root or assets("papers")) / f"{id}.toml"
-    return parse(file.read_text(encoding="utf-8"), file.name)
+    try: text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error: raise ValueError(f"{file.name} is no TOML ({error}); correct the file") from None
+    return parse(text, file.name)
 
 # %% ../nbs/1_foundations/papers.ipynb #ec9dd84a
 def tables(id:str, # paper

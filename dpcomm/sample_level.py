@@ -215,7 +215,8 @@ def start(
     "A new run, or the one in the checkpoint. [ours]"
     w = flatten(p.detach() for p in model.parameters())
     fingerprint = {"config": asdict(config), "seed": seed, "data": federation.data.name, "partition": federation.partition_hash,
-                   "mechanism": repr(mechanism), "model": hashlib.sha256(w.numpy().tobytes()).hexdigest(), "unit": "example"}
+                   "mechanism": repr(mechanism), "model": hashlib.sha256(w.numpy().tobytes()).hexdigest(), "unit": "example",
+                   "content": federation.data.content_hash}
     w = w.requires_grad_()
     run, optimiser = Run(w, 0, False, Ledger(len(federation.parts)), [], 0.0), server_optimiser(w, config)
     if checkpoint and Path(checkpoint).exists():

@@ -4,12 +4,16 @@
 
 # %% auto #0
 __all__ = ['SIGMA', 'CENTRE', 'SCALES', 'MARGIN', 'PIXELS', 'VERSION', 'BATCH', 'gabor', 'morlet', 'averager', 'check_images',
-           'scatter', 'group_norm', 'cache_path', 'write_once', 'features']
+           'scatter', 'group_norm', 'cache_path', 'damage', 'write_once', 'features']
 
 # %% ../nbs/1_foundations/scattering.ipynb #098f1e28
 import hashlib
+import io
+import itertools
 import json
+import math
 import os
+import warnings
 from functools import lru_cache
 from pathlib import Path
 import numpy as np
@@ -18,6 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 from .core import check_between
 from .data import Dataset, data_root
+from .files import write_whole
 
 # %% ../nbs/1_foundations/scattering.ipynb #b2baab96
 SIGMA, CENTRE, SCALES = 0.8, 3 * np.pi / 4, 2
@@ -153,27 +158,50 @@ def cache_path(
     digest.update(np.ascontiguousarray(images.numpy()))
     return Path(folder) / f"{name}-{len(images)}-{digest.hexdigest()[:16]}.npy"
 
+# %% ../nbs/1_foundations/scattering.ipynb #39507e0b
+def _header(shape):
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)})
+    return head.getvalue()
+
+def damage(
+    path:Path, # .npy file of the cache
+    shape:tuple, # that its array must have
+)->str: # what is wrong with it, '' if nothing
+    "Whether a file of the cache is there and holds what was written. [FIPS 180-4]"
+    if not path.exists(): return "it is not there"
+    head = _header(shape)
+    size, block = len(head) + 4 * math.prod(shape), 2**20
+    with open(path, "rb") as file:
+        if path.stat().st_size != size + 65: return "it has another length, or no hash at its end"
+        if file.read(len(head)) != head: return "it announces another array"
+        digest = hashlib.sha256(head)
+        for start in range(len(head), size, block): digest.update(file.read(min(block, size - start)))
+        return "" if file.read() == digest.hexdigest().encode() + b"\n" else "its content is not what was written"
+
 # %% ../nbs/1_foundations/scattering.ipynb #cb55de67
+def _sealed(shape, blocks):
+    digest = hashlib.sha256()
+    for part in itertools.chain([_header(shape)], (np.ascontiguousarray(block, "<f4").data for block in blocks)):
+        digest.update(part)
+        yield part
+    yield digest.hexdigest().encode() + b"\n"
+
 def write_once(
-    path:Path, # .npy file to make, unless it is there
+    path:Path, # .npy file to make, unless it is there and undamaged
     shape:tuple, # of the array
     blocks, # iterable of float32 arrays that follow one another on the first axis
 )->Path: # the file, whole
-    "Write an array block by block, under its name only when all of it is on disk."
+    "Write an array block by block, under its name only when all of it is on disk; nothing is left where that fails. [POSIX, flock, rename]"
     import fcntl
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".part"), "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if path.exists():
-            Path(file.name).unlink(missing_ok=True)
-            return path
-        file.truncate(0)
-        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)})
-        for block in blocks: file.write(np.ascontiguousarray(block, "<f4"))
-        file.flush()
-        os.fsync(file.fileno())
-        os.replace(file.name, path)
-    return path
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        if not damage(path, shape): return path
+        for dead in path.parent.glob(f".{path.name}.*.part"): dead.unlink(missing_ok=True)
+        return write_whole(path, _sealed(shape, blocks))
+    finally: os.close(folder)
 
 # %% ../nbs/1_foundations/scattering.ipynb #092e00c0
 def _blocks(images, settings, device, bar):
@@ -205,7 +233,8 @@ def features(
         images = check_images(images if n is None else images[:check_between("limit", n, 1, len(images))])
         path = cache_path(Path(root or data_root()) / "features", f"{data.name}-{split}", images, settings)
         width = images[0].numel() * (1 + orientations)**2 // 16
-        if not path.exists():
+        if why := damage(path, (len(images), width)):
+            if path.exists(): warnings.warn(f"{path.name} is damaged ({why}): its features are computed again")
             with tqdm(total=len(images), unit="image", desc=path.stem, disable=hidden) as bar:
                 write_once(path, (len(images), width), _blocks(images, settings, device, bar))
         arrays.append(np.load(path, mmap_mode="r"))

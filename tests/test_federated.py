@@ -46,6 +46,13 @@ def federation(sizes=(5, 9, 2, 6, 4, 7), side=8, classes=4, name="toy") -> data.
     return data.Federation(data.Dataset(name, x, y, x_test, y_test), tuple(cuts), "toy")
 
 
+def altered(toy) -> data.Federation:
+    "The same images but for one pixel."
+    x = toy.data.x.clone()
+    x[3, 0, 2, 2] += 1 / 256
+    return dataclasses.replace(toy, data=dataclasses.replace(toy.data, x=x))
+
+
 TOY = federation()
 CONFIG = federated.Config(rounds=4, cohort=3, batch=4, lr=0.5, server_lr=0.1, eval_every=2, engine="loop")
 GAUSSIAN = Gaussian(0.5, 0.3)
@@ -627,10 +634,11 @@ def stop_at(mechanism, config, rounds: int) -> federated.Run:
     ("mechanism", dict(mechanism=REC)),
     ("partition", dict(toy=federation(sizes=(9, 5, 2, 6, 4, 7)))),
     ("data", dict(toy=federation(name="other images, same partition"))),
+    ("content", dict(toy=altered(federation()))),
     ("model", dict(model=models.initialise(nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(),
                                                          nn.Linear(48, 4)), seed_tree(0)))),
     ("model", dict(model=tiny_model(seed=1))),
-], ids=["seed", "config", "parameter", "mechanism", "partition", "data", "architecture", "initial weights"])
+], ids=["seed", "config", "parameter", "mechanism", "partition", "data", "one pixel", "architecture", "initial weights"])
 def test_another_run_is_not_resumed(what, change, tmp_path):
     path = tmp_path / "run.pt"
     go(checkpoint=path, max_seconds=0.0)

@@ -1,5 +1,6 @@
 "files: whole or not at all, damage noticed before use, several writers, a full disk, a folder that is none."
 import errno
+import json
 import multiprocessing
 import os
 import random
@@ -42,6 +43,43 @@ def test_eight_writers_of_one_file_leave_one_of_theirs_and_nothing_else(tmp_path
         if (tmp_path / "shared.json").exists(): assert len(set(files.read_sealed(tmp_path / "shared.json"))) == 1
     for writer in writers: writer.join()
     assert [writer.exitcode for writer in writers] == [0] * 8 and os.listdir(tmp_path) == ["shared.json"]
+
+
+def _parts(folder, i, failed):
+    for j in range(100):
+        try: assert experiments.checkpointed(Path(folder) / "part.json", {"j": j % 2}, lambda: {"by": [i] * 500}, resume=True)["stamp"] == {"j": j % 2}
+        except Exception as error: failed.put(repr(error))
+
+
+def test_several_processes_make_one_part_of_an_experiment(tmp_path):
+    context = multiprocessing.get_context("fork")
+    failed = context.Queue()
+    writers = [context.Process(target=_parts, args=(tmp_path, i, failed)) for i in range(4)]
+    for writer in writers: writer.start()
+    for writer in writers: writer.join()
+    assert failed.empty() and [writer.exitcode for writer in writers] == [0] * 4, failed.get(timeout=1)
+    assert os.listdir(tmp_path) == ["part.json"] and len(set(json.loads(files.read_sealed(tmp_path / "part.json"))["by"])) == 1
+
+
+FULL = """import resource, signal, sys, numpy as np
+from pathlib import Path
+from dpcomm import experiments, files, scattering
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10**5, 10**5))
+folder = Path(sys.argv[1])
+for write in (lambda: files.write_whole(folder / "run.pt", bytes(10**6)), lambda: experiments.checkpointed(folder / "part.json", {}, lambda: {"x": [0] * 10**6}),
+              lambda: scattering.write_once(folder / "a.npy", (1000, 1000), [np.ones((1000, 1000), "f4")])):
+    try: write()
+    except OSError as error: print(error.strerror)
+"""
+
+
+def test_no_room_on_a_real_file_system_is_a_sentence_and_leaves_nothing(tmp_path):
+    (tmp_path / "run.pt").write_bytes(b"old")
+    done = python("-c", FULL, tmp_path)
+    said = [f"{name} cannot be written (File too large): free some space, or choose another folder that you may write to" for name in ("run.pt", "part.json", "a.npy")]
+    assert done.stdout.splitlines() == said, done.stderr
+    assert os.listdir(tmp_path) == ["run.pt"] and (tmp_path / "run.pt").read_bytes() == b"old"
 
 
 @pytest.mark.parametrize("step", ["write", "fsync", "replace"])

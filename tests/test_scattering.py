@@ -1,4 +1,5 @@
 "scattering: kymatio's coefficients one by one, symmetries that any scattering transform has, and a cache that is never half written."
+import io
 import math
 import re
 import signal
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 from dpcomm import data, scattering
 from dpcomm.core import seed_tree
-from dpcomm.scattering import averager, cache_path, check_images, features, gabor, group_norm, morlet, scatter, write_once
+from dpcomm.scattering import averager, cache_path, check_images, damage, features, gabor, group_norm, morlet, scatter, write_once
 
 DIGITS = data.load("digits")
 ORDER = torch.tensor([1] + 16 * [2] + 64 * [3])  # filters that a coefficient has passed
@@ -268,7 +269,7 @@ def test_a_killed_write_leaves_no_file_under_the_name(tmp_path):
               "write_once(Path(sys.argv[1]), (1000, 1000), blocks())")
     path = tmp_path / "deep" / "a.npy"
     assert python("-c", script, path).returncode == -signal.SIGKILL
-    assert [p.name for p in path.parent.iterdir()] == ["a.part"]
+    assert [p.suffix for p in path.parent.iterdir()] == [".part"]
     write_once(path, (3, 2), [np.ones((1, 2), "f4"), np.zeros((2, 2), "f4")])
     assert np.load(path).tolist() == [[1, 1], [0, 0], [0, 0]] and [p.name for p in path.parent.iterdir()] == ["a.npy"]
 
@@ -279,8 +280,41 @@ def test_a_failed_write_starts_again(tmp_path):
         raise OSError("No space left on device")
     with pytest.raises(OSError, match="No space"):
         write_once(tmp_path / "a.npy", (2, 2), blocks())
-    assert not (tmp_path / "a.npy").exists()
+    assert not list(tmp_path.iterdir()), "a full disk leaves nothing behind"
     assert np.load(write_once(tmp_path / "a.npy", (1, 2), [np.full((1, 2), 3.0)])).tolist() == [[3, 3]]
+
+
+def damaged(whole):
+    "A file of features after every accident of the attack: what to call it, and its bytes."
+    head, middle = 128, 128 + (len(whole) - 193) // 2
+    other = io.BytesIO()
+    np.save(other, np.ones((3, 3), "f4"))
+    yield "a small array", other.getvalue()
+    yield "zeros behind the right header", whole[:head] + bytes(len(whole) - head)
+    yield "zeros and a hash", whole[:head] + bytes(len(whole) - head - 65) + whole[-65:]
+    yield "no hash", whole[:-65]
+    yield "cut", whole[:middle]
+    yield "empty", b""
+    yield "longer", whole + b"0"
+    yield "a hole", whole[:middle] + bytes(64) + whole[middle + 64:]
+    yield "another shape", whole[:head].replace(b"(5, 3969)", b"(3969, 5)") + whole[head:]
+    for at in seed_tree(0, "flips").integers(0, 8 * len(whole), 20).tolist():
+        yield f"bit {at}", whole[:at // 8] + bytes([whole[at // 8] ^ 1 << at % 8]) + whole[at // 8 + 1:]
+
+
+def test_damaged_features_are_made_again_with_one_sentence(tmp_path, recwarn):
+    wanted = [np.array(a) for a in features(small(), limit=(5, 3), root=tmp_path)]
+    path = next((tmp_path / "features").glob("digits-train*.npy"))
+    whole = path.read_bytes()
+    assert not recwarn.list and damage(path, wanted[0].shape) == ""
+    for what, content in damaged(whole):
+        assert content != whole, what
+        path.write_bytes(content)
+        assert damage(path, wanted[0].shape), what
+        with pytest.warns(UserWarning, match=rf"^{path.name} is damaged \([^()]+\): its features are computed again$"):
+            found = features(small(), limit=(5, 3), root=tmp_path)
+        assert all((a == b).all() for a, b in zip(found, wanted)) and path.read_bytes() == whole, what
+    assert len(list((tmp_path / "features").iterdir())) == 2
 
 
 def test_a_second_writer_waits_and_takes_what_the_first_made(tmp_path):

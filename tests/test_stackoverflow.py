@@ -344,7 +344,7 @@ def test_readers_agree(root):
     (lambda p: write_sqlite(p, {"test": USERS["test"]}), "holds no user of the split 'train'"),
     (lambda p: write_sqlite(p, USERS, rows=lambda *post: example(*post)[:-2]), "user 'ann', has a row that is no tf.train.Example"),
     (lambda p: write_sqlite(p, USERS, rows=lambda *post: example(*post, names=("tokens", "title", "labels"))), "user 'ann', has a post without 'tags'"),
-    (lambda p: write_sqlite(p, USERS, rows=lambda *post: None), "user 'ann', has a row that is no tf.train.Example"),
+    (lambda p: write_sqlite(p, USERS, rows=lambda *post: None), "user 'ann', has None as serialized_example_proto; it must be bytes"),
     (lambda p: write_sqlite(p, USERS | {"train": {"ann": []}}), "user 'ann', holds 0 posts and announces 0; a user needs one or more")])
 def test_broken_databases_are_refused(root, spoil, text):
     spoil(root / "stackoverflow.sqlite")

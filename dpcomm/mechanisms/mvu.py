@@ -18,6 +18,7 @@ from scipy.optimize import linprog
 from torch import Tensor
 from ..accounting import Guarantee, compose, guarantee_from_rdp
 from ..core import bernoulli, check_between, check_choice, check_positive, check_vector, clip_l2, private_stream
+from ..files import write_whole
 from ..games import listed_curve, repeated
 from ..wire import BadMessage, Bits, Message, header_bits, mean_over_cohort, pack_bits, payload_of, register, unpack_bits
 
@@ -217,10 +218,7 @@ def _recall(path, eps, constraint):
 def _keep(path, table):
     "Write a table, whole or not at all; a folder that cannot be written costs the cache only. [ours]"
     content = dict(alphabet=table.alphabet, rows=table.rows, log=table.log, eps=table.eps, constraint=table.constraint)
-    part = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(content | dict(checksum=_checksum(content)))), part.replace(path)
+    try: write_whole(path, json.dumps(content | dict(checksum=_checksum(content))).encode())
     except OSError: pass
     return table
 
