@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import INTEGER_ORDERS, Guarantee, calibrate as least, compose, gaussian_guarantee, guarantee_from_rdp, rdp_subsampled_gaussian
-from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
+from ..core import check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, seed_tree
 from ..games import fewer_game, listed_curve, sum_game
 from ..ring import Ring, conditional_round, discrete_gaussian, exact_variance, rotate, rounded_norm, tau, unrotate
 from ..summed import of_shares
@@ -108,6 +108,7 @@ def shares(
     rng, # one stream, or one a row
 )->np.ndarray: # (n, D) int64 in [0, 2^bits): what secure aggregation adds up
     "Clip, rotate, round, add noise, wrap. [Kairouz et al. 2021, Alg. 1]"
+    check_rows("u", u)
     scale, D = step(mechanism, u.shape[1]), padded(u.shape[1])
     x = rotate(mechanism.clip(u).double().cpu(), mechanism.rotation_seed).numpy() / scale
     z = conditional_round(x, rounded_norm(mechanism.clip_norm / scale, D, mechanism.beta), rng)
@@ -185,6 +186,7 @@ def moments(
     u:Tensor, # updates, (n, d), finite
 )->tuple: # bias and variance of decode(encode(row)), both (n, d)
     "Clipping is the bias; noise and rounding are the variance. [ours]"
+    check_rows("u", u)
     clipped, scale = mechanism.clip(u), step(mechanism, u.shape[1])
     x = rotate(clipped.double(), mechanism.rotation_seed) / scale
     rounding = ((x - x.floor()) * (1 + x.floor() - x)).mean(1, keepdim=True) * scale**2

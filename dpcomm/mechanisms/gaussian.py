@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee, gaussian_guarantee
-from ..core import check_choice, check_finite, check_positive, clip_l2, normal, seed_tree
+from ..core import check_choice, check_finite, check_positive, check_rows, clip_l2, normal, seed_tree
 from ..games import gaussian_curve, sum_game
 from ..wire import Bits, Message, header_bits, mean_over_cohort, register
 
@@ -64,6 +64,7 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d), distributed as decode(encode(row))
     "Clipped rows, with noise where the client adds it."
+    check_rows("u", u)
     u = mechanism.clip(u)
     return u + mechanism.std * normal(u.shape, rng, u.device) if mechanism.local else u
 

@@ -20,7 +20,7 @@ import torch
 from scipy.special import expit, log_softmax
 from torch import Tensor
 from ..accounting import ORDERS, Guarantee, compose, gaussian_guarantee, guarantee_from_rdp
-from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
+from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, seed_tree
 from ..games import listed_curve, repeated
 from .mvu import Table
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
@@ -248,6 +248,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias and variance of the estimates. [imvu Fig. 1; ours, eq. tilt]"
+    check_rows("u", u)
     p, level = log_pmf(mechanism, logits(mechanism, u)).exp(), torch.from_numpy(mechanism.levels).to(u.device)
     mean = p @ level
     return (mean - u).to(u.dtype), (p * (level - mean[..., None]) ** 2).sum(-1).to(u.dtype)
@@ -289,6 +290,7 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort. [imvu Sec. 3]"
+    check_rows("u", u)
     level, drawn = mechanism.levels.astype(np.float32), list(draw(mechanism, u, rng))
     return torch.from_numpy(level[np.concatenate(drawn)] if drawn else np.empty(u.shape, np.float32)).to(u.device)
 

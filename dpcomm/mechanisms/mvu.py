@@ -17,7 +17,7 @@ from scipy import sparse
 from scipy.optimize import linprog
 from torch import Tensor
 from ..accounting import Guarantee, compose, guarantee_from_rdp
-from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
+from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, seed_tree
 from ..games import listed_curve, repeated
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
@@ -338,9 +338,9 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort, without messages."
+    u, levels = mechanism.clip(check_rows("u", u)), _levels(mechanism)
     if isinstance(rng, (list, tuple)) and len(rng) != len(u):
         raise ValueError(f"rng holds {len(rng)} streams for {len(u)} rows: pass one stream, or one a row")
-    u, levels = mechanism.clip(u), _levels(mechanism)
     out = torch.empty(u.shape, dtype=torch.float32)
     parts = zip(u, out, rng) if isinstance(rng, (list, tuple)) else [(u.reshape(-1), out.view(-1), rng)]
     for source, target, stream in parts:
@@ -377,6 +377,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias and variance of the decoded rows, in closed form. [ours]"
+    check_rows("u", u)
     table, x, scale = mechanism.table, _scaled(mechanism, mechanism.clip(u)), 2 * mechanism.clip_norm / mechanism.beta
     second = np.interp(x, table.inputs, np.array(table.rows) @ (np.array(table.alphabet) - 0.5) ** 2)
     mean, variance = torch.from_numpy((x - 0.5) * scale).to(u.device), torch.from_numpy((second - (x - 0.5)**2) * scale**2)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, derive, seed_tree
+from ..core import check_between, check_choice, check_finite, check_positive, check_rows, derive, seed_tree
 from ..games import listed_curve, repeated
 from ..wire import Bits, Message, header_bits, mean_over_cohort, register
 
@@ -158,6 +158,7 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort, without messages. [Wang et al. 2019]"
+    check_rows("u", u)
     at, y = answers(mechanism, checked(u), rng)
     return torch.zeros(u.shape, dtype=torch.float32, device=u.device).scatter_(1, at, y * (u.shape[1] / at.shape[1]))
 
@@ -203,6 +204,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias of the clip, and variance over coordinates and answers, in closed form. [Wang et al. 2019]"
+    check_rows("u", u)
     v, d, k = mechanism.clip(u).double(), u.shape[1], mechanism.sent(u.shape[1])
     square = v**2 + mechanism.bound**2 * variance(v / mechanism.bound, mechanism.eps / k)
     return (v - u).to(u.dtype), (d / k * square - v**2).to(u.dtype)

@@ -19,7 +19,7 @@ import torch
 from scipy.special import gammaln, xlogy
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, seed_tree
+from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, check_rows, seed_tree
 from ..games import listed_curve
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
@@ -330,6 +330,7 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort, without messages."
+    check_rows("u", u)
     x = represent(mechanism, u)
     return torch.from_numpy(privatise(x, mechanism.bound, mechanism.calibration(x.shape[1]), rng)).float().to(u.device)
 
@@ -339,6 +340,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias of clipping, and variance, in closed form."
+    check_rows("u", u)
     x = represent(mechanism, u)
     parts = variances(x, mechanism.bound, mechanism.calibration(x.shape[1]))
     return mechanism.clip(u) - u, torch.from_numpy(sum(parts)).to(u.device)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee, gaussian_guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, normal, seed_tree
+from ..core import check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, normal, seed_tree
 from ..games import gaussian_curve, sum_game
 from ..ring import conditional_round, rounded_norm
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
@@ -117,6 +117,7 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d) float32, distributed as decode(encode(row))
     "Rounded rows. [dprec App. D.3]"
+    check_rows("u", u)
     return (whole(mechanism, u, rng).double() * step(mechanism, u.shape[1])).float()
 
 # %% ../../nbs/3_baselines/quantised.ipynb #267241ad
@@ -153,6 +154,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias of clip, cut and rounding, and variance of the rounding. [this page]"
+    check_rows("u", u)
     x, scale = in_steps(mechanism, u), step(mechanism, u.shape[1])
     if mechanism.rounding == "zero": return (x.trunc() * scale - u).to(u.dtype), torch.zeros_like(u)
     part = x - x.floor()

@@ -17,7 +17,7 @@ import torch
 from scipy.special import expit, ndtr
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, derive, gumbel_argmax, normal, seed_tree
+from ..core import check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, derive, gumbel_argmax, normal, seed_tree
 from .rec_accounting import RELATION_OF, calibrate_clip, exact_epsilon, log_moment, pld_epsilon, rdp, theorem1_epsilon
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
@@ -204,6 +204,7 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d), distributed as decode(encode(row))
     "Decoded updates of a whole cohort, without messages."
+    check_rows("u", u)
     u = mechanism.clip(u)
     rngs = rng if isinstance(rng, (list, tuple)) else [rng] * len(u)
     sizes = mechanism.sizes(u.shape[1])
@@ -217,6 +218,7 @@ def moments(
     u:Tensor, # updates, (n, d)
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias and variance of the decoded update in closed form."
+    check_rows("u", u)
     sizes, mean, variance = mechanism.sizes(u.shape[1]), [], []
     for phi in mechanism.clip(u).split(sizes, 1):
         norm = torch.linalg.vector_norm(phi, dim=1, dtype=torch.float64)

@@ -14,7 +14,7 @@ import torch
 from scipy.special import erf, log_ndtr, ndtr
 from torch import Tensor
 from ..accounting import ORDERS, Guarantee, compose, gaussian_guarantee, guarantee_from_rdp, rdp_gaussian
-from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
+from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, seed_tree
 from ..games import listed_curve, repeated
 from ..wire import Bits, Message, header_bits, mean_over_cohort, register
 
@@ -70,6 +70,7 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d) of +1 and -1, float32, distributed as decode(encode(row))
     "Signs of a whole cohort, drawn from their law, a few rows at a time."
+    check_rows("u", u)
     signs, own = np.empty(u.shape, np.float32), isinstance(rng, (list, tuple))
     if own and len(rng) != len(u): raise ValueError(f"rng holds {len(rng)} streams for {len(u)} rows: pass one stream, or one a row")
     for part in np.array_split(np.arange(len(u)), max(1, min(len(u), u.numel() // PIECE))):
@@ -84,6 +85,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias and variance of the signs, in closed form; the bias is as large as the change of units."
+    check_rows("u", u)
     v = mechanism.clip(u).double() / mechanism.std
     return (mechanism.tilt(v * mechanism.std) - u).to(u.dtype), (4 * torch.special.ndtr(v) * torch.special.ndtr(-v)).to(u.dtype)
 

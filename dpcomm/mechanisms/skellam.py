@@ -24,7 +24,7 @@ import torch
 from scipy.special import gammaln, ive
 from torch import Tensor
 from ..accounting import INTEGER_ORDERS, Guarantee, calibrate as least, compose, gaussian_guarantee, guarantee_from_rdp
-from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
+from ..core import check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, seed_tree
 from ..games import fewer_game, listed_curve, sum_game
 from ..ring import Ring, conditional_round, rotate, rounded_norm, unrotate
 from ..summed import of_shares
@@ -371,6 +371,7 @@ def shares(
     rng, # one stream, or one a row
 )->np.ndarray: # (n, D) int64 in [0, 2^bits): what secure aggregation adds up
     "Clip, rotate, round, add noise, wrap. [Agarwal, Kairouz & Liu 2021, Alg. 1]"
+    check_rows("u", u)
     if isinstance(rng, (list, tuple)):
         if len(rng) != len(u): raise ValueError(f"rng holds {len(rng)} streams for {len(u)} rows: pass one stream, or one a row")
         return np.concatenate([shares(mechanism, row[None], r) for row, r in zip(u, rng)]) if len(u) else np.zeros((0, padded(u.shape[1])), np.int64)
@@ -431,6 +432,7 @@ def moments(
     u:Tensor, # updates, (n, d), finite
 )->tuple: # bias and variance of decode(encode(row)), both (n, d); without the conditioning of the rounding and without wrapping
     "Clipping is the bias; noise and rounding the variance. [Kairouz et al. 2021, Prop. 26]"
+    check_rows("u", u)
     clipped, scale = mechanism.clip(u), step(mechanism, u.shape[1])
     x = rotate(clipped.double(), mechanism.rotation_seed) / scale
     rounding = ((x - x.floor()) * (1 + x.floor() - x)).mean(1, keepdim=True) * scale**2

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, derive, seed_tree, walsh_hadamard
+from ..core import check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, derive, seed_tree, walsh_hadamard
 from ..games import two_valued_curve
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
@@ -229,6 +229,7 @@ def simulate(
     at:Tensor=None, # coordinates that every row answers for, (k,); None: each row samples its own
 )->Tensor: # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort, without messages."
+    check_rows("u", u)
     (a, f, bound), k = represent(mechanism, u), mechanism.nbits
     draws = draw(rng, len(u), 3 * k + 1)
     at = (draws[:, :k] * f.size).long() if at is None else at.expand(len(u), k)
@@ -239,6 +240,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias and variance over seeds and lies, the frame fixed, in closed form."
+    check_rows("u", u)
     a, f, _ = represent(mechanism, u)
     v, k, keep = synthesise(a, f).to(u.device), mechanism.nbits, mechanism.keep
     return v - u, mechanism.level**2 / (keep**2 * k) + ((k - 1) / (keep * k) - 1) * v**2

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree, walsh_hadamard
+from ..core import check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, seed_tree, walsh_hadamard
 from . import privquant
 from ..games import two_valued_curve
 from ..wire import Bits, Message, header_bits, mean_over_cohort, register
@@ -202,6 +202,7 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d) float32, distributed as decode(encode(row))
     "Estimates without memory: what was not selected is made up for by the factor d / d_hat. [ours]"
+    check_rows("u", u)
     d, at = u.shape[1], subset(mechanism, u.shape[1])
     out = torch.zeros(u.shape, dtype=torch.float32)
     out[:, at] = (d / len(at) * send(mechanism, mechanism.clip(u).cpu()[:, at], d, rng)).float()
@@ -256,6 +257,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d), given the public subset
     "Bias and variance in closed form, the subset and the rotation fixed. [ours]"
+    check_rows("u", u)
     d, at, cal = u.shape[1], subset(mechanism, u.shape[1]), mechanism.calibration(u.shape[1])
     x, limit, scale = prepare(mechanism, mechanism.clip(u).cpu()[:, at], d), mechanism.range(d), d / len(at)
     own, mean = torch.from_numpy(sum(privquant.variances(x, limit, cal))), restore(mechanism, x, d)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, clip_l2, seed_tree
+from ..core import check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, seed_tree
 from ..games import listed_curve, repeated
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
@@ -107,6 +107,7 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort, without messages. [Gandikota et al. 2019]"
+    check_rows("u", u)
     n, rows = len(u), u.detach().cpu().numpy()
     if isinstance(rng, (list, tuple)) and len(rng) != n:
         raise ValueError(f"rng holds {len(rng)} streams for {n} rows: pass one stream, or one a row")
@@ -153,6 +154,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias of the clip, and variance over corners and lies, in closed form. [this page, eq. variance]"
+    check_rows("u", u)
     v, d = mechanism.clip(u).double(), u.shape[1]
     level = mechanism.clip_norm * math.sqrt(d) / keep_probability(d, mechanism.eps)
     each = v.abs() / level
