@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['UNITS', 'RELATIONS', 'SAMPLINGS', 'SCOPES', 'TRUSTS', 'GAUSS', 'SHUFFLE', 'FIXED', 'MIXTURE', 'PROVED', 'WHY',
-           'INTEGER_ORDERS', 'ORDERS', 'CONVERSIONS', 'ACCOUNTANTS', 'Guarantee', 'rdp_gaussian',
+           'TOP_ORDER', 'INTEGER_ORDERS', 'ORDERS', 'CONVERSIONS', 'WIDEST', 'ACCOUNTANTS', 'Guarantee', 'rdp_gaussian',
            'rdp_subsampled_gaussian', 'compose', 'rdp_to_eps', 'rdp_to_delta', 'guarantee_from_rdp', 'gaussian_delta',
            'gaussian_guarantee', 'calibrate']
 
@@ -30,14 +30,15 @@ TRUSTS = {'local': 'the server sees every message', 'secagg': 'the server sees s
 # %% ../nbs/1_foundations/accounting.ipynb #da39f469
 def _check_number(name, value, allowed, ok, fix):
     "Return `value` as a float, or raise with its name, value, allowed range and fix. [ours]"
-    try: number, good = float(value), ok(float(value))
-    except (TypeError, ValueError): number, good = np.nan, False
+    try: number = np.nan if isinstance(value, (str, bytes, np.ndarray)) else float(value)
+    except (TypeError, ValueError, OverflowError): number = np.nan
+    good = not np.isnan(number) and ok(number)
     if not good: raise ValueError(f'{name} = {value!r} is not allowed: it must be {allowed}. {fix}')
     return number
 
 def _check_name(name, value, allowed):
     "Raise unless `value` is one of the allowed names; propose the nearest. [ours]"
-    if value in tuple(allowed): return
+    if isinstance(value, str) and value in tuple(allowed): return
     near = get_close_matches(str(value), tuple(allowed), 1, 0)[0]
     raise ValueError(f'{name} = {value!r} is not allowed: it must be one of {", ".join(allowed)}. Did you mean {near!r}?')
 
@@ -47,7 +48,7 @@ def _check_q(q):
 
 def _check_rounds(rounds):
     "A whole number of rounds, or a ValueError. [Mironov 2017, Prop. 1]"
-    return int(_check_number('rounds', rounds, 'a whole number >= 1', lambda x: x >= 1 and x % 1 == 0, 'Pass how many rounds were run.'))
+    return int(_check_number('rounds', rounds, 'a whole number from 1 to 2**53', lambda x: 1 <= x <= 2**53 and x % 1 == 0, 'Pass how many rounds were run.'))
 
 # %% ../nbs/1_foundations/accounting.ipynb #0a1fc504
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ def _sentence(g):
             f'computed by {g.accountant} (accountant).{note}')
 
 # %% ../nbs/1_foundations/accounting.ipynb #acb4df1e
+TOP_ORDER = 2**20 # a moment is a sum of as many terms
 INTEGER_ORDERS = np.union1d(np.arange(2, 257), np.geomspace(256, 16384, 61).round())
 ORDERS = np.union1d(INTEGER_ORDERS, np.arange(11, 110) / 10)
 
@@ -144,8 +146,8 @@ def _as_floats(value):
 def _check_orders(orders):
     "Orders as a float array, or a ValueError. [Mironov 2017, Def. 4]"
     array = _as_floats(orders)
-    if array.size == 0 or not (np.isfinite(array) & (array > 1)).all():
-        raise ValueError(f'orders = {orders!r} is not allowed: every order must be finite and > 1. Use ORDERS or INTEGER_ORDERS.')
+    if not (0 < array.size <= 2**16 and ((array > 1) & (array <= TOP_ORDER)).all()):
+        raise ValueError(f'orders = {orders!r:.80} is not allowed: there must be 1 to {2**16} orders, each > 1 and at most {TOP_ORDER}. Use ORDERS or INTEGER_ORDERS.')
     return array
 
 def _check_sigma(sigma):
@@ -301,10 +303,15 @@ def _pld_eps(sigma, delta, q, rounds):
     if q < 1: event = dp_accounting.PoissonSampledDpEvent(q, event)
     return dp_accounting.pld.PLDAccountant().compose(event, rounds).get_epsilon(delta)
 
+WIDEST = 200.0 # eps up to which losses are composed
+
 def _smaller_eps(sigma, delta, q, rounds):
     "The smaller of the PLD's epsilon and the Renyi curve's. [Koskela, Jalko & Honkela 2020; Canonne, Kamath & Steinke 2020]"
     curve = compose(rdp_subsampled_gaussian(ORDERS, sigma, q), rounds)
-    return min(_pld_eps(sigma, delta, q, rounds), rdp_to_eps(ORDERS, curve, delta, 'balle')[0])
+    eps = rdp_to_eps(ORDERS, curve, delta, 'balle')[0]
+    if eps > WIDEST: raise ValueError(f"sigma = {sigma!r} is not allowed with accountant = 'pld' here: the losses spread over an eps of {eps:.4g}, "
+                                      f"and those beyond {WIDEST:g} take hours to compose. Pass accountant='rdp-balle'.")
+    return min(_pld_eps(sigma, delta, q, rounds), eps)
 
 # %% ../nbs/1_foundations/accounting.ipynb #8ec11eec
 def _sensitivity(relation, sampling, trust):

@@ -17,7 +17,7 @@ from operator import index
 import numpy as np
 import torch
 from torch import Tensor
-from .core import check_between, check_finite, check_positive, seed_tree, walsh_hadamard
+from .core import check_between, check_finite, check_floats, check_number, check_positive, check_size, seed_tree, walsh_hadamard
 
 # %% ../nbs/1_foundations/ring.ipynb #88a4a560
 class Overflow(ValueError):
@@ -317,6 +317,7 @@ def signs(
     seed:int, # public
 )->Tensor: # (D,) float32, +1 or -1
     "The random signs that everyone shares. [Kairouz et al. 2021, Alg. 1]"
+    check_size("size", size), check_between("seed", seed, 0)
     return torch.from_numpy(1 - 2 * seed_tree(seed, "signs", size).integers(2, size=size)).float()
 
 def rotate(
@@ -324,6 +325,7 @@ def rotate(
     seed:int, # public
 )->Tensor: # (..., D) of the same type, D the next power of two
     "Pad, flip signs at random, and transform: lengths stay. [Kairouz et al. 2021, Alg. 1]"
+    if not (check_floats("u", u).ndim and u.shape[-1]): raise ValueError(f"u has shape {tuple(u.shape)}; its rows must have an entry: pass (..., d) with d >= 1")
     size = 1 << (u.shape[-1] - 1).bit_length()
     wide = torch.nn.functional.pad(u, (0, size - u.shape[-1]))
     return walsh_hadamard(wide * signs(size, seed).to(u))
@@ -334,6 +336,7 @@ def unrotate(
     d:int, # entries to return, <= D
 )->Tensor: # (..., d)
     "Undo `rotate`. [Kairouz et al. 2021, Alg. 2]"
+    check_floats("v", v), check_between("d", d, 1, v.shape[-1] if v.ndim else 0)
     return (walsh_hadamard(v) * signs(v.shape[-1], seed).to(v))[..., :d]
 
 # %% ../nbs/1_foundations/ring.ipynb #50e2831e
@@ -343,7 +346,7 @@ def rounded_norm(
     beta:float, # in [0, 1): chance at most that one rounding is longer
 )->float: # bound on the length after rounding
     "Length that conditional rounding allows. [Kairouz et al. 2021, Prop. 22]"
-    if not 0 <= beta < 1: raise ValueError(f"beta is {beta!r}; it must lie in [0, 1): use exp(-1/2)")
+    check_number("norm", norm, "[0, 1e150]"), check_size("D", D), check_number("beta", beta, "[0, 1)")
     sure = norm + math.sqrt(D)
     if beta == 0: return sure
     return min(sure, math.sqrt(norm**2 + D / 4 + math.sqrt(-2 * math.log(beta)) * (norm + math.sqrt(D) / 2)))

@@ -197,7 +197,7 @@ def test_a_packet_survives_and_damage_is_noticed(packet):
         replay.parse_packet(data + b"x")
 
 
-@pytest.mark.parametrize("at, byte, says", [(0, b"x", "no packet of dpcomm.replay"), (2, b"\2", "version 2"), (3, b"\3", "kind 3")])
+@pytest.mark.parametrize("at, byte, says", [(0, b"x", "no packet of dpcomm.replay"), (2, b"\1", "version 1"), (3, b"\3", "kind 3")])
 def test_a_packet_of_another_kind_is_refused_though_its_checksum_fits(at, byte, says):
     body = PACKETS[0].to_bytes()[:-4]
     body = body[:at] + byte + body[at + 1:]

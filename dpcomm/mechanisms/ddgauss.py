@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import INTEGER_ORDERS, Guarantee, calibrate as least, compose, gaussian_guarantee, guarantee_from_rdp, rdp_subsampled_gaussian
-from ..core import check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, seed_tree
+from ..core import check_between, check_choice, check_finite, check_number, check_positive, check_rows, check_size, clip_l2, seed_tree
 from ..games import fewer_game, listed_curve, sum_game
 from ..ring import Ring, conditional_round, discrete_gaussian, exact_variance, rotate, rounded_norm, tau, unrotate
 from ..summed import of_shares
@@ -211,6 +211,7 @@ def omega(
     n:int, # shares, >= 1
 )->float: # >= 0; 0 for one share
     "Largest log-ratio of the periodic factor. [this page, lemma 1]"
+    check_number("variance", variance, "[0.25, inf)"), check_between("n", n, 1, 2**20)
     k, j = np.arange(1, n)[:, None], np.arange(1, 30)
     E = np.exp(-2 * np.pi**2 * variance * j**2 * k / (k + 1)).sum(1)
     return float((np.log1p(2 * E) - np.log1p(-2 * E)).sum())
@@ -223,7 +224,8 @@ def concentrated(
     D:int, # coordinates, >= 1
 )->float: # eps: Renyi divergence of order alpha >= 2 is at most alpha eps^2 / 2
     "Concentrated privacy of a sum of discrete Gaussians. [Kairouz et al. 2021, Prop. 14; this page, lemmas 1 and 2]"
-    if not variance >= 0.25:
+    check_number("delta2", delta2, "[0, inf)"), check_number("variance", variance, "[0, inf)"), check_between("n", n, 1, 2**53), check_size("D", D)
+    if variance < 0.25:
         raise ValueError(f"variance is {variance!r}; one share of noise needs at least 1/4 squared step of the grid for this bound: "
                          "use more bits, more noise or fewer clients")
     gap, shift = tau(variance, n), delta2 / math.sqrt(n * variance)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee, gaussian_guarantee
-from ..core import check_choice, check_finite, check_positive, check_rows, clip_l2, normal, seed_tree
+from ..core import check_choice, check_finite, check_positive, check_rows, check_size, clip_l2, normal, seed_tree
 from ..games import gaussian_curve, sum_game
 from ..wire import Bits, Message, header_bits, mean_over_cohort, register
 
@@ -34,6 +34,7 @@ class Gaussian:
 
     def __post_init__(self):
         for field in ("clip_norm", "sigma"): object.__setattr__(self, field, float(check_positive(field, getattr(self, field))))
+        object.__setattr__(self, "local", bool(check_choice("local", self.local, (False, True))))
 
     def clip(self, u): return clip_l2(u, self.clip_norm)
     def encode(self, u, key): return encode(self, u, key)

@@ -20,7 +20,7 @@ import torch
 from scipy.special import expit, log_softmax
 from torch import Tensor
 from ..accounting import ORDERS, Guarantee, compose, gaussian_guarantee, guarantee_from_rdp
-from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, seed_tree
+from ..core import bernoulli, check_between, check_choice, check_finite, check_number, check_positive, check_reals, check_rows, check_size, clip_l2, seed_tree
 from ..games import listed_curve, repeated
 from .mvu import Table
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
@@ -136,10 +136,11 @@ def rdp_exact(
     d:int=None, # dimension, >= 1; None: the limit of many, which no dimension exceeds
 )->np.ndarray: # divergence at each order, nats: attained by the even vector, against zero or its opposite
     "Renyi curve of one message of the closed form at the worst vectors of the ball. [ours, Thm. worst]"
-    a, swap = np.asarray(orders, float), check_choice("relation", relation, RELATIONS) == "replace"
+    a, swap = check_reals("orders", orders, "(1, 1e15]"), check_choice("relation", relation, RELATIONS) == "replace"
+    check_number("kappa", kappa, "(0, 1e100]")
     limit = a * kappa**2 / (2 if swap else 8)
     if d is None: return limit
-    z = kappa / math.sqrt(check_between("d", d, 1)) / 2
+    z = kappa / math.sqrt(check_size("d", d)) / 2
     forward, reverse = _log_cosh(a * z) - a * _log_cosh(z), _log_cosh((a - 1) * z) + (a - 1) * _log_cosh(z)
     each = _log_cosh((2 * a - 1) * z) - _log_cosh(z) if swap else np.maximum(forward, reverse)
     return np.minimum(limit, d * each / (a - 1))

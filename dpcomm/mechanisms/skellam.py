@@ -24,7 +24,7 @@ import torch
 from scipy.special import gammaln, ive
 from torch import Tensor
 from ..accounting import INTEGER_ORDERS, Guarantee, calibrate as least, compose, gaussian_guarantee, guarantee_from_rdp
-from ..core import check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, seed_tree
+from ..core import check_between, check_choice, check_finite, check_number, check_positive, check_reals, check_rows, check_size, clip_l2, seed_tree
 from ..games import fewer_game, listed_curve, sum_game
 from ..ring import Ring, conditional_round, rotate, rounded_norm, unrotate
 from ..summed import of_shares
@@ -457,9 +457,9 @@ def rdp_skellam(
     delta1:float, # L1 distance, in steps, >= 0
 )->np.ndarray: # (m,) divergence, nats
     "Renyi curve of Skellam noise. [Agarwal, Kairouz & Liu 2021, Thm. 3.5]"
-    a = np.asarray(orders, float)
-    if not (a.size and (a > 1).all() and (a % 1 == 0).all()): raise ValueError(f"orders is {orders!r}; it must hold whole numbers above 1: use INTEGER_ORDERS")
-    check_positive("mu", mu)
+    a = check_reals("orders", orders, "(1, 1e15]")
+    if not (a % 1 == 0).all(): raise ValueError(f"orders is {orders!r}; it must hold whole numbers above 1: use INTEGER_ORDERS")
+    check_number("mu", mu, "[1e-30, 1e100]"), check_number("delta2", delta2, "[0, 1e60]"), check_number("delta1", delta1, "[0, 1e60]")
     return a * delta2**2 / (2 * mu) + np.minimum(((2 * a - 1) * delta2**2 + 6 * delta1) / (4 * mu**2), 3 * delta1 / (2 * mu))
 
 # %% ../../nbs/3_baselines/skellam.ipynb #395e5348
@@ -468,8 +468,9 @@ def amplify(
     q:float, # probability that the client takes part, in [0, 1]
 )->np.ndarray: # (m,) divergences at the same orders
     "Renyi curve under Poisson sampling, for noise with a point symmetry. [Mironov, Talwar & Zhang 2019, Thm. 5; Zhu & Wang 2019]"
-    curve = np.asarray(curve, float)
-    if not 0 <= q <= 1: raise ValueError(f"q is {q!r}; it must be a probability in [0, 1]: divide the cohort by the federation")
+    curve = check_reals("curve", curve, "[0, inf]")
+    if curve.ndim != 1 or len(curve) > 2**14: raise ValueError(f"curve has shape {curve.shape}; it must be one row of at most {2**14} divergences: pass those at the orders 2, 3, ...")
+    check_number("q", q, "[0, 1]")
     if q in (0, 1): return q * curve
     orders, found = np.arange(2, len(curve) + 2), []
     growth = (orders - 1) * curve

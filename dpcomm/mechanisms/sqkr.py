@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, derive, seed_tree, walsh_hadamard
+from ..core import check_between, check_choice, check_finite, check_number, check_positive, check_reals, check_rows, check_size, clip_l2, derive, seed_tree, walsh_hadamard
 from ..games import two_valued_curve
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
@@ -34,6 +34,7 @@ def frame(
     seed:int=0, # public
 )->Frame: # the same for everyone
     "The frame that client and server share. [Chen et al. 2020, Sec. 3]"
+    check_size("d", d), check_between("seed", seed, 0)
     rng, size = seed_tree(seed, "frame", d), 2 ** (math.ceil(math.log2(d)) + 1)
     columns = torch.from_numpy(rng.permutation(size)[:d].copy())
     return Frame(size, columns, torch.from_numpy(2.0 * rng.integers(2, size=d) - 1))
@@ -64,6 +65,7 @@ def kashin(
     support:float=0.8, # delta: the first cut is eta C / sqrt(delta N), in (0, 1]
 )->Tensor: # (n, N), U^T a = u
     "A flat representation by repeated truncation. [Lyubarskii & Vershynin 2010, Sec. 3]"
+    check_rows("u", u), check_positive("clip", clip), check_number("shrink", shrink, "(0, 1)"), check_number("support", support, "(0, 1]")
     cut, a = shrink * clip / math.sqrt(support * frame.size), torch.zeros(len(u), frame.size, dtype=torch.float64)
     for _ in range(int(math.log(frame.size))):
         part = analyse(u, frame).clamp(-cut, cut)
@@ -93,6 +95,7 @@ def keep_probability(
     eps:float, # of one message, > 0, may be inf
 )->float: # gamma, in (0, 1]
     "Probability that randomised response keeps the string. [Chen et al. 2020, Sec. 3]"
+    check_between("nbits", nbits, 1, 512), check_number("eps", eps, "(0, inf]")
     return -math.expm1(-eps) / (1 + (2.0**nbits - 1) * math.exp(-eps))
 
 def respond(

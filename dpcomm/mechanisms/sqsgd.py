@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, seed_tree, walsh_hadamard
+from ..core import check_between, check_choice, check_finite, check_floats, check_number, check_positive, check_rows, check_size, clip_l2, seed_tree, walsh_hadamard
 from . import privquant
 from ..games import two_valued_curve
 from ..wire import Bits, Message, header_bits, mean_over_cohort, register
@@ -28,7 +28,7 @@ def subset_size(
     padded:bool=False, # False: the largest power of two up to r d; True: floor(r d), to be padded for the rotation
 )->int: # d_hat, entries that are sent, >= 1
     "How many coordinates travel. [sqsgd Alg. 2, line 3]"
-    check_between("d", d, 1)
+    check_size("d", d), check_number("fraction", fraction, "(0, 1]")
     count = math.floor(fraction * d * (1 + 1e-12))
     if count < 1:
         raise ValueError(f"fraction is {fraction!r} and d is {d}: r d = {fraction * d:.3g} is below one coordinate: raise fraction to {1 / d:.3g} or more")
@@ -38,7 +38,7 @@ def padded_size(
     count:int, # entries, >= 1
 )->int: # the next power of two
     "Length after padding with zeros, which a Hadamard rotation needs. [Sylvester 1867]"
-    return 1 << (check_between("count", count, 1) - 1).bit_length()
+    return 1 << (check_size("count", count) - 1).bit_length()
 
 # %% ../../nbs/2_papers/sqsgd.ipynb #b2dc54f0
 def subset(
@@ -55,6 +55,7 @@ def signs(
     size:int, # a power of two
 )->Tensor: # (size,) float64, +1 or -1
     "The random diagonal of the rotation, the same in every round. [sqsgd Sec. 3.3]"
+    check_between("seed", seed, 0), check_size("size", size)
     return torch.from_numpy(2.0 * seed_tree(seed, "rotation").integers(2, size=size) - 1)
 
 def rotate(
@@ -71,6 +72,7 @@ def unrotate(
     count:int, # d_hat, entries before padding
 )->Tensor: # (n, d_hat)
     "The inverse rotation, without the padding. [sqsgd Alg. 2, line 19]"
+    check_floats("x", x), check_between("count", count, 1, x.shape[-1] if x.ndim else 0)
     return (walsh_hadamard(x) * signs(seed, x.shape[-1]).to(x))[..., :count]
 
 # %% ../../nbs/2_papers/sqsgd.ipynb #0b12a98f
@@ -82,7 +84,7 @@ def span(
     name:str="fixed", # 'fixed': U | 'tight': U sqrt(2 log D / D)
 )->float: # largest absolute entry that is quantised; what lies beyond is cut
     "The range of the quantiser. [sqsgd Sec. 3.3; 'tight' ours]"
-    check_choice("span", name, SPANS)
+    check_choice("span", name, SPANS), check_positive("bound", bound), check_size("size", size)
     return bound if name == "fixed" or size < 3 else bound * min(1.0, math.sqrt(2 * math.log(size) / size))
 
 def cut_probability(

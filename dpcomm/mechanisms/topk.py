@@ -15,15 +15,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from ..core import check_choice, check_finite, flatten, groups, seed_tree, unflatten
-from ..summed import Summed, check_part, noisy, pack, unpack
+from ..core import check_between, check_choice, check_finite, check_number, check_positive, check_reals, check_rows, check_size, flatten, groups, seed_tree, unflatten
+from ..summed import Summed, noisy, pack, unpack
 from ..wire import Bits, Message, header_bits, mechanism, register
 
 # %% ../../nbs/2_papers/fltop.ipynb #9797a103
 class Support:
     "A set of coordinates in ascending order; equal supports have equal digests. [fltop Sec. 3.1, the set T]"
     def __init__(self, coordinates):
-        self.coordinates = np.unique(np.asarray(coordinates, np.int64))
+        coordinates = check_reals("coordinates", coordinates, "[0, 4294967295)")
+        self.coordinates = np.unique(coordinates.astype(np.int64))
         if len(self.coordinates) != len(coordinates) or not len(coordinates) or self.coordinates[0] < 0:
             raise ValueError(f"coordinates are {len(coordinates)} numbers, {len(self.coordinates)} of them different; "
                              "a support is one or more different numbers from 0 on: drop the repeats")
@@ -41,7 +42,7 @@ def size(
     d:int, # weights
 )->int: # K = floor(r d)
     "Number of coordinates that are trained and sent. [fltop Sec. 3.1]"
-    k = math.floor(check_part("fraction", fraction, 0 < fraction <= 1, "(0, 1]") * d * (1 + 1e-12))
+    k = math.floor(check_number("fraction", fraction, "(0, 1]") * check_size("d", d) * (1 + 1e-12))
     if k < 1: raise ValueError(f"fraction is {fraction!r} of {d} weights; r n must be at least 1: use a fraction of {1 / d:.2g} or more")
     return min(k, d)
 
@@ -61,6 +62,7 @@ def random_support(
     t:int=0, # round of the draw
 )->Support: # K coordinates
     "A public random choice of coordinates. [fltop Sec. 4, FL-BASIC]"
+    check_between("seed", seed, 0), check_between("t", t, 0)
     k = size(fraction, d)
     return Support(np.arange(d) if k == d else seed_tree(seed, "support", t).choice(d, k, replace=False, shuffle=False))
 
@@ -106,7 +108,10 @@ class TopK(Summed):
 
     def __post_init__(self):
         self._check()
-        object.__setattr__(self, "fraction", check_part("fraction", self.fraction, 0 < self.fraction <= 1, "(0, 1]"))
+        object.__setattr__(self, "fraction", float(check_number("fraction", self.fraction, "(0, 1]")))
+        for name in ("seed", "round"): check_between(name, getattr(self, name), 0)
+        for name in ("held", "fresh"): check_choice(name, getattr(self, name), (True, False))
+        if not isinstance(self.support, (Support, type(None))): raise TypeError(f"support is {self.support!r:.80}; it must be a Support: pass Support(coordinates), or None")
         if self.fresh and self.support is not None:
             raise ValueError(f"fresh is {self.fresh!r}, but a support is given; a fresh one is drawn at random each round: drop one of the two")
 
@@ -116,7 +121,7 @@ class TopK(Summed):
     def trainable(self, d): return trainable(self, d)
     def encode(self, u, key): return pack(self, self.sketch(check_finite("u", u)[None])[0], len(u), key)
     def decode(self, message): return decode(self, message)
-    def simulate(self, u, rng): return place(self, noisy(self, self.sketch(check_finite("u", u)), rng), u.shape[1])
+    def simulate(self, u, rng): return place(self, noisy(self, self.sketch(check_finite("u", check_rows("u", u))), rng), u.shape[1])
     def moments(self, u): return moments(self, u)
     def bits(self, d): return Bits.of(32 * size(self.fraction, d), header_bits(self.name), 0, d)
     def downlink_bits(self, d): return 32 * (d if self.fresh else size(self.fraction, d))
@@ -167,7 +172,7 @@ def moments(
     u:Tensor, # (n, d) updates
 )->tuple: # bias and variance of the estimates, both (n, d)
     "What is outside the support is lost; inside there is the share of noise. [ours]"
-    kept = mechanism.sketch(check_finite("u", u))
+    kept = mechanism.sketch(check_finite("u", check_rows("u", u)))
     return place(mechanism, kept, u.shape[1]) - u, place(mechanism, torch.full_like(kept, mechanism.share**2), u.shape[1])
 
 def cost_kb(
@@ -176,6 +181,7 @@ def cost_kb(
     sampled:float, # C, fraction of the clients that take part
 )->float: # kB of 1,000 bytes, an average client
     "Average bandwidth of one client in one direction. [fltop Sec. 4.1]"
+    check_size("values", values), check_between("rounds", rounds, 1, 2**53), check_number("sampled", sampled, "(0, 1]")
     return values * 4 * rounds * sampled / 1000
 
 # %% ../../nbs/2_papers/fltop.ipynb #88d1e694
@@ -212,7 +218,8 @@ def private_vote(
     rng:np.random.Generator, # stream of the noise of the sum
 )->Support: # the K winners
     "Choose the support by a noisy vote of the clients. [fltop Sec. 3.2.3]"
-    d = updates.shape[1]
+    d = check_rows("updates", updates).shape[1]
+    check_positive("sigma", sigma)
     k = size(fraction, d)
     marks = torch.zeros(d).index_add_(0, check_finite("updates", updates).abs().topk(k, dim=1).indices.flatten(), torch.ones(len(updates) * k))
     return top_k(marks + sigma * math.sqrt(k) * torch.from_numpy(rng.standard_normal(d, dtype=np.float32)), fraction)

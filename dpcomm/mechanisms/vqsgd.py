@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, seed_tree
+from ..core import check_between, check_choice, check_finite, check_number, check_positive, check_rows, check_size, clip_l2, seed_tree
 from ..games import listed_curve, repeated
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
@@ -23,14 +23,14 @@ def corner_bits(
     d:int, # dimension, >= 1
 )->int: # bits of the number of one of 2 d corners
     "Bits that name a corner. [Gandikota et al. 2019]"
-    return (2 * d - 1).bit_length()
+    return (2 * int(check_size("d", d)) - 1).bit_length()
 
 def keep_probability(
     d:int, # dimension, >= 1
     eps:float, # of one repetition, > 0, may be inf
 )->float: # gamma, in (0, 1]
     "Probability that randomised response keeps the corner, where it otherwise draws one of all 2 d. [Gandikota et al. 2019]"
-    return -math.expm1(-eps) / (1 + (2.0 * d - 1) * math.exp(-eps))
+    return -math.expm1(-check_number("eps", eps, "(0, inf]")) / (1 + (2.0 * check_size("d", d) - 1) * math.exp(-eps))
 
 # %% ../../nbs/3_baselines/vqsgd.ipynb #09c4d344
 AUDITED = tuple((dict(clip_norm=1.0, eps=eps, repeats=repeats), arguments, 10**6) # parameters, arguments of play, most plays
@@ -68,10 +68,10 @@ def check_settings(
     mechanism:VqSgd, # just built
 )->None: # or ValueError
     "Refuse settings outside their ranges. [ours]"
-    if not mechanism.eps > 0: raise ValueError(f"eps is {mechanism.eps!r}; it must be above 0, or inf for compression alone: raise eps")
+    check_number("eps", mechanism.eps, "(0, inf]")
     object.__setattr__(mechanism, "clip_norm", float(check_positive("clip_norm", mechanism.clip_norm)))
     object.__setattr__(mechanism, "eps", float(mechanism.eps))
-    object.__setattr__(mechanism, "repeats", int(check_between("repeats", mechanism.repeats, 1)))
+    object.__setattr__(mechanism, "repeats", int(check_between("repeats", mechanism.repeats, 1, 2**31)))
 
 # %% ../../nbs/3_baselines/vqsgd.ipynb #79cfc550
 def corners(
@@ -167,6 +167,7 @@ def exact_eps(
     eps:float, # of one repetition, > 0
 )->float: # in (0, eps], eps itself at d = 1
     "Largest log-ratio that one corner can have. [this page, eq. exact]"
+    check_size("d", d), check_number("eps", eps, "(0, inf)")
     widest = (1 + (1 - 1 / math.sqrt(d)) / (2 * math.sqrt(d))) / math.sqrt(d)
     return eps + math.log(widest + (1 - widest) * math.exp(-eps))
 
@@ -181,7 +182,7 @@ def guarantee(
     check_between("rounds", rounds, 1)
     if sampling != "none":
         raise ValueError(f"sampling is {sampling!r}; a local guarantee is accounted for clients who take part in every round: use sampling='none'")
-    if d is not None: check_between("d", d, 1)
+    if d is not None: check_size("d", d)
     each = mechanism.eps if d is None or mechanism.eps == math.inf else exact_eps(d, mechanism.eps)
     note = (f"every one of the {mechanism.repeats} repetitions is paid for; the paper of sqSGD claims eps of one; pure: holds with delta = 0, "
             "for a law within 2^-53 of the one drawn" if mechanism.eps < math.inf else "no privacy: eps = inf only compresses")
