@@ -100,14 +100,16 @@ def _check_combination(trust, sampling, relation):
                      f'no theorem covers it, since {WHY[trust]}. With this trust use {covered}.')
 
 # %% ../nbs/1_foundations/accounting.ipynb #9a22214a
+def _check_text(name, value):
+    "Refuse what is no text, and an accountant without a name. [this page]"
+    if not isinstance(value, str) or (name == 'accountant' and not value.strip()):
+        raise ValueError(f"{name} = {value!r} is not allowed: it must be text. Pass a name such as 'rdp-classic'.")
+
 def _check_names(g):
     "Refuse a name outside its list and text that is no text. [this page]"
     for name, allowed in dict(unit=UNITS, relation=RELATIONS, sampling=SAMPLINGS, scope=SCOPES, trust=TRUSTS).items():
         _check_name(name, getattr(g, name), allowed)
-    for name in ('accountant', 'note', 'premise'):
-        value = getattr(g, name)
-        if not isinstance(value, str) or (name == 'accountant' and not value.strip()):
-            raise ValueError(f"{name} = {value!r} is not allowed: it must be text. Pass a name such as 'rdp-classic'.")
+    for name in ('accountant', 'note', 'premise'): _check_text(name, getattr(g, name))
 
 def _check_guarantee(g):
     "Refuse a guarantee that names something unknown or contradicts itself. [this page]"
@@ -351,7 +353,7 @@ def gaussian_guarantee(
     premise:str = '', # an assumption that the run does not meet; printed first
 )->Guarantee: # what the run proves
     "State what clipped sums with Gaussian noise prove. [Mironov, Talwar & Zhang 2019]"
-    _check_name('accountant', accountant, ACCOUNTANTS)
+    _check_name('accountant', accountant, ACCOUNTANTS), _check_text('note', note), _check_text('premise', premise)
     sigma = _check_sigma(sigma) / _sensitivity(relation, sampling, trust)
     _check_run(delta, q, rounds, sampling, scope)
     names = dict(unit=unit, relation=relation, sampling=sampling, scope=scope, trust=trust, note=note,
@@ -383,6 +385,7 @@ def calibrate(
     "Cheapest parameter that still keeps eps, by bisection. [ours]"
     _check_number('eps', eps, 'a finite number > 0', lambda x: 0 < x < np.inf, 'Pass the epsilon to be kept.')
     _check_number('tol', tol, 'a number in (0, 1)', lambda x: 0 < x < 1, 'Use 1e-6.')
+    high = _check_number('high', high, 'a finite number', lambda x: -np.inf < x < np.inf, 'Pass the largest parameter to be tried.')
     _check_number('low', low, f'a finite number below high = {high}', lambda x: -np.inf < x < float(high) < np.inf, 'Order the bracket.')
     safe, risky = (low, high) if increasing else (high, low)
     _check_bracket(guarantee_at, eps, safe, risky, increasing)

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import math
+import sys
 from operator import index
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ def check_positive(
     value:float, # must be finite and > 0
 )->float: # the value
     "Refuse a number that is not finite and positive."
-    if not (isinstance(value, (int, float, np.integer, np.floating)) and 0 < value < math.inf):
+    if not (isinstance(value, (int, float, np.integer, np.floating)) and 0 < value <= sys.float_info.max):
         raise ValueError(f"{name} is {value!r}; it must be a finite number above 0: pass a positive {name}")
     return value
 
@@ -75,7 +76,7 @@ def check_reals(
     (low, high), first, last = map(float, range[1:-1].split(",")), range[0] == "[", range[-1] == "]"
     good = ((x >= low) if first else (x > low)) & ((x <= high) if last else (x < high))
     if good.all() and x.size: return x
-    found = f"holds {x[~good].flat[0]!r:.40}" if x.size else "is empty"
+    found = f"holds {x[~good].flat[0]:g}" if x.size else "is empty"
     raise ValueError(f"{name} {found}; it must hold numbers in {range}, at least one: change {name}")
 
 # %% ../nbs/1_foundations/core.ipynb #ad77ba02
@@ -177,7 +178,7 @@ def bernoulli(
     rng, # one stream, or a list with one stream per row
 )->np.ndarray: # bool, shape of p: True with probability p, to within 2**-53
     "Independent coins. [inverse transform]"
-    p = np.asarray(p, np.float64)
+    p = p if isinstance(p, np.ndarray) and p.dtype == np.float64 else check_reals("p", p, "[0, 1]")
     if not isinstance(rng, (list, tuple)): return rng.random(p.shape) < p
     if len(rng) != len(p): raise ValueError(f"rng holds {len(rng)} streams for {len(p)} rows: pass one stream, or one a row")
     return np.stack([bernoulli(row, r) for row, r in zip(p, rng)]) if len(p) else p > 1
@@ -243,6 +244,7 @@ def hadamard(
     dtype:torch.dtype=torch.float64, # of the result
 )->Tensor: # (size, size), orthogonal and symmetric
     "The orthogonal Hadamard matrix. [Sylvester 1867]"
+    if not isinstance(size, int) or not 0 < size <= 2**14 or size & (size - 1): raise ValueError(f"size is {size!r}; it must be a power of two, up to 2^14: use walsh_hadamard for more")
     two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) / math.sqrt(2)
     return (torch.ones(1, 1, dtype=torch.float64) if size == 1 else torch.kron(two, hadamard(size // 2))).to(dtype)
 
@@ -251,9 +253,9 @@ def walsh_hadamard(
     x:Tensor, # (..., N) float32 or float64, N a power of two
 )->Tensor: # same shape and type: x times the orthogonal Hadamard matrix, which is its own inverse
     "Multiply rows by the Hadamard matrix, a Kronecker factor at a time. [Fino & Algazi 1976]"
-    size = x.shape[-1]
+    check_floats("x", x)
+    size = x.shape[-1] if x.ndim else 0
     if size < 1 or size & (size - 1): raise ValueError(f"x has rows of {size} entries; a Hadamard transform needs a power of two: pad with zeros")
-    if x.dtype not in (torch.float32, torch.float64): raise ValueError(f"x is {x.dtype}; it must be float32 or float64: convert it first")
     rows = x.reshape(-1, size)
     if len(rows) * size > BLOCK and len(rows) > 1:
         return torch.cat([walsh_hadamard(block) for block in rows.split(max(1, BLOCK // size))]).reshape(x.shape)
@@ -272,6 +274,8 @@ def log_mean_exp(
     axis:int=-1, # axis to average over
 )->np.ndarray: # log of the mean of exp(x)
     "log(mean(exp(x))) without overflow."
+    x = check_reals("x", x, "[-inf, inf)")
+    if isinstance(axis, bool) or axis not in range(-x.ndim, x.ndim): raise ValueError(f"axis is {axis!r}; it must be a whole number from {-x.ndim} to {x.ndim - 1}: name an axis of x")
     top = np.max(x, axis=axis, keepdims=True)
     top = np.where(np.isfinite(top), top, 0.0)
     return np.log(np.mean(np.exp(x - top), axis=axis)) + np.squeeze(top, axis=axis)

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from tqdm import tqdm
-from .core import check_between, check_choice, check_positive, flatten, groups, seed_tree, unflatten
+from .core import check_between, check_choice, check_number, check_positive, flatten, groups, seed_tree, unflatten
 from .data import Federation
 from .files import read_sealed, seal, write_whole
 from .fused import train_fused
@@ -55,7 +55,7 @@ class Config:
         for name in ("rounds", "cohort", "epochs", "batch", "eval_every"): check_between(name, getattr(self, name), 1)
         if self.steps is not None: check_between("steps", self.steps, 1), check_between("epochs, beside steps,", self.epochs, 1, 1)
         for name in ("lr", "server_lr", "adam_eps"): check_positive(name, getattr(self, name))
-        if not 0 <= self.momentum < 1: raise ValueError(f"momentum is {self.momentum!r}; it must be in [0, 1): 0.9 is usual")
+        check_number("momentum", self.momentum, "[0, 1)"), check_choice("balance", self.balance, (True, False))
         check_choice("sampling", self.sampling, ("fixed", "replacement", "poisson"))
         check_choice("server", self.server, ("sgd", "momentum", "adam"))
         check_choice("engine", self.engine, ("auto", *ENGINES))
@@ -297,6 +297,7 @@ class Ledger:
     own: list = None # content bits of its own messages in that round
 
     def __post_init__(self):
+        check_between("n_clients", self.n_clients, 1, 2**32)
         self.seen = self.seen or [-1] * self.n_clients
         self.own = self.own or [0] * self.n_clients
 

@@ -128,8 +128,9 @@ def write_counts(
 )->bytes: # 7 bits a byte, the eighth says that more follow
     "Small numbers in few bytes. [LEB128]"
     out = bytearray()
+    if not isinstance(values, (list, tuple)): raise TypeError(f"values is {values!r:.60}; it must be a list of whole numbers: pass the counts of a packet")
     for value in values:
-        check_between("values", value, 0, 2**35 - 1)
+        check_between("values", value, 0, 2**70 - 1)
         while value > 127:
             out.append(value & 127 | 128)
             value >>= 7
@@ -140,9 +141,10 @@ def read_counts(
     data:bytes, # what write_counts wrote
 )->tuple: # of whole numbers
     "Read small numbers until the bytes end. [LEB128]"
+    if not isinstance(data, bytes): raise TypeError(f"data is {data!r:.60}; it must be bytes: pass what write_counts wrote")
     values, value, shift = [], 0, 0
     for byte in data:
-        if shift > 28: raise ValueError(f"counts hold a number of more than {shift} bits; a round has at most 2^32 messages: the packet is damaged, send it again")
+        if shift == 70: raise ValueError("counts hold a number of more than 70 bits; a round must have fewer messages: the packet is damaged, send it again")
         value, shift = value | (byte & 127) << shift, shift + 7
         if byte < 128:
             values.append(value)
@@ -177,6 +179,7 @@ def parse_packet(
     data:bytes, # what Packet.to_bytes wrote
 )->Packet: # the same packet
     "Read a packet; raise ValueError on any damage."
+    if not isinstance(data, (bytes, bytearray)): raise TypeError(f"data is {data!r:.60}; it must be the bytes of a packet: pass what to_bytes wrote")
     if len(data) < PACKET.size + 4:
         raise ValueError(f"packet has {len(data)} bytes; its frame alone has {PACKET.size + 4}: it is truncated, ask again")
     magic, version, kind, agreement, since, until, digest, n_counts, n_content = PACKET.unpack_from(data)
@@ -374,7 +377,7 @@ def count_bits(
 )->Ledger: # of the whole run
     "Both directions of a run, counted without training. [dprec Table 1, row Comm.]"
     check_between("rounds", rounds, 1, 10**7), check_between("n_clients", n_clients, 1, 2**32), check_between("model_bits", model_bits, 0)
-    check_choice("replay", replay, (True, False)), check_choice("sampling", sampling, DRAWS)
+    check_between("seed", seed, 0), check_choice("replay", replay, (True, False)), check_choice("sampling", sampling, DRAWS)
     ledger = Ledger(n_clients)
     for t in range(rounds):
         taken = sample_cohort(n_clients, cohort, sampling, seed_tree(seed, "round", t, "sample"))

@@ -13,9 +13,9 @@ import zlib
 import numpy as np
 import torch
 from torch import Tensor
-from .accounting import INTEGER_ORDERS, Guarantee, gaussian_guarantee
+from .accounting import ACCOUNTANTS, INTEGER_ORDERS, SAMPLINGS, Guarantee, gaussian_guarantee
 from .core import check_between, check_choice, check_finite, check_number, check_positive, clip_l2, normal, seed_tree
-from .games import fewer_game, gaussian_curve, sum_game
+from .games import check_plays, fewer_game, gaussian_curve, sum_game
 from .ring import Ring, discrete_gaussian, tau
 from .wire import Message, mean_over_cohort
 
@@ -42,6 +42,7 @@ def grid(
     tolerance:float=0.0, # fraction whose shares may be missing: if none is, the noise is larger
 )->float: # step of the grid, a power of two
     "The finest public grid on which the noisy sum fits the ring. [ours]"
+    share_std(clip_norm, sigma, n_clients, tolerance)
     top = clip_norm * n_clients + TAILS * math.sqrt(n_clients) * share_std(clip_norm, sigma, n_clients, tolerance)
     return 2.0 ** math.ceil(math.log2(top / (RING.modulus // 2 - 1)))
 
@@ -189,6 +190,7 @@ def guarantee(
     if accountant == "pld" and mechanism.counted < mechanism.sigma:
         raise ValueError("accountant is 'pld'; shares of few steps are accounted by their Renyi curve alone: use 'rdp-balle', or fewer clients")
     trust, q = "secagg", 1.0
+    check_choice("sampling", sampling, tuple(SAMPLINGS)), check_choice("accountant", accountant, ACCOUNTANTS)
     if sampling != "none": trust, q = "central", check_positive("cohort", cohort) / check_positive("n_clients", n_clients)
     honest = math.ceil((1 - mechanism.tolerance) * mechanism.n_clients)
     fields |= of_shares(sampling, honest, mechanism.n_clients, fields)
@@ -204,6 +206,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the client seems present
     "One client's vector, only the honest shares of noise; or one share fewer. [Nasr et al. 2023]"
+    check_plays(present, n)
     check_choice("relation", relation, RELATIONS)
     honest = math.ceil((1 - mechanism.tolerance) * mechanism.n_clients)
     def share(values):

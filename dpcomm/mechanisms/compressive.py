@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from scipy import fft
 from torch import Tensor
-from ..core import check_between, check_choice, check_finite, check_positive, check_rows, check_size, seed_tree
+from ..core import check_between, check_choice, check_finite, check_number, check_positive, check_reals, check_rows, check_size, seed_tree
 from ..summed import Summed, noisy, pack, unpack
 from ..wire import Bits, header_bits, register
 
@@ -78,7 +78,8 @@ def plan(
     t:int=0, # round of the draw
 )->Plan: # the same for everyone
     "Choose K coefficients, evenly over the chunks. [Kerkouche et al. 2020]"
-    check_between("d", d, 1), check_between("chunks", chunks, 1, d)
+    check_size("d", d), check_between("chunks", chunks, 1, d), check_number("fraction", fraction, "(0, 1]")
+    check_between("seed", seed, 0), check_between("t", t, 0), check_choice("kept", kept, KEPT)
     size = int(Fraction(str(float(fraction))) * d)
     if size < 1:
         raise ValueError(f"fraction is {fraction!r}, which keeps none of d = {d} coefficients; r d must be at least 1: use a fraction of {1 / d:.2g} or more")
@@ -127,6 +128,8 @@ def recover(
     iterations:int=40, # 0: the adjoint A^T y
 )->np.ndarray: # (d,)
     "Minimise |A x - y|^2 / 2 + lambda |x|_1 by Douglas-Rachford splitting. [Combettes & Pesquet 2007]"
+    check_reals("y", y), check_positive("penalty", penalty), check_between("iterations", iterations, 0, 10**6)
+    if np.shape(y) != (len(p.kept),): raise ValueError(f"y has shape {np.shape(y)}; it must be ({len(p.kept)},), a number for each kept coefficient: measure with the same plan")
     v = adjoint(y[None], p)
     if not iterations: return v[0]
     gain = p.lengths / np.maximum(p.counts, 1)

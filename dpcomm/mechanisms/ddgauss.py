@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from ..accounting import INTEGER_ORDERS, Guarantee, calibrate as least, compose, gaussian_guarantee, guarantee_from_rdp, rdp_subsampled_gaussian
 from ..core import check_between, check_choice, check_finite, check_number, check_positive, check_rows, check_size, clip_l2, seed_tree
-from ..games import fewer_game, listed_curve, sum_game
+from ..games import check_plays, fewer_game, listed_curve, sum_game
 from ..ring import Ring, conditional_round, discrete_gaussian, exact_variance, rotate, rounded_norm, tau, unrotate
 from ..summed import of_shares
 from ..wire import Bits, Message, header_bits, pack_bits, register, unpack_bits
@@ -71,7 +71,7 @@ def padded(
     d:int, # coordinates of a vector, >= 1
 )->int: # D, the next power of two
     "Coordinates after the rotation. [Kairouz et al. 2021, Alg. 1]"
-    return 1 << (check_between("d", d, 1) - 1).bit_length()
+    return 1 << (check_size("d", d) - 1).bit_length()
 
 def check_settings(
     mechanism:DDGauss, # just built
@@ -300,6 +300,7 @@ def fit(
     **settings, # further fields of DDGauss
 )->DDGauss: # the one with the least noise, or None where `most` is not enough
     "Least noise that is as private as a Gaussian's, a sum at a time. [ours]"
+    check_positive("multiplier", multiplier), check_number("most", most, "(1, 1e6]")
     def build(sigma): return DDGauss(clip_norm, sigma, n_clients, ring_bits, **settings)
     low, high = 0.0, most * multiplier
     try: reached = release_epsilon(build(high), d) <= 1 / multiplier
@@ -347,6 +348,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the client seems present
     "Play the game through shares, their sum in the ring, and its opening. [Nasr et al. 2023]"
+    check_plays(present, n)
     check_choice("relation", relation, RELATIONS)
     count, nothing, ring = honest(mechanism), torch.zeros(n, d), Ring(mechanism.ring_bits)
     if relation == "add-remove":

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from ..accounting import Guarantee, gaussian_guarantee
 from ..core import check_choice, check_finite, check_positive, check_rows, check_size, clip_l2, normal, seed_tree
-from ..games import gaussian_curve, sum_game
+from ..games import check_plays, gaussian_curve, sum_game
 from ..wire import Bits, Message, header_bits, mean_over_cohort, register
 
 # %% ../../nbs/3_baselines/gaussian.ipynb #ba8e7034
@@ -39,7 +39,7 @@ class Gaussian:
     def clip(self, u): return clip_l2(u, self.clip_norm)
     def encode(self, u, key): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
-    def bits(self, d): return Bits.of(32 * d, header_bits(self.name), 0, d)
+    def bits(self, d): return Bits.of(32 * check_size("d", d), header_bits(self.name), 0, d)
 
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng):
@@ -120,6 +120,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the client seems present
     "Play the worst-case neighbour game through simulate and aggregate. [Nasr et al. 2023]"
+    check_plays(present, n)
     check_choice("relation", relation, tuple(mechanism.relations))
     def release_of(u):
         row = mechanism.simulate(torch.from_numpy(u), rng).reshape(1, -1)

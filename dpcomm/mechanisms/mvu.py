@@ -17,8 +17,8 @@ from scipy import sparse
 from scipy.optimize import linprog
 from torch import Tensor
 from ..accounting import Guarantee, compose, guarantee_from_rdp
-from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, check_rows, clip_l2, seed_tree
-from ..games import listed_curve, repeated
+from ..core import bernoulli, check_between, check_choice, check_finite, check_number, check_positive, check_reals, check_rows, check_size, clip_l2, seed_tree
+from ..games import check_plays, listed_curve, repeated
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
 # %% ../../nbs/3_baselines/mvu.ipynb #5bf5e1de
@@ -50,7 +50,7 @@ def _distances(n_inputs, constraint):
 
 def _check_table(table):
     "Refuse a table that is not sorted, normalised, unbiased to 1e-10, private to 1e-9, or that holds dust."
-    a, p = np.array(table.alphabet, float), np.array(table.rows, float)
+    a, p = check_reals("alphabet", table.alphabet), check_reals("rows", table.rows)
     check_positive("eps", table.eps), check_choice("constraint", table.constraint, CONSTRAINTS)
     if p.ndim != 2 or p.shape[1] != a.size or len(p) < 2:
         raise ValueError(f"rows is of shape {p.shape}; it must be (n_inputs, {a.size}) with n_inputs >= 2: pass one row an input, one column a symbol")
@@ -72,6 +72,7 @@ def two_symbols(
     constraint:str="strict", # strict | metric
 )->Table: # with two symbols, -t and 1 + t
     "Randomised response on evenly spaced inputs. [this page, Lemma 1]"
+    _check_problem(eps, n_inputs, 2, constraint)
     steps = n_inputs - 1 if constraint == "metric" else 1
     t, x = 1 / (steps * math.expm1(eps / steps)), np.linspace(0, 1, n_inputs)
     rows = np.stack([1 - x + t, x + t], 1) / (1 + 2 * t)
@@ -282,7 +283,7 @@ class Mvu:
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
-    def bits(self, d): return Bits.of(8 * -(-self.nbits * d // 8), header_bits(self.name), 0, d)
+    def bits(self, d): return Bits.of(8 * -(-self.nbits * check_size("d", d) // 8), header_bits(self.name), 0, d)
     def moments(self, u): return moments(self, u)
     def tilt(self, u): return tilt(self, u)
     def guarantee(self, **release): return guarantee(self, **release)
@@ -520,6 +521,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the client seems present
     "Send a worst-case vector or its neighbour, and score by likelihood. [Nasr et al. 2023]"
+    check_plays(present, n)
     check_choice("relation", relation, tuple(mechanism.relations))
     scores, levels = {}, _levels(mechanism).numpy()
     for attack, k in {"one-hot": 1, "spread": max(2, min(16, int(mechanism.beta**2)))}.items():

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_finite, check_number, check_positive, check_reals, check_rows, check_size, derive, seed_tree
-from ..games import listed_curve, repeated
+from ..core import check_between, check_choice, check_finite, check_floats, check_number, check_positive, check_reals, check_rows, check_size, derive, seed_tree
+from ..games import check_plays, listed_curve, repeated
 from ..wire import Bits, Message, header_bits, mean_over_cohort, register
 
 # %% ../../nbs/3_baselines/pm.ipynb #f8060f7e
@@ -43,7 +43,9 @@ def perturb(
     draws, # uniform on [0, 1), (2,) + shape of t: which piece, and where in it
 )->np.ndarray: # answers, shape of t, in [-C, C], mean t
     "Send numbers through the piecewise mechanism. [Wang et al. 2019, Alg. 2]"
-    c, (left, _), (coin, place) = reach(eps), window(t, eps), check_reals("draws", draws, "[0, 1)")
+    c, (left, _), draws = reach(eps), window(t, eps), check_reals("draws", draws, "[0, 1)")
+    if draws.shape != (2, *np.shape(t)): raise ValueError(f"draws has shape {draws.shape}; it must be {(2, *np.shape(t))}, two numbers for each of t: draw them so")
+    coin, place = draws
     outside = place * (c + 1) - c
     outside += (c - 1) * (outside >= left)
     return np.where(coin < math.exp(-eps / 2) / (1 + math.exp(-eps / 2)), outside, left + place * (c - 1))
@@ -64,6 +66,7 @@ def variance(
     eps:float, # of one number, > 0
 )->np.ndarray: # variance of the answers, shape of t
     "Variance of an answer. [Wang et al. 2019]"
+    t = t if isinstance(t, Tensor) else check_reals("t", t)
     check_reals("t", t.cpu() if isinstance(t, Tensor) else t, "[-1, 1]"), check_number("eps", eps, "[1e-100, inf)")
     e, gap = math.exp(-eps / 2), -math.expm1(-eps / 2)
     return t**2 * (e / gap) + e * (1 + 3 * e) / (3 * gap**2)
@@ -93,7 +96,7 @@ class Pm:
     def remember(self, memory, u, rng): return remember(self, memory, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
     def sent(self, d): return max(1, min(d, self.count or int(self.eps / SHARE)))
-    def bits(self, d): return Bits.of(32 * self.sent(d), header_bits(self.name), 32, d)
+    def bits(self, d): return Bits.of(32 * self.sent(check_size("d", d)), header_bits(self.name), 32, d)
     def guarantee(self, **release): return guarantee(self, **release)
     def moments(self, u): return moments(self, u)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
@@ -130,6 +133,7 @@ def coordinates(
     count:int, # k, 1..d
 )->np.ndarray: # (k,) int64, distinct
     "A uniform set of coordinates, drawn without replacement. [Wang et al. 2019, Alg. 4]"
+    check_size("d", d), check_between("count", count, 1, d)
     return rng.choice(d, count, replace=False, shuffle=False)
 
 def answers(
@@ -153,7 +157,7 @@ def checked(
     u:Tensor, # any shape
 )->Tensor: # u itself
     "Refuse nan and inf, at the price of one sum where there are none. [ours]"
-    return u if math.isfinite(float(u.sum())) else check_finite("u", u)
+    return u if math.isfinite(float(check_floats("u", u).sum())) else check_finite("u", u)
 
 def simulate(
     mechanism:Pm,
@@ -172,6 +176,8 @@ def remember(
     rng, # one stream, or one a row
 )->tuple: # estimates and the new memory, both (n, d) float32
     "Send memory + u where a coordinate is drawn, and keep the rest: no scale d / k. [residuals as in sqSGD, Alg. 1]"
+    check_rows("u", u), check_rows("memory", checked(memory))
+    if memory.shape != u.shape: raise ValueError(f"memory has shape {tuple(memory.shape)}; it must be {tuple(u.shape)}, as u: start from mechanism.memory(n, d)")
     memory = memory + checked(u)
     at, y = answers(mechanism, memory, rng)
     return torch.zeros_like(memory).scatter_(1, at, y), memory.scatter_(1, at, 0.0)
@@ -236,6 +242,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the first input seems sent
     "Send the bound or minus the bound in as many coordinates as are sent, and score by likelihood. [this page]"
+    check_plays(present, n)
     check_choice("relation", relation, tuple(mechanism.relations))
     k, score = mechanism.sent(2**31), np.zeros(n)
     u = torch.full((n, k), mechanism.bound if present else -mechanism.bound)

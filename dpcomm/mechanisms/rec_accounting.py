@@ -85,7 +85,7 @@ def log_moment(
     K:int, # candidates, >= 2
 )->np.ndarray: # log E[w^j] of a null message, nats, shape of j
     "Log-moment of the likelihood ratio of client against null. [ours, eqs. forward and reverse]"
-    check_between("K", K, 2, 2**24), check_number("s", s, "[0, inf)")
+    check_between("K", K, 2, 2**24), check_number("s", s, "[0, 1e9]")
     j = check_reals("j", j, f"[{-HIGHEST}, {HIGHEST}]")
     if not ((j >= 1) | ((j <= 0) & (j % 1 == 0))).all():
         raise ValueError(f"j is {j[~((j >= 1) | ((j <= 0) & (j % 1 == 0)))].flat[0]:g}; it must be real and >= 1 (quadrature), or a negative integer "
@@ -122,7 +122,7 @@ def rdp(
     direction:str="both", # forward: client against null | reverse | both: the larger
 )->np.ndarray: # divergence at each order, nats, shape of orders; holds for any split of the norm over the groups
     "Renyi curve of one message against a null message. [ours, Thms. F and R]"
-    check_choice("direction", direction, ("forward", "reverse", "both")), check_positive("c", c)
+    check_choice("direction", direction, ("forward", "reverse", "both")), check_number("c", c, "(0, 1e9]")
     check_between("K", K, 2, 2**24), check_between("groups", groups, 1)
     if direction == "forward":
         orders = check_reals("orders", orders, "(1, inf)")
@@ -154,9 +154,9 @@ def rdp_mixture(
     groups:int=1, # independent groups that share the norm
 )->np.ndarray: # the larger of both directions at each order, nats, (n,)
     "Renyi curve of a slot that holds the client's message or a null message, against a null message. [ours, Thm. mixture]"
-    check_positive("c", c), check_between("K", K, 2, 2**24), check_between("groups", groups, 1), check_number("q", q, "(0, 1]")
+    check_number("c", c, "(0, 1e9]"), check_between("K", K, 2, 2**24), check_between("groups", groups, 1), check_number("q", q, "(0, 1]")
     if q == 1: return rdp(orders, c, K, groups)
-    orders = _integer_orders(orders).astype(int)
+    orders = np.atleast_1d(_integer_orders(orders)).astype(int)
     log_m = _log_forward_bound(np.arange(2, orders.max() + 1), c, K, groups)
     forward = np.array([_log_mixture(order, q, log_m) for order in orders])
     return np.maximum(forward, _reverse_mixture(orders - 1.0, q, c, K)) / (orders - 1)

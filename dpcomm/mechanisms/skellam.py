@@ -25,8 +25,8 @@ from scipy.special import gammaln, ive
 from torch import Tensor
 from ..accounting import INTEGER_ORDERS, Guarantee, calibrate as least, compose, gaussian_guarantee, guarantee_from_rdp
 from ..core import check_between, check_choice, check_finite, check_number, check_positive, check_reals, check_rows, check_size, clip_l2, seed_tree
-from ..games import fewer_game, listed_curve, sum_game
-from ..ring import Ring, conditional_round, rotate, rounded_norm, unrotate
+from ..games import check_plays, fewer_game, listed_curve, sum_game
+from ..ring import Ring, check_shape, conditional_round, rotate, rounded_norm, unrotate
 from ..summed import of_shares
 from ..wire import Bits, Message, header_bits, pack_bits, register, unpack_bits
 
@@ -258,7 +258,7 @@ def poisson(
     rng:np.random.Generator, # stream of the draws
 )->np.ndarray: # int64, >= 0
     "Poisson counts without floating-point numbers. [inversion and rejection, Devroye 1986, Ch. II]"
-    mu, x = check_mean(mu), np.zeros(shape, np.int64)
+    mu, x = check_mean(mu), np.zeros(check_shape(shape), np.int64)
     flat = x.reshape(-1)
     for part in np.split(flat, range(BATCH, flat.size, BATCH)) if mu else ():
         if mu > TABLE: part[:] = wide_counts(mu, part.size, rng)
@@ -318,7 +318,7 @@ def padded(
     d:int, # coordinates of a vector, >= 1
 )->int: # the next power of two
     "Coordinates after the rotation. [Kairouz et al. 2021, Alg. 1]"
-    return 1 << (check_between("d", d, 1) - 1).bit_length()
+    return 1 << (check_size("d", d) - 1).bit_length()
 
 def honest(
     mechanism:Skellam,
@@ -350,7 +350,7 @@ def grid_step(
     k:float=4.0, # standard deviations of the sum that the ring holds on each side, > 0
 )->float: # step of the grid, in the units of clip
     "Finest grid whose sum fits the ring. [Kairouz et al. 2021, Sec. 5; Agarwal, Kairouz & Liu 2021, Sec. 4]"
-    for name, value in (("clip", clip), ("k", k)): check_positive(name, value)
+    check_number("clip", clip, "(0, 1e100]"), check_number("k", k, "(0, 1e9]"), check_number("local_std", local_std, "[0, 1e100]")
     free = 4.0**check_between("bits", bits, 2, 32) - k**2 * check_between("n_clients", n_clients, 1)
     if free <= 0:
         need = math.floor(math.log2(k**2 * n_clients) / 2) + 1
@@ -547,7 +547,7 @@ def calibrate(
     **settings, # further fields of Skellam
 )->Skellam: # the one with the least noise
     "Least noise for a target, or an error that names the bits it takes. [ours]"
-    check_positive("most", most - 1), check_positive("eps", eps), check_choice("accountant", accountant, ACCOUNTANTS)
+    check_number("most", most, "(1, 1e6]"), check_number("q", q, "(0, 1]"), check_between("rounds", rounds, 1, 2**53), check_positive("eps", eps), check_choice("accountant", accountant, ACCOUNTANTS)
     sampling = dict(q=q, sampling="none" if q == 1 else "poisson", accountant=accountant)
     orders = INTEGER_ORDERS if q == 1 else np.arange(2, SAMPLED + 1)
     gauss = least(lambda sigma: gaussian_guarantee(sigma, delta, rounds=rounds, orders=orders, relation="zero-out", **sampling), eps, 1e-2, 1e5)
@@ -575,6 +575,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the client seems present
     "Play the game through shares, their sum in the ring, and its opening. [Nasr et al. 2023]"
+    check_plays(present, n)
     check_choice("relation", relation, RELATIONS)
     count, nothing, ring = honest(mechanism), torch.zeros(n, d), Ring(mechanism.ring_bits)
     if relation == "add-remove":

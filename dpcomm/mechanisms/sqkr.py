@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from ..accounting import Guarantee
 from ..core import check_between, check_choice, check_finite, check_number, check_positive, check_reals, check_rows, check_size, clip_l2, derive, seed_tree, walsh_hadamard
-from ..games import two_valued_curve
+from ..games import check_plays, two_valued_curve
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
 # %% ../../nbs/3_baselines/sqkr.ipynb #07e36db4
@@ -65,7 +65,7 @@ def kashin(
     support:float=0.8, # delta: the first cut is eta C / sqrt(delta N), in (0, 1]
 )->Tensor: # (n, N), U^T a = u
     "A flat representation by repeated truncation. [Lyubarskii & Vershynin 2010, Sec. 3]"
-    check_rows("u", u), check_positive("clip", clip), check_number("shrink", shrink, "(0, 1)"), check_number("support", support, "(0, 1]")
+    check_finite("u", check_rows("u", u)), check_positive("clip", clip), check_number("shrink", shrink, "(0, 1)"), check_number("support", support, "(0, 1]")
     cut, a = shrink * clip / math.sqrt(support * frame.size), torch.zeros(len(u), frame.size, dtype=torch.float64)
     for _ in range(int(math.log(frame.size))):
         part = analyse(u, frame).clamp(-cut, cut)
@@ -131,7 +131,7 @@ class Sqkr:
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
-    def bits(self, d): return Bits.of(8 * -(-self.nbits // 8), header_bits(self.name), 32, d)
+    def bits(self, d): return Bits.of(8 * -(-self.nbits // 8), header_bits(self.name), 32, check_size("d", d))
     def guarantee(self, **release): return guarantee(self, **release)
     def moments(self, u): return moments(self, u)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
@@ -151,8 +151,7 @@ def check_settings(
     "Refuse settings outside their ranges."
     for field in ("clip_norm", "eps", "shrink", "support"):
         value = getattr(mechanism, field)
-        if field != "eps": check_positive(field, value)
-        elif not value > 0: raise ValueError(f"eps is {value!r}; it must be above 0, or inf for compression alone: raise eps")
+        check_number(field, value, "(0, inf]" if field == "eps" else "(0, inf)")
         object.__setattr__(mechanism, field, float(value))
     for field, top in (("shrink", 1 - 1e-9), ("support", 1.0)):
         if getattr(mechanism, field) > top:
@@ -187,6 +186,7 @@ def coordinates(
     nbits:int, # k
 )->Tensor: # (k,) int64, uniform with replacement
     "The coordinates that a seed samples."
+    check_between("seed", seed, 0), check_between("size", size, 1, 2**33), check_between("nbits", nbits, 1, 512)
     return torch.from_numpy(seed_tree(seed, "coordinates").integers(size, size=nbits))
 
 def draw(
@@ -304,6 +304,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the first input seems sent
     "Send a worst-case input or its opposite, and score by likelihood."
+    check_plays(present, n)
     check_choice("relation", relation, tuple(mechanism.relations))
     at, score = torch.arange(mechanism.nbits), torch.zeros(n, dtype=torch.float64)
     u = worst_case(mechanism, at, 16 * mechanism.nbits)

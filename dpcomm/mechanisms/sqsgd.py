@@ -18,7 +18,7 @@ from torch import Tensor
 from ..accounting import Guarantee
 from ..core import check_between, check_choice, check_finite, check_floats, check_number, check_positive, check_rows, check_size, clip_l2, seed_tree, walsh_hadamard
 from . import privquant
-from ..games import two_valued_curve
+from ..games import check_plays, two_valued_curve
 from ..wire import Bits, Message, header_bits, mean_over_cohort, register
 
 # %% ../../nbs/2_papers/sqsgd.ipynb #2eacd1c5
@@ -28,7 +28,7 @@ def subset_size(
     padded:bool=False, # False: the largest power of two up to r d; True: floor(r d), to be padded for the rotation
 )->int: # d_hat, entries that are sent, >= 1
     "How many coordinates travel. [sqsgd Alg. 2, line 3]"
-    check_size("d", d), check_number("fraction", fraction, "(0, 1]")
+    check_size("d", d), check_number("fraction", fraction, "(0, 1]"), check_choice("padded", padded, (True, False))
     count = math.floor(fraction * d * (1 + 1e-12))
     if count < 1:
         raise ValueError(f"fraction is {fraction!r} and d is {d}: r d = {fraction * d:.3g} is below one coordinate: raise fraction to {1 / d:.3g} or more")
@@ -63,7 +63,7 @@ def rotate(
     seed:int, # public
 )->Tensor: # (n, D), D the next power of two; same norms
     "R x = H A x / sqrt(D), padded with zeros. [sqsgd Sec. 3.3]"
-    size = padded_size(x.shape[-1])
+    size = padded_size(check_finite("x", x).shape[-1] if check_floats("x", x).ndim else 0)
     return walsh_hadamard(torch.nn.functional.pad(x, (0, size - x.shape[-1])) * signs(seed, size).to(x))
 
 def unrotate(
@@ -72,7 +72,7 @@ def unrotate(
     count:int, # d_hat, entries before padding
 )->Tensor: # (n, d_hat)
     "The inverse rotation, without the padding. [sqsgd Alg. 2, line 19]"
-    check_floats("x", x), check_between("count", count, 1, x.shape[-1] if x.ndim else 0)
+    check_finite("x", x), check_between("count", count, 1, x.shape[-1] if x.ndim else 0)
     return (walsh_hadamard(x) * signs(seed, x.shape[-1]).to(x))[..., :count]
 
 # %% ../../nbs/2_papers/sqsgd.ipynb #0b12a98f
@@ -294,6 +294,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the first input seems sent
     "Send a vector or its negative; the score is how far the message points along it."
+    check_plays(present, n)
     check_choice("relation", relation, tuple(mechanism.relations))
     u, score = torch.zeros(d), torch.zeros(n, dtype=torch.float64)
     u[subset(mechanism, d)] = 1.0

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from ..core import check_between, check_choice, check_finite, check_number, check_positive, check_reals, check_rows, check_size, flatten, groups, seed_tree, unflatten
+from ..core import check_between, check_choice, check_finite, check_number, check_positive, check_reals, check_rows, check_size, check_vector, flatten, groups, seed_tree, unflatten
 from ..summed import Summed, noisy, pack, unpack
 from ..wire import Bits, Message, header_bits, mechanism, register
 
@@ -23,7 +23,7 @@ from ..wire import Bits, Message, header_bits, mechanism, register
 class Support:
     "A set of coordinates in ascending order; equal supports have equal digests. [fltop Sec. 3.1, the set T]"
     def __init__(self, coordinates):
-        coordinates = check_reals("coordinates", coordinates, "[0, 4294967295)")
+        coordinates = np.ravel(check_reals("coordinates", coordinates, "[0, 4294967295)"))
         self.coordinates = np.unique(coordinates.astype(np.int64))
         if len(self.coordinates) != len(coordinates) or not len(coordinates) or self.coordinates[0] < 0:
             raise ValueError(f"coordinates are {len(coordinates)} numbers, {len(self.coordinates)} of them different; "
@@ -51,7 +51,7 @@ def top_k(
     fraction:float, # r in (0, 1]
 )->Support: # the K coordinates of largest score; among equals the first
     "Keep the coordinates that public data moves most. [fltop Sec. 3.1]"
-    order = torch.sort(check_finite("scores", scores), descending=True, stable=True).indices
+    order = torch.sort(check_finite("scores", check_vector("scores", scores)), descending=True, stable=True).indices
     return Support(order[:size(fraction, len(scores))].numpy())
 
 @functools.lru_cache(maxsize=16)

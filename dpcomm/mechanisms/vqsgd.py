@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from ..accounting import Guarantee
 from ..core import check_between, check_choice, check_finite, check_number, check_positive, check_rows, check_size, clip_l2, seed_tree
-from ..games import listed_curve, repeated
+from ..games import check_plays, listed_curve, repeated
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, register, unpack_bits
 
 # %% ../../nbs/3_baselines/vqsgd.ipynb #945e401e
@@ -144,7 +144,7 @@ def law(
     u:Tensor, # (n, d), finite
 )->Tensor: # (n, 2 d) float64: probability of every corner in one repetition, in the order of their numbers
     "The exact distribution of one corner. [this page, Thm. vqsgd]"
-    v, d = mechanism.clip(u).double(), u.shape[1]
+    v, d = mechanism.clip(check_rows("u", u)).double(), u.shape[1]
     share = torch.stack([v.clamp_min(0), (-v).clamp_min(0)], 2).flatten(1) / (mechanism.clip_norm * math.sqrt(d))
     keep, lie = keep_probability(d, mechanism.eps), 2 * d * math.exp(-mechanism.eps) / (1 + (2 * d - 1) * math.exp(-mechanism.eps))
     return keep * share + (lie + keep * (1 - share.sum(1, keepdim=True)).clamp_min(0)) / (2 * d)
@@ -195,6 +195,7 @@ def worst_case(
     d:int, # dimension
 )->Tensor: # (2, d) float64: all in one coordinate, and spread evenly against it
     "The two inputs that one corner tells apart best. [this page]"
+    check_size("d", d)
     flat = torch.full((d,), -1 / math.sqrt(d), dtype=torch.float64)
     return mechanism.clip_norm * torch.stack([torch.eye(d, dtype=torch.float64)[0], flat])
 
@@ -209,6 +210,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the first input seems sent
     "Send one of the two worst inputs, and score by likelihood. [this page]"
+    check_plays(present, n)
     check_choice("relation", relation, tuple(mechanism.relations))
     u = worst_case(mechanism, d)
     p, q = law(mechanism, u).log().numpy()
