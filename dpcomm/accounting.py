@@ -385,6 +385,7 @@ def calibrate(
     "Cheapest parameter that still keeps eps, by bisection. [ours]"
     _check_number('eps', eps, 'a finite number > 0', lambda x: 0 < x < np.inf, 'Pass the epsilon to be kept.')
     _check_number('tol', tol, 'a number in (0, 1)', lambda x: 0 < x < 1, 'Use 1e-6.')
+    if not isinstance(increasing, (bool, np.bool_)): raise ValueError(f'increasing = {increasing!r:.60} is not allowed: it must be True or False. Say whether eps grows with the parameter.')
     high = _check_number('high', high, 'a finite number', lambda x: -np.inf < x < np.inf, 'Pass the largest parameter to be tried.')
     _check_number('low', low, f'a finite number below high = {high}', lambda x: -np.inf < x < float(high) < np.inf, 'Order the bracket.')
     safe, risky = (low, high) if increasing else (high, low)

@@ -130,8 +130,8 @@ DIRECTIONS = ('forward', 'reverse') # which world is the alternative: present, o
 
 def _scores(scores):
     "Scores by attack, as checked arrays. [ours]"
-    if isinstance(scores, dict): _check('scores', list(scores), len, 'one entry an attack', 'Pass what play returns.')
-    scores = {name: numbers(name, x) for name, x in (scores if isinstance(scores, dict) else {'score': scores}).items()}
+    given = scores if isinstance(scores, dict) and scores else {'score': scores}
+    scores = {name: numbers(name, x) for name, x in given.items()}
     for name, x in scores.items():
         _check(f'{name} of {x.size} plays', x.shape, lambda shape: len(shape) == 1 and shape[0] >= 100 and not np.isnan(x).any(),
                'one row of at least 100 scores without nan', 'Play more: fewer than 100 plays prove nothing at small alarms.')
@@ -150,8 +150,7 @@ def distinguish(
 )->Audit:
     "Lower bound on epsilon from plays of both worlds. [Jagielski, Ullman & Oprea 2020; Nasr et al. 2023]"
     _check_delta(delta), _check_alarm(alarm)
-    _check('directions', directions, lambda x: 0 < len(x), "a list of 'forward' and 'reverse'", 'Leave it out to try both.')
-    for name in directions: _check('directions', name, DIRECTIONS.__contains__, "'forward' or 'reverse'", 'Leave it out to try both.')
+    _check('directions', directions, lambda x: {*x} and {*x} <= {*DIRECTIONS}, "'forward' or 'reverse'", 'Leave it out to try both.')
     here, there = ([{name: x[i::2] for name, x in _scores(world).items()} for i in (0, 1)]
                    for world in (present, absent))
     tries = {look: _best_cut(*_worlds(here[0], there[0], *look), delta, alarm) for look in product(here[0], directions, (1, -1))}
@@ -303,8 +302,8 @@ def judge(
         p = float(count_pvalue(hits, len(hot), false, len(cold), eps[k], at)) * len(chosen)
         found.append((min(1.0, p), float(eps[k]), float(at), hits / len(hot), false / len(cold), look))
     trials = min(len(x) for x in (*_scores(present).values(), *_scores(absent).values()))
-    *numbers, look = min(found, key=lambda one: (one[0], -one[2]))
-    return Judgement(*map(float, numbers), trials, alarm, *look[:2])
+    *best, look = min(found, key=lambda one: (one[0], -one[2]))
+    return Judgement(*map(float, best), trials, alarm, *look[:2])
 
 # %% ../nbs/1_foundations/audit.ipynb #9c7e6b10
 EPS = np.append(0.0, np.geomspace(0.01, 10, 39)) # where a curve is claimed
@@ -474,7 +473,8 @@ def one_run(
     alarm:float = 1e-6, # probability that the bound is too large, in (0, 1)
 )->Audit:
     "Lower bound on epsilon of a run from the scores of its canaries. [Steinke, Nasr & Jagielski 2023, Alg. 1]"
+    scores = numbers('scores', scores)
     coins = np.where(numbers('included', included, 0, 1) > 0, 1, -1)
-    _check('included', coins.shape, lambda shape: shape == np.shape(scores), f'of shape {np.shape(scores)}, one coin a canary', 'Pass the coins.')
+    _check('included', coins.shape, lambda shape: shape == scores.shape, f'of shape {scores.shape}, one coin a canary', 'Pass the coins.')
     correct = int((guess(scores, guesses) == coins).sum())
     return one_run_eps(correct, guesses, len(coins), delta, alarm)

@@ -275,7 +275,7 @@ def log_mean_exp(
 )->np.ndarray: # log of the mean of exp(x)
     "log(mean(exp(x))) without overflow."
     x = check_reals("x", x, "[-inf, inf)")
-    if isinstance(axis, bool) or axis not in range(-x.ndim, x.ndim): raise ValueError(f"axis is {axis!r}; it must be a whole number from {-x.ndim} to {x.ndim - 1}: name an axis of x")
+    if not isinstance(axis, int) or axis not in range(-x.ndim, x.ndim): raise ValueError(f"axis is {axis!r}; it must be a whole number from {-x.ndim} to {x.ndim - 1}: name an axis of x")
     top = np.max(x, axis=axis, keepdims=True)
     top = np.where(np.isfinite(top), top, 0.0)
     return np.log(np.mean(np.exp(x - top), axis=axis)) + np.squeeze(top, axis=axis)

@@ -241,7 +241,8 @@ def pick_engine(
     device='cpu', # where the run lives
 )->str: # key of ENGINES
     "The engine measured fastest: vmap on a GPU, grouped for small models, channels-last for large ones."
-    if name != "auto": return check_choice("engine", name, tuple(ENGINES))
+    check_between("d", d, 1)
+    if not (isinstance(name, str) and name == "auto"): return check_choice("engine", name, tuple(ENGINES))
     if torch.device(device).type != "cpu": return "vmap"
     return "grouped" if d < 200_000 else "channels-last"
 

@@ -257,6 +257,14 @@ def keep(
         kept[i] = exp_coin(t, rng, int(u[i]), 32)
     return kept
 
+# %% ../nbs/1_foundations/ring.ipynb #1eaa31s1
+def check_shape(
+    shape, # a whole number >= 0, or a tuple of them; 2^40 entries at most
+)->tuple: # of whole numbers
+    "Refuse what is no shape of an array. [ours]"
+    sides = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    return tuple(int(check_between("shape", n, 0, 2**40)) for n in sides)
+
 # %% ../nbs/1_foundations/ring.ipynb #1eaa3176
 TABLE, BATCH = 2**10, 2**15 # sigma up to which one table is used; numbers drawn at a time
 
@@ -270,13 +278,6 @@ def _draw(sigma2, shift, n, rng):
     z = y + (x << shift)
     good = keep(x, y, shift, sigma2, rng) & ((z > 0) | (sign == 0))
     return ((z ^ sign) - sign)[good]
-
-def check_shape(
-    shape, # a whole number >= 0, or a tuple of them; 2^40 entries at most
-)->tuple: # of whole numbers
-    "Refuse what is no shape of an array. [ours]"
-    sides = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    return tuple(int(check_between("shape", n, 0, 2**40)) for n in sides)
 
 def discrete_gaussian(
     sigma2, # variance parameter: int, Fraction or float, taken exactly, in (0, 2^90]
@@ -367,7 +368,7 @@ def conditional_round(
     rng, # one stream, or a list with one a row
 )->np.ndarray: # (n, D) int64
     "Round at random, without bias, until the length is within its bound. [Kairouz et al. 2021, Alg. 1]"
-    x = check_reals("x", x) if np.size(x) else np.asarray(x, np.float64)
+    x = x if isinstance(x, np.ndarray) and not x.size else check_reals("x", x)
     if x.ndim != 2: raise ValueError(f"x has shape {x.shape}; it must be (n, D), a row a vector: pass x[None] for one")
     if norm_bound is not None: check_number("norm_bound", norm_bound, "[0, 1e150]")
     if isinstance(rng, (list, tuple)):

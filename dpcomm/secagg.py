@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from scipy.special import gammaln
-from .core import check_between, check_number, derive, seed_tree
+from .core import check_between, check_choice, check_number, derive, seed_tree
 from .ring import Overflow, Ring
 from .wire import Bits, Message, header_bits, parse_message
 
@@ -267,8 +267,7 @@ def spans(
     bits:int, # of an element, 1..64
 )->list: # of (element, byte, shift) in a group of eight elements
     "Which byte holds which bits of which element, little-endian. [ours]"
-    check_between("bits", bits, 1, 64)
-    return [(j, byte, 8 * byte - j * bits) for j in range(8) for byte in range(j * bits // 8, ((j + 1) * bits - 1) // 8 + 1)]
+    return [(j, byte, 8 * byte - j * bits) for j in range(8 * bool(check_between("bits", bits, 1, 64))) for byte in range(j * bits // 8, ((j + 1) * bits - 1) // 8 + 1)]
 
 def pack_words(
     words:np.ndarray, # (d,) uint32 or uint64, each below 2**bits
@@ -837,7 +836,7 @@ def ring_words(
     me:int, # id, for the error
 )->np.ndarray: # (d,) uint32 or uint64, a copy
     "A client's vector, refused if it is not what was declared. [ours]"
-    x = np.asarray(vector)
+    x = vector if isinstance(vector, np.ndarray) else np.asarray(vector, object if isinstance(vector, (list, tuple)) and {type(v) for v in vector} - {int} else None)
     if x.shape != (setup.d,) or x.dtype.kind not in "iu":
         raise OutOfRange(f"its vector is {x.dtype} of shape {x.shape}; "
                          f"({setup.d},) whole numbers are due: encode it first", me, MASKED)
@@ -1278,7 +1277,7 @@ def degree(
     correctness:float=20, # stuck and mute have probability at most 2**-correctness together
 )->Degree: # the smallest that serves
     "Graph, threshold, quorum and committee from what must be tolerated. [Bell et al. 2020, Sec. 3]"
-    check_rates(dropout, corrupt, security, correctness)
+    check_rates(dropout, corrupt, security, correctness), check_choice("malicious", malicious, (True, False))
     n, lost, bad = check_between("n_clients", n_clients, 3, MOST_SHARES), int(dropout * n_clients + 1e-9), int(corrupt * n_clients + 1e-9)
     quorum, half = (n + bad) // 2 + 1 if malicious else n // 2 + 1, 2.0 ** -(security + 1)
     for k in [*range(2, n - 1, 2), n - 1]:
@@ -1306,8 +1305,7 @@ def check_rates(
     for name, value in dict(dropout=dropout, corrupt=corrupt).items():
         check_number(name, value, "[0, 1)")
     for name, value in dict(security=security, correctness=correctness).items():
-        if not 0 < value <= 1000:
-            raise ValueError(f"{name} is {value!r}; it must be in (0, 1000]: change {name}")
+        check_number(name, value, "(0, 1000]")
 
 # %% ../nbs/3_baselines/secagg.ipynb #44800d90
 def overhead(

@@ -186,11 +186,11 @@ def guarantee(
     **fields, # further arguments of gaussian_guarantee; note and premise are added to ours
 )->Guarantee: # of the whole run
     "Privacy of `rounds` sums of which at most `tolerance` of the shares are missing. [fltop Thm 1; Mironov et al. 2019]"
+    check_choice("sampling", sampling, tuple(SAMPLINGS)), check_choice("accountant", accountant, ACCOUNTANTS)
     if mechanism.sigma is None: raise ValueError("sigma is None; a scheme without noise promises nothing: give a sigma above 0")
     if accountant == "pld" and mechanism.counted < mechanism.sigma:
         raise ValueError("accountant is 'pld'; shares of few steps are accounted by their Renyi curve alone: use 'rdp-balle', or fewer clients")
     trust, q = "secagg", 1.0
-    check_choice("sampling", sampling, tuple(SAMPLINGS)), check_choice("accountant", accountant, ACCOUNTANTS)
     if sampling != "none": trust, q = "central", check_positive("cohort", cohort) / check_positive("n_clients", n_clients)
     honest = math.ceil((1 - mechanism.tolerance) * mechanism.n_clients)
     fields |= of_shares(sampling, honest, mechanism.n_clients, fields)

@@ -326,7 +326,7 @@ def calibrate(
     **settings, # further fields of DDGauss
 )->DDGauss: # the one with the least noise
     "Least noise for a target, or an error that names the bits it takes. [ours]"
-    check_positive("most", most - 1), check_choice("accountant", accountant, ACCOUNTANTS), check_between("ring_bits", ring_bits, 2, 32)
+    check_number("most", most, "(1, 1e6]"), check_number("q", q, "(0, 1]"), check_between("rounds", rounds, 1, 2**53), check_choice("accountant", accountant, ACCOUNTANTS), check_between("ring_bits", ring_bits, 2, 32)
     names = dict(rounds=rounds, sampling="none" if q == 1 else "poisson", accountant=accountant, relation="zero-out")
     gauss = least(lambda sigma: gaussian_guarantee(sigma, delta, q, orders=INTEGER_ORDERS if q == 1 else SAMPLED, **names), eps, 1e-2, 1e5)
     found = fit(gauss, clip_norm, n_clients, d, ring_bits, most, **settings)

@@ -53,8 +53,7 @@ class Gaussian:
     def curve(self, relation, eps, **release): return curve(self, relation, eps, **release)
     @property
     def relations(self): return {name: dict(relation=name, accountant="rdp-balle") for name in RELATIONS[self.local]}
-    @property
-    def std(self): return self.sigma * self.clip_norm
+    std = property(lambda self: self.sigma * self.clip_norm)
     @property
     def fingerprint(self): return zlib.crc32(repr(self).encode())
 

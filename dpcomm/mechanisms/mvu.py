@@ -255,8 +255,7 @@ def law(
     x, # inputs in [0, 1], any shape
 )->np.ndarray: # (*x.shape, m) probabilities of the symbols
     "The law of a dithered input: rows interpolated linearly. [Chaudhuri, Guo & Rabbat 2022, Sec. 3]"
-    x, rows = np.asarray(x, float), np.array(table.rows)
-    if not ((0 <= x) & (x <= 1)).all(): raise ValueError(f"x is {x[~((0 <= x) & (x <= 1))].flat[0]!r} somewhere; inputs lie in [0, 1]: clip and scale first")
+    x, rows = check_reals("x", x, "[0, 1]"), np.array(table.rows)
     left = np.minimum((x * (len(rows) - 1)).astype(int), len(rows) - 2)
     part = (x * (len(rows) - 1) - left)[..., None]
     return (1 - part) * rows[left] + part * rows[left + 1]
@@ -502,7 +501,7 @@ def guarantee(
     (how, _, conversion), names = accountant.partition("-"), dict(unit=unit, relation=relation, sampling="none", scope="total", trust="local", rounds=rounds)
     if d is not None or how != "mixture": check_between("d", d, 1)
     if how == "pure": return Guarantee(rounds * d * _worst_ratio(mechanism, relation), delta, accountant="pure", note=f"d = {d}; holds with delta = 0", **names)
-    if not 0 < delta < 1: raise ValueError(f"delta is {delta!r}; it must lie in (0, 1) for a Renyi curve: choose one, or accountant='pure'")
+    check_number("delta", delta, "(0, 1)")
     orders, note = tuple(ORDERS if orders is None else orders), f"d = {d}" if d else "any d"
     grid = dict(slip=delta / (2 * rounds)) if how == "grid" else {}
     curve = compose(renyi_curve(mechanism, relation, how, d, orders=orders, **grid), rounds)

@@ -59,7 +59,7 @@ def density(
     "Logarithm of the density of an answer. [Wang et al. 2019]"
     (left, right), c, y = window(t, eps), reach(eps), check_reals("y", y)
     low = math.log(-math.expm1(-eps / 2) / 2) - eps / 2 - math.log1p(math.exp(-eps / 2))
-    return np.where(np.abs(y) > c, -np.inf, low + eps * ((left <= y) & (y <= right)))
+    return np.where(np.abs(y) > c, -np.inf, low + float(eps) * ((left <= y) & (y <= right)))
 
 def variance(
     t, # numbers sent, array, any shape, in [-1, 1]
@@ -133,8 +133,7 @@ def coordinates(
     count:int, # k, 1..d
 )->np.ndarray: # (k,) int64, distinct
     "A uniform set of coordinates, drawn without replacement. [Wang et al. 2019, Alg. 4]"
-    check_size("d", d), check_between("count", count, 1, d)
-    return rng.choice(d, count, replace=False, shuffle=False)
+    return rng.choice(check_size("d", d), check_between("count", count, 1, d), replace=False, shuffle=False)
 
 def answers(
     mechanism:Pm,

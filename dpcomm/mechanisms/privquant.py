@@ -384,8 +384,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the first input seems sent
     "Send a corner of the cube or the opposite corner; score by likelihood, and by the places that match."
-    check_plays(present, n)
-    check_choice("relation", relation, tuple(mechanism.relations))
+    check_choice("relation", relation, tuple(mechanism.relations)), check_plays(present, n)
     cal, top = mechanism.calibration(d), mechanism.levels - 1
     scores, place = {name: np.zeros(n) for name in ("likelihood", "first", "last", "slope")}, np.arange(d) - (d - 1) / 2
     sent = np.full((n, d), top if present else 0)

@@ -42,7 +42,7 @@ class Quantised:
     replay, audited = False, AUDITED
 
     def __post_init__(self): check_settings(self)
-    def clip(self, u): return clip_l2(u, self.length * step(self, check_floats("u", u).shape[-1] if u.ndim else 1))
+    def clip(self, u): return clip_l2(u, self.length * step(self, u.shape[-1] if check_floats("u", u).ndim else 1))
     def encode(self, u, key): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
     def bits(self, d): return Bits.of(8 * -(-self.level_bits * check_size("d", d) // 8), header_bits(self.name), 0, d)

@@ -156,8 +156,7 @@ class Rec:
     def __post_init__(self):
         for field in ("clip_norm", "std"): object.__setattr__(self, field, float(check_positive(field, getattr(self, field))))
         check_between("index_bits", self.index_bits, 1, 24)
-        if not isinstance(self.groups, (tuple, list, type(None))): raise TypeError(f"groups is {self.groups!r:.60}; it must be a tuple of sizes, or None: pass (size, size, ...)")
-        for size in self.groups or (): check_between("groups", size, 1)
+        for size in (self.groups or ()) if isinstance(self.groups, (tuple, list, type(None))) else [self.groups]: check_between("groups", size, 1)
 
     def clip(self, u): return clip_l2(u, self.clip_norm)
     def encode(self, u, key): return encode(self, u, key)
@@ -318,8 +317,7 @@ def loss_law(
 )->tuple: # D (cells,) ascending; its law under a null message (cells,)
     "Law of s z - log Y, every piece rounded one way. [ours]"
     check_number("s", s, "[1e-6, 20]"), check_between("K", K, 2, 2**24), check_choice("up", up, (True, False)), check_number("width", width, "[1e-5, 1]")
-    mean = (K - 1) * math.exp(s * s / 2)
-    top = 2**20
+    mean, top = (K - 1) * math.exp(s * s / 2), 2**20
     step = (2 * mean + math.exp(6 * s)) / top # a weight beyond has probability 1e-9
     y = _sum_law(s, K - 1, step, top, not up)
     log_y = np.log(np.maximum(step * np.arange(top), step / 2))
@@ -372,13 +370,12 @@ def guarantee(
                          + ", derived in sections 4.11 and 4.13 of the page on the proof: pass one of these pairs")
     check_between("rounds", rounds, 1), check_between("cohort", cohort, 1)
     c, groups = mechanism.clip_norm / mechanism.std, groups or len(mechanism.groups or (1,))
-    if not isinstance(accountant, str): raise TypeError(f"accountant is {accountant!r:.60}; it must be a name such as 'exact-balle': pass text")
-    kind, version = accountant.split("-", 1) if "-" in accountant else (accountant, "")
+    kind, _, version = accountant.partition("-") if isinstance(accountant, str) else (None, None, None)
     release = (c, rounds * (cohort if sampling != "none" else 1), n_clients, 2**mechanism.index_bits, groups, delta, fitting)
-    if accountant == "pld-exact": return pld_epsilon(*release, cohort)
+    if (kind, version) == ("pld", "exact"): return pld_epsilon(*release, cohort)
     if kind == "exact": return exact_epsilon(*release, version, cohort)
     if kind != "theorem1":
-        raise ValueError(f"accountant is {accountant!r}; it must be theorem1-arxiv, theorem1-iclr, theorem1-iclr-shifted, exact-classic, exact-balle or pld-exact")
+        raise ValueError(f"accountant is {accountant!r}; it must be theorem1-arxiv, theorem1-iclr, theorem1-iclr-shifted, exact-classic, exact-balle or pld-exact: pass one of these")
     if sampling != "replacement":
         raise ValueError(f"sampling is {sampling!r}; Algorithm 7 accounts only for slots drawn with replacement: use accountant='exact-balle', or sampling='replacement'")
     check_between("n_clients", n_clients, 2)
