@@ -17,7 +17,7 @@ from ..accounting import CONVERSIONS, Guarantee, calibrate, guarantee_from_rdp, 
 from ..core import ENTRIES, check_between, check_choice, check_number, check_positive, check_reals, check_size
 
 # %% ../../nbs/2_papers/dprec_theorem.ipynb #f32bc03f
-WORK = 2**24 # numbers that one quadrature may hold
+WORK = 2**22 # numbers that one quadrature may hold
 
 def _log_laplace(
     x:np.ndarray, # log t, any values
