@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['UNITS', 'RELATIONS', 'SAMPLINGS', 'SCOPES', 'TRUSTS', 'GAUSS', 'SHUFFLE', 'FIXED', 'MIXTURE', 'PROVED', 'WHY',
-           'TOP_ORDER', 'INTEGER_ORDERS', 'ORDERS', 'CONVERSIONS', 'WIDEST', 'ACCOUNTANTS', 'Guarantee', 'rdp_gaussian',
-           'rdp_subsampled_gaussian', 'compose', 'rdp_to_eps', 'rdp_to_delta', 'guarantee_from_rdp', 'gaussian_delta',
-           'gaussian_guarantee', 'calibrate']
+           'TOP_ORDER', 'INTEGER_ORDERS', 'ORDERS', 'CONVERSIONS', 'WIDEST', 'MOST_COMPOSED', 'ACCOUNTANTS',
+           'Guarantee', 'rdp_gaussian', 'rdp_subsampled_gaussian', 'compose', 'rdp_to_eps', 'rdp_to_delta',
+           'guarantee_from_rdp', 'gaussian_delta', 'gaussian_guarantee', 'calibrate']
 
 # %% ../nbs/1_foundations/accounting.ipynb #7a6a6dea
 from collections.abc import Callable
@@ -148,8 +148,8 @@ def _as_floats(value):
 def _check_orders(orders):
     "Orders as a float array, or a ValueError. [Mironov 2017, Def. 4]"
     array = _as_floats(orders)
-    if not (0 < array.size <= 2**16 and ((array > 1) & (array <= TOP_ORDER)).all()):
-        raise ValueError(f'orders = {orders!r:.80} is not allowed: there must be 1 to {2**16} orders, each > 1 and at most {TOP_ORDER}. Use ORDERS or INTEGER_ORDERS.')
+    if not (array.size and ((array > 1) & (array <= TOP_ORDER)).all() and array.sum() <= 64 * TOP_ORDER):
+        raise ValueError(f'orders = {orders!r:.80} is not allowed: every order must be > 1 and at most {TOP_ORDER}, and their sum at most {64 * TOP_ORDER}. Use ORDERS or INTEGER_ORDERS.')
     return array
 
 def _check_sigma(sigma):
@@ -305,12 +305,13 @@ def _pld_eps(sigma, delta, q, rounds):
     if q < 1: event = dp_accounting.PoissonSampledDpEvent(q, event)
     return dp_accounting.pld.PLDAccountant().compose(event, rounds).get_epsilon(delta)
 
-WIDEST = 200.0 # eps up to which losses are composed
+WIDEST, MOST_COMPOSED = 200.0, 10**6 # eps and rounds up to which losses are composed
 
 def _smaller_eps(sigma, delta, q, rounds):
     "The smaller of the PLD's epsilon and the Renyi curve's. [Koskela, Jalko & Honkela 2020; Canonne, Kamath & Steinke 2020]"
     curve = compose(rdp_subsampled_gaussian(ORDERS, sigma, q), rounds)
     eps = rdp_to_eps(ORDERS, curve, delta, 'balle')[0]
+    if rounds > MOST_COMPOSED: raise ValueError(f"rounds = {rounds!r} is not allowed with accountant = 'pld': it must be at most {MOST_COMPOSED}. Pass accountant='rdp-balle'.")
     if eps > WIDEST: raise ValueError(f"sigma = {sigma!r} is not allowed with accountant = 'pld' here: the losses spread over an eps of {eps:.4g}, "
                                       f"and those beyond {WIDEST:g} take hours to compose. Pass accountant='rdp-balle'.")
     return min(_pld_eps(sigma, delta, q, rounds), eps)

@@ -254,7 +254,7 @@ def vote_recall(
     return float(ndtr((voters - threshold) / std))
 
 # %% ../../nbs/2_papers/fltop_privacy.ipynb #c9338ee8
-MOST_ROUNDS = 10**7 # rounds of a run that the table composes
+MOST_ROUNDS = 10**6 # rounds of a run that the table composes
 
 def guarantee_table(
     sigma:float, # noise std of the sum over S, > 0
