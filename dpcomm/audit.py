@@ -167,7 +167,7 @@ def ceiling(
     alarm:float = 1e-6, # in (0, 1)
 )->float: # largest epsilon that `distinguish` can return
     "What a perfect distinguisher would prove. [ours]"
-    _check('trials', trials, lambda x: 100 <= x <= 2**32 and x % 1 == 0, 'a whole number from 100 to 2**32', 'Play more: fewer than 100 plays prove nothing at small alarms.')
+    _check('trials', trials, lambda x: 100 <= x <= 2**32 and x % 1 == 0, 'a whole number >= 100, up to 2**32', 'Play more: fewer than 100 plays prove nothing at small alarms.')
     _check_delta(delta), _check_alarm(alarm)
     n = int(trials) // 2
     return float(_bound(n, n, 0, n, delta, alarm))
