@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['UNITS', 'RELATIONS', 'SAMPLINGS', 'SCOPES', 'TRUSTS', 'GAUSS', 'SHUFFLE', 'FIXED', 'MIXTURE', 'PROVED', 'WHY',
-           'INTEGER_ORDERS', 'ORDERS', 'CONVERSIONS', 'ACCOUNTANTS', 'Guarantee', 'rdp_gaussian',
-           'rdp_subsampled_gaussian', 'compose', 'rdp_to_eps', 'rdp_to_delta', 'guarantee_from_rdp', 'gaussian_delta',
-           'gaussian_guarantee', 'calibrate']
+           'TOP_ORDER', 'INTEGER_ORDERS', 'ORDERS', 'CONVERSIONS', 'WIDEST', 'MOST_COMPOSED', 'ACCOUNTANTS',
+           'Guarantee', 'rdp_gaussian', 'rdp_subsampled_gaussian', 'compose', 'rdp_to_eps', 'rdp_to_delta',
+           'guarantee_from_rdp', 'gaussian_delta', 'gaussian_guarantee', 'calibrate']
 
 # %% ../nbs/1_foundations/accounting.ipynb #7a6a6dea
 from collections.abc import Callable
@@ -30,14 +30,15 @@ TRUSTS = {'local': 'the server sees every message', 'secagg': 'the server sees s
 # %% ../nbs/1_foundations/accounting.ipynb #da39f469
 def _check_number(name, value, allowed, ok, fix):
     "Return `value` as a float, or raise with its name, value, allowed range and fix. [ours]"
-    try: number, good = float(value), ok(float(value))
-    except (TypeError, ValueError): number, good = np.nan, False
+    try: number = np.nan if isinstance(value, (str, bytes, np.ndarray)) else float(value)
+    except (TypeError, ValueError, OverflowError): number = np.nan
+    good = not np.isnan(number) and ok(number)
     if not good: raise ValueError(f'{name} = {value!r} is not allowed: it must be {allowed}. {fix}')
     return number
 
 def _check_name(name, value, allowed):
     "Raise unless `value` is one of the allowed names; propose the nearest. [ours]"
-    if value in tuple(allowed): return
+    if isinstance(value, str) and value in tuple(allowed): return
     near = get_close_matches(str(value), tuple(allowed), 1, 0)[0]
     raise ValueError(f'{name} = {value!r} is not allowed: it must be one of {", ".join(allowed)}. Did you mean {near!r}?')
 
@@ -47,7 +48,7 @@ def _check_q(q):
 
 def _check_rounds(rounds):
     "A whole number of rounds, or a ValueError. [Mironov 2017, Prop. 1]"
-    return int(_check_number('rounds', rounds, 'a whole number >= 1', lambda x: x >= 1 and x % 1 == 0, 'Pass how many rounds were run.'))
+    return int(_check_number('rounds', rounds, 'a whole number from 1 to 2**53', lambda x: 1 <= x <= 2**53 and x % 1 == 0, 'Pass how many rounds were run.'))
 
 # %% ../nbs/1_foundations/accounting.ipynb #0a1fc504
 @dataclass(frozen=True)
@@ -99,14 +100,16 @@ def _check_combination(trust, sampling, relation):
                      f'no theorem covers it, since {WHY[trust]}. With this trust use {covered}.')
 
 # %% ../nbs/1_foundations/accounting.ipynb #9a22214a
+def _check_text(name, value):
+    "Refuse what is no text, and an accountant without a name. [this page]"
+    if not isinstance(value, str) or (name == 'accountant' and not value.strip()):
+        raise ValueError(f"{name} = {value!r} is not allowed: it must be text. Pass a name such as 'rdp-classic'.")
+
 def _check_names(g):
     "Refuse a name outside its list and text that is no text. [this page]"
     for name, allowed in dict(unit=UNITS, relation=RELATIONS, sampling=SAMPLINGS, scope=SCOPES, trust=TRUSTS).items():
         _check_name(name, getattr(g, name), allowed)
-    for name in ('accountant', 'note', 'premise'):
-        value = getattr(g, name)
-        if not isinstance(value, str) or (name == 'accountant' and not value.strip()):
-            raise ValueError(f"{name} = {value!r} is not allowed: it must be text. Pass a name such as 'rdp-classic'.")
+    for name in ('accountant', 'note', 'premise'): _check_text(name, getattr(g, name))
 
 def _check_guarantee(g):
     "Refuse a guarantee that names something unknown or contradicts itself. [this page]"
@@ -132,6 +135,7 @@ def _sentence(g):
             f'computed by {g.accountant} (accountant).{note}')
 
 # %% ../nbs/1_foundations/accounting.ipynb #acb4df1e
+TOP_ORDER = 2**20 # a moment is a sum of as many terms
 INTEGER_ORDERS = np.union1d(np.arange(2, 257), np.geomspace(256, 16384, 61).round())
 ORDERS = np.union1d(INTEGER_ORDERS, np.arange(11, 110) / 10)
 
@@ -144,8 +148,8 @@ def _as_floats(value):
 def _check_orders(orders):
     "Orders as a float array, or a ValueError. [Mironov 2017, Def. 4]"
     array = _as_floats(orders)
-    if array.size == 0 or not (np.isfinite(array) & (array > 1)).all():
-        raise ValueError(f'orders = {orders!r} is not allowed: every order must be finite and > 1. Use ORDERS or INTEGER_ORDERS.')
+    if not (array.size and ((array > 1) & (array <= TOP_ORDER)).all() and array.sum() <= 64 * TOP_ORDER):
+        raise ValueError(f'orders = {orders!r:.80} is not allowed: every order must be > 1 and at most {TOP_ORDER}, and their sum at most {64 * TOP_ORDER}. Use ORDERS or INTEGER_ORDERS.')
     return array
 
 def _check_sigma(sigma):
@@ -301,10 +305,16 @@ def _pld_eps(sigma, delta, q, rounds):
     if q < 1: event = dp_accounting.PoissonSampledDpEvent(q, event)
     return dp_accounting.pld.PLDAccountant().compose(event, rounds).get_epsilon(delta)
 
+WIDEST, MOST_COMPOSED = 200.0, 10**6 # eps and rounds up to which losses are composed
+
 def _smaller_eps(sigma, delta, q, rounds):
     "The smaller of the PLD's epsilon and the Renyi curve's. [Koskela, Jalko & Honkela 2020; Canonne, Kamath & Steinke 2020]"
     curve = compose(rdp_subsampled_gaussian(ORDERS, sigma, q), rounds)
-    return min(_pld_eps(sigma, delta, q, rounds), rdp_to_eps(ORDERS, curve, delta, 'balle')[0])
+    eps = rdp_to_eps(ORDERS, curve, delta, 'balle')[0]
+    if rounds > MOST_COMPOSED: raise ValueError(f"rounds = {rounds!r} is not allowed with accountant = 'pld': it must be at most {MOST_COMPOSED}. Pass accountant='rdp-balle'.")
+    if eps > WIDEST: raise ValueError(f"sigma = {sigma!r} is not allowed with accountant = 'pld' here: the losses spread over an eps of {eps:.4g}, "
+                                      f"and those beyond {WIDEST:g} take hours to compose. Pass accountant='rdp-balle'.")
+    return min(_pld_eps(sigma, delta, q, rounds), eps)
 
 # %% ../nbs/1_foundations/accounting.ipynb #8ec11eec
 def _sensitivity(relation, sampling, trust):
@@ -344,7 +354,7 @@ def gaussian_guarantee(
     premise:str = '', # an assumption that the run does not meet; printed first
 )->Guarantee: # what the run proves
     "State what clipped sums with Gaussian noise prove. [Mironov, Talwar & Zhang 2019]"
-    _check_name('accountant', accountant, ACCOUNTANTS)
+    _check_name('accountant', accountant, ACCOUNTANTS), _check_text('note', note), _check_text('premise', premise)
     sigma = _check_sigma(sigma) / _sensitivity(relation, sampling, trust)
     _check_run(delta, q, rounds, sampling, scope)
     names = dict(unit=unit, relation=relation, sampling=sampling, scope=scope, trust=trust, note=note,
@@ -376,6 +386,8 @@ def calibrate(
     "Cheapest parameter that still keeps eps, by bisection. [ours]"
     _check_number('eps', eps, 'a finite number > 0', lambda x: 0 < x < np.inf, 'Pass the epsilon to be kept.')
     _check_number('tol', tol, 'a number in (0, 1)', lambda x: 0 < x < 1, 'Use 1e-6.')
+    if not isinstance(increasing, (bool, np.bool_)): raise ValueError(f'increasing = {increasing!r:.60} is not allowed: it must be True or False. Say whether eps grows with the parameter.')
+    high = _check_number('high', high, 'a finite number', lambda x: -np.inf < x < np.inf, 'Pass the largest parameter to be tried.')
     _check_number('low', low, f'a finite number below high = {high}', lambda x: -np.inf < x < float(high) < np.inf, 'Order the bracket.')
     safe, risky = (low, high) if increasing else (high, low)
     _check_bracket(guarantee_at, eps, safe, risky, increasing)

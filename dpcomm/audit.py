@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import betaincinv
 from scipy.stats import binom
 from .accounting import Guarantee
-from .games import less_noise, pure_curve
+from .games import less_noise, numbers, pure_curve
 
 # %% ../nbs/1_foundations/audit.ipynb #42660574
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Audit:
 def _check(name, value, ok, allowed, fix):
     "Raise with the name, the value, what is allowed and the fix. [ours]"
     try: good = bool(ok(value))
-    except (TypeError, ValueError): good = False
+    except (TypeError, ValueError, OverflowError, RuntimeError): good = False
     if not good: raise ValueError(f'{name} = {value!r} is not allowed: it must be {allowed}. {fix}')
 
 def _check_delta(delta): _check('delta', delta, lambda x: 0 <= x < 1, 'a number in [0, 1)', 'Use the delta of the claim.')
@@ -56,7 +56,7 @@ def refutes(
 # %% ../nbs/1_foundations/audit.ipynb #05c8bd15
 def _check_pmfs(p, q):
     "Two laws on one list of outcomes as flat float arrays, or a ValueError. [ours]"
-    p, q = (np.ravel(np.asarray(x, float)) for x in (p, q))
+    p, q = (numbers(name, x, 0).ravel() for name, x in (("p", p), ("q", q)))
     _check('p and q', (p.size, q.size), lambda sizes: sizes[0] == sizes[1] > 0, 'two arrays over the same outcomes', 'Give 0 to what cannot happen.')
     for name, x in (('p', p), ('q', q)):
         _check(f'sum of {name}', float(x.sum()), lambda total: (x >= 0).all() and abs(total - 1) < 1e-6, '1, of entries >= 0', 'Normalise it.')
@@ -99,8 +99,9 @@ def clopper_pearson(
 )->tuple: # (low, high), shape of hits
     "Exact confidence interval of a binomial probability. [Clopper & Pearson 1934]"
     _check_alarm(alarm)
-    k = np.asarray(hits, float)
-    _check('hits', hits, lambda _: n >= 1 and (0 <= k).all() and (k <= n).all(), f'whole numbers in 0..{n}', 'Pass counts of n trials.')
+    k = numbers('hits', hits, 0)
+    _check('n', n, lambda x: 1 <= x <= 2**53 and x % 1 == 0, 'a whole number from 1 to 2**53', 'Pass the number of trials.')
+    _check('hits', hits, lambda _: (0 <= k).all() and (k <= n).all(), f'whole numbers in 0..{n}', 'Pass counts of n trials.')
     low = np.where(k > 0, betaincinv(np.maximum(k, 1), n - k + 1, alarm / 2), 0.0)
     high = np.where(k < n, 1 - betaincinv(np.maximum(n - k, 1), k + 1, alarm / 2), 1.0)
     return low, high
@@ -129,7 +130,8 @@ DIRECTIONS = ('forward', 'reverse') # which world is the alternative: present, o
 
 def _scores(scores):
     "Scores by attack, as checked arrays. [ours]"
-    scores = {name: np.asarray(x, float) for name, x in (scores if isinstance(scores, dict) else {'score': scores}).items()}
+    given = scores if isinstance(scores, dict) and scores else {'score': scores}
+    scores = {name: numbers(name, x) for name, x in given.items()}
     for name, x in scores.items():
         _check(f'{name} of {x.size} plays', x.shape, lambda shape: len(shape) == 1 and shape[0] >= 100 and not np.isnan(x).any(),
                'one row of at least 100 scores without nan', 'Play more: fewer than 100 plays prove nothing at small alarms.')
@@ -148,7 +150,7 @@ def distinguish(
 )->Audit:
     "Lower bound on epsilon from plays of both worlds. [Jagielski, Ullman & Oprea 2020; Nasr et al. 2023]"
     _check_delta(delta), _check_alarm(alarm)
-    for name in directions: _check('directions', name, DIRECTIONS.__contains__, "'forward' or 'reverse'", 'Leave it out to try both.')
+    _check('directions', directions, lambda x: {*x} and {*x} <= {*DIRECTIONS}, "'forward' or 'reverse'", 'Leave it out to try both.')
     here, there = ([{name: x[i::2] for name, x in _scores(world).items()} for i in (0, 1)]
                    for world in (present, absent))
     tries = {look: _best_cut(*_worlds(here[0], there[0], *look), delta, alarm) for look in product(here[0], directions, (1, -1))}
@@ -165,12 +167,16 @@ def ceiling(
     alarm:float = 1e-6, # in (0, 1)
 )->float: # largest epsilon that `distinguish` can return
     "What a perfect distinguisher would prove. [ours]"
-    _check('trials', trials, lambda x: x >= 100 and x % 1 == 0, 'a whole number >= 100', 'Play more: fewer than 100 plays prove nothing at small alarms.')
+    _check('trials', trials, lambda x: 100 <= x <= 2**32 and x % 1 == 0, 'a whole number >= 100, up to 2**32', 'Play more: fewer than 100 plays prove nothing at small alarms.')
     _check_delta(delta), _check_alarm(alarm)
     n = int(trials) // 2
     return float(_bound(n, n, 0, n, delta, alarm))
 
 # %% ../nbs/1_foundations/audit.ipynb #6eeea66f
+def _check_relation(mechanism, relation):
+    "Refuse a relation that a mechanism does not account for. [ours]"
+    _check('relation', relation, tuple(mechanism.relations).__contains__, f'one of {", ".join(mechanism.relations) or "none"}', 'Only these are accounted for this mechanism.')
+
 def audit_play(
     mechanism, # registered mechanism
     relation:str, # a key of mechanism.relations
@@ -195,6 +201,7 @@ def claim(
     rounds:int = 1, # releases composed
 )->Guarantee: # what the mechanism says of the release that `audit_play` plays
     "The claim that an audit is held against. [ours]"
+    _check_relation(mechanism, relation)
     return mechanism.guarantee(rounds=rounds, delta=delta, **mechanism.relations[relation])
 
 # %% ../nbs/1_foundations/audit.ipynb #712dc1ef
@@ -208,8 +215,10 @@ def count_pvalue(
     eps, delta, # the claim, >= 0 and in [0, 1], same shape
 )->np.ndarray: # at most the alarm with at most that probability, where the claim is true; in [0, 1]
     "How surprising two counts are for an (eps, delta)-private mechanism. [this page, Thm. counts]"
-    x, y, eps, delta = (np.asarray(value, float)[..., None]
-                        for value in np.broadcast_arrays(caught, false, eps, delta))
+    n, m = (float(numbers(name, value, 1, 2**53)) if np.ndim(value) == 0 else _check(name, value, bool, 'one number', 'Pass the plays of a world.')
+            for name, value in (('n', n), ('m', m)))
+    ranges = ('caught', caught, n), ('false', false, m), ('eps', eps, MOST), ('delta', delta, 1)
+    x, y, eps, delta = (value[..., None] for value in np.broadcast_arrays(*(numbers(name, value, 0, high) for name, value, high in ranges)))
     E, a = np.exp(eps), np.expm1(LAMBDAS)
     b = np.expm1(-LAMBDAS * E * n / m)
     q = -(n * a * E + m * b * (1 + delta * a)) / ((n + m) * a * b * E)
@@ -280,7 +289,8 @@ def judge(
 )->Judgement:
     "Test a whole claimed curve on plays of both worlds. [this page, Thm. counts]"
     _check_alarm(alarm)
-    eps, delta = (np.atleast_1d(np.asarray(x, float)) for x in claims)
+    _check('claims', type(claims), lambda _: len(claims) == 2, 'a pair of arrays, eps and delta', 'Pass audit.claims(mechanism, relation).')
+    eps, delta = (np.atleast_1d(numbers('claims', x)) for x in claims)
     good = eps.shape == delta.shape and ((0 <= eps) & (eps <= MOST)).all() and (delta >= 0).all()
     _check('claims', (eps.shape, delta.shape), lambda _: good, f'eps in [0, {MOST:g}] and delta >= 0, of one shape',
            'Pass audit.claims(mechanism, relation).')
@@ -292,8 +302,8 @@ def judge(
         p = float(count_pvalue(hits, len(hot), false, len(cold), eps[k], at)) * len(chosen)
         found.append((min(1.0, p), float(eps[k]), float(at), hits / len(hot), false / len(cold), look))
     trials = min(len(x) for x in (*_scores(present).values(), *_scores(absent).values()))
-    *numbers, look = min(found, key=lambda one: (one[0], -one[2]))
-    return Judgement(*map(float, numbers), trials, alarm, *look[:2])
+    *best, look = min(found, key=lambda one: (one[0], -one[2]))
+    return Judgement(*map(float, best), trials, alarm, *look[:2])
 
 # %% ../nbs/1_foundations/audit.ipynb #9c7e6b10
 EPS = np.append(0.0, np.geomspace(0.01, 10, 39)) # where a curve is claimed
@@ -312,6 +322,7 @@ def claims(
     **arguments, # of play, such as d
 )->tuple: # eps, delta: arrays of everything claimed of one release at once
     "The curve of a mechanism's own game, and its guarantee. [ours]"
+    _check_relation(mechanism, relation), _check('deltas', deltas, lambda x: len(x) >= 0, 'a list of numbers in (0, 1)', 'Leave it out for the usual ones.')
     play, release = _arguments(mechanism, relation, arguments)
     points = [(EPS, mechanism.curve(relation, EPS, **play))]
     stated = [mechanism.guarantee(rounds=1, delta=delta, **release) for delta in deltas]
@@ -349,6 +360,9 @@ def seen_pvalue(
     away:float = 1.8, # standard deviations by which both counts are unlucky
 )->float: # smallest over the claims
     "The p-value that about nine audits in ten fall below. [ours; normal approximation of the power]"
+    ceiling(max(trials, 100) if isinstance(trials, (int, np.integer)) else trials, 0), _check('trials', trials, lambda x: x >= 1, 'a whole number >= 1', 'Pass the plays of a world.')
+    delta = numbers('delta', delta, 0)
+    _check('delta', delta.shape, lambda x: x == EPS.shape, f'of shape {EPS.shape}', 'Pass the curve at audit.EPS.'), _check('away', away, lambda x: np.ndim(x) == 0 and 0 <= x <= 100, 'a number in [0, 100]', 'Use 1.8.')
     E, further, n = np.exp(EPS), EPS + 1e-3, max(1, int(0.75 * trials))
     here, there = lie(EPS), lie(further)
     false = np.clip(-(there - here) / (np.exp(further) - E), 0, 1 / E)
@@ -366,6 +380,7 @@ def smallest_lie(
     **arguments, # of play, such as d
 )->float: # factor of `LIES`; inf where none of them is seen, or no curve is stated
     "Noise smaller than claimed by this factor is refuted with probability 0.9. [ours]"
+    _check_relation(mechanism, relation), ceiling(trials, 0, alarm)
     play = _arguments(mechanism, relation, arguments)[0]
     delta = mechanism.curve(relation, EPS, **play)
     def seen(factor):
@@ -442,7 +457,7 @@ def guess(
     guesses:int, # how many to guess, 1..m: half of them in, half out
 )->np.ndarray: # (m,) 1 in, -1 out, 0 no guess
     "Guess the canaries at both ends of the scores. [Steinke, Nasr & Jagielski 2023, Alg. 1]"
-    scores = np.asarray(scores, float)
+    scores = numbers('scores', scores)
     _check('scores', scores.shape, lambda shape: len(shape) == 1 and not np.isnan(scores).any(), 'one row without nan', 'Pass one score a canary.')
     _check_guesses(0, guesses, len(scores))
     order, guessed = np.argsort(scores, kind='stable'), np.zeros(len(scores), int)
@@ -458,7 +473,8 @@ def one_run(
     alarm:float = 1e-6, # probability that the bound is too large, in (0, 1)
 )->Audit:
     "Lower bound on epsilon of a run from the scores of its canaries. [Steinke, Nasr & Jagielski 2023, Alg. 1]"
-    coins = np.where(np.asarray(included, bool), 1, -1)
-    _check('included', coins.shape, lambda shape: shape == np.shape(scores), f'of shape {np.shape(scores)}, one coin a canary', 'Pass the coins.')
+    scores = numbers('scores', scores)
+    coins = np.where(numbers('included', included, 0, 1) > 0, 1, -1)
+    _check('included', coins.shape, lambda shape: shape == scores.shape, f'of shape {scores.shape}, one coin a canary', 'Pass the coins.')
     correct = int((guess(scores, guesses) == coins).sum())
     return one_run_eps(correct, guesses, len(coins), delta, alarm)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 import numpy as np
 import torch
-from .core import check_between, check_positive, seed_tree
+from .core import check_between, check_number, check_positive, seed_tree
 
 # %% ../nbs/1_foundations/dpsgd.ipynb #75c0f6ec
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Config:
 
     def __post_init__(self):
         check_between("epochs", self.epochs, 1), check_between("batch", self.batch, 1), check_positive("lr", self.lr)
-        if not 0 <= self.momentum < 1: raise ValueError(f"momentum is {self.momentum!r}; it must lie in [0, 1): change momentum")
+        check_number("momentum", self.momentum, "[0, 1)")
 
 # %% ../nbs/1_foundations/dpsgd.ipynb #3308f37a
 def errors(

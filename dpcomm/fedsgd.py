@@ -9,7 +9,7 @@ __all__ = ['RATIOS', 'Base', 'spare_bits', 'matched', 'figures', 'additions', 'c
 import dataclasses
 import math
 from .curves import Curve, Trainer as CurveTrainer
-from .core import seed_tree
+from .core import check_positive, seed_tree
 from .mechanisms import pm, sqsgd, topk, vqsgd
 from .models import build
 
@@ -35,7 +35,7 @@ def spare_bits(
     eps:float, # of one message
 )->int: # content of PM's message
     "The bits that all mechanisms of Figure 3 may use. [sqsgd Sec. 4, baseline comparisons]"
-    return 32 * int(eps / pm.SHARE) + 32
+    return 32 * int(check_positive("eps", eps) / pm.SHARE) + 32
 
 def matched(
     base:Base,

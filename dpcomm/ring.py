@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SLACK', 'PREFIX', 'GUIDE', 'TABLE', 'BATCH', 'TRIES', 'Overflow', 'whole', 'Ring', 'FixedPoint', 'to_grid',
            'overflow_probability', 'exp_fixed', 'cumulative', 'edges', 'settle_size', 'guide', 'sizes', 'below',
-           'exp_coin', 'keep', 'discrete_gaussian', 'exact_variance', 'tau', 'signs', 'rotate', 'unrotate',
-           'rounded_norm', 'conditional_round', 'squared_length']
+           'exp_coin', 'keep', 'check_shape', 'discrete_gaussian', 'exact_variance', 'tau', 'signs', 'rotate',
+           'unrotate', 'rounded_norm', 'conditional_round', 'squared_length']
 
 # %% ../nbs/1_foundations/ring.ipynb #49c547da
 import functools
@@ -17,7 +17,7 @@ from operator import index
 import numpy as np
 import torch
 from torch import Tensor
-from .core import check_between, check_finite, check_positive, seed_tree, walsh_hadamard
+from .core import check_between, check_finite, check_floats, check_number, check_positive, check_reals, check_size, seed_tree, walsh_hadamard
 
 # %% ../nbs/1_foundations/ring.ipynb #88a4a560
 class Overflow(ValueError):
@@ -28,7 +28,8 @@ def whole(
     z, # array of whole numbers, any shape
 )->np.ndarray: # int64
     "Refuse anything but whole numbers of at most 64 bits. [ours]"
-    z = z.numpy() if isinstance(z, Tensor) else np.asarray(z)
+    try: z = z.numpy() if isinstance(z, Tensor) else np.asarray(z)
+    except ValueError: raise ValueError(f"{name} is {z!r:.60}; it must hold signed whole numbers of at most 64 bits: pass rows of one length") from None
     if z.dtype.kind != "i" and not (z.dtype.kind == "u" and z.dtype.itemsize < 8):
         raise ValueError(f"{name} is {z.dtype}; it must hold signed whole numbers of at most 64 bits: encode the vector first")
     return z.astype(np.int64, copy=False)
@@ -92,7 +93,7 @@ def to_grid(
     x, # array or tensor of floats, any shape, |x| <= bound
 )->np.ndarray: # int64, |z| <= cells
     "Round to the nearest grid point. [ours]"
-    x = check_finite("x", torch.as_tensor(x)).double().numpy()
+    x = check_finite("x", x if isinstance(x, Tensor) else torch.from_numpy(check_reals("x", x))).double().numpy()
     top = np.abs(x).max(initial=0.0)
     if top > grid.bound * (1 + SLACK):
         raise Overflow(f"x holds {(np.abs(x) > grid.bound * (1 + SLACK)).sum()} values beyond the declared range, up to {top:.6g}; "
@@ -110,8 +111,7 @@ def overflow_probability(
 )->float: # upper bound, in [0, 1]
     "Bound on the chance that any coordinate of a noisy sum leaves the ring. [Canonne, Kamath & Steinke 2020; ours for the ring]"
     check_positive("scale", scale), check_between("bits", bits, 2, 62), check_between("n_clients", n_clients, 1), check_between("d", d, 1)
-    for name, value in (("bound", bound), ("noise_std", noise_std)):
-        if not 0 <= value < math.inf: raise ValueError(f"{name} is {value!r}; it must be a finite number, 0 or above: change {name}")
+    check_number("bound", bound, "[0, inf)"), check_number("noise_std", noise_std, "[0, inf)")
     room = 2 ** (bits - 1) - n_clients * math.ceil(bound / scale)
     if room <= 0: return 1.0
     return min(1.0, 2 * d * math.exp(-(room * scale / noise_std) ** 2 / 2)) if noise_std else 0.0
@@ -257,6 +257,14 @@ def keep(
         kept[i] = exp_coin(t, rng, int(u[i]), 32)
     return kept
 
+# %% ../nbs/1_foundations/ring.ipynb #1eaa31s1
+def check_shape(
+    shape, # a whole number >= 0, or a tuple of them; 2^40 entries at most
+)->tuple: # of whole numbers
+    "Refuse what is no shape of an array. [ours]"
+    sides = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    return tuple(int(check_between("shape", n, 0, 2**40)) for n in sides)
+
 # %% ../nbs/1_foundations/ring.ipynb #1eaa3176
 TABLE, BATCH = 2**10, 2**15 # sigma up to which one table is used; numbers drawn at a time
 
@@ -277,7 +285,7 @@ def discrete_gaussian(
     rng, # one stream, or a list with one a row
 )->np.ndarray: # int64, independent draws of N_Z(0, sigma2)
     "Discrete Gaussian numbers, exactly, by whole numbers alone. [Canonne, Kamath & Steinke 2020]"
-    sigma2, shape = exact_variance(sigma2), (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    sigma2, shape = exact_variance(sigma2), check_shape(shape)
     if isinstance(rng, (list, tuple)):
         if len(rng) != shape[0]: raise ValueError(f"rng holds {len(rng)} streams for {shape[0]} rows: pass one stream, or one a row")
         return np.stack([discrete_gaussian(sigma2, shape[1:], r) for r in rng]) if len(rng) else np.empty(shape, np.int64)
@@ -317,6 +325,7 @@ def signs(
     seed:int, # public
 )->Tensor: # (D,) float32, +1 or -1
     "The random signs that everyone shares. [Kairouz et al. 2021, Alg. 1]"
+    check_size("size", size), check_between("seed", seed, 0)
     return torch.from_numpy(1 - 2 * seed_tree(seed, "signs", size).integers(2, size=size)).float()
 
 def rotate(
@@ -324,6 +333,7 @@ def rotate(
     seed:int, # public
 )->Tensor: # (..., D) of the same type, D the next power of two
     "Pad, flip signs at random, and transform: lengths stay. [Kairouz et al. 2021, Alg. 1]"
+    if not (check_floats("u", u).ndim and u.shape[-1]): raise ValueError(f"u has shape {tuple(u.shape)}; its rows must have an entry: pass (..., d) with d >= 1")
     size = 1 << (u.shape[-1] - 1).bit_length()
     wide = torch.nn.functional.pad(u, (0, size - u.shape[-1]))
     return walsh_hadamard(wide * signs(size, seed).to(u))
@@ -334,6 +344,7 @@ def unrotate(
     d:int, # entries to return, <= D
 )->Tensor: # (..., d)
     "Undo `rotate`. [Kairouz et al. 2021, Alg. 2]"
+    check_floats("v", v), check_between("d", d, 1, v.shape[-1] if v.ndim else 0)
     return (walsh_hadamard(v) * signs(v.shape[-1], seed).to(v))[..., :d]
 
 # %% ../nbs/1_foundations/ring.ipynb #50e2831e
@@ -343,7 +354,7 @@ def rounded_norm(
     beta:float, # in [0, 1): chance at most that one rounding is longer
 )->float: # bound on the length after rounding
     "Length that conditional rounding allows. [Kairouz et al. 2021, Prop. 22]"
-    if not 0 <= beta < 1: raise ValueError(f"beta is {beta!r}; it must lie in [0, 1): use exp(-1/2)")
+    check_number("norm", norm, "[0, 1e150]"), check_size("D", D), check_number("beta", beta, "[0, 1)")
     sure = norm + math.sqrt(D)
     if beta == 0: return sure
     return min(sure, math.sqrt(norm**2 + D / 4 + math.sqrt(-2 * math.log(beta)) * (norm + math.sqrt(D) / 2)))
@@ -357,7 +368,9 @@ def conditional_round(
     rng, # one stream, or a list with one a row
 )->np.ndarray: # (n, D) int64
     "Round at random, without bias, until the length is within its bound. [Kairouz et al. 2021, Alg. 1]"
-    x = np.asarray(x, np.float64)
+    x = x if isinstance(x, np.ndarray) and not x.size else check_reals("x", x)
+    if x.ndim != 2: raise ValueError(f"x has shape {x.shape}; it must be (n, D), a row a vector: pass x[None] for one")
+    if norm_bound is not None: check_number("norm_bound", norm_bound, "[0, 1e150]")
     if isinstance(rng, (list, tuple)):
         if len(rng) != len(x): raise ValueError(f"rng holds {len(rng)} streams for {len(x)} rows: pass one stream, or one a row")
         return np.concatenate([conditional_round(row[None], norm_bound, r) for row, r in zip(x, rng)]) if len(x) else x.astype(np.int64)

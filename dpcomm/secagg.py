@@ -4,23 +4,23 @@
 
 # %% auto #0
 __all__ = ['ROUNDS', 'ADVERTISE', 'SHARE', 'COMPLAIN', 'MASKED', 'CHECK', 'UNMASK', 'SERVER', 'HEAD', 'CURVE', 'CHUNK', 'ZEROS',
-           'PRIME', 'FIELD', 'SIGNATURE', 'KEYS', 'SPENT', 'SEALED', 'DEALT', 'PASSED', 'REPLIES', 'ANY_KEY', 'ACCEPT',
-           'CLOSE', 'who', 'SecAggError', 'Damaged', 'BadKey', 'BadSignature', 'Replay', 'BadShare', 'BelowThreshold',
-           'OutOfRange', 'RingOverflow', 'Inconsistent', 'SupportMismatch', 'Setup', 'check_setup', 'order', 'graph',
-           'places', 'points', 'committee', 'together', 'check_enough', 'source', 'expand', 'public_key', 'agree',
-           'add_mask', 'spans', 'pack_words', 'unpack_words', 'element', 'polynomial', 'evaluate', 'split', 'lagrange',
-           'join', 'share_hash', 'fits', 'scalar', 'private_of', 'adds_up', 'Dealt', 'challenge', 'deal', 'check_dealt',
-           'signed_content', 'seal', 'check_signature', 'unseal', 'records', 'listed', 'elements', 'packed', 'bitmap',
-           'client_sets', 'check_directory', 'check_bundle', 'Client', 'wipe', 'end', 'reply', 'bundle',
-           'neighbour_bundles', 'share', 'opened', 'complain', 'masked', 'pair_key', 'ring_words', 'confirm', 'reveal',
-           'Server', 'close_round', 'accept_bundle', 'accept_shares', 'accept_complaints', 'promised',
-           'accept_revealed', 'accept_vector', 'accept_lists', 'close_advertise', 'close_share', 'rule',
-           'close_complain', 'close_masked', 'close_check', 'close_unmask', 'recovered', 'Outcome', 'identities',
-           'ideal_sum', 'run', 'Degree', 'tails', 'near_tails', 'split_chance', 'find_committee', 'degree',
-           'check_rates', 'overhead', 'table']
+           'PRIME', 'FIELD', 'MOST_SHARES', 'SIGNATURE', 'KEYS', 'SPENT', 'SEALED', 'DEALT', 'PASSED', 'REPLIES',
+           'ANY_KEY', 'ACCEPT', 'CLOSE', 'who', 'SecAggError', 'Damaged', 'BadKey', 'BadSignature', 'Replay',
+           'BadShare', 'BelowThreshold', 'OutOfRange', 'RingOverflow', 'Inconsistent', 'SupportMismatch', 'Setup',
+           'check_setup', 'order', 'graph', 'places', 'points', 'committee', 'together', 'check_enough', 'source',
+           'expand', 'public_key', 'agree', 'add_mask', 'spans', 'pack_words', 'unpack_words', 'element', 'polynomial',
+           'evaluate', 'check_points', 'split', 'lagrange', 'join', 'share_hash', 'fits', 'scalar', 'private_of',
+           'adds_up', 'Dealt', 'challenge', 'deal', 'check_dealt', 'signed_content', 'seal', 'check_signature',
+           'unseal', 'records', 'listed', 'elements', 'packed', 'bitmap', 'client_sets', 'check_directory',
+           'check_bundle', 'Client', 'wipe', 'end', 'reply', 'bundle', 'neighbour_bundles', 'share', 'opened',
+           'complain', 'masked', 'pair_key', 'ring_words', 'confirm', 'reveal', 'Server', 'close_round',
+           'accept_bundle', 'accept_shares', 'accept_complaints', 'promised', 'accept_revealed', 'accept_vector',
+           'accept_lists', 'close_advertise', 'close_share', 'rule', 'close_complain', 'close_masked', 'close_check',
+           'close_unmask', 'recovered', 'Outcome', 'identities', 'ideal_sum', 'run', 'Degree', 'tails', 'near_tails',
+           'split_chance', 'find_committee', 'degree', 'check_rates', 'overhead', 'table']
 
 # %% ../nbs/3_baselines/secagg.ipynb #7d01e324
-import functools, hashlib, os, struct, threading
+import functools, hashlib, math, os, struct, threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from scipy.special import gammaln
-from .core import check_between, derive, seed_tree
+from .core import check_between, check_choice, check_number, derive, seed_tree
 from .ring import Overflow, Ring
 from .wire import Bits, Message, header_bits, parse_message
 
@@ -46,7 +46,7 @@ def who(
     party:int, # id of a client, or SERVER
 )->str: # 'client 3' or 'the server'
     "A party's name in messages to people. [ours]"
-    return "the server" if party == SERVER else f"client {party}"
+    return "the server" if check_between("party", party, 0, SERVER) == SERVER else f"client {party}"
 
 class SecAggError(ValueError):
     "What the protocol refuses; `client` (an id) and `round` (a name) say whose message or request it was. [ours]"
@@ -207,6 +207,7 @@ def source(
 ): # function from a number of bytes to that many random bytes
     "Where secrets come from. [ours]"
     if seed is None: return os.urandom
+    check_between("seed", seed, -math.inf)
     key = derive(seed, *path, bits=256).to_bytes(32, "little")
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return lambda n: stream.update(bytes(n))
@@ -266,7 +267,7 @@ def spans(
     bits:int, # of an element, 1..64
 )->list: # of (element, byte, shift) in a group of eight elements
     "Which byte holds which bits of which element, little-endian. [ours]"
-    return [(j, byte, 8 * byte - j * bits) for j in range(8) for byte in range(j * bits // 8, ((j + 1) * bits - 1) // 8 + 1)]
+    return [(j, byte, 8 * byte - j * bits) for j in range(8 * bool(check_between("bits", bits, 1, 64))) for byte in range(j * bits // 8, ((j + 1) * bits - 1) // 8 + 1)]
 
 def pack_words(
     words:np.ndarray, # (d,) uint32 or uint64, each below 2**bits
@@ -305,13 +306,16 @@ def element(
     "A random element: 384 bits modulo the prime. [ours]"
     return int.from_bytes(draw(48), "little") % PRIME
 
+MOST_SHARES = 2**20 # shares of one secret
+
 def polynomial(
     secret:int, # in [0, PRIME)
     threshold:int, # values that determine it, >= 1
     draw, # source of random bytes
 )->list: # of coefficients, the secret first
     "A random polynomial with the secret at 0. [Shamir 1979]"
-    return [secret] + [element(draw) for _ in range(check_between("threshold", threshold, 1) - 1)]
+    check_between("secret", secret, 0, PRIME - 1), check_between("threshold", threshold, 1, MOST_SHARES)
+    return [secret] + [element(draw) for _ in range(threshold - 1)]
 
 def evaluate(
     coefficients:list, # lowest degree first
@@ -326,6 +330,16 @@ def evaluate(
     return values
 
 # %% ../nbs/3_baselines/secagg.ipynb #8ae30cdd
+def check_points(
+    name:str, # argument, as the caller spelled it
+    at, # distinct whole numbers above 0, one a holder, at least one
+): # the same
+    "Refuse points at which a share would be the secret, or twice the same. [ours]"
+    points = list(at) if isinstance(at, (list, tuple, range, dict)) else []
+    whole = all(isinstance(x, (int, np.integer)) and 0 < x < PRIME for x in points)
+    if points and whole and len(set(points)) == len(points): return at
+    raise ValueError(f"{name} is {at!r:.60}; it must hold different whole numbers above 0: at 0 a share is the secret itself")
+
 def split(
     secret:int, # in [0, PRIME)
     at, # distinct whole numbers above 0, one per holder
@@ -333,6 +347,7 @@ def split(
     draw, # source of random bytes
 )->list: # of ints in [0, PRIME), one per point
     "Values of a random polynomial with the secret at 0. [Shamir 1979]"
+    check_between("threshold", threshold, 1, len(check_points("at", at)))
     return evaluate(polynomial(secret, threshold, draw), at)
 
 @functools.lru_cache(maxsize=64)
@@ -341,7 +356,7 @@ def lagrange(
 )->dict: # point -> weight of its value in the value at 0
     "Computed once for each set of points. [Shamir 1979]"
     weights = {}
-    for x in at:
+    for x in check_points("at", at):
         up = down = 1
         for y in at:
             if y != x: up, down = up * y % PRIME, down * (y - x) % PRIME
@@ -355,6 +370,7 @@ def join(
     at:tuple=(), # all points of the session, whose weights are kept; (): those of the shares
 )->int: # in [0, PRIME)
     "The polynomial's value at 0. [Shamir 1979]"
+    if not isinstance(shares, dict): raise TypeError(f"shares is {shares!r:.60}; it must be a dict, point -> value: pass the shares with their points")
     if len(shares) < check_between("threshold", threshold, 1):
         raise ValueError(f"shares has {len(shares)} of them; {threshold} give the secret: "
                          "collect more")
@@ -404,6 +420,7 @@ def private_of(
     value:int, # in [0, PRIME)
 )->bytes: # 32 bytes: the private key that is the value or its negative
     "The inverse of `scalar`, up to the sign that X25519 does not see. [ours]"
+    check_between("value", value, 0, PRIME - 1)
     number = 8 * (value * pow(8, -1, PRIME) % PRIME)
     number = number if number >= 2**254 else 8 * PRIME - number
     if number >= 2**255: raise ValueError(f"value is {value}, and no private key is: draw another")
@@ -819,7 +836,7 @@ def ring_words(
     me:int, # id, for the error
 )->np.ndarray: # (d,) uint32 or uint64, a copy
     "A client's vector, refused if it is not what was declared. [ours]"
-    x = np.asarray(vector)
+    x = vector if isinstance(vector, np.ndarray) else np.asarray(vector, object if isinstance(vector, (list, tuple)) and {type(v) for v in vector} - {int} else None)
     if x.shape != (setup.d,) or x.dtype.kind not in "iu":
         raise OutOfRange(f"its vector is {x.dtype} of shape {x.shape}; "
                          f"({setup.d},) whole numbers are due: encode it first", me, MASKED)
@@ -1143,6 +1160,7 @@ def identities(
     seed=None, # None: fresh keys; a whole number: fixed ones, for tests and pages only
 )->tuple: # dict id -> private key, dict id -> public key (32 bytes): the directory
     "Signing keys of all clients and the server, and the directory that everybody is given. [Ed25519, RFC 8032]"
+    check_between("n_clients", n_clients, 1, MOST_SHARES)
     draw = source(seed, "secagg identities")
     private = {i: Ed25519PrivateKey.from_private_bytes(draw(32)) for i in (*range(n_clients), SERVER)}
     return private, {i: key.public_key().public_bytes_raw() for i, key in private.items()}
@@ -1199,6 +1217,7 @@ def tails(
     drawn:int, # at random, without repetition
 )->np.ndarray: # (drawn + 2,): P(at least i drawn objects are marked), i = 0..drawn + 1
     "Upper tails of the hypergeometric law. [textbook]"
+    check_between("n", n, 1, 2**53), check_between("marked", marked, 0, n), check_between("drawn", drawn, 0, min(n, MOST_SHARES))
     choose = lambda a, b: gammaln(a + 1) - gammaln(b + 1) - gammaln(a - b + 1)
     i = np.arange(max(0, drawn - (n - marked)), min(drawn, marked) + 1)
     p = np.zeros(drawn + 2)
@@ -1212,6 +1231,7 @@ def near_tails(
     k:int, # neighbours of each
 )->np.ndarray: # (k + 2,): bound on P(some client has at least i marked neighbours), i = 0..k + 1
     "Union over clients of hypergeometric tails. [Bell et al. 2020, Sec. 3]"
+    check_between("n", n, 2, 2**53), check_between("marked", marked, 0, n - 1), check_between("k", k, 1, n - 1)
     return np.minimum(1.0, n * tails(n - 1, marked, k))
 
 def split_chance(
@@ -1220,6 +1240,7 @@ def split_chance(
     k:int, # neighbours of each
 )->float: # bound on the probability
     "Two runs of k // 2 bad clients on the circle, over all pairs of places. [Bell et al. 2020, Sec. 3]"
+    check_between("n", n, 2, 2**53), check_between("bad", bad, 0, n), check_between("k", k, 1, min(n - 1, MOST_SHARES))
     run = np.arange(2 * (k // 2))
     if len(run) > bad or k == n - 1: return 0.0
     return float(min(1.0, n * (n - len(run) - 1) / 2 * np.exp(np.log((bad - run) / (n - run)).sum())))
@@ -1234,6 +1255,9 @@ def find_committee(
     most:int, # signatures of everybody that would serve as well: no more are asked for
 )->tuple: # (committee, signatures, probability of forked, of mute)
     "The smallest committee that serves; everybody if none does. [ours]"
+    check_between("n", n, 1, MOST_SHARES), check_between("most", most, 1, n)
+    for name, value in (("lost", lost), ("bad", bad)): check_between(name, value, 0, n)
+    for name, value in (("forked", forked), ("mute", mute)): check_number(name, value, "[-1, 1]")
     for m in range(2, n if forked > 0 and mute > 0 else 0):
         corrupt, gone = tails(n, bad, m), tails(n, lost, m)
         c = int((corrupt > forked).sum()) - 1
@@ -1253,8 +1277,8 @@ def degree(
     correctness:float=20, # stuck and mute have probability at most 2**-correctness together
 )->Degree: # the smallest that serves
     "Graph, threshold, quorum and committee from what must be tolerated. [Bell et al. 2020, Sec. 3]"
-    check_rates(dropout, corrupt, security, correctness)
-    n, lost, bad = check_between("n_clients", n_clients, 3), int(dropout * n_clients + 1e-9), int(corrupt * n_clients + 1e-9)
+    check_rates(dropout, corrupt, security, correctness), check_choice("malicious", malicious, (True, False))
+    n, lost, bad = check_between("n_clients", n_clients, 3, MOST_SHARES), int(dropout * n_clients + 1e-9), int(corrupt * n_clients + 1e-9)
     quorum, half = (n + bad) // 2 + 1 if malicious else n // 2 + 1, 2.0 ** -(security + 1)
     for k in [*range(2, n - 1, 2), n - 1]:
         corrupted = near_tails(n, bad, k)
@@ -1279,11 +1303,9 @@ def check_rates(
 )->None:
     "Refuse what is no fraction or no exponent. [ours]"
     for name, value in dict(dropout=dropout, corrupt=corrupt).items():
-        if not 0 <= value < 1:
-            raise ValueError(f"{name} is {value!r}; it must be a fraction in [0, 1): change {name}")
+        check_number(name, value, "[0, 1)")
     for name, value in dict(security=security, correctness=correctness).items():
-        if not 0 < value <= 1000:
-            raise ValueError(f"{name} is {value!r}; it must be in (0, 1000]: change {name}")
+        check_number(name, value, "(0, 1000]")
 
 # %% ../nbs/3_baselines/secagg.ipynb #44800d90
 def overhead(

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from .core import Insecure, check_between, check_choice, check_positive
+from .core import Insecure, check_between, check_choice, check_positive, check_size
 
 # %% ../nbs/1_foundations/wire.ipynb #9fa8e9df
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Bits:
     @classmethod
     def of(cls, payload, header, shared_randomness, d):
         "Add up the parts for a vector of d entries."
+        for name, value in dict(payload=payload, header=header, shared_randomness=shared_randomness).items(): check_between(name, value, 0)
+        check_size("d", d)
         total = payload + header + shared_randomness
         return cls(payload, header, shared_randomness, total, total / d)
 

@@ -407,7 +407,7 @@ def test_gaussian_guarantee_refuses(wrong, text):
     (lambda: rdp_to_eps(2, 1.0, 0), 'delta = 0'), (lambda: rdp_to_eps(2, 1.0, 1e-5, 'clasic'), "mean 'classic'"), (lambda: rdp_to_delta(2, 1.0, -1), 'eps = -1'),
     (lambda: rdp_to_delta(2, 1.0, np.inf), 'eps = inf'), (lambda: gaussian_delta(0, 1.0), 'sigma = 0'), (lambda: gaussian_delta(1.0, -1), 'eps = -1'),
     (lambda: gaussian_delta(1.0, 1.0, 0), 'rounds = 0'), (lambda: calibrate(None, 0, 1, 2), 'eps = 0'), (lambda: calibrate(None, 1, 2, 1), 'low = 2'),
-    (lambda: calibrate(None, 1, 1, None), 'low = 1'), (lambda: calibrate(None, 1, 1, 2, tol=0), 'tol = 0')])
+    (lambda: calibrate(None, 1, 1, None), 'high = None'), (lambda: calibrate(None, 1, 1, 1), 'low = 1'), (lambda: calibrate(None, 1, 1, 2, tol=0), 'tol = 0')])
 def test_numbers_out_of_range_are_refused(call, text):
     with pytest.raises(ValueError) as error: call()
     assert text in str(error.value)

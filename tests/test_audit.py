@@ -61,7 +61,7 @@ def test_clopper_pearson_is_scipys(n, alarm):
     (lambda: audit.distinguish(np.zeros(100), np.zeros(100), 1.0), "delta"), (lambda: audit.distinguish(np.zeros(100), np.zeros(100), 0, directions=["up"]), "forward"),
     (lambda: audit.ceiling(10, 0), "100"), (lambda: audit.ceiling(1000.5, 0), "whole"),
     (lambda: audit.enumerated_eps([0.5, 0.5], [1.0], 0), "outcomes"), (lambda: audit.enumerated_eps([0.5, 0.6], [0.5, 0.5], 0), "sum of p"),
-    (lambda: audit.enumerated_eps([1.5, -0.5], [0.5, 0.5], 0), "sum of p"), (lambda: audit.enumerated_eps([1], [1], 1), "delta"),
+    (lambda: audit.enumerated_eps([1.5, -0.5], [0.5, 0.5], 0), "p is"), (lambda: audit.enumerated_eps([1], [1], 1), "delta"),
     (lambda: audit.enumerated_delta([1], [1], math.inf), "eps"), (lambda: audit.one_run_pvalue(-1, 1, 2, 3, 0), "eps"),
     (lambda: audit.one_run_pvalue(1, 3, 2, 3, 0), "correct"), (lambda: audit.one_run_eps(1, 4, 3, 0), "guesses"), (lambda: audit.one_run_eps(0, 0, 3, 0), "guesses"),
     (lambda: audit.one_run_eps(1, 2, 3, 1.0), "delta"), (lambda: audit.guess(np.zeros((2, 2)), 1), "scores"), (lambda: audit.guess(np.zeros(3), 4), "guesses"),

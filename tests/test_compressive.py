@@ -90,7 +90,7 @@ def test_the_random_choice_is_public_uniform_and_has_a_seed():
 
 
 def test_chunks_have_a_length_that_transforms_fast():
-    assert [cs.largest_factor(n) for n in (1, 2, 12, 97, 8317, 8320, 15_000)] == [1, 2, 3, 97, 8317, 13, 5]
+    assert [cs.largest_factors(n, n)[0] for n in (1, 2, 12, 97, 8317, 8320, 15_000)] == [1, 2, 3, 97, 8317, 13, 5]
     assert [cs.chunk_length(*model) for model in (FASHION, MEDICAL)] == [8320, 15_000]
     assert cs.chunk_length(7, 1) == 7 and cs.chunk_length(7, 7) == 1 and cs.chunk_length(7, 5) == 2
 

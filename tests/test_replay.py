@@ -197,7 +197,7 @@ def test_a_packet_survives_and_damage_is_noticed(packet):
         replay.parse_packet(data + b"x")
 
 
-@pytest.mark.parametrize("at, byte, says", [(0, b"x", "no packet of dpcomm.replay"), (2, b"\2", "version 2"), (3, b"\3", "kind 3")])
+@pytest.mark.parametrize("at, byte, says", [(0, b"x", "no packet of dpcomm.replay"), (2, b"\1", "version 1"), (3, b"\3", "kind 3")])
 def test_a_packet_of_another_kind_is_refused_though_its_checksum_fits(at, byte, says):
     body = PACKETS[0].to_bytes()[:-4]
     body = body[:at] + byte + body[at + 1:]
@@ -417,7 +417,7 @@ def test_another_agreement_is_refused(other):
     (dict(counts=(1,)), "in 0 counts"), (dict(counts=(1, 2, 0)), "in 2 counts"), (dict(counts=(1, 3)), "announces 3 messages"),
     (dict(content=b"1234"), "holds 4 bytes"), (dict(until=2), "rounds 0 to 2"), (dict(counts=(2, 2)), "leaves out 2"),
     (dict(kind="start"), "announces"), (dict(digest=0), "ends in another state"), (dict(counts=(0, 2)), "ends in another state"),
-    (dict(kind="state", counts=()), "state has 10 bytes"),
+    (dict(kind="state", counts=()), "a state has one round"), (dict(kind="state", since=1, counts=()), "state has 10 bytes"),
 ], ids=str)
 def test_a_packet_that_does_not_add_up_is_refused(change, says):
     hub, replicas = world()

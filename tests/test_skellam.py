@@ -277,7 +277,7 @@ def test_the_bound_with_a_scale_is_the_quoted_one():
         quoted = a * d2**2 / (2 * mu) + min(((2 * a - 1) * s * d2**2 + 6 * d1) / (4 * s**3 * mu**2), 3 * d1 / (2 * s * mu))
         assert module.rdp_skellam([a], s**2 * mu, s * d2, s * d1)[0] == pytest.approx(quoted)
     for orders in ([], [1], [2.5], [2, math.nan]):
-        with pytest.raises(ValueError, match="orders is"):
+        with pytest.raises(ValueError, match="orders (is|holds)"):
             module.rdp_skellam(orders, 1.0, 1.0, 1.0)
     with pytest.raises(ValueError, match="mu is"):
         module.rdp_skellam([2], 0.0, 1.0, 1.0)

@@ -100,12 +100,6 @@ def test_the_game_is_played_with_the_honest_noise(relation):
         summed.play(quiet, "local", True, 10, seed_tree(0))
 
 
-def test_parts_of_a_whole_are_checked():
-    assert summed.check_part("tolerance", 0, True, "[0, 1)") == 0.0
-    with pytest.raises(ValueError, match=r"tolerance is 1.0; it must be a number in \[0, 1\): change tolerance"):
-        summed.check_part("tolerance", 1.0, False, "[0, 1)")
-
-
 def test_a_client_that_leaves_with_its_share_is_promised_nothing():
     assert MECH.guarantee(rounds=1, delta=1e-5).relation == "zero-out" and "add-remove" not in MECH.relations
     with pytest.raises(ValueError, match="takes its share of the noise along"):

@@ -271,7 +271,7 @@ def test_the_table_names_every_observer():
 
 
 @pytest.mark.parametrize("call, words", [
-    (lambda: log_moments(2, 1.0, 1.5), "q is 1.5"), (lambda: log_moments(2, 1.0, 0), "q is 0"), (lambda: log_moments(-1, 1.0, 0.1), "orders"),
+    (lambda: log_moments(2, 1.0, 1.5), "q is 1.5"), (lambda: log_moments(2, 1.0, 0), "q is 0"), (lambda: log_moments(-1, 1.0, 0.1), "lam"),
     (lambda: log_moments(2, -1.0, 0.1), "sigma"), (lambda: theorem1_epsilon(1.0, 0.1, 0, 1e-5), "rounds"), (lambda: theorem1_epsilon(1.0, 2, 9, 1e-5), "q is 2"),
     (lambda: theorem1_epsilon(1.0, 0.1, 5, 0.0), "delta"), (lambda: fixed_size_rdp(1.0, 0.1, 2, "local"), "relation"),
     (lambda: fixed_size_rdp(1.0, 0.1, 2, bound="pairs"), "did you mean 'pair'"), (lambda: fixed_size_rdp(1.0, 0.1, 2, "add-remove", "wang"), "bound='pair'"),

@@ -16,9 +16,9 @@ from itertools import product
 import numpy as np
 import torch
 from torch import Tensor
-from ..accounting import INTEGER_ORDERS, Guarantee, calibrate as least, compose, gaussian_guarantee, guarantee_from_rdp, rdp_subsampled_gaussian
-from ..core import check_between, check_choice, check_positive, check_vector, clip_l2, private_stream
-from ..games import fewer_game, listed_curve, sum_game
+from ..accounting import Guarantee, INTEGER_ORDERS, calibrate as least, compose, gaussian_guarantee, guarantee_from_rdp, rdp_subsampled_gaussian
+from ..core import check_between, check_choice, check_number, check_positive, check_rows, check_size, check_vector, clip_l2, private_stream
+from ..games import check_plays, fewer_game, listed_curve, sum_game
 from ..ring import Ring, conditional_round, discrete_gaussian, exact_variance, rotate, rounded_norm, tau, unrotate
 from ..summed import of_shares
 from ..wire import Bits, Message, header_bits, pack_bits, payload_of, register, unpack_bits
@@ -71,7 +71,7 @@ def padded(
     d:int, # coordinates of a vector, >= 1
 )->int: # D, the next power of two
     "Coordinates after the rotation. [Kairouz et al. 2021, Alg. 1]"
-    return 1 << (check_between("d", d, 1) - 1).bit_length()
+    return 1 << (check_size("d", d) - 1).bit_length()
 
 def check_settings(
     mechanism:DDGauss, # just built
@@ -108,6 +108,7 @@ def shares(
     rng, # one stream, or one a row
 )->np.ndarray: # (n, D) int64 in [0, 2^bits): what secure aggregation adds up
     "Clip, rotate, round, add noise, wrap. [Kairouz et al. 2021, Alg. 1]"
+    check_rows("u", u)
     scale, D = step(mechanism, u.shape[1]), padded(u.shape[1])
     x = rotate(mechanism.clip(u).double().cpu(), mechanism.rotation_seed).numpy() / scale
     z = conditional_round(x, rounded_norm(mechanism.clip_norm / scale, D, mechanism.beta), rng)
@@ -183,6 +184,7 @@ def moments(
     u:Tensor, # updates, (n, d), finite
 )->tuple: # bias and variance of decode(encode(row)), both (n, d)
     "Clipping is the bias; noise and rounding are the variance. [ours]"
+    check_rows("u", u)
     clipped, scale = mechanism.clip(u), step(mechanism, u.shape[1])
     x = rotate(clipped.double(), mechanism.rotation_seed) / scale
     rounding = ((x - x.floor()) * (1 + x.floor() - x)).mean(1, keepdim=True) * scale**2
@@ -207,6 +209,7 @@ def omega(
     n:int, # shares, >= 1
 )->float: # >= 0; 0 for one share
     "Largest log-ratio of the periodic factor. [this page, lemma 1]"
+    check_number("variance", variance, "[0.25, inf)"), check_between("n", n, 1, 2**20)
     k, j = np.arange(1, n)[:, None], np.arange(1, 30)
     E = np.exp(-2 * np.pi**2 * variance * j**2 * k / (k + 1)).sum(1)
     return float((np.log1p(2 * E) - np.log1p(-2 * E)).sum())
@@ -219,7 +222,8 @@ def concentrated(
     D:int, # coordinates, >= 1
 )->float: # eps: Renyi divergence of order alpha >= 2 is at most alpha eps^2 / 2
     "Concentrated privacy of a sum of discrete Gaussians. [Kairouz et al. 2021, Prop. 14; this page, lemmas 1 and 2]"
-    if not variance >= 0.25:
+    check_number("delta2", delta2, "[0, inf)"), check_number("variance", variance, "[0, inf)"), check_between("n", n, 1, 2**53), check_size("D", D)
+    if variance < 0.25:
         raise ValueError(f"variance is {variance!r}; one share of noise needs at least 1/4 squared step of the grid for this bound: "
                          "use more bits, more noise or fewer clients")
     gap, shift = tau(variance, n), delta2 / math.sqrt(n * variance)
@@ -294,6 +298,7 @@ def fit(
     **settings, # further fields of DDGauss
 )->DDGauss: # the one with the least noise, or None where `most` is not enough
     "Least noise that is as private as a Gaussian's, a sum at a time. [ours]"
+    check_positive("multiplier", multiplier), check_number("most", most, "(1, 1e6]")
     def build(sigma): return DDGauss(clip_norm, sigma, n_clients, ring_bits, **settings)
     low, high = 0.0, most * multiplier
     try: reached = release_epsilon(build(high), d) <= 1 / multiplier
@@ -319,7 +324,7 @@ def calibrate(
     **settings, # further fields of DDGauss
 )->DDGauss: # the one with the least noise
     "Least noise for a target, or an error that names the bits it takes. [ours]"
-    check_positive("most", most - 1), check_choice("accountant", accountant, ACCOUNTANTS), check_between("ring_bits", ring_bits, 2, 32)
+    check_number("most", most, "(1, 1e6]"), check_number("q", q, "(0, 1]"), check_between("rounds", rounds, 1, 2**53), check_choice("accountant", accountant, ACCOUNTANTS), check_between("ring_bits", ring_bits, 2, 32)
     names = dict(rounds=rounds, sampling="none" if q == 1 else "poisson", accountant=accountant, relation="zero-out")
     gauss = least(lambda sigma: gaussian_guarantee(sigma, delta, q, orders=INTEGER_ORDERS if q == 1 else SAMPLED, **names), eps, 1e-2, 1e5)
     found = fit(gauss, clip_norm, n_clients, d, ring_bits, most, **settings)
@@ -341,6 +346,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the client seems present
     "Play the game through shares, their sum in the ring, and its opening. [Nasr et al. 2023]"
+    check_plays(present, n)
     check_choice("relation", relation, RELATIONS)
     count, nothing, ring = honest(mechanism), torch.zeros(n, d), Ring(mechanism.ring_bits)
     if relation == "add-remove":

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee, gaussian_guarantee
-from ..core import check_choice, check_positive, check_vector, clip_l2, normal, private_stream
-from ..games import gaussian_curve, sum_game
+from ..core import check_choice, check_positive, check_rows, check_size, check_vector, clip_l2, normal, private_stream
+from ..games import check_plays, gaussian_curve, sum_game
 from ..wire import Bits, Message, finite_floats, header_bits, mean_over_cohort, payload_of, register
 
 # %% ../../nbs/3_baselines/gaussian.ipynb #ba8e7034
@@ -34,11 +34,12 @@ class Gaussian:
 
     def __post_init__(self):
         for field in ("clip_norm", "sigma"): object.__setattr__(self, field, float(check_positive(field, getattr(self, field))))
+        object.__setattr__(self, "local", bool(check_choice("local", self.local, (False, True))))
 
     def clip(self, u): return clip_l2(u, self.clip_norm)
     def encode(self, u, key=None): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
-    def bits(self, d): return Bits.of(32 * d, header_bits(self.name), 0, d)
+    def bits(self, d): return Bits.of(32 * check_size("d", d), header_bits(self.name), 0, d)
 
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng):
@@ -52,8 +53,7 @@ class Gaussian:
     def curve(self, relation, eps, **release): return curve(self, relation, eps, **release)
     @property
     def relations(self): return {name: dict(relation=name, accountant="rdp-balle") for name in RELATIONS[self.local]}
-    @property
-    def std(self): return self.sigma * self.clip_norm
+    std = property(lambda self: self.sigma * self.clip_norm)
     @property
     def fingerprint(self): return zlib.crc32(repr(self).encode())
 
@@ -64,6 +64,7 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d), distributed as decode(encode(row))
     "Clipped rows, with noise where the client adds it."
+    check_rows("u", u)
     u = mechanism.clip(u)
     return u + mechanism.std * normal(u.shape, rng, u.device) if mechanism.local else u
 
@@ -116,6 +117,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the client seems present
     "Play the worst-case neighbour game through simulate and aggregate. [Nasr et al. 2023]"
+    check_plays(present, n)
     check_choice("relation", relation, tuple(mechanism.relations))
     def release_of(u):
         row = mechanism.simulate(torch.from_numpy(u), rng).reshape(1, -1)

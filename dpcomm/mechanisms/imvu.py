@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from scipy.special import expit, log_softmax
 from torch import Tensor
-from ..accounting import ORDERS, Guarantee, compose, gaussian_guarantee, guarantee_from_rdp
-from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, check_vector, clip_l2, private_stream
-from ..games import listed_curve, repeated
+from ..accounting import Guarantee, ORDERS, compose, gaussian_guarantee, guarantee_from_rdp
+from ..core import bernoulli, check_between, check_choice, check_finite, check_number, check_positive, check_reals, check_rows, check_size, check_vector, clip_l2, private_stream
+from ..games import check_plays, listed_curve, repeated
 from .mvu import Table
 from ..wire import BadMessage, Bits, Message, header_bits, mean_over_cohort, pack_bits, payload_of, register, unpack_bits
 
@@ -62,7 +62,7 @@ def pmf(
 )->np.ndarray: # (..., m)
     "Probabilities of the symbols at interpolated inputs. [imvu eqs. 2 and 3]"
     at = line(table)
-    return np.exp(log_softmax(at.start + np.asarray(x, float)[..., None] * at.theta, axis=-1))
+    return np.exp(log_softmax(at.start + check_reals("x", x)[..., None] * at.theta, axis=-1))
 
 # %% ../../nbs/2_papers/imvu.ipynb #a5c0783b
 def fisher(
@@ -136,10 +136,11 @@ def rdp_exact(
     d:int=None, # dimension, >= 1; None: the limit of many, which no dimension exceeds
 )->np.ndarray: # divergence at each order, nats: attained by the even vector, against zero or its opposite
     "Renyi curve of one message of the closed form at the worst vectors of the ball. [ours, Thm. worst]"
-    a, swap = np.asarray(orders, float), check_choice("relation", relation, RELATIONS) == "replace"
+    a, swap = check_reals("orders", orders, "(1, 1e15]"), check_choice("relation", relation, RELATIONS) == "replace"
+    check_number("kappa", kappa, "(0, 1e100]")
     limit = a * kappa**2 / (2 if swap else 8)
     if d is None: return limit
-    z = kappa / math.sqrt(check_between("d", d, 1)) / 2
+    z = kappa / math.sqrt(check_between("d", d, 1, 2**53)) / 2
     forward, reverse = _log_cosh(a * z) - a * _log_cosh(z), _log_cosh((a - 1) * z) + (a - 1) * _log_cosh(z)
     each = _log_cosh((2 * a - 1) * z) - _log_cosh(z) if swap else np.maximum(forward, reverse)
     return np.minimum(limit, d * each / (a - 1))
@@ -163,7 +164,7 @@ class Imvu:
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
-    def bits(self, d): return Bits.of(8 * -(-d * self.nbits // 8), header_bits(self.name), 0, d)
+    def bits(self, d): return Bits.of(8 * -(-check_size("d", d) * self.nbits // 8), header_bits(self.name), 0, d)
     def tilt(self, u): return tilt(self, u)
     def moments(self, u): return moments(self, u)
     def guarantee(self, **release): return guarantee(self, **release)
@@ -190,6 +191,7 @@ def check_settings(
     for field in ("clip_norm", "beta"): object.__setattr__(mechanism, field, float(check_positive(field, getattr(mechanism, field))))
     closed_form(mechanism.eps), object.__setattr__(mechanism, "eps", float(mechanism.eps))
     object.__setattr__(mechanism, "clamp", bool(check_choice("clamp", mechanism.clamp, (False, True))))
+    if not isinstance(mechanism.table, (Table, type(None))): raise TypeError(f"table is {mechanism.table!r:.60}; it must be a Table, or None for the closed form: use mvu.solve")
     if mechanism.table is not None and abs(mechanism.table.eps - mechanism.eps) > 1e-9 * mechanism.eps:
         raise ValueError(f"eps is {mechanism.eps!r} and the table's is {mechanism.table.eps!r}; they must be equal: pass eps=table.eps")
     for value in (*np.abs(mechanism.levels), mechanism.kappa / mechanism.clip_norm):
@@ -248,6 +250,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias and variance of the estimates. [imvu Fig. 1; ours, eq. tilt]"
+    check_rows("u", u)
     p, level = log_pmf(mechanism, logits(mechanism, u)).exp(), torch.from_numpy(mechanism.levels).to(u.device)
     mean = p @ level
     return (mean - u).to(u.dtype), (p * (level - mean[..., None]) ** 2).sum(-1).to(u.dtype)
@@ -289,6 +292,7 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort. [imvu Sec. 3]"
+    check_rows("u", u)
     level, drawn = mechanism.levels.astype(np.float32), list(draw(mechanism, u, rng))
     return torch.from_numpy(level[np.concatenate(drawn)] if drawn else np.empty(u.shape, np.float32)).to(u.device)
 
@@ -368,6 +372,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the vector seems sent
     "Send the worst vector or its neighbour through simulate, and score by likelihood. [Nasr et al. 2023; ours, Thm. worst]"
+    check_plays(present, n)
     check_choice("relation", relation, tuple(mechanism.relations))
     worlds = 4 * mechanism.clip_norm * torch.tensor([[1.0], [-1.0 if relation == "replace" else 0.0]]).expand(2, d)
     law, score = log_pmf(mechanism, logits(mechanism, worlds)[:, 0]).numpy(), np.zeros(n)

@@ -17,9 +17,9 @@ from scipy import sparse
 from scipy.optimize import linprog
 from torch import Tensor
 from ..accounting import Guarantee, compose, guarantee_from_rdp
-from ..core import bernoulli, check_between, check_choice, check_positive, check_vector, clip_l2, private_stream
+from ..core import bernoulli, check_between, check_choice, check_number, check_positive, check_reals, check_rows, check_size, check_vector, clip_l2, private_stream
 from ..files import write_whole
-from ..games import listed_curve, repeated
+from ..games import check_plays, listed_curve, repeated
 from ..wire import BadMessage, Bits, Message, header_bits, mean_over_cohort, pack_bits, payload_of, register, unpack_bits
 
 # %% ../../nbs/3_baselines/mvu.ipynb #5bf5e1de
@@ -51,7 +51,7 @@ def _distances(n_inputs, constraint):
 
 def _check_table(table):
     "Refuse a table that is not sorted, normalised, unbiased to 1e-10, private to 1e-9, or that holds dust."
-    a, p = np.array(table.alphabet, float), np.array(table.rows, float)
+    a, p = check_reals("alphabet", table.alphabet), check_reals("rows", table.rows)
     check_positive("eps", table.eps), check_choice("constraint", table.constraint, CONSTRAINTS)
     if p.ndim != 2 or p.shape[1] != a.size or len(p) < 2:
         raise ValueError(f"rows is of shape {p.shape}; it must be (n_inputs, {a.size}) with n_inputs >= 2: pass one row an input, one column a symbol")
@@ -73,6 +73,7 @@ def two_symbols(
     constraint:str="strict", # strict | metric
 )->Table: # with two symbols, -t and 1 + t
     "Randomised response on evenly spaced inputs. [this page, Lemma 1]"
+    _check_problem(eps, n_inputs, 2, constraint)
     steps = n_inputs - 1 if constraint == "metric" else 1
     t, x = 1 / (steps * math.expm1(eps / steps)), np.linspace(0, 1, n_inputs)
     rows = np.stack([1 - x + t, x + t], 1) / (1 + 2 * t)
@@ -252,8 +253,7 @@ def law(
     x, # inputs in [0, 1], any shape
 )->np.ndarray: # (*x.shape, m) probabilities of the symbols
     "The law of a dithered input: rows interpolated linearly. [Chaudhuri, Guo & Rabbat 2022, Sec. 3]"
-    x, rows = np.asarray(x, float), np.array(table.rows)
-    if not ((0 <= x) & (x <= 1)).all(): raise ValueError(f"x is {x[~((0 <= x) & (x <= 1))].flat[0]!r} somewhere; inputs lie in [0, 1]: clip and scale first")
+    x, rows = check_reals("x", x, "[0, 1]"), np.array(table.rows)
     left = np.minimum((x * (len(rows) - 1)).astype(int), len(rows) - 2)
     part = (x * (len(rows) - 1) - left)[..., None]
     return (1 - part) * rows[left] + part * rows[left + 1]
@@ -280,7 +280,7 @@ class Mvu:
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
-    def bits(self, d): return Bits.of(8 * -(-self.nbits * d // 8), header_bits(self.name), 0, d)
+    def bits(self, d): return Bits.of(8 * -(-self.nbits * check_size("d", d) // 8), header_bits(self.name), 0, d)
     def moments(self, u): return moments(self, u)
     def tilt(self, u): return tilt(self, u)
     def guarantee(self, **release): return guarantee(self, **release)
@@ -336,9 +336,9 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort, without messages."
+    u, levels = mechanism.clip(check_rows("u", u)), _levels(mechanism)
     if isinstance(rng, (list, tuple)) and len(rng) != len(u):
         raise ValueError(f"rng holds {len(rng)} streams for {len(u)} rows: pass one stream, or one a row")
-    u, levels = mechanism.clip(u), _levels(mechanism)
     out = torch.empty(u.shape, dtype=torch.float32)
     parts = zip(u, out, rng) if isinstance(rng, (list, tuple)) else [(u.reshape(-1), out.view(-1), rng)]
     for source, target, stream in parts:
@@ -373,6 +373,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias and variance of the decoded rows, in closed form. [ours]"
+    check_rows("u", u)
     table, x, scale = mechanism.table, _scaled(mechanism, mechanism.clip(u)), 2 * mechanism.clip_norm / mechanism.beta
     second = np.interp(x, table.inputs, np.array(table.rows) @ (np.array(table.alphabet) - 0.5) ** 2)
     mean, variance = torch.from_numpy((x - 0.5) * scale).to(u.device), torch.from_numpy((second - (x - 0.5)**2) * scale**2)
@@ -496,7 +497,7 @@ def guarantee(
     (how, _, conversion), names = accountant.partition("-"), dict(unit=unit, relation=relation, sampling="none", scope="total", trust="local", rounds=rounds)
     if d is not None or how != "mixture": check_between("d", d, 1)
     if how == "pure": return Guarantee(rounds * d * _worst_ratio(mechanism, relation), delta, accountant="pure", note=f"d = {d}; holds with delta = 0", **names)
-    if not 0 < delta < 1: raise ValueError(f"delta is {delta!r}; it must lie in (0, 1) for a Renyi curve: choose one, or accountant='pure'")
+    check_number("delta", delta, "(0, 1)")
     orders, note = tuple(ORDERS if orders is None else orders), f"d = {d}" if d else "any d"
     grid = dict(slip=delta / (2 * rounds)) if how == "grid" else {}
     curve = compose(renyi_curve(mechanism, relation, how, d, orders=orders, **grid), rounds)
@@ -515,6 +516,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the client seems present
     "Send a worst-case vector or its neighbour, and score by likelihood. [Nasr et al. 2023]"
+    check_plays(present, n)
     check_choice("relation", relation, tuple(mechanism.relations))
     scores, levels = {}, _levels(mechanism).numpy()
     for attack, k in {"one-hot": 1, "spread": max(2, min(16, int(mechanism.beta**2)))}.items():

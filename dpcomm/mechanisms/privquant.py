@@ -19,8 +19,8 @@ import torch
 from scipy.special import gammaln, xlogy
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import bernoulli, check_between, check_choice, check_finite, check_positive, check_vector, private_stream
-from ..games import listed_curve
+from ..core import bernoulli, check_between, check_choice, check_finite, check_floats, check_positive, check_reals, check_rows, check_size, check_vector, private_stream
+from ..games import check_plays, listed_curve
 from ..wire import BadMessage, Bits, Message, header_bits, mean_over_cohort, pack_bits, payload_of, register, unpack_bits
 
 # %% ../../nbs/3_baselines/privquant.ipynb #eaf27e4b
@@ -33,7 +33,7 @@ def position(
 )->tuple: # place among the levels (n, d) float64 in [0, K-1]; the level below (n, d) int64, at most K-2
     "Where entries lie between the levels. [sqsgd eq. 6]"
     check_positive("bound", bound), check_between("levels", levels, 2, MOST)
-    x = np.asarray(x, np.float64)
+    x = np.asarray(check_floats("x", x) if isinstance(x, Tensor) else check_reals("x", x, "[-inf, inf]"), np.float64)
     top = np.abs(x).max(initial=0.0)
     if not math.isfinite(top): check_finite("x", torch.from_numpy(x))
     if top > bound * (1 + SLACK):
@@ -48,7 +48,7 @@ def levels(
 )->np.ndarray: # (K,) float64, equally spaced from -U to U
     "The values that an entry is rounded to. [sqsgd eq. 5]"
     check_positive("bound", bound), check_between("levels", K, 2, MOST)
-    return bound * (2 * np.arange(K) - (K - 1)) / (K - 1)
+    return float(bound) * (2 * np.arange(K) - (K - 1)) / (K - 1)
 
 def quantise(
     x, # (n, d) array or tensor, finite, within [-bound, bound] up to float32 rounding
@@ -73,7 +73,7 @@ def tails(
     levels:int, # K, >= 2
 )->Tails: # of all thresholds
     "Sums over the outputs that match often and seldom, all in log space. [sqsgd eq. 8]"
-    check_between("d", d, 1), check_between("levels", levels, 2, MOST)
+    check_size("d", d), check_between("levels", levels, 2, MOST)
     l, tau = np.arange(d + 1.0), np.arange(1.0, d + 1)
     log_counts = gammaln(d + 1) - gammaln(l + 1) - gammaln(d - l + 1) + (d - l) * math.log(levels - 1)
     often = np.logaddexp.accumulate(log_counts[::-1])[::-1][1:]
@@ -90,6 +90,7 @@ def thresholds(
     kappa_min:int=None, # smallest kappa allowed, -d..d-1; None: -d
 )->np.ndarray: # (d,): smallest eps with which tau = 1..d is allowed under the paper's rule; inf below kappa_min
     "What each threshold costs under the paper's rule. [sqsgd Sec. 4; lower side ours]"
+    check_size("d", d)
     ratio, kappa_min = tails(d, levels).ratio, -d if kappa_min is None else check_between("kappa_min", kappa_min, -d, d - 1)
     need = np.where(ratio > 0, ratio / (1 - SPENT), np.nextafter(-ratio / SPENT, np.inf))
     return np.where(2 * np.arange(1, d + 1) - d - 1 >= kappa_min, need, np.inf)
@@ -100,7 +101,7 @@ def smallest_eps(
     kappa_min:int=None, # smallest kappa allowed, -d..d-1; None: -d
 )->float: # the paper's rule works from here on
     "The smallest epsilon for which the paper's rule finds a threshold. [sqsgd Sec. 4]"
-    return float(thresholds(d, levels, kappa_min).min())
+    return float(thresholds(check_size("d", d), levels, kappa_min).min())
 
 # %% ../../nbs/3_baselines/privquant.ipynb #46c16564
 class Calibration(NamedTuple):
@@ -129,7 +130,7 @@ def calibrate(
     kappa_min:int=None, # smallest kappa allowed, -d..d-1; None: -d, 0: as the paper states it
 )->Calibration: # ready to sample from
     "Choose threshold and coin. [sqsgd Sec. 4; 'best' ours]"
-    check_positive("eps", eps), check_choice("rule", rule, RULES)
+    check_size("d", d), check_positive("eps", eps), check_choice("rule", rule, RULES)
     (_, ratio, share), need = tails(d, levels), thresholds(d, levels, kappa_min)
     if rule == "paper":
         fit, log_odds = np.flatnonzero(need <= eps), np.full(d, SPENT * eps)
@@ -199,6 +200,7 @@ def randomise(
     rng, # one stream, or a list with one a row
 )->np.ndarray: # (n, d) int64: level numbers of V
     "Keep a random subset of random size, replace the rest by other levels. [sqsgd Alg. 1, line 2]"
+    if numbers.ndim != 2: raise ValueError(f"numbers has shape {numbers.shape}; it must be (n, d), a row a vector: pass x[None] for one")
     n, d = numbers.shape
     if d != cal.d: raise ValueError(f"numbers has rows of {d} entries; the calibration is for d = {cal.d}: calibrate for {d}")
     draws = draw(rng, n, 2 * d + 1)
@@ -275,7 +277,7 @@ class PrivQuant:
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
-    def bits(self, d): return Bits.of(8 * -(-d * (self.levels - 1).bit_length() // 8), header_bits(self.name), 0, d)
+    def bits(self, d): return Bits.of(8 * -(-check_size("d", d) * (self.levels - 1).bit_length() // 8), header_bits(self.name), 0, d)
     def guarantee(self, **release): return guarantee(self, **release)
     def moments(self, u): return moments(self, u)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
@@ -329,6 +331,7 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort, without messages."
+    check_rows("u", u)
     x = represent(mechanism, u)
     return torch.from_numpy(privatise(x, mechanism.bound, mechanism.calibration(x.shape[1]), rng)).float().to(u.device)
 
@@ -338,6 +341,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias of clipping, and variance, in closed form."
+    check_rows("u", u)
     x = represent(mechanism, u)
     parts = variances(x, mechanism.bound, mechanism.calibration(x.shape[1]))
     return mechanism.clip(u) - u, torch.from_numpy(sum(parts)).to(u.device)
@@ -379,7 +383,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the first input seems sent
     "Send a corner of the cube or the opposite corner; score by likelihood, and by the places that match."
-    check_choice("relation", relation, tuple(mechanism.relations))
+    check_choice("relation", relation, tuple(mechanism.relations)), check_plays(present, n)
     cal, top = mechanism.calibration(d), mechanism.levels - 1
     scores, place = {name: np.zeros(n) for name in ("likelihood", "first", "last", "slope")}, np.arange(d) - (d - 1) / 2
     sent = np.full((n, d), top if present else 0)

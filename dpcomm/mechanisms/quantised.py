@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee, gaussian_guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, check_vector, clip_l2, normal, private_stream
-from ..games import gaussian_curve, sum_game
+from ..core import check_between, check_choice, check_finite, check_floats, check_positive, check_rows, check_size, check_vector, clip_l2, normal, private_stream
+from ..games import check_plays, gaussian_curve, sum_game
 from ..ring import conditional_round, rounded_norm
 from ..wire import BadMessage, Bits, Message, header_bits, mean_over_cohort, pack_bits, payload_of, register, unpack_bits
 
@@ -42,10 +42,10 @@ class Quantised:
     replay, audited = False, AUDITED
 
     def __post_init__(self): check_settings(self)
-    def clip(self, u): return clip_l2(u, self.length * step(self, u.shape[-1]))
+    def clip(self, u): return clip_l2(u, self.length * step(self, u.shape[-1] if check_floats("u", u).ndim else 1))
     def encode(self, u, key=None): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
-    def bits(self, d): return Bits.of(8 * -(-self.level_bits * d // 8), header_bits(self.name), 0, d)
+    def bits(self, d): return Bits.of(8 * -(-self.level_bits * check_size("d", d) // 8), header_bits(self.name), 0, d)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng):
         "Average, with the server's noise."
@@ -117,6 +117,7 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d) float32, distributed as decode(encode(row))
     "Rounded rows. [dprec App. D.3]"
+    check_rows("u", u)
     return (whole(mechanism, u, rng).double() * step(mechanism, u.shape[1])).float()
 
 # %% ../../nbs/3_baselines/quantised.ipynb #267241ad
@@ -151,6 +152,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias of clip, cut and rounding, and variance of the rounding. [this page]"
+    check_rows("u", u)
     x, scale = in_steps(mechanism, u), step(mechanism, u.shape[1])
     if mechanism.rounding == "zero": return (x.trunc() * scale - u).to(u.dtype), torch.zeros_like(u)
     part = x - x.floor()
@@ -185,6 +187,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the client seems present
     "Play the worst-case neighbour game through simulate and aggregate. [Nasr et al. 2023]"
+    check_plays(present, n)
     check_choice("relation", relation, RELATIONS)
     sent, seen = np.zeros((n, d), np.float32), np.zeros((n, d))
     def release_of(u):
@@ -232,6 +235,6 @@ def survival(
     rng, # one stream, or one a row
 )->float: # in [-1, 1]; 1 where clipping is all that happens
     "Mean length of the messages along their updates, over the clip. [this page]"
-    u = check_finite("u", u)
+    if not len(check_rows("u", check_finite("u", u))): raise ValueError("u has no rows; it must have one or more to take a mean of: pass a batch")
     along = (mechanism.simulate(u, rng).double() * u).sum(1) / u.double().norm(dim=1)
     return float(along.mean() / mechanism.clip_norm)

@@ -17,8 +17,9 @@ import torch
 from scipy.special import expit, ndtr
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import Insecure, check_between, check_choice, check_positive, check_vector, clip_l2, gumbel_argmax, normal, private_stream, public_seed
-from .rec_accounting import RELATION_OF, calibrate_clip, exact_epsilon, log_moment, pld_epsilon, rdp, theorem1_epsilon
+from ..core import Insecure, check_between, check_choice, check_number, check_positive, check_reals, check_rows, check_size, check_vector, clip_l2, gumbel_argmax, normal, private_stream, public_seed
+from ..games import check_plays
+from .rec_accounting import RELATION_OF, exact_epsilon, pld_epsilon, theorem1_epsilon
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, payload_of, register, unpack_bits
 
 # %% ../../nbs/2_papers/dprec.ipynb #493802f6
@@ -28,6 +29,7 @@ def selection_moment(
     n_candidates:int, # K
 )->float: # E[sum_k p_k^r], in (0, 1]
     "Expected power sum of the selection probabilities p, by quadrature of its exact formula."
+    check_between("order", order, 1, 170), check_number("s", s, "[0, 1e6]"), check_between("n_candidates", n_candidates, 1, 2**53)
     v = np.linspace(-12, 12 + order * s, 2001)
     log_a, log_phi = s * v - s * s / 2, -v * v / 2 - 0.5 * math.log(2 * math.pi) + math.log(v[1] - v[0])
     x = np.linspace(-math.log(n_candidates) - 40 / order, s * 12 + s * s / 2 + 6, 1501)
@@ -78,6 +80,8 @@ def decode_group(
     seed:int, group:int, k:int, # address of the candidate
 )->np.ndarray: # (d,) float32
     "Make candidate k and no other: O(d) whatever k is. [dprec Alg. 2]"
+    if not (type(d) is int and 0 < d < 2**32): check_size("d", d)
+    check_positive("std", std), check_between("seed", seed, 0, 2**32 - 1), check_between("group", group, 0, 2**32 - 1), check_between("k", k, 0, 2**24)
     return np.float32(std) * candidate(seed, group, k).standard_normal(d, dtype=np.float32)
 
 # %% ../../nbs/2_papers/dprec.ipynb #e60537de
@@ -87,6 +91,8 @@ def select_projection(
     rng:np.random.Generator, # stream
 )->float: # z of the selected candidate along phi, standard normal units
     "Draw the K projections and select one: all of the selection that depends on phi."
+    if not (type(s) is float and 0 <= s < math.inf): check_number("s", s, "[0, inf)")
+    check_between("n_candidates", n_candidates, 1, 2**24)
     if s == 0: return 0.0
     sizes = [min(2**16, n_candidates - start) for start in range(0, n_candidates, 2**16)]
     return gumbel_argmax((s * rng.standard_normal(size) for size in sizes), rng)[1] / s
@@ -150,14 +156,14 @@ class Rec:
     def __post_init__(self):
         for field in ("clip_norm", "std"): object.__setattr__(self, field, float(check_positive(field, getattr(self, field))))
         check_between("index_bits", self.index_bits, 1, 24)
-        for size in self.groups or (): check_between("groups", size, 1)
+        for size in (self.groups or ()) if isinstance(self.groups, (tuple, list, type(None))) else [self.groups]: check_between("groups", size, 1)
 
     def clip(self, u): return clip_l2(u, self.clip_norm)
     def encode(self, u, key=None): return encode(self, u, key)
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
-    def bits(self, d): return Bits.of(8 * -(-len(self.sizes(d)) * self.index_bits // 8), header_bits(self.name), 32, d)
+    def bits(self, d): return Bits.of(8 * -(-len(self.sizes(check_size("d", d))) * self.index_bits // 8), header_bits(self.name), 32, d)
     def guarantee(self, rounds, delta, **release): return of_run(guarantee(self, rounds, delta, **release), rounds, release)
     def moments(self, u): return moments(self, u)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
@@ -202,9 +208,11 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d), distributed as decode(encode(row))
     "Decoded updates of a whole cohort, without messages."
+    check_rows("u", u)
     u = mechanism.clip(u)
     rngs = rng if isinstance(rng, (list, tuple)) else [rng] * len(u)
     sizes = mechanism.sizes(u.shape[1])
+    if not len(u): return u
     if len(sizes) > MANY and len({*sizes[:-1]}) == 1 and sizes[-1] <= sizes[0]:
         return torch.stack([simulate_many(row, sizes[0], mechanism.std, 2**mechanism.index_bits, r) for row, r in zip(u, rngs)])
     return torch.cat([simulate_group(part, mechanism.std, 2**mechanism.index_bits, rngs) for part in u.split(sizes, 1)], 1)
@@ -215,6 +223,7 @@ def moments(
     u:Tensor, # updates, (n, d)
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias and variance of the decoded update in closed form."
+    check_rows("u", u)
     sizes, mean, variance = mechanism.sizes(u.shape[1]), [], []
     for phi in mechanism.clip(u).split(sizes, 1):
         norm = torch.linalg.vector_norm(phi, dim=1, dtype=torch.float64)
@@ -273,6 +282,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the client seems present
     "Play the worst-case neighbour game. [ours; worst split: Thm. R]"
+    check_plays(present, n)
     if relation not in RELATIONS: raise ValueError(f"relation is {relation!r}; it must be one of {', '.join(RELATIONS)}: no other is accounted for rec")
     if path not in ("encode", "law", "simulate"): raise ValueError(f"path is {path!r}; it must be encode, law or simulate: see the page")
     local, looks = relation == "local", []
@@ -304,8 +314,8 @@ def loss_law(
     width:float=1e-3, # of a cell of the log-ratio
 )->tuple: # D (cells,) ascending; its law under a null message (cells,)
     "Law of s z - log Y, every piece rounded one way. [ours]"
-    mean = (K - 1) * math.exp(s * s / 2)
-    top = 2**20
+    check_number("s", s, "[1e-6, 20]"), check_between("K", K, 2, 2**24), check_choice("up", up, (True, False)), check_number("width", width, "[1e-5, 1]")
+    mean, top = (K - 1) * math.exp(s * s / 2), 2**20
     step = (2 * mean + math.exp(6 * s)) / top # a weight beyond has probability 1e-9
     y = _sum_law(s, K - 1, step, top, not up)
     log_y = np.log(np.maximum(step * np.arange(top), step / 2))
@@ -330,7 +340,7 @@ def curve(
 )->np.ndarray: # delta of one message, shape of eps; 1 for local, where nothing but the guarantee is claimed
     "What the game may show. [ours]"
     if check_choice("relation", relation, tuple(RELATIONS)) == "local": return np.ones(np.shape(eps))
-    eps, found = np.asarray(eps, float), 0
+    eps, found = check_reals("eps", eps, "[0, 700]"), 0
     for up in (True, False):
         D, law = loss_law(mechanism.clip_norm / mechanism.std, 2**mechanism.index_bits, up)
         w = 2**mechanism.index_bits * expit(D)
@@ -352,18 +362,18 @@ def guarantee(
     relation:str=None, # None: the one that goes with the sampling; another is refused
 )->Guarantee: # of the whole run; its relation follows from the sampling
     "The paper's claim or the proved guarantee, after `rounds` rounds. [dprec Alg. 7; ours]"
-    fitting = RELATION_OF.get(sampling)
+    fitting = RELATION_OF.get(sampling) if isinstance(sampling, str) else None
     if fitting is None or relation not in (None, fitting):
         raise ValueError(f"sampling is {sampling!r} and relation {relation!r}; accounted are " + ", ".join(f"{s!r} with {r!r}" for s, r in RELATION_OF.items())
                          + ", derived in sections 4.11 and 4.13 of the page on the proof: pass one of these pairs")
     check_between("rounds", rounds, 1), check_between("cohort", cohort, 1)
     c, groups = mechanism.clip_norm / mechanism.std, groups or len(mechanism.groups or (1,))
-    kind, version = accountant.split("-", 1) if "-" in accountant else (accountant, "")
+    kind, _, version = accountant.partition("-") if isinstance(accountant, str) else (None, None, None)
     release = (c, rounds * (cohort if sampling != "none" else 1), n_clients, 2**mechanism.index_bits, groups, delta, fitting)
-    if accountant == "pld-exact": return pld_epsilon(*release, cohort)
+    if (kind, version) == ("pld", "exact"): return pld_epsilon(*release, cohort)
     if kind == "exact": return exact_epsilon(*release, version, cohort)
     if kind != "theorem1":
-        raise ValueError(f"accountant is {accountant!r}; it must be theorem1-arxiv, theorem1-iclr, theorem1-iclr-shifted, exact-classic, exact-balle or pld-exact")
+        raise ValueError(f"accountant is {accountant!r}; it must be theorem1-arxiv, theorem1-iclr, theorem1-iclr-shifted, exact-classic, exact-balle or pld-exact: pass one of these")
     if sampling != "replacement":
         raise ValueError(f"sampling is {sampling!r}; Algorithm 7 accounts only for slots drawn with replacement: use accountant='exact-balle', or sampling='replacement'")
     check_between("n_clients", n_clients, 2)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from scipy.special import erf, log_ndtr, ndtr
 from torch import Tensor
-from ..accounting import ORDERS, Guarantee, compose, gaussian_guarantee, guarantee_from_rdp, rdp_gaussian
-from ..core import bernoulli, check_between, check_choice, check_positive, check_vector, clip_l2, private_stream
-from ..games import listed_curve, repeated
+from ..accounting import Guarantee, ORDERS, compose, gaussian_guarantee, guarantee_from_rdp, rdp_gaussian
+from ..core import bernoulli, check_between, check_choice, check_positive, check_reals, check_rows, check_size, check_vector, clip_l2, private_stream
+from ..games import check_plays, listed_curve, repeated
 from ..wire import Bits, Message, header_bits, mean_over_cohort, payload_of, register
 
 # %% ../../nbs/3_baselines/signsgd.ipynb #809656b2
@@ -42,7 +42,7 @@ class SignSgd:
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
-    def bits(self, d): return Bits.of(8 * -(-d // 8), header_bits(self.name), 0, d)
+    def bits(self, d): return Bits.of(8 * -(-check_size("d", d) // 8), header_bits(self.name), 0, d)
     def tilt(self, u): return tilt(self, u)
     def moments(self, u): return moments(self, u)
     def guarantee(self, **release): return guarantee(self, **release)
@@ -70,6 +70,7 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d) of +1 and -1, float32, distributed as decode(encode(row))
     "Signs of a whole cohort, drawn from their law, a few rows at a time."
+    check_rows("u", u)
     signs, own = np.empty(u.shape, np.float32), isinstance(rng, (list, tuple))
     if own and len(rng) != len(u): raise ValueError(f"rng holds {len(rng)} streams for {len(u)} rows: pass one stream, or one a row")
     for part in np.array_split(np.arange(len(u)), max(1, min(len(u), u.numel() // PIECE))):
@@ -84,6 +85,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias and variance of the signs, in closed form; the bias is as large as the change of units."
+    check_rows("u", u)
     v = mechanism.clip(u).double() / mechanism.std
     return (mechanism.tilt(v * mechanism.std) - u).to(u.dtype), (4 * torch.special.ndtr(v) * torch.special.ndtr(-v)).to(u.dtype)
 
@@ -110,14 +112,14 @@ def log_cosh(
     y, # real, any shape
 )->np.ndarray: # log cosh(y), to the last digits at both ends
     "Logarithm of the hyperbolic cosine."
-    y = np.abs(np.asarray(y, float))
+    y = np.abs(check_reals("y", y))
     return np.where(y < 1, np.log1p(2 * np.sinh(np.minimum(y, 1) / 2) ** 2), y + np.log1p(np.exp(-2 * y)) - np.log(2))
 
 def half_logit(
     v, # signal over noise, real, any shape
 )->np.ndarray: # log(Phi(v) / Phi(-v)) / 2
     "Half the log-odds of the sign of v plus standard normal noise."
-    v = np.asarray(v, float)
+    v = check_reals("v", v, "[-1e150, 1e150]")
     return np.where(np.abs(v) < 1, np.arctanh(erf(np.clip(v, -1, 1) / np.sqrt(2))), (log_ndtr(v) - log_ndtr(-v)) / 2)
 
 # %% ../../nbs/3_baselines/signsgd.ipynb #26211e71
@@ -128,7 +130,7 @@ def rdp_signs(
     d:int=None, # dimension, >= 1; None: the worst of all
 )->np.ndarray: # divergence at each order, nats: exact from order 2 on, an upper bound below
     "Renyi curve of one vector of noisy signs in its worst case. [this page, Thm. signs]"
-    check_choice("relation", relation, RELATIONS)
+    check_choice("relation", relation, RELATIONS), check_positive("sigma", sigma)
     swap, gaussian = relation == "replace", rdp_gaussian(orders, sigma / (1 + (relation == "replace")))
     k = np.maximum(orders, 2.0) - 1
     if d is None: return np.minimum(gaussian, 2 / np.pi * rdp_gaussian(k + 1, sigma / (1 + swap)))
@@ -173,6 +175,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the vector seems sent
     "Send the worst vector or its neighbour through simulate, and score by likelihood under the declared parameters. [Nasr et al. 2023]"
+    check_plays(present, n)
     check_choice("relation", relation, tuple(mechanism.relations))
     v, score = 1 / (mechanism.sigma * np.sqrt(d)), np.zeros(n)
     other = (log_ndtr(-v), log_ndtr(v)) if relation == "replace" else (-np.log(2), -np.log(2))

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from scipy.special import gammaln, ive
 from torch import Tensor
-from ..accounting import INTEGER_ORDERS, Guarantee, calibrate as least, compose, gaussian_guarantee, guarantee_from_rdp
-from ..core import check_between, check_choice, check_positive, check_vector, clip_l2, private_stream
-from ..games import fewer_game, listed_curve, sum_game
-from ..ring import Ring, conditional_round, rotate, rounded_norm, unrotate
+from ..accounting import Guarantee, INTEGER_ORDERS, calibrate as least, compose, gaussian_guarantee, guarantee_from_rdp
+from ..core import check_between, check_choice, check_number, check_positive, check_reals, check_rows, check_size, check_vector, clip_l2, private_stream
+from ..games import check_plays, fewer_game, listed_curve, sum_game
+from ..ring import Ring, check_shape, conditional_round, rotate, rounded_norm, unrotate
 from ..summed import of_shares
 from ..wire import Bits, Message, header_bits, pack_bits, payload_of, register, unpack_bits
 
@@ -258,7 +258,7 @@ def poisson(
     rng:np.random.Generator, # stream of the draws
 )->np.ndarray: # int64, >= 0
     "Poisson counts without floating-point numbers. [inversion and rejection, Devroye 1986, Ch. II]"
-    mu, x = check_mean(mu), np.zeros(shape, np.int64)
+    mu, x = check_mean(mu), np.zeros(check_shape(shape), np.int64)
     flat = x.reshape(-1)
     for part in np.split(flat, range(BATCH, flat.size, BATCH)) if mu else ():
         if mu > TABLE: part[:] = wide_counts(mu, part.size, rng)
@@ -318,7 +318,7 @@ def padded(
     d:int, # coordinates of a vector, >= 1
 )->int: # the next power of two
     "Coordinates after the rotation. [Kairouz et al. 2021, Alg. 1]"
-    return 1 << (check_between("d", d, 1) - 1).bit_length()
+    return 1 << (check_size("d", d) - 1).bit_length()
 
 def honest(
     mechanism:Skellam,
@@ -350,7 +350,7 @@ def grid_step(
     k:float=4.0, # standard deviations of the sum that the ring holds on each side, > 0
 )->float: # step of the grid, in the units of clip
     "Finest grid whose sum fits the ring. [Kairouz et al. 2021, Sec. 5; Agarwal, Kairouz & Liu 2021, Sec. 4]"
-    for name, value in (("clip", clip), ("k", k)): check_positive(name, value)
+    check_number("clip", clip, "(0, 1e100]"), check_number("k", k, "(0, 1e9]"), check_number("local_std", local_std, "[0, 1e100]")
     free = 4.0**check_between("bits", bits, 2, 32) - k**2 * check_between("n_clients", n_clients, 1)
     if free <= 0:
         need = math.floor(math.log2(k**2 * n_clients) / 2) + 1
@@ -371,6 +371,7 @@ def shares(
     rng, # one stream, or one a row
 )->np.ndarray: # (n, D) int64 in [0, 2^bits): what secure aggregation adds up
     "Clip, rotate, round, add noise, wrap. [Agarwal, Kairouz & Liu 2021, Alg. 1]"
+    check_rows("u", u)
     if isinstance(rng, (list, tuple)):
         if len(rng) != len(u): raise ValueError(f"rng holds {len(rng)} streams for {len(u)} rows: pass one stream, or one a row")
         return np.concatenate([shares(mechanism, row[None], r) for row, r in zip(u, rng)]) if len(u) else np.zeros((0, padded(u.shape[1])), np.int64)
@@ -429,6 +430,7 @@ def moments(
     u:Tensor, # updates, (n, d), finite
 )->tuple: # bias and variance of decode(encode(row)), both (n, d); without the conditioning of the rounding and without wrapping
     "Clipping is the bias; noise and rounding the variance. [Kairouz et al. 2021, Prop. 26]"
+    check_rows("u", u)
     clipped, scale = mechanism.clip(u), step(mechanism, u.shape[1])
     x = rotate(clipped.double(), mechanism.rotation_seed) / scale
     rounding = ((x - x.floor()) * (1 + x.floor() - x)).mean(1, keepdim=True) * scale**2
@@ -453,9 +455,9 @@ def rdp_skellam(
     delta1:float, # L1 distance, in steps, >= 0
 )->np.ndarray: # (m,) divergence, nats
     "Renyi curve of Skellam noise. [Agarwal, Kairouz & Liu 2021, Thm. 3.5]"
-    a = np.asarray(orders, float)
-    if not (a.size and (a > 1).all() and (a % 1 == 0).all()): raise ValueError(f"orders is {orders!r}; it must hold whole numbers above 1: use INTEGER_ORDERS")
-    check_positive("mu", mu)
+    a = check_reals("orders", orders, "(1, 1e15]")
+    if not (a % 1 == 0).all(): raise ValueError(f"orders is {orders!r}; it must hold whole numbers above 1: use INTEGER_ORDERS")
+    check_number("mu", mu, "[1e-30, 1e100]"), check_number("delta2", delta2, "[0, 1e60]"), check_number("delta1", delta1, "[0, 1e60]")
     return a * delta2**2 / (2 * mu) + np.minimum(((2 * a - 1) * delta2**2 + 6 * delta1) / (4 * mu**2), 3 * delta1 / (2 * mu))
 
 # %% ../../nbs/3_baselines/skellam.ipynb #395e5348
@@ -464,8 +466,9 @@ def amplify(
     q:float, # probability that the client takes part, in [0, 1]
 )->np.ndarray: # (m,) divergences at the same orders
     "Renyi curve under Poisson sampling, for noise with a point symmetry. [Mironov, Talwar & Zhang 2019, Thm. 5; Zhu & Wang 2019]"
-    curve = np.asarray(curve, float)
-    if not 0 <= q <= 1: raise ValueError(f"q is {q!r}; it must be a probability in [0, 1]: divide the cohort by the federation")
+    curve = check_reals("curve", curve, "[0, inf]")
+    if curve.ndim != 1 or len(curve) > 2**14: raise ValueError(f"curve has shape {curve.shape}; it must be one row of at most {2**14} divergences: pass those at the orders 2, 3, ...")
+    check_number("q", q, "[0, 1]")
     if q in (0, 1): return q * curve
     orders, found = np.arange(2, len(curve) + 2), []
     growth = (orders - 1) * curve
@@ -542,7 +545,7 @@ def calibrate(
     **settings, # further fields of Skellam
 )->Skellam: # the one with the least noise
     "Least noise for a target, or an error that names the bits it takes. [ours]"
-    check_positive("most", most - 1), check_positive("eps", eps), check_choice("accountant", accountant, ACCOUNTANTS)
+    check_number("most", most, "(1, 1e6]"), check_number("q", q, "(0, 1]"), check_between("rounds", rounds, 1, 2**53), check_positive("eps", eps), check_choice("accountant", accountant, ACCOUNTANTS)
     sampling = dict(q=q, sampling="none" if q == 1 else "poisson", accountant=accountant)
     orders = INTEGER_ORDERS if q == 1 else np.arange(2, SAMPLED + 1)
     gauss = least(lambda sigma: gaussian_guarantee(sigma, delta, rounds=rounds, orders=orders, relation="zero-out", **sampling), eps, 1e-2, 1e5)
@@ -570,6 +573,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the client seems present
     "Play the game through shares, their sum in the ring, and its opening. [Nasr et al. 2023]"
+    check_plays(present, n)
     check_choice("relation", relation, RELATIONS)
     count, nothing, ring = honest(mechanism), torch.zeros(n, d), Ring(mechanism.ring_bits)
     if relation == "add-remove":

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_positive, check_vector, clip_l2, private_stream, public_seed, seed_tree, walsh_hadamard
-from ..games import two_valued_curve
+from ..core import check_between, check_choice, check_finite, check_number, check_positive, check_rows, check_size, check_vector, clip_l2, private_stream, public_seed, seed_tree, walsh_hadamard
+from ..games import check_plays, two_valued_curve
 from ..wire import Bits, Message, header_bits, mean_over_cohort, pack_bits, payload_of, register, unpack_bits
 
 # %% ../../nbs/3_baselines/sqkr.ipynb #07e36db4
@@ -34,6 +34,7 @@ def frame(
     seed:int=0, # public
 )->Frame: # the same for everyone
     "The frame that client and server share. [Chen et al. 2020, Sec. 3]"
+    check_size("d", d), check_between("seed", seed, 0)
     rng, size = seed_tree(seed, "frame", d), 2 ** (math.ceil(math.log2(d)) + 1)
     columns = torch.from_numpy(rng.permutation(size)[:d].copy())
     return Frame(size, columns, torch.from_numpy(2.0 * rng.integers(2, size=d) - 1))
@@ -64,6 +65,7 @@ def kashin(
     support:float=0.8, # delta: the first cut is eta C / sqrt(delta N), in (0, 1]
 )->Tensor: # (n, N), U^T a = u
     "A flat representation by repeated truncation. [Lyubarskii & Vershynin 2010, Sec. 3]"
+    check_finite("u", check_rows("u", u)), check_positive("clip", clip), check_number("shrink", shrink, "(0, 1)"), check_number("support", support, "(0, 1]")
     cut, a = shrink * clip / math.sqrt(support * frame.size), torch.zeros(len(u), frame.size, dtype=torch.float64)
     for _ in range(int(math.log(frame.size))):
         part = analyse(u, frame).clamp(-cut, cut)
@@ -93,6 +95,7 @@ def keep_probability(
     eps:float, # of one message, > 0, may be inf
 )->float: # gamma, in (0, 1]
     "Probability that randomised response keeps the string. [Chen et al. 2020, Sec. 3]"
+    check_between("nbits", nbits, 1, 512), check_number("eps", eps, "(0, inf]")
     return -math.expm1(-eps) / (1 + (2.0**nbits - 1) * math.exp(-eps))
 
 def respond(
@@ -128,7 +131,7 @@ class Sqkr:
     def decode(self, message): return decode(self, message)
     def simulate(self, u, rng): return simulate(self, u, rng)
     def aggregate(self, estimates, cohort, rng): return mean_over_cohort(estimates, cohort)
-    def bits(self, d): return Bits.of(8 * -(-self.nbits // 8), header_bits(self.name), 32, d)
+    def bits(self, d): return Bits.of(8 * -(-self.nbits // 8), header_bits(self.name), 32, check_size("d", d))
     def guarantee(self, **release): return guarantee(self, **release)
     def moments(self, u): return moments(self, u)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
@@ -148,8 +151,7 @@ def check_settings(
     "Refuse settings outside their ranges."
     for field in ("clip_norm", "eps", "shrink", "support"):
         value = getattr(mechanism, field)
-        if field != "eps": check_positive(field, value)
-        elif not value > 0: raise ValueError(f"eps is {value!r}; it must be above 0, or inf for compression alone: raise eps")
+        check_number(field, value, "(0, inf]" if field == "eps" else "(0, inf)")
         object.__setattr__(mechanism, field, float(value))
     for field, top in (("shrink", 1 - 1e-9), ("support", 1.0)):
         if getattr(mechanism, field) > top:
@@ -184,6 +186,7 @@ def coordinates(
     nbits:int, # k
 )->Tensor: # (k,) int64, uniform with replacement
     "The coordinates that a seed samples."
+    check_between("seed", seed, 0), check_between("size", size, 1, 2**33), check_between("nbits", nbits, 1, 512)
     return torch.from_numpy(seed_tree(seed, "coordinates").integers(size, size=nbits))
 
 def draw(
@@ -228,6 +231,7 @@ def simulate(
     at:Tensor=None, # coordinates that every row answers for, (k,); None: each row samples its own
 )->Tensor: # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort, without messages."
+    check_rows("u", u)
     (a, f, bound), k = represent(mechanism, u), mechanism.nbits
     draws = draw(rng, len(u), 3 * k + 1)
     at = (draws[:, :k] * f.size).long() if at is None else at.expand(len(u), k)
@@ -238,6 +242,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias and variance over seeds and lies, the frame fixed, in closed form."
+    check_rows("u", u)
     a, f, _ = represent(mechanism, u)
     v, k, keep = synthesise(a, f).to(u.device), mechanism.nbits, mechanism.keep
     return v - u, mechanism.level**2 / (keep**2 * k) + ((k - 1) / (keep * k) - 1) * v**2
@@ -298,6 +303,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the first input seems sent
     "Send a worst-case input or its opposite, and score by likelihood."
+    check_plays(present, n)
     check_choice("relation", relation, tuple(mechanism.relations))
     at, score = torch.arange(mechanism.nbits), torch.zeros(n, dtype=torch.float64)
     u = worst_case(mechanism, at, 16 * mechanism.nbits)

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_finite, check_vector, clip_l2, private_stream, seed_tree, walsh_hadamard
+from ..core import check_between, check_choice, check_finite, check_floats, check_number, check_positive, check_rows, check_size, check_vector, clip_l2, private_stream, seed_tree, walsh_hadamard
 from . import privquant
-from ..games import two_valued_curve
+from ..games import check_plays, two_valued_curve
 from ..wire import Bits, Message, header_bits, mean_over_cohort, payload_of, register
 
 # %% ../../nbs/2_papers/sqsgd.ipynb #2eacd1c5
@@ -28,7 +28,7 @@ def subset_size(
     padded:bool=False, # False: the largest power of two up to r d; True: floor(r d), to be padded for the rotation
 )->int: # d_hat, entries that are sent, >= 1
     "How many coordinates travel. [sqsgd Alg. 2, line 3]"
-    check_between("d", d, 1)
+    check_size("d", d), check_number("fraction", fraction, "(0, 1]"), check_choice("padded", padded, (True, False))
     count = math.floor(fraction * d * (1 + 1e-12))
     if count < 1:
         raise ValueError(f"fraction is {fraction!r} and d is {d}: r d = {fraction * d:.3g} is below one coordinate: raise fraction to {1 / d:.3g} or more")
@@ -38,7 +38,7 @@ def padded_size(
     count:int, # entries, >= 1
 )->int: # the next power of two
     "Length after padding with zeros, which a Hadamard rotation needs. [Sylvester 1867]"
-    return 1 << (check_between("count", count, 1) - 1).bit_length()
+    return 1 << (check_size("count", count) - 1).bit_length()
 
 # %% ../../nbs/2_papers/sqsgd.ipynb #b2dc54f0
 def subset(
@@ -55,6 +55,7 @@ def signs(
     size:int, # a power of two
 )->Tensor: # (size,) float64, +1 or -1
     "The random diagonal of the rotation, the same in every round. [sqsgd Sec. 3.3]"
+    check_between("seed", seed, 0), check_size("size", size)
     return torch.from_numpy(2.0 * seed_tree(seed, "rotation").integers(2, size=size) - 1)
 
 def rotate(
@@ -62,7 +63,7 @@ def rotate(
     seed:int, # public
 )->Tensor: # (n, D), D the next power of two; same norms
     "R x = H A x / sqrt(D), padded with zeros. [sqsgd Sec. 3.3]"
-    size = padded_size(x.shape[-1])
+    size = padded_size(check_finite("x", x).shape[-1] if check_floats("x", x).ndim else 0)
     return walsh_hadamard(torch.nn.functional.pad(x, (0, size - x.shape[-1])) * signs(seed, size).to(x))
 
 def unrotate(
@@ -71,6 +72,7 @@ def unrotate(
     count:int, # d_hat, entries before padding
 )->Tensor: # (n, d_hat)
     "The inverse rotation, without the padding. [sqsgd Alg. 2, line 19]"
+    check_finite("x", x), check_between("count", count, 1, x.shape[-1] if x.ndim else 0)
     return (walsh_hadamard(x) * signs(seed, x.shape[-1]).to(x))[..., :count]
 
 # %% ../../nbs/2_papers/sqsgd.ipynb #0b12a98f
@@ -82,7 +84,7 @@ def span(
     name:str="fixed", # 'fixed': U | 'tight': U sqrt(2 log D / D)
 )->float: # largest absolute entry that is quantised; what lies beyond is cut
     "The range of the quantiser. [sqsgd Sec. 3.3; 'tight' ours]"
-    check_choice("span", name, SPANS)
+    check_choice("span", name, SPANS), check_positive("bound", bound), check_size("size", size)
     return bound if name == "fixed" or size < 3 else bound * min(1.0, math.sqrt(2 * math.log(size) / size))
 
 def cut_probability(
@@ -202,6 +204,7 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d) float32, distributed as decode(encode(row))
     "Estimates without memory: what was not selected is made up for by the factor d / d_hat. [ours]"
+    check_rows("u", u)
     d, at = u.shape[1], subset(mechanism, u.shape[1])
     out = torch.zeros(u.shape, dtype=torch.float32)
     out[:, at] = (d / len(at) * send(mechanism, mechanism.clip(u).cpu()[:, at], d, rng)).float()
@@ -233,7 +236,7 @@ def encode(
 )->Message: # D level numbers; subset and rotation are public
     "Select, rotate, quantise, randomise, pack. [sqsgd Alg. 2]"
     rng, d = private_stream(key), len(check_vector("u", u))
-    x = prepare(mechanism, mechanism.clip(u.detach()[None]).cpu()[:, subset(mechanism, d)], d)
+    x = prepare(mechanism, mechanism.clip(u[None]).cpu()[:, subset(mechanism, d)], d)
     numbers = privquant.randomise(privquant.quantise(x, mechanism.range(d), mechanism.levels, rng), mechanism.calibration(d), rng)
     return Message(mechanism.name, d, privquant.pack(numbers[0], mechanism.levels), mechanism.fingerprint)
 
@@ -255,6 +258,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d), given the public subset
     "Bias and variance in closed form, the subset and the rotation fixed. [ours]"
+    check_rows("u", u)
     d, at, cal = u.shape[1], subset(mechanism, u.shape[1]), mechanism.calibration(u.shape[1])
     x, limit, scale = prepare(mechanism, mechanism.clip(u).cpu()[:, at], d), mechanism.range(d), d / len(at)
     own, mean = torch.from_numpy(sum(privquant.variances(x, limit, cal))), restore(mechanism, x, d)
@@ -289,6 +293,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the first input seems sent
     "Send a vector or its negative; the score is how far the message points along it."
+    check_plays(present, n)
     check_choice("relation", relation, tuple(mechanism.relations))
     u, score = torch.zeros(d), torch.zeros(n, dtype=torch.float64)
     u[subset(mechanism, d)] = 1.0

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee
-from ..core import check_between, check_choice, check_finite, check_positive, check_vector, clip_l2, private_stream
-from ..games import listed_curve, repeated
+from ..core import check_between, check_choice, check_finite, check_number, check_positive, check_rows, check_size, check_vector, clip_l2, private_stream
+from ..games import check_plays, listed_curve, repeated
 from ..wire import BadMessage, Bits, Message, header_bits, mean_over_cohort, pack_bits, payload_of, register, unpack_bits
 
 # %% ../../nbs/3_baselines/vqsgd.ipynb #945e401e
@@ -23,14 +23,14 @@ def corner_bits(
     d:int, # dimension, >= 1
 )->int: # bits of the number of one of 2 d corners
     "Bits that name a corner. [Gandikota et al. 2019]"
-    return (2 * d - 1).bit_length()
+    return (2 * int(check_size("d", d)) - 1).bit_length()
 
 def keep_probability(
     d:int, # dimension, >= 1
     eps:float, # of one repetition, > 0, may be inf
 )->float: # gamma, in (0, 1]
     "Probability that randomised response keeps the corner, where it otherwise draws one of all 2 d. [Gandikota et al. 2019]"
-    return -math.expm1(-eps) / (1 + (2.0 * d - 1) * math.exp(-eps))
+    return -math.expm1(-check_number("eps", eps, "(0, inf]")) / (1 + (2.0 * check_size("d", d) - 1) * math.exp(-eps))
 
 # %% ../../nbs/3_baselines/vqsgd.ipynb #09c4d344
 AUDITED = tuple((dict(clip_norm=1.0, eps=eps, repeats=repeats), arguments, 10**6) # parameters, arguments of play, most plays
@@ -68,10 +68,10 @@ def check_settings(
     mechanism:VqSgd, # just built
 )->None: # or ValueError
     "Refuse settings outside their ranges. [ours]"
-    if not mechanism.eps > 0: raise ValueError(f"eps is {mechanism.eps!r}; it must be above 0, or inf for compression alone: raise eps")
+    check_number("eps", mechanism.eps, "(0, inf]")
     object.__setattr__(mechanism, "clip_norm", float(check_positive("clip_norm", mechanism.clip_norm)))
     object.__setattr__(mechanism, "eps", float(mechanism.eps))
-    object.__setattr__(mechanism, "repeats", int(check_between("repeats", mechanism.repeats, 1)))
+    object.__setattr__(mechanism, "repeats", int(check_between("repeats", mechanism.repeats, 1, 2**31)))
 
 # %% ../../nbs/3_baselines/vqsgd.ipynb #79cfc550
 def corners(
@@ -107,6 +107,7 @@ def simulate(
     rng, # one stream, or one a row
 )->Tensor: # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort, without messages. [Gandikota et al. 2019]"
+    check_rows("u", u)
     n, rows = len(u), u.detach().cpu().numpy()
     if isinstance(rng, (list, tuple)) and len(rng) != n:
         raise ValueError(f"rng holds {len(rng)} streams for {n} rows: pass one stream, or one a row")
@@ -141,7 +142,7 @@ def law(
     u:Tensor, # (n, d), finite
 )->Tensor: # (n, 2 d) float64: probability of every corner in one repetition, in the order of their numbers
     "The exact distribution of one corner. [this page, Thm. vqsgd]"
-    v, d = mechanism.clip(u).double(), u.shape[1]
+    v, d = mechanism.clip(check_rows("u", u)).double(), u.shape[1]
     share = torch.stack([v.clamp_min(0), (-v).clamp_min(0)], 2).flatten(1) / (mechanism.clip_norm * math.sqrt(d))
     keep, lie = keep_probability(d, mechanism.eps), 2 * d * math.exp(-mechanism.eps) / (1 + (2 * d - 1) * math.exp(-mechanism.eps))
     return keep * share + (lie + keep * (1 - share.sum(1, keepdim=True)).clamp_min(0)) / (2 * d)
@@ -151,6 +152,7 @@ def moments(
     u:Tensor, # (n, d), finite
 )->tuple: # bias against u and variance of each entry, both (n, d)
     "Bias of the clip, and variance over corners and lies, in closed form. [this page, eq. variance]"
+    check_rows("u", u)
     v, d = mechanism.clip(u).double(), u.shape[1]
     level = mechanism.clip_norm * math.sqrt(d) / keep_probability(d, mechanism.eps)
     each = v.abs() / level
@@ -163,6 +165,7 @@ def exact_eps(
     eps:float, # of one repetition, > 0
 )->float: # in (0, eps], eps itself at d = 1
     "Largest log-ratio that one corner can have. [this page, eq. exact]"
+    check_size("d", d), check_number("eps", eps, "(0, inf)")
     widest = (1 + (1 - 1 / math.sqrt(d)) / (2 * math.sqrt(d))) / math.sqrt(d)
     return eps + math.log(widest + (1 - widest) * math.exp(-eps))
 
@@ -177,7 +180,7 @@ def guarantee(
     check_between("rounds", rounds, 1)
     if sampling != "none":
         raise ValueError(f"sampling is {sampling!r}; a local guarantee is accounted for clients who take part in every round: use sampling='none'")
-    if d is not None: check_between("d", d, 1)
+    if d is not None: check_size("d", d)
     each = mechanism.eps if d is None or mechanism.eps == math.inf else exact_eps(d, mechanism.eps)
     note = (f"every one of the {mechanism.repeats} repetitions is paid for; the paper of sqSGD claims eps of one; pure: holds with delta = 0, "
             "for a law within 2^-53 of the one drawn" if mechanism.eps < math.inf else "no privacy: eps = inf only compresses")
@@ -190,6 +193,7 @@ def worst_case(
     d:int, # dimension
 )->Tensor: # (2, d) float64: all in one coordinate, and spread evenly against it
     "The two inputs that one corner tells apart best. [this page]"
+    check_size("d", d)
     flat = torch.full((d,), -1 / math.sqrt(d), dtype=torch.float64)
     return mechanism.clip_norm * torch.stack([torch.eye(d, dtype=torch.float64)[0], flat])
 
@@ -204,6 +208,7 @@ def play(
     **release, # other arguments of `guarantee`, which change nothing here
 )->dict: # attack -> (n,) scores, large where the first input seems sent
     "Send one of the two worst inputs, and score by likelihood. [this page]"
+    check_plays(present, n)
     check_choice("relation", relation, tuple(mechanism.relations))
     u = worst_case(mechanism, d)
     p, q = law(mechanism, u).log().numpy()
