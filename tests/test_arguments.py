@@ -76,6 +76,7 @@ GOOD = {
         "one_run_pvalue": dict(eps=1.0, correct=30, guesses=40, canaries=100, delta=1e-5), "one_run_eps": dict(correct=30, guesses=40, canaries=100, delta=1e-5, alarm=0.05),
         "guess": dict(scores=SCORES, guesses=20), "one_run": dict(scores=SCORES, included=SCORES > 0.5, guesses=20, delta=1e-5, alarm=0.05)},
     "core": {
+        "Insecure": dict(seed=3), "check_key": dict(key=None), "private_stream": dict(key=None), "public_seed": dict(key=None),
         "check_positive": dict(name="x", value=1.0), "check_between": dict(name="x", value=1, low=0, high=3), "check_number": dict(name="x", value=1.0, range="[0, 1]"),
         "check_choice": dict(name="x", value="a", allowed=("a", "b")), "check_size": dict(name="d", value=3), "check_reals": dict(name="x", values=[1.0], range="[0, 1]"), "check_floats": dict(name="u", x=ROW), "check_finite": dict(name="u", x=ROW),
         "check_vector": dict(name="u", x=ROW), "check_rows": dict(name="u", x=ROWS), "bernoulli": dict(p=[0.5], rng=RNG), "clip_l2": dict(u=ROWS, clip=0.1), "hadamard": dict(size=4),
@@ -92,7 +93,7 @@ GOOD = {
     "summed": {
         "share_std": SUM, "grid": SUM, "least_bits": SUM, "counted_sigma": SUM,
         "guarantee": dict(mechanism=MADE["topk"], rounds=2, delta=1e-5, n_clients=100, cohort=10, sampling="poisson", accountant="rdp-balle", relation="zero-out")},
-    "wire": {"mechanism": dict(name="gaussian", clip_norm=1.0, sigma=1.0), "mechanism_class": dict(name="rec")},
+    "wire": {"Sender": dict(mechanism=MADE["vqsgd"]), "finite_floats": dict(data=np.ones(2, "<f4").tobytes()), "mechanism": dict(name="gaussian", clip_norm=1.0, sigma=1.0), "mechanism_class": dict(name="rec")},
     "federated": {
         "Config": dict(rounds=3, cohort=2, sampling="poisson", epochs=1, batch=2, lr=0.1, server="sgd", server_lr=0.1, momentum=0.5, adam_eps=1e-8, eval_every=2, engine="loop", balance=False, steps=3),
         "sample_cohort": dict(n_clients=10, cohort=2, sampling="poisson", rng=RNG), "pick_engine": dict(name="auto", d=10), "Ledger": dict(n_clients=3)},
@@ -282,7 +283,7 @@ NOT_FUZZED = {  # module -> names -> reason
                "Client end reply bundle neighbour_bundles share opened complain masked confirm reveal Server close_round accept_bundle accept_shares accept_complaints promised accept_revealed accept_vector accept_lists "
                "close_advertise close_share close_complain close_masked close_check close_unmask recovered": "steps of a session, called by receive and advance"},
     "summed": {"to_ring Summed pack unpack noisy of_shares": "called by the mechanisms"},
-    "wire": {"Bits pack_bits unpack_bits Message parse_message header_bits mean_over_cohort": "messages: hostile bytes have tests of their own", "Mechanism register registered": "the contract and its list"}}
+    "wire": {"Bits pack_bits unpack_bits Message BadMessage parse_message payload_of header_bits mean_over_cohort": "messages: hostile bytes have tests of their own", "Mechanism register registered": "the contract and its list"}}
 
 
 def exported():

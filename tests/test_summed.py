@@ -51,14 +51,15 @@ def test_ring_noise_has_the_share_s_deviation():
 
 def test_messages_come_back_and_foreign_ones_do_not():
     values = torch.tensor([0.1, -0.2, 0.3])
-    message = summed.pack(MECH, values, 3, 5)
-    read = summed.unpack(MECH, message, 3)
+    message = summed.pack(MECH, values, 3, Insecure(5))
+    read = summed.unpack(MECH, message)
     assert len(message.payload) == 12 and (read - values).abs().max() < 8 * MECH.share
     plain = dataclasses.replace(MECH, sigma=None)
-    assert torch.equal(summed.unpack(plain, summed.pack(plain, values, 3, 5), 3), values)
-    for mechanism, k in ((plain, 3), (MECH, 2), (dataclasses.replace(MECH, tolerance=0.2), 3)):
-        with pytest.raises(ValueError, match="use the sender's parameters"):
-            summed.unpack(mechanism, message, k)
+    assert torch.equal(summed.unpack(plain, summed.pack(plain, values, 3)), values)
+    for mechanism, changes, says in ((plain, {}, "use the sender's parameters"), (MECH, dict(d=2), "payload of 12 bytes"),
+                                     (dataclasses.replace(MECH, tolerance=0.2), {}, "use the sender's parameters")):
+        with pytest.raises(BadMessage, match=says):
+            summed.unpack(mechanism, dataclasses.replace(message, **changes))
 
 
 def test_noisy_rows_are_noisy_only_with_privacy():
