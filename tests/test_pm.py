@@ -167,7 +167,8 @@ def test_a_message_says_its_seed_and_its_numbers():
     m, u = Pm(2.0, 9.0), torch.linspace(-2, 2, 11)
     message = pm.encode(m, u, Insecure(3))
     seed = int.from_bytes(message.payload[:4], "little")
-    at, y = pm.coordinates(seed_tree(seed, "coordinates"), 11, 3), np.frombuffer(message.payload, "<f4", offset=4)
+    at, drawn = pm.coordinates(seed_tree(seed, "coordinates"), 11, 3), np.frombuffer(message.payload, "<u4", offset=4).astype(float)
+    y = pm.cells(9.0, 3)[2] * (2 * drawn + 1 - pm.CELLS) / pm.CELLS
     assert seed == derive(3, "shared", bits=32) and len(message.payload) == 4 + 12 and (np.abs(y) <= pm.reach(3.0) * (1 + 1e-6)).all()
     decoded = pm.decode(m, message).numpy()
     np.testing.assert_allclose(decoded[at], y * 2 * 11 / 3, rtol=1e-6)
@@ -254,7 +255,7 @@ def test_settings_are_kept_as_plain_numbers():
 def test_pure_privacy_adds_up():
     g = pm.guarantee(Pm(1.0, 0.5), rounds=6)
     assert (g.eps, g.delta, g.relation, g.trust, g.accountant, g.sampling) == (3.0, 0.0, "local", "local", "pure", "none")
-    assert "2^-53" in g.note and Pm(1.0, 0.5).guarantee(delta=1e-5).delta == 1e-5
+    assert "exactly for messages" in g.note and Pm(1.0, 0.5).guarantee(delta=1e-5).delta == 1e-5
 
 
 def test_scores_are_the_log_ratios_of_windows():

