@@ -6,7 +6,8 @@
 __all__ = ['DIRECTIONS', 'LAMBDAS', 'BANDS', 'MOST', 'EPS', 'DELTAS', 'MESSAGES', 'OWN', 'LIES', 'Audit', 'refutes',
            'enumerated_eps', 'enumerated_delta', 'clopper_pearson', 'distinguish', 'ceiling', 'audit_play', 'claim',
            'count_pvalue', 'Judgement', 'judge', 'claims', 'judge_play', 'message_relation', 'message_scores',
-           'judge_messages', 'seen_pvalue', 'smallest_lie', 'one_run_pvalue', 'one_run_eps', 'guess', 'one_run']
+           'message_claims', 'judge_messages', 'seen_pvalue', 'smallest_lie', 'one_run_pvalue', 'one_run_eps', 'guess',
+           'one_run']
 
 # %% ../nbs/1_foundations/audit.ipynb #057ccf77
 from dataclasses import dataclass
@@ -340,7 +341,7 @@ def judge_play(
 
 # %% ../nbs/1_foundations/audit.ipynb #f10a7c02
 MESSAGES = 4000 # of each world; they are made one by one
-OWN = ('local', 'zero-out') # relations of one message to none that says anything
+OWN = ('zero-out', 'local') # relations under which one message is private by itself
 
 def message_relation(
     mechanism, # registered mechanism
@@ -367,6 +368,17 @@ def message_scores(
     return {'bits': lowest_bit(seen), 'sum': seen.sum(1), 'size': np.abs(seen).max(1)}
 
 # %% ../nbs/1_foundations/audit.ipynb #f10a7c04
+def message_claims(
+    mechanism, # registered mechanism, private message by message
+)->tuple: # eps, delta: arrays of what is claimed of one message
+    "The guarantee of one message at a few deltas; that nothing is sure is always true. [ours]"
+    relation = message_relation(mechanism)
+    _check('mechanism', mechanism, lambda _: relation is not None, 'private message by message',
+           'Its sums are audited by judge_play.')
+    stated = [claim(mechanism, relation, delta) for delta in DELTAS]
+    points = [(g.eps, g.delta) for g in stated if g.eps <= MOST] + [(MOST, 1.0)]
+    return tuple(np.array(points).T)
+
 def judge_messages(
     mechanism, # registered mechanism, private message by message
     trials:int, # messages of each world, >= 100
@@ -375,16 +387,10 @@ def judge_messages(
     d:int = 4, # entries of the vector
 )->Judgement:
     "Hold the bits of real messages against the guarantee of one. [ours]"
-    relation = message_relation(mechanism)
-    _check('mechanism', mechanism, lambda _: relation is not None, 'private message by message',
-           'Its sums are audited by judge_play.')
+    against = message_claims(mechanism)
     ceiling(trials, 0, alarm)
-    release = {name: x for name, x in mechanism.relations[relation].items() if name != 'd'}
-    stated = [mechanism.guarantee(rounds=1, delta=delta, **release) for delta in DELTAS]
-    eps = np.array([g.eps for g in stated if g.eps <= MOST] + [MOST])
-    delta = np.array([g.delta for g in stated if g.eps <= MOST] + [1.0])
     worlds = [message_scores(mechanism, here, trials, rng, d) for here in (True, False)]
-    return judge(*worlds, (eps, delta), alarm)
+    return judge(*worlds, against, alarm)
 
 # %% ../nbs/1_foundations/audit.ipynb #9dffdbb5
 LIES = (1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.08, 1.1, 1.12, 1.15, 1.2, 1.25,

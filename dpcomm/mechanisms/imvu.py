@@ -156,6 +156,7 @@ class Imvu:
     table: Table = None # of two rows and the same eps; None: the closed form
     clamp: bool = False # True: cut coordinates to [-C / beta, C / beta], so that x stays in [0, 1]
     name, replay, audited = "imvu", True, AUDITED
+    safe = "safe to deploy: symbols by coins fair to 2^-52, which moves eps by less than 1e-7"
 
     def __post_init__(self): check_settings(self)
     def clip(self, u): return clip_l2(u, self.clip_norm)

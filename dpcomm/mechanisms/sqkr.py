@@ -120,6 +120,7 @@ class Sqkr:
     support: float = 0.8 # delta of the truncation, in (0, 1]; K = 1 / ((1 - shrink) sqrt(support))
     frame_seed: int = 0 # public, 0 or above
     name, replay = "sqkr", True
+    safe = "safe to deploy: pure but for 2^-52 / (1 - gamma) of eps, one coin"
     audited = AUDITED
 
     def __post_init__(self): check_settings(self)
