@@ -197,6 +197,7 @@ def audit_rows(
                    audit.judge(*worlds, known, alarm))
     yield from _message_rows(name, trials, delta, alarm, seed)
 
+# %% ../nbs/1_foundations/cli.ipynb #f10a7d02
 def _message_rows(name, trials, delta, alarm, seed):
     "Real messages, bit by bit, at the first setting where one is private by itself."
     from dpcomm import audit, core, wire
