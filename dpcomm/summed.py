@@ -63,9 +63,12 @@ def to_ring(
     scale:float, # step of the grid
     std:float, # of the noise share
     rng:np.random.Generator, # the client's private stream
+    clip_norm:float=math.inf, # S; inf: rows are believed to be short enough
 )->np.ndarray: # (K,) int64 in [0, 2**32)
     "Cut to the grid towards zero, which lengthens no vector; add discrete Gaussian noise; wrap. [ours]"
-    return RING.wrap(np.trunc(values / scale).astype(np.int64) + discrete_gaussian((std / scale) ** 2, values.shape, rng))
+    if clip_norm == math.inf: z = np.trunc(values / scale).astype(np.int64)
+    else: z = cut(values.reshape(-1, values.shape[-1]), clip_norm, scale).reshape(values.shape)
+    return RING.wrap(z + discrete_gaussian((std / scale) ** 2, values.shape, rng))
 
 # %% ../nbs/1_foundations/summed.ipynb #c0b1f2a1
 def least_bits(
@@ -189,7 +192,7 @@ def pack(
     "Noisy ring elements of one sketch, or plain floats where sigma is None. [fltop Alg. 3, output]"
     numbers = values.double().numpy()
     if mechanism.sigma is None: payload = numbers.astype("<f4").tobytes()
-    else: payload = to_ring(numbers, mechanism.scale, mechanism.share, private_stream(key)).astype("<u4").tobytes()
+    else: payload = to_ring(numbers, mechanism.scale, mechanism.share, private_stream(key), mechanism.clip_norm).astype("<u4").tobytes()
     return Message(mechanism.name, d, payload, mechanism.fingerprint)
 
 def unpack(
@@ -266,7 +269,7 @@ def play(
     check_choice("relation", relation, RELATIONS)
     honest = math.ceil((1 - mechanism.tolerance) * mechanism.n_clients)
     def share(values):
-        return to_ring(np.asarray(values, float), mechanism.scale, mechanism.share, rng)
+        return to_ring(np.asarray(values, float), mechanism.scale, mechanism.share, rng, mechanism.clip_norm)
     if relation == "add-remove":
         unit = mechanism.scale / mechanism.share
         def lifted(i): return RING.lift(share(np.zeros((n, d)))) * unit
