@@ -195,6 +195,21 @@ def audit_rows(
             worlds = [mechanism.play(relation, here, min(trials, most), rng, **play) for here in (True, False)]
             yield (mechanism, relation, arguments, claimed, audit.distinguish(*worlds, delta, alarm),
                    audit.judge(*worlds, known, alarm))
+    yield from _message_rows(name, trials, delta, alarm, seed)
+
+# %% ../nbs/1_foundations/cli.ipynb #f10a7d02
+def _message_rows(name, trials, delta, alarm, seed):
+    "Real messages, bit by bit, at the first setting where one is private by itself."
+    from dpcomm import audit, core, wire
+    built = [wire.mechanism(name, **own) for own, *_ in getattr(wire.mechanism_class(name), "audited", ())]
+    for mechanism in [m for m in built if audit.message_relation(m)][:1]:
+        relation = audit.message_relation(mechanism)
+        rng = core.seed_tree(seed, "messages", repr(mechanism))
+        worlds = [audit.message_scores(mechanism, here, min(trials, audit.MESSAGES), rng)
+                  for here in (True, False)]
+        yield (mechanism, relation, dict(path="messages"), audit.claim(mechanism, relation, delta),
+               audit.distinguish(*worlds, delta, alarm),
+               audit.judge(*worlds, audit.message_claims(mechanism), alarm))
 
 # %% ../nbs/1_foundations/cli.ipynb #3b8a5992
 LEGEND = """claimed, audited: epsilon at delta {delta:g}; audited is a lower bound, wrong with probability {alarm:g}
@@ -236,7 +251,7 @@ def _audit_line(mechanism, relation, arguments, claimed, found, judged, wrong):
     noise = (judged.caught * (1 - judged.caught) / (0.75 * judged.trials)) ** 0.5
     reached = judged.delta < 1 and judged.reached > judged.delta - 5 * noise
     lie = float("inf")
-    if reached and not wrong:
+    if reached and not wrong and arguments.get("path") != "messages":
         lie = audit.smallest_lie(mechanism, relation, found.trials, judged.alarm, **arguments)
     played = " ".join(str(v) if name == "path" else f"{name}={v}" for name, v in arguments.items())
     return ROW.format(relation, played or "-", f"{claimed.eps:.3f}", f"{found.eps:.3f}", f"{found.trials:,}",

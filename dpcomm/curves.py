@@ -82,7 +82,7 @@ def fedavg(
     sigma:float, # noise multiplier of the sum, > 0
 )->Curve:
     "DP-FedAvg with the noise on the sum. [dprec App. C.2; McMahan et al. 2017]"
-    mechanism, config = Gaussian(clip, sigma), dataclasses.replace(config, sampling="fixed")
+    mechanism, config = Gaussian(clip, sigma, exact=False), dataclasses.replace(config, sampling="fixed")
     run = dict(n_clients=n_clients, cohort=config.cohort, sampling="poisson", orders=INTEGER_ORDERS, premise=PREMISE)
     def account(rounds): return mechanism.guarantee(rounds=rounds, delta=delta_of(n_clients), **run)
     def fixed(rounds): return as_run(mechanism, config, n_clients, rounds, delta_of(n_clients))

@@ -28,6 +28,7 @@ from dpcomm.mechanisms.rec import Rec
 from dpcomm.mechanisms.rec_accounting import exact_epsilon
 from dpcomm.mechanisms.signsgd import SignSgd
 from dpcomm.mechanisms.topk import TopK
+from dpcomm.summed import grid
 
 DELTA = 1e-2
 
@@ -437,6 +438,13 @@ def test_a_million_real_plays(mechanism, relation):
 def times(fraction, of): return property(lambda self: fraction * of.fget(self))
 
 
+def as_it_comes(rows, clip, std, rng, summed):
+    "Exact noise of a server that believes its clients' lengths."
+    scale = grid(clip, std / clip, 1)
+    z = np.trunc(rows.double().numpy() / scale).astype(np.int64).sum(-2)
+    return z + ddgauss.discrete_gaussian((std / scale) ** 2, z.shape, rng)
+
+
 def to_nearest(m, u, rng): return quantised.in_steps(m, u).round().long()
 def long_step(m, d): return m.clip_norm / m.length
 def any_rounding(x, bound, rng, exact=ddgauss.conditional_round): return exact(x, None, rng)
@@ -452,8 +460,8 @@ PLANTED = {  # what -> mechanism, parameters, arguments of play, plays, what is 
     "gaussian: noise times 0.8, four coordinates": ("gaussian", dict(clip_norm=1.0, sigma=4.0), dict(d=4), 200_000, [(Gaussian, "std", times(0.8, Gaussian.std))]),
     "gaussian: noise times 0.95": ("gaussian", dict(clip_norm=1.0, sigma=1.0), {}, 10**6, [(Gaussian, "std", times(0.95, Gaussian.std))]),
     "quantised: noise times 0.8": ("quantised", dict(clip_norm=1.0, sigma=1.0), {}, 20_000, [(quantised.Quantised, "std", times(0.8, quantised.Quantised.std))]),
-    "quantised: to the nearest level": ("quantised", COARSE, dict(d=3), 20_000, [(quantised, "whole", to_nearest)]),
-    "quantised: step C / N at random": ("quantised", COARSE | dict(rounding="random"), dict(d=16), 20_000, [(quantised, "step", long_step)]),
+    "quantised: to the nearest level": ("quantised", COARSE, dict(d=3), 20_000, [(quantised, "whole", to_nearest), (quantised, "exact_noise", as_it_comes)]),
+    "quantised: step C / N at random": ("quantised", COARSE | dict(rounding="random"), dict(d=16), 20_000, [(quantised, "step", long_step), (quantised, "exact_noise", as_it_comes)]),
     "ddgauss: noise times 0.8": ("ddgauss", dict(clip_norm=1.0, sigma=0.7, n_clients=6), {}, 20_000, [(ddgauss, "discrete_gaussian", less_variance)]),
     "ddgauss: any rounding": ("ddgauss", SKY | dict(tolerance=0.0), {}, 20_000, [(ddgauss, "conditional_round", any_rounding)]),
     "ddgauss: rotation without 1 / sqrt(D)": ("ddgauss", dict(clip_norm=1.0, sigma=3.0, n_clients=6, ring_bits=12), dict(d=4), 20_000,
@@ -515,14 +523,17 @@ class ScaleForgotten(Gaussian):
 
 
 class TwiceTheClip(Gaussian):
-    def clip(self, u): return 2 * super().clip(u)
+    "Clips to 2 C, in messages and at the server, and adds noise made for C."
+    twin = property(lambda self: Gaussian(2 * self.clip_norm, self.sigma / 2, self.local))
+    def simulate(self, u, rng): return self.twin.simulate(u, rng)
+    def aggregate(self, estimates, cohort, rng): return self.twin.aggregate(estimates, cohort, rng)
 
 
 class ScaleOfTheData(Gaussian):
     "Noise in proportion to the message instead of the clip: both neighbours have a scale of their own."
     def simulate(self, u, rng):
-        u = self.clip(u)
-        return u + (u.norm(dim=1, keepdim=True) + 1e-3) * self.sigma * torch.from_numpy(rng.standard_normal(u.shape)).float()
+        size = float(self.clip(u).norm(dim=1).max()) + 1e-3
+        return Gaussian(self.clip_norm, self.sigma * size / self.clip_norm, True).simulate(u, rng)
 
 
 class SameNoiseEveryRound(Gaussian):
@@ -671,15 +682,15 @@ def test_with_the_audit_disabled_nothing_is_caught(what, monkeypatch):
 def test_the_command_prints_claims_beside_audits(capsys):
     assert cli.main(["audit", "gaussian", "sqsgd", "--trials", "20000"]) == 0
     told = capsys.readouterr().out
-    for word in ("gaussian(clip_norm=1.0, sigma=1.0, local=True)", "zero-out", "replace", "rdp-balle", "delta 0.01", "claimed", "audited", "20,000", "1e-06", "p-value",
-                 "lie seen: noise smaller than claimed by this factor would have been refuted with probability 0.9", "x 1.15", "no claim refuted: 13 audits"):
+    for word in ("gaussian(clip_norm=1.0, sigma=1.0, local=True, exact=True)", "zero-out", "replace", "rdp-balle", "delta 0.01", "claimed", "audited", "20,000", "1e-06", "p-value",
+                 "lie seen: noise smaller than claimed by this factor would have been refuted with probability 0.9", "x 1.15", "no claim refuted: 15 audits"):
         assert word in told, word
     assert max(map(len, told.splitlines())) <= 100
 
 
 def test_the_rows_of_the_command_are_all_there():
     rows = list(cli.audit_rows("rec", 100, DELTA))
-    assert {relation for _, relation, *_ in rows} == set(Rec.relations) and {arguments["path"] for _, _, arguments, *_ in rows} == {"encode", "law", "simulate"}
+    assert {relation for _, relation, *_ in rows} == set(Rec.relations) and {arguments["path"] for _, _, arguments, *_ in rows} == {"encode", "law", "simulate", "messages"}
     assert all(isinstance(claim, Guarantee) and found.trials == judged.trials == 100 for *_, claim, found, judged in rows)
     assert wire.mechanism_class("rec") is Rec
 

@@ -58,7 +58,7 @@ def test_the_sum_game_sends_and_scores():
     release = lambda u: seen.append(u) or np.clip(np.linalg.norm(u, axis=1, keepdims=True), 0, 2) * np.sign(u[:, :1]) * np.array([[0.6, 0.8]])
     score = games.sum_game(release, "replace", False, 5, seed_tree(0), 2.0, 4.0, np.array([0.6, 0.8]), rounds=2)
     assert np.allclose(seen[0], -8 * np.array([0.6, 0.8])) and np.allclose(seen[1], -seen[0])
-    assert np.allclose(score["likelihood"], -2 * 2 * 2 * 2 / 16) and set(score) == {"likelihood", "repeat"} and np.allclose(score["repeat"], -4)
+    assert np.allclose(score["likelihood"], -2 * 2 * 2 * 2 / 16) and set(score) == {"likelihood", "bits", "repeat"} and np.allclose(score["repeat"], -4)
     gone = games.sum_game(release, "zero-out", False, 5, seed_tree(0), 2.0, 4.0, np.array([0.6, 0.8]), grid=0.5)
     assert not seen[-1].any() and np.allclose(gone["likelihood"], -0.5 * 4 / 16)
 

@@ -16,7 +16,7 @@ ALLOWED = {
     "accounting": "",
     "files": "",
     "games": "",
-    "audit": "accounting games",
+    "audit": "accounting games core",
     "data": "core files",
     "models": "core recurrent",
     "fused": "core",

@@ -66,12 +66,12 @@ CASES = {
              dict(iterations=-1), dict(seed=-1), dict(round=-1), dict(kept="high"), dict(fresh="no"))),
     "gaussian": variants(
         "gaussian",
-        {"central": (lambda d: dict(clip_norm=1.0, sigma=0.7), (dict(clip_norm=1.1), dict(sigma=0.71), dict(local=True))),
-         "local": (lambda d: dict(clip_norm=1.0, sigma=0.7, local=True), (dict(clip_norm=1.1), dict(sigma=0.71), dict(local=False)))},
+        {"central": (lambda d: dict(clip_norm=1.0, sigma=0.7), (dict(clip_norm=1.1), dict(sigma=0.71), dict(local=True), dict(exact=False))),
+         "local": (lambda d: dict(clip_norm=1.0, sigma=0.7, local=True), (dict(clip_norm=1.1), dict(sigma=0.71), dict(local=False), dict(exact=False)))},
         release=dict(rounds=3, delta=1e-5),
         refused=(dict(sampling="fixed", n_clients=100, cohort=10), dict(sampling="poisson"), dict(sampling="nobody"), dict(accountant="magic"),
                  dict(delta=0.0), dict(rounds=0)),
-        bad=tuple({name: value} for name in ("clip_norm", "sigma") for value in NUMBERS)),
+        bad=(*({name: value} for name in ("clip_norm", "sigma") for value in NUMBERS), dict(local=None), dict(local="no"), dict(exact=None), dict(exact=1))),
     "ddgauss": variants(
         "ddgauss",
         {"sixteen bits": (lambda d: dict(clip_norm=1.0, sigma=1.0, n_clients=20), (dict(clip_norm=1.1), dict(sigma=1.1), dict(n_clients=21), dict(rotation_seed=1), dict(k=5.0))),
@@ -109,13 +109,13 @@ CASES = {
              dict(kappa_min=0.5))),
     "quantised": variants(
         "quantised",
-        {"toward zero": (lambda d: dict(clip_norm=1.0, sigma=0.7), (dict(clip_norm=1.1), dict(sigma=0.71), dict(level_bits=7), dict(rounding="random"), dict(top=0.9))),
+        {"toward zero": (lambda d: dict(clip_norm=1.0, sigma=0.7), (dict(clip_norm=1.1), dict(sigma=0.71), dict(level_bits=7), dict(rounding="random"), dict(top=0.9), dict(exact=False))),
          "at random": (lambda d: dict(clip_norm=1.0, sigma=0.7, level_bits=5, rounding="random"), (dict(level_bits=6), dict(rounding="zero"), dict(top=0.9))),
          "at random, cut": (lambda d: dict(clip_norm=1.0, sigma=0.7, level_bits=8, rounding="random", top=0.95), (dict(top=1.0), dict(sigma=0.71)))},
         release=dict(rounds=3, delta=1e-5),
         refused=(dict(sampling="fixed", n_clients=100, cohort=10), dict(sampling="poisson"), dict(sampling="nobody"), dict(relation="local"), dict(accountant="magic"),
                  dict(delta=0.0), dict(rounds=0)),
-        bad=(*({name: value} for name in ("clip_norm", "sigma", "top") for value in NUMBERS), dict(top=1.1), *(dict(level_bits=b) for b in (1, 17, 2.5)), dict(rounding="nearest"))),
+        bad=(*({name: value} for name in ("clip_norm", "sigma", "top") for value in NUMBERS), dict(top=1.1), *(dict(level_bits=b) for b in (1, 17, 2.5)), dict(rounding="nearest"), dict(exact="no"))),
     "rec": variants(
         "rec",
         {"one group": (lambda d: dict(clip_norm=1.0, std=0.6, index_bits=3), (dict(clip_norm=1.1), dict(std=0.61), dict(index_bits=4))),
@@ -516,6 +516,13 @@ def test_a_guarantee_that_cannot_be_given_is_refused(case):
         with pytest.raises(ValueError):
             mechanism.guarantee(**(case.release | change))
             pytest.fail(f"{change} was accepted")
+
+
+@each
+def test_a_mechanism_says_whether_it_may_be_deployed(case):
+    "One sentence, which the page of limits prints; where it is not safe, the guarantee says why or there is none."
+    kind, _, why = case.make(7).safe.partition(": ")
+    assert kind.startswith(("safe to deploy", "simulation only")) and why and "\n" not in why
 
 
 # ---- audits

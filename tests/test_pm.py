@@ -1,8 +1,10 @@
 """The piecewise mechanism from its parts: window, answers, density, coordinates, memory. What every mechanism must do is in test_mechanisms.
 
 Statistical tests have false-alarm rate 1e-6 and fixed seeds."""
+import dataclasses
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from laws import ALARM, count_bounds, drawn, fit, radius
+from scipy import stats
 
 from dpcomm import audit
 from dpcomm.core import Insecure, derive, seed_tree
@@ -167,7 +170,8 @@ def test_a_message_says_its_seed_and_its_numbers():
     m, u = Pm(2.0, 9.0), torch.linspace(-2, 2, 11)
     message = pm.encode(m, u, Insecure(3))
     seed = int.from_bytes(message.payload[:4], "little")
-    at, y = pm.coordinates(seed_tree(seed, "coordinates"), 11, 3), np.frombuffer(message.payload, "<f4", offset=4)
+    at, drawn = pm.coordinates(seed_tree(seed, "coordinates"), 11, 3), np.frombuffer(message.payload, "<u4", offset=4).astype(float)
+    y = pm.cells(9.0, 3)[2] * (2 * drawn + 1 - pm.CELLS) / pm.CELLS
     assert seed == derive(3, "shared", bits=32) and len(message.payload) == 4 + 12 and (np.abs(y) <= pm.reach(3.0) * (1 + 1e-6)).all()
     decoded = pm.decode(m, message).numpy()
     np.testing.assert_allclose(decoded[at], y * 2 * 11 / 3, rtol=1e-6)
@@ -254,7 +258,7 @@ def test_settings_are_kept_as_plain_numbers():
 def test_pure_privacy_adds_up():
     g = pm.guarantee(Pm(1.0, 0.5), rounds=6)
     assert (g.eps, g.delta, g.relation, g.trust, g.accountant, g.sampling) == (3.0, 0.0, "local", "local", "pure", "none")
-    assert "2^-53" in g.note and Pm(1.0, 0.5).guarantee(delta=1e-5).delta == 1e-5
+    assert "exactly for messages" in g.note and Pm(1.0, 0.5).guarantee(delta=1e-5).delta == 1e-5
 
 
 def test_scores_are_the_log_ratios_of_windows():
@@ -272,3 +276,50 @@ def test_the_audit_comes_close_to_the_claim(parameters, arguments, rounds):
     m = Pm(**parameters)
     found = audit.audit_play(m, "local", 60_000, 0.0, seed_tree(0, "audit"), ALARM, rounds=rounds, **arguments)
     assert 0.85 * rounds * m.eps < found.eps <= rounds * m.eps
+
+
+# ---- messages on a grid
+
+SPLITS = [(1e-6, 1), (0.3, 1), (1.0, 1), (6.0, 2), (7.0, 3), (64.0, 25), (50.0, 1), (400.0, 1)]
+
+
+@pytest.mark.parametrize("eps, count", SPLITS)
+def test_a_cell_is_at_most_e_eps_times_as_likely_as_another(eps, count):
+    "By fractions; the exponential to 300 bits, from its own series."
+    width, outside, wide = pm.cells(eps, count)
+    inside, beyond = Fraction(pm.COIN - outside, pm.COIN * width), Fraction(outside, pm.COIN * (pm.CELLS - width))
+    each, term, least = Fraction(eps) / count, Fraction(1), Fraction(0)
+    for k in range(1, 60 + int(12 * each)):
+        least, term = least + term, Fraction(int(term * each / k * 2**300), 2**300)
+    assert inside <= least * beyond and outside >= 1 and wide > 1
+    if each < 30: assert float(inside / beyond) == pytest.approx(math.exp(each), rel=1e-6) and wide == pytest.approx(pm.reach(float(each)), rel=1e-8)
+
+
+@pytest.mark.parametrize("t", [-1.0, -0.3, 0.0, 0.77, 1.0])
+def test_cells_are_drawn_by_their_law(t, monkeypatch):
+    "A grid of 12 cells: frequencies of 60,000 answers against the mixture of the two nearest windows, and the mean."
+    monkeypatch.setattr(pm, "CELLS", 12)
+    pm.cells.cache_clear()
+    n, (width, outside, wide) = 60_000, pm.cells(1.5, 1)
+    drawn = np.concatenate([pm.answer_cells(np.array([t]), 1.5, seed_tree(0, "cells", str(t), i)) for i in range(200)])
+    one = lambda first: np.where((np.arange(12) >= first) & (np.arange(12) < first + width), (1 - outside / pm.COIN) / width, outside / pm.COIN / (12 - width))
+    place = (t + 1) / 2 * (12 - width)
+    low, up = min(math.floor(place), 12 - width), place - math.floor(place)
+    law = (1 - up) * one(low) + up * one(min(low + 1, 12 - width))
+    many = answers_of(t, n, width)
+    assert stats.chisquare(np.bincount(many, minlength=12), law * n).pvalue > ALARM / 5
+    assert set(drawn) <= set(range(12)) and (wide * (2 * np.arange(12) + 1 - 12) / 12 * law).sum() == pytest.approx(t, abs=1e-9)
+    pm.cells.cache_clear()
+
+
+def answers_of(t, n, width):
+    "n answers of one coordinate each, at eps = 1.5 for one: the same code with n coordinates and n times the epsilon."
+    return pm.answer_cells(np.full(n, t), 1.5 * n, seed_tree(0, "many", str(t)))
+
+
+def test_every_four_bytes_are_an_answer_within_reach():
+    m = Pm(2.0, 1.0)
+    message = m.encode(torch.tensor([1.0]), Insecure(0))
+    for word in (0, 1, 2**31, 2**32 - 1):
+        value = m.decode(dataclasses.replace(message, payload=message.payload[:4] + word.to_bytes(4, "little")))
+        assert abs(float(value[0])) <= 2 * pm.reach(1.0) * (1 + 1e-6) and abs(float(value[0]) - 2 * pm.reach(1.0) * ((2 * word + 1) / 2**32 - 1)) < 1e-5

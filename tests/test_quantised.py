@@ -173,11 +173,14 @@ def test_the_audit_comes_close_to_the_claim(rounding):
 
 
 def test_an_audit_would_notice_a_longer_message(monkeypatch):
-    "The game sees what is sent: a grid whose step is three times too wide breaks the claim."
+    "A grid whose step is three times too wide breaks the claim where the server believes it, and does not where the server clips."
     m, delta = Quantised(1.0, 1.0), 1e-2
-    wide = quantised.step
+    wide, noise = quantised.step, quantised.exact_noise
     monkeypatch.setattr(quantised, "step", lambda mechanism, d: 3 * wide(mechanism, d))
-    assert audit.refutes(audit.audit_play(m, "add-remove", 20_000, delta, seed_tree(0, "wide"), ALARM), audit.claim(m, "add-remove", delta))
+    def refuted(): return audit.refutes(audit.audit_play(m, "add-remove", 20_000, delta, seed_tree(0, "wide"), ALARM), audit.claim(m, "add-remove", delta))
+    assert not refuted()
+    monkeypatch.setattr(quantised, "exact_noise", lambda rows, clip, std, rng, summed: noise(0 * rows, clip, std, rng, summed) + (rows.sum(-2) / m.scale).long().numpy())
+    assert refuted()
 
 
 def test_scores_add_up_over_rounds_and_mix_under_sampling():

@@ -1,6 +1,7 @@
 "summed: shares, grid, ring messages, guarantee and audit of what secure aggregation sums."
 import dataclasses
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import strategies as some
 from laws import drawn, radius
 
 from dpcomm import accounting, summed
-from dpcomm.core import seed_tree
+from dpcomm.core import Insecure, seed_tree
 from dpcomm.mechanisms.topk import TopK
+from dpcomm.wire import BadMessage
 
 MECH = TopK(1.0, 0.5, 1.5, 20, tolerance=0.25)
 
@@ -163,3 +165,12 @@ def test_coarse_noise_needs_a_stream_a_row():
     with pytest.raises(ValueError, match="rng holds 3 streams for 2 rows"):
         summed.noisy(coarse, torch.zeros(2, 4), [seed_tree(i) for i in range(3)])
     assert MECH.share >= summed.FINE * MECH.scale, "FL-TOP's own shares are drawn as normal numbers"
+
+
+def test_a_message_is_no_longer_than_the_clip_by_a_single_bit():
+    "The sketch is clipped in single precision; the row that goes into the ring is counted in whole numbers, its noise taken off again."
+    quiet = TopK(1.0, 0.1, 1e-6, 1)
+    for row in ([7.0, 0.0], [1.0, 1.0], [3.0, 4.0], [0.1, 1e-9]):
+        values = quiet.sketch(torch.tensor([row]))[0].double().numpy()
+        z, noise = (summed.RING.lift(summed.to_ring(v, quiet.scale, quiet.share, seed_tree(3), 0.1)) for v in (values, 0 * values))
+        assert sum(int(a) ** 2 for a in z - noise) * Fraction(quiet.scale) ** 2 <= Fraction(0.1) ** 2

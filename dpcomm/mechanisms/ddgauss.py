@@ -43,6 +43,7 @@ class DDGauss:
     rotation_seed: int = 0 # of the public rotation, >= 0
     tolerance: float = 0.0 # fraction of shares that may be missing or known to colluders, in [0, 1)
     name, replay, audited = "ddgauss", False, AUDITED
+    safe = "safe to deploy under secure aggregation: whole numbers and exact discrete Gaussian shares"
     def __post_init__(self): check_settings(self)
     def clip(self, u): return clip_l2(u, self.clip_norm)
     def encode(self, u, key=None): return encode(self, u, key)

@@ -270,6 +270,7 @@ class PrivQuant:
     rule: str = "paper" # 'paper' or 'best': see `calibrate`
     kappa_min: int = None # smallest kappa allowed; None: -d, 0: as the paper states it
     name, replay, audited = "privquant", True, AUDITED
+    safe = "safe to deploy with a delta of (1 + e^eps) (d^2 + K d) 2^-53: matches and subsets by floats"
 
     def __post_init__(self): check_settings(self)
     def clip(self, u): return check_finite("u", u).float().clamp(-self.bound, self.bound)

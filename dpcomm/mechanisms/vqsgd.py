@@ -45,6 +45,7 @@ class VqSgd:
     eps: float # of one repetition, pure and local, > 0; inf: compression only
     repeats: int = 1 # R, corners a message, each with its own eps
     name, replay = "vqsgd", True
+    safe = "safe to deploy: pure but for 2^-52 / (1 - gamma) + d 2^-51 of eps a corner"
     audited = AUDITED
 
     def __post_init__(self): check_settings(self)
