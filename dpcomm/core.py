@@ -164,9 +164,9 @@ def seed_tree(
 @dataclass(frozen=True)
 class Insecure:
     "A known number in the place of a secret key: the same message again, and no privacy. For tests and pages."
-    seed: int # any whole number
+    seed: int # whole number, 0 or above
 
-    def __post_init__(self): object.__setattr__(self, "seed", index(self.seed))
+    def __post_init__(self): object.__setattr__(self, "seed", int(check_between("seed", self.seed, 0)))
 
 def check_key(
     key, # None, or Insecure

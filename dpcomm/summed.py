@@ -121,6 +121,7 @@ def exact_guarantee(
     **fields, # of gaussian_guarantee
 )->Guarantee: # of the discrete noise
     "What discrete Gaussian noise on a grid proves. [Canonne, Kamath & Steinke 2020, Prop. 5; this page]"
+    check_positive("steps", steps), check_choice("accountant", accountant, ACCOUNTANTS)
     if steps < FINE and q < 1: fields["orders"] = INTEGER_ORDERS
     if accountant != "pld": return gaussian_guarantee(sigma, delta, q, rounds, accountant=accountant, **fields)
     stated = gaussian_guarantee(sigma, (1 - PAID) * delta, q, rounds, accountant=accountant, **fields)

@@ -156,6 +156,8 @@ def finite_floats(
     data:bytes, # four bytes a value
 )->Tensor: # float32
     "Read 32-bit floats; raise BadMessage for nan and inf, of which one would spoil every sum."
+    if not isinstance(data, (bytes, bytearray)) or len(data) % 4:
+        raise BadMessage(f"data is of type {type(data).__name__}; it must be bytes, four a value: send it again")
     values = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
     if not torch.isfinite(values).all(): raise BadMessage("message holds nan or inf, which encode never sends: drop it")
     return values
@@ -164,32 +166,17 @@ def finite_floats(
 class Mechanism(Protocol):
     """What every mechanism offers.
 
-    Contract
-    --------
-    encode and simulate clip first; decode(encode(u)) and simulate(u, rng) have one distribution;
-    8 * message.nbytes equals bits(d).total; no row of a batch depends on another.
-
-    Keys
-    ----
-    encode(u) draws from the operating system. A key is secret, fresh and never reused; who needs the same message
-    twice, in a test or on a page, passes Insecure(number), and the message hides nothing. What travels in the clear
-    is drawn apart from what is private.
-
-    Guarantee
-    ---------
-    guarantee(...) returns a Guarantee that names unit, relation, sampling, accountant, scope and trust,
-    and raises ValueError for what it cannot account;
-    relations maps each relation that can be audited to the arguments of one release, which guarantee(rounds=1, delta, ...)
-    and play share; play sends the worst case of one world through the mechanism's own code; curve bounds its delta(eps).
-
-    Raises
-    ------
+    encode and simulate clip first; decode(encode(u)) and simulate(u, rng) have one distribution; 8 * message.nbytes
+    equals bits(d).total; no row of a batch depends on another. encode(u) draws from the operating system. A key is
+    secret, fresh and never reused; Insecure(number) repeats a message in a test or on a page, and hides nothing.
     ValueError for nan or inf in u and for a batch; BadMessage for a message that is damaged or made with other
-    parameters; TypeError for a key that is a plain number.
+    parameters; TypeError for a key that is a plain number. relations maps each relation that can be audited to the
+    arguments of one release, which guarantee(rounds=1, delta, ...) and play share; curve bounds its delta(eps).
     """
     name: str    # registry name
     replay: bool # whether the messages of a round determine the aggregate, so that they can replace the model on the downlink
     relations: dict # relation -> arguments of guarantee and play; empty where no privacy is promised
+    safe: str    # 'safe to deploy ...' or 'simulation only ...', and why
     audited: tuple # of (parameters, arguments of play, most plays): what `dpcomm audit` plays
     def clip(self, u:Tensor)->Tensor: ...                    # (n, d) -> (n, d) within the sensitivity bound
     def encode(self, u:Tensor, key=None)->Message: ...       # (d,) -> message; key: None, or Insecure in tests

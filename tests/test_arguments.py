@@ -86,11 +86,13 @@ GOOD = {
         "gaussian_curve": dict(mu=1.0, eps=[0.5]), "listed_curve": dict(p=LAW[0], q=LAW[1], eps=[0.5]), "repeated": dict(p=LAW[0], q=LAW[1], n=3),
         "two_valued_curve": dict(often=0.5, spent=1.0, eps=[0.5]), "pure_curve": dict(spent=1.0, eps=[0.5]), "less_noise": dict(mechanism=MADE["gaussian"], factor=1.1)},
     "ring": {
+        "rounding_gap": dict(steps=10.0, n=5),
         "Ring": dict(bits=16), "check_shape": dict(shape=(2, 3)), "whole": dict(name="z", z=[1, 2]), "FixedPoint": dict(ring=ring.Ring(16), scale=0.1, bound=1.0, n_clients=3),
         "to_grid": dict(grid=ring.FixedPoint(ring.Ring(16), 0.1, 1.0, 3), x=ROW), "overflow_probability": dict(bits=16, scale=0.1, bound=1.0, n_clients=3, noise_std=1.0, d=4),
         "discrete_gaussian": dict(sigma2=2.0, shape=3, rng=RNG), "exact_variance": dict(sigma2=2.0), "tau": dict(variance=1.0, n=3), "signs": dict(size=4, seed=0),
         "rotate": dict(u=ROWS, seed=0), "unrotate": dict(v=ROWS, seed=0, d=3), "rounded_norm": dict(norm=3.0, D=4, beta=0.5), "conditional_round": dict(x=[[0.5, 1.5]], norm_bound=3.0, rng=RNG)},
-    "summed": {
+    "summed": {"check_flag": dict(name="x", value=True), "exact_guarantee": dict(sigma=1.0, delta=1e-5, steps=1e6, rounds=3, accountant="rdp-balle"),
+               
         "share_std": SUM, "grid": SUM, "least_bits": SUM, "counted_sigma": SUM,
         "guarantee": dict(mechanism=MADE["topk"], rounds=2, delta=1e-5, n_clients=100, cohort=10, sampling="poisson", accountant="rdp-balle", relation="zero-out")},
     "wire": {"Sender": dict(mechanism=MADE["vqsgd"]), "finite_floats": dict(data=np.ones(2, "<f4").tobytes()), "mechanism": dict(name="gaussian", clip_norm=1.0, sigma=1.0), "mechanism_class": dict(name="rec")},
@@ -114,7 +116,7 @@ GOOD = {
     "mechanisms.imvu": {"closed_form": dict(eps=1.0), "pmf": dict(x=[0.5], table=TABLE), "fisher": dict(x=[0.5], table=TABLE), "rdp_exact": dict(orders=[2, 3], kappa=1.0, relation="replace", d=4)},
     "mechanisms.mvu": {"Table": dict(eps=1.0, alphabet=TABLE.alphabet, rows=TABLE.rows, constraint="strict", log=""), "two_symbols": dict(eps=1.0, n_inputs=3, constraint="metric"),
                        "solve": dict(eps=1.0, n_inputs=2, n_outputs=2, constraint="metric"), "law": dict(table=TABLE, x=[0.5])},
-    "mechanisms.pm": {"reach": dict(eps=1.0), "window": dict(t=[0.5], eps=1.0), "perturb": dict(t=[0.5], eps=1.0, draws=np.full((2, 1), 0.5)), "density": dict(y=[0.5], t=[0.5], eps=1.0),
+    "mechanisms.pm": {"cells": dict(eps=1.0, count=2), "reach": dict(eps=1.0), "window": dict(t=[0.5], eps=1.0), "perturb": dict(t=[0.5], eps=1.0, draws=np.full((2, 1), 0.5)), "density": dict(y=[0.5], t=[0.5], eps=1.0),
                       "variance": dict(t=np.array([0.5]), eps=1.0), "coordinates": dict(rng=RNG, d=4, count=2), "checked": dict(u=ROWS),
                       "remember": dict(mechanism=MADE["pm"], memory=0 * ROWS, u=ROWS, rng=RNG)},
     "mechanisms.privquant": {
@@ -251,18 +253,19 @@ ELSEWHERE = "clip simulate moments bits guarantee play curve"  # fuzzed as metho
 BYTES = "encode decode share_of levels_of pack unpack pack_words unpack_words"  # messages: hostile bytes have tests of their own
 BUILT = "check_settings check_public honest closed_only"  # takes a mechanism that has been checked when it was built
 NOT_FUZZED = {  # module -> names -> reason
-    "audit": {"Audit refutes Judgement": "made by the audits"},
+    "audit": {"Audit refutes Judgement": "made by the audits", "judge_messages message_claims message_relation message_scores": "plays, of seconds a call"},
     "core": {"nearest": "any text has a nearest one", "derive seed_tree normal gumbel_argmax": "streams", "flatten unflatten groups": "tensors of a model, with gradients"},
-    "games": {"sum_game fewer_game": "called by play with a function"},
+    "games": {"sum_game fewer_game": "called by play with a function", "lowest_bit": "scores of finite sums, called by the games"},
     "federated": {"balanced batch_plan train_loop cross_entropy train_channels_last forward_grouped train_grouped train_vmap local_trainer server_optimiser evaluate train_cohort": "engines, called by simulate with what Config has checked",
                   "download_bits Run recall one_round average check_promise simulate": "a run's own state", "save_checkpoint load_checkpoint": "files"},
     "mechanisms.compressive": {"Plan transform measure adjoint sketch expand reconstruct leverage": "arrays of a plan, called by simulate"},
     "mechanisms.ddgauss": {"shares open_sum add_up coordinate_laws score_law": "called by simulate, aggregate and curve"},
     "mechanisms.imvu": {"Line line lemma2_bracket variance_bracket fisher_supremum levels logits log_pmf tilt coins draw sum_estimates": "takes a Table, or arrays that simulate has checked"},
     "mechanisms.mvu": {"relaxed": "a search of seconds, called by solve with a checked problem", "tilt renyi_curve": "called by guarantee"},
-    "mechanisms.pm": {"rows_of answers": "called by simulate"},
+    "mechanisms.pm": {"rows_of answers answer_cells": "called by simulate and encode"},
+    "mechanisms.gaussian": {"aggregate": "the method is called by every test of a sum"},
     "mechanisms.privquant": {"Tails Calibration match_law match_steps draw smallest randomise covariance_factor represent log_law": "takes a Calibration, called by simulate"},
-    "mechanisms.quantised": {"in_steps whole mixture_ratio": "called by simulate and play"},
+    "mechanisms.quantised": {"aggregate in_steps whole mixture_ratio": "called by simulate and play"},
     "mechanisms.rec": {"candidate log_weight encode_group simulate_group simulate_many of_run": "inner loops of encode and simulate"},
     "mechanisms.signsgd": {"tilt": "any number has a mean sign"},
     "mechanisms.skellam": {"weights thresholds settle guide counts stirling log_factorial anchor height Blocks blocks kept beyond wide_counts": "exact inner loops of poisson, which checks its mean and shape",
@@ -274,7 +277,7 @@ NOT_FUZZED = {  # module -> names -> reason
     "mechanisms.vqsgd": {"corners estimate": "called by simulate"},
     "replay": {"Agreement State start average advance write_state read_state Packet Server forget open_message close_round missing catch_up Replica answer check_packet rounds_inside receive":
                "packets and states: hostile ones have tests of their own"},
-    "ring": {"Overflow": "an error", "exp_fixed cumulative edges settle_size guide sizes below exp_coin keep squared_length": "exact inner loops of discrete_gaussian and conditional_round, which check"},
+    "ring": {"Overflow": "an error", "cut exp_fixed cumulative edges settle_size guide sizes below exp_coin keep squared_length": "exact inner loops of discrete_gaussian and conditional_round, which check"},
     "secagg": {"SecAggError Damaged BadKey BadSignature Replay BadShare BelowThreshold OutOfRange RingOverflow Inconsistent SupportMismatch": "errors",
                "check_setup order graph places points committee together check_enough": "takes a Setup, or what one has checked",
                "source expand public_key agree add_mask element evaluate scalar adds_up": "keys and field elements made by the protocol",
@@ -282,7 +285,7 @@ NOT_FUZZED = {  # module -> names -> reason
                "messages of the protocol: hostile ones have tests of their own",
                "Client end reply bundle neighbour_bundles share opened complain masked confirm reveal Server close_round accept_bundle accept_shares accept_complaints promised accept_revealed accept_vector accept_lists "
                "close_advertise close_share close_complain close_masked close_check close_unmask recovered": "steps of a session, called by receive and advance"},
-    "summed": {"to_ring Summed pack unpack noisy of_shares": "called by the mechanisms"},
+    "summed": {"to_ring exact_noise Summed pack unpack noisy of_shares": "called by the mechanisms"},
     "wire": {"Bits pack_bits unpack_bits Message BadMessage parse_message payload_of header_bits mean_over_cohort": "messages: hostile bytes have tests of their own", "Mechanism register registered": "the contract and its list"}}
 
 

@@ -336,7 +336,7 @@ def test_the_game_sees_missing_noise():
 def test_the_game_has_rounds_and_relations():
     m = DDGauss(1.0, 1.0, 3, 16)
     assert set(m.relations) == set(ddgauss.CLAIMED) and all(arguments["d"] == 1 for arguments in m.relations.values())
-    assert set(m.play("replace", True, 200, seed_tree(0), rounds=2)) == {"likelihood", "repeat"}
+    assert set(m.play("replace", True, 200, seed_tree(0), rounds=2)) == {"likelihood", "bits", "repeat"}
     swap, silent = (m.play(r, True, 20_000, seed_tree(0, r))["likelihood"].mean() for r in ("replace", "zero-out"))
     assert swap == pytest.approx(2.0, abs=0.1) and silent == pytest.approx(0.5, abs=0.1)
     rare = m.play("zero-out", True, 2000, seed_tree(0), n_clients=100, cohort=1)["likelihood"]

@@ -193,8 +193,8 @@ def test_randomness_is_the_operating_systems_and_the_public_part_is_apart(case, 
 def test_an_insecure_key_is_told_from_none():
     assert repr(Insecure(42)) == "Insecure(seed=42)" and Insecure(np.int64(7)) == Insecure(7)
     assert core.check_key(None) is None and core.check_key(Insecure(1)) == Insecure(1)
-    for wrong in (1.5, "7", None):
-        with pytest.raises(TypeError): Insecure(wrong)
+    for wrong in (1.5, "7", None, -1, True):
+        with pytest.raises(ValueError, match="seed is"): Insecure(wrong)
     first, again = (core.private_stream(Insecure(5)).random(4) for _ in range(2))
     assert (first == again).all() and (first == seed_tree(5, "private").random(4)).all()
     assert core.public_seed(Insecure(5)) == core.derive(5, "shared", bits=32)

@@ -434,7 +434,7 @@ def test_the_mechanism_offers_composed_losses():
 
 @pytest.mark.parametrize("call, message", [
     (lambda: log_moment(0.5, 1.0, 16), "j is 0.5.*real and >= 1"), (lambda: log_moment([2, -1.5], 1.0, 16), "j is -1.5.*negative integer"),
-    (lambda: log_moment(math.nan, 1.0, 16), "j holds nan"), (lambda: log_moment(2, 1.0, 1), "K is 1"), (lambda: log_moment(2, -0.5, 4), r"s is -0.5.*\[0, inf\)"), (lambda: log_moment(2, math.nan, 4), "s is nan"),
+    (lambda: log_moment(math.nan, 1.0, 16), "j holds nan"), (lambda: log_moment(2, 1.0, 1), "K is 1"), (lambda: log_moment(2, -0.5, 4), r"s is -0.5.*\[0, 1e9\]"), (lambda: log_moment(2, math.nan, 4), "s is nan"),
     (lambda: rdp([2.5], 1.0, 16), "orders holds 2.5.*integers >= 2"), (lambda: rdp([1], 1.0, 16, direction="forward"), "orders holds 1"),
     (lambda: rdp([2], 1.0, 1), "K is 1"), (lambda: rdp([2], 0.0, 4), "c is 0"), (lambda: rdp([2], 1.0, 4, direction="sideways"), "direction is 'sideways'"),
     (lambda: rdp([2], 1.0, 4, 0), "groups is 0"), (lambda: rdp_mixture([2], 1.0, 4, 0.0), "q is 0"), (lambda: rdp_mixture([2], 1.0, 4, 1.5), "q is 1.5"),

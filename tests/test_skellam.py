@@ -479,7 +479,7 @@ def test_the_game_moves_the_sum_by_the_clip():
         gap = [module.play(m, relation, here, n, seed_tree(0, relation, here))["likelihood"].mean() for here in (True, False)]
         assert gap[0] - gap[1] == pytest.approx((swing / 1.5) ** 2, abs=float(2 * radius(swing / 1.5, n)))
     two = m.play("zero-out", True, 500, seed_tree(0), rounds=2, n_clients=10, cohort=5)
-    assert set(two) == {"likelihood", "repeat"} and np.isfinite(two["likelihood"]).all()
+    assert set(two) == {"likelihood", "bits", "repeat"} and np.isfinite(two["likelihood"]).all()
     with pytest.raises(ValueError, match="relation is"):
         m.play("local", True, 10, seed_tree(0))
 

@@ -194,7 +194,7 @@ def cells(
     count:int, # k, numbers a message, >= 1
 )->tuple: # w, cells of the window; chance of an answer outside it, in 2^-63; C of the grid
     "The piecewise mechanism in whole numbers. [this page, Thm. pm-grid]"
-    each = Fraction(eps) / count
+    each = Fraction(check_positive("eps", eps)) / check_size("count", count)
     width = max(1, round(CELLS / (1 + math.exp(min(float(each) / 2, 700)))))
     odds = Fraction(exp_fixed(each, 128) + 1, 2**128) * (CELLS - width) / width
     outside = math.ceil(COIN * odds / (1 + odds))
