@@ -68,6 +68,15 @@ def _check_table(table):
     if not over <= 1e-9: raise ValueError(f"rows is not private: a log-ratio exceeds its bound, at eps = {table.eps}, by {over:.2g}: raise eps")
 
 # %% ../../nbs/3_baselines/mvu.ipynb #81326caa
+def _check_problem(eps, n_inputs, n_outputs, constraint):
+    "Refuse a problem without a table in float64, or too large for the program."
+    check_positive("eps", eps), check_choice("constraint", constraint, CONSTRAINTS)
+    if not LEAST <= eps <= MOST:
+        raise ValueError(f"eps is {eps!r}; it must lie in [{LEAST:g}, {MOST:g}], where float64 holds symbols and ratios: choose an eps in between")
+    check_between("n_inputs", n_inputs, 2, 2**16), check_between("n_outputs", n_outputs, 2, 256)
+    if min(n_inputs, n_outputs) > 2 and n_inputs * n_outputs > 2048:
+        raise ValueError(f"n_inputs is {n_inputs} and n_outputs {n_outputs}; the program takes up to 2048 probabilities: lower one, or use n_outputs = 2")
+
 def two_symbols(
     eps:float, # nats, in [1e-5, 700]
     n_inputs:int=2, # >= 2
@@ -225,15 +234,6 @@ def _keep(path, table):
     return table
 
 # %% ../../nbs/3_baselines/mvu.ipynb #cc39949c
-def _check_problem(eps, n_inputs, n_outputs, constraint):
-    "Refuse a problem without a table in float64, or too large for the program."
-    check_positive("eps", eps), check_choice("constraint", constraint, CONSTRAINTS)
-    if not LEAST <= eps <= MOST:
-        raise ValueError(f"eps is {eps!r}; it must lie in [{LEAST:g}, {MOST:g}], where float64 holds symbols and ratios: choose an eps in between")
-    check_between("n_inputs", n_inputs, 2, 2**16), check_between("n_outputs", n_outputs, 2, 256)
-    if min(n_inputs, n_outputs) > 2 and n_inputs * n_outputs > 2048:
-        raise ValueError(f"n_inputs is {n_inputs} and n_outputs {n_outputs}; the program takes up to 2048 probabilities: lower one, or use n_outputs = 2")
-
 @functools.cache
 def solve(
     eps:float, # nats of one coordinate, in [1e-5, 700]
