@@ -343,6 +343,14 @@ def test_readme_links_are_alive():
         assert path or anchor in anchors(readme), f"README links to #{anchor}, which is no heading of it"
 
 
+def test_security_names_tests_that_exist():
+    told = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    found = re.findall(r"`(tests/\w+\.py)(?:::(\w+))?`", told)
+    assert len(found) > 12
+    for path, test in found:
+        assert re.search(rf"^def {test}\b", (ROOT / path).read_text(), re.M), f"SECURITY.md names {path}::{test}, which does not exist"
+
+
 def test_ci_runs_the_command_of_the_readme():
     command = "pip install -e '.[dev]' && pytest"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
