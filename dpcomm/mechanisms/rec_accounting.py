@@ -177,13 +177,13 @@ def theorem1_epsilon(
     c:float, # clip_norm / std, > 0
     slots:int, # messages sent in the whole run: rounds * cohort
     n_clients:int, # N; a slot is the client's with probability 1 / N
-    nbits:int, # b of the theorem: index bits of a whole message
+    nbits:float, # b of the theorem: index bits of a whole message, >= 1
     delta:float, # in (0, 1)
     version:str="arxiv", # arxiv | iclr (as printed) | iclr-shifted (orders one up: reproduces that version's numbers)
 )->Guarantee: # relation 'null-slot'
     "Epsilon by Algorithm 7 of either version of the paper. [dprec Thm. 1, Alg. 7]"
     check_number("c", c, "(0, 1e6]"), check_between("slots", slots, 1, 2**53), check_between("n_clients", n_clients, 1, 2**53)
-    check_between("nbits", nbits, 1, 2**53), check_number("delta", delta, "(0, 1)"), check_choice("version", version, ("arxiv", "iclr", "iclr-shifted"))
+    check_number("nbits", nbits, "[1, 9e15]"), check_number("delta", delta, "(0, 1)"), check_choice("version", version, ("arxiv", "iclr", "iclr-shifted"))
     orders = np.arange(2, 258)
     curve = slots * rdp_subsampled_gaussian(np.arange(2, 260), 1 / c, 1 / n_clients)
     low, mid, high = curve[:-2], curve[1:-1], curve[2:]  # orders lambda, lambda + 1, lambda + 2

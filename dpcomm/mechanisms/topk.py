@@ -185,11 +185,11 @@ def moments(
 
 def cost_kb(
     values:int, # K, or n where the whole model travels
-    rounds:int, # Round
+    rounds:float, # Round, or a mean of several
     sampled:float, # C, fraction of the clients that take part
 )->float: # kB of 1,000 bytes, an average client
     "Average bandwidth of one client in one direction. [fltop Sec. 4.1]"
-    check_size("values", values), check_between("rounds", rounds, 1, 2**53), check_number("sampled", sampled, "(0, 1]")
+    check_size("values", values), check_positive("rounds", rounds), check_number("sampled", sampled, "(0, 1]")
     return values * 4 * rounds * sampled / 1000
 
 # %% ../../nbs/2_papers/fltop.ipynb #88d1e694
