@@ -92,7 +92,9 @@ def read_json(
 )->object: # what it holds, or ValueError
     "Read JSON that may be hostile. [RFC 8259]"
     try: return json.loads(text)
-    except (ValueError, RecursionError) as error: raise ValueError(f"{name} is no json ({error}); {fix}") from None
+    except ValueError as error: why = error
+    except RecursionError: why = "its lists stand in each other too deeply"
+    raise ValueError(f"{name} is no json ({why}); {fix}")
 
 # %% ../nbs/1_foundations/files.ipynb #53290434
 KINDS = {dict: "an object", list: "a list", tuple: "a list", str: "text", bytes: "bytes", int: "a whole number", float: "a number"}
