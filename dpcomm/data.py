@@ -9,9 +9,7 @@ __all__ = ['IDX', 'FILES', 'COUNTS', 'PUBLISHED', 'WRITERS', 'WHOLE', 'EMNIST', 
            'emnist']
 
 # %% ../nbs/1_foundations/data.ipynb #6fdab25f
-import gzip
 import hashlib
-import json
 import math
 import os
 import tempfile

@@ -12,7 +12,6 @@ __all__ = ['DRAWS', 'ENGINES', 'CHUNK', 'SERVER_STATE', 'Config', 'sample_cohort
 import copy
 import hashlib
 import io
-import json
 import math
 import os
 import time

@@ -13,7 +13,6 @@ import functools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from operator import index
 import numpy as np
 import torch
 from torch import Tensor

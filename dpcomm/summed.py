@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RING', 'TAILS', 'COORDINATES', 'FINE', 'FLOATS', 'PAID', 'RELATIONS', 'CLAIMED', 'SAFE', 'ONE_SIZE', 'HIDDEN',
-           'share_std', 'grid', 'to_ring', 'least_bits', 'counted_sigma', 'check_flag', 'exact_noise',
+           'share_std', 'grid', 'to_ring', 'least_bits', 'counted_sigma', 'check_flag', 'exact_noise', 'noisy_average',
            'exact_guarantee', 'Summed', 'pack', 'unpack', 'noisy', 'of_shares', 'guarantee', 'play', 'curve']
 
 # %% ../nbs/1_foundations/summed.ipynb #e783cd3b
@@ -107,6 +107,21 @@ def exact_noise(
     z = cut(rows.reshape(-1, rows.shape[-1]), clip_norm, scale).reshape(rows.shape)
     if summed: z = z.sum(-2)
     return z + discrete_gaussian((Fraction(std) / Fraction(scale)) ** 2, z.shape, rng)
+
+# %% ../nbs/1_foundations/summed.ipynb #5371b646
+def noisy_average(
+    mechanism, # with clip_norm, std, scale and exact
+    estimates:Tensor, # decoded messages, (..., n, d), finite
+    cohort:float, # expected clients a round, > 0
+    rng:np.random.Generator, # the server's stream
+)->Tensor: # (..., d)
+    "Average with the server's noise. [McMahan et al. 2017]"
+    if mechanism.exact:
+        total = exact_noise(estimates, mechanism.clip_norm, mechanism.std, rng, summed=True)
+        mean = mean_over_cohort(torch.from_numpy(total * mechanism.scale)[None], cohort)
+        return mean.to(estimates)
+    mean = mean_over_cohort(estimates.movedim(-2, 0), cohort)
+    return mean + mechanism.std / cohort * normal(mean.shape, rng, mean.device)
 
 # %% ../nbs/1_foundations/summed.ipynb #f10a7604
 PAID = 0.01 # part of delta set aside for the difference of discrete and normal noise, in a PLD

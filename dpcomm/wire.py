@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from .core import Insecure, check_between, check_choice, check_positive, check_size
+from .core import Insecure, check_between, check_choice, check_key, check_positive, check_size
 
 # %% ../nbs/1_foundations/wire.ipynb #9fa8e9df
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class Sender:
 
     def encode(self, u, key=None):
         "One more message; ValueError for a key that has made one before."
-        if key in self.known:
+        if check_key(key) in self.known:
             raise ValueError("key has made a message before; the difference of the two would be free of noise: "
                              "leave key out")
         message = self.mechanism.encode(u, key)

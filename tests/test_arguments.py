@@ -265,7 +265,7 @@ NOT_FUZZED = {  # module -> names -> reason
     "mechanisms.pm": {"rows_of answers answer_cells": "called by simulate and encode"},
     "mechanisms.gaussian": {"aggregate": "the method is called by every test of a sum"},
     "mechanisms.privquant": {"Tails Calibration match_law match_steps draw smallest randomise covariance_factor represent log_law": "takes a Calibration, called by simulate"},
-    "mechanisms.quantised": {"aggregate in_steps whole mixture_ratio": "called by simulate and play"},
+    "mechanisms.quantised": {"in_steps whole mixture_ratio": "called by simulate and play"},
     "mechanisms.rec": {"candidate log_weight encode_group simulate_group simulate_many of_run": "inner loops of encode and simulate"},
     "mechanisms.signsgd": {"tilt": "any number has a mean sign"},
     "mechanisms.skellam": {"weights thresholds settle guide counts stirling log_factorial anchor height Blocks blocks kept beyond wide_counts": "exact inner loops of poisson, which checks its mean and shape",
@@ -285,7 +285,7 @@ NOT_FUZZED = {  # module -> names -> reason
                "messages of the protocol: hostile ones have tests of their own",
                "Client end reply bundle neighbour_bundles share opened complain masked confirm reveal Server close_round accept_bundle accept_shares accept_complaints promised accept_revealed accept_vector accept_lists "
                "close_advertise close_share close_complain close_masked close_check close_unmask recovered": "steps of a session, called by receive and advance"},
-    "summed": {"to_ring exact_noise Summed pack unpack noisy of_shares": "called by the mechanisms"},
+    "summed": {"to_ring exact_noise noisy_average Summed pack unpack noisy of_shares": "called by the mechanisms"},
     "wire": {"Bits pack_bits unpack_bits Message BadMessage parse_message payload_of header_bits mean_over_cohort": "messages: hostile bytes have tests of their own", "Mechanism register registered": "the contract and its list"}}
 
 

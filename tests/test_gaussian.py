@@ -237,4 +237,3 @@ def test_a_message_that_is_not_private_by_itself_is_not_judged():
 
 def test_a_lie_about_the_noise_changes_the_grid_and_nothing_else():
     assert dataclasses.replace(Gaussian(1.0, 4.0), sigma=2.0) == games.less_noise(Gaussian(1.0, 4.0), 2)
-    assert gaussian.aggregate is not quantised.aggregate

@@ -221,8 +221,9 @@ def test_a_sender_notices_a_key_that_comes_again():
     told = sender.guarantee()
     assert told == dataclasses.replace(VqSgd(1.0, 0.5).guarantee(rounds=3), premise=wire.GUESSED)
     assert str(told).startswith("As if nobody could guess the key: eps = 1.5")
-    with pytest.raises(TypeError, match="leave key out"):
-        sender.encode(u, 7)
+    for wrong in (7, [7], {}):
+        with pytest.raises(TypeError, match="leave key out"):
+            sender.encode(u, wrong)
 
 
 def test_a_sender_keeps_the_premise_of_its_mechanism():

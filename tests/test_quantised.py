@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from laws import ALARM, count_bounds, drawn, radius
 from scipy import integrate, stats
 
-from dpcomm import audit
+from dpcomm import audit, summed
 from dpcomm.core import Insecure, seed_tree
 from dpcomm.mechanisms import quantised
 from dpcomm.mechanisms.gaussian import Gaussian
@@ -175,11 +175,11 @@ def test_the_audit_comes_close_to_the_claim(rounding):
 def test_an_audit_would_notice_a_longer_message(monkeypatch):
     "A grid whose step is three times too wide breaks the claim where the server believes it, and does not where the server clips."
     m, delta = Quantised(1.0, 1.0), 1e-2
-    wide, noise = quantised.step, quantised.exact_noise
+    wide, noise = quantised.step, summed.exact_noise
     monkeypatch.setattr(quantised, "step", lambda mechanism, d: 3 * wide(mechanism, d))
     def refuted(): return audit.refutes(audit.audit_play(m, "add-remove", 20_000, delta, seed_tree(0, "wide"), ALARM), audit.claim(m, "add-remove", delta))
     assert not refuted()
-    monkeypatch.setattr(quantised, "exact_noise", lambda rows, clip, std, rng, summed: noise(0 * rows, clip, std, rng, summed) + (rows.sum(-2) / m.scale).long().numpy())
+    monkeypatch.setattr(summed, "exact_noise", lambda rows, clip, std, rng, summed: noise(0 * rows, clip, std, rng, summed) + (rows.sum(-2) / m.scale).long().numpy())
     assert refuted()
 
 

@@ -11,7 +11,7 @@ __all__ = ['RELATIONS', 'CLAIMED', 'AUDITED', 'WHOLE', 'ACCOUNTANTS', 'SAMPLED',
 # %% ../../nbs/3_baselines/ddgauss.ipynb #d82e2e9d
 import math
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 import numpy as np
 import torch

@@ -15,7 +15,7 @@ from ..accounting import Guarantee, gaussian_guarantee
 from ..core import check_choice, check_positive, check_rows, check_size, check_vector, clip_l2, normal, private_stream
 from ..games import check_plays, gaussian_curve, sum_game
 from ..ring import rounding_gap
-from ..summed import FLOATS, RING, check_flag, exact_guarantee, exact_noise, grid
+from ..summed import FLOATS, RING, check_flag, exact_guarantee, exact_noise, grid, noisy_average
 from ..wire import Bits, Message, finite_floats, header_bits, mean_over_cohort, payload_of, register
 
 # %% ../../nbs/3_baselines/gaussian.ipynb #ba8e7034
@@ -85,11 +85,8 @@ def aggregate(
     rng:np.random.Generator, # the server's stream
 )->Tensor: # (..., d)
     "Average, with noise where the server adds it. [McMahan et al. 2017]"
-    if mechanism.exact and not mechanism.local:
-        total = exact_noise(estimates, mechanism.clip_norm, mechanism.std, rng, summed=True)
-        return mean_over_cohort(torch.from_numpy(total * mechanism.scale)[None], cohort).to(estimates)
-    mean = mean_over_cohort(estimates.movedim(-2, 0), cohort)
-    return mean if mechanism.local else mean + mechanism.std / cohort * normal(mean.shape, rng, mean.device)
+    if not mechanism.local: return noisy_average(mechanism, estimates, cohort, rng)
+    return mean_over_cohort(estimates.movedim(-2, 0), cohort)
 
 # %% ../../nbs/3_baselines/gaussian.ipynb #cdc7b066
 def encode(

@@ -270,7 +270,8 @@ class PrivQuant:
     rule: str = "paper" # 'paper' or 'best': see `calibrate`
     kappa_min: int = None # smallest kappa allowed; None: -d, 0: as the paper states it
     name, replay, audited = "privquant", True, AUDITED
-    safe = "safe to deploy with a delta of (1 + e^eps) (d^2 + K d) 2^-53: matches and subsets by floats"
+    safe = ("simulation only: matches and subsets are drawn by floats, at a delta of (1 + e^eps) (d^2 + K d) 2^-53 "
+            "that no guarantee counts")
 
     def __post_init__(self): check_settings(self)
     def clip(self, u): return check_finite("u", u).float().clamp(-self.bound, self.bound)
@@ -360,7 +361,7 @@ def guarantee(
         raise ValueError(f"sampling is {sampling!r}; a local guarantee is accounted for clients who take part in every round: use sampling='none'")
     spent = mechanism.eps if d is None else mechanism.calibration(check_between("d", d, 1)).actual_eps
     return Guarantee(rounds * spent, delta, unit="client", relation="local", sampling="none", rounds=rounds, accountant="pure", scope="total", trust="local",
-                     note="pure: holds with delta = 0 for exact draws; drawn with 53 bits, a law within 2^-53 of it")
+                     note="pure: holds with delta = 0 for exact draws; ours are floats, whose delta `safe` gives")
 
 # %% ../../nbs/3_baselines/privquant.ipynb #10584466
 def log_law(

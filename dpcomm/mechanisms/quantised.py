@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROUNDINGS', 'RELATIONS', 'SAFE', 'REDRAWN', 'AUDITED', 'SLACK', 'Quantised', 'check_settings', 'longest', 'step',
-           'in_steps', 'whole', 'simulate', 'encode', 'levels_of', 'decode', 'aggregate', 'moments', 'guarantee',
-           'play', 'mixture_ratio', 'curve', 'survival']
+           'in_steps', 'whole', 'simulate', 'encode', 'levels_of', 'decode', 'moments', 'guarantee', 'play',
+           'mixture_ratio', 'curve', 'survival']
 
 # %% ../../nbs/3_baselines/quantised.ipynb #ea34da0c
 import math
@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..accounting import Guarantee, gaussian_guarantee
-from ..core import check_between, check_choice, check_finite, check_floats, check_positive, check_rows, check_size, check_vector, clip_l2, normal, private_stream
+from ..core import check_between, check_choice, check_finite, check_floats, check_positive, check_rows, check_size, check_vector, clip_l2, private_stream
 from ..games import check_plays, gaussian_curve, sum_game
 from ..ring import conditional_round, rounded_norm, rounding_gap
-from ..summed import FLOATS, check_flag, exact_guarantee, exact_noise, grid
-from ..wire import BadMessage, Bits, Message, header_bits, mean_over_cohort, pack_bits, payload_of, register, unpack_bits
+from ..summed import FLOATS, check_flag, exact_guarantee, grid, noisy_average
+from ..wire import BadMessage, Bits, Message, header_bits, pack_bits, payload_of, register, unpack_bits
 
 # %% ../../nbs/3_baselines/quantised.ipynb #0c5340eb
 ROUNDINGS = ("zero", "random")
@@ -51,7 +51,7 @@ class Quantised:
     def decode(self, message): return decode(self, message)
     def bits(self, d): return Bits.of(8 * -(-self.level_bits * check_size("d", d) // 8), header_bits(self.name), 0, d)
     def simulate(self, u, rng): return simulate(self, u, rng)
-    def aggregate(self, estimates, cohort, rng): return aggregate(self, estimates, cohort, rng)
+    def aggregate(self, estimates, cohort, rng): return noisy_average(self, estimates, cohort, rng)
     def moments(self, u): return moments(self, u)
     def guarantee(self, **release): return guarantee(self, **release)
     def play(self, relation, present, n, rng, **release): return play(self, relation, present, n, rng, **release)
@@ -149,20 +149,6 @@ def decode(
 )->Tensor: # (d,) float32
     "One message opened by itself. [ours]"
     return torch.from_numpy(levels_of(mechanism, message) * step(mechanism, message.d)).float()
-
-# %% ../../nbs/3_baselines/quantised.ipynb #f10a7902
-def aggregate(
-    mechanism:Quantised,
-    estimates:Tensor, # decoded messages, (..., n, d), finite
-    cohort:float, # expected clients a round, > 0
-    rng:np.random.Generator, # the server's stream
-)->Tensor: # (..., d)
-    "Average, with the server's noise. [dprec App. D.3]"
-    if mechanism.exact:
-        total = exact_noise(estimates, mechanism.clip_norm, mechanism.std, rng, summed=True)
-        return mean_over_cohort(torch.from_numpy(total * mechanism.scale)[None], cohort).to(estimates)
-    mean = mean_over_cohort(estimates.movedim(-2, 0), cohort)
-    return mean + mechanism.std / cohort * normal(mean.shape, rng, mean.device)
 
 # %% ../../nbs/3_baselines/quantised.ipynb #07c50b90
 def moments(

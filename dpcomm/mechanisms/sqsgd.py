@@ -124,7 +124,8 @@ class Settings:
 class SqSgd(Settings):
     "Selected, rotated and privately quantised gradients. [sqsgd Alg. 2]"
     name, replay, audited = "sqsgd", True, AUDITED
-    safe = "safe to deploy with a delta of (1 + e^eps) (D^2 + K D) 2^-53: drawn as privquant draws"
+    safe = ("simulation only: drawn as privquant draws, at a delta of (1 + e^eps) (D^2 + K D) 2^-53 "
+            "that no guarantee counts")
 
     def __post_init__(self): check_settings(self)
     def clip(self, u): return clip_l2(check_finite("u", u), self.bound)

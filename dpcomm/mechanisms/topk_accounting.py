@@ -14,8 +14,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp, ndtr
 from scipy.stats import binom, norm
-from ..accounting import (INTEGER_ORDERS, ORDERS, TOP_ORDER, Guarantee, calibrate, compose, gaussian_delta, gaussian_guarantee, guarantee_from_rdp, rdp_gaussian,
-                               rdp_subsampled_gaussian, rdp_to_delta, rdp_to_eps)
+from ..accounting import INTEGER_ORDERS, ORDERS, TOP_ORDER, Guarantee, calibrate, compose, gaussian_delta, gaussian_guarantee, guarantee_from_rdp, rdp_gaussian, rdp_subsampled_gaussian, rdp_to_delta, rdp_to_eps
 from ..core import check_between, check_choice, check_number, check_positive, check_reals
 
 # %% ../../nbs/2_papers/fltop_privacy.ipynb #b15bc665
