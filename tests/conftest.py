@@ -11,9 +11,10 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+TESTS = Path(__file__).resolve().parent
+sys.path[:0] = [str(folder) for folder in (TESTS.parent, TESTS, *sorted(TESTS.iterdir())) if folder.is_dir()]
 
-OFFLINE = Path(__file__).resolve().parent / "offline"
+OFFLINE = TESTS / "offline"
 NOT_RUN = []  # cells that a flag kept from running: named at the end of the report, never silently green
 NOT_CHECKED = []  # what a missing data set kept from being checked: the same
 

@@ -29,8 +29,9 @@ class Kept(nbdev.test.NBProcessor):
 def move_starts(size=1e-6):
     "Let dpcomm hand out weights and images that are a relative `size` off, the same in every call."
     import torch
-    from dpcomm import data, models
-    initialise, load = models.initialise, data.load
+    from dpcomm.tasks import images
+    from dpcomm.training import models
+    initialise, load = models.initialise, images.load
 
     def moved(values):
         moves.append(values.shape)
@@ -47,7 +48,7 @@ def move_starts(size=1e-6):
         found = load(*args, **more)
         return replace(found, x=moved(found.x).clamp(max=1.0))
 
-    models.initialise, data.load = moved_weights, moved_images
+    models.initialise, images.load = moved_weights, moved_images
 
 
 nbdev.test.NBProcessor = Kept

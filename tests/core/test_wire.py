@@ -1,0 +1,159 @@
+"wire: bit packing, frames and their damage, sizes, the registry."
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+from laws import drawn
+
+from dpcomm.core import wire
+from dpcomm.mechanisms import contract
+from dpcomm.core.chance import seed_tree
+
+
+# ---- packing
+
+@drawn
+@given(some.data(), some.integers(1, 32), some.integers(0, 40))
+def test_packing_is_inverted_and_not_a_byte_too_long(data, bits, n):
+    values = data.draw(some.lists(some.integers(0, 2**bits - 1), min_size=n, max_size=n))
+    packed = wire.pack_bits(values, bits)
+    assert len(packed) == (n * bits + 7) // 8
+    assert wire.unpack_bits(packed, bits, n).tolist() == values
+
+
+@pytest.mark.parametrize("bits", range(1, 33))
+def test_extremes_fit_at_every_width(bits):
+    values = [0, 2**bits - 1, 0, 2**bits - 1, 2 ** (bits - 1)]
+    assert wire.unpack_bits(wire.pack_bits(values, bits), bits, 5).tolist() == values
+
+
+def test_the_bit_order_is_most_significant_first():
+    "A stored message must stay readable."
+    assert wire.pack_bits([5, 2], 3) == bytes([0b101_010_00])
+    assert wire.pack_bits([0x123], 12) == bytes([0x12, 0x30])
+
+
+@pytest.mark.parametrize("values, bits", [([8], 3), ([-1], 3), ([0, 2**32], 32)])
+def test_packing_refuses_what_does_not_fit(values, bits):
+    with pytest.raises(ValueError, match=f"{bits} bits hold 0..{2**bits - 1}"):
+        wire.pack_bits(values, bits)
+
+
+@pytest.mark.parametrize("bits", [0, 33, -1, 1.0])
+def test_packing_refuses_impossible_widths(bits):
+    for call in (lambda: wire.pack_bits([0], bits), lambda: wire.unpack_bits(b"\0", bits, 1)):
+        with pytest.raises(ValueError, match="bits is"):
+            call()
+
+
+def test_packing_refuses_fractions():
+    with pytest.raises((TypeError, ValueError)):
+        wire.pack_bits([1.7], 3)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_unpacking_refuses_another_length(size):
+    with pytest.raises(ValueError, match=f"data has {size} bytes.*fill 2"):
+        wire.unpack_bits(bytes(size), 3, 4)
+
+
+# ---- messages
+
+MESSAGE = wire.Message("rec", 70_000, bytes(range(9)), 0xFEEDBEEF)
+
+
+@drawn
+@given(some.text("abcdefghijklmnopqrstuvwxyz-", min_size=1, max_size=20), some.integers(1, 2**32 - 1),
+       some.binary(max_size=60), some.integers(0, 2**32 - 1))
+def test_messages_survive_the_wire(name, d, payload, fingerprint):
+    message = wire.Message(name, d, payload, fingerprint)
+    data = message.to_bytes()
+    assert wire.Message.from_bytes(data, d) == message == wire.parse_message(bytearray(data), d)
+    assert len(data) == message.nbytes and 8 * len(data) == 8 * len(payload) + wire.header_bits(name)
+
+
+def test_any_single_changed_byte_is_noticed():
+    data = MESSAGE.to_bytes()
+    for place in range(len(data)):
+        for value in range(256):
+            if value != data[place]:
+                with pytest.raises(ValueError):
+                    wire.parse_message(data[:place] + bytes([value]) + data[place + 1:], MESSAGE.d)
+
+
+def test_any_truncation_and_any_padding_is_noticed():
+    data = MESSAGE.to_bytes()
+    for n in range(len(data)):
+        with pytest.raises(ValueError, match="truncated"):
+            wire.parse_message(data[:n], MESSAGE.d)
+    for extra in (b"\0", b"\xff" * 4, data):
+        with pytest.raises(ValueError, match="truncated or padded"):
+            wire.parse_message(data + extra, MESSAGE.d)
+
+
+def rewritten(place: int, value: int) -> bytes:
+    "MESSAGE with one byte changed on purpose, checksum and all."
+    body = MESSAGE.to_bytes()[:-4]
+    body = body[:place] + bytes([value]) + body[place + 1:]
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+@pytest.mark.parametrize("version", [0, 2, 255])
+def test_another_version_says_so(version):
+    with pytest.raises(ValueError, match=f"version {version}; this dpcomm reads version 1"):
+        wire.parse_message(rewritten(2, version), MESSAGE.d)
+    with pytest.raises(ValueError, match=f"version {version}"):
+        wire.parse_message(wire.Message("rec", 3, b"", version=version).to_bytes(), 3)
+
+
+def test_what_is_no_message_at_all_says_so():
+    with pytest.raises(ValueError, match="not a dpcomm message"):
+        wire.parse_message(rewritten(0, ord("P")), MESSAGE.d)
+    with pytest.raises(ValueError, match="not a dpcomm message"):
+        wire.parse_message(b"\x89PNG\r\n\x1a\n" + bytes(100), MESSAGE.d)
+    with pytest.raises(wire.BadMessage, match="names of mechanisms are ASCII"):
+        wire.parse_message(rewritten(wire.FRAME.size, 0xFF), MESSAGE.d)
+
+
+def test_the_frame_is_pinned():
+    "A stored message must stay readable."
+    assert wire.Message("gaussian", 1, b"\1\2", 3).to_bytes().hex() == (
+        "6470" "01" "08" "03000000" "01000000" "02000000" "676175737369616e" "0102" "e667fa45")
+
+
+# ---- sizes
+
+@drawn
+@given(*[some.integers(0, 10**9)] * 3, some.integers(1, 10**7))
+def test_bits_add_up(payload, header, seeds, d):
+    bits = wire.Bits.of(payload, header, seeds, d)
+    assert (bits.payload, bits.header, bits.shared_randomness) == (payload, header, seeds)
+    assert bits.total == payload + header + seeds and bits.content == payload + seeds
+    assert bits.per_param * d == pytest.approx(bits.total)
+
+
+# ---- registry and average
+
+def test_the_registry_knows_its_mechanisms():
+    names = contract.registered()
+    assert {"gaussian", "rec"} <= set(names) and list(names) == sorted(names)
+    for name in names:
+        assert name.isascii() and len(name) < 256
+    assert contract.mechanism("gaussian", clip_norm=2.0, sigma=3.0).clip_norm == 2.0
+
+
+@pytest.mark.parametrize("typed, meant", [("gausian", "gaussian"), ("reck", "rec")])
+def test_an_unknown_mechanism_is_named_with_its_nearest(typed, meant):
+    with pytest.raises(ValueError, match=f"name is '{typed}'.*gaussian.*rec.*did you mean '{meant}'"):
+        contract.mechanism(typed)
+
+
+def test_the_average_divides_by_the_expected_cohort():
+    x = torch.from_numpy(seed_tree(0).standard_normal((3, 4)))
+    assert torch.allclose(contract.mean_over_cohort(x, 5), x.sum(0) / 5)
+    assert torch.equal(contract.mean_over_cohort(x[:0], 5), torch.zeros(4, dtype=x.dtype))
+    assert np.isclose(float(contract.mean_over_cohort(torch.ones(3, 1), 2.5)), 1.2)

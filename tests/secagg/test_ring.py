@@ -1,0 +1,368 @@
+"""Rings and exact integer noise from their parts.
+
+Statistical tests have false-alarm rate 1e-6, split over their comparisons, and fixed seeds."""
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+from laws import ALARM, count_bounds, drawn, fit, radius
+
+from dpcomm.core import vectors
+from dpcomm.secagg import discrete, ring
+from dpcomm.core.chance import seed_tree
+from dpcomm.secagg.discrete import discrete_gaussian
+from dpcomm.secagg.ring import FixedPoint, Overflow, Ring
+
+
+def weights(sigma2, reach):
+    z = np.arange(-reach, reach + 1)
+    w = np.exp(-z**2 / (2 * float(sigma2)))
+    return z, w / w.sum()
+
+
+# ---- the ring
+
+@drawn
+@given(some.integers(2, 62), some.lists(some.integers(-2**62, 2**62 - 1), min_size=1, max_size=8))
+def test_sums_are_pythons(bits, numbers):
+    r, z = Ring(bits), np.array(numbers)
+    total = int(r.sum(z[:, None])[0])
+    assert total == sum(numbers) % 2**bits == int(r.sum(z[i:i + 1] for i in range(len(z)))[0])
+    assert [int(x) for x in r.wrap(z)] == [x % 2**bits for x in numbers]
+    centred = (sum(numbers) + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+    assert int(r.lift(np.array([total]))[0]) == centred
+    assert int(r.add(r.wrap(z[:1]), r.wrap(z[-1:]))[0]) == (numbers[0] + numbers[-1]) % 2**bits
+
+
+def test_a_ring_has_its_width_and_refuses_others():
+    assert Ring(16).modulus == 65536 and Ring(np.int64(5)) == Ring(5)
+    for bad in (1, 63, 2.0, None):
+        with pytest.raises(ValueError, match="bits is"):
+            Ring(bad)
+    lifted = Ring(3).lift(np.arange(8))
+    assert lifted.tolist() == [0, 1, 2, 3, -4, -3, -2, -1] and lifted.dtype == np.int64
+
+
+def test_an_array_is_summed_as_its_rows_and_not_changed():
+    z = seed_tree(0).integers(2**62, size=(5, 3))
+    before = z.copy()
+    assert np.array_equal(Ring(62).sum(z), Ring(62).sum(iter(z))) and np.array_equal(Ring(62).sum(torch.from_numpy(z)), Ring(62).sum(z))
+    assert np.array_equal(z, before)
+
+
+@pytest.mark.parametrize("bad", [np.array([0.5]), np.array([1.0]), np.array([2**63], np.uint64), ["a"]])
+def test_only_whole_numbers_enter(bad):
+    for call in (lambda: Ring(8).wrap(bad), lambda: Ring(8).lift(bad), lambda: ring.whole("z", bad), lambda: Ring(8).sum([bad])):
+        with pytest.raises(ValueError, match="whole numbers"):
+            call()
+
+
+# ---- fixed point
+
+@drawn
+@given(some.integers(1, 200), some.floats(1e-3, 10), some.floats(0.01, 1e3))
+def test_the_set_up_is_safe_and_no_stricter_than_needed(n, scale, bound):
+    "The sum of n largest values must come back; one bit less than the smallest ring that is accepted is refused."
+    need = n * math.ceil(bound / scale)
+    bits = max(2, need.bit_length() + 1)
+    grid = FixedPoint(Ring(bits), scale, bound, n)
+    for sign in (1, -1):
+        z = grid.encode(np.full((n, 1), sign * bound))
+        assert grid.decode(grid.ring.sum(z))[0] == pytest.approx(sign * n * bound, abs=n * scale)
+    if bits > 2:
+        with pytest.raises(Overflow, match=f"at least {bits} bits"):
+            FixedPoint(Ring(bits - 1), scale, bound, n)
+
+
+def test_rounding_is_to_the_nearest_point():
+    grid = FixedPoint(Ring(20), 0.1, 2.0, 3)
+    x = seed_tree(0).uniform(-2, 2, (4, 50))
+    back = grid.decode(grid.encode(x))
+    assert np.abs(back - x).max() <= 0.05 + 1e-12 and back.dtype == np.float64
+    assert np.array_equal(grid.ring.lift(grid.encode(torch.from_numpy(x))), ring.to_grid(grid, x))
+
+
+def test_values_beyond_the_range_are_refused_by_name():
+    grid = FixedPoint(Ring(16), 0.01, 1.0, 5)
+    assert grid.encode(np.array([1 + 0.9 * ring.SLACK])).tolist() == [100], "float32 clipping may be off by this much"
+    with pytest.raises(Overflow, match="2 values beyond the declared range.*declare a larger bound"):
+        grid.encode(np.array([1.001, 0.0, -7.0]))
+    for bad in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="holds (nan|inf)"):
+            grid.encode(np.array([bad]))
+    for wrong, name in ((dict(scale=0.0), "scale"), (dict(bound=-1.0), "bound"), (dict(n_clients=0), "n_clients")):
+        with pytest.raises(ValueError, match=f"{name} is"):
+            FixedPoint(**(dict(ring=Ring(16), scale=0.01, bound=1.0, n_clients=5) | wrong))
+
+
+def test_the_overflow_bound_holds():
+    "Sums of 4 shares of noise in a ring that they leave now and then; exact binomial bound."
+    sigma2, n, trials = 40.0, 4, 100_000
+    sums = discrete_gaussian(sigma2, (n, trials), seed_tree(0, "overflow")).sum(0) + n * 10
+    for bits in (7, 8):
+        bound = ring.overflow_probability(bits, 0.5, 5.0, n, 0.5 * math.sqrt(n * sigma2), 1)
+        left = (sums != Ring(bits).lift(sums)).sum()
+        assert 0 < bound < 1 and left <= count_bounds(trials, bound)[1]
+        if bits == 7:
+            assert left > 0.03 * bound * trials, "the bound is of the right size"
+    assert ring.overflow_probability(16, 1.0, 100.0, 400, 1.0, 5) == 1.0, "no room at all"
+    assert ring.overflow_probability(16, 1.0, 0.0, 1, 0.0, 5) == 0.0
+    small = [ring.overflow_probability(16, 1.0, 10.0, 100, 4000.0, d) for d in (1, 10)]
+    assert small[1] == pytest.approx(10 * small[0])
+    for change in (dict(bits=1), dict(scale=0.0), dict(bound=-1.0), dict(n_clients=0), dict(noise_std=math.nan), dict(d=0)):
+        with pytest.raises(ValueError, match=f"{next(iter(change))} is"):
+            ring.overflow_probability(**(dict(bits=16, scale=1.0, bound=1.0, n_clients=1, noise_std=1.0, d=1) | change))
+
+
+# ---- fixed-point exponentials and cumulative laws
+
+@drawn
+@given(some.fractions(0, 60, max_denominator=10**9), some.integers(1, 200))
+def test_exponentials_are_right_to_one_unit(a, bits):
+    "Against a series of fractions cut where it cannot matter."
+    import decimal
+    with decimal.localcontext(prec=140):
+        exact = (decimal.Decimal(-a.numerator) / a.denominator).exp() * 2**bits
+    assert abs(discrete.exp_fixed(a, bits) - exact) <= 1
+
+
+@pytest.mark.parametrize("sigma2, half", [(Fraction(1, 100), False), (Fraction(1, 3), True), (Fraction(2), False), (Fraction(10**4), False), (Fraction(777, 2), True)])
+def test_cumulative_laws_are_right_to_one_unit(sigma2, half):
+    "Against sums of 60-digit decimals."
+    import decimal
+    with decimal.localcontext(prec=60):
+        law = discrete.cumulative(sigma2, 63, half)
+        reach = len(law) + 50 * max(1, math.isqrt(int(sigma2)))
+        terms = [(decimal.Decimal(-k * k * sigma2.denominator) / (2 * sigma2.numerator)).exp() * (1 if half or k == 0 else 2) for k in range(reach)]
+        whole, total = sum(terms), decimal.Decimal(0)
+        for t, term in zip(law, terms):
+            total += term
+            assert abs(t - total / whole * 2**63) <= 1
+
+
+def test_edges_increase_and_the_guide_agrees_with_them():
+    for sigma2, half, bits in ((Fraction(9), False, 63), (Fraction(1, 50), False, 63), (Fraction(5000), True, 63), (Fraction(9), False, 8)):
+        found, table = discrete.edges(sigma2, half, bits), discrete.guide(sigma2, half, bits)
+        assert (np.diff(found[:-1]) > 0).all() and len(found) % 2 == 0 and found[0] >= 0
+        shift = max(0, bits - discrete.GUIDE)
+        for b in seed_tree(0).integers(len(table), size=200):
+            if table[b] >= 0:
+                for word in (b << shift, ((b + 1) << shift) - 1):
+                    assert np.searchsorted(found, word, side="right") == 2 * table[b]
+
+
+# ---- draws
+
+CHOICES = [0.01, 0.2, Fraction(1, 3), 1, 2.5, 40, 3000.0]
+
+
+@pytest.mark.parametrize("sigma2", CHOICES)
+def test_draws_follow_the_law(sigma2):
+    "Chi-square over all values; false-alarm rate 1e-6 each."
+    n, reach = 60_000, int(8 * math.sqrt(sigma2)) + 2
+    z, p = weights(sigma2, reach)
+    values = discrete_gaussian(sigma2, n, seed_tree(0, "law"))
+    assert values.dtype == np.int64 and np.abs(values).max() <= reach
+    counts = np.bincount(values + reach, minlength=len(z))
+    if sigma2 == 0.01:
+        assert counts[reach] == n, "the others come up once in 10^21"
+    else:
+        assert fit(counts, p) > ALARM
+
+
+@pytest.mark.parametrize("bits", [3, 5, 9])
+@pytest.mark.parametrize("half", [False, True])
+def test_short_prefixes_give_the_same_law(bits, half):
+    "Most draws need further bits then; settle_size decides them."
+    n, sigma2, rng = 6000, Fraction(17, 5), seed_tree(0, "short", bits)
+    z, p = weights(sigma2, 20)
+    p = np.concatenate([p[20:21], p[21:] * (1 if half else 2)])
+    found = discrete.sizes(sigma2, rng.integers(2**bits, size=n), rng, half, bits)
+    assert fit(np.bincount(found, minlength=21)[:21], p / p.sum()) > ALARM
+    assert (discrete.guide(sigma2, half, bits) < 0).mean() > 0.02, "nothing was left to decide"
+
+
+def test_settling_keeps_to_its_prefix():
+    "Whatever bits follow, the size lies where the prefix points."
+    sigma2 = Fraction(4)
+    law = [t / 2**40 for t in discrete.cumulative(sigma2, 40)]
+    for prefix in range(16):
+        for i in range(5):
+            x = discrete.settle_size(sigma2, False, prefix, 4, seed_tree(i, prefix))
+            assert (x == 0 or law[x - 1] < (prefix + 1) / 16) and law[x] > prefix / 16
+
+
+@pytest.mark.parametrize("sigma2", [2**20, 2**20 + 0.5, 5e6, 1e8, 1e12, 2.0**70])
+def test_wide_laws(sigma2):
+    "Blocks against the normal law and, for the low bits, the uniform one; false-alarm rate 1e-6 split over both."
+    from scipy import stats
+    n, sigma = 60_000, math.sqrt(sigma2)
+    z = discrete_gaussian(sigma2, n, seed_tree(0, "wide"))
+    spread = (z + seed_tree(0, "dither").random(n) - 0.5) / math.sqrt(sigma2 + 1 / 12)
+    assert stats.kstest(spread, "norm").pvalue > ALARM / 3
+    assert fit(np.bincount(z % 16, minlength=16), np.full(16, 1 / 16)) > ALARM / 3
+    assert abs((z / sigma).mean()) < radius(1, n, 3)
+
+
+def test_blocks_and_tables_draw_one_law(monkeypatch):
+    "A narrow law by blocks of 4 and 16 numbers, value by value, where every coin matters; the shortcut of `keep` needs wide ones and is left out."
+    z, p = weights(50, 60)
+    def slow(x, y, shift, sigma2, rng):
+        return np.array([discrete.exp_coin(Fraction(int(b) * (int(b) + (int(a) << shift + 1))) / (2 * sigma2), rng) for a, b in zip(x, y)])
+    monkeypatch.setattr(discrete, "keep", slow)
+    for shift in (2, 4):
+        values = np.concatenate([discrete._draw(Fraction(50), shift, 30_000, seed_tree(0, "blocks", shift))])
+        assert fit(np.bincount(values + 60, minlength=121), p) > ALARM
+
+
+@pytest.mark.parametrize("shift", [1, 5, 12, 25, 34])
+def test_the_shortcut_of_the_coins_is_exact(shift):
+    "Pairs whose first number cannot be below t are kept; all others go through fractions: against the fractions alone, from the same 32 bits."
+    sigma2 = Fraction(700 * 2**shift) ** 2 + Fraction(1, 3)
+    rng = seed_tree(0, "keep", shift)
+    x, y = rng.integers(9000, size=4000), rng.integers(2**shift, size=4000)
+    kept = discrete.keep(x, y, shift, sigma2, seed_tree(1, "keep", shift))
+    u = seed_tree(1, "keep", shift).integers(2**32, size=4000)
+    t = [Fraction(int(b) * (int(b) + (int(a) << shift + 1))) / (2 * sigma2) for a, b in zip(x, y)]
+    above = np.array([Fraction(int(v), 2**32) >= s for v, s in zip(u, t)])
+    assert kept[above].all() and (~above).any()
+    expected, n = sum(math.exp(-float(s)) for s in t), len(t)
+    assert abs(kept.sum() - expected) <= radius(0.5, n) * n
+
+
+def test_blocks_beyond_the_table_get_their_coins_too():
+    "The shortcut has no bound there, so that all go through fractions."
+    n, sigma2 = 3000, Fraction(600 * 4) ** 2
+    kept = discrete.keep(np.full(n, 2**17), np.full(n, 3), 2, sigma2, seed_tree(0, "beyond"))
+    low, high = count_bounds(n, math.exp(-3 * (3 + 2**20) / (2 * float(sigma2))))
+    assert low <= kept.sum() <= high
+
+
+@pytest.mark.parametrize("t", [Fraction(0), Fraction(1, 1000), Fraction(2, 3), Fraction(1), Fraction(7, 2)])
+def test_coins(t):
+    n = 8000
+    heads = sum(discrete.exp_coin(t, seed_tree(0, "coin", i)) for i in range(n))
+    low, high = count_bounds(n, math.exp(-t))
+    assert low <= heads <= high
+
+
+def test_comparisons_use_known_bits_first():
+    third = Fraction(1, 3)
+    assert discrete.below(third, 0, 1, seed_tree(0)) in (True, False)
+    assert discrete.below(third, 1, 2, seed_tree(0)) in (True, False), "1/4..1/2 does not decide"
+    assert discrete.below(third, 0, 2, seed_tree(0)) is True and discrete.below(third, 2, 2, seed_tree(0)) is False
+    assert discrete.below(Fraction(1, 4), 1, 2, seed_tree(0)) is False and not discrete.below(Fraction(0), 0, 0, seed_tree(0))
+    n = 4000
+    low, high = count_bounds(n, 1 / 3)
+    assert low <= sum(discrete.below(third, 0, 0, seed_tree(0, i)) for i in range(n)) <= high
+
+
+def test_shapes_streams_and_refusals():
+    rows = [seed_tree(0, i) for i in range(3)]
+    block = discrete_gaussian(5, (3, 4, 2), rows)
+    assert block.shape == (3, 4, 2)
+    for i in range(3):
+        assert np.array_equal(block[i], discrete_gaussian(Fraction(5), (4, 2), seed_tree(0, i)))
+    assert discrete_gaussian(5, (0,), seed_tree(0)).shape == (0,) and discrete_gaussian(5, 7, seed_tree(0)).shape == (7,)
+    assert np.array_equal(discrete_gaussian(np.float32(0.5), 50, seed_tree(2)), discrete_gaussian(Fraction(1, 2), 50, seed_tree(2)))
+    with pytest.raises(ValueError, match="rng holds 2 streams for 3 rows"):
+        discrete_gaussian(5, (3, 4), rows[:2])
+    for bad in (0, -1, math.nan, math.inf, None, "x", 2.0**91):
+        with pytest.raises(ValueError, match="sigma2 is"):
+            discrete_gaussian(bad, 3, seed_tree(0))
+    assert discrete.exact_variance(0.1) == Fraction(0.1) != Fraction(1, 10)
+
+
+def test_no_float_takes_part_in_a_draw():
+    "The code of the sampler names no float and calls nothing of math but whole-number functions."
+    import ast
+    import inspect
+    for function in (discrete.exp_fixed, discrete.cumulative, discrete.edges.__wrapped__, discrete.guide.__wrapped__, discrete.settle_size, discrete.sizes, discrete.below, discrete.exp_coin,
+                     discrete.keep, discrete._draw, discrete.discrete_gaussian):
+        tree = ast.parse(inspect.getsource(function))
+        assert not [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, float)], function
+        called = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "math"}
+        assert called <= {"ceil", "floor", "isqrt", "prod"}, function
+        from_rng = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "rng"}
+        assert from_rng <= {"integers"}, function
+
+
+# ---- rotation and rounding
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("d", [1, 2, 3, 100, 128, 1000])
+def test_rotation_is_an_isometry_with_an_inverse(d, dtype):
+    u = torch.from_numpy(seed_tree(0, d).standard_normal((4, d))).to(dtype)
+    v = vectors.rotate(u, 7)
+    assert v.dtype == dtype and v.shape == (4, 1 << (d - 1).bit_length())
+    torch.testing.assert_close(v.norm(dim=1), u.norm(dim=1))
+    torch.testing.assert_close(vectors.unrotate(v, 7, d), u)
+    torch.testing.assert_close(vectors.rotate(u[2], 7), v[2])
+    if d > 2:
+        assert not torch.allclose(vectors.rotate(u, 8), v)
+    assert set(vectors.signs(64, 7).tolist()) == {-1.0, 1.0}
+
+
+def test_a_spike_is_flattened():
+    v = vectors.rotate(torch.eye(1024), 3)
+    torch.testing.assert_close(v.abs(), torch.full_like(v, 1 / 32))
+
+
+def test_the_bound_of_rounding():
+    root = math.exp(-0.5)
+    assert ring.rounded_norm(10.0, 64, root) == pytest.approx(math.sqrt(100 + 16 + 10 + 4))
+    assert ring.rounded_norm(10.0, 64, 0.0) == 18.0 and ring.rounded_norm(0.0, 4, 1e-300) == 2.0
+    for bad in (-0.1, 1.0, 2.0, math.nan):
+        with pytest.raises(ValueError, match="beta is"):
+            ring.rounded_norm(1.0, 4, bad)
+
+
+@pytest.mark.parametrize("beta", [0.1, math.exp(-0.5), 0.9])
+def test_roundings_are_refused_no_more_often_than_beta(beta):
+    "Vectors at the worst fractions, and ordinary ones; exact binomial bound."
+    rng, n = seed_tree(0, "refused"), 4000
+    for x in (np.full((n, 16), 3.5), np.full((n, 16), 0.1), np.tile(rng.uniform(-5, 5, (1, 16)), (n, 1))):
+        z = ring.conditional_round(x, None, rng)
+        bound = ring.rounded_norm(float(np.linalg.norm(x[0])), 16, beta)
+        assert (ring.squared_length(z) > bound**2).sum() <= count_bounds(n, beta, 3)[1]
+
+
+def test_rounding_is_unbiased_and_conditional_rounding_obeys():
+    "Central-limit radius without a bound; with one, every row within it and its law that of the rows that were within it anyway."
+    n, x = 40_000, np.array([0.2, -1.7, 3.0, 0.5])
+    free = ring.conditional_round(np.tile(x, (n, 1)), None, seed_tree(0, "free"))
+    assert set(np.unique(free - np.floor(x))) <= {0, 1} and (free[:, 2] == 3).all() and free.dtype == np.int64
+    assert (np.abs(free.mean(0) - x) <= radius(np.sqrt((x - np.floor(x)) * (1 - x + np.floor(x))), n, 4) + 1e-12).all()
+    bound = math.sqrt(13.5)
+    kept = ring.conditional_round(np.tile(x, (n, 1)), bound, seed_tree(1, "kept"))
+    assert (ring.squared_length(kept) <= 13).all()
+    code = lambda z: (z - np.floor(x)).astype(int) @ np.array([1, 2, 0, 4])
+    within = free[ring.squared_length(free) <= 13]
+    assert 0.05 < len(within) / n < 0.95
+    probabilities = np.array([math.prod(f if bit else 1 - f for f, bit in zip((0.2, 0.3, 0.5), ((c & 1), (c >> 1 & 1), (c >> 2 & 1)))) for c in range(8)])
+    ok = np.isin(np.arange(8), np.unique(code(within)))
+    counts = np.bincount(code(kept), minlength=8)
+    assert not counts[~ok].any() and fit(counts[ok], (probabilities * ok / (probabilities * ok).sum())[ok]) > ALARM
+
+
+def test_rounding_row_by_row_and_in_vain(monkeypatch):
+    x = seed_tree(0).uniform(-3, 3, (5, 8))
+    streams = lambda: [seed_tree(4, i) for i in range(5)]
+    block = ring.conditional_round(torch.from_numpy(x), 9.0, streams())
+    for i in range(5):
+        assert np.array_equal(block[i:i + 1], ring.conditional_round(x[i:i + 1], 9.0, seed_tree(4, i)))
+    with pytest.raises(ValueError, match="rng holds 4 streams for 5 rows"):
+        ring.conditional_round(x, 9.0, streams()[:4])
+    monkeypatch.setattr(ring, "TRIES", 20)
+    with pytest.raises(ValueError, match="5 rows stayed longer after 20 roundings: use rounded_norm"):
+        ring.conditional_round(x + 5, 1.0, seed_tree(0))
+
+
+def test_lengths_are_whole_numbers():
+    assert ring.squared_length(np.array([[3, -4], [2**31, 2**31]]) // np.array([[1], [2]])).tolist() == [25, 2**61]
+    with pytest.raises(Overflow, match="squared length"):
+        ring.squared_length(np.array([[2**31, 2**31]]))
