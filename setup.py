@@ -1,4 +1,5 @@
 "Package metadata lives in settings.ini; this file only hands it to setuptools."
+
 from configparser import ConfigParser
 from pathlib import Path
 

@@ -1,1 +1,42 @@
+"""Private, communication-efficient federated learning: mechanisms with their guarantees.
+
+Nothing is imported before it is asked for: `dpcomm.mechanism("gaussian", ...)` loads that
+mechanism, and a program that reads a guarantee never loads torch.
+"""
+
 __version__ = "0.1.0"
+
+from importlib import import_module
+
+_HOMES = {
+    "mechanism": "mechanisms.contract",
+    "registered": "mechanisms.contract",
+    "Guarantee": "privacy.accounting",
+    "Bits": "core.wire",
+    "Message": "core.wire",
+    "simulate": "training.federated",
+    "Config": "training.federated",
+    "audit": "privacy.audit",
+}
+__all__ = [
+    "Bits",
+    "Config",
+    "Guarantee",
+    "Message",
+    "audit",
+    "mechanism",
+    "registered",
+    "simulate",
+]
+
+
+def __getattr__(name):
+    "Import one public name from the room it lives in."
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dpcomm' has no attribute {name!r}")
+    home = import_module(f"dpcomm.{_HOMES[name]}")
+    return home if name == "audit" else getattr(home, name)
+
+
+def __dir__():
+    return sorted([*globals(), *_HOMES])

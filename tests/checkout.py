@@ -1,4 +1,7 @@
-"What the tests know about the checkout: its files, its notebooks, and how to copy and run it."
+"""What the tests know about the checkout: its files, its notebooks, and how to copy and
+run it.
+"""
+
 import ast
 import json
 import os
@@ -12,14 +15,33 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def files() -> list[Path]:
-    "Files of the repository, relative to ROOT: what git tracks or would track, else everything that is no by-product."
-    git = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    """Files of the repository, relative to ROOT: what git tracks or would track, else
+    everything that is no by-product.
+    """
+    git = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     if git.returncode == 0 and git.stdout:
-        return [Path(line) for line in sorted(set(git.stdout.splitlines())) if (ROOT / line).is_file()]
+        return [
+            Path(line)
+            for line in sorted(set(git.stdout.splitlines()))
+            if (ROOT / line).is_file()
+        ]
     skip = {"__pycache__", "runs", "_proc", "_docs", "build", "venv"}
     found = (path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file())
-    return sorted(path for path in found if not any(
-        part in skip or part.endswith(".egg-info") or (part.startswith(".") and part != ".ci") for part in path.parts[:-1]))
+    return sorted(
+        path
+        for path in found
+        if not any(
+            part in skip
+            or part.endswith(".egg-info")
+            or (part.startswith(".") and part != ".ci")
+            for part in path.parts[:-1]
+        )
+    )
 
 
 def copy(target: Path) -> Path:
@@ -30,18 +52,32 @@ def copy(target: Path) -> Path:
     return target
 
 
-def python(*args, cwd=ROOT, root=ROOT, timeout=600, **more) -> subprocess.CompletedProcess:
+def python(
+    *args, cwd=ROOT, root=ROOT, timeout=600, **more
+) -> subprocess.CompletedProcess:
     "Run this Python in `cwd`, importing dpcomm from the checkout `root`."
     env = {name: value for name, value in os.environ.items() if name != "IN_TEST"}
     search = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))
-    env |= {"PYTHONPATH": search, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"} | more.pop("env", {})
-    return subprocess.run([sys.executable, *map(str, args)], cwd=cwd, env=env, capture_output=True, text=True,
-                          timeout=timeout, **more)
+    env |= {
+        "PYTHONPATH": search,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    } | more.pop("env", {})
+    return subprocess.run(
+        [sys.executable, *map(str, args)],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        **more,
+    )
 
 
 @dataclass(frozen=True)
 class Cell:
     "A notebook cell with its text joined."
+
     kind: str
     source: str
     tags: tuple
@@ -49,15 +85,25 @@ class Cell:
 
     @property
     def directives(self) -> list[str]:
-        return [line[2:].strip() for line in self.source.splitlines() if line.startswith("#|")]
+        return [
+            line[2:].strip()
+            for line in self.source.splitlines()
+            if line.startswith("#|")
+        ]
 
     @property
     def code(self) -> str:
-        return "\n".join(line for line in self.source.splitlines() if line.strip() and not line.startswith("#|"))
+        return "\n".join(
+            line
+            for line in self.source.splitlines()
+            if line.strip() and not line.startswith("#|")
+        )
 
     @property
     def exported(self) -> bool:
-        return any(d.split()[0] in ("export", "exporti", "exports") for d in self.directives)
+        return any(
+            d.split()[0] in ("export", "exporti", "exports") for d in self.directives
+        )
 
     @property
     def label(self) -> str:
@@ -71,14 +117,27 @@ def text(value) -> str:
 
 def cells(notebook: Path) -> list[Cell]:
     raw = json.loads((ROOT / notebook).read_text(encoding="utf-8"))["cells"]
-    return [Cell(c["cell_type"], text(c["source"]), tuple(c["metadata"].get("tags", ())), tuple(c.get("outputs", ())))
-            for c in raw]
+    return [
+        Cell(
+            c["cell_type"],
+            text(c["source"]),
+            tuple(c["metadata"].get("tags", ())),
+            tuple(c.get("outputs", ())),
+        )
+        for c in raw
+    ]
 
 
-NOTEBOOKS = [path for path in files() if path.parts[0] == "nbs" and path.suffix == ".ipynb"]
+NOTEBOOKS = [
+    path for path in files() if path.parts[0] == "nbs" and path.suffix == ".ipynb"
+]
 EXPERIMENTS = [path for path in NOTEBOOKS if path.parts[1] == "experiments"]
 PAGES = [path for path in NOTEBOOKS if path not in EXPERIMENTS]
-MODULES = [path for path in files() if path.parts[0] == "dpcomm" and path.suffix == ".py" and path.name != "_modidx.py"]
+MODULES = [
+    path
+    for path in files()
+    if path.parts[0] == "dpcomm" and path.suffix == ".py" and path.name != "_modidx.py"
+]
 
 
 def tree(module: Path) -> ast.Module:
@@ -88,7 +147,18 @@ def tree(module: Path) -> ast.Module:
 def public(module: Path) -> dict[str, ast.AST]:
     "Functions and classes a module exports, by name."
     body = tree(module).body
-    listed = next((node.value for node in body if isinstance(node, ast.Assign)
-                   and getattr(node.targets[0], "id", None) == "__all__"), None)
+    listed = next(
+        (
+            node.value
+            for node in body
+            if isinstance(node, ast.Assign)
+            and getattr(node.targets[0], "id", None) == "__all__"
+        ),
+        None,
+    )
     names = ast.literal_eval(listed) if listed else []
-    return {node.name: node for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in names}
+    return {
+        node.name: node
+        for node in body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in names
+    }

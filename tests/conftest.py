@@ -1,4 +1,5 @@
 "Settings and fixtures shared by all tests."
+
 import os
 import runpy
 import shutil
@@ -12,27 +13,62 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 TESTS = Path(__file__).resolve().parent
-sys.path[:0] = [str(folder) for folder in (TESTS.parent, TESTS, *sorted(TESTS.iterdir())) if folder.is_dir()]
+sys.path[:0] = [
+    str(folder)
+    for folder in (TESTS.parent, TESTS, *sorted(TESTS.iterdir()))
+    if folder.is_dir()
+]
 
 OFFLINE = TESTS / "offline"
-NOT_RUN = []  # cells that a flag kept from running: named at the end of the report, never silently green
+NOT_RUN = []  # cells that a flag kept from running: named at the end, never silently green
 NOT_CHECKED = []  # what a missing data set kept from being checked: the same
+QUICK = """
+core/test_core core/test_package core/test_wire privacy/test_accounting privacy/test_games
+secagg/test_ring report/test_labels report/test_papers mechanisms/test_gaussian
+mechanisms/test_vqsgd mechanisms/test_signsgd repository/test_guards repository/test_habits
+training/test_models
+""".split()  # files of `pytest -m quick`
 
 
 def bare(env: dict, home) -> dict:
-    "An environment as on a fresh machine: empty home and cache, no data, network calls refused."
-    kept = {name: value for name, value in env.items() if name != "DPCOMM_DATA" and not name.lower().endswith("_proxy")
-            and not name.startswith("XDG_")}
+    """An environment as on a fresh machine: empty home and cache, no data, network
+    calls refused.
+    """
+    kept = {
+        name: value
+        for name, value in env.items()
+        if name != "DPCOMM_DATA"
+        and not name.lower().endswith("_proxy")
+        and not name.startswith("XDG_")
+    }
     search = os.pathsep.join(filter(None, [str(OFFLINE), env.get("PYTHONPATH")]))
-    return kept | {"HOME": str(home), "XDG_CACHE_HOME": str(Path(home) / ".cache"), "PYTHONPATH": search}
+    return kept | {
+        "HOME": str(home),
+        "XDG_CACHE_HOME": str(Path(home) / ".cache"),
+        "PYTHONPATH": search,
+    }
 
 
 def pytest_addoption(parser):
-    parser.addoption("--bare", action="store_true", help="as on a fresh machine: empty home, no data, network calls refused")
-    parser.addoption("--fuzz", type=int, default=1000, help="hostile messages a mechanism is sent")
+    parser.addoption(
+        "--bare",
+        action="store_true",
+        help="as on a fresh machine: empty home, no data, network calls refused",
+    )
+    parser.addoption(
+        "--fuzz", type=int, default=1000, help="hostile messages a mechanism is sent"
+    )
+
+
+def pytest_collection_modifyitems(items):
+    "Mark what takes seconds: `pytest -m quick`."
+    for item in items:
+        if item.path.relative_to(TESTS).with_suffix("").as_posix() in QUICK:
+            item.add_marker(pytest.mark.quick)
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "quick: tests of the files that take seconds")
     if not config.getoption("bare"):
         return
     home = tempfile.mkdtemp()
@@ -61,11 +97,19 @@ def pool():
 
 def pytest_terminal_summary(terminalreporter):
     report = terminalreporter
-    reasons = [(skip.nodeid, skip.longrepr[2].removeprefix("Skipped: ")) for skip in report.stats.get("skipped", [])]
-    skips = [f"{test}: {reason.removeprefix('NOT CHECKED: ').split(':')[0]}" for test, reason in reasons]
+    reasons = [
+        (skip.nodeid, skip.longrepr[2].removeprefix("Skipped: "))
+        for skip in report.stats.get("skipped", [])
+    ]
+    skips = [
+        f"{test}: {reason.removeprefix('NOT CHECKED: ').split(':')[0]}"
+        for test, reason in reasons
+    ]
     report.section("not run, not checked")
-    for lines, what in ((NOT_RUN, "notebook cells flagged slow, gpu or eval: false were not run"),
-                        (NOT_CHECKED + skips, "cells and tests were NOT CHECKED")):
+    for lines, what in (
+        (NOT_RUN, "notebook cells flagged slow, gpu or eval: false were not run"),
+        (NOT_CHECKED + skips, "cells and tests were NOT CHECKED"),
+    ):
         report.write_line(f"{len(lines)} {what}" + (":" if lines else ""))
         for line in lines:
             report.write_line(f"  {line}")

@@ -1,4 +1,7 @@
-"Yardsticks of the statistical tests: each has false-alarm rate ALARM, split over the comparisons of a test."
+"""Yardsticks of the statistical tests: each has false-alarm rate ALARM, split over the
+comparisons of a test.
+"""
+
 import numpy as np
 from hypothesis import settings
 from scipy import stats
@@ -9,7 +12,9 @@ drawn = settings(derandomize=True, deadline=None, database=None, max_examples=60
 
 
 def radius(std, n: int, comparisons: int = 1):
-    "How far the mean of n draws with standard deviation `std` may lie from its expectation (central limit)."
+    """How far the mean of n draws with standard deviation `std` may lie from its
+    expectation (central limit).
+    """
     return stats.norm.isf(ALARM / 2 / comparisons) * np.asarray(std) / np.sqrt(n)
 
 
@@ -21,15 +26,27 @@ def count_bounds(n: int, p: float, comparisons: int = 1) -> tuple[float, float]:
 
 def fit(counts, probabilities) -> float:
     "p-value of Pearson's chi-square; cells that expect fewer than 10 are merged."
-    counts, expected = np.asarray(counts, float), np.sum(counts) * np.asarray(probabilities, float)
-    assert np.isclose(expected.sum(), counts.sum()), "the probabilities do not sum to one"
+    counts, expected = (
+        np.asarray(counts, float),
+        np.sum(counts) * np.asarray(probabilities, float),
+    )
+    assert np.isclose(expected.sum(), counts.sum()), (
+        "the probabilities do not sum to one"
+    )
     small = expected < 10
     if small.any():
         counts = np.append(counts[~small], counts[small].sum())
         expected = np.append(expected[~small], expected[small].sum())
-    return float(stats.chi2.sf(((counts - expected) ** 2 / np.maximum(expected, 1e-300)).sum(), len(counts) - 1))
+    return float(
+        stats.chi2.sf(
+            ((counts - expected) ** 2 / np.maximum(expected, 1e-300)).sum(),
+            len(counts) - 1,
+        )
+    )
 
 
 def same_law(a, b) -> float:
-    "p-value of the two-sample Kolmogorov-Smirnov test (conservative where values repeat)."
+    """p-value of the two-sample Kolmogorov-Smirnov test (conservative where values
+    repeat).
+    """
     return float(stats.ks_2samp(np.asarray(a), np.asarray(b), method="asymp").pvalue)

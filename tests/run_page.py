@@ -1,6 +1,10 @@
-"""Run one page with nbdev's own test runner and write what its cells print: `python run_page.py PAGE OUT [--moved]`.
+"""Run one page with nbdev's own test runner and write what its cells print: `python
+run_page.py PAGE OUT [--moved]`.
 
-`--moved` starts every training a hair away: initial weights and images times 1 + 1e-6 z, z standard normal."""
+`--moved` starts every training a hair away: initial weights and images times 1 + 1e-6
+z, z standard normal.
+"""
+
 import json
 import sys
 from dataclasses import replace
@@ -9,7 +13,9 @@ from pathlib import Path
 import nbdev.test
 from nbdev.config import get_config
 
-root, page, out = Path(__file__).resolve().parents[1], Path(sys.argv[1]).resolve(), Path(sys.argv[2])
+root = Path(__file__).resolve().parents[1]
+page = Path(sys.argv[1]).resolve()
+out = Path(sys.argv[2])
 processed, moves = [], []
 
 
@@ -27,10 +33,14 @@ class Kept(nbdev.test.NBProcessor):
 
 
 def move_starts(size=1e-6):
-    "Let dpcomm hand out weights and images that are a relative `size` off, the same in every call."
+    """Let dpcomm hand out weights and images that are a relative `size` off, the same
+    in every call.
+    """
     import torch
+
     from dpcomm.tasks import images
     from dpcomm.training import models
+
     initialise, load = models.initialise, images.load
 
     def moved(values):
@@ -67,8 +77,21 @@ def skipped(cell):
     return flags[0] if flags else "eval: false" if off else None
 
 
-cells = [dict(source=cell.source, tags=cell.metadata.get("tags", []), skipped=skipped(cell), stored=stored,
-              fresh=cell.get("outputs", [])) for cell, stored in zip(notebook.cells, notebook.stored_outputs)
-         if cell.cell_type == "code"]
-out.write_text(json.dumps(dict(passed=bool(passed), seconds=seconds, moved=len(moves), cells=cells), default=str))
+cells = [
+    dict(
+        source=cell.source,
+        tags=cell.metadata.get("tags", []),
+        skipped=skipped(cell),
+        stored=stored,
+        fresh=cell.get("outputs", []),
+    )
+    for cell, stored in zip(notebook.cells, notebook.stored_outputs)
+    if cell.cell_type == "code"
+]
+out.write_text(
+    json.dumps(
+        dict(passed=bool(passed), seconds=seconds, moved=len(moves), cells=cells),
+        default=str,
+    )
+)
 sys.exit(0 if passed else 1)

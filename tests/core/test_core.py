@@ -1,4 +1,5 @@
 "core: refusals, the seed tree, choices in log space, flat vectors, clipping."
+
 import math
 
 import numpy as np
@@ -11,12 +12,17 @@ from scipy import linalg, special, stats
 
 from dpcomm.core import chance, checks, vectors
 
-ADDRESS = some.lists(some.one_of(some.text("ab\",é", max_size=3), some.integers(-3, 2**70)), max_size=4)
+ADDRESS = some.lists(
+    some.one_of(some.text('ab",é', max_size=3), some.integers(-3, 2**70)), max_size=4
+)
 
 
 # ---- refusals
 
-@pytest.mark.parametrize("value", [0, -1.5, math.nan, math.inf, -math.inf, "2", None, np.float64(-2), 1j])
+
+@pytest.mark.parametrize(
+    "value", [0, -1.5, math.nan, math.inf, -math.inf, "2", None, np.float64(-2), 1j]
+)
 def test_check_positive_names_argument_value_range_and_fix(value):
     with pytest.raises(ValueError) as error:
         checks.check_positive("clip", value)
@@ -29,7 +35,9 @@ def test_check_positive_returns_what_it_accepts(value):
     assert checks.check_positive("clip", value) is value
 
 
-@pytest.mark.parametrize("value", [0, 25, 3.0, True, "3", None, math.nan, np.float64(3)])
+@pytest.mark.parametrize(
+    "value", [0, 25, 3.0, True, "3", None, math.nan, np.float64(3)]
+)
 def test_check_between_names_argument_value_range_and_fix(value):
     with pytest.raises(ValueError) as error:
         checks.check_between("bits", value, 1, 24)
@@ -42,14 +50,20 @@ def test_check_between_includes_both_ends(value):
     assert checks.check_between("bits", value, 1, 24) == value
 
 
-@pytest.mark.parametrize("typed, meant", [("adm", "adam"), ("Momentum", "momentum"), ("sdg", "sgd"), (3, "sgd")])
+@pytest.mark.parametrize(
+    "typed, meant",
+    [("adm", "adam"), ("Momentum", "momentum"), ("sdg", "sgd"), (3, "sgd")],
+)
 def test_check_choice_lists_what_exists(typed, meant):
     with pytest.raises(ValueError) as error:
         checks.check_choice("server", typed, ("sgd", "momentum", "adam"))
     for part in ("server is", repr(typed), "sgd, momentum, adam", "did you mean"):
         assert part in str(error.value)
     if isinstance(typed, str):
-        assert repr(meant) in str(error.value) and checks.nearest(typed, ("sgd", "momentum", "adam")) == meant
+        assert (
+            repr(meant) in str(error.value)
+            and checks.nearest(typed, ("sgd", "momentum", "adam")) == meant
+        )
     assert checks.check_choice("server", meant, ("sgd", "momentum", "adam")) == meant
 
 
@@ -59,7 +73,9 @@ def test_nearest_of_nothing_is_empty():
 
 def test_check_finite_counts_what_is_bad():
     u = torch.tensor([[1.0, math.nan], [-math.inf, math.inf]])
-    with pytest.raises(ValueError, match="update holds 3 values.*finite.*lower the learning rate"):
+    with pytest.raises(
+        ValueError, match="update holds 3 values.*finite.*lower the learning rate"
+    ):
         vectors.check_finite("update", u)
     good = torch.tensor([3e38, -1e-45])
     assert vectors.check_finite("update", good) is good
@@ -67,19 +83,33 @@ def test_check_finite_counts_what_is_bad():
 
 # ---- seed tree
 
+
 @drawn
 @given(some.integers(), ADDRESS, some.integers(), ADDRESS)
 def test_two_addresses_have_two_streams(seed, path, other_seed, other_path):
     same = (seed, path) == (other_seed, other_path)
-    assert (chance.derive(seed, *path) == chance.derive(other_seed, *other_path)) == same
+    assert (
+        chance.derive(seed, *path) == chance.derive(other_seed, *other_path)
+    ) == same
     assert chance.derive(seed, *path) == chance.derive(seed, *list(path))
     assert chance.derive(seed, *path, 0) != chance.derive(seed, *path)
 
 
-@pytest.mark.parametrize("a, b", [
-    ((0, "1"), (0, 1)), ((0, "a", "b"), (0, "ab")), ((0, 1, 2), (0, 12)), ((1, 0), (0, 1)), ((0,), (0, "")), ((0, '", "'), (0, "", "")),
-    ((-1,), (1,)), ((2**64,), (0,)), ((2**128 + 5,), (5,)), ((0, -1), (0, 1)),
-])
+@pytest.mark.parametrize(
+    "a, b",
+    [
+        ((0, "1"), (0, 1)),
+        ((0, "a", "b"), (0, "ab")),
+        ((0, 1, 2), (0, 12)),
+        ((1, 0), (0, 1)),
+        ((0,), (0, "")),
+        ((0, '", "'), (0, "", "")),
+        ((-1,), (1,)),
+        ((2**64,), (0,)),
+        ((2**128 + 5,), (5,)),
+        ((0, -1), (0, 1)),
+    ],
+)
 def test_addresses_that_look_alike_differ(a, b):
     assert chance.derive(*a) != chance.derive(*b)
     assert chance.seed_tree(*a).random() != chance.seed_tree(*b).random()
@@ -87,12 +117,17 @@ def test_addresses_that_look_alike_differ(a, b):
 
 @pytest.mark.parametrize("seed", [0, -1, -(2**200), 2**64 - 1, 2**64, 10**60])
 def test_any_whole_number_is_a_seed(seed):
-    first, again = chance.seed_tree(seed, "client", 3).random(4), chance.seed_tree(seed, "client", 3).random(4)
-    assert (first == again).all() and not (first == chance.seed_tree(seed, "client", 4).random(4)).any()
+    first = chance.seed_tree(seed, "client", 3).random(4)
+    again = chance.seed_tree(seed, "client", 3).random(4)
+    assert (first == again).all() and not (
+        first == chance.seed_tree(seed, "client", 4).random(4)
+    ).any()
 
 
 def test_numpy_integers_address_the_same_stream_as_python_ones():
-    assert chance.derive(np.int64(5), "client", np.int32(7)) == chance.derive(5, "client", 7)
+    assert chance.derive(np.int64(5), "client", np.int32(7)) == chance.derive(
+        5, "client", 7
+    )
 
 
 @pytest.mark.parametrize("address", [(0, 1.5), (0.5, 1)])
@@ -123,14 +158,24 @@ def test_derived_numbers_fill_their_bits(bits):
 def test_the_seed_tree_is_pinned():
     "Every stored result hangs on these numbers."
     assert chance.derive(0) == 131682519988427908492936586283876299031
-    assert chance.derive(7, "round", 3, "client", 12, "noise") == 186782913841845592373283481551959796289
-    assert chance.seed_tree(7, "round", 3).integers(2**32, size=3).tolist() == [3673195847, 4018998647, 2528561415]
+    assert (
+        chance.derive(7, "round", 3, "client", 12, "noise")
+        == 186782913841845592373283481551959796289
+    )
+    assert chance.seed_tree(7, "round", 3).integers(2**32, size=3).tolist() == [
+        3673195847,
+        4018998647,
+        2528561415,
+    ]
 
 
 # ---- normal numbers
 
+
 def test_rows_of_normal_come_from_their_own_streams():
-    streams = lambda: [chance.seed_tree(0, i) for i in range(4)]
+    def streams():
+        return [chance.seed_tree(0, i) for i in range(4)]
+
     block = chance.normal((4, 3, 5), streams())
     assert block.shape == (4, 3, 5) and block.dtype == torch.float32
     for row, stream in zip(block, streams()):
@@ -159,39 +204,61 @@ def test_normal_is_standard_normal():
 
 # ---- choices
 
-@pytest.mark.parametrize("cuts", [[], [1], [4, 8], range(1, 12)], ids=["whole", "1+11", "4+4+4", "ones"])
+
+@pytest.mark.parametrize(
+    "cuts", [[], [1], [4, 8], range(1, 12)], ids=["whole", "1+11", "4+4+4", "ones"]
+)
 def test_gumbel_argmax_draws_from_the_softmax(cuts):
-    "Chi-square over 12 logits, in any division into blocks; false-alarm rate 1e-6 each."
-    logits = np.array([0.0, 1.0, -2.0, 0.5, 0.5, -0.7, 1.5, -9.0, 0.1, -0.3, 2.0, 0.9]) + 700
+    """Chi-square over 12 logits, in any division into blocks; false-alarm rate 1e-6
+    each.
+    """
+    logits = (
+        np.array([0.0, 1.0, -2.0, 0.5, 0.5, -0.7, 1.5, -9.0, 0.1, -0.3, 2.0, 0.9]) + 700
+    )
     rng, n = chance.seed_tree(0, "gumbel", len(list(cuts))), 8000
     picks = [chance.gumbel_argmax(np.split(logits, cuts), rng) for _ in range(n)]
     assert all(value == logits[k] for k, value in picks)
-    assert fit(np.bincount([k for k, _ in picks], minlength=12), special.softmax(logits)) > ALARM
+    assert (
+        fit(np.bincount([k for k, _ in picks], minlength=12), special.softmax(logits))
+        > ALARM
+    )
 
 
 def test_gumbel_argmax_does_not_depend_on_blocks_or_on_a_constant():
     logits = chance.seed_tree(0).standard_normal(50)
     for i in range(30):
-        picks = {chance.gumbel_argmax(np.split(x, cuts), chance.seed_tree(i))[0] for x in (logits, logits + 64.0) for cuts in ([], [1, 20], [49])}
+        picks = {
+            chance.gumbel_argmax(np.split(x, cuts), chance.seed_tree(i))[0]
+            for x in (logits, logits + 64.0)
+            for cuts in ([], [1, 20], [49])
+        }
         assert len(picks) == 1
 
 
 def test_gumbel_argmax_never_picks_the_impossible():
     logits = np.array([-np.inf, 0.0, -np.inf])
-    assert {chance.gumbel_argmax([logits[:1], logits[1:]], chance.seed_tree(i))[0] for i in range(50)} == {1}
+    assert {
+        chance.gumbel_argmax([logits[:1], logits[1:]], chance.seed_tree(i))[0]
+        for i in range(50)
+    } == {1}
 
 
 # ---- flat vectors
+
 
 @drawn
 @given(some.lists(some.lists(some.integers(0, 4), max_size=4), min_size=1, max_size=5))
 def test_flatten_and_unflatten_are_inverse(shapes):
     rng = chance.seed_tree(0)
-    tensors = [torch.from_numpy(np.asarray(rng.standard_normal(shape))) for shape in shapes]
+    tensors = [
+        torch.from_numpy(np.asarray(rng.standard_normal(shape))) for shape in shapes
+    ]
     vector = vectors.flatten(tensors)
     assert vector.shape == (sum(t.numel() for t in tensors),)
     back = vectors.unflatten(vector, shapes)
-    assert len(back) == len(tensors) and all(torch.equal(a, b) for a, b in zip(tensors, back))
+    assert len(back) == len(tensors) and all(
+        torch.equal(a, b) for a, b in zip(tensors, back)
+    )
     assert torch.equal(vectors.flatten(back), vector)
 
 
@@ -200,18 +267,29 @@ def test_unflatten_makes_views_and_flatten_reads_in_logical_order():
     vectors.unflatten(vector, [(2,), (2, 2)])[1].zero_()
     assert vector.tolist() == [0, 1, 0, 0, 0, 0]
     image = torch.arange(24.0).view(1, 2, 3, 4)
-    assert torch.equal(vectors.flatten([image.to(memory_format=torch.channels_last)]), torch.arange(24.0))
+    assert torch.equal(
+        vectors.flatten([image.to(memory_format=torch.channels_last)]),
+        torch.arange(24.0),
+    )
 
 
 @pytest.mark.parametrize("n", [5, 7])
 def test_unflatten_refuses_another_model(n):
-    with pytest.raises(ValueError, match=f"vector has {n} entries; the shapes need 6.*pass the shapes"):
+    with pytest.raises(
+        ValueError, match=f"vector has {n} entries; the shapes need 6.*pass the shapes"
+    ):
         vectors.unflatten(torch.zeros(n), [(2,), (2, 2)])
 
 
 def test_groups_are_the_named_tensors_in_flat_order():
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1, bias=False))
-    assert list(vectors.groups(model).items()) == [("0.weight", 6), ("0.bias", 2), ("2.weight", 2)]
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1, bias=False)
+    )
+    assert list(vectors.groups(model).items()) == [
+        ("0.weight", 6),
+        ("0.bias", 2),
+        ("2.weight", 2),
+    ]
 
 
 # ---- clipping
@@ -220,7 +298,19 @@ ROUNDING = 1e-6  # float32 entries: a clipped norm may exceed the bound by this 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size, d", [(1.0, 1), (1.0, 7), (0.01, 2_000_000), (1e-45, 100), (1e-20, 1000), (1e18, 1000), (1e30, 1000), (3e38, 10_000)])
+@pytest.mark.parametrize(
+    "size, d",
+    [
+        (1.0, 1),
+        (1.0, 7),
+        (0.01, 2_000_000),
+        (1e-45, 100),
+        (1e-20, 1000),
+        (1e18, 1000),
+        (1e30, 1000),
+        (3e38, 10_000),
+    ],
+)
 @pytest.mark.parametrize("clip", [1e-3, 1.0, 1e4])
 def test_clip_bounds_the_norm_and_keeps_the_direction(size, d, clip, dtype):
     u = size * torch.from_numpy(chance.seed_tree(0).uniform(-1, 1, (2, d))).to(dtype)
@@ -239,7 +329,9 @@ def test_clip_leaves_rows_within_the_bound_untouched():
     assert torch.equal(clipped[:4], u[:4])
     assert torch.allclose(clipped[4], u[1])
     assert torch.equal(u[4], torch.tensor([30.0, 40.0])), "the argument was changed"
-    assert torch.equal(vectors.clip_l2(u[4], 5.0), clipped[4]), "a single vector clips like a row"
+    assert torch.equal(vectors.clip_l2(u[4], 5.0), clipped[4]), (
+        "a single vector clips like a row"
+    )
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -254,29 +346,8 @@ def test_clip_refuses_a_bound_that_is_none(clip):
         vectors.clip_l2(torch.ones(1, 2), clip)
 
 
-# ---- log space
-
-@drawn
-@given(some.lists(some.floats(-800, 800), min_size=1, max_size=20))
-def test_log_mean_exp_is_scipys(values):
-    x = np.array(values)
-    assert vectors.log_mean_exp(x) == pytest.approx(special.logsumexp(x) - np.log(len(x)), rel=1e-12, abs=1e-12)
-
-
-@pytest.mark.parametrize("axis", [-1, 0, 1])
-def test_log_mean_exp_along_an_axis(axis):
-    x = chance.seed_tree(0).normal(0, 1000, (3, 4, 5))
-    expected = special.logsumexp(x, axis=axis) - np.log(x.shape[axis])
-    np.testing.assert_allclose(vectors.log_mean_exp(x, axis), expected, rtol=1e-13)
-
-
-def test_log_mean_exp_of_impossible_events():
-    with np.errstate(divide="ignore"):
-        assert vectors.log_mean_exp(np.full(3, -np.inf)) == -np.inf
-    assert vectors.log_mean_exp(np.array([-np.inf, 0.0])) == pytest.approx(-math.log(2))
-
-
 # ---- Hadamard transform
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [2**k for k in range(13)])
@@ -292,14 +363,20 @@ def test_the_transform_is_sylvesters_matrix(size, dtype):
         torch.testing.assert_close(vectors.hadamard(size, dtype), H, **tight)
 
 
-@pytest.mark.parametrize("shape", [(0, 8), (2, 3, 16), (9, 2**13), (3, 2**17), (2**18,)])
+@pytest.mark.parametrize(
+    "shape", [(0, 8), (2, 3, 16), (9, 2**13), (3, 2**17), (2**18,)]
+)
 def test_any_batch_is_its_rows(shape):
     x = torch.from_numpy(chance.seed_tree(0).standard_normal(shape, dtype=np.float32))
     before, y = x.clone(), vectors.walsh_hadamard(x)
     assert y.shape == x.shape and torch.equal(x, before) and (vectors.BLOCK < 3 * 2**17)
     for row, image in zip(x.reshape(-1, shape[-1]), y.reshape(-1, shape[-1])):
-        torch.testing.assert_close(vectors.walsh_hadamard(row), image, rtol=0, atol=1e-5)
-        torch.testing.assert_close(vectors.walsh_hadamard(row.double()).float(), image, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            vectors.walsh_hadamard(row), image, rtol=0, atol=1e-5
+        )
+        torch.testing.assert_close(
+            vectors.walsh_hadamard(row.double()).float(), image, rtol=0, atol=1e-5
+        )
 
 
 def test_a_transform_of_one_point_does_not_alias():

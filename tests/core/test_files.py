@@ -1,4 +1,7 @@
-"files: whole or not at all, damage noticed before use, several writers, a full disk, a folder that is none."
+"""files: whole or not at all, damage noticed before use, several writers, a full disk,
+a folder that is none.
+"""
+
 import errno
 import json
 import multiprocessing
@@ -16,60 +19,104 @@ from dpcomm.experiments import runner
 CONTENT = bytes(range(256)) * 3
 
 
-@pytest.mark.parametrize("content", [b"", b"x", CONTENT, files.SEAL, files.seal(b"twice")])
+@pytest.mark.parametrize(
+    "content", [b"", b"x", CONTENT, files.SEAL, files.seal(b"twice")]
+)
 def test_what_is_sealed_comes_back(content, tmp_path):
     assert files.unseal(files.seal(content), "a") == content
     path = files.write_whole(tmp_path / "deep" / "a.bin", files.seal(content))
-    assert files.read_sealed(path) == content and os.listdir(path.parent) == ["a.bin"] and path.stat().st_mode & 0o777 == 0o644
+    assert (
+        files.read_sealed(path) == content
+        and os.listdir(path.parent) == ["a.bin"]
+        and path.stat().st_mode & 0o777 == 0o644
+    )
 
 
 def test_every_damage_is_refused_with_one_sentence():
     whole, rng = files.seal(CONTENT), random.Random(0)
-    damaged = [whole[:n] for n in range(len(whole))] + [whole + b"\0", b"PK" + whole, whole.replace(b"version 1", b"version 2", 1), files.seal(b"x")[:-1]]
+    damaged = [whole[:n] for n in range(len(whole))] + [
+        whole + b"\0",
+        b"PK" + whole,
+        whole.replace(b"version 1", b"version 2", 1),
+        files.seal(b"x")[:-1],
+    ]
     for at in rng.sample(range(8 * len(whole)), 1500):
-        damaged.append(whole[:at // 8] + bytes([whole[at // 8] ^ 1 << at % 8]) + whole[at // 8 + 1:])
+        damaged.append(
+            whole[: at // 8]
+            + bytes([whole[at // 8] ^ 1 << at % 8])
+            + whole[at // 8 + 1 :]
+        )
     for data in damaged:
-        with pytest.raises(ValueError, match=r"^run.pt is damaged \([^()]+\): delete it, or run without resume$"):
+        with pytest.raises(
+            ValueError,
+            match=r"^run.pt is damaged \([^()]+\): delete it, or run without resume$",
+        ):
             files.unseal(data, "run.pt")
 
 
 def _write(folder, i):
-    for j in range(100): files.write_whole(Path(folder) / "shared.json", files.seal(bytes([i]) * (50 + j)))
+    for j in range(100):
+        files.write_whole(
+            Path(folder) / "shared.json", files.seal(bytes([i]) * (50 + j))
+        )
 
 
 def test_eight_writers_of_one_file_leave_one_of_theirs_and_nothing_else(tmp_path):
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_write, args=(tmp_path, i)) for i in range(8)]
-    for writer in writers: writer.start()
+    for writer in writers:
+        writer.start()
     while any(writer.is_alive() for writer in writers):
-        if (tmp_path / "shared.json").exists(): assert len(set(files.read_sealed(tmp_path / "shared.json"))) == 1
-    for writer in writers: writer.join()
-    assert [writer.exitcode for writer in writers] == [0] * 8 and os.listdir(tmp_path) == ["shared.json"]
+        if (tmp_path / "shared.json").exists():
+            assert len(set(files.read_sealed(tmp_path / "shared.json"))) == 1
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0] * 8 and os.listdir(
+        tmp_path
+    ) == ["shared.json"]
 
 
 def _parts(folder, i, failed):
     for j in range(100):
-        try: assert runner.checkpointed(Path(folder) / "part.json", {"j": j % 2}, lambda: {"by": [i] * 500}, resume=True)["stamp"] == {"j": j % 2}
-        except Exception as error: failed.put(repr(error))
+        try:
+            assert runner.checkpointed(
+                Path(folder) / "part.json",
+                {"j": j % 2},
+                lambda: {"by": [i] * 500},
+                resume=True,
+            )["stamp"] == {"j": j % 2}
+        except Exception as error:
+            failed.put(repr(error))
 
 
 def test_several_processes_make_one_part_of_an_experiment(tmp_path):
     context = multiprocessing.get_context("fork")
     failed = context.Queue()
-    writers = [context.Process(target=_parts, args=(tmp_path, i, failed)) for i in range(4)]
-    for writer in writers: writer.start()
-    for writer in writers: writer.join()
-    assert failed.empty() and [writer.exitcode for writer in writers] == [0] * 4, failed.get(timeout=1)
-    assert os.listdir(tmp_path) == ["part.json"] and len(set(json.loads(files.read_sealed(tmp_path / "part.json"))["by"])) == 1
+    writers = [
+        context.Process(target=_parts, args=(tmp_path, i, failed)) for i in range(4)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert failed.empty() and [writer.exitcode for writer in writers] == [0] * 4, (
+        failed.get(timeout=1)
+    )
+    assert (
+        os.listdir(tmp_path) == ["part.json"]
+        and len(set(json.loads(files.read_sealed(tmp_path / "part.json"))["by"])) == 1
+    )
 
 
 FULL = """import resource, signal, sys, numpy as np
 from pathlib import Path
-from dpcomm import experiments, files, scattering
+from dpcomm.core import files
+from dpcomm.experiments import runner
+from dpcomm.tasks import scattering
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10**5, 10**5))
 folder = Path(sys.argv[1])
-for write in (lambda: files.write_whole(folder / "run.pt", bytes(10**6)), lambda: experiments.checkpointed(folder / "part.json", {}, lambda: {"x": [0] * 10**6}),
+for write in (lambda: files.write_whole(folder / "run.pt", bytes(10**6)), lambda: runner.checkpointed(folder / "part.json", {}, lambda: {"x": [0] * 10**6}),
               lambda: scattering.write_once(folder / "a.npy", (1000, 1000), [np.ones((1000, 1000), "f4")])):
     try: write()
     except OSError as error: print(error.strerror)
@@ -79,18 +126,36 @@ for write in (lambda: files.write_whole(folder / "run.pt", bytes(10**6)), lambda
 def test_no_room_on_a_real_file_system_is_a_sentence_and_leaves_nothing(tmp_path):
     (tmp_path / "run.pt").write_bytes(b"old")
     done = python("-c", FULL, tmp_path)
-    said = [f"{name} cannot be written (File too large): free some space, or choose another folder that you may write to" for name in ("run.pt", "part.json", "a.npy")]
+    said = [
+        f"{name} cannot be written (File too large): free some space, or choose another"
+        " folder that you may write to"
+        for name in ("run.pt", "part.json", "a.npy")
+    ]
     assert done.stdout.splitlines() == said, done.stderr
-    assert os.listdir(tmp_path) == ["run.pt"] and (tmp_path / "run.pt").read_bytes() == b"old"
+    assert (
+        os.listdir(tmp_path) == ["run.pt"]
+        and (tmp_path / "run.pt").read_bytes() == b"old"
+    )
 
 
 @pytest.mark.parametrize("step", ["write", "fsync", "replace"])
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(step, tmp_path, monkeypatch):
     path = files.write_whole(tmp_path / "a.pt", b"old")
-    def full(*_): raise OSError(errno.ENOSPC, "No space left on device")
-    if step == "write": monkeypatch.setattr(os, "fdopen", lambda *a: (os.close(a[0]), full()))
-    else: monkeypatch.setattr(os, step, full)
-    with pytest.raises(OSError, match="a.pt cannot be written .No space left on device.: free some space, or choose another folder"):
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if step == "write":
+        monkeypatch.setattr(os, "fdopen", lambda *a: (os.close(a[0]), full()))
+    else:
+        monkeypatch.setattr(os, step, full)
+    with pytest.raises(
+        OSError,
+        match=(
+            "a.pt cannot be written .No space left on device.: free some space, or"
+            " choose another folder"
+        ),
+    ):
         files.write_whole(path, b"new")
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a.pt"]
 
@@ -99,20 +164,36 @@ def test_out_that_is_a_file_is_a_sentence(tmp_path):
     blocked = tmp_path / "runs"
     blocked.write_text("not a folder")
     for out in (blocked, blocked / "deeper"):
-        with pytest.raises(ValueError, match="and runs is not a folder: choose a folder of your own"):
+        with pytest.raises(
+            ValueError, match="and runs is not a folder: choose a folder of your own"
+        ):
             runner.output_folder(out)
         done = python("-m", "dpcomm.cli", "run", "dprec-mean", "--out", out)
-        assert done.returncode == 2 and done.stderr.startswith("dpcomm: out is ") and len(done.stderr.strip().splitlines()) == 1
+        assert (
+            done.returncode == 2
+            and done.stderr.startswith("dpcomm: out is ")
+            and len(done.stderr.strip().splitlines()) == 1
+        )
 
 
 def test_out_that_may_not_be_written_to_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(ValueError, match="may not be written to: choose a folder of your own"):
+    with pytest.raises(
+        ValueError, match="may not be written to: choose a folder of your own"
+    ):
         runner.output_folder(tmp_path)
 
 
 def test_a_disk_that_fills_ends_the_command_with_one_sentence(monkeypatch, capsys):
-    def full(args): raise OSError(errno.ENOSPC, "a.pt cannot be written (No space left on device): free some space")
+    def full(args):
+        raise OSError(
+            errno.ENOSPC,
+            "a.pt cannot be written (No space left on device): free some space",
+        )
+
     monkeypatch.setattr(cli, "_data", full)
     assert cli.main(["data", "somewhere", "mnist"]) == 2
-    assert capsys.readouterr().err == "dpcomm: a.pt cannot be written (No space left on device): free some space\n"
+    assert (
+        capsys.readouterr().err
+        == "dpcomm: a.pt cannot be written (No space left on device): free some space\n"
+    )

@@ -1,4 +1,5 @@
 "wire: bit packing, frames and their damage, sizes, the registry."
+
 import struct
 import zlib
 
@@ -10,16 +11,18 @@ from hypothesis import strategies as some
 from laws import drawn
 
 from dpcomm.core import wire
-from dpcomm.mechanisms import contract
 from dpcomm.core.chance import seed_tree
-
+from dpcomm.mechanisms import contract
 
 # ---- packing
+
 
 @drawn
 @given(some.data(), some.integers(1, 32), some.integers(0, 40))
 def test_packing_is_inverted_and_not_a_byte_too_long(data, bits, n):
-    values = data.draw(some.lists(some.integers(0, 2**bits - 1), min_size=n, max_size=n))
+    values = data.draw(
+        some.lists(some.integers(0, 2**bits - 1), min_size=n, max_size=n)
+    )
     packed = wire.pack_bits(values, bits)
     assert len(packed) == (n * bits + 7) // 8
     assert wire.unpack_bits(packed, bits, n).tolist() == values
@@ -45,7 +48,10 @@ def test_packing_refuses_what_does_not_fit(values, bits):
 
 @pytest.mark.parametrize("bits", [0, 33, -1, 1.0])
 def test_packing_refuses_impossible_widths(bits):
-    for call in (lambda: wire.pack_bits([0], bits), lambda: wire.unpack_bits(b"\0", bits, 1)):
+    for call in (
+        lambda: wire.pack_bits([0], bits),
+        lambda: wire.unpack_bits(b"\0", bits, 1),
+    ):
         with pytest.raises(ValueError, match="bits is"):
             call()
 
@@ -67,13 +73,23 @@ MESSAGE = wire.Message("rec", 70_000, bytes(range(9)), 0xFEEDBEEF)
 
 
 @drawn
-@given(some.text("abcdefghijklmnopqrstuvwxyz-", min_size=1, max_size=20), some.integers(1, 2**32 - 1),
-       some.binary(max_size=60), some.integers(0, 2**32 - 1))
+@given(
+    some.text("abcdefghijklmnopqrstuvwxyz-", min_size=1, max_size=20),
+    some.integers(1, 2**32 - 1),
+    some.binary(max_size=60),
+    some.integers(0, 2**32 - 1),
+)
 def test_messages_survive_the_wire(name, d, payload, fingerprint):
     message = wire.Message(name, d, payload, fingerprint)
     data = message.to_bytes()
-    assert wire.Message.from_bytes(data, d) == message == wire.parse_message(bytearray(data), d)
-    assert len(data) == message.nbytes and 8 * len(data) == 8 * len(payload) + wire.header_bits(name)
+    assert (
+        wire.Message.from_bytes(data, d)
+        == message
+        == wire.parse_message(bytearray(data), d)
+    )
+    assert len(data) == message.nbytes and 8 * len(data) == 8 * len(
+        payload
+    ) + wire.header_bits(name)
 
 
 def test_any_single_changed_byte_is_noticed():
@@ -82,7 +98,9 @@ def test_any_single_changed_byte_is_noticed():
         for value in range(256):
             if value != data[place]:
                 with pytest.raises(ValueError):
-                    wire.parse_message(data[:place] + bytes([value]) + data[place + 1:], MESSAGE.d)
+                    wire.parse_message(
+                        data[:place] + bytes([value]) + data[place + 1 :], MESSAGE.d
+                    )
 
 
 def test_any_truncation_and_any_padding_is_noticed():
@@ -98,13 +116,15 @@ def test_any_truncation_and_any_padding_is_noticed():
 def rewritten(place: int, value: int) -> bytes:
     "MESSAGE with one byte changed on purpose, checksum and all."
     body = MESSAGE.to_bytes()[:-4]
-    body = body[:place] + bytes([value]) + body[place + 1:]
+    body = body[:place] + bytes([value]) + body[place + 1 :]
     return body + struct.pack("<I", zlib.crc32(body))
 
 
 @pytest.mark.parametrize("version", [0, 2, 255])
 def test_another_version_says_so(version):
-    with pytest.raises(ValueError, match=f"version {version}; this dpcomm reads version 1"):
+    with pytest.raises(
+        ValueError, match=f"version {version}; this dpcomm reads version 1"
+    ):
         wire.parse_message(rewritten(2, version), MESSAGE.d)
     with pytest.raises(ValueError, match=f"version {version}"):
         wire.parse_message(wire.Message("rec", 3, b"", version=version).to_bytes(), 3)
@@ -121,22 +141,30 @@ def test_what_is_no_message_at_all_says_so():
 
 def test_the_frame_is_pinned():
     "A stored message must stay readable."
-    assert wire.Message("gaussian", 1, b"\1\2", 3).to_bytes().hex() == (
-        "6470" "01" "08" "03000000" "01000000" "02000000" "676175737369616e" "0102" "e667fa45")
+    assert (
+        wire.Message("gaussian", 1, b"\1\2", 3).to_bytes().hex()
+        == "64700108030000000100000002000000676175737369616e0102e667fa45"
+    )
 
 
 # ---- sizes
+
 
 @drawn
 @given(*[some.integers(0, 10**9)] * 3, some.integers(1, 10**7))
 def test_bits_add_up(payload, header, seeds, d):
     bits = wire.Bits.of(payload, header, seeds, d)
-    assert (bits.payload, bits.header, bits.shared_randomness) == (payload, header, seeds)
+    assert (bits.payload, bits.header, bits.shared_randomness) == (
+        payload,
+        header,
+        seeds,
+    )
     assert bits.total == payload + header + seeds and bits.content == payload + seeds
     assert bits.per_param * d == pytest.approx(bits.total)
 
 
 # ---- registry and average
+
 
 def test_the_registry_knows_its_mechanisms():
     names = contract.registered()
@@ -148,12 +176,16 @@ def test_the_registry_knows_its_mechanisms():
 
 @pytest.mark.parametrize("typed, meant", [("gausian", "gaussian"), ("reck", "rec")])
 def test_an_unknown_mechanism_is_named_with_its_nearest(typed, meant):
-    with pytest.raises(ValueError, match=f"name is '{typed}'.*gaussian.*rec.*did you mean '{meant}'"):
+    with pytest.raises(
+        ValueError, match=f"name is '{typed}'.*gaussian.*rec.*did you mean '{meant}'"
+    ):
         contract.mechanism(typed)
 
 
 def test_the_average_divides_by_the_expected_cohort():
     x = torch.from_numpy(seed_tree(0).standard_normal((3, 4)))
     assert torch.allclose(contract.mean_over_cohort(x, 5), x.sum(0) / 5)
-    assert torch.equal(contract.mean_over_cohort(x[:0], 5), torch.zeros(4, dtype=x.dtype))
+    assert torch.equal(
+        contract.mean_over_cohort(x[:0], 5), torch.zeros(4, dtype=x.dtype)
+    )
     assert np.isclose(float(contract.mean_over_cohort(torch.ones(3, 1), 2.5)), 1.2)

@@ -1,6 +1,8 @@
-"""Messages from someone who tries: fuzzed frames and payloads, sizes that were never agreed, keys that can be guessed.
+"""Messages from someone who tries: fuzzed frames and payloads, sizes that were never agreed,
+keys that can be guessed. A thousand messages a mechanism here;
+`pytest tests/mechanisms/test_hostile.py --fuzz 100000` sends as many as one likes.
+"""
 
-A thousand messages a mechanism here; `pytest tests/mechanisms/test_hostile.py --fuzz 100000` sends as many as one likes."""
 import dataclasses
 import os
 import resource
@@ -16,17 +18,20 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from test_conformance import ALL, CASES, is_random, vector
 
 from dpcomm.core import chance, wire
-from dpcomm.mechanisms import contract
 from dpcomm.core.chance import Insecure, seed_tree
+from dpcomm.mechanisms import contract
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.vqsgd import VqSgd
 
 each = pytest.mark.parametrize("case", ALL)
-FIRST = [pytest.param(next(iter(cases.values())), id=name) for name, cases in CASES.items()]
+FIRST = [
+    pytest.param(next(iter(cases.values())), id=name) for name, cases in CASES.items()
+]
 D = 12
 
 
 # ---- fuzzed messages
+
 
 def checked(body: bytes) -> bytes:
     "A body with the checksum that belongs to it."
@@ -36,68 +41,100 @@ def checked(body: bytes) -> bytes:
 def flipped(data: bytes, rng) -> bytes:
     "One to four bytes changed, checksum repaired."
     body = bytearray(data[:-4])
-    for place in rng.integers(len(body), size=rng.integers(1, 5)): body[place] ^= int(rng.integers(1, 256))
+    for place in rng.integers(len(body), size=rng.integers(1, 5)):
+        body[place] ^= int(rng.integers(1, 256))
     return checked(bytes(body))
 
 
 def cut(data: bytes, rng) -> bytes:
     "Shortened, lengthened, or nothing but noise."
     extra = rng.bytes(int(rng.integers(1, 40)))
-    return (data[:int(rng.integers(len(data)))], data + extra, extra)[rng.integers(3)]
+    return (data[: int(rng.integers(len(data)))], data + extra, extra)[rng.integers(3)]
 
 
 def other_frame(data: bytes, rng) -> bytes:
     "Another length, name, fingerprint or vector size in an honest frame."
     magic, version, n_name, fingerprint, d, n_payload = wire.FRAME.unpack_from(data)
-    name, payload = data[wire.FRAME.size:wire.FRAME.size + n_name], data[wire.FRAME.size + n_name:-4]
+    name = data[wire.FRAME.size : wire.FRAME.size + n_name]
+    payload = data[wire.FRAME.size + n_name : -4]
     match int(rng.integers(4)):
-        case 0: d = int(rng.choice([0, 1, D - 1, 10**6, 2**31, 2**32 - 1]))
-        case 1: name = (b"rec", b"gauss\xff", b"", b"skellam")[rng.integers(4)]
-        case 2: fingerprint = int(rng.integers(2**32))
-        case _: payload = payload[:int(rng.integers(len(payload) + 1))] + rng.bytes(int(rng.integers(9)))
-    return checked(wire.FRAME.pack(magic, version, len(name), fingerprint, d, len(payload)) + name + payload)
+        case 0:
+            d = int(rng.choice([0, 1, D - 1, 10**6, 2**31, 2**32 - 1]))
+        case 1:
+            name = (b"rec", b"gauss\xff", b"", b"skellam")[rng.integers(4)]
+        case 2:
+            fingerprint = int(rng.integers(2**32))
+        case _:
+            payload = payload[: int(rng.integers(len(payload) + 1))] + rng.bytes(
+                int(rng.integers(9))
+            )
+    return checked(
+        wire.FRAME.pack(magic, version, len(name), fingerprint, d, len(payload))
+        + name
+        + payload
+    )
 
 
 def other_payload(data: bytes, rng) -> bytes:
-    "A payload of the right length with other content: noise, or words a decoder may stumble over."
+    """A payload of the right length with other content: noise, or words a decoder may
+    stumble over.
+    """
     start = wire.FRAME.size + data[3]
     size = len(data) - 4 - start
-    words = np.array([np.nan, np.inf, -np.inf, 3e38, -0.0, 1e-45], "<f4").tobytes() + b"\xff" * 8 + bytes(8)
-    pick = rng.choice(np.frombuffer(words, np.uint8).reshape(-1, 4), -(-size // 4)).tobytes()[:size]
+    words = (
+        np.array([np.nan, np.inf, -np.inf, 3e38, -0.0, 1e-45], "<f4").tobytes()
+        + b"\xff" * 8
+        + bytes(8)
+    )
+    pick = rng.choice(
+        np.frombuffer(words, np.uint8).reshape(-1, 4), -(-size // 4)
+    ).tobytes()[:size]
     return checked(data[:start] + (pick if rng.integers(2) else rng.bytes(size)))
 
 
 def outcome(mechanism, data: bytes):
     "What a receiver makes of bytes: an estimate, or None where it refuses."
-    try: return mechanism.decode(wire.Message.from_bytes(data, D))
+    try:
+        return mechanism.decode(wire.Message.from_bytes(data, D))
     except wire.BadMessage as refusal:
-        assert len(str(refusal)) > 20 and ":" in str(refusal), "a refusal says what to do"
+        assert len(str(refusal)) > 20 and ":" in str(refusal), (
+            "a refusal says what to do"
+        )
         return None
 
 
 @each
 def test_fuzzed_messages_are_refused_or_decoded(case, request):
     mechanism, plays = case.make(D), request.config.getoption("--fuzz")
-    honest, rng = mechanism.encode(vector(D, 0.8), Insecure(1)).to_bytes(), seed_tree(0, "fuzz")
+    honest = mechanism.encode(vector(D, 0.8), Insecure(1)).to_bytes()
+    rng = seed_tree(0, "fuzz")
     refused = decoded = 0
     for play in range(plays):
         data = (flipped, cut, other_frame, other_payload)[play % 4](honest, rng)
         estimate = outcome(mechanism, data)
-        if estimate is None: refused += 1
+        if estimate is None:
+            refused += 1
         else:
             decoded += 1
-            assert estimate.shape == (D,) and estimate.dtype == torch.float32 and torch.isfinite(estimate).all()
+            assert (
+                estimate.shape == (D,)
+                and estimate.dtype == torch.float32
+                and torch.isfinite(estimate).all()
+            )
     assert refused > plays / 4 and refused + decoded == plays
 
 
 # ---- a small message never costs much
+
 
 @pytest.mark.parametrize("d", [0, 1, 11, 13, 5 * 10**7, 2**31, 2**32 - 1])
 @each
 def test_a_vector_that_was_not_agreed_on_is_refused_before_any_work(case, d):
     "In time and memory of the message, forty bytes, not of the vector it announces."
     mechanism = case.make(D)
-    data = dataclasses.replace(mechanism.encode(vector(D, 0.8), Insecure(1)), d=d).to_bytes()
+    data = dataclasses.replace(
+        mechanism.encode(vector(D, 0.8), Insecure(1)), d=d
+    ).to_bytes()
     tracemalloc.start()
     start = time.process_time()
     with pytest.raises(wire.BadMessage, match=f"about {d} entries; {D} are expected"):
@@ -109,15 +146,22 @@ def test_a_vector_that_was_not_agreed_on_is_refused_before_any_work(case, d):
 
 @pytest.mark.parametrize("case", FIRST)
 def test_a_decoder_of_a_large_vector_refuses_a_short_payload_early(case):
-    "The receiver agreed on a million entries: a payload that cannot hold them costs less than the vector."
+    """The receiver agreed on a million entries: a payload that cannot hold them costs
+    less than the vector.
+    """
     mechanism = case.make(2**20)
     honest = mechanism.bits(2**20).content // 8
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for size in {0, 1, 4, 7, honest - 1} - {honest}:
-        if size < 0: continue
+        if size < 0:
+            continue
         with pytest.raises(wire.BadMessage, match=f"payload of {size} bytes"):
-            mechanism.decode(wire.Message(mechanism.name, 2**20, bytes(size), mechanism.fingerprint))
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "kilobytes"
+            mechanism.decode(
+                wire.Message(mechanism.name, 2**20, bytes(size), mechanism.fingerprint)
+            )
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, (
+        "kilobytes"
+    )
 
 
 @pytest.mark.parametrize("d", [0, -1, 2**32, 1.5, None, "7"])
@@ -131,10 +175,18 @@ def test_a_receiver_must_know_how_long_a_vector_it_expects(d):
 
 @each
 def test_a_message_must_bear_the_name_and_a_length(case):
-    "The fingerprint is public: with the right one, another name or a vector of no entries is still refused."
+    """The fingerprint is public: with the right one, another name or a vector of no
+    entries is still refused.
+    """
     mechanism = case.make(D)
     message = mechanism.encode(vector(D, 0.8), Insecure(1))
-    for change in (dict(mechanism="other"), dict(mechanism=""), dict(d=0), dict(d=-1), dict(fingerprint=message.fingerprint ^ 1)):
+    for change in (
+        dict(mechanism="other"),
+        dict(mechanism=""),
+        dict(d=0),
+        dict(d=-1),
+        dict(fingerprint=message.fingerprint ^ 1),
+    ):
         with pytest.raises(wire.BadMessage):
             mechanism.decode(dataclasses.replace(message, **change))
 
@@ -159,13 +211,16 @@ def test_no_sum_is_divided_by_nonsense(case, cohort):
 
 # ---- keys
 
+
 @each
 def test_a_number_is_no_key_and_is_not_repeated(case):
     mechanism = case.make(3)
     for key in (42, 2**127 + 4_242_424_242, "4242424242", b"4242424242" * 4):
         with pytest.raises(TypeError, match="leave key out") as refusal:
             mechanism.encode(vector(3, 0.8), key)
-        assert "42" not in str(refusal.value), "a refusal must not repeat what may be a secret"
+        assert "42" not in str(refusal.value), (
+            "a refusal must not repeat what may be a secret"
+        )
 
 
 @each
@@ -176,26 +231,37 @@ def test_messages_without_a_key_have_nothing_in_common(case):
 
 
 @each
-def test_randomness_is_the_operating_systems_and_the_public_part_is_apart(case, monkeypatch):
-    "Of all that is read from the system, what travels in the clear is a reading of its own."
+def test_randomness_is_the_operating_systems_and_the_public_part_is_apart(
+    case, monkeypatch
+):
+    """Of all that is read from the system, what travels in the clear is a reading of
+    its own.
+    """
     mechanism, reads = case.make(64), []
 
     def urandom(n):
         reads.append(os_random(n))
         return reads[-1]
+
     os_random = os.urandom
     monkeypatch.setattr(chance.os, "urandom", urandom)
     message = mechanism.encode(vector(64, 0.8))
     shared = mechanism.bits(64).shared_randomness // 8
     assert sorted(map(len, reads)) == [4] * bool(shared) + [32]
-    if shared: assert message.payload[:4] == next(read for read in reads if len(read) == 4)
+    if shared:
+        assert message.payload[:4] == next(read for read in reads if len(read) == 4)
 
 
 def test_an_insecure_key_is_told_from_none():
-    assert repr(Insecure(42)) == "Insecure(seed=42)" and Insecure(np.int64(7)) == Insecure(7)
-    assert chance.check_key(None) is None and chance.check_key(Insecure(1)) == Insecure(1)
+    assert repr(Insecure(42)) == "Insecure(seed=42)" and Insecure(
+        np.int64(7)
+    ) == Insecure(7)
+    assert chance.check_key(None) is None and chance.check_key(Insecure(1)) == Insecure(
+        1
+    )
     for wrong in (1.5, "7", None, -1, True):
-        with pytest.raises(ValueError, match="seed is"): Insecure(wrong)
+        with pytest.raises(ValueError, match="seed is"):
+            Insecure(wrong)
     first, again = (chance.private_stream(Insecure(5)).random(4) for _ in range(2))
     assert (first == again).all() and (first == seed_tree(5, "private").random(4)).all()
     assert chance.public_seed(Insecure(5)) == chance.derive(5, "shared", bits=32)
@@ -207,20 +273,30 @@ def test_the_stream_is_the_published_cipher(monkeypatch):
     "Against another library's ChaCha20, under a key we know, over two thousand blocks."
     key = bytes(range(32))
     monkeypatch.setattr(chance.os, "urandom", lambda n: key)
-    theirs = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor().update(bytes(2**17))
-    assert chance.private_stream().bit_generator.random_raw(2**14).astype("<u8").tobytes() == theirs
+    theirs = (
+        Cipher(algorithms.ChaCha20(key, bytes(16)), None)
+        .encryptor()
+        .update(bytes(2**17))
+    )
+    assert (
+        chance.private_stream().bit_generator.random_raw(2**14).astype("<u8").tobytes()
+        == theirs
+    )
 
 
 def test_a_sender_notices_a_key_that_comes_again():
     sender, u = contract.Sender(VqSgd(1.0, 0.5)), torch.ones(3)
-    sender.encode(u), sender.encode(u)
+    sender.encode(u)
+    sender.encode(u)
     assert sender.sent == 2 and not sender.guarantee().premise
     sender.encode(u, Insecure(7))
     with pytest.raises(ValueError, match="has made a message before"):
         sender.encode(u, Insecure(7))
     assert sender.sent == 3, "a refused message is not counted"
     told = sender.guarantee()
-    assert told == dataclasses.replace(VqSgd(1.0, 0.5).guarantee(rounds=3), premise=contract.GUESSED)
+    assert told == dataclasses.replace(
+        VqSgd(1.0, 0.5).guarantee(rounds=3), premise=contract.GUESSED
+    )
     assert str(told).startswith("As if nobody could guess the key: eps = 1.5")
     for wrong in (7, [7], {}):
         with pytest.raises(TypeError, match="leave key out"):
@@ -229,7 +305,11 @@ def test_a_sender_notices_a_key_that_comes_again():
 
 def test_a_sender_keeps_the_premise_of_its_mechanism():
     class Assuming(VqSgd):
-        def guarantee(self, **release): return dataclasses.replace(super().guarantee(**release), premise="as the paper accounts it")
+        def guarantee(self, **release):
+            return dataclasses.replace(
+                super().guarantee(**release), premise="as the paper accounts it"
+            )
+
     sender = contract.Sender(Assuming(1.0, 0.5))
     sender.encode(torch.ones(3), Insecure(0))
     assert sender.guarantee().premise == f"as the paper accounts it; {contract.GUESSED}"
@@ -239,20 +319,37 @@ def test_the_attack_on_a_guessed_key_finds_it_and_needs_one():
     "Gaussian noise comes off with a 16-bit key; without a key there is nothing to try."
     mechanism, u = Gaussian(1.0, 4.0, local=True), vector(8, 1.0)
     sent = mechanism.encode(u, Insecure(4_711)).payload
-    assert [key for key in range(4_700, 4_720) if mechanism.encode(u, Insecure(key)).payload == sent] == [4_711]
-    assert all(mechanism.encode(u, Insecure(key)).payload != mechanism.encode(u).payload for key in range(200))
+    assert [
+        key
+        for key in range(4_700, 4_720)
+        if mechanism.encode(u, Insecure(key)).payload == sent
+    ] == [4_711]
+    assert all(
+        mechanism.encode(u, Insecure(key)).payload != mechanism.encode(u).payload
+        for key in range(200)
+    )
 
 
 # ---- one vector at a time
 
+
 @each
 def test_a_batch_is_not_encoded(case):
     mechanism = case.make(4)
-    for wrong in (torch.zeros(3, 4), torch.zeros(1, 4), torch.tensor(1.0), torch.zeros(0)):
+    for wrong in (
+        torch.zeros(3, 4),
+        torch.zeros(1, 4),
+        torch.tensor(1.0),
+        torch.zeros(0),
+    ):
         with pytest.raises(ValueError, match="must be one vector"):
             mechanism.encode(wrong)
-    for wrong, says in ((torch.ones(4, dtype=torch.int64), "float32 or float64"), (torch.ones(4).half(), "float32 or float64"),
-                        (torch.ones(4, requires_grad=True), "requires gradients"), (torch.tensor([0.0, np.nan]), "nan or inf")):
+    for wrong, says in (
+        (torch.ones(4, dtype=torch.int64), "float32 or float64"),
+        (torch.ones(4).half(), "float32 or float64"),
+        (torch.ones(4, requires_grad=True), "requires gradients"),
+        (torch.tensor([0.0, np.nan]), "nan or inf"),
+    ):
         with pytest.raises(ValueError, match=says):
             mechanism.encode(wrong)
     for wrong in (np.zeros(4, np.float32), [0.0] * 4, None):

@@ -1,6 +1,9 @@
-"""The piecewise mechanism from its parts: window, answers, density, coordinates, memory. What every mechanism must do is in test_mechanisms.
+"""The piecewise mechanism from its parts: window, answers, density, coordinates,
+memory. What every mechanism must do is in test_conformance.
 
-Statistical tests have false-alarm rate 1e-6 and fixed seeds."""
+Statistical tests have false-alarm rate 1e-6 and fixed seeds.
+"""
+
 import dataclasses
 import itertools
 import math
@@ -14,17 +17,17 @@ from hypothesis import strategies as st
 from laws import ALARM, count_bounds, drawn, fit, radius
 from scipy import stats
 
-from dpcomm.privacy import audit
 from dpcomm.core.chance import Insecure, derive, seed_tree
 from dpcomm.mechanisms import pm
 from dpcomm.mechanisms.pm import Pm
+from dpcomm.privacy import audit
 
 number, budget = st.floats(-1, 1), st.floats(0.01, 600)
 
 
 def pieces(t, eps):
     "Ends of the three pieces of the density."
-    return [-pm.reach(eps), *pm.window(t, eps), pm.reach(eps)]
+    return [-pm.half_width(eps), *pm.window(t, eps), pm.half_width(eps)]
 
 
 def moment(t, eps, power):
@@ -38,119 +41,186 @@ def moment(t, eps, power):
 
 # ---- one number
 
+
 @drawn
 @given(number, budget)
 def test_the_window_fits(t, eps):
-    c, (left, right) = pm.reach(eps), pm.window(t, eps)
+    c, (left, right) = pm.half_width(eps), pm.window(t, eps)
     assert c >= 1 and right - left == pytest.approx(c - 1, rel=1e-9, abs=1e-12)
-    assert -c - 1e-9 * c <= left <= t + 1e-9 * c and t - 1e-9 * c <= right <= c + 1e-9 * c
+    assert (
+        -c - 1e-9 * c <= left <= t + 1e-9 * c and t - 1e-9 * c <= right <= c + 1e-9 * c
+    )
 
 
 @pytest.mark.parametrize("eps", [0.1, 1.0, 2.5, 10.0, 30.0])
 @pytest.mark.parametrize("t", [-1.0, -0.4, 0.0, 0.7, 1.0])
 def test_density_has_mass_one_mean_t_and_the_declared_variance(t, eps):
     assert moment(t, eps, 0) == pytest.approx(1, rel=1e-9)
-    assert moment(t, eps, 1) == pytest.approx(t, abs=1e-9 * pm.reach(eps) ** 2)
-    assert moment(t, eps, 2) - t**2 == pytest.approx(float(pm.variance(t, eps)), rel=1e-7, abs=1e-9)
+    assert moment(t, eps, 1) == pytest.approx(t, abs=1e-9 * pm.half_width(eps) ** 2)
+    assert moment(t, eps, 2) - t**2 == pytest.approx(
+        float(pm.variance(t, eps)), rel=1e-7, abs=1e-9
+    )
 
 
 @drawn
 @given(number, number, st.floats(-1, 1), budget)
 def test_no_answer_is_likelier_than_epsilon_allows(t, s, place, eps):
-    y = place * pm.reach(eps)
+    y = place * pm.half_width(eps)
     assert abs(pm.density(y, t, eps) - pm.density(y, s, eps)) <= eps * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("eps", [0.01, 1.0, 2.5, 80.0, 1400.0])
 def test_the_ratio_reaches_epsilon_and_nothing_lies_beyond(eps):
-    y = pm.reach(eps)
-    assert pm.density(y, 1.0, eps) - pm.density(y, -1.0, eps) == pytest.approx(eps, rel=1e-12)
+    y = pm.half_width(eps)
+    assert pm.density(y, 1.0, eps) - pm.density(y, -1.0, eps) == pytest.approx(
+        eps, rel=1e-12
+    )
     assert pm.density(1.001 * y, 1.0, eps) == -np.inf
-    assert float(pm.variance(1.0, eps)) == pytest.approx(1 / (3 * math.sinh(eps / 4) ** 2), rel=1e-9)
+    assert float(pm.variance(1.0, eps)) == pytest.approx(
+        1 / (3 * math.sinh(eps / 4) ** 2), rel=1e-9
+    )
 
 
-@pytest.mark.parametrize("t, eps", [(0.0, 0.5), (0.3, 1.0), (-1.0, 2.5), (0.9, 4.0), (1.0, 8.0)])
+@pytest.mark.parametrize(
+    "t, eps", [(0.0, 0.5), (0.3, 1.0), (-1.0, 2.5), (0.9, 4.0), (1.0, 8.0)]
+)
 def test_answers_follow_the_density(t, eps):
     n = 40_000
     y = pm.perturb(np.full(n, t), eps, seed_tree(0, "density", str(t)).random((2, n)))
-    edges = np.unique(np.concatenate([np.linspace(a, b, 8) for a, b in itertools.pairwise(pieces(t, eps))]).round(12))
+    edges = np.unique(
+        np.concatenate(
+            [np.linspace(a, b, 8) for a, b in itertools.pairwise(pieces(t, eps))]
+        ).round(12)
+    )
     p = np.exp(pm.density((edges[1:] + edges[:-1]) / 2, t, eps)) * np.diff(edges)
     assert fit(np.histogram(y, edges)[0], p) > ALARM
 
 
 def test_the_answer_is_read_off_the_draws():
-    eps = 2 * math.log(3)  # e^a = 3: C = 2, the window is 1 wide and kept with probability 3/4
-    read = lambda coin, place: float(pm.perturb(np.float64(0.5), eps, (coin, place)))
-    assert pm.reach(eps) == pytest.approx(2) and [float(x) for x in pm.window(0.5, eps)] == pytest.approx([0.25, 1.25])
-    assert read(0.26, 0.0) == pytest.approx(0.25) and read(0.99, 0.5) == pytest.approx(0.75)
-    assert read(0.24, 0.0) == pytest.approx(-2) and read(0.0, 0.5) == pytest.approx(-0.5)
-    assert read(0.0, 0.74) == pytest.approx(0.22) and read(0.0, 0.76) == pytest.approx(1.28), "the window is jumped over"
+    eps = 2 * math.log(
+        3
+    )  # e^a = 3: C = 2, the window is 1 wide and kept with probability 3/4
+
+    def read(coin, place):
+        return float(pm.perturb(np.float64(0.5), eps, (coin, place)))
+
+    assert pm.half_width(eps) == pytest.approx(2) and [
+        float(x) for x in pm.window(0.5, eps)
+    ] == pytest.approx([0.25, 1.25])
+    assert read(0.26, 0.0) == pytest.approx(0.25) and read(0.99, 0.5) == pytest.approx(
+        0.75
+    )
+    assert read(0.24, 0.0) == pytest.approx(-2) and read(0.0, 0.5) == pytest.approx(
+        -0.5
+    )
+    assert read(0.0, 0.74) == pytest.approx(0.22) and read(0.0, 0.76) == pytest.approx(
+        1.28
+    ), "the window is jumped over"
 
 
 @pytest.mark.parametrize("eps", [1e-6, 700.0, 3000.0, 1e6])
 def test_extreme_budgets_stay_finite(eps):
     y = pm.perturb(np.array([-1.0, 0.2, 1.0]), eps, seed_tree(0).random((2, 3)))
-    assert np.isfinite(y).all() and np.isfinite(pm.variance(np.array([0.0, 1.0]), eps)).all()
+    assert (
+        np.isfinite(y).all()
+        and np.isfinite(pm.variance(np.array([0.0, 1.0]), eps)).all()
+    )
     if eps > 200:
         np.testing.assert_allclose(y, [-1, 0.2, 1], atol=1e-12)
 
 
 def test_privacy_beats_laplace_and_from_1_29_on_duchi():
     "The comparison that the paper makes of worst cases."
-    worst = lambda eps: float(pm.variance(1.0, eps))
+
+    def worst(eps):
+        return float(pm.variance(1.0, eps))
+
     grid = np.geomspace(1e-3, 60, 300)
     assert all(worst(e) < 8 / e**2 for e in grid)
-    assert worst(1.28) > 1 / math.tanh(0.64) ** 2 and worst(1.30) < 1 / math.tanh(0.65) ** 2
+    assert (
+        worst(1.28) > 1 / math.tanh(0.64) ** 2
+        and worst(1.30) < 1 / math.tanh(0.65) ** 2
+    )
 
 
 def test_two_and_a_half_is_best_in_the_worst_case():
-    cost = lambda x: x * (1 + float(pm.variance(1.0, x)))
+    def cost(x):
+        return x * (1 + float(pm.variance(1.0, x)))
+
     grid = np.linspace(0.5, 10, 951)
     best = grid[np.argmin([cost(x) for x in grid])]
     assert best == pytest.approx(2.42, abs=0.01) and cost(pm.SHARE) < 1.001 * cost(best)
-    spread = lambda x: x * (0.01 + float(pm.variance(0.1, x)))
+
+    def spread(x):
+        return x * (0.01 + float(pm.variance(0.1, x)))
+
     assert spread(10.0) < spread(pm.SHARE) / 7, "small entries want fewer coordinates"
 
 
 # ---- coordinates and answers of a vector
 
-@pytest.mark.parametrize("eps, count, d, sent", [(1.0, None, 10, 1), (2.5, None, 10, 1), (5.0, None, 10, 2), (400.0, None, 61_706, 160), (400.0, None, 7, 7),
-                                                 (1.0, 5, 10, 5), (1.0, 5, 3, 3), (400.0, 3, 61_706, 3)])
+
+@pytest.mark.parametrize(
+    "eps, count, d, sent",
+    [
+        (1.0, None, 10, 1),
+        (2.5, None, 10, 1),
+        (5.0, None, 10, 2),
+        (400.0, None, 61_706, 160),
+        (400.0, None, 7, 7),
+        (1.0, 5, 10, 5),
+        (1.0, 5, 3, 3),
+        (400.0, 3, 61_706, 3),
+    ],
+)
 def test_how_many_coordinates_are_sent(eps, count, d, sent):
     m = Pm(1.0, eps, count)
-    assert m.sent(d) == sent and m.bits(d).payload == 32 * sent and m.bits(d).shared_randomness == 32
+    assert (
+        m.sent(d) == sent
+        and m.bits(d).payload == 32 * sent
+        and m.bits(d).shared_randomness == 32
+    )
 
 
 def test_coordinates_are_uniform_and_distinct():
-    found = np.array([sorted(pm.coordinates(seed_tree(seed), 6, 3)) for seed in range(4000)])
+    found = np.array(
+        [sorted(pm.coordinates(seed_tree(seed), 6, 3)) for seed in range(4000)]
+    )
     assert (np.diff(found, axis=1) > 0).all()
     subsets = {s: i for i, s in enumerate(itertools.combinations(range(6), 3))}
-    assert fit(np.bincount([subsets[tuple(row)] for row in found], minlength=20), np.full(20, 1 / 20)) > ALARM
+    assert (
+        fit(
+            np.bincount([subsets[tuple(row)] for row in found], minlength=20),
+            np.full(20, 1 / 20),
+        )
+        > ALARM
+    )
     assert sorted(pm.coordinates(seed_tree(0), 5, 5)) == list(range(5))
-    far = np.concatenate([pm.coordinates(seed_tree(1, i), 61_706, 160) for i in range(50)])
+    far = np.concatenate(
+        [pm.coordinates(seed_tree(1, i), 61_706, 160) for i in range(50)]
+    )
     low, high = count_bounds(8000, 0.5)
     assert low <= (far < 61_706 / 2).sum() <= high and far.max() < 61_706
-
-
-def test_streams_by_row_or_one_for_all():
-    one = seed_tree(0)
-    assert pm.rows_of(one, 3) == [one, one, one] and pm.rows_of([one], 1) == [one]
-    with pytest.raises(ValueError, match="2 streams for 3 rows"):
-        pm.rows_of([one, one], 3)
 
 
 def test_answers_are_of_the_coordinates_that_were_drawn():
     m, u = Pm(2.0, 400.0, 4), torch.arange(40.0).reshape(2, 20) / 40
     at, y = pm.answers(m, u, seed_tree(0))
     assert at.shape == y.shape == (2, 4) and y.dtype == torch.float32
-    torch.testing.assert_close(y, u.gather(1, at), rtol=0, atol=1e-6)  # at eps = 100 each, answers are the truth
+    torch.testing.assert_close(
+        y, u.gather(1, at), rtol=0, atol=1e-6
+    )  # at eps = 100 each, answers are the truth
     beyond = pm.answers(m, 100 * torch.ones(2, 20), seed_tree(0))[1]
     torch.testing.assert_close(beyond, torch.full((2, 4), 2.0))
     small = Pm(2.0, 1.0, 4)
-    assert pm.answers(small, u, seed_tree(0))[1].abs().max() <= 2 * pm.reach(0.25) * (1 + 1e-6)
+    assert pm.answers(small, u, seed_tree(0))[1].abs().max() <= 2 * pm.half_width(
+        0.25
+    ) * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("d, count, eps", [(1, None, 1.0), (3, 2, 3.0), (4, 1, 2.5), (4, 4, 4.0)])
+@pytest.mark.parametrize(
+    "d, count, eps", [(1, None, 1.0), (3, 2, 3.0), (4, 1, 2.5), (4, 4, 4.0)]
+)
 def test_mean_and_variance_by_enumeration(d, count, eps):
     "All sets of coordinates, each answer integrated over its density."
     m, u = Pm(1.5, eps, count), torch.tensor([[0.9, -1.5, 0.0, 2.0][:d]])
@@ -168,46 +238,65 @@ def test_mean_and_variance_by_enumeration(d, count, eps):
 
 def test_a_message_says_its_seed_and_its_numbers():
     m, u = Pm(2.0, 9.0), torch.linspace(-2, 2, 11)
-    message = pm.encode(m, u, Insecure(3))
+    message = m.encode(u, Insecure(3))
     seed = int.from_bytes(message.payload[:4], "little")
-    at, drawn = pm.coordinates(seed_tree(seed, "coordinates"), 11, 3), np.frombuffer(message.payload, "<u4", offset=4).astype(float)
+    at = pm.coordinates(seed_tree(seed, "coordinates"), 11, 3)
+    drawn = np.frombuffer(message.payload, "<u4", offset=4).astype(float)
     y = pm.cells(9.0, 3)[2] * (2 * drawn + 1 - pm.CELLS) / pm.CELLS
-    assert seed == derive(3, "shared", bits=32) and len(message.payload) == 4 + 12 and (np.abs(y) <= pm.reach(3.0) * (1 + 1e-6)).all()
-    decoded = pm.decode(m, message).numpy()
+    assert (
+        seed == derive(3, "shared", bits=32)
+        and len(message.payload) == 4 + 12
+        and (np.abs(y) <= pm.half_width(3.0) * (1 + 1e-6)).all()
+    )
+    decoded = m.decode(message).numpy()
     np.testing.assert_allclose(decoded[at], y * 2 * 11 / 3, rtol=1e-6)
     assert np.count_nonzero(decoded) == 3
 
 
 def test_a_damaged_vector_is_refused_and_a_large_one_is_not():
     big = torch.full((4,), 3e38)
-    assert pm.checked(big) is big, "a sum that overflows is looked at again"
+    assert pm._finite(big) is big, "a sum that overflows is looked at again"
     for bad in (math.nan, math.inf, -math.inf):
         with pytest.raises(ValueError, match="nan or inf"):
-            pm.checked(torch.tensor([1.0, bad]))
+            pm._finite(torch.tensor([1.0, bad]))
 
 
 # ---- memory
+
 
 def test_memory_is_offered_where_it_is_asked_for():
     assert Pm(1.0, 4.0).memory(3, 5) is None
     memory = Pm(1.0, 4.0, residuals=True).memory(3, 5)
     assert memory.shape == (3, 5) and memory.dtype == torch.float32 and not memory.any()
-    assert Pm(1.0, 4.0, residuals=True).bits(5) == Pm(1.0, 4.0).bits(5), "it costs no bits"
+    assert Pm(1.0, 4.0, residuals=True).bits(5) == Pm(1.0, 4.0).bits(5), (
+        "it costs no bits"
+    )
 
 
 def test_memory_is_sent_whole_where_drawn_and_kept_elsewhere():
     m = Pm(1.0, 400.0, 5)
-    u, memory = 0.01 * torch.randn(3, 20, generator=torch.Generator().manual_seed(0)), torch.full((3, 20), 0.2)
+    u = 0.01 * torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
+    memory = torch.full((3, 20), 0.2)
     before = u.clone(), memory.clone()
-    estimates, new = pm.remember(m, memory, u, [seed_tree(0, i) for i in range(3)])
+    estimates, new = m.remember(memory, u, [seed_tree(0, i) for i in range(3)])
     sent = new == 0
-    assert torch.equal(u, before[0]) and torch.equal(memory, before[1]), "the arguments were changed"
-    assert (sent.sum(1) == 5).all() and torch.equal(new[~sent], (memory + u)[~sent]) and not estimates[~sent].any()
-    torch.testing.assert_close(estimates[sent], (memory + u)[sent], rtol=0, atol=1e-6)  # no scale of d / k
+    assert torch.equal(u, before[0]) and torch.equal(memory, before[1]), (
+        "the arguments were changed"
+    )
+    assert (
+        (sent.sum(1) == 5).all()
+        and torch.equal(new[~sent], (memory + u)[~sent])
+        and not estimates[~sent].any()
+    )
+    torch.testing.assert_close(
+        estimates[sent], (memory + u)[sent], rtol=0, atol=1e-6
+    )  # no scale of d / k
 
 
 def test_memory_telescopes():
-    "What was sent and what is kept add up to what came in, when nothing is cut and eps hides nothing."
+    """What was sent and what is kept add up to what came in, when nothing is cut and
+    eps hides nothing.
+    """
     m, rng = Pm(50.0, 4000.0, 3), seed_tree(0)
     rows = torch.randn(30, 2, 10, generator=torch.Generator().manual_seed(1))
     memory, total = torch.zeros(2, 10), torch.zeros(2, 10)
@@ -219,21 +308,31 @@ def test_memory_telescopes():
 
 def test_memory_of_nothing_with_every_coordinate_is_the_plain_mechanism():
     m, u = Pm(1.0, 4.0, 100), torch.linspace(-1.5, 1.5, 14).reshape(2, 7)
-    estimates, memory = m.remember(torch.zeros(2, 7), u, [seed_tree(0, i) for i in range(2)])
-    assert torch.equal(estimates, m.simulate(u, [seed_tree(0, i) for i in range(2)])) and not memory.any()
+    estimates, memory = m.remember(
+        torch.zeros(2, 7), u, [seed_tree(0, i) for i in range(2)]
+    )
+    assert (
+        torch.equal(estimates, m.simulate(u, [seed_tree(0, i) for i in range(2)]))
+        and not memory.any()
+    )
 
 
 def test_memory_makes_the_sum_of_many_rounds_accurate():
     d, n, rounds = 40, 200, 100
     m, u = Pm(1.0, 5.0), torch.full((n, d), 0.002)
-    memory, total, rng = torch.zeros(n, d), torch.zeros(n, d, dtype=torch.float64), seed_tree(0, "sum")
+    memory = torch.zeros(n, d)
+    total = torch.zeros(n, d, dtype=torch.float64)
+    rng = seed_tree(0, "sum")
     for _ in range(rounds):
         estimates, memory = m.remember(memory, u, rng)
         total += estimates
     error = (total + memory - rounds * u).numpy()
     assert np.abs(error.mean(0)).max() <= radius(error.std(), n, d), "nothing is lost"
     noise = rounds * 2 / d * float(pm.variance(0.0, 2.5))
-    assert 0.9 < error.var() / noise < 1.15 and error.var() < rounds * float(m.moments(u[:1])[1].mean()) / 100
+    assert (
+        0.9 < error.var() / noise < 1.15
+        and error.var() < rounds * float(m.moments(u[:1])[1].mean()) / 100
+    )
 
 
 def test_memory_refuses_what_is_not_finite():
@@ -246,74 +345,136 @@ def test_memory_refuses_what_is_not_finite():
 
 # ---- settings, guarantee, audit
 
+
 def test_settings_are_kept_as_plain_numbers():
     m = Pm(np.float32(2), np.float64(3), np.int64(4), False)
-    assert m == Pm(2.0, 3.0, 4) and m.fingerprint == Pm(2, 3, 4).fingerprint != Pm(2, 3).fingerprint
+    assert (
+        m == Pm(2.0, 3.0, 4)
+        and m.fingerprint == Pm(2, 3, 4).fingerprint != Pm(2, 3).fingerprint
+    )
     assert [type(x) for x in (m.bound, m.eps, m.count)] == [float, float, int]
-    pm.check_settings(m)
     with pytest.raises(ValueError, match="1e-6 of it.*raise eps or lower count"):
         Pm(1.0, 1.0, 2_000_000)
 
 
 def test_pure_privacy_adds_up():
-    g = pm.guarantee(Pm(1.0, 0.5), rounds=6)
-    assert (g.eps, g.delta, g.relation, g.trust, g.accountant, g.sampling) == (3.0, 0.0, "local", "local", "pure", "none")
-    assert "exactly for messages" in g.note and Pm(1.0, 0.5).guarantee(delta=1e-5).delta == 1e-5
+    g = Pm(1.0, 0.5).guarantee(rounds=6)
+    assert (g.eps, g.delta, g.relation, g.trust, g.accountant, g.sampling) == (
+        3.0,
+        0.0,
+        "local",
+        "local",
+        "pure",
+        "none",
+    )
+    assert (
+        "exactly for messages" in g.note
+        and Pm(1.0, 0.5).guarantee(delta=1e-5).delta == 1e-5
+    )
 
 
 def test_scores_are_the_log_ratios_of_windows():
     m = Pm(1.0, 6.0)
     for present in (True, False):
         scores = m.play("local", present, 2000, seed_tree(0, "play"))["likelihood"]
-        assert set(np.round(scores, 9)) <= {-6.0, -3.0, 0.0, 3.0, 6.0}, "two answers, each for, against or silent"
+        assert set(np.round(scores, 9)) <= {
+            -6.0,
+            -3.0,
+            0.0,
+            3.0,
+            6.0,
+        }, "two answers, each for, against or silent"
         kept = 1 / (1 + math.exp(-1.5))
         low, high = count_bounds(2000, kept**2)
         assert low <= (scores == (6 if present else -6)).sum() <= high
 
 
-@pytest.mark.parametrize("parameters, arguments, rounds", [*((p, a, 1) for p, a, _ in pm.AUDITED), (dict(bound=3.0, eps=1.0), {}, 2)])
+@pytest.mark.parametrize(
+    "parameters, arguments, rounds",
+    [*((p, a, 1) for p, a, _ in pm.AUDITED), (dict(bound=3.0, eps=1.0), {}, 2)],
+)
 def test_the_audit_comes_close_to_the_claim(parameters, arguments, rounds):
     m = Pm(**parameters)
-    found = audit.audit_play(m, "local", 60_000, 0.0, seed_tree(0, "audit"), ALARM, rounds=rounds, **arguments)
+    found = audit.audit_play(
+        m,
+        "local",
+        60_000,
+        0.0,
+        seed_tree(0, "audit"),
+        ALARM,
+        rounds=rounds,
+        **arguments,
+    )
     assert 0.85 * rounds * m.eps < found.eps <= rounds * m.eps
 
 
 # ---- messages on a grid
 
-SPLITS = [(1e-6, 1), (0.3, 1), (1.0, 1), (6.0, 2), (7.0, 3), (64.0, 25), (50.0, 1), (400.0, 1)]
+SPLITS = [
+    (1e-6, 1),
+    (0.3, 1),
+    (1.0, 1),
+    (6.0, 2),
+    (7.0, 3),
+    (64.0, 25),
+    (50.0, 1),
+    (400.0, 1),
+]
 
 
 @pytest.mark.parametrize("eps, count", SPLITS)
 def test_a_cell_is_at_most_e_eps_times_as_likely_as_another(eps, count):
     "By fractions; the exponential to 300 bits, from its own series."
     width, outside, wide = pm.cells(eps, count)
-    inside, beyond = Fraction(pm.COIN - outside, pm.COIN * width), Fraction(outside, pm.COIN * (pm.CELLS - width))
+    inside = Fraction(pm.COIN - outside, pm.COIN * width)
+    beyond = Fraction(outside, pm.COIN * (pm.CELLS - width))
     each, term, least = Fraction(eps) / count, Fraction(1), Fraction(0)
     for k in range(1, 60 + int(12 * each)):
         least, term = least + term, Fraction(int(term * each / k * 2**300), 2**300)
     assert inside <= least * beyond and outside >= 1 and wide > 1
-    if each < 30: assert float(inside / beyond) == pytest.approx(math.exp(each), rel=1e-6) and wide == pytest.approx(pm.reach(float(each)), rel=1e-8)
+    if each < 30:
+        assert float(inside / beyond) == pytest.approx(
+            math.exp(each), rel=1e-6
+        ) and wide == pytest.approx(pm.half_width(float(each)), rel=1e-8)
 
 
 @pytest.mark.parametrize("t", [-1.0, -0.3, 0.0, 0.77, 1.0])
 def test_cells_are_drawn_by_their_law(t, monkeypatch):
-    "A grid of 12 cells: frequencies of 60,000 answers against the mixture of the two nearest windows, and the mean."
+    """A grid of 12 cells: frequencies of 60,000 answers against the mixture of the two
+    nearest windows, and the mean.
+    """
     monkeypatch.setattr(pm, "CELLS", 12)
     pm.cells.cache_clear()
     n, (width, outside, wide) = 60_000, pm.cells(1.5, 1)
-    drawn = np.concatenate([pm.answer_cells(np.array([t]), 1.5, seed_tree(0, "cells", str(t), i)) for i in range(200)])
-    one = lambda first: np.where((np.arange(12) >= first) & (np.arange(12) < first + width), (1 - outside / pm.COIN) / width, outside / pm.COIN / (12 - width))
+    drawn = np.concatenate(
+        [
+            pm.answer_cells(np.array([t]), 1.5, seed_tree(0, "cells", str(t), i))
+            for i in range(200)
+        ]
+    )
+
+    def one(first):
+        return np.where(
+            (np.arange(12) >= first) & (np.arange(12) < first + width),
+            (1 - outside / pm.COIN) / width,
+            outside / pm.COIN / (12 - width),
+        )
+
     place = (t + 1) / 2 * (12 - width)
     low, up = min(math.floor(place), 12 - width), place - math.floor(place)
     law = (1 - up) * one(low) + up * one(min(low + 1, 12 - width))
     many = answers_of(t, n, width)
     assert stats.chisquare(np.bincount(many, minlength=12), law * n).pvalue > ALARM / 5
-    assert set(drawn) <= set(range(12)) and (wide * (2 * np.arange(12) + 1 - 12) / 12 * law).sum() == pytest.approx(t, abs=1e-9)
+    assert set(drawn) <= set(range(12)) and (
+        wide * (2 * np.arange(12) + 1 - 12) / 12 * law
+    ).sum() == pytest.approx(t, abs=1e-9)
     pm.cells.cache_clear()
 
 
 def answers_of(t, n, width):
-    "n answers of one coordinate each, at eps = 1.5 for one: the same code with n coordinates and n times the epsilon."
+    """n answers of one coordinate each, at eps = 1.5 for one: the same code with n
+    coordinates and n times the epsilon.
+    """
     return pm.answer_cells(np.full(n, t), 1.5 * n, seed_tree(0, "many", str(t)))
 
 
@@ -321,5 +482,15 @@ def test_every_four_bytes_are_an_answer_within_reach():
     m = Pm(2.0, 1.0)
     message = m.encode(torch.tensor([1.0]), Insecure(0))
     for word in (0, 1, 2**31, 2**32 - 1):
-        value = m.decode(dataclasses.replace(message, payload=message.payload[:4] + word.to_bytes(4, "little")))
-        assert abs(float(value[0])) <= 2 * pm.reach(1.0) * (1 + 1e-6) and abs(float(value[0]) - 2 * pm.reach(1.0) * ((2 * word + 1) / 2**32 - 1)) < 1e-5
+        value = m.decode(
+            dataclasses.replace(
+                message, payload=message.payload[:4] + word.to_bytes(4, "little")
+            )
+        )
+        assert (
+            abs(float(value[0])) <= 2 * pm.half_width(1.0) * (1 + 1e-6)
+            and abs(
+                float(value[0]) - 2 * pm.half_width(1.0) * ((2 * word + 1) / 2**32 - 1)
+            )
+            < 1e-5
+        )

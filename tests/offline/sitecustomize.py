@@ -1,4 +1,7 @@
-"Refuse network calls in every Python that finds this folder on its path. Loopback stays: kernels talk over it."
+"""Refuse network calls in every Python that finds this folder on its path. Loopback
+stays: kernels talk over it.
+"""
+
 import socket
 
 HERE = {None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0", "::"}
@@ -15,6 +18,7 @@ def guard_connect(call):
         if isinstance(address, tuple):
             check(address[0])
         return call(self, address)
+
     return guarded
 
 
@@ -22,6 +26,7 @@ def guard_lookup(call):
     def guarded(host, *args, **more):
         check(host)
         return call(host, *args, **more)
+
     return guarded
 
 

@@ -1,7 +1,12 @@
-"""One bad argument at a time, for everything that a module exports and that runs in milliseconds.
+"""One bad argument at a time, for everything that a module exports and that runs in
+milliseconds.
 
-A call may refuse its argument by a ValueError or TypeError that says in a sentence what is wrong, or accept it and return finite numbers.
-GOOD holds a working call of every name; what has none stands in NOT_FUZZED with the reason, and a new name needs one or the other."""
+A call may refuse its argument by a ValueError or TypeError that says in a sentence what
+is wrong, or accept it and return finite numbers. GOOD holds a working call of every
+name; what has none stands in NOT_FUZZED with the reason, and a new name needs one or
+the other.
+"""
+
 import dataclasses
 import importlib
 import inspect
@@ -18,14 +23,12 @@ import torch
 
 import dpcomm
 from dpcomm.core import vectors, wire
-from dpcomm.mechanisms import contract, summed
-from dpcomm.privacy import audit
+from dpcomm.core.chance import seed_tree
+from dpcomm.mechanisms import compressive, contract, mvu, privquant, sqkr
+from dpcomm.privacy import audit, fixed_cohorts, null_messages
+from dpcomm.privacy.accounting import gaussian_guarantee
 from dpcomm.secagg import protocol, ring, session
 from dpcomm.training import federated, replay
-from dpcomm.privacy.accounting import gaussian_guarantee
-from dpcomm.core.chance import seed_tree
-from dpcomm.mechanisms import compressive, mvu, privquant, sqkr
-from dpcomm.privacy import fixed_cohorts, null_messages
 
 SECONDS = 4.0  # of processor time that one refusal, or one accepted call, may take
 
@@ -35,22 +38,65 @@ RNG = "a fresh stream"
 ROW = torch.tensor([0.3, -0.2, 0.1, 0.25])
 ROWS = torch.stack([ROW, -ROW])
 MECHANISMS = {
-    "compressive": dict(fraction=1.0, clip_norm=1.0, sigma=1.0, n_clients=10), "ddgauss": dict(clip_norm=1.0, sigma=1.0, n_clients=10),
-    "gaussian": dict(clip_norm=1.0, sigma=1.0, local=True), "imvu": dict(clip_norm=1.0, eps=1.0), "mvu": dict(clip_norm=1.0, eps=1.0),
-    "pm": dict(bound=1.0, eps=1.0), "privquant": dict(bound=1.0, levels=4, eps=3.0, rule="best"), "quantised": dict(clip_norm=1.0, sigma=1.0),
-    "rec": dict(clip_norm=1.0, std=1.0, index_bits=2), "signsgd": dict(clip_norm=1.0, sigma=1.0), "skellam": dict(clip_norm=1.0, sigma=1.0, n_clients=10),
-    "sqkr": dict(clip_norm=1.0, eps=1.0), "sqsgd": dict(bound=1.0, levels=2, eps=2.0, fraction=1.0, rule="best"),
-    "topk": dict(fraction=1.0, clip_norm=1.0, sigma=1.0, n_clients=10), "vqsgd": dict(clip_norm=1.0, eps=1.0)}
+    "compressive": dict(fraction=1.0, clip_norm=1.0, sigma=1.0, n_clients=10),
+    "ddgauss": dict(clip_norm=1.0, sigma=1.0, n_clients=10),
+    "gaussian": dict(clip_norm=1.0, sigma=1.0, local=True),
+    "imvu": dict(clip_norm=1.0, eps=1.0),
+    "mvu": dict(clip_norm=1.0, eps=1.0),
+    "pm": dict(bound=1.0, eps=1.0),
+    "privquant": dict(bound=1.0, levels=4, eps=3.0, rule="best"),
+    "quantised": dict(clip_norm=1.0, sigma=1.0),
+    "rec": dict(clip_norm=1.0, std=1.0, index_bits=2),
+    "signsgd": dict(clip_norm=1.0, sigma=1.0),
+    "skellam": dict(clip_norm=1.0, sigma=1.0, n_clients=10),
+    "sqkr": dict(clip_norm=1.0, eps=1.0),
+    "sqsgd": dict(bound=1.0, levels=2, eps=2.0, fraction=1.0, rule="best"),
+    "topk": dict(fraction=1.0, clip_norm=1.0, sigma=1.0, n_clients=10),
+    "vqsgd": dict(clip_norm=1.0, eps=1.0),
+}
 MADE = {name: contract.mechanism(name, **given) for name, given in MECHANISMS.items()}
-RUN = {"compressive": {}, "ddgauss": dict(d=4), "gaussian": {}, "quantised": {}, "skellam": dict(d=4), "topk": {}, "rec": dict(sampling="none", accountant="exact-balle")}
-METHODS = {name: {  # class method -> arguments
-    "clip": dict(u=ROWS), "simulate": dict(u=ROWS, rng=RNG), "moments": dict(u=ROWS), "bits": dict(d=4),
-    "guarantee": dict(rounds=2, delta=1e-5) | RUN.get(name, {}),
-    "curve": dict(relation=next(iter(made.relations)), eps=[0.5, 1.0]),
-    "play": dict(relation=next(iter(made.relations)), present=True, n=3, rng=RNG)} for name, made in MADE.items()}
+RUN = {
+    "compressive": {},
+    "ddgauss": dict(d=4),
+    "gaussian": {},
+    "quantised": {},
+    "skellam": dict(d=4),
+    "topk": {},
+    "rec": dict(sampling="none", accountant="exact-balle"),
+}
+METHODS = {
+    name: {  # class method -> arguments
+        "clip": dict(u=ROWS),
+        "simulate": dict(u=ROWS, rng=RNG),
+        "moments": dict(u=ROWS),
+        "bits": dict(d=4),
+        "guarantee": dict(rounds=2, delta=1e-5) | RUN.get(name, {}),
+        "curve": dict(relation=next(iter(made.relations)), eps=[0.5, 1.0]),
+        "play": dict(relation=next(iter(made.relations)), present=True, n=3, rng=RNG),
+    }
+    for name, made in MADE.items()
+}
+for _name in ("ddgauss", "skellam"):
+    METHODS[_name]["noise"] = dict(m=3, n=2, rng=RNG)
+METHODS["pm"]["remember"] = dict(memory=0 * ROWS, u=ROWS, rng=RNG)
+METHODS["topk"] |= {
+    "trainable": dict(d=4),
+    "guarantee": dict(
+        rounds=2,
+        delta=1e-5,
+        n_clients=100,
+        cohort=10,
+        sampling="poisson",
+        accountant="rdp-balle",
+        relation="zero-out",
+    ),
+}
+
 
 PLAN = compressive.plan(4, 1.0)
-FRAME, TABLE, CAL = sqkr.frame(4), mvu.two_symbols(1.0), privquant.calibrate(4, 4, 3.0, "best")
+FRAME = sqkr.frame(4)
+TABLE = mvu.two_symbols(1.0)
+CAL = privquant.calibrate(4, 4, 3.0, "best")
 SETUP = protocol.Setup(4, 3, ring.Ring(16), 2, session=bytes(16))
 PROMISE = gaussian_guarantee(1.0, 1e-5)
 SCORES = np.linspace(0, 1, 200)
@@ -59,153 +105,676 @@ SMALL = dict(sigma=1.0, q=0.1, rounds=10, delta=1e-5)
 DPREC = dict(c=1.0, slots=20, n_clients=10, K=8, groups=1, delta=1e-5)
 SUM = dict(clip_norm=1.0, sigma=1.0, n_clients=10, tolerance=0.1)
 GOOD = {
-    "accounting": {
-        "Guarantee": dict(eps=1.0, delta=1e-5, unit="client", relation="zero-out", sampling="none", accountant="x", scope="total", trust="central", note="n", premise="p", rounds=3, q=0.5),
-        "rdp_gaussian": dict(orders=[2, 3], sigma=1.0), "rdp_subsampled_gaussian": dict(orders=[2, 3.5], sigma=1.0, q=0.1), "compose": dict(rdp=[0.1, 0.2], rounds=3),
-        "rdp_to_eps": dict(orders=[2, 3], rdp=[0.1, 0.2], delta=1e-5, conversion="balle"), "rdp_to_delta": dict(orders=[2, 3], rdp=[0.1, 0.2], eps=1.0, conversion="balle"),
-        "guarantee_from_rdp": dict(orders=[2, 3], rdp=[0.1, 0.2], delta=1e-5, conversion="balle", unit="client", relation="zero-out", sampling="none", scope="total", trust="central"),
+    "privacy.accounting": {
+        "Guarantee": dict(
+            eps=1.0,
+            delta=1e-5,
+            unit="client",
+            relation="zero-out",
+            sampling="none",
+            accountant="x",
+            scope="total",
+            trust="central",
+            note="n",
+            premise="p",
+            rounds=3,
+            q=0.5,
+        ),
+        "rdp_gaussian": dict(orders=[2, 3], sigma=1.0),
+        "rdp_subsampled_gaussian": dict(orders=[2, 3.5], sigma=1.0, q=0.1),
+        "compose": dict(rdp=[0.1, 0.2], rounds=3),
+        "rdp_to_eps": dict(
+            orders=[2, 3], rdp=[0.1, 0.2], delta=1e-5, conversion="balle"
+        ),
+        "rdp_to_delta": dict(
+            orders=[2, 3], rdp=[0.1, 0.2], eps=1.0, conversion="balle"
+        ),
+        "guarantee_from_rdp": dict(
+            orders=[2, 3],
+            rdp=[0.1, 0.2],
+            delta=1e-5,
+            conversion="balle",
+            unit="client",
+            relation="zero-out",
+            sampling="none",
+            scope="total",
+            trust="central",
+        ),
         "gaussian_delta": dict(sigma=1.0, eps=1.0, rounds=2),
-        "gaussian_guarantee": SMALL | dict(sampling="poisson", relation="zero-out", accountant="rdp-balle", unit="client", scope="total", trust="central", orders=[2, 3], note="n", premise="p"),
-        "calibrate": dict(guarantee_at=lambda s: gaussian_guarantee(s, 1e-5, orders=[2, 4, 8]), eps=3.0, low=0.1, high=100.0, increasing=False, tol=1e-2)},
-    "audit": {
-        "enumerated_eps": dict(p=LAW[0], q=LAW[1], delta=0.1), "enumerated_delta": dict(p=LAW[0], q=LAW[1], eps=0.1), "clopper_pearson": dict(hits=3, n=10, alarm=0.05),
-        "distinguish": dict(present=SCORES, absent=SCORES[::-1] - 1, delta=0.1, alarm=0.05, directions=("forward",)), "ceiling": dict(trials=200, delta=0.1, alarm=0.05),
-        "audit_play": dict(mechanism=MADE["gaussian"], relation="zero-out", trials=100, delta=1e-5, rng=RNG, alarm=0.05),
-        "claim": dict(mechanism=MADE["gaussian"], relation="zero-out", delta=1e-5, rounds=2),
+        "pure_guarantee": dict(
+            eps=1.0, rounds=2, delta=1e-5, sampling="none", note="n"
+        ),
+        "check_everyone": dict(sampling="none"),
+        "gaussian_guarantee": (
+            SMALL
+            | dict(
+                sampling="poisson",
+                relation="zero-out",
+                accountant="rdp-balle",
+                unit="client",
+                scope="total",
+                trust="central",
+                orders=[2, 3],
+                note="n",
+                premise="p",
+            )
+        ),
+        "calibrate": dict(
+            guarantee_at=lambda s: gaussian_guarantee(s, 1e-5, orders=[2, 4, 8]),
+            eps=3.0,
+            low=0.1,
+            high=100.0,
+            increasing=False,
+            tol=1e-2,
+        ),
+    },
+    "privacy.audit": {
+        "enumerated_eps": dict(p=LAW[0], q=LAW[1], delta=0.1),
+        "enumerated_delta": dict(p=LAW[0], q=LAW[1], eps=0.1),
+        "clopper_pearson": dict(hits=3, n=10, alarm=0.05),
+        "distinguish": dict(
+            present=SCORES,
+            absent=SCORES[::-1] - 1,
+            delta=0.1,
+            alarm=0.05,
+            directions=("forward",),
+        ),
+        "ceiling": dict(trials=200, delta=0.1, alarm=0.05),
+        "audit_play": dict(
+            mechanism=MADE["gaussian"],
+            relation="zero-out",
+            trials=100,
+            delta=1e-5,
+            rng=RNG,
+            alarm=0.05,
+        ),
+        "claim": dict(
+            mechanism=MADE["gaussian"], relation="zero-out", delta=1e-5, rounds=2
+        ),
         "count_pvalue": dict(caught=30, n=100, false=10, m=100, eps=0.5, delta=0.01),
-        "judge": dict(present=SCORES, absent=SCORES - 0.5, claims=([0.5], [0.1]), alarm=0.05),
+        "judge": dict(
+            present=SCORES, absent=SCORES - 0.5, claims=([0.5], [0.1]), alarm=0.05
+        ),
         "claims": dict(mechanism=MADE["gaussian"], relation="zero-out", deltas=(0.1,)),
-        "judge_play": dict(mechanism=MADE["gaussian"], relation="zero-out", trials=100, rng=RNG, alarm=0.05),
-        "seen_pvalue": dict(lie=lambda eps: MADE["gaussian"].curve("zero-out", eps), delta=MADE["gaussian"].curve("zero-out", audit.EPS), trials=100, away=1.8),
-        "smallest_lie": dict(mechanism=MADE["gaussian"], relation="zero-out", trials=1000, alarm=0.05),
-        "one_run_pvalue": dict(eps=1.0, correct=30, guesses=40, canaries=100, delta=1e-5), "one_run_eps": dict(correct=30, guesses=40, canaries=100, delta=1e-5, alarm=0.05),
-        "guess": dict(scores=SCORES, guesses=20), "one_run": dict(scores=SCORES, included=SCORES > 0.5, guesses=20, delta=1e-5, alarm=0.05)},
-    "core": {
-        "Insecure": dict(seed=3), "check_key": dict(key=None), "private_stream": dict(key=None), "public_seed": dict(key=None),
-        "check_positive": dict(name="x", value=1.0), "check_between": dict(name="x", value=1, low=0, high=3), "check_number": dict(name="x", value=1.0, range="[0, 1]"),
-        "check_choice": dict(name="x", value="a", allowed=("a", "b")), "check_size": dict(name="d", value=3), "check_reals": dict(name="x", values=[1.0], range="[0, 1]"), "check_floats": dict(name="u", x=ROW), "check_finite": dict(name="u", x=ROW),
-        "check_vector": dict(name="u", x=ROW), "check_rows": dict(name="u", x=ROWS), "bernoulli": dict(p=[0.5], rng=RNG), "clip_l2": dict(u=ROWS, clip=0.1), "hadamard": dict(size=4),
-        "walsh_hadamard": dict(x=ROW), "log_mean_exp": dict(x=np.ones(3), axis=-1)},
-    "games": {
-        "numbers": dict(name="x", values=[1.0], low=0, high=2), "check_plays": dict(present=True, n=3),
-        "gaussian_curve": dict(mu=1.0, eps=[0.5]), "listed_curve": dict(p=LAW[0], q=LAW[1], eps=[0.5]), "repeated": dict(p=LAW[0], q=LAW[1], n=3),
-        "two_valued_curve": dict(often=0.5, spent=1.0, eps=[0.5]), "pure_curve": dict(spent=1.0, eps=[0.5]), "less_noise": dict(mechanism=MADE["gaussian"], factor=1.1)},
-    "ring": {
+        "judge_play": dict(
+            mechanism=MADE["gaussian"],
+            relation="zero-out",
+            trials=100,
+            rng=RNG,
+            alarm=0.05,
+        ),
+        "detection_pvalue": dict(
+            true_curve=lambda eps: MADE["gaussian"].curve("zero-out", eps),
+            delta=MADE["gaussian"].curve("zero-out", audit.EPS),
+            trials=100,
+            deviations=1.8,
+        ),
+        "smallest_lie": dict(
+            mechanism=MADE["gaussian"], relation="zero-out", trials=1000, alarm=0.05
+        ),
+        "one_run_pvalue": dict(
+            eps=1.0, correct=30, guesses=40, canaries=100, delta=1e-5
+        ),
+        "one_run_eps": dict(
+            correct=30, guesses=40, canaries=100, delta=1e-5, alarm=0.05
+        ),
+        "guess": dict(scores=SCORES, guesses=20),
+        "one_run": dict(
+            scores=SCORES, included=SCORES > 0.5, guesses=20, delta=1e-5, alarm=0.05
+        ),
+    },
+    "core.chance": {
+        "Insecure": dict(seed=3),
+        "check_key": dict(key=None),
+        "private_stream": dict(key=None),
+        "public_seed": dict(key=None),
+        "bernoulli": dict(p=[0.5], rng=RNG),
+    },
+    "core.checks": {
+        "check_positive": dict(name="x", value=1.0),
+        "check_between": dict(name="x", value=1, low=0, high=3),
+        "check_number": dict(name="x", value=1.0, range="[0, 1]"),
+        "check_choice": dict(name="x", value="a", allowed=("a", "b")),
+        "check_size": dict(name="d", value=3),
+        "check_reals": dict(name="x", values=[1.0], range="[0, 1]"),
+    },
+    "core.vectors": {
+        "check_floats": dict(name="u", x=ROW),
+        "check_finite": dict(name="u", x=ROW),
+        "check_vector": dict(name="u", x=ROW),
+        "check_rows": dict(name="u", x=ROWS),
+        "clip_l2": dict(u=ROWS, clip=0.1),
+        "hadamard": dict(size=4),
+        "walsh_hadamard": dict(x=ROW),
+        "signs": dict(size=4, seed=0),
+        "rotate": dict(u=ROWS, seed=0),
+        "unrotate": dict(v=ROWS, seed=0, d=3),
+    },
+    "privacy.games": {
+        "check_plays": dict(present=True, n=3),
+        "gaussian_curve": dict(mu=1.0, eps=[0.5]),
+        "listed_curve": dict(p=LAW[0], q=LAW[1], eps=[0.5]),
+        "repeated": dict(p=LAW[0], q=LAW[1], n=3),
+        "two_valued_curve": dict(often=0.5, spent=1.0, eps=[0.5]),
+        "pure_curve": dict(spent=1.0, eps=[0.5]),
+        "less_noise": dict(mechanism=MADE["gaussian"], factor=1.1),
+    },
+    "secagg.ring": {
         "rounding_gap": dict(steps=10.0, n=5),
-        "Ring": dict(bits=16), "check_shape": dict(shape=(2, 3)), "whole": dict(name="z", z=[1, 2]), "FixedPoint": dict(ring=ring.Ring(16), scale=0.1, bound=1.0, n_clients=3),
-        "to_grid": dict(grid=ring.FixedPoint(ring.Ring(16), 0.1, 1.0, 3), x=ROW), "overflow_probability": dict(bits=16, scale=0.1, bound=1.0, n_clients=3, noise_std=1.0, d=4),
-        "discrete_gaussian": dict(sigma2=2.0, shape=3, rng=RNG), "exact_variance": dict(sigma2=2.0), "tau": dict(variance=1.0, n=3), "signs": dict(size=4, seed=0),
-        "rotate": dict(u=ROWS, seed=0), "unrotate": dict(v=ROWS, seed=0, d=3), "rounded_norm": dict(norm=3.0, D=4, beta=0.5), "conditional_round": dict(x=[[0.5, 1.5]], norm_bound=3.0, rng=RNG)},
-    "summed": {"check_flag": dict(name="x", value=True), "exact_guarantee": dict(sigma=1.0, delta=1e-5, steps=1e6, rounds=3, accountant="rdp-balle"),
-               
-        "share_std": SUM, "grid": SUM, "least_bits": SUM, "counted_sigma": SUM,
-        "guarantee": dict(mechanism=MADE["topk"], rounds=2, delta=1e-5, n_clients=100, cohort=10, sampling="poisson", accountant="rdp-balle", relation="zero-out")},
-    "wire": {"Sender": dict(mechanism=MADE["vqsgd"]), "finite_floats": dict(data=np.ones(2, "<f4").tobytes()), "mechanism": dict(name="gaussian", clip_norm=1.0, sigma=1.0), "mechanism_class": dict(name="rec")},
-    "federated": {
-        "Config": dict(rounds=3, cohort=2, sampling="poisson", epochs=1, batch=2, lr=0.1, server="sgd", server_lr=0.1, momentum=0.5, adam_eps=1e-8, eval_every=2, engine="loop", balance=False, steps=3),
-        "sample_cohort": dict(n_clients=10, cohort=2, sampling="poisson", rng=RNG), "pick_engine": dict(name="auto", d=10), "Ledger": dict(n_clients=3)},
-    "replay": {"count_bits": dict(n_clients=5, cohort=2, rounds=3, bits=MADE["rec"].bits(4), model_bits=128, replay=True, sampling="fixed", seed=0),
-               "write_counts": dict(values=[1, 300]), "read_counts": dict(data=b"\x01"),
-               "parse_packet": dict(data=replay.Packet("history", 1, 0, 1, 2, (0, 0), b"").to_bytes())},
-    "dpsgd": {"Config": dict(epochs=1, lr=0.1, momentum=0.5, batch=10)},
-    "curves": {"delta_of": dict(n_clients=100), "local_epsilon": dict(c=0.5, nbits=70, delta=1e-5)},
-    "fedsgd": {"spare_bits": dict(eps=10.0)},
-    "mechanisms.compressive": {"largest_factors": dict(low=5, high=9), "chunk_length": dict(d=10, chunks=3), "plan": dict(d=10, fraction=0.5, chunks=2, seed=0, kept="random", t=0),
-                               "recover": dict(y=np.ones(4), p=PLAN, penalty=0.05, iterations=3)},
+        "Ring": dict(bits=16),
+        "check_whole": dict(name="z", z=[1, 2]),
+        "FixedPoint": dict(ring=ring.Ring(16), scale=0.1, bound=1.0, n_clients=3),
+        "round_to_grid": dict(grid=ring.FixedPoint(ring.Ring(16), 0.1, 1.0, 3), x=ROW),
+        "overflow_probability": dict(
+            bits=16, scale=0.1, bound=1.0, n_clients=3, noise_std=1.0, d=4
+        ),
+        "rounded_norm": dict(norm=3.0, D=4, beta=0.5),
+        "conditional_round": dict(x=[[0.5, 1.5]], norm_bound=3.0, rng=RNG),
+    },
+    "secagg.discrete": {
+        "check_shape": dict(shape=(2, 3)),
+        "discrete_gaussian": dict(sigma2=2.0, shape=3, rng=RNG),
+        "exact_variance": dict(sigma2=2.0),
+        "tau": dict(variance=1.0, n=3),
+    },
+    "mechanisms.distributed_noise": {
+        "exact_guarantee": dict(
+            sigma=1.0, delta=1e-5, steps=1e6, rounds=3, accountant="rdp-balle"
+        ),
+        "share_std": SUM,
+        "grid": SUM,
+        "least_bits": SUM,
+        "counted_sigma": SUM,
+    },
+    "mechanisms.contract": {
+        "check_flag": dict(name="x", value=True),
+        "Sender": dict(mechanism=MADE["vqsgd"]),
+        "mechanism": dict(name="gaussian", clip_norm=1.0, sigma=1.0),
+        "mechanism_class": dict(name="rec"),
+    },
+    "core.wire": {
+        "finite_floats": dict(data=np.ones(2, "<f4").tobytes()),
+    },
+    "training.federated": {
+        "Config": dict(
+            rounds=3,
+            cohort=2,
+            sampling="poisson",
+            epochs=1,
+            batch=2,
+            lr=0.1,
+            server="sgd",
+            server_lr=0.1,
+            momentum=0.5,
+            adam_eps=1e-8,
+            eval_every=2,
+            engine="loop",
+            balance=False,
+            steps=3,
+        ),
+        "sample_cohort": dict(n_clients=10, cohort=2, sampling="poisson", rng=RNG),
+        "pick_engine": dict(name="auto", d=10),
+        "Ledger": dict(n_clients=3),
+    },
+    "training.replay": {
+        "count_bits": dict(
+            n_clients=5,
+            cohort=2,
+            rounds=3,
+            bits=MADE["rec"].bits(4),
+            model_bits=128,
+            replay=True,
+            sampling="fixed",
+            seed=0,
+        ),
+        "write_counts": dict(values=[1, 300]),
+        "read_counts": dict(data=b"\x01"),
+        "parse_packet": dict(
+            data=replay.Packet("history", 1, 0, 1, 2, (0, 0), b"").to_bytes()
+        ),
+    },
+    "training.linear": {
+        "Config": dict(epochs=1, lr=0.1, momentum=0.5, batch=10),
+    },
+    "experiments.dprec_curves": {
+        "delta_of": dict(n_clients=100),
+        "local_epsilon": dict(c=0.5, nbits=70, delta=1e-5),
+    },
+    "experiments.sqsgd_curves": {
+        "spare_bits": dict(eps=10.0),
+    },
+    "mechanisms.compressive": {
+        "largest_factors": dict(low=5, high=9),
+        "chunk_length": dict(d=10, chunks=3),
+        "plan": dict(d=10, fraction=0.5, chunks=2, seed=0, kept="random", t=0),
+        "recover": dict(y=np.ones(4), p=PLAN, penalty=0.05, iterations=3),
+    },
+    "mechanisms.on_ring": {
+        "padded": dict(d=3),
+        "check_release": dict(
+            scale=0.01,
+            clip=1.0,
+            local_std=0.3,
+            q=0.5,
+            relation="zero-out",
+            accountant="rdp-balle",
+        ),
+        "gaussian_multiplier": dict(
+            eps=3.0,
+            delta=1e-5,
+            q=0.5,
+            rounds=2,
+            orders=range(2, 65),
+            accountant="rdp-balle",
+        ),
+    },
     "mechanisms.ddgauss": {
-        "padded": dict(d=3), "omega": dict(variance=1.0, n=3), "concentrated": dict(delta2=1.0, variance=1.0, n=3, D=4), "step": dict(mechanism=MADE["ddgauss"], d=4),
-        "noise": dict(mechanism=MADE["ddgauss"], m=3, n=2, rng=RNG), "local_variance": dict(mechanism=MADE["ddgauss"], d=4), "release_epsilon": dict(mechanism=MADE["ddgauss"], d=4),
-        "ddgauss_epsilon": dict(scale=0.01, clip=1.0, n_clients=10, local_std=0.3, d=4, q=1.0, rounds=2, delta=1e-5, beta=0.5, relation="zero-out", accountant="rdp-balle"),
-        "fit": dict(multiplier=1.0, clip_norm=1.0, n_clients=10, d=4, ring_bits=16, most=1.5),
-        "calibrate": dict(eps=3.0, delta=1e-5, clip_norm=1.0, n_clients=10, d=4, rounds=2, q=1.0, ring_bits=16, most=1.5, accountant="rdp-balle")},
-    "mechanisms.imvu": {"closed_form": dict(eps=1.0), "pmf": dict(x=[0.5], table=TABLE), "fisher": dict(x=[0.5], table=TABLE), "rdp_exact": dict(orders=[2, 3], kappa=1.0, relation="replace", d=4)},
-    "mechanisms.mvu": {"Table": dict(eps=1.0, alphabet=TABLE.alphabet, rows=TABLE.rows, constraint="strict", log=""), "two_symbols": dict(eps=1.0, n_inputs=3, constraint="metric"),
-                       "solve": dict(eps=1.0, n_inputs=2, n_outputs=2, constraint="metric"), "law": dict(table=TABLE, x=[0.5])},
-    "mechanisms.pm": {"cells": dict(eps=1.0, count=2), "reach": dict(eps=1.0), "window": dict(t=[0.5], eps=1.0), "perturb": dict(t=[0.5], eps=1.0, draws=np.full((2, 1), 0.5)), "density": dict(y=[0.5], t=[0.5], eps=1.0),
-                      "variance": dict(t=np.array([0.5]), eps=1.0), "coordinates": dict(rng=RNG, d=4, count=2), "checked": dict(u=ROWS),
-                      "remember": dict(mechanism=MADE["pm"], memory=0 * ROWS, u=ROWS, rng=RNG)},
+        "omega": dict(variance=1.0, n=3),
+        "concentrated": dict(delta2=1.0, variance=1.0, n=3, D=4),
+        "ddgauss_epsilon": dict(
+            scale=0.01,
+            clip=1.0,
+            n_clients=10,
+            local_std=0.3,
+            d=4,
+            q=1.0,
+            rounds=2,
+            delta=1e-5,
+            beta=0.5,
+            relation="zero-out",
+            accountant="rdp-balle",
+        ),
+        "fit": dict(
+            multiplier=1.0, clip_norm=1.0, n_clients=10, d=4, ring_bits=16, most=1.5
+        ),
+        "calibrate": dict(
+            eps=3.0,
+            delta=1e-5,
+            clip_norm=1.0,
+            n_clients=10,
+            d=4,
+            rounds=2,
+            q=1.0,
+            ring_bits=16,
+            most=1.5,
+            accountant="rdp-balle",
+        ),
+    },
+    "mechanisms.imvu": {
+        "closed_form": dict(eps=1.0),
+        "pmf": dict(x=[0.5], table=TABLE),
+        "fisher": dict(x=[0.5], table=TABLE),
+        "rdp_exact": dict(orders=[2, 3], kappa=1.0, relation="replace", d=4),
+    },
+    "mechanisms.mvu": {
+        "Table": dict(
+            eps=1.0,
+            alphabet=TABLE.alphabet,
+            rows=TABLE.rows,
+            constraint="strict",
+            log="",
+        ),
+        "two_symbols": dict(eps=1.0, n_inputs=3, constraint="metric"),
+        "solve": dict(eps=1.0, n_inputs=2, n_outputs=2, constraint="metric"),
+        "law": dict(table=TABLE, x=[0.5]),
+    },
+    "mechanisms.pm": {
+        "cells": dict(eps=1.0, count=2),
+        "half_width": dict(eps=1.0),
+        "window": dict(t=[0.5], eps=1.0),
+        "perturb": dict(t=[0.5], eps=1.0, draws=np.full((2, 1), 0.5)),
+        "density": dict(y=[0.5], t=[0.5], eps=1.0),
+        "variance": dict(t=np.array([0.5]), eps=1.0),
+        "coordinates": dict(rng=RNG, d=4, count=2),
+    },
     "mechanisms.privquant": {
-        "position": dict(x=ROWS, bound=1.0, levels=4), "levels": dict(bound=1.0, K=4), "quantise": dict(x=ROWS, bound=1.0, levels=4, rng=RNG), "tails": dict(d=4, levels=4),
-        "thresholds": dict(d=4, levels=4, kappa_min=0), "smallest_eps": dict(d=4, levels=4, kappa_min=0), "calibrate": dict(d=4, levels=4, eps=3.0, rule="best", kappa_min=0),
-        "privatise": dict(x=ROWS, bound=1.0, cal=CAL, rng=RNG), "variances": dict(x=ROWS, bound=1.0, cal=CAL)},
-    "mechanisms.quantised": {"longest": dict(mechanism=MADE["quantised"], d=4), "step": dict(mechanism=MADE["quantised"], d=4), "survival": dict(mechanism=MADE["quantised"], u=ROWS, rng=RNG)},
-    "mechanisms.rec": {"selection_moment": dict(order=2, s=1.0, n_candidates=8), "select_projection": dict(s=1.0, n_candidates=8, rng=RNG), "loss_law": dict(s=1.0, K=4, up=True, width=1e-3),
-                       "decode_group": dict(d=3, std=1.0, seed=1, group=0, k=2)},
-    "mechanisms.rec_accounting": {
-        "log_moment": dict(j=[2.0, -1.0], s=1.0, K=8), "rdp": dict(orders=[2, 3], c=1.0, K=8, groups=2, direction="both"), "rdp_mixture": dict(orders=[2, 3], c=1.0, K=8, q=0.1, groups=2),
-        "rdp_local": dict(orders=[1.5, 2], c=1.0, K=8), "theorem1_epsilon": dict(c=1.0, slots=20, n_clients=10, nbits=70, delta=1e-5, version="iclr"),
-        "exact_epsilon": DPREC | dict(relation="poisson-null", conversion="balle", cohort=2), "pld_epsilon": DPREC | dict(relation="poisson-null", cohort=2),
-        "pld_bracket": DPREC | dict(relation="poisson-null", cohort=2), "calibrate_clip": dict(eps=3.0, low=0.5, high=1.5, tol=0.5, slots=20, n_clients=10, K=8, groups=1, delta=1e-5)},
-    "mechanisms.signsgd": {"log_cosh": dict(y=[1.0]), "half_logit": dict(v=[1.0]), "rdp_signs": dict(orders=[2, 3], sigma=1.0, relation="replace", d=4)},
+        "position": dict(x=ROWS, bound=1.0, levels=4),
+        "levels": dict(bound=1.0, K=4),
+        "quantise": dict(x=ROWS, bound=1.0, levels=4, rng=RNG),
+        "tails": dict(d=4, levels=4),
+        "thresholds": dict(d=4, levels=4, kappa_min=0),
+        "smallest_eps": dict(d=4, levels=4, kappa_min=0),
+        "check_kappa_min": dict(mechanism=MADE["privquant"]),
+        "calibrate": dict(d=4, levels=4, eps=3.0, rule="best", kappa_min=0),
+        "privatise": dict(x=ROWS, bound=1.0, cal=CAL, rng=RNG),
+        "variances": dict(x=ROWS, bound=1.0, cal=CAL),
+    },
+    "mechanisms.quantised": {
+        "longest": dict(mechanism=MADE["quantised"], d=4),
+        "step": dict(mechanism=MADE["quantised"], d=4),
+        "survival": dict(mechanism=MADE["quantised"], u=ROWS, rng=RNG),
+    },
+    "mechanisms.rec": {
+        "selection_moment": dict(order=2, s=1.0, n_candidates=8),
+        "select_projection": dict(s=1.0, n_candidates=8, rng=RNG),
+        "loss_law": dict(s=1.0, K=4, up=True, width=1e-3),
+        "decode_group": dict(d=3, std=1.0, seed=1, group=0, k=2),
+    },
+    "privacy.null_messages": {
+        "log_moment": dict(j=[2.0, -1.0], s=1.0, K=8),
+        "rdp": dict(orders=[2, 3], c=1.0, K=8, groups=2, direction="both"),
+        "rdp_mixture": dict(orders=[2, 3], c=1.0, K=8, q=0.1, groups=2),
+        "rdp_local": dict(orders=[1.5, 2], c=1.0, K=8),
+        "theorem1_epsilon": dict(
+            c=1.0, slots=20, n_clients=10, nbits=70, delta=1e-5, version="iclr"
+        ),
+        "exact_epsilon": (
+            DPREC | dict(relation="poisson-null", conversion="balle", cohort=2)
+        ),
+        "pld_epsilon": DPREC | dict(relation="poisson-null", cohort=2),
+        "pld_bracket": DPREC | dict(relation="poisson-null", cohort=2),
+        "calibrate_clip": dict(
+            eps=3.0,
+            low=0.5,
+            high=1.5,
+            tol=0.5,
+            slots=20,
+            n_clients=10,
+            K=8,
+            groups=1,
+            delta=1e-5,
+        ),
+    },
+    "mechanisms.signsgd": {
+        "log_cosh": dict(y=[1.0]),
+        "half_logit": dict(v=[1.0]),
+        "rdp_signs": dict(orders=[2, 3], sigma=1.0, relation="replace", d=4),
+    },
+    "secagg.poisson": {
+        "check_mean": dict(mu=1.5),
+        "poisson": dict(mu=1.5, shape=3, rng=RNG),
+        "skellam": dict(mu=1.5, shape=3, rng=RNG),
+    },
     "mechanisms.skellam": {
-        "check_mean": dict(mu=1.5), "poisson": dict(mu=1.5, shape=3, rng=RNG), "skellam": dict(mu=1.5, shape=3, rng=RNG), "padded": dict(d=3), "step": dict(mechanism=MADE["skellam"], d=4),
-        "grid_step": dict(clip=1.0, n_clients=10, local_std=0.3, d=4, bits=16, k=4.0), "noise": dict(mechanism=MADE["skellam"], m=3, n=2, rng=RNG),
-        "rdp_skellam": dict(orders=[2, 3], mu=1.0, delta2=1.0, delta1=1.0), "amplify": dict(curve=[0.1, 0.2], q=0.1),
-        "skellam_epsilon": dict(scale=0.01, clip=1.0, n_clients=10, local_std=0.3, d=4, q=0.5, rounds=2, delta=1e-5, beta=0.5, relation="zero-out", accountant="rdp-balle"),
-        "calibrate": dict(eps=3.0, delta=1e-5, clip_norm=1.0, n_clients=10, d=4, rounds=2, q=1.0, ring_bits=16, most=1.5, accountant="rdp-balle")},
-    "mechanisms.sqkr": {"frame": dict(d=4, seed=0), "kashin": dict(u=ROWS.double(), frame=FRAME, clip=1.0, shrink=0.4, support=0.8), "keep_probability": dict(nbits=2, eps=1.0),
-                        "coordinates": dict(seed=0, size=8, nbits=2)},
+        "rdp_skellam": dict(orders=[2, 3], mu=1.0, delta2=1.0, delta1=1.0),
+        "amplify": dict(curve=[0.1, 0.2], q=0.1),
+        "skellam_epsilon": dict(
+            scale=0.01,
+            clip=1.0,
+            n_clients=10,
+            local_std=0.3,
+            d=4,
+            q=0.5,
+            rounds=2,
+            delta=1e-5,
+            beta=0.5,
+            relation="zero-out",
+            accountant="rdp-balle",
+        ),
+        "calibrate": dict(
+            eps=3.0,
+            delta=1e-5,
+            clip_norm=1.0,
+            n_clients=10,
+            d=4,
+            rounds=2,
+            q=1.0,
+            ring_bits=16,
+            most=1.5,
+            accountant="rdp-balle",
+        ),
+    },
+    "mechanisms.sqkr": {
+        "frame": dict(d=4, seed=0),
+        "kashin": dict(u=ROWS.double(), frame=FRAME, clip=1.0, shrink=0.4, support=0.8),
+        "keep_probability": dict(letters=4.0, eps=1.0),
+        "coordinates": dict(seed=0, size=8, nbits=2),
+    },
     "mechanisms.sqsgd": {
-        "subset_size": dict(d=10, fraction=0.5, padded=False), "padded_size": dict(count=3), "subset": dict(mechanism=MADE["sqsgd"], d=4), "signs": dict(seed=0, size=4), "rotate": dict(x=ROWS, seed=0),
-        "unrotate": dict(x=ROWS, seed=0, count=3), "span": dict(bound=1.0, size=4, name="tight"), "cut_probability": dict(size=4)},
+        "subset_size": dict(d=10, fraction=0.5, padded=False),
+        "padded_size": dict(count=3),
+        "subset": dict(mechanism=MADE["sqsgd"], d=4),
+        "signs": dict(seed=0, size=4),
+        "rotate": dict(x=ROWS, seed=0),
+        "unrotate": dict(x=ROWS, seed=0, count=3),
+        "span": dict(bound=1.0, size=4, name="tight"),
+        "cut_probability": dict(size=4),
+    },
     "mechanisms.topk": {
-        "Support": dict(coordinates=[0, 2]), "size": dict(fraction=0.5, d=4), "top_k": dict(scores=ROW, fraction=0.5), "random_support": dict(fraction=0.5, d=4, seed=0, t=0),
-        "chosen": dict(mechanism=MADE["topk"], d=4), "trainable": dict(mechanism=MADE["topk"], d=4), "cost_kb": dict(values=10, rounds=3, sampled=0.5),
-        "scheme": dict(name="FL-CS", fraction=0.5, n_clients=10, clip_norm=1.0, sigma=1.0, seed=0, chunks=1, tolerance=0.1), "private_vote": dict(updates=ROWS, fraction=0.5, sigma=1.0, rng=RNG)},
-    "mechanisms.topk_accounting": {
-        "log_moments": dict(lam=[1.0, 2.0], sigma=1.0, q=0.1), "theorem1_epsilon": SMALL | dict(lambdas=[1.0, 2.0]), "fixed_size_rdp": dict(sigma=1.0, q=0.1, orders=[2, 3], relation="replace", bound="wang"),
-        "fixed_size_epsilon": SMALL | dict(relation="replace", accountant="rdp-balle"), "participations": dict(rounds=10, q=0.1, quantile=0.5, n_clients=3),
-        "known_cohort_epsilon": dict(sigma=1.0, participations=3, delta=1e-5, relation="replace", honest=0.9),
-        "vote_epsilon": dict(vote_sigma=1.0, delta=1e-5, vote_q=0.5, sigma=1.0, q=0.1, rounds=3, conversion="balle"), "vote_recall": dict(n=100, K=10, voters=5, vote_sigma=0.1),
-        "guarantee_table": dict(sigma=4.0, n_clients=100, cohort=10, rounds=2, delta=1e-3, best=2, missing=0.1)},
-    "mechanisms.vqsgd": {"corner_bits": dict(d=4), "keep_probability": dict(d=4, eps=1.0), "exact_eps": dict(d=4, eps=1.0), "worst_case": dict(mechanism=MADE["vqsgd"], d=4), "law": dict(mechanism=MADE["vqsgd"], u=ROWS)},
-    "secagg": {
-        "Setup": dict(n_clients=4, d=3, ring=ring.Ring(16), threshold=2, neighbours=3, session=bytes(16), quorum=3, largest=10, support=b"", committee=4, signatures=3),
-        "who": dict(party=1), "spans": dict(bits=5), "polynomial": dict(secret=3, threshold=2, draw=protocol.source(0)), "split": dict(secret=3, at=(1, 2, 3), threshold=2, draw=protocol.source(0)),
-        "lagrange": dict(at=(1, 2)), "check_points": dict(name="at", at=(1, 2)), "join": dict(shares={1: 5, 2: 7}, threshold=2), "private_of": dict(value=2**251), "identities": dict(n_clients=2, seed=0), "tails": dict(n=10, marked=3, drawn=4),
-        "near_tails": dict(n=10, marked=3, k=4), "split_chance": dict(n=10, bad=3, k=4), "find_committee": dict(n=10, lost=1, bad=1, forked=0.1, mute=0.1, most=8),
-        "degree": dict(n_clients=20, dropout=0.1, corrupt=0.1, malicious=True, security=10, correctness=5), "check_rates": dict(dropout=0.1, corrupt=0.1, security=40, correctness=20),
-        "overhead": dict(n_clients=4, neighbours=3, d=5, bits=16, threshold=2, quorum=3, committee=4, signatures=3), "ring_words": dict(setup=SETUP, vector=np.array([1, 2, 3]), me=0)},
+        "Support": dict(coordinates=[0, 2]),
+        "size": dict(fraction=0.5, d=4),
+        "top_k": dict(scores=ROW, fraction=0.5),
+        "random_support": dict(fraction=0.5, d=4, seed=0, t=0),
+        "chosen": dict(mechanism=MADE["topk"], d=4),
+        "cost_kb": dict(values=10, rounds=3, sampled=0.5),
+        "scheme": dict(
+            name="FL-CS",
+            fraction=0.5,
+            n_clients=10,
+            clip_norm=1.0,
+            sigma=1.0,
+            seed=0,
+            chunks=1,
+            tolerance=0.1,
+        ),
+        "private_vote": dict(updates=ROWS, fraction=0.5, sigma=1.0, rng=RNG),
+    },
+    "privacy.fixed_cohorts": {
+        "log_moments": dict(lam=[1.0, 2.0], sigma=1.0, q=0.1),
+        "theorem1_epsilon": SMALL | dict(lambdas=[1.0, 2.0]),
+        "fixed_size_rdp": dict(
+            sigma=1.0, q=0.1, orders=[2, 3], relation="replace", bound="wang"
+        ),
+        "fixed_size_epsilon": SMALL | dict(relation="replace", accountant="rdp-balle"),
+        "participations": dict(rounds=10, q=0.1, quantile=0.5, n_clients=3),
+        "known_cohort_epsilon": dict(
+            sigma=1.0, participations=3, delta=1e-5, relation="replace", honest=0.9
+        ),
+        "vote_epsilon": dict(
+            vote_sigma=1.0,
+            delta=1e-5,
+            vote_q=0.5,
+            sigma=1.0,
+            q=0.1,
+            rounds=3,
+            conversion="balle",
+        ),
+        "vote_recall": dict(n=100, K=10, voters=5, vote_sigma=0.1),
+        "guarantee_table": dict(
+            sigma=4.0,
+            n_clients=100,
+            cohort=10,
+            rounds=2,
+            delta=1e-3,
+            best=2,
+            missing=0.1,
+        ),
+    },
+    "mechanisms.vqsgd": {
+        "corner_bits": dict(d=4),
+        "exact_eps": dict(d=4, eps=1.0),
+        "worst_case": dict(mechanism=MADE["vqsgd"], d=4),
+        "law": dict(mechanism=MADE["vqsgd"], u=ROWS),
+    },
+    "secagg.protocol": {
+        "Setup": dict(
+            n_clients=4,
+            d=3,
+            ring=ring.Ring(16),
+            threshold=2,
+            neighbours=3,
+            session=bytes(16),
+            quorum=3,
+            largest=10,
+            support=b"",
+            committee=4,
+            signatures=3,
+        ),
+        "party_name": dict(party=1),
+        "byte_spans": dict(bits=5),
+        "polynomial": dict(secret=3, threshold=2, draw=protocol.random_source(0)),
+        "split": dict(
+            secret=3, at=(1, 2, 3), threshold=2, draw=protocol.random_source(0)
+        ),
+        "lagrange": dict(at=(1, 2)),
+        "check_points": dict(name="at", at=(1, 2)),
+        "reconstruct": dict(shares={1: 5, 2: 7}, threshold=2),
+        "private_from_scalar": dict(value=2**251),
+    },
+    "secagg.session": {
+        "identities": dict(n_clients=2, seed=0),
+        "hypergeometric_tails": dict(n=10, marked=3, drawn=4),
+        "neighbour_tails": dict(n=10, marked=3, k=4),
+        "split_probability": dict(n=10, bad=3, k=4),
+        "find_committee": dict(n=10, lost=1, bad=1, forked=0.1, mute=0.1, most=8),
+        "graph_parameters": dict(
+            n_clients=20,
+            dropout=0.1,
+            corrupt=0.1,
+            malicious=True,
+            security=10,
+            correctness=5,
+        ),
+        "check_rates": dict(dropout=0.1, corrupt=0.1, security=40, correctness=20),
+        "overhead": dict(
+            n_clients=4,
+            neighbours=3,
+            d=5,
+            bits=16,
+            threshold=2,
+            quorum=3,
+            committee=4,
+            signatures=3,
+        ),
+    },
+    "secagg.client": {
+        "ring_words": dict(setup=SETUP, vector=np.array([1, 2, 3]), me=0),
+    },
 }
 for _name in MECHANISMS:  # every constructor, with all of its fields
-    GOOD.setdefault(f"mechanisms.{_name}", {})[type(MADE[_name]).__name__] = {f.name: getattr(MADE[_name], f.name) for f in dataclasses.fields(MADE[_name])}
+    GOOD.setdefault(f"mechanisms.{_name}", {})[type(MADE[_name]).__name__] = {
+        f.name: getattr(MADE[_name], f.name) for f in dataclasses.fields(MADE[_name])
+    }
 
 # ---- bad arguments
 
-NUMBERS = (math.nan, math.inf, -math.inf, -1, 0, -0.5, 0.5, 2**63, True, 1j, "x", "", None, (), [], {}, np.array([1.0, 2.0]), np.array(math.nan))
-ARRAYS = ("x", None, [], [math.nan], [math.inf], [-1.0], [0.0], [2**63], [1e300], ["x"], [None], [[1.0], [1.0, 2.0]], np.zeros((0, 3)), np.array([1j]), {}, math.nan, 7)
-TENSORS = (None, "x", [0.1, 0.2], [], 1.0, np.ones((2, 4), np.float32), torch.ones(2, 4, dtype=torch.int64), torch.ones(2, 4, dtype=torch.float16), torch.ones(2, 4, dtype=torch.bfloat16),
-           torch.ones(2, 4, requires_grad=True), torch.full((2, 4), math.nan), torch.full((4,), math.inf), torch.ones(4), torch.ones(2, 4), torch.ones(()), torch.ones(2, 0), torch.ones(0, 4),
-           torch.ones(2, 2, 4), torch.ones(2, 4, dtype=torch.complex64))
-TEXTS = ("x", "", "Poisson", "None", None, 0, True, math.nan, [], b"x", np.array(["x", "y"]))
+NUMBERS = (
+    math.nan,
+    math.inf,
+    -math.inf,
+    -1,
+    0,
+    -0.5,
+    0.5,
+    2**63,
+    True,
+    1j,
+    "x",
+    "",
+    None,
+    (),
+    [],
+    {},
+    np.array([1.0, 2.0]),
+    np.array(math.nan),
+)
+ARRAYS = (
+    "x",
+    None,
+    [],
+    [math.nan],
+    [math.inf],
+    [-1.0],
+    [0.0],
+    [2**63],
+    [1e300],
+    ["x"],
+    [None],
+    [[1.0], [1.0, 2.0]],
+    np.zeros((0, 3)),
+    np.array([1j]),
+    {},
+    math.nan,
+    7,
+)
+TENSORS = (
+    None,
+    "x",
+    [0.1, 0.2],
+    [],
+    1.0,
+    np.ones((2, 4), np.float32),
+    torch.ones(2, 4, dtype=torch.int64),
+    torch.ones(2, 4, dtype=torch.float16),
+    torch.ones(2, 4, dtype=torch.bfloat16),
+    torch.ones(2, 4, requires_grad=True),
+    torch.full((2, 4), math.nan),
+    torch.full((4,), math.inf),
+    torch.ones(4),
+    torch.ones(2, 4),
+    torch.ones(()),
+    torch.ones(2, 0),
+    torch.ones(0, 4),
+    torch.ones(2, 2, 4),
+    torch.ones(2, 4, dtype=torch.complex64),
+)
+TEXTS = (
+    "x",
+    "",
+    "Poisson",
+    "None",
+    None,
+    0,
+    True,
+    math.nan,
+    [],
+    b"x",
+    np.array(["x", "y"]),
+)
 
 
 def bad(value):
-    "What is tried in the place of a good value; nothing for an object that only the package makes."
-    if isinstance(value, torch.Tensor): return TENSORS
-    if hasattr(value, "_fields"): return ()
-    if isinstance(value, (list, tuple, np.ndarray, dict)): return ARRAYS
-    if isinstance(value, (str, bytes)) and value != RNG: return TEXTS
+    """What is tried in the place of a good value; nothing for an object that only the
+    package makes.
+    """
+    if isinstance(value, torch.Tensor):
+        return TENSORS
+    if hasattr(value, "_fields"):
+        return ()
+    if isinstance(value, (list, tuple, np.ndarray, dict)):
+        return ARRAYS
+    if isinstance(value, (str, bytes)) and value != RNG:
+        return TEXTS
     return NUMBERS if value is None or isinstance(value, (int, float)) else ()
 
 
-RAW = re.compile(r"not supported between|has no attribute|ufunc|operand|broadcast|could not (be )?conver|cannot (be )?(convert|interpreted)|object is not|is ambiguous|arrays? can be|must be real number|"
-                 r"too large to|division by|argument '|expected (np|str|sequence)|got an unexpected|math domain|inhomogeneous|zero-size|out of range|unsized|integer is required|^can't|literal|setting an array", re.I)
+RAW = re.compile(
+    r"not supported between|has no attribute|ufunc|operand|broadcast|could not (be"
+    r" )?conver|cannot (be )?(convert|interpreted)|object is not|is ambiguous|arrays?"
+    r" can be|must be real number|"
+    r"too large to|division by|argument '|expected (np|str|sequence)|got an"
+    r" unexpected|math domain|inhomogeneous|zero-size|out of range|unsized|integer is"
+    r" required|^can't|literal|setting an array",
+    re.I,
+)
 
 
 def is_sentence(text: str) -> bool:
-    "Whether an error says what is wrong and what to do, in the package's words; that a cached function takes no list is Python's to say."
-    return text.startswith("unhashable type: ") or not RAW.search(text) and len(text.split()) >= 8 and bool(re.search(r"(: | not allowed).*[a-z]", text))
+    """Whether an error says what is wrong and what to do, in the package's words; that
+    a cached function takes no list is Python's to say.
+    """
+    return (
+        text.startswith("unhashable type: ")
+        or not RAW.search(text)
+        and len(text.split()) >= 8
+        and bool(re.search(r"(: | not allowed).*[a-z]", text))
+    )
 
 
 def finite(x) -> bool:
     "Whether a result holds no nan and no infinity, however deep."
-    if isinstance(x, torch.Tensor): return bool(torch.isfinite(x).all())
-    if isinstance(x, np.ndarray): return x.dtype.kind not in "fc" or bool(np.isfinite(x).all())
-    if isinstance(x, (float, np.floating, complex)): return bool(np.isfinite(x))
-    if isinstance(x, dict): return all(map(finite, x.values()))
-    if isinstance(x, (list, tuple)): return all(map(finite, x))
-    if dataclasses.is_dataclass(x) and not isinstance(x, type): return all(finite(getattr(x, f.name)) for f in dataclasses.fields(x))
+    if isinstance(x, torch.Tensor):
+        return bool(torch.isfinite(x).all())
+    if isinstance(x, np.ndarray):
+        return x.dtype.kind not in "fc" or bool(np.isfinite(x).all())
+    if isinstance(x, (float, np.floating, complex)):
+        return bool(np.isfinite(x))
+    if isinstance(x, dict):
+        return all(map(finite, x.values()))
+    if isinstance(x, (list, tuple)):
+        return all(map(finite, x))
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        return all(finite(getattr(x, f.name)) for f in dataclasses.fields(x))
     return True
 
 
@@ -216,17 +785,24 @@ class TooSlow(BaseException):
 @contextmanager
 def limited(seconds: float):
     "Stop after so much processor time."
-    def stop(*_): raise TooSlow()
+
+    def stop(*_):
+        raise TooSlow()
+
     old = signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    try: yield
+    try:
+        yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, old)
 
 
 def fresh(given: dict) -> dict:
-    return {name: seed_tree(0) if isinstance(value, str) and value == RNG else value for name, value in given.items()}
+    return {
+        name: seed_tree(0) if isinstance(value, str) and value == RNG else value
+        for name, value in given.items()
+    }
 
 
 def fault(call, given: dict, name: str, value, may_be_infinite: bool = False):
@@ -236,7 +812,11 @@ def fault(call, given: dict, name: str, value, may_be_infinite: bool = False):
             warnings.simplefilter("ignore")
             found = call(**fresh(given) | {name: value})
     except (ValueError, TypeError) as error:
-        return None if is_sentence(str(error)) else f"{type(error).__name__}: {str(error)[:110]}"
+        return (
+            None
+            if is_sentence(str(error))
+            else f"{type(error).__name__}: {str(error)[:110]}"
+        )
     except (Exception, TooSlow) as error:
         return f"{type(error).__name__}: {str(error)[:110]}"
     return None if may_be_infinite or finite(found) else f"returned {str(found)[:110]}"
@@ -244,126 +824,472 @@ def fault(call, given: dict, name: str, value, may_be_infinite: bool = False):
 
 # ---- what is not fuzzed, and why
 
-OF_THE_CHECK = {"low", "high", "range", "allowed", "name"}  # what a check is told by the line that calls it
+OF_THE_CHECK = {
+    "low",
+    "high",
+    "range",
+    "allowed",
+    "name",
+}  # what a check is told by the line that calls it
 INFINITE = {  # an infinity or nan that is documented where it is returned
-    "accounting.Guarantee": "eps = inf: nothing is proved", "accounting.compose": "an infinite divergence stays one", "mechanisms.skellam.amplify": "the same",
-    "core.check_floats": "looks at type and precision only", "core.check_vector": "looks at type and shape only", "core.check_rows": "the same",
-    "core.walsh_hadamard": "a linear map hands on what it gets", "ring.rotate": "the same", "ring.unrotate": "the same", "mechanisms.mvu.Table": "log is text for people",
-    "mechanisms.pm.density": "-inf beyond the largest answer", "mechanisms.privquant.thresholds": "inf below kappa_min", "mechanisms.sqkr.Sqkr": "eps = inf: compression only", "mechanisms.vqsgd.VqSgd": "the same"}
+    "privacy.accounting.pure_guarantee": "the same",
+    "privacy.accounting.Guarantee": "eps = inf: nothing is proved",
+    "privacy.accounting.compose": "an infinite divergence stays one",
+    "mechanisms.skellam.amplify": "the same",
+    "core.vectors.check_floats": "looks at type and precision only",
+    "core.vectors.check_vector": "looks at type and shape only",
+    "core.vectors.check_rows": "the same",
+    "core.vectors.walsh_hadamard": "a linear map hands on what it gets",
+    "core.vectors.rotate": "the same",
+    "core.vectors.unrotate": "the same",
+    "mechanisms.mvu.Table": "log is text for people",
+    "mechanisms.pm.density": "-inf beyond the largest answer",
+    "mechanisms.privquant.thresholds": "inf below kappa_min",
+    "mechanisms.sqkr.Sqkr": "eps = inf: compression only",
+    "mechanisms.vqsgd.VqSgd": "the same",
+}
 WHOLE = {  # module -> why none of it is fuzzed here
-    **dict.fromkeys(("plots", "results", "papers", "experiments", "cli", "curves", "fedsgd", "sample_level", "dpsgd"), "runs, records and figures: their settings are checked where a run begins"),
-    **dict.fromkeys(("data", "files", "medical", "shakespeare", "stackoverflow", "stackoverflow_files", "tagging", "scattering"), "files: hostile ones have tests of their own"),
-    **dict.fromkeys(("models", "recurrent", "fused"), "layers and models, called by the engines")}
-ELSEWHERE = "clip simulate moments bits guarantee play curve"  # fuzzed as methods of the class
-BYTES = "encode decode share_of levels_of pack unpack pack_words unpack_words"  # messages: hostile bytes have tests of their own
-BUILT = "check_settings check_public honest closed_only"  # takes a mechanism that has been checked when it was built
+    **dict.fromkeys(
+        (
+            "report.plots",
+            "report.results",
+            "report.papers",
+            "experiments.runner",
+            "cli",
+            "experiments.dprec_curves",
+            "experiments.sqsgd_curves",
+            "training.example_level",
+            "training.linear",
+        ),
+        "runs, records and figures: their settings are checked where a run begins",
+    ),
+    **dict.fromkeys(
+        (
+            "tasks.images",
+            "core.files",
+            "tasks.medical",
+            "tasks.shakespeare",
+            "tasks.stackoverflow",
+            "tasks.stackoverflow_files",
+            "training.tagging",
+            "tasks.scattering",
+        ),
+        "files: hostile ones have tests of their own",
+    ),
+    **dict.fromkeys(
+        ("training.models", "training.recurrent", "training.fused", "training.tables"),
+        "layers and models, called by the engines",
+    ),
+}
+ELSEWHERE = (  # fuzzed as methods of the class
+    "clip simulate moments bits guarantee play curve"
+)
+BYTES = (  # messages: hostile bytes have tests of their own
+    "encode decode share_of levels_of pack unpack pack_words unpack_words"
+)
+BUILT = (  # takes a mechanism that has been checked when it was built
+    "check_settings closed_only"
+)
 NOT_FUZZED = {  # module -> names -> reason
-    "audit": {"Audit refutes Judgement": "made by the audits", "judge_messages message_claims message_relation message_scores": "plays, of seconds a call"},
-    "core": {"nearest": "any text has a nearest one", "derive seed_tree normal gumbel_argmax": "streams", "flatten unflatten groups": "tensors of a model, with gradients"},
-    "games": {"sum_game fewer_game": "called by play with a function", "lowest_bit": "scores of finite sums, called by the games"},
-    "federated": {"balanced batch_plan train_loop cross_entropy train_channels_last forward_grouped train_grouped train_vmap local_trainer server_optimiser evaluate train_cohort": "engines, called by simulate with what Config has checked",
-                  "download_bits Run recall one_round average check_promise simulate": "a run's own state", "save_checkpoint load_checkpoint": "files"},
-    "mechanisms.compressive": {"Plan transform measure adjoint sketch expand reconstruct leverage": "arrays of a plan, called by simulate"},
-    "mechanisms.ddgauss": {"shares open_sum add_up coordinate_laws score_law": "called by simulate, aggregate and curve"},
-    "mechanisms.imvu": {"Line line lemma2_bracket variance_bracket fisher_supremum levels logits log_pmf tilt coins draw sum_estimates": "takes a Table, or arrays that simulate has checked"},
-    "mechanisms.mvu": {"relaxed": "a search of seconds, called by solve with a checked problem", "tilt renyi_curve": "called by guarantee"},
-    "mechanisms.pm": {"rows_of answers answer_cells": "called by simulate and encode"},
-    "mechanisms.gaussian": {"aggregate": "the method is called by every test of a sum"},
-    "mechanisms.privquant": {"Tails Calibration match_law match_steps draw smallest randomise covariance_factor represent log_law": "takes a Calibration, called by simulate"},
-    "mechanisms.quantised": {"in_steps whole mixture_ratio": "called by simulate and play"},
-    "mechanisms.rec": {"candidate log_weight encode_group simulate_group simulate_many of_run": "inner loops of encode and simulate"},
-    "mechanisms.signsgd": {"tilt": "any number has a mean sign"},
-    "mechanisms.skellam": {"weights thresholds settle guide counts stirling log_factorial anchor height Blocks blocks kept beyond wide_counts": "exact inner loops of poisson, which checks its mean and shape",
-                           "shares open_sum add_up coordinate_laws score_law": "called by simulate, aggregate and curve"},
-    "mechanisms.sqkr": {"Frame analyse synthesise settle respond represent estimate draw likelihood law worst_case": "takes a Frame, called by simulate"},
-    "mechanisms.sqsgd": {"Settings": "checked by SqSgd", "prepare restore send remember": "called by simulate and by a run"},
-    "mechanisms.topk": {"public_gradients public_norm": "trains a model", "place": "called by simulate"},
-    "mechanisms.topk_accounting": {"vote_sigma": "a search of seconds over vote_epsilon"},
-    "mechanisms.vqsgd": {"corners estimate": "called by simulate"},
-    "replay": {"Agreement State start average advance write_state read_state Packet Server forget open_message close_round missing catch_up Replica answer check_packet rounds_inside receive":
-               "packets and states: hostile ones have tests of their own"},
-    "ring": {"Overflow": "an error", "cut exp_fixed cumulative edges settle_size guide sizes below exp_coin keep squared_length": "exact inner loops of discrete_gaussian and conditional_round, which check"},
-    "secagg": {"SecAggError Damaged BadKey BadSignature Replay BadShare BelowThreshold OutOfRange RingOverflow Inconsistent SupportMismatch": "errors",
-               "check_setup order graph places points committee together check_enough": "takes a Setup, or what one has checked",
-               "source expand public_key agree add_mask element evaluate scalar adds_up": "keys and field elements made by the protocol",
-               "share_hash fits Dealt challenge deal check_dealt signed_content seal check_signature unseal records listed elements packed bitmap client_sets check_directory check_bundle wipe rule pair_key Outcome ideal_sum run Degree table":
-               "messages of the protocol: hostile ones have tests of their own",
-               "Client end reply bundle neighbour_bundles share opened complain masked confirm reveal Server close_round accept_bundle accept_shares accept_complaints promised accept_revealed accept_vector accept_lists "
-               "close_advertise close_share close_complain close_masked close_check close_unmask recovered": "steps of a session, called by receive and advance"},
-    "summed": {"to_ring exact_noise noisy_average Summed pack unpack noisy of_shares": "called by the mechanisms"},
-    "wire": {"Bits pack_bits unpack_bits Message BadMessage parse_message payload_of header_bits mean_over_cohort": "messages: hostile bytes have tests of their own", "Mechanism register registered": "the contract and its list"}}
+    "privacy.accounting": {
+        "log_mixture": "inner loop of curves, which check their orders and rate",
+    },
+    "privacy.audit": {
+        "Audit refutes Judgement": "made by the audits",
+        "judge_messages message_claims message_relation message_scores": (
+            "plays, of seconds a call"
+        ),
+    },
+    "core.checks": {
+        "nearest": "any text has a nearest one",
+    },
+    "core.chance": {
+        "derive seed_tree normal gumbel_argmax row_streams uniform_rows": "streams",
+    },
+    "core.vectors": {
+        "flatten unflatten groups": "tensors of a model, with gradients",
+    },
+    "privacy.games": {
+        "sum_game fewer_game": "called by play with a function",
+        "lowest_bit": "scores of finite sums, called by the games",
+    },
+    "training.federated": {
+        "balanced batch_plan train_loop cross_entropy train_channels_last forward_grouped train_grouped train_vmap local_trainer server_optimiser evaluate train_cohort": (
+            "engines, called by simulate with what Config has checked"
+        ),
+        "download_bits Run recall one_round average check_promise simulate": (
+            "a run's own state"
+        ),
+        "save_checkpoint load_checkpoint": "files",
+    },
+    "mechanisms.compressive": {
+        "Plan transform measure adjoint leverage": (
+            "arrays of a plan, called by simulate"
+        ),
+    },
+    "mechanisms.on_ring": {
+        "OnRing run_guarantee refuse_bits": "what DDGauss and Skellam share",
+    },
+    "mechanisms.ddgauss": {"orders_at": "called with a rate that has been checked"},
+    "mechanisms.skellam": {"orders_at": "called with a rate that has been checked"},
+    "mechanisms.imvu": {
+        "Line line lemma2_bracket variance_bracket fisher_supremum logits log_pmf coins draw_symbols sum_estimates": (
+            "takes a Table, or arrays that simulate has checked"
+        ),
+    },
+    "mechanisms.mvu": {
+        "relaxed": "a search of seconds, called by solve with a checked problem",
+        "renyi_curve": "called by guarantee",
+    },
+    "mechanisms.pm": {
+        "answers answer_cells": "called by simulate and encode",
+    },
+    "mechanisms.privquant": {
+        "Tails Calibration match_law match_steps smallest randomise covariance_factor represent log_law": (
+            "takes a Calibration, called by simulate"
+        ),
+    },
+    "mechanisms.quantised": {
+        "in_steps whole mixture_ratio": "called by simulate and play",
+    },
+    "mechanisms.rec": {
+        "candidate log_weight encode_group simulate_group simulate_many": (
+            "inner loops of encode and simulate"
+        ),
+    },
+    "secagg.poisson": {
+        "poisson_weights thresholds resolve_count count_table counts_by_inversion": (
+            "exact inner loops of poisson, which checks its mean and shape"
+        ),
+        "stirling_coefficients log_factorial mode_logarithms relative_probability": (
+            "exact inner loops of poisson, which checks its mean and shape"
+        ),
+        "BlockTable block_table accept_count propose_from_tail counts_by_rejection": (
+            "exact inner loops of poisson, which checks its mean and shape"
+        ),
+    },
+    "mechanisms.sqkr": {
+        "Frame analyse synthesise project respond represent estimate likelihood law worst_case": (
+            "takes a Frame, called by simulate"
+        ),
+    },
+    "mechanisms.sqsgd": {
+        "prepare restore send": "called by simulate and by a run",
+    },
+    "mechanisms.topk": {
+        "public_gradients public_norm": "trains a model",
+    },
+    "privacy.fixed_cohorts": {
+        "vote_sigma": "a search of seconds over vote_epsilon",
+    },
+    "mechanisms.vqsgd": {
+        "corners estimate": "called by simulate",
+    },
+    "training.replay": {
+        "Agreement State start average advance write_state read_state Packet Server forget open_message close_round missing catch_up Replica answer check_packet rounds_inside receive": (
+            "packets and states: hostile ones have tests of their own"
+        ),
+    },
+    "secagg.ring": {
+        "Overflow": "an error",
+        "check_streams clip_to_grid squared_length": (
+            "exact inner loops of discrete_gaussian and conditional_round, which check"
+        ),
+    },
+    "secagg.discrete": {
+        "more_bits decide guide_table exp_fixed cumulative threshold_edges size_table": (
+            "exact inner loops of discrete_gaussian and conditional_round, which check"
+        ),
+        "resolve_size sizes_by_inversion uniform_below exp_coin accept_pairs": (
+            "exact inner loops of discrete_gaussian and conditional_round, which check"
+        ),
+    },
+    "secagg.protocol": {
+        "SecAggError Damaged BadKey BadSignature Replay BadShare BelowThreshold OutOfRange RingOverflow Inconsistent SupportMismatch": (
+            "errors"
+        ),
+        "check_setup client_circle graph circle_positions share_points committee surely_connected check_survivors": (
+            "takes a Setup, or what one has checked"
+        ),
+        "random_source derive_key public_key agree add_mask random_element evaluate scalar is_sum_or_difference": (
+            "keys and field elements made by the protocol"
+        ),
+        "share_commitment matches_commitment Dealing challenge deal check_dealing signed_content seal check_signature unseal unpack_records pack_records unpack_elements pack_elements bitmap client_sets": (
+            "messages of the protocol: hostile ones have tests of their own"
+        ),
+    },
+    "secagg.client": {
+        "check_directory check_bundle wipe pair_key": (
+            "messages of the protocol: hostile ones have tests of their own"
+        ),
+        "Client enter_round reply key_bundle neighbour_bundles share_secrets open_shares complain mask_input sign_lists reveal_shares": (
+            "steps of a session, called by receive and advance"
+        ),
+    },
+    "secagg.server": {
+        "resolve_complaints": "messages of the protocol: hostile ones have tests of their own",
+        "Server close_round accept_bundle accept_shares accept_complaints commitment_of accept_revealed accept_vector accept_lists close_advertise close_share close_complain close_masked close_check close_unmask recovered_masks": (
+            "steps of a session, called by receive and advance"
+        ),
+    },
+    "secagg.session": {
+        "SessionResult ideal_sum run_session GraphParameters traffic_table": (
+            "messages of the protocol: hostile ones have tests of their own"
+        ),
+    },
+    "mechanisms.distributed_noise": {
+        "to_ring exact_noise ServerNoise SharedNoise LinearSketch of_shares": (
+            "called by the mechanisms"
+        ),
+    },
+    "core.wire": {
+        "Bits pack_bits unpack_bits Message BadMessage parse_message header_bits": (
+            "messages: hostile bytes have tests of their own"
+        ),
+    },
+    "mechanisms.contract": {
+        "described patch check_range Local Central Summed Whole Maybe": (
+            "applied where classes and methods are defined"
+        ),
+        "mean_over_cohort": "messages: hostile bytes have tests of their own",
+        "Mechanism register registered": "the contract and its list",
+    },
+}
 
 
 def exported():
-    "Module and name of every callable that a module of the package defines and exports."
+    """Module and name of every callable that a module of the package defines and
+    exports.
+    """
     for found in pkgutil.walk_packages(dpcomm.__path__, "dpcomm."):
         if not found.ispkg and not found.name.endswith("_modidx"):
             module = importlib.import_module(found.name)
             for name in module.__all__:
-                if callable(getattr(module, name)) and getattr(getattr(module, name), "__module__", None) == found.name:
+                if (
+                    callable(getattr(module, name))
+                    and getattr(getattr(module, name), "__module__", None) == found.name
+                ):
                     yield found.name.removeprefix("dpcomm."), name
 
 
 def excused(module: str, name: str) -> bool:
     "Whether a reason is given for not fuzzing a name."
-    common = {*BYTES.split(), *BUILT.split()} | ({*ELSEWHERE.split()} if module.startswith("mechanisms.") or module == "summed" else set())
-    return module in WHOLE or name in common or any(name in names.split() for names in NOT_FUZZED.get(module, {}))
+    common = {*BYTES.split(), *BUILT.split()} | (
+        {*ELSEWHERE.split()} if module.startswith("mechanisms.") else set()
+    )
+    return (
+        module in WHOLE
+        or name in common
+        or any(name in names.split() for names in NOT_FUZZED.get(module, {}))
+    )
 
 
 def test_every_exported_callable_is_fuzzed_or_excused():
     names = set(exported())
-    unknown = [f"{module}.{name}" for module, name in names if name not in GOOD.get(module, {}) and not excused(module, name)]
-    assert not unknown, f"no working call in GOOD and no reason in NOT_FUZZED: {sorted(unknown)}"
-    gone = [f"{m}.{n}" for m, reasons in NOT_FUZZED.items() for text in reasons for n in text.split() if (m, n) not in names]
-    gone += [f"{m}.{n}" for m, calls in GOOD.items() for n in calls if (m, n) not in names]
+    unknown = [
+        f"{module}.{name}"
+        for module, name in names
+        if name not in GOOD.get(module, {}) and not excused(module, name)
+    ]
+    assert not unknown, (
+        f"no working call in GOOD and no reason in NOT_FUZZED: {sorted(unknown)}"
+    )
+    gone = [
+        f"{m}.{n}"
+        for m, reasons in NOT_FUZZED.items()
+        for text in reasons
+        for n in text.split()
+        if (m, n) not in names
+    ]
+    gone += [
+        f"{m}.{n}" for m, calls in GOOD.items() for n in calls if (m, n) not in names
+    ]
     assert not gone, f"these are no longer exported: {gone}"
-    assert not [(m, n) for m, reasons in NOT_FUZZED.items() for text in reasons for n in text.split() if n in GOOD.get(m, {})], "fuzzed and excused"
+    assert not [
+        (m, n)
+        for m, reasons in NOT_FUZZED.items()
+        for text in reasons
+        for n in text.split()
+        if n in GOOD.get(m, {})
+    ], "fuzzed and excused"
     assert set(MECHANISMS) == set(contract.registered())
 
 
-CALLS = {f"{module}.{name}": (getattr(importlib.import_module(f"dpcomm.{module}"), name), given) for module, calls in GOOD.items() for name, given in calls.items()}
-CALLS |= {f"{name}'s {method}": (getattr(MADE[name], method), given) for name, methods in METHODS.items() for method, given in methods.items()}
+CALLS = {
+    f"{module}.{name}": (
+        getattr(importlib.import_module(f"dpcomm.{module}"), name),
+        given,
+    )
+    for module, calls in GOOD.items()
+    for name, given in calls.items()
+}
+CALLS |= {
+    f"{name}'s {method}": (getattr(MADE[name], method), given)
+    for name, methods in METHODS.items()
+    for method, given in methods.items()
+}
 
 
 @pytest.mark.parametrize("label", CALLS, ids=str)
 def test_a_bad_argument_is_refused_in_a_sentence_or_harmless(label):
     call, given = CALLS[label]
-    tried = {name: value for name, value in given.items() if not (label.startswith(("core.", "games.")) and name in OF_THE_CHECK)}
-    assert finite(call(**fresh(given))) or label in INFINITE, "the working call does not work"
-    found = [f"{name} = {str(value)[:60]!r}: {wrong}" for name, good in tried.items() for value in bad(good) if (wrong := fault(call, given, name, value, label in INFINITE))]
+    tried = {
+        name: value
+        for name, value in given.items()
+        if not (
+            label.startswith(("core.checks.", "core.vectors.", "privacy.games."))
+            and name in OF_THE_CHECK
+        )
+    }
+    assert finite(call(**fresh(given))) or label in INFINITE, (
+        "the working call does not work"
+    )
+    found = [
+        f"{name} = {str(value)[:60]!r}: {wrong}"
+        for name, good in tried.items()
+        for value in bad(good)
+        if (wrong := fault(call, given, name, value, label in INFINITE))
+    ]
     assert not found, "\n".join(found)
 
 
 def test_the_fuzz_notices_raw_errors_hangs_and_nonsense(monkeypatch):
-    monkeypatch.setattr("test_arguments.SECONDS", 0.2)
+    monkeypatch.setattr(f"{__name__}.SECONDS", 0.2)
 
     def hang(x):
-        while x: pass
-    for call in (lambda x: x < 3, lambda x: x.shape, lambda x: [1][x], lambda x: float("nan"), lambda x: np.ones(x), hang):
-        assert fault(call, dict(x=1), "x", "text", False) if call is not hang else fault(call, dict(x=0), "x", 1)
-    assert not is_sentence("'<' not supported between instances of 'str' and 'int' when it must be: so") and is_sentence("d is 'x'; it must be a whole number from 1 to 3: change d")
+        while x:
+            pass
+
+    for call in (
+        lambda x: x < 3,
+        lambda x: x.shape,
+        lambda x: [1][x],
+        lambda x: float("nan"),
+        lambda x: np.ones(x),
+        hang,
+    ):
+        assert (
+            fault(call, dict(x=1), "x", "text", False)
+            if call is not hang
+            else fault(call, dict(x=0), "x", 1)
+        )
+    assert not is_sentence(
+        "'<' not supported between instances of 'str' and 'int' when it must be: so"
+    ) and is_sentence("d is 'x'; it must be a whole number from 1 to 3: change d")
 
 
 # ---- hangs, and nonsense that was accepted
 
-@pytest.mark.parametrize("call, says", [
-    (lambda: null_messages.rdp_local([1.5, 2], 1.0, -1), "K is -1"), (lambda: null_messages.rdp_local([1.5], math.nan, 4), "c is nan"),
-    (lambda: gaussian_guarantee(0.01, 1e-5, 0.5, 1, sampling="poisson", accountant="pld"), "sigma = 0.01 .*rdp-balle"),
-    (lambda: gaussian_guarantee(1.0, 1e-5, 0.1, 10**8, sampling="poisson", accountant="pld"), "rounds = 100000000 .*rdp-balle"), (lambda: gaussian_guarantee(1e8, 1e-5, 0.1, 2**53, sampling="poisson", accountant="pld"), "rounds = "),
-    (lambda: null_messages.log_moment(200, 5.0, 16), "s is 5.0; .*lower s or j"), (lambda: null_messages.log_moment(-10**6, 1.0, 16), "j holds"),
-    (lambda: fixed_cohorts.guarantee_table(1.0, 100, 10, 2**63, 1e-5), "rounds is"), (lambda: fixed_cohorts.participations(2**63, 0.1), "rounds is"),
-    (lambda: gaussian_guarantee(1.0, 1e-5, 0.1, 1000, sampling="poisson", orders=[2, 3, 2**63]), "orders = .* at most 1048576"),
-    (lambda: gaussian_guarantee(1.0, 1e-5, 0.1, sampling="poisson", orders=np.full(10**6, 1000.0)), "orders = .*their sum"), (lambda: gaussian_guarantee(1.0, 1e-5, rounds=2**60), "rounds = "), (lambda: compressive.largest_factors(5, 10**9), "high is"),
-    (lambda: federated.sample_cohort(100, 10, "Poisson", seed_tree(0)), "sampling is 'Poisson'.*did you mean 'poisson'"),
-    (lambda: federated.Config(sampling="Poisson"), "sampling is 'Poisson'"), (lambda: replay.count_bits(10, 2, 3, MADE["rec"].bits(4), 128, sampling="Poisson"), "sampling is 'Poisson'"),
-    (lambda: contract.mechanism("gaussian", clip_norm=1.0, sigma=1.0, local=None), "local is None"), (lambda: contract.mechanism("gaussian", clip_norm=1.0, sigma=1.0, local="no"), "local is 'no'"),
-    (lambda: session.degree(100, 0.1, -0.5), "corrupt is -0.5"), (lambda: session.degree(100, -1, 0.1), "dropout is -1"), (lambda: session.degree(100, 0.1, 0.1, security=-5), "security is -5"),
-    (lambda: protocol.split(7, (1, 2, 3), 0, protocol.source(0)), "threshold is 0"), (lambda: protocol.split(7, (1, 2, 3), -1, protocol.source(0)), "threshold is -1"),
-    (lambda: protocol.split(7, (0, 1, 2), 2, protocol.source(0)), "at 0 a share is the secret"), (lambda: protocol.split(7, (1, 2), 3, protocol.source(0)), "threshold is 3"),
-    (lambda: protocol.join({1: 5}, 2), "1 of them; 2 give the secret"), (lambda: protocol.join({0: 5, 1: 2}, 2), "different whole numbers above 0"),
-    (lambda: replay.read_counts(b"\xff" * 300_000), "more than 70 bits"), (lambda: MADE["topk"].__class__(0.5, 1.0, 1.0, 10, seed="anything"), "seed is 'anything'"),
-    (lambda: MADE["topk"].__class__(0.5, 1.0, 1.0, 10, support="anything"), "support is 'anything'"), (lambda: protocol.Setup(4, 3, ring.Ring(16), 2, support="anything"), "support is 'anything'"),
-    (lambda: vectors.unrotate(ROWS, 0, -1), "d is -1"), (lambda: wire.Bits.of(8, 8, 0, math.nan), "d is nan"), (lambda: wire.Bits.of(-8, 8, 0, 3), "payload is -8")])
+
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (lambda: null_messages.rdp_local([1.5, 2], 1.0, -1), "K is -1"),
+        (lambda: null_messages.rdp_local([1.5], math.nan, 4), "c is nan"),
+        (
+            lambda: gaussian_guarantee(
+                0.01, 1e-5, 0.5, 1, sampling="poisson", accountant="pld"
+            ),
+            "sigma is 0.01; .*rdp-balle",
+        ),
+        (
+            lambda: gaussian_guarantee(
+                1.0, 1e-5, 0.1, 10**8, sampling="poisson", accountant="pld"
+            ),
+            "rounds is 100000000; .*rdp-balle",
+        ),
+        (
+            lambda: gaussian_guarantee(
+                1e8, 1e-5, 0.1, 2**53, sampling="poisson", accountant="pld"
+            ),
+            "rounds is",
+        ),
+        (lambda: null_messages.log_moment(200, 5.0, 16), "s is 5.0; .*lower s or j"),
+        (lambda: null_messages.log_moment(-(10**6), 1.0, 16), "j holds"),
+        (lambda: fixed_cohorts.guarantee_table(1.0, 100, 10, 2**63, 1e-5), "rounds is"),
+        (lambda: fixed_cohorts.participations(2**63, 0.1), "rounds is"),
+        (
+            lambda: gaussian_guarantee(
+                1.0, 1e-5, 0.1, 1000, sampling="poisson", orders=[2, 3, 2**63]
+            ),
+            "orders holds .*1048576",
+        ),
+        (
+            lambda: gaussian_guarantee(
+                1.0, 1e-5, 0.1, sampling="poisson", orders=np.full(10**6, 1000.0)
+            ),
+            "orders sum to",
+        ),
+        (lambda: gaussian_guarantee(1.0, 1e-5, rounds=2**60), "rounds is"),
+        (lambda: compressive.largest_factors(5, 10**9), "high is"),
+        (
+            lambda: federated.sample_cohort(100, 10, "Poisson", seed_tree(0)),
+            "sampling is 'Poisson'.*did you mean 'poisson'",
+        ),
+        (lambda: federated.Config(sampling="Poisson"), "sampling is 'Poisson'"),
+        (
+            lambda: replay.count_bits(
+                10, 2, 3, MADE["rec"].bits(4), 128, sampling="Poisson"
+            ),
+            "sampling is 'Poisson'",
+        ),
+        (
+            lambda: contract.mechanism(
+                "gaussian", clip_norm=1.0, sigma=1.0, local=None
+            ),
+            "local is None",
+        ),
+        (
+            lambda: contract.mechanism(
+                "gaussian", clip_norm=1.0, sigma=1.0, local="no"
+            ),
+            "local is 'no'",
+        ),
+        (lambda: session.graph_parameters(100, 0.1, -0.5), "corrupt is -0.5"),
+        (lambda: session.graph_parameters(100, -1, 0.1), "dropout is -1"),
+        (
+            lambda: session.graph_parameters(100, 0.1, 0.1, security=-5),
+            "security is -5",
+        ),
+        (
+            lambda: protocol.split(7, (1, 2, 3), 0, protocol.random_source(0)),
+            "threshold is 0",
+        ),
+        (
+            lambda: protocol.split(7, (1, 2, 3), -1, protocol.random_source(0)),
+            "threshold is -1",
+        ),
+        (
+            lambda: protocol.split(7, (0, 1, 2), 2, protocol.random_source(0)),
+            "at 0 a share is the secret",
+        ),
+        (
+            lambda: protocol.split(7, (1, 2), 3, protocol.random_source(0)),
+            "threshold is 3",
+        ),
+        (lambda: protocol.reconstruct({1: 5}, 2), "1 of them; 2 give the secret"),
+        (
+            lambda: protocol.reconstruct({0: 5, 1: 2}, 2),
+            "different whole numbers above 0",
+        ),
+        (lambda: replay.read_counts(b"\xff" * 300_000), "more than 70 bits"),
+        (
+            lambda: MADE["topk"].__class__(0.5, 1.0, 1.0, 10, seed="anything"),
+            "seed is 'anything'",
+        ),
+        (
+            lambda: MADE["topk"].__class__(0.5, 1.0, 1.0, 10, support="anything"),
+            "support is 'anything'",
+        ),
+        (
+            lambda: protocol.Setup(4, 3, ring.Ring(16), 2, support="anything"),
+            "support is 'anything'",
+        ),
+        (lambda: vectors.unrotate(ROWS, 0, -1), "d is -1"),
+        (lambda: wire.Bits.of(8, 8, 0, math.nan), "d is nan"),
+        (lambda: wire.Bits.of(-8, 8, 0, 3), "payload is -8"),
+    ],
+)
 def test_what_hung_or_was_accepted_is_refused(call, says):
     with limited(1.0), pytest.raises((ValueError, TypeError), match=says):
         call()
@@ -372,39 +1298,91 @@ def test_what_hung_or_was_accepted_is_refused(call, says):
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("sampling", ["Poisson", "poison", "all", None, ""])
 def test_no_accountant_takes_a_sampling_that_does_not_exist(name, sampling):
-    given = METHODS[name]["guarantee"] | dict(sampling=sampling, n_clients=100, cohort=10)
-    known = inspect.signature(getattr(importlib.import_module(f"dpcomm.mechanisms.{name}"), "guarantee", summed.guarantee)).parameters
+    given = METHODS[name]["guarantee"] | dict(
+        sampling=sampling, n_clients=100, cohort=10
+    )
+    known = inspect.signature(MADE[name].guarantee).parameters
     with pytest.raises(ValueError, match="sampling"):
-        MADE[name].guarantee(**{key: value for key, value in given.items() if key in known or key == "sampling"})
+        MADE[name].guarantee(
+            **{
+                key: value
+                for key, value in given.items()
+                if key in known or key == "sampling"
+            }
+        )
 
 
-@pytest.mark.parametrize("length, chunks", [(1_663_370, 2), (1_663_370, 10), (5_000_500, 2), (10**7, 4), (2**32 - 1, 2), (2**32 - 1, 3)])
+@pytest.mark.parametrize(
+    "length, chunks",
+    [
+        (1_663_370, 2),
+        (1_663_370, 10),
+        (5_000_500, 2),
+        (10**7, 4),
+        (2**32 - 1, 2),
+        (2**32 - 1, 3),
+    ],
+)
 def test_a_chunk_length_takes_less_than_a_second(length, chunks):
     with limited(1.0):
         found = compressive.chunk_length.__wrapped__(length, chunks)
-    assert -(-length // chunks) <= found <= 1.02 * length / chunks + 1 and -(-length // found) == chunks
+    assert (
+        -(-length // chunks) <= found <= 1.02 * length / chunks + 1
+        and -(-length // found) == chunks
+    )
 
 
 def test_chunk_lengths_are_those_of_a_search_one_by_one():
-    def largest(n): return max(p for p in range(1, n + 1) if n % p == 0 and all(p % k for k in range(2, math.isqrt(p) + 1)))
+    def largest(n):
+        return max(
+            p
+            for p in range(1, n + 1)
+            if n % p == 0 and all(p % k for k in range(2, math.isqrt(p) + 1))
+        )
+
     def searched(d, chunks):
         low = -(-d // chunks)
-        high = low if chunks == 1 else max(low, min(low + low // 64, (d - 1) // (chunks - 1)))
+        high = (
+            low
+            if chunks == 1
+            else max(low, min(low + low // 64, (d - 1) // (chunks - 1)))
+        )
         return min(range(low, high + 1), key=lambda n: (largest(n), n))
+
     for d in (1, 2, 7, 130, 641, 1000, 2563, 4099):
-        assert all(compressive.chunk_length(d, chunks) == searched(d, chunks) for chunks in {1, 2, 3, 7, 64, d} if chunks <= d)
-    assert [compressive.chunk_length(1_663_370, chunks) for chunks in (1, 2, 8, 10, 200)] == [1_663_370, 839_808, 209_952, 168_750, 8_320]
+        assert all(
+            compressive.chunk_length(d, chunks) == searched(d, chunks)
+            for chunks in {1, 2, 3, 7, 64, d}
+            if chunks <= d
+        )
+    assert [
+        compressive.chunk_length(1_663_370, chunks) for chunks in (1, 2, 8, 10, 200)
+    ] == [1_663_370, 839_808, 209_952, 168_750, 8_320]
 
 
 # ---- everyday mistakes as an update
 
+
 @pytest.mark.parametrize("name", MADE)
-@pytest.mark.parametrize("wrong, says", [
-    (np.ones((2, 4), np.float32), "u is a ndarray.*torch.as_tensor"), ([[0.1, 0.2]], "u is a list.*torch.as_tensor"), (torch.ones(2, 4, dtype=torch.int64), "u is torch.int64.*u.float"),
-    (torch.ones(2, 4, requires_grad=True), "u requires gradients.*detach"), (torch.ones(2, 4).half(), "u is torch.float16.*convert to float32"), (torch.ones(2, 4).bfloat16(), "u is torch.bfloat16.*convert to float32")])
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        (np.ones((2, 4), np.float32), "u is a ndarray.*torch.as_tensor"),
+        ([[0.1, 0.2]], "u is a list.*torch.as_tensor"),
+        (torch.ones(2, 4, dtype=torch.int64), "u is torch.int64.*u.float"),
+        (torch.ones(2, 4, requires_grad=True), "u requires gradients.*detach"),
+        (torch.ones(2, 4).half(), "u is torch.float16.*convert to float32"),
+        (torch.ones(2, 4).bfloat16(), "u is torch.bfloat16.*convert to float32"),
+    ],
+)
 def test_an_update_of_the_wrong_kind_is_named(name, wrong, says):
-    for call in (lambda: MADE[name].clip(wrong), lambda: MADE[name].simulate(wrong, seed_tree(0)), lambda: MADE[name].moments(wrong)):
-        with pytest.raises((ValueError, TypeError), match=says): call()
+    for call in (
+        lambda: MADE[name].clip(wrong),
+        lambda: MADE[name].simulate(wrong, seed_tree(0)),
+        lambda: MADE[name].moments(wrong),
+    ):
+        with pytest.raises((ValueError, TypeError), match=says):
+            call()
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -415,16 +1393,27 @@ def test_a_batch_is_simulated_and_nothing_else(name, shape):
 
 
 def test_one_vector_and_a_batch_are_told_apart():
-    assert vectors.check_vector("u", ROW) is ROW and vectors.check_rows("u", ROWS) is ROWS
+    assert (
+        vectors.check_vector("u", ROW) is ROW and vectors.check_rows("u", ROWS) is ROWS
+    )
     for shape in ((2, 4), (), (0,)):
-        with pytest.raises(ValueError, match="u has shape .*must be one vector"): vectors.check_vector("u", torch.ones(shape))
+        with pytest.raises(ValueError, match="u has shape .*must be one vector"):
+            vectors.check_vector("u", torch.ones(shape))
 
 
-@pytest.mark.parametrize("dtype, excess", [(torch.float32, 1.2e-7), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(
+    "dtype, excess", [(torch.float32, 1.2e-7), (torch.float64, 1e-12)]
+)
 def test_a_clipped_row_is_longer_than_the_clip_by_its_rounding_only(dtype, excess):
     worst = 0.0
     for d in (1, 2, 3, 10, 1000, 100_000):
-        u = torch.from_numpy(seed_tree(0, "rows", d).standard_normal((max(1, 20_000 // d), d)) * np.geomspace(1e-3, 1e6, max(1, 20_000 // d))[:, None]).to(dtype)
+        u = torch.from_numpy(
+            seed_tree(0, "rows", d).standard_normal((max(1, 20_000 // d), d))
+            * np.geomspace(1e-3, 1e6, max(1, 20_000 // d))[:, None]
+        ).to(dtype)
         for clip in (1.0, 0.1, 3.7e-5, 1.7e9):
-            worst = max(worst, float(vectors.clip_l2(u, clip).double().norm(dim=-1).max()) / clip - 1)
+            worst = max(
+                worst,
+                float(vectors.clip_l2(u, clip).double().norm(dim=-1).max()) / clip - 1,
+            )
     assert worst <= excess and (worst > 1e-8 or dtype == torch.float64)

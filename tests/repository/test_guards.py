@@ -1,4 +1,7 @@
-"The rules of the house, read from the files: who imports whom, what a page looks like, what is in sync with what."
+"""The rules of the house, read from the files: who imports whom, what a page looks
+like, what is in sync with what.
+"""
+
 import ast
 import base64
 import json
@@ -8,7 +11,20 @@ from graphlib import TopologicalSorter
 
 import pytest
 import yaml
-from checkout import EXPERIMENTS, MODULES, NOTEBOOKS, ROOT, Cell, cells, copy, files, public, python, text, tree
+from checkout import (
+    EXPERIMENTS,
+    MODULES,
+    NOTEBOOKS,
+    ROOT,
+    Cell,
+    cells,
+    copy,
+    files,
+    public,
+    python,
+    text,
+    tree,
+)
 
 # Which room imports from which: exactly these arrows, so that a new one shows in review. They point down, and form no circle.
 ROOMS = {
@@ -22,9 +38,23 @@ ROOMS = {
     "experiments": "core privacy report mechanisms training",
     "cli": "core privacy tasks report mechanisms experiments",
 }
-WITHOUT_TORCH = "core.checks", "core.files", "privacy", "report", "experiments.runner", "cli"
+WITHOUT_TORCH = (
+    "core.checks",
+    "core.files",
+    "privacy",
+    "report",
+    "experiments.runner",
+    "cli",
+)
 NEVER = {"nbdev", "fastcore", "execnb", "jupytext"}  # development tools
-ONLY_INSIDE = {"papermill", "nbclient", "nbformat", "jupyter_client", "IPython", "dp_accounting"}  # imported by the function that uses them
+ONLY_INSIDE = {
+    "papermill",
+    "nbclient",
+    "nbformat",
+    "jupyter_client",
+    "IPython",
+    "dp_accounting",
+}  # imported by the function that uses them
 
 
 def name(module):
@@ -41,14 +71,25 @@ def imports(module, top_only=False):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
-            base = ".".join([*package[:len(package) - node.level + 1], *filter(None, [node.module])] if node.level else [node.module])
+            base = ".".join(
+                [
+                    *package[: len(package) - node.level + 1],
+                    *filter(None, [node.module]),
+                ]
+                if node.level
+                else [node.module]
+            )
             found |= {f"{base}.{alias.name}" for alias in node.names} | {base}
     return found
 
 
 def within(module):
     "The dpcomm modules that a module imports."
-    inside = {dotted.removeprefix("dpcomm.") for dotted in imports(module) if dotted.startswith("dpcomm.")}
+    inside = {
+        dotted.removeprefix("dpcomm.")
+        for dotted in imports(module)
+        if dotted.startswith("dpcomm.")
+    }
     return inside & {name(other) for other in MODULES} - {name(module)}
 
 
@@ -57,25 +98,40 @@ def arrows():
     found = {name(module).split(".")[0]: set() for module in MODULES if name(module)}
     for module in MODULES:
         me = name(module).split(".")[0]
-        found.setdefault(me, set()).update(other.split(".")[0] for other in within(module) if other.split(".")[0] != me)
+        found.setdefault(me, set()).update(
+            other.split(".")[0] for other in within(module) if other.split(".")[0] != me
+        )
     return {room: others for room, others in found.items() if room}
 
 
 def test_rooms_import_what_the_table_says():
     drawn = {room: set(others.split()) for room, others in ROOMS.items()}
-    assert arrows() == drawn, "the table of rooms is the code's: draw the arrow there, or take it out of the code"
+    assert arrows() == drawn, (
+        "the table of rooms is the code's: draw the arrow there, or take it out of the"
+        " code"
+    )
 
 
 def test_no_imports_go_in_a_circle():
-    assert list(TopologicalSorter(ROOMS | {room: others.split() for room, others in ROOMS.items()}).static_order())
-    assert list(TopologicalSorter({name(module): within(module) for module in MODULES}).static_order())
+    assert list(
+        TopologicalSorter(
+            ROOMS | {room: others.split() for room, others in ROOMS.items()}
+        ).static_order()
+    )
+    assert list(
+        TopologicalSorter(
+            {name(module): within(module) for module in MODULES}
+        ).static_order()
+    )
 
 
 def test_the_rooms_stand_from_the_ground_up():
     below = list(ROOMS)
     assert len(below) <= 12
     for room, others in ROOMS.items():
-        assert all(below.index(other) < below.index(room) for other in others.split()), f"{room} imports from above"
+        assert all(
+            below.index(other) < below.index(room) for other in others.split()
+        ), f"{room} imports from above"
 
 
 @pytest.mark.parametrize("module", MODULES, ids=str)
@@ -83,50 +139,87 @@ def test_no_development_tool_is_imported_at_run_time(module):
     roots = {dotted.split(".")[0] for dotted in imports(module)}
     at_top = {dotted.split(".")[0] for dotted in imports(module, top_only=True)}
     assert not roots & NEVER, f"{module} imports {roots & NEVER}"
-    assert not at_top & ONLY_INSIDE, f"{module} imports {at_top & ONLY_INSIDE} at its top; import it in the function that uses it"
+    assert not at_top & ONLY_INSIDE, (
+        f"{module} imports {at_top & ONLY_INSIDE} at its top; import it in the function"
+        " that uses it"
+    )
 
 
 def test_modules_without_torch_load_without_torch():
-    here = [name(m) for m in MODULES if any((name(m) + ".").startswith(w + ".") for w in WITHOUT_TORCH)]
+    here = [
+        name(m)
+        for m in MODULES
+        if any((name(m) + ".").startswith(w + ".") for w in WITHOUT_TORCH)
+    ]
     assert len(here) > len(WITHOUT_TORCH)
-    done = python("-c", f"import sys, {', '.join(f'dpcomm.{m}' for m in here)}; assert 'torch' not in sys.modules")
+    done = python(
+        "-c",
+        f"import sys, {', '.join(f'dpcomm.{m}' for m in here)}; assert 'torch' not in"
+        " sys.modules",
+    )
     assert done.returncode == 0, done.stderr
 
 
 # ---- what is generated agrees with its source
 
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    "A copy of the repository whose package was thrown away and exported again, and whose notebooks were cleaned."
+    """A copy of the repository whose package was thrown away and exported again, and
+    whose notebooks were cleaned.
+    """
     root = copy(tmp_path_factory.mktemp("export") / "repository")
     for path in (root / "dpcomm").rglob("*.py"):
         if path != root / "dpcomm" / "__init__.py":
             path.unlink()
-    done = python("-c", "from nbdev.doclinks import nbdev_export; from nbdev.clean import nbdev_clean; nbdev_export(); nbdev_clean()",
-                  cwd=root, root=root)
+    done = python(
+        "-c",
+        "from nbdev.doclinks import nbdev_export; from nbdev.clean import nbdev_clean;"
+        " nbdev_export(); nbdev_clean()",
+        cwd=root,
+        root=root,
+    )
     assert done.returncode == 0, done.stderr
     return root
 
 
 def test_the_package_is_what_the_notebooks_export(exported):
-    ours = {path for path in files() if path.parts[0] == "dpcomm" and path.suffix == ".py"}
-    theirs = {path.relative_to(exported) for path in (exported / "dpcomm").rglob("*.py")}
-    assert ours == theirs, f"without a notebook: {sorted(map(str, ours - theirs))}; not exported yet: {sorted(map(str, theirs - ours))}"
-    stale = [str(path) for path in sorted(ours) if (ROOT / path).read_text() != (exported / path).read_text()]
+    ours = {
+        path for path in files() if path.parts[0] == "dpcomm" and path.suffix == ".py"
+    }
+    theirs = {
+        path.relative_to(exported) for path in (exported / "dpcomm").rglob("*.py")
+    }
+    assert ours == theirs, (
+        f"without a notebook: {sorted(map(str, ours - theirs))}; not exported yet:"
+        f" {sorted(map(str, theirs - ours))}"
+    )
+    stale = [
+        str(path)
+        for path in sorted(ours)
+        if (ROOT / path).read_text() != (exported / path).read_text()
+    ]
     assert not stale, f"notebooks and package differ, run nbdev_export: {stale}"
 
 
 def test_notebooks_are_clean(exported):
-    dirty = [str(path) for path in NOTEBOOKS if (ROOT / path).read_bytes() != (exported / path).read_bytes()]
+    dirty = [
+        str(path)
+        for path in NOTEBOOKS
+        if (ROOT / path).read_bytes() != (exported / path).read_bytes()
+    ]
     assert not dirty, f"run nbdev_clean: {dirty}"
 
 
 # ---- what a notebook looks like
 
+
 def printed(output):
     "The text of an output, and whether an image stands beside it."
     data = output.get("data", {})
-    shown = text(output.get("text", "")) + "".join(text(data[k]) for k in data if k.startswith("text/"))
+    shown = text(output.get("text", "")) + "".join(
+        text(data[k]) for k in data if k.startswith("text/")
+    )
     return shown, any(k.startswith("image/") for k in data)
 
 
@@ -139,42 +232,100 @@ def parsed(cell):
 
 
 def only_imports(cell):
-    return cell.kind == "code" and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in parsed(cell).body)
+    return cell.kind == "code" and all(
+        isinstance(node, (ast.Import, ast.ImportFrom)) for node in parsed(cell).body
+    )
 
 
 def tracebacks(cell):
     for output in cell.outputs:
         shown, image = printed(output)
-        if output["output_type"] == "error" or "Traceback (most recent call last)" in shown:
+        if (
+            output["output_type"] == "error"
+            or "Traceback (most recent call last)" in shown
+        ):
             yield "a stored traceback"
         if "<Figure size" in shown and not image:
             yield "a figure in words, without its image"
 
 
 def large_images(cell):
-    for kind, data in ((k, d) for o in cell.outputs for k, d in o.get("data", {}).items() if k.startswith("image/")):
+    for kind, data in (
+        (k, d)
+        for o in cell.outputs
+        for k, d in o.get("data", {}).items()
+        if k.startswith("image/")
+    ):
         size = len(text(data)) if "svg" in kind else len(base64.b64decode(text(data)))
         if size >= 200_000:
             yield f"an image of {size} bytes; 200,000 is the limit"
 
 
 def long_code(cell):
-    lines, limit = len(cell.code.splitlines()), 30 if cell.exported else 15
-    if cell.kind == "code" and lines > limit:
-        yield f"{lines} lines of code; the limit is {limit}"
+    "Cells of at most 30 lines, or of one public name; lines of at most 100 characters."
+    lines = cell.code.splitlines() if cell.kind == "code" else []
+    several = not cell.exported or len(names_of(cell)) != 1
+    if len(lines) > 30 and several and not only_imports(cell):
+        yield f"{len(lines)} lines of code; the limit is 30"
+    yield from (
+        f"{len(line)} characters: {line.strip()[:40]}"
+        for line in lines
+        if len(line) > 100
+    )
+
+
+def names_of(cell):
+    "Public functions and classes that a cell defines."
+    found = (
+        n for n in parsed(cell).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))
+    )
+    return [node.name for node in found if not node.name.startswith("_")]
+
+
+def long_functions(cell):
+    "Bodies, without signature and docstring, of at most 30 lines."
+    for node in ast.walk(parsed(cell)):
+        if isinstance(node, ast.FunctionDef):
+            body = (
+                node.body[1:]
+                if ast.get_docstring(node) and node.body[1:]
+                else node.body
+            )
+            if (lines := node.end_lineno - body[0].lineno + 1) > 30:
+                yield f"the body of {node.name} has {lines} lines; the limit is 30"
+
+
+def odd_statements(cell):
+    "A tuple of calls or a conditional expression does not stand as a statement."
+    page = parsed(cell)
+    shown = page.body[-1:] if not cell.exported else []  # the value of a cell
+    for node in ast.walk(page):
+        if isinstance(node, ast.Expr) and node not in shown:
+            if isinstance(node.value, ast.IfExp):
+                yield "a conditional expression as a statement: write if and else"
+            if isinstance(node.value, ast.Tuple):
+                yield "a tuple as a statement: one call a line"
 
 
 def mixed_imports(cell):
-    "The docs build runs every cell with an import in it, so nothing else may stand there."
+    """The docs build runs every cell with an import in it, so nothing else may stand
+    there.
+    """
     nodes = list(ast.walk(parsed(cell)))
     has_import = any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in nodes)
-    if not cell.exported and has_import and any(isinstance(n, (ast.Expr, ast.Assign)) for n in nodes):
+    if (
+        not cell.exported
+        and has_import
+        and any(isinstance(n, (ast.Expr, ast.Assign)) for n in nodes)
+    ):
         yield "imports and other code in one cell"
 
 
 def long_prose(cell):
     prose = re.sub(r"\$\$.*?\$\$|```.*?```", "", cell.source, flags=re.S)
-    prose = "\n".join(line for line in prose.splitlines() if not line.lstrip().startswith("|"))
+    prose = "\n".join(
+        line for line in prose.splitlines() if not line.lstrip().startswith("|")
+    )
     words = len(re.findall(r"\w[\w'’.-]*", re.sub(r"\$[^$]*\$", "x", prose)))
     if cell.kind == "markdown" and words > 160:
         yield f"{words} words; 160 is the limit, 90 the aim"
@@ -187,20 +338,42 @@ def no_python(cell):
 
 def undescribed_figures(cell):
     if any(d.startswith("label: fig-") for d in cell.directives):
-        yield from (f"a labelled figure without {need}" for need in ("fig-cap:", "fig-alt:")
-                    if not any(d.startswith(need) for d in cell.directives))
+        yield from (
+            f"a labelled figure without {need}"
+            for need in ("fig-cap:", "fig-alt:")
+            if not any(d.startswith(need) for d in cell.directives)
+        )
 
 
-CELL_RULES = tracebacks, large_images, long_code, mixed_imports, long_prose, no_python, undescribed_figures
+CELL_RULES = (
+    tracebacks,
+    large_images,
+    long_code,
+    long_functions,
+    odd_statements,
+    mixed_imports,
+    long_prose,
+    no_python,
+    undescribed_figures,
+)
 
 
 def faults(found):
     "What is wrong with a page, cell by cell and as a whole."
     first = found[0].source.splitlines()
-    if not (first[0].startswith("# ") and any(line.startswith("> ") for line in first[1:4])):
+    if not (
+        first[0].startswith("# ") and any(line.startswith("> ") for line in first[1:4])
+    ):
         yield "the first cell is not `# Title` and `> one line`"
-    yield from (f"{cell.label!r}: {fault}" for cell in found for rule in CELL_RULES for fault in rule(cell))
-    shown, in_row, exported = [cell for cell in found if cell.kind == "markdown" or cell.code], 0, False
+    yield from (
+        f"{cell.label!r}: {fault}"
+        for cell in found
+        for rule in CELL_RULES
+        for fault in rule(cell)
+    )
+    shown = [cell for cell in found if cell.kind == "markdown" or cell.code]
+    in_row = 0
+    exported = False
     for cell in shown:
         in_row = 0 if cell.kind == "markdown" else in_row + 1
         if in_row > 3:
@@ -208,7 +381,9 @@ def faults(found):
         if exported and cell.exported:
             yield f"{cell.label!r}: no prose between two exported cells"
         exported = cell.exported and not only_imports(cell)
-    n_code, n_prose = (sum(cell.kind == kind for cell in shown) for kind in ("code", "markdown"))
+    n_code, n_prose = (
+        sum(cell.kind == kind for cell in shown) for kind in ("code", "markdown")
+    )
     if 3 * n_prose < n_code:
         yield f"{n_code} code cells and only {n_prose} of prose"
 
@@ -219,9 +394,22 @@ def demand_none(found, what):
         pytest.fail(f"{what}:\n  " + "\n  ".join(found), pytrace=False)
 
 
+# Pages whose code was formatted and not yet cut into cells of one name and bodies of 30 lines.
+# A page leaves this list when it is mended, and none joins it.
+UNCUT = (ROOT / "tests" / "repository" / "uncut.txt").read_text().split()
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=str)
 def test_page_keeps_the_style(notebook):
-    demand_none(faults(cells(notebook)), str(notebook))
+    found = list(faults(cells(notebook)))
+    if str(notebook) not in UNCUT:
+        demand_none(found, str(notebook))
+    else:
+        assert found, f"{notebook} is mended: take it off tests/repository/uncut.txt"
+        length = re.compile(
+            r"\d+ lines|\d+ characters|a (tuple|conditional)|more than three|no prose"
+        )
+        demand_none((f for f in found if not length.search(f)), str(notebook))
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=str)
@@ -235,15 +423,38 @@ def code(source, *outputs):
     return Cell("code", source, (), outputs)
 
 
-IMAGE = {"output_type": "display_data", "data": {"image/png": base64.b64encode(bytes(200_000)).decode()}}
-GOOD = [Cell("markdown", "# Title\n> line", (), ()), code("#| export\nimport os"), code("#| export\ndef f(): pass"), Cell("markdown", "Why.", (), ())]
+IMAGE = {
+    "output_type": "display_data",
+    "data": {"image/png": base64.b64encode(bytes(200_000)).decode()},
+}
+GOOD = [
+    Cell("markdown", "# Title\n> line", (), ()),
+    code("#| export\nimport os"),
+    code("#| export\ndef f(): pass"),
+    Cell("markdown", "Why.", (), ()),
+]
 
 
-@pytest.mark.parametrize("bad", [
-    code("f()", {"output_type": "error"}), code("f()", {"output_type": "stream", "text": ["<Figure size 1x1>"]}), code("f()", IMAGE),
-    code("\n".join("abcdefghijklmnop")), code("import os\nx = 1"), Cell("markdown", "word " * 161, (), ()), code("%time f()"),
-    code("#| label: fig-x\n#| fig-cap: y\nf()"), code("#| export\n" + "x = 1\n" * 31),
-], ids=lambda cell: cell.label)
+@pytest.mark.parametrize(
+    "bad",
+    [
+        code("f()", {"output_type": "error"}),
+        code("f()", {"output_type": "stream", "text": ["<Figure size 1x1>"]}),
+        code("f()", IMAGE),
+        code("x\n" * 31),
+        code(f"x = {'a' * 100}"),
+        code("f(), g()\nx"),
+        code("#| export\ndef f(): pass\n" + "def g(): pass\n" * 30),
+        code("f() if x else g()\nx"),
+        code("def f():\n" + "    x\n" * 31),
+        code("import os\nx = 1"),
+        Cell("markdown", "word " * 161, (), ()),
+        code("%time f()"),
+        code("#| label: fig-x\n#| fig-cap: y\nf()"),
+        code("#| export\n" + "x = 1\n" * 31),
+    ],
+    ids=lambda cell: cell.label,
+)
 def test_a_fault_of_a_cell_is_noticed(bad):
     assert not list(faults(GOOD)) and list(faults([*GOOD, bad]))
 
@@ -252,53 +463,142 @@ def test_a_fault_of_a_page_is_noticed():
     assert list(faults(GOOD[1:]))
     assert list(faults([*GOOD, code("1"), code("2"), code("3"), code("4")]))
     assert list(faults([*GOOD, code("#| export\nx = 1"), code("#| export\ny = 1")]))
-    assert list(faults([*GOOD[:1], *[code("1")] * 3, GOOD[3], code("4"), code("5"), code("6"), code("#| hide"), code("7")]))
+    assert list(
+        faults(
+            [
+                *GOOD[:1],
+                *[code("1")] * 3,
+                GOOD[3],
+                code("4"),
+                code("5"),
+                code("6"),
+                code("#| hide"),
+                code("7"),
+            ]
+        )
+    )
 
 
 @pytest.mark.parametrize("notebook", EXPERIMENTS, ids=str)
 def test_experiments_run_on_a_machine_without_jupyter(notebook):
     found = cells(notebook)
-    assert sum("parameters" in cell.tags for cell in found) == 1, "needs exactly one cell tagged parameters"
-    assert not any(cell.exported for cell in found), "an experiment notebook exports nothing"
+    assert sum("parameters" in cell.tags for cell in found) == 1, (
+        "needs exactly one cell tagged parameters"
+    )
+    assert not any(cell.exported for cell in found), (
+        "an experiment notebook exports nothing"
+    )
     for node in (node for cell in found for node in ast.walk(parsed(cell))):
-        roots = {alias.name.split(".")[0] for alias in node.names} if isinstance(node, ast.Import) else set()
-        roots |= {node.module.split(".")[0]} if isinstance(node, ast.ImportFrom) and node.module else set()
-        assert not roots & (NEVER | ONLY_INSIDE), f"imports {roots & (NEVER | ONLY_INSIDE)}"
+        roots = (
+            {alias.name.split(".")[0] for alias in node.names}
+            if isinstance(node, ast.Import)
+            else set()
+        )
+        roots |= (
+            {node.module.split(".")[0]}
+            if isinstance(node, ast.ImportFrom) and node.module
+            else set()
+        )
+        assert not roots & (NEVER | ONLY_INSIDE), (
+            f"imports {roots & (NEVER | ONLY_INSIDE)}"
+        )
 
 
 # ---- names and docstrings
 
 FUNCTIONS = [(module, node) for module in MODULES for node in public(module).values()]
-IDS = [f"{name(module)}.{node.name}" for module, node in FUNCTIONS]
 
 
-@pytest.mark.parametrize("module, node", FUNCTIONS, ids=IDS)
-def test_exported_names_are_described(module, node):
-    assert ast.get_docstring(node), f"{node.name} has no docstring"
-    if isinstance(node, ast.FunctionDef):
-        lines = (ROOT / module).read_text(encoding="utf-8").splitlines()
-        a = node.args
-        arguments = [*a.posonlyargs, *a.args, *filter(None, [a.vararg]), *a.kwonlyargs, *filter(None, [a.kwarg])]
-        classes = {other.name for other in public(module).values() if isinstance(other, ast.ClassDef)}
-        own = [arg for arg in arguments if getattr(arg.annotation, "id", None) in classes]  # described by its class
-        bare = [arg.arg for arg in arguments if arg not in own and "#" not in lines[arg.lineno - 1]]
-        assert not bare, f"{node.name}: no comment beside {bare}; say shape, unit, range"
+def undescribed(module):
+    "Public names without a docstring, and parameters without a comment."
+    lines = (ROOT / module).read_text(encoding="utf-8").splitlines()
+    classes = {n.name for n in public(module).values() if isinstance(n, ast.ClassDef)}
+    for node in public(module).values():
+        if not ast.get_docstring(node):
+            yield f"{node.name} has no docstring"
+        if isinstance(node, ast.FunctionDef):
+            a = node.args
+            more = [*filter(None, [a.vararg]), *a.kwonlyargs, *filter(None, [a.kwarg])]
+            for arg in [*a.posonlyargs, *a.args, *more]:
+                own = (
+                    getattr(arg.annotation, "id", None) in classes
+                )  # told by its class
+                if not own and "#" not in lines[arg.lineno - 1]:
+                    yield f"{node.name}: no comment beside {arg.arg}; say shape, unit, range"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_exported_names_are_described(module):
+    demand_none(undescribed(module), str(module))
+
+
+def named(test):
+    "(module, name) of everything of the package that a test file names."
+    page = ast.parse((ROOT / test).read_text(encoding="utf-8"))
+    modules = {name(module): module for module in MODULES}
+    aliases = {}
+    for node in ast.walk(page):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            "dpcomm"
+        ):
+            home = node.module.removeprefix("dpcomm").lstrip(".")
+            for alias in node.names:
+                inside = f"{home}.{alias.name}".lstrip(".")
+                if inside in modules:
+                    aliases[alias.asname or alias.name] = inside
+                else:
+                    yield home, alias.name
+    for node in ast.walk(page):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id in aliases:
+                yield aliases[node.value.id], node.attr
+        if isinstance(node, ast.Dict):  # tables of calls: module -> name -> arguments
+            for key, value in zip(node.keys, node.values):
+                if getattr(key, "value", None) in modules and isinstance(
+                    value, ast.Dict
+                ):
+                    yield from (
+                        (key.value, k.value) for k in value.keys if hasattr(k, "value")
+                    )
 
 
 def test_exported_names_are_tested():
-    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
-    unknown = [f"{name(module)}.{node.name}" for module, node in FUNCTIONS if not re.search(rf"\b{node.name}\b", tests)]
-    assert not unknown, f"no test mentions {unknown}"
+    "Named through its module, or mentioned by the tests of its room."
+    tests = [
+        path for path in files() if path.parts[0] == "tests" and path.suffix == ".py"
+    ]
+    told = {pair for test in tests for pair in named(test)}
+    words = {}
+    for test in tests:
+        found = re.findall(r"\w+", (ROOT / test).read_text(encoding="utf-8"))
+        words.setdefault(test.parts[1], set()).update(found)
+    unknown = [
+        f"{name(module)}.{node.name}"
+        for module, node in FUNCTIONS
+        if (name(module), node.name) not in told
+        and node.name not in words.get(name(module).split(".")[0], ())
+    ]
+    assert not unknown, f"no test names {unknown}"
 
 
 # ---- the rest of the repository
 
 # An absolute path of somebody's machine, or a package index named in a file.
-MACHINE = re.compile(r"(?<![\w.:/])/(?:work|farm|root|tmp|home)/[\w.-]+|file:///|(?:extra-)?index-url|find-links|(?:pypi|simple)\.[\w.-]*/|/simple/")
+MACHINE = re.compile(
+    r"(?<![\w.:/])/(?:work|farm|root|tmp|home)/[\w.-]+|file:///|(?:extra-)?index-url|find-links|(?:pypi|simple)\.[\w.-]*/|/simple/"
+)
 TEXT = {".ipynb", ".py", ".md", ".toml", ".ini", ".yml", ".json", ".sh", ".txt", ""}
 
 
-@pytest.mark.parametrize("sample", ["/" + "tmp/x", "open('/" + "home/me/data')", "--" + "index-url=x", "file:" + "///opt"])
+@pytest.mark.parametrize(
+    "sample",
+    [
+        "/" + "tmp/x",
+        "open('/" + "home/me/data')",
+        "--" + "index-url=x",
+        "file:" + "///opt",
+    ],
+)
 def test_a_machine_path_is_noticed(sample):
     assert MACHINE.search(sample)
 
@@ -306,32 +606,55 @@ def test_a_machine_path_is_noticed(sample):
 def test_no_file_names_a_path_of_this_machine_or_a_package_index():
     found = []
     for path in files():
-        if path.suffix in TEXT and path.name != "LICENSE" and path.name != "test_guards.py":
-            match = MACHINE.search((ROOT / path).read_text(encoding="utf-8", errors="replace"))
+        if (
+            path.suffix in TEXT
+            and path.name != "LICENSE"
+            and path.name != "test_guards.py"
+        ):
+            match = MACHINE.search(
+                (ROOT / path).read_text(encoding="utf-8", errors="replace")
+            )
             found += [f"{path}: {match.group(0)}"] if match else []
     assert not found
 
 
 def test_tracked_files_are_small_and_whole():
     for path in files():
-        assert (ROOT / path).stat().st_size <= 1_500_000, f"{path} is too large to track"
+        assert (ROOT / path).stat().st_size <= 1_500_000, (
+            f"{path} is too large to track"
+        )
         if path.suffix in TEXT and path.name != "test_guards.py":
-            assert not re.search(r"^([<>])\1{6} ", (ROOT / path).read_text(encoding="utf-8", errors="replace"), re.M), f"conflict marks in {path}"
+            assert not re.search(
+                r"^([<>])\1{6} ",
+                (ROOT / path).read_text(encoding="utf-8", errors="replace"),
+                re.M,
+            ), f"conflict marks in {path}"
 
 
 def anchors(markdown):
     "The anchors of a markdown file's headings, as GitHub makes them."
     titles = re.findall(r"^#+\s+(.+)$", markdown, re.M)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
+        for title in titles
+    }
 
 
 def test_readme_links_are_alive():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    targets = re.findall(r"\]\(([^)\s]+)[^)]*\)", readme) + re.findall(r"(?:src|href)=\"([^\"]+)\"", readme)
-    for target in (t for t in targets if not t.startswith(("http://", "https://", "mailto:"))):
+    targets = re.findall(r"\]\(([^)\s]+)[^)]*\)", readme) + re.findall(
+        r"(?:src|href)=\"([^\"]+)\"", readme
+    )
+    for target in (
+        t for t in targets if not t.startswith(("http://", "https://", "mailto:"))
+    ):
         path, _, anchor = target.partition("#")
-        assert not path or (ROOT / path).exists(), f"README links to {path}, which does not exist"
-        assert path or anchor in anchors(readme), f"README links to #{anchor}, which is no heading of it"
+        assert not path or (ROOT / path).exists(), (
+            f"README links to {path}, which does not exist"
+        )
+        assert path or anchor in anchors(readme), (
+            f"README links to #{anchor}, which is no heading of it"
+        )
 
 
 def test_security_names_tests_that_exist():
@@ -339,13 +662,18 @@ def test_security_names_tests_that_exist():
     found = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", told)
     assert len(found) > 12
     for path, test in found:
-        assert re.search(rf"^def {test}\b", (ROOT / path).read_text(), re.M), f"SECURITY.md names {path}::{test}, which does not exist"
+        assert re.search(rf"^def {test}\b", (ROOT / path).read_text(), re.M), (
+            f"SECURITY.md names {path}::{test}, which does not exist"
+        )
 
 
 def test_ci_runs_the_command_of_the_readme():
     command = "pip install -e '.[dev]' && pytest"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert command in readme and "pip install -e . && dpcomm run dprec-mnist --scale smoke" in readme
+    assert (
+        command in readme
+        and "pip install -e . && dpcomm run dprec-mnist --scale smoke" in readme
+    )
     script = (ROOT / ".ci" / "run").read_text().splitlines()
     assert script[0].startswith("#!") and command in script
     assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")]).returncode == 0
@@ -357,8 +685,14 @@ def test_constraints_pin_every_requirement():
     assert all(re.fullmatch(r"[\w.-]+==[\w.+!-]+", line) for line in lines)
     pinned = {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in lines}
     settings = (ROOT / "settings.ini").read_text()
-    wanted = " ".join(re.findall(r"^(?:dev_)?requirements = (.*)$", settings, re.M)).split()
-    missing = [w for w in wanted if re.sub(r"[-_.]+", "-", re.split(r"[<>=!\[]", w)[0]).lower() not in pinned]
+    wanted = " ".join(
+        re.findall(r"^(?:dev_)?requirements = (.*)$", settings, re.M)
+    ).split()
+    missing = [
+        w
+        for w in wanted
+        if re.sub(r"[-_.]+", "-", re.split(r"[<>=!\[]", w)[0]).lower() not in pinned
+    ]
     assert wanted and not missing, f"not pinned: {missing}"
 
 
@@ -375,13 +709,24 @@ def sidebar(entries):
 def test_the_site_shows_every_page_once():
     config = yaml.safe_load((ROOT / "_quarto.yml").read_text())
     stub = yaml.safe_load((ROOT / "nbs" / "_quarto.yml").read_text())
-    assert stub == {"project": {"type": "website"}, "metadata-files": ["../_quarto.yml"]}
-    assert config["format"]["html"]["html-math-method"] == "mathml" and config["execute"]["enabled"] is False
+    assert stub == {
+        "project": {"type": "website"},
+        "metadata-files": ["../_quarto.yml"],
+    }
+    assert (
+        config["format"]["html"]["html-math-method"] == "mathml"
+        and config["execute"]["enabled"] is False
+    )
     listed = list(sidebar(config["website"]["sidebar"]["contents"]))
     pages = [path.relative_to("nbs").as_posix() for path in NOTEBOOKS]
-    assert sorted(listed) == sorted(pages), f"not in the sidebar: {sorted(set(pages) - set(listed))}; no such page: {sorted(set(listed) - set(pages))}"
+    assert sorted(listed) == sorted(pages), (
+        f"not in the sidebar: {sorted(set(pages) - set(listed))}; no such page:"
+        f" {sorted(set(listed) - set(pages))}"
+    )
 
 
 def test_changelog_says_whether_numbers_changed():
     entries = re.findall(r"^- (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
-    assert entries and all(re.match(r"\*\*\[(no )?numbers\]\*\* ", entry) for entry in entries)
+    assert entries and all(
+        re.match(r"\*\*\[(no )?numbers\]\*\* ", entry) for entry in entries
+    )

@@ -1,23 +1,32 @@
-"""Every page: restart, run all through nbdev's runner, and get the outputs that are stored in it.
+"""Every page: restart, run all through nbdev's runner, and get the outputs that are
+stored in it.
 
-Three kinds of cells are compared less: `timing` not at all; `trained`, which print what a training came to, without their numbers, because
-the last digits of a training differ between processors and its claim is an assert on the page; and those that say NOT CHECKED, for want of
-data, here or in the page, which are named at the end of the report."""
+Three kinds of cells are compared less: `timing` not at all; `trained`, which print what
+a training came to, without their numbers, because the last digits of a training differ
+between processors and its claim is an assert on the page; and those that say NOT
+CHECKED, for want of data, here or in the page, which are named at the end of the
+report.
+"""
+
 import json
 import re
 from pathlib import Path
 
 import pytest
-from conftest import NOT_CHECKED, NOT_RUN
 from checkout import PAGES, ROOT, Cell, cells, python, text
+from conftest import NOT_CHECKED, NOT_RUN
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 REL, ABS = 1e-2, 1e-6
 
 
 def split(printed: str) -> tuple[str, list[float]]:
-    "The text around the numbers, with blanks and rules of any length made alike, and the numbers."
-    printed = re.sub(r"(?<=\d),(?=\d{3}\b)", "", re.sub(r" at 0x[0-9a-f]+", "", printed))
+    """The text around the numbers, with blanks and rules of any length made alike, and
+    the numbers.
+    """
+    printed = re.sub(
+        r"(?<=\d),(?=\d{3}\b)", "", re.sub(r" at 0x[0-9a-f]+", "", printed)
+    )
     numbers = [float(n) for n in NUMBER.findall(printed)]
     around = re.sub(r"([-=─━])\1+", r"\1\1", NUMBER.sub("#", printed))
     return " ".join(around.split()), numbers
@@ -30,23 +39,40 @@ def differs(stored: str, fresh: str, numbers: bool = True) -> str:
         return f"stored {stored!r}, now {fresh!r}"
     if not numbers:
         return ""
-    far = [(a, b) for a, b in zip(numbers_a, numbers_b)
-           if a != b and abs(a - b) > max(ABS, REL * max(abs(a), abs(b)))]
+    far = [
+        (a, b)
+        for a, b in zip(numbers_a, numbers_b)
+        if a != b and abs(a - b) > max(ABS, REL * max(abs(a), abs(b)))
+    ]
     return f"stored {far[0][0]:g}, now {far[0][1]:g} in {fresh!r}" if far else ""
 
 
 def seen(outputs: list) -> dict:
     "What a reader sees of a cell's outputs: printed text, values, number of images."
-    printed = "".join(text(o["text"]) for o in outputs if o["output_type"] == "stream" and o["name"] == "stdout")
+    printed = "".join(
+        text(o["text"])
+        for o in outputs
+        if o["output_type"] == "stream" and o["name"] == "stdout"
+    )
     data = [o["data"] for o in outputs if "data" in o]
     images = sum(any(kind.startswith("image/") for kind in d) for d in data)
-    values = "\n".join(text(d.get("text/plain", "")) for d in data if not any(k.startswith("image/") for k in d))
+    values = "\n".join(
+        text(d.get("text/plain", ""))
+        for d in data
+        if not any(k.startswith("image/") for k in d)
+    )
     return {"printed": printed, "values": values, "images": str(images)}
 
 
 def missing(seen: dict) -> list[str]:
-    "What a cell says it could not check, `NOT CHECKED: <data set> is not under the data root`."
-    return [line.partition(": ")[2].split(":")[0] for line in seen["printed"].splitlines() if line.startswith("NOT CHECKED: ")]
+    """What a cell says it could not check, `NOT CHECKED: <data set> is not under the
+    data root`.
+    """
+    return [
+        line.partition(": ")[2].split(":")[0]
+        for line in seen["printed"].splitlines()
+        if line.startswith("NOT CHECKED: ")
+    ]
 
 
 def disagreements(cell: dict) -> list[str]:
@@ -54,26 +80,57 @@ def disagreements(cell: dict) -> list[str]:
     stored, fresh = seen(cell["stored"]), seen(cell["fresh"])
     if cell["skipped"] or "timing" in cell["tags"] or missing(stored) != missing(fresh):
         return []
-    parts = [part for part in fresh if not (cell["source"].rstrip().endswith(";") and part == "printed")]
+    parts = [
+        part
+        for part in fresh
+        if not (cell["source"].rstrip().endswith(";") and part == "printed")
+    ]
     whole = "trained" not in cell["tags"]
-    return [f"{part}: {why}" for part in parts if (why := differs(stored[part], fresh[part], whole or part == "images"))]
+    return [
+        f"{part}: {why}"
+        for part in parts
+        if (why := differs(stored[part], fresh[part], whole or part == "images"))
+    ]
 
 
 def unchecked(cell: dict) -> list[str]:
-    "What was not checked in a cell that ran: data that are missing here, or were missing when its outputs were stored."
+    """What was not checked in a cell that ran: data that are missing here, or were
+    missing when its outputs were stored.
+    """
     stored, fresh = missing(seen(cell["stored"])), missing(seen(cell["fresh"]))
-    return [*fresh, *(f"the stored output was made without data: {line}" for line in stored if line not in fresh)]
+    return [
+        *fresh,
+        *(
+            f"the stored output was made without data: {line}"
+            for line in stored
+            if line not in fresh
+        ),
+    ]
 
 
-OLD_PROCESSOR = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}  # other kernels, so sums in another order
-STARTS = re.compile(r"\b(?:models\.(?:build|initialise)|data\.load)\(|(?<![.\w])(?:build|initialise|load|mlp)\(")
-TRAINS = re.compile(r"\bfederated\.simulate\(|(?<![.\w])simulate\(|\b(?:trainer|train|train_\w+|fit)\(", re.I)
+OLD_PROCESSOR = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+}  # other kernels, so sums in another order
+STARTS = re.compile(
+    r"\b(?:models\.(?:build|initialise)|images\.load)\(|(?<![.\w])(?:build|initialise|load|mlp)\("
+)
+TRAINS = re.compile(
+    r"\bfederated\.simulate\(|(?<![.\w])simulate\(|\b(?:trainer|train|train_\w+|fit)\(",
+    re.I,
+)
 
 
 def trains(page: Path) -> bool:
-    "Whether a page trains what dpcomm hands out; the page of benchmarks trains to measure time."
-    code = "\n".join(cell.code for cell in cells(page) if cell.kind == "code" and not cell.exported)
-    return bool(STARTS.search(code) and TRAINS.search(code)) and page.stem != "benchmarks"
+    """Whether a page trains what dpcomm hands out; the page of benchmarks trains to
+    measure time.
+    """
+    code = "\n".join(
+        cell.code for cell in cells(page) if cell.kind == "code" and not cell.exported
+    )
+    return (
+        bool(STARTS.search(code) and TRAINS.search(code)) and page.stem != "benchmarks"
+    )
 
 
 TRAINING = [page for page in PAGES if trains(page)]
@@ -81,15 +138,30 @@ TRAINING = [page for page in PAGES if trains(page)]
 
 @pytest.fixture(scope="module")
 def runs(request, pool, tmp_path_factory):
-    "All selected pages, each in a process of its own, two at a time; `moved` is the page with its starts moved."
+    """All selected pages, each in a process of its own, two at a time; `moved` is the
+    page with its starts moved.
+    """
     folder = tmp_path_factory.mktemp("pages")
-    chosen = [(item.callspec.params["page"], "moves" in item.name) for item in request.session.items
-              if item.module is request.module and hasattr(item, "callspec") and "page" in item.callspec.params]
+    chosen = [
+        (item.callspec.params["page"], "moves" in item.name)
+        for item in request.session.items
+        if item.module is request.module
+        and hasattr(item, "callspec")
+        and "page" in item.callspec.params
+    ]
 
     def one(page: Path, moved: bool):
-        out = folder / ("-".join(page.with_suffix(".moved.json" if moved else ".json").parts))
-        process = python(ROOT / "tests" / "run_page.py", ROOT / page, out, *["--moved"] * moved, cwd=(ROOT / page).parent,
-                         env=OLD_PROCESSOR if moved else {})
+        out = folder / "-".join(
+            page.with_suffix(".moved.json" if moved else ".json").parts
+        )
+        process = python(
+            ROOT / "tests" / "run_page.py",
+            ROOT / page,
+            out,
+            *["--moved"] * moved,
+            cwd=(ROOT / page).parent,
+            env=OLD_PROCESSOR if moved else {},
+        )
         return process, json.loads(out.read_text()) if out.exists() else None
 
     return {key: pool.submit(one, *key) for key in chosen}
@@ -104,9 +176,16 @@ def report_of(page: Path, future) -> dict:
 
 
 def demand_agreement(page: Path, report: dict, advice: str):
-    wrong = [f"{cell['source']}\n    {line}" for cell in report["cells"] for line in disagreements(cell)]
+    wrong = [
+        f"{cell['source']}\n    {line}"
+        for cell in report["cells"]
+        for line in disagreements(cell)
+    ]
     if wrong:
-        pytest.fail(f"{page}: {len(wrong)} outputs differ, {advice}:\n" + "\n".join(wrong), pytrace=False)
+        pytest.fail(
+            f"{page}: {len(wrong)} outputs differ, {advice}:\n" + "\n".join(wrong),
+            pytrace=False,
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
@@ -114,24 +193,42 @@ def test_page_runs_and_prints_what_is_stored(page, runs):
     report = report_of(page, runs[page, False])
     for cell in report["cells"]:
         if cell["skipped"]:
-            NOT_RUN.append(f"{page}: {cell['skipped']}: {cell['source'].splitlines()[0]}")
+            NOT_RUN.append(
+                f"{page}: {cell['skipped']}: {cell['source'].splitlines()[0]}"
+            )
         NOT_CHECKED.extend(f"{page}: {line}" for line in unchecked(cell))
     demand_agreement(page, report, "run the page again")
 
 
 @pytest.mark.parametrize("page", TRAINING, ids=str)
 def test_claims_hold_when_the_start_moves(page, runs):
-    "Weights and images a relative 1e-6 off, sums in another order: every assert holds, and what a training moved is tagged `trained`."
+    """Weights and images a relative 1e-6 off, sums in another order: every assert
+    holds, and what a training moved is tagged `trained`.
+    """
     report = report_of(page, runs[page, True])
-    assert report["moved"], "nothing was moved: the page makes its weights and images itself"
-    demand_agreement(page, report, "a training moves them: assert the claim, then tag the cell `trained`")
+    assert report["moved"], (
+        "nothing was moved: the page makes its weights and images itself"
+    )
+    demand_agreement(
+        page,
+        report,
+        "a training moves them: assert the claim, then tag the cell `trained`",
+    )
 
 
 def unguarded(found: list[Cell]) -> list[str]:
-    "Cells tagged `trained` whose claim no assert states, in the cell or in the next two of code."
+    """Cells tagged `trained` whose claim no assert states, in the cell or in the next
+    two of code.
+    """
     code = [cell for cell in found if cell.kind == "code"]
-    return [cell.label for i, cell in enumerate(code) if "trained" in cell.tags
-            and not any(re.search(r"^\s*assert ", after.code, re.M) for after in code[i:i + 3])]
+    return [
+        cell.label
+        for i, cell in enumerate(code)
+        if "trained" in cell.tags
+        and not any(
+            re.search(r"^\s*assert ", after.code, re.M) for after in code[i : i + 3]
+        )
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
@@ -141,21 +238,43 @@ def test_what_is_trained_is_held_to_a_claim(page):
 
 
 def test_a_training_without_a_claim_is_noticed():
-    trained, claim, other = (Cell("code", source, tags, ()) for source, tags in
-                             (("print(score)", ("trained",)), ("assert score > 80", ()), ("print(1)", ())))
-    assert not unguarded([trained, other, claim]) and unguarded([trained, other, other, claim]) == ["print(score)"] == unguarded([claim, trained])
+    trained, claim, other = (
+        Cell("code", source, tags, ())
+        for source, tags in (
+            ("print(score)", ("trained",)),
+            ("assert score > 80", ()),
+            ("print(1)", ()),
+        )
+    )
+    assert not unguarded([trained, other, claim]) and unguarded(
+        [trained, other, other, claim]
+    ) == ["print(score)"] == unguarded([claim, trained])
 
 
-@pytest.mark.parametrize("stored, fresh", [
-    ("eps 3.02", "eps 3.07"), ("eps 3.02", "delta 3.02"), ("[1, 2]", "[1, 2, 3]"), ("", "1"), ("1", ""), ("5e-7", "3e-6"),
-])
+@pytest.mark.parametrize(
+    "stored, fresh",
+    [
+        ("eps 3.02", "eps 3.07"),
+        ("eps 3.02", "delta 3.02"),
+        ("[1, 2]", "[1, 2, 3]"),
+        ("", "1"),
+        ("1", ""),
+        ("5e-7", "3e-6"),
+    ],
+)
 def test_a_changed_output_is_noticed(stored, fresh):
     assert differs(stored, fresh)
 
 
-@pytest.mark.parametrize("stored, fresh", [
-    ("eps 3.021", "eps 3.024"), ("a   1.0\n----", "a 1.001\n-----"), ("1,663,370", "1,663,371"), ("0.0", "1e-9"),
-])
+@pytest.mark.parametrize(
+    "stored, fresh",
+    [
+        ("eps 3.021", "eps 3.024"),
+        ("a   1.0\n----", "a 1.001\n-----"),
+        ("1,663,370", "1,663,371"),
+        ("0.0", "1e-9"),
+    ],
+)
 def test_rounding_and_column_widths_are_not(stored, fresh):
     assert not differs(stored, fresh)
 
@@ -164,32 +283,73 @@ def printed(line: str) -> list:
     return [{"output_type": "stream", "name": "stdout", "text": [line + "\n"]}]
 
 
-IMAGE = {"output_type": "display_data", "data": {"image/png": "", "text/plain": "<Figure>"}, "metadata": {}}
-CELL = {"source": "print(3)", "tags": [], "skipped": None, "stored": printed("3"), "fresh": printed("3")}
+IMAGE = {
+    "output_type": "display_data",
+    "data": {"image/png": "", "text/plain": "<Figure>"},
+    "metadata": {},
+}
+CELL = {
+    "source": "print(3)",
+    "tags": [],
+    "skipped": None,
+    "stored": printed("3"),
+    "fresh": printed("3"),
+}
 
 
 def test_a_missing_output_is_noticed():
-    assert not disagreements(CELL) and len(disagreements(CELL | {"stored": [], "fresh": [*printed("3"), IMAGE]})) == 2
+    assert (
+        not disagreements(CELL)
+        and len(disagreements(CELL | {"stored": [], "fresh": [*printed("3"), IMAGE]}))
+        == 2
+    )
     assert not disagreements(CELL | {"stored": [], "tags": ["timing"]})
 
 
 def test_a_training_s_numbers_may_differ_and_nothing_else():
-    trained = CELL | {"tags": ["trained"], "stored": printed("accuracy 81.2 %"), "fresh": printed("accuracy 84.0 %")}
+    trained = CELL | {
+        "tags": ["trained"],
+        "stored": printed("accuracy 81.2 %"),
+        "fresh": printed("accuracy 84.0 %"),
+    }
     assert disagreements(trained | {"tags": []}) and not disagreements(trained)
-    assert disagreements(trained | {"fresh": printed("loss 81.2 %")}) and disagreements(trained | {"fresh": [*trained["fresh"], IMAGE]})
+    assert disagreements(trained | {"fresh": printed("loss 81.2 %")}) and disagreements(
+        trained | {"fresh": [*trained["fresh"], IMAGE]}
+    )
 
 
-@pytest.mark.parametrize("stored, fresh, named", [
-    ("60,000 images", "NOT CHECKED: mnist is not under the data root: put", ["mnist is not under the data root"]),
-    ("NOT CHECKED: mnist is not under the data root", "60,000 images", ["the stored output was made without data: mnist is not under the data root"]),
-    ("NOT CHECKED: mnist is missing: put", "NOT CHECKED: mnist is missing: put", ["mnist is missing"]),
-    ("60,000 images", "60,000 images", []),
-])
+@pytest.mark.parametrize(
+    "stored, fresh, named",
+    [
+        (
+            "60,000 images",
+            "NOT CHECKED: mnist is not under the data root: put",
+            ["mnist is not under the data root"],
+        ),
+        (
+            "NOT CHECKED: mnist is not under the data root",
+            "60,000 images",
+            [
+                "the stored output was made without data: mnist is not under the data"
+                " root"
+            ],
+        ),
+        (
+            "NOT CHECKED: mnist is missing: put",
+            "NOT CHECKED: mnist is missing: put",
+            ["mnist is missing"],
+        ),
+        ("60,000 images", "60,000 images", []),
+    ],
+)
 def test_what_data_decide_is_counted_and_neither_green_nor_red(stored, fresh, named):
     cell = CELL | {"stored": printed(stored), "fresh": printed(fresh)}
     assert unchecked(cell) == named and not disagreements(cell)
 
 
 def test_a_difference_beside_what_is_not_checked_is_noticed():
-    cell = CELL | {"stored": printed("3\nNOT CHECKED: mnist is missing"), "fresh": printed("4\nNOT CHECKED: mnist is missing")}
+    cell = CELL | {
+        "stored": printed("3\nNOT CHECKED: mnist is missing"),
+        "fresh": printed("4\nNOT CHECKED: mnist is missing"),
+    }
     assert disagreements(cell)

@@ -1,4 +1,5 @@
 "The smaller public functions, each against something computed another way."
+
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,23 +9,34 @@ import torch
 from torch import nn
 
 from dpcomm.core import wire
-from dpcomm.mechanisms import contract
-from dpcomm.tasks import images as data
-from dpcomm.training import federated, models
 from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import flatten
-from dpcomm.mechanisms import rec, topk
+from dpcomm.mechanisms import contract, rec, topk
 from dpcomm.mechanisms.gaussian import Gaussian
+from dpcomm.tasks import images as data
+from dpcomm.training import federated, models
 
 
 def net():
-    return models.initialise(nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3)), seed_tree(0))
+    return models.initialise(
+        nn.Sequential(
+            nn.Conv2d(1, 2, 3),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(18, 3),
+        ),
+        seed_tree(0),
+    )
 
 
 def toy(n=12):
     rng = seed_tree(1)
-    x, y = torch.from_numpy(rng.random((n, 1, 8, 8), dtype=np.float32)), torch.from_numpy(rng.integers(0, 3, n))
-    return data.Federation(data.Dataset("toy", x, y, x, y), tuple(np.array_split(np.arange(n), 4)), "toy")
+    x = torch.from_numpy(rng.random((n, 1, 8, 8), dtype=np.float32))
+    y = torch.from_numpy(rng.integers(0, 3, n))
+    return data.Federation(
+        data.Dataset("toy", x, y, x, y), tuple(np.array_split(np.arange(n), 4)), "toy"
+    )
 
 
 def weights(model):
@@ -32,27 +44,47 @@ def weights(model):
 
 
 def test_fetch_says_what_is_there():
-    assert data.fetch("digits") == "digits: 1437 training and 360 test images, counts as expected"
+    assert (
+        data.fetch("digits")
+        == "digits: 1437 training and 360 test images, counts as expected"
+    )
     with pytest.raises(ValueError, match="did you mean 'digits'"):
         data.fetch("digit")
 
 
 def test_forward_grouped_is_n_separate_networks():
-    model, x = net(), torch.from_numpy(seed_tree(2).random((3, 5, 1, 8, 8), dtype=np.float32))
+    model = net()
+    x = torch.from_numpy(seed_tree(2).random((3, 5, 1, 8, 8), dtype=np.float32))
     copies = [models.initialise(net(), seed_tree(3, i)) for i in range(3)]
     stacked = [torch.stack(ps) for ps in zip(*(copy.parameters() for copy in copies))]
     together = federated.forward_grouped(model, stacked, x)
-    assert torch.allclose(together, torch.stack([copy(images) for copy, images in zip(copies, x)]), atol=1e-6)
+    assert torch.allclose(
+        together,
+        torch.stack([copy(images) for copy, images in zip(copies, x)]),
+        atol=1e-6,
+    )
 
 
-@pytest.mark.parametrize("train", [federated.train_loop, federated.train_channels_last, federated.train_grouped, federated.train_vmap])
+@pytest.mark.parametrize(
+    "train",
+    [
+        federated.train_loop,
+        federated.train_channels_last,
+        federated.train_grouped,
+        federated.train_vmap,
+    ],
+)
 def test_one_step_is_minus_lr_times_the_gradient(train):
     model, fed = net().double(), toy()
     x, y = fed.data.x.double(), fed.data.y
     loss = nn.functional.cross_entropy(model(x[:4]), y[:4])
     gradient = flatten(torch.autograd.grad(loss, list(model.parameters())))
-    updates, losses = train(model, weights(model), x, y, torch.arange(4).view(1, 1, 4), 0.3)
-    assert torch.allclose(updates[0], -0.3 * gradient, atol=1e-12) and torch.allclose(losses[0], loss.detach())
+    updates, losses = train(
+        model, weights(model), x, y, torch.arange(4).view(1, 1, 4), 0.3
+    )
+    assert torch.allclose(updates[0], -0.3 * gradient, atol=1e-12) and torch.allclose(
+        losses[0], loss.detach()
+    )
 
 
 def test_download_bits_takes_the_shorter_way():
@@ -65,11 +97,17 @@ def test_download_bits_takes_the_shorter_way():
 
 def test_checkpoint_round_trip_and_refusal(tmp_path):
     w = torch.arange(3.0).requires_grad_()
-    run = federated.Run(w, 2, False, federated.Ledger(4, uplink_bits=7), [{"round": 2}], 1.5)
+    run = federated.Run(
+        w, 2, False, federated.Ledger(4, uplink_bits=7), [{"round": 2}], 1.5
+    )
     optimiser = federated.server_optimiser(w, federated.Config())
     federated.save_checkpoint(tmp_path / "deep" / "run.pt", run, optimiser, {"seed": 1})
     state = federated.load_checkpoint(tmp_path / "deep" / "run.pt", {"seed": 1})
-    assert torch.equal(state["w"], w) and federated.Ledger(**state["ledger"]) == run.ledger and state["history"] == run.history
+    assert (
+        torch.equal(state["w"], w)
+        and federated.Ledger(**state["ledger"]) == run.ledger
+        and state["history"] == run.history
+    )
     assert [f.name for f in (tmp_path / "deep").iterdir()] == ["run.pt"]
     with pytest.raises(ValueError, match="seed"):
         federated.load_checkpoint(tmp_path / "deep" / "run.pt", {"seed": 2})
@@ -77,10 +115,20 @@ def test_checkpoint_round_trip_and_refusal(tmp_path):
 
 def test_train_cohort_ignores_the_pool_and_takes_nobody():
     model, fed, config = net(), toy(), federated.Config(cohort=4, batch=2)
+
     def train(cohort, workers):
         with ThreadPoolExecutor(workers) as pool:
-            chunks = federated.train_cohort(model, weights(model), fed, np.array(cohort, int), config, [seed_tree(0, c) for c in cohort], pool)
+            chunks = federated.train_cohort(
+                model,
+                weights(model),
+                fed,
+                np.array(cohort, int),
+                config,
+                [seed_tree(0, c) for c in cohort],
+                pool,
+            )
             return torch.cat([updates for updates, _ in chunks])
+
     one, three = train([0, 1, 3], 1), train([0, 1, 3], 3)
     assert torch.equal(one, three) and one.shape == (3, len(weights(model)))
 
@@ -98,9 +146,28 @@ def test_one_round_moves_the_server_by_the_average():
     w = weights(model).requires_grad_()
     run = federated.Run(w, 0, False, federated.Ledger(4), [], 0.0)
     with ThreadPoolExecutor(1) as pool:
-        (updates, _), = federated.train_cohort(model, w.detach(), fed, np.arange(4), config,
-                                               [seed_tree(5, "round", 0, "client", c, "copy", 0, "batches") for c in range(4)], pool)
-        federated.one_round(run, federated.server_optimiser(w, config), model, fed, Gaussian(1e9, 1e-15, exact=False), config, 5, pool)
+        ((updates, _),) = federated.train_cohort(
+            model,
+            w.detach(),
+            fed,
+            np.arange(4),
+            config,
+            [
+                seed_tree(5, "round", 0, "client", c, "copy", 0, "batches")
+                for c in range(4)
+            ],
+            pool,
+        )
+        federated.one_round(
+            run,
+            federated.server_optimiser(w, config),
+            model,
+            fed,
+            Gaussian(1e9, 1e-15, exact=False),
+            config,
+            5,
+            pool,
+        )
     assert run.round == 1 and run.ledger.uplink_bits == 4 * 32 * len(w)
     assert torch.allclose(w.detach(), weights(model) + updates.mean(0), atol=1e-5)
 
@@ -121,21 +188,28 @@ def test_select_projection_has_the_closed_mean():
 
 
 def test_simulate_group_leaves_the_other_directions_alone():
-    "Across phi the prior's mean and variance, along phi the closed mean, each within 5.2 standard errors: false-alarm rate 6e-7."
+    """Across phi the prior's mean and variance, along phi the closed mean, each within
+    5.2 standard errors: false-alarm rate 6e-7.
+    """
     n, phi = 40_000, torch.tensor([[0.0, 2.0, 0.0]])
     out = rec.simulate_group(phi.repeat(n, 1), 0.7, 8, [seed_tree(0, "group", 0)] * n)
     across = out[:, 0].double().numpy()
     assert abs(across.mean()) < 5.2 * 0.7 / n**0.5
-    assert abs(across.var() / 0.49 - 1) < 5.2 * (2 / n)**0.5
+    assert abs(across.var() / 0.49 - 1) < 5.2 * (2 / n) ** 0.5
     along = out[:, 1].double().numpy()
-    assert abs(along.mean() - 2.0 * (1 - rec.selection_moment(2, 2.0 / 0.7, 8))) < 5.2 * along.std() / n**0.5
+    assert (
+        abs(along.mean() - 2.0 * (1 - rec.selection_moment(2, 2.0 / 0.7, 8)))
+        < 5.2 * along.std() / n**0.5
+    )
 
 
 def test_register_enters_a_class_and_mechanisms_keep_the_protocol(monkeypatch):
     monkeypatch.setattr(contract, "_REGISTRY", dict(contract._REGISTRY))
+
     @contract.register
     class Nothing:
         name = "nothing"
+
     assert "nothing" in contract.registered()
     promised = [m for m in vars(contract.Mechanism) if not m.startswith("_")]
     for name in ("gaussian", "rec"):
@@ -148,4 +222,8 @@ def test_the_reader_of_damaged_bytes_is_parse_message():
     assert wire.parse_message(message.to_bytes(), 3) == message
     assert wire.header_bits("rec") == 8 * (message.nbytes - 3)
     with pytest.raises(ValueError, match="checksum"):
-        wire.parse_message(dataclasses.replace(message, payload=b"abd").to_bytes()[:-4] + message.to_bytes()[-4:], 3)
+        wire.parse_message(
+            dataclasses.replace(message, payload=b"abd").to_bytes()[:-4]
+            + message.to_bytes()[-4:],
+            3,
+        )

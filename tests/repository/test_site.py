@@ -1,4 +1,5 @@
 "The site without Quarto: nbdev's own processing, then pandoc to HTML with MathML."
+
 import json
 import re
 from pathlib import Path
@@ -8,16 +9,24 @@ import pytest
 from checkout import NOTEBOOKS, copy, python, text
 
 LABEL = re.compile(r"\{#((?:eq|fig|tbl|thm|lem|cor|prp|cnj|def|exm|sec|lst)-[\w-]+)")
-REFERENCE = re.compile(r"(?<![\w`])-?@((?:eq|fig|tbl|thm|lem|cor|prp|cnj|def|exm|sec|lst)-[\w-]+)")
+REFERENCE = re.compile(
+    r"(?<![\w`])-?@((?:eq|fig|tbl|thm|lem|cor|prp|cnj|def|exm|sec|lst)-[\w-]+)"
+)
 LINK = re.compile(r"\]\(([^)\s]*?\.ipynb)(#[\w-]+)?\)")
 
 
 def labels(cells):
-    "Everything on a page that can be referred to: labels in the text, and cells with a label."
+    """Everything on a page that can be referred to: labels in the text, and cells with
+    a label.
+    """
     found = set()
     for cell in cells:
         source = text(cell["source"])
-        found |= set(LABEL.findall(source)) if cell["cell_type"] == "markdown" else set(re.findall(r"^#\| *label: *([\w-]+)", source, re.M))
+        found |= (
+            set(LABEL.findall(source))
+            if cell["cell_type"] == "markdown"
+            else set(re.findall(r"^#\| *label: *([\w-]+)", source, re.M))
+        )
     return found
 
 
@@ -33,8 +42,14 @@ def markdown(cells):
         if cell["cell_type"] == "markdown":
             yield re.sub(r"(\$\$)\s*\{#eq-[\w-]+\}", r"\1", source)
         elif cell["cell_type"] == "code":
-            shown = "\n".join(line for line in source.splitlines() if not line.startswith("#|"))
-            yield f"```python\n{shown}\n```" if shown and "echo: false" not in source else ""
+            shown = "\n".join(
+                line for line in source.splitlines() if not line.startswith("#|")
+            )
+            yield (
+                f"```python\n{shown}\n```"
+                if shown and "echo: false" not in source
+                else ""
+            )
             yield from (output(o) for o in cell.get("outputs", []))
 
 
@@ -54,11 +69,18 @@ def output(o):
 
 def to_html(source):
     "HTML with MathML; pandoc's warnings are errors."
-    return pypandoc.convert_text(source, "html5", format="markdown-yaml_metadata_block", extra_args=["--mathml", "--fail-if-warnings"])
+    return pypandoc.convert_text(
+        source,
+        "html5",
+        format="markdown-yaml_metadata_block",
+        extra_args=["--mathml", "--fail-if-warnings"],
+    )
 
 
 def faults(page, cells, pages):
-    "What would be wrong with a page on the site. `pages`: page -> its labels and heading anchors."
+    """What would be wrong with a page on the site. `pages`: page -> its labels and
+    heading anchors.
+    """
     if isinstance(cells, str):
         yield f"nbdev cannot process it:\n{cells[-3000:]}"
         return
@@ -66,7 +88,11 @@ def faults(page, cells, pages):
     for cell in cells:
         source, outputs = text(cell["source"]), cell.get("outputs", [])
         if cell["cell_type"] == "markdown":
-            yield from (f"@{name} is defined nowhere on the page" for name in REFERENCE.findall(prose(source)) if name not in known)
+            yield from (
+                f"@{name} is defined nowhere on the page"
+                for name in REFERENCE.findall(prose(source))
+                if name not in known
+            )
             for target, anchor in LINK.findall(prose(source)):
                 path = None if "://" in target else (page.parent / target)
                 path = Path(*resolved(path)) if path else None
@@ -74,14 +100,22 @@ def faults(page, cells, pages):
                     yield f"a link to {target}, which is no page"
                 elif path is not None and anchor and anchor[1:] not in pages[path]:
                     yield f"a link to {target}{anchor}, where that anchor is not"
-        elif "label: fig-" in source and not any(k.startswith("image/") for o in outputs for k in o.get("data", {})):
-            yield f"a labelled figure without a stored image: {source.splitlines()[-1]!r}"
+        elif "label: fig-" in source and not any(
+            k.startswith("image/") for o in outputs for k in o.get("data", {})
+        ):
+            yield (
+                f"a labelled figure without a stored image: {source.splitlines()[-1]!r}"
+            )
     try:
         html = to_html("\n\n".join(markdown(cells)))
     except RuntimeError as error:
         yield f"pandoc: {error}"
         return
-    yield from (f"{what!r} on the page" for what in ("Traceback (most recent call last)", "&lt;Figure size") if what in html)
+    yield from (
+        f"{what!r} on the page"
+        for what in ("Traceback (most recent call last)", "&lt;Figure size")
+        if what in html
+    )
 
 
 def resolved(path):
@@ -93,10 +127,21 @@ def resolved(path):
 
 
 def anchors(cells):
-    "Where a link on another page may point: headings, as pandoc names them, and labels."
-    titles = re.findall(r"^#+ +(.+?)(?: *\{.*\})?$", "\n".join(text(c["source"]) for c in cells if c["cell_type"] == "markdown"), re.M)
-    plain = (re.sub(r"[^\w\s.-]", "", title.replace("$", "")).strip().lower() for title in titles)
-    return labels(cells) | {re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", title)) for title in plain}
+    """Where a link on another page may point: headings, as pandoc names them, and
+    labels.
+    """
+    titles = re.findall(
+        r"^#+ +(.+?)(?: *\{.*\})?$",
+        "\n".join(text(c["source"]) for c in cells if c["cell_type"] == "markdown"),
+        re.M,
+    )
+    plain = (
+        re.sub(r"[^\w\s.-]", "", title.replace("$", "")).strip().lower()
+        for title in titles
+    )
+    return labels(cells) | {
+        re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", title)) for title in plain
+    }
 
 
 PROCESS = """
@@ -113,46 +158,113 @@ nbdev.serve.proc_nbs(n_workers=0, force=True)
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    "Every page after nbdev's processing: the cells that stay, docstrings rendered. A page that fails holds its error instead."
+    """Every page after nbdev's processing: the cells that stay, docstrings rendered. A
+    page that fails holds its error instead.
+    """
     root = copy(tmp_path_factory.mktemp("site") / "repository")
     done = python("-c", PROCESS, cwd=root, root=root)
     assert done.returncode == 0, done.stderr[-6000:]
-    made = {path.relative_to("nbs"): root / "_proc" / path.relative_to("nbs") for path in NOTEBOOKS}
-    return {page: json.loads(path.read_text())["cells"] if path.exists() else path.with_suffix(".error").read_text()
-            for page, path in made.items()}
+    made = {
+        path.relative_to("nbs"): root / "_proc" / path.relative_to("nbs")
+        for path in NOTEBOOKS
+    }
+    return {
+        page: (
+            json.loads(path.read_text())["cells"]
+            if path.exists()
+            else path.with_suffix(".error").read_text()
+        )
+        for page, path in made.items()
+    }
 
 
 @pytest.fixture(scope="module")
 def html_faults(site, pool):
     "The faults of every page, pandoc running on two pages at a time."
-    pages = {page: anchors([] if isinstance(cells, str) else cells) for page, cells in site.items()}
-    return {page: pool.submit(lambda page=page, cells=cells: list(faults(page, cells, pages))) for page, cells in site.items()}
+    pages = {
+        page: anchors([] if isinstance(cells, str) else cells)
+        for page, cells in site.items()
+    }
+    return {
+        page: pool.submit(
+            lambda page=page, cells=cells: list(faults(page, cells, pages))
+        )
+        for page, cells in site.items()
+    }
 
 
-@pytest.mark.parametrize("page", [path.relative_to("nbs") for path in NOTEBOOKS], ids=str)
+@pytest.mark.parametrize(
+    "page", [path.relative_to("nbs") for path in NOTEBOOKS], ids=str
+)
 def test_page_renders(page, html_faults):
     if found := html_faults[page].result():
         pytest.fail(f"{page}:\n  " + "\n  ".join(found), pytrace=False)
 
 
 def cell(source, kind="markdown", outputs=()):
-    return {"cell_type": kind, "source": source, "outputs": list(outputs), "metadata": {}}
+    return {
+        "cell_type": kind,
+        "source": source,
+        "outputs": list(outputs),
+        "metadata": {},
+    }
 
 
 HERE = Path("papers/here.ipynb")
 IMAGE = {"output_type": "display_data", "data": {"image/png": ""}}
 
 
-@pytest.mark.parametrize("bad", [
-    cell(r"$$ \frac{1 $$"), cell("see @eq-nowhere"), cell("[x](../1_foundations/nowhere.ipynb)"), cell("[x](here.ipynb#nowhere)"),
-    cell("#| label: fig-x\nplot()", "code"), cell("f()", "code", [{"output_type": "error", "traceback": ["Traceback (most recent call last)"]}]),
-    cell("f()", "code", [{"output_type": "execute_result", "data": {"text/plain": "<Figure size 1x1>"}}]),
-], ids=range(7))
+@pytest.mark.parametrize(
+    "bad",
+    [
+        cell(r"$$ \frac{1 $$"),
+        cell("see @eq-nowhere"),
+        cell("[x](../1_foundations/nowhere.ipynb)"),
+        cell("[x](here.ipynb#nowhere)"),
+        cell("#| label: fig-x\nplot()", "code"),
+        cell(
+            "f()",
+            "code",
+            [
+                {
+                    "output_type": "error",
+                    "traceback": ["Traceback (most recent call last)"],
+                }
+            ],
+        ),
+        cell(
+            "f()",
+            "code",
+            [
+                {
+                    "output_type": "execute_result",
+                    "data": {"text/plain": "<Figure size 1x1>"},
+                }
+            ],
+        ),
+    ],
+    ids=range(7),
+)
 def test_a_broken_page_is_noticed(bad):
     assert list(faults(HERE, [cell("# Title"), bad], {HERE: {"title"}}))
 
 
 def test_a_good_page_is_not():
-    good = [cell("# Title\n\n$$ x^2 $$ {#eq-square}\n\n::: {#thm-a}\nBy @eq-square and @fig-x, `@eq-nowhere`.\n:::"),
-            cell("#| label: fig-x\nplot()", "code", [IMAGE]), cell("[here](here.ipynb#title), [there](../1_foundations/there.ipynb)")]
-    assert list(faults(HERE, good, {HERE: anchors(good), Path("1_foundations/there.ipynb"): set()})) == []
+    good = [
+        cell(
+            "# Title\n\n$$ x^2 $$ {#eq-square}\n\n::: {#thm-a}\nBy @eq-square and"
+            " @fig-x, `@eq-nowhere`.\n:::"
+        ),
+        cell("#| label: fig-x\nplot()", "code", [IMAGE]),
+        cell("[here](here.ipynb#title), [there](../1_foundations/there.ipynb)"),
+    ]
+    assert (
+        list(
+            faults(
+                HERE,
+                good,
+                {HERE: anchors(good), Path("1_foundations/there.ipynb"): set()},
+            )
+        )
+        == []
+    )

@@ -1,6 +1,11 @@
 """Rings and exact integer noise from their parts.
 
-Statistical tests have false-alarm rate 1e-6, split over their comparisons, and fixed seeds."""
+Statistical tests have false-alarm rate 1e-6, split over their comparisons, and fixed seeds.
+"""
+
+import ast
+import decimal
+import inspect
 import math
 from fractions import Fraction
 
@@ -12,30 +17,36 @@ from hypothesis import strategies as some
 from laws import ALARM, count_bounds, drawn, fit, radius
 
 from dpcomm.core import vectors
-from dpcomm.secagg import discrete, ring
 from dpcomm.core.chance import seed_tree
+from dpcomm.secagg import discrete, ring
 from dpcomm.secagg.discrete import discrete_gaussian
 from dpcomm.secagg.ring import FixedPoint, Overflow, Ring
 
 
 def weights(sigma2, reach):
     z = np.arange(-reach, reach + 1)
-    w = np.exp(-z**2 / (2 * float(sigma2)))
+    w = np.exp(-(z**2) / (2 * float(sigma2)))
     return z, w / w.sum()
 
 
 # ---- the ring
 
+
 @drawn
-@given(some.integers(2, 62), some.lists(some.integers(-2**62, 2**62 - 1), min_size=1, max_size=8))
+@given(
+    some.integers(2, 62),
+    some.lists(some.integers(-(2**62), 2**62 - 1), min_size=1, max_size=8),
+)
 def test_sums_are_pythons(bits, numbers):
     r, z = Ring(bits), np.array(numbers)
     total = int(r.sum(z[:, None])[0])
-    assert total == sum(numbers) % 2**bits == int(r.sum(z[i:i + 1] for i in range(len(z)))[0])
+    assert total == sum(numbers) % 2**bits
+    assert total == int(r.sum(z[i : i + 1] for i in range(len(z)))[0])
     assert [int(x) for x in r.wrap(z)] == [x % 2**bits for x in numbers]
     centred = (sum(numbers) + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
     assert int(r.lift(np.array([total]))[0]) == centred
-    assert int(r.add(r.wrap(z[:1]), r.wrap(z[-1:]))[0]) == (numbers[0] + numbers[-1]) % 2**bits
+    ends = int(r.add(r.wrap(z[:1]), r.wrap(z[-1:]))[0])
+    assert ends == (numbers[0] + numbers[-1]) % 2**bits
 
 
 def test_a_ring_has_its_width_and_refuses_others():
@@ -50,29 +61,41 @@ def test_a_ring_has_its_width_and_refuses_others():
 def test_an_array_is_summed_as_its_rows_and_not_changed():
     z = seed_tree(0).integers(2**62, size=(5, 3))
     before = z.copy()
-    assert np.array_equal(Ring(62).sum(z), Ring(62).sum(iter(z))) and np.array_equal(Ring(62).sum(torch.from_numpy(z)), Ring(62).sum(z))
+    assert np.array_equal(Ring(62).sum(z), Ring(62).sum(iter(z)))
+    assert np.array_equal(Ring(62).sum(torch.from_numpy(z)), Ring(62).sum(z))
     assert np.array_equal(z, before)
 
 
-@pytest.mark.parametrize("bad", [np.array([0.5]), np.array([1.0]), np.array([2**63], np.uint64), ["a"]])
+@pytest.mark.parametrize(
+    "bad", [np.array([0.5]), np.array([1.0]), np.array([2**63], np.uint64), ["a"]]
+)
 def test_only_whole_numbers_enter(bad):
-    for call in (lambda: Ring(8).wrap(bad), lambda: Ring(8).lift(bad), lambda: ring.whole("z", bad), lambda: Ring(8).sum([bad])):
+    for call in (
+        lambda: Ring(8).wrap(bad),
+        lambda: Ring(8).lift(bad),
+        lambda: ring.check_whole("z", bad),
+        lambda: Ring(8).sum([bad]),
+    ):
         with pytest.raises(ValueError, match="whole numbers"):
             call()
 
 
 # ---- fixed point
 
+
 @drawn
 @given(some.integers(1, 200), some.floats(1e-3, 10), some.floats(0.01, 1e3))
 def test_the_set_up_is_safe_and_no_stricter_than_needed(n, scale, bound):
-    "The sum of n largest values must come back; one bit less than the smallest ring that is accepted is refused."
+    """The sum of n largest values must come back; one bit less than the smallest ring
+    that is accepted is refused.
+    """
     need = n * math.ceil(bound / scale)
     bits = max(2, need.bit_length() + 1)
     grid = FixedPoint(Ring(bits), scale, bound, n)
     for sign in (1, -1):
         z = grid.encode(np.full((n, 1), sign * bound))
-        assert grid.decode(grid.ring.sum(z))[0] == pytest.approx(sign * n * bound, abs=n * scale)
+        expected = pytest.approx(sign * n * bound, abs=n * scale)
+        assert grid.decode(grid.ring.sum(z))[0] == expected
     if bits > 2:
         with pytest.raises(Overflow, match=f"at least {bits} bits"):
             FixedPoint(Ring(bits - 1), scale, bound, n)
@@ -83,61 +106,92 @@ def test_rounding_is_to_the_nearest_point():
     x = seed_tree(0).uniform(-2, 2, (4, 50))
     back = grid.decode(grid.encode(x))
     assert np.abs(back - x).max() <= 0.05 + 1e-12 and back.dtype == np.float64
-    assert np.array_equal(grid.ring.lift(grid.encode(torch.from_numpy(x))), ring.to_grid(grid, x))
+    encoded = grid.encode(torch.from_numpy(x))
+    assert np.array_equal(grid.ring.lift(encoded), ring.round_to_grid(grid, x))
 
 
 def test_values_beyond_the_range_are_refused_by_name():
-    grid = FixedPoint(Ring(16), 0.01, 1.0, 5)
-    assert grid.encode(np.array([1 + 0.9 * ring.SLACK])).tolist() == [100], "float32 clipping may be off by this much"
-    with pytest.raises(Overflow, match="2 values beyond the declared range.*declare a larger bound"):
+    given = dict(ring=Ring(16), scale=0.01, bound=1.0, n_clients=5)
+    grid = FixedPoint(**given)
+    nearly = np.array([1 + 0.9 * ring.SLACK])  # float32 clipping may be off by so much
+    assert grid.encode(nearly).tolist() == [100]
+    why = "2 values beyond the declared range.*declare a larger bound"
+    with pytest.raises(Overflow, match=why):
         grid.encode(np.array([1.001, 0.0, -7.0]))
     for bad in (math.nan, math.inf):
         with pytest.raises(ValueError, match="holds (nan|inf)"):
             grid.encode(np.array([bad]))
-    for wrong, name in ((dict(scale=0.0), "scale"), (dict(bound=-1.0), "bound"), (dict(n_clients=0), "n_clients")):
+    for wrong, name in (
+        (dict(scale=0.0), "scale"),
+        (dict(bound=-1.0), "bound"),
+        (dict(n_clients=0), "n_clients"),
+    ):
         with pytest.raises(ValueError, match=f"{name} is"):
-            FixedPoint(**(dict(ring=Ring(16), scale=0.01, bound=1.0, n_clients=5) | wrong))
+            FixedPoint(**(given | wrong))
 
 
 def test_the_overflow_bound_holds():
-    "Sums of 4 shares of noise in a ring that they leave now and then; exact binomial bound."
+    "Sums of 4 shares of noise in a ring that they leave at times; exact binomial bound."
     sigma2, n, trials = 40.0, 4, 100_000
-    sums = discrete_gaussian(sigma2, (n, trials), seed_tree(0, "overflow")).sum(0) + n * 10
+    shares = discrete_gaussian(sigma2, (n, trials), seed_tree(0, "overflow"))
+    sums, std = shares.sum(0) + n * 10, 0.5 * math.sqrt(n * sigma2)
     for bits in (7, 8):
-        bound = ring.overflow_probability(bits, 0.5, 5.0, n, 0.5 * math.sqrt(n * sigma2), 1)
+        bound = ring.overflow_probability(bits, 0.5, 5.0, n, std, 1)
         left = (sums != Ring(bits).lift(sums)).sum()
         assert 0 < bound < 1 and left <= count_bounds(trials, bound)[1]
         if bits == 7:
             assert left > 0.03 * bound * trials, "the bound is of the right size"
-    assert ring.overflow_probability(16, 1.0, 100.0, 400, 1.0, 5) == 1.0, "no room at all"
+    no_room = ring.overflow_probability(16, 1.0, 100.0, 400, 1.0, 5)
+    assert no_room == 1.0
     assert ring.overflow_probability(16, 1.0, 0.0, 1, 0.0, 5) == 0.0
     small = [ring.overflow_probability(16, 1.0, 10.0, 100, 4000.0, d) for d in (1, 10)]
     assert small[1] == pytest.approx(10 * small[0])
-    for change in (dict(bits=1), dict(scale=0.0), dict(bound=-1.0), dict(n_clients=0), dict(noise_std=math.nan), dict(d=0)):
+
+
+def test_the_overflow_bound_names_what_it_refuses():
+    given = dict(bits=16, scale=1.0, bound=1.0, n_clients=1, noise_std=1.0, d=1)
+    for change in (
+        dict(bits=1),
+        dict(scale=0.0),
+        dict(bound=-1.0),
+        dict(n_clients=0),
+        dict(noise_std=math.nan),
+        dict(d=0),
+    ):
         with pytest.raises(ValueError, match=f"{next(iter(change))} is"):
-            ring.overflow_probability(**(dict(bits=16, scale=1.0, bound=1.0, n_clients=1, noise_std=1.0, d=1) | change))
+            ring.overflow_probability(**(given | change))
 
 
 # ---- fixed-point exponentials and cumulative laws
+
 
 @drawn
 @given(some.fractions(0, 60, max_denominator=10**9), some.integers(1, 200))
 def test_exponentials_are_right_to_one_unit(a, bits):
     "Against a series of fractions cut where it cannot matter."
-    import decimal
     with decimal.localcontext(prec=140):
         exact = (decimal.Decimal(-a.numerator) / a.denominator).exp() * 2**bits
     assert abs(discrete.exp_fixed(a, bits) - exact) <= 1
 
 
-@pytest.mark.parametrize("sigma2, half", [(Fraction(1, 100), False), (Fraction(1, 3), True), (Fraction(2), False), (Fraction(10**4), False), (Fraction(777, 2), True)])
+@pytest.mark.parametrize(
+    "sigma2, half",
+    [
+        (Fraction(1, 100), False),
+        (Fraction(1, 3), True),
+        (Fraction(2), False),
+        (Fraction(10**4), False),
+        (Fraction(777, 2), True),
+    ],
+)
 def test_cumulative_laws_are_right_to_one_unit(sigma2, half):
     "Against sums of 60-digit decimals."
-    import decimal
     with decimal.localcontext(prec=60):
         law = discrete.cumulative(sigma2, 63, half)
         reach = len(law) + 50 * max(1, math.isqrt(int(sigma2)))
-        terms = [(decimal.Decimal(-k * k * sigma2.denominator) / (2 * sigma2.numerator)).exp() * (1 if half or k == 0 else 2) for k in range(reach)]
+        scale = decimal.Decimal(2 * sigma2.numerator) / sigma2.denominator
+        weight = [(-(k * k) / scale).exp() for k in range(reach)]
+        terms = [w if half or k == 0 else 2 * w for k, w in enumerate(weight)]
         whole, total = sum(terms), decimal.Decimal(0)
         for t, term in zip(law, terms):
             total += term
@@ -145,10 +199,16 @@ def test_cumulative_laws_are_right_to_one_unit(sigma2, half):
 
 
 def test_edges_increase_and_the_guide_agrees_with_them():
-    for sigma2, half, bits in ((Fraction(9), False, 63), (Fraction(1, 50), False, 63), (Fraction(5000), True, 63), (Fraction(9), False, 8)):
-        found, table = discrete.edges(sigma2, half, bits), discrete.guide(sigma2, half, bits)
+    for sigma2, half, bits in (
+        (Fraction(9), False, 63),
+        (Fraction(1, 50), False, 63),
+        (Fraction(5000), True, 63),
+        (Fraction(9), False, 8),
+    ):
+        found, table = discrete.size_table(sigma2, half, bits)
+        assert np.array_equal(found, discrete.threshold_edges(sigma2, half, bits))
         assert (np.diff(found[:-1]) > 0).all() and len(found) % 2 == 0 and found[0] >= 0
-        shift = max(0, bits - discrete.GUIDE)
+        shift = max(0, bits - discrete.GUIDE_BITS)
         for b in seed_tree(0).integers(len(table), size=200):
             if table[b] >= 0:
                 for word in (b << shift, ((b + 1) << shift) - 1):
@@ -177,13 +237,16 @@ def test_draws_follow_the_law(sigma2):
 @pytest.mark.parametrize("bits", [3, 5, 9])
 @pytest.mark.parametrize("half", [False, True])
 def test_short_prefixes_give_the_same_law(bits, half):
-    "Most draws need further bits then; settle_size decides them."
+    "Most draws need further bits then; resolve_size decides them."
     n, sigma2, rng = 6000, Fraction(17, 5), seed_tree(0, "short", bits)
     z, p = weights(sigma2, 20)
     p = np.concatenate([p[20:21], p[21:] * (1 if half else 2)])
-    found = discrete.sizes(sigma2, rng.integers(2**bits, size=n), rng, half, bits)
+    found = discrete.sizes_by_inversion(
+        sigma2, rng.integers(2**bits, size=n), rng, half, bits
+    )
     assert fit(np.bincount(found, minlength=21)[:21], p / p.sum()) > ALARM
-    assert (discrete.guide(sigma2, half, bits) < 0).mean() > 0.02, "nothing was left to decide"
+    undecided = discrete.size_table(sigma2, half, bits)[1] < 0
+    assert undecided.mean() > 0.02, "nothing was left to decide"
 
 
 def test_settling_keeps_to_its_prefix():
@@ -192,14 +255,15 @@ def test_settling_keeps_to_its_prefix():
     law = [t / 2**40 for t in discrete.cumulative(sigma2, 40)]
     for prefix in range(16):
         for i in range(5):
-            x = discrete.settle_size(sigma2, False, prefix, 4, seed_tree(i, prefix))
+            x = discrete.resolve_size(sigma2, False, prefix, 4, seed_tree(i, prefix))
             assert (x == 0 or law[x - 1] < (prefix + 1) / 16) and law[x] > prefix / 16
 
 
 @pytest.mark.parametrize("sigma2", [2**20, 2**20 + 0.5, 5e6, 1e8, 1e12, 2.0**70])
 def test_wide_laws(sigma2):
-    "Blocks against the normal law and, for the low bits, the uniform one; false-alarm rate 1e-6 split over both."
+    "Blocks against the normal law and, for the low bits, the uniform one."
     from scipy import stats
+
     n, sigma = 60_000, math.sqrt(sigma2)
     z = discrete_gaussian(sigma2, n, seed_tree(0, "wide"))
     spread = (z + seed_tree(0, "dither").random(n) - 0.5) / math.sqrt(sigma2 + 1 / 12)
@@ -208,41 +272,57 @@ def test_wide_laws(sigma2):
     assert abs((z / sigma).mean()) < radius(1, n, 3)
 
 
+def exact_exponents(x, y, shift, sigma2):
+    "Exponent of the coin of each pair (block, place), as a fraction."
+    squares = (int(b) * (int(b) + (int(a) << shift + 1)) for a, b in zip(x, y))
+    return [Fraction(square) / (2 * sigma2) for square in squares]
+
+
 def test_blocks_and_tables_draw_one_law(monkeypatch):
-    "A narrow law by blocks of 4 and 16 numbers, value by value, where every coin matters; the shortcut of `keep` needs wide ones and is left out."
+    """A narrow law by blocks of 4 and 16 numbers, where every coin matters.
+
+    The shortcut of `accept_pairs` needs wide ones and is left out.
+    """
     z, p = weights(50, 60)
+
     def slow(x, y, shift, sigma2, rng):
-        return np.array([discrete.exp_coin(Fraction(int(b) * (int(b) + (int(a) << shift + 1))) / (2 * sigma2), rng) for a, b in zip(x, y)])
-    monkeypatch.setattr(discrete, "keep", slow)
+        exponents = exact_exponents(x, y, shift, sigma2)
+        return np.array([discrete.exp_coin(t, rng) for t in exponents])
+
+    monkeypatch.setattr(discrete, "accept_pairs", slow)
     for shift in (2, 4):
-        values = np.concatenate([discrete._draw(Fraction(50), shift, 30_000, seed_tree(0, "blocks", shift))])
+        rng = seed_tree(0, "blocks", shift)
+        values = discrete._draw_batch(Fraction(50), shift, 30_000, rng)
         assert fit(np.bincount(values + 60, minlength=121), p) > ALARM
 
 
 @pytest.mark.parametrize("shift", [1, 5, 12, 25, 34])
 def test_the_shortcut_of_the_coins_is_exact(shift):
-    "Pairs whose first number cannot be below t are kept; all others go through fractions: against the fractions alone, from the same 32 bits."
+    "Against the fractions alone, from the same 32 bits."
     sigma2 = Fraction(700 * 2**shift) ** 2 + Fraction(1, 3)
     rng = seed_tree(0, "keep", shift)
     x, y = rng.integers(9000, size=4000), rng.integers(2**shift, size=4000)
-    kept = discrete.keep(x, y, shift, sigma2, seed_tree(1, "keep", shift))
+    accepted = discrete.accept_pairs(x, y, shift, sigma2, seed_tree(1, "keep", shift))
     u = seed_tree(1, "keep", shift).integers(2**32, size=4000)
-    t = [Fraction(int(b) * (int(b) + (int(a) << shift + 1))) / (2 * sigma2) for a, b in zip(x, y)]
+    t = exact_exponents(x, y, shift, sigma2)
     above = np.array([Fraction(int(v), 2**32) >= s for v, s in zip(u, t)])
-    assert kept[above].all() and (~above).any()
+    assert accepted[above].all() and (~above).any()
     expected, n = sum(math.exp(-float(s)) for s in t), len(t)
-    assert abs(kept.sum() - expected) <= radius(0.5, n) * n
+    assert abs(accepted.sum() - expected) <= radius(0.5, n) * n
 
 
 def test_blocks_beyond_the_table_get_their_coins_too():
     "The shortcut has no bound there, so that all go through fractions."
     n, sigma2 = 3000, Fraction(600 * 4) ** 2
-    kept = discrete.keep(np.full(n, 2**17), np.full(n, 3), 2, sigma2, seed_tree(0, "beyond"))
+    x, y = np.full(n, 2**17), np.full(n, 3)
+    accepted = discrete.accept_pairs(x, y, 2, sigma2, seed_tree(0, "beyond"))
     low, high = count_bounds(n, math.exp(-3 * (3 + 2**20) / (2 * float(sigma2))))
-    assert low <= kept.sum() <= high
+    assert low <= accepted.sum() <= high
 
 
-@pytest.mark.parametrize("t", [Fraction(0), Fraction(1, 1000), Fraction(2, 3), Fraction(1), Fraction(7, 2)])
+@pytest.mark.parametrize(
+    "t", [Fraction(0), Fraction(1, 1000), Fraction(2, 3), Fraction(1), Fraction(7, 2)]
+)
 def test_coins(t):
     n = 8000
     heads = sum(discrete.exp_coin(t, seed_tree(0, "coin", i)) for i in range(n))
@@ -251,14 +331,50 @@ def test_coins(t):
 
 
 def test_comparisons_use_known_bits_first():
-    third = Fraction(1, 3)
-    assert discrete.below(third, 0, 1, seed_tree(0)) in (True, False)
-    assert discrete.below(third, 1, 2, seed_tree(0)) in (True, False), "1/4..1/2 does not decide"
-    assert discrete.below(third, 0, 2, seed_tree(0)) is True and discrete.below(third, 2, 2, seed_tree(0)) is False
-    assert discrete.below(Fraction(1, 4), 1, 2, seed_tree(0)) is False and not discrete.below(Fraction(0), 0, 0, seed_tree(0))
+    third, quarter = Fraction(1, 3), Fraction(1, 4)
+
+    def below(t, prefix, bits, *stream):
+        return discrete.uniform_below(t, prefix, bits, seed_tree(0, *stream))
+
+    assert below(third, 0, 1) in (True, False), "0..1/2 does not decide"
+    assert below(third, 1, 2) in (True, False), "1/4..1/2 does not decide"
+    assert below(third, 0, 2) is True and below(third, 2, 2) is False
+    assert below(quarter, 1, 2) is False and below(Fraction(0), 0, 0) is False
     n = 4000
     low, high = count_bounds(n, 1 / 3)
-    assert low <= sum(discrete.below(third, 0, 0, seed_tree(0, i)) for i in range(n)) <= high
+    assert low <= sum(below(third, 0, 0, i) for i in range(n)) <= high
+
+
+def test_bits_are_added_until_they_decide():
+    asked = []
+
+    def answer(prefix, bits):
+        asked.append((prefix, bits))
+        return prefix if bits >= 40 else None
+
+    found = discrete.decide(answer, 5, 3, seed_tree(0), 16)
+    assert [bits for _, bits in asked] == [3, 19, 35, 51] and found == asked[-1][0]
+    assert [prefix >> bits - 3 for prefix, bits in asked] == [5] * 4
+    assert discrete.more_bits(1, 1, seed_tree(1)) == (
+        1 << 64 | int(seed_tree(1).integers(2**64, dtype=np.uint64)),
+        65,
+    )
+
+
+@pytest.mark.parametrize(
+    "dtype, bits", [(np.int64, 63), (np.uint64, 64), (np.int64, 5)]
+)
+def test_guide_tables_count_the_thresholds_below(dtype, bits):
+    highest = np.iinfo(dtype).max if bits > 16 else 2**bits - 1
+    rng = seed_tree(0, "guide", bits)
+    thresholds = np.sort(rng.integers(highest, size=12, endpoint=True, dtype=dtype))
+    guide = discrete.guide_table(thresholds, bits)
+    assert len(guide) == 2 ** min(bits, discrete.GUIDE_BITS)
+    width = bits - min(bits, discrete.GUIDE_BITS)
+    for cell in {int(t) >> width for t in thresholds}:
+        assert guide[cell] == -1
+    for cell in np.flatnonzero(guide >= 0)[::97]:
+        assert guide[cell] == sum(int(t) < int(cell) << width for t in thresholds)
 
 
 def test_shapes_streams_and_refusals():
@@ -266,9 +382,12 @@ def test_shapes_streams_and_refusals():
     block = discrete_gaussian(5, (3, 4, 2), rows)
     assert block.shape == (3, 4, 2)
     for i in range(3):
-        assert np.array_equal(block[i], discrete_gaussian(Fraction(5), (4, 2), seed_tree(0, i)))
-    assert discrete_gaussian(5, (0,), seed_tree(0)).shape == (0,) and discrete_gaussian(5, 7, seed_tree(0)).shape == (7,)
-    assert np.array_equal(discrete_gaussian(np.float32(0.5), 50, seed_tree(2)), discrete_gaussian(Fraction(1, 2), 50, seed_tree(2)))
+        alone = discrete_gaussian(Fraction(5), (4, 2), seed_tree(0, i))
+        assert np.array_equal(block[i], alone)
+    assert discrete_gaussian(5, (0,), seed_tree(0)).shape == (0,)
+    assert discrete_gaussian(5, 7, seed_tree(0)).shape == (7,)
+    half = discrete_gaussian(Fraction(1, 2), 50, seed_tree(2))
+    assert np.array_equal(discrete_gaussian(np.float32(0.5), 50, seed_tree(2)), half)
     with pytest.raises(ValueError, match="rng holds 2 streams for 3 rows"):
         discrete_gaussian(5, (3, 4), rows[:2])
     for bad in (0, -1, math.nan, math.inf, None, "x", 2.0**91):
@@ -277,21 +396,41 @@ def test_shapes_streams_and_refusals():
     assert discrete.exact_variance(0.1) == Fraction(0.1) != Fraction(1, 10)
 
 
-def test_no_float_takes_part_in_a_draw():
-    "The code of the sampler names no float and calls nothing of math but whole-number functions."
-    import ast
-    import inspect
-    for function in (discrete.exp_fixed, discrete.cumulative, discrete.edges.__wrapped__, discrete.guide.__wrapped__, discrete.settle_size, discrete.sizes, discrete.below, discrete.exp_coin,
-                     discrete.keep, discrete._draw, discrete.discrete_gaussian):
-        tree = ast.parse(inspect.getsource(function))
-        assert not [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, float)], function
-        called = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "math"}
-        assert called <= {"ceil", "floor", "isqrt", "prod"}, function
-        from_rng = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "rng"}
-        assert from_rng <= {"integers"}, function
+SAMPLER = (
+    discrete.more_bits,
+    discrete.decide,
+    discrete.guide_table,
+    discrete.exp_fixed,
+    discrete.cumulative,
+    discrete.threshold_edges,
+    discrete.size_table.__wrapped__,
+    discrete.resolve_size,
+    discrete.sizes_by_inversion,
+    discrete.uniform_below,
+    discrete.exp_coin,
+    discrete.accept_pairs,
+    discrete._draw_batch,
+    discrete.discrete_gaussian,
+)
+
+
+@pytest.mark.parametrize("function", SAMPLER, ids=lambda f: f.__name__)
+def test_no_float_takes_part_in_a_draw(function):
+    "The sampler names no float; of math and its stream it uses whole numbers only."
+    nodes = list(ast.walk(ast.parse(inspect.getsource(function))))
+
+    def members(module):
+        attributes = (node for node in nodes if isinstance(node, ast.Attribute))
+        return {a.attr for a in attributes if getattr(a.value, "id", None) == module}
+
+    constants = (node.value for node in nodes if isinstance(node, ast.Constant))
+    assert not [value for value in constants if isinstance(value, float)]
+    assert members("math") <= {"ceil", "floor", "isqrt", "prod"}
+    assert members("rng") <= {"integers"}
 
 
 # ---- rotation and rounding
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("d", [1, 2, 3, 100, 128, 1000])
@@ -314,8 +453,10 @@ def test_a_spike_is_flattened():
 
 def test_the_bound_of_rounding():
     root = math.exp(-0.5)
-    assert ring.rounded_norm(10.0, 64, root) == pytest.approx(math.sqrt(100 + 16 + 10 + 4))
-    assert ring.rounded_norm(10.0, 64, 0.0) == 18.0 and ring.rounded_norm(0.0, 4, 1e-300) == 2.0
+    expected = math.sqrt(100 + 16 + 10 + 4)
+    assert ring.rounded_norm(10.0, 64, root) == pytest.approx(expected)
+    assert ring.rounded_norm(10.0, 64, 0.0) == 18.0
+    assert ring.rounded_norm(0.0, 4, 1e-300) == 2.0
     for bad in (-0.1, 1.0, 2.0, math.nan):
         with pytest.raises(ValueError, match="beta is"):
             ring.rounded_norm(1.0, 4, bad)
@@ -325,44 +466,68 @@ def test_the_bound_of_rounding():
 def test_roundings_are_refused_no_more_often_than_beta(beta):
     "Vectors at the worst fractions, and ordinary ones; exact binomial bound."
     rng, n = seed_tree(0, "refused"), 4000
-    for x in (np.full((n, 16), 3.5), np.full((n, 16), 0.1), np.tile(rng.uniform(-5, 5, (1, 16)), (n, 1))):
+    for x in (
+        np.full((n, 16), 3.5),
+        np.full((n, 16), 0.1),
+        np.tile(rng.uniform(-5, 5, (1, 16)), (n, 1)),
+    ):
         z = ring.conditional_round(x, None, rng)
         bound = ring.rounded_norm(float(np.linalg.norm(x[0])), 16, beta)
         assert (ring.squared_length(z) > bound**2).sum() <= count_bounds(n, beta, 3)[1]
 
 
-def test_rounding_is_unbiased_and_conditional_rounding_obeys():
-    "Central-limit radius without a bound; with one, every row within it and its law that of the rows that were within it anyway."
+def test_rounding_is_unbiased():
+    "Central-limit radius; a whole number stays what it is."
     n, x = 40_000, np.array([0.2, -1.7, 3.0, 0.5])
     free = ring.conditional_round(np.tile(x, (n, 1)), None, seed_tree(0, "free"))
-    assert set(np.unique(free - np.floor(x))) <= {0, 1} and (free[:, 2] == 3).all() and free.dtype == np.int64
-    assert (np.abs(free.mean(0) - x) <= radius(np.sqrt((x - np.floor(x)) * (1 - x + np.floor(x))), n, 4) + 1e-12).all()
-    bound = math.sqrt(13.5)
-    kept = ring.conditional_round(np.tile(x, (n, 1)), bound, seed_tree(1, "kept"))
-    assert (ring.squared_length(kept) <= 13).all()
-    code = lambda z: (z - np.floor(x)).astype(int) @ np.array([1, 2, 0, 4])
+    assert set(np.unique(free - np.floor(x))) <= {0, 1} and free.dtype == np.int64
+    assert (free[:, 2] == 3).all()
+    up = x - np.floor(x)
+    assert (
+        np.abs(free.mean(0) - x) <= radius(np.sqrt(up * (1 - up)), n, 4) + 1e-12
+    ).all()
+
+
+def test_conditional_rounding_has_the_law_of_the_roundings_within_the_bound():
+    n, x, up = 40_000, np.array([0.2, -1.7, 3.0, 0.5]), (0.2, 0.3, 0.0, 0.5)
+    rows, bound = np.tile(x, (n, 1)), math.sqrt(13.5)
+    free = ring.conditional_round(rows, None, seed_tree(0, "free"))
+    accepted = ring.conditional_round(rows, bound, seed_tree(1, "kept"))
+    assert (ring.squared_length(accepted) <= 13).all()
+
+    def corner(z):
+        return (z - np.floor(x)).astype(int) @ np.array([1, 2, 0, 4])
+
     within = free[ring.squared_length(free) <= 13]
     assert 0.05 < len(within) / n < 0.95
-    probabilities = np.array([math.prod(f if bit else 1 - f for f, bit in zip((0.2, 0.3, 0.5), ((c & 1), (c >> 1 & 1), (c >> 2 & 1)))) for c in range(8)])
-    ok = np.isin(np.arange(8), np.unique(code(within)))
-    counts = np.bincount(code(kept), minlength=8)
-    assert not counts[~ok].any() and fit(counts[ok], (probabilities * ok / (probabilities * ok).sum())[ok]) > ALARM
+    corners = [(c & 1, c >> 1 & 1, 0, c >> 2 & 1) for c in range(8)]
+    law = np.array(
+        [math.prod(f if bit else 1 - f for f, bit in zip(up, c)) for c in corners]
+    )
+    ok = np.isin(np.arange(8), np.unique(corner(within)))
+    counts = np.bincount(corner(accepted), minlength=8)
+    assert not counts[~ok].any()
+    assert fit(counts[ok], law[ok] / law[ok].sum()) > ALARM
 
 
 def test_rounding_row_by_row_and_in_vain(monkeypatch):
     x = seed_tree(0).uniform(-3, 3, (5, 8))
-    streams = lambda: [seed_tree(4, i) for i in range(5)]
-    block = ring.conditional_round(torch.from_numpy(x), 9.0, streams())
+    streams = [seed_tree(4, i) for i in range(5)]
+    block = ring.conditional_round(torch.from_numpy(x), 9.0, streams)
     for i in range(5):
-        assert np.array_equal(block[i:i + 1], ring.conditional_round(x[i:i + 1], 9.0, seed_tree(4, i)))
+        row = ring.conditional_round(x[i : i + 1], 9.0, seed_tree(4, i))
+        assert np.array_equal(block[i : i + 1], row)
     with pytest.raises(ValueError, match="rng holds 4 streams for 5 rows"):
-        ring.conditional_round(x, 9.0, streams()[:4])
+        ring.conditional_round(x, 9.0, streams[:4])
+    assert not ring.check_streams(streams[0], 5) and ring.check_streams(streams, 5)
     monkeypatch.setattr(ring, "TRIES", 20)
-    with pytest.raises(ValueError, match="5 rows stayed longer after 20 roundings: use rounded_norm"):
+    why = "5 rows stayed longer after 20 roundings: use rounded_norm"
+    with pytest.raises(ValueError, match=why):
         ring.conditional_round(x + 5, 1.0, seed_tree(0))
 
 
 def test_lengths_are_whole_numbers():
-    assert ring.squared_length(np.array([[3, -4], [2**31, 2**31]]) // np.array([[1], [2]])).tolist() == [25, 2**61]
+    z = np.array([[3, -4], [2**30, 2**30]])
+    assert ring.squared_length(z).tolist() == [25, 2**61]
     with pytest.raises(Overflow, match="squared length"):
         ring.squared_length(np.array([[2**31, 2**31]]))

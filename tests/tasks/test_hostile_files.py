@@ -1,7 +1,11 @@
-"""Data files from someone who tries: every field replaced by values of other types, flipped bytes, bombs, nested lists, altered images.
+"""Data files from someone who tries.
 
-A reader either reads or says what is wrong, where, in one sentence: file, user where there is one, field. `--fuzz N` sets how many damaged copies
-of a file a reader gets (a tenth of N, and all replaced fields)."""
+Every field is replaced by values of other types; bytes are flipped; there are bombs, nested lists
+and altered images. A reader either reads or says what is wrong and where, in one sentence: file,
+user where there is one, field. `--fuzz N` sets how many damaged copies of a file a reader gets (a
+tenth of N, and all replaced fields).
+"""
+
 import copy
 import csv
 import dataclasses
@@ -17,33 +21,87 @@ from datetime import date
 
 import numpy as np
 import pytest
-from test_data import idx
+from test_images import idx
 from test_results import result
 from test_stackoverflow import example
 
 from dpcomm.core import files
+from dpcomm.core.chance import seed_tree
 from dpcomm.report import papers, results
 from dpcomm.tasks import images, medical, shakespeare, stackoverflow_files
-from dpcomm.core.chance import seed_tree
 
-WRONG = [None, True, 0, -1, 1.5, 1e308, 10**400, float("nan"), float("inf"), "x", "", "\ud800", [], {}, [[["x"]]], {"a": None}, "y" * 10**5]
-TEXT = ["", "x", "nan", "inf", "-1", "1e999", "1_0", "9" * 5000, "é", "\0", "[50-", "a,b", '"', "../../x"]
-CELLS = [None, 0, -1, 2**62, 1.5, float("inf"), "x", "\ud7ff", b"", b"\xff" * 9, "y" * 10**4]
+WRONG = [
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    1e308,
+    10**400,
+    float("nan"),
+    float("inf"),
+    "x",
+    "",
+    "\ud800",
+    [],
+    {},
+    [[["x"]]],
+    {"a": None},
+    "y" * 10**5,
+]
+TEXT = [
+    "",
+    "x",
+    "nan",
+    "inf",
+    "-1",
+    "1e999",
+    "1_0",
+    "9" * 5000,
+    "é",
+    "\0",
+    "[50-",
+    "a,b",
+    '"',
+    "../../x",
+]
+CELLS = [
+    None,
+    0,
+    -1,
+    2**62,
+    1.5,
+    float("inf"),
+    "x",
+    "\ud7ff",
+    b"",
+    b"\xff" * 9,
+    "y" * 10**4,
+]
 
 
 def places(value, before=()):
     "Every place in nested lists and dictionaries; of a long list its two ends."
     yield before
-    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    steps = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for step, inside in steps:
-        if not isinstance(value, list) or step < 2 or step == len(value) - 1: yield from places(inside, (*before, step))
+        if not isinstance(value, list) or step < 2 or step == len(value) - 1:
+            yield from places(inside, (*before, step))
 
 
 def replaced(value, place, wrong):
-    if not place: return wrong
+    if not place:
+        return wrong
     whole = copy.deepcopy(value)
     at = whole
-    for step in place[:-1]: at = at[step]
+    for step in place[:-1]:
+        at = at[step]
     at[place[-1]] = wrong
     return whole
 
@@ -52,72 +110,203 @@ def flipped(raw, n, name):
     "Damaged copies: bytes changed, cut, doubled, zeroed."
     rng = seed_tree(0, "flipped", name)
     for i in range(n):
-        out, at, many = bytearray(raw), int(rng.integers(len(raw))), int(rng.integers(1, 9))
+        out = bytearray(raw)
+        at = int(rng.integers(len(raw)))
+        many = int(rng.integers(1, 9))
         kind = i % 5
-        if kind == 0: out[at] ^= 1 << int(rng.integers(8))
-        if kind == 1: out[at:at + many] = rng.bytes(len(out[at:at + many]))
-        if kind == 2: del out[at:]
-        if kind == 3: out[at:at] = out[at:at + many]
-        if kind == 4: out[at:at + 16 * many] = bytes(len(out[at:at + 16 * many]))
+        if kind == 0:
+            out[at] ^= 1 << int(rng.integers(8))
+        if kind == 1:
+            out[at : at + many] = rng.bytes(len(out[at : at + many]))
+        if kind == 2:
+            del out[at:]
+        if kind == 3:
+            out[at:at] = out[at : at + many]
+        if kind == 4:
+            out[at : at + 16 * many] = bytes(len(out[at : at + 16 * many]))
         yield bytes(out)
 
 
 def sentence(read, file, *names):
-    "Read, or be refused by a plain ValueError with one sentence that names the file and what else must be named."
-    try: return read()
+    """Read, or be refused by a plain ValueError with one sentence that names the file
+    and what else must be named.
+    """
+    try:
+        return read()
     except FileNotFoundError as error:
         assert "DPCOMM_DATA" in str(error), error
     except ValueError as error:
         text = str(error)
-        assert type(error) is ValueError and len(text) < 700 and "\n" not in text.strip(), f"{type(error).__name__}: {text[:1000]}"
-        for name in (file, *names): assert re.search(name, text), f"{name!r} is not named in: {text}"
-        assert text.rsplit(":")[-1].strip() or ";" in text, f"what to do is missing: {text}"
+        assert (
+            type(error) is ValueError and len(text) < 700 and "\n" not in text.strip()
+        ), f"{type(error).__name__}: {text[:1000]}"
+        for name in (file, *names):
+            assert re.search(name, text), f"{name!r} is not named in: {text}"
+        assert text.rsplit(":")[-1].strip() or ";" in text, (
+            f"what to do is missing: {text}"
+        )
 
 
 # ---- formats whose values have types: JSON and TOML
 
 IMAGES = {"x": [[0.5] * 784] * 2, "y": [3, 61]}
-LEAF = {"users": ["ann", "bob"], "num_samples": [2, 2], "user_data": {"ann": IMAGES, "bob": copy.deepcopy(IMAGES)}}
+LEAF = {
+    "users": ["ann", "bob"],
+    "num_samples": [2, 2],
+    "user_data": {"ann": IMAGES, "bob": copy.deepcopy(IMAGES)},
+}
 WINDOWS = {"x": ["x" * 80, "y" * 80], "y": ["y", "z"]}
-PLAYS = {"users": ["ann", "bob"], "num_samples": [2, 2], "user_data": {"ann": WINDOWS, "bob": copy.deepcopy(WINDOWS)}}
-SAID = {"users": ["ann", "bob"], "num_speeches": [2, 1], "num_chars": [12, 4], "speeches": {"ann": ["one two", "three"], "bob": ["four"]}}
-RESULT = result(mnist__eps3__rec__acc=[1.0, 2.0], ours__extra=[3.0]) | {"data": {"name": "mnist", "n_test": 3, "content_hash": "0123456789ab"}}
-RESULT["runs"][0] |= {"guarantee": {"eps": 3.0, "scope": "total"}, "as_run": {"replace": {"eps": 5.0}}}
-ROW = dict(key="a", table="t", value=1.0, unit="percent", better="higher", where="p. 1", how="typed", kind="exact", tol=1.0, tol_why="why", checked_by="nobody",
-           set_on=date(2026, 1, 1), also=["u"], spread=1.0, n_runs=3, read_err=0.1, note="n")
-GRID = {name: value for name, value in ROW.items() if name in ("unit", "better", "how", "kind", "tol_why", "checked_by", "set_on", "table")} | dict(
-    key="g.{row}.{column}", where="{row}", rel_tol=0.5, rows="acc comm\nrec 1 2.5 u", column={"acc": {"unit": "kB"}})
-PAPER = {"paper": dict(id="made", title="T", authors="A", arxiv="1", venue="V", code_url="u", code_licence="l", read_on=date(2026, 1, 1)),
-         "cell": [ROW, ROW | {"key": "b", "value": 2.0}, ROW | dict(key="c", kind="ordering", tol=0.0, above="b", below="a"), ROW | dict(key="q", quotient=["a", "b"])],
-         "grid": [GRID], "hyper": [dict(task="all", name="clip", value=[1, 2.5], source="stated", where="p. 2", unit="u")],
-         "cause": [{"key": "a", "text": "why"}], "not_run": [{"prefix": "a", "text": "why"}]}
+PLAYS = {
+    "users": ["ann", "bob"],
+    "num_samples": [2, 2],
+    "user_data": {"ann": WINDOWS, "bob": copy.deepcopy(WINDOWS)},
+}
+SAID = {
+    "users": ["ann", "bob"],
+    "num_speeches": [2, 1],
+    "num_chars": [12, 4],
+    "speeches": {"ann": ["one two", "three"], "bob": ["four"]},
+}
+RESULT = result(mnist__eps3__rec__acc=[1.0, 2.0], ours__extra=[3.0]) | {
+    "data": {"name": "mnist", "n_test": 3, "content_hash": "0123456789ab"}
+}
+RESULT["runs"][0] |= {
+    "guarantee": {"eps": 3.0, "scope": "total"},
+    "as_run": {"replace": {"eps": 5.0}},
+}
+ROW = dict(
+    key="a",
+    table="t",
+    value=1.0,
+    unit="percent",
+    better="higher",
+    where="p. 1",
+    how="typed",
+    kind="exact",
+    tol=1.0,
+    tol_why="why",
+    checked_by="nobody",
+    set_on=date(2026, 1, 1),
+    also=["u"],
+    spread=1.0,
+    n_runs=3,
+    read_err=0.1,
+    note="n",
+)
+GRID = {
+    name: value
+    for name, value in ROW.items()
+    if name
+    in (
+        "unit",
+        "better",
+        "how",
+        "kind",
+        "tol_why",
+        "checked_by",
+        "set_on",
+        "table",
+    )
+} | dict(
+    key="g.{row}.{column}",
+    where="{row}",
+    rel_tol=0.5,
+    rows="acc comm\nrec 1 2.5 u",
+    column={"acc": {"unit": "kB"}},
+)
+PAPER = {
+    "paper": dict(
+        id="made",
+        title="T",
+        authors="A",
+        arxiv="1",
+        venue="V",
+        code_url="u",
+        code_licence="l",
+        read_on=date(2026, 1, 1),
+    ),
+    "cell": [
+        ROW,
+        ROW | {"key": "b", "value": 2.0},
+        ROW | dict(key="c", kind="ordering", tol=0.0, above="b", below="a"),
+        ROW | dict(key="q", quotient=["a", "b"]),
+    ],
+    "grid": [GRID],
+    "hyper": [
+        dict(
+            task="all",
+            name="clip",
+            value=[1, 2.5],
+            source="stated",
+            where="p. 2",
+            unit="u",
+        )
+    ],
+    "cause": [{"key": "a", "text": "why"}],
+    "not_run": [{"prefix": "a", "text": "why"}],
+}
 
 
 def toml(value):
     "A value as TOML; KeyError for what TOML cannot hold."
-    if isinstance(value, dict): return "{" + ", ".join(f"{json.dumps(k)} = {toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list): return "[" + ", ".join(map(toml, value)) + "]"
-    if isinstance(value, date): return value.isoformat()
-    if value is None or isinstance(value, str) and "\ud800" in value: raise KeyError(value)
+    if isinstance(value, dict):
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(k)} = {toml(v)}" for k, v in value.items())
+            + "}"
+        )
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, date):
+        return value.isoformat()
+    if value is None or isinstance(value, str) and "\ud800" in value:
+        raise KeyError(value)
     return str(value) if isinstance(value, float) else json.dumps(value)
 
 
 def write_toml(path, value):
-    if not isinstance(value, dict): raise KeyError(value)
-    path.write_text("\n".join(f"{json.dumps(k)} = {toml(v)}" for k, v in value.items()), encoding="utf-8")
+    if not isinstance(value, dict):
+        raise KeyError(value)
+    path.write_text(
+        "\n".join(f"{json.dumps(k)} = {toml(v)}" for k, v in value.items()),
+        encoding="utf-8",
+    )
 
 
-def write_json(path, value): path.write_text(json.dumps(value))
-def write_packed(path, value): path.write_bytes(gzip.compress(json.dumps(value).encode(), 1))
+def write_json(path, value):
+    path.write_text(json.dumps(value))
 
 
-WORDS = {"rel_tol": "tol", "rows": "rows|column|words|no number", "x": " x|symbol|holds no|images|pixels|windows", "y": " y|label|characters|symbol|holds no", "num_samples": "num_samples|announces", "num_speeches": "num_speeches|announces", "num_chars": "num_chars|announces",
-         "speeches": "speech", "users": "user", "quotient": "quotient|key", "above": "above|key", "below": "below|key", "seeds": "seed|values", "cell": "cell|key", "grid": "grid|key", "key": "key|'[ab]'|\\?"}
+def write_packed(path, value):
+    path.write_bytes(gzip.compress(json.dumps(value).encode(), 1))
+
+
+WORDS = {
+    "rel_tol": "tol",
+    "rows": "rows|column|words|no number",
+    "x": " x|symbol|holds no|images|pixels|windows",
+    "y": " y|label|characters|symbol|holds no",
+    "num_samples": "num_samples|announces",
+    "num_speeches": "num_speeches|announces",
+    "num_chars": "num_chars|announces",
+    "speeches": "speech",
+    "users": "user",
+    "quotient": "quotient|key",
+    "above": "above|key",
+    "below": "below|key",
+    "seeds": "seed|values",
+    "cell": "cell|key",
+    "grid": "grid|key",
+    "key": "key|'[ab]'|\\?",
+}
 
 
 @dataclass
 class Kind:
-    "A format: a good value, how it is written, how the file is read, and which fields belong to which user."
+    """A format: a good value, how it is written, how the file is read, and which fields
+    belong to which user.
+    """
+
     file: str
     value: object
     write: object
@@ -126,22 +315,49 @@ class Kind:
 
     def owner(self, place):
         "The user a place belongs to: by its name or by its number."
-        if any(u in place for u in self.users): return [u for u in self.users if u in place]
-        return [self.users[place[1]]] if len(place) == 2 and place[0].startswith("num_") else []
+        if any(u in place for u in self.users):
+            return [u for u in self.users if u in place]
+        return (
+            [self.users[place[1]]]
+            if len(place) == 2 and place[0].startswith("num_")
+            else []
+        )
 
     def field(self, place):
         "What the sentence must contain: the field, or the word that stands for it."
-        names = [step for step in place if isinstance(step, str) and step not in self.users]
+        names = [
+            step for step in place if isinstance(step, str) and step not in self.users
+        ]
         return WORDS.get(names[-1], re.escape(names[-1])) if names else ""
 
 
 KINDS = {
-    "leaf images": Kind("a.json", LEAF, write_json, lambda p: images.read_leaf(p.parent), ("ann", "bob")),
-    "leaf plays": Kind("a.json", PLAYS, write_json, lambda p: shakespeare.read_leaf(p.parent), ("ann", "bob")),
-    "roles": Kind("roles.json.gz", SAID, write_packed, shakespeare.read_roles, ("ann", "bob")),
-    "tags": Kind("a.tag_count", {"python": 3, "sql": 2}, write_json, lambda p: stackoverflow_files.read_counts(p, 1)),
+    "leaf images": Kind(
+        "a.json", LEAF, write_json, lambda p: images.read_leaf(p.parent), ("ann", "bob")
+    ),
+    "leaf plays": Kind(
+        "a.json",
+        PLAYS,
+        write_json,
+        lambda p: shakespeare.read_leaf(p.parent),
+        ("ann", "bob"),
+    ),
+    "roles": Kind(
+        "roles.json.gz", SAID, write_packed, shakespeare.read_roles, ("ann", "bob")
+    ),
+    "tags": Kind(
+        "a.tag_count",
+        {"python": 3, "sql": 2},
+        write_json,
+        lambda p: stackoverflow_files.read_counts(p, 1),
+    ),
     "results": Kind("a.json", RESULT, write_json, results.load_result),
-    "papers": Kind("made.toml", PAPER, write_toml, lambda p: papers.parse(p.read_text(encoding="utf-8"), p.name)),
+    "papers": Kind(
+        "made.toml",
+        PAPER,
+        write_toml,
+        lambda p: papers.parse(p.read_text(encoding="utf-8"), p.name),
+    ),
 }
 
 
@@ -152,9 +368,19 @@ def test_values_of_another_type_are_refused_with_file_user_and_field(name, tmp_p
     assert kind.read(path), "the honest file must be read"
     for place in places(kind.value):
         for wrong in WRONG:
-            try: kind.write(path, replaced(kind.value, place, wrong))
-            except KeyError: continue
-            refused += sentence(lambda: kind.read(path), path.name, *kind.owner(place), kind.field(place)) is None
+            try:
+                kind.write(path, replaced(kind.value, place, wrong))
+            except KeyError:
+                continue
+            refused += (
+                sentence(
+                    lambda: kind.read(path),
+                    path.name,
+                    *kind.owner(place),
+                    kind.field(place),
+                )
+                is None
+            )
     assert refused > len(list(places(kind.value)))
 
 
@@ -162,10 +388,14 @@ def test_values_of_another_type_are_refused_with_file_user_and_field(name, tmp_p
 def test_flipped_bytes_are_refused_or_read(name, tmp_path, request):
     kind, path = KINDS[name], tmp_path / KINDS[name].file
     kind.write(path, kind.value)
-    for raw in flipped(path.read_bytes(), request.config.getoption("--fuzz", 1000) // 10, name):
+    for raw in flipped(
+        path.read_bytes(), request.config.getoption("--fuzz", 1000) // 10, name
+    ):
         path.write_bytes(raw)
-        if name != "papers": sentence(lambda: kind.read(path), path.name)
-        else: sentence(lambda: papers.paper.__wrapped__("made", tmp_path), path.name)
+        if name != "papers":
+            sentence(lambda: kind.read(path), path.name)
+        else:
+            sentence(lambda: papers.paper.__wrapped__("made", tmp_path), path.name)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -173,21 +403,48 @@ def test_flipped_bytes_are_refused_or_read(name, tmp_path, request):
 def test_lists_in_lists_end_in_a_sentence(name, depth, tmp_path):
     kind, path = KINDS[name], tmp_path / KINDS[name].file
     deep = "[" * depth + "]" * depth
-    for text in (deep, '{"a":' * depth + "1" + "}" * depth, *(json.dumps({k: [] for k in kind.value} | {key: 7}).replace("7", deep) for key in kind.value)):
-        if name == "papers": text = f'"cell" = {deep}'
-        path.write_bytes(gzip.compress(text.encode(), 1)) if path.suffix == ".gz" else path.write_text(text)
+    for text in (
+        deep,
+        '{"a":' * depth + "1" + "}" * depth,
+        *(
+            json.dumps({k: [] for k in kind.value} | {key: 7}).replace("7", deep)
+            for key in kind.value
+        ),
+    ):
+        if name == "papers":
+            text = f'"cell" = {deep}'
+        if path.suffix == ".gz":
+            path.write_bytes(gzip.compress(text.encode(), 1))
+        else:
+            path.write_text(text)
         assert sentence(lambda: kind.read(path), path.name) is None
 
 
 # ---- formats of text
 
+
 def write_table(path, head, rows):
-    with open(path, "w", newline="", encoding="utf-8") as file: csv.writer(file).writerows([head, *rows])
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([head, *rows])
 
 
-DIABETES = dict(gender="Male", age="[50-60)", admission_type_id="1", discharge_disposition_id="11", num_medications="3", diag_1="250", diag_2="?", diag_3="401",
-                metformin="No", insulin="Up", change="Ch")
-STAY = "Time,Parameter,Value\n00:00,RecordID,7\n00:00,Age,54\n00:00,Gender,1\n00:00,ICUType,4\n00:07,HR,73\n"
+DIABETES = dict(
+    gender="Male",
+    age="[50-60)",
+    admission_type_id="1",
+    discharge_disposition_id="11",
+    num_medications="3",
+    diag_1="250",
+    diag_2="?",
+    diag_3="401",
+    metformin="No",
+    insulin="Up",
+    change="Ch",
+)
+STAY = (
+    "Time,Parameter,Value\n00:00,RecordID,7\n00:00,Age,54\n00:00,Gender,1\n"
+    "00:00,ICUType,4\n00:07,HR,73\n"
+)
 
 
 def diabetes(root, row):
@@ -201,7 +458,11 @@ def stays(root, row, text=STAY):
     for part in "abc":
         folder = root / "physionet2012" / f"set-{part}"
         folder.mkdir(parents=True, exist_ok=True)
-        write_table(folder.parent / f"Outcomes-{part}.txt", row, [row.values()] if part == "a" else [])
+        write_table(
+            folder.parent / f"Outcomes-{part}.txt",
+            row,
+            [row.values()] if part == "a" else [],
+        )
         (folder / "7.txt").write_text(text, encoding="utf-8")
     return root / "physionet2012" / "Outcomes-a.txt"
 
@@ -211,26 +472,53 @@ def premier(root, row):
     return root / "p.csv"
 
 
-TABLES = {"diabetes": (diabetes, DIABETES, lambda root: medical.diabetes130(root, 1)),
-          "stays": (stays, {"RecordID": "7", "In-hospital_death": "1"}, lambda root: medical.physionet2012(root, 1)),
-          "premier": (premier, dict(zip(medical.PREMIER, ("A", "52", "Male", "Urgent", "31", "x;y", "1"))), lambda root: medical.premier(root / "p.csv", 1))}
+TABLES = {
+    "diabetes": (diabetes, DIABETES, lambda root: medical.diabetes130(root, 1)),
+    "stays": (
+        stays,
+        {"RecordID": "7", "In-hospital_death": "1"},
+        lambda root: medical.physionet2012(root, 1),
+    ),
+    "premier": (
+        premier,
+        dict(
+            zip(medical.TABLE_COLUMNS, ("A", "52", "Male", "Urgent", "31", "x;y", "1"))
+        ),
+        lambda root: medical.read_admissions(root / "p.csv", 1),
+    ),
+}
 
 
-NAMED = {"diabetes": "diabetic_data.csv|diabetes130", "stays": "Outcomes-[ab].txt|7.txt|physionet2012", "premier": "p.csv"}
+NAMED = {
+    "diabetes": "diabetic_data.csv|diabetes130",
+    "stays": "Outcomes-[ab].txt|7.txt|physionet2012",
+    "premier": "p.csv",
+}
 
 
 @pytest.fixture
 def small(monkeypatch):
-    "Counts and sums of the stand-ins as if one admission were all; what is read then is read to the end."
-    monkeypatch.setattr(medical, "STANDINS", {"diabetes130": (1, 1), "physionet2012": (1, 1)})
+    """Counts and sums of the stand-ins as if one admission were all; what is read then
+    is read to the end.
+    """
+    monkeypatch.setattr(
+        medical, "ADMISSION_COUNTS", {"diabetes130": (1, 1), "physionet2012": (1, 1)}
+    )
     monkeypatch.setattr(medical, "check_digest", lambda *_: None)
-    monkeypatch.setattr(medical, "DIGESTS", {"diabetes130": "", "physionet2012": Always()})
+    monkeypatch.setattr(
+        medical, "DIGESTS", {"diabetes130": "", "physionet2012": Always()}
+    )
 
 
 class Always(str):
     "Equal to everything."
-    def __eq__(self, other): return True
-    def __ne__(self, other): return False
+
+    def __eq__(self, other):
+        return True
+
+    def __ne__(self, other):
+        return False
+
     __hash__ = str.__hash__
 
 
@@ -243,7 +531,12 @@ def test_tables_name_file_row_and_column(name, tmp_path, small, request):
     for column in row:
         for wrong in TEXT:
             write(tmp_path, row | {column: wrong})
-            refused += sentence(lambda: read(tmp_path), NAMED[name], f"{column}|deaths|twice|header") is None
+            refused += (
+                sentence(
+                    lambda: read(tmp_path), NAMED[name], f"{column}|deaths|twice|header"
+                )
+                is None
+            )
             write(tmp_path, {wrong if c == column else c: v for c, v in row.items()})
             sentence(lambda: read(tmp_path), NAMED[name])
     assert refused >= len(row) // 2
@@ -252,24 +545,51 @@ def test_tables_name_file_row_and_column(name, tmp_path, small, request):
         sentence(lambda: read(tmp_path), NAMED[name])
 
 
-@pytest.mark.parametrize("column, wrong, says", [
-    ("age", "fifty", "diabetic_data.csv, row 2: age is 'fifty'; it must be a decade"), ("num_medications", "many", "row 2: num_medications is 'many'; it must be a number"),
-    ("num_medications", "inf", "row 2: num_medications is 'inf'")])
+@pytest.mark.parametrize(
+    "column, wrong, says",
+    [
+        (
+            "age",
+            "fifty",
+            "diabetic_data.csv, row 2: age is 'fifty'; it must be a decade",
+        ),
+        (
+            "num_medications",
+            "many",
+            "row 2: num_medications is 'many'; it must be a number",
+        ),
+        ("num_medications", "inf", "row 2: num_medications is 'inf'"),
+    ],
+)
 def test_a_wrong_cell_of_a_stand_in_is_named(column, wrong, says, tmp_path, small):
     diabetes(tmp_path, DIABETES | {column: wrong})
-    with pytest.raises(ValueError, match=says): medical.diabetes130(tmp_path, 1)
+    with pytest.raises(ValueError, match=says):
+        medical.diabetes130(tmp_path, 1)
 
 
 def test_records_of_a_stay_name_file_and_row(tmp_path, small, request):
     row, refused = {"RecordID": "7", "In-hospital_death": "1"}, 0
     for line in range(1, 6):
-        for wrong in ("00:00", "00:00,HR", "00:00,HR,x", "00:00,HR,inf", "00:00,HR,1,2", "00:00,Age,é", "\0,\0,\0"):
+        for wrong in (
+            "00:00",
+            "00:00,HR",
+            "00:00,HR,x",
+            "00:00,HR,inf",
+            "00:00,HR,1,2",
+            "00:00,Age,é",
+            "\0,\0,\0",
+        ):
             lines = STAY.split("\n")
             lines[line] = wrong
             stays(tmp_path, row, "\n".join(lines))
-            refused += sentence(lambda: medical.physionet2012(tmp_path, 1), "set-a/7.txt") is None
+            refused += (
+                sentence(lambda: medical.physionet2012(tmp_path, 1), "set-a/7.txt")
+                is None
+            )
     assert refused >= 30
-    for raw in flipped(STAY.encode(), request.config.getoption("--fuzz", 1000) // 10, "stay"):
+    for raw in flipped(
+        STAY.encode(), request.config.getoption("--fuzz", 1000) // 10, "stay"
+    ):
         stays(tmp_path, row)
         (tmp_path / "physionet2012" / "set-a" / "7.txt").write_bytes(raw)
         sentence(lambda: medical.physionet2012(tmp_path, 1), "set-a/7.txt")
@@ -278,22 +598,30 @@ def test_records_of_a_stay_name_file_and_row(tmp_path, small, request):
 @pytest.mark.parametrize("wrong", ["../7", "..", "7\0", "/etc/passwd", "", "x"])
 def test_a_record_number_is_no_path(wrong, tmp_path, small):
     stays(tmp_path, {"RecordID": wrong, "In-hospital_death": "1"})
-    with pytest.raises(ValueError, match="Outcomes-a.txt"): medical.physionet2012(tmp_path, 1)
+    with pytest.raises(ValueError, match="Outcomes-a.txt"):
+        medical.physionet2012(tmp_path, 1)
 
 
-@pytest.mark.parametrize("line", ["one", "one two", "one 2 3", "one 1.5", "one nan", "one " + "9" * 5000, "\0"])
+@pytest.mark.parametrize(
+    "line",
+    ["one", "one two", "one 2 3", "one 1.5", "one nan", "one " + "9" * 5000, "\0"],
+)
 def test_word_counts_are_named(line, tmp_path):
     (tmp_path / "a.word_count").write_text(f"the 5\n{line}\n")
-    with pytest.raises(ValueError, match="a.word_count is no list of counts"): stackoverflow_files.read_counts(tmp_path / "a.word_count", 1)
+    with pytest.raises(ValueError, match="a.word_count is no list of counts"):
+        stackoverflow_files.read_counts(tmp_path / "a.word_count", 1)
 
 
 # ---- binary formats
+
 
 def base(path, client="ann", n=1, split="train", raw=example("a b", "t", "x|y")):
     path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA synchronous = OFF")
-        db.execute("CREATE TABLE examples (split_name, client_id, serialized_example_proto)")
+        db.execute(
+            "CREATE TABLE examples (split_name, client_id, serialized_example_proto)"
+        )
         db.execute("CREATE TABLE client_metadata (client_id, split_name, num_examples)")
         db.execute("INSERT INTO client_metadata VALUES (?, ?, ?)", (client, split, n))
         db.execute("INSERT INTO examples VALUES (?, ?, ?)", (split, client, raw))
@@ -313,7 +641,14 @@ def test_databases_name_file_and_user(tmp_path, request):
     for field in ("client", "n", "split", "raw"):
         for wrong in CELLS:
             source = base(path, **{field: wrong})
-            refused += sentence(lambda: read_base(source), path.name, *(["user 'ann'"] if field in ("n", "raw") else [])) is None
+            refused += (
+                sentence(
+                    lambda: read_base(source),
+                    path.name,
+                    *(["user 'ann'"] if field in ("n", "raw") else []),
+                )
+                is None
+            )
     assert refused > 30
     many = request.config.getoption("--fuzz", 1000) // 10
     for damaged in flipped(post, many, "post"):
@@ -321,33 +656,66 @@ def test_databases_name_file_and_user(tmp_path, request):
         sentence(lambda: read_base(source), path.name, "user 'ann'")
     for damaged in flipped(raw, many, "base"):
         path.write_bytes(damaged)
-        sentence(lambda: read_base(stackoverflow_files.Files(path, path, {"a": 0}, {"x": 0})), path.name)
+        sentence(
+            lambda: read_base(
+                stackoverflow_files.Files(path, path, {"a": 0}, {"x": 0})
+            ),
+            path.name,
+        )
 
 
 def test_a_number_without_end_is_refused():
     for raw in (b"\x80" * 10**6, b"\x0a" + b"\xff" * 10**6):
-        with pytest.raises(IndexError, match="longer than ten bytes"): list(stackoverflow_files.message_fields(raw))
+        with pytest.raises(IndexError, match="longer than ten bytes"):
+            list(stackoverflow_files.message_fields(raw))
 
 
-H5 = ["a group", np.float32(1), np.ones((2, 3), "f4"), np.array([b"x", b"y"]), np.arange(2), np.array([True, False]), np.zeros(0), np.array([np.nan, 1])]
+H5 = [
+    "a group",
+    np.float32(1),
+    np.ones((2, 3), "f4"),
+    np.array([b"x", b"y"]),
+    np.arange(2),
+    np.array([True, False]),
+    np.zeros(0),
+    np.array([np.nan, 1]),
+]
 
 
 @pytest.mark.parametrize("which", ["images", "posts"])
 def test_h5_files_name_file_and_user(which, tmp_path):
     h5py = pytest.importorskip("h5py", reason="NOT CHECKED: h5py is not installed")
-    good = {"images": {"pixels": np.full((2, 28, 28), 0.5, "f4"), "label": np.int32([1, 2])},
-            "posts": {name: np.array([b"a", b"b"]) for name in stackoverflow_files.FIELDS}}[which]
+    good = {
+        "images": {
+            "pixels": np.full((2, 28, 28), 0.5, "f4"),
+            "label": np.int32([1, 2]),
+        },
+        "posts": {name: np.array([b"a", b"b"]) for name in stackoverflow_files.FIELDS},
+    }[which]
     path, refused = tmp_path / "f.h5", 0
+
     def read():
-        if which == "images": return images.read_tff(path)
+        if which == "images":
+            return images.read_tff(path)
         return read_base(stackoverflow_files.Files(path, path, {"a": 0}, {"x": 0}))
+
     def write(entries, promise=None):
         with h5py.File(path, "w") as file:
             for name, value in entries.items():
                 place = f"examples/ann/{name}"
-                if isinstance(value, str): file.create_group(place)
-                else: file[place] = value
-            if promise: file.create_dataset(f"examples/ann/{promise}", (2**40,), "f4", chunks=(2**16,), compression="gzip")
+                if isinstance(value, str):
+                    file.create_group(place)
+                else:
+                    file[place] = value
+            if promise:
+                file.create_dataset(
+                    f"examples/ann/{promise}",
+                    (2**40,),
+                    "f4",
+                    chunks=(2**16,),
+                    compression="gzip",
+                )
+
     write(good)
     assert read() is not None
     for name in good:
@@ -355,11 +723,19 @@ def test_h5_files_name_file_and_user(which, tmp_path):
             write(good | {name: wrong})
             refused += sentence(read, path.name, "user 'ann'") is None
         write({k: v for k, v in good.items() if k != name}, promise=name)
-        assert path.stat().st_size < 10**5 and sentence(read, path.name, "user 'ann'", name) is None, "four terabytes announced"
+        assert (
+            path.stat().st_size < 10**5
+            and sentence(read, path.name, "user 'ann'", name) is None
+        ), "four terabytes announced"
     assert refused >= 4 * len(good)
-    for content in ({"examples": np.ones(2)}, {"other": np.ones(2)}, {"examples/ann": np.ones(2)}):
+    for content in (
+        {"examples": np.ones(2)},
+        {"other": np.ones(2)},
+        {"examples/ann": np.ones(2)},
+    ):
         with h5py.File(path, "w") as file:
-            for place, value in content.items(): file[place] = value
+            for place, value in content.items():
+                file[place] = value
         assert sentence(read, path.name) is None
 
 
@@ -369,9 +745,21 @@ SHAPES = [idx(np.zeros(s)) for s in ((), (0,), (3,), (2, 3), (2, 28, 28))]
 
 def test_idx_files_are_refused_or_read(tmp_path, request):
     path = tmp_path / "a"
-    announced = [bytes([0, 0, 8, n]) + b"\xff" * 4 * n for n in SIZES] + [bytes([0, 0, 8, n]) + (1).to_bytes(4, "big") * n + b"x" for n in SIZES]
+    announced = [bytes([0, 0, 8, n]) + b"\xff" * 4 * n for n in SIZES] + [
+        bytes([0, 0, 8, n]) + (1).to_bytes(4, "big") * n + b"x" for n in SIZES
+    ]
     zero = [bytes([0, 0, 8, 2]) + b"\xff" * 4 + bytes(4)]
-    for raw in [*announced, *zero, *(d for good in SHAPES for d in flipped(good, request.config.getoption("--fuzz", 1000) // 10, len(good)))]:
+    for raw in [
+        *announced,
+        *zero,
+        *(
+            d
+            for good in SHAPES
+            for d in flipped(
+                good, request.config.getoption("--fuzz", 1000) // 10, len(good)
+            )
+        ),
+    ]:
         for name, content in (("a", raw), ("a.gz", gzip.compress(raw, 1))):
             (tmp_path / name).write_bytes(content)
             sentence(lambda: images.read_idx(tmp_path / name), name)
@@ -387,33 +775,59 @@ BOMB = gzip.compress(bytes(2**20)) * 1024  # a megabyte that unpacks to a gigaby
 
 def emnist(root):
     for part in ("train", "test"):
-        for kind in ("images-idx3", "labels-idx1"): yield root / "EMNIST" / "raw" / f"emnist-mnist-{part}-{kind}-ubyte.gz"
+        for kind in ("images-idx3", "labels-idx1"):
+            yield root / "EMNIST" / "raw" / f"emnist-mnist-{part}-{kind}-ubyte.gz"
 
 
-@pytest.mark.parametrize("file, read, most", [
-    ("EMNIST/raw/emnist-mnist-train-images-idx3-ubyte.gz", images.emnist, 784 * 60_000),
-    ("shakespeare/shakespeare_roles.json.gz", shakespeare.shakespeare, shakespeare.MOST),
-    ("QMNIST/raw/qmnist-train-labels-idx2-int.gz", images._writers, 60_000 * 32)], ids=["emnist", "roles", "writers"])
-def test_a_bomb_is_unpacked_no_further_than_what_it_may_hold(file, read, most, tmp_path):
+@pytest.mark.parametrize(
+    "file, read, most",
+    [
+        (
+            "EMNIST/raw/emnist-mnist-train-images-idx3-ubyte.gz",
+            images.emnist,
+            784 * 60_000,
+        ),
+        (
+            "shakespeare/shakespeare_roles.json.gz",
+            shakespeare.shakespeare,
+            shakespeare.MOST,
+        ),
+        ("QMNIST/raw/qmnist-train-labels-idx2-int.gz", images._writers, 60_000 * 32),
+    ],
+    ids=["emnist", "roles", "writers"],
+)
+def test_a_bomb_is_unpacked_no_further_than_what_it_may_hold(
+    file, read, most, tmp_path
+):
     path = tmp_path / file
     path.parent.mkdir(parents=True)
     path.write_bytes(BOMB)
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match=f"{path.name} cannot be unpacked .it holds more than"):
-            read(root=tmp_path) if read is not images.emnist else images.emnist("mnist", tmp_path)
+        with pytest.raises(
+            ValueError, match=f"{path.name} cannot be unpacked .it holds more than"
+        ):
+            if read is not images.emnist:
+                read(root=tmp_path)
+            else:
+                images.emnist("mnist", tmp_path)
         assert tracemalloc.get_traced_memory()[1] < 4 * most + 2**24
-    finally: tracemalloc.stop()
+    finally:
+        tracemalloc.stop()
 
 
 # ---- content that is known
+
 
 def made_mnist(root, monkeypatch):
     "Four small files in MNIST's place whose sums are the published ones."
     raw, kept = root / "MNIST" / "raw", {}
     raw.mkdir(parents=True)
     for part, n in (("train", 6), ("t10k", 4)):
-        for kind, array in (("images-idx3", seed_tree(0, part).integers(0, 256, (n, 28, 28))), ("labels-idx1", np.arange(n))):
+        for kind, array in (
+            ("images-idx3", seed_tree(0, part).integers(0, 256, (n, 28, 28))),
+            ("labels-idx1", np.arange(n)),
+        ):
             (raw / f"{part}-{kind}-ubyte").write_bytes(idx(array))
             kept[f"{part}-{kind}-ubyte"] = hashlib.sha256(idx(array)).hexdigest()
     monkeypatch.setitem(images.PUBLISHED, "mnist", kept)
@@ -429,78 +843,169 @@ def test_an_altered_image_is_noticed(tmp_path, monkeypatch):
         before = path.read_bytes()
         path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
         for download in (False, True):
-            with pytest.raises(ValueError, match=f"^{path.name} is not the published file .*: delete it, and load the data again$"):
+            with pytest.raises(
+                ValueError,
+                match=(
+                    f"^{path.name} is not the published file .*: delete it, and load"
+                    " the data again$"
+                ),
+            ):
                 images.load("mnist", tmp_path, download)
         path.write_bytes(before)
-    assert images.load("mnist", tmp_path, download=False).content_hash == whole.content_hash
+    assert (
+        images.load("mnist", tmp_path, download=False).content_hash
+        == whole.content_hash
+    )
 
 
 def test_the_published_sums_are_those_of_the_packed_files_that_torchvision_knows():
     for name, files_of in images.PUBLISHED.items():
         place = images.data_root() / images.FILES[name][0]
-        if not place.exists(): pytest.skip(f"NOT CHECKED: {name} is not under the data root")
+        if not place.exists():
+            pytest.skip(f"NOT CHECKED: {name} is not under the data root")
         for file, digest in files_of.items():
             packed = place / f"{file}.gz"
-            if packed.exists(): files.check_digest(packed, digest, gzip.decompress(packed.read_bytes()))
+            if packed.exists():
+                files.check_digest(packed, digest, gzip.decompress(packed.read_bytes()))
             files.check_digest(place / file, digest)
 
 
 def test_the_content_hash_sees_every_change_and_no_other():
     digits = images.load("digits")
-    def changed(**more): return dataclasses.replace(digits, **more)
+
+    def changed(**more):
+        return dataclasses.replace(digits, **more)
+
     x = digits.x.clone()
     x[5, 0, 14, 14] += 1 / 256
     y = digits.y_test.clone()
     y[0] = (y[0] + 1) % 10
-    seen = [digits, changed(x=x), changed(y_test=y), changed(x=digits.x_test, x_test=digits.x), changed(x=digits.x.double()), changed(x=digits.x[:-1]),
-            changed(x=digits.x.reshape(-1, 1, 14, 56))]
-    assert len({each.content_hash for each in seen}) == len(seen) and changed(name="other", x=digits.x.clone()).content_hash == digits.content_hash
+    seen = [
+        digits,
+        changed(x=x),
+        changed(y_test=y),
+        changed(x=digits.x_test, x_test=digits.x),
+        changed(x=digits.x.double()),
+        changed(x=digits.x[:-1]),
+        changed(x=digits.x.reshape(-1, 1, 14, 56)),
+    ]
+    assert (
+        len({each.content_hash for each in seen}) == len(seen)
+        and changed(name="other", x=digits.x.clone()).content_hash
+        == digits.content_hash
+    )
 
 
 def test_a_result_says_what_it_was_made_on(tmp_path):
     made = result()
-    for content, says in ((None, "content_hash is missing"), ("123", "allowed twelve hex digits"), (7, "allowed twelve hex digits")):
-        about = {"name": "mnist", "n_test": 3} | ({} if content is None else {"content_hash": content})
-        with pytest.raises(ValueError, match=says): results.write_result(tmp_path / "dprec" / "a.full.json", made | {"data": about})
+    for content, says in (
+        (None, "content_hash is missing"),
+        ("123", "allowed twelve hex digits"),
+        (7, "allowed twelve hex digits"),
+    ):
+        about = {"name": "mnist", "n_test": 3} | (
+            {} if content is None else {"content_hash": content}
+        )
+        with pytest.raises(ValueError, match=says):
+            results.write_result(
+                tmp_path / "dprec" / "a.full.json", made | {"data": about}
+            )
     assert not list(tmp_path.rglob("*.json"))
-    path = results.write_result(tmp_path / "dprec" / "a.full.json", made | {"data": {"n_test": 3, "content_hash": "0123456789ab"}})
+    path = results.write_result(
+        tmp_path / "dprec" / "a.full.json",
+        made | {"data": {"n_test": 3, "content_hash": "0123456789ab"}},
+    )
     assert results.content_of(results.load_result(path)) == "0123456789ab"
     old = made | {"data": {"name": "mnist", "n_test": 3}}
     (tmp_path / "dprec" / "b.full.json").write_text(json.dumps(old))
-    assert [row[-1] for row in results.sources(tmp_path).rows] == ["0123456789ab", "not recorded"]
+    assert [row[-1] for row in results.data_sources(tmp_path).rows] == [
+        "0123456789ab",
+        "not recorded",
+    ]
 
 
 # ---- the checkers themselves
 
+
 def test_checkers_refuse_and_admit(tmp_path):
-    assert files.typed("a", "n", 3, int) == 3 and files.typed("a", "n", 3, float) == 3 and files.typed("a", "n", (), (list, tuple)) == ()
-    assert files.field("a", {"n": []}, "n", list) == [] and files.read_json("a", b'{"a": [1]}') == {"a": [1]}
-    for wrong, kind, says in ((True, int, "a has True as n; it must be a whole number: make the file again"), (1.0, int, "a has 1.0"), ("1", float, "it must be a number"),
-                              (None, (list, tuple), "it must be a list"), (False, float, "a has False")):
-        with pytest.raises(ValueError, match=says): files.typed("a", "n", wrong, kind)
+    assert (
+        files.typed("a", "n", 3, int) == 3
+        and files.typed("a", "n", 3, float) == 3
+        and files.typed("a", "n", (), (list, tuple)) == ()
+    )
+    assert files.field("a", {"n": []}, "n", list) == [] and files.read_json(
+        "a", b'{"a": [1]}'
+    ) == {"a": [1]}
+    for wrong, kind, says in (
+        (True, int, "a has True as n; it must be a whole number: make the file again"),
+        (1.0, int, "a has 1.0"),
+        ("1", float, "it must be a number"),
+        (None, (list, tuple), "it must be a list"),
+        (False, float, "a has False"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            files.typed("a", "n", wrong, kind)
     for record in (None, [], {}, {"m": 1}, "n"):
-        with pytest.raises(ValueError, match="a has no 'n'; it must be text: make the file again"): files.field("a", record, "n", str)
-    path = files.write_whole(tmp_path / "a.gz", [gzip.compress(b"12"), gzip.compress(b"345")])
+        with pytest.raises(
+            ValueError, match="a has no 'n'; it must be text: make the file again"
+        ):
+            files.field("a", record, "n", str)
+    path = files.write_whole(
+        tmp_path / "a.gz", [gzip.compress(b"12"), gzip.compress(b"345")]
+    )
     assert files.unpack(path, 5) == b"12345"
-    with pytest.raises(ValueError, match="a.gz cannot be unpacked .it holds more than the 4 bytes it may.; mend it"): files.unpack(path, 4, "mend it")
-    with pytest.raises(FileNotFoundError): files.unpack(tmp_path / "b.gz", 4)
+    with pytest.raises(
+        ValueError,
+        match=(
+            "a.gz cannot be unpacked .it holds more than the 4 bytes it may.; mend it"
+        ),
+    ):
+        files.unpack(path, 4, "mend it")
+    with pytest.raises(FileNotFoundError):
+        files.unpack(tmp_path / "b.gz", 4)
 
 
 def test_readers_shared_by_several_formats(tmp_path):
     h5py = pytest.importorskip("h5py", reason="NOT CHECKED: h5py is not installed")
-    with h5py.File(tmp_path / "a.h5", "w") as file: file["examples/ann/n"] = np.arange(5)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["examples/ann/n"] = np.arange(5)
     with images.h5_users(tmp_path / "a.h5", "json", "n") as users:
         assert images.h5_column("a", users["ann"], "n", 5).tolist() == [0, 1, 2, 3, 4]
-        with pytest.raises(ValueError, match=r"a has a column 'n' of shape \(5,\); it must be an array of 1 to 4 entries"): images.h5_column("a", users["ann"], "n", 4)
+        with pytest.raises(
+            ValueError,
+            match=(
+                r"a has a column 'n' of shape \(5,\); it must be an array of 1 to 4"
+                r" entries"
+            ),
+        ):
+            images.h5_column("a", users["ann"], "n", 4)
     (tmp_path / "a.csv").write_text("a,b\n1,2\n\n3,4\n")
-    assert medical.read_table(tmp_path / "a.csv", ("b",)) == [("a.csv, row 2", {"a": "1", "b": "2"}), ("a.csv, row 4", {"a": "3", "b": "4"})]
-    for columns, only, says in ((("c",), False, "lacks the column c"), (("a",), True, "has the unknown column 'b'")):
-        with pytest.raises(ValueError, match=f"a.csv, row 1: {says}"): medical.read_table(tmp_path / "a.csv", columns, only)
+    assert medical.read_table(tmp_path / "a.csv", ("b",)) == [
+        ("a.csv, row 2", {"a": "1", "b": "2"}),
+        ("a.csv, row 4", {"a": "3", "b": "4"}),
+    ]
+    for columns, only, says in (
+        (("c",), False, "lacks the column c"),
+        (("a",), True, "has the unknown column 'b'"),
+    ):
+        with pytest.raises(ValueError, match=f"a.csv, row 1: {says}"):
+            medical.read_table(tmp_path / "a.csv", columns, only)
 
 
-@pytest.mark.parametrize("change, says", [
-    ({"as_run": {"replaced": {"eps": 1.0}}}, "here.as_run: relation='replaced' is not one of .*did you mean 'replace'"), ({"as_run": {"replace": {}}}, "here.as_run.replace.eps is missing"),
-    ({"guarantee": None}, "here.guarantee is NoneType"), ({"seeds": [1]}, r"here.seeds\[0\] is int"), ({"as_run": [1]}, r"here has \[1\] as as_run")])
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (
+            {"as_run": {"replaced": {"eps": 1.0}}},
+            "here.as_run: relation='replaced' is not one of .*did you mean 'replace'",
+        ),
+        ({"as_run": {"replace": {}}}, "here.as_run.replace.eps is missing"),
+        ({"guarantee": None}, "here.guarantee is NoneType"),
+        ({"seeds": [1]}, r"here.seeds\[0\] is int"),
+        ({"as_run": [1]}, r"here has \[1\] as as_run"),
+    ],
+)
 def test_runs_are_checked_as_deep_as_tables_read_them(change, says):
     assert results.check_run(RESULT["runs"][0], "here") is None
-    with pytest.raises(ValueError, match=says): results.check_run(RESULT["runs"][0] | change, "here")
+    with pytest.raises(ValueError, match=says):
+        results.check_run(RESULT["runs"][0] | change, "here")

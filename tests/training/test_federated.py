@@ -1,4 +1,5 @@
 "federated: engines, sampling, optimisers, ledgers, resume, workers, divergence."
+
 import dataclasses
 import itertools
 import json
@@ -13,38 +14,47 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from checkout import ROOT
 from hypothesis import given
 from hypothesis import strategies as some
 from laws import ALARM, count_bounds, drawn, fit
-from checkout import ROOT
 from torch import nn
 
 from dpcomm.core import vectors as core
-from dpcomm.tasks import images as data
-from dpcomm.training import federated, fused, models
-from dpcomm.privacy.accounting import Guarantee
 from dpcomm.core.chance import seed_tree
+from dpcomm.core.wire import Bits
+from dpcomm.mechanisms import contract
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.rec import Rec
-from dpcomm.core.wire import Bits
-
+from dpcomm.privacy.accounting import Guarantee
+from dpcomm.tasks import images as data
+from dpcomm.training import federated, fused, models
 
 # ---- a federation that trains in milliseconds
 
+
 def tiny_model(seed=0) -> nn.Sequential:
-    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(27, 4))
+    net = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(27, 4)
+    )
     return models.initialise(net, seed_tree(seed, "model"))
 
 
 def images(n: int, side: int, classes: int, *path) -> tuple:
     rng = seed_tree(0, "images", *path)
-    return torch.from_numpy(rng.random((n, 1, side, side), dtype=np.float32)), torch.from_numpy(rng.integers(0, classes, n))
+    return torch.from_numpy(
+        rng.random((n, 1, side, side), dtype=np.float32)
+    ), torch.from_numpy(rng.integers(0, classes, n))
 
 
-def federation(sizes=(5, 9, 2, 6, 4, 7), side=8, classes=4, name="toy") -> data.Federation:
+def federation(
+    sizes=(5, 9, 2, 6, 4, 7), side=8, classes=4, name="toy"
+) -> data.Federation:
     x, y = images(sum(sizes), side, classes, name)
     x_test, y_test = images(20, side, classes, name, "test")
-    cuts = np.split(seed_tree(0, "parts").permutation(sum(sizes)), np.cumsum(sizes)[:-1])
+    cuts = np.split(
+        seed_tree(0, "parts").permutation(sum(sizes)), np.cumsum(sizes)[:-1]
+    )
     return data.Federation(data.Dataset(name, x, y, x_test, y_test), tuple(cuts), "toy")
 
 
@@ -56,43 +66,80 @@ def altered(toy) -> data.Federation:
 
 
 TOY = federation()
-CONFIG = federated.Config(rounds=4, cohort=3, batch=4, lr=0.5, server_lr=0.1, eval_every=2, engine="loop")
+CONFIG = federated.Config(
+    rounds=4, cohort=3, batch=4, lr=0.5, server_lr=0.1, eval_every=2, engine="loop"
+)
 GAUSSIAN = Gaussian(0.5, 0.3)
 REC = Rec(0.5, 0.2, 3, (27, 3, 108, 4))
-MECHANISMS = {"gaussian": GAUSSIAN, "local gaussian": Gaussian(0.5, 0.3, local=True), "rec": REC}
+MECHANISMS = {
+    "gaussian": GAUSSIAN,
+    "local gaussian": Gaussian(0.5, 0.3, local=True),
+    "rec": REC,
+}
 
 
-def go(mechanism=GAUSSIAN, config=CONFIG, seed=3, toy=TOY, model=None, **more) -> federated.Run:
-    return federated.simulate(model or tiny_model(), toy, mechanism, config, seed, progress=False, **more)
+def go(
+    mechanism=GAUSSIAN, config=CONFIG, seed=3, toy=TOY, model=None, **more
+) -> federated.Run:
+    return federated.simulate(
+        model or tiny_model(), toy, mechanism, config, seed, progress=False, **more
+    )
 
 
 def outcome(run: federated.Run) -> dict:
     "All that a run leaves, times aside, comparable bit by bit."
-    return {"w": run.w.detach().numpy().tobytes(), "round": run.round, "finished": run.finished,
-            "ledger": dataclasses.asdict(run.ledger), "history": json.dumps(run.history)}
+    return {
+        "w": run.w.detach().numpy().tobytes(),
+        "round": run.round,
+        "finished": run.finished,
+        "ledger": dataclasses.asdict(run.ledger),
+        "history": json.dumps(run.history),
+    }
 
 
 # ---- engines
 
-@pytest.mark.parametrize("name", [name for name in models.MODELS if name != "lstm"]) # which trains itself: tests/tasks/test_shakespeare.py
+
+@pytest.mark.parametrize(
+    "name", [name for name in models.MODELS if name != "lstm"]
+)  # which trains itself: tests/tasks/test_shakespeare.py
 @pytest.mark.parametrize("engine", [e for e in federated.ENGINES if e != "loop"])
 def test_engines_agree_with_the_loop(engine, name):
-    "In float64, with clients of unequal size, two epochs and last batches that are not full."
+    """In float64, with clients of unequal size, two epochs and last batches that are
+    not full.
+    """
     model = models.build(name, seed_tree(0))
     nested = any(isinstance(layer, models.Residual) for layer in model)
-    if (engine == "fused" and any(isinstance(layer, nn.GroupNorm) for layer in model)) or (engine == "grouped" and nested):
-        with pytest.raises(ValueError, match="is not written out here: use engine='channels-last'"):
-            federated.ENGINES[engine](model, core.flatten(p.detach() for p in model.parameters()), torch.rand(2, 1, 28, 28), torch.zeros(2).long(), torch.zeros(1, 1, 2).long(), 0.1)
+    if (
+        engine == "fused" and any(isinstance(layer, nn.GroupNorm) for layer in model)
+    ) or (engine == "grouped" and nested):
+        with pytest.raises(
+            ValueError, match="is not written out here: use engine='channels-last'"
+        ):
+            federated.ENGINES[engine](
+                model,
+                core.flatten(p.detach() for p in model.parameters()),
+                torch.rand(2, 1, 28, 28),
+                torch.zeros(2).long(),
+                torch.zeros(1, 1, 2).long(),
+                0.1,
+            )
         return
     w = core.flatten(p.detach() for p in model.parameters()).double()
     x, y = images(17, 28, 10)
     parts = np.split(seed_tree(1).permutation(17), [3, 10, 11])
-    if nested: parts = [part[:5] for part in parts] # 110 layers: fewer images
-    plan = torch.from_numpy(federated.batch_plan(parts, 2, 4, [seed_tree(0, i) for i in range(4)]))
+    if nested:
+        parts = [part[:5] for part in parts]  # 110 layers: fewer images
+    plan = torch.from_numpy(
+        federated.batch_plan(parts, 2, 4, [seed_tree(0, i) for i in range(4)])
+    )
     assert plan.shape == (4, 4, 4) and (plan < 0).any()
     updates, losses = federated.train_loop(model, w, x.double(), y, plan, 0.1)
     others, other_losses = federated.ENGINES[engine](model, w, x.double(), y, plan, 0.1)
-    assert updates.dtype == others.dtype == torch.float64 and updates.shape == (4, len(w))
+    assert updates.dtype == others.dtype == torch.float64 and updates.shape == (
+        4,
+        len(w),
+    )
     assert (updates.norm(dim=1) > 1e-3).all()
     gap = (others - updates).norm(dim=1) / updates.norm(dim=1)
     assert gap.max() < 1e-10, f"{engine} is off by {gap.tolist()} of each update"
@@ -103,38 +150,91 @@ def test_engines_agree_with_the_loop(engine, name):
 def test_a_few_steps_draw_a_few_images(steps):
     parts = [np.arange(100, 150), np.arange(7), np.arange(0)]
     plan = federated.batch_plan(parts, 1, 4, [seed_tree(0, i) for i in range(3)], steps)
-    assert plan.shape == (3, steps, 4) and [(row >= 0).sum() for row in plan] == [4 * steps, min(7, 4 * steps), 0]
+    assert plan.shape == (3, steps, 4) and [(row >= 0).sum() for row in plan] == [
+        4 * steps,
+        min(7, 4 * steps),
+        0,
+    ]
     for part, row in zip(parts, plan):
         drawn = row[row >= 0]
         assert len(set(drawn)) == len(drawn) and set(drawn) <= set(part)
-    hits = np.bincount(np.concatenate([federated.batch_plan([np.arange(6)], 1, 2, [seed_tree(1, t)], steps)[0].ravel() for t in range(2000)]), minlength=6)
+    hits = np.bincount(
+        np.concatenate(
+            [
+                federated.batch_plan([np.arange(6)], 1, 2, [seed_tree(1, t)], steps)[
+                    0
+                ].ravel()
+                for t in range(2000)
+            ]
+        ),
+        minlength=6,
+    )
     assert fit(hits, np.full(6, 1 / 6)) > ALARM
-    with pytest.raises(ValueError, match="epochs, beside steps, is 2"): federated.Config(steps=1, epochs=2)
-    with pytest.raises(ValueError, match="steps is 0"): federated.Config(steps=0)
+    with pytest.raises(ValueError, match="epochs, beside steps, is 2"):
+        federated.Config(steps=1, epochs=2)
+    with pytest.raises(ValueError, match="steps is 0"):
+        federated.Config(steps=0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Diary:
+class Diary(contract.Mechanism):
     "A mechanism whose clients remember how often they came, and what they saw last."
+
     name, replay = "diary", False
-    def memory(self, n, d): return torch.zeros(n, 2, d)
-    def remember(self, memory, u, rng): return torch.zeros_like(u), torch.stack([memory[:, 0] + 1, u], 1)
-    def simulate(self, u, rng): raise AssertionError("a mechanism with a memory is not simulated without it")
-    def aggregate(self, estimates, cohort, rng): return estimates.sum(0) / cohort
-    def bits(self, d): return Bits.of(8, 0, 0, d)
+
+    def memory(self, n, d):
+        return torch.zeros(n, 2, d)
+
+    def remember(self, memory, u, rng):
+        return torch.zeros_like(u), torch.stack([memory[:, 0] + 1, u], 1)
+
+    def simulate(self, u, rng):
+        raise AssertionError("a mechanism with a memory is not simulated without it")
+
+    def aggregate(self, estimates, cohort, rng):
+        return estimates.sum(0) / cohort
+
+    def bits(self, d):
+        return Bits.of(8, 0, 0, d)
 
 
 def test_clients_remember_from_visit_to_visit_and_across_a_stop(tmp_path):
     config = dataclasses.replace(CONFIG, rounds=6, server="sgd")
-    visits = np.bincount(np.concatenate([federated.sample_cohort(6, 3, "fixed", seed_tree(3, "round", t, "sample")) for t in range(6)]), minlength=6)
+    visits = np.bincount(
+        np.concatenate(
+            [
+                federated.sample_cohort(
+                    6, 3, "fixed", seed_tree(3, "round", t, "sample")
+                )
+                for t in range(6)
+            ]
+        ),
+        minlength=6,
+    )
     whole = go(Diary(), config)
-    assert whole.memory[:, 0, 0].tolist() == visits.tolist() and visits.max() > 1 and (whole.memory[:, 1].norm(dim=1) > 0).tolist() == (visits > 0).tolist()
-    while not (pieces := go(Diary(), config, checkpoint=tmp_path / "run.pt", resume=True, max_seconds=0)).finished: pass
+    assert (
+        whole.memory[:, 0, 0].tolist() == visits.tolist()
+        and visits.max() > 1
+        and (whole.memory[:, 1].norm(dim=1) > 0).tolist() == (visits > 0).tolist()
+    )
+    while not (
+        pieces := go(
+            Diary(), config, checkpoint=tmp_path / "run.pt", resume=True, max_seconds=0
+        )
+    ).finished:
+        pass
     assert torch.equal(whole.memory, pieces.memory) and torch.equal(whole.w, pieces.w)
-    release, d = federated.recall(whole, Diary(), np.array([1, 2])), whole.memory.shape[2]
-    assert release(torch.ones(2, d), None).shape == (2, d) and whole.memory[1, 0, 0] == visits[1] + 1
+    release = federated.recall(whole, Diary(), np.array([1, 2]))
+    d = whole.memory.shape[2]
+    assert (
+        release(torch.ones(2, d), None).shape == (2, d)
+        and whole.memory[1, 0, 0] == visits[1] + 1
+    )
     assert federated.recall(go(config=config), GAUSSIAN, np.array([1])) is None
-    with pytest.raises(ValueError, match="would need two memories: use 'fixed' or 'poisson'"): go(Diary(), dataclasses.replace(config, sampling="replacement"))
+    with pytest.raises(
+        ValueError, match="would need two memories: use 'fixed' or 'poisson'"
+    ):
+        go(Diary(), dataclasses.replace(config, sampling="replacement"))
 
 
 @pytest.mark.parametrize("engine", federated.ENGINES)
@@ -144,24 +244,41 @@ def test_held_weights_stay_and_the_others_move_as_if_alone(engine):
     w = core.flatten(p.detach() for p in model.parameters()).double()
     mask = torch.from_numpy(seed_tree(2).random(len(w)) < 0.3)
     plan = torch.tensor([[[0, 1], [2, 3]], [[4, 5], [0, 4]]])
-    updates, _ = federated.ENGINES[engine](model, w, x.double(), y, plan, 0.3, mask.double())
+    updates, _ = federated.ENGINES[engine](
+        model, w, x.double(), y, plan, 0.3, mask.double()
+    )
     assert (updates[:, ~mask] == 0).all() and (updates[:, mask] != 0).any(1).all()
     names, shapes = list(core.groups(model)), [p.shape for p in model.parameters()]
     for client, update in zip(plan, updates):
         point = w.clone()
         for index in client:
             free = point.clone().requires_grad_()
-            loss = F.cross_entropy(torch.func.functional_call(model, dict(zip(names, core.unflatten(free, shapes))), (x[index].double(),)), y[index])
+            loss = F.cross_entropy(
+                torch.func.functional_call(
+                    model,
+                    dict(zip(names, core.unflatten(free, shapes))),
+                    (x[index].double(),),
+                ),
+                y[index],
+            )
             point = point - 0.3 * mask.double() * torch.autograd.grad(loss, free)[0]
         torch.testing.assert_close(update, point - w, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("engine", federated.ENGINES)
 def test_one_output_trains_with_binary_cross_entropy(engine):
-    "Against the gradient of log(1 + exp(-s)) written out, on sparse inputs of which one client uses few columns."
-    model = models.initialise(nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 1)), seed_tree(3))
-    x = torch.from_numpy((seed_tree(0, "sparse").random((4, 1, 8, 8)) < 0.1).astype(np.float64))
-    y, w = torch.tensor([0, 1, 1, 0]), core.flatten(p.detach() for p in model.parameters()).double()
+    """Against the gradient of log(1 + exp(-s)) written out, on sparse inputs of which
+    one client uses few columns.
+    """
+    model = models.initialise(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 1)),
+        seed_tree(3),
+    )
+    x = torch.from_numpy(
+        (seed_tree(0, "sparse").random((4, 1, 8, 8)) < 0.1).astype(np.float64)
+    )
+    y = torch.tensor([0, 1, 1, 0])
+    w = core.flatten(p.detach() for p in model.parameters()).double()
     plan = torch.tensor([[[0, 1], [1, -1]], [[2, 3], [3, 2]]])
     updates, losses = federated.ENGINES[engine](model, w, x, y, plan, 0.5)
     names, shapes = list(core.groups(model)), [p.shape for p in model.parameters()]
@@ -169,9 +286,16 @@ def test_one_output_trains_with_binary_cross_entropy(engine):
         point, seen = w.clone(), []
         for index in client:
             index, free = index[index >= 0], point.clone().requires_grad_()
-            odds = torch.func.functional_call(model, dict(zip(names, core.unflatten(free, shapes))), (x[index],))[:, 0]
-            value = torch.log1p(torch.exp(torch.where(y[index] == 1, -odds, odds))).mean()
-            point, seen = point - 0.5 * torch.autograd.grad(value, free)[0], seen + [float(value.detach())]
+            odds = torch.func.functional_call(
+                model, dict(zip(names, core.unflatten(free, shapes))), (x[index],)
+            )[:, 0]
+            value = torch.log1p(
+                torch.exp(torch.where(y[index] == 1, -odds, odds))
+            ).mean()
+            point, seen = (
+                point - 0.5 * torch.autograd.grad(value, free)[0],
+                seen + [float(value.detach())],
+            )
         torch.testing.assert_close(update, point - w, rtol=1e-9, atol=1e-12)
         assert float(loss) == pytest.approx(np.mean(seen), rel=1e-6)
 
@@ -181,32 +305,51 @@ def test_columns_without_images_are_left_out_only_where_it_pays():
     few[1, 4] = few[2, 7] = 1
     x[:, :6] = 1
     net = nn.Sequential(nn.Flatten(), nn.Linear(10, 2))
-    assert fused.used_columns(net, few).tolist() == [4, 7] and fused.used_columns(net, x) is None
+    assert (
+        fused.used_columns(net, few).tolist() == [4, 7]
+        and fused.used_columns(net, x) is None
+    )
     assert fused.used_columns(tiny_model(), few) is None
 
 
 def test_pooling_gives_the_gradient_to_the_first_of_equals():
     "Against PyTorch's own kernel, on whole numbers with many ties."
-    h = torch.from_numpy(seed_tree(0, "ties").integers(0, 3, (2, 3, 6, 8))).double().requires_grad_()
+    h = (
+        torch.from_numpy(seed_tree(0, "ties").integers(0, 3, (2, 3, 6, 8)))
+        .double()
+        .requires_grad_()
+    )
     theirs = F.max_pool2d(h, 2)
     top, back = fused.pool(h.detach())
     g = torch.from_numpy(seed_tree(0, "slope").standard_normal(tuple(top.shape)))
     assert torch.equal(top, theirs.detach())
-    torch.testing.assert_close(back(g, None), torch.autograd.grad(theirs, h, g)[0], rtol=0, atol=0)
+    torch.testing.assert_close(
+        back(g, None), torch.autograd.grad(theirs, h, g)[0], rtol=0, atol=0
+    )
 
 
 def test_a_visit_is_balanced_anew():
     labels, part = np.array([0, 0, 0, 1, 0, 1, 0, 0, 1, 1]), np.arange(1, 9)
     draws = [federated.balanced(part, labels, seed_tree(0, i)) for i in range(20)]
     for drawn_part in draws:
-        assert labels[drawn_part].tolist() == [0] * 3 + [1] * 3 and set(drawn_part) <= set(part) and len(set(drawn_part)) == 6
+        assert (
+            labels[drawn_part].tolist() == [0] * 3 + [1] * 3
+            and set(drawn_part) <= set(part)
+            and len(set(drawn_part)) == 6
+        )
     assert len({tuple(sorted(d)) for d in draws}) > 5
-    assert federated.balanced(part[:2], labels, seed_tree(0)).tolist() == [1, 2], "one class only: all of them"
+    assert federated.balanced(part[:2], labels, seed_tree(0)).tolist() == [
+        1,
+        2,
+    ], "one class only: all of them"
 
 
 def test_a_run_balances_when_asked():
     toy = federation(classes=2, name="two")
-    plain, even = (go(config=dataclasses.replace(CONFIG, balance=b), toy=toy) for b in (False, True))
+    plain, even = (
+        go(config=dataclasses.replace(CONFIG, balance=b), toy=toy)
+        for b in (False, True)
+    )
     assert not torch.equal(plain.w, even.w)
 
 
@@ -220,24 +363,41 @@ def test_the_loop_is_plain_sgd():
     optimiser = torch.optim.SGD(stepped.parameters(), lr=0.3)
     for index in ([3, 0], [4]):
         loss = F.cross_entropy(stepped(x[index]), y[index])
-        optimiser.zero_grad(), loss.backward(), optimiser.step()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
         seen.append(loss.item())
-    assert torch.allclose(updates[0], core.flatten(p.detach() for p in stepped.parameters()) - w, atol=1e-6)
+    assert torch.allclose(
+        updates[0],
+        core.flatten(p.detach() for p in stepped.parameters()) - w,
+        atol=1e-6,
+    )
     assert losses[0].item() == pytest.approx(np.mean(seen), rel=1e-6)
-    assert torch.equal(w, core.flatten(p.detach() for p in model.parameters())), "the server's weights were changed"
+    assert torch.equal(w, core.flatten(p.detach() for p in model.parameters())), (
+        "the server's weights were changed"
+    )
 
 
 @drawn
-@given(some.lists(some.integers(1, 9), min_size=1, max_size=5), some.integers(1, 3), some.integers(1, 5))
+@given(
+    some.lists(some.integers(1, 9), min_size=1, max_size=5),
+    some.integers(1, 3),
+    some.integers(1, 5),
+)
 def test_a_plan_shows_every_image_once_an_epoch(sizes, epochs, batch):
     parts = np.split(np.arange(sum(sizes)) + 100, np.cumsum(sizes)[:-1])
-    plan = federated.batch_plan(parts, epochs, batch, [seed_tree(0, i) for i in range(len(parts))])
+    plan = federated.batch_plan(
+        parts, epochs, batch, [seed_tree(0, i) for i in range(len(parts))]
+    )
     steps = [epochs * -(-len(part) // batch) for part in parts]
     assert plan.shape == (len(parts), max(steps), batch)
     for rows, part, n in zip(plan, parts, steps):
         assert (rows[n:] == -1).all() and (rows[:n, 0] >= 0).all()
         for epoch in rows[:n].reshape(epochs, -1):
-            assert sorted(epoch[epoch >= 0]) == sorted(part) and (epoch[len(part):] == -1).all()
+            assert (
+                sorted(epoch[epoch >= 0]) == sorted(part)
+                and (epoch[len(part) :] == -1).all()
+            )
 
 
 def test_a_client_is_shuffled_by_its_own_stream():
@@ -256,36 +416,58 @@ def test_the_engine_follows_size_and_device():
 
 # ---- sampling
 
+
 def cohorts(sampling: str, n=12, cohort=5, rounds=2000) -> list:
-    return [federated.sample_cohort(n, cohort, sampling, seed_tree(0, sampling, t)) for t in range(rounds)]
+    return [
+        federated.sample_cohort(n, cohort, sampling, seed_tree(0, sampling, t))
+        for t in range(rounds)
+    ]
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 def test_every_client_is_sampled_at_the_stated_rate(sampling):
-    "Exact binomial bounds on each of 12 clients and on each of 66 pairs; false-alarm rate 1e-6."
+    """Exact binomial bounds on each of 12 clients and on each of 66 pairs; false-alarm
+    rate 1e-6.
+    """
     drawn_cohorts = cohorts(sampling)
     taken = np.array([np.isin(np.arange(12), c) for c in drawn_cohorts])
     together = 5 / 12 * (5 / 12 if sampling == "poisson" else 4 / 11)
     low, high = count_bounds(2000, 5 / 12, 78)
     assert (low <= taken.sum(0)).all() and (taken.sum(0) <= high).all()
     low, high = count_bounds(2000, together, 78)
-    pairs = [(taken[:, a] & taken[:, b]).sum() for a, b in itertools.combinations(range(12), 2)]
+    pairs = [
+        (taken[:, a] & taken[:, b]).sum()
+        for a, b in itertools.combinations(range(12), 2)
+    ]
     assert low <= min(pairs) and max(pairs) <= high
 
 
 def test_poisson_cohorts_vary_and_fixed_ones_do_not():
     "Chi-square on the cohort's size under Poisson sampling; false-alarm rate 1e-6."
     from scipy import stats
+
     sizes = np.bincount([len(c) for c in cohorts("poisson")], minlength=13)
     assert fit(sizes, stats.binom.pmf(np.arange(13), 12, 5 / 12)) > ALARM
-    assert {len(c) for c in cohorts("fixed")} == {5} == {len(np.unique(c)) for c in cohorts("fixed")}
+    assert (
+        {len(c) for c in cohorts("fixed")}
+        == {5}
+        == {len(np.unique(c)) for c in cohorts("fixed")}
+    )
 
 
 def test_replacement_draws_every_slot_uniformly_and_repeats():
-    "Chi-square over clients, and the number of cohorts without a repeat; false-alarm rate 1e-6 together."
+    """Chi-square over clients, and the number of cohorts without a repeat; false-alarm
+    rate 1e-6 together.
+    """
     drawn_cohorts = cohorts("replacement")
     assert {len(c) for c in drawn_cohorts} == {5}
-    assert fit(np.bincount(np.concatenate(drawn_cohorts), minlength=12), np.full(12, 1 / 12)) > ALARM / 2
+    assert (
+        fit(
+            np.bincount(np.concatenate(drawn_cohorts), minlength=12),
+            np.full(12, 1 / 12),
+        )
+        > ALARM / 2
+    )
     low, high = count_bounds(2000, math.perm(12, 5) / 12**5, 2)
     assert low <= sum(len(np.unique(c)) == 5 for c in drawn_cohorts) <= high
 
@@ -293,24 +475,48 @@ def test_replacement_draws_every_slot_uniformly_and_repeats():
 @pytest.mark.parametrize("sampling", ["fixed", "poisson", "replacement"])
 def test_cohorts_are_in_order_and_belong_to_their_stream(sampling):
     for t in range(50):
-        a, b = (federated.sample_cohort(12, 5, sampling, seed_tree(0, t)) for _ in range(2))
-        assert np.array_equal(a, b) and (np.diff(a) >= (0 if sampling == "replacement" else 1)).all()
+        a, b = (
+            federated.sample_cohort(12, 5, sampling, seed_tree(0, t)) for _ in range(2)
+        )
+        assert (
+            np.array_equal(a, b)
+            and (np.diff(a) >= (0 if sampling == "replacement" else 1)).all()
+        )
         assert ((a >= 0) & (a < 12)).all()
 
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_more_clients_than_there_are_is_refused(sampling):
-    with pytest.raises(ValueError, match="cohort is 7, but there are only 6 clients.*sampling='replacement'"):
+    with pytest.raises(
+        ValueError,
+        match="cohort is 7, but there are only 6 clients.*sampling='replacement'",
+    ):
         federated.sample_cohort(6, 7, sampling, seed_tree(0))
     with pytest.raises(ValueError, match="cohort is 7"):
         go(config=dataclasses.replace(CONFIG, cohort=7, sampling=sampling))
     assert len(federated.sample_cohort(6, 7, "replacement", seed_tree(0))) == 7
 
 
-@pytest.mark.parametrize("field, value", [
-    ("rounds", 0), ("cohort", 0), ("cohort", 2.5), ("epochs", 0), ("batch", -1), ("eval_every", 0), ("lr", 0.0), ("lr", math.nan),
-    ("server_lr", -1.0), ("adam_eps", 0.0), ("sampling", "uniform"), ("server", "adamw"), ("engine", "fast"), ("momentum", -0.1), ("momentum", math.nan),
-])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("rounds", 0),
+        ("cohort", 0),
+        ("cohort", 2.5),
+        ("epochs", 0),
+        ("batch", -1),
+        ("eval_every", 0),
+        ("lr", 0.0),
+        ("lr", math.nan),
+        ("server_lr", -1.0),
+        ("adam_eps", 0.0),
+        ("sampling", "uniform"),
+        ("server", "adamw"),
+        ("engine", "fast"),
+        ("momentum", -0.1),
+        ("momentum", math.nan),
+    ],
+)
 def test_a_bad_setting_is_refused_by_name(field, value):
     with pytest.raises(ValueError, match=f"{field} is {value!r}"):
         federated.Config(**{field: value})
@@ -318,8 +524,13 @@ def test_a_bad_setting_is_refused_by_name(field, value):
 
 # ---- server optimisers
 
-def by_hand(server: str, w, averages, lr, momentum=0.9, eps=1e-8, b1=0.9, b2=0.999) -> list:
-    "Every w after a step towards `averages`, in plain formulas. [Reddi et al. 2020; Kingma & Ba 2015, Alg. 1]"
+
+def by_hand(
+    server: str, w, averages, lr, momentum=0.9, eps=1e-8, b1=0.9, b2=0.999
+) -> list:
+    """Every w after a step towards `averages`, in plain formulas. [Reddi et al. 2020;
+    Kingma & Ba 2015, Alg. 1]
+    """
     m, v, path = np.zeros_like(w), np.zeros_like(w), []
     for t, a in enumerate(averages, 1):
         if server == "adam":
@@ -335,61 +546,95 @@ def by_hand(server: str, w, averages, lr, momentum=0.9, eps=1e-8, b1=0.9, b2=0.9
 @pytest.mark.parametrize("server", ["sgd", "momentum", "adam"])
 def test_server_optimisers_are_the_formulas(server):
     rng = seed_tree(0, server)
-    w, averages = rng.standard_normal(6), 10.0 ** rng.uniform(-6, 0, (8, 6)) * rng.choice([-1, 1], (8, 6))
-    config = dataclasses.replace(CONFIG, server=server, server_lr=0.07, momentum=0.8, adam_eps=1e-4)
+    w = rng.standard_normal(6)
+    averages = 10.0 ** rng.uniform(-6, 0, (8, 6)) * rng.choice([-1, 1], (8, 6))
+    config = dataclasses.replace(
+        CONFIG, server=server, server_lr=0.07, momentum=0.8, adam_eps=1e-4
+    )
     tensor = torch.from_numpy(w.copy()).requires_grad_()
     optimiser = federated.server_optimiser(tensor, config)
-    for average, expected in zip(averages, by_hand(server, w, averages, 0.07, 0.8, 1e-4)):
+    for average, expected in zip(
+        averages, by_hand(server, w, averages, 0.07, 0.8, 1e-4)
+    ):
         tensor.grad = -torch.from_numpy(average)
         optimiser.step()
         np.testing.assert_allclose(tensor.detach().numpy(), expected, rtol=1e-12)
     state = optimiser.state_dict()["state"].get(0, {})
-    vectors = sum(getattr(value, "shape", None) == tensor.shape for value in state.values())
-    assert vectors == federated.SERVER_STATE[server], "what a client must download beside the weights"
+    vectors = sum(
+        getattr(value, "shape", None) == tensor.shape for value in state.values()
+    )
+    assert vectors == federated.SERVER_STATE[server], (
+        "what a client must download beside the weights"
+    )
 
 
-class Exact:
+class Exact(contract.Mechanism):
     "A mechanism that hides nothing: what the server steps along is the plain average."
+
     replay = False
-    simulate = staticmethod(lambda u, rng: u)
-    aggregate = staticmethod(lambda estimates, cohort, rng: estimates.sum(0) / cohort)
-    bits = staticmethod(lambda d: Bits.of(32 * d, 0, 0, d))
+
+    def simulate(self, u, rng):
+        return u
+
+    def bits(self, d):
+        return Bits.of(32 * d, 0, 0, d)
 
 
 def test_a_run_without_noise_is_federated_averaging():
     "All clients, server SGD at rate 1, two rounds written out with the reference loop."
-    config = dataclasses.replace(CONFIG, rounds=2, cohort=6, server="sgd", server_lr=1.0, epochs=2)
+    config = dataclasses.replace(
+        CONFIG, rounds=2, cohort=6, server="sgd", server_lr=1.0, epochs=2
+    )
     model = tiny_model()
     w = core.flatten(p.detach() for p in model.parameters())
     for t in range(2):
-        streams = [seed_tree(3, "round", t, "client", c, "copy", 0, "batches") for c in range(6)]
+        streams = [
+            seed_tree(3, "round", t, "client", c, "copy", 0, "batches")
+            for c in range(6)
+        ]
         plan = torch.from_numpy(federated.batch_plan(TOY.parts, 2, 4, streams))
-        w = w + federated.train_loop(model, w, TOY.data.x, TOY.data.y, plan, 0.5)[0].mean(0)
+        w = w + federated.train_loop(model, w, TOY.data.x, TOY.data.y, plan, 0.5)[
+            0
+        ].mean(0)
     run = go(Exact(), config)
     assert torch.allclose(run.w.detach(), w, atol=1e-6)
     accuracy, loss = federated.evaluate(model, w, TOY.data.x_test, TOY.data.y_test)
-    assert run.history[-1]["accuracy"] == accuracy and run.history[-1]["loss"] == pytest.approx(loss, rel=1e-5)
+    assert run.history[-1]["accuracy"] == accuracy and run.history[-1][
+        "loss"
+    ] == pytest.approx(loss, rel=1e-5)
 
 
 # ---- evaluation
 
+
 def test_evaluate_on_a_case_made_by_hand():
-    "Scores (a, 0): right iff a > 0 for label 0, loss log(1 + exp(-a)) for label 0 and log(1 + exp(a)) for label 1."
+    """Scores (a, 0): right iff a > 0 for label 0, loss log(1 + exp(-a)) for label 0 and
+    log(1 + exp(a)) for label 1.
+    """
     model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2))
     w = torch.tensor([1.0, 2.0, 0.0, 0.0, -1.0, 0.0])  # a = x1 + 2 x2 - 1
     x = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 2.0], [0.0, 0.25]])
     y, a = torch.tensor([0, 1, 1, 0]), np.array([1.0, -1.0, 3.0, -0.5])
     accuracy, loss = federated.evaluate(model, w, x.view(4, 1, 1, 2), y)
     assert accuracy == 50.0
-    assert loss == pytest.approx(np.mean(np.log1p(np.exp([-a[0], a[1], a[2], -a[3]]))), rel=1e-6)
-    many = federated.evaluate(model, w, x.view(4, 1, 1, 2).repeat(601, 1, 1, 1), y.repeat(601))
-    assert many[0] == 50.0 and many[1] == pytest.approx(loss, rel=1e-5), "more images than one pass takes"
+    assert loss == pytest.approx(
+        np.mean(np.log1p(np.exp([-a[0], a[1], a[2], -a[3]]))), rel=1e-6
+    )
+    many = federated.evaluate(
+        model, w, x.view(4, 1, 1, 2).repeat(601, 1, 1, 1), y.repeat(601)
+    )
+    assert many[0] == 50.0 and many[1] == pytest.approx(loss, rel=1e-5), (
+        "more images than one pass takes"
+    )
 
 
 # ---- ledger of bits
 
+
 def algorithm_5(n_clients, rounds, bits: Bits, model_bits: int, replay: bool) -> tuple:
-    "Uplink and downlink bits with every message of every client's history kept in a list. [dprec Alg. 5]"
+    """Uplink and downlink bits with every message of every client's history kept in a
+    list. [dprec Alg. 5]
+    """
     histories = {c: [("initial seed", 32)] for c in range(n_clients)}
     uplink = downlink = 0
     for cohort in rounds:
@@ -405,22 +650,38 @@ def algorithm_5(n_clients, rounds, bits: Bits, model_bits: int, replay: bool) ->
 
 
 @drawn
-@given(some.integers(1, 5), some.data(), some.integers(1, 40), some.integers(0, 32), some.integers(0, 400), some.booleans())
-def test_the_ledger_is_algorithm_5(n_clients, more, payload, seed_bits, model_bits, replay):
+@given(
+    some.integers(1, 5),
+    some.data(),
+    some.integers(1, 40),
+    some.integers(0, 32),
+    some.integers(0, 400),
+    some.booleans(),
+)
+def test_the_ledger_is_algorithm_5(
+    n_clients, more, payload, seed_bits, model_bits, replay
+):
     clients = some.lists(some.integers(0, n_clients - 1), max_size=4).map(sorted)
     rounds = more.draw(some.lists(clients, max_size=12))
     bits, ledger = Bits.of(payload, 7, seed_bits, 3), federated.Ledger(n_clients)
     for t, cohort in enumerate(rounds):
         ledger.record(t, np.array(cohort, dtype=int), bits, model_bits, replay)
-    assert (ledger.uplink_bits, ledger.downlink_bits) == algorithm_5(n_clients, rounds, bits, model_bits, replay)
+    assert (ledger.uplink_bits, ledger.downlink_bits) == algorithm_5(
+        n_clients, rounds, bits, model_bits, replay
+    )
     assert ledger.header_bits == 7 * sum(map(len, rounds))
 
 
-def gib(mechanism, sampling: str, d=582_026, n=100, cohort=10, rounds=1000, state=2) -> float:
+def gib(
+    mechanism, sampling: str, d=582_026, n=100, cohort=10, rounds=1000, state=2
+) -> float:
     "Both directions of a run in GiB, without training."
-    ledger, model_bits = federated.Ledger(n), 32 * d * (1 + (state if mechanism.replay else 0))
+    ledger = federated.Ledger(n)
+    model_bits = 32 * d * (1 + (state if mechanism.replay else 0))
     for t in range(rounds):
-        taken = federated.sample_cohort(n, cohort, sampling, seed_tree(0, "round", t, "sample"))
+        taken = federated.sample_cohort(
+            n, cohort, sampling, seed_tree(0, "round", t, "sample")
+        )
         ledger.record(t, taken, mechanism.bits(d), model_bits, mechanism.replay)
     return (ledger.uplink_bits + ledger.downlink_bits) / 8 / 2**30
 
@@ -435,49 +696,109 @@ def test_the_papers_mnist_column_is_reproduced():
 
 @pytest.mark.parametrize("server, state", [("sgd", 0), ("momentum", 1), ("adam", 2)])
 def test_a_run_fills_the_ledger(server, state):
-    "Every round counted with the mechanism's bits; the model is downloaded with the optimiser only where it can be replaced."
-    for mechanism, vectors in ((GAUSSIAN, 1), (Rec(0.5, 0.2, 8, (1,) * 142), 1 + state)):
+    """Every round counted with the mechanism's bits; the model is downloaded with the
+    optimiser only where it can be replaced.
+    """
+    for mechanism, vectors in (
+        (GAUSSIAN, 1),
+        (Rec(0.5, 0.2, 8, (1,) * 142), 1 + state),
+    ):
         run = go(mechanism, dataclasses.replace(CONFIG, server=server))
-        rounds = [federated.sample_cohort(6, 3, "fixed", seed_tree(3, "round", t, "sample")).tolist() for t in range(4)]
+        rounds = [
+            federated.sample_cohort(
+                6, 3, "fixed", seed_tree(3, "round", t, "sample")
+            ).tolist()
+            for t in range(4)
+        ]
         bits = mechanism.bits(142)
         expected = algorithm_5(6, rounds, bits, 32 * 142 * vectors, mechanism.replay)
         last = run.history[-1]
         assert (last["uplink_bits"], last["downlink_bits"]) == expected
-        assert last["header_bits"] == 12 * bits.header and last["uplink_bits"] == 12 * bits.content
+        assert (
+            last["header_bits"] == 12 * bits.header
+            and last["uplink_bits"] == 12 * bits.content
+        )
 
 
 # ---- what a run reports
 
-def promise(rounds, eps=1.0, sampling="fixed", relation="add-remove", trust="central", **more):
+
+def promise(
+    rounds, eps=1.0, sampling="fixed", relation="add-remove", trust="central", **more
+):
     "A guarantee about CONFIG's run of six clients, but for what is given."
-    return Guarantee(eps, 1e-5, "client", relation, sampling, "pld", more.pop("scope", "total"), trust,
-                     **{"rounds": rounds, "q": CONFIG.cohort / 6 if sampling != "none" else 1.0} | more)
+    return Guarantee(
+        eps,
+        1e-5,
+        "client",
+        relation,
+        sampling,
+        "pld",
+        more.pop("scope", "total"),
+        trust,
+        **{"rounds": rounds, "q": CONFIG.cohort / 6 if sampling != "none" else 1.0}
+        | more,
+    )
 
 
-@pytest.mark.parametrize("why, sampling, told", [
-    ("its sampling is 'poisson', the run's is 'fixed'", "fixed", dict(sampling="poisson")),
-    ("its sampling is 'fixed', the run's is 'poisson'", "poisson", {}),
-    ("its sampling is 'fixed', the run's is 'replacement'", "replacement", {}),
-    ("its rate q is 0.1, the run's is 3 of 6", "fixed", dict(q=0.1)),
-    ("its rate q is None", "fixed", dict(q=None)),
-    ("it is about 7 rounds, the run about 4", "fixed", dict(rounds=7)),
-    ("it is about None rounds", "fixed", dict(rounds=None)),
-    ("a client that joins changes who else is in a cohort of fixed size", "fixed", dict(sampling="none")),
-    ("a client may come twice in a round", "replacement", dict(sampling="none", relation="zero-out")),
-    ("absent clients send nothing here, and not null messages", "poisson", dict(sampling="poisson", relation="poisson-null"))])
-def test_a_guarantee_about_another_run_is_refused_before_the_first_round(why, sampling, told):
+@pytest.mark.parametrize(
+    "why, sampling, told",
+    [
+        (
+            "its sampling is 'poisson', the run's is 'fixed'",
+            "fixed",
+            dict(sampling="poisson"),
+        ),
+        ("its sampling is 'fixed', the run's is 'poisson'", "poisson", {}),
+        ("its sampling is 'fixed', the run's is 'replacement'", "replacement", {}),
+        ("its rate q is 0.1, the run's is 3 of 6", "fixed", dict(q=0.1)),
+        ("its rate q is None", "fixed", dict(q=None)),
+        ("it is about 7 rounds, the run about 4", "fixed", dict(rounds=7)),
+        ("it is about None rounds", "fixed", dict(rounds=None)),
+        (
+            "a client that joins changes who else is in a cohort of fixed size",
+            "fixed",
+            dict(sampling="none"),
+        ),
+        (
+            "a client may come twice in a round",
+            "replacement",
+            dict(sampling="none", relation="zero-out"),
+        ),
+        (
+            "absent clients send nothing here, and not null messages",
+            "poisson",
+            dict(sampling="poisson", relation="poisson-null"),
+        ),
+    ],
+)
+def test_a_guarantee_about_another_run_is_refused_before_the_first_round(
+    why, sampling, told
+):
     config = dataclasses.replace(CONFIG, rounds=4, sampling=sampling)
     with pytest.raises(ValueError, match="about another run: .*" + re.escape(why)):
         go(config=config, guarantee=lambda t: promise(**({"rounds": t} | told)))
     marked = promise(**({"rounds": 4} | told | {"premise": "as the paper accounts it"}))
-    assert federated.check_promise(marked, config, 6) is marked, "an explicit premise passes"
+    assert federated.check_promise(marked, config, 6) is marked, (
+        "an explicit premise passes"
+    )
 
 
-@pytest.mark.parametrize("sampling, told", [
-    ("fixed", {}), ("poisson", dict(sampling="poisson")), ("fixed", dict(sampling="none", relation="zero-out")),
-    ("poisson", dict(sampling="none")), ("fixed", dict(sampling="none", relation="local", trust="local")),
-    ("replacement", dict(sampling="replacement", relation="null-slot")),
-    ("fixed", dict(sampling="none", relation="zero-out", scope="per-round", rounds=1))])
+@pytest.mark.parametrize(
+    "sampling, told",
+    [
+        ("fixed", {}),
+        ("poisson", dict(sampling="poisson")),
+        ("fixed", dict(sampling="none", relation="zero-out")),
+        ("poisson", dict(sampling="none")),
+        ("fixed", dict(sampling="none", relation="local", trust="local")),
+        ("replacement", dict(sampling="replacement", relation="null-slot")),
+        (
+            "fixed",
+            dict(sampling="none", relation="zero-out", scope="per-round", rounds=1),
+        ),
+    ],
+)
 def test_a_guarantee_about_this_run_passes(sampling, told):
     config = dataclasses.replace(CONFIG, rounds=4, sampling=sampling)
     run = go(config=config, guarantee=lambda t: promise(**({"rounds": t} | told)))
@@ -485,7 +806,10 @@ def test_a_guarantee_about_this_run_passes(sampling, told):
 
 
 def test_history_is_entered_every_eval_and_at_the_end():
-    run = go(config=dataclasses.replace(CONFIG, rounds=5), guarantee=lambda t: promise(t, eps=t / 2))
+    run = go(
+        config=dataclasses.replace(CONFIG, rounds=5),
+        guarantee=lambda t: promise(t, eps=t / 2),
+    )
     assert [entry["round"] for entry in run.history] == [2, 4, 5]
     assert [entry["eps"] for entry in run.history] == [1.0, 2.0, 2.5]
     assert run.finished and run.round == 5 and run.seconds > 0
@@ -496,7 +820,8 @@ def test_history_is_entered_every_eval_and_at_the_end():
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_run_depends_on_its_seed_alone(name):
     first = outcome(go(MECHANISMS[name]))
-    torch.rand(3), np.random.rand(3)
+    torch.rand(3)
+    np.random.rand(3)
     assert outcome(go(MECHANISMS[name])) == first
     assert outcome(go(MECHANISMS[name], seed=4))["w"] != first["w"]
 
@@ -505,11 +830,14 @@ def test_a_run_leaves_the_model_and_the_threads_as_they_were():
     model, threads = tiny_model(), torch.get_num_threads()
     before = core.flatten(p.detach().clone() for p in model.parameters())
     run = go(model=model)
-    assert torch.equal(core.flatten(p.detach() for p in model.parameters()), before) and not torch.equal(run.w.detach(), before)
+    assert torch.equal(
+        core.flatten(p.detach() for p in model.parameters()), before
+    ) and not torch.equal(run.w.detach(), before)
     assert torch.get_num_threads() == threads
 
 
 # ---- workers and order
+
 
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("engine", federated.ENGINES)
@@ -517,7 +845,10 @@ def test_workers_change_nothing(engine, name):
     "24 clients of one round over 1, 2 and 3 threads, bit for bit."
     toy = federation(sizes=tuple(3 + i % 5 for i in range(24)))
     config = dataclasses.replace(CONFIG, rounds=2, cohort=24, engine=engine)
-    runs = {workers: outcome(go(MECHANISMS[name], config, toy=toy, workers=workers)) for workers in (1, 2, 3)}
+    runs = {
+        workers: outcome(go(MECHANISMS[name], config, toy=toy, workers=workers))
+        for workers in (1, 2, 3)
+    }
     assert runs[1] == runs[2] == runs[3]
 
 
@@ -525,8 +856,20 @@ def test_workers_change_nothing(engine, name):
 def test_workers_change_nothing_on_a_real_model(engine):
     "Threads that really overlap: 8 clients of LeNet-5."
     toy = federation(sizes=(20,) * 8, side=28, classes=10)
-    config = dataclasses.replace(CONFIG, rounds=1, cohort=8, batch=5, lr=0.05, engine=engine)
-    runs = [outcome(go(config=config, toy=toy, model=models.build("lenet5", seed_tree(0)), workers=workers)) for workers in (1, 3)]
+    config = dataclasses.replace(
+        CONFIG, rounds=1, cohort=8, batch=5, lr=0.05, engine=engine
+    )
+    runs = [
+        outcome(
+            go(
+                config=config,
+                toy=toy,
+                model=models.build("lenet5", seed_tree(0)),
+                workers=workers,
+            )
+        )
+        for workers in (1, 3)
+    ]
     assert runs[0] == runs[1]
 
 
@@ -535,10 +878,25 @@ def test_what_a_client_sends_does_not_depend_on_the_others(engine):
     "The same client alone, first, last and in a crowd."
     model = tiny_model()
     w = core.flatten(p.detach() for p in model.parameters()).double()
-    plans = [federated.batch_plan([part], 1, 4, [seed_tree(i)])[0] for i, part in enumerate(TOY.parts)]
+    plans = [
+        federated.batch_plan([part], 1, 4, [seed_tree(i)])[0]
+        for i, part in enumerate(TOY.parts)
+    ]
     longest = max(map(len, plans))
-    plan = torch.from_numpy(np.stack([np.pad(p, ((0, longest - len(p)), (0, 0)), constant_values=-1) for p in plans]))
-    train = lambda rows: federated.ENGINES[engine](model, w, TOY.data.x.double(), TOY.data.y, plan[rows], 0.5)[0]
+    plan = torch.from_numpy(
+        np.stack(
+            [
+                np.pad(p, ((0, longest - len(p)), (0, 0)), constant_values=-1)
+                for p in plans
+            ]
+        )
+    )
+
+    def train(rows):
+        return federated.ENGINES[engine](
+            model, w, TOY.data.x.double(), TOY.data.y, plan[rows], 0.5
+        )[0]
+
     everyone, order = train(list(range(6))), [4, 0, 5, 2, 1, 3]
     assert torch.allclose(train(order), everyone[order], rtol=0, atol=1e-12)
     for i in range(6):
@@ -546,8 +904,18 @@ def test_what_a_client_sends_does_not_depend_on_the_others(engine):
 
 
 def test_copies_of_a_client_train_and_hide_apart():
-    "With replacement one client may fill several slots; each has its own batches and its own noise."
-    toy, config = federation(sizes=(16,)), dataclasses.replace(CONFIG, rounds=1, cohort=3, sampling="replacement", server="sgd", server_lr=1.0)
+    """With replacement one client may fill several slots; each has its own batches and
+    its own noise.
+    """
+    toy = federation(sizes=(16,))
+    config = dataclasses.replace(
+        CONFIG,
+        rounds=1,
+        cohort=3,
+        sampling="replacement",
+        server="sgd",
+        server_lr=1.0,
+    )
     seen = []
 
     class Spy(Exact):
@@ -556,39 +924,55 @@ def test_copies_of_a_client_train_and_hide_apart():
             return u
 
     go(Spy(), config, toy=toy)
-    (updates, noise), = seen
+    ((updates, noise),) = seen
     assert len(updates) == 3 and len(set(noise)) == 3
     assert all(not torch.equal(a, b) for a, b in itertools.combinations(updates, 2))
 
 
 # ---- an empty cohort
 
+
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("engine", federated.ENGINES)
 def test_a_round_without_clients_is_a_round(engine, name):
     "Poisson sampling at 1/6: most of 8 rounds are empty, noise and server steps go on."
-    config = dataclasses.replace(CONFIG, rounds=8, cohort=1, sampling="poisson", eval_every=1, engine=engine)
-    sizes = [len(federated.sample_cohort(6, 1, "poisson", seed_tree(3, "round", t, "sample"))) for t in range(8)]
+    config = dataclasses.replace(
+        CONFIG, rounds=8, cohort=1, sampling="poisson", eval_every=1, engine=engine
+    )
+    sizes = [
+        len(
+            federated.sample_cohort(6, 1, "poisson", seed_tree(3, "round", t, "sample"))
+        )
+        for t in range(8)
+    ]
     assert 0 in sizes and max(sizes) > 0
     run = go(MECHANISMS[name], config)
     bits = MECHANISMS[name].bits(142).content
     assert run.finished and torch.isfinite(run.w).all()
-    assert [entry["uplink_bits"] for entry in run.history] == [bits * n for n in np.cumsum(sizes).tolist()]
+    assert [entry["uplink_bits"] for entry in run.history] == [
+        bits * n for n in np.cumsum(sizes).tolist()
+    ]
     json.dumps(run.history, allow_nan=False)
 
 
 # ---- resume
 
+
 @pytest.mark.parametrize("server", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_run_stopped_after_every_round_equals_a_straight_one(name, server, tmp_path):
-    config, path = dataclasses.replace(CONFIG, server=server), tmp_path / "deep" / "run.pt"
+    config = dataclasses.replace(CONFIG, server=server)
+    path = tmp_path / "deep" / "run.pt"
     straight = outcome(go(MECHANISMS[name], config))
     for rounds in range(1, 5):
-        run = go(MECHANISMS[name], config, checkpoint=path, resume=True, max_seconds=0.0)
+        run = go(
+            MECHANISMS[name], config, checkpoint=path, resume=True, max_seconds=0.0
+        )
         assert run.round == rounds and run.finished == (rounds == 4)
     assert outcome(run) == straight
-    assert outcome(go(MECHANISMS[name], config, checkpoint=path, resume=True)) == straight, "a finished run is read back"
+    assert (
+        outcome(go(MECHANISMS[name], config, checkpoint=path, resume=True)) == straight
+    ), "a finished run is read back"
     assert [p.name for p in path.parent.iterdir()] == ["run.pt"]
 
 
@@ -602,17 +986,24 @@ def test_without_resume_a_run_starts_over(tmp_path):
 def test_a_killed_process_resumes_bit_for_bit(tmp_path):
     "SIGKILL in the middle of a run, no warning given."
     path = tmp_path / "run.pt"
-    script = ("import dataclasses, test_federated as t\n"
-              "t.go(t.REC, dataclasses.replace(t.CONFIG, rounds=10_000), checkpoint=%r, save_every=0.0)" % str(path))
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    script = (
+        "import dataclasses, test_federated as t\nt.go(t.REC,"
+        " dataclasses.replace(t.CONFIG, rounds=10_000), checkpoint=%r, save_every=0.0)"
+        % str(path)
+    )
+    folders = (ROOT, ROOT / "tests", ROOT / "tests" / "training")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     process = subprocess.Popen([sys.executable, "-c", script], env=env)
     try:
         deadline = time.monotonic() + 60
-        while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+        while (
+            not path.exists() and process.poll() is None and time.monotonic() < deadline
+        ):
             time.sleep(0.02)
         time.sleep(0.1)
     finally:
-        process.kill(), process.wait()
+        process.kill()
+        process.wait()
     config = dataclasses.replace(CONFIG, rounds=10_000)
     done = federated.load_checkpoint(path, {})["round"]
     assert 0 < done < 10_000, "the process was not killed in the middle"
@@ -629,23 +1020,52 @@ def stop_at(mechanism, config, rounds: int) -> federated.Run:
     return run
 
 
-@pytest.mark.parametrize("what, change", [
-    ("seed", dict(seed=4)),
-    ("config", dict(config=dataclasses.replace(CONFIG, lr=0.25))),
-    ("mechanism", dict(mechanism=Gaussian(0.5, 0.31))),
-    ("mechanism", dict(mechanism=REC)),
-    ("partition", dict(toy=federation(sizes=(9, 5, 2, 6, 4, 7)))),
-    ("data", dict(toy=federation(name="other images, same partition"))),
-    ("content", dict(toy=altered(federation()))),
-    ("model", dict(model=models.initialise(nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(),
-                                                         nn.Linear(48, 4)), seed_tree(0)))),
-    ("model", dict(model=tiny_model(seed=1))),
-], ids=["seed", "config", "parameter", "mechanism", "partition", "data", "one pixel", "architecture", "initial weights"])
+@pytest.mark.parametrize(
+    "what, change",
+    [
+        ("seed", dict(seed=4)),
+        ("config", dict(config=dataclasses.replace(CONFIG, lr=0.25))),
+        ("mechanism", dict(mechanism=Gaussian(0.5, 0.31))),
+        ("mechanism", dict(mechanism=REC)),
+        ("partition", dict(toy=federation(sizes=(9, 5, 2, 6, 4, 7)))),
+        ("data", dict(toy=federation(name="other images, same partition"))),
+        ("content", dict(toy=altered(federation()))),
+        (
+            "model",
+            dict(
+                model=models.initialise(
+                    nn.Sequential(
+                        nn.Conv2d(1, 3, 3, padding=1),
+                        nn.MaxPool2d(2),
+                        nn.ReLU(),
+                        nn.Flatten(),
+                        nn.Linear(48, 4),
+                    ),
+                    seed_tree(0),
+                )
+            ),
+        ),
+        ("model", dict(model=tiny_model(seed=1))),
+    ],
+    ids=[
+        "seed",
+        "config",
+        "parameter",
+        "mechanism",
+        "partition",
+        "data",
+        "one pixel",
+        "architecture",
+        "initial weights",
+    ],
+)
 def test_another_run_is_not_resumed(what, change, tmp_path):
     path = tmp_path / "run.pt"
     go(checkpoint=path, max_seconds=0.0)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=f"run.pt was made with another {what}") as error:
+    with pytest.raises(
+        ValueError, match=f"run.pt was made with another {what}"
+    ) as error:
         go(checkpoint=path, resume=True, **change)
     assert "run without resume" in str(error.value)
     assert path.read_bytes() == before, "the other run's checkpoint was touched"
@@ -675,25 +1095,53 @@ def test_a_damaged_checkpoint_is_refused_before_it_is_used(damage, tmp_path):
     whole = path.read_bytes()
     middle = len(whole) // 2
     torch.save({"w": torch.zeros(3)}, tmp_path / "other.pt")
-    path.write_bytes({"cut": whole[:middle], "empty": b"", "bit": whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1:],
-                      "hole": whole[:middle] + bytes(512) + whole[middle + 512:], "foreign": b"%PDF-1.4 nothing of ours",
-                      "torch": (tmp_path / "other.pt").read_bytes()}[damage])
-    with pytest.raises(ValueError, match="run.pt is damaged .*: delete it, or run without resume"):
+    path.write_bytes(
+        {
+            "cut": whole[:middle],
+            "empty": b"",
+            "bit": whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :],
+            "hole": whole[:middle] + bytes(512) + whole[middle + 512 :],
+            "foreign": b"%PDF-1.4 nothing of ours",
+            "torch": (tmp_path / "other.pt").read_bytes(),
+        }[damage]
+    )
+    with pytest.raises(
+        ValueError, match="run.pt is damaged .*: delete it, or run without resume"
+    ):
         go(checkpoint=path, resume=True)
 
 
 # ---- divergence
 
+
 @pytest.mark.parametrize("engine", federated.ENGINES)
 def test_a_loss_that_becomes_nan_names_the_round(engine, tmp_path):
-    "One client's images turn to nan; the run stops in the first round that samples it, and keeps what came before."
-    path, config = tmp_path / "run.pt", dataclasses.replace(CONFIG, rounds=50, cohort=1, engine=engine)
+    """One client's images turn to nan; the run stops in the first round that samples
+    it, and keeps what came before.
+    """
+    path = tmp_path / "run.pt"
+    config = dataclasses.replace(CONFIG, rounds=50, cohort=1, engine=engine)
     toy = federation()
-    victim = next(c for c in range(6) if c not in federated.sample_cohort(6, 1, "fixed", seed_tree(3, "round", 0, "sample")) and 0 not in toy.parts[c])
+    victim = next(
+        c
+        for c in range(6)
+        if c
+        not in federated.sample_cohort(
+            6, 1, "fixed", seed_tree(3, "round", 0, "sample")
+        )
+        and 0 not in toy.parts[c]
+    )
     toy.data.x[torch.from_numpy(toy.parts[victim])] = math.nan
-    first = next(t for t in range(50) if victim in federated.sample_cohort(6, 1, "fixed", seed_tree(3, "round", t, "sample")))
+    first = next(
+        t
+        for t in range(50)
+        if victim
+        in federated.sample_cohort(6, 1, "fixed", seed_tree(3, "round", t, "sample"))
+    )
     assert first > 0
-    with pytest.raises(FloatingPointError, match=f"round {first}: .*nan or inf.*lower lr .now 0.5"):
+    with pytest.raises(
+        FloatingPointError, match=f"round {first}: .*nan or inf.*lower lr .now 0.5"
+    ):
         go(config=config, toy=toy, checkpoint=path, save_every=0.0)
     assert federated.load_checkpoint(path, {})["round"] == first
 
@@ -705,19 +1153,26 @@ def test_a_learning_rate_that_is_too_large_stops_the_run():
 
 # ---- federations made on the fly, and models that train themselves
 
+
 @dataclasses.dataclass(frozen=True)
 class OnTheFly(data.Federation):
     "Only the clients of a round exist; the others' images are never made."
+
     whole: object = None
+
     def visit(self, cohort):
-        parts, start = [self.whole.parts[c] for c in cohort], np.cumsum([0, *(len(self.whole.parts[c]) for c in cohort)])
+        parts = [self.whole.parts[c] for c in cohort]
+        start = np.cumsum([0, *(len(self.whole.parts[c]) for c in cohort)])
         index = np.concatenate(parts)
-        here = dataclasses.replace(self.whole.data, x=self.whole.data.x[index], y=self.whole.data.y[index])
+        here = dataclasses.replace(
+            self.whole.data, x=self.whole.data.x[index], y=self.whole.data.y[index]
+        )
         return here, [np.arange(a, b) for a, b in zip(start, start[1:])]
 
 
 class OwnTrainer(nn.Sequential):
     chunk = 3
+
     def local_sgd(self, w, x, y, plan, lr, mask=None):
         self.calls = getattr(self, "calls", 0) + 1
         return federated.train_loop(nn.Sequential(*self), w, x, y, plan, lr, mask)
@@ -725,23 +1180,41 @@ class OwnTrainer(nn.Sequential):
 
 def small_run(model=None, federation=None, **settings):
     digits = data.load("digits")
-    whole = data.Federation(digits, data.iid(len(digits.y), 20, seed_tree(0, "partition")), "iid")
-    config = federated.Config(rounds=2, cohort=4, sampling="replacement", eval_every=1, **settings)
+    whole = data.Federation(
+        digits, data.iid(len(digits.y), 20, seed_tree(0, "partition")), "iid"
+    )
+    config = federated.Config(
+        rounds=2, cohort=4, sampling="replacement", eval_every=1, **settings
+    )
     federation = federation(whole) if federation else whole
-    return federated.simulate(model or models.build("linear", seed_tree(0)), federation, Gaussian(1.0, 1.0), config, 0, progress=False)
+    return federated.simulate(
+        model or models.build("linear", seed_tree(0)),
+        federation,
+        Gaussian(1.0, 1.0),
+        config,
+        0,
+        progress=False,
+    )
 
 
 def test_clients_made_on_the_fly_train_as_those_that_are_held():
     def lazy(whole):
-        nothing = dataclasses.replace(whole.data, x=whole.data.x[:0], y=whole.data.y[:0])
+        nothing = dataclasses.replace(
+            whole.data, x=whole.data.x[:0], y=whole.data.y[:0]
+        )
         return OnTheFly(nothing, whole.parts, "on the fly", whole)
+
     assert torch.equal(small_run(federation=lazy).w, small_run().w)
 
 
 def test_a_model_with_its_own_trainer_is_trained_by_it_unless_an_engine_is_named():
     own = OwnTrainer(*models.build("linear", seed_tree(0)))
-    assert torch.equal(small_run(own).w, small_run(engine="loop").w) and own.calls == 4  # 2 rounds, 4 visits in chunks of 3
+    assert (
+        torch.equal(small_run(own).w, small_run(engine="loop").w) and own.calls == 4
+    )  # 2 rounds, 4 visits in chunks of 3
     small_run(own, engine="loop")
     assert own.calls == 4
     trainer, size = federated.local_trainer(own, torch.zeros(5), "auto")
-    assert (trainer, size) == (own.local_sgd, 3) and federated.local_trainer(own, torch.zeros(5), "grouped")[1] == federated.CHUNK["grouped"]
+    assert (trainer, size) == (own.local_sgd, 3) and federated.local_trainer(
+        own, torch.zeros(5), "grouped"
+    )[1] == federated.CHUNK["grouped"]

@@ -1,0 +1,100 @@
+"""The base class, its families, and what turns a function into a documented method."""
+
+import numpy as np
+import pytest
+import torch
+
+from dpcomm.mechanisms import contract, distributed_noise, on_ring
+from dpcomm.mechanisms.ddgauss import DDGauss
+from dpcomm.mechanisms.gaussian import Gaussian
+from dpcomm.mechanisms.vqsgd import VqSgd
+from dpcomm.privacy.accounting import gaussian_guarantee, rdp_gaussian
+
+
+@pytest.mark.parametrize(
+    "allowed, good, kept, bad",
+    [
+        ("(0, 1]", 1, 1.0, 0),
+        (contract.Whole(1, 3), 3, 3, 4),
+        (("a", "b"), "b", "b", "c"),
+        (bool, True, True, 1),
+        (contract.Maybe("(0, 1]"), None, None, 2),
+    ],
+)
+def test_a_field_is_kept_as_declared_or_refused_by_name(allowed, good, kept, bad):
+    value = contract.check_range("x", good, allowed)
+    assert value == kept and type(value) is type(kept)
+    with pytest.raises(ValueError, match="x"):
+        contract.check_range("x", bad, allowed)
+
+
+def test_families_say_who_sees_what():
+    assert issubclass(VqSgd, contract.Local)
+    assert issubclass(Gaussian, distributed_noise.ServerNoise)
+    assert issubclass(distributed_noise.ServerNoise, contract.Central)
+    assert issubclass(distributed_noise.LinearSketch, distributed_noise.SharedNoise)
+    assert issubclass(distributed_noise.SharedNoise, contract.Summed)
+    assert issubclass(DDGauss, on_ring.OnRing) and issubclass(DDGauss, contract.Summed)
+    assert VqSgd(1.0, 2.0).guarantee(rounds=3).eps == 6.0
+
+
+def test_a_method_is_described_by_the_comments_of_its_signature():
+    @contract.described
+    def encode(
+        u,  # one vector, (d,)
+    ):  # its message
+        "Send."
+
+    assert encode.__doc__.startswith("Send.")
+    assert "u: one vector, (d,)" in encode.__doc__ and "its message" in encode.__doc__
+
+
+def test_patch_adds_a_method_where_help_finds_it():
+    class Toy(contract.Mechanism):
+        name = "toy"
+
+    @contract.patch
+    def twice(
+        self: Toy,
+        u,  # anything that adds
+    ):  # u + u
+        "Double."
+        return u + u
+
+    assert twice is None, "the name is the method's alone"
+    assert Toy().twice(2) == 4 and "anything that adds" in Toy.twice.__doc__
+
+
+def test_a_mechanism_that_only_simulates_sends_floats():
+    class Plain(contract.Mechanism):
+        name = "plain"
+
+        def simulate(self, u, rng):
+            return u
+
+    plain, u = Plain(), torch.tensor([1.0, -2.5])
+    message = plain.encode(u)
+    assert torch.equal(plain.decode(message), u)
+    assert 8 * message.nbytes == plain.bits(2).total
+    with pytest.raises(contract.BadMessage, match="payload"):
+        plain.decode(type(message)("plain", 2, b"1234", message.fingerprint))
+
+
+def test_a_run_on_the_ring_is_composed_like_any_other():
+    orders = np.arange(2.0, 64.0)
+    release = orders, rdp_gaussian(orders, 2.0), 1e-5
+    found = on_ring.run_guarantee(*release, 1.0, 3, "zero-out", "rdp-balle")
+    known = gaussian_guarantee(
+        2.0, 1e-5, rounds=3, accountant="rdp-balle", orders=orders
+    )
+    assert found.eps == pytest.approx(known.eps) and found.trust == "secagg"
+    sampled = on_ring.run_guarantee(*release, 0.5, 3, "zero-out", "rdp-balle")
+    assert (sampled.sampling, sampled.trust) == ("poisson", "central")
+
+
+@pytest.mark.parametrize(
+    "enough, says", [(20, "use at least 20 bits"), (99, "raise most or eps")]
+)
+def test_a_ring_with_too_few_bits_says_how_many_are_enough(enough, says):
+    with pytest.raises(ValueError, match=says):
+        on_ring.refuse_bits(lambda bits: bits >= enough, 12, 1.0, 100, 1.5, 2.0)

@@ -1,0 +1,421 @@
+"""example_level: gradients an image, sums, releases at any base point, the visits that
+are accounted, runs that resume.
+
+Statistical tests have false-alarm rate 1e-6 and fixed seeds.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from laws import count_bounds, radius
+from scipy.special import expit
+from scipy.stats import norm
+
+from dpcomm.core.chance import seed_tree
+from dpcomm.core.vectors import flatten, groups
+from dpcomm.mechanisms import contract, mvu
+from dpcomm.privacy.accounting import gaussian_guarantee
+from dpcomm.tasks import images as data
+from dpcomm.training import example_level, models
+from dpcomm.training.federated import Config
+
+IMVU = contract.mechanism("imvu", clip_norm=2.0, eps=1.0, beta=0.5)
+SIGN = contract.mechanism("signsgd", clip_norm=2.0, sigma=4.0)
+GAUSS = contract.mechanism("gaussian", clip_norm=2.0, sigma=4.0, local=True)
+ALL = pytest.mark.parametrize("mech", [GAUSS, SIGN, IMVU], ids=lambda m: m.name)
+CONFIG = Config(
+    rounds=4,
+    cohort=2,
+    lr=0.1,
+    server="momentum",
+    server_lr=1.0,
+    momentum=0.9,
+    eval_every=2,
+)
+
+
+def flat(model):
+    return flatten(p.detach() for p in model.parameters())
+
+
+def images(n, *path):
+    rng = seed_tree(0, "images", n, *path)
+    return torch.from_numpy(
+        rng.random((n, 1, 28, 28), dtype=np.float32)
+    ), torch.from_numpy(rng.integers(0, 10, n))
+
+
+def federation(n=40, clients=4):
+    x, y = images(n)
+    parts = tuple(np.split(np.arange(n), np.cumsum([4, 8, 12])[: clients - 1]))
+    return data.Federation(
+        data.Dataset("made", x, y, *images(10, "test")), parts, "made"
+    )
+
+
+# ---- gradients and their sum
+
+
+@pytest.mark.parametrize("name", ["linear", "lenet5", "conv10"])
+def test_each_images_gradient_is_autograds(name):
+    model, (x, y) = models.build(name, seed_tree(0)), images(5)
+    w = flat(models.build(name, seed_tree(1)))
+    g, losses = example_level.example_gradients(model, w, x, y)
+    assert g.shape == (5, len(w)) and losses.shape == (5,)
+    own = models.build(name, seed_tree(1))
+    for i in range(5):
+        loss = F.cross_entropy(own(x[i : i + 1]), y[i : i + 1])
+        expected = flatten(torch.autograd.grad(loss, list(own.parameters())))
+        torch.testing.assert_close(g[i], expected, atol=2e-5, rtol=1e-3)
+        torch.testing.assert_close(losses[i], loss.detach())
+    assert list(groups(model)) == list(groups(own)) and torch.equal(
+        flat(model), flat(models.build(name, seed_tree(0)))
+    ), "the model is untouched"
+
+
+def test_the_sum_clips_each_image_and_ignores_the_chunks(monkeypatch):
+    model, (x, y) = models.build("linear", seed_tree(0)), images(9)
+    w = flat(model)
+    g, losses = example_level.example_gradients(model, w, x, y)
+    clip = float(g.norm(dim=1).median())
+    by_hand = sum(row * min(1.0, clip / float(row.norm())) for row in g)
+    for chunk in (64, 4, 1):
+        monkeypatch.setattr(example_level, "CHUNK", chunk)
+        total, loss = example_level.clipped_sum(model, w, x, y, clip)
+        torch.testing.assert_close(total, by_hand, atol=1e-5, rtol=1e-5)
+        assert loss == pytest.approx(float(losses.mean()), rel=1e-5)
+    for bad in (0.0, -1.0, math.inf):
+        with pytest.raises(ValueError, match="clip is"):
+            example_level.clipped_sum(model, w, x, y, bad)
+
+
+def test_one_image_moves_the_sum_by_at_most_the_clip_and_the_sum_is_longer():
+    model, (x, y) = models.build("linear", seed_tree(0)), images(60)
+    w, keep = flat(model), torch.arange(60)
+    total = example_level.clipped_sum(model, w, x, y, 1.0)[0]
+    moves = [
+        float(
+            (
+                total
+                - example_level.clipped_sum(model, w, x[keep != i], y[keep != i], 1.0)[
+                    0
+                ]
+            ).norm()
+        )
+        for i in range(0, 60, 7)
+    ]
+    assert max(moves) <= 1 + 1e-4 and max(moves) > 0.9 and total.norm() > 5
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run():
+    model, (x, y) = models.build("linear", seed_tree(0)), images(3)
+    with pytest.raises(
+        FloatingPointError, match="nan or inf: lower the server's learning rate"
+    ):
+        example_level.clipped_sum(model, flat(model) * math.nan, x, y, 1.0)
+
+
+# ---- the release
+
+
+def test_the_release_bypasses_the_clip():
+    """Mean of each coordinate at a sum 50 clips long, where the mechanism's own clip
+    would leave a fiftieth.
+    """
+    total = torch.tensor([100.0, -60.0, 20.0, 0.0])
+    expected = {
+        "gaussian": total.numpy(),
+        "signsgd": 2 * norm.cdf(total.numpy() / 8) - 1,
+        "imvu": IMVU.step * (2 * expit(0.5 * total.double().numpy() / 2) - 1),
+    }
+    stds = {"gaussian": 8.0, "signsgd": 1.0, "imvu": IMVU.step}
+    for mech in (GAUSS, SIGN, IMVU):
+        draws = np.stack(
+            [
+                example_level.release(mech, total, seed_tree(0, mech.name, i)).numpy()
+                for i in range(4000)
+            ]
+        )
+        assert (
+            np.abs(draws.mean(0) - expected[mech.name])
+            < radius(stds[mech.name], 4000, 12)
+        ).all()
+        if mech.name != "gaussian":
+            assert np.allclose(np.abs(draws), mech.step)
+    clipped = IMVU.simulate(total.expand(4000, -1), seed_tree(1)).numpy().mean(0)
+    assert abs(clipped[0] - expected["imvu"][0]) > 10 * radius(IMVU.step, 4000)
+
+
+@pytest.mark.parametrize("mech", [SIGN, IMVU], ids=lambda m: m.name)
+def test_inside_the_clip_the_coins_are_the_mechanisms_own(mech):
+    u = np.linspace(-1, 1, 41) * mech.clip_norm
+    assert np.allclose(example_level.high(mech, u), (1 + mech.tilt(u)) / 2, atol=1e-12)
+    far = example_level.high(mech, np.array([-1e9, -60.0, 60.0, 1e9]))
+    assert far[0] == 0 and 0 < far[1] < 1e-5 and 1 - 1e-5 < far[2] <= far[3] == 1
+
+
+@ALL
+def test_a_release_belongs_to_its_stream(mech):
+    total = torch.linspace(-9, 9, 50)
+    first = example_level.release(mech, total, seed_tree(3))
+    assert first.dtype == torch.float32 and torch.equal(
+        first, example_level.release(mech, total, seed_tree(3))
+    )
+    assert not torch.equal(first, example_level.release(mech, total, seed_tree(4)))
+
+
+@pytest.mark.parametrize("b", [1, 2, 3, 4])
+def test_more_bits_are_the_same_bits(b):
+    """Figure 4: the solver's table for two inputs, through the general path, draws what
+    the closed form draws.
+    """
+    total = torch.linspace(-30, 30, 500)
+    general = dataclasses.replace(IMVU, table=mvu.solve(1.0, 2, 2**b))
+    p = example_level.tails(general, total)
+    assert p.shape == (1, 500) and np.allclose(
+        p[0], expit(0.5 * total.double().numpy() / 2), atol=1e-12
+    )
+    torch.testing.assert_close(
+        example_level.release(general, total, seed_tree(5)),
+        example_level.release(IMVU, total, seed_tree(5)),
+    )
+
+
+def test_a_table_of_three_symbols_is_drawn_by_its_law():
+    rows = ((0.6, 0.3, 0.1), (0.1, 0.3, 0.6))
+    a = np.linalg.solve(np.array([[0.6, 0.1], [0.1, 0.6]]), [0.0 - 0.15, 1.0 - 0.15])
+    table = mvu.Table(2.0, (a[0], 0.5, a[1]), rows)
+    mech = contract.mechanism("imvu", clip_norm=1.0, eps=2.0, beta=0.5, table=table)
+    total = torch.full((20_000,), 0.7)
+    drawn = example_level.release(mech, total, seed_tree(6)).numpy()
+    x = 0.5 + 0.5 * 0.7 / 2
+    weights = np.array([0.6 ** (1 - x) * 0.1**x, 0.3, 0.1 ** (1 - x) * 0.6**x])
+    for level, p in zip(mech.levels, weights / weights.sum()):
+        low, high = count_bounds(20_000, p, 3)
+        assert low <= np.isclose(drawn, level, rtol=1e-5).sum() <= high
+
+
+@pytest.mark.parametrize(
+    "mech, message",
+    [
+        (
+            contract.mechanism("gaussian", clip_norm=1.0, sigma=1.0),
+            "must add the noise at the client: use local=True",
+        ),
+        (
+            contract.mechanism("imvu", clip_norm=1.0, eps=1.0, clamp=True),
+            "clamp would cut the sum.*use clamp=False",
+        ),
+        (
+            contract.mechanism("sqkr", clip_norm=1.0),
+            "mechanism is 'sqkr'; it must be one of gaussian, signsgd, imvu",
+        ),
+    ],
+)
+def test_what_cannot_release_a_sum_is_refused(mech, message):
+    for call in (
+        lambda: example_level.release(mech, torch.zeros(3), seed_tree(0)),
+        lambda: example_level.guarantee(mech, 3),
+        lambda: example_level.check_mechanism(mech),
+        lambda: example_level.simulate(
+            models.build("linear", seed_tree(0)), federation(), mech, CONFIG, 0
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert example_level.check_mechanism(IMVU) is IMVU
+
+
+# ---- what is proved
+
+
+def divergence(alpha, p, q):
+    "Renyi divergence of products of coins, (d,) probabilities."
+    up = alpha * np.log(p) + (1 - alpha) * np.log(q)
+    down = alpha * np.log1p(-p) + (1 - alpha) * np.log1p(-q)
+    return float(np.logaddexp(up, down).sum() / (alpha - 1))
+
+
+def test_the_curve_holds_at_any_base_point_and_is_not_loose():
+    """Exact divergences of neighbouring sums, random directions and bases, both orders,
+    against alpha kappa^2 / 8.
+    """
+    rng, ratios = seed_tree(0, "base"), []
+    for _ in range(400):
+        d = int(rng.integers(1, 9))
+        kappa = float(10 ** rng.uniform(-2, 1))
+        alpha = float(rng.uniform(1.05, 30))
+        base, step = rng.normal(size=d) * 3, rng.normal(size=d)
+        step *= kappa / np.linalg.norm(step)
+        for a, b in (
+            (base, base + step),
+            (base + step, base),
+            (0 * base, step),
+            (-step / 2, step / 2),
+        ):
+            ratios.append(
+                divergence(alpha, expit(a), expit(b)) / (alpha * kappa**2 / 8)
+            )
+    assert max(ratios) <= 1 + 1e-9 and max(ratios) > 0.99
+
+
+def test_every_mechanism_states_the_gaussian_curve_for_one_example():
+    for mech, sigma in ((GAUSS, 4.0), (SIGN, 4.0), (IMVU, 2 / 0.5)):
+        for most in (1, 7):
+            proved = example_level.guarantee(mech, most)
+            expected = gaussian_guarantee(
+                sigma,
+                1e-5,
+                rounds=most,
+                relation="zero-out",
+                trust="local",
+                accountant="rdp-balle",
+                unit="example",
+            ).eps
+            assert proved.eps == pytest.approx(expected, rel=1e-9)
+            assert (
+                proved.unit,
+                proved.relation,
+                proved.trust,
+                proved.sampling,
+                proved.scope,
+            ) == ("example", "zero-out", "local", "none", "total")
+            assert (
+                f"drawn most often, in {most} rounds" in proved.note
+                and proved.accountant == example_level.ACCOUNTANT[mech.name]
+            )
+    assert example_level.ACCOUNTANT == {
+        "gaussian": "rdp-balle",
+        "signsgd": "rdp-balle",
+        "imvu": "fisher-balle",
+    }
+
+
+def test_visits_count_the_draws():
+    counts = example_level.visits(9, CONFIG, 3)
+    by_hand = np.zeros(9, int)
+    for t in range(CONFIG.rounds):
+        cohort = example_level.cohort_of(9, CONFIG, 3, t)
+        assert len(cohort) == 2 == len(set(cohort.tolist()))
+        by_hand[cohort] += 1
+    assert counts.tolist() == by_hand.tolist() and counts.sum() == 8
+    assert any(example_level.visits(9, CONFIG, 4) != counts)
+
+
+# ---- rounds and runs
+
+
+def test_average_weighs_by_images_and_signs_not_at_all():
+    a, b = torch.tensor([4.0, 0.0]), torch.tensor([0.0, 8.0])
+    assert torch.equal(
+        example_level.average(IMVU, [a, b], [1, 3], 0.5), torch.tensor([0.5, 1.0])
+    )
+    assert torch.equal(
+        example_level.average(SIGN, [a, b], [1, 3], 0.5), torch.tensor([2.0, 4.0])
+    )
+
+
+def test_a_round_without_noise_is_one_step_on_the_cohorts_images():
+    model, fed = models.build("linear", seed_tree(0)), federation()
+    run, optimiser, _ = example_level.start(model, fed, GAUSS, CONFIG, 0)
+    before = run.w.detach().clone()
+    quiet = contract.mechanism("gaussian", clip_norm=1e6, sigma=1e-12, local=True)
+    loss = example_level.one_round(run, optimiser, model, fed, quiet, CONFIG, 0)
+    own = torch.from_numpy(
+        np.concatenate([fed.parts[c] for c in example_level.cohort_of(4, CONFIG, 0, 0)])
+    )
+    expected = F.cross_entropy(model(fed.data.x[own]), fed.data.y[own])
+    gradient = flatten(torch.autograd.grad(expected, list(model.parameters())))
+    torch.testing.assert_close(
+        run.w.detach(), before - 0.1 * gradient, atol=1e-6, rtol=1e-4
+    )
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-5) and run.round == 1
+    assert (
+        run.ledger.uplink_bits == 2 * 32 * 7850
+        and run.ledger.downlink_bits == 2 * 32 * 7850
+    )
+
+
+@ALL
+def test_runs_repeat_and_count_their_bits(mech):
+    def train(seed):
+        return example_level.simulate(
+            models.build("linear", seed_tree(0)), federation(), mech, CONFIG, seed
+        )
+
+    run, again, other = train(0), train(0), train(1)
+    assert (
+        run.finished
+        and torch.equal(run.w, again.w)
+        and run.history == again.history
+        and not torch.equal(run.w, other.w)
+    )
+    assert (
+        run.ledger.uplink_bits == 4 * 2 * mech.bits(7850).content
+        and run.ledger.header_bits == 4 * 2 * mech.bits(7850).header
+    )
+    assert [h["round"] for h in run.history] == [2, 4] and all(
+        np.isfinite(h["loss"]) for h in run.history
+    )
+
+
+def test_a_killed_run_resumes_to_the_last_digit(tmp_path):
+    def train(**more):
+        return example_level.simulate(
+            models.build("linear", seed_tree(0)), federation(), IMVU, CONFIG, 0, **more
+        )
+
+    whole, path = train(), tmp_path / "run.pt"
+    for expected in (1, 2):
+        part = train(checkpoint=path, resume=True, max_seconds=0.0)
+        assert not part.finished and part.round == expected
+    end = train(checkpoint=path, resume=True)
+    assert (
+        torch.equal(end.w, whole.w)
+        and end.history == whole.history
+        and end.ledger == whole.ledger
+    )
+    done = train(checkpoint=path, resume=True)
+    assert done.finished and done.history == whole.history
+    with pytest.raises(ValueError, match="mechanism"):
+        example_level.simulate(
+            models.build("linear", seed_tree(0)),
+            federation(),
+            SIGN,
+            CONFIG,
+            0,
+            checkpoint=path,
+            resume=True,
+        )
+    fresh = train(checkpoint=path, max_seconds=0.0)
+    assert fresh.round == 1, "without resume a run starts again"
+
+
+def test_score_and_report_agree_with_the_model():
+    model, fed = models.build("conv10", seed_tree(0)), federation()
+    accuracy, loss = example_level.score(
+        model, flat(model), fed.data.x_test, fed.data.y_test
+    )
+    scores = model(fed.data.x_test).detach()
+    assert accuracy == pytest.approx(
+        100 * float((scores.argmax(1) == fed.data.y_test).double().mean())
+    )
+    assert loss == pytest.approx(
+        float(F.cross_entropy(scores, fed.data.y_test)), rel=1e-5
+    )
+    run, _, fingerprint = example_level.start(model, fed, IMVU, CONFIG, 0)
+    line = example_level.report(run, model, fed, 1.5)
+    assert line == {
+        "round": 0,
+        "accuracy": accuracy,
+        "loss": loss,
+        "train_loss": 1.5,
+        "uplink_bits": 0,
+        "downlink_bits": 0,
+        "header_bits": 0,
+    }
+    assert fingerprint["unit"] == "example" and "Imvu" in fingerprint["mechanism"]
