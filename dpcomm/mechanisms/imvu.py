@@ -228,11 +228,10 @@ class Imvu(Mechanism):
     clamp: bool = False  # whether coordinates are cut to [-C / beta, C / beta]
     name, replay, audited, safe = "imvu", True, AUDITED, SAFE
     ranges = {"clip_norm": "(0, inf)", "beta": "(0, inf)", "eps": EPS}
-    ranges |= {"clamp": (False, True)}
+    ranges |= {"clamp": bool}
 
     def __post_init__(self):
         super().__post_init__()
-        object.__setattr__(self, "clamp", bool(self.clamp))
         _check_table(self.table, self.eps)
         _check_scale(self)
 

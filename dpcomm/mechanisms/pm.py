@@ -118,7 +118,7 @@ class Pm(Local):
         " alone"
     )
     note = "pure: holds with delta = 0, exactly for messages, which are cells of a grid"
-    ranges = {"bound": "(0, inf)", "eps": "(0, inf)", "residuals": (True, False)}
+    ranges = {"bound": "(0, inf)", "eps": "(0, inf)", "residuals": bool}
 
     def __post_init__(self):
         super().__post_init__()

@@ -177,9 +177,9 @@ class SqSgd(Local):
         "round": Whole(0),
         "span": SPANS,
         "projected": PROJECTED,
-        "residuals": (True, False),
-        "rotated": (True, False),
-        "padded": (True, False),
+        "residuals": bool,
+        "rotated": bool,
+        "padded": bool,
     }
 
     def __post_init__(self):

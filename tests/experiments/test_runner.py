@@ -728,8 +728,8 @@ def test_a_budget_spent_leaves_the_rest_for_the_next_call(monkeypatch, capsys):
         time.sleep(0.05)
         return runner.Outcome(name, "smoke", None, None, False, 0.05)
 
-    monkeypatch.setattr(cli.experiments, "run", run)
-    monkeypatch.setattr(cli.experiments, "prepare", lambda name, **settings: None)
+    monkeypatch.setattr(cli.runner, "run", run)
+    monkeypatch.setattr(cli.runner, "prepare", lambda name, **settings: None)
     code = cli.run_all(cli._parse(["run", "a", "b", "--max-seconds", "0.04"]))
     assert (
         code == 3 and [name for name, _ in given] == ["a"] and 0 < given[0][1] <= 0.04

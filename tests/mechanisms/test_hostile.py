@@ -226,8 +226,11 @@ def test_a_number_is_no_key_and_is_not_repeated(case):
 @each
 def test_messages_without_a_key_have_nothing_in_common(case):
     mechanism, u = case.make(64), vector(64, 0.8)
-    sent = {mechanism.encode(u).payload for _ in range(5)}
-    assert len(sent) == (5 if is_random(mechanism, 64) else 1)
+    sent = {mechanism.encode(u).payload for _ in range(30)}
+    if is_random(mechanism, 64):
+        assert len(sent) >= 5, "a message may be one byte: of 30, a few are alike"
+    else:
+        assert len(sent) == 1
 
 
 @each

@@ -728,7 +728,7 @@ def test_a_claim_names_what_it_covers():
         (dict(relation="local"), "relation is 'local'"),
         (dict(accountant="mixture"), "accountant is"),
         (dict(rounds=0), "rounds is 0"),
-        (dict(unit="nobody"), "unit = 'nobody'"),
+        (dict(unit="nobody"), "unit is 'nobody'"),
     ],
 )
 def test_claims_that_cannot_be_made_are_refused(change, match):

@@ -29,6 +29,7 @@ from dpcomm.mechanisms import (
     contract,
     ddgauss,
     distributed_noise,
+    on_ring,
     privquant,
     quantised,
     rec,
@@ -97,7 +98,7 @@ def test_clopper_pearson_is_scipys(n, alarm):
         (lambda: audit.ceiling(1000.5, 0), "whole"),
         (lambda: audit.enumerated_eps([0.5, 0.5], [1.0], 0), "outcomes"),
         (lambda: audit.enumerated_eps([0.5, 0.6], [0.5, 0.5], 0), "sum of p"),
-        (lambda: audit.enumerated_eps([1.5, -0.5], [0.5, 0.5], 0), "p is"),
+        (lambda: audit.enumerated_eps([1.5, -0.5], [0.5, 0.5], 0), "p holds"),
         (lambda: audit.enumerated_eps([1], [1], 1), "delta"),
         (lambda: audit.enumerated_delta([1], [1], math.inf), "eps"),
         (lambda: audit.one_run_pvalue(-1, 1, 2, 3, 0), "eps"),
@@ -877,11 +878,11 @@ def long_step(m, d):
     return m.clip_norm / m.length
 
 
-def any_rounding(x, bound, rng, exact=ddgauss.conditional_round):
+def any_rounding(x, bound, rng, exact=on_ring.conditional_round):
     return exact(x, None, rng)
 
 
-def wide_rotation(u, seed, exact=ddgauss.rotate):
+def wide_rotation(u, seed, exact=on_ring.rotate):
     return exact(u, seed) * (1 << (u.shape[-1] - 1).bit_length()) ** 0.5
 
 
@@ -960,7 +961,7 @@ PLANTED = {  # what -> mechanism, parameters, arguments of play, plays, what is 
         SKY | dict(tolerance=0.0),
         {},
         20_000,
-        [(ddgauss, "conditional_round", any_rounding)],
+        [(on_ring, "conditional_round", any_rounding)],
     ),
     "ddgauss: rotation without 1 / sqrt(D)": (
         "ddgauss",
@@ -968,8 +969,8 @@ PLANTED = {  # what -> mechanism, parameters, arguments of play, plays, what is 
         dict(d=4),
         20_000,
         [
-            (ddgauss, "rotate", wide_rotation),
-            (ddgauss, "conditional_round", any_rounding),
+            (on_ring, "rotate", wide_rotation),
+            (on_ring, "conditional_round", any_rounding),
         ],
     ),
     "skellam: half the variance": (
@@ -993,8 +994,8 @@ PLANTED = {  # what -> mechanism, parameters, arguments of play, plays, what is 
         100_000,
         [
             (
-                skellam.Skellam,
-                "local_std",
+                distributed_noise.SharedNoise,
+                "share",
                 property(
                     lambda self: self.sigma * self.clip_norm / self.n_clients**0.5
                 ),
@@ -1006,7 +1007,7 @@ PLANTED = {  # what -> mechanism, parameters, arguments of play, plays, what is 
         SKY,
         {},
         20_000,
-        [(skellam, "conditional_round", any_rounding)],
+        [(on_ring, "conditional_round", any_rounding)],
     ),
     "skellam: rotation without 1 / sqrt(D)": (
         "skellam",
@@ -1014,8 +1015,8 @@ PLANTED = {  # what -> mechanism, parameters, arguments of play, plays, what is 
         dict(d=4),
         20_000,
         [
-            (skellam, "rotate", wide_rotation),
-            (skellam, "conditional_round", any_rounding),
+            (on_ring, "rotate", wide_rotation),
+            (on_ring, "conditional_round", any_rounding),
         ],
     ),
     "topk: tolerance forgotten": (
@@ -1025,7 +1026,7 @@ PLANTED = {  # what -> mechanism, parameters, arguments of play, plays, what is 
         100_000,
         [
             (
-                distributed_noise.Summed,
+                distributed_noise.SharedNoise,
                 "share",
                 property(
                     lambda self: distributed_noise.share_std(
@@ -1042,9 +1043,9 @@ PLANTED = {  # what -> mechanism, parameters, arguments of play, plays, what is 
         20_000,
         [
             (
-                distributed_noise.Summed,
+                distributed_noise.SharedNoise,
                 "share",
-                times(0.8, distributed_noise.Summed.share),
+                times(0.8, distributed_noise.SharedNoise.share),
             )
         ],
     ),

@@ -4,6 +4,8 @@ like, what is in sync with what.
 
 import ast
 import base64
+import importlib
+import inspect
 import json
 import re
 import subprocess
@@ -410,6 +412,55 @@ def test_page_keeps_the_style(notebook):
             r"\d+ lines|\d+ characters|a (tuple|conditional)|more than three|no prose"
         )
         demand_none((f for f in found if not length.search(f)), str(notebook))
+
+
+def lost_names(code):
+    "Names that code takes from a module of the package and that are not there."
+    module = ast.parse(code)
+    stored = {
+        node.id
+        for node in ast.walk(module)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    known = {}
+    for node in ast.walk(module):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            "dpcomm"
+        ):
+            home = importlib.import_module(node.module)
+            for alias in node.names:
+                short, full = alias.asname or alias.name, f"{node.module}.{alias.name}"
+                try:
+                    importlib.import_module(full)
+                except ModuleNotFoundError:
+                    if alias.name != "*" and not hasattr(home, alias.name):
+                        yield full
+                if inspect.ismodule(getattr(home, alias.name, None)):
+                    known[short] = getattr(home, alias.name)
+    for node in ast.walk(module):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = node.value.id
+            if owner in known and owner not in stored:
+                if not hasattr(known[owner], node.attr):
+                    yield f"{owner}.{node.attr}"
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=str)
+def test_the_package_has_the_names_a_page_uses(notebook):
+    code = "\n".join(cell.code for cell in cells(notebook) if cell.kind == "code")
+    demand_none(sorted(set(lost_names(code))), str(notebook))
+
+
+def test_a_lost_name_is_noticed():
+    code = (
+        "from dpcomm.report import results as r, nothing\n"
+        "r.nonsense(r.Table)\nfrom dpcomm.core.wire import nowhere"
+    )
+    assert set(lost_names(code)) == {
+        "r.nonsense",
+        "dpcomm.report.nothing",
+        "dpcomm.core.wire.nowhere",
+    }
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=str)

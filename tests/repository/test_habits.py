@@ -42,7 +42,7 @@ def test_nothing_is_unused_unsorted_or_too_long():
 
 def test_a_long_line_an_unused_import_and_a_bad_name_are_noticed(tmp_path):
     config = str(ROOT / "ruff.toml")
-    for code in ("import os\n", f"x = '{'a' * 100}'\n", "def Bad():\n    pass\n"):
+    for code in ("import os\n", f"x = '{'a' * 100}'\n", "class bad:\n    pass\n"):
         (tmp_path / "it.py").write_text(code)
         done = run(
             sys.executable, "-m", "ruff", "check", "--config", config, str(tmp_path)
