@@ -16,6 +16,7 @@ _HOMES = {
     "Message": "core.wire",
     "simulate": "training.federated",
     "Config": "training.federated",
+    "Task": "training.federated",
     "audit": "privacy.audit",
 }
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Config",
     "Guarantee",
     "Message",
+    "Task",
     "audit",
     "mechanism",
     "registered",

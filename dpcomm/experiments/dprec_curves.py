@@ -26,7 +26,7 @@ from dpcomm.privacy.accounting import (
 from ..privacy.fixed_cohorts import fixed_size_epsilon
 from ..privacy.null_messages import calibrate_clip, theorem1_epsilon
 from ..report.results import Table, cell_summary, load_results, stamp
-from ..training.federated import check_promise, load_checkpoint, simulate
+from ..training.federated import Task, check_promise, load_checkpoint, simulate
 
 # %% ../../nbs/reference/dprec_curves.ipynb #27303f23
 @dataclasses.dataclass(frozen=True)
@@ -380,11 +380,9 @@ class Trainer:
         if self.left() == 0.0 and not (kept and load_checkpoint(path, {})["finished"]):
             return None
         run = simulate(
-            self.build(seed),
-            self.federation,
-            curve.mechanism,
-            curve.config,
-            seed,
+            Task(
+                self.build(seed), self.federation, curve.mechanism, curve.config, seed
+            ),
             checkpoint=path,
             resume=self.resume,
             max_seconds=self.left(),

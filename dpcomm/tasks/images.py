@@ -298,6 +298,22 @@ class Federation:
         "(n_clients,) images a client holds."
         return np.array([len(part) for part in self.parts])
 
+    def visit(
+        self,
+        cohort,  # client numbers of a round
+    ) -> tuple:  # Dataset; index arrays into it, one a member of the cohort
+        "What the clients of a round hold."
+        return self.data, [self.parts[c] for c in cohort]
+
+    def to(
+        self,
+        device,  # torch device
+    ):  # the same Federation, its tensors on that device
+        "Move the data."
+        names = "x", "y", "x_test", "y_test"
+        moved = {name: getattr(self.data, name).to(device) for name in names}
+        return replace(self, data=replace(self.data, **moved))
+
 # %% ../../nbs/tasks/images.ipynb #7377a382
 def check_partition(
     parts,  # index arrays, one a client

@@ -4,13 +4,10 @@
 
 # %% auto #0
 __all__ = ['CHUNK', 'ACCOUNTANT', 'example_gradients', 'clipped_sum', 'high', 'tails', 'release', 'check_mechanism', 'average',
-           'visits', 'cohort_of', 'guarantee', 'one_round', 'score', 'simulate', 'start', 'report']
+           'visits', 'guarantee', 'one_round', 'score', 'simulate']
 
 # %% ../../nbs/training/example_level.ipynb #58aac545
-import hashlib
-import time
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,21 +16,16 @@ from scipy.special import expit, ndtr
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from ..core.chance import bernoulli, normal, seed_tree
+from ..core.chance import bernoulli, normal
 from ..core.checks import check_choice, check_positive
-from ..core.vectors import flatten, groups, unflatten
+from ..core.vectors import groups, unflatten
 from ..mechanisms import imvu
+from ..mechanisms.gaussian import Gaussian
+from ..mechanisms.imvu import Imvu
+from ..mechanisms.signsgd import SignSgd
 from ..privacy.accounting import Guarantee
-from ..tasks.images import Federation
-from dpcomm.training.federated import (
-    Config,
-    Ledger,
-    Run,
-    load_checkpoint,
-    sample_cohort,
-    save_checkpoint,
-    server_optimiser,
-)
+from . import federated
+from .federated import Run, Task
 
 # %% ../../nbs/training/example_level.ipynb #06fea8b2
 def example_gradients(
@@ -83,67 +75,56 @@ def clipped_sum(
 
 # %% ../../nbs/training/example_level.ipynb #e1a7cf7e
 def high(
-    mechanism,  # signsgd, or imvu in closed form
+    mechanism,  # SignSgd, or Imvu in closed form
     total: np.ndarray,  # (d,) float64, of any length
 ) -> np.ndarray:  # (d,) probability of the high symbol
-    """Law of a one-bit mechanism's coins at an unclipped vector. [Jin et al. 2020; imvu
-    eq. 3 in closed form]
-    """
-    if mechanism.name == "signsgd":
+    "Law of a one-bit mechanism's coins at an unclipped vector. [Jin et al. 2020; imvu eq. 3]"
+    if isinstance(mechanism, SignSgd):
         return ndtr(total / mechanism.std)
     return expit(mechanism.kappa / mechanism.clip_norm * total)
 
 
 def tails(
-    mechanism,  # imvu with a table of m symbols
+    mechanism,  # Imvu with a table of m symbols
     total: Tensor,  # (d,) sum of clipped gradients
-) -> (
-    np.ndarray
-):  # (m - 1, d): probability that a coordinate's symbol is k or higher, k = 1 .. m - 1
+) -> np.ndarray:  # (m - 1, d): chance that a symbol is k or higher, k = 1 .. m - 1
     "Tail probabilities of I-MVU's symbols at an unclipped vector. [imvu eq. 3]"
     x = 0.5 + mechanism.beta * total.double().numpy() / (2 * mechanism.clip_norm)
     p = imvu.pmf(x, mechanism.table)
     return np.minimum(p[:, ::-1].cumsum(1)[:, -2::-1].T, 1.0)
 
-
+# %% ../../nbs/training/example_level.ipynb #e0rel02
 def release(
-    mechanism,  # gaussian with local=True, signsgd or imvu
+    mechanism,  # Gaussian with local=True, SignSgd or Imvu
     total: Tensor,  # (d,) sum of clipped gradients, of any length
     rng: np.random.Generator,  # stream of the client's noise
 ) -> Tensor:  # (d,) what the server decodes
     "Send an unclipped sum through a local mechanism. [imvu Sec. 4.2]"
     check_mechanism(mechanism)
-    if mechanism.name == "gaussian":
+    if isinstance(mechanism, Gaussian):
         return total + mechanism.std * normal(total.shape, rng)
-    if getattr(mechanism, "table", None) is None:
+    if isinstance(mechanism, SignSgd) or mechanism.table is None:
         coins = bernoulli(high(mechanism, total.double().numpy()), rng)
-        return torch.from_numpy(
-            np.where(coins, np.float32(mechanism.step), np.float32(-mechanism.step))
-        )
-    u = rng.random(len(total))
-    return torch.from_numpy(
-        mechanism.levels[(u < tails(mechanism, total)).sum(0)].astype(np.float32)
-    )
+        step = np.float32(mechanism.step)
+        return torch.from_numpy(np.where(coins, step, -step))
+    symbols = (rng.random(len(total)) < tails(mechanism, total)).sum(0)
+    return torch.from_numpy(mechanism.levels[symbols].astype(np.float32))
 
 # %% ../../nbs/training/example_level.ipynb #dbe6608c
-ACCOUNTANT = {
-    "gaussian": "rdp-balle",
-    "signsgd": "rdp-balle",
-    "imvu": "fisher-balle",
-}  # those that hold at any base point
+ACCOUNTANT = {Gaussian: "rdp-balle", SignSgd: "rdp-balle", Imvu: "fisher-balle"}
 
 
 def check_mechanism(
     mechanism,  # a registered mechanism
 ):  # the mechanism
-    "Refuse a mechanism that cannot release an unclipped sum. [ours]"
-    check_choice("mechanism", mechanism.name, tuple(ACCOUNTANT))
-    if not getattr(mechanism, "local", True):
+    "Refuse a mechanism that cannot release an unclipped sum."
+    check_choice("mechanism", mechanism.name, tuple(kind.name for kind in ACCOUNTANT))
+    if isinstance(mechanism, Gaussian) and not mechanism.local:
         raise ValueError(
             f"mechanism is {mechanism}; it must add the noise at the client: use"
             " local=True"
         )
-    if getattr(mechanism, "clamp", False):
+    if isinstance(mechanism, Imvu) and mechanism.clamp:
         raise ValueError(
             f"mechanism is {mechanism}; a clamp would cut the sum to the range of one"
             " gradient: use clamp=False"
@@ -158,46 +139,30 @@ def average(
     lr: float,  # client's learning rate, > 0
 ) -> Tensor:  # (d,) the server's gradient
     "Weighted average of one local step each. [McMahan et al. 2017, FederatedAveraging]"
-    if mechanism.name == "signsgd":
+    if isinstance(mechanism, SignSgd):
         return torch.stack(decoded).mean(0)
     return lr * torch.stack(decoded).sum(0) / sum(sizes)
 
 # %% ../../nbs/training/example_level.ipynb #e2f7b73d
 def visits(
-    n_clients: int,  # in the federation
-    config: Config,  # rounds, cohort and sampling
-    seed: int,  # of the run
+    task: Task,  # its clients, rounds, cohort, sampling and seed
 ) -> np.ndarray:  # (n_clients,) rounds each takes part in
     "How often the draws of a run visit each client. [imvu Sec. 4.2]"
-    draws = [cohort_of(n_clients, config, seed, t) for t in range(config.rounds)]
-    return np.bincount(np.concatenate(draws), minlength=n_clients)
+    draws = [task.cohort(t) for t in range(task.config.rounds)]
+    return np.bincount(np.concatenate(draws), minlength=task.n_clients)
 
-
-def cohort_of(
-    n_clients: int,  # in the federation
-    config: Config,  # cohort and sampling
-    seed: int,  # of the run
-    t: int,  # round
-) -> np.ndarray:  # client numbers
-    "Clients of one round. [imvu Sec. 4.2]"
-    return sample_cohort(
-        n_clients, config.cohort, config.sampling, seed_tree(seed, "round", t, "sample")
-    )
-
-
+# %% ../../nbs/training/example_level.ipynb #e0gua02
 def guarantee(
     mechanism,  # as in release
     most: int,  # rounds of the client drawn most often, >= 1
     delta: float = 1e-5,  # in (0, 1)
 ) -> Guarantee:  # unit example, relation zero-out, trust local, no sampling
-    """Privacy of one image of the client drawn most often. [imvu Thm. 1, eq. 1; this
-    page, Lemma 1]
-    """
+    "Privacy of one image of the client drawn most often. [imvu Thm. 1, eq. 1; Lemma 1]"
     proved = check_mechanism(mechanism).guarantee(
         rounds=int(most),
         delta=delta,
         relation="zero-out",
-        accountant=ACCOUNTANT[mechanism.name],
+        accountant=ACCOUNTANT[type(mechanism)],
         unit="example",
     )
     own = (
@@ -210,28 +175,26 @@ def guarantee(
 def one_round(
     run: Run,  # advanced in place
     optimiser: torch.optim.Optimizer,  # of the server, on run.w
-    model: nn.Sequential,  # as in simulate
-    federation: Federation,  # as in simulate
-    mechanism,  # as in simulate
-    config: Config,  # as in simulate
-    seed: int,  # as in simulate
+    task: Task,  # as in simulate
+    pool=None,  # not used: clients are taken one after another
 ) -> float:  # mean training loss of the cohort's images
-    "Advance a sample-level run by one round. [imvu Sec. 4.2]"
-    t, w, images = run.round, run.w.detach(), federation.data
-    cohort, decoded, losses = cohort_of(len(federation.parts), config, seed, t), [], []
-    sizes = [len(federation.parts[client]) for client in cohort]
+    "Advance a run by one round of one full-batch step a client. [imvu Sec. 4.2]"
+    t, w, mechanism, images = (
+        run.round,
+        run.w.detach(),
+        task.mechanism,
+        task.federation.data,
+    )
+    cohort, decoded, losses = task.cohort(t), [], []
+    sizes = [len(task.federation.parts[client]) for client in cohort]
     for client in cohort.tolist():
-        own = torch.from_numpy(federation.parts[client])
-        total, loss = clipped_sum(
-            model, w, images.x[own], images.y[own], mechanism.clip_norm
-        )
-        decoded.append(
-            release(
-                mechanism, total, seed_tree(seed, "round", t, "client", client, "noise")
-            )
-        )
+        own = torch.from_numpy(task.federation.parts[client])
+        x, y = images.x[own], images.y[own]
+        total, loss = clipped_sum(task.model, w, x, y, mechanism.clip_norm)
+        stream = task.stream(t, "client", client, "noise")
+        decoded.append(release(mechanism, total, stream))
         losses.append(loss)
-    run.w.grad = average(mechanism, decoded, sizes, config.lr)
+    run.w.grad = average(mechanism, decoded, sizes, task.config.lr)
     optimiser.step()
     run.ledger.record(t, cohort, mechanism.bits(len(w)), 32 * len(w), False)
     run.round += 1
@@ -244,109 +207,22 @@ def score(
     w: Tensor,  # (d,) weights
     x: Tensor,  # images
     y: Tensor,  # labels
-) -> tuple:  # accuracy in percent, mean cross-entropy
+) -> dict:  # accuracy in percent, mean cross-entropy as loss
     "Accuracy and loss of a weight vector. [imvu Sec. 4.2]"
-    params = dict(
-        zip(groups(model), unflatten(w, [p.shape for p in model.parameters()]))
-    )
+    parts = unflatten(w, [p.shape for p in model.parameters()])
+    params = dict(zip(groups(model), parts))
     scores = torch.cat(
         [functional_call(model, params, (images,)) for images in x.split(CHUNK)]
     )
-    return 100 * float((scores.argmax(1) == y).double().mean()), float(
-        F.cross_entropy(scores, y)
-    )
+    accuracy = 100 * float((scores.argmax(1) == y).double().mean())
+    return {"accuracy": accuracy, "loss": float(F.cross_entropy(scores, y))}
 
 # %% ../../nbs/training/example_level.ipynb #79b47e41
 def simulate(
-    model: nn.Sequential,  # with its initial weights
-    federation: Federation,  # data and clients
-    mechanism,  # gaussian with local=True, signsgd or imvu
-    config: Config,  # rounds, cohort, lr, server, server_lr, momentum, eval_every; one full-batch step a client
-    seed: int,  # root of the run's seed tree
-    checkpoint=None,  # file to save to and resume from
-    resume: bool = False,  # go on from the checkpoint if there is one
-    max_seconds: float = None,  # stop at the next round boundary after this long
-    save_every: float = 30.0,  # seconds between checkpoints
+    task: Task,  # with gaussian (local=True), signsgd or imvu; one full-batch step a client
+    **options,  # checkpoint, resume, max_seconds, save_every and progress, as in `federated`
 ) -> Run:  # finished, or stopped by max_seconds
     "Federated training with sample-level local privacy. [imvu Sec. 4.2]"
-    check_mechanism(mechanism)
-    run, optimiser, fingerprint = start(
-        model, federation, mechanism, config, seed, checkpoint if resume else None
-    )
-    began = saved = time.monotonic()
-    before = run.seconds
-    while run.round < config.rounds:
-        loss = one_round(run, optimiser, model, federation, mechanism, config, seed)
-        run.finished = run.round == config.rounds
-        if run.finished or run.round % config.eval_every == 0:
-            run.history.append(report(run, model, federation, loss))
-        now = time.monotonic()
-        run.seconds, late = (
-            before + now - began,
-            max_seconds is not None and now - began >= max_seconds,
-        )
-        if checkpoint and (run.finished or late or now - saved >= save_every):
-            save_checkpoint(checkpoint, run, optimiser, fingerprint)
-            saved = now
-        if late:
-            break
-    return run
-
-# %% ../../nbs/training/example_level.ipynb #96dc229d
-def start(
-    model: nn.Sequential,  # as in simulate
-    federation: Federation,  # as in simulate
-    mechanism,  # as in simulate
-    config: Config,  # as in simulate
-    seed: int,  # as in simulate
-    checkpoint=None,  # file to resume from, if it exists
-) -> tuple:  # Run, optimiser, fingerprint
-    "A new run, or the one in the checkpoint. [ours]"
-    w = flatten(p.detach() for p in model.parameters())
-    fingerprint = {
-        "config": asdict(config),
-        "seed": seed,
-        "data": federation.data.name,
-        "partition": federation.partition_hash,
-        "mechanism": repr(mechanism),
-        "model": hashlib.sha256(w.numpy().tobytes()).hexdigest(),
-        "unit": "example",
-        "content": federation.data.content_hash,
-    }
-    w = w.requires_grad_()
-    run = Run(w, 0, False, Ledger(len(federation.parts)), [], 0.0)
-    optimiser = server_optimiser(w, config)
-    if checkpoint and Path(checkpoint).exists():
-        state = load_checkpoint(checkpoint, fingerprint)
-        w.data.copy_(state["w"])
-        optimiser.load_state_dict(state["optimiser"])
-        run = Run(
-            w,
-            state["round"],
-            state["finished"],
-            Ledger(**state["ledger"]),
-            state["history"],
-            state["seconds"],
-        )
-    return run, optimiser, fingerprint
-
-
-def report(
-    run: Run,  # after a round
-    model: nn.Sequential,  # as in simulate
-    federation: Federation,  # as in simulate
-    loss: float,  # training loss of the last round
-) -> dict:  # round, accuracy, loss, train_loss and the ledger's sums
-    "One line of a run's history. [dpcomm schema 1]"
-    accuracy, test_loss = score(
-        model, run.w.detach(), federation.data.x_test, federation.data.y_test
-    )
-    return {
-        "round": run.round,
-        "accuracy": accuracy,
-        "loss": test_loss,
-        "train_loss": loss,
-        "uplink_bits": run.ledger.uplink_bits,
-        "downlink_bits": run.ledger.downlink_bits,
-        "header_bits": run.ledger.header_bits,
-    }
+    check_mechanism(task.mechanism)
+    mine = dict(advance=one_round, metrics=score, unit="example")
+    return federated.simulate(task, **mine, **options)

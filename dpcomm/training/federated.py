@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['DRAWS', 'ENGINES', 'CHUNK', 'SERVER_STATE', 'Config', 'sample_cohort', 'balanced', 'batch_plan', 'train_loop',
            'cross_entropy', 'train_channels_last', 'forward_grouped', 'train_grouped', 'train_vmap', 'pick_engine',
-           'local_trainer', 'server_optimiser', 'evaluate', 'Ledger', 'download_bits', 'Run', 'save_checkpoint',
-           'load_checkpoint', 'train_cohort', 'average', 'recall', 'one_round', 'check_promise', 'simulate']
+           'local_trainer', 'server_optimiser', 'evaluate', 'Ledger', 'download_bits', 'Task', 'Run', 'save_checkpoint',
+           'load_checkpoint', 'train_cohort', 'average', 'with_memory', 'one_round', 'check_promise', 'simulate']
 
 # %% ../../nbs/training/federated.ipynb #ad14bb7f
 import copy
@@ -32,6 +32,7 @@ from ..core.chance import seed_tree
 from ..core.checks import check_between, check_choice, check_number, check_positive
 from ..core.files import read_sealed, seal, write_whole
 from ..core.vectors import flatten, groups, unflatten
+from ..mechanisms.contract import patch
 from ..tasks.images import Federation
 from .fused import train_fused
 
@@ -52,10 +53,10 @@ class Config:
     adam_eps: float = 1e-8
     eval_every: int = 25  # rounds between evaluations
     engine: str = "auto"  # auto | loop | channels-last | grouped | vmap | fused
-    balance: bool = (
-        False  # down-sample every visit to as many images of either of two classes
+    balance: bool = False  # whether a visit down-samples the larger of two classes
+    steps: int = (
+        None  # local steps a visit, on images drawn anew; None: `epochs` passes
     )
-    steps: int = None  # local steps a visit, on images drawn without replacement; None: `epochs` passes over all of them
 
     def __post_init__(self):
         for name in ("rounds", "cohort", "epochs", "batch", "eval_every"):
@@ -434,7 +435,7 @@ def download_bits(
     ledger: Ledger,  # before round t
     client: int,  # who downloads
     t: int,  # current round
-    model_bits: int,  # size of the model, with the server's optimiser state where messages are replayed
+    model_bits: int,  # of the model; where messages are replayed, with the optimiser's state
     replay: bool,  # whether messages can stand in for the model
 ) -> int:  # the shorter of the two ways
     "Bits that bring one client up to round t. [dprec Alg. 5]"
@@ -442,6 +443,57 @@ def download_bits(
     extra = 32 if seen < 0 else -ledger.own[client]
     history = ledger.sent[t] - ledger.sent[max(seen, 0)] + extra
     return min(history, model_bits) if replay else model_bits
+
+# %% ../../nbs/training/federated.ipynb #d0task01
+@dataclass(frozen=True)
+class Task:
+    "Who trains what, how, and with which random numbers: all that a result depends on."
+
+    model: nn.Sequential  # with its initial weights
+    federation: Federation  # data and clients
+    mechanism: object  # a registered mechanism
+    config: Config  # settings of the run
+    seed: int  # root of the run's seed tree
+
+    @property
+    def n_clients(self) -> int:
+        "Clients in the federation."
+        return len(self.federation.parts)
+
+    def stream(
+        self,
+        t: int,  # round, from 0 on
+        *path,  # names and numbers of the use
+    ) -> np.random.Generator:
+        "The stream of one use of randomness in a round."
+        return seed_tree(self.seed, "round", t, *path)
+
+# %% ../../nbs/training/federated.ipynb #d0task03
+@patch
+def cohort(
+    self: Task,
+    t: int,  # round, from 0 on
+) -> np.ndarray:  # client numbers, ascending
+    "The clients of a round. [dprec Alg. 8]"
+    config = self.config
+    return sample_cohort(
+        self.n_clients, config.cohort, config.sampling, self.stream(t, "sample")
+    )
+
+
+@patch
+def streams(
+    self: Task,
+    t: int,  # round, from 0 on
+    cohort: np.ndarray,  # client numbers of the round
+    use: str,  # 'batches' or 'noise'
+) -> list:  # of generators, one a visit
+    "Streams of a round's visits; a client drawn twice has two."
+    copies = [int((cohort[:i] == c).sum()) for i, c in enumerate(cohort)]
+    return [
+        self.stream(t, "client", int(c), "copy", copy, use)
+        for c, copy in zip(cohort, copies)
+    ]
 
 # %% ../../nbs/training/federated.ipynb #ab144592
 @dataclass
@@ -452,9 +504,13 @@ class Run:
     round: int  # rounds done
     finished: bool  # False when max_seconds ended it
     ledger: Ledger
-    history: list  # one dict an evaluation: round, accuracy, loss, train_loss, eps, uplink_bits, downlink_bits, header_bits
+    history: (
+        list  # one dict an evaluation: round, scores, train_loss, eps, ledger's bits
+    )
     seconds: float  # wall time of all sessions
-    memory: Tensor = None  # (n_clients, ...) what the clients keep from round to round; None: nothing
+    memory: Tensor = (
+        None  # (n_clients, ...) what clients keep between rounds; None: nothing
+    )
 
 # %% ../../nbs/training/federated.ipynb #5fb2c242
 def save_checkpoint(
@@ -481,7 +537,7 @@ def save_checkpoint(
     )
     write_whole(path, seal(content.getvalue()))
 
-
+# %% ../../nbs/training/federated.ipynb #d0load02
 def load_checkpoint(
     path,  # file written by save_checkpoint
     fingerprint: dict,  # of the run that wants to resume
@@ -513,12 +569,7 @@ def train_cohort(
     keep=lambda updates: updates,  # what is kept of a chunk's updates (n, d)
 ):  # yields (what is kept, mean training losses (n,)) of one chunk after another
     "Local training of a round's clients, in chunks of fixed size."
-    lazy = hasattr(federation, "visit")
-    data, parts = (
-        federation.visit(cohort)
-        if lazy
-        else (federation.data, [federation.parts[c] for c in cohort])
-    )
+    data, parts = federation.visit(cohort)
     trainer, size = local_trainer(model, w, config.engine)
     if config.balance:
         parts = [
@@ -542,7 +593,7 @@ def average(
     cohort: float,  # expected clients a round
     streams,  # one stream a visit; empty where nobody takes part
     rng: np.random.Generator,  # the server's stream
-    release=None,  # (updates (n, d), streams) -> estimates (n, d); None: mechanism.simulate
+    release=None,  # updates (n, d), streams -> estimates (n, d); None: mechanism.simulate
 ) -> tuple:  # average update (d,), mean training loss
     "The server's estimate of the average update. [dprec Alg. 8; fltop Eq. 1]"
     summed = mechanism.summed
@@ -570,7 +621,7 @@ def average(
     return mechanism.reconstruct((total + noise).to(w.dtype), cohort, len(w)), loss
 
 # %% ../../nbs/training/federated.ipynb #36145e83
-def recall(
+def with_memory(
     run: Run,  # its memory is read and written
     mechanism,  # with `remember`
     cohort: np.ndarray,  # client numbers, distinct
@@ -586,50 +637,28 @@ def recall(
     return release if run.memory is not None else None
 
 # %% ../../nbs/training/federated.ipynb #32f5f208
+def _sketch(mechanism):
+    "What `train_cohort` keeps of updates whose sum alone is used."
+    if not mechanism.summed:
+        return {}
+    return {"keep": lambda u: mechanism.sketch(u).sum(0, dtype=torch.float64)}
+
+
 def one_round(
     run: Run,  # advanced in place
     optimiser: torch.optim.Optimizer,  # of the server, on run.w
-    model: nn.Sequential,  # as in simulate
-    federation: Federation,  # as in simulate
-    mechanism,  # as in simulate
-    config: Config,  # as in simulate
-    seed: int,  # as in simulate
+    task: Task,  # with its data on the device of run.w
     pool,  # executor of local training
 ) -> float:  # mean training loss of the cohort
     "Advance a run by one round. [dprec Alg. 8; fltop Alg. 3]"
-    t, w = run.round, run.w.detach()
-    mechanism = mechanism.at(t)
-    cohort = sample_cohort(
-        len(federation.parts),
-        config.cohort,
-        config.sampling,
-        seed_tree(seed, "round", t, "sample"),
-    )
-    visits = [(int(c), int((cohort[:i] == c).sum())) for i, c in enumerate(cohort)]
-
-    def streams(use):
-        return [
-            seed_tree(seed, "round", t, "client", c, "copy", j, use) for c, j in visits
-        ]
-
-    mask = mechanism.trainable(len(w))
-    keep = (
-        {"keep": lambda updates: mechanism.sketch(updates).sum(0, dtype=torch.float64)}
-        if mechanism.summed
-        else {}
-    )
-    chunks = train_cohort(
-        model, w, federation, cohort, config, streams("batches"), pool, mask, **keep
-    )
-    mean, loss = average(
-        mechanism,
-        w,
-        chunks,
-        config.cohort,
-        streams("noise"),
-        seed_tree(seed, "round", t, "server"),
-        recall(run, mechanism, cohort),
-    )
+    t, w, config = run.round, run.w.detach(), task.config
+    mechanism, cohort = task.mechanism.at(t), task.cohort(t)
+    batches, noise = (task.streams(t, cohort, use) for use in ("batches", "noise"))
+    client = task.model, w, task.federation, cohort, config, batches, pool
+    chunks = train_cohort(*client, mechanism.trainable(len(w)), **_sketch(mechanism))
+    release = with_memory(run, mechanism, cohort)
+    server = task.stream(t, "server")
+    mean, loss = average(mechanism, w, chunks, config.cohort, noise, server, release)
     if mean is None:
         raise FloatingPointError(
             f"round {t}: a client's loss or update is nan or inf; lower lr (now"
@@ -637,9 +666,8 @@ def one_round(
         )
     run.w.grad = -mean
     optimiser.step()
-    model_bits = mechanism.downlink_bits(len(w)) or 32 * len(w) * (
-        1 + (SERVER_STATE[config.server] if mechanism.replay else 0)
-    )
+    state = SERVER_STATE[config.server] if mechanism.replay else 0
+    model_bits = mechanism.downlink_bits(len(w)) or 32 * len(w) * (1 + state)
     run.ledger.record(t, cohort, mechanism.bits(len(w)), model_bits, mechanism.replay)
     run.round += 1
     return loss
@@ -647,6 +675,7 @@ def one_round(
 # %% ../../nbs/training/federated.ipynb #aacceb4e
 @contextmanager
 def _one_thread(device):
+    "One thread on a CPU, and as many as before afterwards."
     before = torch.get_num_threads()
     if torch.device(device).type == "cpu":
         torch.set_num_threads(1)
@@ -656,49 +685,48 @@ def _one_thread(device):
         torch.set_num_threads(before)
 
 
-def _start(model, federation, mechanism, config, seed, device, checkpoint, resume):
-    w = flatten(p.detach().cpu() for p in model.parameters())
-    fingerprint = {
-        "config": {k: v for k, v in asdict(config).items() if v is not None},
-        "seed": seed,
-        "data": federation.data.name,
-        "partition": federation.partition_hash,
-        "mechanism": repr(mechanism),
-        "model": hashlib.sha256(w.numpy().tobytes()).hexdigest(),
-        "device": torch.device(device).type,
-        "content": federation.data.content_hash if checkpoint else None,
-    }
-    memory = mechanism.memory(len(federation.parts), len(w))
-    if memory is not None and config.sampling == "replacement":
+def _first_memory(task, d, device):
+    "What clients remember before the first round; None where they keep nothing."
+    memory = task.mechanism.memory(task.n_clients, d)
+    if memory is not None and task.config.sampling == "replacement":
         raise ValueError(
             "sampling is 'replacement', where one client may come twice in a round and"
             " would need two memories: use 'fixed' or 'poisson'"
         )
+    return None if memory is None else memory.to(device)
+
+# %% ../../nbs/training/federated.ipynb #d0prn02
+def _fingerprint(task, w, device, unit, content):
+    "What a checkpoint and the run that resumes it must agree on."
+    return {
+        "config": {k: v for k, v in asdict(task.config).items() if v is not None},
+        "seed": task.seed,
+        "data": task.federation.data.name,
+        "partition": task.federation.partition_hash,
+        "mechanism": repr(task.mechanism),
+        "model": hashlib.sha256(w.numpy().tobytes()).hexdigest(),
+        "device": torch.device(device).type,
+        "unit": unit,
+        "content": task.federation.data.content_hash if content else None,
+    }
+
+# %% ../../nbs/training/federated.ipynb #d0prn04
+def _start(task, device, checkpoint, resume, unit):
+    "A new run, or the one in the checkpoint; its optimiser; its fingerprint."
+    w = flatten(p.detach().cpu() for p in task.model.parameters())
+    fingerprint = _fingerprint(task, w, device, unit, checkpoint)
+    memory = _first_memory(task, len(w), device)
     w = w.to(device).requires_grad_()
-    run = Run(
-        w,
-        0,
-        False,
-        Ledger(len(federation.parts)),
-        [],
-        0.0,
-        None if memory is None else memory.to(device),
-    )
-    optimiser = server_optimiser(w, config)
+    run = Run(w, 0, False, Ledger(task.n_clients), [], 0.0, memory)
+    optimiser = server_optimiser(w, task.config)
     if resume and checkpoint and Path(checkpoint).exists():
         state = load_checkpoint(checkpoint, fingerprint)
         w.data.copy_(state["w"])
         optimiser.load_state_dict(state["optimiser"])
-        memory = None if memory is None else state["memory"].to(device)
-        run = Run(
-            w,
-            state["round"],
-            state["finished"],
-            Ledger(**state["ledger"]),
-            state["history"],
-            state["seconds"],
-            memory,
-        )
+        run.round, run.finished = state["round"], state["finished"]
+        run.history, run.seconds = state["history"], state["seconds"]
+        run.ledger = Ledger(**state["ledger"])
+        run.memory = None if memory is None else state["memory"].to(device)
     return run, optimiser, fingerprint
 
 # %% ../../nbs/training/federated.ipynb #c0b1f3a2
@@ -722,22 +750,18 @@ def _about_sampling(promise, config, n_clients):
             f"its rate q is {promise.q!r}, the run's is {config.cohort} of {n_clients}"
         )
 
-
+# %% ../../nbs/training/federated.ipynb #d0chk02
 def check_promise(
     promise,  # Guarantee
     config: Config,  # of the run
     n_clients: int,  # in the federation
     rounds: int = None,  # that the promise must be about; None: all of config's
 ):  # the promise, or ValueError
-    """Refuse a guarantee about another run than this one, unless it says so itself.
-    [ours]
-    """
+    "Refuse a guarantee about another run than this one, unless it says so itself."
     if promise.premise:
         return promise
-    rounds, wrong = (
-        config.rounds if rounds is None else rounds,
-        list(_about_sampling(promise, config, n_clients)),
-    )
+    rounds = config.rounds if rounds is None else rounds
+    wrong = list(_about_sampling(promise, config, n_clients))
     if promise.scope == "total" and promise.rounds != rounds:
         wrong.append(f"it is about {promise.rounds} rounds, the run about {rounds}")
     if promise.relation == "poisson-null":
@@ -751,6 +775,7 @@ def check_promise(
 
 # %% ../../nbs/training/federated.ipynb #b2163713
 def _loop(run, config, step, report, save, max_seconds, save_every, progress):
+    "Rounds until the last one, or until the time is up."
     started = saved = time.monotonic()
     before, wanted = run.seconds, progress and os.environ.get("DPCOMM_PROGRESS") == "1"
     bar = tqdm(
@@ -774,13 +799,16 @@ def _loop(run, config, step, report, save, max_seconds, save_every, progress):
             break
     bar.close()
 
-
+# %% ../../nbs/training/federated.ipynb #d0rep02
 def _accuracy(model, w, x, y):
+    "The scores of a network that tells classes apart."
     return dict(zip(("accuracy", "loss"), evaluate(model, w, x, y)))
 
 
-def _report(run, model, data, train_loss, guarantee, metrics):
-    scores = (metrics or _accuracy)(model, run.w.detach(), data.x_test, data.y_test)
+def _report(run, task, train_loss, guarantee, metrics):
+    "Enter an evaluation into the history; what of it the bar shows."
+    data = task.federation.data
+    scores = metrics(task.model, run.w.detach(), data.x_test, data.y_test)
     eps, bits = guarantee(run.round).eps if guarantee else None, run.ledger
     run.history.append(
         {
@@ -801,12 +829,8 @@ def _report(run, model, data, train_loss, guarantee, metrics):
 
 # %% ../../nbs/training/federated.ipynb #f16592e8
 def simulate(
-    model: nn.Sequential,  # with its initial weights
-    federation: Federation,  # data and clients
-    mechanism,  # a registered mechanism
-    config: Config,  # settings of the run
-    seed: int,  # root of the run's seed tree
-    guarantee=None,  # rounds -> Guarantee, for the ledger of privacy; None: no epsilon is claimed
+    task: Task,  # model, federation, mechanism, config and seed
+    guarantee=None,  # rounds -> Guarantee, for the ledger of privacy; None: none is claimed
     checkpoint=None,  # file to save to and resume from
     resume: bool = False,  # go on from the checkpoint if there is one
     max_seconds: float = None,  # stop at the next round boundary after this long
@@ -814,37 +838,31 @@ def simulate(
     workers: int = 1,  # threads that train clients; never changes the result
     device="cpu",  # torch device
     progress: bool = True,  # show a bar on a terminal
-    metrics=None,  # (model, w, x, y) -> dict of numbers for the history, the first in percent; None: accuracy and loss
+    metrics=_accuracy,  # (model, w, x, y) -> dict of scores, the first in percent
+    advance=one_round,  # (run, optimiser, task, pool) -> training loss of one round
+    unit: str = "client",  # whom the mechanism protects: 'client' or 'example'
 ) -> Run:  # finished, or stopped by max_seconds
     """Federated training with a private, compressed uplink. [dprec Alg. 8]
 
-    The result depends on (model, federation, mechanism, config, seed, device) alone, not on workers or
-    interruptions. Raises ValueError for a guarantee about another run, FloatingPointError when training diverges.
+    The result depends on the task and the kind of device alone, not on workers or
+    interruptions. Raises ValueError for a guarantee about another run,
+    FloatingPointError when training diverges.
     """
-    promised = guarantee and (
-        lambda t: check_promise(guarantee(t), config, len(federation.parts), t)
-    )
-    if promised:
-        promised(config.rounds)
-    run, optimiser, fingerprint = _start(
-        model, federation, mechanism, config, seed, device, checkpoint, resume
-    )
-    moved = {
-        name: getattr(federation.data, name).to(device)
-        for name in ("x", "y", "x_test", "y_test")
-    }
-    federation = replace(federation, data=replace(federation.data, **moved))
-    save = (
-        partial(save_checkpoint, checkpoint, run, optimiser, fingerprint)
-        if checkpoint
-        else None
+
+    def promised(t):
+        return check_promise(guarantee(t), task.config, task.n_clients, t)
+
+    if guarantee:
+        promised(task.config.rounds)
+    run, optimiser, fingerprint = _start(task, device, checkpoint, resume, unit)
+    task = replace(task, federation=task.federation.to(device))
+    save = checkpoint and partial(
+        save_checkpoint, checkpoint, run, optimiser, fingerprint
     )
     report = partial(
-        _report, run, model, federation.data, guarantee=promised, metrics=metrics
+        _report, run, task, guarantee=guarantee and promised, metrics=metrics
     )
     with _one_thread(device), ThreadPoolExecutor(workers) as pool:
-        step = partial(
-            one_round, run, optimiser, model, federation, mechanism, config, seed, pool
-        )
-        _loop(run, config, step, report, save, max_seconds, save_every, progress)
+        step = partial(advance, run, optimiser, task, pool)
+        _loop(run, task.config, step, report, save, max_seconds, save_every, progress)
     return run

@@ -336,7 +336,9 @@ def test_training_moves_what_the_scheme_says(name):
         eval_every=2,
         engine="fused",
     )
-    run = federated.simulate(model, fed, mech, config, 0, progress=False)
+    run = federated.simulate(
+        federated.Task(model, fed, mech, config, 0), progress=False
+    )
     moved = set(np.flatnonzero((run.w.detach() != w).numpy()))
     if name == "FL-STD":
         assert len(moved) > 0.8 * len(w), (
@@ -376,11 +378,9 @@ def test_held_and_free_weights_give_different_sums():
     )
     runs = [
         federated.simulate(
-            net(),
-            fed,
-            topk.scheme(name, fraction, 4, support=support),
-            config,
-            0,
+            federated.Task(
+                net(), fed, topk.scheme(name, fraction, 4, support=support), config, 0
+            ),
             progress=False,
         ).w.detach()
         for name in ("FL-TOP", "FL-TOP-BIS")
@@ -404,15 +404,11 @@ def test_a_scheme_resumes_bit_for_bit(tmp_path):
     )
     mech = topk.scheme("FL-BASIC", 0.1, 4, 0.3, 0.5)
     straight = federated.simulate(
-        model, fed, mech, config, 0, progress=False, workers=2
+        federated.Task(model, fed, mech, config, 0), progress=False, workers=2
     )
     while not (
         pieces := federated.simulate(
-            net(),
-            fed,
-            mech,
-            config,
-            0,
+            federated.Task(net(), fed, mech, config, 0),
             progress=False,
             checkpoint=tmp_path / "run.pt",
             resume=True,
@@ -462,7 +458,9 @@ def test_the_engine_trains_with_every_mechanism_for_sums(name):
         eval_every=1,
         engine="loop",
     )
-    run = federated.simulate(net(), federation(), mech, config, 0, progress=False)
+    run = federated.simulate(
+        federated.Task(net(), federation(), mech, config, 0), progress=False
+    )
     assert (
         run.round == 1
         and torch.isfinite(run.w.detach()).all()
@@ -470,11 +468,9 @@ def test_the_engine_trains_with_every_mechanism_for_sums(name):
     )
     if name in ("ddgauss", "skellam"):
         plain = federated.simulate(
-            net(),
-            federation(),
-            topk.scheme("FL-STD", 1.0, 4),
-            config,
-            0,
+            federated.Task(
+                net(), federation(), topk.scheme("FL-STD", 1.0, 4), config, 0
+            ),
             progress=False,
         )
         d, std = len(run.w), 1e-2 * 5.0 / 4
@@ -507,11 +503,9 @@ def test_a_diverging_client_stops_the_run_with_its_round():
             engine="fused",
         )
         federated.simulate(
-            net(),
-            federation(),
-            topk.scheme("FL-BASIC", 0.5, 4),
-            config,
-            0,
+            federated.Task(
+                net(), federation(), topk.scheme("FL-BASIC", 0.5, 4), config, 0
+            ),
             progress=False,
         )
 

@@ -1297,10 +1297,9 @@ def engine_scores(mechanism, present, plays):
             probe, w = Probe(mechanism, present), torch.zeros(2, requires_grad=True)
             run = federated.Run(w, 0, False, federated.Ledger(2), [], 0.0)
             step = torch.optim.SGD([w], 0.0)
+            task = federated.Task(model, pair, probe, config, 2 * play + present)
             for _ in range(2):
-                federated.one_round(
-                    run, step, model, pair, probe, config, 2 * play + present, pool
-                )
+                federated.one_round(run, step, task, pool)
             seen.append(probe.seen)
     a0, b0, a1, b1 = np.array(seen).T
     return {

@@ -917,7 +917,7 @@ NOT_FUZZED = {  # module -> names -> reason
         "balanced batch_plan train_loop cross_entropy train_channels_last forward_grouped train_grouped train_vmap local_trainer server_optimiser evaluate train_cohort": (
             "engines, called by simulate with what Config has checked"
         ),
-        "download_bits Run recall one_round average check_promise simulate": (
+        "download_bits Run Task with_memory one_round average check_promise simulate": (
             "a run's own state"
         ),
         "save_checkpoint load_checkpoint": "files",

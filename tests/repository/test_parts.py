@@ -158,16 +158,9 @@ def test_one_round_moves_the_server_by_the_average():
             ],
             pool,
         )
-        federated.one_round(
-            run,
-            federated.server_optimiser(w, config),
-            model,
-            fed,
-            Gaussian(1e9, 1e-15, exact=False),
-            config,
-            5,
-            pool,
-        )
+        quiet = Gaussian(1e9, 1e-15, exact=False)
+        task = federated.Task(model, fed, quiet, config, 5)
+        federated.one_round(run, federated.server_optimiser(w, config), task, pool)
     assert run.round == 1 and run.ledger.uplink_bits == 4 * 32 * len(w)
     assert torch.allclose(w.detach(), weights(model) + updates.mean(0), atol=1e-5)
 

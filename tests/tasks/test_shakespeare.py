@@ -17,7 +17,7 @@ from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.tasks import shakespeare
 from dpcomm.tasks.images import check_partition, data_root
 from dpcomm.training import models, recurrent
-from dpcomm.training.federated import Config, batch_plan, simulate, train_loop
+from dpcomm.training.federated import Config, Task, batch_plan, simulate, train_loop
 
 # ---- symbols and texts
 
@@ -555,11 +555,7 @@ def run():
         net = models.initialise(recurrent.CharLSTM(hidden=8), seed_tree(0, "init"))
         net.chunk = chunk
         return simulate(
-            net,
-            federation,
-            Gaussian(0.5, 0.01),
-            replace(config, **changes),
-            0,
+            Task(net, federation, Gaussian(0.5, 0.01), replace(config, **changes), 0),
             workers=workers,
             metrics=recurrent.score,
         )

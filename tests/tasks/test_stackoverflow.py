@@ -29,7 +29,7 @@ from dpcomm.tasks.stackoverflow import (
     federation,
     size_law,
 )
-from dpcomm.training.federated import Config, batch_plan, simulate
+from dpcomm.training.federated import Config, Task, batch_plan, simulate
 from dpcomm.training.tagging import (
     TagRegression,
     bags,
@@ -265,11 +265,7 @@ def test_simulate_runs_and_neither_workers_nor_interruptions_change_it(kind, tmp
 
     def go(**more):
         return simulate(
-            TagRegression(200, 30),
-            fed,
-            line.mechanism,
-            line.config,
-            0,
+            Task(TagRegression(200, 30), fed, line.mechanism, line.config, 0),
             metrics=recall,
             progress=False,
             **more,
@@ -611,11 +607,13 @@ def test_files_are_a_source(root, kind):
     assert (data.x[parts[1]][1] >= 0).sum() == 62
     assert fed.partition_hash != federation(load(root, 5), 3).partition_hash
     run = simulate(
-        TagRegression(6, 3),
-        fed,
-        dprec_curves.fedavg("f", Config(), 2, 1.0, 0.1).mechanism,
-        Config(rounds=1, cohort=2, lr=1.0, server="sgd", eval_every=1),
-        0,
+        Task(
+            TagRegression(6, 3),
+            fed,
+            dprec_curves.fedavg("f", Config(), 2, 1.0, 0.1).mechanism,
+            Config(rounds=1, cohort=2, lr=1.0, server="sgd", eval_every=1),
+            0,
+        ),
         metrics=lambda net, w, x, y: recall(net, w, x, y, 1),
         progress=False,
     )

@@ -20,8 +20,8 @@ from dpcomm.core.vectors import flatten, groups
 from dpcomm.mechanisms import contract, mvu
 from dpcomm.privacy.accounting import gaussian_guarantee
 from dpcomm.tasks import images as data
-from dpcomm.training import example_level, models
-from dpcomm.training.federated import Config
+from dpcomm.training import example_level, federated, models
+from dpcomm.training.federated import Config, Task
 
 IMVU = contract.mechanism("imvu", clip_norm=2.0, eps=1.0, beta=0.5)
 SIGN = contract.mechanism("signsgd", clip_norm=2.0, sigma=4.0)
@@ -51,7 +51,9 @@ def images(n, *path):
 
 def federation(n=40, clients=4):
     x, y = images(n)
-    parts = tuple(np.split(np.arange(n), np.cumsum([4, 8, 12])[: clients - 1]))
+    parts = tuple(
+        np.split(np.arange(n), np.cumsum([4, 8, 12, 1, 1, 1, 1, 1])[: clients - 1])
+    )
     return data.Federation(
         data.Dataset("made", x, y, *images(10, "test")), parts, "made"
     )
@@ -222,7 +224,7 @@ def test_what_cannot_release_a_sum_is_refused(mech, message):
         lambda: example_level.guarantee(mech, 3),
         lambda: example_level.check_mechanism(mech),
         lambda: example_level.simulate(
-            models.build("linear", seed_tree(0)), federation(), mech, CONFIG, 0
+            Task(models.build("linear", seed_tree(0)), federation(), mech, CONFIG, 0)
         ),
     ):
         with pytest.raises(ValueError, match=message):
@@ -286,9 +288,9 @@ def test_every_mechanism_states_the_gaussian_curve_for_one_example():
             ) == ("example", "zero-out", "local", "none", "total")
             assert (
                 f"drawn most often, in {most} rounds" in proved.note
-                and proved.accountant == example_level.ACCOUNTANT[mech.name]
+                and proved.accountant == example_level.ACCOUNTANT[type(mech)]
             )
-    assert example_level.ACCOUNTANT == {
+    assert {kind.name: name for kind, name in example_level.ACCOUNTANT.items()} == {
         "gaussian": "rdp-balle",
         "signsgd": "rdp-balle",
         "imvu": "fisher-balle",
@@ -296,14 +298,17 @@ def test_every_mechanism_states_the_gaussian_curve_for_one_example():
 
 
 def test_visits_count_the_draws():
-    counts = example_level.visits(9, CONFIG, 3)
+    nine = federation(clients=9)
+    task = Task(None, nine, IMVU, CONFIG, 3)
+    counts = example_level.visits(task)
     by_hand = np.zeros(9, int)
     for t in range(CONFIG.rounds):
-        cohort = example_level.cohort_of(9, CONFIG, 3, t)
+        cohort = task.cohort(t)
         assert len(cohort) == 2 == len(set(cohort.tolist()))
         by_hand[cohort] += 1
     assert counts.tolist() == by_hand.tolist() and counts.sum() == 8
-    assert any(example_level.visits(9, CONFIG, 4) != counts)
+    other = dataclasses.replace(task, seed=4)
+    assert any(example_level.visits(other) != counts)
 
 
 # ---- rounds and runs
@@ -321,13 +326,13 @@ def test_average_weighs_by_images_and_signs_not_at_all():
 
 def test_a_round_without_noise_is_one_step_on_the_cohorts_images():
     model, fed = models.build("linear", seed_tree(0)), federation()
-    run, optimiser, _ = example_level.start(model, fed, GAUSS, CONFIG, 0)
-    before = run.w.detach().clone()
+    w = flat(model).requires_grad_()
+    run = federated.Run(w, 0, False, federated.Ledger(4), [], 0.0)
+    optimiser, before = federated.server_optimiser(w, CONFIG), w.detach().clone()
     quiet = contract.mechanism("gaussian", clip_norm=1e6, sigma=1e-12, local=True)
-    loss = example_level.one_round(run, optimiser, model, fed, quiet, CONFIG, 0)
-    own = torch.from_numpy(
-        np.concatenate([fed.parts[c] for c in example_level.cohort_of(4, CONFIG, 0, 0)])
-    )
+    task = Task(model, fed, quiet, CONFIG, 0)
+    loss = example_level.one_round(run, optimiser, task)
+    own = torch.from_numpy(np.concatenate([fed.parts[c] for c in task.cohort(0)]))
     expected = F.cross_entropy(model(fed.data.x[own]), fed.data.y[own])
     gradient = flatten(torch.autograd.grad(expected, list(model.parameters())))
     torch.testing.assert_close(
@@ -344,7 +349,7 @@ def test_a_round_without_noise_is_one_step_on_the_cohorts_images():
 def test_runs_repeat_and_count_their_bits(mech):
     def train(seed):
         return example_level.simulate(
-            models.build("linear", seed_tree(0)), federation(), mech, CONFIG, seed
+            Task(models.build("linear", seed_tree(0)), federation(), mech, CONFIG, seed)
         )
 
     run, again, other = train(0), train(0), train(1)
@@ -366,7 +371,8 @@ def test_runs_repeat_and_count_their_bits(mech):
 def test_a_killed_run_resumes_to_the_last_digit(tmp_path):
     def train(**more):
         return example_level.simulate(
-            models.build("linear", seed_tree(0)), federation(), IMVU, CONFIG, 0, **more
+            Task(models.build("linear", seed_tree(0)), federation(), IMVU, CONFIG, 0),
+            **more,
         )
 
     whole, path = train(), tmp_path / "run.pt"
@@ -383,11 +389,7 @@ def test_a_killed_run_resumes_to_the_last_digit(tmp_path):
     assert done.finished and done.history == whole.history
     with pytest.raises(ValueError, match="mechanism"):
         example_level.simulate(
-            models.build("linear", seed_tree(0)),
-            federation(),
-            SIGN,
-            CONFIG,
-            0,
+            Task(models.build("linear", seed_tree(0)), federation(), SIGN, CONFIG, 0),
             checkpoint=path,
             resume=True,
         )
@@ -397,9 +399,8 @@ def test_a_killed_run_resumes_to_the_last_digit(tmp_path):
 
 def test_score_and_report_agree_with_the_model():
     model, fed = models.build("conv10", seed_tree(0)), federation()
-    accuracy, loss = example_level.score(
-        model, flat(model), fed.data.x_test, fed.data.y_test
-    )
+    found = example_level.score(model, flat(model), fed.data.x_test, fed.data.y_test)
+    accuracy, loss = found["accuracy"], found["loss"]
     scores = model(fed.data.x_test).detach()
     assert accuracy == pytest.approx(
         100 * float((scores.argmax(1) == fed.data.y_test).double().mean())
@@ -407,15 +408,14 @@ def test_score_and_report_agree_with_the_model():
     assert loss == pytest.approx(
         float(F.cross_entropy(scores, fed.data.y_test)), rel=1e-5
     )
-    run, _, fingerprint = example_level.start(model, fed, IMVU, CONFIG, 0)
-    line = example_level.report(run, model, fed, 1.5)
-    assert line == {
-        "round": 0,
-        "accuracy": accuracy,
-        "loss": loss,
-        "train_loss": 1.5,
-        "uplink_bits": 0,
-        "downlink_bits": 0,
-        "header_bits": 0,
-    }
-    assert fingerprint["unit"] == "example" and "Imvu" in fingerprint["mechanism"]
+    run = example_level.simulate(Task(model, fed, IMVU, CONFIG, 0))
+    end = example_level.score(model, run.w.detach(), fed.data.x_test, fed.data.y_test)
+    assert end.items() <= run.history[-1].items() and run.history[-1]["eps"] is None
+
+
+def test_a_client_level_checkpoint_is_of_another_run(tmp_path):
+    task = Task(models.build("linear", seed_tree(0)), federation(), SIGN, CONFIG, 0)
+    path = tmp_path / "run.pt"
+    federated.simulate(task, checkpoint=path, max_seconds=0.0)
+    with pytest.raises(ValueError, match="another unit"):
+        example_level.simulate(task, checkpoint=path, resume=True)

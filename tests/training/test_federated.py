@@ -82,7 +82,9 @@ def go(
     mechanism=GAUSSIAN, config=CONFIG, seed=3, toy=TOY, model=None, **more
 ) -> federated.Run:
     return federated.simulate(
-        model or tiny_model(), toy, mechanism, config, seed, progress=False, **more
+        federated.Task(model or tiny_model(), toy, mechanism, config, seed),
+        progress=False,
+        **more,
     )
 
 
@@ -224,13 +226,13 @@ def test_clients_remember_from_visit_to_visit_and_across_a_stop(tmp_path):
     ).finished:
         pass
     assert torch.equal(whole.memory, pieces.memory) and torch.equal(whole.w, pieces.w)
-    release = federated.recall(whole, Diary(), np.array([1, 2]))
+    release = federated.with_memory(whole, Diary(), np.array([1, 2]))
     d = whole.memory.shape[2]
     assert (
         release(torch.ones(2, d), None).shape == (2, d)
         and whole.memory[1, 0, 0] == visits[1] + 1
     )
-    assert federated.recall(go(config=config), GAUSSIAN, np.array([1])) is None
+    assert federated.with_memory(go(config=config), GAUSSIAN, np.array([1])) is None
     with pytest.raises(
         ValueError, match="would need two memories: use 'fixed' or 'poisson'"
     ):
@@ -1188,11 +1190,13 @@ def small_run(model=None, federation=None, **settings):
     )
     federation = federation(whole) if federation else whole
     return federated.simulate(
-        model or models.build("linear", seed_tree(0)),
-        federation,
-        Gaussian(1.0, 1.0),
-        config,
-        0,
+        federated.Task(
+            model or models.build("linear", seed_tree(0)),
+            federation,
+            Gaussian(1.0, 1.0),
+            config,
+            0,
+        ),
         progress=False,
     )
 
