@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SCALES', 'SCHEMA', 'RUN', 'SEED', 'CELL', 'SHORT', 'VERDICTS', 'LONG', 'SORT', 'FIND', 'HEADER', 'PACKAGES',
            'type_names', 'check_schema', 'check_finite', 'check_run', 'content_of', 'check_result', 'write_result',
-           'load_result', 'load_results', 'Summary', 'cell_summary', 'within_tolerance', 'verdict', 'Table',
+           'load_result', 'assemble', 'load_results', 'Summary', 'cell_summary', 'within_tolerance', 'verdict', 'Table',
            'link_text', 'as_text', 'as_markdown', 'cell_html', 'as_html', 'make_sortable', 'ours_by_key', 'ours_of',
            'format_value', 'format_paper', 'reason_not_run', 'format_seeds', 'row_of', 'causes_of', 'verdict_table',
            'as_run', 'add_epsilon_as_run', 'guarantees_as_run', 'data_sources', 'matrix', 'version_of', 'git', 'stamp']
@@ -26,7 +26,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from ..core.files import typed, write_whole
-from . import papers
+from . import papers, records
 
 # %% ../../nbs/reference/verdicts.ipynb #cfc0a524
 SCALES = ("smoke", "quick", "full")
@@ -218,23 +218,68 @@ def load_result(
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{Path(path).name}: {error}") from None
 
+# %% ../../nbs/reference/verdicts.ipynb #v0asm001
+def _runs(found):
+    "Records of trained and computed runs, one entry a setting, its seeds in order."
+    runs = {}
+    for r in found:
+        if not r.key.startswith("derived"):
+            entry = runs.setdefault(r.key, _entry(r))
+            columns = list(r.history)
+            points = [dict(zip(columns, values)) for values in zip(*r.history.values())]
+            seed = {"seed": r.seed, "final": r.final, "history": points}
+            entry["seeds"].append(seed | {"wall_seconds": r.cost["wall_seconds"]})
+    return list(runs.values())
+
+
+def _entry(record):
+    "One setting, without its seeds."
+    names = "key", "config", "guarantee", "as_run", "bits"
+    return {name: getattr(record, name) for name in names} | {"seeds": []}
+
+
+def assemble(
+    found,  # of records.Record, of one experiment and scale
+) -> dict:  # a result: runs, cells with one value a seed, data, where it comes from
+    "Records of one experiment as one result."
+    chosen = list(records.standing(found).values())
+    cells = {}
+    for r in sorted(chosen, key=lambda r: r.seed):
+        for key, (value, unit) in r.cells.items():
+            cells.setdefault(key, {"values": [], "unit": unit})["values"].append(value)
+    first = found[0]
+    params = next((r.config for r in found if r.key.startswith("derived")), {})
+    return {
+        **{
+            name: getattr(first, name)
+            for name in ("paper", "experiment", "scale", "data")
+        },
+        "schema": 1,
+        "runs": _runs(found),
+        "params": params,
+        "cells": cells,
+        "seeds": sorted({r.seed for r in found}),
+        "wall_seconds": sum(r.cost["wall_seconds"] for r in found),
+        **{k: first.origin.get(k) for k in ("commit", "dirty", "versions", "device")},
+        "notebook_hash": first.origin.get("notebook"),
+    }
+
 # %% ../../nbs/reference/verdicts.ipynb #b77ac6ac
 def load_results(
     paper: str,  # id
     scale: str = None,  # 'smoke', 'quick' or 'full'; None for all
-    root: Path = None,  # folder with a folder per paper, default the committed results
+    root: Path = None,  # folder with a folder per paper, default the committed records
     papers_root: Path = None,  # folder of the papers' TOML files, default the package's
 ) -> tuple:  # results, by file name
-    "All results of one paper."
-    papers.paper(paper, papers_root)
-    if scale is not None and scale not in SCALES:
-        raise papers.refuse("scale", scale, SCALES)
-    found = sorted(Path(root or papers.assets("results")).glob(f"{paper}/*.json"))
-    return tuple(
-        r
-        for r in (load_result(path, papers_root) for path in found)
-        if scale in (None, r["scale"])
-    )
+    "All results of one paper, from its records."
+    groups = {}
+    for r in records.load(paper, None, scale, root, papers_root):
+        groups.setdefault((r.experiment, r.scale), []).append(r)
+    found = [assemble(group) for group in groups.values()]
+    for path in sorted(Path(root or papers.assets("results")).glob(f"{paper}/*.json")):
+        found.append(load_result(path, papers_root))
+    found = [r for r in found if scale in (None, r["scale"])]
+    return tuple(sorted(found, key=lambda r: (r["experiment"], r["scale"])))
 
 # %% ../../nbs/reference/verdicts.ipynb #590eccdb
 @dataclass(frozen=True)
