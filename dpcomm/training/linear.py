@@ -46,20 +46,17 @@ def errors(
     e[np.arange(len(y)), y] -= 1
     return e
 
-
+# %% ../../nbs/training/linear.ipynb #3308f37c
 def clip_rank_one(
     e,  # (n, classes) errors
     f,  # (n, p) features
     clip: float,  # L2 bound of one gradient, > 0
 ) -> np.ndarray:  # (n, classes): a with a_i f_i^T the clipped gradient
     "Scale the errors so that no outer product is longer than clip. [imvu sec. 4.1]"
-    norm = np.sqrt(
-        np.einsum("ij,ij->i", e, e, dtype=np.float64)
-        * np.einsum("ij,ij->i", f, f, dtype=np.float64)
-    )
-    return (
-        e * np.minimum(1, clip / np.maximum(norm, 1e-300)).astype(np.float32)[:, None]
-    )
+    squares = [np.einsum("ij,ij->i", v, v, dtype=np.float64) for v in (e, f)]
+    norm = np.sqrt(squares[0] * squares[1])
+    factor = np.minimum(1, clip / np.maximum(norm, 1e-300)).astype(np.float32)
+    return e * factor[:, None]
 
 # %% ../../nbs/training/linear.ipynb #18d4951f
 def sum_dense(
@@ -72,15 +69,10 @@ def sum_dense(
     "Sum of messages through the mechanism's own simulate, a few rows at a time."
     total = np.zeros((a.shape[1], f.shape[1]))
     for at in range(0, len(a), rows):
-        u = np.einsum("ic,ij->icj", a[at : at + rows], f[at : at + rows]).reshape(
-            len(a[at : at + rows]), -1
-        )
-        total += (
-            mechanism.simulate(torch.from_numpy(u), rng)
-            .sum(0, dtype=torch.float64)
-            .numpy()
-            .reshape(total.shape)
-        )
+        part = slice(at, at + rows)
+        u = np.einsum("ic,ij->icj", a[part], f[part]).reshape(len(a[part]), -1)
+        estimates = mechanism.simulate(torch.from_numpy(u), rng)
+        total += estimates.sum(0, dtype=torch.float64).numpy().reshape(total.shape)
     return total
 
 # %% ../../nbs/training/linear.ipynb #d444655f
@@ -88,35 +80,28 @@ def forced_rate(
     tilt,  # u -> mean of the sign, odd, increasing; -log(1 - tilt) convex near 0
     top: float,  # largest |u|, >= 0
 ) -> float:  # rho with -log(1 - tilt(u)) <= rho u for all 0 <= u <= top
-    """Slope of a line above the rate of forced signs; on a grid, from the value at each
-    right end.
-    """
+    "Slope of a line through 0 above the rate of forced signs, read off a grid."
     if top == 0:
         return 0.0
     u = np.geomspace(top * 1e-3, top, 300)
     return float((-np.log1p(-tilt(u))[1:] / u[:-1]).max())
 
-
+# %% ../../nbs/training/linear.ipynb #d444655d
 def forced_signs(
     tilt,  # u -> mean of the sign, odd and increasing
     a,  # (n, classes) clipped errors
     f,  # (n, p) features
     rng: np.random.Generator,  # stream of the points
-) -> (
-    tuple
-):  # coordinates (m,) of forced signs in 0..classes*p-1, and the signs themselves, +-1
-    """The messages' forced signs, by thinning a Poisson process of equal rates along a
-    row. [Lewis & Shedler 1979]
-    """
+) -> tuple:  # coordinates (m,) in 0..classes*p-1 of forced signs, and the signs, +-1
+    "Forced signs: a Poisson process, even along a row, thinned. [Lewis & Shedler 1979]"
     p, classes = f.shape[1], a.shape[1]
     bound = np.abs(a, dtype=np.float64) * np.maximum(f.max(1), -f.min(1))[:, None]
     rate = forced_rate(tilt, float(bound.max()))
     pairs = np.repeat(np.arange(a.size), rng.poisson(rate * p * bound).ravel())
     j = rng.integers(0, p, len(pairs))
     u = a.ravel()[pairs] * f[pairs // classes, j].astype(np.float64)
-    keep = rng.random(len(pairs)) * (rate * bound.ravel()[pairs]) < -np.log1p(
-        -tilt(np.abs(u))
-    )
+    drawn_rate, true_rate = rate * bound.ravel()[pairs], -np.log1p(-tilt(np.abs(u)))
+    keep = rng.random(len(pairs)) * drawn_rate < true_rate
     cells, first = np.unique(pairs[keep] * p + j[keep], return_index=True)
     return cells % (classes * p), np.sign(u[keep][first])
 
@@ -127,23 +112,15 @@ def sum_signs(
     f,  # (n, p) features
     rng: np.random.Generator,  # stream of the points and the coins
 ) -> np.ndarray:  # (classes, p) float64: sum of n signs a coordinate
-    """Sum of n independent signs with means tilt(a_i f_i^T): forced ones and fair
-    coins. [ours]
-    """
+    "Sum of n independent signs with means tilt(a_i f_i^T): forced ones, fair coins."
     at, signs = forced_signs(tilt, a, f, rng)
     d = a.shape[1] * f.shape[1]
     coins = len(a) - np.bincount(at, minlength=d)
-    total = (
-        np.bincount(at, weights=signs, minlength=d)
-        + 2 * rng.binomial(coins, 0.5)
-        - coins
-    )
+    forced = np.bincount(at, weights=signs, minlength=d)
+    total = forced + 2 * rng.binomial(coins, 0.5) - coins
     return total.reshape(a.shape[1], f.shape[1])
 
 # %% ../../nbs/training/linear.ipynb #ea0a39b3
-SATURATED = 0.99  # a tilt above which most signs are forced and thinning gains nothing
-
-
 def gain(
     mechanism,  # local; with `tilt` and `step` if it sends signs
 ) -> float:  # slope of the expected estimate at 0
@@ -151,6 +128,9 @@ def gain(
     u = np.array([1e-4 * mechanism.clip_norm])
     mean = mechanism.tilt(u)
     return 1.0 if mean is None else float(mechanism.step * mean[0] / u[0])
+
+# %% ../../nbs/training/linear.ipynb #ea0a39b5
+SATURATED = 0.99  # a tilt above which most signs are forced and thinning gains nothing
 
 
 def sum_messages(
@@ -171,9 +151,8 @@ def sum_messages(
         return mechanism.step * sum_signs(mechanism.tilt, a, f, rng)
     if mechanism.name != "gaussian":
         return sum_dense(mechanism, a, f, rng)
-    return a.T @ f + mechanism.std * sqrt(len(a)) * rng.standard_normal(
-        (a.shape[1], f.shape[1]), dtype=np.float32
-    )
+    noise = rng.standard_normal((a.shape[1], f.shape[1]), dtype=np.float32)
+    return a.T @ f + mechanism.std * sqrt(len(a)) * noise
 
 # %% ../../nbs/training/linear.ipynb #19245ada
 @dataclass
@@ -181,24 +160,24 @@ class Run:
     "What a training leaves behind."
 
     weights: np.ndarray  # (classes, p) float32
-    history: list = field(
-        default_factory=list
-    )  # one dict an epoch: epoch, accuracy in percent, loss
+    history: list = field(default_factory=list)  # dicts: epoch, accuracy in %, loss
     seconds: float = 0.0  # wall time
 
-
-def with_one(x):  # (n, p - 1) features, perhaps memory-mapped
-    "Features of a batch with the constant 1 behind them, (n, p) float32."
+# %% ../../nbs/training/linear.ipynb #19245adc
+def with_one(
+    x,  # (n, p - 1) features, perhaps memory-mapped
+) -> np.ndarray:  # (n, p) float32
+    "Features of a batch with the constant 1 behind them."
     f = np.ones((len(x), x.shape[1] + 1), np.float32)
     f[:, :-1] = x
     return f
 
-
+# %% ../../nbs/training/linear.ipynb #19245ade
 def evaluate(
     weights,  # (classes, p) float32
     x,  # (n, p - 1) features, perhaps memory-mapped
-    y,  # (n,) labels
-    batch: int = 2000,  # rows read at a time
+    y,  # (n,) labels in 0..classes-1
+    batch: int = 2000,  # rows read at a time, >= 1
 ) -> dict:  # accuracy in percent, mean cross-entropy
     "Accuracy and loss of a linear model."
     right, loss = 0, 0.0
@@ -207,26 +186,21 @@ def evaluate(
         truth = y[at : at + batch]
         top = logits.max(1)
         right += int((logits.argmax(1) == truth).sum())
-        loss += float(
-            (
-                top
-                + np.log(np.exp(logits - top[:, None]).sum(1))
-                - logits[np.arange(len(truth)), truth]
-            ).sum()
-        )
+        log_sum = top + np.log(np.exp(logits - top[:, None]).sum(1))
+        loss += float((log_sum - logits[np.arange(len(truth)), truth]).sum())
     return {"accuracy": 100 * right / len(y), "loss": loss / len(y)}
 
 # %% ../../nbs/training/linear.ipynb #80d555a1
 def train(
-    x,  # training features, (n, p - 1)
-    y,  # training features (n, p - 1), perhaps memory-mapped, and labels (n,)
+    x,  # training features, (n, p - 1), perhaps memory-mapped
+    y,  # training labels, (n,) in 0..classes-1
     x_test,  # test features, (m, p - 1)
-    y_test,  # the same for testing
-    mechanism,  # local
-    config: Config,
+    y_test,  # test labels, (m,)
+    mechanism,  # local: it must make each message private by itself
+    config: Config,  # epochs, step, momentum, batch
     seed: int = 0,  # of shuffles and noise
     test_after: tuple = (),  # epochs after which to test; the last one is always tested
-) -> Run:
+) -> Run:  # final weights, a test an entry of the history
     "Private SGD of a linear model from zero weights. [imvu sec. 4.1]"
     start = time.perf_counter()
     slope = gain(mechanism)
@@ -240,9 +214,8 @@ def train(
             rows = np.sort(order[at : at + config.batch])
             f = with_one(x[rows])
             a = clip_rank_one(errors(run.weights, f, y[rows]), f, mechanism.clip_norm)
-            velocity = config.momentum * velocity + (
-                sum_messages(mechanism, a, f, rng) / (slope * config.batch)
-            ).astype(np.float32)
+            mean = sum_messages(mechanism, a, f, rng) / (slope * config.batch)
+            velocity = config.momentum * velocity + mean.astype(np.float32)
             run.weights -= config.lr * velocity
         if epoch in test_after or epoch == config.epochs:
             run.history.append({"epoch": epoch} | evaluate(run.weights, x_test, y_test))
@@ -253,9 +226,9 @@ def train(
 def read_frontier(
     eps,  # (n,) of the points, > 0
     accuracy,  # (n,) of the points
-    budgets,  # values of eps at which to read
-) -> np.ndarray:  # best accuracy, interpolated in log eps, one a budget; nan below the cheapest point, the best of all above the dearest
-    "Pareto frontier of a sweep at given budgets. [imvu Figure 2]"
+    budgets,  # values of eps at which to read; above the dearest: the best of all
+) -> np.ndarray:  # best accuracy, one a budget; nan below the cheapest point
+    "Pareto frontier of a sweep, interpolated in log eps. [imvu Figure 2]"
     price, accuracy = np.unique(np.asarray(eps, float)), np.asarray(accuracy, float)
     best = np.array([accuracy[eps <= p].max() for p in price])
     return np.interp(np.log(budgets), np.log(price), best, left=np.nan)
