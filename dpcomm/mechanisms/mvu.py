@@ -178,9 +178,8 @@ def two_symbols(
 
 # %% ../../nbs/baselines/mvu.ipynb #cfd1e416
 def _cone(eps, n, m, constraint):
-    """Private columns p = c0 q + c1 v: matrix whose product with (q, v) is <= 0, bounds
-    of (q, v), c0, c1. [Chaudhuri, Guo & Rabbat 2022, Sec. 3]
-    """
+    "Private columns: matrix, bounds, c0 and c1. [Chaudhuri, Guo & Rabbat 2022, Sec. 3]"
+    # c0 q + c1 v is private where matrix @ (q, v) <= 0, and (q, v) within the bounds
     kind = _metric_cone if constraint == "metric" else _strict_cone
     return kind(eps, n, m, min(1.0, math.expm1(eps)))
 
@@ -217,11 +216,9 @@ def _sums_and_means(a, x, c0, c1):
     target = np.concatenate([[1], np.zeros(n - 1), x[:1], np.diff(x) / c1])
     return sparse.vstack(parts), target
 
-
+# %% ../../nbs/baselines/mvu.ipynb #acd52747
 def _program(eps, a, x, constraint, p=None, radius=None):
-    """Least total second moment over tables for this alphabet: value, table, moves of
-    the symbols, d value / d x; None if there is no table.
-    """
+    "Least second moment, its table, moves of symbols, d value / d x; None: no table."
     n, m = len(x), len(a)
     cone, bounds, c0, c1 = _cone(eps, n, m, constraint)
     equal, target = _sums_and_means(a, x, c0, c1)
@@ -256,9 +253,7 @@ def relaxed(
     n_inputs: int,  # >= 2
     constraint: str = "strict",  # strict | metric
     points: int = 161,  # symbols the program may choose from, >= 3
-) -> (
-    tuple
-):  # symbols, their total probabilities, (points,); least variance of any table
+) -> tuple:  # symbols and total probabilities, (points,); least variance of any table
     "Optimum over a fine grid of symbols, and the bound of its duals. [Lemma bound]"
     half, need = two_symbols(eps, n_inputs, constraint).alphabet[1] - 0.5, 1.25
     x = (np.linspace(0, 1, n_inputs) - 0.5) / half
@@ -312,7 +307,7 @@ def _trust_region(eps, a, x, constraint, steps=40):
             break
     return _without_dust(eps, a, here[1], x, constraint)
 
-
+# %% ../../nbs/baselines/mvu.ipynb #036f52b8
 def _without_dust(eps, a, p, x, constraint):
     "Drop symbols that are hardly sent and merge twins: alphabet and table."
     while (p.max(0) < 2 * FLOOR).any() or (np.diff(a) < 1e-5).any():
@@ -623,10 +618,8 @@ def _bends(table, low, high):
     return np.concatenate([[low], inner[(low < inner) & (inner < high)], [high]])
 
 
-def _worst_moments(table, ends, t, low, high, orders):
-    """Largest (alpha - 1) D_alpha at each distance, either direction, with one input an
-    end: (orders, distances). [Lemma coordinate]
-    """
+def _worst_moments(table, ends, t, low, high, orders):  # (orders, distances)
+    "Largest (alpha - 1) D_alpha, both directions, one input an end. [Lemma coordinate]"
     other = np.asarray(ends)[:, None, None] + np.array([[1], [-1]]) * np.asarray(t)
     out = (other < low - 1e-12) | (other > high + 1e-12)
     there = np.log(law(table, other.clip(low, high)))

@@ -323,9 +323,7 @@ def moments(
 
 # %% ../../nbs/papers/dprec.ipynb #ad04b20f
 def _messages(mechanism, sent, rng):
-    """Candidates along the axis, (n, K), and the first group's index, (n,), of real
-    messages; 0 in `sent` is a null message.
-    """
+    "Axis candidates (n, K) and first indices (n,) of real messages; a sent 0 is null."
     K, sizes, z, index = 2**mechanism.index_bits, mechanism.groups or (1,), [], []
     for sign in sent:
         seed, k = int(rng.integers(2**32)), int(rng.integers(K))
@@ -398,9 +396,7 @@ def play(
 
 # %% ../../nbs/papers/dprec.ipynb #bd3b4c65
 def _sum_law(s, count, step, top, up):
-    """Law of a sum of lognormal weights on step * (0, 1, ...), rounded one way; what
-    leaves the grid stays at its end.
-    """
+    "Law of a lognormal sum on step * (0, 1, ...), rounded one way; ends keep the rest."
     edges = np.log(np.maximum(step * np.arange(top), 1e-300)) / s
     one = np.diff(np.append(ndtr(edges), 1.0))
     if up:

@@ -216,9 +216,7 @@ def rdp_mixture(
     q: float,  # probability that the slot holds the client's message, in (0, 1]
     groups: int = 1,  # independent groups that share the norm, >= 1
 ) -> np.ndarray:  # the larger of both directions at each order, nats, (n,)
-    """Renyi curve of a slot that may hold the client's message, against a null message.
-    [this page, Thm. mixture]
-    """
+    "Renyi curve of a slot maybe the client's, against null. [this page, Thm. mixture]"
     check_number("c", c, "(0, 1e9]")
     check_between("K", K, 2, 2**24)
     check_between("groups", groups, 1)
@@ -741,9 +739,7 @@ def pld_epsilon(
     relation: str = "null-slot",  # null-slot | poisson-null
     cohort: int = 1,  # expected messages a round; used by 'poisson-null'
 ) -> Guarantee:  # accountant 'pld-exact'
-    """Epsilon of a run by its composed privacy losses, rounded up; never above the
-    Renyi value. [this page, Thms. order, cover]
-    """
+    "Epsilon by losses rounded up, or Renyi's if less. [this page, Thms. order, cover]"
     run = slots, n_clients, K, groups, delta, relation
     renyi = exact_epsilon(c, *run, "balle", cohort)
     rounds, q = _composition_rounds(slots, n_clients, relation, cohort)

@@ -19,9 +19,7 @@ def linear(
     weight: Tensor,  # (n_out, n_in)
     bias: Tensor,  # (n_out,)
 ) -> tuple:  # output (batch, n_out), its way back
-    """An affine layer; without a mask its weights are updated by one rank-`batch`
-    product. [chain rule]
-    """
+    "An affine layer; its weights move by one rank-`batch` product. [chain rule]"
 
     def back(g, step, first=False):
         down = None if first else g @ weight
@@ -31,7 +29,7 @@ def linear(
 
     return (weight @ h.T).T.add_(bias), back
 
-
+# %% ../../nbs/training/fused.ipynb #f9a3df4f
 def relu(
     h: Tensor,  # any shape; overwritten
 ) -> tuple:  # output, its way back
@@ -55,37 +53,13 @@ def pool(
     return top, back
 
 # %% ../../nbs/training/fused.ipynb #3ab32173
-def conv(
-    h: Tensor,  # (batch, channels, height, width), channels last
-    weight: Tensor,  # (n_out, channels, k, k), channels last
-    bias: Tensor,  # (n_out,)
-    padding: tuple,  # rows and columns of zeros around the image
-) -> tuple:  # output, its way back
-    "A convolution of stride 1. [chain rule]"
-    if weight.shape[1] == 1:
-        return _patches(h, weight, bias, padding)
-
-    def back(g, step, first=False):
-        wanted = [not first, True, True]
-        down, dw, db = torch.ops.aten.convolution_backward(
-            g, h, weight, [len(bias)], [1, 1], padding, [1, 1], False, [0, 0], 1, wanted
-        )
-        step(weight, dw)
-        step(bias, db)
-        return down
-
-    return F.conv2d(h, weight, bias, padding=padding), back
-
-
-def _patches(h, weight, bias, padding):
+def _single_channel(h, weight, bias, padding):
+    "A convolution of one channel as a product with the image's patches."
     size, k = len(h), weight.shape[2:]
-    rows = F.unfold(h, k, padding=padding).transpose(1, 2).flatten(0, 1)
+    patches = F.unfold(h, k, padding=padding).transpose(1, 2).flatten(0, 1)
     height = h.shape[2] + 2 * padding[0] - k[0] + 1
-    out = (
-        torch.addmm(bias, rows, weight.flatten(1).T)
-        .view(size, height, -1, len(bias))
-        .permute(0, 3, 1, 2)
-    )
+    rows = torch.addmm(bias, patches, weight.flatten(1).T)
+    out = rows.view(size, height, -1, len(bias)).permute(0, 3, 1, 2)
 
     def back(g, step, first=True):
         if not first:
@@ -94,44 +68,84 @@ def _patches(h, weight, bias, padding):
                 " engine='channels-last'"
             )
         g = g.permute(0, 2, 3, 1).reshape(-1, len(bias))
-        step(weight, (g.T @ rows).view(weight.shape))
+        step(weight, (g.T @ patches).view(weight.shape))
         step(bias, g.sum(0))
 
     return out, back
+
+
+def conv(
+    h: Tensor,  # (batch, channels, height, width), channels last
+    weight: Tensor,  # (n_out, channels, k, k), channels last
+    bias: Tensor,  # (n_out,)
+    padding: tuple,  # rows and columns of zeros around the image
+) -> tuple:  # output, its way back
+    """A convolution of stride 1. [chain rule]
+
+    Going back through one channel raises ValueError unless it is the first layer.
+    """
+    if weight.shape[1] == 1:
+        return _single_channel(h, weight, bias, padding)
+    # stride, padding, dilation, transposed, output padding, groups
+    fixed = [1, 1], padding, [1, 1], False, [0, 0], 1
+
+    def back(g, step, first=False):
+        down, dw, db = torch.ops.aten.convolution_backward(
+            g, h, weight, [len(bias)], *fixed, [not first, True, True]
+        )
+        step(weight, dw)
+        step(bias, db)
+        return down
+
+    return F.conv2d(h, weight, bias, padding=padding), back
 
 # %% ../../nbs/training/fused.ipynb #1a30b2c5
 class Step:
     "Move parameters down their gradients. [fltop Alg. 2, lines 3-6]"
 
-    def __init__(self, lr, masks):
-        self.lr, self.masks, self.room = lr, masks, {}
+    def __init__(
+        self,
+        lr: float,  # step, > 0
+        masks: dict,  # id(parameter) -> 1 where it may move, of its shape; none: everywhere
+    ):
+        self.lr, self.masks, self.buffers = lr, masks, {}
 
-    def __call__(self, p, g):
+    def __call__(
+        self,
+        p: Tensor,  # a parameter, changed in place
+        g: Tensor,  # its gradient, of its shape
+    ) -> None:
+        "Take a step along a gradient."
         mask = self.masks.get(id(p))
         if mask is None:
             p.add_(g, alpha=-self.lr)
         else:
             p.addcmul_(g, mask, value=-self.lr)
 
-    def outer(self, p, g, h):
+    def outer(
+        self,
+        p: Tensor,  # a matrix (n_out, n_in), changed in place
+        g: Tensor,  # (batch, n_out)
+        h: Tensor,  # (batch, n_in); the gradient is g.T @ h
+    ) -> None:
+        "Take a step along a product, which is written down only under a mask."
         if id(p) not in self.masks:
-            return p.addmm_(g.T, h, alpha=-self.lr)
-        if id(p) not in self.room:
-            self.room[id(p)] = torch.empty_like(p)
-        self(p, torch.mm(g.T, h, out=self.room[id(p)]))
+            p.addmm_(g.T, h, alpha=-self.lr)
+            return
+        if id(p) not in self.buffers:
+            self.buffers[id(p)] = torch.empty_like(p)
+        self(p, torch.mm(g.T, h, out=self.buffers[id(p)]))
 
-
+# %% ../../nbs/training/fused.ipynb #1a30b2c6
 def cross_entropy_and_gradient(
     scores: Tensor,  # (batch, classes), or (batch, 1) for a yes-or-no question
     y: Tensor,  # (batch,) labels
 ) -> tuple:  # mean loss, its gradient in the scores
     "Cross-entropy of softmax, or of one sigmoid, and its derivative. [chain rule]"
     if scores.shape[1] == 1:
-        odds, y = scores[:, 0], y.to(scores.dtype)
-        return (
-            F.binary_cross_entropy_with_logits(odds, y),
-            ((odds.sigmoid() - y) / len(y))[:, None],
-        )
+        logits, y = scores[:, 0], y.to(scores.dtype)
+        loss = F.binary_cross_entropy_with_logits(logits, y)
+        return loss, ((logits.sigmoid() - y) / len(y))[:, None]
     g = scores.softmax(1)
     g[torch.arange(len(y)), y] -= 1
     return F.cross_entropy(scores, y), g.div_(len(y))
@@ -140,7 +154,7 @@ def cross_entropy_and_gradient(
 def check_layer(
     layer: nn.Module,  # of a sequence
 ) -> None:  # or ValueError
-    "Refuse a layer whose passes are not written out here. [ours]"
+    "Refuse a layer whose passes are not written out here."
     plain = {
         nn.Linear: lambda: layer.bias is not None,
         nn.ReLU: lambda: True,
@@ -165,118 +179,109 @@ def check_layer(
         )
 
 # %% ../../nbs/training/fused.ipynb #7ff5ddf1
+def _unflatten(shape):
+    def back(g, step, first=False):
+        return g.view(shape).contiguous(memory_format=torch.channels_last)
+
+    return back
+
+
+def _forward(layer, h, params):
+    "Output of a layer and its way back; takes its parameters from the iterator."
+    check_layer(layer)
+    if isinstance(layer, nn.Linear):
+        return linear(h, next(params), next(params))
+    if isinstance(layer, nn.Conv2d):
+        return conv(h, next(params), next(params), layer.padding)
+    if isinstance(layer, nn.MaxPool2d):
+        return pool(h)
+    if isinstance(layer, nn.ReLU):
+        return relu(h)
+    return h.flatten(1), _unflatten(h.shape)
+
+
 def sgd_step(
     model: nn.Sequential,  # Conv2d, MaxPool2d(2), ReLU, Flatten, Linear
-    params,  # its parameters, updated in place
-    h: Tensor,  # (n, width) input of the layer
-    y: Tensor,  # a batch
-    step: Step,
+    params: list,  # its parameters, updated in place
+    h: Tensor,  # (batch, ...) images or vectors, the first layer's input
+    y: Tensor,  # (batch,) labels
+    step: Step,  # with the learning rate
 ) -> Tensor:  # mean loss of the batch before the step
-    "One step of SGD on one batch. [fltop Alg. 5]"
+    "One step of SGD on one batch; ValueError for other layers. [fltop Alg. 5]"
     params, ways = iter(params), []
     for layer in model:
-        check_layer(layer)
-        if isinstance(layer, nn.Linear):
-            h, back = linear(h, next(params), next(params))
-        elif isinstance(layer, nn.Conv2d):
-            h, back = conv(h, next(params), next(params), layer.padding)
-        elif isinstance(layer, nn.MaxPool2d):
-            h, back = pool(h)
-        elif isinstance(layer, nn.ReLU):
-            h, back = relu(h)
-        elif isinstance(layer, nn.Flatten):
-            h, back = h.flatten(1), _unflatten(h.shape)
-        ways.append((layer, back))
+        h, back = _forward(layer, h, params)
+        ways.append(back)
     loss, g = cross_entropy_and_gradient(h, y)
-    first = next(
-        i
-        for i, (layer, _) in enumerate(ways)
-        if isinstance(layer, (nn.Linear, nn.Conv2d))
-    )
+    trained = [isinstance(layer, (nn.Linear, nn.Conv2d)) for layer in model]
+    first = trained.index(True)
     for i in reversed(range(first, len(ways))):
-        g = ways[i][1](g, step, i == first)
+        g = ways[i](g, step, i == first)
     return loss
 
-
-def _unflatten(shape):
-    return lambda g, step, first=False: g.view(shape).contiguous(
-        memory_format=torch.channels_last
-    )
-
 # %% ../../nbs/training/fused.ipynb #2f79804c
-def _layout(p):
-    return p.contiguous(memory_format=torch.channels_last) if p.ndim == 4 else p
-
-
 def used_columns(
     model: nn.Sequential,  # whose layers read the images
     x: Tensor,  # images of one client, (n, ...)
 ) -> Tensor:  # column numbers, or None where all of them are worked with
-    """Input columns that some image uses, if the first layer is linear and they are
-    less than half.
-    """
+    "Input columns an image uses, if the first layer is linear and under half are used."
     layers = [layer for layer in model if not isinstance(layer, nn.Flatten)]
     if not isinstance(layers[0], nn.Linear):
         return None
     columns = (x.flatten(1) != 0).any(0).nonzero()[:, 0]
     return columns if 2 * len(columns) < layers[0].in_features else None
 
-
-@torch.no_grad()
-def train_fused(
-    model: nn.Sequential,  # architecture; its own weights are not used
-    w: Tensor,  # (d,) weights every client starts from
-    x: Tensor,  # training images
-    y: Tensor,  # training images and labels
-    plan: Tensor,  # (n, steps, batch) image numbers, -1 for none
-    lr: float,  # local SGD
-    mask: Tensor = None,  # (d,) bool: weights that may move; None: all
-) -> tuple:  # updates (n, d), mean training losses (n,)
-    "Local SGD of one client after another, written out. [fltop Algs. 2 and 5]"
-    shapes = [p.shape for p in model.parameters()]
-    masks = (
-        None
-        if mask is None
-        else [_layout(m) for m in unflatten(mask.to(w.dtype), shapes)]
-    )
-    rows, losses = w.repeat(len(plan), 1), []
-    for row, client in zip(rows, plan):
-        views = unflatten(row, shapes)
-        params = [_layout(p) for p in views]
-        losses.append(_train_one(model, params, masks, x, y, client, lr))
-        for view, p in zip(views, params):
-            if p.data_ptr() != view.data_ptr():
-                view.copy_(p)
-    return rows.sub_(w), torch.stack(losses)
-
 # %% ../../nbs/training/fused.ipynb #7bd982ff
-def _train_one(model, params, masks, x, y, client, lr):
+def _channels_last(images):
+    "Images and the weights of a convolution in channels-last layout, others as they are."
+    if images.ndim != 4:
+        return images
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _train_client(model, params, masks, x, y, client, lr):
+    "Train one client's parameters in place; return its mean loss."
     used = client[client >= 0].unique()
-    x, y, client = (
-        x[used],
-        y[used],
-        torch.where(client >= 0, torch.searchsorted(used, client.contiguous()), -1),
-    )
+    numbers = torch.searchsorted(used, client.contiguous())
+    client = torch.where(client >= 0, numbers, -1)
+    x, y = x[used], y[used]
     whole, columns = params, used_columns(model, x)
     if columns is not None:
         params = [whole[0][:, columns], *whole[1:]]
         masks = masks and [masks[0][:, columns], *masks[1:]]
         x = x.flatten(1)[:, columns]
     step = Step(lr, {id(p): m for p, m in zip(params, masks)} if masks else {})
-    losses = [
-        sgd_step(model, params, _batch(x, index), y[index[index >= 0]], step)
-        for index in client
-        if index.max() >= 0
-    ]
+    losses = []
+    for index in client[(client >= 0).any(1)]:
+        index = index[index >= 0]
+        batch = _channels_last(x[index])
+        losses.append(sgd_step(model, params, batch, y[index], step))
     if columns is not None:
         whole[0][:, columns] = params[0]
     return torch.stack(losses).mean() if losses else x.new_zeros(())
 
-
-def _batch(x, index):
-    images = x[index[index >= 0]]
-    return (
-        images.contiguous(memory_format=torch.channels_last)
-        if images.ndim == 4
-        else images
-    )
+# %% ../../nbs/training/fused.ipynb #2f79804d
+@torch.no_grad()
+def train_fused(
+    model: nn.Sequential,  # architecture; its own weights are not used
+    w: Tensor,  # (d,) weights every client starts from
+    x: Tensor,  # (n_images, ...) training images
+    y: Tensor,  # (n_images,) their labels
+    plan: Tensor,  # (n, steps, batch) image numbers, -1 for none
+    lr: float,  # step of local SGD, > 0
+    mask: Tensor = None,  # (d,) bool: weights that may move; None: all
+) -> tuple:  # updates (n, d), mean training losses (n,)
+    "Local SGD of one client after another, written out. [fltop Algs. 2 and 5]"
+    shapes = [p.shape for p in model.parameters()]
+    masks = None
+    if mask is not None:
+        masks = [_channels_last(m) for m in unflatten(mask.to(w.dtype), shapes)]
+    rows, losses = w.repeat(len(plan), 1), []
+    for row, client in zip(rows, plan):
+        views = unflatten(row, shapes)
+        params = [_channels_last(p) for p in views]
+        losses.append(_train_client(model, params, masks, x, y, client, lr))
+        for view, p in zip(views, params):
+            if p.data_ptr() != view.data_ptr():
+                view.copy_(p)
+    return rows.sub_(w), torch.stack(losses)

@@ -14,6 +14,10 @@ from ..core.checks import check_choice
 from .recurrent import CharLSTM
 
 # %% ../../nbs/training/models.ipynb #085c9a35
+def _linear():
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+
+
 def _lenet5():
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2),
@@ -30,42 +34,24 @@ def _lenet5():
         nn.Linear(84, 10),
     )
 
-
-def _cnn():
+# %% ../../nbs/training/models.ipynb #085c9a36
+def _cnn(padding, side):
+    "Two convolutions of 5 by 5; `side` pixels are left of an image's 28."
     return nn.Sequential(
-        nn.Conv2d(1, 32, 5),
+        nn.Conv2d(1, 32, 5, padding=padding),
         nn.MaxPool2d(2),
         nn.ReLU(),
-        nn.Conv2d(32, 64, 5),
+        nn.Conv2d(32, 64, 5, padding=padding),
         nn.MaxPool2d(2),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(1024, 512),
+        nn.Linear(64 * side * side, 512),
         nn.ReLU(),
         nn.Linear(512, 10),
     )
-
-
-def _cnn_same():
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 5, padding=2),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 5, padding=2),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(3136, 512),
-        nn.ReLU(),
-        nn.Linear(512, 10),
-    )
-
-
-def _linear():
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
 
 # %% ../../nbs/training/models.ipynb #fd4bb9ab
-def _conv(classes):
+def _group_norm_cnn(classes):
     norms = [nn.GroupNorm(32, 32) for _ in range(4)]
     for norm in norms[1:]:
         norm.weight, norm.bias = norms[0].weight, norms[0].bias
@@ -76,7 +62,7 @@ def _conv(classes):
     return nn.Sequential(*sum(blocks, []), nn.Flatten(), nn.Linear(288, classes))
 
 # %% ../../nbs/training/models.ipynb #05dd7b13
-def _femnist(classes):
+def _femnist_cnn(classes):
     return nn.Sequential(
         nn.Conv2d(1, 32, 3),
         nn.MaxPool2d(2),
@@ -92,12 +78,15 @@ def _femnist(classes):
 
 # %% ../../nbs/training/models.ipynb #af56699a
 class Residual(nn.Module):
-    "Two convolutions beside a shortcut. [He et al. 2016, Eqs. 1 and 2]"
+    """Two convolutions beside a shortcut. [He et al. 2016, Eqs. 1 and 2]
+
+    Raises ValueError for another width than n_in or 2 n_in.
+    """
 
     def __init__(
         self,
         n_in: int,  # channels of the input, a multiple of 8
-        n_out: int,  # channels of the output: n_in, or 2 n_in and half the height and width
+        n_out: int,  # channels of the output: n_in, or 2 n_in and half the side
     ):
         super().__init__()
         if n_out not in (n_in, 2 * n_in):
@@ -107,22 +96,21 @@ class Residual(nn.Module):
             )
 
         def part(n, size, stride):
-            return nn.Conv2d(
-                n, n_out, size, stride, size // 2, bias=False
-            ), nn.GroupNorm(8, n_out)
+            layer = nn.Conv2d(n, n_out, size, stride, size // 2, bias=False)
+            return layer, nn.GroupNorm(8, n_out)
 
-        self.body = nn.Sequential(
-            *part(n_in, 3, n_out // n_in), nn.ReLU(), *part(n_out, 3, 1)
-        )
-        self.shortcut = (
-            nn.Sequential(*part(n_in, 1, 2)) if n_out != n_in else nn.Sequential()
-        )
+        first, second = part(n_in, 3, n_out // n_in), part(n_out, 3, 1)
+        self.body = nn.Sequential(*first, nn.ReLU(), *second)
+        projection = part(n_in, 1, 2) if n_out != n_in else ()
+        self.shortcut = nn.Sequential(*projection)
 
     def forward(self, x):
+        "Images (batch, n_in, s, s) to features (batch, n_out, s or s / 2, the same)."
         return torch.relu(self.body(x) + self.shortcut(x))
 
-
+# %% ../../nbs/training/models.ipynb #af56699b
 def _resnet(blocks):
+    "Three stages of so many blocks."
     widths = [16] * (blocks + 1) + [32] * blocks + [64] * blocks
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1, bias=False),
@@ -135,27 +123,45 @@ def _resnet(blocks):
     )
 
 # %% ../../nbs/training/models.ipynb #18ce7492
-MODELS = {
+MODELS = {  # name -> (builder, parameters)
     "linear": (_linear, 7_850),
     "lenet5": (_lenet5, 61_706),
-    "cnn": (_cnn, 582_026),  # name -> (builder, parameters)
-    "cnn_same": (_cnn_same, 1_663_370),
-    "conv62": (lambda: _conv(62), 46_046),
-    "conv10": (lambda: _conv(10), 31_018),
-    "cnn62": (lambda: _femnist(62), 231_742),
-    "cnn10": (lambda: _femnist(10), 225_034),
+    "cnn": (lambda: _cnn(0, 4), 582_026),
+    "cnn_same": (lambda: _cnn(2, 7), 1_663_370),
+    "conv62": (lambda: _group_norm_cnn(62), 46_046),
+    "conv10": (lambda: _group_norm_cnn(10), 31_018),
+    "cnn62": (lambda: _femnist_cnn(62), 231_742),
+    "cnn10": (lambda: _femnist_cnn(10), 225_034),
     "resnet110": (lambda: _resnet(18), 1_730_426),
     "lstm": (CharLSTM, 819_920),
 }
 
 # %% ../../nbs/training/models.ipynb #bb0f93f8
+def _uniform(rng, p, bound):
+    return torch.from_numpy(
+        rng.uniform(-bound, bound, tuple(p.shape)).astype(np.float32)
+    )
+
+
+def _draw_affine(layer, rng, law):
+    "Weights of a convolution or a linear layer, fan-in and fan-out counted over windows."
+    fan_in, fan_out = layer.weight[0].numel(), layer.weight[:, 0].numel()
+    bound = fan_in**-0.5 if law == "torch" else (6 / (fan_in + fan_out)) ** 0.5
+    for p in layer.parameters():
+        p.data = _uniform(rng, p, bound)
+    if law == "glorot" and layer.bias is not None:
+        layer.bias.data.zero_()
+
+# %% ../../nbs/training/models.ipynb #bb0f93f9
 def initialise(
-    model: nn.Module,  # layers, nested or not; those with weights are Conv2d, Linear, GroupNorm, LSTM or Embedding
+    model: nn.Module,  # of Conv2d, Linear, GroupNorm, LSTM, Embedding, nested or not
     rng: np.random.Generator,  # stream of the weights
-    law: str = "torch",  # torch: +-1/sqrt(fan_in), biases too | glorot: +-sqrt(6 / (fan_in + fan_out)), biases zero
+    law: str = "torch",  # torch: +-1/sqrt(fan_in) | glorot: +-sqrt(6/(fan_in + fan_out))
 ) -> nn.Module:  # the same module
-    """Draw all weights, an embedding's from a normal law; set normalisation to the
-    identity. [PyTorch's and Keras' default laws]
+    """Draw all weights; set normalisation to the identity. [PyTorch's and Keras' laws]
+
+    An embedding is normal. Biases follow PyTorch's law too, and are zero under Keras'.
+    Raises ValueError for another law, and for `glorot` with an LSTM.
     """
     check_choice("law", law, ("torch", "glorot"))
     if law == "glorot" and any(isinstance(layer, nn.LSTM) for layer in model.modules()):
@@ -165,26 +171,14 @@ def initialise(
         )
     for layer in model.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
-            fan_in, fan_out = layer.weight[0].numel(), layer.weight[:, 0].numel()
-            bound = fan_in**-0.5 if law == "torch" else (6 / (fan_in + fan_out)) ** 0.5
-            for p in layer.parameters():
-                p.data = torch.from_numpy(
-                    rng.uniform(-bound, bound, tuple(p.shape)).astype(np.float32)
-                )
-            if law == "glorot" and layer.bias is not None:
-                layer.bias.data.zero_()
+            _draw_affine(layer, rng, law)
         elif isinstance(layer, nn.LSTM):
             for p in layer.parameters():
-                p.data = (
-                    torch.from_numpy(
-                        rng.uniform(-1, 1, tuple(p.shape)).astype(np.float32)
-                    )
-                    * layer.hidden_size**-0.5
-                )
+                p.data = _uniform(rng, p, 1) * layer.hidden_size**-0.5
         elif isinstance(layer, nn.Embedding):
-            layer.weight.data = torch.from_numpy(
-                rng.standard_normal(tuple(layer.weight.shape), dtype=np.float32)
-            )
+            shape = tuple(layer.weight.shape)
+            normal = rng.standard_normal(shape, dtype=np.float32)
+            layer.weight.data = torch.from_numpy(normal)
         elif isinstance(layer, nn.GroupNorm):
             layer.weight.data.fill_(1.0)
             layer.bias.data.fill_(0.0)
@@ -195,12 +189,11 @@ def build(
     name: str,  # key of MODELS
     rng: np.random.Generator,  # stream of the initial weights
     law: str = "torch",  # of the initial weights, as in `initialise`
-) -> nn.Sequential:  # parameter count asserted
-    "Build a model with its initial weights."
+) -> nn.Module:  # parameter count asserted
+    "Build a model with its initial weights; ValueError for an unknown name or law."
     check_choice("model", name, tuple(MODELS))
     maker, count = MODELS[name]
     model = initialise(maker(), rng, law)
-    assert sum(p.numel() for p in model.parameters()) == count, (
-        f"{name} does not have {count} parameters"
-    )
+    built = sum(p.numel() for p in model.parameters())
+    assert built == count, f"{name} has {built} parameters, not {count}"
     return model

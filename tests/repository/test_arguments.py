@@ -986,7 +986,7 @@ NOT_FUZZED = {  # module -> names -> reason
         "corners estimate": "called by simulate",
     },
     "training.replay": {
-        "Agreement State start average advance write_state read_state Packet Server forget open_message close_round missing catch_up Replica answer check_packet rounds_inside receive": (
+        "Agreement State initial_state average_update advance write_state read_state Packet Server forget open_message close_round missing_messages catch_up Replica answer check_packet rounds_inside receive": (
             "packets and states: hostile ones have tests of their own"
         ),
     },

@@ -396,22 +396,9 @@ def demand_none(found, what):
         pytest.fail(f"{what}:\n  " + "\n  ".join(found), pytrace=False)
 
 
-# Pages whose code was formatted and not yet cut into cells of one name and bodies of 30 lines.
-# A page leaves this list when it is mended, and none joins it.
-UNCUT = (ROOT / "tests" / "repository" / "uncut.txt").read_text().split()
-
-
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=str)
 def test_page_keeps_the_style(notebook):
-    found = list(faults(cells(notebook)))
-    if str(notebook) not in UNCUT:
-        demand_none(found, str(notebook))
-    else:
-        assert found, f"{notebook} is mended: take it off tests/repository/uncut.txt"
-        length = re.compile(
-            r"\d+ lines|\d+ characters|a (tuple|conditional)|more than three|no prose"
-        )
-        demand_none((f for f in found if not length.search(f)), str(notebook))
+    demand_none(list(faults(cells(notebook))), str(notebook))
 
 
 def lost_names(code):

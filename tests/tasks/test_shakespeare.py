@@ -419,11 +419,11 @@ def test_scores_are_the_modules(layers, lead):
     torch.nn.utils.vector_to_parameters(w, net.parameters())
     ids = x[:10].view(*(lead or (1,)), -1, 9)
     ids = (ids if lead else ids[0]).long().mT.contiguous()
-    rooms = [
+    buffers = [
         recurrent.LayerBuffers(lead, 9, ids.shape[-1], 7, w) for _ in range(layers)
     ]
     with torch.no_grad():
-        scores = recurrent.forward(recurrent.arrange(net, w, lead), rooms, ids)
+        scores = recurrent.forward(recurrent.arrange(net, w, lead), buffers, ids)
         torch.testing.assert_close(
             scores.reshape(10, 12), net(x[:10]), rtol=0, atol=1e-12
         )
@@ -438,23 +438,23 @@ def test_one_layer_back_through_time_is_autograds():
     z = torch.from_numpy(rng.standard_normal((6, 2, h)))
     push = torch.from_numpy(rng.standard_normal((6, 2, h)))
     (cell(z)[0] * push).sum().backward()
-    turn = list(recurrent.ORDER)
+    turn = list(recurrent.GATE_ORDER)
     wx, wh = (
         p.detach().view(4, h, h)[turn].reshape(4 * h, h)
         for p in (cell.weight_ih_l0, cell.weight_hh_l0)
     )
-    room = recurrent.LayerBuffers((), 6, 2, h, z)
-    room.gates.copy_(z @ wx.T)
+    buffers = recurrent.LayerBuffers((), 6, 2, h, z)
+    buffers.gates.copy_(z @ wx.T)
     torch.testing.assert_close(
-        recurrent.forward_layer(room, wh.T.contiguous()),
+        recurrent.forward_layer(buffers, wh.T.contiguous()),
         cell(z)[0][-1].detach(),
         rtol=0,
         atol=1e-12,
     )
-    room.dh.copy_(push)
-    gates = recurrent.backward(room, wh)
+    buffers.dh.copy_(push)
+    gates = recurrent.backward(buffers, wh)
     for p, rows in (
-        (cell.weight_hh_l0, room.before),
+        (cell.weight_hh_l0, buffers.h_before),
         (cell.weight_ih_l0, z.flatten(0, 1)),
     ):
         torch.testing.assert_close(
@@ -463,10 +463,10 @@ def test_one_layer_back_through_time_is_autograds():
             rtol=0,
             atol=1e-12,
         )
-    recurrent.gate_derivatives(room)
-    o = room.gates[..., :h]
-    torch.testing.assert_close(room.pull, o * (1 - room.tanh**2))
-    torch.testing.assert_close(room.slopes[..., :h], o * (1 - o) * room.tanh)
+    recurrent.gate_derivatives(buffers)
+    o = buffers.gates[..., :h]
+    torch.testing.assert_close(buffers.dh_dc, o * (1 - buffers.tanh**2))
+    torch.testing.assert_close(buffers.dgates[..., :h], o * (1 - o) * buffers.tanh)
 
 
 @pytest.mark.parametrize("together", [1, 2, 3])
@@ -504,11 +504,11 @@ def test_the_papers_network_takes_autograds_step():
 def test_one_step_moves_the_working_copies_and_returns_the_loss_before_it():
     net, w, x, y, plan = problem()
     p = recurrent.arrange(net, w)
-    rooms = [recurrent.LayerBuffers((), 9, 4, 7, w) for _ in range(2)]
+    buffers = [recurrent.LayerBuffers((), 9, 4, 7, w) for _ in range(2)]
     with torch.no_grad():
-        loss = recurrent.step(
+        loss = recurrent.sgd_step(
             recurrent.Descent(p, 0.3),
-            rooms,
+            buffers,
             x[:4].long().mT.contiguous(),
             y[:4],
             w.new_full((4,), 0.25),

@@ -35,7 +35,7 @@ from dpcomm.training.tagging import (
     bags,
     local_sgd,
     loss_of,
-    many_hot,
+    multi_hot,
     recall,
     sparse_step,
 )
@@ -328,7 +328,7 @@ def test_bags_labels_and_scores():
         and starts.tolist() == [0, 2, 2]
         and length.tolist() == [2, 0, 2]
     )
-    assert many_hot(torch.tensor([[1, -1], [-1, -1], [0, 2]]), 3).tolist() == [
+    assert multi_hot(torch.tensor([[1, -1], [-1, -1], [0, 2]]), 3).tolist() == [
         [0, 1, 0],
         [0, 0, 0],
         [1, 0, 1],
@@ -343,7 +343,7 @@ def test_loss_is_the_mean_over_tags():
     _, x, y = made_posts(0)
     scores = torch.randn(60, 9, generator=torch.Generator().manual_seed(1))
     by_hand = F.binary_cross_entropy(
-        torch.sigmoid(scores), many_hot(y, 9), reduction="none"
+        torch.sigmoid(scores), multi_hot(y, 9), reduction="none"
     )
     assert torch.isclose(loss_of(scores, y), by_hand.mean()) and torch.isclose(
         loss_of(scores, y, "sum"), by_hand.mean(1).sum()
@@ -374,7 +374,7 @@ def test_local_sgd_is_dense_sgd(seed, posts, batch, epochs):
             if not (index := index[index >= 0]).numel():
                 continue
             each = F.binary_cross_entropy_with_logits(
-                reference(dense(x[index], 40)), many_hot(y[index], 9), reduction="none"
+                reference(dense(x[index], 40)), multi_hot(y[index], 9), reduction="none"
             ).mean(1)
             optimiser.zero_grad()
             (each.sum() if posts == "sum" else each.mean()).backward()
@@ -419,7 +419,7 @@ def test_recall_counts_tags_among_the_first_five():
     net = TagRegression(40, 9)
     w = torch.from_numpy(rng.standard_normal(40 * 9 + 9).astype(np.float32))
     scores = (dense(x, 40) @ w[:-9].view(9, 40).T + w[-9:]).numpy()
-    truth = many_hot(y, 9).numpy() > 0
+    truth = multi_hot(y, 9).numpy() > 0
     for k in (1, 5):
         best = np.argsort(-scores, 1)[:, :k]
         found = sum(truth[i, j] for i in range(60) for j in best[i])

@@ -82,7 +82,7 @@ def test_one_channel_in_the_middle_is_refused():
 
 
 @pytest.mark.parametrize("classes", [1, 4])
-def test_slope_is_the_derivative_of_the_loss(classes):
+def test_the_gradient_is_the_derivative_of_the_loss(classes):
     scores, y = random(6, classes).requires_grad_(), torch.tensor([0, 1, 1, 0, 1, 0])
     loss = (
         F.cross_entropy(scores, y)
@@ -108,7 +108,7 @@ def test_a_step_moves_free_weights_only():
     torch.testing.assert_close(b, a * mask)
 
 
-def test_descend_is_one_step_of_sgd():
+def test_sgd_step_is_one_step_of_sgd():
     net = nn.Sequential(
         nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3)
     ).double()

@@ -290,7 +290,7 @@ QUIET = mechanism("gaussian", clip_norm=1.0, sigma=0.05, local=True)
 
 def test_training_learns_and_is_a_function_of_its_seed():
     x, y = toy()
-    config = linear.Config(epochs=4, lr=0.5, batch=50)
+    config = linear.Settings(epochs=4, lr=0.5, batch=50)
     runs = [linear.train(x, y, x, y, QUIET, config, seed) for seed in (0, 0, 1)]
     assert np.array_equal(runs[0].weights, runs[1].weights) and not np.array_equal(
         runs[0].weights, runs[2].weights
@@ -299,7 +299,7 @@ def test_training_learns_and_is_a_function_of_its_seed():
         h["epoch"] for h in runs[0].history
     ] == [4]
     assert (
-        isinstance(runs[0], linear.Run)
+        isinstance(runs[0], linear.Fit)
         and runs[0].weights.shape == (3, 7)
         and runs[0].seconds > 0
     )
@@ -307,7 +307,7 @@ def test_training_learns_and_is_a_function_of_its_seed():
 
 def test_tests_between_epochs_change_nothing():
     x, y = toy()
-    config = linear.Config(epochs=3, lr=0.5, batch=64)
+    config = linear.Settings(epochs=3, lr=0.5, batch=64)
     often, seldom = (
         linear.train(x, y, x, y, QUIET, config, 0, after) for after in ((1, 2), ())
     )
@@ -326,7 +326,7 @@ def test_every_client_sends_once_an_epoch(monkeypatch):
         "sum_messages",
         lambda m, a, f, rng: seen.append(f[:, 0].copy()) or np.zeros((3, 7)),
     )
-    linear.train(x, y, x, y, QUIET, linear.Config(epochs=2, lr=1.0, batch=40))
+    linear.train(x, y, x, y, QUIET, linear.Settings(epochs=2, lr=1.0, batch=40))
     assert [len(s) for s in seen] == [40, 40, 40, 10] * 2
     first, second = (np.concatenate(seen[k : k + 4]) for k in (0, 4))
     assert sorted(first) == sorted(second) == list(range(130))
@@ -337,7 +337,7 @@ def test_memory_mapped_features_train_alike(tmp_path):
     x, y = toy()
     np.save(tmp_path / "x.npy", x)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    config = linear.Config(epochs=1, lr=0.5, batch=64)
+    config = linear.Settings(epochs=1, lr=0.5, batch=64)
     assert np.array_equal(
         *(linear.train(z, y, z, y, QUIET, config).weights for z in (x, mapped))
     )
@@ -367,7 +367,7 @@ def test_evaluation_agrees_with_scikit_learn():
 )
 def test_settings_out_of_range_are_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):
-        linear.Config(**(dict(epochs=1, lr=1.0) | change))
+        linear.Settings(**(dict(epochs=1, lr=1.0) | change))
 
 
 def test_a_frontier_is_the_best_affordable_point_and_a_line_between():

@@ -90,10 +90,12 @@ def test_an_agreement_knows_its_sizes():
     assert [
         (agree(s).d, agree(s).message_bytes, agree(s).state_bytes) for s in SERVERS
     ] == [(8, 5, 32), (8, 5, 64), (8, 5, 96)]
-    assert agree().message_bytes == len(payload(0)) and set(replay.VECTORS) == set(
-        federated.SERVER_STATE
+    assert agree().message_bytes == len(payload(0)) and set(
+        replay.OPTIMISER_VECTORS
+    ) == set(federated.SERVER_STATE)
+    assert all(
+        len(replay.OPTIMISER_VECTORS[s]) == federated.SERVER_STATE[s] for s in SERVERS
     )
-    assert all(len(replay.VECTORS[s]) == federated.SERVER_STATE[s] for s in SERVERS)
 
 
 @pytest.mark.parametrize(
@@ -136,20 +138,26 @@ def test_an_agreement_refuses_noise_of_the_server_and_unknown_models():
 
 @pytest.mark.parametrize("seed", [0, 5, 2**32 - 1])
 def test_a_seed_determines_the_initial_state(seed):
-    state, again = replay.start(agree(), seed), replay.start(agree(), seed)
+    state, again = (
+        replay.initial_state(agree(), seed),
+        replay.initial_state(agree(), seed),
+    )
     net = models.build("tiny", seed_tree(seed, "init"))
     assert torch.equal(
         state.w, torch.cat([p.reshape(-1) for p in net.parameters()])
     ) and bits_of(state) == bits_of(again)
     with pytest.raises(ValueError, match="seed is"):
-        replay.start(agree(), seed + 2**32)
+        replay.initial_state(agree(), seed + 2**32)
 
 
 def test_the_step_goes_with_the_average_update_over_the_expected_cohort():
     """Three messages, cohort of two: the sum over two, added; not subtracted, not over
     three.
     """
-    state, payloads = replay.start(agree("sgd"), 0), [payload(i) for i in range(3)]
+    state, payloads = (
+        replay.initial_state(agree("sgd"), 0),
+        [payload(i) for i in range(3)],
+    )
     before = state.w.detach().clone()
     total = sum(
         REC.decode(REC.encode(update(i), Insecure(derive(2, i)))).double()
@@ -164,7 +172,7 @@ def test_the_step_is_the_servers_of_a_federated_run(server):
     """The same averages through federated's own lines give the same weights up to the
     order of a sum.
     """
-    state = replay.start(agree(server), 0)
+    state = replay.initial_state(agree(server), 0)
     w = state.w.detach().clone().requires_grad_()
     optimiser = federated.server_optimiser(w, state.agreement.config)
     for t in range(6):
@@ -184,10 +192,10 @@ def test_the_step_is_the_servers_of_a_federated_run(server):
 
 def test_the_sum_has_one_order_whatever_the_arrival():
     payloads = [payload(i) for i in range(7)]
-    one = replay.average(agree(), payloads)
+    one = replay.average_update(agree(), payloads)
     assert all(
         torch.equal(
-            replay.average(
+            replay.average_update(
                 agree(),
                 np.random.default_rng(s)
                 .permutation(np.array(payloads, object))
@@ -209,12 +217,12 @@ def test_the_sum_has_one_order_whatever_the_arrival():
             )
         )
     assert torch.equal(one, by_hand / 2)
-    assert torch.equal(replay.average(agree(), []), torch.zeros(8))
+    assert torch.equal(replay.average_update(agree(), []), torch.zeros(8))
 
 
 def test_equal_messages_count_each():
-    one = replay.average(agree(), [payload(0)])
-    assert torch.equal(replay.average(agree(), [payload(0)] * 2), 2 * one)
+    one = replay.average_update(agree(), [payload(0)])
+    assert torch.equal(replay.average_update(agree(), [payload(0)] * 2), 2 * one)
 
 
 # ---- the state as bytes
@@ -223,7 +231,7 @@ def test_equal_messages_count_each():
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("rounds", [0, 1, 5])
 def test_a_state_survives_its_bytes_and_goes_on_alike(server, rounds):
-    state = replay.start(agree(server), 4)
+    state = replay.initial_state(agree(server), 4)
     for t in range(rounds):
         replay.advance(state, [payload(t)])
     data = replay.write_state(state)
@@ -239,7 +247,7 @@ def test_a_state_survives_its_bytes_and_goes_on_alike(server, rounds):
     "server, other", [("sgd", "momentum"), ("adam", "momentum"), ("momentum", "sgd")]
 )
 def test_a_state_of_another_optimiser_is_refused(server, other):
-    data = replay.write_state(replay.start(agree(server), 0))
+    data = replay.write_state(replay.initial_state(agree(server), 0))
     with pytest.raises(ValueError, match=f"server {other!r} needs"):
         replay.read_state(agree(other), data, 0)
     with pytest.raises(ValueError, match="state has 31 bytes"):
@@ -332,10 +340,12 @@ def test_any_schedule_gives_bit_equal_states_and_the_ledgers_bytes(server, n, mo
         ledger.record(t, np.array(cohort, dtype=int), REC.bits(8), 8 * limit, True)
         assert all(replicas[c].state.round == t for c in cohort)
         assert (
-            hub.kept == sum(map(len, hub.rounds))
+            hub.n_messages == sum(map(len, hub.rounds))
             and len(hub.rounds) == t + 1 - hub.oldest
         )
-        assert hub.kept * size <= limit + size * max(map(len, hub.rounds), default=0)
+        assert hub.n_messages * size <= limit + size * max(
+            map(len, hub.rounds), default=0
+        )
     assert measured == ledger.downlink_bits
     for c, replica in enumerate(replicas):
         assert bits_of(replay.receive(replica, replay.catch_up(hub, c))) == bits_of(
@@ -398,7 +408,7 @@ def test_packets_name_nobody_and_leave_out_ones_own():
     visit(hub, replicas, [0, 0, 1])
     all_three = sorted(replicas[0].sent + replicas[1].sent)
     for client, own in ((0, 2), (1, 1)):
-        packet = replay.missing(hub, client)
+        packet = replay.missing_messages(hub, client)
         assert (packet.kind, packet.since, packet.until, packet.counts) == (
             "history",
             0,
@@ -408,7 +418,7 @@ def test_packets_name_nobody_and_leave_out_ones_own():
         assert replay.rounds_inside(packet, 5) == [
             [p for p in all_three if p not in replicas[client].sent]
         ]
-    new = replay.missing(hub, 2)
+    new = replay.missing_messages(hub, 2)
     assert (new.kind, new.counts, new.content) == (
         "start",
         (0, 3),
@@ -454,10 +464,10 @@ def test_what_is_dearer_than_the_state_is_forgotten():
     hub, replicas = world("sgd", 2)  # client 1 never comes
     for _ in range(20):
         visit(hub, replicas, [0])
-    assert hub.kept * 5 <= 32 + 5 and hub.oldest == 20 - len(hub.rounds) > 0
+    assert hub.n_messages * 5 <= 32 + 5 and hub.oldest == 20 - len(hub.rounds) > 0
     hub.rounds.appendleft((payload(0),) * 3)
-    hub.kept, hub.oldest = hub.kept + 3, hub.oldest - 1
-    assert replay.forget(hub) is hub and hub.kept * 5 <= 32 + 5
+    hub.n_messages, hub.oldest = hub.n_messages + 3, hub.oldest - 1
+    assert replay.forget(hub) is hub and hub.n_messages * 5 <= 32 + 5
     assert replay.parse_packet(replay.catch_up(hub, 1)).kind == "state"
 
 
@@ -548,7 +558,7 @@ def refused(replica, data: bytes, says: str) -> None:
 def test_a_client_that_missed_the_reset_is_told_and_repaired():
     hub, replicas = world()
     visit(hub, replicas, [0, 1])
-    old = replay.Replica(hub.agreement, replay.start(hub.agreement, 9))
+    old = replay.Replica(hub.agreement, replay.initial_state(hub.agreement, 9))
     visit(hub, replicas, [0])
     visit(hub, replicas, [1])
     refused(
@@ -628,7 +638,7 @@ def test_another_agreement_is_refused(other):
 def test_a_packet_that_does_not_add_up_is_refused(change, says):
     hub, replicas = world()
     visit(hub, replicas, [0, 1, 2])
-    packet = replay.missing(hub, 0)
+    packet = replay.missing_messages(hub, 0)
     assert replay.check_packet(replicas[0], packet) is packet
     refused(replicas[0], dataclasses.replace(packet, **change).to_bytes(), says)
 
