@@ -20,7 +20,7 @@ setup(
     url=settings["git_url"],
     keywords=settings["keywords"].split(),
     packages=find_packages(include=["dpcomm", "dpcomm.*"]),
-    package_data={"dpcomm": ["assets/papers/*.toml", "assets/results/*/*.json"]},
+    package_data={"dpcomm": ["assets/papers/*.toml", "assets/results/*/*.jsonl"]},
     python_requires=f">={settings['min_python']}",
     install_requires=settings["requirements"].split(),
     extras_require={"dev": settings["dev_requirements"].split()},

@@ -45,6 +45,7 @@ class Cell:
     below: str | None = None  # ordering: key of the smaller
     bound: str | None = None  # ordering: 'above' or 'below' the value
     quotient: tuple | None = None  # two keys whose ratio this is
+    own: float | None = None  # what the paper's own protocol or arithmetic gives
     note: str = ""  # what a reader should know
 
 # %% ../../nbs/reference/papers.ipynb #3b1acc0e
@@ -82,7 +83,7 @@ ALLOWED = {
     "bound": ("above", "below"),
     "source": ("stated", "inferred", "swept", "ours"),
 }
-NUMBERS = ("tol", "spread", "read_err", "n_runs")
+NUMBERS = ("tol", "spread", "read_err", "n_runs", "own")
 
 
 def refuse(

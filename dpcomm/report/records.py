@@ -16,7 +16,7 @@ import reprlib
 import subprocess
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import get_args
 
@@ -145,7 +145,7 @@ def fault(
         return f"seed is {record.seed}; it must be a whole number from 0 on"
     known = _known(record.paper, root)
     return (
-        _infinite(asdict(record), "record")
+        _infinite(vars(record), "record")
         or _history_fault(record.history)
         or _cell_fault(record, known)
     )
@@ -195,6 +195,13 @@ def read(
 ) -> tuple:  # of Record, in the order of the file
     "All records of one file; a line that is still being written is left out."
     path = Path(path)
+    state = path.stat()
+    return _read(path, papers_root, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=200)
+def _read(path, papers_root, *state):
+    "Read a file again only when it has changed."
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     found = tuple(
         from_line(line, f"{path.name}, line {i}", papers_root)
