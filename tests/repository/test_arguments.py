@@ -334,7 +334,7 @@ GOOD = {
         ),
     },
     "training.linear": {
-        "Config": dict(epochs=1, lr=0.1, momentum=0.5, batch=10),
+        "Settings": dict(epochs=1, lr=0.1, momentum=0.5, batch=10),
     },
     "experiments.dprec_curves": {
         "delta_of": dict(n_clients=100),
