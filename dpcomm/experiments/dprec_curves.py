@@ -4,14 +4,11 @@
 
 # %% auto #0
 __all__ = ['PREMISE', 'Curve', 'delta_of', 'as_run', 'describe_as_run', 'fedavg', 'like_with_like', 'rec', 'ddgauss',
-           'calibrated_sigma', 'calibrated_c', 'local_epsilon', 'equal_local_sigma', 'tensor_groups', 'table1', 'gaps',
-           'own_cells', 'Trainer', 'entry', 'document', 'committed']
+           'calibrated_sigma', 'calibrated_c', 'local_epsilon', 'equal_local_sigma', 'tensor_groups', 'table1']
 
 # %% ../../nbs/reference/dprec_curves.ipynb #13066faf
 import dataclasses
 import math
-import time
-from pathlib import Path
 
 from ..core.checks import check_between
 from ..mechanisms import ddgauss as ddg
@@ -25,8 +22,7 @@ from dpcomm.privacy.accounting import (
 )
 from ..privacy.fixed_cohorts import fixed_size_epsilon
 from ..privacy.null_messages import calibrate_clip, theorem1_epsilon
-from ..report.results import Table, cell_summary, load_results, stamp
-from ..training.federated import Task, check_promise, load_checkpoint, simulate
+from ..report.results import Table
 
 # %% ../../nbs/reference/dprec_curves.ipynb #27303f23
 @dataclasses.dataclass(frozen=True)
@@ -320,154 +316,3 @@ def table1(
             except ValueError as error:
                 refused[key] = str(error)
     return listed, refused
-
-# %% ../../nbs/reference/dprec_curves.ipynb #9085d86a
-def gaps(
-    done: dict,  # key -> {seed: finished Run}
-    pair: tuple,  # key above, key below
-) -> list:  # final accuracies' difference a seed that both have, percentage points
-    "How far one curve ends above another."
-    above, below = (done.get(key, {}) for key in pair)
-    return [
-        above[seed].history[-1]["accuracy"] - below[seed].history[-1]["accuracy"]
-        for seed in above
-        if seed in below
-    ]
-
-# %% ../../nbs/reference/dprec_curves.ipynb #9085d8ac
-def own_cells(
-    prefix: str,  # of the keys, as 'ours.full.writer'
-    done: dict,  # key -> {seed: finished Run}
-) -> dict:  # final accuracy and total traffic of every curve, as a result's `cells`
-    "What a curve reached and what it cost."
-
-    def accuracy(run):
-        return run.history[-1]["accuracy"]
-
-    def traffic(run):
-        return (run.ledger.uplink_bits + run.ledger.downlink_bits) / 2**33
-
-    found = {}
-    for key, runs in done.items():
-        for name, of, unit in (("acc", accuracy, "percent"), ("comm", traffic, "GiB")):
-            if runs:
-                values = [of(run) for run in runs.values()]
-                found[f"{prefix}.{key}.{name}"] = {"values": values, "unit": unit}
-    return found
-
-# %% ../../nbs/reference/dprec_curves.ipynb #d998a6e1
-class Trainer:
-    "Trains one curve of one seed after another, each with a checkpoint of its own."
-
-    def __init__(
-        self, build, federation, folder, resume=False, max_seconds=None, **options
-    ):
-        self.build, self.federation, self.folder = build, federation, Path(folder)
-        self.resume, self.options = resume, options
-        self.end = None if max_seconds is None else time.monotonic() + max_seconds
-
-    def left(self):
-        "Seconds that are left, or None without a limit."
-        return None if self.end is None else max(0.0, self.end - time.monotonic())
-
-    def __call__(self, curve, seed):
-        "Run of one curve, or None where time ran out."
-        path = self.folder / f"{curve.key}.seed{seed}.pt"
-        if curve.guarantee:
-            promise = curve.guarantee(curve.config.rounds)
-            check_promise(promise, curve.config, len(self.federation.parts))
-        kept = self.resume and path.exists()
-        if self.left() == 0.0 and not (kept and load_checkpoint(path, {})["finished"]):
-            return None
-        run = simulate(
-            Task(
-                self.build(seed), self.federation, curve.mechanism, curve.config, seed
-            ),
-            checkpoint=path,
-            resume=self.resume,
-            max_seconds=self.left(),
-            **self.options,
-        )
-        return run if run.finished else None
-
-# %% ../../nbs/reference/dprec_curves.ipynb #64f3363d
-def entry(
-    curve: Curve,
-    d: int,  # parameters of the model
-    runs: dict,  # seed -> finished Run
-    **more,  # further settings, plain JSON: model, task, ...
-) -> dict:  # one element of a result's `runs`
-    "One curve as the result file holds it."
-    rounds, account = curve.config.rounds, curve.guarantee
-    fixed = {} if curve.as_run is None else curve.as_run(rounds)
-    config = dataclasses.asdict(curve.config)
-    return {
-        "key": curve.key,
-        "config": config | {"mechanism": repr(curve.mechanism), "d": d} | more,
-        "guarantee": None if account is None else dataclasses.asdict(account(rounds)),
-        "as_run": {name: dataclasses.asdict(g) for name, g in fixed.items()},
-        "bits": dataclasses.asdict(curve.mechanism.bits(d)),
-        "seeds": [_seed_entry(curve, seed, run) for seed, run in runs.items()],
-    }
-
-
-def _seed_entry(curve, seed, run):
-    "One seed of a curve: its evaluations, each with the epsilon spent by then."
-    history = run.history
-    if curve.guarantee is not None:
-        history = [h | {"eps": curve.guarantee(h["round"]).eps} for h in history]
-    found = {"seed": seed, "history": list(history), "wall_seconds": run.seconds}
-    return found | {"final": found["history"][-1]}
-
-# %% ../../nbs/reference/dprec_curves.ipynb #c2179844
-def document(
-    experiment: str,  # its file's name, as dprec_by_writer
-    scale: str,  # smoke, quick or full
-    seeds: list,  # planned
-    entries: list,  # of `entry`
-    cells: dict,  # key -> {"values": one a seed, "unit": ...}
-    params: dict,  # the notebook's settings, plain JSON
-    source: dict,  # of the data: name, partition_hash, counts
-    device: str,  # in words
-    notebook_hash: str,  # of the page's code
-    paper: str = "dprec",  # id
-) -> dict:  # schema 1, for results.write_result
-    "A whole result with its stamp."
-    seconds = sum(s["wall_seconds"] for e in entries for s in e["seeds"])
-    return {
-        "schema": 1,
-        "paper": paper,
-        "experiment": experiment,
-        "scale": scale,
-        "seeds": list(seeds),
-        "runs": entries,
-        "params": {"seeds": list(seeds)} | params,
-        "cells": cells,
-        "data": source,
-        "notebook_hash": notebook_hash,
-        "wall_seconds": seconds,
-        **stamp(device),
-    }
-
-# %% ../../nbs/reference/dprec_curves.ipynb #c70ce422
-def committed(
-    experiment: str,  # its file's name, as dprec_by_writer
-    paper: str = "dprec",  # id
-    root=None,  # folder of results, default the committed ones
-) -> Table:  # one row a scale and curve
-    "Accuracy and traffic of every curve that stands in the committed results."
-    found = [r for r in load_results(paper, root=root) if r["experiment"] == experiment]
-    rows = tuple(_committed_row(r, run) for r in found for run in r["runs"])
-    header = "scale|curve|test accuracy, % (+/- s.e.)|traffic, GiB|seeds"
-    return Table(tuple(header.split("|")), rows)
-
-
-def _committed_row(result, run):
-    "One curve of a result in words."
-    finals = [seed["final"] for seed in run["seeds"]]
-    score = cell_summary([f["accuracy"] for f in finals])
-    bits = sum(f["uplink_bits"] + f["downlink_bits"] for f in finals)
-    spread = "" if score.se is None else f" +/- {score.se:.2f}"
-    accuracy, traffic = f"{score.mean:.2f}{spread}", bits / len(finals) / 2**33
-    seeds = f"n = {score.n} of {len(result['params']['seeds'])} planned"
-    return result["scale"], run["key"], accuracy, f"{traffic:.3g}", seeds

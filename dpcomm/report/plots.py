@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['MAIN', 'MECH', 'VISION', 'TO_XYZ', 'INK', 'LIGHT', 'DARK', 'SIZE', 'RC', 'SOURCES', 'HALO', 'Look', 'look',
            'linear_rgb', 'as_seen', 'lab', 'distance', 'contrast', 'style', 'interval', 'as_rows', 'series', 'palette',
-           'rows_of', 'Csv', 'as_csv', 'line_style', 'error_bars', 'get_axes', 'label_axes', 'curve', 'pareto_front',
-           'frontier', 'bars', 'heat', 'binned', 'hist2']
+           'rows_of', 'Csv', 'as_csv', 'line_style', 'error_bars', 'get_axes', 'label_axes', 'curve', 'learning_curve',
+           'pareto_front', 'frontier', 'bars', 'heat', 'binned', 'hist2']
 
 # %% ../../nbs/reference/plots.ipynb #b65193f2
 import csv
@@ -287,7 +287,7 @@ def rows_of(
             high=float(b),
             n=s["n"],
         )
-        for s in lines
+        for s in filter(None, lines)
         for x, y, a, b in zip(s["x"], s["mean"], s["low"], s["high"])
     ]
 
@@ -406,7 +406,7 @@ def label_axes(
 
 # %% ../../nbs/reference/plots.ipynb #151d5c43
 def curve(
-    lines: list,  # what `series` returned, one per legend line
+    lines: list,  # what `series` returned, one per legend line; None is left out
     xlabel: str,  # quantity and unit
     ylabel: str,  # quantity and unit
     title: str = "",  # the finding
@@ -416,7 +416,7 @@ def curve(
     "Lines over a number, with 95 % bands over seeds."
     with style():
         fig, ax = get_axes(ax)
-        for s in lines:
+        for s in filter(None, lines):
             ax.plot(s["x"], s["mean"], **line_style(s))
             if s["source"] == "paper":
                 error_bars(ax, s["x"], s)
@@ -426,6 +426,27 @@ def curve(
                 )
         label_axes(ax, xlabel, ylabel, title, log)
     return fig, rows_of(lines)
+
+# %% ../../nbs/reference/plots.ipynb #c0lrn02
+def learning_curve(
+    found,  # of records.Record; those of another key are left out
+    key: str,  # of the setting, as 'eps3.rec'
+    mech: str,  # mechanism id, a key of `MECH`
+    label: str = None,  # legend name, default the mechanism's
+    y: str = "accuracy",  # name in the history
+    x: str = "round",  # name in the history
+    scale: float = 1.0,  # factor of y
+    colour: str = None,  # only for a sweep inside one mechanism, see `palette`
+) -> dict:  # one legend line; None where nothing of that key was run
+    "Score against rounds, over the seeds that were run."
+    curves = {
+        r.seed: dict(zip(r.history[x], r.history[y])) for r in found if r.key == key
+    }
+    if not curves:
+        return None
+    at = sorted(set.intersection(*(set(points) for points in curves.values())))
+    rows = [[scale * points[t] for t in at] for points in curves.values()]
+    return series(mech, at, np.array(rows), label, colour=colour)
 
 # %% ../../nbs/reference/plots.ipynb #2ee29cde
 def pareto_front(

@@ -783,6 +783,7 @@ def _loop(run, config, step, report, save, max_seconds, save_every, progress):
         initial=run.round,
         unit="round",
         disable=False if wanted else None if progress else True,
+        desc=progress if isinstance(progress, str) else None,
     )
     while run.round < config.rounds:
         loss = step()
@@ -837,7 +838,7 @@ def simulate(
     save_every: float = 30.0,  # seconds between checkpoints
     workers: int = 1,  # threads that train clients; never changes the result
     device="cpu",  # torch device
-    progress: bool = True,  # show a bar on a terminal
+    progress: bool | str = True,  # show a bar on a terminal; text is its label
     metrics=_accuracy,  # (model, w, x, y) -> dict of scores, the first in percent
     advance=one_round,  # (run, optimiser, task, pool) -> training loss of one round
     unit: str = "client",  # whom the mechanism protects: 'client' or 'example'
