@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -192,11 +192,11 @@ class Unfinished(Exception):
 
 # %% ../../nbs/reference/runner.ipynb #3ea514ac
 class CellError(RuntimeError):
-    "A cell of an experiment failed; `details` holds its traceback."
+    "A cell of an experiment failed; `kind` names the error, `details` holds its traceback."
 
-    def __init__(self, message, details=""):
+    def __init__(self, message, details="", kind=""):
         super().__init__(message)
-        self.details = details
+        self.details, self.kind = details, kind
 
 # %% ../../nbs/reference/runner.ipynb #aff74162
 def _where(path, number, source):
@@ -260,7 +260,9 @@ def run_cells(
                 message = (
                     f"{_where(path, number, source)}: {type(error).__name__}: {error}"
                 )
-                raise CellError(message, _traceback(error)) from error
+                raise CellError(
+                    message, _traceback(error), type(error).__name__
+                ) from error
             if "parameters" in tags:
                 space.update(values)
     return space
@@ -331,8 +333,8 @@ def run_papermill(
             " --inline"
         ) from None
     watched = sys.stderr.isatty()
-    options = dict(kernel_name=_kernel(), language="python", progress_bar=watched)
-    options |= dict(stdout_file=sys.stdout, stderr_file=sys.stderr)
+    options = dict(kernel_name=_kernel(), language="python", progress_bar=False)
+    options |= dict(stderr_file=sys.stderr)
     try:
         with _environment(**_kernel_variables(watched)):
             quiet = ["--log-level=ERROR"]
@@ -346,6 +348,7 @@ def run_papermill(
         raise CellError(
             f"{_where(path, number, error.source)}: {error.ename}: {error.evalue}",
             re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error.traceback)),
+            error.ename,
         ) from None
 
 # %% ../../nbs/reference/runner.ipynb #b7d1e5a2
@@ -382,7 +385,7 @@ class Outcome:
 
     name: str  # experiment
     scale: str  # smoke, quick or full
-    result: Path  # JSON of the result; None while rounds are left
+    result: Path  # its file of records; None while rounds are left
     notebook: Path  # executed copy; None for an inline run
     finished: bool  # False: stopped at max_seconds with a checkpoint
     seconds: float  # wall time of this call
@@ -412,12 +415,10 @@ def result_file(
     name: str,  # experiment
     scale: str,  # smoke, quick or full
     out=None,  # folder; None is runs/ in the checkout
-    since: float = 0.0,  # time.time() from which on a file counts
-) -> Path:  # <out>/<paper>/<experiment>[_variant].<scale>.json, or None
-    "The newest result an experiment has written."
-    found = output_folder(out).glob(f"*/{name.replace('-', '_')}*.{scale}.json")
-    age = {path: path.stat().st_mtime for path in found}
-    return max((path for path in age if age[path] >= since), key=age.get, default=None)
+) -> Path:  # <out>/<paper>/<experiment>.<scale>.jsonl, or None
+    "The records that an experiment has written."
+    found = output_folder(out).glob(f"*/{name.replace('-', '_')}.{scale}.jsonl")
+    return next(found, None)
 
 # %% ../../nbs/reference/runner.ipynb #3ef00f6a
 def prepare(
@@ -466,14 +467,16 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     try:
         if inline:
-            run_cells(path, values)
+            with open(folder / f"{path.stem}.{scale}.txt", "w") as said:
+                with redirect_stdout(said):
+                    run_cells(path, values)
         else:
             run_papermill(path, target, values)
-        result = result_file(path.stem, scale, folder, since=start - 1)
+        result = result_file(path.stem, scale, folder)
         if result is None:
             raise CellError(
-                f"{path.name} ran to its end and wrote no {path.stem}.{scale}.json: its"
-                " last cells must write one"
+                f"{path.name} ran to its end and wrote no {path.stem}.{scale}.jsonl: it"
+                " must call runs.play_grid"
             )
     except Unfinished:
         result = None

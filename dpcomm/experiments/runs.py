@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EMPTY', 'UNITS', 'Run', 'Experiment', 'find', 'find_run', 'code_hash', 'origin_of', 'plain', 'record_of',
            'from_training', 'source_of', 'difference', 'Claimed', 'stands', 'perform', 'chosen', 'play_grid',
-           'cpu_seconds', 'expected_minutes', 'status']
+           'cpu_seconds', 'expected_minutes', 'status', 'ledger', 'overview']
 
 # %% ../../nbs/reference/runs.ipynb #5abb07c8
 import ast
@@ -442,3 +442,61 @@ def status(
     title = f"{name}, scale {scale}: about {hours:,.1f} core-hours are left"
     header = ("run", "what", "cells", "seeds done", "minutes a seed", "data")
     return Table(header, tuple(rows), title)
+
+# %% ../../nbs/reference/runs.ipynb #l0ovw02
+def _ledger_row(name, scale):
+    "One experiment at one scale: settings, seeds, hours, what is left."
+    experiment = find(name)
+    have, grid = stands(experiment, scale), experiment.grid(scale)
+    mine = {run.key: [s for s in run.seeds if (run.key, s) in have] for run in grid}
+    done = [run for run in grid if mine[run.key]]
+    most = max((len(seeds) for seeds in mine.values()), default=0)
+    least = min((len(mine[run.key]) for run in done), default=0)
+    seeds = f"{least}..{most} of {max(len(run.seeds) for run in grid)}"
+    hours = sum(cpu_seconds(r) for r in have.values()) / 3600
+    left = sum(
+        expected_minutes(run, have)[0] * (len(run.seeds) - len(mine[run.key]))
+        for run in grid
+    )
+    fills = str(sum(len(run.fills) for run in grid))
+    counts = f"{len(done)} of {len(grid)}", seeds if done else "none"
+    return name, experiment.paper, fills, *counts, f"{hours:,.1f}", f"{left / 60:,.1f}"
+
+
+def ledger(
+    scale: str = "full",  # smoke, quick or full
+) -> Table:  # one row an experiment
+    "What has been run and what is left, counted from records alone."
+    rows = tuple(_ledger_row(name, scale) for name in runner.experiments())
+    header = (
+        "experiment|paper|cells|settings done|seeds, least..most|CPU hours spent|left"
+    )
+    return Table(tuple(header.split("|")), rows, f"Scale {scale}")
+
+# %% ../../nbs/reference/runs.ipynb #l0ovw04
+def _minutes(experiment, scale):
+    "Minutes of one core that one seed of a whole grid takes, by its records."
+    have = stands(experiment, scale)
+    total = sum(expected_minutes(run, have)[0] for run in experiment.grid(scale))
+    return f"{total:,.1f}" if total < 600 else f"{total / 60:,.0f} h"
+
+
+def overview() -> Table:  # one row an experiment
+    "Every experiment: what it fills, what it costs, what it needs, how far it is."
+    rows = []
+    for name in runner.experiments():
+        experiment = find(name)
+        grid = experiment.grid("full")
+        have = stands(experiment, "full")
+        jobs = [(run.key, seed) for run in grid for seed in run.seeds]
+        done = sum(job in have for job in jobs)
+        data = ", ".join(sorted({d for run in grid for d in run.data})) or "bundled"
+        cells = str(sum(len(run.fills) for run in grid))
+        costs = (_minutes(experiment, scale) for scale in records.SCALES)
+        rows.append(
+            (name, experiment.paper, cells, *costs, data, f"{done} of {len(jobs)}")
+        )
+    header = (
+        "experiment|paper|cells|smoke, min|quick, min|full, min a seed|data|runs done"
+    )
+    return Table(tuple(header.split("|")), tuple(rows), "dpcomm run NAME --scale smoke")

@@ -426,6 +426,18 @@ def format_paper(
     return f"{sign}{cell.value:,}{spread} {cell.unit}"
 
 # %% ../../nbs/reference/verdicts.ipynb #v142f2e5
+def _small(cell, smaller, scale):
+    "Our number of a smaller scale, as 'quick 61.3 (n = 1)'; '' where there is none."
+    names = cell.key, f"ours.{scale}.{cell.key}"
+    found = [r for r in records.standing(smaller).values() if r.scale == scale]
+    values = [r.cells[key][0] for r in found for key in names if key in r.cells]
+    return (
+        f"{scale} {format_value(np.mean(values), cell)} (n = {len(values)})"
+        if values
+        else ""
+    )
+
+
 def reason_not_run(
     cell: papers.Cell,  # the paper's number
     paper: papers.Paper,  # its paper
@@ -433,9 +445,9 @@ def reason_not_run(
 ) -> str:  # why there is nothing of ours
     "Why a row says not run."
     also = f"; would not be comparable: {cell.tol_why}" if cell.kind == "shown" else ""
-    if scales := sorted({r.scale for r in smaller if cell.key in r.cells}):
-        words = " and ".join(scales)
-        return f"run at scale {words} only, which earns no verdict{also}"
+    if words := [_small(cell, smaller, scale) for scale in ("quick", "smoke")]:
+        if any(words):
+            return f"{'; '.join(filter(None, words))}: no verdict{also}"
     given = [(p, text) for p, text in paper.not_run if cell.key.startswith(p)]
     if not given:
         return f"no full-scale record{also}"
