@@ -23,7 +23,9 @@ setup(
     package_data={"dpcomm": ["assets/papers/*.toml", "assets/results/*/*.jsonl"]},
     python_requires=f">={settings['min_python']}",
     install_requires=settings["requirements"].split(),
-    extras_require={"dev": settings["dev_requirements"].split()},
+    extras_require={
+        name: settings[f"{name}_requirements"].split() for name in ("dev", "cluster")
+    },
     entry_points={"console_scripts": [settings["console_scripts"]]},
     zip_safe=False,
 )
