@@ -16,7 +16,7 @@ from ..report import records
 
 # %% ../../nbs/reference/cluster.ipynb #9c7b9ab7
 def remote(
-    job: Job,
+    job: Job,  # of a plan
     out,  # folder of records and checkpoints, as the worker sees it
 ) -> str:  # the record's line
     "Play one run on the machine where this is called."

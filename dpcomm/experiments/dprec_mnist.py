@@ -90,7 +90,7 @@ def federation(
 
 # %% ../../nbs/experiments/dprec_mnist.ipynb #f1a980c2
 def curve(
-    run: Run,
+    run: Run,  # of the grid
     groups: tuple,  # sizes of a message's groups, summing to the parameters
 ):  # dprec_curves.Curve
     "Mechanism, configuration and promise of one run. [dprec App. C.2]"
@@ -108,7 +108,7 @@ def curve(
 
 # %% ../../nbs/experiments/dprec_mnist.ipynb #f3df1b74
 def play(
-    run: Run,
+    run: Run,  # of the grid
     seed: int,  # root of all random numbers but the partition's
     **how,  # checkpoint, resume, max_seconds, workers, device, progress
 ) -> dict:  # what runs.record_of takes; None where rounds are left

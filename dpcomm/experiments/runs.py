@@ -174,7 +174,7 @@ EMPTY |= dict(as_run={}, bits=None, data={}, notes=[])
 def record_of(
     experiment: Experiment,
     run: Run,
-    seed: int,
+    seed: int,  # root of its random numbers
     played: dict,  # what `play` returned
     cost: dict,  # wall_seconds, cpu_seconds, peak_bytes
     device: str = "cpu",  # in words
@@ -252,7 +252,7 @@ def difference(
     below: str,  # key
     cell: str,  # key of the cell that it fills
     score: str = "accuracy",  # name in `final`
-    unit: str = "percentage points",
+    unit: str = "percentage points",  # of the cell
 ) -> dict:  # what `play` returns
     "How far one run ends above another with the same seed."
     a, b = (inputs[key].final[score] for key in (above, below))
@@ -308,7 +308,7 @@ def _play(experiment, run, seed, how, folder):
 def perform(
     experiment: Experiment,
     run: Run,
-    seed: int,
+    seed: int,  # root of its random numbers
     out=None,  # folder of records and checkpoints; None is runs/ in the checkout
     resume: bool = True,  # take the record or the checkpoint that is there
     **how,  # max_seconds, workers, device, progress, ... as `play` takes them
@@ -395,7 +395,7 @@ def play_grid(
 
 # %% ../../nbs/reference/runs.ipynb #50eed16e
 def cpu_seconds(
-    record: Record,
+    record: Record,  # of a run
 ) -> float:
     "CPU seconds of a run, or its wall time where they were not kept."
     return record.cost.get("cpu_seconds") or record.cost["wall_seconds"]

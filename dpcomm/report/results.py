@@ -586,7 +586,7 @@ SHORT = {"add-remove": "joins", "zero-out": "silent", "replace": "replaced"}
 
 
 def as_run(
-    record: Record,
+    record: Record,  # of a run
 ) -> str:  # as '5.45 joins, 6.53 replaced'; '' where the guarantee is the run's own
     "The epsilons of a run as it was run."
     return ", ".join(
@@ -634,7 +634,7 @@ def guarantees_as_run(
 
 # %% ../../nbs/reference/verdicts.ipynb #v1385237
 def content_of(
-    record: Record,
+    record: Record,  # of a run
 ) -> str:  # twelve hex digits, or 'not recorded'
     "Hash of the images and labels a run was made on."
     return record.data.get("content_hash", "not recorded")

@@ -39,7 +39,7 @@ def coloured(
 
 # %% ../../nbs/reference/terminal.ipynb #0afc3b0c
 def with_notes(
-    table: Table,
+    table: Table,  # rows of text
     column: int,  # whose long words become notes
     longest: int = 40,  # characters that may stay
 ) -> Table:
@@ -56,7 +56,7 @@ def with_notes(
 
 # %% ../../nbs/reference/terminal.ipynb #cf35959b
 def show(
-    table: Table,
+    table: Table,  # rows of text
     console: Console = None,  # where to; None: standard output
 ) -> None:
     "Print a table as wide as the terminal."

@@ -5,14 +5,18 @@ tests/repository/test_readme.py` writes them anew.
 """
 
 import base64
+import functools
+import io
 import math
 import re
+from contextlib import redirect_stdout
 
 import pytest
 from checkout import NOTEBOOKS, ROOT, cells, python
 from test_pages import split
 
-from dpcomm.report import results
+from dpcomm.experiments import runner
+from dpcomm.report import records, results
 
 README = ROOT / "README.md"
 FIGURE = ROOT / "nbs" / "images" / "frontier.png"
@@ -33,192 +37,11 @@ def table1() -> results.Table:
     return results.Table((*full.header[:5], full.header[-1]), rows)
 
 
-def tight() -> results.Table:
-    """DP-REC and DP-FedAvg at one epsilon, with the paper's accountant and with the
-    tightest.
-    """
-    found = next(
-        r
-        for r in results.load_results("dprec", "full")
-        if r["experiment"] == "dprec_tight"
-    )
-
-    def shown(key):
-        summary = results.cell_summary(
-            found["cells"][f"ours.full.tight.mnist.{key}.acc"]["values"]
-        )
-        return f"{summary.mean:.1f} +/- {summary.se:.1f} (n = {summary.n})"
-
-    costs = {
-        run["key"].removeprefix("mnist."): results.as_run(run) or "the same"
-        for run in found["runs"]
-    }
-    rows = tuple(
-        (
-            name,
-            str(eps),
-            shown(f"eps{eps}.{kind}"),
-            costs[f"eps{eps}.{kind}"],
-            shown(f"eps{eps}.{kind}-tight"),
-        )
-        for kind, name in (("rec", "DP-REC"), ("fedavg", "DP-FedAvg"))
-        for eps in (3, 6)
-    )
-    return results.Table(
-        (
-            "LeNet-5 on MNIST, accuracy in percent",
-            "epsilon",
-            "paper's accountant",
-            "its epsilon as run",
-            "tightest accountant",
-        ),
-        rows,
-    )
-
-
-def one_bit() -> results.Table:
-    "Accuracy of four local mechanisms on MNIST at equal epsilon."
-    found = next(
-        r
-        for r in results.load_results("imvu", "full")
-        if r["experiment"] == "imvu_mnist"
-    )
-    names = {
-        "gaussian": "Gaussian, 32 bits",
-        "imvu": "I-MVU, 1 bit",
-        "signsgd": "SignSGD, 1 bit",
-        "signsgd.exact": "SignSGD, our accountant",
-        "mvu": "MVU, 1 bit",
-    }
-
-    def shown(kind, budget):
-        summary = results.cell_summary(
-            found["cells"][f"ours.full.mnist.{kind}.eps{budget:g}.acc"]["values"]
-        )
-        return f"{summary.mean:.1f} +/- {summary.se:.1f} (n = {summary.n})"
-
-    rows = tuple(
-        (f"{b:g}", *(shown(kind, b) for kind in names))
-        for b in found["params"]["budgets"]
-    )
-    return results.Table(("epsilon", *names.values()), rows)
-
-
-def pruned() -> results.Table:
-    """FL-TOP's private schemes that were run at full scale: paper, best round, last
-    round.
-    """
-    from dpcomm.report import papers
-
-    found = next(
-        r
-        for r in results.load_results("fltop", "full")
-        if r["experiment"] == "fltop_fmnist"
-    )
-    printed = {c.key: c.value for c in papers.cells("fltop")}
-
-    def shown(values):
-        summary = results.cell_summary(values)
-        return (
-            f"{100 * summary.mean:.1f} (n = {summary.n} of"
-            f" {len(found['params']['seeds'])} planned)"
-        )
-
-    rows = []
-    for run in found["runs"]:
-        name, ratio = run["key"].removeprefix("fmnist.").split(".", 1)
-        if run["guarantee"]:
-            best = found["cells"][f"{run['key']}.accuracy"]["values"]
-            last = found["cells"][f"ours.full.{run['key']}.last"]["values"]
-            label = name.upper().replace("_", "-")
-            rows.append(
-                (
-                    label,
-                    f"{ratio[1:]} %",
-                    f"{100 * printed[run['key'] + '.accuracy']:.0f}",
-                    shown(best),
-                    shown(last),
-                    f"{run['guarantee']['eps']:.2f}",
-                    results.as_run(run),
-                )
-            )
-    return results.Table(
-        (
-            "Fashion-MNIST, accuracy in percent",
-            "weights trained",
-            "paper, best round",
-            "ours, best round",
-            "ours, last round",
-            "epsilon, paper's accountant",
-            "epsilon as run",
-        ),
-        tuple(rows),
-    )
-
-
-def like() -> results.Table:
-    "What FL-TOP's cohorts of a fixed size cost, each accountant against itself."
-    from dpcomm.experiments import dprec_curves
-
-    found = next(
-        r
-        for r in results.load_results("fltop", "full")
-        if r["experiment"] == "fltop_fmnist"
-    )
-    promise = next(run["guarantee"] for run in found["runs"] if run["guarantee"])
-    return dprec_curves.like_with_like(
-        found["params"]["sigma"], promise["q"], promise["rounds"], promise["delta"]
-    )
-
-
-def compared() -> results.Table:
-    "sqSGD and its baselines at equal bits, full scale."
-    found = next(
-        r
-        for r in results.load_results("sqsgd", "full")
-        if r["experiment"] == "sqsgd_mnist"
-    )
-    names = {
-        "sqsgd.eps400": "sqSGD",
-        "pm.eps400": "PM",
-        "residuals.pm.eps400": "PM with sqSGD's residuals",
-        "vqsgd.eps400": "vqSGD",
-        "plain": "no privacy",
-    }
-    runs = {run["key"].removeprefix("mnist."): run for run in found["runs"]}
-    rows = []
-    for key in (key for key in names if key in runs):
-        summary = results.cell_summary(
-            found["cells"][f"ours.full.mnist.accuracy.{key}"]["values"]
-        )
-        guarantee = runs[key]["guarantee"]
-        accuracy = (
-            f"{summary.mean:.1f}"
-            + ("" if summary.se is None else f" +/- {summary.se:.1f}")
-            + f" (n = {summary.n} of {len(found['params']['seeds'])} planned)"
-        )
-        content = runs[key]["bits"]["payload"] + runs[key]["bits"]["shared_randomness"]
-        rows.append(
-            (
-                names[key],
-                f"{content:,}",
-                (
-                    f"{guarantee['eps'] / found['params']['config']['rounds']:,.0f}"
-                    if guarantee
-                    else "none"
-                ),
-                accuracy,
-            )
-        )
-    return results.Table(
-        (
-            "MNIST, LeNet-5",
-            "bits a message",
-            "epsilon of one message",
-            "accuracy, percent",
-        ),
-        tuple(rows),
-    )
+@functools.cache
+def home() -> dict:
+    "What the home page's cells leave behind."
+    with redirect_stdout(io.StringIO()):
+        return runner.run_cells(ROOT / INDEX, {})
 
 
 def costs() -> results.Table:
@@ -226,7 +49,7 @@ def costs() -> results.Table:
     from dpcomm.report import papers
 
     printed = {c.key: c for c in papers.cells("dprec")}
-    found = results.ours_by_key(results.load_results("dprec", "full"))
+    found = results.ours_by_key(records.load("dprec", scale="full"))
     names = {
         "mnist": "MNIST",
         "femnist": "FEMNIST",
@@ -237,11 +60,12 @@ def costs() -> results.Table:
     def pair(key):
         return (
             f"{printed[key].value:,} /"
-            f" {results.format_value(found[key][0].mean, printed[key])}"
+            f" {results.format_value(found[key].summary.mean, printed[key])}"
         )
 
     def ratio(task):
-        return f"{found[f'{task}.fedavg.comm'][0].mean / found[f'{task}.rec.comm'][0].mean:,.0f}"
+        dense, short = (found[f"{task}.{kind}.comm"] for kind in ("fedavg", "rec"))
+        return f"{dense.summary.mean / short.summary.mean:,.0f}"
 
     rows = tuple(
         (name, pair(f"{task}.fedavg.comm"), pair(f"{task}.rec.comm"), ratio(task))
@@ -253,16 +77,13 @@ def costs() -> results.Table:
     )
 
 
-MADE = {
-    "costs": lambda: results.as_markdown(costs()),
-    "compared": lambda: results.as_markdown(compared()),
-    "pruned": lambda: results.as_markdown(pruned()),
-    "like": lambda: results.as_markdown(like()),
-    "one_bit": lambda: results.as_markdown(one_bit()),
-    "tight": lambda: results.as_markdown(tight()),
-    "matrix": lambda: results.as_markdown(results.matrix(base="nbs")),
-    "table1": lambda: results.as_markdown(table1()),
-}
+HOME = ("compared", "pruned", "like", "one_bit", "tight")  # tables that it shows too
+MADE = {name: lambda name=name: home()["shown"][name] for name in HOME}
+MADE |= {"costs": costs, "table1": table1, "matrix": lambda: results.matrix(base="nbs")}
+
+
+def made(name: str) -> str:
+    return results.as_markdown(MADE[name]())
 
 
 def block(name: str) -> re.Pattern:
@@ -308,8 +129,8 @@ def figure() -> bytes:
 def refresh() -> None:
     "Write everything that is made."
     readme = README.read_text(encoding="utf-8")
-    for name, make in MADE.items():
-        readme = block(name).sub(lambda _, text=make(): text, readme)
+    for name in MADE:
+        readme = block(name).sub(lambda _, text=made(name): text, readme)
     code, output = example(readme)
     README.write_text(
         readme.replace(f"```text\n{output}```", f"```text\n{printed(code)}```"),
@@ -327,7 +148,7 @@ def readme() -> str:
 @pytest.mark.parametrize("name", MADE)
 def test_tables_are_the_results(readme, name):
     found = block(name).findall(readme)
-    assert found == [MADE[name]()], (
+    assert found == [made(name)], (
         f"the block `{name}` is not what the results say: {REFRESH}"
     )
 
