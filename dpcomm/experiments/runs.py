@@ -230,7 +230,7 @@ def from_training(
         wall_seconds=run.seconds,
     )
 
-
+# %% ../../nbs/reference/runs.ipynb #a2ba42da
 def source_of(
     federation,  # images.Federation
 ) -> dict:  # name, hashes and counts

@@ -198,7 +198,7 @@ class Worker:
         score = re.findall(r"(\w+)=([\d.]+%)", bars[-1])
         return f"{done}%" + (f", {score[0][0]} {score[0][1]}" if score else "")
 
-
+# %% ../../nbs/reference/sweep.ipynb #dd0880b4
 @dataclass
 class Sweep:
     "Jobs and what has become of them."
@@ -265,7 +265,7 @@ def start(
         process = subprocess.Popen(words, stdout=file, stderr=file, env=env)
     return Worker(job, process, log)
 
-
+# %% ../../nbs/reference/sweep.ipynb #7cba57c7
 def collect(
     sweep: Sweep,
 ) -> None:

@@ -102,7 +102,7 @@ class Spread:
     variance: float
     df: int  # degrees of freedom, seeds less one
 
-
+# %% ../../nbs/reference/verdicts.ipynb #45859122
 def borrow(
     s: Summary,  # of one seed
     record: Record,  # it comes from
@@ -369,7 +369,7 @@ class Evidence:
         lonely = s.se is None and cell.kind in ("stochastic", "ordering")
         return borrow(s, found.record, self.spreads) if lonely else s
 
-
+# %% ../../nbs/reference/verdicts.ipynb #f0bda471
 def spreads_of(
     paper: str,  # id
     ours: dict,  # what `ours_by_key` returned

@@ -23,72 +23,28 @@ class DataSet:
     fetched: bool = False  # whether `dpcomm data` can download it
 
 # %% ../../nbs/tasks/catalogue.ipynb #7587c749
-CATALOGUE = (
-    DataSet(
-        "digits", "1,797 digits of 8 x 8 pixels", "", 1, "bundled with scikit-learn"
-    ),
-    DataSet("mnist", "70,000 digits", "MNIST/raw", 64, "torchvision", True),
-    DataSet(
-        "fashion-mnist",
-        "70,000 pieces of clothing",
-        "FashionMNIST/raw",
-        82,
-        "torchvision",
-        True,
-    ),
-    DataSet(
-        "cifar10", "60,000 photographs", "cifar-10-batches-py", 178, "torchvision", True
-    ),
-    DataSet(
-        "mnist-by-writer",
-        "MNIST dealt to the people who wrote it",
-        "QMNIST/raw",
-        1,
-        "QMNIST's label file: github.com/facebookresearch/qmnist",
-    ),
-    DataSet(
-        "emnist",
-        "letters and digits, four splits",
-        "EMNIST/raw",
-        535,
-        "torchvision's EMNIST, or NIST",
-    ),
-    DataSet(
-        "femnist",
-        "characters by writer",
-        "femnist",
-        1700,
-        "LEAF (leaf.cmu.edu), or TensorFlow Federated's fed_emnist_*.h5",
-    ),
-    DataSet(
-        "shakespeare",
-        "lines of the plays by role",
-        "shakespeare",
-        3,
-        "LEAF, or roles of one edition",
-    ),
-    DataSet(
-        "stackoverflow",
-        "136 million posts by user",
-        "stackoverflow",
-        100_000,
-        "TensorFlow Federated: stackoverflow_*.h5 and its counts",
-    ),
-    DataSet(
-        "diabetes130",
-        "101,766 hospital stays of diabetics",
-        "diabetes130",
-        19,
-        "UCI Machine Learning Repository, Diabetes 130-US hospitals",
-    ),
-    DataSet(
-        "physionet2012",
-        "12,000 stays in intensive care",
-        "physionet2012",
-        101,
-        "PhysioNet, Challenge 2012: sets a, b, c and their outcomes",
-    ),
-)
+_LINES = """
+digits | 1,797 digits of 8 x 8 pixels | | 1 | bundled with scikit-learn
+mnist | 70,000 digits | MNIST/raw | 64 | fetched
+fashion-mnist | 70,000 pieces of clothing | FashionMNIST/raw | 82 | fetched
+cifar10 | 60,000 photographs | cifar-10-batches-py | 178 | fetched
+mnist-by-writer | MNIST dealt to its writers | QMNIST/raw | 1 | QMNIST's label file
+emnist | letters and digits, four splits | EMNIST/raw | 535 | NIST's EMNIST
+femnist | characters by writer | femnist | 1700 | LEAF, or TensorFlow Federated
+shakespeare | the plays' lines by role | shakespeare | 3 | LEAF, or one edition's roles
+stackoverflow | 136 million posts by user | stackoverflow | 100000 | TensorFlow Federated
+diabetes130 | 101,766 hospital stays | diabetes130 | 19 | UCI, Diabetes 130-US hospitals
+physionet2012 | 12,000 stays in intensive care | physionet2012 | 101 | PhysioNet Challenge 2012
+"""
+
+
+def _entry(line):
+    "A line of the list as a DataSet."
+    name, what, files, size, source = (word.strip() for word in line.split("|"))
+    return DataSet(name, what, files, int(size), source, source == "fetched")
+
+
+CATALOGUE = tuple(map(_entry, _LINES.strip().splitlines()))
 
 # %% ../../nbs/tasks/catalogue.ipynb #65b39cdd
 def is_here(
