@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LEGEND', 'HEADER', 'ROW', 'literal', 'assignments', 'seed_list', 'summary', 'run_all', 'asked_of', 'sweep_all',
-           'audit_rows', 'audit_all', 'main']
+           'audit_rows', 'count_audits', 'audit_all', 'main']
 
 # %% ../nbs/reference/cli.ipynb #2dc00252
 import argparse
@@ -14,6 +14,8 @@ import textwrap
 import time
 from dataclasses import fields
 from pathlib import Path
+
+from tqdm import tqdm
 
 import dpcomm
 from .experiments import runner
@@ -418,6 +420,24 @@ def _message_rows(name, trials, delta, alarm, seed):
             audit.judge(*worlds, audit.message_claims(mechanism), alarm),
         )
 
+# %% ../nbs/reference/cli.ipynb #u0cnt01
+def count_audits(
+    names,  # registered mechanisms
+) -> int:
+    "How many lines an audit will have."
+    from dpcomm.mechanisms import contract
+    from dpcomm.privacy import audit
+
+    total = 0
+    for name in names:
+        built = [
+            contract.mechanism(name, **own)
+            for own, *_ in getattr(contract.mechanism_class(name), "audited", ())
+        ]
+        total += sum(len(m.relations) for m in built)
+        total += any(audit.message_relation(m) for m in built)
+    return total
+
 # %% ../nbs/reference/cli.ipynb #3b8a5992
 LEGEND = (
     "claimed, audited: epsilon at delta {delta:g}; audited is a lower bound, wrong with"
@@ -445,14 +465,16 @@ def audit_all(
     print(ROW.format(*HEADER.split("|")))
     start, last, done, bad = time.perf_counter(), None, 0, 0
     options = (args.trials, args.delta, args.alarm, args.seed)
-    for name in args.names:
-        for mechanism, *row in audit_rows(name, *options):
-            claimed, found, judged = row[-3:]
-            if mechanism != last:
-                print(_setting(mechanism, claimed.accountant))
-            wrong, last = judged.refuted or audit.refutes(found, claimed), mechanism
-            print(_audit_line(mechanism, *row, wrong), flush=True)
-            done, bad = done + 1, bad + wrong
+    rows = ((name, *row) for name in args.names for row in audit_rows(name, *options))
+    bar = tqdm(rows, "audit", count_audits(args.names), disable=None, leave=False)
+    for name, mechanism, *row in bar:
+        bar.set_postfix_str(name)
+        claimed, found, judged = row[-3:]
+        if mechanism != last:
+            tqdm.write(_setting(mechanism, claimed.accountant))
+        wrong, last = judged.refuted or audit.refutes(found, claimed), mechanism
+        tqdm.write(_audit_line(mechanism, *row, wrong))
+        done, bad = done + 1, bad + wrong
     seconds = time.perf_counter() - start
     print(f"{bad or 'no'} claim refuted: {done} audits, {seconds:.0f} s")
     return 4 if bad else 0

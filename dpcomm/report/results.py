@@ -165,7 +165,7 @@ def verdict(
         return "not comparable"
     half, gap = half_width(cell, s), s.mean - cell.value
     if cell.kind == "ordering":
-        return _order(gap, half, cell.bound != "below")
+        return _order(gap if cell.bound else s.mean, s.reach, cell.bound != "below")
     if within_tolerance(abs(gap) + half, cell.tol):
         return "match"
     if cell.own is not None and within_tolerance(
