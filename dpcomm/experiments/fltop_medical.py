@@ -6,7 +6,7 @@
 __all__ = ['PAPER', 'RATIOS', 'MAIN', 'OTHERS', 'stated', 'settings', 'ordered', 'pairs', 'fills', 'schemes', 'orders',
            'thresholds', 'grid', 'made', 'split', 'odds_loss', 'public', 'rule', 'curve', 'gap', 'scores', 'play']
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #9daa034f
+# %% ../../nbs/experiments/fltop_medical.ipynb #0ae01381
 import tempfile
 from dataclasses import replace
 from functools import cache
@@ -30,14 +30,14 @@ RATIOS = (0.1, 1.0, 10.0, 0.5, 5.0, 0.05, 0.01)
 MAIN = ("FL-TOP", "FL-BASIC", "FL-CS")
 OTHERS = ("FL-TOP-BIS", "FL-BAS-2", "FL-BAS-3", "FL-BAS-4")
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #fcbd0a08
+# %% ../../nbs/experiments/fltop_medical.ipynb #7c7e4d9a
 def stated(
     name: str,  # of a setting
 ):  # its value
     "What the paper states. [fltop Table 5]"
     return papers.hyper("fltop", name, "medical").value
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #ec790e62
+# %% ../../nbs/experiments/fltop_medical.ipynb #a019d63e
 def settings(
     scale: str,  # smoke, quick or full
 ) -> dict:  # tables, n_clients, ratios, main, others, config, draws
@@ -57,7 +57,7 @@ def settings(
     small = dict(tables=("made",), n_clients=80, ratios=(1.0,), draws=9)
     return full | small | dict(config=replace(config, rounds=4, cohort=8, epochs=20))
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #3325b755
+# %% ../../nbs/experiments/fltop_medical.ipynb #ba7986d2
 def ordered(
     scale: str,  # smoke, quick or full
 ) -> list:  # keys without their data set
@@ -66,7 +66,7 @@ def ordered(
     keys = twins(("FL-STD",), (100,), endings) + twins(s["main"], s["ratios"], endings)
     return keys + twins(s["others"], s["ratios"], endings)
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #89f5de00
+# %% ../../nbs/experiments/fltop_medical.ipynb #71bf139d
 def pairs(
     scale: str,  # smoke, quick or full
 ) -> dict:  # name of an order -> keys of the scheme above and of the one below
@@ -85,7 +85,7 @@ def pairs(
     }
     return {name: both for name, both in found.items() if set(both) <= set(keys)}
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #4a0986f9
+# %% ../../nbs/experiments/fltop_medical.ipynb #c1e4735a
 def fills(
     scale: str,  # smoke, quick or full
     table: str,  # data set
@@ -99,7 +99,7 @@ def fills(
     stands = scale == "full" and table == "diabetes130"
     return tuple(own + name for name in names) + (theirs if stands else ())
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #ae563e8c
+# %% ../../nbs/experiments/fltop_medical.ipynb #1447a707
 def schemes(
     scale: str,  # smoke, quick or full
     table: str,  # data set
@@ -117,7 +117,7 @@ def schemes(
         found.append(Run(f"{table}.{key}", name, scale, cells, minutes=1.8, **common))
     return found
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #4f232b9f
+# %% ../../nbs/experiments/fltop_medical.ipynb #96ed9d75
 def orders(
     scale: str,  # smoke, quick or full
     table: str,  # data set
@@ -135,7 +135,7 @@ def orders(
         found.append(Run(f"{table}.order.{order}", name, scale, cells, **more))
     return found
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #e8d18a31
+# %% ../../nbs/experiments/fltop_medical.ipynb #5c46d892
 def thresholds(
     scale: str,  # smoke, quick or full
     table: str,  # data set
@@ -161,7 +161,7 @@ def thresholds(
         found.append(run)
     return found
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #ed9727e6
+# %% ../../nbs/experiments/fltop_medical.ipynb #f31be7f2
 def grid(
     scale: str,  # smoke, quick or full
 ) -> list:  # of Run
@@ -175,7 +175,7 @@ def grid(
             found += part(scale, table, **common)
     return found
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #de80676e
+# %% ../../nbs/experiments/fltop_medical.ipynb #96d6c15c
 def made() -> medical.Records:
     "Invented patients, in the paper's own table format."
     with tempfile.TemporaryDirectory() as folder:
@@ -183,7 +183,7 @@ def made() -> medical.Records:
         medical.write_synthetic_admissions(path, 2000, seed_tree(0))
         return medical.read_admissions(path, 20)
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #99a022d5
+# %% ../../nbs/experiments/fltop_medical.ipynb #3d1acfce
 @cache
 def split(
     scale: str,  # smoke, quick or full
@@ -196,7 +196,7 @@ def split(
     stream = seed_tree(0, "hospitals")
     return medical.virtual_hospitals(found, n, stream, public_deaths=deaths)
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #ede9f086
+# %% ../../nbs/experiments/fltop_medical.ipynb #c316c044
 def odds_loss(
     scores: Tensor,  # (B, 1) log-odds
     y: Tensor,  # (B,) labels 0 or 1
@@ -204,7 +204,7 @@ def odds_loss(
     "The loss of the mortality network. [fltop App. A.5.1]"
     return F.binary_cross_entropy_with_logits(scores[:, 0], y.float())
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #42cee901
+# %% ../../nbs/experiments/fltop_medical.ipynb #362014e6
 @cache
 def public(
     scale: str,  # smoke, quick or full
@@ -219,7 +219,7 @@ def public(
     batch = net, found.public_x[kept], y[kept]
     return Public(*batch, settings(scale)["config"], stated("init_steps"), odds_loss)
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #bcdbdb2f
+# %% ../../nbs/experiments/fltop_medical.ipynb #b33f84c5
 def rule(
     scale: str,  # smoke, quick or full
     table: str,  # data set
@@ -231,7 +231,7 @@ def rule(
     more = dict(seed=1000 * seed, chunks=stated("cs.chunks"))
     return fltop_curves.threshold(key, public(scale, table, seed), draws, **more)
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #2b2fb98c
+# %% ../../nbs/experiments/fltop_medical.ipynb #f5ed2e57
 def curve(
     run: Run,
     seed: int,
@@ -244,7 +244,7 @@ def curve(
     mech = fltop_curves.mechanism(key, tried, stated("sigma"), clip, **more)
     return fltop_curves.curve(key, mech, s["config"], s["n_clients"], "medical")
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #0beeefb3
+# %% ../../nbs/experiments/fltop_medical.ipynb #1fc628d5
 def gap(
     run: Run,
     inputs: dict,  # key -> Record: the scheme above and the one below
@@ -256,7 +256,7 @@ def gap(
     cells = {key: [value, "fraction"] for key, value in zip(run.fills, found)}
     return dict(cells=cells, data=inputs[run.needs[0]].data)
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #af9c3f7b
+# %% ../../nbs/experiments/fltop_medical.ipynb #a44033bc
 def scores(
     run: Run,
     final: dict,  # of the record, with the best round
@@ -275,7 +275,7 @@ def scores(
         cells[key] = [found[column], "diabetes130 fraction" if paper else "fraction"]
     return cells
 
-# %% ../../nbs/experiments/fltop_medical.ipynb #866f9e1e
+# %% ../../nbs/experiments/fltop_medical.ipynb #13964c6d
 def play(
     run: Run,
     seed: int,  # root of all random numbers but the split's
