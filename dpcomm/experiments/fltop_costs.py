@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PAPER', 'TASKS', 'ACCOUNTANTS', 'WHOLE', 'COUNTS', 'KNOWN', 'stated', 'settings', 'best_rounds', 'rows_at', 'own',
-           'grid', 'entries', 'cost_kb', 'costs', 'guarantee', 'as_run', 'at_ratio', 'over_rounds', 'patients',
-           'across', 'play']
+           'ratio_run', 'grid', 'entries', 'cost_kb', 'costs', 'guarantee', 'as_run', 'at_ratio', 'over_rounds',
+           'patients', 'across', 'play']
 
 # %% ../../nbs/experiments/fltop_costs.ipynb #3d907abd
 import math
@@ -76,47 +76,55 @@ def own(
     "Where a number goes that the paper does not print."
     return f"ours.{name}" if scale == "full" else f"ours.{scale}.{name}"
 
-# %% ../../nbs/experiments/fltop_costs.ipynb #ff00dfbd
-COUNTS = (
-    "train.total",
-    "train.ratio",
-    "test.total",
-    "test.ratio",
-    "records",
-    "split.records",
-)
-COUNTS += ("features.total", "features.kept")
+# %% ../../nbs/experiments/fltop_costs.ipynb #7d27dc67
+def ratio_run(
+    scale: str,  # smoke, quick or full
+    task: str,  # fmnist or medical
+    ratio: str,  # as 'r0.5'
+) -> Run:
+    "Costs and epsilons of all rows of one ratio."
+    rows = [".".join(row) for row in rows_at(task, ratio)]
+    cells = [f"{row}.{column}" for row in rows for column in ("down_kb", "up_kb")]
+    cells += [f"{row}.eps" for row in rows if "_dp." in row]
+    cells.append(own(scale, f"{task}.{ratio}.kb_last"))
+    name = f"{TASKS[task]}, r = {ratio[1:]} %: costs and epsilons"
+    return Run(f"{task}.{ratio}", name, scale, tuple(cells), trains=False)
+
+# %% ../../nbs/experiments/fltop_costs.ipynb #ae3331b0
+COUNTS = "train.total train.ratio test.total test.ratio records split.records".split()
+COUNTS += ["features.total", "features.kept"]
 
 
 def grid(
     scale: str,  # smoke, quick or full
 ) -> list:  # of Run
     "A run a ratio, the epsilons of the last round, and what follows from several rows."
-    found, more = [], dict(trains=False, minutes=0.1)
-    for task, name in TASKS.items():
-        ratios = dict.fromkeys(row[2] for row in best_rounds() if row[0] == task)
-        for ratio in sorted(ratios, key=lambda r: float(r[1:])):
-            rows = [".".join(row) for row in rows_at(task, ratio)]
-            cells = [
-                f"{row}.{column}" for row in rows for column in ("down_kb", "up_kb")
-            ]
-            cells += [f"{row}.eps" for row in rows if "_dp." in row]
-            cells.append(own(scale, f"{task}.{ratio}.kb_last"))
-            label = f"{name}, r = {ratio[1:]} %: costs and epsilons"
-            found.append(Run(f"{task}.{ratio}", label, scale, tuple(cells), **more))
-        cells = tuple(own(scale, f"{task}.eps_last.{a}") for a in ACCOUNTANTS)
-        found.append(
-            Run(f"{task}.epsilon", f"{name}: three accountants", scale, cells, **more)
-        )
-        key, needs = f"{task}.eps_largest", tuple(f"{task}.{ratio}" for ratio in ratios)
-        label = f"{name}: largest printed epsilon"
-        found.append(Run(key, label, scale, (key,), needs=needs, **more))
-    cells, needs = ("fmnist.saved",), ("fmnist.r0.1", "fmnist.r100")
-    found.append(Run(*cells, "what FL-TOP saves", scale, cells, needs=needs, **more))
-    cells = tuple(f"medical.{name}" for name in COUNTS)
-    return [*found, Run("medical.patients", "sums and shares", scale, cells, **more)]
+    found = []
 
-# %% ../../nbs/experiments/fltop_costs.ipynb #d92bc0a9
+    def add(key, name, cells, needs=()):
+        found.append(Run(key, name, scale, tuple(cells), tuple(needs), trains=False))
+
+    for task, name in TASKS.items():
+        ratios = {row[2] for row in best_rounds() if row[0] == task}
+        parts = [
+            ratio_run(scale, task, r)
+            for r in sorted(ratios, key=lambda r: float(r[1:]))
+        ]
+        found += parts
+        cells = (own(scale, f"{task}.eps_last.{a}") for a in ACCOUNTANTS)
+        add(f"{task}.epsilon", f"{name}: three accountants", cells)
+        key, needs = f"{task}.eps_largest", (part.key for part in parts)
+        add(key, f"{name}: largest printed epsilon", [key], needs)
+    add(
+        "fmnist.saved",
+        "what FL-TOP saves",
+        ["fmnist.saved"],
+        ("fmnist.r0.1", "fmnist.r100"),
+    )
+    add("medical.patients", "sums and shares", (f"medical.{name}" for name in COUNTS))
+    return found
+
+# %% ../../nbs/experiments/fltop_costs.ipynb #fbc68139
 def entries(
     task: str,  # fmnist or medical
     ratio: str,  # as 'r0.5', percent
@@ -126,7 +134,7 @@ def entries(
     kept = Fraction(ratio[1:]) / 100 * stated("n_params", task)
     return math.floor(kept) if floor else kept
 
-# %% ../../nbs/experiments/fltop_costs.ipynb #6c8b67e2
+# %% ../../nbs/experiments/fltop_costs.ipynb #97cad1da
 def cost_kb(
     values,  # weights of a message
     task: str,  # fmnist or medical
@@ -136,7 +144,7 @@ def cost_kb(
     rate = Fraction(stated("cohort", task), stated("n_clients", task))
     return float(4 * values * rounds * rate / 1000)
 
-# %% ../../nbs/experiments/fltop_costs.ipynb #b8d73a44
+# %% ../../nbs/experiments/fltop_costs.ipynb #49fd0ed5
 def costs(
     row: tuple,  # (task, scheme, ratio)
     floor: bool = True,  # round down to whole weights
@@ -147,7 +155,7 @@ def costs(
     down = stated("n_params", task) if scheme.removesuffix("_dp") in WHOLE else up
     return {"down_kb": cost_kb(down, task, rounds), "up_kb": cost_kb(up, task, rounds)}
 
-# %% ../../nbs/experiments/fltop_costs.ipynb #d62d5a69
+# %% ../../nbs/experiments/fltop_costs.ipynb #bec9f84a
 KNOWN = (
     "the server of a secure aggregation knows who takes part: this holds against those"
     " who see the models alone"
@@ -168,7 +176,7 @@ def guarantee(
     sigma, delta = stated("sigma", task), stated("delta", task)
     return accounting.gaussian_guarantee(sigma, delta, rate, rounds, **more)
 
-# %% ../../nbs/experiments/fltop_costs.ipynb #f60b637a
+# %% ../../nbs/experiments/fltop_costs.ipynb #f220c7b1
 @cache
 def as_run(
     task: str,  # fmnist or medical
@@ -178,7 +186,7 @@ def as_run(
     run = stated("sigma", task), rate, stated("rounds", task), stated("delta", task)
     return {name: fixed_size_epsilon(*run, name) for name in ("add-remove", "replace")}
 
-# %% ../../nbs/experiments/fltop_costs.ipynb #7fe528ae
+# %% ../../nbs/experiments/fltop_costs.ipynb #d10a3e56
 def at_ratio(
     run: Run,  # of one task and ratio
 ) -> dict:  # what runs.record_of takes
@@ -202,7 +210,7 @@ def at_ratio(
     found = dict(cells=cells, config=s | {"entries": k}, final=final, bits=bits)
     return found | promise | dict(data=dict(rows=len(best_rounds())))
 
-# %% ../../nbs/experiments/fltop_costs.ipynb #5c972cfc
+# %% ../../nbs/experiments/fltop_costs.ipynb #3c4c22cb
 def over_rounds(
     run: Run,  # of one task
 ) -> dict:  # what runs.record_of takes
@@ -226,7 +234,7 @@ def over_rounds(
     promise = dict(guarantee=guarantee(task, last), as_run=as_run(task))
     return found | promise | dict(history=history, data=dict(rows=len(rounds)))
 
-# %% ../../nbs/experiments/fltop_costs.ipynb #6c27d238
+# %% ../../nbs/experiments/fltop_costs.ipynb #d25cea5f
 def patients() -> dict:  # name in `COUNTS` -> [value, unit]
     "What the medical tables' own numbers add up to. [fltop Table 4, App. A]"
     printed = {
@@ -255,25 +263,21 @@ def patients() -> dict:  # name in `COUNTS` -> [value, unit]
     found["features.kept"] = kept, "features"
     return {name: [float(value), unit] for name, (value, unit) in found.items()}
 
-# %% ../../nbs/experiments/fltop_costs.ipynb #4a284576
+# %% ../../nbs/experiments/fltop_costs.ipynb #4e7ecc81
 def across(
     run: Run,
     inputs: dict,  # key -> Record, of the rows it is about
 ) -> dict:  # what runs.record_of takes
     "The largest epsilon of a task, or what FL-TOP saves against FL-STD."
-    records = inputs.values()
-    found = {
-        k.removeprefix(f"ours.{run.scale}."): v
-        for r in records
-        for k, (v, _) in r.cells.items()
-    }
+    cells = {k: v for r in inputs.values() for k, (v, _) in r.cells.items()}
+    found = {k.removeprefix(f"ours.{run.scale}."): v for k, v in cells.items()}
     if run.key == "fmnist.saved":
         share = found["fmnist.fl_top.r0.1.up_kb"] / found["fmnist.fl_std.r100.up_kb"]
         return dict(cells={run.key: [100 * (1 - share), "percent"]})
     largest = max(value for key, value in found.items() if key.endswith(".eps"))
     return dict(cells={run.key: [largest, "nats"]})
 
-# %% ../../nbs/experiments/fltop_costs.ipynb #bdd4fa6e
+# %% ../../nbs/experiments/fltop_costs.ipynb #1bcf4daa
 def play(
     run: Run,
     seed: int,  # nothing is random

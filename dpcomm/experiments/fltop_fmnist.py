@@ -6,9 +6,9 @@
 __all__ = ['PAPER', 'CLAIM', 'OTHERS', 'stated', 'settings', 'ordered', 'cell', 'grid', 'federation', 'public', 'rule', 'curve',
            'moved', 'play']
 
-# %% ../../nbs/experiments/fltop_fmnist.ipynb #c93c6d8c
+# %% ../../nbs/experiments/fltop_fmnist.ipynb #8cc60c8e
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -16,35 +16,26 @@ import torch
 from ..core.chance import seed_tree
 from . import dprec_curves, fltop_curves
 from .fltop_curves import Public, parse, title, twins
-from .runs import Run, from_training, source_of
+from .runs import Run, source_of
 from ..mechanisms import topk
 from ..report import papers
 from ..tasks import images
 from ..training import models
-from ..training.federated import Config, Task, simulate
 
 PAPER = "fltop"
 CLAIM = ("FL-TOP", "FL-BASIC", "FL-CS")
 OTHERS = ("FL-TOP-BIS", "FL-BAS-3", "FL-BAS-2", "FL-BAS-4")
+stated = partial(fltop_curves.stated, "fmnist")
 
-# %% ../../nbs/experiments/fltop_fmnist.ipynb #c1a1ccc9
-def stated(
-    name: str,  # of a setting
-):  # its value
-    "What the paper states. [fltop Table 5]"
-    return papers.hyper("fltop", name, "fmnist").value
-
-# %% ../../nbs/experiments/fltop_fmnist.ipynb #6812fb24
+# %% ../../nbs/experiments/fltop_fmnist.ipynb #5fad5835
 def settings(
     scale: str,  # smoke, quick or full
 ) -> (
     dict
 ):  # images, public, net, n_clients, ratios, schemes, config, sigma, chunks, draws
     "What all runs of a scale share. [fltop Table 5]"
-    names = dict(rounds="rounds", cohort="cohort", epochs="local_steps")
-    names |= dict(batch="batch_size", lr="client_lr")
-    paper = {name: stated(theirs) for name, theirs in names.items()}
-    config = Config(**paper, server="sgd", server_lr=1.0, eval_every=10, engine="fused")
+    more = dict(cohort=stated("cohort"), batch=stated("batch_size"), eval_every=10)
+    config = fltop_curves.config("fmnist", **more)
     full = dict(images="fashion-mnist", public="mnist", net="cnn_same", n_clients=6000)
     full |= dict(
         ratios=(0.5, 5.0, 0.1, 1.0, 10.0), schemes=CLAIM + OTHERS, config=config
@@ -61,7 +52,7 @@ def settings(
     small |= dict(ratios=(5.0,), config=short, sigma=0.3, chunks=10, draws=5)
     return full | small
 
-# %% ../../nbs/experiments/fltop_fmnist.ipynb #70dfc534
+# %% ../../nbs/experiments/fltop_fmnist.ipynb #90c6c511
 def ordered(
     scale: str,  # smoke, quick or full
 ) -> list:  # keys
@@ -75,7 +66,7 @@ def ordered(
     wanted = (k for k in dict.fromkeys(keys) if scale != "quick" or parse(k)[1])
     return list(wanted)
 
-# %% ../../nbs/experiments/fltop_fmnist.ipynb #84173d3b
+# %% ../../nbs/experiments/fltop_fmnist.ipynb #983f33ab
 def cell(
     scale: str,  # smoke, quick or full
     name: str,  # as 'fl_top_dp.r0.5.accuracy'
@@ -86,7 +77,7 @@ def cell(
         return f"ours.{scale}.{'digits' if scale == 'smoke' else 'fmnist'}.{name}"
     return f"fmnist.{name}"
 
-# %% ../../nbs/experiments/fltop_fmnist.ipynb #abf5aedc
+# %% ../../nbs/experiments/fltop_fmnist.ipynb #f46f4263
 def grid(
     scale: str,  # smoke, quick or full
 ) -> list:  # of Run
@@ -94,30 +85,18 @@ def grid(
     common = dict(data=() if scale == "smoke" else ("fashion-mnist", "mnist"))
     common |= dict(seeds=(0, 1, 2), memory=1.0 if scale == "smoke" else 3.0)
     minutes = {"smoke": 0.1, "quick": 8, "full": 60}[scale]
-    runs, ratios = [], {}
+    runs, columns = [], ("accuracy", "last", "round")
     for key in ordered(scale):
-        fills = tuple(
-            cell(scale, f"{key}.{name}") for name in ("accuracy", "last", "round")
-        )
+        fills = tuple(cell(scale, f"{key}.{name}") for name in columns)
         runs.append(Run(key, title(key), scale, fills, minutes=minutes, **common))
-        if parse(key)[1]:
-            ratios.setdefault(key.partition(".")[2], []).append(key)
-    for ratio, keys in ratios.items():
+    common |= dict(minutes=minutes / 10)
+    for ratio, keys in fltop_curves.by_ratio(ordered(scale)).items():
         fills = tuple(cell(scale, f"sensitivity.{key}") for key in keys)
         name = f"thresholds S, r = {ratio[1:]} %"
-        runs.append(
-            Run(
-                f"sensitivity.{ratio}",
-                name,
-                scale,
-                fills,
-                minutes=minutes / 10,
-                **common,
-            )
-        )
+        runs.append(Run(f"sensitivity.{ratio}", name, scale, fills, **common))
     return runs
 
-# %% ../../nbs/experiments/fltop_fmnist.ipynb #54cbbbe5
+# %% ../../nbs/experiments/fltop_fmnist.ipynb #bc090da6
 @cache
 def federation(
     scale: str,  # smoke, quick or full
@@ -128,7 +107,7 @@ def federation(
     parts = images.iid(len(found.y), s["n_clients"], seed_tree(0, "partition"))
     return images.Federation(found, parts, "iid, ten images a client")
 
-# %% ../../nbs/experiments/fltop_fmnist.ipynb #79b3697e
+# %% ../../nbs/experiments/fltop_fmnist.ipynb #f5530a6e
 @cache
 def public(
     scale: str,  # smoke, quick or full
@@ -145,7 +124,7 @@ def public(
         net, found.x[batch], found.y[batch], s["config"], stated("init_steps")
     )
 
-# %% ../../nbs/experiments/fltop_fmnist.ipynb #b275be13
+# %% ../../nbs/experiments/fltop_fmnist.ipynb #723cbe7b
 def rule(
     scale: str,  # smoke, quick or full
     key: str,  # of a scheme
@@ -156,7 +135,7 @@ def rule(
     more = dict(seed=seed, chunks=s["chunks"])
     return fltop_curves.threshold(key, public(scale, seed), s["draws"], **more)
 
-# %% ../../nbs/experiments/fltop_fmnist.ipynb #67425731
+# %% ../../nbs/experiments/fltop_fmnist.ipynb #709fff2c
 def curve(
     scale: str,  # smoke, quick or full
     key: str,  # of a scheme
@@ -172,7 +151,7 @@ def curve(
     mech = fltop_curves.mechanism(key, public(scale, seed), s["sigma"], clip, **more)
     return fltop_curves.curve(key, mech, s["config"], s["n_clients"], "fmnist")
 
-# %% ../../nbs/experiments/fltop_fmnist.ipynb #cc2b5cca
+# %% ../../nbs/experiments/fltop_fmnist.ipynb #670dc7fa
 def moved(
     scale: str,  # smoke, quick or full
     w: torch.Tensor,  # (d,) weights at the end
@@ -183,14 +162,12 @@ def moved(
     support = topk.top_k(tried.scores, ratio / 100)
     change = (w.detach() - tried.start)[support.index].numpy()
     density, edges = np.histogram(change, bins=60, density=True)
-    found = dict(
-        low=edges[0], high=edges[-1], std=change.std(), norm=np.linalg.norm(change)
-    )
-    return {k: float(v) for k, v in found.items()} | {
-        "density": [float(f"{v:.6g}") for v in density]
-    }
+    norm = np.linalg.norm(change)
+    found = dict(low=edges[0], high=edges[-1], std=change.std(), norm=norm)
+    short = [float(f"{v:.6g}") for v in density]
+    return {k: float(v) for k, v in found.items()} | dict(density=short)
 
-# %% ../../nbs/experiments/fltop_fmnist.ipynb #2955eef2
+# %% ../../nbs/experiments/fltop_fmnist.ipynb #356ebae9
 def play(
     run: Run,
     seed: int,  # root of all random numbers but the partition's
@@ -203,15 +180,13 @@ def play(
         cells = {c: [rule(scale, key, seed), "norm"] for c, key in zip(run.fills, keys)}
         return dict(cells=cells, config=dict(draws=s["draws"]), data=source_of(clients))
     line, tried = curve(scale, run.key, seed), public(scale, seed)
-    task = Task(tried.model, clients, line.mechanism, line.config, seed)
-    done = simulate(task, guarantee=line.guarantee, **how)
-    more = dict(model=f"{s['net']}, glorot")
-    played = from_training(task, done, {}, line.guarantee, line.as_run, **more)
-    if (played := fltop_curves.with_best(played, done.history, "accuracy")) is None:
+    how |= dict(score="accuracy", model=f"{s['net']}, glorot")
+    played, w = fltop_curves.train(line, tried, clients, seed, **how)
+    if played is None:
         return None
     last, best = played["final"], played["final"]["best"]
     if run.key in (f"fl_top.r{s['ratios'][0]:g}", "fl_std.r100"):
-        last["moved"] = moved(scale, done.w, seed)
+        last["moved"] = moved(scale, w, seed)
     values = (best["accuracy"] / 100, "fraction"), (last["accuracy"] / 100, "fraction")
     values += ((best["round"], "rounds"),)
     return played | {"cells": dict(zip(run.fills, map(list, values)))}
