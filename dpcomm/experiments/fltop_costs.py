@@ -30,6 +30,8 @@ WHOLE = (
     "fl_bas_2",
     "fl_cs",
 )  # whose server sends the whole model
+COUNTS = "train.total train.ratio test.total test.ratio records split.records".split()
+COUNTS += ["features.total", "features.kept"]
 
 # %% ../../nbs/experiments/fltop_costs.ipynb #e0e7e5f2
 def stated(
@@ -90,11 +92,7 @@ def ratio_run(
     name = f"{TASKS[task]}, r = {ratio[1:]} %: costs and epsilons"
     return Run(f"{task}.{ratio}", name, scale, tuple(cells), trains=False)
 
-# %% ../../nbs/experiments/fltop_costs.ipynb #ae3331b0
-COUNTS = "train.total train.ratio test.total test.ratio records split.records".split()
-COUNTS += ["features.total", "features.kept"]
-
-
+# %% ../../nbs/experiments/fltop_costs.ipynb #f8cc137e
 def grid(
     scale: str,  # smoke, quick or full
 ) -> list:  # of Run

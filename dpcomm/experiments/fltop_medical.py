@@ -109,31 +109,25 @@ def on_table(
 ) -> list:  # of Run
     "Schemes, thresholds and orders of one data set. [fltop Tables 7, 9 and 10]"
     found, here = [], partial(cell, scale, table)
+    data = () if table == "made" else (table,)
 
     def add(key, name, cells, **more):
-        more |= dict(
-            seeds=(0, 1, 2), data=() if table == "made" else (table,), memory=2.0
-        )
-        found.append(
-            Run(f"{table}.{key}", f"{name}, {table}", scale, tuple(cells), **more)
-        )
+        who = f"{table}.{key}", f"{name}, {table}", scale, tuple(cells)
+        found.append(Run(*who, seeds=(0, 1, 2), data=data, memory=2.0, **more))
 
     for key in ordered(scale):
         add(key, title(key), fills(scale, table, key), minutes=1.8)
     for ratio, keys in fltop_curves.by_ratio(ordered(scale)).items():
         names = (f"sensitivity.{key}" for key in keys)
         cells = (here(name, f"medical.{name}") for name in names)
-        add(
-            f"sensitivity.{ratio}",
-            f"thresholds S, r = {ratio[1:]} %",
-            cells,
-            minutes=0.1,
-        )
+        name = f"thresholds S, r = {ratio[1:]} %"
+        add(f"sensitivity.{ratio}", name, cells, minutes=0.1)
     for order, (above, below) in pairs(scale).items():
         last = here(f"order.last.{order}", f"diabetes130.order.last.{order}")
+        cells = here(f"order.best.{order}"), last
         needs = f"{table}.{above}", f"{table}.{below}"
         name = f"{title(above)} above {title(below)}"
-        add(f"order.{order}", name, (here(f"order.best.{order}"), last), needs=needs)
+        add(f"order.{order}", name, cells, needs=needs)
     return found
 
 # %% ../../nbs/experiments/fltop_medical.ipynb #ed9727e6
