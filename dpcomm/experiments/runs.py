@@ -404,12 +404,14 @@ def cpu_seconds(
 def expected_minutes(
     run: Run,
     have: dict,  # (key, seed) -> Record, of its experiment and scale
+    grid: tuple = (),  # of Run, its neighbours
 ) -> tuple:  # minutes of one core; 'measured', 'like its neighbours' or 'guessed'
     "What one seed of a run will cost."
     own = [cpu_seconds(r) for (key, _), r in have.items() if key == run.key]
-    near = [cpu_seconds(r) for r in have.values() if r.trained and run.trains]
+    like = {g.key for g in grid if (g.minutes, g.needs) == (run.minutes, run.needs)}
+    near = [cpu_seconds(r) for (key, _), r in have.items() if key in like]
     for costs, how in ((own, "measured"), (near, "like its neighbours")):
-        if costs:
+        if sum(costs) > 0:
             return sum(costs) / len(costs) / 60, how
     return run.minutes, "guessed"
 
@@ -424,7 +426,7 @@ def status(
     have = stands(experiment, scale, root)
     for each in experiment.grid(scale):
         done = [s for s in each.seeds if (each.key, s) in have]
-        minutes, how = expected_minutes(each, have)
+        minutes, how = expected_minutes(each, have, experiment.grid(scale))
         left = len(each.seeds) - len(done)
         hours += left * minutes / 60
         state = "done" if not left else f"{len(done)} of {len(each.seeds)} seeds"
@@ -455,7 +457,7 @@ def _ledger_row(name, scale):
     seeds = f"{least}..{most} of {max(len(run.seeds) for run in grid)}"
     hours = sum(cpu_seconds(r) for r in have.values()) / 3600
     left = sum(
-        expected_minutes(run, have)[0] * (len(run.seeds) - len(mine[run.key]))
+        expected_minutes(run, have, grid)[0] * (len(run.seeds) - len(mine[run.key]))
         for run in grid
     )
     fills = str(sum(len(run.fills) for run in grid))
@@ -477,7 +479,8 @@ def ledger(
 def _minutes(experiment, scale):
     "Minutes of one core that one seed of a whole grid takes, by its records."
     have = stands(experiment, scale)
-    total = sum(expected_minutes(run, have)[0] for run in experiment.grid(scale))
+    grid = experiment.grid(scale)
+    total = sum(expected_minutes(run, have, grid)[0] for run in grid)
     return f"{total:,.1f}" if total < 600 else f"{total / 60:,.0f} h"
 
 

@@ -67,7 +67,7 @@ def jobs_of(
     found = []
     for run, seed in runs.chosen(experiment, scale, seeds, only):
         if (run.key, seed) not in have:
-            minutes, _ = runs.expected_minutes(run, have)
+            minutes, _ = runs.expected_minutes(run, have, experiment.grid(scale))
             size = minutes, run.memory, len(run.fills)
             more = dict(needs=run.needs, data=run.data)
             found.append(Job(experiment.name, scale, run.key, seed, *size, **more))

@@ -366,8 +366,11 @@ class Evidence:
         if found is None:
             return None
         s = found.summary
-        lonely = s.se is None and cell.kind in ("stochastic", "ordering")
-        return borrow(s, found.record, self.spreads) if lonely else s
+        if s.se is not None or cell.kind == "exact":
+            return s
+        if not found.record.trained:
+            return replace(s, se=0.0)  # a formula has no spread
+        return borrow(s, found.record, self.spreads)
 
 # %% ../../nbs/reference/verdicts.ipynb #f0bda471
 def spreads_of(
