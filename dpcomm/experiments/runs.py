@@ -228,6 +228,7 @@ def from_training(
         bits=task.mechanism.bits(d),
         data=source_of(task.federation),
         wall_seconds=run.seconds,
+        cpu_seconds=run.cpu_seconds,
     )
 
 # %% ../../nbs/reference/runs.ipynb #a2ba42da
@@ -361,7 +362,7 @@ def chosen(
         (run, seed)
         for seed in sorted(wanted)
         for run in runs
-        if seeds is not None or seed in run.seeds
+        if seed in run.seeds or (seeds is not None and run.trains)
     ]
 
 # %% ../../nbs/reference/runs.ipynb #5fdf4d09

@@ -508,9 +508,8 @@ class Run:
         list  # one dict an evaluation: round, scores, train_loss, eps, ledger's bits
     )
     seconds: float  # wall time of all sessions
-    memory: Tensor = (
-        None  # (n_clients, ...) what clients keep between rounds; None: nothing
-    )
+    memory: Tensor = None  # (n_clients, ...) that clients keep; None: nothing
+    cpu_seconds: float = 0.0  # of this process, all sessions
 
 # %% ../../nbs/training/federated.ipynb #5fb2c242
 def save_checkpoint(
@@ -530,6 +529,7 @@ def save_checkpoint(
             "ledger": asdict(run.ledger),
             "history": run.history,
             "seconds": run.seconds,
+            "cpu_seconds": run.cpu_seconds,
             "memory": run.memory,
             "fingerprint": fingerprint,
         },
@@ -725,6 +725,7 @@ def _start(task, device, checkpoint, resume, unit):
         optimiser.load_state_dict(state["optimiser"])
         run.round, run.finished = state["round"], state["finished"]
         run.history, run.seconds = state["history"], state["seconds"]
+        run.cpu_seconds = state["cpu_seconds"]
         run.ledger = Ledger(**state["ledger"])
         run.memory = None if memory is None else state["memory"].to(device)
     return run, optimiser, fingerprint
@@ -777,7 +778,8 @@ def check_promise(
 def _loop(run, config, step, report, save, max_seconds, save_every, progress):
     "Rounds until the last one, or until the time is up."
     started = saved = time.monotonic()
-    before, wanted = run.seconds, progress and os.environ.get("DPCOMM_PROGRESS") == "1"
+    before, spent = run.seconds, run.cpu_seconds - time.process_time()
+    wanted = progress and os.environ.get("DPCOMM_PROGRESS") == "1"
     bar = tqdm(
         total=config.rounds,
         initial=run.round,
@@ -792,6 +794,7 @@ def _loop(run, config, step, report, save, max_seconds, save_every, progress):
         bar.update()
         now = time.monotonic()
         run.finished, run.seconds = run.round == config.rounds, before + now - started
+        run.cpu_seconds = spent + time.process_time()
         late = max_seconds is not None and now - started >= max_seconds
         if save and (run.finished or late or now - saved >= save_every):
             save()
