@@ -54,9 +54,7 @@ class Config:
     eval_every: int = 25  # rounds between evaluations
     engine: str = "auto"  # auto | loop | channels-last | grouped | vmap | fused
     balance: bool = False  # whether a visit down-samples the larger of two classes
-    steps: int = (
-        None  # local steps a visit, on images drawn anew; None: `epochs` passes
-    )
+    steps: int = None  # local steps a visit; None: `epochs` passes
 
     def __post_init__(self):
         for name in ("rounds", "cohort", "epochs", "batch", "eval_every"):
@@ -504,9 +502,7 @@ class Run:
     round: int  # rounds done
     finished: bool  # False when max_seconds ended it
     ledger: Ledger
-    history: (
-        list  # one dict an evaluation: round, scores, train_loss, eps, ledger's bits
-    )
+    history: list  # one dict an evaluation: round, scores, eps, bits
     seconds: float  # wall time of all sessions
     memory: Tensor = None  # (n_clients, ...) that clients keep; None: nothing
     cpu_seconds: float = 0.0  # of this process, all sessions
