@@ -6,7 +6,7 @@
 __all__ = ['PAPER', 'DEALT', 'MINUTES', 'stated', 'settings', 'grid', 'federation', 'network', 'curve', 'source', 'counted',
            'play']
 
-# %% ../../nbs/experiments/dprec_shakespeare.ipynb #164498e3
+# %% ../../nbs/experiments/dprec_shakespeare.ipynb #f971afab
 from dataclasses import replace
 from functools import cache
 
@@ -22,14 +22,14 @@ from ..training.recurrent import CharLSTM, score
 
 PAPER = "dprec"
 
-# %% ../../nbs/experiments/dprec_shakespeare.ipynb #11523ce7
+# %% ../../nbs/experiments/dprec_shakespeare.ipynb #d7883e07
 def stated(
     name: str,  # of a hyper-parameter
 ):  # its value
     "What the paper states for this task. [dprec App. C.2]"
     return papers.hyper(PAPER, name, "shakespeare").value
 
-# %% ../../nbs/experiments/dprec_shakespeare.ipynb #91acdb71
+# %% ../../nbs/experiments/dprec_shakespeare.ipynb #8db689d4
 def settings(
     scale: str,  # smoke, quick or full
 ) -> dict:  # text, n_clients, shorten, n_test, hidden, clip, std, config
@@ -49,9 +49,9 @@ def settings(
     }
     return dict(zip(names, values[scale]))
 
-# %% ../../nbs/experiments/dprec_shakespeare.ipynb #4b8c3937
+# %% ../../nbs/experiments/dprec_shakespeare.ipynb #540b69a7
 DEALT = ("clients", "samples", "client_size.mean", "client_size.std")
-MINUTES = {"smoke": 0.1, "quick": 8, "full": 6000}
+MINUTES = {"smoke": 0.1, "quick": 8, "full": 30_000}
 
 
 def grid(
@@ -60,7 +60,7 @@ def grid(
     "Two methods at epsilon 3, the partition, the space. [dprec Table 1, Table 2]"
     own = "ours.shakespeare" if scale == "full" else f"ours.{scale}.shakespeare"
     data = () if settings(scale)["text"] == "made" else ("shakespeare",)
-    more = dict(data=data, memory=4.0 if scale == "full" else 1.5)
+    more = dict(data=data, memory=2.0 if scale == "full" else 1.5)
     runs = []
     for kind, name in (("fedavg", "DP-FedAvg"), ("rec", "DP-REC")):
         cells = f"shakespeare.eps3.{kind}.acc", f"{own}.eps3.{kind}.loss"
@@ -74,7 +74,7 @@ def grid(
     cells = (f"{own}.space.acc",)
     return [*runs, Run("space", "always predicting the space", scale, cells, **more)]
 
-# %% ../../nbs/experiments/dprec_shakespeare.ipynb #30c5cd95
+# %% ../../nbs/experiments/dprec_shakespeare.ipynb #30ed7898
 @cache
 def federation(
     scale: str,  # smoke, quick or full
@@ -86,7 +86,7 @@ def federation(
     roles = shakespeare.synthetic_roles(s["n_clients"])
     return shakespeare.federate(roles, "made", "made roles", s["shorten"], s["n_test"])
 
-# %% ../../nbs/experiments/dprec_shakespeare.ipynb #36e0ae34
+# %% ../../nbs/experiments/dprec_shakespeare.ipynb #167fc4c4
 def network(
     scale: str,  # smoke, quick or full
     seed: int,  # root of all random numbers
@@ -97,7 +97,7 @@ def network(
         return models.build("lstm", rng)
     return models.initialise(CharLSTM(hidden=hidden), rng)
 
-# %% ../../nbs/experiments/dprec_shakespeare.ipynb #783d0b1f
+# %% ../../nbs/experiments/dprec_shakespeare.ipynb #49dc0de1
 def curve(
     run: Run,
 ):  # dprec_curves.Curve
@@ -117,14 +117,14 @@ def curve(
     c = stated("rec.c.eps3") if full else dprec_curves.calibrated_c(3, *own, len(sizes))
     return dprec_curves.rec(*common, c, s["std"], sizes)
 
-# %% ../../nbs/experiments/dprec_shakespeare.ipynb #9ed99fe6
+# %% ../../nbs/experiments/dprec_shakespeare.ipynb #6c633f76
 def source(
     clients,  # images.Federation
 ) -> dict:  # name, hashes and counts
     "What a record says of its data."
     return source_of(clients) | dict(n_train=int(clients.sizes.sum()))
 
-# %% ../../nbs/experiments/dprec_shakespeare.ipynb #e5b61c8f
+# %% ../../nbs/experiments/dprec_shakespeare.ipynb #78d531d2
 def counted(
     run: Run,  # partition or space
     clients,  # images.Federation
@@ -139,7 +139,7 @@ def counted(
     cells = {k: [float(v), u] for k, v, u in zip(run.fills, values, units)}
     return dict(cells=cells, data=source(clients))
 
-# %% ../../nbs/experiments/dprec_shakespeare.ipynb #30a7516d
+# %% ../../nbs/experiments/dprec_shakespeare.ipynb #7314e64f
 def play(
     run: Run,
     seed: int,  # root of all random numbers
