@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PAPER', 'CASES', 'CODES', 'TESTS', 'UNCLIPPED', 'stated', 'settings', 'grid', 'federation', 'method', 'encode',
-           'train', 'guarantee', 'play']
+           'train', 'guarantee', 'numbers', 'play']
 
 # %% ../../nbs/experiments/dprec_indices.ipynb #84f1bd5b
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +13,12 @@ from functools import cache
 
 import numpy as np
 import torch
-from .index_codes import K, along, evenness, price
 
 from ..core.chance import Insecure, seed_tree
 from ..core.vectors import flatten, groups
 from ..core.wire import unpack_bits
 from . import dprec_curves
+from .index_codes import K, along, evenness, price
 from .runs import Run, source_of
 from ..mechanisms.rec import Rec, log_weight
 from ..report import papers
@@ -136,6 +136,7 @@ def train(
     workers: int = 1,  # threads that train clients; never changes the result
 ) -> tuple:  # bits saved a round and code, beta, accuracy in percent, last updates
     "Train with one mechanism and price its indices."
+    torch.set_num_threads(1)
     s, clients = settings(run.scale), federation(run.scale)
     net, config, rows = models.build(s["net"], seed_tree(seed, "init")), s["config"], []
     state, v = {"counts": np.full(K, 0.5), "sum": 0.0, "n": 0}, None
@@ -167,7 +168,25 @@ def guarantee(
     run = dict(rounds=config.rounds, n_clients=n, cohort=config.cohort)
     return m.guarantee(**run, delta=dprec_curves.delta_of(n), accountant="exact-balle")
 
-# %% ../../nbs/experiments/dprec_indices.ipynb #9d4b2680
+# %% ../../nbs/experiments/dprec_indices.ipynb #6b6cab94
+def numbers(
+    run: Run,
+    seed: int,  # root of the keys of encoded messages
+    m: Rec,
+    rows: list,  # bits saved an index: a round, a code
+    updates: torch.Tensor,  # of the last round, (n, d)
+) -> list:  # [value, unit] of every cell
+    "Means over the rounds, and the tests of encoded messages."
+    s, told = settings(run.scale), np.array(rows)[:, 0]
+    found = [[float(saved), "bits per index"] for saved in np.array(rows).mean(0)]
+    found.append([float(told.mean() * len(m.groups)), "bits per message"])
+    if run.key == "only64":
+        for k in encode(updates, seed, s["messages"], s["first"]):
+            p, *bits = map(float, evenness(k))
+            found += [[p, "probability"], *([b, "bits per index"] for b in bits)]
+    return found
+
+# %% ../../nbs/experiments/dprec_indices.ipynb #29c6e71d
 def play(
     run: Run,
     seed: int,  # root of all random numbers but the partition's
@@ -178,23 +197,14 @@ def play(
     "Train one case, and say what its indices could save."
     if max_seconds == 0:
         return None
-    torch.set_num_threads(1)
     s, m, clients = settings(run.scale), method(run), federation(run.scale)
-    config, d = s["config"], sum(m.groups)
+    config, bits = s["config"], m.bits(sum(m.groups))
     rows, beta, accuracy, updates = train(run, seed, m, workers)
-    saved = np.array(rows).mean(0)
-    values = [*saved, np.array(rows)[:, 0].mean() * len(m.groups)]
-    units = ["bits per index"] * 4 + ["bits per message"]
-    if run.key == "only64":
-        for k in encode(updates, seed, s["messages"], s["first"]):
-            values += evenness(k)
-            units += ["probability"] + ["bits per index"] * 3
-    bits, draw = m.bits(d), dict(sampling=config.sampling, seed=seed)
-    sent = replay.count_bits(
-        len(clients.parts), config.cohort, config.rounds, bits, 32 * d, **draw
-    )
+    draw = dict(sampling=config.sampling, seed=seed)
+    visits = len(clients.parts), config.cohort, config.rounds
+    sent = replay.count_bits(*visits, bits, 32 * sum(m.groups), **draw)
     traffic = dict(uplink_bits=sent.uplink_bits, downlink_bits=sent.downlink_bits)
-    more = dict(model=s["net"], d=d, groups=len(m.groups), clip=m.clip_norm)
+    more = dict(model=s["net"], d=sum(m.groups), groups=len(m.groups), clip=m.clip_norm)
     more |= {name: s[name] for name in ("images", "messages", "first")}
     return dict(
         config=asdict(config) | more,
@@ -202,7 +212,7 @@ def play(
         history=[
             dict(round=t) | dict(zip(CODES, row)) for t, row in enumerate(rows, 2)
         ],
-        cells={key: [float(v), u] for key, v, u in zip(run.fills, values, units)},
+        cells=dict(zip(run.fills, numbers(run, seed, m, rows, updates))),
         guarantee=guarantee(run.scale, m) if run.key == "private" else None,
         bits=bits,
         data=source_of(clients),

@@ -115,7 +115,7 @@ NAMED = {
     "rec.good": ("DP-REC, good prior", "mean.rec_good_prior.mse"),
 }
 
-
+# %% ../../nbs/experiments/dprec_mean.ipynb #c92a08b5
 def grid(
     scale: str,  # smoke, quick or full
 ) -> list:  # of Run
@@ -134,7 +134,7 @@ def grid(
         Run("bits", "least bits of a private message", scale, ("mean.bits",), **more),
     ]
 
-# %% ../../nbs/experiments/dprec_mean.ipynb #e9430408
+# %% ../../nbs/experiments/dprec_mean.ipynb #b8c93004
 def method(
     key: str,  # of a run
 ):  # a mechanism of one bit
@@ -145,7 +145,7 @@ def method(
     std = 0.1 if key == "rec.unbiased" else stated("rec.std")
     return mechanism("rec", clip_norm=3.0, std=std, index_bits=1)
 
-# %% ../../nbs/experiments/dprec_mean.ipynb #cec88be0
+# %% ../../nbs/experiments/dprec_mean.ipynb #2f7362e0
 def estimate(
     key: str,  # of a run
     x: torch.Tensor,  # (n, d)
@@ -163,7 +163,7 @@ def estimate(
     t = PRIORS[key.removeprefix("rec.")]
     return away(m.simulate(away(x, t), rng).mean(0)[None], -t)[0]
 
-# %% ../../nbs/experiments/dprec_mean.ipynb #72ddba96
+# %% ../../nbs/experiments/dprec_mean.ipynb #2b241aff
 @cache
 def closed_form(
     key: str,  # of a run
@@ -178,14 +178,14 @@ def closed_form(
         return (d * (m.std / (1 - float(collision(1 / m.std)))) ** 2 - 1) / n
     return rec_error(x, PRIORS[key.removeprefix("rec.")], m.std)
 
-# %% ../../nbs/experiments/dprec_mean.ipynb #06ddf7a3
+# %% ../../nbs/experiments/dprec_mean.ipynb #0051767a
 def least_bits(
     slots: int,  # messages, >= 1
 ) -> int:  # bits an index
     "Fewest bits whose overhead stays below delta. [dprec App. D.2; Thm. 1]"
     return math.floor(math.log2(12 * slots / stated("delta"))) + 1
 
-# %% ../../nbs/experiments/dprec_mean.ipynb #d00c18c5
+# %% ../../nbs/experiments/dprec_mean.ipynb #eedfde5b
 def play(
     run: Run,
     seed: int,  # root of all random numbers
