@@ -181,13 +181,13 @@ def read(
 ) -> list:  # of Run
     "One run for every budget and curve. [imvu Figure 2]"
     keys = {k: [key_of(p) for p in s.points if p[0] == k] for k in KINDS}
-    found = []
+    found, mark = [], "ours." if s.scale == "full" else f"ours.{s.scale}."
     for b in s.budgets:
         for curve in ACCOUNTANT:
             kind, _, exact = curve.partition(".")
             fills = [f"ours.{s.scale}.{s.task}.{curve}.eps{b:g}.acc"]
             if kind != "imvu":
-                own = "ours." if exact else ""
+                own = mark if exact else ""
                 fills.append(f"{own}{s.task}.imvu_minus_{curve}.eps{b:g}")
             needs = tuple(dict.fromkeys([*keys[kind], *keys["imvu"]]))
             name = f"frontier of {LABELS[kind]}{', exact law' * bool(exact)}, eps {b:g}"
