@@ -4,12 +4,15 @@
 
 # %% auto #0
 __all__ = ['PREMISE', 'Curve', 'delta_of', 'as_run', 'describe_as_run', 'fedavg', 'like_with_like', 'rec', 'ddgauss',
-           'calibrated_sigma', 'calibrated_c', 'local_epsilon', 'equal_local_sigma', 'tensor_groups', 'table1']
+           'calibrated_sigma', 'calibrated_c', 'local_epsilon', 'equal_local_sigma', 'tensor_groups', 'table1',
+           'mnist_clients', 'mnist_curve']
 
 # %% ../../nbs/reference/dprec_curves.ipynb #13066faf
 import dataclasses
 import math
+from functools import cache
 
+from ..core.chance import seed_tree
 from ..core.checks import check_between
 from ..mechanisms import ddgauss as ddg
 from ..mechanisms.gaussian import Gaussian
@@ -22,7 +25,9 @@ from dpcomm.privacy.accounting import (
 )
 from ..privacy.fixed_cohorts import fixed_size_epsilon
 from ..privacy.null_messages import calibrate_clip, theorem1_epsilon
+from ..report import papers
 from ..report.results import Table
+from ..tasks import images
 
 # %% ../../nbs/reference/dprec_curves.ipynb #27303f23
 @dataclasses.dataclass(frozen=True)
@@ -316,3 +321,39 @@ def table1(
             except ValueError as error:
                 refused[key] = str(error)
     return listed, refused
+
+# %% ../../nbs/reference/dprec_curves.ipynb #n0mns02
+@cache
+def mnist_clients(
+    name: str = "mnist",  # data set, as images.load names it
+    n_clients: int = 100,  # in the federation
+) -> images.Federation:  # one partition for all seeds
+    "The clients of DP-REC's MNIST experiments. [dprec App. C.1]"
+    found, spread = images.load(name), None
+    if name == "mnist":
+        found = dataclasses.replace(found, x=found.x[:50_000], y=found.y[:50_000])
+        spread = 73.10
+    stream = seed_tree(0, "partition")
+    parts = images.dirichlet_dealt(
+        found.y.numpy(), n_clients, 1.0, stream, spread=spread
+    )
+    return images.Federation(found, parts, "Dirichlet(1) labels, dealt")
+
+# %% ../../nbs/reference/dprec_curves.ipynb #n0mns04
+def mnist_curve(
+    key: str,  # of the run, ending in 'eps3.rec' or the like
+    config,  # federated.Config
+    n_clients: int,  # in the federation
+    groups: tuple,  # sizes of a message's groups, summing to the parameters
+) -> Curve:
+    "DP-FedAvg or DP-REC with the paper's settings for MNIST. [dprec App. C.2]"
+    *_, eps, kind = key.split(".")
+
+    def stated(name):
+        return papers.hyper("dprec", name, "mnist").value
+
+    if kind == "fedavg":
+        clip, sigma = stated("fedavg.clip"), stated(f"fedavg.sigma.{eps}")
+        return fedavg(key, config, n_clients, clip, sigma)
+    c, std = stated(f"rec.c.{eps}"), stated("rec.std")
+    return rec(key, config, n_clients, c, std, groups)
