@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['EMPTY', 'UNITS', 'Run', 'Experiment', 'find', 'find_run', 'code_hash', 'origin_of', 'plain', 'record_of',
-           'from_training', 'source_of', 'difference', 'Claimed', 'stands', 'perform', 'chosen', 'play_grid',
-           'cpu_seconds', 'expected_minutes', 'status', 'ledger', 'overview']
+           'from_training', 'source_of', 'difference', 'Claimed', 'stands', 'perform', 'chosen', 'labels', 'play_grid',
+           'cpu_seconds', 'expected_minutes', 'expected_memory', 'status', 'ledger', 'overview']
 
 # %% ../../nbs/reference/runs.ipynb #5abb07c8
 import ast
@@ -366,6 +366,27 @@ def chosen(
         if seed in run.seeds or (seeds is not None and run.trains)
     ]
 
+# %% ../../nbs/reference/runs.ipynb #x0lab01
+def labels(
+    experiment: Experiment,
+    scale: str,  # smoke, quick or full
+    jobs: list,  # of (Run, seed), as `chosen` returns them
+    out=None,  # folder of records; None is runs/ in the checkout
+) -> list:  # one text a job, as 'eps3.rec, seed 0 (2 of 8, 12 min left)'
+    "What the progress bars of a grid say: which run, and what is left of the whole."
+    have = stands(experiment, scale) | stands(
+        experiment, scale, runner.output_folder(out)
+    )
+    grid = experiment.grid(scale)
+    minutes = [expected_minutes(run, have, grid)[0] for run, _ in jobs]
+    texts = []
+    for i, (run, seed) in enumerate(jobs):
+        left = sum(minutes[i:])
+        about = f"{left / 60:.1f} h" if left > 90 else f"{left:.0f} min"
+        place = f"{i + 1} of {len(jobs)}, {about} left in all"
+        texts.append(f"{run.key}, seed {seed} ({place})")
+    return texts
+
 # %% ../../nbs/reference/runs.ipynb #5fdf4d09
 def play_grid(
     name: str,  # of the experiment
@@ -381,9 +402,8 @@ def play_grid(
     experiment, found, left = find(name), [], []
     jobs = chosen(experiment, scale, seeds, only)
     end = None if max_seconds is None else time.monotonic() + max_seconds
-    for i, (each, seed) in enumerate(jobs):
+    for (each, seed), label in zip(jobs, labels(experiment, scale, jobs, out)):
         how["max_seconds"] = None if end is None else max(0.0, end - time.monotonic())
-        label = f"{each.key}, seed {seed} ({i + 1} of {len(jobs)})"
         how["progress"] = label
         record = perform(experiment, each, seed, out, resume, **how)
         found += [record] if record else []
@@ -417,6 +437,16 @@ def expected_minutes(
             return sum(costs) / len(costs) / 60, how
     return run.minutes, "guessed"
 
+# %% ../../nbs/reference/runs.ipynb #x0mem02
+def expected_memory(
+    run: Run,
+    have: dict,  # (key, seed) -> Record, of its experiment and scale
+) -> str:  # GiB
+    "What a process that plays a run will need."
+    peaks = [r.cost.get("peak_bytes") for (key, _), r in have.items() if key == run.key]
+    known = [peak for peak in peaks if peak]
+    return f"{max(known) / 2**30:.1f}" if known else f"about {run.memory:g}"
+
 # %% ../../nbs/reference/runs.ipynb #11c60c55
 def status(
     name: str,  # of the experiment
@@ -433,18 +463,10 @@ def status(
         hours += left * minutes / 60
         state = "done" if not left else f"{len(done)} of {len(each.seeds)} seeds"
         cost = f"{minutes:,.1f} ({how})"
-        rows.append(
-            (
-                each.key,
-                each.name,
-                str(len(each.fills)),
-                state,
-                cost,
-                ", ".join(each.data),
-            )
-        )
+        what = each.key, each.name, str(len(each.fills)), state
+        rows.append((*what, cost, expected_memory(each, have), ", ".join(each.data)))
     title = f"{name}, scale {scale}: about {hours:,.1f} core-hours are left"
-    header = ("run", "what", "cells", "seeds done", "minutes a seed", "data")
+    header = ("run", "what", "cells", "seeds done", "minutes a seed", "GiB", "data")
     return Table(header, tuple(rows), title)
 
 # %% ../../nbs/reference/runs.ipynb #l0ovw02
