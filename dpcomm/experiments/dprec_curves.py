@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PREMISE', 'SCORES', 'Curve', 'delta_of', 'as_run', 'describe_as_run', 'premised', 'fedavg', 'like_with_like', 'rec',
            'ddgauss', 'calibrated_sigma', 'calibrated_c', 'local_epsilon', 'equal_local_sigma', 'tensor_groups',
-           'of_table1', 'table1', 'train']
+           'of_table1', 'table1', 'scores_of', 'train']
 
 # %% ../../nbs/reference/dprec_curves.ipynb #13066faf
 import dataclasses
@@ -337,18 +337,25 @@ def table1(
 SCORES = {"acc": "accuracy", "comm": "traffic"}
 
 
+def scores_of(
+    fills: tuple,  # keys of cells
+) -> dict:  # key -> name of a score, for those that end in one
+    "Which score a cell holds."
+    ends = {key: SCORES.get(key.rpartition(".")[2]) for key in fills}
+    return {key: name for key, name in ends.items() if name}
+
+# %% ../../nbs/reference/dprec_curves.ipynb #2543ca8e
 def train(
     curve: Curve,
     net,  # model
     clients,  # images.Federation
     seed: int,  # root of all random numbers but the partition's
-    fills: tuple,  # keys of cells; those that end in `SCORES` are filled
+    fills: tuple,  # keys of cells
     how: dict,  # checkpoint, resume, max_seconds, workers, device, progress
     **config,  # further settings: model, task, ...
 ) -> dict:  # what `play` returns; None where rounds are left
     "One line as a record takes it."
     task = Task(net, clients, curve.mechanism, curve.config, seed)
     done = simulate(task, guarantee=curve.guarantee, **how)
-    ends = {key: SCORES.get(key.rpartition(".")[2]) for key in fills}
-    cells = {key: name for key, name in ends.items() if name}
-    return from_training(task, done, cells, curve.guarantee, curve.as_run, **config)
+    account = curve.guarantee, curve.as_run
+    return from_training(task, done, scores_of(fills), *account, **config)
