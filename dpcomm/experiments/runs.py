@@ -35,7 +35,7 @@ class Run:
     name: str  # for people, as 'DP-REC, epsilon 3'
     scale: str  # smoke, quick or full
     fills: tuple = ()  # keys of the paper's cells, or 'ours.*', that its records hold
-    needs: tuple = ()  # keys of runs it is computed from; empty where it trains
+    needs: tuple = ()  # keys of runs it is computed from, or 'experiment/key'
     seeds: tuple = (0,)  # planned
     data: tuple = ()  # data sets it reads, as `dpcomm data` names them
     memory: float = 1.0  # GiB that a process needs
@@ -289,8 +289,12 @@ def stands(
 
 def _inputs(experiment, run, seed, folder):
     "Records a run is computed from; None where one is missing."
-    have = stands(experiment, run.scale) | stands(experiment, run.scale, folder)
-    found = {key: have.get((key, seed)) for key in run.needs}
+    found = {}
+    for need in run.needs:
+        name, _, key = need.rpartition("/")
+        source = find(name) if name else experiment
+        have = stands(source, run.scale) | stands(source, run.scale, folder)
+        found[need] = have.get((key, seed))
     return None if None in found.values() else found
 
 # %% ../../nbs/reference/runs.ipynb #fd8e0f64
