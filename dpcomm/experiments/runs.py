@@ -35,7 +35,7 @@ class Run:
     name: str  # for people, as 'DP-REC, epsilon 3'
     scale: str  # smoke, quick or full
     fills: tuple = ()  # keys of the paper's cells, or 'ours.*', that its records hold
-    needs: tuple = ()  # keys of runs it is computed from; empty where it trains
+    needs: tuple = ()  # keys of runs it is computed from, 'key@1' for seed 1; else empty
     seeds: tuple = (0,)  # planned
     data: tuple = ()  # data sets it reads, as `dpcomm data` names them
     memory: float = 1.0  # GiB that a process needs
@@ -285,10 +285,16 @@ def stands(
     return {(r.key, r.seed): r for r in records.standing(found).values()}
 
 
+def _at(need, seed):
+    "Key and seed of a run that is needed; its own seed unless it says another."
+    key, _, other = need.partition("@")
+    return key, int(other or seed)
+
+
 def _inputs(experiment, run, seed, folder):
     "Records a run is computed from; None where one is missing."
     have = stands(experiment, run.scale) | stands(experiment, run.scale, folder)
-    found = {key: have.get((key, seed)) for key in run.needs}
+    found = {need: have.get(_at(need, seed)) for need in run.needs}
     return None if None in found.values() else found
 
 # %% ../../nbs/reference/runs.ipynb #fd8e0f64
