@@ -311,10 +311,9 @@ def _inputs(experiment, run, seed, folder):
 def _play(experiment, run, seed, how, folder):
     "Call an experiment's `play`; None where it is not finished or an input is missing."
     if run.needs:
-        inputs = _inputs(experiment, run, seed, folder)
-        return (
-            None if inputs is None else experiment.module.play(run, seed, inputs=inputs)
-        )
+        how = {"inputs": _inputs(experiment, run, seed, folder)}
+        if how["inputs"] is None:
+            return None
     try:
         return experiment.module.play(run, seed, **how)
     except FloatingPointError as error:
