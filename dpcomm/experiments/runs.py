@@ -205,9 +205,9 @@ def from_training(
     task,  # federated.Task
     run,  # federated.Run of it
     cells: dict,  # key of a cell -> name of a score of the last round, or 'traffic'
+    /,
     guarantee=None,  # rounds -> Guarantee; None: no privacy is claimed
     as_run=None,  # rounds -> {relation: Guarantee} where `guarantee` says less
-    /,
     **config,  # further settings: model, task, ...
 ) -> dict:  # what `play` returns; None where the run stopped before its end
     "A federated run as `play` returns it."
