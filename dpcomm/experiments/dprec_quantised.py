@@ -114,7 +114,9 @@ def play(
     "Train one curve, or take the difference that the text claims."
     if run.needs:
         return difference(inputs, *run.needs, run.fills[0])
-    net, clients = settings(run.scale)["net"], dprec_mnist.federation(run.scale)
+    s = settings(run.scale)
+    net = s["net"]
+    clients = dprec_curves.mnist_clients(s["images"], s["n_clients"])
     model = models.build(net, seed_tree(seed, "init"))
     first = flatten(p.detach().clone() for p in model.parameters())
     line = curve(run, dprec_curves.tensor_groups(model))

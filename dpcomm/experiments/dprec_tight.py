@@ -128,7 +128,9 @@ def play(
 ) -> dict:  # what runs.record_of takes; None where rounds are left
     "Train one curve."
     budget, kind = run.key.split(".")
-    net, clients = settings(run.scale)["net"], dprec_mnist.federation(run.scale)
+    s = settings(run.scale)
+    net = s["net"]
+    clients = dprec_curves.mnist_clients(s["images"], s["n_clients"])
     model = models.build(net, seed_tree(seed, "init"))
     line = curve(run, dprec_curves.tensor_groups(model))
     more = dict(model=net, setting=setting(int(budget[3:]), kind))
