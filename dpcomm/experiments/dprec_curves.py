@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['PREMISE', 'SCORES', 'Curve', 'delta_of', 'as_run', 'describe_as_run', 'premised', 'fedavg', 'like_with_like', 'rec',
-           'ddgauss', 'calibrated_sigma', 'calibrated_c', 'local_epsilon', 'equal_local_sigma', 'tensor_groups',
-           'of_table1', 'table1', 'scores_of', 'train', 'mnist_clients', 'mnist_curve']
+           'ddgauss', 'calibrated_sigma', 'calibrated_c', 'tight_sigma', 'tight_c', 'local_epsilon',
+           'equal_local_sigma', 'tensor_groups', 'of_table1', 'table1', 'scores_of', 'train', 'mnist_clients',
+           'mnist_curve']
 
 # %% ../../nbs/reference/dprec_curves.ipynb #13066faf
 import dataclasses
@@ -25,7 +26,7 @@ from dpcomm.privacy.accounting import (
     gaussian_guarantee,
 )
 from ..privacy.fixed_cohorts import fixed_size_epsilon
-from ..privacy.null_messages import calibrate_clip, theorem1_epsilon
+from ..privacy.null_messages import calibrate_clip, pld_epsilon, theorem1_epsilon
 from ..report import papers
 from ..report.results import Table
 from ..tasks import images
@@ -247,6 +248,41 @@ def calibrated_c(
         nbits=n_groups * bits,
         delta=delta_of(n_clients),
     )
+    return math.floor(1e4 * c) / 1e4
+
+# %% ../../nbs/reference/dprec_curves.ipynb #t1ght002
+def tight_sigma(
+    eps: float,  # target of the whole run
+    n_clients: int,  # in the federation
+    cohort: int,  # a round, on average
+    rounds: int,  # of the run
+) -> float:  # noise multiplier in 1..5, four decimals, rounded up
+    "DP-FedAvg's noise for a budget, by its privacy-loss distribution. [accounting]"
+    q = cohort / n_clients
+
+    def at(sigma):
+        run = dict(sampling="poisson", accountant="pld")
+        return gaussian_guarantee(sigma, delta_of(n_clients), q, rounds, **run)
+
+    return math.ceil(1e4 * calibrate(at, eps, 1.0, 5.0, tol=1e-5)) / 1e4
+
+# %% ../../nbs/reference/dprec_curves.ipynb #t1ght004
+def tight_c(
+    eps: float,  # target of the whole run
+    n_clients: int,  # in the federation
+    cohort: int,  # a round
+    rounds: int,  # of the run
+    n_groups: int,  # of a message
+    composed: bool = False,  # True: by composed losses, which takes seconds
+    bits: int = 7,  # of an index
+) -> float:  # clip over std, four decimals, rounded down
+    "DP-REC's clip for a budget, by an exact accountant. [dprec_theorem, Thms. F, order]"
+    release = dict(slots=rounds * cohort, n_clients=n_clients, K=2**bits)
+    release |= dict(groups=n_groups, delta=delta_of(n_clients))
+    c = calibrate_clip(eps, conversion="balle", **release)
+    if composed:
+        near = dict(low=c, high=1.1 * c, tol=1e-4)
+        c = calibrate_clip(eps, pld_epsilon, **near, **release)
     return math.floor(1e4 * c) / 1e4
 
 # %% ../../nbs/reference/dprec_curves.ipynb #2aa083df
