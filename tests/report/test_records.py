@@ -201,16 +201,20 @@ def test_a_whole_number_beyond_a_double_is_refused(tmp_path):
         records.read(path)
 
 
-@pytest.mark.parametrize("text", ["text", None, True, [1.0], {"a": 1.0}])
+@pytest.mark.parametrize("value", ["text", True, [1.0]])
 @pytest.mark.parametrize("at", ["final", "history"])
-def test_a_score_that_is_no_number_is_refused(tmp_path, at, text):
-    "A record says of both: name -> number; a history may lack a point."
-    if at == "history" and text is None:
-        assert records.from_line(line(history={"x": [None]}), "here").history
-        return
-    wrong = {"x": text} if at == "final" else {"x": [text]}
+def test_a_score_that_is_no_number_is_refused(tmp_path, at, value):
+    wrong = {"x": value} if at == "final" else {"x": [value]}
     with pytest.raises(ValueError, match=f"line 1: .*{at}"):
         records.read(written(tmp_path, line(**{at: wrong})))
+
+
+def test_a_score_may_be_missing_and_the_best_point_is_kept():
+    for more in (
+        dict(final={"eps": None, "best": {"round": 3, "accuracy": 70.0, "eps": None}}),
+        dict(history={"eps": [None, 1.0]}),
+    ):
+        assert records.from_line(line(**more), "here") == record(**more)
 
 
 def test_a_line_of_another_experiment_or_scale_is_refused(tmp_path):
