@@ -322,7 +322,7 @@ def test_a_learning_curve_is_the_mean_over_seeds_of_the_rounds_all_have():
     for name, value in wanted.items():
         np.testing.assert_equal(line[name], value)
     assert line["mean"].tolist() == pytest.approx([20.0, 30.0])
-    assert line["n"] == 2 and line["label"] == "a name (n = 2)"
+    assert line["n"] == 2 and line["label"] == "a name, ours (n = 2)"
     assert plots.learning_curve(found, "eps9.rec", "rec") is None
     one = plots.learning_curve(found, "eps6.rec", "rec", colour="#123456")
     assert (one["n"], one["colour"]) == (1, "#123456") and list(one["x"]) == [10]
