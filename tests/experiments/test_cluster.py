@@ -86,7 +86,7 @@ def test_a_killed_dask_worker_changes_no_number(one, tmp_path):
     assert numbers(done.records) == read(tmp_path) == one
 
 
-def test_daskless_and_failed_jobs_are_told(tmp_path):
+def test_a_job_that_fails_under_dask_is_told_and_the_rest_is_done(tmp_path):
     extra("distributed")
     good = sweep.plan([dict(ASKED, seeds=(0,))])[0]
     bad = replace(good, key="linear.eps3.nothing")
