@@ -113,6 +113,8 @@ def _bare(tree):
 def _imports(tree, package):
     "Modules of this package that a module imports."
     for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom):
             up = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*up, *filter(None, [node.module])])
@@ -314,6 +316,9 @@ def _play(experiment, run, seed, how, folder):
         how = {"inputs": _inputs(experiment, run, seed, folder)}
         if how["inputs"] is None:
             return None
+        lost = [key for key, r in how["inputs"].items() if not (r.final or r.cells)]
+        if lost:
+            return {"notes": [f"computed from {lost[0]}, which diverged: no numbers"]}
     try:
         return experiment.module.play(run, seed, **how)
     except FloatingPointError as error:

@@ -85,6 +85,18 @@ def needs_of(
     return found
 
 # %% ../../nbs/reference/sweep.ipynb #d835ba8e
+def _check_table(table, where):
+    "Types of one [[sweep]]."
+    for name in ("experiment", "scale", "only"):
+        if not isinstance(table.get(name, ""), str):
+            raise ValueError(
+                f"{where}: {name} is {table[name]!r}; write text in quotes"
+            )
+    seeds = table.get("seeds", [])
+    if not isinstance(seeds, list) or not all(type(s) is int and s >= 0 for s in seeds):
+        raise ValueError(f"{where}: seeds is {seeds!r}; write whole numbers, as [0, 1]")
+
+
 def read_grid(
     path,  # TOML file with tables [[sweep]]: experiment, scale, seeds, only
 ) -> list:  # of dict, arguments of `jobs_of`
@@ -96,12 +108,15 @@ def read_grid(
         raise ValueError(
             f"{path.name} is no TOML ({error}); correct the file"
         ) from None
+    if not isinstance(asked, list) or not all(isinstance(t, dict) for t in asked):
+        raise ValueError(f"{path.name}: sweep is no list of tables; write [[sweep]]")
     if not asked:
         raise ValueError(f"{path.name} has no [[sweep]]; add one with an experiment")
     for table in asked:
         for name in table:
             if name not in allowed:
                 raise papers.refuse(f"{path.name}, [[sweep]]: field", name, allowed)
+        _check_table(table, path.name)
         if "experiment" not in table:
             raise ValueError(f"{path.name}: a [[sweep]] has no experiment; name one")
     return [dict(name=table.pop("experiment"), **table) for table in asked]
@@ -302,10 +317,17 @@ def _failed(sweep, job, worker):
         sweep.waiting.append(job)
         return
     sweep.failed[job] = worker.tail()
-    lost = job.experiment, job.key, job.seed
-    for other in [j for j in sweep.waiting if lost in needs_of(j)]:
+    for other in [j for j in sweep.waiting if _lost(j, sweep)]:
         sweep.waiting.remove(other)
-        sweep.failed[other] = f"needs {job.key}, which failed"
+        sweep.failed[other] = "needs a run that failed"
+
+
+def _lost(job, sweep):
+    "Whether a job is computed, at any remove, from one that failed."
+    failed = {(j.experiment, j.key, j.seed) for j in sweep.failed}
+    made = {(j.experiment, j.key, j.seed): j for j in sweep.waiting}
+    needs = needs_of(job)
+    return any(n in failed or (n in made and _lost(made[n], sweep)) for n in needs)
 
 
 def line_of(

@@ -439,9 +439,9 @@ def learning_curve(
     colour: str = None,  # only for a sweep inside one mechanism, see `palette`
 ) -> dict:  # one legend line; None where nothing of that key was run
     "Score against rounds, over the seeds that were run."
-    curves = {
-        r.seed: dict(zip(r.history[x], r.history[y])) for r in found if r.key == key
-    }
+    oldest = sorted(found, key=lambda r: r.origin.get("date") or "", reverse=True)
+    mine = {r.seed: r.history for r in oldest if r.key == key and r.history}
+    curves = {seed: dict(zip(h[x], h[y])) for seed, h in sorted(mine.items())}
     if not curves:
         return None
     at = sorted(set.intersection(*(set(points) for points in curves.values())))
