@@ -43,6 +43,8 @@ LINES |= {
     "only.rec64": "DP-REC without clipping, groups of 64",
     "only.fedavg": "plain averaging",
 }
+
+# %% ../../nbs/experiments/dprec_ablations.ipynb #f8a7ad8a
 CLAIMS = {
     "local3.order": ("local3.fedavg", "bits7"),
     "local1.order": ("local1.fedavg", "local1.rec"),
@@ -53,7 +55,7 @@ CLAIMS = {
     "only.rec_over_private": ("only.rec", "dprec-by-writer/eps6.rec"),
 }
 
-
+# %% ../../nbs/experiments/dprec_ablations.ipynb #10686377
 def grid(
     scale: str,  # smoke, quick or full
 ) -> list:  # of Run
@@ -72,7 +74,7 @@ def grid(
             found.append(Run(claim, name, scale, cells, needs, **more))
     return found
 
-# %% ../../nbs/experiments/dprec_ablations.ipynb #4582fb50
+# %% ../../nbs/experiments/dprec_ablations.ipynb #d1331922
 FAR = 1e6
 
 
@@ -92,7 +94,7 @@ def unclipped(
     mechanism = Rec(FAR, stated("rec.std"), groups=sizes)
     return Curve(key, mechanism, replace(config, sampling="replacement"))
 
-# %% ../../nbs/experiments/dprec_ablations.ipynb #562d39b8
+# %% ../../nbs/experiments/dprec_ablations.ipynb #a4465f7e
 def local(
     key: str,  # of the curve
     config,  # federated.Config of the short runs
@@ -112,7 +114,7 @@ def local(
 
     return Curve(key, noisy, replace(config, sampling="fixed"), account, whole_run)
 
-# %% ../../nbs/experiments/dprec_ablations.ipynb #d1dcb3aa
+# %% ../../nbs/experiments/dprec_ablations.ipynb #9b264d05
 def curve(
     s: dict,  # as `settings` has it
     key: str,  # of a run
@@ -137,7 +139,7 @@ def curve(
     bits = int(key[4:]) if key.startswith("bits") else 7
     return dprec_curves.rec(key, short, n_clients, c, std, sizes, bits)
 
-# %% ../../nbs/experiments/dprec_ablations.ipynb #74bca135
+# %% ../../nbs/experiments/dprec_ablations.ipynb #ec41e7f3
 def play(
     run: Run,
     seed: int,  # root of all random numbers but the partition's

@@ -51,7 +51,7 @@ CLAIMS |= {
     "eps3.fedavg_over_ddg16": ("eps3.fedavg", "eps3.ddg16"),
 }
 
-
+# %% ../../nbs/experiments/dprec_by_writer.ipynb #9b0c7718
 def grid(
     scale: str,  # smoke, quick or full
 ) -> list:  # of Run
@@ -65,7 +65,7 @@ def grid(
             found.append(Run(claim, name, scale, cells, needs, **more))
     return found
 
-# %% ../../nbs/experiments/dprec_by_writer.ipynb #520cff3a
+# %% ../../nbs/experiments/dprec_by_writer.ipynb #130a9d74
 @cache
 def federation(
     scale: str,  # smoke, quick or full
@@ -78,7 +78,7 @@ def federation(
         parts = images.by_writer(found.writers)
     return images.Federation(found, parts, "a client a writer")
 
-# %% ../../nbs/experiments/dprec_by_writer.ipynb #724fd519
+# %% ../../nbs/experiments/dprec_by_writer.ipynb #891cb49f
 def play(
     run: Run,
     seed: int,  # root of all random numbers but the partition's

@@ -188,7 +188,7 @@ def train(
     more = dict(model=s["net"], task=s["task"])
     return dprec_curves.train(found, model, clients, seed, run.fills, how, **more)
 
-# %% ../../nbs/experiments/dprec_femnist.ipynb #f322bf08
+# %% ../../nbs/experiments/dprec_femnist.ipynb #4edb1ad9
 def play(
     run: Run,
     seed: int,  # root of all random numbers but the partition's

@@ -40,7 +40,7 @@ READINGS = {
 }
 PLAIN = {"fedavg": "DP-FedAvg", "rec": "DP-REC"}
 
-
+# %% ../../nbs/experiments/dprec_quantised.ipynb #bc04f7b2
 def grid(
     scale: str,  # smoke, quick or full
 ) -> list:  # of Run
@@ -65,7 +65,7 @@ def grid(
     )
     return [*found, Run(*order, needs=(rec, "eps3.quant8"), **common)]
 
-# %% ../../nbs/experiments/dprec_quantised.ipynb #de594eb4
+# %% ../../nbs/experiments/dprec_quantised.ipynb #09ba886d
 def curve(
     run: Run,
     groups: tuple,  # sizes of a message's groups, summing to the parameters
@@ -88,7 +88,7 @@ def curve(
     mechanism = Quantised(clip, sigma, exact=False, **fields.get(kind, {}))
     return dprec_curves.premised(run.key, mechanism, *common, orders=INTEGER_ORDERS)
 
-# %% ../../nbs/experiments/dprec_quantised.ipynb #d4eb08fb
+# %% ../../nbs/experiments/dprec_quantised.ipynb #1a366200
 def survives(
     task: Task,
     w: torch.Tensor,  # (d,) weights that the clients start from
@@ -104,7 +104,7 @@ def survives(
     clipped = clip_l2(updates.cpu(), task.mechanism.clip_norm)
     return survival(task.mechanism, clipped, rng)
 
-# %% ../../nbs/experiments/dprec_quantised.ipynb #bf044e53
+# %% ../../nbs/experiments/dprec_quantised.ipynb #a70ce934
 def play(
     run: Run,
     seed: int,  # root of all random numbers but the partition's
