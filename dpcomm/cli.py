@@ -513,6 +513,16 @@ def _audit_line(mechanism, relation, arguments, claimed, found, judged, wrong):
         "REFUTED" if wrong else judged.attack,
     )
 
+# %% ../nbs/reference/cli.ipynb #x0int01
+def _kept(args):
+    "What an interruption leaves behind, in words."
+    folder = runner.output_folder(getattr(args, "out", None))
+    found = len(list(folder.glob("checkpoints/*/*.pt")))
+    if not found:
+        return "there is no checkpoint, so the same command starts again"
+    way = "the same command" if args.verb == "sweep" else "--resume"
+    return f"{found} checkpoints are kept in {folder.name}/checkpoints; {way} goes on"
+
 # %% ../nbs/reference/cli.ipynb #d9ea472a
 def main(
     argv=None,  # words of the command; None reads the command line
@@ -535,10 +545,7 @@ def main(
         print(f"dpcomm: {reason or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        hint = (
-            "what has a checkpoint goes on with --resume, a sweep with the same command"
-        )
-        print(f"dpcomm: interrupted; {hint}", file=sys.stderr)
+        print(f"dpcomm: interrupted; {_kept(args)}", file=sys.stderr)
         return 130
 
 # %% ../nbs/reference/cli.ipynb #6afb60fc

@@ -4,13 +4,16 @@
 
 # %% auto #0
 __all__ = ['PREMISE', 'SCORES', 'Curve', 'delta_of', 'as_run', 'describe_as_run', 'premised', 'fedavg', 'like_with_like', 'rec',
-           'ddgauss', 'calibrated_sigma', 'calibrated_c', 'local_epsilon', 'equal_local_sigma', 'tensor_groups',
-           'of_table1', 'table1', 'scores_of', 'train']
+           'ddgauss', 'calibrated_sigma', 'calibrated_c', 'tight_sigma', 'tight_c', 'local_epsilon',
+           'equal_local_sigma', 'tensor_groups', 'of_table1', 'table1', 'scores_of', 'train', 'mnist_clients',
+           'mnist_curve']
 
 # %% ../../nbs/reference/dprec_curves.ipynb #13066faf
 import dataclasses
 import math
+from functools import cache
 
+from ..core.chance import seed_tree
 from ..core.checks import check_between
 from .runs import from_training
 from ..mechanisms import ddgauss as ddg
@@ -23,8 +26,10 @@ from dpcomm.privacy.accounting import (
     gaussian_guarantee,
 )
 from ..privacy.fixed_cohorts import fixed_size_epsilon
-from ..privacy.null_messages import calibrate_clip, theorem1_epsilon
+from ..privacy.null_messages import calibrate_clip, pld_epsilon, theorem1_epsilon
+from ..report import papers
 from ..report.results import Table
+from ..tasks import images
 from ..training.federated import Task, simulate
 
 # %% ../../nbs/reference/dprec_curves.ipynb #27303f23
@@ -245,6 +250,41 @@ def calibrated_c(
     )
     return math.floor(1e4 * c) / 1e4
 
+# %% ../../nbs/reference/dprec_curves.ipynb #t1ght002
+def tight_sigma(
+    eps: float,  # target of the whole run
+    n_clients: int,  # in the federation
+    cohort: int,  # a round, on average
+    rounds: int,  # of the run
+) -> float:  # noise multiplier in 1..5, four decimals, rounded up
+    "DP-FedAvg's noise for a budget, by its privacy-loss distribution. [accounting]"
+    q = cohort / n_clients
+
+    def at(sigma):
+        run = dict(sampling="poisson", accountant="pld")
+        return gaussian_guarantee(sigma, delta_of(n_clients), q, rounds, **run)
+
+    return math.ceil(1e4 * calibrate(at, eps, 1.0, 5.0, tol=1e-5)) / 1e4
+
+# %% ../../nbs/reference/dprec_curves.ipynb #t1ght004
+def tight_c(
+    eps: float,  # target of the whole run
+    n_clients: int,  # in the federation
+    cohort: int,  # a round
+    rounds: int,  # of the run
+    n_groups: int,  # of a message
+    composed: bool = False,  # True: by composed losses, which takes seconds
+    bits: int = 7,  # of an index
+) -> float:  # clip over std, four decimals, rounded down
+    "DP-REC's clip for a budget, by an exact accountant. [dprec_theorem, Thms. F, order]"
+    release = dict(slots=rounds * cohort, n_clients=n_clients, K=2**bits)
+    release |= dict(groups=n_groups, delta=delta_of(n_clients))
+    c = calibrate_clip(eps, conversion="balle", **release)
+    if composed:
+        near = dict(low=c, high=1.1 * c, tol=1e-4)
+        c = calibrate_clip(eps, pld_epsilon, **near, **release)
+    return math.floor(1e4 * c) / 1e4
+
 # %% ../../nbs/reference/dprec_curves.ipynb #2aa083df
 def local_epsilon(
     c: float,  # clip over std, > 0
@@ -360,3 +400,39 @@ def train(
     account = curve.guarantee, curve.as_run
     found = from_training(task, done, scores_of(fills), *account)
     return found and found | dict(config=found["config"] | config)
+
+# %% ../../nbs/reference/dprec_curves.ipynb #n0mns02
+@cache
+def mnist_clients(
+    name: str = "mnist",  # data set, as images.load names it
+    n_clients: int = 100,  # in the federation
+) -> images.Federation:  # one partition for all seeds
+    "The clients of DP-REC's MNIST experiments. [dprec App. C.1]"
+    found, spread = images.load(name), None
+    if name == "mnist":
+        found = dataclasses.replace(found, x=found.x[:50_000], y=found.y[:50_000])
+        spread = 73.10
+    stream = seed_tree(0, "partition")
+    parts = images.dirichlet_dealt(
+        found.y.numpy(), n_clients, 1.0, stream, spread=spread
+    )
+    return images.Federation(found, parts, "Dirichlet(1) labels, dealt")
+
+# %% ../../nbs/reference/dprec_curves.ipynb #n0mns04
+def mnist_curve(
+    key: str,  # of the run, ending in 'eps3.rec' or the like
+    config,  # federated.Config
+    n_clients: int,  # in the federation
+    groups: tuple,  # sizes of a message's groups, summing to the parameters
+) -> Curve:
+    "DP-FedAvg or DP-REC with the paper's settings for MNIST. [dprec App. C.2]"
+    *_, eps, kind = key.split(".")
+
+    def stated(name):
+        return papers.hyper("dprec", name, "mnist").value
+
+    if kind == "fedavg":
+        clip, sigma = stated("fedavg.clip"), stated(f"fedavg.sigma.{eps}")
+        return fedavg(key, config, n_clients, clip, sigma)
+    c, std = stated(f"rec.c.{eps}"), stated("rec.std")
+    return rec(key, config, n_clients, c, std, groups)

@@ -17,7 +17,6 @@ from . import dprec_curves, dprec_mnist
 from .runs import Run, difference, from_training
 from ..mechanisms.quantised import Quantised, survival
 from ..privacy.accounting import INTEGER_ORDERS
-from ..report import papers
 from ..training import models
 from ..training.federated import Task, simulate, train_cohort
 
@@ -57,40 +56,30 @@ def grid(
         who = f"eps3.{kind}", f"{name}, {s['net']}", scale, tuple(cells)
         found.append(Run(*who, minutes=minutes, **common))
     rec = "dprec-mnist/lenet5.eps3.rec" if scale == "full" else "eps3.rec"
-    order = (
-        "eps3.quant8.order",
-        "DP-REC above 8 bits",
-        scale,
-        ("mnist.eps3.quant8.order",),
-    )
-    return [*found, Run(*order, needs=(rec, "eps3.quant8"), **common)]
+    cells, common["needs"] = ("mnist.eps3.quant8.order",), (rec, "eps3.quant8")
+    order = Run("eps3.quant8.order", "DP-REC above 8 bits", scale, cells, **common)
+    return [*found, order]
 
 # %% ../../nbs/experiments/dprec_quantised.ipynb #09ba886d
 def curve(
-    run: Run,
+    run: Run,  # of the grid
     groups: tuple,  # sizes of a message's groups, summing to the parameters
 ):  # dprec_curves.Curve
     "Mechanism, configuration and promise of one run. [dprec App. C.2, D.3]"
     kind, s = run.key.split(".")[1], settings(run.scale)
-
-    def stated(name):
-        return papers.hyper("dprec", name, "mnist").value
-
     common = s["config"], s["n_clients"]
-    if kind == "rec":
-        c, std = stated("rec.c.eps3"), stated("rec.std")
-        return dprec_curves.rec(run.key, *common, c, std, groups)
-    clip, sigma = stated("fedavg.clip"), stated("fedavg.sigma.eps3")
-    if kind == "fedavg":
-        return dprec_curves.fedavg(run.key, *common, clip, sigma)
+    if kind in PLAIN:
+        return dprec_curves.mnist_curve(run.key, *common, groups)
+    plain = dprec_curves.mnist_curve("eps3.fedavg", *common, groups).mechanism
     fields = {"quant8-random": dict(rounding="random")}
     fields["quant8-range"] = dict(top=4 / sum(groups) ** 0.5)
-    mechanism = Quantised(clip, sigma, exact=False, **fields.get(kind, {}))
+    more = dict(exact=False) | fields.get(kind, {})
+    mechanism = Quantised(plain.clip_norm, plain.sigma, **more)
     return dprec_curves.premised(run.key, mechanism, *common, orders=INTEGER_ORDERS)
 
 # %% ../../nbs/experiments/dprec_quantised.ipynb #1a366200
 def survives(
-    task: Task,
+    task: Task,  # model, clients, mechanism, settings and seed
     w: torch.Tensor,  # (d,) weights that the clients start from
 ) -> float:  # in [-1, 1]
     "Length that quantisation leaves of clipped updates along their own direction."
@@ -106,7 +95,7 @@ def survives(
 
 # %% ../../nbs/experiments/dprec_quantised.ipynb #a70ce934
 def play(
-    run: Run,
+    run: Run,  # of the grid
     seed: int,  # root of all random numbers but the partition's
     inputs: dict = None,  # key -> Record, for the order
     **how,  # checkpoint, resume, max_seconds, workers, device, progress
@@ -114,14 +103,15 @@ def play(
     "Train one curve, or take the difference that the text claims."
     if run.needs:
         return difference(inputs, *run.needs, run.fills[0])
-    net, clients = settings(run.scale)["net"], dprec_mnist.federation(run.scale)
-    model = models.build(net, seed_tree(seed, "init"))
+    s = settings(run.scale)
+    clients = dprec_curves.mnist_clients(s["images"], s["n_clients"])
+    model = models.build(s["net"], seed_tree(seed, "init"))
     first = flatten(p.detach().clone() for p in model.parameters())
     line = curve(run, dprec_curves.tensor_groups(model))
     task = Task(model, clients, line.mechanism, line.config, seed)
     done = simulate(task, guarantee=line.guarantee, **how)
-    cells = dprec_curves.scores_of(run.fills)
-    found = from_training(task, done, cells, line.guarantee, line.as_run, model=net)
+    account = dprec_curves.scores_of(run.fills), line.guarantee, line.as_run
+    found = from_training(task, done, *account, model=s["net"])
     if found:
         ends = {"first": first, "last": done.w.detach().cpu()}
         left = {key: ends[key.split(".")[-1]] for key in run.fills if "survives" in key}

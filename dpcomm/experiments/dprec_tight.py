@@ -6,15 +6,13 @@
 __all__ = ['PAPER', 'KINDS', 'ACCOUNTANTS', 'settings', 'stated', 'setting', 'grid', 'curve', 'play']
 
 # %% ../../nbs/experiments/dprec_tight.ipynb #b863a1cb
-import math
 from dataclasses import replace
 from functools import cache
 
 from ..core.chance import seed_tree
 from . import dprec_curves, dprec_mnist
 from .runs import Run
-from ..privacy import accounting
-from ..privacy.null_messages import calibrate_clip, pld_epsilon
+from ..privacy.accounting import INTEGER_ORDERS
 from ..report import papers
 from ..training import models
 
@@ -42,25 +40,13 @@ def setting(
     kind: str,  # a key of KINDS
 ) -> float:  # clip over std of DP-REC; noise multiplier of DP-FedAvg
     "What a budget allows by one accountant. [dprec_theorem, Thms. F and order]"
-    N, B, T = (stated(name) for name in ("n_clients", "cohort", "rounds"))
-    delta = dprec_curves.delta_of(N)
-    if kind in ("rec", "fedavg", "fedavg-poisson"):
-        return stated(f"rec.c.eps{eps}" if kind == "rec" else f"fedavg.sigma.eps{eps}")
+    run = [stated(name) for name in ("n_clients", "cohort", "rounds")]
     if kind == "fedavg-tight":
-
-        def at(sigma):
-            run = dict(sampling="poisson", accountant="pld")
-            return accounting.gaussian_guarantee(sigma, delta, B / N, T, **run)
-
-        sigma = accounting.calibrate(at, eps, 1.0, 5.0, tol=1e-5)
-        return math.ceil(1e4 * sigma) / 1e4
-    release = dict(slots=T * B, n_clients=N, K=2**7, groups=stated("n_tensors"))
-    release |= dict(delta=delta)
-    c = calibrate_clip(eps, conversion="balle", **release)
-    if kind == "rec-pld":
-        near = dict(low=c, high=1.1 * c, tol=1e-4)
-        c = calibrate_clip(eps, pld_epsilon, **near, **release)
-    return math.floor(1e4 * c) / 1e4
+        return dprec_curves.tight_sigma(eps, *run)
+    if kind in ("rec-tight", "rec-pld"):
+        n_groups, composed = stated("n_tensors"), kind == "rec-pld"
+        return dprec_curves.tight_c(eps, *run, n_groups, composed)
+    return stated(f"rec.c.eps{eps}" if kind == "rec" else f"fedavg.sigma.eps{eps}")
 
 # %% ../../nbs/experiments/dprec_tight.ipynb #217a8454
 KINDS = {
@@ -91,13 +77,13 @@ def grid(
 ACCOUNTANTS = {
     "rec-tight": dict(accountant="exact-balle"),
     "rec-pld": dict(accountant="pld-exact"),
-    "fedavg-poisson": dict(sampling="poisson", orders=accounting.INTEGER_ORDERS),
+    "fedavg-poisson": dict(sampling="poisson", orders=INTEGER_ORDERS),
     "fedavg-tight": dict(sampling="poisson", accountant="pld"),
 }
 
 # %% ../../nbs/experiments/dprec_tight.ipynb #b17e03ba
 def curve(
-    run: Run,
+    run: Run,  # of the grid
     groups: tuple,  # sizes of a message's groups, summing to the parameters
 ) -> dprec_curves.Curve:
     "Mechanism, configuration and promise of one run. [dprec App. C.2]"
@@ -122,14 +108,15 @@ def curve(
 
 # %% ../../nbs/experiments/dprec_tight.ipynb #51c3c00f
 def play(
-    run: Run,
+    run: Run,  # of the grid
     seed: int,  # root of all random numbers but the partition's
     **how,  # checkpoint, resume, max_seconds, workers, device, progress
 ) -> dict:  # what runs.record_of takes; None where rounds are left
     "Train one curve."
     budget, kind = run.key.split(".")
-    net, clients = settings(run.scale)["net"], dprec_mnist.federation(run.scale)
-    model = models.build(net, seed_tree(seed, "init"))
+    s = settings(run.scale)
+    clients = dprec_curves.mnist_clients(s["images"], s["n_clients"])
+    model = models.build(s["net"], seed_tree(seed, "init"))
     line = curve(run, dprec_curves.tensor_groups(model))
-    more = dict(model=net, setting=setting(int(budget[3:]), kind))
+    more = dict(model=s["net"], setting=setting(int(budget[3:]), kind))
     return dprec_curves.train(line, model, clients, seed, run.fills, how, **more)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['EMPTY', 'UNITS', 'Run', 'Experiment', 'find', 'find_run', 'code_hash', 'origin_of', 'plain', 'record_of',
-           'from_training', 'source_of', 'difference', 'Claimed', 'stands', 'perform', 'chosen', 'play_grid',
-           'cpu_seconds', 'expected_minutes', 'status', 'ledger', 'overview']
+           'from_training', 'source_of', 'difference', 'Claimed', 'stands', 'source_run', 'perform', 'chosen', 'labels',
+           'play_grid', 'cpu_seconds', 'expected_minutes', 'expected_memory', 'status', 'ledger', 'overview']
 
 # %% ../../nbs/reference/runs.ipynb #5abb07c8
 import ast
@@ -35,7 +35,7 @@ class Run:
     name: str  # for people, as 'DP-REC, epsilon 3'
     scale: str  # smoke, quick or full
     fills: tuple = ()  # keys of the paper's cells, or 'ours.*', that its records hold
-    needs: tuple = ()  # keys of runs it is computed from, or 'experiment/key'
+    needs: tuple = ()  # keys of runs it is computed from, as [experiment/]key[@seed]
     seeds: tuple = (0,)  # planned
     data: tuple = ()  # data sets it reads, as `dpcomm data` names them
     memory: float = 1.0  # GiB that a process needs
@@ -205,6 +205,7 @@ def from_training(
     task,  # federated.Task
     run,  # federated.Run of it
     cells: dict,  # key of a cell -> name of a score of the last round, or 'traffic'
+    /,
     guarantee=None,  # rounds -> Guarantee; None: no privacy is claimed
     as_run=None,  # rounds -> {relation: Guarantee} where `guarantee` says less
     **config,  # further settings: model, task, ...
@@ -228,6 +229,7 @@ def from_training(
         bits=task.mechanism.bits(d),
         data=source_of(task.federation),
         wall_seconds=run.seconds,
+        cpu_seconds=run.cpu_seconds,
     )
 
 # %% ../../nbs/reference/runs.ipynb #a2ba42da
@@ -285,24 +287,33 @@ def stands(
     return {(r.key, r.seed): r for r in records.standing(found).values()}
 
 
+def source_run(
+    need: str,  # of Run.needs, [experiment/]key[@seed]
+    experiment: Experiment,  # whose run has the need
+    seed: int,  # of the run that has the need
+) -> tuple:  # Experiment, key, seed
+    "Which run a need names: of the same experiment and seed, where it does not say."
+    name, _, rest = need.rpartition("/")
+    key, _, own = rest.partition("@")
+    return find(name) if name else experiment, key, int(own or seed)
+
+
 def _inputs(experiment, run, seed, folder):
     "Records a run is computed from; None where one is missing."
     found = {}
     for need in run.needs:
-        name, _, key = need.rpartition("/")
-        source = find(name) if name else experiment
+        source, key, own = source_run(need, experiment, seed)
         have = stands(source, run.scale) | stands(source, run.scale, folder)
-        found[need] = have.get((key, seed))
+        found[need] = have.get((key, own))
     return None if None in found.values() else found
 
 # %% ../../nbs/reference/runs.ipynb #fd8e0f64
 def _play(experiment, run, seed, how, folder):
     "Call an experiment's `play`; None where it is not finished or an input is missing."
     if run.needs:
-        inputs = _inputs(experiment, run, seed, folder)
-        return (
-            None if inputs is None else experiment.module.play(run, seed, inputs=inputs)
-        )
+        how = {"inputs": _inputs(experiment, run, seed, folder)}
+        if how["inputs"] is None:
+            return None
     try:
         return experiment.module.play(run, seed, **how)
     except FloatingPointError as error:
@@ -365,8 +376,29 @@ def chosen(
         (run, seed)
         for seed in sorted(wanted)
         for run in runs
-        if seeds is not None or seed in run.seeds
+        if seed in run.seeds or (seeds is not None and run.trains)
     ]
+
+# %% ../../nbs/reference/runs.ipynb #x0lab01
+def labels(
+    experiment: Experiment,
+    scale: str,  # smoke, quick or full
+    jobs: list,  # of (Run, seed), as `chosen` returns them
+    out=None,  # folder of records; None is runs/ in the checkout
+) -> list:  # one text a job, as 'eps3.rec, seed 0 (2 of 8, 12 min left)'
+    "What the progress bars of a grid say: which run, and what is left of the whole."
+    have = stands(experiment, scale) | stands(
+        experiment, scale, runner.output_folder(out)
+    )
+    grid = experiment.grid(scale)
+    minutes = [expected_minutes(run, have, grid)[0] for run, _ in jobs]
+    texts = []
+    for i, (run, seed) in enumerate(jobs):
+        left = sum(minutes[i:])
+        about = f"{left / 60:.1f} h" if left > 90 else f"{left:.0f} min"
+        place = f"{i + 1} of {len(jobs)}, {about} left in all"
+        texts.append(f"{run.key}, seed {seed} ({place})")
+    return texts
 
 # %% ../../nbs/reference/runs.ipynb #5fdf4d09
 def play_grid(
@@ -383,9 +415,8 @@ def play_grid(
     experiment, found, left = find(name), [], []
     jobs = chosen(experiment, scale, seeds, only)
     end = None if max_seconds is None else time.monotonic() + max_seconds
-    for i, (each, seed) in enumerate(jobs):
+    for (each, seed), label in zip(jobs, labels(experiment, scale, jobs, out)):
         how["max_seconds"] = None if end is None else max(0.0, end - time.monotonic())
-        label = f"{each.key}, seed {seed} ({i + 1} of {len(jobs)})"
         how["progress"] = label
         record = perform(experiment, each, seed, out, resume, **how)
         found += [record] if record else []
@@ -412,12 +443,24 @@ def expected_minutes(
 ) -> tuple:  # minutes of one core; 'measured', 'like its neighbours' or 'guessed'
     "What one seed of a run will cost."
     own = [cpu_seconds(r) for (key, _), r in have.items() if key == run.key]
+    if run.needs:
+        return 0.0, "from others"
     like = {g.key for g in grid if (g.minutes, g.needs) == (run.minutes, run.needs)}
     near = [cpu_seconds(r) for (key, _), r in have.items() if key in like]
     for costs, how in ((own, "measured"), (near, "like its neighbours")):
         if sum(costs) > 0:
             return sum(costs) / len(costs) / 60, how
     return run.minutes, "guessed"
+
+# %% ../../nbs/reference/runs.ipynb #x0mem02
+def expected_memory(
+    run: Run,
+    have: dict,  # (key, seed) -> Record, of its experiment and scale
+) -> str:  # GiB
+    "What a process that plays a run will need."
+    peaks = [r.cost.get("peak_bytes") for (key, _), r in have.items() if key == run.key]
+    known = [peak for peak in peaks if peak]
+    return f"{max(known) / 2**30:.1f}" if known else f"about {run.memory:g}"
 
 # %% ../../nbs/reference/runs.ipynb #11c60c55
 def status(
@@ -435,18 +478,10 @@ def status(
         hours += left * minutes / 60
         state = "done" if not left else f"{len(done)} of {len(each.seeds)} seeds"
         cost = f"{minutes:,.1f} ({how})"
-        rows.append(
-            (
-                each.key,
-                each.name,
-                str(len(each.fills)),
-                state,
-                cost,
-                ", ".join(each.data),
-            )
-        )
+        what = each.key, each.name, str(len(each.fills)), state
+        rows.append((*what, cost, expected_memory(each, have), ", ".join(each.data)))
     title = f"{name}, scale {scale}: about {hours:,.1f} core-hours are left"
-    header = ("run", "what", "cells", "seeds done", "minutes a seed", "data")
+    header = ("run", "what", "cells", "seeds done", "minutes a seed", "GiB", "data")
     return Table(header, tuple(rows), title)
 
 # %% ../../nbs/reference/runs.ipynb #l0ovw02

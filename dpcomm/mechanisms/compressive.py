@@ -169,9 +169,7 @@ def adjoint(
     return transform(wide, p.length, inverse=True)
 
 # %% ../../nbs/baselines/compressive.ipynb #d04d79f2
-STEP = (
-    0.05  # threshold of the iteration, over the largest entry that a chunk could hold
-)
+STEP = 0.05  # of the threshold, over the largest entry a chunk could hold
 
 
 def recover(
@@ -222,9 +220,7 @@ class Compressive(LinearSketch):
     "Kept coefficients, clipped and noised; the sum is sparse. [Kerkouche et al. 2020]"
 
     fraction: float  # r in (0, 1]: K = floor(r d) values are sent
-    clip_norm: (
-        float  # L2 bound S of a client's coefficients, > 0; unused where sigma is None
-    )
+    clip_norm: float  # L2 bound S of a client's coefficients, > 0
     sigma: float  # noise multiplier of the sum, > 0; None: neither clip nor noise, but floats
     n_clients: int  # clients whose shares add up to the promised noise
     chunks: int = 1  # P, pieces that are transformed one by one, 1..d

@@ -48,12 +48,8 @@ class Gaussian(ServerNoise):
 
     clip_norm: float  # L2 bound C of one client's vector, > 0
     sigma: float  # noise multiplier: standard deviation over C, > 0
-    local: bool = (
-        False  # True: each client adds the noise; False: the server, to the sum
-    )
-    exact: bool = (
-        True  # True: discrete noise, whole numbers; False: floats, for simulation
-    )
+    local: bool = False  # whether each client adds noise, or the server
+    exact: bool = True  # discrete noise; False: floats, to simulate
     name, audited = "gaussian", AUDITED
     ranges = {
         "clip_norm": "(0, inf)",

@@ -45,15 +45,11 @@ class OnRing(SharedNoise):
     "Clip, rotate, round, add integer noise, wrap. [Kairouz et al. 2021, Alg. 1]"
 
     clip_norm: float  # L2 bound C of one client's vector, > 0
-    sigma: (
-        float  # noise multiplier promised for the sum: standard deviation over C, > 0
-    )
+    sigma: float  # noise multiplier promised for the sum, > 0
     n_clients: int  # n, shares in a sum, >= 1
     ring_bits: int = 16  # b, bits a coordinate, 2..32
     beta: float = math.exp(-0.5)  # chance at most that rounding is refused, in [0, 1)
-    k: float = (
-        4.0  # standard deviations of the sum that the ring holds on each side, > 0
-    )
+    k: float = 4.0  # deviations of the sum that the ring holds a side, > 0
     rotation_seed: int = 0  # of the public rotation, >= 0
     tolerance: float = 0.0  # fraction of shares that may be missing or known, in [0, 1)
     ranges = SharedNoise.ranges | {

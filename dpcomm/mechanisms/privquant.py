@@ -117,9 +117,7 @@ def _log_counts(d, same, levels):
     return ways + (d - same) * math.log(levels - 1)
 
 # %% ../../nbs/baselines/privquant.ipynb #109f9125
-COIN_SHARE = (
-    0.1  # of eps, for the coin of the paper's rule; the threshold's is the rest
-)
+COIN_SHARE = 0.1  # of eps, for the coin; the threshold has the rest
 
 
 def thresholds(

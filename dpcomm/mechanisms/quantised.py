@@ -65,15 +65,11 @@ class Quantised(ServerNoise):
     "Clip, round to 2^level_bits levels; the server adds the noise. [dprec App. D.3]"
 
     clip_norm: float  # L2 bound C of one client's message, > 0
-    sigma: (
-        float  # noise multiplier: standard deviation of the server's noise over C, > 0
-    )
+    sigma: float  # noise multiplier: server's deviation over C, > 0
     level_bits: int = 8  # b, bits an entry, 2..16
     rounding: str = "zero"  # zero: toward zero | random: up or down, without bias
     top: float = 1.0  # largest entry on the grid, over the clip, (0, 1]
-    exact: bool = (
-        True  # True: the server's noise is discrete; False: floats, for simulation
-    )
+    exact: bool = True  # discrete noise; False: floats, to simulate
     name, audited = "quantised", AUDITED
     note = "the server adds the noise and sees every sum before it"
     ranges = {

@@ -159,9 +159,7 @@ class SqSgd(Local):
     residuals: bool = True  # whether clients keep what they have not sent
     rotated: bool = True  # whether the rotation is applied
     padded: bool = False  # floor(r d) coordinates, padded, instead of a power of two
-    projected: str = (
-        "gradient"  # held to norm U: each 'gradient', or the 'sum' gathered
-    )
+    projected: str = "gradient"  # to norm U: each gradient, or the 'sum'
     name, replay, audited = "sqsgd", True, AUDITED
     note = privquant.PrivQuant.note
     safe = (

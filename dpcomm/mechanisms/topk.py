@@ -157,9 +157,7 @@ class TopK(LinearSketch):
     "Restrict to a support, clip, add a share of the noise. [fltop Algs. 1-3]"
 
     fraction: float  # r = K / d, in (0, 1]
-    clip_norm: (
-        float  # L2 bound S of a restricted update, > 0; unused where sigma is None
-    )
+    clip_norm: float  # L2 bound S of a restricted update, > 0
     sigma: float  # noise multiplier of the sum, > 0; None: neither clip nor noise, but floats
     n_clients: int  # clients whose shares add up to the promised noise
     support: Support = None  # the coordinates; None: a public random choice

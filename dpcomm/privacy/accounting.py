@@ -62,9 +62,7 @@ class Guarantee:
     note: str = ""  # anything else a reader must know
     premise: str = ""  # an assumption that the run does not meet; printed first
     rounds: int = None  # releases composed, >= 1; None: not said
-    q: float = (
-        None  # expected part of the clients in a round, in [0, 1]; None: not said
-    )
+    q: float = None  # expected share of clients a round; None: not said
 
     def __post_init__(self):
         _check_guarantee(self)

@@ -146,12 +146,8 @@ def log_moment(
     return np.array(found).reshape(j.shape)
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #a7f41bb6
-EXACT_EXPONENT = (
-    24  # largest exponent * max(c, 1) at which the moment of one group is computed
-)
-TINY_MOMENT = (
-    1e-9  # log-moment below which quadrature has no digits and the bound is taken
-)
+EXACT_EXPONENT = 24  # exponent * max(c, 1) above which no moment is computed
+TINY_MOMENT = 1e-9  # log-moment below which the bound is taken
 
 
 def _log_forward_bound(j, c, K, groups):

@@ -512,6 +512,7 @@ def verdict_table(
     base: str = "..",  # folder of the notebooks, as seen from where the table is shown
     papers_root: Path = None,  # folder of the papers' TOML files, default the package's
     found: Evidence = None,  # what `evidence` returned, where several tables are made
+    only: str = "",  # keys that begin with it
 ) -> Table:  # key, paper, ours, delta, verdict, link; numbered causes
     "The paper's numbers beside ours, with verdicts."
     p, found = (
@@ -519,7 +520,8 @@ def verdict_table(
         found or evidence(paper, root, papers_root),
     )
     rows, notes = [], []
-    for cell in papers.cells(paper, table, papers_root):
+    cells = papers.cells(paper, table, papers_root)
+    for cell in (c for c in cells if c.key.startswith(only)):
         key, text, ours, delta, word, link = row_of(cell, p, found, base)
         sign = VERDICTS[word]
         for why in causes_of(cell, p, word):

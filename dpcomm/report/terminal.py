@@ -61,7 +61,8 @@ def show(
 ) -> None:
     "Print a table as wide as the terminal."
     console = console or Console(highlight=False)
-    used = [i for i in range(len(table.header)) if any(row[i] for row in table.rows)]
+    columns = range(len(table.header))
+    used = [i for i in columns if any(row[i] for row in table.rows)] or columns
     shown = RichTable(
         title=table.title or None, title_justify="left", box=None, pad_edge=False
     )

@@ -123,9 +123,7 @@ class Setup:
     )
     quorum: int = None  # clients that must remain; None: n * threshold / neighbours
     largest: int = None  # bound on a client's |entry|, centred; None: any ring element
-    support: bytes = (
-        b""  # what else must be equal everywhere: indices of a support, say
-    )
+    support: bytes = b""  # what else must agree: a support, say
     committee: int = None  # clients whose signatures count; None: everybody
     signatures: int = None  # of them on the same lists; None: the threshold's fraction
 

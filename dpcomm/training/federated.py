@@ -54,9 +54,7 @@ class Config:
     eval_every: int = 25  # rounds between evaluations
     engine: str = "auto"  # auto | loop | channels-last | grouped | vmap | fused
     balance: bool = False  # whether a visit down-samples the larger of two classes
-    steps: int = (
-        None  # local steps a visit, on images drawn anew; None: `epochs` passes
-    )
+    steps: int = None  # local steps a visit; None: `epochs` passes
 
     def __post_init__(self):
         for name in ("rounds", "cohort", "epochs", "batch", "eval_every"):
@@ -504,13 +502,10 @@ class Run:
     round: int  # rounds done
     finished: bool  # False when max_seconds ended it
     ledger: Ledger
-    history: (
-        list  # one dict an evaluation: round, scores, train_loss, eps, ledger's bits
-    )
+    history: list  # one dict an evaluation: round, scores, eps, bits
     seconds: float  # wall time of all sessions
-    memory: Tensor = (
-        None  # (n_clients, ...) what clients keep between rounds; None: nothing
-    )
+    memory: Tensor = None  # (n_clients, ...) that clients keep; None: nothing
+    cpu_seconds: float = 0.0  # of this process, all sessions
 
 # %% ../../nbs/training/federated.ipynb #5fb2c242
 def save_checkpoint(
@@ -530,6 +525,7 @@ def save_checkpoint(
             "ledger": asdict(run.ledger),
             "history": run.history,
             "seconds": run.seconds,
+            "cpu_seconds": run.cpu_seconds,
             "memory": run.memory,
             "fingerprint": fingerprint,
         },
@@ -725,6 +721,7 @@ def _start(task, device, checkpoint, resume, unit):
         optimiser.load_state_dict(state["optimiser"])
         run.round, run.finished = state["round"], state["finished"]
         run.history, run.seconds = state["history"], state["seconds"]
+        run.cpu_seconds = state["cpu_seconds"]
         run.ledger = Ledger(**state["ledger"])
         run.memory = None if memory is None else state["memory"].to(device)
     return run, optimiser, fingerprint
@@ -777,7 +774,8 @@ def check_promise(
 def _loop(run, config, step, report, save, max_seconds, save_every, progress):
     "Rounds until the last one, or until the time is up."
     started = saved = time.monotonic()
-    before, wanted = run.seconds, progress and os.environ.get("DPCOMM_PROGRESS") == "1"
+    before, spent = run.seconds, run.cpu_seconds - time.process_time()
+    wanted = progress and os.environ.get("DPCOMM_PROGRESS") == "1"
     bar = tqdm(
         total=config.rounds,
         initial=run.round,
@@ -792,6 +790,7 @@ def _loop(run, config, step, report, save, max_seconds, save_every, progress):
         bar.update()
         now = time.monotonic()
         run.finished, run.seconds = run.round == config.rounds, before + now - started
+        run.cpu_seconds = spent + time.process_time()
         late = max_seconds is not None and now - started >= max_seconds
         if save and (run.finished or late or now - saved >= save_every):
             save()

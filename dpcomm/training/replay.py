@@ -308,9 +308,7 @@ class Server:
     rounds: deque = field(default_factory=deque)  # messages of each kept round, sorted
     oldest: int = 0  # number of the first kept round
     n_messages: int = 0  # in the kept rounds
-    seen: np.ndarray = (
-        None  # (n_clients,) round of a client's last message, -1: none yet
-    )
+    seen: np.ndarray = None  # (n_clients,) round of its last message, or -1
     own: dict = field(default_factory=dict)  # client -> its messages of that round
 
     def __post_init__(self):

@@ -18,7 +18,7 @@ from dpcomm.core import chance, vectors, wire
 from dpcomm.core.chance import Insecure, seed_tree
 from dpcomm.mechanisms import sqkr
 from dpcomm.mechanisms.sqkr import Sqkr
-from dpcomm.report import papers, results
+from dpcomm.report import papers, records
 
 SIZES = [1, 2, 3, 5, 16, 17, 100]
 LEVEL = 1 / (0.6 * math.sqrt(0.8))
@@ -398,36 +398,27 @@ def test_a_game_of_more_rounds_scores_more():
 
 
 def committed():
-    found = [
-        r
-        for r in results.load_results("dprec", "full")
-        if r["experiment"] == "dprec_mean"
-    ]
-    assert len(found) == 1, "the full result of dprec_mean is not committed"
-    return found[0]
+    "Records of the mean estimation at full scale, by setting."
+    found = {}
+    for r in records.load("dprec", "dprec_mean", "full"):
+        if r.final:
+            found.setdefault(r.key, []).append(r)
+    assert found, "no full record of dprec_mean is committed"
+    return found
 
 
 def test_the_committed_errors_lie_at_their_closed_forms():
-    r = committed()
-    assert len(r["seeds"]) >= 4
-    for run in r["runs"]:
-        values = np.array([seed["final"]["mse"] for seed in run["seeds"]])
-        closed = run["config"]["closed_form"]
-        assert len(values) == len(r["seeds"])
-        if (
-            run["key"] != "mean.sqkr.public"
-        ):  # its error depends on the one coordinate that all were asked for
-            assert values.mean() == pytest.approx(closed, rel=0.15), run["key"]
+    errors = {}
+    for key, found in committed().items():
+        values = np.array([r.final["mse"] for r in found])
+        closed = errors[key] = found[0].config["closed_form"]
+        assert len(values) >= 4
+        if key != "sqkr.public":  # its error depends on the one coordinate that all ask
+            assert values.mean() == pytest.approx(closed, rel=0.15), key
             assert values.std() < 0.25 * closed
-    errors = {run["key"]: run["config"]["closed_form"] for run in r["runs"]}
-    assert (
-        errors["mean.rec.good"]
-        < errors["mean.rec.unbiased"]
-        < errors["mean.sqkr"]
-        < errors["mean.rec.zero"]
-        < 10
-        < errors["mean.sqkr.public"]
-    )
+    order = ("rec.good", "rec.unbiased", "sqkr", "rec.zero", "sqkr.public")
+    rising = [errors[key] for key in order]
+    assert rising == sorted(rising) and rising[3] < 10 < rising[4]
 
 
 def test_deduced_settings_are_tagged():
@@ -442,9 +433,6 @@ def test_deduced_settings_are_tagged():
 
 
 def test_a_run_without_accuracy_is_told_by_its_error():
-    told = cli.summary(committed())
-    assert (
-        "mean.sqkr: mean squared error 0.0" in told
-        and "no privacy" in told
-        and "accuracy" not in told
-    )
+    table, said = cli.summary([r for found in committed().values() for r in found])
+    assert "mean squared error" in table.header and "no privacy" in said
+    assert not [h for h in table.header if "accuracy" in h]

@@ -1,0 +1,217 @@
+"""`dpcomm list`, `sweep`, `merge`, `table` and `data` from the words of a command to its
+exit code.
+"""
+
+import dataclasses
+import json
+
+import pytest
+from rich.console import Console
+
+from dpcomm import cli
+from dpcomm.experiments import runner, runs, sweep
+from dpcomm.report import papers, records, results, terminal
+from dpcomm.tasks import catalogue, images
+
+SMOKE = "sweep dprec-mnist --scale smoke --seeds 0 --only linear.eps3"
+
+
+def said(words, capsys):
+    "Exit code and what was printed."
+    code = cli.main(words.split())
+    return code, capsys.readouterr()
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def test_a_plan_says_what_is_missing_and_starts_nothing(tmp_path, capsys):
+    code, shown = said(f"{SMOKE} --out {tmp_path} --plan", capsys)
+    assert code == 0 and "2 runs are missing" in shown.out
+    assert not list(tmp_path.glob("*/*.jsonl"))
+
+
+def test_lines_are_one_a_run_and_name_it(tmp_path, capsys):
+    code, shown = said(f"{SMOKE} --out {tmp_path} --print", capsys)
+    lines = shown.out.splitlines()
+    assert code == 0 and len(lines) == 2
+    for line, key in zip(sorted(lines), ("linear.eps3.fedavg", "linear.eps3.rec")):
+        assert f"dprec-mnist smoke {key} 0 --out {tmp_path}" in line
+
+
+def test_a_sweep_plays_what_is_missing_once(tmp_path, capsys):
+    code, shown = said(f"{SMOKE} --processes 2 --out {tmp_path}", capsys)
+    assert code == 0 and "2 of 2 done" in shown.err
+    path = tmp_path / "dprec" / "dprec_mnist.smoke.jsonl"
+    before = path.read_bytes()
+    code, shown = said(f"{SMOKE} --out {tmp_path}", capsys)
+    assert code == 0 and "0 runs are missing" in shown.out
+    assert path.read_bytes() == before and len(records.read(path)) == 2
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        ("sweep dprec-mnits", "did you mean 'dprec-mnist'"),
+        ("sweep dprec-mnist --only cmm.eps3", "did you mean 'cnn.eps3"),
+        ("sweep dprec-mnist --scale ful", "did you mean 'full'"),
+        ("sweep dprec-mnist --seeds 0;1", "is no list of whole numbers"),
+        ("run dprec-mnist -p only=typo", "only='typo' is not one of"),
+        ("run dprec-mnist -p onyl=rec", "did you mean 'only'"),
+        ("merge nowhere", "holds no records"),
+        ("table dprek", "did you mean 'dprec'"),
+        ("data /nowhere mnits", "did you mean 'mnist'"),
+    ],
+)
+def test_a_slip_costs_a_sentence_and_exit_code_two(words, sentence, capsys):
+    code, shown = said(words, capsys)
+    assert code == 2 and sentence in shown.err
+    assert len(shown.err.splitlines()) == 1 and "Traceback" not in shown.err
+
+
+def test_the_version_is_the_package_s(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.strip() == f"dpcomm {cli.dpcomm.__version__}"
+
+
+def test_an_interruption_is_one_sentence(monkeypatch, capsys):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run", stopped)
+    code, shown = said("run dprec-mnist", capsys)
+    assert code == 130 and len(shown.err.splitlines()) == 1
+    assert "goes on" in shown.err or "no checkpoint" in shown.err
+
+
+def quick(seed, value):
+    "A record of scale quick that nobody trained."
+    empty = dict(config={}, final={"accuracy": value}, history={}, as_run={}, data={})
+    empty |= dict(cells={}, guarantee=None, bits=None, cost={"wall_seconds": 1.0})
+    origin = {"code": "0" * 12, "machine": "here", "date": "2026-01-01"}
+    who = ("dprec", "dprec_mnist", "quick", "linear.eps3.rec", seed, True)
+    return records.Record(*who, **empty, origin=origin)
+
+
+def test_records_are_merged_by_union_and_contradictions_refused(
+    tmp_path, monkeypatch, capsys
+):
+    there, mine = tmp_path / "committed", tmp_path / "runs"
+    known = papers.assets
+    monkeypatch.setattr(
+        papers, "assets", lambda kind: there if kind == "results" else known(kind)
+    )
+    records.append(there, quick(0, 1.0))
+    for record in (quick(0, 1.0), quick(1, 2.0)):
+        path = records.append(mine, record)
+    assert said(f"merge {mine}", capsys)[1].out == "1 new records\n"
+    assert said(f"merge {mine}", capsys)[1].out == "0 new records\n"
+    wrong = dataclasses.replace(quick(1, 2.5))
+    path.write_text(records.to_line(wrong) + "\n")
+    before = (there / "dprec" / path.name).read_bytes()
+    code, shown = said(f"merge {mine}", capsys)
+    assert code == 2 and "final.accuracy is 2.0 and 2.5" in shown.err
+    assert (there / "dprec" / path.name).read_bytes() == before
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_tables_fit_the_terminal(width, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    for words in ("table dprec table1", "table fltop table1", "list", "data"):
+        code, shown = said(words, capsys)
+        assert code == 0
+        assert max(len(line.rstrip()) for line in shown.out.splitlines()) <= width
+
+
+def test_signs_are_coloured_on_a_terminal_and_never_where_colours_are_unwanted():
+    table = results.Table(("key", "verdict"), (("a", "● match"), ("b", "▼ below")))
+    for plain in (False, True):
+        console = Console(force_terminal=True, no_color=plain, width=60, record=True)
+        with console.capture() as shown:
+            terminal.show(table, console)
+        assert ("\x1b[32m" in shown.get()) is not plain and "● match" in shown.get()
+
+
+def test_sentences_of_a_column_become_notes_once():
+    long = "a reason that takes far more than forty characters to be told"
+    table = results.Table(
+        ("key", "ours"), (("a", long), ("b", long), ("c", "1 (n = 2)"))
+    )
+    short = terminal.with_notes(table, 1)
+    assert [row[1] for row in short.rows] == ["[1]", "[1]", "1 (n = 2)"]
+    assert short.notes == (long,)
+    assert str(terminal.coloured("[link](a.html)")) == "link"
+
+
+def test_one_line_is_printed_when_it_has_something_new(capsys):
+    console = Console(force_terminal=False, width=80)
+    with terminal.one_line(console) as say:
+        for line in ("0 of 2 done; a", "0 of 2 done; b", "1 of 2 done; c"):
+            say(line)
+    assert capsys.readouterr().out.splitlines() == ["0 of 2 done; a", "1 of 2 done; c"]
+
+
+def test_the_list_counts_what_the_records_hold(capsys):
+    code, shown = said("list", capsys)
+    assert code == 0 and all(name in shown.out for name in runner.experiments())
+    rows = {row[0]: row for row in runs.overview().rows}
+    experiment = runs.find("dprec-mnist")
+    have = runs.stands(experiment, "full")
+    planned = [(r.key, s) for r in experiment.grid("full") for s in r.seeds]
+    done = sum(job in have for job in planned)
+    assert rows["dprec-mnist"][-1] == f"{done} of {len(planned)}"
+
+
+def test_every_data_set_of_a_grid_is_in_the_catalogue_and_fetched_ones_can_be():
+    names = {entry.name for entry in catalogue.CATALOGUE}
+    for name in runner.experiments():
+        for scale in records.SCALES:
+            for run in runs.find(name).grid(scale):
+                assert set(run.data) <= names, (name, run.key)
+    assert all(
+        entry.name in images.names() for entry in catalogue.CATALOGUE if entry.fetched
+    )
+
+
+def test_a_data_set_is_here_when_its_folder_holds_something(tmp_path):
+    assert isinstance(catalogue.CATALOGUE[0], catalogue.DataSet)
+    assert catalogue.is_here("digits", tmp_path) and not catalogue.is_here(
+        "mnist", tmp_path
+    )
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    assert not catalogue.is_here("mnist", tmp_path)
+    (tmp_path / "MNIST" / "raw" / "x").write_text("x")
+    state = {row[0]: row[3] for row in catalogue.overview(tmp_path)}
+    assert state["mnist"] == "here" and state["cifar10"] == "missing"
+
+
+def test_what_a_sweep_is_asked_is_read_from_words_or_a_file(tmp_path):
+    args = cli._parse(f"{SMOKE} --out {tmp_path}".split())
+    assert cli.asked_of(args) == [
+        dict(name="dprec-mnist", only="linear.eps3", scale="smoke", seeds=[0])
+    ]
+    grid = tmp_path / "grid.toml"
+    grid.write_text(
+        '[[sweep]]\nexperiment = "dprec-mnist"\nscale = "smoke"\nseeds = [0]\n'
+    )
+    args = cli._parse(["sweep", "--grid", str(grid)])
+    assert cli.asked_of(args) == [dict(name="dprec-mnist", scale="smoke", seeds=[0])]
+    assert len(sweep.plan(cli.asked_of(args), tmp_path)) == 5
+
+
+def test_an_audit_counts_its_lines():
+    rows = sum(len(list(cli.audit_rows(n, 100, 1e-2))) for n in ("signsgd", "pm"))
+    assert cli.count_audits(["signsgd", "pm"]) == rows
+
+
+def test_a_summary_says_the_first_guarantee():
+    found = records.load("dprec", "dprec_mnist", "full")
+    table, said = cli.summary(found)
+    promise = next(r.guarantee for r in found if r.guarantee)
+    assert f"delta = {promise['delta']:.3g}" in said
+    assert len(table.rows) == len({r.key for r in found if r.final})
+    assert json.dumps(promise)
