@@ -217,7 +217,7 @@ def _sums_and_means(a, x, c0, c1):
     target = np.concatenate([[1], np.zeros(n - 1), x[:1], np.diff(x) / c1])
     return sparse.vstack(parts), target
 
-
+# %% ../../nbs/baselines/mvu.ipynb #d0mvu02
 def _program(eps, a, x, constraint, p=None, radius=None):
     """Least total second moment over tables for this alphabet: value, table, moves of
     the symbols, d value / d x; None if there is no table.
@@ -256,9 +256,7 @@ def relaxed(
     n_inputs: int,  # >= 2
     constraint: str = "strict",  # strict | metric
     points: int = 161,  # symbols the program may choose from, >= 3
-) -> (
-    tuple
-):  # symbols, their total probabilities, (points,); least variance of any table
+) -> tuple:  # symbols, their weights, (points,); least variance of any table
     "Optimum over a fine grid of symbols, and the bound of its duals. [Lemma bound]"
     half, need = two_symbols(eps, n_inputs, constraint).alphabet[1] - 0.5, 1.25
     x = (np.linspace(0, 1, n_inputs) - 0.5) / half
@@ -312,7 +310,7 @@ def _trust_region(eps, a, x, constraint, steps=40):
             break
     return _without_dust(eps, a, here[1], x, constraint)
 
-
+# %% ../../nbs/baselines/mvu.ipynb #d0mvu04
 def _without_dust(eps, a, p, x, constraint):
     "Drop symbols that are hardly sent and merge twins: alphabet and table."
     while (p.max(0) < 2 * FLOOR).any() or (np.diff(a) < 1e-5).any():

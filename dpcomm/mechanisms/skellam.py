@@ -175,9 +175,7 @@ def skellam_epsilon(
     relation: str = "zero-out",  # zero-out | replace, the last with q = 1 only
     accountant: str = "rdp-classic",  # rdp-classic | rdp-balle
     **names,  # unit, note, premise
-) -> (
-    Guarantee
-):  # of the run; under sampling for those who see the models, not the cohorts
+) -> Guarantee:  # of the run; under sampling for those who see models, not cohorts
     "Epsilon of a run from the integers added. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]"
     check_release(scale, clip, local_std, q, relation, accountant)
     D, swap = padded(d), 1 + (relation == "replace")

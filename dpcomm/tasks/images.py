@@ -83,61 +83,38 @@ def data_root() -> Path:  # may not exist yet
     return Path(os.environ.get("DPCOMM_DATA", default))
 
 # %% ../../nbs/tasks/images.ipynb #cd758d55
+def _sums(text):
+    "File -> SHA-256, from lines as sha256sum prints them."
+    return {file: digest for digest, file in map(str.split, text.split("\n")[1:-1])}
+
+
 PUBLISHED = {
-    "mnist": {
-        "train-images-idx3-ubyte": (
-            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
-        ),
-        "train-labels-idx1-ubyte": (
-            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"
-        ),
-        "t10k-images-idx3-ubyte": (
-            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"
-        ),
-        "t10k-labels-idx1-ubyte": (
-            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
-        ),
-    },
-    "fashion-mnist": {
-        "train-images-idx3-ubyte": (
-            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"
-        ),
-        "train-labels-idx1-ubyte": (
-            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"
-        ),
-        "t10k-images-idx3-ubyte": (
-            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"
-        ),
-        "t10k-labels-idx1-ubyte": (
-            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"
-        ),
-    },
-    "cifar10": {
-        "data_batch_1": (
-            "54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd"
-        ),
-        "data_batch_2": (
-            "766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8"
-        ),
-        "data_batch_3": (
-            "0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9"
-        ),
-        "data_batch_4": (
-            "3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b"
-        ),
-        "data_batch_5": (
-            "d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154"
-        ),
-        "test_batch": (
-            "f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831"
-        ),
-    },
+    "mnist": _sums("""
+ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db  train-images-idx3-ubyte
+65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5  train-labels-idx1-ubyte
+0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7  t10k-images-idx3-ubyte
+ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2  t10k-labels-idx1-ubyte
+"""),
+    "fashion-mnist": _sums("""
+c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888  train-images-idx3-ubyte
+bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9  train-labels-idx1-ubyte
+5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b  t10k-images-idx3-ubyte
+0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34  t10k-labels-idx1-ubyte
+"""),
+    "cifar10": _sums("""
+54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd  data_batch_1
+766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8  data_batch_2
+0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9  data_batch_3
+3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b  data_batch_4
+d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154  data_batch_5
+f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831  test_batch
+"""),
 }
 WRITERS = (  # of QMNIST's label file, unpacked
     "bb1b6e1ec7b04fd5696f1ed50b5f58f8ef195118edd5c93c81783df9740b8ac5"
 )
 
-
+# %% ../../nbs/tasks/images.ipynb #d0img16
 def _check_published(name, root):
     "Refuse altered files; an incomplete set is for the downloader to mend."
     place, files = root / FILES[name][0], PUBLISHED[name]
@@ -147,6 +124,7 @@ def _check_published(name, root):
 
 # %% ../../nbs/tasks/images.ipynb #466b674c
 def _missing(name, error):
+    "The error that says which files go where."
     folder, files = FILES[name]
     return FileNotFoundError(
         f"{name} is not under the data root: it was not downloaded"
@@ -156,10 +134,12 @@ def _missing(name, error):
 
 
 def _splits(cls, root, download):
+    "Training and test sets, by torchvision."
     return [cls(str(root), train=train, download=download) for train in (True, False)]
 
 
 def _download(name, cls, root):
+    "Fetch beside the root, and move in what is whole."
     beside = next(
         folder for folder in (root, *root.absolute().parents) if folder.is_dir()
     )
@@ -170,8 +150,9 @@ def _download(name, cls, root):
             file.replace(place / file.name)
     return found
 
-
+# %% ../../nbs/tasks/images.ipynb #d0img18
 def _torchvision(name, cls, root, download):
+    "Read what lies there, else download it, else say what is missing."
     from torchvision.datasets.utils import check_integrity
 
     packed, files = root / FILES[name][0], getattr(cls, "resources", ())
@@ -706,15 +687,16 @@ def read_idx(
     return entries.reshape(shape).copy()
 
 # %% ../../nbs/tasks/images.ipynb #53a1443f
-EMNIST = {
+EMNIST = {  # split -> classes, training and test images
     "mnist": (10, 60_000, 10_000),
-    "digits": (10, 240_000, 40_000),  # split -> classes, training and test images
+    "digits": (10, 240_000, 40_000),
     "letters": (26, 124_800, 20_800),
     "balanced": (47, 112_800, 18_800),
 }
 
 
-def _emnist_part(folder, split, part):
+def _emnist_arrays(folder, split, part):
+    "Images and labels of one part, as they are stored."
     found = []
     for kind in ("images-idx3", "labels-idx1"):
         names = [f"emnist-{split}-{part}-{kind}-ubyte{end}" for end in (".gz", "")]
@@ -725,7 +707,13 @@ def _emnist_part(folder, split, part):
                 " same unpacked) into <data root>/EMNIST/raw (set DPCOMM_DATA)"
             )
         found.append(read_idx(there[0], 16 + 784 * EMNIST[split][1]))
-    (x, y), first, classes = found, int(split == "letters"), EMNIST[split][0]
+    return found
+
+# %% ../../nbs/tasks/images.ipynb #d0img20
+def _emnist_part(folder, split, part):
+    "Images upright in [0, 1], and labels from 0."
+    x, y = _emnist_arrays(folder, split, part)
+    first, classes = int(split == "letters"), EMNIST[split][0]
     if x.shape[1:] != (28, 28) or y.shape != x.shape[:1]:
         raise ValueError(
             f"emnist-{split}-{part} has images {x.shape} and labels {y.shape}; they"
