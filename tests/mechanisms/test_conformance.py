@@ -20,7 +20,7 @@ from laws import ALARM, radius, same_law
 
 from dpcomm.core import wire
 from dpcomm.core.chance import Insecure, seed_tree
-from dpcomm.mechanisms import contract
+from dpcomm.mechanisms import contract, topk
 from dpcomm.privacy import audit, games
 from dpcomm.privacy.accounting import RELATIONS, Guarantee
 from dpcomm.secagg import session
@@ -58,7 +58,7 @@ def test_cases_follow_from_the_class_alone(name):
 
 IMPORTED = """
 import sys
-from dpcomm.mechanisms import contract
+from dpcomm.mechanisms import contract, topk
 def loaded():
     names = [m.split(".") for m in sys.modules if m.startswith("dpcomm.mechanisms.")]
     return sorted(name[2] for name in names)
@@ -375,7 +375,7 @@ def test_declared_bias_and_variance(case, kind, d):
 )
 def test_messages_and_simulation_have_one_law(case, kind, d):
     """Kolmogorov-Smirnov on 1,500 messages and 9,000 simulated rows: along u, across u,
-    their product, each half, squared norms; and the messages' mean against the moments.
+    each half of it, lengths, a product; and the messages' mean against the moments.
     """
     mechanism, n = case.make(d), 1500
     u = inputs(d, limit(mechanism)[1])[kind]
@@ -573,13 +573,12 @@ def test_public_settings_reach_the_message(case):
 
 def ignored(mechanism, name: str) -> bool:
     "Whether a public setting has nothing to choose here."
-    fixed = getattr(mechanism, "kept", None) == "low" or getattr(
-        mechanism, "support", 0
-    )
-    everything = getattr(mechanism, "fraction", None) == 1.0
-    return (
-        bool(fixed) or everything or (name == "round" and mechanism.at(1) == mechanism)
-    )
+    if name == "round" and mechanism.at(1) == mechanism:
+        return True
+    if getattr(mechanism, "fraction", 0.0) == 1.0:
+        return name == "round" or not getattr(mechanism, "rotated", False)
+    given = isinstance(getattr(mechanism, "support", None), topk.Support)
+    return given or getattr(mechanism, "kept", "random") == "low"
 
 
 @each
