@@ -1,5 +1,5 @@
 """The distributed discrete Gaussian from its parts: grid, shares, sums, law of the sum,
-epsilon, calibration. What every mechanism must do is in test_mechanisms.
+epsilon, calibration. What every mechanism must do is in test_conformance.
 
 Statistical tests have false-alarm rate 1e-6, split over their comparisons, and fixed
 seeds.
@@ -18,6 +18,7 @@ from dpcomm.core import wire
 from dpcomm.core.chance import Insecure, seed_tree
 from dpcomm.mechanisms import contract, ddgauss
 from dpcomm.mechanisms.ddgauss import DDGauss
+from dpcomm.mechanisms.distributed_noise import CLAIMED
 from dpcomm.privacy import accounting, audit
 from dpcomm.privacy.accounting import INTEGER_ORDERS, gaussian_guarantee
 from dpcomm.secagg import discrete, ring
@@ -38,13 +39,12 @@ def vectors(n, d, norm, *path):
 @pytest.mark.parametrize("bits, n", [(8, 4), (16, 100), (20, 1000)])
 def test_the_grid_solves_its_equation(d, bits, n):
     m = DDGauss(1.5, 0.8, n, bits, tolerance=0.25)
-    ddgauss.check_settings(m)
-    gamma, D = ddgauss.step(m, d), ddgauss.padded(d)
+    gamma, D = m.step(d), ddgauss.padded(d)
     assert D == 1 << (d - 1).bit_length()
-    held = 2 * m.k * math.sqrt((n * 1.5) ** 2 / D + n * (gamma**2 / 4 + m.local_std**2))
-    assert 2**bits * gamma == pytest.approx(held) and ddgauss.local_variance(
-        m, d
-    ) == pytest.approx((m.local_std / gamma) ** 2)
+    held = 2 * m.k * math.sqrt((n * 1.5) ** 2 / D + n * (gamma**2 / 4 + m.share**2))
+    assert 2**bits * gamma == pytest.approx(held) and float(
+        m.variance(d)
+    ) == pytest.approx((m.share / gamma) ** 2)
 
 
 def test_a_ring_that_rounding_fills_is_refused():
@@ -66,10 +66,8 @@ def test_a_ring_that_rounding_fills_is_refused():
 )
 def test_honest_shares_keep_the_promise(tolerance, n, left):
     m = DDGauss(2.0, 0.7, n, tolerance=tolerance)
-    assert ddgauss.honest(m) == left and left * m.local_std**2 >= (0.7 * 2.0) ** 2 * (
-        1 - 1e-12
-    )
-    assert m.local_std**2 * n * (1 - tolerance) == pytest.approx((0.7 * 2.0) ** 2)
+    assert m.honest == left and left * m.share**2 >= (0.7 * 2.0) ** 2 * (1 - 1e-12)
+    assert m.share**2 * n * (1 - tolerance) == pytest.approx((0.7 * 2.0) ** 2)
 
 
 # ---- shares and sums
@@ -82,18 +80,14 @@ def test_a_sum_of_shares_is_the_sum_of_vectors_and_noise(d):
     """
     m, n, plays = DDGauss(1.0, 0.5, 8, 14), 8, 3000
     u = vectors(n, d, 0.9)
-    sent = ddgauss.shares(m, u.repeat(plays, 1), seed_tree(0, "sums", d)).reshape(
-        plays, n, -1
-    )
+    sent = m.shares(u.repeat(plays, 1), seed_tree(0, "sums", d)).reshape(plays, n, -1)
     assert sent.min() >= 0 and sent.max() < 2**14 and sent.dtype == np.int64
     total = (
-        ddgauss.open_sum(m, np.stack([Ring(14).sum(s) for s in sent]), d)
-        .double()
-        .numpy()
+        m.open(np.stack([Ring(14).sum(s) for s in sent]), d).double().numpy()
         - u.sum(0).double().numpy()
     )
     variance = (m.sigma * m.clip_norm) ** 2 + n * (
-        m.moments(u)[1].mean(0).numpy() - m.local_std**2
+        m.moments(u)[1].mean(0).numpy() - m.share**2
     )
     assert (np.abs(total.mean(0)) <= radius(np.sqrt(variance), plays, 2 * d)).all()
     square = total**2
@@ -108,14 +102,14 @@ def test_aggregate_adds_in_the_ring(k):
     lifted messages hides.
     """
     m = DDGauss(1.0, 0.5, 16, 12, k=k)
-    sent = ddgauss.shares(m, torch.eye(8)[:1].repeat(16, 1), seed_tree(0, "ring"))
-    truth = ddgauss.open_sum(m, Ring(12).sum(sent), 8) / 16
-    estimates = ddgauss.open_sum(m, sent, 8)
+    sent = m.shares(torch.eye(8)[:1].repeat(16, 1), seed_tree(0, "ring"))
+    truth = m.open(Ring(12).sum(sent), 8) / 16
+    estimates = m.open(sent, 8)
     torch.testing.assert_close(
         m.aggregate(estimates, 16, None), truth, rtol=0, atol=1e-5
     )
     torch.testing.assert_close(
-        ddgauss.add_up(m, estimates.expand(3, 16, 8)),
+        m.aggregate(estimates.expand(3, 16, 8), 1, None),
         16 * truth.expand(3, 8),
         rtol=0,
         atol=1e-4,
@@ -128,11 +122,11 @@ def test_aggregate_adds_in_the_ring(k):
 def test_aggregate_is_the_plain_sum_where_nothing_wraps():
     for d in DIMENSIONS:
         m, u = DDGauss(1.0, 0.5, 10), vectors(10, d, 0.8)
-        sent = ddgauss.shares(m, u, seed_tree(0, d))
-        estimates = ddgauss.open_sum(m, sent, d)
+        sent = m.shares(u, seed_tree(0, d))
+        estimates = m.open(sent, d)
         torch.testing.assert_close(
             m.aggregate(estimates, 10, None),
-            ddgauss.open_sum(m, Ring(16).sum(sent), d) / 10,
+            m.open(Ring(16).sum(sent), d) / 10,
             rtol=0,
             atol=1e-5,
         )
@@ -150,11 +144,8 @@ def test_the_ring_holds_what_it_should():
     """
     m, d = DDGauss(1.0, 0.3, 16, 12), 4096
     u = vectors(1, d, 1.0).repeat(16, 1)
-    true = sum(
-        ddgauss.open_sum(m, s, d).double()
-        for s in ddgauss.shares(m, u, seed_tree(0, "hold"))
-    )
-    x = vectors_module.rotate(true, 0).abs() / ddgauss.step(m, d)
+    true = sum(m.open(s, d).double() for s in m.shares(u, seed_tree(0, "hold")))
+    x = vectors_module.rotate(true, 0).abs() / m.step(d)
     assert (x > 2**11).sum() <= 6, (
         "binomial upper bound of 4,096 coordinates at 1e-6" and x.max() > 2**10
     )
@@ -169,22 +160,16 @@ def test_messages_are_packed_shares():
             == m.bits(21).payload
             == 8 * math.ceil(32 * bits / 8)
         )
-        row = ddgauss.share_of(m, message)
-        assert np.array_equal(
-            row, ddgauss.shares(m, u[None], seed_tree(5, "private"))[0]
-        )
-        assert ddgauss.pack(row, bits) == wire.pack_bits(row, bits) == message.payload
-        assert np.array_equal(
-            ddgauss.unpack(message.payload, bits, 32), row
-        ) and torch.equal(m.decode(message), ddgauss.open_sum(m, row, 21))
+        row = wire.unpack_bits(message.payload, bits, 32)
+        assert np.array_equal(row, m.shares(u[None], seed_tree(5, "private"))[0])
+        assert wire.pack_bits(row, bits) == message.payload
+        assert torch.equal(m.decode(message), m.open(row, 21))
 
 
 def test_a_message_of_another_name_is_refused():
     m = DDGauss(1.0, 0.5, 4)
     with pytest.raises(ValueError, match="sender's parameters"):
-        ddgauss.share_of(
-            m, dataclasses.replace(m.encode(torch.ones(3)), mechanism="skellam")
-        )
+        m.decode(dataclasses.replace(m.encode(torch.ones(3)), mechanism="skellam"))
 
 
 # ---- the law of the sum
@@ -422,9 +407,7 @@ def test_a_guarantee_counts_only_honest_shares():
     g = m.guarantee(**names)
     assert (
         g.eps
-        == ddgauss.ddgauss_epsilon(
-            ddgauss.step(m, 500), 1.0, 30, m.local_std, 500, 1.0, 5, 1e-5
-        ).eps
+        == ddgauss.ddgauss_epsilon(m.step(500), 1.0, 30, m.share, 500, 1.0, 5, 1e-5).eps
     )
     assert (
         "30 of 40 honest shares" in g.note
@@ -432,9 +415,7 @@ def test_a_guarantee_counts_only_honest_shares():
         and g.eps
         == pytest.approx(DDGauss(1.0, 1.0, 40, 18).guarantee(**names).eps, rel=1e-3)
     )
-    careless = ddgauss.ddgauss_epsilon(
-        ddgauss.step(m, 500), 1.0, 40, m.local_std, 500, 1.0, 5, 1e-5
-    )
+    careless = ddgauss.ddgauss_epsilon(m.step(500), 1.0, 40, m.share, 500, 1.0, 5, 1e-5)
     assert careless.eps < g.eps
     sampled = m.guarantee(**names, sampling="poisson", n_clients=400, cohort=40)
     assert (
@@ -464,7 +445,7 @@ def test_calibration_meets_its_target_with_the_least_noise(q, tolerance):
         and m.clip_norm == 0.5
     )
     orders = INTEGER_ORDERS if q == 1 else ddgauss.SAMPLED
-    carried = m.sigma * math.sqrt(ddgauss.honest(m) / (m.n_clients * (1 - tolerance)))
+    carried = m.sigma * math.sqrt(m.honest / (m.n_clients * (1 - tolerance)))
     gauss = gaussian_guarantee(
         carried,
         1e-5,
@@ -505,7 +486,7 @@ def test_too_few_bits_fail_loudly_and_name_what_works():
 def test_noise_cannot_buy_back_missing_bits():
     "The epsilon of a release has a limit in sigma of about k sqrt(D) / 2^b."
     eps = [
-        ddgauss.release_epsilon(DDGauss(1.0, sigma, 10, 9), 2**16)
+        DDGauss(1.0, sigma, 10, 9).release_epsilon(2**16)
         for sigma in (1.0, 1e2, 1e4, 1e6)
     ]
     limit = 4 * 256 / 2**9
@@ -516,8 +497,8 @@ def test_noise_cannot_buy_back_missing_bits():
     )
     assert ddgauss.fit(1 / (0.9 * limit), 1.0, 10, 2**16, 9, most=1e6) is None
     found = ddgauss.fit(1 / (1.5 * limit), 1.0, 10, 2**16, 9, most=100.0)
-    assert ddgauss.release_epsilon(found, 2**16) == pytest.approx(1.5 * limit)
-    assert ddgauss.release_epsilon(DDGauss(1.0, 1.0, 10**4, 12), 1) == math.inf, (
+    assert found.release_epsilon(2**16) == pytest.approx(1.5 * limit)
+    assert DDGauss(1.0, 1.0, 10**4, 12).release_epsilon(1) == math.inf, (
         "less than half a step of noise"
     )
 
@@ -551,7 +532,7 @@ def test_the_game_sees_missing_noise():
 
 def test_the_game_has_rounds_and_relations():
     m = DDGauss(1.0, 1.0, 3, 16)
-    assert set(m.relations) == set(ddgauss.CLAIMED) and all(
+    assert set(m.relations) == set(CLAIMED) and all(
         arguments["d"] == 1 for arguments in m.relations.values()
     )
     assert set(m.play("replace", True, 200, seed_tree(0), rounds=2)) == {
@@ -604,17 +585,15 @@ def test_moments_of_a_coarse_grid():
     """
     m, n = DDGauss(1.0, 0.02, 4, 6, beta=0.0), 30_000
     u = vectors(1, 8, 0.9)
-    assert ddgauss.step(m, 8) > 3 * m.local_std
-    z = ddgauss.shares(m, u.repeat(n, 1), seed_tree(0, "coarse"))
-    estimates = ddgauss.open_sum(m, z, 8).double().numpy() - u.double().numpy()
-    rounding = m.moments(u)[1].numpy()[0] - m.local_std**2
+    assert m.step(8) > 3 * m.share
+    z = m.shares(u.repeat(n, 1), seed_tree(0, "coarse"))
+    estimates = m.open(z, 8).double().numpy() - u.double().numpy()
+    rounding = m.moments(u)[1].numpy()[0] - m.share**2
     noise = (
-        discrete.discrete_gaussian(
-            ddgauss.local_variance(m, 8), 400_000, seed_tree(0, "share")
-        )
+        discrete.discrete_gaussian(m.variance(8), 400_000, seed_tree(0, "share"))
         .astype(float)
         .var()
-        * ddgauss.step(m, 8) ** 2
+        * m.step(8) ** 2
     )
     assert (np.abs(estimates.mean(0)) <= radius(estimates.std(0), n, 16)).all()
     assert (
