@@ -58,7 +58,7 @@ def test_cases_follow_from_the_class_alone(name):
 
 IMPORTED = """
 import sys
-from dpcomm.mechanisms import contract, topk
+from dpcomm.mechanisms import contract
 def loaded():
     names = [m.split(".") for m in sys.modules if m.startswith("dpcomm.mechanisms.")]
     return sorted(name[2] for name in names)
