@@ -33,6 +33,7 @@ def variants(
         return lambda d: contract.mechanism(name, **(parameters(d) | change))
 
     bad = [*bad, *out_of_range(contract.mechanism_class(name))]
+    refused = (*refused, *NEVER)
     return {
         label: Case(
             build(parameters, {}),
@@ -45,19 +46,29 @@ def variants(
     }
 
 
+NEVER = (  # no guarantee of any mechanism is given with these
+    dict(rounds=0),
+    dict(rounds=1.5),
+    dict(delta=1.0),
+    dict(delta=-1e-3),
+    dict(sampling="nobody"),
+)
+
+
 def outside(allowed) -> list:
     "Values that a range of `Mechanism.ranges` does not allow."
     if isinstance(allowed, contract.Maybe):
         return outside(allowed.allowed)
     if allowed is bool:
-        return ["no", 1]
+        return ["no", 1, 0.0, None]
     if isinstance(allowed, contract.Whole):
         low, high = allowed
-        return [low - 1, low + 0.5] + [high + 1] * (high < math.inf)
+        found = [low - 1, low + 0.5, float(low), str(low), True]
+        return found + [high + 1] * (high < math.inf)
     if not isinstance(allowed, str):
         return ["nothing of this"]
     low, high = map(float, allowed[1:-1].split(","))
-    found = [math.nan, low - 1.0] + [low] * (allowed[0] == "(")
+    found = [math.nan, low - 1.0, str(high), True] + [low] * (allowed[0] == "(")
     return found + [high + 1.0] * (high < math.inf) + [high] * (allowed[-1] == ")")
 
 
@@ -97,13 +108,17 @@ def derived(name: str) -> dict:
         f"audited {i}": ((lambda d, p=parameters: p), tuple(changed(cls, parameters)))
         for i, (parameters, _, _) in enumerate(cls.audited)
     }
-    refused = (dict(rounds=0), dict(rounds=1.5), dict(delta=1.0))
-    return variants(name, given, dict(rounds=3, delta=1e-5), refused)
+    return variants(name, given, dict(rounds=3, delta=1e-5), ())
 
 
 def halves(d: int) -> tuple:
     "Two groups where there is more than one entry."
     return (d - d // 2, d // 2) if d > 1 else (1,)
+
+
+def thirds(d: int) -> tuple:
+    "Three groups of unequal size, one of them a single entry, where there is room."
+    return (d - d // 3 - 1, 1, d // 3) if d > 2 else (1,) * d
 
 
 def first(d: int) -> topk.Support:
@@ -170,7 +185,6 @@ LISTED = {
             dict(relation="local"),
             dict(accountant="magic"),
             dict(delta=0.0),
-            dict(rounds=0),
         ),
     ),
     "gaussian": variants(
@@ -199,10 +213,8 @@ LISTED = {
         refused=(
             dict(sampling="fixed", n_clients=100, cohort=10),
             dict(sampling="poisson"),
-            dict(sampling="nobody"),
             dict(accountant="magic"),
             dict(delta=0.0),
-            dict(rounds=0),
         ),
     ),
     "ddgauss": variants(
@@ -240,7 +252,6 @@ LISTED = {
             dict(relation="local"),
             dict(accountant="magic"),
             dict(delta=0.0),
-            dict(rounds=0),
         ),
     ),
     "imvu": variants(
@@ -272,7 +283,6 @@ LISTED = {
             dict(accountant="magic"),
             dict(accountant="fisher"),
             dict(delta=0.0),
-            dict(rounds=0),
             dict(unit="nobody"),
             dict(accountant="exact-balle", d=0),
         ),
@@ -306,9 +316,6 @@ LISTED = {
         refused=(
             dict(sampling="poisson"),
             dict(sampling="fixed"),
-            dict(delta=1.0),
-            dict(rounds=0),
-            dict(rounds=1.5),
         ),
         bad=(
             *({name: value} for name in ("bound", "eps") for value in NUMBERS),
@@ -343,9 +350,6 @@ LISTED = {
         refused=(
             dict(sampling="poisson"),
             dict(sampling="fixed"),
-            dict(delta=1.0),
-            dict(rounds=0),
-            dict(rounds=1.5),
             dict(d=0),
             dict(d=2.5),
         ),
@@ -387,11 +391,9 @@ LISTED = {
         refused=(
             dict(sampling="fixed", n_clients=100, cohort=10),
             dict(sampling="poisson"),
-            dict(sampling="nobody"),
             dict(relation="local"),
             dict(accountant="magic"),
             dict(delta=0.0),
-            dict(rounds=0),
         ),
     ),
     "rec": variants(
@@ -405,14 +407,16 @@ LISTED = {
                 lambda d: dict(clip_norm=1.0, std=0.6, index_bits=2, groups=halves(d)),
                 (dict(std=0.61), dict(index_bits=3), dict(groups=None)),
             ),
+            "three groups, strong": (
+                lambda d: dict(clip_norm=1.0, std=0.3, index_bits=3, groups=thirds(d)),
+                (dict(std=0.31), dict(groups=None)),
+            ),
         },
         release=dict(rounds=3, delta=1e-3, n_clients=100, cohort=10),
         refused=(
             dict(sampling="poisson"),
             dict(sampling="fixed"),
             dict(accountant="theorem1-neurips"),
-            dict(delta=1.0),
-            dict(rounds=0),
             dict(n_clients=1),
             dict(cohort=0),
         ),
@@ -444,9 +448,6 @@ LISTED = {
         refused=(
             dict(sampling="poisson"),
             dict(sampling="fixed"),
-            dict(delta=1.0),
-            dict(rounds=0),
-            dict(rounds=1.5),
         ),
         bad=(
             *(
@@ -480,7 +481,6 @@ LISTED = {
             dict(relation="add-remove"),
             dict(accountant="magic"),
             dict(delta=0.0),
-            dict(rounds=0),
             dict(accountant="exact-classic", delta=0.0),
             dict(accountant="exact-classic", rounds=0),
             dict(accountant="exact-balle", d=0),
@@ -516,7 +516,8 @@ LISTED = {
             dict(accountant="magic"),
             dict(accountant="grid-classic"),
             dict(delta=0.0),
-            dict(rounds=0),
+            dict(d=0),
+            dict(unit="nobody"),
         ),
         bad=(
             *(
@@ -564,7 +565,6 @@ LISTED = {
             dict(relation="local"),
             dict(accountant="pld"),
             dict(delta=0.0),
-            dict(rounds=0),
         ),
     ),
     "sqsgd": variants(
@@ -619,9 +619,6 @@ LISTED = {
         refused=(
             dict(sampling="poisson"),
             dict(sampling="fixed"),
-            dict(delta=1.0),
-            dict(rounds=0),
-            dict(rounds=1.5),
             dict(d=0),
         ),
         bad=(
@@ -687,7 +684,6 @@ LISTED = {
             dict(relation="local"),
             dict(accountant="magic"),
             dict(delta=0.0),
-            dict(rounds=0),
         ),
     ),
     "vqsgd": variants(
@@ -710,9 +706,6 @@ LISTED = {
         refused=(
             dict(sampling="poisson"),
             dict(sampling="fixed"),
-            dict(delta=1.0),
-            dict(rounds=0),
-            dict(rounds=1.5),
             dict(d=0),
             dict(d=2.5),
         ),

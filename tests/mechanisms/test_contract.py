@@ -18,6 +18,7 @@ from dpcomm.privacy.accounting import gaussian_guarantee, rdp_gaussian
         (contract.Whole(1, 3), 3, 3, 4),
         (("a", "b"), "b", "b", "c"),
         (bool, True, True, 1),
+        (bool, np.False_, False, 0.0),
         (contract.Maybe("(0, 1]"), None, None, 2),
     ],
 )

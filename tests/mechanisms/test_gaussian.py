@@ -179,16 +179,6 @@ def test_floats_say_so(make):
     assert gaussian.SAFE[True] != quantised.SAFE[True]
 
 
-@pytest.mark.parametrize("field", ["local", "exact"])
-@pytest.mark.parametrize("bad", [None, "no", 1, 0.0])
-def test_only_true_and_false_are_flags(field, bad):
-    with pytest.raises(
-        ValueError, match=f"{field} is {bad!r}; it must be True or False"
-    ):
-        Gaussian(1.0, 1.0, **{field: bad})
-    assert contract.check_flag("exact", np.True_) is True
-
-
 # ---- what is claimed
 
 

@@ -636,37 +636,20 @@ def test_the_game_is_scored_by_the_true_likelihood():
 # ---- settings
 
 
-def test_every_parameter_is_in_the_fingerprint_and_notes_are_not():
-    base = dict(clip_norm=1, eps=1, beta=2, table=mvu.solve(1.0), clamp=False)
-    prints = [
-        Imvu(**(base | change)).fingerprint
-        for change in (
-            {},
-            dict(clip_norm=1.5),
-            dict(beta=2.5),
-            dict(table=thin(0.2)),
-            dict(table=None),
-            dict(clamp=True),
-            dict(eps=1.5, table=None),
-        )
-    ]
-    assert len(set(prints)) == len(prints)
-    twin = mvu.Table(
-        1.0, mvu.solve(1.0).alphabet, mvu.solve(1.0).rows, log="another way"
+def test_a_table_is_in_the_fingerprint_and_its_notes_are_not():
+    table = mvu.solve(1.0)
+    twin = mvu.Table(1.0, table.alphabet, table.rows, log="another way")
+    here, same, other = (
+        Imvu(1.0, 1.0, 2.0, table=t).fingerprint for t in (table, twin, thin(0.2))
     )
-    assert Imvu(**(base | dict(table=twin, eps=1.0, beta=2.0))).fingerprint == prints[0]
+    assert here == same != other
 
 
 @pytest.mark.parametrize(
     "change, name",
     [
-        (dict(beta=0.0), "beta is"),
-        (dict(beta=-1.0), "beta is"),
-        (dict(beta=math.inf), "beta is"),
         (dict(beta=1e60), "beta is"),
         (dict(eps=1e-60), "beta is"),
-        (dict(clip_norm=0.0), "clip_norm is"),
-        (dict(clamp="yes"), "clamp is"),
         (dict(table=mvu.solve(2.0)), "eps is"),
         (dict(table=mvu.solve(1.0, 3)), "3 rows"),
     ],

@@ -769,39 +769,6 @@ def test_aggregate_wraps_as_the_ring_does():
     )
 
 
-def test_the_three_steps_of_an_engine_have_the_law_of_the_sum():
-    m, u, n = Skellam(1.0, 1.0, 3, ring_bits=12, tolerance=0.2), rows(3, 5), 1500
-    engine = (
-        torch.stack(
-            [
-                m.reconstruct(
-                    m.sketch(u).sum(0) + m.noise(5, 3, seed_tree(t, "noise")), 3, 5
-                )
-                for t in range(n)
-            ]
-        )
-        .double()
-        .numpy()
-    )
-    many = m.simulate(u.repeat(n, 1), seed_tree(0, "simulate"))
-    server = np.stack(
-        [m.aggregate(part, 3, None).double().numpy() for part in many.split(3)]
-    )
-    std = 1.0 / math.sqrt(0.8) / 3
-    rounding = m.moments(u)[1].sum(0).double().numpy() / 9 - std**2
-    assert (0 <= rounding).all() and (rounding < 1e-3 * std**2).all()
-    for x in (engine, server):
-        assert (
-            abs(x.mean(0) - u.mean(0).double().numpy()) <= radius(std, n, 20) + 1e-3
-        ).all()
-        assert (abs(x.var(0) / std**2 - 1) <= radius(math.sqrt(2), n, 20) + 2e-3).all()
-    assert min(same_law(engine[:, i], server[:, i]) for i in range(5)) > ALARM / 5
-    assert (
-        not m.noise(5, 0, seed_tree(0)).any()
-        and m.sketch(5 * u).norm(dim=1).max() <= 1 + 1e-6
-    )
-
-
 def test_missing_shares_leave_the_promised_noise():
     m = Skellam(1.0, 2.0, 10, tolerance=0.3)
     sent = m.shares(torch.zeros(7 * 3000, 2), seed_tree(0, "left")).reshape(7, 3000, 2)
@@ -858,14 +825,3 @@ def test_no_audit_refutes_the_claim(parameters):
         assert found.eps < exact < audit.claim(m, relation, 1e-2).eps and (
             found.eps > 0.2 * exact or m.sigma > 1
         )
-
-
-def test_amplification_is_not_claimed_against_the_server():
-    "It knows who took part; only those who see the models alone do not."
-    whole, sampled = (
-        module.skellam_epsilon(1e-3, 1.0, 10, 0.5, 64, q, 3, 1e-5) for q in (1.0, 0.1)
-    )
-    assert (whole.trust, whole.sampling) == ("secagg", "none") and (
-        sampled.trust,
-        sampled.sampling,
-    ) == ("central", "poisson")

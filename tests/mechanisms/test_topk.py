@@ -195,40 +195,6 @@ def test_ring_messages_of_a_cohort_add_up_to_the_noisy_sum():
     assert 5 * mech.share**2 >= 1.0, "five of six must keep the promise"
 
 
-def test_the_engine_s_sum_has_the_law_of_the_averaged_messages():
-    """Mean and variance of reconstruct(sketch sum + noise) against aggregate(simulate),
-    entry by entry.
-    """
-    mech, d, plays = TopK(0.5, 1.0, 0.8, 4, seed=2), 6, 6000
-    u = (
-        torch.from_numpy(seed_tree(0, "sum").standard_normal((4, d), dtype=np.float32))
-        * 0.3
-    )
-    engine = torch.stack(
-        [
-            mech.reconstruct(
-                mech.sketch(u).sum(0) + mech.noise(3, 4, seed_tree(0, "noise", i)), 4, d
-            )
-            for i in range(plays)
-        ]
-    )
-    messages = torch.stack(
-        [
-            mech.aggregate(mech.simulate(u, seed_tree(0, "messages", i)), 4, None)
-            for i in range(plays)
-        ]
-    )
-    std = 0.8 / 4
-    kept = mech.trainable(d)
-    assert (engine[:, ~kept] == 0).all() and (messages[:, ~kept] == 0).all()
-    expected = (mech.sketch(u).sum(0) / 4).double().numpy()
-    for drawn in (engine[:, kept].double().numpy(), messages[:, kept].double().numpy()):
-        assert (np.abs(drawn.mean(0) - expected) <= radius(std, plays, 12)).all()
-        assert (
-            np.abs(drawn.var(0) - std**2) <= radius(math.sqrt(2) * std**2, plays, 12)
-        ).all()
-
-
 def test_decoding_and_moments_put_values_where_they_belong():
     mech = TopK(0.5, 1.0, None, 4, support=Support([0, 2]))
     u = torch.tensor([0.5, 7.0, -0.25, 7.0])
