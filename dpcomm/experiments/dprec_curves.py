@@ -398,7 +398,8 @@ def train(
     task = Task(net, clients, curve.mechanism, curve.config, seed)
     done = simulate(task, guarantee=curve.guarantee, **how)
     account = curve.guarantee, curve.as_run
-    return from_training(task, done, scores_of(fills), *account, **config)
+    found = from_training(task, done, scores_of(fills), *account)
+    return found and found | dict(config=found["config"] | config)
 
 # %% ../../nbs/reference/dprec_curves.ipynb #n0mns02
 @cache

@@ -158,7 +158,7 @@ def key_of(
     "Name of a run. [imvu Figure 2]"
     return "{}.sigma{:g}.step{:g}".format(*point)
 
-
+# %% ../../nbs/reference/frontier.ipynb #adc66cc0
 def trained(
     s: Sweep,
     seeds: tuple,  # planned
@@ -174,7 +174,7 @@ def trained(
         found.append(Run(key_of((kind, sigma, step)), name, s.scale, **more))
     return found
 
-# %% ../../nbs/reference/frontier.ipynb #b518d7d9
+# %% ../../nbs/reference/frontier.ipynb #f285b5d3
 def read(
     s: Sweep,
     seeds: tuple,  # planned
@@ -195,7 +195,7 @@ def read(
             found.append(Run(f"frontier.{curve}.eps{b:g}", name, s.scale, **more))
     return found
 
-# %% ../../nbs/reference/frontier.ipynb #cdf912ff
+# %% ../../nbs/reference/frontier.ipynb #eafb9749
 @cache
 def loaded(
     name: str,  # data set
@@ -212,7 +212,7 @@ def loaded(
     said |= dict(features_hash=digest.hexdigest()[:12], content_hash=data.content_hash)
     return x, y, x_test, y_test, said
 
-# %% ../../nbs/reference/frontier.ipynb #ff07b350
+# %% ../../nbs/reference/frontier.ipynb #00224afb
 def point(
     s: Sweep,
     run: Run,  # of `trained`
@@ -247,7 +247,7 @@ def point(
         wall_seconds=fit.seconds,
     )
 
-# %% ../../nbs/reference/frontier.ipynb #9fef798d
+# %% ../../nbs/reference/frontier.ipynb #974ec346
 def accuracy_at(
     s: Sweep,
     inputs: dict,  # key -> Record, of one seed
@@ -265,7 +265,7 @@ def accuracy_at(
     eps, accuracies = np.array(points).T
     return float(linear.read_frontier(eps, accuracies, [budget])[0])
 
-# %% ../../nbs/reference/frontier.ipynb #28251ebe
+# %% ../../nbs/reference/frontier.ipynb #1d1e619b
 def frontier(
     s: Sweep,
     run: Run,  # of `read`
@@ -280,7 +280,7 @@ def frontier(
     found = {k: [*v] for k, v in zip(run.fills, values) if np.isfinite(v[0])}
     return dict(cells=found, data=inputs[run.needs[0]].data)
 
-
+# %% ../../nbs/reference/frontier.ipynb #70931e64
 def play(
     s: Sweep,
     run: Run,  # of its grid

@@ -38,7 +38,7 @@ def grid(
     "The points of the sweep, and what is read off it. [imvu Figure 2]"
     s, seeds = settings(scale), (0, 1)
     cost = {"smoke": 0.02, "quick": 0.06, "full": 1.0}[scale]
-    full = dict(gaussian=0.8, imvu=1.6, signsgd=0.8, mvu=0.6)
+    full = dict(gaussian=1.6, imvu=2.9, signsgd=2.2, mvu=1.6)
     minutes = {kind: cost * m for kind, m in full.items()}
     return [*frontier.trained(s, seeds, minutes, memory=2.0), *frontier.read(s, seeds)]
 

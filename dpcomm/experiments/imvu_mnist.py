@@ -32,7 +32,7 @@ def grid(
     "The points of the sweep, and what is read off it. [imvu Figure 2]"
     s, seeds = settings(scale), (0, 1, 2, 3)
     cost = {"smoke": 0.02, "quick": 0.25, "full": 1.0}[scale]
-    full = dict(gaussian=0.2, imvu=0.3, signsgd=0.2, mvu=0.2)
+    full = dict(gaussian=0.3, imvu=0.5, signsgd=0.5, mvu=0.5)
     minutes = {kind: cost * m for kind, m in full.items()}
     return [*frontier.trained(s, seeds, minutes, memory=2.0), *frontier.read(s, seeds)]
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['EMPTY', 'UNITS', 'Run', 'Experiment', 'find', 'find_run', 'code_hash', 'origin_of', 'plain', 'record_of',
-           'from_training', 'source_of', 'difference', 'Claimed', 'stands', 'perform', 'chosen', 'labels', 'play_grid',
-           'cpu_seconds', 'expected_minutes', 'expected_memory', 'status', 'ledger', 'overview']
+           'from_training', 'source_of', 'difference', 'Claimed', 'stands', 'source_run', 'perform', 'chosen', 'labels',
+           'play_grid', 'cpu_seconds', 'expected_minutes', 'expected_memory', 'status', 'ledger', 'overview']
 
 # %% ../../nbs/reference/runs.ipynb #5abb07c8
 import ast
@@ -35,7 +35,7 @@ class Run:
     name: str  # for people, as 'DP-REC, epsilon 3'
     scale: str  # smoke, quick or full
     fills: tuple = ()  # keys of the paper's cells, or 'ours.*', that its records hold
-    needs: tuple = ()  # keys of runs it is computed from, or 'experiment/key'
+    needs: tuple = ()  # keys of runs it is computed from, as [experiment/]key[@seed]
     seeds: tuple = (0,)  # planned
     data: tuple = ()  # data sets it reads, as `dpcomm data` names them
     memory: float = 1.0  # GiB that a process needs
@@ -205,9 +205,9 @@ def from_training(
     task,  # federated.Task
     run,  # federated.Run of it
     cells: dict,  # key of a cell -> name of a score of the last round, or 'traffic'
+    /,
     guarantee=None,  # rounds -> Guarantee; None: no privacy is claimed
     as_run=None,  # rounds -> {relation: Guarantee} where `guarantee` says less
-    /,
     **config,  # further settings: model, task, ...
 ) -> dict:  # what `play` returns; None where the run stopped before its end
     "A federated run as `play` returns it."
@@ -287,24 +287,33 @@ def stands(
     return {(r.key, r.seed): r for r in records.standing(found).values()}
 
 
+def source_run(
+    need: str,  # of Run.needs, [experiment/]key[@seed]
+    experiment: Experiment,  # whose run has the need
+    seed: int,  # of the run that has the need
+) -> tuple:  # Experiment, key, seed
+    "Which run a need names: of the same experiment and seed, where it does not say."
+    name, _, rest = need.rpartition("/")
+    key, _, own = rest.partition("@")
+    return find(name) if name else experiment, key, int(own or seed)
+
+
 def _inputs(experiment, run, seed, folder):
     "Records a run is computed from; None where one is missing."
     found = {}
     for need in run.needs:
-        name, _, key = need.rpartition("/")
-        source = find(name) if name else experiment
+        source, key, own = source_run(need, experiment, seed)
         have = stands(source, run.scale) | stands(source, run.scale, folder)
-        found[need] = have.get((key, seed))
+        found[need] = have.get((key, own))
     return None if None in found.values() else found
 
 # %% ../../nbs/reference/runs.ipynb #fd8e0f64
 def _play(experiment, run, seed, how, folder):
     "Call an experiment's `play`; None where it is not finished or an input is missing."
     if run.needs:
-        inputs = _inputs(experiment, run, seed, folder)
-        return (
-            None if inputs is None else experiment.module.play(run, seed, inputs=inputs)
-        )
+        how = {"inputs": _inputs(experiment, run, seed, folder)}
+        if how["inputs"] is None:
+            return None
     try:
         return experiment.module.play(run, seed, **how)
     except FloatingPointError as error:
@@ -434,6 +443,8 @@ def expected_minutes(
 ) -> tuple:  # minutes of one core; 'measured', 'like its neighbours' or 'guessed'
     "What one seed of a run will cost."
     own = [cpu_seconds(r) for (key, _), r in have.items() if key == run.key]
+    if run.needs:
+        return 0.0, "from others"
     like = {g.key for g in grid if (g.minutes, g.needs) == (run.minutes, run.needs)}
     near = [cpu_seconds(r) for (key, _), r in have.items() if key in like]
     for costs, how in ((own, "measured"), (near, "like its neighbours")):

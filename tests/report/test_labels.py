@@ -10,32 +10,31 @@ import pytest
 
 from dpcomm.privacy.accounting import Guarantee
 from dpcomm.privacy.fixed_cohorts import fixed_size_epsilon
-from dpcomm.report import papers, results
+from dpcomm.report import papers, records
 from dpcomm.training.federated import Config, check_promise
 
 CONFIG = {field.name for field in fields(Config)}
 RUNS = [
-    (f"{r['experiment']}.{r['scale']}:{run['key']}", run)
+    (f"{r.experiment}.{r.scale}:{r.key}.seed{r.seed}", r)
     for paper in papers.papers()
-    for r in results.load_results(paper)
-    for run in r["runs"]
-    if run["guarantee"]
+    for r in records.load(paper)
+    if r.guarantee
 ]
 
 
-def clients(promise: Guarantee, run: dict) -> int:
+def clients(promise: Guarantee, run: records.Record) -> int:
     "Clients of the federation, from the rate that the promise names."
-    return round(run["config"]["cohort"] / promise.q) if promise.q else 10**9
+    return round(run.config["cohort"] / promise.q) if promise.q else 10**9
 
 
 @pytest.mark.parametrize("name, run", RUNS, ids=[name for name, _ in RUNS])
 def test_a_committed_guarantee_is_about_its_run(name, run):
-    promise = Guarantee(**run["guarantee"])
+    promise = Guarantee(**run.guarantee)
     assert promise.rounds is not None
-    if "sampling" not in run["config"]:
+    if "sampling" not in run.config:
         return
     config = Config(
-        **{key: value for key, value in run["config"].items() if key in CONFIG}
+        **{key: value for key, value in run.config.items() if key in CONFIG}
     )
     most = re.search(r"for the client drawn most often, in (\d+) rounds", promise.note)
     check_promise(
@@ -46,24 +45,24 @@ def test_a_committed_guarantee_is_about_its_run(name, run):
 FIXED = [
     (name, run)
     for name, run in RUNS
-    if run["config"].get("sampling", "fixed") == "fixed"
-    and run["guarantee"]["sampling"] == "poisson"
+    if run.config.get("sampling", "fixed") == "fixed"
+    and run.guarantee["sampling"] == "poisson"
 ]
 
 
 @pytest.mark.parametrize("name, run", FIXED, ids=[name for name, _ in FIXED])
 def test_a_fixed_cohort_accounted_as_poisson_says_so_first_and_what_it_costs(name, run):
-    promise, config = Guarantee(**run["guarantee"]), run["config"]
+    promise, config = Guarantee(**run.guarantee), run.config
     assert str(promise).startswith(
         "As the paper accounts it, by Poisson sampling, while the run draws cohorts of"
         " a fixed size"
     )
     assert "accounted as" not in promise.note and promise.trust == "central"
     shares = str(config.get("mechanism")).startswith("DDGauss")
-    assert set(run["as_run"]) == (
+    assert set(run.as_run) == (
         {"zero-out", "replace"} if shares else {"add-remove", "replace"}
     )
-    for relation, told in run["as_run"].items():
+    for relation, told in run.as_run.items():
         told = Guarantee(**told)
         assert (
             told.relation == relation
@@ -82,28 +81,28 @@ def test_there_are_runs_of_either_kind():
 
 @pytest.mark.parametrize(
     "key, joins, replaced",
-    [("mnist.eps3.fedavg", 5.45, 6.53), ("mnist.eps6.fedavg", 14.68, 18.99)],
+    [("cnn.eps3.fedavg", 5.45, 6.53), ("cnn.eps6.fedavg", 14.68, 18.99)],
 )
 def test_dp_fedavg_on_mnist_as_it_was_run(key, joins, replaced):
-    run = next(run for name, run in RUNS if name == f"dprec_mnist.full:{key}")
-    sigma = float(re.search(r"sigma=([\d.]+)", run["config"]["mechanism"]).group(1))
+    run = next(run for name, run in RUNS if name == f"dprec_mnist.full:{key}.seed0")
+    sigma = float(re.search(r"sigma=([\d.]+)", run.config["mechanism"]).group(1))
     for relation, eps in (("add-remove", joins), ("replace", replaced)):
-        assert math.isclose(run["as_run"][relation]["eps"], eps, abs_tol=0.005)
+        assert math.isclose(run.as_run[relation]["eps"], eps, abs_tol=0.005)
         assert fixed_size_epsilon(
             sigma, 0.1, 1000, 100**-1.1, relation
-        ).eps == pytest.approx(run["as_run"][relation]["eps"], rel=1e-9)
+        ).eps == pytest.approx(run.as_run[relation]["eps"], rel=1e-9)
 
 
 def test_one_message_of_a_longer_run_is_labelled_so():
     found = {
         name: run
         for name, run in RUNS
-        if "dprec_ablations" in name and run["guarantee"]["trust"] == "local"
+        if "dprec_ablations" in name and run.guarantee["trust"] == "local"
     }
     assert len(found) == 2
     for run in found.values():
         assert (
-            run["guarantee"]["scope"] == "per-round"
-            and run["as_run"]["zero-out"]["scope"] == "total"
+            run.guarantee["scope"] == "per-round"
+            and run.as_run["zero-out"]["scope"] == "total"
         )
-        assert run["as_run"]["zero-out"]["eps"] > 20 * run["guarantee"]["eps"]
+        assert run.as_run["zero-out"]["eps"] > 20 * run.guarantee["eps"]

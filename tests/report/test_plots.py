@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import t
 
 from dpcomm.mechanisms import contract
-from dpcomm.report import plots
+from dpcomm.report import plots, records
 
 MECHANISMS = (*contract.registered(), "none")
 CORE = (*plots.MAIN, "gaussian", "none")
@@ -295,6 +295,54 @@ def test_looks_and_csv_are_plain_records():
         and repr(link) == "a&b.csv: 1 rows"
         and "x%2Cy%0A1%2C2%0A" in link._repr_html_()
     )
+
+
+def run(seed, rounds, accuracy, key="eps3.rec", **origin) -> records.Record:
+    "A made-up record of a curve."
+    empty = dict(config={}, final={}, cells={}, as_run={}, data={}, cost={})
+    history = dict(round=rounds, accuracy=accuracy)
+    return records.Record(
+        *("dprec", "made_up", "full", key, seed, True),
+        history=history,
+        origin=origin,
+        guarantee=None,
+        bits=None,
+        **empty,
+    )
+
+
+def test_a_learning_curve_is_the_mean_over_seeds_of_the_rounds_all_have():
+    found = [
+        run(0, [10, 20, 30], [0.1, 0.2, 0.3]),
+        run(1, [20, 10], [0.4, 0.3]),
+        run(0, [10], [0.9], key="eps6.rec"),
+    ]
+    line = plots.learning_curve(found, "eps3.rec", "rec", "a name", scale=100.0)
+    wanted = plots.series("rec", [10, 20], [[10.0, 20.0], [30.0, 40.0]], "a name")
+    for name, value in wanted.items():
+        np.testing.assert_equal(line[name], value)
+    assert line["mean"].tolist() == pytest.approx([20.0, 30.0])
+    assert line["n"] == 2 and line["label"] == "a name, ours (n = 2)"
+    assert plots.learning_curve(found, "eps9.rec", "rec") is None
+    one = plots.learning_curve(found, "eps6.rec", "rec", colour="#123456")
+    assert (one["n"], one["colour"]) == (1, "#123456") and list(one["x"]) == [10]
+
+
+def test_a_learning_curve_counts_a_seed_once_the_oldest():
+    found = [
+        run(0, [10], [0.1], date="2026-01-01", machine="here"),
+        run(0, [10], [0.9], date="2026-02-01", machine="there"),
+    ]
+    for order in (found, found[::-1]):
+        line = plots.learning_curve(order, "eps3.rec", "rec")
+        assert list(line["mean"]) == [0.1]
+
+
+def test_a_committed_learning_curve_ends_where_its_records_end():
+    found = records.load("dprec", "dprec_mnist", "full")
+    line = plots.learning_curve(found, "cnn.eps3.rec", "rec")
+    ends = [r.final["accuracy"] for r in found if r.key == "cnn.eps3.rec"]
+    assert line["mean"][-1] == pytest.approx(np.mean(ends), rel=1e-5)
 
 
 ONE = plots.series("rec", [1, 2], [3.0, 4.0])

@@ -1,246 +1,325 @@
-"The schema, atomic writing, and the rules of the verdict."
+"The rules of the verdict against the page's prose, and every table against its records."
 
-import copy
-import json
+import itertools
 import math
-import os
-import platform
 import re
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import t
+from scipy import stats
 
-from dpcomm.report import papers, results
+from dpcomm.report import papers, records, results
+from dpcomm.report.records import Record
+from dpcomm.report.results import Evidence, Ours, Spread, Summary
 
 ACC = papers.cell("dprec", "mnist.eps3.rec.acc")  # 69.5, tol 3.0, higher is better
-SIZE = papers.cell("dprec", "mnist.fedavg.comm")  # 43, tol 0.5, lower is better
+FED = "mnist.eps3.fedavg.acc"
+SIZE = papers.cell("dprec", "mnist.fedavg.comm")  # 43, tol 0.5, lower is better, exact
 STD = papers.cell("dprec", "mnist.client_size.std")  # 73.10, tol 10.4, neither
+NEITHER = replace(STD, kind="exact")
+ORDER = papers.cell("dprec", "mnist.eps3.order")  # DP-FedAvg above DP-REC
+RATIO = papers.cell("dprec", "mnist.ratio")  # 4300, 43 over 0.01
+PAPERS = papers.papers()
+TABLES = [(p, t) for p in PAPERS for t in papers.tables(p)]
 
 
-def result(scale="full", planned=3, **cells):
-    "A made-up result: cells are given with '__' for the dot."
-    n = max([len(v) for v in cells.values()], default=1)
-
-    def unit(k):
-        return "GiB" if k.endswith("comm") else "percent"
-
-    seed = dict(
-        seed=0,
-        final=dict(accuracy=0.5),
-        history=[dict(round=1, accuracy=0.5)],
-        wall_seconds=1.0,
-    )
-    run = dict(
-        key="mnist.eps3.rec",
-        config={},
-        guarantee=dict(eps=3.0),
-        bits=dict(total=88),
-        seeds=[seed],
-    )
-    return dict(
-        schema=1,
+def record(seed=0, cells=None, scale="full", key="all", **more) -> Record:
+    "A made-up record of cells key -> number or [number, unit]."
+    cells = {
+        k: v if isinstance(v, list) else [v, "GiB" if k.endswith("comm") else "percent"]
+        for k, v in (cells or {}).items()
+    }
+    given = dict(
         paper="dprec",
         experiment="made_up",
-        scale=scale,
-        params=dict(seeds=list(range(planned))),
-        seeds=list(range(n)),
-        runs=[run],
-        cells={
-            k.replace("__", "."): dict(values=list(v), unit=unit(k))
-            for k, v in cells.items()
-        },
+        trained=True,
+        config={},
+        final={},
+        history={},
+        guarantee=None,
+        as_run={},
+        bits=None,
         data={},
-        commit="a" * 40,
-        dirty=False,
-        versions=dict(python="3.11"),
-        device="cpu",
-        wall_seconds=1.5,
-        notebook_hash=None,
+        cost={},
+        origin={},
     )
+    return Record(scale=scale, key=key, seed=seed, cells=cells, **given | more)
 
 
-def put(root, r, name="made_up"):
-    return results.write_result(root / "dprec" / f"{name}.{r['scale']}.json", r)
-
-
-def row(root, key, table="table1", **more):
-    return next(
-        dict(zip(("key", "paper", "ours", "delta", "verdict", "link"), r))
-        for r in results.verdict_table("dprec", table, root=root, **more).rows
-        if r[0] == key
-    )
-
-
-# ---- schema
-
-
-def test_a_good_result_survives_the_round_trip(tmp_path):
-    r = result(mnist__eps3__rec__acc=[1.0, 2.0], ours__extra=[3.0])
-    assert results.load_result(put(tmp_path, r)) == r
-
-
-@pytest.mark.parametrize("field", results.SCHEMA)
-def test_every_field_is_needed(field):
-    r = result()
-    del r[field]
-    with pytest.raises(ValueError, match=f"result.{field} is missing"):
-        results.check_result(r)
-
-
-@pytest.mark.parametrize(
-    "path, value, message",
-    [
-        (("schema",), 2, "schema=2"),
-        (("schema",), True, "schema=True, allowed int"),
-        (("scale",), "ful", "did you mean 'full'"),
-        (("paper",), "dprek", "did you mean 'dprec'"),
-        (("device",), None, "device=None, allowed str"),
-        (("dirty",), "no", "allowed bool or null"),
-        (("surplus",), 1, "result: field='surplus'"),
-        (("wall_seconds",), math.nan, "wall_seconds=nan"),
-        (("wall_seconds",), math.inf, "wall_seconds=inf"),
-        (("runs", 0, "bits"), "88", "runs[0].bits='88', allowed dict or null"),
-        (("runs", 0, "seeds", 0, "final", "accuracy"), math.nan, "final.accuracy=nan"),
-        (
-            ("runs", 0, "seeds", 0, "history", 0, "accuracy"),
-            -math.inf,
-            "history[0].accuracy=-inf",
-        ),
-        (("runs", 0, "seeds", 0, "seed"), "0", "seeds[0].seed='0', allowed int"),
-        (("runs", 0, "config", "clip"), np.float32(1), "float32, allowed plain JSON"),
-        (("data", 7), 1, "has the key 7"),
-        (("cells", "mnist.eps3.rec.acc"), [1.0], "cells.mnist.eps3.rec.acc is list"),
-        (
-            ("cells", "mnist.eps3.rek.acc"),
-            dict(values=[1.0], unit="percent"),
-            "did you mean",
-        ),
-        (
-            ("cells", "ours.x"),
-            dict(values=[], unit="percent"),
-            "one finite number per seed",
-        ),
-        (("cells", "ours.x"), dict(values=["1"], unit="percent"), "one finite number"),
-        (
-            ("cells", "ours.x"),
-            dict(values=[1.0, 2.0, 3.0], unit="percent"),
-            "one finite number per seed",
-        ),
-        (("cells", "ours.x"), dict(values=[1.0]), "unit is missing"),
-    ],
-)
-def test_bad_results_are_refused_and_leave_nothing(tmp_path, path, value, message):
-    r = at = copy.deepcopy(result())
-    for step in path[:-1]:
-        at = at[step]
-    at[path[-1]] = value
-    with pytest.raises(ValueError, match=re.escape(message)):
-        put(tmp_path, r)
-    assert not list(tmp_path.rglob("*.*"))
-
-
-def test_a_cut_or_edited_file_is_named(tmp_path):
-    path = put(tmp_path, result())
-    text = path.read_text()
-    for bad in (
-        text[:-20],
-        text.replace('"cpu"', "NaN"),
-        text.replace('"full"', '"fool"'),
-    ):
-        path.write_text(bad)
-        with pytest.raises(ValueError, match="made_up.full.json"):
-            results.load_results("dprec", root=tmp_path)
-
-
-def test_load_results_by_scale(tmp_path):
-    for scale in results.SCALES:
-        put(tmp_path, result(scale))
-    assert len(results.load_results("dprec", root=tmp_path)) == 3
-    assert [r["scale"] for r in results.load_results("dprec", "quick", tmp_path)] == [
-        "quick"
-    ]
-    with pytest.raises(ValueError, match="did you mean 'quick'"):
-        results.load_results("dprec", "quik", tmp_path)
-    with pytest.raises(ValueError, match="did you mean 'dprec'"):
-        results.load_results("dprek", root=tmp_path)
-
-
-# ---- atomic writing
-
-
-@pytest.mark.parametrize("broken", ["fsync", "replace", "fdopen"])
-def test_an_interrupted_write_keeps_the_old_file_whole(tmp_path, monkeypatch, broken):
-    path = put(tmp_path, result(mnist__eps3__rec__acc=[1.0]))
-    before = path.read_bytes()
-
-    def stop(*a, **k):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, broken, stop)
-    with pytest.raises(KeyboardInterrupt):
-        put(tmp_path, result(mnist__eps3__rec__acc=[2.0]))
-    monkeypatch.undo()
-    assert path.read_bytes() == before and [p.name for p in path.parent.iterdir()] == [
-        path.name
+def seeds(values: dict, **more) -> list:
+    "A record a seed, of key -> a number a seed."
+    n = max(map(len, values.values()))
+    return [
+        record(s, {k: v[s] for k, v in values.items() if s < len(v)}, **more)
+        for s in range(n)
     ]
 
 
-def test_the_name_never_points_at_half_a_file(tmp_path, monkeypatch):
-    path, seen = put(tmp_path, result(mnist__eps3__rec__acc=[1.0])), []
-    real = os.replace
-
-    def spy(a, b):
-        seen.append(
-            (
-                json.loads(open(a).read())["cells"],
-                os.path.dirname(a) == os.path.dirname(b),
-                path.read_bytes(),
-            )
-        )
-        return real(a, b)
-
-    monkeypatch.setattr(os, "replace", spy)
-    old = path.read_bytes()
-    put(tmp_path, result(mnist__eps3__rec__acc=[2.0]))
-    assert seen == [
-        ({"mnist.eps3.rec.acc": {"values": [2.0], "unit": "percent"}}, True, old)
-    ]
+def put(root, *found):
+    for r in found:
+        records.append(root, r)
 
 
-# ---- summary and verdict
+def row(root, key, table="table1", **more) -> dict:
+    rows = results.verdict_table("dprec", table, root=root, **more).rows
+    names = ("key", "paper", "ours", "delta", "verdict", "link")
+    return next(dict(zip(names, r)) for r in rows if r[0] == key)
 
 
-def test_summary_against_scipy():
+def verdict_of(root, key, table="table1") -> str:
+    return row(root, key, table)["verdict"]
+
+
+def quantile(df) -> float:
+    return float(stats.t.ppf(0.975, df))
+
+
+def summary(mean, half, unit="percent", df=3) -> Summary:
+    "Ours with a given half of its 95 % interval."
+    return Summary(mean, half / quantile(df), df + 1, unit, df)
+
+
+# ---- from seeds to a number
+
+
+def test_a_summary_is_students():
     v = [70.1, 68.0, 71.5, 70.0]
     s = results.cell_summary(v, "percent")
     assert (s.low, s.high) == pytest.approx(
-        t.interval(0.95, 3, np.mean(v), np.std(v, ddof=1) / 2)
+        stats.t.interval(0.95, 3, np.mean(v), stats.sem(v))
     )
-    assert (s.mean, s.se, s.n) == pytest.approx((np.mean(v), np.std(v, ddof=1) / 2, 4))
+    assert (s.mean, s.se) == pytest.approx((np.mean(v), stats.sem(v)))
+    assert (s.n, s.df, s.unit, s.spread_of) == (4, 3, "percent", "")
 
 
-def test_one_seed_has_no_spread():
-    assert results.cell_summary([5.0]) == results.Summary(5.0, None, None, None, 1)
-    for bad in ([], [math.nan], [1.0, math.inf]):
-        with pytest.raises(ValueError, match="finite"):
-            results.cell_summary(bad)
+def test_one_seed_has_a_mean_and_no_error():
+    s = results.cell_summary([5.0])
+    assert (s.mean, s.se, s.low, s.high, s.n, s.reach) == (
+        5,
+        None,
+        None,
+        None,
+        1,
+        math.inf,
+    )
+
+
+@pytest.mark.parametrize("bad", [[], [math.nan], [1.0, math.inf]])
+def test_what_is_no_finite_number_has_no_mean(bad):
+    with pytest.raises(ValueError, match="finite"):
+        results.cell_summary(bad)
+
+
+def sample(rng, n, mean, spread):
+    return mean + spread * rng.standard_normal(n)
+
+
+@pytest.mark.parametrize("n, m", list(itertools.product((2, 3, 4, 12), repeat=2)))
+def test_the_half_width_is_welchs(n, m):
+    rng = np.random.default_rng(100 * n + m)
+    for spread in (0.01, 1.0, 30.0):
+        ours, theirs = sample(rng, n, 70.0, 1.0), sample(rng, m, 69.0, spread)
+        cell = replace(ACC, spread=float(stats.sem(theirs)), n_runs=m)
+        found = results.half_width(cell, results.cell_summary(ours))
+        interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
+        assert found == pytest.approx((interval.high - interval.low) / 2, rel=1e-9)
+
+
+def test_an_exact_number_of_the_paper_leaves_ours_alone():
+    s = results.cell_summary([70.1, 68.0, 71.5])
+    for cell in (replace(ACC, spread=None, n_runs=None), replace(ACC, spread=0.0)):
+        assert results.half_width(cell, s) == pytest.approx(quantile(2) * s.se)
+
+
+def test_a_spread_of_the_paper_without_its_runs_is_taken_as_normal():
+    s = Summary(70.0, 0.0, 1)
+    cell = replace(ACC, spread=1.5, n_runs=None)
+    assert results.half_width(cell, s) == pytest.approx(1.5 * stats.norm.ppf(0.975))
+
+
+def test_a_number_without_any_error_has_no_width_where_it_is_exact_alone():
+    one = results.cell_summary([43.0])
+    assert results.half_width(SIZE, one) == 0.0
+    assert results.half_width(ACC, one) == math.inf
+    assert results.half_width(SIZE, Summary(43.0, 0.0, 1)) == 0.0
+
+
+# ---- borrowed spreads
+
+LENT = (
+    Spread("dprec", "made_up", "percent", 4.0, 2),
+    Spread("dprec", "made_up", "percent", 1.0, 4),
+    Spread("dprec", "other", "percent", 9.0, 3),
+    Spread("imvu", "third", "percent", 25.0, 5),
+    Spread("imvu", "third", "GiB", 49.0, 7),
+)
+ONE = Summary(70.0, None, 1, "percent")
+
+
+@pytest.mark.parametrize(
+    "of, variance, df, whose",
+    [
+        (dict(), (2 * 4 + 4 * 1) / 6, 6, "made_up"),
+        (dict(experiment="new"), (2 * 4 + 4 * 1 + 3 * 9) / 9, 9, "made_up, other"),
+        (
+            dict(experiment="new", paper="sqsgd"),
+            (2 * 4 + 4 * 1 + 3 * 9 + 5 * 25) / 14,
+            14,
+            "made_up, other, third",
+        ),
+        (dict(experiment="third", paper="imvu"), 25.0, 5, "third"),
+    ],
+)
+def test_one_seed_borrows_the_pooled_spread_of_the_nearest_family(
+    of, variance, df, whose
+):
+    s = results.borrow(ONE, record(**of), LENT)
+    assert (s.se, s.df, s.spread_of) == (pytest.approx(math.sqrt(variance)), df, whose)
+    assert (s.mean, s.n) == (70.0, 1)
+    assert s.reach == pytest.approx(quantile(df) * math.sqrt(variance))
+    assert results.format_seeds(s) == f"n = 1, spread of {whose}"
+
+
+@pytest.mark.parametrize(
+    "unit, se",
+    [("percentage points", math.sqrt(2 * 2.0)), ("fraction", 0.01 * math.sqrt(2.0))],
+)
+def test_a_difference_and_a_fraction_borrow_from_percent(unit, se):
+    s = results.borrow(replace(ONE, unit=unit), record(), LENT)
+    assert s.se == pytest.approx(se) and s.spread_of == "made_up"
+
+
+def test_nobody_lends_to_another_unit():
+    s = replace(ONE, unit="bits")
+    assert results.borrow(s, record(), LENT) == s
+    assert results.borrow(ONE, record(), ()) == ONE
+    gib = results.borrow(replace(ONE, unit="GiB"), record(), LENT)
+    assert (gib.se, gib.spread_of) == (7.0, "third")
+
+
+def test_fractions_of_ones_own_experiment_are_nearer_than_percents_of_another_paper():
+    own = Spread("fltop", "fltop_fmnist", "fraction", 0.0004, 3)
+    one = replace(ONE, unit="fraction")
+    s = results.borrow(
+        one, record(paper="fltop", experiment="fltop_fmnist"), (*LENT, own)
+    )
+    assert (s.se, s.spread_of) == (pytest.approx(0.02), "fltop_fmnist")
+
+
+def ordered_fractions():
+    "An ordering of two fractions, both with one seed, and what lends its spread."
+    cell = next(
+        c
+        for c in papers.cells("fltop")
+        if c.kind == "ordering" and c.unit == "fraction"
+    )
+    more = dict(paper="fltop", experiment="fltop_fmnist")
+    found = record(
+        0, {cell.above: [0.81, "fraction"], cell.below: [0.70, "fraction"]}, **more
+    )
+    lent = (Spread("fltop", "fltop_fmnist", "percent", 4.0, 3),)
+    return cell, Evidence(results.ours_by_key([found]), (), lent)
+
+
+def test_a_difference_of_two_fractions_spreads_as_one_of_two_percents():
+    cell, found = ordered_fractions()
+    s = found.summary(cell)
+    assert s.mean == pytest.approx(0.11)
+    assert s.se == pytest.approx(0.01 * math.sqrt(2) * 2.0)
+
+
+def test_numbers_with_several_seeds_lend_and_others_do_not():
+    values = {ACC.key: [70.0, 72.0, 74.0], FED: [80.0], "mnist.rec.comm": [0.01] * 3}
+    ours = results.ours_by_key(seeds(values))
+    assert results.spreads_of("dprec", ours) == [
+        Spread("dprec", "made_up", "percent", pytest.approx(4.0), 2)
+    ]
+    formulas = results.ours_by_key(seeds(values, trained=False))
+    assert results.spreads_of("dprec", formulas) == []
+
+
+def evidence(*found, spreads=(), smaller=()) -> Evidence:
+    return Evidence(results.ours_by_key(found), tuple(smaller), tuple(spreads))
+
+
+def test_one_seed_without_a_family_is_not_resolved_and_with_one_it_is():
+    mine = record(0, {ACC.key: 90.0})
+    alone = evidence(mine)
+    assert alone.summary(ACC).se is None
+    assert results.verdict(ACC, alone.summary(ACC)) == "not resolved"
+    lent = evidence(mine, spreads=[Spread("dprec", "x", "percent", 1.0, 12)])
+    assert results.verdict(ACC, lent.summary(ACC)) == "above"
+    assert lent.summary(ACC).spread_of == "x"
+    wide = evidence(mine, spreads=[Spread("dprec", "x", "percent", 400.0, 2)])
+    assert results.verdict(ACC, wide.summary(ACC)) == "not resolved"
+
+
+def test_a_number_with_several_seeds_borrows_nothing():
+    found = evidence(*seeds({ACC.key: [70.0, 71.0]}), spreads=LENT)
+    assert found.summary(ACC) == results.cell_summary([70.0, 71.0], "percent")
+
+
+@pytest.mark.parametrize(
+    "cell, value, word", [(ACC, 69.5, "near"), (STD, 74.0, "match")]
+)
+def test_one_computed_number_has_no_spread_of_its_own_and_borrows_none(
+    cell, value, word
+):
+    unit = cell.unit
+    found = evidence(
+        record(0, {cell.key: [value, unit]}, trained=False),
+        spreads=[Spread("dprec", "made_up", unit, 1e6, 3)],
+    )
+    s = found.summary(cell)
+    assert (s.mean, s.spread_of) == (value, "") and not s.se
+    assert results.verdict(cell, s) == word
+
+
+def test_what_was_not_run_has_no_summary():
+    assert evidence().summary(ACC) is None and evidence().summary(ORDER) is None
+
+
+# ---- the verdict, by enumeration
+
+EXACT = replace(ACC, value=50.0, tol=4.0, spread=None, n_runs=None)
+
+
+def judged(cell, low, high) -> str:
+    "The page's prose, of a whole-number interval of ours less the paper's."
+    tol, own = int(cell.tol), None if cell.own is None else int(cell.own - cell.value)
+    if -tol <= low and high <= tol:
+        return "match"
+    if own is not None and own - tol <= low and high <= own + tol:
+        return "paper's slip"
+    if -2 * tol <= low and high <= 2 * tol:
+        return "near"
+    if low > tol or high < -tol:
+        more = low > tol
+        return "above" if more != (cell.better == "lower") else "below"
+    return "not resolved"
+
+
+@pytest.mark.parametrize("own", [None, 74.0, 57.0, 44.0])
+@pytest.mark.parametrize("better", ["higher", "lower", "neither"])
+@pytest.mark.parametrize("kind", ["exact", "stochastic"])
+def test_the_verdict_is_what_the_page_says_at_every_gap_and_half_width(
+    kind, better, own
+):
+    cell, seen = replace(EXACT, kind=kind, better=better, own=own), Counter()
+    for gap, half in itertools.product(range(-33, 34), range(0, 34)):
+        word = results.verdict(cell, summary(50.0 + gap, half))
+        assert word == judged(cell, gap - half, gap + half), (gap, half)
+        seen[word] += 1
+    assert set(seen) == {"match", "near", "above", "below", "not resolved"} | (
+        {"paper's slip"} if own else set()
+    )
 
 
 @pytest.mark.parametrize(
     "cell, value, word",
     [
-        (ACC, 69.5, "match"),
-        (ACC, 72.5, "match"),
-        (ACC, 66.5, "match"),
-        (ACC, 72.5001, "near"),
-        (ACC, 75.5, "near"),
-        (ACC, 63.5, "near"),
-        (ACC, 75.5001, "above"),
-        (ACC, 63.4999, "below"),
-        (ACC, 100.0, "above"),
-        (ACC, 0.0, "below"),
         (SIZE, 43.5, "match"),
         (SIZE, 42.5, "match"),
         (SIZE, 43.5001, "near"),
@@ -248,402 +327,110 @@ def test_one_seed_has_no_spread():
         (SIZE, 42.0, "near"),
         (SIZE, 44.0001, "below"),
         (SIZE, 41.9999, "above"),
-        (STD, 94.0, "above"),
-        (STD, 52.0, "below"),
-        (STD, 83.5, "match"),
+        (NEITHER, 94.0, "above"),
+        (NEITHER, 52.0, "below"),
+        (NEITHER, 83.5, "match"),
     ],
 )
-def test_verdict_boundaries(cell, value, word):
+def test_an_exact_number_is_judged_from_one_value(cell, value, word):
     assert results.verdict(cell, [value]) == word
-    assert results.verdict(cell, [value - 1, value + 1]) == word, "the mean decides"
 
 
-def test_boundaries_survive_binary_fractions():
-    cell = replace(ACC, value=82.1, tol=1.6)
+def test_a_boundary_survives_binary_fractions():
+    cell = replace(SIZE, value=82.1, tol=1.6, better="higher")
     assert 82.1 + 1.6 != 83.7 or 82.1 - 1.6 != 80.5
-    assert [results.verdict(cell, [v]) for v in (83.7, 80.5, 85.3, 78.9)] == [
-        "match",
-        "match",
-        "near",
-        "near",
-    ]
+    found = [results.verdict(cell, [v]) for v in (83.7, 80.5, 85.3, 78.9)]
+    assert found == ["match", "match", "near", "near"]
 
 
-def test_orderings_and_bounds():
-    order = papers.cell("dprec", "mnist.eps3.order")
-    high = papers.cell("dprec", "mean.chen_public_randomness.mse")
-    low = papers.cell("dprec", "femnist.eps1.reduction")
-    assert [results.verdict(order, [v]) for v in (0.1, 0.0, -0.1)] == [
-        "order holds",
-        "order fails",
-        "order fails",
-    ]
-    assert [results.verdict(high, [v]) for v in (10.1, 10.0, 9.0)] == [
-        "order holds",
-        "order fails",
-        "order fails",
-    ]
-    assert [results.verdict(low, [v]) for v in (6.4, 6.5, 7.0)] == [
-        "order holds",
-        "order fails",
-        "order fails",
-    ]
+def test_the_papers_own_spread_widens_the_interval():
+    s = summary(69.5 + 2.9, 0.0)
+    assert results.verdict(replace(ACC, spread=None), s) == "match"
+    assert results.verdict(ACC, s) == "not resolved"
 
 
-def test_units_and_absence():
-    assert results.verdict(ACC, None) == "not run"
+def test_only_numbers_whose_own_interval_is_wider_than_their_tolerance_never_match():
+    "Even ours exactly the paper's, without any spread of ours."
+    never, wide = set(), set()
+    for c in (c for p in PAPERS for c in papers.cells(p) if c.kind == "stochastic"):
+        perfect = Summary(float(c.value), 0.0, 1000, c.unit, 999)
+        never |= {c.key} if results.verdict(c, perfect) != "match" else set()
+        if c.spread and c.n_runs > 1 and quantile(c.n_runs - 1) * c.spread > c.tol:
+            wide.add(c.key)
+    assert never == wide and ACC.key in never and len(never) == 12
+
+
+@pytest.mark.parametrize("better", ["higher", "lower"])
+def test_an_ordering_without_a_bound_asks_for_the_sign_of_our_difference(better):
+    cell, seen = replace(ORDER, better=better), Counter()
+    for gap, half in itertools.product(range(-9, 10), range(0, 9)):
+        if abs(gap) == half != 0:
+            continue
+        word = "order holds" if gap > 0 else "order fails"
+        word = word if abs(gap) > half else "not resolved"
+        s = summary(float(gap), half, "percentage points")
+        assert results.verdict(cell, s) == word, (gap, half)
+        seen[word] += 1
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("bound", ["above", "below"])
+@pytest.mark.parametrize("value", [0.0, 10.0, -1.0])
+def test_an_ordering_with_a_bound_asks_on_which_side_ours_lies(bound, value):
+    cell, seen = (
+        replace(ORDER, value=value, bound=bound, above=None, below=None),
+        Counter(),
+    )
+    for gap, half in itertools.product(range(-9, 10), range(0, 9)):
+        if abs(gap) == half != 0:
+            continue
+        right = gap > 0 if bound == "above" else gap < 0
+        word = "order holds" if right else "order fails"
+        word = word if abs(gap) > half else "not resolved"
+        s = summary(value + gap, half, "percentage points")
+        assert results.verdict(cell, s) == word, (gap, half)
+        seen[word] += 1
+    assert len(seen) == 3
+
+
+def test_the_spread_of_the_paper_does_not_count_in_an_ordering():
+    cell = replace(ORDER, spread=100.0, n_runs=2)
+    assert (
+        results.verdict(cell, summary(1.0, 0.5, "percentage points")) == "order holds"
+    )
+
+
+def test_one_trained_difference_resolves_no_ordering():
+    assert results.verdict(ORDER, [50.0]) == "not resolved"
+
+
+def test_the_papers_slips_are_judged_by_its_own_arithmetic():
+    slips = [c for c in papers.cells("dprec") if c.own is not None]
+    assert len(slips) == 5
+    for cell in slips:
+        assert results.verdict(cell, [cell.own]) == "paper's slip", cell.key
+        assert results.verdict(cell, [cell.value]) == "match", cell.key
+        far = cell.own + 3 * cell.tol + abs(cell.own - cell.value)
+        assert results.verdict(cell, [far]) in ("above", "below"), cell.key
+
+
+def test_other_units_are_not_comparable_and_first_words_decide():
     assert (
         results.verdict(SIZE, results.cell_summary([43.0], "bytes")) == "not comparable"
     )
     assert results.verdict(SIZE, results.cell_summary([43.0], "GiB")) == "match"
+    assert results.verdict(SIZE, results.cell_summary([43.0])) == "match"
 
 
-# ---- the table
+def test_what_is_only_shown_is_not_run_without_ours_and_never_judged_with():
+    cell = replace(ACC, kind="shown", tol=0.0)
+    assert results.verdict(cell, None) == "not run" == results.verdict(ACC, None)
+    for s in ([69.5], [0.0], [69.5, 69.5], summary(69.5, 0.1)):
+        assert results.verdict(cell, s) == "not comparable"
 
 
-def test_nothing_committed_is_not_run_with_a_reason(tmp_path):
-    rows = results.verdict_table("dprec", root=tmp_path).rows
-    assert len(rows) == len(papers.cells("dprec")) and all(r[2] for r in rows)
-    shown = {c.key for c in papers.cells("dprec") if c.kind == "shown"}
-    assert all(
-        r[4].startswith("≠ not comparable [") if r[0] in shown else r[4] == "○ not run"
-        for r in rows
-    )
-    assert (
-        row(tmp_path, "mnist.eps3.rec.acc")["ours"] == "no full-scale result committed"
-    )
-    assert "FEMNIST" in row(tmp_path, "femnist.eps3.rec.acc")["ours"]
-    assert "does not say" in row(tmp_path, "mnist.ratio_at_accuracy", "text")["ours"]
-
-
-def test_the_longest_reason_that_fits_is_given():
-    p = replace(
-        papers.paper("dprec"),
-        not_run=(("mnist.", "short"), ("mnist.eps3.", "long"), ("femnist.", "other")),
-    )
-    assert (
-        results.reason_not_run(ACC, p, ()) == "long"
-        and results.reason_not_run(SIZE, p, ()) == "short"
-    )
-
-
-@pytest.mark.parametrize("scale", ["smoke", "quick"])
-def test_small_scales_earn_no_verdict(tmp_path, scale):
-    put(tmp_path, result(scale, mnist__eps3__rec__acc=[69.5]))
-    found = row(tmp_path, "mnist.eps3.rec.acc")
-    assert (
-        found["verdict"] == "○ not run"
-        and f"scale {scale} only" in found["ours"]
-        and not found["delta"]
-    )
-
-
-def test_full_scale_earns_one(tmp_path):
-    put(tmp_path, result(mnist__eps3__rec__acc=[70.0, 71.0, 72.0]))
-    found = row(tmp_path, "mnist.eps3.rec.acc")
-    assert found == dict(
-        key="mnist.eps3.rec.acc",
-        paper="69.5 +/- 1.5 percent",
-        ours="71.00 +/- 0.58 (n = 3)",
-        delta="+1.50",
-        verdict="● match",
-        link="[made_up](../experiments/made_up.ipynb)",
-    )
-    assert row(tmp_path, "mnist.eps6.rec.acc")["verdict"] == "○ not run"
-
-
-def test_missing_seeds_are_shown(tmp_path):
-    put(tmp_path, result(planned=4, mnist__eps3__rec__acc=[70.0, 71.0]))
-    assert "(n = 2 of 4 planned)" in row(tmp_path, "mnist.eps3.rec.acc")["ours"]
-
-
-def test_a_gap_is_not_rounded_away(tmp_path):
-    put(
-        tmp_path,
-        result(
-            mnist__eps3__fedavg__acc=[90.44],
-            mnist__rec__comm=[0.0102],
-            mnist__fedavg__comm=[43.36],
-        ),
-    )
-    assert row(tmp_path, "mnist.eps3.fedavg.acc")["verdict"] == "▲ above [1]"
-    assert row(tmp_path, "mnist.eps3.fedavg.acc")["delta"] == "+8.34"
-    assert row(tmp_path, "mnist.rec.comm")["ours"].startswith("0.0102 ")
-    put(tmp_path, result(mnist__rec__comm=[0.01020, 0.01024]))
-    assert (
-        row(tmp_path, "mnist.rec.comm")["ours"]
-        == "0.0102 +/- 2e-05 (n = 2 of 3 planned)"
-    )
-
-
-def test_orderings_and_ratios_are_derived(tmp_path):
-    put(
-        tmp_path,
-        result(
-            mnist__eps3__rec__acc=[70.0, 72.0],
-            mnist__eps3__fedavg__acc=[60.0, 62.0],
-            mnist__eps6__rec__acc=[80.0, 82.0],
-            mnist__fedavg__comm=[43.0],
-            mnist__rec__comm=[0.01],
-        ),
-    )
-    assert row(tmp_path, "mnist.eps3.order")["verdict"] == "✗ order fails"
-    assert row(tmp_path, "mnist.rec.order")["verdict"] == "✓ order holds"
-    assert row(tmp_path, "mnist.rec.order")["ours"].startswith("10.00 +/- 1.41")
-    assert row(tmp_path, "mnist.eps6.order")["verdict"] == "○ not run"
-    assert row(tmp_path, "mnist.ratio", "text")["verdict"] == "● match"
-
-
-def test_other_units_are_not_comparable(tmp_path):
-    r = result(mnist__rec__comm=[0.01])
-    r["cells"]["mnist.rec.comm"]["unit"] = "bytes"
-    put(tmp_path, r)
-    assert row(tmp_path, "mnist.rec.comm")["verdict"] == "≠ not comparable"
-
-
-def test_two_experiments_may_not_claim_one_key(tmp_path):
-    for name in ("one", "two"):
-        put(tmp_path, dict(result(mnist__rec__comm=[0.01]), experiment=name), name)
-    with pytest.raises(ValueError, match="mnist.rec.comm stands in one and in two"):
-        results.verdict_table("dprec", root=tmp_path)
-
-
-def test_what_is_only_shown_is_never_judged_and_says_why(tmp_path):
-    cell = replace(ACC, kind="shown", tol=0.0, tol_why="other data")
-    assert {results.verdict(cell, ours) for ours in ([69.5], [0.0], None)} == {
-        "not comparable"
-    }
-    p = replace(papers.paper("dprec"), cells=(cell,), causes=((cell.key, "a cause"),))
-    assert results.causes_of(cell, p, "not comparable") == ["other data", "a cause"]
-    assert results.causes_of(ACC, p, "match") == [] == results.causes_of(
-        ACC, p, "not run"
-    ) and results.causes_of(ACC, p, "near") == ["a cause"]
-    text = (papers.assets("papers") / "dprec.toml").read_text(encoding="utf-8")
-    (tmp_path / "papers").mkdir()
-    (tmp_path / "papers" / "dprec.toml").write_text(
-        text.replace(
-            'kind = "stochastic"\ntol = 1.6\n', 'kind = "shown"\ntol = 0.0\n', 1
-        ),
-        encoding="utf-8",
-    )
-    key = "mnist.eps3.fedavg.acc"
-    note = "2 x the paper's standard error, at least 1.0 percentage point"
-    found = row(tmp_path, key, papers_root=tmp_path / "papers")
-    assert (found["verdict"], found["ours"], found["delta"]) == (
-        "≠ not comparable [1] [2]",
-        "no full-scale result committed",
-        "",
-    )
-    put(tmp_path, result(mnist__eps3__fedavg__acc=[90.0]))
-    table = results.verdict_table(
-        "dprec", "table1", root=tmp_path, papers_root=tmp_path / "papers"
-    )
-    assert table.notes[0] == note and next(r for r in table.rows if r[0] == key)[
-        2:5
-    ] == ("90.00 (n = 1 of 3 planned)", "+7.90", "≠ not comparable [1] [2]")
-
-
-def test_a_row_of_two_tables_is_counted_in_both():
-    m = results.matrix()
-    cells = dict(zip(m.header, next(r for r in m.rows if r[0].startswith("[fltop]"))))
-
-    def count(text):
-        return sum(int(word) for word in text.split() if word.isdigit())
-
-    for table in ("table1", "table8"):
-        assert count(cells[table]) == len(papers.cells("fltop", table))
-
-
-def test_causes_become_numbered_notes(tmp_path):
-    text = (papers.assets("papers") / "dprec.toml").read_text(encoding="utf-8")
-    blocks = [
-        ("mnist.eps3.rec.acc", "the model"),
-        ("mnist.eps6.rec.acc", "the split"),
-        ("mnist.eps3.fedavg.acc", "the model"),
-        ("mnist.rec.comm", "idle"),
-    ]
-    toml = tmp_path / "papers"
-    toml.mkdir()
-    (toml / "dprec.toml").write_text(
-        text + "".join(f'\n[[cause]]\nkey = "{k}"\ntext = "{v}"\n' for k, v in blocks),
-        encoding="utf-8",
-    )
-    put(
-        tmp_path,
-        result(
-            mnist__eps3__rec__acc=[90.0],
-            mnist__eps6__rec__acc=[90.0],
-            mnist__eps3__fedavg__acc=[90.0],
-        ),
-    )
-    t = results.verdict_table("dprec", "table1", root=tmp_path, papers_root=toml)
-    mine = papers.paper("dprec", toml).causes[-4:]
-    assert mine == tuple(blocks)
-    assert t.notes[:2] == ("the model", "the split") or set(t.notes) >= {
-        "the model",
-        "the split",
-    }
-    n = {note: i for i, note in enumerate(t.notes, 1)}
-    marks = {r[0]: r[4] for r in t.rows}
-    assert (
-        f"[{n['the model']}]" in marks["mnist.eps3.rec.acc"]
-        and f"[{n['the model']}]" in marks["mnist.eps3.fedavg.acc"]
-    )
-    assert (
-        f"[{n['the split']}]" in marks["mnist.eps6.rec.acc"]
-        and marks["mnist.rec.comm"] == "○ not run"
-        and "idle" not in t.notes
-    )
-    assert (
-        f"[{n['the split']}] the split" in str(t)
-        and f"{n['the split']}. the split" in results.as_markdown(t)
-        and "<li>the split</li>" in t._repr_html_()
-    )
-
-
-def test_renderings(tmp_path):
-    table = results.Table(
-        ("a", "b"), (("x|<y>", "[go](p.ipynb)"), ("long cell", "")), "T"
-    )
-    assert results.as_text(table).splitlines() == [
-        "T",
-        "a          b",
-        "---------  --",
-        "x|<y>      go",
-        "long cell",
-    ]
-    many = results.Table(
-        ("a",), tuple((str(i),) for i in range(results.LONG + 2)), sortable=True
-    )
-    assert (
-        repr(many).splitlines()[-2:] == [str(results.LONG - 1), "... and 2 rows more"]
-        and str(many).splitlines()[-1] == str(results.LONG + 1)
-        and many._repr_html_().count("<tr>") == results.LONG + 3
-    )
-    assert repr(results.Table(many.header, many.rows)) == str(many)
-    assert "| x\\|<y> | [go](p.ipynb) |" in results.as_markdown(table)
-    assert (
-        '<td>x|&lt;y&gt;</td><td><a href="p.ipynb">go</a></td>' in table._repr_html_()
-        and "onclick" not in table._repr_html_()
-    )
-    assert replace(table, sortable=True)._repr_html_() == results.make_sortable(
-        results.as_html(table)
-    )
-    assert results.make_sortable(results.as_html(table)).count("onclick") == 2
-    assert results.cell_html(
-        "[a<b](p.html)"
-    ) == '<a href="p.html">a&lt;b</a>' and results.cell_html(
-        "[3]"
-    ) == "[3]" == results.link_text("[3]")
-
-
-def test_matrix_counts_every_cell(tmp_path):
-    put(tmp_path, result(mnist__eps3__rec__acc=[70.0], mnist__eps3__fedavg__acc=[99.0]))
-    m = results.matrix(tmp_path)
-    cells = dict(
-        zip(m.header, m.rows[[r[0].startswith("[dprec]") for r in m.rows].index(True)])
-    )
-    assert cells["paper"] == "[dprec](nbs/papers/dprec.ipynb)"
-    assert cells["table1"] == "● 1 ▲ 1 ✓ 1 ≠ 4 ○ 29"
-    assert not any(name.startswith("iclr.") for name in m.header)
-
-
-def test_committed_results_read_back():
-    for paper in papers.papers():
-        results.load_results(paper)
-        assert len(results.verdict_table(paper).rows) == len(papers.cells(paper))
-
-
-def test_finding_ours():
-    cell = papers.cell("dprec", "mnist.ratio")
-    found = results.ours_by_key(
-        (result(mnist__fedavg__comm=[40.0, 44.0], mnist__rec__comm=[0.01]),)
-    )
-    assert (
-        set(found) == {"mnist.fedavg.comm", "mnist.rec.comm"}
-        and found["mnist.fedavg.comm"][0].mean == 42
-    )
-    s, run = results.ours_of(cell, found)
-    assert (s.mean, s.n, run["experiment"]) == (pytest.approx(4200), 1, "made_up")
-    assert results.ours_of(ACC, found) is None
-    assert (
-        results.row_of(SIZE, papers.paper("dprec"), found, (), "nbs")[5]
-        == "[made_up](nbs/experiments/made_up.ipynb)"
-    )
-
-
-def test_types_are_named_in_words():
-    assert (
-        results.type_names((str, type(None))) == "str or null"
-        and results.type_names(int) == "int"
-    )
-    results.check_schema(dict(a=1, b=2), dict(a=int), "x")
-    with pytest.raises(ValueError, match="x: field='b'"):
-        results.check_schema(dict(a=1, b=2), dict(a=int), "x", more=False)
-    with pytest.raises(ValueError, match="x is list, allowed an object"):
-        results.check_schema([], dict(a=int), "x")
-
-
-# ---- stamp
-
-
-def test_versions_come_from_metadata():
-    assert (
-        results.version_of("numpy") == np.__version__
-        and results.version_of("no-such-package-here") is None
-    )
-
-
-def test_the_stamp_names_no_machine():
-    s = results.stamp("a device")
-    text = json.dumps(s)
-    assert (
-        s.keys() == {"versions", "commit", "dirty", "device"}
-        and s["device"] == "a device"
-    )
-    assert (
-        s["versions"]["python"] == platform.python_version()
-        and s["versions"]["numpy"] == np.__version__
-    )
-    assert not {platform.node(), os.uname().nodename} & {
-        s["commit"],
-        *s["versions"].values(),
-    }
-    for path in (os.getcwd(), str(papers.assets("papers"))):
-        assert path not in text
-    assert (s["commit"] is None) == (s["dirty"] is None)
-
-
-def test_the_stamp_outside_a_checkout(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        results.papers, "assets", lambda kind: tmp_path / "dpcomm" / "assets" / kind
-    )
-    assert results.git("rev-parse", "HEAD") is None and results.stamp()["dirty"] is None
-
-
-def test_stamping_imports_no_torch():
-    import subprocess
-    import sys
-
-    code = (
-        "import sys; from dpcomm.report import results; results.stamp();"
-        " results.matrix(); sys.exit('torch' in sys.modules)"
-    )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], cwd=papers.assets("papers").parents[2]
-        ).returncode
-        == 0
-    )
-
-
-def test_numbers_are_printed_as_the_paper_and_one_digit_finer():
-    assert results.format_paper(ACC) == "69.5 +/- 1.5 percent"
-    assert results.format_value(70.1234, ACC) == "70.12"
-    s = results.cell_summary([70.0, 72.0])
-    assert results.format_seeds(s, dict(params=dict(seeds=[0, 1]))) == "n = 2"
-    planned = dict(params=dict(seeds=[0, 1, 2]))
-    assert results.format_seeds(s, planned) == "n = 2 of 3 planned"
+def test_every_verdict_has_a_sign_of_its_own():
+    assert len(set(results.VERDICTS.values())) == len(results.VERDICTS) == 10
 
 
 def test_a_tolerance_includes_its_end():
@@ -651,14 +438,467 @@ def test_a_tolerance_includes_its_end():
     assert not results.within_tolerance(0.3001, 0.3)
 
 
-def test_finite_means_all_the_way_down():
-    results.check_finite(dict(a=[1, 2.0, dict(b=None)], c="text", d=True))
-    for bad in (math.nan, [math.inf], dict(a=dict(b=-math.inf)), {1: 2}, {"a": {1, 2}}):
-        with pytest.raises(ValueError, match="result"):
-            results.check_finite(bad)
+# ---- finding ours
 
 
-def test_runs_with_a_premise_are_listed_with_their_own_epsilons():
-    table = results.guarantees_as_run()
-    assert table.header[0] == "paper" and len(set(table.rows)) == len(table.rows) > 0
-    assert all(re.search(r"\d (joins|silent|replaced)", row[-1]) for row in table.rows)
+def test_quotients_and_differences_are_taken_seed_by_seed():
+    found = results.ours_by_key(
+        seeds(
+            {
+                FED: [90.0, 80.0, 85.0],
+                ACC.key: [60.0, 70.0],
+                SIZE.key: [40.0, 44.0, 42.0],
+                "mnist.rec.comm": [0.01, 0.02],
+            }
+        )
+    )
+    assert results.ours_of(ORDER, found).values == {0: 30.0, 1: 10.0}
+    assert results.ours_of(ORDER, found).unit == "percentage points"
+    assert results.ours_of(RATIO, found).values == {0: 4000.0, 1: 2200.0}
+    assert results.ours_of(RATIO, found).unit == "x"
+    s = results.ours_of(ORDER, found).summary
+    assert (s.mean, s.n, s.se) == (20.0, 2, pytest.approx(10.0))
+
+
+def test_seeds_that_only_one_side_has_give_no_difference():
+    found = results.ours_by_key(
+        [record(0, {FED: 90.0}, key="a"), record(1, {ACC.key: 60.0}, key="b")]
+    )
+    assert results.ours_of(ORDER, found) is None
+    assert (
+        results.ours_of(RATIO, found) is None and results.ours_of(SIZE, found) is None
+    )
+
+
+def test_a_derived_number_that_was_recorded_itself_stands():
+    found = results.ours_by_key(
+        [record(0, {FED: 90.0, ACC.key: 60.0, ORDER.key: [7.0, "percentage points"]})]
+    )
+    assert results.ours_of(ORDER, found).values == {0: 7.0}
+
+
+@pytest.mark.parametrize("other", [dict(key="b"), dict(experiment="second", seed=1)])
+def test_two_runs_that_claim_one_cell_are_refused(tmp_path, other):
+    pair = [
+        record(0, {ACC.key: 70.0}),
+        record(**dict(seed=0, cells={ACC.key: 70.0}) | other),
+    ]
+    for found in (pair, pair[::-1]):
+        with pytest.raises(
+            ValueError, match=f"{ACC.key}, seed [01] stands in made_up|second"
+        ):
+            results.ours_by_key(found)
+    put(tmp_path, *pair)
+    with pytest.raises(ValueError, match="remove it from either"):
+        results.verdict_table("dprec", root=tmp_path)
+
+
+def test_seeds_of_one_number_may_come_from_runs_of_one_experiment():
+    pair = record(0, {ACC.key: 70.0}), record(1, {ACC.key: 72.0}, key="b")
+    assert results.ours_by_key(pair)[ACC.key].values == {0: 70.0, 1: 72.0}
+
+
+def test_a_seed_that_two_machines_have_run_counts_once():
+    pair = [
+        record(0, {ACC.key: 70.0 + i}, origin={"date": f"202{i}", "machine": str(i)})
+        for i in (1, 0)
+    ]
+    assert results.ours_by_key(pair)[ACC.key].values == {0: 70.0}
+
+
+# ---- the verdict table
+
+
+def test_nothing_run_says_why_and_links_nowhere(tmp_path):
+    for paper in PAPERS:
+        rows = results.verdict_table(paper, root=tmp_path).rows
+        assert [r[0] for r in rows] == [c.key for c in papers.cells(paper)]
+        assert {r[3:] for r in rows} == {("", "○ not run", "")} and all(
+            r[2] for r in rows
+        )
+    assert row(tmp_path, ACC.key)["ours"] == "no full-scale record"
+    shown = next(c for c in papers.cells("dprec") if c.kind == "shown")
+    ours = row(tmp_path, shown.key, shown.table)["ours"]
+    assert ours.endswith(f"; would not be comparable: {shown.tol_why}")
+
+
+def test_the_longest_reason_that_fits_is_given():
+    given = (("mnist.", "short"), ("mnist.eps3.", "long"), ("femnist.", "other"))
+    p = replace(papers.paper("dprec"), not_run=given)
+    assert results.reason_not_run(ACC, p, ()) == "long"
+    assert results.reason_not_run(SIZE, p, ()) == "short"
+
+
+@pytest.mark.parametrize("scale", ["smoke", "quick"])
+@pytest.mark.parametrize("prefix", ["", "ours.{}."])
+def test_a_smaller_record_is_shown_and_earns_no_verdict(tmp_path, scale, prefix):
+    key = prefix.format(scale) + ACC.key
+    put(tmp_path, record(0, {key: 69.0}, scale), record(1, {key: 71.0}, scale))
+    found = row(tmp_path, ACC.key)
+    assert found["verdict"] == "○ not run" and found["delta"] == found["link"] == ""
+    assert found["ours"] == f"{scale} 70.00 (n = 2): no verdict"
+    assert results.evidence("dprec", tmp_path).ours == {}
+    put(tmp_path, *seeds({ACC.key: [70.0, 70.1, 70.2]}))
+    assert row(tmp_path, ACC.key)["ours"] == "70.10 +/- 0.06 (n = 3)"
+
+
+def test_a_full_record_of_ours_alone_is_not_the_papers_number(tmp_path):
+    put(tmp_path, *seeds({f"ours.full.lenet5.{ACC.key}": [69.5, 69.6]}))
+    assert verdict_of(tmp_path, ACC.key) == "○ not run"
+
+
+def test_full_scale_earns_a_verdict(tmp_path):
+    put(tmp_path, *seeds({ACC.key: [69.0, 69.2, 69.4, 69.6]}))
+    assert row(tmp_path, ACC.key) == dict(
+        key=ACC.key,
+        paper="69.5 +/- 1.5 percent",
+        ours="69.30 +/- 0.13 (n = 4)",
+        delta="-0.20",
+        verdict=row(tmp_path, ACC.key)["verdict"],
+        link="[made_up](../experiments/made_up.ipynb)",
+    )
+    word = results.verdict(ACC, [69.0, 69.2, 69.4, 69.6])
+    assert verdict_of(tmp_path, ACC.key).startswith(f"{results.VERDICTS[word]} {word}")
+    assert verdict_of(tmp_path, "mnist.eps6.rec.acc") == "○ not run"
+
+
+def test_a_gap_is_not_rounded_away(tmp_path):
+    put(tmp_path, *seeds({"mnist.rec.comm": [0.01020, 0.01024]}))
+    assert row(tmp_path, "mnist.rec.comm")["ours"] == ("0.0102 +/- 2e-05 (n = 2)")
+    assert results.format_value(70.1234, ACC) == "70.12"
+    assert results.format_value(1234.5678, RATIO) == "1,234.6"
+    assert results.format_value(0.010234, replace(ACC, value=0.01)) == "0.0102"
+    assert results.format_value(1e-6, replace(ACC, value=1e-5)) == "0.0000010"
+
+
+def test_the_papers_number_keeps_its_digits():
+    assert results.format_paper(ACC) == "69.5 +/- 1.5 percent"
+    assert results.format_paper(RATIO) == "4,300 x"
+    assert results.format_paper(ORDER) == "> 0: 12.6 percentage points"
+    bounds = [replace(ORDER, bound=b, value=6.5) for b in ("above", "below")]
+    assert [results.format_paper(c)[:5] for c in bounds] == ["> 6.5", "< 6.5"]
+    assert (
+        results.format_paper(replace(ACC, read_err=0.5, spread=None)) == "~69.5 percent"
+    )
+
+
+def test_orderings_and_ratios_are_derived(tmp_path):
+    put(
+        tmp_path,
+        *seeds(
+            {
+                ACC.key: [70.0, 72.0],
+                FED: [60.0, 62.1],
+                "mnist.eps6.rec.acc": [80.0, 82.1],
+                SIZE.key: [43.0],
+                "mnist.rec.comm": [0.01],
+            }
+        ),
+    )
+    assert verdict_of(tmp_path, "mnist.eps3.order") == "✗ order fails"
+    assert verdict_of(tmp_path, "mnist.rec.order") == "✓ order holds"
+    assert verdict_of(tmp_path, "mnist.eps6.order") == "○ not run"
+    assert verdict_of(tmp_path, "mnist.ratio", "text") == "● match"
+    assert row(tmp_path, "mnist.rec.order")["delta"] == "", "a size nobody claimed"
+    assert row(tmp_path, "mnist.rec.order")["ours"] == ("10.05 +/- 0.05 (n = 2)")
+
+
+def test_other_units_are_not_comparable_in_the_table(tmp_path):
+    put(tmp_path, record(0, {"mnist.rec.comm": [0.01, "bytes"]}))
+    assert verdict_of(tmp_path, "mnist.rec.comm") == "≠ not comparable"
+
+
+def test_a_borrowed_spread_says_whose_it_is(tmp_path):
+    put(
+        tmp_path, *seeds({FED: [90.0, 91.0, 92.0]}), record(0, {ACC.key: 70.0}, key="b")
+    )
+    found = row(tmp_path, ACC.key)["ours"]
+    assert found == "70.00 +/- 1.00 (n = 1, spread of made_up)"
+
+
+def test_a_spread_is_borrowed_from_another_paper_where_the_own_has_none(tmp_path):
+    put(
+        tmp_path,
+        record(0, {ACC.key: 70.0}),
+        *[
+            record(s, {"ours.x": v}, paper="imvu", experiment="far")
+            for s, v in enumerate([1.0, 3.0])
+        ],
+    )
+    found = row(tmp_path, ACC.key)["ours"]
+    assert found == f"70.00 +/- {math.sqrt(2):.2f} (n = 1, spread of far)"
+
+
+def with_causes(tmp_path, *blocks, old="", new=""):
+    "A folder of DP-REC's file with more causes."
+    text = (papers.assets("papers") / "dprec.toml").read_text(encoding="utf-8")
+    more = "".join(f'\n[[cause]]\nkey = "{k}"\ntext = "{v}"\n' for k, v in blocks)
+    (tmp_path / "papers").mkdir()
+    path = tmp_path / "papers" / "dprec.toml"
+    path.write_text(text.replace(old, new, 1) + more, encoding="utf-8")
+    return path.parent
+
+
+def test_causes_become_numbered_notes_and_equal_ones_share_a_number(tmp_path):
+    blocks = [
+        (ACC.key, "the model"),
+        ("mnist.eps6.rec.acc", "the split"),
+        (FED, "the model"),
+        ("mnist.rec.comm", "idle"),
+    ]
+    toml = with_causes(tmp_path, *blocks)
+    far = [95.0, 95.1, 95.2]
+    put(tmp_path, *seeds({ACC.key: far, "mnist.eps6.rec.acc": far, FED: far}))
+    t = results.verdict_table("dprec", "table1", root=tmp_path, papers_root=toml)
+    assert papers.paper("dprec", toml).causes[-4:] == tuple(blocks)
+    assert len(set(t.notes)) == len(t.notes)
+    n = {note: i for i, note in enumerate(t.notes, 1)}
+    marks = {r[0]: r[4] for r in t.rows}
+    for key, text in blocks[:3]:
+        assert f"[{n[text]}]" in marks[key] and marks[key].startswith("▲ above")
+    assert marks["mnist.rec.comm"] == "○ not run" and "idle" not in n
+    assert f"[{n['the split']}] the split" in str(t)
+    assert f"{n['the split']}. the split" in results.as_markdown(t)
+    assert "<li>the split</li>" in t._repr_html_()
+
+
+def test_a_match_needs_no_cause_and_what_is_shown_says_why_it_is_not_judged():
+    cell = replace(ACC, kind="shown", tol=0.0, tol_why="other data")
+    p = replace(papers.paper("dprec"), cells=(cell,), causes=((cell.key, "a cause"),))
+    assert results.causes_of(cell, p, "not comparable") == ["other data", "a cause"]
+    assert results.causes_of(cell, p, "not run") == []
+    assert (
+        results.causes_of(ACC, p, "match") == results.causes_of(ACC, p, "not run") == []
+    )
+    assert results.causes_of(ACC, p, "near") == ["a cause"]
+
+
+def test_a_number_that_is_only_shown_stands_beside_ours(tmp_path):
+    old = 'kind = "stochastic"\ntol = 1.6\n'
+    toml = with_causes(tmp_path, old=old, new='kind = "shown"\ntol = 0.0\n')
+    put(tmp_path, record(0, {FED: 90.0}))
+    found = row(tmp_path, FED, papers_root=toml)
+    assert (
+        found["verdict"].startswith("≠ not comparable [1]")
+        and found["delta"] == "+7.90"
+    )
+    assert found["ours"] == "90.00 (n = 1)"
+
+
+# ---- counts and the matrix
+
+
+def words_of(paper, table=None) -> Counter:
+    "Verdicts as the table of the paper prints them."
+    rows = results.verdict_table(paper, table).rows
+    return Counter(re.sub(r"( \[\d+\])*$", "", r[4]).split(" ", 1)[1] for r in rows)
+
+
+@pytest.mark.parametrize("paper, table", [*TABLES, *((p, None) for p in PAPERS)])
+def test_computed_and_trained_add_up_to_all_cells(paper, table):
+    found = results.evidence(paper)
+    parts = [results.counts(paper, table, found, c) for c in (True, False)]
+    whole = results.counts(paper, table, found)
+    assert Counter(parts[0]) + Counter(parts[1]) == Counter(whole)
+    assert sum(whole.values()) == len(papers.cells(paper, table))
+    exact = [c for c in papers.cells(paper, table) if c.kind == "exact"]
+    assert sum(parts[0].values()) == len(exact)
+    assert list(whole) == [word for word in results.VERDICTS if word in whole]
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_counts_are_the_verdicts_of_the_table(paper):
+    assert Counter(results.counts(paper)) == words_of(paper)
+
+
+def test_the_matrix_says_what_the_tables_say():
+    m, names = results.matrix(), {s: word for word, s in results.VERDICTS.items()}
+    assert [r[0] for r in m.rows] == [f"[{p}](nbs/papers/{p}.ipynb)" for p in PAPERS]
+    seen = 0
+    for paper, r in zip(PAPERS, m.rows):
+        for table, text in zip(m.header[1:], r[1:]):
+            if not text:
+                assert table not in {c.table for c in papers.cells(paper)}
+                continue
+            parts = [part.split() for part in text.split(" | ")]
+            assert len(parts) == 2
+            told = [
+                {names[s]: int(n) for s, n in zip(part[::2], part[1::2])}
+                for part in parts
+            ]
+            for part, computed in zip(told, (True, False)):
+                assert part == results.counts(paper, table, computed=computed)
+            assert Counter(told[0]) + Counter(told[1]) == words_of(paper, table)
+            seen += sum(told[0].values()) + sum(told[1].values())
+    cells = [c for p in PAPERS for c in papers.cells(p) if c.version != "iclr"]
+    assert seen == sum(len({c.table, *c.also}) for c in cells)
+
+
+def test_the_matrix_of_made_up_records(tmp_path):
+    put(tmp_path, *seeds({ACC.key: [95.0, 95.1, 95.2], FED: [50.0, 50.1, 50.3]}))
+    m = results.matrix(tmp_path)
+    cells = dict(zip(m.header, m.rows[PAPERS.index("dprec")]))
+    assert cells["table1"] == "○ 12 | ▼ 1 ▲ 1 ✗ 1 ○ 21"
+    assert not any(name.startswith("iclr.") for name in m.header)
+    assert "computed | trained" in m.notes[0]
+
+
+# ---- runs beside each other
+
+
+def test_a_table_of_runs_has_a_row_a_setting_with_means_of_its_seeds():
+    cost = {"cpu_seconds": 120.0, "wall_seconds": 999.0}
+    final = [
+        dict(accuracy=a, uplink_bits=2**33, downlink_bits=2**34) for a in (70.0, 72.0)
+    ]
+    found = [
+        record(s, key="a", final=f, cost=cost, guarantee={"eps": 3.14159})
+        for s, f in enumerate(final)
+    ]
+    found += [
+        record(0, key="b", final=dict(mse=0.5), cost={"wall_seconds": 60.0}),
+        record(0, key="none", final={}),
+        record(0, key="bits", final=dict(uplink_bits=2**32)),
+    ]
+    t = results.runs_table(found, "A title")
+    assert t.title == "A title" and t.header[:4] == (
+        "run",
+        "n",
+        "accuracy, % or mean squared error",
+        "epsilon",
+    )
+    assert t.rows == (
+        ("a", "2", "71 +/- 1", "3.14", "1", "2", "2"),
+        ("b", "1", "0.5", "", "", "", "1"),
+        ("bits", "1", "", "", "0.5", "", "0"),
+    )
+
+
+def test_a_table_of_runs_counts_a_seed_once():
+    pair = [
+        record(0, final=dict(accuracy=70.0 + i), origin={"date": f"202{i}"})
+        for i in (1, 0)
+    ]
+    assert [r[:3] for r in results.runs_table(pair).rows] == [("all", "1", "70")]
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_committed_runs_have_a_table_each(paper):
+    for path in sorted((papers.assets("results") / paper).glob("*.jsonl")):
+        found = records.read(path)
+        t = results.runs_table(found)
+        assert len(t.rows) == len({r.key for r in found if r.final})
+        standing = [r for r in records.standing(found).values() if r.final]
+        assert sum(int(r[1]) for r in t.rows) == len(standing)
+
+
+# ---- epsilon as run, and data
+
+
+def test_an_epsilon_as_run_stands_beside_its_rows():
+    t = results.verdict_table("dprec", "table1")
+    more = results.add_epsilon_as_run(t, "dprec")
+    assert more.header == (*t.header, "epsilon as run")
+    assert [r[:-1] for r in more.rows] == list(t.rows)
+    shown = {r[0] for r in more.rows if r[-1]}
+    for key in ("mnist.eps3.fedavg.acc", "mnist.eps6.fedavg.acc"):
+        assert key in shown
+    assert all(
+        re.search(r"\d (joins|silent|replaced)", r[-1]) or not r[-1] for r in more.rows
+    )
+    assert results.as_run(record()) == ""
+    told = {"add-remove": {"eps": 5.449}, "replace": {"eps": 6.531}}
+    assert results.as_run(record(as_run=told)) == "5.45 joins, 6.53 replaced"
+
+
+def test_runs_with_a_premise_are_listed_once():
+    t = results.guarantees_as_run()
+    assert t.header[:3] == ("experiment", "scale", "run")
+    assert len(set(t.rows)) == len(t.rows) > 0
+    assert all(re.search(r"\d (joins|silent|replaced)", r[-1]) for r in t.rows)
+    wanted = {
+        (r.experiment, r.scale, r.key)
+        for p in PAPERS
+        for r in records.load(p)
+        if r.as_run
+    }
+    assert {r[:3] for r in t.rows} == wanted
+
+
+def test_the_data_of_every_experiment_is_named():
+    t = results.data_sources()
+    wanted = {(r.experiment, r.scale) for p in PAPERS for r in records.load(p)}
+    assert {r[:2] for r in t.rows} == wanted and len(set(t.rows)) == len(t.rows)
+    assert results.content_of(record()) == "not recorded"
+    assert results.content_of(record(data={"content_hash": "ab"})) == "ab"
+
+
+def test_committed_tables_have_a_row_a_cell():
+    for paper in PAPERS:
+        assert len(results.verdict_table(paper).rows) == len(papers.cells(paper))
+
+
+# ---- a small table
+
+TABLE = results.Table(("a", "b"), (("x|<y>", "[go](p.ipynb)"), ("long cell", "")), "T")
+
+
+def test_a_table_as_text_has_aligned_columns():
+    assert results.as_text(TABLE).splitlines() == [
+        "T",
+        "a          b",
+        "---------  --",
+        "x|<y>      go",
+        "long cell",
+    ]
+    assert str(TABLE) == repr(TABLE) == results.as_text(TABLE)
+    noted = replace(TABLE, notes=("why", "how"))
+    assert str(noted).splitlines()[-2:] == ["[1] why", "[2] how"]
+
+
+def test_a_table_as_markdown_escapes_strokes_and_keeps_links():
+    text = results.as_markdown(replace(TABLE, notes=("why",)))
+    assert text.splitlines() == [
+        "**T**",
+        "",
+        "| a | b |",
+        "|---|---|",
+        "| x\\|<y> | [go](p.ipynb) |",
+        "| long cell |  |",
+        "",
+        "1. why",
+    ]
+
+
+def test_a_table_as_html_escapes_all_but_links():
+    text = results.as_html(replace(TABLE, notes=("a < b",)))
+    assert '<td>x|&lt;y&gt;</td><td><a href="p.ipynb">go</a></td>' in text
+    assert "<caption>T</caption>" in text and text.endswith(
+        "<ol><li>a &lt; b</li></ol>"
+    )
+    assert TABLE._repr_html_() == results.as_html(TABLE) and "onclick" not in text
+    assert results.cell_html("[a<b](p.html)") == '<a href="p.html">a&lt;b</a>'
+    assert results.cell_html("[3]") == "[3]" == results.link_text("[3]")
+
+
+def test_a_sortable_table_has_a_click_a_header_and_a_filter():
+    many = replace(TABLE, sortable=True)
+    assert many._repr_html_() == results.make_sortable(results.as_html(many))
+    assert many._repr_html_().count("onclick") == 2
+    assert many._repr_html_().count("oninput") == 1
+
+
+def test_a_long_sortable_table_is_stored_in_part_and_shown_whole():
+    rows = tuple((str(i),) for i in range(results.LONG + 2))
+    many = results.Table(("a",), rows, sortable=True)
+    assert repr(many).splitlines()[-2:] == [
+        str(results.LONG - 1),
+        "... and 2 rows more",
+    ]
+    assert str(many).splitlines()[-1] == str(results.LONG + 1)
+    assert many._repr_html_().count("<tr>") == results.LONG + 3
+    assert repr(results.Table(many.header, many.rows)) == str(many)
+
+
+def test_ours_of_one_seed_has_no_error():
+    assert Ours({0: 1.0}, "percent", record()).summary.se is None

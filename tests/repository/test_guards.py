@@ -585,6 +585,13 @@ def undescribed(module):
     "Public names without a docstring, and parameters without a comment."
     lines = (ROOT / module).read_text(encoding="utf-8").splitlines()
     classes = {n.name for n in public(module).values() if isinstance(n, ast.ClassDef)}
+    classes |= {  # of other modules of the package; their help says what they are
+        alias.asname or alias.name
+        for node in tree(module).body
+        if isinstance(node, ast.ImportFrom) and (node.level or "dpcomm" in node.module)
+        for alias in node.names
+        if alias.name[0].isupper() and not alias.name.isupper()
+    }
     for node in public(module).values():
         if not ast.get_docstring(node):
             yield f"{node.name} has no docstring"

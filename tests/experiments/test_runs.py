@@ -1,0 +1,680 @@
+"What is done once for every experiment: playing, resuming, claiming, recording, counting."
+
+import ast
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+import types
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from dpcomm.experiments import runner, runs
+from dpcomm.experiments.runs import Run
+from dpcomm.report import papers, records
+
+ACC, FED, ORDER = "mnist.eps3.rec.acc", "mnist.eps3.fedavg.acc", "mnist.eps3.order"
+DONE = [
+    name
+    for name in runner.experiments()
+    if importlib.util.find_spec(f"dpcomm.experiments.{name.replace('-', '_')}")
+]
+GRIDS = [(name, scale) for name in DONE for scale in records.SCALES]
+
+
+class Made:
+    "A tiny experiment: what was played is kept, and a key may be told to misbehave."
+
+    def __init__(self, *more: Run, scale="full"):
+        self.played, self.does = [], {}
+        self.runs = {
+            s: (
+                Run("fedavg", "DP-FedAvg", s, (FED,), seeds=(0, 1)),
+                Run("rec", "DP-REC", s, (ACC,), seeds=(0, 1), minutes=3.0),
+                Run("gap", "the difference", s, (ORDER,), ("fedavg", "rec"), (0, 1)),
+                Run("sizes", "a count", s, ("ours.sizes",), trains=False),
+                *more,
+            )
+            for s in records.SCALES
+        }
+        module = types.SimpleNamespace(
+            __name__="dpcomm.experiments.runs",
+            PAPER="dprec",
+            settings=lambda scale: {},
+            grid=lambda scale: self.runs[scale],
+            play=self.play,
+        )
+        self.experiment = runs.Experiment("made-up", module)
+
+    def run(self, key, scale="full") -> Run:
+        return next(run for run in self.runs[scale] if run.key == key)
+
+    def play(self, run, seed, **how):
+        self.played.append((run.key, seed))
+        self.how = how
+        if run.key in self.does:
+            return self.does[run.key](run, seed, **how)
+        if run.needs:
+            return runs.difference(how["inputs"], "fedavg", "rec", ORDER)
+        if run.key == "sizes":
+            return dict(cells={"ours.sizes": [24, "clients"]})
+        score = {"fedavg": 80.0, "rec": 70.0}[run.key] + seed
+        return dict(
+            config=dict(rounds=np.int64(3), groups=(1, 2)),
+            final=dict(accuracy=np.float64(score)),
+            history=[dict(round=i, accuracy=score - 9 + i) for i in range(10)],
+            cells={run.fills[0]: (score, "percent")},
+            wall_seconds=5.0,
+            cpu_seconds=4.0,
+        )
+
+    def perform(self, key, seed=0, out=None, scale="full", **how):
+        return runs.perform(self.experiment, self.run(key, scale), seed, out, **how)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    found = Made()
+    monkeypatch.setattr(runs, "find", lambda name: found.experiment)
+    return found
+
+
+def lines(folder) -> list:
+    return [
+        text
+        for path in sorted(folder.rglob("*.jsonl"))
+        for text in path.read_text().splitlines()
+    ]
+
+
+# ---- playing and recording
+
+
+def test_a_run_is_played_and_recorded(made, tmp_path):
+    record = made.perform("rec", 1, tmp_path)
+    path = tmp_path / "dprec" / "made_up.full.jsonl"
+    assert records.read(path) == (record,)
+    assert record.identity == ("dprec", "made_up", "full", "rec", 1)
+    assert record.trained and record.final == {"accuracy": 71.0}
+    assert record.cells == {ACC: [71.0, "percent"]}
+    assert record.config == {"rounds": 3, "groups": [1, 2]}
+    assert type(record.config["rounds"]) is int
+    assert record.history["round"] == list(range(10))
+    assert (record.cost["wall_seconds"], record.cost["cpu_seconds"]) == (5.0, 4.0)
+    assert record.cost["peak_bytes"] > 10**6
+    assert record.origin["code"] == runs.code_hash("dpcomm.experiments.runs")
+    assert record.origin["device"] == "cpu" and record.origin["date"].endswith("+00:00")
+    assert not made.perform("sizes", 0, tmp_path).trained
+
+
+def test_a_run_without_its_own_cost_is_timed(made, tmp_path):
+    def slow(run, seed, **how):
+        end = time.process_time() + 0.2
+        while time.process_time() < end:
+            pass
+        return {}
+
+    made.does["rec"] = slow
+    cost = made.perform("rec", 0, tmp_path).cost
+    assert 0.2 <= cost["cpu_seconds"] < 5 and 0.2 <= cost["wall_seconds"] < 60
+
+
+def test_a_run_that_stands_is_returned_without_being_played(made, tmp_path):
+    first = made.perform("rec", 0, tmp_path)
+    before = lines(tmp_path)
+    assert made.perform("rec", 0, tmp_path) == first
+    assert made.played == [("rec", 0)] and lines(tmp_path) == before
+    again = made.perform("rec", 0, tmp_path, resume=False)
+    assert made.played == [("rec", 0)] * 2 and lines(tmp_path) == before
+    assert records.result_of(again) == records.result_of(first)
+    made.perform("rec", 1, tmp_path)
+    assert made.played[-1] == ("rec", 1) and len(lines(tmp_path)) == 2
+
+
+def test_a_run_that_gives_other_numbers_the_second_time_is_refused(made, tmp_path):
+    made.perform("rec", 0, tmp_path)
+    before = lines(tmp_path)
+    made.does["rec"] = lambda run, seed, **how: dict(final=dict(accuracy=1.0))
+    with pytest.raises(ValueError, match="find out which run is wrong"):
+        made.perform("rec", 0, tmp_path, resume=False)
+    assert lines(tmp_path) == before
+
+
+def test_a_run_gets_its_checkpoint_and_loses_it_when_it_is_recorded(made, tmp_path):
+    path = tmp_path / "checkpoints" / "made_up.full" / "rec.seed0.pt"
+
+    def half(run, seed, checkpoint, resume, max_seconds, **how):
+        assert checkpoint == path and resume and max_seconds == 7
+        checkpoint.write_text("rounds")
+
+    made.does["rec"] = half
+    assert made.perform("rec", 0, tmp_path, max_seconds=7) is None
+    assert path.read_text() == "rounds" and lines(tmp_path) == []
+    del made.does["rec"]
+    assert made.perform("rec", 0, tmp_path) and not path.exists()
+
+
+def test_an_error_of_a_run_is_not_swallowed_and_records_nothing(made, tmp_path):
+    def broken(run, seed, **how):
+        raise KeyError("a fault")
+
+    made.does["rec"] = broken
+    with pytest.raises(KeyError, match="a fault"):
+        made.perform("rec", 0, tmp_path)
+    assert lines(tmp_path) == []
+    del made.does["rec"]
+    assert made.perform("rec", 0, tmp_path), "the claim was let go"
+
+
+HOLD = """
+import sys
+from fcntl import LOCK_EX, flock
+with open(sys.argv[1], "w") as lock:
+    flock(lock, LOCK_EX)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_run_that_another_process_plays_is_claimed(made, tmp_path):
+    place = tmp_path / "checkpoints" / "made_up.full"
+    place.mkdir(parents=True)
+    words = [sys.executable, "-c", HOLD, str(place / "rec.seed0.lock")]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(words, **pipes) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(
+            runs.Claimed, match="rec.seed0 is being run by another process"
+        ):
+            made.perform("rec", 0, tmp_path)
+        assert made.played == []
+        assert made.perform("rec", 1, tmp_path), "another seed is free"
+        other.kill()
+        other.wait()
+        assert made.perform("rec", 0, tmp_path), "a killed process holds nothing"
+
+
+def test_a_divergence_is_recorded_once_with_a_note(made, tmp_path):
+    def diverges(run, seed, **how):
+        raise FloatingPointError("loss is nan in round 3")
+
+    made.does["rec"] = diverges
+    record = made.perform("rec", 0, tmp_path)
+    assert record.notes == ["diverged: loss is nan in round 3"]
+    assert record.final == record.cells == record.history == {}
+    assert made.perform("rec", 0, tmp_path) == record
+    assert made.played == [("rec", 0)] and len(lines(tmp_path)) == 1
+
+
+def test_what_is_computed_waits_for_its_inputs_of_the_same_seed(made, tmp_path):
+    assert made.perform("gap", 0, tmp_path) is None
+    made.perform("fedavg", 0, tmp_path)
+    made.perform("rec", 1, tmp_path)
+    assert made.perform("gap", 0, tmp_path) is None
+    assert ("gap", 0) not in made.played
+    made.perform("rec", 0, tmp_path)
+    record = made.perform("gap", 0, tmp_path)
+    assert record.cells == {ORDER: [10.0, "percentage points"]}
+    assert set(made.how) == {"inputs"} and set(made.how["inputs"]) == {"fedavg", "rec"}
+    assert {r.seed for r in made.how["inputs"].values()} == {0}
+
+
+def test_what_is_computed_from_a_diverged_run_says_so(made, tmp_path):
+    def diverges(run, seed, **how):
+        raise FloatingPointError("loss is nan")
+
+    made.does["rec"] = diverges
+    made.perform("fedavg", 0, tmp_path)
+    made.perform("rec", 0, tmp_path)
+    record = made.perform("gap", 0, tmp_path)
+    assert record.cells == {} and "diverged" in record.notes[0]
+
+
+def test_a_cell_that_was_not_planned_is_refused(made, tmp_path):
+    made.does["rec"] = lambda run, seed, **how: dict(cells={FED: [1.0, "percent"]})
+    with pytest.raises(
+        ValueError, match=f"rec fills {FED}, which its grid does not say"
+    ):
+        made.perform("rec", 0, tmp_path)
+    assert lines(tmp_path) == []
+
+
+@pytest.mark.parametrize("scale", ["smoke", "quick"])
+def test_cells_below_full_scale_are_ours(made, tmp_path, scale):
+    assert list(made.perform("rec", 0, tmp_path, scale).cells) == [
+        f"ours.{scale}.{ACC}"
+    ]
+    assert list(made.perform("sizes", 0, tmp_path, scale).cells) == ["ours.sizes"]
+    assert list(made.perform("rec", 0, tmp_path).cells) == [ACC]
+
+
+def test_values_become_what_json_holds():
+    @dataclass
+    class Inner:
+        a: tuple
+        b: object
+
+    value = {
+        1: Inner((np.int32(1), 2.5), np.float64(0.5)),
+        "x": np.array([1])[0],
+        "n": None,
+    }
+    found = runs.plain(value)
+    assert found == {"1": {"a": [1, 2.5], "b": 0.5}, "x": 1, "n": None}
+    assert json.loads(json.dumps(found)) == found
+
+
+def training(finished=True):
+    "A federated run as `from_training` takes it."
+    mechanism = types.SimpleNamespace(bits=lambda d: {"total": 8 * d})
+    data = types.SimpleNamespace(
+        name="digits", content_hash="ab", y=list(range(7)), y_test=list(range(3))
+    )
+    federation = types.SimpleNamespace(data=data, partition_hash="cd", parts=[0, 1])
+    task = types.SimpleNamespace(
+        config=Config(rounds=4), mechanism=mechanism, federation=federation
+    )
+    ledger = types.SimpleNamespace(uplink_bits=2**33, downlink_bits=2**34)
+    run = types.SimpleNamespace(
+        finished=finished,
+        history=[dict(round=4, accuracy=50.0, loss=0.5)],
+        w=[0.0] * 5,
+        ledger=ledger,
+        seconds=1.5,
+    )
+    return task, run
+
+
+@dataclass(frozen=True)
+class Config:
+    rounds: int
+
+
+def test_a_training_fills_cells_with_its_last_scores_and_its_traffic():
+    cells = {"a": "accuracy", "b": "traffic", "c": "loss"}
+    found = runs.from_training(
+        *training(), cells, lambda rounds: {"eps": rounds}, net="cnn"
+    )
+    assert found["cells"] == {
+        "a": [50.0, "percent"],
+        "b": [3.0, "GiB"],
+        "c": [0.5, "nats"],
+    }
+    assert found["guarantee"] == {"eps": 4} and found["bits"] == {"total": 40}
+    assert (found["config"]["d"], found["config"]["net"]) == (5, "cnn")
+    assert found["data"]["n_clients"] == 2 and found["data"]["n_test"] == 3
+    assert found["wall_seconds"] == 1.5 and found["as_run"] == {}
+    assert runs.from_training(*training(), cells)["guarantee"] is None
+    assert runs.from_training(*training(finished=False), cells) is None
+
+
+# ---- choosing
+
+
+def test_runs_that_need_others_come_after_them_and_seeds_as_planned(made):
+    jobs = [(run.key, seed) for run, seed in runs.chosen(made.experiment, "full")]
+    assert sorted(jobs) == sorted(
+        [(k, s) for k in ("fedavg", "rec", "gap") for s in (0, 1)] + [("sizes", 0)]
+    )
+    for seed in (0, 1):
+        assert jobs.index(("gap", seed)) > max(
+            jobs.index(("fedavg", seed)), jobs.index(("rec", seed))
+        )
+    asked = runs.chosen(made.experiment, "full", (7,), "fed")
+    assert [(run.key, seed) for run, seed in asked] == [("fedavg", 7)]
+
+
+def test_what_matches_nothing_is_refused_with_the_nearest(made):
+    with pytest.raises(
+        ValueError, match="made-up, only='fedavj' .*did you mean 'fedavg'"
+    ):
+        runs.chosen(made.experiment, "full", None, "fedavj")
+    with pytest.raises(ValueError, match="did you mean 'rec'"):
+        runs.find_run(made.experiment, "full", "rek")
+    with pytest.raises(ValueError, match="did you mean 'quick'"):
+        made.experiment.grid("quik")
+    assert runs.find_run(made.experiment, "full", "rec") == made.run("rec")
+
+
+def test_experiments_are_found_by_name_and_refused_with_the_nearest():
+    for name in ("dprec-mnist", "dprec_mnist"):
+        found = runs.find(name)
+        assert (found.name, found.stem, found.paper) == (
+            "dprec-mnist",
+            "dprec_mnist",
+            "dprec",
+        )
+    with pytest.raises(ValueError, match="did you mean 'dprec-mnist'"):
+        runs.find("dprec-mnits")
+
+
+@pytest.mark.parametrize(
+    "twice, message",
+    [
+        (Run("rec", "again", "full"), "key rec stands twice"),
+        (Run("other", "again", "full", (ACC,)), f"cell {ACC} stands twice"),
+        (
+            Run("other", "again", "full", ("ours.x", "ours.x")),
+            "cell ours.x stands twice",
+        ),
+    ],
+)
+def test_a_key_or_cell_that_stands_twice_in_a_grid_is_refused(twice, message):
+    with pytest.raises(ValueError, match=f"made-up: {message} in its grid"):
+        Made(twice).experiment.grid("full")
+
+
+def test_a_grid_is_played_whole(made, tmp_path):
+    found = runs.play_grid("made-up", "full", out=tmp_path)
+    assert [(r.key, r.seed) for r in found] == made.played
+    assert len(found) == 7 == len(lines(tmp_path))
+    assert {r.cells[ORDER][0] for r in found if r.key == "gap"} == {10.0}
+    again = runs.play_grid("made-up", "full", out=tmp_path, resume=True)
+    assert again == found and len(made.played) == 7
+
+
+def test_a_grid_with_rounds_left_stops_and_names_them(made, tmp_path):
+    made.does["rec"] = lambda run, seed, **how: None
+    with pytest.raises(runner.Unfinished) as error:
+        runs.play_grid("made-up", "full", out=tmp_path, max_seconds=100)
+    text = str(error.value)
+    assert text.startswith("4 of 7 runs have rounds left: ")
+    for left in ("rec seed 0", "rec seed 1", "gap seed 0", "gap seed 1"):
+        assert left in text
+    assert "fedavg" not in text and len(lines(tmp_path)) == 3
+    del made.does["rec"]
+    assert len(runs.play_grid("made-up", "full", out=tmp_path, resume=True)) == 7
+
+
+def test_a_grid_shares_its_time_and_says_where_it_is(made, tmp_path):
+    seen = []
+
+    def told(run, seed, max_seconds, progress, **how):
+        seen.append((max_seconds, progress))
+        time.sleep(0.05)
+        return {}
+
+    made.does |= dict(fedavg=told, rec=told)
+    runs.play_grid("made-up", "full", (0,), tmp_path, "fed", max_seconds=100)
+    runs.play_grid("made-up", "full", (0, 1), tmp_path, "rec", max_seconds=0.06)
+    (first, label), (second, _), (third, last) = seen
+    assert 99 < first <= 100 and label == "fedavg, seed 0 (1 of 1)"
+    assert 0 <= third < second - 0.04 and last == "rec, seed 1 (2 of 2)"
+
+
+# ---- the hash of code
+
+
+def package(folder, **files) -> object:
+    "A copy of a package under the name dpcomm: dotted name with '__' -> source."
+    top = folder / "dpcomm"
+    for name, source in files.items():
+        path = top / (name.replace("__", "/") + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source, encoding="utf-8")
+    return types.SimpleNamespace(__file__=str(top / "__init__.py"))
+
+
+FILES = dict(
+    experiments__a="'Doc.'\nfrom ..core.b import f\nfrom ..report import papers\nX = 1\n",
+    core__b="def f():\n    'Doc.'\n    # comment\n    from . import c\n    return 2.5\n",
+    core__c="class C:\n    'Doc.'\n    y = 3\n",
+    core__d="UNUSED = 1\n",
+    report__papers="Y = 1\n",
+)
+
+
+@pytest.fixture
+def hashed(tmp_path, monkeypatch):
+    def call(name="dpcomm.experiments.a", **changed):
+        where = package(tmp_path, **FILES | changed)
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "dpcomm", where)
+            return runs.code_hash.__wrapped__(name)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "name, old, new",
+    [
+        ("experiments__a", "'Doc.'", "'Another doc, longer.'"),
+        ("experiments__a", "X = 1", "# more\n\n\nX   =  1  # words"),
+        ("core__b", "'Doc.'", '"""Other."""'),
+        ("core__b", "    # comment\n", ""),
+        ("core__c", "    'Doc.'\n", ""),
+        ("core__d", "UNUSED = 1", "UNUSED = 2"),
+        ("report__papers", "Y = 1", "Y = 2"),
+    ],
+)
+def test_words_layout_unused_modules_and_reports_do_not_change_the_hash(
+    hashed, name, old, new
+):
+    assert old in FILES[name]
+    assert hashed(**{name: FILES[name].replace(old, new)}) == hashed()
+
+
+@pytest.mark.parametrize(
+    "name, old, new",
+    [
+        ("experiments__a", "X = 1", "X = 2"),
+        ("experiments__a", "X = 1", "X = 1.0"),
+        ("core__b", "return 2.5", "return 2.5000001"),
+        ("core__b", "return 2.5", "return '2.5'"),
+        ("core__c", "y = 3", "y = 4"),
+        ("core__c", "y = 3", "z = 3"),
+    ],
+)
+def test_a_number_a_name_or_a_type_that_is_depended_on_changes_the_hash(
+    hashed, name, old, new
+):
+    assert old in FILES[name]
+    assert hashed(**{name: FILES[name].replace(old, new)}) != hashed()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "import dpcomm.core.c\n",
+        "from dpcomm.core import c\n",
+        "from dpcomm.core.c import C\n",
+        "def f():\n    from ..core import c\n",
+    ],
+)
+def test_every_way_to_import_a_module_is_followed(hashed, how):
+    more = dict(experiments__a=how, core__b="")
+    changed = more | dict(core__c="class C:\n    y = 4\n")
+    assert hashed(**more) != hashed(**changed)
+
+
+def test_a_hash_is_twelve_hex_digits_and_every_experiment_has_its_own():
+    found = [runs.code_hash(f"dpcomm.experiments.{n.replace('-', '_')}") for n in DONE]
+    assert len(set(found)) == len(found) > 1
+    assert all(len(h) == 12 and int(h, 16) >= 0 for h in found)
+
+
+def test_a_bare_tree_keeps_strings_that_are_values():
+    def dump(text):
+        return ast.dump(runs._bare(ast.parse(text)))
+
+    assert dump("def f():\n    'a'\n") == dump("def f():\n    'b'\n")
+    assert dump("def f():\n    return 'a'\n") != dump("def f():\n    return 'b'\n")
+    assert dump("x = 'a'") != dump("x = 'b'")
+    assert dump("def f():\n    'a'\n") == dump("def f():\n    pass\n")
+
+
+# ---- what a run costs
+
+
+def costs(key, seed, cpu, wall=60.0):
+    cost = dict(wall_seconds=wall, cpu_seconds=cpu, peak_bytes=1)
+    empty = dict(
+        config={}, final={}, history={}, cells={}, as_run={}, data={}, origin={}
+    )
+    return records.Record(
+        *("dprec", "made_up", "full", key, seed, True),
+        cost=cost,
+        guarantee=None,
+        bits=None,
+        **empty,
+    )
+
+
+def test_a_run_costs_what_it_cost_or_its_neighbours_or_what_was_guessed():
+    run = Run("a", "", "full", minutes=5.0)
+    near, far = Run("b", "", "full", minutes=5.0), Run("c", "", "full", minutes=6.0)
+    needs = Run("d", "", "full", minutes=5.0, needs=("a",))
+    grid = (run, near, far, needs)
+
+    def told(*found):
+        return runs.expected_minutes(run, {(r.key, r.seed): r for r in found}, grid)
+
+    assert told() == (5.0, "guessed")
+    assert told(costs("c", 0, 600), costs("d", 0, 600)) == (5.0, "guessed")
+    assert told(costs("b", 0, 600), costs("c", 0, 60)) == (10.0, "like its neighbours")
+    assert told(costs("a", 0, 60), costs("a", 1, 180), costs("b", 0, 600)) == (
+        2.0,
+        "measured",
+    )
+    assert told(costs("a", 0, None, wall=90.0)) == (1.5, "measured")
+
+
+# ---- committed records
+
+
+def standing(name, scale) -> dict:
+    "(key, seed) -> raw record, the oldest, read without the package."
+    stem, found = name.replace("-", "_"), {}
+    folder = papers.assets("results")
+    rows = [
+        json.loads(text)
+        for path in folder.glob(f"*/{stem}.{scale}.jsonl")
+        for text in path.read_text(encoding="utf-8").splitlines()
+    ]
+    for row in sorted(rows, key=lambda row: row["origin"].get("date") or ""):
+        found.setdefault((row["key"], row["seed"]), row)
+    return found
+
+
+def spent(row) -> float:
+    return row["cost"].get("cpu_seconds") or row["cost"]["wall_seconds"]
+
+
+def test_every_experiment_has_a_module():
+    assert DONE == list(runner.experiments())
+
+
+@pytest.mark.parametrize("name, scale", GRIDS)
+def test_committed_records_fit_the_grid(name, scale):
+    grid = {run.key: run for run in runs.find(name).grid(scale)}
+    for (key, _), row in standing(name, scale).items():
+        assert key in grid, "records of a run that no grid has"
+        bare = {k.removeprefix(f"ours.{scale}.") for k in row["cells"]}
+        fills = {k.removeprefix(f"ours.{scale}.") for k in grid[key].fills}
+        assert bare <= fills, key
+        assert row["trained"] == grid[key].trains, key
+
+
+@pytest.mark.parametrize("name, scale", GRIDS)
+def test_grids_name_cells_of_their_paper_and_runs_of_themselves(name, scale):
+    experiment = runs.find(name)
+    grid, known = (
+        experiment.grid(scale),
+        {c.key for c in papers.cells(experiment.paper)},
+    )
+    keys = {run.key for run in grid}
+    for run in grid:
+        assert run.scale == scale and set(run.needs) <= keys - {run.key}
+        assert all(cell in known or cell.startswith("ours.") for cell in run.fills)
+        assert run.seeds and len(set(run.seeds)) == len(run.seeds)
+        for other in (r for r in grid if r.key in run.needs):
+            assert set(run.seeds) <= set(other.seeds), "seeds that its inputs have"
+
+
+def left_minutes(name, scale) -> float:
+    "Minutes that the seeds which are missing would take, by hand."
+    have, total = standing(name, scale), 0.0
+    grid = runs.find(name).grid(scale)
+    for run in grid:
+        own = [spent(r) for (key, _), r in have.items() if key == run.key]
+        like = {
+            g.key for g in grid if g.minutes == run.minutes and g.needs == run.needs
+        }
+        near = [spent(r) for (key, _), r in have.items() if key in like]
+        some = own if sum(own) else near if sum(near) else None
+        each = sum(some) / len(some) / 60 if some else run.minutes
+        total += each * sum((run.key, seed) not in have for seed in run.seeds)
+    return total
+
+
+@pytest.mark.parametrize("name", DONE)
+def test_the_status_of_an_experiment_is_counted_from_its_records(name):
+    have, t = standing(name, "full"), runs.status(name)
+    grid = runs.find(name).grid("full")
+    assert [r[0] for r in t.rows] == [run.key for run in grid]
+    for run, shown in zip(grid, t.rows):
+        done = sum((run.key, seed) in have for seed in run.seeds)
+        whole = done == len(run.seeds)
+        assert shown[3] == ("done" if whole else f"{done} of {len(run.seeds)} seeds")
+        assert shown[2] == str(len(run.fills))
+        own = [spent(r) for (key, _), r in have.items() if key == run.key]
+        if sum(own):
+            assert shown[4] == f"{sum(own) / len(own) / 60:,.1f} (measured)"
+    told = t.title.split("about ")[1].split(" core")[0].replace(",", "")
+    assert float(told) == pytest.approx(left_minutes(name, "full") / 60, abs=0.0501)
+
+
+def test_the_status_of_a_folder_counts_its_own_records(made, tmp_path):
+    runs.play_grid("made-up", "full", (0,), tmp_path, "rec")
+    rows = {r[0]: r[3] for r in runs.status("made-up", "full", tmp_path).rows}
+    assert rows["rec"] == "1 of 2 seeds" and rows["fedavg"] == "0 of 2 seeds"
+
+
+@pytest.fixture
+def those_with_a_module(monkeypatch):
+    real = runner.experiments()
+    monkeypatch.setattr(runner, "experiments", lambda: {n: real[n] for n in DONE})
+
+
+@pytest.mark.parametrize("scale", records.SCALES)
+def test_the_ledger_adds_up(those_with_a_module, scale):
+    t = runs.ledger(scale)
+    assert [r[0] for r in t.rows] == DONE
+    for name, paper, cells, done, seeds, hours, left in t.rows:
+        have, grid = standing(name, scale), runs.find(name).grid(scale)
+        assert paper == runs.find(name).paper
+        assert int(cells) == sum(len(run.fills) for run in grid)
+        mine = {run.key: sum((run.key, s) in have for s in run.seeds) for run in grid}
+        some = [n for n in mine.values() if n]
+        assert done == f"{len(some)} of {len(grid)}"
+        planned = max(len(run.seeds) for run in grid)
+        wanted = f"{min(some)}..{max(some)} of {planned}" if some else "none"
+        assert seeds == wanted
+        total = sum(map(spent, have.values())) / 3600
+        assert float(hours.replace(",", "")) == pytest.approx(total, abs=0.0501)
+        rest = left_minutes(name, scale) / 60
+        assert float(left.replace(",", "")) == pytest.approx(rest, abs=0.0501)
+
+
+def test_the_overview_adds_up(those_with_a_module):
+    t = runs.overview()
+    assert [r[0] for r in t.rows] == DONE
+    for name, paper, cells, *minutes, data, done in t.rows:
+        have, grid = standing(name, "full"), runs.find(name).grid("full")
+        jobs = [(run.key, seed) for run in grid for seed in run.seeds]
+        assert done == f"{sum(job in have for job in jobs)} of {len(jobs)}"
+        assert int(cells) == sum(len(run.fills) for run in grid)
+        sets = sorted({d for run in grid for d in run.data})
+        assert data == (", ".join(sets) or "bundled") and paper == runs.find(name).paper
+        assert len(minutes) == 3 and all(
+            float(m.split()[0].replace(",", "")) >= 0 for m in minutes
+        )
+
+
+@pytest.mark.parametrize("name", DONE)
+def test_the_smoke_scale_of_an_experiment_needs_no_download(name):
+    grid = runs.find(name).grid("smoke")
+    assert {d for run in grid for d in run.data} == set()

@@ -1,0 +1,387 @@
+"Jobs in processes: the order, equal numbers whatever the processes, kills, failures."
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from checkout import ROOT
+
+from dpcomm.experiments import runs, sweep
+from dpcomm.experiments.sweep import Job, Sweep, Worker
+from dpcomm.report import records
+
+ASKED = dict(name="dprec-mnist", scale="smoke", seeds=(0, 1), only="linear.eps3")
+NAME = "dprec_mnist.smoke.jsonl"
+
+
+def job(key="a", seed=0, minutes=1.0, memory=1.0, cells=1, needs=(), **more) -> Job:
+    given = dict(experiment="made-up", scale="full", data=()) | more
+    return Job(
+        **given,
+        key=key,
+        seed=seed,
+        minutes=minutes,
+        memory=memory,
+        cells=cells,
+        needs=needs,
+    )
+
+
+@pytest.fixture(autouse=True)
+def this_checkout(monkeypatch):
+    "Children import the package that is tested."
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", path)
+
+
+def numbers(folder) -> dict:
+    "What was recorded, without when and at what cost."
+    found = records.load("dprec", root=folder)
+    assert len({r.identity for r in found}) == len(found)
+    return {(r.key, r.seed): records.result_of(r) for r in found}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    "The numbers of one process."
+    path = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), path]))
+    folder = tmp_path_factory.mktemp("one")
+    done = sweep.run_here(sweep.plan([ASKED], folder), folder, 1)
+    os.environ["PYTHONPATH"] = path
+    assert not done.failed and not done.late and len(done.done) == 4
+    return numbers(folder)
+
+
+def children_of(pid) -> list:
+    "Workers that were started by a sweep, wherever they have gone since."
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"--parent" in words and words[words.index(b"--parent") + 1] == b"%d" % pid:
+            found.append(int(path.parent.name))
+    return found
+
+
+def wait_for(what, seconds=120):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.05)
+
+
+# ---- the plan
+
+
+def test_a_plan_is_ordered_by_cells_an_hour_and_what_needs_others_is_last(monkeypatch):
+    jobs = [
+        job("slow", minutes=100.0),
+        job("gap", minutes=0.0, cells=9, needs=("slow",)),
+        job("fast", minutes=1.0),
+        job("many", minutes=100.0, cells=50),
+        job("nothing", minutes=0.5, cells=0),
+        job("long nothing", minutes=50.0, cells=0),
+        job("second", minutes=0.0, cells=1, needs=("slow",)),
+    ]
+    monkeypatch.setattr(
+        sweep, "jobs_of", lambda out, names: [j for j in jobs if j.key in names]
+    )
+    wanted = ["fast", "many", "slow", "nothing", "long nothing", "gap", "second"]
+    for order in (jobs, jobs[::-1]):
+        asked = [dict(names=[j.key]) for j in order] + [dict(names=["fast"])]
+        assert [j.key for j in sweep.plan(asked)] == wanted
+    assert all(j.value > 0 for j in jobs)
+
+
+def test_a_plan_holds_each_missing_run_once_and_none_that_is_recorded(tmp_path):
+    jobs = sweep.plan([ASKED, dict(ASKED, only="linear.eps3.rec")], tmp_path)
+    keys = ("linear.eps3.fedavg", "linear.eps3.rec")
+    assert sorted((j.key, j.seed) for j in jobs) == [
+        (k, s) for k in keys for s in (0, 1)
+    ]
+    experiment = runs.find("dprec-mnist")
+    run = runs.find_run(experiment, "smoke", keys[1])
+    record = runs.record_of(experiment, run, 1, {}, {"wall_seconds": 120.0})
+    records.append(tmp_path, record)
+    left = sweep.plan([ASKED], tmp_path)
+    assert len(left) == 3 and (keys[1], 1) not in [(j.key, j.seed) for j in left]
+    assert [j.minutes for j in left if j.key == keys[1]] == [2.0], "as long as it took"
+    assert len(sweep.plan([ASKED])) == 4, "another folder"
+
+
+def test_a_plan_table_adds_up():
+    jobs = [
+        job("a", minutes=30.0, cells=2, data=("mnist",)),
+        job("b", minutes=90.0, cells=3, memory=4.0, data=("emnist",)),
+        job("c", minutes=60.0, experiment="other"),
+    ]
+    t = sweep.plan_table(jobs)
+    assert t.rows == (
+        ("made-up", "2", "5", "2.0", "4", "emnist, mnist"),
+        ("other", "1", "1", "1.0", "1", ""),
+    )
+    assert t.title == "3 runs are missing: about 3.0 core-hours"
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[[sweep]]\nexperimnt = 'a'\n", "did you mean 'experiment'"),
+        ("[[sweep]]\nscale = 'full'\n", "a [[sweep]] has no experiment; name one"),
+        ("", "grid.toml has no [[sweep]]; add one"),
+        ("[[swep]]\nexperiment = 'a'\n", "grid.toml has no [[sweep]]"),
+        ("[[sweep]\n", "grid.toml is no TOML"),
+        ("[[sweep]]\nexperiment = 'a'\nexperiment = 'b'\n", "grid.toml is no TOML"),
+        ("\ufffe[[sweep", "grid.toml is no TOML"),
+        ("[sweep]\nexperiment = 'dprec-mnist'\n", "[[sweep]]"),
+        ("sweep = 3\n", "[[sweep]]"),
+        ("[[sweep]]\nexperiment = 3\n", "experiment"),
+        ("[[sweep]]\nexperiment = 'dprec-mnist'\nseeds = 3\n", "seeds"),
+        ("[[sweep]]\nexperiment = 'dprec-mnist'\nseeds = ['0']\n", "seeds"),
+        (
+            "[[sweep]]\nexperiment = 'dprec-mnist'\nscale = 'ful'\n",
+            "did you mean 'full'",
+        ),
+        ("[[sweep]]\nexperiment = 'dprec-mnits'\n", "did you mean 'dprec-mnist'"),
+        ("[[sweep]]\nexperiment = 'dprec-mnist'\nonly = 'cmn'\n", "only='cmn'"),
+    ],
+)
+def test_a_wrong_grid_file_is_refused_with_what_to_correct(tmp_path, text, message):
+    path = tmp_path / "grid.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        sweep.plan(sweep.read_grid(path))
+
+
+def test_a_grid_file_says_what_to_run(tmp_path):
+    path = tmp_path / "grid.toml"
+    path.write_text(
+        "[[sweep]]\nexperiment = 'dprec-mnist'\nscale = 'smoke'\nseeds = [0, 1]\n"
+        "only = 'linear.eps3'\n[[sweep]]\nexperiment = 'dprec-mnist'\nscale = 'quick'\n"
+    )
+    asked = sweep.read_grid(path)
+    assert asked == [dict(ASKED, seeds=[0, 1]), dict(name="dprec-mnist", scale="quick")]
+    assert sweep.plan(asked[:1]) == sweep.plan([ASKED])
+
+
+# ---- one decision at a time
+
+
+def of(*waiting, **more) -> Sweep:
+    return Sweep(Path("nowhere"), deque(waiting), **more)
+
+
+def running(j, code=None, log=None) -> Worker:
+    process = types.SimpleNamespace(poll=lambda: code, returncode=code)
+    return Worker(j, process, log)
+
+
+def test_a_job_waits_for_what_it_needs_of_its_own_seed():
+    gap, a = job("gap", needs=("a",)), job("a")
+    assert not sweep.ready(gap, of(a, gap))
+    assert not sweep.ready(gap, of(gap, running=[running(a)]))
+    assert sweep.ready(gap, of(gap)) and sweep.ready(a, of(a, gap))
+    assert sweep.ready(gap, of(job("a", seed=1), job("a", experiment="other"), gap))
+    later = time.monotonic() + 100
+    assert not sweep.ready(a, of(a, busy={a: later}))
+    assert sweep.ready(a, of(a, busy={a: 0.0}))
+
+
+def test_the_best_job_that_fits_starts_and_one_that_never_fits_runs_alone():
+    big, small = job("big", memory=9.0), job("small", memory=1.0)
+    assert sweep.next_job(of(big, small), 10.0) == big
+    assert sweep.next_job(of(big, small), 5.0) == small
+    assert sweep.next_job(of(big), 5.0) == big, "alone"
+    assert sweep.next_job(of(big, running=[running(small)]), 5.0) is None
+    assert sweep.next_job(of(), 5.0) is None
+    assert sweep.free_memory() > 0.1
+
+
+def test_what_became_of_a_worker_is_told_by_its_code(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("words")
+    jobs = {code: job(str(code)) for code in (0, sweep.LATE, sweep.BUSY, 1, -9, None)}
+    s = of(running=[running(j, code, log) for code, j in jobs.items()])
+    sweep.collect(s)
+    assert s.done == [jobs[0]] and s.late == [jobs[sweep.LATE]]
+    assert list(s.waiting) == [jobs[sweep.BUSY], jobs[1], jobs[-9]]
+    assert [w.job for w in s.running] == [jobs[None]]
+    assert not sweep.ready(jobs[sweep.BUSY], s) and sweep.ready(jobs[1], s)
+    assert s.tries == {jobs[1]: 1, jobs[-9]: 1} and s.failed == {}
+
+
+def test_a_job_fails_at_the_second_time_and_takes_all_that_need_it_along(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("x" * 5000 + "the end")
+    a, b, c = job("a"), job("b", needs=("a",)), job("c", needs=("b",))
+    others = job("b", seed=1, needs=("a",)), job("d", needs=("e",))
+    s = of(b, c, *others, tries={a: 1}, running=[running(a, 1, log)])
+    sweep.collect(s)
+    assert s.failed[a].endswith("the end") and len(s.failed[a]) == 4000
+    assert s.failed[b] == "needs a, which failed"
+    assert list(s.waiting) == list(others) and set(s.failed) == {a, b, c}
+
+
+def test_a_worker_tells_how_far_it_is_from_its_bar(tmp_path):
+    log = tmp_path / "log"
+    worker = running(job(), log=log)
+    for text, told in (
+        ("", "starting"),
+        ("a warning\n", "starting"),
+        (
+            "eps3:  10%|# | 1/10\reps3:  42%|#### | accuracy=83.1%]",
+            "42%, accuracy 83.1%",
+        ),
+        ("9%|x\n" * 3000 + "7%|", "7%"),
+    ):
+        log.write_text(text)
+        assert worker.state() == told
+
+
+def test_a_sweep_tells_itself_in_a_line(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("50%|")
+    s = of(
+        job("c", minutes=60.0),
+        running=[running(job("a", minutes=120.0), log=log)],
+        done=[job("d")],
+        failed={job("f"): "why"},
+    )
+    assert sweep.line_of(s) == "1 of 4 done, 1 failed; about 2.0 h left; a seed 0 50%"
+
+
+# ---- processes
+
+
+def test_one_and_two_processes_give_equal_numbers(one, tmp_path):
+    said = []
+    done = sweep.run_here(sweep.plan([ASKED]), tmp_path, 2, say=said.append)
+    assert not done.failed and len(done.done) == 4 and len(one) == 4
+    assert numbers(tmp_path) == one
+    assert max(line.count(" seed ") for line in said) == 2
+    assert said[-1].startswith("4 of 4 done")
+    assert sweep.plan([ASKED], tmp_path) == []
+
+
+def test_a_shell_line_makes_the_record(one, tmp_path):
+    first = sweep.plan([ASKED])[0]
+    folder = tmp_path / "with a space"
+    line = sweep.shell_line(first, folder)
+    assert "\n" not in line and shlex.split(line)[0] == sys.executable
+    done = subprocess.run(
+        line, shell=True, cwd=tmp_path, capture_output=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    at = first.key, first.seed
+    assert numbers(folder) == {at: one[at]}
+
+
+def test_a_worker_without_time_says_so_and_records_nothing(tmp_path):
+    first = sweep.plan([ASKED])[0]
+    words = shlex.split(sweep.shell_line(first, tmp_path)) + ["--max-seconds", "0"]
+    assert (
+        subprocess.run(words, capture_output=True, timeout=200).returncode == sweep.LATE
+    )
+    assert numbers(tmp_path) == {}
+
+
+def test_a_worker_whose_run_is_claimed_says_so(tmp_path):
+    first = sweep.plan([ASKED])[0]
+    place = tmp_path / "checkpoints" / "dprec_mnist.smoke"
+    words = shlex.split(sweep.shell_line(first, tmp_path))
+    with runs._claim(place / f"{first.key}.seed{first.seed}.lock"):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    assert done.returncode == sweep.BUSY and "by another process" in done.stderr
+
+
+def test_a_job_that_fails_is_tried_twice_and_the_rest_is_done(one, tmp_path):
+    good = sweep.plan([dict(ASKED, seeds=(0,))])
+    bad = replace(good[0], key="linear.eps3.nothing")
+    needs = replace(good[0], key="gap", needs=(bad.key,))
+    done = sweep.run_here([bad, *good, needs], tmp_path, 2)
+    assert set(done.done) == set(good) and done.tries == {bad: 2}
+    assert (
+        set(done.failed) == {bad, needs} and "linear.eps3.nothing" in done.failed[bad]
+    )
+    assert done.failed[needs] == f"needs {bad.key}, which failed"
+    assert numbers(tmp_path) == {at: v for at, v in one.items() if at[1] == 0}
+
+
+def test_a_second_sweep_in_one_folder_is_refused(tmp_path):
+    with sweep.own(tmp_path):
+        code = f"from dpcomm.experiments import sweep; sweep.run_here([], {str(tmp_path)!r})"
+        words = [sys.executable, "-c", code]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert f"another sweep is writing to {tmp_path.name}" in done.stderr
+    assert sweep.run_here([], tmp_path).done == [], "it was let go"
+
+
+def test_a_sweep_stops_at_its_time(tmp_path):
+    jobs = sweep.plan([ASKED])
+    started = time.monotonic()
+    done = sweep.run_here(jobs, tmp_path, 2, max_hours=0.0)
+    assert time.monotonic() - started < 60
+    assert done.done == [] and set(done.late) == set(jobs) and not done.failed
+
+
+SWEEP = """
+import sys
+from dpcomm.experiments import sweep
+asked = dict(name="dprec-mnist", scale="smoke", seeds=(0, 1), only="linear.eps3")
+done = sweep.run_here(sweep.plan([asked], sys.argv[1]), sys.argv[1], 2)
+sys.exit(len(done.failed))
+"""
+
+
+def test_a_sweep_that_is_killed_twice_ends_with_the_same_records(one, tmp_path):
+    words, left = [sys.executable, "-c", SWEEP, str(tmp_path)], []
+    for kill in range(2):
+        process = subprocess.Popen(words)
+        before = len(numbers(tmp_path))
+        logs = tmp_path / "logs"
+        if kill == 0:  # while both play, at some round
+            wait_for(
+                lambda: (
+                    len([p for p in logs.rglob("*.log") if b"%|" in p.read_bytes()])
+                    == 2
+                )
+            )
+        else:  # when something is recorded and the rest goes on
+            wait_for(lambda: len(numbers(tmp_path)) > before)
+            wait_for(lambda: children_of(process.pid))
+        assert len(children_of(process.pid)) >= 1
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        killed = time.monotonic()
+        wait_for(lambda: not children_of(process.pid), 5)
+        assert time.monotonic() - killed < 5
+        left.append(len(numbers(tmp_path)))
+    assert left[0] == 0 < left[1] < 4, "killed in the middle"
+    assert subprocess.run(words, timeout=300).returncode == 0
+    assert numbers(tmp_path) == one
+    text = (tmp_path / "dprec" / NAME).read_text()
+    assert text.count("\n") == 4 and not list(tmp_path.rglob("*.pt"))
+
+
+def test_a_sweep_that_is_interrupted_leaves_no_child(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SWEEP, str(tmp_path)], stderr=subprocess.DEVNULL
+    )
+    wait_for(lambda: len(children_of(process.pid)) == 2)
+    process.send_signal(signal.SIGINT)
+    process.wait(20)
+    wait_for(lambda: not children_of(process.pid), 5)
+    assert process.returncode != 0

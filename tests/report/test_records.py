@@ -1,0 +1,653 @@
+"A record is one fact: read back as written, refused when wrong, never lost nor counted twice."
+
+import getpass
+import itertools
+import json
+import math
+import os
+import platform
+import random
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+import pytest
+
+from dpcomm.report import papers, records
+from dpcomm.report.records import Record
+
+FILES = sorted(papers.assets("results").rglob("*.jsonl"))
+ORIGIN = dict(
+    code="0" * 12,
+    machine="x86_64, here",
+    device="cpu",
+    threads=1,
+    engine="auto",
+    dtype="float32",
+    versions={"python": "3.11.0"},
+    commit="a" * 40,
+    dirty=False,
+    date="2026-01-02T00:00:00+00:00",
+)
+CELL = "mnist.eps3.rec.acc"
+
+
+def record(seed=0, key="eps3.rec", accuracy=70.25, **more) -> Record:
+    "A made-up record; what is given as `origin` is laid over the usual one."
+    given = dict(
+        paper="dprec",
+        experiment="made_up",
+        scale="full",
+        key=key,
+        seed=seed,
+        trained=True,
+        config={"rounds": 10, "groups": [1, 2], "clip": None},
+        final={"accuracy": accuracy, "round": 10},
+        history={"round": [5, 10], "accuracy": [60.0, accuracy]},
+        cells={CELL: [accuracy, "percent"]},
+        guarantee={"eps": 3.0},
+        as_run={},
+        bits={"total": 88},
+        data={"name": "digits"},
+        cost={"wall_seconds": 1.0, "cpu_seconds": 2.0, "peak_bytes": 3},
+    )
+    origin = ORIGIN | more.pop("origin", {})
+    return Record(**given | more, origin=origin)
+
+
+def raw(**more) -> dict:
+    "The same as JSON would hold it."
+    return asdict(record()) | more
+
+
+def line(**more) -> str:
+    return json.dumps(raw(**more))
+
+
+def without(name) -> str:
+    return json.dumps({k: v for k, v in raw().items() if k != name})
+
+
+def written(folder, *lines, name="made_up.full.jsonl", end="\n") -> Path:
+    "A file of lines."
+    path = folder / "dprec" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + end, encoding="utf-8")
+    return path
+
+
+def of_seeds(found) -> list:
+    return sorted(r.seed for r in found)
+
+
+# ---- committed files
+
+
+def test_there_are_committed_records_of_several_papers():
+    assert len(FILES) >= 18 and len({path.parent.name for path in FILES}) >= 4
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_committed_line_reads_and_is_written_with_the_same_bytes(path):
+    content = path.read_bytes()
+    lines = content.decode("utf-8").split("\n")
+    assert lines.pop() == "", "the last line has its end"
+    found = records.read(path)
+    assert len(found) == len(lines) > 0
+    assert [records.to_line(r) for r in found] == lines
+    assert {r.paper for r in found} == {path.parent.name}
+
+
+def test_committed_records_are_found_by_paper_experiment_and_scale():
+    for path in FILES:
+        experiment, scale, _ = path.name.split(".")
+        found = records.load(path.parent.name, experiment, scale)
+        assert found == records.read(path)
+    for paper in papers.papers():
+        mine = [path for path in FILES if path.parent.name == paper]
+        assert len(records.load(paper)) == sum(len(records.read(p)) for p in mine)
+
+
+def test_no_committed_file_holds_one_run_twice_from_one_code_and_machine():
+    for path in FILES:
+        found = records.read(path)
+        for a, b in itertools.combinations(found, 2):
+            assert a.identity != b.identity or not records.same_kind(a, b), a.identity
+
+
+def test_committed_records_name_no_user_and_no_folder():
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        assert "/home/" not in text and "/root" not in text and "/tmp" not in text
+
+
+def test_load_refuses_a_paper_and_a_scale_it_does_not_know(tmp_path):
+    with pytest.raises(ValueError, match="did you mean 'dprec'"):
+        records.load("dprek")
+    with pytest.raises(ValueError, match="did you mean 'quick'"):
+        records.load("dprec", scale="quik")
+    assert records.load("dprec", root=tmp_path) == ()
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    "text, field",
+    [
+        *((without(f.name), f"{f.name} is missing") for f in fields(Record)),
+        (line(surplus=1), "surplus is not a field"),
+        ("[]", "is missing"),
+        ("3", "is missing"),
+        ('{"paper":', "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        (line(paper=3), "paper is 3; it must be of type str"),
+        (line(seed="0"), "seed is '0'; it must be of type int"),
+        (line(seed=0.0), "seed is 0.0; it must be of type int"),
+        (line(seed=True), "seed is True; it must be of type int"),
+        (line(seed=-1), "seed is -1; it must be a whole number from 0 on"),
+        (line(trained=1), "trained is 1; it must be of type bool"),
+        (line(trained=None), "trained is None; it must be of type bool"),
+        (line(config=[]), "config is []; it must be of type dict"),
+        (line(final=None), "final is None; it must be of type dict"),
+        (line(guarantee="no"), "guarantee is 'no'; it must be of type dict or null"),
+        (line(bits=8), "bits is 8; it must be of type dict or null"),
+        (line(notes="a"), "notes is 'a'; it must be of type list"),
+        (line(paper="dprek"), "did you mean 'dprec'"),
+        (line(scale="ful"), "did you mean 'full'"),
+        (line(final={"accuracy": math.nan}), "record.final.accuracy is nan"),
+        (line(final={"loss": -math.inf}), "record.final.loss is -inf"),
+        (line(config={"a": [1, {"b": math.inf}]}), "record.config.a[1].b is inf"),
+        (line(cost={"wall_seconds": math.nan}), "record.cost.wall_seconds is nan"),
+        (line(notes=[math.nan]), "record.notes[0] is nan"),
+        (line(cells={CELL: [math.nan, "percent"]}), f"{CELL}[0] is nan"),
+        (line(cells={CELL: [True, "percent"]}), f"cells.{CELL} is [True, 'percent']"),
+        (line(cells={CELL: ["70", "percent"]}), f"cells.{CELL} is ['70', 'percent']"),
+        (line(cells={CELL: [70]}), f"cells.{CELL} is [70]"),
+        (line(cells={CELL: []}), f"cells.{CELL} is []"),
+        (line(cells={CELL: 70}), f"cells.{CELL} is 70"),
+        (line(cells={CELL: [70, None]}), f"cells.{CELL} is [70, None]"),
+        (line(cells={CELL: [70, "percent", 1]}), f"cells.{CELL} is [70, 'percent', 1]"),
+        (line(cells={"mnist.eps3.rek.acc": [70, "percent"]}), f"did you mean '{CELL}'"),
+        (line(history={"a": list(range(61))}), "history has 61 points"),
+        (line(history={"a": [1, 2], "b": [1]}), "history has columns of several"),
+        (line(history={"a": 1}), "history has columns of several"),
+    ],
+)
+def test_a_wrong_line_is_refused_with_file_line_and_field(tmp_path, text, field):
+    path = written(tmp_path, line(), text, line(seed=2))
+    with pytest.raises(ValueError) as error:
+        records.read(path)
+    assert str(error.value).startswith("made_up.full.jsonl, line 2: ")
+    assert field in str(error.value)
+    assert str(error.value).endswith("; correct the line")
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity"])
+def test_a_number_that_is_none_is_refused_wherever_it_stands(tmp_path, number):
+    for name in ("final", "config", "data", "cost", "origin", "as_run"):
+        text = line(**{name: {"x": 0.125}}).replace("0.125", number)
+        with pytest.raises(
+            ValueError, match=rf"line 1: record.{name}.x is -?(inf|nan)"
+        ):
+            records.read(written(tmp_path, text))
+
+
+def test_a_whole_number_beyond_a_double_is_refused(tmp_path):
+    path = written(tmp_path, line(final={"x": 10**400}))
+    with pytest.raises(ValueError, match="line 1: record.final.x is 1000"):
+        records.read(path)
+
+
+@pytest.mark.parametrize("value", ["text", True, [1.0]])
+@pytest.mark.parametrize("at", ["final", "history"])
+def test_a_score_that_is_no_number_is_refused(tmp_path, at, value):
+    wrong = {"x": value} if at == "final" else {"x": [value]}
+    with pytest.raises(ValueError, match=f"line 1: .*{at}"):
+        records.read(written(tmp_path, line(**{at: wrong})))
+
+
+def test_a_score_may_be_missing_and_the_best_point_is_kept():
+    for more in (
+        dict(final={"eps": None, "best": {"round": 3, "accuracy": 70.0, "eps": None}}),
+        dict(history={"eps": [None, 1.0]}),
+    ):
+        assert records.from_line(line(**more), "here") == record(**more)
+
+
+def test_a_line_of_another_experiment_or_scale_is_refused(tmp_path):
+    for more in (dict(experiment="other"), dict(scale="quick", cells={})):
+        path = written(tmp_path, line(), "", line(**more))
+        with pytest.raises(ValueError, match="line 3: experiment and scale are"):
+            records.read(path)
+
+
+def test_a_line_of_another_paper_is_refused(tmp_path):
+    path = written(tmp_path, line(), line(paper="imvu", cells={}))
+    with pytest.raises(ValueError, match="line 2: .*paper"):
+        records.load("dprec", root=tmp_path)
+    assert path.parent.name == "dprec"
+
+
+def test_a_line_that_is_too_large_is_refused_when_written_and_when_read(tmp_path):
+    large = record(config={"x": "a" * records.LARGEST})
+    with pytest.raises(
+        ValueError, match=r"record dprec/made_up/full/eps3.rec/0: .*10,"
+    ):
+        records.to_line(large)
+    with pytest.raises(ValueError, match=r"made_up.full.jsonl, line 1: .*10,000"):
+        records.read(written(tmp_path, json.dumps(asdict(large))))
+
+
+def test_a_line_as_large_as_is_allowed_is_written():
+    spare = records.LARGEST - len(records.to_line(record(config={"x": ""})))
+    assert len(records.to_line(record(config={"x": "a" * spare}))) == records.LARGEST
+    with pytest.raises(ValueError, match="it has 10,001 bytes"):
+        records.to_line(record(config={"x": "a" * (spare + 1)}))
+
+
+@pytest.mark.parametrize(
+    "more, field",
+    [
+        (dict(seed=-1), "seed is -1"),
+        (dict(scale="ful"), "did you mean 'full'"),
+        (dict(final={"x": math.nan}), "record.final.x is nan"),
+        (dict(cells={"x": [1, "percent"]}), "cells: key"),
+        (dict(config={"f": {1, 2}}), "record.config.f is {1, 2}"),
+        (dict(config={"f": b"a"}), "record.config.f is b'a'"),
+    ],
+)
+def test_what_would_not_be_read_is_not_written(tmp_path, more, field):
+    with pytest.raises(ValueError) as error:
+        records.append(tmp_path, record(**more))
+    assert field in str(error.value) and "eps3.rec" in str(error.value)
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_a_last_line_without_its_end_does_not_count_yet(tmp_path):
+    whole = [line(seed=seed) for seed in range(3)]
+    for cut in (1, 20, len(whole[2]) - 1, len(whole[2])):
+        path = written(tmp_path, *whole[:2], whole[2][:cut], end="")
+        assert of_seeds(records.read(path)) == [0, 1], cut
+    path.write_text(path.read_text() + "\n")
+    assert of_seeds(records.read(path)) == [0, 1, 2]
+    assert records.read(written(tmp_path, "", end="")) == ()
+
+
+def test_a_corrupt_middle_line_is_refused_at_every_cut(tmp_path):
+    whole = line(seed=1)
+    for cut in range(1, len(whole), 37):
+        path = written(tmp_path, line(), whole[:cut], line(seed=2))
+        with pytest.raises(ValueError, match="made_up.full.jsonl, line 2: no JSON"):
+            records.read(path)
+
+
+def test_a_file_that_changed_is_read_again(tmp_path):
+    path = written(tmp_path, line(seed=1))
+    assert of_seeds(records.read(path)) == [1]
+    stat = path.stat()
+    written(tmp_path, line(seed=2))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert of_seeds(records.read(path)) == [2]
+
+
+def test_a_random_record_survives_the_round_trip():
+    rng = random.Random(3)
+
+    def value(depth):
+        kinds = [
+            lambda: rng.uniform(-1e300, 1e300),
+            lambda: rng.randrange(-(10**18), 10**18),
+            lambda: rng.choice(
+                [True, False, None, "", "ä\n\u2028\t\"'", "\x00", 5e-324]
+            ),
+            lambda: [value(depth - 1) for _ in range(rng.randrange(3))],
+            lambda: {str(rng.random()): value(depth - 1) for _ in range(3)},
+        ]
+        return rng.choice(kinds[: 5 if depth else 3])()
+
+    for seed in range(200):
+        r = record(seed, config={"x": value(3)}, notes=[str(value(0))])
+        text = records.to_line(r)
+        assert "\n" not in text and text.isascii()
+        assert records.from_line(text, "here") == r
+        assert records.to_line(records.from_line(text, "here")) == text
+
+
+# ---- adding
+
+
+def test_the_same_record_twice_is_one_line(tmp_path):
+    path = records.append(tmp_path, record())
+    assert path == tmp_path / "dprec" / "made_up.full.jsonl"
+    before = path.read_bytes()
+    later = record(
+        origin={"date": "2027-01-01T00:00:00+00:00", "commit": "b" * 40},
+        cost={"wall_seconds": 9.0},
+    )
+    assert records.append(tmp_path, record()) == records.append(tmp_path, later) == path
+    assert path.read_bytes() == before and before.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    "more, what",
+    [
+        (
+            dict(final={"accuracy": 70.5, "round": 10}),
+            "final.accuracy is 70.25 and 70.5",
+        ),
+        (dict(final={"round": 10}), "final.accuracy is 70.25 and None"),
+        (
+            dict(history={"round": [5, 10], "accuracy": [60.0, 70.5]}),
+            "history.accuracy is [60.0, 70.25] and [60.0, 70.5]",
+        ),
+        (dict(cells={}), f"cells.{CELL} is [70.25, 'percent'] and None"),
+        (dict(bits=None), "bits.total is 88 and None"),
+        (dict(bits={"total": 89}), "bits.total is 88 and 89"),
+    ],
+)
+def test_a_contradiction_is_refused_and_the_file_unchanged(tmp_path, more, what):
+    path = records.append(tmp_path, record())
+    records.append(tmp_path, record(seed=1))
+    before = path.read_bytes()
+    with pytest.raises(ValueError) as error:
+        records.append(tmp_path, record(**more))
+    assert "made_up.full.jsonl: eps3.rec, seed 0 stands there already" in str(
+        error.value
+    )
+    assert what in str(error.value)
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.glob("*.part")] == []
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        dict(machine="aarch64, there"),
+        dict(device="NVIDIA H100"),
+        dict(code="1" * 12),
+        dict(threads=4),
+        dict(engine="fused"),
+        dict(dtype="float64"),
+        dict(versions={"python": "3.12.0"}),
+    ],
+)
+def test_a_record_of_another_machine_or_code_is_kept(tmp_path, origin):
+    records.append(tmp_path, record())
+    path = records.append(tmp_path, record(accuracy=71.0, origin=origin))
+    assert [r.final["accuracy"] for r in records.read(path)] == [70.25, 71.0]
+    with pytest.raises(ValueError, match="stands there already"):
+        records.append(tmp_path, record(accuracy=72.0, origin=origin))
+
+
+def test_code_that_is_not_known_contradicts_nothing(tmp_path):
+    old = record(origin={"code": None})
+    assert not records.same_kind(old, old) and records.same_kind(record(), record())
+    records.append(tmp_path, old)
+    path = records.append(tmp_path, record(accuracy=71.0, origin={"code": None}))
+    assert len(records.read(path)) == 2
+
+
+def test_a_record_whose_code_is_not_known_stands_once_when_added_twice(tmp_path):
+    old = record(origin={"code": None})
+    records.append(tmp_path, old)
+    assert len(records.read(records.append(tmp_path, old))) == 1
+
+
+def test_adding_drops_a_line_that_was_never_finished(tmp_path):
+    path = written(tmp_path, line(seed=0), line(seed=1)[:50], end="")
+    records.append(tmp_path, record(2))
+    assert of_seeds(records.read(path)) == [0, 2]
+
+
+def test_nothing_is_added_to_a_file_that_cannot_be_read(tmp_path):
+    path = written(tmp_path, line(), "{", line(seed=1))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="line 2"):
+        records.append(tmp_path, record(2))
+    assert path.read_bytes() == before
+
+
+ADDS = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from dpcomm.report import records
+folder, first = Path(sys.argv[1]), int(sys.argv[2])
+one = records.from_line(sys.stdin.read(), "stdin")
+(folder / f"ready{first}").touch()
+while len(list(folder.glob("ready*"))) < 4:
+    pass
+for i in range(40):
+    records.append(folder, replace(one, seed=first + i))
+    records.append(folder, replace(one, seed=999))
+"""
+
+
+def test_four_processes_that_add_to_one_file_lose_nothing(tmp_path):
+    text = records.to_line(record()).encode()
+    processes = []
+    for i in range(4):
+        words = [sys.executable, "-c", ADDS, str(tmp_path), str(100 * i)]
+        processes.append(subprocess.Popen(words, stdin=subprocess.PIPE))
+        processes[-1].stdin.write(text)
+        processes[-1].stdin.close()
+    assert [process.wait(300) for process in processes] == [0] * 4
+    found = records.load("dprec", root=tmp_path)
+    wanted = [100 * i + j for i in range(4) for j in range(40)] + [999]
+    assert of_seeds(found) == sorted(wanted)
+    assert not list(tmp_path.rglob("*.part"))
+
+
+KILLED = """
+import os, sys
+from dpcomm.report import records
+real, left = os.replace, [int(sys.argv[2])]
+def stop(a, b):
+    left[0] -= 1
+    os.kill(os.getpid(), 9) if left[0] == 0 else real(a, b)
+os.replace = stop
+one = records.from_line(sys.stdin.read(), "stdin")
+for seed in range(10):
+    records.append(sys.argv[1], records.Record(**vars(one) | {"seed": seed}))
+"""
+
+
+def test_a_killed_process_leaves_whole_lines_and_no_lock(tmp_path):
+    words = [sys.executable, "-c", KILLED, str(tmp_path), "4"]
+    text = records.to_line(record())
+    done = subprocess.run(words, input=text, text=True, timeout=100)
+    assert done.returncode == -9
+    assert of_seeds(records.load("dprec", root=tmp_path)) == [0, 1, 2]
+    records.append(tmp_path, record(7))
+    assert of_seeds(records.load("dprec", root=tmp_path)) == [0, 1, 2, 7]
+
+
+# ---- union
+
+
+def parts(tmp_path) -> list:
+    "Three files that share records."
+    there = dict(machine="aarch64, there", date="2026-01-05T00:00:00+00:00")
+    sets = [
+        [record(0), record(1), record(0, key="eps6.rec")],
+        [record(1), record(2), record(0, accuracy=71.0, origin=there)],
+        [record(0, accuracy=71.0, origin=there), record(3), record(0)],
+    ]
+    return [
+        written(tmp_path / str(i), *map(records.to_line, each))
+        for i, each in enumerate(sets)
+    ]
+
+
+def lines_of(found) -> list:
+    return sorted(map(records.to_line, found))
+
+
+def test_a_union_holds_every_record_once_whatever_the_order(tmp_path):
+    files = parts(tmp_path)
+    wanted = sorted({text for path in files for text in path.read_text().splitlines()})
+    assert len(wanted) == 6
+    for order in itertools.permutations(files):
+        assert lines_of(records.merge(order)) == wanted
+    assert lines_of(records.merge([files[0], files[0]])) == lines_of(
+        records.read(files[0])
+    )
+    assert records.merge([]) == ()
+
+
+def test_a_union_of_one_run_made_twice_in_one_place_does_not_hang_on_the_order(
+    tmp_path,
+):
+    "The same numbers from the same code and machine: the older one stands."
+    old = record(cost={"wall_seconds": 5.0})
+    new = record(origin={"date": "2026-06-01T00:00:00+00:00"})
+    files = [
+        written(tmp_path / str(i), records.to_line(r)) for i, r in enumerate((old, new))
+    ]
+    assert records.merge(files) == records.merge(files[::-1]) == (old,)
+
+
+def test_a_union_refuses_a_contradiction_whatever_the_order(tmp_path):
+    files = parts(tmp_path)
+    files.append(written(tmp_path / "bad", line(seed=3, final={"accuracy": 1.0})))
+    for order in itertools.permutations(files):
+        with pytest.raises(ValueError, match="eps3.rec, seed 3 .*final.accuracy is"):
+            records.merge(order)
+
+
+# ---- one a seed
+
+
+def test_a_seed_counts_once_and_the_oldest_counts():
+    dates = [f"2026-0{month}-01T00:00:00+00:00" for month in (3, 1, 2)]
+    made = [
+        record(0, accuracy=70.0 + i, origin=dict(date=date, machine=str(i)))
+        for i, date in enumerate(dates)
+    ]
+    other = record(1, accuracy=50.0)
+    for order in itertools.permutations([*made, other]):
+        found = records.standing(order)
+        assert found == {made[1].identity: made[1], other.identity: other}
+
+
+def test_keys_scales_and_experiments_do_not_replace_each_other():
+    names = [
+        dict(key="a"),
+        dict(key="b"),
+        dict(scale="quick"),
+        dict(experiment="b"),
+        dict(paper="imvu"),
+        dict(seed=1),
+    ]
+    found = [record(**more) for more in names]
+    assert len(records.standing(found + found)) == len(found) == 6
+
+
+def test_repeats_name_the_record_that_counts_and_what_differs():
+    first = record(origin={"date": "2026-01-01T00:00:00+00:00"})
+    equal = record(origin={"machine": "there"})
+    other = record(accuracy=71.0, origin={"code": "1" * 12})
+    found = [other, equal, first, record(1)]
+    told = [(a is first, b, why) for a, b, why in records.repeats(found)]
+    assert told == [
+        (True, other, "final.accuracy is 70.25 and 71.0"),
+        (True, equal, ""),
+    ]
+    assert records.repeats([first, record(1)]) == []
+
+
+# ---- thinning
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 59, 60, 61, 100, 119, 1000])
+@pytest.mark.parametrize("points", [2, 7, 60])
+def test_a_thinned_history_is_short_evenly_spaced_and_keeps_its_ends(n, points):
+    short = records.thin([{"round": i, "x": i / 3} for i in range(n)], points)
+    at = short["round"]
+    assert len(at) == len(short["x"]) == min(n, points) == len(set(at))
+    assert at[-1] == n - 1 and at == sorted(at)
+    if n > 1:
+        steps = [b - a for a, b in itertools.pairwise(at)]
+        assert at[0] == 0 and max(steps) - min(steps) <= 1
+    assert short["x"] == [float(f"{i / 3:.6g}") for i in at]
+
+
+def test_a_thinned_history_has_at_most_sixty_points_as_a_record_allows():
+    history = records.thin([{"x": 1.0}] * 5000)
+    assert len(history["x"]) == records.POINTS == 60
+    records.to_line(record(history=history))
+    assert records.thin([]) == {}
+
+
+def test_thinning_keeps_six_digits_whole_numbers_and_what_is_missing():
+    long = [{"n": 123456789, "x": 0.123456789}, {"n": 1, "x": None}, {"y": 2e-9 / 3}]
+    short = records.thin(long)
+    assert short == {
+        "n": [123456789, 1, None],
+        "x": [0.123457, None, None],
+        "y": [None, None, 6.66667e-10],
+    }
+    assert type(short["n"][0]) is int
+
+
+# ---- where a record comes from
+
+
+def test_the_stamp_names_versions_and_device():
+    found = records.stamp("a device")
+    assert set(found) == {"versions", "commit", "dirty", "device", "machine"}
+    assert found["device"] == "a device"
+    assert found["versions"]["python"] == platform.python_version()
+    import numpy
+
+    assert found["versions"]["numpy"] == numpy.__version__
+    assert None not in found["versions"].values()
+    assert (found["commit"] is None) == (found["dirty"] is None)
+    assert records.version_of("no-such-package-here") is None
+
+
+def test_stamp_and_machine_name_no_host_no_user_and_no_path():
+    text = json.dumps(records.stamp())
+    assert json.dumps(records.machine())[1:-1] in text
+    hidden = {platform.node(), socket.gethostname(), os.getcwd(), str(Path.home())}
+    hidden |= {str(papers.assets("papers").parents[2]), sys.prefix}
+    for word in hidden - {"", "/"}:
+        assert word not in text
+    words = set(text.replace('"', " ").replace(",", " ").split())
+    assert getpass.getuser() not in words
+    assert "/" not in text
+
+
+def test_the_machine_is_that_of_proc_cpuinfo():
+    told = records.machine()
+    assert told.startswith(platform.machine()) and "\n" not in told
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists() and "model name" in cpuinfo.read_text():
+        assert told.removeprefix(f"{platform.machine()}, ") in cpuinfo.read_text()
+
+
+def test_outside_a_checkout_there_is_no_commit(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        records.papers, "assets", lambda kind: tmp_path / "dpcomm" / "assets" / kind
+    )
+    assert records.git("rev-parse", "HEAD") is None
+    found = records.stamp()
+    assert found["commit"] is None and found["dirty"] is None
+
+
+def test_a_record_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        record().seed = 1
+    assert replace(record(), seed=1).identity[-1] == 1
+
+
+def test_records_are_read_and_stamped_without_torch():
+    code = (
+        "import sys; from dpcomm.report import records, papers; records.stamp();"
+        " [records.load(p) for p in papers.papers()]; sys.exit('torch' in sys.modules)"
+    )
+    words = [sys.executable, "-c", code]
+    assert subprocess.run(words, timeout=100).returncode == 0
