@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PAPER', 'CLAIMS', 'settings', 'grid', 'federation', 'play']
 
-# %% ../../nbs/experiments/dprec_by_writer.ipynb #46bcf51f
+# %% ../../nbs/experiments/dprec_by_writer.ipynb #ff358d81
 from functools import cache
 
 from ..core.chance import seed_tree
@@ -15,7 +15,7 @@ from ..tasks import images
 
 PAPER = "dprec"
 
-# %% ../../nbs/experiments/dprec_by_writer.ipynb #fb092b6b
+# %% ../../nbs/experiments/dprec_by_writer.ipynb #e96f16c1
 def settings(
     scale: str,  # smoke, quick or full
 ) -> dict:  # as dprec_femnist.protocol has it, and images
@@ -32,7 +32,7 @@ def settings(
     s |= dict(images="digits", data=(), budgets=(3,), short=30, long=80, memory=1.0)
     return s | dict(minutes=(0.1, 0.1))
 
-# %% ../../nbs/experiments/dprec_by_writer.ipynb #33a2a43f
+# %% ../../nbs/experiments/dprec_by_writer.ipynb #bfa64232
 CLAIMS = {f"eps{e}.order": (f"eps{e}.fedavg", f"eps{e}.rec") for e in (1, 3, 6)}
 CLAIMS |= {
     f"{kind}.eps{a}_over_eps{b}": (f"eps{a}.{kind}", f"eps{b}.{kind}")
@@ -51,7 +51,7 @@ CLAIMS |= {
     "eps3.fedavg_over_ddg16": ("eps3.fedavg", "eps3.ddg16"),
 }
 
-
+# %% ../../nbs/experiments/dprec_by_writer.ipynb #9b0c7718
 def grid(
     scale: str,  # smoke, quick or full
 ) -> list:  # of Run
@@ -65,7 +65,7 @@ def grid(
             found.append(Run(claim, name, scale, cells, needs, **more))
     return found
 
-# %% ../../nbs/experiments/dprec_by_writer.ipynb #53b5a1f9
+# %% ../../nbs/experiments/dprec_by_writer.ipynb #130a9d74
 @cache
 def federation(
     scale: str,  # smoke, quick or full
@@ -78,7 +78,7 @@ def federation(
         parts = images.by_writer(found.writers)
     return images.Federation(found, parts, "a client a writer")
 
-# %% ../../nbs/experiments/dprec_by_writer.ipynb #3a07ec82
+# %% ../../nbs/experiments/dprec_by_writer.ipynb #891cb49f
 def play(
     run: Run,
     seed: int,  # root of all random numbers but the partition's

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PAPER', 'METHODS', 'COUNTS', 'stated', 'protocol', 'settings', 'columns', 'grid', 'letters', 'make_leaf',
-           'federation', 'line', 'train', 'play']
+           'federation', 'configs', 'line', 'train', 'play']
 
 # %% ../../nbs/experiments/dprec_femnist.ipynb #7ce81c7e
 import json
@@ -152,21 +152,28 @@ def federation(
         made = images.femnist(folder, whole=False)
     return replace(made, data=replace(made.data, name="made LEAF file"))
 
-# %% ../../nbs/experiments/dprec_femnist.ipynb #4488a22a
+# %% ../../nbs/experiments/dprec_femnist.ipynb #2be19b76
+def configs(
+    s: dict,  # as `protocol` has it
+    device: str = "cpu",  # cpu, cuda or cuda:<index>
+) -> tuple:  # Config of the short runs, of the long runs
+    "Rounds and engine of the two kinds of runs."
+    fused = device == "cpu" and s["net"].startswith("cnn")
+    config = replace(s["config"], engine="fused" if fused else "auto")
+    return replace(config, rounds=s["short"]), replace(config, rounds=s["long"])
+
+# %% ../../nbs/experiments/dprec_femnist.ipynb #14143129
 def line(
     s: dict,  # as `protocol` has it
     key: str,  # of a run
     n_clients: int,  # in the federation
     sizes: tuple,  # groups of a message
-    device: str = "cpu",  # on a CPU convolutions are trained by the fused engine
+    device: str = "cpu",  # cpu, cuda or cuda:<index>
 ) -> dprec_curves.Curve:
     "Mechanism, configuration and promise of one run. [dprec App. C.2]"
-    fused = device == "cpu" and s["net"].startswith("cnn")
-    config = replace(s["config"], engine="fused" if fused else "auto")
-    short, long = (replace(config, rounds=s[name]) for name in ("short", "long"))
-    return dprec_curves.of_table1(key, short, long, n_clients, sizes, stated)
+    return dprec_curves.of_table1(key, *configs(s, device), n_clients, sizes, stated)
 
-# %% ../../nbs/experiments/dprec_femnist.ipynb #9d45779a
+# %% ../../nbs/experiments/dprec_femnist.ipynb #ee779f58
 def train(
     run: Run,
     seed: int,  # root of all random numbers but the partition's
@@ -181,7 +188,7 @@ def train(
     more = dict(model=s["net"], task=s["task"])
     return dprec_curves.train(found, model, clients, seed, run.fills, how, **more)
 
-# %% ../../nbs/experiments/dprec_femnist.ipynb #2338a933
+# %% ../../nbs/experiments/dprec_femnist.ipynb #4edb1ad9
 def play(
     run: Run,
     seed: int,  # root of all random numbers but the partition's

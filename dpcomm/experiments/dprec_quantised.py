@@ -39,7 +39,7 @@ READINGS = {
 }
 PLAIN = {"fedavg": "DP-FedAvg", "rec": "DP-REC"}
 
-
+# %% ../../nbs/experiments/dprec_quantised.ipynb #bc04f7b2
 def grid(
     scale: str,  # smoke, quick or full
 ) -> list:  # of Run
@@ -60,7 +60,7 @@ def grid(
     order = Run("eps3.quant8.order", "DP-REC above 8 bits", scale, cells, **common)
     return [*found, order]
 
-# %% ../../nbs/experiments/dprec_quantised.ipynb #de594eb4
+# %% ../../nbs/experiments/dprec_quantised.ipynb #09ba886d
 def curve(
     run: Run,  # of the grid
     groups: tuple,  # sizes of a message's groups, summing to the parameters
@@ -77,7 +77,7 @@ def curve(
     mechanism = Quantised(plain.clip_norm, plain.sigma, **more)
     return dprec_curves.premised(run.key, mechanism, *common, orders=INTEGER_ORDERS)
 
-# %% ../../nbs/experiments/dprec_quantised.ipynb #d4eb08fb
+# %% ../../nbs/experiments/dprec_quantised.ipynb #1a366200
 def survives(
     task: Task,  # model, clients, mechanism, settings and seed
     w: torch.Tensor,  # (d,) weights that the clients start from
@@ -93,7 +93,7 @@ def survives(
     clipped = clip_l2(updates.cpu(), task.mechanism.clip_norm)
     return survival(task.mechanism, clipped, rng)
 
-# %% ../../nbs/experiments/dprec_quantised.ipynb #bf044e53
+# %% ../../nbs/experiments/dprec_quantised.ipynb #a70ce934
 def play(
     run: Run,  # of the grid
     seed: int,  # root of all random numbers but the partition's

@@ -82,7 +82,7 @@ ACCOUNTANTS = {
     "fedavg-tight": dict(sampling="poisson", accountant="pld"),
 }
 
-
+# %% ../../nbs/experiments/dprec_tight.ipynb #b17e03ba
 def curve(
     run: Run,  # of the grid
     groups: tuple,  # sizes of a message's groups, summing to the parameters
@@ -107,7 +107,7 @@ def curve(
     config = replace(line.config, sampling=sampling)
     return replace(line, config=config, guarantee=account, as_run=None)
 
-# %% ../../nbs/experiments/dprec_tight.ipynb #4f04a880
+# %% ../../nbs/experiments/dprec_tight.ipynb #51c3c00f
 def play(
     run: Run,  # of the grid
     seed: int,  # root of all random numbers but the partition's
