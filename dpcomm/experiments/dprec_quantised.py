@@ -46,7 +46,7 @@ def grid(
     "The readings of one sentence, what they are compared with, the order. [dprec App. D.3]"
     s, own = settings(scale), f"ours.{scale}.quantised."
     data = () if s["images"] == "digits" else (s["images"],)
-    common = dict(data=data, seeds=(0, 1, 2, 3))
+    common = dict(data=data, seeds=(0, 1, 2, 3), memory=1.5)
     minutes, found = 10 if scale == "full" else 0.1, []
     for kind, name in (READINGS if scale == "full" else READINGS | PLAIN).items():
         cells = [f"{own}mnist.eps3.{kind}.{column}" for column in ("acc", "comm")]

@@ -65,7 +65,8 @@ def grid(
     "Six settings at two budgets. [dprec Table 1, MNIST]"
     s, found = settings(scale), []
     data = () if s["images"] == "digits" else (s["images"],)
-    common = dict(data=data, seeds=(0, 1, 2, 3), minutes=9 if scale == "full" else 0.1)
+    common = dict(data=data, seeds=(0, 1, 2, 3), memory=1.5)
+    common |= dict(minutes=9 if scale == "full" else 0.1)
     for eps in (3, 6):
         for kind, name in KINDS.items():
             cells = (f"ours.{scale}.tight.mnist.eps{eps}.{kind}.acc",)
