@@ -6,9 +6,8 @@
 __all__ = ['PAPER', 'settings', 'own', 'ratio_run', 'grid', 'across', 'play']
 
 # %% ../../nbs/experiments/fltop_costs.ipynb #3d907abd
-from .fltop_counts import ACCOUNTANTS, TASKS, best_rounds, rows_at
-
 from . import fltop_counts
+from .fltop_counts import ACCOUNTANTS, TASKS, best_rounds, rows_at
 from .runs import Run
 
 PAPER = "fltop"
