@@ -121,7 +121,7 @@ def read_grid(
             raise ValueError(f"{path.name}: a [[sweep]] has no experiment; name one")
     return [dict(name=table.pop("experiment"), **table) for table in asked]
 
-
+# %% ../../nbs/reference/sweep.ipynb #cab505d8
 def plan(
     asked: list,  # of dict, arguments of `jobs_of`
     out=None,  # folder of records beside the committed ones; None: none

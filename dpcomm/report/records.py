@@ -126,7 +126,7 @@ def _final_fault(final, at="final"):
             return found
     return ""
 
-
+# %% ../../nbs/reference/records.ipynb #62451f93
 def _history_fault(history):
     "A history has columns of one length, and not too many points."
     lengths = {len(c) if isinstance(c, list) else -1 for c in history.values()}
