@@ -1,0 +1,69 @@
+"""The mechanisms of DP-REC's three studies, against the arithmetic that defines them."""
+
+from dataclasses import replace
+
+import pytest
+
+from dpcomm.experiments import dprec_by_writer, dprec_curves, dprec_lines
+from dpcomm.experiments.dprec_femnist import configs, stated
+
+N, SIZES = 539, (2000,) * 8
+SETTINGS = dprec_by_writer.settings("full") | dict(short=1500, long=4000)
+
+
+def line(key):
+    return dprec_lines.curve(SETTINGS, key, N, SIZES)
+
+
+def test_unclipped_lines_promise_nothing_and_reach_no_clip():
+    for key in ("only.rec", "only.rec64", "only.fedavg"):
+        curve = line(key)
+        assert curve.describe() == "no privacy claimed"
+        assert curve.mechanism.clip_norm == dprec_lines.FAR
+        assert curve.config.rounds == 4000
+
+
+@pytest.mark.parametrize("d, last", [(640, 64), (650, 10), (63, 63)])
+def test_groups_of_64_cover_every_parameter(d, last):
+    config = configs(SETTINGS, "cpu")[1]
+    groups = dprec_lines.unclipped("only.rec64", config, (d,)).mechanism.groups
+    assert sum(groups) == d and groups[-1] == last
+    assert set(groups[:-1]) <= {stated("only.group_size")}
+
+
+def test_plain_averaging_hides_nothing():
+    plain = line("only.fedavg").mechanism
+    assert plain.clip_norm * plain.sigma == pytest.approx(1e-9)
+    assert line("only.fedavg").config.sampling == "fixed"
+    assert line("only.rec").config.sampling == "replacement"
+
+
+@pytest.mark.parametrize("eps, mine", [(3, "bits7"), (1, "local1.rec")])
+def test_local_noise_buys_one_message_what_a_message_of_rec_has(eps, mine):
+    "The Gaussian's epsilon of one message is that of DP-REC's, by its own definition."
+    c = dprec_curves.calibrated_c(eps, N, 100, 1500, len(SIZES))
+    delta = dprec_curves.delta_of(N)
+    target = dprec_curves.local_epsilon(c, 7 * len(SIZES), delta)
+    noisy = line(f"local{eps}.fedavg")
+    once = noisy.guarantee(1500)
+    assert once.scope == "per-round" and once.eps == pytest.approx(target, rel=1e-3)
+    assert once == dprec_lines.local(
+        "other", noisy.config, noisy.mechanism.sigma, delta
+    ).guarantee(3)
+    assert noisy.as_run(1500)["zero-out"].eps > once.eps
+    assert line(mine).mechanism.index_bits == 7
+
+
+def test_bits_change_the_message_and_nothing_else():
+    lines = {b: line(f"bits{b}") for b in (4, 5, 6, 7)}
+    for b, curve in lines.items():
+        assert curve.mechanism.bits(sum(SIZES)).payload == b * len(SIZES)
+        assert replace(lines[7].mechanism, index_bits=b) == curve.mechanism
+        assert curve.config == lines[7].config
+
+
+def test_a_sample_has_the_deviation_of_recs_prior():
+    sample, rec = line("none").mechanism, line("bits7").mechanism
+    assert sample.clip_norm == rec.clip_norm
+    assert sample.clip_norm * sample.sigma == pytest.approx(rec.std)
+    assert sample.bits(sum(SIZES)).content == 32 * sum(SIZES)
