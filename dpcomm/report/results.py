@@ -457,13 +457,13 @@ def reason_not_run(
 ) -> str:  # why there is nothing of ours
     "Why a row says not run."
     also = f"; would not be comparable: {cell.tol_why}" if cell.kind == "shown" else ""
-    if words := [_small(cell, smaller, scale) for scale in ("quick", "smoke")]:
-        if any(words):
-            return f"{'; '.join(filter(None, words))}: no verdict{also}"
     given = [(p, text) for p, text in paper.not_run if cell.key.startswith(p)]
-    if not given:
-        return f"no full-scale record{also}"
-    return max(given, key=lambda pair: len(pair[0]))[1] + also
+    known = max(given, key=lambda pair: len(pair[0]))[1] if given else ""
+    words = [_small(cell, smaller, scale) for scale in ("quick", "smoke")]
+    if small := "; ".join(filter(None, words)):
+        never = f"; {known}" if known.startswith("cannot be filled") else ""
+        return f"{small}: no verdict{never}{also}"
+    return (known or "no full-scale record") + also
 
 # %% ../../nbs/reference/verdicts.ipynb #v14c9283
 def format_seeds(
