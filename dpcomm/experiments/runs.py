@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EMPTY', 'UNITS', 'Run', 'Experiment', 'find', 'find_run', 'code_hash', 'origin_of', 'plain', 'record_of',
            'from_training', 'source_of', 'difference', 'Claimed', 'stands', 'source_run', 'perform', 'chosen', 'labels',
-           'play_grid', 'cpu_seconds', 'expected_minutes', 'expected_memory', 'status', 'ledger', 'overview']
+           'play_grid', 'cpu_seconds', 'expected_minutes', 'expected_memory', 'status', 'ledger', 'overview', 'cost']
 
 # %% ../../nbs/reference/runs.ipynb #5abb07c8
 import ast
@@ -458,14 +458,19 @@ def expected_minutes(
     return run.minutes, "guessed"
 
 # %% ../../nbs/reference/runs.ipynb #x0mem02
+def _peak(run, have):
+    "Most bytes that a recorded run has held; 0 where none was measured."
+    mine = (r for (key, _), r in have.items() if key == run.key)
+    return max((r.cost.get("peak_bytes") or 0 for r in mine), default=0)
+
+
 def expected_memory(
     run: Run,
     have: dict,  # (key, seed) -> Record, of its experiment and scale
 ) -> str:  # GiB
     "What a process that plays a run will need."
-    peaks = [r.cost.get("peak_bytes") for (key, _), r in have.items() if key == run.key]
-    known = [peak for peak in peaks if peak]
-    return f"{max(known) / 2**30:.1f}" if known else f"about {run.memory:g}"
+    peak = _peak(run, have)
+    return f"{peak / 2**30:.1f}" if peak else f"about {run.memory:g}"
 
 # %% ../../nbs/reference/runs.ipynb #11c60c55
 def status(
@@ -528,6 +533,11 @@ def _minutes(experiment, scale):
     return f"{total:,.1f}" if total < 600 else f"{total / 60:,.0f} h"
 
 
+def _memory(grid, have):
+    "GiB that the largest run of a grid needs."
+    return f"{max(_peak(run, have) / 2**30 or run.memory for run in grid):.1f}"
+
+
 def overview() -> Table:  # one row an experiment
     "Every experiment: what it fills, what it costs, what it needs, how far it is."
     rows = []
@@ -539,11 +549,50 @@ def overview() -> Table:  # one row an experiment
         done = sum(job in have for job in jobs)
         data = ", ".join(sorted({d for run in grid for d in run.data})) or "bundled"
         cells = str(sum(len(run.fills) for run in grid))
+        memory = _memory(grid, have)
         costs = (_minutes(experiment, scale) for scale in records.SCALES)
         rows.append(
-            (name, experiment.paper, cells, *costs, data, f"{done} of {len(jobs)}")
+            (
+                name,
+                experiment.paper,
+                cells,
+                *costs,
+                memory,
+                data,
+                f"{done} of {len(jobs)}",
+            )
         )
-    header = (
-        "experiment|paper|cells|smoke, min|quick, min|full, min a seed|data|runs done"
-    )
+    header = "experiment|paper|cells|smoke, min|quick, min|full, min a seed|GiB|data|runs done"
     return Table(tuple(header.split("|")), tuple(rows), "dpcomm run NAME --scale smoke")
+
+# %% ../../nbs/reference/runs.ipynb #69c7ec30
+def _time(minutes):
+    "Minutes below two hours, hours above."
+    return f"{minutes:,.1f} min" if minutes < 120 else f"{minutes / 60:,.1f} h"
+
+
+def _cost_row(experiment, scale):
+    "What one scale of an experiment costs: command, runs, hours, memory, data."
+    have, grid = stands(experiment, scale), experiment.grid(scale)
+    minutes = [
+        expected_minutes(run, have, grid)[0]
+        for run in grid
+        for seed in run.seeds
+        if (run.key, seed) not in have
+    ]
+    spent = sum(cpu_seconds(r) for r in have.values()) / 60
+    verb = "sweep" if scale == "full" else "run"
+    command = f"dpcomm {verb} {experiment.name} --scale {scale}"
+    data = ", ".join(sorted({d for run in grid for d in run.data})) or "bundled"
+    took = _time(spent), f"{len(minutes)}", _time(sum(minutes))
+    return command, *took, _memory(grid, have), data
+
+
+def cost(
+    name: str,  # of the experiment
+) -> Table:  # one row a scale
+    "What an experiment has cost, by its records, and what the rest of it would."
+    experiment = find(name)
+    rows = tuple(_cost_row(experiment, scale) for scale in records.SCALES)
+    header = "command|CPU time recorded|runs missing|CPU time for them|GiB|data"
+    return Table(tuple(header.split("|")), rows, f"What {name} costs")
