@@ -574,8 +574,8 @@ def _time(minutes):
 def _cost_row(experiment, scale):
     "What one scale of an experiment costs: command, runs, hours, memory, data."
     have, grid = stands(experiment, scale), experiment.grid(scale)
-    minutes = [
-        expected_minutes(run, have, grid)[0]
+    left = [
+        expected_minutes(run, have, grid)
         for run in grid
         for seed in run.seeds
         if (run.key, seed) not in have
@@ -584,7 +584,9 @@ def _cost_row(experiment, scale):
     verb = "sweep" if scale == "full" else "run"
     command = f"dpcomm {verb} {experiment.name} --scale {scale}"
     data = ", ".join(sorted({d for run in grid for d in run.data})) or "bundled"
-    took = _time(spent), f"{len(minutes)}", _time(sum(minutes))
+    guessed = ", guessed" if "guessed" in {how for _, how in left} else ""
+    rest = _time(sum(minutes for minutes, _ in left)) + guessed
+    took = _time(spent), f"{len(left)}", rest
     return command, *took, _memory(grid, have), data
 
 
