@@ -14,6 +14,7 @@ import importlib
 import resource
 import sys
 import time
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime
@@ -72,7 +73,7 @@ class Experiment:
             ("key", [run.key for run in runs]),
             ("cell", [cell for run in runs for cell in run.fills]),
         ):
-            twice = sorted({n for n in names if names.count(n) > 1})
+            twice = sorted(n for n, times in Counter(names).items() if times > 1)
             if twice:
                 raise ValueError(
                     f"{self.name}: {what} {twice[0]} stands twice in its grid"

@@ -64,10 +64,10 @@ def jobs_of(
     have = runs.stands(experiment, scale)
     if out is not None:
         have = runs.stands(experiment, scale, out) | have
-    found = []
+    grid, found = experiment.grid(scale), []
     for run, seed in runs.chosen(experiment, scale, seeds, only):
         if (run.key, seed) not in have:
-            minutes, _ = runs.expected_minutes(run, have, experiment.grid(scale))
+            minutes, _ = runs.expected_minutes(run, have, grid)
             size = minutes, run.memory, len(run.fills)
             more = dict(needs=run.needs, data=run.data)
             found.append(Job(experiment.name, scale, run.key, seed, *size, **more))
