@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['MAIN', 'word', 'parse', 'twins', 'title', 'by_ratio', 'stated', 'Setting', 'printed', 'Place', 'scheme_runs',
-           'orders', 'order_runs', 'compare', 'Public', 'one_local_round', 'mechanism', 'threshold', 'public_images',
-           'hospitals', 'odds_loss', 'public_patients', 'thresholds', 'curve', 'Column', 'train', 'moved', 'best_table']
+           'orders', 'order_runs', 'Column', 'compare', 'Public', 'one_local_round', 'mechanism', 'threshold',
+           'public_images', 'hospitals', 'odds_loss', 'public_patients', 'thresholds', 'curve', 'train', 'moved',
+           'best_table']
 
 # %% ../../nbs/reference/fltop_curves.ipynb #39381b76
 import tempfile
@@ -141,7 +142,7 @@ class Place:
     "Where the runs of one data set belong, and what they need."
 
     scale: str  # smoke, quick or full
-    cell: object  # name of a number, as 'fl_top.r0.5.accuracy' -> key of its cell
+    cell: object  # 'fl_top.r0.5.accuracy' -> key of its cell; None where it has none
     table: str = ""  # data set that keys begin with; empty where there is but one
     data: tuple = ()  # data sets, as `dpcomm data` names them
     memory: float = 1.0  # GiB
@@ -156,7 +157,7 @@ class Place:
         "One run of this data set."
         if self.table:
             key, name = f"{self.table}.{key}", f"{name}, {self.table}"
-        cells = tuple(map(self.cell, numbers))
+        cells = tuple(filter(None, map(self.cell, numbers)))
         more |= dict(seeds=(0, 1, 2), data=self.data, memory=self.memory)
         return Run(key, name, self.scale, cells, **more)
 
@@ -164,21 +165,19 @@ class Place:
 def scheme_runs(
     place: Place,
     keys,  # of schemes, as `twins` makes them
-    columns,  # key of a scheme -> names of the numbers that it fills
+    columns,  # names of the numbers that a scheme fills, as 'accuracy'
     minutes: tuple,  # expected for a scheme, and for the thresholds of a ratio
 ) -> list:  # of Run
     "Every scheme, then the thresholds of every ratio."
-    found = [
-        place.run(key, title(key), columns(key), minutes=minutes[0]) for key in keys
-    ]
+    found = []
+    for key in keys:
+        numbers = map(f"{key}.{{}}".format, columns)
+        found.append(place.run(key, title(key), numbers, minutes=minutes[0]))
     for ratio, private in by_ratio(keys).items():
-        name, numbers = (
-            f"thresholds S, r = {ratio[1:]} %",
-            map("sensitivity.{}".format, private),
-        )
-        found.append(
-            place.run(f"sensitivity.{ratio}", name, numbers, minutes=minutes[1])
-        )
+        name = f"thresholds S, r = {ratio[1:]} %"
+        numbers = map("sensitivity.{}".format, private)
+        more = dict(minutes=minutes[1])
+        found.append(place.run(f"sensitivity.{ratio}", name, numbers, **more))
     return found
 
 # %% ../../nbs/reference/fltop_curves.ipynb #636203f8
@@ -210,17 +209,40 @@ def order_runs(
         found.append(place.run(f"order.{order}", name, numbers, needs=needs))
     return found
 
+# %% ../../nbs/reference/fltop_curves.ipynb #f84c7cb5
+@dataclass(frozen=True)
+class Column:
+    "A number of a trained scheme."
+
+    at: str  # best or last round, or another part of `final`
+    score: str  # name in it; percent where it ends in 'accuracy'
+    unit: str = "fraction"  # of the cell
+
+    def value(
+        self,
+        final: dict,  # of a record
+    ) -> float:
+        "The number as the record holds it."
+        return (final if self.at == "last" else final[self.at])[self.score]
+
+    def cell(
+        self,
+        value: float,  # or a difference of two
+    ) -> list:  # value, unit
+        "The number as a cell holds it."
+        percent = self.score.endswith("accuracy")
+        return [value / 100 if percent else value, self.unit]
+
 # %% ../../nbs/reference/fltop_curves.ipynb #7990407a
 def compare(
     run: Run,  # that needs two
     inputs: dict,  # key -> Record
-    numbers,  # `final` of a record -> one number a cell of the run
-    unit: str = "fraction",  # of the cells
-    whole: float = 1,  # what the differences are divided by, 100 for percent
+    columns,  # Column of each of its cells
 ) -> dict:  # what runs.record_of takes
     "How far the first run is above the second."
-    pairs = zip(*(numbers(inputs[key].final) for key in run.needs))
-    cells = {key: [(a - b) / whole, unit] for key, (a, b) in zip(run.fills, pairs)}
+    first, second = (inputs[key].final for key in run.needs)
+    gaps = ([c, c.value(first) - c.value(second)] for c in columns)
+    cells = {key: c.cell(gap) for key, (c, gap) in zip(run.fills, gaps)}
     return dict(cells=cells, data=inputs[run.needs[0]].data)
 
 # %% ../../nbs/reference/fltop_curves.ipynb #48aa2de5
@@ -386,23 +408,6 @@ def curve(
     fixed = partial(dprec_curves.as_run, used, config, s.n_clients, delta=delta)
     return dprec_curves.Curve(key, used, config, account, fixed)
 
-# %% ../../nbs/reference/fltop_curves.ipynb #f84c7cb5
-@dataclass(frozen=True)
-class Column:
-    "A number of a trained scheme."
-
-    at: str  # best or last round
-    score: str  # name in the history; percent where it ends in 'accuracy'
-    unit: str = "fraction"  # of the cell
-
-    def read(
-        self,
-        final: dict,  # of a record, with its best round
-    ) -> list:  # value, unit
-        "The number as a cell holds it."
-        value = (final["best"] if self.at == "best" else final)[self.score]
-        return [value / 100 if self.score.endswith("accuracy") else value, self.unit]
-
 # %% ../../nbs/reference/fltop_curves.ipynb #decedb4c
 def train(
     line: dprec_curves.Curve,  # of the scheme
@@ -421,7 +426,9 @@ def train(
     if played:
         best = max(done.history, key=lambda at: at[s.score])
         final = played["final"] | {"best": best}
-        numbers = {key: column.read(final) for key, column in cells.items()}
+        numbers = {
+            key: column.cell(column.value(final)) for key, column in cells.items()
+        }
         played |= dict(final=final, cells=numbers)
     return played, done.w
 

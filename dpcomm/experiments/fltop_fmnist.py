@@ -81,11 +81,7 @@ def grid(
     needs = dict(memory=1.0) if scale == "smoke" else dict(memory=3.0, data=s.data)
     place = Place(scale, partial(cell, scale), **needs)
     minutes = {"smoke": 0.1, "quick": 8, "full": 60}[scale]
-
-    def columns(key):
-        return [f"{key}.{name}" for name in COLUMNS]
-
-    found = fltop_curves.scheme_runs(place, s.keys, columns, (minutes, minutes / 10))
+    found = fltop_curves.scheme_runs(place, s.keys, COLUMNS, (minutes, minutes / 10))
     if both := tuple(pair(scale)):
         name = "how much further the chosen weights move alone"
         found.append(place.run("figure1", name, ["figure1.norm"], needs=both))
@@ -132,19 +128,13 @@ def play(
 ) -> dict:  # what runs.record_of takes; None where rounds are left
     "Train one scheme, compute the thresholds of one ratio, or compare two schemes."
     if run.needs:
-        return fltop_curves.compare(
-            run, inputs, lambda final: [final["moved"]["norm"]], "norm"
-        )
-    clients, tried, both = (
-        federation(run.scale),
-        public(run.scale, seed),
-        pair(run.scale),
-    )
+        return fltop_curves.compare(run, inputs, [Column("moved", "norm", "norm")])
+    clients, tried = federation(run.scale), public(run.scale, seed)
     if run.key.startswith("sensitivity"):
         return fltop_curves.thresholds(run, tried, clients, seed)
     line, cells = curve(run.scale, run.key, seed), zip(run.fills, COLUMNS.values())
     played, w = fltop_curves.train(line, tried, clients, seed, dict(cells), **how)
-    if played and run.key in both:
+    if played and run.key in (both := pair(run.scale)):
         ratio = parse(both[0])[2]
         played["final"]["moved"] = fltop_curves.moved(tried, ratio, w)
     return played
