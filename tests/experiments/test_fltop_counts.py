@@ -1,0 +1,97 @@
+"FL-TOP's arithmetic: against the printed rows and against sums done a second time."
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from dpcomm.experiments import fltop_costs, fltop_counts, runs
+from dpcomm.report import papers, records
+
+PRINTED = {cell.key: cell.value for cell in papers.cells("fltop")}
+
+
+def test_the_rounds_are_the_printed_ones():
+    rounds = fltop_counts.best_rounds()
+    assert len(rounds) == sum(key.endswith(".round") for key in PRINTED)
+    row = "fmnist", "fl_top_dp", "r0.5"
+    assert rounds[row] == PRINTED["fmnist.fl_top_dp.r0.5.round"]
+    assert row in fltop_counts.rows_at("fmnist", "r0.5")
+    assert all(r[2] == "r0.5" for r in fltop_counts.rows_at("fmnist", "r0.5"))
+
+
+def test_a_cost_is_four_bytes_a_weight_a_round_by_the_rate():
+    "Fashion-MNIST: 100 of 6,000 clients a round."
+    kb = fltop_counts.cost_kb(1_000_000, "fmnist", 200)
+    assert kb == pytest.approx(4 * 1_000_000 * 200 / 60 / 1000)
+
+
+def test_a_ratio_fills_every_row_with_both_costs_and_private_ones_with_epsilon():
+    run = fltop_costs.ratio_run("full", "fmnist", "r0.5")
+    found = fltop_counts.at_ratio(run)
+    assert set(found["cells"]) == set(run.fills)
+    rows = fltop_counts.rows_at("fmnist", "r0.5")
+    gaps = [
+        (found["cells"][f"{'.'.join(row)}.{c}"][0] - PRINTED[f"{'.'.join(row)}.{c}"])
+        ** 2
+        for row in rows
+        for c in ("down_kb", "up_kb")
+    ]
+    assert found["final"]["mse"] == pytest.approx(sum(gaps) / len(gaps))
+    s = fltop_counts.setting("fmnist")
+    sent = math.floor(s["n_params"] * 5 / 1000) * 32 * s["cohort"] * s["rounds"]
+    assert found["final"]["uplink_bits"] == sent
+
+
+def test_epsilon_grows_with_rounds_and_the_tighter_accountants_are_below():
+    run = next(r for r in fltop_costs.grid("full") if r.key == "fmnist.epsilon")
+    found = fltop_counts.over_rounds(run)
+    classic = [at["rdp-classic"] for at in found["history"] if "rdp-classic" in at]
+    assert classic == sorted(classic)
+    last = [found["cells"][key][0] for key in run.fills]
+    assert last == sorted(last, reverse=True)
+    assert found["final"]["eps"] == last[0] == classic[-1]
+
+
+def test_the_patients_of_table_4_are_added_up():
+    cells = {key: value for key, (value, _) in fltop_counts.patients().items()}
+    dead, alive = (PRINTED[f"medical.train.{w}"] for w in ("positive", "negative"))
+    assert cells["medical.train.total"] == dead + alive
+    total = cells["medical.train.total"] + cells["medical.test.total"]
+    assert (
+        cells["medical.records"]
+        == PRINTED["medical.train.total"] + PRINTED["medical.test.total"]
+    )
+    assert total == pytest.approx(cells["medical.records"], rel=1e-3)
+
+
+def test_what_follows_from_several_rows_comes_from_their_records():
+    have = runs.stands(runs.find("fltop-costs"), "full")
+    for key in ("fmnist.saved", "medical.eps_largest"):
+        run = next(r for r in fltop_costs.grid("full") if r.key == key)
+        inputs = {need: have[need, 0] for need in run.needs}
+        found = fltop_costs.across(run, inputs)["cells"]
+        assert found == have[key, 0].cells
+    eps = [
+        value
+        for record in inputs.values()
+        for cell, (value, _) in record.cells.items()
+        if cell.endswith(".eps")
+    ]
+    assert found == {"medical.eps_largest": [max(eps), "nats"]}
+
+
+def test_a_changed_row_changes_what_follows_from_it():
+    run = next(r for r in fltop_costs.grid("full") if r.key == "fmnist.saved")
+    base = records.load("fltop", "fltop_costs", "full")[0]
+
+    def record(up, scheme):
+        return replace(base, cells={f"fmnist.{scheme}.up_kb": [up, "kB"]})
+
+    inputs = {
+        "fmnist.r0.1": record(1.0, "fl_top.r0.1"),
+        "fmnist.r100": record(4.0, "fl_std.r100"),
+    }
+    assert fltop_costs.across(run, inputs)["cells"] == {
+        "fmnist.saved": [75.0, "percent"]
+    }
