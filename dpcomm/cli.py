@@ -330,6 +330,8 @@ def _list(args):
 def _table(args):
     from dpcomm.report import papers, results, terminal
 
+    if args.out and not Path(args.out).is_dir():
+        raise ValueError(f"--out={args.out!r} is no folder: run a sweep into it first")
     names = [args.table] if args.table else papers.tables(args.paper)
     found = results.evidence(args.paper, args.out)
     for name in names:

@@ -552,19 +552,11 @@ def overview() -> Table:  # one row an experiment
         cells = str(sum(len(run.fills) for run in grid))
         memory = _memory(grid, have)
         costs = (_minutes(experiment, scale) for scale in records.SCALES)
-        rows.append(
-            (
-                name,
-                experiment.paper,
-                cells,
-                *costs,
-                memory,
-                data,
-                f"{done} of {len(jobs)}",
-            )
-        )
-    header = "experiment|paper|cells|smoke, min|quick, min|full, min a seed|GiB|data|runs done"
-    return Table(tuple(header.split("|")), tuple(rows), "dpcomm run NAME --scale smoke")
+        row = name, experiment.paper, cells, *costs, memory, data
+        rows.append((*row, f"{done}/{len(jobs)}"))
+    header = "experiment|paper|cells|smoke|quick|full|GiB|data|done"
+    title = "dpcomm run NAME --scale smoke; minutes of one core for a seed of all runs"
+    return Table(tuple(header.split("|")), tuple(rows), title)
 
 # %% ../../nbs/reference/runs.ipynb #69c7ec30
 def _time(minutes):

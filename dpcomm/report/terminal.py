@@ -66,8 +66,11 @@ def show(
     shown = RichTable(
         title=table.title or None, title_justify="left", box=None, pad_edge=False
     )
+    longest = max((len(link_text(row[used[0]])) for row in table.rows), default=0)
+    whole = 2 * longest <= console.width  # a name is not broken where there is room
     for i in used:
-        shown.add_column(table.header[i], overflow="fold")
+        no_wrap = whole and i == used[0]
+        shown.add_column(table.header[i], overflow="fold", no_wrap=no_wrap)
     for row in table.rows:
         shown.add_row(*(coloured(row[i]) for i in used))
     console.print(shown)
