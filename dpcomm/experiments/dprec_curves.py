@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['SERVERS', 'FIELDS', 'PREMISE', 'SCORES', 'COUNTS', 'Curve', 'stated', 'stated_config', 'delta_of', 'as_run',
            'describe_as_run', 'premised', 'fedavg', 'like_with_like', 'rec', 'ddgauss', 'calibrated_sigma',
-           'calibrated_c', 'tight_sigma', 'tight_c', 'local_epsilon', 'equal_local_sigma', 'tensor_groups', 'line',
-           'of_table1', 'table1', 'scores_of', 'train', 'counts', 'mnist_clients', 'mnist_curve']
+           'calibrated_c', 'tight_sigma', 'tight_c', 'local_epsilon', 'equal_local_sigma', 'tensor_groups',
+           'equal_groups', 'line', 'of_table1', 'table1', 'scores_of', 'train', 'counts', 'mnist_clients',
+           'mnist_curve']
 
 # %% ../../nbs/reference/dprec_curves.ipynb #13066faf
 import dataclasses
@@ -358,6 +359,15 @@ def tensor_groups(
         return sizes
     short, longer = divmod(sum(sizes), 8)
     return (short + 1,) * longer + (short,) * (8 - longer)
+
+# %% ../../nbs/reference/dprec_curves.ipynb #gr0ups02
+def equal_groups(
+    d: int,  # parameters of the model
+    size: int,  # of a group
+) -> tuple:  # sizes of the groups, summing to d
+    "Groups of one size. [dprec Table 3]"
+    whole, rest = divmod(d, size)
+    return (size,) * whole + (rest,) * (rest > 0)
 
 # %% ../../nbs/reference/dprec_curves.ipynb #st4ted04
 def line(

@@ -13,6 +13,9 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+
+from ..core.chance import seed_tree
+from . import dprec_curves
 from dpcomm.experiments.femnist_columns import (
     columns,
     configs,
@@ -21,9 +24,6 @@ from dpcomm.experiments.femnist_columns import (
     stated,
     train,
 )
-
-from ..core.chance import seed_tree
-from . import dprec_curves
 from .runs import Run, source_of
 from ..tasks import images
 
