@@ -8,7 +8,7 @@ __all__ = ['PAPER', 'LINES', 'CLAIMS', 'settings', 'grid', 'play']
 # %% ../../nbs/experiments/dprec_ablations.ipynb #158943ac
 from ..core.chance import seed_tree
 from . import dprec_by_writer, dprec_curves, dprec_lines
-from .dprec_femnist import stated
+from .femnist_columns import stated
 from .runs import Run, difference
 from ..training import models
 
@@ -17,7 +17,7 @@ PAPER = "dprec"
 # %% ../../nbs/experiments/dprec_ablations.ipynb #0ceab717
 def settings(
     scale: str,  # smoke, quick or full
-) -> dict:  # as dprec_femnist.protocol has it, and images
+) -> dict:  # as femnist_columns.protocol has it, and images
     "The other page's, with the rounds of Figure 2 and Section 4.1, and of Table 3."
     short, long = stated("local.rounds"), stated("only.rounds")
     short, long = {"smoke": (20, 40), "quick": (150, 200)}.get(scale, (short, long))

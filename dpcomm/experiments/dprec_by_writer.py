@@ -9,19 +9,20 @@ __all__ = ['PAPER', 'CLAIMS', 'settings', 'grid', 'federation', 'play']
 from functools import cache
 
 from ..core.chance import seed_tree
-from . import dprec_femnist
+from . import femnist_columns
 from .runs import Run, difference
 from ..tasks import images
 
+# %% ../../nbs/experiments/dprec_by_writer.ipynb #e96f16c1
 PAPER = "dprec"
 
-# %% ../../nbs/experiments/dprec_by_writer.ipynb #e96f16c1
+
 def settings(
     scale: str,  # smoke, quick or full
-) -> dict:  # as dprec_femnist.protocol has it, and images
+) -> dict:  # as femnist_columns.protocol has it, and images
     "FEMNIST's protocol on other writers. [dprec App. C.2]"
     small = dict(cohort=8, eval_every=10) if scale == "smoke" else {}
-    s = dprec_femnist.protocol(**small)
+    s = femnist_columns.protocol(**small)
     s |= dict(task="by_writer", prefix="writer", images="mnist-by-writer", net="cnn10")
     s |= dict(data=("mnist-by-writer",), memory=2.0, minutes=(80, 280))
     if scale == "full":
@@ -57,7 +58,7 @@ def grid(
 ) -> list:  # of Run
     "FEMNIST's columns, and the claims that can be asked of them. [dprec Table 1]"
     s = settings(scale)
-    found = dprec_femnist.columns(s, scale)
+    found = femnist_columns.columns(s, scale)
     keys, more = {run.key for run in found}, dict(seeds=s["seeds"], data=s["data"])
     for claim, needs in CLAIMS.items():
         if keys.issuperset(needs):
@@ -89,4 +90,4 @@ def play(
     if run.needs:
         return difference(inputs, *run.needs, run.fills[0])
     s, clients = settings(run.scale), federation(run.scale)
-    return dprec_femnist.train(run, seed, s, clients, how)
+    return femnist_columns.train(run, seed, s, clients, how)

@@ -9,6 +9,7 @@ __all__ = ['PAPER', 'ROWS', 'settings', 'own_key', 'grid', 'counted', 'play']
 import math
 
 from .dprec_counts import CELLS, NAMES, drawn, epsilon_cells, formulas
+from .dprec_curves import stated
 from dpcomm.experiments.dprec_protocol import (
     TASKS,
     as_run,
@@ -16,7 +17,6 @@ from dpcomm.experiments.dprec_protocol import (
     epsilons,
     gib,
     protocols,
-    stated,
 )
 from .runs import Run
 from ..report import papers

@@ -8,9 +8,9 @@ __all__ = ['FAR', 'unclipped', 'local', 'curve']
 # %% ../../nbs/reference/dprec_lines.ipynb #03bc7b65
 from dataclasses import replace
 
-from . import dprec_curves, dprec_femnist
+from . import dprec_curves, femnist_columns
 from .dprec_curves import Curve
-from .dprec_femnist import stated
+from .femnist_columns import stated
 from ..mechanisms.gaussian import Gaussian
 from ..mechanisms.rec import Rec
 
@@ -63,7 +63,7 @@ def curve(
     device: str = "cpu",  # cpu, cuda or cuda:<index>
 ) -> Curve:
     "Mechanism, configuration and promise of one run. [dprec Fig. 2, Table 3, Sec. 4.1]"
-    short, long = dprec_femnist.configs(s, device)
+    short, long = femnist_columns.configs(s, device)
     if key.startswith("only"):
         return unclipped(key, long, sizes)
     eps, cohort = 1 if key.startswith("local1") else 3, short.cohort

@@ -177,7 +177,7 @@ def test_a_message_has_a_group_a_tensor_or_eight():
 def test_table1_takes_the_papers_settings_at_its_size_and_no_other():
     sizes = dprec_curves.tensor_groups(models.build("cnn62", seed_tree(0)))
     listed, refused = dprec_curves.table1(
-        (3,), CONFIG, dataclasses.replace(CONFIG, rounds=4000), 3500, sizes, stated
+        (3,), CONFIG, dataclasses.replace(CONFIG, rounds=4000), 3500, sizes
     )
     assert (
         list(listed) == ["eps3.fedavg", "eps3.rec", "eps3.ddg16", "eps3.ddg12"]
@@ -190,7 +190,7 @@ def test_table1_takes_the_papers_settings_at_its_size_and_no_other():
         listed["eps3.rec"].config.rounds == 4000
         and listed["eps3.ddg12"].config.rounds == 1500
     )
-    listed, refused = dprec_curves.table1((3,), CONFIG, CONFIG, 539, sizes, stated)
+    listed, refused = dprec_curves.table1((3,), CONFIG, CONFIG, 539, sizes)
     assert (
         list(refused) == ["eps3.ddg12"]
         and "bits" in refused["eps3.ddg12"]

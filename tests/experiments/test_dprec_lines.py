@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dpcomm.experiments import dprec_by_writer, dprec_curves, dprec_lines
-from dpcomm.experiments.dprec_femnist import configs, stated
+from dpcomm.experiments.femnist_columns import configs, stated
 
 N, SIZES = 539, (2000,) * 8
 SETTINGS = dprec_by_writer.settings("full") | dict(short=1500, long=4000)
