@@ -195,6 +195,23 @@ def test_a_number_that_is_none_is_refused_wherever_it_stands(tmp_path, number):
             records.read(written(tmp_path, text))
 
 
+@pytest.mark.parametrize("depth", [25, 400, 900, 4900])
+@pytest.mark.parametrize("name", ["config", "final", "origin", "notes"])
+def test_values_in_values_without_end_are_refused(tmp_path, name, depth):
+    "Python's own limit lies at a thousand calls: no reader of a record may come near."
+    nested = "[" * depth + "1" + "]" * depth
+    start = [0.125] if name == "notes" else {"x": 0.125}
+    text = line(**{name: start}).replace("0.125", nested)
+    with pytest.raises(ValueError) as error:
+        records.read(written(tmp_path, line(seed=1), text))
+    assert str(error.value).startswith("made_up.full.jsonl, line 2: ")
+    assert "no JSON" in str(error.value) or (
+        f"record.{name}" in str(error.value) and "in each other" in str(error.value)
+    )
+    deep = {"x": json.loads("[" * 15 + "1" + "]" * 15)}
+    assert records.from_line(line(config=deep), "here").config == deep
+
+
 def test_a_whole_number_beyond_a_double_is_refused(tmp_path):
     path = written(tmp_path, line(final={"x": 10**400}))
     with pytest.raises(ValueError, match="line 1: record.final.x is 1000"):
