@@ -182,13 +182,14 @@ def read(
     "One run for every budget and curve. [imvu Figure 2]"
     keys = {k: [key_of(p) for p in s.points if p[0] == k] for k in KINDS}
     found, mark = [], "ours." if s.scale == "full" else f"ours.{s.scale}."
+    known = {cell.key for cell in papers.cells("imvu")}
     for b in s.budgets:
         for curve in ACCOUNTANT:
             kind, _, exact = curve.partition(".")
             fills = [f"ours.{s.scale}.{s.task}.{curve}.eps{b:g}.acc"]
             if kind != "imvu":
-                own = mark if exact else ""
-                fills.append(f"{own}{s.task}.imvu_minus_{curve}.eps{b:g}")
+                cell = f"{s.task}.imvu_minus_{curve}.eps{b:g}"
+                fills.append(cell if cell in known else mark + cell)
             needs = tuple(dict.fromkeys([*keys[kind], *keys["imvu"]]))
             name = f"frontier of {LABELS[kind]}{', exact law' * bool(exact)}, eps {b:g}"
             more = dict(fills=tuple(fills), needs=needs, seeds=seeds)

@@ -5,11 +5,10 @@
 # %% auto #0
 __all__ = ['SCALES', 'DEVICES', 'checkout', 'experiments', 'check_name', 'notebook', 'question', 'code_cells', 'defaults',
            'parameters', 'check_parameters', 'device', 'differences', 'Unfinished', 'CellError', 'run_cells',
-           'run_papermill', 'checkpointed', 'code_hash', 'Outcome', 'output_folder', 'result_file', 'prepare', 'run']
+           'run_papermill', 'Outcome', 'output_folder', 'result_file', 'prepare', 'run']
 
 # %% ../../nbs/reference/runner.ipynb #52d50478
 import ast
-import hashlib
 import json
 import linecache
 import os
@@ -21,7 +20,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import dpcomm
-from ..core.files import read_sealed, seal, write_whole
 from ..report.papers import refuse
 
 # %% ../../nbs/reference/runner.ipynb #6fab5ce5
@@ -350,33 +348,6 @@ def run_papermill(
             re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error.traceback)),
             error.ename,
         ) from None
-
-# %% ../../nbs/reference/runner.ipynb #b7d1e5a2
-def checkpointed(
-    path,  # JSON file of one part of an experiment
-    stamp: dict,  # everything the part depends on, plain JSON
-    make,  # () -> dict, the part, plain JSON
-    resume: bool = False,  # load the file if it has this stamp
-) -> dict:  # the part, with its stamp
-    """Load one part of an experiment, or make it and keep it. ValueError for a damaged
-    file."""
-    path, stamp = Path(path), json.loads(json.dumps(stamp))
-    if resume and path.exists():
-        saved = json.loads(read_sealed(path))
-        if isinstance(saved, dict) and saved.get("stamp") == stamp:
-            return saved
-    part = json.dumps(make() | {"stamp": stamp})
-    write_whole(path, seal(part.encode()))
-    return json.loads(part)
-
-# %% ../../nbs/reference/runner.ipynb #d4e7b9c1
-def code_hash(
-    name: str,  # experiment
-) -> str:  # twelve hex digits
-    "SHA-256 of a notebook's code, as results carry it."
-    return hashlib.sha256(
-        "".join(source for source, _ in code_cells(notebook(name))).encode()
-    ).hexdigest()[:12]
 
 # %% ../../nbs/reference/runner.ipynb #907203f0
 @dataclass(frozen=True)

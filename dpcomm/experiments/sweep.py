@@ -47,6 +47,11 @@ class Job:
         return (self.cells + 1e-3) / (self.minutes + 1e-2) * 60
 
     @property
+    def record(self) -> tuple:  # experiment, scale, key, seed
+        "What it will leave, as `needs_of` names it."
+        return self.experiment, self.scale, self.key, self.seed
+
+    @property
     def name(self) -> str:
         "For people and file names."
         return f"{self.experiment}.{self.scale}/{self.key}.seed{self.seed}"
@@ -76,12 +81,12 @@ def jobs_of(
 # %% ../../nbs/reference/sweep.ipynb #s0need2
 def needs_of(
     job: Job,
-) -> list:  # of (experiment, key, seed)
+) -> set:  # of (experiment, scale, key, seed)
     "The records a job is computed from."
-    experiment, found = runs.find(job.experiment), []
+    experiment, found = runs.find(job.experiment), set()
     for need in job.needs:
         source, key, seed = runs.source_run(need, experiment, job.seed)
-        found.append((source.name, key, seed))
+        found.add((source.name, job.scale, key, seed))
     return found
 
 # %% ../../nbs/reference/sweep.ipynb #d835ba8e
@@ -254,10 +259,8 @@ def ready(
     sweep: Sweep,
 ) -> bool:
     "Whether everything that a job is computed from is recorded, and nobody else has it."
-    left = {(j.experiment, j.key, j.seed) for j in sweep.waiting}
-    left |= {(w.job.experiment, w.job.key, w.job.seed) for w in sweep.running}
-    blocked = any(need in left for need in needs_of(job))
-    return not blocked and sweep.busy.get(job, 0) <= time.monotonic()
+    left = {j.record for j in (*sweep.waiting, *(w.job for w in sweep.running))}
+    return not left & needs_of(job) and sweep.busy.get(job, 0) <= time.monotonic()
 
 
 def next_job(
@@ -324,8 +327,8 @@ def _failed(sweep, job, worker):
 
 def _lost(job, sweep):
     "Whether a job is computed, at any remove, from one that failed."
-    failed = {(j.experiment, j.key, j.seed) for j in sweep.failed}
-    made = {(j.experiment, j.key, j.seed): j for j in sweep.waiting}
+    failed = {j.record for j in sweep.failed}
+    made = {j.record: j for j in sweep.waiting}
     needs = needs_of(job)
     return any(n in failed or (n in made and _lost(made[n], sweep)) for n in needs)
 

@@ -90,8 +90,10 @@ def type_names(
     return " or ".join(names.get(k.__name__, k.__name__) for k in kinds)
 
 # %% ../../nbs/reference/records.ipynb #c61353c2
-def _infinite(value, at):
+def _infinite(value, at, depth=20):
     "Where a value holds what JSON cannot; '' where it holds nothing of the kind."
+    if not depth:
+        return f"{at[:60]}... holds more than 20 values in each other"
     if isinstance(value, dict):
         pairs = ((f"{at}.{k}", v) for k, v in value.items())
     elif isinstance(value, (list, tuple)):
@@ -100,7 +102,9 @@ def _infinite(value, at):
         return ""
     else:
         return f"{at} is {reprlib.repr(value)}; it must be text or a finite number"
-    return next(filter(None, (_infinite(v, where) for where, v in pairs)), "")
+    return next(
+        filter(None, (_infinite(v, where, depth - 1) for where, v in pairs)), ""
+    )
 
 # %% ../../nbs/reference/records.ipynb #5dd35bea
 def _score_fault(name, value):

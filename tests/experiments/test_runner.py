@@ -5,63 +5,73 @@ mistake on the way.
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from checkout import EXPERIMENTS, MODULES, ROOT, python
 
 from dpcomm import cli
-from dpcomm.core import files
-from dpcomm.experiments import runner
+from dpcomm.experiments import runner, runs
 from dpcomm.experiments.runner import code_cells
+from dpcomm.report import papers, records
 
 NAMES = [path.stem.replace("_", "-") for path in EXPERIMENTS]
-ASIDE = {
-    "out",
-    "resume",
-    "max_seconds",
-    "save_every",
-    "commit",
-    "dirty",
-}  # how a run was made, not what it computed
+ASIDE = {"cost", "date", "commit", "dirty"}  # when a run was made, not what it gave
 
 
 def dpcomm(*words, root=ROOT, **more):
     "Run the command line in a process of its own."
-    return python("-m", "dpcomm.cli", *words, root=root, **more)
+    wide = {"COLUMNS": "400"}
+    return python("-m", "dpcomm.cli", *words, root=root, env=wide, **more)
 
 
-def result(folder, name, scale="smoke"):
-    "The one result an experiment left in a folder, and its paper."
-    found = list(folder.glob(f"*/{name.replace('-', '_')}.{scale}.json"))
-    assert len(found) == 1, f"{len(found)} results in {folder}: {found}"
-    return json.loads(found[0].read_text())
+def written(folder) -> list:
+    "Lines of records in a folder."
+    return [
+        json.loads(line)
+        for path in sorted(folder.glob("*/*.jsonl"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+
+
+def result(folder, name, scale="smoke") -> dict:
+    "(key, seed) -> the one record an experiment left of it in a folder."
+    found = list(folder.glob("*/*.jsonl"))
+    names = [path.name for path in found]
+    assert names == [f"{name.replace('-', '_')}.{scale}.jsonl"], names
+    lines = written(folder)
+    once = {(line["key"], line["seed"]): line for line in lines}
+    assert len(once) == len(lines) > 0
+    return once
 
 
 def timeless(value):
-    "A result without its times and without how the run was made."
+    "A result without its times and without when and at what commit it was made."
     if isinstance(value, dict):
         return {
             k: timeless(v)
             for k, v in value.items()
-            if "second" not in k and k not in ASIDE
+            if k not in ASIDE and "second" not in str(k)
         }
     return [timeless(v) for v in value] if isinstance(value, list) else value
 
 
 # ---- every experiment notebook of the repository, at scale smoke
 
-ENGINES = "example_level", "linear", "sqsgd_curves", "dprec_curves"
+ENGINES = "fltop_curves", "dprec_curves", "sqsgd_curves", "frontier", "sample_level"
 
 
 def engine_of(name: str) -> str:
-    "What trains in a notebook: the first of ENGINES that its code names, or ''."
-    code = runner.notebook(name).read_text(encoding="utf-8")
-    return next((e for e in ENGINES if re.search(rf"import [^\"]*\b{e}\b", code)), "")
+    "What trains in an experiment: the first of ENGINES that its module imports, or ''."
+    path = ROOT / "dpcomm" / "experiments" / f"{name.replace('-', '_')}.py"
+    lines = re.findall(r"^from .*", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return next((e for e in ENGINES if re.search(rf"\b{e}\b", "\n".join(lines))), "")
 
 
 # Each notebook runs through papermill; one a trainer runs inline too, and is killed and resumed.
@@ -96,20 +106,23 @@ def test_smoke_through_papermill(name, smoke):
     folder, done = smoke[name, ()].result()
     assert done.returncode == 0, done.stderr[-6000:]
     ours = result(folder, name)
-    assert (
-        ours["schema"] == 1
-        and ours["scale"] == "smoke"
-        and ours["runs"]
-        and ours["seeds"]
-    )
+    jobs = runs.chosen(runs.find(name), "smoke", [0])
+    assert set(ours) == {(run.key, seed) for run, seed in jobs}
     assert (folder / f"{name.replace('-', '_')}.smoke.ipynb").exists()
-    assert (
-        any(w in done.stdout for w in ("accuracy", "recall5", "mean squared error"))
-        and any(w in done.stdout for w in ("eps", "no privacy"))
-        and "GiB" in done.stdout
-    )
-    assert str(folder) not in json.dumps(ours) and str(ROOT) not in json.dumps(ours), (
-        "the result names a path of this machine"
+    table, _, promise = done.stdout.rstrip().rpartition("\n")
+    ended = [record for record in ours.values() if record["final"]]
+    sent = any("uplink_bits" in record["final"] for record in ended)
+    promised = any(record["guarantee"] for record in ended)
+    shown = {"epsilon": promised, "up, GiB": sent, "CPU minutes": bool(ended)}
+    assert {name: name in table for name in shown} == shown
+    for key in {record["key"] for record in ended}:
+        assert re.search(rf"^ *{re.escape(key)} ", table, re.M), key
+    private = any(record["guarantee"] for record in ours.values())
+    assert (promise == "no privacy is claimed") is not private
+    assert "delta" in promise or not private
+    told = json.dumps(list(ours.values()))
+    assert str(folder) not in told and str(ROOT) not in told, (
+        "a record names a path of this machine"
     )
 
 
@@ -129,17 +142,21 @@ def test_inline_computes_the_same(name, smoke):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_result_is_valid(name, smoke):
-    from dpcomm.report import results
-
+def test_records_are_valid_and_of_the_paper(name, smoke):
     folder, _ = smoke[name, ()].result()
-    paper = next(folder.glob(f"*/{name.replace('-', '_')}.smoke.json")).parent.name
-    assert result(folder, name)["paper"] == paper
-    results.load_result(next(folder.glob(f"{paper}/*.json")))
+    (path,) = folder.glob("*/*.jsonl")
+    experiment = runs.find(name)
+    assert path.parent.name == experiment.paper
+    for record in records.read(path):
+        assert (record.paper, record.experiment) == (experiment.paper, experiment.stem)
+        run = runs.find_run(experiment, "smoke", record.key)
+        assert record.trained == run.trains
+        assert record.origin["code"] == runs.code_hash(experiment.module.__name__)
+        assert all(key.startswith("ours.") for key in record.cells)
 
 
 def kill_when_saved(folder, *words, root=ROOT, seconds=120):
-    "Start a run, wait for its first checkpoint, and kill it with SIGKILL."
+    "Start a run, wait for its first checkpoint or record, and kill it with SIGKILL."
     env = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "dpcomm.cli", *map(str, words)],
@@ -149,10 +166,7 @@ def kill_when_saved(folder, *words, root=ROOT, seconds=120):
         stderr=subprocess.DEVNULL,
     )
     stop = time.monotonic() + seconds
-    while not any(
-        path.is_file() and ".part" not in path.name
-        for path in (folder / "checkpoints").rglob("*")
-    ):
+    while not [*folder.rglob("*.pt"), *folder.glob("*/*.jsonl")]:
         assert process.poll() is None and time.monotonic() < stop, (
             "the run ended before it saved anything"
         )
@@ -163,9 +177,7 @@ def kill_when_saved(folder, *words, root=ROOT, seconds=120):
 
 @pytest.fixture(scope="module")
 def resumed(request, pool, smoke, tmp_path_factory):
-    """Every selected experiment killed at its first checkpoint and resumed, two at a
-    time.
-    """
+    "Every selected experiment killed at its first checkpoint or record and resumed."
     chosen = {
         item.callspec.params["name"]
         for item in request.session.items
@@ -179,7 +191,7 @@ def resumed(request, pool, smoke, tmp_path_factory):
             ["-p", "save_every=0"] if "save_every" in runner.parameters(name) else []
         )
         words = ["run", name, "--scale", "smoke", "--inline", "--out", folder, *often]
-        killed, left = kill_when_saved(folder, *words), list(folder.glob("*/*.json"))
+        killed, left = kill_when_saved(folder, *words), len(written(folder))
         return killed, left, folder, dpcomm(*words, "--resume", cwd=folder)
 
     return {name: pool.submit(one, name) for name in TWINS if name in chosen}
@@ -189,63 +201,83 @@ def resumed(request, pool, smoke, tmp_path_factory):
 def test_kill_and_resume_gives_the_same_result(name, smoke, resumed):
     killed, left, folder, done = resumed[name].result()
     assert killed == -signal.SIGKILL
-    assert not left, "a killed run left a result"
     assert done.returncode == 0, done.stderr[-6000:]
     straight, _ = smoke[name, ("--inline",)].result()
-    assert timeless(result(folder, name)) == timeless(result(straight, name))
+    whole = result(straight, name)
+    assert left < len(whole), "it was killed before its end"
+    assert timeless(result(folder, name)) == timeless(whole)
 
 
 def test_a_table_is_printed_alone_and_a_paper_whole():
-    from dpcomm.report import papers
-
     one, whole = dpcomm("table", "dprec", "d3"), dpcomm("table", "dprec")
-    assert (
-        one.returncode == whole.returncode == 0
-        and one.stdout.count("quant8") >= 2
-        and "femnist" not in one.stdout
-    )
-    assert all(f"\n{cell.key} " in whole.stdout for cell in papers.cells("dprec"))
+    assert one.returncode == whole.returncode == 0
+    assert one.stdout.count("quant8") >= 2 and "femnist" not in one.stdout
+    for cell in papers.cells("dprec"):
+        assert re.search(rf"^ *{re.escape(cell.key)} ", whole.stdout, re.M), cell.key
 
 
 # ---- the machinery, on a toy experiment in a checkout of its own
 
+TOY_MODULE = """
+import json, os, time
+from .runs import Run
+
+PAPER = "dprec"
+BITS = dict(payload=8, header=0, shared_randomness=0, total=8, per_param=8.0)
+
+def settings(scale):
+    return {}
+
+def grid(scale):
+    return [Run("toy", "a harmonic sum", scale, ("ours.toy",))]
+
+def play(run, seed, rounds, pause, checkpoint, resume, max_seconds, **how):
+    state = dict(round=0, total=float(seed), calls=0)
+    if resume and checkpoint.exists():
+        state = json.loads(checkpoint.read_text())
+    state["calls"] += 1
+    assert 1 / (rounds + 1) > 0
+    start, part = time.monotonic(), checkpoint.with_suffix(".part")
+    while state["round"] < rounds:
+        state["round"] += 1
+        state["total"] += 1 / state["round"]
+        part.write_text(json.dumps(state))
+        os.replace(part, checkpoint)
+        time.sleep(pause)
+        if max_seconds is not None and time.monotonic() - start > max_seconds:
+            return None
+    score = 100 * state["total"]
+    sent = dict(uplink_bits=2**33, downlink_bits=2**32)
+    notes = [f"{state['calls']} calls"]
+    cells = {"ours.toy": [score, "percent"]}
+    final = dict(accuracy=score, **sent)
+    return dict(final=final, cells=cells, bits=BITS, notes=notes)
+"""
 TOY = [
     ["parameters"],
     """
-scale = 'smoke'; seeds = [0]; device = 'auto'; out = None; resume = False; max_seconds = None
-rounds = 40; pause = 0.0
+scale = 'smoke'
+seeds = [0]
+device = 'auto'
+out = None
+resume = False
+max_seconds = None
+rounds = 40
+pause = 0.0
+only = 'all'
 """,
     [],
     """
-import json, os, time
-from pathlib import Path
-from dpcomm.experiments import runner
 import matplotlib.pyplot as plt
+from dpcomm.experiments import runs
 """,
     [],
     """
 print('guarantee and bits come first')
-saved = Path(out) / 'checkpoints' / 'toy.json'
-saved.parent.mkdir(parents=True, exist_ok=True)
-state = json.loads(saved.read_text()) if resume and saved.exists() else dict(round=0, total=0.0, calls=0)
-state['calls'] += 1
-start = time.monotonic()
 """,
     [],
     """
-while state['round'] < rounds:
-    state |= dict(round=state['round'] + 1, total=state['total'] + 1 / (1 + state['round']))
-    Path(f'{saved}.part').write_text(json.dumps(state)); os.replace(f'{saved}.part', saved)
-    time.sleep(pause)
-    if max_seconds is not None and time.monotonic() - start > max_seconds: raise runner.Unfinished(f"round {state['round']}")
-""",
-    [],
-    """
-bits = dict(payload=8, header=0, shared_randomness=0, total=8, per_param=8.0)
-run = dict(key='toy', bits=bits, guarantee=None, seeds=[dict(seed=s, final=dict(accuracy=100 * state['total'], uplink_bits=8, downlink_bits=8)) for s in seeds])
-target = Path(out) / 'toy' / f'toy_run.{scale}.json'
-target.parent.mkdir(exist_ok=True)
-target.write_text(json.dumps(dict(schema=1, paper='toy', scale=scale, seeds=seeds, runs=[run], cells={}, calls=state['calls'], wall_seconds=1.0)))
+found = runs.play_grid('toy-run', scale, seeds, out, only, resume, max_seconds, rounds=rounds, pause=pause)
 """,
     [],
     """
@@ -261,6 +293,9 @@ def toy(tmp_path_factory):
     for module in MODULES:
         (root / module).parent.mkdir(parents=True, exist_ok=True)
         (root / module).write_text((ROOT / module).read_text())
+    assets = Path("dpcomm") / "assets"
+    shutil.copytree(ROOT / assets / "papers", root / assets / "papers")
+    (root / "dpcomm" / "experiments" / "toy_run.py").write_text(TOY_MODULE)
     cells = [
         dict(
             cell_type="markdown",
@@ -295,15 +330,12 @@ def toy(tmp_path_factory):
     return root
 
 
-def test_list_names_the_experiment_and_its_question(toy):
+def test_list_names_the_experiment_and_what_it_needs(toy):
     done = dpcomm("list", root=toy, cwd=toy)
-    assert done.returncode == 0 and done.stdout.split() == [
-        "toy-run",
-        "Does",
-        "the",
-        "machinery",
-        "work?",
-    ]
+    assert done.returncode == 0, done.stderr
+    (row,) = [line for line in done.stdout.splitlines() if "toy-run" in line]
+    assert row.split()[:3] == ["toy-run", "dprec", "1"] and "bundled" in row
+    assert row.rstrip().endswith("0 of 1")
 
 
 def test_papermill_and_inline_agree(toy, tmp_path):
@@ -322,19 +354,24 @@ def test_papermill_and_inline_agree(toy, tmp_path):
             cwd=tmp_path,
         )
         assert done.returncode == 0, done.stderr
-        assert (
-            "guarantee and bits come first" in done.stdout
-            and "accuracy 228.33 % (seeds: 2), uplink" in done.stdout
-        )
-        assert "payload 8" in done.stdout
-    assert result(tmp_path / "out0", "toy-run") == result(tmp_path / "out1", "toy-run")
+        said = " ".join(done.stdout.split())
+        assert "run n accuracy, % up, GiB down, GiB CPU minutes" in said
+        assert re.search(r"\ntoy +2 +578.3 \+/- 50 +1 +0.5 +\S+ *\n", done.stdout)
+        assert said.endswith("no privacy is claimed")
+    through, inline = (result(tmp_path / f"out{n}", "toy-run") for n in (0, 1))
+    assert set(through) == {("toy", 3), ("toy", 4)}
+    assert timeless(through) == timeless(inline)
     executed = tmp_path / "out0" / "toy_run.smoke.ipynb"
     assert [tags for _, tags in code_cells(executed)][:2] == [
         ["parameters"],
         ["injected-parameters"],
     ]
-    assert "image/png" in executed.read_text(), "the executed copy keeps the figure"
+    kept = executed.read_text()
+    assert "image/png" in kept, "the executed copy keeps the figure"
+    assert '"guarantee and bits come first\\n"' in kept, "and what was printed"
     assert not list((tmp_path / "out1").glob("*.ipynb")) and not list(toy.glob("runs"))
+    said = (tmp_path / "out1" / "toy_run.smoke.txt").read_text()
+    assert "guarantee and bits come first" in said
 
 
 @pytest.mark.parametrize("way", [[], ["--inline"]], ids=["papermill", "inline"])
@@ -344,11 +381,10 @@ def test_max_seconds_is_reported_as_unfinished(toy, tmp_path, way):
         *words, "--max-seconds", "0.5", "-p", "rounds=100000", root=toy, cwd=tmp_path
     )
     assert done.returncode == 3 and "resume with --resume" in done.stderr, done.stderr
-    assert not list(tmp_path.glob("toy/*.json"))
+    assert not written(tmp_path)
     done = dpcomm(*words, "--resume", "-p", "rounds=3", root=toy, cwd=tmp_path)
-    assert done.returncode == 0 and result(tmp_path, "toy-run")["calls"] == 2, (
-        done.stderr
-    )
+    assert done.returncode == 0, done.stderr
+    assert result(tmp_path, "toy-run")["toy", 0]["notes"] == ["2 calls"]
 
 
 def test_kill_and_resume_of_the_toy(toy, tmp_path):
@@ -359,7 +395,7 @@ def test_kill_and_resume_of_the_toy(toy, tmp_path):
         )
         == -signal.SIGKILL
     )
-    assert not list(tmp_path.glob("toy/*.json"))
+    assert not written(tmp_path)
     assert (
         dpcomm(*words, "--out", tmp_path, "--resume", root=toy, cwd=tmp_path).returncode
         == 0
@@ -370,33 +406,34 @@ def test_kill_and_resume_of_the_toy(toy, tmp_path):
         ).returncode
         == 0
     )
-    resumed = result(tmp_path, "toy-run")
-    straight = result(tmp_path / "straight", "toy-run")
-    assert (resumed.pop("calls"), straight.pop("calls")) == (2, 1) and timeless(
-        resumed
-    ) == timeless(straight)
+    resumed = result(tmp_path, "toy-run")["toy", 0]
+    straight = result(tmp_path / "straight", "toy-run")["toy", 0]
+    calls = resumed.pop("notes"), straight.pop("notes")
+    assert calls == (["2 calls"], ["1 calls"])
+    assert timeless(resumed) == timeless(straight)
 
 
 @pytest.mark.parametrize("way", [[], ["--inline"]], ids=["papermill", "inline"])
 def test_a_failing_cell_is_named(toy, tmp_path, way):
-    done = dpcomm(
-        "run",
-        "toy-run",
-        "--out",
-        tmp_path,
-        "-p",
-        "pause=-1.0",
-        *way,
-        root=toy,
-        cwd=tmp_path,
+    words = ["run", "toy-run", "--out", tmp_path, *way]
+    cell = (
+        "dpcomm: toy_run.ipynb, code cell 4 (`found = runs.play_grid('toy-run', scale,"
     )
-    assert done.returncode == 1
-    assert (
-        "dpcomm: toy_run.ipynb, code cell 4 (`while state['round'] < rounds:`):"
-        " ValueError: sleep length" in done.stderr
-    )
-    assert "time.sleep(pause)" in done.stderr, "the traceback shows the line"
+    done = dpcomm(*words, "-p", "rounds=-1", root=toy, cwd=tmp_path)
+    assert done.returncode == 1 and not written(tmp_path)
+    assert cell in done.stderr and "): ZeroDivisionError: division by" in done.stderr
+    assert "assert 1 / (rounds + 1) > 0" in done.stderr, "the traceback shows the line"
     assert "run_cells" not in done.stderr and "\x1b[" not in done.stderr
+
+
+@pytest.mark.parametrize("way", [[], ["--inline"]], ids=["papermill", "inline"])
+def test_a_wrong_value_that_a_cell_refuses_costs_one_sentence(toy, tmp_path, way):
+    words = ["run", "toy-run", "--out", tmp_path, *way]
+    done = dpcomm(*words, "-p", "pause=-1.0", root=toy, cwd=tmp_path)
+    assert done.returncode == 2 and not written(tmp_path)
+    assert done.stderr.startswith("dpcomm: toy_run.ipynb, code cell 4 (`found = ")
+    assert "): ValueError: sleep length" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -501,28 +538,22 @@ def test_pieces_of_the_command_line():
         cli.seed_list("0;1")
 
 
-def test_a_summary_gives_means_over_seeds():
-    finals = [
-        dict(accuracy=a, uplink_bits=2**33, downlink_bits=2**34) for a in (80.0, 90.0)
-    ]
-    bits = dict(payload=56, header=0, shared_randomness=32, total=88, per_param=0.5)
-    told = cli.summary(
-        dict(
-            runs=[
-                dict(
-                    key="x",
-                    guarantee=None,
-                    bits=bits,
-                    seeds=[dict(final=f) for f in finals],
-                )
-            ]
-        )
-    )
-    assert (
-        "accuracy 85.00 % (seeds: 2), uplink 1 GiB, downlink 2 GiB" in told
-        and "payload 56" in told
-        and "no privacy" in told
-    )
+def test_a_summary_gives_means_over_seeds_and_the_first_guarantee():
+    def record(seed, **more):
+        final = dict(accuracy=80.0 + 10 * seed, uplink_bits=2**33, downlink_bits=2**34)
+        given = dict(guarantee=None, final=final) | more
+        same = dict(config={}, history={}, cells={}, as_run={}, bits=None, data={})
+        who = ("dprec", "made_up", "smoke", "x", seed, True)
+        cost = {"cpu_seconds": 120.0}
+        return records.Record(*who, **same, **given, cost=cost, origin={})
+
+    table, promise = cli.summary([record(0), record(1)], "A title")
+    assert table.title == "A title" and promise == "no privacy is claimed"
+    assert table.rows == (("x", "2", "85 +/- 5", "", "1", "2", "2"),)
+    found = records.load("dprec", "dprec_mnist", "full")
+    first = next(r.guarantee for r in found if r.guarantee)
+    _, promise = cli.summary([record(0), record(1, guarantee=first)])
+    assert f"eps = {first['eps']:.4g}"[:10] in promise and "delta" in promise
 
 
 def test_devices_and_names_are_checked():
@@ -585,18 +616,17 @@ def test_differences_name_ours_and_the_papers():
     )
 
 
-def test_only_a_result_of_this_run_counts(tmp_path):
+def test_the_records_of_one_experiment_and_scale_are_found(tmp_path):
     (tmp_path / "p").mkdir()
-    for name, age in ("x.smoke", 100), ("x_variant.smoke", 50), ("x.full", 1):
-        path = tmp_path / "p" / f"{name}.json"
-        path.write_text("{}")
-        os.utime(path, (time.time() - age, time.time() - age))
-    assert runner.result_file("x", "smoke", tmp_path).name == "x_variant.smoke.json"
-    assert runner.result_file("x", "smoke", tmp_path, since=time.time() - 10) is None
-    assert (
-        runner.output_folder(tmp_path) == tmp_path
-        and runner.output_folder() == runner.checkout() / "runs"
-    )
+    for name in ("x_y.smoke", "x_y_variant.smoke", "x_y.full", "x.smoke"):
+        (tmp_path / "p" / f"{name}.jsonl").write_text("")
+    for name, scale in (("x-y", "smoke"), ("x_y", "full"), ("x", "smoke")):
+        found = runner.result_file(name, scale, tmp_path)
+        assert found == tmp_path / "p" / f"{name.replace('-', '_')}.{scale}.jsonl"
+    assert runner.result_file("x-y", "quick", tmp_path) is None
+    assert runner.result_file("y", "smoke", tmp_path) is None
+    assert runner.output_folder(tmp_path) == tmp_path
+    assert runner.output_folder() == runner.checkout() / "runs"
 
 
 def test_cells_run_in_order_with_the_last_value_shown(tmp_path, capsys):
@@ -692,9 +722,9 @@ def test_run_returns_an_outcome_and_refuses_a_silent_notebook(tmp_path, monkeypa
         monkeypatch,
         SHARED,
         "if resume:\n    import pathlib; p = pathlib.Path(out) / 'p'; p.mkdir(); (p /"
-        " f'x_y.{scale}.json').write_text('{}')",
+        " f'x_y.{scale}.jsonl').write_text('')",
     )
-    with pytest.raises(runner.CellError, match="wrote no x_y.smoke.json"):
+    with pytest.raises(runner.CellError, match="wrote no x_y.smoke.jsonl: .*play_grid"):
         runner.run("x-y", inline=True)
     outcome = runner.run("x-y", inline=True, resume=True)
     assert (
@@ -702,7 +732,7 @@ def test_run_returns_an_outcome_and_refuses_a_silent_notebook(tmp_path, monkeypa
         and outcome.finished
         and outcome.notebook is None
     )
-    assert outcome.result == tmp_path / "runs" / "p" / "x_y.smoke.json"
+    assert outcome.result == tmp_path / "runs" / "p" / "x_y.smoke.jsonl"
 
 
 def test_a_missing_kernelspec_falls_back_to_a_python_kernel(tmp_path, monkeypatch):
@@ -730,70 +760,10 @@ def test_a_budget_spent_leaves_the_rest_for_the_next_call(monkeypatch, capsys):
 
     monkeypatch.setattr(cli.runner, "run", run)
     monkeypatch.setattr(cli.runner, "prepare", lambda name, **settings: None)
+    monkeypatch.setattr(runs, "find", lambda name: name)
+    monkeypatch.setattr(runs, "chosen", lambda name, scale, seeds, only: [])
     code = cli.run_all(cli._parse(["run", "a", "b", "--max-seconds", "0.04"]))
     assert (
         code == 3 and [name for name, _ in given] == ["a"] and 0 < given[0][1] <= 0.04
     )
     assert "a, b; resume with --resume" in capsys.readouterr().err
-
-
-# ---- parts of an experiment
-
-
-def test_a_part_is_made_once_and_again_when_its_stamp_changes(tmp_path):
-    made, path = [], tmp_path / "deep" / "part.json"
-
-    def make():
-        return made.append(1) or {"value": len(made)}
-
-    def call(stamp, resume=True):
-        return runner.checkpointed(path, stamp, make, resume)["value"]
-
-    assert [
-        call({"lr": (1, 2)}),
-        call({"lr": [1, 2]}),
-        call({"lr": [1, 3]}),
-        call({"lr": [1, 3]}, resume=False),
-    ] == [1, 1, 2, 3]
-    assert (
-        json.loads(files.read_sealed(path)) == {"value": 3, "stamp": {"lr": [1, 3]}}
-        and len(list(path.parent.iterdir())) == 1
-    )
-
-
-def test_a_part_that_fails_leaves_the_old_one(tmp_path):
-    path = tmp_path / "part.json"
-    runner.checkpointed(path, {}, lambda: {"value": 1})
-    with pytest.raises(ZeroDivisionError):
-        runner.checkpointed(path, {"new": 1}, lambda: 1 / 0)
-    assert json.loads(files.read_sealed(path))["value"] == 1
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda whole: whole[:-5],
-        lambda whole: b"",
-        lambda whole: whole.replace(b"1", b"7"),
-        lambda whole: b'{"value": 1}',
-    ],
-)
-def test_a_damaged_part_is_refused_with_a_sentence(damage, tmp_path):
-    path = tmp_path / "part.json"
-    runner.checkpointed(path, {}, lambda: {"value": 1})
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(
-        ValueError, match="part.json is damaged .*: delete it, or run without resume"
-    ):
-        runner.checkpointed(path, {}, lambda: {"value": 2}, resume=True)
-    assert runner.checkpointed(path, {}, lambda: {"value": 2})["value"] == 2
-
-
-def test_the_code_hash_is_of_the_code_alone():
-    found = runner.code_hash("dprec-mnist")
-    assert (
-        found == runner.code_hash("dprec_mnist")
-        and len(found) == 12
-        and int(found, 16) >= 0
-    )
-    assert found != runner.code_hash("dprec-mean")

@@ -3,11 +3,13 @@
 import ast
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import time
 import types
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ DONE = [
     for name in runner.experiments()
     if importlib.util.find_spec(f"dpcomm.experiments.{name.replace('-', '_')}")
 ]
+NEED = re.compile(r"(?:(?P<name>[^/@]+)/)?(?P<key>[^/@]+)(?:@(?P<seed>\d+))?")
 GRIDS = [(name, scale) for name in DONE for scale in records.SCALES]
 
 
@@ -222,6 +225,43 @@ def test_what_is_computed_waits_for_its_inputs_of_the_same_seed(made, tmp_path):
     assert {r.seed for r in made.how["inputs"].values()} == {0}
 
 
+def test_a_need_names_experiment_key_and_seed(made, monkeypatch):
+    other = runs.Experiment("other-one", made.experiment.module)
+    known = {"other-one": other}
+    monkeypatch.setattr(runs, "find", lambda name: known[name])
+    for need, wanted in (
+        ("rec", (made.experiment, "rec", 3)),
+        ("rec@0", (made.experiment, "rec", 0)),
+        ("other-one/rec", (other, "rec", 3)),
+        ("other-one/a.b@12", (other, "a.b", 12)),
+    ):
+        assert runs.source_run(need, made.experiment, 3) == wanted
+
+
+def test_a_run_may_need_another_seed_and_another_experiment(monkeypatch, tmp_path):
+    needs = ("rec", "rec@0", "other-one/fedavg@1")
+    made = Made(Run("far", "from afar", "full", ("ours.far",), needs, (1,)))
+    other = Made()
+    other.experiment = runs.Experiment("other-one", other.experiment.module)
+    known = {"made-up": made.experiment, "other-one": other.experiment}
+    monkeypatch.setattr(runs, "find", lambda name: known[name])
+
+    def far(run, seed, inputs):
+        values = [inputs[need].final["accuracy"] for need in needs]
+        return dict(cells={"ours.far": [sum(values), "percent"]})
+
+    made.does["far"] = far
+    for seed in (0, 1):
+        made.perform("rec", seed, tmp_path)
+        made.perform("fedavg", seed, tmp_path)
+    assert made.perform("far", 1, tmp_path) is None, "the other's is not there"
+    other.perform("fedavg", 0, tmp_path)
+    assert made.perform("far", 1, tmp_path) is None, "another seed of it"
+    other.perform("fedavg", 1, tmp_path)
+    record = made.perform("far", 1, tmp_path)
+    assert record.cells == {"ours.far": [71.0 + 70.0 + 81.0, "percent"]}
+
+
 def test_what_is_computed_from_a_diverged_run_says_so(made, tmp_path):
     def diverges(run, seed, **how):
         raise FloatingPointError("loss is nan")
@@ -267,6 +307,33 @@ def test_values_become_what_json_holds():
     assert json.loads(json.dumps(found)) == found
 
 
+def test_an_origin_says_code_machine_and_time(made):
+    found = runs.origin_of(made.experiment, dict(engine="fused", dtype="float64"), "x")
+    assert (found["engine"], found["dtype"], found["device"]) == (
+        "fused",
+        "float64",
+        "x",
+    )
+    assert found["code"] == runs.code_hash("dpcomm.experiments.runs")
+    assert found["threads"] >= 1 and found["machine"] == records.machine()
+    age = datetime.now(UTC) - datetime.fromisoformat(found["date"])
+    assert abs(age.total_seconds()) < 100
+    bare = runs.origin_of(made.experiment, {}, "cpu")
+    assert (bare["engine"], bare["dtype"]) == (None, "float32")
+
+
+def test_a_source_is_its_names_hashes_and_counts():
+    task, _ = training()
+    assert runs.source_of(task.federation) == dict(
+        name="digits",
+        partition_hash="cd",
+        content_hash="ab",
+        n_clients=2,
+        n_train=7,
+        n_test=3,
+    )
+
+
 def training(finished=True):
     "A federated run as `from_training` takes it."
     mechanism = types.SimpleNamespace(bits=lambda d: {"total": 8 * d})
@@ -284,6 +351,7 @@ def training(finished=True):
         w=[0.0] * 5,
         ledger=ledger,
         seconds=1.5,
+        cpu_seconds=1.25,
     )
     return task, run
 
@@ -306,7 +374,8 @@ def test_a_training_fills_cells_with_its_last_scores_and_its_traffic():
     assert found["guarantee"] == {"eps": 4} and found["bits"] == {"total": 40}
     assert (found["config"]["d"], found["config"]["net"]) == (5, "cnn")
     assert found["data"]["n_clients"] == 2 and found["data"]["n_test"] == 3
-    assert found["wall_seconds"] == 1.5 and found["as_run"] == {}
+    assert (found["wall_seconds"], found["cpu_seconds"]) == (1.5, 1.25)
+    assert found["final"] == found["history"][-1] and found["as_run"] == {}
     assert runs.from_training(*training(), cells)["guarantee"] is None
     assert runs.from_training(*training(finished=False), cells) is None
 
@@ -401,8 +470,27 @@ def test_a_grid_shares_its_time_and_says_where_it_is(made, tmp_path):
     runs.play_grid("made-up", "full", (0,), tmp_path, "fed", max_seconds=100)
     runs.play_grid("made-up", "full", (0, 1), tmp_path, "rec", max_seconds=0.06)
     (first, label), (second, _), (third, last) = seen
-    assert 99 < first <= 100 and label == "fedavg, seed 0 (1 of 1)"
-    assert 0 <= third < second - 0.04 and last == "rec, seed 1 (2 of 2)"
+    assert 99 < first <= 100
+    assert label == "fedavg, seed 0 (1 of 1, 0 min left in all)"
+    assert 0 <= third < second - 0.04
+    assert last == "rec, seed 1 (2 of 2, 3 min left in all)"
+
+
+def test_labels_say_what_is_left_of_the_whole(made, tmp_path):
+    def said():
+        return runs.labels(made.experiment, "full", jobs, tmp_path)
+
+    jobs = runs.chosen(made.experiment, "full", (0, 1), "rec")
+    assert said() == [
+        "rec, seed 0 (1 of 2, 6 min left in all)",
+        "rec, seed 1 (2 of 2, 3 min left in all)",
+    ]
+    records.append(tmp_path, costs("rec", 5, 3600.0))
+    assert said() == [
+        "rec, seed 0 (1 of 2, 2.0 h left in all)",
+        "rec, seed 1 (2 of 2, 60 min left in all)",
+    ]
+    assert runs.labels(made.experiment, "full", [], tmp_path) == []
 
 
 # ---- the hash of code
@@ -542,6 +630,20 @@ def test_a_run_costs_what_it_cost_or_its_neighbours_or_what_was_guessed():
     assert told(costs("a", 0, None, wall=90.0)) == (1.5, "measured")
 
 
+def test_memory_is_the_largest_that_was_measured_or_what_was_guessed():
+    run = Run("a", "", "full", memory=2.5)
+    peaks = {("a", 0): 2**30, ("a", 1): 3 * 2**29, ("b", 0): 2**40, ("a", 2): None}
+
+    def told(*at):
+        have = {(key, seed): costs(key, seed, 1.0) for key, seed in at}
+        for place, r in have.items():
+            r.cost["peak_bytes"] = peaks[place]
+        return runs.expected_memory(run, have)
+
+    assert told() == told(("b", 0), ("a", 2)) == "about 2.5"
+    assert told(("a", 0), ("a", 1), ("b", 0), ("a", 2)) == "1.5"
+
+
 # ---- committed records
 
 
@@ -567,31 +669,55 @@ def test_every_experiment_has_a_module():
     assert DONE == list(runner.experiments())
 
 
+def costs_told_twice(row) -> set:
+    "Cells that say a run's own cost once more: of one of its two rounds."
+    own, found = row["cost"], set()
+    for key, (value, unit) in row["cells"].items():
+        wanted = {
+            "seconds": (own["wall_seconds"] / 2, "s a round"),
+            "core_seconds": (own["cpu_seconds"] / 2, "s a round"),
+            "peak": (own["peak_bytes"] / 2**30, "GiB"),
+        }[key.rsplit(".", 1)[1]]
+        assert key.startswith("ours.cost.") and unit == wanted[1]
+        assert value == pytest.approx(wanted[0], rel=1e-12), key
+        found.add(key)
+    return found
+
+
 @pytest.mark.parametrize("name, scale", GRIDS)
 def test_committed_records_fit_the_grid(name, scale):
     grid = {run.key: run for run in runs.find(name).grid(scale)}
     for (key, _), row in standing(name, scale).items():
         assert key in grid, "records of a run that no grid has"
         bare = {k.removeprefix(f"ours.{scale}.") for k in row["cells"]}
+        if key.startswith("cost."):
+            bare -= costs_told_twice(row)
         fills = {k.removeprefix(f"ours.{scale}.") for k in grid[key].fills}
         assert bare <= fills, key
         assert row["trained"] == grid[key].trains, key
 
 
 @pytest.mark.parametrize("name, scale", GRIDS)
-def test_grids_name_cells_of_their_paper_and_runs_of_themselves(name, scale):
+def test_grids_name_cells_of_their_paper_and_runs_that_are_planned(name, scale):
     experiment = runs.find(name)
     grid, known = (
         experiment.grid(scale),
         {c.key for c in papers.cells(experiment.paper)},
     )
-    keys = {run.key for run in grid}
     for run in grid:
-        assert run.scale == scale and set(run.needs) <= keys - {run.key}
-        assert all(cell in known or cell.startswith("ours.") for cell in run.fills)
+        assert run.scale == scale
+        wrong = [c for c in run.fills if c not in known and not c.startswith("ours.")]
+        assert wrong == [], run.key
         assert run.seeds and len(set(run.seeds)) == len(run.seeds)
-        for other in (r for r in grid if r.key in run.needs):
-            assert set(run.seeds) <= set(other.seeds), "seeds that its inputs have"
+        for need in run.needs:
+            words = NEED.fullmatch(need)
+            assert words, f"{run.key} needs {need}: [experiment/]key[@seed]"
+            near = grid if not words["name"] else runs.find(words["name"]).grid(scale)
+            assert words["name"] in (None, *DONE), "as `dpcomm list` has it"
+            (other,) = [r for r in near if r.key == words["key"]]
+            wanted = {int(words["seed"])} if words["seed"] else set(run.seeds)
+            assert wanted <= set(other.seeds), f"{run.key} needs seeds of {need}"
+            assert not other.needs, "what is computed is computed from what is played"
 
 
 def left_minutes(name, scale) -> float:

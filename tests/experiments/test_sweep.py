@@ -50,6 +50,18 @@ def numbers(folder) -> dict:
     return {(r.key, r.seed): records.result_of(r) for r in found}
 
 
+@pytest.fixture
+def made_up(monkeypatch):
+    "Experiments that are names and nothing else."
+    real = runs.find
+
+    def find(name):
+        names = ("made-up", "other")
+        return runs.Experiment(name, None) if name in names else real(name)
+
+    monkeypatch.setattr(runs, "find", find)
+
+
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     "The numbers of one process."
@@ -188,18 +200,34 @@ def running(j, code=None, log=None) -> Worker:
     return Worker(j, process, log)
 
 
-def test_a_job_waits_for_what_it_needs_of_its_own_seed():
+def test_needs_are_named_as_the_records_they_are(made_up):
+    given = "a", "a@3", "other/b", "other/b.c@0"
+    assert sweep.needs_of(job("gap", seed=7, needs=given)) == {
+        ("made-up", "full", "a", 7),
+        ("made-up", "full", "a", 3),
+        ("other", "full", "b", 7),
+        ("other", "full", "b.c", 0),
+    }
+    assert sweep.needs_of(job("gap")) == set()
+    assert job("a", seed=3).record == ("made-up", "full", "a", 3)
+
+
+def test_a_job_waits_for_what_it_needs_of_its_own_seed(made_up):
     gap, a = job("gap", needs=("a",)), job("a")
     assert not sweep.ready(gap, of(a, gap))
     assert not sweep.ready(gap, of(gap, running=[running(a)]))
     assert sweep.ready(gap, of(gap)) and sweep.ready(a, of(a, gap))
     assert sweep.ready(gap, of(job("a", seed=1), job("a", experiment="other"), gap))
+    assert sweep.ready(gap, of(job("a", scale="quick"), gap)), "of another scale"
+    far = job("far", needs=("other/a@1",))
+    assert not sweep.ready(far, of(job("a", seed=1, experiment="other"), far))
+    assert sweep.ready(far, of(a, job("a", experiment="other"), far))
     later = time.monotonic() + 100
     assert not sweep.ready(a, of(a, busy={a: later}))
     assert sweep.ready(a, of(a, busy={a: 0.0}))
 
 
-def test_the_best_job_that_fits_starts_and_one_that_never_fits_runs_alone():
+def test_the_best_job_that_fits_starts_and_one_that_never_fits_runs_alone(made_up):
     big, small = job("big", memory=9.0), job("small", memory=1.0)
     assert sweep.next_job(of(big, small), 10.0) == big
     assert sweep.next_job(of(big, small), 5.0) == small
@@ -209,7 +237,7 @@ def test_the_best_job_that_fits_starts_and_one_that_never_fits_runs_alone():
     assert sweep.free_memory() > 0.1
 
 
-def test_what_became_of_a_worker_is_told_by_its_code(tmp_path):
+def test_what_became_of_a_worker_is_told_by_its_code(made_up, tmp_path):
     log = tmp_path / "log"
     log.write_text("words")
     jobs = {code: job(str(code)) for code in (0, sweep.LATE, sweep.BUSY, 1, -9, None)}
@@ -222,16 +250,19 @@ def test_what_became_of_a_worker_is_told_by_its_code(tmp_path):
     assert s.tries == {jobs[1]: 1, jobs[-9]: 1} and s.failed == {}
 
 
-def test_a_job_fails_at_the_second_time_and_takes_all_that_need_it_along(tmp_path):
+def test_a_job_fails_at_the_second_time_and_takes_all_that_need_it_along(
+    made_up, tmp_path
+):
     log = tmp_path / "log"
     log.write_text("x" * 5000 + "the end")
     a, b, c = job("a"), job("b", needs=("a",)), job("c", needs=("b",))
-    others = job("b", seed=1, needs=("a",)), job("d", needs=("e",))
+    others = [job("b", seed=1, needs=("a",)), job("d", needs=("e",))]
+    others += [job("b", scale="quick", needs=("a",)), job("g", needs=("other/a",))]
     s = of(b, c, *others, tries={a: 1}, running=[running(a, 1, log)])
     sweep.collect(s)
     assert s.failed[a].endswith("the end") and len(s.failed[a]) == 4000
-    assert s.failed[b] == "needs a, which failed"
-    assert list(s.waiting) == list(others) and set(s.failed) == {a, b, c}
+    assert s.failed[b] == s.failed[c] == "needs a run that failed"
+    assert list(s.waiting) == others and set(s.failed) == {a, b, c}
 
 
 def test_a_worker_tells_how_far_it_is_from_its_bar(tmp_path):
@@ -315,7 +346,7 @@ def test_a_job_that_fails_is_tried_twice_and_the_rest_is_done(one, tmp_path):
     assert (
         set(done.failed) == {bad, needs} and "linear.eps3.nothing" in done.failed[bad]
     )
-    assert done.failed[needs] == f"needs {bad.key}, which failed"
+    assert done.failed[needs] == "needs a run that failed"
     assert numbers(tmp_path) == {at: v for at, v in one.items() if at[1] == 0}
 
 
