@@ -439,7 +439,7 @@ def cpu_seconds(
     record: Record,  # of a run
 ) -> float:
     "CPU seconds of a run, or its wall time where they were not kept."
-    return record.cost.get("cpu_seconds") or record.cost["wall_seconds"]
+    return record.cost.get("cpu_seconds") or record.cost.get("wall_seconds") or 0.0
 
 
 def expected_minutes(

@@ -555,7 +555,7 @@ def score_of(
 ) -> tuple:  # (name of the score, Summary), or ('', None) where there is none
     "The first score that records of one setting have."
     for name in SCORES:
-        values = [r.final[name] for r in found if name in r.final]
+        values = [v for r in found if papers.is_number(v := r.final.get(name))]
         if values:
             return name, cell_summary(values)
     return "", None
@@ -563,7 +563,7 @@ def score_of(
 
 def _gib(found, name):
     "Mean of a ledger's bits in GiB, '' where there is none."
-    values = [r.final[name] / 2**33 for r in found if name in r.final]
+    values = [v / 2**33 for r in found if papers.is_number(v := r.final.get(name))]
     return f"{np.mean(values):.3g}" if values else ""
 
 # %% ../../nbs/reference/verdicts.ipynb #r0tab04

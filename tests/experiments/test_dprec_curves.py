@@ -1,19 +1,18 @@
-"""curves: settings solved for a budget, the promise beside the mechanism, training with
-a clock, entries of a result.
+"""curves: settings solved for a budget, the promise beside the mechanism, and what a
+record holds of a line.
 """
 
 import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
 from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import groups
 from dpcomm.experiments import dprec_curves
 from dpcomm.privacy import accounting
 from dpcomm.privacy.null_messages import theorem1_epsilon
-from dpcomm.report import papers, results
+from dpcomm.report import papers
 from dpcomm.tasks import images
 from dpcomm.training import models
 from dpcomm.training.federated import Config
@@ -199,31 +198,76 @@ def test_table1_takes_the_papers_settings_at_its_size_and_no_other():
     )
 
 
-def test_gaps_and_cells_are_read_off_the_runs():
-    @dataclasses.dataclass
-    class Done:
-        history: list
-        ledger: object
+@pytest.mark.parametrize("eps", [3])
+def test_tighter_accountants_need_less_noise_for_the_same_budget(eps):
+    n, cohort, rounds, delta = 539, 100, 300, dprec_curves.delta_of(539)
+    sigma = dprec_curves.tight_sigma(eps, n, cohort, rounds)
 
-    class Bits:
-        uplink_bits, downlink_bits = 2**32, 2**32
+    def at(x):
+        run = dict(sampling="poisson", accountant="pld")
+        return accounting.gaussian_guarantee(x, delta, cohort / n, rounds, **run).eps
 
-    def run(accuracy):
-        return Done([{"accuracy": 1.0}, {"accuracy": accuracy}], Bits)
+    assert at(sigma) <= eps < at(sigma - 3e-4)
+    assert sigma < dprec_curves.calibrated_sigma(eps, n, cohort, rounds)
+    c = dprec_curves.tight_c(eps, n, cohort, rounds, 8)
+    assert c > dprec_curves.calibrated_c(eps, n, cohort, rounds, 8)
 
-    done = {"a": {0: run(80.0), 1: run(82.0)}, "b": {1: run(79.5)}, "c": {}}
-    assert (
-        dprec_curves.gaps(done, ("a", "b")) == [2.5]
-        and dprec_curves.gaps(done, ("a", "c"))
-        == dprec_curves.gaps(done, ("d", "a"))
-        == []
+
+def test_a_premised_curve_draws_a_fixed_size_and_says_what_it_assumes():
+    mechanism = dprec_curves.Gaussian(0.1, 2.0, exact=False)
+    curve = dprec_curves.premised("a.b", mechanism, CONFIG, 3500)
+    assert (curve.key, curve.mechanism) == ("a.b", mechanism)
+    assert curve.config == dataclasses.replace(CONFIG, sampling="fixed")
+    told = curve.guarantee(1500)
+    assert told.premise == dprec_curves.PREMISE
+    assert told.delta == dprec_curves.delta_of(3500)
+    assert told.q == pytest.approx(100 / 3500) and told.rounds == 1500
+    assert {*curve.as_run(1500)} == {"add-remove", "replace"}
+
+
+@pytest.mark.parametrize("kind", ["fedavg", "rec", "ddg16", "ddg12"])
+def test_a_line_of_table1_is_the_same_alone_and_among_all(kind):
+    sizes = dprec_curves.tensor_groups(models.build("cnn62", seed_tree(0)))
+    long = dataclasses.replace(CONFIG, rounds=4000)
+    given = CONFIG, long, 3500, sizes, stated
+    alone = dprec_curves.of_table1(f"eps3.{kind}", *given)
+    among = dprec_curves.table1((3,), *given)[0][f"eps3.{kind}"]
+    assert (alone.key, alone.mechanism, alone.config) == (
+        among.key,
+        among.mechanism,
+        among.config,
     )
-    cells = dprec_curves.own_cells("ours.x", done)
-    assert (
-        cells["ours.x.a.acc"] == {"values": [80.0, 82.0], "unit": "percent"}
-        and cells["ours.x.b.comm"] == {"values": [1.0], "unit": "GiB"}
-        and len(cells) == 4
-    )
+    assert alone.guarantee(10) == among.guarantee(10)
+
+
+def test_a_cell_tells_its_score_by_its_end():
+    keys = "mnist.eps3.rec.acc", "ours.x.comm", "mnist.order", "acc"
+    assert dprec_curves.scores_of(keys) == {
+        "mnist.eps3.rec.acc": "accuracy",
+        "ours.x.comm": "traffic",
+        "acc": "accuracy",
+    }
+    assert dprec_curves.scores_of(()) == {}
+
+
+def test_the_clients_of_mnist_hold_every_image_once():
+    found = dprec_curves.mnist_clients("digits", 20)
+    assert found is dprec_curves.mnist_clients("digits", 20) and len(found.parts) == 20
+    indices = sorted(int(i) for part in found.parts for i in part)
+    assert indices == list(range(len(found.data.y)))
+
+
+@pytest.mark.parametrize("key", ["eps3.fedavg", "lenet5.eps6.rec"])
+def test_a_curve_of_mnist_has_the_papers_settings(key):
+    *_, eps, kind = key.split(".")
+    curve = dprec_curves.mnist_curve(key, CONFIG, 100, (5, 6))
+    assert curve.key == key
+    if kind == "fedavg":
+        assert curve.mechanism.sigma == stated(f"fedavg.sigma.{eps}", "mnist")
+        assert curve.mechanism.clip_norm == stated("fedavg.clip", "mnist")
+    else:
+        c, std = stated(f"rec.c.{eps}", "mnist"), stated("rec.std", "mnist")
+        assert curve.mechanism.clip_norm == pytest.approx(c * std)
 
 
 def small():
@@ -238,117 +282,51 @@ def small():
     )
 
 
-def test_a_trainer_goes_on_where_it_stopped_and_reads_what_is_done(tmp_path):
-    federation, config, build = small()
-    curve = dprec_curves.rec(
-        "eps3.rec", config, 20, 1.0, 0.01, groups(build(0)).values()
-    )
-    whole = dprec_curves.Trainer(build, federation, tmp_path / "whole", progress=False)(
-        curve, 0
-    )
-    for _ in range(99):
-        piece = dprec_curves.Trainer(
-            build,
-            federation,
-            tmp_path / "pieces",
-            resume=True,
-            max_seconds=1e-9,
-            save_every=0.0,
-            progress=False,
-        )
-        piece.end += 0.01
-        if run := piece(curve, 0):
+def trained(curve, place, seed=0, **how):
+    "One line as `play` returns it."
+    clients, _, build = small()
+    given = dict(checkpoint=place, resume=True, progress=False) | how
+    fills = "ours.a.acc", "ours.a.comm", "ours.order"
+    net = build(seed)
+    return dprec_curves.train(curve, net, clients, seed, fills, given, model="linear")
+
+
+def test_a_line_goes_on_where_it_stopped(tmp_path):
+    _, config, build = small()
+    sizes = tuple(groups(build(0)).values())
+    curve = dprec_curves.rec("eps3.rec", config, 20, 1.0, 0.01, sizes)
+    whole = trained(curve, tmp_path / "whole.pt")
+    for tries in range(99):
+        more = dict(max_seconds=0.0, save_every=0.0) if tries < 2 else {}
+        piece = trained(curve, tmp_path / "pieces.pt", **more)
+        assert (piece is None) == bool(more), "no time, nothing to record"
+        if piece:
             break
-    assert torch.equal(run.w, whole.w) and run.history == whole.history
-    late = dprec_curves.Trainer(
-        build,
-        federation,
-        tmp_path / "whole",
-        resume=True,
-        max_seconds=0.0,
-        progress=False,
-    )
-    assert torch.equal(late(curve, 0).w, whole.w) and late(curve, 1) is None
+    for name in ("final", "history", "cells", "bits", "config", "guarantee"):
+        assert whole[name] == piece[name], name
+    assert trained(curve, tmp_path / "other.pt", 1)["final"] != whole["final"]
 
 
-def test_an_entry_and_a_document_pass_the_schema(tmp_path):
-    federation, config, build = small()
-    listed = [
-        dprec_curves.fedavg("ours.a", config, 20, 1.0, 2.0),
-        dprec_curves.Curve("ours.b", dprec_curves.Gaussian(1.0, 1.0), config),
-    ]
-    runs = {
-        c.key: dprec_curves.Trainer(build, federation, tmp_path, progress=False)(c, 0)
-        for c in listed
+def test_a_line_says_what_a_record_holds():
+    _, config, build = small()
+    curve = dprec_curves.fedavg("a", config, 20, 1.0, 2.0)
+    found = trained(curve, None)
+    final = found["final"]
+    assert final["eps"] == curve.guarantee(4).eps == found["guarantee"].eps
+    assert final["round"] == 4 and np.isfinite(final["loss"])
+    assert found["as_run"] == curve.as_run(4)
+    traffic = (final["uplink_bits"] + final["downlink_bits"]) / 2**33
+    assert found["cells"] == {
+        "ours.a.acc": [final["accuracy"], "percent"],
+        "ours.a.comm": [traffic, "GiB"],
     }
-    entries = [
-        dprec_curves.entry(c, 7850, {0: runs[c.key]}, model="linear") for c in listed
-    ]
-    made = dprec_curves.document(
-        "example",
-        "smoke",
-        [0, 1],
-        entries,
-        {"ours.x": {"values": [1.0], "unit": "percent"}},
-        {"n": 1},
-        {"name": "digits"},
-        "cpu",
-        None,
-    )
-    assert results.check_result(made)["params"]["seeds"] == [0, 1] and made[
-        "wall_seconds"
-    ] == sum(r.seconds for r in runs.values())
-    final = entries[0]["seeds"][0]["final"]
-    assert (
-        final["eps"] == listed[0].guarantee(4).eps == entries[0]["guarantee"]["eps"]
-        and final["round"] == 4
-        and entries[1]["guarantee"] is None
-    )
-    assert (
-        entries[1]["seeds"][0]["final"]["eps"] is None
-        and entries[0]["bits"]["payload"] == 32 * 7850
-        and np.isfinite(final["loss"])
-    )
-
-
-def test_what_stands_is_read_from_the_results(tmp_path):
-    def seed(i, accuracy):
-        return {
-            "seed": i,
-            "final": {
-                "accuracy": accuracy,
-                "uplink_bits": 2**32,
-                "downlink_bits": 2**33,
-            },
-            "history": [],
-            "wall_seconds": 1.0,
-        }
-
-    entries = [
-        {
-            "key": "a",
-            "config": {},
-            "guarantee": None,
-            "bits": None,
-            "seeds": [seed(0, 80.0), seed(1, 82.0)],
-        },
-        {
-            "key": "b",
-            "config": {},
-            "guarantee": None,
-            "bits": None,
-            "seeds": [seed(0, 70.0)],
-        },
-    ]
-    made = dprec_curves.document(
-        "example", "quick", [0, 1, 2], entries, {}, {}, {}, "cpu", None
-    )
-    results.write_result(tmp_path / "dprec" / "example.quick.json", made)
-    assert dprec_curves.committed("example", root=tmp_path).rows == (
-        ("quick", "a", "81.00 +/- 1.00", "1.5", "n = 2 of 3 planned"),
-        ("quick", "b", "70.00", "1.5", "n = 1 of 3 planned"),
-    )
-    assert dprec_curves.committed("other", root=tmp_path).rows == ()
+    d = sum(p.numel() for p in build(0).parameters())
+    assert found["bits"].payload == 32 * d and found["config"]["d"] == d
+    assert found["config"]["model"] == "linear" and found["config"]["rounds"] == 4
+    assert (found["data"]["name"], found["data"]["n_clients"]) == ("digits", 20)
+    bare = dprec_curves.Curve("b", dprec_curves.Gaussian(1.0, 1.0), config)
+    found = trained(bare, None)
+    assert found["guarantee"] is None and found["final"]["eps"] is None
 
 
 def test_what_a_fixed_cohort_costs_is_told_in_words():
@@ -370,22 +348,21 @@ def test_what_a_fixed_cohort_costs_is_told_in_words():
         )
 
 
-def test_a_trainer_refuses_a_curve_whose_promise_is_about_another_run(tmp_path):
-    federation, config, build = small()
-    curve = dataclasses.replace(
-        dprec_curves.fedavg("a", config, 20, 0.1, 2.0),
-        config=dataclasses.replace(config, sampling="poisson"),
-    )
-    curve = dataclasses.replace(
+def test_a_promise_about_another_run_is_refused():
+    _, config, _ = small()
+    curve = dprec_curves.fedavg("a", config, 20, 0.1, 2.0)
+    promise = dprec_curves.as_run(
+        curve.mechanism, Config(cohort=config.cohort), 20, 4, 1e-2
+    )["replace"]
+    wrong = dataclasses.replace(
         curve,
-        guarantee=lambda rounds: dprec_curves.as_run(
-            curve.mechanism, Config(cohort=config.cohort), 20, rounds, 1e-2
-        )["replace"],
+        config=dataclasses.replace(config, sampling="poisson"),
+        guarantee=lambda rounds: promise,
     )
     with pytest.raises(
         ValueError, match="its sampling is 'fixed', the run's is 'poisson'"
     ):
-        dprec_curves.Trainer(build, federation, tmp_path, progress=False)(curve, 0)
+        trained(wrong, None)
 
 
 def test_a_fixed_size_costs_four_and_a_half_times_by_either_accountant():

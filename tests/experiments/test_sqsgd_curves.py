@@ -1,16 +1,15 @@
 "What the comparison of sqSGD with its baselines shares between tasks."
 
 import dataclasses
+import math
 
-import numpy as np
 import pytest
 import torch
 
-from dpcomm.core.chance import seed_tree
 from dpcomm.experiments import sqsgd_curves
 from dpcomm.mechanisms import pm, sqsgd, vqsgd
 from dpcomm.report import papers
-from dpcomm.tasks import images
+from dpcomm.report.records import Record
 from dpcomm.training.federated import Config
 
 LENET = sqsgd_curves.Base(61_706, (200, 300, 400))
@@ -118,100 +117,151 @@ def test_momentum_is_on_one_side_only():
         assert sqsgd_curves.settings(config, mech).server == "momentum"
 
 
-def test_gaps_are_taken_seed_by_seed_where_all_curves_are_there():
-    runs = {
-        (key, seed): [
-            {"round": 5, "accuracy": value},
-            {"round": 9, "accuracy": value + seed},
-        ]
-        for key, seed, value in (
-            ("a", 0, 1.0),
-            ("a", 1, 2.0),
-            ("b", 1, 5.0),
-            ("b", 0, 3.0),
-            ("c", 1, 7.0),
-        )
-    }
-    assert sqsgd_curves.gaps(runs, (("b",), "a", None)) == [
-        2.0,
-        3.0,
-    ] and sqsgd_curves.gaps(runs, (("b", "c"), "a", None)) == [5.0]
-    assert (
-        sqsgd_curves.gaps(runs, (("c",), "a", 5)) == [5.0]
-        and sqsgd_curves.gaps(runs, (("d",), "a", None)) == []
+def kept(accuracies, rounds=(5, 9)) -> Record:
+    "A record of a curve; without accuracies one that diverged."
+    final = {"accuracy": accuracies[-1]} if accuracies else {}
+    history = {"round": list(rounds), "accuracy": list(accuracies)}
+    same = dict(config={}, cells={}, guarantee=None, as_run={}, bits=None)
+    more = dict(data={"name": "digits"}, cost={}, origin={})
+    who = ("sqsgd", "made_up", "full", "a", 0, True)
+    return Record(*who, final=final, history=history, **same, **more)
+
+
+def test_a_gap_is_of_the_best_curve_at_the_last_round_or_an_early_one():
+    inputs = {"a": kept([1.0, 2.0]), "b": kept([5.0, 4.5]), "c": kept([7.0, 3.0])}
+    for claim, wanted in (
+        ((("b",), "a", None), 2.5),
+        ((("b", "c"), "a", None), 2.5),
+        ((("c", "b"), "a", 5), 6.0),
+        ((("a",), "b", None), -2.5),
+    ):
+        assert sqsgd_curves.gap(inputs, claim) == wanted, claim
+    with pytest.raises(KeyError):
+        sqsgd_curves.gap(inputs, (("b",), "a", 6))
+    with pytest.raises(FloatingPointError, match="d diverged and has no accuracy"):
+        sqsgd_curves.gap(inputs | {"d": kept([])}, (("b", "d"), "a", None))
+
+
+def small(*keys, **own) -> sqsgd_curves.Comparison:
+    "A comparison on digits that takes a second."
+    own = dict(rounds=4, eval_every=2, batch=8, engine="grouped") | own
+    return sqsgd_curves.comparison("mnist", "smoke", "digits", keys, **own)
+
+
+@pytest.mark.parametrize("task", ["mnist", "emnist", "fmnist"])
+def test_a_comparison_takes_the_papers_settings_and_changes_what_it_is_told(task):
+    def stated(name):
+        return papers.hyper("sqsgd", name, task).value
+
+    c = sqsgd_curves.comparison(task, "full", "digits", rounds=7)
+    assert isinstance(c, sqsgd_curves.Comparison) and (c.task, c.scale) == (
+        task,
+        "full",
     )
+    assert (c.config.rounds, c.config.cohort) == (7, stated("clients"))
+    assert (c.config.batch, c.config.server_lr) == (
+        stated("batch_size"),
+        stated("server_lr"),
+    )
+    assert (c.base.eps, c.base.bound) == (tuple(stated("eps")), stated("bound"))
+    assert c.keys == tuple(sqsgd_curves.figures(c.base)) == tuple(c.curves)
+    assert sqsgd_curves.early(c) == 10 * stated("rounds_per_epoch")
+    paper = sqsgd_curves.comparison(task, "full", "digits").config
+    assert paper.rounds == stated("epochs") * stated("rounds_per_epoch")
+    assert sqsgd_curves.comparison(task, "full", "x", ("plain",)).keys == ("plain",)
+
+
+def test_a_grid_lists_its_curves_and_the_claims_whose_curves_are_drawn():
+    every = sqsgd_curves.comparison("mnist", "full", "mnist")
+    runs = sqsgd_curves.listed(every, 2.5, 3.0)
+    curves, said = [r for r in runs if not r.needs], [r for r in runs if r.needs]
+    assert [r.key for r in curves] == list(every.keys)
+    assert {(r.minutes, r.memory, r.data) for r in curves} == {(2.5, 3.0, ("mnist",))}
+    known = {c.key for c in papers.cells("sqsgd") if c.key.startswith("mnist.")}
+    assert {cell for r in said for cell in r.fills} == known
+    for r in said:
+        above, below, _ = sqsgd_curves.claims(every.base, 1)[r.key[len("claim.") :]]
+        assert r.needs == (*above, below) and r.seeds == curves[0].seeds
+    few = sqsgd_curves.listed(small("fig1.K2", "fig1.K8", "plain"), 1.0)
+    assert [r.key for r in few] == [
+        "fig1.K2",
+        "fig1.K8",
+        "plain",
+        "claim.fig1.bits3_minus_bits1",
+        "claim.fig1.early.bits3_minus_bits1",
+    ]
+    assert few[0].fills == ("ours.smoke.digits.accuracy.fig1.K2",) and not few[0].data
+
+
+def test_mechanisms_are_told_in_words_that_differ():
+    mechs = sqsgd_curves.figures(LENET) | sqsgd_curves.additions(LENET)
+    words = {key: sqsgd_curves.describe(mech) for key, mech in mechs.items()}
+    assert words["fig2.eps400"] == "sqSGD, eps 400, K = 16, r = 0.5 %"
+    assert words["best.eps200"].endswith(", best threshold")
+    assert words["tight.eps200"].endswith(", the sum projected, tight range")
+    assert words["unrotated.eps400"].endswith(", not rotated")
+    assert words["pm.eps300"] == "PM, eps 300" and words["plain"] == "no privacy"
+    assert words["residuals.pm.eps300"] == "PM, eps 300, residuals"
+    repeats = mechs["vqsgd.eps400"].repeats
+    assert words["vqsgd.eps400"] == f"vqSGD, {repeats} times eps 400"
+
+
+def test_clients_are_ten_equal_parts_and_the_same_each_time():
+    found = sqsgd_curves.federation("digits")
+    assert found is sqsgd_curves.federation("digits")
+    sizes = [len(part) for part in found.parts]
+    assert len(sizes) == 10 and max(sizes) - min(sizes) <= 1
+    assert len({int(i) for part in found.parts for i in part}) == sum(sizes)
+    assert len(sqsgd_curves.federation("digits", 4).parts) == 4
+
+
+def test_what_is_gathered_is_the_norm_of_the_share_that_is_sent():
+    mechanism = LENET.sqsgd(fraction=0.25)
+    memory = torch.zeros(3, 2, 1000)
+    memory[:, 0, :9] = torch.tensor([1.0, 2.0, 3.0])[:, None]
+    share = math.sqrt(mechanism.size(1000) / 1000)
+    wanted = {"gathered": pytest.approx(share * 3.0 * 2.0)}
+    assert sqsgd_curves.gathered(mechanism, memory) == wanted
+    assert sqsgd_curves.gathered(mechanism, None) == {}
+    assert sqsgd_curves.gathered(pm.Pm(1.0, 5.0), memory) == {}
+
+
+def played(c, key, place, **how):
+    "What one curve gives, in a folder."
+    run = next(r for r in sqsgd_curves.listed(c, 1.0) if r.key == key)
+    given = dict(checkpoint=place, resume=True, progress=False) | how
+    return sqsgd_curves.play(c, run, 0, **given)
+
+
+def numbers(found) -> dict:
+    return {k: found[k] for k in ("final", "history", "cells", "bits", "config")}
 
 
 @pytest.mark.parametrize("key", ["fig2.eps400", "residuals.pm.eps400", "vqsgd.eps400"])
 def test_a_run_in_pieces_is_the_run_in_one(tmp_path, key):
-    digits = images.load("digits")
-    federation = images.Federation(
-        digits, images.iid(len(digits.y), 10, seed_tree(0, "partition")), "iid"
-    )
-    config = Config(
-        rounds=4,
-        cohort=10,
-        steps=1,
-        batch=8,
-        lr=1.0,
-        server="sgd",
-        server_lr=1e-3,
-        eval_every=2,
-        engine="grouped",
-    )
-    mechanism = (sqsgd_curves.figures(LENET) | sqsgd_curves.additions(LENET))[key]
-    whole = sqsgd_curves.Trainer(
-        federation, config, "lenet5", tmp_path / "whole", progress=False
-    )(key, mechanism, 0)
-    for _ in range(99):
-        pieces = sqsgd_curves.Trainer(
-            federation,
-            config,
-            "lenet5",
-            tmp_path / "pieces",
-            resume=True,
-            max_seconds=0.5,
-            progress=False,
-            save_every=0.0,
-        )(key, mechanism, 0)
+    c = small(key)
+    whole = played(c, key, tmp_path / "whole.pt")
+    for tries in range(99):
+        more = dict(max_seconds=0.0, save_every=0.0) if tries < 2 else {}
+        pieces = played(c, key, tmp_path / "pieces.pt", **more)
+        assert (pieces is None) == bool(more), "no time, nothing to record"
         if pieces:
             break
-    assert torch.equal(whole.w, pieces.w) and whole.history == pieces.history
-    assert (whole.memory is None) == (
-        mechanism.memory(1, 1) is None if hasattr(mechanism, "memory") else True
-    )
-    if whole.memory is not None:
-        assert torch.equal(whole.memory, pieces.memory) and whole.memory.any()
+    assert numbers(whole) == numbers(pieces) and len(whole["history"]) >= 2
+    assert whole["cells"][f"ours.smoke.digits.accuracy.{key}"] == [
+        whole["final"]["accuracy"],
+        "percent",
+    ]
+    assert ("gathered" in whole["final"]) == key.startswith("fig2")
+    assert whole["guarantee"].rounds == 4 and whole["data"]["n_clients"] == 10
 
 
-def test_a_finished_run_is_read_and_an_unfinished_one_left_when_time_is_up(tmp_path):
-    digits = images.load("digits")
-    federation = images.Federation(
-        digits, images.iid(len(digits.y), 10, seed_tree(0, "partition")), "iid"
-    )
-    config = Config(
-        rounds=1,
-        cohort=10,
-        steps=1,
-        batch=8,
-        lr=1.0,
-        server="sgd",
-        server_lr=1e-3,
-        eval_every=1,
-    )
-    late = sqsgd_curves.Trainer(
-        federation,
-        config,
-        "lenet5",
-        tmp_path,
-        resume=True,
-        max_seconds=0.0,
-        progress=False,
-    )
-    assert late("a", LENET.sqsgd(), 0) is None
-    run = sqsgd_curves.Trainer(federation, config, "lenet5", tmp_path, progress=False)(
-        "a", LENET.sqsgd(), 0
-    )
-    assert torch.equal(late("a", LENET.sqsgd(), 0).w, run.w) and np.isfinite(
-        run.history[0]["loss"]
+def test_a_run_without_privacy_claims_none_and_a_claim_is_read_off_records():
+    c = small("fig1.K2", "fig1.K8", "plain", rounds=1)
+    assert played(c, "plain", None)["guarantee"] is None
+    claim = next(r for r in sqsgd_curves.listed(c, 1.0) if r.needs)
+    inputs = {"fig1.K8": kept([1.0, 30.0]), "fig1.K2": kept([2.0, 10.0])}
+    assert sqsgd_curves.play(c, claim, 0, inputs=inputs) == dict(
+        cells={"mnist.fig1.bits3_minus_bits1": [20.0, "percentage points"]},
+        data={"name": "digits"},
     )

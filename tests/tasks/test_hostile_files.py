@@ -22,12 +22,13 @@ from datetime import date
 import numpy as np
 import pytest
 from test_images import idx
-from test_results import result
+from test_records import record
 from test_stackoverflow import example
 
 from dpcomm.core import files
 from dpcomm.core.chance import seed_tree
-from dpcomm.report import papers, results
+from dpcomm.experiments import runs
+from dpcomm.report import papers, records, results
 from dpcomm.tasks import images, medical, shakespeare, stackoverflow_files
 
 WRONG = [
@@ -167,13 +168,17 @@ SAID = {
     "num_chars": [12, 4],
     "speeches": {"ann": ["one two", "three"], "bob": ["four"]},
 }
-RESULT = result(mnist__eps3__rec__acc=[1.0, 2.0], ours__extra=[3.0]) | {
-    "data": {"name": "mnist", "n_test": 3, "content_hash": "0123456789ab"}
-}
-RESULT["runs"][0] |= {
-    "guarantee": {"eps": 3.0, "scope": "total"},
-    "as_run": {"replace": {"eps": 5.0}},
-}
+PROMISE = {"eps": 3.0, "delta": 0.01, "scope": "total", "rounds": None}
+RECORD = record(
+    experiment="a",
+    guarantee=PROMISE,
+    as_run={"replace": PROMISE},
+    data={"name": "mnist", "n_test": 3, "content_hash": "0123456789ab"},
+    final={"accuracy": 70.25, "uplink_bits": 8, "best": {"round": 3}},
+    notes=["a note"],
+)
+
+
 ROW = dict(
     key="a",
     table="t",
@@ -277,6 +282,25 @@ def write_json(path, value):
     path.write_text(json.dumps(value))
 
 
+def write_lines(path, value):
+    "A good record, and a second one."
+    path.parent.mkdir(exist_ok=True)
+    good = dataclasses.asdict(dataclasses.replace(RECORD, seed=1))
+    path.write_text(f"{json.dumps(good)}\n{json.dumps(value)}\n")
+
+
+def read_lines(path):
+    "Records as tables read them."
+    found = records._read.__wrapped__(path, None)
+    mine = results.ours_by_key(found)
+    shown = str(results.runs_table(found)), results.spreads_of("dprec", mine)
+    told = [
+        (results.as_run(r), results.content_of(r), r.data.get("name")) for r in found
+    ]
+    assert len({*told}) <= len(told) and all(runs.cpu_seconds(r) >= -1 for r in found)
+    return shown
+
+
 def write_packed(path, value):
     path.write_bytes(gzip.compress(json.dumps(value).encode(), 1))
 
@@ -298,6 +322,9 @@ WORDS = {
     "cell": "cell|key",
     "grid": "grid|key",
     "key": "key|'[ab]'|\\?",
+    "experiment": "experiment|belongs into",
+    "accuracy": "accuracy|columns",
+    "round": "round|columns",
 }
 
 
@@ -312,6 +339,8 @@ class Kind:
     write: object
     read: object
     users: tuple = ()
+    where: str = ""  # what every sentence names besides the file
+    large: str = ""  # what it says instead of the field where all is too large
 
     def owner(self, place):
         "The user a place belongs to: by its name or by its number."
@@ -328,7 +357,8 @@ class Kind:
         names = [
             step for step in place if isinstance(step, str) and step not in self.users
         ]
-        return WORDS.get(names[-1], re.escape(names[-1])) if names else ""
+        word = WORDS.get(names[-1], re.escape(names[-1])) if names else ""
+        return f"{word}|{self.large}" if word and self.large else word
 
 
 KINDS = {
@@ -351,7 +381,14 @@ KINDS = {
         write_json,
         lambda p: stackoverflow_files.read_counts(p, 1),
     ),
-    "results": Kind("a.json", RESULT, write_json, results.load_result),
+    "records": Kind(
+        "dprec/a.full.jsonl",
+        dataclasses.asdict(RECORD),
+        write_lines,
+        read_lines,
+        where="^a.full.jsonl, line 2: ",
+        large="more than 10,000 bytes",
+    ),
     "papers": Kind(
         "made.toml",
         PAPER,
@@ -378,6 +415,7 @@ def test_values_of_another_type_are_refused_with_file_user_and_field(name, tmp_p
                     path.name,
                     *kind.owner(place),
                     kind.field(place),
+                    kind.where,
                 )
                 is None
             )
@@ -403,6 +441,7 @@ def test_flipped_bytes_are_refused_or_read(name, tmp_path, request):
 def test_lists_in_lists_end_in_a_sentence(name, depth, tmp_path):
     kind, path = KINDS[name], tmp_path / KINDS[name].file
     deep = "[" * depth + "]" * depth
+    path.parent.mkdir(exist_ok=True)
     for text in (
         deep,
         '{"a":' * depth + "1" + "}" * depth,
@@ -413,6 +452,8 @@ def test_lists_in_lists_end_in_a_sentence(name, depth, tmp_path):
     ):
         if name == "papers":
             text = f'"cell" = {deep}'
+        if name == "records":
+            text += "\n"
         if path.suffix == ".gz":
             path.write_bytes(gzip.compress(text.encode(), 1))
         else:
@@ -896,32 +937,20 @@ def test_the_content_hash_sees_every_change_and_no_other():
     )
 
 
-def test_a_result_says_what_it_was_made_on(tmp_path):
-    made = result()
-    for content, says in (
-        (None, "content_hash is missing"),
-        ("123", "allowed twelve hex digits"),
-        (7, "allowed twelve hex digits"),
-    ):
-        about = {"name": "mnist", "n_test": 3} | (
-            {} if content is None else {"content_hash": content}
-        )
-        with pytest.raises(ValueError, match=says):
-            results.write_result(
-                tmp_path / "dprec" / "a.full.json", made | {"data": about}
-            )
-    assert not list(tmp_path.rglob("*.json"))
-    path = results.write_result(
-        tmp_path / "dprec" / "a.full.json",
-        made | {"data": {"n_test": 3, "content_hash": "0123456789ab"}},
+def test_a_record_says_what_it_was_made_on(tmp_path):
+    about = {"name": "mnist", "partition_hash": "c", "content_hash": "0123456789ab"}
+    for name in about:
+        wrong = dataclasses.replace(RECORD, data=about | {name: 7})
+        with pytest.raises(ValueError, match=f"data.{name} is 7; it must be text"):
+            records.append(tmp_path, wrong)
+    assert not list(tmp_path.rglob("*.jsonl"))
+    records.append(tmp_path, dataclasses.replace(RECORD, data=about))
+    old = dict(seed=1, experiment="b", data={"name": "mnist"})
+    records.append(tmp_path, dataclasses.replace(RECORD, **old))
+    assert results.data_sources(tmp_path).rows == (
+        ("a", "full", "mnist", "c", "0123456789ab"),
+        ("b", "full", "mnist", "-", "not recorded"),
     )
-    assert results.content_of(results.load_result(path)) == "0123456789ab"
-    old = made | {"data": {"name": "mnist", "n_test": 3}}
-    (tmp_path / "dprec" / "b.full.json").write_text(json.dumps(old))
-    assert [row[-1] for row in results.data_sources(tmp_path).rows] == [
-        "0123456789ab",
-        "not recorded",
-    ]
 
 
 # ---- the checkers themselves
@@ -945,11 +974,11 @@ def test_checkers_refuse_and_admit(tmp_path):
     ):
         with pytest.raises(ValueError, match=says):
             files.typed("a", "n", wrong, kind)
-    for record in (None, [], {}, {"m": 1}, "n"):
+    for wrong in (None, [], {}, {"m": 1}, "n"):
         with pytest.raises(
             ValueError, match="a has no 'n'; it must be text: make the file again"
         ):
-            files.field("a", record, "n", str)
+            files.field("a", wrong, "n", str)
     path = files.write_whole(
         tmp_path / "a.gz", [gzip.compress(b"12"), gzip.compress(b"345")]
     )
@@ -996,16 +1025,46 @@ def test_readers_shared_by_several_formats(tmp_path):
     "change, says",
     [
         (
-            {"as_run": {"replaced": {"eps": 1.0}}},
-            "here.as_run: relation='replaced' is not one of .*did you mean 'replace'",
+            {"as_run": {"replaced": PROMISE}},
+            "as_run: relation='replaced' is not one of .*did you mean 'replace'",
         ),
-        ({"as_run": {"replace": {}}}, "here.as_run.replace.eps is missing"),
-        ({"guarantee": None}, "here.guarantee is NoneType"),
-        ({"seeds": [1]}, r"here.seeds\[0\] is int"),
-        ({"as_run": [1]}, r"here has \[1\] as as_run"),
+        (
+            {"as_run": {"replace": {}}},
+            "as_run.replace.eps is None; it must be a number",
+        ),
+        ({"as_run": {"replace": None}}, "as_run.replace is None; it must be of type"),
+        ({"as_run": [1]}, r"as_run is \[1\]; it must be of type dict"),
+        ({"guarantee": {}}, "guarantee.eps is None; it must be a number"),
+        ({"guarantee": PROMISE | {"delta": "0"}}, "guarantee.delta is '0'"),
+        (
+            {"guarantee": PROMISE | {"scope": 7}},
+            "guarantee.scope is 7; it must be text",
+        ),
+        (
+            {"cost": {"wall_seconds": "1"}},
+            "cost.wall_seconds is '1'; it must be a number",
+        ),
+        ({"origin": {"date": 2026}}, "origin.date is 2026; it must be text"),
+        (
+            {"experiment": "../../x"},
+            "experiment is '../../x'; it must be a module's name",
+        ),
+        ({"experiment": ""}, "experiment is ''"),
     ],
 )
-def test_runs_are_checked_as_deep_as_tables_read_them(change, says):
-    assert results.check_run(RESULT["runs"][0], "here") is None
-    with pytest.raises(ValueError, match=says):
-        results.check_run(RESULT["runs"][0] | change, "here")
+def test_records_are_checked_as_deep_as_tables_read_them(change, says):
+    assert records.fault(RECORD) == ""
+    wrong = dataclasses.replace(RECORD, **change)
+    assert re.match(says, records.fault(wrong))
+    line = json.dumps(dataclasses.asdict(wrong))
+    with pytest.raises(ValueError, match=f"here: {says}"):
+        records.from_line(line, "here")
+
+
+def test_a_score_that_is_null_is_left_out_of_a_table():
+    found = [
+        dataclasses.replace(RECORD, seed=i, final={"accuracy": a, "uplink_bits": b})
+        for i, (a, b) in enumerate([(None, None), (70.0, 2**33), (72.0, None)])
+    ]
+    (row,) = results.runs_table(found).rows
+    assert row[1:3] == ("3", "71 +/- 1") and row[4:6] == ("1", "")
