@@ -95,3 +95,13 @@ def test_a_changed_row_changes_what_follows_from_it():
     assert fltop_costs.across(run, inputs)["cells"] == {
         "fmnist.saved": [75.0, "percent"]
     }
+
+
+@pytest.mark.parametrize("ratio", ["r0.5", "r100"])
+def test_a_message_holds_whole_weights_unless_asked_otherwise(ratio):
+    exact = fltop_counts.entries("fmnist", ratio, floor=False)
+    assert (
+        exact * 1000
+        == int(float(ratio[1:]) * 10) * fltop_counts.setting("fmnist")["n_params"]
+    )
+    assert fltop_counts.entries("fmnist", ratio) == math.floor(exact)
