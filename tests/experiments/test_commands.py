@@ -4,12 +4,13 @@ exit code.
 
 import dataclasses
 import json
+import types
 
 import pytest
 from rich.console import Console
 
 from dpcomm import cli
-from dpcomm.experiments import runner, runs, sweep
+from dpcomm.experiments import cluster, runner, runs, sweep
 from dpcomm.report import papers, records, results, terminal
 from dpcomm.tasks import catalogue, images
 
@@ -201,6 +202,52 @@ def test_what_a_sweep_is_asked_is_read_from_words_or_a_file(tmp_path):
     args = cli._parse(["sweep", "--grid", str(grid)])
     assert cli.asked_of(args) == [dict(name="dprec-mnist", scale="smoke", seeds=[0])]
     assert len(sweep.plan(cli.asked_of(args), tmp_path)) == 5
+
+
+def swept(monkeypatch, words, **found):
+    "Exit code of a sweep whose runs end as told, and how it was asked to play them."
+    given, job = [], sweep.Job("made-up", "full", "a", 0, 1.0, 1.0, 1)
+    outcome = types.SimpleNamespace(
+        failed={job: "the end of a log\n"} if "failed" in found else {},
+        **({"late": [job] if found["late"] else []} if "late" in found else {}),
+    )
+
+    def played(way):
+        return lambda *args, **how: given.append((way, args[1:], how)) or outcome
+
+    monkeypatch.setattr(sweep, "plan", lambda asked, out: [job])
+    monkeypatch.setattr(sweep, "plan_table", lambda jobs: results.Table(("a",), ()))
+    monkeypatch.setattr(sweep, "run_here", played("here"))
+    monkeypatch.setattr(cluster, "run_dask", played("dask"))
+    monkeypatch.setattr(cluster, "run_slurm", played("slurm"))
+    code = cli.sweep_all(cli._parse(f"sweep dprec-mnist {words}".split()))
+    return code, given
+
+
+@pytest.mark.parametrize(
+    "found, code, told",
+    [
+        ({}, 0, ""),
+        (dict(late=False), 0, ""),
+        (dict(late=True), 3, "1 runs have rounds left; the same command goes on"),
+        (dict(failed=True), 1, "made-up.full/a.seed0 failed:\nthe end of a log"),
+        (dict(failed=True, late=True), 1, "failed:"),
+    ],
+)
+def test_a_sweep_ends_with_a_code(found, code, told, monkeypatch, capsys):
+    assert swept(monkeypatch, "", **found)[0] == code
+    shown = capsys.readouterr().err
+    assert told in shown and bool(shown.strip()) == bool(told)
+
+
+def test_a_sweep_goes_where_it_is_told(monkeypatch):
+    words = "--out there --processes 3 --max-hours 2"
+    ((way, args, _),) = swept(monkeypatch, words)[1]
+    assert (way, *args[:3]) == ("here", "there", 3, 2.0)
+    ((way, args, _),) = swept(monkeypatch, f"{words} --dask local")[1]
+    assert (way, *args[:3]) == ("dask", "local", "there", 3)
+    ((way, args, _),) = swept(monkeypatch, f"{words} --slurm")[1]
+    assert (way, *args) == ("slurm", "there")
 
 
 def test_an_audit_counts_its_lines():

@@ -1,106 +1,155 @@
-"""I-MVU's frontiers: noise matched, epsilon by hand, and the best accuracy that a budget
-buys, on histories made up for the purpose.
-"""
+"Four mechanisms in one currency of noise, and what is read off their frontiers."
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 
 from dpcomm.experiments import frontier
-from dpcomm.report import records
+from dpcomm.report import papers
+from dpcomm.report.records import Record
 
-SMOKE = frontier.smoke("mnist")
-
-
-def test_mechanisms_have_the_signal_of_the_same_gaussian():
-    for sigma in (0.5, 2.0):
-        gaussian, imvu, sign = (
-            frontier.at_noise(kind, sigma, 0.25)
-            for kind in ("gaussian", "imvu", "signsgd")
-        )
-        assert gaussian.sigma == sign.sigma == sigma and gaussian.local
-        assert imvu.beta == 2 / sigma
-        mvu = frontier.at_noise("mvu", sigma, 0.25, ratio=3.0)
-        assert np.tanh(mvu.eps / 2) == pytest.approx(1 / 3)
-        assert mvu.beta * sigma == pytest.approx(3.0)
+SMALL = frontier.smoke("mnist")
+FULL = frontier.sweep("mnist", "full")
 
 
-def test_an_account_is_the_mechanisms_own_guarantee():
-    mech = frontier.at_noise("gaussian", 2.0, SMOKE.clip)
-    found = frontier.account(SMOKE, mech, 3, "rdp-balle")
-    run = dict(rounds=3, delta=SMOKE.delta, relation="zero-out")
-    assert found == mech.guarantee(**run, accountant="rdp-balle")
-    assert frontier.account(SMOKE, mech, 6, "rdp-balle").eps > found.eps
+def kept(run, history, final=None) -> Record:
+    "A record of a point, of (epoch, accuracy)."
+    epochs, accuracies = zip(*history)
+    columns = {"epoch": list(epochs), "accuracy": list(accuracies)}
+    same = dict(config={}, cells={}, guarantee=None, as_run={}, bits=None)
+    more = dict(data={"name": "digits"}, cost={}, origin={})
+    who = ("imvu", "made_up", "full", run, 0, True)
+    return Record(*who, final={"accuracy": 1.0}, history=columns, **same, **more)
 
 
-def test_mvu_is_built_with_the_ratio_that_is_charged_least():
-    charges = frontier.charged(SMOKE)
-    assert sorted(charges) == sorted(frontier.RATIOS)
-    least = min(charges, key=charges.get)
-    sigma = SMOKE.sigmas[0]
-    assert frontier.build(SMOKE, "mvu", sigma).beta == pytest.approx(least / sigma)
+@pytest.mark.parametrize("task", ["mnist", "cifar10"])
+def test_a_sweep_has_the_papers_settings_and_what_it_is_told(task):
+    s = frontier.sweep(task, "full", epochs=3)
+    assert (s.task, s.scale, s.images, s.epochs) == (task, "full", task, 3)
+    for field, name in (
+        ("clip", "clip"),
+        ("d", "n_parameters"),
+        ("batch", "batch_size"),
+    ):
+        assert getattr(s, field) == papers.hyper("imvu", name, task).value
+    assert s.delta == papers.hyper("imvu", "delta").value and s.limit is None
+    assert len(s.points) == len(frontier.KINDS) * len(s.sigmas) * len(s.steps)
+    assert isinstance(s, frontier.Sweep) and {p[0] for p in s.points} == {
+        *frontier.KINDS
+    }
 
 
-def test_prices_grow_with_epochs_and_exact_ones_are_not_above():
-    sigma = SMOKE.sigmas[0]
-    for kind in ("signsgd", "mvu"):
-        by_paper, exact = (
-            [frontier.price(SMOKE, curve, sigma, epochs) for epochs in (1, 2)]
-            for curve in (kind, f"{kind}.exact")
-        )
-        assert by_paper[0] < by_paper[1] and exact[0] < exact[1]
-        assert all(e <= p * (1 + 1e-9) for e, p in zip(exact, by_paper))
-
-
-def test_keys_name_the_point():
-    assert frontier.key_of(("imvu", 2.0, 0.04)) == "imvu.sigma2.step0.04"
-
-
-def test_features_of_a_few_images_are_those_of_the_first():
-    few = frontier.loaded("digits", (60, 20))
-    more = frontier.loaded("digits", (120, 20))
-    assert len(few[0]) == 60 and np.allclose(few[0], more[0][:60], atol=1e-5)
-    assert few[4]["n_train"] == 60 and few[4]["n_test"] == 20
-
-
-def runs_of(accuracies):
-    "Records of every point of the smoke sweep with one accuracy an epoch."
-    base, found = records.load("imvu")[0], {}
-    for kind, sigma, step in SMOKE.points:
-        history = dict(epoch=[1, 2], accuracy=list(accuracies[kind]))
-        key = frontier.key_of((kind, sigma, step))
-        found[key] = dataclasses.replace(base, key=key, history=history)
-    return found
-
-
-def test_a_budget_buys_the_best_affordable_accuracy():
-    inputs = runs_of(dict.fromkeys(frontier.KINDS, (70.0, 60.0)))
-    sigma = SMOKE.sigmas[0]
-    first, second = (frontier.price(SMOKE, "gaussian", sigma, e) for e in (1, 2))
-    at = frontier.accuracy_at
-    assert at(SMOKE, inputs, "gaussian", first) == pytest.approx(70)
-    assert at(SMOKE, inputs, "gaussian", second) == pytest.approx(70)
-    assert np.isnan(at(SMOKE, inputs, "gaussian", 0.9 * first))
-
-
-def test_a_frontier_run_has_its_accuracy_and_what_imvu_is_above_it():
-    flat = dict(gaussian=(50.0, 55.0), imvu=(60.0, 61.0), signsgd=(1, 2), mvu=(1, 2))
-    inputs, top = runs_of(flat), 1e9
-    s = dataclasses.replace(SMOKE, budgets=(top,))
-    run = next(
-        r for r in frontier.read(s, (0,)) if r.key.startswith("frontier.gaussian")
+@pytest.mark.parametrize("sigma", [0.2, 1.5])
+def test_all_mechanisms_have_the_noise_of_one_gaussian(sigma):
+    clip = 0.5
+    gaussian, sign = (
+        frontier.at_noise(k, sigma, clip) for k in ("gaussian", "signsgd")
     )
-    found = frontier.frontier(s, run, inputs)["cells"]
-    assert found[run.fills[0]] == [pytest.approx(55), "percent"]
-    assert found[run.fills[1]] == [pytest.approx(6), "percentage points"]
+    assert gaussian.sigma == sign.sigma == sigma and gaussian.clip_norm == clip
+    imvu = frontier.at_noise("imvu", sigma, clip)
+    assert imvu.beta == 2 / sigma and imvu.eps == 1.0 and imvu.clip_norm == clip
+    for ratio in frontier.RATIOS:
+        mvu = frontier.at_noise("mvu", sigma, clip, ratio)
+        assert mvu.beta == ratio / sigma and mvu.n_inputs == frontier.MVU_INPUTS
+        assert math.tanh(mvu.eps / 2) == pytest.approx(1 / ratio)
 
 
-def test_a_point_is_trained_and_priced():
-    run = frontier.trained(SMOKE, (0,), dict.fromkeys(frontier.KINDS, 0.1), 1.0)[0]
-    found = frontier.point(SMOKE, run, 0)
-    kind, sigma, _ = SMOKE.points[0]
-    assert found["final"]["eps"] == frontier.price(SMOKE, kind, sigma, SMOKE.epochs)
-    assert found["guarantee"].eps == pytest.approx(found["final"]["eps"])
-    assert found["final"]["uplink_bits"] == SMOKE.epochs * 600 * found["bits"].content
-    assert frontier.point(SMOKE, run, 0, max_seconds=0) is None
+def test_a_price_is_the_guarantee_of_the_epochs_done():
+    for curve, how in frontier.ACCOUNTANT.items():
+        if curve in ("mvu", "mvu.exact"):
+            continue
+        kind = curve.split(".")[0]
+        mech = frontier.build(SMALL, kind, 0.2)
+        once, twice = (frontier.price(SMALL, curve, 0.2, n) for n in (1, 2))
+        assert 0 < once < twice
+        promise = frontier.account(SMALL, mech, 2, how)
+        assert (promise.eps, promise.rounds) == (twice, 2)
+        assert (promise.relation, promise.delta) == ("zero-out", SMALL.delta)
+        assert promise.accountant == how
+    exact = frontier.price(SMALL, "signsgd.exact", 0.2, 2)
+    assert exact <= frontier.price(SMALL, "signsgd", 0.2, 2), "an exact law costs less"
+
+
+def test_mvu_takes_the_ratio_that_its_accountant_charges_least():
+    s = dataclasses.replace(SMALL, d=100)
+    costs = frontier.charged(s)
+    assert set(costs) == set(frontier.RATIOS) and all(v > 0 for v in costs.values())
+    best = min(costs, key=costs.get)
+    assert frontier.build(s, "mvu", 0.2) == frontier.at_noise("mvu", 0.2, s.clip, best)
+    assert frontier.build(s, "imvu", 0.2) == frontier.at_noise("imvu", 0.2, s.clip)
+
+
+def test_a_grid_has_a_run_a_point_and_one_a_curve_and_budget():
+    minutes = dict.fromkeys(frontier.KINDS, 1.5)
+    points, read = (
+        frontier.trained(FULL, (0, 1), minutes, 2.0),
+        frontier.read(FULL, (0, 1)),
+    )
+    assert [r.key for r in points] == [frontier.key_of(p) for p in FULL.points]
+    assert frontier.key_of(("imvu", 2.0, 0.04)) == "imvu.sigma2.step0.04"
+    assert {(r.data, r.memory, r.minutes) for r in points} == {(("mnist",), 2.0, 1.5)}
+    assert len(read) == len(FULL.budgets) * len(frontier.ACCOUNTANT)
+    known = {c.key for c in papers.cells("imvu", "fig2") if c.key.startswith("mnist.")}
+    cells = {cell for r in read for cell in r.fills}
+    assert {c for c in cells if not c.startswith("ours.")} == known
+    for r in read:
+        kind = r.key.split(".")[1]
+        assert {key.split(".")[0] for key in r.needs} == {kind, "imvu"}
+    small = {c for r in frontier.read(SMALL, (0,)) for c in r.fills}
+    assert all(c.startswith("ours.smoke.mnist.") for c in small), (
+        "no budget of the paper"
+    )
+
+
+def test_a_frontier_is_the_best_that_a_budget_buys(monkeypatch):
+    eps = {1: 1.0, 2: 2.0, 4: 4.0}
+    monkeypatch.setattr(frontier, "price", lambda s, curve, sigma, n: sigma * eps[n])
+    s = dataclasses.replace(SMALL, sigmas=(1.0, 10.0), steps=(0.04,), budgets=(2.0,))
+    inputs = {}
+    for kind, gain in (("imvu", 5.0), ("signsgd", 0.0)):
+        for sigma, base in ((1.0, 50.0), (10.0, 90.0)):
+            key = frontier.key_of((kind, sigma, 0.04))
+            line = [(n, base + gain + n) for n in eps]
+            inputs[key] = kept(key, line)
+    assert frontier.accuracy_at(s, inputs, "signsgd", 2.0) == 52.0
+    assert frontier.accuracy_at(s, inputs, "imvu", 4.0) == 59.0
+    middle = frontier.accuracy_at(s, inputs, "signsgd", math.sqrt(8))
+    assert middle == pytest.approx(53.0), "between two prices, by their logarithm"
+    assert math.isnan(frontier.accuracy_at(s, inputs, "signsgd", 0.5))
+    runs = {r.key: r for r in frontier.read(s, (0,))}
+    mark = "ours.smoke.mnist."
+    assert frontier.play(s, runs["frontier.signsgd.eps2"], 0, inputs=inputs) == dict(
+        cells={
+            f"{mark}signsgd.eps2.acc": [52.0, "percent"],
+            f"{mark}imvu_minus_signsgd.eps2": [5.0, "percentage points"],
+        },
+        data={"name": "digits"},
+    )
+    found = frontier.frontier(s, runs["frontier.imvu.eps2"], inputs)
+    assert found["cells"] == {f"{mark}imvu.eps2.acc": [57.0, "percent"]}
+    dear = dataclasses.replace(s, budgets=(0.5,))
+    for run in frontier.read(dear, (0,)):
+        if run.key in ("frontier.imvu.eps0.5", "frontier.signsgd.eps0.5"):
+            assert frontier.frontier(dear, run, inputs)["cells"] == {}, (
+                "below all prices"
+            )
+
+
+def test_a_point_is_trained_and_a_seed_repeats_it():
+    x, y, x_test, y_test, said = frontier.loaded("digits", (600, 200))
+    assert (len(x), len(y), len(x_test), len(y_test)) == (600, 600, 200, 200)
+    assert (said["n_train"], said["n_test"], said["name"]) == (600, 200, "digits")
+    minutes = dict.fromkeys(frontier.KINDS, 1.0)
+    runs = {r.key: r for r in frontier.trained(SMALL, (0,), minutes, 1.0)}
+    run = runs["gaussian.sigma0.2.step0.04"]
+    assert frontier.play(SMALL, run, 0, max_seconds=0) is None, "no time"
+    one, two, other = (frontier.point(SMALL, run, seed) for seed in (0, 0, 1))
+    assert one["history"] == two["history"] != other["history"]
+    final = one["final"]
+    assert final["eps"] == one["guarantee"].eps == one["history"][-1]["eps"]
+    assert final["uplink_bits"] == 2 * 600 * one["bits"].content
+    assert np.isfinite(final["accuracy"]) and one["data"] == said
+    with pytest.raises(ValueError, match="computes on the CPU only"):
+        frontier.point(SMALL, run, 0, device="cuda")

@@ -1,93 +1,127 @@
-"""I-MVU's sample-level experiments: sizes, keys, and the comparison of two frontiers on
-points made up for the purpose.
-"""
+"I-MVU on clients: settings, the frontier over seeds, more bits."
 
 import dataclasses
+import math
 
-import numpy as np
-import pytest
+from dpcomm.experiments import sample_level
+from dpcomm.report import papers
+from dpcomm.report.records import Record
 
-from dpcomm.experiments import imvu_femnist, sample_level
-from dpcomm.mechanisms import mvu
-from dpcomm.report import papers, records
+SMALL = sample_level.Sweep(
+    "smoke",
+    ("digits",),
+    sample_level.stated_config(rounds=4, eval_every=2),
+    (0,),
+    sigmas=(1.0, 4.0),
+    eps=(0.5, 2.0),
+    rates=(1.0,),
+    small=(0.001,),
+)
 
-SMOKE = imvu_femnist.settings("smoke")
+
+def kept(key, eps, accuracy, seed=0) -> Record:
+    final = {} if accuracy is None else {"accuracy": accuracy}
+    same = dict(config={}, history={}, cells={}, as_run={}, bits=None)
+    more = dict(guarantee={"eps": eps}, data={"name": "x"}, cost={}, origin={})
+    return Record(
+        *("imvu", "made_up", "smoke", key, seed, True), final=final, **same, **more
+    )
 
 
-def test_the_nominal_size_is_the_next_power_of_two():
-    mean = sample_level.federation("digits").sizes.mean()
+def test_clients_that_are_held_out_do_not_train():
+    found = sample_level.federation("digits")
+    assert len(found.parts) == 18, "a tenth of twenty"
+    mean = float(found.sizes.mean())
     size = sample_level.nominal("digits")
-    assert size / 2 < mean <= size and size & (size - 1) == 0
+    assert size / 2 < mean <= size and math.log2(size) == int(math.log2(size))
+    said = sample_level.about_data(found)
+    assert said["n_train"] == int(found.sizes.sum()) < 1797
+    assert said["n_clients"] == 18 and said["name"] == found.data.name
 
 
-def test_levels_are_noise_or_the_epsilon_of_a_coordinate():
-    imvu = sample_level.at_level("imvu", 3.0, 64)
-    assert imvu.eps == 3.0 and imvu.beta == sample_level.BETA / 64
+def test_a_level_is_a_noise_or_an_epsilon():
+    imvu = sample_level.at_level("imvu", 2.0, 64)
+    assert (imvu.eps, imvu.beta) == (2.0, sample_level.BETA / 64)
     for kind in ("gaussian", "signsgd"):
-        assert sample_level.at_level(kind, 2.0, 64).sigma == 2.0
+        assert sample_level.at_level(kind, 3.0, 64).sigma == 3.0
+    assert sample_level.at_level("gaussian", 3.0, 64).local
 
 
-def test_a_key_has_data_mechanism_level_and_rate():
-    key = sample_level.key_of
-    assert key("digits", "imvu", 3.0, 1.0) == "digits.imvu.eps3.rate1"
-    assert key("digits", "signsgd", 0.5, 0.01) == "digits.signsgd.sigma0.5.rate0.01"
-
-
-def test_the_stated_configuration_is_section_4_2s():
+def test_the_config_is_the_papers_and_what_it_is_told():
     config = sample_level.stated_config(rounds=7)
-    assert config.rounds == 7 and config.server == "momentum"
-    assert config.cohort == papers.hyper("imvu", "cohort", "femnist").value
-    assert config == dataclasses.replace(sample_level.stated_config(rounds=8), rounds=7)
+    for name, hyper in (
+        ("cohort", "cohort"),
+        ("lr", "client_lr"),
+        ("momentum", "server_momentum"),
+    ):
+        assert getattr(config, name) == papers.hyper("imvu", hyper, "femnist").value
+    assert (config.rounds, config.server) == (7, "momentum")
 
 
-def record(key, seed, eps, accuracy):
-    base = records.load("imvu")[0]
-    more = dict(final={"accuracy": accuracy}, guarantee={"eps": eps})
-    return dataclasses.replace(base, key=key, seed=seed, **more)
-
-
-def test_the_worst_gap_is_read_where_the_other_has_points():
-    """I-MVU: 60 % at eps 1, 70 % at eps 2. The other: 50 % at eps 1.5 and 69 % at 3, so
-    that it is behind by 10 points at 1.5 and by one at 3.
-    """
-    found = [
-        record("d.imvu.a", 0, 1.0, 59.0),
-        record("d.imvu.a", 1, 1.0, 61.0),
-        record("d.imvu.b", 0, 2.0, 70.0),
-        record("d.gaussian.a", 0, 1.5, 50.0),
-        record("d.gaussian.b", 0, 3.0, 69.0),
+def test_keys_tell_points_apart_and_grids_read_all_of_them():
+    assert sample_level.key_of("digits", "imvu", 0.5, 1.0) == "digits.imvu.eps0.5.rate1"
+    assert sample_level.key_of("a", "signsgd", 4, 0.001) == "a.signsgd.sigma4.rate0.001"
+    points, read = sample_level.trained(SMALL, 0.5), sample_level.read(SMALL)
+    assert [r.key for r in points] == list(SMALL.points) and len(points) == 6
+    assert [r.key.split(".")[1] for r in read] == [
+        "imvu_minus_gaussian",
+        "imvu_minus_signsgd",
+        "more_bits",
     ]
-    inputs = {f"{r.key}@{r.seed}": r for r in found}
-    assert sample_level.worst(inputs, "imvu", "gaussian") == pytest.approx(1.0)
-    cheap = record("d.gaussian.c", 0, 0.5, 99.0)  # I-MVU has no point there
-    inputs["d.gaussian.c@0"] = cheap
-    assert sample_level.worst(inputs, "imvu", "gaussian") == pytest.approx(60.0 - 99.0)
+    own = {k for k in SMALL.points if k.split(".")[1] in ("imvu", "gaussian")}
+    two = dataclasses.replace(SMALL, seeds=(0, 1))
+    assert {*sample_level.read(two)[0].needs} == {
+        f"{k}@{s}" for k in own for s in (0, 1)
+    }
+    full = dataclasses.replace(SMALL, data=("femnist",), scale="full")
+    known = {c.key for c in papers.cells("imvu")}
+    assert {cell for r in sample_level.read(full) for cell in r.fills} <= known
 
 
-def test_more_bits_are_larger_tables_and_other_weights():
-    point = "digits", "imvu", SMOKE.eps[-1], SMOKE.rates[0]
-    task, about = sample_level.task_of(SMOKE, point, 0)
-    assert about["model"] == "linear" and about["nominal"] == sample_level.nominal(
-        "digits"
+def test_the_worst_gap_of_two_frontiers_is_of_means_over_seeds():
+    lines = [
+        kept("d.imvu.eps1", 1.0, 60.0),
+        kept("d.imvu.eps1", 1.0, 70.0, 1),
+        kept("d.imvu.eps9", 9.0, 50.0),
+        kept("d.signsgd.a", 0.5, 99.0),  # cheaper than any of I-MVU: no gap
+        kept("d.signsgd.b", 2.0, 40.0),
+        kept("d.signsgd.c", 10.0, 62.0),
+        kept("d.signsgd.c", 10.0, None, 1),  # diverged
+    ]
+    lines[3] = kept("d.signsgd.a", 0.5, 30.0)
+    inputs = {f"{r.key}@{r.seed}": r for r in lines}
+    assert sample_level.worst(inputs, "imvu", "signsgd") == 3.0
+    assert sample_level.worst(inputs, "signsgd", "imvu") == -35.0
+    run = sample_level.read(SMALL)[1]
+    named = {run.needs[0]: lines[0]} | {k: inputs[k] for k in list(inputs)[1:]}
+    assert sample_level.play(SMALL, run, 0, inputs=named) == dict(
+        cells={run.fills[0]: [3.0, "percentage points"]}, data={"name": "x"}
     )
+
+
+def test_a_setting_is_trained_and_goes_on_where_it_stopped(tmp_path):
+    run = sample_level.trained(SMALL, 0.5)[1]
+    task, about = sample_level.task_of(SMALL, SMALL.points[run.key], 0)
+    assert about["model"] == "linear" and about["most"] >= 1
+    assert about["nominal"] == sample_level.nominal("digits")
+    how = dict(resume=True, progress=False)
+    whole = sample_level.train(SMALL, run, 0, checkpoint=tmp_path / "a.pt", **how)
+    place = dict(checkpoint=tmp_path / "b.pt", **how)
+    assert sample_level.play(SMALL, run, 0, max_seconds=0.0, **place) is None
+    pieces = sample_level.play(SMALL, run, 0, **place)
+    for name in ("final", "history", "cells", "bits", "config", "data"):
+        assert whole[name] == pieces[name], name
+    assert whole["final"]["eps"] == whole["guarantee"].eps > 0
+    assert whole["cells"] == {run.fills[0]: [whole["final"]["accuracy"], "percent"]}
+
+
+def test_more_bits_of_one_law_are_compared_with_one():
+    task, _ = sample_level.task_of(SMALL, ("digits", "imvu", 2.0, 1.0), 0)
     found = sample_level.more_bits(task)
-    for b in (2, 3, 4):
-        table = mvu.solve(task.mechanism.eps, 2, 2**b)
-        assert found[f"symbols.b{b}"] == len(table.alphabet) >= 2
-        assert np.isfinite(found[f"away.b{b}"])
-
-
-def test_a_task_says_how_often_a_client_is_visited_at_most():
-    point = next(iter(SMOKE.points.values()))
-    task, about = sample_level.task_of(SMOKE, point, 0)
-    assert about["most"] <= task.config.rounds
-    assert (
-        about["most"] * len(task.federation.parts)
-        >= task.config.rounds * task.config.cohort
-    )
-
-
-def test_a_record_counts_the_clients_that_train():
-    clients = sample_level.federation("digits")
-    found = sample_level.about_data(clients)
-    assert found["n_train"] == sum(map(len, clients.parts)) < len(clients.data.y)
+    assert set(found) == {
+        f"{what}.b{b}" for what in ("symbols", "away") for b in (2, 3, 4)
+    }
+    assert all(found[f"symbols.b{b}"] <= 2**b for b in (2, 3, 4))
+    assert all(found[f"away.b{b}"] >= 0 for b in (2, 3, 4))
+    run = sample_level.read(SMALL)[-1]
+    assert sample_level.play(SMALL, run, 0)["final"] == found

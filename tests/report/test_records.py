@@ -350,6 +350,46 @@ def test_a_random_record_survives_the_round_trip():
         assert records.to_line(records.from_line(text, "here")) == text
 
 
+# ---- pieces
+
+
+def test_types_are_named_as_json_has_them():
+    assert records.type_names((dict, type(None))) == "dict or null"
+    assert records.type_names((int,)) == "int"
+
+
+@pytest.mark.parametrize(
+    "more, found",
+    [
+        ({}, ""),
+        (dict(seed=-1), "seed is -1; it must be a whole number from 0 on"),
+        (dict(final={"x": True}), "final.x is True; it must be a number or null"),
+        (dict(guarantee={}), "guarantee.eps is None; it must be a number"),
+    ],
+)
+def test_a_fault_is_one_sentence_and_none_is_empty(more, found):
+    assert records.fault(record(**more)) == found
+
+
+def test_a_record_belongs_into_one_file():
+    for root in ("here", Path("here")):
+        found = records.path_of(root, record(scale="quick", paper="imvu"))
+        assert found == Path("here/imvu/made_up.quick.jsonl")
+
+
+def test_the_first_number_that_differs_is_told():
+    a = record()
+    for more in (dict(cost={}), dict(config={}), dict(notes=["x"]), dict(data={})):
+        assert records.difference(a, record(**more)) == "", "no number"
+    for more, told in (
+        (dict(accuracy=71.0), "final.accuracy is 70.25 and 71.0"),
+        (dict(bits=None), "bits.total is 88 and None"),
+        (dict(cells={}), f"cells.{CELL} is [70.25, 'percent'] and None"),
+        (dict(history={"round": [5]}), "history.round is [5, 10] and [5]"),
+    ):
+        assert records.difference(a, record(**more)) == told
+
+
 # ---- adding
 
 

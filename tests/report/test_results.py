@@ -595,6 +595,22 @@ def test_full_scale_earns_a_verdict(tmp_path):
     assert verdict_of(tmp_path, "mnist.eps6.rec.acc") == "○ not run"
 
 
+def test_a_row_is_what_the_table_shows():
+    p = papers.paper("dprec")
+    base = "there"
+    full = evidence(*seeds({ACC.key: [95.0, 95.1, 95.2]}))
+    assert results.row_of(ACC, p, full, base) == (
+        ACC.key,
+        "69.5 +/- 1.5 percent",
+        "95.10 +/- 0.06 (n = 3)",
+        "+25.60",
+        "above",
+        "[made_up](there/experiments/made_up.ipynb)",
+    )
+    none = results.row_of(ACC, p, evidence(), base)
+    assert none[2:] == (results.reason_not_run(ACC, p, ()), "", "not run", "")
+
+
 def test_a_gap_is_not_rounded_away(tmp_path):
     put(tmp_path, *seeds({"mnist.rec.comm": [0.01020, 0.01024]}))
     assert row(tmp_path, "mnist.rec.comm")["ours"] == ("0.0102 +/- 2e-05 (n = 2)")
@@ -804,6 +820,17 @@ def test_a_table_of_runs_has_a_row_a_setting_with_means_of_its_seeds():
         ("a", "2", "71 +/- 1", "3.14", "1", "2", "2"),
         ("b", "1", "0.5", "", "", "", "1"),
         ("bits", "1", "", "", "0.5", "", "0"),
+    )
+
+
+def test_the_first_score_that_all_tables_know_is_shown():
+    found = [record(i, final=dict(mse=0.5, recall5=40.0 + i)) for i in (0, 2)]
+    name, s = results.score_of(found)
+    assert (name, s.mean, s.n) == ("recall5", 41.0, 2)
+    assert results.score_of([record(final=dict(round=3))]) == ("", None)
+    assert results.score_of([record(final=dict(accuracy=None, mse=0.25))]) == (
+        "mse",
+        results.cell_summary([0.25]),
     )
 
 
