@@ -79,10 +79,11 @@ def grid(
 ) -> list:  # of Run
     "Every scheme, threshold and order on every data set. [fltop Tables 7, 9 and 10]"
     s, found = settings(scale), []
+    minutes = {"smoke": 0.01, "quick": 0.6, "full": 1.8}[scale]
     for table in s.data:
         data = () if table == "made" else (table,)
         place = Place(scale, partial(cell, scale, table), table, data, 2.0)
-        found += fltop_curves.scheme_runs(place, s.keys, COLUMNS, (1.8, 0.1))
+        found += fltop_curves.scheme_runs(place, s.keys, COLUMNS, (minutes, 0.1))
         found += fltop_curves.order_runs(place, s.keys)
     return found
 

@@ -121,7 +121,8 @@ def borrow(
         if near:
             df = sum(x.df for x in near)
             pooled = sum(x.df * x.variance for x in near) / df
-            whose = ", ".join(sorted({x.experiment for x in near}))
+            names = sorted({x.experiment for x in near})
+            whose = names[0] if len(names) == 1 else f"{len(names)} experiments"
             return replace(s, se=factor * math.sqrt(pooled), df=df, spread_of=whose)
     return s
 
