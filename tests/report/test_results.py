@@ -162,12 +162,12 @@ ONE = Summary(70.0, None, 1, "percent")
     "of, variance, df, whose",
     [
         (dict(), (2 * 4 + 4 * 1) / 6, 6, "made_up"),
-        (dict(experiment="new"), (2 * 4 + 4 * 1 + 3 * 9) / 9, 9, "made_up, other"),
+        (dict(experiment="new"), (2 * 4 + 4 * 1 + 3 * 9) / 9, 9, "2 experiments"),
         (
             dict(experiment="new", paper="sqsgd"),
             (2 * 4 + 4 * 1 + 3 * 9 + 5 * 25) / 14,
             14,
-            "made_up, other, third",
+            "3 experiments",
         ),
         (dict(experiment="third", paper="imvu"), 25.0, 5, "third"),
     ],
