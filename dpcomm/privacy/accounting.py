@@ -166,18 +166,20 @@ def _check_guarantee(g):
 
 # %% ../../nbs/foundations/accounting.ipynb #4c1d3396
 def _sentence(g):
-    "One sentence that names every field, what is not met first."
+    "A short line with the numbers, then a line per field; what is not met first."
     premise = f"{g.premise[0].upper()}{g.premise[1:]}: " if g.premise else ""
-    note = f" Note: {g.note}." if g.note else ""
     run = f" of {g.rounds:,} rounds" if g.rounds and g.scope == "total" else ""
     rate = f", q = {g.q:.4g}" if g.q is not None and g.sampling != "none" else ""
-    return (
+    lines = [
         f"{premise}eps = {g.eps:.4g} at delta = {g.delta:.3g} {SCOPES[g.scope]}{run}"
-        f" (scope {g.scope}), protecting one {g.unit} (unit {g.unit}) when"
-        f" {RELATIONS[g.relation].format(unit=g.unit)} (relation {g.relation});"
-        f" {SAMPLINGS[g.sampling]} (sampling {g.sampling}{rate}); {TRUSTS[g.trust]}"
-        f" (trust {g.trust}); computed by {g.accountant} (accountant).{note}"
-    )
+        f" (scope {g.scope})",
+        f"protects one {g.unit} (unit {g.unit}) when"
+        f" {RELATIONS[g.relation].format(unit=g.unit)} (relation {g.relation})",
+        f"{SAMPLINGS[g.sampling]} (sampling {g.sampling}{rate})",
+        f"{TRUSTS[g.trust]} (trust {g.trust})",
+        f"computed by {g.accountant} (accountant)",
+    ]
+    return "\n  ".join(lines + ([f"note: {g.note}"] if g.note else []))
 
 # %% ../../nbs/foundations/accounting.ipynb #acb4df1e
 TOP_ORDER = 2**20  # a moment is a sum of as many terms

@@ -169,7 +169,7 @@ RC = {
     "legend.frameon": False,
     "axes.grid": True,
     "grid.color": INK,
-    "grid.alpha": 0.25,
+    "grid.alpha": 0.16,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "lines.linewidth": 1.8,

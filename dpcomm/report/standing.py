@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['CLASSES', 'COLOURS', 'GROUPED', 'HEADER', 'Tally', 'class_of', 'tally', 'Bar', 'bar', 'Claim', 'claim', 'overview',
-           'tables_of']
+           'tables_of', 'finding', 'Cards', 'summary']
 
-# %% ../../nbs/reference/standing.ipynb #bbfd0f8c
+# %% ../../nbs/reference/standing.ipynb #fe33a663
 import html
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import names, papers, results
+from . import names, papers, records, results
 
 # %% ../../nbs/reference/standing.ipynb #4ce99d2a
 CLASSES = ("computed", "trained", "not comparable", "not run")
@@ -245,3 +246,66 @@ def tables_of(
     "The tables of a paper that have numbers, each once."
     found = [t for c in papers.cells(paper) for t in (c.table, *c.also)]
     return sorted(dict.fromkeys(found), key=list(papers.paper(paper).titles).index)
+
+# %% ../../nbs/reference/standing.ipynb #ea545032
+def finding(
+    paper: str,  # id
+) -> str:  # one or two sentences with our numbers in them
+    "What we find, with the numbers of the committed full-scale records."
+    ours = results.ours_by_key(records.load(paper, scale="full"))
+
+    def number(found):
+        kind, key = found["kind"], found["key"]
+        if kind == "n":
+            return str(ours[key].summary.n)
+        if kind == "joins":
+            return f"{ours[key].record.as_run['add-remove']['eps']:.1f}"
+        return f"{ours[key].summary.mean * (100 if kind == '%' else 1):.1f}"
+
+    text = papers.paper(paper).about["finding"]
+    return re.sub(r"\{(?:(?P<kind>n|%|joins) )?(?P<key>[^{} ]+)\}", number, text)
+
+# %% ../../nbs/reference/standing.ipynb #e238c58e
+@dataclass(frozen=True)
+class Cards:
+    "The papers: name, year, link, claim, finding, verdicts."
+
+    base: str = "."  # folder of the notebooks, as seen from the page
+
+    def __repr__(self):
+        return "\n\n".join(
+            f"{papers.paper(p).short}: {papers.paper(p).about['claim']}\n{finding(p)}"
+            for p in papers.papers()
+        )
+
+    def _repr_html_(self):
+        made = "".join(f"<div>{_card(p, self.base)}</div>" for p in papers.papers())
+        return f'<div class="cards">{made}</div>'
+
+
+def _card(paper, base):
+    "One card."
+    p = papers.paper(paper)
+    about, where = p.about, f"{base}/papers/{paper}.ipynb"
+    found = html.escape(finding(paper))
+    return (
+        f'<h4><a href="{where}">{p.short}</a></h4><p><a href="{about["url"]}">'
+        f"{html.escape(about['title'])}</a>, {about['year']}</p>"
+        f"<p><b>It claims:</b> {html.escape(about['claim'])}</p>"
+        f"<p><b>We find:</b> {found}</p>{bar(paper, base=base)._repr_html_()}"
+    )
+
+# %% ../../nbs/reference/standing.ipynb #f273f681
+def summary(
+    base: str = "nbs",  # folder of the notebooks, as seen from where the table is shown
+) -> results.Table:  # one row per paper
+    "Claim, finding and verdicts of every paper."
+    rows = []
+    for paper in papers.papers():
+        p = papers.paper(paper)
+        name = f"[{p.short}]({base}/papers/{paper}.ipynb)"
+        where = f"[{p.about['year']}]({p.about['url']})"
+        counted = str(tally(paper))
+        rows.append((name, where, p.about["claim"], finding(paper), counted))
+    header = ("paper", "year", "it claims", "we find", "its numbers beside ours")
+    return results.Table(header, tuple(rows))
