@@ -197,6 +197,7 @@ class Table:
     title: str = ""  # above
     notes: tuple = ()  # below, numbered from 1
     sortable: bool = False  # a click on a header sorts, typing filters
+    folded: str = ""  # words of the line behind which a page hides it
 
     def __str__(self):
         return as_text(self)
@@ -209,7 +210,9 @@ class Table:
         return f"{shown}\n... and {more:,} rows more"  # HTML shows all of them
 
     def _repr_html_(self):
-        return make_sortable(as_html(self)) if self.sortable else as_html(self)
+        shown = make_sortable(as_html(self)) if self.sortable else as_html(self)
+        fold = f"<details><summary>{html.escape(self.folded)}</summary>"
+        return f"{fold}{shown}</details>" if self.folded else shown
 
 # %% ../../nbs/reference/verdicts.ipynb #3a51d9ac
 def link_text(
@@ -276,9 +279,12 @@ def as_html(
 SORT = (
     "var c=this.cellIndex,b=this.closest('table').tBodies[0],"
     "s=this.dataset.s=this.dataset.s=='1'?'-1':'1',"
-    "v=function(r){return r.cells[c].innerText};Array.from(b.rows).sort(function(x,y)"
-    "{return"
-    " s*v(x).localeCompare(v(y),undefined,{numeric:true})}).forEach(function(r){b.appendChild(r)})"
+    "t=function(r){return r.cells[c].innerText},"
+    "n=function(r){var m=t(r).replace(/,/g,'').match(/^[^0-9+-]{0,2}([+-]?[0-9.]+)/);"
+    "return m?+m[1]:NaN};"
+    "Array.from(b.rows).sort(function(x,y){var d=n(x)-n(y);"
+    "return s*(isNaN(d)?isNaN(n(x))-isNaN(n(y))||t(x).localeCompare(t(y)):d)})"
+    ".forEach(function(r){b.appendChild(r)})"
 )
 FIND = (
     "var q=this.value.toLowerCase();this.parentNode.querySelectorAll('tbody tr')"
@@ -292,7 +298,7 @@ def make_sortable(
     "Let the reader sort and filter a long table. [HTML 5]"
     heads = table.replace("<th>", f'<th style="cursor:pointer" onclick="{SORT}">')
     return (
-        '<div><input placeholder="filter: paper, table, verdict ..."'
+        '<div><input placeholder="show rows that contain ..." aria-label="filter the rows"'
         f' oninput="{FIND}">{heads}</div>'
     )
 
