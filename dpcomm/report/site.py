@@ -4,24 +4,28 @@
 
 # %% auto #0
 __all__ = ['SUMMARIES', 'FUNCTIONS', 'APART', 'NAMED', 'INDEX', 'POWER', 'LETTER', 'AFTER', 'BEFORE', 'NORM', 'BAR', 'MATH',
-           'OPEN', 'role', 'fold', 'split_directives', 'join_steps', 'space_functions', 'keep_html', 'Site']
+           'OPEN', 'role', 'fold', 'split_directives', 'join_steps', 'space_functions', 'keep_html', 'lighten', 'Site']
 
-# %% ../../nbs/reference/site.ipynb #a422aa3c
+# %% ../../nbs/reference/site.ipynb #fe446000
 import ast
+import base64
+import io
 import re
 from pathlib import Path
+
+from PIL import Image
 
 # %% ../../nbs/reference/site.ipynb #88d9ea9e
 def role(
     code: str,  # a cell's source without directives
     outputs=(),  # its stored outputs, as a notebook holds them
-) -> str:  # 'imports', 'figure', 'table', 'step' (no output, no claim) or 'open'
+) -> str:  # a name in `SUMMARIES`, 'step' (no output, no claim) or 'open'
     "What a code cell is for. [Quarto, code folding]"
     kinds = {kind: text for o in outputs for kind, text in o.get("data", {}).items()}
     if any(kind.startswith("image/") for kind in kinds):
         return "figure"
-    if any("<table" in "".join(text) for text in kinds.values()):
-        return "table"
+    if "text/html" in kinds:
+        return "table" if "<table" in "".join(kinds["text/html"]) else "output"
     body = ast.parse(code).body
     if body and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body):
         return "imports"
@@ -33,6 +37,7 @@ SUMMARIES = {
     "imports": "Imports",
     "figure": "Code of the figure",
     "table": "Code of the table",
+    "output": "Code",
     "source": "Source",
 }
 
@@ -63,8 +68,9 @@ def join_steps(
     kept, waiting = [], []
     for cell in cells:
         directives, code = split_directives(cell.source)
-        kind = role(code, cell.get("outputs") or ())
-        if kind in ("figure", "table"):
+        own = "code-fold" in directives  # the page has said it
+        kind = "open" if own else role(code, cell.get("outputs") or ())
+        if kind in ("figure", "table", "output"):
             codes = [split_directives(c.source)[1] for c in waiting] + [code]
             cell.source = fold(directives + "\n\n".join(codes), kind)
             kept, waiting = [*kept, cell], []
@@ -127,7 +133,24 @@ def keep_html(
         html = "".join(data.pop("text/html"))
         data["text/markdown"] = f"```{{=html}}\n{html}\n```"
 
-# %% ../../nbs/reference/site.ipynb #2a18e3a4
+# %% ../../nbs/reference/site.ipynb #7a49f6ef
+def lighten(
+    output: dict,  # one stored output of a cell, changed in place
+    colours: int = 128,  # of the palette, 2..256
+) -> None:
+    "Store a PNG with a palette, where that makes it smaller. [PNG, 11.2.2]"
+    picture = output.get("data", {}).get("image/png")
+    if picture is None:
+        return
+    whole = base64.b64decode("".join(picture))
+    image = Image.open(io.BytesIO(whole)).convert("RGB")
+    small = io.BytesIO()
+    palette = image.quantize(colours, method=Image.Quantize.MAXCOVERAGE)
+    palette.save(small, "png", optimize=True)
+    if len(small.getvalue()) < len(whole):
+        output["data"]["image/png"] = base64.b64encode(small.getvalue()).decode()
+
+# %% ../../nbs/reference/site.ipynb #9bdb55f1
 OPEN = ("papers", "baselines")  # rooms whose exported code stands open
 
 
@@ -158,6 +181,7 @@ class Site:
         for cell in self.nb.cells:
             for output in cell.get("outputs", ()):
                 keep_html(output)
+                lighten(output)
 
 
 def _is_fixed(cell):
