@@ -273,7 +273,8 @@ def overview(
             each = tally(paper, table, found).counts
             address = f"{base}/reference/results.ipynb#{anchor(paper, table)}"
             title = f"[{p.titles.get(table, table)}]({address})"
-            rows.append((p.short, title, *(_signs(each.get(c, {})) for c in CLASSES)))
+            name = p.short if table == tables_of(paper)[0] else ""
+            rows.append((name, title, *(_signs(each.get(c, {})) for c in CLASSES)))
     legend = ", ".join(f"{sign} {word}" for word, sign in results.VERDICTS.items())
     return results.Table(("paper", "its table", *CLASSES), tuple(rows), notes=(legend,))
 
