@@ -173,7 +173,7 @@ def claim(
         tally(paper, table, found),
         results.Table(HEADER, tuple(map(_worded, shown)), notes=_cited(shown, t.notes)),
         tuple(
-            (_what(group, rows, t.notes), _group_table(rows))
+            (_what(group, rows, t.notes), _group_table(group, rows))
             for group, rows in groups.items()
         ),
     )
@@ -211,9 +211,11 @@ def _worded(row):
     return names.in_words(row[0]), *row[1:]
 
 
-def _group_table(rows):
-    "The rows behind a group, unfolded by a click."
-    return results.Table(HEADER, tuple(map(_worded, rows)))
+def _group_table(group, rows):
+    "The rows behind a group, without what they share."
+    columns = 2 if "not run" in group[0] else 4
+    worded = (_worded(row)[:columns] for row in rows)
+    return results.Table(HEADER[:columns], tuple(worded))
 
 
 def _cited(rows, notes):

@@ -101,7 +101,7 @@ def faults(page, cells, pages):
                     yield f"a link to {target}, which is no page"
                 elif path is not None and anchor and anchor[1:] not in pages[path]:
                     yield f"a link to {target}{anchor}, where that anchor is not"
-        elif "label: fig-" in source and not any(
+        elif re.search(r"^#\| *label: fig-", source, re.M) and not any(
             k.startswith("image/") for o in outputs for k in o.get("data", {})
         ):
             yield (
