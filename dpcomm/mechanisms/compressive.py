@@ -158,7 +158,7 @@ def measure(
     "The kept coefficients. [Kerkouche et al. 2020]"
     return transform(u, p.length)[:, p.kept]
 
-
+# %% ../../nbs/baselines/compressive.ipynb #66e005f6
 def adjoint(
     y: np.ndarray,  # (n, K)
     p: Plan,

@@ -85,7 +85,7 @@ class Whole(NamedTuple):
     low: int
     high: float = math.inf
 
-
+# %% ../../nbs/foundations/contract.ipynb #31a9751f
 class Maybe(NamedTuple):
     "None, or what a range allows."
 
@@ -185,7 +185,7 @@ def encode(
     data = sent.cpu().numpy().astype("<f4").tobytes()
     return Message(self.name, len(u), data, self.fingerprint)
 
-
+# %% ../../nbs/foundations/contract.ipynb #968ed0e2
 @patch
 def decode(
     self: Mechanism,
@@ -341,7 +341,7 @@ def words(
     "The client's side of a secure sum: clip, add a share of the noise, wrap."
     raise NotImplementedError
 
-
+# %% ../../nbs/foundations/contract.ipynb #84405a7a
 @patch
 def open(
     self: Summed,
@@ -360,7 +360,7 @@ def sketch(
     "What is summed, before noise and ring."
     raise NotImplementedError
 
-
+# %% ../../nbs/foundations/contract.ipynb #de00cdc1
 @patch
 def noise(
     self: Summed,
@@ -399,7 +399,7 @@ def trainable(
 ):  # (d,) bool, or None: all
     "The weights that local training may move."
 
-
+# %% ../../nbs/foundations/contract.ipynb #e42dacff
 @patch
 def downlink_bits(
     self: Mechanism,
@@ -416,7 +416,7 @@ def memory(
 ):  # (n, ...) tensor, or None: clients remember nothing
     "What clients carry from round to round, at the start."
 
-
+# %% ../../nbs/foundations/contract.ipynb #50193c67
 @patch
 def remember(
     self: Mechanism,
@@ -496,7 +496,7 @@ def mechanism_class(
         )
     return _REGISTRY[name]
 
-
+# %% ../../nbs/foundations/contract.ipynb #d0f39319
 def mechanism(
     name: str,  # registry name, for example 'rec'
     **parameters,  # of its constructor

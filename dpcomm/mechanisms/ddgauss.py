@@ -75,7 +75,7 @@ def variance(
     "Variance parameter of one share. [Kairouz et al. 2021, Alg. 1]"
     return exact_variance((self.share / self.step(d)) ** 2)
 
-
+# %% ../../nbs/baselines/ddgauss.ipynb #a2f2f930
 @patch
 def draw(
     self: DDGauss,

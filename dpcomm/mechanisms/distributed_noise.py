@@ -418,7 +418,7 @@ def values(
     "The noisy sketch that words of the ring stand for. [fltop Eq. 1]"
     return torch.from_numpy(RING.lift(total) * self.scale).float()
 
-
+# %% ../../nbs/secagg/distributed_noise.ipynb #6b6ea027
 @patch
 def open(
     self: LinearSketch,
@@ -449,7 +449,7 @@ def encode(
         payload = self.words(u, key).astype("<u4")
     return Message(self.name, len(u), payload.tobytes(), self.fingerprint)
 
-
+# %% ../../nbs/secagg/distributed_noise.ipynb #b4e6960f
 @patch
 def decode(
     self: LinearSketch,
@@ -494,7 +494,7 @@ def simulate(
     sketch = self.sketch(check_finite("u", check_rows("u", u)))
     return self.expand(self.noisy(sketch, rng), u.shape[1])
 
-
+# %% ../../nbs/secagg/distributed_noise.ipynb #15dbe693
 @patch
 def noise(
     self: LinearSketch,
@@ -583,7 +583,7 @@ def game_words(
     rows = self.clip_sketch(u).double().numpy()
     return to_ring(rows, self.scale, self.share, rng, self.clip_norm)
 
-
+# %% ../../nbs/secagg/distributed_noise.ipynb #e3638d9b
 @patch
 def game_values(
     self: LinearSketch,
@@ -602,7 +602,7 @@ def game_step(
     "Step of the words of a game."
     return self.scale
 
-
+# %% ../../nbs/secagg/distributed_noise.ipynb #cf51ac52
 @patch
 def game_grid(
     self: LinearSketch,

@@ -122,7 +122,7 @@ def encode(
         payload = self.simulate(row, rngs)[0].float().numpy().astype("<f4")
     return Message(self.name, len(u), payload.tobytes(), self.fingerprint)
 
-
+# %% ../../nbs/baselines/gaussian.ipynb #f2d6c616
 @patch
 def decode(
     self: Gaussian,

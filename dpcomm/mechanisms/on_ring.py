@@ -94,7 +94,7 @@ def variance(
     "Variance of one share, exactly."
     raise NotImplementedError
 
-
+# %% ../../nbs/secagg/on_ring.ipynb #300b1ad0
 @patch
 def draw(
     self: OnRing,
@@ -126,7 +126,7 @@ def spread(
     agreed = (self.n_clients * self.clip_norm) ** 2 / padded(d)
     return agreed + self.n_clients * self.share**2
 
-
+# %% ../../nbs/secagg/on_ring.ipynb #1602153b
 @patch
 def room(
     self: OnRing,
@@ -176,7 +176,7 @@ def words(
     "One client's share. [Kairouz et al. 2021, Alg. 1]"
     return self.shares(check_vector("u", u)[None], private_stream(key))[0]
 
-
+# %% ../../nbs/secagg/on_ring.ipynb #d344289e
 @patch
 def open(
     self: OnRing,
@@ -203,7 +203,7 @@ def encode(
     payload = pack_bits(self.words(u, key), self.ring_bits)
     return Message(self.name, len(u), payload, self.fingerprint)
 
-
+# %% ../../nbs/secagg/on_ring.ipynb #4bcd420f
 @patch
 def decode(
     self: OnRing,
@@ -407,7 +407,7 @@ def game_words(
     "What one client adds to the sum of each play."
     return self.shares(u, rng)
 
-
+# %% ../../nbs/secagg/on_ring.ipynb #b2b4e101
 @patch
 def game_values(
     self: OnRing,
@@ -426,7 +426,7 @@ def game_step(
     "Step of the words of a game."
     return self.step(d)
 
-
+# %% ../../nbs/secagg/on_ring.ipynb #f66ba38f
 @patch
 def game_grid(
     self: OnRing,

@@ -311,7 +311,7 @@ def pack(
     "Write level numbers. [sqsgd Sec. 3.1]"
     return pack_bits(numbers, (levels - 1).bit_length())
 
-
+# %% ../../nbs/baselines/privquant.ipynb #e4cbaf86
 def unpack(
     data: bytes,  # what `pack` wrote
     levels: int,  # K, >= 2

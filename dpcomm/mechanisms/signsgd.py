@@ -124,7 +124,7 @@ def encode(
     payload = np.packbits(signs.cpu().numpy() > 0).tobytes()
     return Message(self.name, len(u), payload, self.fingerprint)
 
-
+# %% ../../nbs/baselines/signsgd.ipynb #5f16945f
 @patch
 def decode(
     self: SignSgd,

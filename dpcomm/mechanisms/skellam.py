@@ -68,7 +68,7 @@ def variance(
     "Variance of one share. [Agarwal, Kairouz & Liu 2021, Alg. 1]"
     return Fraction(self.share / self.step(d)) ** 2
 
-
+# %% ../../nbs/baselines/skellam.ipynb #120c96c7
 @patch
 def draw(
     self: Skellam,

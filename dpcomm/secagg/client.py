@@ -187,7 +187,7 @@ def enter_round(
         wipe(getattr(client, name, None))
         setattr(client, name, None)
 
-
+# %% ../../nbs/secagg/client.ipynb #639d1b45
 def reply(
     client: Client,
     body: bytes,  # what it says

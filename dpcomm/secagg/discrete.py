@@ -27,7 +27,7 @@ def more_bits(
     "Look at more bits of a uniform number."
     return prefix << more | int(rng.integers(2**more, dtype=np.uint64)), bits + more
 
-
+# %% ../../nbs/secagg/discrete.ipynb #69cd7caa
 def decide(
     answer,  # function of (prefix, bits): the answer, or None if these do not decide
     prefix: int,  # first bits of a uniform number

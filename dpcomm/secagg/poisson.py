@@ -170,7 +170,7 @@ def mode_logarithms(
         log_mu = (Decimal(mu.numerator) / mu.denominator).ln()
         return context, log_mu, log_factorial(mu.numerator // mu.denominator, digits)
 
-
+# %% ../../nbs/secagg/poisson.ipynb #8edb50f7
 def relative_probability(
     mu: Fraction,  # mean, >= 2^22
     k: int,  # count, >= mu / 2

@@ -28,7 +28,7 @@ from ..core.vectors import check_finite, clip_l2
 class Overflow(ValueError):
     "A sum could leave the ring, or a value its declared range."
 
-
+# %% ../../nbs/secagg/ring.ipynb #ae1a6f60
 def check_whole(
     name: str,  # argument, as the caller spelled it
     z,  # array of whole numbers, any shape

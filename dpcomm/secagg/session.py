@@ -55,7 +55,7 @@ class SessionResult(NamedTuple):
     survivors: tuple  # ids of the clients in the sum
     traffic: np.ndarray  # (round, client, (up, down), (messages, bytes)) int64
 
-
+# %% ../../nbs/secagg/session.ipynb #4d6c9952
 def ideal_sum(
     vectors,  # iterable of (d,) whole numbers in the ring
     ring: Ring,  # of the entries
@@ -139,7 +139,7 @@ def neighbour_tails(
     check_between("k", k, 1, n - 1)
     return np.minimum(1.0, n * hypergeometric_tails(n - 1, marked, k))
 
-
+# %% ../../nbs/secagg/session.ipynb #bc042691
 def split_probability(
     n: int,  # clients, 2..2^53
     bad: int,  # of them, at random, corrupt or lost, 0..n

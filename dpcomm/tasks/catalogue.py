@@ -56,7 +56,7 @@ def is_here(
     place = (root or images.data_root()) / found.files
     return not found.files or place.is_dir() and any(place.iterdir())
 
-
+# %% ../../nbs/tasks/catalogue.ipynb #88556dee
 def overview(
     root=None,  # data root, default images.data_root()
 ) -> list:  # rows: name, what it is, megabytes, here or missing, where to get it

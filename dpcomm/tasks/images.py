@@ -76,7 +76,7 @@ def names() -> tuple:  # of str
     "Data sets that `load` knows."
     return tuple(FILES)
 
-
+# %% ../../nbs/tasks/images.ipynb #40695d69
 def data_root() -> Path:  # may not exist yet
     "Folder of the data: DPCOMM_DATA, else the user's cache."
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dpcomm"
@@ -321,7 +321,7 @@ def iid(
     check_between("n_clients", n_clients, 1, n)
     return check_partition(np.array_split(rng.permutation(n), n_clients), n)
 
-
+# %% ../../nbs/tasks/images.ipynb #2812c1e3
 def by_writer(
     writers: np.ndarray,  # (n,) who wrote each image
 ) -> tuple:  # of index arrays, one a writer, writers in ascending order
