@@ -73,7 +73,7 @@ def _client(address, processes):
         ) from None
     if address != "local":
         return Client(address, timeout=10)
-    local = dict(n_workers=processes, threads_per_worker=1, dashboard_address=None)
+    local = dict(n_workers=processes, threads_per_worker=1, dashboard_address=":0")
     return Client(LocalCluster(**local, memory_limit=0, host="127.0.0.1"))
 
 # %% ../../nbs/reference/cluster.ipynb #52d39b1a

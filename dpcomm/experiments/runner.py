@@ -335,7 +335,7 @@ def run_papermill(
     options |= dict(stderr_file=sys.stderr)
     try:
         with _environment(**_kernel_variables(watched)):
-            quiet = ["--log-level=ERROR"]
+            quiet = ["--log-level=CRITICAL"]
             papermill.execute_notebook(
                 path, target, values, extra_arguments=quiet, **options
             )

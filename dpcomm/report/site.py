@@ -89,11 +89,11 @@ def _without_figure(cells):
 FUNCTIONS = "log ln exp sin cos tan sinh cosh tanh max min sup inf lim det arg Pr"
 APART = "quad qquad cdot times le leq ge geq ne in to mid sim approx ll gg left right"
 NAMED = rf"\\(?:{FUNCTIONS.replace(' ', '|')})(?![A-Za-z])"
-INDEX = r"(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]+|\w))?"
+INDEX = r"(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]++|\w))?"
 POWER = r"(?:\^(?:\{[^{}]*\}|\w))?"
 LETTER = r"(?=[A-Za-z0-9]|\\(?!left|big|Big|quad|qquad|cdot|[,;:!{|]|l[ef]|g[eq]))"
 AFTER = re.compile(rf"({NAMED}{INDEX}{POWER})\s*{LETTER}")
-BEFORE = re.compile(rf"(\\[A-Za-z]+|[A-Za-z0-9)\]}}])\s*({NAMED})")
+BEFORE = re.compile(rf"(\\[A-Za-z]++|[A-Za-z0-9)\]}}])\s*({NAMED})")
 MATH = re.compile(r"`[^`]*`|\$\$.+?\$\$|\$[^$\n]+\$", re.S)
 
 

@@ -3,7 +3,6 @@ a folder that is none.
 """
 
 import errno
-import json
 import multiprocessing
 import os
 import random
@@ -76,47 +75,14 @@ def test_eight_writers_of_one_file_leave_one_of_theirs_and_nothing_else(tmp_path
     ) == ["shared.json"]
 
 
-def _parts(folder, i, failed):
-    for j in range(100):
-        try:
-            assert runner.checkpointed(
-                Path(folder) / "part.json",
-                {"j": j % 2},
-                lambda: {"by": [i] * 500},
-                resume=True,
-            )["stamp"] == {"j": j % 2}
-        except Exception as error:
-            failed.put(repr(error))
-
-
-def test_several_processes_make_one_part_of_an_experiment(tmp_path):
-    context = multiprocessing.get_context("fork")
-    failed = context.Queue()
-    writers = [
-        context.Process(target=_parts, args=(tmp_path, i, failed)) for i in range(4)
-    ]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert failed.empty() and [writer.exitcode for writer in writers] == [0] * 4, (
-        failed.get(timeout=1)
-    )
-    assert (
-        os.listdir(tmp_path) == ["part.json"]
-        and len(set(json.loads(files.read_sealed(tmp_path / "part.json"))["by"])) == 1
-    )
-
-
 FULL = """import resource, signal, sys, numpy as np
 from pathlib import Path
 from dpcomm.core import files
-from dpcomm.experiments import runner
 from dpcomm.tasks import scattering
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10**5, 10**5))
 folder = Path(sys.argv[1])
-for write in (lambda: files.write_whole(folder / "run.pt", bytes(10**6)), lambda: runner.checkpointed(folder / "part.json", {}, lambda: {"x": [0] * 10**6}),
+for write in (lambda: files.write_whole(folder / "run.pt", bytes(10**6)),
               lambda: scattering.write_once(folder / "a.npy", (1000, 1000), [np.ones((1000, 1000), "f4")])):
     try: write()
     except OSError as error: print(error.strerror)
@@ -129,7 +95,7 @@ def test_no_room_on_a_real_file_system_is_a_sentence_and_leaves_nothing(tmp_path
     said = [
         f"{name} cannot be written (File too large): free some space, or choose another"
         " folder that you may write to"
-        for name in ("run.pt", "part.json", "a.npy")
+        for name in ("run.pt", "a.npy")
     ]
     assert done.stdout.splitlines() == said, done.stderr
     assert (

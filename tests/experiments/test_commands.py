@@ -164,7 +164,7 @@ def test_the_list_counts_what_the_records_hold(capsys):
     have = runs.stands(experiment, "full")
     planned = [(r.key, s) for r in experiment.grid("full") for s in r.seeds]
     done = sum(job in have for job in planned)
-    assert rows["dprec-mnist"][-1] == f"{done} of {len(planned)}"
+    assert rows["dprec-mnist"][-1] == f"{done}/{len(planned)}"
 
 
 def test_every_data_set_of_a_grid_is_in_the_catalogue_and_fetched_ones_can_be():

@@ -229,7 +229,7 @@ def test_a_premised_curve_draws_a_fixed_size_and_says_what_it_assumes():
 def test_a_line_of_table1_is_the_same_alone_and_among_all(kind):
     sizes = dprec_curves.tensor_groups(models.build("cnn62", seed_tree(0)))
     long = dataclasses.replace(CONFIG, rounds=4000)
-    given = CONFIG, long, 3500, sizes, stated
+    given = CONFIG, long, 3500, sizes
     alone = dprec_curves.of_table1(f"eps3.{kind}", *given)
     among = dprec_curves.table1((3,), *given)[0][f"eps3.{kind}"]
     assert (alone.key, alone.mechanism, alone.config) == (

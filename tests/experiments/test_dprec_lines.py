@@ -4,7 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from dpcomm.experiments import dprec_by_writer, dprec_curves, dprec_lines
+from dpcomm.experiments import (
+    dprec_ablations,
+    dprec_by_writer,
+    dprec_curves,
+    dprec_lines,
+)
 from dpcomm.experiments.femnist_columns import configs, stated
 
 N, SIZES = 539, (2000,) * 8
@@ -67,3 +72,13 @@ def test_a_sample_has_the_deviation_of_recs_prior():
     assert sample.clip_norm == rec.clip_norm
     assert sample.clip_norm * sample.sigma == pytest.approx(rec.std)
     assert sample.bits(sum(SIZES)).content == 32 * sum(SIZES)
+
+
+@pytest.mark.parametrize("key", dprec_ablations.LINES)
+def test_every_line_of_the_ablations_has_a_curve_of_its_name(key):
+    s = dprec_ablations.settings("smoke")
+    curve = dprec_lines.curve(s, key, 100, (40, 40, 20))
+    assert curve.key == key
+    assert curve.config.rounds == s["long" if key.startswith("only") else "short"]
+    promised = key != "none" and not key.startswith("only")
+    assert (curve.guarantee is not None) == promised

@@ -335,7 +335,7 @@ def test_list_names_the_experiment_and_what_it_needs(toy):
     assert done.returncode == 0, done.stderr
     (row,) = [line for line in done.stdout.splitlines() if "toy-run" in line]
     assert row.split()[:3] == ["toy-run", "dprec", "1"] and "bundled" in row
-    assert row.rstrip().endswith("0 of 1")
+    assert row.rstrip().endswith("0/1")
 
 
 def test_papermill_and_inline_agree(toy, tmp_path):

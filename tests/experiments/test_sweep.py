@@ -397,8 +397,8 @@ def test_a_sweep_that_is_killed_twice_ends_with_the_same_records(one, tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
         killed = time.monotonic()
-        wait_for(lambda: not children_of(process.pid), 5)
-        assert time.monotonic() - killed < 5
+        wait_for(lambda: not children_of(process.pid), 20)
+        assert time.monotonic() - killed < 20
         left.append(len(numbers(tmp_path)))
     assert left[0] == 0 < left[1] < 4, "killed in the middle"
     assert subprocess.run(words, timeout=300).returncode == 0
@@ -413,6 +413,6 @@ def test_a_sweep_that_is_interrupted_leaves_no_child(tmp_path):
     )
     wait_for(lambda: len(children_of(process.pid)) == 2)
     process.send_signal(signal.SIGINT)
-    process.wait(20)
-    wait_for(lambda: not children_of(process.pid), 5)
+    process.wait(60)
+    wait_for(lambda: not children_of(process.pid), 20)
     assert process.returncode != 0

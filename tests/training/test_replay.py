@@ -712,7 +712,7 @@ def test_counting_refuses_what_cannot_be_run(change, says):
         ("shakespeare.rec.comm", "rounds", 0, "n_tensors", 1),
         ("solr.rec.comm", "rounds", 1, "rec.groups", 1),
         ("femnist.rec.comm", "rec.rounds", 0, "n_tensors", 1),
-        ("femnist.only.rec64.comm", "only.rounds", 0, None, 3),
+        ("femnist.only.rec64.comm", "only.rounds", 0, None, 12),
     ],
 )
 def test_the_papers_gigabytes_come_out(key, rounds, state, groups, draws):
