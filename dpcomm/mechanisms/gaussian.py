@@ -148,7 +148,7 @@ def curve(
     d: int = 1,  # coordinates of the game
     **release,  # other arguments of `play`, which change nothing here
 ) -> np.ndarray:  # delta, shape of eps; exact without sampling, 1 with it
-    "What the game may show. [Balle & Wang 2018, Thm. 8; ring, Thm. gap]"
+    "What the game may show. [Balle & Wang 2018, Thm. 8; page ring, Prop. A]"
     check_choice("relation", relation, tuple(self.relations))
     swap = relation in ("replace", "local")
     if cohort != n_clients:
