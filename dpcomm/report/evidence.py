@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BORROWED', 'Sentence', 'in_short', 'scores', 'gap', 'printed', 'measured', 'smaller', 'table_cell', 'paper_table',
-           'paper_line', 'over_traffic', 'promises', 'left_open', 'Folded', 'cost_sentence']
+           'paper_line', 'over_traffic', 'swept', 'by_seed', 'promises', 'left_open', 'Folded', 'cost_sentence']
 
 # %% ../../nbs/reference/evidence.ipynb #0bcdc0f9
 import html
@@ -98,7 +98,7 @@ def measured(
     def form(value):
         return results.format_value(value, cell) if cell else _plain(value, s.se)
 
-    known = s.se and (cell or s.se > 1e-3 * abs(s.mean))
+    known = s.se and (cell or s.se > 1e-4 * abs(s.mean))
     error = form(s.se) if known else ""
     star = "*" if s.spread_of else ""
     text = form(s.mean) + (f" ± {error}{star}" if error else "")
@@ -107,7 +107,7 @@ def measured(
 
 def _plain(value, se):
     "A number of ours to two digits of its standard error."
-    if not se or se <= 1e-3 * abs(value):
+    if not se or se <= 1e-4 * abs(value):
         return f"{value:.4g}"
     return f"{value:,.{max(0, 1 - int(np.floor(np.log10(se))))}f}"
 
@@ -217,7 +217,33 @@ def over_traffic(
             sent.setdefault(t, []).append((up + down) / 2**33)
     return line | {"x": np.array([np.mean(sent[t]) for t in line["x"]])}
 
-# %% ../../nbs/reference/evidence.ipynb #07bc110a
+# %% ../../nbs/reference/evidence.ipynb #ec67612b
+def swept(
+    found,  # of Record
+    start: str,  # of the keys, as 'imvu.'
+    x: str = "eps",  # name in the history
+    y: str = "accuracy",  # name in the history
+) -> tuple:  # x and y, (n_points,) each, by rising x; y is a mean over the seeds
+    "All tested points of the settings that begin alike."
+    points = {}
+    for r in records.standing(found).values():
+        if r.key.startswith(start) and r.history:
+            for i, pair in enumerate(zip(r.history[x], r.history[y])):
+                points.setdefault((r.key, i), []).append(pair)
+    means = sorted(tuple(np.mean(pairs, 0)) for pairs in points.values())
+    return tuple(np.array(means).T)
+
+# %% ../../nbs/reference/evidence.ipynb #fade7108
+def by_seed(
+    ours: dict,  # what results.ours_by_key returned
+    keys,  # of numbers
+) -> np.ndarray:  # (n_seeds, n_keys), of the seeds that all of them have
+    "Our numbers, one row per seed."
+    values = [ours[key].values for key in keys]
+    seeds = sorted(set.intersection(*map(set, values)))
+    return np.array([[v[seed] for v in values] for seed in seeds])
+
+# %% ../../nbs/reference/evidence.ipynb #ae12eaf4
 def promises(
     rows,  # of (name, Guarantee or None, {relation: Guarantee} as run, bits of content)
     title: str = "What each run promises, and sends",  # above
@@ -236,7 +262,7 @@ def promises(
     )
     return results.Table(tuple(header.split("|")), tuple(lines), title)
 
-# %% ../../nbs/reference/evidence.ipynb #08af93f6
+# %% ../../nbs/reference/evidence.ipynb #2b9ec29f
 def left_open(
     paper: str,  # id
     *tasks: str,  # as 'mnist'; 'all' for what every task shares
@@ -254,7 +280,7 @@ def left_open(
             rows.append((name, value, h.source, h.where))
     return results.Table(("setting", "here", "source", "why"), tuple(rows), title)
 
-# %% ../../nbs/reference/evidence.ipynb #4d451e2c
+# %% ../../nbs/reference/evidence.ipynb #42a8feab
 @dataclass(frozen=True)
 class Folded:
     "A table behind a line, unfolded by a click."
@@ -269,7 +295,7 @@ class Folded:
         table = results.as_html(self.table)
         return f"<details><summary>{html.escape(self.line)}</summary>{table}</details>"
 
-# %% ../../nbs/reference/evidence.ipynb #dfeba63e
+# %% ../../nbs/reference/evidence.ipynb #43ec8d81
 def cost_sentence(
     costs: results.Table,  # what runs.cost returned
 ) -> Sentence:

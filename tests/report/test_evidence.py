@@ -151,6 +151,24 @@ def test_a_curve_over_traffic_ends_at_what_was_sent():
     assert evidence.over_traffic(FULL, "nothing", "rec") is None
 
 
+def test_a_sweep_is_averaged_point_by_point():
+    found = records.load("imvu", "imvu_mnist", "full")
+    x, y = evidence.swept(found, "imvu.")
+    mine = [r for r in found if r.key.startswith("imvu.")]
+    settings = {r.key for r in mine}
+    assert len(x) == len(y) == len(settings) * len(mine[0].history["eps"])
+    total = sum(sum(r.history["accuracy"]) for r in mine)
+    assert y.sum() * len(mine) / len(settings) == pytest.approx(total)
+    assert (np.diff(x) >= 0).all()
+
+
+def test_numbers_come_seed_by_seed():
+    made = [results.Ours({0: 1.0, 1: 2.0}, "", None), results.Ours({1: 5.0}, "", None)]
+    ours = dict(zip("ab", made))
+    assert evidence.by_seed(ours, "ab").tolist() == [[2.0, 5.0]]
+    assert evidence.by_seed(ours, "a").tolist() == [[1.0], [2.0]]
+
+
 def test_promises_are_a_row_a_run():
     how = dict(sampling="poisson", accountant="pld")
     g = accounting.gaussian_guarantee(3.8, 1e-3, 0.1, 10, **how)
