@@ -173,7 +173,8 @@ def paper_table(
         lines.append((*labels, *texts))
     used = "".join(text for line in lines for text in line)
     legend = ", ".join(f"{s} {w}" for w, s in results.VERDICTS.items() if s in used)
-    title = f"{title}. Cells: paper | ours ± s.e. (seeds) | verdict; {legend}"
+    signs = f" | verdict; {legend}" if legend else "; none has a verdict"
+    title += f". Cells: paper | ours ± s.e. (seeds){signs}"
     return results.Table((*corner, *columns), tuple(lines), title, (*notes, *lent))
 
 # %% ../../nbs/reference/evidence.ipynb #36d0764b
