@@ -29,7 +29,7 @@ class Page(HTMLParser):
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
         self.ids, self.links, self.loads, self.images = set(), [], [], []
-        self.captions, self.open, self.words = [], [], []
+        self.bare, self.figures, self.open, self.words = [], [], [], []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -43,10 +43,19 @@ class Page(HTMLParser):
             self.loads.append(given["src"])
         if tag == "img":
             self.images.append((given.get("src", "")[:80], given.get("alt", "")))
+            (self.figures[-1] if self.figures else self.bare).append(
+                given.get("src", "")
+            )
+        if tag == "figure":
+            self.figures.append([])
+        if tag == "figcaption" and self.figures:
+            self.figures[-1].clear()
         if tag in ("script", "style", "math", "pre", "code"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
+        if tag == "figure" and self.figures:
+            self.bare += self.figures.pop()  # no caption came
         if self.open and self.open[-1] == tag:
             self.open.pop()
 
@@ -118,6 +127,9 @@ def unseen(page, pages):
     for source, alt in pages[page].images:
         if not alt.strip():
             yield f"an image without alt text: {source}"
+    for source in pages[page].bare:
+        if "figure-html" in source:
+            yield f"a figure without caption: {source}"
     text = "".join(pages[page].words)
     for raw in re.findall(r"\\\(|\\\[|\$\$|\\(?:frac|mathbb|mathcal|lVert)\b", text):
         yield f"raw TeX: {raw}"
@@ -205,13 +217,13 @@ def test_a_page_that_is_cut_off_is_noticed(tmp_path):
 def test_a_broken_page_is_noticed(tmp_path):
     text = (
         '<a href="there.html">x</a><a href="#no">x</a><script src="//cdn.org/x.js">'
-        '</script><img src="a.png"><p>\\frac{1}{2}</p>'
+        '</script><figure><img src="x/figure-html/a.png"></figure><p>\\frac{1}{2}</p>'
     )
     page = Path("here.html")
     pages = {page: Page(text)}
     assert len(list(broken(page, pages, tmp_path))) == 2
     assert len(list(foreign(page, pages))) == 1
-    assert len(list(unseen(page, pages))) == 2
+    assert len(list(unseen(page, pages))) == 3
 
 
 def test_ci_and_forks_build_the_same_site():
