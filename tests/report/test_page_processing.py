@@ -91,6 +91,15 @@ def test_functions_stand_apart_and_norms_are_as_high_as_letters(formula, spaced)
     assert site.space_functions(spaced) == spaced
 
 
+def test_a_single_line_that_shows_a_table_is_left_out():
+    (kept,) = site.join_steps([code("show()", TABLE)])
+    assert kept.source == "#| echo: false\nshow()"
+    (kept,) = site.join_steps([code("a = 1"), code("show(a)", TABLE)][:2])
+    assert kept.source.startswith("#| code-fold: true")
+    (kept,) = site.join_steps([code("plot()", PICTURE)])
+    assert kept.source.startswith("#| code-fold: true")
+
+
 def test_html_is_handed_on_raw_and_other_outputs_are_left():
     output = {"data": {"text/html": ["<b>", "</b>"], "text/plain": "b"}}
     site.keep_html(output)
