@@ -100,6 +100,7 @@ def measured(
 
     known = s.se and (cell or s.se > 1e-4 * abs(s.mean))
     error = form(s.se) if known else ""
+    error = "" if error and not float(error.replace(",", "")) else error
     star = "*" if s.spread_of else ""
     text = form(s.mean) + (f" ± {error}{star}" if error else "")
     return f"{text} ({s.n})" if seeds else text
