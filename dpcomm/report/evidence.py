@@ -307,7 +307,7 @@ def cost_sentence(
     if missing == "0":
         left = "nothing is missing"
     elif "guessed" in rest:
-        left += " by a guess, since none like them has been recorded"
+        left += ", guessed where none like them has been recorded"
     return Sentence(
         f"`{command}` makes the full-scale records of this page, one process a run, up"
         f" to {memory} GiB each; data: {data}. Recorded: {spent} of CPU time; {left}."
