@@ -100,6 +100,7 @@ def measured(
 
     known = s.se and (cell or s.se > 1e-4 * abs(s.mean))
     error = form(s.se) if known else ""
+    error = "" if error and not float(error.replace(",", "")) else error
     star = "*" if s.spread_of else ""
     text = form(s.mean) + (f" ± {error}{star}" if error else "")
     return f"{text} ({s.n})" if seeds else text
@@ -306,7 +307,7 @@ def cost_sentence(
     if missing == "0":
         left = "nothing is missing"
     elif "guessed" in rest:
-        left += " by a guess, since none like them has been recorded"
+        left += ", guessed where none like them has been recorded"
     return Sentence(
         f"`{command}` makes the full-scale records of this page, one process a run, up"
         f" to {memory} GiB each; data: {data}. Recorded: {spent} of CPU time; {left}."

@@ -204,7 +204,7 @@ def test_a_long_table_is_behind_a_line():
     [
         ("0", "0.0 min", "nothing is missing."),
         ("12", "9.3 h", "12 runs are missing and would take 9.3 h."),
-        ("2", "1,000.0 h, guessed", "by a guess"),
+        ("2", "1,000.0 h, guessed", "guessed where none"),
     ],
 )
 def test_costs_are_told_in_a_sentence(missing, rest, words):
