@@ -317,7 +317,7 @@ class Ours:
         "Mean over the seeds."
         return cell_summary(list(self.values.values()), self.unit)
 
-
+# %% ../../nbs/reference/verdicts.ipynb #def4c794
 def ours_by_key(
     found,  # of Record, of one paper
 ) -> dict:  # key -> Ours
@@ -660,7 +660,7 @@ def content_of(
     "Hash of the images and labels a run was made on."
     return record.data.get("content_hash", "not recorded")
 
-
+# %% ../../nbs/reference/verdicts.ipynb #90c9df30
 def data_sources(
     root: Path = None,  # folder of records, default the committed ones
 ) -> Table:  # one row an experiment, scale and data set
