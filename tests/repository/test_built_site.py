@@ -6,6 +6,7 @@ without Quarto nothing is checked.
 """
 
 import gzip
+import json
 import os
 import re
 import shutil
@@ -183,11 +184,35 @@ def test_nothing_is_cut_off(page, width, seen):
         pytest.fail(f"{page} at {width}:\n  " + "\n  ".join(faults), pytrace=False)
 
 
-def test_search_finds_what_people_type(site):
-    text = (site / "search.json").read_text("utf-8").lower()
-    for words in ("dp-rec", "privacy budget", "quickstart", "secure aggregation"):
-        assert words in text, words
-    assert "\\frac" not in text and "\\mathbb" not in text
+@pytest.mark.parametrize(
+    "words, page",
+    [
+        ("DP-REC", "papers/dprec.html"),
+        ("privacy budget", "foundations/privacy.html"),
+        ("quickstart", "tour.html"),
+        ("install", "index.html"),
+    ],
+)
+def test_search_leads_where_it_is_meant(words, page, site):
+    lines = json.loads((site / "search.json").read_text("utf-8"))
+    first = next(line for line in lines if line["title"].lower() == words.lower())
+    assert first["href"].split("#")[0] == page and len(first["text"]) > 20
+
+
+def test_the_search_index_has_words_and_no_tex(site):
+    text = (site / "search.json").read_text("utf-8")
+    assert not re.findall(r"\\\\(?:frac|mathbb|lVert|varepsilon)", text)
+    assert len(gzip.compress(text.encode(), 6)) < 2_000_000
+
+
+def test_the_list_for_readers_of_text_is_in_order_and_described(site):
+    lines = (site / "llms.txt").read_text("utf-8").splitlines()
+    pages = [line for line in lines if line.startswith("- ")]
+    assert len(pages) >= len(PAGES) - 1 and all("): " in line for line in pages)
+    names = [line.split("dpcomm/dpcomm/")[1].split(".llms")[0] for line in pages]
+    assert (
+        names.index("tour") < names.index("papers/dprec") < names.index("secagg/ring")
+    )
 
 
 BAD = """<html><body><main style="width:300px;overflow:visible">
