@@ -293,7 +293,10 @@ def papers(
 
 # %% ../../nbs/reference/papers.ipynb #91a27fcc
 SECTIONS = ("paper", "titles", "cell", "grid", "hyper", "cause", "not_run")
-ABOUT = "id short title authors arxiv venue code_url code_licence read_on".split()
+ABOUT = (
+    "id short year url claim finding title authors arxiv venue code_url code_licence"
+    " read_on"
+).split()
 
 
 def _entries(raw, name, file):
