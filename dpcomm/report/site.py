@@ -4,35 +4,49 @@
 
 # %% auto #0
 __all__ = ['SUMMARIES', 'FUNCTIONS', 'APART', 'NAMED', 'INDEX', 'POWER', 'LETTER', 'AFTER', 'BEFORE', 'NORM', 'BAR', 'MATH',
-           'OPEN', 'role', 'fold', 'split_directives', 'join_steps', 'space_functions', 'keep_html', 'Site']
+           'OPEN', 'role', 'split_directives', 'fold', 'join_steps', 'space_functions', 'keep_html', 'lighten', 'Site']
 
-# %% ../../nbs/reference/site.ipynb #a422aa3c
+# %% ../../nbs/reference/site.ipynb #fe446000
 import ast
+import base64
+import io
 import re
 from pathlib import Path
+
+from PIL import Image
 
 # %% ../../nbs/reference/site.ipynb #88d9ea9e
 def role(
     code: str,  # a cell's source without directives
     outputs=(),  # its stored outputs, as a notebook holds them
-) -> str:  # 'imports', 'figure', 'table', 'step' (no output, no claim) or 'open'
+) -> str:  # a name in `SUMMARIES`, 'step' (no output, no claim) or 'open'
     "What a code cell is for. [Quarto, code folding]"
     kinds = {kind: text for o in outputs for kind, text in o.get("data", {}).items()}
     if any(kind.startswith("image/") for kind in kinds):
         return "figure"
-    if any("<table" in "".join(text) for text in kinds.values()):
-        return "table"
+    if "text/html" in kinds:
+        return "table" if "<table" in "".join(kinds["text/html"]) else "output"
     body = ast.parse(code).body
     if body and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body):
         return "imports"
     claims = any(isinstance(node, ast.Assert) for node in body)
     return "open" if outputs or claims or not body else "step"
 
-# %% ../../nbs/reference/site.ipynb #b966ead0
+# %% ../../nbs/reference/site.ipynb #03880fbb
+def split_directives(
+    source: str,  # a cell
+) -> tuple:  # (its lines of directives, its code), two strings
+    "Take a cell's first `#|` lines from its code. [Quarto, cell options]"
+    lines = source.splitlines(keepends=True)
+    first = next((i for i, s in enumerate(lines) if not s.startswith("#|")), len(lines))
+    return "".join(lines[:first]), "".join(lines[first:]).strip("\n")
+
+# %% ../../nbs/reference/site.ipynb #5878507b
 SUMMARIES = {
     "imports": "Imports",
     "figure": "Code of the figure",
     "table": "Code of the table",
+    "output": "Code",
     "source": "Source",
 }
 
@@ -44,18 +58,11 @@ def fold(
     "Close a cell behind one line. [Quarto, code-fold]"
     if re.search(r"^#\| *(code-fold|echo|include):", source, re.M):
         return source
+    if kind in ("table", "output") and "\n" not in split_directives(source)[1]:
+        return f"#| echo: false\n{source}"
     return f'#| code-fold: true\n#| code-summary: "{SUMMARIES[kind]}"\n{source}'
 
-# %% ../../nbs/reference/site.ipynb #4352233f
-def split_directives(
-    source: str,  # a cell
-) -> tuple:  # (its lines of directives, its code), two strings
-    "Take a cell's first `#|` lines from its code. [Quarto, cell options]"
-    lines = source.splitlines(keepends=True)
-    first = next((i for i, s in enumerate(lines) if not s.startswith("#|")), len(lines))
-    return "".join(lines[:first]), "".join(lines[first:]).strip("\n")
-
-# %% ../../nbs/reference/site.ipynb #14a2ab83
+# %% ../../nbs/reference/site.ipynb #15e4e28a
 def join_steps(
     cells: list,  # code cells without prose between; with `source` and `outputs`
 ) -> list:  # the cells that stay, imports and figures folded
@@ -63,8 +70,9 @@ def join_steps(
     kept, waiting = [], []
     for cell in cells:
         directives, code = split_directives(cell.source)
-        kind = role(code, cell.get("outputs") or ())
-        if kind in ("figure", "table"):
+        own = "code-fold" in directives  # the page has said it
+        kind = "open" if own else role(code, cell.get("outputs") or ())
+        if kind in ("figure", "table", "output"):
             codes = [split_directives(c.source)[1] for c in waiting] + [code]
             cell.source = fold(directives + "\n\n".join(codes), kind)
             kept, waiting = [*kept, cell], []
@@ -85,7 +93,7 @@ def _without_figure(cells):
         first.source = fold("\n".join(codes), "imports")
     return imports[:1] + steps
 
-# %% ../../nbs/reference/site.ipynb #d4d1de47
+# %% ../../nbs/reference/site.ipynb #6610ab00
 FUNCTIONS = "log ln exp sin cos tan sinh cosh tanh max min sup inf lim det arg Pr"
 APART = "quad qquad cdot times le leq ge geq ne in to mid sim approx ll gg left right"
 NAMED = rf"\\(?:{FUNCTIONS.replace(' ', '|')})(?![A-Za-z])"
@@ -117,7 +125,7 @@ def space_functions(
 
     return MATH.sub(spaced, text)
 
-# %% ../../nbs/reference/site.ipynb #faf68fc5
+# %% ../../nbs/reference/site.ipynb #b7fbdb3d
 def keep_html(
     output: dict,  # one stored output of a cell, changed in place
 ) -> None:
@@ -127,7 +135,24 @@ def keep_html(
         html = "".join(data.pop("text/html"))
         data["text/markdown"] = f"```{{=html}}\n{html}\n```"
 
-# %% ../../nbs/reference/site.ipynb #2a18e3a4
+# %% ../../nbs/reference/site.ipynb #90d4e48b
+def lighten(
+    output: dict,  # one stored output of a cell, changed in place
+    colours: int = 64,  # of the palette, 2..256
+) -> None:
+    "Store a PNG with a palette, where that makes it smaller. [PNG, 11.2.2]"
+    picture = output.get("data", {}).get("image/png")
+    if picture is None:
+        return
+    whole = base64.b64decode("".join(picture))
+    image = Image.open(io.BytesIO(whole)).convert("RGB")
+    small = io.BytesIO()
+    palette = image.quantize(colours, method=Image.Quantize.MAXCOVERAGE)
+    palette.save(small, "png", optimize=True)
+    if len(small.getvalue()) < len(whole):
+        output["data"]["image/png"] = base64.b64encode(small.getvalue()).decode()
+
+# %% ../../nbs/reference/site.ipynb #dc3d91be
 OPEN = ("papers", "baselines")  # rooms whose exported code stands open
 
 
@@ -158,6 +183,7 @@ class Site:
         for cell in self.nb.cells:
             for output in cell.get("outputs", ()):
                 keep_html(output)
+                lighten(output)
 
 
 def _is_fixed(cell):
