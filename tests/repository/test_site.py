@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pypandoc
 import pytest
+import yaml
 from checkout import NOTEBOOKS, ROOT, copy, python, text
 
 LABEL = re.compile(r"\{#((?:eq|fig|tbl|thm|lem|cor|prp|cnj|def|exm|sec|lst)-[\w-]+)")
@@ -140,9 +141,19 @@ def anchors(cells):
         re.sub(r"[^\w\s.-]", "", title.replace("$", "")).strip().lower()
         for title in titles
     )
-    return labels(cells) | {
-        re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", title)) for title in plain
-    }
+    made = re.findall(
+        r' id="([\w-]+)"',
+        "\n".join(
+            text(o.get("data", {}).get("text/markdown", ""))
+            for cell in cells
+            for o in cell.get("outputs", [])
+        ),
+    )
+    return (
+        {*made}
+        | labels(cells)
+        | {re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", title)) for title in plain}
+    )
 
 
 PROCESS = """
@@ -196,7 +207,7 @@ def hidden(source):
 
 def lost(notebook, page):
     "Words and lines of code that stand in a notebook and not on its page."
-    shown = "\n".join(text(cell["source"]) for cell in page)
+    shown = "\n".join(map(source_of, page))
     for kind, count in (words(prose_of(notebook)) - words(shown)).items():
         yield f"{count} x {kind!r}"
     kept = {line.strip() for line in shown.splitlines()}
@@ -210,6 +221,14 @@ def lost(notebook, page):
                 and not line.startswith("#|")
                 and line.strip() not in kept
             )
+
+
+def source_of(cell):
+    "A cell's text; of front matter, which escapes letters, its values."
+    if cell["cell_type"] != "raw":
+        return text(cell["source"])
+    values = yaml.safe_load(text(cell["source"]).strip().strip("-"))
+    return "\n".join(map(str, values.values()))
 
 
 def prose_of(notebook):
