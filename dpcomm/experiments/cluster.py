@@ -27,7 +27,7 @@ def remote(
         raise ValueError(f"{job.name}: a record that it needs is missing; sweep again")
     return records.to_line(record)
 
-
+# %% ../../nbs/reference/cluster.ipynb #f5a8ed93
 @dataclass
 class Outcome:
     "What an engine has brought back."
@@ -111,7 +111,7 @@ class Resumable:
 
         return DelayedSubmission(self)
 
-
+# %% ../../nbs/reference/cluster.ipynb #a314e515
 def run_slurm(
     jobs: list,  # of Job
     out=None,  # folder of records that all machines see; None is runs/ in the checkout

@@ -90,7 +90,7 @@ def find(
         stem.replace("_", "-"), importlib.import_module(f"dpcomm.experiments.{stem}")
     )
 
-
+# %% ../../nbs/reference/runs.ipynb #78243cac
 def find_run(
     experiment: Experiment,
     scale: str,  # smoke, quick or full
@@ -156,7 +156,7 @@ def origin_of(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
-
+# %% ../../nbs/reference/runs.ipynb #49676f18
 def plain(
     value,  # dataclasses, tuples, numpy numbers, dicts of them
 ):  # what JSON can hold
@@ -289,7 +289,7 @@ def stands(
     found = records.load(experiment.paper, experiment.stem, scale, root)
     return {(r.key, r.seed): r for r in records.standing(found).values()}
 
-
+# %% ../../nbs/reference/runs.ipynb #1be461ee
 def source_run(
     need: str,  # of Run.needs, [experiment/]key[@seed]
     experiment: Experiment,  # whose run has the need
@@ -441,7 +441,7 @@ def cpu_seconds(
     "CPU seconds of a run, or its wall time where they were not kept."
     return record.cost.get("cpu_seconds") or record.cost.get("wall_seconds") or 0.0
 
-
+# %% ../../nbs/reference/runs.ipynb #f39d86da
 def expected_minutes(
     run: Run,
     have: dict,  # (key, seed) -> Record, of its experiment and scale

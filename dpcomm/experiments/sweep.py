@@ -154,7 +154,7 @@ def plan_table(
     header = ("experiment", "runs", "cells", "core-hours", "GiB", "data")
     return Table(header, tuple(rows), title)
 
-
+# %% ../../nbs/reference/sweep.ipynb #a8f37551
 def shell_line(
     job: Job,
     out=None,  # folder of records; None is runs/ in the checkout
@@ -253,7 +253,7 @@ def free_memory() -> float:  # GiB
     except (OSError, AttributeError):
         return pages
 
-
+# %% ../../nbs/reference/sweep.ipynb #a49ee4ea
 def ready(
     job: Job,
     sweep: Sweep,
@@ -262,7 +262,7 @@ def ready(
     left = {j.record for j in (*sweep.waiting, *(w.job for w in sweep.running))}
     return not left & needs_of(job) and sweep.busy.get(job, 0) <= time.monotonic()
 
-
+# %% ../../nbs/reference/sweep.ipynb #769b346f
 def next_job(
     sweep: Sweep,
     memory: float,  # GiB that may be used

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['MAIN', 'MECH', 'VISION', 'TO_XYZ', 'INK', 'GROUND', 'SIZE', 'RC', 'SOURCES', 'HALO', 'Look', 'look', 'linear_rgb',
            'as_seen', 'lab', 'distance', 'contrast', 'style', 'interval', 'as_rows', 'series', 'palette', 'rows_of',
-           'Csv', 'as_csv', 'line_style', 'error_bars', 'get_axes', 'label_axes', 'curve', 'learning_curve',
-           'pareto_front', 'frontier', 'bars', 'heat', 'binned', 'hist2']
+           'Csv', 'as_csv', 'line_style', 'error_bars', 'get_axes', 'label_axes', 'end_names', 'curve',
+           'learning_curve', 'pareto_front', 'frontier', 'bars', 'heat', 'binned', 'hist2']
 
 # %% ../../nbs/reference/plots.ipynb #b65193f2
 import csv
@@ -20,6 +20,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 from matplotlib.patheffects import withStroke
+from scipy.optimize import isotonic_regression
 from scipy.special import stdtrit
 
 from ..core.checks import check_choice, nearest
@@ -404,6 +405,32 @@ def label_axes(
     if legend:
         ax.legend()
 
+# %% ../../nbs/reference/plots.ipynb #a08244a2
+def end_names(
+    ax,  # matplotlib axes on which the lines are drawn
+    lines: list,  # what `series` returned
+    gap: float = 0.07,  # least distance of two names, in heights of the axes
+) -> np.ndarray:  # heights of the names, in heights of the axes
+    "Write names at the right ends of lines. [Barlow et al. 1972, isotonic regression]"
+    ax.autoscale_view()
+    ends = [(s["x"][np.argmax(s["x"])], s["mean"][np.argmax(s["x"])]) for s in lines]
+    pixels = ax.transData.transform(ends)
+    at = ax.transAxes.inverted().transform(pixels)[:, 1]
+    order = np.argsort(at, kind="stable")
+    steps = gap * np.arange(len(at))
+    at[order] = isotonic_regression(at[order] - steps).x + steps
+    for s, height in zip(lines, at):
+        ax.text(
+            1.015,
+            height,
+            s["label"],
+            color=s["colour"],
+            va="center",
+            fontsize=mpl.rcParams["legend.fontsize"],
+            transform=ax.transAxes,
+        )
+    return at
+
 # %% ../../nbs/reference/plots.ipynb #151d5c43
 def curve(
     lines: list,  # what `series` returned, one per legend line; None is left out
@@ -412,19 +439,24 @@ def curve(
     title: str = "",  # the finding
     log: str = "",  # '', 'x', 'y' or 'xy'
     ax=None,  # axes to draw on, default a new figure
+    ends: bool = False,  # names at the right ends of the lines, not in a legend
 ) -> tuple:  # figure, rows
     "Lines over a number, with 95 % bands over seeds."
+    lines = [s for s in lines if s]
+    solid = {"ls": "-"} if all(s["source"] == "formula" for s in lines) else {}
     with style():
         fig, ax = get_axes(ax)
-        for s in filter(None, lines):
-            ax.plot(s["x"], s["mean"], **line_style(s))
+        for s in lines:
+            ax.plot(s["x"], s["mean"], **line_style(s) | solid)
             if s["source"] == "paper":
                 error_bars(ax, s["x"], s)
             else:
                 ax.fill_between(
                     s["x"], s["low"], s["high"], color=s["colour"], alpha=0.22, lw=0
                 )
-        label_axes(ax, xlabel, ylabel, title, log)
+        label_axes(ax, xlabel, ylabel, title, log, legend=not ends)
+        if ends:
+            end_names(ax, lines)
     return fig, rows_of(lines)
 
 # %% ../../nbs/reference/plots.ipynb #c0lrn02

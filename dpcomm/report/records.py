@@ -327,7 +327,7 @@ def result_of(
     "What two runs of one thing must agree in."
     return {k: getattr(record, k) for k in ("final", "history", "cells", "bits")}
 
-
+# %% ../../nbs/reference/records.ipynb #92bd8426
 def same_kind(
     a: Record,
     b: Record,
@@ -423,7 +423,7 @@ def standing(
         chosen.setdefault(record.identity, record)
     return chosen
 
-
+# %% ../../nbs/reference/records.ipynb #adf900ab
 def repeats(
     found,  # of Record
 ) -> list:  # (the Record that counts, another of the same identity, what differs)
@@ -479,7 +479,7 @@ def machine() -> str:  # as 'x86_64, Intel(R) Xeon(R) ...'
         names = []
     return ", ".join([platform.machine(), *(names[:1] or [platform.processor()])])
 
-
+# %% ../../nbs/reference/records.ipynb #2e60eb18
 def stamp(
     device: str = "cpu",  # device in words, e.g. 'cpu' or the GPU's name
 ) -> dict:  # versions, commit, dirty, device, machine

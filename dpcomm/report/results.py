@@ -8,7 +8,7 @@ __all__ = ['PERCENT', 'VERDICTS', 'LONG', 'SORT', 'FIND', 'HEADER', 'SCORES', 'S
            'cell_html', 'as_html', 'make_sortable', 'Ours', 'ours_by_key', 'ours_of', 'Evidence', 'spreads_of',
            'evidence', 'format_value', 'format_paper', 'reason_not_run', 'format_seeds', 'row_of', 'causes_of',
            'verdict_table', 'score_of', 'runs_table', 'as_run', 'add_epsilon_as_run', 'guarantees_as_run', 'content_of',
-           'data_sources', 'counts', 'matrix']
+           'data_sources', 'counts']
 
 # %% ../../nbs/reference/verdicts.ipynb #v16b6f17
 import html
@@ -317,7 +317,7 @@ class Ours:
         "Mean over the seeds."
         return cell_summary(list(self.values.values()), self.unit)
 
-
+# %% ../../nbs/reference/verdicts.ipynb #def4c794
 def ours_by_key(
     found,  # of Record, of one paper
 ) -> dict:  # key -> Ours
@@ -660,7 +660,7 @@ def content_of(
     "Hash of the images and labels a run was made on."
     return record.data.get("content_hash", "not recorded")
 
-
+# %% ../../nbs/reference/verdicts.ipynb #90c9df30
 def data_sources(
     root: Path = None,  # folder of records, default the committed ones
 ) -> Table:  # one row an experiment, scale and data set
@@ -693,30 +693,3 @@ def counts(
         if computed in (None, cell.kind == "exact")
     ]
     return {word: words.count(word) for word in VERDICTS if word in words}
-
-# %% ../../nbs/reference/verdicts.ipynb #v10a00ab
-def _signs(paper, table, found):
-    "Counts of a table: computed | trained."
-    parts = (counts(paper, table, found, computed) for computed in (True, False))
-    shown = (" ".join(f"{VERDICTS[w]} {n}" for w, n in part.items()) for part in parts)
-    return " | ".join(text or "-" for text in shown)
-
-
-def matrix(
-    root: Path = None,  # folder of records, default the committed ones
-    base: str = "nbs",  # folder of the notebooks, as seen from where the table is shown
-) -> Table:  # papers x tables, counts of verdicts
-    "Papers against their tables, with counts of verdicts: computed | trained."
-    shown, claims = {}, []
-    for paper in papers.papers():
-        found = evidence(paper, root)
-        cells = [c for c in papers.cells(paper) if c.version != "iclr"]
-        for table in dict.fromkeys(t for c in cells for t in (*c.also, c.table)):
-            shown[paper, table] = _signs(paper, table, found)
-            claims += [table] if table not in claims else []
-    rows = tuple(
-        (f"[{p}]({base}/papers/{p}.ipynb)", *(shown.get((p, c), "") for c in claims))
-        for p in papers.papers()
-    )
-    legend = ", ".join(f"{s} {word}" for word, s in VERDICTS.items())
-    return Table(("paper", *claims), rows, "", (f"computed | trained; {legend}",))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SUMMARIES', 'FUNCTIONS', 'APART', 'NAMED', 'INDEX', 'POWER', 'LETTER', 'AFTER', 'BEFORE', 'NORM', 'BAR', 'MATH',
-           'OPEN', 'role', 'fold', 'split_directives', 'join_steps', 'space_functions', 'keep_html', 'lighten', 'Site']
+           'OPEN', 'role', 'split_directives', 'fold', 'join_steps', 'space_functions', 'keep_html', 'lighten', 'Site']
 
 # %% ../../nbs/reference/site.ipynb #fe446000
 import ast
@@ -32,7 +32,16 @@ def role(
     claims = any(isinstance(node, ast.Assert) for node in body)
     return "open" if outputs or claims or not body else "step"
 
-# %% ../../nbs/reference/site.ipynb #b966ead0
+# %% ../../nbs/reference/site.ipynb #03880fbb
+def split_directives(
+    source: str,  # a cell
+) -> tuple:  # (its lines of directives, its code), two strings
+    "Take a cell's first `#|` lines from its code. [Quarto, cell options]"
+    lines = source.splitlines(keepends=True)
+    first = next((i for i, s in enumerate(lines) if not s.startswith("#|")), len(lines))
+    return "".join(lines[:first]), "".join(lines[first:]).strip("\n")
+
+# %% ../../nbs/reference/site.ipynb #5878507b
 SUMMARIES = {
     "imports": "Imports",
     "figure": "Code of the figure",
@@ -49,18 +58,11 @@ def fold(
     "Close a cell behind one line. [Quarto, code-fold]"
     if re.search(r"^#\| *(code-fold|echo|include):", source, re.M):
         return source
+    if kind in ("table", "output") and "\n" not in split_directives(source)[1]:
+        return f"#| echo: false\n{source}"
     return f'#| code-fold: true\n#| code-summary: "{SUMMARIES[kind]}"\n{source}'
 
-# %% ../../nbs/reference/site.ipynb #4352233f
-def split_directives(
-    source: str,  # a cell
-) -> tuple:  # (its lines of directives, its code), two strings
-    "Take a cell's first `#|` lines from its code. [Quarto, cell options]"
-    lines = source.splitlines(keepends=True)
-    first = next((i for i, s in enumerate(lines) if not s.startswith("#|")), len(lines))
-    return "".join(lines[:first]), "".join(lines[first:]).strip("\n")
-
-# %% ../../nbs/reference/site.ipynb #14a2ab83
+# %% ../../nbs/reference/site.ipynb #15e4e28a
 def join_steps(
     cells: list,  # code cells without prose between; with `source` and `outputs`
 ) -> list:  # the cells that stay, imports and figures folded
@@ -91,7 +93,7 @@ def _without_figure(cells):
         first.source = fold("\n".join(codes), "imports")
     return imports[:1] + steps
 
-# %% ../../nbs/reference/site.ipynb #d4d1de47
+# %% ../../nbs/reference/site.ipynb #6610ab00
 FUNCTIONS = "log ln exp sin cos tan sinh cosh tanh max min sup inf lim det arg Pr"
 APART = "quad qquad cdot times le leq ge geq ne in to mid sim approx ll gg left right"
 NAMED = rf"\\(?:{FUNCTIONS.replace(' ', '|')})(?![A-Za-z])"
@@ -123,7 +125,7 @@ def space_functions(
 
     return MATH.sub(spaced, text)
 
-# %% ../../nbs/reference/site.ipynb #faf68fc5
+# %% ../../nbs/reference/site.ipynb #b7fbdb3d
 def keep_html(
     output: dict,  # one stored output of a cell, changed in place
 ) -> None:
@@ -133,10 +135,10 @@ def keep_html(
         html = "".join(data.pop("text/html"))
         data["text/markdown"] = f"```{{=html}}\n{html}\n```"
 
-# %% ../../nbs/reference/site.ipynb #7a49f6ef
+# %% ../../nbs/reference/site.ipynb #90d4e48b
 def lighten(
     output: dict,  # one stored output of a cell, changed in place
-    colours: int = 128,  # of the palette, 2..256
+    colours: int = 64,  # of the palette, 2..256
 ) -> None:
     "Store a PNG with a palette, where that makes it smaller. [PNG, 11.2.2]"
     picture = output.get("data", {}).get("image/png")
@@ -150,7 +152,7 @@ def lighten(
     if len(small.getvalue()) < len(whole):
         output["data"]["image/png"] = base64.b64encode(small.getvalue()).decode()
 
-# %% ../../nbs/reference/site.ipynb #9bdb55f1
+# %% ../../nbs/reference/site.ipynb #dc3d91be
 OPEN = ("papers", "baselines")  # rooms whose exported code stands open
 
 

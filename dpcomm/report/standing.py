@@ -173,7 +173,7 @@ def claim(
         tally(paper, table, found),
         results.Table(HEADER, tuple(map(_worded, shown)), notes=_cited(shown, t.notes)),
         tuple(
-            (_what(group, rows, t.notes), _group_table(rows))
+            (_what(group, rows, t.notes), _group_table(group, rows))
             for group, rows in groups.items()
         ),
     )
@@ -211,9 +211,11 @@ def _worded(row):
     return names.in_words(row[0]), *row[1:]
 
 
-def _group_table(rows):
-    "The rows behind a group, unfolded by a click."
-    return results.Table(HEADER, tuple(map(_worded, rows)))
+def _group_table(group, rows):
+    "The rows behind a group, without what they share."
+    columns = 2 if "not run" in group[0] else 4
+    worded = (_worded(row)[:columns] for row in rows)
+    return results.Table(HEADER[:columns], tuple(worded))
 
 
 def _cited(rows, notes):
@@ -273,7 +275,8 @@ def overview(
             each = tally(paper, table, found).counts
             address = f"{base}/reference/results.ipynb#{anchor(paper, table)}"
             title = f"[{p.titles.get(table, table)}]({address})"
-            rows.append((p.short, title, *(_signs(each.get(c, {})) for c in CLASSES)))
+            name = p.short if table == tables_of(paper)[0] else ""
+            rows.append((name, title, *(_signs(each.get(c, {})) for c in CLASSES)))
     legend = ", ".join(f"{sign} {word}" for word, sign in results.VERDICTS.items())
     return results.Table(("paper", "its table", *CLASSES), tuple(rows), notes=(legend,))
 

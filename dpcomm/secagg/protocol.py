@@ -72,19 +72,19 @@ class SecAggError(ValueError):
 class Damaged(SecAggError):
     "A frame or a field that cannot be read."
 
-
+# %% ../../nbs/secagg/protocol.ipynb #4a2e4169
 class BadKey(SecAggError):
     "A missing, repeated or malformed key."
 
-
+# %% ../../nbs/secagg/protocol.ipynb #fa3cb28c
 class BadSignature(SecAggError):
     "A signature that is not the sender's."
 
-
+# %% ../../nbs/secagg/protocol.ipynb #73fc4c05
 class Replay(SecAggError):
     "A message of another session, round or pair, or a second one."
 
-
+# %% ../../nbs/secagg/protocol.ipynb #c4dbb14e
 class BadShare(SecAggError):
     "A missing share, or another than its owner committed to."
 
@@ -92,19 +92,19 @@ class BadShare(SecAggError):
 class BelowThreshold(SecAggError):
     "Too few clients are left to unmask safely."
 
-
+# %% ../../nbs/secagg/protocol.ipynb #7d15cc6a
 class OutOfRange(SecAggError):
     "A vector beyond the declared range."
 
-
+# %% ../../nbs/secagg/protocol.ipynb #0d216a64
 class RingOverflow(SecAggError, Overflow):
     "A sum that could leave the ring."
 
-
+# %% ../../nbs/secagg/protocol.ipynb #ff046615
 class Inconsistent(SecAggError):
     "Lists of clients that contradict each other or the session."
 
-
+# %% ../../nbs/secagg/protocol.ipynb #8823a74d
 class SupportMismatch(SecAggError):
     "Public parameters or support that differ between parties."
 
@@ -236,7 +236,7 @@ def circle_positions(
     "The inverse of `client_circle`."
     return tuple(np.argsort(client_circle(n, session)).tolist())
 
-
+# %% ../../nbs/secagg/protocol.ipynb #87d045f8
 def share_points(
     setup: Setup,
     owner: int,  # id of the client whose secrets are shared
@@ -442,7 +442,7 @@ def polynomial(
     check_between("threshold", threshold, 1, MOST_SHARES)
     return [secret] + [random_element(draw) for _ in range(threshold - 1)]
 
-
+# %% ../../nbs/secagg/protocol.ipynb #57221d0f
 def evaluate(
     coefficients: list,  # lowest degree first
     at,  # whole numbers
@@ -564,7 +564,7 @@ def scalar(
     "The number by which X25519 multiplies, as an element. [RFC 7748, Sec. 5]"
     return (int.from_bytes(private, "little") & (2**254 - 8) | 2**254) % PRIME
 
-
+# %% ../../nbs/secagg/protocol.ipynb #705860af
 def private_from_scalar(
     value: int,  # in [0, PRIME)
 ) -> bytes:  # 32 bytes: the private key that is the value or its negative
@@ -761,7 +761,7 @@ def unpack_records(
         raise Inconsistent(f"{text}: drop the message", sender, step)
     return {i: record[4:] for i, record in zip(ids, cut)}
 
-
+# %% ../../nbs/secagg/protocol.ipynb #661ed426
 def pack_records(
     entries: dict,  # id -> bytes
 ) -> bytes:  # records
@@ -776,7 +776,7 @@ def unpack_elements(
     starts = range(0, len(data), ELEMENT_SIZE)
     return [int.from_bytes(data[at : at + ELEMENT_SIZE], "little") for at in starts]
 
-
+# %% ../../nbs/secagg/protocol.ipynb #8f847841
 def pack_elements(
     numbers,  # ints in [0, 2**256)
 ) -> bytes:  # 32 bytes each

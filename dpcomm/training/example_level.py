@@ -83,7 +83,7 @@ def high(
         return ndtr(total / mechanism.std)
     return expit(mechanism.kappa / mechanism.clip_norm * total)
 
-
+# %% ../../nbs/training/example_level.ipynb #59ef3cf4
 def tails(
     mechanism,  # Imvu with a table of m symbols
     total: Tensor,  # (d,) sum of clipped gradients

@@ -342,7 +342,7 @@ def pick_engine(
         return "vmap"
     return "grouped" if d < 200_000 else "channels-last"
 
-
+# %% ../../nbs/training/federated.ipynb #7daec05a
 def local_trainer(
     model: nn.Module,  # a sequence of layers, or a module with `local_sgd` and `chunk`
     w: Tensor,  # (d,) weights
@@ -478,7 +478,7 @@ def cohort(
         self.n_clients, config.cohort, config.sampling, self.stream(t, "sample")
     )
 
-
+# %% ../../nbs/training/federated.ipynb #19b38077
 @patch
 def streams(
     self: Task,

@@ -144,6 +144,33 @@ def test_black_has_a_halo():
     assert fig.axes[0].lines[0].get_path_effects()
 
 
+def test_a_formula_is_solid_where_nothing_is_measured():
+    formula = plots.series("rec", [1, 2], [3.0, 4.0], source="formula")
+    ours = plots.series("imvu", [1, 2], [3.0, 4.0])
+    alone, beside = (
+        plots.curve([None, formula, *more], "x", "y")[0].axes[0].lines[0]
+        for more in ((), (ours,))
+    )
+    assert (alone.get_linestyle(), beside.get_linestyle()) == ("-", ":")
+
+
+def test_names_at_the_ends_keep_their_order_and_their_distance():
+    lines = [
+        plots.series("rec", [1, 10], [1.0, y], name, "formula")
+        for name, y in {"low": 1.0, "top": 9.0, "a": 5.0, "b": 5.001}.items()
+    ]
+    fig, rows = plots.curve(lines, "x", "y", log="xy", ends=True)
+    ax = fig.axes[0]
+    assert ax.get_legend() is None and len(rows) == 8
+    at = {t.get_text(): t.get_position()[1] for t in ax.texts}
+    assert at["low"] < at["a"] < at["b"] < at["top"]
+    assert at["b"] - at["a"] == pytest.approx(0.07)
+    ends = ax.transAxes.inverted().transform(ax.transData.transform([(10, 1), (10, 9)]))
+    assert [at["low"], at["top"]] == pytest.approx(list(ends[:, 1]))
+    middle = plots.end_names(ax, lines[2:])
+    assert middle.mean() == pytest.approx((at["a"] + at["b"]) / 2)
+
+
 def test_frontier_against_brute_force():
     rng = np.random.default_rng(2)
     for better in ("higher", "lower"):

@@ -269,10 +269,14 @@ def large_images(cell):
 
 
 def long_code(cell):
-    "Cells of at most 30 lines, or of one public name; lines of at most 100 characters."
+    """An exported cell defines at most one public name. Other cells, and those without a
+    name, have at most 30 lines; no line has more than 100 characters.
+    """
     lines = cell.code.splitlines() if cell.kind == "code" else []
-    several = not cell.exported or len(names_of(cell)) != 1
-    if len(lines) > 30 and several and not only_imports(cell):
+    names = names_of(cell) if cell.exported else []
+    if len(names) > 1:
+        yield f"{len(names)} public names, {', '.join(names)}: one an exported cell"
+    if len(lines) > 30 and not names and not only_imports(cell):
         yield f"{len(lines)} lines of code; the limit is 30"
     yield from (
         f"{len(line)} characters: {line.strip()[:40]}"
@@ -487,7 +491,8 @@ GOOD = [
         code("x\n" * 31),
         code(f"x = {'a' * 100}"),
         code("f(), g()\nx"),
-        code("#| export\ndef f(): pass\n" + "def g(): pass\n" * 30),
+        code("#| export\ndef f(): pass\ndef g(): pass"),
+        code("#| exports\nclass A: pass\n@patch\ndef g(self: A): pass"),
         code("f() if x else g()\nx"),
         code("def f():\n" + "    x\n" * 31),
         code("import os\nx = 1"),

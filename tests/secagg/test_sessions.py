@@ -2317,9 +2317,9 @@ def test_dropouts_only_make_messages_fewer_and_shorter():
         (1000, 0.05, 0.33, (398, 223)),
     ],
 )
-def test_the_degree_is_the_published_one(n, corrupt, dropout, expected):
-    """Published with the authors' implementation for a semi-malicious server, 2^-40 and
-    2^-20.
+def test_the_degree_is_that_of_another_implementation(n, corrupt, dropout, expected):
+    """Listed by the tests of google-parfait/federated-compute for a semi-malicious server,
+    2^-40 and 2^-20.
     """
     found = session_module.graph_parameters(n, dropout, corrupt)
     assert found[:2] == expected
