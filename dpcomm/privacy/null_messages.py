@@ -710,7 +710,10 @@ def _pld_eps(c, K, groups, q, rounds, delta, up=True):
     return max(found)
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #b1d00035
-PLD_RANGE = 0.05, 4.0  # of c at which losses are composed; elsewhere exact-balle stands
+PLD_RANGE = (
+    0.05,
+    4.0,
+)  # of c at which losses are composed; elsewhere exact-balle is used
 
 
 def _composition_rounds(slots, n_clients, relation, cohort):
@@ -733,7 +736,7 @@ def pld_epsilon(
     groups: int,  # groups per message, >= 1
     delta: float,  # in (0, 1)
     relation: str = "null-slot",  # null-slot | poisson-null
-    cohort: int = 1,  # expected messages a round; used by 'poisson-null'
+    cohort: int = 1,  # expected messages per round; used by 'poisson-null'
 ) -> Guarantee:  # accountant 'pld-exact'
     "Epsilon by losses rounded up, or Renyi's if less. [Props. I, J and K]"
     run = slots, n_clients, K, groups, delta, relation
@@ -757,7 +760,7 @@ def pld_bracket(
     groups: int,  # groups per message, >= 1
     delta: float,  # in (0, 1)
     relation: str = "null-slot",  # null-slot | poisson-null
-    cohort: int = 1,  # expected messages a round; used by 'poisson-null'
+    cohort: int = 1,  # expected messages per round; used by 'poisson-null'
 ) -> tuple:  # (low, high), nats, around the exact epsilon of the worst split
     "The same losses rounded down, and `pld_epsilon`. [Prop. I]"
     high = pld_epsilon(c, slots, n_clients, K, groups, delta, relation, cohort).eps
