@@ -96,6 +96,8 @@ def measured(
     "Our number with its standard error and its seeds."
 
     def form(value):
+        if cell and float(value).is_integer() and "." not in str(cell.value):
+            return f"{value:,.0f}"  # a count
         return results.format_value(value, cell) if cell else _plain(value, s.se)
 
     known = s.se and (cell or s.se > 1e-4 * abs(s.mean))

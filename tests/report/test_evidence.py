@@ -77,6 +77,8 @@ def test_ours_is_finer_than_the_paper_and_says_whose_error_it_has():
         evidence.measured(replace(s, spread_of="others"), cell) == "61.50 ± 0.50* (2)"
     )
     assert evidence.measured(s) == "61.50 ± 0.50 (2)"
+    count = papers.cell("dprec", "shakespeare.clients")
+    assert evidence.measured(results.cell_summary([660.0]), count, False) == "660"
     assert evidence.measured(results.cell_summary([4.59706])) == "4.597 (1)"
     assert evidence.measured(results.cell_summary([5.0]), seeds=False) == "5"
     assert evidence.measured(results.cell_summary([1.0, 1.0 + 1e-9])) == "1 (2)"
