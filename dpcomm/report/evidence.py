@@ -115,7 +115,7 @@ def _plain(value, se):
 # %% ../../nbs/reference/evidence.ipynb #e728af49
 def smaller(
     cell: papers.Cell,  # the paper's number
-    found: results.Evidence,
+    found: results.Evidence,  # what results.evidence returned
     scale: str = "quick",  # or smoke
 ) -> results.Summary:  # None where there is none
     "Our number of a smaller scale, which earns no verdict."
@@ -130,8 +130,8 @@ BORROWED = "* one seed; its standard error is lent by"
 
 def table_cell(
     key: str,  # of the paper, or one of ours
-    paper: papers.Paper,
-    found: results.Evidence,
+    paper: papers.Paper,  # what papers.paper returned
+    found: results.Evidence,  # what results.evidence returned
 ) -> tuple:  # text, list of notes
     "What a cell of the paper's table says."
     cell = next((c for c in paper.cells if c.key == key), None)
