@@ -269,7 +269,7 @@ def send(
     d: int,  # entries of the whole gradient
     rng,  # one stream, or one a row
 ) -> Tensor:  # (n, d_hat) float64, of mean `rows` where nothing is cut
-    "One private message a row, decoded. [sqsgd Alg. 2, lines 12-17]"
+    "One private message per row, decoded. [sqsgd Alg. 2, lines 12-17]"
     x, cal = prepare(mechanism, rows, d), mechanism.calibration(d)
     return restore(mechanism, privquant.privatise(x, mechanism.limit(d), cal, rng), d)
 
