@@ -81,7 +81,7 @@ def signs(
     stream = seed_tree(check_between("seed", seed, 0), "rotation")
     return torch.from_numpy(2.0 * stream.integers(2, size=check_size("size", size)) - 1)
 
-# %% ../../nbs/papers/sqsgd.ipynb #d92b0266
+# %% ../../nbs/papers/sqsgd.ipynb #b19a0035
 def rotate(
     x: Tensor,  # (n, d_hat) float32 or float64
     seed: int,  # public
@@ -206,7 +206,7 @@ def size(
     "Entries of a message; ValueError where r d is below one. [sqsgd Alg. 2, line 3]"
     return padded_size(subset_size(d, self.fraction, self.padded))
 
-# %% ../../nbs/papers/sqsgd.ipynb #ff6c9194
+# %% ../../nbs/papers/sqsgd.ipynb #b19a0037
 @patch
 def limit(
     self: SqSgd,
@@ -225,7 +225,7 @@ def calibration(
     quantiser = self.levels, self.eps, self.rule, self.kappa_min
     return privquant.calibrate(self.size(d), *quantiser)
 
-# %% ../../nbs/papers/sqsgd.ipynb #2a2ffcb8
+# %% ../../nbs/papers/sqsgd.ipynb #b19a0039
 @patch
 def spent(
     self: SqSgd,
