@@ -39,6 +39,13 @@ class Bits:
         total = payload + header + shared_randomness
         return cls(payload, header, shared_randomness, total, total / d)
 
+    def __str__(self):
+        return (
+            f"{self.total:,} bits: payload {self.payload:,}, header {self.header:,},"
+            f" shared randomness {self.shared_randomness:,};"
+            f" {self.per_param:.3g} per parameter"
+        )
+
     @property
     def content(self):
         "Payload and seed: what the papers' communication columns count."

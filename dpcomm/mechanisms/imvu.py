@@ -60,16 +60,13 @@ EPS = "(0, 700]"  # e^eps is a float64 up to here; privacy depends on eps times 
 def closed_form(
     eps: float,  # in (0, 700]
 ) -> tuple:  # x -> P(high | x) for any array; alphabet (low, high), estimates of x; M
-    "I-MVU without a solver: a logistic coin. [Thm. closed]"
+    "I-MVU without a solver: a logistic coin. [Prop. A]"
     check_number("eps", eps, EPS)
 
     def high(x):
         return expit(eps * (2 * np.asarray(x, float) - 1))
 
     return high, (-1 / math.expm1(eps), -1 / math.expm1(-eps)), float(eps) ** 2
-
-# %% ../../nbs/papers/imvu.ipynb #30adc2a2
-#| export
 
 # %% ../../nbs/papers/imvu.ipynb #01ce0983
 class Line(NamedTuple):
@@ -121,9 +118,6 @@ def fisher(
     p, theta = pmf(x, table), line(table).theta
     return (p * (theta - (p @ theta)[..., None]) ** 2).sum(-1)
 
-# %% ../../nbs/papers/imvu.ipynb #7e2921c6
-#| export
-
 # %% ../../nbs/papers/imvu.ipynb #6689a278
 def lemma2_bracket(
     table: Table,  # of two rows, anadromic
@@ -147,7 +141,7 @@ def lemma2_bracket(
 def variance_bracket(
     table: Table,  # of two rows, anadromic or not
 ) -> tuple:  # (low, high): outside, the information is at most that at 1/2
-    "Where the supremum lies, for any table. [Thm. bracket; Bhatia & Davis 2000]"
+    "Where the supremum lies, for any table. [Prop. E; Bhatia & Davis 2000]"
     theta, ends = line(table).theta, [0.5, 0.5]
     width, middle = np.ptp(theta), (theta.max() + theta.min()) / 2
     far = math.sqrt(max(0.0, width**2 / 4 - float(fisher(0.5, table)))) - 1e-15 * width
@@ -168,7 +162,7 @@ def fisher_supremum(
     bracket: Callable = variance_bracket,  # or lemma2_bracket
     tol: float = 1e-7,  # relative
 ) -> float:  # M: at least the supremum over all real x, and at most 1 + tol times it
-    "Largest Fisher information, by branch and bound. [imvu App. B; Thm. bracket]"
+    "Largest Fisher information, by branch and bound. [imvu App. B; Prop. E]"
     theta, best = line(table).theta, 0.0
     middle, width = (theta.max() + theta.min()) / 2, np.ptp(theta)
     edges = np.linspace(*bracket(table), 65)
@@ -194,7 +188,7 @@ def rdp_exact(
     relation: str = "zero-out",  # zero-out | replace
     d: int = None,  # dimension, >= 1; None: the limit, which no dimension exceeds
 ) -> np.ndarray:  # divergence at each order, nats: that of the even vector
-    "Renyi curve of one message of the closed form at the worst vectors. [Thm. worst]"
+    "Renyi curve of one message of the closed form at the worst vectors. [Prop. G]"
     a = check_reals("orders", orders, "(1, 1e15]")
     swap = check_choice("relation", relation, RELATIONS) == "replace"
     check_number("kappa", kappa, "(0, 1e100]")
@@ -266,7 +260,7 @@ class Imvu(Mechanism):
 
     @property
     def nbits(self):
-        "Bits a coordinate."
+        "Bits per coordinate."
         return max(1, math.ceil(math.log2(len(self.levels))))
 
     @property
@@ -340,7 +334,7 @@ def log_pmf(
     mechanism: Imvu,  # its table and eps
     z: Tensor,  # log-odds, any shape, float64
 ) -> Tensor:  # (..., m): log-probability of each symbol
-    "The law of a symbol. [imvu eqs. 2 and 3; Thm. closed]"
+    "The law of a symbol. [imvu eqs. 2 and 3; Prop. A]"
     if mechanism.table is None:
         return torch.nn.functional.logsigmoid(torch.stack([-z, z], -1))
     parts = line(mechanism.table)[1:]
@@ -496,7 +490,7 @@ def guarantee(
     d: int = None,  # dimension, for exact-* of one clipped vector; None: any, and sums
     orders=None,  # Renyi orders, default ORDERS
 ) -> Guarantee:  # local: the server sees every message
-    "Privacy of `rounds` messages. [imvu Thm. 1, eq. 1; Thms. worst and warp]"
+    "Privacy of `rounds` messages. [imvu Thm. 1, eq. 1; Props. G and H]"
     check_choice("relation", relation, RELATIONS)
     how, _, conversion = check_choice("accountant", accountant, WAYS).partition("-")
     who = dict(relation=relation, sampling=check_everyone(sampling), unit=unit)
@@ -514,6 +508,7 @@ def guarantee(
     return guarantee_from_rdp(orders, curve, delta, conversion, **names)
 
 # %% ../../nbs/papers/imvu.ipynb #14304e57
+#| code-fold: true
 @patch
 def play(
     self: Imvu,
@@ -538,6 +533,7 @@ def play(
     return {"likelihood": score}
 
 # %% ../../nbs/papers/imvu.ipynb #49f15fd7
+#| code-fold: true
 @patch
 def curve(
     self: Imvu,
@@ -546,7 +542,7 @@ def curve(
     d: int = 4,  # coordinates of the game
     **release,  # other arguments of `play`, which change nothing here
 ) -> np.ndarray:  # delta of one message, shape of eps, exact
-    "What the game may show. [Thm. worst]"
+    "What the game may show. [Prop. G]"
     swap = check_choice("relation", relation, RELATIONS) == "replace"
     half = self.beta / math.sqrt(d) / 2
     half = min(half, 0.5) if self.clamp else half

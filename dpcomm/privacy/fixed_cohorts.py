@@ -155,7 +155,7 @@ def fixed_size_rdp(
     bound: str = "pair",  # a name in `BOUNDS`
 ) -> np.ndarray:  # divergence of one round, nats, (n,)
     """Renyi curve of a Gaussian sum over a cohort drawn without replacement.
-    [this page, Thms. fixed; Wang et al. 2019, Thm. 9]
+    [this page, Props. B and C; Wang et al. 2019, Thm. 9]
     """
     check_choice("relation", relation, FIXED_RELATIONS)
     check_choice("bound", bound, BOUNDS)
@@ -267,7 +267,7 @@ def fixed_size_epsilon(
     relation: str = "replace",  # a name in `FIXED_RELATIONS`
     accountant: str = "pld",  # a name in `FIXED_ACCOUNTANTS`
 ) -> Guarantee:  # sampling 'fixed', trust 'central'
-    "Epsilon of a run whose cohorts of a fixed size nobody sees. [this page, Thms. fixed]"
+    "Epsilon of a run whose cohorts of a fixed size nobody sees. [this page, Props. B and C]"
     check_choice("accountant", accountant, FIXED_ACCOUNTANTS)
     check_choice("relation", relation, FIXED_RELATIONS)
     check_between("rounds", rounds, 1, 2**53)

@@ -8,57 +8,25 @@ __all__ = ['WORDS', 'RULES', 'JOINERS', 'word', 'in_words']
 # %% ../../nbs/reference/names.ipynb #4a5c5c9b
 import re
 
-# %% ../../nbs/reference/names.ipynb #8185b6c4
+# %% ../../nbs/reference/names.ipynb #59e81fdc
 WORDS = dict(
-    line.split(" = ")
-    for line in """
-mnist = MNIST
-emnist = EMNIST
-fmnist = Fashion-MNIST
-femnist = FEMNIST
-cifar10 = CIFAR-10
-shakespeare = Shakespeare
-solr = StackOverflow
-writer = MNIST by writer
-medical = Premier
-diabetes130 = Diabetes 130-US
-rec = DP-REC
-rec64 = DP-REC, groups of 64
-fedavg = DP-FedAvg
-private = DP-FedAvg
-ddg16 = DDGauss, 16 bits
-ddg12 = DDGauss, 12 bits
-quant8 = DP-FedAvg, 8 bits
-chen = SQKR
-chen_public_randomness = SQKR, shared seed
-rec_poor_prior = DP-REC, poor prior
-rec_good_prior = DP-REC, good prior
-gaussian = Gaussian
-imvu = I-MVU
-mvu = MVU
-signsgd = SignSGD
-sqsgd = sqSGD
-pm = PM
-vqsgd = vqSGD
-acc = accuracy
-bal_acc = balanced accuracy
-auroc = AUROC
-comm = traffic
-loss = loss
-mse = mean squared error
-eps = epsilon
-bits = bits per index
-recall5 = recall at 5
-up_kb = uplink, kB
-down_kb = downlink, kB
-up = uplink
-down = downlink
-iclr = ICLR version
-only = client to server alone
-local = local guarantee
-local1 = local guarantee, epsilon 1
-local3 = local guarantee, epsilon 3
-""".strip().splitlines()
+    pair.split("=")
+    for pair in re.split(
+        r"[;\n] *",
+        """\
+    line.split("="); mnist=MNIST; emnist=EMNIST; fmnist=Fashion-MNIST; femnist=FEMNIST
+cifar10=CIFAR-10; shakespeare=Shakespeare; solr=StackOverflow; writer=MNIST by writer
+medical=Premier; diabetes130=Diabetes 130-US; rec=DP-REC; rec64=DP-REC, groups of 64
+fedavg=DP-FedAvg; private=DP-FedAvg; ddg16=DDGauss, 16 bits; ddg12=DDGauss, 12 bits
+quant8=DP-FedAvg, 8 bits; chen=SQKR; chen_public_randomness=SQKR, shared seed
+rec_poor_prior=DP-REC, poor prior; rec_good_prior=DP-REC, good prior
+gaussian=Gaussian; imvu=I-MVU; mvu=MVU; signsgd=SignSGD; sqsgd=sqSGD; pm=PM
+vqsgd=vqSGD; acc=accuracy; bal_acc=balanced accuracy; auroc=AUROC; comm=traffic
+loss=loss; mse=mean squared error; eps=epsilon; bits=bits per index
+recall5=recall at 5; up_kb=uplink, kB; down_kb=downlink, kB; up=uplink; down=downlink
+iclr=ICLR version; only=client to server alone; local=local guarantee
+local1=local guarantee, epsilon 1; local3=local guarantee, epsilon 3""",
+    )
 )
 
 # %% ../../nbs/reference/names.ipynb #85351379

@@ -73,6 +73,12 @@ class Paper:
     hypers: tuple  # of Hyper
     causes: tuple  # (key, text): known reasons of a difference
     not_run: tuple  # (prefix, text): why cells have no result of ours
+    titles: dict  # table -> what the paper calls it, in the order of the paper
+
+    @property
+    def short(self):
+        "The mechanism's name, as 'DP-REC'."
+        return self.about["short"]
 
 # %% ../../nbs/reference/papers.ipynb #90cb8969
 ALLOWED = {
@@ -286,8 +292,11 @@ def papers(
     return tuple(sorted(p.stem for p in Path(root or assets("papers")).glob("*.toml")))
 
 # %% ../../nbs/reference/papers.ipynb #91a27fcc
-SECTIONS = ("paper", "cell", "grid", "hyper", "cause", "not_run")
-ABOUT = "id title authors arxiv venue code_url code_licence read_on".split()
+SECTIONS = ("paper", "titles", "cell", "grid", "hyper", "cause", "not_run")
+ABOUT = (
+    "id short year url claim finding title authors arxiv venue code_url code_licence"
+    " read_on"
+).split()
 
 
 def _entries(raw, name, file):
@@ -337,7 +346,11 @@ def parse(
             raise refuse(f"{file}, cause: key", key, keys)
     not_run = _pairs(raw, "not_run", "prefix", file)
     hypers = tuple(build(Hyper, row, file) for row in _entries(raw, "hyper", file))
-    return Paper(field(file, about, "id", str), about, found, hypers, causes, not_run)
+    titles = raw.get("titles", {})
+    if unknown := {c.table for c in found} - {*titles}:
+        raise ValueError(f"{file}: [titles] lacks {min(unknown)!r}; add its title")
+    name = field(file, about, "id", str)
+    return Paper(name, about, found, hypers, causes, not_run, titles)
 
 # %% ../../nbs/reference/papers.ipynb #aa14a115
 @lru_cache

@@ -8,7 +8,7 @@ __all__ = ['PERCENT', 'VERDICTS', 'LONG', 'SORT', 'FIND', 'HEADER', 'SCORES', 'S
            'cell_html', 'as_html', 'make_sortable', 'Ours', 'ours_by_key', 'ours_of', 'Evidence', 'spreads_of',
            'evidence', 'format_value', 'format_paper', 'reason_not_run', 'format_seeds', 'row_of', 'causes_of',
            'verdict_table', 'score_of', 'runs_table', 'as_run', 'add_epsilon_as_run', 'guarantees_as_run', 'content_of',
-           'data_sources', 'counts', 'matrix']
+           'data_sources', 'counts']
 
 # %% ../../nbs/reference/verdicts.ipynb #v16b6f17
 import html
@@ -197,6 +197,7 @@ class Table:
     title: str = ""  # above
     notes: tuple = ()  # below, numbered from 1
     sortable: bool = False  # a click on a header sorts, typing filters
+    folded: str = ""  # words of the line behind which a page hides it
 
     def __str__(self):
         return as_text(self)
@@ -209,7 +210,9 @@ class Table:
         return f"{shown}\n... and {more:,} rows more"  # HTML shows all of them
 
     def _repr_html_(self):
-        return make_sortable(as_html(self)) if self.sortable else as_html(self)
+        shown = make_sortable(as_html(self)) if self.sortable else as_html(self)
+        fold = f"<details><summary>{html.escape(self.folded)}</summary>"
+        return f"{fold}{shown}</details>" if self.folded else shown
 
 # %% ../../nbs/reference/verdicts.ipynb #3a51d9ac
 def link_text(
@@ -276,9 +279,12 @@ def as_html(
 SORT = (
     "var c=this.cellIndex,b=this.closest('table').tBodies[0],"
     "s=this.dataset.s=this.dataset.s=='1'?'-1':'1',"
-    "v=function(r){return r.cells[c].innerText};Array.from(b.rows).sort(function(x,y)"
-    "{return"
-    " s*v(x).localeCompare(v(y),undefined,{numeric:true})}).forEach(function(r){b.appendChild(r)})"
+    "t=function(r){return r.cells[c].innerText},"
+    "n=function(r){var m=t(r).replace(/,/g,'').match(/^[^0-9+-]{0,2}([+-]?[0-9.]+)/);"
+    "return m?+m[1]:NaN};"
+    "Array.from(b.rows).sort(function(x,y){var d=n(x)-n(y);"
+    "return s*(isNaN(d)?isNaN(n(x))-isNaN(n(y))||t(x).localeCompare(t(y)):d)})"
+    ".forEach(function(r){b.appendChild(r)})"
 )
 FIND = (
     "var q=this.value.toLowerCase();this.parentNode.querySelectorAll('tbody tr')"
@@ -292,7 +298,7 @@ def make_sortable(
     "Let the reader sort and filter a long table. [HTML 5]"
     heads = table.replace("<th>", f'<th style="cursor:pointer" onclick="{SORT}">')
     return (
-        '<div><input placeholder="filter: paper, table, verdict ..."'
+        '<div><input placeholder="show rows that contain ..." aria-label="filter the rows"'
         f' oninput="{FIND}">{heads}</div>'
     )
 
@@ -311,7 +317,7 @@ class Ours:
         "Mean over the seeds."
         return cell_summary(list(self.values.values()), self.unit)
 
-
+# %% ../../nbs/reference/verdicts.ipynb #def4c794
 def ours_by_key(
     found,  # of Record, of one paper
 ) -> dict:  # key -> Ours
@@ -654,7 +660,7 @@ def content_of(
     "Hash of the images and labels a run was made on."
     return record.data.get("content_hash", "not recorded")
 
-
+# %% ../../nbs/reference/verdicts.ipynb #90c9df30
 def data_sources(
     root: Path = None,  # folder of records, default the committed ones
 ) -> Table:  # one row an experiment, scale and data set
@@ -687,30 +693,3 @@ def counts(
         if computed in (None, cell.kind == "exact")
     ]
     return {word: words.count(word) for word in VERDICTS if word in words}
-
-# %% ../../nbs/reference/verdicts.ipynb #v10a00ab
-def _signs(paper, table, found):
-    "Counts of a table: computed | trained."
-    parts = (counts(paper, table, found, computed) for computed in (True, False))
-    shown = (" ".join(f"{VERDICTS[w]} {n}" for w, n in part.items()) for part in parts)
-    return " | ".join(text or "-" for text in shown)
-
-
-def matrix(
-    root: Path = None,  # folder of records, default the committed ones
-    base: str = "nbs",  # folder of the notebooks, as seen from where the table is shown
-) -> Table:  # papers x tables, counts of verdicts
-    "Papers against their tables, with counts of verdicts: computed | trained."
-    shown, claims = {}, []
-    for paper in papers.papers():
-        found = evidence(paper, root)
-        cells = [c for c in papers.cells(paper) if c.version != "iclr"]
-        for table in dict.fromkeys(t for c in cells for t in (*c.also, c.table)):
-            shown[paper, table] = _signs(paper, table, found)
-            claims += [table] if table not in claims else []
-    rows = tuple(
-        (f"[{p}]({base}/papers/{p}.ipynb)", *(shown.get((p, c), "") for c in claims))
-        for p in papers.papers()
-    )
-    legend = ", ".join(f"{s} {word}" for word, s in VERDICTS.items())
-    return Table(("paper", *claims), rows, "", (f"computed | trained; {legend}",))

@@ -800,7 +800,7 @@ def test_the_mechanism_offers_composed_losses():
             ),
             (
                 "sampling is 'poisson' and relation 'local'.*'poisson' with"
-                " 'poisson-null'.*sections 4.11 and 4.13"
+                " 'poisson-null'.*Propositions F and H"
             ),
         ),
         (lambda: calibrate_clip(-1.0, **MNIST), "eps is -1.0"),

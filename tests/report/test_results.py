@@ -760,38 +760,6 @@ def test_counts_are_the_verdicts_of_the_table(paper):
     assert Counter(results.counts(paper)) == words_of(paper)
 
 
-def test_the_matrix_says_what_the_tables_say():
-    m, names = results.matrix(), {s: word for word, s in results.VERDICTS.items()}
-    assert [r[0] for r in m.rows] == [f"[{p}](nbs/papers/{p}.ipynb)" for p in PAPERS]
-    seen = 0
-    for paper, r in zip(PAPERS, m.rows):
-        for table, text in zip(m.header[1:], r[1:]):
-            if not text:
-                assert table not in {c.table for c in papers.cells(paper)}
-                continue
-            parts = [part.split() for part in text.split(" | ")]
-            assert len(parts) == 2
-            told = [
-                {names[s]: int(n) for s, n in zip(part[::2], part[1::2])}
-                for part in parts
-            ]
-            for part, computed in zip(told, (True, False)):
-                assert part == results.counts(paper, table, computed=computed)
-            assert Counter(told[0]) + Counter(told[1]) == words_of(paper, table)
-            seen += sum(told[0].values()) + sum(told[1].values())
-    cells = [c for p in PAPERS for c in papers.cells(p) if c.version != "iclr"]
-    assert seen == sum(len({c.table, *c.also}) for c in cells)
-
-
-def test_the_matrix_of_made_up_records(tmp_path):
-    put(tmp_path, *seeds({ACC.key: [95.0, 95.1, 95.2], FED: [50.0, 50.1, 50.3]}))
-    m = results.matrix(tmp_path)
-    cells = dict(zip(m.header, m.rows[PAPERS.index("dprec")]))
-    assert cells["table1"] == "○ 12 | ▼ 1 ▲ 1 ✗ 1 ○ 21"
-    assert not any(name.startswith("iclr.") for name in m.header)
-    assert "computed | trained" in m.notes[0]
-
-
 # ---- runs beside each other
 
 

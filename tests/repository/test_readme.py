@@ -5,81 +5,22 @@ tests/repository/test_readme.py` writes them anew.
 """
 
 import base64
-import functools
-import io
 import math
 import re
-from contextlib import redirect_stdout
 
 import pytest
 from checkout import NOTEBOOKS, ROOT, cells, python
 from test_pages import split
 
-from dpcomm.experiments import runner
-from dpcomm.report import records, results
+from dpcomm.report import results, standing
 
 README = ROOT / "README.md"
-FIGURE = ROOT / "nbs" / "images" / "frontier.png"
+FIGURE = ROOT / "nbs" / "images" / "case.png"
 INDEX = "nbs/index.ipynb"
 REFRESH = "run `PYTHONPATH=tests python tests/repository/test_readme.py`"
 
 
-def table1() -> results.Table:
-    "The rows of DP-REC's Table 1 that are about MNIST, without the link column."
-    full = results.add_epsilon_as_run(
-        results.verdict_table("dprec", "table1", base="nbs"), "dprec"
-    )
-    rows = tuple(
-        (*row[:4], row[4].split(" [")[0], row[-1])
-        for row in full.rows
-        if row[0].startswith("mnist.")
-    )
-    return results.Table((*full.header[:5], full.header[-1]), rows)
-
-
-@functools.cache
-def home() -> dict:
-    "What the home page's cells leave behind."
-    with redirect_stdout(io.StringIO()):
-        return runner.run_cells(ROOT / INDEX, {})
-
-
-def costs() -> results.Table:
-    "Total traffic of Table 1's four tasks, paper and ours, and what it is divided by."
-    from dpcomm.report import papers
-
-    printed = {c.key: c for c in papers.cells("dprec")}
-    found = results.ours_by_key(records.load("dprec", scale="full"))
-    names = {
-        "mnist": "MNIST",
-        "femnist": "FEMNIST",
-        "shakespeare": "Shakespeare",
-        "solr": "StackOverflow",
-    }
-
-    def pair(key):
-        return (
-            f"{printed[key].value:,} /"
-            f" {results.format_value(found[key].summary.mean, printed[key])}"
-        )
-
-    def ratio(task):
-        dense, short = (found[f"{task}.{kind}.comm"] for kind in ("fedavg", "rec"))
-        return f"{dense.summary.mean / short.summary.mean:,.0f}"
-
-    rows = tuple(
-        (name, pair(f"{task}.fedavg.comm"), pair(f"{task}.rec.comm"), ratio(task))
-        for task, name in names.items()
-    )
-    return results.Table(
-        ("traffic of a run, GiB: paper / ours", "DP-FedAvg", "DP-REC", "times less"),
-        rows,
-    )
-
-
-HOME = ("compared", "pruned", "like", "one_bit", "tight")  # tables that it shows too
-MADE = {name: lambda name=name: home()["shown"][name] for name in HOME}
-MADE |= {"costs": costs, "table1": table1, "matrix": lambda: results.matrix(base="nbs")}
+MADE = {"papers": lambda: standing.summary("nbs")}
 
 
 def made(name: str) -> str:
@@ -114,9 +55,7 @@ def printed(code: str) -> str:
 
 def figure() -> bytes:
     "The image that is stored in the home page."
-    labelled = [
-        cell for cell in cells(INDEX) if "label: fig-frontier" in cell.directives
-    ]
+    labelled = [cell for cell in cells(INDEX) if "label: fig-case" in cell.directives]
     return base64.b64decode(
         next(
             o["data"]["image/png"]
@@ -216,7 +155,9 @@ def test_a_typed_result_is_noticed(sentence):
 
 
 def test_the_commands_are_two_and_ci_runs_the_second(readme):
-    run, test = "".join(fences(readme, "sh")).splitlines()
+    install, commands = fences(readme, "sh")
+    run, test = commands.splitlines()
+    assert install == "pip install -e .\n"
     assert run == "pip install -e . && dpcomm run dprec-mnist --scale smoke"
     assert test == "pip install -e '.[dev]' && pytest"
     assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == test

@@ -2,11 +2,13 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pypandoc
 import pytest
-from checkout import NOTEBOOKS, copy, python, text
+import yaml
+from checkout import NOTEBOOKS, ROOT, copy, python, text
 
 LABEL = re.compile(r"\{#((?:eq|fig|tbl|thm|lem|cor|prp|cnj|def|exm|sec|lst)-[\w-]+)")
 REFERENCE = re.compile(
@@ -100,7 +102,7 @@ def faults(page, cells, pages):
                     yield f"a link to {target}, which is no page"
                 elif path is not None and anchor and anchor[1:] not in pages[path]:
                     yield f"a link to {target}{anchor}, where that anchor is not"
-        elif "label: fig-" in source and not any(
+        elif re.search(r"^#\| *label: fig-", source, re.M) and not any(
             k.startswith("image/") for o in outputs for k in o.get("data", {})
         ):
             yield (
@@ -139,9 +141,19 @@ def anchors(cells):
         re.sub(r"[^\w\s.-]", "", title.replace("$", "")).strip().lower()
         for title in titles
     )
-    return labels(cells) | {
-        re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", title)) for title in plain
-    }
+    made = re.findall(
+        r' id="([\w-]+)"',
+        "\n".join(
+            text(o.get("data", {}).get("text/markdown", ""))
+            for cell in cells
+            for o in cell.get("outputs", [])
+        ),
+    )
+    return (
+        {*made}
+        | labels(cells)
+        | {re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", title)) for title in plain}
+    )
 
 
 PROCESS = """
@@ -176,6 +188,71 @@ def site(tmp_path_factory):
         )
         for page, path in made.items()
     }
+
+
+WORD = re.compile(r"[^\W\d_]{2,}")
+
+
+def words(text):
+    "The words of a text, formulas left out: their spaces are mended on the way."
+    return Counter(
+        WORD.findall(re.sub(r"\$\$.+?\$\$|\$[^$\n]+\$", "", text, flags=re.S))
+    )
+
+
+def hidden(source):
+    "Whether a code cell is not for the page: imports of the module, and nbdev's own."
+    return bool(re.match(r"#\| *(export|exporti|hide|default_exp)\b(?!s)", source))
+
+
+def lost(notebook, page):
+    "Words and lines of code that stand in a notebook and not on its page."
+    shown = "\n".join(map(source_of, page))
+    for kind, count in (words(prose_of(notebook)) - words(shown)).items():
+        yield f"{count} x {kind!r}"
+    kept = {line.strip() for line in shown.splitlines()}
+    for cell in notebook:
+        source = text(cell["source"])
+        if cell["cell_type"] == "code" and not hidden(source):
+            yield from (
+                f"the line {line.strip()!r}"
+                for line in source.splitlines()
+                if line.strip()
+                and not line.startswith("#|")
+                and line.strip() not in kept
+            )
+
+
+def source_of(cell):
+    "A cell's text; of front matter, which escapes letters, its values."
+    if cell["cell_type"] != "raw":
+        return text(cell["source"])
+    values = yaml.safe_load(text(cell["source"]).strip().strip("-"))
+    return "\n".join(map(str, values.values()))
+
+
+def prose_of(notebook):
+    "All markdown of a notebook."
+    return "\n".join(
+        text(cell["source"]) for cell in notebook if cell["cell_type"] == "markdown"
+    )
+
+
+@pytest.mark.parametrize(
+    "page", [path.relative_to("nbs") for path in NOTEBOOKS], ids=str
+)
+def test_nothing_is_lost_on_the_way(page, site):
+    notebook = json.loads((ROOT / "nbs" / page).read_text("utf-8"))["cells"]
+    if found := list(lost(notebook, site[page])):
+        pytest.fail(f"{page}:\n  " + "\n  ".join(found[:20]), pytrace=False)
+
+
+def test_a_lost_word_is_noticed():
+    whole = [cell("# Title\n\nA sentence."), cell("f(x)", "code")]
+    assert not list(lost(whole, whole))
+    assert len(list(lost(whole, [cell("# Title"), cell("f(x)", "code")]))) == 1
+    assert len(list(lost(whole, whole[:1]))) == 1
+    assert not list(lost([*whole, cell("#| export\nimport os", "code")], whole))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,94 @@
+"""After Quarto has rendered: formulas without their TeX source, in pages and in the
+search index; what people type leads to the page they mean; llms.txt in the order of the
+sidebar, with descriptions.
+
+Quarto calls it (`post-render` in _quarto.yml) and says where the site is.
+"""
+
+import html
+import json
+import os
+import re
+from pathlib import Path
+
+ANNOTATION = re.compile(
+    r'<annotation encoding="application/x-tex">(.*?)</annotation>', re.S
+)
+DESCRIPTION = re.compile(r'<meta name="description" content="(.*?)">')
+SIDEBAR = re.compile(r'href="\./([^"#]+\.html)" class="sidebar-item-text sidebar-link"')
+MEANT = {  # what is typed -> the page that is meant
+    "DP-REC": "papers/dprec.html",
+    "I-MVU": "papers/imvu.html",
+    "FL-TOP": "papers/fltop.html",
+    "sqSGD": "papers/sqsgd.html",
+    "quickstart": "tour.html",
+    "install": "index.html#ten-lines",
+    "privacy budget": "foundations/privacy.html",
+    "epsilon": "foundations/privacy.html#epsilon-and-delta",
+    "secure aggregation": "secagg/protocol.html",
+    "errata": "reference/errata.html",
+    "results": "reference/results.html",
+}
+
+
+def without_tex(page: str) -> tuple[str, list]:
+    "A page without the TeX of its formulas, and the TeX that was taken out."
+    found = [html.unescape(tex) for tex in ANNOTATION.findall(page)]
+    return ANNOTATION.sub("", page), sorted(set(found), key=len, reverse=True)
+
+
+def clean(text: str, formulas: list) -> str:
+    "A text of the search index without the TeX that follows each formula."
+    for tex in formulas:
+        if len(tex) > 1:
+            text = text.replace(tex, "")
+    return text
+
+
+def line_of(words: str, address: str, site: Path) -> dict:
+    "A line of the search index that leads from some words to their page."
+    page = (site / address.split("#")[0]).read_text(encoding="utf-8")
+    text = html.unescape(DESCRIPTION.search(page)[1])
+    return dict(
+        objectID=f"{address}#{words}",
+        href=address,
+        title=words,
+        section=words,
+        text=text,
+    )
+
+
+def in_order(listing: str, site: Path) -> str:
+    "The pages of llms.txt as the sidebar orders them, each with its description."
+    lines = listing.splitlines()
+    kept = [line for line in lines if not line.startswith("- ")]
+    for address in SIDEBAR.findall((site / "index.html").read_text(encoding="utf-8")):
+        name = f"/{address.removesuffix('.html')}.llms.md)"
+        says = DESCRIPTION.search((site / address).read_text(encoding="utf-8"))
+        for line in (line for line in lines if name in line):
+            kept.append(f"{line}: {html.unescape(says[1])}" if says else line)
+    return "\n".join(kept) + "\n"
+
+
+def main(site: Path) -> None:
+    formulas = {}
+    for path in site.rglob("*.html"):
+        page, formulas[path.relative_to(site).as_posix()] = without_tex(
+            path.read_text(encoding="utf-8")
+        )
+        path.write_text(page, encoding="utf-8")
+    index = site / "search.json"
+    if index.exists():
+        lines = [line_of(words, address, site) for words, address in MEANT.items()]
+        for line in json.loads(index.read_text(encoding="utf-8")):
+            known = formulas.get(line["href"].split("#")[0], [])
+            lines.append(line | dict(text=clean(line["text"], known)))
+        index.write_text(json.dumps(lines, ensure_ascii=False), encoding="utf-8")
+    listing = site / "llms.txt"
+    if listing.exists():
+        text = in_order(listing.read_text(encoding="utf-8"), site)
+        listing.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(os.environ["QUARTO_PROJECT_OUTPUT_DIR"]))

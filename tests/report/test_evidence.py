@@ -1,0 +1,215 @@
+"Tables in the paper's shape, findings as sentences, the paper's points beside our curves."
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpcomm.privacy import accounting
+from dpcomm.report import evidence, papers, plots, records, results
+
+FULL = records.load("dprec", "dprec_mnist", "full")
+JUDGED = results.evidence("dprec")
+PAPER = papers.paper("dprec")
+
+
+def test_a_sentence_is_markdown_and_text():
+    said = evidence.Sentence("**One** in two.")
+    assert repr(said) == said._repr_markdown_() == "**One** in two."
+
+
+@pytest.mark.parametrize(
+    "values, more, text",
+    [
+        ([61.0, 63.0], {}, "62.0 ± 1.0 % (n = 2)"),
+        ([61.04], dict(digits=2), "61.04 % (n = 1)"),
+        ([-3.0, -5.0], dict(unit="points", sign="+"), "−4.0 ± 1.0 points (n = 2)"),
+    ],
+)
+def test_a_mean_names_its_seeds(values, more, text):
+    assert evidence.in_short(results.cell_summary(values), **more) == text
+
+
+def test_a_borrowed_error_is_not_told_as_its_own():
+    lent = replace(results.cell_summary([61.0]), se=4.0, df=3, spread_of="others")
+    assert evidence.in_short(lent) == "61.0 % (n = 1)"
+    assert evidence.in_short(None) == "not run"
+
+
+def test_scores_are_the_records_last():
+    found = evidence.scores(FULL)
+    mine = {r.seed: r.final["accuracy"] for r in FULL if r.key == "lenet5.eps3.rec"}
+    assert found["lenet5.eps3.rec"] == results.cell_summary(list(mine.values()))
+    assert "partition" not in found
+    losses = evidence.scores(FULL, "loss")
+    assert 0 < losses["lenet5.eps3.rec"].mean < 3 and not evidence.scores(FULL, "none")
+
+
+def test_a_gap_is_taken_seed_by_seed():
+    a, b = (
+        {r.seed: r.final["accuracy"] for r in FULL if r.key == f"lenet5.eps3.{kind}"}
+        for kind in ("fedavg", "rec")
+    )
+    found = evidence.gap(FULL, "lenet5.eps3.fedavg", "lenet5.eps3.rec")
+    assert found == results.cell_summary([a[s] - b[s] for s in sorted(a)])
+    back = evidence.gap(FULL, "lenet5.eps3.rec", "lenet5.eps3.fedavg")
+    assert back.mean == pytest.approx(-found.mean)
+    assert evidence.gap(FULL, "lenet5.eps3.fedavg", "nothing") is None
+
+
+@pytest.mark.parametrize(
+    "paper, key, text",
+    [
+        ("dprec", "mnist.eps3.rec.acc", "69.5 ± 1.5"),
+        ("dprec", "mnist.eps3.order", "+12.6"),
+        ("dprec", "femnist.eps3.ddg16.acc", "~72"),
+        ("imvu", "mnist.imvu_minus_gaussian.eps1.1", "> -1.0"),
+    ],
+)
+def test_the_paper_is_quoted_as_it_prints(paper, key, text):
+    assert evidence.printed(papers.cell(paper, key)) == text
+
+
+def test_ours_is_finer_than_the_paper_and_says_whose_error_it_has():
+    cell, s = papers.cell("dprec", "mnist.eps3.rec.acc"), results.cell_summary([61, 62])
+    assert evidence.measured(s, cell) == "61.50 ± 0.50 (2)"
+    assert (
+        evidence.measured(replace(s, spread_of="others"), cell) == "61.50 ± 0.50* (2)"
+    )
+    assert evidence.measured(s) == "61.50 ± 0.50 (2)"
+    count = papers.cell("dprec", "shakespeare.clients")
+    assert evidence.measured(results.cell_summary([660.0]), count, False) == "660"
+    assert evidence.measured(results.cell_summary([4.59706])) == "4.597 (1)"
+    assert evidence.measured(results.cell_summary([5.0]), seeds=False) == "5"
+    assert evidence.measured(results.cell_summary([1.0, 1.0 + 1e-9])) == "1 (2)"
+
+
+def test_a_quick_run_stands_in_without_a_verdict():
+    cell = papers.cell("dprec", "writer.eps1.order")
+    quick = evidence.smaller(cell, JUDGED)
+    assert quick.n == 1 and evidence.smaller(cell, JUDGED, "smoke") is None
+    none = replace(JUDGED, ours={})
+    text, notes = evidence.table_cell(cell.key, PAPER, none)
+    assert text == f"+6.3 | quick {evidence.measured(quick, cell)}" and len(notes) == 1
+
+
+def test_a_cell_is_paper_ours_and_sign():
+    text, notes = evidence.table_cell("mnist.rec.comm", PAPER, JUDGED)
+    assert text.startswith("0.01 | 0.0101") and text.endswith("| ●") and not notes
+    text, notes = evidence.table_cell("solr.participation", PAPER, JUDGED)
+    assert text.endswith("| ¶") and len(notes) == 1
+    text, notes = evidence.table_cell("femnist.eps3.rec.acc", PAPER, JUDGED)
+    assert text == "67.1 ± 0.2 | not run" and len(notes) == 1
+    own = "ours.full.lenet5.mnist.eps3.rec.acc"
+    summary = JUDGED.ours[own].summary
+    assert evidence.table_cell(own, PAPER, JUDGED) == (evidence.measured(summary), [])
+    assert evidence.table_cell("nothing", PAPER, JUDGED) == ("", [])
+
+
+def test_a_table_has_the_papers_shape_and_its_notes():
+    rows = {("3", "x"): ("eps3.", "acc"), ("all", "y"): ("", "comm")}
+    columns = {"DP-FedAvg": "femnist.{0}fedavg.{1}", "DP-REC": "femnist.{0}rec.{1}"}
+    table = evidence.paper_table("dprec", rows, columns, "T", ("eps", "z"), JUDGED)
+    assert table.header == ("eps", "z", "DP-FedAvg", "DP-REC")
+    assert [row[:2] for row in table.rows] == [("3", "x"), ("all", "y")]
+    assert table.rows[0][2].endswith("| not run [1]") and len(table.notes) == 1
+    assert table.rows[1][3].startswith("14.2 | 14.21") and "● match" in table.title
+    assert "above" not in table.title, "the legend has the signs that are used"
+
+
+def test_a_star_is_explained_once():
+    rows = {"3": "eps3", "6": "eps6"}
+    one = {k: replace_seeds(o) for k, o in JUDGED.ours.items()}
+    found = replace(JUDGED, ours=one)
+    columns = {"DP-REC": "mnist.{0}.rec.acc"}
+    table = evidence.paper_table("dprec", rows, columns, found=found)
+    assert all("*" in row[1] for row in table.rows)
+    assert sum(note.startswith("*") for note in table.notes) == 1
+
+
+def replace_seeds(ours):
+    "The same number with its first seed alone."
+    first = min(ours.values)
+    return replace(ours, values={first: ours.values[first]})
+
+
+def test_the_papers_points_have_95_percent_intervals():
+    keys = ["mnist.eps3.rec.acc", "mnist.eps6.rec.acc"]
+    line = evidence.paper_line("dprec", "rec", (3, 6), keys)
+    assert line["source"] == "paper" and line["n"] == 10
+    assert list(line["mean"]) == [69.5, 83.7]
+    half = line["high"] - line["mean"]
+    assert half[0] == pytest.approx(2.262 * 1.5, abs=1e-2)  # Student, 9 degrees
+    scaled = evidence.paper_line("dprec", "rec", (3, 6), keys, scale=0.01)
+    assert np.allclose(scaled["mean"], [0.695, 0.837])
+
+
+def test_a_curve_over_traffic_ends_at_what_was_sent():
+    line = evidence.over_traffic(FULL, "lenet5.eps3.fedavg", "gaussian", "DP-FedAvg")
+    over_rounds = plots.learning_curve(FULL, "lenet5.eps3.fedavg", "gaussian")
+    assert np.array_equal(line["mean"], over_rounds["mean"])
+    sent = JUDGED.ours["ours.full.lenet5.mnist.fedavg.comm"].summary.mean
+    assert line["x"][-1] == pytest.approx(sent) and (np.diff(line["x"]) > 0).all()
+    assert evidence.over_traffic(FULL, "nothing", "rec") is None
+
+
+def test_a_sweep_is_averaged_point_by_point():
+    found = records.load("imvu", "imvu_mnist", "full")
+    x, y = evidence.swept(found, "imvu.")
+    mine = [r for r in found if r.key.startswith("imvu.")]
+    settings = {r.key for r in mine}
+    assert len(x) == len(y) == len(settings) * len(mine[0].history["eps"])
+    total = sum(sum(r.history["accuracy"]) for r in mine)
+    assert y.sum() * len(mine) / len(settings) == pytest.approx(total)
+    assert (np.diff(x) >= 0).all()
+
+
+def test_numbers_come_seed_by_seed():
+    made = [results.Ours({0: 1.0, 1: 2.0}, "", None), results.Ours({1: 5.0}, "", None)]
+    ours = dict(zip("ab", made))
+    assert evidence.by_seed(ours, "ab").tolist() == [[2.0, 5.0]]
+    assert evidence.by_seed(ours, "a").tolist() == [[1.0], [2.0]]
+
+
+def test_promises_are_a_row_a_run():
+    how = dict(sampling="poisson", accountant="pld")
+    g = accounting.gaussian_guarantee(3.8, 1e-3, 0.1, 10, **how)
+    rows = [("private", g, {"replace": g}, 1000), ("plain", None, {}, 320)]
+    table = evidence.promises(rows)
+    private, plain = table.rows
+    assert private[1] == f"{g.eps:.4g}" and private[2:5] == (
+        g.relation,
+        "poisson",
+        "pld",
+    )
+    assert private[5].endswith("replaced") and private[6] == "1,000"
+    assert plain[1] == "no privacy" and plain[2:6] == ("", "", "", "")
+
+
+def test_what_is_left_open_is_what_the_file_calls_inferred_or_ours():
+    rows = evidence.left_open("dprec", "mnist").rows
+    assert ("n params", "582,026") in [row[:2] for row in rows]
+    assert {row[2] for row in rows} == {"inferred", "ours"}
+    assert len(evidence.left_open("dprec", "mnist", "all").rows) > len(rows)
+
+
+def test_a_long_table_is_behind_a_line():
+    table = results.Table(("a",), (("<b>",),))
+    folded = evidence.Folded("1 row & more", table)
+    shown = folded._repr_html_()
+    assert shown.startswith("<details><summary>1 row &amp; more</summary><table>")
+    assert "&lt;b&gt;" in shown and repr(folded).splitlines()[0] == "1 row & more"
+
+
+@pytest.mark.parametrize(
+    "missing, rest, words",
+    [
+        ("0", "0.0 min", "nothing is missing."),
+        ("12", "9.3 h", "12 runs are missing and would take 9.3 h."),
+        ("2", "1,000.0 h, guessed", "guessed where none"),
+    ],
+)
+def test_costs_are_told_in_a_sentence(missing, rest, words):
+    row = "dpcomm sweep x --scale full", "5.4 h", missing, rest, "1.0", "mnist"
+    said = evidence.cost_sentence(results.Table(("",) * 6, (("", *row[1:]), row)))
+    assert words in said.text and "`dpcomm sweep x --scale full`" in said.text

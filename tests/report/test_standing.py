@@ -1,0 +1,132 @@
+"Where a paper stands: every number counted once, rows told together only with one cause."
+
+import re
+
+import pytest
+
+from dpcomm.report import names, papers, records, results, standing
+
+PAPERS = papers.papers()
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    return {paper: results.evidence(paper) for paper in PAPERS}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_number_is_counted_once_and_in_its_class(paper, evidence):
+    counted = standing.tally(paper, found=evidence[paper]).counts
+    assert list(counted) == [c for c in standing.CLASSES if c in counted]
+    assert sum(sum(each.values()) for each in counted.values()) == len(
+        papers.cells(paper)
+    )
+    assert counted.get("not run", {}).keys() <= {"not run"}
+    whole = results.counts(paper, found=evidence[paper])
+    summed = {}
+    for each in counted.values():
+        for word, n in each.items():
+            summed[word] = summed.get(word, 0) + n
+    assert summed == whole
+
+
+@pytest.mark.parametrize(
+    "kind, verdict, name",
+    [
+        ("exact", "match", "computed"),
+        ("stochastic", "match", "trained"),
+        ("ordering", "order fails", "trained"),
+        ("exact", "not run", "not run"),
+        ("shown", "not comparable", "not comparable"),
+    ],
+)
+def test_a_number_has_one_class(kind, verdict, name):
+    cell = next(c for p in PAPERS for c in papers.cells(p) if c.kind == kind)
+    assert standing.class_of(cell, verdict) == name
+
+
+def test_a_tally_says_what_it_counts():
+    t = standing.Tally(
+        {"computed": {"match": 1200, "near": 1}, "not run": {"not run": 3}}
+    )
+    assert str(t) == "computed 1,201 (1,200 match, 1 near); not run 3"
+    shown = standing.Bar(t, "x.html")._repr_html_()
+    assert repr(standing.Bar(t)) == str(t) in shown
+    assert shown.count("<span title=") == 3 and 'href="x.html"' in shown
+    assert {*standing.COLOURS} == {*results.VERDICTS}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_claim_loses_no_row(paper, evidence):
+    for table in standing.tables_of(paper):
+        found = standing.claim(paper, table, evidence[paper])
+        rows = [row[0] for row in found.shown.rows]
+        rows += [row[0] for _, group in found.groups for row in group.rows]
+        keys = [names.in_words(c.key) for c in papers.cells(paper, table)]
+        assert sorted(rows) == sorted(keys)
+        assert standing.anchor(paper, table) in standing.Section(paper)._repr_html_()
+        for what, group in found.groups:
+            assert what.startswith(f"{len(group.rows)} cells: ") and len(group.rows) > 2
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_disagreement_is_never_grouped(paper, evidence):
+    alone = {"below", "above", "order fails", "near", "paper's slip", "not resolved"}
+    for table in standing.tables_of(paper):
+        found = standing.claim(paper, table, evidence[paper])
+        assert not [w for w, _ in found.groups if any(f"{a}:" in w for a in alone)]
+        for row in found.shown.rows:
+            for number in map(int, re.findall(r"\[(\d+)\]", row[4])):
+                assert number <= len(found.shown.notes)
+
+
+def test_the_overview_has_a_row_per_table():
+    rows = standing.overview().rows
+    assert len(rows) == sum(len(standing.tables_of(p)) for p in PAPERS)
+    assert [row[0] for row in rows if row[0]] == [papers.paper(p).short for p in PAPERS]
+    assert any("●" in cell for row in rows for cell in row[2:])
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_finding_has_the_numbers_of_the_records(paper):
+    template, said = papers.paper(paper).about["finding"], standing.finding(paper)
+    assert "{" in template and "{" not in said
+    ours = results.ours_by_key(records.load(paper, scale="full"))
+    for key in re.findall(r"\{([^ {}]+)\}", template):
+        assert f"{ours[key].summary.mean:.1f}" in said
+    card = standing.Cards(".")._repr_html_()
+    assert papers.paper(paper).about["url"] in card and f"papers/{paper}.ipynb" in card
+
+
+def test_the_summary_has_a_row_per_paper_and_a_bar_links_to_its_rows():
+    assert len(standing.summary().rows) == len(PAPERS)
+    assert standing.bar("imvu", base="x").link == "x/reference/results.ipynb#imvu"
+    assert isinstance(standing.claim("imvu", "fig3"), standing.Claim)
+
+
+@pytest.mark.parametrize(
+    "key, said",
+    [
+        ("mnist.eps3.rec.acc", "MNIST, epsilon 3, DP-REC, accuracy"),
+        (
+            "fmnist.fl_top_dp.r0.5.accuracy",
+            "Fashion-MNIST, FL-TOP-DP, r = 0.5 %, accuracy",
+        ),
+        ("mnist.imvu_minus_mvu.eps4.8", "MNIST, I-MVU minus MVU, epsilon 4.8"),
+        (
+            "writer.ddg16_over_ddg12",
+            "MNIST by writer, DDGauss, 16 bits above DDGauss, 12 bits",
+        ),
+        ("new_thing.x", "new thing, x"),
+    ],
+)
+def test_keys_are_said_in_words(key, said):
+    assert names.in_words(key) == said
+    assert names.word("eps11") == "epsilon 11"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_no_two_keys_of_a_table_are_said_alike(paper):
+    for table in standing.tables_of(paper):
+        said = [names.in_words(c.key) for c in papers.cells(paper, table)]
+        assert len(set(said)) == len(said)

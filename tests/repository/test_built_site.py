@@ -1,0 +1,255 @@
+"""The website as a visitor gets it: built with Quarto, read as HTML, and looked at in a
+headless browser on a desk and on a phone.
+
+`DPCOMM_SITE` names a built site; without it one is built, which takes minutes, and
+without Quarto nothing is checked.
+"""
+
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import browser
+import pytest
+from checkout import NOTEBOOKS, ROOT, copy
+
+PAGES = [path.relative_to("nbs").with_suffix(".html") for path in NOTEBOOKS]
+WIDTHS = (1400, 400)
+LIMIT = 500_000  # bytes of a page with all it loads, compressed
+
+
+class Page(HTMLParser):
+    "What a page links to, loads and shows."
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.ids, self.links, self.loads, self.images = set(), [], [], []
+        self.bare, self.figures, self.open, self.words = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.ids |= {given["id"]} if given.get("id") else set()
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        if tag == "link" and given.get("rel", "") in ("stylesheet", "icon", "preload"):
+            self.loads.append(given["href"])
+        if tag in ("script", "img", "iframe") and given.get("src"):
+            self.loads.append(given["src"])
+        if tag == "img":
+            self.images.append((given.get("src", "")[:80], given.get("alt", "")))
+            (self.figures[-1] if self.figures else self.bare).append(
+                given.get("src", "")
+            )
+        if tag == "figure":
+            self.figures.append([])
+        if tag == "figcaption" and self.figures:
+            self.figures[-1].clear()
+        if tag in ("script", "style", "math", "pre", "code"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag == "figure" and self.figures:
+            self.bare += self.figures.pop()  # no caption came
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+    def handle_data(self, data):
+        if not self.open:
+            self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    "Folder of the built site."
+    if built := os.environ.get("DPCOMM_SITE"):
+        return Path(built).resolve()
+    if not (quarto := shutil.which("quarto")):
+        pytest.skip("NOT CHECKED: quarto is not on PATH, the site was not built")
+    root = copy(tmp_path_factory.mktemp("built") / "repository")
+    env = os.environ | {"PYTHONPATH": str(root)}
+    folder = Path(quarto).parent
+    env["PATH"] = os.pathsep.join([str(folder), env["PATH"]])
+    done = subprocess.run(
+        ["nbdev_docs"], cwd=root, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    said = [line for line in done.stderr.splitlines() if re.search("WARN|ERROR", line)]
+    assert not said, "\n".join(said)
+    return root / "_docs"
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    "Every page, read."
+    return {page: Page((site / page).read_text("utf-8")) for page in PAGES}
+
+
+def outside(address):
+    return bool(urlsplit(address).scheme or urlsplit(address).netloc)
+
+
+def target(page, address):
+    "Path and fragment that a link on a page points to, in the site."
+    parts = urlsplit(address)
+    path = unquote(parts.path)
+    whole = Path(os.path.normpath(page.parent / path)) if path else page
+    return (whole / "index.html" if whole == Path(".") else whole), parts.fragment
+
+
+def broken(page, pages, site):
+    "Links of a page that lead nowhere in the site."
+    for address in pages[page].links:
+        if outside(address) or address in ("#", ""):
+            continue
+        path, fragment = target(page, address)
+        if not (site / path).exists():
+            yield f"a link to {address}, which is not there"
+        elif fragment and path in pages and unquote(fragment) not in pages[path].ids:
+            yield f"a link to {address}, whose anchor is not there"
+
+
+def foreign(page, pages):
+    "What a page would fetch from somebody else."
+    kept = ("data:", "blob:")
+    for address in pages[page].loads:
+        if outside(address) and not address.startswith(kept):
+            yield f"it loads {address}"
+
+
+def unseen(page, pages):
+    "Pictures without words for them, and formulas that were not set."
+    for source, alt in pages[page].images:
+        if not alt.strip():
+            yield f"an image without alt text: {source}"
+    for source in pages[page].bare:
+        if "figure-html" in source:
+            yield f"a figure without caption: {source}"
+    text = "".join(pages[page].words)
+    for raw in re.findall(r"\\\(|\\\[|\$\$|\\(?:frac|mathbb|mathcal|lVert)\b", text):
+        yield f"raw TeX: {raw}"
+    if "Traceback (most recent" in text or "<Figure size" in text:
+        yield "a traceback or a figure in words"
+
+
+def weight(page, pages, site):
+    "Compressed bytes of a page and of what it loads."
+    found = {page}
+    for address in pages[page].loads:
+        if not outside(address):
+            found.add(target(page, address)[0])
+    return sum(
+        len(gzip.compress((site / path).read_bytes(), 6))
+        for path in found
+        if (site / path).is_file()
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_page_is_whole(page, pages, site):
+    faults = [
+        *broken(page, pages, site),
+        *foreign(page, pages),
+        *unseen(page, pages),
+    ]
+    if (size := weight(page, pages, site)) > LIMIT:
+        faults.append(f"{size:,} bytes compressed; the limit is {LIMIT:,}")
+    if faults:
+        pytest.fail(f"{page}:\n  " + "\n  ".join(faults), pytrace=False)
+
+
+@pytest.fixture(scope="module")
+def seen(site):
+    "Every page as the browser lays it out, width by width."
+    if not browser.BROWSER:
+        pytest.skip("NOT CHECKED: no Chromium on PATH, no page was looked at")
+    return {width: browser.measure(site, PAGES, width) for width in WIDTHS}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_nothing_is_cut_off(page, width, seen):
+    look = seen[width][str(page)]
+    faults = [f"cut off: {what}" for what in look["cut"]]
+    faults += [f"it asks {address}" for address in look["foreign"]]
+    if look["slides"]:
+        faults.append(f"the page slides sideways by {look['slides']} pixels")
+    if faults:
+        pytest.fail(f"{page} at {width}:\n  " + "\n  ".join(faults), pytrace=False)
+
+
+@pytest.mark.parametrize(
+    "words, page",
+    [
+        ("DP-REC", "papers/dprec.html"),
+        ("privacy budget", "foundations/privacy.html"),
+        ("quickstart", "tour.html"),
+        ("install", "index.html"),
+    ],
+)
+def test_search_leads_where_it_is_meant(words, page, site):
+    lines = json.loads((site / "search.json").read_text("utf-8"))
+    first = next(line for line in lines if line["title"].lower() == words.lower())
+    assert first["href"].split("#")[0] == page and len(first["text"]) > 20
+
+
+def test_the_search_index_has_words_and_no_tex(site):
+    text = (site / "search.json").read_text("utf-8")
+    assert not re.findall(r"\\\\(?:frac|mathbb|lVert|varepsilon)", text)
+    assert len(gzip.compress(text.encode(), 6)) < 2_000_000
+
+
+def test_the_list_for_readers_of_text_is_in_order_and_described(site):
+    lines = (site / "llms.txt").read_text("utf-8").splitlines()
+    pages = [line for line in lines if line.startswith("- ")]
+    assert len(pages) >= len(PAGES) - 1 and all("): " in line for line in pages)
+    names = [line.split("dpcomm/dpcomm/")[1].split(".llms")[0] for line in pages]
+    assert (
+        names.index("tour") < names.index("papers/dprec") < names.index("secagg/ring")
+    )
+
+
+BAD = """<html><body><main style="width:300px;overflow:visible">
+<pre style="width:200px;overflow:hidden">{wide}</pre>
+<table style="width:900px"><tr><td>x</td></tr></table>
+<img src="https://example.org/x.png" width="10">
+</main></body></html>"""
+GOOD = """<html><body><main><pre style="white-space:pre-wrap;overflow-wrap:anywhere">
+{wide}</pre><div style="overflow-x:auto"><table style="width:900px"><tr><td>x</td></tr>
+</table></div></main></body></html>"""
+
+
+@pytest.mark.skipif(not browser.BROWSER, reason="NOT CHECKED: no Chromium on PATH")
+def test_a_page_that_is_cut_off_is_noticed(tmp_path):
+    for name, text in (("bad.html", BAD), ("good.html", GOOD)):
+        (tmp_path / name).write_text(text.format(wide="word" * 200))
+    found = browser.measure(tmp_path, ["bad.html", "good.html"], 400)
+    assert found["good.html"] == dict(slides=0, cut=[], foreign=[])
+    bad = found["bad.html"]
+    assert bad["slides"] > 400 and {text[:5] for text in bad["cut"]} >= {
+        "pre: ",
+        "table",
+    }
+    assert bad["foreign"] == ["https://example.org/x.png"]
+
+
+def test_a_broken_page_is_noticed(tmp_path):
+    text = (
+        '<a href="there.html">x</a><a href="#no">x</a><script src="//cdn.org/x.js">'
+        '</script><figure><img src="x/figure-html/a.png"></figure><p>\\frac{1}{2}</p>'
+    )
+    page = Path("here.html")
+    pages = {page: Page(text)}
+    assert len(list(broken(page, pages, tmp_path))) == 2
+    assert len(list(foreign(page, pages))) == 1
+    assert len(list(unseen(page, pages))) == 3
+
+
+def test_ci_and_forks_build_the_same_site():
+    assert "test_built_site.py" in (ROOT / ".github/workflows/site.yml").read_text()
