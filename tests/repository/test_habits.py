@@ -20,7 +20,9 @@ INSTALLED = ("pip install -e '.[dev]'", "pre-commit install")  # before any test
 ELSEWHERE = {  # command -> the test that runs it
     "nbdev_export": "tests/repository/test_guards.py::test_the_package_is_what_the_notebooks_export",
     "nbdev_clean": "tests/repository/test_guards.py::test_notebooks_are_clean",
-    "nbdev_preview": "tests/repository/test_site.py::",
+    "nbdev_docs": "tests/repository/test_built_site.py::test_page_is_whole",
+    "DPCOMM_SITE=_docs pytest tests/repository/test_built_site.py": "",
+    "python -m http.server -d _docs": "",  # of Python itself
     "dpcomm run NAME --scale smoke": "tests/experiments/test_runner.py::test_inline_computes_the_same",
     **{
         f"dpcomm {words}": f"tests/experiments/test_commands.py::{test}"
