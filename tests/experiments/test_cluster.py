@@ -4,8 +4,6 @@ import importlib
 import os
 import signal
 import sys
-import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -64,23 +62,17 @@ def test_a_killed_dask_worker_changes_no_number(one, tmp_path):
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, **more) as local:
         client, killed, said = distributed.Client(local), [], []
 
-        def kill():
-            "The first worker that is in the middle of a job."
-            while not killed:
-                time.sleep(0.2)
-                busy = [at for at, jobs in client.processing().items() if jobs]
-                if len(said) == 1 and busy:
-                    time.sleep(2)
-                    pids = client.run(os.getpid, workers=busy[:1])
-                    os.kill(pids[busy[0]], signal.SIGKILL)
-                    killed.append(pids[busy[0]])
+        def say(line):
+            "The first result kills a worker that has jobs to do."
+            said.append(line)
+            if not killed:
+                at = next(at for at, jobs in client.processing().items() if jobs)
+                killed.append(client.run(os.getpid, workers=[at])[at])
+                os.kill(killed[0], signal.SIGKILL)
 
-        killer = threading.Thread(target=kill, daemon=True)
-        killer.start()
         done = cluster.run_dask(
-            sweep.plan([ASKED]), local.scheduler_address, tmp_path, say=said.append
+            sweep.plan([ASKED]), local.scheduler_address, tmp_path, say=say
         )
-        killer.join(10)
         client.close()
     assert len(killed) == 1 and done.failed == {} and len(said) == 4
     assert numbers(done.records) == read(tmp_path) == one

@@ -115,8 +115,9 @@ def test_a_run_is_played_and_recorded(made, tmp_path):
 
 def test_a_run_without_its_own_cost_is_timed(made, tmp_path):
     def slow(run, seed, **how):
-        end = time.process_time() + 0.2
-        while time.process_time() < end:
+        clocks = time.process_time, time.perf_counter
+        ends = [clock() + 0.2 for clock in clocks]
+        while any(clock() < end for clock, end in zip(clocks, ends)):
             pass
         return {}
 
