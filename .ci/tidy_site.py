@@ -32,9 +32,10 @@ MEANT = {  # what is typed -> the page that is meant
 
 
 def without_tex(page: str) -> tuple[str, list]:
-    "A page without the TeX of its formulas, and the TeX that was taken out."
-    found = [html.unescape(tex) for tex in ANNOTATION.findall(page)]
-    return ANNOTATION.sub("", page), sorted(set(found), key=len, reverse=True)
+    "A page without the TeX of its formulas, and what was taken out, as the index may spell it."
+    found = ANNOTATION.findall(page)
+    spelt = {form for tex in found for form in (tex, html.unescape(tex))}
+    return ANNOTATION.sub("", page), sorted(spelt, key=len, reverse=True)
 
 
 def clean(text: str, formulas: list) -> str:

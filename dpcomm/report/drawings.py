@@ -58,5 +58,7 @@ def _draw_message(axes, start, end, y, what, bits):
     arrow = dict(arrowstyle="-|>", color=plots.INK, lw=1.2, shrinkA=2, shrinkB=2)
     axes.annotate("", (end, y), (start, y), arrowprops=arrow)
     middle = (start + end) / 2
+    small["bbox"] = dict(fc="white", ec="none", pad=0.8)  # a line may cross here
     axes.text(middle, y - 0.08, what, ha="center", va="bottom", **small)
-    axes.text(middle, y + 0.1, bits, ha="center", va="top", **small)
+    if bits:
+        axes.text(middle, y + 0.1, bits, ha="center", va="top", **small)

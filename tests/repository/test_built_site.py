@@ -6,6 +6,7 @@ without Quarto nothing is checked.
 """
 
 import gzip
+import html
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 import browser
 import pytest
 from checkout import NOTEBOOKS, ROOT, copy
+from fontTools.ttLib import TTFont
 
 PAGES = [path.relative_to("nbs").with_suffix(".html") for path in NOTEBOOKS]
 WIDTHS = (1400, 400)
@@ -209,10 +211,23 @@ def test_the_list_for_readers_of_text_is_in_order_and_described(site):
     lines = (site / "llms.txt").read_text("utf-8").splitlines()
     pages = [line for line in lines if line.startswith("- ")]
     assert len(pages) >= len(PAGES) - 1 and all("): " in line for line in pages)
-    names = [line.split("dpcomm/dpcomm/")[1].split(".llms")[0] for line in pages]
+    names = [re.search(r"github.io/dpcomm/(.*)\.llms", line)[1] for line in pages]
     assert (
         names.index("tour") < names.index("papers/dprec") < names.index("secagg/ring")
     )
+
+
+def test_the_font_of_formulas_has_their_characters(site):
+    "matplotlib brings fontTools along."
+    font = TTFont(ROOT / "nbs/site/stix-two-math.woff").getBestCmap()
+    missing = {
+        character
+        for page in PAGES
+        for formula in re.findall(r"<math.*?</math>", (site / page).read_text(), re.S)
+        for character in html.unescape(re.sub("<[^>]*>", "", formula))
+        if character.isprintable() and ord(character) not in font
+    }
+    assert ord("√") in font and not missing
 
 
 BAD = """<html><body><main style="width:300px;overflow:visible">

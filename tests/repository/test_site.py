@@ -10,7 +10,9 @@ import pytest
 import yaml
 from checkout import NOTEBOOKS, ROOT, copy, python, text
 
-LABEL = re.compile(r"\{#((?:eq|prop|fig|tbl|thm|lem|cor|prp|cnj|def|exm|sec|lst)-[\w-]+)")
+LABEL = re.compile(
+    r"\{#((?:eq|prop|fig|tbl|thm|lem|cor|prp|cnj|def|exm|sec|lst)-[\w-]+)"
+)
 REFERENCE = re.compile(
     r"(?<![\w`])-?@((?:eq|fig|tbl|thm|lem|cor|prp|cnj|def|exm|sec|lst)-[\w-]+)"
 )
