@@ -53,10 +53,12 @@ def copy(target: Path) -> Path:
 
 
 def python(
-    *args, cwd=ROOT, root=ROOT, timeout=600, **more
+    *args, cwd=ROOT, root=ROOT, timeout=600, base=os.environ, **more
 ) -> subprocess.CompletedProcess:
-    "Run this Python in `cwd`, importing dpcomm from the checkout `root`."
-    env = {name: value for name, value in os.environ.items() if name != "IN_TEST"}
+    """Run this Python in `cwd`, in the environment `base`, importing dpcomm from the
+    checkout `root`.
+    """
+    env = {name: value for name, value in base.items() if name != "IN_TEST"}
     search = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))
     env |= {
         "PYTHONPATH": search,

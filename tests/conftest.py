@@ -20,8 +20,9 @@ sys.path[:0] = [
 ]
 
 OFFLINE = TESTS / "offline"
-NOT_RUN = []  # cells that a flag kept from running: named at the end, never silently green
-NOT_CHECKED = []  # what a missing data set kept from being checked: the same
+# Properties of a test that are told at the end, never silently green: cells that a flag
+# kept from running, and what a missing data set kept from being checked.
+NOT_RUN, NOT_CHECKED = "not run", "not checked"
 QUICK = """
 core/test_core core/test_package core/test_wire privacy/test_accounting privacy/test_games
 secagg/test_ring report/test_labels report/test_papers mechanisms/test_gaussian
@@ -58,6 +59,19 @@ def pytest_addoption(parser):
     parser.addoption(
         "--fuzz", type=int, default=1000, help="hostile messages a mechanism is sent"
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    "A file's tests run in one process, which makes their fixtures once; pages anywhere."
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.split("::")[0]
+            return nodeid if file.endswith("test_pages.py") else file
+
+    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(items):
@@ -97,18 +111,18 @@ def pool():
 
 def pytest_terminal_summary(terminalreporter):
     report = terminalreporter
-    reasons = [
-        (skip.nodeid, skip.longrepr[2].removeprefix("Skipped: "))
-        for skip in report.stats.get("skipped", [])
-    ]
-    skips = [
-        f"{test}: {reason.removeprefix('NOT CHECKED: ').split(':')[0]}"
-        for test, reason in reasons
-    ]
+    told = {NOT_RUN: [], NOT_CHECKED: []}
+    ended = [*report.stats.get("passed", []), *report.stats.get("failed", [])]
+    for name, line in (pair for test in ended for pair in test.user_properties):
+        told.get(name, []).append(line)
+    for skip in report.stats.get("skipped", []):
+        reason = skip.longrepr[2].removeprefix("Skipped: ")
+        reason = reason.removeprefix("NOT CHECKED: ").split(":")[0]
+        told[NOT_CHECKED].append(f"{skip.nodeid}: {reason}")
     report.section("not run, not checked")
     for lines, what in (
-        (NOT_RUN, "notebook cells flagged slow, gpu or eval: false were not run"),
-        (NOT_CHECKED + skips, "cells and tests were NOT CHECKED"),
+        (told[NOT_RUN], "notebook cells flagged slow, gpu or eval: false were not run"),
+        (told[NOT_CHECKED], "cells and tests were NOT CHECKED"),
     ):
         report.write_line(f"{len(lines)} {what}" + (":" if lines else ""))
         for line in lines:

@@ -68,7 +68,7 @@ def matched(
     }
 
 # %% ../../nbs/reference/sqsgd_curves.ipynb #b290ece3
-RATIOS = (0.001, 0.05, 0.5, 0.01)  # of Figure 4; 0.5 is not the paper's
+RATIOS = (0.001, 0.05, 0.01)  # of Figure 4
 
 
 def figures(

@@ -52,9 +52,7 @@ def test_figures_take_the_papers_settings(task, base):
     )
     assert {curves[f"fig1.K{K}"].levels for K in stated("levels.fig1")} == set(
         stated("levels.fig1")
-    ) and {sqsgd_curves.RATIOS[i] for i in (0, 1, 3)} | {base.fraction} == set(
-        stated("ratios.fig4")
-    )
+    ) and {*sqsgd_curves.RATIOS, base.fraction} == set(stated("ratios.fig4"))
     assert all(
         curves[f"fig2.eps{eps}"].eps == eps
         and curves[f"fig2.eps{eps}"].fraction == stated("fraction")

@@ -1,5 +1,5 @@
-"""Every page: restart, run all through nbdev's runner, and get the outputs that are
-stored in it.
+"""Every page: restart, run all through nbdev's runner as on a fresh machine, without
+data and network, and get the outputs that are stored in it.
 
 Three kinds of cells are compared less: `timing` not at all; `trained`, which print what
 a training came to, without their numbers, because the last digits of a training differ
@@ -9,12 +9,13 @@ report.
 """
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 from checkout import PAGES, ROOT, Cell, cells, python, text
-from conftest import NOT_CHECKED, NOT_RUN
+from conftest import NOT_CHECKED, NOT_RUN, bare
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 REL, ABS = 1e-2, 1e-6
@@ -136,43 +137,34 @@ def trains(page: Path) -> bool:
 TRAINING = [page for page in PAGES if trains(page)]
 
 
-@pytest.fixture(scope="module")
-def runs(request, pool, tmp_path_factory):
-    """All selected pages, each in a process of its own, two at a time; `moved` is the
-    page with its starts moved.
+@pytest.fixture(scope="session")
+def fresh_machine(tmp_path_factory):
+    "An environment without data and network, in a home that starts empty."
+    return bare(dict(os.environ), tmp_path_factory.mktemp("home"))
+
+
+def report_of(page: Path, folder: Path, base, moved=False) -> dict:
+    "What a page prints in a process of its own; its failure, if it fails."
+    out = folder / "report.json"
+    words = [ROOT / "tests" / "run_page.py", ROOT / page, out, *["--moved"] * moved]
+    env = OLD_PROCESSOR if moved else {}
+    done = python(*words, cwd=(ROOT / page).parent, env=env, base=base, timeout=900)
+    if done.returncode:
+        pytest.fail(f"{page} fails:\n{done.stderr[-6000:]}", pytrace=False)
+    return json.loads(out.read_text())
+
+
+def reports(page: Path, folder: Path, base) -> list[dict]:
+    """A page as on a fresh machine; where it lacks data there, and data are here, with
+    them too.
     """
-    folder = tmp_path_factory.mktemp("pages")
-    chosen = [
-        (item.callspec.params["page"], "moves" in item.name)
-        for item in request.session.items
-        if item.module is request.module
-        and hasattr(item, "callspec")
-        and "page" in item.callspec.params
+    found = [report_of(page, folder, base)]
+    lacks = [
+        line for cell in found[0]["cells"] for line in missing(seen(cell["fresh"]))
     ]
-
-    def one(page: Path, moved: bool):
-        out = folder / "-".join(
-            page.with_suffix(".moved.json" if moved else ".json").parts
-        )
-        process = python(
-            ROOT / "tests" / "run_page.py",
-            ROOT / page,
-            out,
-            *["--moved"] * moved,
-            cwd=(ROOT / page).parent,
-            env=OLD_PROCESSOR if moved else {},
-        )
-        return process, json.loads(out.read_text()) if out.exists() else None
-
-    return {key: pool.submit(one, *key) for key in chosen}
-
-
-def report_of(page: Path, future) -> dict:
-    "What a page printed; its failure, if it failed."
-    process, report = future.result()
-    if process.returncode:
-        pytest.fail(f"{page} fails:\n{process.stderr[-6000:]}", pytrace=False)
-    return report
+    if lacks and "DPCOMM_DATA" in os.environ:
+        found.append(report_of(page, folder, os.environ))
+    return found
 
 
 def demand_agreement(page: Path, report: dict, advice: str):
@@ -189,23 +181,26 @@ def demand_agreement(page: Path, report: dict, advice: str):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
-def test_page_runs_and_prints_what_is_stored(page, runs):
-    report = report_of(page, runs[page, False])
-    for cell in report["cells"]:
+def test_page_runs_and_prints_what_is_stored(
+    page, tmp_path, fresh_machine, record_property
+):
+    found = reports(page, tmp_path, fresh_machine)
+    for report in found:
+        demand_agreement(page, report, "run the page again")
+    for cell in found[-1]["cells"]:
         if cell["skipped"]:
-            NOT_RUN.append(
-                f"{page}: {cell['skipped']}: {cell['source'].splitlines()[0]}"
-            )
-        NOT_CHECKED.extend(f"{page}: {line}" for line in unchecked(cell))
-    demand_agreement(page, report, "run the page again")
+            line = cell["source"].splitlines()[0]
+            record_property(NOT_RUN, f"{page}: {cell['skipped']}: {line}")
+        for line in unchecked(cell):
+            record_property(NOT_CHECKED, f"{page}: {line}")
 
 
 @pytest.mark.parametrize("page", TRAINING, ids=str)
-def test_claims_hold_when_the_start_moves(page, runs):
+def test_claims_hold_when_the_start_moves(page, tmp_path):
     """Weights and images a relative 1e-6 off, sums in another order: every assert
     holds, and what a training moved is tagged `trained`.
     """
-    report = report_of(page, runs[page, True])
+    report = report_of(page, tmp_path, os.environ, moved=True)
     assert report["moved"], (
         "nothing was moved: the page makes its weights and images itself"
     )
