@@ -1,6 +1,6 @@
 """After Quarto has rendered: formulas without their TeX source, in pages and in the
-search index; what people type leads to the page they mean; llms.txt in the order of the
-sidebar, with descriptions.
+search index, and on one line with their punctuation; what people type leads to the page
+they mean; llms.txt in the order of the sidebar, with descriptions.
 
 Quarto calls it (`post-render` in _quarto.yml) and says where the site is.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 ANNOTATION = re.compile(
     r'<annotation encoding="application/x-tex">(.*?)</annotation>', re.S
 )
+INLINE = re.compile(r'(<math display="inline".*?</math>)([.,;:!?)]+)', re.S)
 DESCRIPTION = re.compile(r'<meta name="description" content="(.*?)">')
 SIDEBAR = re.compile(r'href="\./([^"#]+\.html)" class="sidebar-item-text sidebar-link"')
 MEANT = {  # what is typed -> the page that is meant
@@ -36,6 +37,11 @@ def without_tex(page: str) -> tuple[str, list]:
     found = ANNOTATION.findall(page)
     spelt = {form for tex in found for form in (tex, html.unescape(tex))}
     return ANNOTATION.sub("", page), sorted(spelt, key=len, reverse=True)
+
+
+def kept_together(page: str) -> str:
+    "A page on which no line begins with the full stop of a formula."
+    return INLINE.sub(r'<span class="nobreak">\1\2</span>', page)
 
 
 def clean(text: str, formulas: list) -> str:
@@ -77,7 +83,7 @@ def main(site: Path) -> None:
         page, formulas[path.relative_to(site).as_posix()] = without_tex(
             path.read_text(encoding="utf-8")
         )
-        path.write_text(page, encoding="utf-8")
+        path.write_text(kept_together(page), encoding="utf-8")
     index = site / "search.json"
     if index.exists():
         lines = [line_of(words, address, site) for words, address in MEANT.items()]

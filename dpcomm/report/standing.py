@@ -164,7 +164,7 @@ def claim(
     for row in t.rows:
         group = _group_of(row)
         (groups.setdefault(group, []) if group else shown).append(row)
-    for group in [g for g, rows in groups.items() if len(rows) < 3]:
+    for group in [g for g, rows in groups.items() if not _told_together(g, rows)]:
         shown += groups.pop(group)
     shown.sort(key=t.rows.index)
     titles = papers.paper(paper).titles
@@ -184,6 +184,11 @@ def _verdict_of(row):
     return row[4].split(" ", 1)[1].split(" [")[0]
 
 # %% ../../nbs/reference/standing.ipynb #fe89433d
+def _told_together(group, rows):
+    "Whether rows are one line: three that share a cause, any number that was not run."
+    return len(rows) > 2 or "not run" in group[0]
+
+
 def _group_of(row):
     "What a row has in common with others; None for a row of its own."
     word = _verdict_of(row)
@@ -203,7 +208,8 @@ def _what(group, rows, notes):
     sign_and_word = verdict.split(" [")[0]
     numbers = [int(n.split("]")[0]) for n in verdict.split(" [")[1:]]
     why = "; ".join([notes[i - 1] for i in numbers] + ([reason] if reason else []))
-    return f"{len(rows)} cells: {sign_and_word}" + (f": {why}" if why else "")
+    cells = "1 cell" if len(rows) == 1 else f"{len(rows)} cells"
+    return f"{cells}: {sign_and_word}" + (f": {why}" if why else "")
 
 
 def _worded(row):
