@@ -346,7 +346,8 @@ def parse(
             raise refuse(f"{file}, cause: key", key, keys)
     not_run = _pairs(raw, "not_run", "prefix", file)
     hypers = tuple(build(Hyper, row, file) for row in _entries(raw, "hyper", file))
-    titles = raw.get("titles", {})
+    titles = field(file, raw, "titles", dict)
+    titles = {table: field(f"{file}, titles", titles, table, str) for table in titles}
     if unknown := {c.table for c in found} - {*titles}:
         raise ValueError(f"{file}: [titles] lacks {min(unknown)!r}; add its title")
     name = field(file, about, "id", str)

@@ -408,8 +408,11 @@ def test_a_sweep_that_is_killed_twice_ends_with_the_same_records(one, tmp_path):
 
 
 def test_a_sweep_that_is_interrupted_leaves_no_child(tmp_path):
+    "A shell that started the tests in the background made them deaf to the key."
     process = subprocess.Popen(
-        [sys.executable, "-c", SWEEP, str(tmp_path)], stderr=subprocess.DEVNULL
+        [sys.executable, "-c", SWEEP, str(tmp_path)],
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     wait_for(lambda: len(children_of(process.pid)) == 2)
     process.send_signal(signal.SIGINT)

@@ -222,6 +222,11 @@ GRID = {
 PAPER = {
     "paper": dict(
         id="made",
+        short="M",
+        year=2020,
+        url="u",
+        claim="c",
+        finding="f",
         title="T",
         authors="A",
         arxiv="1",
@@ -230,6 +235,7 @@ PAPER = {
         code_licence="l",
         read_on=date(2026, 1, 1),
     ),
+    "titles": {"t": "T"},
     "cell": [
         ROW,
         ROW | {"key": "b", "value": 2.0},
