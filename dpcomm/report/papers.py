@@ -348,8 +348,9 @@ def parse(
     hypers = tuple(build(Hyper, row, file) for row in _entries(raw, "hyper", file))
     titles = field(file, raw, "titles", dict)
     titles = {table: field(f"{file}, titles", titles, table, str) for table in titles}
-    if unknown := {c.table for c in found} - {*titles}:
-        raise ValueError(f"{file}: [titles] lacks {min(unknown)!r}; add its title")
+    for c in found:
+        if c.table not in titles:
+            raise refuse(f"{file}, {c.key:.60}: table (of [titles])", c.table, titles)
     name = field(file, about, "id", str)
     return Paper(name, about, found, hypers, causes, not_run, titles)
 

@@ -235,7 +235,7 @@ PAPER = {
         code_licence="l",
         read_on=date(2026, 1, 1),
     ),
-    "titles": {"t": "T"},
+    "titles": {"t": "T", "x": "X"},
     "cell": [
         ROW,
         ROW | {"key": "b", "value": 2.0},
