@@ -14,7 +14,9 @@ from pathlib import Path
 ANNOTATION = re.compile(
     r'<annotation encoding="application/x-tex">(.*?)</annotation>', re.S
 )
-INLINE = re.compile(r'(<math display="inline".*?</math>)([.,;:!?)]+)', re.S)
+INLINE = re.compile(
+    r'(<math display="inline"(?:(?!</math>).)*</math>)([.,;:!?)]+)', re.S
+)
 DESCRIPTION = re.compile(r'<meta name="description" content="(.*?)">')
 SIDEBAR = re.compile(r'href="\./([^"#]+\.html)" class="sidebar-item-text sidebar-link"')
 MEANT = {  # what is typed -> the page that is meant
