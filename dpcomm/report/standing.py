@@ -184,11 +184,6 @@ def _verdict_of(row):
     return row[4].split(" ", 1)[1].split(" [")[0]
 
 # %% ../../nbs/reference/standing.ipynb #fe89433d
-def _told_together(group, rows):
-    "Whether rows are one line: three that share a cause, any number that was not run."
-    return len(rows) > 2 or "not run" in group[0]
-
-
 def _group_of(row):
     "What a row has in common with others; None for a row of its own."
     word = _verdict_of(row)
@@ -227,6 +222,11 @@ def _group_table(group, rows):
 def _cited(rows, notes):
     "The notes, for the rows that cite them; all, so that numbers stay."
     return tuple(notes) if any("[" in row[4] for row in rows) else ()
+
+# %% ../../nbs/reference/standing.ipynb #fe89433f
+def _told_together(group, rows):
+    "Whether rows are one line: three that share a cause, any number that was not run."
+    return len(rows) > 2 or "not run" in group[0]
 
 # %% ../../nbs/reference/standing.ipynb #1fc5a2af
 @dataclass(frozen=True)
