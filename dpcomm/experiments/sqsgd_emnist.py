@@ -20,7 +20,7 @@ def settings(
     scale: str,  # smoke, quick or full
 ) -> Comparison:
     "What all runs of a scale share. [sqsgd Sec. 4]"
-    name, own = "emnist-mnist", dict(engine="grouped")
+    name, own = "emnist-mnist", dict(engine="fused")
     if scale == "smoke":
         own |= dict(rounds=20, eval_every=10)
         return sqsgd_curves.comparison("emnist", scale, "digits", QUICK, **own)

@@ -29,7 +29,7 @@ def settings(
     }[scale]
     base = sqsgd_curves.comparison("mnist", scale, name).base
     every = sqsgd_curves.figures(base) | sqsgd_curves.additions(base)
-    own |= dict(engine="grouped")
+    own |= dict(engine="fused")
     return sqsgd_curves.comparison("mnist", scale, name, keys or every, **own)
 
 # %% ../../nbs/experiments/sqsgd_mnist.ipynb #22461c3b

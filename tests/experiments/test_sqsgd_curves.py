@@ -142,7 +142,7 @@ def test_a_gap_is_of_the_best_curve_at_the_last_round_or_an_early_one():
 
 def small(*keys, **own) -> sqsgd_curves.Comparison:
     "A comparison on digits that takes a second."
-    own = dict(rounds=4, eval_every=2, batch=8, engine="grouped") | own
+    own = dict(rounds=4, eval_every=2, batch=8, engine="fused") | own
     return sqsgd_curves.comparison("mnist", "smoke", "digits", keys, **own)
 
 

@@ -310,11 +310,12 @@ GOOD = {
             adam_eps=1e-8,
             eval_every=2,
             engine="loop",
+            precision="bfloat16",
             balance=False,
             steps=3,
         ),
         "sample_cohort": dict(n_clients=10, cohort=2, sampling="poisson", rng=RNG),
-        "pick_engine": dict(name="auto", d=10),
+        "pick_engine": dict(name="auto", model=torch.nn.Sequential(torch.nn.Flatten())),
         "Ledger": dict(n_clients=3),
     },
     "training.replay": {
@@ -917,7 +918,7 @@ NOT_FUZZED = {  # module -> names -> reason
         "lowest_bit": "scores of finite sums, called by the games",
     },
     "training.federated": {
-        "balanced batch_plan train_loop cross_entropy train_channels_last forward_grouped train_grouped train_vmap local_trainer server_optimiser evaluate train_cohort": (
+        "balanced batch_plan train_loop cross_entropy train_channels_last train_vmap side_by_side local_trainer server_optimiser evaluate train_cohort": (
             "engines, called by simulate with what Config has checked"
         ),
         "download_bits Run Task with_memory one_round average check_promise simulate": (

@@ -14,7 +14,7 @@ from dpcomm.core.vectors import flatten
 from dpcomm.mechanisms import contract, rec, topk
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.tasks import images as data
-from dpcomm.training import federated, models
+from dpcomm.training import federated, fused, models
 
 
 def net():
@@ -52,25 +52,12 @@ def test_fetch_says_what_is_there():
         data.fetch("digit")
 
 
-def test_forward_grouped_is_n_separate_networks():
-    model = net()
-    x = torch.from_numpy(seed_tree(2).random((3, 5, 1, 8, 8), dtype=np.float32))
-    copies = [models.initialise(net(), seed_tree(3, i)) for i in range(3)]
-    stacked = [torch.stack(ps) for ps in zip(*(copy.parameters() for copy in copies))]
-    together = federated.forward_grouped(model, stacked, x)
-    assert torch.allclose(
-        together,
-        torch.stack([copy(images) for copy, images in zip(copies, x)]),
-        atol=1e-6,
-    )
-
-
 @pytest.mark.parametrize(
     "train",
     [
         federated.train_loop,
         federated.train_channels_last,
-        federated.train_grouped,
+        fused.train_fused,
         federated.train_vmap,
     ],
 )

@@ -112,9 +112,7 @@ def test_engines_agree_with_the_loop(engine, name):
     """
     model = models.build(name, seed_tree(0))
     nested = any(isinstance(layer, models.Residual) for layer in model)
-    if (
-        engine == "fused" and any(isinstance(layer, nn.GroupNorm) for layer in model)
-    ) or (engine == "grouped" and nested):
+    if engine == "fused" and nested:
         with pytest.raises(
             ValueError, match="is not written out here: use engine='channels-last'"
         ):
@@ -409,11 +407,47 @@ def test_a_client_is_shuffled_by_its_own_stream():
     assert (federated.batch_plan(parts[1:], 2, 30, [seed_tree(1)])[0] == both[1]).all()
 
 
-def test_the_engine_follows_size_and_device():
-    assert federated.pick_engine("auto", 61_706) == "grouped"
-    assert federated.pick_engine("auto", 582_026) == "channels-last"
-    assert federated.pick_engine("auto", 61_706, "cuda") == "vmap"
-    assert federated.pick_engine("loop", 61_706, "cuda") == "loop"
+def test_the_engine_follows_model_and_device():
+    small, large, wide = (
+        models.build(name, seed_tree(0)) for name in ("lenet5", "cnn", "lstm")
+    )
+    assert federated.pick_engine("auto", small) == "fused"
+    assert federated.pick_engine("auto", small, "cuda") == "vmap"
+    assert federated.pick_engine("loop", small, "cuda") == "loop"
+    assert [federated.side_by_side("fused", model) for model in (small, large)] == [
+        10,
+        2,
+    ]
+    matrix = nn.Sequential(nn.Linear(70_000, 1))
+    assert federated.side_by_side("fused", matrix) == 1
+    assert federated.side_by_side("vmap", small) == 100
+    assert federated.side_by_side("loop", small) == 1
+    with pytest.warns(
+        UserWarning, match="CharLSTM is not a plain sequence.*slower engine"
+    ):
+        assert federated.pick_engine("auto", wide) == "channels-last"
+    with pytest.raises(
+        ValueError, match="CharLSTM is not a plain.*use engine='channels"
+    ):
+        federated.pick_engine("fused", wide)
+
+
+def test_a_layer_that_is_not_written_out_is_named():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    with pytest.warns(
+        UserWarning, match=r"Tanh\(\) is not written out here, so the slower"
+    ):
+        assert federated.pick_engine("auto", net) == "channels-last"
+
+
+def test_precision_is_the_fused_engines_alone():
+    net = models.build("linear", seed_tree(0))
+    trainer, _ = federated.local_trainer(net, torch.zeros(5), "auto", "bfloat16")
+    assert trainer.keywords["dtype"] is torch.bfloat16
+    with pytest.raises(ValueError, match="precision is 'bfloat16', which only engine"):
+        federated.local_trainer(net, torch.zeros(5), "loop", "bfloat16")
+    with pytest.raises(ValueError, match="precision is 'half'; it must be"):
+        federated.Config(precision="half")
 
 
 # ---- sampling
@@ -875,7 +909,7 @@ def test_workers_change_nothing_on_a_real_model(engine):
     assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize("engine", ["loop", "grouped"])
+@pytest.mark.parametrize("engine", ["loop", "fused"])
 def test_what_a_client_sends_does_not_depend_on_the_others(engine):
     "The same client alone, first, last and in a crowd."
     model = tiny_model()
@@ -1220,5 +1254,5 @@ def test_a_model_with_its_own_trainer_is_trained_by_it_unless_an_engine_is_named
     assert own.calls == 4
     trainer, size = federated.local_trainer(own, torch.zeros(5), "auto")
     assert (trainer, size) == (own.local_sgd, 3) and federated.local_trainer(
-        own, torch.zeros(5), "grouped"
-    )[1] == federated.CHUNK["grouped"]
+        own, torch.zeros(5), "fused"
+    )[1] == federated.side_by_side("fused", own)

@@ -1,5 +1,7 @@
 "fused: layers and their ways back, held weights, the loss."
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpcomm.core.chance import seed_tree
-from dpcomm.training import fused
+from dpcomm.core.vectors import flatten
+from dpcomm.training import fused, models
 
 
 class Collect:
@@ -20,11 +23,16 @@ class Collect:
         self.seen.append((p, g.clone()))
 
     def outer(self, p, g, h):
-        self(p, g.T @ h)
+        self(p, g.mT @ h)
 
 
 def random(*shape, path=0) -> torch.Tensor:
     return torch.from_numpy(seed_tree(0, path).standard_normal(shape))
+
+
+def each(reference):
+    "A function of one client's tensors, for the clients of a leading axis."
+    return lambda *clients: torch.stack([reference(*one) for one in zip(*clients)])
 
 
 def compare(layer, reference, h, params, first=False):
@@ -44,10 +52,24 @@ def compare(layer, reference, h, params, first=False):
         torch.testing.assert_close(seen.contiguous(), grad.contiguous())
 
 
-def test_linear():
+@pytest.mark.parametrize("n_in", [7, 40_000])
+def test_linear(n_in):
+    "Small and large matrices: both sides of LARGE."
     compare(
-        fused.linear, F.linear, random(5, 7), [random(3, 7, path=1), random(3, path=2)]
+        fused.linear,
+        each(F.linear),
+        random(2, 5, n_in),
+        [random(2, 3, n_in, path=1), random(2, 3, path=2)],
     )
+
+
+def test_products_in_bfloat16_round_the_factors_and_no_more():
+    a, b = random(2, 3, 50).float(), random(2, 50, 4, path=1).float()
+    rounded = a.bfloat16().double() @ b.bfloat16().double()
+    found = fused.products(a, b, torch.bfloat16)
+    assert found.dtype == torch.float32 and not torch.equal(found, a @ b)
+    torch.testing.assert_close(found, rounded.float(), atol=0.05, rtol=2**-7)
+    torch.testing.assert_close(fused.products(a, b), a @ b)
 
 
 def test_relu():
@@ -59,53 +81,96 @@ def test_pool(size):
     compare(fused.pool, lambda h: F.max_pool2d(h, 2), random(2, 3, *size), [])
 
 
-@pytest.mark.parametrize("channels, first", [(2, False), (2, True), (1, True)])
-def test_conv(channels, first):
-    def layer(h, weight, bias):
-        return fused.conv(h, weight, bias, (1, 1))
+def folded(reference):
+    "A function of one client's images, for clients that are groups of channels."
 
+    def together(h, *params):
+        images = h.unflatten(1, (len(params[0]), -1)).unbind(1)
+        return torch.cat([reference(*one) for one in zip(images, *params)], 1)
+
+    return together
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(
+    "channels, first", [(2, False), (2, True), (1, True), (1, False)]
+)
+def test_conv(n, channels, first):
     compare(
-        layer,
-        lambda h, weight, bias: F.conv2d(h, weight, bias, padding=1),
-        random(2, channels, 6, 5),
-        [random(4, channels, 3, 3, path=1), random(4, path=2)],
+        lambda h, weight, bias: fused.conv(h, weight, bias, (1, 1)),
+        folded(lambda h, weight, bias: F.conv2d(h, weight, bias, padding=1)),
+        random(2, n * channels, 6, 5),
+        [random(n, 4, channels, 3, 3, path=1), random(n, 4, path=2)],
         first,
     )
 
 
-def test_one_channel_in_the_middle_is_refused():
-    _, back = fused.conv(random(2, 1, 6, 6), random(4, 1, 3, 3), random(4), (0, 0))
-    with pytest.raises(
-        ValueError, match="must be the first layer: use engine='channels-last'"
-    ):
-        back(random(2, 4, 4, 4), Collect(), first=False)
+def test_conv_in_bfloat16_is_close_and_not_the_same():
+    h, weight, bias = random(2, 6, 8, 8), random(3, 4, 2, 3, 3, path=1), random(3, 4)
+    h, weight, bias = h.float(), weight.float(), bias.float()
+    exact, _ = fused.conv(h, weight, bias, (1, 1))
+    found, _ = fused.conv(h, weight, bias, (1, 1), torch.bfloat16)
+    gap = float((found - exact).norm() / exact.norm())
+    assert found.dtype == torch.float32 and 1e-4 < gap < 1e-2
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_group_norm(n):
+    def reference(h, weight, bias):
+        return F.group_norm(h, 2, weight, bias, 1e-5)
+
+    compare(
+        lambda h, weight, bias: fused.group_norm(h, weight, bias, 2, 1e-5),
+        folded(reference),
+        random(2, n * 4, 6, 5),
+        [random(n, 4, path=1), random(n, 4, path=2)],
+    )
+
+
+def test_fold_puts_clients_into_channels():
+    h = random(3, 2, 4, 5, 6)
+    out = fused.fold(h)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(out, h.transpose(0, 1).flatten(1, 2))
 
 
 @pytest.mark.parametrize("classes", [1, 4])
 def test_the_gradient_is_the_derivative_of_the_loss(classes):
-    scores, y = random(6, classes).requires_grad_(), torch.tensor([0, 1, 1, 0, 1, 0])
-    loss = (
-        F.cross_entropy(scores, y)
-        if classes > 1
-        else F.binary_cross_entropy_with_logits(scores[:, 0], y.double())
+    "Two clients; the second has two images only."
+    scores, y = (
+        random(2, 3, classes).requires_grad_(),
+        torch.tensor([[0, 1, 1], [0, 1, 0]]),
     )
-    found, g = fused.cross_entropy_and_gradient(scores.detach(), y)
-    torch.testing.assert_close(found, loss.detach())
-    torch.testing.assert_close(g, torch.autograd.grad(loss, scores)[0])
+    weights = torch.tensor([[1, 1, 1], [1.5, 1.5, 0]]).double() / 3
+    found, g = fused.cross_entropy_and_gradient(scores.detach(), y, weights)
+    for i, n in enumerate((3, 2)):
+        loss = (
+            F.cross_entropy(scores[i, :n], y[i, :n])
+            if classes > 1
+            else F.binary_cross_entropy_with_logits(scores[i, :n, 0], y[i, :n].double())
+        )
+        torch.testing.assert_close(found[i], loss.detach())
+        torch.testing.assert_close(g[i], torch.autograd.grad(loss, scores)[0][i])
 
 
 def test_a_step_moves_free_weights_only():
-    p = torch.ones(2, 3)
-    g = torch.full((2, 3), 2.0)
+    p = torch.ones(1, 2, 3)
+    g = torch.full((1, 2, 3), 2.0)
     mask = torch.tensor([[1.0, 0, 1], [0, 0, 1]])
-    fused.Step(0.5, {id(p): mask})(p, g)
-    assert p.tolist() == [[0, 1, 0], [1, 1, 0]]
-    a, b = torch.zeros(2, 3), torch.zeros(2, 3)
-    left, right = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0, 5.0]])
+    fused.Step(0.5, {p.data_ptr(): mask})(p, g)
+    assert p.tolist() == [[[0, 1, 0], [1, 1, 0]]]
+
+
+@pytest.mark.parametrize("wide", [3, 40_000])
+def test_a_step_along_a_product(wide):
+    left, right = random(2, 1, 2), random(2, 1, wide, path=1)
+    whole = -0.1 * left.transpose(1, 2) @ right
+    mask = (random(2, wide, path=2) > 0).double()
+    a, b = torch.zeros_like(whole), torch.zeros_like(whole)
     fused.Step(0.1, {}).outer(a, left, right)
-    fused.Step(0.1, {id(b): mask}).outer(b, left, right)
-    torch.testing.assert_close(a, -0.1 * left.T @ right)
-    torch.testing.assert_close(b, a * mask)
+    fused.Step(0.1, {b.data_ptr(): mask}).outer(b, left, right)
+    torch.testing.assert_close(a, whole)
+    torch.testing.assert_close(b, whole * mask)
 
 
 def test_sgd_step_is_one_step_of_sgd():
@@ -113,13 +178,44 @@ def test_sgd_step_is_one_step_of_sgd():
         nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3)
     ).double()
     x, y = random(4, 1, 8, 8), torch.tensor([0, 1, 2, 1])
-    params = [p.detach().clone() for p in net.parameters()]
+    params = {id(p): p.detach().clone()[None] for p in net.parameters()}
     F.cross_entropy(net(x), y).backward()
+    share, step = torch.full((1, 4), 0.25).double(), fused.Step(0.2, {})
     with torch.no_grad():
-        loss = fused.sgd_step(net, params, x, y, fused.Step(0.2, {}))
-    for ours, p in zip(params, net.parameters()):
-        torch.testing.assert_close(ours, (p - 0.2 * p.grad).detach())
+        loss = fused.sgd_step(net, params, fused.fold(x[None]), y[None], share, step)
+    for p in net.parameters():
+        torch.testing.assert_close(params[id(p)][0], (p - 0.2 * p.grad).detach())
     assert float(loss) == pytest.approx(F.cross_entropy(net(x), y).item())
+
+
+def test_parameters_that_layers_share_move_by_the_sum_of_their_gradients():
+    norm = nn.GroupNorm(2, 4)
+    net = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), norm, nn.ReLU(), nn.Conv2d(4, 4, 3), norm),
+        *(nn.Flatten(), nn.Linear(64, 3)),
+    ).double()
+    x, y, w = random(4, 1, 8, 8), torch.tensor([0, 1, 2, 1]), flatten(net.parameters())
+    loss = F.cross_entropy(net(x), y)
+    gradient = flatten(torch.autograd.grad(loss, list(net.parameters())))
+    plan = torch.arange(4).view(1, 1, 4)
+    updates, _ = fused.train_fused(net, w.detach(), x, y, plan, 0.2)
+    torch.testing.assert_close(updates[0], -0.2 * gradient)
+
+
+def test_company_and_order_change_nothing_but_rounding():
+    "Clients of no, one, two and three steps, together and alone."
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 3))
+    net, x, y = net.double(), random(30, 1, 8, 8), torch.arange(30) % 3
+    w = flatten(p.detach() for p in net.parameters())
+    plan = torch.full((4, 3, 4), -1)
+    for row, n in enumerate((3, 12, 0, 7)):
+        plan[row].view(-1)[:n] = torch.arange(n) + row
+    updates, losses = fused.train_fused(net, w, x, y, plan, 0.1)
+    assert (updates[2] == 0).all() and losses[2] == 0 and (updates[1] != 0).any()
+    for row in range(4):
+        alone, loss = fused.train_fused(net, w, x, y, plan[row : row + 1], 0.1)
+        torch.testing.assert_close(alone[0], updates[row])
+        torch.testing.assert_close(loss[0], losses[row])
 
 
 def test_sparse_inputs_train_the_columns_they_use():
@@ -159,3 +255,28 @@ def test_what_is_not_written_out_is_refused(layer):
         ValueError, match="is not written out here: use engine='channels-last'"
     ):
         fused.check_layer(layer)
+    assert "is not written out here" in fused.unwritten(nn.Sequential(layer))
+
+
+def test_what_can_be_trained_here_has_no_obstacle():
+    assert fused.unwritten(models.build("conv10", seed_tree(0))) == ""
+    assert "not a plain sequence" in fused.unwritten(models.build("lstm", seed_tree(0)))
+
+
+def test_float32_stays_float32_and_the_setting_comes_back():
+    assert 1e-4 < fused.product_error(torch.bfloat16) < 1e-2
+    before = torch.get_float32_matmul_precision()
+    with fused.fast_products():
+        inside = torch.get_float32_matmul_precision()
+    assert torch.get_float32_matmul_precision() == before
+    assert inside == ("medium" if fused.product_error() < 1e-6 else before)
+
+
+def test_a_product_that_is_less_than_float32_is_not_used(monkeypatch):
+    monkeypatch.setattr(fused, "product_error", lambda: 2e-3)
+    with fused.fast_products():
+        assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_memory_is_kept_where_the_c_library_can():
+    assert fused.keep_memory() is sys.platform.startswith("linux")
