@@ -196,8 +196,11 @@ def of(*waiting, **more) -> Sweep:
 
 
 def running(j, code=None, log=None) -> Worker:
-    process = types.SimpleNamespace(poll=lambda: code, returncode=code)
-    return Worker(j, process, log)
+    nothing = open(os.devnull, encoding="utf-8")  # at its end, as a process that ended
+    if code is None:
+        nothing = open(os.pipe()[0], encoding="utf-8")
+    ended = types.SimpleNamespace(poll=lambda: code, wait=lambda: code, stdout=nothing)
+    return Worker(j, ended, log)
 
 
 def test_needs_are_named_as_the_records_they_are(made_up):
@@ -303,6 +306,7 @@ def test_one_and_two_processes_give_equal_numbers(one, tmp_path):
     assert numbers(tmp_path) == one
     assert max(line.count(" seed ") for line in said) == 2
     assert said[-1].startswith("4 of 4 done")
+    assert len(list(tmp_path.rglob("*.log"))) == 2, "each process played two of them"
     assert sweep.plan([ASKED], tmp_path) == []
 
 
