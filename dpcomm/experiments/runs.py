@@ -141,6 +141,16 @@ def code_hash(
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 # %% ../../nbs/reference/runs.ipynb #5e2140ca
+def _dtype(config):
+    "The numbers of a run; with reduced precision, its error on this machine."
+    precision = config.get("precision")
+    if precision is None:
+        return config.get("dtype", "float32")
+    from dpcomm.training.fused import product_error
+
+    return f"float32, products in {precision}, error {product_error(precision):.0e}"
+
+
 def origin_of(
     experiment: Experiment,
     config: dict,  # of the record
@@ -151,7 +161,7 @@ def origin_of(
     return records.stamp(device) | {
         "code": code_hash(experiment.module.__name__),
         "engine": config.get("engine"),
-        "dtype": config.get("dtype", "float32"),
+        "dtype": _dtype(config),
         "threads": torch.get_num_threads() if torch else 1,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -401,13 +401,14 @@ def _precision(name):
 
 @cache
 def product_error(
-    dtype=None,  # torch.bfloat16: of rounded factors; None: of float32 through oneDNN
+    precision: str = None,  # bfloat16: of rounded factors; None: float32 through oneDNN
 ) -> float:  # relative, in the Frobenius norm
     "Error of a product of two 256 x 256 matrices on this machine. [dpcomm house style]"
     rng = torch.Generator().manual_seed(0)
     a, b = torch.randn(2, 256, 256, generator=rng)
     exact = a.double() @ b.double()
     with _precision("medium"):
+        dtype = precision and getattr(torch, precision)
         found = products(a[None], b[None], dtype)[0]
     return float((found - exact).norm() / exact.norm())
 

@@ -321,6 +321,8 @@ def test_an_origin_says_code_machine_and_time(made):
     assert abs(age.total_seconds()) < 100
     bare = runs.origin_of(made.experiment, {}, "cpu")
     assert (bare["engine"], bare["dtype"]) == (None, "float32")
+    low = runs.origin_of(made.experiment, dict(precision="bfloat16"), "cpu")["dtype"]
+    assert low.startswith("float32, products in bfloat16, error ") and low[-3:] == "-03"
 
 
 def test_a_source_is_its_names_hashes_and_counts():

@@ -432,6 +432,25 @@ def test_the_engine_follows_model_and_device():
         federated.pick_engine("fused", wide)
 
 
+def test_a_curve_of_fifty_rounds_is_the_loops_up_to_the_noise_of_seeds():
+    digits = data.load("digits")
+    parts = data.dirichlet_dealt(digits.y.numpy(), 24, 1.0, seed_tree(0))
+    fed = data.Federation(digits, parts, "dealt")
+    config = dict(rounds=50, cohort=4, batch=20, lr=0.05, eval_every=10, server="sgd")
+
+    def curve(engine, seed=0):
+        setting = federated.Config(**config, server_lr=1.0, engine=engine)
+        net = models.build("lenet5", seed_tree(seed, "init"))
+        sent = contract.mechanism("gaussian", clip_norm=1.0, sigma=0.1)
+        task = federated.Task(net, fed, sent, setting, seed)
+        run = federated.simulate(task, progress=False)
+        return np.array([point["accuracy"] for point in run.history])
+
+    loop, fused = curve("loop"), curve("fused")
+    noise = np.ptp([loop, curve("fused", 1), curve("fused", 2)], axis=0).max()
+    assert loop[-1] > 40 and abs(fused - loop).max() < noise
+
+
 def test_a_layer_that_is_not_written_out_is_named():
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
     with pytest.warns(

@@ -264,7 +264,7 @@ def test_what_can_be_trained_here_has_no_obstacle():
 
 
 def test_float32_stays_float32_and_the_setting_comes_back():
-    assert 1e-4 < fused.product_error(torch.bfloat16) < 1e-2
+    assert 1e-4 < fused.product_error("bfloat16") < 1e-2
     before = torch.get_float32_matmul_precision()
     with fused.fast_products():
         inside = torch.get_float32_matmul_precision()
