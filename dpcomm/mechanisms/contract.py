@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['COMMON', 'GUESSED', 'described', 'patch', 'Whole', 'Maybe', 'check_flag', 'check_range', 'Mechanism', 'Local',
-           'Central', 'Summed', 'register', 'registered', 'mechanism_class', 'mechanism', 'mean_over_cohort', 'Sender']
+           'Central', 'Summed', 'Total', 'register', 'registered', 'mechanism_class', 'mechanism', 'mean_over_cohort',
+           'Sender']
 
 # %% ../../nbs/foundations/contract.ipynb #55b60b27
 import ast
@@ -17,10 +18,11 @@ import sys
 import textwrap
 import tokenize
 import zlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..core.chance import Insecure, check_key, private_stream
@@ -206,14 +208,34 @@ def simulate(
 
 # %% ../../nbs/foundations/contract.ipynb #11c284af
 @patch
-def aggregate(
+def add_up(
     self: Mechanism,
-    estimates: Tensor,  # (n, d) decoded updates of this round
+    estimates: Tensor,  # (..., n, d) decoded updates
+) -> Tensor:  # (..., d) float64, to be added to others of the round
+    "The sum of some clients' estimates."
+    return estimates.double().sum(-2)
+
+# %% ../../nbs/foundations/contract.ipynb #11c284b1
+@patch
+def average(
+    self: Mechanism,
+    total: Tensor,  # (..., d) float64, the sum of all `add_up`s of this round
     cohort: float,  # expected number of clients, > 0
     rng,  # the server's stream
-) -> Tensor:  # (d,)
+) -> Tensor:  # (..., d) float64
     "Average of a round, with the server's noise where it adds any."
-    return mean_over_cohort(estimates, cohort)
+    return total / check_positive("cohort", cohort)
+
+# %% ../../nbs/foundations/contract.ipynb #11c284b3
+@patch
+def aggregate(
+    self: Mechanism,
+    estimates: Tensor,  # (..., n, d) decoded updates of this round
+    cohort: float,  # expected number of clients, > 0
+    rng,  # the server's stream
+) -> Tensor:  # (..., d) of the type of the estimates
+    "Average of a round from all of its estimates."
+    return self.average(self.add_up(estimates), cohort, rng).to(estimates)
 
 # %% ../../nbs/foundations/contract.ipynb #d635df05
 @patch
@@ -459,6 +481,112 @@ def unwrap(
             f" {expected} for {message.d} entries: it was damaged, send it again"
         )
     return message.payload
+
+# %% ../../nbs/foundations/contract.ipynb #a07abd41
+@patch
+def code(
+    self: Mechanism,
+    message: Message,  # made by `encode` with the same parameters
+) -> np.ndarray:  # whole numbers where the message holds such, else float64
+    "What a message adds to a total; BadMessage for one that cannot be read."
+    return self.decode(message).double().numpy()
+
+# %% ../../nbs/foundations/contract.ipynb #a07abd43
+@patch
+def read(
+    self: Mechanism,
+    code: np.ndarray,  # the sum of `code` over n messages
+    n: int,  # messages in it, >= 1
+    d: int,  # entries of the vectors, >= 1
+) -> Tensor:  # (d,) float64: the sum of their estimates
+    "What a sum of codes stands for."
+    return torch.from_numpy(code)
+
+# %% ../../nbs/foundations/contract.ipynb #a07abd45
+@dataclass
+class Total:
+    "Messages of one mechanism and one dimension, added up."
+
+    fingerprint: int  # of the mechanism
+    d: int  # entries of the vectors
+    n: int = 0  # messages in it
+    code: np.ndarray = None  # their sum, int64 or float64; None: nothing yet
+
+# %% ../../nbs/foundations/contract.ipynb #a07abd47
+@patch
+def empty(
+    self: Mechanism,
+    d: int,  # entries of the vectors, >= 1
+) -> Total:  # of no message
+    "The total of nothing."
+    return Total(self.fingerprint, check_size("d", d))
+
+# %% ../../nbs/foundations/contract.ipynb #a07abd49
+@patch
+def accumulate(
+    self: Mechanism,
+    total: Total,  # changed in place
+    message: Message,  # made by `encode` with the same parameters
+) -> Total:  # the same object
+    "Add a message; BadMessage for one that does not belong, and nothing is added."
+    _check_total(self, total)
+    if message.d != total.d:
+        raise BadMessage(
+            f"message is about {message.d} entries, the total about {total.d}: drop it"
+        )
+    return _add(total, self.code(message), 1)
+
+
+def _add(total, code, n):
+    "Add codes in integers where they are integers."
+    if total.code is None:
+        exact = np.issubdtype(code.dtype, np.integer)
+        total.code = code.astype(np.int64 if exact else np.float64)
+    else:
+        np.add(total.code, code, out=total.code)
+    total.n += n
+    return total
+
+
+def _check_total(mechanism, total):
+    "Refuse a total of other messages."
+    if total.fingerprint != mechanism.fingerprint:
+        raise ValueError(
+            f"total was begun by another mechanism than {mechanism}: use its own, down"
+            " to seed and round"
+        )
+
+# %% ../../nbs/foundations/contract.ipynb #a07abd4b
+@patch
+def merge(
+    self: Mechanism,
+    a: Total,  # changed in place
+    b: Total,  # of the same mechanism and dimension; left as it is
+) -> Total:  # a, with all messages of both
+    "Add two totals; ValueError where they do not belong together."
+    for total in (a, b):
+        _check_total(self, total)
+    if a.d != b.d:
+        raise ValueError(
+            f"b is about {b.d} entries and a about {a.d}; totals of one dimension can"
+            " be merged: begin both with the same empty(d)"
+        )
+    return a if b.code is None else _add(a, b.code, b.n)
+
+# %% ../../nbs/foundations/contract.ipynb #a07abd4d
+@patch
+def finish(
+    self: Mechanism,
+    total: Total,  # of a whole round
+    cohort: float,  # expected number of clients, > 0
+    rng,  # the server's stream
+) -> Tensor:  # (d,) float32
+    "What `aggregate` makes of the decoded messages, from their total."
+    _check_total(self, total)
+    sums = torch.zeros(total.d, dtype=torch.float64)
+    if total.n:
+        sums = self.read(total.code, total.n, total.d)
+    return self.average(sums, cohort, rng).float()
 
 # %% ../../nbs/foundations/contract.ipynb #d61b8858
 _REGISTRY = {}  # name -> class, of the modules imported so far

@@ -25,7 +25,6 @@ from dpcomm.mechanisms.contract import (
     Maybe,
     Summed,
     Whole,
-    mean_over_cohort,
     patch,
 )
 from dpcomm.privacy.accounting import (
@@ -180,19 +179,55 @@ class ServerNoise(Central):
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #f10a7613
 @patch
-def aggregate(
+def add_up(
     self: ServerNoise,
     estimates: Tensor,  # decoded messages, (..., n, d), finite
+) -> Tensor:  # (..., d) float64: on the grid where the noise is exact
+    "Sum of what is clipped once more, on the grid of the noise."
+    if not self.exact:
+        return Central.add_up(self, estimates)
+    rows = estimates.reshape(-1, estimates.shape[-1])
+    z = clip_to_grid(rows, self.clip_norm, self.scale).reshape(estimates.shape)
+    return torch.from_numpy(z.sum(-2) * self.scale)
+
+# %% ../../nbs/secagg/distributed_noise.ipynb #f10a7613b
+@patch
+def average(
+    self: ServerNoise,
+    total: Tensor,  # (..., d) float64, the sum of all `add_up`s of this round
     cohort: float,  # expected clients a round, > 0
     rng: np.random.Generator,  # the server's stream
-) -> Tensor:  # (..., d)
+) -> Tensor:  # (..., d) float64
     "Average with the server's noise. [McMahan et al. 2017]"
     if self.exact:
-        total = exact_noise(estimates, self.clip_norm, self.std, rng, summed=True)
-        mean = mean_over_cohort(torch.from_numpy(total * self.scale)[None], cohort)
-        return mean.to(estimates)
-    mean = mean_over_cohort(estimates.movedim(-2, 0), cohort)
-    return mean + self.std / cohort * normal(mean.shape, rng, mean.device)
+        variance = (Fraction(self.std) / Fraction(self.scale)) ** 2
+        noise = discrete_gaussian(variance, tuple(total.shape), rng) * self.scale
+        return Central.average(self, total + torch.from_numpy(noise), cohort, rng)
+    noise = self.std * normal(total.shape, rng, total.device)
+    return Central.average(self, total + noise, cohort, rng)
+
+# %% ../../nbs/secagg/distributed_noise.ipynb #f10a7613d
+@patch
+def code(
+    self: ServerNoise,
+    message: Message,  # made by `encode` with the same parameters
+) -> np.ndarray:  # (d,) steps of the grid, or float64
+    "The estimate, on the grid of the noise."
+    estimate = self.decode(message)
+    if not self.exact:
+        return estimate.double().numpy()
+    return clip_to_grid(estimate[None], self.clip_norm, self.scale)[0]
+
+# %% ../../nbs/secagg/distributed_noise.ipynb #f10a7613f
+@patch
+def read(
+    self: ServerNoise,
+    code: np.ndarray,  # (d,) sum of steps, or of floats
+    n: int,  # messages in it, >= 1
+    d: int,  # entries of the vectors, >= 1
+) -> Tensor:  # (d,) float64
+    "Steps times their length."
+    return torch.from_numpy(code * self.scale if self.exact else code)
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #f10a7615
 @patch
@@ -460,6 +495,31 @@ def decode(
     if self.sigma is None:
         return self.expand(finite_floats(payload)[None], message.d)[0]
     return self.open(np.frombuffer(payload, "<u4").astype(np.int64), message.d)
+
+# %% ../../nbs/secagg/distributed_noise.ipynb #b4e69611
+@patch
+def code(
+    self: LinearSketch,
+    message: Message,  # made by `encode` with the same parameters
+) -> np.ndarray:  # (K,) words, or float64 where sigma is None
+    "The words of a message, as they are."
+    payload = self.unwrap(message)
+    if self.sigma is None:
+        return finite_floats(payload).double().numpy()
+    return np.frombuffer(payload, "<u4")
+
+# %% ../../nbs/secagg/distributed_noise.ipynb #b4e69613
+@patch
+def read(
+    self: LinearSketch,
+    code: np.ndarray,  # (K,) sum of words, or of floats
+    n: int,  # messages in it, >= 1
+    d: int,  # entries of the vectors, >= 1
+) -> Tensor:  # (d,) float64
+    "Wrap, lift, scale and expand."
+    if self.sigma is None:
+        return self.expand(torch.from_numpy(code)[None], d)[0].double()
+    return self.open(self.ring.wrap(code), d).double()
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #c0b1f2b4
 @patch

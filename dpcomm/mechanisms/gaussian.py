@@ -16,7 +16,7 @@ from ..core.chance import normal, private_stream
 from ..core.checks import check_choice, check_size
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, finite_floats, header_bits
-from .contract import mean_over_cohort, patch, register
+from .contract import Central, patch, register
 from .distributed_noise import RING, ServerNoise, exact_noise
 from ..privacy.games import gaussian_curve
 
@@ -96,16 +96,23 @@ def _steps(mechanism, u, rng):
 
 # %% ../../nbs/baselines/gaussian.ipynb #f10a7805
 @patch
-def aggregate(
+def add_up(
     self: Gaussian,
     estimates: Tensor,  # decoded messages, (..., n, d), finite
+) -> Tensor:  # (..., d) float64
+    "Sum, on the server's grid where the server adds exact noise."
+    return (Central if self.local else ServerNoise).add_up(self, estimates)
+
+# %% ../../nbs/baselines/gaussian.ipynb #f10a7807
+@patch
+def average(
+    self: Gaussian,
+    total: Tensor,  # (..., d) float64, the sum of all `add_up`s of this round
     cohort: float,  # expected clients a round, > 0
     rng: np.random.Generator,  # the server's stream
-) -> Tensor:  # (..., d)
+) -> Tensor:  # (..., d) float64
     "Average, with noise where the server adds it. [McMahan et al. 2017]"
-    if not self.local:
-        return ServerNoise.aggregate(self, estimates, cohort, rng)
-    return mean_over_cohort(estimates.movedim(-2, 0), cohort)
+    return (Central if self.local else ServerNoise).average(self, total, cohort, rng)
 
 # %% ../../nbs/baselines/gaussian.ipynb #cdc7b066
 @patch
@@ -134,6 +141,17 @@ def decode(
         return finite_floats(payload)
     steps = RING.lift(np.frombuffer(payload, "<u4").astype(np.int64))
     return torch.from_numpy(steps * self.scale).float()
+
+# %% ../../nbs/baselines/gaussian.ipynb #f2d6c618
+@patch
+def code(
+    self: Gaussian,
+    message: Message,  # made by `encode` with the same parameters
+) -> np.ndarray:  # (d,) steps of the grid, or float64
+    "Steps of the grid where noise is exact."
+    if self.local and self.exact:
+        return RING.lift(np.frombuffer(self.unwrap(message), "<u4").astype(np.int64))
+    return ServerNoise.code(self, message)
 
 # %% ../../nbs/baselines/gaussian.ipynb #e96a96fc
 #| code-fold: true

@@ -456,18 +456,45 @@ def decode(
     message: Message,  # made by `encode` with the same parameters
 ) -> Tensor:  # (d,) float32
     "Look the symbols up. [imvu Sec. 3]"
-    payload, nbits, d = self.unwrap(message), self.nbits, message.d
-    level = self.levels.astype(np.float32)
-    if nbits == 1:
-        drawn = np.unpackbits(np.frombuffer(payload, np.uint8), count=d)
-    else:
-        drawn = unpack_bits(payload, nbits, d)
-    if drawn.max(initial=0) >= len(level):
+    return torch.from_numpy(self.levels.astype(np.float32)[_symbols(self, message)])
+
+
+def _symbols(mechanism, message):
+    "The symbols of a message, (d,)."
+    payload, m = mechanism.unwrap(message), len(mechanism.levels)
+    if mechanism.nbits == 1:
+        return np.unpackbits(np.frombuffer(payload, np.uint8), count=message.d)
+    drawn = unpack_bits(payload, mechanism.nbits, message.d)
+    if drawn.max(initial=0) >= m:
         raise BadMessage(
-            f"message holds symbol {drawn.max()}; the table has 0..{len(level) - 1}:"
+            f"message holds symbol {drawn.max()}; the table has 0..{m - 1}:"
             " encode did not make it, send it again"
         )
-    return torch.from_numpy(level[drawn])
+    return drawn
+
+# %% ../../nbs/papers/imvu.ipynb #f61d9c81
+@patch
+def code(
+    self: Imvu,
+    message: Message,  # made by `encode` with the same parameters
+) -> np.ndarray:  # (d,) uint8 of 0 and 1, or levels in float64
+    "The bits of a message, or its levels."
+    drawn = _symbols(self, message)
+    return drawn if self.nbits == 1 else self.levels[drawn]
+
+# %% ../../nbs/papers/imvu.ipynb #f61d9c83
+@patch
+def read(
+    self: Imvu,
+    code: np.ndarray,  # (d,) ones, or sums of levels
+    n: int,  # messages in it, >= 1
+    d: int,  # entries of the vectors, >= 1
+) -> Tensor:  # (d,) float64
+    "The sum of the levels."
+    if self.nbits > 1:
+        return torch.from_numpy(code)
+    low, high = self.levels
+    return torch.from_numpy(low * n + (high - low) * code)
 
 # %% ../../nbs/papers/imvu.ipynb #07f7f798
 ACCOUNTANTS = {

@@ -213,6 +213,26 @@ def decode(
     payload, d = self.unwrap(message), message.d
     return self.open(unpack_bits(payload, self.ring_bits, padded(d)), d)
 
+# %% ../../nbs/secagg/on_ring.ipynb #4bcd4211
+@patch
+def code(
+    self: OnRing,
+    message: Message,  # made by `encode` with the same parameters
+) -> np.ndarray:  # (D,) words
+    "The words of a message."
+    return unpack_bits(self.unwrap(message), self.ring_bits, padded(message.d))
+
+# %% ../../nbs/secagg/on_ring.ipynb #4bcd4213
+@patch
+def read(
+    self: OnRing,
+    code: np.ndarray,  # (D,) sum of words
+    n: int,  # messages in it, >= 1
+    d: int,  # coordinates of the vectors, >= 1
+) -> Tensor:  # (d,) float64
+    "Wrap and open. [Kairouz et al. 2021, Alg. 2]"
+    return self.open(self.ring.wrap(code), d).double()
+
 # %% ../../nbs/secagg/on_ring.ipynb #7ae4b8c2
 @patch
 def simulate(
@@ -225,21 +245,21 @@ def simulate(
 
 # %% ../../nbs/secagg/on_ring.ipynb #42f5d3e0
 @patch
-def aggregate(
+def average(
     self: OnRing,
-    estimates: Tensor,  # decoded messages, (..., n, d)
+    total: Tensor,  # (..., d) float64, the sum of all estimates of this round
     cohort: float,  # expected number of clients, > 0
     rng,  # not used: the noise is in the messages
-) -> Tensor:  # (..., d) float32
+) -> Tensor:  # (..., d) float64
     "Average, wrapped where the sum leaves the ring. [Kairouz et al. 2021, Alg. 2]"
     check_positive("cohort", cohort)
-    d, total = estimates.shape[-1], estimates.double().sum(-2)
+    d = total.shape[-1]
     scale, modulus = self.step(d), 2**self.ring_bits
     x = rotate(total, self.rotation_seed) / scale
     turns = torch.floor((x + (modulus + 1) / 2) / modulus)
     if turns.any():
         total = unrotate((x - modulus * turns) * scale, self.rotation_seed, d)
-    return total.float() / cohort
+    return total / cohort
 
 # %% ../../nbs/secagg/on_ring.ipynb #d8a2cbb7
 @patch

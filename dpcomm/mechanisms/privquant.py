@@ -6,7 +6,7 @@
 __all__ = ['MAX_LEVELS', 'ROUNDING', 'COIN_SHARE', 'RULES', 'SHORT', 'GAME_DIMENSION', 'AUDITED', 'position', 'levels',
            'quantise', 'Tails', 'tails', 'thresholds', 'smallest_eps', 'Calibration', 'calibrate', 'match_law',
            'match_steps', 'smallest', 'randomise', 'privatise', 'variances', 'covariance_factor', 'pack', 'unpack',
-           'PrivQuant', 'check_kappa_min', 'represent', 'log_law']
+           'PrivQuant', 'check_kappa_min', 'represent', 'sum_of_levels', 'log_law']
 
 # %% ../../nbs/baselines/privquant.ipynb #516d15dd
 import functools
@@ -426,6 +426,37 @@ def decode(
     payload = self.unwrap(message)
     values = levels(self.bound, self.levels) / self.calibration(message.d).m
     return torch.from_numpy(values[unpack(payload, self.levels, message.d)]).float()
+
+# %% ../../nbs/baselines/privquant.ipynb #6c6b7040
+@patch
+def code(
+    self: PrivQuant,
+    message: Message,  # made by `encode` with the same parameters
+) -> np.ndarray:  # (d,) level numbers
+    "The level numbers of a message."
+    return unpack(self.unwrap(message), self.levels, message.d)
+
+# %% ../../nbs/baselines/privquant.ipynb #6c6b7042
+def sum_of_levels(
+    numbers: np.ndarray,  # (...,) sum of the level numbers of n messages
+    n: int,  # messages, >= 1
+    bound: float,  # U: largest level, > 0
+    count: int,  # K, levels, >= 2
+) -> np.ndarray:  # (...,) float64: sum of the levels
+    "Evenly spaced levels from -bound to bound, added up by their numbers."
+    return bound * (2 * numbers / (count - 1) - n)
+
+
+@patch
+def read(
+    self: PrivQuant,
+    code: np.ndarray,  # (d,) sum of level numbers
+    n: int,  # messages in it, >= 1
+    d: int,  # entries of the vectors, >= 1
+) -> Tensor:  # (d,) float64
+    "The sum of the levels, over m. [sqsgd Alg. 1, line 3]"
+    total = sum_of_levels(code, n, self.bound, self.levels)
+    return torch.from_numpy(total / self.calibration(d).m)
 
 # %% ../../nbs/baselines/privquant.ipynb #92afee33
 @patch

@@ -134,6 +134,26 @@ def decode(
     bits = np.unpackbits(np.frombuffer(self.unwrap(message), np.uint8), count=message.d)
     return torch.from_numpy(bits.astype(np.float32) * 2 - 1)
 
+# %% ../../nbs/baselines/signsgd.ipynb #5f169461
+@patch
+def code(
+    self: SignSgd,
+    message: Message,  # made by `encode` with the same parameters
+) -> np.ndarray:  # (d,) uint8, 1 for +1
+    "The bits of a message."
+    return np.unpackbits(np.frombuffer(self.unwrap(message), np.uint8), count=message.d)
+
+# %% ../../nbs/baselines/signsgd.ipynb #5f169463
+@patch
+def read(
+    self: SignSgd,
+    code: np.ndarray,  # (d,) positive signs
+    n: int,  # messages in it, >= 1
+    d: int,  # entries of the vectors, >= 1
+) -> Tensor:  # (d,) float64
+    "The sum of the signs."
+    return torch.from_numpy(2.0 * code - n)
+
 # %% ../../nbs/baselines/signsgd.ipynb #047fe059
 def log_cosh(
     y,  # real, any shape

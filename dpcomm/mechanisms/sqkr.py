@@ -241,10 +241,41 @@ def decode(
     message: Message,  # made by `encode` with the same parameters
 ) -> Tensor:  # (d,) float32
     "Sum the sampled rows of the frame with their signs. [Chen et al. 2020, SQKR]"
-    payload = self.unwrap(message)
-    f, bits = frame(message.d, self.frame_seed), unpack_bits(payload[4:], 1, self.nbits)
-    at = coordinates(int.from_bytes(payload[:4], "little"), f.size, self.nbits)
-    return estimate(self, at[None], torch.from_numpy(2.0 * bits - 1)[None], f)[0]
+    at, signs = _sampled(self, message)
+    f = frame(message.d, self.frame_seed)
+    return estimate(self, at[None], signs[None], f)[0]
+
+
+def _sampled(mechanism, message):
+    "Sampled coordinates of the frame and their signs, both (k,)."
+    payload, k = mechanism.unwrap(message), mechanism.nbits
+    size = frame(message.d, mechanism.frame_seed).size
+    at = coordinates(int.from_bytes(payload[:4], "little"), size, k)
+    return at, torch.from_numpy(2.0 * unpack_bits(payload[4:], 1, k) - 1)
+
+# %% ../../nbs/baselines/sqkr.ipynb #31953ec8
+@patch
+def code(
+    self: Sqkr,
+    message: Message,  # made by `encode` with the same parameters
+) -> np.ndarray:  # (N,) int64: sum of the signs at each coordinate of the frame
+    "Signs at their coordinates of the frame."
+    at, signs = _sampled(self, message)
+    size = frame(message.d, self.frame_seed).size
+    return np.bincount(at.numpy(), signs.numpy(), size).astype(np.int64)
+
+# %% ../../nbs/baselines/sqkr.ipynb #31953eca
+@patch
+def read(
+    self: Sqkr,
+    code: np.ndarray,  # (N,) sums of signs
+    n: int,  # messages in it, >= 1
+    d: int,  # entries of the vectors, >= 1
+) -> Tensor:  # (d,) float64
+    "Back to d dimensions, sampling and lies undone. [Chen et al. 2020, Sec. 3]"
+    f = frame(d, self.frame_seed)
+    scale = self.level * math.sqrt(f.size) / (self.keep * self.nbits)
+    return scale * synthesise(torch.from_numpy(code.astype(float))[None], f)[0]
 
 # %% ../../nbs/baselines/sqkr.ipynb #f28d32eb
 @patch

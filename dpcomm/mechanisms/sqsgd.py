@@ -62,14 +62,20 @@ def padded_size(
     return 1 << (check_size("count", count) - 1).bit_length()
 
 # %% ../../nbs/papers/sqsgd.ipynb #b2dc54f0
+@functools.lru_cache(maxsize=64)
+def _drawn(seed, t, d, count):
+    "Places of one round, which every message of it asks for."
+    at = np.sort(seed_tree(seed, "subset", t).choice(d, count, replace=False))
+    return torch.from_numpy(at)
+
+
 def subset(
     mechanism,  # SqSgd
     d: int,  # entries of the gradient
 ) -> Tensor:  # (d_hat,) int64, distinct, ascending
     "The coordinates of this round, drawn from the public seed. [sqsgd Alg. 2, line 9]"
     count = subset_size(d, mechanism.fraction, mechanism.padded)
-    stream = seed_tree(mechanism.seed, "subset", mechanism.round)
-    return torch.from_numpy(np.sort(stream.choice(d, count, replace=False)))
+    return _drawn(mechanism.seed, mechanism.round, d, count).clone()
 
 # %% ../../nbs/papers/sqsgd.ipynb #862664f9
 @functools.lru_cache(maxsize=16)
@@ -334,6 +340,30 @@ def decode(
     numbers = privquant.unpack(payload, self.levels, self.size(d))
     values = privquant.levels(self.limit(d), self.levels) / self.calibration(d).m
     out[at] = (d / len(at) * restore(self, values[numbers][None], d)[0]).float()
+    return out
+
+# %% ../../nbs/papers/sqsgd.ipynb #fcc62055
+@patch
+def code(
+    self: SqSgd,
+    message: Message,  # made by `encode` with the same parameters, seed and round
+) -> np.ndarray:  # (D,) level numbers
+    "The level numbers of a message."
+    return privquant.unpack(self.unwrap(message), self.levels, self.size(message.d))
+
+# %% ../../nbs/papers/sqsgd.ipynb #fcc62057
+@patch
+def read(
+    self: SqSgd,
+    code: np.ndarray,  # (D,) sum of level numbers
+    n: int,  # messages in it, >= 1
+    d: int,  # entries of the gradient, >= 1
+) -> Tensor:  # (d,) float64
+    "Levels, rotated back, in their places. [sqsgd Alg. 2, line 19]"
+    total = privquant.sum_of_levels(code, n, self.limit(d), self.levels)
+    values = total / self.calibration(d).m
+    at, out = subset(self, d), torch.zeros(d, dtype=torch.float64)
+    out[at] = d / len(at) * restore(self, values[None], d)[0]
     return out
 
 # %% ../../nbs/papers/sqsgd.ipynb #d409a764

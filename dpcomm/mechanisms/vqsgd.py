@@ -150,13 +150,44 @@ def decode(
     message: Message,  # made by `encode` with the same parameters
 ) -> Tensor:  # (d,) float32
     "Unpack the corners and average them. [Gandikota et al. 2019]"
-    drawn = unpack_bits(self.unwrap(message), corner_bits(message.d), self.repeats)
-    if drawn.max() >= 2 * message.d:
+    return estimate(self, _corners_of(self, message)[None], message.d)[0]
+
+
+def _corners_of(mechanism, message):
+    "Numbers of the corners that a message names, (R,)."
+    payload, d = mechanism.unwrap(message), message.d
+    drawn = unpack_bits(payload, corner_bits(d), mechanism.repeats)
+    if drawn.max() >= 2 * d:
         raise BadMessage(
-            f"message names corner {drawn.max()}; d = {message.d} has corners"
-            f" 0..{2 * message.d - 1}: it was corrupted, send it again"
+            f"message names corner {drawn.max()}; d = {d} has corners"
+            f" 0..{2 * d - 1}: it was corrupted, send it again"
         )
-    return estimate(self, drawn[None], message.d)[0]
+    return drawn
+
+# %% ../../nbs/baselines/vqsgd.ipynb #4a32a76d
+@patch
+def code(
+    self: VqSgd,
+    message: Message,  # made by `encode` with the same parameters
+) -> np.ndarray:  # (d,) int64: positive corners less negative ones
+    "How often a message names each coordinate, with its sign."
+    drawn, counts = _corners_of(self, message), np.zeros(message.d, np.int64)
+    np.add.at(counts, drawn >> 1, 1 - 2 * (drawn & 1))
+    return counts
+
+# %% ../../nbs/baselines/vqsgd.ipynb #4a32a76f
+@patch
+def read(
+    self: VqSgd,
+    code: np.ndarray,  # (d,) counts
+    n: int,  # messages in it, >= 1
+    d: int,  # entries of the vectors, >= 1
+) -> Tensor:  # (d,) float64
+    "Counts times the weight of a corner. [Gandikota et al. 2019]"
+    keep = keep_probability(2 * d, self.eps)
+    return torch.from_numpy(
+        code * (self.clip_norm * math.sqrt(d) / (keep * self.repeats))
+    )
 
 # %% ../../nbs/baselines/vqsgd.ipynb #89696b96
 def law(

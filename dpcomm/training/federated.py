@@ -6,7 +6,7 @@
 __all__ = ['DRAWS', 'ENGINES', 'SERVER_STATE', 'Config', 'sample_cohort', 'balanced', 'batch_plan', 'train_loop', 'cross_entropy',
            'train_channels_last', 'train_vmap', 'pick_engine', 'side_by_side', 'local_trainer', 'server_optimiser',
            'evaluate', 'Ledger', 'download_bits', 'Task', 'Run', 'save_checkpoint', 'load_checkpoint', 'train_cohort',
-           'average', 'with_memory', 'one_round', 'check_promise', 'simulate']
+           'average', 'summed', 'one_round', 'check_promise', 'simulate']
 
 # %% ../../nbs/training/federated.ipynb #ad14bb7f
 import copy
@@ -16,6 +16,7 @@ import math
 import os
 import time
 import warnings
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -382,12 +383,9 @@ class Ledger:
 
     def record(self, t, cohort, bits, model_bits, replay):
         "Enter round t: every distinct client downloads, every visit sends one message."
-        for client in np.unique(cohort).tolist():
+        for client, visits in zip(*np.unique(cohort, return_counts=True)):
             self.downlink_bits += download_bits(self, client, t, model_bits, replay)
-            self.seen[client], self.own[client] = (
-                t,
-                bits.content * int((cohort == client).sum()),
-            )
+            self.seen[client], self.own[client] = t, bits.content * int(visits)
         self.uplink_bits += bits.content * len(cohort)
         self.header_bits += bits.header * len(cohort)
         self.sent.append(self.sent[-1] + bits.content * len(cohort))
@@ -451,11 +449,11 @@ def streams(
     use: str,  # 'batches' or 'noise'
 ) -> list:  # of generators, one a visit
     "Streams of a round's visits; a client drawn twice has two."
-    copies = [int((cohort[:i] == c).sum()) for i, c in enumerate(cohort)]
-    return [
-        self.stream(t, "client", int(c), "copy", copy, use)
-        for c, copy in zip(cohort, copies)
-    ]
+    seen, made = Counter(), []
+    for client in cohort.tolist():
+        made.append(self.stream(t, "client", client, "copy", seen[client], use))
+        seen[client] += 1
+    return made
 
 # %% ../../nbs/training/federated.ipynb #ab144592
 @dataclass
@@ -526,7 +524,7 @@ def train_cohort(
     streams,  # one stream a visit, for shuffling
     pool,  # executor; its size never changes the result
     mask: Tensor = None,  # (d,) bool: weights that local SGD may move; None: all
-    keep=lambda updates: updates,  # what is kept of a chunk's updates (n, d)
+    keep=lambda updates, visits: updates,  # what is kept of the updates of some visits
 ):  # yields (what is kept, mean training losses (n,)) of one chunk after another
     "Local training of a round's clients, in chunks of fixed size."
     data, parts = federation.visit(cohort)
@@ -539,71 +537,61 @@ def train_cohort(
     plan = batch_plan(parts, config.epochs, config.batch, streams, config.steps)
     mask = None if mask is None else mask.to(w)
 
-    def train(chunk):
+    def train(begin):
+        chunk = torch.from_numpy(plan[begin : begin + size]).to(w.device)
         updates, losses = trainer(w, data.x, data.y, chunk, config.lr, mask)
-        return keep(updates) if torch.isfinite(updates).all() else None, losses
+        visits = slice(begin, begin + len(chunk))
+        good = torch.isfinite(updates).all()
+        return keep(updates, visits) if good else None, losses
 
-    yield from pool.map(train, torch.from_numpy(plan).to(w.device).split(size))
+    yield from pool.map(train, range(0, len(plan), size))
 
 # %% ../../nbs/training/federated.ipynb #da3da5ec
 def average(
     mechanism,  # registered
     w: Tensor,  # (d,) weights of the server
-    chunks,  # from train_cohort, with its sketches where the mechanism has them
+    chunks,  # from train_cohort, of each the sum that `summed` keeps
     cohort: float,  # expected clients a round
-    streams,  # one stream a visit; empty where nobody takes part
+    n: int,  # visits of this round, >= 0
     rng: np.random.Generator,  # the server's stream
-    release=None,  # updates (n, d), streams -> estimates (n, d); None: mechanism.simulate
 ) -> tuple:  # average update (d,), mean training loss
     "The server's estimate of the average update. [dprec Alg. 8; fltop Eq. 1]"
-    summed = mechanism.summed
-    total = None
-    kept = []
-    losses = [w.new_zeros(1)] * (not streams)
-    for part, loss in chunks if streams else ():
+    total, losses = None, [w.new_zeros(1)] * (not n)
+    for part, loss in chunks if n else ():
         if part is None or not torch.isfinite(loss).all():
             return None, math.nan
         losses.append(loss)
-        if not summed:
-            kept.append(part)
-        else:
-            total = part if total is None else total.add_(part)
-    loss = float(torch.cat(losses).mean())
-    if not summed:
-        updates = torch.cat(kept) if kept else w.new_zeros(0, len(w))
-        estimates = (
-            (release or mechanism.simulate)(updates, streams) if streams else updates
-        )
-        return mechanism.aggregate(estimates, cohort, rng), loss
-    if total is None:
-        total = mechanism.sketch(w.new_zeros(1, len(w))).double()[0]
-    noise = mechanism.noise(len(total), len(streams), rng)
-    return mechanism.reconstruct((total + noise).to(w.dtype), cohort, len(w)), loss
+        total = part if total is None else total.add_(part)
+    loss, nobody = float(torch.cat(losses).mean()), w.new_zeros(1, len(w)).double()
+    if not mechanism.summed:
+        total = nobody[0] if total is None else total
+        return mechanism.average(total, cohort, rng).to(w), loss
+    total = mechanism.sketch(nobody.to(w))[0].double() if total is None else total
+    total = total + mechanism.noise(len(total), n, rng)
+    return mechanism.reconstruct(total.to(w.dtype), cohort, len(w)), loss
 
 # %% ../../nbs/training/federated.ipynb #36145e83
-def with_memory(
+def summed(
     run: Run,  # its memory is read and written
-    mechanism,  # with `remember`
-    cohort: np.ndarray,  # client numbers, distinct
-):  # (updates (n, d), streams) -> estimates (n, d)
-    "Messages that depend on what their clients have kept. [sqsgd Alg. 2]"
+    mechanism,  # of the round
+    cohort: np.ndarray,  # client numbers; distinct where clients remember
+    streams: list,  # one a visit, for the noise
+):  # (updates (n, d), slice of the visits) -> their sum, float64
+    "What the server gets of some visits. [dprec Alg. 8; sqsgd Alg. 2]"
 
-    def release(updates, streams):
-        estimates, run.memory[cohort] = mechanism.remember(
-            run.memory[cohort], updates, streams
-        )
-        return estimates
+    def keep(updates, visits):
+        if mechanism.summed:
+            return mechanism.sketch(updates).sum(0, dtype=torch.float64)
+        if run.memory is None:
+            return mechanism.add_up(mechanism.simulate(updates, streams[visits]))
+        who = cohort[visits]
+        message = run.memory[who], updates, streams[visits]
+        estimates, run.memory[who] = mechanism.remember(*message)
+        return mechanism.add_up(estimates)
 
-    return release if run.memory is not None else None
+    return keep
 
 # %% ../../nbs/training/federated.ipynb #32f5f208
-def _sketch(mechanism):
-    "What `train_cohort` keeps of updates whose sum alone is used."
-    if not mechanism.summed:
-        return {}
-    return {"keep": lambda u: mechanism.sketch(u).sum(0, dtype=torch.float64)}
-
-
 def one_round(
     run: Run,  # advanced in place
     optimiser: torch.optim.Optimizer,  # of the server, on run.w
@@ -615,10 +603,10 @@ def one_round(
     mechanism, cohort = task.mechanism.at(t), task.cohort(t)
     batches, noise = (task.streams(t, cohort, use) for use in ("batches", "noise"))
     client = task.model, w, task.federation, cohort, config, batches, pool
-    chunks = train_cohort(*client, mechanism.trainable(len(w)), **_sketch(mechanism))
-    release = with_memory(run, mechanism, cohort)
-    server = task.stream(t, "server")
-    mean, loss = average(mechanism, w, chunks, config.cohort, noise, server, release)
+    keep = summed(run, mechanism, cohort, noise)
+    chunks = train_cohort(*client, mechanism.trainable(len(w)), keep)
+    server = config.cohort, len(cohort), task.stream(t, "server")
+    mean, loss = average(mechanism, w, chunks, *server)
     if mean is None:
         raise FloatingPointError(
             f"round {t}: a client's loss or update is nan or inf; lower lr (now"

@@ -155,7 +155,10 @@ def test_the_contract_is_signed(case):
         "encode",
         "decode",
         "simulate",
-        "aggregate",
+        "add_up",
+        "average",
+        "code",
+        "read",
         "bits",
         "guarantee",
         "moments",
@@ -163,6 +166,9 @@ def test_the_contract_is_signed(case):
         "curve",
     ):
         assert callable(getattr(mechanism, method)), f"{method} is missing"
+    for method in ("aggregate", "empty", "accumulate", "merge", "finish"):
+        own = getattr(type(mechanism), method)
+        assert own is getattr(contract.Mechanism, method), f"{method} is everybody's"
     assert isinstance(mechanism.replay, bool) and mechanism.name in NAMES
     with pytest.raises(dataclasses.FrozenInstanceError):
         mechanism.clip_norm = 3.0
@@ -291,6 +297,78 @@ def test_the_order_of_clients_changes_nothing(case):
         for e in (straight, straight[order])
     ]
     torch.testing.assert_close(*averages, rtol=1e-5, atol=1e-6)
+
+
+def messages_of(mechanism, d: int, n: int) -> list:
+    return [mechanism.encode(vector(d, 0.7, i), Insecure(i)) for i in range(n)]
+
+
+def folded(mechanism, d, messages):
+    return functools.reduce(mechanism.accumulate, messages, mechanism.empty(d))
+
+
+@each
+@pytest.mark.parametrize("d", [1, 7, 64])
+def test_a_total_gives_the_aggregate_in_any_order_and_any_tree(case, d):
+    m, n, cohort = case.make(d), 9, 7
+    messages = messages_of(m, d, n)
+    estimates = torch.stack([m.decode(message) for message in messages])
+    wanted = m.aggregate(estimates, cohort, seed_tree(0, "server"))
+    straight = folded(m, d, messages)
+    parts = [folded(m, d, messages[i : i + k]) for i, k in ((4, 1), (5, 4), (0, 4))]
+    tree = m.merge(parts[0], m.merge(m.merge(m.empty(d), parts[1]), parts[2]))
+    for total in (
+        straight,
+        folded(m, d, messages[::-1]),
+        tree,
+        m.merge(tree, m.empty(d)),
+    ):
+        assert total.n == n and total.code.dtype == straight.code.dtype
+        if straight.code.dtype == np.int64:
+            assert np.array_equal(total.code, straight.code)
+        found = m.finish(total, cohort, seed_tree(0, "server"))
+        assert found.shape == (d,) and found.dtype == torch.float32
+        size = float(estimates.abs().max()) + 1e-30
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6 * size)
+
+
+@each
+def test_a_total_does_not_grow_and_an_empty_one_is_a_round_of_nobody(case):
+    m, d = case.make(7), 7
+    total = m.empty(d)
+    nobody = m.finish(total, 5, seed_tree(0))
+    torch.testing.assert_close(nobody, m.aggregate(torch.zeros(0, d), 5, seed_tree(0)))
+    messages, sizes = messages_of(m, d, 4), set()
+    for message in 3 * messages:
+        assert m.accumulate(total, message) is total
+        sizes.add(total.code.nbytes)
+    assert len(sizes) == 1 and total.n == 12
+
+
+@each
+def test_what_does_not_belong_into_a_total_is_refused_and_leaves_it_as_it_was(case):
+    m, d = case.make(7), 7
+    message, other = m.encode(vector(d, 0.5), Insecure(0)), case.others[0](7)
+    total = folded(m, d, [message])
+    before = total.code.copy()
+    longer = dataclasses.replace(message, d=d + 1)
+    short = dataclasses.replace(message, payload=message.payload[:-1])
+    foreign = dataclasses.replace(message, fingerprint=message.fingerprint ^ 1)
+    for wrong in (longer, short, foreign):
+        with pytest.raises(wire.BadMessage):
+            m.accumulate(total, wrong)
+    assert total.n == 1 and np.array_equal(total.code, before)
+    for call in (
+        lambda: m.merge(total, m.empty(d + 1)),
+        lambda: m.merge(total, other.empty(d)),
+        lambda: other.accumulate(total, message),
+        lambda: other.finish(total, 5, seed_tree(0)),
+    ):
+        with pytest.raises(ValueError, match="another mechanism than|totals of one"):
+            call()
+    for cohort in (0, -1, math.nan):
+        with pytest.raises(ValueError, match="cohort"):
+            m.finish(total, cohort, seed_tree(0))
 
 
 @each

@@ -450,7 +450,7 @@ def test_nobody_at_all_is_a_round_without_a_change(name):
     "A Poisson cohort may be empty; then no share of noise arrives either."
     mech = contract.mechanism(name, clip_norm=1.0, sigma=1.0, n_clients=4, **SUMS[name])
     w = weights(net())
-    mean, _ = federated.average(mech, w, None, 4, [], seed_tree(0))
+    mean, _ = federated.average(mech, w, None, 4, 0, seed_tree(0))
     assert mean.shape == w.shape and float(mean.abs().max()) < 1e-9
 
 

@@ -1253,7 +1253,8 @@ class Probe:
     """
 
     def __init__(self, mechanism, present):
-        self.mechanism, self.present, self.round, self.seen = mechanism, present, 0, []
+        self.mechanism, self.present = mechanism, present
+        self.round, self.came, self.seen = 0, 0, []
 
     def __getattr__(self, name):
         return getattr(self.mechanism, name)
@@ -1262,20 +1263,20 @@ class Probe:
         return self
 
     def simulate(self, updates, streams):
-        rows = torch.zeros_like(updates)
-        rows[:, 0] = self.mechanism.clip_norm * torch.tensor(
-            [(-1.0) ** self.round * self.present, 1.0]
-        )
+        rows, came = torch.zeros_like(updates), self.came
+        sent = torch.tensor([(-1.0) ** self.round * self.present, 1.0])
+        rows[:, 0] = self.mechanism.clip_norm * sent[came : came + len(rows)]
+        self.came += len(rows)
         messages = self.mechanism.simulate(rows, streams)
         if self.mechanism.name == "rec" or self.mechanism.local:
             self.seen += messages[:, 0].tolist()
         return messages
 
-    def aggregate(self, estimates, cohort, rng):
-        released = self.mechanism.aggregate(estimates, cohort, rng)
+    def average(self, total, cohort, rng):
+        released = self.mechanism.average(total, cohort, rng)
         if self.mechanism.name != "rec" and not self.mechanism.local:
             self.seen += [cohort * float(released[0]) - self.mechanism.clip_norm] * 2
-        self.round += 1
+        self.round, self.came = self.round + 1, 0
         return released
 
 

@@ -921,7 +921,7 @@ NOT_FUZZED = {  # module -> names -> reason
         "balanced batch_plan train_loop cross_entropy train_channels_last train_vmap side_by_side local_trainer server_optimiser evaluate train_cohort": (
             "engines, called by simulate with what Config has checked"
         ),
-        "download_bits Run Task with_memory one_round average check_promise simulate": (
+        "download_bits Run Task summed one_round average check_promise simulate": (
             "a run's own state"
         ),
         "save_checkpoint load_checkpoint": "files",

@@ -123,7 +123,7 @@ def test_train_cohort_ignores_the_pool_and_takes_nobody():
 def test_an_empty_cohort_averages_to_nothing():
     w, quiet = weights(net()), Gaussian(1.0, 1e-15, exact=False)
     for mechanism in (quiet, topk.TopK(0.5, 1.0, None, 4)):
-        mean, loss = federated.average(mechanism, w, None, 4, [], seed_tree(0))
+        mean, loss = federated.average(mechanism, w, None, 4, 0, seed_tree(0))
         assert mean.shape == w.shape and float(mean.abs().max()) < 1e-12 and loss == 0
 
 

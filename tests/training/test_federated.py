@@ -191,9 +191,6 @@ class Diary(contract.Mechanism):
     def simulate(self, u, rng):
         raise AssertionError("a mechanism with a memory is not simulated without it")
 
-    def aggregate(self, estimates, cohort, rng):
-        return estimates.sum(0) / cohort
-
     def bits(self, d):
         return Bits.of(8, 0, 0, d)
 
@@ -224,13 +221,12 @@ def test_clients_remember_from_visit_to_visit_and_across_a_stop(tmp_path):
     ).finished:
         pass
     assert torch.equal(whole.memory, pieces.memory) and torch.equal(whole.w, pieces.w)
-    release = federated.with_memory(whole, Diary(), np.array([1, 2]))
+    keep = federated.summed(whole, Diary(), np.array([4, 1, 2]), [None] * 3)
     d = whole.memory.shape[2]
-    assert (
-        release(torch.ones(2, d), None).shape == (2, d)
-        and whole.memory[1, 0, 0] == visits[1] + 1
-    )
-    assert federated.with_memory(go(config=config), GAUSSIAN, np.array([1])) is None
+    before = whole.memory[:, 0, 0].clone()
+    assert keep(torch.ones(2, d), slice(1, 3)).shape == (d,)
+    came = whole.memory[:, 0, 0] - before
+    assert came.tolist() == [0, 1, 1, 0, 0, 0]
     with pytest.raises(
         ValueError, match="would need two memories: use 'fixed' or 'poisson'"
     ):
@@ -979,8 +975,9 @@ def test_copies_of_a_client_train_and_hide_apart():
             return u
 
     go(Spy(), config, toy=toy)
-    ((updates, noise),) = seen
-    assert len(updates) == 3 and len(set(noise)) == 3
+    updates = torch.cat([u for u, _ in seen])
+    noise = {number for _, numbers in seen for number in numbers}
+    assert len(updates) == len(noise) == 3
     assert all(not torch.equal(a, b) for a, b in itertools.combinations(updates, 2))
 
 
