@@ -123,17 +123,12 @@ def exact_noise(
     clip_norm: float,  # S
     std: float,  # of the noise, > 0
     rng,  # one stream; one a row where each row has noise of its own
-    summed: bool = False,  # whether the n rows are added up, with one noise for all
-) -> (
-    np.ndarray
-):  # (..., n, d) or (..., d) int64: steps of grid(clip_norm, std / clip_norm, 1)
+) -> np.ndarray:  # (..., n, d) int64: steps of grid(clip_norm, std / clip_norm, 1)
     "Cut and add discrete Gaussian noise, exactly. [Canonne, Kamath & Steinke 2020]"
     scale = grid(clip_norm, std / clip_norm, 1)
     z = clip_to_grid(rows.reshape(-1, rows.shape[-1]), clip_norm, scale).reshape(
         rows.shape
     )
-    if summed:
-        z = z.sum(-2)
     return z + discrete_gaussian((Fraction(std) / Fraction(scale)) ** 2, z.shape, rng)
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #f10a7604

@@ -273,8 +273,7 @@ def test_an_audit_would_notice_a_longer_message(monkeypatch):
     """A grid whose step is three times too wide breaks the claim where the server
     believes it, and does not where the server clips.
     """
-    m, delta = Quantised(1.0, 1.0), 1e-2
-    wide, noise = quantised.step, distributed_noise.exact_noise
+    m, delta, wide = Quantised(1.0, 1.0), 1e-2, quantised.step
     monkeypatch.setattr(quantised, "step", lambda mechanism, d: 3 * wide(mechanism, d))
 
     def refuted():
@@ -288,11 +287,8 @@ def test_an_audit_would_notice_a_longer_message(monkeypatch):
     assert not refuted()
     monkeypatch.setattr(
         distributed_noise,
-        "exact_noise",
-        lambda rows, clip, std, rng, summed: (
-            noise(0 * rows, clip, std, rng, summed)
-            + (rows.sum(-2) / m.scale).long().numpy()
-        ),
+        "clip_to_grid",
+        lambda rows, clip, scale: (rows / scale).long().numpy(),
     )
     assert refuted()
 

@@ -35,7 +35,6 @@ from dpcomm.mechanisms import (
     rec,
     skellam,
 )
-from dpcomm.mechanisms.distributed_noise import grid
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.imvu import Imvu
 from dpcomm.mechanisms.rec import Rec
@@ -863,11 +862,9 @@ def times(fraction, of):
     return property(lambda self: fraction * of.fget(self))
 
 
-def as_it_comes(rows, clip, std, rng, summed):
-    "Exact noise of a server that believes its clients' lengths."
-    scale = grid(clip, std / clip, 1)
-    z = np.trunc(rows.double().numpy() / scale).astype(np.int64).sum(-2)
-    return z + ddgauss.discrete_gaussian((std / scale) ** 2, z.shape, rng)
+def as_it_comes(rows, clip, scale):
+    "The grid of a server that believes its clients' lengths."
+    return np.trunc(rows.double().numpy() / scale).astype(np.int64)
 
 
 def to_nearest(m, u, rng):
@@ -936,7 +933,7 @@ PLANTED = {  # what -> mechanism, parameters, arguments of play, plays, what is 
         20_000,
         [
             (quantised, "whole", to_nearest),
-            (distributed_noise, "exact_noise", as_it_comes),
+            (distributed_noise, "clip_to_grid", as_it_comes),
         ],
     ),
     "quantised: step C / N at random": (
@@ -946,7 +943,7 @@ PLANTED = {  # what -> mechanism, parameters, arguments of play, plays, what is 
         20_000,
         [
             (quantised, "step", long_step),
-            (distributed_noise, "exact_noise", as_it_comes),
+            (distributed_noise, "clip_to_grid", as_it_comes),
         ],
     ),
     "ddgauss: noise times 0.8": (
