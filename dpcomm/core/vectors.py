@@ -44,8 +44,9 @@ def check_finite(
     x: Tensor,  # any shape, float32 or float64
 ) -> Tensor:  # x itself
     "Refuse a tensor that holds nan or inf."
-    bad = int((~torch.isfinite(check_floats(name, x))).sum())
-    if bad:
+    if math.isfinite(check_floats(name, x).sum(dtype=torch.float64)):
+        return x
+    if bad := int((~torch.isfinite(x)).sum()):
         raise ValueError(
             f"{name} holds {bad} values that are nan or inf; every entry must be"
             " finite: lower the learning rate or drop the client"

@@ -19,7 +19,7 @@ from ..core.chance import Insecure, seed_tree
 from ..core.vectors import flatten
 from ..core.wire import unpack_bits
 from . import dprec_curves
-from ..mechanisms.rec import Rec, log_weight
+from ..mechanisms.rec import Rec, log_weights
 from ..training import replay
 from ..training.federated import evaluate, sample_cohort, train_cohort
 
@@ -179,7 +179,7 @@ def public_indices(
     "Choices among one set of candidates."
     phi = update.numpy()
     phi = phi * 3 / np.linalg.norm(phi)
-    logits = np.array([log_weight(phi, seed, 0, k) for k in range(K)])
+    logits = log_weights(phi, seed, 0, np.arange(K))
     noise = seed_tree(seed, "public").gumbel(size=(n, K))
     return (logits + noise).argmax(1)
 

@@ -73,7 +73,8 @@ class Agreement:
         "A number that differs where the replay could differ."
         c = self.config
         server = (c.cohort, c.server, c.server_lr, c.momentum, c.adam_eps)
-        agreed = (self.model, self.d, self.mechanism, *server)
+        read = self.mechanism, self.mechanism.fingerprint
+        agreed = (self.model, self.d, *read, *server)
         return zlib.crc32(repr(agreed).encode())
 
 # %% ../../nbs/training/replay.ipynb #3695b887

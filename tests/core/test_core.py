@@ -81,6 +81,25 @@ def test_check_finite_counts_what_is_bad():
     assert vectors.check_finite("update", good) is good
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_check_finite_finds_one_among_many(bad):
+    for dtype in (torch.float32, torch.float64):
+        for place in (0, 50_000, 99_999):
+            u = torch.ones(100_000, dtype=dtype)
+            u[place] = bad
+            with pytest.raises(ValueError, match="holds 1 values"):
+                vectors.check_finite("u", u)
+    two = torch.tensor([math.inf, -math.inf])
+    with pytest.raises(ValueError, match="holds 2 values"):
+        vectors.check_finite("u", two)
+
+
+def test_check_finite_takes_what_only_the_sum_overflows():
+    for u in (torch.full((9,), 3e38), torch.full((9,), 1e308, dtype=torch.float64)):
+        assert vectors.check_finite("u", u) is u
+    assert vectors.check_finite("u", torch.zeros(0, 3)).shape == (0, 3)
+
+
 # ---- seed tree
 
 

@@ -56,6 +56,26 @@ def test_packing_refuses_impossible_widths(bits):
             call()
 
 
+@pytest.mark.parametrize("bits", range(1, 33))
+def test_packing_is_the_bits_written_one_after_another(bits):
+    "Nineteen values of every width as one long number, by Python's whole numbers."
+    values = seed_tree(0, "pack", bits).integers(0, 2**bits, 19).tolist()
+    text = "".join(f"{v:0{bits}b}" for v in values)
+    text += "0" * (-len(text) % 8)
+    packed = int(text, 2).to_bytes(len(text) // 8, "big")
+    assert wire.pack_bits(values, bits) == packed
+    assert wire.unpack_bits(packed, bits, 19).tolist() == values
+    assert wire.unpack_bits(packed, bits, 19).dtype == np.int64
+
+
+@pytest.mark.parametrize("bits", range(1, 33))
+def test_every_byte_of_a_group_is_touched(bits):
+    spans = wire.bit_spans(bits)
+    assert sorted({byte for _, byte, _ in spans}) == list(range(bits))
+    assert {j for j, _, _ in spans} == set(range(8))
+    assert all(-8 < shift < bits for _, _, shift in spans)
+
+
 def test_packing_refuses_fractions():
     with pytest.raises((TypeError, ValueError)):
         wire.pack_bits([1.7], 3)

@@ -957,8 +957,8 @@ NOT_FUZZED = {  # module -> names -> reason
         "in_steps whole mixture_ratio": "called by simulate and play",
     },
     "mechanisms.rec": {
-        "candidate log_weight encode_group simulate_group simulate_many": (
-            "inner loops of encode and simulate"
+        "addressed_normals log_weights encode_group selected first_candidate simulate_group simulate_many": (
+            "inner loops of encode, decode and simulate"
         ),
     },
     "secagg.poisson": {
@@ -1047,7 +1047,7 @@ NOT_FUZZED = {  # module -> names -> reason
         ),
     },
     "core.wire": {
-        "Bits pack_bits unpack_bits Message BadMessage parse_message header_bits": (
+        "Bits bit_spans pack_bits unpack_bits Message BadMessage parse_message header_bits": (
             "messages: hostile bytes have tests of their own"
         ),
     },

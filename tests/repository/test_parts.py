@@ -153,7 +153,7 @@ def test_one_round_moves_the_server_by_the_average():
 
 
 def test_decode_group_is_the_scaled_candidate():
-    z = rec.candidate(9, 2, 17).standard_normal(50, dtype=np.float32)
+    z = rec.selected([50], 9, [2], [17])
     assert (rec.decode_group(50, 0.5, 9, 2, 17) == np.float32(0.5) * z).all()
 
 

@@ -644,9 +644,10 @@ def test_a_packet_that_does_not_add_up_is_refused(change, says):
 
 
 def test_one_bit_of_difference_is_noticed():
+    "A bit in the middle: the next update can round the last one away."
     hub, replicas = world()
     visit(hub, replicas, [0, 1])
-    replicas[0].state.w.detach().view(torch.int32)[3] ^= 1
+    replicas[0].state.w.detach().view(torch.int32)[3] ^= 1 << 16
     refused(
         replicas[0], replay.catch_up(hub, 0), "another state than the server's round 1"
     )
