@@ -37,7 +37,7 @@ ROOMS = {
     "report": "core",
     "mechanisms": "core privacy secagg",
     "training": "core privacy tasks mechanisms",
-    "experiments": "core privacy tasks report mechanisms training",
+    "experiments": "core privacy secagg tasks report mechanisms training",
     "cli": "core privacy tasks report mechanisms experiments",
 }
 WITHOUT_TORCH = (
