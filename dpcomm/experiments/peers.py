@@ -303,7 +303,7 @@ def _environment(contestant, python):
 class NotRun(Exception):
     "A contestant could not play."
 
-
+# %% ../../nbs/reference/peers.ipynb #62b66255
 @dataclass
 class Contestant:
     "A process that plays a round when it is told to."

@@ -56,6 +56,7 @@ def test_a_workload_is_the_paper_s_round(name, d):
     assert sum(p.numel() for p in work.model.parameters()) == d
     assert len(bench.workload(name, whole=True).plan) == bench.WORKLOADS[name][2]
     again = bench.workload(name)
+    assert isinstance(again, bench.Work)
     assert torch.equal(work.x, again.x) and len(work.x) == work.plan.numel()
 
 
@@ -259,6 +260,14 @@ def test_the_extra_names_what_the_peers_need():
     core = settings.partition("\nrequirements = ")[2].splitlines()[0]
     for package in ("pfl==", "flwr[simulation]=="):
         assert package in extra and package.rstrip("=") not in core
+
+
+def test_other_work_has_exit_code_one(few, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "LARGEST_ERROR", -1.0)
+    parser, _ = cli._parser()
+    args = parser.parse_args("bench W1 --repeats 1".split())
+    assert cli.bench_all(args) == 1
+    assert "its times are of other work" in " ".join(capsys.readouterr().out.split())
 
 
 def test_json_is_one_record_and_nothing_else(few, capsys, tmp_path):
