@@ -346,7 +346,7 @@ def play(
     try:
         contestant.process.stdin.write("go\n")
         contestant.process.stdin.flush()
-        for line in contestant.process.stdout:
+        for line in contestant.process.stdout or ():
             if line.startswith('{"cpu"'):
                 return json.loads(line)
     except BrokenPipeError:
