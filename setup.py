@@ -20,11 +20,18 @@ setup(
     url=settings["git_url"],
     keywords=settings["keywords"].split(),
     packages=find_packages(include=["dpcomm", "dpcomm.*"]),
-    package_data={"dpcomm": ["assets/papers/*.toml", "assets/results/*/*.jsonl"]},
+    package_data={
+        "dpcomm": [
+            "assets/papers/*.toml",
+            "assets/results/*/*.jsonl",
+            "assets/bench/*.jsonl",
+        ]
+    },
     python_requires=f">={settings['min_python']}",
     install_requires=settings["requirements"].split(),
     extras_require={
-        name: settings[f"{name}_requirements"].split() for name in ("dev", "cluster")
+        name: settings[f"{name}_requirements"].split()
+        for name in ("dev", "cluster", "bench")
     },
     entry_points={"console_scripts": [settings["console_scripts"]]},
     zip_safe=False,

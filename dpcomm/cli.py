@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['LEGEND', 'HEADER', 'ROW', 'literal', 'assignments', 'seed_list', 'summary', 'run_all', 'asked_of', 'sweep_all',
-           'audit_rows', 'count_audits', 'audit_all', 'main']
+           'audit_rows', 'count_audits', 'audit_all', 'bench_all', 'main']
 
 # %% ../nbs/reference/cli.ipynb #2dc00252
 import argparse
 import ast
+import json
 import sys
 import textwrap
 import time
@@ -88,6 +89,20 @@ def _audit_options(parser):
     add("--alarm", type=float, default=1e-6, metavar="A", help=alarm)
     add("--seed", type=int, default=0, metavar="S", help="of all plays")
 
+# %% ../nbs/reference/cli.ipynb #b0opt01c
+def _bench_options(parser):
+    "The options of `dpcomm bench`."
+    add = parser.add_argument
+    shown = "W1, W2, cnn, lstm, codecs, secagg, accountants or growth; all if left out"
+    add("names", nargs="*", metavar="NAME", help=shown)
+    rival = "loop, pfl or flower beside our engines; may be given again"
+    add("--peer", action="append", default=[], metavar="P", help=rival)
+    add("--peer-python", metavar="PATH", help="the Python that has pfl and Flower")
+    add("--threads", type=int, default=1, metavar="N", help="of every contestant")
+    add("--repeats", type=int, default=5, metavar="R", help="timed turns of each")
+    add("--whole", action="store_true", help="all hundred clients of W2")
+    add("--json", action="store_true", help="one record on one line")
+
 # %% ../nbs/reference/cli.ipynb #b56342b3
 def _table_options(parser):
     "The words of `dpcomm table`."
@@ -123,7 +138,7 @@ def _parser():
     parser = _Parser(prog="dpcomm", description=about, allow_abbrev=False)
     version = f"dpcomm {dpcomm.__version__}"
     parser.add_argument("--version", action="version", version=version)
-    shown = "list|run|sweep|merge|table|data|audit"
+    shown = "list|run|sweep|merge|table|data|audit|bench"
     verbs = parser.add_subparsers(dest="verb", metavar=shown, required=True)
 
     def add(verb, text):
@@ -139,6 +154,7 @@ def _parser():
     data.add_argument("root", metavar="DIR", nargs="?", help="folder to keep them in")
     data.add_argument("names", nargs="*", metavar="NAME", help="data set")
     _audit_options(add("audit", "audit mechanisms against their claims"))
+    _bench_options(add("bench", "time rounds, codecs and accountants beside peers"))
     return parser, verbs.choices
 
 # %% ../nbs/reference/cli.ipynb #4cb843d1
@@ -515,6 +531,42 @@ def _audit_line(mechanism, relation, arguments, claimed, found, judged, wrong):
         "REFUTED" if wrong else judged.attack,
     )
 
+# %% ../nbs/reference/cli.ipynb #b0run02c
+def bench_all(
+    args,  # parsed arguments of `dpcomm bench`
+) -> int:  # 0; 1 where somebody's update is not the reference's
+    "Time what was asked for, beside peers."
+    from dpcomm.experiments import bench
+    from dpcomm.report import terminal
+
+    names = tuple(dict.fromkeys(args.names or bench.NAMES))
+    settings = dict(repeats=args.repeats, threads=args.threads, whole=args.whole)
+    settings |= dict(peers=tuple(dict.fromkeys(args.peer)), python=args.peer_python)
+    bench.check(
+        names, *(settings[k] for k in ("peers", "repeats", "threads", "python"))
+    )
+    with terminal.one_line() as say:
+        record = bench.run(names, say=say, **settings)
+    if args.json:
+        print(json.dumps(record, separators=(",", ":"), allow_nan=False))
+    else:
+        _bench_report(record, names)
+    return 1 if bench.differing(record) else 0
+
+
+def _bench_report(record, names):
+    "A bench record for a reader."
+    from dpcomm.experiments import bench
+    from dpcomm.report import terminal
+
+    print("\n".join(textwrap.wrap(bench.describe(record), 80)))
+    for name in names:
+        print()
+        rows = [row for row in record["rows"] if row["workload"] == name]
+        terminal.show(bench.table(rows))
+    for sentence in bench.remarks(record):
+        print("\n".join(textwrap.wrap(sentence, 80)))
+
 # %% ../nbs/reference/cli.ipynb #x0int01
 def _kept(args):
     "What an interruption leaves behind, in words."
@@ -533,7 +585,7 @@ def main(
     try:
         args = _parse(sys.argv[1:] if argv is None else argv)
         verbs = dict(list=_list, run=run_all, sweep=sweep_all, merge=_merge)
-        verbs |= dict(table=_table, data=_data, audit=audit_all)
+        verbs |= dict(table=_table, data=_data, audit=audit_all, bench=bench_all)
         return verbs[args.verb](args) or 0
     except runner.CellError as error:
         if error.kind == "ValueError":

@@ -1,0 +1,319 @@
+"""`dpcomm bench`: contestants do the same work and take turns, what cannot be run is
+refused in a sentence, and a record says on which machine.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+from checkout import ROOT
+from torch.utils.flop_counter import FlopCounterMode
+
+from dpcomm import cli
+from dpcomm.experiments import bench, peers
+from dpcomm.report import papers
+
+PYTHON = os.environ.get("DPCOMM_PEER_PYTHON")  # of pfl and Flower, where it is not ours
+
+
+def small(name="W1", clients=2, steps=3):
+    "The beginning of a workload."
+    work = bench.workload(name)
+    return dataclasses.replace(work, plan=work.plan[:clients, :steps])
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    "Workloads of a second, and one thread."
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(bench, "WORKLOADS", {"W1": ("linear", 2, 3, 2, 5)})
+    monkeypatch.setattr(bench, "peak_flops", lambda: 1e11)
+
+
+@pytest.fixture
+def few(tiny, monkeypatch):
+    "The reference alone stands for all engines."
+    loop = {"loop": bench.federated.ENGINES["loop"]}
+    monkeypatch.setattr(bench.federated, "ENGINES", loop)
+    monkeypatch.setattr(bench, "rule", lambda model, w: "loop")
+
+
+def by_name(rows):
+    return {(row["peer"], row["part"]): row for row in rows}
+
+
+# ---- the work
+
+
+@pytest.mark.parametrize("name, d", [("W1", 61_706), ("W2", 1_663_370)])
+def test_a_workload_is_the_paper_s_round(name, d):
+    work = bench.workload(name)
+    assert sum(p.numel() for p in work.model.parameters()) == d
+    assert len(bench.workload(name, whole=True).plan) == bench.WORKLOADS[name][2]
+    again = bench.workload(name)
+    assert isinstance(again, bench.Work)
+    assert torch.equal(work.x, again.x) and len(work.x) == work.plan.numel()
+
+
+def test_operations_are_those_that_torch_counts():
+    for name in ("W1", "W2", "cnn"):
+        work = bench.workload(name)
+        index = work.plan[0, 0]
+        with FlopCounterMode(display=False) as counter:
+            scores = work.model(work.x[index])
+            torch.nn.functional.cross_entropy(scores, work.y[index]).backward()
+        found = bench.training_flops(work.model, work.x[index])
+        assert found == counter.get_total_flops()
+
+
+def test_operations_of_a_recurrent_network_are_its_products():
+    work = small("lstm")
+    net, x = work.model, work.x[work.plan[0, 0]]
+    steps = sum(p.numel() for p in net.lstm.parameters() if p.ndim == 2) * x.numel()
+    assert bench.training_flops(net, x) == 6 * (steps + 10 * net.linear.weight.numel())
+
+
+def test_the_peak_is_faster_than_a_small_product():
+    a = torch.ones(64, 64)
+    took = bench.clocked(lambda: a @ a)()["cpu"]
+    assert bench.peak_flops(1, (512,)) > 2 * 64**3 / took / 4
+
+
+# ---- turns
+
+
+def test_calls_take_turns_and_who_fails_is_out():
+    order = []
+
+    def turn(name):
+        order.append(name)
+        if name == "b" and order.count("b") == 2:
+            raise peers.NotRun("tired")
+        return dict(cpu=1.0, wall=2.0, memory=None)
+
+    calls = {name: lambda name=name: turn(name) for name in "ab"}
+    found = bench.measure(calls, 3)
+    assert order == list("ababa") and len(found["a"]) == 3
+    said = bench.row("W1", "pfl", "", found["b"])
+    assert said["note"] == "NOT RUN: tired" and said["cpu"] is None
+
+
+def test_a_row_has_median_least_and_most():
+    costs = [dict(cpu=t, wall=2 * t, memory=10 * t) for t in (3.0, 1.0, 2.0)]
+    row = bench.row("W1", "loop", "", costs, size=10)
+    assert row["cpu"] == [2.0, 1.0, 3.0] and row["wall"] == [4.0, 2.0, 6.0]
+    assert row["memory"] == 30 and row["size"] == 10
+
+
+def test_a_slope_is_the_exponent():
+    assert bench.slope([1, 10, 100], [2, 200, 20_000]) == pytest.approx(2)
+
+
+# ---- contests
+
+
+def test_engines_and_the_plain_loop_do_the_same_work(tiny):
+    work = small()
+    rows = bench.contest(work, ("loop",), 1, peak=1e11)
+    found = by_name(rows)
+    assert ("loop", "") in found and ("dpcomm", "loop") in found
+    assert max(row["error"] for row in rows) <= bench.LARGEST_ERROR
+    assert not any(row["note"] for row in rows)
+    assert all(0 < row["fraction"] < 100 and row["cpu"][0] > 0 for row in rows)
+    (chosen,) = [row["part"] for row in rows if row["rule"]]
+    w = torch.cat([p.detach().flatten() for p in work.model.parameters()])
+    assert chosen == bench.rule(work.model, w)
+    assert chosen in bench.rule_says(rows)
+
+
+def test_the_recurrent_network_meets_the_reference(tiny):
+    bench.WORKLOADS["lstm"] = ("lstm", 1, 1, 1, 2)
+    found = by_name(bench.contest(bench.workload("lstm"), ("loop",), 1))
+    assert set(found) == {("dpcomm", bench.OWN), ("dpcomm", "loop")}
+    assert found["dpcomm", bench.OWN]["error"] <= bench.LARGEST_ERROR
+    assert found["dpcomm", bench.OWN]["rule"]
+
+
+@pytest.mark.parametrize("peer", ["pfl", "flower"])
+def test_a_peer_does_the_same_work(peer, few):
+    try:
+        peers.peer_versions(peer, PYTHON)
+    except ValueError as error:
+        pytest.skip(f"NOT CHECKED: {error}")
+    work = small()
+    found = by_name(bench.contest(work, (peer,), 1, python=PYTHON))[peer, ""]
+    if found["note"]:
+        pytest.skip(f"NOT CHECKED: {peer}: {found['note']}")
+    assert found["error"] <= bench.LARGEST_ERROR and found["memory"] > 0
+
+
+def test_a_peer_that_fails_is_tried_again_and_reported(few, monkeypatch, tmp_path):
+    monkeypatch.setitem(
+        peers.SCRIPTS, "flower", "sys.exit('Timed out waiting for a port')"
+    )
+    monkeypatch.setattr(bench, "peer_versions", lambda *_: {})
+    left = []
+    monkeypatch.setattr(bench, "leave", lambda who: (left.append(who.own), end(who)))
+    end = peers.leave
+    row = by_name(bench.contest(small(), ("flower",), 1))["flower", ""]
+    assert row["note"] == "NOT RUN: Timed out waiting for a port"
+    assert left.count("flower") == bench.TRIES["flower"] == 3
+
+
+def test_other_work_is_noticed(few, monkeypatch):
+    slip = peers.LOOP.replace("lr=lr", "lr=2 * lr")
+    monkeypatch.setitem(peers.SCRIPTS, "loop", slip)
+    rows = bench.contest(small(), ("loop",), 1)
+    record = dict(rows=rows)
+    assert [row["peer"] for row in bench.differing(record)] == ["loop"]
+    assert "its times are of other work" in bench.remarks(record)[0]
+
+
+def test_a_silent_contestant_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setitem(peers.SCRIPTS, "loop", "wait(); time.sleep(600)")
+    work = small()
+    inputs = work.model, work.x, work.y, work.plan
+    peers.write_work(tmp_path, *inputs, lr=0.1, rounds=1, threads=1)
+    who = peers.Contestant("loop", tmp_path)
+    with pytest.raises(peers.NotRun):
+        peers.play(who, limit=10)
+    peers.leave(who)
+    assert who.process.returncode
+
+
+# ---- the other parts
+
+
+def test_every_part_can_be_called():
+    calls = bench.codec_calls(50) | bench.secagg_calls(30, 20)
+    calls |= bench.accountant_calls()
+    for name, call in calls.items():
+        if "million" not in name and "masks" not in name:
+            call()
+    message = bench.message_calls(
+        "rec", bench.contract.mechanism("rec", std=1.0, clip_norm=1.0), 9
+    )
+    assert message["rec, decode"]().shape == (9,)
+
+
+def test_growth_has_its_curves():
+    calls = bench.growth_calls(10**5)
+    curves = {curve for curve, _ in calls}
+    assert len(curves) == 5 and set(bench.PARTS) >= {"growth", "codecs"}
+    rows = [
+        bench.row("growth", "dpcomm", c, [dict(cpu=n, wall=n, memory=None)], size=n)
+        for c, n in calls
+    ]
+    shown = bench.table(rows)
+    assert {r[0] for r in shown.rows} <= curves and {r[3] for r in shown.rows} == {
+        "1.00"
+    }
+    for (_, size), call in calls.items():
+        if size < 2000:
+            call()
+
+
+# ---- what is printed and kept
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        ("bench W3", "did you mean 'W2'"),
+        ("bench codex", "did you mean 'codecs'"),
+        ("bench W1 --threads 0", "--threads is 0; it must be a whole number from 1"),
+        ("bench W1 --threads two", "invalid int value: 'two'"),
+        ("bench W1 --repeats 0", "--repeats is 0; it must be a whole number from 1"),
+        ("bench W1 --repeats 1.5", "invalid int value: '1.5'"),
+        ("bench W1 --peer flowre", "did you mean 'flower'"),
+        ("bench W1 --pear loop", "did you mean '--peer'"),
+        ("bench W1 --peer pfl --peer-python nowhere", "is no program"),
+    ],
+)
+def test_a_slip_costs_a_sentence_and_exit_code_two(words, sentence, capsys):
+    code = cli.main(words.split())
+    shown = capsys.readouterr()
+    assert code == 2 and sentence in shown.err and not shown.out
+    assert len(shown.err.splitlines()) == 1 and "Traceback" not in shown.err
+
+
+def test_a_peer_that_is_not_installed_is_a_sentence(tmp_path, capsys):
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    code = cli.main(["bench", "W1", "--peer", "flower", "--peer-python", str(bare)])
+    said = capsys.readouterr().err
+    assert code == 2 and "pip install 'dpcomm[bench]'" in said
+    assert len(said.splitlines()) == 1
+    with pytest.raises(ValueError, match="not installed"):
+        peers.peer_versions("pfl", str(bare))
+
+
+def test_the_extra_names_what_the_peers_need():
+    settings = (ROOT / "settings.ini").read_text()
+    extra = settings.partition("bench_requirements = ")[2].splitlines()[0]
+    core = settings.partition("\nrequirements = ")[2].splitlines()[0]
+    for package in ("pfl==", "flwr[simulation]=="):
+        assert package in extra and package.rstrip("=") not in core
+
+
+def test_other_work_has_exit_code_one(few, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "LARGEST_ERROR", -1.0)
+    parser, _ = cli._parser()
+    args = parser.parse_args("bench W1 --repeats 1".split())
+    assert cli.bench_all(args) == 1
+    assert "its times are of other work" in " ".join(capsys.readouterr().out.split())
+
+
+def test_json_is_one_record_and_nothing_else(few, capsys, tmp_path):
+    code = cli.main("bench W1 accountants --peer loop --repeats 1 --json".split())
+    shown = capsys.readouterr()
+    (line,) = shown.out.splitlines()
+    record = json.loads(line)
+    assert code == 0 and str(tmp_path) not in line and "/" not in record["machine"]
+    assert record["threads"] == 1 and record["repeats"] == 1 and record["date"]
+    assert {row["workload"] for row in record["rows"]} == {"W1", "accountants"}
+    (tmp_path / "mine.jsonl").write_text(line + "\n")
+    assert bench.read(tmp_path / "mine.jsonl") == [record]
+    newest, rows = bench.committed("accountants", root=tmp_path)
+    assert newest == record and len(rows) == len(bench.accountant_calls())
+    assert bench.committed("W2", root=tmp_path) == (None, [])
+
+
+def test_a_table_fits_a_terminal(few, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main("bench W1 --repeats 1 --whole".split()) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "W1, 3 clients" in shown and "the rule's choice" in shown
+    assert "GFLOP/s per CPU second" in " ".join(shown.split())
+
+
+def test_a_damaged_record_is_refused_with_its_line(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("{}\n")
+    with pytest.raises(ValueError, match="mine.jsonl, line 1: versions is None"):
+        bench.read(path)
+    path.write_text("{\n")
+    with pytest.raises(ValueError, match="line 1: no JSON"):
+        bench.read(path)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(papers.assets("bench").glob("*.jsonl")), ids=lambda p: p.name
+)
+def test_committed_records_are_of_the_same_work(path):
+    for record in bench.read(path):
+        assert not bench.differing(record)
+        assert bench.describe(record) and "\\" not in json.dumps(record["rows"])
+
+
+def test_numbers_have_three_digits():
+    assert bench.milliseconds(1.2345) == "1,234" and bench.milliseconds(2e-6) == "0.002"
+    assert bench.machine(2)["threads"] == 2 and np.isfinite(bench.slope([1, 2], [1, 2]))
+    assert bench.check(["W1"], ["loop"], 1, 1) == {} and shutil.which("python3")
