@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ..core.checks import check_between
 from ..core.vectors import groups, unflatten
+from .federated import train_loop
 
 # %% ../../nbs/training/recurrent.ipynb #291c6251
 class CharLSTM(nn.Module):
@@ -50,8 +51,9 @@ class CharLSTM(nn.Module):
         lr: float,  # step, > 0
         mask: Tensor = None,  # (d,) weights that may move; None: all
     ) -> tuple:  # updates (n_clients, d), mean training loss (n_clients,)
-        "Local SGD as the federated engine calls it: `train_recurrent`."
-        return train_recurrent(self, w, x, y, plan, lr, mask)
+        "Local SGD as the federated engine calls it: the faster of two ways."
+        train = train_recurrent if w.is_cuda else train_loop
+        return train(self, w, x, y, plan, lr, mask)
 
 # %% ../../nbs/training/recurrent.ipynb #354ba5a9
 GATE_ORDER = 3, 0, 1, 2  # PyTorch has input, forget, candidate, output
