@@ -341,6 +341,13 @@ SERVER_STATE = {
 }  # vectors of optimiser state beside the weights
 
 # %% ../../nbs/training/federated.ipynb #dc2054e6
+def _laid_out(p):
+    "With channels last in memory; contiguous() would leave a single channel as it is."
+    if p.ndim != 4:
+        return p
+    return torch.empty_like(p, memory_format=torch.channels_last).copy_(p)
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Sequential,  # architecture
@@ -349,14 +356,11 @@ def evaluate(
     y: Tensor,  # labels
 ) -> tuple:  # accuracy in percent, mean cross-entropy
     "Accuracy and loss of a weight vector."
-    params = dict(
-        zip(groups(model), unflatten(w, [p.shape for p in model.parameters()]))
-    )
+    weights = unflatten(w, [p.shape for p in model.parameters()])
+    params = dict(zip(groups(model), map(_laid_out, weights)))
     right, loss = 0, 0.0
-    for images, labels in zip(x.split(1000), y.split(1000)):
-        scores = functional_call(
-            model, params, (images.contiguous(memory_format=torch.channels_last),)
-        )
+    for images, labels in zip(x.split(500), y.split(500)):
+        scores = functional_call(model, params, (_laid_out(images),))
         right += int((scores.argmax(1) == labels).sum())
         loss += float(F.cross_entropy(scores, labels, reduction="sum"))
     return 100 * right / len(y), loss / len(y)
