@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['BUSY', 'LATE', 'BEGINS', 'Job', 'jobs_of', 'needs_of', 'read_grid', 'plan', 'plan_table', 'shell_line', 'work',
-           'Worker', 'Sweep', 'free_memory', 'ready', 'next_job', 'start', 'collect', 'line_of', 'own', 'run_here']
+           'Worker', 'state_of', 'Sweep', 'free_memory', 'ready', 'next_job', 'start', 'collect', 'line_of', 'own',
+           'run_here']
 
 # %% ../../nbs/reference/sweep.ipynb #8182fb6f
 import argparse
@@ -25,7 +26,6 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
 from . import runner, runs
-from ..mechanisms.contract import patch
 from ..report import papers, records
 from ..report.results import Table
 
@@ -253,12 +253,11 @@ class Worker:
             return file.read().decode(errors="replace")
 
 # %% ../../nbs/reference/sweep.ipynb #3ac4ab24
-@patch
-def state(
-    self: Worker,
+def state_of(
+    worker: Worker,
 ) -> str:  # as '42%, accuracy 83.1%'
-    "How far the job is, from its progress bar."
-    lines = re.split(r"[\r\n]", self.tail().rpartition(BEGINS)[2])
+    "How far its job is, from the progress bar."
+    lines = re.split(r"[\r\n]", worker.tail().rpartition(BEGINS)[2])
     bars = [line for line in lines if "%|" in line]
     if not bars:
         return "starting"
@@ -400,7 +399,9 @@ def line_of(
     total = (
         len(sweep.done) + len(sweep.running) + len(sweep.waiting) + len(sweep.failed)
     )
-    now = "; ".join(f"{w.job.key} seed {w.job.seed} {w.state()}" for w in sweep.running)
+    now = "; ".join(
+        f"{w.job.key} seed {w.job.seed} {state_of(w)}" for w in sweep.running
+    )
     lost = f", {len(sweep.failed)} failed" if sweep.failed else ""
     return f"{len(sweep.done)} of {total} done{lost}; about {hours:.1f} h left; {now}"
 

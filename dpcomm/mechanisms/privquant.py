@@ -446,7 +446,7 @@ def sum_of_levels(
     "Evenly spaced levels from -bound to bound, added up by their numbers."
     return bound * (2 * numbers / (count - 1) - n)
 
-
+# %% ../../nbs/baselines/privquant.ipynb #6c6b7044
 @patch
 def read(
     self: PrivQuant,

@@ -281,7 +281,7 @@ def test_a_worker_tells_how_far_it_is_from_its_bar(tmp_path):
         ("9%|x\n" * 3000 + "7%|", "7%"),
     ):
         log.write_text(text)
-        assert worker.state() == told
+        assert sweep.state_of(worker) == told
 
 
 def test_a_sweep_tells_itself_in_a_line(tmp_path):

@@ -343,6 +343,7 @@ def test_a_total_does_not_grow_and_an_empty_one_is_a_round_of_nobody(case):
         assert m.accumulate(total, message) is total
         sizes.add(total.code.nbytes)
     assert len(sizes) == 1 and total.n == 12
+    assert isinstance(total, contract.Total) and total.d == d
 
 
 @each

@@ -47,6 +47,14 @@ def exact(d, K):
 # ---- rounding
 
 
+@pytest.mark.parametrize("count", [2, 5, 16])
+def test_a_sum_of_numbers_is_a_sum_of_levels(count):
+    numbers = seed_tree(0, "numbers").integers(count, size=(7, 20))
+    wanted = privquant.levels(1.5, count)[numbers].sum(0)
+    found = privquant.sum_of_levels(numbers.sum(0), 7, 1.5, count)
+    np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("K", [2, 3, 4, 16, 127])
 def test_levels_are_equally_spaced_and_sum_to_zero(K):
     B = privquant.levels(3.0, K)

@@ -949,7 +949,7 @@ NOT_FUZZED = {  # module -> names -> reason
         "answers answer_cells": "called by simulate and encode",
     },
     "mechanisms.privquant": {
-        "Tails Calibration match_law match_steps smallest randomise covariance_factor represent log_law": (
+        "Tails Calibration sum_of_levels match_law match_steps smallest randomise covariance_factor represent log_law": (
             "takes a Calibration, called by simulate"
         ),
     },
@@ -1057,6 +1057,7 @@ NOT_FUZZED = {  # module -> names -> reason
         ),
         "mean_over_cohort": "messages: hostile bytes have tests of their own",
         "Mechanism register registered": "the contract and its list",
+        "Total": "made by `empty`",
     },
 }
 
