@@ -18,19 +18,19 @@ def _linear():
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
 
 
-def _lenet5():
+def _lenet5(pool=nn.MaxPool2d, curve=nn.ReLU):
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
+        pool(2),
+        curve(),
         nn.Conv2d(6, 16, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
+        pool(2),
+        curve(),
         nn.Flatten(),
         nn.Linear(400, 120),
-        nn.ReLU(),
+        curve(),
         nn.Linear(120, 84),
-        nn.ReLU(),
+        curve(),
         nn.Linear(84, 10),
     )
 
@@ -126,6 +126,7 @@ def _resnet(blocks):
 MODELS = {  # name -> (builder, parameters)
     "linear": (_linear, 7_850),
     "lenet5": (_lenet5, 61_706),
+    "lenet5_tanh": (lambda: _lenet5(nn.AvgPool2d, nn.Tanh), 61_706),
     "cnn": (lambda: _cnn(0, 4), 582_026),
     "cnn_same": (lambda: _cnn(2, 7), 1_663_370),
     "conv62": (lambda: _group_norm_cnn(62), 46_046),

@@ -11,6 +11,7 @@ from torch import nn
 from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.training import fused, models
+from dpcomm.training.federated import train_loop
 
 
 class Collect:
@@ -72,13 +73,15 @@ def test_products_in_bfloat16_round_the_factors_and_no_more():
     torch.testing.assert_close(fused.products(a, b), a @ b)
 
 
-def test_relu():
-    compare(fused.relu, F.relu, random(5, 7), [])
+@pytest.mark.parametrize("name", ["relu", "tanh"])
+def test_curves(name):
+    compare(getattr(fused, name), getattr(torch, name), random(5, 7), [])
 
 
 @pytest.mark.parametrize("size", [(6, 4), (5, 4), (7, 3)])
-def test_pool(size):
+def test_pools(size):
     compare(fused.pool, lambda h: F.max_pool2d(h, 2), random(2, 3, *size), [])
+    compare(fused.average_pool, lambda h: F.avg_pool2d(h, 2), random(2, 3, *size), [])
 
 
 def folded(reference):
@@ -233,6 +236,21 @@ def test_sparse_inputs_train_the_columns_they_use():
     assert np.count_nonzero(short[0, :200].view(4, 50).abs().sum(0)) <= 4
 
 
+def test_empty_places_of_a_batch_cost_nothing(monkeypatch):
+    widths, once = [], fused.linear
+    monkeypatch.setattr(
+        fused, "linear", lambda h, *more: widths.append(h.shape[1]) or once(h, *more)
+    )
+    plan = torch.full((2, 3, 128), -1)
+    plan[0, :, :2], plan[1, :2, 5:8] = torch.tensor([4, 1]), torch.tensor([0, 2, 3])
+    net, x, y = nn.Sequential(nn.Linear(4, 3)), random(5, 4), torch.arange(5) % 3
+    w = random(15)
+    updates, _ = fused.train_fused(net.double(), w, x, y, plan, 0.1)
+    assert widths == [5, 5, 2]
+    looped, _ = train_loop(net, w, x, y, plan, 0.1)
+    torch.testing.assert_close(updates, looped, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "layer",
     [
@@ -244,7 +262,10 @@ def test_sparse_inputs_train_the_columns_they_use():
         nn.Conv2d(1, 2, 3, padding="same"),
         nn.MaxPool2d(2, stride=1),
         nn.Linear(3, 2, bias=False),
-        nn.Tanh(),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.AvgPool2d(2, divisor_override=3),
+        nn.AvgPool2d(2, ceil_mode=True),
+        nn.GELU(),
         nn.Flatten(0),
     ],
     ids=str,

@@ -11,9 +11,11 @@ from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import flatten, groups
 from dpcomm.training import models
 
+LENET5 = [(6, 1, 5, 5), (16, 6, 5, 5), (120, 400), (84, 120), (10, 84)]
 SHAPES = {  # weights of every layer, and with them the figures of the papers
     "linear": [(10, 784)],
-    "lenet5": [(6, 1, 5, 5), (16, 6, 5, 5), (120, 400), (84, 120), (10, 84)],
+    "lenet5": LENET5,
+    "lenet5_tanh": LENET5,
     "cnn": [(32, 1, 5, 5), (64, 32, 5, 5), (512, 1024), (10, 512)],
     "cnn_same": [(32, 1, 5, 5), (64, 32, 5, 5), (512, 3136), (10, 512)],
     "cnn62": [(32, 1, 3, 3), (64, 32, 3, 3), (128, 1600), (62, 128)],
@@ -38,6 +40,7 @@ SHAPES = {  # weights of every layer, and with them the figures of the papers
 COUNTS = {
     "linear": 7_850,
     "lenet5": 61_706,
+    "lenet5_tanh": 61_706,
     "cnn": 582_026,
     "cnn_same": 1_663_370,
     "conv62": 46_046,
@@ -57,6 +60,7 @@ CLASSES = {"conv62": 62, "cnn62": 62, "lstm": 80}
 POOLS = {
     "linear": 0,
     "lenet5": 2,
+    "lenet5_tanh": 0,
     "cnn": 2,
     "cnn_same": 2,
     "conv62": 4,
@@ -171,7 +175,7 @@ def test_an_unknown_model_is_named_with_its_nearest():
     with pytest.raises(
         ValueError,
         match=(
-            "model is 'lenet'.*lenet5, cnn, cnn_same, conv62, conv10, cnn62, cnn10,"
+            "model is 'lenet'.*lenet5, lenet5_tanh, cnn, cnn_same, conv62, conv10, cnn62, cnn10,"
             " resnet110, lstm: did you mean 'lenet5'"
         ),
     ):
