@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import cache
 
 from ..core.chance import seed_tree
-from . import dprec_curves, dprec_mnist
+from . import dprec_curves
+from .dprec_tight import settings
 from .runs import Run
 from ..report import papers
 from ..tasks import images
@@ -52,19 +53,18 @@ def clients(
     scale: str,  # smoke, quick or full
 ) -> images.Federation:
     "The MNIST experiment's clients, with other pixels, test images or sizes."
-    s = dprec_mnist.settings(scale)
+    s = settings(scale)
     found = dprec_curves.mnist_clients(s["images"], s["n_clients"])
     data = found.data
     if factor == "standard":
         mean, std = data.x.mean(), data.x.std()
-        moved = {name: (getattr(data, name) - mean) / std for name in ("x", "x_test")}
-        return replace(found, data=replace(data, **moved))
+        moved = [(x - mean) / std for x in (data.x, data.x_test)]
+        data = replace(data, x=moved[0], x_test=moved[1])
     if factor == "validation":
-        whole, n = images.load(s["images"]), len(data.x_test)
-        held = dict(x_test=whole.x[-n:], y_test=whole.y[-n:])
-        return replace(found, data=replace(data, **held))
+        whole, last = images.load(s["images"]), slice(-len(data.x_test), None)
+        data = replace(data, x_test=whole.x[last], y_test=whole.y[last])
     if factor != "equal":
-        return found
+        return replace(found, data=data)
     n = len(data.x) - len(data.x) % s["n_clients"]
     data, stream = replace(data, x=data.x[:n], y=data.y[:n]), seed_tree(0, "partition")
     parts = images.dirichlet_equal(data.y.numpy(), s["n_clients"], 1.0, stream)
@@ -76,16 +76,15 @@ def grid(
 ) -> list:  # of Run
     "Factors for both methods, clips for DP-REC. [dprec Table 1, MNIST]"
     keys = [f"{factor}.eps3.{kind}" for factor in FACTORS for kind in NAMES]
-    keys += [key for key in CLIPS if key not in keys]
+    keys, found = list(dict.fromkeys([*keys, *CLIPS])), []
     data = () if scale == "smoke" else ("mnist",)
     common = dict(data=data, memory=1.5, minutes=5 if scale == "full" else 0.1)
-    found = []
     for key in keys:
         name, budget, kind = key.split(".")
         label = f"{NAMES[kind]}, epsilon {budget[3:]}, {FACTORS.get(name, 'ICLR clip')}"
         seeds = tuple(range(10 if key in CLIPS else 4))
-        cells = (f"ours.{scale}.gap.{key}.acc",)
-        found.append(Run(key, label, scale, cells, seeds=seeds, **common))
+        who = key, label, scale, (f"ours.{scale}.gap.{key}.acc",)
+        found += [Run(*who, seeds=seeds, **common)]
     return found
 
 # %% ../../nbs/experiments/dprec_gap.ipynb #9ap00030
@@ -95,17 +94,15 @@ def play(
     **how,  # checkpoint, resume, max_seconds, workers, device, progress
 ) -> dict:  # what runs.record_of takes; None where rounds are left
     "Train one curve."
-    factor, s = run.key.split(".")[0], dprec_mnist.settings(run.scale)
-    net = "lenet5_tanh" if factor == "tanh" else s["nets"][-1]
+    factor, s = run.key.split(".")[0], settings(run.scale)
+    net = "lenet5_tanh" if factor == "tanh" else s["net"]
     law = "glorot" if factor == "glorot" else "torch"
     model = models.build(net, seed_tree(seed, "init"), law)
-    config = replace(s["config"], engine="fused")
-    if factor == "adam":
-        config = replace(config, adam_eps=1e-3)
+    own = dict(adam_eps=1e-3) if factor == "adam" else {}
+    config = replace(s["config"], engine="fused", **own)
     line = curve(run, config, s["n_clients"], dprec_curves.tensor_groups(model))
-    more = dict(model=net, law=law, factor=factor)
-    own = clients(factor, run.scale)
-    return dprec_curves.train(line, model, own, seed, run.fills, how, **more)
+    task = line, model, clients(factor, run.scale), seed, run.fills, how
+    return dprec_curves.train(*task, model=net, law=law, factor=factor)
 
 # %% ../../nbs/experiments/dprec_gap.ipynb #9ap00032
 def curve(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpcomm.experiments import dprec_gap, dprec_mnist
+from dpcomm.experiments import dprec_gap
 from dpcomm.tasks import images
 
 RUNS = {run.key: run for run in dprec_gap.grid("smoke")}
@@ -42,7 +42,7 @@ def test_clips_are_the_texts_and_each_promises_its_own_epsilon():
         "iclr.eps3.rec": 0.5,
         "iclr.eps6.rec": 0.7625,
     }
-    config, told = dprec_mnist.settings("full")["config"], {}
+    config, told = dprec_gap.settings("full")["config"], {}
     for key in dprec_gap.CLIPS:
         line = dprec_gap.curve(RUNS[key], config, 100, (100,) * 10)
         assert line.mechanism.clip_norm == dprec_gap.clip(key) * 0.005
