@@ -25,6 +25,7 @@ setup(
             "assets/papers/*.toml",
             "assets/results/*/*.jsonl",
             "assets/bench/*.jsonl",
+            "assets/secagg/*.jsonl",
         ]
     },
     python_requires=f">={settings['min_python']}",

@@ -8,6 +8,8 @@ __all__ = ['identities', 'SessionResult', 'ideal_sum', 'run_session', 'GraphPara
            'traffic_table']
 
 # %% ../../nbs/secagg/session.ipynb #cb9cfb54
+import time
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +56,7 @@ class SessionResult(NamedTuple):
     total: np.ndarray  # (d,) int64 in [0, modulus): the sum over the survivors
     survivors: tuple  # ids of the clients in the sum
     traffic: np.ndarray  # (round, client, (up, down), (messages, bytes)) int64
+    seconds: dict  # CPU time of "clients" and "server"
 
 # %% ../../nbs/secagg/session.ipynb #4d6c9952
 def ideal_sum(
@@ -64,6 +67,13 @@ def ideal_sum(
     return ring.sum(vectors)
 
 # %% ../../nbs/secagg/session.ipynb #d0ses02
+@contextmanager
+def _spent(seconds, who):
+    start = time.process_time()
+    yield
+    seconds[who] += time.process_time() - start
+
+
 def run_session(
     vectors,  # n vectors of shape (d,), whole numbers in the ring, read one at a time
     ring: Ring,  # of the entries
@@ -81,14 +91,20 @@ def run_session(
     private, directory = identities(n, seed)
     server, mail = Server(setup, private[SERVER], directory), dict.fromkeys(range(n))
     clients = {i: Client(setup, i, private[i], directory, seed=seed) for i in range(n)}
+    seconds = dict(clients=0.0, server=0.0)
     for step in range(len(ROUNDS)):
         for i, data in mail.items():
             if silent.get(i, len(ROUNDS)) > step:
-                client = clients[i]
-                client.vector = vectors[i] if step == MASKED else None
-                server.receive(i, client.receive(data) if step else client.start())
-        mail = server.advance()
-    return SessionResult(server.result, tuple(sorted(server.survivors)), server.traffic)
+                with _spent(seconds, "clients"):
+                    client = clients[i]
+                    client.vector = vectors[i] if step == MASKED else None
+                    said = client.receive(data) if step else client.start()
+                with _spent(seconds, "server"):
+                    server.receive(i, said)
+        with _spent(seconds, "server"):
+            mail = server.advance()
+    survivors = tuple(sorted(server.survivors))
+    return SessionResult(server.result, survivors, server.traffic, seconds)
 
 # %% ../../nbs/secagg/session.ipynb #6572c5e2
 class GraphParameters(NamedTuple):

@@ -639,6 +639,9 @@ GOOD = {
             signatures=3,
         ),
     },
+    "secagg.many": {
+        "session_sizes": dict(n=10, most=4),
+    },
     "secagg.client": {
         "ring_words": dict(setup=SETUP, vector=np.array([1, 2, 3]), me=0),
     },
@@ -1034,6 +1037,16 @@ NOT_FUZZED = {  # module -> names -> reason
         "resolve_complaints": "messages of the protocol: hostile ones have tests of their own",
         "Server close_round accept_bundle accept_shares accept_complaints commitment_of accept_revealed accept_vector accept_lists close_advertise close_share close_complain close_masked close_check close_unmask recovered_masks": (
             "steps of a session, called by receive and advance"
+        ),
+    },
+    "secagg.state": {
+        "to_json from_json pack_state unpack_state": (
+            "the notation of a state: damaged and foreign ones have tests of their own"
+        ),
+    },
+    "secagg.many": {
+        "ManyResult sum_of_sums session_cost": (
+            "sessions of the protocol: hostile ones have tests of their own"
         ),
     },
     "secagg.session": {
