@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BUSY', 'LATE', 'BEGINS', 'Job', 'jobs_of', 'needs_of', 'read_grid', 'plan', 'plan_table', 'shell_line', 'work',
-           'Worker', 'state_of', 'Sweep', 'free_memory', 'ready', 'next_job', 'start', 'collect', 'line_of', 'own',
-           'run_here']
+           'Worker', 'state_of', 'Sweep', 'free_memory', 'ready', 'next_job', 'start', 'resident', 'collect', 'line_of',
+           'own', 'run_here']
 
 # %% ../../nbs/reference/sweep.ipynb #8182fb6f
 import argparse
@@ -345,6 +345,17 @@ def _dismiss(sweep):
         process.stdin.close()
         process.wait()
 
+# %% ../../nbs/reference/sweep.ipynb #7cba57c9
+def resident(
+    pid: int,  # of a process
+) -> float:  # GiB; 0 where this system does not say
+    "Memory that a process holds now."
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**30
+
 # %% ../../nbs/reference/sweep.ipynb #7cba57c7
 def collect(
     sweep: Sweep,
@@ -355,6 +366,8 @@ def collect(
         sweep.running.remove(worker)
         if worker.process.poll() is None:
             sweep.idle.append(worker)
+            if resident(worker.process.pid) > worker.job.memory:
+                _dismiss(sweep)
         job = worker.job
         if code == 0:
             sweep.done.append(job)

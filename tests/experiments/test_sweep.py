@@ -253,6 +253,22 @@ def test_what_became_of_a_worker_is_told_by_its_code(made_up, tmp_path):
     assert s.tries == {jobs[1]: 1, jobs[-9]: 1} and s.failed == {}
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_a_worker_that_has_grown_is_let_go(made_up, monkeypatch):
+    assert 0.01 < sweep.resident(os.getpid()) < 100 and sweep.resident(2**30) == 0
+    for memory, kept in ((1.0, 1), (0.0, 0)):
+        command = [sys.executable, "-c", "print(0, flush=True); input()"]
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, **pipes)
+        s = of(running=[sweep.Worker(job("a", memory=memory), process, None)])
+        while not s.done:
+            sweep.collect(s)
+        assert len(s.idle) == kept and (process.poll() is None) == bool(kept)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
 def test_a_job_fails_at_the_second_time_and_takes_all_that_need_it_along(
     made_up, tmp_path
 ):

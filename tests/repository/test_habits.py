@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import yaml
-from checkout import ROOT, copy, python
+from checkout import ROOT, python
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -25,6 +25,12 @@ ELSEWHERE = {  # command -> the test that runs it
         "tests/repository/test_built_site.py::test_ci_and_forks_build_the_same_site"
     ),
     "python -m http.server -d _docs": "",  # of Python itself
+    "python -m pip wheel --no-deps -w dist .": (
+        "tests/repository/test_wheel.py::test_it_holds_the_package_its_assets_and_the_experiments"
+    ),
+    "python setup.py -q sdist -d dist": (
+        "tests/repository/test_wheel.py::test_an_sdist_holds_the_notebooks_and_the_tests"
+    ),
     "dpcomm run NAME --scale smoke": "tests/experiments/test_runner.py::test_inline_computes_the_same",
     **{
         f"dpcomm {words}": f"tests/experiments/test_commands.py::{test}"
@@ -91,8 +97,7 @@ def test_hooks_are_tools_of_the_dev_extra():
 
 def test_every_command_of_contributing_is_run_by_a_test():
     here = {"ruff format .", "ruff check .", "pytest -m quick"}
-    wheel = "python -m pip wheel --no-deps -w dist ."
-    unknown = set(COMMANDS) - here - {wheel} - set(INSTALLED) - set(ELSEWHERE)
+    unknown = set(COMMANDS) - here - set(INSTALLED) - set(ELSEWHERE)
     assert len(COMMANDS) > 9 and not unknown, f"no test runs {unknown}"
     for where in filter(None, ELSEWHERE.values()):
         path, _, test = where.partition("::")
@@ -113,15 +118,3 @@ def test_what_sets_up_is_in_the_dev_extra(command):
     tool = shlex.split(command)[0]
     extra = (ROOT / "settings.ini").read_text()
     assert command in COMMANDS and (tool == "pip" or tool in extra)
-
-
-def test_a_wheel_holds_the_package_and_its_assets(tmp_path):
-    words = "-m pip wheel --no-deps --no-build-isolation -q -w".split()
-    done = python(*words, tmp_path, ".", cwd=copy(tmp_path / "source"))
-    assert done.returncode == 0, done.stderr[-2000:]
-    (wheel,) = tmp_path.glob("*.whl")
-    listed = python("-m", "zipfile", "-l", wheel).stdout
-    assert (
-        "dpcomm/assets/papers/dprec.toml" in listed
-        and "dpcomm/core/checks.py" in listed
-    )

@@ -1,0 +1,123 @@
+"""The wheel: what it holds, and that it works in a bare environment, in another folder,
+without the checkout.
+"""
+
+import importlib.metadata
+import os
+import subprocess
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+from checkout import EXPERIMENTS, ROOT, copy, python
+from packaging.requirements import Requirement
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory):
+    "A copy of the repository to build from."
+    return copy(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="session")
+def wheel(source, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    words = "-m pip wheel --no-deps --no-build-isolation -q -w".split()
+    done = python(*words, folder, ".", cwd=source)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def bare(wheel, tmp_path_factory):
+    """A new virtual environment with the wheel, and with the libraries of this one but
+    not its dpcomm.
+    """
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=True)
+    site = sysconfig.get_path("purelib", vars=dict(base=folder, platbase=folder))
+    Path(site, "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = [folder / "bin" / "python", "-m", "pip", "install", "--no-deps", "--no-index"]
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run([*pip, "-q", wheel], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder
+
+
+def said(bare, tmp_path, *words):
+    "What a command of the installed package prints, in a folder of its own."
+    unset = {"PYTHONPATH", "DPCOMM_DATA", "IN_TEST"}
+    env = {k: v for k, v in os.environ.items() if k not in unset}
+    env |= {"HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [bare / "bin" / words[0], *words[1:]]
+    where = dict(cwd=tmp_path, env=env, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, **where)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_it_holds_the_package_its_assets_and_the_experiments(wheel):
+    with zipfile.ZipFile(wheel) as file:
+        names = {i.filename: i.file_size for i in file.infolist()}
+        pages = [n for n in names if n.startswith("dpcomm/assets/experiments/")]
+        assert not any(b'"text/plain"' in file.read(page) for page in pages)
+    assert {Path(n).name for n in pages} == {Path(e).name for e in EXPERIMENTS}
+    kept = [p for p in (ROOT / "dpcomm").rglob("*") if p.is_file()]
+    due = {
+        str(p.relative_to(ROOT)) for p in kept if p.suffix in (".py", ".toml", ".jsonl")
+    }
+    assert due | {"dpcomm/py.typed"} <= set(names)
+    strange = [n for n in names if not n.startswith(("dpcomm/", "dpcomm-"))]
+    assert not strange and sum(names.values()) < 20e6
+
+
+def test_an_sdist_holds_the_notebooks_and_the_tests(source, tmp_path):
+    done = python("setup.py", "-q", "sdist", "-d", tmp_path, cwd=source)
+    assert done.returncode == 0, done.stderr[-2000:]
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    kept = ("nbs/index.ipynb", "nbs/site/site.css", "tests/conftest.py", "settings.ini")
+    assert {*kept, "dpcomm/py.typed", "MANIFEST.in"} <= names
+    assert {f"nbs/experiments/{Path(e).name}" for e in EXPERIMENTS} <= names
+
+
+def test_requirements_are_bounded_below_and_met_here():
+    settings = ConfigParser(delimiters=["="])
+    settings.read(ROOT / "settings.ini", encoding="utf-8")
+    for line in settings["DEFAULT"]["requirements"].split():
+        wanted = Requirement(line)
+        assert [s.operator for s in wanted.specifier] == [">="], line
+        assert importlib.metadata.version(wanted.name) in wanted.specifier, line
+
+
+def test_it_is_the_installed_one(bare, tmp_path):
+    printed = said(
+        bare, tmp_path, "python", "-c", "import dpcomm; print(dpcomm.__file__)"
+    )
+    assert str(bare) in printed and str(ROOT) not in printed
+
+
+def test_commands_work_without_a_checkout(bare, tmp_path):
+    assert "usage: dpcomm" in said(bare, tmp_path, "dpcomm", "--help")
+    assert "dprec-mnist" in said(bare, tmp_path, "dpcomm", "list")
+    assert "dprec, table1" in said(bare, tmp_path, "dpcomm", "table", "dprec", "table1")
+    run = "dpcomm", "run", "imvu-mnist", "--scale", "smoke"
+    assert "imvu" in said(bare, tmp_path, *run)
+    assert list((tmp_path / "runs").glob("*/imvu_mnist.smoke.jsonl"))
+
+
+HEAVY = "papermill ipykernel IPython seaborn matplotlib pandas sklearn torchvision"
+
+
+def test_a_mechanism_pulls_in_no_notebook_and_no_plot():
+    folder = ROOT / "dpcomm" / "mechanisms"
+    modules = [f"dpcomm.mechanisms.{p.stem}" for p in folder.glob("[a-z]*.py")]
+    code = (
+        f"import sys, {', '.join(modules)}\n"
+        f"print([m for m in {HEAVY.split()!r} if m in sys.modules])"
+    )
+    assert len(modules) > 15 and python("-c", code).stdout.strip() == "[]"
