@@ -140,7 +140,7 @@ def group_norm(
     "Normalise groups of channels of every image. [Wu & He 2018, Eq. 1]"
     batch, channels = h.shape[:2]
     shape = batch, channels, h[0, 0].numel(), len(weight) * num_groups
-    seen = weight.flatten().clone()
+    seen, h = weight.flatten().clone(), h.contiguous(memory_format=torch.channels_last)
     out, mean, inverse = torch.native_group_norm(h, seen, bias.flatten(), *shape, tiny)
 
     def back(g, step, first=False):
