@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['READ', 'COUNT', 'TAKE_TURNS', 'SHARED', 'OURS', 'LOOP', 'PFL_MODEL', 'PFL_RUN', 'PFL', 'FLOWER_CLIENT',
-           'FLOWER_SERVER', 'FLOWER', 'SCRIPTS', 'NEEDS', 'WORKERS', 'peer_versions', 'write_work', 'NotRun',
+           'FLOWER_SERVER', 'FLOWER', 'SCRIPTS', 'NEEDS', 'WORKERS', 'peer_versions', 'tell', 'write_work', 'NotRun',
            'Contestant', 'play', 'leave']
 
 # %% ../../nbs/reference/peers.ipynb #a6ee5f84
@@ -263,6 +263,22 @@ def peer_versions(
             " the Python that has it with --peer-python"
         )
     return dict(zip(needs, done.stdout.split()))
+
+# %% ../../nbs/reference/peers.ipynb #9e110001
+def tell(
+    script: str,  # Python whose last line is JSON
+    python: str = None,  # the Python that has its libraries; None: this one
+    limit: float = 300.0,  # seconds
+) -> dict:  # what it told
+    "Run a script elsewhere; ValueError with the end of what it said if it fails."
+    home, known = Path(dpcomm.__file__).parents[1], os.environ.get("PYTHONPATH")
+    found = os.pathsep.join(filter(None, (str(home), known)))
+    env = os.environ | dict(PYTHONPATH=found, OMP_NUM_THREADS="1")
+    how = dict(capture_output=True, text=True, env=env, timeout=limit)
+    done = subprocess.run([python or sys.executable, "-c", script], **how)
+    if done.returncode:
+        raise ValueError(f"the script failed: {done.stderr.strip()[-300:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 # %% ../../nbs/reference/peers.ipynb #fe312841
 def write_work(
