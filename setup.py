@@ -25,13 +25,14 @@ setup(
             "assets/papers/*.toml",
             "assets/results/*/*.jsonl",
             "assets/bench/*.jsonl",
+            "assets/flower/*.jsonl",
         ]
     },
     python_requires=f">={settings['min_python']}",
     install_requires=settings["requirements"].split(),
     extras_require={
         name: settings[f"{name}_requirements"].split()
-        for name in ("dev", "cluster", "bench")
+        for name in ("dev", "cluster", "flower", "bench")
     },
     entry_points={"console_scripts": [settings["console_scripts"]]},
     zip_safe=False,
