@@ -10,6 +10,7 @@ __all__ = ['LEGEND', 'HEADER', 'ROW', 'literal', 'assignments', 'seed_list', 'su
 import argparse
 import ast
 import json
+import signal
 import sys
 import textwrap
 import time
@@ -586,6 +587,7 @@ def flower_app(
 
     runner.check_name("flower command", args.what, ("new", "try"))
     if args.what == "try":
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         deployment.try_app(args.folder, args.nodes, args.max_seconds)
         return 0
     made = deployment.new(args.folder)

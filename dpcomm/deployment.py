@@ -97,7 +97,9 @@ def node(config, own):
     parts = images.iid(len(data.y), config["clients"], rng)
     federation = images.Federation(data, parts, "iid")
     task = plan(config, flower.own_part(federation, client))
-    return flower.Node(task, client, own.get("insecure", False))
+    return flower.Node(
+        task, client, own.get("insecure", False), own.get("claims")
+    )
 
 
 app = flower.client_app(node)
@@ -319,13 +321,13 @@ class Deployment:
                 f"flwr {words[0]} did not answer in {seconds:g} s: the SuperLink is"
                 " gone or too busy"
             ) from None
-        start = done.stdout.find("{")
+        answer = {}
         with suppress(ValueError):
-            answer = json.loads(done.stdout[max(start, 0) :])
-            if answer.get("success"):
-                return answer
-        said = " ".join((done.stdout + done.stderr).split())
-        raise ValueError(f"flwr {words[0]} failed: {said:.300}")
+            answer = json.loads(done.stdout[max(done.stdout.find("{"), 0) :])
+        if answer.get("success"):
+            return answer
+        said = answer.get("error-message") or done.stdout + done.stderr
+        raise ValueError(f"flwr {words[0]} failed: {' '.join(said.split()):.300}")
 
 # %% ../nbs/reference/deployment.ipynb #f10b001f
 def submit(
@@ -364,8 +366,10 @@ def finish(
         reader.signal(signal.SIGTERM)
     (listed,) = here.flwr("list", "--run-id", run)["runs"]
     if listed["status"] != "finished:completed":
-        last = printed(reader.said())[-1:] or ["nothing was printed"]
-        raise ValueError(f"run {run} is {listed['status']}: {last[0].strip():.300}")
+        lines = printed(reader.said()) or ["nothing was printed"]
+        errors = [s for s in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", s)]
+        why = (errors or lines)[-1].strip()
+        raise ValueError(f"run {run} is {listed['status']}: {why:.300}")
     return listed
 
 # %% ../nbs/reference/deployment.ipynb #f10b0023
@@ -498,6 +502,7 @@ def weigh(
             run = submit(here, app, clients=nodes, out=str(out), **case)
             finish(here, run, seconds, say)
             rows = [json.loads(r) for r in (out / "rounds.jsonl").open("rb")]
+            rows = [r for r in rows if r["heard"] == r["asked"]]
             spans = [(r["began"], r["began"] + r["seconds"]) for r in rows]
             wire = [m.between(*span) for m in here.meters for span in spans]
             heard = sum(r["heard"] for r in rows)

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['FLWR', 'OK', 'REFUSED', 'FAILED', 'AGAIN', 'CODES', 'HELLO', 'UPDATE', 'need_flower', 'Apart', 'own_part',
-           'check_task', 'agreement', 'differences', 'local_update', 'message_of', 'Node', 'greet', 'work', 'guarded',
-           'Gathering', 'take', 'step', 'by_message', 'Here', 'Deadlines', 'converse', 'meet', 'Row', 'gather',
-           'Served', 'serve', 'Line', 'object_bytes', 'client_app', 'server_app', 'keep']
+           'check_task', 'agreement', 'differences', 'local_update', 'message_of', 'Node', 'greet', 'claim', 'work',
+           'guarded', 'Gathering', 'take', 'step', 'by_message', 'Here', 'Deadlines', 'converse', 'meet', 'Row',
+           'gather', 'Served', 'serve', 'Line', 'object_bytes', 'client_app', 'server_app', 'keep']
 
 # %% ../nbs/reference/flower.ipynb #f10a0003
 import json
@@ -185,6 +185,7 @@ class Node:
     task: federated.Task  # with this client's data alone
     client: int  # its number, 0 to n_clients - 1
     insecure: bool = False  # whether its keys follow from the seed: tests only
+    claims: object = None  # folder of its own where answered rounds are noted; or None
 
     def __post_init__(self):
         check_task(self.task)
@@ -212,6 +213,22 @@ def greet(
     code = REFUSED if differences(mine, fields) else OK
     return dict(code=code, client=node.client, insecure=node.insecure) | mine
 
+# %% ../nbs/reference/flower.ipynb #f10a0060
+def claim(
+    node: Node,
+    t: int,  # round, from 0 on
+) -> bool:  # False where it was claimed before
+    "Take a round for oneself, once for all time."
+    if node.claims is None:
+        return True
+    folder = Path(node.claims)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / f"{_mark(node.task):08x}-{node.client}-{t}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
 # %% ../nbs/reference/flower.ipynb #f10a001c
 def work(
     node: Node,
@@ -223,9 +240,9 @@ def work(
     t, rounds = fields["round"], node.task.config.rounds
     if fields["agreement"] != _mark(node.task) or not 0 <= t < rounds:
         return dict(code=REFUSED)
-    if t <= last:
-        return dict(code=AGAIN)
     _check_model(w, _size(node.task))
+    if t <= last or not claim(node, t):
+        return dict(code=AGAIN)
     update = local_update(node.task, node.client, w, t)
     message = message_of(node.task, update, t, node.key(t))
     return dict(code=OK, round=t, message=message)

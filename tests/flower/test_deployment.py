@@ -1,6 +1,7 @@
 "Laying an app out, ports, daemons and meters, without Flower."
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -135,7 +136,7 @@ def test_settings_are_written_as_toml(tmp_path, monkeypatch):
 def test_a_run_is_followed_and_its_failure_told(tmp_path, monkeypatch):
     text = (
         "import sys, json\n"
-        "if sys.argv[1] == 'log': print('round 1\\nINFO :  noise\\nValueError: why')\n"
+        "if sys.argv[1] == 'log': print('round 1\\nINFO :  noise\\nValueError: why\\nFor more, see')\n"
         "else: print(json.dumps({'success': True, 'runs': [{'status': sys.argv[3]}]}))"
     )
     here = command(tmp_path, text)
@@ -144,7 +145,7 @@ def test_a_run_is_followed_and_its_failure_told(tmp_path, monkeypatch):
     said = []
     done = deployment.finish(here, "finished:completed", 20, said.append)
     assert done["status"] == "finished:completed"
-    assert said == ["round 1", "ValueError: why"]
+    assert said == ["round 1", "ValueError: why", "For more, see"]
     with pytest.raises(ValueError, match="is finished:failed: ValueError: why"):
         deployment.finish(here, "finished:failed", 20)
 
@@ -176,3 +177,129 @@ def test_a_meter_passes_on_and_counts():
 
 def test_nobody_is_healthy_where_nobody_listens():
     assert not deployment.healthy(deployment.open_port())
+
+
+# ---- with commands of ours in Flower's place
+
+
+@pytest.fixture
+def fakes(tmp_path, monkeypatch):
+    "A folder of commands that is found first: `put(name, text of a Python script)`."
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+
+    def put(name, text):
+        (folder / name).write_text(f"#!{PYTHON}\n{text}")
+        (folder / name).chmod(0o755)
+
+    return put
+
+
+PYTHON = sys.executable
+SERVE = (
+    "import http.server, sys\n"
+    "class Answer(http.server.BaseHTTPRequestHandler):\n"
+    "    def do_GET(self):\n"
+    "        self.send_response(200)\n"
+    "        self.end_headers()\n"
+    "port = int(sys.argv[sys.argv.index('--port') + 1])\n"
+    "http.server.HTTPServer(('127.0.0.1', port), Answer).serve_forever()\n"
+)
+NODE = "import time\nprint('Node ID: 1', flush=True)\ntime.sleep(60)\n"
+
+
+def test_surroundings_are_private_and_quiet(fakes, tmp_path):
+    fakes("flower-superlink", SERVE)
+    env = deployment.surroundings(tmp_path)
+    assert env["FLWR_HOME"] == str(tmp_path)
+    assert env["FLWR_TELEMETRY_ENABLED"] == "0" == str(int(env["OMP_NUM_THREADS"]) - 1)
+    assert env["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+
+
+def test_a_deployment_starts_and_stops(fakes):
+    fakes("flower-superlink", SERVE)
+    fakes("flower-supernode", NODE)
+    with deployment.deployment(2, settings="insecure=true", metered=True) as here:
+        assert len(here.nodes) == len(here.meters) == 2
+        home, pids = here.folder, deployment.left_over(here.folder)
+        assert "loop" in (home / "config.toml").read_text()
+        assert len(pids) == 3 or not os.path.isdir("/proc")
+    assert not home.exists() and deployment.left_over(home) == []
+    assert here.link.process.poll() is not None
+
+
+def test_a_deployment_whose_body_fails_leaves_nothing(fakes):
+    fakes("flower-superlink", SERVE)
+    fakes("flower-supernode", NODE)
+    with pytest.raises(RuntimeError, match="mine"):
+        with deployment.deployment(1) as here:
+            raise RuntimeError("mine")
+    assert here.link.process.poll() is not None
+    assert here.nodes[0].process.poll() is not None
+
+
+def test_a_node_that_is_refused_once_is_started_again(fakes, tmp_path):
+    fakes("flower-superlink", SERVE)
+    once = f"from pathlib import Path\nmark = Path({str(tmp_path / 'mark')!r})\n"
+    once += "if not mark.exists():\n    mark.touch()\n    raise SystemExit(305 % 256)\n"
+    fakes("flower-supernode", once + NODE)
+    with deployment.deployment(1) as here:
+        assert [node.name for node in here.nodes] == ["supernode-0-1"]
+    fakes("flower-supernode", "raise SystemExit('Public key already in use')")
+    with pytest.raises(ValueError, match="supernode-0-2 ended.*already in use"):
+        with deployment.deployment(1):
+            pass
+
+
+def test_start_node_gives_up_at_its_deadline(fakes):
+    fakes("flower-superlink", SERVE)
+    fakes("flower-supernode", "import time\ntime.sleep(60)")
+    with deployment.deployment(0) as here:
+        with pytest.raises(ValueError, match="SuperNode 0 did not come within 0.5 s"):
+            deployment.start_node(
+                here, 0, deployment.open_port(), "partition-id=0", 0.5
+            )
+    assert here.nodes[0].process.poll() is not None
+
+
+def test_a_link_that_dies_at_once_is_reported(fakes):
+    fakes("flower-superlink", "raise SystemExit('no such option: --port')")
+    with pytest.raises(ValueError, match="superlink ended with code 1: no such option"):
+        with deployment.deployment(1):
+            pass
+
+
+def test_an_app_is_tried_and_weighed(fakes, tmp_path):
+    fakes("flower-superlink", SERVE)
+    fakes("flower-supernode", NODE)
+    row = dict(asked=2, heard=2, message_bytes=56, object_bytes=500, model_bytes=800)
+    fakes(
+        "flwr",
+        "import json, pathlib, sys, time, tomllib\n"
+        "if sys.argv[1] == 'run':\n"
+        "    words = sys.argv[sys.argv.index('--run-config') + 1].split()\n"
+        "    given = tomllib.loads('\\n'.join(words))\n"
+        "    out = given.get('out')\n"
+        f"    row = {row!r} | dict(began=time.time(), seconds=1.0)\n"
+        "    if out:\n"
+        "        pathlib.Path(out).mkdir()\n"
+        "        (pathlib.Path(out) / 'rounds.jsonl').write_text(json.dumps(row))\n"
+        "if sys.argv[1] == 'log':\n"
+        "    print('round 1: all is well')\n"
+        "else:\n"
+        "    runs = [dict(status='finished:completed')]\n"
+        "    print(json.dumps({'success': True, 'run-id': '7', 'runs': runs}))\n",
+    )
+    app, said = deployment.new(tmp_path / "mine"), []
+    deployment.try_app(app, 1, 30, said.append)
+    assert said[-1] == "round 1: all is well"
+    words = SimpleNamespace(what="try", folder=str(app), nodes=1, max_seconds=30)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert cli.flower_app(words) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    (found,) = deployment.weigh(app, [dict(mechanism="rec")], 2, 30, said.append)
+    sizes = dict(message_bytes=28, object_bytes=250, model_bytes=400, up=0, down=0)
+    assert found == dict(mechanism="rec", seconds=1.0) | sizes

@@ -200,6 +200,19 @@ def test_a_node_answers_each_round_once_and_in_order():
     assert flower.work(home(0), stranger, W) == dict(code=flower.REFUSED)
 
 
+def test_a_claimed_round_is_answered_by_one_of_many(tmp_path):
+    node = home(0, insecure=False, claims=str(tmp_path / "claims"))
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(flower.work, node, letter(), W) for _ in range(8)]
+    codes = sorted(reply.result()["code"] for reply in asked)
+    assert codes == [flower.OK] + [flower.AGAIN] * 7
+    assert flower.claim(node, 1) and not flower.claim(node, 1)
+    assert flower.claim(home(1, claims=node.claims), 0)  # another client's
+    other = home(0, replace(TASK, seed=1), claims=node.claims)
+    assert flower.claim(other, 0)  # another agreement
+    assert all(flower.claim(home(0), 0) for _ in range(2))  # nothing is kept
+
+
 @pytest.mark.parametrize(
     "w",
     [W[:-1], W.double(), W * float("nan"), W[None]],
