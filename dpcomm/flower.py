@@ -544,7 +544,7 @@ class Served:
     rows: tuple  # of Row, one a round
     guarantee: object  # Guarantee, or None where none is claimed
 
-
+# %% ../nbs/reference/flower.ipynb #f10a0065
 def serve(
     line,  # transport
     task: federated.Task,  # of the server: a federation without data
@@ -595,15 +595,16 @@ class Line:
 
     def send(self, action, letters, w, seconds):
         "Hand letters to the SuperLink."
-        from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+        from flwr import app as fl  # type: ignore
 
-        model = {"w": ArrayRecord({"w": Array(w.numpy())})} if w is not None else {}
-        posts = []
+        model, posts = {}, []
+        if w is not None:
+            model["w"] = fl.ArrayRecord({"w": fl.Array(w.numpy())})
         for node, fields in letters.items():
-            content = RecordDict(model | {"letter": ConfigRecord(fields)})
+            content = fl.RecordDict(model | {"letter": fl.ConfigRecord(fields)})
             self.down += object_bytes(content)
             post = dict(message_type=action, dst_node_id=node, ttl=seconds)
-            posts.append(Message(content, **post))
+            posts.append(fl.Message(content, **post))
         numbers = self.grid.push_messages(posts)
         return {k: node for k, node in zip(numbers, letters) if k is not None}
 
@@ -623,9 +624,12 @@ def object_bytes(
     content,  # flwr.app.RecordDict
 ) -> int:  # of all objects that Flower makes of it
     "Bytes of a message's content as Flower stores it."
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+    from flwr.supercore.inflatable.inflatable_object import (  # type: ignore
+        get_all_nested_objects,
+    )
 
-    return sum(len(part.deflate()) for part in get_all_nested_objects(content).values())
+    parts = get_all_nested_objects(content).values()
+    return sum(len(part.deflate()) for part in parts)
 
 # %% ../nbs/reference/flower.ipynb #f10a0045
 def client_app(
@@ -633,36 +637,39 @@ def client_app(
 ):  # flwr.clientapp.ClientApp
     "A Flower client that answers with messages."
     need_flower()
-    from flwr.app import ConfigRecord, Message, RecordDict
-    from flwr.clientapp import ClientApp
+    from flwr.app import ConfigRecord  # type: ignore
+    from flwr.clientapp import ClientApp  # type: ignore
 
     app = ClientApp()
 
-    def answer(message, handle):
-        fields = guarded(handle)(message)
-        return Message(RecordDict({"letter": ConfigRecord(fields)}), reply_to=message)
-
     @app.query("hello")
     def hello(message, context):
-        def handle(message):
-            return greet(
-                build(context.run_config, context.node_config), _letter(message)
-            )
+        def handle():
+            node = build(context.run_config, context.node_config)
+            return greet(node, _letter(message))
 
-        return answer(message, handle)
+        return _reply(message, handle)
 
     @app.train("update")
     def update(message, context):
-        def handle(message):
+        def handle():
             node = build(context.run_config, context.node_config)
             memory = context.state.setdefault("dpcomm", ConfigRecord({"last": -1}))
             reply = work(node, _letter(message), _model(message), memory["last"])
             memory["last"] = max(memory["last"], reply.get("round", -1))
             return reply
 
-        return answer(message, handle)
+        return _reply(message, handle)
 
     return app
+
+
+def _reply(message, handle):
+    "Answer a letter; nothing that goes wrong leaves the node."
+    from flwr.app import ConfigRecord, Message, RecordDict  # type: ignore
+
+    content = RecordDict({"letter": ConfigRecord(guarded(handle)())})
+    return Message(content, reply_to=message)
 
 
 def _letter(message):
@@ -680,7 +687,7 @@ def server_app(
 ):  # flwr.serverapp.ServerApp
     "A Flower server that decodes, adds and steps."
     need_flower()
-    from flwr.serverapp import ServerApp
+    from flwr.serverapp import ServerApp  # type: ignore
 
     app = ServerApp()
 

@@ -7,6 +7,7 @@ import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import metadata
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -466,3 +467,132 @@ def test_the_app_that_is_laid_out_runs_without_flower(tmp_path, monkeypatch):
     task = replace(nodes[0].task, federation=FEDERATION)
     run = federated.simulate(task, advance=flower.by_message, progress=False)
     assert torch.allclose(served.w, run.w.detach(), atol=1e-6)
+
+
+# ---- Flower's parts, with stand-ins for its classes
+
+
+class Record(dict):
+    "A RecordDict, a ConfigRecord, an ArrayRecord."
+
+    config_records = array_records = property(lambda self: self)
+
+
+class Letter:
+    "A Message."
+
+    def __init__(self, content, reply_to=None, **post):
+        self.content, self.post, self.lost = content, post, None
+        number = getattr(reply_to, "number", None)
+        self.metadata = SimpleNamespace(reply_to_message_id=number)
+
+    def has_error(self):
+        return self.lost is not None
+
+    @property
+    def error(self):
+        return SimpleNamespace(code=self.lost, reason="Mrs Miller, 54")
+
+
+class App:
+    "A ClientApp or ServerApp that keeps its functions by message type."
+
+    def __init__(self):
+        self.calls = {}
+
+    def __getattr__(self, kind):
+        def register(action=""):
+            def keep(function):
+                self.calls[f"{kind}.{action}"] = function
+                return function
+
+            return keep
+
+        return register
+
+
+class Grid:
+    "A grid whose nodes answer at once, in this process."
+
+    def __init__(self, app, contexts, dead=()):
+        self.app, self.contexts, self.dead, self.box = app, contexts, dead, {}
+
+    def get_node_ids(self):
+        return list(self.contexts)
+
+    def push_messages(self, letters):
+        for letter in letters:
+            letter.number = f"n{len(self.box)}"
+            node, kind = letter.post["dst_node_id"], letter.post["message_type"]
+            answer = self.app.calls[kind](letter, self.contexts[node])
+            answer.lost = 5 if node in self.dead and kind == flower.UPDATE else None
+            self.box[letter.number] = answer
+        return [letter.number for letter in letters]
+
+    def pull_messages(self, numbers):
+        return [self.box[k] for k in numbers]
+
+
+@pytest.fixture
+def flwr(monkeypatch):
+    "Stand-ins for what the module takes from Flower."
+    array = SimpleNamespace
+    app = ModuleType("flwr.app")
+    app.Message, app.RecordDict = Letter, Record
+    app.ConfigRecord = app.ArrayRecord = Record
+    app.Array = lambda w: array(numpy=lambda: w)
+    client, server = ModuleType("flwr.clientapp"), ModuleType("flwr.serverapp")
+    client.ClientApp = server.ServerApp = App
+    for module in (ModuleType("flwr"), app, client, server):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(metadata, "version", lambda name: flower.FLWR)
+    monkeypatch.setattr(flower, "object_bytes", lambda content: 100)
+
+
+def contexts(build_settings=None):
+    return {
+        100 + i: SimpleNamespace(
+            run_config=build_settings or {}, node_config={"partition-id": i}, state={}
+        )
+        for i in range(4)
+    }
+
+
+def test_both_apps_meet_over_a_grid(flwr, tmp_path):
+    app = flower.client_app(lambda run, own: home(own["partition-id"]))
+    settings = {"out": str(tmp_path / "out")}
+    server = flower.server_app(lambda run: dict(task=TASK, deadlines=soon()))
+    grid = Grid(app, contexts())
+    server.calls["main."](grid, SimpleNamespace(run_config=settings))
+    run = federated.simulate(
+        replace(TASK, federation=FEDERATION), advance=flower.by_message, progress=False
+    )
+    model = np.load(tmp_path / "out" / "model.npy")
+    assert np.allclose(model, run.w.detach(), atol=1e-6)
+    assert [context.state["dpcomm"]["last"] for context in grid.contexts.values()] == [
+        1
+    ] * 4
+
+
+def test_a_line_counts_and_tells_what_was_lost_by_number_only(flwr):
+    app = flower.client_app(lambda run, own: home(own["partition-id"]))
+    line = flower.Line(Grid(app, contexts(), dead={101}))
+    served = flower.serve(line, TASK, None, soon())
+    assert isinstance(served, flower.Served)
+    assert [row.dropped for row in served.rows] == [{"lost: Flower's error 5": 1}] * 2
+    assert line.up == 100 * (4 + 3 + 3) and line.down == 100 * (4 + 4 + 4)
+    assert [row.object_bytes for row in served.rows] == [300, 300]
+
+
+def test_a_builder_that_fails_tells_the_server_nothing(flwr, capsys):
+    def build(run, own):
+        raise KeyError("Mrs Miller, 54")
+
+    grid = Grid(flower.client_app(build), contexts())
+    with pytest.raises(ValueError, match="0 of 4 clients are here"):
+        flower.serve(flower.Line(grid), TASK, None, soon())
+    assert {
+        tuple(answer.content["letter"].items()) for answer in grid.box.values()
+    } == {(("code", flower.FAILED),)}
+    printed = capsys.readouterr()
+    assert "Miller" not in printed.out and "Miller" in printed.err
