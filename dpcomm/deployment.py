@@ -221,8 +221,9 @@ def open_port(
             probe.bind(("127.0.0.1", port))
         except (OSError, OverflowError) as error:
             raise ValueError(
-                f"port {port} of this machine cannot be used ({error}): name another,"
-                " or leave port out"
+                f"port {port} of this machine cannot be used"
+                f" ({getattr(error, 'strerror', None) or error}): name another, or leave"
+                " port out"
             ) from None
         return probe.getsockname()[1]
 
