@@ -47,6 +47,7 @@ setup(
             "assets/papers/*.toml",
             "assets/results/*/*.jsonl",
             "assets/bench/*.jsonl",
+            "assets/flower/*.jsonl",
             "assets/peers/*.json",
             "assets/secagg/*.jsonl",
         ]
@@ -55,7 +56,7 @@ setup(
     install_requires=settings["requirements"].split(),
     extras_require={
         name: settings[f"{name}_requirements"].split()
-        for name in ("dev", "cluster", "bench", "opacus")
+        for name in ("dev", "cluster", "flower", "bench", "opacus")
     },
     entry_points={"console_scripts": [settings["console_scripts"]]},
     zip_safe=False,

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['LEGEND', 'HEADER', 'ROW', 'literal', 'assignments', 'seed_list', 'summary', 'run_all', 'asked_of', 'sweep_all',
-           'audit_rows', 'count_audits', 'audit_all', 'bench_all', 'main']
+           'audit_rows', 'count_audits', 'audit_all', 'bench_all', 'flower_app', 'main']
 
 # %% ../nbs/reference/cli.ipynb #2dc00252
 import argparse
 import ast
 import json
+import signal
 import sys
 import textwrap
 import time
@@ -131,6 +132,15 @@ def _sweep_options(parser):
     add("--plan", action="store_true", help="say what is missing, and stop")
     add("--print", dest="lines", action="store_true", help="one shell line a run")
 
+# %% ../nbs/reference/cli.ipynb #f10c0002
+def _flower_options(parser):
+    "The words of `dpcomm flower`."
+    add, log = parser.add_argument, "until the run is given up"
+    add("what", metavar="new|try", help="lay out an app, or try it on daemons here")
+    add("folder", metavar="DIR", help="of the app; its name becomes the package's")
+    add("--nodes", type=int, default=4, metavar="N", help="SuperNodes, 4 by default")
+    add("--max-seconds", type=float, default=600.0, metavar="S", help=log)
+
 # %% ../nbs/reference/cli.ipynb #b56342ac
 def _parser():
     "The parser of the command, and those of its verbs."
@@ -138,7 +148,7 @@ def _parser():
     parser = _Parser(prog="dpcomm", description=about, allow_abbrev=False)
     version = f"dpcomm {dpcomm.__version__}"
     parser.add_argument("--version", action="version", version=version)
-    shown = "list|run|sweep|merge|table|data|audit|bench"
+    shown = "list|run|sweep|merge|table|data|audit|bench|flower"
     verbs = parser.add_subparsers(dest="verb", metavar=shown, required=True)
 
     def add(verb, text):
@@ -155,6 +165,7 @@ def _parser():
     data.add_argument("names", nargs="*", metavar="NAME", help="data set")
     _audit_options(add("audit", "audit mechanisms against their claims"))
     _bench_options(add("bench", "time rounds, codecs and accountants beside peers"))
+    _flower_options(add("flower", "lay out an app for Flower, or try one"))
     return parser, verbs.choices
 
 # %% ../nbs/reference/cli.ipynb #4cb843d1
@@ -567,6 +578,22 @@ def _bench_report(record, names):
     for sentence in bench.remarks(record):
         print("\n".join(textwrap.wrap(sentence, 80)))
 
+# %% ../nbs/reference/cli.ipynb #f10c0004
+def flower_app(
+    args,  # parsed arguments of `dpcomm flower`
+) -> int:  # 0
+    "Lay out an app for Flower, or try one."
+    from dpcomm import deployment
+
+    runner.check_name("flower command", args.what, ("new", "try"))
+    if args.what == "try":
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        deployment.try_app(args.folder, args.nodes, args.max_seconds)
+        return 0
+    made = deployment.new(args.folder)
+    print(f"{made} holds an app; try it with `dpcomm flower try {made}`")
+    return 0
+
 # %% ../nbs/reference/cli.ipynb #x0int01
 def _kept(args):
     "What an interruption leaves behind, in words."
@@ -586,6 +613,7 @@ def main(
         args = _parse(sys.argv[1:] if argv is None else argv)
         verbs = dict(list=_list, run=run_all, sweep=sweep_all, merge=_merge)
         verbs |= dict(table=_table, data=_data, audit=audit_all, bench=bench_all)
+        verbs |= dict(flower=flower_app)
         return verbs[args.verb](args) or 0
     except runner.CellError as error:
         if error.kind == "ValueError":

@@ -106,6 +106,10 @@ SMALL = dict(sigma=1.0, q=0.1, rounds=10, delta=1e-5)
 DPREC = dict(c=1.0, slots=20, n_clients=10, K=8, groups=1, delta=1e-5)
 SUM = dict(clip_norm=1.0, sigma=1.0, n_clients=10, tolerance=0.1)
 GOOD = {
+    "flower": {
+        "Apart": dict(n_clients=4),
+        "Deadlines": dict(start=1.0, hello=1.0, round=1.0, poll=0.1, least=1),
+    },
     "privacy.accounting": {
         "Guarantee": dict(
             eps=1.0,
@@ -898,6 +902,25 @@ BUILT = (  # takes a mechanism that has been checked when it was built
     "check_settings closed_only"
 )
 NOT_FUZZED = {  # module -> names -> reason
+    "flower": {
+        "need_flower client_app server_app Line object_bytes": "needs Flower, or its grid",
+        "own_part check_task agreement local_update message_of Node by_message": (
+            "a run's own state"
+        ),
+        "differences greet work claim guarded take": "hostile fields of every kind in tests/flower",
+        "Gathering Row Served Here step converse meet gather serve keep": (
+            "a run's own state"
+        ),
+    },
+    "deployment": {
+        "Daemon Deployment Meter wait_for submit finish start_node stop healthy": (
+            "processes and sockets"
+        ),
+        "deployment try_app weigh surroundings left_over open_port": (
+            "processes and sockets"
+        ),
+        "new printed": "files and logs",
+    },
     "privacy.accounting": {
         "log_mixture": "inner loop of curves, which check their orders and rate",
     },

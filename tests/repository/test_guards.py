@@ -38,7 +38,9 @@ ROOMS = {
     "mechanisms": "core privacy secagg",
     "training": "core privacy tasks mechanisms",
     "experiments": "core privacy secagg tasks report mechanisms training",
-    "cli": "core privacy tasks report mechanisms experiments",
+    "flower": "core mechanisms training",
+    "deployment": "",
+    "cli": "core privacy tasks report mechanisms experiments deployment",
 }
 WITHOUT_TORCH = (
     "core.checks",
@@ -49,6 +51,7 @@ WITHOUT_TORCH = (
     "experiments.runs",
     "experiments.sweep",
     "experiments.cluster",
+    "deployment",
     "cli",
 )
 NEVER = {"nbdev", "fastcore", "execnb", "jupytext"}  # development tools
@@ -61,6 +64,7 @@ ONLY_INSIDE = {
     "dp_accounting",
     "distributed",
     "submitit",
+    "flwr",
 }  # imported by the function that uses them
 
 

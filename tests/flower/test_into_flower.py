@@ -1,0 +1,598 @@
+"Client, server and conversation, without Flower."
+
+import importlib
+import json
+import sys
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from importlib import metadata
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import dpcomm
+from dpcomm import deployment, flower
+from dpcomm.core.chance import seed_tree
+from dpcomm.core.vectors import flatten
+from dpcomm.tasks import images
+from dpcomm.training import federated, models
+
+MECHANISMS = {
+    "rec": dict(clip_norm=1.0, std=1.0, index_bits=5),
+    "imvu": dict(clip_norm=1.0, eps=3.0),
+    "signsgd": dict(clip_norm=1.0, sigma=1.0),
+    "gaussian": dict(clip_norm=1.0, sigma=1.0),
+    "sqsgd": dict(residuals=False),
+}
+DATA = images.load("digits")
+PARTS = images.iid(len(DATA.y), 4, seed_tree(0, "partition"))
+FEDERATION = images.Federation(DATA, PARTS, "iid")
+REC = dpcomm.mechanism("rec", **MECHANISMS["rec"])
+CONFIG = federated.Config(
+    rounds=2, cohort=4, lr=0.1, server="sgd", server_lr=0.3, engine="loop"
+)
+TASK = federated.Task(
+    models.build("linear", seed_tree(0, "init")), flower.Apart(4), REC, CONFIG, 0
+)
+W = flatten(p.detach() for p in TASK.model.parameters())
+
+
+def home(i, task=TASK, **more):
+    "Client i, with repeatable keys."
+    own = replace(task, federation=flower.own_part(FEDERATION, i))
+    return flower.Node(own, i, **dict(insecure=True) | more)
+
+
+def homes(task=TASK):
+    return {100 + i: home(i, task) for i in range(4)}
+
+
+def letter(t=0, task=TASK):
+    return dict(round=t, agreement=flower._mark(task))
+
+
+def soon(**more):
+    return flower.Deadlines(**dict(start=0.2, hello=0.2, round=0.2, poll=0.01) | more)
+
+
+# ---- what both ends agree on
+
+
+@pytest.mark.parametrize("version", [None, "1.40.0"])
+def test_another_flower_is_refused_in_a_sentence(monkeypatch, version):
+    def found(name):
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", found)
+    with pytest.raises(ValueError, match=r"pip install 'dpcomm\[flower\]'"):
+        flower.need_flower()
+    for app in (flower.client_app, flower.server_app):
+        with pytest.raises(ValueError, match="flwr is"):
+            app(None)
+
+
+def test_the_flower_that_is_named_is_accepted(monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: flower.FLWR)
+    assert flower.need_flower() == flower.FLWR
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (
+            dict(mechanism=("skellam", dict(clip_norm=1.0, sigma=1.0, n_clients=4))),
+            "sum",
+        ),
+        (dict(mechanism=("sqsgd", dict())), "residuals=False"),
+        (dict(config=replace(CONFIG, sampling="replacement")), "twice"),
+    ],
+)
+def test_what_cannot_travel_is_refused(wrong, said):
+    if "mechanism" in wrong:
+        name, given = wrong["mechanism"]
+        wrong = dict(mechanism=dpcomm.mechanism(name, **given))
+    with pytest.raises(ValueError, match=said):
+        flower.check_task(replace(TASK, **wrong))
+    with pytest.raises(ValueError, match=said):
+        flower.serve(flower.Here({}), replace(TASK, **wrong))
+
+
+@pytest.mark.parametrize(
+    "name, other",
+    [
+        ("mechanism", dict(mechanism=replace(REC, std=2.0))),
+        ("seed", dict(seed=1)),
+        ("clients", dict(federation=flower.Apart(5))),
+        ("config.lr", dict(config=replace(CONFIG, lr=0.2))),
+        ("weights", dict(model=models.build("lenet5", seed_tree(0, "init")))),
+    ],
+)
+def test_a_difference_is_named_and_nothing_else(name, other):
+    theirs = flower.agreement(replace(TASK, **other))
+    (said,) = flower.differences(flower.agreement(TASK), theirs)
+    assert said.startswith(f"{name} is ")
+    reply = flower.greet(home(0), theirs)
+    assert reply["code"] == flower.REFUSED
+    node = (
+        homes() | {102: home(2, replace(TASK, **other))} if name != "clients" else None
+    )
+    if node:
+        heard = []
+        clients, _ = flower.meet(flower.Here(node), TASK, soon(), heard.append)
+        assert sorted(clients) == [0, 1, 3]
+        assert len(heard) == 1 and f"node 102 is refused: {name} is" in heard[0]
+
+
+def test_text_of_a_stranger_is_quoted_and_cut():
+    theirs = flower.agreement(TASK) | dict(seed="\x1b[31m" + "x" * 10_000)
+    (said,) = flower.differences(flower.agreement(TASK), theirs)
+    assert len(said) < 400 and "\x1b" not in said
+    assert len(flower.differences(flower.agreement(TASK), {})) > 10
+
+
+def test_another_version_is_refused(monkeypatch):
+    theirs = flower.agreement(TASK) | dict(dpcomm="0.0.1")
+    assert flower.greet(home(0), theirs)["code"] == flower.REFUSED
+    assert flower.greet(home(0), flower.agreement(TASK))["code"] == flower.OK
+
+
+def test_a_part_is_the_clients_own():
+    own = flower.own_part(FEDERATION, 2)
+    data, (numbers,) = own.visit([2])
+    assert torch.equal(data.x[numbers], DATA.x[PARTS[2]])
+    assert len(own.parts) == 4
+    for wrong in (-1, 4):
+        with pytest.raises(ValueError, match="client"):
+            flower.own_part(FEDERATION, wrong)
+    with pytest.raises(ValueError, match="n_clients"):
+        flower.Apart(0)
+    with pytest.raises(ValueError, match="client"):
+        flower.Node(TASK, 4)
+
+
+# ---- the client
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_any_update_becomes_a_message_of_the_stated_size(name):
+    task = replace(TASK, mechanism=dpcomm.mechanism(name, **MECHANISMS[name]))
+    update = torch.from_numpy(seed_tree(1, name).standard_normal(len(W), np.float32))
+    data = flower.message_of(task, update, 0)
+    assert len(data) == task.mechanism.at(0).bits(len(W)).total // 8
+    again = flower.message_of(task, update, 0, home(0, task).key(0))
+    assert again == flower.message_of(task, update, 0, home(0, task).key(0))
+
+
+def test_keys_are_secret_unless_the_node_says_so():
+    assert home(0, insecure=False).key(0) is None
+    assert home(0).key(0) != home(0).key(1) != home(1).key(1)
+    same = [flower.work(home(0), letter(), W)["message"] for _ in range(2)]
+    fresh = [
+        flower.work(home(0, insecure=False), letter(), W)["message"] for _ in range(2)
+    ]
+    assert same[0] == same[1] and fresh[0] != fresh[1]
+
+
+def test_an_update_is_the_simulators():
+    cohort = np.array([1])
+    streams = TASK.streams(1, cohort, "batches")
+    whole = TASK.model, W, FEDERATION, cohort, CONFIG, streams
+    with ThreadPoolExecutor(1) as pool:
+        ((updates, _),) = federated.train_cohort(*whole, pool)
+    mine = flower.local_update(home(1).task, 1, W, 1)
+    assert torch.equal(mine, updates[0])
+    wild = replace(home(1).task, config=replace(CONFIG, lr=1e38))
+    with pytest.raises(FloatingPointError, match="lower lr"):
+        flower.local_update(wild, 1, W, 1)
+
+
+def test_a_node_answers_each_round_once_and_in_order():
+    assert flower.work(home(0), letter(1), W, 0)["code"] == flower.OK
+    for t, last in ((1, 1), (0, 1)):
+        assert flower.work(home(0), letter(t), W, last) == dict(code=flower.AGAIN)
+    for wrong in (-1, 2, 10**9):
+        assert flower.work(home(0), letter(wrong), W) == dict(code=flower.REFUSED)
+    stranger = letter() | dict(agreement=1)
+    assert flower.work(home(0), stranger, W) == dict(code=flower.REFUSED)
+
+
+def test_a_claimed_round_is_answered_by_one_of_many(tmp_path):
+    node = home(0, insecure=False, claims=str(tmp_path / "claims"))
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(flower.work, node, letter(), W) for _ in range(8)]
+    codes = sorted(reply.result()["code"] for reply in asked)
+    assert codes == [flower.OK] + [flower.AGAIN] * 7
+    assert flower.claim(node, 1) and not flower.claim(node, 1)
+    assert flower.claim(home(1, claims=node.claims), 0)  # another client's
+    other = home(0, replace(TASK, seed=1), claims=node.claims)
+    assert flower.claim(other, 0)  # another agreement
+    assert all(flower.claim(home(0), 0) for _ in range(2))  # nothing is kept
+
+
+@pytest.mark.parametrize(
+    "w",
+    [W[:-1], W.double(), W * float("nan"), W[None]],
+    ids=["d", "type", "nan", "shape"],
+)
+def test_another_model_is_refused_on_the_node(w):
+    with pytest.raises(ValueError, match="agreed model"):
+        flower.work(home(0), letter(), w)
+    reply = flower.guarded(flower.work)(home(0), letter(), w)
+    assert reply == dict(code=flower.FAILED)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyError, SystemExit, MemoryError])
+def test_no_exception_leaves_a_node(error, capsys):
+    def handle(fields):
+        raise error("Mrs Miller, 54")
+
+    assert flower.guarded(handle)({}) == dict(code=flower.FAILED)
+    assert "Miller" in capsys.readouterr().err  # the node's own log
+    assert flower.guarded(lambda: 1)() == 1
+
+
+# ---- the server
+
+
+def test_what_is_dropped_leaves_the_sum_alone():
+    good = flower.work(home(0), letter(), W)
+    gathering = flower.Gathering.of(TASK, 0, range(3))
+    assert flower.take(gathering, 0, good) == ""
+    before = gathering.total.code.copy()
+    message = good["message"]
+    drops = {
+        "sent twice": [(0, good)],
+        "not asked": [(3, good)],
+        "lost": [(1, "Flower's error 5"), (1, "x" * 10_000)],
+        "other agreement": [(1, dict(code=flower.REFUSED))],
+        "failed on the node": [(1, dict(code=flower.FAILED))],
+        "asked again on the node": [(1, dict(code=flower.AGAIN))],
+        "malformed": [
+            (1, {}), (1, dict(code=9)), (1, dict(code=-1)), (1, dict(code="0")),
+            (1, dict(code=[0])), (1, dict(code=True)),
+        ],
+        "of another round": [(1, good | dict(round=1)), (1, dict(code=0))],
+        "of another length": [
+            (1, good | dict(message=message * 9)), (1, good | dict(message="text")),
+            (1, good | dict(message=b"")), (1, dict(code=0, round=0)),
+        ],
+        "damaged or foreign": [
+            (1, good | dict(message=bytes(len(message)))),
+            (1, good | dict(message=message[:-1] + b"?")),
+        ],
+    }  # fmt: skip
+    for reason, replies in drops.items():
+        for client, reply in replies:
+            assert flower.take(gathering, client, reply).startswith(reason)
+    assert gathering.heard == {0} and gathering.total.n == 1
+    assert np.array_equal(gathering.total.code, before)
+    assert sum(gathering.dropped.values()) == sum(map(len, drops.values()))
+    assert max(map(len, gathering.dropped)) < 100
+    assert flower.take(gathering, 1, flower.work(home(1), letter(), W)) == ""
+
+
+def test_noise_for_replies_never_raises():
+    rng = np.random.default_rng(0)
+    gathering = flower.Gathering.of(TASK, 0, range(4))
+    pool = [0, 1, -1, 2**62, 0.5, "", "x", b"", b"dp\x01", [1], [b""], True, None]
+    pool += [rng.bytes(26) for _ in range(9)]
+    for _ in range(2000):
+        names = rng.choice(["code", "round", "message", "x"], 3)
+        reply = {str(k): pool[rng.integers(len(pool))] for k in names}
+        assert flower.take(gathering, int(rng.integers(-1, 5)), reply)
+    assert gathering.total.n == 0
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("sampling, cohort", [("fixed", 3), ("poisson", 2)])
+def test_a_served_run_is_the_simulators(name, sampling, cohort):
+    config = replace(CONFIG, sampling=sampling, cohort=cohort)
+    mechanism = dpcomm.mechanism(name, **MECHANISMS[name])
+    task = replace(TASK, mechanism=mechanism, config=config)
+    waits = soon(least=1)
+    cohorts = [len(task.cohort(t)) for t in range(config.rounds)]
+    served = flower.serve(flower.Here(homes(task)), task, None, waits, say=print)
+    run = federated.simulate(
+        replace(task, federation=FEDERATION),
+        advance=flower.by_message,
+        progress=False,
+    )
+    assert [row.heard for row in served.rows] == cohorts
+    assert torch.allclose(served.w, run.w.detach(), atol=1e-6)
+    size = mechanism.bits(len(W)).total // 8
+    assert [row.message_bytes for row in served.rows] == [n * size for n in cohorts]
+    if name == "gaussian":  # clients add no noise: nothing is left to chance
+        direct = replace(task, federation=FEDERATION)
+        plain = federated.simulate(direct, progress=False)
+        assert torch.allclose(served.w, plain.w.detach(), atol=1e-6)
+
+
+def test_step_moves_against_the_average():
+    w = W.clone().requires_grad_()
+    optimiser = federated.server_optimiser(w, replace(CONFIG, server_lr=1.0))
+    task = replace(
+        TASK, mechanism=dpcomm.mechanism("gaussian", clip_norm=9.0, sigma=1e-9)
+    )
+    gathering = flower.Gathering.of(task, 0, [0])
+    flower.take(gathering, 0, flower.work(home(0, task), letter(0, task), W))
+    flower.step(task, w, optimiser, gathering)
+    update = flower.local_update(home(0, task).task, 0, W, 0)
+    assert torch.allclose(w.detach() - W, update / 4, atol=1e-6)
+
+
+# ---- the conversation
+
+
+class Moody(flower.Here):
+    "Nodes that never answer, answer twice, or answer for an older round."
+
+    def __init__(self, homes, moods):
+        super().__init__(homes)
+        self.moods, self.old = moods, {}
+
+    def answer(self, action, node, fields, w):
+        reply = super().answer(action, node, fields, w)
+        if action == flower.UPDATE and self.moods.get(node) == "old":
+            self.old.setdefault(node, reply)
+            return self.old[node]
+        return reply
+
+    def replies(self, numbers):
+        for number, reply in super().replies(numbers):
+            mood = self.moods.get(self.asked[number])
+            if mood != "silent":
+                yield number, reply
+            if mood == "twice":
+                yield number, reply
+
+    def send(self, action, letters, w, seconds):
+        numbers = super().send(action, letters, w, seconds)
+        self.asked = getattr(self, "asked", {}) | numbers
+        return numbers
+
+
+def test_a_node_counts_once_whatever_it_sends():
+    line = Moody(homes(), {100: "twice"})
+    served = flower.serve(line, TASK, None, soon())
+    run = federated.simulate(
+        replace(TASK, federation=FEDERATION), advance=flower.by_message, progress=False
+    )
+    assert torch.allclose(served.w, run.w.detach(), atol=1e-6)
+
+
+def test_an_older_rounds_reply_is_dropped():
+    served = flower.serve(Moody(homes(), {101: "old"}), TASK, None, soon())
+    assert [row.heard for row in served.rows] == [4, 3]
+    assert served.rows[1].dropped == {"of another round": 1}
+    assert "1 of another round" in str(served.rows[1])
+
+
+def test_a_silent_node_costs_the_deadline_and_no_more():
+    heard = []
+    line = Moody(homes(), {101: "silent"})
+    clients, _ = flower.meet(line, TASK, soon(), heard.append)
+    assert sorted(clients) == [0, 2, 3] and "did not answer within 0.2 s" in heard[0]
+    gathering, row = flower.gather(line, TASK, {1: 101, 2: 102}, W, 0, soon())
+    assert gathering.heard == {2} and 0.2 <= row.seconds < 5
+    assert "1 silent" in str(row) or "without a node" in str(row)
+    with pytest.raises(ValueError, match="3 of 4 clients are here"):
+        flower.serve(line, TASK, None, soon(least=4))
+
+
+def test_a_round_that_too_few_answer_ends_the_run():
+    line = Moody(homes(), {101: "old"})
+    with pytest.raises(
+        ValueError, match="round 2 heard 3 clients in 0.2 s; it needs 4"
+    ):
+        flower.serve(line, TASK, None, soon(least=4))
+
+
+def test_nobody_is_there():
+    with pytest.raises(ValueError, match="0 of 4 clients are here after 0.2 s"):
+        flower.serve(flower.Here({}), TASK, None, soon())
+
+
+def test_two_nodes_with_one_number():
+    heard, line = [], flower.Here(homes() | {200: home(1)})
+    clients, known = flower.meet(line, TASK, soon(), heard.append)
+    assert clients == {0: 100, 1: 101, 2: 102, 3: 103} and known
+    assert heard == ["node 200 is refused: client 1 is here already"]
+
+
+def test_converse_hands_each_node_on_once():
+    line = Moody(homes(), {100: "twice", 101: "silent"})
+    letters = dict.fromkeys(line.nodes(), flower.agreement(TASK))
+    found = [node for node, _ in flower.converse(line, flower.HELLO, letters, 0.2)]
+    assert sorted(found) == [100, 102, 103]
+    assert list(flower.converse(line, flower.HELLO, {}, 0.2)) == []
+
+
+def test_the_guarantee_is_of_this_run_and_says_what_is_not_met():
+    def promise(rounds):
+        how = dict(sampling="none", accountant="exact-balle")
+        return REC.guarantee(rounds, 1e-5, **how)
+
+    said = []
+    served = flower.serve(flower.Here(homes()), TASK, promise, soon(), say=said.append)
+    assert "nobody could guess the key" in said[-1] and served.guarantee.rounds == 2
+    secret = {i: home(i, insecure=False) for i in range(4)}
+    served = flower.serve(flower.Here(secret), TASK, promise, soon())
+    assert served.guarantee == promise(2)
+    with pytest.raises(ValueError, match="another run"):
+        flower.serve(flower.Here(homes()), TASK, lambda rounds: promise(rounds + 1))
+
+
+def test_ledger_and_model_are_kept(tmp_path):
+    served = flower.serve(flower.Here(homes()), TASK, None, soon(), lambda w: "scored")
+    folder = flower.keep(served, tmp_path / "out")
+    assert np.array_equal(np.load(folder / "model.npy"), served.w.numpy())
+    rows = [json.loads(line) for line in (folder / "rounds.jsonl").open()]
+    assert [flower.Row(**row) for row in rows] == list(served.rows)
+    assert (folder / "guarantee.txt").read_text() == "None\n"
+
+
+@pytest.mark.parametrize("name", ["start", "hello", "round", "poll", "least"])
+def test_deadlines_are_positive(name):
+    with pytest.raises(ValueError, match=name):
+        flower.Deadlines(**{name: 0})
+
+
+# ---- the app that is laid out, on a line in this process
+
+
+def test_the_app_that_is_laid_out_runs_without_flower(tmp_path, monkeypatch):
+    for app in ("client_app", "server_app"):
+        monkeypatch.setattr(flower, app, lambda build: build)
+    folder = deployment.new(tmp_path / "laid_out")
+    monkeypatch.syspath_prepend(str(folder))
+    try:
+        client, server = (
+            importlib.import_module(f"laid_out.{name}_app")
+            for name in ("client", "server")
+        )
+        text = (folder / "pyproject.toml").read_text()
+        config = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
+        own = [{"partition-id": i, "insecure": True} for i in range(4)]
+        nodes = {i: client.app(config, own[i]) for i in range(4)}
+        served = flower.serve(flower.Here(nodes), **server.app(config))
+    finally:
+        for name in [name for name in sys.modules if name.startswith("laid_out")]:
+            del sys.modules[name]
+    assert len(served.rows) == 3 and served.guarantee.relation == "local"
+    task = replace(nodes[0].task, federation=FEDERATION)
+    run = federated.simulate(task, advance=flower.by_message, progress=False)
+    assert torch.allclose(served.w, run.w.detach(), atol=1e-6)
+
+
+# ---- Flower's parts, with stand-ins for its classes
+
+
+class Record(dict):
+    "A RecordDict, a ConfigRecord, an ArrayRecord."
+
+    config_records = array_records = property(lambda self: self)
+
+
+class Letter:
+    "A Message."
+
+    def __init__(self, content, reply_to=None, **post):
+        self.content, self.post, self.lost = content, post, None
+        number = getattr(reply_to, "number", None)
+        self.metadata = SimpleNamespace(reply_to_message_id=number)
+
+    def has_error(self):
+        return self.lost is not None
+
+    @property
+    def error(self):
+        return SimpleNamespace(code=self.lost, reason="Mrs Miller, 54")
+
+
+class App:
+    "A ClientApp or ServerApp that keeps its functions by message type."
+
+    def __init__(self):
+        self.calls = {}
+
+    def __getattr__(self, kind):
+        def register(action=""):
+            def keep(function):
+                self.calls[f"{kind}.{action}"] = function
+                return function
+
+            return keep
+
+        return register
+
+
+class Grid:
+    "A grid whose nodes answer at once, in this process."
+
+    def __init__(self, app, contexts, dead=()):
+        self.app, self.contexts, self.dead, self.box = app, contexts, dead, {}
+
+    def get_node_ids(self):
+        return list(self.contexts)
+
+    def push_messages(self, letters):
+        for letter in letters:
+            letter.number = f"n{len(self.box)}"
+            node, kind = letter.post["dst_node_id"], letter.post["message_type"]
+            answer = self.app.calls[kind](letter, self.contexts[node])
+            answer.lost = 5 if node in self.dead and kind == flower.UPDATE else None
+            self.box[letter.number] = answer
+        return [letter.number for letter in letters]
+
+    def pull_messages(self, numbers):
+        return [self.box[k] for k in numbers]
+
+
+@pytest.fixture
+def flwr(monkeypatch):
+    "Stand-ins for what the module takes from Flower."
+    array = SimpleNamespace
+    app = ModuleType("flwr.app")
+    app.Message, app.RecordDict = Letter, Record
+    app.ConfigRecord = app.ArrayRecord = Record
+    app.Array = lambda w: array(numpy=lambda: w)
+    client, server = ModuleType("flwr.clientapp"), ModuleType("flwr.serverapp")
+    client.ClientApp = server.ServerApp = App
+    for module in (ModuleType("flwr"), app, client, server):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(metadata, "version", lambda name: flower.FLWR)
+    monkeypatch.setattr(flower, "object_bytes", lambda content: 100)
+
+
+def contexts(build_settings=None):
+    return {
+        100 + i: SimpleNamespace(
+            run_config=build_settings or {}, node_config={"partition-id": i}, state={}
+        )
+        for i in range(4)
+    }
+
+
+def test_both_apps_meet_over_a_grid(flwr, tmp_path):
+    app = flower.client_app(lambda run, own: home(own["partition-id"]))
+    settings = {"out": str(tmp_path / "out")}
+    server = flower.server_app(lambda run: dict(task=TASK, deadlines=soon()))
+    grid = Grid(app, contexts())
+    server.calls["main."](grid, SimpleNamespace(run_config=settings))
+    run = federated.simulate(
+        replace(TASK, federation=FEDERATION), advance=flower.by_message, progress=False
+    )
+    model = np.load(tmp_path / "out" / "model.npy")
+    assert np.allclose(model, run.w.detach(), atol=1e-6)
+    assert [context.state["dpcomm"]["last"] for context in grid.contexts.values()] == [
+        1
+    ] * 4
+
+
+def test_a_line_counts_and_tells_what_was_lost_by_number_only(flwr):
+    app = flower.client_app(lambda run, own: home(own["partition-id"]))
+    line = flower.Line(Grid(app, contexts(), dead={101}))
+    served = flower.serve(line, TASK, None, soon())
+    assert isinstance(served, flower.Served)
+    assert [row.dropped for row in served.rows] == [{"lost: Flower's error 5": 1}] * 2
+    assert line.up == 100 * (4 + 3 + 3) and line.down == 100 * (4 + 4 + 4)
+    assert [row.object_bytes for row in served.rows] == [300, 300]
+
+
+def test_a_builder_that_fails_tells_the_server_nothing(flwr, capsys):
+    def build(run, own):
+        raise KeyError("Mrs Miller, 54")
+
+    grid = Grid(flower.client_app(build), contexts())
+    with pytest.raises(ValueError, match="0 of 4 clients are here"):
+        flower.serve(flower.Line(grid), TASK, None, soon())
+    assert {
+        tuple(answer.content["letter"].items()) for answer in grid.box.values()
+    } == {(("code", flower.FAILED),)}
+    printed = capsys.readouterr()
+    assert "Miller" not in printed.out and "Miller" in printed.err
