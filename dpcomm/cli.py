@@ -339,11 +339,11 @@ def _merge(args):
             f"{args.out} holds no records of scale quick or full; run a sweep"
         )
     for path in found:
-        for record in records.read(path):
-            before = len(records.load(record.paper, record.experiment, record.scale))
-            records.append(root, record)
-            after = len(records.load(record.paper, record.experiment, record.scale))
-            new += after - before
+        if more := records.read(path):
+            which = more[0].paper, more[0].experiment, more[0].scale
+            before = len(records.load(*which))
+            records.append(root, *more)
+            new += len(records.load(*which)) - before
     print(f"{new} new records")
 
 # %% ../nbs/reference/cli.ipynb #w0oth02

@@ -365,21 +365,22 @@ def _locked(path):
 
 def append(
     root,  # folder with a folder a paper
-    record: Record,
-) -> Path:  # the file it stands in
-    "Add a record to its file, once. ValueError where it contradicts one that is there."
-    path, line = path_of(root, record), to_line(record)
+    *found: Record,  # of one experiment and scale, at least one
+) -> Path:  # the file they stand in
+    "Add records to their file, once. ValueError where one contradicts what is there."
+    path, known, kept = path_of(root, found[0]), {}, []
     with _locked(path):
         there = read(path) if path.exists() else ()
-        if record in there:
-            return path
-        for other in there:
-            if other.identity == record.identity and same_kind(other, record):
-                if why := difference(other, record):
-                    raise ValueError(_contradiction(path, record, why))
-                return path
-        lines = [*map(to_line, there), line]
-        write_whole(path, "".join(f"{text}\n" for text in lines).encode())
+        for record in (*there, *found):
+            others = known.setdefault(record.identity, [])
+            same = (o for o in others if o == record or same_kind(o, record))
+            twin = next(same, None)
+            if twin is None:
+                others.append(record)
+                kept.append(to_line(record))
+            elif why := difference(twin, record):
+                raise ValueError(_contradiction(path, record, why))
+        write_whole(path, "".join(f"{line}\n" for line in kept).encode())
     return path
 
 # %% ../../nbs/reference/records.ipynb #246cae03

@@ -33,7 +33,7 @@ def test_a_script_tells_its_last_line_and_its_failure():
 def test_pfl_ends_with_what_our_mechanism_decodes():
     if not has("pfl"):
         pytest.skip("NOT CHECKED: pfl is not installed here")
-    told = peers.tell(inside_pfl.MESSAGES + inside_pfl.TRAIN, PYTHON)
+    told = peers.tell(inside_pfl.MESSAGES + inside_pfl.MODEL + inside_pfl.TRAIN, PYTHON)
     kept = stored("pfl")
     for name in ("messages", "bytes", "guarantee"):
         assert told[name] == kept[name]

@@ -637,6 +637,18 @@ def test_the_records_of_one_experiment_and_scale_are_found(tmp_path):
     assert runner.output_folder() == runner.checkout() / "runs"
 
 
+def test_without_a_checkout_the_copies_in_the_package_serve(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "PACKAGE", tmp_path / "site" / "dpcomm")
+    monkeypatch.chdir(tmp_path)
+    assert runner.checkout() is None
+    with pytest.raises(FileNotFoundError, match="clone the repository"):
+        runner.notebooks()
+    copies = tmp_path / "site" / "dpcomm" / "assets" / "experiments"
+    copies.mkdir(parents=True)
+    assert runner.notebooks() == copies and runner.experiments() == {}
+    assert runner.output_folder() == tmp_path / "runs"
+
+
 def test_cells_run_in_order_with_the_last_value_shown(tmp_path, capsys):
     sources = [
         ("x = 1", ["parameters"]),
