@@ -48,7 +48,7 @@ setup(
             "assets/results/*/*.jsonl",
             "assets/bench/*.jsonl",
             "assets/flower/*.jsonl",
-            "assets/peers/*.json",
+            "assets/peers/*.jsonl",
             "assets/secagg/*.jsonl",
         ]
     },

@@ -4,15 +4,17 @@
 
 # %% auto #0
 __all__ = ['READ', 'COUNT', 'TAKE_TURNS', 'SHARED', 'OURS', 'LOOP', 'PFL_MODEL', 'PFL_RUN', 'PFL', 'FLOWER_CLIENT',
-           'FLOWER_SERVER', 'FLOWER', 'SCRIPTS', 'NEEDS', 'WORKERS', 'peer_versions', 'tell', 'write_work', 'NotRun',
-           'Contestant', 'play', 'leave']
+           'FLOWER_SERVER', 'FLOWER', 'SCRIPTS', 'NEEDS', 'WORKERS', 'package_versions', 'peer_versions', 'write_work',
+           'NotRun', 'Contestant', 'play', 'leave', 'answer', 'recorded']
 
 # %% ../../nbs/reference/peers.ipynb #a6ee5f84
+import datetime
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ import torch
 
 import dpcomm
 from ..core.checks import check_choice
+from ..report import papers, records
 
 # %% ../../nbs/reference/peers.ipynb #24fa10fc
 READ = """
@@ -244,6 +247,18 @@ SCRIPTS = {"dpcomm": OURS, "loop": LOOP, "pfl": PFL, "flower": FLOWER}
 NEEDS = {"loop": (), "pfl": ("pfl", "torch"), "flower": ("flwr", "ray", "torch")}
 WORKERS = ("dpcomm", "flower")
 
+# %% ../../nbs/reference/peers.ipynb #a1ver511
+def package_versions(
+    packages: tuple,  # names of distributions
+    python: str = None,  # whose Python; None: this one
+) -> dict:  # package -> version; None where one is not installed
+    "What a Python has of these packages."
+    ask = "import sys; from importlib.metadata import version as v;"
+    ask += "print(*map(v, sys.argv[1:]))"
+    words = [python or sys.executable, "-c", ask, *packages]
+    done = subprocess.run(words, capture_output=True, text=True)
+    return None if done.returncode else dict(zip(packages, done.stdout.split()))
+
 # %% ../../nbs/reference/peers.ipynb #cfc980cb
 def peer_versions(
     name: str,  # loop, pfl or flower
@@ -253,32 +268,13 @@ def peer_versions(
     needs = NEEDS[check_choice("--peer", name, tuple(NEEDS))]
     if python and not shutil.which(python):
         raise ValueError(f"--peer-python {python!r} is no program: name a Python")
-    ask = "import sys; from importlib.metadata import version as v;"
-    ask += "print(*map(v, sys.argv[1:]))"
-    words = [python or sys.executable, "-c", ask, *needs]
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
+    found = package_versions(needs, python)
+    if found is None:
         raise ValueError(
             f"{name} is not installed here: run `pip install 'dpcomm[bench]'`, or name"
             " the Python that has it with --peer-python"
         )
-    return dict(zip(needs, done.stdout.split()))
-
-# %% ../../nbs/reference/peers.ipynb #9e110001
-def tell(
-    script: str,  # Python whose last line is JSON
-    python: str = None,  # the Python that has its libraries; None: this one
-    limit: float = 300.0,  # seconds
-) -> dict:  # what it told
-    "Run a script elsewhere; ValueError with the end of what it said if it fails."
-    home, known = Path(dpcomm.__file__).parents[1], os.environ.get("PYTHONPATH")
-    found = os.pathsep.join(filter(None, (str(home), known)))
-    env = os.environ | dict(PYTHONPATH=found, OMP_NUM_THREADS="1")
-    how = dict(capture_output=True, text=True, env=env, timeout=limit)
-    done = subprocess.run([python or sys.executable, "-c", script], **how)
-    if done.returncode:
-        raise ValueError(f"the script failed: {done.stderr.strip()[-300:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return found
 
 # %% ../../nbs/reference/peers.ipynb #fe312841
 def write_work(
@@ -302,18 +298,21 @@ QUIET = {
 }
 
 
+def _with_package(python):
+    "The environment of a peer's Python, which finds this package and its own programs."
+    home, known = Path(dpcomm.__file__).parents[1], os.environ.get("PYTHONPATH")
+    programs, path = Path(shutil.which(python)).parent, os.environ.get("PATH", "")
+    paths = os.pathsep.join(filter(None, (str(home), known)))
+    return dict(os.environ, PYTHONPATH=paths, PATH=f"{programs}{os.pathsep}{path}")
+
+
 def _environment(contestant, python):
     "Its work, so many threads, this package, its own programs first."
     folder = str(contestant.folder)
-    found = dict(os.environ, **QUIET, BENCH_FOLDER=folder, FLWR_HOME=folder)
+    found = dict(_with_package(python), **QUIET, BENCH_FOLDER=folder, FLWR_HOME=folder)
     found |= dict(BENCH_NAME=contestant.own, BENCH_ENGINE=contestant.engine)
     threads = "1" if contestant.name in WORKERS else str(contestant.threads)
-    found |= dict(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
-    home, known = Path(dpcomm.__file__).parents[1], os.environ.get("PYTHONPATH")
-    found["PYTHONPATH"] = os.pathsep.join(filter(None, (str(home), known)))
-    programs = str(Path(shutil.which(python)).parent)
-    found["PATH"] = os.pathsep.join((programs, os.environ.get("PATH", "")))
-    return found
+    return found | dict(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
 
 # %% ../../nbs/reference/peers.ipynb #8e30ee74
 class NotRun(Exception):
@@ -389,3 +388,40 @@ def leave(
         process.wait()
     process.stdout.close()
     contestant.errors.close()
+
+# %% ../../nbs/reference/peers.ipynb #a1ans512
+def answer(
+    script: str,  # Python source, whose last line of output is JSON
+    needs: tuple,  # packages that it imports, the library first
+    extra: str,  # of dpcomm, which brings them
+    python: str = None,  # the Python that has them; None: this one
+    limit: float = 600.0,  # seconds after which it is ended, > 0
+) -> dict:  # versions, date, machine, and what the script printed
+    "Run a script in a library's Python; NotRun where the library is missing."
+    versions, python = package_versions(needs, python), python or sys.executable
+    if versions is None:
+        raise NotRun(
+            f"{' or '.join(needs)} is not installed here: run"
+            f" `pip install 'dpcomm[{extra}]'`, or name the Python that has it"
+        )
+    env = dict(_with_package(python), OMP_NUM_THREADS="1")
+    with tempfile.TemporaryDirectory() as folder:
+        (path := Path(folder, "ask.py")).write_text(script, encoding="utf-8")
+        words, how = [python, str(path)], dict(capture_output=True, text=True, env=env)
+        try:
+            done = subprocess.run(words, timeout=limit, **how)
+        except subprocess.TimeoutExpired as why:
+            raise NotRun(f"{needs[0]} said nothing for {limit:g} seconds") from why
+    if done.returncode:
+        raise NotRun((done.stderr.strip().splitlines() or ["it said nothing"])[-1])
+    about = dict(versions=versions, date=f"{datetime.date.today()}")
+    said = json.loads(done.stdout.strip().splitlines()[-1])
+    return about | dict(machine=records.machine()) | said
+
+# %% ../../nbs/reference/peers.ipynb #a1ans514
+def recorded(
+    name: str,  # of the library: a file of dpcomm/assets/peers
+) -> dict:  # as `answer` gave it
+    "The newest answer that is kept."
+    text = (papers.assets("peers") / f"{name}.jsonl").read_text(encoding="utf-8")
+    return json.loads(text.splitlines()[-1])
