@@ -328,8 +328,14 @@ def _sweep_end(done):
 # %% ../nbs/reference/cli.ipynb #w0mrg02
 def _merge(args):
     "Add records of scale quick and full to those of this checkout."
+    from dpcomm.experiments import runner
     from dpcomm.report import papers, records
 
+    if runner.checkout() is None:
+        raise ValueError(
+            "dpcomm is installed without a checkout, and records belong into one: clone"
+            " the repository and run `pip install -e .` in it"
+        )
     new, root = 0, papers.assets("results")
     found = [
         p for p in sorted(Path(args.out).glob("*/*.jsonl")) if ".smoke." not in p.name

@@ -107,33 +107,11 @@ SETTINGS = {  # name -> (parameters, step of the server)
 }
 
 # %% ../../nbs/reference/pfl.ipynb #c1pfl512
-MODEL = """
+MODEL = f"""
 import json
-
-from pfl.aggregate.simulate import SimulatedBackend
-from pfl.algorithm.base import NNAlgorithmParams
-from pfl.algorithm.federated_averaging import FederatedAveraging
-from pfl.callback.base import TrainingProcessCallback
-from pfl.data import FederatedDataset
-from pfl.data.dataset import Dataset
-from pfl.data.sampling import get_user_sampler
-from pfl.hyperparam import NNTrainHyperParams
-from pfl.model.pytorch import PyTorchModel
-
+{peers.PFL_MODEL}
 from dpcomm.experiments import inside_pfl as here
 from dpcomm.mechanisms import contract
-
-
-class Classifier(torch.nn.Module):
-    def __init__(self, layers):
-        super().__init__()
-        self.layers = layers
-
-    def loss(self, images, labels, eval=False):
-        return torch.nn.functional.cross_entropy(self.layers(images), labels)
-
-    def metrics(self, images, labels, eval=True):
-        return {}
 
 
 class Ledger(TrainingProcessCallback):

@@ -48,14 +48,19 @@ def bare(wheel, tmp_path_factory):
     return folder
 
 
-def said(bare, tmp_path, *words):
-    "What a command of the installed package prints, in a folder of its own."
+def called(bare, tmp_path, *words):
+    "A command of the installed package, in a folder of its own."
     unset = {"PYTHONPATH", "DPCOMM_DATA", "IN_TEST"}
     env = {k: v for k, v in os.environ.items() if k not in unset}
     env |= {"HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [bare / "bin" / words[0], *words[1:]]
     where = dict(cwd=tmp_path, env=env, timeout=300)
-    done = subprocess.run(command, capture_output=True, text=True, **where)
+    return subprocess.run(command, capture_output=True, text=True, **where)
+
+
+def said(bare, tmp_path, *words):
+    "What it prints if all is well."
+    done = called(bare, tmp_path, *words)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -108,6 +113,8 @@ def test_commands_work_without_a_checkout(bare, tmp_path):
     run = "dpcomm", "run", "imvu-mnist", "--scale", "smoke"
     assert "imvu" in said(bare, tmp_path, *run)
     assert list((tmp_path / "runs").glob("*/imvu_mnist.smoke.jsonl"))
+    refused = called(bare, tmp_path, "dpcomm", "merge", "runs")
+    assert refused.returncode == 2 and "clone the repository" in refused.stderr
 
 
 HEAVY = "papermill ipykernel IPython seaborn matplotlib pandas sklearn torchvision"
