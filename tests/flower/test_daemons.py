@@ -99,7 +99,7 @@ def test_a_node_that_dies_costs_its_message_and_nothing_else(session):
 
     class Lost(Moody):
         def nodes(self):
-            gone = {101} if self.last.get(100) == 0 else set()
+            gone = {101} if self.memory[100].get("last") == 0 else set()
             return super().nodes() - gone
 
     played = task(2)

@@ -51,7 +51,7 @@ def homes(task=TASK):
 
 
 def letter(t=0, task=TASK):
-    return dict(round=t, agreement=flower._mark(task))
+    return dict(round=t, agreement=flower.mark_of(task))
 
 
 def soon(**more):
@@ -192,12 +192,14 @@ def test_an_update_is_the_simulators():
 
 
 def test_a_node_answers_each_round_once_and_in_order():
-    assert flower.work(home(0), letter(1), W, 0)["code"] == flower.OK
-    for t, last in ((1, 1), (0, 1)):
-        assert flower.work(home(0), letter(t), W, last) == dict(code=flower.AGAIN)
+    memory = dict(last=0)
+    assert flower.work(home(0), letter(1), W, memory)["code"] == flower.OK
+    assert memory == dict(last=1)
+    for t in (1, 0):
+        assert flower.work(home(0), letter(t), W, memory) == dict(code=flower.AGAIN)
     for wrong in (-1, 2, 10**9):
         assert flower.work(home(0), letter(wrong), W) == dict(code=flower.REFUSED)
-    stranger = letter() | dict(agreement=1)
+    stranger = letter() | dict(agreement="1")
     assert flower.work(home(0), stranger, W) == dict(code=flower.REFUSED)
 
 
@@ -296,7 +298,7 @@ def test_a_served_run_is_the_simulators(name, sampling, cohort):
     task = replace(TASK, mechanism=mechanism, config=config)
     waits = soon(least=1)
     cohorts = [len(task.cohort(t)) for t in range(config.rounds)]
-    served = flower.serve(flower.Here(homes(task)), task, None, waits, say=print)
+    served = flower.serve(flower.Here(homes(task)), task, None, waits, insecure=True)
     run = federated.simulate(
         replace(task, federation=FEDERATION),
         advance=flower.by_message,
@@ -320,7 +322,7 @@ def test_step_moves_against_the_average():
     )
     gathering = flower.Gathering.of(task, 0, [0])
     flower.take(gathering, 0, flower.work(home(0, task), letter(0, task), W))
-    flower.step(task, w, optimiser, gathering)
+    flower.step(w, optimiser, gathering, 4, seed_tree(0))
     update = flower.local_update(home(0, task).task, 0, W, 0)
     assert torch.allclose(w.detach() - W, update / 4, atol=1e-6)
 
@@ -377,7 +379,9 @@ def test_a_silent_node_costs_the_deadline_and_no_more():
     line = Moody(homes(), {101: "silent"})
     clients, _ = flower.meet(line, TASK, soon(), heard.append)
     assert sorted(clients) == [0, 2, 3] and "did not answer within 0.2 s" in heard[0]
-    gathering, row = flower.gather(line, TASK, {1: 101, 2: 102}, W, 0, soon())
+    gathering, row = flower.gather(
+        line, TASK, {1: 101, 2: 102}, flower.Down(TASK), 0, [0, 1, 2, 3], soon()
+    )
     assert gathering.heard == {2} and 0.2 <= row.seconds < 5
     assert "1 silent" in str(row) or "without a node" in str(row)
     with pytest.raises(ValueError, match="3 of 4 clients are here"):
@@ -425,6 +429,117 @@ def test_the_guarantee_is_of_this_run_and_says_what_is_not_met():
     assert served.guarantee == promise(2)
     with pytest.raises(ValueError, match="another run"):
         flower.serve(flower.Here(homes()), TASK, lambda rounds: promise(rounds + 1))
+
+
+@pytest.mark.parametrize("sampling, cohort", [("fixed", 2), ("poisson", 2)])
+def test_the_servers_draws_are_secret_unless_it_says_so(sampling, cohort):
+    config = replace(CONFIG, sampling=sampling, cohort=cohort, rounds=1)
+    task = replace(TASK, config=config)
+    known = [flower.drawn(task, 0, insecure=True) for _ in range(2)]
+    assert known[0][0] == known[1][0] == task.cohort(0).tolist()
+    assert known[0][1].random() == known[1][1].random()
+    fresh = [flower.drawn(task, 0) for _ in range(64)]
+    assert len({tuple(cohort) for cohort, _ in fresh}) > 1  # fails once in 6^63
+    assert len({rng.random() for _, rng in fresh}) == 64
+
+
+def test_noise_of_a_central_mechanism_cannot_be_guessed_from_the_seed():
+    gaussian = dpcomm.mechanism("gaussian", **MECHANISMS["gaussian"])
+    task = replace(TASK, mechanism=gaussian)
+
+    def promise(rounds):
+        how = dict(sampling="none", relation="zero-out", accountant="rdp-balle")
+        return gaussian.guarantee(rounds, 1e-5, **how)
+
+    quiet = {100 + i: home(i, task, insecure=False) for i in range(4)}
+
+    def play(**more):
+        return flower.serve(flower.Here(quiet), task, promise, soon(), **more)
+
+    known = [play(insecure=True) for _ in range(2)]
+    assert torch.equal(known[0].w, known[1].w)
+    assert "nobody could guess the key" in str(known[0].guarantee)
+    fresh = [play() for _ in range(2)]
+    for served in fresh:
+        assert served.guarantee == promise(2)
+    moved = [served.w - known[0].w for served in fresh]
+    spread = 0.3 * gaussian.sigma * 2**0.5 / 4  # of two rounds of noise, a coordinate
+    for apart in (*moved, moved[0] - moved[1]):
+        assert 0.9 < float(apart.std()) / (spread * 2**0.5) < 1.1
+
+
+# ---- the history in the model's place
+
+
+def plainly(**more):
+    "The history's own settings: the simulator's draws, everybody's keys known."
+    return dict(insecure=True, history="linear") | more
+
+
+@pytest.mark.parametrize("server", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("sampling, cohort", [("fixed", 2), ("poisson", 2)])
+def test_history_leads_to_the_same_model(server, sampling, cohort):
+    rounds = dict(rounds=5, server=server, server_lr=0.01)
+    config = replace(CONFIG, sampling=sampling, cohort=cohort, **rounds)
+    task = replace(TASK, config=config)
+    whole = flower.serve(flower.Here(homes(task)), task, None, soon(), insecure=True)
+    line = flower.Here(homes(task))
+    served = flower.serve(line, task, None, soon(), **plainly())
+    assert torch.allclose(served.w, whole.w, atol=1e-5)
+    assert [row.heard for row in served.rows] == [row.heard for row in whole.rows]
+    assert all(row.dropped == {} for row in served.rows)
+    down = sum(row.model_bytes for row in served.rows)
+    assert 0 < down < sum(row.model_bytes for row in whole.rows) / 20
+
+
+def test_a_node_without_memory_gets_the_whole_state():
+    task = replace(TASK, config=replace(CONFIG, rounds=4))
+
+    class Forgetful(flower.Here):
+        def answer(self, action, node, fields, w):
+            if fields.get("round") == 2 and node == 101:
+                self.memory[node].clear()
+            return super().answer(action, node, fields, w)
+
+    served = flower.serve(Forgetful(homes(task)), task, None, soon(), **plainly())
+    assert [row.heard for row in served.rows] == [4, 4, 3, 4]
+    assert served.rows[2].dropped == {"behind on the node": 1}
+    sizes = [row.model_bytes for row in served.rows]
+    assert sizes[1] == sizes[2] < 4 * len(W) < sizes[3]
+
+
+def test_a_lost_reply_does_not_lose_the_thread():
+    task = replace(TASK, config=replace(CONFIG, rounds=3))
+
+    class Lossy(flower.Here):
+        def replies(self, numbers):
+            for number, reply in super().replies(numbers):
+                lost = reply.get("round") == 1 and self.asked[number] == 102
+                yield number, "Flower's error 1" if lost else reply
+
+        def send(self, action, letters, w, seconds):
+            numbers = super().send(action, letters, w, seconds)
+            self.asked = getattr(self, "asked", {}) | numbers
+            return numbers
+
+    served = flower.serve(Lossy(homes(task)), task, None, soon(), **plainly())
+    assert [row.heard for row in served.rows] == [4, 3, 4]
+
+
+def test_a_history_that_cannot_be_replayed_is_refused():
+    gaussian = dpcomm.mechanism("gaussian", **MECHANISMS["gaussian"])
+    line = flower.Here({})
+    with pytest.raises(ValueError, match="replay = True"):
+        task = replace(TASK, mechanism=gaussian)
+        flower.serve(line, task, None, soon(), history="linear")
+    with pytest.raises(ValueError, match="name its own"):
+        other = models.build("linear", seed_tree(9, "init"))
+        task = replace(TASK, model=other)
+        flower.serve(line, task, None, soon(), history="linear")
+    with pytest.raises(ValueError, match="model"):
+        flower.serve(line, TASK, None, soon(), history="nothing")
+    damaged = letter() | dict(history="linear", packet=b"dr" + bytes(60))
+    assert flower.work(home(0), damaged) == dict(code=flower.BEHIND)
 
 
 def test_ledger_and_model_are_kept(tmp_path):
@@ -569,8 +684,8 @@ def test_both_apps_meet_over_a_grid(flwr, tmp_path):
     )
     model = np.load(tmp_path / "out" / "model.npy")
     assert np.allclose(model, run.w.detach(), atol=1e-6)
-    assert [context.state["dpcomm"]["last"] for context in grid.contexts.values()] == [
-        1
+    assert [context.state["dpcomm"] for context in grid.contexts.values()] == [
+        {"last": 1}
     ] * 4
 
 
