@@ -153,7 +153,7 @@ def differences(
         if theirs.get(name) != value
     ]
 
-
+# %% ../nbs/reference/flower.ipynb #f10a0101
 def mark_of(
     task: federated.Task,  # of server or client
 ) -> str:  # 32 hexadecimal digits, which go with every round
@@ -271,9 +271,9 @@ def caught_up(
     remember(replica, memory)
     return replica
 
-
+# %% ../nbs/reference/flower.ipynb #f10a0103
 def remember(
-    replica: replay.Replica,
+    replica: replay.Replica,  # up to date
     memory: dict,  # of the node, changed in place
 ) -> None:
     "Keep a replica in plain values."
@@ -296,7 +296,7 @@ def admit(
     memory["last"] = t
     return OK
 
-
+# %% ../nbs/reference/flower.ipynb #f10a0105
 def work(
     node: Node,
     fields: dict,  # round, mark of the agreement; a packet where no weights come
@@ -327,7 +327,7 @@ def work(
         remember(replica, memory)
     return dict(code=OK, round=t, message=message)
 
-
+# %% ../nbs/reference/flower.ipynb #f10a0107
 def check_weights(
     w: Tensor,  # what came with a letter
     d: int,  # weights of the agreed model
@@ -355,7 +355,7 @@ def guarded(
 
     return safe
 
-
+# %% ../nbs/reference/flower.ipynb #f10a0109
 def answer(
     action: str,  # HELLO, UPDATE or SUM
     node: Node,
@@ -430,7 +430,7 @@ def _unfit(gathering, client, reply):
         return "of another length"
     return ""
 
-
+# %% ../nbs/reference/flower.ipynb #f10a010b
 def code_of(
     reply: dict,  # fields, whatever they hold
 ) -> str:  # '' for OK
@@ -624,7 +624,7 @@ class Down:
         "Take the step of a round."
         step(self.w, self.optimiser, gathering, self.task.config.cohort, rng)
 
-
+# %% ../nbs/reference/flower.ipynb #f10a010d
 class History(Down):
     "The same weights, sent as the messages that lead to them. [dprec Alg. 5]"
 

@@ -109,7 +109,7 @@ def put_away(
     with open(os.open(place, how, 0o600), "wb") as file:
         file.write(state)
 
-
+# %% ../nbs/reference/flower_sums.ipynb #f10c010f
 def take_back(
     place: Path,  # where it was put
 ) -> bytes:  # the state; None where it was taken before
@@ -204,7 +204,7 @@ def play(
         mail = server.advance()
     return dropped
 
-
+# %% ../nbs/reference/flower_sums.ipynb #f10c0111
 @patch
 def gather(
     self: Sums,
@@ -256,7 +256,7 @@ def new_key(
     put_away(Path(path), key.private_bytes_raw().hex().encode())
     return key.public_key().public_bytes_raw()
 
-
+# %% ../nbs/reference/flower_sums.ipynb #f10c0113
 def enrol(
     folder,  # made where it is missing
     n_clients: int,  # clients
@@ -269,7 +269,7 @@ def enrol(
     (folder / "directory.json").write_text(json.dumps(keys), "utf-8")
     return folder
 
-
+# %% ../nbs/reference/flower_sums.ipynb #f10c0115
 def read_keys(
     folder,  # with directory.json and one's own key
     who: str,  # 'server' or 'client-3'

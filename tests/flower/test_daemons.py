@@ -14,11 +14,12 @@ import pytest
 import torch
 from checkout import ROOT
 from conftest import NOT_CHECKED
-from test_into_flower import FEDERATION, Moody, soon
+from test_into_flower import FEDERATION
 
 import dpcomm
 from dpcomm import flower
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.chance import Insecure, derive, seed_tree
+from dpcomm.core.vectors import flatten
 from dpcomm.training import federated, models
 
 pytestmark = pytest.mark.flower
@@ -80,7 +81,7 @@ def task(rounds):
 
 def test_a_run_is_the_simulators(session):
     folder = session[0] / "whole"
-    run = federated.simulate(task(2), advance=flower.by_message, progress=False)
+    run = federated.simulate(task(1), advance=flower.by_message, progress=False)
     model = torch.from_numpy(np.load(folder / "model.npy"))
     assert torch.allclose(model, run.w.detach(), atol=1e-6)
     for row in rows(folder):
@@ -91,28 +92,28 @@ def test_a_run_is_the_simulators(session):
     assert said.startswith("As if nobody could guess the key: eps = ")
 
 
-def test_a_node_that_dies_costs_its_message_and_nothing_else(session):
-    folder = session[0] / "lost"
-    first, second = rows(folder)
-    assert (first["heard"], second["heard"]) == (4, 3)
-    assert sum(second["dropped"].values()) <= 1
-
-    class Lost(Moody):
-        def nodes(self):
-            gone = {101} if self.memory[100].get("last") == 0 else set()
-            return super().nodes() - gone
-
-    played = task(2)
-    homes = {
-        100 + i: flower.Node(
-            replace(played, federation=flower.own_part(FEDERATION, i)), i, True
-        )
-        for i in range(4)
-    }
-    served = flower.serve(Lost(homes, {}), played, None, soon())
-    assert [row.heard for row in served.rows] == [4, 3]
+def test_a_node_that_is_killed_leaves_the_sum_of_the_others(session):
+    folder = session[0] / "summed-out"
+    (row,) = rows(folder)
+    assert (row["asked"], row["heard"]) == (4, 3)
+    assert sum(row["dropped"].values()) <= 1
+    mechanism = dpcomm.mechanism(
+        "ddgauss", clip_norm=1.0, sigma=1.0, n_clients=4, tolerance=0.25
+    )
+    played, words = replace(task(1), mechanism=mechanism), []
+    w = flatten(p.detach() for p in played.model.parameters())
+    for i in range(3):
+        own = replace(played, federation=flower.own_part(FEDERATION, i))
+        path = "round", 0, "client", i, "message"
+        key = Insecure(derive(own.seed, *path))
+        words.append(mechanism.words(flower.local_update(own, i, w, 0), key))
+    total = mechanism.open(mechanism.ring.sum(words), len(w))
     model = torch.from_numpy(np.load(folder / "model.npy"))
-    assert torch.allclose(model, served.w, atol=1e-6)
+    assert torch.allclose(model, w + played.config.server_lr * total / 4, atol=1e-6)
+    said = (folder / "guarantee.txt").read_text()
+    assert "trust secagg" in said and "nobody could guess the key" in said
+    states = [path.name for path in (session[0] / "claims").glob("*.state*")]
+    assert all("-3-0-" in name for name in states)  # of the node that was killed
 
 
 def test_the_watcher_sees_a_look_up(tmp_path):

@@ -560,28 +560,34 @@ def test_deadlines_are_positive(name):
 # ---- the app that is laid out, on a line in this process
 
 
-def test_the_app_that_is_laid_out_runs_without_flower(tmp_path, monkeypatch):
+@pytest.mark.parametrize("sums", [False, True])
+def test_the_app_that_is_laid_out_runs_without_flower(sums, tmp_path, monkeypatch):
     for app in ("client_app", "server_app"):
         monkeypatch.setattr(flower, app, lambda build: build)
-    folder = deployment.new(tmp_path / "laid_out")
+    folder = deployment.new(tmp_path / "laid_out", sums)
     monkeypatch.syspath_prepend(str(folder))
     try:
         client, server = (
             importlib.import_module(f"laid_out.{name}_app")
             for name in ("client", "server")
         )
-        text = (folder / "pyproject.toml").read_text()
-        config = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
-        own = [{"partition-id": i, "insecure": True} for i in range(4)]
-        nodes = {i: client.app(config, own[i]) for i in range(4)}
-        served = flower.serve(flower.Here(nodes), **server.app(config))
+        with deployment.rehearsed(folder, 4) as (node, run):
+            text = (folder / "pyproject.toml").read_text()
+            config = tomllib.loads(text)["tool"]["flwr"]["app"]["config"] | run
+            own = tomllib.loads("\n".join(node.split())) | dict(insecure=True)
+            nodes = {i: client.app(config, own | {"partition-id": i}) for i in range(4)}
+            served = flower.serve(flower.Here(nodes), **server.app(config))
     finally:
         for name in [name for name in sys.modules if name.startswith("laid_out")]:
             del sys.modules[name]
-    assert len(served.rows) == 3 and served.guarantee.relation == "local"
-    task = replace(nodes[0].task, federation=FEDERATION)
-    run = federated.simulate(task, advance=flower.by_message, progress=False)
-    assert torch.allclose(served.w, run.w.detach(), atol=1e-6)
+    assert [row.heard for row in served.rows] == [4] * 3
+    assert served.guarantee.relation == ("zero-out" if sums else "local")
+    assert served.guarantee.trust == ("secagg" if sums else "local")
+    assert "nobody could guess" in served.guarantee.premise
+    if not sums:
+        task = replace(nodes[0].task, federation=FEDERATION)
+        run = federated.simulate(task, advance=flower.by_message, progress=False)
+        assert torch.allclose(served.w, run.w.detach(), atol=1e-6)
 
 
 # ---- Flower's parts, with stand-ins for its classes
@@ -711,3 +717,45 @@ def test_a_builder_that_fails_tells_the_server_nothing(flwr, capsys):
     } == {(("code", flower.FAILED),)}
     printed = capsys.readouterr()
     assert "Miller" not in printed.out and "Miller" in printed.err
+
+
+# ---- small parts
+
+
+def test_a_round_is_admitted_once():
+    memory = {}
+    assert flower.admit(home(0), letter(), memory) == flower.OK
+    assert flower.admit(home(0), letter(), memory) == flower.AGAIN
+    assert flower.admit(home(0), letter(7), {}) == flower.REFUSED
+    assert memory == dict(last=0)
+
+
+def test_codes_have_words():
+    assert [flower.code_of(dict(code=k)) for k in range(5)] == ["", *flower.CODES[1:]]
+    for wrong in (5, -1, "0", None, [0], True, 0.0):
+        assert flower.code_of(dict(code=wrong)) == "malformed"
+    assert flower.code_of({}) == "malformed"
+
+
+def test_weights_of_the_agreed_model():
+    assert flower.check_weights(W, len(W)) is W
+    for wrong in (W[:-1], W.double(), W * float("inf"), W[None]):
+        with pytest.raises(ValueError, match="agreed model"):
+            flower.check_weights(wrong, len(W))
+
+
+def test_a_replica_is_remembered_in_plain_values():
+    down, memory = flower.History(TASK, "linear"), {}
+    replica = flower.caught_up(TASK, down.parcel(0), memory)
+    assert torch.equal(replica.state.w.detach(), W)
+    assert {type(value) for value in memory.values()} <= {int, bytes}
+    replica.sent, replica.sent_in = (b"mine",), 0
+    flower.remember(replica, memory)
+    again = flower.caught_up(TASK, down.parcel(0), memory)
+    assert again.sent == (b"mine",) and again.sent_in == 0
+    assert again.state.digest == replica.state.digest
+    other = flower.History(
+        replace(TASK, config=replace(CONFIG, server_lr=9.0)), "linear"
+    )
+    with pytest.raises(ValueError, match="agreement"):
+        flower.caught_up(TASK, other.parcel(0), memory)

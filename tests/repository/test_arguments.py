@@ -907,16 +907,22 @@ NOT_FUZZED = {  # module -> names -> reason
         "own_part check_task agreement local_update message_of Node by_message": (
             "a run's own state"
         ),
-        "differences greet work claim guarded take": "hostile fields of every kind in tests/flower",
-        "Gathering Row Served Here step converse meet gather serve keep": (
+        "differences mark_of greet admit work claim guarded answer take code_of caught_up remember check_weights": (
+            "hostile fields of every kind in tests/flower"
+        ),
+        "Gathering Row Served Here Down History drawn step converse meet gather serve keep": (
             "a run's own state"
         ),
+    },
+    "flower_sums": {
+        "hear play put_away take_back": "hostile letters and states in tests/flower",
+        "Sums session_of new_key enrol read_keys": "a run's own state, and files",
     },
     "deployment": {
         "Daemon Deployment Meter wait_for submit finish start_node stop healthy": (
             "processes and sockets"
         ),
-        "deployment try_app weigh surroundings left_over open_port": (
+        "deployment try_app rehearsed weigh surroundings left_over open_port": (
             "processes and sockets"
         ),
         "new printed": "files and logs",

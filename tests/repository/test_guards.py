@@ -39,7 +39,8 @@ ROOMS = {
     "training": "core privacy tasks mechanisms",
     "experiments": "core privacy secagg tasks report mechanisms training",
     "flower": "core mechanisms training",
-    "deployment": "",
+    "flower_sums": "core secagg mechanisms flower",
+    "deployment": "flower_sums",
     "cli": "core privacy tasks report mechanisms experiments deployment",
 }
 WITHOUT_TORCH = (
