@@ -1,6 +1,7 @@
 """After Quarto has rendered: formulas without their TeX source, in pages and in the
-search index, and on one line with their punctuation; what people type leads to the page
-they mean; llms.txt in the order of the sidebar, with descriptions.
+search index, and on one line with their punctuation; arguments that stand in a signature
+are not told again below it; what people type leads to the page they mean; llms.txt in the
+order of the sidebar, with descriptions.
 
 Quarto calls it (`post-render` in _quarto.yml) and says where the site is.
 """
@@ -16,6 +17,9 @@ ANNOTATION = re.compile(
 )
 INLINE = re.compile(
     r'(<math display="inline"(?:(?!</math>).)*</math>)([.,;:!?)]+)', re.S
+)
+TWICE = re.compile(  # a method's arguments, which `help` needs and the signature has
+    r"(</div>\n<p><em>(?:(?!</p>).)*</em></p>\n)<p>\w+: (?:(?!</p>).)*</p>\n", re.S
 )
 DESCRIPTION = re.compile(r'<meta name="description" content="(.*?)">')
 SIDEBAR = re.compile(r'href="\./([^"#]+\.html)" class="sidebar-item-text sidebar-link"')
@@ -44,6 +48,11 @@ def without_tex(page: str) -> tuple[str, list]:
 def kept_together(page: str) -> str:
     "A page on which no line begins with the full stop of a formula."
     return INLINE.sub(r'<span class="nobreak">\1\2</span>', page)
+
+
+def told_once(page: str) -> str:
+    "A page whose signatures are not followed by their own words."
+    return TWICE.sub(r"\1", page)
 
 
 def clean(text: str, formulas: list) -> str:
@@ -85,7 +94,7 @@ def main(site: Path) -> None:
         page, formulas[path.relative_to(site).as_posix()] = without_tex(
             path.read_text(encoding="utf-8")
         )
-        path.write_text(kept_together(page), encoding="utf-8")
+        path.write_text(told_once(kept_together(page)), encoding="utf-8")
     index = site / "search.json"
     if index.exists():
         lines = [line_of(words, address, site) for words, address in MEANT.items()]

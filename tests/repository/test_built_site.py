@@ -207,6 +207,12 @@ def test_the_search_index_has_words_and_no_tex(site):
     assert len(gzip.compress(text.encode(), 6)) < 2_000_000
 
 
+def test_no_method_tells_its_arguments_twice(site):
+    told = re.compile(r"<p>\w+: [^<]*returns: [^<]*</p>")
+    twice = {str(p): told.findall((site / p).read_text("utf-8"))[:1] for p in PAGES}
+    assert not {page: found for page, found in twice.items() if found}
+
+
 def test_the_list_for_readers_of_text_is_in_order_and_described(site):
     lines = (site / "llms.txt").read_text("utf-8").splitlines()
     pages = [line for line in lines if line.startswith("- ")]
