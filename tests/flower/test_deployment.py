@@ -32,6 +32,27 @@ def test_an_app_is_laid_out_once(tmp_path, capsys):
     assert "is not empty" in capsys.readouterr().err
 
 
+def test_an_app_of_secure_sums_is_laid_out(tmp_path):
+    plain, summed = tmp_path / "plain", tmp_path / "summed"
+    assert cli.main(["flower", "new", str(plain)]) == 0
+    assert cli.main(["flower", "new", str(summed), "--sums"]) == 0
+    one, other = (
+        tomllib.loads((p / "pyproject.toml").read_text())["tool"]["flwr"]["app"][
+            "config"
+        ]
+        for p in (plain, summed)
+    )
+    assert one["sums"] is False and other["sums"] is True
+    changed = {key for key in one if one[key] != other[key]}
+    assert changed == set(deployment.IN_SUMS) and set(one) == set(other)
+    with deployment.rehearsed(plain, 2) as told:
+        assert told == ("", {})
+    with deployment.rehearsed(summed, 2) as (node, server):
+        folder = server["keys"]
+        assert f'keys="{folder}"' in node and os.path.isfile(f"{folder}/client-1.key")
+    assert not os.path.exists(folder)
+
+
 @pytest.mark.parametrize("name", ["Mine", "1st", "a-b", "a b", "é"])
 def test_a_name_that_python_cannot_import(tmp_path, name):
     with pytest.raises(ValueError, match="imports it by that name"):
