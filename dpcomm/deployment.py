@@ -51,6 +51,7 @@ release = "sampling='none' accountant='exact-balle'"
 delta = 1e-5
 seconds = 120.0
 least = 1
+history = false
 sums = false
 keys = ""
 out = ""
@@ -147,11 +148,14 @@ def serve(config):
 
     waits = flower.Deadlines(wait, wait, wait, least=config["least"])
     said = dict(guarantee=guarantee, deadlines=waits, score=score)
-    return dict(task=task, identity=identity) | said
+    history = config["model"] if config["history"] else None
+    return dict(task=task, identity=identity, history=history) | said
 
 
 app = flower.server_app(serve)
 """
+
+# %% ../nbs/reference/deployment.ipynb #f10b0301
 FILES = {
     "plan.py": PLAN,
     "client_app.py": CLIENT,

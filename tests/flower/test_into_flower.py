@@ -560,8 +560,12 @@ def test_deadlines_are_positive(name):
 # ---- the app that is laid out, on a line in this process
 
 
-@pytest.mark.parametrize("sums", [False, True])
-def test_the_app_that_is_laid_out_runs_without_flower(sums, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "sums, history", [(False, False), (True, False), (False, True)]
+)
+def test_the_app_that_is_laid_out_runs_without_flower(
+    sums, history, tmp_path, monkeypatch
+):
     for app in ("client_app", "server_app"):
         monkeypatch.setattr(flower, app, lambda build: build)
     folder = deployment.new(tmp_path / "laid_out", sums)
@@ -574,6 +578,7 @@ def test_the_app_that_is_laid_out_runs_without_flower(sums, tmp_path, monkeypatc
         with deployment.rehearsed(folder, 4) as (node, run):
             text = (folder / "pyproject.toml").read_text()
             config = tomllib.loads(text)["tool"]["flwr"]["app"]["config"] | run
+            config["history"] = history
             own = tomllib.loads("\n".join(node.split())) | dict(insecure=True)
             nodes = {i: client.app(config, own | {"partition-id": i}) for i in range(4)}
             served = flower.serve(flower.Here(nodes), **server.app(config))
@@ -581,6 +586,7 @@ def test_the_app_that_is_laid_out_runs_without_flower(sums, tmp_path, monkeypatc
         for name in [name for name in sys.modules if name.startswith("laid_out")]:
             del sys.modules[name]
     assert [row.heard for row in served.rows] == [4] * 3
+    assert (served.rows[0].model_bytes < 1000) == history
     assert served.guarantee.relation == ("zero-out" if sums else "local")
     assert served.guarantee.trust == ("secagg" if sums else "local")
     assert "nobody could guess" in served.guarantee.premise
