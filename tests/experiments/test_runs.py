@@ -750,7 +750,9 @@ def test_the_status_of_an_experiment_is_counted_from_its_records(name):
         assert shown[3] == ("done" if whole else f"{done} of {len(run.seeds)} seeds")
         assert shown[2] == str(len(run.fills))
         own = [spent(r) for (key, _), r in have.items() if key == run.key]
-        if sum(own):
+        if run.needs:
+            assert shown[4] == "0.0 (from others)"
+        elif sum(own):
             assert shown[4] == f"{sum(own) / len(own) / 60:,.1f} (measured)"
     told = t.title.split("about ")[1].split(" core")[0].replace(",", "")
     assert float(told) == pytest.approx(left_minutes(name, "full") / 60, abs=0.0501)
