@@ -38,7 +38,8 @@ def in_short(
     if s is None:
         return "not run"
     error = "" if s.se is None or s.spread_of else f" ± {s.se:.{digits}f}"
-    return f"{s.mean:{sign}.{digits}f}{error} {unit} (n = {s.n})".replace("-", "−")
+    unit = f" {unit}" if unit else ""
+    return f"{s.mean:{sign}.{digits}f}{error}{unit} (n = {s.n})".replace("-", "−")
 
 # %% ../../nbs/reference/evidence.ipynb #eeb22578
 def scores(
