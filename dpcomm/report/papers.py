@@ -45,6 +45,7 @@ class Cell:
     below: str | None = None  # ordering: key of the smaller
     bound: str | None = None  # ordering: 'above' or 'below' the value
     quotient: tuple | None = None  # two keys whose ratio this is
+    same_as: str | None = None  # key of a number of the same settings: its runs fill both
     own: float | None = None  # what the paper's own protocol or arithmetic gives
     note: str = ""  # what a reader should know
 
@@ -193,7 +194,8 @@ def inconsistency(
         return "keys of version 'iclr', and only those, begin with 'iclr.'"
     if c.quotient and len(c.quotient) != 2:
         return f"quotient has {len(c.quotient)} keys, allowed two; correct it"
-    lost = [k for k in (c.above, c.below, *(c.quotient or ())) if k and k not in keys]
+    named = c.above, c.below, c.same_as, *(c.quotient or ())
+    lost = [k for k in named if k and k not in keys]
     return str(refuse("key", lost[0], keys)) if lost else ""
 
 # %% ../../nbs/reference/papers.ipynb #1f691da6

@@ -341,8 +341,8 @@ def ours_of(
     ours: dict,  # what `ours_by_key` returned
 ) -> Ours:  # None if it was not run
     "Our number for one of the paper's, derived where the paper derives it."
-    if cell.key in ours:
-        return ours[cell.key]
+    if (key := cell.same_as or cell.key) in ours:
+        return ours[key]
     pair = cell.quotient or (cell.above, cell.below)
     if not all(k in ours for k in pair):
         return None

@@ -1074,3 +1074,17 @@ def test_what_is_only_shown_has_no_tolerance(kind, tol, message):
     assert message in papers.inconsistency(c, [c.key]) and bool(message) == bool(
         papers.inconsistency(c, [c.key])
     )
+
+
+def test_the_two_texts_of_dprec_share_their_runs_only_where_no_setting_differs():
+    own = {c.key: c for c in papers.cells("dprec")}
+    same = [c for c in own.values() if c.same_as]
+    assert [c.key for c in same] == [
+        key for key in own if key.startswith("iclr.") and key.endswith(".fedavg.acc")
+    ]
+    assert all(c.same_as == c.key.removeprefix("iclr.") for c in same)
+    assert all(
+        not own[c.same_as].same_as and own[c.same_as].unit == c.unit for c in same
+    )
+    apart = {h.name for h in papers.paper("dprec").hypers if h.version != "both"}
+    assert all(name.startswith("rec.") or name.endswith("n_runs") for name in apart)

@@ -493,6 +493,16 @@ def test_quotients_and_differences_are_taken_seed_by_seed():
     assert (s.mean, s.n, s.se) == (20.0, 2, pytest.approx(10.0))
 
 
+def test_runs_of_the_same_settings_fill_the_numbers_of_both_texts():
+    found = results.ours_by_key(seeds({FED: [90.0, 80.0]}))
+    earlier = papers.cell("dprec", f"iclr.{FED}")
+    assert earlier.same_as == FED
+    assert results.ours_of(earlier, found) is results.ours_of(
+        papers.cell("dprec", FED), found
+    )
+    assert results.ours_of(replace(earlier, same_as=None), found) is None
+
+
 def test_seeds_that_only_one_side_has_give_no_difference():
     found = results.ours_by_key(
         [record(0, {FED: 90.0}, key="a"), record(1, {ACC.key: 60.0}, key="b")]
