@@ -45,7 +45,9 @@ class Cell:
     below: str | None = None  # ordering: key of the smaller
     bound: str | None = None  # ordering: 'above' or 'below' the value
     quotient: tuple | None = None  # two keys whose ratio this is
-    same_as: str | None = None  # key of a number of the same settings: its runs fill both
+    same_as: str | None = (
+        None  # key of a number of the same settings: its runs fill both
+    )
     own: float | None = None  # what the paper's own protocol or arithmetic gives
     note: str = ""  # what a reader should know
 
