@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+import threading
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -653,6 +654,7 @@ class Grid:
             node, kind = letter.post["dst_node_id"], letter.post["message_type"]
             answer = self.app.calls[kind](letter, self.contexts[node])
             answer.lost = 5 if node in self.dead and kind == flower.UPDATE else None
+            answer.of = node, kind
             self.box[letter.number] = answer
         return [letter.number for letter in letters]
 
@@ -709,6 +711,27 @@ def test_a_line_counts_and_tells_what_was_lost_by_number_only(flwr):
     assert [row.dropped for row in served.rows] == [{"lost: Flower's error 5": 1}] * 2
     assert line.up == 100 * (4 + 3 + 3) and line.down == 100 * (4 + 4 + 4)
     assert [row.object_bytes for row in served.rows] == [300, 300]
+
+
+def test_a_reply_that_never_comes_whole_holds_up_no_other(flwr):
+    "A node that dies while it sends: Flower's call for its reply blocks for minutes."
+    end = threading.Event()
+
+    class Half(Grid):
+        def pull_messages(self, numbers):
+            answers = super().pull_messages(numbers)
+            if any(answer.of == (103, flower.UPDATE) for answer in answers):
+                end.wait(60)
+            return answers
+
+    app = flower.client_app(lambda run, own: home(own["partition-id"]))
+    waits = flower.Deadlines(start=1, hello=5, round=3, least=1, poll=0.01)
+    try:
+        served = flower.serve(flower.Line(Half(app, contexts())), TASK, None, waits)
+    finally:
+        end.set()
+    assert [row.heard for row in served.rows] == [3, 3]
+    assert all(row.seconds < 10 for row in served.rows)
 
 
 def test_a_builder_that_fails_tells_the_server_nothing(flwr, capsys):
