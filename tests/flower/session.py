@@ -18,9 +18,9 @@ from dpcomm import deployment, flower_sums
 from dpcomm.secagg.protocol import MASKED
 
 SENT = "Sent successfully"  # in the log of a SuperNode, after every reply
-SECONDS = 150.0  # that a step may take; ten are usual. Flower reports a node that was
+SECONDS = 75.0  # that a step may take; ten are usual. Flower reports a node that was
 # killed after a minute, and nobody waits longer.
-LIMIT = 600.0  # that a run may take
+LIMIT = 300.0  # that a run may take
 
 
 def raise_loopback():

@@ -24,7 +24,7 @@ from dpcomm.training import federated, models
 
 pytestmark = pytest.mark.flower
 HERE = Path(__file__).parent
-LIMIT = 1200  # seconds for the whole session; 150 where cores and disk are idle
+LIMIT = 420  # seconds for the whole session; 150 where cores are idle
 
 
 def alone():
