@@ -476,15 +476,15 @@ def count_audits(
 
 # %% ../nbs/reference/cli.ipynb #3b8a5992
 LEGEND = (
-    "claimed, audited: epsilon at delta {delta:g}; audited is a lower bound, wrong with"
-    " probability {alarm:g}\n"
+    "claimed, audited: epsilon at delta {delta:g}; audited is a lower bound, wrong\n"
+    "  with probability {alarm:g}\n"
     "p-value: of the plays if the whole claimed curve were true; refuted below"
     " {alarm:g}\n"
-    "lie seen: noise smaller than claimed by this factor would have been refuted with"
-    " probability 0.9"
+    "lie seen: noise smaller than claimed by this factor would have been refuted\n"
+    "  with probability 0.9"
 )
 HEADER = "relation|played|claimed|audited|plays|p-value|lie seen|by"
-ROW = "  {:<12} {:<13} {:>8} {:>8} {:>9} {:>8} {:>8}  {}"
+ROW = " {:<10} {:<12} {:>7} {:>7} {:>9} {:>7} {:>8} {}"
 
 
 def audit_all(
@@ -521,7 +521,7 @@ def _setting(mechanism, accountant):
     values = {f.name: getattr(mechanism, f.name) for f in fields(mechanism)}
     given = ", ".join(f"{k}={v}" for k, v in values.items() if v is not None)
     text = f"{mechanism.name}({given}); accountant {accountant}"
-    return "\n".join(textwrap.wrap(text, 98, subsequent_indent="    "))
+    return "\n".join(textwrap.wrap(text, 80, subsequent_indent="    "))
 
 # %% ../nbs/reference/cli.ipynb #df58cfac
 def _audit_line(mechanism, relation, arguments, claimed, found, judged, wrong):

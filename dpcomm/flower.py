@@ -737,6 +737,8 @@ def serve(
 ) -> Served:  # the model and the ledger
     "Run a server to its last round. [dprec Alg. 8]"
     promised = _promise(check_task(task), guarantee)
+    if task.mechanism.safe.startswith("simulation only"):
+        say(f"{task.mechanism.name} is {task.mechanism.safe}")
     down = History(task, history) if history else Down(task)
     clients, known = meet(line, task, deadlines, say)
     sums, rows = getattr(task.federation, "sums", None), []
@@ -766,7 +768,8 @@ def _promise(task, guarantee):
     if guarantee is None:
         return None
     made = guarantee(task.config.rounds)
-    return federated.check_promise(made, task.config, task.n_clients)
+    run = task.config, task.n_clients, None, task.mechanism
+    return federated.check_promise(made, *run)
 
 # %% ../nbs/reference/flower.ipynb #f10a0041
 PULLS = 32  # replies that are fetched at a time

@@ -120,6 +120,11 @@ def clip_l2(
     check_positive("clip", clip)
     check_finite("u", u)
     norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True, dtype=torch.float64)
+    if norm.isinf().any():
+        raise ValueError(
+            "u is longer than a float64 can say; its direction would be lost: scale it"
+            " down, or drop the client"
+        )
     scale = (clip / norm.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)
     subnormal = scale.numel() and scale.min() < torch.finfo(u.dtype).tiny
     wide = u.double() if subnormal else u

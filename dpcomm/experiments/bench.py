@@ -391,7 +391,7 @@ def accountant_calls() -> dict:  # piece of work -> function of nothing
         "calibrate sigma for eps 3": calibrated,
         "DP-REC, exact, null-slot": partial(big.guarantee, **drawn, **exact),
         "DP-REC, exact, local": partial(big.guarantee, **alone, **exact),
-        "DP-REC, Algorithm 7": partial(big.guarantee, **drawn, groups=8),
+        "DP-REC, Algorithm 7": partial(big.guarantee, **drawn),
         "20 moments forward": lambda: log_moment(np.arange(2, 22), 0.545, 128),
         "127 moments reverse": lambda: log_moment(-np.arange(1, 128), 0.545, 128),
     }

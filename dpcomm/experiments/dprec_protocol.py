@@ -114,7 +114,8 @@ def mechanism_of(
     "Stated noise of DP-FedAvg, stated clip of DP-REC. [dprec App. C.2]"
     task, eps, kind = row.split(".")
     if kind == "rec":
-        return mechanism("rec", clip_norm=stated(f"rec.c.{eps}", task), std=1.0)
+        clip, groups = stated(f"rec.c.{eps}", task), (1,) * n_groups(task)
+        return mechanism("rec", clip_norm=clip, std=1.0, groups=groups)
     sigma = stated(f"fedavg.sigma.{eps}", task)
     return mechanism("gaussian", clip_norm=1.0, exact=False, sigma=sigma)
 
@@ -135,7 +136,7 @@ def epsilons(
     run = dict(rounds=rounds_of(task, kind), n_clients=n, cohort=stated("cohort", task))
     run |= dict(delta=n ** -stated("delta.exponent", task))
     more = dict(sampling="poisson", premise=dprec_curves.PREMISE)
-    run |= dict(groups=n_groups(task)) if kind == "rec" else more
+    run |= {} if kind == "rec" else more
     orders = {"rdp-classic": dict(orders=accounting.INTEGER_ORDERS)}
     names = ACCOUNTANTS[kind]
     return tuple(

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RING', 'TAILS', 'COORDINATES', 'FINE', 'FLOATS', 'PAID', 'RELATIONS', 'CLAIMED', 'SAFE', 'ONE_SIZE', 'HIDDEN',
            'share_std', 'grid', 'to_ring', 'least_bits', 'counted_sigma', 'exact_noise', 'exact_guarantee',
-           'ServerNoise', 'SharedNoise', 'LinearSketch', 'of_shares']
+           'sampling_rate', 'ServerNoise', 'SharedNoise', 'LinearSketch', 'of_shares']
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #e783cd3b
 import math
@@ -163,6 +163,32 @@ def exact_guarantee(
         "use 'rdp-balle'"
     )
 
+# %% ../../nbs/secagg/distributed_noise.ipynb #f10a760f
+def sampling_rate(
+    sampling: str,  # none | poisson
+    n_clients: float = None,  # clients in the federation; needed under poisson
+    cohort: float = None,  # expected cohort; needed under poisson
+    least: int = 0,  # shares of noise that every sum is said to carry
+) -> float:  # q, in (0, 1]; 1 under none
+    "Chance to take part, of a federation that is large enough. [Abadi et al. 2016]"
+    check_choice("sampling", sampling, tuple(SAMPLINGS))
+    check_between("least", least, 0)
+    sizes = dict(cohort=cohort, n_clients=n_clients)
+    if sampling == "none":
+        sizes = {name: size for name, size in sizes.items() if size is not None}
+    for name, size in sizes.items():
+        if check_positive(name, size) < least:
+            raise ValueError(
+                f"{name} is {size}; the mechanism counts on {least} shares of noise in"
+                f" every sum: build it for fewer clients, or raise {name}"
+            )
+    if None not in (n_clients, cohort) and cohort > n_clients:
+        raise ValueError(
+            f"cohort is {cohort} of {n_clients} clients; it cannot be larger: change"
+            " cohort or n_clients"
+        )
+    return 1.0 if sampling == "none" else cohort / n_clients
+
 # %% ../../nbs/secagg/distributed_noise.ipynb #f10a7611
 class ServerNoise(Central):
     "A `Central` mechanism with clip_norm, sigma and exact. [McMahan et al. 2017]"
@@ -191,9 +217,14 @@ def average(
     self: ServerNoise,
     total: Tensor,  # (..., d) float64, the sum of all `add_up`s of this round
     cohort: float,  # expected clients a round, > 0
-    rng: np.random.Generator,  # the server's stream
+    rng: np.random.Generator,  # the server's stream: private_stream() where it must hide
 ) -> Tensor:  # (..., d) float64
     "Average with the server's noise. [McMahan et al. 2017]"
+    if not isinstance(rng, np.random.Generator):
+        raise TypeError(
+            f"rng is {type(rng).__name__}; the noise needs a numpy Generator: pass"
+            " private_stream() where it must hide, seed_tree(...) to simulate"
+        )
     if self.exact:
         variance = (Fraction(self.std) / Fraction(self.scale)) ** 2
         noise = discrete_gaussian(variance, tuple(total.shape), rng) * self.scale
@@ -238,9 +269,12 @@ def guarantee(
     **fields,  # accountant and further arguments of gaussian_guarantee
 ) -> Guarantee:  # of the whole run
     "Privacy of `rounds` sums with the server's noise. [Mironov et al. 2019]"
-    q = 1.0
-    if sampling != "none":
-        q = check_positive("cohort", cohort) / check_positive("n_clients", n_clients)
+    if clash := {"q", "trust"} & {*fields}:
+        raise ValueError(
+            f"{', '.join(sorted(clash))} cannot be given; it follows from n_clients and"
+            " cohort, and from the mechanism: leave it out"
+        )
+    q = sampling_rate(sampling, n_clients, cohort)
     notes = (note, self.note, "" if self.exact else FLOATS)
     fields |= dict(sampling=sampling, note="; ".join(filter(None, notes)))
     fields |= dict(relation=relation or next(iter(self.relations)), trust=self.trust)
@@ -603,7 +637,6 @@ def guarantee(
     **fields,  # further arguments of gaussian_guarantee; note and premise are added
 ) -> Guarantee:  # of the whole run
     "Privacy of `rounds` sums that the honest shares hide. [fltop Thm. 1]"
-    check_choice("sampling", sampling, tuple(SAMPLINGS))
     check_choice("accountant", accountant, ACCOUNTANTS)
     if self.sigma is None:
         raise ValueError(
@@ -615,10 +648,8 @@ def guarantee(
             "accountant is 'pld'; shares of few steps are accounted by their Renyi"
             " curve alone: use 'rdp-balle', or fewer clients"
         )
-    trust, q = "secagg", 1.0
-    if sampling != "none":
-        trust = "central"
-        q = check_positive("cohort", cohort) / check_positive("n_clients", n_clients)
+    q = sampling_rate(sampling, n_clients, cohort, self.honest)
+    trust = "secagg" if sampling == "none" else "central"
     fields |= of_shares(sampling, self.honest, self.n_clients, fields)
     fields |= dict(
         sampling=sampling, accountant=accountant, trust=trust, relation=relation

@@ -750,14 +750,15 @@ def renyi_curve(
     how: str,  # mixture | grid
     d: int = None,  # coordinates; None: any number, mixture only
     slip: float = None,  # grid: probability that dithering exceeds its budget, (0, 1)
-    orders: tuple = tuple(ORDERS),  # > 1
+    orders: tuple = None,  # > 1; None: ORDERS
 ) -> np.ndarray:  # largest divergence of one message at each order
     "Renyi curve of one message over the L2 ball. [Lemmas coordinate to dither]"
     total = (mechanism.beta * (1.0 if relation == "replace" else 0.5)) ** 2
     if how == "grid":
         total = _budget(total, 1 / (mechanism.n_inputs - 1), d, slip)
     bound = _grid if how == "grid" else _mixture
-    polygons = bound(mechanism.table, mechanism.beta, relation, np.array(orders))
+    orders = np.array(ORDERS if orders is None else orders)
+    polygons = bound(mechanism.table, mechanism.beta, relation, orders)
     return np.array([_ball(s, g, total, d) for s, g in polygons])
 
 # %% ../../nbs/baselines/mvu.ipynb #2bfe6ea1

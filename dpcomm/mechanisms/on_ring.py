@@ -28,7 +28,12 @@ from dpcomm.core.checks import (
 from ..core.vectors import check_rows, check_vector, rotate, unrotate
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
 from .contract import Whole, patch
-from .distributed_noise import CLAIMED, SharedNoise, of_shares
+from dpcomm.mechanisms.distributed_noise import (
+    CLAIMED,
+    SharedNoise,
+    of_shares,
+    sampling_rate,
+)
 from dpcomm.privacy.accounting import (
     Guarantee,
     calibrate,
@@ -371,9 +376,7 @@ def guarantee(
     check_choice("sampling", sampling, ("none", "poisson"))
     check_between("d", d, 1)
     check_between("rounds", rounds, 1)
-    q = 1.0
-    if sampling == "poisson":
-        q = check_positive("cohort", cohort) / check_positive("n_clients", n_clients)
+    q = sampling_rate(sampling, n_clients, cohort, self.honest)
     names |= of_shares(sampling, self.honest, self.n_clients, names)
     return self.account(d, q, rounds, delta, **names)
 

@@ -268,9 +268,11 @@ class Rec(Mechanism):
 
     def __post_init__(self):
         super().__post_init__()
-        known = isinstance(self.groups, (tuple, list, type(None)))
-        for size in (self.groups or ()) if known else [self.groups]:
-            check_between("groups", size, 1)
+        if self.groups is not None:
+            known = isinstance(self.groups, (tuple, list))
+            sizes = self.groups if known else [self.groups]
+            sizes = tuple(int(check_between("groups", size, 1)) for size in sizes)
+            object.__setattr__(self, "groups", sizes or None)
 
     def clip(self, u):
         return clip_l2(u, self.clip_norm)
@@ -323,7 +325,7 @@ def decode(
     message: Message,  # made by `encode` with the same parameters
 ) -> Tensor:  # (d,) float32
     "Remake the selected candidates, of either wire version. [dprec Alg. 4]"
-    first = message.fingerprint == zlib.crc32(repr(self).encode())
+    first = getattr(message, "fingerprint", None) == zlib.crc32(repr(self).encode())
     if first:
         message = replace(message, fingerprint=self.fingerprint)
     payload, sizes = self.unwrap(message), self.sizes(message.d)
@@ -556,7 +558,6 @@ def guarantee(
     delta: float,  # in (0, 1)
     n_clients: int = 1,  # N; not used without sampling
     cohort: int = 1,  # messages per round, expected under Poisson; not used without sampling
-    groups: int = None,  # groups per message, default the mechanism's
     sampling: str = "replacement",  # replacement | poisson | none
     accountant: str = "theorem1-arxiv",  # one of ACCOUNTANTS
     relation: str = None,  # None: the one that goes with the sampling, no other
@@ -570,7 +571,7 @@ def guarantee(
     )
     sampled = sampling != "none"
     slots = rounds * (cohort if sampled else 1)
-    groups = groups or len(self.groups or (1,))
+    groups = len(self.groups or (1,))
     c, K = self.clip_norm / self.std, 2**self.index_bits
     run = c, slots, n_clients, K, groups, delta, relation
     if kind == "theorem1":

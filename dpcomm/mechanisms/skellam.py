@@ -219,12 +219,14 @@ def calibrate(
     "Least noise for a target, or an error that names the bits it takes."
     check_number("most", most, "(1, 1e6]")
     check_number("q", q, "(0, 1]")
+    check_between("n_clients", n_clients, 1)
     check_positive("eps", eps)
     check_choice("accountant", accountant, ACCOUNTANTS)
     check_between("ring_bits", ring_bits, 2, 32)
     gauss = gaussian_multiplier(eps, delta, q, rounds, orders_at(q), accountant)
     release = dict(rounds=rounds, delta=delta, d=d, accountant=accountant)
-    release |= dict(sampling="none" if q == 1 else "poisson", n_clients=1, cohort=q)
+    release |= dict(sampling="none" if q == 1 else "poisson")
+    release |= dict(n_clients=n_clients / q, cohort=n_clients)
 
     def stated(sigma, bits=ring_bits):
         m = Skellam(clip_norm, sigma, n_clients, bits, **settings)

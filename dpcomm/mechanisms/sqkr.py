@@ -33,7 +33,7 @@ from dpcomm.core.vectors import (
     walsh_hadamard,
 )
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
-from .contract import Local, Whole, patch, register
+from .contract import COMPRESSES, Local, Whole, patch, register
 from ..privacy.games import check_plays, two_valued_curve
 
 # %% ../../nbs/baselines/sqkr.ipynb #07e36db4
@@ -162,7 +162,8 @@ class Sqkr(Local):
     shrink: float = 0.4  # eta of the truncation, in (0, 1)
     support: float = 0.8  # delta of the truncation, in (0, 1]
     frame_seed: int = 0  # public, 0 or above
-    name, replay, safe, audited = "sqkr", True, SAFE, AUDITED
+    name, replay, audited = "sqkr", True, AUDITED
+    safe = property(lambda self: SAFE if self.eps < math.inf else COMPRESSES)
     ranges = {"clip_norm": "(0, inf)", "nbits": Whole(1, 512), "eps": "(0, inf]"}
     ranges |= {"shrink": "(0, 1)", "support": "(0, 1]", "frame_seed": Whole(0)}
 

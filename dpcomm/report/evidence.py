@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..privacy.accounting import RELATIONS
 from . import papers, plots, records, results
 
 # %% ../../nbs/reference/evidence.ipynb #cfe5ad00
@@ -265,7 +266,10 @@ def promises(
     header = (
         "run|epsilon|neighbours|sampling|accountant|epsilon as run|bits per message"
     )
-    return results.Table(tuple(header.split("|")), tuple(lines), title)
+    used = {k for *_, as_run, _ in rows for k in as_run or {}}
+    notes = [f"{results.SHORT[k]}: {RELATIONS[k]}" for k in results.SHORT if k in used]
+    notes = tuple(note.format(unit="client") for note in notes)
+    return results.Table(tuple(header.split("|")), tuple(lines), title, notes)
 
 # %% ../../nbs/reference/evidence.ipynb #2b9ec29f
 def left_open(

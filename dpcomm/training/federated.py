@@ -699,13 +699,33 @@ def _about_sampling(promise, config, n_clients):
         ):
             yield "a client that joins changes who else is in a cohort of fixed size"
         return
-    rate = config.cohort / n_clients
     if promise.sampling != config.sampling:
         yield f"its sampling is {promise.sampling!r}, the run's is {config.sampling!r}"
-    if promise.q is None or not math.isclose(promise.q, rate, rel_tol=1e-9):
+    if promise.relation == "poisson-null":
+        yield "absent clients send nothing here, and not null messages"
+
+# %% ../../nbs/training/federated.ipynb #d0chk0a2
+def _about_size(promise, config, n_clients, rounds):
+    "What a promise says of rounds and rate that is not this run's."
+    if promise.scope == "total" and promise.rounds != rounds:
+        yield f"it is about {promise.rounds} rounds, the run about {rounds}"
+    rate = config.cohort / n_clients
+    same = promise.q is not None and math.isclose(promise.q, rate, rel_tol=1e-9)
+    if promise.sampling != "none" and not same:
         yield (
             f"its rate q is {promise.q!r}, the run's is {config.cohort} of {n_clients}"
         )
+
+
+def _about_shares(promise, config, mechanism):
+    "What of the noise that a promise counts on does not come in this run."
+    if config.cohort < mechanism.honest:
+        yield (
+            f"{config.cohort} clients send a share of noise, and it counts on"
+            f" {mechanism.honest}: build the mechanism for n_clients={config.cohort}"
+        )
+    if config.sampling == "poisson" and not promise.premise:
+        yield "a Poisson cohort may bring fewer shares of noise than it counts on"
 
 # %% ../../nbs/training/federated.ipynb #d0chk02
 def check_promise(
@@ -713,21 +733,25 @@ def check_promise(
     config: Config,  # of the run
     n_clients: int,  # in the federation
     rounds: int = None,  # that the promise must be about; None: all of config's
+    mechanism=None,  # of the run, whose shares of noise must come; None: not checked
 ):  # the promise, or ValueError
-    "Refuse a guarantee about another run than this one, unless it says so itself."
-    if promise.premise:
-        return promise
+    """Refuse a guarantee about another run than this one.
+
+    A premise excuses who takes part and how, since it says so itself; it excuses
+    neither another number of rounds, nor another rate, nor noise that does not come.
+    """
     rounds = config.rounds if rounds is None else rounds
-    wrong = list(_about_sampling(promise, config, n_clients))
-    if promise.scope == "total" and promise.rounds != rounds:
-        wrong.append(f"it is about {promise.rounds} rounds, the run about {rounds}")
-    if promise.relation == "poisson-null":
-        wrong.append("absent clients send nothing here, and not null messages")
+    wrong = [*_about_size(promise, config, n_clients, rounds)]
+    if mechanism is not None and mechanism.summed:
+        wrong += _about_shares(promise, config, mechanism)
+    if not promise.premise:
+        wrong += _about_sampling(promise, config, n_clients)
     if not wrong:
         return promise
     raise ValueError(
-        f"the guarantee is about another run: {'; '.join(wrong)}. Account this run, or"
-        " pass premise='as the paper accounts it', which is then printed first"
+        f"the guarantee is about another run: {'; '.join(wrong)}. Account this run, or,"
+        " where only the sampling differs, pass premise='as the paper accounts it',"
+        " which is then printed first"
     )
 
 # %% ../../nbs/training/federated.ipynb #b2163713
@@ -810,7 +834,8 @@ def simulate(
     """
 
     def promised(t):
-        return check_promise(guarantee(t), task.config, task.n_clients, t)
+        run = task.config, task.n_clients, t, task.mechanism
+        return check_promise(guarantee(t), *run)
 
     if guarantee:
         promised(task.config.rounds)

@@ -365,6 +365,16 @@ def test_clip_refuses_a_bound_that_is_none(clip):
         vectors.clip_l2(torch.ones(1, 2), clip)
 
 
+def test_a_row_too_long_for_a_float64_is_refused_and_not_made_zero():
+    "The square of 1e154 overflows, and the row would be clipped by 1 / inf."
+    for entry in (1e155, 1e308):
+        with pytest.raises(ValueError, match="longer than a float64 can say"):
+            vectors.clip_l2(torch.full((2, 4), entry, dtype=torch.float64), 1.0)
+    for dtype, entry in ((torch.float64, 1e153), (torch.float32, 3e38)):
+        clipped = vectors.clip_l2(torch.full((4,), entry, dtype=dtype), 1.0)
+        assert clipped.double().norm() == pytest.approx(1.0)
+
+
 # ---- Hadamard transform
 
 

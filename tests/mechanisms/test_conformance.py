@@ -589,7 +589,8 @@ def test_a_sketch_is_clipped_and_nobody_adds_no_noise(case):
 @pytest.mark.parametrize("case", SUMMED)
 def test_amplification_is_not_claimed_against_the_server(case):
     "It knows who took part; only those who see the models alone do not."
-    m, run = case.make(7), case.release | dict(n_clients=100, cohort=10)
+    m = case.make(7)
+    run = case.release | dict(n_clients=10 * m.n_clients, cohort=m.n_clients)
     whole, sampled = (m.guarantee(**run, sampling=s) for s in ("none", "poisson"))
     assert (whole.trust, whole.sampling) == ("secagg", "none")
     assert (sampled.trust, sampled.sampling) == ("central", "poisson")

@@ -39,17 +39,6 @@ def test_families_say_who_sees_what():
     assert VqSgd(1.0, 2.0).guarantee(rounds=3).eps == 6.0
 
 
-def test_a_method_is_described_by_the_comments_of_its_signature():
-    @contract.described
-    def encode(
-        u,  # one vector, (d,)
-    ):  # its message
-        "Send."
-
-    assert encode.__doc__.startswith("Send.")
-    assert "u: one vector, (d,)" in encode.__doc__ and "its message" in encode.__doc__
-
-
 def test_patch_adds_a_method_where_help_finds_it():
     class Toy(contract.Mechanism):
         name = "toy"

@@ -4,6 +4,7 @@ keys that can be guessed. A thousand messages a mechanism here;
 """
 
 import dataclasses
+import math
 import os
 import resource
 import struct
@@ -20,7 +21,9 @@ from test_conformance import ALL, CASES, is_random, vector
 from dpcomm.core import chance, wire
 from dpcomm.core.chance import Insecure, seed_tree
 from dpcomm.mechanisms import contract
+from dpcomm.mechanisms.distributed_noise import sampling_rate
 from dpcomm.mechanisms.gaussian import Gaussian
+from dpcomm.mechanisms.rec import Rec
 from dpcomm.mechanisms.vqsgd import VqSgd
 
 each = pytest.mark.parametrize("case", ALL)
@@ -304,6 +307,84 @@ def test_a_sender_notices_a_key_that_comes_again():
     for wrong in (7, [7], {}):
         with pytest.raises(TypeError, match="leave key out"):
             sender.encode(u, wrong)
+
+
+def test_a_sender_amplifies_nothing():
+    "Ten messages were sent: that they might not have been is no privacy of theirs."
+    u = torch.linspace(-1, 1, 16)
+    for m, release in (
+        (Gaussian(1.0, 1.0), dict(delta=1e-5)),
+        (Rec(1.0, 1.0), dict(delta=1e-5, accountant="exact-balle")),
+    ):
+        sender = contract.Sender(m)
+        with pytest.raises(ValueError, match="nothing was sent yet"):
+            sender.guarantee(**release)
+        for _ in range(10):
+            sender.encode(u)
+        for sampling in ("poisson", "replacement"):
+            drawn = dict(n_clients=100, cohort=10, sampling=sampling)
+            with pytest.raises(ValueError, match="are not amplified"):
+                sender.guarantee(**release, **drawn)
+        told = sender.guarantee(**release)
+        assert (told.sampling, told.rounds) == ("none", 10)
+        assert told == m.guarantee(rounds=10, sampling="none", **release)
+
+
+def test_what_only_compresses_is_not_called_safe():
+    for name, more in (("sqkr", {}), ("vqsgd", dict(eps=math.inf))):
+        m = contract.mechanism(name, clip_norm=1.0, **more)
+        assert not m.relations and m.safe == contract.COMPRESSES
+        private = contract.mechanism(name, clip_norm=1.0, eps=1.0)
+        assert private.relations and private.safe.startswith("safe to deploy")
+
+
+def test_an_average_is_of_finite_floats_a_client_a_row():
+    m, rng = Gaussian(1.0, 1.0), chance.private_stream()
+    rows = torch.ones(4, 3)
+    for wrong, why in (
+        ([[1.0]], "must be a torch tensor"),
+        (rows.long(), "must be float32 or float64"),
+        (rows.bool(), "must be float32 or float64"),
+        (rows * math.nan, "nan or inf"),
+        (rows[0], "pass estimates.None. for one"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=why):
+            m.aggregate(wrong, 4, rng)
+    for stream in (None, 0, "rng"):
+        with pytest.raises(TypeError, match="private_stream.. where it must hide"):
+            m.aggregate(rows, 4, stream)
+
+
+@pytest.mark.parametrize("name", ["topk", "ddgauss"])
+def test_five_clients_do_not_send_ten_shares_of_noise(name):
+    more = dict(fraction=1.0) if name == "topk" else {}
+    m = contract.mechanism(name, clip_norm=1.0, sigma=1.0, n_clients=10, **more)
+    release = dict(rounds=2, delta=1e-5) | ({} if name == "topk" else dict(d=16))
+    for few in (
+        dict(n_clients=5),
+        dict(cohort=5),
+        dict(n_clients=1000, cohort=1, sampling="poisson"),
+    ):
+        with pytest.raises(ValueError, match="counts on 10 shares of noise"):
+            m.guarantee(**release, **few)
+    large = dict(n_clients=1000, cohort=10, sampling="poisson")
+    assert m.guarantee(**release, **large).q == 0.01
+    assert m.guarantee(**release, n_clients=10, cohort=10) == m.guarantee(**release)
+
+
+def test_a_rate_comes_from_sizes_that_can_be():
+    assert sampling_rate("none") == sampling_rate("none", 10, 3) == 1.0
+    assert sampling_rate("poisson", 200, 10.5, 10) == 10.5 / 200
+    for wrong, why in (
+        (("none", 5, 10), "10 of 5 clients"),
+        (("poisson", None, 10), "n_clients is None"),
+        (("poisson", 10, 0), "cohort is 0"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            sampling_rate(*wrong)
+    for name in ("q", "trust"):
+        with pytest.raises(ValueError, match=f"{name} cannot be given"):
+            Gaussian(1.0, 1.0).guarantee(1, 1e-5, **{name: 0.1})
 
 
 def test_a_sender_keeps_the_premise_of_its_mechanism():

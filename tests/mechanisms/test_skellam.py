@@ -635,9 +635,8 @@ def test_calibration_meets_the_target_with_the_least_noise():
         rounds=200,
         q=1 / 60,
     )
-    release = dict(
-        rounds=200, delta=1e-5, d=10_000, n_clients=60, cohort=1, sampling="poisson"
-    )
+    release = dict(rounds=200, delta=1e-5, d=10_000)
+    release |= dict(n_clients=6000, cohort=100, sampling="poisson")
     m = module.calibrate(**target, tolerance=0.1, ring_bits=12)
     assert (
         m.guarantee(**release).eps

@@ -287,6 +287,7 @@ GOOD = {
             sigma=1.0, delta=1e-5, steps=1e6, rounds=3, accountant="rdp-balle"
         ),
         "share_std": SUM,
+        "sampling_rate": dict(sampling="poisson", n_clients=10, cohort=5, least=1),
         "grid": SUM,
         "least_bits": SUM,
         "counted_sigma": SUM,

@@ -34,7 +34,7 @@ ROOMS = {
     "privacy": "core",
     "secagg": "core",
     "tasks": "core",
-    "report": "core",
+    "report": "core privacy",
     "mechanisms": "core privacy secagg",
     "training": "core privacy tasks mechanisms",
     "experiments": "core privacy secagg tasks report mechanisms training",

@@ -831,9 +831,33 @@ def test_a_guarantee_about_another_run_is_refused_before_the_first_round(
     with pytest.raises(ValueError, match="about another run: .*" + re.escape(why)):
         go(config=config, guarantee=lambda t: promise(**({"rounds": t} | told)))
     marked = promise(**({"rounds": 4} | told | {"premise": "as the paper accounts it"}))
-    assert federated.check_promise(marked, config, 6) is marked, (
-        "an explicit premise passes"
-    )
+    if {"q", "rounds"} & {*told}:
+        with pytest.raises(ValueError, match=re.escape(why)):
+            federated.check_promise(marked, config, 6)
+    else:
+        assert federated.check_promise(marked, config, 6) is marked, (
+            "a premise excuses who takes part, and nothing else"
+        )
+
+
+def test_a_promise_counts_on_shares_of_noise_that_come():
+    "Ten shares are promised and three come: the noise would be half of what is said."
+    made = dict(clip_norm=0.5, sigma=1.0, fraction=1.0)
+    ten, three = (contract.mechanism("topk", n_clients=n, **made) for n in (10, 3))
+    config = dataclasses.replace(CONFIG, rounds=2, cohort=3, sampling="fixed")
+    promised = ten.guarantee(2, 1e-5)
+    with pytest.raises(ValueError, match="3 clients send a share .* counts on 10"):
+        federated.check_promise(promised, config, 20, 2, ten)
+    assert federated.check_promise(three.guarantee(2, 1e-5), config, 20, 2, three)
+    drawn = dataclasses.replace(config, sampling="poisson")
+    with pytest.raises(ValueError, match="may bring fewer shares"):
+        federated.check_promise(three.guarantee(2, 1e-5), drawn, 20, 2, three)
+    said = three.guarantee(2, 1e-5, n_clients=20, cohort=3, sampling="poisson")
+    assert federated.check_promise(said, drawn, 20, 2, three) is said and said.premise
+    with pytest.raises(ValueError, match="it is about 2 rounds, the run about 5"):
+        federated.check_promise(said, drawn, 20, 5, three)
+    with pytest.raises(ValueError, match="send a share of noise"):
+        go(ten, config, guarantee=lambda t: ten.guarantee(t, 1e-5))
 
 
 @pytest.mark.parametrize(
