@@ -36,7 +36,7 @@ def grid(
     scale: str,  # smoke, quick or full
 ) -> list:  # of Run
     "The points of the sweep, and what is read off it. [imvu Figure 2]"
-    s, seeds = settings(scale), (0, 1)
+    s, seeds = settings(scale), (0, 1, 2, 3)
     cost = {"smoke": 0.02, "quick": 0.06, "full": 1.0}[scale]
     full = dict(gaussian=1.6, imvu=2.9, signsgd=2.2, mvu=1.6)
     minutes = {kind: cost * m for kind, m in full.items()}
