@@ -491,11 +491,13 @@ def audit_all(
     args,  # parsed arguments of `dpcomm audit`
 ) -> int:  # 0, or 4 when a claim is refuted
     "Audit mechanisms and print claims beside audits."
+    from dpcomm.core.checks import check_number
     from dpcomm.mechanisms import contract
     from dpcomm.privacy import audit
 
     for name in args.names:
         runner.check_name("mechanism", name, contract.registered())
+    check_number("delta", args.delta, "(0, 1)")
     audit.ceiling(args.trials, args.delta, args.alarm)
     print(LEGEND.format(delta=args.delta, alarm=args.alarm))
     print(ROW.format(*HEADER.split("|")))

@@ -64,11 +64,12 @@ def test_a_sweep_plays_what_is_missing_once(tmp_path, capsys):
         ("merge nowhere", "holds no records"),
         ("table dprek", "did you mean 'dprec'"),
         ("data /nowhere mnits", "did you mean 'mnist'"),
+        ("audit signsgd --delta 0", "delta is 0.0; it must be a number in (0, 1)"),
     ],
 )
 def test_a_slip_costs_a_sentence_and_exit_code_two(words, sentence, capsys):
     code, shown = said(words, capsys)
-    assert code == 2 and sentence in shown.err
+    assert code == 2 and sentence in shown.err and not shown.out
     assert len(shown.err.splitlines()) == 1 and "Traceback" not in shown.err
 
 
