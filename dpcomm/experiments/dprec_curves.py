@@ -211,9 +211,10 @@ def rec(
     "DP-REC, accounted by Algorithm 7 if nothing else is said. [dprec App. C.2]"
     mechanism = Rec(c * std, std, bits, tuple(groups))
     run = dict(delta=delta_of(n_clients), n_clients=n_clients, cohort=config.cohort)
+    run |= {"accountant": "theorem1-arxiv"} | more
 
     def account(rounds):
-        return mechanism.guarantee(rounds=rounds, **run, **more)
+        return mechanism.guarantee(rounds=rounds, **run)
 
     drawn = dataclasses.replace(config, sampling="replacement")
     return Curve(key, mechanism, drawn, account)

@@ -559,10 +559,10 @@ def guarantee(
     n_clients: int = 1,  # N; not used without sampling
     cohort: int = 1,  # messages per round, expected under Poisson; not used without sampling
     sampling: str = "replacement",  # replacement | poisson | none
-    accountant: str = "theorem1-arxiv",  # one of ACCOUNTANTS
+    accountant: str = "exact-balle",  # one of ACCOUNTANTS; "theorem1-arxiv" is the paper's
     relation: str = None,  # None: the one that goes with the sampling, no other
 ) -> Guarantee:  # of the whole run; its relation follows from the sampling
-    "The paper's claim or the proved guarantee, after `rounds` rounds. [dprec Alg. 7]"
+    "The proved guarantee or the paper's claim, after `rounds` rounds. [dprec Alg. 7]"
     relation = _fitting_relation(sampling, relation)
     check_between("rounds", rounds, 1)
     check_between("cohort", cohort, 1)

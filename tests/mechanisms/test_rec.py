@@ -611,7 +611,16 @@ def test_the_stated_epsilons_are_reproduced(
         delta=delta,
         n_clients=n_clients,
         cohort=cohort,
+        accountant="theorem1-arxiv",
     ).eps == pytest.approx(guarantee.eps, rel=1e-12)
+
+
+@pytest.mark.parametrize("sampling", ["replacement", "poisson", "none"])
+def test_what_is_stated_without_a_choice_is_proved(sampling):
+    run = dict(rounds=20, delta=1e-3, n_clients=100, cohort=10, sampling=sampling)
+    found = rec.Rec(0.5, 1.0).guarantee(**run)
+    assert found == rec.Rec(0.5, 1.0).guarantee(**run, accountant="exact-balle")
+    assert "gaps" not in found.note
 
 
 def test_so_lr_has_no_finite_epsilon_as_printed():
@@ -701,7 +710,11 @@ def test_groups_of_another_model_are_refused():
 def test_what_algorithm_7_cannot_account_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         rec.Rec(1.0, 0.5, 7).guarantee(
-            **(dict(rounds=3, delta=1e-3, n_clients=100, cohort=10) | change)
+            **(
+                dict(rounds=3, delta=1e-3, n_clients=100, cohort=10)
+                | dict(accountant="theorem1-arxiv")
+                | change
+            )
         )
 
 
