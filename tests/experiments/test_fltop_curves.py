@@ -294,3 +294,21 @@ def test_comparisons_of_committed_records_are_what_is_committed(name):
                 assert played["cells"] == have[run.key, seed].cells
                 seen += 1
     assert seen or name == "fltop-fmnist"
+
+
+def test_a_change_stands_before_the_key_and_changes_one_thing():
+    assert fltop_curves.parted("fl_cs_dp.r5") == ("", "fl_cs_dp.r5")
+    assert fltop_curves.parted("linear.fl_cs_dp.r5") == ("linear", "fl_cs_dp.r5")
+    run = lambda key: fltop_fmnist.curve("full", key, 0).mechanism  # noqa: E731
+    plain, linear, rule = map(
+        run, ("fl_cs_dp.r5", "linear.fl_cs_dp.r5", "rule.fl_cs_dp.r5")
+    )
+    assert linear == dataclasses.replace(plain, iterations=0)
+    assert rule == dataclasses.replace(plain, clip_norm=rule.clip_norm)
+    assert rule.clip_norm < plain.clip_norm == 0.57
+
+
+def test_changes_are_run_where_their_scheme_is():
+    keys = [r.key for r in fltop_fmnist.grid("full") if fltop_curves.parted(r.key)[0]]
+    assert keys == [f"{c}.{fltop_curves.CHANGED}" for c in fltop_curves.CHANGES]
+    assert not fltop_curves.change_runs(None, ("fl_top_dp.r5",), (), 1)
