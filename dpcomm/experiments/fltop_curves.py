@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.chance import seed_tree
+from ..core.checks import check_choice
 from ..core.vectors import flatten
 from . import dprec_curves
 from .runs import Run, from_training, source_of
@@ -186,7 +187,9 @@ def parted(
 ) -> tuple:  # what is changed, empty where nothing is; key of the scheme
     "What a run changes in a scheme."
     change, dot, rest = key.partition(".fl_")
-    return (change, f"fl_{rest}") if dot else ("", key)
+    if not dot:
+        return "", key
+    return check_choice("change", change, tuple(CHANGES)), f"fl_{rest}"
 
 # %% ../../nbs/reference/fltop_curves.ipynb #cschg013
 CHANGED = "fl_cs_dp.r5"

@@ -299,13 +299,22 @@ def test_comparisons_of_committed_records_are_what_is_committed(name):
 def test_a_change_stands_before_the_key_and_changes_one_thing():
     assert fltop_curves.parted("fl_cs_dp.r5") == ("", "fl_cs_dp.r5")
     assert fltop_curves.parted("linear.fl_cs_dp.r5") == ("linear", "fl_cs_dp.r5")
-    run = lambda key: fltop_fmnist.curve("full", key, 0).mechanism  # noqa: E731
-    plain, linear, rule = map(
-        run, ("fl_cs_dp.r5", "linear.fl_cs_dp.r5", "rule.fl_cs_dp.r5")
+    public = fltop_fmnist.public("smoke", 0)
+    plain, linear = (
+        fltop_curves.curve(key, public, 0, 0.57).mechanism
+        for key in ("fl_cs_dp.r5", "linear.fl_cs_dp.r5")
     )
-    assert linear == dataclasses.replace(plain, iterations=0)
-    assert rule == dataclasses.replace(plain, clip_norm=rule.clip_norm)
-    assert rule.clip_norm < plain.clip_norm == 0.57
+    assert linear == dataclasses.replace(plain, iterations=0) != plain
+    rule = fltop_curves.curve("rule.fl_cs_dp.r5", public, 0).mechanism
+    S = fltop_curves.threshold("fl_cs_dp.r5", public, 0)
+    assert rule == dataclasses.replace(plain, clip_norm=S) != plain
+    sizes = map(
+        fltop_curves.printed,
+        ("fmnist.sensitivity.fl_cs_dp.r5", "fmnist.sensitivity.rule.fl_cs_dp.r5"),
+    )
+    assert tuple(map(bool, sizes)) == (True, False), "the rule's run has a printed one"
+    with pytest.raises(ValueError, match="change is 'solver'.*linear, rule"):
+        fltop_curves.parted("solver.fl_cs_dp.r5")
 
 
 def test_changes_are_run_where_their_scheme_is():
