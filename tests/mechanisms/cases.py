@@ -414,10 +414,11 @@ LISTED = {
         },
         release=dict(rounds=3, delta=1e-3, n_clients=100, cohort=10),
         refused=(
-            dict(sampling="poisson"),
+            dict(sampling="poisson", accountant="theorem1-arxiv"),
             dict(sampling="fixed"),
             dict(accountant="theorem1-neurips"),
-            dict(n_clients=1),
+            dict(n_clients=1, accountant="theorem1-arxiv"),
+            dict(n_clients=0),
             dict(cohort=0),
         ),
         bad=(
