@@ -31,9 +31,7 @@ from dpcomm.privacy.accounting import gaussian_guarantee
 from dpcomm.secagg import protocol, ring, session
 from dpcomm.training import federated, replay
 
-SECONDS = (
-    15.0  # of processor time for one call: three times the slowest on a slow machine
-)
+SECONDS = 15.0  # of processor time for one call; the slowest took 5 on a slow machine
 
 # ---- working calls
 
