@@ -57,10 +57,10 @@ def check_finite(
 def check_vector(
     name: str,  # argument, as the caller spelled it
     x: Tensor,  # (d,), d >= 1, float32 or float64, finite
-) -> Tensor:  # x itself
+) -> Tensor:  # x itself, on the CPU, where messages are made
     "Refuse what is not one client's vector."
     if check_floats(name, x).ndim == 1 and len(x):
-        return check_finite(name, x)
+        return check_finite(name, x).cpu()
     raise ValueError(
         f"{name} has shape {tuple(x.shape)}; it must be one vector, (d,) with d >= 1:"
         " pass one client's row, or simulate a batch"

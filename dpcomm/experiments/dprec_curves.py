@@ -475,13 +475,14 @@ def counts(
 def mnist_clients(
     name: str = "mnist",  # data set, as images.load names it
     n_clients: int = 100,  # in the federation
-) -> images.Federation:  # one partition for all seeds
+    deal: int = 0,  # of the partition; one for all seeds
+) -> images.Federation:
     "The clients of DP-REC's MNIST experiments. [dprec App. C.1]"
     found, spread = images.load(name), None
     if name == "mnist":
         found = dataclasses.replace(found, x=found.x[:50_000], y=found.y[:50_000])
         spread = 73.10
-    stream = seed_tree(0, "partition")
+    stream = seed_tree(deal, "partition")
     parts = images.dirichlet_dealt(
         found.y.numpy(), n_clients, 1.0, stream, spread=spread
     )

@@ -55,6 +55,10 @@ def grid(
         cells += ["mnist.eps3.quant8.acc"] if kind == "quant8" else []
         who = f"eps3.{kind}", f"{name}, {s['net']}", scale, tuple(cells)
         found.append(Run(*who, minutes=minutes, **common))
+    for kind, name in READINGS.items() if scale == "full" else ():
+        cells = (f"{own}cnn.mnist.eps3.{kind}.acc",)
+        who = f"cnn.eps3.{kind}", f"{name}, cnn", scale, cells
+        found.append(Run(*who, minutes=47, **common | dict(seeds=(0, 1, 2))))
     rec = "dprec-mnist/lenet5.eps3.rec" if scale == "full" else "eps3.rec"
     cells, common["needs"] = ("mnist.eps3.quant8.order",), (rec, "eps3.quant8")
     order = Run("eps3.quant8.order", "DP-REC above 8 bits", scale, cells, **common)
@@ -66,7 +70,7 @@ def curve(
     groups: tuple,  # sizes of a message's groups, summing to the parameters
 ):  # dprec_curves.Curve
     "Mechanism, configuration and promise of one run. [dprec App. C.2, D.3]"
-    kind, s = run.key.split(".")[1], settings(run.scale)
+    kind, s = run.key.split(".")[-1], settings(run.scale)
     common = s["config"], s["n_clients"]
     if kind in PLAIN:
         return dprec_curves.mnist_curve(run.key, *common, groups)
@@ -104,14 +108,15 @@ def play(
     if run.needs:
         return difference(inputs, *run.needs, run.fills[0])
     s = settings(run.scale)
+    net = "cnn" if run.key.startswith("cnn.") else s["net"]
     clients = dprec_curves.mnist_clients(s["images"], s["n_clients"])
-    model = models.build(s["net"], seed_tree(seed, "init"))
+    model = models.build(net, seed_tree(seed, "init"))
     first = flatten(p.detach().clone() for p in model.parameters())
     line = curve(run, dprec_curves.tensor_groups(model))
     task = Task(model, clients, line.mechanism, line.config, seed)
     done = simulate(task, guarantee=line.guarantee, **how)
     account = dprec_curves.scores_of(run.fills), line.guarantee, line.as_run
-    found = from_training(task, done, *account, model=s["net"])
+    found = from_training(task, done, *account, model=net)
     if found:
         ends = {"first": first, "last": done.w.detach().cpu()}
         left = {key: ends[key.split(".")[-1]] for key in run.fills if "survives" in key}

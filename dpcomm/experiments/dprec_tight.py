@@ -67,11 +67,14 @@ def grid(
     data = () if s["images"] == "digits" else (s["images"],)
     common = dict(data=data, seeds=(0, 1, 2, 3), memory=1.5)
     common |= dict(minutes=9 if scale == "full" else 0.1)
-    for eps in (3, 6):
-        for kind, name in KINDS.items():
-            cells = (f"ours.{scale}.tight.mnist.eps{eps}.{kind}.acc",)
-            who = f"eps{eps}.{kind}", f"{name}, epsilon {eps}, {s['net']}"
-            found.append(Run(*who, scale, cells, **common))
+    large = ["rec-tight", "fedavg-tight"] if scale == "full" else []
+    asked = [("", s["net"], kind) for kind in KINDS]
+    for own, net, kind in [*asked, *(("cnn.", "cnn", kind) for kind in large)]:
+        for eps in (3, 6):
+            cells = (f"ours.{scale}.tight.{own}mnist.eps{eps}.{kind}.acc",)
+            who = f"{own}eps{eps}.{kind}", f"{KINDS[kind]}, epsilon {eps}, {net}"
+            more = common | (dict(minutes=47, seeds=(0, 1, 2)) if own else {})
+            found.append(Run(*who, scale, cells, **more))
     return found
 
 # %% ../../nbs/experiments/dprec_tight.ipynb #71cecf7e
@@ -88,7 +91,7 @@ def curve(
     groups: tuple,  # sizes of a message's groups, summing to the parameters
 ) -> dprec_curves.Curve:
     "Mechanism, configuration and promise of one run. [dprec App. C.2]"
-    budget, kind = run.key.split(".")
+    *net, budget, kind = run.key.split(".")
     s, value = settings(run.scale), setting(int(budget[3:]), kind)
     common, N = (run.key, s["config"], s["n_clients"]), s["n_clients"]
     if kind.startswith("rec"):
@@ -114,10 +117,11 @@ def play(
     **how,  # checkpoint, resume, max_seconds, workers, device, progress
 ) -> dict:  # what runs.record_of takes; None where rounds are left
     "Train one curve."
-    budget, kind = run.key.split(".")
+    *net, budget, kind = run.key.split(".")
     s = settings(run.scale)
+    net = net[0] if net else s["net"]
     clients = dprec_curves.mnist_clients(s["images"], s["n_clients"])
-    model = models.build(s["net"], seed_tree(seed, "init"))
+    model = models.build(net, seed_tree(seed, "init"))
     line = curve(run, dprec_curves.tensor_groups(model))
-    more = dict(model=s["net"], setting=setting(int(budget[3:]), kind))
+    more = dict(model=net, setting=setting(int(budget[3:]), kind))
     return dprec_curves.train(line, model, clients, seed, run.fills, how, **more)

@@ -198,7 +198,7 @@ def simulate_group(
 ) -> Tensor:  # (n, d), the law of decode_group(encode_group)
     "Selected candidates without the other K - 1."
     norm = torch.linalg.vector_norm(phi, dim=1, dtype=torch.float64)
-    lengths = [float(s) for s in norm / std]
+    lengths = (norm / std).tolist()
     along = [select_projection(s, n_candidates, rng) for s, rng in zip(lengths, rngs)]
     direction = phi / norm.clamp_min(torch.finfo(phi.dtype).tiny)[:, None].to(phi.dtype)
     z = normal(phi.shape, rngs, phi.device)

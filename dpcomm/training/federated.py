@@ -43,6 +43,7 @@ from dpcomm.training.fused import (
     train_fused,
     unwritten,
 )
+from .graphed import train_graphed
 
 # %% ../../nbs/training/federated.ipynb #51dc349c
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Config:
     momentum: float = 0.9  # of the server, where it is 'momentum'
     adam_eps: float = 1e-8
     eval_every: int = 25  # rounds between evaluations
-    engine: str = "auto"  # auto | loop | channels-last | vmap | fused
+    engine: str = "auto"  # auto | loop | channels-last | vmap | fused | graphed
     precision: str = None  # bfloat16: of large products' factors; None: float32
     balance: bool = False  # whether a visit down-samples the larger of two classes
     steps: int = None  # local steps a visit; None: `epochs` passes
@@ -259,6 +260,7 @@ ENGINES = {
     "channels-last": train_channels_last,
     "vmap": train_vmap,
     "fused": train_fused,
+    "graphed": train_graphed,
 }
 
 # %% ../../nbs/training/federated.ipynb #a0de148a
@@ -269,18 +271,18 @@ def pick_engine(
 ) -> str:  # key of ENGINES
     """The engine of a run. Warns where 'auto' falls back to channels-last.
 
-    Raises ValueError for an unknown name, and for 'fused' with a model whose layers are
-    not written out.
+    Raises ValueError for an unknown name, and for 'fused' and 'graphed' with a model
+    whose layers are not written out.
     """
     check_choice("engine", name, ("auto", *ENGINES))
-    if name not in ("auto", "fused"):
+    if name not in ("auto", "fused", "graphed"):
         return name
-    if name == "auto" and torch.device(device).type != "cpu":
-        return "vmap"
-    obstacle = unwritten(model)
+    obstacle, kind = unwritten(model), torch.device(device).type
+    if name == "auto" and kind != "cpu":
+        return "graphed" if kind == "cuda" and not obstacle else "vmap"
     if not obstacle:
-        return "fused"
-    if name == "fused":
+        return "fused" if name == "auto" else name
+    if name != "auto":
         raise ValueError(f"{obstacle}: use engine='channels-last'")
     warnings.warn(f"{obstacle}, so the slower engine 'channels-last' trains it")
     return "channels-last"
@@ -292,7 +294,7 @@ def side_by_side(
 ) -> int:  # clients a call
     "Clients that an engine trains together: fixed, so that workers change nothing."
     if engine != "fused":
-        return 100 if engine == "vmap" else 1
+        return 100 if engine in ("vmap", "graphed") else 1
     if max(p.numel() for p in model.parameters()) < LARGE:
         return 10
     return 2 if any(isinstance(layer, nn.Conv2d) for layer in model) else 1
@@ -571,7 +573,7 @@ def average(
         total = nobody[0] if total is None else total
         return mechanism.average(total, cohort, rng).to(w), loss
     total = mechanism.sketch(nobody.to(w))[0].double() if total is None else total
-    total = total + mechanism.noise(len(total), n, rng)
+    total = total + mechanism.noise(len(total), n, rng).to(total.device)
     return mechanism.reconstruct(total.to(w.dtype), cohort, len(w)), loss
 
 # %% ../../nbs/training/federated.ipynb #36145e83
@@ -627,9 +629,11 @@ def one_round(
 # %% ../../nbs/training/federated.ipynb #aacceb4e
 @contextmanager
 def _one_thread(device):
-    "One thread on a CPU, its products fast; as before afterwards."
+    "One thread on a CPU, its products fast; float32 on a GPU; as before afterwards."
     if torch.device(device).type != "cpu":
-        yield
+        how = dict(enabled=True, deterministic=True, allow_tf32=False)
+        with torch.backends.cudnn.flags(**how):
+            yield
         return
     before = torch.get_num_threads()
     torch.set_num_threads(1)

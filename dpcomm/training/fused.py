@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['LARGE', 'POOLS', 'CURVES', 'TRIM', 'MMAP', 'products', 'linear', 'relu', 'tanh', 'pool', 'average_pool', 'conv',
-           'group_norm', 'fold', 'Step', 'cross_entropy_and_gradient', 'check_layer', 'unwritten', 'sgd_step',
-           'used_columns', 'train_fused', 'product_error', 'fast_products', 'keep_memory']
+           'patch_conv', 'group_norm', 'fold', 'Step', 'cross_entropy_and_gradient', 'check_layer', 'unwritten',
+           'sgd_step', 'used_columns', 'starts_with_images', 'train_fused', 'product_error', 'fast_products',
+           'keep_memory']
 
 # %% ../../nbs/training/fused.ipynb #95eba54d
 import ctypes
@@ -33,7 +34,7 @@ def products(
     "Matrix products client by client. [dpcomm house style]"
     if dtype is not None:
         return torch.bmm(a.to(dtype), b.to(dtype)).to(a.dtype)
-    if b[0].numel() < LARGE:
+    if b.is_cuda or b[0].numel() < LARGE:
         return torch.bmm(a, b)
     out = a.new_empty(len(a), a.shape[1], b.shape[2])
     for x, y, z in zip(a, b, out):
@@ -129,6 +130,35 @@ def conv(
     out = F.conv2d(seen, used, None, padding=padding, groups=n).to(h.dtype)
     return out.add_(bias.flatten()[:, None, None]), back
 
+# %% ../../nbs/training/fused.ipynb #3ab321a1
+def patch_conv(
+    h: Tensor,  # (batch, n * channels, height, width)
+    weight: Tensor,  # (n, n_out, channels, k, k)
+    bias: Tensor,  # (n, n_out)
+    padding: tuple,  # rows and columns of zeros around the image
+) -> tuple:  # output (batch, n * n_out, ...), its way back
+    "A convolution of stride 1, one product a client over all patches. [chain rule]"
+    n, _, channels, *side = weight.shape
+    size, kernels = h.shape[2:], weight.flatten(2)
+    images = h.reshape(-1, channels, *size)
+    patches = F.unfold(images, side, padding=padding).unflatten(0, (-1, n))
+    patches = patches.permute(1, 2, 0, 3).flatten(2)
+    shape = [s + 2 * p - k + 1 for s, p, k in zip(size, padding, side)]
+
+    def back(g, step, first=False):
+        g, down = g.unflatten(1, (n, -1)).permute(1, 2, 0, 3, 4).flatten(2), None
+        if not first:
+            down = torch.bmm(kernels.transpose(1, 2), g).unflatten(2, (len(h), -1))
+            down = down.permute(2, 0, 1, 3).flatten(0, 1)
+            down = F.fold(down, size, side, padding=padding).view(h.shape)
+        step(weight, torch.bmm(g, patches.transpose(1, 2)).view_as(weight))
+        step(bias, g.sum(2))
+        return down
+
+    out = torch.baddbmm(bias[..., None], kernels, patches)
+    out = out.unflatten(2, (len(h), *shape)).permute(2, 0, 1, 3, 4)
+    return out.flatten(1, 2), back
+
 # %% ../../nbs/training/fused.ipynb #3ab32175
 def group_norm(
     h: Tensor,  # (batch, n * channels, height, width)
@@ -205,7 +235,7 @@ class Step:
         "Take a step along a product, which is written down only under a mask."
         if p.data_ptr() in self.masks:
             self(p, products(g.transpose(1, 2), h))
-        elif p[0].numel() < LARGE:
+        elif p.is_cuda or p[0].numel() < LARGE:
             p.baddbmm_(g.transpose(1, 2), h, alpha=-self.lr)
         else:
             for matrix, x, y in zip(p, g, h):
@@ -283,6 +313,8 @@ def _forward(layer, h, params, n, dtype):
     own = [params[id(p)] for p in layer.parameters(recurse=False)]
     if isinstance(layer, nn.Linear):
         return linear(h, *own, dtype)
+    if isinstance(layer, nn.Conv2d) and h.is_cuda:
+        return patch_conv(h, *own, layer.padding)
     if isinstance(layer, nn.Conv2d):
         return conv(h, *own, layer.padding, dtype)
     if isinstance(layer, nn.GroupNorm):
@@ -347,6 +379,13 @@ def _narrow(tensors, columns):
         return tensors
     return [tensors[0][:, columns], *tensors[1:]]
 
+# %% ../../nbs/training/fused.ipynb #7bd983a1
+def starts_with_images(
+    model: nn.Sequential,  # of layers that `check_layer` takes
+) -> bool:  # False: vectors
+    "Whether the first layer that computes reads images, channel by channel."
+    return isinstance(_after_images(model)[0], nn.Conv2d)
+
 # %% ../../nbs/training/fused.ipynb #7bd98302
 def _used(model, x, y, plan):
     "Images, labels and plan without unused columns; the columns, or None for all."
@@ -366,12 +405,11 @@ def _batches(model, x, y, plan):
     there = plan >= 0
     weights = there.to(x.dtype) / there.sum(-1, keepdim=True).clamp_min(1)
     steps = there.any(-1).sum(1)
-    images = isinstance(_after_images(model)[0], nn.Conv2d)
     for t in range(int(steps.max()) if len(steps) else 0):
         n = int((steps > t).sum())
         full = there[:n, t].any(0)
         index = plan[:n, t, full].clamp_min(0)
-        h = fold(x[index]) if images else x[index].flatten(2)
+        h = fold(x[index]) if starts_with_images(model) else x[index].flatten(2)
         yield h, y[index], weights[:n, t, full]
 
 # %% ../../nbs/training/fused.ipynb #2f79804d

@@ -60,6 +60,33 @@ def test_play_changes_what_the_factor_names(factor):
     assert config["factor"] == factor and config["engine"] == "fused"
 
 
-def test_ninety_two_runs():
+def test_every_run_has_its_seeds():
     full = dprec_gap.grid("full")
-    assert sum(len(run.seeds) for run in full) == 92 and len(full) == 17
+    small = [run for run in full if not run.key.startswith("cnn.")]
+    assert sum(len(run.seeds) for run in small) == 92 and len(small) == 17
+    large = [run for run in full if run not in small]
+    assert len(large) == 24 and {run.seeds for run in large} == {(0, 1, 2)}
+
+
+def test_a_run_on_the_large_network_differs_in_what_its_key_names(monkeypatch):
+    "Played with a trainer that hands back its task."
+    runs = {run.key: run for run in dprec_gap.grid("full")}
+
+    def taken(line, net, clients, seed, fills, how, **config):
+        return line, clients, sum(p.numel() for p in net.parameters()), config
+
+    def dealt(name, n_clients, deal):
+        return images.Federation(images.load("digits"), (deal,), "one")
+
+    monkeypatch.setattr(dprec_gap.dprec_curves, "train", taken)
+    monkeypatch.setattr(dprec_gap.dprec_curves, "mnist_clients", dealt)
+    for key in ("cnn.step.eps6.rec", "cnn.deal.eps3.fedavg", "cnn.iclr.eps3.rec"):
+        line, clients, d, config = dprec_gap.play(runs[key], 2, device="cuda")
+        assert d == 582_026 and config["model"] == "cnn"
+        assert line.config.server_lr == (1e-3 if "step" in key else 2e-3)
+        assert clients.parts == ((2,) if "deal" in key else (0,))
+        if "iclr" in key:
+            assert line.mechanism.clip_norm == 0.5 * 0.005
+    line, *_ = dprec_gap.play(runs["cnn.step.eps6.iclr"], 0, device="cuda")
+    assert line.mechanism.clip_norm == 0.7625 * 0.005
+    assert line.config.server_lr == 1e-3 and line.config.engine == "auto"

@@ -112,7 +112,7 @@ def test_engines_agree_with_the_loop(engine, name):
     """
     model = models.build(name, seed_tree(0))
     nested = any(isinstance(layer, models.Residual) for layer in model)
-    if engine == "fused" and nested:
+    if engine in ("fused", "graphed") and nested:
         with pytest.raises(
             ValueError, match="is not written out here: use engine='channels-last'"
         ):
@@ -408,7 +408,9 @@ def test_the_engine_follows_model_and_device():
         models.build(name, seed_tree(0)) for name in ("lenet5", "cnn", "lstm")
     )
     assert federated.pick_engine("auto", small) == "fused"
-    assert federated.pick_engine("auto", small, "cuda") == "vmap"
+    assert federated.pick_engine("auto", small, "cuda") == "graphed"
+    assert federated.pick_engine("auto", wide, "cuda") == "vmap"
+    assert federated.pick_engine("auto", small, "meta") == "vmap"
     assert federated.pick_engine("loop", small, "cuda") == "loop"
     assert [federated.side_by_side("fused", model) for model in (small, large)] == [
         10,
@@ -426,6 +428,8 @@ def test_the_engine_follows_model_and_device():
         ValueError, match="CharLSTM is not a plain.*use engine='channels"
     ):
         federated.pick_engine("fused", wide)
+    with pytest.raises(ValueError, match="CharLSTM is not a plain"):
+        federated.pick_engine("graphed", wide, "cuda")
 
 
 def test_a_curve_of_fifty_rounds_is_the_loops_up_to_the_noise_of_seeds():
