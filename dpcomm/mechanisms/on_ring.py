@@ -246,7 +246,7 @@ def simulate(
     rng,  # one stream, or one a row
 ) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
     "Shares, opened one by one."
-    return self.open(self.shares(u, rng), u.shape[-1])
+    return self.open(self.shares(u, rng), u.shape[-1]).to(u.device)
 
 # %% ../../nbs/secagg/on_ring.ipynb #42f5d3e0
 @patch

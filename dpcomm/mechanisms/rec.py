@@ -369,8 +369,9 @@ def moments(
     K, mean, variance = 2**self.index_bits, [], []
     for phi in self.clip(u).split(self.sizes(u.shape[1]), 1):
         norm = torch.linalg.vector_norm(phi, dim=1, dtype=torch.float64)
+        lengths = (norm / self.std).tolist()
         s2, s3 = (
-            torch.tensor([selection_moment(r, float(n) / self.std, K) for n in norm])
+            norm.new_tensor([selection_moment(r, s, K) for s in lengths])
             for r in (2, 3)
         )
         square = (norm / self.std) ** 2

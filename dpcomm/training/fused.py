@@ -170,12 +170,13 @@ def group_norm(
     "Normalise groups of channels of every image. [Wu & He 2018, Eq. 1]"
     batch, channels = h.shape[:2]
     shape = batch, channels, h[0, 0].numel(), len(weight) * num_groups
-    seen, h = weight.flatten().clone(), h.contiguous(memory_format=torch.channels_last)
+    layout = torch.contiguous_format if h.is_cuda else torch.channels_last
+    seen, h = weight.flatten().clone(), h.contiguous(memory_format=layout)
     out, mean, inverse = torch.native_group_norm(h, seen, bias.flatten(), *shape, tiny)
 
     def back(g, step, first=False):
         down, dw, db = torch.ops.aten.native_group_norm_backward(
-            g.contiguous(memory_format=torch.channels_last),
+            g.contiguous(memory_format=layout),
             *(h, mean, inverse, seen, *shape, [True, True, True]),
         )
         step(weight, dw.view_as(weight))

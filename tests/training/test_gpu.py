@@ -1,10 +1,11 @@
 """What a GPU must give: the messages and updates of a CPU, the laws that mechanisms state,
-and runs that can stop. `pytest -m gpu` where there is one; elsewhere it is told that
-nothing was checked."""
+and runs that can stop. `pytest -m gpu` where there is one. Elsewhere what needs no
+autograd runs on a pretended one."""
 
 import dataclasses
 
 import numpy as np
+import pretended
 import pytest
 import torch
 from cases import CASES
@@ -16,7 +17,6 @@ from dpcomm.mechanisms.contract import mechanism
 from dpcomm.tasks import images
 from dpcomm.training import federated, graphed, models
 
-pytestmark = pytest.mark.gpu
 ALL = [
     pytest.param(case, id=f"{name}, {label}")
     for name, cases in CASES.items()
@@ -24,10 +24,22 @@ ALL = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("NOT CHECKED: no GPU on this machine")
+REAL = pytest.param("real", marks=pytest.mark.gpu)
+real = pytest.mark.parametrize("gpu", [REAL], indirect=True)
+
+
+@pytest.fixture(params=["pretended", REAL])
+def gpu(request, monkeypatch):
+    if request.param == "real":
+        if not torch.cuda.is_available():
+            pytest.skip("NOT CHECKED: no GPU on this machine")
+        yield
+        return
+    monkeypatch.setattr(graphed.RecordedStep, "record", lambda self: None)
+    monkeypatch.setattr(federated, "ThreadPoolExecutor", pretended.Here)
+    with pretended.cuda():
+        yield
+    graphed.recorded.cache_clear()
 
 
 def vector(d, seed=0):
@@ -35,16 +47,16 @@ def vector(d, seed=0):
 
 
 @pytest.mark.parametrize("case", ALL)
-def test_a_message_is_the_same_whatever_the_device(case):
+def test_a_message_is_the_same_whatever_the_device(gpu, case):
     m, u = case.make(64), vector(64)
-    here, there = m.encode(u, Insecure(3)), m.encode(u.cuda(), Insecure(3))
+    here, there = m.encode(u, Insecure(3)), m.encode(u.to("cuda"), Insecure(3))
     assert here.to_bytes() == there.to_bytes()
 
 
 @pytest.mark.parametrize("case", ALL)
-def test_simulated_rows_have_the_stated_moments(case):
+def test_simulated_rows_have_the_stated_moments(gpu, case):
     m, n, d = case.make(16), 4000, 16
-    rows = 0.1 * vector(d).cuda().expand(n, d)
+    rows = 0.1 * vector(d).to("cuda").expand(n, d)
     bias, variance = (part[0].double().cpu().numpy() for part in m.moments(rows[:1]))
     found = m.simulate(rows, seed_tree(0, "rows"))
     assert found.is_cuda
@@ -59,7 +71,7 @@ def digits(n_clients=20):
 
 
 @pytest.mark.parametrize("case", ALL)
-def test_a_run_stays_on_the_device(case):
+def test_a_run_stays_on_the_device(gpu, case):
     "Two rounds with sums, noise, an average and an evaluation."
     net = models.build("linear", seed_tree(0, "init"))
     d = sum(p.numel() for p in net.parameters())
@@ -73,7 +85,7 @@ def test_a_run_stays_on_the_device(case):
     "name", ["cnn", "lenet5", "lenet5_tanh", "cnn10", "conv10", "linear"]
 )
 @pytest.mark.parametrize("held", [False, True])
-def test_the_recorded_step_is_the_loops(name, held):
+def test_the_recorded_step_is_the_loops(gpu, name, held):
     x = torch.from_numpy(seed_tree(0, "x").random((20, 1, 28, 28))).float()
     y, plan = torch.arange(20) % 10, torch.arange(20).view(2, 2, 5)
     plan[0, 1, 3:], plan[1, 1] = -1, -1
@@ -81,7 +93,9 @@ def test_the_recorded_step_is_the_loops(name, held):
     w = flatten(p.detach() for p in net.parameters())
     mask = torch.from_numpy(seed_tree(0, "mask").random(len(w)) < 0.1) if held else None
     expected, losses = federated.train_loop(net, w, x, y, plan, 0.1, mask)
-    there = [part if part is None else part.cuda() for part in (w, x, y, plan, mask)]
+    there = [
+        part if part is None else part.to("cuda") for part in (w, x, y, plan, mask)
+    ]
     with federated._one_thread("cuda"):
         for _ in range(2):  # recorded, then played again
             found, loss = graphed.train_graphed(net, *there[:4], 0.1, there[4])
@@ -90,8 +104,9 @@ def test_the_recorded_step_is_the_loops(name, held):
             assert not held or (found.cpu()[:, ~mask] == 0).all()
 
 
+@real
 @pytest.mark.parametrize("engine", ["graphed", "vmap"])
-def test_a_run_that_stops_ends_as_one_that_does_not(engine, tmp_path):
+def test_a_run_that_stops_ends_as_one_that_does_not(gpu, engine, tmp_path):
     net = models.build("lenet5", seed_tree(0, "init"))
     data = images.Dataset(
         "noise",
