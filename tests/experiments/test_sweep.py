@@ -315,6 +315,7 @@ def test_a_sweep_tells_itself_in_a_line(tmp_path):
 # ---- processes
 
 
+@pytest.mark.deep
 def test_one_and_two_processes_give_equal_numbers(one, tmp_path):
     said = []
     done = sweep.run_here(sweep.plan([ASKED]), tmp_path, 2, say=said.append)
@@ -326,6 +327,7 @@ def test_one_and_two_processes_give_equal_numbers(one, tmp_path):
     assert sweep.plan([ASKED], tmp_path) == []
 
 
+@pytest.mark.deep
 def test_a_shell_line_makes_the_record(one, tmp_path):
     first = sweep.plan([ASKED])[0]
     folder = tmp_path / "with a space"
@@ -357,6 +359,7 @@ def test_a_worker_whose_run_is_claimed_says_so(tmp_path):
     assert done.returncode == sweep.BUSY and "by another process" in done.stderr
 
 
+@pytest.mark.deep
 def test_a_job_that_fails_is_tried_twice_and_the_rest_is_done(one, tmp_path):
     good = sweep.plan([dict(ASKED, seeds=(0,))])
     bad = replace(good[0], key="linear.eps3.nothing")
@@ -380,6 +383,7 @@ def test_a_second_sweep_in_one_folder_is_refused(tmp_path):
     assert sweep.run_here([], tmp_path).done == [], "it was let go"
 
 
+@pytest.mark.deep
 def test_a_sweep_stops_at_its_time(tmp_path):
     jobs = sweep.plan([ASKED])
     started = time.monotonic()
@@ -397,6 +401,7 @@ sys.exit(len(done.failed))
 """
 
 
+@pytest.mark.deep
 def test_a_sweep_that_is_killed_twice_ends_with_the_same_records(one, tmp_path):
     words, left = [sys.executable, "-c", SWEEP, str(tmp_path)], []
     for kill in range(2):
@@ -427,6 +432,7 @@ def test_a_sweep_that_is_killed_twice_ends_with_the_same_records(one, tmp_path):
     assert text.count("\n") == 4 and not list(tmp_path.rglob("*.pt"))
 
 
+@pytest.mark.deep
 def test_a_sweep_that_is_interrupted_leaves_no_child(tmp_path):
     "A shell that started the tests in the background made them deaf to the key."
     process = subprocess.Popen(

@@ -106,6 +106,7 @@ def outcome(mechanism, data: bytes):
         return None
 
 
+@pytest.mark.deep
 @each
 def test_fuzzed_messages_are_refused_or_decoded(case, request):
     mechanism, plays = case.make(D), request.config.getoption("--fuzz")

@@ -367,6 +367,7 @@ def test_the_one_run_p_value_is_the_worst_case(r):
             assert ours <= older * (1 + 1e-9) or older > 0.5
 
 
+@pytest.mark.deep
 def test_in_the_far_tail_nothing_overflows():
     for v, r, m, delta in (
         (90_000, 100_000, 200_000, 1e-9),
@@ -755,6 +756,7 @@ def blind(mechanism, relation, arguments):
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mechanism, relation, arguments", list(audited()))
 def test_an_honest_game_stands_and_reaches_its_curve(mechanism, relation, arguments):
     """20,000 plays against everything claimed; and the game is not blind: the point
@@ -771,6 +773,7 @@ def test_an_honest_game_stands_and_reaches_its_curve(mechanism, relation, argume
         assert found.reached > found.delta - 6 * spread, found
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mechanism, relation, arguments", list(audited()))
 def test_a_quarter_too_little_noise_is_caught_at_a_million_plays(
     mechanism, relation, arguments
@@ -809,6 +812,7 @@ def test_the_power_of_an_audit_is_that_of_its_law():
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mechanism, relation, arguments", list(audited()))
 def test_a_lie_of_the_size_that_is_said_to_be_seen_is_seen(
     mechanism, relation, arguments
@@ -835,6 +839,7 @@ def test_a_lie_of_the_size_that_is_said_to_be_seen_is_seen(
     assert seen >= 5, (lie, seen)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "mechanism, relation",
     [
@@ -1430,11 +1435,13 @@ def test_a_broken_mechanism_is_caught(what):
     assert refuted(what)
 
 
+@pytest.mark.deep
 @broken
 def test_its_honest_twin_passes(what):
     assert not refuted(what, honest=True)
 
 
+@pytest.mark.deep
 @broken
 def test_with_the_audit_disabled_nothing_is_caught(what, monkeypatch):
     """The tests above hang on the audit: where it returns 0 for every set, each of them
@@ -1510,6 +1517,7 @@ def test_a_mistyped_audit_costs_one_sentence(words, said, capsys):
     assert error.count("\n") == 1 and any(s in error for s in said.split("|"))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "mechanism, relation, arguments",
     [

@@ -21,6 +21,8 @@ import pytest
 from checkout import NOTEBOOKS, ROOT, copy
 from fontTools.ttLib import TTFont
 
+pytestmark = pytest.mark.deep
+
 PAGES = [path.relative_to("nbs").with_suffix(".html") for path in NOTEBOOKS]
 WIDTHS = (1400, 400)
 LIMIT = 500_000  # bytes of a page with all it loads, compressed

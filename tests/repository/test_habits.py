@@ -41,6 +41,7 @@ ELSEWHERE = {  # command -> the test that runs it
         }.items()
     },
     "pytest": "",
+    "pytest --all": "",
 }
 
 
@@ -68,6 +69,7 @@ def test_a_long_line_an_unused_import_and_a_bad_name_are_noticed(tmp_path):
         assert done.returncode == 1, code
 
 
+@pytest.mark.deep
 def test_types_fit():
     done = run(
         sys.executable,
@@ -96,7 +98,7 @@ def test_hooks_are_tools_of_the_dev_extra():
 
 
 def test_every_command_of_contributing_is_run_by_a_test():
-    here = {"ruff format .", "ruff check .", "pytest -m quick"}
+    here = {"ruff format .", "ruff check ."}
     unknown = set(COMMANDS) - here - set(INSTALLED) - set(ELSEWHERE)
     assert len(COMMANDS) > 9 and not unknown, f"no test runs {unknown}"
     for where in filter(None, ELSEWHERE.values()):
@@ -104,13 +106,21 @@ def test_every_command_of_contributing_is_run_by_a_test():
         assert re.search(rf"^def {test}", (ROOT / path).read_text(), re.M) or not test
 
 
-def test_quick_tests_are_many_and_none_runs_a_page():
-    done = python("-m", "pytest", "-m", "quick", "--collect-only", "-q")
+def test_the_deep_tier_is_left_out_unless_asked_for():
+    "By a flag, by the mark, or by a test's name."
+    file = "tests/repository/test_habits.py"
+    name = f"{file}::test_types_fit"
+    asked = {
+        words: name in collected(*words)
+        for words in ((file,), (file, "--all"), (file, "-m", "deep"), (name,))
+    }
+    assert [*asked.values()] == [False, True, True, True], asked
+
+
+def collected(*words: str) -> str:
+    done = python("-m", "pytest", "-n0", *words, "--collect-only", "-q")
     assert done.returncode == 0, done.stdout[-2000:]
-    names = [line for line in done.stdout.splitlines() if "::" in line]
-    assert len(names) > 1000 and not [
-        n for n in names if "test_pages" in n or "test_runner" in n
-    ]
+    return done.stdout
 
 
 @pytest.mark.parametrize("command", ["pip install -e '.[dev]'", "pre-commit install"])
