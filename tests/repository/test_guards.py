@@ -769,10 +769,18 @@ def test_ci_runs_the_command_of_the_readme():
         command in readme
         and "pip install -e . && dpcomm run dprec-mnist --scale smoke" in readme
     )
-    script = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert script[0].startswith("#!") and command in script
+    script = (ROOT / ".ci" / "run").read_text()
+    assert script.startswith("#!") and f"  {command} --bare\n" in script
+    assert '\nstep "deep tier" pytest -m deep' in script
     assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")]).returncode == 0
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111, ".ci/run is not executable"
+
+
+def test_every_week_the_whole_gate_runs():
+    site = yaml.safe_load((ROOT / ".github" / "workflows" / "site.yml").read_text())
+    steps = [step.get("run", "") for step in site["jobs"]["test"]["steps"]]
+    assert site[True]["schedule"] and ".ci/run" in steps[-1]  # yaml reads `on` so
+    assert "'schedule' && '--weekly'" in steps[-1]
 
 
 def test_constraints_pin_every_requirement():
