@@ -61,7 +61,7 @@ def settings(base=os.environ, root=ROOT) -> dict:
 
 
 def python(
-    *args, cwd=ROOT, root=ROOT, timeout=600, base=os.environ, **more
+    *args, cwd=ROOT, root=ROOT, timeout=1800, base=os.environ, **more
 ) -> subprocess.CompletedProcess:
     """Run this Python in `cwd`, in the environment `base`, importing dpcomm from the
     checkout `root`.

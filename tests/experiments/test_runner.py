@@ -174,7 +174,7 @@ def test_records_are_valid_and_of_the_paper(name, smoke):
         assert all(key.startswith("ours.") for key in record.cells)
 
 
-def kill_when_saved(folder, *words, root=ROOT, seconds=120):
+def kill_when_saved(folder, *words, root=ROOT, seconds=1200):
     "Start a run, wait for its first checkpoint or record, and kill it with SIGKILL."
     env = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -187,7 +187,7 @@ def kill_when_saved(folder, *words, root=ROOT, seconds=120):
     stop = time.monotonic() + seconds
     while not [*folder.rglob("*.pt"), *folder.glob("*/*.jsonl")]:
         assert process.poll() is None and time.monotonic() < stop, (
-            "the run ended before it saved anything"
+            f"the run ended, or saved nothing in {seconds} s"
         )
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)

@@ -24,7 +24,7 @@ from dpcomm.training import federated, models
 
 pytestmark = [pytest.mark.flower, pytest.mark.deep]
 HERE = Path(__file__).parent
-LIMIT = 420  # seconds for the whole session; 150 where cores are idle
+LIMIT = 1500  # seconds for the whole session; 150 where cores are idle
 
 
 def alone():

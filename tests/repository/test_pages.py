@@ -19,6 +19,7 @@ import checkout
 import pytest
 from checkout import PAGES, ROOT, Cell, cells, python, text
 from conftest import CPU, NOT_CHECKED, NOT_RUN, bare
+from tables import tabled
 
 from dpcomm.tasks import images
 
@@ -295,7 +296,7 @@ def unguarded(found: list[Cell]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=str)
+@tabled("page", PAGES, ids=str)
 def test_what_is_trained_is_held_to_a_claim(page):
     assert not unguarded(cells(page))
     assert page in TRAINING or not any("trained" in cell.tags for cell in cells(page))
@@ -315,7 +316,7 @@ def test_a_training_without_a_claim_is_noticed():
     ) == ["print(score)"] == unguarded([claim, trained])
 
 
-@pytest.mark.parametrize(
+@tabled(
     "stored, fresh",
     [
         ("eps 3.02", "eps 3.07"),

@@ -54,7 +54,7 @@ def called(bare, tmp_path, *words):
     env = {k: v for k, v in os.environ.items() if k not in unset}
     env |= {"HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [bare / "bin" / words[0], *words[1:]]
-    where = dict(cwd=tmp_path, env=env, timeout=300)
+    where = dict(cwd=tmp_path, env=env, timeout=1200)
     return subprocess.run(command, capture_output=True, text=True, **where)
 
 
