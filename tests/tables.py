@@ -23,7 +23,7 @@ def values_of(case, count: int):
 
 def tabled(names: str, cases, ids=None):
     """Run the test on every case; the failures are told together at the end, each with
-    its case. For tests without fixtures that a case could change.
+    its case. For tests that skip nothing and have no fixture that a case could change.
     """
     names = [name.strip() for name in names.split(",")]
     rows = [values_of(case, len(names)) for case in cases]

@@ -501,6 +501,7 @@ for i in range(40):
 """
 
 
+@pytest.mark.deep
 def test_four_processes_that_add_to_one_file_lose_nothing(tmp_path):
     text = records.to_line(record()).encode()
     processes = []

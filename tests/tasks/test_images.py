@@ -45,7 +45,7 @@ def have(name: str) -> images.Dataset:
 # ---- what is loaded
 
 
-@tabled("name", COUNTS)
+@pytest.mark.parametrize("name", COUNTS)
 def test_counts_shapes_and_range(name):
     loaded = have(name)
     n, n_test, channels, side = COUNTS[name]

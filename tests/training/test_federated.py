@@ -1027,6 +1027,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
 
+@pytest.mark.deep
 def test_a_round_of_ten_thousand_clients_needs_less_than_a_gigabyte():
     "Their updates alone would be 2.5 GB. Libraries take 0.6, so all is below 1 GB."
     words = [sys.executable, "-c", CROWD]
