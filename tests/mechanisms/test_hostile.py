@@ -1,6 +1,6 @@
 """Messages from someone who tries: fuzzed frames and payloads, sizes that were never agreed,
 keys that can be guessed. A thousand messages a mechanism here;
-`pytest tests/mechanisms/test_hostile.py --fuzz 100000` sends as many as one likes.
+`pytest --all tests/mechanisms/test_hostile.py --fuzz 100000` sends as many as one likes.
 """
 
 import dataclasses
