@@ -52,23 +52,24 @@ def copy(target: Path) -> Path:
     return target
 
 
+def settings(base=os.environ, root=ROOT) -> dict:
+    "The environment `base` for a process that imports dpcomm from the checkout `root`."
+    env = {name: value for name, value in base.items() if name != "IN_TEST"}
+    search = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))
+    one = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return env | one | {"PYTHONPATH": search}
+
+
 def python(
-    *args, cwd=ROOT, root=ROOT, timeout=600, base=os.environ, **more
+    *args, cwd=ROOT, root=ROOT, timeout=1800, base=os.environ, **more
 ) -> subprocess.CompletedProcess:
     """Run this Python in `cwd`, in the environment `base`, importing dpcomm from the
     checkout `root`.
     """
-    env = {name: value for name, value in base.items() if name != "IN_TEST"}
-    search = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))
-    env |= {
-        "PYTHONPATH": search,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    } | more.pop("env", {})
     return subprocess.run(
         [sys.executable, *map(str, args)],
         cwd=cwd,
-        env=env,
+        env=settings(base, root) | more.pop("env", {}),
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -5,6 +5,7 @@ import runpy
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,15 +21,17 @@ sys.path[:0] = [
 ]
 
 OFFLINE = TESTS / "offline"
-# Properties of a test that are told at the end, never silently green: cells that a flag
-# kept from running, and what a missing data set kept from being checked.
+# Properties of a test that are counted at the end, never silently green: cells that a
+# flag kept from running, and what a missing data set or tool kept from being checked.
 NOT_RUN, NOT_CHECKED = "not run", "not checked"
-QUICK = """
-core/test_core core/test_package core/test_wire privacy/test_accounting privacy/test_games
-secagg/test_ring report/test_labels report/test_papers mechanisms/test_gaussian
-mechanisms/test_vqsgd mechanisms/test_signsgd repository/test_guards repository/test_habits
-training/test_models
-""".split()  # files of `pytest -m quick`
+CPU = {"last": 0.0, "elsewhere": 0.0}  # seconds; elsewhere: of processes not waited for
+BUDGET = {False: 14, True: 34}  # CPU minutes of the default tier, and of both
+TOLD = {"deep": 0, "cpu": 0.0}  # deselected tests; CPU seconds of all processes
+
+
+def cpu() -> float:
+    "CPU seconds of this process and its children so far."
+    return sum(os.times()[:4]) + CPU["elsewhere"]
 
 
 def bare(env: dict, home) -> dict:
@@ -52,6 +55,16 @@ def bare(env: dict, home) -> dict:
 
 def pytest_addoption(parser):
     parser.addoption(
+        "--all",
+        action="store_true",
+        help="the deep tier too: every setting, every experiment, the site, the wheel",
+    )
+    parser.addoption(
+        "--fresh-pages",
+        action="store_true",
+        help="every page in a process that starts from nothing, in place of a fork",
+    )
+    parser.addoption(
         "--bare",
         action="store_true",
         help="as on a fresh machine: empty home, no data, network calls refused",
@@ -74,15 +87,43 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFile(config, log)
 
 
-def pytest_collection_modifyitems(items):
-    "Mark what takes seconds: `pytest -m quick`."
-    for item in items:
-        if item.path.relative_to(TESTS).with_suffix("").as_posix() in QUICK:
-            item.add_marker(pytest.mark.quick)
+def pytest_collection_modifyitems(config, items):
+    "Without `--all`, tests marked `deep` are left out unless they are asked for by name."
+    named = any("::" in str(word) for word in config.args)
+    if config.getoption("all") or config.option.markexpr or named:
+        return
+    deep = [item for item in items if item.get_closest_marker("deep")]
+    items[:] = [item for item in items if not item.get_closest_marker("deep")]
+    config.hook.pytest_deselected(items=deep)
+    TOLD["deep"] = len(deep)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    "Each phase of a test is given the CPU seconds since the last one ended."
+    report = yield
+    report.cpu, CPU["last"] = cpu() - CPU["last"], cpu()
+    return report
+
+
+def pytest_collection_finish():
+    CPU["last"] = cpu()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session):
+    TOLD["cpu"] += cpu()
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["told"] = TOLD
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    told = getattr(node, "workeroutput", {}).get("told", TOLD)
+    TOLD["deep"], TOLD["cpu"] = told["deep"], TOLD["cpu"] + told["cpu"]
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "quick: tests of the files that take seconds")
     if not config.getoption("bare"):
         return
     home = tempfile.mkdtemp()
@@ -109,21 +150,44 @@ def pool():
         executor.shutdown(cancel_futures=True)
 
 
-def pytest_terminal_summary(terminalreporter):
-    report = terminalreporter
-    told = {NOT_RUN: [], NOT_CHECKED: []}
+def reasons(report) -> tuple[Counter, Counter]:
+    "How often each flag kept a cell from running, and each lack a check."
+    told = {NOT_RUN: Counter(), NOT_CHECKED: Counter()}
     ended = [*report.stats.get("passed", []), *report.stats.get("failed", [])]
     for name, line in (pair for test in ended for pair in test.user_properties):
-        told.get(name, []).append(line)
+        if name in told:
+            told[name][line] += 1
     for skip in report.stats.get("skipped", []):
         reason = skip.longrepr[2].removeprefix("Skipped: ")
-        reason = reason.removeprefix("NOT CHECKED: ").split(":")[0]
-        told[NOT_CHECKED].append(f"{skip.nodeid}: {reason}")
+        told[NOT_CHECKED][reason.removeprefix("NOT CHECKED: ").split(":")[0]] += 1
+    return told[NOT_RUN], told[NOT_CHECKED]
+
+
+def slowest(report, count: int = 10) -> list[tuple[str, float]]:
+    "The tests that used most CPU seconds, with what they set up."
+    used = Counter()
+    for test in (test for tests in report.stats.values() for test in tests):
+        if hasattr(test, "cpu"):
+            used[test.nodeid] += test.cpu
+    return used.most_common(count)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    report, everything = terminalreporter, config.getoption("all")
+    flags, lacks = reasons(report)
     report.section("not run, not checked")
-    for lines, what in (
-        (told[NOT_RUN], "notebook cells flagged slow, gpu or eval: false were not run"),
-        (told[NOT_CHECKED], "cells and tests were NOT CHECKED"),
+    for count, what in (
+        (TOLD["deep"], "tests of the deep tier were not run; `pytest --all` does"),
+        (flags.total(), "notebook cells flagged slow, gpu or eval: false were not run"),
+        (lacks.total(), "cells and tests were NOT CHECKED" + ":" * bool(lacks)),
     ):
-        report.write_line(f"{len(lines)} {what}" + (":" if lines else ""))
-        for line in lines:
-            report.write_line(f"  {line}")
+        report.write_line(f"{count:,} {what}")
+    for reason, count in lacks.most_common():
+        report.write_line(f"  {count} x {reason}")
+    report.section("CPU time")
+    for name, seconds in slowest(report):
+        report.write_line(f"{seconds:6.1f} s  {name}")
+    report.write_line(
+        f"{TOLD['cpu'] / 60:.1f} CPU minutes in all; the budget of"
+        f" {'both tiers' if everything else 'this tier'} is {BUDGET[everything]}"
+    )

@@ -2,11 +2,17 @@
 run_page.py PAGE OUT [--moved]`.
 
 `--moved` starts every training a hair away: initial weights and images times 1 + 1e-6
-z, z standard normal.
+z, z standard normal. `--serve LIMIT` reads jobs, lists [page, out, moved] in JSON, from
+standard input and runs each in a fork of a process that has imported what nearly all
+pages import; it answers [exit code, CPU seconds] and kills a job after LIMIT seconds.
 """
 
+import importlib
 import json
+import os
+import signal
 import sys
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +20,10 @@ import nbdev.test
 from nbdev.config import get_config
 
 root = Path(__file__).resolve().parents[1]
-page = Path(sys.argv[1]).resolve()
-out = Path(sys.argv[2])
 processed, moves = [], []
+SHARED = (
+    "torch torchvision matplotlib.pyplot scipy.stats scipy.optimize sklearn.datasets"
+)
 
 
 class Kept(nbdev.test.NBProcessor):
@@ -61,15 +68,7 @@ def move_starts(size=1e-6):
     models.initialise, images.load = moved_weights, moved_images
 
 
-nbdev.test.NBProcessor = Kept
-if "--moved" in sys.argv:
-    move_starts()
-skip = set(get_config(path=root).tst_flags.split())
-passed, seconds = nbdev.test.test_nb(page, skip_flags=skip, basepath=root)
-notebook = processed[0]
-
-
-def skipped(cell):
+def skipped(cell, skip):
     "The flag that keeps a cell from running, if any."
     directives = getattr(cell, "directives_", None) or {}
     flags = sorted(skip & set(directives))
@@ -77,21 +76,67 @@ def skipped(cell):
     return flags[0] if flags else "eval: false" if off else None
 
 
-cells = [
-    dict(
-        source=cell.source,
-        tags=cell.metadata.get("tags", []),
-        skipped=skipped(cell),
-        stored=stored,
-        fresh=cell.get("outputs", []),
-    )
-    for cell, stored in zip(notebook.cells, notebook.stored_outputs)
-    if cell.cell_type == "code"
-]
-out.write_text(
-    json.dumps(
-        dict(passed=bool(passed), seconds=seconds, moved=len(moves), cells=cells),
-        default=str,
-    )
-)
-sys.exit(0 if passed else 1)
+def run(page, out, moved=False):
+    "Run a page; 0 if it passed. Once a process: nbdev's runner is changed for good."
+    nbdev.test.NBProcessor = Kept
+    if moved:
+        move_starts()
+    skip = set(get_config(path=root).tst_flags.split())
+    passed, seconds = nbdev.test.test_nb(Path(page), skip_flags=skip, basepath=root)
+    notebook = processed[0]
+    cells = [
+        dict(
+            source=cell.source,
+            tags=cell.metadata.get("tags", []),
+            skipped=skipped(cell, skip),
+            stored=stored,
+            fresh=cell.get("outputs", []),
+        )
+        for cell, stored in zip(notebook.cells, notebook.stored_outputs)
+        if cell.cell_type == "code"
+    ]
+    report = dict(passed=passed, seconds=seconds, moved=len(moves), cells=cells)
+    Path(out).write_text(json.dumps(report, default=str))
+    return 0 if passed else 1
+
+
+def in_fork(page, out, moved, limit):
+    "The child: what it prints goes to OUT.log, and it never comes back."
+    code = 1
+    try:
+        log = os.open(f"{out}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        sys.stdin = open(os.devnull)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        importlib.import_module("numpy").random.seed()
+        os.chdir(Path(page).parent)
+        signal.alarm(limit)
+        code = run(page, out, moved)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def serve(limit):
+    for module in SHARED.split():
+        importlib.import_module(module)
+    for line in sys.stdin:
+        job = json.loads(line)
+        if not (child := os.fork()):
+            in_fork(*job, limit)
+        _, status, used = os.wait4(child, 0)
+        cpu = used.ru_utime + used.ru_stime
+        print(json.dumps([os.waitstatus_to_exitcode(status), cpu]), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--serve":
+        serve(int(sys.argv[2]))
+    else:
+        page, out = (Path(word).resolve() for word in sys.argv[1:3])
+        sys.exit(run(page, out, "--moved" in sys.argv))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from laws import ALARM, drawn, fit
 from scipy import linalg, special, stats
+from tables import tabled
 
 from dpcomm.core import chance, checks, vectors
 
@@ -20,7 +21,7 @@ ADDRESS = some.lists(
 # ---- refusals
 
 
-@pytest.mark.parametrize(
+@tabled(
     "value", [0, -1.5, math.nan, math.inf, -math.inf, "2", None, np.float64(-2), 1j]
 )
 def test_check_positive_names_argument_value_range_and_fix(value):
@@ -30,14 +31,12 @@ def test_check_positive_names_argument_value_range_and_fix(value):
         assert part in str(error.value)
 
 
-@pytest.mark.parametrize("value", [1, 1e-300, 3.5, np.float32(2), np.int64(7)])
+@tabled("value", [1, 1e-300, 3.5, np.float32(2), np.int64(7)])
 def test_check_positive_returns_what_it_accepts(value):
     assert checks.check_positive("clip", value) is value
 
 
-@pytest.mark.parametrize(
-    "value", [0, 25, 3.0, True, "3", None, math.nan, np.float64(3)]
-)
+@tabled("value", [0, 25, 3.0, True, "3", None, math.nan, np.float64(3)])
 def test_check_between_names_argument_value_range_and_fix(value):
     with pytest.raises(ValueError) as error:
         checks.check_between("bits", value, 1, 24)
@@ -114,7 +113,7 @@ def test_two_addresses_have_two_streams(seed, path, other_seed, other_path):
     assert chance.derive(seed, *path, 0) != chance.derive(seed, *path)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "a, b",
     [
         ((0, "1"), (0, 1)),
@@ -134,7 +133,7 @@ def test_addresses_that_look_alike_differ(a, b):
     assert chance.seed_tree(*a).random() != chance.seed_tree(*b).random()
 
 
-@pytest.mark.parametrize("seed", [0, -1, -(2**200), 2**64 - 1, 2**64, 10**60])
+@tabled("seed", [0, -1, -(2**200), 2**64 - 1, 2**64, 10**60])
 def test_any_whole_number_is_a_seed(seed):
     first = chance.seed_tree(seed, "client", 3).random(4)
     again = chance.seed_tree(seed, "client", 3).random(4)
@@ -316,8 +315,8 @@ def test_groups_are_the_named_tensors_in_flat_order():
 ROUNDING = 1e-6  # float32 entries: a clipped norm may exceed the bound by this share
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(
+@tabled("dtype", [torch.float32, torch.float64])
+@tabled(
     "size, d",
     [
         (1.0, 1),
@@ -330,7 +329,7 @@ ROUNDING = 1e-6  # float32 entries: a clipped norm may exceed the bound by this 
         (3e38, 10_000),
     ],
 )
-@pytest.mark.parametrize("clip", [1e-3, 1.0, 1e4])
+@tabled("clip", [1e-3, 1.0, 1e4])
 def test_clip_bounds_the_norm_and_keeps_the_direction(size, d, clip, dtype):
     u = size * torch.from_numpy(chance.seed_tree(0).uniform(-1, 1, (2, d))).to(dtype)
     clipped = vectors.clip_l2(u, clip)
@@ -378,8 +377,8 @@ def test_a_row_too_long_for_a_float64_is_refused_and_not_made_zero():
 # ---- Hadamard transform
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [2**k for k in range(13)])
+@tabled("dtype", [torch.float32, torch.float64])
+@tabled("size", [2**k for k in range(13)])
 def test_the_transform_is_sylvesters_matrix(size, dtype):
     H = torch.from_numpy(linalg.hadamard(size)).to(dtype) / math.sqrt(size)
     x = torch.from_numpy(chance.seed_tree(0, size).standard_normal((3, size))).to(dtype)
@@ -392,9 +391,7 @@ def test_the_transform_is_sylvesters_matrix(size, dtype):
         torch.testing.assert_close(vectors.hadamard(size, dtype), H, **tight)
 
 
-@pytest.mark.parametrize(
-    "shape", [(0, 8), (2, 3, 16), (9, 2**13), (3, 2**17), (2**18,)]
-)
+@tabled("shape", [(0, 8), (2, 3, 16), (9, 2**13), (3, 2**17), (2**18,)])
 def test_any_batch_is_its_rows(shape):
     x = torch.from_numpy(chance.seed_tree(0).standard_normal(shape, dtype=np.float32))
     before, y = x.clone(), vectors.walsh_hadamard(x)

@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 from checkout import python
+from tables import tabled
 
 import dpcomm
 from dpcomm.core import help as shown
@@ -44,7 +45,7 @@ CASES = {
 }  # source -> rows
 
 
-@pytest.mark.parametrize("source, rows", CASES.values(), ids=CASES)
+@tabled("source, rows", CASES.values(), ids=CASES)
 def test_comments_go_with_what_they_stand_behind(source, rows):
     node = ast.parse(source).body[0]
     assert "|".join(shown.comments(source.splitlines(), node)) == rows
@@ -66,7 +67,7 @@ def test_a_function_is_described_by_its_signature():
     assert shown.described(eval("lambda x: x")).__doc__ is None, "nothing to read"
 
 
-@pytest.mark.parametrize(
+@tabled(
     "thing",
     [
         *(getattr(dpcomm, name) for name in ("mechanism", "simulate")),

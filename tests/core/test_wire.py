@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 from laws import drawn
+from tables import tabled
 
 from dpcomm.core import wire
 from dpcomm.core.chance import seed_tree
@@ -28,7 +29,7 @@ def test_packing_is_inverted_and_not_a_byte_too_long(data, bits, n):
     assert wire.unpack_bits(packed, bits, n).tolist() == values
 
 
-@pytest.mark.parametrize("bits", range(1, 33))
+@tabled("bits", range(1, 33))
 def test_extremes_fit_at_every_width(bits):
     values = [0, 2**bits - 1, 0, 2**bits - 1, 2 ** (bits - 1)]
     assert wire.unpack_bits(wire.pack_bits(values, bits), bits, 5).tolist() == values
@@ -56,7 +57,7 @@ def test_packing_refuses_impossible_widths(bits):
             call()
 
 
-@pytest.mark.parametrize("bits", range(1, 33))
+@tabled("bits", range(1, 33))
 def test_packing_is_the_bits_written_one_after_another(bits):
     "Nineteen values of every width as one long number, by Python's whole numbers."
     values = seed_tree(0, "pack", bits).integers(0, 2**bits, 19).tolist()
@@ -68,7 +69,7 @@ def test_packing_is_the_bits_written_one_after_another(bits):
     assert wire.unpack_bits(packed, bits, 19).dtype == np.int64
 
 
-@pytest.mark.parametrize("bits", range(1, 33))
+@tabled("bits", range(1, 33))
 def test_every_byte_of_a_group_is_touched(bits):
     spans = wire.bit_spans(bits)
     assert sorted({byte for _, byte, _ in spans}) == list(range(bits))

@@ -56,6 +56,7 @@ def one(tmp_path_factory):
     return read(folder)
 
 
+@pytest.mark.deep
 def test_a_killed_dask_worker_changes_no_number(one, tmp_path):
     distributed = extra("distributed")
     more = dict(dashboard_address=None, memory_limit=0, host="127.0.0.1")
@@ -78,6 +79,7 @@ def test_a_killed_dask_worker_changes_no_number(one, tmp_path):
     assert numbers(done.records) == read(tmp_path) == one
 
 
+@pytest.mark.deep
 def test_a_job_that_fails_under_dask_is_told_and_the_rest_is_done(tmp_path):
     extra("distributed")
     good = sweep.plan([dict(ASKED, seeds=(0,))])[0]
@@ -89,6 +91,7 @@ def test_a_job_that_fails_under_dask_is_told_and_the_rest_is_done(tmp_path):
     assert list(read(tmp_path)) == [(good.key, 0)]
 
 
+@pytest.mark.deep
 def test_submitit_on_this_machine_changes_no_number(one, tmp_path):
     extra("submitit")
     said = []
@@ -97,6 +100,7 @@ def test_submitit_on_this_machine_changes_no_number(one, tmp_path):
     assert numbers(done.records) == read(tmp_path) == one
 
 
+@pytest.mark.deep
 def test_a_job_that_fails_under_submitit_is_told_and_the_rest_is_done(tmp_path):
     extra("submitit")
     good = sweep.plan([dict(ASKED, seeds=(0,))])[0]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tables import tabled
 
 from dpcomm.experiments import dprec_gap
 from dpcomm.tasks import images
@@ -9,7 +10,7 @@ from dpcomm.tasks import images
 RUNS = {run.key: run for run in dprec_gap.grid("smoke")}
 
 
-@pytest.mark.parametrize("factor", dprec_gap.FACTORS)
+@tabled("factor", dprec_gap.FACTORS)
 def test_clients_differ_in_what_the_factor_names(factor):
     base, found = (dprec_gap.clients(name, "smoke") for name in ("base", factor))
     same = {

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tables import tabled
 
 from dpcomm.experiments import (
     dprec_ablations,
@@ -74,7 +75,7 @@ def test_a_sample_has_the_deviation_of_recs_prior():
     assert sample.bits(sum(SIZES)).content == 32 * sum(SIZES)
 
 
-@pytest.mark.parametrize("key", dprec_ablations.LINES)
+@tabled("key", dprec_ablations.LINES)
 def test_every_line_of_the_ablations_has_a_curve_of_its_name(key):
     s = dprec_ablations.settings("smoke")
     curve = dprec_lines.curve(s, key, 100, (40, 40, 20))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tables import tabled
 
 from dpcomm.experiments import dprec_mean, runs
 
@@ -24,9 +25,7 @@ def test_every_method_sends_one_bit_and_a_seed():
     assert dprec_mean.method("rec.unbiased").std == 0.1
 
 
-@pytest.mark.parametrize(
-    "key", ["sqkr", "rec.zero", "rec.good", "rec.unbiased", "rec.t0.4"]
-)
+@tabled("key", ["sqkr", "rec.zero", "rec.good", "rec.unbiased", "rec.t0.4"])
 def test_estimates_meet_their_closed_form(key):
     x = dprec_mean.vectors(0, **dprec_mean.settings("smoke"))
     found = [dprec_mean.estimate(key, x, seed) - x.mean(0) for seed in range(60)]

@@ -76,6 +76,9 @@ def engine_of(name: str) -> str:
 
 # Each notebook runs through papermill; one a trainer runs inline too, and is killed and resumed.
 TWINS = sorted({engine_of(name): name for name in reversed(NAMES)}.values())
+RUN = [
+    pytest.param(name, marks=[pytest.mark.deep] * (name not in TWINS)) for name in NAMES
+]
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +88,13 @@ def smoke(request, pool, tmp_path_factory):
         item.callspec.params.get("name")
         for item in request.session.items
         if item.module is request.module and hasattr(item, "callspec")
+    }
+
+    twins = {
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.module is request.module
+        and item.name.startswith(("test_inline", "test_kill_and_resume_gives"))
     }
 
     def one(name, *options):
@@ -97,7 +107,7 @@ def smoke(request, pool, tmp_path_factory):
         (name, way): pool.submit(one, name, *way)
         for name in NAMES
         if name in chosen
-        for way in [(), ("--inline",)][: 1 + (name in TWINS)]
+        for way in [(), ("--inline",)][: 1 + (name in twins)]
     }
 
 
@@ -109,7 +119,7 @@ def parted(printed: str) -> tuple[str, str]:
     return "\n".join(lines[:start]), "\n".join(lines[start:])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUN)
 def test_smoke_through_papermill(name, smoke):
     folder, done = smoke[name, ()].result()
     assert done.returncode == 0, done.stderr[-6000:]
@@ -138,6 +148,7 @@ def test_every_engine_has_a_twin():
     assert {engine_of(name) for name in TWINS} >= {*ENGINES} and len(TWINS) < 8
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", TWINS)
 def test_inline_computes_the_same(name, smoke):
     (through, _), (inline, done) = (
@@ -149,7 +160,7 @@ def test_inline_computes_the_same(name, smoke):
     assert not list(inline.glob("*.ipynb"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUN)
 def test_records_are_valid_and_of_the_paper(name, smoke):
     folder, _ = smoke[name, ()].result()
     (path,) = folder.glob("*/*.jsonl")
@@ -163,7 +174,7 @@ def test_records_are_valid_and_of_the_paper(name, smoke):
         assert all(key.startswith("ours.") for key in record.cells)
 
 
-def kill_when_saved(folder, *words, root=ROOT, seconds=120):
+def kill_when_saved(folder, *words, root=ROOT, seconds=1200):
     "Start a run, wait for its first checkpoint or record, and kill it with SIGKILL."
     env = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -176,7 +187,7 @@ def kill_when_saved(folder, *words, root=ROOT, seconds=120):
     stop = time.monotonic() + seconds
     while not [*folder.rglob("*.pt"), *folder.glob("*/*.jsonl")]:
         assert process.poll() is None and time.monotonic() < stop, (
-            "the run ended before it saved anything"
+            f"the run ended, or saved nothing in {seconds} s"
         )
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -205,6 +216,7 @@ def resumed(request, pool, smoke, tmp_path_factory):
     return {name: pool.submit(one, name) for name in TWINS if name in chosen}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", TWINS)
 def test_kill_and_resume_gives_the_same_result(name, smoke, resumed):
     killed, left, folder, done = resumed[name].result()
@@ -395,6 +407,7 @@ def test_max_seconds_is_reported_as_unfinished(toy, tmp_path, way):
     assert result(tmp_path, "toy-run")["toy", 0]["notes"] == ["2 calls"]
 
 
+@pytest.mark.deep
 def test_kill_and_resume_of_the_toy(toy, tmp_path):
     words = ["run", "toy-run", "--inline", "-p", "rounds=60"]
     assert (

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pytest
+from tables import tabled
 
 from dpcomm.experiments import runner, runs
 from dpcomm.experiments.runs import Run
@@ -687,7 +688,7 @@ def costs_told_twice(row) -> set:
     return found
 
 
-@pytest.mark.parametrize("name, scale", GRIDS)
+@tabled("name, scale", GRIDS)
 def test_committed_records_fit_the_grid(name, scale):
     grid = {run.key: run for run in runs.find(name).grid(scale)}
     for (key, _), row in standing(name, scale).items():
@@ -700,7 +701,7 @@ def test_committed_records_fit_the_grid(name, scale):
         assert row["trained"] == grid[key].trains, key
 
 
-@pytest.mark.parametrize("name, scale", GRIDS)
+@tabled("name, scale", GRIDS)
 def test_grids_name_cells_of_their_paper_and_runs_that_are_planned(name, scale):
     experiment = runs.find(name)
     grid, known = (
@@ -739,7 +740,7 @@ def left_minutes(name, scale) -> float:
     return total
 
 
-@pytest.mark.parametrize("name", DONE)
+@tabled("name", DONE)
 def test_the_status_of_an_experiment_is_counted_from_its_records(name):
     have, t = standing(name, "full"), runs.status(name)
     grid = runs.find(name).grid("full")
@@ -805,7 +806,7 @@ def test_the_overview_adds_up(those_with_a_module):
         )
 
 
-@pytest.mark.parametrize("name", DONE)
+@tabled("name", DONE)
 def test_the_smoke_scale_of_an_experiment_needs_no_download(name):
     grid = runs.find(name).grid("smoke")
     assert {d for run in grid for d in run.data} == set()

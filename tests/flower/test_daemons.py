@@ -22,9 +22,9 @@ from dpcomm.core.chance import Insecure, derive, seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.training import federated, models
 
-pytestmark = pytest.mark.flower
+pytestmark = [pytest.mark.flower, pytest.mark.deep]
 HERE = Path(__file__).parent
-LIMIT = 420  # seconds for the whole session; 150 where cores are idle
+LIMIT = 1500  # seconds for the whole session; 150 where cores are idle
 
 
 def alone():

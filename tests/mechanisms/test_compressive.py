@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws import ALARM, drawn, radius
 from scipy import optimize, stats
+from tables import tabled
 
 from dpcomm.core import wire
 from dpcomm.core.chance import Insecure, seed_tree
@@ -139,7 +140,7 @@ def test_chunks_have_a_length_that_transforms_fast():
 # ---- transform and measurement
 
 
-@pytest.mark.parametrize("d, length", [(1, 1), (5, 5), (12, 4), (13, 4), (7, 3)])
+@tabled("d, length", [(1, 1), (5, 5), (12, 4), (13, 4), (7, 3)])
 def test_the_transform_is_the_cosine_matrix_of_every_chunk(d, length):
     x, out = rows(3, d), []
     for i in range(0, d, length):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tables import tabled
 
 from dpcomm.mechanisms import contract, distributed_noise, on_ring
 from dpcomm.mechanisms.ddgauss import DDGauss
@@ -11,7 +12,7 @@ from dpcomm.mechanisms.vqsgd import VqSgd
 from dpcomm.privacy.accounting import gaussian_guarantee, rdp_gaussian
 
 
-@pytest.mark.parametrize(
+@tabled(
     "allowed, good, kept, bad",
     [
         ("(0, 1]", 1, 1.0, 0),

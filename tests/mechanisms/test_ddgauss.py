@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from laws import radius
+from tables import tabled
 
 from dpcomm.core import vectors as vectors_module
 from dpcomm.core import wire
@@ -35,8 +36,8 @@ def vectors(n, d, norm, *path):
 # ---- settings and grid
 
 
-@pytest.mark.parametrize("d", DIMENSIONS)
-@pytest.mark.parametrize("bits, n", [(8, 4), (16, 100), (20, 1000)])
+@tabled("d", DIMENSIONS)
+@tabled("bits, n", [(8, 4), (16, 100), (20, 1000)])
 def test_the_grid_solves_its_equation(d, bits, n):
     m = DDGauss(1.5, 0.8, n, bits, tolerance=0.25)
     gamma, D = m.step(d), ddgauss.padded(d)
@@ -53,7 +54,7 @@ def test_a_ring_that_rounding_fills_is_refused():
     assert DDGauss(1.0, 1.0, 100, 6).ring_bits == 6
 
 
-@pytest.mark.parametrize(
+@tabled(
     "tolerance, n, left",
     [
         (0.0, 10, 10),
@@ -73,7 +74,7 @@ def test_honest_shares_keep_the_promise(tolerance, n, left):
 # ---- shares and sums
 
 
-@pytest.mark.parametrize("d", DIMENSIONS)
+@tabled("d", DIMENSIONS)
 def test_a_sum_of_shares_is_the_sum_of_vectors_and_noise(d):
     """Mean and variance of 3,000 sums in the ring; central-limit radii with the fourth
     moment measured.
@@ -195,7 +196,7 @@ def divergence(a, b, alpha):
 GRID = [(variance, n) for variance in (0.25, 0.3, 0.5, 1.0) for n in (2, 3, 7)]
 
 
-@pytest.mark.parametrize("variance, n", GRID)
+@tabled("variance, n", GRID)
 def test_lemma_1(variance, n):
     (z, p), (_, q) = law(variance, n), law(variance * n, 1)
     near = np.abs(z) < 12 * math.sqrt(n * variance)
@@ -217,7 +218,7 @@ def test_lemma_1_is_nearly_met():
     assert np.ptp(np.log(p[near] / q[near])) > 0.99 * ddgauss.omega(0.25, 2)
 
 
-@pytest.mark.parametrize("variance, n", GRID)
+@tabled("variance, n", GRID)
 def test_lemma_2_and_the_concentrated_form(variance, n):
     p = law(variance, n)[1]
     for x in (1, 2, 5):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from laws import ALARM
+from tables import tabled
 
 from dpcomm.core.chance import Insecure, normal, private_stream, seed_tree
 from dpcomm.core.vectors import clip_l2
@@ -45,8 +46,8 @@ def adversarial(d):
     return torch.from_numpy(np.array(rows).astype(np.float32))
 
 
-@pytest.mark.parametrize("clip", [0.1, 1 / 3, 1.0, 0.0123456789, 7e5])
-@pytest.mark.parametrize("d", [2, 5, 1000])
+@tabled("clip", [0.1, 1 / 3, 1.0, 0.0123456789, 7e5])
+@tabled("d", [2, 5, 1000])
 def test_no_row_is_longer_than_the_clip_by_a_single_bit(clip, d):
     scale = distributed_noise.grid(clip, 1.0, 1)
     z = ring.clip_to_grid(adversarial(d), clip, scale)
@@ -189,7 +190,7 @@ def law(steps, shift, wide):
     return p / p.sum()
 
 
-@pytest.mark.parametrize(
+@tabled(
     "sigma, steps", [(0.3, 2.0), (0.5, 9.0), (1.0, 40.0), (2.0, 1000.0), (5.0, 2e4)]
 )
 def test_enumerated_discrete_noise_keeps_every_claim(sigma, steps):
@@ -310,8 +311,8 @@ def test_the_lowest_bit_of_a_row():
     assert games.lowest_bit(rows).tolist() == [min(map(exponent, row)) for row in rows]
 
 
-@pytest.mark.parametrize("sigma", [1.0, 4.0])
-@pytest.mark.parametrize(
+@tabled("sigma", [1.0, 4.0])
+@tabled(
     "make, relation",
     [
         (Gaussian, "add-remove"),
@@ -366,7 +367,7 @@ PRIVATE = [
 ]
 
 
-@pytest.mark.parametrize("name", PRIVATE)
+@tabled("name", PRIVATE)
 def test_the_messages_of_every_other_mechanism_stand(name):
     m = next(
         m

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES as VARIANTS
+from tables import tabled
 
 from dpcomm.core.chance import Insecure, seed_tree
 from dpcomm.core.wire import FRAME, VERSION, BadMessage, parse_message
@@ -34,21 +35,21 @@ def test_every_variant_has_golden_bytes():
     assert GOLDEN.keys() == CASES.keys() and len(GOLDEN) > 20
 
 
-@pytest.mark.parametrize("label", GOLDEN)
+@tabled("label", GOLDEN)
 def test_golden_bytes_decode_to_what_they_meant(label):
     data, meant = bytes.fromhex(GOLDEN[label]["bytes"]), GOLDEN[label]["meant"]
     np.testing.assert_allclose(decoded(label, data), meant, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("label", GOLDEN)
+@tabled("label", GOLDEN)
 def test_a_new_message_has_the_golden_frame_and_length(label):
     old, new = bytes.fromhex(GOLDEN[label]["bytes"]), encoded(label)
     head = slice(0, FRAME.size + old[3])
     assert len(old) == len(new) and old[head] == new[head]
 
 
-@pytest.mark.parametrize("label", GOLDEN)
-@pytest.mark.parametrize("version", [0, VERSION + 1, 255])
+@tabled("label", GOLDEN)
+@tabled("version", [0, VERSION + 1, 255])
 def test_an_unknown_version_is_refused(label, version):
     data = bytearray.fromhex(GOLDEN[label]["bytes"])
     data[2] = version

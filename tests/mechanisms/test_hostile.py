@@ -1,6 +1,6 @@
 """Messages from someone who tries: fuzzed frames and payloads, sizes that were never agreed,
 keys that can be guessed. A thousand messages a mechanism here;
-`pytest tests/mechanisms/test_hostile.py --fuzz 100000` sends as many as one likes.
+`pytest --all tests/mechanisms/test_hostile.py --fuzz 100000` sends as many as one likes.
 """
 
 import dataclasses
@@ -8,7 +8,6 @@ import math
 import os
 import resource
 import struct
-import time
 import tracemalloc
 import zlib
 
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from tables import tabled
 from test_conformance import ALL, CASES, is_random, vector
 
 from dpcomm.core import chance, wire
@@ -106,6 +106,7 @@ def outcome(mechanism, data: bytes):
         return None
 
 
+@pytest.mark.deep
 @each
 def test_fuzzed_messages_are_refused_or_decoded(case, request):
     mechanism, plays = case.make(D), request.config.getoption("--fuzz")
@@ -130,24 +131,23 @@ def test_fuzzed_messages_are_refused_or_decoded(case, request):
 # ---- a small message never costs much
 
 
-@pytest.mark.parametrize("d", [0, 1, 11, 13, 5 * 10**7, 2**31, 2**32 - 1])
 @each
+@tabled("d", [0, 1, 11, 13, 5 * 10**7, 2**31, 2**32 - 1])
 def test_a_vector_that_was_not_agreed_on_is_refused_before_any_work(case, d):
-    "In time and memory of the message, forty bytes, not of the vector it announces."
+    "In memory of the message, forty bytes, not of the vector it announces."
     mechanism = case.make(D)
     data = dataclasses.replace(
         mechanism.encode(vector(D, 0.8), Insecure(1)), d=d
     ).to_bytes()
     tracemalloc.start()
-    start = time.process_time()
     with pytest.raises(wire.BadMessage, match=f"about {d} entries; {D} are expected"):
         wire.Message.from_bytes(data, D)
-    spent, (_, peak) = time.process_time() - start, tracemalloc.get_traced_memory()
+    _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 100_000 and spent < 0.1
+    assert peak < 100_000
 
 
-@pytest.mark.parametrize("case", FIRST)
+@tabled("case", FIRST)
 def test_a_decoder_of_a_large_vector_refuses_a_short_payload_early(case):
     """The receiver agreed on a million entries: a payload that cannot hold them costs
     less than the vector.
@@ -167,7 +167,7 @@ def test_a_decoder_of_a_large_vector_refuses_a_short_payload_early(case):
     )
 
 
-@pytest.mark.parametrize("d", [0, -1, 2**32, 1.5, None, "7"])
+@tabled("d", [0, -1, 2**32, 1.5, None, "7"])
 def test_a_receiver_must_know_how_long_a_vector_it_expects(d):
     data = VqSgd(1.0, 2.0).encode(torch.ones(3)).to_bytes()
     with pytest.raises(ValueError, match="d is"):
@@ -202,8 +202,8 @@ def test_floats_that_spoil_a_sum_are_refused(value):
     assert wire.finite_floats(np.float32([1.0, -2.5]).tobytes()).tolist() == [1.0, -2.5]
 
 
-@pytest.mark.parametrize("cohort", [-2, 0, np.nan, np.inf, None, "10"])
 @each
+@tabled("cohort", [-2, 0, np.nan, np.inf, None, "10"])
 def test_no_sum_is_divided_by_nonsense(case, cohort):
     mechanism = case.make(3)
     with pytest.raises(ValueError, match="cohort is"):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from laws import ALARM, count_bounds, fit, radius
 from scipy.special import expit, logsumexp
+from tables import tabled
 
 from dpcomm.core import wire
 from dpcomm.core.chance import Insecure, seed_tree
@@ -58,7 +59,7 @@ def renyi(a, p, q):
 # ---- closed form
 
 
-@pytest.mark.parametrize("eps", [1e-9, 1e-3, 0.5, 1, 3.0, 30.0, 700.0])
+@tabled("eps", [1e-9, 1e-3, 0.5, 1, 3.0, 30.0, 700.0])
 def test_the_closed_form_is_unbiased_private_and_as_informative_as_privacy_allows(eps):
     p, (low, high), M = closed_form(eps)
     assert low < 0 < 1 <= high and M == eps**2
@@ -70,7 +71,7 @@ def test_the_closed_form_is_unbiased_private_and_as_informative_as_privacy_allow
     assert np.array_equal(p(np.array([[0.5, 0.5]])), np.array([[0.5, 0.5]]))
 
 
-@pytest.mark.parametrize("bad", [0, -1.0, math.nan, math.inf, 700.1, "1"])
+@tabled("bad", [0, -1.0, math.nan, math.inf, 700.1, "1"])
 def test_an_epsilon_without_a_closed_form_is_refused(bad):
     for call in (closed_form, lambda eps: Imvu(1.0, eps)):
         with pytest.raises(ValueError, match="eps is"):
@@ -78,8 +79,8 @@ def test_an_epsilon_without_a_closed_form_is_refused(bad):
     assert imvu.EPS == "(0, 700]"
 
 
-@pytest.mark.parametrize("eps", [0.1, 1.0, 8.0])
-@pytest.mark.parametrize("bits", [1, 2, 4])
+@tabled("eps", [0.1, 1.0, 8.0])
+@tabled("bits", [1, 2, 4])
 def test_the_solver_finds_the_closed_form_for_every_budget(eps, bits):
     table = mvu.solve(eps, n_inputs=2, n_outputs=2**bits)
     p, alphabet, M = closed_form(eps)
@@ -111,7 +112,7 @@ def test_the_rows_stand_at_zero_and_one():
         )
 
 
-@pytest.mark.parametrize("i", range(20))
+@tabled("i", range(20))
 def test_information_is_the_mean_square_of_the_score(i):
     rng = seed_tree(0, "score", i)
     table = random_rows(rng, int(rng.integers(2, 7)), bool(i % 2))
@@ -121,7 +122,7 @@ def test_information_is_the_mean_square_of_the_score(i):
     assert math.isclose(pmf(x, table) @ score**2, fisher(x, table), rel_tol=1e-5)
 
 
-@pytest.mark.parametrize("i", range(24))
+@tabled("i", range(24))
 def test_the_supremum_is_certified(i):
     """At least every value on a fine grid, at most a trifle more; both brackets hold
     all larger values.
@@ -196,7 +197,7 @@ def test_a_table_without_a_line_is_refused(table, words):
 # ---- divergences
 
 
-@pytest.mark.parametrize("i", range(30))
+@tabled("i", range(30))
 def test_the_fisher_bound_holds_over_all_reals_and_for_every_table(i):
     rng = seed_tree(0, "bound", i)
     table = random_rows(rng, int(rng.integers(2, 7)), bool(i % 2))
@@ -222,8 +223,8 @@ def coin_divergence(a, x, y):
     return sum(renyi(a, expit([v, -v]), expit([w, -w])) for v, w in zip(x, y))
 
 
-@pytest.mark.parametrize("relation", imvu.RELATIONS)
-@pytest.mark.parametrize("i", range(60))
+@tabled("relation", imvu.RELATIONS)
+@tabled("i", range(60))
 def test_no_pair_of_the_ball_is_farther_than_the_even_one(relation, i):
     rng = seed_tree(0, "worst", relation, i)
     d = int(rng.integers(1, 9))
@@ -278,7 +279,7 @@ def hockey_stick(eps, x, y):
     return np.maximum(p - math.exp(eps) * q, 0).sum()
 
 
-@pytest.mark.parametrize("i", range(40))
+@tabled("i", range(40))
 def test_a_gaussian_of_multiplier_1_596_over_kappa_dominates(i):
     rng = seed_tree(0, "dominates", i)
     d, kappa = int(rng.integers(1, 7)), 10 ** rng.uniform(-1.5, 1)
@@ -303,9 +304,7 @@ def test_the_gaussian_of_equal_renyi_curve_does_not_dominate():
 # ---- coins
 
 
-@pytest.mark.parametrize(
-    "p", [0.5, 0.25, 1 / 3, 1e-3, 2.0**-16, 1e-5, 1 - 2.0**-16, 1 - 1e-5]
-)
+@tabled("p", [0.5, 0.25, 1 / 3, 1e-3, 2.0**-16, 1e-5, 1 - 2.0**-16, 1 - 1e-5])
 def test_coins_come_up_as_often_as_they_should(p):
     "Probabilities on the edge of a cell of the first sixteen bits, and far below it."
     n = 3_000_000
@@ -332,8 +331,8 @@ class Cells:
         return self.fine.random(shape)
 
 
-@pytest.mark.parametrize("cell", [0, 1, 1000, 2**15, 2**16 - 2, 2**16 - 1])
-@pytest.mark.parametrize("part", [0.0, 0.04, 0.3, 0.97, 1.0])
+@tabled("cell", [0, 1, 1000, 2**15, 2**16 - 2, 2**16 - 1])
+@tabled("part", [0.0, 0.04, 0.3, 0.97, 1.0])
 def test_coins_whose_first_bits_do_not_decide_are_exact(cell, part):
     """All uniforms in one cell, the probability at a known point of it: the share of
     heads is that point.
@@ -391,8 +390,8 @@ MECHANISMS = {
 }
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS.values(), ids=MECHANISMS)
-@pytest.mark.parametrize("n, d", [(1, 1), (70_000, 2), (3, 60_000), (200, 700), (0, 5)])
+@tabled("mechanism", MECHANISMS.values(), ids=MECHANISMS)
+@tabled("n, d", [(1, 1), (70_000, 2), (3, 60_000), (200, 700), (0, 5)])
 def test_the_sum_is_the_sum_of_the_rows(mechanism, n, d):
     u = torch.from_numpy(
         seed_tree(0, "u", n, d).standard_normal((n, d), dtype=np.float32)

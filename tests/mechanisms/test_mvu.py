@@ -14,6 +14,7 @@ import pytest
 import torch
 from laws import ALARM, fit, radius
 from scipy.optimize import linprog
+from tables import tabled
 
 from dpcomm.core import wire
 from dpcomm.core.chance import Insecure, seed_tree
@@ -98,7 +99,7 @@ def test_a_table_knows_its_inputs_and_variance():
     assert table.inputs.tolist() == [0, 1] and table.variance == pytest.approx(0.75)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "change, match",
     [
         (dict(alphabet=(1.5, -0.5)), "alphabet is .*sort it"),
@@ -126,8 +127,8 @@ def test_a_table_that_is_not_one_is_refused(change, match):
         Table(**GOOD | change)
 
 
-@pytest.mark.parametrize("constraint", mvu.CONSTRAINTS)
-@pytest.mark.parametrize("eps", [1e-5, 0.3, 1.0, 30.0, 700.0])
+@tabled("constraint", mvu.CONSTRAINTS)
+@tabled("eps", [1e-5, 0.3, 1.0, 30.0, 700.0])
 def test_two_symbols_are_a_table_for_any_number_of_inputs(eps, constraint):
     for n in (2, 3, 17, 512):
         table = two_symbols(eps, n, constraint)
@@ -253,8 +254,8 @@ def test_the_certificate_lies_below_every_private_table(constraint):
     assert min(values) < math.inf and least < min(values)
 
 
-@pytest.mark.parametrize("constraint", mvu.CONSTRAINTS)
-@pytest.mark.parametrize("eps, variance", [(0.05, 400.0), (30.0, 0.0), (700.0, 0.0)])
+@tabled("constraint", mvu.CONSTRAINTS)
+@tabled("eps, variance", [(0.05, 400.0), (30.0, 0.0), (700.0, 0.0)])
 def test_the_solver_holds_at_both_ends(eps, variance, constraint):
     table = solve(eps, 3, 4, constraint)
     verify(table)
@@ -272,7 +273,7 @@ def test_symbols_are_merged_by_weight():
     )
 
 
-@pytest.mark.parametrize(
+@tabled(
     "arguments, name",
     [
         ((0.0,), "eps"),
@@ -498,8 +499,8 @@ def pairs(m, relation, d, n=4000):
     ]
 
 
-@pytest.mark.parametrize("m", [TWO, FOUR, FIVE, TINY, METRIC, ODD], ids=str)
-@pytest.mark.parametrize("relation", ["zero-out", "replace"])
+@tabled("m", [TWO, FOUR, FIVE, TINY, METRIC, ODD], ids=str)
+@tabled("relation", ["zero-out", "replace"])
 def test_no_pair_in_the_ball_exceeds_the_curve(m, relation):
     orders = (1.2, 2.0, 7.5, 60.0, 3000.0)
     any_d = renyi_curve(m, relation, "mixture", orders=orders)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws import ALARM, count_bounds, drawn, fit, radius
 from scipy import stats
+from tables import tabled
 
 from dpcomm.core.chance import Insecure, derive, seed_tree
 from dpcomm.mechanisms import pm
@@ -52,8 +53,8 @@ def test_the_window_fits(t, eps):
     )
 
 
-@pytest.mark.parametrize("eps", [0.1, 1.0, 2.5, 10.0, 30.0])
-@pytest.mark.parametrize("t", [-1.0, -0.4, 0.0, 0.7, 1.0])
+@tabled("eps", [0.1, 1.0, 2.5, 10.0, 30.0])
+@tabled("t", [-1.0, -0.4, 0.0, 0.7, 1.0])
 def test_density_has_mass_one_mean_t_and_the_declared_variance(t, eps):
     assert moment(t, eps, 0) == pytest.approx(1, rel=1e-9)
     assert moment(t, eps, 1) == pytest.approx(t, abs=1e-9 * pm.half_width(eps) ** 2)
@@ -69,7 +70,7 @@ def test_no_answer_is_likelier_than_epsilon_allows(t, s, place, eps):
     assert abs(pm.density(y, t, eps) - pm.density(y, s, eps)) <= eps * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("eps", [0.01, 1.0, 2.5, 80.0, 1400.0])
+@tabled("eps", [0.01, 1.0, 2.5, 80.0, 1400.0])
 def test_the_ratio_reaches_epsilon_and_nothing_lies_beyond(eps):
     y = pm.half_width(eps)
     assert pm.density(y, 1.0, eps) - pm.density(y, -1.0, eps) == pytest.approx(
@@ -81,9 +82,7 @@ def test_the_ratio_reaches_epsilon_and_nothing_lies_beyond(eps):
     )
 
 
-@pytest.mark.parametrize(
-    "t, eps", [(0.0, 0.5), (0.3, 1.0), (-1.0, 2.5), (0.9, 4.0), (1.0, 8.0)]
-)
+@tabled("t, eps", [(0.0, 0.5), (0.3, 1.0), (-1.0, 2.5), (0.9, 4.0), (1.0, 8.0)])
 def test_answers_follow_the_density(t, eps):
     n = 40_000
     y = pm.perturb(np.full(n, t), eps, seed_tree(0, "density", str(t)).random((2, n)))
@@ -160,7 +159,7 @@ def test_two_and_a_half_is_best_in_the_worst_case():
 # ---- coordinates and answers of a vector
 
 
-@pytest.mark.parametrize(
+@tabled(
     "eps, count, d, sent",
     [
         (1.0, None, 10, 1),
@@ -405,7 +404,7 @@ SPLITS = [
 ]
 
 
-@pytest.mark.parametrize("eps, count", SPLITS)
+@tabled("eps, count", SPLITS)
 def test_a_cell_is_at_most_e_eps_times_as_likely_as_another(eps, count):
     "By fractions; the exponential to 300 bits, from its own series."
     width, outside, wide = pm.cells(eps, count)

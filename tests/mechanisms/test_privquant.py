@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from laws import ALARM, fit, radius
+from tables import tabled
 
 from dpcomm.core import wire
 from dpcomm.core.chance import Insecure, seed_tree
@@ -55,7 +56,7 @@ def test_a_sum_of_numbers_is_a_sum_of_levels(count):
     np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("K", [2, 3, 4, 16, 127])
+@tabled("K", [2, 3, 4, 16, 127])
 def test_levels_are_equally_spaced_and_sum_to_zero(K):
     B = privquant.levels(3.0, K)
     assert len(B) == K and B[0] == -3 and B[-1] == 3 and abs(B.sum()) < 1e-12
@@ -128,7 +129,7 @@ def test_float32_rounding_at_the_bound_is_forgiven():
         )
 
 
-@pytest.mark.parametrize("K", [1, 0, -3, 2.0, 2.5, privquant.MAX_LEVELS + 1, True])
+@tabled("K", [1, 0, -3, 2.0, 2.5, privquant.MAX_LEVELS + 1, True])
 def test_wrong_numbers_of_levels_are_refused(K):
     for call in (
         lambda: privquant.levels(1.0, K),
@@ -142,7 +143,7 @@ def test_wrong_numbers_of_levels_are_refused(K):
 # ---- thresholds
 
 
-@pytest.mark.parametrize("d, K", [(1, 2), (2, 3), (7, 2), (40, 5), (60, 16)])
+@tabled("d, K", [(1, 2), (2, 3), (7, 2), (40, 5), (60, 16)])
 def test_sums_against_whole_numbers(d, K):
     b, tails = exact(d, K), privquant.tails(d, K)
     assert isinstance(tails, Tails) and sum(b) == K**d
@@ -159,7 +160,7 @@ def test_sums_against_whole_numbers(d, K):
     assert (np.diff(tails.ratio) > 0).all()
 
 
-@pytest.mark.parametrize(
+@tabled(
     "d, K, eps",
     [
         (d, K, eps)
@@ -167,7 +168,7 @@ def test_sums_against_whole_numbers(d, K):
         for eps in (1.3, 4.0, 11.5, 30.0)
     ],
 )
-@pytest.mark.parametrize("kappa_min", [None, 0])
+@tabled("kappa_min", [None, 0])
 def test_the_paper_s_rule_takes_the_largest_margin(d, K, eps, kappa_min):
     "Every kappa tried: log S0/S1 <= .9 eps, and the whole sum positive."
     b = exact(d, K)
@@ -207,7 +208,7 @@ def test_settings_of_the_paper():
             calibrate(d, 16, eps, kappa_min=0)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "d, K, kappa_min",
     [
         (2, 2, None),
@@ -392,7 +393,7 @@ def test_long_messages_have_the_right_matches():
     )
 
 
-@pytest.mark.parametrize("d", [1, 5, privquant.SHORT, privquant.SHORT + 1, 500])
+@tabled("d", [1, 5, privquant.SHORT, privquant.SHORT + 1, 500])
 def test_the_smallest_keys_are_chosen(d):
     keys = seed_tree(0, "keys", d).random((6, d))
     counts = np.array([0, 1, d // 2, max(d - 1, 0), d, d // 3])
@@ -441,9 +442,7 @@ def test_a_calibration_is_for_one_dimension():
         privquant.randomise(np.zeros((1, 3), int), calibrate(4, 4, 3.0), seed_tree(0))
 
 
-@pytest.mark.parametrize(
-    "K, bits", [(2, 1), (3, 2), (4, 2), (5, 3), (16, 4), (17, 5), (128, 7)]
-)
+@tabled("K, bits", [(2, 1), (3, 2), (4, 2), (5, 3), (16, 4), (17, 5), (128, 7)])
 def test_a_level_takes_log_k_bits(K, bits):
     numbers = seed_tree(0, "numbers", K).integers(K, size=101)
     data = privquant.pack(numbers, K)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws import ALARM, count_bounds, drawn, radius
 from scipy import integrate, stats
+from tables import tabled
 
 from dpcomm.core.chance import Insecure, seed_tree
 from dpcomm.core.wire import Message, pack_bits
@@ -312,7 +313,7 @@ def test_scores_add_up_over_rounds_and_mix_under_sampling():
 # ---- what survives of an update
 
 
-@pytest.mark.parametrize(
+@tabled(
     "m, d, expected",
     [
         (Quantised(1.0, 1.0), LENET, 0.2313),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from laws import ALARM, fit, radius, same_law
 from scipy import special, stats
+from tables import tabled
 from test_conformance import directions
 
 from dpcomm.core.chance import Insecure, derive, seed_tree
@@ -472,8 +473,8 @@ def test_one_of_many_candidates_is_nearly_the_gaussian():
 # ---- closed forms
 
 
-@pytest.mark.parametrize("order", [2, 3])
-@pytest.mark.parametrize(
+@tabled("order", [2, 3])
+@tabled(
     "s, n_candidates",
     [(0.3, 2), (1.0, 16), (1.0, 128), (3.0, 2), (3.0, 16), (6.0, 128)],
 )
@@ -493,7 +494,7 @@ def test_selection_moments_against_brute_force(s, n_candidates, order):
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-@pytest.mark.parametrize(
+@tabled(
     "s, n_candidates",
     [
         *(
@@ -591,7 +592,7 @@ STATED = [  # task, c, N, B, T, bits of a message, stated epsilon
 ]
 
 
-@pytest.mark.parametrize("task, c, n_clients, cohort, rounds, bits, stated", STATED)
+@tabled("task, c, n_clients, cohort, rounds, bits, stated", STATED)
 def test_the_stated_epsilons_are_reproduced(
     task, c, n_clients, cohort, rounds, bits, stated
 ):

@@ -14,6 +14,7 @@ import torch
 from laws import ALARM, count_bounds, fit
 from scipy import stats
 from scipy.optimize import minimize
+from tables import tabled
 
 from dpcomm.core.chance import Insecure, seed_tree
 from dpcomm.mechanisms import signsgd
@@ -153,9 +154,7 @@ def test_messages_are_packed_signs():
 # ---- numbers that keep their digits
 
 
-@pytest.mark.parametrize(
-    "y", ["0", "1e-150", "1e-8", "0.3", "0.9999999", "1", "1.0000001", "40", "1e5"]
-)
+@tabled("y", ["0", "1e-150", "1e-8", "0.3", "0.9999999", "1", "1.0000001", "40", "1e5"])
 def test_log_cosh_keeps_its_digits(y):
     with decimal.localcontext(prec=330):
         x = decimal.Decimal(float(y))
@@ -187,8 +186,8 @@ def test_the_half_logit_keeps_its_digits():
 # ---- the theorem
 
 
-@pytest.mark.parametrize("relation, scale", [("zero-out", 1), ("replace", 4)])
-@pytest.mark.parametrize("order", [2.0, 2.5, 7.0, 100.0])
+@tabled("relation, scale", [("zero-out", 1), ("replace", 4)])
+@tabled("order", [2.0, 2.5, 7.0, 100.0])
 def test_the_worst_vector_has_the_declared_divergence(order, relation, scale):
     for d, sigma in itertools.product((1, 2, 17, 1000), (0.2, 1.0, 6.0)):
         v = np.full(d, 1 / (sigma * math.sqrt(d)))
@@ -200,8 +199,8 @@ def test_the_worst_vector_has_the_declared_divergence(order, relation, scale):
         assert found <= scale * order / (math.pi * sigma**2) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("order", [2.0, 3.0, 30.0])
-@pytest.mark.parametrize("sigma", [0.15, 0.6, 3.0])
+@tabled("order", [2.0, 3.0, 30.0])
+@tabled("sigma", [0.15, 0.6, 3.0])
 def test_no_random_pair_exceeds_the_theorem(order, sigma):
     rng = seed_tree(0, "pairs", int(order), int(100 * sigma))
     for d in (1, 2, 5):
@@ -385,10 +384,8 @@ def test_the_note_names_the_dimension_and_the_unit_is_the_callers():
     }
 
 
-@pytest.mark.parametrize("relation", signsgd.RELATIONS)
-@pytest.mark.parametrize(
-    "d, rounds, sigma", [(1, 1, 0.4), (1, 5, 1.0), (300, 1, 1.0), (300, 1, 5.0)]
-)
+@tabled("relation", signsgd.RELATIONS)
+@tabled("d, rounds, sigma", [(1, 1, 0.4), (1, 5, 1.0), (300, 1, 1.0), (300, 1, 5.0)])
 def test_the_enumerated_loss_of_the_worst_vector_stays_below_the_claim(
     d, rounds, sigma, relation
 ):

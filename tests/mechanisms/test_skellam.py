@@ -19,6 +19,7 @@ from laws import ALARM, drawn, fit, radius, same_law
 from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import ive, logsumexp
+from tables import tabled
 
 from dpcomm.core import wire
 from dpcomm.core.chance import Insecure, seed_tree
@@ -77,8 +78,8 @@ def poisson_fit(x, mu, cells=60):
 # ---- counts
 
 
-@pytest.mark.parametrize("mu", MEANS, ids=str)
-@pytest.mark.parametrize("bits", [8, 64, 128])
+@tabled("mu", MEANS, ids=str)
+@tabled("bits", [8, 64, 128])
 def test_thresholds_are_the_first_bits_of_the_cumulative_law(mu, bits):
     start, found = poisson_module.thresholds(mu, bits)
     truth = decimals(mu)
@@ -89,7 +90,7 @@ def test_thresholds_are_the_first_bits_of_the_cumulative_law(mu, bits):
     assert found[-1] == 2**bits - 1 or len(found) == 1
 
 
-@pytest.mark.parametrize("mu", MEANS, ids=str)
+@tabled("mu", MEANS, ids=str)
 def test_partial_sums_of_weights_are_low_by_at_most_the_bound(mu):
     """Against the same recursion with 200 more bits, whose own bound is far below one
     unit.
@@ -106,8 +107,8 @@ def test_partial_sums_of_weights_are_low_by_at_most_the_bound(mu):
     )
 
 
-@pytest.mark.parametrize("bits", [1, 3, 6, 10, 64])
-@pytest.mark.parametrize(
+@tabled("bits", [1, 3, 6, 10, 64])
+@tabled(
     "mu", [Fraction(1, 3), Fraction(5, 2), Fraction(40), Fraction(1000, 7)], ids=str
 )
 def test_counts_are_poisson_however_short_the_words(mu, bits):
@@ -312,7 +313,7 @@ def test_both_samplers_have_one_law_where_they_meet():
     )
 
 
-@pytest.mark.parametrize(
+@tabled(
     "mu",
     [1e-3, Fraction(1, 3), 2.5, 300, 10**5, 2**25, 2**25 + 1, 1e12, 2**58],
     ids=str,
@@ -394,7 +395,7 @@ def test_draws_come_from_the_stream_alone():
     assert skellam(1e-300, 1000, seed_tree(0)).tolist() == [0] * 1000
 
 
-@pytest.mark.parametrize("mu", [-1, math.nan, math.inf, "many", None, 2**58 + 1])
+@tabled("mu", [-1, math.nan, math.inf, "many", None, 2**58 + 1])
 def test_means_out_of_range_are_refused(mu):
     with pytest.raises(ValueError, match="mu is .*0 to 2\\^58"):
         poisson(mu, 3, seed_tree(0))
@@ -433,7 +434,7 @@ def test_the_bessel_law_is_the_difference_of_two_counts():
         )
 
 
-@pytest.mark.parametrize("mu", [0.05, 0.3, 1.0, 4.0, 30.0, 300.0, 3000.0])
+@tabled("mu", [0.05, 0.3, 1.0, 4.0, 30.0, 300.0, 3000.0])
 def test_the_bound_is_above_the_exact_divergence(mu):
     "In one dimension, and in several, where divergences of the coordinates add up."
     orders = np.array([2, 3, 5, 8, 16, 32])

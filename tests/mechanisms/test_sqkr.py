@@ -12,6 +12,7 @@ import pytest
 import torch
 from laws import ALARM, count_bounds, fit, radius
 from scipy import linalg
+from tables import tabled
 
 from dpcomm import cli
 from dpcomm.core import chance, vectors, wire
@@ -37,7 +38,7 @@ def matrix(f, d):
 # ---- frame
 
 
-@pytest.mark.parametrize("d", SIZES)
+@tabled("d", SIZES)
 def test_the_frame_is_tight_with_rows_of_one_length(d):
     f = sqkr.frame(d)
     U = matrix(f, d)
@@ -59,7 +60,7 @@ def test_the_frame_is_public_and_has_a_seed():
     assert torch.equal(again[0], again[2]) and not torch.equal(again[0], again[1])
 
 
-@pytest.mark.parametrize("size", [1, 2, 16, 32, 64, 2048])
+@tabled("size", [1, 2, 16, 32, 64, 2048])
 def test_the_transform_is_sylvesters_matrix(size):
     H = torch.from_numpy(linalg.hadamard(size)) / math.sqrt(size)
     x = unit_rows(3, size)
@@ -67,7 +68,7 @@ def test_the_transform_is_sylvesters_matrix(size):
     assert sqkr.walsh_hadamard is vectors.walsh_hadamard
 
 
-@pytest.mark.parametrize("d", SIZES)
+@tabled("d", SIZES)
 def test_synthesis_is_the_adjoint_and_undoes_analysis(d):
     f, u = sqkr.frame(d), unit_rows(4, d)
     a = unit_rows(4, f.size, "a")
@@ -80,7 +81,7 @@ def test_synthesis_is_the_adjoint_and_undoes_analysis(d):
 # ---- representation
 
 
-@pytest.mark.parametrize("d", SIZES)
+@tabled("d", SIZES)
 def test_truncation_represents_exactly(d):
     f, u = sqkr.frame(d), unit_rows(50, d)
     torch.testing.assert_close(sqkr.synthesise(sqkr.kashin(u, f, 1.0), f), u)
@@ -215,10 +216,8 @@ def every_estimate(m, u):
     )
 
 
-@pytest.mark.parametrize(
-    "k, eps", [(1, math.inf), (1, 1.0), (2, math.inf), (2, 3.0), (3, 0.7)]
-)
-@pytest.mark.parametrize("d", [1, 2, 3])
+@tabled("k, eps", [(1, math.inf), (1, 1.0), (2, math.inf), (2, 3.0), (3, 0.7)])
+@tabled("d", [1, 2, 3])
 def test_mean_and_variance_by_enumeration(d, k, eps):
     m, u = Sqkr(2.0, nbits=k, eps=eps), 1.7 * unit_rows(1, d)[0].float()
     p, x = every_estimate(m, u)

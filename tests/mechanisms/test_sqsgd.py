@@ -8,6 +8,7 @@ import pytest
 import torch
 from laws import ALARM, fit, radius
 from scipy.linalg import hadamard
+from tables import tabled
 
 from dpcomm.core.chance import Insecure, seed_tree
 from dpcomm.mechanisms import privquant, sqsgd
@@ -18,7 +19,7 @@ def vectors(n, d, *path):
     return torch.from_numpy(seed_tree(0, "sqsgd", *path).standard_normal((n, d)))
 
 
-@pytest.mark.parametrize(
+@tabled(
     "d, fraction, down, padded",
     [
         (119_850, 0.005, 512, 599),
@@ -84,7 +85,7 @@ def test_the_subset_is_public_new_in_every_round_and_uniform():
     )
 
 
-@pytest.mark.parametrize("d", [1, 2, 5, 8, 64])
+@tabled("d", [1, 2, 5, 8, 64])
 def test_the_rotation_is_the_orthogonal_matrix_of_the_paper(d):
     x, size = vectors(3, d, "rotation"), sqsgd.padded_size(d)
     matrix = torch.from_numpy(hadamard(size) / math.sqrt(size)) @ torch.diag(
@@ -118,9 +119,9 @@ def test_how_often_the_tight_range_cuts_stays_below_its_bound():
     )  # the limit of large D is off by about 1/D of itself
 
 
-@pytest.mark.parametrize("span", sqsgd.SPANS)
-@pytest.mark.parametrize("rotated", [True, False])
-@pytest.mark.parametrize("projected", sqsgd.PROJECTED)
+@tabled("span", sqsgd.SPANS)
+@tabled("rotated", [True, False])
+@tabled("projected", sqsgd.PROJECTED)
 def test_whatever_has_gathered_stays_in_the_range(span, rotated, projected):
     mechanism = SqSgd(
         bound=2.0, fraction=0.5, span=span, rotated=rotated, projected=projected

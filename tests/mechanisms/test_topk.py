@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from laws import radius
+from tables import tabled
 from torch import nn
 
 from dpcomm.core import vectors
@@ -67,7 +68,7 @@ def test_a_support_is_a_set_in_order():
             Support(wrong)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "fraction, d, k",
     [
         (0.001, 1_663_370, 1663),
@@ -256,7 +257,7 @@ def test_schemes_are_refused_without_what_they_need():
         topk.scheme("FL-TOPP", 0.25, 10)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "rounds, r, direction, kb",
     [
         (200, 0.005, "up", 110.88),
@@ -276,7 +277,7 @@ def test_costs_are_the_table_s(rounds, r, direction, kb):
     )
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@tabled("name", SCHEMES)
 def test_training_moves_what_the_scheme_says(name):
     """Two rounds of the engine: which weights of the server differ from the initial
     ones.

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from laws import ALARM, fit
+from tables import tabled
 
 from dpcomm.core import wire
 from dpcomm.core.chance import Insecure, seed_tree
@@ -49,7 +50,7 @@ def by_definition(m, v):
 # ---- corners and lies
 
 
-@pytest.mark.parametrize(
+@tabled(
     "d, bits",
     [(1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (1024, 11), (61_706, 17), (1_722_224, 22)],
 )
@@ -71,8 +72,8 @@ def test_the_probability_of_keeping():
     )
 
 
-@pytest.mark.parametrize("eps", [0.3, 2.0, math.inf])
-@pytest.mark.parametrize("u", INPUTS, ids=len)
+@tabled("eps", [0.3, 2.0, math.inf])
+@tabled("u", INPUTS, ids=len)
 def test_the_law_is_the_definition(u, eps):
     m = VqSgd(1.0, eps)
     p = vqsgd.law(m, u[None])[0].numpy()
@@ -82,8 +83,8 @@ def test_the_law_is_the_definition(u, eps):
     assert p.sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("eps", [0.3, 2.0, math.inf])
-@pytest.mark.parametrize("u", INPUTS, ids=len)
+@tabled("eps", [0.3, 2.0, math.inf])
+@tabled("u", INPUTS, ids=len)
 def test_corners_follow_the_law(u, eps):
     m, d = VqSgd(1.0, eps), len(u)
     found = vqsgd.corners(m, u.double().numpy(), seed_tree(0, "law", d), 30_000)
@@ -135,8 +136,8 @@ def test_an_estimate_is_a_mean_of_corners_of_one_length():
     )
 
 
-@pytest.mark.parametrize("eps, repeats", [(0.7, 1), (2.0, 2), (math.inf, 3)])
-@pytest.mark.parametrize("u", INPUTS[:4], ids=len)
+@tabled("eps, repeats", [(0.7, 1), (2.0, 2), (math.inf, 3)])
+@tabled("u", INPUTS[:4], ids=len)
 def test_mean_and_variance_by_enumeration(u, eps, repeats):
     m, d = VqSgd(1.0, eps, repeats), len(u)
     p = vqsgd.law(m, u[None])[0].numpy()
@@ -188,8 +189,8 @@ def test_simulation_of_nobody_is_empty():
 # ---- privacy
 
 
-@pytest.mark.parametrize("d", [1, 2, 3, 8, 50])
-@pytest.mark.parametrize("eps", [0.1, 2.0, 20.0, 400.0])
+@tabled("d", [1, 2, 3, 8, 50])
+@tabled("eps", [0.1, 2.0, 20.0, 400.0])
 def test_the_exact_epsilon_is_reached_and_not_passed(d, eps):
     m = VqSgd(1.5, eps)
     pair = vqsgd.worst_case(m, d)

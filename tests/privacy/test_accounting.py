@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import gammaln, log_ndtr, logsumexp
+from tables import tabled
 
 from dpcomm.privacy import accounting as acc
 from dpcomm.privacy.accounting import (
@@ -106,7 +107,7 @@ def log_moment_without_signs(order, sigma, q, terms=1000):
 # ---- Renyi curves ----
 
 
-@pytest.mark.parametrize("q, sigma", list(product(QS, SIGMAS)))
+@tabled("q, sigma", list(product(QS, SIGMAS)))
 def test_integer_orders_agree_with_dp_accounting(q, sigma):
     orders = np.array([2, 3, 4, 7, 16, 33, 64, 256, 1024])
     np.testing.assert_allclose(
@@ -116,7 +117,7 @@ def test_integer_orders_agree_with_dp_accounting(q, sigma):
     )
 
 
-@pytest.mark.parametrize("q, sigma", list(product(QS, SIGMAS)))
+@tabled("q, sigma", list(product(QS, SIGMAS)))
 def test_fractional_orders_are_the_integral_and_below_dp_accounting(q, sigma):
     found = rdp_subsampled_gaussian(FRACTIONS, sigma, q)
     exact = np.array(
@@ -140,7 +141,7 @@ def test_fractional_orders_are_the_integral_and_below_dp_accounting(q, sigma):
     np.testing.assert_allclose(found[alike], reference[alike], rtol=1e-6)
 
 
-@pytest.mark.parametrize("q, sigma", list(product(QS, SIGMAS)))
+@tabled("q, sigma", list(product(QS, SIGMAS)))
 def test_integer_orders_are_the_integral_and_the_larger_direction(q, sigma):
     for order in (2, 3, 5, 12, 64):
         forward = log_moment_by_quadrature(order, sigma, q)
@@ -289,7 +290,7 @@ def test_composition_adds_and_is_exact_for_the_gaussian():
     )
 
 
-@pytest.mark.parametrize(
+@tabled(
     "q, sigma, rounds", list(product((0.01, 0.1), (0.8, 2.15, 5.0), (1, 100, 2000)))
 )
 def test_epsilon_agrees_with_dp_accounting(q, sigma, rounds):
@@ -431,7 +432,7 @@ STATED = [
 ]
 
 
-@pytest.mark.parametrize("task, n, cohort, rounds, sigma, stated, tol", STATED)
+@tabled("task, n, cohort, rounds, sigma, stated, tol", STATED)
 def test_dp_fedavg_rows_of_dprec(task, n, cohort, rounds, sigma, stated, tol):
     classic, balle, pld = (
         gaussian_guarantee(
@@ -623,7 +624,7 @@ def test_calibrate_refuses_a_bracket_without_the_target(low, high, increasing, a
 # ---- refusals: every one names the argument and the value ----
 
 
-@pytest.mark.parametrize(
+@tabled(
     "name, wrong",
     [
         ("eps", -1),
@@ -685,10 +686,8 @@ def accountable(relation, sampling, trust):
     )
 
 
-@pytest.mark.parametrize("premise", ["", "as the paper accounts it"])
-@pytest.mark.parametrize(
-    "relation, sampling, trust", list(product(RELATIONS, SAMPLINGS, TRUSTS))
-)
+@tabled("premise", ["", "as the paper accounts it"])
+@tabled("relation, sampling, trust", list(product(RELATIONS, SAMPLINGS, TRUSTS)))
 def test_a_guarantee_is_made_only_where_a_theorem_covers_it(
     relation, sampling, trust, premise
 ):
@@ -715,9 +714,7 @@ def test_a_guarantee_is_made_only_where_a_theorem_covers_it(
             Guarantee(1, 1e-5, **names)
 
 
-@pytest.mark.parametrize(
-    "scope, unit, rounds", list(product(acc.SCOPES, acc.UNITS, (None, 1, 5)))
-)
+@tabled("scope, unit, rounds", list(product(acc.SCOPES, acc.UNITS, (None, 1, 5))))
 def test_one_message_or_one_round_is_no_whole_run(scope, unit, rounds):
     names = {**NAMES, "scope": scope, "unit": unit, "rounds": rounds}
     if (scope == "per-round" and rounds == 5) or (
@@ -750,9 +747,7 @@ def test_pld_is_never_above_the_renyi_value(sigma, q, rounds, delta, smaller):
     )
 
 
-@pytest.mark.parametrize(
-    "relation, sampling, trust", list(product(RELATIONS, SAMPLINGS, TRUSTS))
-)
+@tabled("relation, sampling, trust", list(product(RELATIONS, SAMPLINGS, TRUSTS)))
 def test_only_proved_combinations_are_accounted(relation, sampling, trust):
     q = 1.0 if sampling == "none" else 0.1
     for name in ACCOUNTANTS[:2]:
@@ -785,7 +780,7 @@ def test_only_proved_combinations_are_accounted(relation, sampling, trust):
                 )
 
 
-@pytest.mark.parametrize(
+@tabled(
     "wrong, text",
     [
         (dict(sampling="fixed", q=0.1), "fixed size"),
@@ -820,7 +815,7 @@ def test_gaussian_guarantee_refuses(wrong, text):
     assert text in str(error.value)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "call, text",
     [
         (lambda: rdp_gaussian([], 1.0), "orders"),

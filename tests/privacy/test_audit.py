@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import patch
 
@@ -20,6 +19,7 @@ import torch
 from laws import ALARM, count_bounds
 from scipy import stats
 from scipy.optimize import brentq, linprog
+from tables import tabled
 from torch import nn
 
 from dpcomm import cli
@@ -65,8 +65,8 @@ def claimed(eps, delta=DELTA):
 # ---- confidence limits
 
 
-@pytest.mark.parametrize("n", [1, 7, 200, 50_000])
-@pytest.mark.parametrize("alarm", [0.05, ALARM])
+@tabled("n", [1, 7, 200, 50_000])
+@tabled("alarm", [0.05, ALARM])
 def test_clopper_pearson_is_scipys(n, alarm):
     hits = np.unique(np.r_[0, 1, n // 3, n - 1, n])
     low, high = audit.clopper_pearson(hits, n, alarm)
@@ -77,7 +77,7 @@ def test_clopper_pearson_is_scipys(n, alarm):
         )
 
 
-@pytest.mark.parametrize(
+@tabled(
     "call, words",
     [
         (lambda: audit.clopper_pearson(3, 2, 0.1), "hits"),
@@ -350,7 +350,7 @@ def telescoped(eps, v, r, m, delta):
     )
 
 
-@pytest.mark.parametrize("r", [1, 2, 3, 7, 20, 60])
+@tabled("r", [1, 2, 3, 7, 20, 60])
 def test_the_one_run_p_value_is_the_worst_case(r):
     """The solver's number, to its tolerance; not above either older bound where a
     p-value says anything.
@@ -367,6 +367,7 @@ def test_the_one_run_p_value_is_the_worst_case(r):
             assert ours <= older * (1 + 1e-9) or older > 0.5
 
 
+@pytest.mark.deep
 def test_in_the_far_tail_nothing_overflows():
     for v, r, m, delta in (
         (90_000, 100_000, 200_000, 1e-9),
@@ -546,8 +547,8 @@ GAUSSIANS = [
 ]
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 5])
-@pytest.mark.parametrize("mechanism", GAUSSIANS, ids=str)
+@tabled("rounds", [1, 2, 5])
+@tabled("mechanism", GAUSSIANS, ids=str)
 def test_honest_gaussian_passes(mechanism, rounds):
     for relation in mechanism.relations:
         found = audit.audit_play(
@@ -592,10 +593,8 @@ def test_the_audit_of_one_release_is_not_vacuous():
 RECS = [Rec(0.545, 1.0, 3), Rec(1.0, 0.7, 1), Rec(3.0, 3.0, 2, (2, 1))]
 
 
-@pytest.mark.parametrize(
-    "path, n", [("law", 20_000), ("simulate", 5000), ("encode", 300)]
-)
-@pytest.mark.parametrize("mechanism", RECS, ids=str)
+@tabled("path, n", [("law", 20_000), ("simulate", 5000), ("encode", 300)])
+@tabled("mechanism", RECS, ids=str)
 def test_honest_rec_passes(mechanism, path, n):
     for relation, rounds in itertools.product(mechanism.relations, (1, 2)):
         found = audit.audit_play(
@@ -755,7 +754,8 @@ def blind(mechanism, relation, arguments):
     )
 
 
-@pytest.mark.parametrize("mechanism, relation, arguments", list(audited()))
+@pytest.mark.deep
+@tabled("mechanism, relation, arguments", list(audited()))
 def test_an_honest_game_stands_and_reaches_its_curve(mechanism, relation, arguments):
     """20,000 plays against everything claimed; and the game is not blind: the point
     judged lies within 6 standard deviations of its claim.
@@ -771,7 +771,8 @@ def test_an_honest_game_stands_and_reaches_its_curve(mechanism, relation, argume
         assert found.reached > found.delta - 6 * spread, found
 
 
-@pytest.mark.parametrize("mechanism, relation, arguments", list(audited()))
+@pytest.mark.deep
+@tabled("mechanism, relation, arguments", list(audited()))
 def test_a_quarter_too_little_noise_is_caught_at_a_million_plays(
     mechanism, relation, arguments
 ):
@@ -809,7 +810,8 @@ def test_the_power_of_an_audit_is_that_of_its_law():
     )
 
 
-@pytest.mark.parametrize("mechanism, relation, arguments", list(audited()))
+@pytest.mark.deep
+@tabled("mechanism, relation, arguments", list(audited()))
 def test_a_lie_of_the_size_that_is_said_to_be_seen_is_seen(
     mechanism, relation, arguments
 ):
@@ -835,7 +837,8 @@ def test_a_lie_of_the_size_that_is_said_to_be_seen_is_seen(
     assert seen >= 5, (lie, seen)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.deep
+@tabled(
     "mechanism, relation",
     [
         (Gaussian(1.0, 4.0), "add-remove"),
@@ -1077,7 +1080,7 @@ PLANTED = {  # what -> mechanism, parameters, arguments of play, plays, what is 
 }
 
 
-@pytest.mark.parametrize("what", PLANTED)
+@tabled("what", PLANTED)
 def test_a_planted_bug_is_caught_and_its_twin_stands(what):
     """Against the honest mechanism's claims, stated before anything is replaced; the
     honest one plays the same seed.
@@ -1430,11 +1433,13 @@ def test_a_broken_mechanism_is_caught(what):
     assert refuted(what)
 
 
+@pytest.mark.deep
 @broken
 def test_its_honest_twin_passes(what):
     assert not refuted(what, honest=True)
 
 
+@pytest.mark.deep
 @broken
 def test_with_the_audit_disabled_nothing_is_caught(what, monkeypatch):
     """The tests above hang on the audit: where it returns 0 for every set, each of them
@@ -1508,22 +1513,3 @@ def test_a_mistyped_audit_costs_one_sentence(words, said, capsys):
     assert cli.main(words.split()) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and any(s in error for s in said.split("|"))
-
-
-@pytest.mark.parametrize(
-    "mechanism, relation, arguments",
-    [
-        (Gaussian(1.0, 1.0), "add-remove", {}),
-        (Rec(1.0, 1.0), "null-slot", dict(path="law")),
-        (Rec(1.0, 1.0), "null-slot", dict(path="simulate")),
-    ],
-    ids=str,
-)
-def test_a_hundred_thousand_plays_take_less_than_a_minute(
-    mechanism, relation, arguments
-):
-    start = time.process_time()
-    audit.audit_play(
-        mechanism, relation, 100_000, DELTA, seed_tree(0, "speed"), **arguments
-    )
-    assert time.process_time() - start < 60

@@ -16,6 +16,7 @@ from laws import ALARM, count_bounds, radius
 from scipy.integrate import quad
 from scipy.special import ndtr
 from scipy.stats import binom, norm
+from tables import tabled
 
 from dpcomm.core.chance import seed_tree
 from dpcomm.mechanisms.distributed_noise import share_std
@@ -78,10 +79,8 @@ def adaptive(lam, sigma, q):
     ]
 
 
-@pytest.mark.parametrize("lam", [0.3, 1, 2.5, 9, 17])
-@pytest.mark.parametrize(
-    "sigma, q", [(0.5, 0.01), (1.54, 1 / 60), (1.54, 0.9), (6.0, 0.2)]
-)
+@tabled("lam", [0.3, 1, 2.5, 9, 17])
+@tabled("sigma, q", [(0.5, 0.01), (1.54, 1 / 60), (1.54, 0.9), (6.0, 0.2)])
 def test_both_moments_by_adaptive_quadrature(lam, sigma, q):
     ours = np.array(log_moments(lam, sigma, q))
     assert np.allclose(ours, np.log(adaptive(lam, sigma, q)), rtol=1e-7, atol=1e-12)
@@ -119,7 +118,7 @@ def test_moments_of_everybody_are_the_gaussian_mechanisms():
     )[0].shape == (2, 3)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "setting, t, eps",
     [
         (FMNIST, 200, 1.0006),
@@ -222,8 +221,8 @@ def test_replacing_is_the_two_sided_pair_of_dp_accounting(sigma, q, rounds):
     assert below <= ours + 1e-9 < below + 0.05 * (1 + below)
 
 
-@pytest.mark.parametrize("sigma", [0.8, 1.54, 10.0])
-@pytest.mark.parametrize("relation", FIXED_RELATIONS)
+@tabled("sigma", [0.8, 1.54, 10.0])
+@tabled("relation", FIXED_RELATIONS)
 def test_everybody_in_the_cohort_is_the_gaussian_mechanism_at_half_the_noise(
     sigma, relation
 ):
@@ -235,8 +234,8 @@ def test_everybody_in_the_cohort_is_the_gaussian_mechanism_at_half_the_noise(
     )
 
 
-@pytest.mark.parametrize("sigma, q", [(1.54, 1 / 60), (0.7, 0.3), (5.0, 0.5)])
-@pytest.mark.parametrize("relation", FIXED_RELATIONS)
+@tabled("sigma, q", [(1.54, 1 / 60), (0.7, 0.3), (5.0, 0.5)])
+@tabled("relation", FIXED_RELATIONS)
 def test_one_round_has_the_closed_profile(sigma, q, relation):
     eps = fixed_size_epsilon(sigma, q, 1, 1e-5, relation).eps
     exact = q * gaussian_delta(sigma / 2, math.log1p(math.expm1(eps) / q))
@@ -249,7 +248,7 @@ def cohort_law(values, m, sigma, x):
     )
 
 
-@pytest.mark.parametrize("seed", range(6))
+@tabled("seed", range(6))
 def test_no_small_population_beats_the_theorems(seed):
     """All cohorts of 2 among 5 clients; the constant population of seed 0 attains the
     bound.
@@ -286,8 +285,8 @@ def test_no_small_population_beats_the_theorems(seed):
     )
 
 
-@pytest.mark.parametrize("order", [1.2, 2, 3.5, 8, 40])
-@pytest.mark.parametrize("sigma, q", [(1.0, 0.01), (1.54, 1 / 60), (5.0, 0.4)])
+@tabled("order", [1.2, 2, 3.5, 8, 40])
+@tabled("sigma, q", [(1.0, 0.01), (1.54, 1 / 60), (5.0, 0.4)])
 def test_moments_under_replacement_by_quadrature(order, sigma, q):
     def log_f(x):
         log_ratio = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 2) / sigma**2)
@@ -521,7 +520,7 @@ def test_the_table_names_every_observer():
     ) - 1 and "add-remove" in str(table["Theorem 1, best round"])
 
 
-@pytest.mark.parametrize(
+@tabled(
     "call, words",
     [
         (lambda: log_moments(2, 1.0, 1.5), "q is 1.5"),

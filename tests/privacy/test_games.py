@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from laws import ALARM, radius
 from scipy import stats
+from tables import tabled
 
 from dpcomm.core.chance import seed_tree
 from dpcomm.mechanisms import ddgauss, mvu, on_ring, quantised, skellam
@@ -150,8 +151,8 @@ def test_a_lie_has_the_size_it_is_given():
 # ---- the laws that mechanisms write down a second time
 
 
-@pytest.mark.parametrize("cls", [ddgauss.DDGauss, skellam.Skellam])
-@pytest.mark.parametrize(
+@tabled("cls", [ddgauss.DDGauss, skellam.Skellam])
+@tabled(
     "parameters, d",
     [
         (dict(sigma=1.0, n_clients=6, ring_bits=6), 1),

@@ -15,6 +15,7 @@ from scipy.optimize import brentq
 from scipy.signal import fftconvolve
 from scipy.special import logsumexp
 from scipy.stats import norm
+from tables import tabled
 
 from dpcomm.core.chance import seed_tree
 from dpcomm.mechanisms import rec
@@ -63,7 +64,7 @@ def two_candidates(log_f, s: float, reach: float = 0.0) -> float:
 # ---- moments
 
 
-@pytest.mark.parametrize(
+@tabled(
     "j, s",
     [
         (1, 0.5),
@@ -96,7 +97,7 @@ def test_forward_moments_of_three_candidates_by_a_product_rule(j, s):
     assert abs(math.expm1(float(log_moment(j, s, 3)) - math.log(direct))) < 1e-8
 
 
-@pytest.mark.parametrize("K", [2, 3, 16, 128, 1024, 2**24])
+@tabled("K", [2, 3, 16, 128, 1024, 2**24])
 def test_the_first_moment_is_one_and_a_still_client_gives_one(K):
     for s in (1e-3, 0.3, 1.0, 4.0):
         assert abs(float(log_moment(1, s, K))) < 1e-10
@@ -139,7 +140,7 @@ def fraction_moment(m: int, K: int, x: int) -> Fraction:
     return total / Fraction(K) ** m
 
 
-@pytest.mark.parametrize(
+@tabled(
     "m, K, x",
     [(1, 2, 3), (2, 2, 3), (6, 2, 2), (3, 3, 2), (4, 4, 5), (2, 7, 10), (5, 4, 2)],
 )
@@ -170,8 +171,8 @@ def test_moments_of_an_array_are_those_of_its_entries():
     )
 
 
-@pytest.mark.parametrize("K", [2, 5, 128, 4096])
-@pytest.mark.parametrize("s", [0.05, 0.5, 1.0, 3.0])
+@tabled("K", [2, 5, 128, 4096])
+@tabled("s", [0.05, 0.5, 1.0, 3.0])
 def test_theorems_f_and_r_hold_and_touch(K, s):
     m = np.arange(1, 13)
     forward, reverse = log_moment(m + 1, s, K), log_moment(-m, s, K)
@@ -272,8 +273,8 @@ def test_the_local_curve_covers_opposite_updates(K, s):
 # ---- guarantees
 
 
-@pytest.mark.parametrize("relation", RELATION_OF.values())
-@pytest.mark.parametrize("conversion", ["classic", "balle"])
+@tabled("relation", RELATION_OF.values())
+@tabled("conversion", ["classic", "balle"])
 def test_a_guarantee_names_everything(relation, conversion):
     found = exact_epsilon(0.5, 1000, 50, 128, 8, 1e-3, relation, conversion, cohort=10)
     assert isinstance(found, Guarantee) and (
@@ -298,7 +299,7 @@ STATED = [
 ]
 
 
-@pytest.mark.parametrize("task, stated, c, n_clients, cohort, rounds, groups", STATED)
+@tabled("task, stated, c, n_clients, cohort, rounds, groups", STATED)
 def test_the_exact_accountant_is_inside_algorithm_7(
     task, stated, c, n_clients, cohort, rounds, groups
 ):
@@ -360,9 +361,7 @@ def needed_delta(eps: float, s: float, q: float, forward: bool) -> float:
     return float(excess @ norm.pdf(v) * (v[1] - v[0]))
 
 
-@pytest.mark.parametrize(
-    "c, n_clients", [(0.5, 1), (1.0, 1), (2.0, 1), (1.0, 5), (1.5, 20)]
-)
+@tabled("c, n_clients", [(0.5, 1), (1.0, 1), (2.0, 1), (1.0, 5), (1.5, 20)])
 def test_claimed_deltas_suffice_for_two_candidates(c, n_clients):
     for conversion in ("classic", "balle"):
         found = exact_epsilon(c, 1, n_clients, 2, 1, 1e-3, conversion=conversion)
@@ -375,8 +374,8 @@ def test_claimed_deltas_suffice_for_two_candidates(c, n_clients):
         )
 
 
-@pytest.mark.parametrize("s", [0.1, 0.5, 1.0, 2.0, 4.0])
-@pytest.mark.parametrize("q", [1.0, 0.2])
+@tabled("s", [0.1, 0.5, 1.0, 2.0, 4.0])
+@tabled("q", [1.0, 0.2])
 def test_a_gaussian_at_root_two_dominates(s, q):
     """Hockey-stick divergences of one slot for K = 2, both directions, against those of
     the Gaussian mechanism at sqrt 2 s.
@@ -498,7 +497,7 @@ BRUTE = [
 ]
 
 
-@pytest.mark.parametrize("K, s, n_clients, slots, delta", BRUTE)
+@tabled("K, s, n_clients, slots, delta", BRUTE)
 def test_the_bracket_holds_the_truth(K, s, n_clients, slots, delta):
     low, high = pld_bracket(s, slots, n_clients, K, 1, delta)
     truth = brute(K, s, n_clients, slots, delta)
@@ -733,7 +732,7 @@ def test_the_mechanism_offers_composed_losses():
 # ---- refusals
 
 
-@pytest.mark.parametrize(
+@tabled(
     "call, message",
     [
         (lambda: log_moment(0.5, 1.0, 16), "j is 0.5.*real and >= 1"),

@@ -7,6 +7,7 @@ import re
 from dataclasses import fields
 
 import pytest
+from tables import tabled
 
 from dpcomm.privacy.accounting import Guarantee
 from dpcomm.privacy.fixed_cohorts import fixed_size_epsilon
@@ -27,7 +28,7 @@ def clients(promise: Guarantee, run: records.Record) -> int:
     return round(run.config["cohort"] / promise.q) if promise.q else 10**9
 
 
-@pytest.mark.parametrize("name, run", RUNS, ids=[name for name, _ in RUNS])
+@tabled("name, run", RUNS, ids=[name for name, _ in RUNS])
 def test_a_committed_guarantee_is_about_its_run(name, run):
     promise = Guarantee(**run.guarantee)
     assert promise.rounds is not None
@@ -50,7 +51,7 @@ FIXED = [
 ]
 
 
-@pytest.mark.parametrize("name, run", FIXED, ids=[name for name, _ in FIXED])
+@tabled("name, run", FIXED, ids=[name for name, _ in FIXED])
 def test_a_fixed_cohort_accounted_as_poisson_says_so_first_and_what_it_costs(name, run):
     promise, config = Guarantee(**run.guarantee), run.config
     assert str(promise).startswith(

@@ -6,6 +6,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
+from tables import tabled
 
 from dpcomm.report import drawings, plots, site
 
@@ -25,7 +26,7 @@ def code(source, outputs=(), **directives):
     )
 
 
-@pytest.mark.parametrize(
+@tabled(
     "source, outputs, role",
     [
         ("import os\nfrom a import b", (), "imports"),
@@ -67,7 +68,7 @@ def test_a_page_s_own_word_counts():
     assert site.split_directives("#| a: b") == ("#| a: b", "")
 
 
-@pytest.mark.parametrize(
+@tabled(
     "formula, spaced",
     [
         (r"$\log x$", r"$\log\,x$"),

@@ -9,6 +9,7 @@ from datetime import date
 
 import numpy as np
 import pytest
+from tables import tabled
 
 from dpcomm.report import papers
 
@@ -278,7 +279,7 @@ def test_what_was_deduced_is_not_called_stated():
     assert papers.hyper("dprec", "server_adam_eps", "mnist").source == "ours"
 
 
-@pytest.mark.parametrize(
+@tabled(
     "call, near",
     [
         (lambda: papers.paper("dp-rec"), "dprec"),
@@ -330,7 +331,7 @@ def test_records_cannot_be_changed():
 GOOD = (papers.assets("papers") / "dprec.toml").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
+@tabled(
     "old, new, message",
     [
         ("value = 69.5\n", "value = nan\n", "finite"),
@@ -1037,7 +1038,7 @@ def test_a_printed_table_becomes_cells():
     ] and isinstance(papers.as_number("1.0", "x"), float)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "change, message",
     [
         (dict(rows="acc comm\nrec 1"), "x.toml, rec: 1 words, allowed 2 numbers or -"),

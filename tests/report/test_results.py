@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
+from tables import tabled
 
 from dpcomm.report import papers, records, results
 from dpcomm.report.records import Record
@@ -116,7 +117,7 @@ def sample(rng, n, mean, spread):
     return mean + spread * rng.standard_normal(n)
 
 
-@pytest.mark.parametrize("n, m", list(itertools.product((2, 3, 4, 12), repeat=2)))
+@tabled("n, m", list(itertools.product((2, 3, 4, 12), repeat=2)))
 def test_the_half_width_is_welchs(n, m):
     rng = np.random.default_rng(100 * n + m)
     for spread in (0.01, 1.0, 30.0):
@@ -320,9 +321,9 @@ def judged(cell, gap, half) -> str:
     return "not resolved"
 
 
-@pytest.mark.parametrize("own", [None, 74.0, 57.0, 44.0])
-@pytest.mark.parametrize("better", ["higher", "lower", "neither"])
-@pytest.mark.parametrize("kind", ["exact", "stochastic"])
+@tabled("own", [None, 74.0, 57.0, 44.0])
+@tabled("better", ["higher", "lower", "neither"])
+@tabled("kind", ["exact", "stochastic"])
 def test_the_verdict_is_what_the_page_says_at_every_gap_and_half_width(
     kind, better, own
 ):
@@ -336,7 +337,7 @@ def test_the_verdict_is_what_the_page_says_at_every_gap_and_half_width(
     )
 
 
-@pytest.mark.parametrize(
+@tabled(
     "cell, value, word",
     [
         (SIZE, 43.5, "match"),
@@ -407,8 +408,8 @@ def test_an_ordering_without_a_bound_asks_for_the_sign_of_our_difference(better)
     assert len(seen) == 3
 
 
-@pytest.mark.parametrize("bound", ["above", "below"])
-@pytest.mark.parametrize("value", [0.0, 10.0, -1.0])
+@tabled("bound", ["above", "below"])
+@tabled("value", [0.0, 10.0, -1.0])
 def test_an_ordering_with_a_bound_asks_on_which_side_ours_lies(bound, value):
     cell, seen = (
         replace(ORDER, value=value, bound=bound, above=None, below=None),
@@ -753,7 +754,7 @@ def words_of(paper, table=None) -> Counter:
     return Counter(re.sub(r"( \[\d+\])*$", "", r[4]).split(" ", 1)[1] for r in rows)
 
 
-@pytest.mark.parametrize("paper, table", [*TABLES, *((p, None) for p in PAPERS)])
+@tabled("paper, table", [*TABLES, *((p, None) for p in PAPERS)])
 def test_computed_and_trained_add_up_to_all_cells(paper, table):
     found = results.evidence(paper)
     parts = [results.counts(paper, table, found, c) for c in (True, False)]

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from tables import tabled
 
 from dpcomm.report import names, papers, records, results, standing
 
@@ -30,7 +31,7 @@ def test_every_number_is_counted_once_and_in_its_class(paper, evidence):
     assert summed == whole
 
 
-@pytest.mark.parametrize(
+@tabled(
     "kind, verdict, name",
     [
         ("exact", "match", "computed"),
@@ -106,7 +107,7 @@ def test_the_summary_has_a_row_per_paper_and_a_bar_links_to_its_rows():
     assert isinstance(standing.claim("imvu", "fig3"), standing.Claim)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "key, said",
     [
         ("mnist.eps3.rec.acc", "MNIST, epsilon 3, DP-REC, accuracy"),

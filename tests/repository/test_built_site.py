@@ -20,6 +20,9 @@ import browser
 import pytest
 from checkout import NOTEBOOKS, ROOT, copy
 from fontTools.ttLib import TTFont
+from tables import tabled
+
+pytestmark = pytest.mark.deep
 
 PAGES = [path.relative_to("nbs").with_suffix(".html") for path in NOTEBOOKS]
 WIDTHS = (1400, 400)
@@ -153,7 +156,7 @@ def weight(page, pages, site):
     )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=str)
+@tabled("page", PAGES, ids=str)
 def test_page_is_whole(page, pages, site):
     faults = [
         *broken(page, pages, site),
@@ -174,8 +177,8 @@ def seen(site):
     return {width: browser.measure(site, PAGES, width) for width in WIDTHS}
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("page", PAGES, ids=str)
+@tabled("width", WIDTHS)
+@tabled("page", PAGES, ids=str)
 def test_nothing_is_cut_off(page, width, seen):
     look = seen[width][str(page)]
     faults = [f"cut off: {what}" for what in look["cut"]]

@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 import subprocess
+import warnings
 from graphlib import TopologicalSorter
 
 import pytest
@@ -27,8 +28,9 @@ from checkout import (
     text,
     tree,
 )
+from tables import tabled
 
-# Which room imports from which: exactly these arrows, so that a new one shows in review. They point down, and form no circle.
+# Which room may import from which: a new arrow is drawn here, so that it shows in review. Arrows point down, and form no circle.
 ROOMS = {
     "core": "",
     "privacy": "core",
@@ -116,12 +118,11 @@ def arrows():
     return {room: others for room, others in found.items() if room}
 
 
-def test_rooms_import_what_the_table_says():
-    drawn = {room: set(others.split()) for room, others in ROOMS.items()}
-    assert arrows() == drawn, (
-        "the table of rooms is the code's: draw the arrow there, or take it out of the"
-        " code"
-    )
+def test_rooms_import_what_the_table_allows():
+    drawn, found = {room: set(o.split()) for room, o in ROOMS.items()}, arrows()
+    assert found.keys() == drawn.keys(), "the table names every room and no other"
+    new = {room: found[room] - drawn[room] for room in found}
+    assert not any(new.values()), f"arrows that the table does not have: {new}"
 
 
 def test_no_imports_go_in_a_circle():
@@ -139,14 +140,13 @@ def test_no_imports_go_in_a_circle():
 
 def test_the_rooms_stand_from_the_ground_up():
     below = list(ROOMS)
-    assert len(below) <= 12
     for room, others in ROOMS.items():
         assert all(
             below.index(other) < below.index(room) for other in others.split()
         ), f"{room} imports from above"
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
+@tabled("module", MODULES, ids=str)
 def test_no_development_tool_is_imported_at_run_time(module):
     roots = {dotted.split(".")[0] for dotted in imports(module)}
     at_top = {dotted.split(".")[0] for dotted in imports(module, top_only=True)}
@@ -273,16 +273,9 @@ def large_images(cell):
             yield f"an image of {size} bytes; 200,000 is the limit"
 
 
-def long_code(cell):
-    """An exported cell defines at most one public name. Other cells, and those without a
-    name, have at most 30 lines; no line has more than 100 characters.
-    """
+def long_lines(cell):
+    "ruff lets captions stand on one line, so it does not measure notebooks."
     lines = cell.code.splitlines() if cell.kind == "code" else []
-    names = names_of(cell) if cell.exported else []
-    if len(names) > 1:
-        yield f"{len(names)} public names, {', '.join(names)}: one an exported cell"
-    if len(lines) > 30 and not names and not only_imports(cell):
-        yield f"{len(lines)} lines of code; the limit is 30"
     yield from (
         f"{len(line)} characters: {line.strip()[:40]}"
         for line in lines
@@ -290,16 +283,8 @@ def long_code(cell):
     )
 
 
-def names_of(cell):
-    "Public functions and classes that a cell defines."
-    found = (
-        n for n in parsed(cell).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))
-    )
-    return [node.name for node in found if not node.name.startswith("_")]
-
-
 def long_functions(cell):
-    "Bodies, without signature and docstring, of at most 30 lines."
+    "Bodies, without signature and docstring, of more than 50 lines: a warning."
     for node in ast.walk(parsed(cell)):
         if isinstance(node, ast.FunctionDef):
             body = (
@@ -307,20 +292,8 @@ def long_functions(cell):
                 if ast.get_docstring(node) and node.body[1:]
                 else node.body
             )
-            if (lines := node.end_lineno - body[0].lineno + 1) > 30:
-                yield f"the body of {node.name} has {lines} lines; the limit is 30"
-
-
-def odd_statements(cell):
-    "A tuple of calls or a conditional expression does not stand as a statement."
-    page = parsed(cell)
-    shown = page.body[-1:] if not cell.exported else []  # the value of a cell
-    for node in ast.walk(page):
-        if isinstance(node, ast.Expr) and node not in shown:
-            if isinstance(node.value, ast.IfExp):
-                yield "a conditional expression as a statement: write if and else"
-            if isinstance(node.value, ast.Tuple):
-                yield "a tuple as a statement: one call a line"
+            if (lines := node.end_lineno - body[0].lineno + 1) > 50:
+                yield f"the body of {node.name} has {lines} lines"
 
 
 def mixed_imports(cell):
@@ -335,16 +308,6 @@ def mixed_imports(cell):
         and any(isinstance(n, (ast.Expr, ast.Assign)) for n in nodes)
     ):
         yield "imports and other code in one cell"
-
-
-def long_prose(cell):
-    prose = re.sub(r"\$\$.*?\$\$|```.*?```", "", cell.source, flags=re.S)
-    prose = "\n".join(
-        line for line in prose.splitlines() if not line.lstrip().startswith("|")
-    )
-    words = len(re.findall(r"\w[\w'’.-]*", re.sub(r"\$[^$]*\$", "x", prose)))
-    if cell.kind == "markdown" and words > 160:
-        yield f"{words} words; 160 is the limit, 90 the aim"
 
 
 def no_python(cell):
@@ -364,11 +327,8 @@ def undescribed_figures(cell):
 CELL_RULES = (
     tracebacks,
     large_images,
-    long_code,
-    long_functions,
-    odd_statements,
+    long_lines,
     mixed_imports,
-    long_prose,
     no_python,
     undescribed_figures,
 )
@@ -387,21 +347,6 @@ def faults(found):
         for rule in CELL_RULES
         for fault in rule(cell)
     )
-    shown = [cell for cell in found if cell.kind == "markdown" or cell.code]
-    in_row = 0
-    exported = False
-    for cell in shown:
-        in_row = 0 if cell.kind == "markdown" else in_row + 1
-        if in_row > 3:
-            yield f"{cell.label!r}: more than three code cells without prose"
-        if exported and cell.exported:
-            yield f"{cell.label!r}: no prose between two exported cells"
-        exported = cell.exported and not only_imports(cell)
-    n_code, n_prose = (
-        sum(cell.kind == kind for cell in shown) for kind in ("code", "markdown")
-    )
-    if 3 * n_prose < n_code:
-        yield f"{n_code} code cells and only {n_prose} of prose"
 
 
 def demand_none(found, what):
@@ -410,9 +355,20 @@ def demand_none(found, what):
         pytest.fail(f"{what}:\n  " + "\n  ".join(found), pytrace=False)
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=str)
+@tabled("notebook", NOTEBOOKS, ids=str)
 def test_page_keeps_the_style(notebook):
     demand_none(list(faults(cells(notebook))), str(notebook))
+
+
+def test_long_functions_are_told_and_stop_nobody():
+    for notebook in NOTEBOOKS:
+        for fault in (f for cell in cells(notebook) for f in long_functions(cell)):
+            warnings.warn(f"{notebook}: {fault}", stacklevel=1)
+
+
+def test_a_long_function_is_noticed():
+    short, long = ("def f():\n" + "    x\n" * n for n in (50, 51))
+    assert not list(long_functions(code(short))) and list(long_functions(code(long)))
 
 
 def lost_names(code):
@@ -446,7 +402,7 @@ def lost_names(code):
                     yield f"{owner}.{node.attr}"
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=str)
+@tabled("notebook", NOTEBOOKS, ids=str)
 def test_the_package_has_the_names_a_page_uses(notebook):
     code = "\n".join(cell.code for cell in cells(notebook) if cell.kind == "code")
     demand_none(sorted(set(lost_names(code))), str(notebook))
@@ -464,7 +420,7 @@ def test_a_lost_name_is_noticed():
     }
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=str)
+@tabled("notebook", NOTEBOOKS, ids=str)
 def test_notebook_has_the_right_kernel_and_size(notebook):
     raw = (ROOT / notebook).read_bytes()
     assert json.loads(raw)["metadata"].get("kernelspec", {}).get("name") == "python3"
@@ -487,24 +443,16 @@ GOOD = [
 ]
 
 
-@pytest.mark.parametrize(
+@tabled(
     "bad",
     [
         code("f()", {"output_type": "error"}),
         code("f()", {"output_type": "stream", "text": ["<Figure size 1x1>"]}),
         code("f()", IMAGE),
-        code("x\n" * 31),
         code(f"x = {'a' * 100}"),
-        code("f(), g()\nx"),
-        code("#| export\ndef f(): pass\ndef g(): pass"),
-        code("#| exports\nclass A: pass\n@patch\ndef g(self: A): pass"),
-        code("f() if x else g()\nx"),
-        code("def f():\n" + "    x\n" * 31),
         code("import os\nx = 1"),
-        Cell("markdown", "word " * 161, (), ()),
         code("%time f()"),
         code("#| label: fig-x\n#| fig-cap: y\nf()"),
-        code("#| export\n" + "x = 1\n" * 31),
     ],
     ids=lambda cell: cell.label,
 )
@@ -512,46 +460,12 @@ def test_a_fault_of_a_cell_is_noticed(bad):
     assert not list(faults(GOOD)) and list(faults([*GOOD, bad]))
 
 
-def test_a_fault_of_a_page_is_noticed():
+def test_a_page_starts_with_its_title():
     assert list(faults(GOOD[1:]))
-    assert list(faults([*GOOD, code("1"), code("2"), code("3"), code("4")]))
-    assert list(faults([*GOOD, code("#| export\nx = 1"), code("#| export\ny = 1")]))
-    assert list(
-        faults(
-            [
-                *GOOD[:1],
-                *[code("1")] * 3,
-                GOOD[3],
-                code("4"),
-                code("5"),
-                code("6"),
-                code("#| hide"),
-                code("7"),
-            ]
-        )
-    )
 
 
-def statements(found):
-    "Lines of exported code without imports, docstrings and signatures."
-    lines = 0
-    for cell in found:
-        if cell.kind != "code" or not cell.exported:
-            continue
-        for node in parsed(cell).body:
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                continue
-            if not isinstance(node, ast.FunctionDef):
-                lines += node.end_lineno - node.lineno + 1
-                continue
-            body = node.body[1:] if ast.get_docstring(node) else node.body
-            lines += body[-1].end_lineno - body[0].lineno + 1
-    return lines
-
-
-@pytest.mark.parametrize("notebook", EXPERIMENTS, ids=str)
+@tabled("notebook", EXPERIMENTS, ids=str)
 def test_an_experiment_is_settings_a_grid_and_a_way_to_play(notebook):
-    found = cells(notebook)
     module = tree(ROOT / "dpcomm" / "experiments" / f"{notebook.stem}.py")
     names = {node.name for node in module.body if isinstance(node, ast.FunctionDef)}
     names |= {
@@ -561,10 +475,9 @@ def test_an_experiment_is_settings_a_grid_and_a_way_to_play(notebook):
         for alias in node.names
     }
     assert {"settings", "grid", "play"} <= names
-    assert statements(found) <= 60
 
 
-@pytest.mark.parametrize("notebook", EXPERIMENTS, ids=str)
+@tabled("notebook", EXPERIMENTS, ids=str)
 def test_experiments_run_on_a_machine_without_jupyter(notebook):
     found = cells(notebook)
     assert sum("parameters" in cell.tags for cell in found) == 1, (
@@ -591,8 +504,13 @@ def test_experiments_run_on_a_machine_without_jupyter(notebook):
 FUNCTIONS = [(module, node) for module in MODULES for node in public(module).values()]
 
 
+TOLD = "core", "privacy", "secagg", "mechanisms", "training", "flower"  # for importers
+
+
 def undescribed(module):
-    "Public names without a docstring, and parameters without a comment."
+    """Public names without a docstring and, in the rooms that are there to be imported,
+    parameters without a comment.
+    """
     lines = (ROOT / module).read_text(encoding="utf-8").splitlines()
     classes = {n.name for n in public(module).values() if isinstance(n, ast.ClassDef)}
     classes |= {  # of other modules of the package; their help says what they are
@@ -605,7 +523,7 @@ def undescribed(module):
     for node in public(module).values():
         if not ast.get_docstring(node):
             yield f"{node.name} has no docstring"
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef) and name(module).split(".")[0] in TOLD:
             a = node.args
             more = [*filter(None, [a.vararg]), *a.kwonlyargs, *filter(None, [a.kwarg])]
             for arg in [*a.posonlyargs, *a.args, *more]:
@@ -616,7 +534,7 @@ def undescribed(module):
                     yield f"{node.name}: no comment beside {arg.arg}; say shape, unit, range"
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
+@tabled("module", MODULES, ids=str)
 def test_exported_names_are_described(module):
     demand_none(undescribed(module), str(module))
 
@@ -769,10 +687,18 @@ def test_ci_runs_the_command_of_the_readme():
         command in readme
         and "pip install -e . && dpcomm run dprec-mnist --scale smoke" in readme
     )
-    script = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert script[0].startswith("#!") and command in script
+    script = (ROOT / ".ci" / "run").read_text()
+    assert script.startswith("#!") and f"  {command} --bare\n" in script
+    assert '\nstep "deep tier" pytest -m deep' in script
     assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")]).returncode == 0
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111, ".ci/run is not executable"
+
+
+def test_every_week_the_whole_gate_runs():
+    site = yaml.safe_load((ROOT / ".github" / "workflows" / "site.yml").read_text())
+    steps = [step.get("run", "") for step in site["jobs"]["test"]["steps"]]
+    assert site[True]["schedule"] and ".ci/run" in steps[-1]  # yaml reads `on` so
+    assert "'schedule' && '--weekly'" in steps[-1]
 
 
 def test_constraints_pin_every_requirement():

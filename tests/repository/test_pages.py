@@ -4,23 +4,28 @@ data and network, and get the outputs that are stored in it.
 Three kinds of cells are compared less: `timing` not at all; `trained`, which print what
 a training came to, without their numbers, because the last digits of a training differ
 between processors and its claim is an assert on the page; and those that say NOT
-CHECKED, for want of data, here or in the page, which are named at the end of the
+CHECKED, for want of data, here or in the page, which are counted at the end of the
 report.
 """
 
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import checkout
 import pytest
 from checkout import PAGES, ROOT, Cell, cells, python, text
-from conftest import NOT_CHECKED, NOT_RUN, bare
+from conftest import CPU, NOT_CHECKED, NOT_RUN, bare
+from tables import tabled
 
 from dpcomm.tasks import images
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 REL, ABS = 1e-2, 1e-6
+RUN = ROOT / "tests" / "run_page.py"
 
 
 def split(printed: str) -> tuple[str, list[float]]:
@@ -145,27 +150,90 @@ def fresh_machine(tmp_path_factory):
     return bare(dict(os.environ), tmp_path_factory.mktemp("home"))
 
 
-def report_of(page: Path, folder: Path, base, moved=False) -> dict:
+LIMIT = 1800  # seconds a page may take, ten times the slowest on an idle machine
+
+
+class Server:
+    """A process that has imported what pages import and runs each page in a fork of
+    itself: the imports cost six CPU seconds, most pages one.
+    """
+
+    def __init__(self, base: dict):
+        self.process = subprocess.Popen(
+            [sys.executable, str(RUN), "--serve", str(LIMIT)],
+            cwd=ROOT,
+            env=checkout.settings(base),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def run(self, *job) -> int | None:
+        "The exit code of a page's process; None where the server is gone."
+        try:
+            print(json.dumps(job), file=self.process.stdin, flush=True)
+            code, cpu = json.loads(self.process.stdout.readline())
+        except (OSError, ValueError):
+            return None
+        CPU["elsewhere"] += cpu
+        return code
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def servers(request):
+    """environment -> Server; none where a process cannot fork, and for `--fresh-pages`,
+    which starts a process a page.
+    """
+    found = {}
+
+    def server(base):
+        if not hasattr(os, "fork") or request.config.getoption("fresh_pages"):
+            return None
+        key = tuple(sorted(base.items()))
+        if key not in found:
+            found[key] = Server(base)
+        return found[key]
+
+    yield server
+    for each in found.values():
+        each.close()
+    CPU["elsewhere"] = 0  # now among what this process waited for
+
+
+def report_of(page: Path, folder: Path, servers, base, moved=False) -> dict:
     "What a page prints in a process of its own; its failure, if it fails."
-    out = folder / "report.json"
-    words = [ROOT / "tests" / "run_page.py", ROOT / page, out, *["--moved"] * moved]
-    env = OLD_PROCESSOR if moved else {}
-    done = python(*words, cwd=(ROOT / page).parent, env=env, base=base, timeout=900)
-    if done.returncode:
-        pytest.fail(f"{page} fails:\n{done.stderr[-6000:]}", pytrace=False)
+    out, base = folder / "report.json", dict(base) | (OLD_PROCESSOR if moved else {})
+    base.pop("PYTEST_CURRENT_TEST", None)
+    server = servers(base)
+    code = server.run(str(ROOT / page), str(out), moved) if server else None
+    if code is None:
+        words = [RUN, ROOT / page, out, *["--moved"] * moved]
+        done = python(*words, cwd=(ROOT / page).parent, base=base, timeout=LIMIT)
+        code, log = done.returncode, done.stderr
+    else:
+        log = Path(f"{out}.log").read_text()
+    if code:
+        why = "fails" if code > 0 else f"was stopped by signal {-code} ({LIMIT} s?)"
+        pytest.fail(f"{page} {why}:\n{log[-6000:]}", pytrace=False)
     return json.loads(out.read_text())
 
 
-def reports(page: Path, folder: Path, base) -> list[dict]:
+def reports(page: Path, folder: Path, servers, base) -> list[dict]:
     """A page as on a fresh machine; where it lacks data there, and data are here, with
     them too.
     """
-    found = [report_of(page, folder, base)]
+    found = [report_of(page, folder, servers, base)]
     lacks = [
         line for cell in found[0]["cells"] for line in missing(seen(cell["fresh"]))
     ]
     if lacks and images.data_root().is_dir():
-        found.append(report_of(page, folder, os.environ))
+        found.append(report_of(page, folder, servers, os.environ))
     return found
 
 
@@ -184,25 +252,25 @@ def demand_agreement(page: Path, report: dict, advice: str):
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_page_runs_and_prints_what_is_stored(
-    page, tmp_path, fresh_machine, record_property
+    page, tmp_path, servers, fresh_machine, record_property
 ):
-    found = reports(page, tmp_path, fresh_machine)
+    found = reports(page, tmp_path, servers, fresh_machine)
     for report in found:
         demand_agreement(page, report, "run the page again")
     for cell in found[-1]["cells"]:
         if cell["skipped"]:
-            line = cell["source"].splitlines()[0]
-            record_property(NOT_RUN, f"{page}: {cell['skipped']}: {line}")
+            record_property(NOT_RUN, cell["skipped"])
         for line in unchecked(cell):
-            record_property(NOT_CHECKED, f"{page}: {line}")
+            record_property(NOT_CHECKED, line)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("page", TRAINING, ids=str)
-def test_claims_hold_when_the_start_moves(page, tmp_path):
+def test_claims_hold_when_the_start_moves(page, tmp_path, servers):
     """Weights and images a relative 1e-6 off, sums in another order: every assert
     holds, and what a training moved is tagged `trained`.
     """
-    report = report_of(page, tmp_path, os.environ, moved=True)
+    report = report_of(page, tmp_path, servers, os.environ, moved=True)
     assert report["moved"], (
         "nothing was moved: the page makes its weights and images itself"
     )
@@ -228,7 +296,7 @@ def unguarded(found: list[Cell]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=str)
+@tabled("page", PAGES, ids=str)
 def test_what_is_trained_is_held_to_a_claim(page):
     assert not unguarded(cells(page))
     assert page in TRAINING or not any("trained" in cell.tags for cell in cells(page))
@@ -248,7 +316,7 @@ def test_a_training_without_a_claim_is_noticed():
     ) == ["print(score)"] == unguarded([claim, trained])
 
 
-@pytest.mark.parametrize(
+@tabled(
     "stored, fresh",
     [
         ("eps 3.02", "eps 3.07"),

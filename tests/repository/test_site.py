@@ -9,6 +9,7 @@ import pypandoc
 import pytest
 import yaml
 from checkout import NOTEBOOKS, ROOT, copy, python, text
+from tables import tabled
 
 LABEL = re.compile(
     r"\{#((?:eq|prop|fig|tbl|thm|lem|cor|prp|cnj|def|exm|sec|lst)-[\w-]+)"
@@ -240,9 +241,8 @@ def prose_of(notebook):
     )
 
 
-@pytest.mark.parametrize(
-    "page", [path.relative_to("nbs") for path in NOTEBOOKS], ids=str
-)
+@pytest.mark.deep
+@tabled("page", [path.relative_to("nbs") for path in NOTEBOOKS], ids=str)
 def test_nothing_is_lost_on_the_way(page, site):
     notebook = json.loads((ROOT / "nbs" / page).read_text("utf-8"))["cells"]
     if found := list(lost(notebook, site[page])):
@@ -272,9 +272,8 @@ def html_faults(site, pool):
     }
 
 
-@pytest.mark.parametrize(
-    "page", [path.relative_to("nbs") for path in NOTEBOOKS], ids=str
-)
+@pytest.mark.deep
+@tabled("page", [path.relative_to("nbs") for path in NOTEBOOKS], ids=str)
 def test_page_renders(page, html_faults):
     if found := html_faults[page].result():
         pytest.fail(f"{page}:\n  " + "\n  ".join(found), pytrace=False)
@@ -293,7 +292,7 @@ HERE = Path("papers/here.ipynb")
 IMAGE = {"output_type": "display_data", "data": {"image/png": ""}}
 
 
-@pytest.mark.parametrize(
+@tabled(
     "bad",
     [
         cell(r"$$ \frac{1 $$"),

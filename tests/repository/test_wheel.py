@@ -54,7 +54,7 @@ def called(bare, tmp_path, *words):
     env = {k: v for k, v in os.environ.items() if k not in unset}
     env |= {"HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [bare / "bin" / words[0], *words[1:]]
-    where = dict(cwd=tmp_path, env=env, timeout=300)
+    where = dict(cwd=tmp_path, env=env, timeout=1200)
     return subprocess.run(command, capture_output=True, text=True, **where)
 
 
@@ -65,6 +65,7 @@ def said(bare, tmp_path, *words):
     return done.stdout
 
 
+@pytest.mark.deep
 def test_it_holds_the_package_its_assets_and_the_experiments(wheel):
     with zipfile.ZipFile(wheel) as file:
         names = {i.filename: i.file_size for i in file.infolist()}
@@ -80,6 +81,7 @@ def test_it_holds_the_package_its_assets_and_the_experiments(wheel):
     assert not strange and sum(names.values()) < 20e6
 
 
+@pytest.mark.deep
 def test_an_sdist_holds_the_notebooks_and_the_tests(source, tmp_path):
     done = python("setup.py", "-q", "sdist", "-d", tmp_path, cwd=source)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -99,6 +101,7 @@ def test_requirements_are_bounded_below_and_met_here():
         assert importlib.metadata.version(wanted.name) in wanted.specifier, line
 
 
+@pytest.mark.deep
 def test_it_is_the_installed_one(bare, tmp_path):
     printed = said(
         bare, tmp_path, "python", "-c", "import dpcomm; print(dpcomm.__file__)"
@@ -106,6 +109,7 @@ def test_it_is_the_installed_one(bare, tmp_path):
     assert str(bare) in printed and str(ROOT) not in printed
 
 
+@pytest.mark.deep
 def test_commands_work_without_a_checkout(bare, tmp_path):
     assert "usage: dpcomm" in said(bare, tmp_path, "dpcomm", "--help")
     assert "dprec-mnist" in said(bare, tmp_path, "dpcomm", "list")

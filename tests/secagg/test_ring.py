@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 from laws import ALARM, count_bounds, drawn, fit, radius
+from tables import tabled
 
 from dpcomm.core import vectors
 from dpcomm.core.chance import seed_tree
@@ -174,7 +175,7 @@ def test_exponentials_are_right_to_one_unit(a, bits):
     assert abs(discrete.exp_fixed(a, bits) - exact) <= 1
 
 
-@pytest.mark.parametrize(
+@tabled(
     "sigma2, half",
     [
         (Fraction(1, 100), False),
@@ -220,7 +221,7 @@ def test_edges_increase_and_the_guide_agrees_with_them():
 CHOICES = [0.01, 0.2, Fraction(1, 3), 1, 2.5, 40, 3000.0]
 
 
-@pytest.mark.parametrize("sigma2", CHOICES)
+@tabled("sigma2", CHOICES)
 def test_draws_follow_the_law(sigma2):
     "Chi-square over all values; false-alarm rate 1e-6 each."
     n, reach = 60_000, int(8 * math.sqrt(sigma2)) + 2
@@ -234,8 +235,8 @@ def test_draws_follow_the_law(sigma2):
         assert fit(counts, p) > ALARM
 
 
-@pytest.mark.parametrize("bits", [3, 5, 9])
-@pytest.mark.parametrize("half", [False, True])
+@tabled("bits", [3, 5, 9])
+@tabled("half", [False, True])
 def test_short_prefixes_give_the_same_law(bits, half):
     "Most draws need further bits then; resolve_size decides them."
     n, sigma2, rng = 6000, Fraction(17, 5), seed_tree(0, "short", bits)
@@ -259,7 +260,7 @@ def test_settling_keeps_to_its_prefix():
             assert (x == 0 or law[x - 1] < (prefix + 1) / 16) and law[x] > prefix / 16
 
 
-@pytest.mark.parametrize("sigma2", [2**20, 2**20 + 0.5, 5e6, 1e8, 1e12, 2.0**70])
+@tabled("sigma2", [2**20, 2**20 + 0.5, 5e6, 1e8, 1e12, 2.0**70])
 def test_wide_laws(sigma2):
     "Blocks against the normal law and, for the low bits, the uniform one."
     from scipy import stats
@@ -296,7 +297,7 @@ def test_blocks_and_tables_draw_one_law(monkeypatch):
         assert fit(np.bincount(values + 60, minlength=121), p) > ALARM
 
 
-@pytest.mark.parametrize("shift", [1, 5, 12, 25, 34])
+@tabled("shift", [1, 5, 12, 25, 34])
 def test_the_shortcut_of_the_coins_is_exact(shift):
     "Against the fractions alone, from the same 32 bits."
     sigma2 = Fraction(700 * 2**shift) ** 2 + Fraction(1, 3)
@@ -320,7 +321,7 @@ def test_blocks_beyond_the_table_get_their_coins_too():
     assert low <= accepted.sum() <= high
 
 
-@pytest.mark.parametrize(
+@tabled(
     "t", [Fraction(0), Fraction(1, 1000), Fraction(2, 3), Fraction(1), Fraction(7, 2)]
 )
 def test_coins(t):
@@ -414,7 +415,7 @@ SAMPLER = (
 )
 
 
-@pytest.mark.parametrize("function", SAMPLER, ids=lambda f: f.__name__)
+@tabled("function", SAMPLER, ids=lambda f: f.__name__)
 def test_no_float_takes_part_in_a_draw(function):
     "The sampler names no float; of math and its stream it uses whole numbers only."
     nodes = list(ast.walk(ast.parse(inspect.getsource(function))))
@@ -432,8 +433,8 @@ def test_no_float_takes_part_in_a_draw(function):
 # ---- rotation and rounding
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("d", [1, 2, 3, 100, 128, 1000])
+@tabled("dtype", [torch.float32, torch.float64])
+@tabled("d", [1, 2, 3, 100, 128, 1000])
 def test_rotation_is_an_isometry_with_an_inverse(d, dtype):
     u = torch.from_numpy(seed_tree(0, d).standard_normal((4, d))).to(dtype)
     v = vectors.rotate(u, 7)

@@ -25,6 +25,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from laws import ALARM, drawn, fit
 from scipy import stats
+from tables import tabled
 
 from dpcomm.core import wire
 from dpcomm.core.chance import seed_tree
@@ -358,8 +359,8 @@ def test_agreement_is_x25519():
     )
 
 
-@pytest.mark.parametrize("word", [np.uint32, np.uint64])
-@pytest.mark.parametrize("d", [1, 5, 2**14 - 1, 2**14 + 1, 40_001])
+@tabled("word", [np.uint32, np.uint64])
+@tabled("d", [1, 5, 2**14 - 1, 2**14 + 1, 40_001])
 def test_masks_are_the_cipher_stream(word, d):
     key, total = bytes(range(16)), np.arange(d).astype(word)
     stream = (
@@ -500,7 +501,7 @@ def test_too_few_are_refused():
 # ---- set-up
 
 
-@pytest.mark.parametrize(
+@tabled(
     "bad, match",
     [
         (dict(n_clients=1), "n_clients is 1"),
@@ -669,8 +670,8 @@ def test_the_schedules_above_were_no_empty_ones():
     ), "dropouts at each round, in sessions with a sum"
 
 
-@pytest.mark.parametrize("step", range(6))
-@pytest.mark.parametrize("k", [10, 19])
+@tabled("step", range(6))
+@tabled("k", [10, 19])
 def test_ten_percent_may_leave_at_each_round(step, k):
     ring = Ring(24)
     x = vectors(20, 30, ring)
@@ -1049,8 +1050,8 @@ def test_any_private_key_shows_what_is_of_small_order():
         )
 
 
-@pytest.mark.parametrize("where", [0, 32], ids=["box", "pair"])
-@pytest.mark.parametrize("key", LOW.values(), ids=LOW)
+@tabled("where", [0, 32], ids=["box", "pair"])
+@tabled("key", LOW.values(), ids=LOW)
 def test_a_key_of_small_order_is_refused(where, key):
     """By the server in round 0, the session goes on without its sender; and by clients,
     should a server pass it on.
@@ -1284,7 +1285,7 @@ def test_a_dropout_gets_its_key_revealed_and_nothing_else():
         ) == set(c.neighbours)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "vector, match",
     [
         (np.ones(4), "float64"),
@@ -2232,7 +2233,7 @@ def test_everybody_signs_where_no_committee_serves():
     )
 
 
-@pytest.mark.parametrize(
+@tabled(
     "bad, match",
     [
         (dict(corrupt=-0.5), "corrupt is -0.5"),
@@ -2364,7 +2365,7 @@ def test_the_bounds_hold_by_enumeration():
     )
 
 
-@pytest.mark.parametrize(
+@tabled(
     "n, marked, k",
     [(9, 4, 4), (60, 7, 12), (60, 55, 12), (500, 0, 20), (500, 499, 499)],
 )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import drawn
+from tables import tabled
 
 from dpcomm.core.chance import seed_tree
 from dpcomm.secagg import protocol, state
@@ -129,7 +130,7 @@ def test_a_server_is_put_away_between_rounds_only():
     server.receive(1, Client(SETUP, 1, PRIVATE[1], DIRECTORY).start())
 
 
-@pytest.mark.parametrize("at", [0, 31, 32, 60, -1])
+@tabled("at", [0, 31, 32, 60, -1])
 def test_a_damaged_state_is_refused(at):
     data = bytearray(Client(SETUP, 0, PRIVATE[0], DIRECTORY).state())
     data[at] ^= 1

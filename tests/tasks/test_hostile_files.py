@@ -21,6 +21,7 @@ from datetime import date
 
 import numpy as np
 import pytest
+from tables import tabled
 from test_images import idx
 from test_records import record
 from test_stackoverflow import example
@@ -1027,7 +1028,7 @@ def test_readers_shared_by_several_formats(tmp_path):
             medical.read_table(tmp_path / "a.csv", columns, only)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "change, says",
     [
         (

@@ -18,6 +18,7 @@ from conftest import or_skip
 from hypothesis import given
 from hypothesis import strategies as some
 from laws import drawn
+from tables import tabled
 
 from dpcomm.core.chance import seed_tree
 from dpcomm.tasks import images
@@ -331,8 +332,8 @@ def test_iid_covers_exactly_and_evenly(n, more):
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@pytest.mark.parametrize("alpha", [1e-3, 0.1, 1.0, 100.0])
-@pytest.mark.parametrize("n_clients", [1, 4, 100, 400])
+@tabled("alpha", [1e-3, 0.1, 1.0, 100.0])
+@tabled("n_clients", [1, 4, 100, 400])
 def test_dirichlet_equal_covers_exactly_in_equal_sizes(n_clients, alpha):
     parts = images.dirichlet_equal(SMALL, n_clients, alpha, seed_tree(1))
     assert (
@@ -393,7 +394,7 @@ def test_by_writer_makes_one_client_a_writer_in_order():
     assert [p.tolist() for p in parts] == [[1, 3], [0, 2, 5], [4]]
 
 
-@pytest.mark.parametrize(
+@tabled(
     "call, message",
     [
         (

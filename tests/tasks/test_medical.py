@@ -11,6 +11,7 @@ from conftest import or_skip
 from hypothesis import given
 from hypothesis import strategies as some
 from sklearn.preprocessing import MinMaxScaler
+from tables import tabled
 
 from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import flatten
@@ -456,7 +457,7 @@ def test_deaths_are_dealt_evenly_over_hospitals():
     assert abs(totals - totals.mean()).max() < 5.4 * spread
 
 
-@pytest.mark.parametrize(
+@tabled(
     "bad, message",
     [
         (dict(n_hospitals=0), "n_hospitals is 0"),

@@ -13,6 +13,7 @@ import pytest
 import scipy.special
 import torch
 from checkout import python
+from tables import tabled
 from torch.nn import functional
 
 from dpcomm.core.chance import seed_tree
@@ -78,7 +79,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@tabled("kind", KINDS)
 def test_every_coefficient_is_kymatios(kind, kymatio):
     images = KINDS[kind]
     ours, theirs = scatter(images), kymatio(images)
@@ -277,7 +278,7 @@ def test_group_norm_is_torchs(channels, groups):
 # ---- refusals
 
 
-@pytest.mark.parametrize(
+@tabled(
     "images, says",
     [
         (noise(1, 28, 28), "(n, channels, height, width)"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import or_skip
+from tables import tabled
 
 from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import flatten, groups
@@ -367,7 +368,7 @@ def test_leaf_files_that_are_no_json_or_absent(tmp_path):
         shakespeare.read_leaf(tmp_path)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "x, y, message",
     [
         ([X[1:]], [Y], "in x; it must be a string of 80 characters"),
@@ -412,8 +413,8 @@ def test_working_copies_keep_every_weight(lead):
     ) and not torch.equal(recurrent.restore(net, p), w.expand(*lead, -1))
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize("lead", [(), (2,)])
+@tabled("layers", [1, 2, 3])
+@tabled("lead", [(), (2,)])
 def test_scores_are_the_modules(layers, lead):
     net, w, x, *_ = problem(layers=layers)
     torch.nn.utils.vector_to_parameters(w, net.parameters())
@@ -469,8 +470,8 @@ def test_one_layer_back_through_time_is_autograds():
     torch.testing.assert_close(buffers.dgates[..., :h], o * (1 - o) * buffers.tanh)
 
 
-@pytest.mark.parametrize("together", [1, 2, 3])
-@pytest.mark.parametrize("masked", [False, True])
+@tabled("together", [1, 2, 3])
+@tabled("masked", [False, True])
 def test_local_sgd_is_autograds(together, masked):
     "Unequal clients, a batch that is not full, two epochs; in double precision."
     net, w, x, y, plan = problem()

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from tables import tabled
 from torch import nn
 
 from dpcomm.core.chance import seed_tree
@@ -194,7 +195,7 @@ def test_held_out_posts_are_of_other_clients():
     )
 
 
-@pytest.mark.parametrize(
+@tabled(
     "change, text",
     [
         (dict(n_clients=0), "n_clients is 0"),

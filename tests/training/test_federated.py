@@ -18,6 +18,7 @@ from checkout import ROOT
 from hypothesis import given
 from hypothesis import strategies as some
 from laws import ALARM, count_bounds, drawn, fit
+from tables import tabled
 from torch import nn
 
 from dpcomm.core import vectors as core
@@ -102,10 +103,10 @@ def outcome(run: federated.Run) -> dict:
 # ---- engines
 
 
-@pytest.mark.parametrize(
+@tabled(
     "name", [name for name in models.MODELS if name != "lstm"]
 )  # which trains itself: tests/tasks/test_shakespeare.py
-@pytest.mark.parametrize("engine", [e for e in federated.ENGINES if e != "loop"])
+@tabled("engine", [e for e in federated.ENGINES if e != "loop"])
 def test_engines_agree_with_the_loop(engine, name):
     """In float64, with clients of unequal size, two epochs and last batches that are
     not full.
@@ -553,7 +554,7 @@ def test_more_clients_than_there_are_is_refused(sampling):
     assert len(federated.sample_cohort(6, 7, "replacement", seed_tree(0))) == 7
 
 
-@pytest.mark.parametrize(
+@tabled(
     "field, value",
     [
         ("rounds", 0),
@@ -797,7 +798,7 @@ def promise(
     )
 
 
-@pytest.mark.parametrize(
+@tabled(
     "why, sampling, told",
     [
         (
@@ -864,7 +865,7 @@ def test_a_promise_counts_on_shares_of_noise_that_come():
         go(ten, config, guarantee=lambda t: ten.guarantee(t, 1e-5))
 
 
-@pytest.mark.parametrize(
+@tabled(
     "sampling, told",
     [
         ("fixed", {}),
@@ -919,8 +920,8 @@ def test_a_run_leaves_the_model_and_the_threads_as_they_were():
 # ---- workers and order
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
-@pytest.mark.parametrize("engine", federated.ENGINES)
+@tabled("name", MECHANISMS)
+@tabled("engine", federated.ENGINES)
 def test_workers_change_nothing(engine, name):
     "24 clients of one round over 1, 2 and 3 threads, bit for bit."
     toy = federation(sizes=tuple(3 + i % 5 for i in range(24)))
@@ -1030,6 +1031,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
 
+@pytest.mark.deep
 def test_a_round_of_ten_thousand_clients_needs_less_than_a_gigabyte():
     "Their updates alone would be 2.5 GB. Libraries take 0.6, so all is below 1 GB."
     words = [sys.executable, "-c", CROWD]
@@ -1050,8 +1052,8 @@ def test_the_streams_of_many_visits_take_linear_time():
 # ---- an empty cohort
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
-@pytest.mark.parametrize("engine", federated.ENGINES)
+@tabled("name", MECHANISMS)
+@tabled("engine", federated.ENGINES)
 def test_a_round_without_clients_is_a_round(engine, name):
     "Poisson sampling at 1/6: most of 8 rounds are empty, noise and server steps go on."
     config = dataclasses.replace(
@@ -1113,7 +1115,7 @@ def test_a_killed_process_resumes_bit_for_bit(tmp_path):
     env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     process = subprocess.Popen([sys.executable, "-c", script], env=env)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while (
             not path.exists() and process.poll() is None and time.monotonic() < deadline
         ):

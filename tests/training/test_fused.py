@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tables import tabled
 from torch import nn
 
 from dpcomm.core.chance import seed_tree
@@ -94,10 +95,8 @@ def folded(reference):
     return together
 
 
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize(
-    "channels, first", [(2, False), (2, True), (1, True), (1, False)]
-)
+@tabled("n", [1, 3])
+@tabled("channels, first", [(2, False), (2, True), (1, True), (1, False)])
 def test_conv(n, channels, first):
     compare(
         lambda h, weight, bias: fused.conv(h, weight, bias, (1, 1)),
@@ -251,7 +250,7 @@ def test_empty_places_of_a_batch_cost_nothing(monkeypatch):
     torch.testing.assert_close(updates, looped, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "layer",
     [
         nn.Conv2d(1, 2, 3, stride=2),

@@ -13,6 +13,7 @@ from laws import ALARM
 from scipy.special import erf
 from scipy.stats import chisquare, kstest
 from sklearn.metrics import log_loss
+from tables import tabled
 
 from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import clip_l2
@@ -104,8 +105,8 @@ def test_no_gradient_is_longer_than_the_clip(clip):
 # ---- sums of signs
 
 
-@pytest.mark.parametrize("tilt", TILTS.values(), ids=TILTS)
-@pytest.mark.parametrize("top", [1e-3, 0.3, 2.0])
+@tabled("tilt", TILTS.values(), ids=TILTS)
+@tabled("top", [1e-3, 0.3, 2.0])
 def test_the_rate_is_above_that_of_every_cell(tilt, top):
     rate = linear.forced_rate(tilt, top)
     u = np.linspace(0, top, 20_001)[1:]
@@ -122,8 +123,8 @@ def test_the_rate_of_a_zero_gradient_is_zero():
     assert len(at) == len(signs) == 0
 
 
-@pytest.mark.parametrize("name", TILTS)
-@pytest.mark.parametrize("scale", [0.2, 1.5])
+@tabled("name", TILTS)
+@tabled("scale", [0.2, 1.5])
 def test_a_sum_of_signs_has_the_exact_law(name, scale):
     """Every coordinate of 5,000 sums against a convolution of coins; coordinates share
     the alarm.
@@ -353,7 +354,7 @@ def test_evaluation_agrees_with_scikit_learn():
     assert found["accuracy"] == pytest.approx(100 * (logits.argmax(1) == y).mean())
 
 
-@pytest.mark.parametrize(
+@tabled(
     "change",
     [
         dict(epochs=0),

@@ -5,6 +5,7 @@ import pytest
 import torch
 from laws import ALARM
 from scipy import stats
+from tables import tabled
 from torch import nn
 
 from dpcomm.core.chance import seed_tree
@@ -146,7 +147,7 @@ def test_the_symbols_of_the_lstm_start_normal_and_its_other_law_is_refused():
         models.build("lstm", seed_tree(0), "glorot")
 
 
-@pytest.mark.parametrize("name", sorted(set(SHAPES) - {"lstm"}))
+@tabled("name", sorted(set(SHAPES) - {"lstm"}))
 def test_pooling_before_or_after_the_relu_is_the_same(name):
     """max and ReLU commute: values and gradients agree, so the cheaper order may be
     used.

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 from laws import drawn
+from tables import tabled
 from torch import nn
 
 from dpcomm.core.chance import Insecure, derive, seed_tree
@@ -98,7 +99,7 @@ def test_an_agreement_knows_its_sizes():
     )
 
 
-@pytest.mark.parametrize(
+@tabled(
     "change",
     [
         dict(cohort=3),
@@ -228,8 +229,8 @@ def test_equal_messages_count_each():
 # ---- the state as bytes
 
 
-@pytest.mark.parametrize("server", SERVERS)
-@pytest.mark.parametrize("rounds", [0, 1, 5])
+@tabled("server", SERVERS)
+@tabled("rounds", [0, 1, 5])
 def test_a_state_survives_its_bytes_and_goes_on_alike(server, rounds):
     state = replay.initial_state(agree(server), 4)
     for t in range(rounds):
@@ -471,7 +472,7 @@ def test_what_is_dearer_than_the_state_is_forgotten():
     assert replay.parse_packet(replay.catch_up(hub, 1)).kind == "state"
 
 
-@pytest.mark.parametrize(
+@tabled(
     "cohort, messages, says",
     [
         ([0], [], "1 clients for 0 messages"),
@@ -618,7 +619,7 @@ def test_another_agreement_is_refused(other):
         refused(replay.Replica(other), replay.catch_up(hub, 0, full), "under agreement")
 
 
-@pytest.mark.parametrize(
+@tabled(
     "change, says",
     [
         (dict(counts=(1,)), "in 0 counts"),
@@ -706,7 +707,7 @@ def test_counting_refuses_what_cannot_be_run(change, says):
         )
 
 
-@pytest.mark.parametrize(
+@tabled(
     "key, rounds, state, groups, draws",
     [
         ("mnist.rec.comm", "rounds", 2, "n_tensors", 1),

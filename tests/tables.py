@@ -1,0 +1,54 @@
+"""Many small cases in one test: `@tabled` stands where `@pytest.mark.parametrize` would, and
+costs one item to collect and to report, whatever the number of cases.
+"""
+
+import functools
+import inspect
+
+import pytest
+
+
+def label(ids, i: int, values: list) -> str:
+    "The name of a case, as parametrize would give it, or its values in short."
+    if callable(ids):
+        return "-".join(str(ids(value)) for value in values)
+    return str(ids[i]) if ids else ", ".join(f"{value!r:.40}" for value in values)
+
+
+def values_of(case, count: int):
+    if isinstance(case, type(pytest.param())):
+        return case.values
+    return case if count > 1 else (case,)
+
+
+def tabled(names: str, cases, ids=None):
+    """Run the test on every case; the failures are told together at the end, each with
+    its case. For tests that skip nothing and have no fixture that a case could change.
+    """
+    names = [name.strip() for name in names.split(",")]
+    rows = [values_of(case, len(names)) for case in cases]
+    ids = ids if ids is None or callable(ids) else list(ids)
+    assert rows and all(len(row) == len(names) for row in rows)
+
+    def decorate(test):
+        @functools.wraps(test)
+        def run(**fixtures):
+            failed = []
+            for i, row in enumerate(rows):
+                try:
+                    test(**dict(zip(names, row)), **fixtures)
+                except (Exception, pytest.fail.Exception) as error:
+                    why = f"{type(error).__name__}: {error}"
+                    failed.append(f"[{label(ids, i, row)}] {why[:3000]}")
+            if failed:
+                pytest.fail(
+                    f"{len(failed)} of {len(rows)} cases:\n" + "\n".join(failed),
+                    pytrace=False,
+                )
+
+        signature = inspect.signature(test)
+        rest = [p for name, p in signature.parameters.items() if name not in names]
+        run.__signature__ = signature.replace(parameters=rest)
+        return run
+
+    return decorate
