@@ -40,6 +40,7 @@ from dpcomm.privacy.accounting import (
     compose,
     gaussian_guarantee,
     guarantee_from_rdp,
+    large_delta,
 )
 from ..privacy.games import listed_curve
 from ..secagg.ring import Ring, conditional_round, rounded_norm
@@ -328,7 +329,7 @@ def run_guarantee(
     rounds: int,  # releases composed, >= 1
     relation: str,  # zero-out | replace
     accountant: str,  # a name in ACCOUNTANTS
-    **names,  # unit, note, premise
+    **names,  # unit, note, premises
 ) -> Guarantee:  # of the whole run
     "The guarantee of `rounds` sums with a Renyi curve. [Mironov 2017, Prop. 1]"
     sampled = q != 1
@@ -355,7 +356,7 @@ def account(
     q: float,  # probability that a client takes part in a round, in (0, 1]
     rounds: int,  # releases composed, >= 1
     delta: float,  # in (0, 1)
-    **names,  # relation, accountant, unit, note, premise
+    **names,  # relation, accountant, unit, note, premises
 ) -> Guarantee:  # of the whole run
     "Epsilon of a run with this mechanism's grid and noise."
     raise NotImplementedError
@@ -370,7 +371,7 @@ def guarantee(
     n_clients: int = None,  # clients in the federation; needed under sampling
     cohort: float = None,  # expected cohort; needed under sampling
     sampling: str = "none",  # none | poisson
-    **names,  # relation (zero-out | replace), accountant (rdp-...), unit, note, premise
+    **names,  # relation (zero-out | replace), accountant (rdp-...), unit, note, premises
 ) -> Guarantee:  # of the whole run, while the honest shares are in every sum
     "Privacy of `rounds` sums; ValueError without d. [Kairouz et al. 2021, Alg. 1]"
     check_choice("sampling", sampling, ("none", "poisson"))
@@ -378,7 +379,8 @@ def guarantee(
     check_between("rounds", rounds, 1)
     q = sampling_rate(sampling, n_clients, cohort, self.honest)
     names |= of_shares(sampling, self.honest, self.n_clients, names)
-    return self.account(d, q, rounds, delta, **names)
+    made = self.account(d, q, rounds, delta, **names)
+    return made.noting(large_delta(delta, n_clients or self.n_clients))
 
 # %% ../../nbs/secagg/on_ring.ipynb #65730c68
 def gaussian_multiplier(

@@ -25,6 +25,7 @@ from dpcomm.core.checks import (
 )
 from dpcomm.privacy.accounting import (
     CONVERSIONS,
+    PREMISES,
     Guarantee,
     calibrate,
     guarantee_from_rdp,
@@ -269,7 +270,7 @@ def theorem1_epsilon(
     nbits: float,  # b of the theorem: index bits of a whole message, >= 1
     delta: float,  # in (0, 1)
     version: str = "arxiv",  # arxiv | iclr: as printed | iclr-shifted: orders one up
-) -> Guarantee:  # relation 'null-slot'
+) -> Guarantee:  # relation 'null-slot', on the premise that the proof holds
     "Epsilon by Algorithm 7 of either version of the paper. [dprec Thm. 1, Alg. 7]"
     check_number("c", c, "(0, 1e6]")
     check_between("slots", slots, 1, 2**53)
@@ -288,7 +289,8 @@ def theorem1_epsilon(
         accountant=f"theorem1-{version}",
         scope="total",
         trust="central",
-        note="Algorithm 7 as the paper uses it; its proof has gaps",
+        note="Algorithm 7 as the paper uses it",
+        premises={"proof": PREMISES["proof"]},
     )
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #610fd208
