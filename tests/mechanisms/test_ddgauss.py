@@ -411,7 +411,7 @@ def test_a_guarantee_counts_only_honest_shares():
     )
     assert (
         "30 of 40 honest shares" in g.note
-        and not g.premise
+        and not g.premises
         and g.eps
         == pytest.approx(DDGauss(1.0, 1.0, 40, 18).guarantee(**names).eps, rel=1e-3)
     )
@@ -421,7 +421,7 @@ def test_a_guarantee_counts_only_honest_shares():
     assert (
         sampled.eps < g.eps
         and sampled.sampling == "poisson"
-        and sampled.premise.startswith("as if the noise had one size")
+        and sampled.premises["shares"].startswith("as if the noise had one size")
         and "not the cohorts" in sampled.note
     )
     with pytest.raises(ValueError, match="d is None"):

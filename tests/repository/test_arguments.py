@@ -121,7 +121,7 @@ GOOD = {
             scope="total",
             trust="central",
             note="n",
-            premise="p",
+            premises={"proof": "p"},
             rounds=3,
             q=0.5,
         ),
@@ -161,7 +161,7 @@ GOOD = {
                 trust="central",
                 orders=[2, 3],
                 note="n",
-                premise="p",
+                premises={"proof": "p"},
             )
         ),
         "calibrate": dict(
