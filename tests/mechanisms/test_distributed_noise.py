@@ -15,7 +15,7 @@ from laws import drawn, radius
 
 from dpcomm.core.chance import Insecure, seed_tree
 from dpcomm.core.wire import BadMessage
-from dpcomm.mechanisms import distributed_noise
+from dpcomm.mechanisms import contract, distributed_noise
 from dpcomm.mechanisms.topk import TopK
 from dpcomm.privacy import accounting
 
@@ -252,6 +252,37 @@ def test_what_a_caller_notes_is_added_to_what_must_be_said():
         str(plain).startswith("As if the noise had one size")
         and distributed_noise.HIDDEN in plain.note
     )
+
+
+@pytest.mark.parametrize(
+    "name, made, release",
+    [
+        ("gaussian", {}, dict(sampling="poisson", n_clients=100, cohort=10)),
+        ("gaussian", dict(exact=False), dict(n_clients=100)),
+        (
+            "quantised",
+            dict(level_bits=8),
+            dict(sampling="poisson", n_clients=100, cohort=10),
+        ),
+        ("topk", dict(fraction=1.0, n_clients=100), {}),
+        ("compressive", dict(fraction=1.0, n_clients=100), {}),
+        ("ddgauss", dict(n_clients=100), dict(d=8)),
+        ("skellam", dict(n_clients=100), dict(d=8)),
+        (
+            "topk",
+            dict(fraction=1.0, n_clients=10),
+            dict(n_clients=100, cohort=10, sampling="poisson"),
+        ),
+    ],
+)
+def test_a_delta_of_one_client_is_noted_wherever_their_number_is_known(
+    name, made, release
+):
+    m = contract.mechanism(name, clip_norm=1.0, sigma=1.0, **made)
+    for delta, noted in ((0.99, True), (0.01, True), (0.0099, False)):
+        told = m.guarantee(10, delta, **release)
+        assert ("delta is at least 1/100" in told.note) == noted
+        assert told.note.count("delta is at least") == noted
 
 
 def test_coarse_messages_are_simulated_in_steps():
