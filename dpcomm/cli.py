@@ -189,11 +189,11 @@ def summary(
     title: str = "",  # above the table
 ) -> tuple:  # Table, sentence
     "Runs in a table, and the guarantee of the first that has one."
-    from dpcomm.privacy.accounting import Guarantee
+    from dpcomm.privacy.accounting import recorded
     from dpcomm.report import results
 
     promises = [r.guarantee for r in found if r.guarantee]
-    said = str(Guarantee(**promises[0])) if promises else "no privacy is claimed"
+    said = str(recorded(promises[0])) if promises else "no privacy is claimed"
     return results.runs_table(found, title), said
 
 # %% ../nbs/reference/cli.ipynb #d7883c4e

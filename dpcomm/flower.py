@@ -32,7 +32,7 @@ from .core.checks import check_between, check_positive
 from .core.vectors import flatten
 from .core.wire import VERSION as WIRE
 from .core.wire import BadMessage, parse_message
-from .mechanisms.contract import GUESSED, Total
+from .mechanisms.contract import Total
 from .training import federated, replay
 
 # %% ../nbs/reference/flower.ipynb #f10a0006
@@ -736,7 +736,7 @@ def serve(
     insecure: bool = False,  # whether cohorts and noise follow from the seed: tests only
 ) -> Served:  # the model and the ledger
     "Run a server to its last round. [dprec Alg. 8]"
-    promised = _promise(check_task(task), guarantee)
+    promised = _promise(check_task(task), guarantee, say)
     if task.mechanism.safe.startswith("simulation only"):
         say(f"{task.mechanism.name} is {task.mechanism.safe}")
     down = History(task, history) if history else Down(task)
@@ -757,19 +757,21 @@ def serve(
                 f" needs {deadlines.least}: look at the nodes' logs, or wait longer"
             )
     if promised and (known or insecure):
-        premise = "; ".join(filter(None, (promised.premise, GUESSED)))
-        promised = replace(promised, premise=premise)
+        promised = promised.assuming("keys")
     say(str(promised or "no privacy is claimed"))
     return Served(down.w.detach(), tuple(rows), promised)
 
 
-def _promise(task, guarantee):
+def _promise(task, guarantee, say):
     "The guarantee of the whole run, held against its settings."
     if guarantee is None:
         return None
     made = guarantee(task.config.rounds)
-    run = task.config, task.n_clients, None, task.mechanism
-    return federated.check_promise(made, *run)
+    run = task.config, task.n_clients
+    made = federated.check_promise(made, *run, mechanism=task.mechanism)
+    for sentence in federated.relied_on(made, *run, task.mechanism):
+        say(sentence)
+    return made
 
 # %% ../nbs/reference/flower.ipynb #f10a0041
 PULLS = 32  # replies that are fetched at a time

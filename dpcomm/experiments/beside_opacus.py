@@ -8,6 +8,7 @@ __all__ = ['PREMISE', 'DELTA', 'IMPORTS', 'TRAINING', 'CASES', 'ACCOUNTING', 'SC
 # %% ../../nbs/reference/opacus.ipynb #c1opa503
 from ..core.checks import check_choice
 from . import peers
+from ..mechanisms.distributed_noise import FLOATS
 from ..privacy import accounting
 from ..privacy.accounting import Guarantee
 from ..report.results import Table
@@ -27,7 +28,8 @@ def guarantee(
     whole = all(q == 1 for _, q, _ in history)
     fields = dict(unit="example", relation="add-remove", scope="total")
     fields |= dict(sampling="none" if whole else "poisson", trust="central")
-    fields |= dict(premise="" if poisson or whole else PREMISE)
+    fields |= dict(premises={} if poisson or whole else {"sampling": PREMISE})
+    fields |= dict(note=FLOATS)
     if len(history) == 1:
         ((sigma, q, steps),) = history
         run = sigma, delta, q, steps

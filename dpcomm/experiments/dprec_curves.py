@@ -155,7 +155,8 @@ def premised(
     config = dataclasses.replace(config, sampling="fixed")
     delta = delta_of(n_clients)
     run = dict(delta=delta, n_clients=n_clients, cohort=config.cohort)
-    run |= dict(sampling="poisson", premise=PREMISE) | ({} if d is None else dict(d=d))
+    run |= dict(sampling="poisson", premises={"sampling": PREMISE})
+    run |= {} if d is None else dict(d=d)
 
     def account(rounds):
         return mechanism.guarantee(rounds=rounds, **run, **more)
@@ -214,7 +215,7 @@ def rec(
     run |= {"accountant": "theorem1-arxiv"} | more
 
     def account(rounds):
-        return mechanism.guarantee(rounds=rounds, **run)
+        return mechanism.guarantee(rounds=rounds, **run).assuming("neighbours")
 
     drawn = dataclasses.replace(config, sampling="replacement")
     return Curve(key, mechanism, drawn, account)

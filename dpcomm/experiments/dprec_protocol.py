@@ -135,12 +135,14 @@ def epsilons(
     n, m = stated("n_clients", task), mechanism_of(row)
     run = dict(rounds=rounds_of(task, kind), n_clients=n, cohort=stated("cohort", task))
     run |= dict(delta=n ** -stated("delta.exponent", task))
-    more = dict(sampling="poisson", premise=dprec_curves.PREMISE)
+    more = dict(sampling="poisson", premises={"sampling": dprec_curves.PREMISE})
     run |= {} if kind == "rec" else more
+    what = ["neighbours"] if kind == "rec" else []
     orders = {"rdp-classic": dict(orders=accounting.INTEGER_ORDERS)}
     names = ACCOUNTANTS[kind]
     return tuple(
-        m.guarantee(**run, accountant=name, **orders.get(name, {})) for name in names
+        m.guarantee(**run, accountant=name, **orders.get(name, {})).assuming(*what)
+        for name in names
     )
 
 # %% ../../nbs/reference/dprec_protocol.ipynb #449d0018

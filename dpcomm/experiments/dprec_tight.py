@@ -105,7 +105,8 @@ def curve(
     sampling = more.get("sampling", line.config.sampling)
 
     def account(rounds):
-        return line.mechanism.guarantee(rounds=rounds, **more)
+        made = line.mechanism.guarantee(rounds=rounds, **more)
+        return made.assuming("neighbours") if kind.startswith("rec") else made
 
     config = replace(line.config, sampling=sampling)
     return replace(line, config=config, guarantee=account, as_run=None)

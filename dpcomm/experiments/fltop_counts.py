@@ -103,7 +103,7 @@ def guarantee(
     orders = accounting.INTEGER_ORDERS if accountant == "rdp-classic" else None
     rate = stated(task, "cohort") / stated(task, "n_clients")
     more = dict(sampling="poisson", accountant=accountant, orders=orders, note=KNOWN)
-    more |= dict(premise=dprec_curves.PREMISE)
+    more |= dict(premises={"sampling": dprec_curves.PREMISE})
     sigma, delta = stated(task, "sigma"), stated(task, "delta")
     return accounting.gaussian_guarantee(sigma, delta, rate, rounds, **more)
 

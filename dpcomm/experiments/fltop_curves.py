@@ -437,7 +437,7 @@ def curve(
         used = replace(used, iterations=0)
     run = dict(n_clients=s.n_clients, cohort=config.cohort, delta=delta)
     run |= dict(sampling="poisson", orders=INTEGER_ORDERS, relation="add-remove")
-    run |= dict(premise=dprec_curves.PREMISE)
+    run |= dict(premises={"sampling": dprec_curves.PREMISE})
 
     def account(rounds):
         return used.guarantee(rounds=rounds, **run)

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['IMPORTS', 'CLIENT', 'SERVER', 'POSTPROCESSOR', 'CLIENTS', 'ROUNDS', 'BATCH', 'LR', 'SEED', 'SETTINGS', 'MODEL',
-           'TRAINING', 'COMPARISON', 'SCRIPT', 'work', 'local_update', 'by_hand', 'accuracy', 'run', 'obstacle']
+           'TRAINING', 'COMPARISON', 'SCRIPT', 'METRICS', 'work', 'local_update', 'by_hand', 'accuracy', 'run',
+           'guarantee', 'obstacle']
 
 # %% ../../nbs/reference/pfl.ipynb #c1pfl503
 import copy
@@ -17,6 +18,7 @@ from ..core.vectors import flatten
 from ..core.wire import parse_message
 from . import peers
 from ..mechanisms import contract
+from ..privacy.accounting import Guarantee
 from ..report.results import Table
 from ..tasks import images
 from ..training import models
@@ -208,6 +210,20 @@ def run(
 ) -> dict:  # a record: versions, date, machine, rows
     "Train in pfl and by hand; NotRun where pfl is not installed."
     return peers.answer(SCRIPT, ("pfl", "torch", "randomgen"), "bench", python)
+
+# %% ../../nbs/reference/pfl.ipynb #c1pfl542
+METRICS = "pfl's own metrics tell of the clients without noise and are not counted"
+
+
+def guarantee(
+    name: str,  # a key of SETTINGS
+    delta: float = 1e-5,  # in (0, 1)
+) -> Guarantee:  # of the run: everybody takes part in every round
+    "What the run proves if nobody could guess its seed."
+    how = dict(sampling="none", accountant="exact-balle") if name == "rec" else {}
+    made = contract.mechanism(name, **SETTINGS[name][0])
+    proved = made.guarantee(rounds=ROUNDS, delta=delta, **how)
+    return proved.assuming("keys").noting(METRICS)
 
 # %% ../../nbs/reference/pfl.ipynb #c1pfl537
 def obstacle(

@@ -156,7 +156,7 @@ def ddgauss_epsilon(
     beta: float = math.exp(-0.5),  # of the conditional rounding, in [0, 1)
     relation: str = "zero-out",  # zero-out | replace, the last with q = 1 only
     accountant: str = "rdp-classic",  # rdp-classic | rdp-balle
-    **names,  # unit, note, premise
+    **names,  # unit, note, premises
 ) -> (
     Guarantee
 ):  # of the run; under sampling for those who see the models, not the cohorts
@@ -176,7 +176,7 @@ def account(
     q: float,  # probability that a client takes part in a round, in (0, 1]
     rounds: int,  # releases composed, >= 1
     delta: float,  # in (0, 1)
-    **names,  # relation, accountant, unit, note, premise, as in ddgauss_epsilon
+    **names,  # relation, accountant, unit, note, premises, as in ddgauss_epsilon
 ) -> Guarantee:  # of the whole run
     "Epsilon of a run that counts on the honest shares. [Kairouz et al. 2021, Prop. 14]"
     grid = (self.step(d), self.clip_norm, self.honest, self.share)

@@ -174,7 +174,7 @@ def skellam_epsilon(
     beta: float = math.exp(-0.5),  # of the conditional rounding, in [0, 1)
     relation: str = "zero-out",  # zero-out | replace, the last with q = 1 only
     accountant: str = "rdp-classic",  # rdp-classic | rdp-balle
-    **names,  # unit, note, premise
+    **names,  # unit, note, premises
 ) -> Guarantee:  # of the run; sampled: for those who see models, not cohorts
     "Epsilon of a run from the integers added. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]"
     check_release(scale, clip, local_std, q, relation, accountant)
@@ -196,7 +196,7 @@ def account(
     q: float,  # probability that a client takes part in a round, in (0, 1]
     rounds: int,  # releases composed, >= 1
     delta: float,  # in (0, 1)
-    **names,  # relation, accountant, unit, note, premise, as in skellam_epsilon
+    **names,  # relation, accountant, unit, note, premises, as in skellam_epsilon
 ) -> Guarantee:  # of the whole run
     "Epsilon of a run that counts on noise of sigma C. [Agarwal, Kairouz & Liu 2021]"
     grid = (self.step(d), self.clip_norm, 1, self.sigma * self.clip_norm)

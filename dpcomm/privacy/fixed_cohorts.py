@@ -97,10 +97,12 @@ def theorem1_epsilon(
         accountant="theorem1",
         rounds=rounds,
         q=float(q),
-        premise=(
-            "as the paper accounts it, for independent cohorts, while it draws a fixed"
-            " number"
-        ),
+        premises={
+            "sampling": (
+                "as the paper accounts it, for independent cohorts, while it draws a"
+                " fixed number"
+            )
+        },
     )
 
 # %% ../../nbs/papers/fltop_privacy.ipynb #032b73d3

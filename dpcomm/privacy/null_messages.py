@@ -25,6 +25,7 @@ from dpcomm.core.checks import (
 )
 from dpcomm.privacy.accounting import (
     CONVERSIONS,
+    PREMISES,
     Guarantee,
     calibrate,
     guarantee_from_rdp,
@@ -269,7 +270,7 @@ def theorem1_epsilon(
     nbits: float,  # b of the theorem: index bits of a whole message, >= 1
     delta: float,  # in (0, 1)
     version: str = "arxiv",  # arxiv | iclr: as printed | iclr-shifted: orders one up
-) -> Guarantee:  # relation 'null-slot'
+) -> Guarantee:  # relation 'null-slot', on the premise that the proof holds
     "Epsilon by Algorithm 7 of either version of the paper. [dprec Thm. 1, Alg. 7]"
     check_number("c", c, "(0, 1e6]")
     check_between("slots", slots, 1, 2**53)
@@ -288,7 +289,8 @@ def theorem1_epsilon(
         accountant=f"theorem1-{version}",
         scope="total",
         trust="central",
-        note="Algorithm 7 as the paper uses it; its proof has gaps",
+        note="Algorithm 7 as the paper uses it",
+        premises={"proof": PREMISES["proof"]},
     )
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #610fd208
@@ -471,7 +473,7 @@ def _null_density(at, log_s, p, c):
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #cd3e09dc
 def _ratio_cells(w, power, up, c, K, n=ATOMS):
-    "Null mass, and null mean of w - 1, in the cells [0, w_1), ..., [w_m, K) of w."
+    "Null mass, and null mean of w, in the cells [0, w_1), ..., [w_m, K) of w."
     s, p = _sum_of_lognormals(c, K - 1, n, power, up)
     inner = (s > 0) & (s < np.inf)
     log_s, edges = np.log(s[inner]), np.log(w / (K - w))
@@ -484,49 +486,76 @@ def _ratio_cells(w, power, up, c, K, n=ATOMS):
     at = middle[:, None] + half * node
     scale = c * (2 * math.pi) ** 0.5
     density = _null_density(at, log_s, p[inner], c) * weight * half / scale
-    excess = density * (K / (1 + np.exp(-at)) - 1)
+    ratio = density * (K / (1 + np.exp(-at)))
     cell, n_cells = np.searchsorted(edges, middle), len(w) + 1
     mass = np.bincount(cell, density.sum(1), n_cells)
-    excess = np.bincount(cell, excess.sum(1), n_cells)
+    mean = np.bincount(cell, ratio.sum(1), n_cells)
     ends = np.array([p[s == np.inf].sum(), p[s == 0].sum()])
     mass[[0, -1]] += ends
-    excess[[0, -1]] += ends * (-1, K - 1)
-    return mass, excess
+    mean[-1] += K * ends[1]
+    return mass, mean
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #b1d00017
+def _loss(w, q):
+    "Loss of a slot that is the client's at rate q, where its message has ratio w."
+    return np.log(w) if q == 1 else np.log1p(q * (w - 1))
+
+
+def _ratio(loss, q):
+    "The ratio of a message at which a slot has a loss."
+    return np.exp(loss) if q == 1 else 1 + np.expm1(loss) / q
+
+
 def _upper_grid(cells, bounds, q, step):
     "First index, null masses of a slot at losses step * k, and at ratio 0: rounded up."
-    bottom, last, top = (math.log1p(q * (w - 1)) / step for w in bounds)
+    bottom, last, top = (float(_loss(w, q)) / step for w in bounds)
     k = np.arange(
         math.floor(bottom) + (q < 1), min(math.floor(last) + 2, math.ceil(top))
     )
-    mass, excess = cells(1 + np.expm1(k * step) / q)
+    mass, mean = cells(_ratio(k * step, q))
     k = np.concatenate([[k[0] - 1], k, [math.ceil(top)]])
-    r = np.append(-1 if q == 1 else np.expm1(k[0] * step), np.expm1(k[1:] * step))
-    right = np.clip((q * excess - r[:-1] * mass) / np.diff(r), 0, mass)
+    w = np.append(0 if q == 1 else _ratio(k[0] * step, q), _ratio(k[1:] * step, q))
+    right = np.clip((mean - w[:-1] * mass) / np.diff(w), 0, mass)
     mass = np.bincount(k - k[0], np.append(mass - right, 0) + np.append(0, right))
     return (k[1], mass[1:], mass[0]) if q == 1 else (k[0], mass, 0.0)
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #d14827c4
+def _lower_edges(cells, bounds, q, step):
+    "Edges of cells step apart: the lowest cell has its mean at its point, or the highest."
+    bottom, _, top = bounds
+    w, end = np.geomspace(bottom, top * (1 - 1e-9), 2000), float(_loss(top, q))
+    loss, (mass, mean) = _loss(w, q), cells(w)
+    below = mean.cumsum()[:-1] / np.maximum(mass.cumsum()[:-1], 1e-300)
+    gap = loss - _loss(np.maximum(below, 1e-300), q)
+    edge = np.interp(0.501 * step, np.maximum.accumulate(gap), loss)
+    yield edge + step * np.arange(math.floor((end - edge) / step) + 1)
+    loss = end - step * np.linspace(1e-3, 4, 2000)
+    mass, mean = (x[::-1].cumsum()[:-1] for x in cells(_ratio(loss[::-1], q)))
+    gap = _loss(mean / np.maximum(mass, 1e-300), q) - loss
+    last = np.interp(0.501 * step, np.maximum.accumulate(gap), loss)
+    yield last - step * np.arange(math.floor((last - edge) / step) + 1)[::-1]
+
+
 def _lower_grid(cells, bounds, q, step):
     "The same rounded down: a cell at its grid point, neighbours make up for its mean."
-    bottom, _, top = bounds
-    w = np.geomspace(bottom, top * (1 - 1e-9), 2000)
-    loss, (mass, excess) = np.log1p(q * (w - 1)), cells(w)
-    gap = loss - np.log1p(
-        q * excess.cumsum()[:-1] / np.maximum(mass.cumsum()[:-1], 1e-300)
-    )
-    edge = np.interp(0.501 * step, np.maximum.accumulate(gap), loss)
-    k = np.arange(math.floor((np.log1p(q * (top - 1)) - edge) / step) + 1)
-    mass, excess = cells(1 + np.expm1(edge + k * step) / q)
-    first = edge / step - 0.5
-    r = np.expm1((first + np.arange(len(mass))) * step)
-    upper = [x[::-1].cumsum()[::-1] for x in (mass, q * excess)]
-    last = np.flatnonzero(upper[1] >= r * upper[0])[-1]
-    mass, r = np.append(mass[:last], upper[0][last]), r[: last + 1]
-    off = np.append(q * excess[:last], upper[1][last]) - r * mass
-    right = np.append(0, np.maximum(off, 0)[1:] / np.diff(r))
-    left = np.append(np.maximum(-off, 0)[:-1] / np.diff(r), 0)
+    found = []
+    for edges in _lower_edges(cells, bounds, q, step):
+        found.append(_gathered(cells(_ratio(edges, q)), edges[0] / step - 0.5, q, step))
+        if found[-1][-1] < 1e-12:
+            break
+    return min(found, key=lambda one: one[-1])
+
+
+def _gathered(law, first, q, step):
+    "First index, null masses at losses step apart, and what of them is below 0."
+    mass, mean = law
+    w = _ratio((first + np.arange(len(mass))) * step, q)
+    upper = [x[::-1].cumsum()[::-1] for x in law]
+    last = np.flatnonzero(upper[1] >= w * upper[0])[-1]
+    mass, w = np.append(mass[:last], upper[0][last]), w[: last + 1]
+    off = np.append(mean[:last], upper[1][last]) - w * mass
+    right = np.append(0, np.maximum(off, 0)[1:] / np.diff(w))
+    left = np.append(np.maximum(-off, 0)[:-1] / np.diff(w), 0)
     mass = mass + right + left - np.append(right[1:], 0) - np.append(0, left[:-1])
     return first, np.maximum(mass, 0), -np.minimum(mass, 0).sum()
 
@@ -579,7 +608,7 @@ def _composed_epsilon(mass, first, step, rounds, start, size, delta, lost, up):
     above, weighted = (x[::-1].cumsum()[::-1] for x in (total, total * np.exp(-at)))
     fine = (above - np.exp(at) * weighted <= left) & (at >= 0)
     if not fine.any():
-        return math.inf
+        return math.inf if up else 0.0
     j = fine.argmax()
     return (
         max(0.0, math.log((above[j] - left) / weighted[j])) if above[j] > left else 0.0
@@ -592,8 +621,8 @@ CIRCLE_SIZES = (2**12, 2**20)  # of a circle
 
 def _choose_grid(law, top, q, rounds, delta):
     "Bounds of the ratio, grid step, first points of both circles, and their number."
-    mass, excess = law(top / (1 + np.exp(-np.linspace(-35, 35, 4000))), 1, True)
-    ratio = 1 + excess / np.maximum(mass, 1e-300)
+    mass, mean = law(top / (1 + np.exp(-np.linspace(-45, 35, 4000))), 1, True)
+    ratio = mean / np.maximum(mass, 1e-300)
     some = (mass > 1e-30) & (ratio > 0)
     mass, ratio = mass[some], ratio[some]
     bottom = ratio[np.searchsorted(mass.cumsum(), 1e-9 * delta / rounds)]
@@ -601,7 +630,7 @@ def _choose_grid(law, top, q, rounds, delta):
     last = ratio[
         min(np.searchsorted(-client, -1e-6 * delta / (rounds * q)), len(ratio) - 1)
     ]
-    loss, log_tail = np.log1p(q * (ratio - 1)), math.log(1e-6 * delta)
+    loss, log_tail = _loss(ratio, q), math.log(1e-6 * delta)
     laws = (mass * np.exp(loss), loss), (mass, -loss)
     spans = [_chernoff_interval(*one, rounds, log_tail) for one in laws]
     span = max(high - low for low, high in spans)
@@ -621,10 +650,9 @@ COARSE_ATOMS = 256  # atoms of a sum for them
 
 
 def _gaussian_cells(w, v):
-    "Null mass, and null mean of g - 1, in cells of a lognormal g of log-variance v."
+    "Null mass, and null mean of g, in cells of a lognormal g of log-variance v."
     t = np.log(w) / math.sqrt(v) + math.sqrt(v) / 2
-    mass = _normal_cells(t)
-    return mass, _normal_cells(t - math.sqrt(v)) - mass
+    return _normal_cells(t), _normal_cells(t - math.sqrt(v))
 
 
 def _gaussian_hockey_stick(w, v):
@@ -640,11 +668,11 @@ def _reveal_chance(K, s2, factor):
     for power, end in ((1, min(math.log(K) - 1e-6, 13 * c)), (-1, -13 * c)):
         w = np.exp(np.linspace(0, end, 2 + int(abs(end) * PANELS / c))[::power])
         tail = slice(1, None) if power > 0 else slice(-1)
-        mass, excess = (
+        mass, mean = (
             x[::-power].cumsum()[::-power][tail]
             for x in _ratio_cells(w, power, True, c, K, COARSE_ATOMS)
         )
-        stick = power * (excess - (w - 1) * mass)
+        stick = power * (mean - w * mass)
         gaussian = _gaussian_hockey_stick(w, v)
         scale = w * (2 * math.pi * v) ** 0.5
         density = np.exp(-((np.log(w) + v / 2) ** 2) / (2 * v)) / scale

@@ -166,8 +166,13 @@ def _promise_fault(promise, at):
         value, number = promise.get(name), name in ("eps", "delta", "rounds", "q")
         good = papers.is_number(value) if number else isinstance(value, str)
         good |= value is None and name in ("rounds", "q")  # not said
+        if name == "premises":
+            good = isinstance(value, dict) and all(
+                isinstance(sentence, str) for sentence in value.values()
+            )
         if not good:
-            wanted = "a number" if number else "text"
+            wanted = "a number" if number else "text by name" * (name == "premises")
+            wanted = wanted or "text"
             return f"{at}.{name} is {reprlib.repr(value)}; it must be {wanted}"
     return ""
 

@@ -240,7 +240,7 @@ def conditional_round(
     norm_bound,  # largest length after rounding, in steps, >= 0; None: any
     rng,  # one stream, or a list with one a row
 ) -> np.ndarray:  # (n, D) int64
-    "Round at random, unbiased, to vectors within a length. [Kairouz et al. 2021, Alg. 1]"
+    "Round at random to vectors within a length. [Kairouz et al. 2021, Alg. 1]"
     x = x if isinstance(x, np.ndarray) and not x.size else check_reals("x", x)
     if x.ndim != 2:
         raise ValueError(

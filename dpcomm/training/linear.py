@@ -146,6 +146,11 @@ def sum_messages(
             "mechanism is gaussian with local=False; each message must be private by"
             " itself: pass local=True"
         )
+    if isinstance(mechanism, Gaussian) and mechanism.exact:
+        raise ValueError(
+            "mechanism is gaussian with exact=True; a sum of many messages gets noise in"
+            " floating point here: pass exact=False, and its guarantee says so"
+        )
     top = float((np.abs(a).max(1) * np.maximum(f.max(1), -f.min(1))).max())
     mean = mechanism.tilt(np.array([top]))
     if mean is not None and mean[0] < SATURATED:

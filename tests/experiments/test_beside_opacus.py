@@ -48,6 +48,7 @@ def test_a_history_of_one_part_is_a_sampled_gaussian(accountant):
     assert found.eps == ours.eps and found.rounds == 1000 and found.q == 0.01
     named = found.unit, found.relation, found.sampling, found.trust
     assert named == ("example", "add-remove", "poisson", "central")
+    assert "floating point" in found.note, "Opacus adds floats"
 
 
 def test_parts_add_up():
@@ -61,9 +62,9 @@ def test_parts_add_up():
 
 def test_batches_that_are_no_poisson_samples_are_said_first():
     found = beside_opacus.guarantee(HISTORY, 1e-5, poisson=False)
-    assert str(found).startswith("As if every batch were a Poisson sample: eps")
+    assert str(found).startswith("As if every batch were a Poisson sample (premise")
     every = beside_opacus.guarantee([(5.0, 1.0, 10)], 1e-5, poisson=False)
-    assert every.sampling == "none" and not every.premise
+    assert every.sampling == "none" and not every.premises
 
 
 @pytest.mark.parametrize(

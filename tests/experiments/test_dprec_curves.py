@@ -219,7 +219,7 @@ def test_a_premised_curve_draws_a_fixed_size_and_says_what_it_assumes():
     assert (curve.key, curve.mechanism) == ("a.b", mechanism)
     assert curve.config == dataclasses.replace(CONFIG, sampling="fixed")
     told = curve.guarantee(1500)
-    assert told.premise == dprec_curves.PREMISE
+    assert told.premises == {"sampling": dprec_curves.PREMISE}
     assert told.delta == dprec_curves.delta_of(3500)
     assert told.q == pytest.approx(100 / 3500) and told.rounds == 1500
     assert {*curve.as_run(1500)} == {"add-remove", "replace"}

@@ -100,3 +100,11 @@ def test_the_run_says_what_is_missing(monkeypatch):
         peers.NotRun, match=r"pfl or .* is not installed.*dpcomm\[bench\]"
     ):
         inside_pfl.run()
+
+
+@pytest.mark.parametrize("name", inside_pfl.SETTINGS)
+def test_a_run_whose_keys_follow_from_a_seed_says_so_first(name):
+    said = inside_pfl.guarantee(name)
+    assert said.premises["keys"] == "as if nobody could guess the key"
+    assert str(said).startswith("As if nobody could guess the key (premise keys)")
+    assert inside_pfl.METRICS in said.note and said.rounds == inside_pfl.ROUNDS

@@ -84,7 +84,10 @@ def test_what_is_premised_is_said_and_what_is_run_stands_beside_it():
     mechanism = Gaussian(0.1, 2.0, exact=False)
     curve = dprec_curves.premised("a", mechanism, CONFIG, 3500)
     promise, held = curve.guarantee(10), curve.as_run(10)
-    assert promise.premise == dprec_curves.PREMISE and promise.sampling == "poisson"
+    assert (
+        promise.premises == {"sampling": dprec_curves.PREMISE}
+        and promise.sampling == "poisson"
+    )
     assert curve.config.sampling == "fixed"
     assert min(g.eps for g in held.values()) > promise.eps
 

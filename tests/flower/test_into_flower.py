@@ -591,7 +591,7 @@ def test_the_app_that_is_laid_out_runs_without_flower(
     assert (served.rows[0].model_bytes < 1000) == history
     assert served.guarantee.relation == ("zero-out" if sums else "local")
     assert served.guarantee.trust == ("secagg" if sums else "local")
-    assert "nobody could guess" in served.guarantee.premise
+    assert "nobody could guess" in served.guarantee.premises["keys"]
     if not sums:
         task = replace(nodes[0].task, federation=FEDERATION)
         run = federated.simulate(task, advance=flower.by_message, progress=False)

@@ -6,6 +6,7 @@ seeds.
 """
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -17,7 +18,7 @@ from tables import tabled
 from dpcomm.core import vectors as vectors_module
 from dpcomm.core import wire
 from dpcomm.core.chance import Insecure, seed_tree
-from dpcomm.mechanisms import contract, ddgauss
+from dpcomm.mechanisms import contract, ddgauss, on_ring
 from dpcomm.mechanisms.ddgauss import DDGauss
 from dpcomm.mechanisms.distributed_noise import CLAIMED
 from dpcomm.privacy import accounting, audit
@@ -412,7 +413,7 @@ def test_a_guarantee_counts_only_honest_shares():
     )
     assert (
         "30 of 40 honest shares" in g.note
-        and not g.premise
+        and not g.premises
         and g.eps
         == pytest.approx(DDGauss(1.0, 1.0, 40, 18).guarantee(**names).eps, rel=1e-3)
     )
@@ -422,7 +423,7 @@ def test_a_guarantee_counts_only_honest_shares():
     assert (
         sampled.eps < g.eps
         and sampled.sampling == "poisson"
-        and sampled.premise.startswith("as if the noise had one size")
+        and sampled.premises["shares"].startswith("as if the noise had one size")
         and "not the cohorts" in sampled.note
     )
     with pytest.raises(ValueError, match="d is None"):
@@ -578,6 +579,38 @@ def test_conditioning_moves_the_mean_by_less_than_stated():
         assert np.linalg.norm(mean - x) < 0.5 and (p * within).sum() >= 1 - math.exp(
             -0.5
         )
+
+
+@pytest.mark.parametrize(
+    "bits, d, u, bias",
+    [(6, 1, (1.0,), 0.2306), (8, 1, (1.0,), 0.0489), (6, 4, (1, 0, 0, 0), 0.022)],
+)
+def test_the_bias_of_a_bounded_rounding_is_known(bits, d, u, bias):
+    "At an audited setting a quarter of C is lost; 400,000 messages agree."
+    m, n = DDGauss(1.0, 1.0, 6, bits), 400_000
+    u = torch.tensor([u], dtype=torch.float32)
+    known, variance = (part[0].double().numpy() for part in m.moments(u))
+    assert np.linalg.norm(known) == pytest.approx(bias, abs=5e-4)
+    z = m.shares(u.expand(n, d), seed_tree(0, "bias", bits, d))
+    error = m.open(z, d).double().numpy() - u[0].double().numpy()
+    assert (np.abs(error.mean(0) - known) <= radius(np.sqrt(variance), n, 2 * d)).all()
+
+
+def test_the_normal_approximation_of_a_bounded_rounding():
+    "All 65,536 roundings of 16 coordinates; within a twentieth of a step."
+    up = np.array(list(itertools.product((0, 1), repeat=16)))
+    for length, rng in ((3.0, 0), (10.0, 1), (100.0, 2), (40.0, 3)):
+        x = np.random.default_rng(rng).standard_normal(16)
+        x *= length / np.linalg.norm(x)
+        low, bound = np.floor(x), ring.rounded_norm(length, 16, math.exp(-0.5))
+        p = np.where(up, x - low, 1 + low - x).prod(1)
+        p *= ((low + up) ** 2).sum(1) <= bound**2
+        truth = p @ (low + up) / p.sum()
+        spread = p @ (low + up - truth) ** 2 / p.sum()
+        mean, variance = on_ring.normal_rounding(x, bound, lambda rows: rows)
+        assert np.abs(mean - truth).max() < 0.05
+        assert np.linalg.norm(truth - x) > np.linalg.norm(truth - mean)
+        assert abs(variance.mean() - spread.mean()) < 0.01
 
 
 def test_moments_of_a_coarse_grid():

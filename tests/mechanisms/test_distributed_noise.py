@@ -15,7 +15,7 @@ from laws import drawn, radius
 
 from dpcomm.core.chance import Insecure, seed_tree
 from dpcomm.core.wire import BadMessage
-from dpcomm.mechanisms import distributed_noise
+from dpcomm.mechanisms import contract, distributed_noise
 from dpcomm.mechanisms.topk import TopK
 from dpcomm.privacy import accounting
 
@@ -239,20 +239,50 @@ def test_what_a_caller_notes_is_added_to_what_must_be_said():
         run = dict(rounds=3, delta=1e-5, n_clients=100, cohort=20, sampling=sampling)
         plain = MECH.guarantee(**run)
         noted = MECH.guarantee(
-            **run, note="a remark", premise="as the paper accounts it"
+            **run, note="a remark", premises={"sampling": "as the paper accounts it"}
         )
         assert (
             "15 of 20 honest shares" in plain.note
             and plain.note.split(";")[0] in noted.note
             and "a remark" in noted.note
         )
-        assert noted.premise.startswith("as the paper accounts it") and (
-            distributed_noise.ONE_SIZE in noted.premise
-        ) == (sampling == "poisson")
+        assert noted.premises["sampling"] == "as the paper accounts it"
+        assert ("shares" in noted.premises) == (sampling == "poisson")
     assert (
         str(plain).startswith("As if the noise had one size")
         and distributed_noise.HIDDEN in plain.note
     )
+
+
+@pytest.mark.parametrize(
+    "name, made, release",
+    [
+        ("gaussian", {}, dict(sampling="poisson", n_clients=100, cohort=10)),
+        ("gaussian", dict(exact=False), dict(n_clients=100)),
+        (
+            "quantised",
+            dict(level_bits=8),
+            dict(sampling="poisson", n_clients=100, cohort=10),
+        ),
+        ("topk", dict(fraction=1.0, n_clients=100), {}),
+        ("compressive", dict(fraction=1.0, n_clients=100), {}),
+        ("ddgauss", dict(n_clients=100), dict(d=8)),
+        ("skellam", dict(n_clients=100), dict(d=8)),
+        (
+            "topk",
+            dict(fraction=1.0, n_clients=10),
+            dict(n_clients=100, cohort=10, sampling="poisson"),
+        ),
+    ],
+)
+def test_a_delta_of_one_client_is_noted_wherever_their_number_is_known(
+    name, made, release
+):
+    m = contract.mechanism(name, clip_norm=1.0, sigma=1.0, **made)
+    for delta, noted in ((0.99, True), (0.01, True), (0.0099, False)):
+        told = m.guarantee(10, delta, **release)
+        assert ("delta is at least 1/100" in told.note) == noted
+        assert told.note.count("delta is at least") == noted
 
 
 def test_coarse_messages_are_simulated_in_steps():
@@ -283,17 +313,20 @@ def test_the_counted_noise_is_what_the_excess_leaves():
 
 def test_what_is_said_of_shares_keeps_what_a_caller_says():
     assert (
-        distributed_noise.of_shares("none", 8, 10)["premise"] == ""
+        distributed_noise.of_shares("none", 8, 10)["premises"] == {}
         and "8 of 10 honest shares"
         in distributed_noise.of_shares("none", 8, 10)["note"]
     )
     both = distributed_noise.of_shares(
-        "poisson", 8, 10, {"note": "a", "premise": "b", "relation": "replace"}
+        "poisson",
+        8,
+        10,
+        {"note": "a", "premises": {"keys": "b"}, "relation": "replace"},
     )
     assert (
         both["note"].startswith("a; ")
-        and both["premise"] == f"b; {distributed_noise.ONE_SIZE}"
-        and set(both) == {"note", "premise"}
+        and both["premises"] == {"keys": "b", "shares": accounting.PREMISES["shares"]}
+        and set(both) == {"note", "premises"}
     )
 
 

@@ -25,6 +25,7 @@ from dpcomm.mechanisms.distributed_noise import sampling_rate
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.rec import Rec
 from dpcomm.mechanisms.vqsgd import VqSgd
+from dpcomm.privacy.accounting import PREMISES
 
 each = pytest.mark.parametrize("case", ALL)
 FIRST = [
@@ -294,16 +295,18 @@ def test_a_sender_notices_a_key_that_comes_again():
     sender, u = contract.Sender(VqSgd(1.0, 0.5)), torch.ones(3)
     sender.encode(u)
     sender.encode(u)
-    assert sender.sent == 2 and not sender.guarantee().premise
+    assert sender.sent == 2 and not sender.guarantee().premises
     sender.encode(u, Insecure(7))
     with pytest.raises(ValueError, match="has made a message before"):
         sender.encode(u, Insecure(7))
     assert sender.sent == 3, "a refused message is not counted"
     told = sender.guarantee()
     assert told == dataclasses.replace(
-        VqSgd(1.0, 0.5).guarantee(rounds=3), premise=contract.GUESSED
+        VqSgd(1.0, 0.5).guarantee(rounds=3), premises={"keys": PREMISES["keys"]}
     )
-    assert str(told).startswith("As if nobody could guess the key: eps = 1.5")
+    assert str(told).startswith(
+        "As if nobody could guess the key (premise keys): eps = 1.5"
+    )
     for wrong in (7, [7], {}):
         with pytest.raises(TypeError, match="leave key out"):
             sender.encode(u, wrong)
@@ -391,12 +394,14 @@ def test_a_sender_keeps_the_premise_of_its_mechanism():
     class Assuming(VqSgd):
         def guarantee(self, **release):
             return dataclasses.replace(
-                super().guarantee(**release), premise="as the paper accounts it"
+                super().guarantee(**release),
+                premises={"sampling": "as the paper accounts it"},
             )
 
     sender = contract.Sender(Assuming(1.0, 0.5))
     sender.encode(torch.ones(3), Insecure(0))
-    assert sender.guarantee().premise == f"as the paper accounts it; {contract.GUESSED}"
+    told = sender.guarantee().premises
+    assert told == {"sampling": "as the paper accounts it", "keys": PREMISES["keys"]}
 
 
 def test_the_attack_on_a_guessed_key_finds_it_and_needs_one():

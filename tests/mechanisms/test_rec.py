@@ -19,6 +19,7 @@ from test_conformance import directions
 from dpcomm.core.chance import Insecure, derive, seed_tree
 from dpcomm.core.wire import BadMessage, Message, pack_bits, unpack_bits
 from dpcomm.mechanisms import rec
+from dpcomm.privacy import null_messages
 
 GROUPS = {"one group": None, "three groups": (6, 1, 3)}
 PINNED = [-0.551711916923523, -0.4290156066417694, -0.0463981032371521]
@@ -740,3 +741,45 @@ def test_a_guarantee_says_which_run_it_is_about():
         rounds=20, delta=1e-3, accountant="exact-balle", n_clients=1
     )
     assert alone.q == 1.0
+
+
+def test_what_the_choice_lacks_of_exact_is_paid_for_or_said_first():
+    """24 bits, 10 groups, 100 messages: t = 1000 2^-27, which at eps = 5 is a delta of
+    1.1e-3. A delta of .01 pays for it, one of 1e-5 does not.
+    """
+    many = rec.Rec(0.05, 1.0, 24, groups=(1,) * 10)
+    run, gap = dict(rounds=100, sampling="none"), 1000 * 2.0**-27
+    assert (1 + math.exp(5)) * gap == pytest.approx(1.1e-3, rel=0.02)
+    paid = many.guarantee(delta=0.01, **run)
+    exact = null_messages.exact_epsilon(0.05, 100, 1, 2**24, 10, 0.01, "local", "balle")
+    assert not paid.premises and paid.delta == 0.01 and exact.eps < paid.eps
+    cost = (1 + math.exp(paid.eps)) * gap
+    left = null_messages.exact_epsilon(
+        0.05, 100, 1, 2**24, 10, 0.01 - cost, "local", "balle"
+    )
+    assert paid.eps >= left.eps, "as much of delta is set aside as the choice costs"
+    short = many.guarantee(delta=1e-5, **run)
+    assert "as if the choice of a candidate were exact" in short.premises["proof"]
+    assert not short.theorem
+    usual = rec.Rec(0.5, 1.0).guarantee(1000, 100**-1.1, 100, 10)
+    bare = null_messages.exact_epsilon(
+        0.5, 10_000, 100, 128, 1, 100**-1.1, conversion="balle"
+    )
+    assert not usual.premises and bare.eps < usual.eps < bare.eps * (1 + 1e-6)
+
+
+def test_the_papers_number_stands_on_its_proof():
+    run = dict(rounds=1000, delta=100**-1.1, n_clients=100, cohort=10)
+    said = rec.Rec(0.5, 1.0, groups=(1,) * 8).guarantee(
+        **run, accountant="theorem1-arxiv"
+    )
+    assert set(said.premises) == {"proof"} and said.theorem == ""
+    assert str(said).startswith("As if the paper's theorem were proved")
+    proved = rec.Rec(0.5, 1.0).guarantee(**run)
+    assert not proved.premises and proved.theorem
+
+
+def test_a_large_delta_is_noted():
+    run = dict(rounds=10, n_clients=100, cohort=10)
+    notes = [rec.Rec(0.5, 1.0).guarantee(delta=d, **run).note for d in (0.01, 0.0099)]
+    assert ["delta is at least 1/100" in note for note in notes] == [True, False]

@@ -464,7 +464,7 @@ def test_guarantee_prints_and_stores_every_field():
         sampling="poisson",
         relation="zero-out",
         note="a remark",
-        premise="as if it rained",
+        premises={"sampling": "as if it rained"},
     )
     for text in (
         "1e-05",
@@ -479,8 +479,8 @@ def test_guarantee_prints_and_stores_every_field():
         "best order",
     ):
         assert text in str(g)
-    assert str(g).startswith("As if it rained: eps = ") and str(
-        dataclasses.replace(g, premise="")
+    assert str(g).startswith("As if it rained (premise sampling): eps = ") and str(
+        dataclasses.replace(g, premises={})
     ).startswith("eps = ")
     assert Guarantee(**json.loads(json.dumps(g.as_dict()))) == g
     assert set(g.as_dict()) == {
@@ -493,7 +493,7 @@ def test_guarantee_prints_and_stores_every_field():
         "scope",
         "trust",
         "note",
-        "premise",
+        "premises",
         "rounds",
         "q",
     }
@@ -642,7 +642,7 @@ def test_calibrate_refuses_a_bracket_without_the_target(low, high, increasing, a
         ("accountant", ""),
         ("accountant", 3),
         ("note", None),
-        ("premise", None),
+        ("premises", None),
         ("rounds", 0),
         ("rounds", 1.5),
         ("q", 1.5),
@@ -653,6 +653,43 @@ def test_guarantee_refuses(name, wrong):
     with pytest.raises(ValueError) as error:
         Guarantee(**{**dict(eps=1, delta=1e-5), **NAMES, name: wrong})
     assert f"{name} is {wrong!r}" in str(error.value)
+
+
+def test_a_premise_is_about_one_known_thing():
+    names = dict(eps=1, delta=1e-5) | NAMES
+    for wrong, said in (
+        ({"everything": "as if all were well"}, "premises is 'everything'"),
+        ({"keys": " "}, "premises['keys'] is ' '"),
+        ("as the paper accounts it", "premises is 'as the paper accounts it'"),
+    ):
+        with pytest.raises(ValueError) as error:
+            Guarantee(**names, premises=wrong)
+        assert said in str(error.value)
+    stated = Guarantee(**names, premises={"keys": "as if it rained"})
+    more = stated.assuming("keys", "proof")
+    assert more.premises == {"keys": "as if it rained", "proof": acc.PREMISES["proof"]}
+    assert stated.theorem and not more.theorem, "a premise stands for the proof"
+    assert stated.noting("", "x").noting("x").note == "x"
+
+
+def test_a_record_of_old_is_read_with_the_premises_that_it_did_not_name():
+    old = dict(eps=3.0, delta=1e-5, unit="client", scope="total", note="", q=0.1)
+    old |= dict(trust="central", rounds=10)
+    fixed = dict(relation="add-remove", sampling="poisson", accountant="rdp-classic")
+    read = acc.recorded(old | fixed | dict(premise="as the paper accounts it"))
+    assert read.premises == {"sampling": "as the paper accounts it"}
+    null = dict(relation="null-slot", sampling="replacement", accountant="exact-balle")
+    assert set(acc.recorded(old | null).premises) == {"neighbours"}
+    gaps = acc.recorded(old | null | dict(accountant="theorem1-arxiv"))
+    assert set(gaps.premises) == {"neighbours", "proof"} and not gaps.theorem
+    assert acc.recorded(read.as_dict()) == read
+    bare = acc.recorded(old | null | dict(premises={}))
+    assert bare.premises == {}, "who names premises is taken at the word"
+
+
+@pytest.mark.parametrize("n, said", [(100, True), (99, False), (None, False)])
+def test_a_delta_that_may_publish_a_client_is_said(n, said):
+    assert bool(acc.large_delta(0.01, n)) == said
 
 
 def test_local_relation_needs_a_local_view():
@@ -686,17 +723,17 @@ def accountable(relation, sampling, trust):
     )
 
 
-@tabled("premise", ["", "as the paper accounts it"])
+@tabled("premises", [{}, dict(acc.PREMISES)])
 @tabled("relation, sampling, trust", list(product(RELATIONS, SAMPLINGS, TRUSTS)))
 def test_a_guarantee_is_made_only_where_a_theorem_covers_it(
-    relation, sampling, trust, premise
+    relation, sampling, trust, premises
 ):
     names = {
         **NAMES,
         "relation": relation,
         "sampling": sampling,
         "trust": trust,
-        "premise": premise,
+        "premises": premises,
     }
     assert bool(acc.PROVED.get((trust, sampling), {}).get(relation)) == covered(
         relation, sampling, trust

@@ -540,6 +540,25 @@ def test_sixteen_slots_as_four_squarings():
     assert low < ours < high and high - low < 0.04
 
 
+@pytest.mark.parametrize(
+    "c, K, delta, truth", [(4.0, 2, 1e-5, 22.69), (3.5, 4, 1e-5, None)]
+)
+@pytest.mark.filterwarnings("error")
+def test_the_bracket_of_one_client_at_a_large_clip(c, K, delta, truth):
+    "Both ends are finite and near each other, and no nan is met on the way."
+    low, high = pld_bracket(c, 1, 1, K, 1, delta)
+    assert low <= high < low + 0.01
+    if truth:
+        assert low <= truth + 5e-3 and truth - 5e-3 <= high
+
+
+def test_a_lower_end_that_nothing_is_known_of_is_nothing():
+    "No point of the circle is small enough: the upper end is infinite, the lower is 0."
+    law, run = np.array([0.5, 0.5]), (1.0, 1, 0, 4096, 1e-5, math.nan)
+    ends = [_composed_epsilon(law, 0, *run, up) for up in (True, False)]
+    assert ends == [math.inf, 0.0]
+
+
 @pytest.mark.parametrize("broken", ["losses", "sums"])
 def test_a_planted_error_is_caught(broken, monkeypatch):
     """Losses or sums that are rounded down put the claim below the truth, by more than
@@ -588,17 +607,18 @@ def test_cells_of_a_ratio_have_its_moments(c, K):
     w = np.geomspace(1e-6, K * (1 - 1e-6), 4000)
     for power in (1, -1):
         low, high = (_ratio_cells(w, power, up, c, K) for up in (False, True))
-        for mass, excess in (low, high):
-            assert abs(mass.sum() - 1) < 1e-9 and abs(excess.sum()) < 1e-3
+        for mass, total in (low, high):
+            assert abs(mass.sum() - 1) < 1e-9 and abs(total.sum() - 1) < 1e-3
             inner = mass[1:-1] > 1e-12
-            mean = 1 + excess[1:-1][inner] / mass[1:-1][inner]
+            mean = total[1:-1][inner] / mass[1:-1][inner]
             assert (
                 (w[:-1][inner] <= mean * (1 + 1e-9))
                 & (mean <= w[1:][inner] * (1 + 1e-9))
             ).all()
-        assert low[1].sum() * power <= 1e-12 <= high[1].sum() * power + 1e-12
+        small, large = ((side[1].sum() - 1) * power for side in (low, high))
+        assert small <= 1e-12 <= large + 1e-12
     spread = np.exp(float(log_moment(2, c, K)))
-    assert (excess**2 / np.maximum(mass, 1e-300)).sum() == pytest.approx(
+    assert ((total - mass) ** 2 / np.maximum(mass, 1e-300)).sum() == pytest.approx(
         spread - 1, rel=1e-3
     )
 

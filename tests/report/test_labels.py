@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 from tables import tabled
 
-from dpcomm.privacy.accounting import Guarantee
+from dpcomm.privacy.accounting import Guarantee, recorded
 from dpcomm.privacy.fixed_cohorts import fixed_size_epsilon
 from dpcomm.report import papers, records
 from dpcomm.training.federated import Config, check_promise
@@ -30,7 +30,7 @@ def clients(promise: Guarantee, run: records.Record) -> int:
 
 @tabled("name, run", RUNS, ids=[name for name, _ in RUNS])
 def test_a_committed_guarantee_is_about_its_run(name, run):
-    promise = Guarantee(**run.guarantee)
+    promise = recorded(run.guarantee)
     assert promise.rounds is not None
     if "sampling" not in run.config:
         return
@@ -38,9 +38,9 @@ def test_a_committed_guarantee_is_about_its_run(name, run):
         **{key: value for key, value in run.config.items() if key in CONFIG}
     )
     most = re.search(r"for the client drawn most often, in (\d+) rounds", promise.note)
-    check_promise(
-        promise, config, clients(promise, run), int(most.group(1)) if most else None
-    )
+    unit = "example" if run.experiment == "imvu_femnist" else "client"
+    rounds = int(most.group(1)) if most else None
+    check_promise(promise, config, clients(promise, run), rounds, unit=unit)
 
 
 FIXED = [
@@ -53,7 +53,7 @@ FIXED = [
 
 @tabled("name, run", FIXED, ids=[name for name, _ in FIXED])
 def test_a_fixed_cohort_accounted_as_poisson_says_so_first_and_what_it_costs(name, run):
-    promise, config = Guarantee(**run.guarantee), run.config
+    promise, config = recorded(run.guarantee), run.config
     assert str(promise).startswith(
         "As the paper accounts it, by Poisson sampling, while the run draws cohorts of"
         " a fixed size"
@@ -64,12 +64,12 @@ def test_a_fixed_cohort_accounted_as_poisson_says_so_first_and_what_it_costs(nam
         {"zero-out", "replace"} if shares else {"add-remove", "replace"}
     )
     for relation, told in run.as_run.items():
-        told = Guarantee(**told)
+        told = recorded(told)
         assert (
             told.relation == relation
             and told.rounds == config["rounds"]
             and told.eps > promise.eps
-            and not told.premise
+            and not told.premises
         )
         assert (told.sampling, told.trust) == (
             ("none", "secagg") if shares else ("fixed", "central")

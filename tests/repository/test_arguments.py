@@ -122,7 +122,7 @@ GOOD = {
             scope="total",
             trust="central",
             note="n",
-            premise="p",
+            premises={"proof": "p"},
             rounds=3,
             q=0.5,
         ),
@@ -162,7 +162,7 @@ GOOD = {
                 trust="central",
                 orders=[2, 3],
                 note="n",
-                premise="p",
+                premises={"proof": "p"},
             )
         ),
         "calibrate": dict(

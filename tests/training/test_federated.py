@@ -27,7 +27,7 @@ from dpcomm.core.wire import Bits
 from dpcomm.mechanisms import contract
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.rec import Rec
-from dpcomm.privacy.accounting import Guarantee
+from dpcomm.privacy.accounting import PREMISES, Guarantee
 from dpcomm.tasks import images as data
 from dpcomm.training import federated, fused, models
 
@@ -835,14 +835,96 @@ def test_a_guarantee_about_another_run_is_refused_before_the_first_round(
     config = dataclasses.replace(CONFIG, rounds=4, sampling=sampling)
     with pytest.raises(ValueError, match="about another run: .*" + re.escape(why)):
         go(config=config, guarantee=lambda t: promise(**({"rounds": t} | told)))
-    marked = promise(**({"rounds": 4} | told | {"premise": "as the paper accounts it"}))
-    if {"q", "rounds"} & {*told}:
-        with pytest.raises(ValueError, match=re.escape(why)):
-            federated.check_promise(marked, config, 6)
-    else:
-        assert federated.check_promise(marked, config, 6) is marked, (
-            "a premise excuses who takes part, and nothing else"
-        )
+    stated = promise(**({"rounds": 4} | told))
+    helps = None if {"q", "rounds"} & {*told} else "sampling"
+    helps = "neighbours" if stated.relation in federated.NULL else helps
+    for name in PREMISES:
+        marked = stated.assuming(name)
+        if name == helps:
+            assert federated.check_promise(marked, config, 6) is marked
+            (line,) = federated.relied_on(marked, config, 6)
+            assert name in line and PREMISES[name] in line and why in line
+        else:
+            with pytest.raises(ValueError, match=re.escape(why)):
+                federated.check_promise(marked, config, 6)
+    if helps:
+        with pytest.raises(ValueError, match=re.escape(f"assuming({helps!r})")):
+            federated.check_promise(stated, config, 6)
+
+
+def shared(name):
+    "A mechanism whose noise comes in ten shares."
+    sketch = name in ("topk", "compressive")
+    made = dict(clip_norm=1.0, sigma=3.8, n_clients=10)
+    made |= dict(fraction=1.0) if sketch else {}
+    return contract.mechanism(name, **made), {} if sketch else {"d": 50}
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "replacement"])
+@pytest.mark.parametrize("name", ["topk", "compressive", "ddgauss", "skellam"])
+def test_shares_of_noise_do_not_excuse_who_takes_part(name, sampling):
+    "2.389 is said of Poisson cohorts; with cohorts of a fixed size it is 5.448 or 6.526."
+    mechanism, d = shared(name)
+    run = dict(
+        n_clients=100, cohort=10, rounds=1000, delta=100**-1.1, sampling="poisson"
+    )
+    said = mechanism.guarantee(**run, **d, accountant="rdp-balle")
+    assert set(said.premises) == {"shares"} and 2.38 < said.eps < 2.41
+    config = federated.Config(rounds=1000, cohort=10, sampling=sampling)
+    where = config, 100, 1000, mechanism
+    with pytest.raises(ValueError, match="its sampling is 'poisson'"):
+        federated.check_promise(said, *where)
+    both = said.assuming("sampling")
+    assert federated.check_promise(both, *where) is both
+    (line,) = federated.relied_on(both, config, 100, mechanism)
+    assert "premise about sampling" in line, "the shares of ten clients come"
+    drawn = dataclasses.replace(config, sampling="poisson")
+    assert federated.check_promise(said, drawn, 100, 1000, mechanism) is said
+    (line,) = federated.relied_on(said, drawn, 100, mechanism)
+    assert "premise about shares" in line
+
+
+def test_whom_a_promise_protects_and_from_whom_is_compared():
+    noisy = contract.mechanism("gaussian", clip_norm=1.0, sigma=1.0)
+    config = dataclasses.replace(CONFIG, rounds=4, sampling="fixed")
+    none = dict(sampling="none", relation="zero-out")
+    right, every = promise(4, **none), tuple(PREMISES)
+    assert federated.check_promise(right, config, 6, 4, noisy) is right
+    alike = dataclasses.replace(right, unit="example")
+    with pytest.raises(ValueError, match="protects one example, the run one client"):
+        federated.check_promise(alike.assuming(*every), config, 6, 4, noisy)
+    assert federated.check_promise(alike, config, 6, 4, noisy, "example") is alike
+    for trust in ("secagg", "local"):
+        seen = promise(4, trust=trust, **none)
+        with pytest.raises(ValueError, match=f"its trust is '{trust}'"):
+            federated.check_promise(seen.assuming(*every), config, 6, 4, noisy)
+    own = contract.mechanism("gaussian", clip_norm=1.0, sigma=1.0, local=True)
+    assert federated.check_promise(seen, config, 6, 4, own) is seen
+
+
+def test_a_null_slot_promise_needs_a_premise_and_the_engine_prints_it(capsys):
+    rec = contract.mechanism("rec", clip_norm=1.0, std=1.0)
+    config = dataclasses.replace(CONFIG, rounds=2, sampling="replacement", eval_every=2)
+
+    def told(t):
+        return rec.guarantee(t, 1e-3, n_clients=6, cohort=CONFIG.cohort)
+
+    with pytest.raises(ValueError, match="hold other clients' messages here"):
+        go(rec, config, guarantee=told)
+    assert not capsys.readouterr().out
+    go(rec, config, guarantee=lambda t: told(t).assuming("neighbours", "keys"))
+    first, second = capsys.readouterr().out.splitlines()
+    assert "premise about neighbours" in first and "null messages" in first
+    assert "premise about keys, as if nobody could guess the key" in second
+
+
+def test_the_engine_notes_a_delta_that_may_publish_a_client():
+    signs = contract.mechanism("signsgd", clip_norm=1.0, sigma=2.0)
+    config = dataclasses.replace(CONFIG, rounds=4, sampling="fixed")
+    for delta, noted in ((1 / 6, True), (0.16, False)):
+        said = signs.guarantee(4, delta)
+        checked = federated.check_promise(said, config, 6, 4, signs)
+        assert ("delta is at least 1/6" in checked.note) == noted
 
 
 def test_a_promise_counts_on_shares_of_noise_that_come():
@@ -858,7 +940,7 @@ def test_a_promise_counts_on_shares_of_noise_that_come():
     with pytest.raises(ValueError, match="may bring fewer shares"):
         federated.check_promise(three.guarantee(2, 1e-5), drawn, 20, 2, three)
     said = three.guarantee(2, 1e-5, n_clients=20, cohort=3, sampling="poisson")
-    assert federated.check_promise(said, drawn, 20, 2, three) is said and said.premise
+    assert federated.check_promise(said, drawn, 20, 2, three) is said and said.premises
     with pytest.raises(ValueError, match="it is about 2 rounds, the run about 5"):
         federated.check_promise(said, drawn, 20, 5, three)
     with pytest.raises(ValueError, match="send a share of noise"):
@@ -873,7 +955,6 @@ def test_a_promise_counts_on_shares_of_noise_that_come():
         ("fixed", dict(sampling="none", relation="zero-out")),
         ("poisson", dict(sampling="none")),
         ("fixed", dict(sampling="none", relation="local", trust="local")),
-        ("replacement", dict(sampling="replacement", relation="null-slot")),
         (
             "fixed",
             dict(sampling="none", relation="zero-out", scope="per-round", rounds=1),
@@ -882,7 +963,9 @@ def test_a_promise_counts_on_shares_of_noise_that_come():
 )
 def test_a_guarantee_about_this_run_passes(sampling, told):
     config = dataclasses.replace(CONFIG, rounds=4, sampling=sampling)
-    run = go(config=config, guarantee=lambda t: promise(**({"rounds": t} | told)))
+    local = told.get("trust") == "local"
+    used = contract.mechanism("gaussian", clip_norm=1.0, sigma=1.0, local=local)
+    run = go(used, config, guarantee=lambda t: promise(**({"rounds": t} | told)))
     assert run.history[-1]["eps"] == 1.0
 
 

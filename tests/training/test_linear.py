@@ -208,7 +208,7 @@ def test_the_short_way_has_the_law_of_the_mechanism(name):
 
 def test_the_sum_of_gaussian_messages():
     mech, (f, y, w), times = (
-        mechanism("gaussian", clip_norm=0.5, sigma=2.0, local=True),
+        mechanism("gaussian", clip_norm=0.5, sigma=2.0, local=True, exact=False),
         batch(9, 4),
         3000,
     )
@@ -246,6 +246,15 @@ def test_noise_of_the_server_is_refused():
             f,
             seed_tree(0),
         )
+
+
+def test_exact_noise_is_refused_where_floats_are_added():
+    (f, y, w), exact = batch(), dict(clip_norm=1.0, sigma=1.0, local=True)
+    a = linear.clip_rank_one(linear.errors(w, f, y), f, 1.0)
+    with pytest.raises(ValueError, match="pass exact=False, and its guarantee says so"):
+        linear.sum_messages(mechanism("gaussian", **exact), a, f, seed_tree(0))
+    said = mechanism("gaussian", **exact, exact=False).guarantee(1, 1e-5)
+    assert "normal numbers in floating point" in said.note
 
 
 @pytest.mark.parametrize("rows", [1, 4, 100])
@@ -286,7 +295,7 @@ def toy(n=300, p=6, classes=3):
     return (centres[y] + 0.3 * rng.standard_normal((n, p))).astype(np.float32), y
 
 
-QUIET = mechanism("gaussian", clip_norm=1.0, sigma=0.05, local=True)
+QUIET = mechanism("gaussian", clip_norm=1.0, sigma=0.05, local=True, exact=False)
 
 
 def test_training_learns_and_is_a_function_of_its_seed():
