@@ -35,11 +35,14 @@ def literal(
 # %% ../nbs/reference/cli.ipynb #01ffb9ac
 def assignments(
     pairs,  # 'name=value' strings
+    option: str = "-p",  # that they were given with
 ) -> dict:  # name -> value
-    "Parameters given with -p."
+    "Parameters given with -p, or with another option."
     wrong = [pair for pair in pairs if "=" not in pair]
     if wrong:
-        raise ValueError(f"-p {wrong[0]} has no '='; write -p name=value")
+        raise ValueError(
+            f"{option} {wrong[0]:.80} has no '='; write {option} name=value"
+        )
     return {
         name: literal(value) for name, value in (pair.split("=", 1) for pair in pairs)
     }
@@ -50,12 +53,15 @@ def seed_list(
 ) -> list:  # of int
     "Seeds given with --seeds."
     try:
-        return [int(part) for part in text.split(",")]
+        seeds = [int(part) for part in text.split(",")]
     except ValueError:
+        seeds = [-1]
+    if min(seeds) < 0:
         raise ValueError(
-            f"--seeds {text!r} is no list of whole numbers; write for example --seeds"
-            " 0,1,2"
-        ) from None
+            f"--seeds {text!r:.80} is no list of whole numbers from 0 on; write for"
+            " example --seeds 0,1,2"
+        )
+    return seeds
 
 # %% ../nbs/reference/cli.ipynb #3edb45c8
 class _Parser(argparse.ArgumentParser):
@@ -125,9 +131,14 @@ def _sweep_options(parser):
         "--grid", metavar="FILE.toml", help="tables [[sweep]]: experiment, scale, seeds"
     )
     add("--out", metavar="DIR", help="folder of the records, runs/ by default")
-    add("--processes", type=int, default=1, metavar="N", help="runs at a time")
-    add("--dask", metavar="ADDRESS", help="scheduler, or local")
-    add("--slurm", action="store_true", help="jobs of Slurm, through submitit")
+    add("--processes", type=int, metavar="N", help="runs at a time, 1 by default")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--dask", metavar="ADDRESS", help="scheduler, or local")
+    slurm = "jobs of Slurm, through submitit"
+    where.add_argument("--slurm", action="store_true", help=slurm)
+    given = dict(dest="slurm_options", action="append", default=[])
+    asks = "what sbatch should be told, as account=mine; may be given again"
+    add("--slurm-option", metavar="NAME=VALUE", help=asks, **given)
     add("--max-hours", type=float, metavar="H", help="stop at round boundaries then")
     add("--plan", action="store_true", help="say what is missing, and stop")
     add("--print", dest="lines", action="store_true", help="one shell line a run")
@@ -273,6 +284,11 @@ def asked_of(
     from dpcomm.report import papers
 
     if args.grid:
+        if args.names or args.seeds or args.only != "all":
+            raise ValueError(
+                "--grid names experiments, seeds and keys itself: leave out NAME,"
+                " --seeds and --only, or leave out --grid"
+            )
         return sweep.read_grid(args.grid)
     seeds = seed_list(args.seeds) if args.seeds else None
     common = dict(
@@ -296,6 +312,7 @@ def sweep_all(
     from dpcomm.experiments import cluster, sweep
     from dpcomm.report import terminal
 
+    _check_way(args)
     jobs = sweep.plan(asked_of(args), runner.output_folder(args.out))
     if args.lines:
         print("\n".join(sweep.shell_line(job, args.out) for job in jobs))
@@ -305,13 +322,32 @@ def sweep_all(
         return 0
     with terminal.one_line() as say:
         if args.dask:
-            done = cluster.run_dask(jobs, args.dask, args.out, args.processes, say)
+            done = cluster.run_dask(jobs, args.dask, args.out, args.processes or 1, say)
         elif args.slurm:
-            done = cluster.run_slurm(jobs, args.out, say=say)
+            more = assignments(args.slurm_options, "--slurm-option")
+            done = cluster.run_slurm(jobs, args.out, say=say, options=more)
         else:
-            here = args.out, args.processes, args.max_hours, say
+            here = args.out, args.processes or 1, args.max_hours, say
             done = sweep.run_here(jobs, *here)
     return _sweep_end(done)
+
+
+def _check_way(args):
+    "Refuse what cannot be, and what the chosen place of work would not listen to."
+    from dpcomm.core.checks import check_between, check_number
+
+    if args.processes is not None:
+        check_between("--processes", args.processes, 1, 4096)
+    if args.max_hours is not None:
+        check_number("--max-hours", args.max_hours, "[0, inf)")
+    assignments(args.slurm_options, "--slurm-option")
+    far = "--slurm" if args.slurm else "--dask" if args.dask else ""
+    unheard = {"--max-hours": far and args.max_hours is not None}
+    unheard["--processes"] = far and args.dask != "local" and args.processes is not None
+    unheard["--slurm-option"] = args.slurm_options and not args.slurm
+    for option in (option for option, lost in unheard.items() if lost):
+        where = f"with {far}" if far else "without --slurm"
+        raise ValueError(f"{option} does nothing {where}: leave it out")
 
 
 def _sweep_end(done):
