@@ -10,11 +10,13 @@ __all__ = ['LEGEND', 'HEADER', 'ROW', 'literal', 'assignments', 'seed_list', 'su
 import argparse
 import ast
 import json
+import shutil
 import signal
 import sys
+import tempfile
 import textwrap
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -171,6 +173,8 @@ def _parser():
     _sweep_options(add("sweep", "play every missing run"))
     merge = add("merge", "add records to those of this checkout")
     merge.add_argument("out", metavar="DIR", help="folder of records, as runs/")
+    sure = "do not ask when published numbers change"
+    merge.add_argument("--yes", action="store_true", help=sure)
     _table_options(add("table", "the paper's numbers beside ours"))
     data = add("data", "list data sets, or fetch some")
     data.add_argument("root", metavar="DIR", nargs="?", help="folder to keep them in")
@@ -205,7 +209,14 @@ def summary(
 
     promises = [r.guarantee for r in found if r.guarantee]
     said = str(Guarantee(**promises[0])) if promises else "no privacy is claimed"
-    return results.runs_table(found, title), said
+    table, unknown = results.runs_table(found, title), "not recorded"
+    if nameless := sum(r.code == unknown for r in found):
+        note = (
+            f"{nameless} of {len(found)} records do not name the code that made them;"
+            " no other run can contradict them"
+        )
+        table = replace(table, notes=(*table.notes, note))
+    return table, said
 
 # %% ../nbs/reference/cli.ipynb #d7883c4e
 def _verdicts(found, folder):
@@ -365,7 +376,6 @@ def _sweep_end(done):
 # %% ../nbs/reference/cli.ipynb #w0mrg02
 def _merge(args):
     "Add records of scale quick and full to those of this checkout."
-    from dpcomm.experiments import runner
     from dpcomm.report import papers, records
 
     if runner.checkout() is None:
@@ -373,21 +383,63 @@ def _merge(args):
             "dpcomm is installed without a checkout, and records belong into one: clone"
             " the repository and run `pip install -e .` in it"
         )
-    new, root = 0, papers.assets("results")
-    found = [
-        p for p in sorted(Path(args.out).glob("*/*.jsonl")) if ".smoke." not in p.name
-    ]
+    root = papers.assets("results")
+    paths = sorted(Path(args.out).glob("*/*.jsonl"))
+    found = [records.read(path) for path in paths if ".smoke." not in path.name]
+    found = [more for more in found if more]
     if not found:
         raise ValueError(
             f"{args.out} holds no records of scale quick or full; run a sweep"
         )
-    for path in found:
-        if more := records.read(path):
-            which = more[0].paper, more[0].experiment, more[0].scale
-            before = len(records.load(*which))
-            records.append(root, *more)
-            new += len(records.load(*which)) - before
-    print(f"{new} new records")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(root, Path(folder) / "results")
+        new = [record for more in found for record in _added(copy, more)]
+        _ask(_changed(root, copy, {r.paper for r in new}), args.yes)
+    for more in found:
+        records.append(root, *more)
+    print(f"{len(new)} new records")
+
+
+def _added(root, more):
+    "Add records of one file; those that were new. Who repeats another is named."
+    from dpcomm.report import records
+
+    path = records.path_of(root, more[0])
+    before = records.read(path) if path.exists() else ()
+    after = records.read(records.append(root, *more))
+    for stands, other, why in records.repeats(after):
+        if why and other not in before:
+            code = "" if stands.code != "not recorded" else "; its code is not recorded"
+            print(f"{other.key}, seed {other.seed}: {why}; the first stands{code}")
+    return [record for record in after if record not in before]
+
+
+def _changed(root, copy, touched):
+    "Published numbers that are others in the copy, of the papers that were touched."
+    from dpcomm.report import results
+
+    return [
+        line
+        for paper in sorted(touched)
+        for line in results.changes(
+            paper, results.evidence(paper, root), results.evidence(paper, copy)
+        )
+    ]
+
+
+def _ask(changed, yes):
+    "Name numbers that would change, and go on only with somebody's consent."
+    if not changed:
+        return
+    print("\n".join(["published numbers that change:", *changed]))
+    if yes:
+        return
+    if not (sys.stdin and sys.stdin.isatty()):
+        raise ValueError(
+            f"{len(changed)} published numbers would change: look at them, and add --yes"
+        )
+    if input("add the records? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ValueError("nothing was added")
 
 # %% ../nbs/reference/cli.ipynb #w0oth02
 def _list(args):
@@ -654,6 +706,9 @@ def main(
     argv=None,  # words of the command; None reads the command line
 ) -> int:  # exit code
     "Run a command and turn what happens into an exit code."
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # signs that its encoding lacks are a '?'
+            stream.reconfigure(errors="replace")
     try:
         args = _parse(sys.argv[1:] if argv is None else argv)
         verbs = dict(list=_list, run=run_all, sweep=sweep_all, merge=_merge)
