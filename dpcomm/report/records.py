@@ -125,7 +125,7 @@ UNITS = {  # unit of a cell -> range
     "bits per index": ANY,  # saved, so perhaps below 0
 }
 UNITS |= dict.fromkeys(
-    "bits,bits per message,clients,eps,features,GiB,kB,norm,parameters,records,rounds,"
+    "bits,bits per message,bytes,clients,eps,features,GiB,kB,norm,parameters,records,rounds,"
     "s a round,samples,squared error,x".split(","),
     COUNT,
 )

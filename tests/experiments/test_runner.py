@@ -254,7 +254,7 @@ def play(run, seed, rounds, pause, checkpoint, resume, max_seconds, **how):
         time.sleep(pause)
         if max_seconds is not None and time.monotonic() - start > max_seconds:
             return None
-    score = 100 * state["total"]
+    score = 20 * state["total"]
     sent = dict(uplink_bits=2**33, downlink_bits=2**32)
     notes = [f"{state['calls']} calls"]
     cells = {"ours.toy": [score, "percent"]}
