@@ -10,11 +10,13 @@ __all__ = ['LEGEND', 'HEADER', 'ROW', 'literal', 'assignments', 'seed_list', 'su
 import argparse
 import ast
 import json
+import shutil
 import signal
 import sys
+import tempfile
 import textwrap
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -35,11 +37,14 @@ def literal(
 # %% ../nbs/reference/cli.ipynb #01ffb9ac
 def assignments(
     pairs,  # 'name=value' strings
+    option: str = "-p",  # that they were given with
 ) -> dict:  # name -> value
-    "Parameters given with -p."
+    "Parameters given with -p, or with another option."
     wrong = [pair for pair in pairs if "=" not in pair]
     if wrong:
-        raise ValueError(f"-p {wrong[0]} has no '='; write -p name=value")
+        raise ValueError(
+            f"{option} {wrong[0]:.80} has no '='; write {option} name=value"
+        )
     return {
         name: literal(value) for name, value in (pair.split("=", 1) for pair in pairs)
     }
@@ -50,12 +55,15 @@ def seed_list(
 ) -> list:  # of int
     "Seeds given with --seeds."
     try:
-        return [int(part) for part in text.split(",")]
+        seeds = [int(part) for part in text.split(",")]
     except ValueError:
+        seeds = [-1]
+    if min(seeds) < 0:
         raise ValueError(
-            f"--seeds {text!r} is no list of whole numbers; write for example --seeds"
-            " 0,1,2"
-        ) from None
+            f"--seeds {text!r:.80} is no list of whole numbers from 0 on; write for"
+            " example --seeds 0,1,2"
+        )
+    return seeds
 
 # %% ../nbs/reference/cli.ipynb #3edb45c8
 class _Parser(argparse.ArgumentParser):
@@ -125,9 +133,14 @@ def _sweep_options(parser):
         "--grid", metavar="FILE.toml", help="tables [[sweep]]: experiment, scale, seeds"
     )
     add("--out", metavar="DIR", help="folder of the records, runs/ by default")
-    add("--processes", type=int, default=1, metavar="N", help="runs at a time")
-    add("--dask", metavar="ADDRESS", help="scheduler, or local")
-    add("--slurm", action="store_true", help="jobs of Slurm, through submitit")
+    add("--processes", type=int, metavar="N", help="runs at a time, 1 by default")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--dask", metavar="ADDRESS", help="scheduler, or local")
+    slurm = "jobs of Slurm, through submitit"
+    where.add_argument("--slurm", action="store_true", help=slurm)
+    given = dict(dest="slurm_options", action="append", default=[])
+    asks = "what sbatch should be told, as account=mine; may be given again"
+    add("--slurm-option", metavar="NAME=VALUE", help=asks, **given)
     add("--max-hours", type=float, metavar="H", help="stop at round boundaries then")
     add("--plan", action="store_true", help="say what is missing, and stop")
     add("--print", dest="lines", action="store_true", help="one shell line a run")
@@ -160,6 +173,8 @@ def _parser():
     _sweep_options(add("sweep", "play every missing run"))
     merge = add("merge", "add records to those of this checkout")
     merge.add_argument("out", metavar="DIR", help="folder of records, as runs/")
+    sure = "do not ask when published numbers change"
+    merge.add_argument("--yes", action="store_true", help=sure)
     _table_options(add("table", "the paper's numbers beside ours"))
     data = add("data", "list data sets, or fetch some")
     data.add_argument("root", metavar="DIR", nargs="?", help="folder to keep them in")
@@ -194,7 +209,14 @@ def summary(
 
     promises = [r.guarantee for r in found if r.guarantee]
     said = str(recorded(promises[0])) if promises else "no privacy is claimed"
-    return results.runs_table(found, title), said
+    table, unknown = results.runs_table(found, title), "not recorded"
+    if nameless := sum(r.code == unknown for r in found):
+        note = (
+            f"{nameless} of {len(found)} records do not name the code that made them;"
+            " no other run can contradict them"
+        )
+        table = replace(table, notes=(*table.notes, note))
+    return table, said
 
 # %% ../nbs/reference/cli.ipynb #d7883c4e
 def _verdicts(found, folder):
@@ -273,6 +295,11 @@ def asked_of(
     from dpcomm.report import papers
 
     if args.grid:
+        if args.names or args.seeds or args.only != "all":
+            raise ValueError(
+                "--grid names experiments, seeds and keys itself: leave out NAME,"
+                " --seeds and --only, or leave out --grid"
+            )
         return sweep.read_grid(args.grid)
     seeds = seed_list(args.seeds) if args.seeds else None
     common = dict(
@@ -296,6 +323,7 @@ def sweep_all(
     from dpcomm.experiments import cluster, sweep
     from dpcomm.report import terminal
 
+    _check_way(args)
     jobs = sweep.plan(asked_of(args), runner.output_folder(args.out))
     if args.lines:
         print("\n".join(sweep.shell_line(job, args.out) for job in jobs))
@@ -305,13 +333,32 @@ def sweep_all(
         return 0
     with terminal.one_line() as say:
         if args.dask:
-            done = cluster.run_dask(jobs, args.dask, args.out, args.processes, say)
+            done = cluster.run_dask(jobs, args.dask, args.out, args.processes or 1, say)
         elif args.slurm:
-            done = cluster.run_slurm(jobs, args.out, say=say)
+            more = assignments(args.slurm_options, "--slurm-option")
+            done = cluster.run_slurm(jobs, args.out, say=say, options=more)
         else:
-            here = args.out, args.processes, args.max_hours, say
+            here = args.out, args.processes or 1, args.max_hours, say
             done = sweep.run_here(jobs, *here)
     return _sweep_end(done)
+
+
+def _check_way(args):
+    "Refuse what cannot be, and what the chosen place of work would not listen to."
+    from dpcomm.core.checks import check_between, check_number
+
+    if args.processes is not None:
+        check_between("--processes", args.processes, 1, 4096)
+    if args.max_hours is not None:
+        check_number("--max-hours", args.max_hours, "[0, inf)")
+    assignments(args.slurm_options, "--slurm-option")
+    far = "--slurm" if args.slurm else "--dask" if args.dask else ""
+    unheard = {"--max-hours": far and args.max_hours is not None}
+    unheard["--processes"] = far and args.dask != "local" and args.processes is not None
+    unheard["--slurm-option"] = args.slurm_options and not args.slurm
+    for option in (option for option, lost in unheard.items() if lost):
+        where = f"with {far}" if far else "without --slurm"
+        raise ValueError(f"{option} does nothing {where}: leave it out")
 
 
 def _sweep_end(done):
@@ -329,7 +376,6 @@ def _sweep_end(done):
 # %% ../nbs/reference/cli.ipynb #w0mrg02
 def _merge(args):
     "Add records of scale quick and full to those of this checkout."
-    from dpcomm.experiments import runner
     from dpcomm.report import papers, records
 
     if runner.checkout() is None:
@@ -337,21 +383,63 @@ def _merge(args):
             "dpcomm is installed without a checkout, and records belong into one: clone"
             " the repository and run `pip install -e .` in it"
         )
-    new, root = 0, papers.assets("results")
-    found = [
-        p for p in sorted(Path(args.out).glob("*/*.jsonl")) if ".smoke." not in p.name
-    ]
+    root = papers.assets("results")
+    paths = sorted(Path(args.out).glob("*/*.jsonl"))
+    found = [records.read(path) for path in paths if ".smoke." not in path.name]
+    found = [more for more in found if more]
     if not found:
         raise ValueError(
             f"{args.out} holds no records of scale quick or full; run a sweep"
         )
-    for path in found:
-        if more := records.read(path):
-            which = more[0].paper, more[0].experiment, more[0].scale
-            before = len(records.load(*which))
-            records.append(root, *more)
-            new += len(records.load(*which)) - before
-    print(f"{new} new records")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(root, Path(folder) / "results")
+        new = [record for more in found for record in _added(copy, more)]
+        _ask(_changed(root, copy, {r.paper for r in new}), args.yes)
+    for more in found:
+        records.append(root, *more)
+    print(f"{len(new)} new records")
+
+
+def _added(root, more):
+    "Add records of one file; those that were new. Who repeats another is named."
+    from dpcomm.report import records
+
+    path = records.path_of(root, more[0])
+    before = records.read(path) if path.exists() else ()
+    after = records.read(records.append(root, *more))
+    for stands, other, why in records.repeats(after):
+        if why and other not in before:
+            code = "" if stands.code != "not recorded" else "; its code is not recorded"
+            print(f"{other.key}, seed {other.seed}: {why}; the first stands{code}")
+    return [record for record in after if record not in before]
+
+
+def _changed(root, copy, touched):
+    "Published numbers that are others in the copy, of the papers that were touched."
+    from dpcomm.report import results
+
+    return [
+        line
+        for paper in sorted(touched)
+        for line in results.changes(
+            paper, results.evidence(paper, root), results.evidence(paper, copy)
+        )
+    ]
+
+
+def _ask(changed, yes):
+    "Name numbers that would change, and go on only with somebody's consent."
+    if not changed:
+        return
+    print("\n".join(["published numbers that change:", *changed]))
+    if yes:
+        return
+    if not (sys.stdin and sys.stdin.isatty()):
+        raise ValueError(
+            f"{len(changed)} published numbers would change: look at them, and add --yes"
+        )
+    if input("add the records? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ValueError("nothing was added")
 
 # %% ../nbs/reference/cli.ipynb #w0oth02
 def _list(args):
@@ -618,6 +706,9 @@ def main(
     argv=None,  # words of the command; None reads the command line
 ) -> int:  # exit code
     "Run a command and turn what happens into an exit code."
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # signs that its encoding lacks are a '?'
+            stream.reconfigure(errors="replace")
     try:
         args = _parse(sys.argv[1:] if argv is None else argv)
         verbs = dict(list=_list, run=run_all, sweep=sweep_all, merge=_merge)

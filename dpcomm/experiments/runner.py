@@ -14,6 +14,7 @@ import linecache
 import os
 import re
 import sys
+import tempfile
 import time
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, fields
@@ -286,21 +287,6 @@ def _traceback(error):
     return "".join(frames.format())
 
 # %% ../../nbs/reference/runner.ipynb #65b30e7f
-def _kernel():
-    "Name of an installed Python kernel, `python3` before any other."
-    from jupyter_client.kernelspec import KernelSpecManager
-
-    specs = KernelSpecManager().get_all_specs()
-    language = {k: s["spec"].get("language", "").lower() for k, s in specs.items()}
-    names = [name for name, words in language.items() if words == "python"]
-    if not names:
-        raise FileNotFoundError(
-            "Jupyter finds no Python kernel here: run `pip install ipykernel`, or add"
-            " --inline"
-        )
-    return "python3" if "python3" in names else names[0]
-
-
 @contextmanager
 def _environment(**values):
     "Set environment variables, which a new kernel inherits, and set them back."
@@ -314,6 +300,24 @@ def _environment(**values):
                 os.environ.pop(name)
             else:
                 os.environ.update({name: value})
+
+
+@contextmanager
+def _own_kernel():
+    "Let `python3` be this Python, before any other kernel of that name."
+    try:
+        from ipykernel.kernelspec import write_kernel_spec
+    except ModuleNotFoundError:
+        raise FileNotFoundError(
+            "ipykernel is not installed here: run `pip install ipykernel`, or add"
+            " --inline"
+        ) from None
+    with tempfile.TemporaryDirectory(prefix="dpcomm-") as folder:
+        write_kernel_spec(Path(folder) / "kernels" / "python3")
+        known = os.environ.get("JUPYTER_PATH", "").split(os.pathsep)
+        found = os.pathsep.join(filter(None, [folder, *known]))
+        with _environment(JUPYTER_PATH=found):
+            yield
 
 # %% ../../nbs/reference/runner.ipynb #7f68e59a
 def _kernel_variables(watched):
@@ -341,10 +345,10 @@ def run_papermill(
             " --inline"
         ) from None
     watched = sys.stderr.isatty()
-    options = dict(kernel_name=_kernel(), language="python", progress_bar=False)
+    options = dict(kernel_name="python3", language="python", progress_bar=False)
     options |= dict(stderr_file=sys.stderr)
     try:
-        with _environment(**_kernel_variables(watched)):
+        with _own_kernel(), _environment(**_kernel_variables(watched)):
             quiet = ["--log-level=CRITICAL"]
             papermill.execute_notebook(
                 path, target, values, extra_arguments=quiet, **options
@@ -423,7 +427,8 @@ def prepare(
     )
     values |= ({} if seeds is None else {"seeds": list(seeds)}) | (parameters or {})
     check_parameters(defaults(path), values)
-    check_name("device", str(values.get("device", "auto")).split(":")[0], DEVICES)
+    if (wanted := str(values.get("device", "auto"))) not in ("auto", "cpu"):
+        device(wanted)
     if max_seconds is not None and not max_seconds > 0:
         raise ValueError(
             f"max_seconds is {max_seconds!r}; it must be above 0, or None for no limit"
@@ -450,7 +455,9 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     try:
         if inline:
-            with open(folder / f"{path.stem}.{scale}.txt", "w") as said:
+            with open(
+                folder / f"{path.stem}.{scale}.txt", "w", encoding="utf-8"
+            ) as said:
                 with redirect_stdout(said):
                     run_cells(path, values)
         else:

@@ -11,17 +11,17 @@ __all__ = ['EMPTY', 'UNITS', 'Run', 'Experiment', 'find', 'find_run', 'code_hash
 import ast
 import hashlib
 import importlib
-import resource
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime
-from fcntl import LOCK_EX, LOCK_NB, flock
 from functools import cache
 from pathlib import Path
 
+from ..core.checks import check_between
+from ..core.files import locked
 from . import runner
 from ..report import papers, records
 from ..report.records import Record
@@ -281,13 +281,22 @@ class Claimed(RuntimeError):
 @contextmanager
 def _claim(path):
     "Hold a run, or raise Claimed."
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as lock:
+    with ExitStack() as held:
         try:
-            flock(lock, LOCK_EX | LOCK_NB)
+            held.enter_context(locked(path, wait=False))
         except BlockingIOError:
             raise Claimed(f"{path.stem} is being run by another process") from None
         yield
+
+
+def _peak_bytes():
+    "Most memory that this process has held; None where the system does not say."
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 # %% ../../nbs/reference/runs.ipynb #09be1923
 def stands(
@@ -363,7 +372,7 @@ def perform(
         cost = {
             "wall_seconds": played.pop("wall_seconds", time.monotonic() - wall),
             "cpu_seconds": played.pop("cpu_seconds", measured),
-            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_bytes": _peak_bytes(),
         }
         record = record_of(
             experiment, run, seed, played, cost, how.get("device", "cpu")
@@ -380,6 +389,8 @@ def chosen(
     only: str = "all",  # keys that begin with it
 ) -> list:  # of (Run, seed), what is needed before what needs it
     "The runs of a grid that were asked for; ValueError where none fits."
+    for seed in seeds or ():
+        check_between("seed", seed, 0)
     runs = [
         r for r in experiment.grid(scale) if only == "all" or r.key.startswith(only)
     ]

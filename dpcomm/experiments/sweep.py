@@ -20,11 +20,12 @@ import threading
 import time
 import tomllib
 from collections import deque
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
+from ..core.checks import check_between, check_number
+from ..core.files import locked
 from . import runner, runs
 from ..report import papers, records
 from ..report.results import Table
@@ -246,6 +247,12 @@ class Worker:
         self.process.stdin.flush()
         return Worker(job, self.process, self.log)
 
+    def end(self) -> None:
+        "Let it go; it may have ended already."
+        with suppress(OSError):
+            self.process.stdin.close()
+        self.process.wait()
+
     def tail(self) -> str:
         "The end of what it wrote."
         with open(self.log, "rb") as file:
@@ -283,12 +290,11 @@ class Sweep:
 # %% ../../nbs/reference/sweep.ipynb #18c4f8f0
 def free_memory() -> float:  # GiB
     "Memory that this machine could still give to processes."
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     try:
         text = Path("/proc/meminfo").read_text()
         return int(re.search(r"MemAvailable:\s+(\d+)", text).group(1)) / 2**20
     except (OSError, AttributeError):
-        return pages
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 # %% ../../nbs/reference/sweep.ipynb #a49ee4ea
 def ready(
@@ -320,10 +326,12 @@ def start(
 ) -> Worker:
     "Give a job to a worker of its experiment, or to a new one with one thread."
     kind = job.experiment, job.scale
-    for worker in sweep.idle:
-        if (worker.job.experiment, worker.job.scale) == kind:
-            sweep.idle.remove(worker)
+    for worker in [w for w in sweep.idle if (w.job.experiment, w.job.scale) == kind]:
+        sweep.idle.remove(worker)
+        try:
             return worker.take(job, seconds)
+        except OSError:  # it was killed while it had nothing to do
+            worker.end()
     _dismiss(sweep)
     log = sweep.out / "logs" / f"{job.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -341,9 +349,7 @@ def start(
 def _dismiss(sweep):
     "Let one worker go that has nothing to do."
     if sweep.idle:
-        process = sweep.idle.pop().process
-        process.stdin.close()
-        process.wait()
+        sweep.idle.pop().end()
 
 # %% ../../nbs/reference/sweep.ipynb #7cba57c9
 def resident(
@@ -425,10 +431,9 @@ def own(
 ):  # yields the folder, or ValueError
     "Hold a folder for one sweep."
     folder = runner.output_folder(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".sweep.lock", "w") as lock:
+    with ExitStack() as held:
         try:
-            flock(lock, LOCK_EX | LOCK_NB)
+            held.enter_context(locked(folder / ".sweep.lock", wait=False))
         except BlockingIOError:
             raise ValueError(
                 f"another sweep is writing to {folder.name}: wait for it, or choose"
@@ -446,6 +451,9 @@ def run_here(
     pause: float = 0.2,  # seconds between looks
 ) -> Sweep:
     "Play jobs in processes of this machine."
+    check_between("processes", processes, 1, 4096)
+    if max_hours is not None:
+        check_number("max_hours", max_hours, "[0, inf)")
     end = None if max_hours is None else time.monotonic() + 3600 * max_hours
     with own(out) as folder:
         sweep = Sweep(folder, deque(jobs))

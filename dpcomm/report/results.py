@@ -7,8 +7,8 @@ __all__ = ['PERCENT', 'VERDICTS', 'LONG', 'SORT', 'FIND', 'HEADER', 'SCORES', 'S
            'Spread', 'borrow', 'within_tolerance', 'verdict', 'Table', 'link_text', 'as_text', 'as_markdown',
            'cell_html', 'as_html', 'make_sortable', 'Ours', 'ours_by_key', 'ours_of', 'Evidence', 'spreads_of',
            'evidence', 'format_value', 'format_paper', 'reason_not_run', 'format_seeds', 'row_of', 'causes_of',
-           'verdict_table', 'score_of', 'runs_table', 'as_run', 'add_epsilon_as_run', 'guarantees_as_run', 'content_of',
-           'data_sources', 'counts']
+           'verdict_table', 'changes', 'score_of', 'runs_table', 'as_run', 'add_epsilon_as_run', 'guarantees_as_run',
+           'content_of', 'data_sources', 'counts']
 
 # %% ../../nbs/reference/verdicts.ipynb #v16b6f17
 import html
@@ -547,6 +547,25 @@ def verdict_table(
         rows.append((key, text, ours, delta, f"{sign} {word}", link))
     title = f"{paper}, {table or 'all tables'}: below is worse than the paper, above is"
     return Table(HEADER, tuple(rows), f"{title} better", tuple(notes))
+
+# %% ../../nbs/reference/verdicts.ipynb #v1chg02
+def changes(
+    paper: str,  # id
+    before: Evidence,  # what stands
+    after: Evidence,  # with more records
+) -> list:  # of str, as 'key: 61.4 (n = 4) below -> 63.0 (n = 5) near'
+    "Numbers of ours that more records change."
+    p, told = papers.paper(paper), []
+    for cell in papers.cells(paper):
+        if before.summary(cell) is not None:
+            rows = (row_of(cell, p, found, "..") for found in (before, after))
+            old, new = (f"{row[2]} {row[4]}" for row in rows)
+            told += [f"{cell.key}: {old} -> {new}"] * (old != new)
+    for key, mine in before.ours.items():
+        a, b = mine.summary, after.ours[key].summary
+        if key.startswith("ours.") and (a.mean, a.n) != (b.mean, b.n):
+            told.append(f"{key}: {a.mean:.6g} (n = {a.n}) -> {b.mean:.6g} (n = {b.n})")
+    return told
 
 # %% ../../nbs/reference/verdicts.ipynb #r0tab02
 SCORES = {  # name in `final` -> what a table calls it

@@ -32,10 +32,14 @@ SIGNS = {VERDICTS[word]: colour for word, colour in COLOURS.items()}
 
 def coloured(
     cell: str,  # text of a table's cell, perhaps a Markdown link
+    encoding: str = "utf-8",  # of the output
 ) -> Text:  # its words, in the colour of the verdict that it begins with
     "One cell as rich prints it."
     words = link_text(cell)
-    return Text(words, style=SIGNS.get(words.split(" ")[0], ""))
+    sign, _, rest = words.partition(" ")
+    if sign in VERDICTS.values() and not sign.encode(encoding, "ignore"):
+        words = rest
+    return Text(words, style=SIGNS.get(sign, ""))
 
 # %% ../../nbs/reference/terminal.ipynb #0afc3b0c
 def with_notes(
@@ -72,7 +76,7 @@ def show(
         no_wrap = whole and i == used[0]
         shown.add_column(table.header[i], overflow="fold", no_wrap=no_wrap)
     for row in table.rows:
-        shown.add_row(*(coloured(row[i]) for i in used))
+        shown.add_row(*(coloured(row[i], console.encoding) for i in used))
     console.print(shown)
     for i, note in enumerate(table.notes, 1):
         console.print(Text(f"[{i}] {note}"), soft_wrap=False)

@@ -23,7 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..core.checks import check_between
-from ..core.files import write_whole
+from ..core.files import locked, write_whole
 from .images import Dataset, data_root
 
 # %% ../../nbs/tasks/scattering.ipynb #b2baab96
@@ -256,19 +256,12 @@ def write_once(
     blocks,  # iterable of float32 arrays that follow one another on the first axis
 ) -> Path:  # the file, whole
     "Write an array block by block, or leave nothing. [POSIX, flock, rename]"
-    import fcntl
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with locked(path.with_name(f".{path.name}.lock")):
         if not cache_fault(path, shape):
             return path
         for dead in path.parent.glob(f".{path.name}.*.part"):
             dead.unlink(missing_ok=True)
         return write_whole(path, _with_digest(shape, blocks))
-    finally:
-        os.close(folder)
 
 # %% ../../nbs/tasks/scattering.ipynb #092e00c0
 def _blocks(images, settings, device, bar):

@@ -6,6 +6,8 @@ import errno
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,58 @@ def test_what_is_sealed_comes_back(content, tmp_path):
         and os.listdir(path.parent) == ["a.bin"]
         and path.stat().st_mode & 0o777 == 0o644
     )
+
+
+def test_a_lock_is_held_let_go_and_leaves_no_file(tmp_path):
+    path = tmp_path / "deep" / ".a.lock"
+    with files.locked(path):
+        with pytest.raises(BlockingIOError, match=".a.lock is held by another process"):
+            with files.locked(path, wait=False):
+                raise AssertionError("two hold one lock")
+        assert path.exists()
+    assert os.listdir(path.parent) == []
+    with pytest.raises(KeyError), files.locked(path, wait=False):
+        raise KeyError("inside")
+    with files.locked(path, wait=False):
+        pass
+    assert os.listdir(path.parent) == []
+
+
+COUNTS = """import sys
+from pathlib import Path
+from dpcomm.core.files import locked
+count, lock = Path(sys.argv[1]), Path(sys.argv[2])
+for _ in range(50):
+    with locked(lock):
+        count.write_text(str(int(count.read_text()) + 1))
+"""
+
+
+def test_processes_that_take_turns_lose_no_count(tmp_path):
+    "The lock's file goes and comes again all the while."
+    count = tmp_path / "count"
+    count.write_text("0")
+    words = [sys.executable, "-c", COUNTS, str(count), str(tmp_path / "lock")]
+    running = [subprocess.Popen(words) for _ in range(4)]
+    assert [process.wait(300) for process in running] == [0] * 4
+    assert count.read_text() == "200" and os.listdir(tmp_path) == ["count"]
+
+
+WITHOUT = """import sys
+sys.modules.update(fcntl=None, resource=None)
+import dpcomm.cli, dpcomm.report.results, dpcomm.experiments.sweep
+import dpcomm.experiments.cluster, dpcomm.tasks.scattering
+from dpcomm.experiments import runs
+assert runs._peak_bytes() is None
+sys.exit(dpcomm.cli.main(["list"]))
+"""
+
+
+def test_the_command_starts_on_a_system_without_fcntl_and_resource():
+    "As Windows is; filelock has another way there, which is faked by leaving it out."
+    filelock = "import filelock\n"
+    done = python("-c", filelock + WITHOUT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_damage_is_refused_with_one_sentence():

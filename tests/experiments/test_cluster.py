@@ -2,9 +2,14 @@
 
 import importlib
 import os
+import re
+import shlex
 import signal
+import subprocess
 import sys
+import urllib.request
 from dataclasses import replace
+from http.client import HTTPException
 
 import pytest
 from checkout import ROOT
@@ -80,6 +85,55 @@ def test_a_killed_dask_worker_changes_no_number(one, tmp_path):
 
 
 @pytest.mark.deep
+def test_a_local_dask_cluster_serves_nobody_else(tmp_path):
+    """Loopback alone, TLS with certificates that nobody else has, no dashboard; a
+    stranger of this machine can neither connect nor read anything.
+    """
+    distributed, psutil = extra("distributed"), extra("psutil")
+    first = sweep.plan([dict(ASKED, seeds=(0,))])[:1]
+    with cluster._client("local", 1) as client:
+        address = client.scheduler_info()["address"]
+        us = psutil.Process()
+        sockets = [
+            socket.laddr
+            for process in (us, *us.children(recursive=True))
+            for socket in process.net_connections("inet")
+            if socket.status == "LISTEN"
+        ]
+        assert {at.ip for at in sockets} == {"127.0.0.1"}
+        assert address.startswith("tls://127.0.0.1:")
+        with pytest.raises((OSError, TypeError)):
+            distributed.Client(address.replace("tls", "tcp"), timeout=2)
+        with pytest.raises((OSError, TypeError)):
+            own = distributed.security.Security.temporary()
+            distributed.Client(address, security=own, timeout=2)
+        for at in sockets:
+            page = f"http://127.0.0.1:{at.port}/json/identity.json"
+            with pytest.raises((OSError, HTTPException)):
+                urllib.request.urlopen(page, timeout=5)
+    assert cluster.run_dask(first, out=tmp_path, processes=1).failed == {}
+
+
+@pytest.mark.parametrize(
+    "address, open_to_others",
+    [
+        ("tcp://10.0.0.1:8786", True),
+        ("tcp://[2001:db8::1]:8786", True),
+        ("10.0.0.1:8786", True),
+        ("ws://login:8786", True),
+        ("tls://10.0.0.1:8786", False),
+        ("tcp://127.0.0.1:8786", False),
+        ("tcp://[::1]:8786", False),
+        ("localhost:8786", False),
+    ],
+)
+def test_a_scheduler_without_encryption_is_warned_of(address, open_to_others):
+    told = cluster.exposed(address)
+    assert bool(told) == open_to_others
+    assert not told or "runs code on the workers as you" in told
+
+
+@pytest.mark.deep
 def test_a_job_that_fails_under_dask_is_told_and_the_rest_is_done(tmp_path):
     extra("distributed")
     good = sweep.plan([dict(ASKED, seeds=(0,))])[0]
@@ -108,6 +162,127 @@ def test_a_job_that_fails_under_submitit_is_told_and_the_rest_is_done(tmp_path):
     done = cluster.run_slurm([bad, good], tmp_path, "local")
     assert set(done.failed) == {bad} and bad.key in done.failed[bad]
     assert list(read(tmp_path)) == [(good.key, 0)]
+
+
+SBATCH = """#!{python}
+import re, sys
+from pathlib import Path
+text = Path(sys.argv[1]).read_text()
+asked = dict(re.findall(r"#SBATCH --([a-z-]+)=(.*)", text))
+with open({log!r}, "a") as log:
+    print(repr(asked), file=log)
+if asked.get("account") != "mine":
+    sys.exit("sbatch: error: Batch job submission failed: Invalid account or"
+             " account/partition combination specified")
+if int(asked["time"]) > 7 * 24 * 60:
+    sys.exit("sbatch: error: Batch job submission failed: Requested time limit is"
+             " invalid (missing or exceeds some limit)")
+n = int(asked.get("array", "0-0").split("%")[0].split("-")[1])
+if n >= 4:
+    sys.exit("sbatch: error: Batch job submission failed: Invalid job array specification")
+print("Submitted batch job", len(Path({log!r}).read_text().splitlines()))
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    "A cluster that wants an account, gives seven days, and takes arrays of four."
+    place, log = tmp_path / "bin", tmp_path / "asked"
+    place.mkdir()
+    programs = dict(
+        sbatch=SBATCH.format(python=sys.executable, log=str(log)),
+        srun="#!/bin/sh\n",
+        scancel=f"#!/bin/sh\necho scancel $* >> {log}\n",
+        scontrol="#!/bin/sh\necho 'MaxArraySize            = 4'\n",
+    )
+    for name, text in programs.items():
+        (place / name).write_text(text)
+        (place / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
+    return log
+
+
+def test_slurm_jobs_ask_for_their_own_class_and_are_split_by_array_size(
+    slurm, tmp_path
+):
+    extra("submitit")
+    first = sweep.plan([ASKED])[0]
+    small = [replace(first, seed=i, minutes=5.0, memory=0.7) for i in range(9)]
+    large = [replace(first, seed=i, minutes=500 * 60.0, memory=5.0) for i in range(2)]
+    handed = cluster._submit(
+        [*small, *large], tmp_path / "out", "slurm", {"account": "mine"}
+    )
+    assert [job for job, _ in handed] == [*small, *large]
+    asked = [eval(row) for row in slurm.read_text().splitlines()]
+    shape = [(a["time"], a["mem"], a.get("array", "one").split("%")[0]) for a in asked]
+    few, day = ("60", "1GB"), (str(24 * 60), "8GB")
+    assert shape == [
+        (*few, "0-3"),
+        (*few, "0-3"),
+        (*few, "one"),
+        (*day, "0-1"),
+    ]
+    assert all(a["account"] == "mine" and a["cpus-per-task"] == "1" for a in asked)
+    turns = cluster.request_of(large[0])[2]
+    assert turns * 24 * 60 > 3 * large[0].minutes, "it may come back until it is done"
+
+
+def test_what_slurm_refuses_is_one_sentence_and_nothing_stays(slurm, tmp_path):
+    extra("submitit")
+    jobs = sweep.plan([ASKED])
+    with pytest.raises(ValueError) as error:
+        cluster.run_slurm(jobs, tmp_path / "out")
+    assert "Slurm refused the jobs (Invalid account or account/" in str(error.value)
+    assert "--slurm-option account=NAME" in str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 240
+    slurm.unlink()
+    late = replace(jobs[0], minutes=90_000.0)
+    asks = {"account": "mine", "time": 10**6}
+    with pytest.raises(ValueError, match="Requested time limit is invalid"):
+        cluster._submit([late], tmp_path / "out", "slurm", asks)
+
+
+def test_arrays_that_were_taken_are_taken_back_when_one_is_refused(
+    slurm, tmp_path, monkeypatch
+):
+    extra("submitit")
+    first = sweep.plan([ASKED])[0]
+    monkeypatch.setattr(cluster, "_array_size", lambda: 9)
+    jobs = [replace(first, minutes=600.0)]
+    jobs += [replace(first, seed=i, minutes=5.0) for i in range(9)]
+    with pytest.raises(ValueError, match="Invalid job array specification"):
+        cluster._submit(jobs, tmp_path / "out", "slurm", {"account": "mine"})
+    assert "scancel 1" in slurm.read_text()
+
+
+def test_where_there_is_no_slurm_nothing_starts(tmp_path, monkeypatch):
+    extra("submitit")
+    monkeypatch.setattr(cluster.shutil, "which", lambda name: None)
+    with pytest.raises(ValueError, match="there is no Slurm here .* --processes N"):
+        cluster.run_slurm(sweep.plan([ASKED]), tmp_path)
+    assert not list(tmp_path.rglob("*.jsonl")) and not (tmp_path / "submitit").exists()
+
+
+def test_printed_lines_survive_the_recipe_of_the_page(tmp_path, monkeypatch):
+    "Blanks, quotes and a semicolon in a folder's name reach the run as they are."
+    page = (ROOT / "nbs" / "reference" / "cluster.ipynb").read_text()
+    recipe = re.search(r"tr .* xargs -0 -n 1 -P 8 sh -c", page).group()
+    recipe = recipe.replace("\\\\", "\\")
+    show = tmp_path / "show"
+    show.write_text(
+        f"#!/bin/sh\nprintf '%s\\n' \"$@\" >> {shlex.quote(str(tmp_path / 'said'))}\n"
+    )
+    show.chmod(0o755)
+    monkeypatch.setattr(sweep.sys, "executable", str(show))
+    jobs, folder = sweep.plan([ASKED]), """a 'b"; touch c"""
+    lines = [sweep.shell_line(job, folder) for job in jobs]
+    (tmp_path / "jobs.txt").write_text("".join(f"{line}\n" for line in lines))
+    recipe = recipe.replace("-P 8", "-P 1")
+    done = subprocess.run(["sh", "-c", recipe], cwd=tmp_path, timeout=60)
+    words = [shlex.split(line)[1:] for line in lines]
+    assert done.returncode == 0 and not (tmp_path / "c").exists()
+    assert (tmp_path / "said").read_text().splitlines() == sum(words, [])
+    assert all(each[-1] == folder for each in words)
 
 
 def test_a_job_that_slurm_stops_is_put_back_as_it_was():

@@ -7,6 +7,7 @@ import json
 import types
 
 import pytest
+from checkout import python
 from rich.console import Console
 
 from dpcomm import cli
@@ -59,6 +60,27 @@ def test_a_sweep_plays_what_is_missing_once(tmp_path, capsys):
         ("sweep dprec-mnist --only cmm.eps3", "did you mean 'cnn.eps3"),
         ("sweep dprec-mnist --scale ful", "did you mean 'full'"),
         ("sweep dprec-mnist --seeds 0;1", "is no list of whole numbers"),
+        ("sweep dprec-mnist --seeds -1", "is no list of whole numbers from 0 on"),
+        ("run dprec-mnist --seeds 0,-1", "is no list of whole numbers from 0 on"),
+        ("sweep --processes 0", "--processes is 0; it must be a whole number from 1"),
+        ("sweep --processes -1", "--processes is -1; it must be a whole number"),
+        (
+            "sweep --max-hours nan",
+            "--max-hours is nan; it must be a number in [0, inf)",
+        ),
+        ("sweep --max-hours -1", "--max-hours is -1.0; it must be a number"),
+        ("sweep --dask local --slurm", "--slurm: not allowed with argument --dask"),
+        ("sweep --slurm --max-hours 2", "--max-hours does nothing with --slurm"),
+        ("sweep --slurm --processes 2", "--processes does nothing with --slurm"),
+        (
+            "sweep --dask tls://a:1 --processes 2",
+            "--processes does nothing with --dask",
+        ),
+        ("sweep --slurm-option a=b", "--slurm-option does nothing without --slurm"),
+        ("sweep --slurm --slurm-option a", "--slurm-option a has no '='"),
+        ("sweep dprec-mnist --grid x.toml", "--grid names experiments, seeds and keys"),
+        ("sweep --slurm --scale smoke --out {out}", "there is no Slurm here"),
+        ("run dprec-mnist --device cuda:99", "torch finds"),
         ("run dprec-mnist -p only=typo", "only='typo' is not one of"),
         ("run dprec-mnist -p onyl=rec", "did you mean 'only'"),
         ("merge nowhere", "holds no records"),
@@ -67,9 +89,18 @@ def test_a_sweep_plays_what_is_missing_once(tmp_path, capsys):
         ("audit signsgd --delta 0", "delta is 0.0; it must be a number in (0, 1)"),
     ],
 )
-def test_a_slip_costs_a_sentence_and_exit_code_two(words, sentence, capsys):
-    code, shown = said(words, capsys)
-    assert code == 2 and sentence in shown.err and not shown.out
+def test_a_slip_costs_a_sentence_and_exit_code_two(
+    words, sentence, capsys, monkeypatch, tmp_path
+):
+    def never(*_, **__):
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(cluster.shutil, "which", lambda name: None)
+    monkeypatch.setattr(runner, "run", never)
+    monkeypatch.setattr(sweep, "start", never)
+    code, shown = said(words.format(out=tmp_path), capsys)
+    planned = "runs are missing" in shown.out
+    assert code == 2 and sentence in shown.err and (planned or not shown.out)
     assert len(shown.err.splitlines()) == 1 and "Traceback" not in shown.err
 
 
@@ -99,25 +130,95 @@ def quick(seed, value):
     return records.Record(*who, **empty, origin=origin)
 
 
-def test_records_are_merged_by_union_and_contradictions_refused(
-    tmp_path, monkeypatch, capsys
-):
-    there, mine = tmp_path / "committed", tmp_path / "runs"
-    known = papers.assets
+@pytest.fixture
+def committed(tmp_path, monkeypatch):
+    "A checkout's records that a test may change."
+    there, known = tmp_path / "committed", papers.assets
     monkeypatch.setattr(
         papers, "assets", lambda kind: there if kind == "results" else known(kind)
     )
-    records.append(there, quick(0, 1.0))
+    return there
+
+
+def test_records_are_merged_by_union_and_contradictions_refused(
+    tmp_path, committed, capsys
+):
+    mine = tmp_path / "runs"
+    records.append(committed, quick(0, 1.0))
     for record in (quick(0, 1.0), quick(1, 2.0)):
         path = records.append(mine, record)
     assert said(f"merge {mine}", capsys)[1].out == "1 new records\n"
     assert said(f"merge {mine}", capsys)[1].out == "0 new records\n"
     wrong = dataclasses.replace(quick(1, 2.5))
     path.write_text(records.to_line(wrong) + "\n")
-    before = (there / "dprec" / path.name).read_bytes()
+    before = (committed / "dprec" / path.name).read_bytes()
     code, shown = said(f"merge {mine}", capsys)
     assert code == 2 and "final.accuracy is 2.0 and 2.5" in shown.err
-    assert (there / "dprec" / path.name).read_bytes() == before
+    assert (committed / "dprec" / path.name).read_bytes() == before
+    assert [p.name for p in (committed / "dprec").iterdir()] == [path.name]
+
+
+def full(seed, value, key="cnn.eps3.rec", **origin):
+    "A full record of a cell of Table 1."
+    cells = {"mnist.eps3.rec.acc": [value, "percent"], "ours.x": [value, "percent"]}
+    more = dict(scale="full", key=key, cells=cells)
+    made = {"code": "0" * 12, "machine": "here", "date": "2026-06-01"} | origin
+    return dataclasses.replace(quick(seed, value), origin=made, **more)
+
+
+def test_a_merge_names_published_numbers_that_change_and_asks(
+    tmp_path, committed, capsys, monkeypatch
+):
+    mine = tmp_path / "runs"
+    path = records.append(committed, full(0, 60.0), full(1, 62.0))
+    records.append(mine, full(2, 70.0))
+    before = path.read_bytes()
+    code, shown = said(f"merge {mine}", capsys)
+    assert code == 2 and "2 published numbers would change" in shown.err
+    assert "mnist.eps3.rec.acc: 61.00" in shown.out and "-> 64.00" in shown.out
+    assert "ours.x: 61 (n = 2) -> 64 (n = 3)" in shown.out
+    assert path.read_bytes() == before
+    for answer, wanted in (("n", 2), ("", 2), ("y", 0)):
+        monkeypatch.setattr("builtins.input", lambda *_: answer)
+        monkeypatch.setattr(cli.sys.stdin, "isatty", lambda: True, raising=False)
+        assert said(f"merge {mine}", capsys)[0] == wanted
+        assert (path.read_bytes() == before) == bool(wanted)
+    records.append(mine, full(3, 80.0))
+    monkeypatch.setattr("builtins.input", None)
+    assert said(f"merge {mine} --yes", capsys)[0] == 0
+    assert len(records.read(path)) == 4
+
+
+def test_no_clock_lets_a_merge_replace_what_stands(tmp_path, committed, capsys):
+    "A record dated 1970, or not at all, stands beside the published one, not for it."
+    path = records.append(committed, full(0, 88.2, code=None))
+    for i, date in enumerate(("1970-01-01T00:00:00", None)):
+        mine = tmp_path / f"runs{i}"
+        records.append(mine, full(0, 99.9 - i, code=str(i) * 12, date=date))
+        code, shown = said(f"merge {mine}", capsys)
+        assert code == 0 and shown.out.endswith("1 new records\n")
+        told = f"cnn.eps3.rec, seed 0: final.accuracy is 88.2 and {99.9 - i}; the first"
+        assert f"{told} stands; its code is not recorded" in shown.out
+        found = records.standing(records.read(path)).values()
+        assert [r.final["accuracy"] for r in found] == [88.2]
+
+
+def test_lines_without_a_newline_or_a_hash_are_merged_whole(
+    tmp_path, committed, capsys
+):
+    "As an editor or an older version leaves them; nothing that was there is lost."
+    mine = tmp_path / "runs" / "dprec" / "dprec_mnist.full.jsonl"
+    path = records.append(committed, full(0, 60.0), full(1, 60.0))
+    path.write_bytes(path.read_bytes()[:-1])
+    mine.parent.mkdir(parents=True)
+    mine.write_text(json.dumps(dataclasses.asdict(full(2, 60.0, "cnn.eps6.rec"))))
+    mine.write_text(
+        mine.read_text().replace("mnist.eps3", "mnist.eps6").replace("ours.x", "ours.y")
+    )
+    code, shown = said(f"merge {tmp_path / 'runs'}", capsys)
+    assert (code, shown.out) == (0, "1 new records\n"), shown.err
+    assert [r.seed for r in records.read(path)] == [0, 1, 2]
+    assert path.read_text().count('"sha256":') == 3
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
@@ -242,13 +343,26 @@ def test_a_sweep_ends_with_a_code(found, code, told, monkeypatch, capsys):
 
 
 def test_a_sweep_goes_where_it_is_told(monkeypatch):
-    words = "--out there --processes 3 --max-hours 2"
-    ((way, args, _),) = swept(monkeypatch, words)[1]
+    words = "--out there --processes 3"
+    ((way, args, _),) = swept(monkeypatch, f"{words} --max-hours 2")[1]
     assert (way, *args[:3]) == ("here", "there", 3, 2.0)
     ((way, args, _),) = swept(monkeypatch, f"{words} --dask local")[1]
     assert (way, *args[:3]) == ("dask", "local", "there", 3)
-    ((way, args, _),) = swept(monkeypatch, f"{words} --slurm")[1]
+    asks = "--slurm-option account=mine --slurm-option time=2:00:00"
+    ((way, args, how),) = swept(monkeypatch, f"--out there --slurm {asks}")[1]
     assert (way, *args) == ("slurm", "there")
+    assert how["options"] == {"account": "mine", "time": "2:00:00"}
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_tables_print_in_any_encoding(encoding):
+    "Signs that the output cannot show are left out, and their words stay."
+    for paper in ("dprec", "imvu"):
+        words = "-m", "dpcomm.cli", "table", paper
+        done = python(*words, env={"PYTHONIOENCODING": encoding}, encoding=encoding)
+        assert done.returncode == 0, done.stderr
+        assert "not run" in done.stdout
+        assert ("\u25cb not run" in done.stdout) == (encoding == "utf-8")
 
 
 def test_an_audit_counts_its_lines():

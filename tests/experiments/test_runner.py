@@ -266,7 +266,7 @@ def play(run, seed, rounds, pause, checkpoint, resume, max_seconds, **how):
         time.sleep(pause)
         if max_seconds is not None and time.monotonic() - start > max_seconds:
             return None
-    score = 100 * state["total"]
+    score = 20 * state["total"]
     sent = dict(uplink_bits=2**33, downlink_bits=2**32)
     notes = [f"{state['calls']} calls"]
     cells = {"ours.toy": [score, "percent"]}
@@ -778,6 +778,36 @@ def test_a_missing_kernelspec_falls_back_to_a_python_kernel(tmp_path, monkeypatc
         match=r"x_y.ipynb, code cell 2 \(`assert n == 2`\): AssertionError",
     ):
         runner.run_papermill(path, tmp_path / "failed.ipynb", {"n": 3})
+
+
+def test_the_kernel_is_this_python_whatever_jupyter_finds(tmp_path, monkeypatch):
+    "A shared `python3` of another environment, as a JupyterHub has it."
+    spec = tmp_path / "shared" / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    other = tmp_path / "other"
+    other.write_text(f'#!/bin/sh\ntouch "{tmp_path}/ran"\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    words = [str(other), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    about = dict(argv=words, display_name="shared", language="python")
+    (spec / "kernel.json").write_text(json.dumps(about))
+    monkeypatch.setenv("JUPYTER_PATH", str(spec.parents[1]))
+    same = f"import sys; assert sys.executable == {sys.executable!r}, sys.executable"
+    path = checkout_of(tmp_path, monkeypatch, "n = 1", same)
+    runner.run_papermill(path, tmp_path / "done.ipynb", {})
+    assert not (tmp_path / "ran").exists()
+    assert os.environ["JUPYTER_PATH"] == str(spec.parents[1]), "set back"
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(monkeypatch):
+    for name in ("cuda:99", "cuda:-1", "cuda:x"):
+        with pytest.raises(ValueError, match="torch finds .* GPU here"):
+            runner.prepare("dprec-mnist", parameters={"device": name})
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match="torch finds no GPU here"):
+        runner.prepare("dprec-mnist", parameters={"device": "cuda"})
+    runner.prepare("dprec-mnist", parameters={"device": "cpu"})
 
 
 def test_a_budget_spent_leaves_the_rest_for_the_next_call(monkeypatch, capsys):

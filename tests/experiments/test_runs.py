@@ -250,7 +250,7 @@ def test_a_run_may_need_another_seed_and_another_experiment(monkeypatch, tmp_pat
 
     def far(run, seed, inputs):
         values = [inputs[need].final["accuracy"] for need in needs]
-        return dict(cells={"ours.far": [sum(values), "percent"]})
+        return dict(cells={"ours.far": [sum(values), "x"]})
 
     made.does["far"] = far
     for seed in (0, 1):
@@ -261,7 +261,7 @@ def test_a_run_may_need_another_seed_and_another_experiment(monkeypatch, tmp_pat
     assert made.perform("far", 1, tmp_path) is None, "another seed of it"
     other.perform("fedavg", 1, tmp_path)
     record = made.perform("far", 1, tmp_path)
-    assert record.cells == {"ours.far": [71.0 + 70.0 + 81.0, "percent"]}
+    assert record.cells == {"ours.far": [71.0 + 70.0 + 81.0, "x"]}
 
 
 def test_what_is_computed_from_a_diverged_run_says_so(made, tmp_path):

@@ -270,6 +270,66 @@ def test_a_worker_that_has_grown_is_let_go(made_up, monkeypatch):
         process.stdout.close()
 
 
+@pytest.mark.parametrize("how", ["killed", "ended"])
+def test_an_idle_worker_that_was_killed_is_replaced(
+    how, made_up, tmp_path, monkeypatch
+):
+    command = [sys.executable, "-c", "input()"]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    dead = subprocess.Popen(command, **pipes)
+    if how == "killed":
+        dead.kill()
+    else:
+        dead.stdin.write("\n")
+        dead.stdin.flush()
+    dead.wait()
+    new = types.SimpleNamespace(stdin=None, stdout=None)
+    started = []
+    monkeypatch.setattr(
+        sweep.subprocess, "Popen", lambda words, **_: started.append(words) or new
+    )
+    s = Sweep(tmp_path, deque(), idle=[Worker(job("a"), dead, None)])
+    worker = sweep.start(job("b"), s)
+    assert worker.process is new and worker.job.key == "b" and s.idle == []
+    assert len(started) == 1 and "b" in started[0]
+    dead.stdout.close()
+
+
+def test_what_is_free_is_known_without_proc(monkeypatch):
+    "As on macOS, which has neither /proc nor SC_AVPHYS_PAGES."
+    real = os.sysconf
+
+    def sysconf(name):
+        if name == "SC_AVPHYS_PAGES":
+            raise ValueError("unrecognized configuration name")
+        return real(name)
+
+    def gone(*_, **__):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(sweep.os, "sysconf", sysconf)
+    assert sweep.free_memory() > 0.1
+    monkeypatch.setattr(sweep.Path, "read_text", gone)
+    assert sweep.free_memory() > 0.1
+
+
+@pytest.mark.parametrize(
+    "more, told",
+    [
+        (dict(processes=0), "processes is 0; it must be a whole number from 1"),
+        (dict(processes=-1), "processes is -1"),
+        (dict(processes=1.5), "processes is 1.5"),
+        (dict(max_hours=float("nan")), r"max_hours is nan; it must be a number in \[0"),
+        (dict(max_hours=-1), "max_hours is -1"),
+    ],
+)
+def test_a_sweep_that_could_never_end_is_refused(tmp_path, more, told):
+    with pytest.raises(ValueError, match=told):
+        sweep.run_here([job()], tmp_path, **more)
+    with pytest.raises(ValueError, match="seed is -1; it must be a whole number"):
+        sweep.plan([dict(ASKED, seeds=[-1])])
+
+
 def test_a_job_fails_at_the_second_time_and_takes_all_that_need_it_along(
     made_up, tmp_path
 ):

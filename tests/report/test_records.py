@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -301,14 +302,104 @@ def test_what_would_not_be_read_is_not_written(tmp_path, more, field):
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
-def test_a_last_line_without_its_end_does_not_count_yet(tmp_path):
+def test_a_last_line_without_its_end_is_read_or_refused_and_never_lost(tmp_path):
     whole = [line(seed=seed) for seed in range(3)]
-    for cut in (1, 20, len(whole[2]) - 1, len(whole[2])):
-        path = written(tmp_path, *whole[:2], whole[2][:cut], end="")
-        assert of_seeds(records.read(path)) == [0, 1], cut
-    path.write_text(path.read_text() + "\n")
+    path = written(tmp_path, *whole, end="")
     assert of_seeds(records.read(path)) == [0, 1, 2]
+    records.append(tmp_path, record(3))
+    assert of_seeds(records.read(path)) == [0, 1, 2, 3]
+    for cut in (1, 20, len(whole[2]) - 1):
+        path = written(tmp_path, *whole[:2], whole[2][:cut], end="")
+        before = path.read_bytes()
+        for call in (
+            lambda: records.read(path),
+            lambda: records.append(tmp_path, record(9)),
+        ):
+            with pytest.raises(ValueError, match="made_up.full.jsonl, line 3: no JSON"):
+                call()
+        assert path.read_bytes() == before
     assert records.read(written(tmp_path, "", end="")) == ()
+
+
+# ---- a line knows its own hash
+
+
+def test_every_flipped_digit_is_refused_by_file_and_line(tmp_path):
+    text = records.to_line(record(accuracy=61.25))
+    assert records.from_line(text, "here") == record(accuracy=61.25)
+    with pytest.raises(ValueError, match="^made_up.full.jsonl, line 2: .*its hash"):
+        records.read(written(tmp_path, line(seed=1), text.replace("61.25", "91.25")))
+    for at in (i for i, letter in enumerate(text) if letter.isdigit()):
+        flipped = text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
+        with pytest.raises(ValueError, match="^here: "):
+            records.from_line(flipped, "here")
+
+
+@pytest.mark.parametrize("digest", ['""', "null", "{}", "[1]", '"0"', "1e5"])
+def test_a_hash_that_is_none_is_refused(digest):
+    text = re.sub(
+        '"sha256":"[0-9a-f]+"', f'"sha256":{digest}', records.to_line(record())
+    )
+    with pytest.raises(ValueError, match="^here: "):
+        records.from_line(text, "here", hashed=True)
+
+
+def test_a_line_without_a_hash_is_read_from_runs_and_not_from_the_package(
+    tmp_path, monkeypatch
+):
+    "Runs of an older version are merged, and get their hash there."
+    mine, ours = tmp_path / "runs", tmp_path / "committed"
+    known = papers.assets
+    monkeypatch.setattr(
+        papers, "assets", lambda kind: ours if kind == "results" else known(kind)
+    )
+    found = records.read(written(mine, line(seed=0), line(seed=1)))
+    path = records.append(ours, *found)
+    assert records.read(path) == found and path.read_text().count('"sha256":') == 2
+    written(ours, records.to_line(record(0)), line(seed=1))
+    with pytest.raises(ValueError, match="line 2: it has no hash of itself"):
+        records.load("dprec")
+
+
+@pytest.mark.parametrize(
+    "more, told",
+    [
+        (dict(final={"accuracy": 161.0}), "final.accuracy is 161.0; it must be a"),
+        (dict(final={"accuracy": 1e9}), "from 0 to 100"),
+        (dict(final={"accuracy": -5}), "final.accuracy is -5"),
+        (dict(final={"best": {"auroc": 1.5}}), "final.best.auroc is 1.5"),
+        (dict(history={"accuracy": [61.0, 161.0]}), "history.accuracy is 161.0"),
+        (dict(history={"eps": [1.0, None, -1.0]}), "history.eps is -1.0"),
+        (
+            dict(guarantee={"eps": -1}),
+            "guarantee.eps is -1; it must be a number from 0",
+        ),
+        (dict(guarantee={"eps": 1, "delta": 1.5}), "guarantee.delta is 1.5"),
+        (dict(as_run={"replace": {"eps": -2.0}}), "as_run.replace.eps is -2.0"),
+        (dict(cost={"cpu_seconds": -1.0}), "cost.cpu_seconds is -1.0"),
+        (dict(cells={"ours.x": [100.5, "percent"]}), "cells.ours.x is 100.5"),
+        (dict(cells={"ours.x": [-101, "percentage points"]}), "from -100 to 100"),
+        (dict(cells={"ours.x": [-1, "kB"]}), "cells.ours.x is -1"),
+        (dict(cells={"ours.x": [1.5, "diabetes130 fraction"]}), "from -1 to 1"),
+        (dict(cells={"ours.x": [1.0, "bananas"]}), "cells.ours.x: unit='bananas'"),
+        (dict(cells={CELL: [1.0, "a percents"]}), "did you mean"),
+    ],
+)
+def test_a_number_outside_its_range_is_refused(tmp_path, more, told):
+    with pytest.raises(ValueError) as error:
+        records.read(written(tmp_path, line(**more)))
+    assert str(error.value).startswith("made_up.full.jsonl, line 1: ")
+    assert told in str(error.value)
+
+
+def test_numbers_at_the_ends_of_their_ranges_are_kept():
+    for more in (
+        dict(final={"accuracy": 100, "eps": None, "loss": -3.0}),
+        dict(guarantee={"eps": 0, "delta": 0.0}, cost={"wall_seconds": 0.0}),
+        dict(cells={"ours.x": [-100, "percentage points"], "ours.y": [-3, "nats"]}),
+        dict(cells={"ours.x": [0.5, "diabetes130 norm"]}, history={"accuracy": [0]}),
+    ):
+        assert records.fault(record(**more)) == ""
 
 
 def test_a_corrupt_middle_line_is_refused_at_every_cut(tmp_path):
@@ -404,6 +495,7 @@ def test_the_same_record_twice_is_one_line(tmp_path):
     )
     assert records.append(tmp_path, record()) == records.append(tmp_path, later) == path
     assert path.read_bytes() == before and before.count(b"\n") == 1
+    assert [p.name for p in path.parent.iterdir()] == [path.name], "no lock is left"
 
 
 @pytest.mark.parametrize(
@@ -469,12 +561,6 @@ def test_a_record_whose_code_is_not_known_stands_once_when_added_twice(tmp_path)
     old = record(origin={"code": None})
     records.append(tmp_path, old)
     assert len(records.read(records.append(tmp_path, old))) == 1
-
-
-def test_adding_drops_a_line_that_was_never_finished(tmp_path):
-    path = written(tmp_path, line(seed=0), line(seed=1)[:50], end="")
-    records.append(tmp_path, record(2))
-    assert of_seeds(records.read(path)) == [0, 2]
 
 
 def test_nothing_is_added_to_a_file_that_cannot_be_read(tmp_path):
@@ -574,16 +660,14 @@ def test_a_union_holds_every_record_once_whatever_the_order(tmp_path):
     assert records.merge([]) == ()
 
 
-def test_a_union_of_one_run_made_twice_in_one_place_does_not_hang_on_the_order(
-    tmp_path,
-):
-    "The same numbers from the same code and machine: the older one stands."
+def test_a_union_holds_the_first_of_one_run_made_twice_in_one_place(tmp_path):
+    "The same numbers from the same code and machine: whatever the clock said."
     old = record(cost={"wall_seconds": 5.0})
-    new = record(origin={"date": "2026-06-01T00:00:00+00:00"})
+    new = record(origin={"date": "1970-01-01T00:00:00+00:00"})
     files = [
         written(tmp_path / str(i), records.to_line(r)) for i, r in enumerate((old, new))
     ]
-    assert records.merge(files) == records.merge(files[::-1]) == (old,)
+    assert records.merge(files) == (old,) and records.merge(files[::-1]) == (new,)
 
 
 def test_a_union_refuses_a_contradiction_whatever_the_order(tmp_path):
@@ -597,16 +681,21 @@ def test_a_union_refuses_a_contradiction_whatever_the_order(tmp_path):
 # ---- one a seed
 
 
-def test_a_seed_counts_once_and_the_oldest_counts():
-    dates = [f"2026-0{month}-01T00:00:00+00:00" for month in (3, 1, 2)]
-    made = [
-        record(0, accuracy=70.0 + i, origin=dict(date=date, machine=str(i)))
-        for i, date in enumerate(dates)
-    ]
-    other = record(1, accuracy=50.0)
-    for order in itertools.permutations([*made, other]):
-        found = records.standing(order)
-        assert found == {made[1].identity: made[1], other.identity: other}
+@pytest.mark.parametrize("date", ["1970-01-01T00:00:00+00:00", "", None])
+def test_a_seed_counts_once_and_no_clock_decides_which(tmp_path, date):
+    first, other = record(0, accuracy=88.2), record(1, accuracy=50.0)
+    late = record(0, accuracy=99.9, origin=dict(date=date, code="1" * 12))
+    path = records.append(tmp_path, first, other)
+    records.append(tmp_path, late)
+    found = records.read(path)
+    assert found == (first, other, late), "in the order in which they came"
+    assert records.standing(found) == {first.identity: first, other.identity: other}
+
+
+def test_a_record_says_when_its_code_is_not_known():
+    assert record().code == "0" * 12
+    for origin in ({"code": None}, {"code": ""}):
+        assert record(origin=origin).code == "not recorded"
 
 
 def test_keys_scales_and_experiments_do_not_replace_each_other():
@@ -623,10 +712,10 @@ def test_keys_scales_and_experiments_do_not_replace_each_other():
 
 
 def test_repeats_name_the_record_that_counts_and_what_differs():
-    first = record(origin={"date": "2026-01-01T00:00:00+00:00"})
+    first = record(origin={"date": "2026-03-01T00:00:00+00:00"})
     equal = record(origin={"machine": "there"})
     other = record(accuracy=71.0, origin={"code": "1" * 12})
-    found = [other, equal, first, record(1)]
+    found = [first, other, equal, record(1)]
     told = [(a is first, b, why) for a, b, why in records.repeats(found)]
     assert told == [
         (True, other, "final.accuracy is 70.25 and 71.0"),

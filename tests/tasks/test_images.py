@@ -5,10 +5,14 @@ formats, EMNIST's idx files.
 import gzip
 import hashlib
 import json
+import os
+import socket
 import sys
+import threading
 import types
 import urllib.error
 from http.client import IncompleteRead
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -240,6 +244,88 @@ def test_a_failed_download_leaves_nothing_and_says_what_to_do(
         part in str(error.value)
         for part in (f"dpcomm data DIR {name}", folder, FIRST_FILE[name], "DPCOMM_DATA")
     )
+
+
+class Mirror(BaseHTTPRequestHandler):
+    "A mirror of one file, good or bad as the first word of the address says."
+
+    content = b"the whole file" * 99
+
+    def do_GET(self):
+        kind = self.path.split("/")[1]
+        if kind == "silent":
+            self.server.over.wait(60)
+            return
+        if kind == "refuses":
+            self.send_error(403)
+            return
+        page = b"<html>please log in</html>"
+        sent = page if kind == "page" else self.content
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(sent)))
+        self.end_headers()
+        self.wfile.write(sent[:100] if kind == "half" else sent)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def mirror(monkeypatch):
+    "Addresses of mirrors on loopback; one that is silent is waited for a moment."
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Mirror)
+    server.over = threading.Event()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(images, "PATIENCE", 0.5)
+    for name in [n for n in os.environ if n.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    yield lambda kind: f"http://127.0.0.1:{server.server_port}/{kind}/"
+    server.over.set()
+    server.shutdown()
+    server.server_close()
+
+
+def mirrored(monkeypatch, *addresses):
+    "FashionMNIST with one file, to be had at some addresses."
+    md5 = hashlib.md5(Mirror.content).hexdigest()
+
+    class Set:
+        resources, mirrors = [("train.gz", md5)], list(addresses)
+
+        def __init__(self, root, train, download):
+            path = Path(root) / "FashionMNIST" / "raw" / "train.gz"
+            if not path.is_file() or path.read_bytes() != Mirror.content:
+                raise RuntimeError("Dataset not found")
+            self.data, self.targets = np.zeros((3, 28, 28), np.uint8), np.arange(3)
+
+    monkeypatch.setattr("torchvision.datasets.FashionMNIST", Set)
+    monkeypatch.setitem(images.COUNTS, "fashion-mnist", (3, 3))
+
+
+HAPPENS = {
+    "silent": "no answer in 0.5 s",
+    "refuses": "it answered 403",
+    "page": "a page came in the file's place",
+    "half": "half a file came",
+}
+
+
+@pytest.mark.parametrize("kind", [*HAPPENS, "dead"])
+def test_a_bad_mirror_leaves_its_turn_to_the_next_or_says_what_it_did(
+    kind, mirror, monkeypatch, tmp_path
+):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{nobody.getsockname()[1]}/"
+        bad = dead if kind == "dead" else mirror(kind)
+        told = HAPPENS.get(kind, "no network to it")
+        mirrored(monkeypatch, bad, bad)
+        with pytest.raises(FileNotFoundError) as error:
+            images.load("fashion-mnist", tmp_path / "bad")
+        assert str(error.value).count(f"127.0.0.1: {told}") == 2
+        assert list(tmp_path.iterdir()) == []
+        mirrored(monkeypatch, bad, mirror("good"))
+        assert len(images.load("fashion-mnist", tmp_path / "good").y) == 3
 
 
 class Source:

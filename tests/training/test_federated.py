@@ -1,6 +1,7 @@
 "federated: engines, sampling, optimisers, ledgers, resume, workers, divergence."
 
 import dataclasses
+import io
 import itertools
 import json
 import math
@@ -21,6 +22,7 @@ from laws import ALARM, count_bounds, drawn, fit
 from tables import tabled
 from torch import nn
 
+from dpcomm.core import files
 from dpcomm.core import vectors as core
 from dpcomm.core.chance import seed_tree
 from dpcomm.core.wire import Bits
@@ -1311,6 +1313,26 @@ def test_a_damaged_checkpoint_is_refused_before_it_is_used(damage, tmp_path):
     with pytest.raises(
         ValueError, match="run.pt is damaged .*: delete it, or run without resume"
     ):
+        go(checkpoint=path, resume=True)
+
+
+def test_a_checkpoint_sealed_again_without_a_part_is_refused_in_a_sentence(tmp_path):
+    path = tmp_path / "run.pt"
+    go(checkpoint=path, max_seconds=0.0)
+    state = torch.load(
+        io.BytesIO(files.read_sealed(path)), map_location="cpu", weights_only=True
+    )
+    ledger = {k: v for k, v in state["ledger"].items() if k != "uplink_bits"}
+    wrong = [{k: v for k, v in state.items() if k != gone} for gone in state]
+    wrong += [state | {"w": 3}, state | {"ledger": ledger}, [state], {}]
+    for each in wrong:
+        content = io.BytesIO()
+        torch.save(each, content)
+        path.write_bytes(files.seal(content.getvalue()))
+        with pytest.raises(ValueError, match="run.pt is no checkpoint .*: delete it"):
+            go(checkpoint=path, resume=True)
+    path.write_bytes(files.seal(b"nothing of ours"))
+    with pytest.raises(ValueError, match="run.pt is no checkpoint .*: delete it"):
         go(checkpoint=path, resume=True)
 
 
