@@ -15,7 +15,7 @@ import torch
 from dpcomm.core.chance import below
 from dpcomm.core.wire import unpack_bits
 from dpcomm.mechanisms import imvu, mvu, privquant, signsgd, sqkr, sqsgd, vqsgd
-from dpcomm.secagg.discrete import exp_fixed, symbols_by_inversion
+from dpcomm.secagg.discrete import choose, exp_fixed, symbols_by_inversion
 
 BITS = 2400  # of the number that stands for a draw
 
@@ -239,3 +239,5 @@ def test_symbols_have_exactly_their_shares(weights):
         )
         exact = sum(map(Fraction, weights[: k + 1])) / sum(map(Fraction, weights))
         assert abs(found - exact) <= exact / 2**69
+        alone = probability(lambda n: choose(weights, 0, 0, Tape(n)) <= k)
+        assert abs(alone - exact) <= exact / 2**69
