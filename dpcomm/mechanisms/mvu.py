@@ -22,7 +22,7 @@ from scipy import sparse
 from scipy.optimize import linprog
 from torch import Tensor
 
-from ..core.chance import bernoulli, private_stream, row_streams
+from ..core.chance import private_stream, row_streams
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -49,11 +49,12 @@ from dpcomm.privacy.accounting import (
     guarantee_from_rdp,
 )
 from ..privacy.games import check_plays, listed_curve, repeated
+from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/mvu.ipynb #5bf5e1de
 SAFE = (
-    "safe to deploy: symbols by coins fair to 2^-52, below the 1e-9 of the tables up to"
-    " eps = 10 a coordinate"
+    "safe to deploy: symbols by exact choices from tables, which are private to 1e-9 a"
+    " coordinate; single precision in the clip moves eps by 2^-22 of it"
 )
 CONSTRAINTS = ("strict", "metric")  # ratios up to e^eps, or up to e^(eps |x - x'|)
 FLOOR = 1e-6  # every symbol reaches this probability at some input
@@ -513,7 +514,7 @@ def tilt(
     return (u * (self.beta / self.clip_norm)).clip(-1, 1) / (high - low)
 
 # %% ../../nbs/baselines/mvu.ipynb #09499687
-BLOCK = 2**18  # coordinates at a time
+BLOCK = 2**15  # coordinates at a time, which fit in the cache
 
 
 def _levels(mechanism):
@@ -532,11 +533,15 @@ def _scaled(mechanism, u):
 def _symbols(mechanism, u, rng):
     "Symbols of clipped coordinates, (k,) int64. [inverse transform]"
     table, x = mechanism.table, _scaled(mechanism, u)
-    if len(table.alphabet) == 2:
-        low, high = table.rows[0][1], table.rows[-1][1]
-        return bernoulli(low + (high - low) * x, rng).astype(np.int64)
-    steps = law(table, x).cumsum(-1)[..., :-1]
-    return (rng.random(x.shape)[..., None] >= steps).sum(-1)
+    place = rng.random(x.shape)
+    if len(table.alphabet) > 2:
+        steps = law(table, x).cumsum(-1).T[:-1]
+        return symbols_by_inversion(place, steps, lambda at: law(table, x[at]), rng)
+    low, high = table.rows[0][1], table.rows[-1][1]
+    steps = [low + (high - low) * x]  # the high symbol comes first
+    return 1 - symbols_by_inversion(
+        place, steps, lambda at: law(table, x[at])[::-1], rng
+    )
 
 # %% ../../nbs/baselines/mvu.ipynb #d221a3be
 @patch

@@ -168,7 +168,7 @@ def shares(
     "Clip, rotate, round, add noise, wrap. [Kairouz et al. 2021, Alg. 1]"
     d = check_rows("u", u).shape[1]
     scale = self.step(d)
-    rotated = rotate(self.clip(u).double().cpu(), self.rotation_seed)
+    rotated = rotate(self.clip(u.double().cpu()), self.rotation_seed)
     bound = rounded_norm(self.clip_norm / scale, padded(d), self.beta)
     z = conditional_round(rotated.numpy() / scale, bound, rng)
     return self.ring.wrap(z + self.draw(self.variance(d), z.shape, rng))

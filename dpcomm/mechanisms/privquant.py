@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAX_LEVELS', 'ROUNDING', 'COIN_SHARE', 'RULES', 'SHORT', 'GAME_DIMENSION', 'AUDITED', 'position', 'levels',
-           'quantise', 'Tails', 'tails', 'thresholds', 'smallest_eps', 'Calibration', 'calibrate', 'match_law',
+           'quantise', 'Tails', 'tails', 'slack', 'thresholds', 'smallest_eps', 'Calibration', 'calibrate', 'match_law',
            'match_steps', 'smallest', 'randomise', 'privatise', 'variances', 'covariance_factor', 'pack', 'unpack',
            'PrivQuant', 'check_kappa_min', 'represent', 'sum_of_levels', 'log_law']
 
@@ -23,6 +23,7 @@ from ..core.chance import bernoulli, private_stream, uniform_rows
 from dpcomm.core.checks import (
     check_between,
     check_choice,
+    check_number,
     check_positive,
     check_reals,
     check_size,
@@ -38,6 +39,7 @@ from dpcomm.core.wire import (
 )
 from .contract import Local, Whole, patch, register
 from ..privacy.games import check_plays, listed_curve
+from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/privquant.ipynb #eaf27e4b
 MAX_LEVELS = 2**16
@@ -116,6 +118,17 @@ def _log_counts(d, same, levels):
     ways = gammaln(d + 1) - gammaln(same + 1) - gammaln(d - same + 1)
     return ways + (d - same) * math.log(levels - 1)
 
+# %% ../../nbs/baselines/privquant.ipynb #109f9123
+def slack(
+    d: int,  # dimension, >= 1
+    levels: int,  # K, >= 2
+    eps: float = 0.0,  # of one message, >= 0
+) -> float:  # what floats may add to eps
+    "Relative error of the probability of a message, in two worlds. [page privquant]"
+    check_between("levels", levels, 2, MAX_LEVELS)
+    check_number("eps", eps, "[0, inf)")
+    return (check_size("d", d) * (d + levels) + eps) * 2.0**-50
+
 # %% ../../nbs/baselines/privquant.ipynb #109f9125
 COIN_SHARE = 0.1  # of eps, for the coin; the threshold has the rest
 
@@ -129,7 +142,8 @@ def thresholds(
     ratio = tails(check_size("d", d), levels).ratio
     low = -d if kappa_min is None else check_between("kappa_min", kappa_min, -d, d - 1)
     below = np.nextafter(-ratio / COIN_SHARE, np.inf)
-    need = np.where(ratio > 0, ratio / (1 - COIN_SHARE), below)
+    upper = (ratio + slack(d, levels)) / (1 - COIN_SHARE) * (1 + 2.0**-48)
+    need = np.maximum(upper, below)
     return np.where(2 * np.arange(1, d + 1) - d - 1 >= low, need, np.inf)
 
 # %% ../../nbs/baselines/privquant.ipynb #74ef3c4d
@@ -179,8 +193,13 @@ def calibrate(
     log_m = share + log_p + np.log(-np.expm1(-np.maximum(log_odds + ratio, 1e-300)))
     at = fit[-1] if rule == "paper" else fit[log_m[fit].argmax()]
     tau, p, m = int(at) + 1, math.exp(log_p[at]), math.exp(log_m[at])
-    kappa, odds = 2 * tau - d - 1, float(log_odds[at])
-    q, actual = (1 + (levels - 1) * m) / levels, odds + float(ratio[at])
+    kappa, q, price = (
+        2 * tau - d - 1,
+        (1 + (levels - 1) * m) / levels,
+        slack(d, levels, eps),
+    )
+    odds = min(float(log_odds[at]), eps - price - float(ratio[at]))
+    actual = odds + float(ratio[at]) + price
     cal = Calibration(d, levels, float(eps), kappa, tau, p, odds, m, q, q**2, actual)
     if d == 1:
         return cal
@@ -191,7 +210,12 @@ def calibrate(
 
 def _allowed(d, levels, eps, rule, kappa_min):
     "Places of the thresholds that a rule allows, and each one's log-odds of the coin."
-    need = thresholds(d, levels, kappa_min)
+    need, price = thresholds(d, levels, kappa_min), slack(d, levels, eps)
+    if eps <= 2 * price:
+        raise ValueError(
+            f"eps is {eps:.6g}; at d = {d} and levels = {levels} floats alone may spend"
+            f" {price:.2g}: raise eps above {2 * price:.2g}"
+        )
     if rule == "best":
         return np.flatnonzero(need < np.inf), eps - tails(d, levels).ratio
     fit = np.flatnonzero(need <= eps)
@@ -202,6 +226,17 @@ def _allowed(d, levels, eps, rule, kappa_min):
         f" {-d if kappa_min is None else kappa_min} the paper's rule needs"
         f" {need.min():.6g} or more: raise eps to it, lower kappa_min, or use"
         " rule='best'"
+    )
+
+
+def _exact_part(d, levels, eps):
+    "What floats leave of eps."
+    price = slack(d, levels, eps)
+    if eps > 2 * price:
+        return eps - price
+    raise ValueError(
+        f"eps is {eps:.6g}; in {d} dimensions floats alone may spend {price:.2g}: raise"
+        f" eps above {2 * price:.2g}"
     )
 
 # %% ../../nbs/baselines/privquant.ipynb #0f8868b8
@@ -264,7 +299,8 @@ def randomise(
             f" calibrate for {d}"
         )
     draws = uniform_rows(rng, n, 2 * d + 1)
-    matches = np.searchsorted(match_steps(cal), draws[:, 0], side="right")
+    steps = match_steps(cal)[:-1, None]
+    matches = symbols_by_inversion(draws[:, 0], steps, lambda at: match_law(cal), rng)
     other = numbers + 1 + (draws[:, d + 1 :] * (cal.levels - 1)).astype(np.int64)
     other -= cal.levels * (other >= cal.levels)
     return np.where(smallest(draws[:, 1 : d + 1], matches), numbers, other)
@@ -346,12 +382,12 @@ class PrivQuant(Local):
     kappa_min: int = None  # smallest kappa allowed; None: -d, 0: as the paper states it
     name, replay, audited = "privquant", True, AUDITED
     safe = (
-        "simulation only: matches and subsets are drawn by floats, at a delta of (1 +"
-        " e^eps) (d^2 + K d) 2^-53 that no guarantee counts"
+        "safe to deploy: pure, with the error of floats counted in eps, but for a delta"
+        " of (1 + e^eps) d 2^-1020"
     )
     note = (
-        "pure: holds with delta = 0 for exact draws; ours are floats, whose delta"
-        " `safe` gives"
+        "pure: holds with delta = 0, but for numbers of matches too rare for a float, at"
+        " a delta of (1 + e^eps) d 2^-1020"
     )
     ranges = {"bound": "(0, inf)", "levels": Whole(2, MAX_LEVELS)}
     ranges |= {"eps": "(0, inf)", "rule": RULES}

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PROJECTIONS', 'INNER', 'SAFE', 'AUDITED', 'Frame', 'frame', 'analyse', 'synthesise', 'kashin', 'project',
-           'keep_probability', 'respond', 'Sqkr', 'represent', 'estimate', 'coordinates', 'likelihood', 'law',
-           'worst_case']
+           'keep_probability', 'kept', 'respond', 'Sqkr', 'answer', 'represent', 'estimate', 'coordinates',
+           'likelihood', 'law', 'worst_case']
 
 # %% ../../nbs/baselines/sqkr.ipynb #a6f86d8b
 import functools
@@ -35,6 +35,7 @@ from dpcomm.core.vectors import (
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
 from .contract import COMPRESSES, Local, Whole, patch, register
 from ..privacy.games import check_plays, two_valued_curve
+from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/sqkr.ipynb #07e36db4
 #| export
@@ -131,20 +132,36 @@ def keep_probability(
     check_number("eps", eps, "(0, inf]")
     return -math.expm1(-eps) / (1 + (letters - 1) * math.exp(-eps))
 
+# %% ../../nbs/baselines/sqkr.ipynb #300a38a9
+def kept(
+    coin: np.ndarray,  # uniform on [0, 1), float64, (n, ...)
+    letters: float,  # of which a lie draws one evenly
+    eps: float,  # of one answer, > 0, may be inf
+    rng,  # stream of further bits, or a list with one for each index of the first axis
+    share: float = 1.0,  # of gamma, in [0, 1]
+    more: float = 2.0**-49,  # lies above those of gamma, over these: pays for rounding
+) -> np.ndarray:  # bool, shape of coin
+    "Keep a letter with probability `share` gamma, exactly, and never more often."
+    gain = -math.expm1(-eps)
+    lie = letters * math.exp(-min(eps, 700)) * (1 + more) if eps < math.inf else 0.0
+    law = share * gain, lie + (1 - share) * gain
+    steps = np.full((1, *coin.shape), law[0] / sum(law))
+    return symbols_by_inversion(coin, steps, lambda at: law, rng) == 0
+
 # %% ../../nbs/baselines/sqkr.ipynb #d339333a
 def respond(
     x: Tensor,  # a_s / L at the sampled coordinates, (n, k), in [-1, 1]
-    draws: Tensor,  # uniform on [0, 1), (n, 2 k + 1)
-    keep: float,  # gamma
+    draws: Tensor,  # uniform on [0, 1), (n, 2 k)
+    honest: np.ndarray,  # bool, (n,): whether the string is kept
 ) -> Tensor:  # (n, k) of +1 and -1
     "Round to signs, then keep the string or draw another. [Chen et al. 2020, Sec. 3]"
     k = x.shape[1]
-    honest, uniform = 2 * draws[:, :k] < 1 + x, 2 * draws[:, k:-1] < 1
-    kept = torch.where(draws[:, -1:] < keep, honest, uniform)
-    return torch.where(kept, 1.0, -1.0).double()
+    rounded, uniform = 2 * draws[:, :k] < 1 + x, 2 * draws[:, k:] < 1
+    sent = torch.where(torch.from_numpy(honest)[:, None], rounded, uniform)
+    return torch.where(sent, 1.0, -1.0).double()
 
 # %% ../../nbs/baselines/sqkr.ipynb #a0d17ed5
-SAFE = "safe to deploy: pure but for 2^-52 / (1 - gamma) of eps, one coin"
+SAFE = "safe to deploy: pure, by fair bits and one exact coin"
 AUDITED = tuple(
     (dict(clip_norm=1.0, nbits=nbits, eps=eps), {}, 10**6)
     for nbits, eps in ((1, 0.5), (3, 2.0))
@@ -183,6 +200,17 @@ class Sqkr(Local):
     def keep(self):
         "Probability that randomised response keeps the string."
         return keep_probability(2.0**self.nbits, self.eps)
+
+# %% ../../nbs/baselines/sqkr.ipynb #90ed9e52
+def answer(
+    mechanism: Sqkr,
+    x: Tensor,  # a_s / L at the sampled coordinates, (n, k), in [-1, 1]
+    draws: np.ndarray,  # uniform on [0, 1), (n, 2 k + 1)
+    rng,  # stream of further bits, or one a row
+) -> Tensor:  # (n, k) of +1 and -1
+    "Toss the coin, then respond. [Chen et al. 2020, Sec. 3]"
+    honest = kept(draws[:, -1], 2.0**mechanism.nbits, mechanism.eps, rng)
+    return respond(x, torch.from_numpy(draws[:, :-1]), honest)
 
 # %% ../../nbs/baselines/sqkr.ipynb #1f1fca5b
 def represent(
@@ -230,8 +258,8 @@ def encode(
     seed, private = public_seed(key), private_stream(key)
     a, f, bound = represent(self, check_vector("u", u)[None])
     at = coordinates(seed, f.size, self.nbits)
-    draws = torch.from_numpy(uniform_rows(private, 1, 2 * self.nbits + 1))
-    signs = respond(a[:, at] / bound, draws, self.keep)[0]
+    draws = uniform_rows(private, 1, 2 * self.nbits + 1)
+    signs = answer(self, a[:, at] / bound, draws, private)[0]
     payload = seed.to_bytes(4, "little") + pack_bits((signs > 0).long().numpy(), 1)
     return Message(self.name, len(u), payload, self.fingerprint)
 
@@ -289,9 +317,10 @@ def simulate(
     "Decoded vectors of a whole cohort, without messages."
     check_rows("u", u)
     (a, f, bound), k = represent(self, u), self.nbits
-    draws = torch.from_numpy(uniform_rows(rng, len(u), 3 * k + 1))
-    at = (draws[:, :k] * f.size).long() if at is None else at.expand(len(u), k)
-    signs = respond(a.gather(1, at) / bound, draws[:, k:], self.keep)
+    draws = uniform_rows(rng, len(u), 3 * k + 1)
+    own = torch.from_numpy(draws[:, :k] * f.size).long()
+    at = own if at is None else at.expand(len(u), k)
+    signs = answer(self, a.gather(1, at) / bound, draws[:, k:], rng)
     return estimate(self, at, signs, f).to(u.device)
 
 # %% ../../nbs/baselines/sqkr.ipynb #3f5fd1b1
@@ -363,8 +392,7 @@ def play(
     x = a[:, at] / bound
     sent = x[0 if present else 1].expand(n, -1)
     for _ in range(rounds):
-        draws = torch.from_numpy(uniform_rows(rng, n, 2 * self.nbits + 1))
-        signs = respond(sent, draws, self.keep)
+        signs = answer(self, sent, uniform_rows(rng, n, 2 * self.nbits + 1), rng)
         first, second = (likelihood(side, signs, self.keep).log() for side in x)
         score += first - second
     return {"likelihood": score.numpy()}

@@ -169,8 +169,8 @@ class SqSgd(Local):
     name, replay, audited = "sqsgd", True, AUDITED
     note = privquant.PrivQuant.note
     safe = (
-        "simulation only: drawn as privquant draws, at a delta of (1 + e^eps) (D^2 + K"
-        " D) 2^-53 that no guarantee counts"
+        "safe to deploy: drawn as privquant draws, with the error of floats counted in"
+        " eps, but for a delta of (1 + e^eps) D 2^-1020"
     )
     ranges = privquant.PrivQuant.ranges | {
         "fraction": "(0, 1]",

@@ -29,7 +29,7 @@ from dpcomm.core.wire import (
     unpack_bits,
 )
 from .contract import COMPRESSES, Local, Whole, patch, register
-from .sqkr import keep_probability
+from .sqkr import keep_probability, kept
 from ..privacy.games import check_plays, listed_curve, repeated
 
 # %% ../../nbs/baselines/vqsgd.ipynb #945e401e
@@ -40,7 +40,7 @@ def corner_bits(
     return (2 * int(check_size("d", d)) - 1).bit_length()
 
 # %% ../../nbs/baselines/vqsgd.ipynb #09c4d344
-SAFE = "safe to deploy: pure but for 2^-52 / (1 - gamma) + d 2^-51 of eps a corner"
+SAFE = "safe to deploy: pure, by exact coins that make up for corners drawn by floats"
 AUDITED = tuple(  # parameters, arguments of play, most plays
     (dict(clip_norm=1.0, eps=eps, repeats=repeats), dict(d=d), 10**6)
     for eps, repeats, d in ((1.0, 1, 1), (0.5, 4, 1), (3.0, 2, 8))
@@ -74,7 +74,7 @@ class VqSgd(Local):
             f"each of the {self.repeats} repetitions costs eps, of which the paper of"
             " sqSGD counts a single one; "
         )
-        pure = "pure: holds with delta = 0, for a law within 2^-53 of the one drawn"
+        pure = "pure: holds with delta = 0"
         return paid * (self.repeats > 1) + pure
 
 # %% ../../nbs/baselines/vqsgd.ipynb #79cfc550
@@ -92,7 +92,8 @@ def corners(
     along = ends[-1] / (math.sqrt(d) * max(norm, mechanism.clip_norm))
     coin, place = rng.random((2, repeats))
     true = np.searchsorted(ends[:-1], place * ends[-1], side="right")
-    honest = coin < keep_probability(2 * d, mechanism.eps) * along
+    more = (d + 1) * 2.0**-49
+    honest = kept(coin, 2 * d, mechanism.eps, rng, min(1.0, along), more)
     return np.where(
         honest, 2 * true + (x[true] < 0), (place * (2 * d)).astype(np.int64)
     )

@@ -222,17 +222,27 @@ def _round_until_short(x, norm_bound, rng):
     z, todo = np.empty(x.shape, np.int64), np.arange(len(x))
     if norm_bound is None:
         return (low + (rng.random(x.shape) < x - low)).astype(np.int64)
-    longest = min(math.floor(Fraction(norm_bound) ** 2), 2**63 - 1)
-    for _ in range(TRIES):
+    longest = math.floor(Fraction(norm_bound) ** 2)
+    for tries in range(1, TRIES + 1):
         up = rng.random((len(todo), x.shape[1])) < x[todo] - low[todo]
         z[todo] = low[todo] + up
         todo = todo[squared_length(z[todo]) > longest]
         if not len(todo):
             return z
+        if tries == 1 and _in_vain(x[todo], longest):
+            break
     raise ValueError(
-        f"norm_bound is {norm_bound!r}; {len(todo)} rows stayed longer after {TRIES}"
-        " roundings: use rounded_norm of their length"
+        f"norm_bound is {norm_bound!r}; {len(todo)} rows stayed longer in {tries}"
+        " roundings: clip x first, or pass rounded_norm of its length"
     )
+
+
+def _in_vain(x, longest):
+    "Whether a row is so long that one rounding in 1e12 is not. [Hoeffding 1963]"
+    low = np.floor(x)
+    mean = (x**2 + (x - low) * (low + 1 - x)).sum(1)
+    spread = ((2 * low + 1) ** 2).sum(1)
+    return bool((mean - np.sqrt(spread * math.log(1e12) / 2) > longest).any())
 
 
 def conditional_round(
@@ -256,16 +266,20 @@ def conditional_round(
 
 # %% ../../nbs/secagg/ring.ipynb #bdf4f7fd
 def squared_length(
-    z: np.ndarray,  # (n, D) int64, |z| < 2^31 / sqrt(D)
-) -> np.ndarray:  # (n,) int64
-    "Squared lengths of rows of whole numbers, exactly; Overflow beyond 63 bits."
+    z: np.ndarray,  # (n, D) int64, |z| < 2^31.5
+) -> np.ndarray:  # (n,) int64, or Python's whole numbers where they might be longer
+    "Squared lengths of rows of whole numbers, exactly."
     top = int(np.abs(z).max(initial=0))
-    if top**2 * z.shape[1] >= 2**63:
+    if top**2 >= 2**63:
         raise Overflow(
-            f"z holds {top}; the squared length of {z.shape[1]} such entries leaves 63"
-            " bits: use a larger scale"
+            f"z holds {top}; the square of an entry must fit 63 bits: use fewer ring_bits,"
+            " or larger steps"
         )
-    return np.einsum("ij,ij->i", z, z)
+    fits = (2**63 - 1) // max(top, 1) ** 2  # squares whose sum fits 63 bits
+    if fits >= z.shape[1]:
+        return np.einsum("ij,ij->i", z, z)
+    parts = np.add.reduceat(z * z, np.arange(0, z.shape[1], fits), axis=1)
+    return parts.astype(object).sum(1)
 
 # %% ../../nbs/secagg/ring.ipynb #f10a7502
 SHRINK = 1 - 2.0**-20  # of a row that rounding left too long

@@ -8,6 +8,7 @@ seeds.
 import dataclasses
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from dpcomm.core.chance import Insecure, seed_tree
 from dpcomm.mechanisms import contract, ddgauss, on_ring
 from dpcomm.mechanisms.ddgauss import DDGauss
 from dpcomm.mechanisms.distributed_noise import CLAIMED
+from dpcomm.mechanisms.skellam import Skellam
 from dpcomm.privacy import accounting, audit
 from dpcomm.privacy.accounting import INTEGER_ORDERS, gaussian_guarantee
 from dpcomm.secagg import discrete, ring
@@ -634,3 +636,42 @@ def test_moments_of_a_coarse_grid():
         np.abs((estimates**2).mean(0) - rounding - noise)
         <= radius((estimates**2).std(0), n, 16) + 0.02 * noise
     ).all()
+
+
+# ---- wide rings
+
+
+@pytest.mark.parametrize("kind", [DDGauss, Skellam])
+@pytest.mark.parametrize(
+    "bits, n, sigma, d",
+    [
+        (28, 4, 1.0, 61_706),
+        (29, 4, 1.0, 1000),
+        (30, 4, 1.0, 1000),
+        (31, 4, 1.0, 1000),
+        (32, 4, 1.0, 61_706),
+        (32, 6, 0.7, 1_000_000),
+    ],
+)
+def test_a_wide_ring_takes_every_clipped_update(kind, bits, n, sigma, d, monkeypatch):
+    """Single precision clips to within 2^-23, which is up to 2^8 steps of such a grid; what
+    goes into the sum is within the bound that the proof names.
+    """
+    m, rounded = kind(1.0, sigma, n, bits), []
+    honest = on_ring.conditional_round
+
+    def conditional_round(x, bound, rng):
+        rounded.append((honest(x, bound, rng), bound))
+        return rounded[-1][0]
+
+    monkeypatch.setattr(on_ring, "conditional_round", conditional_round)
+    monkeypatch.setattr(
+        kind, "draw", lambda self, variance, shape, rng: np.zeros(shape, np.int64)
+    )
+    rows = 12 if d < 10**6 else 2
+    u = seed_tree(0, "wide", bits, d).standard_normal((rows, d), dtype=np.float32)
+    words = m.shares(torch.from_numpy(u), seed_tree(1))
+    ((z, bound),) = rounded
+    assert np.array_equal(words, m.ring.wrap(z)) and len(z) == rows
+    assert bound == ring.rounded_norm(1.0 / m.step(d), on_ring.padded(d), m.beta)
+    assert max(ring.squared_length(z)) <= Fraction(bound) ** 2

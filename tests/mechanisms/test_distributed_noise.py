@@ -15,7 +15,7 @@ from laws import drawn, radius
 
 from dpcomm.core.chance import Insecure, seed_tree
 from dpcomm.core.wire import BadMessage
-from dpcomm.mechanisms import contract, distributed_noise
+from dpcomm.mechanisms import contract, distributed_noise, gaussian, quantised
 from dpcomm.mechanisms.topk import TopK
 from dpcomm.privacy import accounting
 
@@ -358,3 +358,46 @@ def test_a_message_is_no_longer_than_the_clip_by_a_single_bit():
             sum(int(a) ** 2 for a in z - noise) * Fraction(quiet.scale) ** 2
             <= Fraction(0.1) ** 2
         )
+
+
+def test_a_loss_distribution_and_its_discrete_noise_share_one_delta(monkeypatch):
+    """Grids finer and finer: the first that is accepted is the first whose price, with
+    what the distribution got, is within delta.
+    """
+    asked, delta, normal = [], 1e-5, accounting.gaussian_guarantee(1.0, 1e-5)
+
+    def stated(sigma, delta, q, rounds, **fields):
+        asked.append(delta)
+        return dataclasses.replace(normal, eps=1.0, delta=delta)
+
+    monkeypatch.setattr(distributed_noise, "gaussian_guarantee", stated)
+    accepted, fit = [], []
+    for steps in np.geomspace(1e5, 1e8, 100):
+        gap = distributed_noise.rounding_gap(steps, 3 * distributed_noise.COORDINATES)
+        try:
+            found = distributed_noise.exact_guarantee(
+                1.0, delta, steps, rounds=3, accountant="pld"
+            )
+            assert found.delta == delta
+            accepted.append(True)
+        except ValueError:
+            accepted.append(False)
+        fit.append(asked[-1] + (1 + math.e) * gap <= delta * (1 + 1e-12))
+    assert accepted == fit and 10 < sum(fit) < 90
+
+
+@pytest.mark.parametrize("kind", [gaussian.Gaussian, quantised.Quantised])
+def test_what_a_streaming_server_adds_is_no_longer_than_the_clip(kind):
+    "A message far outside the clip counts as one on it, exactly, as in a cohort's sum."
+    m, d = kind(1.0, 2.0), 7
+    far = m.encode(torch.ones(d), None)
+    monster = torch.full((d,), 100.0)
+    loud = dataclasses.replace(m, clip_norm=1.0)
+    object.__setattr__(loud, "decode", lambda message: monster)
+    code = loud.code(far)
+    assert (
+        int((code.astype(object) ** 2).sum())
+        <= (Fraction(m.clip_norm) / Fraction(m.scale)) ** 2
+    )
+    assert (code * m.scale == m.add_up(monster[None]).numpy()).all()
+    assert np.linalg.norm(code * m.scale) > 1 - 1e-6

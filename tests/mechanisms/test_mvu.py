@@ -734,3 +734,37 @@ def test_the_game_scores_the_log_likelihood():
         <= 3 * 1.5
     )
     assert set(TWO.relations) == {"zero-out", "replace"}
+
+
+# ---- what the grid's accountant pays
+
+
+def test_dithering_has_the_budget_of_its_lemma(monkeypatch):
+    """R = 1/2, h = 1/4, d = 100, pi = 1e-6 in @eq-dither: 1.5 + 0.875 sqrt(ln(1e6) / 2);
+    and the curve is taken at that distance.
+    """
+    lemma = 1.5 + 0.875 * math.sqrt(math.log(1e6) / 2)
+    assert mvu._budget(0.25, 0.25, 100, 1e-6) == pytest.approx(lemma, rel=1e-12)
+    asked = []
+    monkeypatch.setattr(mvu, "_ball", lambda s, g, total, d: asked.append(total) or 1.0)
+    for relation, total in (("zero-out", 0.25), ("replace", 1.0)):
+        renyi_curve.__wrapped__(FIVE, relation, "grid", 100, 1e-6, (2.0,))
+        assert asked.pop() == mvu._budget(total, 0.25, 100, 1e-6)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 50])
+def test_delta_pays_for_the_dithering_of_every_round(rounds, monkeypatch):
+    "What is set aside for each round, and what is left for the curve, add up to delta."
+    paid = {}
+
+    def curve(mechanism, relation, how, d, slip, orders):
+        return paid.update(slip=slip) or np.ones(len(orders))
+
+    def convert(orders, curve, delta, *rest, **names):
+        return paid.update(left=delta) or exact(orders, curve, delta, *rest, **names)
+
+    exact = mvu.guarantee_from_rdp
+    monkeypatch.setattr(mvu, "renyi_curve", curve)
+    monkeypatch.setattr(mvu, "guarantee_from_rdp", convert)
+    FIVE.guarantee(rounds=rounds, delta=1e-5, accountant="grid-balle", d=100)
+    assert rounds * paid["slip"] + paid["left"] == pytest.approx(1e-5, rel=1e-12)

@@ -490,7 +490,7 @@ def test_bias_is_what_clipping_cuts_off():
 def test_a_known_dimension_spends_less():
     m = PrivQuant(1.0, 4, 3.0)
     found, known = m.guarantee(rounds=6), m.guarantee(rounds=6, d=8)
-    assert found.eps == 18.0 and "`safe` gives" in found.note
+    assert found.eps == 18.0 and "2^-1020" in found.note
     assert known.eps == pytest.approx(6 * m.calibration(8).actual_eps)
     assert known.eps < found.eps
 

@@ -825,3 +825,15 @@ def test_no_audit_refutes_the_claim(parameters):
         assert found.eps < exact < audit.claim(m, relation, 1e-2).eps and (
             found.eps > 0.2 * exact or m.sigma > 1
         )
+
+
+def test_a_swap_doubles_both_distances(monkeypatch):
+    "Two vectors of one length may be opposite: twice as far apart in L2, and in L1."
+    asked, curve = [], module.rdp_skellam
+    monkeypatch.setattr(
+        module, "rdp_skellam", lambda *a: asked.append(a[2:]) or curve(*a)
+    )
+    for relation in ("zero-out", "replace"):
+        Skellam(1.0, 2.0, 50).guarantee(rounds=1, delta=1e-5, d=64, relation=relation)
+    (l2, l1), swapped = asked
+    assert swapped == (2 * l2, 2 * l1) and l2 <= l1 <= 8 * l2

@@ -139,18 +139,15 @@ def test_the_probability_of_keeping():
 def test_the_answer_is_read_off_the_draws():
     x = torch.tensor([[1.0, -1.0, 0.5]], dtype=torch.float64)
 
-    def draws(bits, lies, keep):
-        return torch.tensor([[*bits, *lies, keep]], dtype=torch.float64)
+    def said(bits, lies, honest):
+        draws = torch.tensor([[*bits, *lies]], dtype=torch.float64)
+        return sqkr.respond(x, draws, np.array([honest])).tolist()
 
-    assert sqkr.respond(
-        x, draws((0.99, 0.0, 0.74), (0.1, 0.1, 0.9), 0.3), 0.4
-    ).tolist() == [[1, -1, 1]]
-    assert sqkr.respond(
-        x, draws((0.99, 0.0, 0.76), (0.1, 0.1, 0.9), 0.3), 0.4
-    ).tolist() == [[1, -1, -1]]
-    assert sqkr.respond(
-        x, draws((0.99, 0.0, 0.74), (0.1, 0.6, 0.4), 0.5), 0.4
-    ).tolist() == [[1, -1, 1]]
+    assert said((0.99, 0.0, 0.74), (0.1, 0.1, 0.9), True) == [[1, -1, 1]]
+    assert said((0.99, 0.0, 0.76), (0.1, 0.1, 0.9), True) == [[1, -1, -1]]
+    assert said((0.99, 0.0, 0.74), (0.1, 0.6, 0.4), False) == [[1, -1, 1]]
+    coin = np.array([0.46, 0.47])
+    assert sqkr.kept(coin, 2, 1.0, seed_tree(0)).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("k, eps", [(1, math.inf), (1, 1.0), (3, 2.0), (4, math.inf)])
@@ -160,11 +157,8 @@ def test_messages_follow_the_law_given_their_coordinates(k, eps):
     assert float(p.sum()) == pytest.approx(1.0)
     a, f, bound = sqkr.represent(m, u[None])
     x = (a[:, sqkr.coordinates(5, f.size, k)] / bound).expand(n, k)
-    strings = sqkr.respond(
-        x,
-        torch.from_numpy(chance.uniform_rows(seed_tree(0, "law", k), n, 2 * k + 1)),
-        m.keep,
-    )
+    rng = seed_tree(0, "law", k)
+    strings = sqkr.answer(m, x, chance.uniform_rows(rng, n, 2 * k + 1), rng)
     index = ((strings > 0).long() * 2 ** torch.arange(k - 1, -1, -1)).sum(1)
     assert fit(np.bincount(index.numpy(), minlength=2**k), p.numpy()) > ALARM
     torch.testing.assert_close(

@@ -443,6 +443,7 @@ GOOD = {
         "thresholds": dict(d=4, levels=4, kappa_min=0),
         "smallest_eps": dict(d=4, levels=4, kappa_min=0),
         "check_kappa_min": dict(mechanism=MADE["privquant"]),
+        "slack": dict(d=4, levels=4, eps=3.0),
         "calibrate": dict(d=4, levels=4, eps=3.0, rule="best", kappa_min=0),
         "privatise": dict(x=ROWS, bound=1.0, cal=CAL, rng=RNG),
         "variances": dict(x=ROWS, bound=1.0, cal=CAL),
@@ -945,7 +946,7 @@ NOT_FUZZED = {  # module -> names -> reason
         "comments described describe install": "source of modules, read at import",
     },
     "core.chance": {
-        "derive seed_tree normal gumbel_argmax row_streams uniform_rows": "streams",
+        "derive seed_tree normal below gumbel_argmax row_streams uniform_rows": "streams",
     },
     "core.vectors": {
         "flatten unflatten groups": "tensors of a model, with gradients",
@@ -1010,7 +1011,7 @@ NOT_FUZZED = {  # module -> names -> reason
         ),
     },
     "mechanisms.sqkr": {
-        "Frame analyse synthesise project respond represent estimate likelihood law worst_case": (
+        "Frame analyse synthesise project kept respond answer represent estimate likelihood law worst_case": (
             "takes a Frame, called by simulate"
         ),
     },
@@ -1041,7 +1042,7 @@ NOT_FUZZED = {  # module -> names -> reason
         "more_bits decide guide_table exp_fixed cumulative threshold_edges size_table": (
             "exact inner loops of discrete_gaussian and conditional_round, which check"
         ),
-        "resolve_size sizes_by_inversion uniform_below exp_coin accept_pairs": (
+        "choose symbols_by_inversion resolve_size sizes_by_inversion uniform_below exp_coin accept_pairs": (
             "exact inner loops of discrete_gaussian and conditional_round, which check"
         ),
     },

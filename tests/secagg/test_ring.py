@@ -521,14 +521,20 @@ def test_rounding_row_by_row_and_in_vain(monkeypatch):
     with pytest.raises(ValueError, match="rng holds 4 streams for 5 rows"):
         ring.conditional_round(x, 9.0, streams[:4])
     assert not ring.check_streams(streams[0], 5) and ring.check_streams(streams, 5)
-    monkeypatch.setattr(ring, "TRIES", 20)
-    why = "5 rows stayed longer after 20 roundings: use rounded_norm"
+    why = "5 rows stayed longer in 1 roundings: clip x first, or pass rounded_norm"
     with pytest.raises(ValueError, match=why):
-        ring.conditional_round(x + 5, 1.0, seed_tree(0))
+        ring.conditional_round(x + 500, 1.0, seed_tree(0))
+    monkeypatch.setattr(ring, "TRIES", 20)
+    with pytest.raises(ValueError, match="5 rows stayed longer in 20 roundings"):
+        ring.conditional_round(np.full((5, 8), 0.5), 0.0, seed_tree(0, "vain"))
 
 
 def test_lengths_are_whole_numbers():
     z = np.array([[3, -4], [2**30, 2**30]])
     assert ring.squared_length(z).tolist() == [25, 2**61]
-    with pytest.raises(Overflow, match="squared length"):
-        ring.squared_length(np.array([[2**31, 2**31]]))
+    assert ring.squared_length(np.array([[2**31, 2**31]])).tolist() == [2**63]
+    one = np.ones((2, 1000), np.int64)
+    one[0, 7], one[1, 999] = 3_037_000_499, -(2**31)
+    assert ring.squared_length(one).tolist() == [3_037_000_499**2 + 999, 2**62 + 999]
+    with pytest.raises(Overflow, match="3037000500; the square of an entry"):
+        ring.squared_length(np.array([[3_037_000_500, 0]]))
