@@ -217,8 +217,12 @@ def rec(
     def account(rounds):
         return mechanism.guarantee(rounds=rounds, **run).assuming("neighbours")
 
+    def among_others(rounds):
+        as_it_runs = dict(accountant="pld-exact", relation="replace")
+        return {"replace": mechanism.guarantee(rounds=rounds, **run | as_it_runs)}
+
     drawn = dataclasses.replace(config, sampling="replacement")
-    return Curve(key, mechanism, drawn, account)
+    return Curve(key, mechanism, drawn, account, among_others)
 
 # %% ../../nbs/reference/dprec_curves.ipynb #55524e1a
 def ddgauss(

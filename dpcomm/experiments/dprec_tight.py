@@ -109,7 +109,8 @@ def curve(
         return made.assuming("neighbours") if kind.startswith("rec") else made
 
     config = replace(line.config, sampling=sampling)
-    return replace(line, config=config, guarantee=account, as_run=None)
+    held = line.as_run if kind.startswith("rec") else None
+    return replace(line, config=config, guarantee=account, as_run=held)
 
 # %% ../../nbs/experiments/dprec_tight.ipynb #51c3c00f
 def play(

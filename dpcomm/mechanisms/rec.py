@@ -41,7 +41,7 @@ from .contract import Mechanism, Whole, patch, register
 from ..privacy.accounting import Guarantee, large_delta
 from ..privacy.games import check_plays
 from dpcomm.privacy.null_messages import (
-    RELATION_OF,
+    SAMPLINGS_OF,
     exact_epsilon,
     pld_epsilon,
     theorem1_epsilon,
@@ -235,9 +235,16 @@ def simulate_many(
 
 # %% ../../nbs/papers/dprec.ipynb #f3d8b595
 RELATIONS = {
-    relation: dict(sampling=sampling, n_clients=n, cohort=1, accountant="exact-balle")
+    relation: dict(
+        relation=relation,
+        sampling=sampling,
+        n_clients=n,
+        cohort=1,
+        accountant="exact-balle",
+    )
     for relation, sampling, n in (
         ("null-slot", "replacement", 1),
+        ("replace", "replacement", 4),
         ("poisson-null", "poisson", 10),
         ("local", "none", 1),
     )
@@ -407,7 +414,7 @@ def _law(mechanism, sent, rng):
 
 # %% ../../nbs/papers/dprec.ipynb #ea253d73
 #| code-fold: true
-def _score(mechanism, sent, sign, local, q, path, rng):
+def _score(mechanism, sent, sign, others, q, path, rng):
     "Log-likelihood ratio and index of each play of one release."
     if path == "simulate":
         rows = torch.zeros(len(sent), sum(mechanism.groups or (1,)))
@@ -418,8 +425,8 @@ def _score(mechanism, sent, sign, local, q, path, rng):
     z *= sign * mechanism.clip_norm / mechanism.std
     chosen, log_k = z[np.arange(len(k)), k], math.log(z.shape[1])
     plus = chosen + log_k - np.logaddexp.reduce(z, axis=1)
-    if local:
-        return plus - (log_k - chosen - np.logaddexp.reduce(-z, axis=1)), k
+    if others:
+        plus -= log_k - chosen - np.logaddexp.reduce(-z, axis=1)
     return (plus if q == 1 else np.logaddexp(math.log1p(-q), math.log(q) + plus)), k
 
 # %% ../../nbs/papers/dprec.ipynb #cd69a0a4
@@ -427,8 +434,8 @@ def _score(mechanism, sent, sign, local, q, path, rng):
 @patch
 def play(
     self: Rec,
-    relation: str,  # null-slot | poisson-null | local
-    present: bool,  # whether the client is there; local: which update it sends
+    relation: str,  # null-slot | replace | poisson-null | local
+    present: bool,  # whether the client is there; replace, local: which update it sends
     n: int,  # plays
     rng: np.random.Generator,  # stream of all plays
     path: str = "encode",  # encode: real messages | law: no bytes | simulate: estimates
@@ -439,14 +446,14 @@ def play(
 ) -> dict:  # attack -> (n,) scores, large where the client seems present
     "Play the worst-case neighbour game. [worst split: page dprec_theorem]"
     check_plays(present, n)
-    local = check_choice("relation", relation, tuple(RELATIONS)) == "local"
+    check_choice("relation", relation, tuple(RELATIONS))
     check_choice("path", path, ("encode", "law", "simulate"))
-    q, looks = 1.0 if local else cohort / n_clients, []
-    world = 1 if present else -1 if local else 0
+    q, looks = 1.0 if relation == "local" else cohort / n_clients, []
+    others = -1 if relation in ("replace", "local") else 0
     for sign in np.resize([1, -1], rounds):
-        sent = np.where(rng.random(n) < q, sign, 0) * world
+        sent = sign * np.where(present & (rng.random(n) < q), 1, others)
         blocks = np.array_split(sent, max(1, n * 2**self.index_bits // 2**20))
-        parts = [_score(self, block, sign, local, q, path, rng) for block in blocks]
+        parts = [_score(self, block, sign, others, q, path, rng) for block in blocks]
         ratios, indices = zip(*parts)
         seen = None if path == "simulate" else np.concatenate(indices)
         looks.append((np.concatenate(ratios), seen))
@@ -502,14 +509,14 @@ def loss_law(
 @patch
 def curve(
     self: Rec,
-    relation: str,  # null-slot | poisson-null | local
+    relation: str,  # null-slot | replace | poisson-null | local
     eps,  # >= 0, any shape
     n_clients: int = 1,  # N
     cohort: int = 1,  # a slot is the client's with probability cohort / n_clients
     **release,  # other arguments of `play`, which change nothing here
-) -> np.ndarray:  # delta of one message, shape of eps; 1, no claim, for local
+) -> np.ndarray:  # delta of one message, shape of eps; 1, no claim, for two updates
     "What the game may show."
-    if check_choice("relation", relation, tuple(RELATIONS)) == "local":
+    if check_choice("relation", relation, tuple(RELATIONS)) in ("replace", "local"):
         return np.ones(np.shape(eps))
     eps, found = check_reals("eps", eps, "[0, 700]"), 0
     for up in (True, False):
@@ -528,24 +535,27 @@ ACCOUNTANTS += ("exact-classic", "exact-balle", "pld-exact")
 
 
 def _fitting_relation(sampling, relation):
-    "The relation that goes with a sampling; ValueError for another."
-    fitting = RELATION_OF.get(sampling) if isinstance(sampling, str) else None
-    if fitting is None or relation not in (None, fitting):
-        pairs = ", ".join(f"{s!r} with {r!r}" for s, r in RELATION_OF.items())
-        raise ValueError(
-            f"sampling is {sampling!r} and relation {relation!r}; accounted are {pairs},"
-            " proved as Propositions F and H on the page dprec_theorem: pass one of these"
-            " pairs"
-        )
-    return fitting
+    "The relation asked for, or the first that goes with a sampling; else ValueError."
+    pairs = [(s, r) for r, known in SAMPLINGS_OF.items() for s in known]
+    if isinstance(sampling, str):
+        for s, r in pairs:
+            if s == sampling and relation in (None, r):
+                return r
+    told = ", ".join(f"{s!r} with {r!r}" for s, r in pairs)
+    raise ValueError(
+        f"sampling is {sampling!r:.80} and relation {relation!r:.80}; accounted are"
+        f" {told}, proved as Propositions F, H, L and N on the page dprec_theorem: pass"
+        " one of these pairs"
+    )
 
 
-def _algorithm7(mechanism, slots, n_clients, groups, delta, sampling, version):
+def _algorithm7(mechanism, slots, n_clients, groups, delta, relation, version):
     "The paper's claim, for slots drawn with replacement. [dprec Alg. 7]"
-    if sampling != "replacement":
+    if relation != "null-slot":
         raise ValueError(
-            f"sampling is {sampling!r}; Algorithm 7 accounts only for slots drawn with"
-            " replacement: use accountant='exact-balle', or sampling='replacement'"
+            f"relation is {relation!r}; Algorithm 7 accounts only for slots drawn with"
+            " replacement, null messages in the others: use accountant='exact-balle', or"
+            " sampling='replacement' with relation='null-slot'"
         )
     check_between("n_clients", n_clients, 2)
     c, nbits = mechanism.clip_norm / mechanism.std, groups * mechanism.index_bits
@@ -577,10 +587,10 @@ def guarantee(
     delta: float,  # in (0, 1)
     n_clients: int = 1,  # N; not used without sampling
     cohort: int = 1,  # messages per round, expected under Poisson; not used without sampling
-    sampling: str = "replacement",  # replacement | poisson | none
+    sampling: str = "replacement",  # replacement | fixed | poisson | none
     accountant: str = "exact-balle",  # one of ACCOUNTANTS; "theorem1-arxiv" is the paper's
-    relation: str = None,  # None: the one that goes with the sampling, no other
-) -> Guarantee:  # of the whole run; its relation follows from the sampling
+    relation: str = None,  # None: the first that goes with the sampling in SAMPLINGS_OF
+) -> Guarantee:  # of the whole run
     "The proved guarantee or the paper's claim, after `rounds` rounds. [dprec Alg. 7]"
     relation = _fitting_relation(sampling, relation)
     check_between("rounds", rounds, 1)
@@ -596,13 +606,12 @@ def guarantee(
 
     def account(left):
         run = c, slots, n_clients, K, groups, left, relation
-        exact = kind == "exact"
-        return (
-            exact_epsilon(*run, version, cohort) if exact else pld_epsilon(*run, cohort)
-        )
+        if kind == "exact":
+            return exact_epsilon(*run, version, cohort, sampling)
+        return pld_epsilon(*run, cohort, sampling)
 
     if kind == "theorem1":
-        made = _algorithm7(self, slots, n_clients, groups, delta, sampling, version)
+        made = _algorithm7(self, slots, n_clients, groups, delta, relation, version)
     else:
         made = _with_choice(account, delta, groups * slots * K * 2.0**-51)
     rate = min(cohort / n_clients, 1.0) if sampled else 1.0

@@ -99,7 +99,10 @@ def test_each_method_draws_and_is_accounted_as_the_paper_says():
         )
         for x in (a, c)
     )
-    assert b.guarantee(10).accountant == "theorem1-arxiv" and b.as_run is None
+    assert b.guarantee(10).accountant == "theorem1-arxiv"
+    assert {name: (g.sampling, g.relation) for name, g in b.as_run(10).items()} == {
+        "replace": ("replacement", "replace")
+    }
     assert {name: g.sampling for name, g in a.as_run(1500).items()} == {
         "add-remove": "fixed",
         "replace": "fixed",
@@ -110,7 +113,7 @@ def test_each_method_draws_and_is_accounted_as_the_paper_says():
     }
     assert all(
         x.as_run(1500)[name].eps > x.guarantee(1500).eps
-        for x in (a, c)
+        for x in (a, b, c)
         for name in x.as_run(1500)
     )
     assert (

@@ -133,7 +133,9 @@ def test_a_line_is_trained_resumed_and_scored(tmp_path):
     assert whole["cells"]["x.acc"] == [whole["final"]["accuracy"], "percent"]
     bits = whole["final"]["uplink_bits"] + whole["final"]["downlink_bits"]
     assert whole["cells"]["x.comm"] == [bits / 2**33, "GiB"]
-    assert whole["guarantee"] == curve.guarantee(3) and whole["as_run"] == {}
+    assert whole["guarantee"] == curve.guarantee(3) and whole["as_run"] == curve.as_run(
+        3
+    )
     path = tmp_path / "a.pt"
     assert play(checkpoint=path, max_seconds=0) is None
     again = play(checkpoint=path, resume=True)

@@ -709,7 +709,7 @@ def covered(relation, sampling, trust):
             "none": ("add-remove", "replace", "zero-out"),
             "fixed": ("add-remove", "replace", "zero-out"),
             "poisson": ("add-remove", "zero-out", "poisson-null"),
-            "replacement": ("null-slot",),
+            "replacement": ("null-slot", "replace"),
         }[sampling]
     )
 

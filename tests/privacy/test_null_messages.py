@@ -13,7 +13,7 @@ import pytest
 from laws import ALARM
 from scipy.optimize import brentq
 from scipy.signal import fftconvolve
-from scipy.special import logsumexp
+from scipy.special import expit, logsumexp
 from scipy.stats import norm
 from tables import tabled
 
@@ -22,15 +22,18 @@ from dpcomm.mechanisms import rec
 from dpcomm.privacy import null_messages
 from dpcomm.privacy.accounting import (
     Guarantee,
+    gaussian_delta,
     gaussian_guarantee,
     rdp_gaussian,
     rdp_subsampled_gaussian,
 )
+from dpcomm.privacy.fixed_cohorts import fixed_size_epsilon
 from dpcomm.privacy.null_messages import (
     EXACT_EXPONENT,
     LARGEST_ORDER,
-    RELATION_OF,
+    SAMPLINGS_OF,
     _composed_epsilon,
+    _covering_gaussians,
     _covering_lognormal,
     _gaussian_hockey_stick,
     _lower_grid,
@@ -46,6 +49,7 @@ from dpcomm.privacy.null_messages import (
     rdp,
     rdp_local,
     rdp_mixture,
+    rdp_replace,
     theorem1_epsilon,
 )
 
@@ -85,7 +89,7 @@ def test_forward_moments_of_two_candidates(j, s):
     assert abs(math.expm1(float(log_moment(j, s, 2)) - exact)) < 1e-8
 
 
-@pytest.mark.parametrize("j, s", [(2, 0.5), (2, 2.0), (3.5, 1.0), (10, 0.8)])
+@tabled("j, s", [(2, 0.5), (2, 2.0), (3.5, 1.0), (10, 0.8)])
 def test_forward_moments_of_three_candidates_by_a_product_rule(j, s):
     v = np.linspace(-9, 9 + j * s, 160 + int(4 * j * s))
     density = norm.pdf(v) * (v[1] - v[0])
@@ -104,7 +108,7 @@ def test_the_first_moment_is_one_and_a_still_client_gives_one(K):
     assert not log_moment([2, 5.5, -3, 0], 0.0, K).any() and log_moment(0, 2.0, K) == 0
 
 
-@pytest.mark.parametrize("s, K", [(0.545, 128), (1.2, 16), (2.0, 1000)])
+@tabled("s, K", [(0.545, 128), (1.2, 16), (2.0, 1000)])
 def test_moments_against_monte_carlo(s, K):
     """Six moments a setting, 6e5 / K seeds of K candidates; normal radius, false-alarm
     rate 1e-6 in all with the variance measured.
@@ -156,7 +160,7 @@ def test_reverse_moments_in_exact_fractions(m, K, x):
     )
 
 
-@pytest.mark.parametrize("m, s", [(1, 0.3), (5, 1.0), (30, 0.5), (100, 0.3)])
+@tabled("m, s", [(1, 0.3), (5, 1.0), (30, 0.5), (100, 0.3)])
 def test_reverse_moments_of_two_candidates(m, s):
     exact = two_candidates(lambda log_w: -m * log_w, s, 2 * m * s)
     assert abs(math.expm1(float(log_moment(-m, s, 2)) - exact)) < 1e-8
@@ -232,7 +236,7 @@ def test_one_group_is_computed_and_several_are_bounded():
     assert one[0] == pytest.approx(float(log_moment(2, 0.8, 4)))
 
 
-@pytest.mark.parametrize("q, s", [(0.01, 0.545), (0.1, 1.0), (0.5, 0.7), (0.9, 0.7)])
+@tabled("q, s", [(0.01, 0.545), (0.1, 1.0), (0.5, 0.7), (0.9, 0.7)])
 def test_a_mixture_is_covered_in_both_directions(q, s):
     for order in (2, 3, 6, 12):
         forward, reverse = (
@@ -253,7 +257,7 @@ def test_a_mixture_with_several_groups_is_a_subsampled_gaussian_forward():
     assert np.allclose(rdp_mixture(orders, 1.2, 128, 1.0, 8), rdp(orders, 1.2, 128, 8))
 
 
-@pytest.mark.parametrize("K, s", [(2, 0.4), (2, 1.0)])
+@tabled("K, s", [(2, 0.4), (2, 1.0)])
 def test_the_local_curve_covers_opposite_updates(K, s):
     for order in (1.5, 2, 3.5, 5):
         v = np.linspace(-60, 60, 40_001)
@@ -273,17 +277,22 @@ def test_the_local_curve_covers_opposite_updates(K, s):
 # ---- guarantees
 
 
-@tabled("relation", RELATION_OF.values())
+PAIRS = [(r, s) for r, samplings in SAMPLINGS_OF.items() for s in samplings]
+
+
+@tabled("relation, sampling", PAIRS)
 @tabled("conversion", ["classic", "balle"])
-def test_a_guarantee_names_everything(relation, conversion):
-    found = exact_epsilon(0.5, 1000, 50, 128, 8, 1e-3, relation, conversion, cohort=10)
+def test_a_guarantee_names_everything(relation, sampling, conversion):
+    found = exact_epsilon(
+        0.5, 1000, 50, 128, 8, 1e-3, relation, conversion, 10, sampling
+    )
     assert isinstance(found, Guarantee) and (
         found.relation,
         found.accountant,
         found.delta,
     ) == (relation, f"exact-{conversion}", 1e-3)
     assert (
-        RELATION_OF[found.sampling] == relation
+        found.sampling == sampling
         and found.trust == ("local" if relation == "local" else "central")
         and found.scope == "total"
     )
@@ -331,7 +340,7 @@ def test_stackoverflow_has_a_finite_epsilon():
 
 
 def test_calibration_inverts_every_accountant():
-    for relation in RELATION_OF.values():
+    for relation in SAMPLINGS_OF:
         release = (
             MNIST
             | dict(relation=relation, conversion="balle", cohort=10)
@@ -416,12 +425,12 @@ def test_the_limit_of_many_candidates_is_the_gaussian_mechanism():
 def test_the_mechanism_offers_each_guarantee():
     mechanism = rec.Rec(0.545 * 0.005, 0.005, 7, (3,) * 8)
     run = dict(rounds=1000, delta=100**-1.1, n_clients=100, cohort=10)
-    for sampling, relation in RELATION_OF.items():
-        found = mechanism.guarantee(**run, sampling=sampling, accountant="exact-balle")
+    for relation, sampling in PAIRS:
+        found = mechanism.guarantee(**run, sampling=sampling, relation=relation)
         slots = 1000 if sampling == "none" else 10_000
         assert found.eps == pytest.approx(
             exact_epsilon(
-                0.545, slots, 100, 128, 8, 100**-1.1, relation, "balle", 10
+                0.545, slots, 100, 128, 8, 100**-1.1, relation, "balle", 10, sampling
             ).eps,
             rel=1e-9,
         )
@@ -540,7 +549,7 @@ def test_sixteen_slots_as_four_squarings():
     assert low < ours < high and high - low < 0.04
 
 
-@pytest.mark.parametrize(
+@tabled(
     "c, K, delta, truth", [(4.0, 2, 1e-5, 22.69), (3.5, 4, 1e-5, None)]
 )
 @pytest.mark.filterwarnings("error")
@@ -559,7 +568,7 @@ def test_a_lower_end_that_nothing_is_known_of_is_nothing():
     assert ends == [math.inf, 0.0]
 
 
-@pytest.mark.parametrize("broken", ["losses", "sums"])
+@tabled("broken", ["losses", "sums"])
 def test_a_planted_error_is_caught(broken, monkeypatch):
     """Losses or sums that are rounded down put the claim below the truth, by more than
     the brute force's own 2e-5.
@@ -602,7 +611,7 @@ def test_sums_rounded_either_way_hold_the_exact_mean_share():
     assert share[1, True] / share[-1, True] < 1 + 1e-4
 
 
-@pytest.mark.parametrize("c, K", [(0.3, 2), (0.545, 128), (1.745, 16)])
+@tabled("c, K", [(0.3, 2), (0.545, 128), (1.745, 16)])
 def test_cells_of_a_ratio_have_its_moments(c, K):
     w = np.geomspace(1e-6, K * (1 - 1e-6), 4000)
     for power in (1, -1):
@@ -623,7 +632,7 @@ def test_cells_of_a_ratio_have_its_moments(c, K):
     )
 
 
-@pytest.mark.parametrize(
+@tabled(
     "c, relation, low, high",
     [
         (0.545, "null-slot", 1.24, 1.25),
@@ -720,7 +729,7 @@ def test_the_clip_that_composed_losses_buy():
     )
 
 
-@pytest.mark.parametrize("c", [1e-3, 1e-6, 1e-9, 1e-150])
+@tabled("c", [1e-3, 1e-6, 1e-9, 1e-150])
 def test_a_vanishing_clip_is_accounted(c):
     for groups in (1, 3):
         found = exact_epsilon(c, 10, 10, 4, groups, 1e-2)
@@ -749,6 +758,258 @@ def test_the_mechanism_offers_composed_losses():
         )
 
 
+# ---- other clients in the slots, by enumeration
+
+DELTAS = (0.1, 1e-2, 1e-3)
+SIDE = np.linspace(-7, 7, 141)
+PLANE = np.stack(np.meshgrid(SIDE, SIDE), -1).reshape(-1, 2)
+LINE = np.linspace(-8, 8, 321)[:, None]
+
+
+def laws_of_two(points, updates) -> np.ndarray:
+    """Laws of (chosen - other) / sqrt 2 for two candidates, a row an update: density
+    2 / (1 + exp(-sqrt 2 <phi, y>)) against the standard normal one.
+    """
+    null = np.exp(-(points**2).sum(1) / 2)
+    return 2 * expit(2**0.5 * np.asarray(updates) @ points.T) * null / null.sum()
+
+
+def stick_both(P, Q, eps) -> float:
+    "The delta that two laws need, the larger of both directions."
+    return max(
+        np.maximum(P - math.exp(eps) * Q, 0).sum(),
+        np.maximum(Q - math.exp(eps) * P, 0).sum(),
+    )
+
+
+def true_eps(P, Q, delta) -> float:
+    "The epsilon that two laws have at a delta."
+    if stick_both(P, Q, 0.0) <= delta:
+        return 0.0
+    return brentq(lambda eps: stick_both(P, Q, eps) - delta, 0, 80)
+
+
+def population(rng, c, n, trial, d):
+    "Updates of n clients and of the first one's replacement, norms at most c."
+    u = rng.standard_normal((n + 1, d))
+    u *= c * rng.choice([1.0, 0.5], (n + 1, 1)) / np.linalg.norm(u, axis=1)[:, None]
+    if trial == 0:  # all others point away from the first, and so does the new one
+        u = np.eye(1, d) * c * np.where(np.arange(n + 1) == 0, 1, -1)[:, None]
+    return u[:-1], np.concatenate([u[-1:], u[1:-1]])
+
+
+def covered(claims, P, Q):
+    "The largest share of a claimed epsilon that is true, at every delta."
+    shares = [
+        true_eps(P, Q, delta) / max(claim(delta), 1e-9)
+        for delta in DELTAS
+        for claim in claims
+    ]
+    assert max(shares) <= 1, shares
+    return max(shares)
+
+
+def claims_of(c, slots, n, K, **run):
+    "By moments, by losses, and by losses where moments are better."
+    call, cohort = dict(run, relation="replace"), run.get("cohort", 1)
+    return [
+        lambda delta: (
+            exact_epsilon(c, slots, n, K, 1, delta, conversion="balle", **call).eps
+        ),
+        lambda delta: pld_epsilon(c, slots, n, K, 1, delta, **call).eps,
+        lambda delta: null_messages._two_updates_eps(
+            c, K, cohort / n, slots // cohort, delta
+        ),
+    ]
+
+
+@tabled("c, n", [(0.4, 1), (1.0, 2), (1.0, 5), (2.5, 3)])
+def test_one_slot_among_other_clients_by_enumeration(c, n):
+    "Two candidates, updates in the plane: every density on a grid."
+    rng, shares = seed_tree(0, "one slot", n), []
+    for trial in range(12):
+        P, Q = (laws_of_two(PLANE, u).mean(0) for u in population(rng, c, n, trial, 2))
+        shares.append(covered(claims_of(c, 1, n, 2), P, Q))
+        for order in (2, 3, 6):
+            moment = max(
+                (P**order / Q ** (order - 1)).sum(), (Q**order / P ** (order - 1)).sum()
+            )
+            assert (
+                math.log(moment) <= (order - 1) * rdp_replace([order], c, 2, 1 / n)[0]
+            )
+    assert shares[0] > 0.25
+
+
+@tabled("c, n", [(0.5, 1), (1.0, 2), (0.8, 4)])
+def test_two_slots_whose_clients_answer_the_first_message(c, n):
+    "The second updates depend on the sign of the first message, in both worlds alike."
+    rng, shares = seed_tree(0, "two slots", n), []
+    for trial in range(8):
+        rounds = [population(rng, c, n, trial, 1) for _ in range(3)]
+        worlds = []
+        for world in (0, 1):
+            first, *second = (laws_of_two(LINE, u[world]).mean(0) for u in rounds)
+            answer = np.where(LINE > 0, *(law[None] for law in second))
+            worlds.append((first[:, None] * answer).ravel())
+        shares.append(covered(claims_of(c, 2, n, 2), *worlds))
+    assert shares[0] > 0.25
+
+
+@tabled("c, n", [(0.5, 2), (1.0, 3), (1.0, 4)])
+def test_a_round_of_a_fixed_size_by_enumeration(c, n):
+    "Every cohort of two, messages in either order, two candidates."
+    rng, shares = seed_tree(0, "fixed", n), []
+    for trial in range(8):
+        worlds = [
+            np.mean(
+                [
+                    np.outer(laws[i], laws[j])
+                    for i, j in itertools.permutations(range(n), 2)
+                ],
+                axis=0,
+            )
+            for laws in (laws_of_two(LINE, u) for u in population(rng, c, n, trial, 1))
+        ]
+        run = dict(cohort=2, sampling="fixed")
+        shares.append(covered(claims_of(c, 2, n, 2, **run), *worlds))
+    assert shares[0] > 0.25
+
+
+@tabled("c, n", [(0.6, 1), (1.2, 3)])
+def test_three_candidates_among_other_clients(c, n):
+    "Updates along one axis: ratios to null on a grid of two normal variables."
+    v = np.linspace(-8, 8, 401)
+    null = np.outer(norm.pdf(v), norm.pdf(v)).ravel()
+    null /= null.sum()
+
+    def law(s):
+        x, y = 2**0.5 * v[:, None], 0.5**0.5 * v[:, None] + 1.5**0.5 * v
+        return null * (3 / (1 + np.exp(s * x) + np.exp(s * y))).ravel()
+
+    rng = seed_tree(0, "three", n)
+    for trial in range(8):
+        worlds = [
+            np.mean([law(s) for s in u[:, 0]], axis=0)
+            for u in population(rng, c, n, trial, 1)
+        ]
+        share = covered(claims_of(c, 1, n, 3), *worlds)
+        assert trial or share > 0.25
+
+
+@tabled("c", [0.5, 1.0])
+def test_any_two_updates_are_covered_for_sixteen_candidates(c):
+    "Hockey sticks of 200,000 draws, five standard errors, three angles between updates."
+    z = seed_tree(0, "sixteen").standard_normal((200_000, 16, 2))
+    pairs = _covering_gaussians(c, 16, 1e-3)
+    assert len(pairs) == 3 and [d for d, _ in pairs] == sorted(d for d, _ in pairs)
+
+    def log_ratio(update):
+        x = z @ np.array(update)
+        return x[:, 0] - logsumexp(x, axis=1) + math.log(16)
+
+    one = log_ratio((c, 0))
+    for other in ((-c, 0), (0, c), (c / 2, c / 2)):
+        two = log_ratio(other)
+        for eps in (0.0, 1.0, 2.0):
+            found = np.exp(two) * np.maximum(np.exp(one - two) - math.exp(eps), 0)
+            low = found.mean() - 5 * found.std() / len(found) ** 0.5
+            for distance, charge in pairs:
+                assert low <= float(gaussian_delta(1 / distance, eps)) + charge
+
+
+@tabled("charge, delta", [(1e-3, 1e-2), (1e-2, 1e-2), (1e-6, 1e-5)])
+def test_what_a_cover_needs_is_charged_to_delta(charge, delta, monkeypatch):
+    "A cover of any distance and charge: q (H_b + charge) of one slot, written again."
+    monkeypatch.setattr(
+        null_messages, "_covering_gaussians", lambda *told: [(1.5, charge)]
+    )
+    for q in (1.0, 0.3, 0.05):
+        eps = null_messages._two_updates_eps(1.0, 4, q, 1, delta)
+        b = 1 + math.expm1(eps) / q if math.isfinite(eps) else math.inf
+        needed = q * charge + (
+            q * float(gaussian_delta(1 / 1.5, math.log(b))) if b < math.inf else 0.0
+        )
+        assert needed <= delta or eps == math.inf
+        assert needed > 0.6 * delta or eps == 0 or q == 1
+        several = null_messages._two_updates_eps(1.0, 4, q, 20, delta)
+        assert several > eps or eps in (0.0, math.inf)
+
+
+AMONG_OTHERS = [  # c, N, B, T, groups, Renyi with Balle's conversion, composed losses
+    (0.545, 100, 10, 1000, 8, 11.22, 6.469),
+    (0.77, 3500, 100, 4000, 8, 4.032, 2.998),
+    (1.227, 342_477, 60, 1500, 6, 3.978, 1.497),
+]
+
+
+@tabled("c, n, cohort, rounds, groups, renyi, composed", AMONG_OTHERS)
+def test_epsilons_of_the_paper_with_other_clients_in_the_slots(
+    c, n, cohort, rounds, groups, renyi, composed
+):
+    run = dict(rounds=rounds, delta=n**-1.1, n_clients=n, cohort=cohort)
+    mechanism = rec.Rec(c * 0.005, 0.005, 7, (3,) * groups)
+    by_moments, by_losses, null = (
+        mechanism.guarantee(**run, relation=relation, accountant=accountant)
+        for relation, accountant in (
+            ("replace", "exact-balle"),
+            ("replace", "pld-exact"),
+            ("null-slot", "exact-balle"),
+        )
+    )
+    assert by_moments.eps == pytest.approx(renyi, rel=1e-3)
+    assert by_losses.eps == pytest.approx(composed, rel=1e-3)
+    assert null.eps < by_losses.eps
+    assert (by_losses.relation, by_losses.sampling, by_losses.trust) == (
+        "replace",
+        "replacement",
+        "central",
+    )
+    # a slot of normal laws 2 c apart, the limit of many candidates, needs no less
+    limit = fixed_size_epsilon(1 / c, 1 / n, rounds * cohort, n**-1.1).eps
+    assert limit <= by_losses.eps <= 1.3 * limit
+
+
+def test_more_of_anything_costs_more_among_other_clients():
+    base = dict(
+        c=0.4, slots=200, n_clients=50, K=4, groups=2, delta=1e-3, relation="replace"
+    )
+    for accountant in (exact_epsilon, pld_epsilon):
+
+        def eps(**change):
+            return accountant(**base | change).eps
+
+        assert (
+            eps(c=0.3) < eps() < eps(c=0.5)
+            and eps(slots=100) < eps() < eps(slots=400)
+            and eps(n_clients=100) < eps() < eps(n_clients=20)
+            and eps(delta=1e-2) < eps() < eps(delta=1e-4)
+            and eps(relation="null-slot") < eps() < eps(relation="local")
+        )
+        # rounds at rate B / N cost more than slots at 1 / N
+        assert eps() < eps(sampling="fixed", cohort=10)
+        assert eps(sampling="fixed", cohort=1) == pytest.approx(eps())
+    alone = base | dict(n_clients=1, slots=3)
+    local = pld_epsilon(**alone | {"relation": "local"}).eps
+    assert local <= pld_epsilon(**alone).eps <= 1.02 * local  # orders are whole or half
+    for extreme in (1e-150, 1e-3, 30.0, 1e5):
+        assert pld_epsilon(**base | {"c": extreme}).eps >= 0
+
+
+def test_two_updates_seen_by_the_server_are_composed():
+    """A hundred messages of one client: above the Gaussian mechanism's exact epsilon for
+    updates 2 c apart, and a quarter below the Renyi value.
+    """
+    run = dict(c=0.545, slots=100, n_clients=1, K=128, groups=8, delta=100**-1.1)
+    found = pld_epsilon(**run, relation="local")
+    apart = 1 / (2 * 0.545)
+    gaussian = brentq(
+        lambda eps: gaussian_delta(apart, eps, 100) - run["delta"], 0, 200
+    )
+    renyi = exact_epsilon(**run, relation="local", conversion="balle").eps
+    assert gaussian < found.eps < 1.06 * gaussian and found.eps < 0.75 * renyi
+    assert found.trust == "local"
+
+
 # ---- refusals
 
 
@@ -773,7 +1034,7 @@ def test_the_mechanism_offers_composed_losses():
         (lambda: rdp_local([1.0], 1.0, 4), "orders holds 1;"),
         (
             lambda: exact_epsilon(**MNIST, c=1.0, relation="add-remove"),
-            "relation is 'add-remove'.*null-slot, poisson-null, local",
+            "relation is 'add-remove'.*null-slot, replace, poisson-null, local",
         ),
         (lambda: exact_epsilon(**MNIST | {"delta": 1.0}, c=1.0), "delta is 1.0"),
         (lambda: exact_epsilon(**MNIST | {"K": 1}, c=1.0), "K is 1"),
@@ -799,9 +1060,9 @@ def test_the_mechanism_offers_composed_losses():
                 n_clients=100,
                 cohort=10,
                 sampling="fixed",
-                accountant="exact-balle",
+                relation="null-slot",
             ),
-            "sampling is 'fixed'",
+            "sampling is 'fixed'.*'fixed' with 'replace'",
         ),
         (
             lambda: rec.Rec(1.0, 0.5).guarantee(
@@ -819,13 +1080,41 @@ def test_the_mechanism_offers_composed_losses():
             ),
             (
                 "sampling is 'poisson' and relation 'local'.*'poisson' with"
-                " 'poisson-null'.*Propositions F and H"
+                " 'poisson-null'.*Propositions F, H, L and N"
             ),
         ),
         (lambda: calibrate_clip(-1.0, **MNIST), "eps is -1.0"),
         (
-            lambda: pld_epsilon(**MNIST, c=1.0, relation="local"),
-            "relation is 'local'.*use exact_epsilon",
+            lambda: pld_bracket(**MNIST, c=1.0, relation="local"),
+            "relation is 'local'.*use pld_epsilon",
+        ),
+        (
+            lambda: pld_bracket(**MNIST, c=1.0, relation="replace"),
+            "relation is 'replace'.*use pld_epsilon",
+        ),
+        (
+            lambda: exact_epsilon(
+                **MNIST, c=1.0, relation="replace", sampling="poisson"
+            ),
+            "sampling is 'poisson'; it must be one of replacement, fixed",
+        ),
+        (
+            lambda: pld_epsilon(
+                **MNIST, c=1.0, relation="replace", sampling="fixed", cohort=101
+            ),
+            "cohort is 101",
+        ),
+        (lambda: rdp_replace([2], 1.0, 4, 0.0), "q is 0"),
+        (lambda: rdp_replace([2.5], 1.0, 4, 0.1), "orders holds 2.5"),
+        (
+            lambda: rec.Rec(1.0, 0.5).guarantee(
+                rounds=10,
+                delta=1e-3,
+                n_clients=100,
+                relation="replace",
+                accountant="theorem1-arxiv",
+            ),
+            "relation is 'replace'; Algorithm 7 accounts only.*null messages",
         ),
         (lambda: pld_epsilon(**MNIST, c=0.0), "c is 0"),
         (lambda: pld_epsilon(**MNIST, c=math.nan), "c is nan"),
@@ -839,12 +1128,6 @@ def test_the_mechanism_offers_composed_losses():
             "slots is 15",
         ),
         (lambda: pld_bracket(**MNIST, c=0.01), "c is 0.01.*must lie in"),
-        (
-            lambda: rec.Rec(1.0, 0.5).guarantee(
-                rounds=10, delta=1e-3, sampling="none", accountant="pld-exact"
-            ),
-            "relation is 'local'",
-        ),
     ],
 )
 def test_what_is_not_derived_is_refused(call, message):

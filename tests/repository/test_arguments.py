@@ -464,6 +464,7 @@ GOOD = {
         "rdp": dict(orders=[2, 3], c=1.0, K=8, groups=2, direction="both"),
         "rdp_mixture": dict(orders=[2, 3], c=1.0, K=8, q=0.1, groups=2),
         "rdp_local": dict(orders=[1.5, 2], c=1.0, K=8),
+        "rdp_replace": dict(orders=[2, 3], c=1.0, K=8, q=0.1),
         "theorem1_epsilon": dict(
             c=1.0, slots=20, n_clients=10, nbits=70, delta=1e-5, version="iclr"
         ),
