@@ -7,6 +7,7 @@ __all__ = ['LONGEST', 'remote', 'Outcome', 'run_dask', 'exposed', 'Resumable', '
 
 # %% ../../nbs/reference/cluster.ipynb #ef93a527
 import ipaddress
+import logging
 import math
 import re
 import shutil
@@ -108,6 +109,7 @@ def _client(address, processes):
     nodes = "scheduler", "worker", "nanny"
     local = dict(n_workers=processes, threads_per_worker=1, memory_limit=0)
     local |= dict(host="127.0.0.1", security=True, dashboard_address=None)
+    local |= dict(silence_logs=logging.ERROR)  # a worker that is slow to leave
     with (
         dask.config.set({f"distributed.{node}.http.routes": [] for node in nodes}),
         LocalCluster(**local) as cluster,

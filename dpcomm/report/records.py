@@ -491,11 +491,13 @@ def merge(
 def standing(
     found,  # of Record, in the order of their file
 ) -> dict:  # identity -> the Record that counts
-    "One record for each setting and seed: the first."
+    "One record for each setting and seed: the first. They are listed by date."
     chosen = {}
     for record in found:
         chosen.setdefault(record.identity, record)
-    return chosen
+    return dict(
+        sorted(chosen.items(), key=lambda item: item[1].origin.get("date") or "")
+    )
 
 # %% ../../nbs/reference/records.ipynb #adf900ab
 def repeats(
