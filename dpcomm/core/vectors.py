@@ -112,7 +112,7 @@ def trainable(
     "The named tensors of a model that training moves; a shared one once."
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
-
+# %% ../../nbs/foundations/vectors.ipynb #ab731ce1
 def groups(
     model: torch.nn.Module,  # any module
 ) -> dict:  # parameter name -> number of entries, in flat order
@@ -120,6 +120,9 @@ def groups(
     return {name: p.numel() for name, p in trainable(model).items()}
 
 # %% ../../nbs/foundations/vectors.ipynb #ab731cf9
+HALF = torch.float16, torch.bfloat16  # too few digits for an update
+
+
 def pack(
     model: torch.nn.Module,  # any module with a parameter that trains
 ) -> Tensor:  # (d,) float32, or float64 where the model is; a copy
@@ -133,10 +136,7 @@ def pack(
     w = flatten(p.detach() for p in found.values())
     return w.float() if w.dtype in HALF else w
 
-
-HALF = torch.float16, torch.bfloat16  # too few digits for an update
-
-
+# %% ../../nbs/foundations/vectors.ipynb #ab731ce3
 def unpack(
     model: torch.nn.Module,  # any module
     w: Tensor,  # (d,), as from pack

@@ -351,7 +351,7 @@ def vmap_obstacle(
         return str(error).removesuffix(": use engine='loop'")
     return ""
 
-
+# %% ../../nbs/training/federated.ipynb #a0de14e1
 def pick_engine(
     name: str,  # 'auto' or a key of ENGINES
     model: nn.Module,  # to be trained
@@ -474,7 +474,7 @@ def predict(
     params = {name: _laid_out(p) for name, p in unpack(model, w).items()}
     return torch.cat([call(params, _laid_out(part)) for part in x.split(500)])
 
-
+# %% ../../nbs/training/federated.ipynb #dc2054f1
 def evaluate(
     model: nn.Module,  # any module; stays as it is
     w: Tensor,  # (d,) weights
@@ -707,7 +707,7 @@ def check_labels(
             f" {classes - 1}: mend the label or drop the client"
         )
 
-
+# %% ../../nbs/training/federated.ipynb #817746e1
 def cause_of_nan(
     data,  # Dataset
     part,  # index array into it of the client's examples
@@ -716,7 +716,7 @@ def cause_of_nan(
 ) -> str:  # a sentence
     "Why a client's update is not finite, and what to do."
     for what, values in (("an input", data.x), ("a target", data.y)):
-        mine = values[torch.from_numpy(np.asarray(part)).to(values.device)]
+        mine = values[torch.from_numpy(np.asarray(part, np.int64)).to(values.device)]
         if mine.is_floating_point() and not torch.isfinite(mine).all():
             return f"client {client} holds {what} with nan or inf: mend it or drop it"
     return (

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dpcomm.core.chance import seed_tree
-from dpcomm.core.vectors import groups, pack, unpack
+from dpcomm.core.vectors import groups, pack, trainable, unpack
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.tasks.images import Federation
 from dpcomm.training import federated
@@ -221,8 +221,27 @@ def test_what_is_frozen_or_shared_neither_moves_nor_costs_twice(name, d, engine)
     assert run.history[-1]["accuracy"] == pytest.approx(right)
 
 
+def test_the_vector_is_of_what_trains_in_order():
+    net, held = build("frozen"), build("tied")
+    assert list(trainable(net)) == ["2.weight", "2.bias"]
+    assert "up.weight" not in trainable(held) and "up.bias" in trainable(held)
+    w = pack(net)
+    assert torch.equal(w, torch.cat([net[2].weight.flatten(), net[2].bias]).detach())
+    w.add_(1)
+    assert not torch.equal(w, pack(net)), "a copy"
+    again = unpack(net, w)["2.weight"]
+    assert torch.equal(again, net[2].weight + 1)
+    with pytest.raises(ValueError, match="vector has 9 entries; the shapes need 27"):
+        unpack(net, w[:9])
+
+
 def test_a_model_without_free_weights_is_refused():
     work = task("mlp")
+    with pytest.raises(
+        TypeError, match="model is a list; it must be a torch.nn.Module"
+    ):
+        federated.check_model([work.model])
+    assert federated.check_model(work.model) is work.model
     work.model.requires_grad_(False)
     with pytest.raises(
         ValueError, match="^Sequential has no parameter that trains: call"

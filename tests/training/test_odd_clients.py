@@ -136,6 +136,17 @@ def test_a_rate_that_is_too_large_is_said_to_be(road):
         updates(None, road, (1,), lr=1e38)
 
 
+def test_the_cause_of_a_nan_is_looked_for_in_the_clients_own_data():
+    data = people("nan").data
+    says = [federated.cause_of_nan(data, part, 7, "lr") for part in ([0, 1], [5], [])]
+    assert says[0] == "client 7 holds an input with nan or inf: mend it or drop it"
+    assert says[1] == says[2] and says[1].endswith("its data are finite: lower lr")
+    wanted = replace(data, x=data.x[:2] * 0, y=torch.tensor([0.0, float("inf")]))
+    assert "holds a target with nan or inf" in federated.cause_of_nan(
+        wanted, [1], 7, "lr"
+    )
+
+
 def test_a_yes_or_no_question_has_two_labels():
     single = nn.Sequential(nn.Flatten(), nn.Linear(36, 1))
     with pytest.raises(
