@@ -460,3 +460,21 @@ def test_a_bare_list_of_clients_is_shown_the_way_in():
     clients = [(torch.ones(2, 20), torch.zeros(2))]
     with pytest.raises(TypeError, match="federation is a list; .*Federation.of"):
         Task(mlp(), clients, None, Config(), 0)
+
+
+def test_a_node_of_flowers_road_sends_what_trains_and_no_more():
+    flower = pytest.importorskip("dpcomm.flower")
+    sent = mechanism("gaussian", clip_norm=1.0, sigma=0.1, local=True)
+    for name, d in (("frozen", 27), ("regression", 186)):
+        work = task(name, sent=sent)
+        home = replace(work, federation=flower.own_part(work.federation, 2))
+        assert flower.agreement(home)["weights"] == str(d)
+        update = flower.local_update(home, 2, flower.Down(work).w.detach(), 0)
+        streams = work.streams(0, np.array([2]), "batches")
+        visit = work.model, pack(work.model), work.federation, np.array([2])
+        with ThreadPoolExecutor(1) as pool:
+            trained = federated.train_cohort(
+                *visit, work.config, streams, pool, loss=work.loss
+            )
+            ((wanted, _),) = trained
+        assert update.shape == (d,) and torch.equal(update, wanted[0])
