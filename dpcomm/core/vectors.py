@@ -50,7 +50,7 @@ def check_finite(
     if bad := int((~torch.isfinite(x)).sum()):
         raise ValueError(
             f"{name} holds {bad} values that are nan or inf; every entry must be"
-            " finite: lower the learning rate or drop the client"
+            " finite: look for bad data, lower the learning rate, or drop the client"
         )
     return x
 
