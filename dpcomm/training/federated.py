@@ -23,7 +23,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
 from ..core.chance import seed_tree
@@ -284,9 +285,11 @@ def _each(loss, outputs, targets):
     "Losses of the examples of a batch."
     if loss in (None, cross_entropy):
         return cross_entropy(outputs, targets, "none")
-    return vmap(lambda o, t: loss(o[None], t[None]), randomness="different")(
-        outputs, targets
-    )
+
+    def alone(*example):
+        return loss(*tree_map(lambda part: part[None], example))
+
+    return vmap(alone, randomness="different")(outputs, targets)
 
 
 def train_vmap(
@@ -472,7 +475,13 @@ def predict(
     "What a weight vector says, with dropout off."
     call = as_function(model, w, training=False)
     params = {name: _laid_out(p) for name, p in unpack(model, w).items()}
-    return torch.cat([call(params, _laid_out(part)) for part in x.split(500)])
+    outputs = [call(params, _laid_out(part)) for part in x.split(500)]
+    if not isinstance(outputs[0], Tensor):
+        raise TypeError(
+            f"{type(model).__name__} returns a {type(outputs[0]).__name__}; here it must"
+            " return one tensor: wrap it, or pass a loss and metrics of your own"
+        )
+    return torch.cat(outputs)
 
 # %% ../../nbs/training/federated.ipynb #dc2054f1
 def evaluate(
@@ -684,6 +693,14 @@ def load_checkpoint(
     return state
 
 # %% ../../nbs/training/federated.ipynb #817746f4
+@lru_cache(maxsize=2)
+def _classes(model, d, shape, dtype):
+    "Classes that a model of d weights tells apart, by its outputs for one input of zeros."
+    w = pack(model)
+    outputs = predict(model, w, torch.zeros(1, *shape, dtype=dtype, device=w.device))
+    return max(2, outputs.shape[1]) if outputs.ndim == 2 else None
+
+
 def check_labels(
     model: nn.Module,  # architecture
     w: Tensor,  # (d,) weights
@@ -696,10 +713,11 @@ def check_labels(
     if data.y.ndim != 1 or data.y.is_floating_point() or not len(index):
         return
     labels = data.y[index.to(data.y.device)].cpu().numpy()
-    scores = predict(model, w, data.x[index[:1].to(data.x.device)])
-    classes = max(2, scores.shape[-1])
+    classes = _classes(model, len(w), data.x.shape[1:], data.x.dtype)
+    if classes is None:
+        return
     bad = (labels < 0) | (labels >= classes)
-    if scores.ndim == 2 and bad.any():
+    if bad.any():
         i = int(bad.argmax())
         client = np.repeat(cohort, [len(part) for part in parts])[i]
         raise ValueError(

@@ -478,3 +478,25 @@ def test_a_node_of_flowers_road_sends_what_trains_and_no_more():
             )
             ((wanted, _),) = trained
         assert update.shape == (d,) and torch.equal(update, wanted[0])
+
+
+class Pair(nn.Linear):
+    "Returns two things, as a layer with a state does."
+
+    def forward(self, x):
+        return super().forward(x), x
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_a_model_of_several_outputs_needs_a_loss_and_a_score(engine):
+    work = replace(task("mlp", engine), model=Pair(20, 3))
+    with pytest.raises(TypeError, match="^Pair returns a tuple; .* a loss and metrics"):
+        simulate(work, progress=False)
+
+    def loss(out, y):
+        return F.cross_entropy(out[0], y) + out[1].square().mean()
+
+    run = simulate(
+        replace(work, loss=loss), progress=False, metrics=lambda *_: {"score": 1.0}
+    )
+    assert run.finished and run.history[-1]["score"] == 1.0

@@ -19,6 +19,7 @@ from dpcomm.training import example_level, federated, models
 from dpcomm.training.federated import Config, Task
 
 ROADS = (*federated.ENGINES, "flower")
+QUICK = mechanism("gaussian", clip_norm=1.0, sigma=0.1, local=True, exact=False)
 ODD = 0  # its examples come first: number 0 also fills other clients' short batches
 
 
@@ -170,13 +171,13 @@ def test_a_yes_or_no_question_has_two_labels():
 )
 def test_the_algorithm_for_single_examples_says_the_same(what, error, says):
     with pytest.raises(error, match=says):
-        example_level.simulate(task(what), progress=False)
+        example_level.simulate(task(what, sent=QUICK), progress=False)
 
 
 def test_the_algorithm_for_single_examples_takes_an_empty_client():
-    run = example_level.simulate(task("empty"), progress=False)
+    run = example_level.simulate(task("empty", sent=QUICK), progress=False)
     assert run.finished and torch.isfinite(run.w).all()
-    work = task("empty")
+    work = task("empty", sent=QUICK)
     parts = (np.zeros(0, int),) * 3
     work = replace(work, federation=replace(work.federation, parts=parts))
     run = example_level.simulate(work, progress=False)
