@@ -29,7 +29,7 @@ from torch import Tensor
 import dpcomm
 from .core.chance import Insecure, derive, private_stream
 from .core.checks import check_between, check_positive
-from .core.vectors import flatten
+from .core.vectors import groups, pack
 from .core.wire import VERSION as WIRE
 from .core.wire import BadMessage, parse_message
 from .mechanisms.contract import Total
@@ -120,8 +120,8 @@ def check_task(
 
 
 def _size(task):
-    "Weights of the model."
-    return sum(p.numel() for p in task.model.parameters())
+    "Weights of the model that train."
+    return sum(groups(task.model).values())
 
 # %% ../nbs/reference/flower.ipynb #f10a000e
 def agreement(
@@ -173,9 +173,8 @@ def local_update(
     visit = task.model, w, task.federation, np.array([client]), task.config, streams
     mask = task.mechanism.at(t).trainable(len(w))
     with futures.ThreadPoolExecutor(1) as pool:
-        ((updates, _),) = federated.train_cohort(*visit, pool, mask)
-    if updates is None:
-        raise FloatingPointError("the update is nan or inf: lower lr")
+        trained = federated.train_cohort(*visit, pool, mask, loss=task.loss)
+        ((updates, _),) = trained
     return updates[0]
 
 # %% ../nbs/reference/flower.ipynb #f10a0016
@@ -605,7 +604,7 @@ class Down:
 
     def __init__(self, task):  # federated.Task of the server
         self.task = task
-        self.w = flatten(p.detach() for p in task.model.parameters()).requires_grad_()
+        self.w = pack(task.model).requires_grad_()
         self.optimiser = federated.server_optimiser(self.w, task.config)
 
     @property
@@ -634,7 +633,7 @@ class History(Down):
         made = replay.Agreement(name, task.mechanism, task.config)
         self.past, self.lost = replay.Server(made, task.seed, task.n_clients), set()
         self.w, self.name = self.past.state.w, name
-        mine = flatten(p.detach() for p in task.model.parameters())
+        mine = pack(task.model)
         if not torch.equal(mine, self.w.detach()):
             raise ValueError(
                 f"history is {name!r}; the task's model is not what that name and seed"

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from .core.chance import Insecure
 from .core.checks import check_between
+from .core.vectors import groups
 from dpcomm.flower import (
     AGAIN,
     OK,
@@ -97,7 +98,7 @@ def session_of(
 
 def _size(task):
     "Weights of the model."
-    return sum(p.numel() for p in task.model.parameters())
+    return sum(groups(task.model).values())
 
 # %% ../nbs/reference/flower_sums.ipynb #f10c000a
 def put_away(

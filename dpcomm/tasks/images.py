@@ -33,13 +33,13 @@ from ..core.files import check_digest, field, read_json, typed, unpack
 # %% ../../nbs/tasks/images.ipynb #3422d051
 @dataclass(frozen=True)
 class Dataset:
-    "Images and labels, in [0, 1] and whole numbers."
+    "Examples and labels; images of this page in [0, 1], labels whole numbers."
 
     name: str  # as in `names()`
-    x: Tensor  # training images, (n, channels, 28 or 32, 28 or 32), float32 in [0, 1]
-    y: Tensor  # training labels, (n,) int64
-    x_test: Tensor  # test images
-    y_test: Tensor  # test labels
+    x: Tensor  # training inputs, (n, ...); images: (n, channels, height, width)
+    y: Tensor  # training targets, (n, ...); classes: (n,) int64
+    x_test: Tensor  # test inputs
+    y_test: Tensor  # test targets
     writers: np.ndarray = None  # (n,) who wrote each training image, or None
 
     @property
@@ -317,6 +317,24 @@ def fetch(
     )
 
 # %% ../../nbs/tasks/images.ipynb #edc57191
+def _pair(held, who):
+    "Inputs and targets as two tensors of equal length."
+    if not (isinstance(held, (tuple, list)) and len(held) == 2):
+        items = list(zip(*(held[i] for i in range(len(held))))) or ([], [])
+        held = [
+            torch.stack([torch.as_tensor(v) for v in side]) if side else torch.empty(0)
+            for side in items
+        ]
+    x, y = (torch.as_tensor(side) for side in held)
+    x, y = (side.float() if side.is_floating_point() else side for side in (x, y))
+    if not x.ndim or not y.ndim or len(x) != len(y):
+        raise ValueError(
+            f"{who} holds inputs of shape {tuple(x.shape)} and targets of"
+            f" {tuple(y.shape)}; an input needs one target: mend or drop it"
+        )
+    return x, y if y.is_floating_point() else y.long()
+
+
 @dataclass(frozen=True)
 class Federation:
     "A data set dealt out to clients."
@@ -324,6 +342,32 @@ class Federation:
     data: Dataset  # with the training images that `parts` index
     parts: tuple  # of (n_i,) int64 index arrays, one a client
     rule: str  # how it was made, in words
+
+    @classmethod
+    def of(
+        cls,
+        clients,  # a pair (inputs, targets) or a torch Dataset a client; may be empty
+        test,  # the same, for evaluation
+        name: str = "own",  # of the data
+    ):  # Federation whose client i holds clients[i]
+        "Clients with their own data. Floats become float32, whole targets int64."
+        pairs = [_pair(held, f"client {i}") for i, held in enumerate(clients)]
+        x_test, y_test = _pair(test, "test")
+        ends = np.cumsum([len(y) for _, y in pairs])
+        if not len(ends) or not ends[-1]:
+            raise ValueError("clients hold no example: pass one pair (x, y) a client")
+        for k, (what, like) in enumerate((("inputs", x_test), ("targets", y_test))):
+            for i, pair in enumerate(pairs):
+                if len(pair[k]) and pair[k].shape[1:] != like.shape[1:]:
+                    raise ValueError(
+                        f"client {i} holds {what} of shape {tuple(pair[k].shape[1:])},"
+                        f" the test set of {tuple(like.shape[1:])}: make them alike"
+                    )
+        x, y = (
+            torch.cat([side for side in sides if len(side)]) for sides in zip(*pairs)
+        )
+        parts = np.split(np.arange(ends[-1]), ends[:-1])
+        return cls(Dataset(name, x, y, x_test, y_test), tuple(parts), "own clients")
 
     @property
     def partition_hash(self) -> str:

@@ -16,14 +16,14 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from ..core.chance import bernoulli, normal
 from ..core.checks import check_choice, check_positive
-from ..core.vectors import groups, unflatten
+from ..core.vectors import unpack
 from ..mechanisms import imvu
 from ..mechanisms.gaussian import Gaussian
 from ..mechanisms.imvu import Imvu
 from ..mechanisms.signsgd import SignSgd
 from ..privacy.accounting import Guarantee
 from . import federated
-from .federated import Run, Task
+from .federated import Run, Task, as_function
 
 # %% ../../nbs/training/example_level.ipynb #06fea8b2
 def example_gradients(
@@ -33,17 +33,16 @@ def example_gradients(
     y: Tensor,  # (n,) labels
 ) -> tuple:  # gradients (n, d), losses (n,)
     "Gradient of every image's loss. [Abadi et al. 2016, Alg. 1]"
-    names = list(groups(model))
-    parts = unflatten(w, [p.shape for p in model.parameters()])
+    parts = unpack(model, w)
 
     def loss_of(params, image, label):
         return F.cross_entropy(
-            functional_call(model, dict(zip(names, params)), (image[None],)),
+            functional_call(model, params, (image[None],)),
             label[None],
         )
 
     grads, losses = vmap(grad_and_value(loss_of), in_dims=(None, 0, 0))(parts, x, y)
-    return torch.cat([g.flatten(1) for g in grads], 1), losses
+    return torch.cat([g.flatten(1) for g in grads.values()], 1), losses
 
 # %% ../../nbs/training/example_level.ipynb #311cf89e
 CHUNK = 64  # images whose gradients exist at one time
@@ -59,6 +58,8 @@ def clipped_sum(
     "Clip every image's gradient to norm C and add them up. [Abadi et al. 2016, Alg. 1]"
     check_positive("clip", clip)
     total, loss = torch.zeros_like(w), 0.0
+    if not len(y):
+        return total, loss
     for images, labels in zip(x.split(CHUNK), y.split(CHUNK)):
         g, losses = example_gradients(model, w, images, labels)
         if not torch.isfinite(g).all():
@@ -144,7 +145,7 @@ def average(
     "Weighted average of one local step each. [McMahan et al. 2017, FederatedAveraging]"
     if isinstance(mechanism, SignSgd):
         return torch.stack(decoded).mean(0)
-    return lr * torch.stack(decoded).sum(0) / sum(sizes)
+    return lr * torch.stack(decoded).sum(0) / max(sum(sizes), 1)
 
 # %% ../../nbs/training/example_level.ipynb #e2f7b73d
 def visits(
@@ -190,19 +191,26 @@ def one_round(
         task.federation.data,
     )
     cohort, decoded, losses = task.cohort(t), [], []
-    sizes = [len(task.federation.parts[client]) for client in cohort]
-    for client in cohort.tolist():
-        own = torch.from_numpy(task.federation.parts[client])
-        x, y = images.x[own], images.y[own]
-        total, loss = clipped_sum(task.model, w, x, y, mechanism.clip_norm)
+    parts = [task.federation.parts[client] for client in cohort]
+    federated.check_labels(task.model, w, images, parts, cohort)
+    for client, part in zip(cohort.tolist(), parts):
+        own = torch.from_numpy(part)
+        try:
+            x, y = images.x[own], images.y[own]
+            total, loss = clipped_sum(task.model, w, x, y, mechanism.clip_norm)
+        except FloatingPointError as error:
+            rates = "server_lr, or raise the noise multiplier"
+            cause = federated.cause_of_nan(images, part, client, rates)
+            raise FloatingPointError(f"round {t}: {cause}") from error
         stream = task.stream(t, "client", client, "noise")
         decoded.append(release(mechanism, total, stream))
         losses.append(loss)
+    sizes = [len(part) for part in parts]
     run.w.grad = average(mechanism, decoded, sizes, task.config.lr)
     optimiser.step()
     run.ledger.record(t, cohort, mechanism.bits(len(w)), 32 * len(w), False)
     run.round += 1
-    return float(np.average(losses, weights=sizes))
+    return float(np.average(losses, weights=sizes)) if sum(sizes) else 0.0
 
 # %% ../../nbs/training/example_level.ipynb #c1bab823
 @torch.no_grad()
@@ -213,11 +221,8 @@ def score(
     y: Tensor,  # labels
 ) -> dict:  # accuracy in percent, mean cross-entropy as loss
     "Accuracy and loss of a weight vector. [imvu Sec. 4.2]"
-    parts = unflatten(w, [p.shape for p in model.parameters()])
-    params = dict(zip(groups(model), parts))
-    scores = torch.cat(
-        [functional_call(model, params, (images,)) for images in x.split(CHUNK)]
-    )
+    call, params = as_function(model, w, training=False), unpack(model, w)
+    scores = torch.cat([call(params, images) for images in x.split(CHUNK)])
     accuracy = 100 * float((scores.argmax(1) == y).double().mean())
     return {"accuracy": accuracy, "loss": float(F.cross_entropy(scores, y))}
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.vectors import unflatten
+from ..core.vectors import HALF, unflatten
 
 # %% ../../nbs/training/fused.ipynb #f9a3df40
 LARGE = (
@@ -282,7 +282,7 @@ def check_layer(
     "Refuse a layer whose passes are not written out here."
     written = {
         nn.Linear: lambda: layer.bias is not None,
-        nn.Flatten: lambda: layer.start_dim == 1,
+        nn.Flatten: lambda: (layer.start_dim, layer.end_dim) == (1, -1),
         nn.Conv2d: lambda: _plain(layer),
         nn.GroupNorm: lambda: layer.affine,
         **dict.fromkeys(POOLS, lambda: _plain(layer)),
@@ -294,8 +294,30 @@ def check_layer(
         )
 
 # %% ../../nbs/training/fused.ipynb #5da59872
+def _misplaced(model, x):
+    "The first layer that does not get what it reads here, or None."
+    shape = "images" if starts_with_images(model) else "rows"
+    if x is not None:
+        shape = {2: "rows", 4: "images"}.get(x.ndim)
+    for i, layer in enumerate(model):
+        flat = isinstance(layer, nn.Flatten)
+        if flat:
+            fits = not i or shape == "images"
+        elif isinstance(layer, nn.Linear):
+            fits = shape == "rows"
+        elif isinstance(layer, (nn.Conv2d, nn.GroupNorm, *POOLS)):
+            fits = shape == "images" and (i > 0 or isinstance(layer, nn.Conv2d))
+        else:
+            fits = shape == "rows" or i > 0
+        if not fits:
+            return layer
+        shape = "rows" if flat else shape
+    return None
+
+
 def unwritten(
     model: nn.Module,  # any model
+    data=None,  # Dataset of its inputs x and labels y; None: images, or rows
 ) -> str:  # what stands in the way; empty: nothing
     "Why a model cannot be trained here."
     if not isinstance(model, nn.Sequential):
@@ -304,7 +326,20 @@ def unwritten(
         for layer in model:
             check_layer(layer)
     except ValueError as error:
-        return str(error).split(":")[0]
+        return str(error).split(": use")[0]
+    matrices = [layer for layer in model if isinstance(layer, (nn.Linear, nn.Conv2d))]
+    if not matrices:
+        return "no layer has a matrix of weights"
+    if len({id(p) for layer in matrices for p in layer.parameters()}) < 2 * len(
+        matrices
+    ):
+        return "two of its layers share their weights"
+    if any(not p.requires_grad or p.dtype in HALF for p in model.parameters()):
+        return "some of its weights are frozen, or of half precision"
+    if layer := _misplaced(model, data and data.x):
+        return f"layer {layer} at its place is not written out here"
+    if data and not (data.x.is_floating_point() and data.y.ndim == 1):
+        return "its inputs are whole numbers, or its labels no single numbers"
     return ""
 
 # %% ../../nbs/training/fused.ipynb #7ff5ddf1
@@ -405,11 +440,11 @@ def _batches(model, x, y, plan):
     "Step by step: images as the first layer wants them, labels, weights in the mean."
     there = plan >= 0
     weights = there.to(x.dtype) / there.sum(-1, keepdim=True).clamp_min(1)
-    steps = there.any(-1).sum(1)
+    steps, filled = there.any(-1).sum(1), torch.where(there, plan, plan[:, :1, :1])
     for t in range(int(steps.max()) if len(steps) else 0):
         n = int((steps > t).sum())
         full = there[:n, t].any(0)
-        index = plan[:n, t, full].clamp_min(0)
+        index = filled[:n, t, full]
         h = fold(x[index]) if starts_with_images(model) else x[index].flatten(2)
         yield h, y[index], weights[:n, t, full]
 
@@ -442,7 +477,7 @@ def train_fused(
     "Local SGD of n clients side by side, written out. [fltop Algs. 2 and 5]"
     steps, own = (plan >= 0).any(-1).sum(1), list(model.parameters())
     order, shapes = steps.argsort(descending=True, stable=True), [p.shape for p in own]
-    x, y, plan, columns = _used(model, x, y, plan[order])
+    x, y, plan, columns = _used(model, x.to(w.dtype), y, plan[order])
     start = unflatten(w, shapes)
     params = [_copies(p, len(plan)) for p in _narrow(start, columns)]
     free = unflatten(mask.to(w.dtype), shapes) if mask is not None else []

@@ -37,6 +37,7 @@ class RecordedStep:
         addresses = [w.data_ptr() for w in self.weights]
         self.step = Step(lr, dict(zip(addresses, self.masks)))
         self.index = torch.full((n, batch), -1, device=x.device)
+        self.first = torch.zeros((n, 1), dtype=torch.int64, device=x.device)
         self.losses = x.new_zeros(n)
         self.graph = self.record() if x.is_cuda else None
 
@@ -44,7 +45,7 @@ class RecordedStep:
         "Move all weights by one step on the images of `index`; add up the losses."
         there = self.index >= 0
         weights = there.to(self.x.dtype) / there.sum(-1, keepdim=True).clamp_min(1)
-        index = self.index.clamp_min(0)
+        index = torch.where(there, self.index, self.first)
         h = self.x[index]
         h = fold(h) if starts_with_images(self.model) else h.flatten(2)
         batch = self.y[index], weights, self.step
@@ -95,6 +96,7 @@ def train_graphed(
         for held, given in zip(step.masks, free):
             held.copy_(given)
         step.losses.zero_()
+        step.first.copy_(plan[:, 0, :1].clamp_min(0))
         for index in plan.unbind(1):
             step.play(index)
         steps = (plan >= 0).any(-1).sum(1).clamp_min(1)

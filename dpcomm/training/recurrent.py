@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from ..core.checks import check_between
-from ..core.vectors import groups, unflatten
+from ..core.vectors import unpack
 from .federated import train_loop
 
 # %% ../../nbs/training/recurrent.ipynb #291c6251
@@ -78,9 +78,8 @@ def arrange(
     lead: tuple = (),  # () for one client, (n,) for n clients that start alike
 ) -> dict:  # parameter name -> (*lead, ...), a copy
     "Working copies of a client's weights."
-    parts = unflatten(w, [p.shape for p in model.parameters()])
     copies = {}
-    for name, p in zip(groups(model), parts):
+    for name, p in unpack(model, w).items():
         p = _permute_gates(name, p, GATE_ORDER)
         p = p.mT if _transposed(name) else p
         p = p.expand(*lead, *p.shape)
@@ -382,8 +381,7 @@ def score(
 ) -> dict:  # accuracy in percent, loss: mean cross-entropy in nats
     "How well the next symbol is predicted. [dprec Table 1]"
     check_between("block", block, 1)
-    shapes = [p.shape for p in model.parameters()]
-    params = dict(zip(groups(model), unflatten(w, shapes)))
+    params = unpack(model, w)
     right, loss = 0, 0.0
     for windows, labels in zip(x.split(block), y.split(block)):
         scores = functional_call(model, params, (windows,))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..core.checks import check_between, check_choice
-from ..core.vectors import groups, unflatten
+from ..core.vectors import groups, unpack
 from .models import initialise
 
 # %% ../../nbs/training/tables.ipynb #be1b3624
@@ -52,9 +52,7 @@ def metrics(
     y: Tensor,  # (n,) labels 0 or 1, both present
 ) -> dict:  # balanced_accuracy in percent, auroc in [0, 1], loss: mean cross-entropy
     "Quality of a weight vector on imbalanced data. [fltop App. A.4]"
-    params = dict(
-        zip(groups(model), unflatten(w, [p.shape for p in model.parameters()]))
-    )
+    params = unpack(model, w)
     scores = torch.cat(
         [functional_call(model, params, (part,)) for part in x.split(8192)]
     ).squeeze(1)

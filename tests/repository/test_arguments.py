@@ -950,14 +950,16 @@ NOT_FUZZED = {  # module -> names -> reason
         "derive seed_tree normal below gumbel_argmax row_streams uniform_rows": "streams",
     },
     "core.vectors": {
-        "flatten unflatten groups": "tensors of a model, with gradients",
+        "flatten unflatten trainable groups pack unpack": (
+            "tensors of a model, with gradients"
+        ),
     },
     "privacy.games": {
         "sum_game fewer_game": "called by play with a function",
         "lowest_bit": "scores of finite sums, called by the games",
     },
     "training.federated": {
-        "balanced batch_plan train_loop cross_entropy train_channels_last train_vmap side_by_side local_trainer server_optimiser evaluate train_cohort": (
+        "balanced batch_plan check_model as_function train_loop cross_entropy train_channels_last train_vmap vmap_obstacle side_by_side local_trainer server_optimiser predict evaluate check_labels cause_of_nan train_cohort": (
             "engines, called by simulate with what Config has checked"
         ),
         "download_bits Run Task summed one_round average check_promise simulate": (

@@ -1,0 +1,502 @@
+"""Modules and data that no paper has: twelve small models through every engine that takes
+any module, and what may not happen to them.
+"""
+
+import copy
+import re
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from dpcomm.core.chance import seed_tree
+from dpcomm.core.vectors import groups, pack, trainable, unpack
+from dpcomm.mechanisms.contract import mechanism
+from dpcomm.tasks.images import Federation
+from dpcomm.training import federated
+from dpcomm.training.federated import Config, Task, simulate
+
+# ---- models
+
+
+class Reader(nn.Module):
+    "Tokens to the mean of what `body` makes of their embeddings, to scores."
+
+    def __init__(self, body, width=8):
+        super().__init__()
+        self.embedding, self.body = nn.Embedding(11, width), body
+        self.head = nn.Linear(width, 3)
+        self.register_buffer("place", torch.linspace(-1, 1, 12)[:, None])
+
+    def forward(self, x):
+        h = self.body(self.embedding(x) + self.place)
+        return self.head((h[0] if isinstance(h, tuple) else h).mean(1))
+
+
+class Tied(nn.Module):
+    "An autoencoder of two layers that share a matrix, then scores."
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Linear(20, 20), nn.Linear(20, 20)
+        self.up.weight = self.down.weight
+        self.head = nn.Linear(20, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.up(torch.tanh(self.down(x)))))
+
+
+class Adapted(nn.Module):
+    "A frozen matrix beside a trained product of low rank."
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(20, 3).requires_grad_(False)
+        self.a = nn.Parameter(torch.randn(20, 2) / 4)
+        self.b = nn.Parameter(torch.zeros(2, 3))
+
+    def forward(self, x):
+        return self.base(x) + x @ self.a @ self.b
+
+
+def mlp(out=3, between=()):
+    return nn.Sequential(nn.Linear(20, 8), nn.ReLU(), *between, nn.Linear(8, out))
+
+
+def frozen():
+    net = mlp()
+    net[0].requires_grad_(False)
+    return net
+
+
+MODELS = {  # name -> (model, shape of an input; None: tokens)
+    "mlp": (mlp, (20,)),
+    "conv1d": (
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 3, 3), nn.GELU(), nn.Flatten(), nn.Linear(24, 3)
+        ),
+        (2, 10),
+    ),
+    "image": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.SiLU(), nn.Flatten(), nn.Linear(140, 3)
+        ),
+        (3, 7, 9),
+    ),
+    "lstm": (lambda: Reader(nn.LSTM(8, 8, batch_first=True)), None),
+    "transformer": (
+        lambda: Reader(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)),
+        None,
+    ),
+    "frozen": (frozen, (20,)),
+    "tied": (Tied, (20,)),
+    "adapter": (Adapted, (20,)),
+    "dropout": (lambda: mlp(between=[nn.Dropout(0.5)]), (20,)),
+    "groupnorm": (lambda: mlp(between=[nn.GroupNorm(2, 8)]), (20,)),
+    "bfloat16": (lambda: mlp().bfloat16(), (20,)),
+    "regression": (lambda: mlp(out=2), (20,)),
+}
+DRAWS = ("dropout", "transformer")
+LOSSES = {"regression": F.mse_loss}
+
+
+def build(name):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return MODELS[name][0]()
+
+
+def people(name, sizes=(5, 3, 8, 1)):
+    shape, rng = MODELS[name][1], seed_tree(0, "people", name)
+
+    def pair(n):
+        x = (
+            rng.integers(11, size=(n, 12))
+            if shape is None
+            else rng.normal(size=(n, *shape))
+        )
+        y = rng.normal(size=(n, 2)) if name in LOSSES else rng.integers(3, size=n)
+        return x, y
+
+    return Federation.of([pair(n) for n in sizes], test=pair(30))
+
+
+def task(name, engine="loop", sent=None, **settings):
+    config = dict(rounds=2, cohort=3, batch=4, lr=0.1, server="sgd", server_lr=1.0)
+    config |= dict(eval_every=1, engine=engine) | settings
+    sent = sent or mechanism("gaussian", clip_norm=1.0, sigma=0.1)
+    loss = dict(loss=LOSSES[name]) if name in LOSSES else {}
+    return Task(build(name), people(name), sent, Config(**config), 3, **loss)
+
+
+def state(model):
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+# ---- the matrix
+
+
+@pytest.mark.parametrize("engine", ["loop", "auto", "vmap"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_ones_own_trains_twice_alike_and_stays_as_it_was(name, engine):
+    work, other = task(name, engine), task(name, engine)
+    before, torch_before = state(work.model), torch.get_rng_state()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        one = simulate(work, progress=False)
+    slower = [t for t in told if "slower engine" in str(t.message)]
+    assert len(slower) == (engine == "auto" and name != "mlp")
+    torch.manual_seed(99)
+    two = simulate(other, progress=False, workers=3)
+    torch.set_rng_state(torch_before)
+    assert torch.equal(one.w, two.w) and one.history == two.history
+    assert one.w.dtype == torch.float32 and torch.isfinite(one.w).all()
+    assert not torch.equal(one.w.detach(), pack(work.model))
+    after = work.model.state_dict()
+    assert all(torch.equal(after[k], v) for k, v in before.items())
+    assert work.model.training, "the caller's module is put into another mode"
+
+
+def by_torch(model, x, y, plan, lr, loss):
+    "What each client's weights move by, with a module and an optimiser of PyTorch's."
+    rows = []
+    for client in plan:
+        mine = copy.deepcopy(model)
+        optimiser = torch.optim.SGD(
+            [p for p in mine.parameters() if p.requires_grad], lr
+        )
+        for index in client[(client >= 0).any(1)]:
+            index = index[index >= 0]
+            optimiser.zero_grad()
+            loss(mine(x[index]), y[index]).backward()
+            optimiser.step()
+        rows.append(pack(mine) - pack(model))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("engine", ["loop", "channels-last", "vmap"])
+@pytest.mark.parametrize("name", [n for n in MODELS if n not in (*DRAWS, "bfloat16")])
+def test_updates_are_those_of_a_plain_loop(name, engine):
+    "In double precision, with clients of unequal size and a last batch that is not full."
+    model, data = build(name).double(), people(name).data
+    x = data.x.double() if data.x.is_floating_point() else data.x
+    y = data.y.double() if name in LOSSES else data.y
+    plan = torch.tensor([[[0, 1, 2], [3, 4, -1]], [[5, 6, 7], [-1, -1, -1]]])
+    loss = LOSSES.get(name, F.cross_entropy)
+    train, more = federated.ENGINES[engine], dict(loss=LOSSES.get(name))
+    found, _ = train(model, pack(model), x, y, plan, 0.3, **more)
+    wanted = by_torch(model, x, y, plan, 0.3, loss)
+    assert (wanted.norm(dim=1) > 1e-3).all()
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+# ---- frozen, tied, of half precision
+
+
+@pytest.mark.parametrize("engine", ["loop", "auto", "vmap"])
+@pytest.mark.parametrize("name, d", [("frozen", 27), ("adapter", 46), ("tied", 503)])
+def test_what_is_frozen_or_shared_neither_moves_nor_costs_twice(name, d, engine):
+    """The frozen MLP has 8 x 3 + 3 free weights, the adapter 20 x 2 + 2 x 3, the tied
+    network one matrix of 20 x 20, two biases and 63 of the head.
+    """
+    work = task(name, engine)
+    before = state(work.model)
+    run = simulate(work, progress=False)
+    assert run.w.shape == (d,) and sum(groups(work.model).values()) == d
+    assert run.ledger.uplink_bits == 2 * 3 * 32 * d
+    assert run.ledger.downlink_bits == 2 * 3 * 32 * d
+    assert all(torch.equal(work.model.state_dict()[k], v) for k, v in before.items())
+    moved = copy.deepcopy(work.model)
+    moved.load_state_dict(unpack(work.model, run.w.detach()), strict=False)
+    kept = {k for k, v in before.items() if torch.equal(moved.state_dict()[k], v)}
+    frozen = {k for k, p in work.model.named_parameters() if not p.requires_grad}
+    assert kept == frozen
+    x, y = work.federation.data.x_test, work.federation.data.y_test
+    right = 100 * float((moved.eval()(x).argmax(1) == y).double().mean())
+    assert run.history[-1]["accuracy"] == pytest.approx(right)
+
+
+def test_the_vector_is_of_what_trains_in_order():
+    net, held = build("frozen"), build("tied")
+    assert list(trainable(net)) == ["2.weight", "2.bias"]
+    assert "up.weight" not in trainable(held) and "up.bias" in trainable(held)
+    w = pack(net)
+    assert torch.equal(w, torch.cat([net[2].weight.flatten(), net[2].bias]).detach())
+    w.add_(1)
+    assert not torch.equal(w, pack(net)), "a copy"
+    again = unpack(net, w)["2.weight"]
+    assert torch.equal(again, net[2].weight + 1)
+    with pytest.raises(ValueError, match="vector has 9 entries; the shapes need 27"):
+        unpack(net, w[:9])
+
+
+def test_a_model_without_free_weights_is_refused():
+    work = task("mlp")
+    with pytest.raises(
+        TypeError, match="model is a list; it must be a torch.nn.Module"
+    ):
+        federated.check_model([work.model])
+    assert federated.check_model(work.model) is work.model
+    work.model.requires_grad_(False)
+    with pytest.raises(
+        ValueError, match="^Sequential has no parameter that trains: call"
+    ):
+        simulate(work, progress=False)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_with_and_not_stepped(kind):
+    "A step of 2^-12 of a weight is lost in bfloat16 and in float16, and not here."
+    net = nn.Sequential(nn.Linear(1, 1, bias=False)).to(kind)
+    net[0].weight.data.fill_(1.0)
+    w, x, y = pack(net), torch.ones(4, 1), torch.zeros(4, 1)
+    assert w.dtype == torch.float32
+    plan = torch.zeros(1, 4, 1, dtype=torch.int64)
+    for engine in ("loop", "vmap"):
+        trained = federated.ENGINES[engine](net, w, x, y, plan, 2**-13, loss=F.mse_loss)
+        update = trained[0]
+        assert update.dtype == torch.float32
+        assert float(update) == pytest.approx(-4 * 2**-12, rel=0.01)
+    assert net[0].weight.dtype == kind and float(net[0].weight) == 1
+
+
+# ---- dropout, evaluation, buffers
+
+
+def test_an_evaluation_has_dropout_off_and_leaves_no_trace():
+    net, data = build("dropout"), people("dropout").data
+    first, second = (
+        federated.evaluate(net, pack(net), data.x_test, data.y_test) for _ in range(2)
+    )
+    wanted = copy.deepcopy(net).eval()(data.x_test)
+    assert first == second and net.training
+    assert first[0] == 100 * float((wanted.argmax(1) == data.y_test).double().mean())
+    assert first[1] == pytest.approx(
+        float(F.cross_entropy(wanted, data.y_test).detach())
+    )
+
+
+class Coins(nn.Linear):
+    "Draws from PyTorch's generator where no class of PyTorch's says so, and remembers."
+
+    seen = None
+
+    def forward(self, x):
+        self.seen.append(float(torch.rand(())))
+        return super().forward(x)
+
+
+def test_every_visit_draws_from_its_own_address():
+    "Twelve visits, twelve streams; a client's does not depend on who else came."
+    work = replace(task("mlp", rounds=3, cohort=4, batch=8), model=Coins(20, 3))
+    Coins.seen = seen = []
+    simulate(work, progress=False)
+    training = [
+        c for i, c in enumerate(seen) if i % 6 not in (0, 5)
+    ]  # the others score
+    assert len(seen) == 18 and len(set(training)) == 12
+    alone = (
+        work.federation,
+        np.array([2]),
+        work.config,
+        work.streams(1, np.array([2]), "batches"),
+    )
+    Coins.seen = again = []
+    with ThreadPoolExecutor(1) as pool:
+        list(federated.train_cohort(work.model, pack(work.model), *alone, pool))
+    assert again[1] in training
+
+
+def test_clients_of_one_vmap_call_have_dropout_of_their_own():
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 2, bias=False))
+    plan = torch.zeros(3, 1, 1, dtype=torch.int64)
+    x, y = torch.ones(1, 64), torch.zeros(1, dtype=torch.int64)
+    updates, _ = federated.train_vmap(net, pack(net), x, y, plan, 1.0)
+    masks = {tuple((u[:64] != 0).tolist()) for u in updates}
+    assert len(masks) == 3
+
+
+class Counter(nn.Linear):
+    "Keeps a number that training changes."
+
+    def __init__(self):
+        super().__init__(20, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+NORMS = {
+    "BatchNorm1d": lambda: mlp(between=[nn.BatchNorm1d(8)]),
+    "BatchNorm2d": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)),
+    "InstanceNorm1d": lambda: mlp(
+        between=[nn.InstanceNorm1d(8, track_running_stats=True)]
+    ),
+    "calls": Counter,
+    "_u": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(20, 3)),
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop", "vmap"])
+@pytest.mark.parametrize("layer", NORMS)
+def test_layers_that_keep_averages_are_refused_and_left_alone(layer, engine):
+    work = replace(task("mlp", engine), model=NORMS[layer]())
+    before = state(work.model)
+    with warnings.catch_warnings(), pytest.raises(ValueError) as error:
+        warnings.simplefilter("ignore")
+        simulate(work, progress=False)
+    if layer in ("calls", "_u") and engine == "vmap":
+        assert re.search(
+            "does not go through vmap .*: use engine='loop'$", str(error.value)
+        )
+    else:
+        assert re.search(f"{layer}.*: use .*GroupNorm$", str(error.value))
+    assert all(torch.equal(work.model.state_dict()[k], v) for k, v in before.items())
+
+
+def test_buffers_follow_the_weights_to_their_device():
+    "On the device that holds nothing: what stayed behind cannot be added to the rest."
+    net, x = build("lstm"), people("lstm").data.x
+    w = pack(net).to("meta")
+    call = federated.as_function(net, w, training=True)
+    assert call(unpack(net, w), x.to("meta")).device.type == "meta"
+    assert net.place.device.type == "cpu"
+
+
+def test_what_vmap_cannot_do_is_said_in_a_sentence():
+    class Chooser(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (2 if x.sum().item() > 0 else 1)
+
+    work = replace(task("mlp", "vmap"), model=Chooser(20, 3))
+    with pytest.raises(ValueError, match="^Chooser does not go through vmap .*'loop'$"):
+        simulate(work, progress=False)
+    data = work.federation.data
+    assert federated.vmap_obstacle(work.model, data, "cpu").startswith(
+        "Chooser does not"
+    )
+    assert (
+        federated.vmap_obstacle(build("transformer"), people("transformer").data, "cpu")
+        == ""
+    )
+
+
+# ---- losses, scores, and clients
+
+
+def test_a_task_is_scored_by_its_own_loss_or_the_callers_score():
+    work = task("regression")
+    run = simulate(work, progress=False)
+    data = work.federation.data
+    said = federated.predict(work.model, run.w.detach(), data.x_test)
+    loss = float(F.mse_loss(said, data.y_test))
+    assert run.history[-1]["loss"] == pytest.approx(loss, rel=1e-5)
+    assert "accuracy" not in run.history[-1]
+
+    def largest(model, w, x, y):
+        return {"largest": float((federated.predict(model, w, x) - y).abs().max())}
+
+    run = simulate(work, progress=False, metrics=largest)
+    largest = float((said - data.y_test).abs().max())
+    assert run.history[-1]["largest"] == pytest.approx(largest, rel=1e-5)
+
+
+def test_a_loss_of_ones_own_is_not_for_engines_that_have_theirs():
+    with pytest.raises(
+        ValueError, match="^the loss is not cross_entropy: use engine='loop"
+    ):
+        simulate(task("regression", "fused"), progress=False)
+
+
+def test_clients_bring_their_own_data():
+    class Listed(torch.utils.data.Dataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, i):
+            return torch.full((2,), float(i)), i
+
+    pairs = [(np.ones((2, 2)), [0, 1]), ([], []), Listed()]
+    held = Federation.of(pairs, test=(torch.zeros(1, 2), torch.tensor([1])))
+    assert held.sizes.tolist() == [2, 0, 3] and len(held.parts) == 3
+    x, y = held.data.x, held.data.y
+    assert x.dtype == torch.float32 and y.dtype == torch.int64
+    assert x[held.parts[2]].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert y[held.parts[0]].tolist() == [0, 1] and y[held.parts[2]].tolist() == [
+        0,
+        1,
+        2,
+    ]
+
+
+@pytest.mark.parametrize(
+    "clients, says",
+    [
+        (
+            [(np.ones((2, 2)), [0])],
+            r"client 0 holds inputs of shape \(2, 2\) and targets",
+        ),
+        (
+            [(np.ones((2, 3)), [0, 1])],
+            r"client 0 holds inputs of shape \(3,\), the test",
+        ),
+        ([([], [])], "clients hold no example"),
+        ([], "clients hold no example"),
+    ],
+)
+def test_clients_that_do_not_fit_are_named(clients, says):
+    with pytest.raises(ValueError, match=says):
+        Federation.of(clients, test=(np.zeros((1, 2)), [0]))
+
+
+def test_a_bare_list_of_clients_is_shown_the_way_in():
+    clients = [(torch.ones(2, 20), torch.zeros(2))]
+    with pytest.raises(TypeError, match="federation is a list; .*Federation.of"):
+        Task(mlp(), clients, None, Config(), 0)
+
+
+def test_a_node_of_flowers_road_sends_what_trains_and_no_more():
+    flower = pytest.importorskip("dpcomm.flower")
+    sent = mechanism("gaussian", clip_norm=1.0, sigma=0.1, local=True)
+    for name, d in (("frozen", 27), ("regression", 186)):
+        work = task(name, sent=sent)
+        home = replace(work, federation=flower.own_part(work.federation, 2))
+        assert flower.agreement(home)["weights"] == str(d)
+        update = flower.local_update(home, 2, flower.Down(work).w.detach(), 0)
+        streams = work.streams(0, np.array([2]), "batches")
+        visit = work.model, pack(work.model), work.federation, np.array([2])
+        with ThreadPoolExecutor(1) as pool:
+            trained = federated.train_cohort(
+                *visit, work.config, streams, pool, loss=work.loss
+            )
+            ((wanted, _),) = trained
+        assert update.shape == (d,) and torch.equal(update, wanted[0])
+
+
+class Pair(nn.Linear):
+    "Returns two things, as a layer with a state does."
+
+    def forward(self, x):
+        return super().forward(x), x
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_a_model_of_several_outputs_needs_a_loss_and_a_score(engine):
+    work = replace(task("mlp", engine), model=Pair(20, 3))
+    with pytest.raises(TypeError, match="^Pair returns a tuple; .* a loss and metrics"):
+        simulate(work, progress=False)
+
+    def loss(out, y):
+        return F.cross_entropy(out[0], y) + out[1].square().mean()
+
+    run = simulate(
+        replace(work, loss=loss), progress=False, metrics=lambda *_: {"score": 1.0}
+    )
+    assert run.finished and run.history[-1]["score"] == 1.0
