@@ -106,7 +106,7 @@ def curve(
 
     def account(rounds):
         made = line.mechanism.guarantee(rounds=rounds, **more)
-        return made.assuming("neighbours") if kind.startswith("rec") else made
+        return made.assuming(*["neighbours"] * kind.startswith("rec"))
 
     config = replace(line.config, sampling=sampling)
     held = line.as_run if kind.startswith("rec") else None

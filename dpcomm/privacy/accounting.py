@@ -237,7 +237,9 @@ def _sentence(g):
 def recorded(
     fields: dict,  # of a guarantee, as a record holds it
 ) -> Guarantee:
-    "A guarantee out of a record, with the premises that older ones did not name."
+    """A guarantee out of a record, with the premises that older ones did not name.
+    [Dwork & Roth 2014, Def. 2.4]
+    """
     if "premises" in fields:
         return Guarantee(**fields)
     fields = dict(fields)

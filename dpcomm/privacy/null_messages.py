@@ -560,7 +560,7 @@ def _upper_grid(cells, bounds, q, step):
     mass = np.bincount(k - k[0], np.append(mass - right, 0) + np.append(0, right))
     return (k[1], mass[1:], mass[0]) if q == 1 else (k[0], mass, 0.0)
 
-# %% ../../nbs/papers/dprec_theorem.ipynb #d14827c4
+# %% ../../nbs/papers/dprec_theorem.ipynb #d14827c2
 def _lower_edges(cells, bounds, q, step):
     "Edges of cells step apart: the lowest cell has its mean at its point, or the highest."
     bottom, _, top = bounds
@@ -572,11 +572,12 @@ def _lower_edges(cells, bounds, q, step):
     yield edge + step * np.arange(math.floor((end - edge) / step) + 1)
     loss = end - step * np.linspace(1e-3, 4, 2000)
     mass, mean = (x[::-1].cumsum()[:-1] for x in cells(_ratio(loss[::-1], q)))
-    gap = _loss(mean / np.maximum(mass, 1e-300), q) - loss
+    above = mean / np.maximum(mass, 1e-300)
+    gap = _loss(np.maximum(above, 1e-300), q) - loss
     last = np.interp(0.501 * step, np.maximum.accumulate(gap), loss)
     yield last - step * np.arange(math.floor((last - edge) / step) + 1)[::-1]
 
-
+# %% ../../nbs/papers/dprec_theorem.ipynb #d14827c4
 def _lower_grid(cells, bounds, q, step):
     "The same rounded down: a cell at its grid point, neighbours make up for its mean."
     found = []

@@ -432,7 +432,7 @@ def test_the_mechanism_offers_each_guarantee():
             exact_epsilon(
                 0.545, slots, 100, 128, 8, 100**-1.1, relation, "balle", 10, sampling
             ).eps,
-            rel=1e-9,
+            rel=1e-6,
         )
         assert (found.relation, found.sampling) == (relation, sampling)
 
@@ -745,11 +745,9 @@ def test_the_mechanism_offers_composed_losses():
         ("poisson", "poisson-null"),
     ):
         found = mechanism.guarantee(**run, sampling=sampling, accountant="pld-exact")
-        assert found == replace(
-            pld_epsilon(0.545, 10_000, 100, 128, 8, 100**-1.1, relation, 10),
-            rounds=1000,
-            q=0.1,
-        )
+        bare = pld_epsilon(0.545, 10_000, 100, 128, 8, 100**-1.1, relation, 10)
+        assert found == replace(bare, rounds=1000, q=0.1, eps=found.eps)
+        assert bare.eps <= found.eps < bare.eps * (1 + 1e-6)
         assert (found.relation, found.sampling, found.accountant, found.trust) == (
             relation,
             sampling,

@@ -933,6 +933,8 @@ NOT_FUZZED = {  # module -> names -> reason
     },
     "privacy.accounting": {
         "log_mixture": "inner loop of curves, which check their orders and rate",
+        "recorded": "fields of a record, checked by Guarantee",
+        "large_delta": "called by guarantees, with what they have checked",
     },
     "privacy.audit": {
         "Audit refutes Judgement": "made by the audits",
@@ -962,7 +964,7 @@ NOT_FUZZED = {  # module -> names -> reason
         "balanced batch_plan check_model as_function train_loop cross_entropy train_channels_last train_vmap vmap_obstacle side_by_side local_trainer server_optimiser predict evaluate check_labels cause_of_nan train_cohort": (
             "engines, called by simulate with what Config has checked"
         ),
-        "download_bits Run Task summed one_round average check_promise simulate": (
+        "download_bits Run Task summed one_round average check_promise relied_on simulate": (
             "a run's own state"
         ),
         "save_checkpoint load_checkpoint": "files",
@@ -974,6 +976,7 @@ NOT_FUZZED = {  # module -> names -> reason
     },
     "mechanisms.on_ring": {
         "OnRing run_guarantee refuse_bits": "what DDGauss and Skellam share",
+        "listed_rounding normal_rounding": "called by moments",
     },
     "mechanisms.ddgauss": {"orders_at": "called with a rate that has been checked"},
     "mechanisms.skellam": {"orders_at": "called with a rate that has been checked"},
