@@ -42,7 +42,7 @@ def session(tmp_path_factory):
     try:
         metadata.version("flwr")
     except metadata.PackageNotFoundError:
-        pytest.skip("NOT CHECKED: flwr is not installed: pip install 'dpcomm[flower]'")
+        pytest.skip("NOT CHECKED: flwr is not installed: pip install flwr==1.41.0")
     folder, words = tmp_path_factory.mktemp("flower"), alone()
     path = [str(HERE / "watch"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = os.environ | dict(
