@@ -154,6 +154,8 @@ def shown(
     most: int = 80,  # characters, >= 1
 ) -> str:  # quoted
     "A stranger's value, cut before it is quoted."
+    if isinstance(value, int) and value.bit_length() > 128:
+        return "a number of many digits"
     cut = isinstance(value, (str, bytes))
     return (repr(value[:most]) if cut else reprlib.repr(value))[: most + 2]
 
@@ -773,21 +775,20 @@ class History(Down):
 
     def pack(self):
         "The state, and the messages that somebody may still need."
-        past, lost = self.past, sorted(self.lost)
-        state = dict(state=replay.write_state(past.state), round=past.state.round)
-        names = "oldest", "n_messages", "own"
-        kept = state | {name: getattr(past, name) for name in names}
-        return kept | dict(rounds=list(past.rounds), seen=past.seen.tolist(), lost=lost)
+        past, names = self.past, ("oldest", "n_messages", "own")
+        kept = {name: getattr(past, name) for name in names}
+        kept |= dict(state=replay.write_state(past.state), round=past.state.round)
+        return kept | dict(rounds=list(past.rounds), seen=past.seen.tolist())
 
     def unpack(self, kept):
-        "Stand where `pack` was called."
-        past, self.lost = self.past, set(kept["lost"])
+        "Stand where `pack` was called; in another run of Flower, nodes have no replica."
+        past = self.past
         past.state = replay.read_state(past.agreement, kept["state"], kept["round"])
         past.rounds.extend(kept["rounds"])
         past.seen[:] = kept["seen"]
         for name in ("oldest", "n_messages", "own"):
             setattr(past, name, kept[name])
-        self.w = past.state.w
+        self.w, self.lost = past.state.w, set(np.flatnonzero(past.seen >= 0).tolist())
 
 # %% ../nbs/reference/flower.ipynb #f10a0034
 @dataclass(frozen=True)
