@@ -908,9 +908,11 @@ class Journal:
 
     def __init__(self, task, down, folder=None):
         self.task, self.down, self.rows, self.earlier = task, down, [], 0
-        self.folder = folder and floor.private_folder(folder)
-        if folder and (self.folder / "server.pt").exists():
-            self.resume()
+        self.folder = folder and Path(folder)
+        if folder and self.folder.exists():
+            floor.check_private(self.folder)
+            if (self.folder / "server.pt").exists():
+                self.resume()
 
     def resume(self):
         "Go on where the checkpoint stands; ValueError for another run's."
@@ -1003,8 +1005,8 @@ def _check_heard(served, skips, deadlines):
     used = sum(not row.skipped for row in served.rows)
     if skips > deadlines.skips or not used:
         raise ValueError(
-            f"{len(served.rows) - used} of {len(served.rows)} rounds were skipped, the last"
-            f" one with {served.rows[-1].skipped}: look at the nodes' logs, or wait longer;"
+            f"{len(served.rows) - used} of {len(served.rows)} rounds were skipped (the last:"
+            f" {served.rows[-1].skipped}): look at the nodes' logs, or wait longer;"
             " a run with a folder goes on from there"
         )
 

@@ -299,7 +299,7 @@ def _summed(server, ask, mail, t, found):
     try:
         found.dropped = play(server, ask, mail, t)
     except BelowThreshold as error:
-        return str(error)
+        return str(error).rpartition(": ")[0]  # without what the session advises
     total, n = server.result, len(server.survivors)
     found.heard = set(server.survivors)
     if why := too_long(found.mechanism, total, found.total.d, n):

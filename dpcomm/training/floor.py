@@ -13,7 +13,7 @@ import json
 import os
 import time
 import tomllib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import dpcomm
@@ -214,7 +214,8 @@ SETTING = "setting.json"
 
 def _setting(mechanism, d):
     "A mechanism and a size, as text and as the name of a folder."
-    what = dict(mechanism=mechanism.name, parameters=asdict(mechanism), d=d)
+    given = {f.name: getattr(mechanism, f.name) for f in fields(mechanism)}
+    what = dict(mechanism=mechanism.name, parameters=given, d=d)
     try:
         text = json.dumps(what, sort_keys=True)
     except TypeError:
@@ -337,7 +338,8 @@ def note(
     "Write a line in the owner's log."
     place = private_folder(floor.claims) / "log.txt"
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    line = f"{now} {' '.join(text.split())}\n".encode("ascii", "backslashreplace")
+    plain = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    line = f"{now} {plain}\n".encode("ascii", "backslashreplace")
     with open(
         os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab"
     ) as log:
