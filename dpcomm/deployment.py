@@ -113,6 +113,7 @@ def plan(config, federation):
 # %% ../nbs/reference/deployment.ipynb #f10b0009
 CLIENT = """"The client: its share of the digits, its number, its floor and its keys."
 
+import os
 from dataclasses import replace
 
 from dpcomm import flower, flower_sums
@@ -125,7 +126,8 @@ from .plan import plan
 
 def node(config, own):
     "One client, from the run's settings and those of its SuperNode."
-    client, floor = own["partition-id"], read_floor(own.get("floor"))
+    client = own["partition-id"]
+    floor = read_floor(own.get("floor") or os.environ.get("DPCOMM_FLOOR"))
     data, rng = images.load("digits"), seed_tree(config["seed"], "partition")
     parts = images.iid(len(data.y), config["clients"], rng)
     federation = images.Federation(data, parts, "iid")
