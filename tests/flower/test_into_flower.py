@@ -953,17 +953,7 @@ def test_a_number_is_nobodys_without_its_key():
 
 
 def test_a_proof_is_of_one_server_one_run_and_one_client():
-    private, directory = identities(4, seed=0)
-
-    class Echo(flower.Here):
-        "A node that hands on what another has signed."
-
-        def answer(self, action, node, fields, w):
-            if node == 9 and action == flower.HELLO:
-                self.heard = super().answer(action, 1, fields, w)
-                return self.heard
-            return super().answer(action, node, fields, w)
-
+    private, _ = identities(4, seed=0)
     node = home(1, identity=private[1])
     fields = flower.agreement(TASK) | dict(nonce=bytes(16))
     proofs = {flower.greet(node, fields)["proof"]}
@@ -974,6 +964,8 @@ def test_a_proof_is_of_one_server_one_run_and_one_client():
         flower.greet(node, flower.agreement(other) | dict(nonce=bytes(16)))["proof"]
     )
     assert len(proofs) == 3
+    told = [flower.proven(task, i, bytes(16)) for task in (TASK, other) for i in (0, 1)]
+    assert len(set(told)) == 4 and all(t.startswith(b"dpcomm hello ") for t in told)
     for nonce in (None, "x" * 16, bytes(15), bytes(17), b"x" * 10**7, 7):
         asked = flower.agreement(other) | dict(nonce=nonce)
         assert "proof" not in flower.greet(node, asked)
@@ -1212,3 +1204,33 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path):
         (out / "server.pt").write_bytes(wrong)
         with pytest.raises(ValueError, match="server.pt is damaged"):
             flower.serve(flower.Here(homes()), TASK, None, soon(), folder=out)
+
+
+def test_a_promise_names_what_it_does_not_count():
+    sampled = dict(n_clients=100, cohort=10, sampling="poisson")
+
+    def central(rounds):
+        gaussian = dpcomm.mechanism("gaussian", **MECHANISMS["gaussian"])
+        return gaussian.guarantee(rounds, 1e-5, **sampled)
+
+    assert flower.Promise().after(3) is None
+    assert flower.Promise(promise).after(3) == promise(3)
+    assert flower.Promise(promise, before=2).after(3).eps == promise(5).eps
+    made = flower.Promise(central, before=2).after(3)
+    assert made.eps == central(3).eps
+    assert "2 messages of earlier runs are not counted" in made.note
+    assert flower.Promise(central, known=True).after(3).premise
+
+
+def test_a_journal_in_memory_keeps_nothing(tmp_path):
+    down = flower.Down(TASK)
+    row = flower.Row(0, 4, 4, 112, 0, 0, {}, 0.0, 0.0)
+    served = flower.Journal(TASK, down).end(row, None)
+    assert served.rows == (row,) and torch.equal(served.w, W)
+    flower.Journal(TASK, down, tmp_path / "new")
+    assert not list(tmp_path.iterdir())  # a run that heard nobody leaves no folder
+    flower.Journal(TASK, down, tmp_path / "new").end(row, None)
+    again = flower.Journal(
+        replace(TASK, config=replace(CONFIG, rounds=5)), down, tmp_path / "new"
+    )
+    assert again.rows == [row] and again.earlier == 1

@@ -377,6 +377,7 @@ def test_a_key_that_others_may_read_or_that_is_no_key_is_refused(tmp_path):
     with pytest.raises(ValueError, match="client-1.key.*chmod go="):
         flower_sums.read_keys(folder, "client-1")
     key.chmod(0o600)
+    assert flower_sums.read_key(folder, "client-1").public_key().public_bytes_raw()
     for text in ("", "zz", "00"):
         key.write_text(text)
         with pytest.raises(ValueError, match="client-1.key is no key"):
@@ -435,6 +436,12 @@ def test_a_vector_that_no_clip_allows_is_not_used(name, tmp_path, monkeypatch):
     words = [mechanism.words(torch.ones(d), None) for _ in range(4)]
     assert flower_sums.too_long(mechanism, ring.sum(words), d, 4) == ""
     liar = np.full(len(words[0]), 2 ** (ring.bits - 3), np.int64)
+    due = flower_sums.longest(mechanism, d, 4, len(words[0]))
+    assert (
+        4 * mechanism.clip_norm
+        < due
+        < 4 * flower_sums.longest(mechanism, d, 1, len(liar))
+    )
     why = flower_sums.too_long(mechanism, ring.sum([*words[1:], liar]), d, 4)
     assert why.startswith("the sum's norm is")
     cls = type(mechanism)

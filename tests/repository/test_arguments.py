@@ -108,9 +108,7 @@ SUM = dict(clip_norm=1.0, sigma=1.0, n_clients=10, tolerance=0.1)
 GOOD = {
     "flower": {
         "Apart": dict(n_clients=4),
-        "Deadlines": dict(
-            start=1.0, hello=1.0, round=1.0, poll=0.1, least=1, skips=3
-        ),
+        "Deadlines": dict(start=1.0, hello=1.0, round=1.0, poll=0.1, least=1, skips=3),
     },
     "training.floor": {
         "Floor": dict(

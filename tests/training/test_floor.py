@@ -155,6 +155,12 @@ def test_files_of_one_user(tmp_path):
     place = floor.write_private(tmp_path / "a" / "b.json", json.dumps([1]).encode())
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
     assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+    assert floor.private_folder(place.parent) == place.parent
+    assert floor.check_private(place) == place
+    place.chmod(0o644)
+    assert floor.check_private(place, 0o022) == place
+    with pytest.raises(ValueError, match="chmod go= b.json"):
+        floor.check_private(place)
     place.parent.chmod(0o750)
     with pytest.raises(ValueError, match="chmod go= a"):
         floor.write_private(place, b"")
