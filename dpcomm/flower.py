@@ -348,7 +348,9 @@ def admit(
 ) -> int:  # OK, and the round is claimed; REFUSED or AGAIN; Beyond
     "Whether a node may answer a round."
     t, rounds = fields["round"], node.task.config.rounds
-    if fields["agreement"] != mark_of(node.task) or not 0 <= t < rounds:
+    if fields["agreement"] != mark_of(node.task):
+        return REFUSED
+    if type(t) is not int or not 0 <= t < rounds:  # 1.0 and True name no other round
         return REFUSED
     within(node)
     if t <= memory.get("last", -1) or not claim(node, t):

@@ -89,6 +89,10 @@ class Floor:
             check_between(name, getattr(self, name), 1)
         for name in ("mechanisms", "models"):
             typed("the floor", name, getattr(self, name), (list, tuple), "list them")
+        for name in self.mechanisms:
+            typed("the floor", "mechanisms", name, str)
+        if not isinstance(self.claims, (str, Path)):
+            raise ValueError(f"claims is {self.claims!r:.80}; it must be a folder")
         for model in self.models:
             for shape in typed("the floor", "models", model, (list, tuple)):
                 typed("the floor", "models", shape, (list, tuple))

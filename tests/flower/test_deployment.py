@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from checkout import ROOT
 
 import dpcomm
 from dpcomm import cli, deployment
@@ -63,6 +64,15 @@ def test_an_app_of_secure_sums_is_laid_out(tmp_path):
         assert limits.clients == 2 and limits.mechanisms == ["ddgauss"]
         assert limits.claims == Path(own["floor"]).parent / "claims"
     assert not os.path.exists(folder)
+
+
+def test_one_sentence_says_whom_to_trust_wherever_a_user_decides():
+    "On SECURITY's first screen and on the page; `new` and the server have their tests."
+    for path in ("SECURITY.md", "nbs/reference/flower.ipynb"):
+        told = (ROOT / path).read_text(encoding="utf-8")
+        assert 0 < told.replace("`", "").find(TRUST) < 6000, path
+    told = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    assert "example.org" not in told + (ROOT / "settings.ini").read_text()
 
 
 @pytest.mark.parametrize("sums", [False, True])

@@ -223,6 +223,8 @@ def test_a_node_answers_each_round_once_and_in_order():
         assert flower.work(home(0), letter(t), W, memory) == dict(code=flower.AGAIN)
     for wrong in (-1, 2, 10**9):
         assert flower.work(home(0), letter(wrong), W) == dict(code=flower.REFUSED)
+    for wrong in (1.0, True, "1", None):
+        assert flower.admit(home(0), letter() | dict(round=wrong), {}) == flower.REFUSED
     stranger = letter() | dict(agreement="1")
     assert flower.work(home(0), stranger, W) == dict(code=flower.REFUSED)
 
