@@ -92,7 +92,9 @@ class Floor:
         for name in self.mechanisms:
             typed("the floor", "mechanisms", name, str)
         if not isinstance(self.claims, (str, Path)):
-            raise ValueError(f"claims is {self.claims!r:.80}; it must be a folder")
+            raise ValueError(
+                f"claims is {self.claims!r:.80}; it must be a folder: name one"
+            )
         for model in self.models:
             for shape in typed("the floor", "models", model, (list, tuple)):
                 typed("the floor", "models", shape, (list, tuple))
