@@ -681,6 +681,7 @@ def flower_app(
 ) -> int:  # 0
     "Lay out an app for Flower, or try one."
     from dpcomm import deployment
+    from dpcomm.training import floor
 
     runner.check_name("flower command", args.what, ("new", "try"))
     if args.what == "try":
@@ -689,6 +690,8 @@ def flower_app(
         return 0
     made = deployment.new(args.folder, args.sums)
     print(f"{made} holds an app; try it with `dpcomm flower try {made}`")
+    print(f"{made / 'floor.toml'} is what a node answers, whatever a run asks")
+    print(textwrap.fill(floor.TRUST, 80))
     return 0
 
 # %% ../nbs/reference/cli.ipynb #x0int01

@@ -1,4 +1,5 @@
-"""A deployment of four nodes: one run, and one secure sum in which a node is killed.
+"""A deployment of four nodes: one run, one that asks for raw updates, and one secure
+sum in which a node is killed.
 
 Runs as a process of its own, in a network that has loopback only where the system
 allows it.
@@ -6,6 +7,7 @@ allows it.
 
 import fcntl
 import json
+import re
 import signal
 import socket
 import struct
@@ -15,12 +17,15 @@ import time
 from pathlib import Path
 
 from dpcomm import deployment, flower_sums
+from dpcomm.deployment import FLOOR
 from dpcomm.secagg.protocol import MASKED
+from dpcomm.training.floor import write_private
 
 SENT = "Sent successfully"  # in the log of a SuperNode, after every reply
 SECONDS = 75.0  # that a step may take; ten are usual. Flower reports a node that was
 # killed after a minute, and nobody waits longer.
 LIMIT = 300.0  # that a run may take
+RAW = dict(mechanism="gaussian", parameters="clip_norm=1000.0 sigma=1e-9 local=True")
 
 
 def raise_loopback():
@@ -37,6 +42,26 @@ def play(here, app, out, say, **settings):
     settings |= dict(out=str(out), seconds=SECONDS, least=2)
     deployment.finish(here, deployment.submit(here, app, **settings), LIMIT, say)
     return time.monotonic() - start
+
+
+def ask_for_raw_updates(here, app, folder):
+    "A submitter's run, and what its server prints; the error that ends it."
+    said, settings = [], RAW | dict(release="sampling='none'", rounds=1)
+    try:
+        play(here, app, folder / "raw", said.append, **settings)
+    except ValueError as error:
+        return [*said, str(error)]
+    return said
+
+
+def floors(folder):
+    "A floor for each node, wide enough for both apps and no wider."
+    text = re.sub(
+        "^mechanisms.*$", 'mechanisms = ["rec", "ddgauss"]', FLOOR, flags=re.M
+    )
+    for i in range(4):
+        write_private(folder / f"node-{i}" / "floor.toml", text.encode())
+    return folder / "node-NODE" / "floor.toml"
 
 
 def kill_before_its_vector(node):
@@ -58,17 +83,18 @@ def main(folder):
     folder, start, told = Path(folder), time.monotonic(), {}
     app = deployment.new(folder / "digits")
     summed = deployment.new(folder / "summed", sums=True)
-    keys, claims = str(flower_sums.enrol(folder / "keys", 4)), folder / "claims"
-    settings = f'insecure=true keys="{keys}" claims="{claims}"'
+    keys = str(flower_sums.enrol(folder / "keys", 4))
+    settings = f'insecure=true keys="{keys}" floor="{floors(folder / "nodes")}"'
     with deployment.deployment(4, settings=settings, metered=True) as here:
         told["up"] = time.monotonic() - start
         try:
-            told["whole"] = play(here, app, folder / "whole", print, rounds=1)
+            one = dict(rounds=1, keys=keys)
+            told["whole"] = play(here, app, folder / "whole", print, **one)
+            told["raw"] = ask_for_raw_updates(here, app, folder)
             last = here.nodes[3]
             act = dict(target=kill_before_its_vector, args=(last,), daemon=True)
             threading.Thread(**act).start()
-            more = dict(rounds=1, keys=keys)
-            told["summed"] = play(here, summed, folder / "summed-out", print, **more)
+            told["summed"] = play(here, summed, folder / "summed-out", print, **one)
         except ValueError:
             told_by(here)
             raise

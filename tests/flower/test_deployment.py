@@ -3,17 +3,26 @@
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
 import time
 import tomllib
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from checkout import ROOT
 
+import dpcomm
 from dpcomm import cli, deployment
+from dpcomm.core.chance import seed_tree
+from dpcomm.training import federated, models
+from dpcomm.training.floor import TRUST, Beyond, afford, allow, read_floor
 
+GAUSSIAN = dpcomm.mechanism("gaussian", clip_norm=1.0, sigma=1.0)
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 
 
@@ -45,12 +54,55 @@ def test_an_app_of_secure_sums_is_laid_out(tmp_path):
     assert one["sums"] is False and other["sums"] is True
     changed = {key for key in one if one[key] != other[key]}
     assert changed == set(deployment.IN_SUMS) and set(one) == set(other)
-    with deployment.rehearsed(plain, 2) as told:
-        assert told == ("", {})
+    with deployment.rehearsed(plain, 1) as (node, server):
+        assert server == {} and "keys=" not in node and "floor=" in node
     with deployment.rehearsed(summed, 2) as (node, server):
         folder = server["keys"]
         assert f'keys="{folder}"' in node and os.path.isfile(f"{folder}/client-1.key")
+        own = tomllib.loads("\n".join(node.replace("NODE", "1").split()))
+        limits = read_floor(own["floor"])
+        assert limits.clients == 2 and limits.mechanisms == ["ddgauss"]
+        assert limits.claims == Path(own["floor"]).parent / "claims"
     assert not os.path.exists(folder)
+
+
+def test_one_sentence_says_whom_to_trust_wherever_a_user_decides():
+    "On SECURITY's first screen and on the page; `new` and the server have their tests."
+    for path in ("SECURITY.md", "nbs/reference/flower.ipynb"):
+        told = (ROOT / path).read_text(encoding="utf-8")
+        assert 0 < told.replace("`", "").find(TRUST) < 6000, path
+    told = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    assert "example.org" not in told + (ROOT / "settings.ini").read_text()
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_a_floor_is_laid_out_that_fits_the_example_and_no_more(sums, tmp_path, capsys):
+    folder = tmp_path / "mine"
+    assert cli.main(["flower", "new", str(folder), *["--sums"] * sums]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert TRUST in said and "floor.toml is what a node answers" in said
+    assert stat.S_IMODE((folder / "floor.toml").stat().st_mode) == 0o600
+    limits = read_floor(folder / "floor.toml")
+    config = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert config["project"]["dependencies"] == []
+    asked = config["tool"]["flwr"]["app"]["config"]
+    given = cli.assignments(asked["parameters"].split())
+    made = dpcomm.mechanism(asked["mechanism"], **given)
+    apart = SimpleNamespace(parts=range(4), data=None)
+    run = federated.Config(rounds=asked["rounds"], cohort=4)
+    model = models.build(asked["model"], seed_tree(0))
+    task = federated.Task(model, apart, made, run, 0)
+    assert limits.epsilon_round * 0.97 < allow(limits, task).eps <= limits.epsilon_round
+    whole = afford(limits, made, 7850, asked["rounds"])
+    assert limits.epsilon_total * 0.97 < whole <= limits.epsilon_total
+    for beyond in (
+        replace(made, clip_norm=1.1),
+        GAUSSIAN,
+    ):
+        with pytest.raises(Beyond):
+            allow(limits, replace(task, mechanism=beyond))
+    with pytest.raises(Beyond, match="epsilon_total"):
+        afford(limits, made, 7850, asked["rounds"] + 1)
 
 
 @pytest.mark.parametrize("name", ["Mine", "1st", "a-b", "a b", "é"])
@@ -97,7 +149,7 @@ def test_without_flower_a_deployment_says_what_to_install(monkeypatch, tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     before = set(tmp_path.iterdir())
-    with pytest.raises(ValueError, match=r"pip install 'dpcomm\[flower\]'"):
+    with pytest.raises(ValueError, match="pip install flwr==1.41.0"):
         with deployment.deployment(1):
             pass
     assert set(tmp_path.iterdir()) == before

@@ -1,13 +1,18 @@
 "Client, server and conversation, without Flower."
 
 import importlib
+import itertools
 import json
+import stat
 import sys
+import tempfile
 import threading
 import tomllib
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -19,8 +24,10 @@ import dpcomm
 from dpcomm import deployment, flower
 from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import flatten
+from dpcomm.secagg.session import identities
 from dpcomm.tasks import images
-from dpcomm.training import federated, models
+from dpcomm.training import federated, models, replay
+from dpcomm.training.floor import TRUST, Floor
 
 MECHANISMS = {
     "rec": dict(clip_norm=1.0, std=1.0, index_bits=5),
@@ -42,10 +49,26 @@ TASK = federated.Task(
 W = flatten(p.detach() for p in TASK.model.parameters())
 
 
+PLACE, NUMBERS = tempfile.TemporaryDirectory(), itertools.count()
+SHAPES = [[[10, 784], [10]]]
+LENET = [list(p.shape) for p in models.build("lenet5", seed_tree(0)).parameters()]
+WIDE = Floor(
+    "",
+    ("ddgauss", "skellam", "topk", *MECHANISMS),
+    *(10.0, 0.0, 1e300, 1e300, 1e-5, 1, 9, [*SHAPES, LENET], True, True),
+)
+
+
+def allowed(folder=None, **more):
+    "What an owner allows, with a ledger of its own."
+    folder = folder or Path(PLACE.name) / str(next(NUMBERS))
+    return replace(WIDE, claims=folder, **more)
+
+
 def home(i, task=TASK, **more):
     "Client i, with repeatable keys."
     own = replace(task, federation=flower.own_part(FEDERATION, i))
-    return flower.Node(own, i, **dict(insecure=True) | more)
+    return flower.Node(own, i, **dict(insecure=True, floor=allowed()) | more)
 
 
 def homes(task=TASK):
@@ -71,7 +94,7 @@ def test_another_flower_is_refused_in_a_sentence(monkeypatch, version):
         return version
 
     monkeypatch.setattr(metadata, "version", found)
-    with pytest.raises(ValueError, match=r"pip install 'dpcomm\[flower\]'"):
+    with pytest.raises(ValueError, match="pip install flwr==1.41.0"):
         flower.need_flower()
     for app in (flower.client_app, flower.server_app):
         with pytest.raises(ValueError, match="flwr is"):
@@ -201,21 +224,22 @@ def test_a_node_answers_each_round_once_and_in_order():
         assert flower.work(home(0), letter(t), W, memory) == dict(code=flower.AGAIN)
     for wrong in (-1, 2, 10**9):
         assert flower.work(home(0), letter(wrong), W) == dict(code=flower.REFUSED)
+    for wrong in (1.0, True, "1", None):
+        assert flower.admit(home(0), letter() | dict(round=wrong), {}) == flower.REFUSED
     stranger = letter() | dict(agreement="1")
     assert flower.work(home(0), stranger, W) == dict(code=flower.REFUSED)
 
 
 def test_a_claimed_round_is_answered_by_one_of_many(tmp_path):
-    node = home(0, insecure=False, claims=str(tmp_path / "claims"))
+    node = home(0, insecure=False, floor=allowed(tmp_path / "claims"))
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(flower.work, node, letter(), W) for _ in range(8)]
     codes = sorted(reply.result()["code"] for reply in asked)
     assert codes == [flower.OK] + [flower.AGAIN] * 7
     assert flower.claim(node, 1) and not flower.claim(node, 1)
-    assert flower.claim(home(1, claims=node.claims), 0)  # another client's
-    other = home(0, replace(TASK, seed=1), claims=node.claims)
+    assert flower.claim(home(1, floor=node.floor), 0)  # another client's
+    other = home(0, replace(TASK, seed=1), floor=node.floor)
     assert flower.claim(other, 0)  # another agreement
-    assert all(flower.claim(home(0), 0) for _ in range(2))  # nothing is kept
 
 
 @pytest.mark.parametrize(
@@ -392,10 +416,9 @@ def test_a_silent_node_costs_the_deadline_and_no_more():
 
 def test_a_round_that_too_few_answer_ends_the_run():
     line = Moody(homes(), {101: "old"})
-    with pytest.raises(
-        ValueError, match="round 2 heard 3 clients in 0.2 s; it needs 4"
-    ):
-        flower.serve(line, TASK, None, soon(least=4))
+    said = "1 of 2 rounds were skipped .the last: 3 clients heard, 4 needed"
+    with pytest.raises(ValueError, match=said):
+        flower.serve(line, TASK, None, soon(least=4, skips=0))
 
 
 def test_nobody_is_there():
@@ -453,9 +476,8 @@ def test_noise_of_a_central_mechanism_cannot_be_guessed_from_the_seed():
         how = dict(sampling="none", relation="zero-out", accountant="rdp-balle")
         return gaussian.guarantee(rounds, 1e-5, **how)
 
-    quiet = {100 + i: home(i, task, insecure=False) for i in range(4)}
-
     def play(**more):
+        quiet = {100 + i: home(i, task, insecure=False) for i in range(4)}
         return flower.serve(flower.Here(quiet), task, promise, soon(), **more)
 
     known = [play(insecure=True) for _ in range(2)]
@@ -581,8 +603,10 @@ def test_the_app_that_is_laid_out_runs_without_flower(
             text = (folder / "pyproject.toml").read_text()
             config = tomllib.loads(text)["tool"]["flwr"]["app"]["config"] | run
             config["history"] = history
-            own = tomllib.loads("\n".join(node.split())) | dict(insecure=True)
-            nodes = {i: client.app(config, own | {"partition-id": i}) for i in range(4)}
+            own = [node.replace("NODE", str(i)).split() for i in range(4)]
+            own = [tomllib.loads("\n".join(words)) for words in own]
+            own = [k | {"partition-id": i, "insecure": True} for i, k in enumerate(own)]
+            nodes = {i: client.app(config, own[i]) for i in range(4)}
             served = flower.serve(flower.Here(nodes), **server.app(config))
     finally:
         for name in [name for name in sys.modules if name.startswith("laid_out")]:
@@ -761,8 +785,13 @@ def test_a_round_is_admitted_once():
 
 
 def test_codes_have_words():
-    assert [flower.code_of(dict(code=k)) for k in range(5)] == ["", *flower.CODES[1:]]
-    for wrong in (5, -1, "0", None, [0], True, 0.0):
+    assert [flower.code_of(dict(code=k)) for k in range(6)] == ["", *flower.CODES[1:]]
+    named = flower.code_of(dict(code=flower.LIMIT, limit="clip"))
+    assert named == "beyond what its owner allows (clip)"
+    for stranger in ("x" * 10**7, 3, b"clip"):
+        reply = dict(code=flower.LIMIT, limit=stranger)
+        assert flower.code_of(reply) == "beyond what its owner allows"
+    for wrong in (6, -1, "0", None, [0], True, 0.0):
         assert flower.code_of(dict(code=wrong)) == "malformed"
     assert flower.code_of({}) == "malformed"
 
@@ -776,16 +805,435 @@ def test_weights_of_the_agreed_model():
 
 def test_a_replica_is_remembered_in_plain_values():
     down, memory = flower.History(TASK, "linear"), {}
-    replica = flower.caught_up(TASK, down.parcel(0), memory)
+    replica = flower.caught_up(TASK, letter() | down.parcel(0), memory)
     assert torch.equal(replica.state.w.detach(), W)
     assert {type(value) for value in memory.values()} <= {int, bytes}
     replica.sent, replica.sent_in = (b"mine",), 0
     flower.remember(replica, memory)
-    again = flower.caught_up(TASK, down.parcel(0), memory)
+    again = flower.caught_up(TASK, letter() | down.parcel(0), memory)
     assert again.sent == (b"mine",) and again.sent_in == 0
     assert again.state.digest == replica.state.digest
     other = flower.History(
         replace(TASK, config=replace(CONFIG, server_lr=9.0)), "linear"
     )
     with pytest.raises(ValueError, match="agreement"):
-        flower.caught_up(TASK, other.parcel(0), memory)
+        flower.caught_up(TASK, letter() | other.parcel(0), memory)
+
+
+# ---- a submitter who asks too much
+
+
+NARROW = dict(
+    mechanisms=("rec", "gaussian", "sqsgd"),
+    clip=1.0,
+    noise=1.0,
+    epsilon_round=12.0,
+    epsilon_total=23.0,
+    clients=4,
+    rounds=3,
+    models=SHAPES,
+    trusted_server=False,
+    simulation=False,
+)
+RAW = dict(clip_norm=1000.0, sigma=1e-9, local=True)
+
+
+def asking(name=None, parameters=None, **more):
+    "A task that a submitter asks for."
+    made = dpcomm.mechanism(name, **parameters) if name else REC
+    return replace(TASK, mechanism=made, **more)
+
+
+@pytest.mark.parametrize(
+    "limit, task",
+    [
+        ("clip", asking("gaussian", RAW)),
+        ("noise", asking("gaussian", RAW | dict(clip_norm=1.0))),
+        ("trusted_server", asking("gaussian", dict(clip_norm=1.0, sigma=1.0))),
+        ("simulation", asking("gaussian", RAW | dict(clip_norm=1.0, sigma=1.0, exact=False))),
+        ("mechanisms", asking("imvu", dict(clip_norm=1.0, eps=3.0))),
+        ("clip", asking("sqsgd", dict(residuals=False))),
+        ("clients", asking(federation=flower.Apart(2))),
+        ("rounds", asking(config=replace(CONFIG, rounds=100_000))),
+        ("models", asking(model=models.build("lenet5", seed_tree(0)))),
+        ("epsilon_round", asking()),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_an_owner_does_not_allow_is_refused_by_name(limit, task, tmp_path, capsys):
+    "The first of them sent the raw update: cosine 1.0000 with the node's own."
+    most = 10.0 if limit == "epsilon_round" else 12.0
+    limits = allowed(tmp_path / "claims", **NARROW | dict(epsilon_round=most))
+    own = replace(flower.own_part(FEDERATION, 0), n_clients=task.n_clients)
+    node = flower.Node(replace(task, federation=own), 0, floor=limits)
+    fields = flower.agreement(task)
+    refused = dict(code=flower.LIMIT, limit=limit)
+    assert flower.answer(flower.HELLO, node, fields, None, {}) == refused
+    letters = letter(0, task)
+    w = flatten(p.detach() for p in task.model.parameters())
+    assert flower.answer(flower.UPDATE, node, letters, w, {}) == refused
+    assert f"refused: {limit} is " in capsys.readouterr().err
+    log = (tmp_path / "claims" / "log.txt").read_text()
+    assert log.count(f"refused: {limit} is ") == 2 and len(log.splitlines()) == 2
+    assert max(map(len, log.splitlines())) < 400
+
+
+def test_without_a_floor_nothing_is_answered(capsys):
+    node = home(0, floor=None)
+    refused = dict(code=flower.LIMIT, limit="floor")
+    for action, fields in (
+        (flower.HELLO, flower.agreement(TASK)),
+        (flower.UPDATE, letter()),
+    ):
+        assert flower.answer(action, node, fields, W, {}) == refused
+    assert "has no floor" in capsys.readouterr().err
+    heard = []
+    with pytest.raises(ValueError, match="0 of 4 clients are here"):
+        nodes = {i: home(i, floor=None) for i in range(4)}
+        flower.serve(flower.Here(nodes), TASK, None, soon(), say=heard.append)
+    assert "node 0 is refused: beyond what its owner allows (floor)" in heard
+
+
+def test_the_ledger_counts_all_runs_and_seeds_and_survives_a_restart(tmp_path):
+    "Any other seed, or another number of rounds, was answered again: 5 of 5."
+    limits = allowed(tmp_path / "claims", **NARROW | dict(epsilon_total=35.0))
+    said, codes = [], []
+    for seed in range(5):
+        for rounds in (2, 3):
+            config = replace(CONFIG, rounds=rounds)
+            task = replace(TASK, seed=seed, config=config)
+            node = home(0, task, insecure=False, floor=limits)  # a process of its own
+            said.append(
+                flower.answer(flower.HELLO, node, flower.agreement(task), None, {})
+            )
+            codes.append(
+                flower.answer(flower.UPDATE, node, letter(0, task), W, {})["code"]
+            )
+    n = codes.count(flower.OK)
+    assert codes == [flower.OK] * n + [flower.LIMIT] * (len(codes) - n)
+    cost = [REC.guarantee(k, 1e-5, sampling="none").eps for k in (n, n + 1)]
+    assert 4 <= n and cost[0] <= 35.0 < cost[1]
+    fits = [REC.guarantee(k + r, 1e-5, sampling="none").eps <= 35.0
+            for k, r in zip(range(n), [2, 3] * n)]  # fmt: skip
+    assert [reply["code"] == flower.OK for reply in said[:n]] == fits
+    assert [reply["before"] for reply in said[:n] if "before" in reply] == list(
+        range(sum(fits))
+    )
+    assert "eps = " in (tmp_path / "claims" / "log.txt").read_text()
+
+
+def test_two_runs_at_once_do_not_share_the_last_answer(tmp_path):
+    one = REC.guarantee(1, 1e-5, sampling="none").eps
+    limits = allowed(tmp_path / "claims", **NARROW | dict(epsilon_total=one + 1e-6))
+    tasks = [
+        replace(TASK, seed=seed, config=replace(CONFIG, rounds=1)) for seed in range(8)
+    ]
+    nodes = [home(0, task, floor=limits) for task in tasks]
+    with ThreadPoolExecutor(8) as pool:
+        asked = [
+            pool.submit(flower.answer, flower.UPDATE, node, letter(0, task), W, {})
+            for node, task in zip(nodes, tasks)
+        ]
+    codes = Counter(reply.result()["code"] for reply in asked)
+    assert codes[flower.OK] <= 1 and codes[flower.OK] + codes[flower.LIMIT] == 8
+
+
+# ---- who is a client
+
+
+def test_a_number_is_nobodys_without_its_key():
+    private, directory = identities(4, seed=0)
+    honest = {i: home(i, identity=private[i]) for i in range(4)}
+    thief, keyless = home(1, identity=private[3]), home(1)
+    said = []
+    line = flower.Here({-2: thief, -1: keyless} | honest)
+    clients, _ = flower.meet(line, TASK, soon(), said.append, directory)
+    assert clients == {i: i for i in range(4)}
+    lost = "is refused: it does not hold the key of client 1"
+    assert said == [f"node -2 {lost}", f"node -1 {lost}"]
+    served = flower.serve(line, TASK, None, soon(), directory=directory)
+    assert [row.heard for row in served.rows] == [4, 4]
+
+
+def test_a_proof_is_of_one_server_one_run_and_one_client():
+    private, _ = identities(4, seed=0)
+    node = home(1, identity=private[1])
+    fields = flower.agreement(TASK) | dict(nonce=bytes(16))
+    proofs = {flower.greet(node, fields)["proof"]}
+    proofs.add(flower.greet(node, fields | dict(nonce=b"1" * 16))["proof"])
+    other = replace(TASK, seed=1)
+    node = home(1, other, identity=private[1])
+    proofs.add(
+        flower.greet(node, flower.agreement(other) | dict(nonce=bytes(16)))["proof"]
+    )
+    assert len(proofs) == 3
+    told = [flower.proven(task, i, bytes(16)) for task in (TASK, other) for i in (0, 1)]
+    assert len(set(told)) == 4 and all(t.startswith(b"dpcomm hello ") for t in told)
+    for nonce in (None, "x" * 16, bytes(15), bytes(17), b"x" * 10**7, 7):
+        asked = flower.agreement(other) | dict(nonce=nonce)
+        assert "proof" not in flower.greet(node, asked)
+
+
+def test_a_server_says_whom_one_has_to_trust():
+    said = []
+    flower.serve(flower.Here(homes()), TASK, None, soon(), say=said.append)
+    assert said[0] == TRUST and "--trusted-entities" in TRUST
+    assert any("whoever's asks first" in text for text in said)
+
+
+# ---- what is too large
+
+
+def test_a_greeting_of_many_megabytes_is_dropped_unread():
+    "It cost ten seconds and a gigabyte: quoted whole, and cut after."
+
+    class Loud(str):
+        "Text that must not be quoted whole."
+
+        def __repr__(self):
+            raise AssertionError("quoted before it was cut")
+
+    large = Loud("\x00" * 10**7)
+    theirs = flower.agreement(TASK) | dict(seed=large, mechanism=large)
+    assert max(map(len, flower.differences(flower.agreement(TASK), theirs))) < 700
+    assert flower.greet(home(0), theirs)["code"] == flower.REFUSED
+
+    class Shouting(flower.Here):
+        def answer(self, action, node, fields, w):
+            reply = super().answer(action, node, fields, w)
+            return reply | dict(seed=large, client=large) if node == 102 else reply
+
+    said = []
+    clients, _ = flower.meet(Shouting(homes()), TASK, soon(), said.append)
+    assert sorted(clients) == [0, 1, 3]
+    assert said == ["node 102 is refused: its answer was lost (its reply is too long)"]
+    for huge in (10**5000, "x" * 10**7, b"x" * 10**7, [1] * 10**6):
+        assert len(flower.shown(huge)) <= 83
+
+
+def test_a_message_longer_than_its_mechanisms_is_dropped_unread():
+    class Padding(flower.Here):
+        def answer(self, action, node, fields, w):
+            reply = super().answer(action, node, fields, w)
+            more = (
+                dict(more=bytes(10**6))
+                if action == flower.UPDATE and node == 101
+                else {}
+            )
+            return reply | more
+
+    served = flower.serve(Padding(homes()), TASK, None, soon())
+    assert [row.dropped for row in served.rows] == [
+        {"lost: its reply is too long": 1}
+    ] * 2
+
+
+def test_a_packet_is_held_to_the_rounds_of_its_run(monkeypatch):
+    "A packet of empty rounds cost .27 ms a byte, without an end."
+    made = replay.Agreement("linear", REC, CONFIG)
+    replayed = []
+    monkeypatch.setattr(replay, "advance", lambda *given: replayed.append(given))
+
+    def packet(rounds):
+        head = "start", made.fingerprint, 0, rounds, 0
+        return replay.Packet(*head, (0,) * (rounds + 1), bytes(4)).to_bytes()
+
+    def ask(data, t):
+        fields = letter(t) | dict(history="linear", packet=data)
+        return flower.work(home(0), fields)
+
+    for rounds in (2, 3, 20_000):
+        assert ask(packet(rounds), 1) == dict(code=flower.BEHIND)
+    assert ask(bytes(10**7), 1) == dict(code=flower.BEHIND)
+    assert not replayed
+    assert ask(packet(1), 1) == dict(
+        code=flower.BEHIND
+    )  # another digest, after one step
+    assert len(replayed) == 1
+
+
+# ---- rounds that too few answer, and a server that stops
+
+
+class Failing(flower.Here):
+    "Nodes that are away in some rounds: round -> nodes. A server that stops in one."
+
+    def __init__(self, homes, away=None, stops=None):
+        super().__init__(homes)
+        self.away, self.stops = away or {}, stops
+
+    def answer(self, action, node, fields, w):
+        t = fields.get("round")
+        if t is not None and t == self.stops:
+            raise KeyboardInterrupt
+        if node in self.away.get(t, ()):
+            return "node unavailable"
+        return super().answer(action, node, fields, w)
+
+
+@pytest.mark.parametrize("history", [None, "linear"])
+def test_a_round_that_too_few_answer_is_skipped_and_told(history):
+    task = replace(TASK, config=replace(CONFIG, rounds=4))
+    said, away = [], {1: (100, 101)}
+    line = Failing(homes(task), away)
+    more = dict(say=said.append, insecure=True, history=history)
+    served = flower.serve(line, task, None, soon(least=3), **more)
+    assert [bool(row.skipped) for row in served.rows] == [False, True, False, False]
+    assert [row.heard for row in served.rows] == [4, 2, 4, 4]
+    assert served.rows[1].skipped == "2 clients heard, 3 needed"
+    assert any("2 lost: node unavailable; skipped: 2 clients heard" in s for s in said)
+    w = W.clone().requires_grad_()
+    optimiser = federated.server_optimiser(w, task.config)
+    for t in (0, 2, 3):
+        gathering = flower.Gathering.of(task, t, range(4))
+        for i in range(4):
+            reply = flower.work(home(i, task), letter(t, task), w.detach())
+            assert flower.take(gathering, i, reply) == ""
+        flower.step(w, optimiser, gathering, 4, seed_tree(0))
+    assert torch.allclose(served.w, w.detach(), atol=1e-6)
+
+
+def test_rounds_that_nobody_answers_end_the_run():
+    away = dict.fromkeys(range(9), (100, 101, 102, 103))
+    task = replace(TASK, config=replace(CONFIG, rounds=9))
+    with pytest.raises(ValueError, match="3 of 4 rounds were skipped"):
+        del away[0]
+        flower.serve(Failing(homes(task), away), task, None, soon(skips=2))
+    with pytest.raises(ValueError, match="2 of 2 rounds were skipped"):
+        flower.serve(Failing(homes(), away | {0: away[1]}), TASK, None, soon())
+
+
+def promise(rounds):
+    return REC.guarantee(rounds, 1e-5, sampling="none", accountant="exact-balle")
+
+
+@pytest.mark.parametrize("history", [None, "linear"])
+@pytest.mark.parametrize("server", ["sgd", "adam"])
+def test_a_run_that_stops_is_kept_and_goes_on(history, server, tmp_path):
+    "A server that was killed left nothing, and began again at round 1."
+    more = dict(rounds=4, server=server, server_lr=0.05)
+    task = replace(TASK, config=replace(CONFIG, **more))
+    how = dict(insecure=True, history=history)
+    whole = flower.serve(flower.Here(homes(task)), task, promise, soon(), **how)
+    nodes, out = homes(task), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        line = Failing(nodes, stops=2)
+        flower.serve(line, task, promise, soon(), folder=out, **how)
+    assert len((out / "rounds.jsonl").read_text().splitlines()) == 2
+    assert (
+        f"eps = {promise(2).eps:.2f} " in (out / "guarantee.txt").read_text()
+    )  # of two messages a client
+    assert not np.array_equal(np.load(out / "model.npy"), W)
+    served = flower.serve(flower.Here(nodes), task, promise, soon(), folder=out, **how)
+    assert [row.t for row in served.rows] == [0, 1, 2, 3]
+    assert torch.equal(served.w, whole.w)
+    assert served.guarantee == whole.guarantee and served.guarantee.rounds == 4
+    assert np.array_equal(np.load(out / "model.npy"), served.w.numpy())
+    with pytest.raises(ValueError, match="has done its 4 rounds"):
+        flower.serve(flower.Here(nodes), task, promise, soon(), folder=out, **how)
+
+
+def test_a_run_that_fails_in_its_last_round_goes_on(tmp_path):
+    nodes, away = homes(), {1: (100, 101, 102, 103)}
+    with pytest.raises(ValueError, match="goes on from there"):
+        line = Failing(nodes, away)
+        flower.serve(line, TASK, promise, soon(skips=0), folder=tmp_path / "out")
+    longer = replace(TASK, config=replace(CONFIG, rounds=3))
+    nodes = {100 + i: home(i, longer, floor=nodes[100 + i].floor) for i in range(4)}
+    line = flower.Here(nodes)
+    served = flower.serve(line, longer, promise, soon(), folder=tmp_path / "out")
+    assert [row.heard for row in served.rows] == [4, 0, 4]
+    assert served.guarantee.eps == promise(3).eps
+    assert served.guarantee.eps >= promise(2).eps  # what each client has sent
+
+
+def test_rounds_may_grow_and_nothing_else_may_change(tmp_path):
+    out, nodes = tmp_path / "out", homes()
+    flower.serve(flower.Here(nodes), TASK, promise, soon(), folder=out, insecure=True)
+    for name, other in (
+        ("seed", dict(seed=1)),
+        ("config.lr", dict(config=replace(CONFIG, lr=0.2))),
+        ("mechanism", dict(mechanism=replace(REC, std=2.0))),
+    ):
+        with pytest.raises(ValueError, match=f"out holds another run, where {name} is"):
+            task = replace(TASK, **other)
+            flower.serve(flower.Here(homes(task)), task, None, soon(), folder=out)
+    longer = replace(TASK, config=replace(CONFIG, rounds=4, eval_every=7))
+    nodes = {100 + i: home(i, longer, floor=nodes[100 + i].floor) for i in range(4)}
+    line, how = flower.Here(nodes), dict(folder=out, insecure=True)
+    served = flower.serve(line, longer, promise, soon(), **how)
+    whole = flower.serve(
+        flower.Here(homes(longer)), longer, promise, soon(), insecure=True
+    )
+    assert torch.equal(served.w, whole.w) and len(served.rows) == 4
+    assert served.guarantee.eps == promise(4).eps  # two before, two after
+
+
+def test_a_promise_counts_what_clients_sent_before():
+    "The second run promised 10.73 for four rounds; its clients had sent six messages."
+    nodes = homes()
+    flower.serve(flower.Here(nodes), TASK, promise, soon())
+    again = replace(TASK, seed=1, config=replace(CONFIG, rounds=3))
+    nodes = {100 + i: home(i, again, floor=nodes[100 + i].floor) for i in range(4)}
+    served = flower.serve(flower.Here(nodes), again, promise, soon())
+    assert served.guarantee.eps == promise(5).eps > promise(3).eps
+    assert "2 of the rounds were in earlier runs" in str(served.guarantee)
+
+
+def test_what_a_run_leaves_is_its_owners_alone(tmp_path):
+    nodes = {
+        100 + i: home(i, floor=allowed(tmp_path / f"claims-{i}")) for i in range(4)
+    }
+    flower.serve(flower.Here(nodes), TASK, promise, soon(), folder=tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"server.pt", "model.npy", "rounds.jsonl", "guarantee.txt"}
+    found = [path for path in tmp_path.rglob("*")]
+    assert len(found) > 20
+    for path in found:
+        due = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == due, path
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o755)
+    with pytest.raises(ValueError, match="chmod go= open"):
+        flower.serve(flower.Here(nodes), TASK, None, soon(), folder=tmp_path / "open")
+
+
+def test_a_damaged_checkpoint_is_refused_by_name(tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        flower.serve(Failing(homes(), stops=1), TASK, None, soon(), folder=out)
+    good = (out / "server.pt").read_bytes()
+    for wrong in (b"", good[:-1], good[:99], good[:-9] + b"?" + good[-8:]):
+        (out / "server.pt").write_bytes(wrong)
+        with pytest.raises(ValueError, match="server.pt is damaged"):
+            flower.serve(flower.Here(homes()), TASK, None, soon(), folder=out)
+
+
+def test_a_promise_names_what_it_does_not_count():
+    sampled = dict(n_clients=100, cohort=10, sampling="poisson")
+
+    def central(rounds):
+        gaussian = dpcomm.mechanism("gaussian", **MECHANISMS["gaussian"])
+        return gaussian.guarantee(rounds, 1e-5, **sampled)
+
+    assert flower.Promise().after(3) is None
+    assert flower.Promise(promise).after(3) == promise(3)
+    assert flower.Promise(promise, before=2).after(3).eps == promise(5).eps
+    made = flower.Promise(central, before=2).after(3)
+    assert made.eps == central(3).eps
+    assert "2 messages of earlier runs are not counted" in made.note
+    assert flower.Promise(central, known=True).after(3).premise
+
+
+def test_a_journal_in_memory_keeps_nothing(tmp_path):
+    down = flower.Down(TASK)
+    row = flower.Row(0, 4, 4, 112, 0, 0, {}, 0.0, 0.0)
+    served = flower.Journal(TASK, down).end(row, None)
+    assert served.rows == (row,) and torch.equal(served.w, W)
+    flower.Journal(TASK, down, tmp_path / "new")
+    assert not list(tmp_path.iterdir())  # a run that heard nobody leaves no folder
+    flower.Journal(TASK, down, tmp_path / "new").end(row, None)
+    again = flower.Journal(
+        replace(TASK, config=replace(CONFIG, rounds=5)), down, tmp_path / "new"
+    )
+    assert again.rows == [row] and again.earlier == 1

@@ -9,14 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_into_flower import CONFIG, FEDERATION, TASK, W, soon
+from test_into_flower import CONFIG, FEDERATION, TASK, W, allowed, soon
 
 import dpcomm
 from dpcomm import flower, flower_sums
-from dpcomm.secagg.protocol import MASKED, ROUNDS, SERVER, UNMASK, BelowThreshold
+from dpcomm.core.chance import Insecure, derive
+from dpcomm.secagg.protocol import MASKED, ROUNDS, SERVER, UNMASK
 from dpcomm.secagg.server import Server
 from dpcomm.secagg.session import identities
 from dpcomm.training import federated
+from dpcomm.training.floor import Beyond
 
 SHARED = dict(clip_norm=1.0, sigma=1.0, n_clients=4, tolerance=0.25)
 MECHANISMS = {
@@ -37,7 +39,8 @@ def task_of(name="ddgauss", rounds=1, sums=SUMS):
 def home(i, folder, task, **more):
     own = flower.own_part(FEDERATION, i)
     mine = replace(task, federation=replace(own, sums=task.federation.sums))
-    given = dict(insecure=True, claims=str(folder), identity=PRIVATE[i]) | more
+    given = dict(insecure=True, floor=allowed(folder / str(i)), identity=PRIVATE[i])
+    given |= more
     return flower.Node(mine, i, **given)
 
 
@@ -90,7 +93,7 @@ def test_a_served_sum_is_the_sum(name, tmp_path):
     one = task.mechanism.at(0).bits(len(W)).total // 8
     assert all(row.message_bytes > 4 * one for row in served.rows)
     assert all(row.model_bytes > 4 * 4 * len(W) for row in served.rows)
-    assert not list(tmp_path.glob("*.state*"))
+    assert not list(tmp_path.rglob("*.state*"))
 
 
 @pytest.mark.parametrize("step", range(len(ROUNDS)))
@@ -110,9 +113,8 @@ def test_below_the_threshold_nothing_is_revealed(step, tmp_path):
     line = Dying(
         {i: home(i, tmp_path, task_of()) for i in range(4)}, {2: step, 3: step}
     )
-    with pytest.raises(BelowThreshold) as caught:
+    with pytest.raises(ValueError, match=f"skipped.*round '{ROUNDS[step]}'"):
         flower.serve(line, task_of(), None, soon(), identity=PRIVATE[SERVER])
-    assert caught.value.round == ROUNDS[step]
     asked = [s for _, s in line.asked if s is not None]
     assert max(asked) == step  # nobody is asked for anything that comes after
     if step < UNMASK:
@@ -154,7 +156,7 @@ def test_each_step_is_answered_once_and_by_one_process(tmp_path):
         server.receive(i, flower_sums_reply(other, letter(task, 0))["message"])
     assert flower_sums_reply(node, letter(task, 0)) == dict(code=flower.AGAIN)
     mail = server.advance()
-    (state,) = tmp_path.glob("*-0-0-1.state")
+    (state,) = tmp_path.rglob("*-0-0-1.state")
     assert stat.S_IMODE(state.stat().st_mode) == 0o600
     with ThreadPoolExecutor(8) as pool:
         fields = letter(task, 1, mail=mail[0])
@@ -178,19 +180,22 @@ def test_a_wrong_letter_gets_a_number(wrong, tmp_path):
     assert flower_sums_reply(node, letter(task, 0))["code"] == flower.OK
     reply = flower_sums_reply(node, letter(task, 0) | wrong)
     assert reply in (dict(code=flower.FAILED), dict(code=flower.AGAIN))
-    assert {p.parent for p in tmp_path.rglob("*") if p.is_file()} == {tmp_path}
+    claims = tmp_path / "0"
+    states = {p.parent for p in tmp_path.rglob("*.state*")}
+    assert states <= {claims} and not list(tmp_path.glob("*/../../x*"))
+    assert {p for p in tmp_path.iterdir()} == {claims}
 
 
 def test_a_damaged_state_ends_the_session(tmp_path):
     task = task_of()
     node = home(0, tmp_path, task)
     flower_sums_reply(node, letter(task, 0))
-    (state,) = tmp_path.glob("*.state")
+    (state,) = tmp_path.rglob("*.state")
     state.write_bytes(state.read_bytes()[:-1] + b"?")
     assert flower_sums_reply(node, letter(task, 1, mail=b"")) == dict(
         code=flower.FAILED
     )
-    assert not list(tmp_path.glob("*.state*"))
+    assert not list(tmp_path.rglob("*.state*"))
 
 
 def test_a_state_is_overwritten_before_it_is_removed(tmp_path, monkeypatch):
@@ -243,9 +248,9 @@ def test_what_is_no_sum_of_everybody_is_refused(change, said):
         flower.check_task(replace(task_of(), **change))
 
 
-@pytest.mark.parametrize("more", [dict(claims=None), dict(identity=None)])
-def test_a_node_needs_a_folder_and_a_key(more, tmp_path):
-    with pytest.raises(ValueError, match="claims.*identity"):
+@pytest.mark.parametrize("more", [dict(floor=None), dict(identity=None)])
+def test_a_node_needs_a_floor_and_a_key(more, tmp_path):
+    with pytest.raises(ValueError, match="floor.*identity"):
         home(0, tmp_path, task_of(), **more)
 
 
@@ -310,16 +315,144 @@ def test_six_steps_are_played_and_losses_counted(tmp_path):
 
 def test_keys_are_made_once_and_read_by_their_owner(tmp_path):
     folder = flower_sums.enrol(tmp_path / "keys", 4)
-    identity, sums = flower_sums.read_keys(folder, "client-2", 3)
+    identity, sums = flower_sums.read_keys(folder, "client-2")
     assert identity.public_key().public_bytes_raw() == sums.directory[2]
-    assert sorted(sums.directory) == sorted([*range(4), SERVER]) and sums.threshold == 3
-    assert flower_sums.read_keys(folder, "server")[1].threshold is None
-    for path in folder.glob("*.key"):
+    assert sorted(sums.directory) == sorted([*range(4), SERVER])
+    assert (sums.threshold, sums.least) == (None, 4)
+    flower_sums.approve(folder, "client-2", 3, threshold=2)
+    again = flower_sums.read_keys(folder, "client-2")[1]
+    assert (again.threshold, again.least) == (2, 3)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for path in folder.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for path in folder.glob("*.key"):
         assert path.read_text() not in (folder / "directory.json").read_text()
     assert len(json.loads((folder / "directory.json").read_text())) == 5
     with pytest.raises(FileExistsError):
         flower_sums.enrol(folder, 4)
     with pytest.raises(ValueError, match="client-9.key is missing"):
         flower_sums.read_keys(folder, "client-9")
-    assert flower_sums.new_key(tmp_path / "own.key") not in sums.directory.values()
+    own = tmp_path / "own"
+    assert flower_sums.new_key(own / "own.key") not in sums.directory.values()
+
+
+def test_only_a_list_that_its_owner_signed_is_read(tmp_path):
+    folder = flower_sums.enrol(tmp_path / "keys", 4)
+    signed = folder / "client-2.signed.json"
+    good, listed = (
+        signed.read_text(),
+        json.loads((folder / "directory.json").read_text()),
+    )
+    del listed["3"]
+    (folder / "directory.json").write_text(json.dumps(listed))
+    assert len(flower_sums.read_keys(folder, "client-2")[1].directory) == 5
+    another = (folder / "client-1.signed.json").read_text()
+    wrong = [
+        another,
+        good.replace("least", "laest"),
+        good[:-9],
+        "[1]",
+        "[" * 10**5,
+        "{}",
+    ]
+    wrong += [good.replace('\\"least\\": 4', '\\"least\\": 2')]
+    for text in wrong:
+        assert text != good
+        signed.write_text(text)
+        with pytest.raises(ValueError, match="client-2.signed.json"):
+            flower_sums.read_keys(folder, "client-2")
+    signed.unlink()
+    with pytest.raises(ValueError, match="did not sign"):
+        flower_sums.read_keys(folder, "client-2")
+    for text in ("{", "[]", "[" * 10**5, '{"a": 1}', '{"0": "zz"}', '{"0": "00"}'):
+        (folder / "directory.json").write_text(text)
+        with pytest.raises(ValueError, match="directory.json"):
+            flower_sums.approve(folder, "client-2", 4)
+
+
+def test_a_key_that_others_may_read_or_that_is_no_key_is_refused(tmp_path):
+    folder = flower_sums.enrol(tmp_path / "keys", 4)
+    key = folder / "client-1.key"
+    key.chmod(0o644)
+    with pytest.raises(ValueError, match="client-1.key.*chmod go="):
+        flower_sums.read_keys(folder, "client-1")
+    key.chmod(0o600)
+    assert flower_sums.read_key(folder, "client-1").public_key().public_bytes_raw()
+    for text in ("", "zz", "00"):
+        key.write_text(text)
+        with pytest.raises(ValueError, match="client-1.key is no key"):
+            flower_sums.read_keys(folder, "client-1")
+    key.write_text((folder / "client-2.key").read_text())
+    with pytest.raises(ValueError, match="not signed by the key of client-1"):
+        flower_sums.read_keys(folder, "client-1")
+    flower_sums.approve(folder, "client-1", 4)
+    with pytest.raises(ValueError, match="lists another key for client-1"):
+        flower_sums.read_keys(folder, "client-1")
+
+
+# ---- whose sum it is
+
+
+def test_the_directory_is_exactly_the_set_of_clients(tmp_path):
+    "A submitter that says clients = 2 got a session of two, and one update of the other."
+    task = task_of()
+    for n, sums in ((2, SUMS), (4, replace(SUMS, least=5))):
+        config = replace(CONFIG, rounds=1, cohort=n)
+        mechanism = replace(task.mechanism, n_clients=n, tolerance=0.0)
+        own = replace(flower.own_part(FEDERATION, 0), n_clients=n, sums=sums)
+        asked = replace(task, federation=own, config=config, mechanism=mechanism)
+
+        def build():
+            limits = allowed(tmp_path / "0")
+            return flower.Node(asked, 0, floor=limits, identity=PRIVATE[0])
+
+        with pytest.raises(Beyond, match=f"clients is {n}; the directory lists 4"):
+            build()
+        refused = dict(code=flower.LIMIT, limit="directory")
+        assert flower.guarded(build)() == refused
+    more = dict(DIRECTORY) | {4: bytes(32)}
+    with pytest.raises(Beyond, match="clients is 4; the directory lists 5"):
+        flower.check_task(task_of(sums=flower_sums.Sums(more)))
+    fewer = {i: key for i, key in DIRECTORY.items() if i != 2}
+    with pytest.raises(Beyond, match="clients is 4; the directory lists 3"):
+        flower.check_task(task_of(sums=flower_sums.Sums(fewer)))
+
+
+def test_a_sum_opens_with_no_fewer_shares_of_noise_than_are_counted_on(tmp_path):
+    "The session alone would open with three of four: its mechanism counts on all."
+    strict = replace(task_of().mechanism, tolerance=0.0)
+    task = replace(task_of(), mechanism=strict)
+    assert strict.honest == 4 and flower_sums.session_of(task_of(), 0).quorum == 3
+    assert flower_sums.session_of(task, 0).quorum == 4
+    with pytest.raises(ValueError, match="3 clients are left; 4 must be"):
+        play(task, tmp_path, {3: MASKED})
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_vector_that_no_clip_allows_is_not_used(name, tmp_path, monkeypatch):
+    task = task_of(name, rounds=2)
+    mechanism, d = task.mechanism, len(W)
+    ring = mechanism.ring
+    words = [mechanism.words(torch.ones(d), None) for _ in range(4)]
+    assert flower_sums.too_long(mechanism, ring.sum(words), d, 4) == ""
+    liar = np.full(len(words[0]), 2 ** (ring.bits - 3), np.int64)
+    due = flower_sums.longest(mechanism, d, 4, len(words[0]))
+    assert (
+        4 * mechanism.clip_norm
+        < due
+        < 4 * flower_sums.longest(mechanism, d, 1, len(liar))
+    )
+    why = flower_sums.too_long(mechanism, ring.sum([*words[1:], liar]), d, 4)
+    assert why.startswith("the sum's norm is")
+    cls = type(mechanism)
+
+    def lying(self, u, key=None):
+        path = "round", 0, "client", 3, "message"
+        wrong = key == Insecure(derive(0, *path))
+        return liar if wrong else made(self, u, key)
+
+    made = cls.words
+    monkeypatch.setattr(cls, "words", lying)
+    served, _ = play(task, tmp_path)
+    assert [bool(row.skipped) for row in served.rows] == [True, False]
+    assert "the sum's norm is" in served.rows[0].skipped and served.rows[0].heard == 4

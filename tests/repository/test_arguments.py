@@ -109,7 +109,23 @@ SUM = dict(clip_norm=1.0, sigma=1.0, n_clients=10, tolerance=0.1)
 GOOD = {
     "flower": {
         "Apart": dict(n_clients=4),
-        "Deadlines": dict(start=1.0, hello=1.0, round=1.0, poll=0.1, least=1),
+        "Deadlines": dict(start=1.0, hello=1.0, round=1.0, poll=0.1, least=1, skips=3),
+    },
+    "training.floor": {
+        "Floor": dict(
+            claims="claims",
+            mechanisms=["rec"],
+            clip=1.0,
+            noise=1.0,
+            epsilon_round=1.0,
+            epsilon_total=8.0,
+            delta=1e-5,
+            clients=4,
+            rounds=3,
+            models=[[[10, 784], [10]]],
+            trusted_server=False,
+            simulation=False,
+        ),
     },
     "privacy.accounting": {
         "Guarantee": dict(
@@ -911,16 +927,25 @@ NOT_FUZZED = {  # module -> names -> reason
         "own_part check_task agreement local_update message_of Node by_message": (
             "a run's own state"
         ),
-        "differences mark_of greet admit work claim guarded answer take code_of caught_up remember check_weights": (
+        "shown differences mark_of greet within proven admit work claim guarded answer take code_of caught_up remember check_weights": (
             "hostile fields of every kind in tests/flower"
         ),
-        "Gathering Row Served Here Down History drawn step converse meet gather serve keep": (
+        "Gathering Row Served Promise Journal Here Down History drawn step converse meet gather serve keep": (
             "a run's own state"
         ),
     },
     "flower_sums": {
         "hear play put_away take_back": "hostile letters and states in tests/flower",
-        "Sums session_of new_key enrol read_keys": "a run's own state, and files",
+        "Sums session_of longest too_long": "a run's own state",
+        "new_key enrol approve read_key read_keys": "files: hostile ones in tests/flower",
+    },
+    "training.floor": {
+        "check_private private_folder write_private read_floor note": (
+            "files: hostile ones in tests/training/test_floor.py"
+        ),
+        "Beyond allow account answered spent afford claim sent": (
+            "tasks that ask too much in tests/training/test_floor.py and tests/flower"
+        ),
     },
     "deployment": {
         "Daemon Deployment Meter wait_for submit finish start_node stop healthy": (

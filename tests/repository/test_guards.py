@@ -41,14 +41,15 @@ ROOMS = {
     "training": "core privacy tasks mechanisms",
     "experiments": "core privacy secagg tasks report mechanisms training",
     "flower": "core mechanisms training",
-    "flower_sums": "core secagg mechanisms flower",
-    "deployment": "flower_sums",
-    "cli": "core privacy tasks report mechanisms experiments deployment",
+    "flower_sums": "core secagg mechanisms training flower",
+    "deployment": "training flower_sums",
+    "cli": "core privacy tasks report mechanisms training experiments deployment",
 }
 WITHOUT_TORCH = (
     "core.checks",
     "core.files",
     "privacy",
+    "training.floor",
     "report",
     "experiments.runner",
     "experiments.runs",
