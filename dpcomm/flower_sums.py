@@ -40,6 +40,7 @@ from .secagg.client import Client
 from .secagg.protocol import MASKED, ROUNDS, SERVER, SecAggError, Setup
 from .secagg.server import Server
 from .secagg.session import identities, overhead
+from .secagg.state import Counter
 
 # %% ../nbs/reference/flower_sums.ipynb #f10c0006
 @dataclass(frozen=True)
@@ -144,12 +145,13 @@ def answer(
     setup, keys = session_of(node.task, t), self.directory
     whose = f"{mark_of(node.task)}-{node.client}-{t}"
     here, there = (Path(node.claims) / f"{whose}-{k}.state" for k in (step, step + 1))
+    counter = Counter(node.claims)
     if step:
         if (state := take_back(here)) is None:
             return dict(code=AGAIN)
-        client = Client.resume(setup, node.identity, keys, state)
+        client = Client.resume(setup, node.identity, keys, state, counter=counter)
     else:
-        client = Client(setup, node.client, node.identity, keys)
+        client = Client(setup, node.client, node.identity, keys, counter=counter)
     with closing(client):
         if step == MASKED:
             update = local_update(

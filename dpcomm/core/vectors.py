@@ -32,6 +32,12 @@ def check_floats(
             f"{name} is {x.dtype}; it must be float32 or float64, since fewer digits"
             f" cannot keep a bound: convert to float32 by {name}.float()"
         )
+    if x.layout is not torch.strided or x.is_meta:
+        kind = "meta" if x.is_meta else str(x.layout).removeprefix("torch.")
+        raise ValueError(
+            f"{name} is a {kind} tensor; its numbers must stand in memory, one after"
+            f" another: pass {name}.to_dense(), or a tensor of the CPU"
+        )
     if x.requires_grad:
         raise ValueError(
             f"{name} requires gradients; it must be plain numbers: pass {name}.detach()"

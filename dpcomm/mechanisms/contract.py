@@ -34,6 +34,7 @@ from ..core.help import described
 from ..core.vectors import check_finite, check_vector
 from ..core.wire import BadMessage, Bits, Message, finite_floats, header_bits
 from ..privacy.accounting import Guarantee, pure_guarantee
+from ..secagg.protocol import SERVER, UNMASK, BelowThreshold
 
 # %% ../../nbs/foundations/contract.ipynb #aa41b3f2
 def patch(
@@ -324,6 +325,7 @@ class Summed(Mechanism):
 
     summed = True
     ring = None  # secagg.ring.Ring in which the words are added
+    honest = 1  # shares of noise that every sum must carry
 
 # %% ../../nbs/foundations/contract.ipynb #77a434c5
 @patch
@@ -335,14 +337,41 @@ def words(
     "The client's side of a secure sum: clip, add a share of the noise, wrap."
     raise NotImplementedError
 
+# %% ../../nbs/foundations/contract.ipynb #0f02c746
+@patch
+def check_shares(
+    self: Summed,
+    n: int,  # clients whose words are in a sum, >= 1
+) -> int:  # the same
+    "Refuse a sum with less noise than is promised: BelowThreshold."
+    if check_between("n", n, 1) >= self.honest or not self.relations:
+        return n
+    text = (
+        f"{n} clients are in the sum; the guarantee counts on {self.honest} shares of"
+        " noise: throw the sum away and start a new session"
+    )
+    raise BelowThreshold(text, SERVER, UNMASK)
+
 # %% ../../nbs/foundations/contract.ipynb #84405a7a
 @patch
 def open(
     self: Summed,
     total: np.ndarray,  # (K,) elements of `ring`: the sum of the words of several clients
     d: int,  # entries of the vectors, >= 1
+    n: int,  # clients whose words are in it: survivors of the session
 ) -> Tensor:  # (d,) float32: the estimate of the sum of their vectors
-    "The server's side of a secure sum; that of one client's words is `decode`."
+    "The server's side of a secure sum; BelowThreshold where too little noise is in it."
+    self.check_shares(n)
+    return self.lifted(total, d)
+
+# %% ../../nbs/foundations/contract.ipynb #84405a7c
+@patch
+def lifted(
+    self: Summed,
+    total: np.ndarray,  # (K,) elements of `ring`
+    d: int,  # entries of the vectors, >= 1
+) -> Tensor:  # (d,) float32
+    "What words stand for, whoever's they are: `open` first asks how many."
     raise NotImplementedError
 
 # %% ../../nbs/foundations/contract.ipynb #77a434c7
@@ -563,9 +592,11 @@ def finish(
     cohort: float,  # expected number of clients, > 0
     rng,  # the server's stream: private_stream() where it must hide
 ) -> Tensor:  # (d,) float32
-    "What `aggregate` makes of the decoded messages, from their total."
+    "What `aggregate` makes of decoded messages; BelowThreshold as in `open`."
     _check_total(self, total)
     sums = torch.zeros(total.d, dtype=torch.float64)
+    if total.n and self.summed:
+        self.check_shares(total.n)
     if total.n:
         sums = self.read(total.code, total.n, total.d)
     return self.average(sums, cohort, rng).float()

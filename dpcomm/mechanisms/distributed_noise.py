@@ -484,7 +484,7 @@ def values(
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #6b6ea027
 @patch
-def open(
+def lifted(
     self: LinearSketch,
     total: np.ndarray,  # (K,) elements of the ring: the sum of several clients' words
     d: int,  # entries of the vectors, >= 1
@@ -523,7 +523,7 @@ def decode(
     payload = self.unwrap(message)
     if self.sigma is None:
         return self.expand(finite_floats(payload)[None], message.d)[0]
-    return self.open(np.frombuffer(payload, "<u4").astype(np.int64), message.d)
+    return self.lifted(np.frombuffer(payload, "<u4").astype(np.int64), message.d)
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #b4e69611
 @patch
@@ -548,7 +548,7 @@ def read(
     "Wrap, lift, scale and expand."
     if self.sigma is None:
         return self.expand(torch.from_numpy(code)[None], d)[0].double()
-    return self.open(self.ring.wrap(code), d).double()
+    return self.lifted(self.ring.wrap(code), d).double()
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #c0b1f2b4
 @patch

@@ -22,7 +22,12 @@ from scipy import sparse
 from scipy.optimize import linprog
 from torch import Tensor
 
-from ..core.chance import bernoulli, private_stream, row_streams
+from dpcomm.core.chance import (
+    bernoulli,
+    check_stream,
+    private_stream,
+    row_streams,
+)
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -536,7 +541,7 @@ def _symbols(mechanism, u, rng):
         low, high = table.rows[0][1], table.rows[-1][1]
         return bernoulli(low + (high - low) * x, rng).astype(np.int64)
     steps = law(table, x).cumsum(-1)[..., :-1]
-    return (rng.random(x.shape)[..., None] >= steps).sum(-1)
+    return (check_stream(rng).random(x.shape)[..., None] >= steps).sum(-1)
 
 # %% ../../nbs/baselines/mvu.ipynb #d221a3be
 @patch

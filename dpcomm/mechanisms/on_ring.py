@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.chance import private_stream
+from ..core.chance import check_stream, private_stream
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -183,7 +183,7 @@ def words(
 
 # %% ../../nbs/secagg/on_ring.ipynb #d344289e
 @patch
-def open(
+def lifted(
     self: OnRing,
     total: np.ndarray,  # (..., D) elements of the ring
     d: int,  # coordinates of the vectors, >= 1
@@ -216,7 +216,7 @@ def decode(
 ) -> Tensor:  # (d,) float32
     "One message opened by itself, as a sum of one."
     payload, d = self.unwrap(message), message.d
-    return self.open(unpack_bits(payload, self.ring_bits, padded(d)), d)
+    return self.lifted(unpack_bits(payload, self.ring_bits, padded(d)), d)
 
 # %% ../../nbs/secagg/on_ring.ipynb #4bcd4211
 @patch
@@ -236,7 +236,7 @@ def read(
     d: int,  # coordinates of the vectors, >= 1
 ) -> Tensor:  # (d,) float64
     "Wrap and open. [Kairouz et al. 2021, Alg. 2]"
-    return self.open(self.ring.wrap(code), d).double()
+    return self.lifted(self.ring.wrap(code), d).double()
 
 # %% ../../nbs/secagg/on_ring.ipynb #7ae4b8c2
 @patch
@@ -246,7 +246,7 @@ def simulate(
     rng,  # one stream, or one a row
 ) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
     "Shares, opened one by one."
-    return self.open(self.shares(u, rng), u.shape[-1])
+    return self.lifted(self.shares(u, rng), u.shape[-1])
 
 # %% ../../nbs/secagg/on_ring.ipynb #42f5d3e0
 @patch
@@ -289,6 +289,7 @@ def noise(
     rng: np.random.Generator,  # stream of the whole noise
 ) -> Tensor:  # (m,) float32, in the units of the sketch
     "The noise of n shares in one draw, rotated back."
+    check_stream(rng)
     if check_between("n", n, 0) == 0:
         return torch.zeros(m)
     steps = self.draw(n * self.variance(m), padded(m), rng)
@@ -438,7 +439,7 @@ def game_values(
     d: int,  # coordinates of the vectors
 ) -> np.ndarray:  # (n, d) float64
     "How the sum of each play is read."
-    return self.open(total, d).double().numpy()
+    return self.lifted(total, d).double().numpy()
 
 # %% ../../nbs/secagg/on_ring.ipynb #e6cc1e0e
 @patch

@@ -16,7 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.chance import private_stream, public_seed, row_streams, seed_tree
+from dpcomm.core.chance import (
+    check_stream,
+    private_stream,
+    public_seed,
+    row_streams,
+    seed_tree,
+)
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -163,7 +169,7 @@ def coordinates(
 ) -> np.ndarray:  # (k,) int64, distinct
     "A uniform set of coordinates, without replacement. [Wang et al. 2019, Alg. 4]"
     check_between("count", count, 1, check_size("d", d))
-    return rng.choice(d, count, replace=False, shuffle=False)
+    return check_stream(rng).choice(d, count, replace=False, shuffle=False)
 
 # %% ../../nbs/baselines/pm.ipynb #dddc1fb0
 def answers(

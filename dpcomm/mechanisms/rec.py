@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dpcomm.core.chance import (
     Insecure,
+    check_stream,
     gumbel_argmax,
     normal,
     private_stream,
@@ -183,6 +184,7 @@ def select_projection(
     if not (type(s) is float and 0 <= s < math.inf):
         check_number("s", s, "[0, inf)")
     check_between("n_candidates", n_candidates, 1, 2**24)
+    check_stream(rng)
     if s == 0:
         return 0.0
     starts = range(0, n_candidates, 2**16)
@@ -443,7 +445,7 @@ def play(
     q, looks = 1.0 if local else cohort / n_clients, []
     world = 1 if present else -1 if local else 0
     for sign in np.resize([1, -1], rounds):
-        sent = np.where(rng.random(n) < q, sign, 0) * world
+        sent = np.where(check_stream(rng).random(n) < q, sign, 0) * world
         blocks = np.array_split(sent, max(1, n * 2**self.index_bits // 2**20))
         parts = [_score(self, block, sign, local, q, path, rng) for block in blocks]
         ratios, indices = zip(*parts)

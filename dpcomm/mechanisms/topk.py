@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.chance import seed_tree
+from ..core.chance import normal, seed_tree
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -332,7 +332,7 @@ def private_vote(
     favourites = check_finite("updates", updates).abs().topk(k, dim=1).indices
     ones = torch.ones(len(updates) * k)
     marks = torch.zeros(d).index_add_(0, favourites.flatten(), ones)
-    noise = torch.from_numpy(rng.standard_normal(d, dtype=np.float32))
+    noise = normal((d,), rng)
     return top_k(marks + sigma * math.sqrt(k) * noise, fraction)
 
 # %% ../../nbs/papers/fltop.ipynb #bd6d21c1

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.chance import private_stream, row_streams
+from ..core.chance import check_stream, private_stream, row_streams
 from dpcomm.core.checks import (
     check_choice,
     check_number,
@@ -90,7 +90,7 @@ def corners(
     if not math.isfinite(norm):
         check_finite("u", torch.from_numpy(x))
     along = ends[-1] / (math.sqrt(d) * max(norm, mechanism.clip_norm))
-    coin, place = rng.random((2, repeats))
+    coin, place = check_stream(rng).random((2, repeats))
     true = np.searchsorted(ends[:-1], place * ends[-1], side="right")
     honest = coin < keep_probability(2 * d, mechanism.eps) * along
     return np.where(

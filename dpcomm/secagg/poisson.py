@@ -19,6 +19,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from ..core.chance import check_stream
 from dpcomm.secagg.discrete import (
     GUIDE_BITS,
     check_shape,
@@ -321,6 +322,7 @@ def poisson(
 ) -> np.ndarray:  # of that shape, int64, >= 0
     "Poisson counts without floating-point numbers. [Devroye 1986, Ch. II]"
     mu, x = check_mean(mu), np.zeros(check_shape(shape), np.int64)
+    check_stream(rng)
     if mu == 0:
         return x
     flat = x.reshape(-1)

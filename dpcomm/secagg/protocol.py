@@ -17,7 +17,6 @@ __all__ = ['ROUNDS', 'ADVERTISE', 'SHARE', 'COMPLAIN', 'MASKED', 'CHECK', 'UNMAS
 # %% ../../nbs/secagg/protocol.ipynb #7d01e324
 import functools
 import hashlib
-import math
 import os
 import struct
 from dataclasses import dataclass, field
@@ -38,7 +37,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ..core.chance import derive, seed_tree
-from ..core.checks import check_between
+from ..core.checks import check_between, shown
 from ..core.wire import Message, parse_message
 from .ring import Overflow, Ring
 
@@ -182,6 +181,10 @@ def check_setup(
     "Refuse parameters that are unsafe or ambiguous. [Bonawitz et al. 2017, Sec. 6]"
     n = check_between("n_clients", setup.n_clients, 2, SERVER - 1)
     check_between("d", setup.d, 1, 2**32 - 1)
+    if not isinstance(setup.ring, Ring):
+        raise ValueError(
+            f"ring is {shown(setup.ring)}; it must be a Ring: pass Ring(32), say"
+        )
     k = n - 1 if setup.neighbours is None else setup.neighbours
     check_between("neighbours", k, min(2, n - 1), n - 1)
     if n * k % 2:
@@ -302,7 +305,7 @@ def random_source(
     "Where secrets come from."
     if seed is None:
         return os.urandom
-    check_between("seed", seed, -math.inf)
+    check_between("seed", seed, -(2**255), 2**255)
     key = derive(seed, *path, bits=256).to_bytes(32, "little")
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return lambda n: stream.update(bytes(n))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.chance import check_stream
 from dpcomm.core.checks import (
     check_between,
     check_number,
@@ -204,10 +205,11 @@ def check_streams(
     n: int,  # rows to draw for, >= 0
 ) -> bool:  # whether every row has a stream of its own
     "Refuse a list of streams whose length is not the number of rows."
-    if not isinstance(rng, (list, tuple)):
-        return False
-    if len(rng) == n:
-        return True
+    several = isinstance(rng, (list, tuple))
+    for stream in rng if several else [rng]:
+        check_stream(stream)
+    if not several or len(rng) == n:
+        return several
     raise ValueError(
         f"rng holds {len(rng)} streams for {n} rows: pass one stream, or one a row"
     )

@@ -64,7 +64,7 @@ from dpcomm.secagg.protocol import (
     unpack_words,
     unseal,
 )
-from .state import pack_state, unpack_state
+from .state import pack_state, take_fields, unpack_state
 
 # %% ../../nbs/secagg/server.ipynb #c64686e0
 class Server:
@@ -136,7 +136,7 @@ class Server:
     ):  # the server
         "Take a server back. ValueError if the state is damaged or of another session."
         server = cls(setup, identity, directory)
-        vars(server).update(unpack_state(setup, SERVER, state)[1])
+        take_fields(server, unpack_state(setup, SERVER, state)[1], SERVER_KEPT)
         return server
 
 # %% ../../nbs/secagg/server.ipynb #57a7e202

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from tqdm import tqdm
 
-from ..core.chance import seed_tree
+from ..core.chance import check_stream, seed_tree
 from ..core.checks import check_between, check_choice, check_number, check_positive
 from ..core.files import read_sealed, seal, write_whole
 from ..core.vectors import flatten, groups, unflatten
@@ -94,6 +94,7 @@ def sample_cohort(
     check_choice("sampling", sampling, DRAWS)
     check_between("n_clients", n_clients, 1, 2**32)
     check_between("cohort", cohort, 1, 2**32)
+    check_stream(rng)
     if sampling != "replacement" and cohort > n_clients:
         raise ValueError(
             f"cohort is {cohort}, but there are only {n_clients} clients: "
