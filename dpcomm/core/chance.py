@@ -28,9 +28,13 @@ def derive(
     bits: int = 128,  # size of the result, a multiple of 8 up to 512
 ) -> int:  # in [0, 2**bits)
     "Hash an address in the seed tree to a whole number. [BLAKE2b, RFC 7693]"
-    text = json.dumps(
-        [index(seed), *[p if isinstance(p, str) else index(p) for p in path]]
-    )
+    numbers = [p if isinstance(p, str) else index(p) for p in (seed, *path)]
+    if huge := [p for p in numbers if not isinstance(p, str) and abs(p) > 2**1024]:
+        raise ValueError(
+            f"seed or address holds {shown(huge[0])}; 1024 bits are the most: use a"
+            " smaller number"
+        )
+    text = json.dumps(numbers)
     return int.from_bytes(
         hashlib.blake2b(text.encode(), digest_size=bits // 8).digest(), "little"
     )

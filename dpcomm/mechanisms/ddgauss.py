@@ -13,10 +13,10 @@ from fractions import Fraction
 import numpy as np
 
 from dpcomm.core.checks import (
+    SCALE,
     check_between,
     check_choice,
     check_number,
-    check_positive,
     check_size,
 )
 from .contract import patch, register
@@ -120,8 +120,8 @@ def concentrated(
     D: int,  # coordinates, >= 1
 ) -> float:  # eps: Renyi divergence of order alpha >= 2 is at most alpha eps^2 / 2
     "Concentrated privacy of a sum of shares. [Kairouz et al. 2021, Prop. 14]"
-    check_number("delta2", delta2, "[0, inf)")
-    check_number("variance", variance, "[0, inf)")
+    check_number("delta2", delta2, "[0, 1e150]")
+    check_number("variance", variance, "[0, 1e300]")
     check_between("n", n, 1, 2**53)
     check_size("D", D)
     if variance < 0.25:
@@ -206,7 +206,8 @@ def fit(
     **settings,  # further fields of DDGauss
 ) -> DDGauss:  # the one with the least noise, or None where `most` is not enough
     "Least noise that is as private as a Gaussian's, a sum at a time."
-    check_positive("multiplier", multiplier)
+    check_number("multiplier", multiplier, SCALE)
+    check_number("clip_norm", clip_norm, SCALE)
     check_number("most", most, "(1, 1e6]")
 
     def build(sigma):

@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from ..core.chance import normal, private_stream
-from ..core.checks import check_between, check_choice, check_number, check_positive
+from dpcomm.core.checks import (
+    SCALE,
+    check_between,
+    check_choice,
+    check_number,
+    check_positive,
+)
 from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
 from ..core.wire import Message, finite_floats
 from dpcomm.mechanisms.contract import (
@@ -46,8 +52,8 @@ def share_std(
     tolerance: float = 0.0,  # fraction whose shares may be missing
 ) -> float:  # standard deviation of each client's noise
     "Noise of one client such that the honest ones keep the promise. [fltop Alg. 3]"
-    check_positive("clip_norm", clip_norm)
-    check_positive("sigma", sigma)
+    check_number("clip_norm", clip_norm, SCALE)
+    check_number("sigma", sigma, SCALE)
     check_between("n_clients", n_clients, 1)
     check_number("tolerance", tolerance, "[0, 1)")
     return sigma * clip_norm / math.sqrt((1 - tolerance) * n_clients)
@@ -338,8 +344,8 @@ class SharedNoise(Summed):
     "A `Summed` mechanism with clip_norm, sigma, n_clients and tolerance."
 
     ranges = {
-        "clip_norm": "(0, inf)",
-        "sigma": "(0, inf)",
+        "clip_norm": SCALE,
+        "sigma": SCALE,
         "n_clients": Whole(1),
         "tolerance": "[0, 1)",
     }
@@ -407,7 +413,7 @@ class LinearSketch(SharedNoise):
     "Shares of discrete Gaussian noise on a linear sketch. [fltop Eq. 1]"
 
     ring = RING
-    ranges = SharedNoise.ranges | {"sigma": Maybe("(0, inf)")}
+    ranges = SharedNoise.ranges | {"sigma": Maybe(SCALE)}
     safe = property(lambda self: SAFE[self.sigma is None])
 
     def __post_init__(self):

@@ -54,11 +54,13 @@ from ..privacy.games import check_plays, listed_curve, repeated
 SAFE = (
     "safe to deploy: symbols by coins fair to 2^-52, which moves eps by less than 1e-7"
 )
-EPS = "(0, 700]"  # e^eps is a float64 up to here; privacy depends on eps times beta
+EPS = (
+    "[1e-100, 700]"  # e^eps is a float64 up to here; privacy depends on eps times beta
+)
 
 
 def closed_form(
-    eps: float,  # in (0, 700]
+    eps: float,  # in [1e-100, 700]
 ) -> tuple:  # x -> P(high | x) for any array; alphabet (low, high), estimates of x; M
     "I-MVU without a solver: a logistic coin. [Prop. A]"
     check_number("eps", eps, EPS)
@@ -216,7 +218,7 @@ class Imvu(Mechanism):
     "Interpolated minimum-variance unbiased mechanism, by coordinate. [imvu Sec. 3]"
 
     clip_norm: float  # L2 bound C of one client's vector, > 0
-    eps: float  # of the scalar mechanism at inputs 0 and 1, in (0, 700]
+    eps: float  # of the scalar mechanism at inputs 0 and 1, in [1e-100, 700]
     beta: float = 1.0  # input scale, > 0: x = 1/2 + beta u / (2 C)
     table: Table = None  # of two rows and the same eps; None: the closed form
     clamp: bool = False  # whether coordinates are cut to [-C / beta, C / beta]

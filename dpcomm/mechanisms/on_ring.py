@@ -61,7 +61,7 @@ class OnRing(SharedNoise):
         "n_clients": Whole(1, 2**31),
         "ring_bits": Whole(2, 32),
         "beta": "[0, 1)",
-        "k": "(0, inf)",
+        "k": "(0, 1e9]",
         "rotation_seed": Whole(0),
     }
     relations = {

@@ -96,7 +96,7 @@ def variance(
     eps: float,  # of one number, > 0
 ) -> np.ndarray:  # variance of the answers, shape of t
     "Variance of an answer. [Wang et al. 2019]"
-    t = t if isinstance(t, Tensor) else check_reals("t", t)
+    t = check_floats("t", t) if isinstance(t, Tensor) else check_reals("t", t)
     check_reals("t", t.cpu() if isinstance(t, Tensor) else t, "[-1, 1]")
     check_number("eps", eps, "[1e-100, inf)")
     e, gap = math.exp(-eps / 2), -math.expm1(-eps / 2)
@@ -225,6 +225,7 @@ def remember(
         )
     memory = memory + _finite(u)
     at, y = answers(self, memory, rng)
+    y = y.to(memory.dtype)
     return torch.zeros_like(memory).scatter_(1, at, y), memory.scatter_(1, at, 0.0)
 
 # %% ../../nbs/baselines/pm.ipynb #f10a7a03

@@ -308,5 +308,7 @@ def survival(
         raise ValueError(
             "u has no rows; it must have one or more to take a mean of: pass a batch"
         )
-    along = (mechanism.simulate(u, rng).double() * u).sum(1) / u.double().norm(dim=1)
+    along = (mechanism.simulate(u, rng).double() * u).sum(1) / u.double().norm(
+        dim=1
+    ).clamp_min(1e-300)
     return float(along.mean() / mechanism.clip_norm)

@@ -32,7 +32,6 @@ from dpcomm.core.checks import (
     check_between,
     check_choice,
     check_number,
-    check_positive,
     check_reals,
     check_size,
 )
@@ -156,7 +155,7 @@ def decode_group(
     "Make candidate k and no other: O(d) whatever k is. [dprec Alg. 2]"
     if not (type(d) is int and 0 < d < 2**32):
         check_size("d", d)
-    check_positive("std", std)
+    check_number("std", std, "(0, 1e30]")
     check_between("seed", seed, 0, 2**32 - 1)
     check_between("group", group, 0, 2**32 - 1)
     check_between("k", k, 0, 2**24)

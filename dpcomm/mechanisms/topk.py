@@ -271,7 +271,7 @@ def cost_kb(
 ) -> float:  # kB of 1,000 bytes, an average client
     "Average bandwidth of one client in one direction. [fltop Sec. 4.1]"
     check_size("values", values)
-    check_positive("rounds", rounds)
+    check_number("rounds", rounds, "(0, 1e100]")
     check_number("sampled", sampled, "(0, 1]")
     return values * 4 * rounds * sampled / 1000
 

@@ -307,7 +307,7 @@ LARGEST_ORDER = 128  # largest Renyi order tried
 
 def _check_release(c, slots, n_clients, K, groups, delta):
     "Refuse numbers that no run of DP-REC has."
-    check_number("delta", delta, "(0, 1)")
+    check_number("delta", delta, "[1e-300, 1)")
     check_between("slots", slots, 1, 2**53)
     check_between("n_clients", n_clients, 1, 2**53)
     check_between("groups", groups, 1, ENTRIES)

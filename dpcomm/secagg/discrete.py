@@ -61,6 +61,7 @@ def check_shape(
 ) -> tuple:  # of whole numbers
     "Refuse what is no shape of an array."
     sides = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    check_between("sides of shape", len(sides), 0, 32)
     return tuple(int(check_between("shape", n, 0, 2**40)) for n in sides)
 
 # %% ../../nbs/secagg/discrete.ipynb #cf2c5397
