@@ -423,8 +423,12 @@ def prepare(
     )
     values |= ({} if seeds is None else {"seeds": list(seeds)}) | (parameters or {})
     check_parameters(defaults(path), values)
-    check_name("device", str(values.get("device", "auto")).split(":")[0], DEVICES)
-    if max_seconds is not None and not max_seconds > 0:
+    where = str(values.get("device", "auto"))
+    check_name("device", where.split(":")[0], DEVICES)
+    if where != "auto":
+        device(where)
+    number = isinstance(max_seconds, (int, float))
+    if max_seconds is not None and not (number and max_seconds > 0):
         raise ValueError(
             f"max_seconds is {max_seconds!r}; it must be above 0, or None for no limit"
         )

@@ -6,7 +6,7 @@
 __all__ = ['DRAWS', 'ENGINES', 'SERVER_STATE', 'Config', 'sample_cohort', 'balanced', 'batch_plan', 'train_loop', 'cross_entropy',
            'train_channels_last', 'train_vmap', 'pick_engine', 'side_by_side', 'local_trainer', 'server_optimiser',
            'evaluate', 'Ledger', 'download_bits', 'Task', 'Run', 'save_checkpoint', 'load_checkpoint', 'train_cohort',
-           'average', 'summed', 'one_round', 'check_promise', 'simulate']
+           'average', 'summed', 'one_round', 'check_promise', 'check_options', 'simulate']
 
 # %% ../../nbs/training/federated.ipynb #ad14bb7f
 import copy
@@ -31,7 +31,13 @@ from torch.func import functional_call, grad_and_value, vmap
 from tqdm import tqdm
 
 from ..core.chance import check_stream, seed_tree
-from ..core.checks import check_between, check_choice, check_number, check_positive
+from dpcomm.core.checks import (
+    check_between,
+    check_choice,
+    check_number,
+    check_positive,
+    shown,
+)
 from ..core.files import read_sealed, seal, write_whole
 from ..core.vectors import flatten, groups, unflatten
 from ..mechanisms.contract import patch
@@ -812,6 +818,30 @@ def _report(run, task, train_loss, guarantee, metrics):
     }
     return shown | ({"eps": f"{eps:.2f}"} if eps is not None else {})
 
+# %% ../../nbs/training/federated.ipynb #d0rep04
+def check_options(
+    max_seconds: float,  # stop after this long, >= 0; None: never
+    save_every: float,  # seconds between checkpoints, >= 0
+    workers: int,  # threads, 1..1024
+    device,  # torch device that computes here
+    unit: str,  # 'client' or 'example'
+) -> None:  # or ValueError
+    "Refuse what no run can be told."
+    if max_seconds is not None:
+        check_number("max_seconds", max_seconds, "[0, inf]")
+    check_number("save_every", save_every, "[0, inf]")
+    check_between("workers", workers, 1, 1024)
+    check_choice("unit", unit, ("client", "example"))
+    try:
+        there = torch.empty(1, device=device).device.type != "meta"
+    except (RuntimeError, AssertionError, TypeError):
+        there = False
+    if not there:
+        raise ValueError(
+            f"device is {shown(device)}; torch cannot compute on it here: use 'cpu', or a"
+            " machine that has it"
+        )
+
 # %% ../../nbs/training/federated.ipynb #f16592e8
 def simulate(
     task: Task,  # model, federation, mechanism, config and seed
@@ -838,6 +868,7 @@ def simulate(
         run = task.config, task.n_clients, t, task.mechanism
         return check_promise(guarantee(t), *run)
 
+    check_options(max_seconds, save_every, workers, device, unit)
     if guarantee:
         promised(task.config.rounds)
     run, optimiser, fingerprint = _start(task, device, checkpoint, resume, unit)
