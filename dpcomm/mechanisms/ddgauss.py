@@ -245,6 +245,7 @@ def calibrate(
     check_number("most", most, "(1, 1e6]")
     check_choice("accountant", accountant, ACCOUNTANTS)
     check_between("ring_bits", ring_bits, 2, 32)
+    check_size("d", d)
     check_number("q", q, "(0, 1]")
     multiplier = gaussian_multiplier(eps, delta, q, rounds, orders_at(q), accountant)
 

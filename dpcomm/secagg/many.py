@@ -117,7 +117,8 @@ def sum_of_sums(
     largest: int = None,  # bound on a client's |entry|; None: what fits the ring
 ) -> ManyResult:
     "Secure sums of sessions of bounded size, added in the clear. [Bonawitz et al. 2019]"
-    n = len(vectors) if hasattr(vectors, "__len__") else sizes_of(vectors)[0]
+    many = isinstance(vectors, (list, tuple, np.ndarray))
+    n = len(vectors) if many else sizes_of(vectors)[0]
     silent = silent_from({} if drop is None else drop, n)
     sessions = assign(n, most, seed)
     sizes = {len(members) for members in sessions}

@@ -55,6 +55,8 @@ def sizes_of(
 ) -> tuple:  # n, d
     "Clients of a session, and entries of a vector."
     try:
+        if isinstance(vectors, (str, bytes)):
+            raise TypeError
         return len(vectors), len(vectors[0])
     except (TypeError, LookupError):
         raise ValueError(
@@ -68,6 +70,7 @@ def silent_from(
     n: int,  # clients
 ) -> dict:  # client -> index of that round
     "Who drops out when; ValueError for a client or a round that is not there."
+    check_between("n", n, 1)
     if not isinstance(drop, dict):
         raise ValueError(
             f"drop is {shown(drop)}; it must be a dict, client -> round from which on"

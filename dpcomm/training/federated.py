@@ -833,8 +833,8 @@ def check_options(
     check_between("workers", workers, 1, 1024)
     check_choice("unit", unit, ("client", "example"))
     try:
-        there = torch.empty(1, device=device).device.type != "meta"
-    except (RuntimeError, AssertionError, TypeError):
+        there = torch.empty(1, device=torch.device(device)).device.type != "meta"
+    except (RuntimeError, AssertionError, TypeError, ValueError, OverflowError):
         there = False
     if not there:
         raise ValueError(
