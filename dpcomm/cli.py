@@ -20,6 +20,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import dpcomm
+from .core.checks import shown
 from .experiments import runner
 
 # %% ../nbs/reference/cli.ipynb #01ffb985
@@ -53,7 +54,7 @@ def seed_list(
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(
-            f"--seeds {text!r} is no list of whole numbers; write for example --seeds"
+            f"--seeds {shown(text)} is no list of whole numbers; write for example --seeds"
             " 0,1,2"
         ) from None
 
@@ -365,7 +366,9 @@ def _table(args):
     from dpcomm.report import papers, results, terminal
 
     if args.out and not Path(args.out).is_dir():
-        raise ValueError(f"--out={args.out!r} is no folder: run a sweep into it first")
+        raise ValueError(
+            f"--out={shown(args.out)} is no folder: run a sweep into it first"
+        )
     names = [args.table] if args.table else papers.tables(args.paper)
     found = results.evidence(args.paper, args.out)
     for name in names:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 import dpcomm
 from .core.chance import Insecure, derive, private_stream
-from .core.checks import check_between, check_positive
+from .core.checks import check_between, check_positive, shown
 from .core.vectors import flatten
 from .core.wire import VERSION as WIRE
 from .core.wire import BadMessage, parse_message
@@ -99,7 +99,7 @@ def check_task(
     mechanism, d = task.mechanism, _size(task)
     if mechanism.summed and getattr(task.federation, "sums", None) is None:
         raise ValueError(
-            f"mechanism is {mechanism.name!r}; it is private only in a secure sum, and"
+            f"mechanism is {shown(mechanism.name)}; it is private only in a secure sum, and"
             " here the server sees every message: name the Sums in Apart, or use one"
             " that is private by itself, such as rec"
         )
@@ -107,7 +107,7 @@ def check_task(
         sums.check(task)
     if mechanism.memory(1, d) is not None:
         raise ValueError(
-            f"mechanism is {mechanism!r}; its clients remember what they did not send,"
+            f"mechanism is {shown(mechanism)}; its clients remember what they did not send,"
             " and nodes keep nothing here: use one without memory, such as"
             " residuals=False"
         )
@@ -148,7 +148,7 @@ def differences(
 ) -> list:  # of sentences, empty where both agree
     "Where two ends of a run disagree."
     return [
-        f"{name} is {value!r:.160} here and {theirs.get(name)!r:.160} there"
+        f"{name} is {shown(value)} here and {shown(theirs.get(name))} there"
         for name, value in mine.items()
         if theirs.get(name) != value
     ]
@@ -637,7 +637,7 @@ class History(Down):
         mine = flatten(p.detach() for p in task.model.parameters())
         if not torch.equal(mine, self.w.detach()):
             raise ValueError(
-                f"history is {name!r}; the task's model is not what that name and seed"
+                f"history is {shown(name)}; the task's model is not what that name and seed"
                 f" {task.seed} build: name its own, or leave history out"
             )
 

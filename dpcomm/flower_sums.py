@@ -20,7 +20,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from .core.chance import Insecure
-from .core.checks import check_between
+from .core.checks import check_between, shown
 from dpcomm.flower import (
     AGAIN,
     OK,
@@ -65,12 +65,12 @@ class Sums:
         config, n, mechanism = task.config, task.n_clients, task.mechanism
         if not mechanism.summed:
             raise ValueError(
-                f"mechanism is {mechanism.name!r}, whose messages are not shares of a"
+                f"mechanism is {shown(mechanism.name)}, whose messages are not shares of a"
                 " sum: leave sums out, or use ddgauss, skellam or topk"
             )
         if config.sampling != "fixed" or config.cohort != n:
             raise ValueError(
-                f"cohort is {config.cohort} of {n}, sampling {config.sampling!r}; a"
+                f"cohort is {config.cohort} of {n}, sampling {shown(config.sampling)}; a"
                 f" secure sum asks everybody: use cohort={n} and sampling='fixed'"
             )
         if mechanism.n_clients != n:

@@ -16,6 +16,8 @@ import tempfile
 import zlib
 from pathlib import Path
 
+from .checks import shown
+
 # %% ../../nbs/foundations/files.ipynb #c0b1f806
 def write_whole(
     path,  # file; its folder is made
@@ -168,7 +170,9 @@ def field(
 ) -> object:  # the value, or ValueError
     "A field of an object, there and of its type. [RFC 8259, sec. 4]"
     if not isinstance(record, dict) or name not in record:
-        raise ValueError(f"{where} has no {name!r}; it must be {KINDS[kind]}: {fix}")
+        raise ValueError(
+            f"{where} has no {shown(name)}; it must be {KINDS[kind]}: {fix}"
+        )
     return typed(where, name, record[name], kind, fix)
 
 # %% ../../nbs/foundations/files.ipynb #29602653

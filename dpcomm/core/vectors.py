@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .chance import seed_tree
-from .checks import check_between, check_positive, check_size
+from .checks import check_between, check_positive, check_size, shown
 
 # %% ../../nbs/foundations/vectors.ipynb #ad77ba04
 def check_floats(
@@ -149,7 +149,7 @@ def hadamard(
     "The orthogonal Hadamard matrix. [Sylvester 1867]"
     if not isinstance(size, int) or not 0 < size <= 2**14 or size & (size - 1):
         raise ValueError(
-            f"size is {size!r}; it must be a power of two, up to 2^14: use"
+            f"size is {shown(size)}; it must be a power of two, up to 2^14: use"
             " walsh_hadamard for more"
         )
     two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) / math.sqrt(2)

@@ -29,6 +29,7 @@ from dpcomm.core.checks import (
     check_number,
     check_positive,
     check_size,
+    shown,
 )
 from ..core.help import described
 from ..core.vectors import check_finite, check_vector
@@ -66,7 +67,7 @@ def check_flag(
     "Refuse anything but True and False."
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(
-            f"{name} is {value!r}; it must be True or False: change {name}"
+            f"{name} is {shown(value)}; it must be True or False: change {name}"
         )
     return bool(value)
 
@@ -472,7 +473,7 @@ def unwrap(
         )
     if message.mechanism != self.name:
         raise BadMessage(
-            f"message is of {message.mechanism!r}, to be read by {self.name!r}: use the"
+            f"message is of {shown(message.mechanism)}, to be read by {shown(self.name)}: use the"
             " sender's mechanism"
         )
     if message.fingerprint != self.fingerprint:
@@ -613,18 +614,20 @@ def register(
 ) -> type:  # the same class
     "Enter a mechanism class in the registry; ValueError for a name that is taken."
     if not (isinstance(cls, type) and issubclass(cls, Mechanism)):
-        raise TypeError(f"{cls!r} is no mechanism: derive the class from Mechanism")
+        raise TypeError(
+            f"{shown(cls)} is no mechanism: derive the class from Mechanism"
+        )
     name = cls.name
     if not NAME.fullmatch(name):
         raise ValueError(
-            f"name is {name!r}; it must be small letters, digits and _, at most 64, with"
+            f"name is {shown(name)}; it must be small letters, digits and _, at most 64, with"
             f" a letter first: change the name of {cls.__qualname__}"
         )
     if cls.__module__ != f"dpcomm.mechanisms.{name}" and name in registered():
         known = mechanism_class(name)
         if known.__qualname__ != cls.__qualname__:
             raise ValueError(
-                f"name is {name!r}, which {known.__module__}.{known.__qualname__} has:"
+                f"name is {shown(name)}, which {known.__module__}.{known.__qualname__} has:"
                 f" choose another for {cls.__qualname__}"
             )
     _REGISTRY[name] = cls
@@ -703,7 +706,7 @@ class Sender:
             raise ValueError("nothing was sent yet, so nothing is spent: encode first")
         if release.setdefault("sampling", "none") != "none":
             raise ValueError(
-                f"sampling is {release['sampling']!r}; messages that were sent are not"
+                f"sampling is {shown(release['sampling'])}; messages that were sent are not"
                 " amplified: leave sampling out, or account the run's rounds with the"
                 " mechanism itself"
             )

@@ -18,6 +18,7 @@ from dpcomm.core.checks import (
     check_choice,
     check_number,
     check_size,
+    shown,
 )
 from .contract import patch, register
 from dpcomm.mechanisms.on_ring import (
@@ -126,7 +127,7 @@ def concentrated(
     check_size("D", D)
     if variance < 0.25:
         raise ValueError(
-            f"variance is {variance!r}; one share of noise needs at least 1/4 squared"
+            f"variance is {shown(variance)}; one share of noise needs at least 1/4 squared"
             " step of the grid for this bound: use more bits, more noise or fewer"
             " clients"
         )

@@ -23,6 +23,7 @@ from dpcomm.core.checks import (
     check_choice,
     check_number,
     check_positive,
+    shown,
 )
 from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
 from ..core.wire import Message, finite_floats
@@ -443,7 +444,7 @@ def _too_coarse(mechanism):
     m = mechanism
     bits = least_bits(m.clip_norm, m.sigma, m.n_clients, m.tolerance)
     return (
-        f"sigma is {mechanism.sigma!r} with n_clients = {mechanism.n_clients!r}; a"
+        f"sigma is {shown(mechanism.sigma)} with n_clients = {shown(mechanism.n_clients)}; a"
         f" share of the noise is {mechanism.share / mechanism.scale:.2g} steps of the"
         f" grid of a {RING.bits}-bit ring, and below half a step it rounds to nothing:"
         f" a ring of {bits} bits would do; use fewer clients, a larger"

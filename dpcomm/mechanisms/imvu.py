@@ -27,6 +27,7 @@ from dpcomm.core.checks import (
     check_number,
     check_reals,
     check_size,
+    shown,
 )
 from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
 from dpcomm.core.wire import (
@@ -282,12 +283,12 @@ def _check_table(table, eps):
     "Refuse a table that is none, or one of another eps."
     if not isinstance(table, (Table, type(None))):
         raise TypeError(
-            f"table is {table!r:.60}; it must be a Table, or None for the"
+            f"table is {shown(table)}; it must be a Table, or None for the"
             " closed form: use mvu.solve"
         )
     if table is not None and abs(table.eps - eps) > 1e-9 * eps:
         raise ValueError(
-            f"eps is {eps!r} and the table's is {table.eps!r}; they"
+            f"eps is {shown(eps)} and the table's is {shown(table.eps)}; they"
             " must be equal: pass eps=table.eps"
         )
 
@@ -298,7 +299,7 @@ def _check_scale(mechanism):
     for value in (*np.abs(m.levels), m.kappa / m.clip_norm):
         if value != 0 and not 1e-37 < value < 1e37:
             raise ValueError(
-                f"beta is {m.beta!r}; with eps = {m.eps} and clip_norm"
+                f"beta is {shown(m.beta)}; with eps = {m.eps} and clip_norm"
                 f" = {m.clip_norm} the estimates and eps beta / clip_norm must"
                 f" lie within 1e-37..1e37, and one is {value:.1e}: bring the three"
                 " nearer to 1"

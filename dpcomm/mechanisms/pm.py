@@ -30,6 +30,7 @@ from dpcomm.core.checks import (
     check_positive,
     check_reals,
     check_size,
+    shown,
 )
 from ..core.vectors import check_finite, check_floats, check_rows, check_vector
 from ..core.wire import Bits, Message, header_bits
@@ -148,7 +149,7 @@ def _check_count(mechanism):
         object.__setattr__(mechanism, "count", int(check_between("count", count, 1)))
     if mechanism.eps / (count or 1) < 1e-6:
         raise ValueError(
-            f"eps is {mechanism.eps!r}; a coordinate needs at least 1e-6 of it, here"
+            f"eps is {shown(mechanism.eps)}; a coordinate needs at least 1e-6 of it, here"
             f" count = {count or 1}: raise eps or lower count"
         )
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core.chance import private_stream
-from ..core.checks import check_choice, check_size
+from ..core.checks import check_choice, check_size, shown
 from dpcomm.core.vectors import (
     check_finite,
     check_floats,
@@ -106,7 +106,7 @@ def _check_top(mechanism):
     low = mechanism.levels / 2**19
     if mechanism.top < low:
         raise ValueError(
-            f"top is {mechanism.top!r}; with {mechanism.level_bits} bits it must be in"
+            f"top is {shown(mechanism.top)}; with {mechanism.level_bits} bits it must be in"
             f" [{low:.2g}, 1]: no entry is above the clip, and a finer grid is lost in"
             " single precision"
         )

@@ -34,6 +34,7 @@ from dpcomm.core.checks import (
     check_number,
     check_reals,
     check_size,
+    shown,
 )
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
@@ -531,9 +532,9 @@ def _fitting_relation(sampling, relation):
     "The relation that goes with a sampling; ValueError for another."
     fitting = RELATION_OF.get(sampling) if isinstance(sampling, str) else None
     if fitting is None or relation not in (None, fitting):
-        pairs = ", ".join(f"{s!r} with {r!r}" for s, r in RELATION_OF.items())
+        pairs = ", ".join(f"{shown(s)} with {shown(r)}" for s, r in RELATION_OF.items())
         raise ValueError(
-            f"sampling is {sampling!r} and relation {relation!r}; accounted are {pairs},"
+            f"sampling is {shown(sampling)} and relation {shown(relation)}; accounted are {pairs},"
             " proved as Propositions F and H on the page dprec_theorem: pass one of these"
             " pairs"
         )
@@ -544,7 +545,7 @@ def _algorithm7(mechanism, slots, n_clients, groups, delta, sampling, version):
     "The paper's claim, for slots drawn with replacement. [dprec Alg. 7]"
     if sampling != "replacement":
         raise ValueError(
-            f"sampling is {sampling!r}; Algorithm 7 accounts only for slots drawn with"
+            f"sampling is {shown(sampling)}; Algorithm 7 accounts only for slots drawn with"
             " replacement: use accountant='exact-balle', or sampling='replacement'"
         )
     check_between("n_clients", n_clients, 2)

@@ -21,6 +21,7 @@ from dpcomm.core.checks import (
     check_positive,
     check_reals,
     check_size,
+    shown,
 )
 from .contract import patch, register
 from dpcomm.mechanisms.on_ring import (
@@ -116,7 +117,7 @@ def rdp_skellam(
     a = check_reals("orders", orders, "(1, 1e15]")
     if not (a % 1 == 0).all():
         raise ValueError(
-            f"orders is {orders!r}; it must hold whole numbers above 1: use"
+            f"orders is {shown(orders)}; it must hold whole numbers above 1: use"
             " INTEGER_ORDERS"
         )
     check_number("mu", mu, "[1e-30, 1e100]")

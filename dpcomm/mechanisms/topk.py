@@ -25,6 +25,7 @@ from dpcomm.core.checks import (
     check_positive,
     check_reals,
     check_size,
+    shown,
 )
 from dpcomm.core.vectors import (
     check_finite,
@@ -84,7 +85,7 @@ def size(
     k = math.floor(fraction * check_size("d", d) * (1 + 1e-12))
     if k < 1:
         raise ValueError(
-            f"fraction is {fraction!r} of {d} weights; r n must be at least 1: use a"
+            f"fraction is {shown(fraction)} of {d} weights; r n must be at least 1: use a"
             f" fraction of {1 / d:.2g} or more"
         )
     return min(k, d)
@@ -201,12 +202,12 @@ def _check_support(mechanism):
     support, fresh = mechanism.support, mechanism.fresh
     if not isinstance(support, (Support, type(None))):
         raise TypeError(
-            f"support is {support!r:.80}; it must be a Support: pass"
+            f"support is {shown(support)}; it must be a Support: pass"
             " Support(coordinates), or None"
         )
     if fresh and support is not None:
         raise ValueError(
-            f"fresh is {fresh!r}, but a support is given; a fresh one is"
+            f"fresh is {shown(fresh)}, but a support is given; a fresh one is"
             " drawn at random each round: drop one of the two"
         )
 

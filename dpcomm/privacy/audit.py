@@ -17,7 +17,13 @@ import numpy as np
 from scipy.special import betaincinv
 from scipy.stats import binom
 
-from ..core.checks import check_between, check_choice, check_number, check_reals
+from dpcomm.core.checks import (
+    check_between,
+    check_choice,
+    check_number,
+    check_reals,
+    shown,
+)
 from .accounting import Guarantee
 from .games import less_noise, lowest_bit, pure_curve
 
@@ -50,8 +56,8 @@ def refutes(
     "Whether an audited lower bound exceeds a claimed upper bound."
     if not np.isclose(guarantee.delta, audit.delta, rtol=1e-9, atol=0):
         raise ValueError(
-            f"guarantee.delta is {guarantee.delta!r}; it must be the audited"
-            f" {audit.delta!r}: audit at the delta of the claim"
+            f"guarantee.delta is {shown(guarantee.delta)}; it must be the audited"
+            f" {shown(audit.delta)}: audit at the delta of the claim"
         )
     return audit.eps > guarantee.eps * (1 + 1e-9)
 
@@ -170,7 +176,7 @@ def _check_directions(directions):
     "One or both of the directions as a list, or a ValueError."
     if not isinstance(directions, (list, tuple)) or not directions:
         raise ValueError(
-            f"directions is {directions!r:.60}; it must be a list of 'forward' or"
+            f"directions is {shown(directions)}; it must be a list of 'forward' or"
             " 'reverse': leave it out to try both"
         )
     return [check_choice("directions", one, DIRECTIONS) for one in directions]
@@ -227,7 +233,7 @@ def _check_relation(mechanism, relation):
     "Refuse a relation that a mechanism does not account for."
     if not mechanism.relations:
         raise ValueError(
-            f"relation is {relation!r}; the mechanism accounts for none: audit another"
+            f"relation is {shown(relation)}; the mechanism accounts for none: audit another"
         )
     check_choice("relation", relation, mechanism.relations)
 
@@ -384,7 +390,7 @@ def _check_claims(claims):
     "A claimed curve as two float arrays of one shape, or a ValueError."
     if not hasattr(claims, "__len__") or len(claims) != 2:
         raise ValueError(
-            f"claims is {claims!r:.60}; it must be a pair of arrays, eps and delta:"
+            f"claims is {shown(claims)}; it must be a pair of arrays, eps and delta:"
             " pass audit.claims(mechanism, relation)"
         )
     eps = np.atleast_1d(check_reals("claims, eps,", claims[0], f"[0, {LARGEST_EPS}]"))
@@ -440,7 +446,7 @@ def claims(
     _check_relation(mechanism, relation)
     if not hasattr(deltas, "__len__") or isinstance(deltas, str):
         raise ValueError(
-            f"deltas is {deltas!r:.60}; it must be a list of numbers in (0, 1): leave it"
+            f"deltas is {shown(deltas)}; it must be a list of numbers in (0, 1): leave it"
             " out for the usual ones"
         )
     play, release = _game_arguments(mechanism, relation, arguments)
@@ -518,7 +524,7 @@ def message_claims(
     relation = message_relation(mechanism)
     if relation is None:
         raise ValueError(
-            f"mechanism is {mechanism!r}; it must be private message by message: audit"
+            f"mechanism is {shown(mechanism)}; it must be private message by message: audit"
             " its sums with judge_play"
         )
     stated = [claim(mechanism, relation, delta) for delta in DELTAS]

@@ -22,6 +22,7 @@ from dpcomm.core.checks import (
     check_choice,
     check_number,
     check_reals,
+    shown,
 )
 from dpcomm.privacy.accounting import (
     CONVERSIONS,
@@ -46,7 +47,7 @@ def _log_laplace(
     reach = min(s * math.exp(min(x.max(), 700)), max(s, x.max() / s))
     if (work := len(x) * (24 + s + reach) / step) > MOST_NODES:
         raise ValueError(
-            f"s is {s!r}; with such an exponent the quadrature would take {work:.2g}"
+            f"s is {shown(s)}; with such an exponent the quadrature would take {work:.2g}"
             f" numbers, and {MOST_NODES:.2g} is the limit: lower s or j, or use rdp, which"
             " bounds what it does not compute"
         )
@@ -766,7 +767,7 @@ def pld_bracket(
     high = pld_epsilon(c, slots, n_clients, K, groups, delta, relation, cohort).eps
     if not PLD_RANGE[0] <= c <= PLD_RANGE[1]:
         raise ValueError(
-            f"c is {c!r}; it must lie in {PLD_RANGE} for a bracket: use pld_epsilon"
+            f"c is {shown(c)}; it must lie in {PLD_RANGE} for a bracket: use pld_epsilon"
         )
     rounds, q = _composition_rounds(slots, n_clients, relation, cohort)
     return _pld_eps(c, K, 1, q, rounds, delta, up=False), high

@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ..core.checks import check_between, check_positive
+from ..core.checks import check_between, check_positive, shown
 from .ring import check_streams
 
 # %% ../../nbs/secagg/discrete.ipynb #d0disc01
@@ -274,7 +274,7 @@ def exact_variance(
         exact = Fraction(0)
     if not 0 < exact <= 2**90:
         raise ValueError(
-            f"sigma2 is {sigma2!r}; it must be a number above 0, up to 2^90: change the"
+            f"sigma2 is {shown(sigma2)}; it must be a number above 0, up to 2^90: change the"
             " grid"
         )
     return exact

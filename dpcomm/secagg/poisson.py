@@ -20,6 +20,7 @@ from itertools import accumulate
 import numpy as np
 
 from ..core.chance import check_stream
+from ..core.checks import shown
 from dpcomm.secagg.discrete import (
     GUIDE_BITS,
     check_shape,
@@ -44,7 +45,7 @@ def check_mean(
         exact = Fraction(-1)
     if not 0 <= exact <= LARGEST_MEAN:
         raise ValueError(
-            f"mu is {mu!r}; it must be a number from 0 to"
+            f"mu is {shown(mu)}; it must be a number from 0 to"
             f" 2^{LARGEST_MEAN.bit_length() - 1}: use a coarser grid"
         )
     return exact

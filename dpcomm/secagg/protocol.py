@@ -65,7 +65,7 @@ class SecAggError(ValueError):
         step: int,  # index into ROUNDS
     ):
         self.client, self.round = client, ROUNDS[step]
-        super().__init__(f"round {self.round!r}, {party_name(client)}: {text}")
+        super().__init__(f"round {shown(self.round)}, {party_name(client)}: {text}")
 
 # %% ../../nbs/secagg/protocol.ipynb #d0prot04
 class Damaged(SecAggError):
@@ -166,12 +166,12 @@ def _check_quorum(setup, k):
 def _check_bytes(setup):
     if not isinstance(setup.session, bytes) or len(setup.session) != 16:
         raise ValueError(
-            f"session is {setup.session!r}; it must be 16 bytes: pass os.urandom(16)"
+            f"session is {shown(setup.session)}; it must be 16 bytes: pass os.urandom(16)"
             " that everybody trusts to be fresh"
         )
     if not isinstance(setup.support, bytes):
         raise ValueError(
-            f"support is {setup.support!r}; it must be bytes: hash what it stands for"
+            f"support is {shown(setup.support)}; it must be bytes: hash what it stands for"
         )
 
 # %% ../../nbs/secagg/protocol.ipynb #d0prot08
@@ -470,7 +470,7 @@ def check_points(
     if points and whole and len(set(points)) == len(points):
         return at
     raise ValueError(
-        f"{name} is {at!r:.60}; it must hold different whole numbers above 0: at 0 a"
+        f"{name} is {shown(at)}; it must hold different whole numbers above 0: at 0 a"
         " share is the secret itself"
     )
 
@@ -509,7 +509,7 @@ def reconstruct(
     "The polynomial's value at 0. [Shamir 1979]"
     if not isinstance(shares, dict):
         raise TypeError(
-            f"shares is {shares!r:.60}; it must be a dict, point -> value: pass the"
+            f"shares is {shown(shares)}; it must be a dict, point -> value: pass the"
             " shares with their points"
         )
     if len(shares) < check_between("threshold", threshold, 1):

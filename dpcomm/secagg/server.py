@@ -16,6 +16,7 @@ from collections import Counter
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from ..core.checks import shown
 from dpcomm.secagg.client import (
     DEALT_SIZE,
     SEALED_SIZE,
@@ -120,7 +121,7 @@ class Server:
             if self.inbox:
                 raise ValueError(
                     f"{len(self.inbox)} messages of the round"
-                    f" {ROUNDS[self.step]!r} are here: advance first"
+                    f" {shown(ROUNDS[self.step])} are here: advance first"
                 )
             known = {name: getattr(self, name, None) for name in SERVER_KEPT}
             self.step = len(ROUNDS)

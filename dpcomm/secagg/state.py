@@ -67,7 +67,7 @@ def from_json(
         name, text, client, step = rest
         errors = {c.__name__: c for c in SecAggError.__subclasses__()}
         return errors[name](text, client, step)
-    raise ValueError(f"the state holds a {kind!r}: it is not one of ours")
+    raise ValueError(f"the state holds a {shown(kind)}: it is not one of ours")
 
 # %% ../../nbs/secagg/state.ipynb #57a7e010
 VERSION = 1  # of the notation; an unknown one is refused

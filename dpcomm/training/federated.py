@@ -321,8 +321,8 @@ def local_trainer(
         return trainer, size
     if name != "fused":
         raise ValueError(
-            f"precision is {precision!r}, which only engine 'fused' knows, and here it"
-            f" is {name!r}: leave precision out"
+            f"precision is {shown(precision)}, which only engine 'fused' knows, and here it"
+            f" is {shown(name)}: leave precision out"
         )
     return partial(trainer, dtype=getattr(torch, precision)), size
 
@@ -520,7 +520,7 @@ def load_checkpoint(
     if differ:
         raise ValueError(
             f"{Path(path).name} was made with another {differ[0]}"
-            f" ({stored.get(differ[0])!r}, now {fingerprint[differ[0]]!r}): run without"
+            f" ({shown(stored.get(differ[0]))}, now {shown(fingerprint[differ[0]])}): run without"
             " resume, or choose another folder"
         )
     return state
@@ -707,7 +707,7 @@ def _about_sampling(promise, config, n_clients):
             yield "a client that joins changes who else is in a cohort of fixed size"
         return
     if promise.sampling != config.sampling:
-        yield f"its sampling is {promise.sampling!r}, the run's is {config.sampling!r}"
+        yield f"its sampling is {shown(promise.sampling)}, the run's is {shown(config.sampling)}"
     if promise.relation == "poisson-null":
         yield "absent clients send nothing here, and not null messages"
 
@@ -720,7 +720,7 @@ def _about_size(promise, config, n_clients, rounds):
     same = promise.q is not None and math.isclose(promise.q, rate, rel_tol=1e-9)
     if promise.sampling != "none" and not same:
         yield (
-            f"its rate q is {promise.q!r}, the run's is {config.cohort} of {n_clients}"
+            f"its rate q is {shown(promise.q)}, the run's is {config.cohort} of {n_clients}"
         )
 
 
