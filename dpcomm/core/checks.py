@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['QUOTED', 'HUGE', 'SCALE', 'ENTRIES', 'shown', 'check_positive', 'check_between', 'check_number', 'check_size',
-           'check_reals', 'nearest', 'check_choice']
+           'check_reals', 'check_stream', 'nearest', 'check_choice']
 
 # %% ../../nbs/foundations/checks.ipynb #bc2753f1
 import difflib
@@ -128,6 +128,18 @@ def check_reals(
     raise ValueError(
         f"{name} {found}; it must hold numbers in {range}, at least one: change {name}"
     )
+
+# %% ../../nbs/foundations/checks.ipynb #c26d3075
+def check_stream(
+    rng,  # one stream
+) -> np.random.Generator:  # the same
+    "Refuse what does not draw as numpy's Generator does."
+    if not hasattr(rng, "integers"):
+        raise TypeError(
+            f"rng is {shown(rng)}; it must be a numpy Generator: pass"
+            " seed_tree(seed, ...), or private_stream() where it must hide"
+        )
+    return rng
 
 # %% ../../nbs/foundations/checks.ipynb #ad77ba02
 def nearest(

@@ -184,7 +184,10 @@ def _damage(data, d):
         return "message checksum does not match: it was corrupted on the way, send it again"
     name = bytes(data[FRAME.size : FRAME.size + data[3]])
     if not name.isascii():
-        return f"message names {shown(name)}; names of mechanisms are ASCII: it is not a dpcomm message"
+        return (
+            f"message names {shown(name)}; names of mechanisms are ASCII: it is not a"
+            " dpcomm message"
+        )
     return ""
 
 

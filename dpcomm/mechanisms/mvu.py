@@ -22,12 +22,7 @@ from scipy import sparse
 from scipy.optimize import linprog
 from torch import Tensor
 
-from dpcomm.core.chance import (
-    bernoulli,
-    check_stream,
-    private_stream,
-    row_streams,
-)
+from ..core.chance import bernoulli, private_stream, row_streams
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -35,6 +30,7 @@ from dpcomm.core.checks import (
     check_positive,
     check_reals,
     check_size,
+    check_stream,
 )
 from ..core.files import write_whole
 from ..core.vectors import check_rows, check_vector, clip_l2

@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.chance import check_stream, private_stream
+from ..core.chance import private_stream
 from dpcomm.core.checks import (
     check_between,
     check_choice,
     check_number,
     check_positive,
     check_size,
+    check_stream,
 )
 from ..core.vectors import check_rows, check_vector, rotate, unrotate
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits

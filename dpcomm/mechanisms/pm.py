@@ -16,13 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpcomm.core.chance import (
-    check_stream,
-    private_stream,
-    public_seed,
-    row_streams,
-    seed_tree,
-)
+from ..core.chance import private_stream, public_seed, row_streams, seed_tree
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -30,6 +24,7 @@ from dpcomm.core.checks import (
     check_positive,
     check_reals,
     check_size,
+    check_stream,
     shown,
 )
 from ..core.vectors import check_finite, check_floats, check_rows, check_vector

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from dpcomm.core.chance import (
     Insecure,
-    check_stream,
     gumbel_argmax,
     normal,
     private_stream,
@@ -34,6 +33,7 @@ from dpcomm.core.checks import (
     check_number,
     check_reals,
     check_size,
+    check_stream,
     shown,
 )
 from ..core.vectors import check_rows, check_vector, clip_l2

@@ -13,12 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.chance import check_stream, private_stream, row_streams
-from dpcomm.core.checks import (
-    check_choice,
-    check_number,
-    check_size,
-)
+from ..core.chance import private_stream, row_streams
+from ..core.checks import check_choice, check_number, check_size, check_stream
 from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
 from dpcomm.core.wire import (
     BadMessage,

@@ -120,7 +120,8 @@ def _check_combination(trust, sampling, relation):
         if t == trust
     )
     raise ValueError(
-        f"trust = {shown(trust)} with sampling = {shown(sampling)} and relation = {shown(relation)} is"
+        f"trust = {shown(trust)} with sampling = {shown(sampling)} and relation ="
+        f" {shown(relation)} is"
         f" not allowed: no theorem covers it, since {WHY[trust]}. With this trust use"
         f" {covered}."
     )

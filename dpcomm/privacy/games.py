@@ -13,8 +13,13 @@ from itertools import combinations_with_replacement
 import numpy as np
 from scipy.special import gammaln, log_ndtr, xlogy
 
-from ..core.chance import check_stream
-from ..core.checks import check_between, check_number, check_reals, shown
+from dpcomm.core.checks import (
+    check_between,
+    check_number,
+    check_reals,
+    check_stream,
+    shown,
+)
 
 # %% ../../nbs/foundations/games.ipynb #e326ad15
 MOST_EPS = 700.0  # exp(eps) is a float64 up to here

@@ -19,8 +19,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from ..core.chance import check_stream
-from ..core.checks import shown
+from ..core.checks import check_stream, shown
 from dpcomm.secagg.discrete import (
     GUIDE_BITS,
     check_shape,

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.chance import check_stream
 from dpcomm.core.checks import (
     check_between,
     check_number,
     check_positive,
     check_reals,
     check_size,
+    check_stream,
     shown,
 )
 from ..core.vectors import check_finite, clip_l2

@@ -88,8 +88,8 @@ def _read(body):
     "Head and fields; ValueError for whatever else stands there."
     try:
         head, fields = from_json(json.loads(body))
-        head["version"], head["session"], head["public"]
-        if isinstance(head["who"], int) and isinstance(fields, dict):
+        whole = {"version", "session", "public"} <= {*head} and isinstance(fields, dict)
+        if whole and isinstance(head["who"], int):
             return head, fields
         why = "its head or its fields are missing"
     except RecursionError:

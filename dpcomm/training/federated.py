@@ -30,12 +30,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from tqdm import tqdm
 
-from ..core.chance import check_stream, seed_tree
+from ..core.chance import seed_tree
 from dpcomm.core.checks import (
     check_between,
     check_choice,
     check_number,
     check_positive,
+    check_stream,
     shown,
 )
 from ..core.files import read_sealed, seal, write_whole

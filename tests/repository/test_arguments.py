@@ -232,7 +232,6 @@ GOOD = {
     "core.chance": {
         "Insecure": dict(seed=3),
         "check_key": dict(key=None),
-        "check_stream": dict(rng=RNG),
         "private_stream": dict(key=None),
         "public_seed": dict(key=None),
         "bernoulli": dict(p=[0.5], rng=RNG),
@@ -244,6 +243,7 @@ GOOD = {
         "check_choice": dict(name="x", value="a", allowed=("a", "b")),
         "check_size": dict(name="d", value=3),
         "check_reals": dict(name="x", values=[1.0], range="[0, 1]"),
+        "check_stream": dict(rng=RNG),
     },
     "core.vectors": {
         "check_floats": dict(name="u", x=ROW),

@@ -131,3 +131,11 @@ def test_costs_are_the_formulas():
         0 < cost["down"] <= sum(b.total // 8 for k, b in bits.items() if k[1] == "down")
     )
     assert cost["clients"] > 0 and cost["server"] > 0 and cost["n"] == n
+
+
+def test_a_reason_names_the_client_by_its_id():
+    theirs = protocol.OutOfRange("too large: clip", 1, protocol.MASKED)
+    assert many.reason(theirs, [7, 30]) == "round 'masked', client 30: too large: clip"
+    ours = protocol.BelowThreshold("too few", protocol.SERVER, protocol.MASKED)
+    assert many.reason(ours, [7, 30]) == str(ours)
+    assert many.reason(ValueError("no list"), [7, 30]) == "no list"

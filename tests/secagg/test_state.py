@@ -260,6 +260,17 @@ def test_a_counter_never_falls_and_one_of_two_processes_passes(tmp_path, monkeyp
         state.Counter(tmp_path / "file").rise(bytes(16), 0, 0)
 
 
+def test_fields_are_taken_whole_or_not_at_all():
+    party = Client(SETUP, 0, PRIVATE[0], DIRECTORY, seed=1)
+    with pytest.raises(ValueError, match="the state differs in 'other'"):
+        state.take_fields(party, {"step": 2, "other": 1}, ("step",))
+    with pytest.raises(ValueError, match="the state is at step 7; there are 6"):
+        state.take_fields(party, {"step": 7}, ("step",))
+    assert party.step == 0 and not hasattr(party, "other")
+    state.take_fields(party, {"step": 2}, ("step",))
+    assert party.step == 2
+
+
 def test_a_state_is_taken_back_with_a_counter():
     data = Client(SETUP, 0, PRIVATE[0], DIRECTORY).state()
     with pytest.raises(ValueError, match="counter is missing.*: pass state.Counter"):
