@@ -38,7 +38,7 @@ __all__ = [
 def __getattr__(name):
     "Import one public name from the room it lives in."
     if name not in _HOMES:
-        raise AttributeError(f"module 'dpcomm' has no attribute {name!r}")
+        raise AttributeError(f"module 'dpcomm' has no attribute {name!r:.80}")
     home = import_module(f"dpcomm.{_HOMES[name]}")
     return home if name == "audit" else getattr(home, name)
 

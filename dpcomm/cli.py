@@ -22,6 +22,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import dpcomm
+from .core.checks import shown
 from .experiments import runner
 
 # %% ../nbs/reference/cli.ipynb #01ffb985
@@ -60,7 +61,7 @@ def seed_list(
         seeds = [-1]
     if min(seeds) < 0:
         raise ValueError(
-            f"--seeds {text!r:.80} is no list of whole numbers from 0 on; write for"
+            f"--seeds {shown(text)} is no list of whole numbers from 0 on; write for"
             " example --seeds 0,1,2"
         )
     return seeds
@@ -453,7 +454,9 @@ def _table(args):
     from dpcomm.report import papers, results, terminal
 
     if args.out and not Path(args.out).is_dir():
-        raise ValueError(f"--out={args.out!r} is no folder: run a sweep into it first")
+        raise ValueError(
+            f"--out={shown(args.out)} is no folder: run a sweep into it first"
+        )
     names = [args.table] if args.table else papers.tables(args.paper)
     found = results.evidence(args.paper, args.out)
     for name in names:

@@ -198,7 +198,7 @@ def new(
     name = folder.absolute().name
     if not re.fullmatch("[a-z][a-z0-9_]*", name):
         raise ValueError(
-            f"folder is called {name!r}; Python imports it by that name: use small"
+            f"folder is called {name!r:.80}; Python imports it by that name: use small"
             " letters, digits and _"
         )
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):

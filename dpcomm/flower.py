@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FLWR', 'HELLO', 'UPDATE', 'SUM', 'OK', 'REFUSED', 'FAILED', 'AGAIN', 'BEHIND', 'LIMIT', 'CODES', 'NONCE', 'OUT',
-           'PULLS', 'need_flower', 'Apart', 'own_part', 'check_task', 'agreement', 'shown', 'differences', 'mark_of',
+           'PULLS', 'need_flower', 'Apart', 'own_part', 'check_task', 'agreement', 'differences', 'mark_of',
            'local_update', 'message_of', 'Node', 'greet', 'within', 'proven', 'claim', 'caught_up', 'remember', 'admit',
            'work', 'check_weights', 'guarded', 'answer', 'Gathering', 'take', 'code_of', 'drawn', 'step', 'by_message',
            'Here', 'Deadlines', 'converse', 'meet', 'Down', 'History', 'Row', 'gather', 'Promise', 'Served', 'keep',
@@ -14,7 +14,6 @@ __all__ = ['FLWR', 'HELLO', 'UPDATE', 'SUM', 'OK', 'REFUSED', 'FAILED', 'AGAIN',
 import hashlib
 import io
 import json
-import reprlib
 import secrets
 import sys
 import time
@@ -34,7 +33,7 @@ from torch import Tensor
 
 import dpcomm
 from .core.chance import Insecure, derive, private_stream
-from .core.checks import check_between, check_positive
+from .core.checks import check_between, check_positive, shown
 from .core.files import read_sealed, seal
 from .core.vectors import groups, pack
 from .core.wire import VERSION as WIRE
@@ -106,7 +105,7 @@ def check_task(
     mechanism, d = task.mechanism, _size(task)
     if mechanism.summed and getattr(task.federation, "sums", None) is None:
         raise ValueError(
-            f"mechanism is {mechanism.name!r}; it is private only in a secure sum, and"
+            f"mechanism is {shown(mechanism.name)}; it is private only in a secure sum, and"
             " here the server sees every message: name the Sums in Apart, or use one"
             " that is private by itself, such as rec"
         )
@@ -114,7 +113,7 @@ def check_task(
         sums.check(task)
     if mechanism.memory(1, d) is not None:
         raise ValueError(
-            f"mechanism is {mechanism!r}; its clients remember what they did not send,"
+            f"mechanism is {shown(mechanism)}; its clients remember what they did not send,"
             " and nodes keep nothing here: use one without memory, such as"
             " residuals=False"
         )
@@ -147,17 +146,6 @@ def agreement(
         shared |= sums.public
     settings = {f"config.{k}": v for k, v in asdict(task.config).items()}
     return {name: str(value) for name, value in (shared | settings).items()}
-
-# %% ../nbs/reference/flower.ipynb #f10a0010
-def shown(
-    value,  # whatever came from another machine
-    most: int = 80,  # characters, >= 1
-) -> str:  # quoted
-    "A stranger's value, cut before it is quoted."
-    if isinstance(value, int) and value.bit_length() > 128:
-        return "a number of many digits"
-    cut = isinstance(value, (str, bytes))
-    return (repr(value[:most]) if cut else reprlib.repr(value))[: most + 2]
 
 # %% ../nbs/reference/flower.ipynb #f10a0202
 def differences(
@@ -684,9 +672,9 @@ def _stranger(task, clients, reply):
         return "; ".join(found)
     client, before = reply.get("client"), reply.get("before")
     if type(client) is not int or not 0 <= client < task.n_clients:
-        return f"it calls itself client {shown(client, 20)}; there are {task.n_clients}"
+        return f"it calls itself client {shown(client)}; there are {task.n_clients}"
     if type(before) is not int or not 0 <= before <= 10**6:
-        return f"it has sent {shown(before, 20)} messages before: it must be a number"
+        return f"it has sent {shown(before)} messages before: it must be a number"
     if why or client in clients:
         return why or f"client {client} is here already"
     return ""
@@ -753,7 +741,7 @@ class History(Down):
         mine = pack(task.model)
         if not torch.equal(mine, self.w.detach()):
             raise ValueError(
-                f"history is {name!r}; the task's model is not what that name and seed"
+                f"history is {shown(name)}; the task's model is not what that name and seed"
                 f" {task.seed} build: name its own, or leave history out"
             )
 

@@ -23,7 +23,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from .core.chance import Insecure
-from .core.checks import check_between
+from .core.checks import check_between, shown
 from .core.files import field, read_json
 from .core.vectors import groups
 from dpcomm.flower import (
@@ -52,6 +52,7 @@ from dpcomm.secagg.protocol import (
 )
 from .secagg.server import Server
 from .secagg.session import identities, overhead
+from .secagg.state import Counter
 from .training.floor import Beyond, check_private, private_folder, write_private
 
 # %% ../nbs/reference/flower_sums.ipynb #f10c0006
@@ -85,12 +86,12 @@ class Sums:
             )
         if not mechanism.summed:
             raise ValueError(
-                f"mechanism is {mechanism.name!r}, whose messages are not shares of a"
+                f"mechanism is {shown(mechanism.name)}, whose messages are not shares of a"
                 " sum: leave sums out, or use ddgauss, skellam or topk"
             )
         if config.sampling != "fixed" or config.cohort != n:
             raise ValueError(
-                f"cohort is {config.cohort} of {n}, sampling {config.sampling!r}; a"
+                f"cohort is {config.cohort} of {n}, sampling {shown(config.sampling)}; a"
                 f" secure sum asks everybody: use cohort={n} and sampling='fixed'"
             )
         if mechanism.n_clients != n:
@@ -165,12 +166,13 @@ def answer(
     setup, keys = session_of(node.task, t), self.directory
     whose = f"{mark_of(node.task)}-{node.client}-{t}"
     here, there = (Path(node.claims) / f"{whose}-{k}.state" for k in (step, step + 1))
+    counter = Counter(node.claims)
     if step:
         if (state := take_back(here)) is None:
             return dict(code=AGAIN)
-        client = Client.resume(setup, node.identity, keys, state)
+        client = Client.resume(setup, node.identity, keys, state, counter=counter)
     else:
-        client = Client(setup, node.client, node.identity, keys)
+        client = Client(setup, node.client, node.identity, keys, counter=counter)
     with closing(client):
         if step == MASKED:
             update = local_update(

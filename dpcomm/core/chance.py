@@ -19,7 +19,7 @@ import torch
 from randomgen import ChaCha
 from torch import Tensor
 
-from .checks import check_between, check_reals
+from .checks import check_between, check_reals, check_stream, shown
 
 # %% ../../nbs/foundations/chance.ipynb #9e825039
 def derive(
@@ -28,9 +28,13 @@ def derive(
     bits: int = 128,  # size of the result, a multiple of 8 up to 512
 ) -> int:  # in [0, 2**bits)
     "Hash an address in the seed tree to a whole number. [BLAKE2b, RFC 7693]"
-    text = json.dumps(
-        [index(seed), *[p if isinstance(p, str) else index(p) for p in path]]
-    )
+    numbers = [p if isinstance(p, str) else index(p) for p in (seed, *path)]
+    if huge := [p for p in numbers if not isinstance(p, str) and abs(p) > 2**1024]:
+        raise ValueError(
+            f"seed or address holds {shown(huge[0])}; 1024 bits are the most: use a"
+            " smaller number"
+        )
+    text = json.dumps(numbers)
     return int.from_bytes(
         hashlib.blake2b(text.encode(), digest_size=bits // 8).digest(), "little"
     )
@@ -99,6 +103,7 @@ def normal(
                 " one a row"
             )
         return torch.stack([normal(shape[1:], r, device) for r in rng])
+    check_stream(rng)
     if torch.device(device).type == "cpu":
         return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
     on_device = torch.Generator(device).manual_seed(int(rng.integers(2**63)))
@@ -130,7 +135,7 @@ def bernoulli(
         else check_reals("p", p, "[0, 1]")
     )
     if not isinstance(rng, (list, tuple)):
-        return below(rng.random(p.shape), p, rng)
+        return below(check_stream(rng).random(p.shape), p, rng)
     if len(rng) != len(p):
         raise ValueError(
             f"rng holds {len(rng)} streams for {len(p)} rows: pass one stream, or one"
@@ -160,12 +165,12 @@ def row_streams(
 ) -> list:  # n streams
     "A stream for every row; ValueError where there are too few or too many."
     if not isinstance(rng, (list, tuple)):
-        return [rng] * n
+        return [check_stream(rng)] * n
     if len(rng) != n:
         raise ValueError(
             f"rng holds {len(rng)} streams for {n} rows: pass one stream, or one a row"
         )
-    return rng
+    return [check_stream(stream) for stream in rng]
 
 # %% ../../nbs/foundations/chance.ipynb #1c204c7b
 def uniform_rows(
@@ -175,5 +180,5 @@ def uniform_rows(
 ) -> np.ndarray:  # (n, m) float64, uniform on [0, 1)
     "Uniform numbers from a stream, or row by row from several."
     if not isinstance(rng, (list, tuple)):
-        return rng.random((n, m))
+        return check_stream(rng).random((n, m))
     return np.reshape([r.random(m) for r in row_streams(rng, n)], (n, m))

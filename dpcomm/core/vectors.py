@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .chance import seed_tree
-from .checks import check_between, check_positive, check_size
+from .checks import check_between, check_positive, check_size, shown
 
 # %% ../../nbs/foundations/vectors.ipynb #ad77ba04
 def check_floats(
@@ -32,6 +32,12 @@ def check_floats(
         raise ValueError(
             f"{name} is {x.dtype}; it must be float32 or float64, since fewer digits"
             f" cannot keep a bound: convert to float32 by {name}.float()"
+        )
+    if x.layout is not torch.strided or x.is_meta:
+        kind = "meta" if x.is_meta else str(x.layout).removeprefix("torch.")
+        raise ValueError(
+            f"{name} is a {kind} tensor; its numbers must stand in memory, one after"
+            f" another: pass {name}.to_dense(), or a tensor of the CPU"
         )
     if x.requires_grad:
         raise ValueError(
@@ -177,7 +183,7 @@ def hadamard(
     "The orthogonal Hadamard matrix. [Sylvester 1867]"
     if not isinstance(size, int) or not 0 < size <= 2**14 or size & (size - 1):
         raise ValueError(
-            f"size is {size!r}; it must be a power of two, up to 2^14: use"
+            f"size is {shown(size)}; it must be a power of two, up to 2^14: use"
             " walsh_hadamard for more"
         )
     two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) / math.sqrt(2)

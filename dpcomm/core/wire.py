@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import check_between, check_size
+from .checks import check_between, check_size, shown
 
 # %% ../../nbs/foundations/messages.ipynb #9fa8e9df
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _frame_damage(data, d):
         return f"has {len(data)} bytes; the frame alone has {size}: it is truncated, send it again"
     magic, version, n_name, _, announced, n_payload = FRAME.unpack_from(data)
     if magic != MAGIC:
-        return f"starts with {magic!r}, not {MAGIC!r}: it is not a dpcomm message"
+        return f"starts with {shown(magic)}, not {shown(MAGIC)}: it is not a dpcomm message"
     if version != VERSION:
         return f"has version {version}; this dpcomm reads version {VERSION}: update the older side"
     if announced != d:
@@ -184,7 +184,10 @@ def _damage(data, d):
         return "message checksum does not match: it was corrupted on the way, send it again"
     name = bytes(data[FRAME.size : FRAME.size + data[3]])
     if not name.isascii():
-        return f"message names {name!r}; names of mechanisms are ASCII: it is not a dpcomm message"
+        return (
+            f"message names {shown(name)}; names of mechanisms are ASCII: it is not a"
+            " dpcomm message"
+        )
     return ""
 
 

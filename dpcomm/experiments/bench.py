@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.chance import Insecure, normal, seed_tree
-from ..core.checks import check_between, check_choice
+from ..core.checks import check_between, check_choice, shown
 from ..core.vectors import flatten
 from dpcomm.experiments.peers import (
     Contestant,
@@ -561,7 +561,7 @@ def read(
         for name, kind in FIELDS.items():
             if not isinstance(record.get(name), kind):
                 raise ValueError(
-                    f"{Path(path).name}, line {i}: {name} is {record.get(name)!r}; it"
+                    f"{Path(path).name}, line {i}: {name} is {shown(record.get(name))}; it"
                     f" must be of type {kind.__name__}: measure again"
                 )
         found.append(record)

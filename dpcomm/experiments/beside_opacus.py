@@ -6,7 +6,7 @@
 __all__ = ['PREMISE', 'DELTA', 'IMPORTS', 'TRAINING', 'CASES', 'ACCOUNTING', 'SCRIPT', 'guarantee', 'run']
 
 # %% ../../nbs/reference/opacus.ipynb #c1opa503
-from ..core.checks import check_choice
+from ..core.checks import check_choice, shown
 from . import peers
 from ..mechanisms.distributed_noise import FLOATS
 from ..privacy import accounting
@@ -36,7 +36,7 @@ def guarantee(
         return accounting.gaussian_guarantee(*run, accountant=accountant, **fields)
     if accountant == "pld" or not history:
         raise ValueError(
-            f"history has {len(history)} parts; with accountant = {accountant!r} it"
+            f"history has {len(history)} parts; with accountant = {shown(accountant)} it"
             " must have 1: train first, and pass accountant='rdp-balle' for several"
         )
     return _composed(history, delta, accountant, fields)

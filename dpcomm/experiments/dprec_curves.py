@@ -15,7 +15,7 @@ import math
 from functools import cache
 
 from ..core.chance import seed_tree
-from ..core.checks import check_between
+from ..core.checks import check_between, shown
 from .runs import from_training
 from ..mechanisms import ddgauss as ddg
 from ..mechanisms.gaussian import Gaussian
@@ -108,7 +108,7 @@ def as_run(
     """
     if config.sampling != "fixed":
         raise ValueError(
-            f"sampling is {config.sampling!r}; this accounts 'fixed' cohorts: use the"
+            f"sampling is {shown(config.sampling)}; this accounts 'fixed' cohorts: use the"
             " mechanism's own guarantee"
         )
     if isinstance(mechanism, ddg.DDGauss):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.chance import Insecure, derive, private_stream, seed_tree
+from ..core.checks import shown
 from ..core.vectors import flatten
 from ..core.wire import parse_message
 from . import peers
@@ -44,7 +45,7 @@ CLIENT = """
 class Private(Postprocessor):
     def __init__(self, mechanism, cohort, seed=None):
         if why := obstacle(mechanism):
-            raise ValueError(f"mechanism is {mechanism.name!r}, which {why}")
+            raise ValueError(f"mechanism is {shown(mechanism.name)}, which {why}")
         self.mechanism, self.cohort, self.seed, self.round = mechanism, cohort, seed, 0
 
     def key(self, who):

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 import dpcomm
-from ..core.checks import check_choice
+from ..core.checks import check_choice, shown
 from ..report import papers, records
 
 # %% ../../nbs/reference/peers.ipynb #24fa10fc
@@ -267,7 +267,7 @@ def peer_versions(
     "What a peer consists of; refuses one that does not exist or is not installed."
     needs = NEEDS[check_choice("--peer", name, tuple(NEEDS))]
     if python and not shutil.which(python):
-        raise ValueError(f"--peer-python {python!r} is no program: name a Python")
+        raise ValueError(f"--peer-python {shown(python)} is no program: name a Python")
     found = package_versions(needs, python)
     if found is None:
         raise ValueError(

@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import dpcomm
+from ..core.checks import shown
 from ..report.papers import refuse
 
 # %% ../../nbs/reference/runner.ipynb #6fab5ce5
@@ -109,7 +110,7 @@ def defaults(
         except (AttributeError, ValueError):
             raise ValueError(
                 f"{Path(path).name}: line {node.lineno} of the parameters cell is"
-                f" {ast.unparse(node)!r}; write `name = literal`"
+                f" {shown(ast.unparse(node))}; write `name = literal`"
             ) from None
     return values
 
@@ -132,15 +133,15 @@ def check_parameters(
         whole = kind is float and type(value) is int
         if kind not in (type(None), type(value)) and not whole:
             raise ValueError(
-                f"parameter {key!r} is {value!r}; it must be of type {kind.__name__},"
-                f" as its default {default!r}"
+                f"parameter {shown(key)} is {shown(value)}; it must be of type {kind.__name__},"
+                f" as its default {shown(default)}"
             )
     if (seeds := values.get("seeds")) is None:
         return values
     whole = all(type(s) is int and s >= 0 for s in seeds)
     if not seeds or not whole or len(set(seeds)) < len(seeds):
         raise ValueError(
-            f"parameter 'seeds' is {seeds!r}; it must hold distinct whole numbers from"
+            f"parameter 'seeds' is {shown(seeds)}; it must hold distinct whole numbers from"
             " 0 on, as in [0, 1, 2]"
         )
     return values
@@ -160,7 +161,7 @@ def device(
         return "cpu"
     if not gpu:
         raise ValueError(
-            f"device is {name!r}, and this experiment computes on the CPU only; use"
+            f"device is {shown(name)}, and this experiment computes on the CPU only; use"
             " 'cpu' or 'auto'"
         )
     import torch
@@ -171,7 +172,7 @@ def device(
     index = name.partition(":")[2] or "0"
     if not (index.isdecimal() and int(index) < found):
         raise ValueError(
-            f"device is {name!r} and torch finds {found or 'no'} GPU here; use 'cpu' or"
+            f"device is {shown(name)} and torch finds {found or 'no'} GPU here; use 'cpu' or"
             " 'auto'"
         )
     return name
@@ -187,7 +188,7 @@ def differences(
         for f in fields(config)
     ]
     lines = [
-        f"{name} = {here!r} (paper: {there!r})"
+        f"{name} = {shown(here)} (paper: {shown(there)})"
         for name, here, there in pairs
         if here != there
     ]
@@ -385,14 +386,14 @@ def output_folder(
     folder = folder.resolve()
     if root and folder.is_relative_to(root / "nbs"):
         raise ValueError(
-            f"out is {str(out)!r}, inside nbs/; sources live there, so choose another"
+            f"out is {shown(str(out))}, inside nbs/; sources live there, so choose another"
             " folder, as runs/"
         )
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         why = "is not a folder" if not there.is_dir() else "may not be written to"
         raise ValueError(
-            f"out is {str(out)!r}, and {there.name or 'the root'} {why}: choose a"
+            f"out is {shown(str(out))}, and {there.name or 'the root'} {why}: choose a"
             " folder of your own, as runs/"
         )
     return folder
@@ -429,9 +430,10 @@ def prepare(
     check_parameters(defaults(path), values)
     if (wanted := str(values.get("device", "auto"))) not in ("auto", "cpu"):
         device(wanted)
-    if max_seconds is not None and not max_seconds > 0:
+    number = isinstance(max_seconds, (int, float))
+    if max_seconds is not None and not (number and max_seconds > 0):
         raise ValueError(
-            f"max_seconds is {max_seconds!r}; it must be above 0, or None for no limit"
+            f"max_seconds is {shown(max_seconds)}; it must be above 0, or None for no limit"
         )
     return path, folder, values
 

@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..core.checks import check_between, check_number
+from ..core.checks import check_between, check_number, shown
 from ..core.files import locked
 from . import runner, runs
 from ..report import papers, records
@@ -99,11 +99,13 @@ def _check_table(table, where):
     for name in ("experiment", "scale", "only"):
         if not isinstance(table.get(name, ""), str):
             raise ValueError(
-                f"{where}: {name} is {table[name]!r}; write text in quotes"
+                f"{where}: {name} is {shown(table[name])}; write text in quotes"
             )
     seeds = table.get("seeds", [])
     if not isinstance(seeds, list) or not all(type(s) is int and s >= 0 for s in seeds):
-        raise ValueError(f"{where}: seeds is {seeds!r}; write whole numbers, as [0, 1]")
+        raise ValueError(
+            f"{where}: seeds is {shown(seeds)}; write whole numbers, as [0, 1]"
+        )
 
 
 def read_grid(

@@ -26,6 +26,7 @@ from dpcomm.core.checks import (
     check_positive,
     check_reals,
     check_size,
+    shown,
 )
 from ..core.vectors import check_finite, check_rows
 from ..core.wire import Bits, header_bits
@@ -101,7 +102,7 @@ def _kept_size(fraction, d):
     size = int(Fraction(str(float(fraction))) * d)
     if size < 1:
         raise ValueError(
-            f"fraction is {fraction!r}, which keeps none of d = {d} coefficients; r d"
+            f"fraction is {shown(fraction)}, which keeps none of d = {d} coefficients; r d"
             f" must be at least 1: use a fraction of {1 / d:.2g} or more"
         )
     return size

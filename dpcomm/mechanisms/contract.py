@@ -29,11 +29,13 @@ from dpcomm.core.checks import (
     check_number,
     check_positive,
     check_size,
+    shown,
 )
 from ..core.help import described
 from ..core.vectors import check_finite, check_vector
 from ..core.wire import BadMessage, Bits, Message, finite_floats, header_bits
 from ..privacy.accounting import Guarantee, pure_guarantee
+from ..secagg.protocol import SERVER, UNMASK, BelowThreshold
 
 # %% ../../nbs/foundations/contract.ipynb #aa41b3f2
 def patch(
@@ -65,7 +67,7 @@ def check_flag(
     "Refuse anything but True and False."
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(
-            f"{name} is {value!r}; it must be True or False: change {name}"
+            f"{name} is {shown(value)}; it must be True or False: change {name}"
         )
     return bool(value)
 
@@ -325,6 +327,7 @@ class Summed(Mechanism):
 
     summed, trust = True, "secagg"
     ring = None  # secagg.ring.Ring in which the words are added
+    honest = 1  # shares of noise that every sum must carry
 
 # %% ../../nbs/foundations/contract.ipynb #77a434c5
 @patch
@@ -336,14 +339,41 @@ def words(
     "The client's side of a secure sum: clip, add a share of the noise, wrap."
     raise NotImplementedError
 
+# %% ../../nbs/foundations/contract.ipynb #0f02c746
+@patch
+def check_shares(
+    self: Summed,
+    n: int,  # clients whose words are in a sum, >= 1
+) -> int:  # the same
+    "Refuse a sum with less noise than is promised: BelowThreshold."
+    if check_between("n", n, 1) >= self.honest or not self.relations:
+        return n
+    text = (
+        f"{n} clients are in the sum; the guarantee counts on {self.honest} shares of"
+        " noise: throw the sum away and start a new session"
+    )
+    raise BelowThreshold(text, SERVER, UNMASK)
+
 # %% ../../nbs/foundations/contract.ipynb #84405a7a
 @patch
 def open(
     self: Summed,
     total: np.ndarray,  # (K,) elements of `ring`: the sum of the words of several clients
     d: int,  # entries of the vectors, >= 1
+    n: int,  # clients whose words are in it: survivors of the session
 ) -> Tensor:  # (d,) float32: the estimate of the sum of their vectors
-    "The server's side of a secure sum; that of one client's words is `decode`."
+    "The server's side of a secure sum; BelowThreshold where too little noise is in it."
+    self.check_shares(n)
+    return self.lifted(total, d)
+
+# %% ../../nbs/foundations/contract.ipynb #84405a7c
+@patch
+def lifted(
+    self: Summed,
+    total: np.ndarray,  # (K,) elements of `ring`
+    d: int,  # entries of the vectors, >= 1
+) -> Tensor:  # (d,) float32
+    "What words stand for, whoever's they are: `open` first asks how many."
     raise NotImplementedError
 
 # %% ../../nbs/foundations/contract.ipynb #77a434c7
@@ -444,7 +474,7 @@ def unwrap(
         )
     if message.mechanism != self.name:
         raise BadMessage(
-            f"message is of {message.mechanism!r}, to be read by {self.name!r}: use the"
+            f"message is of {shown(message.mechanism)}, to be read by {shown(self.name)}: use the"
             " sender's mechanism"
         )
     if message.fingerprint != self.fingerprint:
@@ -564,9 +594,11 @@ def finish(
     cohort: float,  # expected number of clients, > 0
     rng,  # the server's stream: private_stream() where it must hide
 ) -> Tensor:  # (d,) float32
-    "What `aggregate` makes of the decoded messages, from their total."
+    "What `aggregate` makes of decoded messages; BelowThreshold as in `open`."
     _check_total(self, total)
     sums = torch.zeros(total.d, dtype=torch.float64)
+    if total.n and self.summed:
+        self.check_shares(total.n)
     if total.n:
         sums = self.read(total.code, total.n, total.d)
     return self.average(sums, cohort, rng).float()
@@ -583,18 +615,20 @@ def register(
 ) -> type:  # the same class
     "Enter a mechanism class in the registry; ValueError for a name that is taken."
     if not (isinstance(cls, type) and issubclass(cls, Mechanism)):
-        raise TypeError(f"{cls!r} is no mechanism: derive the class from Mechanism")
+        raise TypeError(
+            f"{shown(cls)} is no mechanism: derive the class from Mechanism"
+        )
     name = cls.name
     if not NAME.fullmatch(name):
         raise ValueError(
-            f"name is {name!r}; it must be small letters, digits and _, at most 64, with"
+            f"name is {shown(name)}; it must be small letters, digits and _, at most 64, with"
             f" a letter first: change the name of {cls.__qualname__}"
         )
     if cls.__module__ != f"dpcomm.mechanisms.{name}" and name in registered():
         known = mechanism_class(name)
         if known.__qualname__ != cls.__qualname__:
             raise ValueError(
-                f"name is {name!r}, which {known.__module__}.{known.__qualname__} has:"
+                f"name is {shown(name)}, which {known.__module__}.{known.__qualname__} has:"
                 f" choose another for {cls.__qualname__}"
             )
     _REGISTRY[name] = cls
@@ -670,7 +704,7 @@ class Sender:
             raise ValueError("nothing was sent yet, so nothing is spent: encode first")
         if release.setdefault("sampling", "none") != "none":
             raise ValueError(
-                f"sampling is {release['sampling']!r}; messages that were sent are not"
+                f"sampling is {shown(release['sampling'])}; messages that were sent are not"
                 " amplified: leave sampling out, or account the run's rounds with the"
                 " mechanism itself"
             )

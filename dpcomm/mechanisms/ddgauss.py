@@ -13,11 +13,12 @@ from fractions import Fraction
 import numpy as np
 
 from dpcomm.core.checks import (
+    SCALE,
     check_between,
     check_choice,
     check_number,
-    check_positive,
     check_size,
+    shown,
 )
 from .contract import patch, register
 from dpcomm.mechanisms.on_ring import (
@@ -120,13 +121,13 @@ def concentrated(
     D: int,  # coordinates, >= 1
 ) -> float:  # eps: Renyi divergence of order alpha >= 2 is at most alpha eps^2 / 2
     "Concentrated privacy of a sum of shares. [Kairouz et al. 2021, Prop. 14]"
-    check_number("delta2", delta2, "[0, inf)")
-    check_number("variance", variance, "[0, inf)")
+    check_number("delta2", delta2, "[0, 1e150]")
+    check_number("variance", variance, "[0, 1e300]")
     check_between("n", n, 1, 2**53)
     check_size("D", D)
     if variance < 0.25:
         raise ValueError(
-            f"variance is {variance!r}; one share of noise needs at least 1/4 squared"
+            f"variance is {shown(variance)}; one share of noise needs at least 1/4 squared"
             " step of the grid for this bound: use more bits, more noise or fewer"
             " clients"
         )
@@ -206,7 +207,8 @@ def fit(
     **settings,  # further fields of DDGauss
 ) -> DDGauss:  # the one with the least noise, or None where `most` is not enough
     "Least noise that is as private as a Gaussian's, a sum at a time."
-    check_positive("multiplier", multiplier)
+    check_number("multiplier", multiplier, SCALE)
+    check_number("clip_norm", clip_norm, SCALE)
     check_number("most", most, "(1, 1e6]")
 
     def build(sigma):
@@ -244,6 +246,7 @@ def calibrate(
     check_number("most", most, "(1, 1e6]")
     check_choice("accountant", accountant, ACCOUNTANTS)
     check_between("ring_bits", ring_bits, 2, 32)
+    check_size("d", d)
     check_number("q", q, "(0, 1]")
     multiplier = gaussian_multiplier(eps, delta, q, rounds, orders_at(q), accountant)
 

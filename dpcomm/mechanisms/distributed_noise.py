@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from ..core.chance import normal, private_stream
-from ..core.checks import check_between, check_choice, check_number, check_positive
+from dpcomm.core.checks import (
+    SCALE,
+    check_between,
+    check_choice,
+    check_number,
+    check_positive,
+    shown,
+)
 from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
 from ..core.wire import Message, finite_floats
 from dpcomm.mechanisms.contract import (
@@ -48,8 +55,8 @@ def share_std(
     tolerance: float = 0.0,  # fraction whose shares may be missing
 ) -> float:  # standard deviation of each client's noise
     "Noise of one client such that the honest ones keep the promise. [fltop Alg. 3]"
-    check_positive("clip_norm", clip_norm)
-    check_positive("sigma", sigma)
+    check_number("clip_norm", clip_norm, SCALE)
+    check_number("sigma", sigma, SCALE)
     check_between("n_clients", n_clients, 1)
     check_number("tolerance", tolerance, "[0, 1)")
     return sigma * clip_norm / math.sqrt((1 - tolerance) * n_clients)
@@ -342,8 +349,8 @@ class SharedNoise(Summed):
     "A `Summed` mechanism with clip_norm, sigma, n_clients and tolerance."
 
     ranges = {
-        "clip_norm": "(0, inf)",
-        "sigma": "(0, inf)",
+        "clip_norm": SCALE,
+        "sigma": SCALE,
         "n_clients": Whole(1),
         "tolerance": "[0, 1)",
     }
@@ -411,7 +418,7 @@ class LinearSketch(SharedNoise):
     "Shares of discrete Gaussian noise on a linear sketch. [fltop Eq. 1]"
 
     ring = RING
-    ranges = SharedNoise.ranges | {"sigma": Maybe("(0, inf)")}
+    ranges = SharedNoise.ranges | {"sigma": Maybe(SCALE)}
     safe = property(lambda self: SAFE[self.sigma is None])
 
     def __post_init__(self):
@@ -441,7 +448,7 @@ def _too_coarse(mechanism):
     m = mechanism
     bits = least_bits(m.clip_norm, m.sigma, m.n_clients, m.tolerance)
     return (
-        f"sigma is {mechanism.sigma!r} with n_clients = {mechanism.n_clients!r}; a"
+        f"sigma is {shown(mechanism.sigma)} with n_clients = {shown(mechanism.n_clients)}; a"
         f" share of the noise is {mechanism.share / mechanism.scale:.2g} steps of the"
         f" grid of a {RING.bits}-bit ring, and below half a step it rounds to nothing:"
         f" a ring of {bits} bits would do; use fewer clients, a larger"
@@ -488,7 +495,7 @@ def values(
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #6b6ea027
 @patch
-def open(
+def lifted(
     self: LinearSketch,
     total: np.ndarray,  # (K,) elements of the ring: the sum of several clients' words
     d: int,  # entries of the vectors, >= 1
@@ -527,7 +534,7 @@ def decode(
     payload = self.unwrap(message)
     if self.sigma is None:
         return self.expand(finite_floats(payload)[None], message.d)[0]
-    return self.open(np.frombuffer(payload, "<u4").astype(np.int64), message.d)
+    return self.lifted(np.frombuffer(payload, "<u4").astype(np.int64), message.d)
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #b4e69611
 @patch
@@ -552,7 +559,7 @@ def read(
     "Wrap, lift, scale and expand."
     if self.sigma is None:
         return self.expand(torch.from_numpy(code)[None], d)[0].double()
-    return self.open(self.ring.wrap(code), d).double()
+    return self.lifted(self.ring.wrap(code), d).double()
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #c0b1f2b4
 @patch

@@ -27,6 +27,7 @@ from dpcomm.core.checks import (
     check_number,
     check_reals,
     check_size,
+    shown,
 )
 from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
 from dpcomm.core.wire import (
@@ -56,11 +57,13 @@ SAFE = (
     "safe to deploy: symbols by exact choices from float64 laws; a message of d moves eps"
     " by (1 + eps) (d + kappa sqrt(d)) 2^-44 at most"
 )
-EPS = "(0, 700]"  # e^eps is a float64 up to here; privacy depends on eps times beta
+EPS = (
+    "[1e-100, 700]"  # e^eps is a float64 up to here; privacy depends on eps times beta
+)
 
 
 def closed_form(
-    eps: float,  # in (0, 700]
+    eps: float,  # in [1e-100, 700]
 ) -> tuple:  # x -> P(high | x) for any array; alphabet (low, high), estimates of x; M
     "I-MVU without a solver: a logistic coin. [Prop. A]"
     check_number("eps", eps, EPS)
@@ -218,7 +221,7 @@ class Imvu(Mechanism):
     "Interpolated minimum-variance unbiased mechanism, by coordinate. [imvu Sec. 3]"
 
     clip_norm: float  # L2 bound C of one client's vector, > 0
-    eps: float  # of the scalar mechanism at inputs 0 and 1, in (0, 700]
+    eps: float  # of the scalar mechanism at inputs 0 and 1, in [1e-100, 700]
     beta: float = 1.0  # input scale, > 0: x = 1/2 + beta u / (2 C)
     table: Table = None  # of two rows and the same eps; None: the closed form
     clamp: bool = False  # whether coordinates are cut to [-C / beta, C / beta]
@@ -282,12 +285,12 @@ def _check_table(table, eps):
     "Refuse a table that is none, or one of another eps."
     if not isinstance(table, (Table, type(None))):
         raise TypeError(
-            f"table is {table!r:.60}; it must be a Table, or None for the"
+            f"table is {shown(table)}; it must be a Table, or None for the"
             " closed form: use mvu.solve"
         )
     if table is not None and abs(table.eps - eps) > 1e-9 * eps:
         raise ValueError(
-            f"eps is {eps!r} and the table's is {table.eps!r}; they"
+            f"eps is {shown(eps)} and the table's is {shown(table.eps)}; they"
             " must be equal: pass eps=table.eps"
         )
 
@@ -298,7 +301,7 @@ def _check_scale(mechanism):
     for value in (*np.abs(m.levels), m.kappa / m.clip_norm):
         if value != 0 and not 1e-37 < value < 1e37:
             raise ValueError(
-                f"beta is {m.beta!r}; with eps = {m.eps} and clip_norm"
+                f"beta is {shown(m.beta)}; with eps = {m.eps} and clip_norm"
                 f" = {m.clip_norm} the estimates and eps beta / clip_norm must"
                 f" lie within 1e-37..1e37, and one is {value:.1e}: bring the three"
                 " nearer to 1"

@@ -30,6 +30,7 @@ from dpcomm.core.checks import (
     check_positive,
     check_reals,
     check_size,
+    check_stream,
 )
 from ..core.files import write_whole
 from ..core.vectors import check_rows, check_vector, clip_l2
@@ -533,7 +534,7 @@ def _scaled(mechanism, u):
 def _symbols(mechanism, u, rng):
     "Symbols of clipped coordinates, (k,) int64. [inverse transform]"
     table, x = mechanism.table, _scaled(mechanism, u)
-    place = rng.random(x.shape)
+    place = check_stream(rng).random(x.shape)
     if len(table.alphabet) > 2:
         steps = law(table, x).cumsum(-1).T[:-1]
         return symbols_by_inversion(place, steps, lambda at: law(table, x[at]), rng)

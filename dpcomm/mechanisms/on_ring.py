@@ -25,6 +25,7 @@ from dpcomm.core.checks import (
     check_number,
     check_positive,
     check_size,
+    check_stream,
 )
 from ..core.vectors import check_rows, check_vector, rotate, unrotate
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
@@ -63,7 +64,7 @@ class OnRing(SharedNoise):
         "n_clients": Whole(1, 2**31),
         "ring_bits": Whole(2, 32),
         "beta": "[0, 1)",
-        "k": "(0, inf)",
+        "k": "(0, 1e9]",
         "rotation_seed": Whole(0),
     }
     relations = {
@@ -185,7 +186,7 @@ def words(
 
 # %% ../../nbs/secagg/on_ring.ipynb #d344289e
 @patch
-def open(
+def lifted(
     self: OnRing,
     total: np.ndarray,  # (..., D) elements of the ring
     d: int,  # coordinates of the vectors, >= 1
@@ -218,7 +219,7 @@ def decode(
 ) -> Tensor:  # (d,) float32
     "One message opened by itself, as a sum of one."
     payload, d = self.unwrap(message), message.d
-    return self.open(unpack_bits(payload, self.ring_bits, padded(d)), d)
+    return self.lifted(unpack_bits(payload, self.ring_bits, padded(d)), d)
 
 # %% ../../nbs/secagg/on_ring.ipynb #4bcd4211
 @patch
@@ -238,7 +239,7 @@ def read(
     d: int,  # coordinates of the vectors, >= 1
 ) -> Tensor:  # (d,) float64
     "Wrap and open. [Kairouz et al. 2021, Alg. 2]"
-    return self.open(self.ring.wrap(code), d).double()
+    return self.lifted(self.ring.wrap(code), d).double()
 
 # %% ../../nbs/secagg/on_ring.ipynb #7ae4b8c2
 @patch
@@ -248,7 +249,7 @@ def simulate(
     rng,  # one stream, or one a row
 ) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
     "Shares, opened one by one."
-    return self.open(self.shares(u, rng), u.shape[-1]).to(u.device)
+    return self.lifted(self.shares(u, rng), u.shape[-1]).to(u.device)
 
 # %% ../../nbs/secagg/on_ring.ipynb #42f5d3e0
 @patch
@@ -333,6 +334,7 @@ def noise(
     rng: np.random.Generator,  # stream of the whole noise
 ) -> Tensor:  # (m,) float32, in the units of the sketch
     "The noise of n shares in one draw, rotated back."
+    check_stream(rng)
     if check_between("n", n, 0) == 0:
         return torch.zeros(m)
     steps = self.draw(n * self.variance(m), padded(m), rng)
@@ -483,7 +485,7 @@ def game_values(
     d: int,  # coordinates of the vectors
 ) -> np.ndarray:  # (n, d) float64
     "How the sum of each play is read."
-    return self.open(total, d).double().numpy()
+    return self.lifted(total, d).double().numpy()
 
 # %% ../../nbs/secagg/on_ring.ipynb #e6cc1e0e
 @patch

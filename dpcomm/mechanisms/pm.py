@@ -24,6 +24,8 @@ from dpcomm.core.checks import (
     check_positive,
     check_reals,
     check_size,
+    check_stream,
+    shown,
 )
 from ..core.vectors import check_finite, check_floats, check_rows, check_vector
 from ..core.wire import Bits, Message, header_bits
@@ -90,7 +92,7 @@ def variance(
     eps: float,  # of one number, > 0
 ) -> np.ndarray:  # variance of the answers, shape of t
     "Variance of an answer. [Wang et al. 2019]"
-    t = t if isinstance(t, Tensor) else check_reals("t", t)
+    t = check_floats("t", t) if isinstance(t, Tensor) else check_reals("t", t)
     check_reals("t", t.cpu() if isinstance(t, Tensor) else t, "[-1, 1]")
     check_number("eps", eps, "[1e-100, inf)")
     e, gap = math.exp(-eps / 2), -math.expm1(-eps / 2)
@@ -142,7 +144,7 @@ def _check_count(mechanism):
         object.__setattr__(mechanism, "count", int(check_between("count", count, 1)))
     if mechanism.eps / (count or 1) < 1e-6:
         raise ValueError(
-            f"eps is {mechanism.eps!r}; a coordinate needs at least 1e-6 of it, here"
+            f"eps is {shown(mechanism.eps)}; a coordinate needs at least 1e-6 of it, here"
             f" count = {count or 1}: raise eps or lower count"
         )
 
@@ -163,7 +165,7 @@ def coordinates(
 ) -> np.ndarray:  # (k,) int64, distinct
     "A uniform set of coordinates, without replacement. [Wang et al. 2019, Alg. 4]"
     check_between("count", count, 1, check_size("d", d))
-    return rng.choice(d, count, replace=False, shuffle=False)
+    return check_stream(rng).choice(d, count, replace=False, shuffle=False)
 
 # %% ../../nbs/baselines/pm.ipynb #dddc1fb0
 def answers(
@@ -219,6 +221,7 @@ def remember(
         )
     memory = memory + _finite(u)
     at, y = answers(self, memory, rng)
+    y = y.to(memory.dtype)
     return torch.zeros_like(memory).scatter_(1, at, y), memory.scatter_(1, at, 0.0)
 
 # %% ../../nbs/baselines/pm.ipynb #f10a7a03

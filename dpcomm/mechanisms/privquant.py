@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..core.chance import bernoulli, private_stream, uniform_rows
 from dpcomm.core.checks import (
+    SCALE,
     check_between,
     check_choice,
     check_number,
@@ -52,7 +53,7 @@ def position(
     levels: int,  # K, >= 2
 ) -> tuple:  # place in [0, K-1], float64, and level below, int64 up to K-2, (n, d) both
     "Where entries lie between the levels. [sqsgd eq. 6]"
-    check_positive("bound", bound)
+    check_number("bound", bound, SCALE)
     check_between("levels", levels, 2, MAX_LEVELS)
     tensor = isinstance(x, Tensor)
     x = check_floats("x", x) if tensor else check_reals("x", x, "[-inf, inf]")
@@ -74,7 +75,7 @@ def levels(
     K: int,  # number of levels, >= 2
 ) -> np.ndarray:  # (K,) float64, equally spaced from -U to U
     "The values that an entry is rounded to. [sqsgd eq. 5]"
-    check_positive("bound", bound)
+    check_number("bound", bound, SCALE)
     check_between("levels", K, 2, MAX_LEVELS)
     return float(bound) * (2 * np.arange(K) - (K - 1)) / (K - 1)
 
@@ -389,7 +390,7 @@ class PrivQuant(Local):
         "pure: holds with delta = 0, but for numbers of matches too rare for a float, at"
         " a delta of (1 + e^eps) d 2^-1020"
     )
-    ranges = {"bound": "(0, inf)", "levels": Whole(2, MAX_LEVELS)}
+    ranges = {"bound": SCALE, "levels": Whole(2, MAX_LEVELS)}
     ranges |= {"eps": "(0, inf)", "rule": RULES}
 
     def __post_init__(self):

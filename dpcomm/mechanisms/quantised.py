@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core.chance import private_stream
-from ..core.checks import check_choice, check_size
+from ..core.checks import check_choice, check_size, shown
 from dpcomm.core.vectors import (
     check_finite,
     check_floats,
@@ -106,7 +106,7 @@ def _check_top(mechanism):
     low = mechanism.levels / 2**19
     if mechanism.top < low:
         raise ValueError(
-            f"top is {mechanism.top!r}; with {mechanism.level_bits} bits it must be in"
+            f"top is {shown(mechanism.top)}; with {mechanism.level_bits} bits it must be in"
             f" [{low:.2g}, 1]: no entry is above the clip, and a finer grid is lost in"
             " single precision"
         )
@@ -308,5 +308,7 @@ def survival(
         raise ValueError(
             "u has no rows; it must have one or more to take a mean of: pass a batch"
         )
-    along = (mechanism.simulate(u, rng).double() * u).sum(1) / u.double().norm(dim=1)
+    along = (mechanism.simulate(u, rng).double() * u).sum(1) / u.double().norm(
+        dim=1
+    ).clamp_min(1e-300)
     return float(along.mean() / mechanism.clip_norm)

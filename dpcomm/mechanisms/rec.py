@@ -31,9 +31,10 @@ from dpcomm.core.checks import (
     check_between,
     check_choice,
     check_number,
-    check_positive,
     check_reals,
     check_size,
+    check_stream,
+    shown,
 )
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
@@ -155,7 +156,7 @@ def decode_group(
     "Make candidate k and no other: O(d) whatever k is. [dprec Alg. 2]"
     if not (type(d) is int and 0 < d < 2**32):
         check_size("d", d)
-    check_positive("std", std)
+    check_number("std", std, "(0, 1e30]")
     check_between("seed", seed, 0, 2**32 - 1)
     check_between("group", group, 0, 2**32 - 1)
     check_between("k", k, 0, 2**24)
@@ -183,6 +184,7 @@ def select_projection(
     if not (type(s) is float and 0 <= s < math.inf):
         check_number("s", s, "[0, inf)")
     check_between("n_candidates", n_candidates, 1, 2**24)
+    check_stream(rng)
     if s == 0:
         return 0.0
     starts = range(0, n_candidates, 2**16)
@@ -451,7 +453,7 @@ def play(
     q, looks = 1.0 if relation == "local" else cohort / n_clients, []
     others = -1 if relation in ("replace", "local") else 0
     for sign in np.resize([1, -1], rounds):
-        sent = sign * np.where(present & (rng.random(n) < q), 1, others)
+        sent = sign * np.where(present & (check_stream(rng).random(n) < q), 1, others)
         blocks = np.array_split(sent, max(1, n * 2**self.index_bits // 2**20))
         parts = [_score(self, block, sign, others, q, path, rng) for block in blocks]
         ratios, indices = zip(*parts)
@@ -543,7 +545,7 @@ def _fitting_relation(sampling, relation):
                 return r
     told = ", ".join(f"{s!r} with {r!r}" for s, r in pairs)
     raise ValueError(
-        f"sampling is {sampling!r:.80} and relation {relation!r:.80}; accounted are"
+        f"sampling is {shown(sampling)} and relation {shown(relation)}; accounted are"
         f" {told}, proved as Propositions F, H, L and N on the page dprec_theorem: pass"
         " one of these pairs"
     )
@@ -553,7 +555,7 @@ def _algorithm7(mechanism, slots, n_clients, groups, delta, relation, version):
     "The paper's claim, for slots drawn with replacement. [dprec Alg. 7]"
     if relation != "null-slot":
         raise ValueError(
-            f"relation is {relation!r}; Algorithm 7 accounts only for slots drawn with"
+            f"relation is {shown(relation)}; Algorithm 7 accounts only for slots drawn with"
             " replacement, null messages in the others: use accountant='exact-balle', or"
             " sampling='replacement' with relation='null-slot'"
         )

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ..core.chance import bernoulli, private_stream, row_streams
 from dpcomm.core.checks import (
-    check_between,
     check_choice,
     check_positive,
     check_reals,
@@ -187,7 +186,7 @@ def rdp_signs(
     k = np.maximum(orders, 2.0) - 1
     if d is None:
         return np.minimum(gaussian, 2 / np.pi * rdp_gaussian(k + 1, sigma / (1 + swap)))
-    a = half_logit(1 / (sigma * np.sqrt(check_between("d", d, 1))))
+    a = half_logit(1 / (sigma * np.sqrt(check_size("d", d))))
     if swap:
         each = log_cosh((2 * k + 1) * a) - log_cosh(a)
     else:

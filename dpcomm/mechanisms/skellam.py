@@ -14,11 +14,14 @@ import numpy as np
 from scipy.special import gammaln, ive
 
 from dpcomm.core.checks import (
+    SCALE,
     check_between,
     check_choice,
     check_number,
     check_positive,
     check_reals,
+    check_size,
+    shown,
 )
 from .contract import patch, register
 from dpcomm.mechanisms.on_ring import (
@@ -114,7 +117,7 @@ def rdp_skellam(
     a = check_reals("orders", orders, "(1, 1e15]")
     if not (a % 1 == 0).all():
         raise ValueError(
-            f"orders is {orders!r}; it must hold whole numbers above 1: use"
+            f"orders is {shown(orders)}; it must hold whole numbers above 1: use"
             " INTEGER_ORDERS"
         )
     check_number("mu", mu, "[1e-30, 1e100]")
@@ -223,6 +226,8 @@ def calibrate(
     check_positive("eps", eps)
     check_choice("accountant", accountant, ACCOUNTANTS)
     check_between("ring_bits", ring_bits, 2, 32)
+    check_number("clip_norm", clip_norm, SCALE)
+    check_size("d", d)
     gauss = gaussian_multiplier(eps, delta, q, rounds, orders_at(q), accountant)
     release = dict(rounds=rounds, delta=delta, d=d, accountant=accountant)
     release |= dict(sampling="none" if q == 1 else "poisson")

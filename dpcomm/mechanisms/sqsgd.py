@@ -22,6 +22,7 @@ from dpcomm.core.checks import (
     check_number,
     check_positive,
     check_size,
+    shown,
 )
 from dpcomm.core.vectors import (
     check_finite,
@@ -49,7 +50,7 @@ def subset_size(
     count = math.floor(fraction * d * (1 + 1e-12))
     if count < 1:
         raise ValueError(
-            f"fraction is {fraction!r} and d is {d}: r d = {fraction * d:.3g} is below"
+            f"fraction is {shown(fraction)} and d is {d}: r d = {fraction * d:.3g} is below"
             f" one coordinate: raise fraction to {1 / d:.3g} or more"
         )
     return count if padded else 1 << count.bit_length() - 1

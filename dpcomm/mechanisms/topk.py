@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.chance import seed_tree
+from ..core.chance import normal, seed_tree
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -25,6 +25,7 @@ from dpcomm.core.checks import (
     check_positive,
     check_reals,
     check_size,
+    shown,
 )
 from dpcomm.core.vectors import (
     check_finite,
@@ -84,7 +85,7 @@ def size(
     k = math.floor(fraction * check_size("d", d) * (1 + 1e-12))
     if k < 1:
         raise ValueError(
-            f"fraction is {fraction!r} of {d} weights; r n must be at least 1: use a"
+            f"fraction is {shown(fraction)} of {d} weights; r n must be at least 1: use a"
             f" fraction of {1 / d:.2g} or more"
         )
     return min(k, d)
@@ -201,12 +202,12 @@ def _check_support(mechanism):
     support, fresh = mechanism.support, mechanism.fresh
     if not isinstance(support, (Support, type(None))):
         raise TypeError(
-            f"support is {support!r:.80}; it must be a Support: pass"
+            f"support is {shown(support)}; it must be a Support: pass"
             " Support(coordinates), or None"
         )
     if fresh and support is not None:
         raise ValueError(
-            f"fresh is {fresh!r}, but a support is given; a fresh one is"
+            f"fresh is {shown(fresh)}, but a support is given; a fresh one is"
             " drawn at random each round: drop one of the two"
         )
 
@@ -271,7 +272,7 @@ def cost_kb(
 ) -> float:  # kB of 1,000 bytes, an average client
     "Average bandwidth of one client in one direction. [fltop Sec. 4.1]"
     check_size("values", values)
-    check_positive("rounds", rounds)
+    check_number("rounds", rounds, "(0, 1e100]")
     check_number("sampled", sampled, "(0, 1]")
     return values * 4 * rounds * sampled / 1000
 
@@ -332,7 +333,7 @@ def private_vote(
     favourites = check_finite("updates", updates).abs().topk(k, dim=1).indices
     ones = torch.ones(len(updates) * k)
     marks = torch.zeros(d).index_add_(0, favourites.flatten(), ones)
-    noise = torch.from_numpy(rng.standard_normal(d, dtype=np.float32))
+    noise = normal((d,), rng)
     return top_k(marks + sigma * math.sqrt(k) * noise, fraction)
 
 # %% ../../nbs/papers/fltop.ipynb #bd6d21c1

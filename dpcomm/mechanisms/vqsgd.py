@@ -14,11 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.chance import private_stream, row_streams
-from dpcomm.core.checks import (
-    check_choice,
-    check_number,
-    check_size,
-)
+from ..core.checks import check_choice, check_number, check_size, check_stream
 from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
 from dpcomm.core.wire import (
     BadMessage,
@@ -90,7 +86,7 @@ def corners(
     if not math.isfinite(norm):
         check_finite("u", torch.from_numpy(x))
     along = ends[-1] / (math.sqrt(d) * max(norm, mechanism.clip_norm))
-    coin, place = rng.random((2, repeats))
+    coin, place = check_stream(rng).random((2, repeats))
     true = np.searchsorted(ends[:-1], place * ends[-1], side="right")
     more = (d + 1) * 2.0**-49
     honest = kept(coin, 2 * d, mechanism.eps, rng, min(1.0, along), more)

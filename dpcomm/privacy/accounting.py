@@ -16,7 +16,13 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 from scipy.special import gammaln, gammasgn, log_ndtr
 
-from ..core.checks import check_between, check_choice, check_number, check_reals
+from dpcomm.core.checks import (
+    check_between,
+    check_choice,
+    check_number,
+    check_reals,
+    shown,
+)
 
 # %% ../../nbs/foundations/accounting.ipynb #3d9e7525
 UNITS = ("client", "example", "message")
@@ -143,12 +149,13 @@ def _check_combination(trust, sampling, relation):
     if relation in PROVED.get((trust, sampling), ()):
         return
     covered = "; ".join(
-        f"sampling = {s!r} with relation {' or '.join(map(repr, r))}"
+        f"sampling = {shown(s)} with relation {' or '.join(map(repr, r))}"
         for (t, s), r in PROVED.items()
         if t == trust
     )
     raise ValueError(
-        f"trust = {trust!r} with sampling = {sampling!r} and relation = {relation!r} is"
+        f"trust = {shown(trust)} with sampling = {shown(sampling)} and relation ="
+        f" {shown(relation)} is"
         f" not allowed: no theorem covers it, since {WHY[trust]}. With this trust use"
         f" {covered}."
     )
@@ -158,7 +165,7 @@ def _check_text(name, value):
     "Refuse what is no text, and an accountant without a name."
     if not isinstance(value, str) or (name == "accountant" and not value.strip()):
         raise ValueError(
-            f"{name} is {value!r}; it must be text: pass a name such as 'rdp-classic'"
+            f"{name} is {shown(value)}; it must be text: pass a name such as 'rdp-classic'"
         )
 
 
@@ -194,7 +201,7 @@ def _check_scope(scope, rounds):
     "Refuse several rounds in a promise about one."
     if check_between("rounds", rounds, 1, 2**53) != 1 and scope == "per-round":
         raise ValueError(
-            f"rounds is {rounds!r}; with scope = 'per-round' it must be 1: pass"
+            f"rounds is {shown(rounds)}; with scope = 'per-round' it must be 1: pass"
             " scope='total' to compose rounds"
         )
 
@@ -211,7 +218,7 @@ def _check_guarantee(g):
         _check_scope(g.scope, g.rounds)
     if g.unit == "message" and g.scope != "per-round":
         raise ValueError(
-            f"scope is {g.scope!r}; with unit = 'message' it must be 'per-round', for a"
+            f"scope is {shown(g.scope)}; with unit = 'message' it must be 'per-round', for a"
             " message is sent once: pass scope='per-round', or unit='client'"
         )
 
@@ -508,12 +515,12 @@ def _smaller_eps(sigma, delta, q, rounds):
     eps = rdp_to_eps(ORDERS, curve, delta, "balle")[0]
     if rounds > MOST_COMPOSED:
         raise ValueError(
-            f"rounds is {rounds!r}; with accountant = 'pld' it must be at most"
+            f"rounds is {shown(rounds)}; with accountant = 'pld' it must be at most"
             f" {MOST_COMPOSED}: pass accountant='rdp-balle'"
         )
     if eps > MOST_EPS:
         raise ValueError(
-            f"sigma is {sigma!r}; with accountant = 'pld' the losses spread over an eps"
+            f"sigma is {shown(sigma)}; with accountant = 'pld' the losses spread over an eps"
             f" of {eps:.4g}, and those beyond {MOST_EPS:g} take hours to compose: pass"
             " accountant='rdp-balle'"
         )
@@ -555,8 +562,8 @@ def _sensitivity(relation, sampling, trust):
     check_choice("trust", trust, TRUSTS)
     if missing := _missing_bound(relation, sampling):
         raise ValueError(
-            f"relation = {relation!r} with sampling = {sampling!r} and trust ="
-            f" {trust!r} cannot be accounted: missing is {missing}."
+            f"relation = {shown(relation)} with sampling = {shown(sampling)} and trust ="
+            f" {shown(trust)} cannot be accounted: missing is {missing}."
         )
     _check_combination(trust, sampling, relation)
     return 2.0 if relation in ("replace", "local") else 1.0
@@ -617,7 +624,7 @@ def check_everyone(
     "Refuse amplification where the server sees who sends. [Dwork & Roth 2014]"
     if not (isinstance(sampling, str) and sampling == "none"):
         raise ValueError(
-            f"sampling is {sampling!r}; the server sees who sends, so that nothing is"
+            f"sampling is {shown(sampling)}; the server sees who sends, so that nothing is"
             " amplified: use sampling='none'"
         )
     return sampling
@@ -645,7 +652,7 @@ def _check_run(delta, q, rounds, sampling, scope):
     check_choice("scope", scope, SCOPES)
     if check_number("q", q, "[0, 1]") != 1 and sampling == "none":
         raise ValueError(
-            f"q is {q!r}; with sampling = 'none' it must be 1: pass sampling='poisson'"
+            f"q is {shown(q)}; with sampling = 'none' it must be 1: pass sampling='poisson'"
             " if clients are sampled"
         )
     _check_scope(scope, rounds)
@@ -655,11 +662,11 @@ def _check_interval(low, high, increasing):
     "Refuse a bracket that is not two finite numbers in order, with a direction."
     if not isinstance(increasing, (bool, np.bool_)):
         raise ValueError(
-            f"increasing is {increasing!r:.60}; it must be True or False: say whether"
+            f"increasing is {shown(increasing)}; it must be True or False: say whether"
             " eps grows with the parameter"
         )
     check_number("high", high, "(-inf, inf)")
-    check_number("low", low, f"(-inf, {float(high)!r})")
+    check_number("low", low, f"(-inf, {shown(float(high))})")
 
 
 def calibrate(
@@ -699,6 +706,6 @@ def _check_bracket(guarantee_at, eps, safe, risky, increasing):
         else f"pass increasing={not increasing}"
     )
     raise ValueError(
-        f"eps is {eps!r}; in this bracket it must lie between {at_safe:.4g}"
+        f"eps is {shown(eps)}; in this bracket it must lie between {at_safe:.4g}"
         f" (parameter {safe:g}) and {at_risky:.4g} (parameter {risky:g}): {advice}"
     )

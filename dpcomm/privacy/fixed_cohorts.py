@@ -17,6 +17,7 @@ from scipy.special import gammaln, logsumexp, ndtr
 from scipy.stats import binom, norm
 
 from dpcomm.core.checks import (
+    SCALE,
     check_between,
     check_choice,
     check_number,
@@ -412,7 +413,7 @@ def vote_recall(
     check_between("n", n, 2, 2**53)
     check_between("K", K, 1, n - 1)
     check_between("voters", voters, 1, 2**53)
-    std = check_positive("vote_sigma", vote_sigma) * math.sqrt(K)
+    std = check_number("vote_sigma", vote_sigma, SCALE) * math.sqrt(K)
 
     def surplus(t):
         return K * ndtr((voters - t) / std) + (n - K) * ndtr(-t / std) - K

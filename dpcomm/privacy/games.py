@@ -13,7 +13,13 @@ from itertools import combinations_with_replacement
 import numpy as np
 from scipy.special import gammaln, log_ndtr, xlogy
 
-from ..core.checks import check_between, check_number, check_reals
+from dpcomm.core.checks import (
+    check_between,
+    check_number,
+    check_reals,
+    check_stream,
+    shown,
+)
 
 # %% ../../nbs/foundations/games.ipynb #e326ad15
 MOST_EPS = 700.0  # exp(eps) is a float64 up to here
@@ -27,7 +33,7 @@ def check_plays(
     "Refuse a world that is neither of the two, and a number of plays that none has."
     if not isinstance(present, (bool, np.bool_)):
         raise ValueError(
-            f"present is {present!r:.60}; it must be True or False: say which world is"
+            f"present is {shown(present)}; it must be True or False: say which world is"
             " played"
         )
     check_between("n", n, 1, 2**32)
@@ -150,7 +156,7 @@ def sum_game(
     score, bits, seen = np.zeros(n), None, []
     world = 1 if present else -1 if swap else 0
     for sign in np.resize([1.0, -1.0], rounds):
-        sent = np.where(rng.random(n) < q, 4 * clip * sign, 0.0) * world
+        sent = np.where(check_stream(rng).random(n) < q, 4 * clip * sign, 0.0) * world
         rows = np.multiply.outer(sent, direction).astype(np.float32)
         shown = np.asarray(release(rows), float)
         if not seen:

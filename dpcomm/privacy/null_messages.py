@@ -23,6 +23,7 @@ from dpcomm.core.checks import (
     check_choice,
     check_number,
     check_reals,
+    shown,
 )
 from dpcomm.privacy.accounting import (
     CONVERSIONS,
@@ -49,7 +50,7 @@ def _log_laplace(
     reach = min(s * math.exp(min(x.max(), 700)), max(s, x.max() / s))
     if (work := len(x) * (24 + s + reach) / step) > MOST_NODES:
         raise ValueError(
-            f"s is {s!r}; with such an exponent the quadrature would take {work:.2g}"
+            f"s is {shown(s)}; with such an exponent the quadrature would take {work:.2g}"
             f" numbers, and {MOST_NODES:.2g} is the limit: lower s or j, or use rdp, which"
             " bounds what it does not compute"
         )
@@ -338,7 +339,7 @@ LARGEST_ORDER = 128  # largest Renyi order tried
 
 def _check_release(c, slots, n_clients, K, groups, delta):
     "Refuse numbers that no run of DP-REC has."
-    check_number("delta", delta, "(0, 1)")
+    check_number("delta", delta, "[1e-300, 1)")
     check_between("slots", slots, 1, 2**53)
     check_between("n_clients", n_clients, 1, 2**53)
     check_between("groups", groups, 1, ENTRIES)
@@ -863,7 +864,7 @@ def pld_bracket(
     high = pld_epsilon(c, slots, n_clients, K, groups, delta, relation, cohort)
     if not PLD_RANGE[0] <= c <= PLD_RANGE[1]:
         raise ValueError(
-            f"c is {c!r}; it must lie in {PLD_RANGE} for a bracket: use pld_epsilon"
+            f"c is {shown(c)}; it must lie in {PLD_RANGE} for a bracket: use pld_epsilon"
         )
     rounds, q = _sampled_rounds(slots, n_clients, high.sampling, cohort)
     return _pld_eps(c, K, 1, q, rounds, delta, up=False), high.eps

@@ -16,7 +16,7 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
-from ..core.checks import nearest
+from ..core.checks import nearest, shown
 from ..core.files import field, typed
 
 # %% ../../nbs/reference/papers.ipynb #98ced2d5
@@ -104,7 +104,7 @@ def refuse(
     allowed = [str(a)[:60] for a in allowed]
     near = nearest(str(value)[:60], allowed)
     more = f", ... ({len(allowed)} in all)" if len(allowed) > 12 else ""
-    hint = f"; did you mean {near!r}?" if near else ""
+    hint = f"; did you mean {shown(near)}?" if near else ""
     some = ", ".join(allowed[:12]) + more
     return ValueError(f"{name}={reprlib.repr(value)} is not one of {some}{hint}")
 
@@ -129,7 +129,7 @@ def _check_fields(kind, row, where):
     lacks = [f for f, default in known.items() if default is MISSING and f not in row]
     if lacks:
         raise ValueError(
-            f"{where}: field {lacks[0]!r} is missing; every {kind.__name__.lower()}"
+            f"{where}: field {shown(lacks[0])} is missing; every {kind.__name__.lower()}"
             f" needs {', '.join(lacks)}"
         )
 
@@ -213,7 +213,7 @@ def as_number(
     if is_number(value):
         return value
     raise ValueError(
-        f"{at}: {text!r:.60} is no number; write digits, or - for what is not printed"
+        f"{at}: {shown(text)} is no number; write digits, or - for what is not printed"
     )
 
 # %% ../../nbs/reference/papers.ipynb #1f691dac
@@ -264,7 +264,7 @@ def expand(
     for name in ("key", "where", "rows"):
         if name not in grid:
             raise ValueError(
-                f"{file}, {grid.get('key', 'grid')!s:.60}: field {name!r} is missing;"
+                f"{file}, {grid.get('key', 'grid')!s:.60}: field {shown(name)} is missing;"
                 " every grid needs key, where, rows"
             )
     for name in ("key", "where", "rows"):
@@ -431,7 +431,7 @@ def hyper(
         raise refuse("name", name, dict.fromkeys(h.name for h in fits))
     if task is None and len(found) > 1:
         raise ValueError(
-            f"task=None, but {name!r} differs by task; allowed"
+            f"task=None, but {shown(name)} differs by task; allowed"
             f" {', '.join(h.task for h in found)}: name one"
         )
     return found[0]

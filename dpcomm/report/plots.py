@@ -23,7 +23,7 @@ from matplotlib.patheffects import withStroke
 from scipy.optimize import isotonic_regression
 from scipy.special import stdtrit
 
-from ..core.checks import check_choice, nearest
+from ..core.checks import check_choice, nearest, shown
 
 # %% ../../nbs/reference/plots.ipynb #38daeb83
 class Look(NamedTuple):
@@ -62,8 +62,8 @@ def look(
     if mech in MECH:
         return MECH[mech]
     raise ValueError(
-        f"mech is {mech!r}, which has no row in plots.MECH; did you mean"
-        f" {nearest(mech, MECH)!r}? For a new mechanism add"
+        f"mech is {shown(mech)}, which has no row in plots.MECH; did you mean"
+        f" {shown(nearest(mech, MECH))}? For a new mechanism add"
         f' "{mech}": Look(colour, marker, label) to MECH on nbs/reference/plots.ipynb,'
         " with a grey-blue and a marker that nobody has"
     )
@@ -392,11 +392,11 @@ def label_axes(
     for name, text in (("xlabel", xlabel), ("ylabel", ylabel)):
         if not text:
             raise ValueError(
-                f"{name}={text!r}, allowed a quantity and its unit, for example"
+                f"{name}={shown(text)}, allowed a quantity and its unit, for example"
                 " 'uplink, bits / parameter / round'"
             )
     if set(log) - set("xy"):
-        raise ValueError(f"log={log!r}, allowed '', 'x', 'y' or 'xy'")
+        raise ValueError(f"log={shown(log)}, allowed '', 'x', 'y' or 'xy'")
     ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
     if "x" in log:
         ax.set_xscale("log")

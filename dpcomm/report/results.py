@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from scipy.special import stdtrit
 
+from ..core.checks import shown
 from . import papers, records
 from .records import Record
 
@@ -63,7 +64,7 @@ def cell_summary(
     v = np.asarray(values, dtype=float).ravel()
     if not v.size or not np.isfinite(v).all():
         raise ValueError(
-            f"values={values!r:.60}, allowed one finite number or more; leave out what"
+            f"values={shown(values)}, allowed one finite number or more; leave out what"
             " was not run"
         )
     if v.size == 1:

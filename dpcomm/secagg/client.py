@@ -61,7 +61,7 @@ from dpcomm.secagg.protocol import (
     unpack_records,
     unseal,
 )
-from .state import pack_state, unpack_state
+from .state import pack_state, take_fields, unpack_state
 
 # %% ../../nbs/secagg/client.ipynb #d22695c2
 def check_directory(
@@ -115,11 +115,12 @@ class Client:
         directory: dict,  # id -> 32 bytes, for every client and SERVER
         vector=None,  # (d,) whole numbers in the ring; may be set until it is sent
         seed=None,  # None: fresh secrets; int: fixed ones, for tests and pages only
+        counter=None,  # state.Counter beside the key, where the client will be put away
     ):
         check_between("me", me, 0, setup.n_clients - 1)
         check_directory(setup, directory)
         self.setup, self.me, self.vector = setup, me, vector
-        self.identity, self.directory = identity, directory
+        self.identity, self.directory, self.counter = identity, directory, counter
         session = int.from_bytes(setup.session, "little")
         self.draw = random_source(seed, "secagg client", me, session)
         self.box = bytearray(self.draw(32))  # X25519 key for shares
@@ -167,11 +168,17 @@ class Client:
         directory: dict,  # id -> 32 bytes
         state: bytes,  # of `state`
         seed=None,  # as the client was made with
+        counter=None,  # state.Counter beside the key; may be left out with a seed
     ):  # the client
         "Take a client back. ValueError if the state is damaged or of another session."
+        if counter is None and seed is None:
+            raise ValueError(
+                "counter is missing; without it a state could be taken back twice: pass"
+                " state.Counter(a folder beside the key)"
+            )
         me, known = unpack_state(setup, None, state)
-        client = cls(setup, me, identity, directory, seed=seed)
-        vars(client).update(known)
+        client = cls(setup, me, identity, directory, seed=seed, counter=counter)
+        take_fields(client, known, KEPT)
         enter_round(client, client.step)
         return client
 
@@ -224,6 +231,8 @@ def reply(
     body: bytes,  # what it says
 ) -> bytes:  # a framed message
     "Seal and move on; a state is never entered twice."
+    if client.counter is not None:
+        client.counter.rise(client.setup.session, client.me, client.step)
     data = seal(client.setup, client.identity, client.step, client.me, SERVER, body)
     enter_round(client, client.step + 1)
     return data
@@ -371,7 +380,10 @@ def _whole_array(vector):
     if isinstance(vector, np.ndarray):
         return vector
     mixed = isinstance(vector, (list, tuple)) and {type(v) for v in vector} - {int}
-    return np.asarray(vector, object if mixed else None)
+    try:
+        return np.asarray(vector, object if mixed else None)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return np.empty((), object)
 
 
 def ring_words(

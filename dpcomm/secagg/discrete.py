@@ -18,7 +18,7 @@ from itertools import accumulate
 import numpy as np
 
 from ..core.chance import row_streams
-from ..core.checks import check_between, check_positive
+from ..core.checks import check_between, check_positive, shown
 from .ring import check_streams
 
 # %% ../../nbs/secagg/discrete.ipynb #d0disc01
@@ -100,6 +100,7 @@ def check_shape(
 ) -> tuple:  # of whole numbers
     "Refuse what is no shape of an array."
     sides = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    check_between("sides of shape", len(sides), 0, 32)
     return tuple(int(check_between("shape", n, 0, 2**40)) for n in sides)
 
 # %% ../../nbs/secagg/discrete.ipynb #cf2c5397
@@ -312,7 +313,7 @@ def exact_variance(
         exact = Fraction(0)
     if not 0 < exact <= 2**90:
         raise ValueError(
-            f"sigma2 is {sigma2!r}; it must be a number above 0, up to 2^90: change the"
+            f"sigma2 is {shown(sigma2)}; it must be a number above 0, up to 2^90: change the"
             " grid"
         )
     return exact

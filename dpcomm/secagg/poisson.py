@@ -19,6 +19,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from ..core.checks import check_stream, shown
 from dpcomm.secagg.discrete import (
     GUIDE_BITS,
     check_shape,
@@ -43,7 +44,7 @@ def check_mean(
         exact = Fraction(-1)
     if not 0 <= exact <= LARGEST_MEAN:
         raise ValueError(
-            f"mu is {mu!r}; it must be a number from 0 to"
+            f"mu is {shown(mu)}; it must be a number from 0 to"
             f" 2^{LARGEST_MEAN.bit_length() - 1}: use a coarser grid"
         )
     return exact
@@ -321,6 +322,7 @@ def poisson(
 ) -> np.ndarray:  # of that shape, int64, >= 0
     "Poisson counts without floating-point numbers. [Devroye 1986, Ch. II]"
     mu, x = check_mean(mu), np.zeros(check_shape(shape), np.int64)
+    check_stream(rng)
     if mu == 0:
         return x
     flat = x.reshape(-1)

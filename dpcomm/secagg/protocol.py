@@ -17,7 +17,6 @@ __all__ = ['ROUNDS', 'ADVERTISE', 'SHARE', 'COMPLAIN', 'MASKED', 'CHECK', 'UNMAS
 # %% ../../nbs/secagg/protocol.ipynb #7d01e324
 import functools
 import hashlib
-import math
 import os
 import struct
 from dataclasses import dataclass, field
@@ -38,7 +37,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ..core.chance import derive, seed_tree
-from ..core.checks import check_between
+from ..core.checks import check_between, shown
 from ..core.wire import Message, parse_message
 from .ring import Overflow, Ring
 
@@ -66,7 +65,7 @@ class SecAggError(ValueError):
         step: int,  # index into ROUNDS
     ):
         self.client, self.round = client, ROUNDS[step]
-        super().__init__(f"round {self.round!r}, {party_name(client)}: {text}")
+        super().__init__(f"round {shown(self.round)}, {party_name(client)}: {text}")
 
 # %% ../../nbs/secagg/protocol.ipynb #d0prot04
 class Damaged(SecAggError):
@@ -167,12 +166,12 @@ def _check_quorum(setup, k):
 def _check_bytes(setup):
     if not isinstance(setup.session, bytes) or len(setup.session) != 16:
         raise ValueError(
-            f"session is {setup.session!r}; it must be 16 bytes: pass os.urandom(16)"
+            f"session is {shown(setup.session)}; it must be 16 bytes: pass os.urandom(16)"
             " that everybody trusts to be fresh"
         )
     if not isinstance(setup.support, bytes):
         raise ValueError(
-            f"support is {setup.support!r}; it must be bytes: hash what it stands for"
+            f"support is {shown(setup.support)}; it must be bytes: hash what it stands for"
         )
 
 # %% ../../nbs/secagg/protocol.ipynb #d0prot08
@@ -182,6 +181,10 @@ def check_setup(
     "Refuse parameters that are unsafe or ambiguous. [Bonawitz et al. 2017, Sec. 6]"
     n = check_between("n_clients", setup.n_clients, 2, SERVER - 1)
     check_between("d", setup.d, 1, 2**32 - 1)
+    if not isinstance(setup.ring, Ring):
+        raise ValueError(
+            f"ring is {shown(setup.ring)}; it must be a Ring: pass Ring(32), say"
+        )
     k = n - 1 if setup.neighbours is None else setup.neighbours
     check_between("neighbours", k, min(2, n - 1), n - 1)
     if n * k % 2:
@@ -302,7 +305,7 @@ def random_source(
     "Where secrets come from."
     if seed is None:
         return os.urandom
-    check_between("seed", seed, -math.inf)
+    check_between("seed", seed, -(2**255), 2**255)
     key = derive(seed, *path, bits=256).to_bytes(32, "little")
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return lambda n: stream.update(bytes(n))
@@ -467,7 +470,7 @@ def check_points(
     if points and whole and len(set(points)) == len(points):
         return at
     raise ValueError(
-        f"{name} is {at!r:.60}; it must hold different whole numbers above 0: at 0 a"
+        f"{name} is {shown(at)}; it must hold different whole numbers above 0: at 0 a"
         " share is the secret itself"
     )
 
@@ -506,7 +509,7 @@ def reconstruct(
     "The polynomial's value at 0. [Shamir 1979]"
     if not isinstance(shares, dict):
         raise TypeError(
-            f"shares is {shares!r:.60}; it must be a dict, point -> value: pass the"
+            f"shares is {shown(shares)}; it must be a dict, point -> value: pass the"
             " shares with their points"
         )
     if len(shares) < check_between("threshold", threshold, 1):

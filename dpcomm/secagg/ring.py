@@ -21,6 +21,8 @@ from dpcomm.core.checks import (
     check_positive,
     check_reals,
     check_size,
+    check_stream,
+    shown,
 )
 from ..core.vectors import check_finite, clip_l2
 
@@ -37,9 +39,9 @@ def check_whole(
     must = "it must hold signed whole numbers of at most 64 bits"
     try:
         z = z.numpy() if isinstance(z, Tensor) else np.asarray(z)
-    except ValueError:
+    except (TypeError, ValueError, RuntimeError):
         raise ValueError(
-            f"{name} is {z!r:.60}; {must}: pass rows of one length"
+            f"{name} is {shown(z)}; {must}: pass rows of one length"
         ) from None
     if z.dtype.kind == "i" or (z.dtype.kind == "u" and z.dtype.itemsize < 8):
         return z.astype(np.int64, copy=False)
@@ -111,6 +113,11 @@ class FixedPoint:
             value = float(check_positive(name, getattr(self, name)))
             object.__setattr__(self, name, value)
         check_between("n_clients", self.n_clients, 1)
+        if not self.bound / self.scale < 2**self.ring.bits:
+            raise Overflow(
+                f"bound / scale is {self.bound / self.scale:.4g}; one entry leaves a ring"
+                f" of {self.ring.bits} bits: use a larger scale, or a smaller bound"
+            )
         need = self.n_clients * self.cells
         if need > self.ring.modulus // 2 - 1:
             raise Overflow(
@@ -175,12 +182,15 @@ def overflow_probability(
     check_between("d", d, 1)
     check_number("bound", bound, "[0, inf)")
     check_number("noise_std", noise_std, "[0, inf)")
+    if bound / scale >= 2**bits:
+        return 1.0
     margin = 2 ** (bits - 1) - n_clients * math.ceil(bound / scale)
     if margin <= 0:
         return 1.0
     if noise_std == 0:
         return 0.0
-    return min(1.0, 2 * d * math.exp(-((margin * scale / noise_std) ** 2) / 2))
+    deviations = min(margin * scale / noise_std, 1e150)
+    return min(1.0, 2 * d * math.exp(-(deviations**2) / 2))
 
 # %% ../../nbs/secagg/ring.ipynb #50e2831e
 def rounded_norm(
@@ -204,10 +214,11 @@ def check_streams(
     n: int,  # rows to draw for, >= 0
 ) -> bool:  # whether every row has a stream of its own
     "Refuse a list of streams whose length is not the number of rows."
-    if not isinstance(rng, (list, tuple)):
-        return False
-    if len(rng) == n:
-        return True
+    several = isinstance(rng, (list, tuple))
+    for stream in rng if several else [rng]:
+        check_stream(stream)
+    if not several or len(rng) == n:
+        return several
     raise ValueError(
         f"rng holds {len(rng)} streams for {n} rows: pass one stream, or one a row"
     )
@@ -232,7 +243,7 @@ def _round_until_short(x, norm_bound, rng):
         if tries == 1 and _in_vain(x[todo], longest):
             break
     raise ValueError(
-        f"norm_bound is {norm_bound!r}; {len(todo)} rows stayed longer in {tries}"
+        f"norm_bound is {shown(norm_bound)}; {len(todo)} rows stayed longer in {tries}"
         " roundings: clip x first, or pass rounded_norm of its length"
     )
 
@@ -313,4 +324,4 @@ def rounding_gap(
     "Total variation from rounded normal numbers. [this page, Prop. A]"
     check_positive("steps", steps)
     check_between("n", n, 1)
-    return min(1.0, math.sqrt(n / 600) / steps**2) if steps >= 1 else 1.0
+    return min(1.0, math.sqrt(n / 600) / min(steps, 1e150) ** 2) if steps >= 1 else 1.0

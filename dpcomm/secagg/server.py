@@ -16,6 +16,7 @@ from collections import Counter
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from ..core.checks import shown
 from dpcomm.secagg.client import (
     DEALT_SIZE,
     SEALED_SIZE,
@@ -64,7 +65,7 @@ from dpcomm.secagg.protocol import (
     unpack_words,
     unseal,
 )
-from .state import pack_state, unpack_state
+from .state import pack_state, take_fields, unpack_state
 
 # %% ../../nbs/secagg/server.ipynb #c64686e0
 class Server:
@@ -120,7 +121,7 @@ class Server:
             if self.inbox:
                 raise ValueError(
                     f"{len(self.inbox)} messages of the round"
-                    f" {ROUNDS[self.step]!r} are here: advance first"
+                    f" {shown(ROUNDS[self.step])} are here: advance first"
                 )
             known = {name: getattr(self, name, None) for name in SERVER_KEPT}
             self.step = len(ROUNDS)
@@ -136,7 +137,7 @@ class Server:
     ):  # the server
         "Take a server back. ValueError if the state is damaged or of another session."
         server = cls(setup, identity, directory)
-        vars(server).update(unpack_state(setup, SERVER, state)[1])
+        take_fields(server, unpack_state(setup, SERVER, state)[1], SERVER_KEPT)
         return server
 
 # %% ../../nbs/secagg/server.ipynb #57a7e202

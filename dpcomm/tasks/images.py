@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ..core.chance import seed_tree
-from ..core.checks import check_between, check_choice, check_positive
+from ..core.checks import check_between, check_choice, check_positive, shown
 from ..core.files import check_digest, field, read_json, typed, unpack
 
 # %% ../../nbs/tasks/images.ipynb #3422d051
@@ -578,7 +578,7 @@ def check_client(
     wrong = [v for v in y if not _is_class(v)]
     if wrong:
         raise ValueError(
-            f"{where} has the label {wrong[0]!r:.40}; labels must be whole numbers from"
+            f"{where} has the label {shown(wrong[0])}; labels must be whole numbers from"
             " 0 to 61, digits then letters: use the 62-class files"
         )
     return x.astype(np.float32), np.array(y, np.int64)
@@ -591,7 +591,7 @@ def _leaf_entries(path):
     for key in ("users", "num_samples", "user_data"):
         if not isinstance(content, dict) or key not in content:
             raise ValueError(
-                f"{path.name} has no {key!r}; LEAF writes users, num_samples and"
+                f"{path.name} has no {shown(key)}; LEAF writes users, num_samples and"
                 f" user_data: {again}"
             )
     users = field(path.name, content, "users", list)
@@ -615,7 +615,7 @@ def read_leaf(
         users, sizes, entries = _leaf_entries(path)
         for user, n in zip(users, sizes):
             name = typed(path.name, "an entry of users", user, str)
-            where = f"{path.name}, user {name!r:.60},"
+            where = f"{path.name}, user {shown(name)},"
             if user in found:
                 raise ValueError(
                     f"{where} stands in the files twice; allowed once: remove one of"
@@ -680,7 +680,7 @@ def h5_column(
     column = entry[name]
     if hasattr(column, "keys") or column.ndim == 0 or column.size > most:
         raise ValueError(
-            f"{where} has a column {name!r} of shape {getattr(column, 'shape', None)};"
+            f"{where} has a column {shown(name)} of shape {getattr(column, 'shape', None)};"
             f" it must be an array of 1 to {most:,} entries: download the file again"
         )
     return column[()]
@@ -694,7 +694,7 @@ def read_tff(
     instead = "LEAF's json files in femnist/train and femnist/test"
     with h5_users(path, instead, "pixels and label") as users:
         for user, entry in users.items():
-            where = f"{path.name}, user {user!r:.60},"
+            where = f"{path.name}, user {shown(user)},"
             if not (hasattr(entry, "keys") and {"pixels", "label"} <= set(entry)):
                 raise ValueError(
                     f"{where} has no pixels and label; every user needs both: download"
@@ -793,7 +793,7 @@ def read_idx(
     starts_right = len(raw) >= 4 and raw[:3] == b"\0\0\x08" and raw[3] <= 4
     if not starts_right or len(raw) < 4 + 4 * raw[3]:
         raise ValueError(
-            f"{path.name} starts with {raw[:4]!r}; idx files of bytes start with two"
+            f"{path.name} starts with {shown(raw[:4])}; idx files of bytes start with two"
             " zeros, 8 and the number of axes, 0 to 4: download it again"
         )
     shape = tuple(np.frombuffer(raw, ">u4", raw[3], 4).tolist())

@@ -23,7 +23,7 @@ import torch
 from sklearn.preprocessing import MinMaxScaler
 from torch import Tensor
 
-from ..core.checks import check_between
+from ..core.checks import check_between, shown
 from ..core.files import check_digest
 from .images import Dataset, Federation, data_root
 
@@ -68,7 +68,7 @@ def scale_range(
     ends = np.vstack([np.broadcast_to(end, width) for end in (low, high)])
     if not (ends[0] < ends[1]).all():
         raise ValueError(
-            f"low is {low!r} and high {high!r}; low must be below high: correct the"
+            f"low is {shown(low)} and high {shown(high)}; low must be below high: correct the"
             " range"
         )
     scaled = MinMaxScaler(clip=True).fit(ends).transform(columns)
@@ -114,10 +114,10 @@ def _check_counts(records):
 def _header_faults(head, columns, only):
     "What is wrong with a header, in words."
     yield from (f"lacks the column {c}" for c in columns if c not in head)
-    yield from (f"has the column {c!r:.60} twice" for c in head if head.count(c) > 1)
+    yield from (f"has the column {shown(c)} twice" for c in head if head.count(c) > 1)
     if only:
         strange = (c for c in head if c not in columns)
-        yield from (f"has the unknown column {c!r:.60}" for c in strange)
+        yield from (f"has the unknown column {shown(c)}" for c in strange)
 
 
 def read_table(
@@ -167,7 +167,7 @@ def _number(where, row, name, low, high):
     if math.isfinite(value) and low <= value <= high:
         return value
     raise ValueError(
-        f"{where}: {name} is {row[name]!r:.60}; it must be a number from {low} to"
+        f"{where}: {name} is {shown(row[name])}; it must be a number from {low} to"
         f" {high}: correct the row"
     )
 
@@ -199,7 +199,7 @@ def _decade(where, row):
     found = re.fullmatch(r"\[([0-9]{1,2})-[0-9]{2,3}\)", row["age"])
     if not found:
         raise ValueError(
-            f"{where}: age is {row['age']!r:.60}; it must be a decade, as [50-60):"
+            f"{where}: age is {shown(row['age'])}; it must be a decade, as [50-60):"
             " correct the row"
         )
     return int(found[1])
@@ -299,11 +299,11 @@ def _outcome(where, row):
     id, outcome = row["RecordID"], row["In-hospital_death"]
     if not re.fullmatch("[0-9]{1,9}", id):
         raise ValueError(
-            f"{where}: RecordID is {id!r:.60}; it must be a number: correct the row"
+            f"{where}: RecordID is {shown(id)}; it must be a number: correct the row"
         )
     if outcome not in ("0", "1"):
         raise ValueError(
-            f"{where}: In-hospital_death is {outcome!r:.60}; it must be one of 0, 1:"
+            f"{where}: In-hospital_death is {shown(outcome)}; it must be one of 0, 1:"
             " correct the row"
         )
     return id, outcome
@@ -387,7 +387,7 @@ def check_admission(
     for name, words in allowed.items():
         if row[name] not in words:
             raise ValueError(
-                f"{where}: {name} is {row[name]!r:.60}; it must be one of"
+                f"{where}: {name} is {shown(row[name])}; it must be one of"
                 f" {', '.join(words)}: correct the row"
             )
     if not row["hospital"].strip():
@@ -484,7 +484,9 @@ def virtual_hospitals(
     "Split, set public patients aside, deal the rest. [fltop App. A.2]"
     n, died = len(records.y), records.y.numpy() == 1
     if not 0 < test < 1:
-        raise ValueError(f"test is {test!r}; it must be in (0, 1): 0.2 is the paper's")
+        raise ValueError(
+            f"test is {shown(test)}; it must be in (0, 1): 0.2 is the paper's"
+        )
     train, tested = np.split(rng.permutation(n), [round((1 - test) * n)])
     dead, alive = train[died[train]], train[~died[train]]
     check_between("public_deaths", public_deaths, 1, len(dead) - 1)

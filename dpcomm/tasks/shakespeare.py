@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..core.chance import seed_tree
-from ..core.checks import check_between
+from ..core.checks import check_between, shown
 from ..core.files import field, read_json, typed, unpack
 from .images import Dataset, Federation, check_lengths, data_root
 from .images import read_leaf as read_users
@@ -49,7 +49,7 @@ def encode_text(
     if (numbers == 255).any() or not text.isascii():
         wrong = next(c for c in text if c not in SYMBOLS)
         raise ValueError(
-            f"{where} has the symbol {wrong!r}; it must be one of LEAF's"
+            f"{where} has the symbol {shown(wrong)}; it must be one of LEAF's"
             f" {len(SYMBOLS)}: replace it or leave it out"
         )
     return numbers
@@ -103,7 +103,7 @@ def read_roles(
     texts = {}
     for user, n, chars in zip(users, counts, lengths):
         name = typed(path.name, "an entry of users", user, str)
-        where = f"{path.name}, user {name!r:.60},"
+        where = f"{path.name}, user {shown(name)},"
         if user not in speeches:
             raise ValueError(f"{where} has no speeches; every user needs them: {AGAIN}")
         if user in texts:
@@ -132,7 +132,7 @@ def split_windows(
     "Split windows in time, with a gap as long as a window. [Caldas et al. 2018]"
     if not 0 < fraction < 1:
         raise ValueError(
-            f"fraction is {fraction!r}; it must be between 0 and 1: 0.9 is LEAF's"
+            f"fraction is {shown(fraction)}; it must be between 0 and 1: 0.9 is LEAF's"
             " default"
         )
     k = int(fraction * n)
@@ -147,7 +147,7 @@ def _windows(texts, numbers, name):
         k, first = split_windows(max(n, 0))
         if k < 1 or first >= n:
             raise ValueError(
-                f"{name}, user {user!r}, has {len(text)} characters; a client needs a"
+                f"{name}, user {shown(user)}, has {len(text)} characters; a client needs a"
                 " training and a test window, which 900 suffice for: drop the user"
             )
         train.append(start + np.arange(k))
@@ -165,7 +165,8 @@ def federate(
 ) -> Federation:  # a client a user
     "Windows of 80 characters and the next one. [Caldas et al. 2018; dprec App. C.1]"
     numbers = [
-        encode_text(f"{name}, user {user!r},", text) for user, text in texts.items()
+        encode_text(f"{name}, user {shown(user)},", text)
+        for user, text in texts.items()
     ]
     train, test = _windows(texts, numbers, name)
     if shorten is not None:
@@ -192,7 +193,7 @@ def check_role(
         wrong = [s for s in strings if not isinstance(s, str) or len(s) != size]
         if wrong:
             raise ValueError(
-                f"{where} has {wrong[0]!r:.60} in {name}; it must be a string of {size}"
+                f"{where} has {shown(wrong[0])} in {name}; it must be a string of {size}"
                 f" characters: {AGAIN}"
             )
     windows = encode_text(where, "".join(x)).reshape(-1, WINDOW)

@@ -16,7 +16,7 @@ from scipy.optimize import fsolve
 from scipy.special import ndtr
 
 from ..core.chance import derive, seed_tree
-from ..core.checks import check_between, check_positive
+from ..core.checks import check_between, check_positive, shown
 from .images import Dataset, Federation
 
 # %% ../../nbs/tasks/stackoverflow.ipynb #8b991506
@@ -52,7 +52,7 @@ def size_law(
     solution = _solve_moments(mean, std, np.arange(1, most + 1))
     if solution is None:
         raise ValueError(
-            f"mean is {mean!r}, std {std!r} and most {most!r}; no rounded log-normal"
+            f"mean is {shown(mean)}, std {shown(std)} and most {shown(most)}; no rounded log-normal"
             " has these moments: raise most, or lower std"
         )
     return solution
@@ -85,7 +85,7 @@ class SyntheticPosts:
         check_positive("focus", self.focus)
         if not 0 < self.topical < 1:
             raise ValueError(
-                f"topical is {self.topical!r}; it must be in (0, 1): 0.8 is the default"
+                f"topical is {shown(self.topical)}; it must be in (0, 1): 0.8 is the default"
             )
 
     @cached_property

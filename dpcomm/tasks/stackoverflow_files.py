@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.chance import seed_tree
-from ..core.checks import check_between
+from ..core.checks import check_between, shown
 from ..core.files import read_json, typed
 from .images import data_root, h5_column, h5_users
 
@@ -43,7 +43,7 @@ def read_counts(
     try:
         counts = _counts(path)
         for word, count in counts.items():
-            typed(path.name, f"the count of {word!r:.60}", count, int)
+            typed(path.name, f"the count of {shown(word)}", count, int)
     except ValueError as error:
         raise ValueError(
             f"{path.name} is no list of counts ({error}); it must hold `word count`"
@@ -140,7 +140,7 @@ def sqlite_clients(
     sizes = {}
     for user, n in _query(path, query, (split,)):
         client = typed(path.name, "client_id", user, str, AGAIN)
-        where = f"{path.name}, user {user!r:.60},"
+        where = f"{path.name}, user {shown(user)},"
         sizes[client] = typed(where, "num_examples", n, int, AGAIN)
     return sizes
 
@@ -155,7 +155,7 @@ def sqlite_posts(
         "SELECT serialized_example_proto FROM examples WHERE split_name = ? AND"
         " client_id = ? ORDER BY rowid"
     )
-    where, column = f"{path.name}, user {client!r:.60},", "serialized_example_proto"
+    where, column = f"{path.name}, user {shown(client)},", "serialized_example_proto"
     found = _query(path, query, (split, client))
     try:
         rows = [read_example(typed(where, column, raw, bytes)) for (raw,) in found]
@@ -166,7 +166,7 @@ def sqlite_posts(
     missing = next((name for name in FIELDS for row in rows if name not in row), None)
     if missing:
         raise ValueError(
-            f"{where} has a post without {missing!r}; every post needs tokens, title"
+            f"{where} has a post without {shown(missing)}; every post needs tokens, title"
             f" and tags: {AGAIN}"
         )
     return [tuple(row[name] for name in FIELDS) for row in rows]
@@ -190,13 +190,13 @@ def h5_posts(
     client: str,  # a key of h5_clients
 ) -> list:  # of (tokens, title, tags), bytes
     "Posts of one client. [TFF, HDF5ClientData]"
-    where = f"{path.name}, user {client!r:.60},"
+    where = f"{path.name}, user {shown(client)},"
     with h5_users(path, INSTEAD, COLUMNS) as users:
         entry = users[client]
         for name in FIELDS:
             if not hasattr(entry, "keys") or name not in entry:
                 raise ValueError(
-                    f"{where} has no {name!r}; every user needs {COLUMNS}: {AGAIN}"
+                    f"{where} has no {shown(name)}; every user needs {COLUMNS}: {AGAIN}"
                 )
         columns = [h5_column(where, entry, name).tolist() for name in FIELDS]
     if len(set(map(len, columns))) > 1:
@@ -289,7 +289,7 @@ def split_clients(
         files.found[split] = clients(path, split)
     if not files.found[split]:
         raise ValueError(
-            f"{path.name} holds no user of the split {split!r}; it must hold one or"
+            f"{path.name} holds no user of the split {shown(split)}; it must hold one or"
             " more: download it again"
         )
     return files.found[split]
@@ -307,7 +307,7 @@ def read_client(
     if not posts or announced not in (None, len(posts)):
         told = "" if announced is None else f" and announces {announced}"
         raise ValueError(
-            f"{path.name}, user {client!r}, holds {len(posts)} posts{told}; a user"
+            f"{path.name}, user {shown(client)}, holds {len(posts)} posts{told}; a user"
             " needs one or more, and as many as announced: drop the user, or download"
             " the file again"
         )

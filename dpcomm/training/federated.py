@@ -7,7 +7,8 @@ __all__ = ['DRAWS', 'REFUSALS', 'ENGINES', 'SERVER_STATE', 'KEPT', 'NULL', 'Conf
            'check_model', 'as_function', 'train_loop', 'cross_entropy', 'train_channels_last', 'train_vmap',
            'vmap_obstacle', 'pick_engine', 'side_by_side', 'local_trainer', 'server_optimiser', 'predict', 'evaluate',
            'Ledger', 'download_bits', 'Task', 'Run', 'save_checkpoint', 'load_checkpoint', 'check_labels',
-           'cause_of_nan', 'train_cohort', 'average', 'summed', 'one_round', 'check_promise', 'relied_on', 'simulate']
+           'cause_of_nan', 'train_cohort', 'average', 'summed', 'one_round', 'check_promise', 'relied_on',
+           'check_options', 'simulate']
 
 # %% ../../nbs/training/federated.ipynb #ad14bb7f
 import copy
@@ -35,7 +36,14 @@ from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
 from ..core.chance import seed_tree
-from ..core.checks import check_between, check_choice, check_number, check_positive
+from dpcomm.core.checks import (
+    check_between,
+    check_choice,
+    check_number,
+    check_positive,
+    check_stream,
+    shown,
+)
 from ..core.files import read_sealed, seal, write_whole
 from ..core.vectors import HALF, flatten, pack, unflatten, unpack
 from ..mechanisms.contract import patch
@@ -100,6 +108,7 @@ def sample_cohort(
     check_choice("sampling", sampling, DRAWS)
     check_between("n_clients", n_clients, 1, 2**32)
     check_between("cohort", cohort, 1, 2**32)
+    check_stream(rng)
     if sampling != "replacement" and cohort > n_clients:
         raise ValueError(
             f"cohort is {cohort}, but there are only {n_clients} clients: "
@@ -432,8 +441,8 @@ def local_trainer(
         return trainer, size
     if name != "fused":
         raise ValueError(
-            f"precision is {precision!r}, which only engine 'fused' knows, and here it"
-            f" is {name!r}: leave precision out"
+            f"precision is {shown(precision)}, which only engine 'fused' knows, and here it"
+            f" is {shown(name)}: leave precision out"
         )
     return partial(trainer, dtype=getattr(torch, precision)), size
 
@@ -994,7 +1003,7 @@ def _about_sampling(promise, config, n_clients):
             yield "a client that joins changes who else is in a cohort of fixed size"
         return
     if promise.sampling != config.sampling:
-        yield f"its sampling is {promise.sampling!r}, the run's is {config.sampling!r}"
+        yield f"its sampling is {shown(promise.sampling)}, the run's is {shown(config.sampling)}"
 
 
 NULL = {  # relation -> what is there in the place of a null message
@@ -1011,7 +1020,7 @@ def _about_size(promise, config, n_clients, rounds):
     same = promise.q is not None and math.isclose(promise.q, rate, rel_tol=1e-9)
     if promise.sampling != "none" and not same:
         yield (
-            f"its rate q is {promise.q!r}, the run's is {config.cohort} of {n_clients}"
+            f"its rate q is {shown(promise.q)}, the run's is {config.cohort} of {n_clients}"
         )
 
 
@@ -1165,6 +1174,30 @@ def _report(run, task, train_loss, guarantee, metrics):
     }
     return shown | ({"eps": f"{eps:.2f}"} if eps is not None else {})
 
+# %% ../../nbs/training/federated.ipynb #d0rep04
+def check_options(
+    max_seconds: float,  # stop after this long, >= 0; None: never
+    save_every: float,  # seconds between checkpoints, >= 0
+    workers: int,  # threads, 1..1024
+    device,  # torch device that computes here
+    unit: str,  # 'client' or 'example'
+) -> None:  # or ValueError
+    "Refuse what no run can be told."
+    if max_seconds is not None:
+        check_number("max_seconds", max_seconds, "[0, inf]")
+    check_number("save_every", save_every, "[0, inf]")
+    check_between("workers", workers, 1, 1024)
+    check_choice("unit", unit, ("client", "example"))
+    try:
+        there = torch.empty(1, device=torch.device(device)).device.type != "meta"
+    except (RuntimeError, AssertionError, TypeError, ValueError, OverflowError):
+        there = False
+    if not there:
+        raise ValueError(
+            f"device is {shown(device)}; torch cannot compute on it here: use 'cpu', or a"
+            " machine that has it"
+        )
+
 # %% ../../nbs/training/federated.ipynb #f16592e8
 def _placed(task, device, advance):
     "The task with its model and data on a device, and its engine chosen once."
@@ -1204,6 +1237,7 @@ def simulate(
         run = task.config, task.n_clients, t, task.mechanism, unit
         return check_promise(guarantee(t), *run)
 
+    check_options(max_seconds, save_every, workers, device, unit)
     if guarantee:
         _say(promised(task.config.rounds), task)
     run, optimiser, fingerprint = _start(task, device, checkpoint, resume, unit)

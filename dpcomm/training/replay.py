@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..core.chance import seed_tree
-from ..core.checks import check_between, check_choice
+from ..core.checks import check_between, check_choice, shown
 from ..core.vectors import flatten
 from ..core.wire import Bits, Message, parse_message
 from . import models
@@ -49,7 +49,7 @@ class Agreement:
         check_choice("model", self.model, tuple(models.MODELS))
         if not self.mechanism.replay:
             raise ValueError(
-                f"mechanism is {self.mechanism!r}; its messages do not determine the"
+                f"mechanism is {shown(self.mechanism)}; its messages do not determine the"
                 " server's step: use one with replay = True, such as rec"
             )
 
@@ -158,7 +158,7 @@ def read_state(
     server = agreement.config.server
     if len(data) != agreement.state_bytes:
         raise ValueError(
-            f"state has {len(data)} bytes; {agreement.model} with server {server!r} needs"
+            f"state has {len(data)} bytes; {agreement.model} with server {shown(server)} needs"
             f" {agreement.state_bytes}: server and client must agree on model and"
             " optimiser"
         )
@@ -181,7 +181,7 @@ def write_counts(
     out = bytearray()
     if not isinstance(values, (list, tuple)):
         raise TypeError(
-            f"values is {values!r:.60}; it must be a list of whole numbers: pass the"
+            f"values is {shown(values)}; it must be a list of whole numbers: pass the"
             " counts of a packet"
         )
     for value in values:
@@ -199,7 +199,7 @@ def read_counts(
     "Read small numbers until the bytes end; ValueError on damage. [LEB128]"
     if not isinstance(data, bytes):
         raise TypeError(
-            f"data is {data!r:.60}; it must be bytes: pass what write_counts wrote"
+            f"data is {shown(data)}; it must be bytes: pass what write_counts wrote"
         )
     values, value, shift = [], 0, 0
     for byte in data:
@@ -260,7 +260,7 @@ def _check_frame(data):
     magic, version, kind, *_, n_counts, n_content = PACKET.unpack_from(data)
     if magic != b"dr":
         raise ValueError(
-            f"packet starts with {magic!r}, not {b'dr'!r}: it is no packet of"
+            f"packet starts with {shown(magic)}, not {shown(b'dr')}: it is no packet of"
             " dpcomm.training.replay"
         )
     if version != VERSION:
@@ -288,7 +288,7 @@ def parse_packet(
     "Read a packet; ValueError on any damage, TypeError for anything but bytes."
     if not isinstance(data, (bytes, bytearray)):
         raise TypeError(
-            f"data is {data!r:.60}; it must be the bytes of a packet: pass what"
+            f"data is {shown(data)}; it must be the bytes of a packet: pass what"
             " to_bytes wrote"
         )
     _check_frame(data)

@@ -217,3 +217,11 @@ def test_a_disk_that_fills_ends_the_command_with_one_sentence(monkeypatch, capsy
         capsys.readouterr().err
         == "dpcomm: a.pt cannot be written (No space left on device): free some space\n"
     )
+
+
+def test_what_cannot_be_written_keeps_its_kind_and_says_what_to_do(tmp_path):
+    said = files.unwritable(tmp_path / "x.pt", PermissionError(13, "Permission denied"))
+    assert isinstance(said, PermissionError) and said.errno == 13
+    assert "x.pt cannot be written (Permission denied): free some space, or" in str(
+        said
+    )

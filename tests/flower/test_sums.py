@@ -77,7 +77,7 @@ def by_hand(task, folder, rounds):
             node = home(i, folder, task)
             update = flower.local_update(node.task, i, w.detach(), t)
             words.append(mechanism.words(update, node.key(t)))
-        w.grad = -mechanism.open(mechanism.ring.sum(words), len(w)) / 4
+        w.grad = -mechanism.lifted(mechanism.ring.sum(words), len(w)) / 4
         optimiser.step()
     return w.detach()
 

@@ -311,12 +311,12 @@ def folded(mechanism, d, messages):
 @each
 @tabled("d", [1, 7, 64])
 def test_a_total_gives_the_aggregate_in_any_order_and_any_tree(case, d):
-    m, n, cohort = case.make(d), 9, 7
+    m, n, cohort = case.make(d), 10, 7
     messages = messages_of(m, d, n)
     estimates = torch.stack([m.decode(message) for message in messages])
     wanted = m.aggregate(estimates, cohort, seed_tree(0, "server"))
     straight = folded(m, d, messages)
-    parts = [folded(m, d, messages[i : i + k]) for i, k in ((4, 1), (5, 4), (0, 4))]
+    parts = [folded(m, d, messages[i : i + k]) for i, k in ((4, 1), (5, 5), (0, 4))]
     tree = m.merge(parts[0], m.merge(m.merge(m.empty(d), parts[1]), parts[2]))
     for total in (
         straight,
@@ -368,6 +368,7 @@ def test_what_does_not_belong_into_a_total_is_refused_and_leaves_it_as_it_was(ca
     ):
         with pytest.raises(ValueError, match="another mechanism than|totals of one"):
             call()
+    total = folded(m, d, messages_of(m, d, 10))
     for cohort in (0, -1, math.nan):
         with pytest.raises(ValueError, match="cohort"):
             m.finish(total, cohort, seed_tree(0))
@@ -530,23 +531,24 @@ SUMMED = [case for case in ALL if isinstance(case.values[0].make(3), contract.Su
 @pytest.mark.parametrize("case", SUMMED)
 @tabled("d", [1, 6, 8])
 def test_a_secure_session_takes_it_in_two_lines(case, d):
-    "Five clients, of whom one is silent when the masked vectors are due."
+    "All clients that are counted on, and one who is silent when vectors are due."
     m = case.make(d)
-    updates = [vector(d, 0.9, i) for i in range(5)]
-    keys = [Insecure(i) for i in range(5)]
+    n = max(5, m.honest + 1)
+    updates = [vector(d, 0.9, i) for i in range(n)]
+    keys = [Insecure(i) for i in range(n)]
 
     words = [m.words(u, key) for u, key in zip(updates, keys)]
-    total = session.run_session(
-        words, m.ring, threshold=3, seed=0, drop={4: "masked"}
-    ).total
-    estimate = m.open(total, d)
+    outcome = session.run_session(
+        words, m, (n + 1) // 2, seed=0, drop={n - 1: "masked"}
+    )
+    estimate = m.open(outcome.total, d, n=len(outcome.survivors))
 
-    messages = [m.encode(u, key) for u, key in zip(updates[:4], keys)]
+    messages = [m.encode(u, key) for u, key in zip(updates[:-1], keys)]
     decoded = torch.stack([m.decode(message) for message in messages])
     assert estimate.shape == (d,) and estimate.dtype == torch.float32
-    assert np.array_equal(total, m.ring.sum(words[:4]))
-    mean = m.aggregate(decoded, 4, seed_tree(0))
-    torch.testing.assert_close(estimate / 4, mean, rtol=1e-4, atol=1e-5)
+    assert np.array_equal(outcome.total, m.ring.sum(words[:-1]))
+    mean = m.aggregate(decoded, n - 1, seed_tree(0))
+    torch.testing.assert_close(estimate / (n - 1), mean, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", SUMMED)
@@ -556,10 +558,10 @@ def test_a_message_carries_the_words_of_its_client(case):
     assert words.dtype == np.int64 and words.min() >= 0 and words.max() < m.ring.modulus
     assert np.array_equal(words, m.words(u, Insecure(5)))
     assert not np.array_equal(words, m.words(u)), "words are drawn afresh"
-    assert torch.equal(m.open(words, 7), m.decode(m.encode(u, Insecure(5))))
+    assert torch.equal(m.lifted(words, 7), m.decode(m.encode(u, Insecure(5))))
     for wrong in (words[:-1], np.append(words, 0)):
         with pytest.raises(ValueError, match="total has shape"):
-            m.open(wrong, 7)
+            m.open(wrong, 7, n=m.honest)
 
 
 @pytest.mark.parametrize("case", SUMMED)

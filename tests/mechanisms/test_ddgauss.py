@@ -87,7 +87,7 @@ def test_a_sum_of_shares_is_the_sum_of_vectors_and_noise(d):
     sent = m.shares(u.repeat(plays, 1), seed_tree(0, "sums", d)).reshape(plays, n, -1)
     assert sent.min() >= 0 and sent.max() < 2**14 and sent.dtype == np.int64
     total = (
-        m.open(np.stack([Ring(14).sum(s) for s in sent]), d).double().numpy()
+        m.lifted(np.stack([Ring(14).sum(s) for s in sent]), d).double().numpy()
         - u.sum(0).double().numpy()
     )
     variance = (m.sigma * m.clip_norm) ** 2 + n * (
@@ -107,8 +107,8 @@ def test_aggregate_adds_in_the_ring(k):
     """
     m = DDGauss(1.0, 0.5, 16, 12, k=k)
     sent = m.shares(torch.eye(8)[:1].repeat(16, 1), seed_tree(0, "ring"))
-    truth = m.open(Ring(12).sum(sent), 8) / 16
-    estimates = m.open(sent, 8)
+    truth = m.lifted(Ring(12).sum(sent), 8) / 16
+    estimates = m.lifted(sent, 8)
     torch.testing.assert_close(
         m.aggregate(estimates, 16, None), truth, rtol=0, atol=1e-5
     )
@@ -127,10 +127,10 @@ def test_aggregate_is_the_plain_sum_where_nothing_wraps():
     for d in DIMENSIONS:
         m, u = DDGauss(1.0, 0.5, 10), vectors(10, d, 0.8)
         sent = m.shares(u, seed_tree(0, d))
-        estimates = m.open(sent, d)
+        estimates = m.lifted(sent, d)
         torch.testing.assert_close(
             m.aggregate(estimates, 10, None),
-            m.open(Ring(16).sum(sent), d) / 10,
+            m.lifted(Ring(16).sum(sent), d) / 10,
             rtol=0,
             atol=1e-5,
         )
@@ -148,7 +148,7 @@ def test_the_ring_holds_what_it_should():
     """
     m, d = DDGauss(1.0, 0.3, 16, 12), 4096
     u = vectors(1, d, 1.0).repeat(16, 1)
-    true = sum(m.open(s, d).double() for s in m.shares(u, seed_tree(0, "hold")))
+    true = sum(m.lifted(s, d).double() for s in m.shares(u, seed_tree(0, "hold")))
     x = vectors_module.rotate(true, 0).abs() / m.step(d)
     assert (x > 2**11).sum() <= 6, (
         "binomial upper bound of 4,096 coordinates at 1e-6" and x.max() > 2**10
@@ -167,7 +167,7 @@ def test_messages_are_packed_shares():
         row = wire.unpack_bits(message.payload, bits, 32)
         assert np.array_equal(row, m.shares(u[None], seed_tree(5, "private"))[0])
         assert wire.pack_bits(row, bits) == message.payload
-        assert torch.equal(m.decode(message), m.open(row, 21))
+        assert torch.equal(m.decode(message), m.lifted(row, 21))
 
 
 def test_a_message_of_another_name_is_refused():
@@ -624,7 +624,7 @@ def test_moments_of_a_coarse_grid():
     u = vectors(1, 8, 0.9)
     assert m.step(8) > 3 * m.share
     z = m.shares(u.repeat(n, 1), seed_tree(0, "coarse"))
-    estimates = m.open(z, 8).double().numpy() - u.double().numpy()
+    estimates = m.lifted(z, 8).double().numpy() - u.double().numpy()
     rounding = m.moments(u)[1].numpy()[0] - m.share**2
     noise = (
         discrete.discrete_gaussian(m.variance(8), 400_000, seed_tree(0, "share"))

@@ -727,7 +727,7 @@ def test_the_sum_in_the_ring_opens_to_the_sum_of_the_vectors():
     m, u = Skellam(1.0, 0.5, 20), rows(20, 50)
     messages = [m.encode(row, Insecure(key)) for key, row in enumerate(u)]
     sent = np.stack([words_of(m, message) for message in messages])
-    total = m.open(Ring(16).sum(sent), 50)
+    total = m.lifted(Ring(16).sum(sent), 50)
     assert (
         ((total - u.sum(0)).abs() <= radius(0.5 * 1.001, 1, 50)).all()
         and sent.min() >= 0
@@ -749,21 +749,21 @@ def test_partial_sums_may_leave_the_ring():
     u = torch.eye(4)[:1].repeat(8, 1) * torch.tensor([1.0] * 5 + [-1.0] * 3)[:, None]
     z = Ring(12).lift(m.shares(u, seed_tree(0, "partial")))
     assert (abs(np.cumsum(z, axis=0)) >= 2**11).any(), "on the way the sum is outside"
-    total = m.open(Ring(12).sum(z), 4)
+    total = m.lifted(Ring(12).sum(z), 4)
     assert (total - u.sum(0)).abs().max() < 0.1
 
 
 def test_aggregate_wraps_as_the_ring_does():
     m = Skellam(1.0, 0.5, 16, k=0.5)
     sent = m.shares(torch.eye(4)[:1].repeat(16, 1), seed_tree(0, "wrap"))
-    opened = m.open(sent, 4)
-    truth = m.open(Ring(16).sum(sent), 4)
+    opened = m.lifted(sent, 4)
+    truth = m.lifted(Ring(16).sum(sent), 4)
     assert (truth - opened.sum(0)).abs().max() > 1, "the sum leaves the ring"
     torch.testing.assert_close(
         16 * m.aggregate(opened, 16, None), truth, rtol=1e-4, atol=1e-4
     )
     edge = torch.from_numpy(Ring(16).lift(np.array([[2**15, 2**15 - 1, 0, 5]]))) * 1.0
-    whole = m.open(edge.long().numpy(), 4)
+    whole = m.lifted(edge.long().numpy(), 4)
     torch.testing.assert_close(
         m.aggregate(whole, 1, None), whole[0], rtol=1e-4, atol=1e-3
     )
@@ -772,7 +772,7 @@ def test_aggregate_wraps_as_the_ring_does():
 def test_missing_shares_leave_the_promised_noise():
     m = Skellam(1.0, 2.0, 10, tolerance=0.3)
     sent = m.shares(torch.zeros(7 * 3000, 2), seed_tree(0, "left")).reshape(7, 3000, 2)
-    x = m.open(Ring(16).sum(sent), 2).double().numpy()
+    x = m.lifted(Ring(16).sum(sent), 2).double().numpy()
     assert (abs(x.var(0) / 4 - 1) <= radius(math.sqrt(2), 3000, 2) + 1e-4).all()
 
 

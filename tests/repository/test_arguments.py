@@ -7,6 +7,7 @@ name; what has none stands in NOT_FUZZED with the reason, and a new name needs o
 the other.
 """
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -20,11 +21,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from checkout import MODULES
+from checkout import MODULES, ROOT
 from tables import tabled
 
 import dpcomm
-from dpcomm.core import vectors, wire
+from dpcomm.core import checks, vectors, wire
 from dpcomm.core.chance import seed_tree
 from dpcomm.mechanisms import compressive, contract, mvu, privquant, sqkr
 from dpcomm.privacy import audit, fixed_cohorts, null_messages
@@ -259,6 +260,7 @@ GOOD = {
         "check_choice": dict(name="x", value="a", allowed=("a", "b")),
         "check_size": dict(name="d", value=3),
         "check_reals": dict(name="x", values=[1.0], range="[0, 1]"),
+        "check_stream": dict(rng=RNG),
     },
     "core.vectors": {
         "check_floats": dict(name="u", x=ROW),
@@ -337,6 +339,9 @@ GOOD = {
             steps=3,
         ),
         "sample_cohort": dict(n_clients=10, cohort=2, sampling="poisson", rng=RNG),
+        "check_options": dict(
+            max_seconds=1.0, save_every=1.0, workers=1, device="cpu", unit="client"
+        ),
         "pick_engine": dict(name="auto", model=torch.nn.Sequential(torch.nn.Flatten())),
         "Ledger": dict(n_clients=3),
     },
@@ -639,6 +644,16 @@ GOOD = {
     },
     "secagg.session": {
         "identities": dict(n_clients=2, seed=0),
+        "sizes_of": dict(vectors=[[1, 2]] * 4),
+        "silent_from": dict(drop={3: "masked"}, n=4),
+        "run_session": dict(
+            vectors=[[1, 2]] * 4,
+            ring=ring.Ring(8),
+            threshold=2,
+            neighbours=3,
+            seed=0,
+            drop={3: "masked"},
+        ),
         "hypergeometric_tails": dict(n=10, marked=3, drawn=4),
         "neighbour_tails": dict(n=10, marked=3, k=4),
         "split_probability": dict(n=10, bad=3, k=4),
@@ -665,6 +680,19 @@ GOOD = {
     },
     "secagg.many": {
         "session_sizes": dict(n=10, most=4),
+        "assign": dict(n=10, most=5, seed=0),
+        "session_parameters": dict(
+            n=10, ring=ring.Ring(16), rates=(0.1, 0.05), largest=3
+        ),
+        "sum_of_sums": dict(
+            vectors=[[1, 2]] * 12,
+            ring=ring.Ring(8),
+            most=12,
+            rates=(0.2, 0),
+            seed=0,
+            drop={3: "masked"},
+            largest=3,
+        ),
     },
     "secagg.client": {
         "ring_words": dict(setup=SETUP, vector=np.array([1, 2, 3]), me=0),
@@ -677,7 +705,12 @@ for _name in MECHANISMS:  # every constructor, with all of its fields
 
 # ---- bad arguments
 
+LONG, HUGE = "y" * 10**6, 10**5000  # a refusal quotes 80 characters of them
 NUMBERS = (
+    LONG,
+    HUGE,
+    1e308,
+    5e-324,
     math.nan,
     math.inf,
     -math.inf,
@@ -698,6 +731,13 @@ NUMBERS = (
     np.array(math.nan),
 )
 ARRAYS = (
+    LONG,
+    [HUGE],
+    [1e308],
+    [5e-324],
+    list(range(10**5)),
+    torch.ones(3).to_sparse(),
+    torch.ones(3, device="meta"),
     "x",
     None,
     [],
@@ -717,6 +757,12 @@ ARRAYS = (
     7,
 )
 TENSORS = (
+    LONG,
+    HUGE,
+    torch.ones(2, 4).to_sparse(),
+    torch.ones(2, 4, device="meta"),
+    torch.full((2, 4), 1e308, dtype=torch.float64),
+    torch.full((2, 4), 5e-324, dtype=torch.float64),
     None,
     "x",
     [0.1, 0.2],
@@ -737,7 +783,20 @@ TENSORS = (
     torch.ones(2, 2, 4),
     torch.ones(2, 4, dtype=torch.complex64),
 )
+STREAMS = (
+    None,
+    0,
+    "x",
+    [],
+    {},
+    [None, None],
+    np.random.RandomState(0),
+    torch.Generator(),
+    seed_tree,
+)
 TEXTS = (
+    LONG,
+    HUGE,
     "x",
     "",
     "Poisson",
@@ -758,11 +817,13 @@ def bad(value):
     """
     if isinstance(value, torch.Tensor):
         return TENSORS
+    if isinstance(value, str) and value == RNG:
+        return STREAMS
     if hasattr(value, "_fields"):
         return ()
     if isinstance(value, (list, tuple, np.ndarray, dict)):
         return ARRAYS
-    if isinstance(value, (str, bytes)) and value != RNG:
+    if isinstance(value, (str, bytes)):
         return TEXTS
     return NUMBERS if value is None or isinstance(value, (int, float)) else ()
 
@@ -773,7 +834,7 @@ RAW = re.compile(
     r" can be|must be real number|"
     r"too large to|division by|argument '|expected (np|str|sequence)|got an"
     r" unexpected|math domain|inhomogeneous|zero-size|out of range|unsized|integer is"
-    r" required|^can't|literal|setting an array",
+    r" required|^can't|literal|setting an array|Exceeds the limit|y{81}",
     re.I,
 )
 
@@ -785,6 +846,7 @@ def is_sentence(text: str) -> bool:
     return (
         text.startswith("unhashable type: ")
         or not RAW.search(text)
+        and len(text) < 1000
         and len(text.split()) >= 8
         and bool(re.search(r"(: | not allowed).*[a-z]", text))
     )
@@ -876,6 +938,10 @@ INFINITE = {  # an infinity or nan that is documented where it is returned
     "mechanisms.privquant.thresholds": "inf below kappa_min",
     "mechanisms.sqkr.Sqkr": "eps = inf: compression only",
     "mechanisms.vqsgd.VqSgd": "the same",
+    "mechanisms.sqsgd.rotate": "a linear map hands on what it gets",
+    "mechanisms.sqsgd.unrotate": "the same",
+    "privacy.null_messages.theorem1_epsilon": "eps = inf: nothing is proved",
+    "experiments.dprec_curves.local_epsilon": "the same",
 }
 WHOLE = {  # module -> why none of it is fuzzed here
     **{
@@ -968,7 +1034,7 @@ NOT_FUZZED = {  # module -> names -> reason
         ),
     },
     "core.checks": {
-        "nearest": "any text has a nearest one",
+        "nearest shown": "any text has a nearest one, anything is shown",
     },
     "core.help": {
         "comments described describe install": "source of modules, read at import",
@@ -1106,17 +1172,15 @@ NOT_FUZZED = {  # module -> names -> reason
         ),
     },
     "secagg.state": {
-        "to_json from_json pack_state unpack_state": (
+        "to_json from_json pack_state unpack_state take_fields Counter": (
             "the notation of a state: damaged and foreign ones have tests of their own"
         ),
     },
     "secagg.many": {
-        "ManyResult sum_of_sums session_cost": (
-            "sessions of the protocol: hostile ones have tests of their own"
-        ),
+        "ManyResult reason session_cost": "made by sum_of_sums; plays, of seconds a call",
     },
     "secagg.session": {
-        "SessionResult ideal_sum run_session GraphParameters traffic_table": (
+        "SessionResult ideal_sum GraphParameters traffic_table": (
             "messages of the protocol: hostile ones have tests of their own"
         ),
     },
@@ -1257,6 +1321,8 @@ def test_the_fuzz_notices_raw_errors_hangs_and_nonsense(monkeypatch):
             if call is not hang
             else fault(call, dict(x=0), "x", 1)
         )
+    said = "x is {}; it must be a whole number from 1 to 3: change x"
+    assert is_sentence(said.format("y" * 80)) and not is_sentence(said.format("y" * 81))
     assert not is_sentence(
         "'<' not supported between instances of 'str' and 'int' when it must be: so"
     ) and is_sentence("d is 'x'; it must be a whole number from 1 to 3: change d")
@@ -1368,6 +1434,23 @@ def test_the_fuzz_notices_raw_errors_hangs_and_nonsense(monkeypatch):
         (
             lambda: protocol.Setup(4, 3, ring.Ring(16), 2, support="anything"),
             "support is 'anything'",
+        ),
+        (
+            lambda: federated.simulate(None, workers=math.nan),
+            "workers is nan; it must be a whole number from 1 to 1024",
+        ),
+        (lambda: federated.simulate(None, workers="x"), "workers is 'x'"),
+        (lambda: federated.simulate(None, max_seconds=math.nan), "max_seconds is nan"),
+        (lambda: federated.simulate(None, max_seconds="x"), "max_seconds is 'x'"),
+        (lambda: federated.simulate(None, save_every="x"), "save_every is 'x'"),
+        (lambda: federated.simulate(None, save_every=math.nan), "save_every is nan"),
+        (lambda: federated.simulate(None, unit=5), "unit is 5; .*client, example"),
+        *(
+            (
+                lambda device=device: federated.simulate(None, device=device),
+                f"device is {device!r}; torch cannot compute on it here: use 'cpu'",
+            )
+            for device in ("tpu", "cuda:99", "meta", 10**6, None, LONG[:20])
         ),
         (lambda: vectors.unrotate(ROWS, 0, -1), "d is -1"),
         (lambda: wire.Bits.of(8, 8, 0, math.nan), "d is nan"),
@@ -1501,3 +1584,47 @@ def test_a_clipped_row_is_longer_than_the_clip_by_its_rounding_only(dtype, exces
                 float(vectors.clip_l2(u, clip).double().norm(dim=-1).max()) / clip - 1,
             )
     assert worst <= excess and (worst > 1e-8 or dtype == torch.float64)
+
+
+# ---- what an error quotes
+
+
+def test_an_error_quotes_eighty_characters_of_any_value():
+    class Rude:
+        def __repr__(self):
+            raise RuntimeError("no")
+
+    deep = []
+    for _ in range(10**4):
+        deep = [deep]
+    values = [LONG, LONG.encode(), HUGE, -HUGE, [HUGE], {1: HUGE}, Rude(), deep]
+    values += [list(range(10**6)), dict.fromkeys(range(10**4)), np.ones(10**6)]
+    values += [torch.ones(10**4), torch.ones(3, device="meta"), math.nan, None, "x"]
+    for value in values:
+        assert 0 < len(checks.shown(value)) <= checks.QUOTED == 80
+        for call in (checks.check_positive, checks.check_between, checks.check_number):
+            more = dict(low=1, high=3) if call is checks.check_between else {}
+            more |= dict(range="(0, 1)") if call is checks.check_number else {}
+            if value is not HUGE or more:
+                with pytest.raises(ValueError) as refused:
+                    call("x", value, **more)
+                assert len(str(refused.value)) < 200
+        with pytest.raises(ValueError) as refused:
+            checks.check_choice("x", value, ("a", "b"))
+        assert len(str(refused.value)) < 200
+    assert checks.shown(0.5) == "0.5" and checks.shown("x") == "'x'"
+    assert checks.shown(HUGE) == "a whole number of 16610 bits"
+
+
+def test_every_error_of_the_package_quotes_through_shown():
+    "An f-string that quotes a value with !r says how much of it at most."
+    loose = []
+    for path in MODULES:
+        for node in ast.walk(ast.parse((ROOT / path).read_text("utf-8"))):
+            if isinstance(node, ast.FormattedValue) and node.conversion == ord("r"):
+                spec = ast.unparse(node.format_spec) if node.format_spec else ""
+                width = re.search(r"\d+", spec)
+                called = ast.unparse(node.value).split("(")[0]
+                if not (width and int(width[0]) <= 80) and called != "nearest":
+                    loose.append(f"{path}:{node.lineno}")
+    assert not loose, f"use core.checks.shown: {loose}"

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import (
     X25519PrivateKey,
     X25519PublicKey,
@@ -2461,3 +2462,51 @@ def test_shares_under_another_key_are_not_opened_and_a_round_needs_enough():
     p.server.inbox = {}
     with pytest.raises(BelowThreshold):
         server.close_round(p.server)
+
+
+@pytest.mark.parametrize(
+    "drop, says",
+    [
+        ({3: "upload"}, r"drop\[3\] is 'upload'; it must be one of advertise, share"),
+        ({3: 9}, r"drop\[3\] is 9; it must be a whole number from 0 to 5"),
+        ({3: -1}, r"drop\[3\] is -1"),
+        ({3: None}, r"drop\[3\] is None"),
+        ({99: 1}, "client in drop is 99; it must be a whole number from 0 to 4"),
+        ({-1: 1}, "client in drop is -1"),
+        ({"x": 1}, "client in drop is 'x'"),
+        ({1.0: 1}, "client in drop is 1.0"),
+        ("nope", "drop is 'nope'; it must be a dict, client -> round"),
+        ([3], r"drop is \[3\]; it must be a dict"),
+    ],
+)
+def test_a_dropout_that_cannot_be_is_refused(drop, says):
+    with pytest.raises(ValueError, match=says):
+        session_module.run_session(np.ones((5, 2), int), Ring(8), 3, seed=0, drop=drop)
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        (dict(vectors=None), "vectors is None; it must be a list of vectors"),
+        (dict(vectors=7), "vectors is 7"),
+        (dict(vectors=[]), r"vectors is \[\]"),
+        (dict(vectors=[1, 2, 3, 4]), r"vectors is \[1, 2, 3, 4\]"),
+        (dict(vectors=[[]] * 4), "d is 0"),
+        (dict(vectors=[[1, 2], [1], [1, 2], [1, 2]]), r"\(2,\) whole numbers are due"),
+        (dict(vectors=[[1, [2]]] * 4), r"\(2,\) whole numbers are due"),
+        (dict(vectors=[torch.ones(2, device="meta")] * 4), r"whole numbers are due"),
+        (dict(vectors=[[1, 2**70]] * 4), "whole numbers are due"),
+        (dict(ring=16), r"ring is 16; it must be a Ring: pass Ring\(32\)"),
+        (dict(ring=None), "ring is None"),
+        (dict(threshold="x"), "threshold is 'x'"),
+        (dict(threshold=None), "threshold is None"),
+        (dict(neighbours=0.5), "neighbours is 0.5"),
+        (dict(seed="x"), "seed is 'x'"),
+        (dict(seed=10**5000), "seed is a whole number of 16610 bits"),
+        (dict(session=b"short"), "session is b'short'"),
+    ],
+)
+def test_a_session_refuses_bad_arguments_in_a_sentence(wrong, says):
+    good = dict(vectors=np.ones((4, 2), int), ring=Ring(8), threshold=2, seed=0)
+    with pytest.raises(ValueError, match=says):
+        session_module.run_session(**good | wrong)

@@ -2,6 +2,7 @@
 that never was.
 """
 
+import hashlib
 import json
 
 import numpy as np
@@ -58,11 +59,14 @@ def test_put_away_before_every_step_equals_never_put_away(drop):
     np.testing.assert_array_equal(server.traffic, again.traffic)
 
 
-def test_fresh_secrets_survive_too():
+def test_fresh_secrets_survive_too(tmp_path):
+    counter = state.Counter(tmp_path)
+
     def truly(party):
         if isinstance(party, Server):
             return away(party)
-        return Client.resume(SETUP, PRIVATE[party.me], DIRECTORY, party.state())
+        known = SETUP, PRIVATE[party.me], DIRECTORY, party.state()
+        return Client.resume(*known, counter=counter)
 
     _, server = played(truly)
     assert server.result.tolist() == (X.sum(0) % 2**16).tolist()
@@ -85,7 +89,7 @@ def test_what_was_put_away_says_nothing_more():
     assert not any(box) and client.box is None
     with pytest.raises(protocol.Replay):
         client.start()
-    assert Client.resume(SETUP, PRIVATE[0], DIRECTORY, first).start()
+    assert Client.resume(SETUP, PRIVATE[0], DIRECTORY, first, seed=1).start()
     server = Server(SETUP, PRIVATE[SERVER], DIRECTORY)
     server.state()
     with pytest.raises(protocol.Replay):
@@ -135,7 +139,7 @@ def test_a_damaged_state_is_refused(at):
     data = bytearray(Client(SETUP, 0, PRIVATE[0], DIRECTORY).state())
     data[at] ^= 1
     with pytest.raises(ValueError, match="the state is damaged: take the copy"):
-        Client.resume(SETUP, PRIVATE[0], DIRECTORY, bytes(data))
+        Client.resume(SETUP, PRIVATE[0], DIRECTORY, bytes(data), seed=1)
 
 
 def test_a_state_of_somebody_else_is_refused(monkeypatch):
@@ -144,16 +148,16 @@ def test_a_state_of_somebody_else_is_refused(monkeypatch):
         Server.resume(SETUP, PRIVATE[SERVER], DIRECTORY, data)
     with pytest.raises(ValueError, match="that of the server; a client must take"):
         given = Server(SETUP, PRIVATE[SERVER], DIRECTORY).state()
-        Client.resume(SETUP, PRIVATE[0], DIRECTORY, given)
+        Client.resume(SETUP, PRIVATE[0], DIRECTORY, given, seed=1)
     other = Setup(6, 5, Ring(16), 3, 4, session=bytes(16))
     with pytest.raises(ValueError, match="belongs to another session"):
-        Client.resume(other, PRIVATE[0], DIRECTORY, data)
+        Client.resume(other, PRIVATE[0], DIRECTORY, data, seed=1)
     wider = Setup(6, 5, Ring(17), 3, 4, session=SETUP.session)
     with pytest.raises(ValueError, match="belongs to another public parameters"):
-        Client.resume(wider, PRIVATE[0], DIRECTORY, data)
+        Client.resume(wider, PRIVATE[0], DIRECTORY, data, seed=1)
     monkeypatch.setattr(state, "VERSION", 2)
     with pytest.raises(ValueError, match="of version 1; this code reads 2"):
-        Client.resume(SETUP, PRIVATE[0], DIRECTORY, data)
+        Client.resume(SETUP, PRIVATE[0], DIRECTORY, data, seed=1)
 
 
 VALUES = st.recursive(
@@ -198,7 +202,7 @@ def test_other_types_are_refused(value):
 def test_every_field_a_party_can_have_is_kept_or_made_anew():
     "A field that is forgotten would lose the session."
     made = {"setup", "me", "identity", "directory", "draw", "neighbours", "lock"}
-    made |= {"inbox", "graph"}
+    made |= {"inbox", "graph", "counter"}
 
     def look(party):
         kept = client_kept if isinstance(party, Client) else server_kept
@@ -211,3 +215,105 @@ def test_every_field_a_party_can_have_is_kept_or_made_anew():
     client_kept, server_kept = set(KEPT), set(SERVER_KEPT)
     _, server = played(look)
     assert server.step == len(ROUNDS)
+
+
+def test_a_state_that_comes_back_answers_no_round_twice(tmp_path):
+    """A copy of each state is brought back after its reply, in this process and by a
+    counter of another; nothing is said, and an unacceptable message costs nothing.
+    """
+    server, mail = Server(SETUP, PRIVATE[SERVER], DIRECTORY), dict.fromkeys(range(6))
+    clients = {i: Client(SETUP, i, PRIVATE[i], DIRECTORY, seed=1) for i in range(6)}
+    clients[0].counter = state.Counter(tmp_path)
+    known = SETUP, PRIVATE[0], DIRECTORY
+    for step in range(6):
+        copy = clients[0].state()
+        clients[0] = Client.resume(*known, copy, counter=state.Counter(tmp_path))
+        for i, data in mail.items():
+            clients[i].vector = X[i] if step == MASKED else None
+            if step and not i:
+                with pytest.raises(protocol.SecAggError):
+                    clients[i].receive(data[:-1])
+            up = clients[i].receive(data) if step else clients[i].start()
+            server.receive(i, up)
+        back = Client.resume(*known, copy, counter=state.Counter(tmp_path))
+        back.vector = X[0]
+        with pytest.raises(protocol.Replay, match="answered this step before: drop"):
+            back.receive(mail[0]) if step else back.start()
+        mail = server.advance()
+    assert server.result.tolist() == (X.sum(0) % 2**16).tolist()
+    assert state.Counter(tmp_path).reached(SETUP.session, 0) == 5
+    assert all(p.stat().st_mode & 0o777 == 0o600 for p in tmp_path.iterdir())
+
+
+def test_a_counter_never_falls_and_one_of_two_processes_passes(tmp_path, monkeypatch):
+    one, two = state.Counter(tmp_path / "keys"), state.Counter(tmp_path / "keys")
+    one.rise(SETUP.session, 3, 2)
+    two.rise(SETUP.session, 4, 0)
+    two.rise(bytes(16), 3, 0)
+    for step in (0, 1, 2):
+        with pytest.raises(protocol.Replay, match="client 3"):
+            two.rise(SETUP.session, 3, step)
+    monkeypatch.setattr(state.Counter, "reached", lambda *_: -1)  # both looked at once
+    with pytest.raises(protocol.Replay):
+        two.rise(SETUP.session, 3, 2)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="cannot be written .*: free some space"):
+        state.Counter(tmp_path / "file").rise(bytes(16), 0, 0)
+
+
+def test_fields_are_taken_whole_or_not_at_all():
+    party = Client(SETUP, 0, PRIVATE[0], DIRECTORY, seed=1)
+    with pytest.raises(ValueError, match="the state differs in 'other'"):
+        state.take_fields(party, {"step": 2, "other": 1}, ("step",))
+    with pytest.raises(ValueError, match="the state is at step 7; there are 6"):
+        state.take_fields(party, {"step": 7}, ("step",))
+    assert party.step == 0 and not hasattr(party, "other")
+    state.take_fields(party, {"step": 2}, ("step",))
+    assert party.step == 2
+
+
+def test_a_state_is_taken_back_with_a_counter():
+    data = Client(SETUP, 0, PRIVATE[0], DIRECTORY).state()
+    with pytest.raises(ValueError, match="counter is missing.*: pass state.Counter"):
+        Client.resume(SETUP, PRIVATE[0], DIRECTORY, data)
+
+
+@pytest.mark.parametrize("odd", ["receive", "directory", "__class__", "setup"])
+def test_a_state_sets_no_attribute_that_a_party_does_not_write(odd):
+    "Its hash is no signature: whoever can write the file can write another."
+    for party, take in (
+        (Client(SETUP, 0, PRIVATE[0], DIRECTORY), Client.resume),
+        (Server(SETUP, PRIVATE[SERVER], DIRECTORY), Server.resume),
+    ):
+        who = getattr(party, "me", SERVER)
+        fields = state.unpack_state(SETUP, who, party.state())[1]
+        more = {"seed": 1} if who == 0 else {}
+        key = PRIVATE[who]
+        take(SETUP, key, DIRECTORY, state.pack_state(SETUP, who, fields), **more)
+        for wrong in (fields | {odd: 1}, {}, fields | {"step": 7}, {"step": 0}):
+            data = state.pack_state(SETUP, who, wrong)
+            with pytest.raises(ValueError, match="the state (differs|is at step)"):
+                take(SETUP, key, DIRECTORY, data, **more)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[" * 10**5,
+        "[" * 500 + "]" * 500,
+        '["list", [["dict", []], ["dict", []]]]',
+        '["bytes", "zz"]',
+        '["array", "<u4", [3], "AA=="]',
+        '["error", "Nothing", "text", 1, 1]',
+        '["dict", 7]',
+        "7",
+        "{}",
+        '"text"',
+        "not json",
+        "",
+    ],
+)
+def test_whatever_stands_in_a_state_is_refused_in_a_sentence(body):
+    data = hashlib.sha256(body.encode()).digest() + body.encode()
+    with pytest.raises(ValueError, match="the state cannot be read .*: take the copy"):
+        state.unpack_state(SETUP, 0, data)

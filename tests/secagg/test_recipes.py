@@ -1,0 +1,134 @@
+"""The two lines of the contract page, and every page that opens a secure sum: with
+dropouts beyond the tolerance nothing is opened.
+"""
+
+import json
+import re
+from functools import partial
+
+import pytest
+import torch
+from checkout import PAGES, ROOT
+
+from dpcomm.core.chance import seed_tree
+from dpcomm.core.wire import Message
+from dpcomm.mechanisms.contract import mechanism
+from dpcomm.secagg import session as session_module
+from dpcomm.secagg.protocol import BelowThreshold
+
+N, D = 20, 6
+MADE = {
+    "compressive": dict(fraction=0.5),
+    "ddgauss": {},
+    "skellam": {},
+    "topk": dict(fraction=0.5),
+}
+UPDATES = torch.from_numpy(seed_tree(0, "u").standard_normal((N, D))).float()
+
+
+def made(name, tolerance):
+    common = dict(clip_norm=1.0, sigma=1.0, n_clients=N, tolerance=tolerance)
+    return mechanism(name, **common | MADE[name])
+
+
+def recipe() -> str:
+    "The two lines, as they stand on the page."
+    page = json.loads((ROOT / "nbs/foundations/contract.ipynb").read_text("utf-8"))
+    text = "".join("".join(cell["source"]) for cell in page["cells"])
+    (found,) = [
+        code
+        for code in re.findall(r"```python\n(.*?)```", text, re.S)
+        if "run_session" in code
+    ]
+    assert len(found.splitlines()) == 2
+    return found
+
+
+class Played:
+    "The module `session`, whose sessions lose clients."
+
+    def __init__(self, drop):
+        self.run_session = partial(session_module.run_session, seed=0, drop=drop)
+
+
+def follow(m, drop):
+    "What the two lines come to."
+    names = dict(m=m, updates=UPDATES, d=D, threshold=11, session=Played(drop))
+    exec(recipe(), names)
+    return names
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("at", ["share", "masked"])
+def test_the_recipe_opens_no_sum_with_too_little_noise(name, at):
+    """20 clients of whom 4 may be missing: with 16 the sum is opened, with 15 and 14 the
+    session ends before it is unmasked.
+    """
+    m = made(name, 0.2)
+    names = follow(m, dict.fromkeys(range(4), at))
+    assert len(names["outcome"].survivors) == m.honest == 16
+    assert names["estimate"].shape == (D,)
+    for lost in (5, 6):
+        with pytest.raises(
+            BelowThreshold, match=f"{N - lost} clients are left; 16 must"
+        ):
+            follow(m, dict.fromkeys(range(lost), at))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_total_is_opened_only_with_the_shares_it_must_hold(name):
+    "The old lines, with a ring and without a quorum: the server holds a sum of 14."
+    m = made(name, 0.2)
+    words = [m.words(u) for u in UPDATES]
+    drop = dict.fromkeys(range(6), "masked")
+    out = session_module.run_session(words, m.ring, 11, seed=0, drop=drop)
+    with pytest.raises(TypeError, match="'n'"):
+        m.open(out.total, D)
+    for n in (14, 15, 1):
+        with pytest.raises(
+            BelowThreshold, match=f"{n} clients .* on 16 shares of noise"
+        ):
+            m.open(out.total, D, n=n)
+    for n in (0, -1, 0.5, None, "x", True):
+        with pytest.raises(ValueError, match="n is"):
+            m.open(out.total, D, n=n)
+    assert m.open(out.total, D, n=16).shape == (D,), "the caller says who is in it"
+    with pytest.raises(BelowThreshold, match="14 clients are in the sum"):
+        session_module.run_session(words[:14], m, 11, seed=0)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_stricter_quorum_stays(name):
+    m = made(name, 0.2)
+    words, drop = [m.words(u) for u in UPDATES], {3: "masked"}
+    with pytest.raises(BelowThreshold, match="19 clients are left; 20 must"):
+        session_module.run_session(words, m, 11, seed=0, drop=drop, quorum=20)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_stream_of_messages_is_finished_only_with_its_shares(name):
+    "The total of `accumulate` knows how many messages are in it."
+    m = made(name, 0.2)
+    total = m.empty(D)
+    for i, u in enumerate(UPDATES[:16]):
+        if i:
+            with pytest.raises(BelowThreshold, match=f"{i} clients are in the sum"):
+                m.finish(total, N, None)
+        message = m.encode(u)
+        assert isinstance(message, Message)
+        m.accumulate(total, message)
+    assert m.finish(total, N, None).shape == (D,)
+    assert not m.finish(m.empty(D), N, None).any(), "nobody came, so nothing is shown"
+
+
+def test_no_page_opens_a_session_that_does_not_know_its_mechanism():
+    "Cells that open a session's total give it the mechanism, and say who is in it."
+    found = 0
+    for page in PAGES:
+        for cell in json.loads((ROOT / page).read_text("utf-8"))["cells"]:
+            code = "".join(cell["source"])
+            if "run_session(" in code and re.search(r"\w\.open\(", code):
+                found += 1
+                assert ".ring, " not in code.replace("ideal_sum(words[:4], little", "")
+                assert "n=len(outcome.survivors)" in code, page
+    assert found >= 6, "contract, ddgauss, skellam, compressive, fltop, on_ring"
