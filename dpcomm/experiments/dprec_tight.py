@@ -105,8 +105,9 @@ def curve(
     sampling = more.get("sampling", line.config.sampling)
 
     def account(rounds):
-        made = line.mechanism.guarantee(rounds=rounds, **more)
-        return made.assuming(*["neighbours"] * kind.startswith("rec"))
+        return line.mechanism.guarantee(rounds=rounds, **more).assuming(
+            *["neighbours"] * kind.startswith("rec")
+        )
 
     config = replace(line.config, sampling=sampling)
     held = line.as_run if kind.startswith("rec") else None

@@ -228,7 +228,7 @@ def score(
 
 # %% ../../nbs/training/example_level.ipynb #79b47e41
 def simulate(
-    task: Task,  # with gaussian (local=True, exact=False), signsgd or imvu; one full-batch step a client
+    task: Task,  # with a mechanism that `release` takes; one full-batch step a client
     **options,  # checkpoint, resume, max_seconds, save_every and progress, as in `federated`
 ) -> Run:  # finished, or stopped by max_seconds
     "Federated training with sample-level local privacy. [imvu Sec. 4.2]"
