@@ -40,6 +40,7 @@ setup(
     author=settings["author"],
     url=settings["git_url"],
     keywords=settings["keywords"].split(),
+    classifiers=["Operating System :: POSIX :: Linux", "Operating System :: MacOS"],
     packages=find_packages(include=["dpcomm", "dpcomm.*"]),
     package_data={
         "dpcomm": [

@@ -400,7 +400,7 @@ def _merge(args):
         records.append(root, *more)
     print(f"{len(new)} new records")
 
-
+# %% ../nbs/reference/cli.ipynb #w0mrg04
 def _added(root, more):
     "Add records of one file; those that were new. Who repeats another is named."
     from dpcomm.report import records
@@ -414,7 +414,7 @@ def _added(root, more):
             print(f"{other.key}, seed {other.seed}: {why}; the first stands{code}")
     return [record for record in after if record not in before]
 
-
+# %% ../nbs/reference/cli.ipynb #w0mrg06
 def _changed(root, copy, touched):
     "Published numbers that are others in the copy, of the papers that were touched."
     from dpcomm.report import results

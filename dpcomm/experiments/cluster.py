@@ -71,7 +71,7 @@ def run_dask(
             _run_stage(client, stage, folder, outcome, say)
     return outcome
 
-
+# %% ../../nbs/reference/cluster.ipynb #d4sk02
 def exposed(
     address: str,  # of a scheduler
 ) -> str:  # a sentence; '' where strangers cannot reach it, or have no certificate
@@ -89,7 +89,7 @@ def exposed(
         " you; start the scheduler with certificates and write tls://"
     )
 
-
+# %% ../../nbs/reference/cluster.ipynb #d4sk04
 @contextmanager
 def _client(address, processes):
     "A connection to a scheduler, or to one of our own."
@@ -166,7 +166,7 @@ def request_of(
     turns = 3 + math.ceil(minutes / LONGEST)
     return min(60 * hours, LONGEST), memory, turns
 
-
+# %% ../../nbs/reference/cluster.ipynb #s1rm004
 def arrays_of(
     jobs: list,  # of Job
     most: int,  # jobs of one array, >= 1
@@ -247,7 +247,7 @@ def _submit(jobs, folder, cluster, options):
         handed += zip(mine, handles)
     return handed
 
-
+# %% ../../nbs/reference/cluster.ipynb #s1rm006
 def _refusal(said):
     "What Slurm said of jobs that it does not take, and what to do."
     lines = [line for line in said.splitlines() if "error:" in line] or [said.strip()]

@@ -457,11 +457,9 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     try:
         if inline:
-            with open(
-                folder / f"{path.stem}.{scale}.txt", "w", encoding="utf-8"
-            ) as said:
-                with redirect_stdout(said):
-                    run_cells(path, values)
+            log = folder / f"{path.stem}.{scale}.txt"
+            with open(log, "w", encoding="utf-8") as said, redirect_stdout(said):
+                run_cells(path, values)
         else:
             run_papermill(path, target, values)
         result = result_file(path.stem, scale, folder)

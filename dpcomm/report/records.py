@@ -193,7 +193,7 @@ def _history_fault(history):
     )
     return next(filter(None, faults), "")
 
-
+# %% ../../nbs/reference/records.ipynb #r0rng04
 def _cell_fault(record, known, units):
     "A cell is a number in the range of its unit, and its key exists."
     for key, cell in record.cells.items():
