@@ -484,7 +484,8 @@ def predict(
     "What a weight vector says, with dropout off."
     call = as_function(model, w, training=False)
     params = {name: _laid_out(p) for name, p in unpack(model, w).items()}
-    outputs = [call(params, _laid_out(part)) for part in x.split(500)]
+    with _drawing(0 if _may_draw(model) else None, w):
+        outputs = [call(params, _laid_out(part)) for part in x.split(500)]
     if not isinstance(outputs[0], Tensor):
         raise TypeError(
             f"{type(model).__name__} returns a {type(outputs[0]).__name__}; here it must"
@@ -752,7 +753,7 @@ def cause_of_nan(
     )
 
 # %% ../../nbs/training/federated.ipynb #817746f6
-_TURN = threading.Lock()
+_TURN = threading.RLock()
 
 
 def _may_draw(model):
