@@ -601,7 +601,8 @@ def guarantee(
     )
     sampled, groups = sampling != "none", len(self.groups or (1,))
     slots = rounds * (cohort if sampled else 1)
-    own = slots / n_clients if sampled else rounds
+    alone = relation in ("null-slot", "poisson-null")  # nobody else chooses
+    chosen = slots / n_clients if sampled and alone else slots
     c, K = self.clip_norm / self.std, 2**self.index_bits
     check_number("delta", delta, "(0, 1)")
     if kind == "theorem1":
@@ -613,7 +614,7 @@ def guarantee(
         account = functools.partial(
             exact_epsilon if kind == "exact" else pld_epsilon, **run
         )
-        made = _with_choice(account, delta, groups * own * K * 2.0**-51)
+        made = _with_choice(account, delta, groups * chosen * K * 2.0**-51)
     rate = min(cohort / n_clients, 1.0) if sampled else 1.0
     made = replace(made, rounds=rounds, q=rate)
     return made.noting(large_delta(delta, n_clients))
