@@ -549,9 +549,7 @@ def test_sixteen_slots_as_four_squarings():
     assert low < ours < high and high - low < 0.04
 
 
-@tabled(
-    "c, K, delta, truth", [(4.0, 2, 1e-5, 22.69), (3.5, 4, 1e-5, None)]
-)
+@tabled("c, K, delta, truth", [(4.0, 2, 1e-5, 22.69), (3.5, 4, 1e-5, None)])
 @pytest.mark.filterwarnings("error")
 def test_the_bracket_of_one_client_at_a_large_clip(c, K, delta, truth):
     "Both ends are finite and near each other, and no nan is met on the way."
@@ -894,16 +892,17 @@ def test_three_candidates_among_other_clients(c, n):
         assert trial or share > 0.25
 
 
-@tabled("c", [0.5, 1.0])
-def test_any_two_updates_are_covered_for_sixteen_candidates(c):
+@tabled("c, K", [(0.5, 16), (1.0, 16), (1.0, 6)])
+def test_any_two_updates_are_covered(c, K):
     "Hockey sticks of 200,000 draws, five standard errors, three angles between updates."
-    z = seed_tree(0, "sixteen").standard_normal((200_000, 16, 2))
-    pairs = _covering_gaussians(c, 16, 1e-3)
-    assert len(pairs) == 3 and [d for d, _ in pairs] == sorted(d for d, _ in pairs)
+    z = seed_tree(0, "two updates", K).standard_normal((200_000, K, 2))
+    pairs = _covering_gaussians(c, K, 1e-3)
+    assert len(pairs) == (3 if K > 6 else 1)
+    assert [d for d, _ in pairs] == sorted(d for d, _ in pairs)
 
     def log_ratio(update):
         x = z @ np.array(update)
-        return x[:, 0] - logsumexp(x, axis=1) + math.log(16)
+        return x[:, 0] - logsumexp(x, axis=1) + math.log(K)
 
     one = log_ratio((c, 0))
     for other in ((-c, 0), (0, c), (c / 2, c / 2)):
@@ -944,24 +943,27 @@ AMONG_OTHERS = [  # c, N, B, T, groups, Renyi with Balle's conversion, composed 
 def test_epsilons_of_the_paper_with_other_clients_in_the_slots(
     c, n, cohort, rounds, groups, renyi, composed
 ):
-    run = dict(rounds=rounds, delta=n**-1.1, n_clients=n, cohort=cohort)
-    mechanism = rec.Rec(c * 0.005, 0.005, 7, (3,) * groups)
-    by_moments, by_losses, null = (
-        mechanism.guarantee(**run, relation=relation, accountant=accountant)
-        for relation, accountant in (
-            ("replace", "exact-balle"),
-            ("replace", "pld-exact"),
-            ("null-slot", "exact-balle"),
-        )
-    )
+    run = dict(slots=rounds * cohort, n_clients=n, K=128, groups=groups, delta=n**-1.1)
+    by_moments = exact_epsilon(c, **run, relation="replace", conversion="balle")
+    by_losses = pld_epsilon(c, **run, relation="replace")
     assert by_moments.eps == pytest.approx(renyi, rel=1e-3)
     assert by_losses.eps == pytest.approx(composed, rel=1e-3)
-    assert null.eps < by_losses.eps
+    assert exact_epsilon(c, **run, conversion="balle").eps < by_losses.eps
     assert (by_losses.relation, by_losses.sampling, by_losses.trust) == (
         "replace",
         "replacement",
         "central",
     )
+    made = rec.Rec(c * 0.005, 0.005, 7, (3,) * groups).guarantee(
+        rounds=rounds,
+        delta=n**-1.1,
+        n_clients=n,
+        cohort=cohort,
+        relation="replace",
+        accountant="pld-exact",
+    )
+    # a part of delta, here up to a half, pays for the float choice of a candidate
+    assert by_losses.eps <= made.eps <= 1.25 * by_losses.eps
     # a slot of normal laws 2 c apart, the limit of many candidates, needs no less
     limit = fixed_size_epsilon(1 / c, 1 / n, rounds * cohort, n**-1.1).eps
     assert limit <= by_losses.eps <= 1.3 * limit
