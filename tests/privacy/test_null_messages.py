@@ -549,9 +549,7 @@ def test_sixteen_slots_as_four_squarings():
     assert low < ours < high and high - low < 0.04
 
 
-@tabled(
-    "c, K, delta, truth", [(4.0, 2, 1e-5, 22.69), (3.5, 4, 1e-5, None)]
-)
+@tabled("c, K, delta, truth", [(4.0, 2, 1e-5, 22.69), (3.5, 4, 1e-5, None)])
 @pytest.mark.filterwarnings("error")
 def test_the_bracket_of_one_client_at_a_large_clip(c, K, delta, truth):
     "Both ends are finite and near each other, and no nan is met on the way."
