@@ -716,7 +716,7 @@ def main(
         if hasattr(stream, "reconfigure"):  # signs that its encoding lacks are a '?'
             stream.reconfigure(errors="replace")
     try:
-        args = _parse(sys.argv[1:] if argv is None else argv)
+        args = _parse((sys.argv[1:] if argv is None else argv) or ["--help"])
         verbs = dict(list=_list, run=run_all, sweep=sweep_all, merge=_merge)
         verbs |= dict(table=_table, data=_data, audit=audit_all, bench=bench_all)
         verbs |= dict(flower=flower_app)

@@ -119,8 +119,9 @@ def pytest_sessionfinish(session):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    told = getattr(node, "workeroutput", {}).get("told", TOLD)
-    TOLD["deep"], TOLD["cpu"] = told["deep"], TOLD["cpu"] + told["cpu"]
+    told = getattr(node, "workeroutput", {}).get("told")  # a worker that died has none
+    if told:
+        TOLD["deep"], TOLD["cpu"] = told["deep"], TOLD["cpu"] + told["cpu"]
 
 
 def pytest_configure(config):

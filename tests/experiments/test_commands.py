@@ -10,6 +10,7 @@ import pytest
 from checkout import python
 from rich.console import Console
 
+import dpcomm
 from dpcomm import cli
 from dpcomm.experiments import cluster, runner, runs, sweep
 from dpcomm.report import papers, records, results, terminal
@@ -27,6 +28,17 @@ def said(words, capsys):
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
+
+
+def test_a_bare_command_prints_its_help(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main([])
+    assert end.value.code == 0 and "usage: dpcomm" in capsys.readouterr().out
+
+
+def test_the_package_is_the_command():
+    done = python("-m", "dpcomm", "--version")
+    assert done.returncode == 0 and done.stdout == f"dpcomm {dpcomm.__version__}\n"
 
 
 def test_a_plan_says_what_is_missing_and_starts_nothing(tmp_path, capsys):

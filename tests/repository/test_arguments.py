@@ -3,8 +3,7 @@ milliseconds.
 
 A call may refuse its argument by a ValueError or TypeError that says in a sentence what
 is wrong, or accept it and return finite numbers. GOOD holds a working call of every
-name; what has none stands in NOT_FUZZED with the reason, and a new name needs one or
-the other.
+name that is fuzzed.
 """
 
 import ast
@@ -12,7 +11,6 @@ import dataclasses
 import importlib
 import inspect
 import math
-import pkgutil
 import re
 import signal
 import warnings
@@ -24,7 +22,6 @@ import torch
 from checkout import MODULES, ROOT
 from tables import tabled
 
-import dpcomm
 from dpcomm.core import checks, vectors, wire
 from dpcomm.core.chance import seed_tree
 from dpcomm.mechanisms import compressive, contract, mvu, privquant, sqkr
@@ -913,7 +910,7 @@ def fault(call, given: dict, name: str, value, may_be_infinite: bool = False):
     return None if may_be_infinite or finite(found) else f"returned {str(found)[:110]}"
 
 
-# ---- what is not fuzzed, and why
+# ---- what is allowed
 
 OF_THE_CHECK = {
     "low",
@@ -943,323 +940,9 @@ INFINITE = {  # an infinity or nan that is documented where it is returned
     "privacy.null_messages.theorem1_epsilon": "eps = inf: nothing is proved",
     "experiments.dprec_curves.local_epsilon": "the same",
 }
-WHOLE = {  # module -> why none of it is fuzzed here
-    **{
-        ".".join(
-            path.with_suffix("").parts[1:]
-        ): "records and runs have tests of their own"
-        for path in MODULES
-        if path.parts[1] in ("report", "experiments")
-    },
-    **dict.fromkeys(
-        (
-            "cli",
-            "training.example_level",
-            "training.linear",
-        ),
-        "runs, records and figures: their settings are checked where a run begins",
-    ),
-    **dict.fromkeys(
-        (
-            "tasks.images",
-            "tasks.catalogue",
-            "core.files",
-            "tasks.medical",
-            "tasks.shakespeare",
-            "tasks.stackoverflow",
-            "tasks.stackoverflow_files",
-            "training.tagging",
-            "tasks.scattering",
-        ),
-        "files: hostile ones have tests of their own",
-    ),
-    **dict.fromkeys(
-        ("training.models", "training.recurrent", "training.fused", "training.tables"),
-        "layers and models, called by the engines",
-    ),
-}
-ELSEWHERE = (  # fuzzed as methods of the class
-    "clip simulate moments bits guarantee play curve"
-)
-BYTES = (  # messages: hostile bytes have tests of their own
-    "encode decode share_of levels_of pack unpack pack_words unpack_words"
-)
-BUILT = (  # takes a mechanism that has been checked when it was built
-    "check_settings closed_only"
-)
-NOT_FUZZED = {  # module -> names -> reason
-    "flower": {
-        "need_flower client_app server_app Line object_bytes": "needs Flower, or its grid",
-        "own_part check_task agreement local_update message_of Node by_message": (
-            "a run's own state"
-        ),
-        "shown differences mark_of greet within proven admit work claim guarded answer take code_of caught_up remember check_weights": (
-            "hostile fields of every kind in tests/flower"
-        ),
-        "Gathering Row Served Promise Journal Here Down History drawn step converse meet gather serve keep": (
-            "a run's own state"
-        ),
-    },
-    "flower_sums": {
-        "hear play put_away take_back": "hostile letters and states in tests/flower",
-        "Sums session_of longest too_long": "a run's own state",
-        "new_key enrol approve read_key read_keys": "files: hostile ones in tests/flower",
-    },
-    "training.floor": {
-        "check_private private_folder write_private read_floor note": (
-            "files: hostile ones in tests/training/test_floor.py"
-        ),
-        "Beyond allow account answered spent afford claim sent": (
-            "tasks that ask too much in tests/training/test_floor.py and tests/flower"
-        ),
-    },
-    "deployment": {
-        "Daemon Deployment Meter wait_for submit finish start_node stop healthy": (
-            "processes and sockets"
-        ),
-        "deployment try_app rehearsed weigh surroundings left_over open_port": (
-            "processes and sockets"
-        ),
-        "new printed": "files and logs",
-    },
-    "privacy.accounting": {
-        "log_mixture": "inner loop of curves, which check their orders and rate",
-        "recorded": "fields of a record, checked by Guarantee",
-        "large_delta": "called by guarantees, with what they have checked",
-    },
-    "privacy.audit": {
-        "Audit refutes Judgement": "made by the audits",
-        "judge_messages message_claims message_relation message_scores": (
-            "plays, of seconds a call"
-        ),
-    },
-    "core.checks": {
-        "nearest shown": "any text has a nearest one, anything is shown",
-    },
-    "core.help": {
-        "comments described describe install": "source of modules, read at import",
-    },
-    "core.chance": {
-        "derive seed_tree normal below gumbel_argmax row_streams uniform_rows": "streams",
-    },
-    "core.vectors": {
-        "flatten unflatten trainable groups pack unpack": (
-            "tensors of a model, with gradients"
-        ),
-    },
-    "privacy.games": {
-        "sum_game fewer_game": "called by play with a function",
-        "lowest_bit": "scores of finite sums, called by the games",
-    },
-    "training.federated": {
-        "balanced batch_plan check_model as_function train_loop cross_entropy train_channels_last train_vmap vmap_obstacle side_by_side local_trainer server_optimiser predict evaluate check_labels cause_of_nan train_cohort": (
-            "engines, called by simulate with what Config has checked"
-        ),
-        "download_bits Run Task summed one_round average check_promise relied_on simulate": (
-            "a run's own state"
-        ),
-        "save_checkpoint load_checkpoint": "files",
-    },
-    "mechanisms.compressive": {
-        "Plan transform measure adjoint leverage": (
-            "arrays of a plan, called by simulate"
-        ),
-    },
-    "mechanisms.on_ring": {
-        "OnRing run_guarantee refuse_bits": "what DDGauss and Skellam share",
-        "listed_rounding normal_rounding": "called by moments",
-    },
-    "mechanisms.ddgauss": {"orders_at": "called with a rate that has been checked"},
-    "mechanisms.skellam": {"orders_at": "called with a rate that has been checked"},
-    "mechanisms.imvu": {
-        "Line line lemma2_bracket variance_bracket fisher_supremum logits log_pmf coins draw_symbols sum_estimates": (
-            "takes a Table, or arrays that simulate has checked"
-        ),
-    },
-    "mechanisms.mvu": {
-        "relaxed": "a search of seconds, called by solve with a checked problem",
-        "renyi_curve": "called by guarantee",
-    },
-    "mechanisms.pm": {
-        "answers answer_cells": "called by simulate and encode",
-    },
-    "mechanisms.privquant": {
-        "Tails Calibration sum_of_levels match_law match_steps smallest randomise covariance_factor represent log_law": (
-            "takes a Calibration, called by simulate"
-        ),
-    },
-    "mechanisms.quantised": {
-        "in_steps whole mixture_ratio": "called by simulate and play",
-    },
-    "mechanisms.rec": {
-        "addressed_normals log_weights encode_group selected first_candidate simulate_group simulate_many": (
-            "inner loops of encode, decode and simulate"
-        ),
-    },
-    "secagg.poisson": {
-        "poisson_weights thresholds resolve_count count_table counts_by_inversion": (
-            "exact inner loops of poisson, which checks its mean and shape"
-        ),
-        "stirling_coefficients log_factorial mode_logarithms relative_probability": (
-            "exact inner loops of poisson, which checks its mean and shape"
-        ),
-        "BlockTable block_table accept_count propose_from_tail counts_by_rejection": (
-            "exact inner loops of poisson, which checks its mean and shape"
-        ),
-    },
-    "mechanisms.sqkr": {
-        "Frame analyse synthesise project kept respond answer represent estimate likelihood law worst_case": (
-            "takes a Frame, called by simulate"
-        ),
-    },
-    "mechanisms.sqsgd": {
-        "prepare restore send": "called by simulate and by a run",
-    },
-    "mechanisms.topk": {
-        "public_gradients public_norm": "trains a model",
-    },
-    "privacy.fixed_cohorts": {
-        "vote_sigma": "a search of seconds over vote_epsilon",
-    },
-    "mechanisms.vqsgd": {
-        "corners estimate": "called by simulate",
-    },
-    "training.replay": {
-        "Agreement State initial_state average_update advance write_state read_state Packet Server forget open_message close_round missing_messages catch_up Replica answer check_packet rounds_inside receive": (
-            "packets and states: hostile ones have tests of their own"
-        ),
-    },
-    "secagg.ring": {
-        "Overflow": "an error",
-        "check_streams clip_to_grid squared_length": (
-            "exact inner loops of discrete_gaussian and conditional_round, which check"
-        ),
-    },
-    "secagg.discrete": {
-        "more_bits decide guide_table exp_fixed cumulative threshold_edges size_table": (
-            "exact inner loops of discrete_gaussian and conditional_round, which check"
-        ),
-        "choose symbols_by_inversion resolve_size sizes_by_inversion uniform_below exp_coin accept_pairs": (
-            "exact inner loops of discrete_gaussian and conditional_round, which check"
-        ),
-    },
-    "secagg.protocol": {
-        "SecAggError Damaged BadKey BadSignature Replay BadShare BelowThreshold OutOfRange RingOverflow Inconsistent SupportMismatch": (
-            "errors"
-        ),
-        "check_setup client_circle graph circle_positions share_points committee surely_connected check_survivors": (
-            "takes a Setup, or what one has checked"
-        ),
-        "random_source derive_key public_key agree add_mask random_element evaluate scalar is_sum_or_difference": (
-            "keys and field elements made by the protocol"
-        ),
-        "share_commitment matches_commitment Dealing challenge deal check_dealing signed_content seal check_signature unseal unpack_records pack_records unpack_elements pack_elements bitmap client_sets": (
-            "messages of the protocol: hostile ones have tests of their own"
-        ),
-    },
-    "secagg.client": {
-        "check_directory check_bundle wipe pair_key": (
-            "messages of the protocol: hostile ones have tests of their own"
-        ),
-        "Client enter_round reply key_bundle neighbour_bundles share_secrets open_shares complain mask_input sign_lists reveal_shares": (
-            "steps of a session, called by receive and advance"
-        ),
-    },
-    "secagg.server": {
-        "resolve_complaints": "messages of the protocol: hostile ones have tests of their own",
-        "Server close_round accept_bundle accept_shares accept_complaints commitment_of accept_revealed accept_vector accept_lists close_advertise close_share close_complain close_masked close_check close_unmask recovered_masks": (
-            "steps of a session, called by receive and advance"
-        ),
-    },
-    "secagg.state": {
-        "to_json from_json pack_state unpack_state take_fields Counter": (
-            "the notation of a state: damaged and foreign ones have tests of their own"
-        ),
-    },
-    "secagg.many": {
-        "ManyResult reason session_cost": "made by sum_of_sums; plays, of seconds a call",
-    },
-    "secagg.session": {
-        "SessionResult ideal_sum GraphParameters traffic_table": (
-            "messages of the protocol: hostile ones have tests of their own"
-        ),
-    },
-    "mechanisms.distributed_noise": {
-        "to_ring exact_noise ServerNoise SharedNoise LinearSketch of_shares": (
-            "called by the mechanisms"
-        ),
-    },
-    "core.wire": {
-        "Bits bit_spans pack_bits unpack_bits Message BadMessage parse_message header_bits": (
-            "messages: hostile bytes have tests of their own"
-        ),
-    },
-    "mechanisms.contract": {
-        "patch check_range Local Central Summed Whole Maybe": (
-            "applied where classes and methods are defined"
-        ),
-        "mean_over_cohort": "messages: hostile bytes have tests of their own",
-        "Mechanism register registered": "the contract and its list",
-        "Total": "made by `empty`",
-    },
-}
 
 
-def exported():
-    """Module and name of every callable that a module of the package defines and
-    exports.
-    """
-    for found in pkgutil.walk_packages(dpcomm.__path__, "dpcomm."):
-        if not found.ispkg and not found.name.endswith("_modidx"):
-            module = importlib.import_module(found.name)
-            for name in module.__all__:
-                if (
-                    callable(getattr(module, name))
-                    and getattr(getattr(module, name), "__module__", None) == found.name
-                ):
-                    yield found.name.removeprefix("dpcomm."), name
-
-
-def excused(module: str, name: str) -> bool:
-    "Whether a reason is given for not fuzzing a name."
-    common = {*BYTES.split(), *BUILT.split()} | (
-        {*ELSEWHERE.split()} if module.startswith("mechanisms.") else set()
-    )
-    return (
-        module in WHOLE
-        or name in common
-        or any(name in names.split() for names in NOT_FUZZED.get(module, {}))
-    )
-
-
-def test_every_exported_callable_is_fuzzed_or_excused():
-    names = set(exported())
-    unknown = [
-        f"{module}.{name}"
-        for module, name in names
-        if name not in GOOD.get(module, {}) and not excused(module, name)
-    ]
-    assert not unknown, (
-        f"no working call in GOOD and no reason in NOT_FUZZED: {sorted(unknown)}"
-    )
-    gone = [
-        f"{m}.{n}"
-        for m, reasons in NOT_FUZZED.items()
-        for text in reasons
-        for n in text.split()
-        if (m, n) not in names
-    ]
-    gone += [
-        f"{m}.{n}" for m, calls in GOOD.items() for n in calls if (m, n) not in names
-    ]
-    assert not gone, f"these are no longer exported: {gone}"
-    assert not [
-        (m, n)
-        for m, reasons in NOT_FUZZED.items()
-        for text in reasons
-        for n in text.split()
-        if n in GOOD.get(m, {})
-    ], "fuzzed and excused"
+def test_every_mechanism_of_the_registry_is_fuzzed():
     assert set(MECHANISMS) == set(contract.registered())
 
 
