@@ -52,7 +52,7 @@ from dpcomm.secagg.protocol import (
 )
 from .secagg.server import Server
 from .secagg.session import identities, overhead
-from .secagg.state import Counter
+from .secagg.state import Counter as Risen
 from .training.floor import Beyond, check_private, private_folder, write_private
 
 # %% ../nbs/reference/flower_sums.ipynb #f10c0006
@@ -166,7 +166,7 @@ def answer(
     setup, keys = session_of(node.task, t), self.directory
     whose = f"{mark_of(node.task)}-{node.client}-{t}"
     here, there = (Path(node.claims) / f"{whose}-{k}.state" for k in (step, step + 1))
-    counter = Counter(node.claims)
+    counter = Risen(node.claims)
     if step:
         if (state := take_back(here)) is None:
             return dict(code=AGAIN)

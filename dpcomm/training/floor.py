@@ -196,7 +196,7 @@ def allow(
         raise _beyond("rounds", task.config.rounds, floor)
     if shapes not in [[list(shape) for shape in model] for model in floor.models]:
         raise _beyond("models", shapes, floor)
-    d = sum(p.numel() for p in task.model.parameters())
+    d = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     promise = account(mechanism, d, 1, floor.delta)
     if promise.trust == "central" and not floor.trusted_server:
         raise _beyond("trusted_server", mechanism, floor)

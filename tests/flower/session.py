@@ -24,7 +24,7 @@ from dpcomm.training.floor import write_private
 SENT = "Sent successfully"  # in the log of a SuperNode, after every reply
 SECONDS = 75.0  # that a step may take; ten are usual. Flower reports a node that was
 # killed after a minute, and nobody waits longer.
-LIMIT = 300.0  # that a run may take
+LIMIT = 900.0  # that a run may take; a sum is six steps
 RAW = dict(mechanism="gaussian", parameters="clip_norm=1000.0 sigma=1e-9 local=True")
 
 

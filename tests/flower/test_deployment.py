@@ -17,7 +17,7 @@ import pytest
 from checkout import ROOT
 
 import dpcomm
-from dpcomm import cli, deployment
+from dpcomm import cli, deployment, flower
 from dpcomm.core.chance import seed_tree
 from dpcomm.training import federated, models
 from dpcomm.training.floor import TRUST, Beyond, afford, allow, read_floor
@@ -88,7 +88,7 @@ def test_a_floor_is_laid_out_that_fits_the_example_and_no_more(sums, tmp_path, c
     asked = config["tool"]["flwr"]["app"]["config"]
     given = cli.assignments(asked["parameters"].split())
     made = dpcomm.mechanism(asked["mechanism"], **given)
-    apart = SimpleNamespace(parts=range(4), data=None)
+    apart = flower.Apart(4, sums=None)
     run = federated.Config(rounds=asked["rounds"], cohort=4)
     model = models.build(asked["model"], seed_tree(0))
     task = federated.Task(model, apart, made, run, 0)

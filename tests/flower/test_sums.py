@@ -179,7 +179,8 @@ def test_a_wrong_letter_gets_a_number(wrong, tmp_path):
     node = home(0, tmp_path, task)
     assert flower_sums_reply(node, letter(task, 0))["code"] == flower.OK
     reply = flower_sums_reply(node, letter(task, 0) | wrong)
-    assert reply in (dict(code=flower.FAILED), dict(code=flower.AGAIN))
+    assert reply.keys() == {"code"}
+    assert reply["code"] in (flower.FAILED, flower.AGAIN, flower.REFUSED)
     claims = tmp_path / "0"
     states = {p.parent for p in tmp_path.rglob("*.state*")}
     assert states <= {claims} and not list(tmp_path.glob("*/../../x*"))
