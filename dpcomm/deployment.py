@@ -25,6 +25,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .core.checks import shown
 from .training.floor import write_private
 
 # %% ../nbs/reference/deployment.ipynb #f10b0005
@@ -198,7 +199,7 @@ def new(
     name = folder.absolute().name
     if not re.fullmatch("[a-z][a-z0-9_]*", name):
         raise ValueError(
-            f"folder is called {name!r:.80}; Python imports it by that name: use small"
+            f"folder is called {shown(name)}; Python imports it by that name: use small"
             " letters, digits and _"
         )
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):

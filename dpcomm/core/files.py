@@ -12,7 +12,6 @@ import gzip
 import hashlib
 import json
 import os
-import reprlib
 import tempfile
 import zlib
 from contextlib import contextmanager, suppress
@@ -182,7 +181,7 @@ def typed(
     if isinstance(value, allowed) and not isinstance(value, bool):
         return value
     raise ValueError(
-        f"{where} has {reprlib.repr(value):.60} as {name}; it must be"
+        f"{where} has {shown(value)} as {name}; it must be"
         f" {KINDS[kinds[0]]}: {fix}"
     )
 

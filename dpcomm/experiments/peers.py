@@ -271,7 +271,7 @@ def peer_versions(
     found = package_versions(needs, python)
     if found is None:
         raise ValueError(
-            f"{name} is not installed here: run `pip install 'dpcomm[bench]'`, or name"
+            f"{name} is not installed here: run `pip install -e '.[bench]' in the checkout`, or name"
             " the Python that has it with --peer-python"
         )
     return found

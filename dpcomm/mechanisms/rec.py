@@ -543,7 +543,7 @@ def _fitting_relation(sampling, relation):
         for s, r in pairs:
             if s == sampling and relation in (None, r):
                 return r
-    told = ", ".join(f"{s!r} with {r!r}" for s, r in pairs)
+    told = ", ".join(f"{shown(s)} with {shown(r)}" for s, r in pairs)
     raise ValueError(
         f"sampling is {shown(sampling)} and relation {shown(relation)}; accounted are"
         f" {told}, proved as Propositions F, H, L and N on the page dprec_theorem: pass"

@@ -173,14 +173,14 @@ def _check_premises(premises):
     "Refuse a premise that does not say what it is about, or says nothing."
     if not isinstance(premises, Mapping):
         raise ValueError(
-            f"premises is {premises!r:.60}; it must be a dict: pass"
+            f"premises is {shown(premises)}; it must be a dict: pass"
             " premises={'sampling': 'as if ...'}, by a name of PREMISES"
         )
     for name, sentence in premises.items():
         check_choice("premises", name, PREMISES)
         if not isinstance(sentence, str) or not sentence.strip():
             raise ValueError(
-                f"premises[{name!r}] is {sentence!r:.60}; it must be text: say what the"
+                f"premises[{shown(name)}] is {shown(sentence)}; it must be text: say what the"
                 " number assumes"
             )
 

@@ -856,9 +856,9 @@ def pld_bracket(
     cohort: int = 1,  # expected messages per round; used by 'poisson-null'
 ) -> tuple:  # (low, high), nats, around the exact epsilon of the worst split
     "The same losses rounded down, and `pld_epsilon`. [Prop. I]"
-    if relation in ("replace", "local"):
+    if isinstance(relation, str) and relation in ("replace", "local"):
         raise ValueError(
-            f"relation is {relation!r}; only losses against null messages are rounded"
+            f"relation is {shown(relation)}; only losses against null messages are rounded"
             " down too: use pld_epsilon, or relation='null-slot'"
         )
     high = pld_epsilon(c, slots, n_clients, K, groups, delta, relation, cohort)

@@ -7,7 +7,6 @@ __all__ = ['ALLOWED', 'NUMBERS', 'SECTIONS', 'ABOUT', 'Cell', 'Hyper', 'Paper', 
            'as_number', 'grid_row', 'expand', 'assets', 'papers', 'parse', 'paper', 'tables', 'cells', 'cell', 'hyper']
 
 # %% ../../nbs/reference/papers.ipynb #41bf82c8
-import reprlib
 import sys
 import tomllib
 from dataclasses import MISSING, dataclass, fields
@@ -106,7 +105,7 @@ def refuse(
     more = f", ... ({len(allowed)} in all)" if len(allowed) > 12 else ""
     hint = f"; did you mean {shown(near)}?" if near else ""
     some = ", ".join(allowed[:12]) + more
-    return ValueError(f"{name}={reprlib.repr(value)} is not one of {some}{hint}")
+    return ValueError(f"{name}={shown(value)} is not one of {some}{hint}")
 
 # %% ../../nbs/reference/papers.ipynb #90cb89ac
 def is_number(
@@ -138,7 +137,7 @@ def _check_number(name, value, where):
     "A finite number; only `value` itself may be below 0."
     if not (is_number(value) and (name == "value" or value >= 0)):
         raise ValueError(
-            f"{where}: {name}={reprlib.repr(value)}, allowed a finite number >= 0;"
+            f"{where}: {name}={shown(value)}, allowed a finite number >= 0;"
             " correct the file"
         )
 
@@ -150,8 +149,7 @@ def _check_type(name, value, kind, where):
         wanted = getattr(kind, "__name__", kind)
         of = " of str" if "tuple" in str(kind) else ""
         raise ValueError(
-            f"{where}: {name}={reprlib.repr(value)}, allowed {wanted}{of};"
-            " correct the file"
+            f"{where}: {name}={shown(value)}, allowed {wanted}{of}; correct the file"
         )
 
 
@@ -225,7 +223,7 @@ def _grid_cell(row, name, column, at):
     rel_tol = row.pop("rel_tol", None)
     if not (rel_tol is None or is_number(rel_tol)):
         raise ValueError(
-            f"{at}: rel_tol={reprlib.repr(rel_tol)}, allowed a finite number >= 0;"
+            f"{at}: rel_tol={shown(rel_tol)}, allowed a finite number >= 0;"
             " correct the file"
         )
     if rel_tol is not None:

@@ -14,13 +14,13 @@ import json
 import math
 import platform
 import re
-import reprlib
 import subprocess
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import get_args
 
+from ..core.checks import shown
 from ..core.files import locked, write_whole
 from . import papers
 
@@ -85,7 +85,7 @@ def _type_fault(f, value):
     kinds = get_args(f.type) or (f.type,)
     if isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)):
         return ""
-    return f"{f.name} is {reprlib.repr(value)}; it must be of type {type_names(kinds)}"
+    return f"{f.name} is {shown(value)}; it must be of type {type_names(kinds)}"
 
 
 def type_names(
@@ -107,7 +107,7 @@ def _infinite(value, at, depth=20):
     elif isinstance(value, (str, bool, type(None))) or papers.is_number(value):
         return ""
     else:
-        return f"{at} is {reprlib.repr(value)}; it must be text or a finite number"
+        return f"{at} is {shown(value)}; it must be text or a finite number"
     return next(
         filter(None, (_infinite(v, where, depth - 1) for where, v in pairs)), ""
     )
@@ -141,13 +141,13 @@ def _range_fault(at, value, range):
     if value is None or low <= value <= high:
         return ""
     wanted = f"from {low} to {high}" if high < math.inf else f"from {low} on"
-    return f"{at} is {reprlib.repr(value)}; it must be a number {wanted}"
+    return f"{at} is {shown(value)}; it must be a number {wanted}"
 
 # %% ../../nbs/reference/records.ipynb #5dd35bea
 def _score_fault(name, value):
     "A score is a number in the range of its name, or null."
     if value is not None and not papers.is_number(value):
-        return f"{name} is {reprlib.repr(value)}; it must be a number or null"
+        return f"{name} is {shown(value)}; it must be a number or null"
     return _range_fault(name, value, NAMED.get(name.rpartition(".")[2], ANY))
 
 
@@ -198,9 +198,9 @@ def _cell_fault(record, known, units):
     "A cell is a number in the range of its unit, and its key exists."
     for key, cell in record.cells.items():
         if not (isinstance(cell, list) and [type(c) for c in cell][1:] == [str]):
-            return f"cells.{key} is {reprlib.repr(cell)}; it must be [number, unit]"
+            return f"cells.{key} is {shown(cell)}; it must be [number, unit]"
         if not papers.is_number(cell[0]):
-            return f"cells.{key} is {reprlib.repr(cell)}; it must be [number, unit]"
+            return f"cells.{key} is {shown(cell)}; it must be [number, unit]"
         if key not in known and not key.startswith("ours."):
             return str(papers.refuse("cells: key", key, known))
         value, unit = cell
@@ -218,7 +218,7 @@ RELATIONS = "add-remove", "zero-out", "replace"
 def _promise_fault(promise, at):
     "A guarantee has an epsilon, and what else it says is of its type and range."
     if not isinstance(promise, dict):
-        return f"{at} is {reprlib.repr(promise)}; it must be of type dict"
+        return f"{at} is {shown(promise)}; it must be of type dict"
     for name in dict.fromkeys(("eps", *promise)):
         value, number = promise.get(name), name in ("eps", "delta", "rounds", "q")
         good = papers.is_number(value) if number else isinstance(value, str)
@@ -230,7 +230,7 @@ def _promise_fault(promise, at):
         if not good:
             wanted = "a number" if number else "text by name" * (name == "premises")
             wanted = wanted or "text"
-            return f"{at}.{name} is {reprlib.repr(value)}; it must be {wanted}"
+            return f"{at}.{name} is {shown(value)}; it must be {wanted}"
         range = PART if name in ("delta", "q") else COUNT
         if number and (found := _range_fault(f"{at}.{name}", value, range)):
             return found
@@ -258,7 +258,7 @@ def _origin_fault(record):
     words["origin.date"] = record.origin.get("date") or ""
     for at, value in words.items():
         if not isinstance(value, str):
-            return f"{at} is {reprlib.repr(value)}; it must be text"
+            return f"{at} is {shown(value)}; it must be text"
     return ""
 
 # %% ../../nbs/reference/records.ipynb #aa3d9ebd
@@ -284,7 +284,7 @@ def fault(
         if getattr(record, name) not in allowed:
             return str(papers.refuse(name, getattr(record, name), allowed))
     if not re.fullmatch("[a-z][a-z0-9_]*", record.experiment):
-        name = reprlib.repr(record.experiment)
+        name = shown(record.experiment)
         return f"experiment is {name}; it must be a module's name, as dprec_mnist"
     if record.seed < 0:
         return f"seed is {record.seed}; it must be a whole number from 0 on"
@@ -443,7 +443,7 @@ def difference(
         keys = [k for k in {**(mine or {}), **(theirs or {})}]
         at = [k for k in keys if (mine or {}).get(k) != (theirs or {}).get(k)][0]
         pair = ((mine or {}).get(at), (theirs or {}).get(at))
-        return f"{name}.{at} is {reprlib.repr(pair[0])} and {reprlib.repr(pair[1])}"
+        return f"{name}.{at} is {shown(pair[0])} and {shown(pair[1])}"
     return ""
 
 # %% ../../nbs/reference/records.ipynb #8f8bdf87

@@ -195,7 +195,7 @@ def as_function(
         for name, b in own.named_buffers() if training else ():
             if before.get(name) != (id(b), b._version):
                 raise ValueError(
-                    f"training changes the model's buffer {name!r}, which no message"
+                    f"training changes the model's buffer {shown(name)}, which no message"
                     " carries: use layers without, such as GroupNorm"
                 )
         return out.float() if getattr(out, "dtype", None) in HALF else out
@@ -394,7 +394,7 @@ def pick_engine(
             return "vmap"
     images = any(p.ndim == 4 for p in model.parameters())
     slow = "channels-last" if images else "loop"
-    warnings.warn(f"{obstacle}, so the slower engine {slow!r} trains it")
+    warnings.warn(f"{obstacle}, so the slower engine {shown(slow)} trains it")
     return slow
 
 # %% ../../nbs/training/federated.ipynb #a0de148c
@@ -695,7 +695,7 @@ def load_checkpoint(
     stored = state["fingerprint"]
     differ = [k for k in fingerprint if fingerprint[k] != stored.get(k)]
     if differ:
-        was, now = (f"{side.get(differ[0])!r:.80}" for side in (stored, fingerprint))
+        was, now = (f"{shown(side.get(differ[0]))}" for side in (stored, fingerprint))
         raise ValueError(
             f"{Path(path).name} was made with another {differ[0]} ({was}, now {now}):"
             " run without resume, or choose another folder"
@@ -1041,8 +1041,8 @@ def _about_trust(promise, mechanism, unit):
     trusts = list(TRUSTS)
     if mechanism and trusts.index(promise.trust) < trusts.index(mechanism.trust):
         yield (
-            f"its trust is {promise.trust!r}, and {mechanism.name} is private under"
-            f" {mechanism.trust!r} alone"
+            f"its trust is {shown(promise.trust)}, and {mechanism.name} is private under"
+            f" {shown(mechanism.trust)} alone"
         )
 
 # %% ../../nbs/training/federated.ipynb #d0chk0a4
@@ -1082,7 +1082,7 @@ def check_promise(
     }
     if not wrong and not bare:
         return promise.noting(large_delta(promise.delta, n_clients))
-    ways = ", ".join(f"assuming({name!r})" for name in bare)
+    ways = ", ".join(f"assuming({shown(name)})" for name in bare)
     raise ValueError(
         f"the guarantee is about another run: {'; '.join(wrong + sum(bare.values(), []))}."
         " Account this run"

@@ -17,7 +17,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import dpcomm
-from ..core.checks import check_between, check_choice, check_number, check_positive
+from dpcomm.core.checks import (
+    check_between,
+    check_choice,
+    check_number,
+    check_positive,
+    shown,
+)
 from ..core.files import read_json, typed, write_whole
 
 # %% ../../nbs/training/floor.ipynb #f10e0005
@@ -93,7 +99,7 @@ class Floor:
             typed("the floor", "mechanisms", name, str)
         if not isinstance(self.claims, (str, Path)):
             raise ValueError(
-                f"claims is {self.claims!r:.80}; it must be a folder: name one"
+                f"claims is {shown(self.claims)}; it must be a folder: name one"
             )
         for model in self.models:
             for shape in typed("the floor", "models", model, (list, tuple)):
@@ -138,7 +144,7 @@ def read_floor(
     due, known = {f.name for f in fields(Floor)}, set(table)
     if wrong := sorted((due - known - set(optional)) | (known - due)):
         how = "lacks" if wrong[0] in due else "knows no"
-        raise Beyond("floor", f"{path.name} {how} {wrong[0]!r:.80}: {fix}")
+        raise Beyond("floor", f"{path.name} {how} {shown(wrong[0])}: {fix}")
     try:
         return Floor(**table | dict(claims=path.parent / str(table["claims"])))
     except ValueError as error:
@@ -159,7 +165,7 @@ def account(
     except (ValueError, ArithmeticError) as error:
         raise Beyond(
             "epsilon_round",
-            f"mechanism is {mechanism!r:.80}, of which nothing is proved ({error!s:.200})",
+            f"mechanism is {shown(mechanism)}, of which nothing is proved ({error!s:.200})",
         ) from None
 
 # %% ../../nbs/training/floor.ipynb #f10e0017
@@ -227,7 +233,7 @@ def _setting(mechanism, d):
     except TypeError:
         raise Beyond(
             "mechanisms",
-            f"mechanism is {mechanism!r:.80}, whose parameters no ledger can write down",
+            f"mechanism is {shown(mechanism)}, whose parameters no ledger can write down",
         ) from None
     return text, hashlib.sha256(text.encode()).hexdigest()[:16]
 
