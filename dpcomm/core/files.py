@@ -181,8 +181,7 @@ def typed(
     if isinstance(value, allowed) and not isinstance(value, bool):
         return value
     raise ValueError(
-        f"{where} has {shown(value)} as {name}; it must be"
-        f" {KINDS[kinds[0]]}: {fix}"
+        f"{where} has {shown(value)} as {name}; it must be {KINDS[kinds[0]]}: {fix}"
     )
 
 # %% ../../nbs/foundations/files.ipynb #6ad6e2ae

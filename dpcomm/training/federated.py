@@ -346,6 +346,31 @@ ENGINES = {
     "graphed": train_graphed,
 }
 
+# %% ../../nbs/training/federated.ipynb #817746f6
+_TURN = threading.RLock()
+
+
+def _may_draw(model):
+    "Whether training may use PyTorch's generator."
+    noisy = nn.modules.dropout._DropoutNd, nn.RReLU
+    for layer in model.modules():
+        known = type(layer).__module__.startswith(("torch.nn.", "dpcomm."))
+        rate = getattr(layer, "dropout", 0.0)
+        if not known or isinstance(layer, noisy) or isinstance(rate, float) and rate:
+            return True
+    return False
+
+
+@contextmanager
+def _drawing(seed, w):
+    "The generator for one visit alone, from a seed; None: the visit draws nothing."
+    if seed is None:
+        yield
+        return
+    with _TURN, torch.random.fork_rng([w.device] if w.is_cuda else []):
+        torch.manual_seed(seed)
+        yield
+
 # %% ../../nbs/training/federated.ipynb #a0de148a
 def vmap_obstacle(
     model: nn.Module,  # to be trained
@@ -751,31 +776,6 @@ def cause_of_nan(
         f"the loss or update of client {client} is nan or inf, though its data are"
         f" finite: lower {rates}"
     )
-
-# %% ../../nbs/training/federated.ipynb #817746f6
-_TURN = threading.RLock()
-
-
-def _may_draw(model):
-    "Whether training may use PyTorch's generator."
-    noisy = nn.modules.dropout._DropoutNd, nn.RReLU
-    for layer in model.modules():
-        known = type(layer).__module__.startswith(("torch.nn.", "dpcomm."))
-        rate = getattr(layer, "dropout", 0.0)
-        if not known or isinstance(layer, noisy) or isinstance(rate, float) and rate:
-            return True
-    return False
-
-
-@contextmanager
-def _drawing(seed, w):
-    "The generator for one visit alone, from a seed; None: the visit draws nothing."
-    if seed is None:
-        yield
-        return
-    with _TURN, torch.random.fork_rng([w.device] if w.is_cuda else []):
-        torch.manual_seed(seed)
-        yield
 
 # %% ../../nbs/training/federated.ipynb #817746f8
 def _train_visits(trainer, w, data, rows, seed, lr, mask):
