@@ -98,7 +98,7 @@ def _client(address, processes):
         from distributed import Client, LocalCluster
     except ModuleNotFoundError:
         raise ValueError(
-            "distributed is not installed here: run `pip install -e '.[cluster]' in the checkout`"
+            "distributed is not installed here: run `pip install -e '.[cluster]'`"
         ) from None
     if address != "local":
         if why := exposed(address):
@@ -216,7 +216,7 @@ def _check_slurm(cluster):
         import submitit  # noqa: F401
     except ModuleNotFoundError:
         raise ValueError(
-            "submitit is not installed here: run `pip install -e '.[cluster]' in the checkout`"
+            "submitit is not installed here: run `pip install -e '.[cluster]'`"
         ) from None
     if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
         raise ValueError(

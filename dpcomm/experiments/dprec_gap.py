@@ -28,17 +28,13 @@ FACTORS = {
     "adam": "Adam's constant 1e-3",
     "validation": "evaluated on the training images held out",
     "equal": "clients of equal size",
+}
+LARGE = {  # asked of the paper's network
+    "iclr": "the ICLR text's clip",
     "step": "server step 1e-3",
     "deal": "clients dealt anew for every seed",
+    **{name: FACTORS[name] for name in ("adam", "glorot", "equal")},
 }
-LARGE = (
-    "iclr",
-    "step",
-    "adam",
-    "deal",
-    "glorot",
-    "equal",
-)  # asked of the paper's network
 NAMES = {"fedavg": "DP-FedAvg", "rec": "DP-REC"}
 CLIPS = {  # key of a run -> prefix of the text's cells, stated epsilon
     "base.eps3.rec": ("", 3),
@@ -87,15 +83,14 @@ def large(
 ) -> list:  # of Run
     "What is asked of the network of 582,026 parameters. [dprec Table 1, MNIST]"
     found, common = [], dict(data=("mnist",), memory=2.0, minutes=47, seeds=(0, 1, 2))
-    for factor in LARGE:
+    for factor, what in LARGE.items():
         for eps in (3, 6):
             kinds = {"rec": "DP-REC"} if factor == "iclr" else NAMES
             kinds = kinds | ({"iclr": NAMES["rec"]} if factor == "step" else {})
             for kind, name in kinds.items():
                 key = f"cnn.{factor}.eps{eps}.{kind}"
-                what = FACTORS.get(factor, "ICLR clip")
-                what += ", ICLR clip" if kind == "iclr" else ""
-                label = f"{name}, epsilon {eps}, {what}, cnn"
+                clip = ", the ICLR text's clip" if kind == "iclr" else ""
+                label = f"{name}, epsilon {eps}, {what}{clip}, cnn"
                 cells = (f"ours.{scale}.gap.{key}.acc",)
                 found += [Run(key, label, scale, cells, **common)]
     return found
@@ -105,8 +100,7 @@ def grid(
     scale: str,  # smoke, quick or full
 ) -> list:  # of Run
     "Factors for both methods, clips for DP-REC. [dprec Table 1, MNIST]"
-    small = [factor for factor in FACTORS if factor not in ("step", "deal")]
-    keys = [f"{factor}.eps3.{kind}" for factor in small for kind in NAMES]
+    keys = [f"{factor}.eps3.{kind}" for factor in FACTORS for kind in NAMES]
     keys, found = list(dict.fromkeys([*keys, *CLIPS])), []
     data = () if scale == "smoke" else ("mnist",)
     common = dict(data=data, memory=1.5, minutes=5 if scale == "full" else 0.1)

@@ -271,8 +271,8 @@ def peer_versions(
     found = package_versions(needs, python)
     if found is None:
         raise ValueError(
-            f"{name} is not installed here: run `pip install -e '.[bench]' in the checkout`, or name"
-            " the Python that has it with --peer-python"
+            f"{name} is not installed here: run `pip install -e '.[bench]'` in the"
+            " checkout, or name the Python that has it with --peer-python"
         )
     return found
 
@@ -402,7 +402,7 @@ def answer(
     if versions is None:
         raise NotRun(
             f"{' or '.join(needs)} is not installed here: run"
-            f" `pip install 'dpcomm[{extra}]'`, or name the Python that has it"
+            f" `pip install -e '.[{extra}]'`, or name the Python that has it"
         )
     env = dict(_with_package(python), OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory() as folder:

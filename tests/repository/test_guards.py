@@ -42,7 +42,7 @@ ROOMS = {
     "experiments": "core privacy secagg tasks report mechanisms training",
     "flower": "core mechanisms training",
     "flower_sums": "core secagg mechanisms training flower",
-    "deployment": "training flower_sums",
+    "deployment": "core training flower_sums",
     "cli": "core privacy tasks report mechanisms training experiments deployment",
     "__main__": "cli",
 }
