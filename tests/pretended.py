@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 import torch._dynamo  # before its names are patched
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 CUDA, CPU = torch.device("cuda:0"), torch.device("cpu")
@@ -47,6 +47,12 @@ class Pretended(torch.Tensor):
 
     def tolist(self):
         return self.value.tolist()
+
+    def __deepcopy__(self, memo):
+        if id(self) not in memo:
+            copied = Pretended(self.value.detach().clone())
+            memo[id(self)] = copied.requires_grad_(self.requires_grad)
+        return memo[id(self)]
 
     def new_tensor(self, data):
         return torch.tensor(data, dtype=self.dtype, device=CUDA)
@@ -137,6 +143,33 @@ def _made(factory):
     return make
 
 
+def _moved(real):
+    "`Module.to` for a device whose tensors no parameter of the CPU can hold."
+
+    def to(self, *args, **kwargs):
+        places = [a for a in args if isinstance(a, (str, torch.device))]
+        where = torch.device((places or [kwargs.get("device") or "cpu"])[0])
+        if where.type != "cuda":
+            there = any(isinstance(p, Pretended) for p in self.parameters())
+            return self if there else real(self, *args, **kwargs)
+        moved = {}  # tied parameters stay tied
+        for part in self.modules():
+            for held in (part._parameters, part._buffers):
+                for name, t in held.items():
+                    if t is not None and id(t) not in moved:
+                        new = t.detach().to(CUDA)
+                        moved[id(t)] = new.requires_grad_(t.requires_grad)
+                    held[name] = moved.get(id(t))
+        return self
+
+    return to
+
+
+def away():
+    "The CPU as it is, in the midst of it all."
+    return _disable_current_modes()
+
+
 @contextmanager
 def cuda():
     "A machine with one pretended GPU."
@@ -152,6 +185,7 @@ def cuda():
     makers = {name: _made(getattr(torch, name)) for name in FACTORIES}
     with (
         mock.patch.multiple(torch, Generator=generator, **makers),
+        mock.patch.object(torch.nn.Module, "to", _moved(torch.nn.Module.to)),
         mock.patch("torch.cuda._lazy_init", lambda: None),
         mock.patch("torch.cuda.is_available", lambda: True),
         mock.patch("torch.cuda.device_count", lambda: 1),

@@ -596,6 +596,7 @@ def guarantee(
     relation = _fitting_relation(sampling, relation)
     check_between("rounds", rounds, 1)
     check_between("cohort", cohort, 1)
+    check_between("n_clients", n_clients, 1)
     kind, _, version = check_choice("accountant", accountant, ACCOUNTANTS).partition(
         "-"
     )

@@ -69,7 +69,8 @@ def outside(allowed) -> list:
         return ["nothing of this"]
     low, high = map(float, allowed[1:-1].split(","))
     found = [math.nan, low - 1.0, str(high), True] + [low] * (allowed[0] == "(")
-    return found + [high + 1.0] * (high < math.inf) + [high] * (allowed[-1] == ")")
+    above = [max(high + 1.0, 2 * high)] * (high < math.inf)
+    return found + above + [high] * (allowed[-1] == ")")
 
 
 def out_of_range(cls: type) -> list:
@@ -415,7 +416,6 @@ LISTED = {
         release=dict(rounds=3, delta=1e-3, n_clients=100, cohort=10),
         refused=(
             dict(sampling="poisson", accountant="theorem1-arxiv"),
-            dict(sampling="fixed"),
             dict(accountant="theorem1-neurips"),
             dict(n_clients=1, accountant="theorem1-arxiv"),
             dict(n_clients=0),

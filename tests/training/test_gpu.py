@@ -92,7 +92,8 @@ def test_the_recorded_step_is_the_loops(gpu, name, held):
     net = models.build(name, seed_tree(0, "init"))
     w = flatten(p.detach() for p in net.parameters())
     mask = torch.from_numpy(seed_tree(0, "mask").random(len(w)) < 0.1) if held else None
-    expected, losses = federated.train_loop(net, w, x, y, plan, 0.1, mask)
+    with pretended.away():
+        expected, losses = federated.train_loop(net, w, x, y, plan, 0.1, mask)
     there = [
         part if part is None else part.to("cuda") for part in (w, x, y, plan, mask)
     ]
