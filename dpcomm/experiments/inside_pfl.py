@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ..core.chance import Insecure, derive, private_stream, seed_tree
-from ..core.checks import shown
 from ..core.vectors import flatten
 from ..core.wire import parse_message
 from . import peers

@@ -248,7 +248,7 @@ def test_a_peer_that_is_not_installed_is_a_sentence(tmp_path, capsys):
     bare.chmod(0o755)
     code = cli.main(["bench", "W1", "--peer", "flower", "--peer-python", str(bare)])
     said = capsys.readouterr().err
-    assert code == 2 and "pip install 'dpcomm[bench]'" in said
+    assert code == 2 and "pip install -e '.[bench]'" in said
     assert len(said.splitlines()) == 1
     with pytest.raises(ValueError, match="not installed"):
         peers.peer_versions("pfl", str(bare))

@@ -96,5 +96,5 @@ def test_an_answer_is_json_with_versions_and_a_failure_a_sentence():
         peers.answer("raise SystemExit('nothing to say')", ("torch",), "bench")
     with pytest.raises(peers.NotRun, match="said nothing for 1 seconds"):
         peers.answer("import time; time.sleep(60)", ("torch",), "bench", limit=1)
-    with pytest.raises(peers.NotRun, match=r"no-such is not.*dpcomm\[bench\]"):
+    with pytest.raises(peers.NotRun, match=r"no-such is not.*\.\[bench\]"):
         peers.answer("", ("no-such",), "bench")

@@ -21,12 +21,12 @@ ASKED = dict(name="dprec-mnist", scale="smoke", seeds=(0, 1), only="linear.eps3"
 
 
 def extra(name):
-    "A package of `dpcomm[cluster]`; a skip that names it where it is not there."
+    "A package of the extra `[cluster]`; a skip that names it where it is not there."
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
         pytest.skip(
-            f"NOT CHECKED: {name} is not installed: pip install 'dpcomm[cluster]'"
+            f"NOT CHECKED: {name} is not installed: pip install -e '.[cluster]'"
         )
 
 
@@ -297,9 +297,7 @@ def test_a_job_that_slurm_stops_is_put_back_as_it_was():
 )
 def test_a_missing_extra_is_named_with_the_command(tmp_path, monkeypatch, call, name):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(
-        ValueError, match=rf"{name} is not installed .*dpcomm\[cluster\]"
-    ):
+    with pytest.raises(ValueError, match=rf"{name} is not installed .*\.\[cluster\]"):
         call(sweep.plan([ASKED])[:1], out=tmp_path)
 
 

@@ -474,7 +474,6 @@ def test_a_wrong_value_that_a_cell_refuses_costs_one_sentence(toy, tmp_path, way
         (["run", "toy-run", "--max-seconds", "0"], "above 0"),
         (["run", "toy-run", "--max-seconds", "soon"], "--help"),
         (["run"], "NAME"),
-        ([], "list"),
         (["run", "toy-run", "--out", "nbs/here"], "nbs/"),
     ],
 )

@@ -702,7 +702,10 @@ def test_groups_of_another_model_are_refused():
 @pytest.mark.parametrize(
     "change, message",
     [
-        (dict(sampling="poisson"), "sampling is 'poisson'.*drawn with replacement"),
+        (
+            dict(sampling="poisson"),
+            "relation is 'poisson-null'.*drawn with replacement",
+        ),
         (
             dict(accountant="theorem1-neurips"),
             "accountant is 'theorem1-neurips'.*theorem1-iclr-shifted",

@@ -107,15 +107,15 @@ def test_entries_that_are_zero_share_the_remainder_only():
 
 
 def test_the_last_entry_can_be_drawn_and_nothing_beyond():
-    class Edge:
-        random = staticmethod(
-            lambda shape: np.array([[0.0] * 3, [0.0, 0.6, 1 - 2**-53]])
-        )
+    class Edge(np.random.Generator):
+        def random(self, shape):
+            return np.array([[0.0] * 3, [0.0, 0.6, 1 - 2**-53]])
 
+    edge = Edge(np.random.PCG64(0))
     assert vqsgd.corners(
-        VqSgd(1.0, math.inf), np.array([0.5, 0.0, -0.5]), Edge, 3
+        VqSgd(1.0, math.inf), np.array([0.5, 0.0, -0.5]), edge, 3
     ).tolist() == [0, 5, 5]
-    assert vqsgd.corners(VqSgd(1.0, math.inf), np.zeros(3), Edge, 3).tolist() == [
+    assert vqsgd.corners(VqSgd(1.0, math.inf), np.zeros(3), edge, 3).tolist() == [
         0,
         3,
         5,

@@ -137,7 +137,7 @@ def test_clopper_pearson_is_scipys(n, alarm):
             "delta of the claim",
         ),
         (lambda: Gaussian(1, 1).play("local", True, 100, seed_tree(0)), "relation"),
-        (lambda: Rec(1, 1).play("replace", True, 100, seed_tree(0)), "relation"),
+        (lambda: Rec(1, 1).play("zero-out", True, 100, seed_tree(0)), "relation"),
         (
             lambda: Rec(1, 1).play("local", True, 100, seed_tree(0), path="bytes"),
             "path",
