@@ -22,7 +22,13 @@ from dpcomm.experiments.runner import code_cells
 from dpcomm.report import papers, records
 
 NAMES = [path.stem.replace("_", "-") for path in EXPERIMENTS]
-ASIDE = {"cost", "date", "commit", "dirty"}  # when a run was made, not what it gave
+ASIDE = {
+    "cost",
+    "date",
+    "commit",
+    "dirty",
+    "sha256",
+}  # when a run was made, not what it gave
 
 
 def dpcomm(*words, root=ROOT, **more):
