@@ -87,7 +87,7 @@ def test_a_run_is_the_simulators(session):
         assert row["message_bytes"] == 4 * 28
         assert 4 * 28 < row["object_bytes"] < 4 * 1000
     said = (folder / "guarantee.txt").read_text()
-    assert said.startswith("As if nobody could guess the key: eps = ")
+    assert said.startswith("As if nobody could guess the key (premise keys): eps = ")
 
 
 def test_a_node_that_is_killed_leaves_the_sum_of_the_others(session):
