@@ -272,7 +272,7 @@ def play(run, seed, rounds, pause, checkpoint, resume, max_seconds, **how):
         time.sleep(pause)
         if max_seconds is not None and time.monotonic() - start > max_seconds:
             return None
-    score = 20 * state["total"]
+    score = 10 * state["total"]
     sent = dict(uplink_bits=2**33, downlink_bits=2**32)
     notes = [f"{state['calls']} calls"]
     cells = {"ours.toy": [score, "percent"]}
@@ -382,7 +382,7 @@ def test_papermill_and_inline_agree(toy, tmp_path):
         assert done.returncode == 0, done.stderr
         said = " ".join(done.stdout.split())
         assert "run n accuracy, % up, GiB down, GiB CPU minutes" in said
-        assert re.search(r"\ntoy +2 +578.3 \+/- 50 +1 +0.5 +\S+ *\n", done.stdout)
+        assert re.search(r"\ntoy +2 +57.83 \+/- 5 +1 +0.5 +\S+ *\n", done.stdout)
         assert said.endswith("no privacy is claimed")
     through, inline = (result(tmp_path / f"out{n}", "toy-run") for n in (0, 1))
     assert set(through) == {("toy", 3), ("toy", 4)}
