@@ -308,9 +308,7 @@ def moments(
     self: OnRing,
     u: Tensor,  # updates, (n, d), finite
 ) -> tuple:  # bias and variance of decode(encode(row)), both (n, d)
-    """Clipping and the bound on the rounded length are the bias. [Kairouz et al. 2021,
-    Prop. 26]
-    """
+    "Clipping and bounded rounding are the bias. [Kairouz et al. 2021, Prop. 26]"
     d = check_rows("u", u).shape[1]
     scale, D = self.step(d), padded(d)
     bound = rounded_norm(self.clip_norm / scale, D, self.beta)
