@@ -9,6 +9,7 @@ __all__ = ['LONGEST', 'remote', 'Outcome', 'run_dask', 'exposed', 'Resumable', '
 import ipaddress
 import logging
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -148,9 +149,24 @@ class Resumable:
 
     def checkpoint(self):
         "What is put back into the queue."
-        from submitit.helpers import DelayedSubmission
+        return _submitit().helpers.DelayedSubmission(self)
 
-        return DelayedSubmission(self)
+
+def _submitit():
+    "The library, without the set-up of logging that it does at its import."
+    name = "SUBMITIT_LOG_LEVEL"
+    before = os.environ.get(name)
+    os.environ[name] = "NOCONFIG"
+    try:
+        import submitit
+        import submitit.core.utils
+        import submitit.helpers
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+    return submitit
 
 # %% ../../nbs/reference/cluster.ipynb #s1rm001
 LONGEST = 24 * 60  # minutes that a job may ask for at a time
@@ -213,7 +229,7 @@ def run_slurm(
 def _check_slurm(cluster):
     "Refuse to submit where nothing takes jobs."
     try:
-        import submitit  # noqa: F401
+        _submitit()
     except ModuleNotFoundError:
         raise ValueError(
             "submitit is not installed here: run `pip install -e '.[cluster]'`"
@@ -227,9 +243,9 @@ def _check_slurm(cluster):
 # %% ../../nbs/reference/cluster.ipynb #c80efa6b
 def _submit(jobs, folder, cluster, options):
     "Hand jobs to an executor, array by array; ValueError where one is refused."
-    import submitit
-    from submitit.core.utils import FailedSubmissionError, UncompletedJobError
-
+    submitit = _submitit()
+    faults = submitit.core.utils
+    refusals = faults.FailedSubmissionError, faults.UncompletedJobError, OSError
     handed, most = [], _array_size() if cluster == "slurm" else 1000
     for (minutes, memory, turns), mine in arrays_of(jobs, most):
         place = dict(cluster=cluster, slurm_max_num_timeout=turns)
@@ -240,7 +256,7 @@ def _submit(jobs, folder, cluster, options):
         try:
             with executor.batch():
                 handles = [executor.submit(Resumable(job, folder)) for job in mine]
-        except (FailedSubmissionError, UncompletedJobError, OSError) as error:
+        except refusals as error:
             for _, handle in handed:
                 handle.cancel()
             raise ValueError(_refusal(str(error))) from None

@@ -12,7 +12,7 @@ from dataclasses import replace
 from http.client import HTTPException
 
 import pytest
-from checkout import ROOT
+from checkout import ROOT, python
 
 from dpcomm.experiments import cluster, sweep
 from dpcomm.report import records
@@ -331,3 +331,21 @@ def test_what_needs_others_is_a_stage_of_its_own():
     first = sweep.plan([ASKED])[0]
     late = replace(first, key="gap", needs=("a",))
     assert cluster._stages([late, first]) == [[first], [late]]
+
+
+def test_submitit_leaves_the_logging_of_others_alone():
+    "Its import would shut every handler down, and absl's closes its stream with it."
+    extra("submitit")
+    done = python(
+        "-c",
+        "import io, logging\n"
+        "from dpcomm.experiments import cluster\n"
+        "kept = logging.StreamHandler(io.StringIO())\n"
+        "logging.getLogger('other').addHandler(kept)\n"
+        "cluster._submitit()\n"
+        "assert logging.getLogger('other').handlers == [kept]\n"
+        "logging.getLogger('other').warning('still here')\n"
+        "assert 'still here' in kept.stream.getvalue()\n"
+        "assert not logging.getLogger('other').disabled\n",
+    )
+    assert done.returncode == 0, done.stderr
