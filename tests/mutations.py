@@ -1,0 +1,364 @@
+"""Mistakes that were made on purpose: `python tests/mutations.py` makes each in a copy of
+the checkout, runs the tests of its room, and prints who noticed.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from checkout import ROOT, copy, settings
+
+
+class Mutation(NamedTuple):
+    "One mistake: a piece of text of one module, and what stands there instead."
+
+    mistake: str
+    module: str  # below dpcomm, without .py
+    right: str  # stands there once
+    wrong: str
+    tests: (
+        str  # files below tests, of the first tier; 'DEEP: ' before those of the other
+    )
+
+
+MUTATIONS = [
+    Mutation(*row)
+    for row in (
+        # privacy
+        (
+            "one round fewer is composed",
+            "privacy/accounting",
+            'return curve * int(check_between("rounds", rounds, 1, 2**53))',
+            'return curve * max(1, int(check_between("rounds", rounds, 1, 2**53)) - 1)',
+            "privacy/test_accounting.py",
+        ),
+        (
+            "rounds compose as their root",
+            "privacy/accounting",
+            'return curve * int(check_between("rounds", rounds, 1, 2**53))',
+            'return curve * int(check_between("rounds", rounds, 1, 2**53)) ** 0.5',
+            "privacy/test_accounting.py",
+        ),
+        (
+            "the Gaussian's Renyi divergence is 5 % too small",
+            "privacy/accounting",
+            "return _check_orders(orders) / (2 * _check_sigma(sigma) ** 2)",
+            "return _check_orders(orders) / (2.1 * _check_sigma(sigma) ** 2)",
+            "privacy/test_accounting.py",
+        ),
+        (
+            "a conversion divides by the order, not by the order less 1",
+            "privacy/accounting",
+            "_conversion_gain(orders, conversion)) / (orders - 1)\n    eps =",
+            "_conversion_gain(orders, conversion)) / orders\n    eps =",
+            "privacy/test_accounting.py",
+        ),
+        (
+            "sampling is 10 % rarer than it is",
+            "privacy/accounting",
+            "log_weight = log_choose + k * np.log(q) + (order - k)",
+            "log_weight = log_choose + k * np.log(0.9 * q) + (order - k)",
+            "privacy/test_accounting.py",
+        ),
+        (
+            "a swapped client moves the sum by one clip, not two",
+            "mechanisms/skellam",
+            'D, swap = padded(d), 1 + (relation == "replace")',
+            "D, swap = padded(d), 1",
+            "mechanisms/test_skellam.py",
+        ),
+        (
+            "tails of a loss distribution are not charged",
+            "privacy/fixed_cohorts",
+            "left = delta - rdp_to_delta(ORDERS, curve, span)[0] - ROUNDING",
+            "left = delta",
+            "privacy/test_fixed_cohorts.py",
+        ),
+        (
+            "a known cohort's median counts as its most frequent client",
+            "privacy/fixed_cohorts",
+            "binom.isf((1 - quantile) / n_clients,",
+            "binom.isf((1 - quantile),",
+            "privacy/test_fixed_cohorts.py",
+        ),
+        (
+            "the audit's interval misses a hundred times as often as it says",
+            "privacy/audit",
+            "betaincinv(np.maximum(k, 1), n - k + 1, alarm / 2)",
+            "betaincinv(np.maximum(k, 1), n - k + 1, alarm * 50)",
+            "privacy/test_audit.py",
+        ),
+        # mechanisms
+        (
+            "a clip is .1 % too long",
+            "core/vectors",
+            "scale = (clip / norm.clamp_min(",
+            "scale = (1.001 * clip / norm.clamp_min(",
+            "mechanisms/test_conformance.py",
+        ),
+        (
+            "SignSGD's law misses a factor of 1.06",
+            "mechanisms/signsgd",
+            "rare = bernoulli(ndtr(np.maximum(-np.abs(v), -FAR)), own)",
+            "rare = bernoulli(ndtr(np.maximum(-1.06 * np.abs(v), -FAR)), own)",
+            "mechanisms/test_signsgd.py",
+        ),
+        (
+            "an exact coin decides a tie",
+            "secagg/discrete",
+            "return prefix < scaled if prefix != scaled or not rest else None",
+            "return prefix < scaled",
+            "secagg/test_ring.py mechanisms/test_exact_coins.py",
+        ),
+        (
+            "a share of noise is a tenth too small",
+            "mechanisms/distributed_noise",
+            "return sigma * clip_norm / math.sqrt((1 - tolerance) * n_clients)",
+            "return 0.9 * sigma * clip_norm / math.sqrt((1 - tolerance) * n_clients)",
+            "mechanisms/test_distributed_noise.py mechanisms/test_skellam.py",
+        ),
+        (
+            "one share of noise more may be missing",
+            "mechanisms/distributed_noise",
+            "return self.n_clients - math.floor(self.tolerance * self.n_clients + 1e-9)",
+            "return self.n_clients - 1 - math.floor(self.tolerance * self.n_clients + 1e-9)",
+            "mechanisms/test_distributed_noise.py secagg/test_recipes.py",
+        ),
+        (
+            "the periodic factor of summed discrete noise is forgotten",
+            "mechanisms/ddgauss",
+            "shift**2 + gap * D / 2), shift + gap * math.sqrt(D))",
+            "shift**2), shift)",
+            "mechanisms/test_ddgauss.py",
+        ),
+        (
+            "a rotation is undone with other signs",
+            "mechanisms/sqsgd",
+            "return (walsh_hadamard(x) * signs(seed, x.shape[-1]).to(x))[..., :count]",
+            "return (walsh_hadamard(x) * signs(seed + 1, x.shape[-1]).to(x))[..., :count]",
+            "mechanisms/test_sqsgd.py",
+        ),
+        (
+            "a private level costs nothing for the rounding of floats",
+            "mechanisms/privquant",
+            'return (check_size("d", d) * (d + levels) + eps) * 2.0**-50',
+            "return 0.0",
+            "mechanisms/test_privquant.py mechanisms/test_exact_coins.py",
+        ),
+        (
+            "the lie of randomised response is too rare",
+            "mechanisms/sqkr",
+            "return -math.expm1(-eps) / (1 + (letters - 1) * math.exp(-eps))",
+            "return -math.expm1(-eps) / (1 + (letters - 2) * math.exp(-eps))",
+            "mechanisms/test_sqkr.py",
+        ),
+        (
+            "DP-REC decodes the next candidate",
+            "mechanisms/rec",
+            "return np.float32(std) * selected([d], seed, [group], [k])",
+            "return np.float32(std) * selected([d], seed, [group], [k + 1])",
+            "mechanisms/test_rec.py",
+        ),
+        # wire
+        (
+            "a message's checksum is not read",
+            "core/wire",
+            'if zlib.crc32(data[:-4]) != struct.unpack("<I", data[-4:])[0]:',
+            "if False:",
+            "core/test_wire.py",
+        ),
+        (
+            "a message of another version is read",
+            "core/wire",
+            "    if version != VERSION:\n",
+            "    if False:\n",
+            "core/test_wire.py",
+        ),
+        (
+            "a vector of another length is taken",
+            "core/wire",
+            "    if announced != d:\n",
+            "    if False:\n",
+            "core/test_wire.py",
+        ),
+        (
+            "a number one too large for its bits is packed",
+            "core/wire",
+            "0 <= values.min() and values.max() < 2**bits)",
+            "0 <= values.min() and values.max() <= 2**bits)",
+            "core/test_wire.py",
+        ),
+        (
+            "shared randomness is not counted",
+            "core/wire",
+            "total = payload + header + shared_randomness",
+            "total = payload + header",
+            "core/test_wire.py mechanisms/test_contract.py",
+        ),
+        # rings and secure aggregation
+        (
+            "the centred lift of a ring is off by one",
+            "secagg/ring",
+            "& (self.modulus - 1)) - half",
+            "& (self.modulus - 1)) - half + 1",
+            "secagg/test_ring.py",
+        ),
+        (
+            "a sum may leave the ring",
+            "secagg/ring",
+            "if need > self.ring.modulus // 2 - 1:",
+            "if need > self.ring.modulus - 1:",
+            "secagg/test_ring.py",
+        ),
+        (
+            "both clients of a pair add their mask",
+            "secagg/protocol",
+            "combine, step = np.subtract if negative else np.add,",
+            "combine, step = np.add,",
+            "secagg/test_sessions.py",
+        ),
+        (
+            "one signature too few suffices",
+            "secagg/server",
+            "if len(signed) < setup.signatures:",
+            "if len(signed) < setup.signatures - 1:",
+            "secagg/test_sessions.py",
+        ),
+        (
+            "a client answers with one signature too few",
+            "secagg/client",
+            "    if len(signed) < need:\n",
+            "    if len(signed) < need - 1:\n",
+            "secagg/test_sessions.py",
+        ),
+        (
+            "a share that is not the committed one is used",
+            "secagg/protocol",
+            "return share_commitment(setup, owner, holder, kind, value, blind) == hashed",
+            "return True",
+            "secagg/test_sessions.py",
+        ),
+        (
+            "a session goes on with one client too few",
+            "secagg/protocol",
+            "if len(alive) < setup.quorum:",
+            "if len(alive) < setup.quorum - 1:",
+            "secagg/test_sessions.py",
+        ),
+        (
+            "a key that was seen before is accepted",
+            "secagg/client",
+            "        if key in seen:\n",
+            "        if False:\n",
+            "secagg/test_sessions.py",
+        ),
+        # engine
+        (
+            "the average divides by those who came",
+            "training/federated",
+            "return mechanism.average(total, cohort, rng).to(w), loss",
+            "return mechanism.average(total, max(n, 1), rng).to(w), loss",
+            "training/test_federated.py",
+        ),
+        (
+            "a fixed cohort repeats clients",
+            "training/federated",
+            'rng.choice(n_clients, cohort, replace=sampling == "replacement")',
+            "rng.choice(n_clients, cohort, replace=True)",
+            "training/test_federated.py",
+        ),
+        (
+            "the first download is not paid",
+            "training/federated",
+            "return min(history, model_bits) if replay else model_bits",
+            "return min(history, model_bits) if replay else model_bits * (seen >= 0)",
+            "training/test_federated.py",
+        ),
+        (
+            "a node's floor counts one answer less",
+            "training/floor",
+            'return sum(p.name != SETTING and p.name[0] != "." for p in folder.iterdir())',
+            'return sum(p.name[0] != "." for p in folder.iterdir()) - 2',
+            "training/test_floor.py",
+        ),
+        # records and verdicts
+        (
+            "a contradiction between records is kept silently",
+            "report/records",
+            "elif why := difference(twin, record):",
+            "elif why := None:",
+            "report/test_records.py",
+        ),
+        (
+            "a match at one and a half tolerances",
+            "report/results",
+            'if known and within_tolerance(abs(gap), cell.tol):\n        return "match"',
+            'if known and within_tolerance(abs(gap), 1.5 * cell.tol):\n        return "match"',
+            "report/test_results.py",
+        ),
+        (
+            "better and worse are exchanged",
+            "report/results",
+            'return "above" if (gap > 0) == (cell.better != "lower") else "below"',
+            'return "below" if (gap > 0) == (cell.better != "lower") else "above"',
+            "report/test_results.py",
+        ),
+        (
+            "an interval is half as wide",
+            "report/results",
+            "if within_tolerance(abs(gap) - half_width(cell, s), cell.tol):",
+            "if within_tolerance(abs(gap) - half_width(cell, s) / 2, cell.tol):",
+            "report/test_results.py",
+        ),
+    )
+]
+
+
+def path_of(mutation, root=ROOT) -> Path:
+    "The module in which a mistake is made."
+    return root / "dpcomm" / f"{mutation.module}.py"
+
+
+def caught_by(mutation, root) -> str:
+    "Make one mistake in the checkout `root`; the first test that fails, or ''."
+    path = path_of(mutation, root)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(mutation.right, mutation.wrong), encoding="utf-8")
+    try:
+        deep, files = mutation.tests.startswith("DEEP: "), mutation.tests
+        words = [f"tests/{name}" for name in files.removeprefix("DEEP: ").split()]
+        words += ["-n0", "-x", "-q", *["--all"] * deep]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *words],
+            cwd=root,
+            env=settings(root=root),
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        path.write_text(text, encoding="utf-8")
+    found = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", done.stdout, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def main():
+    "Print a row a mistake; the exit status is how many nobody noticed."
+    asked = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        root, missed = copy(Path(folder)), 0
+        for mutation in MUTATIONS:
+            if asked and not any(word in mutation.mistake for word in asked):
+                continue
+            by = caught_by(mutation, root)
+            missed += not by
+            print(
+                f"| {mutation.mistake} | {by and f'`{by}`' or 'NOBODY'} |", flush=True
+            )
+    return missed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
