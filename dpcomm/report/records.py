@@ -510,7 +510,7 @@ def repeats(
 
 # %% ../../nbs/reference/records.ipynb #2fdb2932
 PACKAGES = (
-    "dpcomm torch torchvision numpy scipy matplotlib seaborn scikit-learn tqdm papermill"
+    "dpcomm torch torchvision numpy scipy matplotlib scikit-learn tqdm papermill"
     " dp-accounting"
 ).split()
 

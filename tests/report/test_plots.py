@@ -1,8 +1,7 @@
-"The palette's claims, and that every helper draws what it returns."
+"That every helper draws what it returns; the palette's claims are checked on its page."
 
 import csv
 import io
-from itertools import combinations
 
 import matplotlib
 
@@ -16,7 +15,6 @@ from dpcomm.mechanisms import contract
 from dpcomm.report import plots, records
 
 MECHANISMS = (*contract.registered(), "none")
-CORE = (*plots.MAIN, "gaussian", "none")
 
 
 @pytest.fixture(autouse=True)
@@ -32,56 +30,6 @@ def test_every_mechanism_has_a_look_of_its_own():
             MECHANISMS
         ), field
     assert plots.MECH["none"].colour == "#000000"
-
-
-@pytest.mark.parametrize("vision", plots.VISION)
-def test_core_colours_stay_apart(vision):
-    for a, b in combinations(CORE, 2):
-        assert (
-            plots.distance(plots.MECH[a].colour, plots.MECH[b].colour, vision) >= 20
-        ), (a, b)
-
-
-@pytest.mark.parametrize("vision", plots.VISION)
-def test_baselines_stay_away_from_the_studied(vision):
-    for a in plots.MAIN:
-        for b in set(MECHANISMS) - set(CORE):
-            assert (
-                plots.distance(plots.MECH[a].colour, plots.MECH[b].colour, vision) > 14
-            ), (a, b)
-
-
-def test_baselines_are_grey_blue():
-    for name in set(MECHANISMS) - {*plots.MAIN, "none"}:
-        _, a, b = plots.lab(plots.linear_rgb(plots.MECH[name].colour))
-        assert np.hypot(a, b) < 32 and b < 0, name
-
-
-def test_contrast_on_paper():
-    for name in MECHANISMS:
-        assert plots.contrast(plots.MECH[name].colour, plots.GROUND) >= 3, name
-    assert plots.contrast(plots.INK, plots.GROUND) >= 7
-
-
-def test_colour_arithmetic_against_published_values():
-    assert plots.contrast("white", "black") == pytest.approx(21)
-    assert plots.lab(plots.linear_rgb("white")) == pytest.approx([100, 0, 0], abs=0.02)
-    assert plots.lab(plots.linear_rgb("#ff0000")) == pytest.approx(
-        [53.24, 80.09, 67.20], abs=0.05
-    )
-    assert plots.lab(plots.linear_rgb("#0000ff")) == pytest.approx(
-        [32.30, 79.19, -107.86], abs=0.05
-    )
-    for vision in plots.VISION:
-        assert plots.as_seen("white", vision) == pytest.approx([1, 1, 1], abs=1e-3), (
-            vision
-        )
-    assert (
-        plots.distance("#b04a32", "#5f7420", "deuteranopia")
-        < 5
-        < 50
-        < plots.distance("#b04a32", "#5f7420")
-    )
 
 
 def test_band_is_the_95_percent_interval():
@@ -171,32 +119,6 @@ def test_names_at_the_ends_keep_their_order_and_their_distance():
     assert middle.mean() == pytest.approx((at["a"] + at["b"]) / 2)
 
 
-def test_frontier_against_brute_force():
-    rng = np.random.default_rng(2)
-    for better in ("higher", "lower"):
-        rows = [dict(x=float(x), y=float(y)) for x, y in rng.integers(0, 8, (40, 2))]
-        sign = 1 if better == "higher" else -1
-
-        def beaten(r):
-            return any(
-                (o["x"] <= r["x"] and sign * o["y"] >= sign * r["y"]) and o != r
-                for o in rows
-            )
-
-        assert {tuple(r.values()) for r in plots.pareto_front(rows, better)} == {
-            tuple(r.values()) for r in rows if not beaten(r)
-        }
-
-
-def test_frontier_ignores_the_paper():
-    lines = [
-        plots.series("rec", [1, 2], [3.0, 4.0]),
-        plots.series("imvu", [1, 2], [9.0, 9.0], source="paper"),
-    ]
-    rows = plots.frontier(lines, "bits", "accuracy, %")[1]
-    assert [r["front"] for r in rows] == [True, True, False, False]
-
-
 def test_bars_stand_at_their_values():
     lines = [
         plots.series("rec", ["a", "b"], [1.0, 2.0], source="paper"),
@@ -215,15 +137,6 @@ def test_bars_stand_at_their_values():
     assert fig.axes[0].patches[2].get_x() > fig.axes[0].patches[1].get_x()
 
 
-def test_heat_keeps_rows_and_columns():
-    rows = plots.heat([[1, 2, 3], [4, 5, 6]], list("abc"), list("pq"), "x", "y", "z")[1]
-    assert (
-        dict(x="c", y="p", value=3.0) in rows
-        and dict(x="a", y="q", value=4.0) in rows
-        and len(rows) == 6
-    )
-
-
 def test_histograms_share_bins_and_integrate_to_one():
     a, b = np.random.default_rng(3).normal(size=(2, 500))
     rows = plots.hist2(a, b + 1, ("a", "b"), "value", bins=20)[1]
@@ -240,7 +153,7 @@ def test_csv_reads_back():
 
 
 def test_a_palette_keeps_order_and_count():
-    light = [plots.linear_rgb(c).sum() for c in plots.palette("rec", 5)]
+    light = [sum(matplotlib.colors.to_rgb(c)) for c in plots.palette("rec", 5)]
     assert light == sorted(light, reverse=True) and plots.palette("rec", 1) == [
         plots.MECH["rec"].colour
     ]
@@ -391,8 +304,6 @@ ONE = plots.series("rec", [1, 2], [3.0, 4.0])
         (lambda: plots.curve([ONE], "", "y"), "xlabel"),
         (lambda: plots.curve([ONE], "x", ""), "ylabel"),
         (lambda: plots.curve([ONE], "x", "y", log="z"), "log='z'"),
-        (lambda: plots.frontier([ONE], "x", "y", better="more"), "better is 'more'"),
-        (lambda: plots.heat([[1, 2]], ["a"], ["b"], "x", "y", "z"), r"\(1, 1\)"),
         (
             lambda: plots.hist2([1.0, np.nan], [1.0], ("a", "b"), "x"),
             "a holds 2 values, 1 finite",

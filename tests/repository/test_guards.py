@@ -59,7 +59,14 @@ WITHOUT_TORCH = (
     "deployment",
     "cli",
 )
-NEVER = {"nbdev", "fastcore", "execnb", "jupytext"}  # development tools
+NEVER = {
+    "nbdev",
+    "fastcore",
+    "execnb",
+    "jupytext",
+    "seaborn",
+    "pandas",
+}  # for development only
 ONLY_INSIDE = {
     "papermill",
     "nbclient",
