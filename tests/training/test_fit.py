@@ -1,0 +1,310 @@
+"""A model, a loss and data that do not go together: one sentence before the first round, the
+same in every engine, and no trace of the trial.
+"""
+
+import random
+import re
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tables import tabled
+from torch import nn
+from torch.nn import functional as F
+
+from dpcomm.core.chance import seed_tree
+from dpcomm.core.vectors import pack
+from dpcomm.mechanisms.contract import mechanism
+from dpcomm.tasks.images import Federation
+from dpcomm.training import federated
+from dpcomm.training.federated import Config, Misfit, Task, check_fit, simulate
+
+SENT = mechanism("gaussian", clip_norm=1.0, sigma=0.1, exact=False)
+
+
+def mlp(width=20, out=3):
+    return nn.Sequential(nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, out))
+
+
+def reader(tokens=11):
+    return nn.Sequential(nn.Embedding(tokens, 4), nn.Flatten(), nn.Linear(48, 3))
+
+
+def people(inputs="floats", targets="classes"):
+    "Four clients, one of them without an example."
+    rng = seed_tree(0, "fit", inputs, targets)
+
+    def pair(n):
+        x = {
+            "floats": lambda: rng.normal(size=(n, 20)),
+            "tokens": lambda: rng.integers(11, size=(n, 12)),
+            "images": lambda: rng.normal(size=(n, 1, 8, 8)),
+        }[inputs]()
+        y = {
+            "classes": lambda: np.arange(n) % 3,
+            "column": lambda: np.arange(n)[:, None] % 3,
+            "number": lambda: rng.normal(size=n),
+            "numbers": lambda: rng.normal(size=(n, 2)),
+        }[targets]()
+        return x, y
+
+    return Federation.of([pair(n) for n in (0, 5, 3, 6)], test=pair(7))
+
+
+def task(model, held=None, engine="loop", loss=federated.cross_entropy, **settings):
+    config = dict(rounds=1, cohort=4, batch=4, eval_every=1, engine=engine) | settings
+    return Task(model, held or people(), SENT, Config(**config), 0, loss)
+
+
+class NeedsTwo(nn.Linear):
+    def forward(self, x, mask):
+        return super().forward(x) * mask
+
+
+class Remembers(nn.Linear):
+    "Holds a tensor that was computed, which no copy can hold."
+
+    def __init__(self):
+        super().__init__(20, 3)
+        self.last = self.weight * 2
+
+
+class Turned(nn.Linear):
+    "Has a complex buffer, as rotary positions do."
+
+    def __init__(self):
+        super().__init__(20, 3)
+        self.register_buffer("turns", torch.ones(3, dtype=torch.complex64))
+
+
+def column(out, y):
+    return F.mse_loss(out, y)
+
+
+MISFITS = {
+    "features": (
+        mlp(7),
+        {},
+        {},
+        r"two inputs of client 1, shape \(2, 20\) and float32",
+    ),
+    "tokens into a linear layer": (
+        mlp(12),
+        dict(inputs="tokens"),
+        {},
+        "int64 .*embeddings take whole numbers",
+    ),
+    "floats into an embedding": (reader(), {}, {}, "float32 .*take whole numbers"),
+    "a token too many": (reader(5), dict(inputs="tokens"), {}, "client 1.*range"),
+    "channels": (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 3)),
+        dict(inputs="images"),
+        {},
+        "change its first layer",
+    ),
+    "another argument": (NeedsTwo(20, 3), {}, {}, "NeedsTwo does not take .*'mask'"),
+    "numbers for classes": (
+        mlp(),
+        dict(targets="number"),
+        {},
+        r"targets of shape \(2,\) and float32 .*: change .* or the task's loss$",
+    ),
+    "a column of classes": (mlp(), dict(targets="column"), {}, r"shape \(2, 1\)"),
+    "a label too many": (mlp(out=2), {}, {}, "client 1 holds a label 2; .*0 to 1"),
+    "a broadcast": (
+        mlp(out=1),
+        dict(targets="number"),
+        dict(loss=column),
+        r"outputs of shape \(2, 1\).* targets of shape \(2,\).*broadcast",
+    ),
+    "no mean": (
+        mlp(out=2),
+        dict(targets="numbers"),
+        dict(loss=nn.MSELoss(reduction="none")),
+        "returns shape .*: use reduction='mean'",
+    ),
+    "a number of Python's": (
+        mlp(out=2),
+        dict(targets="numbers"),
+        dict(loss=lambda out, y: float(F.mse_loss(out, y).detach())),
+        "the loss returns a float",
+    ),
+    "a constant": (
+        mlp(out=2),
+        dict(targets="numbers"),
+        dict(loss=lambda out, y: F.mse_loss(out.detach(), y)),
+        "does not depend on the weights",
+    ),
+    "no function": (mlp(), {}, dict(loss="mse"), "'str' object is not callable"),
+    "lazy": (nn.Sequential(nn.LazyLinear(3)), {}, {}, "'0.weight' has no shape yet"),
+    "complex": (nn.Linear(20, 3, dtype=torch.complex64), {}, {}, "complex64; weights"),
+    "a complex buffer": (Turned(), {}, {}, "'turns' is torch.complex64"),
+    "scripted": (torch.jit.script(mlp()), {}, {}, "compiled by torch.jit"),
+    "spread": (nn.DataParallel(mlp()), {}, {}, "DataParallel .*: pass its .module$"),
+    "of no numbers": (mlp().to("meta"), {}, {}, "'0.weight' is on the meta device"),
+    "no copy": (Remembers(), {}, {}, "Remembers cannot be copied"),
+    "nothing to train": (nn.Flatten(), {}, {}, "Flatten has no parameter that trains"),
+}
+
+
+@tabled("engine", ["loop", "channels-last", "vmap", "auto"])
+@tabled("name", MISFITS)
+def test_a_misfit_is_one_sentence_in_every_engine(name, engine):
+    model, held, more, says = MISFITS[name]
+    with (
+        pytest.raises(ValueError, match=f"(?s){says}") as error,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        simulate(task(model, people(**held), engine, **more), progress=False)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("name", ["features", "no mean"])
+def test_the_check_can_be_asked_for_alone(name):
+    model, held, more, says = MISFITS[name]
+    held = people(**held)
+    with pytest.raises(Misfit, match=says):
+        check_fit(model, held.data, held.parts[1], 1, more.get("loss"))
+    check_fit(mlp(), people().data, [0], 1)
+
+
+class Restless(nn.Linear):
+    "Draws from every generator, writes into its input, and counts."
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        x.mul_(1 + random.random() + np.random.random() + torch.rand(()))
+        return super().forward(x)
+
+
+def test_a_trial_leaves_no_trace():
+    model, held = Restless(20, 3), people()
+    x, w = held.data.x.clone(), pack(model)
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    check_fit(model, held.data, held.parts[1])
+    after = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    assert torch.equal(before[0], after[0]) and before[2] == after[2]
+    assert (before[1][1] == after[1][1]).all() and before[1][2:] == after[1][2:]
+    assert torch.equal(held.data.x, x) and torch.equal(pack(model), w)
+    assert model.calls == 0 and all(p.grad is None for p in model.parameters())
+
+
+def test_a_model_that_writes_into_its_input_leaves_the_data_alone():
+    held = people()
+    x, x_test = held.data.x.clone(), held.data.x_test.clone()
+    net = nn.Sequential(nn.ReLU(inplace=True), *mlp())
+    simulate(task(net, held), progress=False)
+    assert torch.equal(held.data.x, x) and torch.equal(held.data.x_test, x_test)
+    assert federated.vmap_obstacle(net, held.data, "cpu") == ""
+    assert torch.equal(held.data.x, x)
+
+
+def test_runs_without_a_test_set_need_a_score():
+    held = people()
+    data = replace(held.data, x_test=held.data.x_test[:0], y_test=held.data.y_test[:0])
+    work = task(mlp(), replace(held, data=data))
+    with pytest.raises(ValueError, match="the test set is empty.*metrics="):
+        simulate(work, progress=False)
+    assert simulate(work, progress=False, metrics=lambda *_: {"score": 1.0}).finished
+
+
+# ---- what vmap takes
+
+
+class Scaled(nn.Linear):
+    "Has a parameter without an axis, and one without an entry."
+
+    def __init__(self):
+        super().__init__(20, 3)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.nothing = nn.Parameter(torch.zeros(0, 4))
+
+    def forward(self, x):
+        return super().forward(x) * self.scale + self.nothing.sum()
+
+
+def test_a_parameter_without_an_axis_is_trained_by_vmap():
+    model, data = Scaled().double(), people().data
+    plan = torch.tensor([[[0, 1], [2, -1]], [[3, 4], [-1, -1]]])
+    visit = model, pack(model), data.x.double(), data.y, plan, 0.1
+    (loop, _), (vmap, _) = federated.train_loop(*visit), federated.train_vmap(*visit)
+    names = list(federated.unpack(model, loop[0]))
+    place = names.index("scale")
+    assert loop[0][60 + 3 * (place > 0)] != 0 and len(loop[0]) == 64
+    torch.testing.assert_close(vmap, loop, rtol=1e-9, atol=1e-12)
+
+
+class Centred(nn.Linear):
+    "Takes the mean of a batch from its members."
+
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
+OF_BATCHES = {
+    "sum": (mlp(out=2), nn.MSELoss(reduction="sum"), "not the mean of its examples'"),
+    "root": (mlp(out=2), lambda a, b: F.mse_loss(a, b).sqrt(), "not the mean"),
+    "spread": (mlp(out=2), lambda a, b: a.var(0).mean(), "not the mean|vmap"),
+    "centred": (Centred(20, 2), F.mse_loss, "depends on the rest of its batch"),
+    "mean": (mlp(out=2), F.mse_loss, "^$"),
+}
+
+
+@pytest.mark.parametrize("name", OF_BATCHES)
+def test_vmap_is_for_losses_that_are_means_of_examples(name, monkeypatch):
+    model, loss, says = OF_BATCHES[name]
+    held = people(targets="numbers")
+    why = federated.vmap_obstacle(model, held.data, "cpu", loss)
+    assert re.search(says, why)
+    work = task(model, held, "vmap", loss)
+    if name == "mean":
+        simulate(work, progress=False)
+        return
+    with pytest.raises(ValueError, match=f"{says}.*: use engine='loop'$"):
+        simulate(work, progress=False)
+    with pytest.warns(UserWarning, match="so the slower engine 'loop'") as told:
+        assert federated.pick_engine("auto", model, "meta", None, loss) == "vmap"
+        monkeypatch.setattr(federated, "vmap_obstacle", lambda *_: why)
+        assert federated.pick_engine("auto", model, "meta", held.data, loss) == "loop"
+    assert len(told) == 1
+
+
+# ---- in the midst of a run
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_a_bad_token_of_a_later_client_is_that_clients(engine):
+    held = people("tokens")
+    held.data.x[-1, 3] = 11
+    with pytest.raises(ValueError, match="client .*3 is out of the model's range"):
+        simulate(task(reader(), held, engine), progress=False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_a_full_memory_says_what_to_lower(error, monkeypatch):
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setitem(federated.ENGINES, "loop", full)
+    says = "^cpu has no memory for 1 clients of 195 weights with 4 .*: lower batch"
+    with pytest.raises(torch.OutOfMemoryError, match=says):
+        simulate(task(mlp()), progress=False)
+
+
+@pytest.mark.parametrize("device", ["cuda:7", "tpu", "meta", 3])
+def test_a_device_that_is_not_there_is_named(device):
+    if device == 3 and torch.cuda.device_count() > 3:
+        pytest.skip("NOT CHECKED: this machine has it")
+    with pytest.raises(ValueError, match=f"device is '?{device}'?; .*: use 'cpu'"):
+        simulate(task(mlp()), device=device, progress=False)
