@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CHUNK', 'MANY', 'RELATIONS', 'AUDITED', 'SAFE', 'ACCOUNTANTS', 'LEAST_PART', 'MOST_PART', 'MET', 'selection_moment',
-           'addressed_normals', 'log_weights', 'encode_group', 'selected', 'decode_group', 'first_candidate',
-           'select_projection', 'simulate_group', 'simulate_many', 'Rec', 'loss_law']
+           'addressed_normals', 'log_weights', 'encode_group', 'selected', 'decode_group', 'select_projection',
+           'simulate_group', 'simulate_many', 'Rec', 'loss_law']
 
 # %% ../../nbs/papers/dprec.ipynb #66e70421
 import functools
@@ -161,18 +161,6 @@ def decode_group(
     check_between("group", group, 0, 2**32 - 1)
     check_between("k", k, 0, 2**24)
     return np.float32(std) * selected([d], seed, [group], [k])
-
-# %% ../../nbs/papers/dprec.ipynb #addr0007
-def first_candidate(
-    d: int,  # entries of the group
-    seed: int,  # shared 32-bit seed R
-    group: int,  # number of the group
-    k: int,  # number of the candidate
-) -> np.ndarray:  # (d,) float32, standard normal
-    "A candidate of the first wire version. [Salmon et al. 2011, Philox4x64]"
-    key = np.array([seed, (group << 32) | k], dtype=np.uint64)
-    stream = np.random.Generator(np.random.Philox(key=key))
-    return stream.standard_normal(d, dtype=np.float32)
 
 # %% ../../nbs/papers/dprec.ipynb #e60537de
 def select_projection(
@@ -333,19 +321,11 @@ def decode(
     self: Rec,
     message: Message,  # made by `encode` with the same parameters
 ) -> Tensor:  # (d,) float32
-    "Remake the selected candidates, of either wire version. [dprec Alg. 4]"
-    first = getattr(message, "fingerprint", None) == zlib.crc32(repr(self).encode())
-    if first:
-        message = replace(message, fingerprint=self.fingerprint)
+    "Remake the selected candidates. [dprec Alg. 4]"
     payload, sizes = self.unwrap(message), self.sizes(message.d)
     seed, numbers = int.from_bytes(payload[:4], "little"), np.arange(len(sizes))
     indices = unpack_bits(payload[4:], self.index_bits, len(sizes))
-    if first:
-        picks = zip(sizes, numbers.tolist(), indices.tolist())
-        z = np.concatenate([first_candidate(d, seed, g, k) for d, g, k in picks])
-    else:
-        z = selected(sizes, seed, numbers, indices)
-    z *= np.float32(self.std)
+    z = selected(sizes, seed, numbers, indices) * np.float32(self.std)
     return torch.from_numpy(z)
 
 # %% ../../nbs/papers/dprec.ipynb #c1e06ed2

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import struct
 import tracemalloc
-import zlib
 
 import numpy as np
 import pytest
@@ -17,19 +16,12 @@ from tables import tabled
 from test_conformance import directions
 
 from dpcomm.core.chance import Insecure, derive, seed_tree
-from dpcomm.core.wire import BadMessage, Message, pack_bits, unpack_bits
+from dpcomm.core.wire import Message, unpack_bits
 from dpcomm.mechanisms import rec
 from dpcomm.privacy import null_messages
 
 GROUPS = {"one group": None, "three groups": (6, 1, 3)}
 PINNED = [-0.551711916923523, -0.4290156066417694, -0.0463981032371521]
-KEPT = bytes.fromhex("647001034dc7023e0a00000007000000726563b56fca062d88a04997bb43")
-KEPT_DECODED = [
-    *(-0.384857177734375, 0.5888274908065796, -0.054531604051589966),
-    *(-0.6216920614242554, 0.2387099713087082, -0.3312463164329529),
-    *(-0.04883043095469475, 0.24268728494644165, 0.2099013775587082),
-    0.16623659431934357,
-]
 parted = pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
 
 
@@ -237,67 +229,6 @@ def test_a_decoded_candidate_does_not_need_the_others():
     assert torch.equal(
         decoded[3:], torch.from_numpy(np.float32(0.5) * original(7, 1, last, 0))
     )
-
-
-# ---- messages of the first wire version
-
-
-def first_version(mechanism, d: int, seed: int, indices: list) -> Message:
-    "A message as the first version framed it: its fingerprint has the parameters alone."
-    payload = seed.to_bytes(4, "little") + pack_bits(indices, mechanism.index_bits)
-    return Message("rec", d, payload, zlib.crc32(repr(mechanism).encode()))
-
-
-def test_candidates_of_the_first_version_are_pinned():
-    """A change of numpy's Philox or of its normal numbers would make stored messages
-    unreadable.
-    """
-    np.testing.assert_array_equal(
-        rec.first_candidate(4, 123, 1, 5),
-        np.float32(
-            [
-                0.12961120903491974,
-                -0.34188300371170044,
-                0.3959815204143524,
-                0.06523448973894119,
-            ]
-        ),
-    )
-
-
-@parted
-def test_a_message_of_the_first_version_still_decodes(groups):
-    mechanism = rec.Rec(2.0, 0.3, 7, groups)
-    sizes = mechanism.sizes(10)
-    indices = [(31 * g + 5) % 128 for g in range(len(sizes))]
-    kept = first_version(mechanism, 10, 4_000_000_007, indices).to_bytes()
-    z = [
-        rec.first_candidate(d, 4_000_000_007, g, k)
-        for g, (d, k) in enumerate(zip(sizes, indices))
-    ]
-    decoded = mechanism.decode(Message.from_bytes(kept, 10)).numpy()
-    assert decoded.tobytes() == (np.float32(0.3) * np.concatenate(z)).tobytes()
-    new = dataclasses.replace(
-        Message.from_bytes(kept, 10), fingerprint=mechanism.fingerprint
-    )
-    assert not np.array_equal(mechanism.decode(new).numpy(), decoded)
-
-
-def test_a_message_kept_from_the_first_version():
-    "Made by the code of that time: Rec(2.0, 0.3, 7, (6, 1, 3)), Insecure(3)."
-    mechanism = rec.Rec(2.0, 0.3, 7, (6, 1, 3))
-    decoded = mechanism.decode(Message.from_bytes(KEPT, 10)).numpy()
-    np.testing.assert_array_equal(decoded, np.float32(KEPT_DECODED))
-
-
-def test_versions_do_not_take_each_other_for_their_own():
-    "New messages carry another fingerprint, which the first version refuses."
-    mechanism = rec.Rec(2.0, 0.3, 7)
-    sent = mechanism.encode(update(0.5), Insecure(0)).fingerprint
-    assert sent == mechanism.fingerprint != zlib.crc32(repr(mechanism).encode())
-    for other in (rec.Rec(2.0, 0.4, 7), rec.Rec(2.0, 0.3, 7, (10,))):
-        with pytest.raises(BadMessage, match="another rec"):
-            mechanism.decode(first_version(other, 10, 1, [3]))
 
 
 # ---- the law of the index
