@@ -7,8 +7,8 @@ __all__ = ['DRAWS', 'WHOLE', 'REFUSALS', 'ENGINES', 'SERVER_STATE', 'KEPT', 'SUI
            'balanced', 'batch_plan', 'check_model', 'Misfit', 'as_function', 'train_loop', 'cross_entropy',
            'train_channels_last', 'train_vmap', 'vmap_obstacle', 'pick_engine', 'side_by_side', 'local_trainer',
            'server_optimiser', 'predict', 'evaluate', 'Ledger', 'download_bits', 'Task', 'Run', 'save_checkpoint',
-           'load_checkpoint', 'check_labels', 'cause_of_nan', 'check_fit', 'train_cohort', 'average', 'summed',
-           'one_round', 'check_promise', 'relied_on', 'check_options', 'simulate']
+           'load_checkpoint', 'check_labels', 'cause_of_nan', 'check_fit', 'train_cohort', 'average', 'Sums', 'summed',
+           'shares', 'Spread', 'one_round', 'check_promise', 'relied_on', 'check_options', 'simulate']
 
 # %% ../../nbs/training/federated.ipynb #ad14bb7f
 import copy
@@ -21,9 +21,9 @@ import random
 import threading
 import time
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -738,6 +738,9 @@ class Run:
     seconds: float  # wall time of all sessions
     memory: Tensor = None  # (n_clients, ...) that clients keep; None: nothing
     cpu_seconds: float = 0.0  # of this process, all sessions
+    dropped: list = field(
+        default_factory=list
+    )  # (round, client) of updates of nan or inf
 
 # %% ../../nbs/training/federated.ipynb #5fb2c242
 def save_checkpoint(
@@ -759,6 +762,7 @@ def save_checkpoint(
             "seconds": run.seconds,
             "cpu_seconds": run.cpu_seconds,
             "memory": run.memory,
+            "dropped": run.dropped,
             "fingerprint": fingerprint,
         },
         content,
@@ -808,7 +812,8 @@ def load_checkpoint(
             " run without resume"
         )
     stored = state["fingerprint"]
-    differ = [k for k in fingerprint if fingerprint[k] != stored.get(k)]
+    names = {**fingerprint, **stored}
+    differ = [k for k in names if fingerprint.get(k) != stored.get(k)]
     if differ:
         was, now = (f"{shown(side.get(differ[0]))}" for side in (stored, fingerprint))
         raise ValueError(
@@ -980,19 +985,33 @@ def _within_memory(w, rows):
 
 
 def _train_visits(trainer, w, data, rows, seed, lr, mask):
-    "Updates of some visits; losses of those with examples; the first that is not finite."
+    "Updates of some visits; losses of those with examples; which are not finite, and 0."
     there = (rows >= 0).any((1, 2))
     if not there.any():
-        return w.new_zeros(len(rows), len(w)), w.new_zeros(0), None
-    chunk = torch.from_numpy(rows[there]).to(w.device)
+        return w.new_zeros(len(rows), len(w)), w.new_zeros(0), []
+    chunk, bad = torch.from_numpy(rows[there]).to(w.device), []
     with _drawing(seed, w), _within_memory(w, rows):
         updates, losses = trainer(w, data.x, data.y, chunk, lr, mask)
     good = torch.isfinite(updates).all(1) & torch.isfinite(losses)
-    bad = None if good.all() else np.flatnonzero(there)[int(good.int().argmin())]
+    if not good.all():
+        bad = np.flatnonzero(there)[~good.cpu().numpy()].tolist()
+        updates, losses = torch.where(good[:, None], updates, 0), losses[good]
     if not there.all():
         found, updates = updates, w.new_zeros(len(rows), len(w))
         updates[torch.from_numpy(there).to(w.device)] = found
     return updates, losses, bad
+
+
+def _train_chunk(trainer, w, data, work, keep, visits, who):
+    "What is kept of some visits' updates; losses; which updates are not finite."
+    try:
+        updates, losses, bad = _train_visits(trainer, w, data, *work)
+    except IndexError as error:
+        raise ValueError(
+            f"an input or target of client {', '.join(map(str, who))} is out of the"
+            f" model's range ({_told(error)}): mend it or drop the client"
+        ) from error
+    return updates if keep is None else keep(updates, visits), losses, bad
 
 # %% ../../nbs/training/federated.ipynb #be36ba1b
 def train_cohort(
@@ -1002,15 +1021,16 @@ def train_cohort(
     cohort: np.ndarray,  # client numbers of this round, at least one
     config: Config,  # local settings
     streams,  # one stream a visit, for shuffling and dropout
-    pool,  # executor; its size never changes the result
+    pool,  # executor of threads, or Spread; its size never changes the result
     mask: Tensor = None,  # (d,) bool: weights that local SGD may move; None: all
-    keep=lambda updates, visits: updates,  # what is kept of the updates of some visits
+    keep=None,  # (updates, slice of the visits) -> what is kept; None: the updates
     loss=None,  # as in train_loop
+    dropped: list = None,  # takes (client, cause) of updates that are not finite; None: raise
 ):  # yields (what is kept, mean losses of who has data) of one chunk after another
     """Local training of a round's clients, in chunks of fixed size.
 
     Raises ValueError for a label without a class, FloatingPointError for an update that
-    is not finite; both name the client.
+    is not finite; both name the client. With `dropped`, such an update counts as 0.
     """
     data, parts = federation.visit(cohort)
     trainer, size = local_trainer(model, w, config.engine, config.precision, data, loss)
@@ -1026,24 +1046,29 @@ def train_cohort(
     draws = _may_draw(model)
     seeds = [int(rng.integers(2**63)) if draws else None for rng in streams]
 
-    def train(begin):
-        rows = plan[begin : begin + size]
-        work = rows, seeds[begin], config.lr, mask
-        try:
-            updates, losses, bad = _train_visits(trainer, w, data, *work)
-        except IndexError as error:
-            who = ", ".join(map(str, cohort[begin : begin + len(rows)]))
-            raise ValueError(
-                f"an input or target of client {who} is out of the model's range"
-                f" ({_told(error)}): mend it or drop the client"
-            ) from error
-        if bad is not None:
-            i = begin + bad
-            rates = f"lr (now {config.lr}) or server_lr (now {config.server_lr})"
-            raise FloatingPointError(cause_of_nan(data, parts[i], cohort[i], rates))
-        return keep(updates, slice(begin, begin + len(rows))), losses
+    def work(visits):
+        return plan[visits], seeds[visits.start], config.lr, mask
 
-    yield from pool.map(train, range(0, len(plan), size))
+    def train(visits):
+        who = cohort[visits]
+        return _train_chunk(trainer, w, data, work(visits), keep, visits, who)
+
+    chunks = [slice(i, i + size) for i in range(0, len(plan), size)]
+    if isinstance(pool, Spread):
+        common = model, w, config, loss, mask
+        found = pool.train(
+            common, data, [work(c) for c in chunks], keep, chunks, cohort
+        )
+    else:
+        found = pool.map(train, chunks)
+    rates = f"lr (now {config.lr}) or server_lr (now {config.server_lr})"
+    for chunk, (kept, losses, bad) in zip(chunks, found):
+        for i in (chunk.start + k for k in bad):
+            cause = cause_of_nan(data, parts[i], cohort[i], rates)
+            if dropped is None:
+                raise FloatingPointError(cause)
+            dropped.append((int(cohort[i]), cause))
+        yield kept, losses
 
 # %% ../../nbs/training/federated.ipynb #da3da5ec
 def average(
@@ -1069,45 +1094,176 @@ def average(
     return mechanism.reconstruct(total.to(w.dtype), cohort, len(w)), loss
 
 # %% ../../nbs/training/federated.ipynb #36145e83
+@dataclass
+class Sums:
+    "What the server gets of some visits of a round: a sum. [dprec Alg. 8; sqsgd Alg. 2]"
+
+    mechanism: object  # of the round
+    streams: list  # one a visit, for the noise
+    memory: Tensor = None  # rows that clients keep, read and written; None: nothing
+    rows: np.ndarray = None  # of the memory, one a visit
+    share: np.ndarray = None  # (n,) in [0, 1], what a visit weighs; None: 1
+
+    def __call__(self, updates, visits):
+        "The sum, float64, of updates (n, d) of a slice of the visits."
+        mechanism, streams = self.mechanism, self.streams[visits]
+        if self.share is not None:
+            share = torch.from_numpy(self.share[visits]).to(updates)
+            updates = mechanism.clip(updates) * share[:, None]
+        if mechanism.summed:
+            return mechanism.sketch(updates).sum(0, dtype=torch.float64)
+        if self.memory is None:
+            return mechanism.add_up(mechanism.simulate(updates, streams))
+        rows = self.rows[visits]
+        message = self.memory[rows], updates, streams
+        estimates, self.memory[rows] = mechanism.remember(*message)
+        return mechanism.add_up(estimates)
+
+    def part(self, visits):
+        "Of a slice of the visits alone, with a copy of their memory."
+        share = None if self.share is None else self.share[visits]
+        if self.memory is None:
+            return Sums(self.mechanism, self.streams[visits], share=share)
+        rows = self.rows[visits]
+        kept = self.memory[rows], np.arange(len(rows)), share
+        return Sums(self.mechanism, self.streams[visits], *kept)
+
+
 def summed(
     run: Run,  # its memory is read and written
     mechanism,  # of the round
     cohort: np.ndarray,  # client numbers; distinct where clients remember
     streams: list,  # one a visit, for the noise
-):  # (updates (n, d), slice of the visits) -> their sum, float64
-    "What the server gets of some visits. [dprec Alg. 8; sqsgd Alg. 2]"
+    share: np.ndarray = None,  # (n,) in [0, 1], what each visit weighs; None: 1
+) -> Sums:  # (updates (n, d), slice of the visits) -> their sum, float64
+    "What the server gets of the visits of a round."
+    return Sums(mechanism, streams, run.memory, cohort, share)
 
-    def keep(updates, visits):
-        if mechanism.summed:
-            return mechanism.sketch(updates).sum(0, dtype=torch.float64)
-        if run.memory is None:
-            return mechanism.add_up(mechanism.simulate(updates, streams[visits]))
-        who = cohort[visits]
-        message = run.memory[who], updates, streams[visits]
-        estimates, run.memory[who] = mechanism.remember(*message)
-        return mechanism.add_up(estimates)
 
-    return keep
+def shares(
+    weights,  # one a client, finite, >= 0, not all 0; public; None: all alike
+    n_clients: int,  # in the federation
+) -> np.ndarray:  # (n_clients,) float64, the largest is 1; None where all are alike
+    "Clients' weights as shares of the largest."
+    if weights is None:
+        return None
+    weights = getattr(weights, "tolist", lambda: weights)()
+    try:
+        p = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        p = np.zeros(0)
+    if (
+        p.shape != (n_clients,)
+        or not np.isfinite(p).all()
+        or p.min() < 0
+        or not p.any()
+    ):
+        raise ValueError(
+            f"weights is {shown(weights)}; there must be one for each of the {n_clients}"
+            " clients, finite, none negative and not all 0: pass such as"
+            " np.minimum(federation.sizes, 100)"
+        )
+    return p / p.max()
+
+# %% ../../nbs/training/federated.ipynb #c4ec0102
+def _packed(what):
+    try:
+        return pickle.dumps(what)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"the model, loss or mechanism cannot go to another process ({_told(error)}):"
+            " define its classes and functions in a module"
+        ) from error
+
+
+@lru_cache(maxsize=1)
+def _unpacked(common):
+    return pickle.loads(common)
+
+
+def _elsewhere(common, own):
+    "Train one chunk, in whatever process this is."
+    (model, w, config, loss, mask), (data, work, keep, who) = (
+        _unpacked(common),
+        pickle.loads(own),
+    )
+    with _one_thread(w.device):
+        trainer = local_trainer(model, w, config.engine, config.precision, data, loss)[
+            0
+        ]
+        work = *work, mask
+        found = _train_chunk(trainer, w, data, work, keep, slice(0, len(who)), who)
+    return pickle.dumps((*found, getattr(keep, "memory", None)))
+
+
+@dataclass
+class Spread:
+    "Trains the chunks of a cohort through an executor."
+
+    executor: object  # submit(function, *arguments) -> future with result()
+    ahead: int = 64  # chunks sent before the first is awaited
+
+    def train(self, common, data, works, keep, chunks, cohort):
+        "As `_train_chunk`, of one chunk after another, in order."
+        common, sent = _packed(common), deque()
+        for visits, (rows, *work, _) in zip(chunks, works):
+            used = np.unique(rows[rows >= 0])
+            index = torch.from_numpy(used).to(data.x.device)
+            x, y = data.x[index], data.y[index]
+            own = replace(data, x=x, y=y, x_test=x[:0], y_test=y[:0], writers=None)
+            rows = np.where(rows >= 0, np.searchsorted(used, rows), -1)
+            part = keep.part(visits) if isinstance(keep, Sums) else keep
+            job = _packed((own, (rows, *work), part, cohort[visits]))
+            sent.append((visits, self.executor.submit(_elsewhere, common, job)))
+            if len(sent) == self.ahead:
+                yield self._taken(keep, *sent.popleft())
+        while sent:
+            yield self._taken(keep, *sent.popleft())
+
+    @staticmethod
+    def _taken(keep, visits, future):
+        *found, memory = pickle.loads(future.result())
+        if memory is not None:
+            keep.memory[keep.rows[visits]] = memory
+        return found
 
 # %% ../../nbs/training/federated.ipynb #32f5f208
+def _enter(run, t, dropped):
+    "List the clients whose updates counted as 0; warn of the first in a run."
+    for _, cause in [] if run.dropped else dropped[:1]:
+        warnings.warn(
+            f"round {t}: {cause}; until then it counts as a client without examples, and"
+            " Run.dropped lists it"
+        )
+    run.dropped += [(t, client) for client, _ in dropped]
+
+
 def one_round(
     run: Run,  # advanced in place
     optimiser: torch.optim.Optimizer,  # of the server, on run.w
     task: Task,  # with its data on the device of run.w
     pool,  # executor of local training
+    share: np.ndarray = None,  # (n_clients,) in [0, 1], what each weighs; None: 1
+    nonfinite: str = "refuse",  # updates of nan or inf: refuse | drop
 ) -> float:  # mean training loss of the cohort
     "Advance a run by one round. [dprec Alg. 8; fltop Alg. 3]"
     t, w, config = run.round, run.w.detach(), task.config
     mechanism, cohort = task.mechanism.at(t), task.cohort(t)
     batches, noise = (task.streams(t, cohort, use) for use in ("batches", "noise"))
     client = task.model, w, task.federation, cohort, config, batches, pool
-    keep = summed(run, mechanism, cohort, noise)
-    chunks = train_cohort(*client, mechanism.trainable(len(w)), keep, task.loss)
-    server = config.cohort, len(cohort), task.stream(t, "server")
+    keep = summed(
+        run, mechanism, cohort, noise, None if share is None else share[cohort]
+    )
+    dropped = [] if nonfinite == "drop" else None
+    how = mechanism.trainable(len(w)), keep, task.loss, dropped
+    chunks = train_cohort(*client, *how)
+    weight = config.cohort * (1.0 if share is None else share.mean())
+    server = weight, len(cohort), task.stream(t, "server")
     try:
         mean, loss = average(mechanism, w, chunks, *server)
     except FloatingPointError as error:
         raise FloatingPointError(f"round {t}: {error}") from None
+    _enter(run, t, dropped or ())
     run.w.grad = -mean
     optimiser.step()
     state = SERVER_STATE[config.server] if mechanism.replay else 0
@@ -1178,10 +1334,10 @@ def _check_rounds(state, config):
         history.pop()
 
 
-def _start(task, device, checkpoint, resume, unit):
+def _start(task, device, checkpoint, resume, unit, more):
     "A new run, or the one in the checkpoint; its optimiser; its fingerprint."
     w = pack(check_model(task.model)).cpu()
-    fingerprint = _fingerprint(task, w, device, unit, checkpoint)
+    fingerprint = _fingerprint(task, w, device, unit, checkpoint) | more
     memory = _first_memory(task, len(w), device)
     w = w.to(device).requires_grad_()
     run = Run(w, 0, False, Ledger(task.n_clients), [], 0.0, memory)
@@ -1195,6 +1351,7 @@ def _start(task, device, checkpoint, resume, unit):
         run.history, run.seconds = state["history"], state["seconds"]
         run.cpu_seconds = state["cpu_seconds"]
         run.ledger = Ledger(**state["ledger"])
+        run.dropped = [*map(tuple, state.get("dropped", ()))]
         run.memory = None if memory is None else state["memory"].to(device)
     return run, optimiser, fingerprint
 
@@ -1440,6 +1597,28 @@ def _check_task(run, task, metrics):
             return
 
 
+def _more_of_a_round(nonfinite, weights, task, advance):
+    "Arguments of `one_round` beyond what every `advance` takes."
+    check_choice("nonfinite", nonfinite, ("refuse", "drop"))
+    more = {} if nonfinite == "refuse" else {"nonfinite": nonfinite}
+    if weights is not None:
+        more["share"] = shares(weights, task.n_clients)
+    if more and advance is not one_round:
+        raise ValueError(
+            "nonfinite and weights are for federated.one_round, and advance is"
+            f" {getattr(advance, '__name__', advance)!s:.40}: leave them out"
+        )
+    return more
+
+
+def _mark(more):
+    "The same as entries of a fingerprint; none where all is as usual."
+    marked = dict(more)
+    if "share" in more:
+        marked["share"] = hashlib.sha256(more["share"].tobytes()).hexdigest()
+    return marked
+
+
 def simulate(
     task: Task,  # model, federation, mechanism, config and seed
     guarantee=None,  # rounds -> Guarantee, for the ledger of privacy; None: none is claimed
@@ -1453,6 +1632,9 @@ def simulate(
     metrics=None,  # (model, w, x, y) -> dict of scores, the first in percent; None: usual
     advance=one_round,  # (run, optimiser, task, pool) -> training loss of one round
     unit: str = "client",  # whom the mechanism protects: 'client' or 'example'
+    nonfinite: str = "refuse",  # updates of nan or inf end the run; 'drop': they count as 0
+    weights=None,  # (n_clients,) >= 0, public, what each client's update weighs; None: alike
+    executor=None,  # of concurrent.futures, that trains elsewhere; None: threads of this process
 ) -> Run:  # finished, or stopped by max_seconds
     """Federated training with a private, compressed uplink. [dprec Alg. 8]
 
@@ -1466,9 +1648,17 @@ def simulate(
         return check_promise(guarantee(t), *run)
 
     check_options(max_seconds, save_every, workers, device, unit)
+    more = _more_of_a_round(nonfinite, weights, task, advance)
+    if executor is not None and workers != 1:
+        raise ValueError(
+            f"workers is {shown(workers)}, threads of this process, and executor trains"
+            " elsewhere: leave one of them out"
+        )
     if guarantee:
         _say(promised(task.config.rounds), task)
-    run, optimiser, fingerprint = _start(task, device, checkpoint, resume, unit)
+    run, optimiser, fingerprint = _start(
+        task, device, checkpoint, resume, unit, _mark(more)
+    )
     _check_task(run, task, metrics)
     task = _placed(task, device, advance)
     save = checkpoint and partial(
@@ -1477,7 +1667,8 @@ def simulate(
     report = partial(
         _report, run, task, guarantee=guarantee and promised, metrics=metrics
     )
-    with _one_thread(device), ThreadPoolExecutor(workers) as pool:
-        step = partial(advance, run, optimiser, task, pool)
+    pools = nullcontext(Spread(executor)) if executor else ThreadPoolExecutor(workers)
+    with _one_thread(device), pools as pool:
+        step = partial(advance, run, optimiser, task, pool, **more)
         _loop(run, task.config, step, report, save, max_seconds, save_every, progress)
     return run

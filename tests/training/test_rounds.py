@@ -1,0 +1,277 @@
+"""Rounds with settings of one's own: a client whose update is not finite, clients' weights,
+and cohorts that other processes train.
+"""
+
+import itertools
+import multiprocessing
+import os
+import warnings
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from dpcomm.core.chance import seed_tree
+from dpcomm.core.vectors import clip_l2, pack
+from dpcomm.mechanisms.contract import mechanism
+from dpcomm.tasks.images import Federation
+from dpcomm.training import example_level, federated
+from dpcomm.training.federated import Config, Task, shares, simulate
+
+QUIET = mechanism("gaussian", clip_norm=1.0, sigma=1e-12, exact=False)
+SKELLAM = mechanism("skellam", clip_norm=1.0, sigma=0.5, n_clients=4)
+SENT = {
+    "gaussian": mechanism("gaussian", clip_norm=1.0, sigma=0.1, exact=False),
+    "rec": mechanism("rec", clip_norm=1.0, std=0.5),
+    "pm": mechanism("pm", bound=0.1, eps=1.0, residuals=True),
+    "topk": mechanism("topk", fraction=0.5, clip_norm=1.0, sigma=0.5, n_clients=4),
+    "skellam": SKELLAM,
+}
+
+
+def people(odd=None):
+    "Five clients of unequal size; the third holds a nan, or nothing."
+    rng, pairs = seed_tree(0, "rounds"), []
+    for n in (4, 9, 5, 2, 7):
+        pairs.append([rng.normal(size=(n, 6)).astype(np.float32), np.arange(n) % 3])
+    if odd == "nan":
+        pairs[2][0][1, 2] = np.nan
+    if odd == "empty":
+        pairs[2] = [side[:0] for side in pairs[2]]
+    return Federation.of(pairs, test=pairs[1])
+
+
+def net(dropout=0.0):
+    between = [nn.Dropout(dropout)] if dropout else []
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), *between, nn.Linear(5, 3))
+
+
+def task(sent=QUIET, odd=None, model=None, **settings):
+    config = dict(rounds=2, cohort=5, batch=4, lr=0.1, server="sgd", server_lr=1.0)
+    config |= dict(eval_every=1, engine="loop") | settings
+    return Task(model or net(), people(odd), sent, Config(**config), 7)
+
+
+# ---- an update that is not finite
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "fused"])
+@pytest.mark.parametrize("sent", ["gaussian", "rec", "topk"])
+def test_a_client_that_is_dropped_counts_as_an_empty_one(engine, sent):
+    "Two runs alike but for what the third client holds: nan, or nothing."
+    nan, empty = (task(SENT[sent], odd, engine=engine) for odd in ("nan", "empty"))
+    with pytest.raises(FloatingPointError, match="^round 0: client 2 holds an input"):
+        simulate(nan, progress=False)
+    with pytest.warns(
+        UserWarning, match="^round 0: client 2 holds .* nan .*dropped"
+    ) as told:
+        run = simulate(nan, progress=False, nonfinite="drop")
+    other = simulate(empty, progress=False)
+    assert len(told) == 1 and run.dropped == [(0, 2), (1, 2)] and other.dropped == []
+    torch.testing.assert_close(run.w, other.w, rtol=1e-5, atol=1e-6)
+    assert run.ledger == other.ledger
+    loss, wanted = (r.history[-1]["train_loss"] for r in (run, other))
+    assert loss == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_run_that_is_resumed_lists_what_it_dropped_before(tmp_path):
+    work = task(odd="nan", rounds=3)
+    how = dict(progress=False, nonfinite="drop")
+    pieces = how | dict(checkpoint=tmp_path / "c", resume=True, max_seconds=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        straight = simulate(work, **how)
+        while not (run := simulate(work, **pieces)).finished:
+            pass
+    assert run.dropped == straight.dropped == [(0, 2), (1, 2), (2, 2)]
+    assert torch.equal(run.w, straight.w)
+    with pytest.raises(ValueError, match="another nonfinite .'drop', now None"):
+        simulate(work, progress=False, checkpoint=tmp_path / "c", resume=True)
+
+
+def test_an_update_is_refused_or_dropped_and_nothing_else():
+    with pytest.raises(ValueError, match="nonfinite is 'skip'"):
+        simulate(task(), nonfinite="skip")
+    with pytest.raises(ValueError, match="^nonfinite and weights are for .*: leave"):
+        simulate(task(), nonfinite="drop", advance=example_level.one_round)
+
+
+# ---- weights
+
+
+WEIGHTS = np.array([4.0, 9.0, 0.0, 2.0, 6.0])
+
+
+@pytest.mark.parametrize("sent", [QUIET, SKELLAM], ids=["gaussian", "skellam"])
+@pytest.mark.parametrize("cohort", [1, 2, 5])
+def test_the_mean_over_all_cohorts_is_the_weighted_mean(sent, cohort):
+    "All cohorts of a size are equally likely; no noise is drawn here."
+    u = torch.from_numpy(seed_tree(1, "u").normal(size=(5, 4)))
+    share, cohorts = shares(WEIGHTS, 5), [*itertools.combinations(range(5), cohort)]
+    found = []
+    for who in map(list, cohorts):
+        run = federated.Run(u[0], 0, False, None, [], 0.0)
+        streams = [seed_tree(0, i) for i in who]
+        keep = federated.summed(run, sent, np.array(who), streams, share[who])
+        total = keep(u[who], slice(0, cohort))
+        weight = cohort * share.mean()
+        if sent.summed:
+            found.append(sent.reconstruct(total, weight, 4))
+        else:
+            found.append(total / weight)
+    wanted = torch.from_numpy(WEIGHTS)[:, None] * clip_l2(u, 1.0)
+    torch.testing.assert_close(
+        torch.stack(found).mean(0).double(),
+        wanted.sum(0) / WEIGHTS.sum(),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("sent", [QUIET, SKELLAM], ids=["gaussian", "skellam"])
+def test_no_client_adds_more_than_the_bound(sent):
+    "A client's part of the sum is as long as its share of the clip, and no longer."
+    u = 50 * torch.from_numpy(seed_tree(2, "u").normal(size=(5, 4)))
+    share = shares(WEIGHTS, 5)
+    run = federated.Run(u[0], 0, False, None, [], 0.0)
+    keep = federated.summed(
+        run, sent, np.arange(5), [seed_tree(0, i) for i in range(5)], share
+    )
+    parts = torch.stack([keep(u[i : i + 1], slice(i, i + 1)) for i in range(5)])
+    assert parts.norm(dim=1).tolist() == pytest.approx((WEIGHTS / 9).tolist(), abs=1e-6)
+
+
+def test_a_run_moves_by_the_weighted_mean_of_the_clipped_updates():
+    work = task(rounds=1)
+    run = simulate(work, progress=False, weights=WEIGHTS)
+    visit = work.model, pack(work.model), work.federation, np.arange(5), work.config
+    with ThreadPoolExecutor(1) as pool:
+        streams = work.streams(0, np.arange(5), "batches")
+        updates = torch.cat(
+            [u for u, _ in federated.train_cohort(*visit, streams, pool)]
+        )
+    mean = torch.from_numpy(WEIGHTS / WEIGHTS.sum()) @ clip_l2(updates.double(), 1.0)
+    torch.testing.assert_close(
+        run.w.detach() - pack(work.model), mean.float(), atol=1e-6, rtol=1e-5
+    )
+
+
+def test_weights_are_part_of_what_a_checkpoint_is_about(tmp_path):
+    how = dict(progress=False, checkpoint=tmp_path / "c")
+    simulate(task(), **how, weights=WEIGHTS)
+    for weights in (None, WEIGHTS[::-1]):
+        with pytest.raises(ValueError, match="was made with another share"):
+            simulate(task(rounds=4), **how, resume=True, weights=weights)
+    assert simulate(task(rounds=4), **how, resume=True, weights=2 * WEIGHTS).finished
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [[1, 2], "sizes", [1, 1, 1, 1, -1], [0] * 5, [1, 1, 1, 1, np.inf], np.ones((5, 1))],
+)
+def test_weights_that_are_none_are_refused(weights):
+    with pytest.raises(
+        ValueError, match="^weights is .* one for each of the 5 clients"
+    ):
+        simulate(task(), weights=weights)
+    assert shares(None, 5) is None
+    assert shares([1, 2, 4, 0, 1], 5).tolist() == [0.25, 0.5, 1, 0, 0.25]
+
+
+# ---- other processes
+
+
+@pytest.fixture(scope="module")
+def forked():
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(2, context) as executor:
+        yield executor
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "auto"])
+@pytest.mark.parametrize("sent", SENT)
+def test_processes_change_no_bit(sent, engine, forked):
+    "With a memory, with sums, and with a model that draws."
+    dropout = 0.5 if engine == "loop" else 0.0
+    work = task(SENT[sent], model=net(dropout), cohort=4, engine=engine)
+    alone, spread = (
+        simulate(work, progress=False, executor=executor) for executor in (None, forked)
+    )
+    assert torch.equal(alone.w, spread.w) and alone.history == spread.history
+    assert alone.ledger == spread.ledger
+    assert alone.memory is None or torch.equal(alone.memory, spread.memory)
+
+
+def by_pid(outputs, y):
+    "A loss that says in which process it was computed."
+    with open(os.environ["DPCOMM_TEST_PIDS"], "a") as file:
+        file.write(f"{os.getpid()}\n")
+    return F.cross_entropy(outputs, y)
+
+
+def test_other_processes_do_the_training(forked, tmp_path, monkeypatch):
+    "And weights, losses and drops go there and come back."
+    work = replace(task(odd="nan"), loss=F.cross_entropy)
+    how = dict(progress=False, nonfinite="drop", weights=WEIGHTS + 1)
+    how["metrics"] = lambda *_: {"score": 1.0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone, spread = (simulate(work, **how, executor=e) for e in (None, forked))
+    assert torch.equal(alone.w, spread.w) and spread.dropped == [(0, 2), (1, 2)]
+    monkeypatch.setenv("DPCOMM_TEST_PIDS", str(tmp_path / "pids"))
+    with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as executor:
+        simulate(replace(task(), loss=by_pid), **how, executor=executor)
+    pids = (tmp_path / "pids").read_text().split()
+    assert set(pids) - {str(os.getpid())}
+    assert pids.count(str(os.getpid())) == 1, "the trial alone is here"
+
+
+@pytest.mark.deep
+def test_processes_that_start_anew_change_no_bit():
+    work = task(SENT["pm"])
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, context) as executor:
+        spread = simulate(work, progress=False, executor=executor)
+    assert torch.equal(simulate(work, progress=False).w, spread.w)
+
+
+def test_threads_of_an_executor_of_ones_own_change_no_bit():
+    with ThreadPoolExecutor(3) as executor:
+        spread = simulate(task(SENT["pm"]), progress=False, executor=executor)
+    assert torch.equal(simulate(task(SENT["pm"]), progress=False).w, spread.w)
+
+
+def test_more_chunks_than_are_sent_ahead_come_back_in_order():
+    work = task()
+    visit = work.model, pack(work.model), work.federation, np.arange(5), work.config
+    with ThreadPoolExecutor(2) as executor:
+        pools = executor, federated.Spread(executor, ahead=2)
+        one, two = (
+            [
+                *federated.train_cohort(
+                    *visit, work.streams(0, np.arange(5), "batches"), pool
+                )
+            ]
+            for pool in pools
+        )
+    assert len(one) == len(two) == 5
+    assert all(
+        torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(one, two)
+    )
+
+
+def test_what_cannot_be_sent_is_said(forked):
+    work = replace(task(), loss=lambda out, y: F.cross_entropy(out, y))
+    how = dict(progress=False, executor=forked)
+    with pytest.raises(ValueError, match="cannot go to another process .*in a module$"):
+        simulate(work, **how)
+    with pytest.raises(ValueError, match="^workers is 2, threads .* leave one of them"):
+        simulate(task(), workers=2, **how)
+    with pytest.raises(FloatingPointError, match="^round 0: client 2 holds an input"):
+        simulate(task(odd="nan"), **how)
