@@ -21,6 +21,7 @@ _HOMES = {
     "Config": "training.federated",
     "Task": "training.federated",
     "audit": "privacy.audit",
+    "compose": "privacy.losses",
 }
 __all__ = [
     "Bits",
@@ -29,6 +30,7 @@ __all__ = [
     "Message",
     "Task",
     "audit",
+    "compose",
     "mechanism",
     "registered",
     "simulate",

@@ -35,6 +35,7 @@ from ..core.help import described
 from ..core.vectors import check_finite, check_vector
 from ..core.wire import BadMessage, Bits, Message, finite_floats, header_bits
 from ..privacy.accounting import Guarantee, pure_guarantee
+from ..privacy.losses import Losses, pure_losses
 from ..secagg.protocol import SERVER, UNMASK, BelowThreshold
 
 # %% ../../nbs/foundations/contract.ipynb #aa41b3f2
@@ -238,6 +239,18 @@ def guarantee(
     "Privacy of `rounds` releases; ValueError for what cannot be accounted."
     raise NotImplementedError
 
+# %% ../../nbs/foundations/contract.ipynb #105e5002
+@patch
+def losses(
+    self: Mechanism,
+    **release,  # what `guarantee` asks for, without rounds and delta
+) -> Losses:  # of one release, to stand in a list for `compose`
+    "What one release loses; ValueError where neither a pair nor a curve is known."
+    raise ValueError(
+        f"{self.name} has no losses of one release to compose: account its rounds with"
+        " `guarantee`, and add both eps and delta to those of the others"
+    )
+
 # %% ../../nbs/foundations/contract.ipynb #1f106689
 @patch
 def play(
@@ -302,6 +315,16 @@ def guarantee(
         else "no privacy: eps = inf only compresses"
     )
     return pure_guarantee(self.spent(d), rounds, delta, sampling, note)
+
+# %% ../../nbs/foundations/contract.ipynb #105e5003
+@patch
+def losses(
+    self: Local,
+    relation: str = "local",  # or 'zero-out', 'replace': both are special cases
+    d: int = None,  # entries of the vector: what is spent there; None: the worst
+) -> Losses:  # of one message
+    "What one message loses: as much as randomised response. [Kairouz et al. 2015]"
+    return pure_losses(self.spent(d), name=self.name, relation=relation)
 
 # %% ../../nbs/foundations/contract.ipynb #77a434c1
 class Central(Mechanism):

@@ -44,6 +44,7 @@ from dpcomm.privacy.accounting import (
     large_delta,
 )
 from ..privacy.games import check_plays, fewer_game, gaussian_curve, sum_game
+from ..privacy.losses import Losses, gaussian_losses
 from ..secagg.discrete import discrete_gaussian, tau
 from ..secagg.ring import Ring, clip_to_grid, rounding_gap
 
@@ -293,6 +294,41 @@ def guarantee(
     else:
         made = gaussian_guarantee(self.sigma, delta, q, rounds, **fields)
     return made.noting(large_delta(delta, n_clients))
+
+# %% ../../nbs/secagg/distributed_noise.ipynb #105e5004
+@patch
+def losses(
+    self: ServerNoise,
+    q: float = 1.0,  # chance to take part; 1 without sampling
+    relation: str = None,  # a key of `relations`; None: the first of them
+    sampling: str = "none",  # none | poisson | fixed
+    unit: str = "client",  # whose contribution is clipped
+    d: int = None,  # values of a sum; None: the most that a message can name
+) -> Losses:  # of one sum
+    "What one sum with the server's noise loses. [page losses; page ring, Prop. A]"
+    steps = self.std / self.scale
+    d = COORDINATES if d is None else check_between("d", d, 1, COORDINATES)
+
+    def gap(rounds):
+        return rounding_gap(steps, rounds * d)
+
+    notes = self.note, "" if self.exact else FLOATS
+    about = dict(name=self.name, trust=self.trust, unit=unit)
+    about |= dict(gap=gap if self.exact else None, note="; ".join(filter(None, notes)))
+    relation = relation or next(iter(self.relations))
+    made = gaussian_losses(self.sigma, q, relation, sampling, **about)
+    return _at_whole_orders(made, not self.exact or steps >= FINE)
+
+
+def _at_whole_orders(made, fine):
+    "The Renyi curve of discrete noise: sampled and coarse, it has whole orders alone."
+    if fine or made.q == 1:
+        return made
+
+    def renyi(orders):
+        return np.where(np.asarray(orders) % 1 == 0, made.renyi(orders), np.inf)
+
+    return replace(made, renyi=renyi)
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #f10a7617
 @patch
@@ -666,6 +702,28 @@ def guarantee(
         fields["orders"] = INTEGER_ORDERS
     made = gaussian_guarantee(self.counted, delta, q, rounds, **fields)
     return made.noting(large_delta(delta, n_clients or self.n_clients))
+
+# %% ../../nbs/secagg/distributed_noise.ipynb #105e5005
+@patch
+def losses(
+    self: LinearSketch,  # with a sigma
+    q: float = 1.0,  # chance to take part; 1 without sampling
+    relation: str = "zero-out",  # zero-out | replace; under poisson zero-out | add-remove
+    sampling: str = "none",  # none | poisson
+    unit: str = "client",  # whose sketch is clipped
+) -> Losses:  # of one sum of the honest shares: a Renyi curve
+    "What one sum that the honest shares hide loses. [Kairouz et al. 2021, Prop. 14]"
+    if self.sigma is None:
+        raise ValueError(
+            "sigma is None; a scheme without noise promises nothing: give a sigma"
+            " above 0"
+        )
+    check_choice("sampling", sampling, ("none", "poisson"))
+    about = of_shares(sampling, self.honest, self.n_clients)
+    about |= dict(name=self.name, unit=unit)
+    about["trust"] = "secagg" if sampling == "none" else "central"
+    made = gaussian_losses(self.counted, q, relation, sampling, **about)
+    return replace(_at_whole_orders(made, self.counted == self.sigma), pairs=())
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #9e63b15e
 @patch

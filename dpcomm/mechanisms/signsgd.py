@@ -33,6 +33,7 @@ from dpcomm.privacy.accounting import (
     rdp_gaussian,
 )
 from ..privacy.games import check_plays, listed_curve, repeated
+from ..privacy.losses import Losses, gaussian_losses
 
 # %% ../../nbs/baselines/signsgd.ipynb #809656b2
 RELATIONS = ("zero-out", "replace")
@@ -221,6 +222,18 @@ def guarantee(
     curve = compose(rdp_signs(orders, self.sigma, relation, d), rounds)
     conversion = accountant.removeprefix("exact-")
     return guarantee_from_rdp(orders, curve, delta, conversion, note=note, **who, **how)
+
+# %% ../../nbs/baselines/signsgd.ipynb #105e5006
+@patch
+def losses(
+    self: SignSgd,
+    relation: str = "zero-out",  # 'zero-out' or 'replace'
+    unit: str = "client",  # whose vector is clipped: 'client' or 'example'
+) -> Losses:  # of one message
+    "What one message loses: no more than the values before the sign. [page losses]"
+    check_choice("relation", relation, RELATIONS)
+    about = dict(name=self.name, trust="local", unit=unit, note=_GAUSSIAN)
+    return gaussian_losses(self.sigma, relation=relation, **about)
 
 # %% ../../nbs/baselines/signsgd.ipynb #0afdaff4
 #| code-fold: true

@@ -1,0 +1,365 @@
+"""What guards `dpcomm.privacy.losses`: exact laws in closed form, in fractions and by
+quadrature, from both sides; dp_accounting's own ends; refusals.
+"""
+
+import math
+from fractions import Fraction
+from math import comb, log
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as theirs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+from tables import tabled
+
+import dpcomm
+from dpcomm.mechanisms.contract import Local, mechanism, mechanism_class, registered
+from dpcomm.mechanisms.gaussian import Gaussian
+from dpcomm.privacy import losses
+from dpcomm.privacy.accounting import gaussian_delta, gaussian_guarantee, rdp_gaussian
+from dpcomm.privacy.fixed_cohorts import fixed_size_epsilon
+from dpcomm.privacy.losses import (
+    Bracket,
+    Losses,
+    compose,
+    gaussian_losses,
+    listed_losses,
+    pure_losses,
+)
+
+ours = settings(max_examples=40, deadline=None, derandomize=True)
+POISSON = dict(sampling="poisson")
+
+
+def ends(releases, delta):
+    found = compose(releases, delta)
+    assert isinstance(found, Bracket) and found.guarantee.accountant == "pld"
+    assert 0 <= found.low <= found.eps
+    return found.low, found.eps
+
+
+@tabled(
+    "sigma, rounds, delta",
+    [
+        (sigma, rounds, delta)
+        for sigma, rounds in ((1.0, 1), (0.1, 3), (30.0, 500), (50.0, 10_000))
+        for delta in (0.5, 1e-2, 1e-5, 1e-10, 1e-15)
+    ],
+)
+def test_the_exact_gaussian_lies_between_the_ends(sigma, rounds, delta):
+    def excess(eps):
+        return log(max(gaussian_delta(sigma, eps, rounds), 1e-300) / delta)
+
+    exact = brentq(excess, 0, 1e4, xtol=1e-12) if excess(0) > 0 else 0.0
+    low, high = ends([(gaussian_losses(sigma), rounds)], delta)
+    assert low <= exact <= high
+    assert high - low <= 1e-4 * high or delta == 0.5 and high - low < 1e-3
+
+
+def product(laws):
+    "Law of a sum of independent whole losses, and the exact delta at whole eps."
+    total = {0: Fraction(1)}
+    for law in laws:
+        found = {}
+        for k, p in total.items():
+            for loss, mass in law.items():
+                found[k + loss] = found.get(k + loss, 0) + p * mass
+        total = found
+    return total
+
+
+def delta_at(law, odds, j):
+    return sum(
+        (m * (1 - odds ** (j - k)) for k, m in law.items() if k > j), Fraction(0)
+    )
+
+
+def response(odds, k, rounds=1):
+    "Law of the loss of `rounds` responses at eps = k log odds, in units of log odds."
+    p = odds**k / (1 + odds**k)
+    return {
+        k * (2 * i - rounds): comb(rounds, i) * p**i * (1 - p) ** (rounds - i)
+        for i in range(rounds + 1)
+    }
+
+
+@tabled(
+    "counts, j",
+    [
+        ({1: 1}, 0),
+        ({1: 10}, 5),
+        ({1: 100}, 71),
+        ({1: 200}, 40),
+        ({1: 30, 3: 4}, 11),
+        ({1: 30, 3: 4}, 40),
+        ({1: 10, 2: 10, 5: 2}, 13),
+        ({7: 3}, 20),
+    ],
+)
+def test_randomised_response_in_fractions_lies_between_the_ends(counts, j):
+    odds = Fraction(3, 2)
+    law = product(response(odds, k, rounds) for k, rounds in counts.items())
+    delta = float(delta_at(law, odds, j))
+    unit = log(odds)
+    low, high = ends([(pure_losses(k * unit), n) for k, n in counts.items()], delta)
+    assert low - 1e-12 <= j * unit <= high + 1e-12
+    assert high - low <= 1e-5 + 1e-4 * high
+
+
+def pairs_of(mu, q):
+    sampled = losses._Sampled(mu, q)
+    return (
+        losses._Normal(mu),
+        sampled,
+        losses._Swapped(sampled),
+        losses._TwoSided(sampled),
+    )
+
+
+def outcomes(pair):
+    "Losses and masses of the first law of a pair, on a fine grid of outcomes."
+    if isinstance(pair, losses._TwoSided):
+        y, p = outcomes(pair.pair)
+        up = y > 0
+        y, p = np.append(y[up], -y[up]), np.append(p[up], p[up] * np.exp(-y[up]))
+        return np.append(y, 0), np.append(p, 1 - p.sum())
+    x = np.linspace(-13, 16, 200_001)
+    inner = getattr(pair, "pair", pair)
+    mu, q = inner.mu, getattr(inner, "q", 1.0)
+    null, full = (
+        np.exp(-((x - c) ** 2) / 2) / math.sqrt(2 * math.pi) * (x[1] - x[0])
+        for c in (0, mu)
+    )
+    y = mu * x - mu * mu / 2 if q == 1 else np.log1p(q * np.expm1(mu * x - mu**2 / 2))
+    mix = (1 - q) * null + q * full
+    return (-y, null) if isinstance(pair, losses._Swapped) else (y, mix)
+
+
+def curve(y, p, eps):
+    return np.array([(p * -np.expm1(np.minimum(e - y, 0))).sum() for e in eps])
+
+
+@ours
+@given(
+    st.floats(0.05, 3), st.floats(0.001, 0.9), st.floats(0.003, 0.3), st.integers(0, 3)
+)
+def test_rounding_up_and_down_enclose_the_curve_at_every_eps(mu, q, step, which):
+    pair = pairs_of(mu, q)[which]
+    y = step * np.arange(-200, 201)
+    eps = np.concatenate([np.linspace(-3, 3, 41), y[150:250:7]])
+    above, null, *_ = pair.tails(eps)
+    exact = np.exp(above) - np.exp(eps + null)
+    mass, infinite = losses._rounded_up(pair, y)
+    assert (mass >= 0).all()
+    assert (infinite + curve(y, mass, eps) >= exact - 1e-13).all()
+    mass = losses._rounded_down(pair, y)
+    assert (mass >= 0).all() and (curve(y, mass, eps) <= exact + 1e-13).all()
+
+
+@tabled("which", range(4))
+def test_tails_are_those_of_the_outcomes(which):
+    pair = pairs_of(1.3, 0.1)[which]
+    y, p = outcomes(pair)
+    eps = np.linspace(-0.09, 2, 12) + 1e-4
+    p_above, q_above, p_below, q_below = (np.exp(t) for t in pair.tails(eps))
+    assert np.allclose(p_above + p_below, 1) and np.allclose(q_above + q_below, 1)
+    assert np.allclose(p_above - np.exp(eps) * q_above, curve(y, p, eps), atol=1e-7)
+
+
+@tabled("first, second", [(i, j) for i in range(4) for j in range(i, 4)])
+def test_two_releases_by_quadrature_lie_between_the_ends(first, second):
+    a, b = pairs_of(1.3, 0.1)[first], pairs_of(0.7, 0.3)[second]
+    y, p = outcomes(a)
+    for eps in (0.3, 1.5, 4.0):
+        above, null, *_ = b.tails(eps - y)
+        delta = float((p * (np.exp(above) - np.exp(eps - y + null))).sum())
+        if eps > 0.98 * (a.top + b.top):
+            assert delta < 1e-7
+            continue
+        low, high = losses._both_ends([(a, 1), (b, 1)], delta)
+        assert low - 1e-5 <= eps <= high + 1e-5 and high - low < 1e-3 * high
+
+
+@tabled(
+    "parts, delta",
+    [
+        (((1.0, 0.01, 1000),), 1e-5),
+        (((0.8, 0.05, 100),), 1e-6),
+        (((1.0, 0.02, 300), (2.0, 0.1, 200)), 1e-5),
+        (((5.0, 1.0, 1), (1.0, 0.01, 500)), 1e-6),
+    ],
+)
+def test_ends_agree_with_those_of_dp_accounting(parts, delta):
+    step = dict(value_discretization_interval=2e-4)
+    found = []
+    for pessimistic in (False, True):
+        total = theirs.identity(2e-4, pessimistic_estimate=pessimistic)
+        for sigma, q, rounds in parts:
+            how = dict(sampling_prob=q, pessimistic_estimate=pessimistic, **step)
+            one = theirs.from_gaussian_mechanism(sigma, **how)
+            total = total.compose(one.self_compose(rounds))
+        found.append(total.get_epsilon_for_delta(delta))
+    list_ = [(gaussian_losses(s, q, **POISSON), n) for s, q, n in parts]
+    low, high = ends(list_, delta)
+    assert low <= found[1] and found[0] <= high, (low, high, found)
+    assert high <= 1.0005 * found[1]
+
+
+def test_ten_thousand_rounds_at_a_tiny_delta():
+    low, high = ends([(gaussian_losses(1.0, 0.01, **POISSON), 10_000)], 1e-15)
+    assert 11.7595 < low <= high < 11.7605
+
+
+def test_fixed_cohorts_have_the_pair_of_their_page():
+    for relation in ("add-remove", "replace", "zero-out"):
+        release = gaussian_losses(3.8, 0.1, relation, "fixed")
+        low, high = ends([(release, 200)], 1e-5)
+        there = fixed_size_epsilon(3.8, 0.1, 200, 1e-5, relation).eps
+        assert low <= there and high <= 1.0002 * there
+
+
+def test_order_and_splits_of_a_list_change_nothing():
+    one, other = gaussian_losses(1.0, 0.02, **POISSON), gaussian_losses(5.0)
+    whole = ends([(one, 60), (other, 2)], 1e-6)
+    for split in ([(other, 2), (one, 60)], [(one, 20), (other, 2), (one, 40)]):
+        assert ends(split, 1e-6) == pytest.approx(whole, rel=1e-5)
+    assert ends([(one, 70), (other, 2)], 1e-6)[0] > whole[1]
+
+
+def test_what_is_revealed_counts_in_full():
+    p, q, hidden = [0.6, 0.399], [0.4, 0.599], 0.999**10
+    sure = listed_losses([*p, 1e-3, 0], [*q, 0, 1e-3])
+
+    def delta(eps, p, q):
+        laws = [
+            [comb(10, i) * x[0] ** i * x[1] ** (10 - i) for i in range(11)]
+            for x in (p, q)
+        ]
+        seen = sum(max(x - math.exp(eps) * y, 0) for x, y in zip(*laws))
+        return seen + 1 - hidden
+
+    exact = max(
+        brentq(lambda eps: delta(eps, *pair) - 0.02, 0, 5) for pair in ((p, q), (q, p))
+    )
+    low, high = ends([(sure, 10)], 0.02)
+    assert low <= exact <= high and high - low < 1e-3
+    with pytest.raises(ValueError, match="revealed too often: raise delta"):
+        compose([(sure, 10)], 1e-3)
+
+
+def test_a_release_without_pairs_is_composed_by_renyi_curves():
+    def renyi(orders):
+        return rdp_gaussian(orders, 5.0)
+
+    other = Losses("other", renyi=renyi, relation="add-remove")
+    found = compose([(gaussian_losses(1.0, 0.01, **POISSON), 100), (other, 1)], 1e-6)
+    assert found.guarantee.accountant == "rdp-balle" and found.low == 0
+    assert "other has no loss distribution" in found.guarantee.note
+    sharp = compose(
+        [(gaussian_losses(1.0, 0.01, **POISSON), 100), (gaussian_losses(5.0), 1)], 1e-6
+    )
+    assert sharp.eps < found.eps
+
+
+def test_exact_noise_pays_for_its_grid():
+    exact, floats = Gaussian(1.0, 1.0), Gaussian(1.0, 1.0, exact=False)
+    run = dict(q=0.01, relation="add-remove", sampling="poisson")
+    one, other, sharp = (
+        compose([(release, 1000)], 1e-6)
+        for release in (
+            exact.losses(**run),
+            floats.losses(**run),
+            exact.losses(d=1000, **run),
+        )
+    )
+    assert one.eps > sharp.eps > other.eps and one.low < other.low
+    assert "simulation" in other.guarantee.note
+    tiny = compose([(exact.losses(**run), 1000)], 1e-15).guarantee
+    assert tiny.accountant == "rdp-balle" and "as it is drawn" in tiny.note
+
+
+def test_the_guarantee_says_what_the_list_is_about():
+    vote = gaussian_losses(5.0, relation="zero-out", name="vote")
+    train = gaussian_losses(1.0, 0.02, "zero-out", **POISSON)
+    local = pure_losses(0.5, relation="zero-out")
+    made = dpcomm.compose([(vote, 1), (train, 40), (local, 2)], 1e-6).guarantee
+    assert (made.sampling, made.relation, made.trust) == (
+        "poisson",
+        "zero-out",
+        "central",
+    )
+    assert (made.rounds, made.q, made.scope) == (43, 0.02, "total")
+    assert "1 x vote, 40 x gaussian, 2 x pure" in made.note
+    alone = compose([(local, 2)], 1e-6)
+    assert alone.guarantee.trust == "local" and str(alone).startswith("eps in [")
+
+
+def test_one_round_is_the_mechanisms_own_epsilon():
+    for q in (1.0, 0.1):
+        how = dict(POISSON) if q < 1 else {}
+        low, high = ends([(gaussian_losses(1.0, q, **how), 10)], 1e-5)
+        renyi = gaussian_guarantee(1.0, 1e-5, q, 10, accountant="rdp-balle", **how)
+        assert low <= high <= renyi.eps
+
+
+def test_pure_mechanisms_have_losses():
+    found = 0
+    for name in registered():
+        cls = mechanism_class(name)
+        if not issubclass(cls, Local):
+            continue
+        fields, _, _ = cls.audited[0]
+        release = mechanism(name, **fields).losses()
+        spent = mechanism(name, **fields).spent()
+        low, high = ends([(release, 3)], 1e-9)
+        assert high <= 3 * spent * (1 + 1e-9) and low <= high
+        assert release.renyi(np.array([2.0]))[0] <= spent
+        found += 1
+    assert found >= 5
+
+
+PART = gaussian_losses(1.0, 0.1, **POISSON)
+
+
+@tabled(
+    "made, says",
+    [
+        (lambda: compose([], 1e-5), "releases is"),
+        (lambda: compose(PART, 1e-5), "releases is"),
+        (lambda: compose([PART], 1e-5), r"releases\[0\] is"),
+        (lambda: compose([(PART, 0)], 1e-5), "rounds of releases"),
+        (lambda: compose([(PART, 1.5)], 1e-5), "rounds of releases"),
+        (lambda: compose([(PART, 1)], 0.0), "delta is"),
+        (lambda: compose([(PART, 1)], 1e-300), "delta is"),
+        (lambda: compose([(PART, 1), (pure_losses(1.0), 1)], 1e-5), "relation"),
+        (
+            lambda: compose(
+                [(PART, 1), (gaussian_losses(1.0, unit="example"), 1)], 1e-5
+            ),
+            "unit 'client' .*unit|has unit",
+        ),
+        (
+            lambda: compose(
+                [(PART, 1), (gaussian_losses(1.0, 0.1, sampling="fixed"), 1)], 1e-5
+            ),
+            "has sampling",
+        ),
+        (lambda: gaussian_losses(1.0, 0.1), "q is 0.1"),
+        (lambda: gaussian_losses(0.0), "sigma is"),
+        (lambda: gaussian_losses(1.0, 0.1, "replace", "poisson"), "relation is"),
+        (lambda: gaussian_losses(1.0, relation="swap"), "relation is"),
+        (lambda: pure_losses(math.inf), "eps is"),
+        (lambda: listed_losses([0.5, 0.5], [0.5, 0.6]), "p and q"),
+        (lambda: listed_losses([0.5, 0.5], [0.5, 0.5]), "p equals q"),
+        (lambda: Losses("nothing"), "neither a pair"),
+        (
+            lambda: mechanism("rec", **mechanism_class("rec").audited[0][0]).losses(),
+            "no losses",
+        ),
+    ],
+)
+def test_refusals_name_what_is_wrong(made, says):
+    with pytest.raises(ValueError, match=says):
+        made()
