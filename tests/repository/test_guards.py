@@ -38,8 +38,9 @@ ROOMS = {
     "tasks": "core",
     "report": "core privacy",
     "mechanisms": "core privacy secagg",
+    "interop": "core privacy mechanisms",
     "training": "core privacy tasks mechanisms",
-    "experiments": "core privacy secagg tasks report mechanisms training",
+    "experiments": "core privacy secagg tasks report mechanisms interop training",
     "flower": "core mechanisms training",
     "flower_sums": "core secagg mechanisms training flower",
     "deployment": "core training flower_sums",
@@ -513,7 +514,15 @@ def test_experiments_run_on_a_machine_without_jupyter(notebook):
 FUNCTIONS = [(module, node) for module in MODULES for node in public(module).values()]
 
 
-TOLD = "core", "privacy", "secagg", "mechanisms", "training", "flower"  # for importers
+TOLD = (
+    "core",
+    "privacy",
+    "secagg",
+    "mechanisms",
+    "interop",
+    "training",
+    "flower",
+)  # for importers
 
 
 def undescribed(module):
