@@ -70,51 +70,38 @@ def timeless(value):
 
 # ---- every experiment notebook of the repository, at scale smoke
 
-ENGINES = "fltop_curves", "dprec_curves", "sqsgd_curves", "frontier", "sample_level"
-
-
-def engine_of(name: str) -> str:
-    "What trains in an experiment: the first of ENGINES that its module imports, or ''."
-    path = ROOT / "dpcomm" / "experiments" / f"{name.replace('-', '_')}.py"
-    lines = re.findall(r"^from .*", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return next((e for e in ENGINES if re.search(rf"\b{e}\b", "\n".join(lines))), "")
-
-
-# Each notebook runs through papermill; one a trainer runs inline too, and is killed and resumed.
-TWINS = sorted({engine_of(name): name for name in reversed(NAMES)}.values())
-RUN = [
-    pytest.param(name, marks=[pytest.mark.deep] * (name not in TWINS)) for name in NAMES
-]
+# The cheapest experiment of each trainer runs through papermill, in both tiers; in the deep
+# tier every experiment runs inline, and these are killed and resumed.
+TRAINERS = {
+    "dprec_curves": "dprec-femnist",
+    "fltop_curves": "fltop-fmnist",
+    "frontier": "imvu-mnist",
+    "sample_level": "imvu-femnist",
+    "sqsgd_curves": "sqsgd-mnist",
+}
+TWINS = sorted(TRAINERS.values())
 
 
 @pytest.fixture(scope="module")
 def smoke(request, pool, tmp_path_factory):
-    "Every selected experiment at smoke, through papermill and inline, two at a time."
-    chosen = {
-        item.callspec.params.get("name")
-        for item in request.session.items
-        if item.module is request.module and hasattr(item, "callspec")
-    }
+    "(name, way) -> a future of an experiment at smoke; two of the selected run at a time."
+    futures = {}
 
-    twins = {
-        item.callspec.params["name"]
-        for item in request.session.items
-        if item.module is request.module
-        and item.name.startswith(("test_inline", "test_kill_and_resume_gives"))
-    }
-
-    def one(name, *options):
+    def one(name, way):
         folder = tmp_path_factory.mktemp(name)
-        return folder, dpcomm(
-            "run", name, "--scale", "smoke", "--out", folder, *options, cwd=folder
-        )
+        words = ["run", name, "--scale", "smoke", "--out", folder]
+        options = ["--inline"] if way == "inline" else []
+        return folder, dpcomm(*words, *options, cwd=folder)
 
-    return {
-        (name, way): pool.submit(one, name, *way)
-        for name in NAMES
-        if name in chosen
-        for way in [(), ("--inline",)][: 1 + (name in twins)]
-    }
+    def made(name, way="inline"):
+        if (name, way) not in futures:
+            futures[name, way] = pool.submit(one, name, way)
+        return futures[name, way]
+
+    for item in request.session.items:
+        if item.module is request.module and "smoke" in item.fixturenames:
+            made(**item.callspec.params)
+    return made
 
 
 def parted(printed: str) -> tuple[str, str]:
@@ -125,14 +112,22 @@ def parted(printed: str) -> tuple[str, str]:
     return "\n".join(lines[:start]), "\n".join(lines[start:])
 
 
-@pytest.mark.parametrize("name", RUN)
-def test_smoke_through_papermill(name, smoke):
-    folder, done = smoke[name, ()].result()
+def smokes(test):
+    "Twins through papermill in the default tier; in the deep one every name inline."
+    inline = [pytest.param(name, "inline", marks=pytest.mark.deep) for name in NAMES]
+    runs = [(name, "papermill") for name in TWINS] + inline
+    return pytest.mark.parametrize("name, way", runs)(test)
+
+
+@smokes
+def test_smoke(name, way, smoke):
+    folder, done = smoke(name, way).result()
     assert done.returncode == 0, done.stderr[-6000:]
     ours = result(folder, name)
     jobs = runs.chosen(runs.find(name), "smoke", [0])
     assert set(ours) == {(run.key, seed) for run, seed in jobs}
-    assert (folder / f"{name.replace('-', '_')}.smoke.ipynb").exists()
+    kept = [path.name for path in folder.glob("*.ipynb")]
+    assert kept == [f"{name.replace('-', '_')}.smoke.ipynb"] * (way == "papermill")
     table, promise = parted(done.stdout)
     ended = [record for record in ours.values() if record["final"]]
     sent = any("uplink_bits" in record["final"] for record in ended)
@@ -150,25 +145,22 @@ def test_smoke_through_papermill(name, smoke):
     )
 
 
-def test_every_engine_has_a_twin():
-    assert {engine_of(name) for name in TWINS} >= {*ENGINES} and len(TWINS) < 8
+def test_each_trainer_has_an_experiment():
+    for trainer, name in TRAINERS.items():
+        assert vars(runs.find(name).module)[trainer].__name__.endswith(trainer)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", TWINS)
 def test_inline_computes_the_same(name, smoke):
-    (through, _), (inline, done) = (
-        smoke[name, ()].result(),
-        smoke[name, ("--inline",)].result(),
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    assert timeless(result(inline, name)) == timeless(result(through, name))
-    assert not list(inline.glob("*.ipynb"))
+    through, inline = (smoke(name, way) for way in ("papermill", "inline"))
+    ways = [result(future.result()[0], name) for future in (through, inline)]
+    assert timeless(ways[0]) == timeless(ways[1])
 
 
-@pytest.mark.parametrize("name", RUN)
-def test_records_are_valid_and_of_the_paper(name, smoke):
-    folder, _ = smoke[name, ()].result()
+@smokes
+def test_records_are_valid_and_of_the_paper(name, way, smoke):
+    folder, _ = smoke(name, way).result()
     (path,) = folder.glob("*/*.jsonl")
     experiment = runs.find(name)
     assert path.parent.name == experiment.paper
@@ -228,7 +220,7 @@ def test_kill_and_resume_gives_the_same_result(name, smoke, resumed):
     killed, left, folder, done = resumed[name].result()
     assert killed == -signal.SIGKILL
     assert done.returncode == 0, done.stderr[-6000:]
-    straight, _ = smoke[name, ("--inline",)].result()
+    straight, _ = smoke(name, "inline").result()
     whole = result(straight, name)
     assert left < len(whole), "it was killed before its end"
     assert timeless(result(folder, name)) == timeless(whole)
