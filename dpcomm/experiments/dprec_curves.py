@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['SERVERS', 'FIELDS', 'PREMISE', 'SCORES', 'COUNTS', 'Curve', 'stated', 'stated_config', 'delta_of', 'as_run',
-           'describe_as_run', 'premised', 'fedavg', 'like_with_like', 'rec', 'ddgauss', 'calibrated_sigma',
-           'calibrated_c', 'tight_sigma', 'tight_c', 'local_epsilon', 'equal_local_sigma', 'tensor_groups',
-           'equal_groups', 'line', 'of_table1', 'table1', 'scores_of', 'train', 'counts', 'mnist_clients',
-           'mnist_curve']
+           'describe_as_run', 'premised', 'fedavg', 'rec', 'ddgauss', 'calibrated_sigma', 'calibrated_c', 'tight_sigma',
+           'tight_c', 'local_epsilon', 'equal_local_sigma', 'tensor_groups', 'equal_groups', 'line', 'of_table1',
+           'table1', 'scores_of', 'train', 'counts', 'mnist_clients', 'mnist_curve']
 
 # %% ../../nbs/reference/dprec_curves.ipynb #13066faf
 import dataclasses
@@ -29,7 +28,6 @@ from dpcomm.privacy.accounting import (
 from ..privacy.fixed_cohorts import fixed_size_epsilon
 from ..privacy.null_messages import calibrate_clip, pld_epsilon, theorem1_epsilon
 from ..report import papers
-from ..report.results import Table
 from ..tasks import images
 from ..training.federated import Config, Task, simulate
 
@@ -177,26 +175,6 @@ def fedavg(
     "DP-FedAvg with the noise on the sum. [dprec App. C.2; McMahan et al. 2017]"
     mechanism = Gaussian(clip, sigma, exact=False)
     return premised(key, mechanism, config, n_clients, orders=INTEGER_ORDERS)
-
-# %% ../../nbs/reference/dprec_curves.ipynb #c0b1f4b2
-def like_with_like(
-    sigma: float,  # noise std of the sum / clip, > 0
-    q: float,  # cohort / n_clients, in (0, 1]
-    rounds: int,  # of the run
-    delta: float,  # in (0, 1)
-) -> Table:  # a row an accountant
-    "What a fixed size costs, a client joining or leaving. [fltop_privacy, Thm. seat]"
-    rows = []
-    accountants = {"rdp-classic": "the paper's accountant"}
-    accountants |= {"pld": "privacy-loss distribution"}
-    for name, words in accountants.items():
-        sampled = gaussian_guarantee(
-            sigma, delta, q, rounds, sampling="poisson", accountant=name
-        ).eps
-        fixed = fixed_size_epsilon(sigma, q, rounds, delta, "add-remove", name).eps
-        rows.append((words, f"{sampled:.2f}", f"{fixed:.2f}", f"{fixed / sampled:.1f}"))
-    header = ("total epsilon", "Poisson cohorts", "cohorts of a fixed size", "times")
-    return Table(header, tuple(rows))
 
 # %% ../../nbs/reference/dprec_curves.ipynb #54781daf
 def rec(

@@ -19,7 +19,6 @@ from . import peers
 from ..interop.pfl import SENT, Private
 from ..mechanisms import contract
 from ..privacy.accounting import Guarantee
-from ..report.results import Table
 from ..tasks import images
 from ..training import models
 

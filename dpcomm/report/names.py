@@ -14,7 +14,7 @@ WORDS = dict(
     for pair in re.split(
         r"[;\n] *",
         """\
-    line.split("="); mnist=MNIST; emnist=EMNIST; fmnist=Fashion-MNIST; femnist=FEMNIST
+mnist=MNIST; emnist=EMNIST; fmnist=Fashion-MNIST; femnist=FEMNIST
 cifar10=CIFAR-10; shakespeare=Shakespeare; solr=StackOverflow; writer=MNIST by writer
 medical=Premier; diabetes130=Diabetes 130-US; rec=DP-REC; rec64=DP-REC, groups of 64
 fedavg=DP-FedAvg; private=DP-FedAvg; ddg16=DDGauss, 16 bits; ddg12=DDGauss, 12 bits
@@ -49,7 +49,7 @@ def word(
     if part in WORDS:
         return WORDS[part]
     if part.startswith("fl_"):
-        return part.upper().replace("_", "-").replace("BIS", "BIS")
+        return part.upper().replace("_", "-")
     for pattern, shape in RULES:
         found = re.fullmatch(pattern, part)
         if found and len(found.groups()) == 3:

@@ -7,8 +7,7 @@ __all__ = ['PERCENT', 'VERDICTS', 'LONG', 'SORT', 'FIND', 'HEADER', 'SCORES', 'S
            'Spread', 'borrow', 'within_tolerance', 'verdict', 'Table', 'link_text', 'as_text', 'as_markdown',
            'cell_html', 'as_html', 'make_sortable', 'Ours', 'ours_by_key', 'ours_of', 'Evidence', 'spreads_of',
            'evidence', 'format_value', 'format_paper', 'reason_not_run', 'format_seeds', 'row_of', 'causes_of',
-           'verdict_table', 'changes', 'score_of', 'runs_table', 'as_run', 'add_epsilon_as_run', 'guarantees_as_run',
-           'content_of', 'data_sources', 'counts']
+           'verdict_table', 'changes', 'score_of', 'runs_table', 'as_run', 'guarantees_as_run']
 
 # %% ../../nbs/reference/verdicts.ipynb #v16b6f17
 import html
@@ -634,22 +633,6 @@ def as_run(
         f"{promise['eps']:.2f} {SHORT[name]}" for name, promise in record.as_run.items()
     )
 
-# %% ../../nbs/reference/verdicts.ipynb #v120c21d
-def add_epsilon_as_run(
-    table: Table,  # whose first column holds keys of the paper
-    paper: str,  # its id
-    root: Path = None,  # folder of records, default the committed ones
-) -> Table:  # the same with a column more
-    "Put the epsilon of the run beside rows whose guarantee is the paper's."
-    found = {
-        key: as_run(r)
-        for r in records.load(paper, scale="full", root=root)
-        for key in r.cells
-        if as_run(r)
-    }
-    rows = tuple((*row, found.get(row[0], "")) for row in table.rows)
-    return replace(table, header=(*table.header, "epsilon as run"), rows=rows)
-
 # %% ../../nbs/reference/verdicts.ipynb #v116b432
 def guarantees_as_run(
     root: Path = None,  # folder of records, default the committed ones
@@ -672,44 +655,3 @@ def guarantees_as_run(
         "experiment|scale|run|epsilon of its guarantee|scope|epsilon as run, whole run"
     )
     return Table(tuple(header.split("|")), tuple(dict.fromkeys(rows)))
-
-# %% ../../nbs/reference/verdicts.ipynb #v1385237
-def content_of(
-    record: Record,  # of a run
-) -> str:  # twelve hex digits, or 'not recorded'
-    "Hash of the images and labels a run was made on."
-    return record.data.get("content_hash", "not recorded")
-
-# %% ../../nbs/reference/verdicts.ipynb #90c9df30
-def data_sources(
-    root: Path = None,  # folder of records, default the committed ones
-) -> Table:  # one row an experiment, scale and data set
-    "The data of every experiment: name, hash of the indices, hash of the content."
-    rows = [
-        (
-            r.experiment,
-            r.scale,
-            *(str(r.data.get(k, "-")) for k in ("name", "partition_hash")),
-            content_of(r),
-        )
-        for paper in papers.papers()
-        for r in records.load(paper, root=root)
-    ]
-    header = ("experiment", "scale", "data", "partition", "content")
-    return Table(header, tuple(dict.fromkeys(rows)))
-
-# %% ../../nbs/reference/verdicts.ipynb #v1fb71b6
-def counts(
-    paper: str,  # id
-    table: str = None,  # e.g. 'table1'; None for all
-    found: Evidence = None,  # what `evidence` returned; None reads the committed records
-    computed: bool = None,  # count these alone; None: all
-) -> dict:  # verdict -> how many, in the order of VERDICTS
-    "How often each verdict is earned."
-    found = found or evidence(paper)
-    words = [
-        verdict(cell, found.summary(cell))
-        for cell in papers.cells(paper, table)
-        if computed in (None, cell.kind == "exact")
-    ]
-    return {word: words.count(word) for word in VERDICTS if word in words}

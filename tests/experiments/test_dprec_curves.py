@@ -366,8 +366,3 @@ def test_a_promise_about_another_run_is_refused():
         ValueError, match="its sampling is 'fixed', the run's is 'poisson'"
     ):
         trained(wrong, None)
-
-
-def test_a_fixed_size_costs_four_and_a_half_times_by_either_accountant():
-    rows = dprec_curves.like_with_like(1.54, 100 / 6000, 200, 1e-5).rows
-    assert [(row[1], row[2]) for row in rows] == [("1.00", "4.49"), ("0.68", "3.10")]
