@@ -143,6 +143,7 @@ def test_no_client_adds_more_than_the_bound(sent):
     keep = federated.summed(
         run, sent, np.arange(5), [seed_tree(0, i) for i in range(5)], share
     )
+    assert isinstance(keep, federated.Sums)
     parts = torch.stack([keep(u[i : i + 1], slice(i, i + 1)) for i in range(5)])
     assert parts.norm(dim=1).tolist() == pytest.approx((WEIGHTS / 9).tolist(), abs=1e-6)
 
