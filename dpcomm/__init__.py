@@ -20,12 +20,14 @@ _HOMES = {
     "simulate": "training.federated",
     "Config": "training.federated",
     "Task": "training.federated",
+    "Deployment": "mechanisms.deployments",
     "audit": "privacy.audit",
     "compose": "privacy.losses",
 }
 __all__ = [
     "Bits",
     "Config",
+    "Deployment",
     "Guarantee",
     "Message",
     "Task",

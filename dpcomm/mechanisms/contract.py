@@ -110,6 +110,8 @@ class Mechanism:
     """
 
     name = ""  # in the registry
+    free = ""  # the field that Deployment.calibrate sets: noise, or eps of a message
+    samplings = ("none",)  # draws of a cohort that nobody sees which amplify
     replay = False  # whether the messages of a round determine the aggregate: a shorter downlink
     relations = {}  # relation -> arguments of guarantee and play; empty: no privacy is promised
     audited = ()  # of (parameters, arguments of play, most plays): what `dpcomm audit` plays
@@ -284,6 +286,7 @@ class Local(Mechanism):
     "Private message by message: the server sees every one."
 
     note = "pure: holds with delta = 0"  # of the guarantee
+    free = "eps"
 
     @property
     def relations(self):
@@ -348,7 +351,7 @@ class Central(Mechanism):
 class Summed(Mechanism):
     "Private in the sum, whose noise comes in shares: made for secure aggregation."
 
-    summed, trust = True, "secagg"
+    summed, trust, samplings = True, "secagg", ("none", "poisson")
     ring = None  # secagg.ring.Ring in which the words are added
     honest = 1  # shares of noise that every sum must carry
 
@@ -658,7 +661,12 @@ def register(
     return cls
 
 # %% ../../nbs/foundations/contract.ipynb #d61b885a
-COMMON = ("contract", "distributed_noise", "on_ring")  # modules that are no mechanism
+COMMON = (
+    "contract",
+    "deployments",
+    "distributed_noise",
+    "on_ring",
+)  # modules that are no mechanism
 
 
 def registered() -> tuple:  # of names, sorted

@@ -401,6 +401,7 @@ def _sampled_rounds(slots, n_clients, sampling, cohort):
     return slots // cohort, cohort / n_clients
 
 
+@functools.lru_cache(16)
 def _renyi_curve(c, K, q, groups, relation):
     "Orders, and the Renyi curve of one composition at them."
     if relation == "local":

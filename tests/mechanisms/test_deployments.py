@@ -1,0 +1,283 @@
+"Deployments: what they promise, what calibration finds, and what they refuse."
+
+import math
+from dataclasses import replace
+
+import pytest
+from tables import tabled
+
+import dpcomm
+from dpcomm import Deployment, mechanism, registered
+from dpcomm.mechanisms.contract import mechanism_class
+
+AMPLIFIED = Deployment(5_000, 50, 800, 1e-6, visits=20, d=3_000)
+FIXED = Deployment(1_000, 50, 100, 1e-5, sampling="fixed", d=500)
+KNOWN = replace(AMPLIFIED, sampling="fixed", trust="secagg", d=500)
+STEPS = ("privquant", "sqsgd")  # spend what a whole number of matches spends
+
+
+def own(deployment, m, sampling="none", releases=None, **more):
+    "The mechanism's own guarantee, by its own keywords, written out here."
+    said = dict(rounds=releases or deployment.messages, delta=deployment.delta)
+    if m.name not in ("rec", "gaussian", "quantised", "topk", "compressive"):
+        said["d"] = deployment.d
+    if sampling != "none":
+        said |= dict(n_clients=deployment.n_clients, cohort=deployment.cohort)
+    best = "exact" if m.name in ("rec", "signsgd", "imvu") else "rdp"
+    best = "mixture" if m.name == "mvu" else best
+    if m.name not in ("pm", "privquant", "sqkr", "sqsgd", "vqsgd"):
+        relation = more.get("relation", "local" if m.name == "rec" else "zero-out")
+        said |= dict(relation=relation, accountant=f"{best}-balle")
+    return m.guarantee(sampling=sampling, **said)
+
+
+def expected(deployment, m):
+    "What is proved of a mechanism at one of the three deployments."
+    if deployment is AMPLIFIED and m.trust != "local":
+        drawn = own(deployment, m, "poisson", deployment.rounds)
+        return min(drawn, own(deployment, m), key=lambda made: made.eps)
+    if deployment is FIXED and m.trust == "central":
+        return own(deployment, m, "fixed", deployment.rounds)
+    if deployment is FIXED and m.name == "rec":
+        drawn = own(deployment, m, "fixed", deployment.rounds, relation="replace")
+        return min(drawn, own(deployment, m), key=lambda made: made.eps)
+    return own(deployment, m)
+
+
+@tabled("name", registered())
+def test_every_mechanism_is_calibrated_at_three_deployments(name):
+    for deployment in (AMPLIFIED, FIXED, KNOWN):
+        if deployment is KNOWN and name in ("gaussian", "quantised"):
+            with pytest.raises(ValueError, match="trust is 'secagg'.*trust='central'"):
+                deployment.calibrate(name)
+            continue
+        eps = 60.0 if name == "sqsgd" else 4.0
+        made = deployment.calibrate(name, eps, rule="best") if name in STEPS else None
+        made = made or deployment.calibrate(name, eps)
+        stated = deployment.guarantee(made)
+        proved = expected(deployment, made)
+        assert (stated.eps, stated.trust, stated.rounds) == (
+            proved.eps,
+            proved.trust,
+            proved.rounds,
+        )
+        assert stated.eps <= eps and stated.delta == deployment.delta
+        if name not in STEPS:
+            assert stated.eps > 0.99 * eps
+        assert type(made) is mechanism_class(name)
+
+
+@tabled("name", STEPS)
+def test_whole_matches_spend_less_by_one_step_at_most(name):
+    made = AMPLIFIED.calibrate(name, 60.0, rule="best")
+    more = replace(made, eps=made.eps * 1.001)
+    spent, next_step = (AMPLIFIED.guarantee(m).eps for m in (made, more))
+    assert spent > 0.99 * 60 or next_step > 60
+
+
+@tabled("name", registered())
+def test_less_epsilon_takes_more_noise(name):
+    found = []
+    for eps in (30.0, 60.0, 120.0):
+        made = replace(AMPLIFIED, d=64, visits=3).calibrate(name, eps)
+        found.append(getattr(made, made.free))
+    assert sorted(found, reverse=made.free != "eps") == found
+    assert len({*found}) == 3
+
+
+def test_the_gaussian_agrees_with_dp_accounting():
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    noise = dp_accounting.PoissonSampledDpEvent
+    for rounds, cohort, eps in ((800, 50, 4.0), (100, 500, 1.0)):
+
+        def event(sigma, q=cohort / 5_000, rounds=rounds):
+            one = noise(q, dp_accounting.GaussianDpEvent(sigma))
+            return dp_accounting.SelfComposedDpEvent(one, rounds)
+
+        theirs = dp_accounting.calibrate_dp_mechanism(
+            RdpAccountant, event, eps, 1e-6, tol=1e-4
+        )
+        ours = Deployment(5_000, cohort, rounds, 1e-6).calibrate("gaussian", eps)
+        assert ours.sigma == pytest.approx(theirs, rel=0.01)
+
+
+def test_a_guarantee_says_what_it_is_about():
+    signs = mechanism("signsgd", clip_norm=1.0, sigma=5.0)
+    made = AMPLIFIED.guarantee(signs)
+    assert made.rounds == 20 and made.trust == "local" and made.sampling == "none"
+    assert "the 20 messages of a client that comes most often" in made.note
+    everyone = replace(AMPLIFIED, visits=None)
+    assert everyone.guarantee(signs).rounds == 800
+    assert everyone.guarantee(signs).eps > made.eps
+    noise = mechanism("gaussian", clip_norm=1.0, sigma=1.0)
+    drawn = AMPLIFIED.guarantee(noise)
+    assert (drawn.sampling, drawn.q, drawn.rounds) == ("poisson", 0.01, 800)
+    assert AMPLIFIED.after(3).guarantee(noise).rounds == 3
+    assert AMPLIFIED.after(3).guarantee(signs).rounds == 3
+    assert AMPLIFIED.after(300).guarantee(signs).rounds == 20
+
+
+def test_the_smaller_of_two_ways_is_stated():
+    noise = mechanism("gaussian", clip_norm=1.0, sigma=4.0)
+    often = Deployment(10, 9, 50, 1e-5)
+    drawn, few = often.guarantee(noise), replace(often, visits=2).guarantee(noise)
+    assert (drawn.sampling, few.sampling, few.rounds) == ("poisson", "none", 2)
+    assert few.eps < drawn.eps
+
+
+def test_visits_take_the_amplification_of_a_fixed_cohort_away():
+    noise = mechanism("gaussian", clip_norm=1.0, sigma=3.0)
+    capped = replace(FIXED, visits=20)
+    assert FIXED.guarantee(noise).sampling == "fixed"
+    assert capped.guarantee(noise).sampling == "none"
+    assert replace(FIXED, visits=100).guarantee(noise) == FIXED.guarantee(noise)
+
+
+def test_local_privacy_covers_swapped_and_silenced_clients():
+    pure = mechanism("pm", bound=1.0, eps=0.1)
+    for relation in ("replace", "zero-out"):
+        made = replace(AMPLIFIED, relation=relation).guarantee(pure)
+        assert made.relation == relation and made.eps == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="relation is 'add-remove'.*use local"):
+        replace(AMPLIFIED, relation="add-remove").guarantee(pure)
+
+
+def test_null_messages_are_accounted_where_they_are_asked_for():
+    rec = mechanism("rec", clip_norm=1.0, std=2.0)
+    assert AMPLIFIED.guarantee(rec).relation == "local"
+    asked = replace(AMPLIFIED, relation="poisson-null").guarantee(rec)
+    assert (asked.relation, asked.sampling) == ("poisson-null", "poisson")
+
+
+def test_shares_of_noise_must_be_there():
+    few = mechanism("topk", fraction=1.0, clip_norm=1.0, sigma=3.0, n_clients=10)
+    fifty = replace(few, n_clients=50)
+    loose = replace(KNOWN, tolerance=0.2, dropouts=0.1)
+    assert KNOWN.guarantee(few).eps == KNOWN.guarantee(fifty).eps
+    with pytest.raises(
+        ValueError, match="counts on 50 shares.*bring 40: build it with"
+    ):
+        loose.guarantee(fifty)
+    assert loose.calibrate("topk").tolerance == 0.2
+    with pytest.raises(ValueError, match="dropouts is 0.3 and tolerance 0.2"):
+        replace(loose, dropouts=0.3).guarantee(few)
+    shares = replace(KNOWN, sampling="poisson").guarantee(fifty)
+    assert "shares" in shares.premises and not KNOWN.guarantee(fifty).premises
+
+
+def test_groups_are_the_model_s():
+    grouped = replace(AMPLIFIED, d=None, groups=(3, 5))
+    assert grouped.d == 8 and grouped.calibrate("rec", 30.0).groups == (3, 5)
+    with pytest.raises(ValueError, match="groups are .* here and .* in the mechanism"):
+        grouped.guarantee(mechanism("rec", clip_norm=1.0, std=9.0, groups=(4, 4)))
+
+
+@tabled(
+    "changes, told",
+    [
+        (dict(n_clients=0), "n_clients"),
+        (dict(n_clients=True), "n_clients"),
+        (dict(n_clients=math.nan), "n_clients"),
+        (dict(n_clients="5000"), "n_clients"),
+        (dict(n_clients=10**400), "n_clients"),
+        (dict(cohort=5_001), "cohort is 5001 of 5000"),
+        (dict(cohort=50.0), "cohort"),
+        (dict(rounds=0), "rounds"),
+        (dict(delta=1.0), "delta"),
+        (dict(delta=math.nan), "delta"),
+        (dict(delta=None), "delta"),
+        (dict(delta=False), "delta"),
+        (dict(sampling="fixd"), "did you mean 'fixed'"),
+        (dict(sampling="none"), "where everyone takes part"),
+        (dict(trust="server"), "trust"),
+        (dict(unit="message"), "unit"),
+        (dict(relation="swap"), "relation"),
+        (dict(visits=0), "visits"),
+        (dict(visits=801), "visits is 801; one client sends at most 800"),
+        (dict(sampling="fixed", visits=7), "raise visits to 8 or more"),
+        (dict(dropouts=1.0), "dropouts"),
+        (dict(tolerance=-0.1), "tolerance"),
+        (dict(d=0), "d is 0"),
+        (dict(d=2**40), "d is"),
+        (dict(groups=()), "groups"),
+        (dict(groups=(3, 5)), "groups sum to 8 and d is 3000"),
+        (dict(groups="ab"), "groups"),
+        (dict(groups=(1, math.nan)), "groups"),
+    ],
+)
+def test_a_situation_that_cannot_be_is_refused(changes, told):
+    with pytest.raises(ValueError, match=told):
+        replace(AMPLIFIED, **changes)
+
+
+@tabled(
+    "name, arguments, told",
+    [
+        ("gausian", {}, "did you mean 'gaussian'"),
+        ("gaussian", dict(eps=0), "eps"),
+        ("gaussian", dict(eps=True), "eps"),
+        ("gaussian", dict(eps=math.nan), "eps"),
+        ("gaussian", dict(eps="4"), "eps"),
+        ("gaussian", dict(eps=1e-40), "reaches .* ask for an eps above"),
+        ("gaussian", dict(clip_norm=-1), "clip_norm"),
+        ("gaussian", dict(clip_norm=math.inf), "clip_norm"),
+        ("gaussian", dict(sigma=1.0), "sigma of gaussian is what calibrate sets"),
+        ("gaussian", dict(sigmas=1.0), "no field of gaussian.*did you mean 'sigma'"),
+        ("gaussian", dict(accountant="exact"), "accountant"),
+        ("topk", dict(fraction=2.0), "fraction"),
+        ("skellam", dict(n_clients=60), "60 shares"),
+        ("pm", dict(accountant="pld"), "accountant is 'pld'.*leave accountant out"),
+        ("pm", dict(eps=1e-5), "needs at least 1e-6"),
+        ("signsgd", dict(eps=1e-30), "reaches"),
+    ],
+)
+def test_what_calibration_cannot_do_is_said(name, arguments, told):
+    with pytest.raises(ValueError, match=told):
+        AMPLIFIED.calibrate(name, **arguments)
+
+
+@tabled(
+    "changes, name, told",
+    [
+        (dict(delta=0.0), "gaussian", "delta is 0.*take a pure mechanism"),
+        (dict(delta=0.0), "skellam", "delta is 0"),
+        (dict(trust="local"), "skellam", "trust='secagg'"),
+        (dict(trust="local"), "gaussian", "local=True"),
+        (dict(sampling="replacement"), "gaussian", "use sampling='poisson' or 'fixed'"),
+        (dict(sampling="replacement"), "quantised", "sampling='poisson' or 'fixed'"),
+        (dict(sampling="replacement"), "topk", "use sampling='poisson' or 'fixed'"),
+        (dict(d=None), "ddgauss", "d is None"),
+        (dict(unit="example"), "rec", "unit is 'example'"),
+        (dict(relation="replace"), "gaussian", "replace"),
+    ],
+)
+def test_what_a_deployment_cannot_serve_is_said(changes, name, told):
+    with pytest.raises(ValueError, match=told):
+        replace(AMPLIFIED, visits=None, **changes).calibrate(name)
+
+
+def test_a_small_ring_is_refused_with_the_bits_it_takes():
+    often = replace(KNOWN, visits=None, d=300_000)
+    with pytest.raises(ValueError, match="use ring_bits = (1[7-9]) or more") as caught:
+        often.calibrate("skellam")
+    bits = int(str(caught.value).partition("ring_bits = ")[2][:2])
+    assert often.calibrate("skellam", ring_bits=bits + 1).ring_bits == bits + 1
+
+
+def test_zero_delta_is_enough_for_pure_promises():
+    pure = replace(AMPLIFIED, delta=0.0)
+    assert pure.guarantee(pure.calibrate("pm")).delta == 0
+
+
+def test_a_local_gaussian_serves_where_nobody_is_trusted():
+    seen = replace(AMPLIFIED, trust="local")
+    made = seen.guarantee(seen.calibrate("gaussian", local=True))
+    assert (made.trust, made.rounds) == ("local", 20) and 3.96 < made.eps <= 4
+
+
+def test_a_deployment_is_public():
+    assert dpcomm.Deployment is Deployment and "Deployment" in dpcomm.__all__
+    with pytest.raises(TypeError, match="it must be a Mechanism"):
+        AMPLIFIED.guarantee("gaussian")
