@@ -212,7 +212,7 @@ LISTED = {
         },
         release=dict(rounds=3, delta=1e-5),
         refused=(
-            dict(sampling="fixed", n_clients=100, cohort=10),
+            dict(sampling="replacement", n_clients=100, cohort=10),
             dict(sampling="poisson"),
             dict(accountant="magic"),
             dict(delta=0.0),
@@ -390,7 +390,7 @@ LISTED = {
         },
         release=dict(rounds=3, delta=1e-5),
         refused=(
-            dict(sampling="fixed", n_clients=100, cohort=10),
+            dict(sampling="replacement", n_clients=100, cohort=10),
             dict(sampling="poisson"),
             dict(relation="local"),
             dict(accountant="magic"),

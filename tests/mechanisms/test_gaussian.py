@@ -15,9 +15,11 @@ from tables import tabled
 from dpcomm.core.chance import Insecure, normal, private_stream, seed_tree
 from dpcomm.core.vectors import clip_l2
 from dpcomm.mechanisms import contract, distributed_noise, gaussian, quantised
+from dpcomm.mechanisms.distributed_noise import noisy_sum_guarantee
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.quantised import Quantised
 from dpcomm.privacy import accounting, audit, games
+from dpcomm.privacy.fixed_cohorts import fixed_size_epsilon
 from dpcomm.secagg import ring
 
 ROWS = torch.tensor([[0.6, 0.0, -0.3], [3.0, -4.0, 12.0], [0.0, 0.0, 0.0]])
@@ -396,3 +398,28 @@ def test_a_lie_about_the_noise_changes_the_grid_and_nothing_else():
     assert dataclasses.replace(Gaussian(1.0, 4.0), sigma=2.0) == games.less_noise(
         Gaussian(1.0, 4.0), 2
     )
+
+
+def test_cohorts_of_a_fixed_size_are_accounted():
+    "By the bound of normal noise; a PLD sets a hundredth of delta aside for whole steps."
+    run = dict(n_clients=1_000, cohort=50, sampling="fixed")
+    for relation in ("add-remove", "zero-out", "replace"):
+        for kind in ("rdp-classic", "rdp-balle", "pld"):
+            known = fixed_size_epsilon(2.0, 0.05, 100, 1e-5, relation, kind)
+            how = dict(relation=relation, accountant=kind, **run)
+            for exact in (True, False):
+                noise = Gaussian(1.0, 2.0, exact=exact)
+                made = noise.guarantee(100, 1e-5, **how)
+                assert made.eps == known.eps or exact and kind == "pld"
+                assert known.eps <= made.eps <= 1.001 * known.eps
+                told = made.sampling, made.q, made.rounds, made.relation, made.trust
+                assert told == ("fixed", 0.05, 100, relation, "central")
+    same = noisy_sum_guarantee(2.0, 1e-5, 0.05, 100, "fixed", "replace", "rdp-balle")
+    assert (
+        same.eps == fixed_size_epsilon(2.0, 0.05, 100, 1e-5, accountant="rdp-balle").eps
+    )
+    assert noise.guarantee(100, 1e-5, note="told", **run).note.count("told") == 1
+    with pytest.raises(ValueError, match="use poisson or fixed, or 'none'"):
+        noise.guarantee(100, 1e-5, **run | dict(sampling="replacement"))
+    with pytest.raises(ValueError, match="trust is 'local'|sees who sends|fixed"):
+        Gaussian(1.0, 2.0, local=True).guarantee(100, 1e-5, **run)
