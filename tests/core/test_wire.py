@@ -21,18 +21,11 @@ from dpcomm.mechanisms import contract
 @drawn
 @given(some.data(), some.integers(1, 32), some.integers(0, 40))
 def test_packing_is_inverted_and_not_a_byte_too_long(data, bits, n):
-    values = data.draw(
-        some.lists(some.integers(0, 2**bits - 1), min_size=n, max_size=n)
-    )
+    whole = some.lists(some.integers(0, 2**bits - 1), min_size=n, max_size=n)
+    values = data.draw(whole)
     packed = wire.pack_bits(values, bits)
     assert len(packed) == (n * bits + 7) // 8
     assert wire.unpack_bits(packed, bits, n).tolist() == values
-
-
-@tabled("bits", range(1, 33))
-def test_extremes_fit_at_every_width(bits):
-    values = [0, 2**bits - 1, 0, 2**bits - 1, 2 ** (bits - 1)]
-    assert wire.unpack_bits(wire.pack_bits(values, bits), bits, 5).tolist() == values
 
 
 def test_the_bit_order_is_most_significant_first():
@@ -41,14 +34,16 @@ def test_the_bit_order_is_most_significant_first():
     assert wire.pack_bits([0x123], 12) == bytes([0x12, 0x30])
 
 
-@pytest.mark.parametrize("values, bits", [([8], 3), ([-1], 3), ([0, 2**32], 32)])
+@tabled("values, bits", [([8], 3), ([-1], 3), ([0, 2**32], 32)])
 def test_packing_refuses_what_does_not_fit(values, bits):
     with pytest.raises(ValueError, match=f"{bits} bits hold 0..{2**bits - 1}"):
         wire.pack_bits(values, bits)
 
 
-@pytest.mark.parametrize("bits", [0, 33, -1, 1.0])
-def test_packing_refuses_impossible_widths(bits):
+@tabled("bits", [0, 33, -1, 1.0])
+def test_packing_refuses_impossible_widths_and_fractions(bits):
+    with pytest.raises((TypeError, ValueError)):
+        wire.pack_bits([1.7], 3)
     for call in (
         lambda: wire.pack_bits([0], bits),
         lambda: wire.unpack_bits(b"\0", bits, 1),
@@ -60,7 +55,8 @@ def test_packing_refuses_impossible_widths(bits):
 @tabled("bits", range(1, 33))
 def test_packing_is_the_bits_written_one_after_another(bits):
     "Nineteen values of every width as one long number, by Python's whole numbers."
-    values = seed_tree(0, "pack", bits).integers(0, 2**bits, 19).tolist()
+    values = seed_tree(0, "pack", bits).integers(0, 2**bits, 17).tolist()
+    values += [0, 2**bits - 1]
     text = "".join(f"{v:0{bits}b}" for v in values)
     text += "0" * (-len(text) % 8)
     packed = int(text, 2).to_bytes(len(text) // 8, "big")
@@ -77,12 +73,7 @@ def test_every_byte_of_a_group_is_touched(bits):
     assert all(-8 < shift < bits for _, _, shift in spans)
 
 
-def test_packing_refuses_fractions():
-    with pytest.raises((TypeError, ValueError)):
-        wire.pack_bits([1.7], 3)
-
-
-@pytest.mark.parametrize("size", [0, 1, 3])
+@tabled("size", [0, 1, 3])
 def test_unpacking_refuses_another_length(size):
     with pytest.raises(ValueError, match=f"data has {size} bytes.*fill 2"):
         wire.unpack_bits(bytes(size), 3, 4)
@@ -103,25 +94,21 @@ MESSAGE = wire.Message("rec", 70_000, bytes(range(9)), 0xFEEDBEEF)
 def test_messages_survive_the_wire(name, d, payload, fingerprint):
     message = wire.Message(name, d, payload, fingerprint)
     data = message.to_bytes()
-    assert (
-        wire.Message.from_bytes(data, d)
-        == message
-        == wire.parse_message(bytearray(data), d)
-    )
-    assert len(data) == message.nbytes and 8 * len(data) == 8 * len(
-        payload
-    ) + wire.header_bits(name)
+    assert wire.Message.from_bytes(data, d) == message
+    assert wire.parse_message(bytearray(data), d) == message
+    assert len(data) == message.nbytes
+    assert 8 * len(data) == 8 * len(payload) + wire.header_bits(name)
+    with pytest.raises(ValueError, match=f"about {d} entries; {d + 1} are expected"):
+        wire.parse_message(data, d + 1)
 
 
 def test_any_single_changed_byte_is_noticed():
     data = MESSAGE.to_bytes()
     for place in range(len(data)):
-        for value in range(256):
-            if value != data[place]:
-                with pytest.raises(ValueError):
-                    wire.parse_message(
-                        data[:place] + bytes([value]) + data[place + 1 :], MESSAGE.d
-                    )
+        for value in {*range(256)} - {data[place]}:
+            wrong = data[:place] + bytes([value]) + data[place + 1 :]
+            with pytest.raises(ValueError):
+                wire.parse_message(wrong, MESSAGE.d)
 
 
 def test_any_truncation_and_any_padding_is_noticed():
@@ -141,11 +128,10 @@ def rewritten(place: int, value: int) -> bytes:
     return body + struct.pack("<I", zlib.crc32(body))
 
 
-@pytest.mark.parametrize("version", [0, 2, 255])
+@tabled("version", [0, 2, 255])
 def test_another_version_says_so(version):
-    with pytest.raises(
-        ValueError, match=f"version {version}; this dpcomm reads version 1"
-    ):
+    says = f"version {version}; this dpcomm reads version 1"
+    with pytest.raises(ValueError, match=says):
         wire.parse_message(rewritten(2, version), MESSAGE.d)
     with pytest.raises(ValueError, match=f"version {version}"):
         wire.parse_message(wire.Message("rec", 3, b"", version=version).to_bytes(), 3)
@@ -162,10 +148,8 @@ def test_what_is_no_message_at_all_says_so():
 
 def test_the_frame_is_pinned():
     "A stored message must stay readable."
-    assert (
-        wire.Message("gaussian", 1, b"\1\2", 3).to_bytes().hex()
-        == "64700108030000000100000002000000676175737369616e0102e667fa45"
-    )
+    stored = "64700108030000000100000002000000676175737369616e0102e667fa45"
+    assert wire.Message("gaussian", 1, b"\1\2", 3).to_bytes().hex() == stored
 
 
 # ---- sizes
@@ -175,11 +159,8 @@ def test_the_frame_is_pinned():
 @given(*[some.integers(0, 10**9)] * 3, some.integers(1, 10**7))
 def test_bits_add_up(payload, header, seeds, d):
     bits = wire.Bits.of(payload, header, seeds, d)
-    assert (bits.payload, bits.header, bits.shared_randomness) == (
-        payload,
-        header,
-        seeds,
-    )
+    parts = bits.payload, bits.header, bits.shared_randomness
+    assert parts == (payload, header, seeds)
     assert bits.total == payload + header + seeds and bits.content == payload + seeds
     assert bits.per_param * d == pytest.approx(bits.total)
 
@@ -195,18 +176,16 @@ def test_the_registry_knows_its_mechanisms():
     assert contract.mechanism("gaussian", clip_norm=2.0, sigma=3.0).clip_norm == 2.0
 
 
-@pytest.mark.parametrize("typed, meant", [("gausian", "gaussian"), ("reck", "rec")])
+@tabled("typed, meant", [("gausian", "gaussian"), ("reck", "rec")])
 def test_an_unknown_mechanism_is_named_with_its_nearest(typed, meant):
-    with pytest.raises(
-        ValueError, match=f"name is '{typed}'.*gaussian.*rec.*did you mean '{meant}'"
-    ):
+    says = f"name is '{typed}'.*gaussian.*rec.*did you mean '{meant}'"
+    with pytest.raises(ValueError, match=says):
         contract.mechanism(typed)
 
 
 def test_the_average_divides_by_the_expected_cohort():
     x = torch.from_numpy(seed_tree(0).standard_normal((3, 4)))
     assert torch.allclose(contract.mean_over_cohort(x, 5), x.sum(0) / 5)
-    assert torch.equal(
-        contract.mean_over_cohort(x[:0], 5), torch.zeros(4, dtype=x.dtype)
-    )
+    none = contract.mean_over_cohort(x[:0], 5)
+    assert torch.equal(none, torch.zeros(4, dtype=x.dtype))
     assert np.isclose(float(contract.mean_over_cohort(torch.ones(3, 1), 2.5)), 1.2)

@@ -24,17 +24,9 @@ ASKED = dict(name="dprec-mnist", scale="smoke", seeds=(0, 1), only="linear.eps3"
 NAME = "dprec_mnist.smoke.jsonl"
 
 
-def job(key="a", seed=0, minutes=1.0, memory=1.0, cells=1, needs=(), **more) -> Job:
-    given = dict(experiment="made-up", scale="full", data=()) | more
-    return Job(
-        **given,
-        key=key,
-        seed=seed,
-        minutes=minutes,
-        memory=memory,
-        cells=cells,
-        needs=needs,
-    )
+def job(key="a", **more) -> Job:
+    given = dict(experiment="made-up", scale="full", data=(), seed=0, minutes=1.0)
+    return Job(key=key, **given | dict(memory=1.0, cells=1, needs=()) | more)
 
 
 @pytest.fixture(autouse=True)
@@ -121,9 +113,8 @@ def test_a_plan_is_ordered_by_cells_an_hour_and_what_needs_others_is_last(monkey
 def test_a_plan_holds_each_missing_run_once_and_none_that_is_recorded(tmp_path):
     jobs = sweep.plan([ASKED, dict(ASKED, only="linear.eps3.rec")], tmp_path)
     keys = ("linear.eps3.fedavg", "linear.eps3.rec")
-    assert sorted((j.key, j.seed) for j in jobs) == [
-        (k, s) for k in keys for s in (0, 1)
-    ]
+    planned = sorted((j.key, j.seed) for j in jobs)
+    assert planned == [(key, seed) for key in keys for seed in (0, 1)]
     experiment = runs.find("dprec-mnist")
     run = runs.find_run(experiment, "smoke", keys[1])
     record = runs.record_of(experiment, run, 1, {}, {"wall_seconds": 120.0})
@@ -402,23 +393,15 @@ def test_a_shell_line_makes_the_record(one, tmp_path):
     assert numbers(folder) == {at: one[at]}
 
 
-def test_a_worker_without_time_says_so_and_records_nothing(tmp_path):
+def test_a_worker_without_time_or_whose_run_is_claimed_says_so(tmp_path, capsys):
     first = sweep.plan([ASKED])[0]
-    words = shlex.split(sweep.shell_line(first, tmp_path)) + ["--max-seconds", "0"]
-    assert (
-        subprocess.run(words, capture_output=True, timeout=1200).returncode
-        == sweep.LATE
-    )
+    words = shlex.split(sweep.shell_line(first, tmp_path))[3:]
+    assert sweep.work([*words, "--max-seconds", "0"]) == sweep.LATE
     assert numbers(tmp_path) == {}
-
-
-def test_a_worker_whose_run_is_claimed_says_so(tmp_path):
-    first = sweep.plan([ASKED])[0]
     place = tmp_path / "checkpoints" / "dprec_mnist.smoke"
-    words = shlex.split(sweep.shell_line(first, tmp_path))
     with runs._claim(place / f"{first.key}.seed{first.seed}.lock"):
-        done = subprocess.run(words, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == sweep.BUSY and "by another process" in done.stderr
+        assert sweep.work(words) == sweep.BUSY
+    assert "by another process" in capsys.readouterr().err
 
 
 @pytest.mark.deep
@@ -436,12 +419,9 @@ def test_a_job_that_fails_is_tried_twice_and_the_rest_is_done(one, tmp_path):
 
 
 def test_a_second_sweep_in_one_folder_is_refused(tmp_path):
-    with sweep.own(tmp_path):
-        code = f"from dpcomm.experiments import sweep; sweep.run_here([], {str(tmp_path)!r})"
-        words = [sys.executable, "-c", code]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 1
-    assert f"another sweep is writing to {tmp_path.name}" in done.stderr
+    says = f"another sweep is writing to {tmp_path.name}"
+    with sweep.own(tmp_path), pytest.raises(ValueError, match=says):
+        sweep.run_here([], tmp_path)
     assert sweep.run_here([], tmp_path).done == [], "it was let go"
 
 

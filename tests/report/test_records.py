@@ -136,40 +136,31 @@ def test_load_refuses_a_paper_and_a_scale_it_does_not_know(tmp_path):
 # ---- refusals
 
 
-@pytest.mark.parametrize(
+@tabled(
     "text, field",
     [
         *((without(f.name), f"{f.name} is missing") for f in fields(Record)),
         (line(surplus=1), "surplus is not a field"),
         ("[]", "is missing"),
-        ("3", "is missing"),
         ('{"paper":', "no JSON"),
         ("[" * 9_000, "no JSON"),
         (line(paper=3), "paper is 3; it must be of type str"),
         (line(seed="0"), "seed is '0'; it must be of type int"),
-        (line(seed=0.0), "seed is 0.0; it must be of type int"),
         (line(seed=True), "seed is True; it must be of type int"),
         (line(seed=-1), "seed is -1; it must be a whole number from 0 on"),
         (line(trained=1), "trained is 1; it must be of type bool"),
-        (line(trained=None), "trained is None; it must be of type bool"),
         (line(config=[]), "config is []; it must be of type dict"),
-        (line(final=None), "final is None; it must be of type dict"),
         (line(guarantee="no"), "guarantee is 'no'; it must be of type dict or null"),
-        (line(bits=8), "bits is 8; it must be of type dict or null"),
         (line(notes="a"), "notes is 'a'; it must be of type list"),
         (line(paper="dprek"), "did you mean 'dprec'"),
         (line(scale="ful"), "did you mean 'full'"),
         (line(final={"accuracy": math.nan}), "record.final.accuracy is nan"),
-        (line(final={"loss": -math.inf}), "record.final.loss is -inf"),
         (line(config={"a": [1, {"b": math.inf}]}), "record.config.a[1].b is inf"),
-        (line(cost={"wall_seconds": math.nan}), "record.cost.wall_seconds is nan"),
         (line(notes=[math.nan]), "record.notes[0] is nan"),
         (line(cells={CELL: [math.nan, "percent"]}), f"{CELL}[0] is nan"),
         (line(cells={CELL: [True, "percent"]}), f"cells.{CELL} is [True, 'percent']"),
         (line(cells={CELL: ["70", "percent"]}), f"cells.{CELL} is ['70', 'percent']"),
         (line(cells={CELL: [70]}), f"cells.{CELL} is [70]"),
-        (line(cells={CELL: []}), f"cells.{CELL} is []"),
-        (line(cells={CELL: 70}), f"cells.{CELL} is 70"),
         (line(cells={CELL: [70, None]}), f"cells.{CELL} is [70, None]"),
         (line(cells={CELL: [70, "percent", 1]}), f"cells.{CELL} is [70, 'percent', 1]"),
         (line(cells={"mnist.eps3.rek.acc": [70, "percent"]}), f"did you mean '{CELL}'"),
@@ -187,18 +178,17 @@ def test_a_wrong_line_is_refused_with_file_line_and_field(tmp_path, text, field)
     assert str(error.value).endswith("; correct the line")
 
 
-@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity"])
+@tabled("number", ["1e999", "-1e999", "NaN", "Infinity"])
 def test_a_number_that_is_none_is_refused_wherever_it_stands(tmp_path, number):
     for name in ("final", "config", "data", "cost", "origin", "as_run"):
         text = line(**{name: {"x": 0.125}}).replace("0.125", number)
-        with pytest.raises(
-            ValueError, match=rf"line 1: record.{name}.x is -?(inf|nan)"
-        ):
+        says = rf"line 1: record.{name}.x is -?(inf|nan)"
+        with pytest.raises(ValueError, match=says):
             records.read(written(tmp_path, text))
 
 
-@pytest.mark.parametrize("depth", [25, 400, 900, 3500])
-@pytest.mark.parametrize("name", ["config", "final", "origin", "notes"])
+@tabled("depth", [25, 900, 3500])
+@tabled("name", ["config", "notes"])
 def test_values_in_values_without_end_are_refused(tmp_path, name, depth):
     "Python's own limit lies at a thousand calls: no reader of a record may come near."
     nested = "[" * depth + "1" + "]" * depth
@@ -207,22 +197,18 @@ def test_values_in_values_without_end_are_refused(tmp_path, name, depth):
     with pytest.raises(ValueError) as error:
         records.read(written(tmp_path, line(seed=1), text))
     assert str(error.value).startswith("made_up.full.jsonl, line 2: ")
-    assert "no JSON" in str(error.value) or (
-        f"record.{name}" in str(error.value) and "in each other" in str(error.value)
-    )
+    assert re.search(f"no JSON|record.{name}.*in each other", str(error.value))
     deep = {"x": json.loads("[" * 15 + "1" + "]" * 15)}
     assert records.from_line(line(config=deep), "here").config == deep
 
 
 def test_a_whole_number_beyond_a_double_is_refused(tmp_path):
-    path = written(tmp_path, line(final={"x": 10**400}))
-    with pytest.raises(
-        ValueError, match="line 1: record.final.x is a whole number of 1329 bits"
-    ):
-        records.read(path)
+    says = "line 1: record.final.x is a whole number of 1329 bits"
+    with pytest.raises(ValueError, match=says):
+        records.read(written(tmp_path, line(final={"x": 10**400})))
 
 
-@pytest.mark.parametrize(
+@tabled(
     "at, value",
     [
         *((at, value) for at in ("final", "history") for value in ("text", True)),
@@ -249,24 +235,18 @@ def test_a_score_may_be_missing_and_the_best_point_is_kept():
         assert records.from_line(line(**more), "here") == record(**more)
 
 
-def test_a_line_of_another_experiment_or_scale_is_refused(tmp_path):
+def test_a_line_of_another_experiment_scale_or_paper_is_refused(tmp_path):
     for more, name in (
         (dict(experiment="other"), "other.full"),
         (dict(scale="quick", cells={}), "made_up.quick"),
     ):
         path = written(tmp_path, line(), "", line(**more))
-        message = (
-            f"^made_up.full.jsonl, line 3: it belongs into dprec/{name}.jsonl; move"
-        )
-        with pytest.raises(ValueError, match=message):
+        says = f"^made_up.full.jsonl, line 3: it belongs into dprec/{name}.jsonl; move"
+        with pytest.raises(ValueError, match=says):
             records.read(path)
-
-
-def test_a_line_of_another_paper_is_refused(tmp_path):
-    path = written(tmp_path, line(), line(paper="imvu", cells={}))
+    written(tmp_path, line(), line(paper="imvu", cells={}))
     with pytest.raises(ValueError, match="line 2: it belongs into imvu/made_up.full"):
         records.load("dprec", root=tmp_path)
-    assert path.parent.name == "dprec"
 
 
 def test_a_line_that_is_too_large_is_refused_when_written_and_when_read(tmp_path):
@@ -277,16 +257,13 @@ def test_a_line_that_is_too_large_is_refused_when_written_and_when_read(tmp_path
         records.to_line(large)
     with pytest.raises(ValueError, match=r"made_up.full.jsonl, line 1: .*10,000"):
         records.read(written(tmp_path, json.dumps(asdict(large))))
-
-
-def test_a_line_as_large_as_is_allowed_is_written():
     spare = records.LARGEST - len(records.to_line(record(config={"x": ""})))
     assert len(records.to_line(record(config={"x": "a" * spare}))) == records.LARGEST
     with pytest.raises(ValueError, match="it has 10,001 bytes"):
         records.to_line(record(config={"x": "a" * (spare + 1)}))
 
 
-@pytest.mark.parametrize(
+@tabled(
     "more, field",
     [
         (dict(seed=-1), "seed is -1"),
@@ -337,11 +314,10 @@ def test_every_flipped_digit_is_refused_by_file_and_line(tmp_path):
             records.from_line(flipped, "here")
 
 
-@pytest.mark.parametrize("digest", ['""', "null", "{}", "[1]", '"0"', "1e5"])
+@tabled("digest", ['""', "null", "{}", "[1]", '"0"', "1e5"])
 def test_a_hash_that_is_none_is_refused(digest):
-    text = re.sub(
-        '"sha256":"[0-9a-f]+"', f'"sha256":{digest}', records.to_line(record())
-    )
+    text = records.to_line(record())
+    text = re.sub('"sha256":"[0-9a-f]+"', f'"sha256":{digest}', text)
     with pytest.raises(ValueError, match="^here: "):
         records.from_line(text, "here", hashed=True)
 
@@ -350,11 +326,9 @@ def test_a_line_without_a_hash_is_read_from_runs_and_not_from_the_package(
     tmp_path, monkeypatch
 ):
     "Runs of an older version are merged, and get their hash there."
-    mine, ours = tmp_path / "runs", tmp_path / "committed"
-    known = papers.assets
-    monkeypatch.setattr(
-        papers, "assets", lambda kind: ours if kind == "results" else known(kind)
-    )
+    mine, ours, known = tmp_path / "runs", tmp_path / "committed", papers.assets
+    places = lambda kind: ours if kind == "results" else known(kind)  # noqa: E731
+    monkeypatch.setattr(papers, "assets", places)
     found = records.read(written(mine, line(seed=0), line(seed=1)))
     path = records.append(ours, *found)
     assert records.read(path) == found and path.read_text().count('"sha256":') == 2
@@ -363,7 +337,7 @@ def test_a_line_without_a_hash_is_read_from_runs_and_not_from_the_package(
         records.load("dprec")
 
 
-@pytest.mark.parametrize(
+@tabled(
     "more, told",
     [
         (dict(final={"accuracy": 161.0}), "final.accuracy is 161.0; it must be a"),
@@ -372,10 +346,7 @@ def test_a_line_without_a_hash_is_read_from_runs_and_not_from_the_package(
         (dict(final={"best": {"auroc": 1.5}}), "final.best.auroc is 1.5"),
         (dict(history={"accuracy": [61.0, 161.0]}), "history.accuracy is 161.0"),
         (dict(history={"eps": [1.0, None, -1.0]}), "history.eps is -1.0"),
-        (
-            dict(guarantee={"eps": -1}),
-            "guarantee.eps is -1; it must be a number from 0",
-        ),
+        (dict(guarantee={"eps": -1}), "guarantee.eps is -1; it must be a number fr"),
         (dict(guarantee={"eps": 1, "delta": 1.5}), "guarantee.delta is 1.5"),
         (dict(as_run={"replace": {"eps": -2.0}}), "as_run.replace.eps is -2.0"),
         (dict(cost={"cpu_seconds": -1.0}), "cost.cpu_seconds is -1.0"),
@@ -423,14 +394,13 @@ def test_a_file_that_changed_is_read_again(tmp_path):
 
 def test_a_random_record_survives_the_round_trip():
     rng = random.Random(3)
+    odd = [True, False, None, "", "ä\n\u2028\t\"'", "\x00", 5e-324]
 
     def value(depth):
         kinds = [
             lambda: rng.uniform(-1e300, 1e300),
             lambda: rng.randrange(-(10**18), 10**18),
-            lambda: rng.choice(
-                [True, False, None, "", "ä\n\u2028\t\"'", "\x00", 5e-324]
-            ),
+            lambda: rng.choice(odd),
             lambda: [value(depth - 1) for _ in range(rng.randrange(3))],
             lambda: {str(rng.random()): value(depth - 1) for _ in range(3)},
         ]
@@ -452,17 +422,10 @@ def test_types_are_named_as_json_has_them():
     assert records.type_names((int,)) == "int"
 
 
-@pytest.mark.parametrize(
-    "more, found",
-    [
-        ({}, ""),
-        (dict(seed=-1), "seed is -1; it must be a whole number from 0 on"),
-        (dict(final={"x": True}), "final.x is True; it must be a number or null"),
-        (dict(guarantee={}), "guarantee.eps is None; it must be a number"),
-    ],
-)
-def test_a_fault_is_one_sentence_and_none_is_empty(more, found):
-    assert records.fault(record(**more)) == found
+def test_a_fault_is_one_sentence_and_none_is_empty():
+    assert records.fault(record()) == ""
+    says = "guarantee.eps is None; it must be a number"
+    assert records.fault(record(guarantee={})) == says
 
 
 def test_a_record_belongs_into_one_file():
@@ -471,17 +434,9 @@ def test_a_record_belongs_into_one_file():
         assert found == Path("here/imvu/made_up.quick.jsonl")
 
 
-def test_the_first_number_that_differs_is_told():
-    a = record()
+def test_what_is_no_number_makes_no_difference():
     for more in (dict(cost={}), dict(config={}), dict(notes=["x"]), dict(data={})):
-        assert records.difference(a, record(**more)) == "", "no number"
-    for more, told in (
-        (dict(accuracy=71.0), "final.accuracy is 70.25 and 71.0"),
-        (dict(bits=None), "bits.total is 88 and None"),
-        (dict(cells={}), f"cells.{CELL} is [70.25, 'percent'] and None"),
-        (dict(history={"round": [5]}), "history.round is [5, 10] and [5]"),
-    ):
-        assert records.difference(a, record(**more)) == told
+        assert records.difference(record(), record(**more)) == ""
 
 
 # ---- adding
@@ -491,78 +446,59 @@ def test_the_same_record_twice_is_one_line(tmp_path):
     path = records.append(tmp_path, record())
     assert path == tmp_path / "dprec" / "made_up.full.jsonl"
     before = path.read_bytes()
-    later = record(
-        origin={"date": "2027-01-01T00:00:00+00:00", "commit": "b" * 40},
-        cost={"wall_seconds": 9.0},
-    )
+    origin = {"date": "2027-01-01T00:00:00+00:00", "commit": "b" * 40}
+    later = record(origin=origin, cost={"wall_seconds": 9.0})
     assert records.append(tmp_path, record()) == records.append(tmp_path, later) == path
     assert path.read_bytes() == before and before.count(b"\n") == 1
     assert [p.name for p in path.parent.iterdir()] == [path.name], "no lock is left"
 
 
-@pytest.mark.parametrize(
+@tabled(
     "more, what",
     [
-        (
-            dict(final={"accuracy": 70.5, "round": 10}),
-            "final.accuracy is 70.25 and 70.5",
-        ),
+        (dict(final={"accuracy": 70.5}), "final.accuracy is 70.25 and 70.5"),
         (dict(final={"round": 10}), "final.accuracy is 70.25 and None"),
-        (
-            dict(history={"round": [5, 10], "accuracy": [60.0, 70.5]}),
-            "history.accuracy is [60.0, 70.25] and [60.0, 70.5]",
-        ),
+        (dict(history={"round": [5]}), "history.round is [5, 10] and [5]"),
         (dict(cells={}), f"cells.{CELL} is [70.25, 'percent'] and None"),
         (dict(bits=None), "bits.total is 88 and None"),
         (dict(bits={"total": 89}), "bits.total is 88 and 89"),
     ],
 )
-def test_a_contradiction_is_refused_and_the_file_unchanged(tmp_path, more, what):
+def test_a_contradiction_is_refused_and_the_file_unchanged(more, what, tmp_path):
+    assert what == records.difference(record(), record(**more))
     path = records.append(tmp_path, record())
     records.append(tmp_path, record(seed=1))
     before = path.read_bytes()
     with pytest.raises(ValueError) as error:
         records.append(tmp_path, record(**more))
-    assert "made_up.full.jsonl: eps3.rec, seed 0 stands there already" in str(
-        error.value
-    )
-    assert what in str(error.value)
+    stands = "made_up.full.jsonl: eps3.rec, seed 0 stands there already"
+    assert stands in str(error.value) and what in str(error.value)
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.glob("*.part")] == []
 
 
-@pytest.mark.parametrize(
-    "origin",
-    [
-        dict(machine="aarch64, there"),
-        dict(device="NVIDIA H100"),
-        dict(code="1" * 12),
-        dict(threads=4),
-        dict(engine="fused"),
-        dict(dtype="float64"),
-        dict(versions={"python": "3.12.0"}),
-    ],
-)
-def test_a_record_of_another_machine_or_code_is_kept(tmp_path, origin):
-    records.append(tmp_path, record())
-    path = records.append(tmp_path, record(accuracy=71.0, origin=origin))
+OTHERS = dict(machine="aarch64, there", device="NVIDIA H100", code="1" * 12)
+OTHERS |= dict(threads=4, engine="fused", dtype="float64")
+OTHERS |= dict(versions={"python": "3.12.0"})
+
+
+@tabled("origin", [{name: value} for name, value in OTHERS.items()])
+def test_a_record_of_another_machine_or_code_is_kept(origin, tmp_path):
+    root = tmp_path / str([*origin])
+    records.append(root, record())
+    path = records.append(root, record(accuracy=71.0, origin=origin))
     assert [r.final["accuracy"] for r in records.read(path)] == [70.25, 71.0]
     with pytest.raises(ValueError, match="stands there already"):
-        records.append(tmp_path, record(accuracy=72.0, origin=origin))
+        records.append(root, record(accuracy=72.0, origin=origin))
 
 
 def test_code_that_is_not_known_contradicts_nothing(tmp_path):
     old = record(origin={"code": None})
     assert not records.same_kind(old, old) and records.same_kind(record(), record())
     records.append(tmp_path, old)
+    assert len(records.read(records.append(tmp_path, old))) == 1, "added twice"
     path = records.append(tmp_path, record(accuracy=71.0, origin={"code": None}))
     assert len(records.read(path)) == 2
-
-
-def test_a_record_whose_code_is_not_known_stands_once_when_added_twice(tmp_path):
-    old = record(origin={"code": None})
-    records.append(tmp_path, old)
-    assert len(records.read(records.append(tmp_path, old))) == 1
 
 
 def test_nothing_is_added_to_a_file_that_cannot_be_read(tmp_path):
@@ -656,9 +592,8 @@ def test_a_union_holds_every_record_once_whatever_the_order(tmp_path):
     assert len(wanted) == 6
     for order in itertools.permutations(files):
         assert lines_of(records.merge(order)) == wanted
-    assert lines_of(records.merge([files[0], files[0]])) == lines_of(
-        records.read(files[0])
-    )
+    twice = records.merge([files[0], files[0]])
+    assert lines_of(twice) == lines_of(records.read(files[0]))
     assert records.merge([]) == ()
 
 
@@ -683,8 +618,9 @@ def test_a_union_refuses_a_contradiction_whatever_the_order(tmp_path):
 # ---- one a seed
 
 
-@pytest.mark.parametrize("date", ["1970-01-01T00:00:00+00:00", "", None])
-def test_a_seed_counts_once_and_no_clock_decides_which(tmp_path, date):
+@tabled("date", ["1970-01-01T00:00:00+00:00", "", None])
+def test_a_seed_counts_once_and_no_clock_decides_which(date, tmp_path):
+    tmp_path = tmp_path / str(date)
     first, other = record(0, accuracy=88.2), record(1, accuracy=50.0)
     late = record(0, accuracy=99.9, origin=dict(date=date, code="1" * 12))
     path = records.append(tmp_path, first, other)
@@ -701,14 +637,8 @@ def test_a_record_says_when_its_code_is_not_known():
 
 
 def test_keys_scales_and_experiments_do_not_replace_each_other():
-    names = [
-        dict(key="a"),
-        dict(key="b"),
-        dict(scale="quick"),
-        dict(experiment="b"),
-        dict(paper="imvu"),
-        dict(seed=1),
-    ]
+    names = [dict(key="a"), dict(key="b"), dict(scale="quick"), dict(experiment="b")]
+    names += [dict(paper="imvu"), dict(seed=1)]
     found = [record(**more) for more in names]
     assert len(records.standing(found + found)) == len(found) == 6
 
@@ -719,18 +649,16 @@ def test_repeats_name_the_record_that_counts_and_what_differs():
     other = record(accuracy=71.0, origin={"code": "1" * 12})
     found = [first, other, equal, record(1)]
     told = [(a is first, b, why) for a, b, why in records.repeats(found)]
-    assert told == [
-        (True, other, "final.accuracy is 70.25 and 71.0"),
-        (True, equal, ""),
-    ]
+    differs = "final.accuracy is 70.25 and 71.0"
+    assert told == [(True, other, differs), (True, equal, "")]
     assert records.repeats([first, record(1)]) == []
 
 
 # ---- thinning
 
 
-@tabled("n", [1, 2, 3, 59, 60, 61, 100, 119, 1000])
-@tabled("points", [2, 7, 60])
+@tabled("n", [1, 2, 59, 60, 61, 119, 1000])
+@tabled("points", [2, 60])
 def test_a_thinned_history_is_short_evenly_spaced_and_keeps_its_ends(n, points):
     short = records.thin([{"round": i, "x": i / 3} for i in range(n)], points)
     at = short["round"]

@@ -16,14 +16,14 @@ from dpcomm.report.records import Record
 from dpcomm.report.results import Evidence, Ours, Spread, Summary
 
 ACC = papers.cell("dprec", "mnist.eps3.rec.acc")  # 69.5, tol 3.0, higher is better
-FED = "mnist.eps3.fedavg.acc"
+FED, SIX, SMALL = "mnist.eps3.fedavg.acc", "mnist.eps6.rec.acc", "mnist.rec.comm"
 SIZE = papers.cell("dprec", "mnist.fedavg.comm")  # 43, tol 0.5, lower is better, exact
 STD = papers.cell("dprec", "mnist.client_size.std")  # 73.10, tol 10.4, neither
 NEITHER = replace(STD, kind="exact")
 ORDER = papers.cell("dprec", "mnist.eps3.order")  # DP-FedAvg above DP-REC
 RATIO = papers.cell("dprec", "mnist.ratio")  # 4300, 43 over 0.01
 PAPERS = papers.papers()
-TABLES = [(p, t) for p in PAPERS for t in papers.tables(p)]
+POINTS = "percentage points"
 
 
 def record(seed=0, cells=None, scale="full", key="all", **more) -> Record:
@@ -32,20 +32,9 @@ def record(seed=0, cells=None, scale="full", key="all", **more) -> Record:
         k: v if isinstance(v, list) else [v, "GiB" if k.endswith("comm") else "percent"]
         for k, v in (cells or {}).items()
     }
-    given = dict(
-        paper="dprec",
-        experiment="made_up",
-        trained=True,
-        config={},
-        final={},
-        history={},
-        guarantee=None,
-        as_run={},
-        bits=None,
-        data={},
-        cost={},
-        origin={},
-    )
+    given = dict(paper="dprec", experiment="made_up", trained=True, guarantee=None)
+    empty = "config final history as_run data cost origin".split()
+    given |= {name: {} for name in empty} | dict(bits=None)
     return Record(scale=scale, key=key, seed=seed, cells=cells, **given | more)
 
 
@@ -82,67 +71,47 @@ def summary(mean, half, unit="percent", df=3) -> Summary:
     return Summary(mean, half / quantile(df), df + 1, unit, df)
 
 
+def evidence(*found, spreads=()) -> Evidence:
+    return Evidence(results.ours_by_key(found), (), tuple(spreads))
+
+
 # ---- from seeds to a number
 
 
 def test_a_summary_is_students():
     v = [70.1, 68.0, 71.5, 70.0]
-    s = results.cell_summary(v, "percent")
-    assert (s.low, s.high) == pytest.approx(
-        stats.t.interval(0.95, 3, np.mean(v), stats.sem(v))
-    )
-    assert (s.mean, s.se) == pytest.approx((np.mean(v), stats.sem(v)))
+    s, mean, se = results.cell_summary(v, "percent"), np.mean(v), stats.sem(v)
+    assert (s.low, s.high) == pytest.approx(stats.t.interval(0.95, 3, mean, se))
+    assert (s.mean, s.se) == pytest.approx((mean, se))
     assert (s.n, s.df, s.unit, s.spread_of) == (4, 3, "percent", "")
+    one = results.cell_summary([5.0])
+    assert (one.mean, one.se, one.low, one.high) == (5, None, None, None)
+    assert (one.n, one.reach) == (1, math.inf)
+    for bad in ([], [math.nan], [1.0, math.inf]):
+        with pytest.raises(ValueError, match="finite"):
+            results.cell_summary(bad)
 
 
-def test_one_seed_has_a_mean_and_no_error():
-    s = results.cell_summary([5.0])
-    assert (s.mean, s.se, s.low, s.high, s.n, s.reach) == (
-        5,
-        None,
-        None,
-        None,
-        1,
-        math.inf,
-    )
-
-
-@pytest.mark.parametrize("bad", [[], [math.nan], [1.0, math.inf]])
-def test_what_is_no_finite_number_has_no_mean(bad):
-    with pytest.raises(ValueError, match="finite"):
-        results.cell_summary(bad)
-
-
-def sample(rng, n, mean, spread):
-    return mean + spread * rng.standard_normal(n)
-
-
-@tabled("n, m", list(itertools.product((2, 3, 4, 12), repeat=2)))
+@tabled("n, m", [(2, 2), (2, 12), (3, 4), (12, 3), (12, 12)])
 def test_the_half_width_is_welchs(n, m):
     rng = np.random.default_rng(100 * n + m)
     for spread in (0.01, 1.0, 30.0):
-        ours, theirs = sample(rng, n, 70.0, 1.0), sample(rng, m, 69.0, spread)
+        ours = 70.0 + rng.standard_normal(n)
+        theirs = 69.0 + spread * rng.standard_normal(m)
         cell = replace(ACC, spread=float(stats.sem(theirs)), n_runs=m)
         found = results.half_width(cell, results.cell_summary(ours))
         interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
         assert found == pytest.approx((interval.high - interval.low) / 2, rel=1e-9)
 
 
-def test_an_exact_number_of_the_paper_leaves_ours_alone():
-    s = results.cell_summary([70.1, 68.0, 71.5])
+def test_the_half_width_where_an_error_is_not_known():
+    s, one = results.cell_summary([70.1, 68.0, 71.5]), results.cell_summary([43.0])
     for cell in (replace(ACC, spread=None, n_runs=None), replace(ACC, spread=0.0)):
         assert results.half_width(cell, s) == pytest.approx(quantile(2) * s.se)
-
-
-def test_a_spread_of_the_paper_without_its_runs_is_taken_as_normal():
-    s = Summary(70.0, 0.0, 1)
-    cell = replace(ACC, spread=1.5, n_runs=None)
-    assert results.half_width(cell, s) == pytest.approx(1.5 * stats.norm.ppf(0.975))
-
-
-def test_a_number_without_any_error_has_no_width_where_it_is_exact_alone():
-    one = results.cell_summary([43.0])
-    assert results.half_width(SIZE, one) == 0.0
+    normal = 1.5 * stats.norm.ppf(0.975)  # a spread without its runs
+    found = results.half_width(replace(ACC, n_runs=None), Summary(70.0, 0.0, 1))
+    assert found == pytest.approx(normal)
+    assert results.half_width(SIZE, one) == 0.0 and SIZE.kind == "exact"
     assert results.half_width(ACC, one) == math.inf
     assert results.half_width(SIZE, Summary(43.0, 0.0, 1)) == 0.0
 
@@ -157,19 +126,15 @@ LENT = (
     Spread("imvu", "third", "GiB", 49.0, 7),
 )
 ONE = Summary(70.0, None, 1, "percent")
+NEW = dict(experiment="new")
 
 
-@pytest.mark.parametrize(
+@tabled(
     "of, variance, df, whose",
     [
-        (dict(), (2 * 4 + 4 * 1) / 6, 6, "made_up"),
-        (dict(experiment="new"), (2 * 4 + 4 * 1 + 3 * 9) / 9, 9, "2 experiments"),
-        (
-            dict(experiment="new", paper="sqsgd"),
-            (2 * 4 + 4 * 1 + 3 * 9 + 5 * 25) / 14,
-            14,
-            "3 experiments",
-        ),
+        ({}, (2 * 4 + 4 * 1) / 6, 6, "made_up"),
+        (NEW, (2 * 4 + 4 * 1 + 3 * 9) / 9, 9, "2 experiments"),
+        (NEW | dict(paper="sqsgd"), (2 * 4 + 4 + 27 + 125) / 14, 14, "3 experiments"),
         (dict(experiment="third", paper="imvu"), 25.0, 5, "third"),
     ],
 )
@@ -183,11 +148,11 @@ def test_one_seed_borrows_the_pooled_spread_of_the_nearest_family(
     assert results.format_seeds(s) == f"n = 1, spread of {whose}"
 
 
-@pytest.mark.parametrize(
+@tabled(
     "unit, differs, se",
     [
         ("percent", False, math.sqrt(2.0)),
-        ("percentage points", True, math.sqrt(2 * 2.0)),
+        (POINTS, True, math.sqrt(2 * 2.0)),
         ("fraction", False, 0.01 * math.sqrt(2.0)),
         ("fraction", True, 0.01 * math.sqrt(2 * 2.0)),
     ],
@@ -198,7 +163,7 @@ def test_a_difference_and_a_fraction_borrow_from_percent(unit, differs, se):
 
 
 def test_points_that_were_recorded_as_such_borrow_as_a_difference():
-    points = record(0, {ORDER.key: [7.0, "percentage points"]})
+    points = record(0, {ORDER.key: [7.0, POINTS]})
     s = evidence(points, spreads=LENT).summary(ORDER)
     assert s.se == pytest.approx(math.sqrt(2 * 2.0)) and s.spread_of == "made_up"
 
@@ -211,92 +176,64 @@ def test_nobody_lends_to_another_unit():
     assert (gib.se, gib.spread_of) == (7.0, "third")
 
 
+TOP = dict(paper="fltop", experiment="fltop_fmnist")
+
+
 def test_fractions_of_ones_own_experiment_are_nearer_than_percents_of_another_paper():
-    ours = [
-        record(i, {"ours.x": [v, "fraction"]}, paper="fltop", experiment="fltop_fmnist")
-        for i, v in enumerate((0.68, 0.70, 0.72))
-    ]
+    values = enumerate((0.68, 0.70, 0.72))
+    ours = [record(i, {"ours.x": [v, "fraction"]}, **TOP) for i, v in values]
     own = results.spreads_of("fltop", results.ours_by_key(ours))
     assert own == [Spread("fltop", "fltop_fmnist", "percent", pytest.approx(4.0), 2)]
-    one = replace(ONE, unit="fraction")
-    s = results.borrow(
-        one, record(paper="fltop", experiment="fltop_fmnist"), (*LENT, *own)
-    )
+    s = results.borrow(replace(ONE, unit="fraction"), record(**TOP), (*LENT, *own))
     assert (s.se, s.spread_of) == (pytest.approx(0.02), "fltop_fmnist")
 
 
-def ordered_fractions():
-    "An ordering of two fractions, both with one seed, and what lends its spread."
-    cell = next(
-        c
-        for c in papers.cells("fltop")
-        if c.kind == "ordering" and c.unit == "fraction"
-    )
-    more = dict(paper="fltop", experiment="fltop_fmnist")
-    found = record(
-        0, {cell.above: [0.81, "fraction"], cell.below: [0.70, "fraction"]}, **more
-    )
-    lent = (Spread("fltop", "fltop_fmnist", "percent", 4.0, 3),)
-    return cell, Evidence(results.ours_by_key([found]), (), lent)
-
-
 def test_a_difference_of_two_fractions_spreads_as_one_of_two_percents():
-    cell, found = ordered_fractions()
-    s = found.summary(cell)
+    ordering = [c for c in papers.cells("fltop") if c.kind == "ordering"]
+    cell = next(c for c in ordering if c.unit == "fraction")
+    both = {cell.above: [0.81, "fraction"], cell.below: [0.70, "fraction"]}
+    lent = Spread("fltop", "fltop_fmnist", "percent", 4.0, 3)
+    s = evidence(record(0, both, **TOP), spreads=[lent]).summary(cell)
     assert s.mean == pytest.approx(0.11)
     assert s.se == pytest.approx(0.01 * math.sqrt(2) * 2.0)
 
 
 def test_numbers_with_several_seeds_lend_and_others_do_not():
-    values = {ACC.key: [70.0, 72.0, 74.0], FED: [80.0], "mnist.rec.comm": [0.01] * 3}
-    ours = results.ours_by_key(seeds(values))
-    assert results.spreads_of("dprec", ours) == [
-        Spread("dprec", "made_up", "percent", pytest.approx(4.0), 2)
-    ]
+    values = {ACC.key: [70.0, 72.0, 74.0], FED: [80.0], SMALL: [0.01] * 3}
+    lent = results.spreads_of("dprec", results.ours_by_key(seeds(values)))
+    assert lent == [Spread("dprec", "made_up", "percent", pytest.approx(4.0), 2)]
     formulas = results.ours_by_key(seeds(values, trained=False))
     assert results.spreads_of("dprec", formulas) == []
 
 
-def evidence(*found, spreads=(), smaller=()) -> Evidence:
-    return Evidence(results.ours_by_key(found), tuple(smaller), tuple(spreads))
-
-
 def test_one_seed_without_a_family_is_not_resolved_and_with_one_it_is():
     mine = record(0, {ACC.key: 90.0})
-    alone = evidence(mine)
-    assert alone.summary(ACC).se is None
-    assert results.verdict(ACC, alone.summary(ACC)) == "not resolved"
-    lent = evidence(mine, spreads=[Spread("dprec", "x", "percent", 1.0, 12)])
-    assert results.verdict(ACC, lent.summary(ACC)) == "above"
-    assert lent.summary(ACC).spread_of == "x"
-    wide = evidence(mine, spreads=[Spread("dprec", "x", "percent", 400.0, 2)])
-    assert results.verdict(ACC, wide.summary(ACC)) == "not resolved"
+    assert evidence(mine).summary(ACC).se is None
+    for variance, df, word in (
+        (None, 0, "not resolved"),
+        (1.0, 12, "above"),
+        (400.0, 2, "not resolved"),
+    ):
+        lent = [Spread("dprec", "x", "percent", variance, df)] if variance else []
+        s = evidence(mine, spreads=lent).summary(ACC)
+        assert results.verdict(ACC, s) == word and s.spread_of == ("x" if lent else "")
+    several = evidence(*seeds({ACC.key: [70.0, 71.0]}), spreads=LENT)
+    assert several.summary(ACC) == results.cell_summary([70.0, 71.0], "percent")
+    assert evidence().summary(ACC) is None and evidence().summary(ORDER) is None
 
 
-def test_a_number_with_several_seeds_borrows_nothing():
-    found = evidence(*seeds({ACC.key: [70.0, 71.0]}), spreads=LENT)
-    assert found.summary(ACC) == results.cell_summary([70.0, 71.0], "percent")
-
-
-@pytest.mark.parametrize(
+@tabled(
     "cell, value, word",
     [(ACC, 69.5, "match"), (ACC, 74.0, "near"), (STD, 74.0, "match")],
 )
 def test_one_computed_number_has_no_spread_of_its_own_and_borrows_none(
     cell, value, word
 ):
-    unit = cell.unit
-    found = evidence(
-        record(0, {cell.key: [value, unit]}, trained=False),
-        spreads=[Spread("dprec", "made_up", unit, 1e6, 3)],
-    )
-    s = found.summary(cell)
+    found = record(0, {cell.key: [value, cell.unit]}, trained=False)
+    lent = Spread("dprec", "made_up", cell.unit, 1e6, 3)
+    s = evidence(found, spreads=[lent]).summary(cell)
     assert (s.mean, s.spread_of) == (value, "") and not s.se
     assert results.verdict(cell, s) == word
-
-
-def test_what_was_not_run_has_no_summary():
-    assert evidence().summary(ACC) is None and evidence().summary(ORDER) is None
 
 
 # ---- the verdict, by enumeration
@@ -321,8 +258,10 @@ def judged(cell, gap, half) -> str:
     return "not resolved"
 
 
-@tabled("own", [None, 74.0, 57.0, 44.0])
-@tabled("better", ["higher", "lower", "neither"])
+SIDES = "higher", "lower", "neither"
+
+
+@tabled("own, better", [*itertools.product([None, 57.0], SIDES), (74.0, "lower")])
 @tabled("kind", ["exact", "stochastic"])
 def test_the_verdict_is_what_the_page_says_at_every_gap_and_half_width(
     kind, better, own
@@ -332,9 +271,11 @@ def test_the_verdict_is_what_the_page_says_at_every_gap_and_half_width(
         word = results.verdict(cell, summary(50.0 + gap, half))
         assert word == judged(cell, gap, half), (gap, half)
         seen[word] += 1
-    assert set(seen) == {"match", "near", "above", "below", "not resolved"} | (
-        {"paper's slip"} if own else set()
-    )
+    words = {"match", "near", "above", "below", "not resolved"}
+    assert set(seen) == words | ({"paper's slip"} if own else set())
+
+
+BOUNDARY = replace(SIZE, value=82.1, tol=1.6, better="higher")
 
 
 @tabled(
@@ -350,92 +291,76 @@ def test_the_verdict_is_what_the_page_says_at_every_gap_and_half_width(
         (NEITHER, 94.0, "above"),
         (NEITHER, 52.0, "below"),
         (NEITHER, 83.5, "match"),
+        (BOUNDARY, 83.7, "match"),
+        (BOUNDARY, 80.5, "match"),
+        (BOUNDARY, 85.3, "near"),
+        (BOUNDARY, 78.9, "near"),
     ],
 )
 def test_an_exact_number_is_judged_from_one_value(cell, value, word):
     assert results.verdict(cell, [value]) == word
+    assert 82.1 + 1.6 != 83.7 or 82.1 - 1.6 != 80.5, "binary fractions"
 
 
-def test_a_boundary_survives_binary_fractions():
-    cell = replace(SIZE, value=82.1, tol=1.6, better="higher")
-    assert 82.1 + 1.6 != 83.7 or 82.1 - 1.6 != 80.5
-    found = [results.verdict(cell, [v]) for v in (83.7, 80.5, 85.3, 78.9)]
-    assert found == ["match", "match", "near", "near"]
-
-
-def test_the_papers_own_spread_hinders_disagreement_alone():
+@tabled(
+    "gap, words",
+    [
+        (2.9, ["match"] * 2),
+        (5.9, ["near"] * 2),
+        (6.1, ["above", "not resolved"]),
+        (9.4, ["above", "not resolved"]),
+        (9.5, ["above", "above"]),
+    ],
+)
+def test_the_papers_own_spread_hinders_disagreement_alone(gap, words):
     "69.5 +/- 1.5 of three runs, tolerance 3: half its 95 % interval is 6.45."
     cell, sure = replace(ACC, spread=1.5, n_runs=3), replace(ACC, spread=None)
-    words = {
-        gap: [results.verdict(c, summary(69.5 + gap, 0.0)) for c in (sure, cell)]
-        for gap in (2.9, 5.9, 6.1, 9.4, 9.5)
-    }
-    assert words == {
-        2.9: ["match"] * 2,
-        5.9: ["near"] * 2,
-        6.1: ["above", "not resolved"],
-        9.4: ["above", "not resolved"],
-        9.5: ["above", "above"],
-    }
+    s = summary(69.5 + gap, 0.0)
+    assert [results.verdict(c, s) for c in (sure, cell)] == words
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@tabled("paper", PAPERS)
 def test_every_stochastic_number_can_be_met_missed_and_left_open(paper):
     for c in (c for c in papers.cells(paper) if c.kind == "stochastic"):
-        unit = c.unit
-        assert results.verdict(c, Summary(float(c.value), 0.0, 9, unit, 8)) == "match"
+        unit, sure = c.unit, Summary(float(c.value), 0.0, 9, c.unit, 8)
+        assert results.verdict(c, sure) == "match"
         vague = summary(float(c.value), 1.001 * c.tol + 1e-9, unit)
         assert results.verdict(c, vague) == "not resolved", c.key
-        alone = results.half_width(c, Summary(float(c.value), 0.0, 9, unit, 8))
-        far = 2.001 * c.tol + alone + abs((c.own or c.value) - c.value) + 1e-6
+        far = 2.001 * c.tol + abs((c.own or c.value) - c.value) + 1e-6
+        far += results.half_width(c, sure)
         for sign in (1, -1):
             found = results.verdict(c, Summary(c.value + sign * far, 0.0, 9, unit, 8))
             better = (sign > 0) == (c.better != "lower")
             assert found == ("above" if better else "below"), c.key
 
 
-@pytest.mark.parametrize("better", ["higher", "lower"])
-def test_an_ordering_without_a_bound_asks_for_the_sign_of_our_difference(better):
-    cell, seen = replace(ORDER, better=better), Counter()
+BOUND = replace(ORDER, above=None, below=None)
+
+
+@tabled(
+    "cell, sign, value",
+    [
+        (replace(ORDER, better="higher"), 1, 0.0),
+        (replace(ORDER, better="lower"), 1, 0.0),
+        (replace(BOUND, bound="above", value=10.0), 1, 10.0),
+        (replace(BOUND, bound="above", value=-1.0), 1, -1.0),
+        (replace(BOUND, bound="below", value=10.0), -1, 10.0),
+        (replace(BOUND, bound="below", value=0.0), -1, 0.0),
+        (replace(ORDER, spread=100.0, n_runs=2), 1, 0.0),  # the paper's does not count
+    ],
+)
+def test_an_ordering_asks_on_which_side_ours_lies(cell, sign, value):
+    seen = Counter()
     for gap, half in itertools.product(range(-9, 10), range(0, 9)):
         if abs(gap) == half != 0:
             continue
-        word = "order holds" if gap > 0 else "order fails"
+        word = "order holds" if sign * gap > 0 else "order fails"
         word = word if abs(gap) > half else "not resolved"
-        s = summary(float(gap), half, "percentage points")
+        s = summary(value + gap, half, POINTS)
         assert results.verdict(cell, s) == word, (gap, half)
         seen[word] += 1
     assert len(seen) == 3
-
-
-@tabled("bound", ["above", "below"])
-@tabled("value", [0.0, 10.0, -1.0])
-def test_an_ordering_with_a_bound_asks_on_which_side_ours_lies(bound, value):
-    cell, seen = (
-        replace(ORDER, value=value, bound=bound, above=None, below=None),
-        Counter(),
-    )
-    for gap, half in itertools.product(range(-9, 10), range(0, 9)):
-        if abs(gap) == half != 0:
-            continue
-        right = gap > 0 if bound == "above" else gap < 0
-        word = "order holds" if right else "order fails"
-        word = word if abs(gap) > half else "not resolved"
-        s = summary(value + gap, half, "percentage points")
-        assert results.verdict(cell, s) == word, (gap, half)
-        seen[word] += 1
-    assert len(seen) == 3
-
-
-def test_the_spread_of_the_paper_does_not_count_in_an_ordering():
-    cell = replace(ORDER, spread=100.0, n_runs=2)
-    assert (
-        results.verdict(cell, summary(1.0, 0.5, "percentage points")) == "order holds"
-    )
-
-
-def test_one_trained_difference_resolves_no_ordering():
-    assert results.verdict(ORDER, [50.0]) == "not resolved"
+    assert results.verdict(ORDER, [50.0]) == "not resolved", "one trained difference"
 
 
 def test_the_papers_slips_are_judged_by_its_own_arithmetic():
@@ -449,11 +374,8 @@ def test_the_papers_slips_are_judged_by_its_own_arithmetic():
 
 
 def test_other_units_are_not_comparable_and_first_words_decide():
-    assert (
-        results.verdict(SIZE, results.cell_summary([43.0], "bytes")) == "not comparable"
-    )
-    assert results.verdict(SIZE, results.cell_summary([43.0], "GiB")) == "match"
-    assert results.verdict(SIZE, results.cell_summary([43.0])) == "match"
+    for unit, word in (("bytes", "not comparable"), ("GiB", "match"), ("", "match")):
+        assert results.verdict(SIZE, results.cell_summary([43.0], unit)) == word
 
 
 def test_what_is_only_shown_is_not_run_without_ours_and_never_judged_with():
@@ -461,9 +383,6 @@ def test_what_is_only_shown_is_not_run_without_ours_and_never_judged_with():
     assert results.verdict(cell, None) == "not run" == results.verdict(ACC, None)
     for s in ([69.5], [0.0], [69.5, 69.5], summary(69.5, 0.1)):
         assert results.verdict(cell, s) == "not comparable"
-
-
-def test_every_verdict_has_a_sign_of_its_own():
     assert len(set(results.VERDICTS.values())) == len(results.VERDICTS) == 10
 
 
@@ -476,73 +395,49 @@ def test_a_tolerance_includes_its_end():
 
 
 def test_quotients_and_differences_are_taken_seed_by_seed():
-    found = results.ours_by_key(
-        seeds(
-            {
-                FED: [90.0, 80.0, 85.0],
-                ACC.key: [60.0, 70.0],
-                SIZE.key: [40.0, 44.0, 42.0],
-                "mnist.rec.comm": [0.01, 0.02],
-            }
-        )
-    )
-    assert results.ours_of(ORDER, found).values == {0: 30.0, 1: 10.0}
-    assert results.ours_of(ORDER, found).unit == "percentage points"
-    assert results.ours_of(RATIO, found).values == {0: 4000.0, 1: 2200.0}
-    assert results.ours_of(RATIO, found).unit == "x"
-    s = results.ours_of(ORDER, found).summary
+    values = {FED: [90.0, 80.0, 85.0], ACC.key: [60.0, 70.0]}
+    values |= {SIZE.key: [40.0, 44.0, 42.0], SMALL: [0.01, 0.02]}
+    found = results.ours_by_key(seeds(values))
+    order, ratio = (results.ours_of(cell, found) for cell in (ORDER, RATIO))
+    assert order.values == {0: 30.0, 1: 10.0} and order.unit == POINTS
+    assert ratio.values == {0: 4000.0, 1: 2200.0} and ratio.unit == "x"
+    s = order.summary
     assert (s.mean, s.n, s.se) == (20.0, 2, pytest.approx(10.0))
 
 
 def test_runs_of_the_same_settings_fill_the_numbers_of_both_texts():
     found = results.ours_by_key(seeds({FED: [90.0, 80.0]}))
-    earlier = papers.cell("dprec", f"iclr.{FED}")
+    own, earlier = (papers.cell("dprec", key) for key in (FED, f"iclr.{FED}"))
     assert earlier.same_as == FED
-    assert results.ours_of(earlier, found) is results.ours_of(
-        papers.cell("dprec", FED), found
-    )
+    assert results.ours_of(earlier, found) is results.ours_of(own, found)
     assert results.ours_of(replace(earlier, same_as=None), found) is None
 
 
 def test_seeds_that_only_one_side_has_give_no_difference():
-    found = results.ours_by_key(
-        [record(0, {FED: 90.0}, key="a"), record(1, {ACC.key: 60.0}, key="b")]
-    )
-    assert results.ours_of(ORDER, found) is None
-    assert (
-        results.ours_of(RATIO, found) is None and results.ours_of(SIZE, found) is None
-    )
+    pair = record(0, {FED: 90.0}, key="a"), record(1, {ACC.key: 60.0}, key="b")
+    found = results.ours_by_key(pair)
+    assert [results.ours_of(cell, found) for cell in (ORDER, RATIO, SIZE)] == [None] * 3
+    recorded = {FED: 90.0, ACC.key: 60.0, ORDER.key: [7.0, POINTS]}
+    found = results.ours_by_key([record(0, recorded)])
+    assert results.ours_of(ORDER, found).values == {0: 7.0}, "recorded itself"
 
 
-def test_a_derived_number_that_was_recorded_itself_stands():
-    found = results.ours_by_key(
-        [record(0, {FED: 90.0, ACC.key: 60.0, ORDER.key: [7.0, "percentage points"]})]
-    )
-    assert results.ours_of(ORDER, found).values == {0: 7.0}
-
-
-@pytest.mark.parametrize("other", [dict(key="b"), dict(experiment="second", seed=1)])
-def test_two_runs_that_claim_one_cell_are_refused(tmp_path, other):
-    pair = [
-        record(0, {ACC.key: 70.0}),
-        record(**dict(seed=0, cells={ACC.key: 70.0}) | other),
-    ]
+@tabled("other", [dict(key="b"), dict(experiment="second", seed=1)])
+def test_two_runs_that_claim_one_cell_are_refused(other, tmp_path):
+    cells = {ACC.key: 70.0}
+    pair = [record(0, cells), record(**dict(seed=0, cells=cells) | other)]
+    says = f"{ACC.key}, seed [01] stands in made_up|second"
     for found in (pair, pair[::-1]):
-        with pytest.raises(
-            ValueError, match=f"{ACC.key}, seed [01] stands in made_up|second"
-        ):
+        with pytest.raises(ValueError, match=says):
             results.ours_by_key(found)
-    put(tmp_path, *pair)
+    put(tmp_path / str([*other]), *pair)
     with pytest.raises(ValueError, match="remove it from either"):
-        results.verdict_table("dprec", root=tmp_path)
+        results.verdict_table("dprec", root=tmp_path / str([*other]))
 
 
-def test_seeds_of_one_number_may_come_from_runs_of_one_experiment():
+def test_seeds_of_one_number_come_from_runs_of_one_experiment_and_count_once():
     pair = record(0, {ACC.key: 70.0}), record(1, {ACC.key: 72.0}, key="b")
     assert results.ours_by_key(pair)[ACC.key].values == {0: 70.0, 1: 72.0}
-
-
-def test_a_seed_that_two_machines_have_run_counts_once():
     pair = [
         record(0, {ACC.key: 70.0 + i}, origin={"date": f"202{i}", "machine": str(i)})
         for i in (1, 0)
@@ -557,33 +452,28 @@ def test_nothing_run_says_why_and_links_nowhere(tmp_path):
     for paper in PAPERS:
         rows = results.verdict_table(paper, root=tmp_path).rows
         assert [r[0] for r in rows] == [c.key for c in papers.cells(paper)]
-        assert {r[3:] for r in rows} == {("", "○ not run", "")} and all(
-            r[2] for r in rows
-        )
+        assert {r[3:] for r in rows} == {("", "○ not run", "")}
+        assert all(r[2] for r in rows)
     assert row(tmp_path, ACC.key)["ours"] == "no full-scale record"
     shown = next(c for c in papers.cells("dprec") if c.kind == "shown")
     ours = row(tmp_path, shown.key, shown.table)["ours"]
     assert ours.endswith(f"; would not be comparable: {shown.tol_why}")
-
-
-def test_the_longest_reason_that_fits_is_given():
     given = (("mnist.", "short"), ("mnist.eps3.", "long"), ("femnist.", "other"))
     p = replace(papers.paper("dprec"), not_run=given)
-    assert results.reason_not_run(ACC, p, ()) == "long"
-    assert results.reason_not_run(SIZE, p, ()) == "short"
+    reasons = [results.reason_not_run(cell, p, ()) for cell in (ACC, SIZE)]
+    assert reasons == ["long", "short"], "the longest that fits"
 
 
-@pytest.mark.parametrize("scale", ["smoke", "quick"])
-@pytest.mark.parametrize("prefix", ["", "ours.{}."])
-def test_a_smaller_record_is_shown_and_earns_no_verdict(tmp_path, scale, prefix):
-    key = prefix.format(scale) + ACC.key
-    put(tmp_path, record(0, {key: 69.0}, scale), record(1, {key: 71.0}, scale))
-    found = row(tmp_path, ACC.key)
+@tabled("scale, prefix", [("smoke", ""), ("quick", ""), ("quick", "ours.quick.")])
+def test_a_smaller_record_is_shown_and_earns_no_verdict(scale, prefix, tmp_path):
+    key, root = prefix + ACC.key, tmp_path / f"{scale}{prefix}"
+    put(root, record(0, {key: 69.0}, scale), record(1, {key: 71.0}, scale))
+    found = row(root, ACC.key)
     assert found["verdict"] == "○ not run" and found["delta"] == found["link"] == ""
     assert found["ours"] == f"{scale} 70.00 (n = 2): no verdict"
-    assert results.evidence("dprec", tmp_path).ours == {}
-    put(tmp_path, *seeds({ACC.key: [70.0, 70.1, 70.2]}))
-    assert row(tmp_path, ACC.key)["ours"] == "70.10 +/- 0.06 (n = 3)"
+    assert results.evidence("dprec", root).ours == {}
+    put(root, *seeds({ACC.key: [70.0, 70.1, 70.2]}))
+    assert row(root, ACC.key)["ours"] == "70.10 +/- 0.06 (n = 3)"
 
 
 def test_a_full_record_of_ours_alone_is_not_the_papers_number(tmp_path):
@@ -593,68 +483,54 @@ def test_a_full_record_of_ours_alone_is_not_the_papers_number(tmp_path):
 
 def test_full_scale_earns_a_verdict(tmp_path):
     put(tmp_path, *seeds({ACC.key: [69.0, 69.2, 69.4, 69.6]}))
-    assert row(tmp_path, ACC.key) == dict(
+    found = row(tmp_path, ACC.key)
+    word = results.verdict(ACC, [69.0, 69.2, 69.4, 69.6])
+    assert found.pop("verdict").startswith(f"{results.VERDICTS[word]} {word}")
+    assert found == dict(
         key=ACC.key,
         paper="69.5 +/- 1.5 percent",
         ours="69.30 +/- 0.13 (n = 4)",
         delta="-0.20",
-        verdict=row(tmp_path, ACC.key)["verdict"],
         link="[made_up](../experiments/made_up.ipynb)",
     )
-    word = results.verdict(ACC, [69.0, 69.2, 69.4, 69.6])
-    assert verdict_of(tmp_path, ACC.key).startswith(f"{results.VERDICTS[word]} {word}")
-    assert verdict_of(tmp_path, "mnist.eps6.rec.acc") == "○ not run"
+    assert verdict_of(tmp_path, SIX) == "○ not run"
 
 
 def test_a_row_is_what_the_table_shows():
     p = papers.paper("dprec")
-    base = "there"
     full = evidence(*seeds({ACC.key: [95.0, 95.1, 95.2]}))
-    assert results.row_of(ACC, p, full, base) == (
-        ACC.key,
-        "69.5 +/- 1.5 percent",
-        "95.10 +/- 0.06 (n = 3)",
-        "+25.60",
-        "above",
-        "[made_up](there/experiments/made_up.ipynb)",
-    )
-    none = results.row_of(ACC, p, evidence(), base)
+    link = "[made_up](there/experiments/made_up.ipynb)"
+    ours = "95.10 +/- 0.06 (n = 3)", "+25.60", "above", link
+    found = results.row_of(ACC, p, full, "there")
+    assert found == (ACC.key, "69.5 +/- 1.5 percent", *ours)
+    none = results.row_of(ACC, p, evidence(), "there")
     assert none[2:] == (results.reason_not_run(ACC, p, ()), "", "not run", "")
 
 
-def test_a_gap_is_not_rounded_away(tmp_path):
-    put(tmp_path, *seeds({"mnist.rec.comm": [0.01020, 0.01024]}))
-    assert row(tmp_path, "mnist.rec.comm")["ours"] == ("0.0102 +/- 2e-05 (n = 2)")
-    assert results.format_value(70.1234, ACC) == "70.12"
-    assert results.format_value(1234.5678, RATIO) == "1,234.6"
-    assert results.format_value(0.010234, replace(ACC, value=0.01)) == "0.0102"
-    assert results.format_value(1e-6, replace(ACC, value=1e-5)) == "0.0000010"
-
-
-def test_the_papers_number_keeps_its_digits():
-    assert results.format_paper(ACC) == "69.5 +/- 1.5 percent"
-    assert results.format_paper(RATIO) == "4,300 x"
-    assert results.format_paper(ORDER) == "> 0: 12.6 percentage points"
+def test_numbers_keep_the_digits_that_count(tmp_path):
+    put(tmp_path, *seeds({SMALL: [0.01020, 0.01024]}))
+    assert row(tmp_path, SMALL)["ours"] == ("0.0102 +/- 2e-05 (n = 2)")
+    for value, cell, shown in (
+        (70.1234, ACC, "70.12"),
+        (1234.5678, RATIO, "1,234.6"),
+        (0.010234, replace(ACC, value=0.01), "0.0102"),
+        (1e-6, replace(ACC, value=1e-5), "0.0000010"),
+    ):
+        assert results.format_value(value, cell) == shown
+    for cell, shown in (
+        (ACC, "69.5 +/- 1.5 percent"),
+        (RATIO, "4,300 x"),
+        (ORDER, "> 0: 12.6 percentage points"),
+        (replace(ACC, read_err=0.5, spread=None), "~69.5 percent"),
+    ):
+        assert results.format_paper(cell) == shown
     bounds = [replace(ORDER, bound=b, value=6.5) for b in ("above", "below")]
     assert [results.format_paper(c)[:5] for c in bounds] == ["> 6.5", "< 6.5"]
-    assert (
-        results.format_paper(replace(ACC, read_err=0.5, spread=None)) == "~69.5 percent"
-    )
 
 
 def test_orderings_and_ratios_are_derived(tmp_path):
-    put(
-        tmp_path,
-        *seeds(
-            {
-                ACC.key: [70.0, 72.0],
-                FED: [60.0, 62.1],
-                "mnist.eps6.rec.acc": [80.0, 82.1],
-                SIZE.key: [43.0],
-                "mnist.rec.comm": [0.01],
-            }
-        ),
-    )
+    values = {ACC.key: [70.0, 72.0], FED: [60.0, 62.1], SIX: [80.0, 82.1]}
+    put(tmp_path, *seeds(values | {SIZE.key: [43.0], SMALL: [0.01]}))
     assert verdict_of(tmp_path, "mnist.eps3.order") == "✗ order fails"
     assert verdict_of(tmp_path, "mnist.rec.order") == "✓ order holds"
     assert verdict_of(tmp_path, "mnist.eps6.order") == "○ not run"
@@ -663,29 +539,16 @@ def test_orderings_and_ratios_are_derived(tmp_path):
     assert row(tmp_path, "mnist.rec.order")["ours"] == ("10.05 +/- 0.05 (n = 2)")
 
 
-def test_other_units_are_not_comparable_in_the_table(tmp_path):
-    put(tmp_path, record(0, {"mnist.rec.comm": [0.01, "bytes"]}))
-    assert verdict_of(tmp_path, "mnist.rec.comm") == "≠ not comparable"
-
-
-def test_a_borrowed_spread_says_whose_it_is(tmp_path):
-    put(
-        tmp_path, *seeds({FED: [90.0, 91.0, 92.0]}), record(0, {ACC.key: 70.0}, key="b")
-    )
-    found = row(tmp_path, ACC.key)["ours"]
+def test_units_and_borrowed_spreads_in_the_table(tmp_path):
+    put(tmp_path / "a", record(0, {SMALL: [0.01, "bytes"]}))
+    assert verdict_of(tmp_path / "a", SMALL) == "≠ not comparable"
+    one = record(0, {ACC.key: 70.0}, key="b")
+    put(tmp_path / "b", *seeds({FED: [90.0, 91.0, 92.0]}), one)
+    found = row(tmp_path / "b", ACC.key)["ours"]
     assert found == "70.00 +/- 1.00 (n = 1, spread of made_up)"
-
-
-def test_a_spread_is_borrowed_from_another_paper_where_the_own_has_none(tmp_path):
-    put(
-        tmp_path,
-        record(0, {ACC.key: 70.0}),
-        *[
-            record(s, {"ours.x": v}, paper="imvu", experiment="far")
-            for s, v in enumerate([1.0, 3.0])
-        ],
-    )
-    found = row(tmp_path, ACC.key)["ours"]
+    far = seeds({"ours.x": [1.0, 3.0]}, paper="imvu", experiment="far")
+    put(tmp_path / "c", one, *far)
+    found = row(tmp_path / "c", ACC.key)["ours"]
     assert found == f"70.00 +/- {math.sqrt(2):.2f} (n = 1, spread of far)"
 
 
@@ -700,15 +563,10 @@ def with_causes(tmp_path, *blocks, old="", new=""):
 
 
 def test_causes_become_numbered_notes_and_equal_ones_share_a_number(tmp_path):
-    blocks = [
-        (ACC.key, "the model"),
-        ("mnist.eps6.rec.acc", "the split"),
-        (FED, "the model"),
-        ("mnist.rec.comm", "idle"),
-    ]
+    blocks = [(ACC.key, "the model"), (SIX, "the split"), (FED, "the model")]
+    blocks.append((SMALL, "idle"))
     toml = with_causes(tmp_path, *blocks)
-    far = [95.0, 95.1, 95.2]
-    put(tmp_path, *seeds({ACC.key: far, "mnist.eps6.rec.acc": far, FED: far}))
+    put(tmp_path, *seeds(dict.fromkeys([ACC.key, SIX, FED], [95.0, 95.1, 95.2])))
     t = results.verdict_table("dprec", "table1", root=tmp_path, papers_root=toml)
     assert papers.paper("dprec", toml).causes[-4:] == tuple(blocks)
     assert len(set(t.notes)) == len(t.notes)
@@ -716,7 +574,7 @@ def test_causes_become_numbered_notes_and_equal_ones_share_a_number(tmp_path):
     marks = {r[0]: r[4] for r in t.rows}
     for key, text in blocks[:3]:
         assert f"[{n[text]}]" in marks[key] and marks[key].startswith("▲ above")
-    assert marks["mnist.rec.comm"] == "○ not run" and "idle" not in n
+    assert marks[SMALL] == "○ not run" and "idle" not in n
     assert f"[{n['the split']}] the split" in str(t)
     assert f"{n['the split']}. the split" in results.as_markdown(t)
     assert "<li>the split</li>" in t._repr_html_()
@@ -725,12 +583,14 @@ def test_causes_become_numbered_notes_and_equal_ones_share_a_number(tmp_path):
 def test_a_match_needs_no_cause_and_what_is_shown_says_why_it_is_not_judged():
     cell = replace(ACC, kind="shown", tol=0.0, tol_why="other data")
     p = replace(papers.paper("dprec"), cells=(cell,), causes=((cell.key, "a cause"),))
-    assert results.causes_of(cell, p, "not comparable") == ["other data", "a cause"]
-    assert results.causes_of(cell, p, "not run") == []
-    assert (
-        results.causes_of(ACC, p, "match") == results.causes_of(ACC, p, "not run") == []
-    )
-    assert results.causes_of(ACC, p, "near") == ["a cause"]
+    for c, word, causes in (
+        (cell, "not comparable", ["other data", "a cause"]),
+        (cell, "not run", []),
+        (ACC, "match", []),
+        (ACC, "not run", []),
+        (ACC, "near", ["a cause"]),
+    ):
+        assert results.causes_of(c, p, word) == causes
 
 
 def test_a_number_that_is_only_shown_stands_beside_ours(tmp_path):
@@ -738,11 +598,8 @@ def test_a_number_that_is_only_shown_stands_beside_ours(tmp_path):
     toml = with_causes(tmp_path, old=old, new='kind = "shown"\ntol = 0.0\n')
     put(tmp_path, record(0, {FED: 90.0}))
     found = row(tmp_path, FED, papers_root=toml)
-    assert (
-        found["verdict"].startswith("≠ not comparable [1]")
-        and found["delta"] == "+7.90"
-    )
-    assert found["ours"] == "90.00 (n = 1)"
+    assert found["verdict"].startswith("≠ not comparable [1]")
+    assert found["delta"] == "+7.90" and found["ours"] == "90.00 (n = 1)"
 
 
 # ---- runs beside each other
@@ -750,12 +607,11 @@ def test_a_number_that_is_only_shown_stands_beside_ours(tmp_path):
 
 def test_a_table_of_runs_has_a_row_a_setting_with_means_of_its_seeds():
     cost = {"cpu_seconds": 120.0, "wall_seconds": 999.0}
-    final = [
-        dict(accuracy=a, uplink_bits=2**33, downlink_bits=2**34) for a in (70.0, 72.0)
-    ]
+    sizes = dict(uplink_bits=2**33, downlink_bits=2**34)
+    more = dict(key="a", cost=cost, guarantee={"eps": 3.14159})
     found = [
-        record(s, key="a", final=f, cost=cost, guarantee={"eps": 3.14159})
-        for s, f in enumerate(final)
+        record(s, final=dict(accuracy=a, **sizes), **more)
+        for s, a in enumerate((70.0, 72.0))
     ]
     found += [
         record(0, key="b", final=dict(mse=0.5), cost={"wall_seconds": 60.0}),
@@ -763,12 +619,8 @@ def test_a_table_of_runs_has_a_row_a_setting_with_means_of_its_seeds():
         record(0, key="bits", final=dict(uplink_bits=2**32)),
     ]
     t = results.runs_table(found, "A title")
-    assert t.title == "A title" and t.header[:4] == (
-        "run",
-        "n",
-        "accuracy, % or mean squared error",
-        "epsilon",
-    )
+    head = "run", "n", "accuracy, % or mean squared error", "epsilon"
+    assert t.title == "A title" and t.header[:4] == head
     assert t.rows == (
         ("a", "2", "71 +/- 1", "3.14", "1", "2", "2"),
         ("b", "1", "0.5", "", "", "", "1"),
@@ -781,10 +633,8 @@ def test_the_first_score_that_all_tables_know_is_shown():
     name, s = results.score_of(found)
     assert (name, s.mean, s.n) == ("recall5", 41.0, 2)
     assert results.score_of([record(final=dict(round=3))]) == ("", None)
-    assert results.score_of([record(final=dict(accuracy=None, mse=0.25))]) == (
-        "mse",
-        results.cell_summary([0.25]),
-    )
+    found = results.score_of([record(final=dict(accuracy=None, mse=0.25))])
+    assert found == ("mse", results.cell_summary([0.25]))
 
 
 def test_a_table_of_runs_counts_a_seed_once():
@@ -795,7 +645,7 @@ def test_a_table_of_runs_counts_a_seed_once():
     assert [r[:3] for r in results.runs_table(pair).rows] == [("all", "1", "71")]
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@tabled("paper", PAPERS)
 def test_committed_runs_have_a_table_each(paper):
     for path in sorted((papers.assets("results") / paper).glob("*.jsonl")):
         found = records.read(path)
@@ -806,6 +656,8 @@ def test_committed_runs_have_a_table_each(paper):
 
 
 # ---- epsilon as run
+
+TOLD = re.compile(r"\d (joins|silent|replaced)")
 
 
 def test_an_epsilon_as_run_is_named():
@@ -818,13 +670,9 @@ def test_runs_with_a_premise_are_listed_once():
     t = results.guarantees_as_run()
     assert t.header[:3] == ("experiment", "scale", "run")
     assert len(set(t.rows)) == len(t.rows) > 0
-    assert all(re.search(r"\d (joins|silent|replaced)", r[-1]) for r in t.rows)
-    wanted = {
-        (r.experiment, r.scale, r.key)
-        for p in PAPERS
-        for r in records.load(p)
-        if r.as_run
-    }
+    assert all(TOLD.search(r[-1]) for r in t.rows)
+    committed = [r for p in PAPERS for r in records.load(p)]
+    wanted = {(r.experiment, r.scale, r.key) for r in committed if r.as_run}
     assert {r[:3] for r in t.rows} == wanted
 
 
@@ -836,62 +684,44 @@ def test_committed_tables_have_a_row_a_cell():
 # ---- a small table
 
 TABLE = results.Table(("a", "b"), (("x|<y>", "[go](p.ipynb)"), ("long cell", "")), "T")
+TEXT = "T|a          b|---------  --|x!<y>      go|long cell"
 
 
 def test_a_table_as_text_has_aligned_columns():
-    assert results.as_text(TABLE).splitlines() == [
-        "T",
-        "a          b",
-        "---------  --",
-        "x|<y>      go",
-        "long cell",
-    ]
+    lines = [line.replace("!", "|") for line in TEXT.split("|")]
+    assert results.as_text(TABLE).splitlines() == lines
     assert str(TABLE) == repr(TABLE) == results.as_text(TABLE)
     noted = replace(TABLE, notes=("why", "how"))
     assert str(noted).splitlines()[-2:] == ["[1] why", "[2] how"]
 
 
 def test_a_table_as_markdown_escapes_strokes_and_keeps_links():
-    text = results.as_markdown(replace(TABLE, notes=("why",)))
-    assert text.splitlines() == [
-        "**T**",
-        "",
-        "| a | b |",
-        "|---|---|",
-        "| x\\|<y> | [go](p.ipynb) |",
-        "| long cell |  |",
-        "",
-        "1. why",
-    ]
+    lines = results.as_markdown(replace(TABLE, notes=("why",))).splitlines()
+    assert lines[:4] == ["**T**", "", "| a | b |", "|---|---|"]
+    assert lines[4:6] == ["| x\\|<y> | [go](p.ipynb) |", "| long cell |  |"]
+    assert lines[6:] == ["", "1. why"]
 
 
 def test_a_table_as_html_escapes_all_but_links():
     text = results.as_html(replace(TABLE, notes=("a < b",)))
     assert '<td>x|&lt;y&gt;</td><td><a href="p.ipynb">go</a></td>' in text
-    assert "<caption>T</caption>" in text and text.endswith(
-        "<ol><li>a &lt; b</li></ol>"
-    )
+    assert "<caption>T</caption>" in text
+    assert text.endswith("<ol><li>a &lt; b</li></ol>")
     assert TABLE._repr_html_() == results.as_html(TABLE) and "onclick" not in text
     assert results.cell_html("[a<b](p.html)") == '<a href="p.html">a&lt;b</a>'
     assert results.cell_html("[3]") == "[3]" == results.link_text("[3]")
 
 
-def test_a_sortable_table_has_a_click_a_header_and_a_filter():
+def test_a_sortable_table_has_clicks_and_a_filter_and_is_stored_in_part():
     many = replace(TABLE, sortable=True)
-    assert many._repr_html_() == results.make_sortable(results.as_html(many))
-    assert many._repr_html_().count("onclick") == 2
-    assert many._repr_html_().count("oninput") == 1
-
-
-def test_a_long_sortable_table_is_stored_in_part_and_shown_whole():
-    rows = tuple((str(i),) for i in range(results.LONG + 2))
-    many = results.Table(("a",), rows, sortable=True)
-    assert repr(many).splitlines()[-2:] == [
-        str(results.LONG - 1),
-        "... and 2 rows more",
-    ]
-    assert str(many).splitlines()[-1] == str(results.LONG + 1)
-    assert many._repr_html_().count("<tr>") == results.LONG + 3
+    html = many._repr_html_()
+    assert html == results.make_sortable(results.as_html(many))
+    assert html.count("onclick") == 2 and html.count("oninput") == 1
+    n = results.LONG
+    many = results.Table(("a",), tuple((str(i),) for i in range(n + 2)), sortable=True)
+    assert repr(many).splitlines()[-2:] == [str(n - 1), "... and 2 rows more"]
+    assert str(many).splitlines()[-1] == str(n + 1)
+    assert many._repr_html_().count("<tr>") == n + 3
     assert repr(results.Table(many.header, many.rows)) == str(many)
 
 

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from laws import drawn
+from tables import tabled
 
 from dpcomm.core.chance import seed_tree
 from dpcomm.mechanisms.contract import mechanism
@@ -24,13 +25,13 @@ def test_sizes_are_few_and_equal(n, most):
     assert len(sizes) == -(-n // most) and min(sizes) >= many.LEAST
 
 
-@pytest.mark.parametrize("n, most", [(0, 5), (5, 0), (2.5, 2), (9, 2), (2, 9)])
+@tabled("n, most", [(0, 5), (5, 0), (2.5, 2), (9, 2), (2, 9)])
 def test_bad_sizes_are_refused(n, most):
     with pytest.raises((ValueError, TypeError), match="n|most"):
         many.session_sizes(n, most)
 
 
-@pytest.mark.parametrize("n, most", [(4, 3), (5, 3), (5, 4)])
+@tabled("n, most", [(4, 3), (5, 3), (5, 4)])
 def test_a_session_of_two_is_refused_at_set_up(n, most):
     "Refused before anything is played, with a size that does."
     says = f"most is {most} with {n} clients; that makes sessions of 2.*most={most + 1}"
@@ -58,9 +59,7 @@ def test_a_lost_session_costs_its_own_clients_only():
     assert all((a == b).all() for a, b in zip(found.sessions, sessions))
 
 
-@pytest.mark.parametrize(
-    "wrong", [[7000, 0, 0], [1, 2], [0.5, 1, 1], None, "text", [2**70, 0, 0]]
-)
+@tabled("wrong", [[7000, 0, 0], [1, 2], [0.5, 1, 1], None, "text", [2**70, 0, 0]])
 def test_one_bad_vector_ends_its_own_session(wrong):
     "Beyond the bound, of another length, no numbers; the client is named by its id."
     ring, sessions = Ring(14), many.assign(36, 12, 0)

@@ -67,9 +67,7 @@ def test_an_array_is_summed_as_its_rows_and_not_changed():
     assert np.array_equal(z, before)
 
 
-@pytest.mark.parametrize(
-    "bad", [np.array([0.5]), np.array([1.0]), np.array([2**63], np.uint64), ["a"]]
-)
+@tabled("bad", [np.array([0.5]), np.array([1.0]), np.array([2**63], np.uint64), ["a"]])
 def test_only_whole_numbers_enter(bad):
     for call in (
         lambda: Ring(8).wrap(bad),
@@ -362,9 +360,7 @@ def test_bits_are_added_until_they_decide():
     )
 
 
-@pytest.mark.parametrize(
-    "dtype, bits", [(np.int64, 63), (np.uint64, 64), (np.int64, 5)]
-)
+@tabled("dtype, bits", [(np.int64, 63), (np.uint64, 64), (np.int64, 5)])
 def test_guide_tables_count_the_thresholds_below(dtype, bits):
     highest = np.iinfo(dtype).max if bits > 16 else 2**bits - 1
     rng = seed_tree(0, "guide", bits)
@@ -463,7 +459,7 @@ def test_the_bound_of_rounding():
             ring.rounded_norm(1.0, 4, bad)
 
 
-@pytest.mark.parametrize("beta", [0.1, math.exp(-0.5), 0.9])
+@tabled("beta", [0.1, math.exp(-0.5), 0.9])
 def test_roundings_are_refused_no_more_often_than_beta(beta):
     "Vectors at the worst fractions, and ordinary ones; exact binomial bound."
     rng, n = seed_tree(0, "refused"), 4000

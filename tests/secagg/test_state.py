@@ -183,7 +183,7 @@ def test_the_notation_is_exact(value):
     )
 
 
-@pytest.mark.parametrize("dtype", ["<u4", "<u8", "<i8"])
+@tabled("dtype", ["<u4", "<u8", "<i8"])
 def test_arrays_keep_their_type_and_may_be_written(dtype):
     value = np.arange(6, dtype=dtype).reshape(2, 3)
     back = state.from_json(json.loads(json.dumps(state.to_json(value))))
@@ -191,7 +191,7 @@ def test_arrays_keep_their_type_and_may_be_written(dtype):
     np.testing.assert_array_equal(back, value)
 
 
-@pytest.mark.parametrize("value", [1.5, object(), np.ones(2), {"f": len}])
+@tabled("value", [1.5, object(), np.ones(2), {"f": len}])
 def test_other_types_are_refused(value):
     with pytest.raises(TypeError, match="has no place in a state"):
         state.to_json(value)
@@ -278,7 +278,7 @@ def test_a_state_is_taken_back_with_a_counter():
         Client.resume(SETUP, PRIVATE[0], DIRECTORY, data)
 
 
-@pytest.mark.parametrize("odd", ["receive", "directory", "__class__", "setup"])
+@tabled("odd", ["receive", "directory", "__class__", "setup"])
 def test_a_state_sets_no_attribute_that_a_party_does_not_write(odd):
     "Its hash is no signature: whoever can write the file can write another."
     for party, take in (
@@ -296,7 +296,7 @@ def test_a_state_sets_no_attribute_that_a_party_does_not_write(odd):
                 take(SETUP, key, DIRECTORY, data, **more)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "body",
     [
         "[" * 10**5,
