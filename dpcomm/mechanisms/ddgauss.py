@@ -145,6 +145,15 @@ def orders_at(
     return INTEGER_ORDERS if q == 1 else SAMPLED
 
 # %% ../../nbs/baselines/ddgauss.ipynb #09ef2c12
+def _divergences(scale, clip, n, local_std, d, q, beta, relation, accountant):
+    "Orders, and the Renyi curve of one sum at them. [Kairouz et al. 2021, Prop. 14]"
+    check_release(scale, clip, local_std, q, relation, accountant)
+    delta2 = (1 + (relation == "replace")) * rounded_norm(clip / scale, padded(d), beta)
+    eps = concentrated(delta2, (local_std / scale) ** 2, n, padded(d))
+    orders = orders_at(q)
+    return orders, rdp_subsampled_gaussian(orders, 1 / eps, q)
+
+
 def ddgauss_epsilon(
     scale: float,  # gamma, step of the grid, > 0
     clip: float,  # L2 bound of one vector, in the units of scale, > 0
@@ -162,11 +171,8 @@ def ddgauss_epsilon(
     Guarantee
 ):  # of the run; under sampling for those who see the models, not the cohorts
     "Epsilon of a run from the integers that are added. [Kairouz et al. 2021, Prop. 14]"
-    check_release(scale, clip, local_std, q, relation, accountant)
-    delta2 = (1 + (relation == "replace")) * rounded_norm(clip / scale, padded(d), beta)
-    eps = concentrated(delta2, (local_std / scale) ** 2, n_clients, padded(d))
-    orders = orders_at(q)
-    curve = rdp_subsampled_gaussian(orders, 1 / eps, q)
+    grid = (scale, clip, n_clients, local_std)
+    orders, curve = _divergences(*grid, d, q, beta, relation, accountant)
     return run_guarantee(orders, curve, delta, q, rounds, relation, accountant, **names)
 
 # %% ../../nbs/baselines/ddgauss.ipynb #46a106a0
@@ -182,6 +188,18 @@ def account(
     "Epsilon of a run that counts on the honest shares. [Kairouz et al. 2021, Prop. 14]"
     grid = (self.step(d), self.clip_norm, self.honest, self.share)
     return ddgauss_epsilon(*grid, d, q, rounds, delta, self.beta, **names)
+
+# %% ../../nbs/baselines/ddgauss.ipynb #105e5012
+@patch
+def divergences(
+    self: DDGauss,
+    d: int,  # coordinates of the vectors, >= 1
+    q: float,  # probability that a client takes part in a round, in (0, 1]
+    relation: str,  # zero-out | replace, the last with q = 1 only
+) -> tuple:  # Renyi orders, and the divergence of one sum at them, nats
+    "Renyi curve of one sum of the honest shares. [Kairouz et al. 2021, Prop. 14]"
+    grid = (self.step(d), self.clip_norm, self.honest, self.share)
+    return _divergences(*grid, d, q, self.beta, relation, "rdp-balle")
 
 # %% ../../nbs/baselines/ddgauss.ipynb #a3980bb2
 @patch

@@ -165,6 +165,20 @@ def orders_at(
     return INTEGER_ORDERS if q == 1 else np.arange(2, SAMPLED + 1)
 
 # %% ../../nbs/baselines/skellam.ipynb #c1a86303
+def _divergences(scale, clip, n, local_std, d, q, beta, relation, accountant):
+    "Orders, and the Renyi curve of one sum. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]"
+    check_release(scale, clip, local_std, q, relation, accountant)
+    D, swap = padded(d), 1 + (relation == "replace")
+    delta2 = rounded_norm(clip / scale, D, beta)
+    delta1 = min(math.sqrt(D) * delta2, delta2**2)
+    mu = check_between("n_clients", n, 1) * (local_std / scale) ** 2
+    orders = orders_at(q)
+    curve = rdp_skellam(orders, mu, swap * delta2, swap * delta1)
+    if q < 1:
+        curve = amplify(curve, q)
+    return orders, curve
+
+
 def skellam_epsilon(
     scale: float,  # step of the grid, > 0
     clip: float,  # L2 bound of one vector, in the units of scale, > 0
@@ -180,15 +194,8 @@ def skellam_epsilon(
     **names,  # unit, note, premises
 ) -> Guarantee:  # of the run; sampled: for those who see models, not cohorts
     "Epsilon of a run from the integers added. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]"
-    check_release(scale, clip, local_std, q, relation, accountant)
-    D, swap = padded(d), 1 + (relation == "replace")
-    delta2 = rounded_norm(clip / scale, D, beta)
-    delta1 = min(math.sqrt(D) * delta2, delta2**2)
-    mu = check_between("n_clients", n_clients, 1) * (local_std / scale) ** 2
-    orders = orders_at(q)
-    curve = rdp_skellam(orders, mu, swap * delta2, swap * delta1)
-    if q < 1:
-        curve = amplify(curve, q)
+    grid = (scale, clip, n_clients, local_std)
+    orders, curve = _divergences(*grid, d, q, beta, relation, accountant)
     return run_guarantee(orders, curve, delta, q, rounds, relation, accountant, **names)
 
 # %% ../../nbs/baselines/skellam.ipynb #1e6e61c6
@@ -204,6 +211,18 @@ def account(
     "Epsilon of a run that counts on noise of sigma C. [Agarwal, Kairouz & Liu 2021]"
     grid = (self.step(d), self.clip_norm, 1, self.sigma * self.clip_norm)
     return skellam_epsilon(*grid, d, q, rounds, delta, self.beta, **names)
+
+# %% ../../nbs/baselines/skellam.ipynb #105e5013
+@patch
+def divergences(
+    self: Skellam,
+    d: int,  # coordinates of the vectors, >= 1
+    q: float,  # probability that a client takes part in a round, in (0, 1]
+    relation: str,  # zero-out | replace, the last with q = 1 only
+) -> tuple:  # Renyi orders, and the divergence of one sum at them, nats
+    "Renyi curve of one sum with noise of sigma C. [Agarwal, Kairouz & Liu 2021]"
+    grid = (self.step(d), self.clip_norm, 1, self.sigma * self.clip_norm)
+    return _divergences(*grid, d, q, self.beta, relation, "rdp-balle")
 
 # %% ../../nbs/baselines/skellam.ipynb #63eaa772
 def calibrate(

@@ -363,3 +363,30 @@ PART = gaussian_losses(1.0, 0.1, **POISSON)
 def test_refusals_name_what_is_wrong(made, says):
     with pytest.raises(ValueError, match=says):
         made()
+
+
+@tabled("name", ["topk", "compressive", "ddgauss", "skellam"])
+def test_noise_in_shares_is_composed_by_its_renyi_curve(name):
+    made = mechanism(name, **mechanism_class(name).audited[0][0])
+    extra = dict(d=4) if name in ("ddgauss", "skellam") else {}
+    found = compose([(made.losses(**extra), 3)], 1e-5).guarantee
+    stated = made.guarantee(rounds=3, delta=1e-5, accountant="rdp-balle", **extra)
+    assert found.eps == pytest.approx(stated.eps, rel=1e-9)
+    assert (found.trust, found.relation) == (stated.trust, stated.relation)
+    run = dict(sampling="poisson", **extra)
+    sampled = compose([(made.losses(q=0.1, relation="zero-out", **run), 30)], 1e-5)
+    n = 10 * made.n_clients
+    there = dict(n_clients=n, cohort=n // 10, accountant="rdp-balle", **run)
+    stated = made.guarantee(rounds=30, delta=1e-5, **there)
+    assert sampled.eps == pytest.approx(stated.eps, rel=1e-9)
+    assert sampled.guarantee.premises == stated.premises
+
+
+def test_signs_lose_no_more_than_the_gaussian_before_them():
+    signs = mechanism("signsgd", clip_norm=1.0, sigma=2.0)
+    low, high = ends([(signs.losses(relation="replace"), 10)], 1e-5)
+    assert (low, high) == ends([(gaussian_losses(1.0), 10)], 1e-5)
+    bits = mechanism("imvu", **mechanism_class("imvu").audited[0][0])
+    stated = bits.guarantee(rounds=10, delta=1e-5, accountant="pld").eps
+    low, high = ends([(bits.losses(), 10)], 1e-5)
+    assert low <= stated and high <= stated * 1.001
