@@ -226,7 +226,7 @@ class Imvu(Mechanism):
     beta: float = 1.0  # input scale, > 0: x = 1/2 + beta u / (2 C)
     table: Table = None  # of two rows and the same eps; None: the closed form
     clamp: bool = False  # whether coordinates are cut to [-C / beta, C / beta]
-    name, replay, audited, safe = "imvu", True, AUDITED, SAFE
+    name, replay, audited, safe, free = "imvu", True, AUDITED, SAFE, "eps"
     ranges = {"clip_norm": "(0, inf)", "beta": "(0, inf)", "eps": EPS}
     ranges |= {"clamp": bool}
 

@@ -418,7 +418,6 @@ def guarantee(
     **names,  # relation (zero-out | replace), accountant (rdp-...), unit, note, premises
 ) -> Guarantee:  # of the whole run, while the honest shares are in every sum
     "Privacy of `rounds` sums; ValueError without d. [Kairouz et al. 2021, Alg. 1]"
-    check_choice("sampling", sampling, ("none", "poisson"))
     check_between("d", d, 1)
     check_between("rounds", rounds, 1)
     q = sampling_rate(sampling, n_clients, cohort, self.honest)
