@@ -113,9 +113,7 @@ def test_vqsgd_spends_its_epsilon_at_the_worst_pair(d, eps):
 
 @pytest.mark.parametrize("sigma", [0.01, 1 / 36.9, 0.1, 1 / 6, 1.0, 30.0])
 def test_a_sign_has_the_probability_of_its_noise(monkeypatch, sigma):
-    """Of both signs, to the 2^-41 that `safe` speaks of; from 37 deviations on it stays,
-    and is never zero.
-    """
+    "Of both signs, to the 2^-41 that `safe` speaks of."
     m = signsgd.SignSgd(1.0, sigma)
     sent = sender(monkeypatch, signsgd, m, [-1.0])
     rare = probability(lambda number: sent(number).payload[0] & 128)
@@ -179,9 +177,7 @@ def test_mvu_spends_what_its_table_spends(monkeypatch, shape, eps):
 @pytest.mark.parametrize("eps", [0.1, 60.0, 400.0])
 @pytest.mark.parametrize("rule", ["paper", "best"])
 def test_privquant_spends_at_most_its_epsilon(d, K, eps, rule):
-    """Subsets and other levels are uniform up to factors that are bounded on the page;
-    the number of matches is halved for.
-    """
+    "Subsets and other levels are uniform up to factors that are bounded on the page."
     if rule == "paper":
         eps = max(eps, privquant.smallest_eps(d, K))
     cal, numbers = privquant.calibrate(d, K, eps, rule), np.zeros((1, d), np.int64)
