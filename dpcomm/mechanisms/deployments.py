@@ -354,13 +354,14 @@ class _Found:
         return found
 
 
-def _start(found, x):
+def _start(found, name, free, x):
     "A value near x that is accounted; the first refusal where there is none."
     for k in range(13):
         for near in (x + k * math.log(2), x - k * math.log(2)):
             if found.eps(near) < math.inf:
                 return near
-    raise found.why
+    about = f"{name} is not to be had with {free} = {math.exp(x):.3g}: "
+    raise ValueError(about * str(found.why).startswith(f"{free} is") + str(found.why))
 
 
 def _bracket(found, eps, x, toward):
@@ -429,12 +430,18 @@ def calibrate(
     found = _Found(lambda value: cls(**given, **{cls.free: value}), account)
     toward = -1 if cls.free == "eps" else 1
     start = {"eps": eps / self.messages, "std": clip_norm}.get(cls.free, 1.0)
-    safe, risky = _bracket(found, eps, _start(found, math.log(start)), toward)
+
+    def ring(bits):
+        how = dict(eps=eps, clip_norm=clip_norm, accountant=accountant)
+        fine = self.calibrate(name, **how, **fixed | dict(ring_bits=32))
+        return _enough_bits(fine, eps, account, bits)
+
+    near = _start(found, name, cls.free, math.log(start))
+    safe, risky = _bracket(found, eps, near, toward)
     if safe is None or risky is None:
-        raise ValueError(_beyond(found, name, cls.free, eps, safe, toward))
+        raise ValueError(_beyond(found, name, cls.free, eps, safe, toward, ring))
     made = found.build(math.exp(_narrowed(found, eps, safe, risky)[0]))
-    if hasattr(made, "ring_bits"):
-        _check_ring(made, eps, account)
+    _check_ring(made, eps, account, ring)
     return made
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10018
@@ -467,7 +474,7 @@ def _given(deployment, cls, clip_norm, fixed):
     return {k: v for k, v in shared.items() if k in known} | fixed
 
 
-def _beyond(found, name, free, eps, safe, toward):
+def _beyond(found, name, free, eps, safe, toward, ring):
     "That no value of the free field comes near eps, and which eps is nearest."
     if safe is not None:
         return (
@@ -475,31 +482,33 @@ def _beyond(found, name, free, eps, safe, toward):
             f" {free} = {math.exp(safe[0]):.3g}: ask for an eps of at most {safe[1]:.4g}"
         )
     x, least = _least(found, toward)
-    ring = _enough_bits(found.build(math.exp(x)), eps, found.account)
+    bits = getattr(found.build(math.exp(x)), "ring_bits", 32)
+    more = ring(bits) if bits < 32 else ""
     ends = found.eps(x + toward * 1e-6) == math.inf
     return (
         f"eps is {eps:g}, and {name} reaches {least:.5g} here, at {free} ="
-        f" {math.exp(x):.4g}, and no less: ask for an eps above that{ring}"
+        f" {math.exp(x):.4g}, and no less: ask for an eps above that{more}"
         + f"; there {found.why}"
         * ends
     )
 
 
-def _enough_bits(mechanism, eps, account):
-    "The bits of a ring that would do, as advice; '' where there is no ring."
-    bits = getattr(mechanism, "ring_bits", None)
-    for more in range(bits + 1, 33) if bits else ():
-        if account(replace(mechanism, ring_bits=more)).eps <= eps:
+def _enough_bits(fine, eps, account, bits):
+    "The bits of a ring that takes little more noise than 32 of them, as advice."
+    for more in range(bits + 1, 33):
+        one = replace(fine, ring_bits=more, sigma=MORE * fine.sigma)
+        if account(one).eps <= eps:
             return f", or use ring_bits = {more} or more"
-    return ""
 
 
-def _check_ring(mechanism, eps, account):
+def _check_ring(mechanism, eps, account, ring):
     "Refuse a ring so coarse that rounding costs more than noise would."
+    bits = getattr(mechanism, "ring_bits", 32)
+    if bits == 32:
+        return
     less = replace(mechanism, ring_bits=32, sigma=mechanism.sigma / MORE)
     if account(less).eps <= eps:
-        ring = _enough_bits(less, eps, account)
         raise ValueError(
-            f"ring_bits is {mechanism.ring_bits}; at eps = {eps:g} rounding takes more"
-            f" than {MORE} times the noise of 32 bits: ask for a larger eps{ring}"
+            f"ring_bits is {bits}; at eps = {eps:g} rounding takes more than {MORE} times"
+            f" the noise of 32 bits: ask for a larger eps{ring(bits)}"
         )

@@ -229,7 +229,12 @@ def test_a_situation_that_cannot_be_is_refused(changes, told):
         ("topk", dict(fraction=2.0), "fraction"),
         ("skellam", dict(n_clients=60), "60 shares"),
         ("pm", dict(accountant="pld"), "accountant is 'pld'.*leave accountant out"),
-        ("pm", dict(eps=1e-5), "needs at least 1e-6"),
+        ("pm", dict(eps=1e-5), "pm reaches 2e-05 here.*at least 1e-6"),
+        (
+            "pm",
+            dict(eps=1e-20),
+            "pm is not to be had with eps = 5e-22: .* at least 1e-6",
+        ),
         ("signsgd", dict(eps=1e-30), "reaches"),
     ],
 )
@@ -263,7 +268,12 @@ def test_a_small_ring_is_refused_with_the_bits_it_takes():
     with pytest.raises(ValueError, match="use ring_bits = (1[7-9]) or more") as caught:
         often.calibrate("skellam")
     bits = int(str(caught.value).partition("ring_bits = ")[2][:2])
-    assert often.calibrate("skellam", ring_bits=bits + 1).ring_bits == bits + 1
+    made = often.calibrate("skellam", ring_bits=bits)
+    assert made.ring_bits == bits and 3.96 < often.guarantee(made).eps <= 4
+    with pytest.raises(
+        ValueError, match="rounding takes more than 1.5 times the noise"
+    ):
+        often.calibrate("skellam", eps=8.0)
 
 
 def test_zero_delta_is_enough_for_pure_promises():
