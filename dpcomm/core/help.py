@@ -49,12 +49,30 @@ def _behind(line, column):
 def described(
     function,  # with a comment behind each argument, and behind the colon for the result
 ):  # the same function
-    "Add the comments of a signature to the docstring, for `help`."
+    """Add the comments of a signature to the docstring, for `help`; a method also says of
+    its arguments what the method that it overrides said.
+    """
     try:
         source = textwrap.dedent(inspect.getsource(function))
     except OSError:  # typed at a prompt: nothing to read
         return function
-    return _add(function, comments(source.splitlines(), ast.parse(source).body[0]))
+    said = comments(source.splitlines(), ast.parse(source).body[0])
+    return _add(function, [*_said_above(function, said), *said])
+
+
+def _said_above(function, said):
+    "What the overridden method says of arguments, and of the result, that `said` lacks."
+    owner = next(iter(getattr(function, "__annotations__", {}).values()), None)
+    mro = inspect.getmro(owner)[1:] if inspect.isclass(owner) else ()
+    above = next(
+        (vars(c)[function.__name__] for c in mro if function.__name__ in vars(c)), None
+    )
+    known = {row.partition(": ")[0] for row in said}
+    names = {*inspect.signature(function).parameters, "returns"} - known
+    lines = (getattr(above, "__doc__", None) or "").splitlines()
+    return [
+        text for line in lines if (text := line.strip()).partition(": ")[0] in names
+    ]
 
 
 def _add(thing, rows):

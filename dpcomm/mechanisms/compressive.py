@@ -316,8 +316,7 @@ def leverage(
 # %% ../../nbs/baselines/compressive.ipynb #d460eadb
 @patch
 def moments(
-    self: Compressive,
-    u: Tensor,  # updates, (n, d)
+    self: Compressive, u: Tensor
 ) -> tuple:  # bias and variance of the linear estimate, both (n, d)
     "What was not kept is lost; each coefficient carries a share of the noise."
     d = check_rows("u", u).shape[1]

@@ -61,11 +61,6 @@ class Gaussian(ServerNoise):
     trust = property(lambda self: "local" if self.local else "central")
 
     @property
-    def samplings(self):
-        "None amplifies where the server sees who sends."
-        return ("none",) if self.local else ServerNoise.samplings
-
-    @property
     def relations(self):
         "By who adds the noise; the first is what `guarantee` states."
         names = RELATIONS[self.local]
@@ -83,9 +78,7 @@ class Gaussian(ServerNoise):
 # %% ../../nbs/baselines/gaussian.ipynb #be3a605b
 @patch
 def simulate(
-    self: Gaussian,
-    u: Tensor,  # updates, (n, d), finite
-    rng,  # one stream, or one a row
+    self: Gaussian, u: Tensor, rng
 ) -> Tensor:  # (n, d), distributed as decode(encode(row))
     "Clipped rows, with noise where the client adds it."
     check_rows("u", u)
@@ -101,31 +94,21 @@ def _steps(mechanism, u, rng):
 
 # %% ../../nbs/baselines/gaussian.ipynb #f10a7805
 @patch
-def add_up(
-    self: Gaussian,
-    estimates: Tensor,  # decoded messages, (..., n, d), finite
-) -> Tensor:  # (..., d) float64
+def add_up(self: Gaussian, estimates: Tensor) -> Tensor:  # (..., d) float64
     "Sum, on the server's grid where the server adds exact noise."
     return (Central if self.local else ServerNoise).add_up(self, estimates)
 
 # %% ../../nbs/baselines/gaussian.ipynb #f10a7807
 @patch
 def average(
-    self: Gaussian,
-    total: Tensor,  # (..., d) float64, the sum of all `add_up`s of this round
-    cohort: float,  # expected clients a round, > 0
-    rng: np.random.Generator,  # the server's stream
+    self: Gaussian, total: Tensor, cohort: float, rng: np.random.Generator
 ) -> Tensor:  # (..., d) float64
     "Average, with noise where the server adds it. [McMahan et al. 2017]"
     return (Central if self.local else ServerNoise).average(self, total, cohort, rng)
 
 # %% ../../nbs/baselines/gaussian.ipynb #cdc7b066
 @patch
-def encode(
-    self: Gaussian,
-    u: Tensor,  # one client's vector, (d,), finite
-    key=None,  # None: the operating system's randomness; Insecure(number): repeatable, for tests
-) -> Message:  # 4 d bytes of payload
+def encode(self: Gaussian, u: Tensor, key=None) -> Message:  # 4 d bytes of payload
     "Clip, add the client's noise if it adds any, and write four bytes a value."
     row, rngs = check_vector("u", u)[None], [private_stream(key)]
     if self.local and self.exact:
@@ -136,10 +119,7 @@ def encode(
 
 # %% ../../nbs/baselines/gaussian.ipynb #f2d6c616
 @patch
-def decode(
-    self: Gaussian,
-    message: Message,  # made by `encode` with the same parameters
-) -> Tensor:  # (d,) float32
+def decode(self: Gaussian, message: Message) -> Tensor:  # (d,) float32
     "Read the values back."
     payload = self.unwrap(message)
     if not (self.local and self.exact):
@@ -150,8 +130,7 @@ def decode(
 # %% ../../nbs/baselines/gaussian.ipynb #f2d6c618
 @patch
 def code(
-    self: Gaussian,
-    message: Message,  # made by `encode` with the same parameters
+    self: Gaussian, message: Message
 ) -> np.ndarray:  # (d,) steps of the grid, or float64
     "Steps of the grid where noise is exact."
     if self.local and self.exact:

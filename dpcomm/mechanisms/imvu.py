@@ -50,7 +50,6 @@ from dpcomm.privacy.accounting import (
     guarantee_from_rdp,
 )
 from ..privacy.games import check_plays, listed_curve, repeated
-from ..privacy.losses import Losses, gaussian_losses
 from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/papers/imvu.ipynb #39ac46c3
@@ -226,7 +225,7 @@ class Imvu(Mechanism):
     beta: float = 1.0  # input scale, > 0: x = 1/2 + beta u / (2 C)
     table: Table = None  # of two rows and the same eps; None: the closed form
     clamp: bool = False  # whether coordinates are cut to [-C / beta, C / beta]
-    name, replay, audited, safe, free = "imvu", True, AUDITED, SAFE, "eps"
+    name, replay, audited, safe = "imvu", True, AUDITED, SAFE
     ranges = {"clip_norm": "(0, inf)", "beta": "(0, inf)", "eps": EPS}
     ranges |= {"clamp": bool}
 
@@ -361,8 +360,7 @@ def tilt(
 # %% ../../nbs/papers/imvu.ipynb #44659227
 @patch
 def moments(
-    self: Imvu,
-    u: Tensor,  # (n, d), finite
+    self: Imvu, u: Tensor
 ) -> tuple:  # bias against u and variance of each entry, both (n, d)
     "Bias and variance of the estimates. [imvu Fig. 1; eq. tilt]"
     check_rows("u", u)
@@ -421,9 +419,7 @@ def draw_symbols(
 # %% ../../nbs/papers/imvu.ipynb #6901b759
 @patch
 def simulate(
-    self: Imvu,
-    u: Tensor,  # updates, (n, d), finite
-    rng,  # one stream, or one a row
+    self: Imvu, u: Tensor, rng
 ) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort. [imvu Sec. 3]"
     check_rows("u", u)
@@ -453,9 +449,7 @@ def sum_estimates(
 # %% ../../nbs/papers/imvu.ipynb #fb0530e1
 @patch
 def encode(
-    self: Imvu,
-    u: Tensor,  # one client's vector, (d,), finite
-    key=None,  # None: the system's randomness; Insecure(number): the same again
+    self: Imvu, u: Tensor, key=None
 ) -> Message:  # nbits bits a coordinate, packed
     "Clip, draw, pack. [imvu Sec. 3]"
     ((drawn,),) = draw_symbols(self, check_vector("u", u)[None], [private_stream(key)])
@@ -465,10 +459,7 @@ def encode(
 
 # %% ../../nbs/papers/imvu.ipynb #f61d9c79
 @patch
-def decode(
-    self: Imvu,
-    message: Message,  # made by `encode` with the same parameters
-) -> Tensor:  # (d,) float32
+def decode(self: Imvu, message: Message) -> Tensor:  # (d,) float32
     "Look the symbols up. [imvu Sec. 3]"
     return torch.from_numpy(self.levels.astype(np.float32)[_symbols(self, message)])
 
@@ -489,8 +480,7 @@ def _symbols(mechanism, message):
 # %% ../../nbs/papers/imvu.ipynb #f61d9c81
 @patch
 def code(
-    self: Imvu,
-    message: Message,  # made by `encode` with the same parameters
+    self: Imvu, message: Message
 ) -> np.ndarray:  # (d,) uint8 of 0 and 1, or levels in float64
     "The bits of a message, or its levels."
     drawn = _symbols(self, message)
@@ -547,20 +537,6 @@ def guarantee(
         rdp_exact(orders, root, relation, d if how == "exact" else None), rounds
     )
     return guarantee_from_rdp(orders, curve, delta, conversion, **names)
-
-# %% ../../nbs/papers/imvu.ipynb #105e5014
-@patch
-def losses(
-    self: Imvu,
-    relation: str = "zero-out",  # zero-out | replace
-    unit: str = "client",  # whose vector is clipped: client | example
-) -> Losses:  # of one message; ValueError where a table is used
-    "What one message loses: no more than the Gaussian whose signs it sends. [Prop. H]"
-    check_choice("relation", relation, RELATIONS)
-    closed_only(self)
-    sigma = math.sqrt(8 / math.pi) / self.kappa
-    about = dict(name=self.name, trust="local", unit=unit, note=ACCOUNTANTS["pld"])
-    return gaussian_losses(sigma, relation=relation, **about)
 
 # %% ../../nbs/papers/imvu.ipynb #14304e57
 #| code-fold: true

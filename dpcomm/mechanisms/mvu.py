@@ -458,7 +458,7 @@ class Mvu(Mechanism):
     n_outputs: int = 2  # B_out, symbols at most
     beta: float = 1.0  # a coordinate of C / beta or more saturates, > 0
     constraint: str = "strict"  # strict | metric
-    name, replay, audited, safe, free = "mvu", False, AUDITED, SAFE, "eps"
+    name, replay, audited, safe = "mvu", False, AUDITED, SAFE
     relations = {r: dict(relation=r, accountant="mixture-balle") for r in RELATIONS}
     ranges = {"clip_norm": "(0, inf)", "beta": "(0, inf)"} | PROBLEM
 
@@ -547,9 +547,7 @@ def _symbols(mechanism, u, rng):
 # %% ../../nbs/baselines/mvu.ipynb #d221a3be
 @patch
 def simulate(
-    self: Mvu,
-    u: Tensor,  # (n, d), finite
-    rng,  # one stream, or one a row
+    self: Mvu, u: Tensor, rng
 ) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort, without messages."
     u, levels = self.clip(check_rows("u", u)), _levels(self)
@@ -565,11 +563,7 @@ def simulate(
 
 # %% ../../nbs/baselines/mvu.ipynb #e9f15578
 @patch
-def encode(
-    self: Mvu,
-    u: Tensor,  # one client's vector, (d,), finite
-    key=None,  # None: the system's randomness; Insecure(number): the same again
-) -> Message:  # nbits a coordinate
+def encode(self: Mvu, u: Tensor, key=None) -> Message:  # nbits a coordinate
     "Clip, scale, dither, draw, pack. [Chaudhuri, Guo & Rabbat 2022]"
     u, stream = self.clip(check_vector("u", u)[None])[0], private_stream(key)
     blocks = [u[k : k + BLOCK] for k in range(0, len(u), BLOCK)]
@@ -582,10 +576,7 @@ def encode(
 
 # %% ../../nbs/baselines/mvu.ipynb #7568050b
 @patch
-def decode(
-    self: Mvu,
-    message: Message,  # made by `encode` with the same parameters
-) -> Tensor:  # (d,) float32
+def decode(self: Mvu, message: Message) -> Tensor:  # (d,) float32
     "Look the symbols up and undo the scaling. [Guo et al. 2022, Sec. 3]"
     seen = unpack_bits(self.unwrap(message), self.nbits, message.d)
     m = len(self.table.alphabet)
@@ -599,8 +590,7 @@ def decode(
 # %% ../../nbs/baselines/mvu.ipynb #1369616b
 @patch
 def moments(
-    self: Mvu,
-    u: Tensor,  # (n, d), finite
+    self: Mvu, u: Tensor
 ) -> tuple:  # bias against u and variance of each entry, both (n, d)
     "Bias and variance of the decoded rows, in closed form."
     check_rows("u", u)

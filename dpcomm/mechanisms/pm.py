@@ -188,9 +188,7 @@ def answers(
 # %% ../../nbs/baselines/pm.ipynb #b0427d65
 @patch
 def simulate(
-    self: Pm,
-    u: Tensor,  # (n, d), finite
-    rng,  # one stream, or one a row
+    self: Pm, u: Tensor, rng
 ) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort, without messages. [Wang et al. 2019]"
     at, y = answers(self, _finite(check_rows("u", u)), rng)
@@ -258,11 +256,7 @@ def answer_cells(
 
 # %% ../../nbs/baselines/pm.ipynb #45562800
 @patch
-def encode(
-    self: Pm,
-    u: Tensor,  # one client's vector, (d,), finite
-    key=None,  # None: the system's randomness; Insecure(number): the same again
-) -> Message:  # seed and k cells of 32 bits
+def encode(self: Pm, u: Tensor, key=None) -> Message:  # seed and k cells of 32 bits
     "Draw coordinates from a seed, send their numbers. [Wang et al. 2019, Alg. 4]"
     u, seed = check_vector("u", u), public_seed(key)
     k = self.sent(len(u))
@@ -275,8 +269,7 @@ def encode(
 # %% ../../nbs/baselines/pm.ipynb #c4c1a1d8
 @patch
 def decode(
-    self: Pm,
-    message: Message,  # made by `encode` with the same parameters
+    self: Pm, message: Message
 ) -> Tensor:  # (d,) float32, zero where nothing was sent
     "Put the numbers at their coordinates, times d / k. [Wang et al. 2019, Alg. 4]"
     payload, d, k = self.unwrap(message), message.d, self.sent(message.d)
@@ -289,8 +282,7 @@ def decode(
 # %% ../../nbs/baselines/pm.ipynb #88ef3486
 @patch
 def moments(
-    self: Pm,
-    u: Tensor,  # (n, d), finite
+    self: Pm, u: Tensor
 ) -> tuple:  # bias against u and variance of each entry, both (n, d)
     "Bias of the clip, variance over coordinates and answers. [Wang et al. 2019]"
     check_rows("u", u)

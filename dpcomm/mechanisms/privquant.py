@@ -442,11 +442,7 @@ def represent(
 
 # %% ../../nbs/baselines/privquant.ipynb #22fe1e64
 @patch
-def encode(
-    self: PrivQuant,
-    u: Tensor,  # one client's vector, (d,), finite
-    key=None,  # None: the system's randomness; Insecure(number): the same again
-) -> Message:  # d level numbers
+def encode(self: PrivQuant, u: Tensor, key=None) -> Message:  # d level numbers
     "Round, randomise, pack. [sqsgd Alg. 1]"
     rng, x = private_stream(key), represent(self, check_vector("u", u)[None])
     rounded = quantise(x, self.bound, self.levels, rng)
@@ -455,10 +451,7 @@ def encode(
 
 # %% ../../nbs/baselines/privquant.ipynb #6c6b703e
 @patch
-def decode(
-    self: PrivQuant,
-    message: Message,  # made by `encode` with the same parameters
-) -> Tensor:  # (d,) float32
+def decode(self: PrivQuant, message: Message) -> Tensor:  # (d,) float32
     "Look the levels up and divide by m. [sqsgd Alg. 1, line 3]"
     payload = self.unwrap(message)
     values = levels(self.bound, self.levels) / self.calibration(message.d).m
@@ -466,10 +459,7 @@ def decode(
 
 # %% ../../nbs/baselines/privquant.ipynb #6c6b7040
 @patch
-def code(
-    self: PrivQuant,
-    message: Message,  # made by `encode` with the same parameters
-) -> np.ndarray:  # (d,) level numbers
+def code(self: PrivQuant, message: Message) -> np.ndarray:  # (d,) level numbers
     "The level numbers of a message."
     return unpack(self.unwrap(message), self.levels, message.d)
 
@@ -498,9 +488,7 @@ def read(
 # %% ../../nbs/baselines/privquant.ipynb #92afee33
 @patch
 def simulate(
-    self: PrivQuant,
-    u: Tensor,  # (n, d), finite
-    rng,  # one stream, or one a row
+    self: PrivQuant, u: Tensor, rng
 ) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort, without messages."
     x = represent(self, check_rows("u", u))
@@ -510,8 +498,7 @@ def simulate(
 # %% ../../nbs/baselines/privquant.ipynb #74370467
 @patch
 def moments(
-    self: PrivQuant,
-    u: Tensor,  # (n, d), finite
+    self: PrivQuant, u: Tensor
 ) -> tuple:  # bias against u and variance of each entry, both (n, d)
     "Bias of clipping, and variance, in closed form. [eq. square]"
     x = represent(self, check_rows("u", u))

@@ -157,9 +157,7 @@ def whole(
 # %% ../../nbs/baselines/quantised.ipynb #29079257
 @patch
 def simulate(
-    self: Quantised,
-    u: Tensor,  # (n, d), finite
-    rng,  # one stream, or one a row
+    self: Quantised, u: Tensor, rng
 ) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
     "Rounded rows. [dprec App. D.3]"
     check_rows("u", u)
@@ -167,11 +165,7 @@ def simulate(
 
 # %% ../../nbs/baselines/quantised.ipynb #267241ad
 @patch
-def encode(
-    self: Quantised,
-    u: Tensor,  # one client's vector, (d,), finite
-    key=None,  # None: the operating system's randomness; Insecure(number): repeatable, for tests
-) -> Message:  # level_bits bits an entry
+def encode(self: Quantised, u: Tensor, key=None) -> Message:  # level_bits bits an entry
     "Clip, round, pack. [dprec App. D.3]"
     z = whole(self, check_vector("u", u)[None], private_stream(key))[0]
     payload = pack_bits((z + self.levels).cpu().numpy(), self.level_bits)
@@ -194,18 +188,14 @@ def levels_of(
 
 # %% ../../nbs/baselines/quantised.ipynb #267241af
 @patch
-def decode(
-    self: Quantised,
-    message: Message,  # made by `encode` with the same parameters
-) -> Tensor:  # (d,) float32
+def decode(self: Quantised, message: Message) -> Tensor:  # (d,) float32
     "One message opened by itself."
     return torch.from_numpy(levels_of(self, message) * step(self, message.d)).float()
 
 # %% ../../nbs/baselines/quantised.ipynb #07c50b90
 @patch
 def moments(
-    self: Quantised,
-    u: Tensor,  # (n, d), finite
+    self: Quantised, u: Tensor
 ) -> tuple:  # bias against u and variance of each entry, both (n, d)
     "Bias of clip, cut and rounding, and variance of the rounding."
     check_rows("u", u)

@@ -259,8 +259,7 @@ class Rec(Mechanism):
     std: float  # standard deviation of the prior, > 0; the papers' c is clip_norm / std
     index_bits: int = 7  # b, bits per group: K = 2**b candidates, 1..24
     groups: tuple = None  # sizes of the groups, summing to d; None: one group
-    name, replay, free = "rec", True, "std"
-    samplings = ("none", "fixed", "replacement")
+    name, replay = "rec", True
     relations, audited, safe = RELATIONS, AUDITED, SAFE
     ranges = {"clip_norm": "(0, inf)", "std": "(0, inf)", "index_bits": Whole(1, 24)}
 
@@ -300,11 +299,7 @@ def sizes(
 
 # %% ../../nbs/papers/dprec.ipynb #efa568c7
 @patch
-def encode(
-    self: Rec,
-    u: Tensor,  # one client's update, (d,), finite
-    key=None,  # None: the system's randomness; Insecure(number): the same again
-) -> Message:  # seed and packed indices
+def encode(self: Rec, u: Tensor, key=None) -> Message:  # seed and packed indices
     "Clip, select a candidate per group, send seed and indices. [dprec Alg. 3]"
     seed, private = public_seed(key), private_stream(key)
     phi = (self.clip(check_vector("u", u).double()[None])[0] / self.std).cpu().numpy()
@@ -318,10 +313,7 @@ def encode(
 
 # %% ../../nbs/papers/dprec.ipynb #06dba83b
 @patch
-def decode(
-    self: Rec,
-    message: Message,  # made by `encode` with the same parameters
-) -> Tensor:  # (d,) float32
+def decode(self: Rec, message: Message) -> Tensor:  # (d,) float32
     "Remake the selected candidates. [dprec Alg. 4]"
     payload, sizes = self.unwrap(message), self.sizes(message.d)
     seed, numbers = int.from_bytes(payload[:4], "little"), np.arange(len(sizes))
@@ -332,9 +324,7 @@ def decode(
 # %% ../../nbs/papers/dprec.ipynb #c1e06ed2
 @patch
 def simulate(
-    self: Rec,
-    u: Tensor,  # updates, (n, d), finite
-    rng,  # one stream, or one per row
+    self: Rec, u: Tensor, rng
 ) -> Tensor:  # (n, d), distributed as decode(encode(row))
     "Decoded updates of a whole cohort, without messages."
     u = self.clip(check_rows("u", u))
@@ -351,8 +341,7 @@ def simulate(
 # %% ../../nbs/papers/dprec.ipynb #a45bdab4
 @patch
 def moments(
-    self: Rec,
-    u: Tensor,  # updates, (n, d)
+    self: Rec, u: Tensor
 ) -> tuple:  # bias against u and variance of each entry, both (n, d)
     "Bias and variance of the decoded update in closed form. [Prop. B]"
     check_rows("u", u)

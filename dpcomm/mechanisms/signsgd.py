@@ -56,7 +56,6 @@ class SignSgd(Mechanism):
     clip_norm: float  # L2 bound C of one client's vector, > 0
     sigma: float  # noise multiplier: standard deviation over C, > 0
     name, replay, audited, step = "signsgd", True, AUDITED, 1.0
-    free = "sigma"
     safe = (
         "safe to deploy: signs by exact coins of a float64 law; a message of d moves eps"
         " by d 2^-40 at most, and single precision in the clip by 2^-22 of it"
@@ -88,9 +87,7 @@ def tilt(
 # %% ../../nbs/baselines/signsgd.ipynb #3f6555ef
 @patch
 def simulate(
-    self: SignSgd,
-    u: Tensor,  # updates, (n, d), finite
-    rng,  # one stream, or one a row
+    self: SignSgd, u: Tensor, rng
 ) -> Tensor:  # (n, d) of +1 and -1, float32, distributed as decode(encode(row))
     "Signs of a whole cohort, drawn from their law."
     n, streams = len(check_rows("u", u)), row_streams(rng, len(u))
@@ -105,8 +102,7 @@ def simulate(
 # %% ../../nbs/baselines/signsgd.ipynb #d98552cf
 @patch
 def moments(
-    self: SignSgd,
-    u: Tensor,  # (n, d), finite
+    self: SignSgd, u: Tensor
 ) -> tuple:  # bias against u, most of it a change of units, and variance, both (n, d)
     "Bias and variance of the signs, in closed form."
     check_rows("u", u)
@@ -117,9 +113,7 @@ def moments(
 # %% ../../nbs/baselines/signsgd.ipynb #ed6aa606
 @patch
 def encode(
-    self: SignSgd,
-    u: Tensor,  # one client's vector, (d,), finite
-    key=None,  # None: the system's randomness; Insecure(number): the same again
+    self: SignSgd, u: Tensor, key=None
 ) -> Message:  # ceil(d / 8) bytes of payload
     "Clip, toss, pack. [Jin et al. 2020]"
     signs = self.simulate(check_vector("u", u)[None], [private_stream(key)])[0]
@@ -128,20 +122,14 @@ def encode(
 
 # %% ../../nbs/baselines/signsgd.ipynb #5f16945f
 @patch
-def decode(
-    self: SignSgd,
-    message: Message,  # made by `encode` with the same parameters
-) -> Tensor:  # (d,) of +1 and -1, float32
+def decode(self: SignSgd, message: Message) -> Tensor:  # (d,) of +1 and -1, float32
     "Read the signs back."
     bits = np.unpackbits(np.frombuffer(self.unwrap(message), np.uint8), count=message.d)
     return torch.from_numpy(bits.astype(np.float32) * 2 - 1)
 
 # %% ../../nbs/baselines/signsgd.ipynb #5f169461
 @patch
-def code(
-    self: SignSgd,
-    message: Message,  # made by `encode` with the same parameters
-) -> np.ndarray:  # (d,) uint8, 1 for +1
+def code(self: SignSgd, message: Message) -> np.ndarray:  # (d,) uint8, 1 for +1
     "The bits of a message."
     return np.unpackbits(np.frombuffer(self.unwrap(message), np.uint8), count=message.d)
 

@@ -249,11 +249,7 @@ def coordinates(
 
 # %% ../../nbs/baselines/sqkr.ipynb #033c0f9f
 @patch
-def encode(
-    self: Sqkr,
-    u: Tensor,  # one client's vector, (d,), finite
-    key=None,  # None: the system's randomness; Insecure(number): the same again
-) -> Message:  # seed and k bits
+def encode(self: Sqkr, u: Tensor, key=None) -> Message:  # seed and k bits
     "Represent, sample, round, randomise, pack. [Chen et al. 2020, SQKR]"
     seed, private = public_seed(key), private_stream(key)
     a, f, bound = represent(self, check_vector("u", u)[None])
@@ -265,10 +261,7 @@ def encode(
 
 # %% ../../nbs/baselines/sqkr.ipynb #31953ec6
 @patch
-def decode(
-    self: Sqkr,
-    message: Message,  # made by `encode` with the same parameters
-) -> Tensor:  # (d,) float32
+def decode(self: Sqkr, message: Message) -> Tensor:  # (d,) float32
     "Sum the sampled rows of the frame with their signs. [Chen et al. 2020, SQKR]"
     at, signs = _sampled(self, message)
     f = frame(message.d, self.frame_seed)
@@ -285,8 +278,7 @@ def _sampled(mechanism, message):
 # %% ../../nbs/baselines/sqkr.ipynb #31953ec8
 @patch
 def code(
-    self: Sqkr,
-    message: Message,  # made by `encode` with the same parameters
+    self: Sqkr, message: Message
 ) -> np.ndarray:  # (N,) int64: sum of the signs at each coordinate of the frame
     "Signs at their coordinates of the frame."
     at, signs = _sampled(self, message)
@@ -326,8 +318,7 @@ def simulate(
 # %% ../../nbs/baselines/sqkr.ipynb #3f5fd1b1
 @patch
 def moments(
-    self: Sqkr,
-    u: Tensor,  # (n, d), finite
+    self: Sqkr, u: Tensor
 ) -> tuple:  # bias against u and variance of each entry, both (n, d)
     "Bias and variance over seeds and lies, the frame fixed, in closed form."
     check_rows("u", u)

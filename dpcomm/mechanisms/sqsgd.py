@@ -283,9 +283,7 @@ def send(
 # %% ../../nbs/papers/sqsgd.ipynb #903d446d
 @patch
 def simulate(
-    self: SqSgd,
-    u: Tensor,  # (n, d), finite
-    rng,  # one stream, or one a row
+    self: SqSgd, u: Tensor, rng
 ) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
     "Estimates without memory, times d / d_hat for what was not selected."
     d = check_rows("u", u).shape[1]
@@ -317,9 +315,7 @@ def remember(
 # %% ../../nbs/papers/sqsgd.ipynb #1311be08
 @patch
 def encode(
-    self: SqSgd,
-    u: Tensor,  # one client's vector, (d,), finite
-    key=None,  # None: the system's randomness; Insecure(number): the same again
+    self: SqSgd, u: Tensor, key=None
 ) -> Message:  # D level numbers; subset and rotation are public
     "Select, rotate, quantise, randomise, pack. [sqsgd Alg. 2]"
     rng, d = private_stream(key), len(check_vector("u", u))
@@ -370,8 +366,7 @@ def read(
 # %% ../../nbs/papers/sqsgd.ipynb #d409a764
 @patch
 def moments(
-    self: SqSgd,
-    u: Tensor,  # (n, d), finite
+    self: SqSgd, u: Tensor
 ) -> tuple:  # bias against u and variance of each entry, both (n, d)
     "Bias and variance in closed form, the subset and the rotation fixed."
     check_rows("u", u)

@@ -112,9 +112,7 @@ def estimate(
 # %% ../../nbs/baselines/vqsgd.ipynb #717f0607
 @patch
 def simulate(
-    self: VqSgd,
-    u: Tensor,  # (n, d), finite
-    rng,  # one stream, or one a row
+    self: VqSgd, u: Tensor, rng
 ) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
     "Decoded vectors of a whole cohort, without messages. [Gandikota et al. 2019]"
     n, rows = len(check_rows("u", u)), u.detach().cpu().numpy()
@@ -131,9 +129,7 @@ def simulate(
 # %% ../../nbs/baselines/vqsgd.ipynb #a7b53257
 @patch
 def encode(
-    self: VqSgd,
-    u: Tensor,  # one client's vector, (d,), finite
-    key=None,  # None: the system's randomness; Insecure(number): the same again
+    self: VqSgd, u: Tensor, key=None
 ) -> Message:  # R numbers of ceil(log2(2 d)) bits
     "Draw the corners and pack their numbers. [Gandikota et al. 2019]"
     x = check_vector("u", u).double().cpu().numpy()
@@ -144,10 +140,7 @@ def encode(
 
 # %% ../../nbs/baselines/vqsgd.ipynb #4a32a76b
 @patch
-def decode(
-    self: VqSgd,
-    message: Message,  # made by `encode` with the same parameters
-) -> Tensor:  # (d,) float32
+def decode(self: VqSgd, message: Message) -> Tensor:  # (d,) float32
     "Unpack the corners and average them. [Gandikota et al. 2019]"
     return estimate(self, _corners_of(self, message)[None], message.d)[0]
 
@@ -166,8 +159,7 @@ def _corners_of(mechanism, message):
 # %% ../../nbs/baselines/vqsgd.ipynb #4a32a76d
 @patch
 def code(
-    self: VqSgd,
-    message: Message,  # made by `encode` with the same parameters
+    self: VqSgd, message: Message
 ) -> np.ndarray:  # (d,) int64: positive corners less negative ones
     "How often a message names each coordinate, with its sign."
     drawn, counts = _corners_of(self, message), np.zeros(message.d, np.int64)
@@ -205,8 +197,7 @@ def law(
 # %% ../../nbs/baselines/vqsgd.ipynb #c1d5095e
 @patch
 def moments(
-    self: VqSgd,
-    u: Tensor,  # (n, d), finite
+    self: VqSgd, u: Tensor
 ) -> tuple:  # bias against u and variance of each entry, both (n, d)
     "Bias of the clip, and variance over corners and lies. [eq. vqsgd-variance]"
     check_rows("u", u)

@@ -67,6 +67,37 @@ def test_a_function_is_described_by_its_signature():
     assert shown.described(eval("lambda x: x")).__doc__ is None, "nothing to read"
 
 
+class Above:
+    @shown.described
+    def send(
+        self,
+        u,  # any vector
+        key=None,  # of the noise
+    ):  # bytes
+        "Send."
+
+
+class Below(Above):
+    pass
+
+
+def test_a_method_says_what_it_overrides_said_and_its_own_first():
+    def send(
+        self: Below,
+        u,  # one vector, (d,)
+        key=None,
+    ):
+        "Send less."
+
+    assert shown.described(send).__doc__.split("\n") == [
+        "Send less.",
+        "",
+        "    key: of the noise",
+        "    returns: bytes",
+        "    u: one vector, (d,)",
+    ]
+
+
 @tabled(
     "thing",
     [

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dpcomm.experiments import fltop_costs, fltop_counts, runs
+from dpcomm.mechanisms import topk
 from dpcomm.report import papers, records
 
 PRINTED = {cell.key: cell.value for cell in papers.cells("fltop")}
@@ -24,6 +25,12 @@ def test_a_cost_is_four_bytes_a_weight_a_round_by_the_rate():
     "Fashion-MNIST: 100 of 6,000 clients a round."
     kb = fltop_counts.cost_kb(1_000_000, "fmnist", 200)
     assert kb == pytest.approx(4 * 1_000_000 * 200 / 60 / 1000)
+    n = 1_663_370
+    for rounds, values, printed in (
+        (193, topk.size(0.005, n), 107.0),
+        (193, n, 21402.03),
+    ):
+        assert round(fltop_counts.cost_kb(values, "fmnist", rounds), 2) == printed
 
 
 def test_a_ratio_fills_every_row_with_both_costs_and_private_ones_with_epsilon():

@@ -227,21 +227,6 @@ def test_what_cannot_be_is_refused(call, words):
         call()
 
 
-@tabled(
-    "rounds, r, kb",
-    [
-        (200, 0.005, 110.88),
-        (193, 0.005, 107.0),
-        (193, None, 21402.03),
-        (152, 0.05, 842.77),
-        (60, 1.0, 6653.48),
-    ],
-)
-def test_costs_are_the_table_s(rounds, r, kb):
-    k = topk.size(r, 1_663_370) if r else 1_663_370
-    assert round(topk.cost_kb(k, rounds, 1 / 60), 2) == kb
-
-
 @tabled("name", SCHEMES)
 def test_training_moves_what_the_scheme_says(name):
     "Two rounds of the engine: which weights of the server differ from the initial ones."

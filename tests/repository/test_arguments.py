@@ -564,7 +564,6 @@ GOOD = {
         "top_k": dict(scores=ROW, fraction=0.5),
         "random_support": dict(fraction=0.5, d=4, seed=0, t=0),
         "chosen": dict(mechanism=MADE["topk"], d=4),
-        "cost_kb": dict(values=10, rounds=3, sampled=0.5),
         "scheme": dict(
             name="FL-CS",
             fraction=0.5,
