@@ -6,6 +6,8 @@
 __all__ = ['DELTA', 'CASES', 'train', 'account', 'measure', 'run']
 
 # %% ../../nbs/reference/opacus.ipynb #c1opa503
+# pyright: reportMissingImports=false
+# (Opacus need not be installed)
 import warnings
 
 import torch

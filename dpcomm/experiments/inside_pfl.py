@@ -7,6 +7,8 @@ __all__ = ['CLIENTS', 'ROUNDS', 'BATCH', 'LR', 'SEED', 'SETTINGS', 'METRICS', 'w
            'by_hand', 'accuracy', 'compare', 'run', 'guarantee']
 
 # %% ../../nbs/reference/pfl.ipynb #c1pfl503
+# pyright: reportMissingImports=false
+# (pfl need not be installed)
 import copy
 
 import torch

@@ -6,6 +6,8 @@
 __all__ = ['SENT', 'obstacle', 'Private']
 
 # %% ../../nbs/interop/pfl.ipynb #ipfl0005
+# pyright: reportMissingImports=false
+# (pfl need not be installed)
 import torch
 
 try:
