@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RING', 'TAILS', 'COORDINATES', 'FINE', 'FLOATS', 'PAID', 'RELATIONS', 'CLAIMED', 'SAFE', 'HIDDEN', 'share_std',
-           'grid', 'to_ring', 'least_bits', 'counted_sigma', 'exact_noise', 'exact_guarantee', 'sampling_rate',
-           'ServerNoise', 'SharedNoise', 'LinearSketch', 'of_shares']
+           'grid', 'to_ring', 'least_bits', 'counted_sigma', 'exact_noise', 'noisy_sum_guarantee', 'exact_guarantee',
+           'sampling_rate', 'ServerNoise', 'SharedNoise', 'LinearSketch', 'of_shares']
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #e783cd3b
 import math
@@ -43,6 +43,7 @@ from dpcomm.privacy.accounting import (
     gaussian_guarantee,
     large_delta,
 )
+from ..privacy.fixed_cohorts import fixed_size_epsilon
 from ..privacy.games import check_plays, fewer_game, gaussian_curve, sum_game
 from ..privacy.losses import Losses, gaussian_losses
 from ..secagg.discrete import discrete_gaussian, tau
@@ -145,6 +146,28 @@ def exact_noise(
 PAID = 0.01  # part of delta that a PLD sets aside for the difference of discrete noise
 
 
+def noisy_sum_guarantee(
+    sigma: float,  # noise multiplier, > 0
+    delta: float,  # in (0, 1)
+    q: float,  # sampling rate
+    rounds: int,  # releases composed
+    sampling: str = "none",  # none | poisson | fixed
+    relation: str = "add-remove",  # of the sampling
+    accountant: str = "rdp-classic",  # rdp-classic | rdp-balle | pld
+    note: str = "",  # of the guarantee
+    trust: str = "central",  # under fixed: central
+    **fields,  # unit, and what else gaussian_guarantee takes
+) -> Guarantee:  # of normal noise
+    "A noisy sum, also over cohorts of a fixed size. [page fltop_privacy, Props. B and C]"
+    if (sampling, trust) != ("fixed", "central"):
+        fields |= dict(sampling=sampling, relation=relation, accountant=accountant)
+        return gaussian_guarantee(
+            sigma, delta, q, rounds, note=note, trust=trust, **fields
+        )
+    made = fixed_size_epsilon(sigma, q, rounds, delta, relation, accountant)
+    return replace(made, **fields).noting(note)
+
+
 def exact_guarantee(
     sigma: float,  # noise multiplier, > 0
     delta: float,  # in (0, 1)
@@ -152,7 +175,7 @@ def exact_guarantee(
     q: float = 1.0,  # sampling rate
     rounds: int = 1,  # releases composed
     accountant: str = "rdp-classic",  # rdp-classic | rdp-balle | pld
-    **fields,  # of gaussian_guarantee
+    **fields,  # of noisy_sum_guarantee
 ) -> Guarantee:  # of the discrete noise
     "What discrete Gaussian noise proves. [Canonne, Kamath & Steinke 2020, Prop. 5]"
     check_positive("steps", steps)
@@ -161,8 +184,8 @@ def exact_guarantee(
         fields["orders"] = INTEGER_ORDERS
     fields |= dict(accountant=accountant)
     if accountant != "pld":
-        return gaussian_guarantee(sigma, delta, q, rounds, **fields)
-    stated = gaussian_guarantee(sigma, (1 - PAID) * delta, q, rounds, **fields)
+        return noisy_sum_guarantee(sigma, delta, q, rounds, **fields)
+    stated = noisy_sum_guarantee(sigma, (1 - PAID) * delta, q, rounds, **fields)
     gap = rounding_gap(steps, rounds * COORDINATES)
     cost = (1 + math.exp(min(stated.eps, 700))) * gap
     if cost <= PAID * delta:
@@ -175,13 +198,19 @@ def exact_guarantee(
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #f10a760f
 def sampling_rate(
-    sampling: str,  # none | poisson
-    n_clients: float = None,  # clients in the federation; needed under poisson
-    cohort: float = None,  # expected cohort; needed under poisson
+    sampling: str,  # a name in `known`
+    n_clients: float = None,  # clients in the federation; needed under sampling
+    cohort: float = None,  # expected cohort; needed under sampling
     least: int = 0,  # shares of noise that every sum is said to carry
+    known: tuple = ("none", "poisson"),  # samplings that are accounted
 ) -> float:  # q, in (0, 1]; 1 under none
     "Chance to take part, of a federation that is large enough. [Abadi et al. 2016]"
-    check_choice("sampling", sampling, tuple(SAMPLINGS))
+    if check_choice("sampling", sampling, tuple(SAMPLINGS)) not in known:
+        raise ValueError(
+            f"sampling is {shown(sampling)}, for which no bound is implemented here: use"
+            f" {' or '.join(known[1:])}, or 'none' with the most rounds of one client as"
+            " rounds"
+        )
     check_between("least", least, 0)
     sizes = dict(cohort=cohort, n_clients=n_clients)
     if sampling == "none":
@@ -202,6 +231,8 @@ def sampling_rate(
 # %% ../../nbs/secagg/distributed_noise.ipynb #f10a7611
 class ServerNoise(Central):
     "A `Central` mechanism with clip_norm, sigma and exact. [McMahan et al. 2017]"
+
+    free, samplings = "sigma", ("none", "poisson", "fixed")
 
     @property
     def scale(self):
@@ -268,10 +299,10 @@ def guarantee(
     delta: float,  # in (0, 1)
     n_clients: int = None,  # clients in the federation; None: everyone takes part
     cohort: int = None,  # expected cohort
-    sampling: str = "none",  # none | poisson
+    sampling: str = "none",  # none | poisson | fixed
     relation: str = None,  # a key of `relations`; None: the first of them
     note: str = "",  # put before ours
-    **fields,  # accountant and further arguments of gaussian_guarantee
+    **fields,  # accountant and further arguments of noisy_sum_guarantee
 ) -> Guarantee:  # of the whole run
     "Privacy of `rounds` sums with the server's noise. [Mironov et al. 2019]"
     if clash := {"q", "trust"} & {*fields}:
@@ -279,7 +310,7 @@ def guarantee(
             f"{', '.join(sorted(clash))} cannot be given; it follows from n_clients and"
             " cohort, and from the mechanism: leave it out"
         )
-    q = sampling_rate(sampling, n_clients, cohort)
+    q = sampling_rate(sampling, n_clients, cohort, known=self.samplings)
     notes = (note, self.note, "" if self.exact else FLOATS)
     fields |= dict(sampling=sampling, note="; ".join(filter(None, notes)))
     fields |= dict(relation=relation or next(iter(self.relations)), trust=self.trust)
@@ -287,7 +318,7 @@ def guarantee(
         steps = self.std / self.scale
         made = exact_guarantee(self.sigma, delta, steps, q, rounds, **fields)
     else:
-        made = gaussian_guarantee(self.sigma, delta, q, rounds, **fields)
+        made = noisy_sum_guarantee(self.sigma, delta, q, rounds, **fields)
     return made.noting(large_delta(delta, n_clients))
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #105e5004
@@ -378,6 +409,8 @@ CLAIMED = ("zero-out", "replace")  # who leaves takes a share of the noise along
 
 class SharedNoise(Summed):
     "A `Summed` mechanism with clip_norm, sigma, n_clients and tolerance."
+
+    free = "sigma"
 
     ranges = {
         "clip_norm": SCALE,

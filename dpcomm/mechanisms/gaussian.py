@@ -61,6 +61,11 @@ class Gaussian(ServerNoise):
     trust = property(lambda self: "local" if self.local else "central")
 
     @property
+    def samplings(self):
+        "None amplifies where the server sees who sends."
+        return ("none",) if self.local else ServerNoise.samplings
+
+    @property
     def relations(self):
         "By who adds the noise; the first is what `guarantee` states."
         names = RELATIONS[self.local]

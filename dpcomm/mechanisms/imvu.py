@@ -50,6 +50,7 @@ from dpcomm.privacy.accounting import (
     guarantee_from_rdp,
 )
 from ..privacy.games import check_plays, listed_curve, repeated
+from ..privacy.losses import Losses, gaussian_losses
 from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/papers/imvu.ipynb #39ac46c3
@@ -225,7 +226,7 @@ class Imvu(Mechanism):
     beta: float = 1.0  # input scale, > 0: x = 1/2 + beta u / (2 C)
     table: Table = None  # of two rows and the same eps; None: the closed form
     clamp: bool = False  # whether coordinates are cut to [-C / beta, C / beta]
-    name, replay, audited, safe = "imvu", True, AUDITED, SAFE
+    name, replay, audited, safe, free = "imvu", True, AUDITED, SAFE, "eps"
     ranges = {"clip_norm": "(0, inf)", "beta": "(0, inf)", "eps": EPS}
     ranges |= {"clamp": bool}
 
@@ -537,6 +538,20 @@ def guarantee(
         rdp_exact(orders, root, relation, d if how == "exact" else None), rounds
     )
     return guarantee_from_rdp(orders, curve, delta, conversion, **names)
+
+# %% ../../nbs/papers/imvu.ipynb #105e5014
+@patch
+def losses(
+    self: Imvu,
+    relation: str = "zero-out",  # zero-out | replace
+    unit: str = "client",  # whose vector is clipped: client | example
+) -> Losses:  # of one message; ValueError where a table is used
+    "What one message loses: no more than the Gaussian whose signs it sends. [Prop. H]"
+    check_choice("relation", relation, RELATIONS)
+    closed_only(self)
+    sigma = math.sqrt(8 / math.pi) / self.kappa
+    about = dict(name=self.name, trust="local", unit=unit, note=ACCOUNTANTS["pld"])
+    return gaussian_losses(sigma, relation=relation, **about)
 
 # %% ../../nbs/papers/imvu.ipynb #14304e57
 #| code-fold: true

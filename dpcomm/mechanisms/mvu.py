@@ -458,7 +458,7 @@ class Mvu(Mechanism):
     n_outputs: int = 2  # B_out, symbols at most
     beta: float = 1.0  # a coordinate of C / beta or more saturates, > 0
     constraint: str = "strict"  # strict | metric
-    name, replay, audited, safe = "mvu", False, AUDITED, SAFE
+    name, replay, audited, safe, free = "mvu", False, AUDITED, SAFE, "eps"
     relations = {r: dict(relation=r, accountant="mixture-balle") for r in RELATIONS}
     ranges = {"clip_norm": "(0, inf)", "beta": "(0, inf)"} | PROBLEM
 

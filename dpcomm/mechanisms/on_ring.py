@@ -45,6 +45,7 @@ from dpcomm.privacy.accounting import (
     large_delta,
 )
 from ..privacy.games import listed_curve
+from ..privacy.losses import Losses
 from ..secagg.ring import Ring, conditional_round, rounded_norm
 
 # %% ../../nbs/secagg/on_ring.ipynb #d96c7cfa
@@ -406,13 +407,48 @@ def guarantee(
     **names,  # relation (zero-out | replace), accountant (rdp-...), unit, note, premises
 ) -> Guarantee:  # of the whole run, while the honest shares are in every sum
     "Privacy of `rounds` sums; ValueError without d. [Kairouz et al. 2021, Alg. 1]"
-    check_choice("sampling", sampling, ("none", "poisson"))
     check_between("d", d, 1)
     check_between("rounds", rounds, 1)
     q = sampling_rate(sampling, n_clients, cohort, self.honest)
     names |= of_shares(sampling, self.honest, self.n_clients, names)
     made = self.account(d, q, rounds, delta, **names)
     return made.noting(large_delta(delta, n_clients or self.n_clients))
+
+# %% ../../nbs/secagg/on_ring.ipynb #105e5011
+@patch
+def divergences(
+    self: OnRing,
+    d: int,  # coordinates of the vectors, >= 1
+    q: float,  # probability that a client takes part in a round, in (0, 1]
+    relation: str,  # zero-out | replace
+) -> tuple:  # Renyi orders, and the divergence of one sum at them, nats
+    "Renyi curve of one sum with this mechanism's grid and noise."
+    raise NotImplementedError
+
+
+@patch
+def losses(
+    self: OnRing,
+    d: int = None,  # coordinates of the vectors; must be given
+    q: float = 1.0,  # chance to take part; 1 without sampling
+    relation: str = "zero-out",  # zero-out | replace
+    sampling: str = "none",  # none | poisson
+    unit: str = "client",  # whose vector is clipped
+) -> Losses:  # of one sum of the honest shares: a Renyi curve
+    "What one sum that the honest shares hide loses. [Kairouz et al. 2021, Alg. 1]"
+    check_between("d", d, 1)
+    check_choice("sampling", sampling, ("none", "poisson"))
+    check_number("q", q, "[1, 1]" if sampling == "none" else "(0, 1]")
+    orders, curve = self.divergences(d, q, relation)
+    known = dict(zip(orders.tolist(), curve.tolist()))
+
+    def renyi(orders):
+        return np.array([known.get(float(a), math.inf) for a in np.ravel(orders)])
+
+    about = of_shares(sampling, self.honest, self.n_clients)
+    about["trust"] = "secagg" if sampling == "none" else "central"
+    about |= dict(sampling=sampling, relation=relation, unit=unit, q=float(q))
+    return Losses(self.name, renyi=renyi, **about)
 
 # %% ../../nbs/secagg/on_ring.ipynb #65730c68
 def gaussian_multiplier(

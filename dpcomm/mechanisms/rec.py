@@ -259,7 +259,8 @@ class Rec(Mechanism):
     std: float  # standard deviation of the prior, > 0; the papers' c is clip_norm / std
     index_bits: int = 7  # b, bits per group: K = 2**b candidates, 1..24
     groups: tuple = None  # sizes of the groups, summing to d; None: one group
-    name, replay = "rec", True
+    name, replay, free = "rec", True, "std"
+    samplings = ("none", "fixed", "replacement")
     relations, audited, safe = RELATIONS, AUDITED, SAFE
     ranges = {"clip_norm": "(0, inf)", "std": "(0, inf)", "index_bits": Whole(1, 24)}
 

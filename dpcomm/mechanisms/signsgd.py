@@ -56,6 +56,7 @@ class SignSgd(Mechanism):
     clip_norm: float  # L2 bound C of one client's vector, > 0
     sigma: float  # noise multiplier: standard deviation over C, > 0
     name, replay, audited, step = "signsgd", True, AUDITED, 1.0
+    free = "sigma"
     safe = (
         "safe to deploy: signs by exact coins of a float64 law; a message of d moves eps"
         " by d 2^-40 at most, and single precision in the clip by 2^-22 of it"
