@@ -308,7 +308,7 @@ def asked_of(
     )
     found, keys = [], []
     for name in args.names or runner.experiments():
-        grid = [run.key for run in runs.find(name).grid(args.scale)]
+        grid = [run.key for run in runs.planned(name).grid(args.scale)]
         keys += grid
         if args.only == "all" or any(key.startswith(args.only) for key in grid):
             found.append(dict(name=name, only=args.only, **common))
@@ -469,13 +469,15 @@ def _table(args):
 
 def _data(args):
     from dpcomm.report import results, terminal
-    from dpcomm.tasks import catalogue, images
+    from dpcomm.tasks import catalogue
 
     if not args.root:
         header = ("name", "what", "MB", "state", "where it comes from")
         title = "Files go below the folder that DPCOMM_DATA names"
         terminal.show(results.Table(header, tuple(catalogue.overview()), title))
         return
+    from dpcomm.tasks import images
+
     for name in args.names:
         runner.check_name("data set", name, images.names())
     for name in args.names or images.names():

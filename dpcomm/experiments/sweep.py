@@ -69,7 +69,7 @@ def jobs_of(
     out=None,  # folder of records beside the committed ones; None: none
 ) -> list:  # of Job, in no order
     "The missing runs of one experiment."
-    experiment = runs.find(name)
+    experiment = runs.planned(name)
     have = runs.stands(experiment, scale)
     if out is not None:
         have = runs.stands(experiment, scale, out) | have
@@ -87,7 +87,7 @@ def needs_of(
     job: Job,
 ) -> set:  # of (experiment, scale, key, seed)
     "The records a job is computed from."
-    experiment, found = runs.find(job.experiment), set()
+    experiment, found = runs.planned(job.experiment), set()
     for need in job.needs:
         source, key, seed = runs.source_run(need, experiment, job.seed)
         found.add((source.name, job.scale, key, seed))

@@ -18,6 +18,7 @@ import subprocess
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, lru_cache
 from pathlib import Path
+from types import NoneType
 from typing import get_args
 
 from ..core.checks import shown
@@ -96,6 +97,17 @@ def type_names(
     return " or ".join(names.get(k.__name__, k.__name__) for k in kinds)
 
 # %% ../../nbs/reference/records.ipynb #c61353c2
+def _sound(value, depth=20):
+    "Whether JSON can hold a value, quickly; `_infinite` says where it cannot."
+    kind = type(value)
+    if not depth or kind not in (str, bool, NoneType, float, int, dict, list):
+        return False
+    if kind is float or kind is int:
+        return papers.is_number(value)
+    inside = value.values() if kind is dict else value if kind is list else ()
+    return all(_sound(v, depth - 1) for v in inside)
+
+
 def _infinite(value, at, depth=20):
     "Where a value holds what JSON cannot; '' where it holds nothing of the kind."
     if not depth:
@@ -268,6 +280,11 @@ def _known(paper, root):
 
 
 @cache
+def _papers(root):
+    return papers.papers(root)
+
+
+@cache
 def _units(paper, root):
     return UNITS.keys() | {c.unit for c in papers.cells(paper, root=root)}
 
@@ -280,7 +297,7 @@ def fault(
     for f in fields(Record):
         if found := _type_fault(f, getattr(record, f.name)):
             return found
-    for name, allowed in (("scale", SCALES), ("paper", papers.papers(root))):
+    for name, allowed in (("scale", SCALES), ("paper", _papers(root))):
         if getattr(record, name) not in allowed:
             return str(papers.refuse(name, getattr(record, name), allowed))
     if not re.fullmatch("[a-z][a-z0-9_]*", record.experiment):
@@ -291,7 +308,7 @@ def fault(
     known = _known(record.paper, root)
     scalars = {k: v for k, v in vars(record).items() if k != "history"}
     return (
-        _infinite(scalars, "record")
+        ("" if _sound(scalars) else _infinite(scalars, "record"))
         or _final_fault(record.final)
         or _history_fault(record.history)
         or _cell_fault(record, known, _units(record.paper, root))

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from scipy.special import stdtrit
 
 from ..core.checks import shown
 from . import papers, records
@@ -52,6 +51,8 @@ class Summary:
 # %% ../../nbs/reference/verdicts.ipynb #v1daa7f1
 def _half(variance, df):
     "Half the 95 % interval of a mean whose standard error is known with df degrees."
+    from scipy.special import stdtrit  # a tenth of a second, which a table alone needs
+
     return float(stdtrit(df or 1e9, 0.975)) * math.sqrt(variance)
 
 

@@ -543,6 +543,16 @@ def test_starting_the_command_needs_no_torch(toy):
     assert python("-c", code, root=toy, cwd=toy).returncode == 0
 
 
+def test_commands_that_only_tell_need_no_torch(tmp_path):
+    verbs = ["list"], ["data"], ["table", "sqsgd"], ["sweep", "--plan"]
+    code = (
+        f"import sys; from dpcomm.cli import main; codes = [main(w) for w in {verbs}];"
+        " assert codes == [0] * 4; assert 'torch' not in sys.modules"
+    )
+    done = python("-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_pieces_of_the_command_line():
     assert cli.assignments(["a=1", "b=x=y", "c=[0.5]"]) == {
         "a": 1,

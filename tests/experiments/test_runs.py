@@ -391,6 +391,42 @@ def test_experiments_are_found_by_name_and_refused_with_the_nearest():
         runs.find("dprec-mnits")
 
 
+def test_the_index_holds_what_the_experiments_say():
+    kept = json.loads(papers.assets("experiments.json").read_bytes())
+    again = "`python -m dpcomm.experiments.runs` writes the index again"
+    assert list(kept) == list(runner.experiments()), again
+    old = [name for name in kept if kept[name] != runs.index_entry(name)]
+    assert not old, f"not as their modules say: {', '.join(old)}; {again}"
+
+
+def test_an_experiment_is_planned_from_the_index_while_it_is_true(monkeypatch):
+    found, real = runs.planned("dprec_mnist"), runs.find("dprec-mnist")
+    assert not hasattr(found.module, "play")
+    assert (found.name, found.paper) == (real.name, real.paper)
+    for scale in records.SCALES:
+        assert found.grid(scale) == real.grid(scale)
+    with pytest.raises(ValueError, match="did you mean 'dprec-mnist'"):
+        runs.planned("dprec-mnits")
+    runs._from_index.cache_clear()
+    with monkeypatch.context() as changed:
+        changed.setattr(runs, "_digest", lambda names: "of another file")
+        assert runs.planned("dprec-mnist").module is real.module
+    runs._from_index.cache_clear()
+    assert runs._digest(["experiments/nothing.py"]) == ""
+
+
+def test_the_index_is_written_where_it_is_read(monkeypatch, tmp_path):
+    committed = papers.assets("experiments.json").read_bytes()
+    here = tmp_path / "experiments.json"
+    monkeypatch.setattr(papers, "assets", lambda kind: here)
+    monkeypatch.setattr(runner, "experiments", lambda: ["imvu-mnist"])
+    entry = json.loads(committed)["imvu-mnist"]
+    monkeypatch.setattr(runs, "index_entry", lambda name: entry)
+    assert runs.write_index() == here
+    assert json.loads(here.read_bytes()) == {"imvu-mnist": entry}
+    assert here.read_bytes().count(b"\n") > len(entry["grids"]["full"])
+
+
 @tabled(
     "twice, message",
     [
