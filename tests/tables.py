@@ -24,16 +24,25 @@ def values_of(case, count: int):
 def tabled(names: str, cases, ids=None):
     """Run the test on every case; the failures are told together at the end, each with
     its case. For tests that skip nothing and have no fixture that a case could change.
+    `cases` may be a function that makes them: it is called when the test runs.
     """
     names = [name.strip() for name in names.split(",")]
-    rows = [values_of(case, len(names)) for case in cases]
     ids = ids if ids is None or callable(ids) else list(ids)
-    assert rows and all(len(row) == len(names) for row in rows)
+
+    @functools.cache
+    def table() -> list:
+        made = cases() if callable(cases) else cases
+        rows = [values_of(case, len(names)) for case in made]
+        assert rows and all(len(row) == len(names) for row in rows)
+        return rows
+
+    if not callable(cases):
+        table()
 
     def decorate(test):
         @functools.wraps(test)
         def run(**fixtures):
-            failed = []
+            failed, rows = [], table()
             for i, row in enumerate(rows):
                 try:
                     test(**dict(zip(names, row)), **fixtures)

@@ -1,5 +1,6 @@
 "Tables in the paper's shape, findings as sentences, the paper's points beside our curves."
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -8,9 +9,17 @@ import pytest
 from dpcomm.privacy import accounting
 from dpcomm.report import evidence, papers, plots, records, results
 
-FULL = records.load("dprec", "dprec_mnist", "full")
-JUDGED = results.evidence("dprec")
 PAPER = papers.paper("dprec")
+
+
+@functools.cache
+def full() -> tuple:
+    return records.load("dprec", "dprec_mnist", "full")
+
+
+@functools.cache
+def judged() -> results.Evidence:
+    return results.evidence("dprec")
 
 
 def test_a_sentence_is_markdown_and_text():
@@ -37,24 +46,26 @@ def test_a_borrowed_error_is_not_told_as_its_own():
 
 
 def test_scores_are_the_records_last():
-    found = evidence.scores(FULL)
-    mine = {r.seed: r.final["accuracy"] for r in FULL if r.key == "lenet5.eps3.rec"}
+    found = evidence.scores(full())
+    mine = {r.seed: r.final["accuracy"] for r in full() if r.key == "lenet5.eps3.rec"}
     assert found["lenet5.eps3.rec"] == results.cell_summary(list(mine.values()))
     assert "partition" not in found
-    losses = evidence.scores(FULL, "loss")
-    assert 0 < losses["lenet5.eps3.rec"].mean < 3 and not evidence.scores(FULL, "none")
+    losses = evidence.scores(full(), "loss")
+    assert 0 < losses["lenet5.eps3.rec"].mean < 3 and not evidence.scores(
+        full(), "none"
+    )
 
 
 def test_a_gap_is_taken_seed_by_seed():
     a, b = (
-        {r.seed: r.final["accuracy"] for r in FULL if r.key == f"lenet5.eps3.{kind}"}
+        {r.seed: r.final["accuracy"] for r in full() if r.key == f"lenet5.eps3.{kind}"}
         for kind in ("fedavg", "rec")
     )
-    found = evidence.gap(FULL, "lenet5.eps3.fedavg", "lenet5.eps3.rec")
+    found = evidence.gap(full(), "lenet5.eps3.fedavg", "lenet5.eps3.rec")
     assert found == results.cell_summary([a[s] - b[s] for s in sorted(a)])
-    back = evidence.gap(FULL, "lenet5.eps3.rec", "lenet5.eps3.fedavg")
+    back = evidence.gap(full(), "lenet5.eps3.rec", "lenet5.eps3.fedavg")
     assert back.mean == pytest.approx(-found.mean)
-    assert evidence.gap(FULL, "lenet5.eps3.fedavg", "nothing") is None
+    assert evidence.gap(full(), "lenet5.eps3.fedavg", "nothing") is None
 
 
 @pytest.mark.parametrize(
@@ -86,30 +97,30 @@ def test_ours_is_finer_than_the_paper_and_says_whose_error_it_has():
 
 def test_a_quick_run_stands_in_without_a_verdict():
     cell = papers.cell("dprec", "writer.eps1.order")
-    quick = evidence.smaller(cell, JUDGED)
-    assert quick.n == 1 and evidence.smaller(cell, JUDGED, "smoke") is None
-    none = replace(JUDGED, ours={})
+    quick = evidence.smaller(cell, judged())
+    assert quick.n == 1 and evidence.smaller(cell, judged(), "smoke") is None
+    none = replace(judged(), ours={})
     text, notes = evidence.table_cell(cell.key, PAPER, none)
     assert text == f"+6.3 | quick {evidence.measured(quick, cell)}" and len(notes) == 1
 
 
 def test_a_cell_is_paper_ours_and_sign():
-    text, notes = evidence.table_cell("mnist.rec.comm", PAPER, JUDGED)
+    text, notes = evidence.table_cell("mnist.rec.comm", PAPER, judged())
     assert text.startswith("0.01 | 0.0101") and text.endswith("| ●") and not notes
-    text, notes = evidence.table_cell("solr.participation", PAPER, JUDGED)
+    text, notes = evidence.table_cell("solr.participation", PAPER, judged())
     assert text.endswith("| ¶") and len(notes) == 1
-    text, notes = evidence.table_cell("femnist.eps3.rec.acc", PAPER, JUDGED)
+    text, notes = evidence.table_cell("femnist.eps3.rec.acc", PAPER, judged())
     assert text == "67.1 ± 0.2 | not run" and len(notes) == 1
     own = "ours.full.lenet5.mnist.eps3.rec.acc"
-    summary = JUDGED.ours[own].summary
-    assert evidence.table_cell(own, PAPER, JUDGED) == (evidence.measured(summary), [])
-    assert evidence.table_cell("nothing", PAPER, JUDGED) == ("", [])
+    summary = judged().ours[own].summary
+    assert evidence.table_cell(own, PAPER, judged()) == (evidence.measured(summary), [])
+    assert evidence.table_cell("nothing", PAPER, judged()) == ("", [])
 
 
 def test_a_table_has_the_papers_shape_and_its_notes():
     rows = {("3", "x"): ("eps3.", "acc"), ("all", "y"): ("", "comm")}
     columns = {"DP-FedAvg": "femnist.{0}fedavg.{1}", "DP-REC": "femnist.{0}rec.{1}"}
-    table = evidence.paper_table("dprec", rows, columns, "T", ("eps", "z"), JUDGED)
+    table = evidence.paper_table("dprec", rows, columns, "T", ("eps", "z"), judged())
     assert table.header == ("eps", "z", "DP-FedAvg", "DP-REC")
     assert [row[:2] for row in table.rows] == [("3", "x"), ("all", "y")]
     assert table.rows[0][2].endswith("| not run [1]") and len(table.notes) == 1
@@ -119,8 +130,8 @@ def test_a_table_has_the_papers_shape_and_its_notes():
 
 def test_a_star_is_explained_once():
     rows = {"3": "eps3", "6": "eps6"}
-    one = {k: replace_seeds(o) for k, o in JUDGED.ours.items()}
-    found = replace(JUDGED, ours=one)
+    one = {k: replace_seeds(o) for k, o in judged().ours.items()}
+    found = replace(judged(), ours=one)
     columns = {"DP-REC": "mnist.{0}.rec.acc"}
     table = evidence.paper_table("dprec", rows, columns, found=found)
     assert all("*" in row[1] for row in table.rows)
@@ -145,12 +156,12 @@ def test_the_papers_points_have_95_percent_intervals():
 
 
 def test_a_curve_over_traffic_ends_at_what_was_sent():
-    line = evidence.over_traffic(FULL, "lenet5.eps3.fedavg", "gaussian", "DP-FedAvg")
-    over_rounds = plots.learning_curve(FULL, "lenet5.eps3.fedavg", "gaussian")
+    line = evidence.over_traffic(full(), "lenet5.eps3.fedavg", "gaussian", "DP-FedAvg")
+    over_rounds = plots.learning_curve(full(), "lenet5.eps3.fedavg", "gaussian")
     assert np.array_equal(line["mean"], over_rounds["mean"])
-    sent = JUDGED.ours["ours.full.lenet5.mnist.fedavg.comm"].summary.mean
+    sent = judged().ours["ours.full.lenet5.mnist.fedavg.comm"].summary.mean
     assert line["x"][-1] == pytest.approx(sent) and (np.diff(line["x"]) > 0).all()
-    assert evidence.over_traffic(FULL, "nothing", "rec") is None
+    assert evidence.over_traffic(full(), "nothing", "rec") is None
 
 
 def test_a_sweep_is_averaged_point_by_point():

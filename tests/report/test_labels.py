@@ -2,6 +2,7 @@
 beside the configuration.
 """
 
+import functools
 import math
 import re
 from dataclasses import fields
@@ -12,15 +13,27 @@ from tables import tabled
 from dpcomm.privacy.accounting import Guarantee, recorded
 from dpcomm.privacy.fixed_cohorts import fixed_size_epsilon
 from dpcomm.report import papers, records
-from dpcomm.training.federated import Config, check_promise
 
-CONFIG = {field.name for field in fields(Config)} - {"engine"}  # may be retired
-RUNS = [
-    (f"{r.experiment}.{r.scale}:{r.key}.seed{r.seed}", r)
-    for paper in papers.papers()
-    for r in records.load(paper)
-    if r.guarantee
-]
+
+@functools.cache
+def committed() -> list:
+    "(name, record) of every committed run with a guarantee."
+    return [
+        (f"{r.experiment}.{r.scale}:{r.key}.seed{r.seed}", r)
+        for paper in papers.papers()
+        for r in records.load(paper)
+        if r.guarantee
+    ]
+
+
+def fixed() -> list:
+    "Those whose cohort was fixed and whose guarantee is about Poisson sampling."
+    return [
+        (name, run)
+        for name, run in committed()
+        if run.config.get("sampling", "fixed") == "fixed"
+        and run.guarantee["sampling"] == "poisson"
+    ]
 
 
 def clients(promise: Guarantee, run: records.Record) -> int:
@@ -28,30 +41,23 @@ def clients(promise: Guarantee, run: records.Record) -> int:
     return round(run.config["cohort"] / promise.q) if promise.q else 10**9
 
 
-@tabled("name, run", RUNS, ids=[name for name, _ in RUNS])
+@tabled("name, run", committed)
 def test_a_committed_guarantee_is_about_its_run(name, run):
+    from dpcomm.training.federated import Config, check_promise
+
+    known = {field.name for field in fields(Config)} - {"engine"}  # may be retired
     promise = recorded(run.guarantee)
     assert promise.rounds is not None
     if "sampling" not in run.config:
         return
-    config = Config(
-        **{key: value for key, value in run.config.items() if key in CONFIG}
-    )
+    config = Config(**{k: v for k, v in run.config.items() if k in known})
     most = re.search(r"for the client drawn most often, in (\d+) rounds", promise.note)
     unit = "example" if run.experiment == "imvu_femnist" else "client"
     rounds = int(most.group(1)) if most else None
     check_promise(promise, config, clients(promise, run), rounds, unit=unit)
 
 
-FIXED = [
-    (name, run)
-    for name, run in RUNS
-    if run.config.get("sampling", "fixed") == "fixed"
-    and run.guarantee["sampling"] == "poisson"
-]
-
-
-@tabled("name, run", FIXED, ids=[name for name, _ in FIXED])
+@tabled("name, run", fixed)
 def test_a_fixed_cohort_accounted_as_poisson_says_so_first_and_what_it_costs(name, run):
     promise, config = recorded(run.guarantee), run.config
     assert str(promise).startswith(
@@ -77,7 +83,7 @@ def test_a_fixed_cohort_accounted_as_poisson_says_so_first_and_what_it_costs(nam
 
 
 def test_there_are_runs_of_either_kind():
-    assert len(FIXED) >= 40 and len(RUNS) > 200
+    assert len(fixed()) >= 40 and len(committed()) > 200
 
 
 @pytest.mark.parametrize(
@@ -85,7 +91,9 @@ def test_there_are_runs_of_either_kind():
     [("cnn.eps3.fedavg", 5.45, 6.53), ("cnn.eps6.fedavg", 14.68, 18.99)],
 )
 def test_dp_fedavg_on_mnist_as_it_was_run(key, joins, replaced):
-    run = next(run for name, run in RUNS if name == f"dprec_mnist.full:{key}.seed0")
+    run = next(
+        run for name, run in committed() if name == f"dprec_mnist.full:{key}.seed0"
+    )
     sigma = float(re.search(r"sigma=([\d.]+)", run.config["mechanism"]).group(1))
     for relation, eps in (("add-remove", joins), ("replace", replaced)):
         assert math.isclose(run.as_run[relation]["eps"], eps, abs_tol=0.005)
@@ -97,7 +105,7 @@ def test_dp_fedavg_on_mnist_as_it_was_run(key, joins, replaced):
 def test_one_message_of_a_longer_run_is_labelled_so():
     found = {
         name: run
-        for name, run in RUNS
+        for name, run in committed()
         if "dprec_ablations" in name and run.guarantee["trust"] == "local"
     }
     assert len(found) == 2
