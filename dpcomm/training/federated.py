@@ -474,6 +474,10 @@ def vmap_obstacle(
             return _batch_matters(model, w, x, y, loss)
     except ValueError as error:
         return str(error).removesuffix(": use engine='loop'")
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        return f"{type(model).__name__} does not go through vmap ({_told(error)})"
 
 # %% ../../nbs/training/federated.ipynb #a0de14e1
 def pick_engine(
@@ -950,6 +954,11 @@ def _tried_outputs(call, params, x, kind, client):
         ) from error
 
 
+def _loss_on(loss, device):
+    "A loss with weights of its own, where they are needed."
+    return copy.deepcopy(loss).to(device) if isinstance(loss, nn.Module) else loss
+
+
 def _tried_loss(loss, outputs, y):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -988,13 +997,19 @@ def check_fit(
     kind, w = type(model).__name__, pack(model).cpu()
     two = torch.from_numpy(np.resize(np.asarray(part, np.int64), 2))
     x, y = (side[two.to(side.device)].cpu() for side in (data.x, data.y))
-    usual, loss = loss in (None, cross_entropy), loss or cross_entropy
+    usual, loss = loss in (None, cross_entropy), _loss_on(loss, "cpu") or cross_entropy
     params = {k: p.clone().requires_grad_() for k, p in unpack(model, w).items()}
     call = as_function(model, w, training=True)
     with _undisturbed(w):
         outputs = _tried_outputs(call, params, x, kind, client)
         if usual:
             _check_one_tensor(outputs, kind)
+            if y.ndim != 1:
+                raise Misfit(
+                    f"targets have {_look(y)}, and the usual loss and accuracy are about"
+                    " one class an example: name the task's loss, such as"
+                    " torch.nn.functional.cross_entropy"
+                )
             check_labels(model, w, data, [np.asarray(part)], [client])
         value = _tried_loss(loss, outputs, y)
         if not value.requires_grad:
@@ -1664,17 +1679,17 @@ def _placed(task, device, advance):
     tensors = (*model.parameters(), *model.buffers())
     if any(t.device.type != torch.device(device).type for t in tensors):
         model = copy.deepcopy(model).to(device)
-    config, data = task.config, federation.data
+    config, data, loss = task.config, federation.data, _loss_on(task.loss, device)
     if advance is one_round and not _trains_itself(model, config.engine):
-        engine = pick_engine(config.engine, model, device, data, task.loss)
+        engine = pick_engine(config.engine, model, device, data, loss)
         if config.engine == "vmap" and len(data.x):
-            if why := vmap_obstacle(model, data, device, task.loss):
+            if why := vmap_obstacle(model, data, device, loss):
                 raise ValueError(f"{why}: use engine='loop'")
         config = replace(config, engine=engine)
-    return replace(task, model=model, federation=federation, config=config)
+    return replace(task, model=model, federation=federation, config=config, loss=loss)
 
 
-def _check_task(run, task, metrics):
+def _check_task(run, task, metrics, device):
     "Try the task before the first round, on a client of that round who has examples."
     federation = task.federation
     if metrics is None and not len(federation.data.y_test):
@@ -1686,7 +1701,16 @@ def _check_task(run, task, metrics):
     for client in np.unique(task.cohort(run.round)):
         data, (part,) = federation.visit([client])
         if len(part):
-            check_fit(task.model, data, part, client, task.loss)
+            try:
+                check_fit(task.model, data, part, client, task.loss)
+            except (
+                Misfit
+            ) as error:  # a module that is for GPUs alone is tried by its run
+                if (
+                    torch.device(device).type == "cpu"
+                    or "cuda" not in str(error).lower()
+                ):
+                    raise
             return
 
 
@@ -1755,7 +1779,7 @@ def simulate(
     run, optimiser, fingerprint = _start(
         task, device, checkpoint, resume, unit, _mark(more)
     )
-    _check_task(run, task, metrics)
+    _check_task(run, task, metrics, device)
     task = _placed(task, device, advance)
     save = checkpoint and partial(
         save_checkpoint, checkpoint, run, optimiser, fingerprint

@@ -213,6 +213,70 @@ def test_runs_without_a_test_set_need_a_score():
     assert simulate(work, progress=False, metrics=lambda *_: {"score": 1.0}).finished
 
 
+def test_a_loss_with_weights_of_its_own_is_placed_where_the_run_is():
+    held, loss = people(), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    run = simulate(task(mlp(), held, loss=loss), progress=False)
+    assert (
+        run.finished and federated._loss_on(loss, "meta").weight.device.type == "meta"
+    )
+    assert loss.weight.device.type == "cpu"
+
+
+def test_a_module_for_gpus_alone_is_not_judged_on_a_cpu(monkeypatch):
+    class Kernel(nn.Linear):
+        def forward(self, x):
+            raise RuntimeError("this kernel needs CUDA tensors")
+
+    work = task(Kernel(20, 3))
+    run = federated.Run(pack(work.model), 0, False, None, [], 0.0)
+    assert federated._check_task(run, work, None, "cuda") is None
+    with pytest.raises(Misfit, match="needs CUDA"):
+        federated._check_task(run, work, None, "cpu")
+
+
+# ---- clients' data
+
+
+@tabled(
+    "held",
+    [
+        None,
+        5,
+        (np.ones((1, 2)),),
+        (np.array([["a", "b"]]), [0]),
+        (np.ones((1, 2)), ["cat"]),
+        ([[1, 2], [3]], [0, 1]),
+        (np.array([[1, None]]), [0]),
+        (np.ones((1, 2), complex), [0]),
+        [{"x": 1, "y": 0}],
+    ],
+)
+def test_data_that_are_no_numbers_are_named(held):
+    with pytest.raises(
+        ValueError, match="^client 1 holds a .* no pair of arrays .*: pass"
+    ):
+        good = np.ones((1, 2)), [0]
+        Federation.of([good, held], test=good)
+
+
+def test_frames_lists_of_tensors_and_sparse_data_are_taken():
+    pd = pytest.importorskip("pandas")
+    x, y = torch.arange(6.0).view(3, 2), torch.arange(3)
+    clients = [
+        (pd.DataFrame(x.numpy()), pd.Series(y.numpy())),
+        (list(x), list(y)),
+        (x.to_sparse(), y),
+        (x.clone().requires_grad_(), y),
+        torch.utils.data.TensorDataset(x, y),
+        torch.utils.data.Subset(torch.utils.data.TensorDataset(x, y), [0, 1, 2]),
+    ]
+    held = Federation.of(clients, test=(x, y))
+    assert torch.equal(held.data.x, x.repeat(6, 1)) and torch.equal(
+        held.data.y, y.repeat(6)
+    )
+    assert held.data.x.dtype == torch.float32 and not held.data.x.requires_grad
+
+
 # ---- what vmap takes
 
 
@@ -253,6 +317,16 @@ OF_BATCHES = {
     "centred": (Centred(20, 2), F.mse_loss, "depends on the rest of its batch"),
     "mean": (mlp(out=2), F.mse_loss, "^$"),
 }
+
+
+def test_what_vmap_does_not_know_is_an_obstacle_and_no_traceback():
+    "Sparse gradients, which the loop takes."
+    held = people("tokens")
+    net = nn.Sequential(nn.Embedding(11, 4, sparse=True), *list(reader())[1:])
+    assert "does not go through vmap" in federated.vmap_obstacle(net, held.data, "cpu")
+    assert simulate(task(net, held), progress=False).finished
+    with pytest.raises(ValueError, match="does not go through vmap .*'loop'$"):
+        simulate(task(net, held, "vmap"), progress=False)
 
 
 @pytest.mark.parametrize("name", OF_BATCHES)
