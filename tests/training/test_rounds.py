@@ -6,8 +6,9 @@ import itertools
 import multiprocessing
 import os
 import warnings
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import replace
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,46 +189,59 @@ def test_weights_that_are_none_are_refused(weights):
 # ---- other processes
 
 
+def clean():
+    "Processes of a server that has imported the package and computed nothing."
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dpcomm.training.federated"])
+    return ProcessPoolExecutor(2, context)
+
+
 @pytest.fixture(scope="module")
-def forked():
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(2, context) as executor:
+def processes():
+    with clean() as executor:
         yield executor
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap", "auto"])
 @pytest.mark.parametrize("sent", SENT)
-def test_processes_change_no_bit(sent, engine, forked):
+def test_processes_change_no_bit(sent, engine, processes):
     "With a memory, with sums, and with a model that draws."
     dropout = 0.5 if engine == "loop" else 0.0
     work = task(SENT[sent], model=net(dropout), cohort=4, engine=engine)
     alone, spread = (
-        simulate(work, progress=False, executor=executor) for executor in (None, forked)
+        simulate(work, progress=False, executor=executor)
+        for executor in (None, processes)
     )
     assert torch.equal(alone.w, spread.w) and alone.history == spread.history
     assert alone.ledger == spread.ledger
     assert alone.memory is None or torch.equal(alone.memory, spread.memory)
 
 
-def by_pid(outputs, y):
+@dataclass(frozen=True)
+class Signed:
     "A loss that says in which process it was computed."
-    with open(os.environ["DPCOMM_TEST_PIDS"], "a") as file:
-        file.write(f"{os.getpid()}\n")
-    return F.cross_entropy(outputs, y)
+
+    path: Path
+
+    def __call__(self, outputs, y):
+        with open(self.path, "a") as file:
+            file.write(f"{os.getpid()}\n")
+        return F.cross_entropy(outputs, y)
 
 
-def test_other_processes_do_the_training(forked, tmp_path, monkeypatch):
+def test_other_processes_do_the_training(processes, tmp_path):
     "And weights, losses and drops go there and come back."
     work = replace(task(odd="nan"), loss=F.cross_entropy)
     how = dict(progress=False, nonfinite="drop", weights=WEIGHTS + 1)
     how["metrics"] = lambda *_: {"score": 1.0}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        alone, spread = (simulate(work, **how, executor=e) for e in (None, forked))
+        alone, spread = (simulate(work, **how, executor=e) for e in (None, processes))
     assert torch.equal(alone.w, spread.w) and spread.dropped == [(0, 2), (1, 2)]
-    monkeypatch.setenv("DPCOMM_TEST_PIDS", str(tmp_path / "pids"))
-    with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as executor:
-        simulate(replace(task(), loss=by_pid), **how, executor=executor)
+    with clean() as executor:
+        simulate(
+            replace(task(), loss=Signed(tmp_path / "pids")), **how, executor=executor
+        )
     pids = (tmp_path / "pids").read_text().split()
     assert set(pids) - {str(os.getpid())}
     assert pids.count(str(os.getpid())) == 1, "the trial alone is here"
@@ -240,6 +254,23 @@ def test_processes_that_start_anew_change_no_bit():
     with ProcessPoolExecutor(2, context) as executor:
         spread = simulate(work, progress=False, executor=executor)
     assert torch.equal(simulate(work, progress=False).w, spread.w)
+
+
+def test_forks_that_cannot_compute_gradients_are_told_from_other_faults():
+    "PyTorch's own words where a process forks after gradients in threads."
+
+    class Refusing(Future):
+        def result(self):
+            raise RuntimeError(self.says)
+
+    for says, told in (
+        ("autograd with fork-based multiprocessing", "'spawn'"),
+        ("x", "^x$"),
+    ):
+        refusing = Refusing()
+        refusing.says = says
+        with pytest.raises(RuntimeError, match=told):
+            federated.Spread._taken(None, slice(0, 1), refusing)
 
 
 def test_threads_of_an_executor_of_ones_own_change_no_bit():
@@ -267,9 +298,9 @@ def test_more_chunks_than_are_sent_ahead_come_back_in_order():
     )
 
 
-def test_what_cannot_be_sent_is_said(forked):
+def test_what_cannot_be_sent_is_said(processes):
     work = replace(task(), loss=lambda out, y: F.cross_entropy(out, y))
-    how = dict(progress=False, executor=forked)
+    how = dict(progress=False, executor=processes)
     with pytest.raises(ValueError, match="cannot go to another process .*in a module$"):
         simulate(work, **how)
     with pytest.raises(ValueError, match="^workers is 2, threads .* leave one of them"):
