@@ -8,7 +8,7 @@ __all__ = ['DRAWS', 'WHOLE', 'REFUSALS', 'ENGINES', 'SERVER_STATE', 'KEPT', 'MAR
            'train_channels_last', 'train_vmap', 'vmap_obstacle', 'pick_engine', 'side_by_side', 'local_trainer',
            'server_optimiser', 'predict', 'evaluate', 'Ledger', 'download_bits', 'Task', 'Run', 'save_checkpoint',
            'load_checkpoint', 'check_labels', 'cause_of_nan', 'check_fit', 'train_cohort', 'average', 'Sums', 'summed',
-           'shares', 'Spread', 'one_round', 'check_promise', 'relied_on', 'check_options', 'simulate']
+           'shares', 'Spread', 'one_round', 'check_promise', 'relied_on', 'check_options', 'deployed', 'simulate']
 
 # %% ../../nbs/training/federated.ipynb #ad14bb7f
 import copy
@@ -49,6 +49,7 @@ from dpcomm.core.checks import (
 from ..core.files import read_sealed, seal, write_whole
 from ..core.vectors import HALF, flatten, pack, unflatten, unpack
 from ..mechanisms.contract import patch
+from ..mechanisms.deployments import Deployment
 from ..privacy.accounting import TRUSTS, large_delta
 from ..tasks.images import Federation
 from dpcomm.training.fused import (
@@ -681,6 +682,7 @@ class Task:
     config: Config  # settings of the run
     seed: int  # root of the run's seed tree
     loss: object = cross_entropy  # (outputs, targets) -> mean loss of a batch
+    visits: int = None  # most times that one client takes part; None: any number
 
     def __post_init__(self):
         if not hasattr(self.federation, "visit"):
@@ -702,6 +704,41 @@ class Task:
         "The stream of one use of randomness in a round."
         return seed_tree(self.seed, "round", t, *path)
 
+# %% ../../nbs/training/federated.ipynb #d3b20001
+class _Turns:
+    "Cohorts in which nobody takes part more often than `visits`, drawn in order."
+
+    def __init__(self, seed, n_clients, cohort, sampling, visits):
+        check_between("visits", visits, 1)
+        self.seed, self.cohort, self.sampling = seed, cohort, sampling
+        self.left, self.drawn = np.full(n_clients, visits), []
+
+    def at(self, t):
+        while len(self.drawn) <= t:
+            self.drawn.append(self.next(len(self.drawn)))
+        return self.drawn[t]
+
+    def next(self, t):
+        rng, n = seed_tree(self.seed, "round", t, "sample"), len(self.left)
+        there = np.flatnonzero(self.left)
+        if self.sampling == "fixed":
+            if len(there) < self.cohort:
+                raise ValueError(
+                    f"visits are spent: {len(there)} clients may still take part in round"
+                    f" {t}, and cohort is {self.cohort}: raise visits, or use"
+                    " sampling='poisson'"
+                )
+            found = there[sample_cohort(len(there), self.cohort, "fixed", rng)]
+        else:
+            found = sample_cohort(n, self.cohort, self.sampling, rng)
+            place = np.arange(len(found)) - np.searchsorted(found, found)
+            found = found[place < self.left[found]]
+        np.subtract.at(self.left, found, 1)
+        return found
+
+
+_turns = lru_cache(maxsize=4)(_Turns)
+
 # %% ../../nbs/training/federated.ipynb #d0task03
 @patch
 def cohort(
@@ -710,6 +747,9 @@ def cohort(
 ) -> np.ndarray:  # client numbers, ascending
     "The clients of a round. [dprec Alg. 8]"
     config = self.config
+    if self.visits is not None:
+        draw = self.seed, self.n_clients, config.cohort, config.sampling
+        return _turns(*draw, self.visits).at(t)
     return sample_cohort(
         self.n_clients, config.cohort, config.sampling, self.stream(t, "sample")
     )
@@ -1344,6 +1384,7 @@ def _fingerprint(task, w, device, unit, content):
         "loss": getattr(task.loss, "__qualname__", type(task.loss).__qualname__),
         "device": torch.device(device).type,
         "unit": unit,
+        "visits": task.visits,
         "content": task.federation.data.content_hash if content else None,
     }
 
@@ -1382,10 +1423,17 @@ def _start(task, device, checkpoint, resume, unit, more):
     return run, optimiser, fingerprint
 
 # %% ../../nbs/training/federated.ipynb #c0b1f3a2
-def _about_sampling(promise, config, n_clients):
+def _capped(config, visits):
+    "Whether a client may have had its turns before the last round."
+    twice = config.cohort if config.sampling == "replacement" else 1
+    return visits is not None and visits < config.rounds * twice
+
+
+def _about_sampling(promise, config, n_clients, visits):
     "What a promise says of who takes part that this run does not do."
     if promise.sampling == "none":
-        if config.sampling == "replacement":
+        counted = visits is not None and promise.trust == "local"
+        if config.sampling == "replacement" and not counted:
             yield "a client may come twice in a round, drawn with replacement"
         if (
             promise.relation == "add-remove"
@@ -1396,6 +1444,8 @@ def _about_sampling(promise, config, n_clients):
         return
     if promise.sampling != config.sampling:
         yield f"its sampling is {shown(promise.sampling)}, the run's is {shown(config.sampling)}"
+    elif config.sampling != "poisson" and _capped(config, visits):
+        yield "who has had its turns is left out, so that a draw depends on earlier ones"
 
 
 NULL = {  # relation -> what is there in the place of a null message
@@ -1404,8 +1454,11 @@ NULL = {  # relation -> what is there in the place of a null message
 }
 
 # %% ../../nbs/training/federated.ipynb #d0chk0a2
-def _about_size(promise, config, n_clients, rounds):
+def _about_size(promise, config, n_clients, rounds, visits):
     "What a promise says of rounds and rate that is not this run's."
+    if visits is not None and promise.sampling == "none":
+        twice = config.cohort if config.sampling == "replacement" else 1
+        rounds = min(visits, rounds * twice)
     if promise.scope == "total" and promise.rounds != rounds:
         yield f"it is about {promise.rounds} rounds, the run about {rounds}"
     rate = config.cohort / n_clients
@@ -1437,13 +1490,13 @@ def _about_trust(promise, mechanism, unit):
         )
 
 # %% ../../nbs/training/federated.ipynb #d0chk0a4
-def _unmet(promise, config, n_clients, mechanism):
+def _unmet(promise, config, n_clients, mechanism, visits):
     "Premise -> what of a promise this run does not meet; no entry where it meets it."
     shares = config.sampling == "poisson" and mechanism is not None and mechanism.summed
     few = "a Poisson cohort may bring fewer shares of noise than it counts on"
     found = {
         "shares": [few] if shares else [],
-        "sampling": [*_about_sampling(promise, config, n_clients)],
+        "sampling": [*_about_sampling(promise, config, n_clients, visits)],
         "neighbours": [NULL[promise.relation]] if promise.relation in NULL else [],
     }
     return {name: reasons for name, reasons in found.items() if reasons}
@@ -1456,6 +1509,7 @@ def check_promise(
     rounds: int = None,  # that the promise must be about; None: all of config's
     mechanism=None,  # of the run, whose noise must be the promised; None: not checked
     unit: str = "client",  # whom the mechanism protects: 'client' or 'example'
+    visits: int = None,  # most messages of one client; None: as many as rounds allow
 ):  # the promise, noted where its delta is large; or ValueError
     """Refuse a guarantee about another run than this one.
 
@@ -1463,11 +1517,11 @@ def check_promise(
     part, or what stands for a null message. The rest is excused by none.
     """
     rounds = config.rounds if rounds is None else rounds
-    wrong = [*_about_size(promise, config, n_clients, rounds)]
+    wrong = [*_about_size(promise, config, n_clients, rounds, visits)]
     wrong += _about_trust(promise, mechanism, unit)
     if mechanism is not None and mechanism.summed:
         wrong += _about_shares(promise, config, mechanism)
-    unmet = _unmet(promise, config, n_clients, mechanism)
+    unmet = _unmet(promise, config, n_clients, mechanism, visits)
     bare = {
         name: found for name, found in unmet.items() if name not in promise.premises
     }
@@ -1487,9 +1541,10 @@ def relied_on(
     config: Config,  # of the run
     n_clients: int,  # in the federation
     mechanism=None,  # of the run
+    visits: int = None,  # most messages of one client; None: as many as rounds allow
 ) -> tuple:  # of sentences, one a premise
     "Which premises of a promise a run relies on, and for what."
-    unmet = _unmet(promise, config, n_clients, mechanism)
+    unmet = _unmet(promise, config, n_clients, mechanism, visits)
     unmet |= {name: [] for name in ("keys", "proof")}
     return tuple(
         f"the guarantee stands on a premise about {name}, {promise.premises[name]}"
@@ -1501,7 +1556,7 @@ def relied_on(
 
 def _say(promise, task):
     "Print what a promise stands on."
-    run = task.config, task.n_clients, task.mechanism
+    run = task.config, task.n_clients, task.mechanism, task.visits
     for sentence in relied_on(promise, *run):
         print(sentence)
 
@@ -1590,6 +1645,41 @@ def check_options(
             " machine that has it"
         )
 
+# %% ../../nbs/training/federated.ipynb #d3b20003
+def deployed(
+    task: Task,  # model, federation, mechanism, config and seed
+    deployment: Deployment,  # who takes part, how often, and who is trusted
+    guarantee=None,  # rounds -> Guarantee; None: the deployment's own
+    unit: str = "client",  # whom the mechanism protects, unless the deployment says it
+) -> tuple:  # task, rounds -> Guarantee, unit
+    "A task as its deployment has it; ValueError for what contradicts it."
+    if not isinstance(deployment, Deployment):
+        raise TypeError(
+            f"deployment is {shown(deployment)}; it must be a dpcomm.Deployment: pass one"
+        )
+    s, d = deployment, len(pack(task.model))
+    drawn = "fixed" if s.sampling == "none" else s.sampling
+    said = dict(cohort=s.cohort, rounds=s.rounds, sampling=drawn)
+    here = {name: getattr(task.config, name) for name in said}
+    usual = {name: getattr(Config, name) for name in said}
+    clash = {k: v for k, v in here.items() if v not in (said[k], usual[k])}
+    clash |= {} if task.n_clients == s.n_clients else {"n_clients": task.n_clients}
+    clash |= {} if s.d in (None, d) else {"d": d}
+    clash |= {} if unit in ("client", s.unit) else {"unit": unit}
+    clash |= {} if task.visits in (None, s.visits) else {"visits": task.visits}
+    visits = s.messages if s.sampling == "replacement" else s.visits
+    for name, value in clash.items():
+        raise ValueError(
+            f"{name} is {shown(getattr(s, name))} in the deployment and {shown(value)} in"
+            " the run: they must agree, change one of them"
+        )
+    s = replace(s, d=d)
+    task = replace(task, config=replace(task.config, **said), visits=visits)
+    if s.visits is not None:
+        task.cohort(s.rounds - 1)  # refuses cohorts that cannot be filled
+    own = guarantee or (lambda t: s.after(t).guarantee(task.mechanism))
+    return task, own, s.unit
+
 # %% ../../nbs/training/federated.ipynb #f16592e8
 def _placed(task, device, advance):
     "The task with its model and data on a device, and its engine chosen once."
@@ -1666,6 +1756,7 @@ def simulate(
     nonfinite: str = "refuse",  # updates of nan or inf end the run; 'drop': they count as 0
     weights=None,  # (n_clients,) >= 0, public, what each client's update weighs; None: alike
     executor=None,  # of concurrent.futures, that trains elsewhere; None: threads of this process
+    deployment: Deployment = None,  # who takes part and what is promised; None: as config
 ) -> Run:  # finished, or stopped by max_seconds
     """Federated training with a private, compressed uplink. [dprec Alg. 8]
 
@@ -1675,7 +1766,7 @@ def simulate(
     """
 
     def promised(t):
-        run = task.config, task.n_clients, t, task.mechanism, unit
+        run = task.config, task.n_clients, t, task.mechanism, unit, task.visits
         return check_promise(guarantee(t), *run)
 
     check_options(max_seconds, save_every, workers, device, unit)
@@ -1685,6 +1776,8 @@ def simulate(
             f"workers is {shown(workers)}, threads of this process, and executor trains"
             " elsewhere: leave one of them out"
         )
+    if deployment is not None:
+        task, guarantee, unit = deployed(task, deployment, guarantee, unit)
     if guarantee:
         _say(promised(task.config.rounds), task)
     run, optimiser, fingerprint = _start(
