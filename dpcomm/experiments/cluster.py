@@ -95,7 +95,7 @@ def exposed(
 def _client(address, processes):
     "A connection to a scheduler, or to one of our own."
     try:
-        import dask
+        import dask.config
         from distributed import Client, LocalCluster
     except ModuleNotFoundError:
         raise ValueError(
