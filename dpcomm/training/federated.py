@@ -1657,7 +1657,7 @@ def deployed(
         raise TypeError(
             f"deployment is {shown(deployment)}; it must be a dpcomm.Deployment: pass one"
         )
-    s, d = deployment, len(pack(task.model))
+    s, d = deployment, len(pack(check_model(task.model)))
     drawn = "fixed" if s.sampling == "none" else s.sampling
     said = dict(cohort=s.cohort, rounds=s.rounds, sampling=drawn)
     here = {name: getattr(task.config, name) for name in said}

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import pack
 from dpcomm.mechanisms.contract import mechanism
+from dpcomm.mechanisms.deployments import Deployment
 from dpcomm.tasks.images import Federation
 from dpcomm.training import federated
 from dpcomm.training.federated import Config, Misfit, Task, check_fit, simulate
@@ -160,6 +161,13 @@ def test_a_misfit_is_one_sentence_in_every_engine(name, engine):
         warnings.simplefilter("ignore")
         simulate(task(model, people(**held), engine, **more), progress=False)
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+def test_a_deployment_changes_nothing_about_that():
+    rules = dict(n_clients=4, cohort=4, rounds=1, sampling="none", delta=1e-3)
+    work = task(nn.Sequential(nn.LazyLinear(3)))
+    with pytest.raises(ValueError, match="'0.weight' has no shape yet"):
+        simulate(work, progress=False, deployment=Deployment(**rules))
 
 
 @pytest.mark.parametrize("name", ["features", "no mean"])
