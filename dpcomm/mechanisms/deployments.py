@@ -285,13 +285,17 @@ def guarantee(
 ) -> Guarantee:  # of the whole run: the smallest that is proved
     "What a mechanism promises here; ValueError where nothing is proved."
     _check_mechanism(self, mechanism, accountant)
-    found = []
+    found, why = [], None
     for sampling, releases in _ways(self, mechanism):
         how = _keywords(self, mechanism, sampling, releases, accountant)
-        if how is not None:
+        if how is None:
+            continue
+        try:
             found.append(_stated(self, mechanism, mechanism.guarantee(**how)))
+        except ValueError as error:
+            why = why or error
     if not found:
-        raise ValueError(_unproved(self, mechanism))
+        raise why or ValueError(_unproved(self, mechanism))
     return min(found, key=lambda made: made.eps)
 
 
@@ -461,6 +465,11 @@ def _given(deployment, cls, clip_norm, fixed):
         raise ValueError(
             f"{cls.free} of {cls.name} is what calibrate sets: leave it out, or pass the"
             " mechanism to guarantee"
+        )
+    if cls.free == "eps" and fixed.get("table") is not None:
+        raise ValueError(
+            f"table has the eps of {cls.name} in it: leave table out, or calibrate beta"
+            " with privacy.accounting.calibrate"
         )
     for name in fixed:
         if name not in known:

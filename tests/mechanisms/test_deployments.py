@@ -127,6 +127,17 @@ def test_the_smaller_of_two_ways_is_stated():
     assert few.eps < drawn.eps
 
 
+def test_one_way_that_cannot_be_accounted_leaves_the_other():
+    "Losses of 20 known sums at little noise are beyond the PLD; those of the draw are not."
+    noise = mechanism("gaussian", clip_norm=1.0, sigma=0.8)
+    with pytest.raises(ValueError, match="accountant is 'pld'|with accountant = 'pld'"):
+        noise.guarantee(20, 1e-6, accountant="pld")
+    made = AMPLIFIED.guarantee(noise, "pld")
+    assert made.sampling == "poisson" and made.eps < AMPLIFIED.guarantee(noise).eps
+    swapped = replace(AMPLIFIED, relation="replace").guarantee(noise)
+    assert (swapped.sampling, swapped.relation) == ("none", "replace")
+
+
 def test_visits_take_the_amplification_of_a_fixed_cohort_away():
     noise = mechanism("gaussian", clip_norm=1.0, sigma=3.0)
     capped = replace(FIXED, visits=20)
@@ -236,6 +247,7 @@ def test_a_situation_that_cannot_be_is_refused(changes, told):
             "pm is not to be had with eps = 5e-22: .* at least 1e-6",
         ),
         ("signsgd", dict(eps=1e-30), "reaches"),
+        ("imvu", dict(table=object()), "table has the eps of imvu in it"),
     ],
 )
 def test_what_calibration_cannot_do_is_said(name, arguments, told):
@@ -255,7 +267,6 @@ def test_what_calibration_cannot_do_is_said(name, arguments, told):
         (dict(sampling="replacement"), "topk", "use sampling='poisson' or 'fixed'"),
         (dict(d=None), "ddgauss", "d is None"),
         (dict(unit="example"), "rec", "unit is 'example'"),
-        (dict(relation="replace"), "gaussian", "replace"),
     ],
 )
 def test_what_a_deployment_cannot_serve_is_said(changes, name, told):
