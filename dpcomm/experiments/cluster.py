@@ -6,6 +6,7 @@
 __all__ = ['LONGEST', 'remote', 'Outcome', 'run_dask', 'exposed', 'Resumable', 'request_of', 'arrays_of', 'run_slurm']
 
 # %% ../../nbs/reference/cluster.ipynb #ef93a527
+import io
 import ipaddress
 import logging
 import math
@@ -14,7 +15,7 @@ import re
 import shutil
 import subprocess
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -119,13 +120,19 @@ def _client(address, processes):
         yield client
 
 # %% ../../nbs/reference/cluster.ipynb #52d39b1a
+def _quietly(job, out):
+    "Play a job, and keep what it prints off the terminal of whoever asked."
+    with redirect_stdout(io.StringIO()):
+        return remote(job, out)
+
+
 def _run_stage(client, jobs, folder, outcome, say):
     "Jobs that do not need each other."
     from distributed import as_completed
 
     names = {job.name: job for job in jobs}
     futures = [
-        client.submit(remote, job, str(folder), key=job.name, retries=2, pure=False)
+        client.submit(_quietly, job, str(folder), key=job.name, retries=2, pure=False)
         for job in jobs
     ]
     for future in as_completed(futures):
