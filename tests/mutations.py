@@ -156,10 +156,10 @@ MUTATIONS = [
             "mechanisms/test_sqkr.py",
         ),
         (
-            "DP-REC decodes the next candidate",
+            "DP-REC decodes another candidate",
             "mechanisms/rec",
-            "return np.float32(std) * selected([d], seed, [group], [k])",
-            "return np.float32(std) * selected([d], seed, [group], [k + 1])",
+            "z = selected(sizes, seed, numbers, indices)",
+            "z = selected(sizes, seed, numbers, indices ^ 1)",
             "mechanisms/test_rec.py",
         ),
         # wire

@@ -86,6 +86,7 @@ TWINS = sorted(TRAINERS.values())
 def smoke(request, pool, tmp_path_factory):
     "(name, way) -> a future of an experiment at smoke; two of the selected run at a time."
     futures = {}
+    tmp_path_factory.getbasetemp()  # made once, before two threads ask for it
 
     def one(name, way):
         folder = tmp_path_factory.mktemp(name)

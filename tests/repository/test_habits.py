@@ -7,6 +7,7 @@ import sys
 import pytest
 import yaml
 from checkout import ROOT, python
+from mutations import MUTATIONS, path_of
 
 
 def run(*words: str) -> subprocess.CompletedProcess:
@@ -76,3 +77,10 @@ def collected(*words: str) -> str:
     done = python("-m", "pytest", "-n0", *words, "--collect-only", "-q")
     assert done.returncode == 0, done.stdout[-2000:]
     return done.stdout
+
+
+def test_mistakes_on_purpose_can_still_be_made_and_are_listed():
+    told = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for one in MUTATIONS:
+        assert path_of(one).read_text(encoding="utf-8").count(one.right) == 1, one
+        assert one.right != one.wrong and f"| {one.mistake} |" in told, one.mistake

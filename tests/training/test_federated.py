@@ -1482,3 +1482,17 @@ def test_a_model_with_its_own_trainer_is_trained_by_it_unless_an_engine_is_named
     assert (trainer, size) == (own.local_sgd, 3) and federated.local_trainer(
         own, torch.zeros(5), "fused"
     )[1] == federated.side_by_side("fused", own)
+
+
+@tabled("kind, more", [("gaussian", {}), ("skellam", dict(n_clients=2)), ("pm", {})])
+def test_an_average_divides_by_the_expected_cohort(kind, more):
+    "Two clients came where eight are expected: by two, and the guarantee would not hold."
+    scale = dict(eps=50.0, bound=1.0) if kind == "pm" else dict(clip_norm=4.0)
+    noise = {} if kind == "pm" else dict(sigma=1e-3)
+    sent, w = contract.mechanism(kind, **scale, **noise, **more), torch.zeros(4)
+    rows = torch.full((2, 4), 0.5)
+    part = sent.sketch(rows).double().sum(0) if sent.summed else sent.add_up(rows)
+    chunks = [(part, torch.tensor([1.0, 3.0]))]
+    mean, loss = federated.average(sent, w, chunks, 8.0, 2, seed_tree(0, "noise"))
+    assert torch.allclose(mean, torch.full((4,), 2 * 0.5 / 8), atol=0.02)
+    assert loss == 2.0
