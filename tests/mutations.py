@@ -19,9 +19,7 @@ class Mutation(NamedTuple):
     module: str  # below dpcomm, without .py
     right: str  # stands there once
     wrong: str
-    tests: (
-        str  # files below tests, of the first tier; 'DEEP: ' before those of the other
-    )
+    tests: str  # files below tests, whose first tier is run
 
 
 MUTATIONS = [
@@ -322,36 +320,43 @@ def path_of(mutation, root=ROOT) -> Path:
     return root / "dpcomm" / f"{mutation.module}.py"
 
 
+def first_failure(tests, root) -> str:
+    "The first of some files' tests that fails in the checkout `root`, or ''."
+    words = [*(f"tests/{name}" for name in tests.split()), "-n0", "-x", "-q"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
+        cwd=root,
+        env=settings(root=root),
+        capture_output=True,
+        text=True,
+    )
+    found = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", done.stdout, re.MULTILINE)
+    if done.returncode and not found:
+        raise SystemExit(f"{tests} could not be run:\n{done.stdout}{done.stderr}")
+    return found.group(1) if found else ""
+
+
 def caught_by(mutation, root) -> str:
     "Make one mistake in the checkout `root`; the first test that fails, or ''."
     path = path_of(mutation, root)
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace(mutation.right, mutation.wrong), encoding="utf-8")
     try:
-        deep, files = mutation.tests.startswith("DEEP: "), mutation.tests
-        words = [f"tests/{name}" for name in files.removeprefix("DEEP: ").split()]
-        words += ["-n0", "-x", "-q", *["--all"] * deep]
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *words],
-            cwd=root,
-            env=settings(root=root),
-            capture_output=True,
-            text=True,
-        )
+        return first_failure(mutation.tests, root)
     finally:
         path.write_text(text, encoding="utf-8")
-    found = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", done.stdout, re.MULTILINE)
-    return found.group(1) if found else ""
 
 
 def main():
     "Print a row a mistake; the exit status is how many nobody noticed."
     asked = sys.argv[1:]
+    wanted = [m for m in MUTATIONS if not asked or any(w in m.mistake for w in asked)]
     with tempfile.TemporaryDirectory() as folder:
         root, missed = copy(Path(folder)), 0
-        for mutation in MUTATIONS:
-            if asked and not any(word in mutation.mistake for word in asked):
-                continue
+        for tests in {mutation.tests for mutation in wanted}:
+            if by := first_failure(tests, root):
+                raise SystemExit(f"{by} fails without a mistake: mend it first")
+        for mutation in wanted:
             by = caught_by(mutation, root)
             missed += not by
             print(
