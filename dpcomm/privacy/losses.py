@@ -95,7 +95,7 @@ class _Swapped:
 # %% ../../nbs/foundations/losses.ipynb #3ebe6b3b
 @dataclass(frozen=True)
 class _TwoSided:
-    "The curve of a pair at eps >= 0, continued by symmetry. [page fltop_privacy, Prop. C]"
+    "The curve of a pair at eps >= 0, continued by symmetry. [page fltop_privacy, Prop. 3]"
 
     pair: _Sampled
     top = math.inf
@@ -153,7 +153,7 @@ def _cells(above, below):
 
 
 def _rounded_up(pair, y):
-    "P-masses at the points y, and at infinity. [this page, Prop. A]"
+    "P-masses at the points y, and at infinity. [this page, Prop. 1]"
     p_above, q_above, p_below, q_below = pair.tails(y)
     tail, part = _cells(p_above, p_below)
     mass = np.exp(tail) * (part + _slack(tail))
@@ -165,7 +165,7 @@ def _rounded_up(pair, y):
 
 # %% ../../nbs/foundations/losses.ipynb #d934811f
 def _rounded_down(pair, y):
-    "P-masses at the points y. [this page, Prop. B]"
+    "P-masses at the points y. [this page, Prop. 2]"
     edges = np.append(1.5 * y[0] - 0.5 * y[1], (y[1:] + y[:-1]) / 2)
     p_above, q_above, p_below, q_below = pair.tails(edges)
     tail, part = (x[1:] for x in _cells(p_above, p_below))
@@ -316,7 +316,7 @@ def _grid(plan, theta, std, low, high):
 
 
 def _composed(laws, theta, step, size, first):
-    "Tilted law of the sum from point first on, log of its scale, errors. [Prop. C]"
+    "Tilted law of the sum from point first on, log of its scale, errors. [Prop. 3]"
     log_z, log_most, share, scale, relative = 0.0, 0.0, 0.0, 0.0, 0.0
     rate = 5 * UNIT * math.log2(size)
     for k, mass, rounds in laws:
