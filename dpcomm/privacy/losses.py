@@ -95,7 +95,7 @@ class _Swapped:
 # %% ../../nbs/foundations/losses.ipynb #3ebe6b3b
 @dataclass(frozen=True)
 class _TwoSided:
-    "The curve of a pair at eps >= 0, continued by symmetry. [page fltop_privacy, Prop. 3]"
+    "The curve of a pair at eps >= 0, continued by symmetry. [page fltop_privacy, Prop. C]"
 
     pair: _Sampled
     top = math.inf
