@@ -351,7 +351,7 @@ class Central(Mechanism):
 class Summed(Mechanism):
     "Private in the sum, whose noise comes in shares: made for secure aggregation."
 
-    summed, trust, samplings = True, "secagg", ("none", "poisson")
+    summed, trust, samplings = True, "secagg", ("none", "poisson", "fixed")
     ring = None  # secagg.ring.Ring in which the words are added
     honest = 1  # shares of noise that every sum must carry
 

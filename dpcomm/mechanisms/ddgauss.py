@@ -35,6 +35,7 @@ from dpcomm.privacy.accounting import (
     Guarantee,
     rdp_subsampled_gaussian,
 )
+from ..privacy.whole_noise import gaussian_curvature
 from ..secagg.discrete import discrete_gaussian, exact_variance, tau
 from ..secagg.ring import rounded_norm
 
@@ -200,6 +201,15 @@ def divergences(
     "Renyi curve of one sum of the honest shares. [Kairouz et al. 2021, Prop. 14]"
     grid = (self.step(d), self.clip_norm, self.honest, self.share)
     return _divergences(*grid, d, q, self.beta, relation, "rdp-balle")
+
+# %% ../../nbs/baselines/ddgauss.ipynb #wn000201
+@patch
+def curvature(
+    self: DDGauss,
+    d: int,  # coordinates of the vectors, >= 1
+) -> float:  # in (0, inf]; inf: very many very coarse shares
+    "Of the sum of the honest shares. [page whole_noise, Prop. 2]"
+    return gaussian_curvature(float(self.variance(d)), self.honest)
 
 # %% ../../nbs/baselines/ddgauss.ipynb #a3980bb2
 @patch

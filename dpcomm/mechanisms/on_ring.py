@@ -33,8 +33,11 @@ from .contract import Whole, patch
 from dpcomm.mechanisms.distributed_noise import (
     CLAIMED,
     SharedNoise,
+    noisy_sum_guarantee,
     of_shares,
+    refuse_coarse,
     sampling_rate,
+    shared_losses,
 )
 from dpcomm.privacy.accounting import (
     Guarantee,
@@ -46,6 +49,7 @@ from dpcomm.privacy.accounting import (
 )
 from ..privacy.games import listed_curve
 from ..privacy.losses import Losses
+from ..privacy.whole_noise import normal_std
 from ..secagg.ring import Ring, conditional_round, rounded_norm
 
 # %% ../../nbs/secagg/on_ring.ipynb #d96c7cfa
@@ -403,15 +407,21 @@ def guarantee(
     d: int = None,  # coordinates of the vectors; must be given: rounding costs more in more
     n_clients: int = None,  # clients in the federation; needed under sampling
     cohort: float = None,  # expected cohort; needed under sampling
-    sampling: str = "none",  # none | poisson
-    **names,  # relation (zero-out | replace), accountant (rdp-...), unit, note, premises
+    sampling: str = "none",  # none | poisson | fixed
+    **names,  # relation (zero-out | replace), accountant (rdp-..., pld), unit, note, premises
 ) -> Guarantee:  # of the whole run, while the honest shares are in every sum
-    "Privacy of `rounds` sums; ValueError without d. [Kairouz et al. 2021, Alg. 1]"
+    "Privacy of `rounds` sums; ValueError without d. [page whole_noise, Prop. 1]"
     check_between("d", d, 1)
     check_between("rounds", rounds, 1)
-    q = sampling_rate(sampling, n_clients, cohort, self.honest)
+    q = sampling_rate(sampling, n_clients, cohort, self.honest, self.samplings)
     names |= of_shares(sampling, self.honest, self.n_clients, names)
-    made = self.account(d, q, rounds, delta, **names)
+    if sampling == "fixed" or names.get("accountant") == "pld":
+        trust = "secagg" if sampling == "none" else "central"
+        names = dict(relation="zero-out", sampling=sampling, trust=trust) | names
+        sigma = self.normal_sigma(d) or refuse_coarse(self)
+        made = noisy_sum_guarantee(sigma, delta, q, rounds, **names)
+    else:
+        made = self.account(d, q, rounds, delta, **names)
     return made.noting(large_delta(delta, n_clients or self.n_clients))
 
 # %% ../../nbs/secagg/on_ring.ipynb #105e5011
@@ -427,28 +437,46 @@ def divergences(
 
 
 @patch
+def curvature(
+    self: OnRing,
+    d: int,  # coordinates of the vectors, >= 1
+) -> float:  # of the noise of the honest shares, in (0, inf]
+    "Largest curvature of the noise of a sum. [page whole_noise]"
+    raise NotImplementedError
+
+
+@patch
+def normal_sigma(
+    self: OnRing,
+    d: int,  # coordinates of the vectors, >= 1
+) -> float:  # noise multiplier; 0 where none is proved
+    "Normal noise that hides no more than the honest shares. [page whole_noise, Prop. 1]"
+    longest = rounded_norm(self.clip_norm / self.step(d), padded(d), self.beta)
+    return normal_std(self.curvature(d)) / longest
+
+
+@patch
 def losses(
     self: OnRing,
     d: int = None,  # coordinates of the vectors; must be given
     q: float = 1.0,  # chance to take part; 1 without sampling
-    relation: str = "zero-out",  # zero-out | replace
-    sampling: str = "none",  # none | poisson
+    relation: str = "zero-out",  # zero-out | replace; with a sampling as for Gaussians
+    sampling: str = "none",  # none | poisson | fixed
     unit: str = "client",  # whose vector is clipped
-) -> Losses:  # of one sum of the honest shares: a Renyi curve
-    "What one sum that the honest shares hide loses. [Kairouz et al. 2021, Alg. 1]"
+) -> Losses:  # of one sum of the honest shares
+    "What one sum that the honest shares hide loses. [page whole_noise, Prop. 1]"
     check_between("d", d, 1)
-    check_choice("sampling", sampling, ("none", "poisson"))
+    check_choice("sampling", sampling, self.samplings)
     check_number("q", q, "[1, 1]" if sampling == "none" else "(0, 1]")
-    orders, curve = self.divergences(d, q, relation)
-    known = dict(zip(orders.tolist(), curve.tolist()))
+    known = None
+    if sampling == "none" or (sampling, relation) == ("poisson", "zero-out"):
+        orders, curve = self.divergences(d, q, relation)
+        table = dict(zip(orders.tolist(), curve.tolist()))
 
-    def renyi(orders):
-        return np.array([known.get(float(a), math.inf) for a in np.ravel(orders)])
+        def known(orders):
+            return np.array([table.get(float(a), math.inf) for a in np.ravel(orders)])
 
-    about = of_shares(sampling, self.honest, self.n_clients)
-    about["trust"] = "secagg" if sampling == "none" else "central"
-    about |= dict(sampling=sampling, relation=relation, unit=unit, q=float(q))
-    return Losses(self.name, renyi=renyi, **about)
+    return shared_losses(self, self.normal_sigma(d), known, q, relation, sampling, unit)
 
 # %% ../../nbs/secagg/on_ring.ipynb #65730c68
 def gaussian_multiplier(

@@ -35,6 +35,7 @@ from dpcomm.mechanisms.on_ring import (
 )
 from ..privacy.accounting import INTEGER_ORDERS, Guarantee
 from ..privacy.accounting import calibrate as least
+from ..privacy.whole_noise import skellam_curvature
 from ..secagg.poisson import skellam
 from ..secagg.ring import rounded_norm
 
@@ -223,6 +224,15 @@ def divergences(
     "Renyi curve of one sum with noise of sigma C. [Agarwal, Kairouz & Liu 2021]"
     grid = (self.step(d), self.clip_norm, 1, self.sigma * self.clip_norm)
     return _divergences(*grid, d, q, self.beta, relation, "rdp-balle")
+
+# %% ../../nbs/baselines/skellam.ipynb #wn000202
+@patch
+def curvature(
+    self: Skellam,
+    d: int,  # coordinates of the vectors, >= 1
+) -> float:  # > 0
+    "Of the noise of sigma C that the honest shares carry. [page whole_noise, Prop. 3]"
+    return skellam_curvature((self.sigma * self.clip_norm / self.step(d)) ** 2)
 
 # %% ../../nbs/baselines/skellam.ipynb #63eaa772
 def calibrate(

@@ -337,7 +337,7 @@ def _composed(laws, theta, step, size, first):
     return law, scale, error, relative
 
 # %% ../../nbs/foundations/losses.ipynb #7bb2f2fd
-def _one_end(plan, view, up, gap):
+def _one_end(plan, view, up):
     "The upper or the lower epsilon of one direction, at one tilt."
     from scipy.signal import lfilter
 
@@ -367,13 +367,11 @@ def _one_end(plan, view, up, gap):
     relative += 8 * UNIT * (theta * step * (abs(first) + size) + abs(scale) + 750)
     if relative > 0.1:
         return math.inf if up else 0.0
-    with np.errstate(over="ignore"):
-        charge = (1 + np.exp(x)) * gap if gap else 0 * x
     infinite = -math.expm1(infinite)
     if up:
-        left = 1 - (charge + infinite) / plan.delta - room
+        left = 1 - infinite / plan.delta - room
         return _read_up(x, above, null, left / (1 + 2 * relative), slip)
-    left = 1 + (charge - infinite) / plan.delta + room
+    left = 1 - infinite / plan.delta + room
     return _read_down(x, above, null, left / (1 - 2 * relative), slip)
 
 
@@ -408,18 +406,18 @@ def _read_down(x, above, null, left, slip):
 TRIES = 3  # tilts
 
 
-def _both_ends(parts, delta, gap=0.0):
+def _both_ends(parts, delta):
     "Lower and upper epsilon of pairs, each made a number of times, in one direction."
     plan = _Plan(parts, delta)
-    low, high = 0.0, math.inf if gap else sum(r * pair.top for pair, r in parts)
+    low, high = 0.0, sum(r * pair.top for pair, r in parts)
     theta = plan.theta
     for _ in range(TRIES):
         std, ends, t = plan.window(theta)
         size, step = _grid(plan, theta, std, *ends)
         view = theta, t, math.floor(ends[0] / step), step, size
         before = high - low
-        low = max(low, _one_end(plan, view, False, gap))
-        high = min(high, _one_end(plan, view, True, gap))
+        low = max(low, _one_end(plan, view, False))
+        high = min(high, _one_end(plan, view, True))
         if high - low <= CLOSE * high or high - low > before / 2:
             break
         theta /= 2
@@ -438,9 +436,6 @@ class Losses:
     sampling: str = "none"  # who takes part
     trust: str = "central"  # what the adversary sees
     q: float = 1.0  # chance to take part, in (0, 1]
-    gap: Callable = (
-        None  # rounds -> total variation of the noise as drawn from the pair's
-    )
     note: str = ""  # anything else a reader must know
     premises: dict = field(default_factory=dict, hash=False)  # as in `Guarantee`
 
@@ -482,7 +477,7 @@ def gaussian_losses(
     q: float = 1.0,  # chance to take part, in (0, 1]; 1 without sampling
     relation: str = "add-remove",  # a name in GAUSSIAN[sampling]
     sampling: str = "none",  # a name in GAUSSIAN
-    **about,  # name, unit, trust, gap, note, premises of the `Losses`
+    **about,  # name, unit, trust, note, premises of the `Losses`
 ) -> Losses:  # of one noisy sum
     "A Gaussian sum. [Zhu, Dong & Wang 2022, Thm. 11; page fltop_privacy, Props. B and C]"
     sigma = float(check_number("sigma", sigma, "[1e-2, 1e12]"))
@@ -624,10 +619,9 @@ def _pld_ends(releases, delta):
     counts = {}
     for release, rounds in releases:
         counts[release.pairs] = counts.get(release.pairs, 0) + rounds
-    gap = sum(r.gap(rounds) for r, rounds in releases if r.gap is not None)
     sides = max(map(len, counts))
     ends = [
-        _both_ends([(p[side % len(p)], n) for p, n in counts.items()], delta, gap)
+        _both_ends([(p[side % len(p)], n) for p, n in counts.items()], delta)
         for side in range(sides)
     ]
     return tuple(max(side[i] for side in ends) for i in (0, 1))
@@ -651,16 +645,6 @@ def _by_renyi(releases, delta, about, why):
     return made
 
 
-def _unreachable(releases):
-    "What stands between a list and its delta."
-    gaps = [(r.gap(n), r.name) for r, n in releases if r.gap is not None]
-    if not gaps or max(gaps)[0] == 0:
-        return "they are too large, or revealed too often"
-    return "noise of {1} as it is drawn is {0:.1g} from the normal law".format(
-        *max(gaps)
-    )
-
-
 def compose(
     releases,  # list of (Losses, rounds): what is released, and how often, >= 1
     delta: float,  # of the whole list, in [1e-100, 1)
@@ -675,6 +659,6 @@ def compose(
             return Bracket(0.0, _by_renyi(releases, delta, about, why))
     low, high = _pld_ends(releases, delta)
     if high == math.inf:
-        why = f"losses cannot reach a delta of {delta:g}: {_unreachable(releases)}"
+        why = f"losses cannot reach a delta of {delta:g}: they are too large, or revealed too often"
         return Bracket(low, _by_renyi(releases, delta, about, why))
     return Bracket(low, Guarantee(high, delta, accountant="pld", **about))

@@ -36,7 +36,7 @@ def expected(deployment, m):
     if deployment is AMPLIFIED and m.trust != "local":
         drawn = own(deployment, m, "poisson", deployment.rounds)
         return min(drawn, own(deployment, m), key=lambda made: made.eps)
-    if deployment is FIXED and m.trust == "central":
+    if deployment is FIXED and m.trust != "local":
         return own(deployment, m, "fixed", deployment.rounds)
     if deployment is FIXED and m.name == "rec":
         drawn = own(deployment, m, "fixed", deployment.rounds, relation="replace")
@@ -129,8 +129,8 @@ def test_the_smaller_of_two_ways_is_stated():
 
 def test_one_way_that_cannot_be_accounted_leaves_the_other():
     "Losses of 20 known sums at little noise are beyond the PLD; those of the draw are not."
-    noise = mechanism("gaussian", clip_norm=1.0, sigma=0.8)
-    with pytest.raises(ValueError, match="accountant is 'pld'|with accountant = 'pld'"):
+    noise = mechanism("gaussian", clip_norm=1.0, sigma=0.25)
+    with pytest.raises(ValueError, match="with accountant = 'pld'"):
         noise.guarantee(20, 1e-6, accountant="pld")
     made = AMPLIFIED.guarantee(noise, "pld")
     assert made.sampling == "poisson" and made.eps < AMPLIFIED.guarantee(noise).eps

@@ -155,14 +155,10 @@ def test_enumerated_discrete_noise_keeps_every_claim(sigma, steps):
     p, q = law(steps, shift, wide), law(steps, 0, wide)
     names = itertools.product((1e-2, 1e-5), ("rdp-classic", "rdp-balle", "pld"))
     for delta, name in names:
-        try:
-            claim = distributed_noise.exact_guarantee(
-                sigma, delta, steps, accountant=name
-            )
-        except ValueError as error:
-            assert name == "pld" and "use 'rdp-balle'" in str(error)
-        else:
-            assert games.listed_curve(p, q, claim.eps) <= delta * (1 + 1e-9)
+        claim = distributed_noise.exact_guarantee(sigma, delta, steps, accountant=name)
+        true = games.listed_curve(p, q, claim.eps)
+        assert true <= delta * (1 + 1e-9)
+        assert name != "pld" or steps < 9 or true > 0.3 * delta
     eps = np.linspace(0, 5, 21)
     bound = games.gaussian_curve(shift / steps, eps)
     bound += (1 + np.exp(eps)) * ring.rounding_gap(steps, 1)
@@ -190,11 +186,11 @@ def test_the_gap_to_rounded_normal_numbers_is_bounded(steps):
     assert many == pytest.approx(math.sqrt(1e9 / 600) / 2**40)
 
 
-def test_a_privacy_loss_distribution_pays_or_is_refused():
+def test_a_privacy_loss_distribution_costs_what_the_normal_law_costs():
     run = dict(rounds=10, delta=1e-3, accountant="pld")
     fine, floats = (Gaussian(1.0, 1.0, exact=e).guarantee(**run) for e in (True, False))
-    assert floats.eps < fine.eps < floats.eps * 1.01
-    assert fine.delta == floats.delta == 1e-3 and 0 < distributed_noise.PAID < 0.1
+    assert floats.eps <= fine.eps < floats.eps * (1 + 1e-9)
+    assert fine.delta == floats.delta == 1e-3
     drawn, orders = (0.1, 10), accounting.INTEGER_ORDERS
     sampled = distributed_noise.exact_guarantee(
         1, 1e-5, 5.0, *drawn, sampling="poisson"
@@ -208,10 +204,6 @@ def test_a_privacy_loss_distribution_pays_or_is_refused():
 @tabled(
     "call, words",
     [
-        (
-            lambda: distributed_noise.exact_guarantee(1, 1e-5, 5.0, accountant="pld"),
-            "accountant is 'pld'; discrete noise of 5 steps",
-        ),
         (
             lambda: audit.judge_messages(Gaussian(1.0, 1.0), 100, seed_tree(0)),
             "private message by message",
