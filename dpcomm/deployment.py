@@ -50,7 +50,8 @@ seed = 0
 model = "linear"
 mechanism = "rec"
 parameters = "clip_norm=1.0 std=1.0 index_bits=7"
-release = "sampling='none' accountant='exact-balle'"
+trust = "local"
+tolerance = 0.0
 delta = 1e-5
 seconds = 120.0
 least = 1
@@ -64,7 +65,8 @@ out = ""
 IN_SUMS = dict(
     mechanism='"ddgauss"',
     parameters='"clip_norm=1.0 sigma=1.0 n_clients=4 tolerance=0.25"',
-    release="\"d=7850 relation='zero-out' accountant='rdp-balle'\"",
+    trust='"secagg"',
+    tolerance="0.25",
     sums="true",
 )
 
@@ -90,24 +92,25 @@ FLOOR_IN_SUMS = dict(mechanisms='["ddgauss"]', epsilon_round="5.4", epsilon_tota
 # %% ../nbs/reference/deployment.ipynb #f10b0007
 PLAN = """"What server and clients agree on."
 
-from dpcomm import mechanism
+from dpcomm import Deployment, mechanism
 from dpcomm.cli import assignments
 from dpcomm.core.chance import seed_tree
 from dpcomm.training import federated, models
+
+
+def situation(config):
+    "Who takes part, how often, and who is trusted: here everybody, in every round."
+    names = "rounds", "delta", "trust", "tolerance"
+    said = {name: config[name] for name in names}
+    n = config["clients"]
+    return Deployment(n_clients=n, cohort=n, sampling="none", **said)
 
 
 def plan(config, federation):
     "The task, as one machine knows it: without data, or with its own."
     model = models.build(config["model"], seed_tree(config["seed"], "init"))
     made = mechanism(config["mechanism"], **assignments(config["parameters"].split()))
-    settings = federated.Config(
-        rounds=config["rounds"],
-        cohort=config["clients"],
-        lr=0.1,
-        server="sgd",
-        server_lr=0.3,
-        engine="loop",
-    )
+    settings = federated.Config(lr=0.1, server="sgd", server_lr=0.3, engine="loop")
     return federated.Task(model, federation, made, settings, config["seed"])
 """
 
@@ -122,7 +125,7 @@ from dpcomm.core.chance import seed_tree
 from dpcomm.tasks import images
 from dpcomm.training.floor import read_floor
 
-from .plan import plan
+from .plan import plan, situation
 
 
 def node(config, own):
@@ -136,22 +139,21 @@ def node(config, own):
     if own.get("keys"):
         identity, sums = flower_sums.read_keys(own["keys"], f"client-{client}")
         mine = replace(mine, sums=sums if config["sums"] else None)
-    task = plan(config, mine)
-    return flower.Node(task, client, own.get("insecure", False), floor, identity)
+    who = client, own.get("insecure", False), floor, identity
+    return flower.Node(plan(config, mine), *who, situation(config))
 
 
 app = flower.client_app(node)
 """
 
 # %% ../nbs/reference/deployment.ipynb #f10b000b
-SERVER = """"The server: a guarantee, deadlines, and a score after every round."
+SERVER = """"The server: deadlines, and a score after every round."
 
 from dpcomm import flower, flower_sums
-from dpcomm.cli import assignments
 from dpcomm.tasks import images
 from dpcomm.training import federated
 
-from .plan import plan
+from .plan import plan, situation
 
 
 def serve(config):
@@ -162,17 +164,13 @@ def serve(config):
     summed = sums if config["sums"] else None
     apart, wait = flower.Apart(config["clients"], sums=summed), config["seconds"]
     task, test = plan(config, apart), images.load("digits")
-    release = assignments(config["release"].split())
-
-    def guarantee(rounds):
-        return task.mechanism.guarantee(rounds, config["delta"], **release)
 
     def score(w):
         right, _ = federated.evaluate(task.model, w, test.x_test, test.y_test)
         return f"accuracy {right:.1f} %"
 
     waits = flower.Deadlines(wait, wait, wait, least=config["least"])
-    said = dict(guarantee=guarantee, deadlines=waits, score=score)
+    said = dict(deployment=situation(config), deadlines=waits, score=score)
     history = config["model"] if config["history"] else None
     said |= dict(directory=sums and sums.directory, history=history)
     return dict(task=task, identity=identity) | said

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['FLWR', 'HELLO', 'UPDATE', 'SUM', 'OK', 'REFUSED', 'FAILED', 'AGAIN', 'BEHIND', 'LIMIT', 'CODES', 'NONCE', 'OUT',
            'PULLS', 'need_flower', 'Apart', 'own_part', 'check_task', 'agreement', 'differences', 'mark_of',
-           'local_update', 'message_of', 'Node', 'greet', 'within', 'proven', 'claim', 'caught_up', 'remember', 'admit',
-           'work', 'check_weights', 'guarded', 'answer', 'Gathering', 'take', 'code_of', 'drawn', 'step', 'by_message',
-           'Here', 'Deadlines', 'converse', 'meet', 'Down', 'History', 'Row', 'gather', 'Promise', 'Served', 'keep',
-           'Journal', 'serve', 'Line', 'object_bytes', 'client_app', 'server_app']
+           'local_update', 'expected', 'message_of', 'Node', 'greet', 'within', 'proven', 'claim', 'caught_up',
+           'remember', 'admit', 'work', 'check_weights', 'guarded', 'answer', 'Gathering', 'take', 'code_of', 'drawn',
+           'step', 'by_message', 'Here', 'Deadlines', 'converse', 'meet', 'Down', 'History', 'Row', 'gather', 'Promise',
+           'Served', 'keep', 'Journal', 'serve', 'Line', 'object_bytes', 'client_app', 'server_app']
 
 # %% ../nbs/reference/flower.ipynb #f10a0003
 import hashlib
@@ -35,7 +35,7 @@ import dpcomm
 from .core.chance import Insecure, derive, private_stream
 from .core.checks import check_between, check_positive, shown
 from .core.files import read_sealed, seal
-from .core.vectors import groups, pack
+from .core.vectors import groups, pack, trainable
 from .core.wire import VERSION as WIRE
 from .core.wire import BadMessage, parse_message
 from .mechanisms.contract import Total
@@ -70,9 +70,16 @@ class Apart:
         None  # Dataset of this client alone; None: the server, which has none
     )
     sums: object = None  # flower_sums.Sums, where only sums are to be seen
+    weights: object = None  # (n_clients,) >= 0, public, what updates weigh; None: alike
 
     def __post_init__(self):
         check_between("n_clients", self.n_clients, 1, 2**32)
+        self.share  # refuses weights of another federation
+
+    @property
+    def share(self):  # (n_clients,) in [0, 1], or None
+        "Weights as shares of the largest."
+        return federated.shares(self.weights, self.n_clients)
 
     @property
     def parts(self) -> range:  # as long as there are clients
@@ -129,6 +136,21 @@ def _size(task):
     "Weights of the model that train."
     return sum(groups(task.model).values())
 
+
+def _layers(model):
+    "Names, shapes and types of the parameters that train, and the layers they are in."
+    for name, p in trainable(model).items():
+        layer = type(model.get_submodule(name.rpartition(".")[0])).__name__
+        yield name, tuple(p.shape), str(p.dtype), layer
+
+
+def _digest(what):
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:32]
+
+
+def _named(loss):
+    return getattr(loss, "__qualname__", type(loss).__qualname__)
+
 # %% ../nbs/reference/flower.ipynb #f10a000e
 def agreement(
     task: federated.Task,  # of server or client
@@ -140,8 +162,13 @@ def agreement(
         mechanism=task.mechanism,
         seed=task.seed,
         weights=_size(task),
+        layers=_digest([*_layers(task.model)]),
+        loss=_named(task.loss),
         clients=task.n_clients,
+        visits=task.visits,
     )
+    if (share := getattr(task.federation, "share", None)) is not None:
+        shared["share"] = _digest(share.tolist())
     if sums := getattr(task.federation, "sums", None):
         shared |= sums.public
     settings = {f"config.{k}": v for k, v in asdict(task.config).items()}
@@ -174,14 +201,26 @@ def local_update(
     w: Tensor,  # (d,) weights of the server
     t: int,  # round, from 0 on
 ) -> Tensor:  # (d,) local weights minus w, finite
-    "Train on one client's data. [dprec Alg. 8, client training]"
+    """Train on one client's data. [dprec Alg. 8, client training]
+
+    Where clients weigh differently, the update is clipped and scaled by the client's share.
+    """
     streams = task.streams(t, np.array([client]), "batches")
     visit = task.model, w, task.federation, np.array([client]), task.config, streams
-    mask = task.mechanism.at(t).trainable(len(w))
+    mechanism, share = task.mechanism.at(t), getattr(task.federation, "share", None)
+    mask = mechanism.trainable(len(w))
     with futures.ThreadPoolExecutor(1) as pool:
         trained = federated.train_cohort(*visit, pool, mask, loss=task.loss)
         ((updates, _),) = trained
-    return updates[0]
+    return updates[0] if share is None else mechanism.clip(updates)[0] * share[client]
+
+
+def expected(
+    task: federated.Task,  # of the server
+) -> float:  # what the updates of a round weigh together, in shares of the largest
+    "The divisor of a round's sum: public, whoever answers."
+    share = getattr(task.federation, "share", None)
+    return task.config.cohort * (1.0 if share is None else float(share.mean()))
 
 # %% ../nbs/reference/flower.ipynb #f10a0016
 def message_of(
@@ -203,8 +242,13 @@ class Node:
     insecure: bool = False  # whether its keys follow from the seed: tests only
     floor: object = None  # Floor of its owner; None: nothing is answered
     identity: object = None  # its Ed25519 private key; secure sums need it
+    deployment: object = None  # dpcomm.Deployment; None: the task's config says it all
 
     def __post_init__(self):
+        if self.deployment is not None:
+            task, _, _ = federated.deployed(self.task, self.deployment)
+            object.__setattr__(self, "task", task)
+            object.__setattr__(self, "deployment", None)  # it is in the task now
         check_task(self.task)
         check_between("client", self.client, 0, self.task.n_clients - 1)
         if self.task.mechanism.summed and not (self.floor and self.identity):
@@ -510,11 +554,17 @@ def drawn(
     task: federated.Task,  # of the server
     t: int,  # round, from 0 on
     insecure: bool = False,  # whether both follow from the seed: tests only
+    asked=(),  # rounds in which each client was asked so far; needed where visits are few
 ) -> tuple:  # clients of the round, ascending; stream of the server's noise
     "What a round leaves to chance, on the server. [dprec Alg. 8]"
     if insecure:
         return task.cohort(t).tolist(), task.stream(t, "server")
     rng, config = private_stream(), task.config
+    if task.visits is not None:
+        left = task.visits - np.asarray(asked)
+        return federated.among(
+            left, t, config.cohort, config.sampling, rng
+        ).tolist(), rng
     how = task.n_clients, config.cohort, config.sampling
     return federated.sample_cohort(*how, rng).tolist(), rng
 
@@ -523,7 +573,7 @@ def step(
     w: Tensor,  # (d,) weights with gradient, changed in place
     optimiser: torch.optim.Optimizer,  # of the server, on w
     gathering: Gathering,  # of a whole round
-    cohort: int,  # expected number of clients in it
+    cohort: float,  # expected number of clients in it, > 0
     rng,  # stream of the server's noise
 ) -> None:  # w has moved
     "The server's step. [dprec Alg. 8, sign corrected]"
@@ -546,7 +596,7 @@ def by_message(
         update, key = local_update(home, client, w, t), Node(home, client, True).key(t)
         message = message_of(home, update, t, key)
         take(gathering, client, dict(code=OK, round=t, message=message))
-    step(run.w, optimiser, gathering, task.config.cohort, rng)
+    step(run.w, optimiser, gathering, expected(task), rng)
     d, mechanism = len(w), gathering.mechanism
     run.ledger.record(t, np.array(cohort), mechanism.bits(d), 32 * d, False)
     run.round += 1
@@ -717,7 +767,7 @@ class Down:
 
     def learn(self, gathering, rng):
         "Take the step of a round."
-        step(self.w, self.optimiser, gathering, self.task.config.cohort, rng)
+        step(self.w, self.optimiser, gathering, expected(self.task), rng)
 
     def pack(self):
         "What a checkpoint needs, in plain values and tensors."
@@ -735,6 +785,11 @@ class History(Down):
     keep, model = True, None
 
     def __init__(self, task, name):  # the model's key in models.MODELS
+        if getattr(task.federation, "share", None) is not None:
+            raise ValueError(
+                "weights are named and history goes down, whose replicas weigh all clients"
+                " alike: leave one of them out"
+            )
         made = replay.Agreement(name, task.mechanism, task.config)
         self.past, self.lost = replay.Server(made, task.seed, task.n_clients), set()
         self.w, self.name = self.past.state.w, name
@@ -849,6 +904,7 @@ class Promise:
     guarantee: object = None  # rounds -> Guarantee; None: none is claimed
     before: int = 0  # messages that a client has sent in earlier runs, at most
     known: bool = False  # whether keys or draws can be repeated
+    counts: bool = False  # whether `guarantee` takes the messages before as well
 
     def after(
         self,
@@ -859,7 +915,8 @@ class Promise:
             return None
         made, note = self.guarantee(rounds), ""
         if self.before and made.sampling == "none":
-            made = self.guarantee(rounds + self.before)
+            earlier = rounds, self.before
+            made = self.guarantee(*earlier if self.counts else [sum(earlier)])
             note = f"{self.before} of the rounds were in earlier runs"
         elif self.before:
             note = f"{self.before} messages of earlier runs are not counted"
@@ -895,6 +952,9 @@ class Journal:
 
     def __init__(self, task, down, folder=None):
         self.task, self.down, self.rows, self.earlier = task, down, [], 0
+        self.asked = np.zeros(
+            task.n_clients, int
+        )  # rounds in which each client was asked
         self.folder = folder and Path(folder)
         if folder and self.folder.exists():
             floor.check_private(self.folder)
@@ -919,6 +979,7 @@ class Journal:
             )
         same = kept["agreement"] == mine
         self.earlier = kept["earlier"] if same else len(self.rows)
+        self.asked[:] = kept.get("asked", 0)
         self.down.unpack(kept["down"])
 
     def end(self, row, promised):
@@ -929,7 +990,8 @@ class Journal:
             rows, down = [asdict(row) for row in self.rows], self.down.pack()
             kept = dict(agreement=agreement(self.task), rows=rows, down=down)
             content = io.BytesIO()
-            torch.save(kept | dict(earlier=self.earlier), content)
+            more = dict(earlier=self.earlier, asked=self.asked.tolist())
+            torch.save(kept | more, content)
             floor.write_private(self.folder / "server.pt", seal(content.getvalue()))
             keep(served, self.folder)
         return served
@@ -950,9 +1012,13 @@ def serve(
     insecure: bool = False,  # whether cohorts and noise follow from the seed: tests only
     directory: dict = None,  # client -> 32 bytes, its public key; of Sums where there are any
     folder=None,  # private folder of the run, which goes on from there; None: nothing is kept
+    deployment=None,  # dpcomm.Deployment: who takes part and what is promised
 ) -> Served:  # the model and the ledger
     "Run a server to its last round. [dprec Alg. 8]"
-    _promise(check_task(task), guarantee, say)
+    counts, unit = deployment is not None and guarantee is None, "client"
+    if deployment is not None:
+        task, guarantee, unit = federated.deployed(task, deployment, guarantee)
+    _promise(check_task(task), guarantee, say, unit)
     sums = getattr(task.federation, "sums", None)
     directory = sums.directory if sums else directory
     _warn(task, directory, say)
@@ -961,9 +1027,10 @@ def serve(
     clients, heard = meet(line, task, deadlines, say, directory)
     before = max(reply["before"] for reply in heard.values()) - journal.earlier
     known = insecure or any(reply.get("insecure") for reply in heard.values())
-    promise = Promise(guarantee, max(0, before), known)
+    promise = Promise(guarantee, max(0, before), known, counts)
     for t in range(len(journal.rows), task.config.rounds):
-        cohort, rng = drawn(task, t, insecure)
+        cohort, rng = drawn(task, t, insecure, journal.asked)
+        journal.asked[cohort] += 1
         one = line, task, clients, down, t, cohort, deadlines
         found, row = sums.gather(*one, identity) if sums else gather(*one)
         if not row.skipped:
@@ -998,13 +1065,14 @@ def _check_heard(served, skips, deadlines):
         )
 
 
-def _promise(task, guarantee, say):
+def _promise(task, guarantee, say, unit):
     "The guarantee of the whole run, held against its settings."
     if guarantee is not None:
         made = guarantee(task.config.rounds)
-        run = task.config, task.n_clients
-        federated.check_promise(made, *run, mechanism=task.mechanism)
-        for sentence in federated.relied_on(made, *run, task.mechanism):
+        run, mechanism = (task.config, task.n_clients), task.mechanism
+        how = dict(mechanism=mechanism, unit=unit, visits=task.visits)
+        federated.check_promise(made, *run, **how)
+        for sentence in federated.relied_on(made, *run, mechanism, task.visits):
             say(sentence)
 
 # %% ../nbs/reference/flower.ipynb #f10a0041

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HALF', 'POINTS', 'BLOCK', 'check_floats', 'check_finite', 'check_vector', 'check_rows', 'flatten', 'unflatten',
-           'trainable', 'groups', 'pack', 'unpack', 'clip_l2', 'hadamard', 'walsh_hadamard', 'signs', 'rotate',
-           'unrotate']
+           'trainable', 'groups', 'pack', 'unpack', 'clip_l2', 'hadamard', 'walsh_hadamard', 'signs', 'block_size',
+           'rotate', 'unrotate']
 
 # %% ../../nbs/foundations/vectors.ipynb #82baf8c3
 import functools
@@ -225,9 +225,9 @@ def walsh_hadamard(
 # %% ../../nbs/foundations/vectors.ipynb #9d262de8
 @functools.lru_cache(maxsize=8)
 def signs(
-    size: int,  # D, a power of two
+    size: int,  # number of signs, >= 1
     seed: int,  # public
-) -> Tensor:  # (D,) float32, +1 or -1
+) -> Tensor:  # (size,) float32, +1 or -1
     "The random signs that everyone shares. [Kairouz et al. 2021, Alg. 1]"
     check_size("size", size)
     check_between("seed", seed, 0)
@@ -236,27 +236,45 @@ def signs(
     ).float()
 
 # %% ../../nbs/foundations/vectors.ipynb #3d8c73d8
+def block_size(
+    d: int,  # entries of a vector, >= 1
+) -> int:  # P, with P <= d < 2 P
+    "Entries that are transformed together: the largest power of two."
+    return 1 << (check_size("d", d).bit_length() - 1)
+
+
+def _blocks(name, x, seed):
+    "Where each block of the rotation starts, and its signs, in order."
+    if not (check_floats(name, x).ndim and x.shape[-1]):
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)}; its rows must have an entry: pass"
+            " (..., d) with d >= 1"
+        )
+    d = x.shape[-1]
+    size = block_size(d)
+    starts = (0,) if size == d else (0, d - size)
+    return [*zip(starts, signs(size * len(starts), seed).to(x).split(size))]
+
+
 def rotate(
     u: Tensor,  # (..., d) float32 or float64
     seed: int,  # public
-) -> Tensor:  # (..., D) of the same type, D the next power of two
-    "Pad, flip signs, and transform: lengths stay. [Kairouz et al. 2021, Alg. 1]"
-    if not (check_floats("u", u).ndim and u.shape[-1]):
-        raise ValueError(
-            f"u has shape {tuple(u.shape)}; its rows must have an entry: pass (..., d)"
-            " with d >= 1"
-        )
-    size = 1 << (u.shape[-1] - 1).bit_length()
-    wide = torch.nn.functional.pad(u, (0, size - u.shape[-1]))
-    return walsh_hadamard(wide * signs(size, seed).to(u))
+) -> Tensor:  # same shape and type
+    "Flip signs and transform, block by block: lengths stay. [Kairouz et al. 2021, Alg. 1]"
+    blocks, u = _blocks("u", u, seed), u.clone()
+    for start, flips in blocks:
+        part = u[..., start : start + len(flips)]
+        part.copy_(walsh_hadamard(part * flips))
+    return u
 
 # %% ../../nbs/foundations/vectors.ipynb #d26543c5
 def unrotate(
-    v: Tensor,  # (..., D)
+    v: Tensor,  # (..., d) float32 or float64
     seed: int,  # as given to rotate
-    d: int,  # entries to return, <= D
-) -> Tensor:  # (..., d)
+) -> Tensor:  # same shape and type
     "Undo `rotate`. [Kairouz et al. 2021, Alg. 2]"
-    check_floats("v", v)
-    check_between("d", d, 1, v.shape[-1] if v.ndim else 0)
-    return (walsh_hadamard(v) * signs(v.shape[-1], seed).to(v))[..., :d]
+    blocks, v = _blocks("v", v, seed), v.clone()
+    for start, flips in reversed(blocks):
+        part = v[..., start : start + len(flips)]
+        part.copy_(walsh_hadamard(part) * flips)
+    return v

@@ -217,7 +217,16 @@ def ddgauss(
     """
     q, delta = config.cohort / n_clients, delta_of(n_clients)
     mechanism = ddg.calibrate(
-        eps, delta, clip, config.cohort, d, config.rounds, q, ring_bits, most=50.0
+        eps,
+        delta,
+        clip,
+        config.cohort,
+        d,
+        config.rounds,
+        q,
+        ring_bits,
+        most=50.0,
+        padded=True,
     )
     return premised(key, mechanism, config, n_clients, d)
 

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from ..core.chance import seed_tree
 from ..core.checks import check_between, check_choice, check_positive, shown
@@ -317,18 +318,44 @@ def _numbers(side):
         side = torch.stack(list(side))
     elif not isinstance(side, (Tensor, np.ndarray, tuple, list)):
         side = np.array(side)
+    if isinstance(side, np.ndarray):
+        side = side.astype(side.dtype.newbyteorder("="), copy=False)
     x = torch.as_tensor(side).detach()
     if x.is_complex():
         raise TypeError("complex numbers: hold real and imaginary parts apart")
     return x if x.layout is torch.strided else x.to_dense()
 
 
+def _pairs(held):
+    "The examples of a Dataset, an iterable one, or of the one behind a DataLoader."
+    held = held.dataset if isinstance(held, DataLoader) else held
+    if not hasattr(held, "__getitem__") or isinstance(held, IterableDataset):
+        pairs = [*held]
+    else:
+        pairs = [held[i] for i in range(len(held))]
+    if pairs and not (isinstance(pairs[0], (tuple, list)) and len(pairs[0]) == 2):
+        raise TypeError(f"an example is a {type(pairs[0]).__name__}, no pair")
+    return pairs
+
+
+def _check_one_input(held):
+    "Refuse a pair whose inputs are several tensors that do not stand on each other."
+    parts = held[0] if isinstance(held[0], (tuple, list, dict)) else ()
+    parts = [p for p in (parts.values() if isinstance(parts, dict) else parts)]
+    if isinstance(held[0], dict) or len({np.shape(p) for p in parts}) > 1:
+        raise TypeError(
+            f"its inputs are {len(parts)} tensors, and a model takes one here: join them,"
+            " and split them in forward"
+        )
+
+
 def _pair(held, who):
     "Inputs and targets as two tensors of equal length."
     try:
-        if not (isinstance(held, (tuple, list)) and len(held) == 2):
-            pairs = [held[i] for i in range(len(held))]
-            held = [list(map(torch.as_tensor, side)) for side in zip(*pairs)]
+        if isinstance(held, (tuple, list)) and len(held) == 2:
+            _check_one_input(held)
+        else:
+            held = [list(map(torch.as_tensor, side)) for side in zip(*_pairs(held))]
         x, y = map(_numbers, held or ([], []))
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
         why = str(error).partition(chr(10))[0][:120]
@@ -356,7 +383,7 @@ class Federation:
     @classmethod
     def of(
         cls,
-        clients,  # a pair (inputs, targets) or a torch Dataset a client; may be empty
+        clients,  # a pair (inputs, targets), a Dataset or a DataLoader each; may be empty
         test,  # the same, for evaluation
         name: str = "own",  # of the data
     ):  # Federation whose client i holds clients[i]

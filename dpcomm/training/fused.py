@@ -276,6 +276,11 @@ def _plain(layer):
     return once and zeros and layer.bias is not None
 
 
+def _line(layer):
+    "A layer in one line."
+    return f"{' '.join(str(layer).split()):.80}"
+
+
 def check_layer(
     layer: nn.Module,  # of a sequence
 ) -> None:  # or ValueError
@@ -290,7 +295,7 @@ def check_layer(
     }
     if type(layer) not in written or not written[type(layer)]():
         raise ValueError(
-            f"layer {layer} is not written out here: use engine='channels-last'"
+            f"layer {_line(layer)} is not written out here: use engine='channels-last'"
         )
 
 # %% ../../nbs/training/fused.ipynb #5da59872
@@ -337,7 +342,7 @@ def unwritten(
     if any(not p.requires_grad or p.dtype in HALF for p in model.parameters()):
         return "some of its weights are frozen, or of half precision"
     if layer := _misplaced(model, data and data.x):
-        return f"layer {layer} at its place is not written out here"
+        return f"layer {_line(layer)} at its place is not written out here"
     if data and not (data.x.is_floating_point() and data.y.ndim == 1):
         return "its inputs are whole numbers, or its labels no single numbers"
     return ""

@@ -133,8 +133,9 @@ def test_what_cannot_travel_is_refused(wrong, said):
 )
 def test_a_difference_is_named_and_nothing_else(name, other):
     theirs = flower.agreement(replace(TASK, **other))
-    (said,) = flower.differences(flower.agreement(TASK), theirs)
+    said, *rest = flower.differences(flower.agreement(TASK), theirs)
     assert said.startswith(f"{name} is ")
+    assert [line[:9] for line in rest] == ["layers is"] * (name == "weights")
     reply = flower.greet(home(0), theirs)
     assert reply["code"] == flower.REFUSED
     if name != "clients":
@@ -1194,3 +1195,96 @@ def test_a_journal_in_memory_keeps_nothing(tmp_path):
     longer = replace(TASK, config=replace(CONFIG, rounds=5))
     again = flower.Journal(longer, down, tmp_path / "new")
     assert again.rows == [row] and again.earlier == 1
+
+
+# ---- weights, and a deployment
+
+SHARES = [1.0, 4.0, 0.0, 2.0]
+
+
+def weighty(i, task):
+    "Client i of a federation in which clients weigh differently."
+    own = replace(flower.own_part(FEDERATION, i), weights=SHARES)
+    return flower.Node(replace(task, federation=own), i, insecure=True, floor=allowed())
+
+
+def test_weights_by_data_are_the_simulators():
+    noise = dpcomm.mechanism("gaussian", clip_norm=0.5, sigma=0.1)
+    apart = flower.Apart(4, weights=SHARES)
+    task = replace(TASK, mechanism=noise, federation=apart)
+    nodes = {100 + i: weighty(i, task) for i in range(4)}
+    served = flower.serve(flower.Here(nodes), task, deadlines=soon(), insecure=True)
+    whole = replace(task, federation=FEDERATION)
+    run = federated.simulate(whole, weights=SHARES, progress=False)
+    alike = federated.simulate(whole, progress=False)
+    assert torch.allclose(served.w, run.w.detach(), atol=1e-6)
+    assert not torch.allclose(served.w, alike.w.detach(), atol=1e-4)
+    update = flower.local_update(nodes[103].task, 3, W, 0)
+    assert float(update.norm()) <= 0.5 * 0.5 + 1e-6  # a bound times its share
+
+
+def test_weights_of_one_end_alone_are_a_difference():
+    task = replace(TASK, federation=flower.Apart(4, weights=SHARES))
+    said = flower.differences(flower.agreement(task), flower.agreement(TASK))
+    assert len(said) == 1 and said[0].startswith("share is ")
+    with pytest.raises(ValueError, match="weights is .* one for each of the 4 clients"):
+        flower.Apart(4, weights=[1.0, 2.0])
+    with pytest.raises(ValueError, match="weights are named and history goes down"):
+        flower.serve(flower.Here({}), task, history="linear")
+
+
+@tabled(
+    "other",
+    [
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10)).double(),
+        torch.nn.Sequential(torch.nn.Linear(784, 10), torch.nn.Flatten()),
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Bilinear(28, 28, 10)),
+    ],
+)
+def test_models_of_one_size_that_differ_are_told_apart(other):
+    "By the types of weights, by names, and by layers and shapes."
+    flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+    ends = [flower.agreement(replace(TASK, model=m)) for m in (flat, other)]
+    (said,) = flower.differences(*ends)
+    assert said.startswith("layers is ")
+
+
+def test_a_deployment_says_who_takes_part_at_both_ends():
+    "Rounds, cohorts and promise; a config that says otherwise is refused."
+    situation = dpcomm.Deployment(4, 4, 2, 1e-5, sampling="none", trust="local")
+    task = replace(TASK, config=federated.Config(lr=0.1, server="sgd", engine="loop"))
+    nodes = {100 + i: home(i, task, deployment=situation) for i in range(4)}
+    assert nodes[100].task.config.rounds == 2
+    line = flower.Here(nodes)
+    served = flower.serve(line, task, deadlines=soon(), deployment=situation)
+    assert [row.heard for row in served.rows] == [4, 4]
+    assert served.guarantee.eps == situation.guarantee(REC).eps
+    with pytest.raises(ValueError, match="rounds is 2 in the deployment and 9 in"):
+        wrong = replace(task, config=federated.Config(rounds=9))
+        flower.serve(line, wrong, deployment=situation)
+    with pytest.raises(ValueError, match="n_clients is 5 in the deployment and 4 in"):
+        home(0, task, deployment=replace(situation, n_clients=5, cohort=5))
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_a_server_asks_nobody_more_often_than_the_deployment_says(sampling, tmp_path):
+    "From the system's randomness, and over a stop; earlier messages count beside them."
+    situation = dpcomm.Deployment(4, 1, 4, 1e-5, sampling=sampling, visits=1)
+    rec = dpcomm.mechanism("rec", clip_norm=1.0, std=1.0)
+    task = replace(TASK, mechanism=rec, config=federated.Config(lr=0.1, server="sgd"))
+    nodes = {100 + i: home(i, task, deployment=situation) for i in range(4)}
+    folder, asked = tmp_path / "run", []
+    say = lambda text: asked.append(text)  # noqa: E731
+    how = dict(deadlines=soon(least=1, skips=9), deployment=situation, folder=folder)
+    served = flower.serve(flower.Here(nodes), task, say=say, **how)
+    total = sum(row.heard for row in served.rows)
+    assert total == 4 if sampling == "fixed" else 0 < total <= 4
+    limited = federated.deployed(task, situation)[0]
+    journal = flower.Journal(
+        replace(limited, config=replace(limited.config, rounds=5)),
+        flower.Down(limited),
+        folder,
+    )
+    assert journal.asked.max() == 1 and journal.asked.sum() == total
+    own = federated.deployed(task, situation)[1]
+    assert own(2, 3).rounds == 4 and own(4).rounds == 1

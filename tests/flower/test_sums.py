@@ -311,7 +311,7 @@ def test_six_steps_are_played_and_losses_counted(tmp_path):
 
     dropped = flower_sums.play(server, ask, dict.fromkeys(range(4), b""), 0)
     assert steps == list(range(6)) and dropped == {"lost: gone": 1}
-    assert server.survivors == {0, 1, 2, 3} and len(server.result) == 8192
+    assert server.survivors == {0, 1, 2, 3} and len(server.result) == 7850
 
 
 def test_keys_are_made_once_and_read_by_their_owner(tmp_path):

@@ -205,6 +205,10 @@ LISTED = {
                 fixed(**NOISE, n_clients=5, ring_bits=11, tolerance=0.4, beta=0.3),
                 dict(ring_bits=10, tolerance=0.2, beta=0.4),
             ),
+            "padded": (
+                fixed(**NOISE, n_clients=5, padded=True),
+                dict(sigma=0.71),
+            ),
         },
         dict(RDP, d=7),
         ON_RING,

@@ -7,6 +7,7 @@ seeds.
 
 import itertools
 import math
+import zlib
 from fractions import Fraction
 
 import numpy as np
@@ -39,11 +40,12 @@ def vectors(n, d, norm, *path):
 
 @tabled("d", DIMENSIONS)
 @tabled("bits, n", [(8, 4), (16, 100), (20, 1000)])
-def test_the_grid_solves_its_equation(d, bits, n):
-    m = DDGauss(1.5, 0.8, n, bits, tolerance=0.25)
-    gamma, D = m.step(d), 1 << (d - 1).bit_length()
-    held = 2 * m.k * math.sqrt((n * 1.5) ** 2 / D + n * (gamma**2 / 4 + m.share**2))
-    assert ddgauss.padded(d) == D and 2**bits * gamma == pytest.approx(held)
+@tabled("padded", [False, True])
+def test_the_grid_solves_its_equation(d, bits, n, padded):
+    m = DDGauss(1.5, 0.8, n, bits, tolerance=0.25, padded=padded)
+    gamma, P = m.step(d), 2 ** (math.ceil if padded else math.floor)(math.log2(d))
+    held = 2 * m.k * math.sqrt((n * 1.5) ** 2 / P + n * (gamma**2 / 4 + m.share**2))
+    assert m.block(d) == P and 2**bits * gamma == pytest.approx(held)
     assert float(m.variance(d)) == pytest.approx((m.share / gamma) ** 2)
 
 
@@ -82,14 +84,15 @@ def within(error, variance, comparisons, slack=0.0):
 
 
 @tabled("k", [4.0, 0.4])
-def test_aggregate_adds_in_the_ring(k):
-    "In a power of two coordinates exactly, also where the sum wraps."
+@tabled("d", [8, 6])
+def test_aggregate_adds_in_the_ring(k, d):
+    "Exactly, also where the sum wraps."
     m, close = DDGauss(1.0, 0.5, 16, 12, k=k), dict(rtol=0, atol=1e-4)
-    sent = m.shares(torch.eye(8)[:1].repeat(16, 1), seed_tree(0, "ring"))
-    truth, estimates = m.lifted(Ring(12).sum(sent), 8) / 16, m.lifted(sent, 8)
+    sent = m.shares(torch.eye(d)[:1].repeat(16, 1), seed_tree(0, "ring"))
+    truth, estimates = m.lifted(Ring(12).sum(sent), d) / 16, m.lifted(sent, d)
     torch.testing.assert_close(m.aggregate(estimates, 16, None), truth, **close)
-    rounds = m.aggregate(estimates.expand(3, 16, 8), 1, None)
-    torch.testing.assert_close(rounds, 16 * truth.expand(3, 8), **close)
+    rounds = m.aggregate(estimates.expand(3, 16, d), 1, None)
+    torch.testing.assert_close(rounds, 16 * truth.expand(3, d), **close)
     plain = contract.mean_over_cohort(estimates, 16)
     assert torch.allclose(plain, truth, atol=1e-5) == (k == 4.0)
 
@@ -108,10 +111,33 @@ def test_the_ring_holds_what_it_should():
 def test_messages_are_packed_shares(bits):
     m, u = DDGauss(1.0, 0.5, 4, bits), vectors(1, 21, 0.9)[0]
     message = m.encode(u, Insecure(5))
-    assert 8 * len(message.payload) == m.bits(21).payload == 32 * bits
-    row = wire.unpack_bits(message.payload, bits, 32)
+    assert m.bits(21).payload == 8 * len(message.payload) == 8 * -(-21 * bits // 8)
+    row = wire.unpack_bits(message.payload, bits, 21)
     assert np.array_equal(row, m.shares(u[None], seed_tree(5, "private"))[0])
     assert torch.equal(m.decode(message), m.lifted(row, 21))
+
+
+@tabled("kind", [DDGauss, Skellam])
+def test_a_message_of_the_padded_version_is_read_and_not_added(kind):
+    "Nothing goes the other way, and sums are of one version."
+    new, old = kind(1.0, 0.5, 4), kind(1.0, 0.5, 4, padded=True)
+    u = vectors(1, 21, 0.9)[0]
+    message = old.encode(u, Insecure(5))
+    assert 8 * len(message.payload) == old.bits(21).payload == 32 * 16
+    assert torch.equal(new.decode(message), old.decode(message))
+    assert old.fingerprint == zlib.crc32(
+        repr(old).replace(", padded=True", "").encode()
+    )
+    with pytest.raises(wire.BadMessage, match="another"):
+        new.accumulate(new.empty(21), message)
+    with pytest.raises(wire.BadMessage, match="another"):
+        old.decode(new.encode(u))
+
+
+@tabled("d", [1, 3, 15, 17, 1000, 16_385, 300_000])
+@tabled("bits", [8, 16, 21])
+def test_a_word_is_all_that_a_parameter_costs(d, bits):
+    assert DDGauss(1.0, 0.5, 4, bits).bits(d).content == 8 * -(-bits * d // 8)
 
 
 # ---- the law of the sum
@@ -200,7 +226,7 @@ def test_sampling_in_both_directions(variance, n, x, q):
 
 def test_epsilon_of_printed_parameters_by_hand():
     "One release without sampling, all numbers spelt out."
-    printed = 0.01, 1.0, 100, 0.2, 1000, 1.0, 3, 1e-6
+    printed = 0.01, 1.0, 100, 0.2, 1024, 1.0, 3, 1e-6
     g = ddgauss.ddgauss_epsilon(*printed)
     eps = math.sqrt(100**2 + 256 + 100 + 16) / (math.sqrt(100) * 20)
     classic = 3 * INTEGER_ORDERS * eps**2 / 2 + math.log(1e6) / (INTEGER_ORDERS - 1)
@@ -225,7 +251,7 @@ def test_a_fine_grid_is_the_gaussian(q, relation):
     assert g.sampling == exact.sampling and g.relation == relation
 
 
-BASE = dict(scale=0.02, clip=1.0, n_clients=40, local_std=0.2, d=300, q=0.1)
+BASE = dict(scale=0.02, clip=1.0, n_clients=40, local_std=0.2, D=300, q=0.1)
 BASE |= dict(rounds=10, delta=1e-5)
 
 
@@ -233,7 +259,7 @@ def test_epsilon_is_monotone():
     def eps(**change):
         return ddgauss.ddgauss_epsilon(**(BASE | change)).eps
 
-    higher = dict(scale=0.05, clip=1.2, d=3000, q=0.2, rounds=20, beta=0.1)
+    higher = dict(scale=0.05, clip=1.2, D=3000, q=0.2, rounds=20, beta=0.1)
     lower = dict(n_clients=50, local_std=0.3, delta=1e-4)
     assert min(eps(**{name: x}) for name, x in higher.items()) > eps()
     assert max(eps(**{name: x}) for name, x in lower.items()) < eps()
@@ -257,7 +283,7 @@ def test_epsilon_is_monotone():
                 (dict(relation="replace"), "relation is 'replace'"),
                 (dict(accountant="pld"), "accountant is"),
                 (dict(local_std=0.009), "variance is"),
-                (dict(d=0), "d is"),
+                (dict(D=0), "D is"),
             )
         ),
         *(
@@ -396,7 +422,7 @@ def test_the_normal_approximation_of_a_bounded_rounding():
         p *= ((low + up) ** 2).sum(1) <= bound**2
         truth = p @ (low + up) / p.sum()
         spread = p @ (low + up - truth) ** 2 / p.sum()
-        mean, variance = on_ring.normal_rounding(x, bound, lambda rows: rows)
+        mean, variance = on_ring.normal_rounding(x, bound, lambda rows: rows, 16)
         listed = on_ring.listed_rounding(x[:8], bound, lambda rows: rows)
         assert np.isfinite(listed).all() and np.abs(mean - truth).max() < 0.05
         assert np.linalg.norm(truth - x) > np.linalg.norm(truth - mean)
@@ -444,5 +470,5 @@ def test_a_wide_ring_takes_every_clipped_update(kind, bits, n, sigma, d):
         words = m.shares(torch.from_numpy(u), seed_tree(1))
     ((z, bound),) = rounded
     assert np.array_equal(words, m.ring.wrap(z)) and len(z) == 2
-    assert bound == ring.rounded_norm(1.0 / m.step(d), on_ring.padded(d), m.beta)
+    assert bound == ring.rounded_norm(1.0 / m.step(d), m.size(d), m.beta)
     assert max(ring.squared_length(z)) <= Fraction(bound) ** 2

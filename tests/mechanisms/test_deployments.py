@@ -8,7 +8,10 @@ from tables import tabled
 
 import dpcomm
 from dpcomm import Deployment, mechanism, registered
+from dpcomm.core.chance import seed_tree
 from dpcomm.mechanisms.contract import mechanism_class
+from dpcomm.mechanisms.mvu import solve
+from dpcomm.privacy.audit import refutes
 
 AMPLIFIED = Deployment(5_000, 50, 800, 1e-6, visits=20, d=3_000)
 FIXED = Deployment(1_000, 50, 100, 1e-5, sampling="fixed", d=500)
@@ -247,7 +250,12 @@ def test_a_situation_that_cannot_be_is_refused(changes, told):
             "pm is not to be had with eps = 5e-22: .* at least 1e-6",
         ),
         ("signsgd", dict(eps=1e-30), "reaches"),
-        ("imvu", dict(table=object()), "table has the eps of imvu in it"),
+        (
+            "imvu",
+            dict(table=solve(1.0, 2, 2), beta=1.0),
+            "beta of imvu is what calibrate",
+        ),
+        ("imvu", dict(table=solve(1.0, 2, 2), eps=1e-9), "imvu reaches .* at beta = "),
     ],
 )
 def test_what_calibration_cannot_do_is_said(name, arguments, told):
@@ -275,7 +283,7 @@ def test_what_a_deployment_cannot_serve_is_said(changes, name, told):
 
 
 def test_a_small_ring_is_refused_with_the_bits_it_takes():
-    often = replace(KNOWN, visits=None, d=300_000)
+    often = replace(KNOWN, visits=None, d=500_000)
     with pytest.raises(ValueError, match="use ring_bits = (1[7-9]) or more") as caught:
         often.calibrate("skellam")
     bits = int(str(caught.value).partition("ring_bits = ")[2][:2])
@@ -302,3 +310,38 @@ def test_a_deployment_is_public():
     assert dpcomm.Deployment is Deployment and "Deployment" in dpcomm.__all__
     with pytest.raises(TypeError, match="it must be a Mechanism"):
         AMPLIFIED.guarantee("gaussian")
+
+
+@tabled("bits", [1, 2])
+def test_a_table_brings_its_own_eps_and_beta_is_set(bits):
+    table = solve(2.0, 2, 2**bits)
+    found = [KNOWN.calibrate("imvu", eps, table=table) for eps in (2.0, 4.0)]
+    assert all(m.table is table and m.eps == 2.0 for m in found)
+    assert [round(KNOWN.guarantee(m).eps) for m in found] == [2, 4]
+    assert found[0].beta < found[1].beta
+    with pytest.raises(TypeError, match="it must be a Table"):
+        KNOWN.calibrate("imvu", table=object())
+
+
+SEEN = Deployment(100, 50, 20, delta=1e-3, visits=5)
+
+
+@tabled("name", [name for name in registered() if name != "rec"])
+def test_an_audit_plays_what_the_deployment_promises(name):
+    "Far more is promised than three hundred plays can refute; a tenth of the noise is not."
+    d = 10 if name == "sqsgd" else 3
+    made = replace(SEEN, d=d).calibrate(name, 60.0)
+    found, promised = SEEN.audit(made, 300, seed_tree(0, name), rounds=2, d=d)
+    assert promised.rounds == 2 and not refutes(found, promised)
+    assert promised.sampling in ("none", *made.samplings)
+    assert found.trials == 300 and found.delta == SEEN.delta
+
+
+def test_an_audit_of_a_deployment_finds_a_lie():
+    "Noise a tenth of what is promised, in a run where everybody takes part."
+    made = replace(SEEN, cohort=100).calibrate("gaussian", 2.0, exact=False)
+    false = replace(made, sigma=made.sigma / 10)
+    everyone = replace(SEEN, cohort=100, rounds=1, visits=None)
+    promised = everyone.audit(made, 3000, seed_tree(0))[1]
+    found = everyone.audit(false, 3000, seed_tree(0))[0]
+    assert promised.eps <= 2.0 and refutes(found, promised)

@@ -310,3 +310,14 @@ def test_cohorts_of_a_fixed_size_are_accounted():
         noise.guarantee(100, 1e-5, **run | dict(sampling="replacement"))
     with pytest.raises(ValueError, match="trust is 'local'|sees who sends|fixed"):
         Gaussian(1.0, 2.0, local=True).guarantee(100, 1e-5, **run)
+
+
+def test_a_cohort_is_not_ignored_where_no_draw_amplifies():
+    "It would be 40 times the noise, without a word."
+    m = Gaussian(1.0, 2.0)
+    with pytest.raises(
+        ValueError, match="cohort is 50 of 5000 clients and sampling is"
+    ):
+        m.guarantee(800, 1e-6, n_clients=5000, cohort=50)
+    everyone = m.guarantee(800, 1e-6, n_clients=50, cohort=50)
+    assert everyone.eps == m.guarantee(800, 1e-6).eps

@@ -1,5 +1,6 @@
 """Golden bytes: messages that were sent once must decode to what they meant then, for
 ever. `python tests/mechanisms/test_golden.py` adds what is missing and changes nothing.
+A label that ends in ", wire 1" holds bytes of a format that is still read and no more written.
 """
 
 import json
@@ -20,19 +21,24 @@ D = 10
 CASES = {f"{n}: {k}": c for n, found in VARIANTS.items() for k, c in found.items()}
 FILE = Path(__file__).with_name("golden.json")
 GOLDEN = json.loads(FILE.read_text()) if FILE.exists() else {}
+CURRENT = [label for label in CASES if label in GOLDEN]
 UPDATE = torch.from_numpy(seed_tree(0, "golden").standard_normal(D).astype("f4")) / 4
 
 
+def case(label: str):
+    return CASES[label.removesuffix(", wire 1")]
+
+
 def encoded(label: str) -> bytes:
-    return CASES[label].make(D).encode(UPDATE, Insecure(0)).to_bytes()
+    return case(label).make(D).encode(UPDATE, Insecure(0)).to_bytes()
 
 
 def decoded(label: str, data: bytes) -> list[float]:
-    return CASES[label].make(D).decode(parse_message(data, D)).tolist()
+    return case(label).make(D).decode(parse_message(data, D)).tolist()
 
 
 def test_every_variant_has_golden_bytes():
-    assert GOLDEN.keys() == CASES.keys() and len(GOLDEN) > 20
+    assert CURRENT == list(CASES) and len(GOLDEN) > len(CASES) > 20
 
 
 @tabled("label", GOLDEN)
@@ -41,7 +47,7 @@ def test_golden_bytes_decode_to_what_they_meant(label):
     np.testing.assert_allclose(decoded(label, data), meant, rtol=1e-5, atol=1e-6)
 
 
-@tabled("label", GOLDEN)
+@tabled("label", CURRENT)
 def test_a_new_message_has_the_golden_frame_and_length(label):
     old, new = bytes.fromhex(GOLDEN[label]["bytes"]), encoded(label)
     head = slice(0, FRAME.size + old[3])

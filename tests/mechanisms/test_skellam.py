@@ -355,14 +355,14 @@ def test_epsilon_becomes_the_gaussians_as_the_grid_becomes_fine(
     assert gauss * (1 - 1e-12) <= eps[-1] < 1.001 * gauss
 
 
-RUN = dict(scale=0.05, clip=1.0, n_clients=20, local_std=0.4, d=100, q=1.0)
+RUN = dict(scale=0.05, clip=1.0, n_clients=20, local_std=0.4, D=100, q=1.0)
 RUN |= dict(rounds=3, delta=1e-5)
 
 
 def test_epsilon_is_that_of_the_rounded_vector():
     "Composed by hand from the bound."
-    d2 = rounded_norm(1 / 0.05, 128, math.exp(-0.5))
-    d1 = min(math.sqrt(128) * d2, d2**2)
+    d2 = rounded_norm(1 / 0.05, 100, math.exp(-0.5))
+    d1 = min(math.sqrt(100) * d2, d2**2)
     curve = 3 * module.rdp_skellam(INTEGER_ORDERS, 20 * (0.4 / 0.05) ** 2, d2, d1)
     g = module.skellam_epsilon(**RUN)
     assert g.eps == pytest.approx(min(curve + math.log(1e5) / (INTEGER_ORDERS - 1)))
@@ -392,7 +392,7 @@ def test_epsilon_is_that_of_the_rounded_vector():
                 dict(clip=-1.0),
                 dict(n_clients=0),
                 dict(local_std=0.0),
-                dict(d=0),
+                dict(D=0),
                 dict(q=0.0),
                 dict(q=1.5),
                 dict(rounds=0),
@@ -470,8 +470,8 @@ def test_too_few_bits_are_an_error_that_names_enough():
 @tabled("d, bits, n", [(1, 6, 5), (100, 16, 20), (1000, 10, 100)])
 def test_the_grid_fits_the_ring(d, bits, n):
     m = Skellam(2.0, 0.3 * math.sqrt(n) / 2.0, n, bits)
-    gamma, D = m.step(d), on_ring.padded(d)
-    room = 4 * math.sqrt((2.0 * n) ** 2 / D + n * (0.3**2 + gamma**2 / 4))
+    gamma, P = m.step(d), 2 ** math.floor(math.log2(d))
+    room = 4 * math.sqrt((2.0 * n) ** 2 / P + n * (0.3**2 + gamma**2 / 4))
     assert 2**bits * gamma / 2 == pytest.approx(room)
 
 
@@ -488,10 +488,10 @@ def test_the_noise_of_a_share_and_the_length_of_its_vector(monkeypatch):
     )
     z = Ring(6).lift(m.shares(u, seed_tree(0, "shares")))
     assert float(asked[0]) == pytest.approx((m.share / scale) ** 2) and m.share == 0.5
-    assert np.linalg.norm(z, axis=1).max() <= rounded_norm(1 / scale, 64, m.beta)
+    assert np.linalg.norm(z, axis=1).max() <= rounded_norm(1 / scale, 60, m.beta)
     exact = (rotate(m.clip(u).double(), 0) / scale).numpy()
     assert abs(z - exact).max() < 1 + 1e-9, "rounded to a neighbour"
-    assert z.shape == (200, 64) and len(np.unique(z)) > 3
+    assert z.shape == (200, 60) and len(np.unique(z)) > 3
 
 
 def test_the_law_of_a_share_at_the_grid():

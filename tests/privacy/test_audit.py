@@ -642,7 +642,7 @@ ANY_ROUNDING = on_ring, "conditional_round", ROUND
 WIDE = (
     on_ring,
     "rotate",
-    lambda u, seed, f=on_ring.rotate: f(u, seed) * on_ring.padded(u.shape[-1]) ** 0.5,
+    lambda u, seed, f=on_ring.rotate: f(u, seed) * u.shape[-1] ** 0.5,
 )
 FIRST = privquant, "smallest", lambda keys, n: np.arange(keys.shape[1]) < n[:, None]
 SHARED = distributed_noise.SharedNoise

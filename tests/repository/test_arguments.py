@@ -269,7 +269,8 @@ GOOD = {
         "walsh_hadamard": dict(x=ROW),
         "signs": dict(size=4, seed=0),
         "rotate": dict(u=ROWS, seed=0),
-        "unrotate": dict(v=ROWS, seed=0, d=3),
+        "unrotate": dict(v=ROWS, seed=0),
+        "block_size": dict(d=3),
     },
     "privacy.games": {
         "check_plays": dict(present=True, n=3),
@@ -402,7 +403,7 @@ GOOD = {
             clip=1.0,
             n_clients=10,
             local_std=0.3,
-            d=4,
+            D=4,
             q=1.0,
             rounds=2,
             delta=1e-5,
@@ -521,7 +522,7 @@ GOOD = {
             clip=1.0,
             n_clients=10,
             local_std=0.3,
-            d=4,
+            D=4,
             q=0.5,
             rounds=2,
             delta=1e-5,
@@ -1134,7 +1135,7 @@ def test_the_fuzz_notices_raw_errors_hangs_and_nonsense(monkeypatch):
             )
             for device in ("tpu", "cuda:99", "meta", 10**6, None, LONG[:20])
         ),
-        (lambda: vectors.unrotate(ROWS, 0, -1), "d is -1"),
+        (lambda: vectors.unrotate(ROWS, -1), "seed is -1"),
         (lambda: wire.Bits.of(8, 8, 0, math.nan), "d is nan"),
         (lambda: wire.Bits.of(-8, 8, 0, 3), "payload is -8"),
     ],

@@ -6,6 +6,7 @@ Statistical tests have false-alarm rate 1e-6, split over their comparisons, and 
 import ast
 import decimal
 import inspect
+import itertools
 import math
 from fractions import Fraction
 
@@ -434,9 +435,9 @@ def test_no_float_takes_part_in_a_draw(function):
 def test_rotation_is_an_isometry_with_an_inverse(d, dtype):
     u = torch.from_numpy(seed_tree(0, d).standard_normal((4, d))).to(dtype)
     v = vectors.rotate(u, 7)
-    assert v.dtype == dtype and v.shape == (4, 1 << (d - 1).bit_length())
+    assert v.dtype == dtype and v.shape == u.shape
     torch.testing.assert_close(v.norm(dim=1), u.norm(dim=1))
-    torch.testing.assert_close(vectors.unrotate(v, 7, d), u)
+    torch.testing.assert_close(vectors.unrotate(v, 7), u)
     torch.testing.assert_close(vectors.rotate(u[2], 7), v[2])
     if d > 2:
         assert not torch.allclose(vectors.rotate(u, 8), v)
@@ -446,6 +447,23 @@ def test_rotation_is_an_isometry_with_an_inverse(d, dtype):
 def test_a_spike_is_flattened():
     v = vectors.rotate(torch.eye(1024), 3)
     torch.testing.assert_close(v.abs(), torch.full_like(v, 1 / 32))
+
+
+@tabled("d", [1, 2, 3, 4, 5, 6, 7])
+def test_every_entry_of_a_rotated_vector_is_sub_gaussian(d, monkeypatch):
+    "Moment-generating function of every entry of three vectors, over all signs there are."
+    P = vectors.block_size(d)
+    assert d / 2 < P <= d
+    many = [*itertools.product((1.0, -1.0), repeat=P if P == d else 2 * P)]
+    u = torch.from_numpy(seed_tree(0, "flat", d).standard_normal((3, d)))
+    u[0] = torch.eye(d)[P % d]
+    u[1, : d - P] = 0
+    u /= u.norm(dim=1, keepdim=True)
+    monkeypatch.setattr(vectors, "signs", lambda size, seed: torch.tensor(many[seed]))
+    v = torch.stack([vectors.rotate(u, i) for i in range(len(many))])
+    for t in (-3.0, 1.0, 10.0):
+        assert (torch.exp(t * v).mean(0) <= math.exp(t**2 / (2 * P)) + 1e-12).all()
+    assert (v.square().mean(0) <= 1 / P + 1e-12).all()
 
 
 def test_the_bound_of_rounding():

@@ -334,6 +334,9 @@ class Counter(nn.Linear):
 NORMS = {
     "BatchNorm1d": lambda: mlp(between=[nn.BatchNorm1d(8)]),
     "BatchNorm2d": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)),
+    "BatchNorm1d mixes the examples": lambda: mlp(
+        between=[nn.BatchNorm1d(8, track_running_stats=False)]
+    ),
     "InstanceNorm1d": lambda: mlp(
         between=[nn.InstanceNorm1d(8, track_running_stats=True)]
     ),
@@ -428,6 +431,18 @@ def test_clients_bring_their_own_data():
         2,
     ]
 
+    class Iterable(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(zip(np.eye(3), (0, 1, 2)))
+
+    loader = torch.utils.data.DataLoader(Iterable(), batch_size=2)
+    swapped = np.eye(3).astype(">f8"), np.arange(3).astype(">i4")
+    examples = [Iterable(), loader, zip(np.eye(3), (0, 1, 2)), swapped]
+    alike = Federation.of(examples, test=Iterable())
+    for part in alike.parts:
+        assert torch.equal(alike.data.x[part], torch.eye(3))
+        assert alike.data.y[part].tolist() == [0, 1, 2]
+
 
 @pytest.mark.parametrize(
     "clients, says",
@@ -440,6 +455,12 @@ def test_clients_bring_their_own_data():
             [(np.ones((2, 3)), [0, 1])],
             r"client 0 holds inputs of shape \(3,\), the test",
         ),
+        (
+            [((np.ones((2, 2)), np.ones((2, 3))), [0, 1])],
+            r"client 0 .*its inputs are 2 tensors, and .*: join them, and split them",
+        ),
+        ([(dict(a=np.ones((2, 2))), [0, 1])], "client 0 .*its inputs are 1 tensors"),
+        ([{0: dict(x=1, y=2)}], "client 0 .*an example is a dict, no pair"),
         ([([], [])], "clients hold no example"),
         ([], "clients hold no example"),
     ],
@@ -489,7 +510,11 @@ def test_a_model_of_several_outputs_needs_a_loss_and_a_score(engine):
     def loss(out, y):
         return F.cross_entropy(out[0], y) + out[1].square().mean()
 
-    run = simulate(
-        replace(work, loss=loss), progress=False, metrics=lambda *_: {"score": 1.0}
-    )
+    work = replace(work, loss=loss)
+    run = simulate(work, progress=False, metrics=lambda *_: {"score": 1.0})
     assert run.finished and run.history[-1]["score"] == 1.0
+    alone = simulate(work, progress=False)
+    data, w = work.federation.data, alone.w.detach()
+    call = federated.as_function(work.model, w, training=False)
+    said = loss(call(federated.unpack(work.model, w), data.x_test), data.y_test)
+    assert alone.history[-1]["loss"] == pytest.approx(float(said), rel=1e-5)
