@@ -26,7 +26,6 @@ from dpcomm.mechanisms.on_ring import (
     OnRing,
     check_release,
     gaussian_multiplier,
-    padded,
     refuse_bits,
     run_guarantee,
 )
@@ -43,7 +42,7 @@ from ..secagg.ring import rounded_norm
 _SETTINGS = (  # sigma, ring_bits, tolerance, d; in the second the clip is 1.3 steps
     (0.7, 16, 0.34, 1),
     (1.0, 6, 0.0, 1),
-    (3.0, 12, 0.0, 4),
+    (3.0, 12, 0.0, 6),
 )
 AUDITED = tuple(
     (
@@ -146,11 +145,11 @@ def orders_at(
     return INTEGER_ORDERS if q == 1 else SAMPLED
 
 # %% ../../nbs/baselines/ddgauss.ipynb #09ef2c12
-def _divergences(scale, clip, n, local_std, d, q, beta, relation, accountant):
+def _divergences(scale, clip, n, local_std, D, q, beta, relation, accountant):
     "Orders, and the Renyi curve of one sum at them. [Kairouz et al. 2021, Prop. 14]"
     check_release(scale, clip, local_std, q, relation, accountant)
-    delta2 = (1 + (relation == "replace")) * rounded_norm(clip / scale, padded(d), beta)
-    eps = concentrated(delta2, (local_std / scale) ** 2, n, padded(d))
+    delta2 = (1 + (relation == "replace")) * rounded_norm(clip / scale, D, beta)
+    eps = concentrated(delta2, (local_std / scale) ** 2, n, D)
     orders = orders_at(q)
     return orders, rdp_subsampled_gaussian(orders, 1 / eps, q)
 
@@ -160,7 +159,7 @@ def ddgauss_epsilon(
     clip: float,  # L2 bound of one vector, in the units of scale, > 0
     n_clients: int,  # shares that are counted on, >= 1
     local_std: float,  # of one share, in the units of scale, at least half a step
-    d: int,  # coordinates, >= 1
+    D: int,  # coordinates on the ring, >= 1: a power of two where vectors are padded
     q: float,  # probability that a client takes part in a round, in (0, 1]
     rounds: int,  # releases composed, >= 1
     delta: float,  # in (0, 1)
@@ -173,7 +172,7 @@ def ddgauss_epsilon(
 ):  # of the run; under sampling for those who see the models, not the cohorts
     "Epsilon of a run from the integers that are added. [Kairouz et al. 2021, Prop. 14]"
     grid = (scale, clip, n_clients, local_std)
-    orders, curve = _divergences(*grid, d, q, beta, relation, accountant)
+    orders, curve = _divergences(*grid, D, q, beta, relation, accountant)
     return run_guarantee(orders, curve, delta, q, rounds, relation, accountant, **names)
 
 # %% ../../nbs/baselines/ddgauss.ipynb #46a106a0
@@ -188,7 +187,8 @@ def account(
 ) -> Guarantee:  # of the whole run
     "Epsilon of a run that counts on the honest shares. [Kairouz et al. 2021, Prop. 14]"
     grid = (self.step(d), self.clip_norm, self.honest, self.share)
-    return ddgauss_epsilon(*grid, d, q, rounds, delta, self.beta, **names)
+    grid += (self.size(d),)
+    return ddgauss_epsilon(*grid, q, rounds, delta, self.beta, **names)
 
 # %% ../../nbs/baselines/ddgauss.ipynb #105e5012
 @patch
@@ -200,7 +200,8 @@ def divergences(
 ) -> tuple:  # Renyi orders, and the divergence of one sum at them, nats
     "Renyi curve of one sum of the honest shares. [Kairouz et al. 2021, Prop. 14]"
     grid = (self.step(d), self.clip_norm, self.honest, self.share)
-    return _divergences(*grid, d, q, self.beta, relation, "rdp-balle")
+    grid += (self.size(d),)
+    return _divergences(*grid, q, self.beta, relation, "rdp-balle")
 
 # %% ../../nbs/baselines/ddgauss.ipynb #wn000201
 @patch
@@ -218,9 +219,10 @@ def release_epsilon(
     d: int,  # coordinates, >= 1
 ) -> float:  # eps of one sum, relation zero-out; inf where nothing is proved
     "Concentrated privacy of one release. [Kairouz et al. 2021, Prop. 14]"
-    delta2 = rounded_norm(self.clip_norm / self.step(d), padded(d), self.beta)
+    D = self.size(d)
+    delta2 = rounded_norm(self.clip_norm / self.step(d), D, self.beta)
     try:
-        return concentrated(delta2, float(self.variance(d)), self.honest, padded(d))
+        return concentrated(delta2, float(self.variance(d)), self.honest, D)
     except ValueError:
         return math.inf
 

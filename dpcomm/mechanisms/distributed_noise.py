@@ -218,6 +218,12 @@ def sampling_rate(
             f"cohort is {cohort} of {n_clients} clients; it cannot be larger: change"
             " cohort or n_clients"
         )
+    if sampling == "none" and None not in (n_clients, cohort) and cohort < n_clients:
+        raise ValueError(
+            f"cohort is {cohort} of {n_clients} clients and sampling is 'none', where a"
+            f" draw amplifies nothing: say how it is drawn ({' or '.join(known[1:])}), or"
+            " leave cohort out"
+        )
     return 1.0 if sampling == "none" else cohort / n_clients
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #f10a7611
@@ -441,8 +447,8 @@ def play(
         return self.game_values(self.ring.wrap(total), d)
 
     world = (relation, present, n, rng, self.clip_norm, self.sigma * self.clip_norm)
-    first, q = np.eye(1, d)[0], cohort / n_clients
-    return sum_game(release_of, *world, first, rounds, q, self.game_grid(d))
+    axis, q = self.game_axis(d), cohort / n_clients
+    return sum_game(release_of, *world, axis, rounds, q, self.game_grid(d))
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #06e0c665
 SAFE = {
@@ -821,6 +827,15 @@ def game_grid(
 ) -> float:  # 0: none
     "Step to which a game rounds what it sees."
     return 0.0
+
+# %% ../../nbs/secagg/distributed_noise.ipynb #b10c0022
+@patch
+def game_axis(
+    self: LinearSketch,
+    d: int,  # coordinates
+) -> np.ndarray:  # (d,) float64, of length 1
+    "What the client of a game sends along."
+    return np.eye(1, d)[0]
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #71474a13
 @patch

@@ -8,8 +8,9 @@ __all__ = ['LISTED', 'ACCOUNTANTS', 'BITS', 'FEW', 'OnRing', 'padded', 'listed_r
 
 # %% ../../nbs/secagg/on_ring.ipynb #a3f55dac
 import math
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 
@@ -27,7 +28,13 @@ from dpcomm.core.checks import (
     check_size,
     check_stream,
 )
-from ..core.vectors import check_rows, check_vector, rotate, unrotate
+from dpcomm.core.vectors import (
+    block_size,
+    check_rows,
+    check_vector,
+    rotate,
+    unrotate,
+)
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
 from .contract import Whole, patch
 from dpcomm.mechanisms.distributed_noise import (
@@ -65,24 +72,32 @@ class OnRing(SharedNoise):
     k: float = 4.0  # deviations of the sum that the ring holds a side, > 0
     rotation_seed: int = 0  # of the public rotation, >= 0
     tolerance: float = 0.0  # fraction of shares that may be missing or known, in [0, 1)
+    padded: bool = False  # to a power of two, as in the paper and in wire version 1
     ranges = SharedNoise.ranges | {
         "n_clients": Whole(1, 2**31),
         "ring_bits": Whole(2, 32),
         "beta": "[0, 1)",
         "k": "(0, 1e9]",
         "rotation_seed": Whole(0),
+        "padded": bool,
     }
     relations = {
         name: dict(relation=name, accountant="rdp-balle", d=1) for name in CLAIMED
     }
     ring = property(lambda self: Ring(self.ring_bits))
 
+    @property
+    def fingerprint(self):
+        "32 bits of hash of the parameters; without the name of `padded` in version 1."
+        text = repr(self)
+        return zlib.crc32(text.replace(", padded=True", "").encode())
+
     def __post_init__(self):
         super().__post_init__()
         self.step(1)  # refuses a ring that rounding alone fills
 
     def bits(self, d):
-        payload = 8 * -(-self.ring_bits * padded(d) // 8)
+        payload = 8 * -(-self.ring_bits * self.size(d) // 8)
         return Bits.of(payload, header_bits(self.name), 0, d)
 
     def sketch(self, u):
@@ -95,8 +110,47 @@ class OnRing(SharedNoise):
 def padded(
     d: int,  # coordinates of a vector, >= 1
 ) -> int:  # D, the next power of two
-    "Coordinates after the rotation. [Kairouz et al. 2021, Alg. 1]"
+    "Coordinates that the paper rotates. [Kairouz et al. 2021, Alg. 1]"
     return 1 << (check_size("d", d) - 1).bit_length()
+
+# %% ../../nbs/secagg/on_ring.ipynb #b10c0012
+@patch
+def size(
+    self: OnRing,
+    d: int,  # coordinates of a vector, >= 1
+) -> int:  # D: d, or the next power of two where the vector is padded
+    "Words of one message."
+    return padded(d) if self.padded else check_size("d", d)
+
+
+@patch
+def block(
+    self: OnRing,
+    d: int,  # coordinates of a vector, >= 1
+) -> int:  # P, a power of two, D / 2 < P <= D
+    "Coordinates over which the rotation spreads every vector, at least."
+    return block_size(self.size(d))
+
+# %% ../../nbs/secagg/on_ring.ipynb #b10c0014
+@patch
+def rotated(
+    self: OnRing,
+    u: Tensor,  # (..., d) float32 or float64
+) -> Tensor:  # (..., D) of the same type
+    "The rotation that everyone shares. [Kairouz et al. 2021, Alg. 1]"
+    d = u.shape[-1]
+    wide = torch.nn.functional.pad(u, (0, self.size(d) - d))
+    return rotate(wide, self.rotation_seed)
+
+
+@patch
+def unrotated(
+    self: OnRing,
+    v: Tensor,  # (..., D) float32 or float64
+    d: int,  # coordinates of a vector, <= D
+) -> Tensor:  # (..., d) of the same type
+    "Undo `rotated`. [Kairouz et al. 2021, Alg. 2]"
+    return unrotate(v, self.rotation_seed)[..., :d]
 
 # %% ../../nbs/secagg/on_ring.ipynb #caafdbc5
 @patch
@@ -136,7 +190,7 @@ def spread(
     d: int,  # coordinates of the vectors, >= 1
 ) -> float:  # in the units of clip_norm, squared
     "Variance of a coordinate of the worst sum, without rounding."
-    agreed = (self.n_clients * self.clip_norm) ** 2 / padded(d)
+    agreed = (self.n_clients * self.clip_norm) ** 2 / self.block(d)
     return agreed + self.n_clients * self.share**2
 
 # %% ../../nbs/secagg/on_ring.ipynb #1602153b
@@ -174,8 +228,8 @@ def shares(
     "Clip, rotate, round, add noise, wrap. [Kairouz et al. 2021, Alg. 1]"
     d = check_rows("u", u).shape[1]
     scale = self.step(d)
-    rotated = rotate(self.clip(u.double().cpu()), self.rotation_seed)
-    bound = rounded_norm(self.clip_norm / scale, padded(d), self.beta)
+    rotated = self.rotated(self.clip(u.double().cpu()))
+    bound = rounded_norm(self.clip_norm / scale, self.size(d), self.beta)
     z = conditional_round(rotated.numpy() / scale, bound, rng)
     return self.ring.wrap(z + self.draw(self.variance(d), z.shape, rng))
 
@@ -197,13 +251,13 @@ def lifted(
     d: int,  # coordinates of the vectors, >= 1
 ) -> Tensor:  # (..., d) float32
     "What a sum in the ring stands for. [Kairouz et al. 2021, Alg. 2]"
-    if np.shape(total)[-1:] != (padded(d),):
+    if np.shape(total)[-1:] != (self.size(d),):
         raise ValueError(
-            f"total has shape {np.shape(total)}; the words of {d} entries are {padded(d)}:"
-            " pass the sum of the clients' words"
+            f"total has shape {np.shape(total)}; the words of {d} entries are"
+            f" {self.size(d)}: pass the sum of the clients' words"
         )
     lifted = torch.from_numpy(self.ring.lift(total)).double() * self.step(d)
-    return unrotate(lifted, self.rotation_seed, d).float()
+    return self.unrotated(lifted, d).float()
 
 # %% ../../nbs/secagg/on_ring.ipynb #07e3c7cb
 @patch
@@ -217,15 +271,17 @@ def encode(
 # %% ../../nbs/secagg/on_ring.ipynb #4bcd420f
 @patch
 def decode(self: OnRing, message: Message) -> Tensor:  # (d,) float32
-    "One message opened by itself, as a sum of one."
-    payload, d = self.unwrap(message), message.d
-    return self.lifted(unpack_bits(payload, self.ring_bits, padded(d)), d)
+    "One message opened by itself, as a sum of one; also one of wire version 1."
+    old = replace(self, padded=True)
+    seen = isinstance(message, Message) and message.fingerprint
+    sender = old if seen == old.fingerprint else self
+    return sender.lifted(sender.code(message), message.d)
 
 # %% ../../nbs/secagg/on_ring.ipynb #4bcd4211
 @patch
 def code(self: OnRing, message: Message) -> np.ndarray:  # (D,) words
     "The words of a message."
-    return unpack_bits(self.unwrap(message), self.ring_bits, padded(message.d))
+    return unpack_bits(self.unwrap(message), self.ring_bits, self.size(message.d))
 
 # %% ../../nbs/secagg/on_ring.ipynb #4bcd4213
 @patch
@@ -258,10 +314,10 @@ def average(
     check_positive("cohort", cohort)
     d = total.shape[-1]
     scale, modulus = self.step(d), 2**self.ring_bits
-    x = rotate(total, self.rotation_seed) / scale
+    x = self.rotated(total) / scale
     turns = torch.floor((x + (modulus + 1) / 2) / modulus)
     if turns.any():
-        total = unrotate((x - modulus * turns) * scale, self.rotation_seed, d)
+        total = self.unrotated((x - modulus * turns) * scale, d)
     return total / cohort
 
 # %% ../../nbs/secagg/on_ring.ipynb #d8a2cbb3
@@ -287,6 +343,7 @@ def normal_rounding(
     x: np.ndarray,  # (D,) in steps of the grid
     norm_bound: float,  # largest length after rounding, in steps
     back: Callable,  # (n, D) rotated coordinates -> (n, d): a rotation, cut off
+    block: int,  # P, coordinates of a block of the rotation
 ) -> tuple:  # mean and variance of `back` of what conditional_round draws, both (d,)
     "Moments of a conditional rounding whose squared length is taken for normal."
     low = np.floor(x)
@@ -295,7 +352,12 @@ def normal_rounding(
     kappa = float(np.clip((norm_bound**2 - x @ x - v.sum()) / s, -37, 1e9))
     h = math.exp(norm.logpdf(kappa) - norm.logcdf(kappa))
     mean, g = back(np.array([x - h * v * t / s, v * t / s]))
-    return mean, v.mean() - h * (h + kappa) * g**2
+    spread = (
+        v.copy()
+    )  # each block takes the mean of its coordinates, the last one first
+    for part in (spread[len(v) - block :], spread[:block]):
+        part[:] = part.mean()
+    return mean, spread[: len(g)] - h * (h + kappa) * g**2
 
 # %% ../../nbs/secagg/on_ring.ipynb #d8a2cbb7
 @patch
@@ -304,15 +366,19 @@ def moments(
 ) -> tuple:  # bias and variance of decode(encode(row)), both (n, d)
     "Clipping and bounded rounding are the bias. [Kairouz et al. 2021, Prop. 26]"
     d = check_rows("u", u).shape[1]
-    scale, D = self.step(d), padded(d)
+    scale, D = self.step(d), self.size(d)
     bound = rounded_norm(self.clip_norm / scale, D, self.beta)
-    rounding = listed_rounding if D <= LISTED else normal_rounding
 
     def back(rows):
-        return unrotate(torch.from_numpy(rows), self.rotation_seed, d).numpy()
+        return self.unrotated(torch.from_numpy(rows), d).numpy()
 
-    rows = rotate(self.clip(u).double().cpu(), self.rotation_seed).numpy() / scale
-    found = np.array([rounding(x, bound, back) for x in rows])
+    def rounding(x):
+        if D <= LISTED:
+            return listed_rounding(x, bound, back)
+        return normal_rounding(x, bound, back, self.block(d))
+
+    rows = self.rotated(self.clip(u).double().cpu()).numpy() / scale
+    found = np.array([rounding(x) for x in rows])
     mean, variance = torch.from_numpy(found.swapaxes(0, 1)).to(u.device)
     bias = (mean * scale).to(u) - u
     return bias, (self.share**2 + variance * scale**2).to(u)
@@ -329,9 +395,9 @@ def noise(
     check_stream(rng)
     if check_between("n", n, 0) == 0:
         return torch.zeros(m)
-    steps = self.draw(n * self.variance(m), padded(m), rng)
+    steps = self.draw(n * self.variance(m), self.size(m), rng)
     total = torch.from_numpy(steps).double() * self.step(m)
-    return unrotate(total, self.rotation_seed, m).float()
+    return self.unrotated(total, m).float()
 
 # %% ../../nbs/secagg/on_ring.ipynb #b000bbd4
 ACCOUNTANTS = ("rdp-classic", "rdp-balle")
@@ -451,7 +517,7 @@ def normal_sigma(
     d: int,  # coordinates of the vectors, >= 1
 ) -> float:  # noise multiplier; 0 where none is proved
     "Normal noise that hides no more than the honest shares. [page whole_noise, Prop. 1]"
-    longest = rounded_norm(self.clip_norm / self.step(d), padded(d), self.beta)
+    longest = rounded_norm(self.clip_norm / self.step(d), self.size(d), self.beta)
     return normal_std(self.curvature(d)) / longest
 
 
@@ -554,7 +620,16 @@ def game_grid(
     d: int,  # coordinates of the vectors
 ) -> float:  # in the units of clip_norm
     "Step to which a game rounds what it sees along one direction."
-    return self.step(d) / math.sqrt(padded(d))
+    return self.step(d) / math.sqrt(self.block(d))
+
+# %% ../../nbs/secagg/on_ring.ipynb #b10c0016
+@patch
+def game_axis(
+    self: OnRing,
+    d: int,  # coordinates of the vectors
+) -> np.ndarray:  # (d,) float64, of length 1
+    "What the client of a game sends along."
+    return np.eye(1, d, self.block(d) % d)[0]
 
 # %% ../../nbs/secagg/on_ring.ipynb #1f6e6400
 @patch
@@ -575,29 +650,29 @@ def score_law(
     self: OnRing,
     d: int,  # coordinates, few
     sign: int,  # 1: the client's vector; 0: none; -1: the opposite one
-) -> np.ndarray:  # (D 2^bits,) law of the signed sum of the lifted coordinates
+) -> np.ndarray:  # (P 2^bits,) law of the signed sum of the block's lifted coordinates
     "Everything that the game's projection can be, with its probability."
-    D, norm = padded(d), self.clip_norm / self.step(d)
-    x, most = norm / math.sqrt(D), rounded_norm(norm, D, self.beta) ** 2
-    low, first = math.floor(x), torch.eye(1, d)[0].double()
-    along = np.sign(rotate(first, self.rotation_seed).numpy()).astype(int)
+    P, norm = self.block(d), self.clip_norm / self.step(d)
+    x, most = norm / math.sqrt(P), rounded_norm(norm, self.size(d), self.beta) ** 2
+    low, turned = math.floor(x), self.rotated(torch.from_numpy(self.game_axis(d)))
+    along = np.sign(turned[turned.abs() * P > 1e-6].numpy()).astype(int)
 
     def spectrum(s, z):
         law = self.coordinate_law(d, s * z)
-        return np.fft.rfft(law if s > 0 else np.roll(law[::-1], 1), D * len(law))
+        return np.fft.rfft(law if s > 0 else np.roll(law[::-1], 1), P * len(law))
 
     table = {(s, up): spectrum(s, sign * (low + up)) for s in (1, -1) for up in (0, 1)}
     found, weight = 0, 0
-    for ups in product((0, 1), repeat=D):
+    for ups in product((0, 1), repeat=P):
         if sum((low + up) ** 2 for up in ups) > most:
             continue
         chance = math.prod(x - low if up else 1 + low - x for up in ups)
         found = found + chance * math.prod(table[s, up] for s, up in zip(along, ups))
         weight += chance
-    return np.maximum(np.fft.irfft(found / weight, D * 2**self.ring_bits), 0)
+    return np.maximum(np.fft.irfft(found / weight, P * 2**self.ring_bits), 0)
 
 # %% ../../nbs/secagg/on_ring.ipynb #1005d6b4
-BITS, FEW = 18, 4  # largest ring and most coordinates whose law is listed
+BITS, FEW = 18, 4  # largest ring and largest block whose law is listed
 
 
 @patch
@@ -613,7 +688,7 @@ def curve(
 ):  # delta of one sum of the honest shares, shape of eps; 1: no law is listed
     "What the game may show, from both laws. [Balle & Wang 2018, Thm. 5]"
     swap = check_choice("relation", relation, tuple(self.relations)) == "replace"
-    if self.ring_bits > BITS or padded(d) > FEW or rounds > 1:
+    if self.ring_bits > BITS or self.block(d) > FEW or rounds > 1:
         return np.ones(np.shape(eps))
     p, q = (self.score_law(d, sign) for sign in (1, -1 if swap else 0))
     return np.minimum(listed_curve(p / p.sum(), q / q.sum(), eps) + 1e-9, 1)

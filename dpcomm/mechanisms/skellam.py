@@ -29,7 +29,6 @@ from dpcomm.mechanisms.on_ring import (
     OnRing,
     check_release,
     gaussian_multiplier,
-    padded,
     refuse_bits,
     run_guarantee,
 )
@@ -43,7 +42,7 @@ from ..secagg.ring import rounded_norm
 _SETTINGS = (  # sigma, n_clients, ring_bits, d; in the second the clip is 1.3 steps
     (0.7, 5, 16, 1),
     (1.0, 6, 6, 1),
-    (3.0, 5, 12, 4),
+    (3.0, 5, 12, 6),
 )
 AUDITED = tuple(
     (
@@ -166,10 +165,10 @@ def orders_at(
     return INTEGER_ORDERS if q == 1 else np.arange(2, SAMPLED + 1)
 
 # %% ../../nbs/baselines/skellam.ipynb #c1a86303
-def _divergences(scale, clip, n, local_std, d, q, beta, relation, accountant):
+def _divergences(scale, clip, n, local_std, D, q, beta, relation, accountant):
     "Orders, and the Renyi curve of one sum. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]"
     check_release(scale, clip, local_std, q, relation, accountant)
-    D, swap = padded(d), 1 + (relation == "replace")
+    swap = 1 + (relation == "replace")
     delta2 = rounded_norm(clip / scale, D, beta)
     delta1 = min(math.sqrt(D) * delta2, delta2**2)
     mu = check_between("n_clients", n, 1) * (local_std / scale) ** 2
@@ -185,7 +184,7 @@ def skellam_epsilon(
     clip: float,  # L2 bound of one vector, in the units of scale, > 0
     n_clients: int,  # shares that are counted on, >= 1
     local_std: float,  # of one share, in the units of scale, > 0
-    d: int,  # coordinates, >= 1
+    D: int,  # coordinates on the ring, >= 1: a power of two where vectors are padded
     q: float,  # probability that a client takes part in a round, in (0, 1]
     rounds: int,  # releases composed, >= 1
     delta: float,  # in (0, 1)
@@ -196,7 +195,7 @@ def skellam_epsilon(
 ) -> Guarantee:  # of the run; sampled: for those who see models, not cohorts
     "Epsilon of a run from the integers added. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]"
     grid = (scale, clip, n_clients, local_std)
-    orders, curve = _divergences(*grid, d, q, beta, relation, accountant)
+    orders, curve = _divergences(*grid, D, q, beta, relation, accountant)
     return run_guarantee(orders, curve, delta, q, rounds, relation, accountant, **names)
 
 # %% ../../nbs/baselines/skellam.ipynb #1e6e61c6
@@ -211,7 +210,8 @@ def account(
 ) -> Guarantee:  # of the whole run
     "Epsilon of a run that counts on noise of sigma C. [Agarwal, Kairouz & Liu 2021]"
     grid = (self.step(d), self.clip_norm, 1, self.sigma * self.clip_norm)
-    return skellam_epsilon(*grid, d, q, rounds, delta, self.beta, **names)
+    grid += (self.size(d),)
+    return skellam_epsilon(*grid, q, rounds, delta, self.beta, **names)
 
 # %% ../../nbs/baselines/skellam.ipynb #105e5013
 @patch
@@ -223,7 +223,8 @@ def divergences(
 ) -> tuple:  # Renyi orders, and the divergence of one sum at them, nats
     "Renyi curve of one sum with noise of sigma C. [Agarwal, Kairouz & Liu 2021]"
     grid = (self.step(d), self.clip_norm, 1, self.sigma * self.clip_norm)
-    return _divergences(*grid, d, q, self.beta, relation, "rdp-balle")
+    grid += (self.size(d),)
+    return _divergences(*grid, q, self.beta, relation, "rdp-balle")
 
 # %% ../../nbs/baselines/skellam.ipynb #wn000202
 @patch
