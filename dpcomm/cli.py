@@ -144,6 +144,7 @@ def _sweep_options(parser):
     add("--slurm-option", metavar="NAME=VALUE", help=asks, **given)
     add("--max-hours", type=float, metavar="H", help="stop at round boundaries then")
     add("--plan", action="store_true", help="say what is missing, and stop")
+    add("--decide", action="store_true", help="only seeds that can change a verdict")
     add("--print", dest="lines", action="store_true", help="one shell line a run")
 
 # %% ../nbs/reference/cli.ipynb #f10c0002
@@ -163,7 +164,7 @@ def _parser():
     parser = _Parser(prog="dpcomm", description=about, allow_abbrev=False)
     version = f"dpcomm {dpcomm.__version__}"
     parser.add_argument("--version", action="version", version=version)
-    shown = "list|run|sweep|merge|table|data|audit|bench|flower"
+    shown = "list|run|sweep|merge|table|report|data|audit|bench|flower"
     verbs = parser.add_subparsers(dest="verb", metavar=shown, required=True)
 
     def add(verb, text):
@@ -177,6 +178,8 @@ def _parser():
     sure = "do not ask when published numbers change"
     merge.add_argument("--yes", action="store_true", help=sure)
     _table_options(add("table", "the paper's numbers beside ours"))
+    told = add("report", "a paper's reproduction in two pages, as Markdown")
+    told.add_argument("paper", metavar="PAPER", help="for example dprec")
     data = add("data", "list data sets, or fetch some")
     data.add_argument("root", metavar="DIR", nargs="?", help="folder to keep them in")
     data.add_argument("names", nargs="*", metavar="NAME", help="data set")
@@ -233,6 +236,8 @@ def run_all(
     args,  # parsed arguments of `dpcomm run`
 ) -> int:  # 0, or 3 when rounds are left
     "Run experiments one after another."
+    if any(pair.startswith("change=") for pair in args.parameters):
+        return _changes(args)
     settings = _settings(args)
     start, unfinished, left = time.perf_counter(), [], None
     for name in args.names:
@@ -249,6 +254,28 @@ def run_all(
     names = ", ".join(unfinished)
     print(f"unfinished: {names}; resume with --resume", file=sys.stderr)
     return 3
+
+
+def _changes(args):
+    "Try a change of settings; notebooks are left out."
+    from dpcomm.experiments import runs
+    from dpcomm.report import terminal
+
+    more = assignments(args.parameters)
+    given = dict(change=more.pop("change"), out=args.out, max_seconds=args.max_seconds)
+    given |= dict(scale=args.scale, resume=args.resume)
+    given["seeds"] = seed_list(args.seeds) if args.seeds else [0]
+    if args.device:
+        more["device"] = args.device
+    for name in args.names:
+        runner.prepare(name, args.scale, given["seeds"], args.out, parameters=more)
+    for name in args.names:
+        try:
+            terminal.show(runs.try_change(name, **given, **more))
+        except runner.Unfinished as error:
+            print(f"{name}: {error}; go on with --resume", file=sys.stderr)
+            return 3
+    return 0
 
 
 def _settings(args):
@@ -325,7 +352,18 @@ def sweep_all(
     from dpcomm.report import terminal
 
     _check_way(args)
-    jobs = sweep.plan(asked_of(args), runner.output_folder(args.out))
+    folder = runner.output_folder(args.out)
+    if args.decide:
+        if args.seeds or args.grid:
+            raise ValueError(
+                "--decide chooses seeds itself: leave out --seeds and --grid, or --decide"
+            )
+        jobs = sweep.plan_decisive(asked_of(args), folder)
+        if not jobs:
+            print("no verdict can be decided by more seeds of what was asked for")
+            return 0
+    else:
+        jobs = sweep.plan(asked_of(args), folder)
     if args.lines:
         print("\n".join(sweep.shell_line(job, args.out) for job in jobs))
         return 0
@@ -465,6 +503,12 @@ def _table(args):
         short = results.Table(table.header[:5], rows, table.title, table.notes)
         terminal.show(terminal.with_notes(short, 2))
         print()
+
+
+def _report_paper(args):
+    from dpcomm.report import claims
+
+    print(claims.report(args.paper, "nbs"))
 
 
 def _data(args):
@@ -720,7 +764,13 @@ def main(
     try:
         args = _parse((sys.argv[1:] if argv is None else argv) or ["--help"])
         verbs = dict(list=_list, run=run_all, sweep=sweep_all, merge=_merge)
-        verbs |= dict(table=_table, data=_data, audit=audit_all, bench=bench_all)
+        verbs |= dict(
+            table=_table,
+            report=_report_paper,
+            data=_data,
+            audit=audit_all,
+            bench=bench_all,
+        )
         verbs |= dict(flower=flower_app)
         return verbs[args.verb](args) or 0
     except runner.CellError as error:

@@ -293,8 +293,8 @@ MUTATIONS = [
         (
             "a match at one and a half tolerances",
             "report/results",
-            'if known and within_tolerance(abs(gap), cell.tol):\n        return "match"',
-            'if known and within_tolerance(abs(gap), 1.5 * cell.tol):\n        return "match"',
+            "inside = within_tolerance(abs(gap), cell.tol)",
+            "inside = within_tolerance(abs(gap), 1.5 * cell.tol)",
             "report/test_results.py",
         ),
         (

@@ -8,14 +8,13 @@ __all__ = ['CLASSES', 'COLOURS', 'SMALLER', 'GROUPED', 'HEADER', 'Tally', 'class
 
 # %% ../../nbs/reference/standing.ipynb #fe33a663
 import html
-import re
 from collections import Counter
 from dataclasses import dataclass
 
-from . import names, papers, records, results
+from . import claims, names, papers, results
 
 # %% ../../nbs/reference/standing.ipynb #4ce99d2a
-CLASSES = ("computed", "trained", "not comparable", "not run")
+CLASSES = ("computed", "measured", "trained", "not run")
 
 
 @dataclass(frozen=True)
@@ -30,27 +29,32 @@ class Tally:
             total = sum(found.values())
             parts = ", ".join(f"{n:,} {w}" for w, n in found.items() if w != name)
             words.append(f"{name} {total:,}" + (f" ({parts})" if parts else ""))
-        return "; ".join(words)
+        return "; ".join(words) or "no number of it earns a verdict"
 
 # %% ../../nbs/reference/standing.ipynb #696ffbf1
 def class_of(
     cell: papers.Cell,  # the paper's number
     verdict: str,  # a key of `VERDICTS`
-) -> str:  # a name in `CLASSES`
+) -> str:  # a name in `CLASSES`; '' where it can earn no verdict
     "Which of the four classes a number belongs to."
-    if verdict in ("not run", "not comparable"):
+    if cell.kind == "shown" or verdict == "not comparable":
+        return ""
+    if verdict == "not run":
         return verdict
-    return "computed" if cell.kind == "exact" else "trained"
+    if cell.kind == "exact" or cell.unit in ("eps", "nats"):
+        return "computed"
+    return "trained" if cell.unit in results.PERCENT else "measured"
 
 # %% ../../nbs/reference/standing.ipynb #92050303
 def tally(
     paper: str,  # id
-    table: str = None,  # e.g. 'table1'; None for all
+    table: str = None,  # e.g. 'table1'; None for all but those asked of other data
     found: results.Evidence = None,  # None reads the committed records
 ) -> Tally:
     "Count the verdicts, class by class."
     found = found or results.evidence(paper)
-    cells = papers.cells(paper, table)
+    others = () if table else papers.paper(paper).stand_ins
+    cells = [c for c in papers.cells(paper, table) if c.table not in others]
     verdicts = [results.verdict(cell, found.summary(cell)) for cell in cells]
     pairs = Counter((class_of(c, word), word) for c, word in zip(cells, verdicts))
     counts = {
@@ -70,7 +74,11 @@ COLOURS = {
     "below": "#b3372f",
     "order fails": "#b3372f",
     "paper's slip": "#7b4fa3",
-    "not resolved": "#d9a441",
+    "differs": "#b3372f",
+    "agrees": "#a9c97f",
+    "tie": "#a9c97f",
+    "open": "#d9a441",
+    "unexplained": "#7b4fa3",
     "not comparable": "#b9bec5",
     "not run": "#e3e6ea",
 }
@@ -274,17 +282,27 @@ def overview(
     base: str = "..",  # folder of the notebooks, as seen from the page
 ) -> results.Table:  # paper, table, counts
     "The tables of all papers with their verdicts, class by class."
-    rows = []
+    rows, notes = [], [_legend()]
     for paper in papers.papers():
         found, p = results.evidence(paper), papers.paper(paper)
+        notes.append(
+            f"{p.short}: {results.expected_false(results.intervals(paper, found))}"
+        )
         for table in tables_of(paper):
             each = tally(paper, table, found).counts
             address = f"{base}/reference/results.ipynb#{anchor(paper, table)}"
             title = f"[{p.titles.get(table, table)}]({address})"
+            other = p.stand_ins.get(table, "")
             name = p.short if table == tables_of(paper)[0] else ""
-            rows.append((name, title, *(_signs(each.get(c, {})) for c in CLASSES)))
-    legend = ", ".join(f"{sign} {word}" for word, sign in results.VERDICTS.items())
-    return results.Table(("paper", "its table", *CLASSES), tuple(rows), notes=(legend,))
+            counts = (_signs(each.get(c, {})) for c in CLASSES)
+            rows.append((name, title, *counts, other))
+    header = ("paper", "its table", *CLASSES, "asked of")
+    return results.Table(header, tuple(rows), notes=tuple(notes))
+
+
+def _legend():
+    "What the signs mean."
+    return ", ".join(f"{sign} {word}" for word, sign in results.VERDICTS.items())
 
 
 def _signs(found):
@@ -296,23 +314,14 @@ def finding(
     paper: str,  # id
 ) -> str:  # one or two sentences with our numbers in them
     "What we find, with the numbers of the committed full-scale records."
-    ours = results.ours_by_key(records.load(paper, scale="full"))
-
-    def number(found):
-        kind, key = found["kind"], found["key"]
-        if kind == "n":
-            return str(ours[key].summary.n)
-        if kind == "joins":
-            return f"{ours[key].record.as_run['add-remove']['eps']:.1f}"
-        return f"{ours[key].summary.mean * (100 if kind == '%' else 1):.1f}"
-
-    text = papers.paper(paper).about["finding"]
-    return re.sub(r"\{(?:(?P<kind>n|%|joins) )?(?P<key>[^{} ]+)\}", number, text)
+    return claims.fill(
+        papers.paper(paper).about["finding"], paper, results.evidence(paper)
+    )
 
 # %% ../../nbs/reference/standing.ipynb #d78e2354
 @dataclass(frozen=True)
 class Cards:
-    "The papers: name, year, link, claim, finding, verdicts."
+    "The papers: name, year, link, claim, finding, claims judged, verdicts."
 
     base: str = "."  # folder of the notebooks, as seen from the page
 
@@ -327,6 +336,21 @@ class Cards:
         return f'<div class="cards">{made}</div>'
 
 
+def _claims(paper, base):
+    "The claims of a paper, counted, and unfolded by a click."
+    told = claims.rows(paper, base=base)
+    lines = "".join(
+        f"<li>{claims.STATUS[r.status]} {html.escape(r.claim.text)}"
+        f' <a href="{r.link}">{r.status}</a></li>'
+        for r in told
+    )
+    report = f'<a href="{base}/reference/reports.ipynb#{paper}">report</a>'
+    words = f"<b>Its {len(told)} claims:</b> {claims.counts(paper)}"
+    return (
+        f"<details><summary>{words}</summary><ul>{lines}</ul></details><p>{report}</p>"
+    )
+
+
 def _card(paper, base):
     "One card."
     p = papers.paper(paper)
@@ -336,7 +360,8 @@ def _card(paper, base):
         f'<h4><a href="{where}">{p.short}</a></h4><p><a href="{about["url"]}">'
         f"{html.escape(about['title'])}</a>, {about['year']}</p>"
         f"<p><b>It claims:</b> {html.escape(about['claim'])}</p>"
-        f"<p><b>We find:</b> {found}</p>{bar(paper, base=base)._repr_html_()}"
+        f"<p><b>We find:</b> {found}</p>{_claims(paper, base)}"
+        f"{bar(paper, base=base)._repr_html_()}"
     )
 
 # %% ../../nbs/reference/standing.ipynb #9608cba1
@@ -349,7 +374,10 @@ def summary(
         p = papers.paper(paper)
         name = f"[{p.short}]({base}/papers/{paper}.ipynb)"
         where = f"[{p.about['year']}]({p.about['url']})"
-        counted = str(tally(paper))
-        rows.append((name, where, p.about["claim"], finding(paper), counted))
-    header = ("paper", "year", "it claims", "we find", "its numbers beside ours")
-    return results.Table(header, tuple(rows))
+        report = f"[report]({base}/reference/reports.ipynb#{paper})"
+        judged = f"{claims.counts(paper)}: {report}"
+        about = name, where, p.about["claim"], finding(paper)
+        rows.append((*about, judged, str(tally(paper))))
+    header = "paper|year|it claims|we find|its claims, judged|its numbers beside ours"
+    header = header.split("|")
+    return results.Table(tuple(header), tuple(rows))

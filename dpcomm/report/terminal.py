@@ -24,7 +24,11 @@ COLOURS = {
     "above": "cyan",
     "order holds": "green",
     "order fails": "red",
-    "not resolved": "yellow",
+    "differs": "red",
+    "agrees": "green",
+    "tie": "yellow",
+    "open": "yellow",
+    "unexplained": "magenta",
     "paper's slip": "magenta",
 }
 SIGNS = {VERDICTS[word]: colour for word, colour in COLOURS.items()}

@@ -194,7 +194,7 @@ def read_lines(path):
     for r in found:
         hash((results.as_run(r), r.data.get("content_hash"), r.data.get("name")))
         assert runs.cpu_seconds(r) >= -1
-    spreads = results.spreads_of("dprec", results.ours_by_key(found))
+    spreads = results.spreads_of(results.ours_by_key(found))
     return str(results.runs_table(found)), spreads
 
 
