@@ -6,10 +6,10 @@
 __all__ = ['DRAWS', 'WHOLE', 'REFUSALS', 'ENGINES', 'SERVER_STATE', 'KEPT', 'MARKS', 'SUITED', 'NULL', 'Unsaid', 'UnsaidText',
            'Config', 'sample_cohort', 'balanced', 'batch_plan', 'check_model', 'Misfit', 'as_function', 'train_loop',
            'cross_entropy', 'train_channels_last', 'train_vmap', 'vmap_obstacle', 'pick_engine', 'side_by_side',
-           'local_trainer', 'server_optimiser', 'predict', 'mean_loss', 'evaluate', 'Ledger', 'download_bits', 'Task',
-           'among', 'Run', 'save_checkpoint', 'load_checkpoint', 'check_labels', 'cause_of_nan', 'check_fit',
-           'train_cohort', 'average', 'Sums', 'summed', 'shares', 'Spread', 'one_round', 'check_promise', 'relied_on',
-           'check_options', 'deployed', 'simulate']
+           'local_trainer', 'server_optimiser', 'predict', 'mean_loss', 'evaluate', 'Ledger', 'download_bits',
+           'altered', 'Task', 'among', 'Run', 'save_checkpoint', 'load_checkpoint', 'check_labels', 'cause_of_nan',
+           'check_fit', 'train_cohort', 'average', 'Sums', 'summed', 'shares', 'Spread', 'one_round', 'check_promise',
+           'relied_on', 'check_options', 'deployed', 'simulate']
 
 # %% ../../nbs/training/federated.ipynb #ad14bb7f
 import copy
@@ -25,6 +25,7 @@ import warnings
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -707,6 +708,21 @@ def download_bits(
     return min(history, model_bits) if replay else model_bits
 
 # %% ../../nbs/training/federated.ipynb #d0task01
+_ALTER = ContextVar("alter", default=None)
+
+
+@contextmanager
+def altered(
+    alter,  # Task -> Config to train with in the place of its own
+):
+    "Train every task that is made meanwhile with other settings."
+    token = _ALTER.set(alter)
+    try:
+        yield
+    finally:
+        _ALTER.reset(token)
+
+
 @dataclass(frozen=True)
 class Task:
     "Who trains what, how, and with which random numbers: all that a result depends on."
@@ -725,6 +741,8 @@ class Task:
                 f"federation is a {type(self.federation).__name__}; it must know its"
                 " clients: pass Federation.of(clients, test=(x, y))"
             )
+        if (alter := _ALTER.get()) is not None:
+            object.__setattr__(self, "config", alter(self))
 
     @property
     def n_clients(self) -> int:
