@@ -139,11 +139,10 @@ THREE = mvu.Table(
 DRAWN = (dict(sampling="poisson"), dict(sampling="fixed"))
 UNPROVED = (dict(accountant="magic"), dict(delta=0.0))
 COHORT = dict(n_clients=100, cohort=10)
-FIXED = dict(COHORT, sampling="fixed")
 SWAPPED = dict(COHORT, sampling="poisson", relation="replace")
 LOCAL, NO_D = dict(relation="local"), (dict(d=None), dict(d=0))
 CENTRAL = (dict(COHORT, sampling="replacement"), dict(sampling="poisson"), *UNPROVED)
-SHARES = (FIXED, dict(sampling="poisson"), SWAPPED, LOCAL, *UNPROVED)
+SHARES = (*DRAWN, SWAPPED, LOCAL, *UNPROVED)
 ON_RING = (*NO_D, *DRAWN, SWAPPED, LOCAL, *UNPROVED)
 CLIP = dict(clip_norm=1.0)
 NOISE = dict(CLIP, sigma=0.7)
@@ -401,7 +400,7 @@ LISTED = {
             ),
         },
         dict(RDP, d=7),
-        (*ON_RING, dict(accountant="pld")),
+        ON_RING,
     ),
     "sqsgd": variants(
         "sqsgd",
