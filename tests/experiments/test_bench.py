@@ -117,6 +117,7 @@ def test_a_slope_is_the_exponent():
 # ---- contests
 
 
+@pytest.mark.deep
 def test_engines_and_the_plain_loop_do_the_same_work(tiny):
     work = small()
     peak = 1e3  # so small that no fraction is rounded away, however slow the machine
@@ -135,6 +136,7 @@ def test_engines_and_the_plain_loop_do_the_same_work(tiny):
     assert chosen in bench.rule_says(rows)
 
 
+@pytest.mark.deep
 def test_the_recurrent_network_meets_the_reference(tiny):
     bench.WORKLOADS["lstm"] = ("lstm", 1, 1, 1, 2)
     found = by_name(bench.contest(bench.workload("lstm"), ("loop",), 1))
@@ -156,6 +158,7 @@ def test_a_peer_does_the_same_work(peer, few):
     assert found["error"] <= bench.LARGEST_ERROR and found["memory"] > 0
 
 
+@pytest.mark.deep
 def test_a_peer_that_fails_is_tried_again_and_reported(few, monkeypatch, tmp_path):
     monkeypatch.setitem(
         peers.SCRIPTS, "flower", "sys.exit('Timed out waiting for a port')"
@@ -169,6 +172,7 @@ def test_a_peer_that_fails_is_tried_again_and_reported(few, monkeypatch, tmp_pat
     assert left.count("flower") == bench.TRIES["flower"] == 3
 
 
+@pytest.mark.deep
 def test_other_work_is_noticed(few, monkeypatch):
     slip = peers.LOOP.replace("lr=lr", "lr=2 * lr")
     monkeypatch.setitem(peers.SCRIPTS, "loop", slip)

@@ -83,6 +83,7 @@ def test_the_listed_settings_of_mnist_by_writer_are_the_solved_ones(eps):
         ) == dprec_curves.calibrated_c(eps, n, 100, 1500, 8)
 
 
+@pytest.mark.deep
 def test_each_method_draws_and_is_accounted_as_the_paper_says():
     a = dprec_curves.fedavg("a", CONFIG, 3500, 0.1, 1.85)
     b = dprec_curves.rec("b", CONFIG, 3500, 1.41, 0.03, (4,) * 8)
@@ -201,6 +202,7 @@ def test_table1_takes_the_papers_settings_at_its_size_and_no_other():
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("eps", [3])
 def test_tighter_accountants_need_less_noise_for_the_same_budget(eps):
     n, cohort, rounds, delta = 539, 100, 300, dprec_curves.delta_of(539)

@@ -73,7 +73,7 @@ def timeless(value):
 # The cheapest experiment of each trainer runs through papermill, in both tiers; in the deep
 # tier every experiment runs inline, and these are killed and resumed.
 TRAINERS = {
-    "dprec_curves": "dprec-femnist",
+    "dprec_curves": "dprec-quantised",
     "fltop_curves": "fltop-fmnist",
     "frontier": "imvu-mnist",
     "sample_level": "imvu-femnist",
@@ -118,6 +118,15 @@ def smokes(test):
     inline = [pytest.param(name, "inline", marks=pytest.mark.deep) for name in NAMES]
     runs = [(name, "papermill") for name in TWINS] + inline
     return pytest.mark.parametrize("name, way", runs)(test)
+
+
+both_ways = pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param([], id="papermill", marks=pytest.mark.deep),
+        pytest.param(["--inline"], id="inline"),
+    ],
+)
 
 
 @smokes
@@ -393,7 +402,7 @@ def test_papermill_and_inline_agree(toy, tmp_path):
     assert "guarantee and bits come first" in said
 
 
-@pytest.mark.parametrize("way", [[], ["--inline"]], ids=["papermill", "inline"])
+@both_ways
 def test_max_seconds_is_reported_as_unfinished(toy, tmp_path, way):
     words = ["run", "toy-run", "--out", tmp_path, "-p", "pause=0.01", *way]
     done = dpcomm(
@@ -433,7 +442,7 @@ def test_kill_and_resume_of_the_toy(toy, tmp_path):
     assert timeless(resumed) == timeless(straight)
 
 
-@pytest.mark.parametrize("way", [[], ["--inline"]], ids=["papermill", "inline"])
+@both_ways
 def test_a_failing_cell_is_named(toy, tmp_path, way):
     words = ["run", "toy-run", "--out", tmp_path, *way]
     cell = (
@@ -446,7 +455,7 @@ def test_a_failing_cell_is_named(toy, tmp_path, way):
     assert "run_cells" not in done.stderr and "\x1b[" not in done.stderr
 
 
-@pytest.mark.parametrize("way", [[], ["--inline"]], ids=["papermill", "inline"])
+@both_ways
 def test_a_wrong_value_that_a_cell_refuses_costs_one_sentence(toy, tmp_path, way):
     words = ["run", "toy-run", "--out", tmp_path, *way]
     done = dpcomm(*words, "-p", "pause=-1.0", root=toy, cwd=tmp_path)

@@ -243,6 +243,7 @@ STATED = [
 ]
 
 
+@pytest.mark.deep
 @tabled("task, stated, c, n, cohort, rounds, groups", STATED)
 def test_the_exact_accountant_is_inside_algorithm_7(
     task, stated, c, n, cohort, rounds, groups
@@ -260,6 +261,7 @@ def test_the_exact_accountant_is_inside_algorithm_7(
     assert exact_epsilon(1.227, 90_000, 342_477, 128, 6, 342_477**-1.1).eps < 1
 
 
+@pytest.mark.deep
 @tabled("relation", SAMPLINGS_OF)
 def test_calibration_inverts_every_accountant(relation):
     release = MNIST | dict(relation=relation, conversion="balle", cohort=10)
@@ -414,6 +416,7 @@ BRUTE = [
 ]
 
 
+@pytest.mark.deep
 @tabled("K, s, n_clients, slots, delta", BRUTE)
 def test_the_bracket_holds_the_truth(K, s, n_clients, slots, delta):
     low, high = pld_bracket(s, slots, n_clients, K, 1, delta)
@@ -442,6 +445,7 @@ def test_sixteen_slots_as_four_squarings():
     assert ends[0] < ours < ends[1] < ends[0] + 0.04
 
 
+@pytest.mark.deep
 @tabled("c, K, delta, truth", [(4.0, 2, 1e-5, 22.69), (3.5, 4, 1e-5, None)])
 @pytest.mark.filterwarnings("error")
 def test_the_bracket_of_one_client_at_a_large_clip(c, K, delta, truth):
@@ -522,6 +526,7 @@ def test_the_bracket_at_mnist(c, relation, low, high):
 LOSSES = [(1e-4, 1), (0.545, 1), (1.0, 8), (1.5, 1), (5.0, 8)]
 
 
+@pytest.mark.deep
 @tabled("c, groups", LOSSES)
 def test_composed_losses_never_exceed_the_renyi_value(c, groups):
     for slots in (1, 100_000):
@@ -530,6 +535,7 @@ def test_composed_losses_never_exceed_the_renyi_value(c, groups):
         assert 0 <= ours.eps <= renyi.eps and ours.accountant == "pld-exact"
 
 
+@pytest.mark.deep
 def test_more_of_anything_costs_more_by_composed_losses():
     def eps(**change):
         return pld_epsilon(**(dict(c=0.6, slots=5000, groups=1) | RUN | change)).eps

@@ -435,6 +435,7 @@ def test_the_engine_follows_model_and_device():
         federated.pick_engine("graphed", wide, "cuda")
 
 
+@pytest.mark.deep
 def test_a_curve_of_fifty_rounds_is_the_loops_up_to_the_noise_of_seeds():
     digits = data.load("digits")
     parts = data.dirichlet_dealt(digits.y.numpy(), 24, 1.0, seed_tree(0))

@@ -707,6 +707,7 @@ def test_counting_refuses_what_cannot_be_run(change, says):
         )
 
 
+@pytest.mark.deep
 @tabled(
     "key, rounds, state, groups, draws",
     [
