@@ -2,11 +2,11 @@
 refuses: tensors of two devices in one operation, a view as a numpy array, a generator of
 another device, layouts that a kernel does not take."""
 
+import importlib
 from contextlib import contextmanager
 from unittest import mock
 
 import torch
-import torch._dynamo  # before its names are patched
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -173,6 +173,7 @@ def away():
 @contextmanager
 def cuda():
     "A machine with one pretended GPU."
+    importlib.import_module("torch._dynamo")  # before the names it reads are patched
     torch._C._ensureCUDADeviceGuardSet()  # as for fake tensors: guards do nothing
     real = torch.Generator
 

@@ -466,20 +466,31 @@ BINS = 1024  # of a histogram
 
 def _assign_cells(log_x, p, low, high, n):
     "Number of the cell of each atom, and the edges: short steps where the mass is."
-    where = np.clip((log_x - low) / (high - low) * BINS, 0, BINS)
-    at = np.arange(BINS + 1)
-    mass = np.bincount(np.minimum(where, BINS - 1).astype(int), p, BINS)
+    where = np.clip((log_x - low) * (BINS / (high - low)), 0, BINS)
+    at, bin_of = np.arange(BINS + 1), np.minimum(where, BINS - 1).astype(np.intp)
+    mass = np.bincount(bin_of, p, BINS)
     heavy = (mass.cumsum() > NEGLIGIBLE) & (mass[::-1].cumsum()[::-1] > NEGLIGIBLE)
     speed = heavy * (2 * np.cbrt(mass) / np.cbrt(mass).sum() + 1 / heavy.sum())
     clock = np.append(0, speed.cumsum()) * (n - 1) / speed.sum()
     some = slice(heavy.argmax(), BINS + 1 - heavy[::-1].argmax())
     edges = low + (high - low) * np.interp(np.arange(n), clock[some], at[some]) / BINS
-    return (np.interp(where, at, clock) + 1).astype(int) - (log_x < edges[0]), edges
+    time = clock[bin_of] + (where - bin_of) * np.diff(clock)[bin_of]
+    return (time + 1).astype(np.intp) - (log_x < edges[0]), edges
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #1c2a350c
+@functools.lru_cache(4)
+def _pairs(n):
+    "Both numbers of each pair i <= j of n atoms."
+    return np.triu_indices(n)
+
+
 def _add_atoms(a, b, n, power, up):
     "Atoms of the sum of two independent laws."
-    x, p = (a[0][:, None] + b[0]).ravel(), np.outer(a[1], b[1]).ravel()
+    if a is b:  # each pair once
+        i, j = _pairs(len(a[0]))
+        x, p = a[0][i] + a[0][j], a[1][i] * a[1][j] * (1 + (i != j))
+    else:
+        x, p = (a[0][:, None] + b[0]).ravel(), np.outer(a[1], b[1]).ravel()
     with np.errstate(divide="ignore"):
         log_x, moment = np.log(x), p * x if power > 0 else p / x
     finite = np.isfinite(log_x)
@@ -733,12 +744,11 @@ def _covering_lognormal(c, K, room, most):
     ratio, room_log = 1 + 0.6 * room, math.log(K * room)
     smallest = room_log**2 / (70 + room_log)
     rate, i = 4 * math.exp(-35) / smallest, math.ceil(math.log(c * c) / math.log(ratio))
-    while ratio**i > smallest:
+    while (covered := -math.expm1(-rate * c * c)) <= most:  # the rate only grows
+        if ratio**i <= smallest:
+            return room, covered
         chance = _reveal_chance(K, ratio**i, (1 + room) / ratio)
         rate, i = max(rate, -math.log1p(-min(chance, 0.9)) / ratio ** (i - 1)), i - 1
-    chance = -math.expm1(-rate * c * c)
-    if chance <= most:
-        return room, chance
     return _covering_lognormal(c, K, 2 * room, most)
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #b1d00033
