@@ -209,16 +209,44 @@ def seeds_that_decide(
     return ()
 
 
-def _with_needs(experiment, run, seed, scale, have):
-    "Records (experiment, run, seed) that are missing for one, its needs first."
-    if (run.key, seed) in have(experiment):
-        return []
-    found = []
-    for need in run.needs:
-        source, key, own_seed = runs.source_run(need, experiment, seed)
-        there = {r.key: r for r in source.grid(scale)}
-        found += _with_needs(source, there[key], own_seed, scale, have)
-    return [*found, (experiment, run, seed)]
+@dataclass
+class _Stand:
+    "Grids and records of experiments, each read once."
+
+    scale: str
+    out: object  # folder of records beside the committed ones; None: none
+    grids: dict = field(default_factory=dict)  # name -> key -> Run
+    known: dict = field(default_factory=dict)  # name -> (key, seed) -> Record
+
+    def grid(self, experiment):
+        if experiment.name not in self.grids:
+            runs_ = experiment.grid(self.scale)
+            self.grids[experiment.name] = {run.key: run for run in runs_}
+        return self.grids[experiment.name]
+
+    def have(self, experiment):
+        if experiment.name not in self.known:
+            at = experiment, self.scale
+            mine = runs.stands(*at, self.out) if self.out is not None else {}
+            self.known[experiment.name] = mine | runs.stands(*at)
+        return self.known[experiment.name]
+
+    def missing(self, experiment, run, seed) -> list:
+        "(experiment, run, seed) without a record: what one needs, and itself."
+        if (run.key, seed) in self.have(experiment):
+            return []
+        found = []
+        for need in run.needs:
+            source, key, own_seed = runs.source_run(need, experiment, seed)
+            found += self.missing(source, self.grid(source)[key], own_seed)
+        return [*found, (experiment, run, seed)]
+
+    def job(self, experiment, run, seed) -> Job:
+        grid = tuple(self.grid(experiment).values())
+        minutes, _ = runs.expected_minutes(run, self.have(experiment), grid)
+        given = dict(minutes=minutes, memory=run.memory, needs=run.needs, data=run.data)
+        size = dict(cells=len(run.fills), **given)
+        return Job(experiment.name, self.scale, run.key, seed, **size)
 
 # %% ../../nbs/reference/sweep.ipynb #dec00004
 def plan_decisive(
@@ -231,67 +259,53 @@ def plan_decisive(
         raise ValueError(
             f"--decide at scale {scale}: only full-scale runs earn verdicts"
         )
-    names, known = {each["name"]: each.get("only", "all") for each in asked}, {}
-
-    def have(experiment):
-        if experiment.name not in known:
-            mine = runs.stands(experiment, scale, out) if out is not None else {}
-            known[experiment.name] = mine | runs.stands(experiment, scale)
-        return known[experiment.name]
-
-    wanted = {}
+    names = {each["name"]: each.get("only", "all") for each in asked}
+    stand, wanted = _Stand(scale, out), {}
     for paper in sorted({runs.planned(name).paper for name in names}):
         sources = _sources(paper, scale, names)
-        everything = [r for name in names for r in have(runs.planned(name)).values()]
-        mine = [r for r in everything if r.paper == paper]
+        of = {e.name: e for e, _ in sources.values()}.values()
+        mine = [r for experiment in of for r in stand.have(experiment).values()]
         found = results.evidence_of(records.load(paper, scale="full"), mine)
         for cell in papers.cells(paper):
-            wanted |= _wanted(cell, found, _behind(cell, sources), scale, have)
-    return _cheapest_first(wanted, scale, have)
+            wanted |= _wanted(cell, found, _behind(cell, sources), stand)
+    return _cheapest_first(wanted, stand)
 
 
-def _wanted(cell, found, behind, scale, have):
+def _wanted(cell, found, behind, stand):
     "Missing records that a number needs, by its key; {} where none would help."
     if cell.kind == "shown" or not behind:
         return {}
-    there = [{seed for key, seed in have(e) if key == run.key} for e, run in behind]
+    there = [
+        {seed for key, seed in stand.have(e) if key == run.key} for e, run in behind
+    ]
     planned = tuple(dict.fromkeys(seed for _, run in behind for seed in run.seeds))
     s = found.summary(cell)
     seeds = seeds_that_decide(cell, s, planned, set.intersection(*there))
     jobs = [
-        job
-        for seed in seeds
-        for experiment, run in behind
-        for job in _with_needs(experiment, run, seed, scale, have)
+        job for seed in seeds for pair in behind for job in stand.missing(*pair, seed)
     ]
     return {cell.key: jobs} if jobs else {}
 
 
-def _cheapest_first(wanted, scale, have):
+def _cheapest_first(wanted, stand):
     "Jobs in the order in which most numbers are decided a minute."
-    made, order = {}, []
-
-    def job_of(experiment, run, seed):
-        mine = have(experiment)
-        minutes, _ = runs.expected_minutes(run, mine, experiment.grid(scale))
-        given = dict(minutes=minutes, memory=run.memory, needs=run.needs, data=run.data)
-        return Job(experiment.name, scale, run.key, seed, cells=len(run.fills), **given)
-
-    lists = {}
+    made, lists, order = {}, {}, {}
     for key, jobs in wanted.items():
-        names = [(e.name, run.key, seed) for e, run, seed in jobs]
-        for name, job in zip(names, jobs):
-            made[name] = made.get(name) or job_of(*job)
-        lists[key] = list(dict.fromkeys(names))
-    taken = set()
+        for experiment, run, seed in jobs:
+            name = experiment.name, run.key, seed
+            made[name] = made.get(name) or stand.job(experiment, run, seed)
+            lists.setdefault(key, {})[name] = None
+    cost = {key: sum(made[name].minutes for name in lists[key]) for key in lists}
+    users = {}
+    for key, names in lists.items():
+        for name in names:
+            users.setdefault(name, []).append(key)
     while lists:
-        cost = {
-            k: sum(made[n].minutes for n in v if n not in taken)
-            for k, v in lists.items()
-        }
-        key = min(cost, key=cost.get)
-        order += [n for n in lists.pop(key) if n not in taken]
-        taken |= {*order}
+        key = min(lists, key=cost.get)
+        for name in (n for n in lists.pop(key) if n not in order):
+            order[name] = None
+            for other in users[name]:
+                cost[other] -= made[name].minutes
     return [made[name] for name in order]
 
 # %% ../../nbs/reference/sweep.ipynb #a8f37551

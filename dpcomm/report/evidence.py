@@ -177,7 +177,9 @@ def paper_table(
             texts.append(text + "".join(f" [{notes.index(n) + 1}]" for n in why))
         lines.append((*labels, *texts))
     used = "".join(text for line in lines for text in line)
-    legend = ", ".join(f"{s} {w}" for w, s in results.VERDICTS.items() if s in used)
+    legend = ", ".join(
+        f"{s} {w}" for w, s in results.VERDICTS.items() if f"| {s}" in used
+    )
     signs = f" | verdict; {legend}" if legend else "; none has a verdict"
     title += f". Cells: paper | ours ± s.e. (seeds){signs}"
     return results.Table((*corner, *columns), tuple(lines), title, (*notes, *lent))

@@ -77,7 +77,6 @@ class Claim:
     text: str  # a sentence
     where: str  # place in the paper
     cells: tuple = ()  # patterns of keys of its numbers, as 'fmnist.*.eps'
-    order: tuple = ()  # keys of two numbers of ours: the first should be larger
     erratum: str = ""  # number of the erratum that shows it false or open, as 'D4'
     kind: str = ""  # of the erratum: 'false' or 'gap'
     number: str = ""  # template of the one number, as a paper's finding
@@ -370,8 +369,8 @@ def _claims(raw, file, keys):
                 raise refuse(f"{at}: pattern", pattern, keys)
         if row.get("kind", "") not in ("", "false", "gap"):
             raise refuse(f"{at}: kind", row["kind"], ("false", "gap"))
-        if not any(row.get(k) for k in ("cells", "order", "erratum", "cannot")):
-            raise ValueError(f"{at}: nothing decides it; give cells, order or erratum")
+        if not any(row.get(k) for k in ("cells", "erratum", "cannot")):
+            raise ValueError(f"{at}: nothing decides it; give cells, erratum or cannot")
         found.append(Claim(**row))
     return tuple(found)
 

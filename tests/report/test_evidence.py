@@ -127,6 +127,9 @@ def test_a_table_has_the_papers_shape_and_its_notes():
     assert table.rows[0][2].endswith("| not run [1]") and len(table.notes) == 1
     assert table.rows[1][3].startswith("14.2 | 14.21") and "● match" in table.title
     assert "above" not in table.title, "the legend has the signs that are used"
+    equal = {"r = 3": ("eps3.", "acc"), "all": ("", "comm")}
+    table = evidence.paper_table("dprec", equal, columns, found=judged())
+    assert "tie" not in table.title, "a sign in a label is no verdict"
 
 
 def test_a_star_is_explained_once():

@@ -59,6 +59,7 @@ rec64     84.14      332.2
 """
 ICLR_TABLE_3 = "eps1.rec 59.3+-0.1\neps3.rec 67.0+-0.1\neps6.rec 69.1+-0.1"
 SINGLE = """
+cifar10.training_share 70
 femnist.local3.fedavg.acc 68.9   femnist.local3.rec.acc 63.4      femnist.local1.fedavg.acc 60.1   femnist.local1.rec.acc 57.4
 femnist.local3.loss 5.5          femnist.local1.loss 2.7          femnist.local.ratio 72.5
 mnist.ratio 4300                 solr.ratio 105                   femnist.ratio 18
@@ -184,6 +185,9 @@ def test_every_stated_setting_equals_its_second_typing():
 
 def test_tolerances_follow_their_rule():
     for c in papers.cells("dprec"):
+        if c.set_on == date(2026, 11, 26):
+            assert c.kind == "shown" and c.tol == 0
+            continue
         later = c.table in ("c2", "by_writer") or c.key == "mnist.eps3.quant8.order"
         assert c.set_on == date(2026, 11, 22 if later else 20)
         if c.table == "c2":
@@ -210,7 +214,7 @@ def test_what_made_posts_say_is_shown_and_not_judged():
     shown = {c.key for c in papers.cells("dprec") if c.kind == "shown"}
     cut = {k for k in shown if k.startswith("shakespeare.")}
     assert all("edition" in papers.cell("dprec", key).tol_why for key in cut)
-    shown -= cut
+    shown -= cut | {"cifar10.training_share"}
     scores = (f"eps1.{kind}.recall5" for kind in ("fedavg", "rec", "ddg16", "ddg12"))
     counts = "samples", "client_size.mean", "client_size.std"
     assert shown == {f"solr.{name}" for name in (*scores, *counts)}
@@ -687,6 +691,7 @@ fmnist.ratio.fl_std_fl_top.up 10         fmnist.ratio.fl_cs_fl_top.up .91       
 medical.ratio.fl_std_fl_top.up 11        medical.ratio.fl_cs_fl_top.down 11
 fmnist.ratio.fl_basic_dp_fl_top_dp.down 189  fmnist.ratio.fl_basic_dp_fl_top_dp.up 18
 fmnist.ratio.fl_std_fl_top.smallest 1000     fmnist.saved 99.9
+medical.bis_less.bal_acc 8                   medical.bis_less.auroc 10
 """
 FMNIST_COLUMNS = ("accuracy", "round", "down_kb", "up_kb", "eps")
 MEDICAL_COLUMNS = ("bal_acc", "auroc", *FMNIST_COLUMNS[1:])
@@ -731,7 +736,7 @@ def test_every_number_of_fltop_equals_its_second_typing():
     cells = [c for c in papers.cells("fltop") if c.table not in stand_ins]
     printed = [c for c in cells if c.kind != "ordering"]
     first = {c.key: float(c.value) for c in printed}
-    assert first == second and len(second) == 970
+    assert first == second and len(second) == 972
 
 
 @tabled(
@@ -766,6 +771,9 @@ def test_tolerances_of_fltop_follow_their_rule():
     rule["accuracy"] = ("stochastic", 0.02)
     later = {"fmnist.figure1.norm"}
     for c in papers.cells("fltop"):
+        if c.set_on == date(2026, 11, 26):
+            assert c.kind == "shown" and c.tol == 0
+            continue
         assert c.set_on == date(2026, 11, 23 if c.key in later else 21), c.key
         assert (c.kind == "shown") == (c.kind != "ordering" and c.tol == 0)
         if "sensitivity" in c.key and c.table == "table6":

@@ -805,3 +805,32 @@ def test_a_sortable_table_has_clicks_and_a_filter_and_is_stored_in_part():
 
 def test_ours_of_one_seed_has_no_error():
     assert Ours({0: 1.0}, "percent", record()).summary.se is None
+
+
+def test_a_second_folder_adds_what_the_first_lacks_and_overrides_nothing():
+    first, again = record(0, {KEY: 70.0}), record(0, {KEY: 99.0})
+    more = record(1, {KEY: 72.0})
+    found = results.evidence_of([first], [again, more])
+    assert found.ours[KEY].values == {0: 70.0, 1: 72.0}
+    quick = results.evidence_of([record(0, {KEY: 1.0}, "quick")])
+    assert quick.ours == {} and len(quick.smaller) == 1
+
+
+@tabled(
+    "key, words",
+    [
+        ("fmnist.fl_top.r0.5.accuracy", ("accuracy",)),
+        ("ours.full.fmnist.fl_top.r0.5.last", ("last",)),
+        ("ours.diabetes130.fl_cs.r1.last.bal_acc", ("bal_acc", "last")),
+        ("mnist.eps3.rec.acc", ("acc",)),
+        ("mnist.eps3.order", ()),
+    ],
+)
+def test_a_key_says_which_statistic_it_is(key, words):
+    assert results.statistic_of(key) == words
+
+
+def test_a_family_without_a_lender_pools_nothing():
+    assert results.pool(None, LENT) is None and results.pool(FAMILY, ()) is None
+    variance, df, names = results.pool(FAMILY, LENT)
+    assert (variance, names) == (2.5, {"made_up", "other"}) and 2 < df < 6
