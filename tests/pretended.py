@@ -22,18 +22,15 @@ class Pretended(torch.Tensor):
 
     @staticmethod
     def __new__(cls, value):
-        shape = torch.empty_strided(
-            value.shape, value.stride(), dtype=value.dtype, device="meta"
-        )
-        made = torch.Tensor._make_subclass(
-            cls,
-            shape,
-            value.requires_grad,
-            dispatch_device=True,
-            device_for_backend_keys=CUDA,
+        how = dict(strides=value.stride(), dtype=value.dtype, device="cpu")
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, value.shape, requires_grad=value.requires_grad, **how
         )
         made.value = value
         return made
+
+    device = property(lambda self: CUDA)  # for autograd it lives on the CPU
+    is_cuda, is_cpu = property(lambda self: True), property(lambda self: False)
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -165,6 +162,27 @@ def _moved(real):
     return to
 
 
+def _sent(real):
+    "`Tensor.to` for tensors of a device that C++ knows nothing of."
+
+    def to(self, *args, **kwargs):
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("copy", "non_blocking")}
+        there, kind = kwargs.get("device"), kwargs.get("dtype")
+        for given in args:
+            if isinstance(given, torch.Tensor):
+                there, kind = given.device, given.dtype
+            elif isinstance(given, torch.dtype):
+                kind = given
+            elif isinstance(given, (str, torch.device)):
+                there = given
+        there = self.device if there is None else torch.device(there)
+        if there.type == self.device.type:
+            return real(self, kind or self.dtype)
+        return A._to_copy.default(self, dtype=kind or self.dtype, device=there)
+
+    return to
+
+
 def away():
     "The CPU as it is, in the midst of it all."
     return _disable_current_modes()
@@ -187,7 +205,12 @@ def cuda():
     with (
         mock.patch.multiple(torch, Generator=generator, **makers),
         mock.patch.object(torch.nn.Module, "to", _moved(torch.nn.Module.to)),
+        mock.patch.object(torch.Tensor, "to", _sent(torch.Tensor.to)),
+        mock.patch.object(torch.Tensor, "cpu", lambda self: self.to(CPU)),
         mock.patch("torch.cuda._lazy_init", lambda: None),
+        mock.patch("torch.cuda.get_rng_state", lambda device=0: torch.get_rng_state()),
+        mock.patch("torch.cuda.set_rng_state", lambda state, device=0: None),
+        mock.patch("torch.cuda.manual_seed_all", lambda seed: None),
         mock.patch("torch.cuda.is_available", lambda: True),
         mock.patch("torch.cuda.device_count", lambda: 1),
         Device(),

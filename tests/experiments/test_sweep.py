@@ -1,6 +1,7 @@
 "Jobs in processes: the order, equal numbers whatever the processes, kills, failures."
 
 import inspect
+import io
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from checkout import ROOT
+from tables import tabled
 
 from dpcomm.experiments import runs, sweep
 from dpcomm.experiments.sweep import Job, Sweep, Worker
@@ -483,3 +485,35 @@ def test_a_sweep_that_is_interrupted_leaves_no_child(tmp_path):
     process.wait(60)
     wait_for(lambda: not children_of(process.pid), 20)
     assert process.returncode != 0
+
+
+@tabled(
+    "shown, names",
+    [("", ()), ("-1", ()), ("0", ("0",)), ("2, 0", ("2", "0")), ("1,-1,0", ("1",))],
+)
+def test_the_gpus_are_those_that_a_process_would_see(shown, names):
+    assert sweep.gpus(shown) == names
+
+
+def test_workers_spread_over_the_gpus(made_up, monkeypatch, tmp_path):
+    "Each new process is shown the one that fewest have; with one or none, all as it is."
+    started = []
+
+    class Process:
+        pid, poll, wait = 0, lambda self: None, lambda self: 0
+
+        def __init__(self, words, env, **more):
+            started.append(env.get("CUDA_VISIBLE_DEVICES"))
+            self.stdin = io.StringIO()
+
+    monkeypatch.setattr(sweep.subprocess, "Popen", Process)
+    jobs = [job(f"k{i}") for i in range(5)]
+    for shown, wanted in (("4,7", ["4", "7", "4", "7", "4"]), ("4", ["4"] * 5)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+        here, started[:] = sweep.Sweep(tmp_path, deque()), []
+        for one in jobs:
+            here.running.append(sweep.start(one, here))
+        assert started == wanted
+    here.idle.append(replace(here.running.pop(), gpu="9"))
+    again = sweep.start(jobs[0], here)
+    assert again.gpu == "9" and len(started) == 5, "a worker keeps its GPU"

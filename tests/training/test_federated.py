@@ -464,14 +464,53 @@ def test_a_layer_that_is_not_written_out_is_named():
         assert federated.pick_engine("auto", net) == "loop"
 
 
-def test_precision_is_the_fused_engines_alone():
+def test_precision_and_compile_are_settings_of_engines_that_know_them():
     net = models.build("linear", seed_tree(0))
     trainer, _ = federated.local_trainer(net, torch.zeros(5), "auto", "bfloat16")
     assert trainer.keywords["dtype"] is torch.bfloat16
-    with pytest.raises(ValueError, match="precision is 'bfloat16', which only engine"):
-        federated.local_trainer(net, torch.zeros(5), "loop", "bfloat16")
-    with pytest.raises(ValueError, match="precision is 'half'; it must be"):
-        federated.Config(precision="half")
+    with pytest.raises(
+        ValueError, match="precision is 'bfloat16', which fused and loop"
+    ):
+        federated.local_trainer(net, torch.zeros(5), "graphed", "bfloat16")
+    for engine in ("fused", "vmap", "graphed"):
+        with pytest.raises(
+            ValueError, match="compile is True, which loop and channels-l"
+        ):
+            federated.local_trainer(net, torch.zeros(5), engine, compiled=True)
+    for wrong in (dict(precision="half"), dict(compile="max-autotune")):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*; it must be"):
+            federated.Config(**wrong)
+
+
+@pytest.mark.parametrize("engine", ["loop", "channels-last", "vmap"])
+def test_products_in_bfloat16_are_near_those_in_float32(engine):
+    "And not the same; weights and updates stay in float32."
+    net = models.build("lenet5", seed_tree(0))
+    w, x = (
+        core.pack(net),
+        torch.rand(6, 1, 28, 28, generator=torch.Generator().manual_seed(0)),
+    )
+    plan = torch.arange(6).view(1, 2, 3)
+    visit = net, w, x, torch.arange(6) % 10, plan, 0.1
+    full, _ = federated.ENGINES[engine](*visit)
+    less, _ = federated.ENGINES[engine](*visit, precision="bfloat16")
+    assert less.dtype == torch.float32
+    assert 0 < float((less - full).norm() / full.norm()) < 0.2  # eight bits a factor
+
+
+def test_a_compiled_step_is_the_loops(monkeypatch):
+    "Captured once for all visits, whatever compiles it; a run says that it was."
+    captured = []
+
+    def backend(graph, inputs):
+        captured.append(graph)
+        return graph.forward
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f: real(f, backend=backend))
+    plain, compiled = (small_run(engine="loop", compile=yes) for yes in (None, True))
+    torch.testing.assert_close(compiled.w, plain.w, rtol=1e-5, atol=1e-7)
+    assert 1 <= len(captured) <= 4  # batches of one shape are captured once
 
 
 # ---- sampling

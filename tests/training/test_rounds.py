@@ -307,3 +307,26 @@ def test_what_cannot_be_sent_is_said(processes):
         simulate(task(), workers=2, **how)
     with pytest.raises(FloatingPointError, match="^round 0: client 2 holds an input"):
         simulate(task(odd="nan"), **how)
+
+
+@pytest.mark.deep
+def test_dask_changes_no_bit():
+    distributed = pytest.importorskip("distributed")
+    work = task(SENT["pm"])
+    how = dict(n_workers=1, threads_per_worker=1, dashboard_address=None)
+    with distributed.LocalCluster(**how) as cluster, cluster.get_client() as client:
+        spread = simulate(work, progress=False, executor=client.get_executor())
+        plain = simulate(work, progress=False, executor=client)
+    alone = simulate(work, progress=False)
+    assert torch.equal(alone.w, spread.w) and torch.equal(alone.w, plain.w)
+    assert alone.history == spread.history
+
+
+@pytest.mark.deep
+def test_submitit_changes_no_bit(tmp_path):
+    submitit = pytest.importorskip("submitit")
+    executor = submitit.AutoExecutor(folder=tmp_path, cluster="local")
+    executor.update_parameters(timeout_min=5)
+    work = task(SENT["pm"], cohort=2)
+    spread = simulate(work, progress=False, executor=executor)
+    assert torch.equal(simulate(work, progress=False).w, spread.w)
