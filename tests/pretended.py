@@ -51,6 +51,10 @@ class Pretended(torch.Tensor):
             memo[id(self)] = copied.requires_grad_(self.requires_grad)
         return memo[id(self)]
 
+    def __reduce_ex__(self, protocol):
+        with away():  # a file holds the values
+            return self.value.detach().clone().__reduce_ex__(protocol)
+
     def new_tensor(self, data):
         return torch.tensor(data, dtype=self.dtype, device=CUDA)
 
@@ -208,6 +212,9 @@ def cuda():
         mock.patch.object(torch.Tensor, "to", _sent(torch.Tensor.to)),
         mock.patch.object(torch.Tensor, "cpu", lambda self: self.to(CPU)),
         mock.patch("torch.cuda._lazy_init", lambda: None),
+        mock.patch("torch.cuda.get_device_capability", lambda device=0: (9, 0)),
+        mock.patch("torch.cuda.mem_get_info", lambda device=0: (2**34, 2**34)),
+        mock.patch("torch.cuda.memory_reserved", lambda device=0: 0),
         mock.patch("torch.cuda.get_rng_state", lambda device=0: torch.get_rng_state()),
         mock.patch("torch.cuda.set_rng_state", lambda state, device=0: None),
         mock.patch("torch.cuda.manual_seed_all", lambda seed: None),

@@ -1,8 +1,9 @@
 """What a GPU must give: the messages and updates of a CPU, the laws that mechanisms state,
-and runs that can stop. `pytest -m gpu` where there is one. Elsewhere what needs no
-autograd runs on a pretended one."""
+and runs that can stop. `pytest -m gpu` where there is one. Elsewhere the same tests run on
+a pretended one."""
 
 import dataclasses
+import warnings
 
 import numpy as np
 import pretended
@@ -10,9 +11,11 @@ import pytest
 import torch
 from cases import CASES
 from laws import radius
+from torch import nn
 
 from dpcomm.core.chance import Insecure, seed_tree
 from dpcomm.core.vectors import flatten
+from dpcomm.experiments import runner, runs
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.tasks import images
 from dpcomm.training import federated, graphed, models
@@ -25,7 +28,6 @@ ALL = [
 
 
 REAL = pytest.param("real", marks=pytest.mark.gpu)
-real = pytest.mark.parametrize("gpu", [REAL], indirect=True)
 
 
 @pytest.fixture(params=["pretended", REAL])
@@ -105,7 +107,6 @@ def test_the_recorded_step_is_the_loops(gpu, name, held):
             assert not held or (found.cpu()[:, ~mask] == 0).all()
 
 
-@real
 @pytest.mark.parametrize("engine", ["graphed", "vmap"])
 def test_a_run_that_stops_ends_as_one_that_does_not(gpu, engine, tmp_path):
     net = models.build("lenet5", seed_tree(0, "init"))
@@ -128,3 +129,100 @@ def test_a_run_that_stops_ends_as_one_that_does_not(gpu, engine, tmp_path):
     other = dataclasses.replace(config, engine="loop")
     loop = federated.simulate(dataclasses.replace(task, config=other), device="cuda")
     assert (loop.w - straight.w).norm() < 1e-3 * straight.w.norm()
+
+
+def mlp(*between):
+    layers = nn.Linear(20, 8), *between, nn.Tanh(), nn.Linear(8, 3)
+    return models.initialise(nn.Sequential(*layers), seed_tree(0, "mlp"))
+
+
+def small(net, engine, loss=federated.cross_entropy):
+    pairs = [(torch.ones(6, 20) * i, torch.arange(6) % 3) for i in range(5)]
+    held = images.Federation.of(pairs, test=pairs[1])
+    noise = mechanism("gaussian", clip_norm=1.0, sigma=1e-6)
+    config = federated.Config(rounds=2, cohort=3, batch=3, eval_every=1, engine=engine)
+    return federated.Task(net, held, noise, config, 0, loss)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "graphed", "auto"])
+@pytest.mark.parametrize("usual", [True, False])
+def test_any_engine_learns_scores_and_pays_as_on_the_cpu(gpu, engine, usual):
+    "With a frozen layer's weights and buffers elsewhere than the CPU, and a loss of its own."
+    own = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 1.0]))
+    if engine == "graphed" and not usual:
+        return  # it has the usual loss alone
+    loss = federated.cross_entropy if usual else own
+    with pretended.away():
+        here = federated.simulate(small(mlp(), "loop", loss), progress=False)
+    there = federated.simulate(
+        small(mlp(), engine, loss), device="cuda", progress=False
+    )
+    assert there.w.is_cuda and there.ledger == here.ledger
+    moved = (there.w.detach().cpu() - here.w.detach()).norm() / here.w.detach().norm()
+    assert moved < 1e-4
+    for a, b in zip(here.history, there.history):
+        assert a.keys() == b.keys() and abs(a["loss"] - b["loss"]) < 1e-3
+
+
+def test_dropout_and_frozen_weights_and_buffers_live_there_too(gpu):
+    net = mlp(nn.Dropout(0.5))
+    net.register_buffer("unused", torch.ones(3))
+    net[0].requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        both = [
+            federated.simulate(small(net, "auto"), device="cuda", progress=False)
+            for _ in range(2)
+        ]
+    assert torch.equal(*(run.w.detach().cpu() for run in both))
+    assert len(both[0].w) == 27 and net.unused.device.type == "cpu"
+
+
+def test_what_does_not_fit_is_trained_in_smaller_calls(gpu, monkeypatch):
+    net = mlp()
+    own = 4 * federated.COPIES * sum(p.numel() for p in net.parameters())
+    for free, fit in ((own, 1), (7 * own, 4), (99 * own, 64), (100 * own, 100)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, n=free: (n, n))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+        for engine in ("vmap", "graphed"):
+            assert federated.side_by_side(engine, net, torch.device("cuda", 0)) == fit
+    assert federated.side_by_side("vmap", net) == 100
+
+
+QUICK = "fltop-medical", "dprec-by-writer"
+ALL_EXPERIMENTS = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.deep)
+    for name in runner.experiments()
+]
+
+
+@pytest.mark.parametrize("name", ALL_EXPERIMENTS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_smoke_run_of_every_experiment(gpu, name):
+    "Or it says that it computes on the CPU alone."
+    experiment = runs.find(name)
+    run = next(one for one in experiment.grid("smoke") if not one.needs)
+    how = dict(device="cuda", progress=False, workers=1)
+    try:
+        found = experiment.module.play(run, 0, **how)
+    except ValueError as error:
+        assert "this experiment computes on the CPU only" in str(error)
+        assert name.startswith("imvu")
+    else:
+        assert found["final"] or found["cells"]
+
+
+def test_a_pretended_device_refuses_what_cuda_refuses():
+    with pretended.cuda():
+        x = torch.ones(3).to("cuda")
+        assert x.is_cuda and x.device == pretended.CUDA and not x.cpu().is_cuda
+        for refused in (
+            lambda: x + torch.ones(3),
+            lambda: x.numpy(),
+            lambda: np.asarray(x),
+            lambda: torch.rand(3, device="cuda", generator=torch.Generator()),
+            lambda: x @ torch.ones(3),
+        ):
+            with pytest.raises((RuntimeError, TypeError)):
+                refused()
+        assert (x + 1).is_cuda and float(x.sum()) == 3.0
