@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BUSY', 'LATE', 'BEGINS', 'Job', 'jobs_of', 'needs_of', 'read_grid', 'plan', 'plan_table', 'seeds_that_decide',
            'plan_decisive', 'shell_line', 'work', 'Worker', 'state_of', 'Sweep', 'free_memory', 'ready', 'next_job',
-           'start', 'resident', 'collect', 'line_of', 'own', 'run_here']
+           'gpus', 'least_used', 'start', 'resident', 'collect', 'line_of', 'own', 'run_here']
 
 # %% ../../nbs/reference/sweep.ipynb #8182fb6f
 import argparse
@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import tomllib
-from collections import deque
+from collections import Counter, deque
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -381,6 +381,7 @@ class Worker:
     job: Job
     process: object  # subprocess.Popen, its input and output open
     log: Path  # what it writes
+    gpu: str = None  # the only GPU that it sees; None: it sees what this process does
 
     def code(self) -> int:  # None while it plays
         "What became of the job."
@@ -395,7 +396,7 @@ class Worker:
         asked = job.key, job.seed, seconds
         self.process.stdin.write(json.dumps(asked) + "\n")
         self.process.stdin.flush()
-        return Worker(job, self.process, self.log)
+        return Worker(job, self.process, self.log, self.gpu)
 
     def end(self) -> None:
         "Let it go; it may have ended already."
@@ -468,6 +469,34 @@ def next_job(
     alone = not sweep.running
     return small if small.memory <= memory or alone else None
 
+# %% ../../nbs/reference/sweep.ipynb #gpu00002
+def gpus(
+    shown: str = None,  # as CUDA_VISIBLE_DEVICES; None: what it is here
+) -> tuple:  # names of the GPUs that a process here would see
+    "The GPUs of this machine, without loading torch."
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES") if shown is None else shown
+    if shown is not None:
+        names = [name.strip() for name in shown.split(",")]
+        hidden = next((i for i, name in enumerate(names) if name in ("", "-1")), None)
+        return tuple(names[:hidden])
+    try:
+        words = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return tuple(done.stdout.split()) if done.returncode == 0 else ()
+
+
+def least_used(
+    sweep: Sweep,
+    names: tuple,  # of GPUs
+) -> str:  # the one that fewest workers see; None where there is no choice
+    "Which GPU the next worker gets."
+    if len(names) < 2:
+        return None
+    taken = Counter(worker.gpu for worker in (*sweep.running, *sweep.idle))
+    return min(names, key=lambda name: taken[name])
+
 # %% ../../nbs/reference/sweep.ipynb #a5952479
 def start(
     job: Job,
@@ -491,9 +520,11 @@ def start(
     words += [] if seconds is None else ["--max-seconds", f"{seconds:.0f}"]
     threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
     env, pipe = os.environ | threads | {"DPCOMM_PROGRESS": "1"}, subprocess.PIPE
+    gpu = least_used(sweep, gpus())
+    env |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     with open(log, "ab") as file:
         more = dict(stdin=pipe, stdout=pipe, stderr=file, env=env, text=True)
-        return Worker(job, subprocess.Popen(words, **more), log)
+        return Worker(job, subprocess.Popen(words, **more), log, gpu)
 
 
 def _dismiss(sweep):
