@@ -14,7 +14,7 @@ __all__ = ['PERCENT', 'SCORES', 'STATISTICS', 'DIVERGED', 'VERDICTS', 'DECIDED',
 # %% ../../nbs/reference/verdicts.ipynb #v16b6f17
 import html
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
@@ -153,7 +153,7 @@ def diverged(
     if unit not in PERCENT:
         return False
     name = next((name for name in SCORES if record.history.get(name)), None)
-    scores = [x for x in record.history.get(name, ()) if papers.is_number(x)]
+    scores = [x for x in record.history.get(name, ()) if x is not None]
     if not scores:
         return False
     best = max(scores)
@@ -494,6 +494,7 @@ class Evidence:
     ours: dict  # key -> Ours, of scale full
     smaller: tuple  # of Record, of scale quick and smoke
     spreads: tuple  # of Spread, of the paper's numbers with several seeds
+    _told: dict = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def summary(
         self,
@@ -502,6 +503,11 @@ class Evidence:
         Summary
     ):  # with a borrowed spread where there is one seed; None if it was not run
         "Our number for one of the paper's."
+        if cell not in self._told:
+            self._told[cell] = self._summary(cell)
+        return self._told[cell]
+
+    def _summary(self, cell):
         found = ours_of(cell, self.ours)
         if found is None:
             return None
