@@ -45,6 +45,7 @@ setup(
     package_data={
         "dpcomm": [
             "py.typed",
+            "assets/checked.json",
             "assets/experiments.json",
             "assets/papers/*.toml",
             "assets/results/*/*.jsonl",

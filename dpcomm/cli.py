@@ -436,6 +436,7 @@ def _merge(args):
         _ask(_changed(root, copy, {r.paper for r in new}), args.yes)
     for more in found:
         records.append(root, *more)
+    records.write_checked()
     print(f"{len(new)} new records")
 
 # %% ../nbs/reference/cli.ipynb #w0mrg04

@@ -836,4 +836,4 @@ def cost(
 
 # %% ../../nbs/reference/runs.ipynb #r0idx05
 if __name__ == "__main__" and "__file__" in globals():
-    print(write_index())
+    print(write_index(), records.write_checked(), sep="\n")

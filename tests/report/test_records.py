@@ -1,6 +1,7 @@
 "A record is one fact: read back as written, refused when wrong, never lost nor counted twice."
 
 import getpass
+import hashlib
 import itertools
 import json
 import math
@@ -8,6 +9,7 @@ import os
 import platform
 import random
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -746,3 +748,51 @@ def test_records_are_read_and_stamped_without_torch():
     )
     words = [sys.executable, "-c", code]
     assert subprocess.run(words, timeout=1200).returncode == 0
+
+
+# ---- files that were checked once
+
+
+def test_the_committed_files_are_noted_as_checked(monkeypatch, tmp_path):
+    kept = json.loads(papers.assets("checked.json").read_bytes())
+    advice = "run `python -m dpcomm.experiments.runs`"
+    assert kept["rules"] == records._rules(), advice
+    files = sorted(papers.assets("results").glob("*/*.jsonl"))
+    assert sorted(kept["files"]) == sorted(path.name for path in files), advice
+    for path in files:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert kept["files"][path.name] == digest, advice
+
+
+def test_a_checked_file_reads_like_any_other(monkeypatch):
+    path = min(
+        papers.assets("results").glob("*/*.jsonl"), key=lambda p: p.stat().st_size
+    )
+    quick = records._read.__wrapped__(path, None)
+    monkeypatch.setattr(records, "_checked", dict)
+    assert quick == records._read.__wrapped__(path, None) != ()
+
+
+@pytest.mark.parametrize("changed", ["file", "rules"])
+def test_what_is_not_what_was_checked_is_checked_again(changed, monkeypatch, tmp_path):
+    (tmp_path / "papers").symlink_to(papers.assets("papers"))
+    (tmp_path / "results").mkdir()
+    source = papers.assets("results") / "imvu"
+    shutil.copytree(source, tmp_path / "results" / "imvu")
+    (tmp_path / "checked.json").write_bytes(papers.assets("checked.json").read_bytes())
+    rules = records._rules() if changed == "file" else "other"
+    monkeypatch.setattr(records, "_rules", lambda: rules)
+    monkeypatch.setattr(papers, "assets", lambda kind: tmp_path / kind)
+    records._checked.cache_clear()
+    path = min(
+        (tmp_path / "results" / "imvu").iterdir(), key=lambda p: p.stat().st_size
+    )
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"seed":0', b'"seed":-1', 1))
+    if changed == "rules":  # the hash is the file's, and the rules are others
+        noted = json.loads((tmp_path / "checked.json").read_bytes())
+        noted["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        (tmp_path / "checked.json").write_text(json.dumps(noted))
+    with pytest.raises(ValueError, match="hash differs"):
+        records.read(path)
+    records._checked.cache_clear()
