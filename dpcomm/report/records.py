@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SCALES', 'POINTS', 'LARGEST', 'BEYOND', 'TEXT', 'NUMBER', 'NESTED', 'ANY', 'COUNT', 'PERCENT', 'PART', 'FINITE',
-           'UNITS', 'NAMED', 'RELATIONS', 'PACKAGES', 'Record', 'thin', 'type_names', 'fault', 'to_line', 'from_line',
-           'path_of', 'read', 'load', 'result_of', 'same_kind', 'difference', 'append', 'merge', 'standing', 'repeats',
-           'version_of', 'git', 'machine', 'stamp']
+           'UNITS', 'NAMED', 'RELATIONS', 'CHECKED', 'PACKAGES', 'Record', 'thin', 'type_names', 'fault', 'to_line',
+           'from_line', 'path_of', 'read', 'write_checked', 'load', 'result_of', 'same_kind', 'difference', 'append',
+           'merge', 'standing', 'repeats', 'version_of', 'git', 'machine', 'stamp']
 
 # %% ../../nbs/reference/records.ipynb #ab538d34
 import hashlib
@@ -412,18 +412,57 @@ def read(
 @lru_cache(maxsize=200)
 def _read(path, papers_root, *state):
     "Read a file again only when it has changed."
-    found, ours = [], path.is_relative_to(papers.assets("results"))
-    for i, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        if line:
-            where = f"{path.name}, line {i}"
-            record = from_line(line, where, papers_root, hashed=ours)
-            if path_of(path.parents[1], record) != path:
-                raise ValueError(
-                    f"{path.name}, line {i}: it belongs into {record.paper}/"
-                    f"{record.experiment}.{record.scale}.jsonl; move the line"
-                )
-            found.append(record)
-    return tuple(found)
+    ours, data = path.is_relative_to(papers.assets("results")), path.read_bytes()
+    lines = [(i, line) for i, line in enumerate(data.split(b"\n"), 1) if line]
+    if ours and papers_root is None and _checked().get(path.name) == _hash(data):
+        raw = (json.loads(line) for _, line in lines)
+        known = [f.name for f in fields(Record)]
+        return tuple(Record(*(one[name] for name in known)) for one in raw)
+    return tuple(_placed(path, i, line, papers_root, ours) for i, line in lines)
+
+
+def _placed(path, i, line, papers_root, hashed):
+    "The record of a line, which must belong into this file."
+    record = from_line(line, f"{path.name}, line {i}", papers_root, hashed=hashed)
+    if path_of(path.parents[1], record) != path:
+        raise ValueError(
+            f"{path.name}, line {i}: it belongs into {record.paper}/"
+            f"{record.experiment}.{record.scale}.jsonl; move the line"
+        )
+    return record
+
+# %% ../../nbs/reference/records.ipynb #r0chk02
+CHECKED = "checked.json"  # beside the folder of the records
+
+
+def _rules():
+    "SHA-256 of all that decides whether a line is a record."
+    root = papers.assets("papers")
+    code = [root.parents[1] / "report" / f"{name}.py" for name in ("papers", "records")]
+    told = (path.read_bytes() for path in [*code, *sorted(root.glob("*.toml"))])
+    return _hash(b"".join(hashlib.sha256(one).digest() for one in told))
+
+
+@cache
+def _checked():
+    "name -> SHA-256 of the committed files that were checked by the rules of today."
+    path = papers.assets("results").parent / CHECKED
+    found = json.loads(path.read_bytes()) if path.is_file() else {}
+    return found["files"] if found and found["rules"] == _rules() else {}
+
+
+def write_checked() -> Path:  # the file
+    "Check every committed line, and note the hashes of their files."
+    root, hashes = papers.assets("results"), {}
+    for path in sorted(root.glob("*/*.jsonl")):
+        for i, line in enumerate((data := path.read_bytes()).split(b"\n"), 1):
+            if line:
+                _placed(path, i, line, None, True)
+        hashes[path.name] = _hash(data)
+    text = json.dumps(dict(rules=_rules(), files=hashes), indent=0) + "\n"
+    write_whole(root.parent / CHECKED, text.encode())
+    _checked.cache_clear()
+    return root.parent / CHECKED
 
 # %% ../../nbs/reference/records.ipynb #1cb77ee8
 def load(
