@@ -213,6 +213,7 @@ def cuda():
         mock.patch.object(torch.Tensor, "cpu", lambda self: self.to(CPU)),
         mock.patch("torch.cuda._lazy_init", lambda: None),
         mock.patch("torch.cuda.get_device_capability", lambda device=0: (9, 0)),
+        mock.patch("torch.backends.cudnn.is_acceptable", lambda tensor: False),
         mock.patch("torch.cuda.mem_get_info", lambda device=0: (2**34, 2**34)),
         mock.patch("torch.cuda.memory_reserved", lambda device=0: 0),
         mock.patch("torch.cuda.get_rng_state", lambda device=0: torch.get_rng_state()),

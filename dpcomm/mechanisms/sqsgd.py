@@ -318,8 +318,9 @@ def encode(
     self: SqSgd, u: Tensor, key=None
 ) -> Message:  # D level numbers; subset and rotation are public
     "Select, rotate, quantise, randomise, pack. [sqsgd Alg. 2]"
-    rng, d = private_stream(key), len(check_vector("u", u))
-    x = prepare(self, self.clip(u[None]).cpu()[:, subset(self, d)], d)
+    rng, u = private_stream(key), check_vector("u", u)
+    d = len(u)
+    x = prepare(self, self.clip(u[None])[:, subset(self, d)], d)
     rounded = privquant.quantise(x, self.limit(d), self.levels, rng)
     numbers = privquant.randomise(rounded, self.calibration(d), rng)
     payload = privquant.pack(numbers[0], self.levels)

@@ -338,3 +338,75 @@ def test_other_lengths_and_types_are_refused():
     for dtype in (torch.int64, torch.float16, torch.complex64):
         with pytest.raises(ValueError, match="must be float32 or float64"):
             vectors.walsh_hadamard(torch.ones(2, 4, dtype=dtype))
+
+
+class Shared(torch.nn.Module):
+    "An embedding that is read twice, a frozen layer, running averages, a counter."
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(5, 4)
+        self.body = torch.nn.Linear(4, 4).requires_grad_(False)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.out = torch.nn.Linear(4, 5, bias=False)
+        self.out.weight = self.embed.weight
+        self.register_buffer("scale", torch.tensor(2.0))
+
+
+def test_a_model_is_packed_told_of_and_restored():
+    "Own precision, ties, frozen weights and buffers come back as they were."
+    net = Shared().to(torch.bfloat16)
+    w = vectors.pack(net)
+    assert vectors.groups(net) == {"embed.weight": 20, "norm.weight": 4, "norm.bias": 4}
+    assert w.dtype == torch.float32 and len(w) == 28
+    said = vectors.left_out(net)
+    assert said["out.weight"] == "shared with embed.weight"
+    assert said["body.weight"] == said["body.bias"] == "frozen"
+    assert said["norm.running_var"] == said["scale"] == "a buffer"
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+    state = vectors.restore(net, w + 1)
+    assert all(torch.equal(net.state_dict()[k], t) for k, t in before.items())
+    net.load_state_dict(state)
+    assert net.out.weight is net.embed.weight
+    assert {t.dtype for t in state.values()} == {torch.bfloat16, torch.int64}
+    assert torch.equal(vectors.pack(net), (w + 1).bfloat16().float())
+    for name in (
+        "body.weight",
+        "norm.running_mean",
+        "norm.num_batches_tracked",
+        "scale",
+    ):
+        assert torch.equal(net.state_dict()[name], before[name])
+    assert len(vectors.pack(net, trainable_only=False)) == 48
+
+
+def test_a_state_dict_is_packed_without_running_averages():
+    net = Shared()
+    state = net.state_dict()
+    told = vectors.left_out(state)
+    assert {*told} == {
+        *("out.weight", "norm.running_mean", "norm.running_var"),
+        "norm.num_batches_tracked",
+    }
+    assert len(vectors.pack(state)) == 49  # `scale` cannot be told from a parameter
+    named = dict(net.named_parameters())
+    assert torch.equal(vectors.pack(named), vectors.pack(net))
+    back = vectors.restore(state, vectors.pack(state) + 1)
+    assert torch.equal(back["out.weight"], state["embed.weight"] + 1)
+    assert torch.equal(back["norm.running_var"], state["norm.running_var"])
+    for wrong, told in (([1], "model is a list"), ({"a": 1}, "'a' is a int; a state")):
+        with pytest.raises(TypeError, match=told):
+            vectors.pack(wrong)
+
+
+def test_what_is_no_vector_is_told_the_way():
+    net = torch.nn.Linear(2, 2)
+    for model, call in ((net, "pack"), (net.state_dict(), "pack")):
+        with pytest.raises(TypeError, match=rf"pass dpcomm.core.vectors.{call}\(u\)$"):
+            vectors.check_vector("u", model)
+    with pytest.raises(TypeError, match=r"pass dpcomm.core.vectors.flatten\(u\)$"):
+        vectors.check_vector("u", [*net.parameters()])
+    for kind in vectors.HALF:
+        assert (
+            vectors.check_vector("u", torch.ones(3, dtype=kind)).dtype == torch.float32
+        )

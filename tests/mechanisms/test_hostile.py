@@ -380,13 +380,20 @@ def test_the_attack_on_a_guessed_key_finds_it_and_needs_one():
 
 
 @each
+def test_half_precision_is_sent_as_what_it_is_in_float32(case):
+    mechanism, u = case.make(4), torch.tensor([0.1, -0.2, 0.3, 0.0])
+    for kind in (torch.float16, torch.bfloat16):
+        sent = mechanism.encode(u.to(kind), Insecure(1))
+        assert sent == mechanism.encode(u.to(kind).float(), Insecure(1))
+
+
+@each
 def test_a_batch_is_not_encoded(case):
     mechanism, one = case.make(4), torch.ones(4)
     shapes = torch.zeros(3, 4), torch.zeros(1, 4), torch.tensor(1.0), torch.zeros(0)
     for wrong, says in (
         *((shape, "must be one vector") for shape in shapes),
         (one.long(), "float32 or float64"),
-        (one.half(), "float32 or float64"),
         (one.clone().requires_grad_(), "requires gradients"),
         (torch.tensor([0.0, np.nan]), "nan or inf"),
     ):
