@@ -23,6 +23,7 @@ _HOMES = {
     "Deployment": "mechanisms.deployments",
     "audit": "privacy.audit",
     "compose": "privacy.losses",
+    "choose": "experiments.choosing",
 }
 __all__ = [
     "Bits",
@@ -32,6 +33,7 @@ __all__ = [
     "Message",
     "Task",
     "audit",
+    "choose",
     "compose",
     "mechanism",
     "registered",

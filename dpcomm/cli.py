@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LEGEND', 'HEADER', 'ROW', 'literal', 'assignments', 'seed_list', 'summary', 'run_all', 'asked_of', 'sweep_all',
-           'audit_rows', 'count_audits', 'audit_all', 'bench_all', 'flower_app', 'main']
+           'audit_rows', 'count_audits', 'audit_all', 'bench_all', 'choose_all', 'flower_app', 'main']
 
 # %% ../nbs/reference/cli.ipynb #2dc00252
 import argparse
@@ -113,6 +113,32 @@ def _bench_options(parser):
     add("--whole", action="store_true", help="all hundred clients of W2")
     add("--json", action="store_true", help="one record on one line")
 
+# %% ../nbs/reference/cli.ipynb #c4001001
+def _choose_options(parser):
+    "The options of `dpcomm choose`."
+    add = parser.add_argument
+    need = dict(type=float, required=True)
+    add("--d", metavar="D", help="entries of a vector, as 1e6", **need)
+    add("--clients", metavar="N", help="in the federation", **need)
+    add("--cohort", metavar="N", help="clients a round", **need)
+    add("--rounds", metavar="T", help="of the run", **need)
+    add("--eps", metavar="E", help="of the whole run", **need)
+    add("--delta", metavar="D", help="in [0, 1)", **need)
+    most = "most bits a parameter of an upload's content; any if left out"
+    add("--bits", type=float, metavar="B", help=most)
+    add("--trust", default="central", metavar="local|secagg|central", help="believed")
+    drawn = "poisson|fixed|replacement|none"
+    add("--sampling", default="poisson", metavar=drawn, help="how a cohort is drawn")
+    add("--visits", type=float, metavar="V", help="most messages of one client")
+    add("--dropouts", type=float, default=0.0, metavar="F", help="fraction that leaves")
+    noise = "fraction whose shares of noise may be missing"
+    add("--tolerance", type=float, default=0.0, metavar="F", help=noise)
+    add("--unit", default="client", metavar="client|example", help="what is protected")
+    about = "zero-out|replace|add-remove|local: what neighbours differ in"
+    add("--relation", metavar="R", help=about)
+    add("--json", action="store_true", help="everything, as one JSON object")
+    add("--plot", metavar="FILE", help="error against bits, as .svg, .png or .pdf")
+
 # %% ../nbs/reference/cli.ipynb #b56342b3
 def _table_options(parser):
     "The words of `dpcomm table`."
@@ -164,7 +190,7 @@ def _parser():
     parser = _Parser(prog="dpcomm", description=about, allow_abbrev=False)
     version = f"dpcomm {dpcomm.__version__}"
     parser.add_argument("--version", action="version", version=version)
-    shown = "list|run|sweep|merge|table|report|data|audit|bench|flower"
+    shown = "list|run|sweep|merge|table|report|data|audit|choose|bench|flower"
     verbs = parser.add_subparsers(dest="verb", metavar=shown, required=True)
 
     def add(verb, text):
@@ -184,6 +210,7 @@ def _parser():
     data.add_argument("root", metavar="DIR", nargs="?", help="folder to keep them in")
     data.add_argument("names", nargs="*", metavar="NAME", help="data set")
     _audit_options(add("audit", "audit mechanisms against their claims"))
+    _choose_options(add("choose", "rank the mechanisms that a deployment may use"))
     _bench_options(add("bench", "time rounds, codecs and accountants beside peers"))
     _flower_options(add("flower", "lay out an app for Flower, or try one"))
     return parser, verbs.choices
@@ -725,6 +752,59 @@ def _bench_report(record, names):
     for sentence in bench.remarks(record):
         print("\n".join(textwrap.wrap(sentence, 80)))
 
+# %% ../nbs/reference/cli.ipynb #c4001003
+def choose_all(
+    args,  # parsed arguments of `dpcomm choose`
+) -> int:  # 0
+    "Rank what a deployment may use."
+    from dpcomm.experiments import choosing
+    from dpcomm.mechanisms.deployments import Deployment
+    from dpcomm.report import terminal
+
+    picture = _picture_file(args.plot)
+    who = [_whole(f"--{name}", getattr(args, name)) for name in ("clients", "cohort")]
+    own = ("sampling", "trust", "unit", "relation", "dropouts", "tolerance")
+    more = {name: getattr(args, name) for name in own}
+    if args.visits is not None:
+        more["visits"] = _whole("--visits", args.visits)
+    size = dict(d=_whole("--d", args.d), delta=args.delta)
+    rounds = _whole("--rounds", args.rounds)
+    asked = Deployment(*who, rounds, **size, **more)
+    choice = choosing.choose(asked, args.eps, args.bits)
+    if args.json:
+        print(json.dumps(choice.as_dict(), allow_nan=False))
+    else:
+        for table in choosing.tables(choice):
+            terminal.show(table)
+            print()
+    if picture:
+        choosing.picture(choice).savefig(picture)
+    return 0
+
+
+def _whole(option, value):
+    "A whole number of the command line, perhaps written as 1e6."
+    if value != value or value in (float("inf"), -float("inf")) or value != int(value):
+        raise ValueError(f"{option} is {value:g}; it must be a whole number: round it")
+    return int(value)
+
+
+def _picture_file(path):
+    "Refuse a file that no picture is written to, before anything is computed."
+    if path is None:
+        return None
+    ends, file = (".svg", ".png", ".pdf"), Path(path)
+    if file.suffix not in ends:
+        raise ValueError(
+            f"--plot {shown(path)} names no picture; use a name that ends with"
+            f" {', '.join(ends)}"
+        )
+    if not file.parent.is_dir():
+        raise ValueError(
+            f"--plot {shown(path)} is in no folder that exists: make the folder first"
+        )
+    return file
+
 # %% ../nbs/reference/cli.ipynb #f10c0004
 def flower_app(
     args,  # parsed arguments of `dpcomm flower`
@@ -772,7 +852,7 @@ def main(
             audit=audit_all,
             bench=bench_all,
         )
-        verbs |= dict(flower=flower_app)
+        verbs |= dict(flower=flower_app, choose=choose_all)
         return verbs[args.verb](args) or 0
     except runner.CellError as error:
         if error.kind == "ValueError":

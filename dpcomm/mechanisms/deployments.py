@@ -424,6 +424,7 @@ def calibrate(
     eps: float = 4.0,  # of the whole run, > 0
     clip_norm: float = 1.0,  # bound of one vector, in the mechanism's own norm, > 0
     accountant: str = None,  # one of the mechanism's own; None: its best Renyi one
+    start: float = None,  # value of the free field that is tried first, > 0
     **fixed,  # further fields of the mechanism, except the one that is set here
 ) -> Mechanism:  # whose guarantee here is at most eps, and within 1 % of it
     "The mechanism with least noise that keeps eps; ValueError with the nearest eps."
@@ -437,18 +438,21 @@ def calibrate(
 
     found = _Found(lambda value: cls(**given, **{free: value}), account)
     toward = -1 if free in SPENT else 1
-    start = {"eps": eps / self.messages, "std": clip_norm}.get(free, 1.0)
+    usual = {"eps": eps / self.messages, "std": clip_norm}.get(free, 1.0)
+    first = check_number("start", usual if start is None else start, "(0, inf)")
 
     def ring(bits):
         how = dict(eps=eps, clip_norm=clip_norm, accountant=accountant)
         fine = self.calibrate(name, **how, **fixed | dict(ring_bits=32))
         return _enough_bits(fine, eps, account, bits)
 
-    near = _start(found, name, free, math.log(start))
-    safe, risky = _bracket(found, eps, near, toward)
-    if safe is None or risky is None:
-        raise ValueError(_beyond(found, name, free, eps, safe, toward, ring))
-    made = found.build(math.exp(_narrowed(found, eps, safe, risky)[0]))
+    near = _start(found, name, free, math.log(first))
+    if not eps * (1 - NEAR) <= found.eps(near) <= eps:
+        safe, risky = _bracket(found, eps, near, toward)
+        if safe is None or risky is None:
+            raise ValueError(_beyond(found, name, free, eps, safe, toward, ring))
+        near = _narrowed(found, eps, safe, risky)[0]
+    made = found.build(math.exp(near))
     _check_ring(made, eps, account, ring)
     return made
 

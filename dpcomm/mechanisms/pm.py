@@ -287,7 +287,8 @@ def moments(
     "Bias of the clip, variance over coordinates and answers. [Wang et al. 2019]"
     check_rows("u", u)
     v, d, k = self.clip(u).double(), u.shape[1], self.sent(u.shape[1])
-    square = v**2 + self.bound**2 * variance(v / self.bound, self.eps / k)
+    at = (v / self.bound).clamp(-1, 1)  # a float32 may be just above its bound
+    square = v**2 + self.bound**2 * variance(at, self.eps / k)
     return (v - u).to(u.dtype), (d / k * square - v**2).to(u.dtype)
 
 # %% ../../nbs/baselines/pm.ipynb #5529cd7b

@@ -1,0 +1,281 @@
+"choose: what it predicts against what is played, what it ranks together, what it refuses."
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from tables import tabled
+
+import dpcomm
+from dpcomm import Deployment, cli, mechanism, registered
+from dpcomm.core.chance import seed_tree
+from dpcomm.experiments import choosing
+
+ASKED = Deployment(5_000, 50, 800, 1e-6, visits=20, d=256)
+KNOWN = replace(ASKED, trust="secagg")
+FEW = Deployment(8, 8, 1, 1e-5, sampling="none", d=32)
+
+
+@pytest.fixture(scope="module")
+def choice():
+    return choosing.choose(ASKED, 4.0)
+
+
+@pytest.fixture(scope="module")
+def known():
+    return choosing.choose(KNOWN, 4.0)
+
+
+def played(m, u, gain, plays, rng):
+    "Squared errors of rounds that are played."
+    n, d = u.shape
+    sent = m.simulate(u.repeat(plays, 1), rng).view(plays, n, d)
+    made = torch.stack([m.aggregate(one, n, rng) for one in sent.double()])
+    return ((made / gain - u.mean(0)) ** 2).sum(1)
+
+
+@tabled("name", registered())
+def test_the_predicted_error_is_the_played_one(name):
+    plays, u = 400, choosing.examples(FEW.d, 8)
+    # a mechanism at a budget where its noise does not hide everything else
+    row = next(r for r in rows(40.0) if r.name == name)
+    said = choosing.average_error(row.built, u, 8)
+    found = played(row.built, u, said.gain, plays, seed_tree(1, name))
+    off = (float(found.mean()) - said.error) / float(found.std()) * math.sqrt(plays)
+    assert abs(off) < 5.5, f"{off:.1f} standard errors"
+
+
+_ROWS = {}
+
+
+def rows(eps):
+    "All rows of few clients, once."
+    if eps not in _ROWS:
+        found = choosing.choose(FEW, eps)
+        _ROWS[eps] = [row for r in found.rankings for row in r.rows]
+    return _ROWS[eps]
+
+
+def test_a_poisson_cohort_has_a_random_size():
+    "Without noise and bias nothing is wrong; with a bias the random size counts."
+    u, rng = choosing.examples(64, 40), seed_tree(2, "sizes")
+    m = mechanism("topk", fraction=0.5, clip_norm=1.0, sigma=None, n_clients=10)
+    said = choosing.average_error(m, u, 10, clients=40)
+    sent, errors = m.simulate(u, rng) / said.gain, []
+    for _ in range(4_000):
+        here = torch.from_numpy(rng.random(40) < 10 / 40)
+        off = (sent[here].sum(0) - u[here].sum(0)) / 10
+        errors.append(float(off @ off))
+    errors = torch.tensor(errors, dtype=torch.float64)
+    assert abs(errors.mean() - said.error) < 5.5 * errors.std() / 4_000**0.5
+
+
+@tabled("name", tuple(choosing.PIECES))
+def test_a_piece_stands_for_the_whole(name, monkeypatch):
+    more = dict(fraction=0.25, n_clients=50) if name == "topk" else {}
+    more |= dict(local=True) if name == "gaussian" else {}
+    free = dict(eps=0.5) if name in ("imvu", "mvu", "sqkr") else dict(sigma=2.0)
+    m, u = mechanism(name, clip_norm=1.0, **free, **more), choosing.examples(2**13)
+    monkeypatch.setattr(choosing, "PIECES", {})
+    whole = choosing.average_error(m, u, 50)
+    monkeypatch.setattr(choosing, "PIECES", {name: 2**12})
+    piece = choosing.average_error(m, u, 50)
+    assert piece.error == pytest.approx(whole.error, rel=0.05)
+    assert piece.gain == pytest.approx(whole.gain, rel=0.05)
+
+
+def test_every_mechanism_that_is_trusted_enough_is_ranked(choice, known):
+    ranked = {row.name for row in choice.rankings[0].rows}
+    assert ranked | {*choice.refused} == {*registered()} and not choice.refused
+    trusts = {row.guarantee.trust for row in known.rankings[0].rows}
+    assert "central" not in trusts and "quantised" in known.refused
+    local = choosing.choose(replace(ASKED, trust="local"), 4.0)
+    assert {row.guarantee.trust for row in local.rankings[0].rows} == {"local"}
+    assert "gaussian" in {row.name for row in local.rankings[0].rows}
+
+
+def test_one_ranking_has_one_definition_and_is_sorted(choice, known):
+    for found in (
+        choice,
+        known,
+        choosing.choose(replace(ASKED, sampling="fixed"), 4.0),
+    ):
+        for ranking in found.rankings:
+            same = {choosing.definition(row.guarantee) for row in ranking.rows}
+            assert same == {ranking.definition}
+            errors = [row.error for row in ranking.rows]
+            assert errors == sorted(errors)
+            for row in ranking.rows:
+                assert row.guarantee.eps <= found.eps
+                assert row.guarantee == replace(
+                    found.deployment, relation=row.guarantee.relation
+                ).guarantee(row.built)
+
+
+def test_another_definition_has_a_table_of_its_own():
+    @dpcomm.mechanisms.contract.register
+    class Swapped(dpcomm.mechanisms.contract.mechanism_class("gaussian")):
+        name = "swapped"
+        relations = {"replace": dict(relation="replace", accountant="rdp-balle")}
+
+    try:
+        found = choosing.choose(replace(ASKED, sampling="none", cohort=5_000), 4.0)
+        assert len(found.rankings) == 2
+        assert [row.name for row in found.rankings[1].rows] == ["swapped"]
+        assert "relation replace" in found.rankings[1].definition
+        assert "not to be compared" in choosing.tables(found)[1].title
+        assert found.best.name != "swapped"
+    finally:
+        del dpcomm.mechanisms.contract._REGISTRY["swapped"]
+
+
+def test_no_mechanism_is_below_its_bound():
+    for trust in ("central", "secagg", "local"):
+        for eps in (0.5, 8.0):
+            for row in (
+                choosing.choose(replace(ASKED, trust=trust), eps).rankings[0].rows
+            ):
+                assert row.error >= row.least, row.name
+                assert row.against >= 1
+
+
+def test_less_epsilon_is_more_error(choice):
+    less = {r.name: r.error for r in choosing.choose(ASKED, 1.0).rankings[0].rows}
+    for row in choice.rankings[0].rows:
+        assert row.error < less[row.name]
+
+
+def test_bits_are_kept(known):
+    for bits in (0.5, 2.0):
+        for row in choosing.choose(KNOWN, 4.0, bits).rankings[0].rows:
+            assert row.built.bits(256).content <= bits * 256
+    for row in known.rankings[0].rows:
+        assert row.up["total"] == sum(v for k, v in row.up.items() if k != "total")
+        assert ("session" in row.up) == row.built.summed
+
+
+def test_a_session_s_bits_are_those_that_it_sends():
+    import numpy as np
+
+    from dpcomm.secagg import session
+
+    m = mechanism("topk", fraction=1.0, clip_norm=1.0, sigma=5.0, n_clients=10)
+    s = Deployment(10, 10, 1, 1e-5, sampling="none", trust="secagg", d=40)
+    up, down = choosing.traffic(s, m)
+    graph = session.graph_parameters(10, *choosing.RATES)
+    chosen = {k: getattr(graph, k) for k in ("threshold", "neighbours", "quorum")}
+    chosen |= {k: getattr(graph, k) for k in ("committee", "signatures")}
+    ran = session.run_session([np.zeros(40, np.int64)] * 10, m.ring, seed=0, **chosen)
+    sent = [8 * int(ran.traffic[:, :, j, 1].sum(0).max()) for j in (0, 1)]
+    assert up["values"] + up["session"] == sent[0]
+    assert down["session"] == sent[1]
+
+
+def test_the_best_builds_for_every_clip(known):
+    for row in known.rankings[0].rows:
+        for clip in (0.01, 7.0):
+            made = row.mechanism(clip)
+            promise = replace(KNOWN, relation="zero-out").guarantee(made)
+            assert promise.eps == pytest.approx(row.guarantee.eps, rel=1e-3)
+            u = clip * choosing.examples(256)
+            error = choosing.average_error(made, u, 50)
+            assert error.error == pytest.approx(clip**2 * row_error(row), rel=1e-2)
+
+
+def row_error(row):
+    return choosing.average_error(row.built, choosing.examples(256), 50).error
+
+
+def test_the_caller_s_updates_are_predicted_for():
+    sparse = torch.zeros(3, 256)
+    sparse[:, 0] = 1.0
+    own = choosing.choose(ASKED, 4.0, updates=sparse).rankings[0].rows
+    usual = {r.name: r.error for r in choosing.choose(ASKED, 4.0).rankings[0].rows}
+    found = {row.name: row.error for row in own}
+    assert found["pm"] != pytest.approx(usual["pm"], rel=0.1)
+    assert found["gaussian"] == pytest.approx(usual["gaussian"], rel=0.01)
+
+
+@tabled(
+    "changes, wish, told",
+    [
+        (dict(), dict(bits=1e-4), r"raise bits to 0\.\d+ for \w+"),
+        (dict(delta=0.0), dict(eps=1e-40), r"raise eps to \S+ for \w+|pass delta="),
+        (dict(unit="example", trust="local"), {}, "pass (trust|unit)="),
+        (dict(relation="add-remove", trust="local"), {}, "pass .*relation=None"),
+        (dict(d=None), {}, "d is None"),
+        ({}, dict(eps=0.0), "eps is 0"),
+        ({}, dict(eps=math.nan), "eps"),
+        ({}, dict(bits=0.0), "bits"),
+        ({}, dict(bits="1"), "bits"),
+        ({}, dict(updates=torch.zeros(2, 5)), r"updates has shape \(2, 5\)"),
+        ({}, dict(updates=torch.zeros(1, 256)), "two clients"),
+        ({}, dict(updates=torch.full((2, 256), math.nan)), "updates"),
+    ],
+)
+def test_what_nothing_meets_says_what_to_relax(changes, wish, told):
+    with pytest.raises(ValueError, match=told):
+        choosing.choose(replace(ASKED, **changes), **dict(eps=4.0) | wish)
+
+
+def test_what_is_advised_is_feasible():
+    with pytest.raises(ValueError, match="raise bits to") as caught:
+        choosing.choose(ASKED, 4.0, bits=1e-4)
+    bits, name = str(caught.value).split("raise bits to ")[1].split(" for ")
+    found = choosing.choose(ASKED, 4.0, bits=float(bits))
+    assert name in {row.name for row in found.rankings[0].rows}
+    pure = replace(ASKED, delta=0.0, visits=None)
+    with pytest.raises(ValueError, match="raise eps to") as caught:
+        choosing.choose(pure, 1e-40)
+    eps = str(caught.value).split("raise eps to ")[1].split(" for ")[0]
+    assert choosing.choose(pure, float(eps)).best.guarantee.delta == 0
+
+
+def test_no_deployment_is_refused():
+    with pytest.raises(TypeError, match="deployment is 5"):
+        choosing.choose(5, 4.0)
+
+
+WORDS = "--d 256 --clients 5e3 --cohort 50 --rounds 800 --eps 4 --delta 1e-6"
+
+
+def test_the_command_prints_tables_json_and_a_picture(capsys, tmp_path):
+    picture = tmp_path / "out.svg"
+    words = f"choose {WORDS} --visits 20 --bits 1 --trust secagg"
+    assert cli.main([*words.split(), "--plot", str(picture)]) == 0
+    said = capsys.readouterr().out
+    assert "relation zero-out" in said and "signsgd" in said and "quantised: " in said
+    assert picture.read_text("utf-8").count("<svg") == 1
+    assert cli.main([*words.split(), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    asked = choosing.choose(KNOWN, 4.0, 1.0)
+    assert found == json.loads(json.dumps(asked.as_dict()))
+    assert found["rankings"][0]["rows"][0]["mechanism"] == asked.best.name
+
+
+@tabled(
+    "words, told",
+    [
+        ("--cohort 6000", "cohort is 6000 of 5000 clients"),
+        ("--trust nobody", "must be one of local, secagg, central"),
+        ("--d 1.5", "--d is 1.5; it must be a whole number"),
+        ("--rounds nan", "--rounds is nan; it must be a whole number"),
+        ("--clients inf", "--clients is inf"),
+        ("--plot out.gif", "names no picture"),
+        ("--plot nowhere/out.svg", "no folder that exists"),
+        ("--bits 1e-5", "raise bits to"),
+        ("--eps -1", "eps is -1"),
+        ("--delta 2", "delta is 2"),
+        ("--trsut local", "did you mean"),
+    ],
+)
+def test_a_wrong_wish_is_a_sentence(words, told, capsys):
+    assert cli.main([*f"choose {WORDS}".split(), *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1
+
+
+def test_choose_is_public():
+    assert dpcomm.choose is choosing.choose and "choose" in dpcomm.__all__
