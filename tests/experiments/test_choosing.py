@@ -82,8 +82,9 @@ def test_a_piece_stands_for_the_whole(name, monkeypatch):
     whole = choosing.average_error(m, u, 50)
     monkeypatch.setattr(choosing, "PIECES", {name: 2**12})
     piece = choosing.average_error(m, u, 50)
-    assert piece.error == pytest.approx(whole.error, rel=0.05)
-    assert piece.gain == pytest.approx(whole.gain, rel=0.05)
+    near = 0.2 if name == "topk" else 0.05  # whose support is drawn
+    assert piece.error == pytest.approx(whole.error, rel=near)
+    assert piece.gain == pytest.approx(whole.gain, rel=near)
 
 
 def test_every_mechanism_that_is_trusted_enough_is_ranked(choice, known):
@@ -121,7 +122,9 @@ def test_another_definition_has_a_table_of_its_own():
         relations = {"replace": dict(relation="replace", accountant="rdp-balle")}
 
     try:
-        found = choosing.choose(replace(ASKED, sampling="none", cohort=5_000), 4.0)
+        found = choosing.choose(
+            replace(ASKED, visits=None, sampling="none", cohort=5_000), 4.0
+        )
         assert len(found.rankings) == 2
         assert [row.name for row in found.rankings[1].rows] == ["swapped"]
         assert "relation replace" in found.rankings[1].definition
@@ -202,9 +205,8 @@ def test_the_caller_s_updates_are_predicted_for():
     "changes, wish, told",
     [
         (dict(), dict(bits=1e-4), r"raise bits to 0\.\d+ for \w+"),
-        (dict(delta=0.0), dict(eps=1e-40), r"raise eps to \S+ for \w+|pass delta="),
-        (dict(unit="example", trust="local"), {}, "pass (trust|unit)="),
-        (dict(relation="add-remove", trust="local"), {}, "pass .*relation=None"),
+        (dict(unit="example"), dict(eps=1e-9), "pass unit='client' for"),
+        (dict(relation="add-remove", trust="local"), {}, "pass .*relation=None for"),
         (dict(d=None), {}, "d is None"),
         ({}, dict(eps=0.0), "eps is 0"),
         ({}, dict(eps=math.nan), "eps"),
@@ -226,11 +228,15 @@ def test_what_is_advised_is_feasible():
     bits, name = str(caught.value).split("raise bits to ")[1].split(" for ")
     found = choosing.choose(ASKED, 4.0, bits=float(bits))
     assert name in {row.name for row in found.rankings[0].rows}
-    pure = replace(ASKED, delta=0.0, visits=None)
-    with pytest.raises(ValueError, match="raise eps to") as caught:
-        choosing.choose(pure, 1e-40)
-    eps = str(caught.value).split("raise eps to ")[1].split(" for ")[0]
-    assert choosing.choose(pure, float(eps)).best.guarantee.delta == 0
+
+
+def test_the_nearest_epsilon_is_feasible():
+    said = [*choosing._more_eps(replace(ASKED, unit="example"), 1e-9, None)]
+    eps, name = said[0].removeprefix("raise eps to ").split(" for ")
+    found = replace(ASKED, unit="example", relation="zero-out").calibrate(
+        name, float(eps)
+    )
+    assert found.name == name
 
 
 def test_no_deployment_is_refused():

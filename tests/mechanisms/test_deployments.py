@@ -345,3 +345,13 @@ def test_an_audit_of_a_deployment_finds_a_lie():
     promised = everyone.audit(made, 3000, seed_tree(0))[1]
     found = everyone.audit(false, 3000, seed_tree(0))[0]
     assert promised.eps <= 2.0 and refutes(found, promised)
+
+
+@tabled("start", [1e-3, 1.0, 50.0])
+def test_where_calibration_starts_decides_nothing(start):
+    usual = AMPLIFIED.calibrate("gaussian", 2.0).sigma
+    made = AMPLIFIED.calibrate("gaussian", 2.0, start=start)
+    assert made.sigma == pytest.approx(usual, rel=0.01)
+    assert AMPLIFIED.calibrate("gaussian", 2.0, start=usual).sigma == usual
+    with pytest.raises(ValueError, match="start is 0"):
+        AMPLIFIED.calibrate("gaussian", 2.0, start=0.0)

@@ -346,3 +346,10 @@ def test_every_four_bytes_are_an_answer_within_reach(word):
     value = float(m.decode(dataclasses.replace(message, payload=payload)))
     assert abs(value) <= reach * (1 + 1e-6)
     assert abs(value - reach * ((2 * word + 1) / 2**32 - 1)) < 1e-5
+
+
+def test_a_bound_between_two_floats_has_moments():
+    "0.001 as a float32 is above 0.001, and a clipped vector holds it."
+    m = Pm(bound=0.001, eps=1.0)
+    bias, variance = m.moments(torch.full((2, 5), 7.0))
+    assert float(bias.max()) == pytest.approx(0.001 - 7) and (variance > 0).all()
