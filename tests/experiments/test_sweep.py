@@ -278,6 +278,7 @@ def test_an_idle_worker_that_was_killed_is_replaced(
     dead.wait()
     new = types.SimpleNamespace(stdin=None, stdout=None)
     started = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # asks no nvidia-smi
     monkeypatch.setattr(
         sweep.subprocess, "Popen", lambda words, **_: started.append(words) or new
     )
