@@ -6,9 +6,9 @@
 __all__ = ['PREMISE', 'guarantee']
 
 # %% ../../nbs/interop/opacus.ipynb #iopa0004
-from ..core.checks import check_choice, shown
+from ..core.checks import check_choice
 from ..mechanisms.distributed_noise import FLOATS
-from ..privacy import accounting
+from ..privacy import accounting, losses
 from ..privacy.accounting import Guarantee
 
 # %% ../../nbs/interop/opacus.ipynb #c1opa505
@@ -20,7 +20,7 @@ def guarantee(
     delta: float,  # in (0, 1)
     accountant: str = "pld",  # one of accounting.ACCOUNTANTS
     poisson: bool = True,  # whether batches were drawn so: poisson_sampling of make_private
-) -> Guarantee:  # of the whole run; ValueError for several parts and 'pld'
+) -> Guarantee:  # of the whole run; ValueError for none
     "What a run in Opacus proves. [Mironov, Talwar & Zhang 2019]"
     check_choice("accountant", accountant, accounting.ACCOUNTANTS)
     whole = all(q == 1 for _, q, _ in history)
@@ -32,12 +32,12 @@ def guarantee(
         ((sigma, q, steps),) = history
         run = sigma, delta, q, steps
         return accounting.gaussian_guarantee(*run, accountant=accountant, **fields)
-    if accountant == "pld" or not history:
+    if not history:
         raise ValueError(
-            f"history has {len(history)} parts; with accountant = {shown(accountant)} it"
-            " must have 1: train first, and pass accountant='rdp-balle' for several"
+            "history has 0 parts; there is nothing to account for: train first"
         )
-    return _composed(history, delta, accountant, fields)
+    made = _listed if accountant == "pld" else _composed
+    return made(history, delta, accountant, fields)
 
 # %% ../../nbs/interop/opacus.ipynb #c1opa507
 def _composed(history, delta, accountant, fields):
@@ -50,3 +50,14 @@ def _composed(history, delta, accountant, fields):
     conversion, steps = accountant.removeprefix("rdp-"), sum(n for *_, n in history)
     release = orders, sum(parts), delta, conversion
     return accounting.guarantee_from_rdp(*release, rounds=steps, **fields)
+
+
+def _listed(history, delta, accountant, fields):
+    "The guarantee of parts with different settings, by their losses. [page losses]"
+    about = {name: fields[name] for name in ("unit", "note", "premises")}
+    parts = []
+    for sigma, q, steps in history:
+        drawn = "none" if q == 1 else "poisson"
+        release = losses.gaussian_losses(sigma, q, sampling=drawn, **about)
+        parts.append((release, steps))
+    return losses.compose(parts, delta).guarantee

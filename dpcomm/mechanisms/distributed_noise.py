@@ -47,7 +47,8 @@ from dpcomm.privacy.accounting import (
 )
 from ..privacy.fixed_cohorts import fixed_size_epsilon
 from ..privacy.games import check_plays, fewer_game, gaussian_curve, sum_game
-from ..privacy.losses import SWAPS, Losses, gaussian_losses
+from ..privacy.losses import Losses, gaussian_losses
+from ..privacy.pairs import SWAPS
 from ..privacy.whole_noise import gaussian_curvature, normal_std
 from ..secagg.discrete import discrete_gaussian, tau
 from ..secagg.ring import Ring, clip_to_grid, rounding_gap

@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['UNITS', 'RELATIONS', 'SAMPLINGS', 'SCOPES', 'TRUSTS', 'PREMISES', 'GAUSS', 'SHUFFLE', 'FIXED', 'MIXTURE', 'HIDDEN',
-           'PROVED', 'WHY', 'TOP_ORDER', 'INTEGER_ORDERS', 'ORDERS', 'CONVERSIONS', 'STATED', 'MOST_EPS',
-           'MOST_COMPOSED', 'UNBOUNDED', 'ACCOUNTANTS', 'Guarantee', 'recorded', 'large_delta', 'rdp_gaussian',
+           'SWAPPED', 'AGAIN', 'SEEN', 'PROVED', 'WHY', 'TOP_ORDER', 'INTEGER_ORDERS', 'ORDERS', 'CONVERSIONS',
+           'STATED', 'COMPOSED', 'UNBOUNDED', 'ACCOUNTANTS', 'Guarantee', 'recorded', 'large_delta', 'rdp_gaussian',
            'log_mixture', 'rdp_subsampled_gaussian', 'compose', 'rdp_to_eps', 'rdp_to_delta', 'guarantee_from_rdp',
-           'gaussian_delta', 'gaussian_guarantee', 'check_everyone', 'pure_guarantee', 'calibrate']
+           'gaussian_delta', 'gaussian_eps', 'gaussian_guarantee', 'check_everyone', 'pure_guarantee', 'calibrate']
 
 # %% ../../nbs/foundations/accounting.ipynb #7a6a6dea
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import gammaln, gammasgn, log_ndtr
 
 from dpcomm.core.checks import (
@@ -23,6 +24,7 @@ from dpcomm.core.checks import (
     check_reals,
     shown,
 )
+from .pairs import SWAPS, both_ends, gaussian_pairs, seen_pairs
 
 # %% ../../nbs/foundations/accounting.ipynb #3d9e7525
 UNITS = ("client", "example", "message")
@@ -119,20 +121,37 @@ class Guarantee:
 GAUSS, SHUFFLE = "Balle & Wang 2018, Thm. 8", "Mironov, Talwar & Zhang 2019, Thm. 5"
 FIXED = "page fltop_privacy, Thms. seat and replace"
 MIXTURE = "page dprec_theorem, Thm. mixture"
-HIDDEN = "page dprec_theorem, Thms. replaced and hidden-slot"
+HIDDEN = (
+    "page dprec_theorem, Thms. replaced and hidden-slot; page losses, Prop. replacement"
+)
+SWAPPED = "Balle, Barthe & Gaboardi 2018, Thm. 2; page losses, eq. swap"
+AGAIN = "page losses, Prop. replacement"
+SEEN = "page losses: the part that is played is seen"
+_EVERY = ("add-remove", "zero-out", "replace", "local")
+_STAYS = _EVERY[1:]  # where a client that leaves takes its noise along, or is seen
 PROVED = {  # (trust, sampling) -> relation -> theorem that covers it
-    ("central", "none"): {"add-remove": GAUSS, "zero-out": GAUSS, "replace": GAUSS},
+    ("central", "none"): dict.fromkeys(_EVERY, GAUSS),
     ("central", "poisson"): {
         "add-remove": SHUFFLE,
         "zero-out": SHUFFLE,
+        "replace": SWAPPED,
+        "local": SWAPPED,
         "poisson-null": MIXTURE,
     },
-    ("central", "fixed"): {"add-remove": FIXED, "zero-out": FIXED, "replace": FIXED},
-    ("central", "replacement"): {"null-slot": MIXTURE, "replace": HIDDEN},
-    ("secagg", "none"): {"zero-out": GAUSS, "replace": GAUSS},
-    ("local", "none"): dict.fromkeys(
-        ("zero-out", "replace", "local"), "Dwork & Roth 2014, Thm. 3.16"
-    ),
+    ("central", "fixed"): dict.fromkeys(_EVERY, FIXED),
+    ("central", "replacement"): {
+        "null-slot": MIXTURE,
+        "replace": HIDDEN,
+        "add-remove": AGAIN,
+        "zero-out": AGAIN,
+        "local": AGAIN,
+    },
+    ("secagg", "none"): dict.fromkeys(_STAYS, GAUSS),
+    ("local", "none"): dict.fromkeys(_STAYS, "Dwork & Roth 2014, Thm. 3.16"),
+} | {
+    (trust, sampling): dict.fromkeys(_STAYS, SEEN)
+    for trust in ("secagg", "local")
+    for sampling in ("poisson", "fixed", "replacement")
 }
 WHY = {
     "central": "no bound is implemented",
@@ -486,45 +505,44 @@ def gaussian_delta(
     return float(np.exp(log_p) * -np.expm1(min(log_q - log_p, 0)))
 
 # %% ../../nbs/foundations/accounting.ipynb #50bda527
-def _pld_eps(sigma, delta, q, rounds):
-    """Epsilon from the composed privacy-loss distribution, rounded up.
-    [Koskela, Jalko & Honkela 2020; Doroshenko et al. 2022]
-    """
-    try:
-        import dp_accounting
-    except ImportError as error:
-        raise ImportError(
-            "accountant='pld' needs the package dp-accounting: install it with `pip"
-            " install dp-accounting`, or choose accountant='rdp-balle'."
-        ) from error
-    event = dp_accounting.GaussianDpEvent(sigma)
-    if q < 1:
-        event = dp_accounting.PoissonSampledDpEvent(q, event)
-    return dp_accounting.pld.PLDAccountant().compose(event, rounds).get_epsilon(delta)
+def gaussian_eps(
+    sigma: float,  # noise std / clip, > 0
+    delta: float,  # in (0, 1)
+    rounds: int = 1,  # how many releases, >= 0
+) -> float:  # the root of `gaussian_delta`, rounded up; 0 without releases
+    "Exact epsilon of the Gaussian mechanism. [Balle & Wang 2018, Thm. 8]"
+
+    def excess(eps):
+        return gaussian_delta(sigma, eps, rounds) - delta
+
+    if rounds == 0 or excess(0.0) <= 0:
+        return 0.0
+    high = 1.0
+    while excess(high) > 0:
+        high *= 2
+    return brentq(excess, 0.0, high, xtol=1e-12, rtol=1e-14) * (1 + 1e-13) + 1e-9
 
 # %% ../../nbs/foundations/accounting.ipynb #635fd350
-MOST_EPS = 200.0  # up to which losses are composed
-MOST_COMPOSED = 10**6  # rounds up to which they are
+COMPOSED = 1e-2, 1e12  # noise multipliers whose losses are composed
 
 
-def _smaller_eps(sigma, delta, q, rounds):
-    """The smaller of the PLD's epsilon and the Renyi curve's.
-    [Koskela, Jalko & Honkela 2020; Canonne, Kamath & Steinke 2020]
+def _pld_eps(sigma, delta, q, rounds, relation, hidden):
+    """Epsilon of the losses themselves, or the Renyi curve's if it is smaller.
+    [page pairs; Canonne, Kamath & Steinke 2020]
     """
-    curve = compose(rdp_subsampled_gaussian(ORDERS, sigma, q), rounds)
+    far = 2 if relation in SWAPS else 1
+    if q == 1:
+        return gaussian_eps(sigma / far, delta, rounds)
+    rate = q if hidden and far == 1 else 1.0
+    curve = compose(rdp_subsampled_gaussian(ORDERS, sigma / far, rate), rounds)
     eps = rdp_to_eps(ORDERS, curve, delta, "balle")[0]
-    if rounds > MOST_COMPOSED:
-        raise ValueError(
-            f"rounds is {shown(rounds)}; with accountant = 'pld' it must be at most"
-            f" {MOST_COMPOSED}: pass accountant='rdp-balle'"
-        )
-    if eps > MOST_EPS:
-        raise ValueError(
-            f"sigma is {shown(sigma)}; with accountant = 'pld' the losses spread over an eps"
-            f" of {eps:.4g}, and those beyond {MOST_EPS:g} take hours to compose: pass"
-            " accountant='rdp-balle'"
-        )
-    return min(_pld_eps(sigma, delta, q, rounds), eps)
+    if not COMPOSED[0] <= sigma <= COMPOSED[1] or q == 0 or delta < 1e-100:
+        return eps
+    q = max(q, 1e-12)
+    pairs = gaussian_pairs(1 / sigma, q, relation, "poisson", None)
+    pairs = pairs if hidden else seen_pairs(far / sigma, q, None)
+    found = max(both_ends([(pair, rounds)], delta)[1] for pair in pairs)
+    return min(eps, found)
 
 # %% ../../nbs/foundations/accounting.ipynb #8ec11eec
 UNBOUNDED = {  # sampling or relation -> what this page has no bound for
@@ -536,31 +554,38 @@ UNBOUNDED = {  # sampling or relation -> what this page has no bound for
     "null": (
         "a null message, which a Gaussian sum does not have; use relation='zero-out'"
     ),
+    "seen": (
+        "a Renyi curve against a server that sees who takes part; use accountant='pld',"
+        " or sampling='none' with the rounds in which a client takes part"
+    ),
     "swap": (
-        "a bound for a swapped client under sampling; use relation='add-remove' or"
-        " 'zero-out', or sampling='none'"
+        "a Renyi curve for a swapped client under sampling; use accountant='pld',"
+        " relation='add-remove' or 'zero-out', or sampling='none'"
     ),
 }
 
 
-def _missing_bound(relation, sampling):
+def _missing_bound(relation, sampling, trust, accountant):
     "What a Gaussian sum lacks for these two names; None where it lacks nothing."
     if sampling in ("fixed", "replacement"):
         return UNBOUNDED["fixed"]
     if relation in ("null-slot", "poisson-null"):
         return UNBOUNDED["null"]
-    if sampling == "poisson" and relation in ("replace", "local"):
+    if sampling == "poisson" and trust != "central" and accountant != "pld":
+        return UNBOUNDED["seen"]
+    swap = relation in SWAPS and accountant != "pld"
+    if sampling == "poisson" and swap:
         return UNBOUNDED["swap"]
 
 # %% ../../nbs/foundations/accounting.ipynb #e919ba3d
-def _sensitivity(relation, sampling, trust):
+def _sensitivity(relation, sampling, trust, accountant):
     """Largest change of the noisy sum, in clips; raises where no bound is implemented.
     [Dwork & Roth 2014, Def. 3.8]
     """
     check_choice("relation", relation, RELATIONS)
     check_choice("sampling", sampling, SAMPLINGS)
     check_choice("trust", trust, TRUSTS)
-    if missing := _missing_bound(relation, sampling):
+    if missing := _missing_bound(relation, sampling, trust, accountant):
         raise ValueError(
             f"relation = {shown(relation)} with sampling = {shown(sampling)} and trust ="
             f" {shown(trust)} cannot be accounted: missing is {missing}."
@@ -579,7 +604,7 @@ def gaussian_guarantee(
     rounds: int = 1,  # composed rounds, >= 1
     *,
     sampling: str = "none",  # 'none' or 'poisson'
-    relation: str = "add-remove",  # or 'zero-out'; without sampling also 'replace', 'local'
+    relation: str = "add-remove",  # or 'zero-out'; 'replace', 'local' without sampling or by 'pld'
     accountant: str = "rdp-classic",  # 'rdp-classic', 'rdp-balle' or 'pld'
     unit: str = "client",  # whose contribution is clipped: a name in `UNITS`
     scope: str = "total",  # 'total', or 'per-round' with rounds = 1
@@ -591,7 +616,8 @@ def gaussian_guarantee(
     "State what clipped sums with Gaussian noise prove. [Mironov, Talwar & Zhang 2019]"
     check_choice("accountant", accountant, ACCOUNTANTS)
     _check_text("note", note)
-    sigma = _check_sigma(sigma) / _sensitivity(relation, sampling, trust)
+    far = _sensitivity(relation, sampling, trust, accountant)
+    hidden = trust == "central"
     _check_run(delta, q, rounds, sampling, scope)
     names = dict(
         unit=unit,
@@ -606,12 +632,13 @@ def gaussian_guarantee(
     )
     if accountant == "pld":
         return Guarantee(
-            _smaller_eps(sigma, delta, q, int(rounds)),
+            _pld_eps(_check_sigma(sigma), delta, q, int(rounds), relation, hidden),
             delta,
             accountant=accountant,
             **names,
         )
     orders = ORDERS if orders is None else orders
+    sigma = _check_sigma(sigma) / far
     curve = compose(rdp_subsampled_gaussian(orders, sigma, q), rounds)
     return guarantee_from_rdp(
         orders, curve, delta, accountant.removeprefix("rdp-"), **names

@@ -31,7 +31,7 @@ from dpcomm.privacy.accounting import (
     Guarantee,
     calibrate,
     compose,
-    gaussian_delta,
+    gaussian_eps,
     gaussian_guarantee,
     guarantee_from_rdp,
     rdp_gaussian,
@@ -316,20 +316,6 @@ def participations(
     return int(binom.isf((1 - quantile) / n_clients, rounds, _check_rate("q", q)))
 
 # %% ../../nbs/papers/fltop_privacy.ipynb #823420d1
-def _exact_eps(scale, releases, delta):
-    "Root of the exact Gaussian delta, rounded up; 0 without releases."
-
-    def excess(eps):
-        return gaussian_delta(scale, eps, releases) - delta
-
-    if releases == 0 or excess(0.0) <= 0:
-        return 0.0
-    high = 1.0
-    while excess(high) > 0:
-        high *= 2
-    return brentq(excess, 0.0, high, xtol=1e-12) + 1e-9
-
-
 def known_cohort_epsilon(
     sigma: float,  # noise std of the sum over S, > 0
     participations: int,  # rounds this client took part in, >= 0
@@ -347,7 +333,7 @@ def known_cohort_epsilon(
     scale = std / (2 if relation == "replace" else 1)
     told = f"takes part in {participations} known rounds; {honest:.0%} of the noise"
     return Guarantee(
-        _exact_eps(scale, participations, delta),
+        gaussian_eps(scale, delta, participations),
         delta,
         unit="client",
         relation=relation,

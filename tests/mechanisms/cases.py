@@ -140,9 +140,13 @@ DRAWN = (dict(sampling="poisson"), dict(sampling="fixed"))
 UNPROVED = (dict(accountant="magic"), dict(delta=0.0))
 COHORT = dict(n_clients=100, cohort=10)
 SWAPPED = dict(COHORT, sampling="poisson", relation="replace")
-LOCAL, NO_D = dict(relation="local"), (dict(d=None), dict(d=0))
+LOCAL, NULL, NO_D = (
+    dict(relation="local"),
+    dict(relation="null-slot"),
+    (dict(d=None), dict(d=0)),
+)
 CENTRAL = (dict(COHORT, sampling="replacement"), dict(sampling="poisson"), *UNPROVED)
-SHARES = (*DRAWN, SWAPPED, LOCAL, *UNPROVED)
+SHARES = (*DRAWN, SWAPPED, NULL, *UNPROVED)
 ON_RING = (*NO_D, *DRAWN, SWAPPED, LOCAL, *UNPROVED)
 CLIP = dict(clip_norm=1.0)
 NOISE = dict(CLIP, sigma=0.7)
@@ -298,7 +302,7 @@ LISTED = {
             ),
         },
         RDP,
-        (*CENTRAL, LOCAL),
+        (*CENTRAL, NULL),
     ),
     "rec": variants(
         "rec",

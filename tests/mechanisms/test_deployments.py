@@ -131,10 +131,8 @@ def test_the_smaller_of_two_ways_is_stated():
 
 
 def test_one_way_that_cannot_be_accounted_leaves_the_other():
-    "Losses of 20 known sums at little noise are beyond the PLD; those of the draw are not."
+    "Nothing is proved of a swapped client under Poisson sampling; of known cohorts it is."
     noise = mechanism("gaussian", clip_norm=1.0, sigma=0.25)
-    with pytest.raises(ValueError, match="with accountant = 'pld'"):
-        noise.guarantee(20, 1e-6, accountant="pld")
     made = AMPLIFIED.guarantee(noise, "pld")
     assert made.sampling == "poisson" and made.eps < AMPLIFIED.guarantee(noise).eps
     swapped = replace(AMPLIFIED, relation="replace").guarantee(noise)
