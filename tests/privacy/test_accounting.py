@@ -517,6 +517,9 @@ def test_one_message_or_one_round_is_no_whole_run(scope, unit, rounds):
         ((2.0, 1e-200, 0.1, 1000), "renyi"),
         ((1.0, 1e-5, 0.01, 2**40), "renyi"),
         ((1.0, 1e-5, 0.0, 10), "renyi"),
+        ((0.01, 1e-5, 0.5, 1), "pld"),
+        ((1.0, 1e-5, 0.1, 10**8), "pld"),
+        ((1e8, 1e-5, 0.1, 2**53), "renyi"),
     ],
 )
 def test_pld_is_never_above_the_renyi_value(run, smaller):
