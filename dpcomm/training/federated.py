@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['DRAWS', 'WHOLE', 'REFUSALS', 'ENGINES', 'TOGETHER', 'COPIES', 'AUTOCAST', 'COMPILED', 'SERVER_STATE', 'KEPT', 'MARKS',
-           'SUITED', 'NULL', 'Unsaid', 'UnsaidText', 'Config', 'sample_cohort', 'balanced', 'batch_plan', 'check_model',
-           'Misfit', 'as_function', 'train_loop', 'cross_entropy', 'train_channels_last', 'train_vmap', 'vmap_obstacle',
-           'pick_engine', 'side_by_side', 'local_trainer', 'server_optimiser', 'predict', 'mean_loss', 'evaluate',
-           'Ledger', 'download_bits', 'altered', 'Task', 'among', 'Run', 'save_checkpoint', 'load_checkpoint',
-           'check_labels', 'cause_of_nan', 'check_fit', 'train_cohort', 'average', 'Sums', 'summed', 'shares', 'Spread',
-           'one_round', 'check_promise', 'relied_on', 'check_options', 'deployed', 'simulate']
+           'SUITED', 'NULL', 'MADE', 'ROUNDS', 'SCORES', 'POOL', 'Unsaid', 'UnsaidText', 'Config', 'sample_cohort',
+           'balanced', 'batch_plan', 'check_model', 'Misfit', 'as_function', 'train_loop', 'cross_entropy',
+           'train_channels_last', 'train_vmap', 'vmap_obstacle', 'pick_engine', 'side_by_side', 'local_trainer',
+           'server_optimiser', 'predict', 'mean_loss', 'evaluate', 'Ledger', 'download_bits', 'altered', 'Task',
+           'among', 'Run', 'save_checkpoint', 'load_checkpoint', 'check_labels', 'cause_of_nan', 'check_fit',
+           'train_cohort', 'average', 'Sums', 'summed', 'shares', 'Spread', 'one_round', 'check_promise', 'relied_on',
+           'check_options', 'deployed', 'simulate']
 
 # %% ../../nbs/training/federated.ipynb #ad14bb7f
 import copy
@@ -282,13 +283,12 @@ def as_function(
         return functional_call(own, params, (x,))
 
     forward = torch.compile(forward) if compiled else forward
-    how = dict(enabled=precision is not None)
-    how |= dict(dtype=getattr(torch, precision)) if precision else {}
+    kind = precision and getattr(torch, precision)
 
     def call(params, x):
         params = {k: p.to(kinds[k]) if k in low else p for k, p in params.items()}
         x = x.to(reads) if x.is_floating_point() else x
-        with torch.autocast(w.device.type, **how):
+        with torch.autocast(w.device.type, kind) if kind else nullcontext():
             out = forward(params, x)
         for name, b in own.named_buffers() if training else ():
             if before.get(name) != (id(b), b._version):
@@ -1724,6 +1724,8 @@ def _report(run, task, train_loss, guarantee, metrics):
     data = task.federation.data
     test = run.w.detach(), data.x_test, data.y_test
     scores = metrics(task.model, *test) if metrics else _scores(task, *test)
+    if not isinstance(scores, dict) or not scores:
+        raise TypeError(f"metrics returns {shown(scores)}: return a dict of scores")
     eps, bits = guarantee(run.round).eps if guarantee else None, run.ledger
     run.history.append(
         {
@@ -1737,11 +1739,11 @@ def _report(run, task, train_loss, guarantee, metrics):
         }
     )
     name, first = next(iter(scores.items()))
-    shown = {
+    brief = {
         name: f"{first:.4g}" if name == "loss" else f"{first:.1f}%",
         "MiB": f"{(bits.uplink_bits + bits.downlink_bits) / 2**23:.2f}",
     }
-    return shown | ({"eps": f"{eps:.2f}"} if eps is not None else {})
+    return brief | ({"eps": f"{eps:.2f}"} if eps is not None else {})
 
 # %% ../../nbs/training/federated.ipynb #d0rep04
 def check_options(
@@ -1827,6 +1829,53 @@ def _placed(task, device, advance):
     return replace(task, model=model, federation=federation, config=config, loss=loss)
 
 
+def _check_kinds(task, guarantee, executor, metrics):
+    "Refuse arguments of another kind before anything is read from them."
+    if not isinstance(task, Task):
+        raise TypeError(
+            f"task is a {type(task).__name__}; it must be a Task: pass Task(model,"
+            " Federation.of(clients, test=(x, y)), mechanism, Config(...), seed)"
+        )
+    for name, value, fits, what in (
+        ("mechanism", task.mechanism, hasattr(task.mechanism, "average"), MADE),
+        ("config", task.config, isinstance(task.config, Config), "Config(...)"),
+        (
+            "loss",
+            task.loss,
+            callable(task.loss),
+            "a function (outputs, targets) -> mean",
+        ),
+        ("guarantee", guarantee, guarantee is None or callable(guarantee), ROUNDS),
+        ("metrics", metrics, metrics is None or callable(metrics), SCORES),
+        ("executor", executor, executor is None or hasattr(executor, "submit"), POOL),
+    ):
+        if not fits:
+            raise TypeError(
+                f"{name} is {shown(value)}; it cannot be used here: pass {what}"
+            )
+
+
+MADE = "dpcomm.mechanism(name, ...)"
+ROUNDS = "a function, rounds -> Guarantee of so many, or a deployment"
+SCORES = "a function (model, w, x, y) -> dict of scores"
+POOL = "one of concurrent.futures, such as ProcessPoolExecutor(4)"
+
+
+def _check_test(task):
+    "Refuse labels of the test set that the model has no class for."
+    data = task.federation.data
+    labels = data.y_test
+    if task.loss is not cross_entropy or labels.ndim != 1 or labels.is_floating_point():
+        return
+    w = pack(task.model)
+    classes = _classes(task.model, len(w), data.x_test.shape[1:], data.x_test.dtype)
+    if classes and (bad := labels[(labels < 0) | (labels >= classes)]).numel():
+        raise ValueError(
+            f"the test set holds a label {int(bad[0])}; the model's classes are 0 to"
+            f" {classes - 1}: mend the label, or pass metrics"
+        )
+
+
 def _check_task(run, task, metrics, device):
     "Try the task before the first round, on a client of that round who has examples."
     federation = task.federation
@@ -1845,7 +1894,9 @@ def _check_task(run, task, metrics, device):
                 here = torch.device(device).type == "cpu"
                 if here or "cuda" not in str(error).lower():
                     raise
-            return
+            break
+    if metrics is None:
+        _check_test(task)
 
 
 def _more_of_a_round(nonfinite, weights, task, advance):
@@ -1901,6 +1952,7 @@ def simulate(
 
     whom = "client" if unit is None else unit
     check_options(max_seconds, save_every, workers, device, whom)
+    _check_kinds(task, guarantee, executor, metrics)
     more = _more_of_a_round(nonfinite, weights, task, advance)
     if executor is not None and workers != 1:
         raise ValueError(

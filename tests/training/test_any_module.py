@@ -518,3 +518,33 @@ def test_a_model_of_several_outputs_needs_a_loss_and_a_score(engine):
     call = federated.as_function(work.model, w, training=False)
     said = loss(call(federated.unpack(work.model, w), data.x_test), data.y_test)
     assert alone.history[-1]["loss"] == pytest.approx(float(said), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (dict(task=mlp()), "task is a Sequential; it must be a Task: pass Task.model"),
+        (dict(mechanism="rec"), "mechanism is 'rec'; .*pass dpcomm.mechanism"),
+        (dict(config=dict(rounds=1)), "config is .*pass Config"),
+        (dict(loss="mse"), "loss is 'mse'; .*a function"),
+        (dict(guarantee=3.0), "guarantee is 3.0; .*rounds -> Guarantee"),
+        (dict(metrics="accuracy"), "metrics is 'accuracy'; .*dict of scores"),
+        (dict(executor=4), "executor is 4; .*ProcessPoolExecutor"),
+        (dict(metrics=lambda *_: 3.0), "metrics returns 3.0: return a dict"),
+        (dict(metrics=lambda *_: {}), "metrics returns {}: return a dict"),
+    ],
+)
+def test_an_argument_of_another_kind_is_named(given, says):
+    work = given.pop("task", None) or task("mlp")
+    mine = {k: given.pop(k) for k in ("mechanism", "config", "loss") if k in given}
+    work = replace(work, **mine) if mine else work
+    with pytest.raises(TypeError, match=says):
+        simulate(work, progress=False, **given)
+
+
+def test_a_test_label_without_a_class_is_told_before_the_first_round():
+    work = task("mlp")
+    data = replace(work.federation.data, y_test=work.federation.data.y_test + 3)
+    work = replace(work, federation=replace(work.federation, data=data))
+    with pytest.raises(ValueError, match="the test set holds a label [3-5]; .* 0 to 2"):
+        simulate(work, progress=False)
