@@ -15,7 +15,7 @@ from dpcomm.experiments import choosing
 
 ASKED = Deployment(5_000, 50, 800, 1e-6, visits=20, d=256)
 KNOWN = replace(ASKED, trust="secagg")
-FEW = Deployment(8, 8, 1, 1e-5, sampling="none", d=32)
+FEW = Deployment(4, 4, 1, 1e-5, sampling="none", d=32)
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +38,10 @@ def played(m, u, gain, plays, rng):
 
 @tabled("name", registered())
 def test_the_predicted_error_is_the_played_one(name):
-    plays, u = 400, choosing.examples(FEW.d, 8)
+    plays, u = 400, choosing.examples(FEW.d, 4)
     # a mechanism at a budget where its noise does not hide everything else
     row = next(r for r in rows(40.0) if r.name == name)
-    said = choosing.average_error(row.built, u, 8)
+    said = choosing.average_error(row.built, u, 4)
     found = played(row.built, u, said.gain, plays, seed_tree(1, name))
     off = (float(found.mean()) - said.error) / float(found.std()) * math.sqrt(plays)
     assert abs(off) < 5.5, f"{off:.1f} standard errors"
@@ -70,6 +70,16 @@ def test_a_poisson_cohort_has_a_random_size():
         errors.append(float(off @ off))
     errors = torch.tensor(errors, dtype=torch.float64)
     assert abs(errors.mean() - said.error) < 5.5 * errors.std() / 4_000**0.5
+
+
+@tabled("name", ["privquant", "pm", "quantised"])
+def test_few_examples_stand_for_a_large_cohort(name):
+    "What clipping costs two clients together is no less than nothing."
+    rows = choosing.choose(
+        Deployment(10**4, 10**4, 1, 1e-6, sampling="none", d=16), 4.0
+    )
+    row = next(r for r in rows.rankings[0].rows if r.name == name)
+    assert row.error >= row.least and row.error > 0
 
 
 @tabled("name", tuple(choosing.PIECES))
