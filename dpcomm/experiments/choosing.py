@@ -582,7 +582,7 @@ def _other_fields(s, eps, bits):
     for change in more:
         for near, _ in _feasible(replace(s, **change), eps, bits):
             ((name, value),) = change.items()
-            yield f"pass {name}={value!r} for {near}"
+            yield f"pass {name}={shown(value)} for {near}"
             break
 
 

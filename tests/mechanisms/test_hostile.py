@@ -336,10 +336,11 @@ def test_five_clients_do_not_send_ten_shares_of_noise(name):
 
 
 def test_a_rate_comes_from_sizes_that_can_be():
-    assert sampling_rate("none") == sampling_rate("none", 10, 3) == 1.0
+    assert sampling_rate("none") == sampling_rate("none", 10, 10) == 1.0
     assert sampling_rate("poisson", 200, 10.5, 10) == 10.5 / 200
     for wrong, why in (
         (("none", 5, 10), "10 of 5 clients"),
+        (("none", 10, 3), "3 of 10 clients.*a draw amplifies nothing"),
         (("poisson", None, 10), "n_clients is None"),
         (("poisson", 10, 0), "cohort is 0"),
     ):
