@@ -18,6 +18,7 @@ _HOMES = {
     "Bits": "core.wire",
     "Message": "core.wire",
     "simulate": "training.federated",
+    "train": "training.federated",
     "Config": "training.federated",
     "Task": "training.federated",
     "Deployment": "mechanisms.deployments",
@@ -38,6 +39,7 @@ __all__ = [
     "mechanism",
     "registered",
     "simulate",
+    "train",
 ]
 
 

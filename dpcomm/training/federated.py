@@ -10,11 +10,12 @@ __all__ = ['DRAWS', 'WHOLE', 'REFUSALS', 'ENGINES', 'TOGETHER', 'COPIES', 'AUTOC
            'server_optimiser', 'predict', 'mean_loss', 'evaluate', 'Ledger', 'download_bits', 'altered', 'Task',
            'among', 'Run', 'save_checkpoint', 'load_checkpoint', 'check_labels', 'cause_of_nan', 'check_fit',
            'train_cohort', 'average', 'Sums', 'summed', 'shares', 'Spread', 'one_round', 'check_promise', 'relied_on',
-           'check_options', 'deployed', 'simulate']
+           'check_options', 'deployed', 'simulate', 'train']
 
 # %% ../../nbs/training/federated.ipynb #ad14bb7f
 import copy
 import hashlib
+import inspect
 import io
 import math
 import os
@@ -1834,7 +1835,8 @@ def _check_kinds(task, guarantee, executor, metrics):
     if not isinstance(task, Task):
         raise TypeError(
             f"task is a {type(task).__name__}; it must be a Task: pass Task(model,"
-            " Federation.of(clients, test=(x, y)), mechanism, Config(...), seed)"
+            " Federation.of(clients, test=(x, y)), mechanism, Config(...), seed), or call"
+            " train(model, clients, mechanism, deployment, test=(x, y))"
         )
     for name, value, fits, what in (
         ("mechanism", task.mechanism, hasattr(task.mechanism, "average"), MADE),
@@ -1980,3 +1982,34 @@ def simulate(
         step = partial(advance, run, optimiser, task, pool, **more)
         _loop(run, task.config, step, report, save, max_seconds, save_every, progress)
     return run
+
+# %% ../../nbs/training/federated.ipynb #tr4in002
+def train(
+    model: nn.Module,  # with its initial weights; what is frozen in it stays
+    clients,  # (inputs, targets), a Dataset or a DataLoader each; or a Federation
+    mechanism: object,  # a registered mechanism, as `deployment.calibrate` makes one
+    deployment: Deployment,  # who takes part, how often, and what is promised
+    test=None,  # data to evaluate on, as one client has them; not beside a Federation
+    loss=cross_entropy,  # (outputs, targets) -> mean loss of a batch
+    seed: int = 0,  # root of the run's seed tree
+    **settings,  # of `Config`, such as lr; of `simulate`, such as metrics or device
+) -> Run:  # its history holds accuracy or loss, and eps
+    """Train a module on clients' data, as a deployment says. [dprec Alg. 8]
+
+    Raises ValueError for a setting that nobody has, and what `simulate` raises.
+    """
+    config = {f.name for f in fields(Config)}
+    options = set(inspect.signature(simulate).parameters) - {"task", "deployment"}
+    for name in settings:
+        check_choice("setting", name, sorted(config | options))
+    if not hasattr(clients, "visit"):
+        if test is None:
+            raise TypeError("test is None; a run is evaluated: pass test=(x, y)")
+        clients = Federation.of(clients, test)
+    elif test is not None:
+        raise TypeError(
+            "test is given beside a Federation, which has its own: leave it out"
+        )
+    own = Config(**{name: settings.pop(name) for name in config & settings.keys()})
+    task = Task(model, clients, mechanism, own, seed, loss)
+    return simulate(task, deployment=deployment, **settings)
