@@ -174,7 +174,7 @@ def pool(
 
 def borrow(
     s: Summary,  # of one seed
-    ours: "Ours",  # it was made from
+    ours,  # Ours it was made from
     spreads,  # of Spread
 ) -> Summary:  # with the pooled standard deviation of its family, if it has one
     "Lend a single seed the spread of settings that have several."
@@ -270,7 +270,7 @@ AFTER_A_LOOK = 0.995  # level of an interval whose seeds were added after a look
 
 def intervals(
     paper: str,  # id
-    found: "Evidence" = None,  # None reads the committed records
+    found=None,  # Evidence; None reads the committed records
 ) -> int:
     "How many verdicts of a paper rest on a 95 % interval."
     found, n = found or evidence(paper), 0

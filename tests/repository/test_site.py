@@ -135,11 +135,9 @@ def anchors(cells):
     """Where a link on another page may point: headings, as pandoc names them, and
     labels.
     """
-    titles = re.findall(
-        r"^#+ +(.+?)(?: *\{.*\})?$",
-        "\n".join(text(c["source"]) for c in cells if c["cell_type"] == "markdown"),
-        re.M,
-    )
+    told = "\n".join(text(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    titles = re.findall(r"^#+ +(.+?)(?: *\{.*\})?$", told, re.M)
+    own = re.findall(r"^#+ .*\{#([\w-]+)", told, re.M)
     plain = (
         re.sub(r"[^\w\s.-]", "", title.replace("$", "")).strip().lower()
         for title in titles
@@ -153,7 +151,7 @@ def anchors(cells):
         ),
     )
     return (
-        {*made}
+        {*made, *own}
         | labels(cells)
         | {re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", title)) for title in plain}
     )
