@@ -670,7 +670,7 @@ def test_pure_privacy_adds_up(case):
 @each
 def test_a_game_of_more_rounds_scores_more(case):
     "Four releases tell the worlds four times as far apart; no pure score is above its epsilon."
-    mechanism, n = case.make(4), 300
+    mechanism, n = case.make(4), 600
     if "rounds" not in inspect.signature(mechanism.play).parameters:
         return
     for relation, arguments in mechanism.relations.items():
