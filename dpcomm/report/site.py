@@ -164,6 +164,9 @@ class Site:
         nb,  # nbdev's notebook: `cells`, each with `cell_type`, `source`; `path_`
     ):
         self.nb = nb
+        for cell in nb.cells:
+            if cell.cell_type == "code" and _teaches(cell):
+                cell.directives_["exports"] = cell.directives_.pop("exporti")
 
     def begin(self):
         "Fold and space the whole page."
@@ -184,6 +187,21 @@ class Site:
             for output in cell.get("outputs", ()):
                 keep_html(output)
                 lighten(output)
+
+
+def _teaches(cell):
+    "Whether a cell of internal code defines something that has no underscore."
+    if "exporti" not in cell.directives_:
+        return False
+    body = ast.parse(cell.source).body
+    names = [getattr(node, "name", "_") for node in body]
+    names += [t.id for node in body for t in _targets(node) if isinstance(t, ast.Name)]
+    return any(not name.startswith("_") for name in names)
+
+
+def _targets(node):
+    "What a statement of a module assigns to."
+    return getattr(node, "targets", None) or [getattr(node, "target", None)]
 
 
 def _is_fixed(cell):

@@ -153,12 +153,24 @@ def test_source_is_open_where_a_page_is_about_it(room, folded):
             Cell(cell_type="markdown", source=r"$\log x$"),
             code("#| code-fold: show\n#| code-summary: x\nf", exports=[]),
             code("#| code-fold: true\n#| code-fold: show\ng", exports=[]),
+            code("def f(): ...", exporti=[]),
+            code("LIMIT = 3", exporti=[]),
+            code("import os\n\n\ndef _helper(): ...\n\n\n_CACHE = {}", exporti=[]),
             code("t", TABLE),
         ]
 
     page = Page()
-    site.Site(page).begin()
-    text, first, second, table = page.cells
+    processor = site.Site(
+        page
+    )  # nbdev drops what is `exporti` by now, and keeps `exports`
+    ways = [dict(cell.get("directives_", {})) for cell in page.cells]
+    kept = {"exports": []}
+    assert ways == [{}, kept, kept, kept, kept, {"exporti": []}, {}]
+    page.cells = [cell for cell, way in zip(page.cells, ways) if "exporti" not in way]
+    processor.begin()
+    text, first, second, internal, constant, table = page.cells
+    for cell in (internal, constant):
+        assert ("code-fold: true" in cell.source) == folded
     assert text.source == r"$\log\,x$" and "text/markdown" in table.outputs[0]["data"]
     assert ("code-fold: true" in first.source) == folded
     assert "code-fold: true" in second.source, "the page folds it itself"
