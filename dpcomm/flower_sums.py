@@ -41,14 +41,8 @@ from dpcomm.flower import (
 )
 from .mechanisms.contract import patch
 from .secagg.client import Client
-from dpcomm.secagg.protocol import (
-    MASKED,
-    ROUNDS,
-    SERVER,
-    BelowThreshold,
-    SecAggError,
-    Setup,
-)
+from .secagg.errors import MASKED, ROUNDS, SERVER, BelowThreshold, SecAggError
+from .secagg.protocol import Setup
 from .secagg.server import Server
 from .secagg.session import identities, overhead
 from .secagg.state import Counter as Risen

@@ -213,7 +213,7 @@ MUTATIONS = [
         ),
         (
             "both clients of a pair add their mask",
-            "secagg/protocol",
+            "secagg/masking",
             "combine, step = np.subtract if negative else np.add,",
             "combine, step = np.add,",
             "secagg/test_sessions.py",

@@ -40,7 +40,7 @@ from ..privacy import accounting
 from ..privacy.null_messages import log_moment
 from ..report import papers, records
 from ..report.results import Table
-from ..secagg import discrete, protocol, ring, session
+from ..secagg import discrete, masking, ring, session
 from ..secagg.poisson import skellam
 from ..training import federated, models
 
@@ -356,7 +356,7 @@ def secagg_calls(
         f"session, {n} clients, d = {d:,}": lambda: session.run_session(
             words, ring.Ring(32), **settings
         ),
-        "masks of 64 MiB": lambda: [protocol.add_mask(total, key) for key in keys],
+        "masks of 64 MiB": lambda: [masking.add_mask(total, key) for key in keys],
         **{
             f"a million of discrete Gaussian, variance {v:.0e}": partial(
                 discrete.discrete_gaussian, v, many, rng

@@ -32,7 +32,7 @@ from ..privacy.accounting import TRUSTS, Guarantee
 from ..privacy.lower_bounds import information, least_error
 from ..report import papers, plots, records
 from ..report.results import Table
-from ..secagg import protocol, session
+from ..secagg import session, shamir
 
 # %% ../../nbs/reference/choosing.ipynb #c4000005
 def examples(
@@ -344,7 +344,7 @@ def _graph(n, rates):
 
 def _session_bits(s, bits, sent):
     "What a session adds to the words of one client, up and down."
-    n = min(s.cohort, protocol.MOST_SHARES)
+    n = min(s.cohort, shamir.MOST_SHARES)
     graph = _graph(n, (max(s.dropouts, RATES[0]), RATES[1]))
     words = max(1, sent.payload // bits)
     chosen = {k: getattr(graph, k) for k in ("threshold", "quorum", "committee")}

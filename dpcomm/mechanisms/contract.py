@@ -36,7 +36,7 @@ from ..core.vectors import check_finite, check_vector
 from ..core.wire import BadMessage, Bits, Message, finite_floats, header_bits
 from ..privacy.accounting import Guarantee, pure_guarantee
 from ..privacy.losses import Losses, pure_losses
-from ..secagg.protocol import SERVER, UNMASK, BelowThreshold
+from ..secagg.errors import SERVER, UNMASK, BelowThreshold
 
 # %% ../../nbs/foundations/contract.ipynb #aa41b3f2
 def patch(

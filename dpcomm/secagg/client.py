@@ -15,18 +15,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from ..core.checks import check_between
-from dpcomm.secagg.protocol import (
+from dpcomm.secagg.errors import (
     ADVERTISE,
-    BUNDLE_SIZE,
     CHECK,
     COMPLAIN,
-    ELEMENT_SIZE,
-    HEAD,
     MASKED,
     ROUNDS,
     SERVER,
     SHARE,
-    SIGNATURE_SIZE,
     UNMASK,
     BadKey,
     BelowThreshold,
@@ -34,30 +30,40 @@ from dpcomm.secagg.protocol import (
     Inconsistent,
     OutOfRange,
     Replay,
-    Setup,
     SupportMismatch,
+    party_name,
+)
+from dpcomm.secagg.masking import (
+    HEAD,
     add_mask,
     agree,
+    derive_key,
+    pack_words,
+    public_key,
+    random_source,
+)
+from dpcomm.secagg.protocol import (
+    BUNDLE_SIZE,
+    SIGNATURE_SIZE,
+    Setup,
     check_signature,
     check_survivors,
     client_sets,
     committee,
     deal,
-    derive_key,
     graph,
     matches_commitment,
-    pack_elements,
     pack_records,
-    pack_words,
-    party_name,
-    public_key,
-    random_element,
-    random_source,
-    scalar,
     seal,
-    unpack_elements,
     unpack_records,
     unseal,
+)
+from dpcomm.secagg.shamir import (
+    ELEMENT_SIZE,
+    pack_elements,
+    random_element,
+    scalar,
+    unpack_elements,
 )
 from .state import pack_state, take_fields, unpack_state
 

@@ -12,14 +12,8 @@ import numpy as np
 
 from ..core.chance import derive, private_stream, seed_tree
 from ..core.checks import check_between, check_size, shown
-from dpcomm.secagg.protocol import (
-    MOST_SHARES,
-    SERVER,
-    UNMASK,
-    BelowThreshold,
-    Setup,
-    party_name,
-)
+from .errors import SERVER, UNMASK, BelowThreshold, party_name
+from .protocol import Setup
 from .ring import Ring
 from dpcomm.secagg.session import (
     graph_parameters,
@@ -28,6 +22,7 @@ from dpcomm.secagg.session import (
     sizes_of,
     traffic_table,
 )
+from .shamir import MOST_SHARES
 
 # %% ../../nbs/secagg/many.ipynb #6a9e0010
 LEAST = 3  # clients of a session

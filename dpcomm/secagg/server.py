@@ -21,46 +21,47 @@ from dpcomm.secagg.client import (
     check_directory,
     pair_key,
 )
-from dpcomm.secagg.protocol import (
+from dpcomm.secagg.errors import (
     ADVERTISE,
-    BUNDLE_SIZE,
     CHECK,
     COMPLAIN,
-    ELEMENT_SIZE,
     MASKED,
-    PRIME,
     ROUNDS,
     SERVER,
     SHARE,
-    SIGNATURE_SIZE,
     UNMASK,
     BadShare,
     BelowThreshold,
     Damaged,
-    Dealing,
     Inconsistent,
     Replay,
+)
+from .masking import add_mask, agree, derive_key, unpack_words
+from dpcomm.secagg.protocol import (
+    BUNDLE_SIZE,
+    SIGNATURE_SIZE,
+    Dealing,
     Setup,
-    add_mask,
-    agree,
     bitmap,
     check_dealing,
     check_survivors,
     committee,
-    derive_key,
-    evaluate,
     graph,
     matches_commitment,
-    pack_elements,
     pack_records,
-    private_from_scalar,
-    reconstruct,
     seal,
     share_points,
-    unpack_elements,
     unpack_records,
-    unpack_words,
     unseal,
+)
+from dpcomm.secagg.shamir import (
+    ELEMENT_SIZE,
+    PRIME,
+    evaluate,
+    pack_elements,
+    private_from_scalar,
+    reconstruct,
+    unpack_elements,
 )
 from .state import pack_state, take_fields, unpack_state
 

@@ -18,20 +18,12 @@ from scipy.special import gammaln
 from ..core.checks import check_between, check_choice, check_number, shown
 from ..core.wire import Bits, header_bits
 from .client import DEALT_SIZE, FORWARDED_SIZE, Client
-from dpcomm.secagg.protocol import (
-    BUNDLE_SIZE,
-    ELEMENT_SIZE,
-    HEAD,
-    MASKED,
-    MOST_SHARES,
-    ROUNDS,
-    SERVER,
-    SIGNATURE_SIZE,
-    Setup,
-    random_source,
-)
+from .errors import MASKED, ROUNDS, SERVER
+from .masking import HEAD, random_source
+from .protocol import BUNDLE_SIZE, SIGNATURE_SIZE, Setup
 from .ring import Ring
 from .server import Server
+from .shamir import ELEMENT_SIZE, MOST_SHARES
 
 # %% ../../nbs/secagg/session.ipynb #72f3477b
 def identities(

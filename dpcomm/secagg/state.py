@@ -16,8 +16,9 @@ import numpy as np
 
 from ..core.checks import shown
 from ..core.files import unwritable
-from . import protocol
-from .protocol import Replay, SecAggError, Setup
+from . import errors
+from .errors import Replay, SecAggError
+from .protocol import Setup
 
 # %% ../../nbs/secagg/state.ipynb #57a7e005
 SEQUENCES = {"set": set, "tuple": tuple, "list": list}
@@ -42,7 +43,7 @@ def to_json(
         words = base64.b64encode(np.ascontiguousarray(value).data).decode()
         return ["array", value.dtype.str, list(value.shape), words]
     if isinstance(value, SecAggError):
-        step = protocol.ROUNDS.index(value.round)
+        step = errors.ROUNDS.index(value.round)
         return ["error", kind, str(value).partition(": ")[2], value.client, step]
     raise TypeError(f"a {kind} has no place in a state: give whole numbers")
 
@@ -119,10 +120,10 @@ def unpack_state(
         what = "session" if mine[0] != theirs[0] else "public parameters"
         raise ValueError(f"the state belongs to another {what}: compare the setups")
     owner = head["who"]
-    if owner != who and (who is not None or owner == protocol.SERVER):
-        due = "a client" if who is None else protocol.party_name(who)
+    if owner != who and (who is not None or owner == errors.SERVER):
+        due = "a client" if who is None else errors.party_name(who)
         raise ValueError(
-            f"the state is that of {protocol.party_name(owner)}; {due} must take its own"
+            f"the state is that of {errors.party_name(owner)}; {due} must take its own"
         )
     return owner, fields
 
@@ -140,9 +141,9 @@ def take_fields(
             " `state`"
         )
     step = fields["step"]
-    if not isinstance(step, int) or not 0 <= step <= len(protocol.ROUNDS):
+    if not isinstance(step, int) or not 0 <= step <= len(errors.ROUNDS):
         raise ValueError(
-            f"the state is at step {shown(step)}; there are {len(protocol.ROUNDS)}: take"
+            f"the state is at step {shown(step)}; there are {len(errors.ROUNDS)}: take"
             " the copy of `state`"
         )
     vars(party).update(fields)

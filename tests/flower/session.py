@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dpcomm import deployment, flower_sums
 from dpcomm.deployment import FLOOR
-from dpcomm.secagg.protocol import MASKED
+from dpcomm.secagg.errors import MASKED
 from dpcomm.training.floor import write_private
 
 SENT = "Sent successfully"  # in the log of a SuperNode, after every reply

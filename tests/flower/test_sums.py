@@ -14,7 +14,7 @@ from test_into_flower import CONFIG, FEDERATION, TASK, W, allowed, soon
 import dpcomm
 from dpcomm import flower, flower_sums
 from dpcomm.core.chance import Insecure, derive
-from dpcomm.secagg.protocol import MASKED, ROUNDS, SERVER, UNMASK
+from dpcomm.secagg.errors import MASKED, ROUNDS, SERVER, UNMASK
 from dpcomm.secagg.server import Server
 from dpcomm.secagg.session import identities
 from dpcomm.training import federated

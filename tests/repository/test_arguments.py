@@ -27,7 +27,7 @@ from dpcomm.core.chance import seed_tree
 from dpcomm.mechanisms import compressive, contract, mvu, privquant, sqkr
 from dpcomm.privacy import audit, fixed_cohorts, null_messages
 from dpcomm.privacy.accounting import gaussian_guarantee
-from dpcomm.secagg import protocol, ring, session
+from dpcomm.secagg import masking, protocol, ring, session, shamir
 from dpcomm.training import federated, replay
 
 SECONDS = 60.0  # of processor time before a call counts as hung; the slowest took 5
@@ -628,11 +628,13 @@ GOOD = {
             committee=4,
             signatures=3,
         ),
-        "party_name": dict(party=1),
-        "byte_spans": dict(bits=5),
-        "polynomial": dict(secret=3, threshold=2, draw=protocol.random_source(0)),
+    },
+    "secagg.errors": {"party_name": dict(party=1)},
+    "secagg.masking": {"byte_spans": dict(bits=5)},
+    "secagg.shamir": {
+        "polynomial": dict(secret=3, threshold=2, draw=masking.random_source(0)),
         "split": dict(
-            secret=3, at=(1, 2, 3), threshold=2, draw=protocol.random_source(0)
+            secret=3, at=(1, 2, 3), threshold=2, draw=masking.random_source(0)
         ),
         "lagrange": dict(at=(1, 2)),
         "check_points": dict(name="at", at=(1, 2)),
@@ -1067,24 +1069,24 @@ def test_the_fuzz_notices_raw_errors_hangs_and_nonsense(monkeypatch):
             "security is -5",
         ),
         (
-            lambda: protocol.split(7, (1, 2, 3), 0, protocol.random_source(0)),
+            lambda: shamir.split(7, (1, 2, 3), 0, masking.random_source(0)),
             "threshold is 0",
         ),
         (
-            lambda: protocol.split(7, (1, 2, 3), -1, protocol.random_source(0)),
+            lambda: shamir.split(7, (1, 2, 3), -1, masking.random_source(0)),
             "threshold is -1",
         ),
         (
-            lambda: protocol.split(7, (0, 1, 2), 2, protocol.random_source(0)),
+            lambda: shamir.split(7, (0, 1, 2), 2, masking.random_source(0)),
             "at 0 a share is the secret",
         ),
         (
-            lambda: protocol.split(7, (1, 2), 3, protocol.random_source(0)),
+            lambda: shamir.split(7, (1, 2), 3, masking.random_source(0)),
             "threshold is 3",
         ),
-        (lambda: protocol.reconstruct({1: 5}, 2), "1 of them; 2 give the secret"),
+        (lambda: shamir.reconstruct({1: 5}, 2), "1 of them; 2 give the secret"),
         (
-            lambda: protocol.reconstruct({0: 5, 1: 2}, 2),
+            lambda: shamir.reconstruct({0: 5, 1: 2}, 2),
             "different whole numbers above 0",
         ),
         (lambda: replay.read_counts(b"\xff" * 300_000), "more than 70 bits"),

@@ -10,7 +10,7 @@ from tables import tabled
 
 from dpcomm.core.chance import seed_tree
 from dpcomm.mechanisms.contract import mechanism
-from dpcomm.secagg import many, protocol
+from dpcomm.secagg import errors, many
 from dpcomm.secagg.ring import Ring
 from dpcomm.secagg.session import graph_parameters, overhead
 
@@ -75,7 +75,7 @@ def test_one_bad_vector_ends_its_own_session(wrong):
 def test_a_sum_that_leaves_the_ring_is_refused():
     "24 times 20 is 480; in eight bits it wraps to -32."
     x, ring = np.full((24, 1), 20), Ring(8)
-    with pytest.raises(protocol.RingOverflow, match="largest is 480; 8 bits hold"):
+    with pytest.raises(errors.RingOverflow, match="largest is 480; 8 bits hold"):
         many.sum_of_sums(x, ring, 24, seed=0, largest=20)
     with pytest.raises(ValueError, match="larger than the declared 5: clip"):
         many.sum_of_sums(x, ring, 24, seed=0)
@@ -133,8 +133,8 @@ def test_costs_are_the_formulas():
 
 
 def test_a_reason_names_the_client_by_its_id():
-    theirs = protocol.OutOfRange("too large: clip", 1, protocol.MASKED)
+    theirs = errors.OutOfRange("too large: clip", 1, errors.MASKED)
     assert many.reason(theirs, [7, 30]) == "round 'masked', client 30: too large: clip"
-    ours = protocol.BelowThreshold("too few", protocol.SERVER, protocol.MASKED)
+    ours = errors.BelowThreshold("too few", errors.SERVER, errors.MASKED)
     assert many.reason(ours, [7, 30]) == str(ours)
     assert many.reason(ValueError("no list"), [7, 30]) == "no list"

@@ -15,7 +15,7 @@ from dpcomm.core.chance import seed_tree
 from dpcomm.core.wire import Message
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.secagg import session as session_module
-from dpcomm.secagg.protocol import BelowThreshold
+from dpcomm.secagg.errors import BelowThreshold
 
 N, D = 20, 6
 MADE = {

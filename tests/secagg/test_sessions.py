@@ -31,23 +31,18 @@ from tables import tabled
 from dpcomm.core import wire
 from dpcomm.core.chance import seed_tree
 from dpcomm.secagg import client as client_module
-from dpcomm.secagg import protocol, server
+from dpcomm.secagg import masking, protocol, server, shamir
 from dpcomm.secagg import session as session_module
 from dpcomm.secagg.client import Client
 from dpcomm.secagg.discrete import discrete_gaussian
-from dpcomm.secagg.protocol import (
+from dpcomm.secagg.errors import (
     ADVERTISE,
     CHECK,
     COMPLAIN,
-    CURVE,
-    ELEMENT_SIZE,
-    HEAD,
     MASKED,
-    PRIME,
     ROUNDS,
     SERVER,
     SHARE,
-    SIGNATURE_SIZE,
     UNMASK,
     BadKey,
     BadShare,
@@ -59,14 +54,15 @@ from dpcomm.secagg.protocol import (
     Replay,
     RingOverflow,
     SecAggError,
-    Setup,
     SupportMismatch,
-    pack_records,
-    random_source,
+    party_name,
 )
+from dpcomm.secagg.masking import CURVE, HEAD, random_source
+from dpcomm.secagg.protocol import SIGNATURE_SIZE, Setup, pack_records
 from dpcomm.secagg.ring import FixedPoint, Overflow, Ring
 from dpcomm.secagg.server import Server
 from dpcomm.secagg.session import GraphParameters, SessionResult, run_session
+from dpcomm.secagg.shamir import ELEMENT_SIZE, PRIME
 
 few = settings(drawn, max_examples=25)
 
@@ -206,7 +202,7 @@ def stream(key, n, word="<u4"):
 
 
 def own_mask(p, i, seed):
-    key = protocol.derive_key(seed, b"own mask", 16, p.setup.session, MASKED, i, i)
+    key = masking.derive_key(seed, b"own mask", 16, p.setup.session, MASKED, i, i)
     return stream(key, p.setup.d).astype(np.int64)
 
 
@@ -215,7 +211,7 @@ def masked(p):
     ring, word = p.setup.ring, p.setup.word
     for c in p.clients:
         body = body_of(c.receive(p.mail[c.me]))
-        yield protocol.unpack_words(body, ring.bits, p.setup.d, word).astype(np.int64)
+        yield masking.unpack_words(body, ring.bits, p.setup.d, word).astype(np.int64)
 
 
 @contextmanager
@@ -253,15 +249,15 @@ def test_the_prime_is_prime():
 def test_any_threshold_of_shares_gives_the_secret_back(data, t, secret):
     points = st.lists(st.integers(1, 10**6), min_size=t, max_size=t + 5, unique=True)
     points = data.draw(points)
-    dealt = protocol.split(secret, points, t, random_source(0, "split"))
+    dealt = shamir.split(secret, points, t, random_source(0, "split"))
     shares = dict(zip(points, dealt))
     chosen = data.draw(st.permutations(points))[:t]
     part, everywhere = {x: shares[x] for x in chosen}, tuple(sorted(points))
-    assert protocol.reconstruct(part, t) == secret
-    assert protocol.reconstruct(part, t, everywhere) == secret, "weights of all points"
-    assert protocol.reconstruct(shares, t) == secret
+    assert shamir.reconstruct(part, t) == secret
+    assert shamir.reconstruct(part, t, everywhere) == secret, "weights of all points"
+    assert shamir.reconstruct(shares, t) == secret
     part[data.draw(st.sampled_from(chosen))] ^= 1 << data.draw(st.integers(0, 255))
-    assert protocol.reconstruct(part, t) != secret
+    assert shamir.reconstruct(part, t) != secret
 
 
 def test_too_few_shares_fit_every_secret():
@@ -269,7 +265,7 @@ def test_too_few_shares_fit_every_secret():
     it at 0 and check degree and shares.
     """
     t, at = 4, range(1, 10)
-    shares = dict(zip(at, protocol.split(12345, at, t, random_source(0, "few"))))
+    shares = dict(zip(at, shamir.split(12345, at, t, random_source(0, "few"))))
     some = {x: shares[x] for x in (2, 5, 9)}
     for secret in (0, 1, PRIME - 1):
         known = {0: secret, **some}
@@ -277,27 +273,27 @@ def test_too_few_shares_fit_every_secret():
             v * math.prod((7 - y) * pow(x - y, -1, PRIME) for y in known if y != x)
             for x, v in known.items()
         )
-        assert protocol.reconstruct({**some, 7: fourth % PRIME}, t) == secret
+        assert shamir.reconstruct({**some, 7: fourth % PRIME}, t) == secret
 
 
 def test_thresholds_that_protect_nothing_and_too_few_shares_are_refused():
     for threshold in (0, -1, 1.5):
         with pytest.raises(ValueError, match=f"threshold is {threshold}"):
-            protocol.split(7, [1, 2], threshold, random_source(0))
+            shamir.split(7, [1, 2], threshold, random_source(0))
         with pytest.raises(ValueError, match=f"threshold is {threshold}"):
-            protocol.reconstruct({1: 7}, threshold)
+            shamir.reconstruct({1: 7}, threshold)
     with pytest.raises(ValueError, match="shares has 2 of them; 3 give"):
-        protocol.reconstruct({1: 7, 2: 8}, 3)
+        shamir.reconstruct({1: 7, 2: 8}, 3)
 
 
 def test_polynomials_by_hand():
-    assert protocol.lagrange((1,)) == {1: 1}
-    assert sum(protocol.lagrange((1, 2, 7)).values()) % PRIME == 1
-    assert protocol.evaluate([5, 1, 2], [0, 1, 10]) == [5, 8, 215]
-    assert protocol.polynomial(9, 1, random_source(0)) == [9]
+    assert shamir.lagrange((1,)) == {1: 1}
+    assert sum(shamir.lagrange((1, 2, 7)).values()) % PRIME == 1
+    assert shamir.evaluate([5, 1, 2], [0, 1, 10]) == [5, 8, 215]
+    assert shamir.polynomial(9, 1, random_source(0)) == [9]
     two = [5, PRIME - 1]
-    assert protocol.unpack_elements(protocol.pack_elements(two)) == two
-    assert 0 <= protocol.random_element(lambda n: b"\xff" * n) < PRIME
+    assert shamir.unpack_elements(shamir.pack_elements(two)) == two
+    assert 0 <= shamir.random_element(lambda n: b"\xff" * n) < PRIME
 
 
 def test_the_weights_are_computed_once_for_everybody():
@@ -308,9 +304,9 @@ def test_the_weights_are_computed_once_for_everybody():
     x = vectors(18, 3, ring)
     leave = {3: "check", 9: "unmask", 16: "masked"}
     for k, t, drop in ((10, 6, {}), (10, 6, leave), (17, 10, {1: "masked"})):
-        protocol.lagrange.cache_clear()
+        shamir.lagrange.cache_clear()
         out = run_session(x, ring, t, k, seed=0, drop=drop)
-        found = protocol.lagrange.cache_info()
+        found = shamir.lagrange.cache_info()
         assert (found.misses, found.hits) == (1, 17)
         summed(out.total, x, ring, out.survivors)
 
@@ -321,12 +317,12 @@ def test_keys_are_hkdf_with_the_whole_context():
     context = bytes([2]) + (3).to_bytes(4, "little") + (9).to_bytes(4, "little")
     info = b"dpcomm secagg pair mask" + session + context
     extracted = hmac.digest(bytes(32), b"secret", "sha256")
-    key = protocol.derive_key(b"secret", b"pair mask", 16, session, 2, 3, 9)
+    key = masking.derive_key(b"secret", b"pair mask", 16, session, 2, 3, 9)
     assert key == hmac.digest(extracted, info + b"\x01", "sha256")[:16]
     sessions, holders = (bytes(16), bytes(15) + b"\x01"), (3, 4, SERVER)
     contexts = itertools.product(purposes, sessions, (1, 2), (3, 4), holders)
     keys = {
-        protocol.derive_key(b"s" * 32, purpose, 16, session, step, a, b)
+        masking.derive_key(b"s" * 32, purpose, 16, session, step, a, b)
         for purpose, session, step, a, b in contexts
     }
     assert len(keys) == 48, "every part gives another key"
@@ -346,7 +342,7 @@ def test_every_bit_of_a_secret_counts():
     key, masks = int.from_bytes(keys.pop(), "little"), set()
     for bit in range(128):
         mask = np.zeros(4, np.uint32)
-        protocol.add_mask(mask, (key ^ (1 << bit)).to_bytes(16, "little"))
+        masking.add_mask(mask, (key ^ (1 << bit)).to_bytes(16, "little"))
         masks.add(mask.tobytes())
     assert len(masks) == 128
     assert key_of(0) == key_of(0, 2, 1)
@@ -363,7 +359,7 @@ def test_agreement_is_x25519():
         ),
     )
     alice = X25519PrivateKey.from_private_bytes(alice)
-    assert protocol.agree(alice, bob, 1, 0) == secret
+    assert masking.agree(alice, bob, 1, 0) == secret
 
 
 @tabled("word", [np.uint32, np.uint64])
@@ -371,11 +367,11 @@ def test_agreement_is_x25519():
 def test_masks_are_the_cipher_stream(word, d):
     key, before = bytes(range(16)), np.arange(d).astype(word)
     total = before.copy()
-    protocol.add_mask(total, key)
+    masking.add_mask(total, key)
     np.testing.assert_array_equal(total, before + stream(key, d, word))
-    protocol.add_mask(total, key, negative=True)
+    masking.add_mask(total, key, negative=True)
     np.testing.assert_array_equal(total, before)
-    assert protocol.CHUNK == len(protocol.ZEROS)
+    assert masking.CHUNK == len(masking.ZEROS)
 
 
 @few
@@ -384,10 +380,10 @@ def test_packing_is_little_endian_and_tight(bits, d, seed):
     word = np.dtype("<u4" if bits <= 32 else "<u8")
     x = seed_tree(seed).integers(0, 2**bits, d).astype(word)
     number = sum(int(v) << (bits * i) for i, v in enumerate(x))
-    packed = protocol.pack_words(x, bits)
+    packed = masking.pack_words(x, bits)
     assert packed == number.to_bytes(-(-d * bits // 8), "little")
-    np.testing.assert_array_equal(protocol.unpack_words(packed, bits, d, word), x)
-    whole = sum(shift >= 0 for _, _, shift in protocol.byte_spans(bits))
+    np.testing.assert_array_equal(masking.unpack_words(packed, bits, d, word), x)
+    whole = sum(shift >= 0 for _, _, shift in masking.byte_spans(bits))
     assert whole >= 8 * (bits // 8)
 
 
@@ -739,7 +735,7 @@ def test_one_corrupted_message_never_makes_a_wrong_sum(
             assert isinstance(error, ValueError) and error.client in (client, SERVER)
             assert error.round == ROUNDS[step]
             assert f"round '{ROUNDS[step]}'" in str(error)
-            assert protocol.party_name(error.client) in str(error)
+            assert party_name(error.client) in str(error)
 
 
 SIGNED = st.sampled_from([SHARE, COMPLAIN, CHECK, UNMASK])
@@ -1122,7 +1118,7 @@ def garbage(p, victims):
 
 def crooked(monkeypatch, victims):
     "Shares off the polynomial for some neighbours, with hashes to match."
-    honest = protocol.evaluate
+    honest = shamir.evaluate
 
     def evaluate(c, at):
         return [v + (i in victims) for i, v in enumerate(honest(c, at))]
@@ -1360,18 +1356,18 @@ def test_liars_within_the_bound_end_no_session_and_no_honest_client_is_blamed(se
 
 
 def test_sums_of_points_are_recognised():
-    draw, same = random_source(0, "points"), protocol.is_sum_or_difference
+    draw, same = random_source(0, "points"), shamir.is_sum_or_difference
 
     def key(x):
-        return protocol.public_key(protocol.private_from_scalar(x % PRIME))
+        return masking.public_key(shamir.private_from_scalar(x % PRIME))
 
     for _ in range(10):
-        a, b, e = (protocol.random_element(draw) for _ in range(3))
+        a, b, e = (shamir.random_element(draw) for _ in range(3))
         assert same(key(a), key(b), key(a + b)) and same(key(a), key(b), key(a - b))
         assert same(key(a), key(a), key(2 * a))
         assert not same(key(a), key(b), key(a + 2 * b))
         assert not same(key(a), key(b), key(e))
-        private = protocol.private_from_scalar(e)
+        private = shamir.private_from_scalar(e)
         private = X25519PrivateKey.from_private_bytes(private)
         times = private.exchange(X25519PublicKey.from_public_bytes(key(b)))
         assert times == key(e * b), "the group is of this order"
@@ -1380,25 +1376,23 @@ def test_sums_of_points_are_recognised():
 def test_elements_are_private_keys():
     draw = random_source(0, "scalars")
     for private in (draw(32) for _ in range(20)):
-        number = protocol.scalar(private)
+        number = shamir.scalar(private)
         clamped = int.from_bytes(private, "little") & (2**254 - 8) | 2**254
-        own = protocol.private_from_scalar(number)
+        own = shamir.private_from_scalar(number)
         assert own == clamped.to_bytes(32, "little"), "the key itself, clamped"
-        public = protocol.public_key(private)
-        assert protocol.public_key(own) == public
-        assert (
-            protocol.public_key(protocol.private_from_scalar(PRIME - number)) == public
-        )
+        public = masking.public_key(private)
+        assert masking.public_key(own) == public
+        assert masking.public_key(shamir.private_from_scalar(PRIME - number)) == public
     with pytest.raises(ValueError, match="no private key"):
-        protocol.private_from_scalar(0)
+        shamir.private_from_scalar(0)
 
 
 DEALER = random_source(0, "dealer")(32)
 
 
 def dealt(setup, private=DEALER):
-    keys = bytes(32) + protocol.public_key(DEALER) + setup.digest
-    secrets, holders = (7, protocol.scalar(private)), [*protocol.share_points(setup, 0)]
+    keys = bytes(32) + masking.public_key(DEALER) + setup.digest
+    secrets, holders = (7, shamir.scalar(private)), [*protocol.share_points(setup, 0)]
     draw = random_source(0, "deal")
     return keys, protocol.deal(setup, 0, keys, secrets, holders, draw)
 
@@ -1408,14 +1402,14 @@ def test_honest_shares_pass_and_give_both_secrets_back():
     keys, d = dealt(setup)
     assert isinstance(d, protocol.Dealing)
     e = protocol.check_dealing(setup, 0, keys, d)
-    assert e == protocol.scalar(protocol.challenge(setup, 0, keys, d.start, d.hashes))
+    assert e == shamir.scalar(protocol.challenge(setup, 0, keys, d.start, d.hashes))
     at = protocol.share_points(setup, 0)
-    for kind, secret in enumerate((7, protocol.scalar(DEALER))):
-        assert protocol.reconstruct({at[j]: d.shares[j][kind] for j in at}, 4) == secret
+    for kind, secret in enumerate((7, shamir.scalar(DEALER))):
+        assert shamir.reconstruct({at[j]: d.shares[j][kind] for j in at}, 4) == secret
         for j in at:
             hashed = d.hashes[j][32 * kind : 32 * kind + 32]
             line, share = (
-                protocol.evaluate(d.lines[kind], [at[j]])[0],
+                shamir.evaluate(d.lines[kind], [at[j]])[0],
                 d.shares[j][kind],
             )
             for as_kind, value, fits in (
@@ -1468,22 +1462,22 @@ def test_the_proof_can_be_made_without_the_secrets(monkeypatch):
     "Proposition B: whoever chooses the oracle's answer needs t - 1 shares, no secret."
     setup = small(n=8, k=6, t=4)
     draw = random_source(0, "simulator")
-    public = protocol.public_key(b"unknown to the simulator........")
+    public = masking.public_key(b"unknown to the simulator........")
     keys = bytes(32) + public + setup.digest
     at, challenge = protocol.share_points(setup, 0), draw(32)
-    e = protocol.scalar(challenge)
-    lines = [[protocol.random_element(draw) for _ in range(4)] for _ in range(2)]
-    known = {j: tuple(protocol.random_element(draw) for _ in "ab") for j in [*at][:3]}
+    e = shamir.scalar(challenge)
+    lines = [[shamir.random_element(draw) for _ in range(4)] for _ in range(2)]
+    known = {j: tuple(shamir.random_element(draw) for _ in "ab") for j in [*at][:3]}
 
     def commitment(j, kind):
-        line, share = protocol.evaluate(lines[kind], [at[j]])[0], known[j][kind]
+        line, share = shamir.evaluate(lines[kind], [at[j]])[0], known[j][kind]
         blind = (line - e * share) % PRIME
         return protocol.share_commitment(setup, 0, j, kind, share, blind), line, e
 
     hashes = {j: draw(64) for j in at}
     for j in known:
         hashes[j] = commitment(j, 0)[0] + commitment(j, 1)[0]
-    total = protocol.public_key(protocol.private_from_scalar(lines[1][0]))
+    total = masking.public_key(shamir.private_from_scalar(lines[1][0]))
     private = X25519PrivateKey.from_private_bytes(challenge)
     times = private.exchange(X25519PublicKey.from_public_bytes(public))
     start = difference_with(total, times)

@@ -13,9 +13,10 @@ from laws import drawn
 from tables import tabled
 
 from dpcomm.core.chance import seed_tree
-from dpcomm.secagg import protocol, state
+from dpcomm.secagg import errors, state
 from dpcomm.secagg.client import LAST_USE, Client
-from dpcomm.secagg.protocol import MASKED, ROUNDS, SERVER, Setup
+from dpcomm.secagg.errors import MASKED, ROUNDS, SERVER
+from dpcomm.secagg.protocol import Setup
 from dpcomm.secagg.ring import Ring
 from dpcomm.secagg.server import Server
 from dpcomm.secagg.session import identities
@@ -74,9 +75,9 @@ def test_fresh_secrets_survive_too(tmp_path):
 
 def test_who_lied_is_remembered():
     server = Server(SETUP, PRIVATE[SERVER], DIRECTORY)
-    server.blamed = {2: protocol.BadShare("it lied: drop it", 2, protocol.SHARE)}
+    server.blamed = {2: errors.BadShare("it lied: drop it", 2, errors.SHARE)}
     error = away(server).blamed[2]
-    assert type(error) is protocol.BadShare and (error.client, error.round) == (
+    assert type(error) is errors.BadShare and (error.client, error.round) == (
         2,
         "share",
     )
@@ -87,12 +88,12 @@ def test_what_was_put_away_says_nothing_more():
     client = Client(SETUP, 0, PRIVATE[0], DIRECTORY, seed=1)
     box, first = client.box, client.state()
     assert not any(box) and client.box is None
-    with pytest.raises(protocol.Replay):
+    with pytest.raises(errors.Replay):
         client.start()
     assert Client.resume(SETUP, PRIVATE[0], DIRECTORY, first, seed=1).start()
     server = Server(SETUP, PRIVATE[SERVER], DIRECTORY)
     server.state()
-    with pytest.raises(protocol.Replay):
+    with pytest.raises(errors.Replay):
         server.advance()
 
 
@@ -231,13 +232,13 @@ def test_a_state_that_comes_back_answers_no_round_twice(tmp_path):
         for i, data in mail.items():
             clients[i].vector = X[i] if step == MASKED else None
             if step and not i:
-                with pytest.raises(protocol.SecAggError):
+                with pytest.raises(errors.SecAggError):
                     clients[i].receive(data[:-1])
             up = clients[i].receive(data) if step else clients[i].start()
             server.receive(i, up)
         back = Client.resume(*known, copy, counter=state.Counter(tmp_path))
         back.vector = X[0]
-        with pytest.raises(protocol.Replay, match="answered this step before: drop"):
+        with pytest.raises(errors.Replay, match="answered this step before: drop"):
             back.receive(mail[0]) if step else back.start()
         mail = server.advance()
     assert server.result.tolist() == (X.sum(0) % 2**16).tolist()
@@ -251,10 +252,10 @@ def test_a_counter_never_falls_and_one_of_two_processes_passes(tmp_path, monkeyp
     two.rise(SETUP.session, 4, 0)
     two.rise(bytes(16), 3, 0)
     for step in (0, 1, 2):
-        with pytest.raises(protocol.Replay, match="client 3"):
+        with pytest.raises(errors.Replay, match="client 3"):
             two.rise(SETUP.session, 3, step)
     monkeypatch.setattr(state.Counter, "reached", lambda *_: -1)  # both looked at once
-    with pytest.raises(protocol.Replay):
+    with pytest.raises(errors.Replay):
         two.rise(SETUP.session, 3, 2)
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot be written .*: free some space"):
