@@ -14,7 +14,7 @@ _help.install()
 _HOMES = {
     "mechanism": "mechanisms.contract",
     "registered": "mechanisms.contract",
-    "Guarantee": "privacy.accounting",
+    "Guarantee": "privacy.guarantee",
     "Bits": "core.wire",
     "Message": "core.wire",
     "simulate": "training.federated",

@@ -234,7 +234,7 @@ def summary(
     title: str = "",  # above the table
 ) -> tuple:  # Table, sentence
     "Runs in a table, and the guarantee of the first that has one."
-    from dpcomm.privacy.accounting import recorded
+    from dpcomm.privacy.guarantee import recorded
     from dpcomm.report import results
 
     promises = [r.guarantee for r in found if r.guarantee]

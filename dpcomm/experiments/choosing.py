@@ -28,7 +28,7 @@ from ..core.vectors import check_finite, check_rows
 from . import bench
 from ..mechanisms.contract import Mechanism, mechanism_class, registered
 from ..mechanisms.deployments import Deployment
-from ..privacy.accounting import TRUSTS, Guarantee
+from ..privacy.guarantee import TRUSTS, Guarantee
 from ..privacy.lower_bounds import information, least_error
 from ..report import papers, plots, records
 from ..report.results import Table

@@ -19,13 +19,9 @@ from .runs import from_training
 from ..mechanisms import ddgauss as ddg
 from ..mechanisms.gaussian import Gaussian
 from ..mechanisms.rec import Rec
-from dpcomm.privacy.accounting import (
-    INTEGER_ORDERS,
-    RELATIONS,
-    calibrate,
-    gaussian_guarantee,
-)
+from ..privacy.accounting import INTEGER_ORDERS, calibrate, gaussian_guarantee
 from ..privacy.fixed_cohorts import fixed_size_epsilon
+from ..privacy.guarantee import RELATIONS
 from ..privacy.null_messages import calibrate_clip, pld_epsilon, theorem1_epsilon
 from ..report import papers
 from ..tasks import images

@@ -19,6 +19,7 @@ from .fltop_curves import stated
 from .runs import Run
 from ..privacy import accounting
 from ..privacy.fixed_cohorts import fixed_size_epsilon
+from ..privacy.guarantee import Guarantee
 from ..report import papers
 
 # %% ../../nbs/reference/fltop_counts.ipynb #27b8d9a9
@@ -98,7 +99,7 @@ def guarantee(
     task: str,  # one of `TASKS`
     rounds: int,  # done, >= 1
     accountant: str = "rdp-classic",  # one of `ACCOUNTANTS`
-) -> accounting.Guarantee:
+) -> Guarantee:
     "What the paper's settings prove if cohorts were drawn by coins. [fltop Thm. 1]"
     orders = accounting.INTEGER_ORDERS if accountant == "rdp-classic" else None
     rate = stated(task, "cohort") / stated(task, "n_clients")

@@ -20,7 +20,7 @@ from ..core.wire import parse_message
 from . import peers
 from ..interop.pfl import SENT, Private
 from ..mechanisms import contract
-from ..privacy.accounting import Guarantee
+from ..privacy.guarantee import Guarantee
 from ..tasks import images
 from ..training import models
 

@@ -9,7 +9,7 @@ __all__ = ['PREMISE', 'guarantee']
 from ..core.checks import check_choice
 from ..mechanisms.distributed_noise import FLOATS
 from ..privacy import accounting, losses
-from ..privacy.accounting import Guarantee
+from ..privacy.guarantee import Guarantee
 
 # %% ../../nbs/interop/opacus.ipynb #c1opa505
 PREMISE = "as if every batch were a Poisson sample"

@@ -34,7 +34,8 @@ from dpcomm.core.checks import (
 from ..core.help import described
 from ..core.vectors import check_finite, check_vector
 from ..core.wire import BadMessage, Bits, Message, finite_floats, header_bits
-from ..privacy.accounting import Guarantee, pure_guarantee
+from ..privacy.accounting import pure_guarantee
+from ..privacy.guarantee import Guarantee
 from ..privacy.losses import Losses, pure_losses
 from ..secagg.errors import SERVER, UNMASK, BelowThreshold
 

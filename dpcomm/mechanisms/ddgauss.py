@@ -29,11 +29,8 @@ from dpcomm.mechanisms.on_ring import (
     refuse_bits,
     run_guarantee,
 )
-from dpcomm.privacy.accounting import (
-    INTEGER_ORDERS,
-    Guarantee,
-    rdp_subsampled_gaussian,
-)
+from ..privacy.accounting import INTEGER_ORDERS, rdp_subsampled_gaussian
+from ..privacy.guarantee import Guarantee
 from ..privacy.whole_noise import gaussian_curvature
 from ..secagg.discrete import discrete_gaussian, exact_variance, tau
 from ..secagg.ring import rounded_norm

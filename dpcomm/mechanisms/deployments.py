@@ -26,8 +26,8 @@ from dpcomm.mechanisms.contract import (
     mechanism_class,
     patch,
 )
-from ..privacy.accounting import RELATIONS, SAMPLINGS, TRUSTS, Guarantee
 from ..privacy.audit import Audit, audit_play
+from ..privacy.guarantee import RELATIONS, SAMPLINGS, TRUSTS, Guarantee
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10005
 MOST = 2**53  # clients, rounds

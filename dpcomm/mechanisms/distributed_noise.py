@@ -38,15 +38,12 @@ from dpcomm.mechanisms.contract import (
 from dpcomm.privacy.accounting import (
     ACCOUNTANTS,
     INTEGER_ORDERS,
-    PREMISES,
-    SAMPLINGS,
-    Guarantee,
     gaussian_guarantee,
-    large_delta,
     rdp_subsampled_gaussian,
 )
 from ..privacy.fixed_cohorts import fixed_size_epsilon
 from ..privacy.games import check_plays, fewer_game, gaussian_curve, sum_game
+from ..privacy.guarantee import PREMISES, SAMPLINGS, Guarantee, large_delta
 from ..privacy.losses import Losses, gaussian_losses
 from ..privacy.pairs import SWAPS
 from ..privacy.whole_noise import gaussian_curvature, normal_std

@@ -43,13 +43,13 @@ from .mvu import Table
 from .signsgd import log_cosh
 from dpcomm.privacy.accounting import (
     ORDERS,
-    Guarantee,
     check_everyone,
     compose,
     gaussian_guarantee,
     guarantee_from_rdp,
 )
 from ..privacy.games import check_plays, listed_curve, repeated
+from ..privacy.guarantee import Guarantee
 from ..privacy.losses import Losses, gaussian_losses
 from ..secagg.discrete import symbols_by_inversion
 

@@ -43,13 +43,9 @@ from dpcomm.core.wire import (
     unpack_bits,
 )
 from .contract import Mechanism, Whole, check_range, patch, register
-from dpcomm.privacy.accounting import (
-    Guarantee,
-    check_everyone,
-    compose,
-    guarantee_from_rdp,
-)
+from ..privacy.accounting import check_everyone, compose, guarantee_from_rdp
 from ..privacy.games import check_plays, listed_curve, repeated
+from ..privacy.guarantee import Guarantee
 from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/mvu.ipynb #5bf5e1de

@@ -47,14 +47,13 @@ from dpcomm.mechanisms.distributed_noise import (
     shared_losses,
 )
 from dpcomm.privacy.accounting import (
-    Guarantee,
     calibrate,
     compose,
     gaussian_guarantee,
     guarantee_from_rdp,
-    large_delta,
 )
 from ..privacy.games import listed_curve
+from ..privacy.guarantee import Guarantee, large_delta
 from ..privacy.losses import Losses
 from ..privacy.whole_noise import normal_std
 from ..secagg.ring import Ring, conditional_round, rounded_norm

@@ -39,8 +39,8 @@ from dpcomm.core.checks import (
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
 from .contract import Mechanism, Whole, patch, register
-from ..privacy.accounting import Guarantee, large_delta
 from ..privacy.games import check_plays
+from ..privacy.guarantee import Guarantee, large_delta
 from dpcomm.privacy.null_messages import (
     SAMPLINGS_OF,
     exact_epsilon,

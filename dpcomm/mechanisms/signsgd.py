@@ -25,7 +25,6 @@ from ..core.wire import Bits, Message, header_bits
 from .contract import Mechanism, patch, register
 from dpcomm.privacy.accounting import (
     ORDERS,
-    Guarantee,
     check_everyone,
     compose,
     gaussian_guarantee,
@@ -33,6 +32,7 @@ from dpcomm.privacy.accounting import (
     rdp_gaussian,
 )
 from ..privacy.games import check_plays, listed_curve, repeated
+from ..privacy.guarantee import Guarantee
 from ..privacy.losses import Losses, gaussian_losses
 
 # %% ../../nbs/baselines/signsgd.ipynb #809656b2

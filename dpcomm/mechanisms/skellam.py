@@ -32,8 +32,9 @@ from dpcomm.mechanisms.on_ring import (
     refuse_bits,
     run_guarantee,
 )
-from ..privacy.accounting import INTEGER_ORDERS, Guarantee
+from ..privacy.accounting import INTEGER_ORDERS
 from ..privacy.accounting import calibrate as least
+from ..privacy.guarantee import Guarantee
 from ..privacy.whole_noise import skellam_curvature
 from ..secagg.poisson import skellam
 from ..secagg.ring import rounded_norm

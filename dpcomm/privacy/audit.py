@@ -21,8 +21,8 @@ from dpcomm.core.checks import (
     check_reals,
     shown,
 )
-from .accounting import Guarantee
 from .games import less_noise, lowest_bit, pure_curve
+from .guarantee import Guarantee
 
 # %% ../../nbs/foundations/audit.ipynb #42660574
 @dataclass(frozen=True)

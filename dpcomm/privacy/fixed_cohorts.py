@@ -26,7 +26,6 @@ from dpcomm.privacy.accounting import (
     INTEGER_ORDERS,
     ORDERS,
     TOP_ORDER,
-    Guarantee,
     calibrate,
     compose,
     gaussian_eps,
@@ -37,6 +36,7 @@ from dpcomm.privacy.accounting import (
     rdp_to_delta,
     rdp_to_eps,
 )
+from .guarantee import Guarantee
 
 # %% ../../nbs/papers/fltop_privacy.ipynb #b15bc665
 def _check_rate(name, value):

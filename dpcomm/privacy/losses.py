@@ -21,13 +21,11 @@ from dpcomm.core.checks import (
 )
 from dpcomm.privacy.accounting import (
     ORDERS,
-    SAMPLINGS,
-    TRUSTS,
-    Guarantee,
     guarantee_from_rdp,
     rdp_subsampled_gaussian,
 )
 from .fixed_cohorts import fixed_size_rdp
+from .guarantee import SAMPLINGS, TRUSTS, Guarantee
 from dpcomm.privacy.pairs import (
     EVERY,
     SEEN,

@@ -9,7 +9,7 @@ __all__ = ['information', 'least_error']
 import math
 
 from ..core.checks import check_between, check_choice, check_number, check_size
-from .accounting import TRUSTS
+from .guarantee import TRUSTS
 
 # %% ../../nbs/foundations/lower_bounds.ipynb #1b000006
 MOST_EPS = 700.0  # beyond it sinh is no float, and the other bound is smaller

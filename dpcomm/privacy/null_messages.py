@@ -23,14 +23,13 @@ from dpcomm.core.checks import (
 )
 from dpcomm.privacy.accounting import (
     CONVERSIONS,
-    PREMISES,
-    Guarantee,
     calibrate,
     guarantee_from_rdp,
     log_mixture,
     rdp_subsampled_gaussian,
 )
 from .fixed_cohorts import fixed_size_epsilon
+from .guarantee import PREMISES, Guarantee
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #f32bc03f
 MOST_NODES = 2**22  # numbers that one quadrature may hold

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..privacy.accounting import RELATIONS
+from ..privacy.guarantee import RELATIONS
 from . import papers, plots, records, results
 
 # %% ../../nbs/reference/evidence.ipynb #cfe5ad00

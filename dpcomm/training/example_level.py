@@ -21,7 +21,7 @@ from ..mechanisms import imvu
 from ..mechanisms.gaussian import Gaussian
 from ..mechanisms.imvu import Imvu
 from ..mechanisms.signsgd import SignSgd
-from ..privacy.accounting import Guarantee
+from ..privacy.guarantee import Guarantee
 from . import federated
 from .federated import Run, Task, as_function
 

@@ -54,7 +54,7 @@ from ..core.files import read_sealed, seal, write_whole
 from ..core.vectors import HALF, flatten, pack, trainable, unflatten, unpack
 from ..mechanisms.contract import patch
 from ..mechanisms.deployments import Deployment
-from ..privacy.accounting import TRUSTS, large_delta
+from ..privacy.guarantee import TRUSTS, large_delta
 from ..tasks.images import Federation
 from dpcomm.training.fused import (
     LARGE,

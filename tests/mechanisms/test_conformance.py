@@ -22,7 +22,7 @@ from dpcomm.core import wire
 from dpcomm.core.chance import Insecure, seed_tree
 from dpcomm.mechanisms import contract, topk
 from dpcomm.privacy import audit, games
-from dpcomm.privacy.accounting import RELATIONS, Guarantee
+from dpcomm.privacy.guarantee import RELATIONS, Guarantee
 from dpcomm.secagg import session
 
 NAMES = contract.registered()

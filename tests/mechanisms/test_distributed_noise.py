@@ -18,7 +18,7 @@ from dpcomm.core.chance import Insecure, seed_tree
 from dpcomm.mechanisms import contract, gaussian, quantised
 from dpcomm.mechanisms import distributed_noise as shared
 from dpcomm.mechanisms.topk import TopK
-from dpcomm.privacy import accounting
+from dpcomm.privacy import accounting, guarantee
 
 MECH = TopK(1.0, 0.5, 1.5, 20, tolerance=0.25)
 
@@ -220,7 +220,7 @@ def test_what_is_said_of_shares_keeps_what_a_caller_says():
     mine = dict(note="a", premises={"keys": "b"}, relation="replace")
     both = shared.of_shares("poisson", 8, 10, mine)
     assert both["note"].startswith("a; ") and set(both) == {"note", "premises"}
-    assert both["premises"] == {"keys": "b", "shares": accounting.PREMISES["shares"]}
+    assert both["premises"] == {"keys": "b", "shares": guarantee.PREMISES["shares"]}
 
 
 @tabled("row", [[7.0, 0.0], [1.0, 1.0], [3.0, 4.0], [0.1, 1e-9]])

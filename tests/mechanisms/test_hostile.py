@@ -25,7 +25,7 @@ from dpcomm.mechanisms.distributed_noise import sampling_rate
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.rec import Rec
 from dpcomm.mechanisms.vqsgd import VqSgd
-from dpcomm.privacy.accounting import PREMISES
+from dpcomm.privacy.guarantee import PREMISES
 
 each = pytest.mark.parametrize("case", ALL)
 FIRST = [

@@ -20,14 +20,11 @@ from scipy.stats import norm
 from tables import tabled
 
 from dpcomm.privacy import accounting as acc
+from dpcomm.privacy import guarantee
 from dpcomm.privacy.accounting import (
     ACCOUNTANTS,
     INTEGER_ORDERS,
     ORDERS,
-    RELATIONS,
-    SAMPLINGS,
-    TRUSTS,
-    Guarantee,
     calibrate,
     compose,
     gaussian_delta,
@@ -38,6 +35,7 @@ from dpcomm.privacy.accounting import (
     rdp_to_delta,
     rdp_to_eps,
 )
+from dpcomm.privacy.guarantee import RELATIONS, SAMPLINGS, TRUSTS, Guarantee
 
 NAMES = dict(unit="client", relation="add-remove", sampling="poisson", scope="total")
 NAMES |= dict(accountant="rdp-classic", trust="central")
@@ -435,10 +433,13 @@ def test_calibrate_stops_at_the_last_float():
 def test_a_premise_is_about_one_known_thing():
     stated = Guarantee(1, 1e-5, **NAMES, premises={"keys": "as if it rained"})
     more = stated.assuming("keys", "proof")
-    assert more.premises == {"keys": "as if it rained", "proof": acc.PREMISES["proof"]}
+    assert more.premises == {
+        "keys": "as if it rained",
+        "proof": guarantee.PREMISES["proof"],
+    }
     assert stated.theorem and not more.theorem, "a premise stands for the proof"
     assert stated.noting("", "x").noting("x").note == "x"
-    said = [bool(acc.large_delta(0.01, n)) for n in (100, 99, None)]
+    said = [bool(guarantee.large_delta(0.01, n)) for n in (100, 99, None)]
     assert said == [True, False, False]
 
 
@@ -446,14 +447,14 @@ def test_a_record_of_old_is_read_with_the_premises_that_it_did_not_name():
     old = dict(eps=3.0, delta=1e-5, unit="client", scope="total", note="", q=0.1)
     old |= dict(trust="central", rounds=10)
     fixed = dict(relation="add-remove", sampling="poisson", accountant="rdp-classic")
-    read = acc.recorded(old | fixed | dict(premise="as the paper accounts it"))
+    read = guarantee.recorded(old | fixed | dict(premise="as the paper accounts it"))
     assert read.premises == {"sampling": "as the paper accounts it"}
     null = dict(relation="null-slot", sampling="replacement", accountant="exact-balle")
-    assert set(acc.recorded(old | null).premises) == {"neighbours"}
-    gaps = acc.recorded(old | null | dict(accountant="theorem1-arxiv"))
+    assert set(guarantee.recorded(old | null).premises) == {"neighbours"}
+    gaps = guarantee.recorded(old | null | dict(accountant="theorem1-arxiv"))
     assert set(gaps.premises) == {"neighbours", "proof"} and not gaps.theorem
-    assert acc.recorded(read.as_dict()) == read
-    bare = acc.recorded(old | null | dict(premises={}))
+    assert guarantee.recorded(read.as_dict()) == read
+    bare = guarantee.recorded(old | null | dict(premises={}))
     assert bare.premises == {}, "who names premises is taken at the word"
 
 
@@ -469,10 +470,10 @@ def covered(relation, sampling, trust):
 @tabled("relation, sampling, trust", list(product(RELATIONS, SAMPLINGS, TRUSTS)))
 def test_a_guarantee_is_made_only_where_a_theorem_covers_it(relation, sampling, trust):
     three = dict(relation=relation, sampling=sampling, trust=trust)
-    proved = bool(acc.PROVED.get((trust, sampling), {}).get(relation))
+    proved = bool(guarantee.PROVED.get((trust, sampling), {}).get(relation))
     assert proved == covered(**three)
     words = f"'{trust}' with sampling = '{sampling}' and relation = '{relation}' is not"
-    for premises in ({}, dict(acc.PREMISES)):
+    for premises in ({}, dict(guarantee.PREMISES)):
         names = NAMES | three | dict(premises=premises)
         if proved:
             assert Guarantee(1, 1e-5, **names).trust == trust
@@ -494,7 +495,10 @@ def test_a_guarantee_is_made_only_where_a_theorem_covers_it(relation, sampling, 
                 gaussian_guarantee(**run)
 
 
-@tabled("scope, unit, rounds", list(product(acc.SCOPES, acc.UNITS, (None, 1, 5))))
+@tabled(
+    "scope, unit, rounds",
+    list(product(guarantee.SCOPES, guarantee.UNITS, (None, 1, 5))),
+)
 def test_one_message_or_one_round_is_no_whole_run(scope, unit, rounds):
     names = NAMES | dict(scope=scope, unit=unit, rounds=rounds)
     whole = (scope, rounds) != ("per-round", 5) and (scope, unit) != (

@@ -40,7 +40,8 @@ from dpcomm.mechanisms.rec import Rec
 from dpcomm.mechanisms.signsgd import SignSgd
 from dpcomm.mechanisms.topk import TopK
 from dpcomm.privacy import audit, games
-from dpcomm.privacy.accounting import Guarantee, gaussian_delta, gaussian_guarantee
+from dpcomm.privacy.accounting import gaussian_delta, gaussian_guarantee
+from dpcomm.privacy.guarantee import Guarantee
 from dpcomm.privacy.null_messages import exact_epsilon
 from dpcomm.secagg import poisson
 from dpcomm.tasks import images

@@ -19,13 +19,9 @@ import dpcomm
 from dpcomm.mechanisms.contract import Local, mechanism, mechanism_class, registered
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.privacy import pairs
-from dpcomm.privacy.accounting import (
-    PROVED,
-    gaussian_delta,
-    gaussian_guarantee,
-    rdp_gaussian,
-)
+from dpcomm.privacy.accounting import gaussian_delta, gaussian_guarantee, rdp_gaussian
 from dpcomm.privacy.fixed_cohorts import fixed_size_epsilon
+from dpcomm.privacy.guarantee import PROVED
 from dpcomm.privacy.losses import (
     Bracket,
     Losses,

@@ -10,8 +10,8 @@ from dataclasses import fields
 import pytest
 from tables import tabled
 
-from dpcomm.privacy.accounting import Guarantee, recorded
 from dpcomm.privacy.fixed_cohorts import fixed_size_epsilon
+from dpcomm.privacy.guarantee import Guarantee, recorded
 from dpcomm.report import papers, records
 
 

@@ -125,7 +125,7 @@ GOOD = {
             simulation=False,
         ),
     },
-    "privacy.accounting": {
+    "privacy.guarantee": {
         "Guarantee": dict(
             eps=1.0,
             delta=1e-5,
@@ -140,6 +140,8 @@ GOOD = {
             rounds=3,
             q=0.5,
         ),
+    },
+    "privacy.accounting": {
         "rdp_gaussian": dict(orders=[2, 3], sigma=1.0),
         "rdp_subsampled_gaussian": dict(orders=[2, 3.5], sigma=1.0, q=0.1),
         "compose": dict(rdp=[0.1, 0.2], rounds=3),
@@ -923,7 +925,7 @@ OF_THE_CHECK = {
 }  # what a check is told by the line that calls it
 INFINITE = {  # an infinity or nan that is documented where it is returned
     "privacy.accounting.pure_guarantee": "the same",
-    "privacy.accounting.Guarantee": "eps = inf: nothing is proved",
+    "privacy.guarantee.Guarantee": "eps = inf: nothing is proved",
     "privacy.accounting.compose": "an infinite divergence stays one",
     "mechanisms.skellam.amplify": "the same",
     "core.vectors.check_floats": "looks at type and precision only",

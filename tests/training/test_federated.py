@@ -29,7 +29,7 @@ from dpcomm.core.wire import Bits
 from dpcomm.mechanisms import contract
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.rec import Rec
-from dpcomm.privacy.accounting import PREMISES, Guarantee
+from dpcomm.privacy.guarantee import PREMISES, Guarantee
 from dpcomm.tasks import images as data
 from dpcomm.training import federated, fused, models
 
