@@ -20,7 +20,7 @@ from scipy.stats import norm
 from tables import tabled
 
 from dpcomm.privacy import accounting as acc
-from dpcomm.privacy import guarantee
+from dpcomm.privacy import guarantee as said
 from dpcomm.privacy.accounting import (
     ACCOUNTANTS,
     INTEGER_ORDERS,
@@ -435,26 +435,26 @@ def test_a_premise_is_about_one_known_thing():
     more = stated.assuming("keys", "proof")
     assert more.premises == {
         "keys": "as if it rained",
-        "proof": guarantee.PREMISES["proof"],
+        "proof": said.PREMISES["proof"],
     }
     assert stated.theorem and not more.theorem, "a premise stands for the proof"
     assert stated.noting("", "x").noting("x").note == "x"
-    said = [bool(guarantee.large_delta(0.01, n)) for n in (100, 99, None)]
-    assert said == [True, False, False]
+    told = [bool(said.large_delta(0.01, n)) for n in (100, 99, None)]
+    assert told == [True, False, False]
 
 
 def test_a_record_of_old_is_read_with_the_premises_that_it_did_not_name():
     old = dict(eps=3.0, delta=1e-5, unit="client", scope="total", note="", q=0.1)
     old |= dict(trust="central", rounds=10)
     fixed = dict(relation="add-remove", sampling="poisson", accountant="rdp-classic")
-    read = guarantee.recorded(old | fixed | dict(premise="as the paper accounts it"))
+    read = said.recorded(old | fixed | dict(premise="as the paper accounts it"))
     assert read.premises == {"sampling": "as the paper accounts it"}
     null = dict(relation="null-slot", sampling="replacement", accountant="exact-balle")
-    assert set(guarantee.recorded(old | null).premises) == {"neighbours"}
-    gaps = guarantee.recorded(old | null | dict(accountant="theorem1-arxiv"))
+    assert set(said.recorded(old | null).premises) == {"neighbours"}
+    gaps = said.recorded(old | null | dict(accountant="theorem1-arxiv"))
     assert set(gaps.premises) == {"neighbours", "proof"} and not gaps.theorem
-    assert guarantee.recorded(read.as_dict()) == read
-    bare = guarantee.recorded(old | null | dict(premises={}))
+    assert said.recorded(read.as_dict()) == read
+    bare = said.recorded(old | null | dict(premises={}))
     assert bare.premises == {}, "who names premises is taken at the word"
 
 
@@ -470,10 +470,10 @@ def covered(relation, sampling, trust):
 @tabled("relation, sampling, trust", list(product(RELATIONS, SAMPLINGS, TRUSTS)))
 def test_a_guarantee_is_made_only_where_a_theorem_covers_it(relation, sampling, trust):
     three = dict(relation=relation, sampling=sampling, trust=trust)
-    proved = bool(guarantee.PROVED.get((trust, sampling), {}).get(relation))
+    proved = bool(said.PROVED.get((trust, sampling), {}).get(relation))
     assert proved == covered(**three)
     words = f"'{trust}' with sampling = '{sampling}' and relation = '{relation}' is not"
-    for premises in ({}, dict(guarantee.PREMISES)):
+    for premises in ({}, dict(said.PREMISES)):
         names = NAMES | three | dict(premises=premises)
         if proved:
             assert Guarantee(1, 1e-5, **names).trust == trust
@@ -497,7 +497,7 @@ def test_a_guarantee_is_made_only_where_a_theorem_covers_it(relation, sampling, 
 
 @tabled(
     "scope, unit, rounds",
-    list(product(guarantee.SCOPES, guarantee.UNITS, (None, 1, 5))),
+    list(product(said.SCOPES, said.UNITS, (None, 1, 5))),
 )
 def test_one_message_or_one_round_is_no_whole_run(scope, unit, rounds):
     names = NAMES | dict(scope=scope, unit=unit, rounds=rounds)
