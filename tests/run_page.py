@@ -1,8 +1,9 @@
 """Run one page with nbdev's own test runner and write what its cells print: `python
-run_page.py PAGE OUT [--moved]`.
+run_page.py PAGE OUT [--moved] [--whole]`.
 
+`--whole` runs cells flagged slow too.
 `--moved` starts every training a hair away: initial weights and images times 1 + 1e-6
-z, z standard normal. `--serve LIMIT` reads jobs, lists [page, out, moved] in JSON, from
+z, z standard normal. `--serve LIMIT` reads jobs, lists [page, out, moved, whole] in JSON, from
 standard input and runs each in a fork of a process that has imported what nearly all
 pages import; it answers [exit code, CPU seconds] and kills a job after LIMIT seconds.
 """
@@ -76,12 +77,12 @@ def skipped(cell, skip):
     return flags[0] if flags else "eval: false" if off else None
 
 
-def run(page, out, moved=False):
+def run(page, out, moved=False, whole=False):
     "Run a page; 0 if it passed. Once a process: nbdev's runner is changed for good."
     nbdev.test.NBProcessor = Kept
     if moved:
         move_starts()
-    skip = set(get_config(path=root).tst_flags.split())
+    skip = set(get_config(path=root).tst_flags.split()) - ({"slow"} if whole else set())
     passed, seconds = nbdev.test.test_nb(Path(page), skip_flags=skip, basepath=root)
     notebook = processed[0]
     cells = [
@@ -100,7 +101,7 @@ def run(page, out, moved=False):
     return 0 if passed else 1
 
 
-def in_fork(page, out, moved, limit):
+def in_fork(page, out, moved, whole, limit):
     "The child: what it prints goes to OUT.log, and it never comes back."
     code = 1
     try:
@@ -113,7 +114,7 @@ def in_fork(page, out, moved, limit):
         importlib.import_module("numpy").random.seed()
         os.chdir(Path(page).parent)
         signal.alarm(limit)
-        code = run(page, out, moved)
+        code = run(page, out, moved, whole)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -139,4 +140,4 @@ if __name__ == "__main__":
         serve(int(sys.argv[2]))
     else:
         page, out = (Path(word).resolve() for word in sys.argv[1:3])
-        sys.exit(run(page, out, "--moved" in sys.argv))
+        sys.exit(run(page, out, "--moved" in sys.argv, "--whole" in sys.argv))

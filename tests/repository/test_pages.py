@@ -206,14 +206,16 @@ def servers(request):
     CPU["elsewhere"] = 0  # now among what this process waited for
 
 
-def report_of(page: Path, folder: Path, servers, base, moved=False) -> dict:
+def report_of(
+    page: Path, folder: Path, servers, base, moved=False, whole=False
+) -> dict:
     "What a page prints in a process of its own; its failure, if it fails."
     out, base = folder / "report.json", dict(base) | (OLD_PROCESSOR if moved else {})
     base.pop("PYTEST_CURRENT_TEST", None)
     server = servers(base)
-    code = server.run(str(ROOT / page), str(out), moved) if server else None
+    code = server.run(str(ROOT / page), str(out), moved, whole) if server else None
     if code is None:
-        words = [RUN, ROOT / page, out, *["--moved"] * moved]
+        words = [RUN, ROOT / page, out, *["--moved"] * moved, *["--whole"] * whole]
         done = python(*words, cwd=(ROOT / page).parent, base=base, timeout=LIMIT)
         code, log = done.returncode, done.stderr
     else:
@@ -224,16 +226,16 @@ def report_of(page: Path, folder: Path, servers, base, moved=False) -> dict:
     return json.loads(out.read_text())
 
 
-def reports(page: Path, folder: Path, servers, base) -> list[dict]:
+def reports(page: Path, folder: Path, servers, base, whole=False) -> list[dict]:
     """A page as on a fresh machine; where it lacks data there, and data are here, with
     them too.
     """
-    found = [report_of(page, folder, servers, base)]
+    found = [report_of(page, folder, servers, base, whole=whole)]
     lacks = [
         line for cell in found[0]["cells"] for line in missing(seen(cell["fresh"]))
     ]
     if lacks and images.data_root().is_dir():
-        found.append(report_of(page, folder, servers, os.environ))
+        found.append(report_of(page, folder, servers, os.environ, whole=whole))
     return found
 
 
@@ -250,11 +252,24 @@ def demand_agreement(page: Path, report: dict, advice: str):
         )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=str)
+def slow(page: Path) -> bool:
+    return any("slow" in cell.directives for cell in cells(page))
+
+
+@pytest.mark.parametrize(
+    "page, whole",
+    [pytest.param(page, False, id=str(page)) for page in PAGES]
+    + [
+        pytest.param(page, True, id=f"{page}-whole", marks=pytest.mark.deep)
+        for page in PAGES
+        if slow(page)
+    ],
+)
 def test_page_runs_and_prints_what_is_stored(
-    page, tmp_path, servers, fresh_machine, record_property
+    page, whole, tmp_path, servers, fresh_machine, record_property
 ):
-    found = reports(page, tmp_path, servers, fresh_machine)
+    "Cells flagged slow, of more than some ten CPU seconds, run in the deep tier."
+    found = reports(page, tmp_path, servers, fresh_machine, whole)
     for report in found:
         demand_agreement(page, report, "run the page again")
     for cell in found[-1]["cells"]:
@@ -270,7 +285,7 @@ def test_claims_hold_when_the_start_moves(page, tmp_path, servers):
     """Weights and images a relative 1e-6 off, sums in another order: every assert
     holds, and what a training moved is tagged `trained`.
     """
-    report = report_of(page, tmp_path, servers, os.environ, moved=True)
+    report = report_of(page, tmp_path, servers, os.environ, moved=True, whole=True)
     assert report["moved"], (
         "nothing was moved: the page makes its weights and images itself"
     )
