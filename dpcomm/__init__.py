@@ -8,9 +8,6 @@ __version__ = "0.1.0"
 
 from importlib import import_module
 
-from .core import help as _help
-
-_help.install()
 _HOMES = {
     "mechanism": "mechanisms.contract",
     "registered": "mechanisms.contract",

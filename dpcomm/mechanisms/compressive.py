@@ -232,7 +232,7 @@ class Compressive(LinearSketch):
     kept: str = "random"  # random | low frequencies
     fresh: bool = True  # whether each round draws its random choice
     round: int = 0  # of a fresh choice
-    name, audited = "compressive", AUDITED
+    name, audit_cases = "compressive", AUDITED
     ranges = LinearSketch.ranges | {
         "fraction": "(0, 1]",
         "chunks": Whole(1),
@@ -244,7 +244,7 @@ class Compressive(LinearSketch):
         "round": Whole(0),
     }
 
-    def at(self, t):
+    def for_round(self, t):
         return replace(self, round=t) if self.fresh and self.kept == "random" else self
 
     def plan(

@@ -50,14 +50,14 @@ class Gaussian(ServerNoise):
     sigma: float  # noise multiplier: standard deviation over C, > 0
     local: bool = False  # whether each client adds noise, or the server
     exact: bool = True  # discrete noise; False: floats, to simulate
-    name, audited = "gaussian", AUDITED
+    name, audit_cases = "gaussian", AUDITED
     ranges = {
         "clip_norm": "(0, inf)",
         "sigma": "(0, inf)",
         "local": bool,
         "exact": bool,
     }
-    safe = property(lambda self: SAFE[self.exact])
+    deployment_note = property(lambda self: SAFE[self.exact])
     trust = property(lambda self: "local" if self.local else "central")
 
     @property
@@ -99,9 +99,9 @@ def _steps(mechanism, u, rng):
 
 # %% ../../nbs/baselines/gaussian.ipynb #f10a7805
 @patch
-def add_up(self: Gaussian, estimates: Tensor) -> Tensor:  # (..., d) float64
+def sum_estimates(self: Gaussian, estimates: Tensor) -> Tensor:  # (..., d) float64
     "Sum, on the server's grid where the server adds exact noise."
-    return (Central if self.local else ServerNoise).add_up(self, estimates)
+    return (Central if self.local else ServerNoise).sum_estimates(self, estimates)
 
 # %% ../../nbs/baselines/gaussian.ipynb #f10a7807
 @patch
@@ -134,18 +134,18 @@ def decode(self: Gaussian, message: Message) -> Tensor:  # (d,) float32
 
 # %% ../../nbs/baselines/gaussian.ipynb #f2d6c618
 @patch
-def code(
+def to_summand(
     self: Gaussian, message: Message
 ) -> np.ndarray:  # (d,) steps of the grid, or float64
     "Steps of the grid where noise is exact."
     if self.local and self.exact:
         return RING.lift(np.frombuffer(self.unwrap(message), "<u4").astype(np.int64))
-    return ServerNoise.code(self, message)
+    return ServerNoise.to_summand(self, message)
 
 # %% ../../nbs/baselines/gaussian.ipynb #e96a96fc
 #| code-fold: true
 @patch
-def curve(
+def privacy_profile(
     self: Gaussian,
     relation: str,  # a key of `relations`
     eps,  # >= 0, any shape

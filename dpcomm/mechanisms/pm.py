@@ -114,8 +114,8 @@ class Pm(Local):
     eps: float  # of one message, pure and local, > 0
     count: int | None = None  # coordinates a message, cut to d; None: eps / 2.5
     residuals: bool = False  # whether clients keep what they have not sent
-    name, replay, audited = "pm", True, AUDITED
-    safe = (
+    name, server_is_deterministic, audit_cases = "pm", True, AUDITED
+    deployment_note = (
         "safe to deploy: answers are cells of a public grid, drawn by whole numbers"
         " alone"
     )
@@ -129,7 +129,7 @@ class Pm(Local):
     def clip(self, u):
         return check_finite("u", u).clamp(-self.bound, self.bound)
 
-    def memory(self, n, d):
+    def client_memory(self, n, d):
         return torch.zeros(n, d) if self.residuals else None
 
     def bits(self, d):
@@ -203,7 +203,7 @@ def _finite(u):
 
 # %% ../../nbs/baselines/pm.ipynb #b6ae2090
 @patch
-def remember(
+def simulate_with_memory(
     self: Pm,
     memory: Tensor,  # what was not sent so far, (n, d) float32
     u: Tensor,  # (n, d) float32, finite
@@ -215,7 +215,7 @@ def remember(
     if memory.shape != u.shape:
         raise ValueError(
             f"memory has shape {tuple(memory.shape)}; it must be {tuple(u.shape)}, as"
-            " u: start from mechanism.memory(n, d)"
+            " u: start from mechanism.client_memory(n, d)"
         )
     memory = memory + _finite(u)
     at, y = answers(self, memory, rng)
@@ -294,7 +294,7 @@ def moments(
 # %% ../../nbs/baselines/pm.ipynb #5529cd7b
 #| code-fold: true
 @patch
-def play(
+def attack_scores(
     self: Pm,
     relation: str,  # 'local'
     present: bool,  # which of the two inputs is sent
@@ -317,7 +317,7 @@ def play(
 # %% ../../nbs/baselines/pm.ipynb #c05ed194
 #| code-fold: true
 @patch
-def curve(
+def privacy_profile(
     self: Pm,
     relation: str,  # a key of mechanism.relations
     eps,  # >= 0, any shape

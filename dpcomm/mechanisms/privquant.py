@@ -381,8 +381,8 @@ class PrivQuant(Local):
     eps: float = 400.0  # of one message, pure and local, > 0
     rule: str = "paper"  # 'paper' or 'best': see `calibrate`
     kappa_min: int = None  # smallest kappa allowed; None: -d, 0: as the paper states it
-    name, replay, audited = "privquant", True, AUDITED
-    safe = (
+    name, server_is_deterministic, audit_cases = "privquant", True, AUDITED
+    deployment_note = (
         "safe to deploy: pure, with the error of floats counted in eps, but for a delta"
         " of (1 + e^eps) d 2^-1020"
     )
@@ -424,7 +424,7 @@ def calibration(
 
 # %% ../../nbs/baselines/privquant.ipynb #ae0a9a48
 @patch
-def spent(
+def message_epsilon(
     self: PrivQuant,
     d: int = None,  # dimension, >= 1; None: what is allowed
 ) -> float:  # eps of one message
@@ -459,7 +459,7 @@ def decode(self: PrivQuant, message: Message) -> Tensor:  # (d,) float32
 
 # %% ../../nbs/baselines/privquant.ipynb #6c6b7040
 @patch
-def code(self: PrivQuant, message: Message) -> np.ndarray:  # (d,) level numbers
+def to_summand(self: PrivQuant, message: Message) -> np.ndarray:  # (d,) level numbers
     "The level numbers of a message."
     return unpack(self.unwrap(message), self.levels, message.d)
 
@@ -475,7 +475,7 @@ def sum_of_levels(
 
 # %% ../../nbs/baselines/privquant.ipynb #6c6b7044
 @patch
-def read(
+def from_sum(
     self: PrivQuant,
     code: np.ndarray,  # (d,) sum of level numbers
     n: int,  # messages in it, >= 1
@@ -521,7 +521,7 @@ def log_law(
 # %% ../../nbs/baselines/privquant.ipynb #839c3ad5
 #| code-fold: true
 @patch
-def play(
+def attack_scores(
     self: PrivQuant,
     relation: str,  # 'local'
     present: bool,  # which of the two inputs is sent
@@ -553,7 +553,7 @@ def _scores(own, cal):
 # %% ../../nbs/baselines/privquant.ipynb #1936ecc1
 #| code-fold: true
 @patch
-def curve(
+def privacy_profile(
     self: PrivQuant,
     relation: str,  # a key of mechanism.relations
     eps,  # >= 0, any shape

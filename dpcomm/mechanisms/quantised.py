@@ -70,7 +70,7 @@ class Quantised(ServerNoise):
     rounding: str = "zero"  # zero: toward zero | random: up or down, without bias
     top: float = 1.0  # largest entry on the grid, over the clip, (0, 1]
     exact: bool = True  # discrete noise; False: floats, to simulate
-    name, audited = "quantised", AUDITED
+    name, audit_cases = "quantised", AUDITED
     note = "the server adds the noise and sees every sum before it"
     ranges = {
         "clip_norm": "(0, inf)",
@@ -81,7 +81,7 @@ class Quantised(ServerNoise):
         "exact": bool,
     }
     levels = property(lambda self: 2 ** (self.level_bits - 1) - 1)  # L
-    safe = property(lambda self: SAFE[self.exact])
+    deployment_note = property(lambda self: SAFE[self.exact])
 
     def __post_init__(self):
         super().__post_init__()
@@ -208,7 +208,7 @@ def moments(
 # %% ../../nbs/baselines/quantised.ipynb #e3dc2650
 #| code-fold: true
 @patch
-def play(
+def attack_scores(
     self: Quantised,
     relation: str,  # a key of `relations`
     present: bool,  # whether the client is there
@@ -270,7 +270,7 @@ def mixture_ratio(
 # %% ../../nbs/baselines/quantised.ipynb #8a27c6be
 #| code-fold: true
 @patch
-def curve(
+def privacy_profile(
     self: Quantised,
     relation: str,  # a key of `relations`
     eps,  # >= 0, any shape

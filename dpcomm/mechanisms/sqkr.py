@@ -179,8 +179,8 @@ class Sqkr(Local):
     shrink: float = 0.4  # eta of the truncation, in (0, 1)
     support: float = 0.8  # delta of the truncation, in (0, 1]
     frame_seed: int = 0  # public, 0 or above
-    name, replay, audited = "sqkr", True, AUDITED
-    safe = property(lambda self: SAFE if self.eps < math.inf else COMPRESSES)
+    name, server_is_deterministic, audit_cases = "sqkr", True, AUDITED
+    deployment_note = property(lambda self: SAFE if self.eps < math.inf else COMPRESSES)
     ranges = {"clip_norm": "(0, inf)", "nbits": Whole(1, 512), "eps": "(0, inf]"}
     ranges |= {"shrink": "(0, 1)", "support": "(0, 1]", "frame_seed": Whole(0)}
 
@@ -277,7 +277,7 @@ def _sampled(mechanism, message):
 
 # %% ../../nbs/baselines/sqkr.ipynb #31953ec8
 @patch
-def code(
+def to_summand(
     self: Sqkr, message: Message
 ) -> np.ndarray:  # (N,) int64: sum of the signs at each coordinate of the frame
     "Signs at their coordinates of the frame."
@@ -287,7 +287,7 @@ def code(
 
 # %% ../../nbs/baselines/sqkr.ipynb #31953eca
 @patch
-def read(
+def from_sum(
     self: Sqkr,
     code: np.ndarray,  # (N,) sums of signs
     n: int,  # messages in it, >= 1
@@ -365,7 +365,7 @@ def worst_case(
 # %% ../../nbs/baselines/sqkr.ipynb #81f840b9
 #| code-fold: true
 @patch
-def play(
+def attack_scores(
     self: Sqkr,
     relation: str,  # 'local'
     present: bool,  # which of the two inputs is sent
@@ -391,7 +391,7 @@ def play(
 # %% ../../nbs/baselines/sqkr.ipynb #e4250cdc
 #| code-fold: true
 @patch
-def curve(
+def privacy_profile(
     self: Sqkr,
     relation: str,  # a key of mechanism.relations
     eps,  # >= 0, any shape

@@ -167,9 +167,9 @@ class SqSgd(Local):
     rotated: bool = True  # whether the rotation is applied
     padded: bool = False  # floor(r d) coordinates, padded, instead of a power of two
     projected: str = "gradient"  # to norm U: each gradient, or the 'sum'
-    name, replay, audited = "sqsgd", True, AUDITED
+    name, server_is_deterministic, audit_cases = "sqsgd", True, AUDITED
     note = privquant.PrivQuant.note
-    safe = (
+    deployment_note = (
         "safe to deploy: drawn as privquant draws, with the error of floats counted in"
         " eps, but for a delta of (1 + e^eps) D 2^-1020"
     )
@@ -194,14 +194,14 @@ class SqSgd(Local):
     def clip(self, u):
         return clip_l2(check_finite("u", u), self.bound)
 
-    def memory(self, n, d):
+    def client_memory(self, n, d):
         return torch.zeros(n, 1 + (self.momentum > 0), d) if self.residuals else None
 
     def bits(self, d):
         payload = 8 * -(-self.size(d) * (self.levels - 1).bit_length() // 8)
         return Bits.of(payload, header_bits(self.name), 0, d)
 
-    def at(self, t):
+    def for_round(self, t):
         return replace(self, round=t)
 
 # %% ../../nbs/papers/sqsgd.ipynb #045accb7
@@ -234,7 +234,7 @@ def calibration(
 
 # %% ../../nbs/papers/sqsgd.ipynb #b19a0039
 @patch
-def spent(
+def message_epsilon(
     self: SqSgd,
     d: int = None,  # entries of the gradient, >= 1; None: what is allowed
 ) -> float:  # eps of one message
@@ -293,7 +293,7 @@ def simulate(
 
 # %% ../../nbs/papers/sqsgd.ipynb #babbc37b
 @patch
-def remember(
+def simulate_with_memory(
     self: SqSgd,
     memory: Tensor,  # (n, 1 or 2, d) float32: residual, velocity; overwritten
     u: Tensor,  # (n, d) float32: new gradients, finite
@@ -342,7 +342,7 @@ def decode(
 
 # %% ../../nbs/papers/sqsgd.ipynb #fcc62055
 @patch
-def code(
+def to_summand(
     self: SqSgd,
     message: Message,  # made by `encode` with the same parameters, seed and round
 ) -> np.ndarray:  # (D,) level numbers
@@ -351,7 +351,7 @@ def code(
 
 # %% ../../nbs/papers/sqsgd.ipynb #fcc62057
 @patch
-def read(
+def from_sum(
     self: SqSgd,
     code: np.ndarray,  # (D,) sum of level numbers
     n: int,  # messages in it, >= 1
@@ -387,7 +387,7 @@ def moments(
 # %% ../../nbs/papers/sqsgd.ipynb #59738469
 #| code-fold: true
 @patch
-def play(
+def attack_scores(
     self: SqSgd,
     relation: str,  # 'local'
     present: bool,  # which of the two inputs is sent
@@ -411,7 +411,7 @@ def play(
 # %% ../../nbs/papers/sqsgd.ipynb #07d50bdf
 #| code-fold: true
 @patch
-def curve(
+def privacy_profile(
     self: SqSgd,
     relation: str,  # a key of mechanism.relations
     eps,  # >= 0, any shape

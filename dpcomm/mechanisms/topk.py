@@ -167,7 +167,7 @@ class TopK(LinearSketch):
     seed: int = 0  # of the random choice
     tolerance: float = 0.0  # fraction of shares that may be missing, in [0, 1)
     round: int = 0  # of a fresh choice
-    name, audited = "topk", AUDITED
+    name, audit_cases = "topk", AUDITED
     ranges = LinearSketch.ranges | {
         "fraction": "(0, 1]",
         "held": bool,
@@ -180,7 +180,7 @@ class TopK(LinearSketch):
         super().__post_init__()
         _check_support(self)
 
-    def at(self, t):
+    def for_round(self, t):
         return replace(self, round=t) if self.fresh else self
 
     def sketch(self, u):

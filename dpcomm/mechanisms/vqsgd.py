@@ -51,9 +51,9 @@ class VqSgd(Local):
     clip_norm: float  # L2 bound C of one client's vector, > 0
     eps: float  # of one repetition, pure and local, > 0; inf: compression only
     repeats: int = 1  # R, corners a message, each with its own eps
-    name, replay = "vqsgd", True
-    safe = property(lambda self: SAFE if self.eps < math.inf else COMPRESSES)
-    audited = AUDITED
+    name, server_is_deterministic = "vqsgd", True
+    deployment_note = property(lambda self: SAFE if self.eps < math.inf else COMPRESSES)
+    audit_cases = AUDITED
     ranges = {"clip_norm": "(0, inf)", "eps": "(0, inf]", "repeats": Whole(1, 2**31)}
 
     def clip(self, u):
@@ -158,7 +158,7 @@ def _corners_of(mechanism, message):
 
 # %% ../../nbs/baselines/vqsgd.ipynb #4a32a76d
 @patch
-def code(
+def to_summand(
     self: VqSgd, message: Message
 ) -> np.ndarray:  # (d,) int64: positive corners less negative ones
     "How often a message names each coordinate, with its sign."
@@ -168,7 +168,7 @@ def code(
 
 # %% ../../nbs/baselines/vqsgd.ipynb #4a32a76f
 @patch
-def read(
+def from_sum(
     self: VqSgd,
     code: np.ndarray,  # (d,) counts
     n: int,  # messages in it, >= 1
@@ -221,7 +221,7 @@ def exact_eps(
 
 # %% ../../nbs/baselines/vqsgd.ipynb #f71f960b
 @patch
-def spent(
+def message_epsilon(
     self: VqSgd,
     d: int = None,  # dimension, >= 1; None: the worst of all
 ) -> float:  # eps of R corners
@@ -245,7 +245,7 @@ def worst_case(
 # %% ../../nbs/baselines/vqsgd.ipynb #43f60d1c
 #| code-fold: true
 @patch
-def play(
+def attack_scores(
     self: VqSgd,
     relation: str,  # 'local'
     present: bool,  # which of the two inputs is sent
@@ -267,7 +267,7 @@ def play(
 # %% ../../nbs/baselines/vqsgd.ipynb #1ff7a398
 #| code-fold: true
 @patch
-def curve(
+def privacy_profile(
     self: VqSgd,
     relation: str,  # a key of mechanism.relations
     eps,  # >= 0, any shape

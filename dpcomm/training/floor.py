@@ -194,7 +194,7 @@ def allow(
         raise _beyond("clip", clip, floor)
     if noise is not None and not noise >= floor.noise:
         raise _beyond("noise", noise, floor)
-    if mechanism.safe.startswith("simulation only") and not floor.simulation:
+    if mechanism.deployment_note.startswith("simulation only") and not floor.simulation:
         raise _beyond("simulation", mechanism, floor)
     if task.n_clients < floor.clients:
         raise _beyond("clients", task.n_clients, floor)

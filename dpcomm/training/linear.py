@@ -127,7 +127,7 @@ def gain(
 ) -> float:  # slope of the expected estimate at 0
     "How strongly the mean message follows a small gradient."
     u = np.array([1e-4 * mechanism.clip_norm])
-    mean = mechanism.tilt(u)
+    mean = mechanism.mean_sign(u)
     return 1.0 if mean is None else float(mechanism.step * mean[0] / u[0])
 
 # %% ../../nbs/training/linear.ipynb #ea0a39b5
@@ -152,9 +152,9 @@ def sum_messages(
             " floating point here: pass exact=False, and its guarantee says so"
         )
     top = float((np.abs(a).max(1) * np.maximum(f.max(1), -f.min(1))).max())
-    mean = mechanism.tilt(np.array([top]))
+    mean = mechanism.mean_sign(np.array([top]))
     if mean is not None and mean[0] < SATURATED:
-        return mechanism.step * sum_signs(mechanism.tilt, a, f, rng)
+        return mechanism.step * sum_signs(mechanism.mean_sign, a, f, rng)
     if not isinstance(mechanism, Gaussian):
         return sum_dense(mechanism, a, f, rng)
     noise = rng.standard_normal((a.shape[1], f.shape[1]), dtype=np.float32)

@@ -47,7 +47,7 @@ class Agreement:
 
     def __post_init__(self):
         check_choice("model", self.model, tuple(models.MODELS))
-        if not self.mechanism.replay:
+        if not self.mechanism.server_is_deterministic:
             raise ValueError(
                 f"mechanism is {shown(self.mechanism)}; its messages do not determine the"
                 " server's step: use one with replay = True, such as rec"

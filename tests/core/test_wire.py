@@ -5,7 +5,6 @@ import zlib
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as some
 from laws import drawn
@@ -182,11 +181,3 @@ def test_an_unknown_mechanism_is_named_with_its_nearest(typed, meant):
     says = f"name is '{typed}'.*gaussian.*rec.*did you mean '{meant}'"
     with pytest.raises(ValueError, match=says):
         contract.mechanism(typed)
-
-
-def test_the_average_divides_by_the_expected_cohort():
-    x = torch.from_numpy(seed_tree(0).standard_normal((3, 4)))
-    assert torch.allclose(contract.mean_over_cohort(x, 5), x.sum(0) / 5)
-    none = contract.mean_over_cohort(x[:0], 5)
-    assert torch.equal(none, torch.zeros(4, dtype=x.dtype))
-    assert np.isclose(float(contract.mean_over_cohort(torch.ones(3, 1), 2.5)), 1.2)

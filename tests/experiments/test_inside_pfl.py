@@ -47,7 +47,7 @@ def test_by_hand_is_aggregate_of_decoded_messages(name):
     updates = [inside_pfl.local_update(model, x, y) for x, y in clients]
     w, sent = inside_pfl.by_hand(name, rounds=1)
     again, _ = inside_pfl.by_hand(name, rounds=1)
-    now, d, seed = made(name).at(0), len(before), inside_pfl.SEED
+    now, d, seed = made(name).for_round(0), len(before), inside_pfl.SEED
     keys = [inside_pfl.Insecure(inside_pfl.derive(seed, 0, i)) for i in range(30)]
     messages = [now.encode(u, key) for u, key in zip(updates, keys)]
     server = inside_pfl.Insecure(inside_pfl.derive(seed, 0, "server"))

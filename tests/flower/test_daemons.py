@@ -104,7 +104,7 @@ def test_a_node_that_is_killed_leaves_the_sum_of_the_others(session):
         own = replace(played, federation=flower.own_part(FEDERATION, i))
         path = "round", 0, "client", i, "message"
         key = Insecure(derive(own.seed, *path))
-        words.append(mechanism.words(flower.local_update(own, i, w, 0), key))
+        words.append(mechanism.summand(flower.local_update(own, i, w, 0), key))
     total = mechanism.lifted(mechanism.ring.sum(words), len(w))
     model = torch.from_numpy(np.load(folder / "model.npy"))
     assert torch.allclose(model, w + played.config.server_lr * total / 4, atol=1e-6)

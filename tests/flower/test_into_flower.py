@@ -180,7 +180,7 @@ def test_any_update_becomes_a_message_of_the_stated_size(name):
     task = replace(TASK, mechanism=dpcomm.mechanism(name, **MECHANISMS[name]))
     update = torch.from_numpy(seed_tree(1, name).standard_normal(len(W), np.float32))
     data = flower.message_of(task, update, 0)
-    assert len(data) == task.mechanism.at(0).bits(len(W)).total // 8
+    assert len(data) == task.mechanism.for_round(0).bits(len(W)).total // 8
     again = flower.message_of(task, update, 0, home(0, task).key(0))
     assert again == flower.message_of(task, update, 0, home(0, task).key(0))
 
@@ -261,7 +261,7 @@ def test_what_is_dropped_leaves_the_sum_alone():
     good = flower.work(home(0), letter(), W)
     gathering = flower.Gathering.of(TASK, 0, range(3))
     assert flower.take(gathering, 0, good) == ""
-    before = gathering.total.code.copy()
+    before = gathering.total.sum.copy()
     message = good["message"]
     drops = {
         "sent twice": [(0, good)],
@@ -288,7 +288,7 @@ def test_what_is_dropped_leaves_the_sum_alone():
         for client, reply in replies:
             assert flower.take(gathering, client, reply).startswith(reason)
     assert gathering.heard == {0} and gathering.total.n == 1
-    assert np.array_equal(gathering.total.code, before)
+    assert np.array_equal(gathering.total.sum, before)
     assert sum(gathering.dropped.values()) == sum(map(len, drops.values()))
     assert max(map(len, gathering.dropped)) < 100
     assert flower.take(gathering, 1, flower.work(home(1), letter(), W)) == ""

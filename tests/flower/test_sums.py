@@ -72,11 +72,11 @@ def by_hand(task, folder, rounds):
     w = W.clone().requires_grad_()
     optimiser = federated.server_optimiser(w, task.config)
     for t, cohort in enumerate(rounds):
-        words, mechanism = [], task.mechanism.at(t)
+        words, mechanism = [], task.mechanism.for_round(t)
         for i in cohort:
             node = home(i, folder, task)
             update = flower.local_update(node.task, i, w.detach(), t)
-            words.append(mechanism.words(update, node.key(t)))
+            words.append(mechanism.summand(update, node.key(t)))
         w.grad = -mechanism.lifted(mechanism.ring.sum(words), len(w)) / 4
         optimiser.step()
     return w.detach()
@@ -90,7 +90,7 @@ def test_a_served_sum_is_the_sum(name, tmp_path):
     assert torch.allclose(served.w, due, atol=1e-6)
     assert not torch.allclose(served.w, W, atol=1e-4)
     assert [row.heard for row in served.rows] == [4, 4]
-    one = task.mechanism.at(0).bits(len(W)).total // 8
+    one = task.mechanism.for_round(0).bits(len(W)).total // 8
     assert all(row.message_bytes > 4 * one for row in served.rows)
     assert all(row.model_bytes > 4 * 4 * len(W) for row in served.rows)
     assert not list(tmp_path.rglob("*.state*"))
@@ -434,7 +434,7 @@ def test_a_vector_that_no_clip_allows_is_not_used(name, tmp_path, monkeypatch):
     task = task_of(name, rounds=2)
     mechanism, d = task.mechanism, len(W)
     ring = mechanism.ring
-    words = [mechanism.words(torch.ones(d), None) for _ in range(4)]
+    words = [mechanism.summand(torch.ones(d), None) for _ in range(4)]
     assert flower_sums.too_long(mechanism, ring.sum(words), d, 4) == ""
     liar = np.full(len(words[0]), 2 ** (ring.bits - 3), np.int64)
     due = flower_sums.longest(mechanism, d, 4, len(words[0]))
@@ -452,8 +452,8 @@ def test_a_vector_that_no_clip_allows_is_not_used(name, tmp_path, monkeypatch):
         wrong = key == Insecure(derive(0, *path))
         return liar if wrong else made(self, u, key)
 
-    made = cls.words
-    monkeypatch.setattr(cls, "words", lying)
+    made = cls.summand
+    monkeypatch.setattr(cls, "summand", lying)
     served, _ = play(task, tmp_path)
     assert [bool(row.skipped) for row in served.rows] == [True, False]
     assert "the sum's norm is" in served.rows[0].skipped and served.rows[0].heard == 4

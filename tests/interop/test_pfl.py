@@ -65,8 +65,8 @@ def made(name, **parameters):
 def test_two_rounds_are_those_of_the_mechanism(here, mechanism):
     private = here.Private(mechanism, 3, seed=7)
     for t in range(2):
-        now, d = mechanism.at(t), 11
-        total, sums, sent = now.empty(d), 0, []
+        now, d = mechanism.for_round(t), 11
+        total, sums, sent = contract.Total(now, d), 0, []
         for who in range(3):
             u = (
                 torch.randn(d, generator=torch.Generator().manual_seed(10 * t + who))
@@ -77,7 +77,7 @@ def test_two_rounds_are_those_of_the_mechanism(here, mechanism):
             out, metrics = private.postprocess_one_user(stats=stats, user_context=user)
             sums = sums + out["code"]
             data = now.encode(u, Insecure(derive(7, t, who))).to_bytes()
-            now.accumulate(total, parse_message(data, d))
+            total.add(parse_message(data, d))
             sent.append((metrics, len(data)))
         if not INSTALLED:
             assert all(m == {here.SENT: float(n)} for m, n in sent)
@@ -87,7 +87,7 @@ def test_two_rounds_are_those_of_the_mechanism(here, mechanism):
         noise = private_stream(Insecure(derive(7, t, "server")))
         found = {name: tuple(mean[name].shape) for name in SHAPES}
         assert found == SHAPES
-        wanted = now.finish(total, 3, noise)
+        wanted = total.average(3, noise)
         assert torch.equal(flatten(mean[name] for name in SHAPES), wanted)
 
 

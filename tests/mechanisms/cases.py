@@ -111,7 +111,7 @@ def derived(name: str) -> dict:
     cls = contract.mechanism_class(name)
     given = {
         f"audited {i}": ((lambda d, p=parameters: p), *changed(cls, parameters))
-        for i, (parameters, _, _) in enumerate(cls.audited)
+        for i, (parameters, _, _) in enumerate(cls.audit_cases)
     }
     return variants(name, given, dict(rounds=3, delta=1e-5), ())
 

@@ -269,11 +269,16 @@ def test_the_noise_of_a_sum_is_that_of_its_shares():
 
 def test_a_fresh_choice_each_round():
     m = make()
-    assert m.fresh and m.at(0) == m and m.at(3).round == 3 and m.at(3).at(5) == m.at(5)
-    assert not np.array_equal(m.at(3).plan(60).kept, m.plan(60).kept)
-    assert len(m.at(3).plan(60).kept) == len(m.plan(60).kept)
+    assert (
+        m.fresh
+        and m.for_round(0) == m
+        and m.for_round(3).round == 3
+        and m.for_round(3).for_round(5) == m.for_round(5)
+    )
+    assert not np.array_equal(m.for_round(3).plan(60).kept, m.plan(60).kept)
+    assert len(m.for_round(3).plan(60).kept) == len(m.plan(60).kept)
     for fixed in (make(fresh=False), make(kept="low")):
-        assert fixed.at(3) is fixed
+        assert fixed.for_round(3) is fixed
 
 
 def test_the_guarantee_is_the_gaussians_and_reproduces_the_papers_epsilon():

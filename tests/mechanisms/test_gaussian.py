@@ -131,8 +131,8 @@ def test_floats_say_so(make):
     said, told = exact.guarantee(**run), floats.guarantee(**run, note="mine")
     assert distributed_noise.FLOATS in told.note and "mine" in told.note
     assert distributed_noise.FLOATS not in said.note and said.eps == told.eps
-    assert exact.safe.startswith("safe to deploy")
-    assert floats.safe.startswith("simulation only")
+    assert exact.deployment_note.startswith("safe to deploy")
+    assert floats.deployment_note.startswith("simulation only")
 
 
 # ---- what is claimed
@@ -272,7 +272,7 @@ def test_real_messages_are_looked_at_bit_by_bit(exact):
 
 PRIVATE = {}
 for name in set(contract.registered()) - {"gaussian"}:
-    for own, *_ in contract.mechanism_class(name).audited:
+    for own, *_ in contract.mechanism_class(name).audit_cases:
         if audit.message_relation(m := contract.mechanism(name, **own)):
             PRIVATE.setdefault(name, m)
 

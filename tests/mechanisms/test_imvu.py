@@ -317,7 +317,7 @@ def test_estimates_are_scaled_back_from_the_alphabet(eps, beta):
     want = (np.array(alphabet) - 0.5) * 2 * 2.0 / beta
     np.testing.assert_allclose(m.levels, want, rtol=1e-9)
     assert m.step == m.levels[1] and m.kappa == eps * beta
-    tilt = m.tilt(np.array([0.7]))[0]
+    tilt = m.mean_sign(np.array([0.7]))[0]
     assert math.isclose(tilt, 2 * p(0.5 + beta * 0.7 / 4) - 1, rel_tol=1e-9)
 
 
@@ -326,17 +326,17 @@ def test_the_tilt_is_the_mean_sign(clamp):
     m = Imvu(2.0, 1.5, beta=5.0, clamp=clamp)
     u = torch.from_numpy(np.linspace(-1.9, 1.9, 39)[:, None])
     mean = m.moments(u)[0] + u
-    torch.testing.assert_close(m.step * m.tilt(u), mean, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(m.step * m.mean_sign(u), mean, rtol=1e-9, atol=1e-12)
     for dtype in (np.float32, np.float64):
-        found = m.tilt(u.numpy().astype(dtype))
+        found = m.mean_sign(u.numpy().astype(dtype))
         assert found.dtype == dtype and found.shape == (39, 1)
-        np.testing.assert_allclose(found, m.tilt(u), rtol=1e-5)
-    assert m.tilt(u.float()).dtype == torch.float32
-    assert m.tilt(np.empty(0)).shape == (0,)
+        np.testing.assert_allclose(found, m.mean_sign(u), rtol=1e-5)
+    assert m.mean_sign(u.float()).dtype == torch.float32
+    assert m.mean_sign(np.empty(0)).shape == (0,)
     top = math.tanh(0.75) if clamp else math.tanh(7.5 * 1.9 / 4)
-    assert math.isclose(float(m.tilt(u).max()), top, rel_tol=1e-12)
+    assert math.isclose(float(m.mean_sign(u).max()), top, rel_tol=1e-12)
     if not clamp:  # it is defined for every real number
-        assert math.isclose(m.tilt(np.array([900.0]))[0], 1.0)
+        assert math.isclose(m.mean_sign(np.array([900.0]))[0], 1.0)
 
 
 def test_privacy_depends_on_the_product_of_eps_and_beta():
@@ -411,7 +411,7 @@ def table_of(alphabet, *rows):
             lambda: lemma2_bracket(loose([0.5, 0.3, 0.2], [0.2, 0.25, 0.55])),
             "anadromic.*variance_bracket",
         ),
-        (lambda: TABLE.tilt(np.zeros(2)), "closed form"),
+        (lambda: TABLE.mean_sign(np.zeros(2)), "closed form"),
         (lambda: TABLE.step, "closed form"),
         (lambda: imvu.closed_only(TABLE), "closed form"),
         *(

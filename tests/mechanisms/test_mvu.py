@@ -282,13 +282,13 @@ def test_step_and_tilt_give_the_mean():
     metric = Mvu(2.0, eps=1.5, beta=3.0, n_inputs=9, constraint="metric")
     for m in (TWO, metric):
         np.testing.assert_allclose(
-            m.step * m.tilt(u), u.clip(-2 / 3, 2 / 3), atol=1e-12
+            m.step * m.mean_sign(u), u.clip(-2 / 3, 2 / 3), atol=1e-12
         )
     for kind in (np.float32, np.float64):
         tensor = torch.from_numpy(u.astype(kind))
-        assert TWO.tilt(u.astype(kind)).dtype == kind
-        assert TWO.tilt(tensor).dtype == tensor.dtype
-        np.testing.assert_allclose(TWO.tilt(tensor), TWO.tilt(u), atol=1e-6)
+        assert TWO.mean_sign(u.astype(kind)).dtype == kind
+        assert TWO.mean_sign(tensor).dtype == tensor.dtype
+        np.testing.assert_allclose(TWO.mean_sign(tensor), TWO.mean_sign(u), atol=1e-6)
 
 
 @tabled("m", [TWO, FOUR, FIVE])
@@ -505,7 +505,7 @@ def test_a_claim_names_what_it_covers():
             for x in (-1e-9, 1.2, math.nan)
         ),
         (lambda: FIVE.step, "n_outputs is 4"),
-        (lambda: FIVE.tilt(np.zeros(2)), "n_outputs is 4"),
+        (lambda: FIVE.mean_sign(np.zeros(2)), "n_outputs is 4"),
         (lambda: TWO.guarantee(delta=1e-5, accountant="grid-balle"), "d is None"),
         (lambda: TWO.guarantee(delta=1e-5, accountant="pure"), "d is None"),
         (lambda: TWO.guarantee(delta=1e-5, accountant="mixture"), "accountant is"),

@@ -206,13 +206,13 @@ def test_a_message_says_its_seed_and_its_numbers():
             for x in (math.nan, math.inf, -math.inf)
         ),
         (
-            lambda: Pm(1.0, 4.0).remember(
+            lambda: Pm(1.0, 4.0).simulate_with_memory(
                 torch.zeros(2, 5), torch.full((2, 5), math.nan), seed_tree(0)
             ),
             "nan or inf",
         ),
         (
-            lambda: Pm(1.0, 4.0).remember(
+            lambda: Pm(1.0, 4.0).simulate_with_memory(
                 torch.zeros(2, 5), torch.zeros(2, 5), [seed_tree(0)]
             ),
             "1 streams for 2 rows",
@@ -232,12 +232,12 @@ def test_what_cannot_be_is_refused(call, words):
 
 def test_memory_is_offered_where_it_is_asked_for():
     plain, kept = Pm(1.0, 4.0), Pm(1.0, 4.0, residuals=True)
-    memory = kept.memory(3, 5)
-    assert plain.memory(3, 5) is None and kept.bits(5) == plain.bits(5)
+    memory = kept.client_memory(3, 5)
+    assert plain.client_memory(3, 5) is None and kept.bits(5) == plain.bits(5)
     assert memory.shape == (3, 5) and memory.dtype == torch.float32 and not memory.any()
     m, u = Pm(1.0, 4.0, 100), torch.linspace(-1.5, 1.5, 14).reshape(2, 7)
     streams = [[seed_tree(0, i) for i in range(2)] for _ in range(2)]
-    estimates, memory = m.remember(torch.zeros(2, 7), u, streams[0])
+    estimates, memory = m.simulate_with_memory(torch.zeros(2, 7), u, streams[0])
     # with every coordinate it is the plain mechanism
     assert torch.equal(estimates, m.simulate(u, streams[1])) and not memory.any()
 
@@ -247,7 +247,9 @@ def test_memory_is_sent_whole_where_drawn_and_kept_elsewhere():
     u = 0.01 * torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
     memory = torch.full((3, 20), 0.2)
     before, whole = (u.clone(), memory.clone()), memory + u
-    estimates, new = m.remember(memory, u, [seed_tree(0, i) for i in range(3)])
+    estimates, new = m.simulate_with_memory(
+        memory, u, [seed_tree(0, i) for i in range(3)]
+    )
     sent = new == 0
     # the arguments were changed
     assert torch.equal(u, before[0]) and torch.equal(memory, before[1])
@@ -263,7 +265,7 @@ def test_memory_telescopes():
     rows = torch.randn(30, 2, 10, generator=torch.Generator().manual_seed(1))
     memory, total = torch.zeros(2, 10), torch.zeros(2, 10)
     for u in rows:
-        estimates, memory = m.remember(memory, u, rng)
+        estimates, memory = m.simulate_with_memory(memory, u, rng)
         total += estimates
     torch.testing.assert_close(total + memory, rows.sum(0), rtol=0, atol=1e-4)
 
@@ -273,7 +275,7 @@ def test_memory_makes_the_sum_of_many_rounds_accurate():
     m, u, memory = Pm(1.0, 5.0), torch.full((n, d), 0.002), torch.zeros(n, d)
     total = torch.zeros(n, d, dtype=torch.float64)
     for _ in range(rounds):
-        estimates, memory = m.remember(memory, u, rng)
+        estimates, memory = m.simulate_with_memory(memory, u, rng)
         total += estimates
     error = (total + memory - rounds * u).numpy()
     assert np.abs(error.mean(0)).max() <= radius(error.std(), n, d), "nothing is lost"
@@ -290,7 +292,9 @@ def test_scores_are_the_log_ratios_of_windows():
     m, kept = Pm(1.0, 6.0), 1 / (1 + math.exp(-1.5))
     low, high = count_bounds(2000, kept**2, 2)
     for present in (True, False):
-        scores = m.play("local", present, 2000, seed_tree(0, "play"))["likelihood"]
+        scores = m.attack_scores("local", present, 2000, seed_tree(0, "play"))[
+            "likelihood"
+        ]
         assert set(np.round(scores, 9)) <= {-6.0, -3.0, 0.0, 3.0, 6.0}
         assert low <= (scores == (6 if present else -6)).sum() <= high
     found = m.guarantee(rounds=6)

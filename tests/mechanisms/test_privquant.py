@@ -392,7 +392,7 @@ def test_the_game_follows_the_law(parameters, arguments, most):
     expected = [p[np.isclose(score, s * cal.actual_eps)].sum() for s in (-1, 0, 1)]
     for present in (True, False):
         rng = seed_tree(0, "play", present)
-        found = m.play("local", present, n, rng, **arguments)["likelihood"]
+        found = m.attack_scores("local", present, n, rng, **arguments)["likelihood"]
         sign = np.round((found if present else -found) / cal.actual_eps).astype(int)
         assert np.allclose(np.abs(found), np.abs(sign) * cal.actual_eps)
         assert fit(np.bincount(sign + 1, minlength=3), expected) > ALARM / 8

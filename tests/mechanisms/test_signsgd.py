@@ -45,7 +45,7 @@ def test_the_tilt_is_the_mean_sign_in_the_callers_type(kind):
     m, values = SignSgd(2.0, 1.5), [-40.0, -3.0, 0.0, 1e-9, 0.5, 40.0]
     array = torch.tensor if isinstance(kind, torch.dtype) else np.array
     u, want = array(values, dtype=kind), 2 * stats.norm.cdf(np.array(values) / 3) - 1
-    found = m.tilt(u)
+    found = m.mean_sign(u)
     assert type(found) is type(u) and found.dtype == u.dtype and found.shape == u.shape
     np.testing.assert_allclose(np.asarray(found), want, rtol=1e-6, atol=1e-12)
     assert m.step == 1.0 and m.std == 3.0
@@ -92,7 +92,7 @@ def test_the_decoded_vector_is_not_in_the_units_of_u():
     "The bias is against u."
     m, u = SignSgd(3.0, 2.0), torch.tensor([[0.06, -0.03, 0.0]], dtype=torch.float64)
     bias, variance = m.moments(u)
-    torch.testing.assert_close(bias + u, m.tilt(u))
+    torch.testing.assert_close(bias + u, m.mean_sign(u))
     unit = 6.0 * math.sqrt(math.pi / 2)
     torch.testing.assert_close(unit * (bias + u), u, rtol=2e-5, atol=0)
     # noise against the Gaussian's

@@ -53,7 +53,9 @@ def test_the_subset_is_public_new_in_every_round_and_uniform():
     assert len(set(at)) == 4 and list(at) == sorted(at)
     assert at == drawn(20, 0.2, round=7) != drawn(20, 0.2, round=8)
     assert drawn(20, 0.2, seed=1) != drawn(20, 0.2)
-    assert torch.equal(sqsgd.subset(SqSgd(fraction=0.2).at(7), 20), torch.tensor(at))
+    assert torch.equal(
+        sqsgd.subset(SqSgd(fraction=0.2).for_round(7), 20), torch.tensor(at)
+    )
     pairs = [drawn(4, 0.5, round=t) for t in range(2000)]
     counts = [pairs.count(pair) for pair in itertools.combinations(range(4), 2)]
     assert fit(counts, np.full(6, 1 / 6)) > ALARM
@@ -120,7 +122,7 @@ def test_either_the_new_gradient_or_the_sum_is_projected(
     def remember(gathered, fraction=1.0):
         m = SqSgd(fraction=fraction, rotated=False, projected=projected)
         memory = torch.full((1, 1, 4), gathered)
-        sent, kept = m.remember(memory, torch.full((1, 4), 25.0), [None])
+        sent, kept = m.simulate_with_memory(memory, torch.full((1, 4), 25.0), [None])
         return float(sent.norm()), float(kept.norm())
 
     assert remember(0.0)[0] == pytest.approx(10.0)
@@ -135,8 +137,8 @@ def test_what_is_not_sent_now_is_sent_later(beta, monkeypatch):
     d, n, m = 30, 3, SqSgd(fraction=0.3, beta=beta)
     memory, sent, given = torch.zeros(n, 1, d), torch.zeros(n, d), torch.zeros(n, d)
     for t in range(40):
-        u, at = vectors(n, d, "stream", t).float(), sqsgd.subset(m.at(t), d)
-        out, memory = m.at(t).remember(memory, u, [None] * n)
+        u, at = vectors(n, d, "stream", t).float(), sqsgd.subset(m.for_round(t), d)
+        out, memory = m.for_round(t).simulate_with_memory(memory, u, [None] * n)
         sent, given = sent + out, given + u
         given[:, at] -= (1 - beta) * u[:, at]
         assert (out != 0).sum() == n * len(at) and not memory[:, :, at].any()
@@ -146,14 +148,17 @@ def test_what_is_not_sent_now_is_sent_later(beta, monkeypatch):
 def test_momentum_is_corrected_and_masked(monkeypatch):
     monkeypatch.setattr(sqsgd, "send", echo)
     mechanism, d = SqSgd(fraction=0.5, momentum=0.9), 8
-    memory = mechanism.memory(1, d)
+    memory = mechanism.client_memory(1, d)
     assert memory.shape == (1, 2, d)
-    assert SqSgd().memory(2, d).shape == (2, 1, d)
-    assert SqSgd(residuals=False).memory(2, d) is None
+    assert SqSgd().client_memory(2, d).shape == (2, 1, d)
+    assert SqSgd(residuals=False).client_memory(2, d) is None
     residual, velocity = torch.zeros(d), torch.zeros(d)
     for t in range(6):
-        u, at = vectors(1, d, "momentum", t).float(), sqsgd.subset(mechanism.at(t), d)
-        out, memory = mechanism.at(t).remember(memory, u, [None])
+        u, at = (
+            vectors(1, d, "momentum", t).float(),
+            sqsgd.subset(mechanism.for_round(t), d),
+        )
+        out, memory = mechanism.for_round(t).simulate_with_memory(memory, u, [None])
         velocity = 0.9 * velocity + u[0]
         residual = residual + velocity
         assert torch.allclose(out[0, at], residual[at], atol=1e-6)
@@ -164,7 +169,7 @@ def test_momentum_is_corrected_and_masked(monkeypatch):
 def test_alpha_is_the_share_that_is_kept(monkeypatch):
     monkeypatch.setattr(sqsgd, "send", echo)
     mechanism, u = SqSgd(fraction=0.5, alpha=0.25), torch.ones(1, 8)
-    memory = mechanism.remember(mechanism.memory(1, 8), u, [None])[1]
+    memory = mechanism.simulate_with_memory(mechanism.client_memory(1, 8), u, [None])[1]
     rest = [j for j in range(8) if j not in sqsgd.subset(mechanism, 8)]
     assert memory[0, 0, rest].tolist() == [0.25] * len(rest)
 
@@ -175,13 +180,15 @@ def test_the_mask_needs_its_factor_only_without_memory():
     u = torch.tensor([0.4, -0.3, 0.2, 0.1]).expand(n, d)
     std = float(m.moments(u[:1])[1].max().sqrt())
     means, shares = [], []
-    for r in map(m.at, range(60)):
+    for r in map(m.for_round, range(60)):
         rows = r.simulate(u[:1000], seed_tree(0, "scale", r.round))
         means.append(rows.double().mean(0).numpy())
         shares.append(np.isin(np.arange(d), sqsgd.subset(r, d)))
     off = np.mean(means, 0) - 2 * np.mean(shares, 0) * u[0].numpy()
     assert np.abs(off).max() < radius(std, 60_000, d)
-    out, _ = m.remember(m.memory(n, d), u.clone(), seed_tree(0, "sent"))
+    out, _ = m.simulate_with_memory(
+        m.client_memory(n, d), u.clone(), seed_tree(0, "sent")
+    )
     at = sqsgd.subset(m, d)
     off = (out.double().mean(0)[at] - u[0, at]).abs().max()
     assert off < radius(std, n, 2)
@@ -206,7 +213,12 @@ NAN = torch.full((1, 4), math.nan)
     [
         (lambda: sqsgd.subset_size(100, 0.005), r"= 0\.5 is below .*to 0\.01 or more"),
         (lambda: SqSgd(kappa_min=0).calibration(119_850), "raise eps to it"),
-        (lambda: SqSgd(fraction=0.5).remember(0 * NAN[None], NAN, [None]), "nan"),
+        (
+            lambda: SqSgd(fraction=0.5).simulate_with_memory(
+                0 * NAN[None], NAN, [None]
+            ),
+            "nan",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(call, words):

@@ -138,7 +138,7 @@ def test_ring_messages_of_a_cohort_add_up_to_the_noisy_sum():
     "Through secure aggregation with a dropout; the noise of the rest has the promised size."
     mech = TopK(0.5, 1.0, 1.0, 6, support=Support(range(0, 4000, 2)), tolerance=0.2)
     u = torch.from_numpy(seed_tree(0, "u").standard_normal((6, 4000), dtype=np.float32))
-    words = [mech.words(row, Insecure(i)) for i, row in enumerate(u)]
+    words = [mech.summand(row, Insecure(i)) for i, row in enumerate(u)]
     names = dict(drop={2: 2}, support=bytes.fromhex(mech.support.digest))
     session = session_module.run_session(words, RING, threshold=4, seed=0, **names)
     assert set(session.survivors) == {0, 1, 3, 4, 5}
@@ -169,7 +169,7 @@ def test_the_schemes_differ_as_the_paper_says():
     for name in set(SCHEMES) - {"FL-CS"}:
         support = Support(range(10)) if SCHEMES[name][0] == "top" else None
         mech = topk.scheme(name, 0.25, 10, support=support)
-        first, second = (topk.chosen(mech.at(t), 40) for t in (0, 1))
+        first, second = (topk.chosen(mech.for_round(t), 40) for t in (0, 1))
         up, down = mech.bits(40).payload // 32, mech.downlink_bits(40) // 32
         rows[name] = first == second, mech.trainable(40) is not None, up, down
     assert rows == {
@@ -244,7 +244,7 @@ def test_training_moves_what_the_scheme_says(name):
     elif name == "FL-CS":
         assert moved
     else:
-        drawn = (topk.chosen(mech.at(t), d).coordinates.tolist() for t in (0, 1))
+        drawn = (topk.chosen(mech.for_round(t), d).coordinates.tolist() for t in (0, 1))
         allowed = set().union(*drawn)
         assert moved <= allowed and len(moved) > 0.5 * len(allowed) - 5
     k = topk.size(mech.fraction, d)

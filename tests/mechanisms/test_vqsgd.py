@@ -185,8 +185,8 @@ def test_guarantees_count_rounds_and_repetitions():
 
 def test_scores_are_log_ratios_of_all_corners():
     m, rng = VqSgd(1.0, 2.0, 2), seed_tree(0, "play")
-    one = m.play("local", True, 500, rng, d=1)["likelihood"]
-    two = m.play("local", False, 500, rng, rounds=2, d=1)["likelihood"]
+    one = m.attack_scores("local", True, 500, rng, d=1)["likelihood"]
+    two = m.attack_scores("local", False, 500, rng, rounds=2, d=1)["likelihood"]
     assert set(np.round(one, 9)) <= {-4.0, 0.0, 4.0} and one.mean() > 1
     assert set(np.round(two, 9)) <= {-8.0, -4.0, 0.0, 4.0, 8.0} and two.mean() < -2
 

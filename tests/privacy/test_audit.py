@@ -110,9 +110,12 @@ REFUSED = [
         lambda: audit.refutes(audit.Audit(1, 1e-3, 0, "x", 0), claimed(1, 1e-4)),
         "delta of the claim",
     ),
-    (lambda: G.play("local", True, 100, seed_tree(0)), "relation"),
-    (lambda: Rec(1, 1).play("zero-out", True, 100, seed_tree(0)), "relation"),
-    (lambda: Rec(1, 1).play("local", True, 100, seed_tree(0), path="bytes"), "path"),
+    (lambda: G.attack_scores("local", True, 100, seed_tree(0)), "relation"),
+    (lambda: Rec(1, 1).attack_scores("zero-out", True, 100, seed_tree(0)), "relation"),
+    (
+        lambda: Rec(1, 1).attack_scores("local", True, 100, seed_tree(0), path="bytes"),
+        "path",
+    ),
 ]
 
 
@@ -428,7 +431,7 @@ def test_honest_gaussian_passes_when_sampled():
     worlds = []
     for here in (True, False):
         run = "add-remove", here, 50_000, seed_tree(0, "sampled", here)
-        worlds.append(mechanism.play(*run, **release))
+        worlds.append(mechanism.attack_scores(*run, **release))
     found = audit.distinguish(*worlds, DELTA)
     names = dict(sampling="poisson", accountant="rdp-balle", **release)
     told = mechanism.guarantee(rounds=1, delta=DELTA, **names)
@@ -454,7 +457,9 @@ def test_honest_rec_passes(mechanism, path, n):
 def test_messages_and_their_law_score_alike(here, relation):
     mechanism = Rec(1.0, 0.8, 2, (2, 3))
     real, drawn = (
-        mechanism.play(relation, here, n, seed_tree(0, path, here), path=path, rounds=2)
+        mechanism.attack_scores(
+            relation, here, n, seed_tree(0, path, here), path=path, rounds=2
+        )
         for path, n in (("encode", 700), ("law", 20_000))
     )
     assert set(real) == set(drawn) == {"likelihood", "index", "repeat"}
@@ -520,7 +525,7 @@ def test_claims_are_the_curve_and_the_guarantee():
     m, n = Gaussian(1.0, 1.0), len(audit.EPS)
     eps, delta = audit.claims(m, "replace")
     assert len(eps) == n + len(audit.DELTAS) and set(audit.DELTAS) <= set(delta)
-    np.testing.assert_allclose(delta[:n], m.curve("replace", audit.EPS))
+    np.testing.assert_allclose(delta[:n], m.privacy_profile("replace", audit.EPS))
     # the guarantee lies above the exact curve
     assert (games.gaussian_curve(2.0, eps) <= delta + 1e-12).all()
     pure = contract.mechanism("sqkr", clip_norm=1.0, nbits=3, eps=2.0)
@@ -532,7 +537,7 @@ def test_claims_are_the_curve_and_the_guarantee():
 def audited():
     "Every game of `dpcomm audit` that is not played byte by byte."
     for name in contract.registered():
-        for parameters, arguments, _ in contract.mechanism_class(name).audited:
+        for parameters, arguments, _ in contract.mechanism_class(name).audit_cases:
             mechanism = contract.mechanism(name, **parameters)
             if arguments.get("path") != "encode":
                 for relation in mechanism.relations:
@@ -758,7 +763,7 @@ def test_the_old_claim_of_shares_is_refuted_by_topk_s_own_game():
     old = gaussian_guarantee(4.0, DELTA, **names)
     assert round(old.eps, 4) == 0.4625 and leaves not in m.relations
     worlds = [
-        m.play(leaves, here, 2000, seed_tree(0, "share", here), d=400)
+        m.attack_scores(leaves, here, 2000, seed_tree(0, "share", here), d=400)
         for here in (True, False)
     ]
     found = audit.distinguish(*worlds, DELTA)
@@ -875,7 +880,7 @@ class Probe:
     def __getattr__(self, name):
         return getattr(self.mechanism, name)
 
-    def at(self, round):
+    def for_round(self, round):
         return self
 
     def simulate(self, updates, streams):

@@ -121,7 +121,7 @@ def test_the_law_of_a_projection_is_that_of_real_plays(cls, parameters, d):
         (0, False, "zero-out"),
         (-1, False, "replace"),
     ):
-        score = m.play(relation, present, n, seed_tree(0, "law", sign), d=d)
+        score = m.attack_scores(relation, present, n, seed_tree(0, "law", sign), d=d)
         ratio = score["likelihood"] * m.sigma**2
         ratio = ratio / 2 if relation == "replace" else ratio + 0.5
         seen, law = np.rint(ratio / scale).astype(int) + centre, m.score_law(d, sign)
@@ -146,7 +146,7 @@ def test_the_curve_of_rec_lies_just_above_its_law(s, bits):
     w = K * np.exp(s * z[:, 0]) / np.exp(s * z).sum(1)
     for relation, q in (("null-slot", 1.0), ("poisson-null", 0.1)):
         r, names = 1 + q * (w - 1), dict(n_clients=round(1 / q), cohort=1)
-        for eps, bound in zip(EPS[:4], m.curve(relation, EPS[:4], **names)):
+        for eps, bound in zip(EPS[:4], m.privacy_profile(relation, EPS[:4], **names)):
             a = math.exp(eps)
             sides = np.maximum(r - a, 0), np.maximum(1 - a * r, 0)
             mean, error = max((x.mean(), x.std() / math.sqrt(n)) for x in sides)
@@ -154,7 +154,7 @@ def test_the_curve_of_rec_lies_just_above_its_law(s, bits):
             assert mean - 5 * error <= bound <= high, (relation, eps)
     D, law = loss_law(s, K, True)
     assert (np.diff(D) > 0).all() and abs(law.sum() - 1) < 1e-9
-    assert (m.curve("local", EPS) == 1).all()
+    assert (m.privacy_profile("local", EPS) == 1).all()
 
 
 def test_the_curve_of_privquant_is_that_of_listed_messages():
@@ -163,7 +163,7 @@ def test_the_curve_of_privquant_is_that_of_listed_messages():
     outs = np.array(list(itertools.product(range(3), repeat=4)))
     logs = [log_law((outs == corner).sum(1), m.calibration(4)) for corner in (2, 0)]
     want = games.listed_curve(*np.exp(logs), EPS)
-    np.testing.assert_allclose(m.curve("local", EPS, d=4), want, atol=1e-12)
+    np.testing.assert_allclose(m.privacy_profile("local", EPS, d=4), want, atol=1e-12)
 
 
 @tabled("eps, repeats, d", [(1.0, 1, 1), (0.5, 3, 2), (3.0, 2, 8)])
@@ -171,7 +171,7 @@ def test_the_curve_of_vqsgd_is_that_of_its_corners(eps, repeats, d):
     m = VqSgd(1.0, eps, repeats)
     laws = games.repeated(*law(m, worst_case(m, d)).numpy(), repeats)
     want = games.listed_curve(*laws, EPS)
-    np.testing.assert_allclose(m.curve("local", EPS, d=d), want, atol=1e-12)
+    np.testing.assert_allclose(m.privacy_profile("local", EPS, d=d), want, atol=1e-12)
 
 
 def test_the_score_of_roundings_is_a_log_likelihood():
@@ -186,8 +186,10 @@ def test_the_score_of_roundings_is_a_log_likelihood():
 
 def test_curves_that_are_not_stated_claim_nothing():
     drawn = dict(n_clients=10, cohort=1)
-    assert (Gaussian(1.0, 1.0).curve("zero-out", EPS, **drawn) == 1).all()
+    assert (Gaussian(1.0, 1.0).privacy_profile("zero-out", EPS, **drawn) == 1).all()
     for kind in (ddgauss.DDGauss, skellam.Skellam):
         for bits, more in ((24, {}), (12, dict(d=64))):
-            assert (kind(1.0, 1.0, 4, bits).curve("zero-out", EPS, **more) == 1).all()
-    assert (mvu.Mvu(1.0, 1.0).curve("replace", EPS) < 1).all()
+            assert (
+                kind(1.0, 1.0, 4, bits).privacy_profile("zero-out", EPS, **more) == 1
+            ).all()
+    assert (mvu.Mvu(1.0, 1.0).privacy_profile("replace", EPS) < 1).all()

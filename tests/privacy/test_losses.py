@@ -310,9 +310,9 @@ def test_pure_mechanisms_have_losses():
         cls = mechanism_class(name)
         if not issubclass(cls, Local):
             continue
-        fields, _, _ = cls.audited[0]
+        fields, _, _ = cls.audit_cases[0]
         release = mechanism(name, **fields).losses()
-        spent = mechanism(name, **fields).spent()
+        spent = mechanism(name, **fields).message_epsilon()
         low, high = ends([(release, 3)], 1e-9)
         assert high <= 3 * spent * (1 + 1e-9) and low <= high
         assert release.renyi(np.array([2.0]))[0] <= spent
@@ -365,7 +365,9 @@ PART = gaussian_losses(1.0, 0.1, **POISSON)
         (lambda: listed_losses([0.5, 0.5], [0.5, 0.5]), "p equals q"),
         (lambda: Losses("nothing"), "neither a pair"),
         (
-            lambda: mechanism("rec", **mechanism_class("rec").audited[0][0]).losses(),
+            lambda: mechanism(
+                "rec", **mechanism_class("rec").audit_cases[0][0]
+            ).losses(),
             "no losses",
         ),
     ],
@@ -377,7 +379,7 @@ def test_refusals_name_what_is_wrong(made, says):
 
 @tabled("name", ["topk", "compressive", "ddgauss", "skellam"])
 def test_noise_in_shares_is_composed_by_losses_and_beats_its_renyi_curve(name):
-    made = mechanism(name, **mechanism_class(name).audited[0][0])
+    made = mechanism(name, **mechanism_class(name).audit_cases[0][0])
     extra = dict(d=4) if name in ("ddgauss", "skellam") else {}
     found = compose([(made.losses(**extra), 3)], 1e-5)
     stated = made.guarantee(rounds=3, delta=1e-5, accountant="rdp-balle", **extra)
@@ -426,7 +428,7 @@ def test_signs_lose_no_more_than_the_gaussian_before_them():
     signs = mechanism("signsgd", clip_norm=1.0, sigma=2.0)
     low, high = ends([(signs.losses(relation="replace"), 10)], 1e-5)
     assert (low, high) == ends([(gaussian_losses(1.0), 10)], 1e-5)
-    bits = mechanism("imvu", **mechanism_class("imvu").audited[0][0])
+    bits = mechanism("imvu", **mechanism_class("imvu").audit_cases[0][0])
     stated = bits.guarantee(rounds=10, delta=1e-5, accountant="pld").eps
     low, high = ends([(bits.losses(), 10)], 1e-5)
     assert low <= stated and high <= stated * 1.001

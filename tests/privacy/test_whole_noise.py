@@ -127,7 +127,7 @@ def test_a_coarse_ring_is_dominated_too(name):
     m = mechanism(name, clip_norm=1.0, sigma=1.0, n_clients=6, ring_bits=6)
     for relation in ("zero-out", "replace"):
         eps = np.linspace(0, 6, 13)
-        exact = m.curve(relation, eps, d=1)
+        exact = m.privacy_profile(relation, eps, d=1)
         mu = (1 + (relation == "replace")) / m.normal_sigma(1)
         assert (exact <= gaussian_curve(mu, eps) + 1e-8).all()
 

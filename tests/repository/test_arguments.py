@@ -71,14 +71,16 @@ METHODS = {
         "moments": dict(u=ROWS),
         "bits": dict(d=4),
         "guarantee": dict(rounds=2, delta=1e-5) | RUN.get(name, {}),
-        "curve": dict(relation=next(iter(made.relations)), eps=[0.5, 1.0]),
-        "play": dict(relation=next(iter(made.relations)), present=True, n=3, rng=RNG),
+        "privacy_profile": dict(relation=next(iter(made.relations)), eps=[0.5, 1.0]),
+        "attack_scores": dict(
+            relation=next(iter(made.relations)), present=True, n=3, rng=RNG
+        ),
     }
     for name, made in MADE.items()
 }
 for _name in ("ddgauss", "skellam"):
     METHODS[_name]["noise"] = dict(m=3, n=2, rng=RNG)
-METHODS["pm"]["remember"] = dict(memory=0 * ROWS, u=ROWS, rng=RNG)
+METHODS["pm"]["simulate_with_memory"] = dict(memory=0 * ROWS, u=ROWS, rng=RNG)
 METHODS["topk"] |= {
     "trainable": dict(d=4),
     "guarantee": dict(
@@ -226,8 +228,8 @@ GOOD = {
             alarm=0.05,
         ),
         "detection_pvalue": dict(
-            true_curve=lambda eps: MADE["gaussian"].curve("zero-out", eps),
-            delta=MADE["gaussian"].curve("zero-out", audit.EPS),
+            true_curve=lambda eps: MADE["gaussian"].privacy_profile("zero-out", eps),
+            delta=MADE["gaussian"].privacy_profile("zero-out", audit.EPS),
             trials=100,
             deviations=1.8,
         ),

@@ -104,13 +104,13 @@ def test_members_are_drawn_and_not_in_the_order_of_ids():
 def test_words_of_a_mechanism_may_be_any_ring_element():
     "Every session needs the shares that the mechanism counts on."
     m = mechanism("ddgauss", clip_norm=1.0, sigma=0.1, n_clients=12, tolerance=0.1)
-    words = [m.words(torch.full((3,), 0.1)) for _ in range(24)]
+    words = [m.summand(torch.full((3,), 0.1)) for _ in range(24)]
     sessions = many.assign(24, 12, 0)
     drop = {int(sessions[0][0]): "masked"} | {int(i): "share" for i in sessions[1][:2]}
     found = many.sum_of_sums(words, m, 12, rates=(0.2, 0), seed=0, drop=drop)
     assert list(found.lost) == [1] and "10 clients are left; 11 must" in found.lost[1]
     assert len(found.survivors) == 11
-    total = m.open(m.ring.wrap(found.total), 3, n=11)
+    total = m.from_sum(found.total, 11, 3)
     assert (total - 1.1).abs().max() < 1.0
 
 

@@ -13,7 +13,7 @@ from tables import tabled
 
 from dpcomm.core.chance import seed_tree
 from dpcomm.core.wire import Message
-from dpcomm.mechanisms.contract import mechanism
+from dpcomm.mechanisms.contract import Total, mechanism
 from dpcomm.secagg import session as session_module
 from dpcomm.secagg.errors import BelowThreshold
 
@@ -79,20 +79,20 @@ def test_the_recipe_opens_no_sum_with_too_little_noise(name, at):
 def test_a_total_is_opened_only_with_the_shares_it_must_hold(name):
     "The old lines, with a ring and without a quorum: the server holds a sum of 14."
     m = made(name, 0.2)
-    words = [m.words(u) for u in UPDATES]
+    words = [m.summand(u) for u in UPDATES]
     drop = dict.fromkeys(range(6), "masked")
     out = session_module.run_session(words, m.ring, 11, seed=0, drop=drop)
     with pytest.raises(TypeError, match="'n'"):
-        m.open(out.total, D)
+        m.from_sum(out.total, d=D)
     for n in (14, 15, 1):
         with pytest.raises(
             BelowThreshold, match=f"{n} clients .* on 16 shares of noise"
         ):
-            m.open(out.total, D, n=n)
+            m.from_sum(out.total, n, D)
     for n in (0, -1, 0.5, None, "x", True):
         with pytest.raises(ValueError, match="n is"):
-            m.open(out.total, D, n=n)
-    assert m.open(out.total, D, n=16).shape == (D,), "the caller says who is in it"
+            m.from_sum(out.total, n, D)
+    assert m.from_sum(out.total, 16, D).shape == (D,), "the caller says who is in it"
     with pytest.raises(BelowThreshold, match="14 clients are in the sum"):
         session_module.run_session(words[:14], m, 11, seed=0)
 
@@ -100,25 +100,25 @@ def test_a_total_is_opened_only_with_the_shares_it_must_hold(name):
 @tabled("name", MADE)
 def test_a_stricter_quorum_stays(name):
     m = made(name, 0.2)
-    words, drop = [m.words(u) for u in UPDATES], {3: "masked"}
+    words, drop = [m.summand(u) for u in UPDATES], {3: "masked"}
     with pytest.raises(BelowThreshold, match="19 clients are left; 20 must"):
         session_module.run_session(words, m, 11, seed=0, drop=drop, quorum=20)
 
 
 @tabled("name", MADE)
 def test_a_stream_of_messages_is_finished_only_with_its_shares(name):
-    "The total of `accumulate` knows how many messages are in it."
+    "A `Total` knows how many messages are in it."
     m = made(name, 0.2)
-    total = m.empty(D)
+    total = Total(m, D)
     for i, u in enumerate(UPDATES[:16]):
         if i:
             with pytest.raises(BelowThreshold, match=f"{i} clients are in the sum"):
-                m.finish(total, N, None)
+                total.average(N, None)
         message = m.encode(u)
         assert isinstance(message, Message)
-        m.accumulate(total, message)
-    assert m.finish(total, N, None).shape == (D,)
-    assert not m.finish(m.empty(D), N, None).any(), "nobody came, so nothing is shown"
+        total.add(message)
+    assert total.average(N, None).shape == (D,)
+    assert not Total(m, D).average(N, None).any(), "nobody came, so nothing is shown"
 
 
 def test_no_page_opens_a_session_that_does_not_know_its_mechanism():
@@ -127,7 +127,7 @@ def test_no_page_opens_a_session_that_does_not_know_its_mechanism():
     for page in PAGES:
         for cell in json.loads((ROOT / page).read_text("utf-8"))["cells"]:
             code = "".join(cell["source"])
-            if "run_session(" in code and re.search(r"\w\.open\(", code):
+            if "run_session(" in code and re.search(r"\w\.from_sum\(", code):
                 found += 1
                 assert ".ring, " not in code.replace("ideal_sum(words[:4], little", "")
                 assert "n=len(outcome.survivors)" in code, page

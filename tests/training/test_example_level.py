@@ -157,7 +157,9 @@ def test_the_release_bypasses_the_clip():
 @pytest.mark.parametrize("mech", [SIGN, IMVU], ids=lambda m: m.name)
 def test_inside_the_clip_the_coins_are_the_mechanisms_own(mech):
     u = np.linspace(-1, 1, 41) * mech.clip_norm
-    assert np.allclose(example_level.high(mech, u), (1 + mech.tilt(u)) / 2, atol=1e-12)
+    assert np.allclose(
+        example_level.high(mech, u), (1 + mech.mean_sign(u)) / 2, atol=1e-12
+    )
     far = example_level.high(mech, np.array([-1e9, -60.0, 60.0, 1e9]))
     assert far[0] == 0 and 0 < far[1] < 1e-5 and 1 - 1e-5 < far[2] <= far[3] == 1
 

@@ -183,7 +183,7 @@ def test_a_few_steps_draw_a_few_images(steps):
 class Diary(contract.Mechanism):
     "A mechanism whose clients remember how often they came, and what they saw last."
 
-    name, replay = "diary", False
+    name, server_is_deterministic = "diary", False
 
     def memory(self, n, d):
         return torch.zeros(n, 2, d)
@@ -776,12 +776,14 @@ def gib(
 ) -> float:
     "Both directions of a run in GiB, without training."
     ledger = federated.Ledger(n)
-    model_bits = 32 * d * (1 + (state if mechanism.replay else 0))
+    model_bits = 32 * d * (1 + (state if mechanism.server_is_deterministic else 0))
     for t in range(rounds):
         taken = federated.sample_cohort(
             n, cohort, sampling, seed_tree(0, "round", t, "sample")
         )
-        ledger.record(t, taken, mechanism.bits(d), model_bits, mechanism.replay)
+        ledger.record(
+            t, taken, mechanism.bits(d), model_bits, mechanism.server_is_deterministic
+        )
     return (ledger.uplink_bits + ledger.downlink_bits) / 8 / 2**30
 
 
@@ -810,7 +812,9 @@ def test_a_run_fills_the_ledger(server, state):
             for t in range(4)
         ]
         bits = mechanism.bits(142)
-        expected = algorithm_5(6, rounds, bits, 32 * 142 * vectors, mechanism.replay)
+        expected = algorithm_5(
+            6, rounds, bits, 32 * 142 * vectors, mechanism.server_is_deterministic
+        )
         last = run.history[-1]
         assert (last["uplink_bits"], last["downlink_bits"]) == expected
         assert (
@@ -1531,7 +1535,9 @@ def test_an_average_divides_by_the_expected_cohort(kind, more):
     noise = {} if kind == "pm" else dict(sigma=1e-3)
     sent, w = contract.mechanism(kind, **scale, **noise, **more), torch.zeros(4)
     rows = torch.full((2, 4), 0.5)
-    part = sent.sketch(rows).double().sum(0) if sent.summed else sent.add_up(rows)
+    part = (
+        sent.sketch(rows).double().sum(0) if sent.summed else sent.sum_estimates(rows)
+    )
     chunks = [(part, torch.tensor([1.0, 3.0]))]
     mean, loss = federated.average(sent, w, chunks, 8.0, 2, seed_tree(0, "noise"))
     assert torch.allclose(mean, torch.full((4,), 2 * 0.5 / 8), atol=0.02)
