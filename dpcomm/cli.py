@@ -580,7 +580,7 @@ def audit_rows(
             play = {**mechanism.relations[relation], **arguments}
             play.pop("relation", None)
             worlds = [
-                mechanism.play(relation, here, min(trials, most), rng, **play)
+                mechanism.attack_scores(relation, here, min(trials, most), rng, **play)
                 for here in (True, False)
             ]
             yield (

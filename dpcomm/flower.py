@@ -113,7 +113,7 @@ def check_task(
         )
     if sums := getattr(task.federation, "sums", None):
         sums.check(task)
-    if mechanism.memory(1, d) is not None:
+    if mechanism.client_memory(1, d) is not None:
         raise ValueError(
             f"mechanism is {shown(mechanism)}; its clients remember what they did not send,"
             " and nodes keep nothing here: use one without memory, such as"
@@ -202,7 +202,10 @@ def local_update(
     """
     streams = task.streams(t, np.array([client]), "batches")
     visit = task.model, w, task.federation, np.array([client]), task.config, streams
-    mechanism, share = task.mechanism.at(t), getattr(task.federation, "share", None)
+    mechanism, share = (
+        task.mechanism.for_round(t),
+        getattr(task.federation, "share", None),
+    )
     mask = mechanism.trainable(len(w))
     with futures.ThreadPoolExecutor(1) as pool:
         trained = federated.train_cohort(*visit, pool, mask, loss=task.loss)
@@ -225,7 +228,7 @@ def message_of(
     key=None,  # None: the operating system's randomness; Insecure(number): for tests
 ) -> bytes:  # as long as the mechanism's `bits` says
     "Clip, encode, frame."
-    return task.mechanism.at(t).encode(update, key).to_bytes()
+    return task.mechanism.for_round(t).encode(update, key).to_bytes()
 
 # %% ../nbs/reference/flower.ipynb #f10a0018
 @dataclass(frozen=True)
@@ -491,9 +494,9 @@ class Gathering:
     @classmethod
     def of(cls, task, t, asked, keep=False):
         "Before the first message."
-        mechanism = task.mechanism.at(t)
+        mechanism = task.mechanism.for_round(t)
         kept = {} if keep else None
-        total = mechanism.empty(_size(task))
+        total = Total(mechanism, _size(task))
         return cls(mechanism, t, frozenset(asked), total, kept=kept)
 
 # %% ../nbs/reference/flower.ipynb #f10a0022
@@ -507,7 +510,7 @@ def take(
     if not why:
         try:
             message = parse_message(reply["message"], gathering.total.d)
-            gathering.mechanism.accumulate(gathering.total, message)
+            gathering.total.add(message)
         except BadMessage:
             why = "damaged or foreign"
     if why:
@@ -572,7 +575,7 @@ def step(
     rng,  # stream of the server's noise
 ) -> None:  # w has moved
     "The server's step. [dprec Alg. 8, sign corrected]"
-    w.grad = -gathering.mechanism.finish(gathering.total, cohort, rng)
+    w.grad = -gathering.total.average(cohort, rng)
     optimiser.step()
 
 # %% ../nbs/reference/flower.ipynb #f10a0028
@@ -1043,8 +1046,8 @@ def serve(
 def _warn(task, directory, say):
     "What whoever starts a server must know."
     say(floor.TRUST)
-    if task.mechanism.safe.startswith("simulation only"):
-        say(f"{task.mechanism.name} is {task.mechanism.safe}")
+    if task.mechanism.deployment_note.startswith("simulation only"):
+        say(f"{task.mechanism.name} is {task.mechanism.deployment_note}")
     if directory is None:
         say("no directory is named: a client's place is whoever's asks first")
 

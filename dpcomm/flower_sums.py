@@ -99,9 +99,13 @@ def session_of(
     t: int,  # round, from 0 on
 ) -> Setup:
     "What everybody knows of the session of a round."
-    sums, n, mechanism = task.federation.sums, task.n_clients, task.mechanism.at(t)
+    sums, n, mechanism = (
+        task.federation.sums,
+        task.n_clients,
+        task.mechanism.for_round(t),
+    )
     check_between("round", t, 0, task.config.rounds - 1)
-    words = mechanism.words(torch.zeros(_size(task)), Insecure(0))
+    words = mechanism.summand(torch.zeros(_size(task)), Insecure(0))
     threshold = sums.threshold or (n - 1) // 2 + 1
     quorum = max(mechanism.honest, threshold + 1, n // 2 + 1)
     name = repr((sorted(agreement(task).items()), t)).encode()
@@ -171,7 +175,9 @@ def answer(
             update = local_update(
                 node.task, node.client, check_weights(w, _size(node.task)), t
             )
-            client.vector = node.task.mechanism.at(t).words(update, node.key(t))
+            client.vector = node.task.mechanism.for_round(t).summand(
+                update, node.key(t)
+            )
         said = client.receive(fields["mail"]) if step else client.start()
         if step < len(ROUNDS) - 1:
             put_away(there, client.state())
@@ -300,7 +306,7 @@ def _summed(server, ask, mail, t, found):
     found.heard = set(server.survivors)
     if why := too_long(found.mechanism, total, found.total.d, n):
         return why
-    found.total.code, found.total.n = total, n
+    found.total.sum, found.total.n = total, n
     return ""
 
 # %% ../nbs/reference/flower_sums.ipynb #f10c0013

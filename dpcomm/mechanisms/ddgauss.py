@@ -58,8 +58,8 @@ AUDITED = tuple(
 class DDGauss(OnRing):
     "`OnRing` with discrete Gaussian shares. [Kairouz et al. 2021, Alg. 1]"
 
-    name, audited = "ddgauss", AUDITED
-    safe = (
+    name, audit_cases = "ddgauss", AUDITED
+    deployment_note = (
         "safe to deploy under secure aggregation: whole numbers and exact discrete"
         " Gaussian shares"
     )

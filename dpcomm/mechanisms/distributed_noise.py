@@ -237,12 +237,12 @@ class ServerNoise(Central):
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #f10a7613
 @patch
-def add_up(
+def sum_estimates(
     self: ServerNoise, estimates: Tensor
 ) -> Tensor:  # (..., d) float64: on the grid where the noise is exact
     "Sum of what is clipped once more, on the grid of the noise."
     if not self.exact:
-        return Central.add_up(self, estimates)
+        return Central.sum_estimates(self, estimates)
     rows = estimates.reshape(-1, estimates.shape[-1])
     z = clip_to_grid(rows, self.clip_norm, self.scale).reshape(estimates.shape)
     return torch.from_numpy(z.sum(-2) * self.scale)
@@ -267,7 +267,7 @@ def average(
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #f10a7613d
 @patch
-def code(
+def to_summand(
     self: ServerNoise, message: Message
 ) -> np.ndarray:  # (d,) steps of the grid, or float64
     "The estimate, on the grid of the noise."
@@ -278,7 +278,7 @@ def code(
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #f10a7613f
 @patch
-def read(
+def from_sum(
     self: ServerNoise,
     code: np.ndarray,  # (d,) sum of steps, or of floats
     n: int,  # messages in it, >= 1
@@ -349,7 +349,7 @@ def release(
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #f10a7619
 @patch
-def play(
+def attack_scores(
     self: ServerNoise,
     relation: str,  # a key of `relations`
     present: bool,  # whether the client is there
@@ -416,7 +416,7 @@ class SharedNoise(Summed):
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #06e0c663
 @patch
-def play(
+def attack_scores(
     self: SharedNoise,
     relation: str,  # a key of `relations`; or add-remove: one share fewer
     present: bool,  # whether the client's vector is in the sum; if not, zero or its opposite is
@@ -463,7 +463,7 @@ class LinearSketch(SharedNoise):
 
     ring = RING
     ranges = SharedNoise.ranges | {"sigma": Maybe(SCALE)}
-    safe = property(lambda self: SAFE[self.sigma is None])
+    deployment_note = property(lambda self: SAFE[self.sigma is None])
 
     def __post_init__(self):
         super().__post_init__()
@@ -575,7 +575,7 @@ def clip_sketch(
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #8516fd4d
 @patch
-def words(
+def summand(
     self: LinearSketch,
     u: Tensor,  # one client's vector, (d,), finite
     key=None,  # None: the operating system's randomness; Insecure(number): repeatable, for tests
@@ -622,7 +622,7 @@ def encode(self: LinearSketch, u: Tensor, key=None) -> Message:  # 4 K bytes of 
         row = self.sketch(check_vector("u", u)[None])[0]
         payload = row.double().numpy().astype("<f4")
     else:
-        payload = self.words(u, key).astype("<u4")
+        payload = self.summand(u, key).astype("<u4")
     return Message(self.name, len(u), payload.tobytes(), self.fingerprint)
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #b4e6960f
@@ -636,7 +636,7 @@ def decode(self: LinearSketch, message: Message) -> Tensor:  # (d,) float32
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #b4e69611
 @patch
-def code(
+def to_summand(
     self: LinearSketch, message: Message
 ) -> np.ndarray:  # (K,) words, or float64 where sigma is None
     "The words of a message, as they are."
@@ -647,16 +647,11 @@ def code(
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #b4e69613
 @patch
-def read(
-    self: LinearSketch,
-    code: np.ndarray,  # (K,) sum of words, or of floats
-    n: int,  # messages in it, >= 1
-    d: int,  # entries of the vectors, >= 1
-) -> Tensor:  # (d,) float64
-    "Wrap, lift, scale and expand."
+def from_sum(self: LinearSketch, total: np.ndarray, n: int, d: int) -> Tensor:
+    "The sum of the estimates; floats are expanded where sigma is None."
     if self.sigma is None:
-        return self.expand(torch.from_numpy(code)[None], d)[0].double()
-    return self.lifted(self.ring.wrap(code), d).double()
+        return self.expand(torch.from_numpy(total)[None], d)[0].double()
+    return Summed.from_sum(self, total, n, d)
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #c0b1f2b4
 @patch
@@ -837,7 +832,7 @@ def game_axis(
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #71474a13
 @patch
-def curve(
+def privacy_profile(
     self: LinearSketch,  # with a sigma
     relation: str,  # zero-out | replace
     eps,  # >= 0, any shape

@@ -226,7 +226,13 @@ class Imvu(Mechanism):
     beta: float = 1.0  # input scale, > 0: x = 1/2 + beta u / (2 C)
     table: Table = None  # of two rows and the same eps; None: the closed form
     clamp: bool = False  # whether coordinates are cut to [-C / beta, C / beta]
-    name, replay, audited, safe, free = "imvu", True, AUDITED, SAFE, "eps"
+    name, server_is_deterministic, audit_cases, deployment_note, free = (
+        "imvu",
+        True,
+        AUDITED,
+        SAFE,
+        "eps",
+    )
     ranges = {"clip_norm": "(0, inf)", "beta": "(0, inf)", "eps": EPS}
     ranges |= {"clamp": bool}
 
@@ -349,7 +355,7 @@ def log_pmf(
 
 # %% ../../nbs/papers/imvu.ipynb #ce1992aa
 @patch
-def tilt(
+def mean_sign(
     self: Imvu,  # in closed form
     u,  # coordinates, any real numbers, array or tensor, any shape
 ):  # mean sign of each estimate, in [-1, 1], same type and shape
@@ -480,7 +486,7 @@ def _symbols(mechanism, message):
 
 # %% ../../nbs/papers/imvu.ipynb #f61d9c81
 @patch
-def code(
+def to_summand(
     self: Imvu, message: Message
 ) -> np.ndarray:  # (d,) uint8 of 0 and 1, or levels in float64
     "The bits of a message, or its levels."
@@ -489,7 +495,7 @@ def code(
 
 # %% ../../nbs/papers/imvu.ipynb #f61d9c83
 @patch
-def read(
+def from_sum(
     self: Imvu,
     code: np.ndarray,  # (d,) ones, or sums of levels
     n: int,  # messages in it, >= 1
@@ -556,7 +562,7 @@ def losses(
 # %% ../../nbs/papers/imvu.ipynb #14304e57
 #| code-fold: true
 @patch
-def play(
+def attack_scores(
     self: Imvu,
     relation: str,  # a key of mechanism.relations
     present: bool,  # whether the vector is sent; if not, zero or the opposite vector is
@@ -581,7 +587,7 @@ def play(
 # %% ../../nbs/papers/imvu.ipynb #49f15fd7
 #| code-fold: true
 @patch
-def curve(
+def privacy_profile(
     self: Imvu,
     relation: str,  # a key of mechanism.relations
     eps,  # >= 0, any shape

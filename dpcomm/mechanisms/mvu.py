@@ -454,7 +454,13 @@ class Mvu(Mechanism):
     n_outputs: int = 2  # B_out, symbols at most
     beta: float = 1.0  # a coordinate of C / beta or more saturates, > 0
     constraint: str = "strict"  # strict | metric
-    name, replay, audited, safe, free = "mvu", False, AUDITED, SAFE, "eps"
+    name, server_is_deterministic, audit_cases, deployment_note, free = (
+        "mvu",
+        False,
+        AUDITED,
+        SAFE,
+        "eps",
+    )
     relations = {r: dict(relation=r, accountant="mixture-balle") for r in RELATIONS}
     ranges = {"clip_norm": "(0, inf)", "beta": "(0, inf)"} | PROBLEM
 
@@ -502,7 +508,7 @@ def _two_only(mechanism):
 
 
 @patch
-def tilt(
+def mean_sign(
     self: Mvu,
     u,  # coordinates of clipped vectors, ndarray or tensor
 ):  # same type and shape: P(+step) - P(-step)
@@ -791,7 +797,7 @@ def guarantee(
 # %% ../../nbs/baselines/mvu.ipynb #225d4569
 #| code-fold: true
 @patch
-def play(
+def attack_scores(
     self: Mvu,
     relation: str,  # zero-out | replace
     present: bool,  # which of the two vectors is sent
@@ -824,7 +830,7 @@ def _games(beta):
 # %% ../../nbs/baselines/mvu.ipynb #b6e420f0
 #| code-fold: true
 @patch
-def curve(
+def privacy_profile(
     self: Mvu,
     relation: str,  # a key of mechanism.relations
     eps,  # >= 0, any shape

@@ -234,7 +234,7 @@ def shares(
 
 # %% ../../nbs/secagg/on_ring.ipynb #f74c3a4a
 @patch
-def words(
+def summand(
     self: OnRing,
     u: Tensor,  # one client's vector, (d,), finite
     key=None,  # None: the operating system's randomness; Insecure(number): repeatable, for tests
@@ -264,7 +264,7 @@ def encode(
     self: OnRing, u: Tensor, key=None
 ) -> Message:  # ring_bits bits a rotated coordinate
     "One client's words, packed."
-    payload = pack_bits(self.words(u, key), self.ring_bits)
+    payload = pack_bits(self.summand(u, key), self.ring_bits)
     return Message(self.name, len(u), payload, self.fingerprint)
 
 # %% ../../nbs/secagg/on_ring.ipynb #4bcd420f
@@ -274,24 +274,13 @@ def decode(self: OnRing, message: Message) -> Tensor:  # (d,) float32
     old = replace(self, padded=True)
     seen = isinstance(message, Message) and message.fingerprint
     sender = old if seen == old.fingerprint else self
-    return sender.lifted(sender.code(message), message.d)
+    return sender.lifted(sender.to_summand(message), message.d)
 
 # %% ../../nbs/secagg/on_ring.ipynb #4bcd4211
 @patch
-def code(self: OnRing, message: Message) -> np.ndarray:  # (D,) words
+def to_summand(self: OnRing, message: Message) -> np.ndarray:  # (D,) words
     "The words of a message."
     return unpack_bits(self.unwrap(message), self.ring_bits, self.size(message.d))
-
-# %% ../../nbs/secagg/on_ring.ipynb #4bcd4213
-@patch
-def read(
-    self: OnRing,
-    code: np.ndarray,  # (D,) sum of words
-    n: int,  # messages in it, >= 1
-    d: int,  # coordinates of the vectors, >= 1
-) -> Tensor:  # (d,) float64
-    "Wrap and open. [Kairouz et al. 2021, Alg. 2]"
-    return self.lifted(self.ring.wrap(code), d).double()
 
 # %% ../../nbs/secagg/on_ring.ipynb #7ae4b8c2
 @patch
@@ -675,7 +664,7 @@ BITS, FEW = 18, 4  # largest ring and largest block whose law is listed
 
 
 @patch
-def curve(
+def privacy_profile(
     self: OnRing,
     relation: str,  # a key of `relations`
     eps,  # >= 0, any shape

@@ -259,9 +259,9 @@ class Rec(Mechanism):
     std: float  # standard deviation of the prior, > 0; the papers' c is clip_norm / std
     index_bits: int = 7  # b, bits per group: K = 2**b candidates, 1..24
     groups: tuple = None  # sizes of the groups, summing to d; None: one group
-    name, replay, free = "rec", True, "std"
+    name, server_is_deterministic, free = "rec", True, "std"
     samplings = ("none", "fixed", "replacement")
-    relations, audited, safe = RELATIONS, AUDITED, SAFE
+    relations, audit_cases, deployment_note = RELATIONS, AUDITED, SAFE
     ranges = {"clip_norm": "(0, inf)", "std": "(0, inf)", "index_bits": Whole(1, 24)}
 
     def __post_init__(self):
@@ -405,7 +405,7 @@ def _score(mechanism, sent, sign, others, q, path, rng):
 # %% ../../nbs/papers/dprec.ipynb #cd69a0a4
 #| code-fold: true
 @patch
-def play(
+def attack_scores(
     self: Rec,
     relation: str,  # null-slot | replace | poisson-null | local
     present: bool,  # whether the client is there; replace, local: which update it sends
@@ -480,7 +480,7 @@ def loss_law(
 # %% ../../nbs/papers/dprec.ipynb #b436e0df
 #| code-fold: true
 @patch
-def curve(
+def privacy_profile(
     self: Rec,
     relation: str,  # null-slot | replace | poisson-null | local
     eps,  # >= 0, any shape

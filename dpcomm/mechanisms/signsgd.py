@@ -55,9 +55,9 @@ class SignSgd(Mechanism):
 
     clip_norm: float  # L2 bound C of one client's vector, > 0
     sigma: float  # noise multiplier: standard deviation over C, > 0
-    name, replay, audited, step = "signsgd", True, AUDITED, 1.0
+    name, server_is_deterministic, audit_cases, step = "signsgd", True, AUDITED, 1.0
     free = "sigma"
-    safe = (
+    deployment_note = (
         "safe to deploy: signs by exact coins of a float64 law; a message of d moves eps"
         " by d 2^-40 at most, and single precision in the clip by 2^-22 of it"
     )
@@ -77,7 +77,7 @@ class SignSgd(Mechanism):
 
 # %% ../../nbs/baselines/signsgd.ipynb #17989c71
 @patch
-def tilt(
+def mean_sign(
     self: SignSgd,
     u,  # coordinates after the clip, array or tensor, any shape
 ):  # mean sign of each, in [-1, 1], same type and shape
@@ -109,7 +109,7 @@ def moments(
     check_rows("u", u)
     v = self.clip(u).double() / self.std
     variance = 4 * torch.special.ndtr(v) * torch.special.ndtr(-v)
-    return (self.tilt(v * self.std) - u).to(u.dtype), variance.to(u.dtype)
+    return (self.mean_sign(v * self.std) - u).to(u.dtype), variance.to(u.dtype)
 
 # %% ../../nbs/baselines/signsgd.ipynb #ed6aa606
 @patch
@@ -130,13 +130,13 @@ def decode(self: SignSgd, message: Message) -> Tensor:  # (d,) of +1 and -1, flo
 
 # %% ../../nbs/baselines/signsgd.ipynb #5f169461
 @patch
-def code(self: SignSgd, message: Message) -> np.ndarray:  # (d,) uint8, 1 for +1
+def to_summand(self: SignSgd, message: Message) -> np.ndarray:  # (d,) uint8, 1 for +1
     "The bits of a message."
     return np.unpackbits(np.frombuffer(self.unwrap(message), np.uint8), count=message.d)
 
 # %% ../../nbs/baselines/signsgd.ipynb #5f169463
 @patch
-def read(
+def from_sum(
     self: SignSgd,
     code: np.ndarray,  # (d,) positive signs
     n: int,  # messages in it, >= 1
@@ -228,7 +228,7 @@ def losses(
 # %% ../../nbs/baselines/signsgd.ipynb #0afdaff4
 #| code-fold: true
 @patch
-def play(
+def attack_scores(
     self: SignSgd,
     relation: str,  # a key of mechanism.relations
     present: bool,  # whether the vector is sent; if not, zero or the opposite vector is
@@ -253,7 +253,7 @@ def play(
 # %% ../../nbs/baselines/signsgd.ipynb #3620c589
 #| code-fold: true
 @patch
-def curve(
+def privacy_profile(
     self: SignSgd,
     relation: str,  # a key of mechanism.relations
     eps,  # >= 0, any shape

@@ -60,8 +60,8 @@ AUDITED = tuple(
 class Skellam(OnRing):
     "`OnRing` with Skellam shares. [Agarwal, Kairouz & Liu 2021, Alg. 1]"
 
-    name, audited = "skellam", AUDITED
-    safe = "safe to deploy under secure aggregation: whole numbers and exact Skellam shares"
+    name, audit_cases = "skellam", AUDITED
+    deployment_note = "safe to deploy under secure aggregation: whole numbers and exact Skellam shares"
 
 # %% ../../nbs/baselines/skellam.ipynb #95c215eb
 @patch

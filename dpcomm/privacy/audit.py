@@ -256,7 +256,7 @@ def audit_play(
     ceiling(trials, delta, alarm)
     play = _game_arguments(mechanism, relation, arguments)[0]
     worlds = [
-        mechanism.play(relation, present, trials, rng, **play)
+        mechanism.attack_scores(relation, present, trials, rng, **play)
         for present in (True, False)
     ]
     return distinguish(*worlds, delta, alarm)
@@ -447,7 +447,7 @@ def claims(
             " out for the usual ones"
         )
     play, release = _game_arguments(mechanism, relation, arguments)
-    points = [(EPS, mechanism.curve(relation, EPS, **play))]
+    points = [(EPS, mechanism.privacy_profile(relation, EPS, **play))]
     stated = [mechanism.guarantee(rounds=1, delta=delta, **release) for delta in deltas]
     points += [([g.eps], [g.delta]) for g in stated if g.eps <= LARGEST_EPS]
     if any(g.accountant == "pure" for g in stated):
@@ -471,7 +471,8 @@ def judge_play(
     against = claims(mechanism, relation, **arguments) if against is None else against
     play = _game_arguments(mechanism, relation, arguments)[0]
     worlds = [
-        mechanism.play(relation, here, trials, rng, **play) for here in (True, False)
+        mechanism.attack_scores(relation, here, trials, rng, **play)
+        for here in (True, False)
     ]
     return judge(*worlds, against, alarm)
 
@@ -595,7 +596,7 @@ def smallest_lie(
     _check_relation(mechanism, relation)
     ceiling(trials, 0, alarm)
     play = _game_arguments(mechanism, relation, arguments)[0]
-    delta = mechanism.curve(relation, EPS, **play)
+    delta = mechanism.privacy_profile(relation, EPS, **play)
 
     def seen(factor):
         try:
@@ -604,7 +605,7 @@ def smallest_lie(
             return False
 
         def curve(eps):
-            return lie.curve(relation, eps, **play)
+            return lie.privacy_profile(relation, eps, **play)
 
         return detection_pvalue(curve, delta, trials) <= alarm
 

@@ -1293,11 +1293,11 @@ class Sums:
         if mechanism.summed:
             return mechanism.sketch(updates).sum(0, dtype=torch.float64)
         if self.memory is None:
-            return mechanism.add_up(mechanism.simulate(updates, streams))
+            return mechanism.sum_estimates(mechanism.simulate(updates, streams))
         rows = self.rows[visits]
         message = self.memory[rows], updates, streams
-        estimates, self.memory[rows] = mechanism.remember(*message)
-        return mechanism.add_up(estimates)
+        estimates, self.memory[rows] = mechanism.simulate_with_memory(*message)
+        return mechanism.sum_estimates(estimates)
 
     def part(self, visits):
         "Of a slice of the visits alone, with a copy of their memory."
@@ -1435,7 +1435,7 @@ def one_round(
 ) -> float:  # mean training loss of the cohort
     "Advance a run by one round. [dprec Alg. 8; fltop Alg. 3]"
     t, w, config = run.round, run.w.detach(), task.config
-    mechanism, cohort = task.mechanism.at(t), task.cohort(t)
+    mechanism, cohort = task.mechanism.for_round(t), task.cohort(t)
     batches, noise = (task.streams(t, cohort, use) for use in ("batches", "noise"))
     client = task.model, w, task.federation, cohort, config, batches, pool
     keep = summed(
@@ -1453,9 +1453,11 @@ def one_round(
     _enter(run, t, dropped or ())
     run.w.grad = -mean
     optimiser.step()
-    state = SERVER_STATE[config.server] if mechanism.replay else 0
+    state = SERVER_STATE[config.server] if mechanism.server_is_deterministic else 0
     model_bits = mechanism.downlink_bits(len(w)) or 32 * len(w) * (1 + state)
-    run.ledger.record(t, cohort, mechanism.bits(len(w)), model_bits, mechanism.replay)
+    run.ledger.record(
+        t, cohort, mechanism.bits(len(w)), model_bits, mechanism.server_is_deterministic
+    )
     run.round += 1
     return loss
 
@@ -1480,7 +1482,7 @@ def _one_thread(device):
 
 def _first_memory(task, d, device):
     "What clients remember before the first round; None where they keep nothing."
-    memory = task.mechanism.memory(task.n_clients, d)
+    memory = task.mechanism.client_memory(task.n_clients, d)
     if memory is not None and task.config.sampling == "replacement":
         raise ValueError(
             "sampling is 'replacement', where one client may come twice in a round and"
