@@ -331,7 +331,7 @@ def codec_calls(
     "Encode, decode and simulate of every mechanism."
     calls = {}
     for name in contract.registered():
-        settings = contract.mechanism_class(name).audited[0][0]
+        settings = contract.mechanism_class(name).audit_cases[0][0]
         calls |= message_calls(name, contract.mechanism(name, **settings), d)
     rec = contract.mechanism("rec", clip_norm=0.545, std=1.0, index_bits=7)
     for size in (d, 27 * d):

@@ -418,8 +418,8 @@ def gives_up(
         said.append("nothing of the common direction arrives")
     elif not LOST < error.gain < 1 / LOST:
         said.append(f"{error.gain:.3g} of the common direction arrives: divide by it")
-    if not mechanism.safe.startswith("safe to deploy"):
-        said.append(mechanism.safe.partition(",")[0])
+    if not mechanism.deployment_note.startswith("safe to deploy"):
+        said.append(mechanism.deployment_note.partition(",")[0])
     return tuple(filter(None, said))
 
 

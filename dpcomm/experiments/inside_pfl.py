@@ -134,15 +134,15 @@ def by_hand(
     (parameters, step), (model, clients, _) = SETTINGS[name], work()
     w, sent = flatten(p.detach() for p in model.parameters()), 0
     for t in range(rounds):
-        mechanism = contract.mechanism(name, **parameters).at(t)
-        total = mechanism.empty(len(w))
+        mechanism = contract.mechanism(name, **parameters).for_round(t)
+        total = contract.Total(mechanism, len(w))
         for i, (x, y) in enumerate(clients):
             key = Insecure(derive(SEED, t, i))
             message = mechanism.encode(local_update(model, x, y), key).to_bytes()
-            mechanism.accumulate(total, parse_message(message, len(w)))
+            total.add(parse_message(message, len(w)))
             sent += len(message)
         noise = private_stream(Insecure(derive(SEED, t, "server")))
-        w = w.add(mechanism.finish(total, CLIENTS, noise), alpha=step)
+        w = w.add(total.average(CLIENTS, noise), alpha=step)
         torch.nn.utils.vector_to_parameters(w, model.parameters())
     return w, sent
 

@@ -30,7 +30,7 @@ def obstacle(
     "What stands between a mechanism and `Private`."
     if mechanism.summed:
         return "needs a secure sum: pfl adds in the clear"
-    if mechanism.memory(1, 1) is not None:
+    if mechanism.client_memory(1, 1) is not None:
         return "needs clients that remember: a postprocessor has none"
     return ""
 
@@ -66,9 +66,9 @@ class Private(Postprocessor):
 
     def postprocess_one_user(self, *, stats, user_context):
         "A client's update becomes a message, and what a total adds of it."
-        mechanism, u = self.mechanism.at(self.round), flatten(stats.values())
+        mechanism, u = self.mechanism.for_round(self.round), flatten(stats.values())
         message = mechanism.encode(u, self.key(user_context.user_id)).to_bytes()
-        code = torch.tensor(mechanism.code(parse_message(message, len(u))))
+        code = torch.tensor(mechanism.to_summand(parse_message(message, len(u))))
         self.shapes = {name: value.shape for name, value in stats.items()}
         code = code if code.is_floating_point() else code.long()
         sent = Metrics([(StringMetricName(SENT), Summed(len(message)))])
@@ -76,11 +76,11 @@ class Private(Postprocessor):
 
     def postprocess_server(self, *, stats, central_context, aggregate_metrics):
         "The sum of a round becomes the mean update, with the server's noise."
-        mechanism, code = self.mechanism.at(self.round), stats["code"].numpy()
+        mechanism, code = self.mechanism.for_round(self.round), stats["code"].numpy()
         d = sum(shape.numel() for shape in self.shapes.values())
-        total = Total(mechanism.fingerprint, d, round(stats.weight), code)
+        total = Total(mechanism, d, round(stats.weight), code)
         noise = private_stream(self.key("server"))
-        mean = mechanism.finish(total, self.cohort, noise)
+        mean = total.average(self.cohort, noise)
         self.round += 1
         pieces = zip(self.shapes, unflatten(mean, self.shapes.values()))
         return MappedVectorStatistics(dict(pieces), weight=1.0), Metrics()
