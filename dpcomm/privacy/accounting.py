@@ -8,8 +8,10 @@ __all__ = ['ORDERS', 'rdp_gaussian', 'rdp_subsampled_gaussian', 'compose', 'rdp_
 
 # %% ../../nbs/foundations/accounting.ipynb #7a6a6dea
 from collections.abc import Callable
+from typing import TypedDict, Unpack
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import gammaln, gammasgn, log_ndtr
 
@@ -342,6 +344,16 @@ def _sensitivity(relation, sampling, trust, accountant):
 # %% ../../nbs/foundations/accounting.ipynb #fcff0393
 ACCOUNTANTS = ("rdp-classic", "rdp-balle", "pld")
 
+
+class More(TypedDict, total=False):
+    "What a caller may say beside the run's numbers and names."
+
+    unit: str  # whose contribution is clipped: a name in `UNITS`; 'client' if not said
+    scope: str  # 'total', or 'per-round' with rounds = 1; 'total' if not said
+    note: str  # added to the guarantee's note
+    premises: dict  # of `PREMISES` -> sentence: what the run does not meet
+    orders: ArrayLike | None  # Renyi orders, (n,), > 1, or `ORDERS`; not used by 'pld'
+
 # %% ../../nbs/foundations/accounting.ipynb #fcff03p1
 def gaussian_guarantee(
     sigma: float,  # noise std of the sum / clip, > 0
@@ -351,44 +363,27 @@ def gaussian_guarantee(
     *,
     sampling: str = "none",  # 'none' or 'poisson'
     relation: str = "add-remove",  # or 'zero-out'; 'replace', 'local' without sampling or by 'pld'
-    accountant: str = "rdp-classic",  # 'rdp-classic', 'rdp-balle' or 'pld'
-    unit: str = "client",  # whose contribution is clipped: a name in `UNITS`
-    scope: str = "total",  # 'total', or 'per-round' with rounds = 1
     trust: str = "central",  # a name in `TRUSTS`; 'local': every message has this noise
-    orders=None,  # Renyi orders, (n,), > 1, default `ORDERS`; not used by 'pld'
-    note: str = "",  # added to the guarantee's note
-    premises: dict = None,  # of `PREMISES` -> sentence: what the run does not meet
+    accountant: str = "rdp-classic",  # 'rdp-classic', 'rdp-balle' or 'pld'
+    **more: Unpack[More],  # unit, scope, note, premises and orders, as `More` has them
 ) -> Guarantee:  # what the run proves
     "State what clipped sums with Gaussian noise prove. [Mironov, Talwar & Zhang 2019]"
     check_choice("accountant", accountant, ACCOUNTANTS)
-    _check_text("note", note)
-    far = _sensitivity(relation, sampling, trust, accountant)
-    hidden = trust == "central"
-    _check_run(delta, q, rounds, sampling, scope)
-    names = dict(
-        unit=unit,
-        relation=relation,
-        sampling=sampling,
-        scope=scope,
-        trust=trust,
-        note=note,
-        premises={} if premises is None else premises,
-        rounds=int(rounds),
-        q=float(q),
-    )
-    if accountant == "pld":
-        return Guarantee(
-            _pld_eps(_check_sigma(sigma), delta, q, int(rounds), relation, hidden),
-            delta,
-            accountant=accountant,
-            **names,
-        )
+    said = {"unit": "client", "scope": "total", "note": "", "premises": {}} | more
+    orders = said.pop("orders", None)
     orders = ORDERS if orders is None else orders
-    sigma = _check_sigma(sigma) / far
-    curve = compose(rdp_subsampled_gaussian(orders, sigma, q), rounds)
-    return guarantee_from_rdp(
-        orders, curve, delta, accountant.removeprefix("rdp-"), **names
-    )
+    _check_text("note", said["note"])
+    far = _sensitivity(relation, sampling, trust, accountant)
+    _check_run(delta, q, rounds, sampling, said["scope"])
+    said |= dict(relation=relation, sampling=sampling, trust=trust)
+    said |= dict(rounds=int(rounds), q=float(q))
+    if accountant == "pld":
+        hidden = trust == "central"
+        eps = _pld_eps(_check_sigma(sigma), delta, q, int(rounds), relation, hidden)
+        return Guarantee(eps, delta, accountant=accountant, **said)
+    curve = rdp_subsampled_gaussian(orders, _check_sigma(sigma) / far, q)
+    conversion = accountant.removeprefix("rdp-")
+    return guarantee_from_rdp(orders, compose(curve, rounds), delta, conversion, **said)
 
 # %% ../../nbs/foundations/accounting.ipynb #7b91d33d
 def check_everyone(

@@ -6,7 +6,7 @@
 __all__ = ['check_plays', 'gaussian_curve', 'listed_curve', 'repeated', 'two_valued_curve', 'pure_curve']
 
 # %% ../../nbs/foundations/games.ipynb #e326ad14
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import combinations_with_replacement
 
 import numpy as np
@@ -137,37 +137,44 @@ def lowest_bit(
     return np.where(whole == 0, ZERO, place).min(axis=1)
 
 # %% ../../nbs/foundations/games.ipynb #73d70288
-def sum_game(
-    release,  # (n, d) vectors of the client, one a play -> (n, d) noisy sums, arrays
-    relation: str,  # replace and local swap the vector's sign, the others remove it
-    present: bool,  # which world
-    n: int,  # plays
-    rng,  # stream of all plays
-    clip: float,  # bound that release enforces, > 0
-    std: float,  # promised noise of the sum, > 0
-    direction,  # (d,) what is sent, of length 1
-    rounds: int = 1,  # releases of one play, of alternating sign
-    q: float = 1.0,  # probability that the client takes part in a release
-    grid: float = 0.0,  # step of the projection; 0: none
-) -> dict:  # attack -> (n,) scores, large where the client seems present
+@dataclass(frozen=True)
+class SumGame:
     "Send four clips along a direction, nothing, or the opposite; project what is seen."
-    swap = relation in ("replace", "local")
-    score, bits, seen = np.zeros(n), None, []
-    world = 1 if present else -1 if swap else 0
-    for sign in np.resize([1.0, -1.0], rounds):
-        sent = np.where(check_stream(rng).random(n) < q, 4 * clip * sign, 0.0) * world
-        rows = np.multiply.outer(sent, direction).astype(np.float32)
-        shown = np.asarray(release(rows), float)
-        if not seen:
-            bits = lowest_bit(shown)
-        seen.append(shown @ direction)
-        if grid:
-            seen[-1] = np.rint(seen[-1] / grid) * grid
-        apart, middle = (2, 0) if swap else (1, clip**2 / 2)
-        ratio = (sign * seen[-1] * clip * apart - middle) / std**2
-        score += np.logaddexp(np.log1p(-q), np.log(q) + ratio) if q < 1 else ratio
-    repeat = {"repeat": -np.abs(seen[0] - seen[1])} if rounds > 1 else {}
-    return {"likelihood": score, "bits": bits} | repeat
+
+    clip: float  # bound that the release enforces, > 0
+    std: float  # promised noise of the sum, > 0
+    direction: np.ndarray  # (d,) what is sent, of length 1
+    rounds: int = 1  # releases of one play, of alternating sign
+    q: float = 1.0  # probability that the client takes part in a release
+    grid: float = 0.0  # step of the projection; 0: none
+
+    def scores(
+        self,
+        release,  # (n, d) vectors of the client, one a play -> (n, d) noisy sums, arrays
+        relation: str,  # replace and local swap the vector's sign, the others remove it
+        present: bool,  # which world
+        n: int,  # plays
+        rng,  # stream of all plays
+    ) -> dict:  # attack -> (n,) scores, large where the client seems present
+        "Play n times; every score that a reader of the sums could take."
+        swap, clip, q = relation in ("replace", "local"), self.clip, self.q
+        score, bits, seen = np.zeros(n), None, []
+        world = 1 if present else -1 if swap else 0
+        for sign in np.resize([1.0, -1.0], self.rounds):
+            takes_part = check_stream(rng).random(n) < q
+            sent = np.where(takes_part, 4 * clip * sign, 0.0) * world
+            rows = np.multiply.outer(sent, self.direction).astype(np.float32)
+            shown = np.asarray(release(rows), float)
+            if not seen:
+                bits = lowest_bit(shown)
+            seen.append(shown @ self.direction)
+            if self.grid:
+                seen[-1] = np.rint(seen[-1] / self.grid) * self.grid
+            apart, middle = (2, 0) if swap else (1, clip**2 / 2)
+            ratio = (sign * seen[-1] * clip * apart - middle) / self.std**2
+            score += np.logaddexp(np.log1p(-q), np.log(q) + ratio) if q < 1 else ratio
+        repeat = {"repeat": -np.abs(seen[0] - seen[1])} if self.rounds > 1 else {}
+        return {"likelihood": score, "bits": bits} | repeat
 
 # %% ../../nbs/foundations/games.ipynb #6fb57db3
 def fewer_game(

@@ -111,6 +111,14 @@ def check_bundle(
 class Client:
     "One client in one session: `start`, then a reply to each message of the server."
 
+    # what the rounds learn
+    share_keys: dict  # id of a neighbour -> key of the shares to and from it
+    agreed: dict  # id of a neighbour -> secret that both masks come from
+    held: dict  # id of a neighbour -> its two shares; () if they do not fit
+    partners: set  # ids of neighbours that take part
+    survivors: set  # ids of clients whose vectors are in the sum
+    lists: bytes  # hash of survivors and dropouts
+
     def __init__(
         self,
         setup: Setup,  # of the session

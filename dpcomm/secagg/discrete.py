@@ -24,7 +24,7 @@ def more_bits(
     bits: int,  # how many, >= 0
     rng: np.random.Generator,  # stream of further bits
     more: int = 64,  # how many to add, 1..64
-) -> tuple:  # the longer prefix, and its number of bits
+) -> tuple[int, int]:  # the longer prefix, and its number of bits
     "Look at more bits of a uniform number."
     return prefix << more | int(rng.integers(2**more, dtype=np.uint64)), bits + more
 

@@ -69,6 +69,16 @@ from .state import pack_state, take_fields, unpack_state
 class Server:
     "The server of one session: `receive` each client's message, then `advance`."
 
+    # what the rounds learn, each from the round that is named on
+    advertised: set  # share: ids of clients that sent keys
+    bundles: dict  # share: id -> the two keys it sent
+    shared: set  # complain: ids of clients that sent shares
+    dealings: dict  # complain: owner -> holder -> what its share must fit
+    members: set  # masked: ids of clients that take part
+    survivors: set  # check: ids of clients whose vectors are in the total
+    lists: bytes  # check: hash of survivors and dropouts
+    result: np.ndarray  # (d,) the sum, after the last round
+
     def __init__(
         self,
         setup: Setup,  # of the session

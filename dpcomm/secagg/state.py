@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,7 @@ def to_json(
 # %% ../../nbs/secagg/state.ipynb #57a7e007
 def from_json(
     value,  # what `to_json` made
-):  # the value
+) -> Any:  # the value
     "The inverse of `to_json`; ValueError for an unknown kind."
     if not isinstance(value, list):
         return value

@@ -76,8 +76,8 @@ def test_the_sum_game_sends_and_scores():
         return length * np.sign(u[:, :1]) * way
 
     def scores(relation, **more):
-        given = relation, False, 5, seed_tree(0), 2.0, 4.0, way
-        return games.sum_game(release, *given, **more)
+        game = games.SumGame(clip=2.0, std=4.0, direction=way, **more)
+        return game.scores(release, relation, False, 5, seed_tree(0))
 
     score = scores("replace", rounds=2)
     assert np.allclose(seen[0], -8 * way) and np.allclose(seen[1], -seen[0])
