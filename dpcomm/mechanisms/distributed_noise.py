@@ -42,7 +42,7 @@ from dpcomm.privacy.accounting import (
     rdp_subsampled_gaussian,
 )
 from ..privacy.fixed_cohorts import fixed_size_epsilon
-from ..privacy.games import check_plays, fewer_game, gaussian_curve, sum_game
+from ..privacy.games import SumGame, check_plays, fewer_game, gaussian_curve
 from ..privacy.guarantee import PREMISES, SAMPLINGS, Guarantee, large_delta
 from ..privacy.losses import Losses, gaussian_losses
 from ..privacy.pairs import SWAPS
@@ -364,9 +364,9 @@ def attack_scores(
     "Play the worst-case neighbour game through messages and sum. [Nasr et al. 2023]"
     check_plays(present, n)
     check_choice("relation", relation, tuple(self.relations))
-    world = (relation, present, n, rng, self.clip_norm, self.std)
     equal, q = np.full(d, d**-0.5), cohort / n_clients
-    return sum_game(lambda u: self.release(u, rng), *world, equal, rounds, q)
+    game = SumGame(self.clip_norm, self.std, equal, rounds, q)
+    return game.scores(lambda u: self.release(u, rng), relation, present, n, rng)
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #f10a761b
 @patch
@@ -444,9 +444,15 @@ def attack_scores(
         total = sum(self.game_words(row, rng) for row in rows)
         return self.game_values(self.ring.wrap(total), d)
 
-    world = (relation, present, n, rng, self.clip_norm, self.sigma * self.clip_norm)
-    axis, q = self.game_axis(d), cohort / n_clients
-    return sum_game(release_of, *world, axis, rounds, q, self.game_grid(d))
+    game = SumGame(
+        clip=self.clip_norm,
+        std=self.sigma * self.clip_norm,
+        direction=self.game_axis(d),
+        rounds=rounds,
+        q=cohort / n_clients,
+        grid=self.game_grid(d),
+    )
+    return game.scores(release_of, relation, present, n, rng)
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #06e0c665
 SAFE = {

@@ -34,7 +34,7 @@ from dpcomm.core.wire import (
 )
 from .contract import Whole, patch, register
 from .distributed_noise import ServerNoise
-from ..privacy.games import check_plays, gaussian_curve, sum_game
+from ..privacy.games import SumGame, check_plays, gaussian_curve
 from ..secagg.ring import conditional_round, rounded_norm
 
 # %% ../../nbs/baselines/quantised.ipynb #0c5340eb
@@ -229,9 +229,9 @@ def attack_scores(
         seen.append(self.release(u, rng))
         return seen[-1]
 
-    world = (relation, present, n, rng, self.clip_norm, self.std)
     equal, q = np.full(d, d**-0.5), cohort / n_clients
-    found = sum_game(release_of, *world, equal, rounds, q)
+    game = SumGame(self.clip_norm, self.std, equal, rounds, q)
+    found = game.scores(release_of, relation, present, n, rng)
     if self.rounding == "random" and rounds == 1 and cohort == n_clients:
         found["rounding"] = mixture_ratio(self, relation, seen[-1])
     return found
