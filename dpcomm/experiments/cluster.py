@@ -109,12 +109,18 @@ def _client(address, processes):
             yield client
         return
     nodes = "scheduler", "worker", "nanny"
-    local = dict(n_workers=processes, threads_per_worker=1, memory_limit=0)
-    local |= dict(host="127.0.0.1", security=True, dashboard_address=None)
-    local |= dict(silence_logs=logging.ERROR)  # a worker that is slow to leave
+    # a worker that is slow to leave
     with (
         dask.config.set({f"distributed.{node}.http.routes": [] for node in nodes}),
-        LocalCluster(**local) as cluster,
+        LocalCluster(
+            n_workers=processes,
+            threads_per_worker=1,
+            memory_limit=0,
+            host="127.0.0.1",
+            security=True,
+            dashboard_address=None,
+            silence_logs=logging.ERROR,
+        ) as cluster,
         Client(cluster) as client,
     ):
         yield client
@@ -255,11 +261,16 @@ def _submit(jobs, folder, cluster, options):
     refusals = faults.FailedSubmissionError, faults.UncompletedJobError, OSError
     handed, most = [], _array_size() if cluster == "slurm" else 1000
     for (minutes, memory, turns), mine in arrays_of(jobs, most):
-        place = dict(cluster=cluster, slurm_max_num_timeout=turns)
-        executor = submitit.AutoExecutor(folder / "submitit", **place)
-        limits = dict(timeout_min=minutes, mem_gb=memory, cpus_per_task=1)
-        more = dict(name="dpcomm", slurm_additional_parameters=options or {})
-        executor.update_parameters(**limits, **more)
+        executor = submitit.AutoExecutor(
+            folder / "submitit", cluster=cluster, slurm_max_num_timeout=turns
+        )
+        executor.update_parameters(
+            timeout_min=minutes,
+            mem_gb=memory,
+            cpus_per_task=1,
+            name="dpcomm",
+            slurm_additional_parameters=options or {},
+        )
         try:
             with executor.batch():
                 handles = [executor.submit(Resumable(job, folder)) for job in mine]

@@ -51,8 +51,15 @@ def grid(
 ) -> list:  # of Run
     "The columns and the counts. [dprec Tables 1 and 2]"
     s, cells = settings(scale), tuple(f"femnist.{name}" for name in dprec_curves.COUNTS)
-    more = dict(data=s["data"], memory=s["memory"], trains=False)
-    counts = Run("partition", "clients and their sizes", scale, cells, **more)
+    counts = Run(
+        "partition",
+        "clients and their sizes",
+        scale=scale,
+        fills=cells,
+        data=s["data"],
+        memory=s["memory"],
+        trains=False,
+    )
     return [*columns(s, scale), counts]
 
 # %% ../../nbs/experiments/dprec_femnist.ipynb #3ec1e003

@@ -103,13 +103,22 @@ def grid(
     keys = [f"{factor}.eps3.{kind}" for factor in FACTORS for kind in NAMES]
     keys, found = list(dict.fromkeys([*keys, *CLIPS])), []
     data = () if scale == "smoke" else ("mnist",)
-    common = dict(data=data, memory=1.5, minutes=5 if scale == "full" else 0.1)
     for key in keys:
         name, budget, kind = key.split(".")
         label = f"{NAMES[kind]}, epsilon {budget[3:]}, {FACTORS.get(name, 'ICLR clip')}"
         seeds = tuple(range(10 if key in CLIPS else 4))
-        who = key, label, scale, (f"ours.{scale}.gap.{key}.acc",)
-        found += [Run(*who, seeds=seeds, **common)]
+        found += [
+            Run(
+                key,
+                label,
+                scale=scale,
+                fills=(f"ours.{scale}.gap.{key}.acc",),
+                seeds=seeds,
+                data=data,
+                memory=1.5,
+                minutes=5 if scale == "full" else 0.1,
+            )
+        ]
     return found + large(scale) if scale == "full" else found
 
 # %% ../../nbs/experiments/dprec_gap.ipynb #9ap00030
@@ -129,8 +138,17 @@ def play(
     config = replace(s["config"], engine=engine, **own)
     line = curve(run, config, s["n_clients"], dprec_curves.tensor_groups(model))
     dealt = clients(factor, run.scale, seed if factor == "deal" else 0)
-    task = line, model, dealt, seed, run.fills, how
-    return dprec_curves.train(*task, model=net, law=law, factor=factor)
+    return dprec_curves.train(
+        line,
+        model,
+        clients=dealt,
+        seed=seed,
+        fills=run.fills,
+        how=how,
+        model=net,
+        law=law,
+        factor=factor,
+    )
 
 # %% ../../nbs/experiments/dprec_gap.ipynb #9ap00032
 def curve(

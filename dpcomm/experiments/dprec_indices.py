@@ -41,8 +41,11 @@ def settings(
         "quick": (writers | dict(messages=10), 8, 10),
         "full": (writers | dict(messages=40), 40, 100),
     }[scale]
-    draw = dict(rounds=rounds, cohort=cohort, sampling="replacement")
-    return s | dict(config=dprec_curves.stated_config("femnist", **draw))
+    return s | dict(
+        config=dprec_curves.stated_config(
+            "femnist", rounds=rounds, cohort=cohort, sampling="replacement"
+        )
+    )
 
 # %% ../../nbs/experiments/dprec_indices.ipynb #5b28f0e3
 CASES = {
@@ -57,13 +60,21 @@ def grid(
 ) -> list:  # of Run
     "Three ways to cut and clip an update."
     own, runs = f"ours.{scale}.indices", []
-    need = dict(memory=2.0, minutes={"smoke": 0.1, "quick": 0.3, "full": 20}[scale])
-    need |= dict(data=() if scale == "smoke" else ("mnist-by-writer",))
     for case, name in CASES.items():
         cells = [f"{own}.{case}.{code}" for code in (*CODES, "told_message")]
         for how in ("fresh", "public") if case == "only64" else ():
             cells += [f"{own}.{how}.{test}" for test in TESTS]
-        runs.append(Run(case, name, scale, tuple(cells), **need))
+        runs.append(
+            Run(
+                case,
+                name,
+                scale=scale,
+                fills=tuple(cells),
+                memory=2.0,
+                minutes={"smoke": 0.1, "quick": 0.3, "full": 20}[scale],
+                data=() if scale == "smoke" else ("mnist-by-writer",),
+            )
+        )
     return runs
 
 # %% ../../nbs/experiments/dprec_indices.ipynb #ddcb77ac
@@ -87,8 +98,15 @@ def curve(
     s, std, n = settings(run.scale), stated("rec.std"), len(federation(run.scale).parts)
     sizes = tuple(groups(models.build(s["net"], seed_tree(0, "init"))).values())
     if run.key == "private":
-        setting = s["config"], n, stated("rec.c.eps3"), std, sizes
-        return dprec_curves.rec(run.key, *setting, accountant="exact-balle")
+        return dprec_curves.rec(
+            run.key,
+            s["config"],
+            n_clients=n,
+            c=stated("rec.c.eps3"),
+            std=std,
+            groups=sizes,
+            accountant="exact-balle",
+        )
     if run.key == "only64":
         sizes = dprec_curves.equal_groups(sum(sizes), stated("only.group_size"))
     mechanism = Rec(UNCLIPPED, std, stated("rec.bits"), sizes)

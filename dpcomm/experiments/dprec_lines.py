@@ -43,10 +43,11 @@ def local(
 ) -> Curve:
     "DP-FedAvg whose noise every client adds itself. [dprec Sec. 4.1]"
     noisy = Gaussian(stated("fedavg.clip"), sigma, local=True, exact=False)
-    once = dict(rounds=1, accountant="rdp-classic", scope="per-round")
 
     def account(rounds):
-        return noisy.guarantee(delta=delta, **once)
+        return noisy.guarantee(
+            delta=delta, rounds=1, accountant="rdp-classic", scope="per-round"
+        )
 
     def whole_run(rounds):
         whole = noisy.guarantee(rounds=rounds, delta=delta, accountant="rdp-balle")
@@ -67,8 +68,10 @@ def curve(
     if key.startswith("only"):
         return unclipped(key, long, sizes)
     eps, cohort = 1 if key.startswith("local1") else 3, short.cohort
-    ends = n_clients, cohort, short.rounds, len(sizes)
-    c, std = dprec_curves.calibrated_c(eps, *ends), stated("rec.std")
+    c, std = (
+        dprec_curves.calibrated_c(eps, n_clients, cohort, short.rounds, len(sizes)),
+        stated("rec.std"),
+    )
     if key == "none":
         sample = Gaussian(c * std, 1 / c, local=True, exact=False)
         return Curve(key, sample, replace(short, sampling="replacement"))
@@ -77,4 +80,6 @@ def curve(
         sigma = dprec_curves.equal_local_sigma(c, 7 * len(sizes), delta)
         return local(key, short, sigma, delta)
     bits = int(key[4:]) if key.startswith("bits") else 7
-    return dprec_curves.rec(key, short, n_clients, c, std, sizes, bits)
+    return dprec_curves.rec(
+        key, short, n_clients=n_clients, c=c, std=std, groups=sizes, bits=bits
+    )

@@ -22,13 +22,14 @@ def settings(
 ) -> dict:  # images, n_clients, nets, config
     "What all runs of a scale share. [dprec App. C.2]"
     paper = Config()
-    small = dict(rounds=100, cohort=8, eval_every=20, lr=0.05, server_lr=0.01)
     return {
         "smoke": dict(
             images="digits",
             n_clients=24,
             nets=("linear",),
-            config=replace(paper, **small),
+            config=replace(
+                paper, rounds=100, cohort=8, eval_every=20, lr=0.05, server_lr=0.01
+            ),
         ),
         "quick": dict(
             images="mnist",

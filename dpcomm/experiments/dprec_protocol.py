@@ -186,11 +186,13 @@ def paid() -> dict:  # row of DP-FedAvg, as 'mnist.eps6' -> epsilon left
         )
         rounds = round(rounds_of(task, "fedavg") * at / all_)
         n, m = stated("n_clients", task), mechanism_of(f"{task}.eps{eps}.fedavg")
-        run = dict(
-            rounds=rounds, delta=n**-1.1, n_clients=n, cohort=stated("cohort", task)
-        )
         spent = m.guarantee(
-            **run, sampling="poisson", orders=accounting.INTEGER_ORDERS
+            rounds=rounds,
+            delta=n**-1.1,
+            n_clients=n,
+            cohort=stated("cohort", task),
+            sampling="poisson",
+            orders=accounting.INTEGER_ORDERS,
         ).eps
         found[f"{task}.eps{eps}"] = eps - spent
     return found

@@ -115,8 +115,14 @@ def play(
     line = curve(run, dprec_curves.tensor_groups(model))
     task = Task(model, clients, line.mechanism, line.config, seed)
     done = simulate(task, guarantee=line.guarantee, **how)
-    account = dprec_curves.scores_of(run.fills), line.guarantee, line.as_run
-    found = from_training(task, done, *account, model=net)
+    found = from_training(
+        task,
+        done,
+        dprec_curves.scores_of(run.fills),
+        line.guarantee,
+        line.as_run,
+        model=net,
+    )
     if found:
         ends = {"first": first, "last": done.w.detach().cpu()}
         left = {key: ends[key.split(".")[-1]] for key in run.fills if "survives" in key}

@@ -51,14 +51,22 @@ def grid(
     more, runs = dict(data=data, memory=2.0 if scale == "full" else 1.5), []
     for kind, name in (("fedavg", "DP-FedAvg"), ("rec", "DP-REC")):
         cells = f"shakespeare.eps3.{kind}.acc", f"{own}.eps3.{kind}.loss"
-        run = f"eps3.{kind}", f"{name}, epsilon 3", scale, cells
-        runs.append(Run(*run, minutes=MINUTES[scale], **more))
+        runs.append(
+            Run(
+                f"eps3.{kind}",
+                f"{name}, epsilon 3",
+                scale=scale,
+                fills=cells,
+                minutes=MINUTES[scale],
+                **more,
+            )
+        )
     dealt = tuple(f"shakespeare.{name}" for name in dprec_curves.COUNTS)
     for key, name, cells in (
         ("partition", "clients and their sizes", dealt),
         ("space", "always predicting the space", (f"{own}.space.acc",)),
     ):
-        runs.append(Run(key, name, scale, cells, trains=False, **more))
+        runs.append(Run(key, name, scale=scale, fills=cells, trains=False, **more))
     return runs
 
 # %% ../../nbs/experiments/dprec_shakespeare.ipynb #30ed7898
@@ -90,8 +98,15 @@ def curve(
 ) -> dprec_curves.Curve:
     "Mechanism, configuration and promise of one run. [dprec App. C.2]"
     s, sizes = settings(run.scale), tuple(groups(network(run.scale, 0)).values())
-    setting = "shakespeare", run.key, s["config"], s["n_clients"], sizes
-    return dprec_curves.line(*setting, s["clip"], s["std"])
+    return dprec_curves.line(
+        "shakespeare",
+        run.key,
+        config=s["config"],
+        n_clients=s["n_clients"],
+        sizes=sizes,
+        clip=s["clip"],
+        std=s["std"],
+    )
 
 # %% ../../nbs/experiments/dprec_shakespeare.ipynb #6c633f76
 def source(

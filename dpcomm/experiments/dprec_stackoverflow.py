@@ -83,8 +83,14 @@ def curve(
     made, config = (settings(scale)[name] for name in ("made", "config"))
     groups = (made.n_words * made.n_tags // 5,) * 5 + (made.n_tags,)
     more = dict(accountant="exact-classic") if scale == "full" else {}
-    run = f"eps1.{kind}", config, made.n_clients, groups
-    return dprec_curves.line("solr", *run, **more)
+    return dprec_curves.line(
+        "solr",
+        f"eps1.{kind}",
+        config=config,
+        n_clients=made.n_clients,
+        sizes=groups,
+        **more,
+    )
 
 # %% ../../nbs/experiments/dprec_stackoverflow.ipynb #0be4bc3e
 def source(
@@ -126,9 +132,16 @@ def play(
         return two_rounds({"quick": "full"}.get(run.scale, run.scale), kind)
     made, clients = settings(run.scale)["made"], federation(run.scale)
     model, how = TagRegression(made.n_words, made.n_tags), how | dict(metrics=recall)
-    task = curve(run.scale, kind), model, clients, seed, (), how
-    about = dict(floor=floor(run.scale), model="TagRegression")
-    found = dprec_curves.train(*task, **about)
+    found = dprec_curves.train(
+        curve(run.scale, kind),
+        model,
+        clients=clients,
+        seed=seed,
+        fills=(),
+        how=how,
+        floor=floor(run.scale),
+        model="TagRegression",
+    )
     if found:
         found["cells"] = {run.fills[0]: [found["final"]["recall5"], "made-percent"]}
         found["data"] = source(clients, made)

@@ -72,9 +72,16 @@ def grid(
     for own, net, kind in [*asked, *(("cnn.", "cnn", kind) for kind in large)]:
         for eps in (3, 6):
             cells = (f"ours.{scale}.tight.{own}mnist.eps{eps}.{kind}.acc",)
-            who = f"{own}eps{eps}.{kind}", f"{KINDS[kind]}, epsilon {eps}, {net}"
             more = common | (dict(minutes=47, seeds=(0, 1, 2)) if own else {})
-            found.append(Run(*who, scale, cells, **more))
+            found.append(
+                Run(
+                    f"{own}eps{eps}.{kind}",
+                    f"{KINDS[kind]}, epsilon {eps}, {net}",
+                    scale,
+                    cells,
+                    **more,
+                )
+            )
     return found
 
 # %% ../../nbs/experiments/dprec_tight.ipynb #71cecf7e
@@ -126,5 +133,13 @@ def play(
     clients = dprec_curves.mnist_clients(s["images"], s["n_clients"])
     model = models.build(net, seed_tree(seed, "init"))
     line = curve(run, dprec_curves.tensor_groups(model))
-    more = dict(model=net, setting=setting(int(budget[3:]), kind))
-    return dprec_curves.train(line, model, clients, seed, run.fills, how, **more)
+    return dprec_curves.train(
+        line,
+        model,
+        clients=clients,
+        seed=seed,
+        fills=run.fills,
+        how=how,
+        model=net,
+        setting=setting(int(budget[3:]), kind),
+    )

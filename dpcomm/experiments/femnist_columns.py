@@ -60,10 +60,16 @@ def columns(
             key = f"eps{eps}.{kind}"
             cells = [f"{s['prefix']}.{key}.{column}" for column in ("acc", "comm")]
             cells = tuple(c if c in known else f"ours.{scale}.{c}" for c in cells)
-            own = dict(minutes=s["minutes"][kind == "rec"])
             if key not in s["refused"]:
                 found.append(
-                    Run(key, f"{name}, epsilon {eps}", scale, cells, **own, **more)
+                    Run(
+                        key,
+                        f"{name}, epsilon {eps}",
+                        scale=scale,
+                        fills=cells,
+                        minutes=s["minutes"][kind == "rec"],
+                        **more,
+                    )
                 )
     return found
 
@@ -100,5 +106,13 @@ def train(
     model = models.build(s["net"], seed_tree(seed, "init"))
     sizes, device = dprec_curves.tensor_groups(model), how.get("device", "cpu")
     found = line(s, run.key, len(clients.parts), sizes, device)
-    more = dict(model=s["net"], task=s["task"])
-    return dprec_curves.train(found, model, clients, seed, run.fills, how, **more)
+    return dprec_curves.train(
+        found,
+        model,
+        clients=clients,
+        seed=seed,
+        fills=run.fills,
+        how=how,
+        model=s["net"],
+        task=s["task"],
+    )

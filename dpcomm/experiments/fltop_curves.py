@@ -174,8 +174,9 @@ def scheme_runs(
     for ratio, private in by_ratio(keys).items():
         name = f"thresholds S, r = {ratio[1:]} %"
         numbers = map("sensitivity.{}".format, private)
-        more = dict(minutes=minutes[1])
-        found.append(place.run(f"sensitivity.{ratio}", name, numbers, **more))
+        found.append(
+            place.run(f"sensitivity.{ratio}", name, numbers, minutes=minutes[1])
+        )
     return found
 
 # %% ../../nbs/reference/fltop_curves.ipynb #cschg012
@@ -295,8 +296,15 @@ class Public:
     def scores(self) -> Tensor:
         "Sum of absolute gradients, (d,)."
         steps, lr = stated(self.setting.task, "init_steps"), self.setting.config.lr
-        batch = self.x, self.y, steps, lr, self.loss
-        return topk.public_gradients(self.model, self.start, *batch)
+        return topk.public_gradients(
+            self.model,
+            self.start,
+            x=self.x,
+            y=self.y,
+            steps=steps,
+            lr=lr,
+            loss=self.loss,
+        )
 
     @cached_property
     def free(self) -> Tensor:
@@ -311,8 +319,15 @@ def one_local_round(
     "What a client that holds the public batch would send. [fltop Alg. 2]"
     config = public.setting.config
     plan = torch.arange(len(public.x)).repeat(1, config.epochs, 1)
-    batch = public.x, public.y, plan, config.lr, mask
-    return train_fused(public.model, public.start, *batch)[0][0]
+    return train_fused(
+        public.model,
+        public.start,
+        x=public.x,
+        y=public.y,
+        plan=plan,
+        lr=config.lr,
+        mask=mask,
+    )[0][0]
 
 # %% ../../nbs/reference/fltop_curves.ipynb #a58b1505
 def mechanism(
@@ -325,8 +340,9 @@ def mechanism(
     (name, _, ratio), s = parse(key), public.setting
     support = topk.top_k(public.scores, ratio) if name.startswith("FL-TOP") else None
     noise = (1.0, None) if clip_norm is None else (clip_norm, s.sigma)
-    common = name, ratio, s.config.cohort, *noise
-    return topk.scheme(*common, support, seed=seed, chunks=s.chunks)
+    return topk.scheme(
+        name, ratio, s.config.cohort, *noise, support, seed=seed, chunks=s.chunks
+    )
 
 # %% ../../nbs/reference/fltop_curves.ipynb #d5d63bd4
 def threshold(
@@ -373,9 +389,10 @@ def hospitals(
     read = dict(diabetes130=medical.diabetes130, physionet2012=medical.physionet2012)
     found = _made() if table == "made" else read[table]()
     deaths = stated(setting.task, "public.batch") // 2
-    more = dict(public_deaths=deaths)
     stream = seed_tree(0, "hospitals")
-    return medical.virtual_hospitals(found, setting.n_clients, stream, **more)
+    return medical.virtual_hospitals(
+        found, setting.n_clients, stream, public_deaths=deaths
+    )
 
 # %% ../../nbs/reference/fltop_curves.ipynb #6f481b55
 def odds_loss(
@@ -424,20 +441,30 @@ def curve(
     (name, private, _), s = parse(scheme), public.setting
     config, own, delta = s.config, partial(stated, s.task), stated(s.task, "delta")
     if name == "FL-CS":
-        rates = dict(server_lr=own("cs.server_lr"), momentum=own("cs.momentum"))
-        config = replace(config, server="momentum", **rates)
+        config = replace(
+            config,
+            server="momentum",
+            server_lr=own("cs.server_lr"),
+            momentum=own("cs.momentum"),
+        )
     if not private:
         return dprec_curves.Curve(key, mechanism(scheme, public, seed), config)
     clip_norm = clip_norm or threshold(scheme, public, seed)
     used = mechanism(scheme, public, seed, clip_norm)
     if change == "linear":
         used = replace(used, iterations=0)
-    run = dict(n_clients=s.n_clients, cohort=config.cohort, delta=delta)
-    run |= dict(sampling="poisson", orders=INTEGER_ORDERS, relation="add-remove")
-    run |= dict(premises={"sampling": dprec_curves.PREMISE})
 
     def account(rounds):
-        return used.guarantee(rounds=rounds, **run)
+        return used.guarantee(
+            rounds=rounds,
+            n_clients=s.n_clients,
+            cohort=config.cohort,
+            delta=delta,
+            sampling="poisson",
+            orders=INTEGER_ORDERS,
+            relation="add-remove",
+            premises={"sampling": dprec_curves.PREMISE},
+        )
 
     fixed = partial(dprec_curves.as_run, used, config, s.n_clients, delta=delta)
     return dprec_curves.Curve(key, used, config, account, fixed)
@@ -455,8 +482,9 @@ def train(
     s = public.setting
     task = Task(public.model, federation, line.mechanism, line.config, seed)
     done = simulate(task, guarantee=line.guarantee, **how)
-    named = dict(model=f"{s.net}, glorot")
-    played = from_training(task, done, {}, line.guarantee, line.as_run, **named)
+    played = from_training(
+        task, done, {}, line.guarantee, line.as_run, model=f"{s.net}, glorot"
+    )
     if played:
         best = max(done.history, key=lambda at: at[s.score])
         final = played["final"] | {"best": best}

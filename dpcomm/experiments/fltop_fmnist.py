@@ -36,9 +36,15 @@ def settings(
 ) -> Setting:
     "What all runs of a scale share. [fltop Table 5]"
     config = dict(cohort=stated("cohort"), batch=stated("batch_size"), eval_every=10)
-    more = dict(n_clients=stated("n_clients"), keys=ordered(0.5, 5, 0.1, 1, 10))
-    more |= dict(data=("fashion-mnist", "mnist"), net="cnn_same", score="accuracy")
-    full = Setting.of_paper("fmnist", config, **more)
+    full = Setting.of_paper(
+        "fmnist",
+        config,
+        n_clients=stated("n_clients"),
+        keys=ordered(0.5, 5, 0.1, 1, 10),
+        data=("fashion-mnist", "mnist"),
+        net="cnn_same",
+        score="accuracy",
+    )
     if scale == "full":
         return full
     if scale == "quick":
@@ -46,8 +52,17 @@ def settings(
         short = replace(full.config, rounds=25, eval_every=5)
         return replace(full, config=short, keys=keys, draws=5)
     short = replace(full.config, rounds=10, cohort=12, batch=20, eval_every=5)
-    small = dict(data=("digits", "digits"), net="linear", n_clients=144, sigma=0.3)
-    return replace(full, config=short, keys=ordered(5), chunks=10, draws=5, **small)
+    return replace(
+        full,
+        config=short,
+        keys=ordered(5),
+        chunks=10,
+        draws=5,
+        data=("digits", "digits"),
+        net="linear",
+        n_clients=144,
+        sigma=0.3,
+    )
 
 # %% ../../nbs/experiments/fltop_fmnist.ipynb #983f33ab
 COLUMNS = {"accuracy": Column("best", "accuracy"), "last": Column("last", "accuracy")}

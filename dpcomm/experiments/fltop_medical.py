@@ -34,10 +34,15 @@ def settings(
 ) -> Setting:
     "What all runs of a scale share. [fltop Table 5]"
     config = dict(cohort=26, batch=128, eval_every=1, balance=True)
-    more = dict(n_clients=1300, net="mlp", score="balanced_accuracy", cs_draws=1)
-    more |= dict(data=("diabetes130", "physionet2012"))
     full = Setting.of_paper(
-        "medical", config, keys=ordered(RATIOS, MAIN, OTHERS), **more
+        "medical",
+        config,
+        keys=ordered(RATIOS, MAIN, OTHERS),
+        n_clients=1300,
+        net="mlp",
+        score="balanced_accuracy",
+        cs_draws=1,
+        data=("diabetes130", "physionet2012"),
     )
     if scale == "full":
         return full
@@ -45,8 +50,14 @@ def settings(
         less, keys = replace(full.config, rounds=30), ordered((0.1,), MAIN[:2])
         return replace(full, config=less, keys=keys, draws=9)
     less = replace(full.config, rounds=4, cohort=8, epochs=20)
-    small = dict(data=("made",), n_clients=80, draws=9)
-    return replace(full, config=less, keys=ordered((1.0,), MAIN, OTHERS), **small)
+    return replace(
+        full,
+        config=less,
+        keys=ordered((1.0,), MAIN, OTHERS),
+        data=("made",),
+        n_clients=80,
+        draws=9,
+    )
 
 # %% ../../nbs/experiments/fltop_medical.ipynb #d9badaa1
 COLUMNS = {
@@ -129,8 +140,16 @@ def play(
     table, key = run.key.split(".", 1)
     tried, clients = public(run.scale, table, seed), split(run.scale, table).federation
     if key.startswith("sensitivity"):
-        more = dict(unit=f"{table} norm", d=len(tried.start))
-        return fltop_curves.thresholds(run, tried, clients, 1000 * seed, **more)
+        return fltop_curves.thresholds(
+            run,
+            tried,
+            federation=clients,
+            seed=1000 * seed,
+            unit=f"{table} norm",
+            d=len(tried.start),
+        )
     cells = dict(zip(run.fills, COLUMNS.values()))
     how |= dict(metrics=tables.metrics)
-    return fltop_curves.train(curve(run, seed), tried, clients, seed, cells, **how)[0]
+    return fltop_curves.train(
+        curve(run, seed), tried, federation=clients, seed=seed, cells=cells, **how
+    )[0]

@@ -70,9 +70,17 @@ def smoke(
     task: str,  # mnist or cifar10
 ) -> Sweep:
     "A sweep of seconds on scikit-learn's digits. [scikit-learn, load_digits]"
-    own = dict(images="digits", limit=(600, 200), epochs=2, d=39_700)
-    own |= dict(sigmas=(0.2,), steps=(0.04,), budgets=(100.0, 1000.0))
-    return sweep(task, "smoke", **own)
+    return sweep(
+        task,
+        "smoke",
+        images="digits",
+        limit=(600, 200),
+        epochs=2,
+        d=39_700,
+        sigmas=(0.2,),
+        steps=(0.04,),
+        budgets=(100.0, 1000.0),
+    )
 
 # %% ../../nbs/reference/frontier.ipynb #fd570a07
 MVU_INPUTS = 2**9
@@ -108,8 +116,9 @@ def account(
 ):  # Guarantee
     "Local privacy of one example, one release an epoch. [imvu Sec. 4.1]"
     own = {"d": s.d} if mech.name == "mvu" else {}
-    run = dict(rounds=epochs, delta=s.delta, relation="zero-out")
-    return mech.guarantee(**run, accountant=accountant, **own)
+    return mech.guarantee(
+        rounds=epochs, delta=s.delta, relation="zero-out", accountant=accountant, **own
+    )
 
 # %% ../../nbs/reference/frontier.ipynb #80c37fde
 RATIOS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
@@ -169,8 +178,17 @@ def trained(
     found = []
     for kind, sigma, step in s.points:
         name = f"{LABELS[kind]}, sigma {sigma:g}, step {step:g}"
-        more = dict(seeds=seeds, data=data, memory=memory, minutes=minutes[kind])
-        found.append(Run(key_of((kind, sigma, step)), name, s.scale, **more))
+        found.append(
+            Run(
+                key_of((kind, sigma, step)),
+                name,
+                scale=s.scale,
+                seeds=seeds,
+                data=data,
+                memory=memory,
+                minutes=minutes[kind],
+            )
+        )
     return found
 
 # %% ../../nbs/reference/frontier.ipynb #f285b5d3
@@ -191,8 +209,16 @@ def read(
                 fills.append(cell if cell in known else mark + cell)
             needs = tuple(dict.fromkeys([*keys[kind], *keys["imvu"]]))
             name = f"frontier of {LABELS[kind]}{', exact law' * bool(exact)}, eps {b:g}"
-            more = dict(fills=tuple(fills), needs=needs, seeds=seeds)
-            found.append(Run(f"frontier.{curve}.eps{b:g}", name, s.scale, **more))
+            found.append(
+                Run(
+                    f"frontier.{curve}.eps{b:g}",
+                    name,
+                    scale=s.scale,
+                    fills=tuple(fills),
+                    needs=needs,
+                    seeds=seeds,
+                )
+            )
     return found
 
 # %% ../../nbs/reference/frontier.ipynb #eafb9749

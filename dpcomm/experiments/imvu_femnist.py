@@ -19,14 +19,21 @@ def settings(
     "What all runs of a scale share. [imvu Sec. 4.2, App. C]"
     config = sample_level.stated_config(rounds=50, eval_every=25)
     thin = dict(sigmas=(1.0, 4.0), eps=(0.5, 2.0), rates=(1.0,), small=(0.001,))
-    wide = dict(sigmas=(0.6, 1.0, 2.0, 4.0), eps=(0.5, 1.0, 2.0, 3.0))
-    wide |= dict(rates=(1.0, 2.0, 0.5), small=(0.001, 0.01, 0.0001))
     if scale == "smoke":
         config = sample_level.stated_config(rounds=20, eval_every=10)
         return Sweep(scale, ("digits",), config, (0,), **thin)
     if scale == "quick":
         return Sweep(scale, ("by_writer",), config, (0,), **thin)
-    return Sweep(scale, ("by_writer", "femnist"), config, (0, 1), **wide)
+    return Sweep(
+        scale,
+        ("by_writer", "femnist"),
+        config=config,
+        seeds=(0, 1),
+        sigmas=(0.6, 1.0, 2.0, 4.0),
+        eps=(0.5, 1.0, 2.0, 3.0),
+        rates=(1.0, 2.0, 0.5),
+        small=(0.001, 0.01, 0.0001),
+    )
 
 # %% ../../nbs/experiments/imvu_femnist.ipynb #c5bd4de4
 def grid(

@@ -284,8 +284,9 @@ def write_work(
     **numbers,  # lr, rounds, threads
 ) -> None:
     "Leave the work of a round where contestants read it."
-    arrays = dict(x=x.numpy(), y=y.numpy(), plan=plan.numpy())
-    np.savez(folder / "work.npz", **arrays, **numbers)
+    np.savez(
+        folder / "work.npz", x=x.numpy(), y=y.numpy(), plan=plan.numpy(), **numbers
+    )
     torch.save(model, folder / "model.pt")
 
 # %% ../../nbs/reference/peers.ipynb #a1dfee00

@@ -344,13 +344,18 @@ def run_papermill(
             " --inline"
         ) from None
     watched = sys.stderr.isatty()
-    options = dict(kernel_name="python3", language="python", progress_bar=False)
-    options |= dict(stderr_file=sys.stderr)
     try:
         with _own_kernel(), _environment(**_kernel_variables(watched)):
             quiet = ["--log-level=CRITICAL"]
             papermill.execute_notebook(
-                path, target, values, extra_arguments=quiet, **options
+                path,
+                target,
+                values,
+                extra_arguments=quiet,
+                kernel_name="python3",
+                language="python",
+                progress_bar=False,
+                stderr_file=sys.stderr,
             )
     except papermill.PapermillExecutionError as error:
         if error.ename == "Unfinished":

@@ -282,9 +282,18 @@ def record_of(
     found["history"] = records.thin(found["history"])
     if run.trains and seed not in run.seeds and found["cells"]:
         found["notes"] = [*found["notes"], records.BEYOND]
-    who = (experiment.paper, experiment.stem, run.scale, run.key, seed)
     origin = origin_of(experiment, found["config"], device)
-    return Record(*who, trained=run.trains, cost=cost, origin=origin, **found)
+    return Record(
+        experiment.paper,
+        experiment.stem,
+        scale=run.scale,
+        key=run.key,
+        seed=seed,
+        trained=run.trains,
+        cost=cost,
+        origin=origin,
+        **found,
+    )
 
 # %% ../../nbs/reference/runs.ipynb #g0trn02
 UNITS = {

@@ -192,8 +192,16 @@ def read(
             found.append(
                 Run(f"{data}.imvu_minus_{other}", name, s.scale, (cell,), needs)
             )
-        more = dict(data=FILES[data], memory=2.0, minutes=0.5)
-        found.append(Run(f"{data}.more_bits", f"more bits on {data}", s.scale, **more))
+        found.append(
+            Run(
+                f"{data}.more_bits",
+                f"more bits on {data}",
+                scale=s.scale,
+                data=FILES[data],
+                memory=2.0,
+                minutes=0.5,
+            )
+        )
     return found
 
 # %% ../../nbs/reference/sample_level.ipynb #3127ef2f

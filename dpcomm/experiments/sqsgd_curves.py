@@ -212,16 +212,33 @@ def comparison(
 
     d = MODELS[net][1]
     base = Base(d, tuple(stated("eps")), stated("bound"), stated("fraction"))
-    levels = dict(levels=stated("levels.fig2"), matched_levels=stated("levels.fig3"))
-    levels |= dict(fixed_eps=stated("eps.fig1"), momentum=stated("momentum"))
-    base = dataclasses.replace(base, **levels)
-    paper = dict(rounds=stated("epochs") * stated("rounds_per_epoch"))
-    paper |= dict(cohort=stated("clients"), batch=stated("batch_size"))
-    paper |= dict(server_lr=stated("server_lr"), momentum=stated("momentum"))
-    paper |= dict(steps=1, lr=1.0, server="sgd", eval_every=470)
+    base = dataclasses.replace(
+        base,
+        levels=stated("levels.fig2"),
+        matched_levels=stated("levels.fig3"),
+        fixed_eps=stated("eps.fig1"),
+        momentum=stated("momentum"),
+    )
+    paper = dict(
+        rounds=stated("epochs") * stated("rounds_per_epoch"),
+        cohort=stated("clients"),
+        batch=stated("batch_size"),
+        server_lr=stated("server_lr"),
+        momentum=stated("momentum"),
+        steps=1,
+        lr=1.0,
+        server="sgd",
+        eval_every=470,
+    )
     config = Config(**paper | own)
     return Comparison(
-        task, scale, data, net, base, config, tuple(keys or figures(base))
+        task,
+        scale,
+        images=data,
+        net=net,
+        base=base,
+        config=config,
+        keys=tuple(keys or figures(base)),
     )
 
 # %% ../../nbs/reference/sqsgd_curves.ipynb #s4cmp04
@@ -324,8 +341,13 @@ def play(
     def promise(rounds):
         return mechanism.guarantee(rounds=rounds)
 
-    own = dict(guarantee=None if run.key == "plain" else promise)
     cells = {run.fills[0]: "accuracy"}
-    found = from_training(task, done, cells, model=f"{c.net}, glorot", **own)
+    found = from_training(
+        task,
+        done,
+        cells,
+        model=f"{c.net}, glorot",
+        guarantee=None if run.key == "plain" else promise,
+    )
     more = gathered(mechanism, done.memory)
     return found and found | dict(final=found["final"] | more)

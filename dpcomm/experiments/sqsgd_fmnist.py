@@ -22,8 +22,15 @@ def settings(
     "What all runs of a scale share. [sqsgd Sec. 4]"
     net, own = "resnet110", ("fmnist", scale, "fashion-mnist")
     if scale == "smoke":
-        small = dict(net="lenet5", rounds=20, eval_every=10)
-        return sqsgd_curves.comparison("fmnist", scale, "digits", QUICK, **small)
+        return sqsgd_curves.comparison(
+            "fmnist",
+            scale,
+            data="digits",
+            keys=QUICK,
+            net="lenet5",
+            rounds=20,
+            eval_every=10,
+        )
     if scale == "quick":
         return sqsgd_curves.comparison(*own, QUICK, net, rounds=12, eval_every=12)
     every = sqsgd_curves.figures(sqsgd_curves.comparison(*own, net=net).base)

@@ -75,9 +75,19 @@ def jobs_of(
     for run, seed in runs.chosen(experiment, scale, seeds, only):
         if (run.key, seed) not in have:
             minutes, _ = runs.expected_minutes(run, have, grid)
-            size = minutes, run.memory, len(run.fills)
-            more = dict(needs=run.needs, data=run.data)
-            found.append(Job(experiment.name, scale, run.key, seed, *size, **more))
+            found.append(
+                Job(
+                    experiment.name,
+                    scale,
+                    key=run.key,
+                    seed=seed,
+                    minutes=minutes,
+                    memory=run.memory,
+                    cells=len(run.fills),
+                    needs=run.needs,
+                    data=run.data,
+                )
+            )
     return found
 
 # %% ../../nbs/reference/sweep.ipynb #s0need2
@@ -242,9 +252,17 @@ class _Stand:
     def job(self, experiment, run, seed) -> Job:
         grid = tuple(self.grid(experiment).values())
         minutes, _ = runs.expected_minutes(run, self.have(experiment), grid)
-        given = dict(minutes=minutes, memory=run.memory, needs=run.needs, data=run.data)
-        size = dict(cells=len(run.fills), **given)
-        return Job(experiment.name, self.scale, run.key, seed, **size)
+        return Job(
+            experiment.name,
+            self.scale,
+            key=run.key,
+            seed=seed,
+            cells=len(run.fills),
+            minutes=minutes,
+            memory=run.memory,
+            needs=run.needs,
+            data=run.data,
+        )
 
 # %% ../../nbs/reference/sweep.ipynb #dec00004
 def plan_decisive(
@@ -521,8 +539,14 @@ def start(
     gpu = least_used(sweep, gpus())
     env |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     with open(log, "ab") as file:
-        more = dict(stdin=pipe, stdout=pipe, stderr=file, env=env, text=True)
-        return Worker(job, subprocess.Popen(words, **more), log, gpu)
+        return Worker(
+            job,
+            subprocess.Popen(
+                words, stdin=pipe, stdout=pipe, stderr=file, env=env, text=True
+            ),
+            log,
+            gpu,
+        )
 
 
 def _dismiss(sweep):

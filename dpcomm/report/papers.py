@@ -412,8 +412,18 @@ def parse(
             raise refuse(f"{file}, report: field", key, REPORT)
         lines = typed(f"{file}, report", key, words[key], (list, tuple))
         words[key] = tuple(typed(f"{file}, report", key, x, str) for x in lines)
-    told = causes, not_run, titles, stand_ins, claims, words
-    return Paper(name, about, found, hypers, *told)
+    return Paper(
+        name,
+        about,
+        cells=found,
+        hypers=hypers,
+        causes=causes,
+        not_run=not_run,
+        titles=titles,
+        stand_ins=stand_ins,
+        claims=claims,
+        report=words,
+    )
 
 # %% ../../nbs/reference/papers.ipynb #aa14a115
 @lru_cache
