@@ -276,8 +276,14 @@ def tight_sigma(
     q = cohort / n_clients
 
     def at(sigma):
-        run = dict(sampling="poisson", accountant="pld")
-        return gaussian_guarantee(sigma, delta_of(n_clients), q, rounds, **run)
+        return gaussian_guarantee(
+            sigma,
+            delta_of(n_clients),
+            q=q,
+            rounds=rounds,
+            sampling="poisson",
+            accountant="pld",
+        )
 
     return math.ceil(1e4 * calibrate(at, eps, 1.0, 5.0, tol=1e-5)) / 1e4
 
@@ -438,8 +444,7 @@ def train(
     "One line as a record takes it."
     task = Task(net, clients, curve.mechanism, curve.config, seed)
     done = simulate(task, guarantee=curve.guarantee, **how)
-    account = curve.guarantee, curve.as_run
-    found = from_training(task, done, scores_of(fills), *account)
+    found = from_training(task, done, scores_of(fills), curve.guarantee, curve.as_run)
     return found and found | dict(config=found["config"] | config)
 
 # %% ../../nbs/reference/dprec_curves.ipynb #st4ted07

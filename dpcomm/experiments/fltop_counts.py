@@ -102,10 +102,18 @@ def guarantee(
     "What the paper's settings prove if cohorts were drawn by coins. [fltop Thm. 1]"
     orders = accounting.INTEGER_ORDERS if accountant == "rdp-classic" else None
     rate = stated(task, "cohort") / stated(task, "n_clients")
-    more = dict(sampling="poisson", accountant=accountant, orders=orders, note=KNOWN)
-    more |= dict(premises={"sampling": dprec_curves.PREMISE})
     sigma, delta = stated(task, "sigma"), stated(task, "delta")
-    return accounting.gaussian_guarantee(sigma, delta, rate, rounds, **more)
+    return accounting.gaussian_guarantee(
+        sigma,
+        delta,
+        q=rate,
+        rounds=rounds,
+        sampling="poisson",
+        accountant=accountant,
+        orders=orders,
+        note=KNOWN,
+        premises={"sampling": dprec_curves.PREMISE},
+    )
 
 # %% ../../nbs/reference/fltop_counts.ipynb #07eeb444
 @cache

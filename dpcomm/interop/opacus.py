@@ -30,8 +30,9 @@ def guarantee(
     fields |= dict(note=FLOATS)
     if len(history) == 1:
         ((sigma, q, steps),) = history
-        run = sigma, delta, q, steps
-        return accounting.gaussian_guarantee(*run, accountant=accountant, **fields)
+        return accounting.gaussian_guarantee(
+            sigma, delta, q=q, rounds=steps, accountant=accountant, **fields
+        )
     if not history:
         raise ValueError(
             "history has 0 parts; there is nothing to account for: train first"
@@ -48,8 +49,9 @@ def _composed(history, delta, accountant, fields):
         for sigma, q, steps in history
     )
     conversion, steps = accountant.removeprefix("rdp-"), sum(n for *_, n in history)
-    release = orders, sum(parts), delta, conversion
-    return accounting.guarantee_from_rdp(*release, rounds=steps, **fields)
+    return accounting.guarantee_from_rdp(
+        orders, sum(parts), delta=delta, conversion=conversion, rounds=steps, **fields
+    )
 
 
 def _listed(history, delta, accountant, fields):

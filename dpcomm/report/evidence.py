@@ -204,8 +204,16 @@ def paper_line(
         [s.reach if s.se else c.read_err or 0.0 for s, c in zip(whole, cells)]
     )
     values, n = scale * np.array([s.mean for s in whole]), cells[0].n_runs
-    more = dict(source="paper", err=scale * err, n=n, colour=colour)
-    return plots.series(mech, x, values, label, **more)
+    return plots.series(
+        mech,
+        x,
+        y=values,
+        label=label,
+        source="paper",
+        err=scale * err,
+        n=n,
+        colour=colour,
+    )
 
 # %% ../../nbs/reference/evidence.ipynb #e3fed162
 def over_traffic(
