@@ -24,9 +24,10 @@ from types import SimpleNamespace
 from ..core.checks import check_between, shown
 from ..core.files import locked, write_whole
 from . import runner
-from ..report import papers, records
+from ..report import papers, records, validation
 from ..report.records import Record
-from ..report.results import SCORES, Table, score_of
+from ..report.results import Table, score_of
+from ..report.seeds import SCORES
 
 # %% ../../nbs/reference/runs.ipynb #2e483cb9
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Experiment:
     ) -> tuple:  # of Run, in the order in which they are best run
         "The runs of one scale; ValueError where two share a key or a cell."
         runs = tuple(
-            self.module.grid(runner.check_name("scale", scale, records.SCALES))
+            self.module.grid(runner.check_name("scale", scale, validation.SCALES))
         )
         for what, names in (
             ("key", [run.key for run in runs]),
@@ -172,7 +173,7 @@ def index_entry(
 ) -> dict:  # paper, grids by scale, files they are made from, SHA-256 of these
     "What the index holds of an experiment."
     experiment = find(name)
-    grids = {scale: experiment.grid(scale) for scale in records.SCALES}
+    grids = {scale: experiment.grid(scale) for scale in validation.SCALES}
     for scale, grid in grids.items():
         bare = asdict(Run("", "", scale))
         differing = ({k: v for k, v in asdict(r).items() if v != bare[k]} for r in grid)
@@ -800,7 +801,7 @@ def overview() -> Table:  # one row an experiment
         data = ", ".join(sorted({d for run in grid for d in run.data})) or "bundled"
         cells = str(sum(len(run.fills) for run in grid))
         memory = _memory(grid, have)
-        costs = (_minutes(experiment, scale) for scale in records.SCALES)
+        costs = (_minutes(experiment, scale) for scale in validation.SCALES)
         row = name, experiment.paper, cells, *costs, memory, data
         rows.append((*row, f"{done}/{len(jobs)}"))
     header = "experiment|paper|cells|smoke|quick|full|GiB|data|done"
@@ -837,7 +838,7 @@ def cost(
 ) -> Table:  # one row a scale
     "What an experiment has cost, by its records, and what the rest of it would."
     experiment = planned(name)
-    rows = tuple(_cost_row(experiment, scale) for scale in records.SCALES)
+    rows = tuple(_cost_row(experiment, scale) for scale in validation.SCALES)
     header = "command|CPU time recorded|runs missing|CPU time for them|GiB|data"
     return Table(tuple(header.split("|")), rows, f"What {name} costs")
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from . import papers, records, results
+from . import papers, records, results, seeds, tables
 
 # %% ../../nbs/reference/claims.ipynb #cl000006
 STATUS = {
@@ -31,7 +31,7 @@ def says(
 ) -> str:  # 'holds', 'fails' or ''
     "What one number says about a claim."
     word = results.verdict(cell, s)
-    trained = cell.kind != "exact" and cell.unit in results.PERCENT
+    trained = cell.kind != "exact" and cell.unit in seeds.PERCENT
     if s is None or trained and (s.n < SEEDS or s.spread_of):
         return ""
     return "holds" if word in HOLDS else "fails" if word in FAILS else ""
@@ -250,7 +250,7 @@ def report(
         ),
         "Compute": _compute(full),
         "Results": f"{counts(paper, found).capitalize()}.\n\n"
-        f"{results.as_markdown(judged)}\n\n{results.expected_false(n)}",
+        f"{tables.as_markdown(judged)}\n\n{results.expected_false(n)}",
         "What was easy": items(p.report["easy"]),
         "What was hard": items(p.report["hard"]),
         "Questions to the authors": items(p.report["questions"]),

@@ -9,27 +9,19 @@ __all__ = ['Record', 'read', 'load', 'result_of', 'append', 'merge', 'standing']
 import hashlib
 import importlib.metadata
 import json
-import math
 import platform
-import re
 import subprocess
-import sys
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, lru_cache
 from pathlib import Path
-from types import NoneType
-from typing import get_args
 
 from ..core.checks import shown
 from ..core.files import locked, write_whole
 from . import papers
+from .validation import POINTS, SCALES, fault
 
 # %% ../../nbs/reference/records.ipynb #29eb4856
-SCALES = ("smoke", "quick", "full")
-POINTS = 60  # most points of a history
 LARGEST = 10_000  # bytes of a line
-
-
 BEYOND = "beyond the planned seeds"  # note of a run made after a first look
 
 # %% ../../nbs/reference/records.ipynb #2485f705
@@ -81,250 +73,6 @@ def thin(
 def _short(value):
     "A number to six significant digits; whole numbers and None as they are."
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-# %% ../../nbs/reference/records.ipynb #f750083a
-def _type_fault(f, value):
-    "What is wrong with the type of one field; '' if nothing."
-    kinds = get_args(f.type) or (f.type,)
-    if isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)):
-        return ""
-    return f"{f.name} is {shown(value)}; it must be of type {type_names(kinds)}"
-
-
-def type_names(
-    kinds: tuple,  # types
-) -> str:  # their names in a sentence
-    "Names of the allowed types, None as JSON has it."
-    names = {"NoneType": "null"}
-    return " or ".join(names.get(k.__name__, k.__name__) for k in kinds)
-
-# %% ../../nbs/reference/records.ipynb #c61353c2
-TEXT, NUMBER, NESTED = {str, bool, NoneType}, {int, float}, {dict, list}
-
-
-def _sound(value, depth=20):
-    "Whether JSON can hold a value, quickly; `_infinite` says where it cannot."
-    low, high = FINITE
-    if type(value) not in NESTED:
-        return type(value) in TEXT or type(value) in NUMBER and low <= value <= high
-    return depth > 0 and all(
-        type(v) in TEXT
-        or type(v) in NUMBER
-        and low <= v <= high
-        or type(v) in NESTED
-        and _sound(v, depth - 1)
-        for v in (value.values() if type(value) is dict else value)
-    )
-
-
-def _infinite(value, at, depth=20):
-    "Where a value holds what JSON cannot; '' where it holds nothing of the kind."
-    if not depth:
-        return f"{at[:60]}... holds more than 20 values in each other"
-    if isinstance(value, dict):
-        pairs = ((f"{at}.{k}", v) for k, v in value.items())
-    elif isinstance(value, (list, tuple)):
-        pairs = ((f"{at}[{i}]", v) for i, v in enumerate(value))
-    elif isinstance(value, (str, bool, type(None))) or papers.is_number(value):
-        return ""
-    else:
-        return f"{at} is {shown(value)}; it must be text or a finite number"
-    return next(
-        filter(None, (_infinite(v, where, depth - 1) for where, v in pairs)), ""
-    )
-
-# %% ../../nbs/reference/records.ipynb #r0rng02
-ANY, COUNT, PERCENT, PART = (-math.inf, math.inf), (0, math.inf), (0, 100), (0, 1)
-FINITE = (-sys.float_info.max, sys.float_info.max)
-UNITS = {  # unit of a cell -> range
-    "percent": PERCENT,
-    "made-percent": PERCENT,
-    "percentage points": (-100, 100),
-    "fraction": (-1, 1),  # or a difference of two
-    "probability": PART,
-    "of 1": PART,
-    "nats": ANY,
-    "bits per index": ANY,  # saved, so perhaps below 0
-}
-UNITS |= dict.fromkeys(
-    "bits,bits per message,bytes,clients,eps,features,GiB,kB,norm,parameters,records,rounds,"
-    "s a round,samples,squared error,x".split(","),
-    COUNT,
-)
-NAMED = dict(accuracy=PERCENT, balanced_accuracy=PERCENT, recall5=PERCENT, auroc=PART)
-NAMED |= dict.fromkeys(
-    "eps mse round epoch uplink_bits downlink_bits header_bits".split(), COUNT
-)
-
-
-def _range_fault(at, value, range):
-    "A number lies in its range; None is in each."
-    low, high = range
-    if value is None or low <= value <= high:
-        return ""
-    wanted = f"from {low} to {high}" if high < math.inf else f"from {low} on"
-    return f"{at} is {shown(value)}; it must be a number {wanted}"
-
-# %% ../../nbs/reference/records.ipynb #5dd35bea
-def _score_fault(name, value):
-    "A score is a number in the range of its name, or null."
-    if value is not None and not papers.is_number(value):
-        return f"{name} is {shown(value)}; it must be a number or null"
-    return _range_fault(name, value, NAMED.get(name.rpartition(".")[2], ANY))
-
-
-def _final_fault(final, at="final"):
-    "Scores at the end; a point such as the best round is an object of scores."
-    for name, value in final.items():
-        if isinstance(value, dict):
-            found = _final_fault(value, f"{at}.{name}")
-        elif isinstance(value, list):
-            found = next(
-                filter(None, (_score_fault(f"{at}.{name}", v) for v in value)), ""
-            )
-        else:
-            found = _score_fault(f"{at}.{name}", value)
-        if found:
-            return found
-    return ""
-
-# %% ../../nbs/reference/records.ipynb #62451f93
-def _plain(column, range):
-    "Whether a column holds numbers of a range or None and nothing else; quick."
-    numbers = [v for v in column if v is not None]
-    try:
-        known = {*map(type, numbers)} <= {int, float} and math.isfinite(sum(numbers))
-    except OverflowError:
-        return False
-    low, high = range
-    return known and (not numbers or low <= min(numbers) and max(numbers) <= high)
-
-
-def _history_fault(history):
-    "A history has columns of one length, and not too many points."
-    lengths = {len(c) if isinstance(c, list) else -1 for c in history.values()}
-    if len(lengths) > 1 or -1 in lengths:
-        return "history has columns of several lengths; they must have one"
-    if lengths and max(lengths) > POINTS:
-        return f"history has {max(lengths)} points; thin it to at most {POINTS}"
-    bad = (k for k, c in history.items() if not _plain(c, NAMED.get(k, ANY)))
-    faults = (
-        _infinite(v, f"record.history.{k}[{i}]") or _score_fault(f"history.{k}", v)
-        for k in bad
-        for i, v in enumerate(history[k])
-    )
-    return next(filter(None, faults), "")
-
-# %% ../../nbs/reference/records.ipynb #r0rng04
-def _cell_fault(record, known, units):
-    "A cell is a number in the range of its unit, and its key exists."
-    for key, cell in record.cells.items():
-        if not (isinstance(cell, list) and [type(c) for c in cell][1:] == [str]):
-            return f"cells.{key} is {shown(cell)}; it must be [number, unit]"
-        if not papers.is_number(cell[0]):
-            return f"cells.{key} is {shown(cell)}; it must be [number, unit]"
-        if key not in known and not key.startswith("ours."):
-            return str(papers.refuse("cells: key", key, known))
-        value, unit = cell
-        bare = unit if unit in units else unit.partition(" ")[2]
-        if bare not in units:
-            return str(papers.refuse(f"cells.{key}: unit", unit, units))
-        if found := _range_fault(f"cells.{key}", value, UNITS.get(bare, ANY)):
-            return found
-    return ""
-
-# %% ../../nbs/reference/records.ipynb #r0dep02
-RELATIONS = "add-remove", "zero-out", "replace"
-
-
-def _promise_fault(promise, at):
-    "A guarantee has an epsilon, and what else it says is of its type and range."
-    if not isinstance(promise, dict):
-        return f"{at} is {shown(promise)}; it must be of type dict"
-    for name in dict.fromkeys(("eps", *promise)):
-        value, number = promise.get(name), name in ("eps", "delta", "rounds", "q")
-        good = papers.is_number(value) if number else isinstance(value, str)
-        good |= value is None and name in ("rounds", "q")  # not said
-        if name == "premises":
-            good = isinstance(value, dict) and all(
-                isinstance(sentence, str) for sentence in value.values()
-            )
-        if not good:
-            wanted = "a number" if number else "text by name" * (name == "premises")
-            wanted = wanted or "text"
-            return f"{at}.{name} is {shown(value)}; it must be {wanted}"
-        range = PART if name in ("delta", "q") else COUNT
-        if number and (found := _range_fault(f"{at}.{name}", value, range)):
-            return found
-    return ""
-
-
-def _promises_fault(record):
-    "The guarantee of a run and those as it was run."
-    for name in record.as_run:
-        if name not in RELATIONS:
-            return str(papers.refuse("as_run: relation", name, RELATIONS))
-    promises = {f"as_run.{name}": value for name, value in record.as_run.items()}
-    promises |= {} if record.guarantee is None else {"guarantee": record.guarantee}
-    return next(filter(None, (_promise_fault(p, at) for at, p in promises.items())), "")
-
-# %% ../../nbs/reference/records.ipynb #r0dep03
-def _origin_fault(record):
-    "Costs are numbers or null; names, hashes and dates are text."
-    for name, value in record.cost.items():
-        at = f"cost.{name}"
-        if found := _score_fault(at, value) or _range_fault(at, value, COUNT):
-            return found
-    words = {"data.name": record.data.get("name", "")}
-    words |= {f"data.{k}": v for k, v in record.data.items() if k.endswith("_hash")}
-    words["origin.date"] = record.origin.get("date") or ""
-    for at, value in words.items():
-        if not isinstance(value, str):
-            return f"{at} is {shown(value)}; it must be text"
-    return ""
-
-# %% ../../nbs/reference/records.ipynb #aa3d9ebd
-@cache
-def _known(paper, root):
-    return frozenset(c.key for c in papers.cells(paper, root=root))
-
-
-@cache
-def _papers(root):
-    return papers.papers(root)
-
-
-@cache
-def _units(paper, root):
-    return UNITS.keys() | {c.unit for c in papers.cells(paper, root=root)}
-
-
-def fault(
-    record: Record,  # to be written, or as read
-    root: Path = None,  # folder of the papers' TOML files, default the package's
-) -> str:  # what is wrong with it, '' if nothing
-    "Why a record cannot be evidence."
-    for f in fields(Record):
-        if found := _type_fault(f, getattr(record, f.name)):
-            return found
-    for name, allowed in (("scale", SCALES), ("paper", _papers(root))):
-        if getattr(record, name) not in allowed:
-            return str(papers.refuse(name, getattr(record, name), allowed))
-    if not re.fullmatch("[a-z][a-z0-9_]*", record.experiment):
-        name = shown(record.experiment)
-        return f"experiment is {name}; it must be a module's name, as dprec_mnist"
-    if record.seed < 0:
-        return f"seed is {record.seed}; it must be a whole number from 0 on"
-    known = _known(record.paper, root)
-    scalars = {k: v for k, v in vars(record).items() if k != "history"}
-    return (
-        ("" if _sound(scalars) else _infinite(scalars, "record"))
-        or _final_fault(record.final)
-        or _history_fault(record.history)
-        or _cell_fault(record, known, _units(record.paper, root))
-        or _promises_fault(record)
-        or _origin_fault(record)
-    )
 
 # %% ../../nbs/reference/records.ipynb #249ab26e
 def _hash(line):
@@ -435,7 +183,8 @@ CHECKED = "checked.json"  # beside the folder of the records
 def _rules():
     "SHA-256 of all that decides whether a line is a record."
     root = papers.assets("papers")
-    code = [root.parents[1] / "report" / f"{name}.py" for name in ("papers", "records")]
+    names = "papers", "records", "validation"
+    code = [root.parents[1] / "report" / f"{name}.py" for name in names]
     told = (path.read_bytes() for path in [*code, *sorted(root.glob("*.toml"))])
     return _hash(b"".join(hashlib.sha256(one).digest() for one in told))
 

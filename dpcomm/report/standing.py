@@ -10,7 +10,7 @@ import html
 from collections import Counter
 from dataclasses import dataclass
 
-from . import claims, names, papers, results
+from . import claims, names, papers, results, seeds, tables
 
 # %% ../../nbs/reference/standing.ipynb #4ce99d2a
 CLASSES = ("computed", "measured", "trained", "not run")
@@ -42,7 +42,7 @@ def class_of(
         return verdict
     if cell.kind == "exact" or cell.unit in ("eps", "nats"):
         return "computed"
-    return "trained" if cell.unit in results.PERCENT else "measured"
+    return "trained" if cell.unit in seeds.PERCENT else "measured"
 
 # %% ../../nbs/reference/standing.ipynb #92050303
 def tally(
@@ -151,10 +151,10 @@ class Claim:
     def _repr_html_(self):
         folded = "".join(
             f"<details><summary>{html.escape(what)}</summary>"
-            f"{results.as_html(table)}</details>"
+            f"{tables.as_html(table)}</details>"
             for what, table in self.groups
         )
-        rows = results.as_html(self.shown) if self.shown.rows else ""
+        rows = tables.as_html(self.shown) if self.shown.rows else ""
         return f"{Bar(self.tally)._repr_html_()}{rows}{folded}"
 
 # %% ../../nbs/reference/standing.ipynb #45d7b054

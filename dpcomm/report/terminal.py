@@ -14,7 +14,8 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from .results import VERDICTS, Table, link_text
+from .results import VERDICTS, Table
+from .tables import link_text
 
 # %% ../../nbs/reference/terminal.ipynb #4c5c22f3
 COLOURS = {

@@ -14,7 +14,7 @@ from tables import tabled
 import dpcomm
 from dpcomm import cli
 from dpcomm.experiments import cluster, runner, runs, sweep
-from dpcomm.report import papers, records, results, terminal
+from dpcomm.report import papers, records, results, terminal, validation
 from dpcomm.tasks import catalogue, images
 
 SMOKE = "sweep dprec-mnist --scale smoke --seeds 0 --only linear.eps3"
@@ -281,7 +281,7 @@ def test_the_list_counts_what_the_records_hold(capsys):
 def test_every_data_set_of_a_grid_is_in_the_catalogue_and_fetched_ones_can_be():
     names = {entry.name for entry in catalogue.CATALOGUE}
     for name in runner.experiments():
-        for scale in records.SCALES:
+        for scale in validation.SCALES:
             for run in runs.find(name).grid(scale):
                 assert set(run.data) <= names, (name, run.key)
     assert all(

@@ -9,7 +9,7 @@ from scipy import stats
 from tables import tabled
 
 from dpcomm.experiments import runs, sweep
-from dpcomm.report import papers, records, results
+from dpcomm.report import papers, records, results, seeds
 from dpcomm.report.results import AFTER_A_LOOK, LOOKS, Summary
 
 ORDER = papers.cell("dprec", "mnist.eps3.order")
@@ -46,7 +46,7 @@ def test_verdicts_use_the_level_of_their_look():
     words = [results.verdict(ORDER, each) for each in near]
     assert words == ["order holds", "open"]
     alone = replace(ACC, spread=None, n_runs=None)
-    widths = [results.half_width(alone, each) for each in (s, late)]
+    widths = [seeds.half_width(alone, each) for each in (s, late)]
     assert widths[1] / widths[0] == pytest.approx(
         stats.t.ppf(0.9975, 7) / stats.t.ppf(0.975, 7)
     )

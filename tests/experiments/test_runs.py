@@ -17,7 +17,7 @@ from tables import tabled
 
 from dpcomm.experiments import runner, runs
 from dpcomm.experiments.runs import Run
-from dpcomm.report import papers, records
+from dpcomm.report import papers, records, validation
 
 ACC, FED, ORDER = "mnist.eps3.rec.acc", "mnist.eps3.fedavg.acc", "mnist.eps3.order"
 DONE = [
@@ -26,7 +26,7 @@ DONE = [
     if importlib.util.find_spec(f"dpcomm.experiments.{name.replace('-', '_')}")
 ]
 NEED = re.compile(r"(?:(?P<name>[^/@]+)/)?(?P<key>[^/@]+)(?:@(?P<seed>\d+))?")
-GRIDS = [(name, scale) for name in DONE for scale in records.SCALES]
+GRIDS = [(name, scale) for name in DONE for scale in validation.SCALES]
 
 
 class Made:
@@ -34,7 +34,7 @@ class Made:
 
     def __init__(self, *more: Run, scale="full"):
         self.played, self.does = [], {}
-        self.runs = {s: (*self.own(s), *more) for s in records.SCALES}
+        self.runs = {s: (*self.own(s), *more) for s in validation.SCALES}
         module = types.SimpleNamespace(
             __name__="dpcomm.experiments.runs",
             PAPER="dprec",
@@ -403,7 +403,7 @@ def test_an_experiment_is_planned_from_the_index_while_it_is_true(monkeypatch):
     found, real = runs.planned("dprec_mnist"), runs.find("dprec-mnist")
     assert not hasattr(found.module, "play")
     assert (found.name, found.paper) == (real.name, real.paper)
-    for scale in records.SCALES:
+    for scale in validation.SCALES:
         assert found.grid(scale) == real.grid(scale)
     with pytest.raises(ValueError, match="did you mean 'dprec-mnist'"):
         runs.planned("dprec-mnits")
@@ -752,7 +752,7 @@ def those_with_a_module(monkeypatch):
     monkeypatch.setattr(runner, "experiments", lambda: {n: real[n] for n in DONE})
 
 
-@tabled("scale", records.SCALES)
+@tabled("scale", validation.SCALES)
 def test_the_ledger_adds_up(those_with_a_module, scale):
     t = runs.ledger(scale)
     assert [r[0] for r in t.rows] == DONE

@@ -97,8 +97,8 @@ def test_ours_is_finer_than_the_paper_and_says_whose_error_it_has():
 
 def test_a_quick_run_stands_in_without_a_verdict():
     cell = papers.cell("dprec", "writer.eps1.order")
-    quick = evidence.smaller(cell, judged())
-    assert quick.n == 1 and evidence.smaller(cell, judged(), "smoke") is None
+    quick = results.smaller(cell, judged().smaller)
+    assert quick.n == 1 and results.smaller(cell, judged().smaller, "smoke") is None
     none = replace(judged(), ours={})
     text, notes = evidence.table_cell(cell.key, PAPER, none)
     assert text == f"+6.3 | quick {evidence.measured(quick, cell)}" and len(notes) == 1

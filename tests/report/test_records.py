@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from tables import tabled
 
-from dpcomm.report import papers, records
+from dpcomm.report import papers, records, validation
 from dpcomm.report.records import Record
 
 FILES = sorted(papers.assets("results").rglob("*.jsonl"))
@@ -374,7 +374,7 @@ def test_numbers_at_the_ends_of_their_ranges_are_kept():
         dict(cells={"ours.x": [-100, "percentage points"], "ours.y": [-3, "nats"]}),
         dict(cells={"ours.x": [0.5, "diabetes130 norm"]}, history={"accuracy": [0]}),
     ):
-        assert records.fault(record(**more)) == ""
+        assert validation.fault(record(**more)) == ""
 
 
 def test_a_corrupt_middle_line_is_refused_at_every_cut(tmp_path):
@@ -420,14 +420,14 @@ def test_a_random_record_survives_the_round_trip():
 
 
 def test_types_are_named_as_json_has_them():
-    assert records.type_names((dict, type(None))) == "dict or null"
-    assert records.type_names((int,)) == "int"
+    assert validation.type_names((dict, type(None))) == "dict or null"
+    assert validation.type_names((int,)) == "int"
 
 
 def test_a_fault_is_one_sentence_and_none_is_empty():
-    assert records.fault(record()) == ""
+    assert validation.fault(record()) == ""
     says = "guarantee.eps is None; it must be a number"
-    assert records.fault(record(guarantee={})) == says
+    assert validation.fault(record(guarantee={})) == says
 
 
 def test_a_record_belongs_into_one_file():
@@ -515,7 +515,7 @@ ADDS = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from dpcomm.report import records
+from dpcomm.report import records, validation
 folder, first = Path(sys.argv[1]), int(sys.argv[2])
 one = records.from_line(sys.stdin.read(), "stdin")
 (folder / f"ready{first}").touch()
@@ -545,7 +545,7 @@ def test_four_processes_that_add_to_one_file_lose_nothing(tmp_path):
 
 KILLED = """
 import os, sys
-from dpcomm.report import records
+from dpcomm.report import records, validation
 real, left = os.replace, [int(sys.argv[2])]
 def stop(a, b):
     left[0] -= 1
@@ -674,7 +674,7 @@ def test_a_thinned_history_is_short_evenly_spaced_and_keeps_its_ends(n, points):
 
 def test_a_thinned_history_has_at_most_sixty_points_as_a_record_allows():
     history = records.thin([{"x": 1.0}] * 5000)
-    assert len(history["x"]) == records.POINTS == 60
+    assert len(history["x"]) == validation.POINTS == 60
     records.to_line(record(history=history))
     assert records.thin([]) == {}
 
@@ -743,7 +743,7 @@ def test_a_record_cannot_be_changed():
 
 def test_records_are_read_and_stamped_without_torch():
     code = (
-        "import sys; from dpcomm.report import records, papers; records.stamp();"
+        "import sys; from dpcomm.report import papers, records; records.stamp();"
         " [records.load(p) for p in papers.papers()]; sys.exit('torch' in sys.modules)"
     )
     words = [sys.executable, "-c", code]

@@ -12,9 +12,10 @@ import pytest
 from scipy import stats
 from tables import tabled
 
-from dpcomm.report import papers, records, results
+from dpcomm.report import papers, records, results, seeds, tables
 from dpcomm.report.records import Record
-from dpcomm.report.results import Evidence, Ours, Spread, Summary
+from dpcomm.report.results import Evidence, Ours, Summary
+from dpcomm.report.seeds import Spread
 
 ACC = papers.cell("dprec", "mnist.eps3.rec.acc")  # 69.5, tol 3.0, higher is better
 FED, SIX, SMALL = "mnist.eps3.fedavg.acc", "mnist.eps6.rec.acc", "mnist.rec.comm"
@@ -39,7 +40,7 @@ def record(seed=0, cells=None, scale="full", key="all", **more) -> Record:
     return Record(scale=scale, key=key, seed=seed, cells=cells, **given | more)
 
 
-def seeds(values: dict, **more) -> list:
+def seeded(values: dict, **more) -> list:
     "A record a seed, of key -> a number a seed."
     n = max(map(len, values.values()))
     return [
@@ -100,22 +101,22 @@ def test_the_half_width_is_welchs(n, m):
         ours = 70.0 + rng.standard_normal(n)
         theirs = 69.0 + spread * rng.standard_normal(m)
         cell = replace(ACC, spread=float(stats.sem(theirs)), n_runs=m)
-        found = results.half_width(cell, results.cell_summary(ours))
+        found = seeds.half_width(cell, results.cell_summary(ours))
         interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
         assert found == pytest.approx((interval.high - interval.low) / 2, rel=1e-9)
 
 
 def test_the_half_width_where_an_error_is_not_known():
     s, one = results.cell_summary([70.1, 68.0, 71.5]), results.cell_summary([43.0])
-    assert results.half_width(replace(ACC, spread=0.0), s) == pytest.approx(
+    assert seeds.half_width(replace(ACC, spread=0.0), s) == pytest.approx(
         quantile(2) * s.se
     )
     normal = 1.5 * stats.norm.ppf(0.975)  # a spread without its runs
-    found = results.half_width(replace(ACC, n_runs=None), Summary(70.0, 0.0, 1))
+    found = seeds.half_width(replace(ACC, n_runs=None), Summary(70.0, 0.0, 1))
     assert found == pytest.approx(normal)
-    assert results.half_width(SIZE, one) == 0.0 and SIZE.kind == "exact"
-    assert results.half_width(ACC, one) == math.inf
-    assert results.half_width(SIZE, Summary(43.0, 0.0, 1)) == 0.0
+    assert seeds.half_width(SIZE, one) == 0.0 and SIZE.kind == "exact"
+    assert seeds.half_width(ACC, one) == math.inf
+    assert seeds.half_width(SIZE, Summary(43.0, 0.0, 1)) == 0.0
 
 
 @tabled("n, runs", [(2, None), (3, 1), (10, None), (4, 3)])
@@ -124,14 +125,14 @@ def test_a_number_printed_without_a_spread_gets_a_prediction_interval(n, runs):
     s, sd = results.cell_summary(values), values.std(ddof=1)
     cell = replace(ACC, spread=None, n_runs=runs)
     wide = quantile(n - 1) * sd * math.sqrt(1 / n + 1 / (runs or 1))
-    assert results.half_width(cell, s) == pytest.approx(wide)
+    assert seeds.half_width(cell, s) == pytest.approx(wide)
 
 
 def test_a_prediction_interval_holds_a_further_draw_at_its_rate():
     "19 of 20 of 20,000 draws; 0.95 +- 0.008 is five standard errors."
     rng, n = np.random.default_rng(7), 3
     cell = replace(ACC, spread=None, n_runs=None)
-    half = results.half_width(cell, Summary(0.0, 1.0, n, df=n - 1))
+    half = seeds.half_width(cell, Summary(0.0, 1.0, n, df=n - 1))
     draws = rng.standard_normal((20_000, n + 1))
     se = draws[:, :n].std(1, ddof=1) / math.sqrt(n)
     held = abs(draws[:, n] - draws[:, :n].mean(1)) <= half * se
@@ -145,7 +146,7 @@ HERE = dict(
     data=dict(name="mnist"),
 )
 KEY = "ours.a.acc"
-FAMILY = results.family_of(record(**HERE), KEY)
+FAMILY = seeds.family_of(record(**HERE), KEY)
 LENT = Spread(FAMILY, "made_up", 4.0, 2), Spread(FAMILY, "other", 1.0, 4)
 ONE = Summary(70.0, None, 1, "percent")
 
@@ -156,13 +157,13 @@ def mine(unit="percent", key=KEY, value=70.0, **more) -> Ours:
 
 
 def test_one_seed_borrows_the_mean_variance_of_its_family_a_vote_a_setting():
-    s = results.borrow(ONE, mine(), LENT)
+    s = seeds.borrow(ONE, mine(), LENT)
     df = (4 + 1) ** 2 / (4**2 / 2 + 1**2 / 4)  # Satterthwaite, of the sum
     assert (s.se, s.df) == (pytest.approx(math.sqrt(5 / 2)), pytest.approx(df))
     assert (s.mean, s.n, s.spread_of) == (70.0, 1, "2 experiments")
     assert s.reach == pytest.approx(quantile(df) * math.sqrt(5 / 2))
     assert results.format_seeds(s) == "n = 1, spread of 2 experiments"
-    s = results.borrow(replace(ONE, unit="fraction"), mine("fraction"), LENT[:1])
+    s = seeds.borrow(replace(ONE, unit="fraction"), mine("fraction"), LENT[:1])
     assert (s.se, s.df, s.spread_of) == (pytest.approx(0.02), 2, "made_up")
 
 
@@ -183,8 +184,8 @@ def test_one_seed_borrows_the_mean_variance_of_its_family_a_vote_a_setting():
 def test_nobody_lends_outside_the_family(other):
     other = dict(other)
     key = other.pop("key", KEY)
-    assert results.borrow(ONE, mine(key=key, **other), LENT) == ONE
-    assert results.borrow(ONE, mine(), LENT) != ONE == results.borrow(ONE, mine(), ())
+    assert seeds.borrow(ONE, mine(key=key, **other), LENT) == ONE
+    assert seeds.borrow(ONE, mine(), LENT) != ONE == seeds.borrow(ONE, mine(), ())
 
 
 def test_a_difference_has_the_variances_of_both_sides():
@@ -207,24 +208,24 @@ def curve(last, best=80.0, **more) -> Record:
 @tabled("last, lost", [(80.0, False), (60.0, False), (59.9, True), (10.0, True)])
 def test_a_diverged_run_neither_lends_nor_borrows(last, lost):
     found = results.ours_by_key([curve(75.0), curve(last, seed=1)])
-    assert results.diverged(last, "percent", curve(last)) == lost == found[KEY].diverged
+    assert seeds.diverged(last, "percent", curve(last)) == lost == found[KEY].diverged
     assert (results.spreads_of(found) == []) == lost
     alone = results.ours_by_key([curve(last)])[KEY]
-    assert (results.borrow(ONE, alone, LENT) == ONE) == lost
+    assert (seeds.borrow(ONE, alone, LENT) == ONE) == lost
     share = record(cells={KEY: [last / 100, "fraction"]}, history={"accuracy": [80.0]})
-    assert results.diverged(last / 100, "fraction", share) == lost
+    assert seeds.diverged(last / 100, "fraction", share) == lost
 
 
 def test_numbers_with_several_seeds_lend_once_and_others_do_not():
     values = {KEY: [70.0, 72.0, 74.0], "ours.b.acc": [80.0], SMALL: [0.01] * 3}
     lent = [Spread(FAMILY, "made_up", pytest.approx(4.0), 2)]
-    found = results.ours_by_key(seeds(values, **HERE))
+    found = results.ours_by_key(seeded(values, **HERE))
     assert results.spreads_of(found) == lent
     again = {"ours.c.acc": [72.0, 74.0, 70.0]}
-    twice = seeds(again, **HERE | dict(experiment="second", key="c"))
-    found = results.ours_by_key([*seeds(values, **HERE), *twice])
+    twice = seeded(again, **HERE | dict(experiment="second", key="c"))
+    found = results.ours_by_key([*seeded(values, **HERE), *twice])
     assert results.spreads_of(found) == lent, "the same runs in two experiments"
-    formulas = results.ours_by_key(seeds(values, **HERE | dict(trained=False)))
+    formulas = results.ours_by_key(seeded(values, **HERE | dict(trained=False)))
     assert results.spreads_of(formulas) == []
 
 
@@ -239,7 +240,7 @@ def test_one_seed_without_a_family_is_open_and_with_one_it_is_judged():
         lent = [Spread(FAMILY, "x", variance, df)] if variance else []
         s = evidence(one, spreads=lent).summary(ACC)
         assert results.verdict(ACC, s) == word and s.spread_of == ("x" if lent else "")
-    several = evidence(*seeds({ACC.key: [70.0, 71.0]}, **HERE), spreads=LENT)
+    several = evidence(*seeded({ACC.key: [70.0, 71.0]}, **HERE), spreads=LENT)
     assert several.summary(ACC) == results.cell_summary([70.0, 71.0], "percent")
     assert evidence().summary(ACC) is None and evidence().summary(ORDER) is None
 
@@ -254,7 +255,7 @@ def test_no_committed_number_borrows_across_families():
             if s is not None and s.spread_of:
                 ours = results.ours_of(cell, found.ours)
                 for side in ours.sides or (ours,):
-                    assert results.family_of(side.record, side.key) in families
+                    assert seeds.family_of(side.record, side.key) in families
 
 
 @tabled(
@@ -366,7 +367,7 @@ def test_every_stochastic_number_can_be_met_missed_and_left_open(paper):
         vague = summary(float(c.value), 1.001 * c.tol + 1e-9, unit)
         assert results.verdict(c, vague) == "agrees", c.key
         far = 2.001 * c.tol + abs((c.own or c.value) - c.value) + 1e-6
-        far += results.half_width(c, sure)
+        far += seeds.half_width(c, sure)
         for sign in (1, -1):
             found = results.verdict(c, Summary(c.value + sign * far, 0.0, 9, unit, 8))
             better = (sign > 0) == (c.better != "lower")
@@ -470,7 +471,7 @@ def test_a_tolerance_includes_its_end():
 def test_quotients_and_differences_are_taken_seed_by_seed():
     values = {FED: [90.0, 80.0, 85.0], ACC.key: [60.0, 70.0]}
     values |= {SIZE.key: [40.0, 44.0, 42.0], SMALL: [0.01, 0.02]}
-    found = results.ours_by_key(seeds(values))
+    found = results.ours_by_key(seeded(values))
     order, ratio = (results.ours_of(cell, found) for cell in (ORDER, RATIO))
     assert order.values == {0: 30.0, 1: 10.0} and order.unit == POINTS
     assert ratio.values == {0: 4000.0, 1: 2200.0} and ratio.unit == "x"
@@ -479,7 +480,7 @@ def test_quotients_and_differences_are_taken_seed_by_seed():
 
 
 def test_runs_of_the_same_settings_fill_the_numbers_of_both_texts():
-    found = results.ours_by_key(seeds({FED: [90.0, 80.0]}))
+    found = results.ours_by_key(seeded({FED: [90.0, 80.0]}))
     own, earlier = (papers.cell("dprec", key) for key in (FED, f"iclr.{FED}"))
     assert earlier.same_as == FED
     assert results.ours_of(earlier, found) is results.ours_of(own, found)
@@ -545,17 +546,17 @@ def test_a_smaller_record_is_shown_and_earns_no_verdict(scale, prefix, tmp_path)
     assert found["verdict"] == "○ not run" and found["delta"] == found["link"] == ""
     assert found["ours"] == f"{scale} 70.00 (n = 2): no verdict"
     assert results.evidence("dprec", root).ours == {}
-    put(root, *seeds({ACC.key: [70.0, 70.1, 70.2]}))
+    put(root, *seeded({ACC.key: [70.0, 70.1, 70.2]}))
     assert row(root, ACC.key)["ours"] == "70.10 +/- 0.06 (n = 3)"
 
 
 def test_a_full_record_of_ours_alone_is_not_the_papers_number(tmp_path):
-    put(tmp_path, *seeds({f"ours.full.lenet5.{ACC.key}": [69.5, 69.6]}))
+    put(tmp_path, *seeded({f"ours.full.lenet5.{ACC.key}": [69.5, 69.6]}))
     assert verdict_of(tmp_path, ACC.key) == "○ not run"
 
 
 def test_full_scale_earns_a_verdict(tmp_path):
-    put(tmp_path, *seeds({ACC.key: [69.0, 69.2, 69.4, 69.6]}))
+    put(tmp_path, *seeded({ACC.key: [69.0, 69.2, 69.4, 69.6]}))
     found = row(tmp_path, ACC.key)
     word = results.verdict(ACC, [69.0, 69.2, 69.4, 69.6])
     assert found.pop("verdict").startswith(f"{results.VERDICTS[word]} {word}")
@@ -571,7 +572,7 @@ def test_full_scale_earns_a_verdict(tmp_path):
 
 def test_a_row_is_what_the_table_shows():
     p = papers.paper("dprec")
-    full = evidence(*seeds({ACC.key: [95.0, 95.1, 95.2]}))
+    full = evidence(*seeded({ACC.key: [95.0, 95.1, 95.2]}))
     link = "[made_up](there/experiments/made_up.ipynb)"
     ours = "95.10 +/- 0.06 (n = 3)", "+25.60", "above", link
     found = results.row_of(ACC, p, full, "there")
@@ -581,7 +582,7 @@ def test_a_row_is_what_the_table_shows():
 
 
 def test_numbers_keep_the_digits_that_count(tmp_path):
-    put(tmp_path, *seeds({SMALL: [0.01020, 0.01024]}))
+    put(tmp_path, *seeded({SMALL: [0.01020, 0.01024]}))
     assert row(tmp_path, SMALL)["ours"] == ("0.0102 +/- 2e-05 (n = 2)")
     for value, cell, shown in (
         (70.1234, ACC, "70.12"),
@@ -603,7 +604,7 @@ def test_numbers_keep_the_digits_that_count(tmp_path):
 
 def test_orderings_and_ratios_are_derived(tmp_path):
     values = {ACC.key: [70.0, 72.0], FED: [60.0, 62.1], SIX: [80.0, 82.1]}
-    put(tmp_path, *seeds(values | {SIZE.key: [43.0], SMALL: [0.01]}))
+    put(tmp_path, *seeded(values | {SIZE.key: [43.0], SMALL: [0.01]}))
     assert verdict_of(tmp_path, "mnist.eps3.order") == "✗ order fails"
     assert verdict_of(tmp_path, "mnist.rec.order") == "✓ order holds"
     assert verdict_of(tmp_path, "mnist.eps6.order") == "○ not run"
@@ -615,7 +616,7 @@ def test_orderings_and_ratios_are_derived(tmp_path):
 def test_units_and_borrowed_spreads_in_the_table(tmp_path):
     put(tmp_path / "a", record(0, {SMALL: [0.01, "bytes"]}))
     assert verdict_of(tmp_path / "a", SMALL) == "≠ not comparable"
-    several = seeds({KEY: [69.0, 70.0, 71.0]}, **HERE)
+    several = seeded({KEY: [69.0, 70.0, 71.0]}, **HERE)
     put(tmp_path / "b", *several, record(0, {ACC.key: 70.0}, **HERE | dict(key="b")))
     found = row(tmp_path / "b", ACC.key)["ours"]
     assert found == "70.00 +/- 1.00 (n = 1, spread of made_up)"
@@ -635,7 +636,7 @@ def test_causes_become_numbered_notes_and_equal_ones_share_a_number(tmp_path):
     blocks = [(ACC.key, "the model"), (SIX, "the split"), (FED, "the model")]
     blocks.append((SMALL, "idle"))
     toml = with_causes(tmp_path, *blocks)
-    put(tmp_path, *seeds(dict.fromkeys([ACC.key, SIX, FED], [95.0, 95.1, 95.2])))
+    put(tmp_path, *seeded(dict.fromkeys([ACC.key, SIX, FED], [95.0, 95.1, 95.2])))
     t = results.verdict_table("dprec", "table1", root=tmp_path, papers_root=toml)
     assert papers.paper("dprec", toml).causes[-4:] == tuple(blocks)
     assert len(set(t.notes)) == len(t.notes)
@@ -645,7 +646,7 @@ def test_causes_become_numbered_notes_and_equal_ones_share_a_number(tmp_path):
         assert f"[{n[text]}]" in marks[key] and marks[key].startswith("▲ above")
     assert marks[SMALL] == "○ not run" and "idle" not in n
     assert f"[{n['the split']}] the split" in str(t)
-    assert f"{n['the split']}. the split" in results.as_markdown(t)
+    assert f"{n['the split']}. the split" in tables.as_markdown(t)
     assert "<li>the split</li>" in t._repr_html_()
 
 
@@ -750,7 +751,7 @@ def test_every_interval_is_counted_and_a_twentieth_of_them_is_expected_to_miss()
     assert 0 < n[0] < len(papers.cells(PAPERS[0]))
     assert "up to 6.0 of" in results.expected_false(120)
     assert results.intervals("dprec", evidence()) == 0
-    found = evidence(*seeds({ACC.key: [70.0, 71.0], SIZE.key: [43.0, 43.1]}))
+    found = evidence(*seeded({ACC.key: [70.0, 71.0], SIZE.key: [43.0, 43.1]}))
     assert results.intervals("dprec", found) == 1, "an exact number rests on none"
 
 
@@ -767,35 +768,35 @@ TEXT = "T|a          b|---------  --|x!<y>      go|long cell"
 
 def test_a_table_as_text_has_aligned_columns():
     lines = [line.replace("!", "|") for line in TEXT.split("|")]
-    assert results.as_text(TABLE).splitlines() == lines
-    assert str(TABLE) == repr(TABLE) == results.as_text(TABLE)
+    assert tables.as_text(TABLE).splitlines() == lines
+    assert str(TABLE) == repr(TABLE) == tables.as_text(TABLE)
     noted = replace(TABLE, notes=("why", "how"))
     assert str(noted).splitlines()[-2:] == ["[1] why", "[2] how"]
 
 
 def test_a_table_as_markdown_escapes_strokes_and_keeps_links():
-    lines = results.as_markdown(replace(TABLE, notes=("why",))).splitlines()
+    lines = tables.as_markdown(replace(TABLE, notes=("why",))).splitlines()
     assert lines[:4] == ["**T**", "", "| a | b |", "|---|---|"]
     assert lines[4:6] == ["| x\\|<y> | [go](p.ipynb) |", "| long cell |  |"]
     assert lines[6:] == ["", "1. why"]
 
 
 def test_a_table_as_html_escapes_all_but_links():
-    text = results.as_html(replace(TABLE, notes=("a < b",)))
+    text = tables.as_html(replace(TABLE, notes=("a < b",)))
     assert '<td>x|&lt;y&gt;</td><td><a href="p.ipynb">go</a></td>' in text
     assert "<caption>T</caption>" in text
     assert text.endswith("<ol><li>a &lt; b</li></ol>")
-    assert TABLE._repr_html_() == results.as_html(TABLE) and "onclick" not in text
-    assert results.cell_html("[a<b](p.html)") == '<a href="p.html">a&lt;b</a>'
-    assert results.cell_html("[3]") == "[3]" == results.link_text("[3]")
+    assert TABLE._repr_html_() == tables.as_html(TABLE) and "onclick" not in text
+    assert tables.cell_html("[a<b](p.html)") == '<a href="p.html">a&lt;b</a>'
+    assert tables.cell_html("[3]") == "[3]" == tables.link_text("[3]")
 
 
 def test_a_sortable_table_has_clicks_and_a_filter_and_is_stored_in_part():
     many = replace(TABLE, sortable=True)
     html = many._repr_html_()
-    assert html == results.make_sortable(results.as_html(many))
+    assert html == tables.make_sortable(tables.as_html(many))
     assert html.count("onclick") == 2 and html.count("oninput") == 1
-    n = results.LONG
+    n = tables.LONG
     many = results.Table(("a",), tuple((str(i),) for i in range(n + 2)), sortable=True)
     assert repr(many).splitlines()[-2:] == [str(n - 1), "... and 2 rows more"]
     assert str(many).splitlines()[-1] == str(n + 1)
@@ -827,10 +828,10 @@ def test_a_second_folder_adds_what_the_first_lacks_and_overrides_nothing():
     ],
 )
 def test_a_key_says_which_statistic_it_is(key, words):
-    assert results.statistic_of(key) == words
+    assert seeds.statistic_of(key) == words
 
 
 def test_a_family_without_a_lender_pools_nothing():
-    assert results.pool(None, LENT) is None and results.pool(FAMILY, ()) is None
-    variance, df, names = results.pool(FAMILY, LENT)
+    assert seeds.pool(None, LENT) is None and seeds.pool(FAMILY, ()) is None
+    variance, df, names = seeds.pool(FAMILY, LENT)
     assert (variance, names) == (2.5, {"made_up", "other"}) and 2 < df < 6

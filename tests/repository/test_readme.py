@@ -13,7 +13,7 @@ from checkout import NOTEBOOKS, ROOT, cells, python
 from tables import tabled
 from test_pages import split
 
-from dpcomm.report import results, standing
+from dpcomm.report import standing, tables
 
 README = ROOT / "README.md"
 FIGURE = ROOT / "nbs" / "images" / "case.png"
@@ -25,7 +25,7 @@ MADE = {"papers": lambda: standing.summary("nbs")}
 
 
 def made(name: str) -> str:
-    return results.as_markdown(MADE[name]())
+    return tables.as_markdown(MADE[name]())
 
 
 def block(name: str) -> re.Pattern:

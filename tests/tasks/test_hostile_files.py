@@ -31,7 +31,7 @@ from test_stackoverflow import example
 from dpcomm.core import files
 from dpcomm.core.chance import seed_tree
 from dpcomm.experiments import runs
-from dpcomm.report import papers, records, results
+from dpcomm.report import papers, records, results, validation
 from dpcomm.tasks import images, medical, shakespeare
 from dpcomm.tasks import stackoverflow_files as posts
 
@@ -724,7 +724,7 @@ REPLACED = "as_run: relation='replaced' is not one of .*did you mean 'replace'"
     ],
 )
 def test_records_are_checked_as_deep_as_tables_read_them(change, says):
-    assert records.fault(RECORD) == ""
+    assert validation.fault(RECORD) == ""
     wrong = dataclasses.replace(RECORD, **change)
     with pytest.raises(ValueError, match=f"here: {says}"):
         records.from_line(json.dumps(dataclasses.asdict(wrong)), "here")
