@@ -255,9 +255,16 @@ def contest(
     "Times of a round: every engine of ours, and peers, in turns."
     inside, out = {}, {}
     with tempfile.TemporaryDirectory() as folder:
-        numbers = dict(lr=work.lr, rounds=repeats + 1, threads=threads)
-        inputs = work.model, work.x, work.y, work.plan
-        write_work(Path(folder), *inputs, **numbers)
+        write_work(
+            Path(folder),
+            work.model,
+            x=work.x,
+            y=work.y,
+            plan=work.plan,
+            lr=work.lr,
+            rounds=repeats + 1,
+            threads=threads,
+        )
         entrants = _entrants(work, peers, threads, python, Path(folder))
         try:
             for name, enter in entrants.items():
@@ -347,11 +354,10 @@ def secagg_calls(
     words = [seed_tree(0, "words", i).integers(0, 2**32, d) for i in range(n)]
     silent = {i: "masked" for i in range(n // 10)}
     total, keys = np.zeros(1 << 22, np.uint32), [bytes([i]) * 16 for i in range(4)]
-    settings = dict(threshold=14, neighbours=20, seed=0, drop=silent)
     many, rng = 10**6, seed_tree(0, "noise")
     return {
         f"session, {n} clients, d = {d:,}": lambda: session.run_session(
-            words, ring.Ring(32), **settings
+            words, ring.Ring(32), threshold=14, neighbours=20, seed=0, drop=silent
         ),
         "masks of 64 MiB": lambda: [masking.add_mask(total, key) for key in keys],
         **{
@@ -371,7 +377,6 @@ def accountant_calls() -> dict:  # piece of work -> function of nothing
     big = contract.mechanism("rec", clip_norm=0.545, std=1.0, groups=(1000,) * 8)
     whole = dict(orders=accounting.INTEGER_ORDERS)
     drawn = dict(rounds=1000, delta=100**-1.1, n_clients=100, cohort=10)
-    alone = dict(rounds=1, delta=100**-1.1, sampling="none")
 
     def gaussian(**more):
         return accounting.gaussian_guarantee(**(run | more))
@@ -387,7 +392,9 @@ def accountant_calls() -> dict:  # piece of work -> function of nothing
         "RDP, all orders": gaussian,
         "calibrate sigma for eps 3": calibrated,
         "DP-REC, exact, null-slot": partial(big.guarantee, **drawn, **exact),
-        "DP-REC, exact, local": partial(big.guarantee, **alone, **exact),
+        "DP-REC, exact, local": partial(
+            big.guarantee, rounds=1, delta=100**-1.1, sampling="none", **exact
+        ),
         "DP-REC, Algorithm 7": partial(big.guarantee, **drawn),
         "20 moments forward": lambda: log_moment(np.arange(2, 22), 0.545, 128),
         "127 moments reverse": lambda: log_moment(-np.arange(1, 128), 0.545, 128),
@@ -432,8 +439,12 @@ def _small_rounds(n):
 
 
 def _wide_round(width):
-    layers = nn.Flatten(), nn.Linear(784, width), nn.ReLU(), nn.Linear(width, 10)
-    return _round(nn.Sequential(*layers), torch.arange(80).view(2, 4, 10))
+    return _round(
+        nn.Sequential(
+            nn.Flatten(), nn.Linear(784, width), nn.ReLU(), nn.Linear(width, 10)
+        ),
+        torch.arange(80).view(2, 4, 10),
+    )
 
 
 def _simulate(d):
@@ -499,8 +510,15 @@ def run(
             if name in PARTS:
                 rows += _part_rows(name, repeats, say)
             else:
-                contenders = peers, repeats, threads, python, peak, say
-                rows += contest(workload(name, whole), *contenders)
+                rows += contest(
+                    workload(name, whole),
+                    peers,
+                    repeats=repeats,
+                    threads=threads,
+                    python=python,
+                    peak=peak,
+                    say=say,
+                )
     finally:
         torch.set_num_threads(before)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -674,12 +674,24 @@ def picture(
                 continue
             look = plots.look(row.name)
             x = row.up["total"] / choice.deployment.d
-            shown_as = dict(color=look.colour, marker=look.marker)
-            ax.plot(x, row.error, ls="", label=look.label, **shown_as)
+            ax.plot(
+                x,
+                row.error,
+                ls="",
+                label=look.label,
+                color=look.colour,
+                marker=look.marker,
+            )
             if row.least:
                 ax.plot([x, x], [row.least, row.error], color=look.colour, lw=0.8)
                 ax.plot(x, row.least, marker="_", color=look.colour)
         title = f"{choice.best.name} has the least error"
-        names = "uplink, bits / parameter / round", "squared error of a round's average"
-        plots.label_axes(ax, *names, title, "xy", legend=True)
+        plots.label_axes(
+            ax,
+            "uplink, bits / parameter / round",
+            ylabel="squared error of a round's average",
+            title=title,
+            log="xy",
+            legend=True,
+        )
     return fig

@@ -30,8 +30,12 @@ CLIENTS, ROUNDS, BATCH, LR, SEED = 30, 10, 10, 0.5, 1
 def work() -> tuple:  # model; (images, labels) of each client; (images, labels) to test
     "What is trained on what."
     data = images.load("digits")
-    layers = torch.nn.AvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(49, 10)
-    model = models.initialise(torch.nn.Sequential(*layers), seed_tree(SEED, "init"))
+    model = models.initialise(
+        torch.nn.Sequential(
+            torch.nn.AvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(49, 10)
+        ),
+        seed_tree(SEED, "init"),
+    )
     parts = images.iid(len(data.y), CLIENTS, seed_tree(SEED, "parts"))
     clients = [(data.x[part], data.y[part]) for part in parts]
     return model, clients, (data.x_test, data.y_test)
