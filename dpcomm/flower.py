@@ -34,7 +34,9 @@ from .core.vectors import groups, pack, trainable
 from .core.wire import VERSION as WIRE
 from .core.wire import BadMessage, parse_message
 from .mechanisms.contract import Total
-from .training import federated, floor, replay
+from .training import federated, floor, replay, run_state
+from .training.federated_round import train_cohort
+from .training.task import among, sample_cohort
 
 # %% ../nbs/reference/flower.ipynb #f10a0006
 FLWR = "1.41.0"  # the version of Flower that this module was written for
@@ -200,16 +202,15 @@ def local_update(
 
     Where clients weigh differently, the update is clipped and scaled by the client's share.
     """
-    streams = task.streams(t, np.array([client]), "batches")
-    visit = task.model, w, task.federation, np.array([client]), task.config, streams
     mechanism, share = (
         task.mechanism.for_round(t),
         getattr(task.federation, "share", None),
     )
+    cohort = np.array([client])
+    streams = task.streams(t, cohort, "batches")
     mask = mechanism.trainable(len(w))
     with futures.ThreadPoolExecutor(1) as pool:
-        trained = federated.train_cohort(*visit, pool, mask, loss=task.loss)
-        ((updates, _),) = trained
+        ((updates, _),) = train_cohort(task, w, cohort, streams, pool, mask)
     return updates[0] if share is None else mechanism.clip(updates)[0] * share[client]
 
 
@@ -560,11 +561,9 @@ def drawn(
     rng, config = private_stream(), task.config
     if task.visits is not None:
         left = task.visits - np.asarray(asked)
-        return federated.among(
-            left, t, config.cohort, config.sampling, rng
-        ).tolist(), rng
+        return among(left, t, config.cohort, config.sampling, rng).tolist(), rng
     how = task.n_clients, config.cohort, config.sampling
-    return federated.sample_cohort(*how, rng).tolist(), rng
+    return sample_cohort(*how, rng).tolist(), rng
 
 # %% ../nbs/reference/flower.ipynb #f10a0026
 def step(
@@ -749,7 +748,7 @@ class Down:
     def __init__(self, task):  # federated.Task of the server
         self.task = task
         self.w = pack(task.model).requires_grad_()
-        self.optimiser = federated.server_optimiser(self.w, task.config)
+        self.optimiser = run_state.server_optimiser(self.w, task.config)
 
     @property
     def model(self):

@@ -256,21 +256,21 @@ MUTATIONS = [
         # engine
         (
             "the average divides by those who came",
-            "training/federated",
+            "training/federated_round",
             "return mechanism.average(total, cohort, rng).to(w), loss",
             "return mechanism.average(total, max(n, 1), rng).to(w), loss",
             "training/test_federated.py",
         ),
         (
             "a fixed cohort repeats clients",
-            "training/federated",
+            "training/task",
             'rng.choice(n_clients, cohort, replace=sampling == "replacement")',
             "rng.choice(n_clients, cohort, replace=True)",
             "training/test_federated.py",
         ),
         (
             "the first download is not paid",
-            "training/federated",
+            "training/run_state",
             "return min(history, model_bits) if replay else model_bits",
             "return min(history, model_bits) if replay else model_bits * (seen >= 0)",
             "training/test_federated.py",

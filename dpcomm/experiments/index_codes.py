@@ -20,7 +20,9 @@ from ..core.wire import unpack_bits
 from . import dprec_curves
 from ..mechanisms.rec import Rec, log_weights
 from ..training import replay
-from ..training.federated import evaluate, sample_cohort, train_cohort
+from ..training.federated_round import train_cohort
+from ..training.functional import evaluate
+from ..training.task import Task, sample_cohort
 
 # %% ../../nbs/reference/index_codes.ipynb #60d0decb
 BITS = dprec_curves.stated("rec.bits", "femnist")  # of an index
@@ -113,13 +115,14 @@ def priced_run(
     torch.set_num_threads(1)
     state, history, v = {"counts": np.full(K, 0.5), "sum": 0.0, "n": 0}, [], None
     w = flatten(p.detach() for p in net.parameters())
+    task = Task(net, clients, m, config, seed)
     for t in range(config.rounds):
         draw = config.cohort, config.sampling, seed_tree(seed, "round", t, "sample")
         cohort = sample_cohort(len(clients.parts), *draw)
         visits = [("round", t, "visit", i) for i in range(len(cohort))]
         batches = [seed_tree(seed, *visit, "batches") for visit in visits]
         with ThreadPoolExecutor(workers) as pool:
-            trained = train_cohort(net, w, clients, cohort, config, batches, pool)
+            trained = train_cohort(task, w, cohort, batches, pool)
             updates = torch.cat([u for u, _ in trained])
         if v is not None:
             rng = seed_tree(seed, "round", t, "price")

@@ -22,8 +22,9 @@ from ..mechanisms.gaussian import Gaussian
 from ..mechanisms.imvu import Imvu
 from ..mechanisms.signsgd import SignSgd
 from ..privacy.guarantee import Guarantee
-from . import federated
-from .federated import Run, Task, as_function
+from . import federated, functional
+from .federated import Run, Task
+from .functional import as_function
 
 # %% ../../nbs/training/example_level.ipynb #06fea8b2
 def example_gradients(
@@ -192,7 +193,7 @@ def one_round(
     )
     cohort, decoded, losses = task.cohort(t), [], []
     parts = [task.federation.parts[client] for client in cohort]
-    federated.check_labels(task.model, w, images, parts, cohort)
+    functional.check_labels(task.model, w, images, parts, cohort)
     for client, part in zip(cohort.tolist(), parts):
         own = torch.from_numpy(part)
         try:
@@ -200,7 +201,7 @@ def one_round(
             total, loss = clipped_sum(task.model, w, x, y, mechanism.clip_norm)
         except FloatingPointError as error:
             rates = "server_lr, or raise the noise multiplier"
-            cause = federated.cause_of_nan(images, part, client, rates)
+            cause = functional.cause_of_nan(images, part, client, rates)
             raise FloatingPointError(f"round {t}: {cause}") from error
         stream = task.stream(t, "client", client, "noise")
         decoded.append(release(mechanism, total, stream))

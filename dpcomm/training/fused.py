@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['LARGE', 'POOLS', 'CURVES', 'TRIM', 'MMAP', 'products', 'linear', 'relu', 'tanh', 'pool', 'average_pool', 'conv',
-           'patch_conv', 'group_norm', 'fold', 'Step', 'cross_entropy_and_gradient', 'check_layer', 'unwritten',
+           'patch_conv', 'group_norm', 'fold', 'Step', 'cross_entropy_and_gradient', 'check_layer', 'unsupported_layer',
            'sgd_step', 'used_columns', 'starts_with_images', 'train_fused', 'product_error', 'fast_products',
-           'keep_memory']
+           'pin_allocator']
 
 # %% ../../nbs/training/fused.ipynb #95eba54d
 import ctypes
@@ -320,7 +320,7 @@ def _misplaced(model, x):
     return None
 
 
-def unwritten(
+def unsupported_layer(
     model: nn.Module,  # any model
     data=None,  # Dataset of its inputs x and labels y; None: images, or rows
 ) -> str:  # what stands in the way; empty: nothing
@@ -533,7 +533,7 @@ TRIM, MMAP = -1, -3  # names of two thresholds in the GNU C library
 
 
 @cache
-def keep_memory() -> bool:  # whether this machine's C library can be told so
+def pin_allocator() -> bool:  # whether this machine's C library can be told so
     "Let the process keep the memory it has freed. [mallopt(3)]"
     if not sys.platform.startswith("linux"):
         return False

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..core.checks import check_between
 from ..core.vectors import unpack
-from .federated import train_loop
+from .local_sgd import train_loop
 
 # %% ../../nbs/training/recurrent.ipynb #291c6251
 class CharLSTM(nn.Module):

@@ -24,14 +24,9 @@ from ..core.checks import check_between, check_choice, shown
 from ..core.vectors import flatten
 from ..core.wire import Bits, Message, parse_message
 from . import models
-from dpcomm.training.federated import (
-    DRAWS,
-    SERVER_STATE,
-    Config,
-    Ledger,
-    sample_cohort,
-    server_optimiser,
-)
+from .federated import Config
+from .run_state import SERVER_STATE, Ledger, server_optimiser
+from .task import DRAWS, sample_cohort
 
 # %% ../../nbs/training/replay.ipynb #f9dc2eb4
 @dataclass(frozen=True)

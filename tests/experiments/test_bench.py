@@ -38,8 +38,8 @@ def tiny(monkeypatch):
 @pytest.fixture
 def few(tiny, monkeypatch):
     "The reference alone stands for all engines."
-    loop = {"loop": bench.federated.ENGINES["loop"]}
-    monkeypatch.setattr(bench.federated, "ENGINES", loop)
+    loop = {"loop": bench.local_sgd.ENGINES["loop"]}
+    monkeypatch.setattr(bench.local_sgd, "ENGINES", loop)
     monkeypatch.setattr(bench, "rule", lambda model, w: "loop")
 
 

@@ -26,7 +26,7 @@ from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.secagg.session import identities
 from dpcomm.tasks import images
-from dpcomm.training import federated, models, replay
+from dpcomm.training import federated, federated_round, models, replay, run_state
 from dpcomm.training.floor import TRUST, Floor
 
 MECHANISMS = {
@@ -198,9 +198,9 @@ def test_keys_are_secret_unless_the_node_says_so():
 def test_an_update_is_the_simulators():
     cohort = np.array([1])
     streams = TASK.streams(1, cohort, "batches")
-    whole = TASK.model, W, FEDERATION, cohort, CONFIG, streams
     with ThreadPoolExecutor(1) as pool:
-        ((updates, _),) = federated.train_cohort(*whole, pool)
+        whole = replace(TASK, federation=FEDERATION)
+        ((updates, _),) = federated_round.train_cohort(whole, W, cohort, streams, pool)
     mine = flower.local_update(home(1).task, 1, W, 1)
     assert torch.equal(mine, updates[0])
     wild = replace(home(1).task, config=replace(CONFIG, lr=1e38))
@@ -336,7 +336,7 @@ def test_a_served_run_is_the_simulators(name, sampling, cohort):
 
 def test_step_moves_against_the_average():
     w = W.clone().requires_grad_()
-    optimiser = federated.server_optimiser(w, replace(CONFIG, server_lr=1.0))
+    optimiser = run_state.server_optimiser(w, replace(CONFIG, server_lr=1.0))
     task = replace(
         TASK, mechanism=dpcomm.mechanism("gaussian", clip_norm=9.0, sigma=1e-9)
     )
@@ -1045,7 +1045,7 @@ def test_a_round_that_too_few_answer_is_skipped_and_told(history):
     assert served.rows[1].skipped == "2 clients heard, 3 needed"
     assert any("2 lost: node unavailable; skipped: 2 clients heard" in s for s in said)
     w = W.clone().requires_grad_()
-    optimiser = federated.server_optimiser(w, task.config)
+    optimiser = run_state.server_optimiser(w, task.config)
     for t in (0, 2, 3):
         gathering = flower.Gathering.of(task, t, range(4))
         for i in range(4):

@@ -17,7 +17,7 @@ from dpcomm.core.chance import Insecure, derive
 from dpcomm.secagg.errors import MASKED, ROUNDS, SERVER, UNMASK
 from dpcomm.secagg.server import Server
 from dpcomm.secagg.session import identities
-from dpcomm.training import federated
+from dpcomm.training import run_state
 from dpcomm.training.floor import Beyond
 
 SHARED = dict(clip_norm=1.0, sigma=1.0, n_clients=4, tolerance=0.25)
@@ -70,7 +70,7 @@ def play(task, folder, dies=(), **more):
 def by_hand(task, folder, rounds):
     "The model after rounds, each given as the clients of its sum."
     w = W.clone().requires_grad_()
-    optimiser = federated.server_optimiser(w, task.config)
+    optimiser = run_state.server_optimiser(w, task.config)
     for t, cohort in enumerate(rounds):
         words, mechanism = [], task.mechanism.for_round(t)
         for i in cohort:

@@ -45,7 +45,7 @@ from dpcomm.privacy.guarantee import Guarantee
 from dpcomm.privacy.null_messages import exact_epsilon
 from dpcomm.secagg import poisson
 from dpcomm.tasks import images
-from dpcomm.training import federated
+from dpcomm.training import federated, run_state
 
 DELTA = 1e-2
 
@@ -911,7 +911,7 @@ def engine_scores(mechanism, present, plays):
     with ThreadPoolExecutor(1) as pool:
         for play in range(plays):
             probe, w = Probe(mechanism, present), torch.zeros(2, requires_grad=True)
-            run = federated.Run(w, 0, False, federated.Ledger(2), [], 0.0)
+            run = federated.Run(w, 0, False, run_state.Ledger(2), [], 0.0)
             step = torch.optim.SGD([w], 0.0)
             task = federated.Task(model, pair, probe, config, 2 * play + present)
             for _ in range(2):

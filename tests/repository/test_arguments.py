@@ -29,6 +29,7 @@ from dpcomm.privacy import audit, fixed_cohorts, null_messages
 from dpcomm.privacy.accounting import gaussian_guarantee
 from dpcomm.secagg import masking, protocol, ring, session, shamir
 from dpcomm.training import federated, replay
+from dpcomm.training.task import sample_cohort
 
 SECONDS = 60.0  # of processor time before a call counts as hung; the slowest took 5
 
@@ -322,7 +323,7 @@ GOOD = {
     "core.wire": {
         "finite_floats": dict(data=np.ones(2, "<f4").tobytes()),
     },
-    "training.federated": {
+    "training.task": {
         "Config": dict(
             rounds=3,
             cohort=2,
@@ -341,10 +342,11 @@ GOOD = {
             steps=3,
         ),
         "sample_cohort": dict(n_clients=10, cohort=2, sampling="poisson", rng=RNG),
-        "check_options": dict(
-            max_seconds=1.0, save_every=1.0, workers=1, device="cpu", unit="client"
-        ),
+    },
+    "training.local_sgd": {
         "pick_engine": dict(name="auto", model=torch.nn.Sequential(torch.nn.Flatten())),
+    },
+    "training.run_state": {
         "Ledger": dict(n_clients=3),
     },
     "training.replay": {
@@ -1044,7 +1046,7 @@ def test_the_fuzz_notices_raw_errors_hangs_and_nonsense(monkeypatch):
         (lambda: gaussian_guarantee(1.0, 1e-5, rounds=2**60), "rounds is"),
         (lambda: compressive.largest_factors(5, 10**9), "high is"),
         (
-            lambda: federated.sample_cohort(100, 10, "Poisson", seed_tree(0)),
+            lambda: sample_cohort(100, 10, "Poisson", seed_tree(0)),
             "sampling is 'Poisson'.*did you mean 'poisson'",
         ),
         (lambda: federated.Config(sampling="Poisson"), "sampling is 'Poisson'"),

@@ -15,7 +15,14 @@ from dpcomm.core.vectors import flatten
 from dpcomm.mechanisms import contract, rec, topk
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.tasks import images as data
-from dpcomm.training import federated, fused, models
+from dpcomm.training import (
+    federated,
+    federated_round,
+    fused,
+    local_sgd,
+    models,
+    run_state,
+)
 
 
 def net():
@@ -56,10 +63,10 @@ def test_fetch_says_what_is_there():
 @pytest.mark.parametrize(
     "train",
     [
-        federated.train_loop,
-        federated.train_channels_last,
+        local_sgd.train_loop,
+        local_sgd.train_channels_last,
         fused.train_fused,
-        federated.train_vmap,
+        local_sgd.train_vmap,
     ],
 )
 def test_one_step_is_minus_lr_times_the_gradient(train):
@@ -76,42 +83,41 @@ def test_one_step_is_minus_lr_times_the_gradient(train):
 
 
 def test_download_bits_takes_the_shorter_way():
-    ledger = federated.Ledger(2, sent=[0, 100, 300], seen=[1, -1], own=[40, 0])
-    assert federated.download_bits(ledger, 0, 2, 10_000, True) == 200 - 40
-    assert federated.download_bits(ledger, 1, 2, 10_000, True) == 300 + 32
-    assert federated.download_bits(ledger, 1, 2, 250, True) == 250
-    assert federated.download_bits(ledger, 0, 2, 250, False) == 250
+    ledger = run_state.Ledger(2, sent=[0, 100, 300], seen=[1, -1], own=[40, 0])
+    assert run_state.download_bits(ledger, 0, 2, 10_000, True) == 200 - 40
+    assert run_state.download_bits(ledger, 1, 2, 10_000, True) == 300 + 32
+    assert run_state.download_bits(ledger, 1, 2, 250, True) == 250
+    assert run_state.download_bits(ledger, 0, 2, 250, False) == 250
 
 
 def test_checkpoint_round_trip_and_refusal(tmp_path):
     w = torch.arange(3.0).requires_grad_()
     run = federated.Run(
-        w, 2, False, federated.Ledger(4, uplink_bits=7), [{"round": 2}], 1.5
+        w, 2, False, run_state.Ledger(4, uplink_bits=7), [{"round": 2}], 1.5
     )
-    optimiser = federated.server_optimiser(w, federated.Config())
-    federated.save_checkpoint(tmp_path / "deep" / "run.pt", run, optimiser, {"seed": 1})
-    state = federated.load_checkpoint(tmp_path / "deep" / "run.pt", {"seed": 1})
+    optimiser = run_state.server_optimiser(w, federated.Config())
+    run_state.save_checkpoint(tmp_path / "deep" / "run.pt", run, optimiser, {"seed": 1})
+    state = run_state.load_checkpoint(tmp_path / "deep" / "run.pt", {"seed": 1})
     assert (
         torch.equal(state["w"], w)
-        and federated.Ledger(**state["ledger"]) == run.ledger
+        and run_state.Ledger(**state["ledger"]) == run.ledger
         and state["history"] == run.history
     )
     assert [f.name for f in (tmp_path / "deep").iterdir()] == ["run.pt"]
     with pytest.raises(ValueError, match="seed"):
-        federated.load_checkpoint(tmp_path / "deep" / "run.pt", {"seed": 2})
+        run_state.load_checkpoint(tmp_path / "deep" / "run.pt", {"seed": 2})
 
 
 def test_train_cohort_ignores_the_pool_and_takes_nobody():
-    model, fed, config = net(), toy(), federated.Config(cohort=4, batch=2)
+    model, config = net(), federated.Config(cohort=4, batch=2)
+    task = federated.Task(model, toy(), Gaussian(1.0, 1.0), config, 0)
 
     def train(cohort, workers):
         with ThreadPoolExecutor(workers) as pool:
-            chunks = federated.train_cohort(
-                model,
+            chunks = federated_round.train_cohort(
+                task,
                 weights(model),
-                fed,
                 np.array(cohort, int),
-                config,
                 [seed_tree(0, c) for c in cohort],
                 pool,
             )
@@ -124,7 +130,7 @@ def test_train_cohort_ignores_the_pool_and_takes_nobody():
 def test_an_empty_cohort_averages_to_nothing():
     w, quiet = weights(net()), Gaussian(1.0, 1e-15, exact=False)
     for mechanism in (quiet, topk.TopK(0.5, 1.0, None, 4)):
-        mean, loss = federated.average(mechanism, w, None, 4, 0, seed_tree(0))
+        mean, loss = federated_round.average(mechanism, w, None, 4, 0, seed_tree(0))
         assert mean.shape == w.shape and float(mean.abs().max()) < 1e-12 and loss == 0
 
 
@@ -132,23 +138,22 @@ def test_one_round_moves_the_server_by_the_average():
     model, fed = net(), toy()
     config = federated.Config(cohort=4, batch=2, server="sgd", server_lr=1.0, lr=0.1)
     w = weights(model).requires_grad_()
-    run = federated.Run(w, 0, False, federated.Ledger(4), [], 0.0)
+    run = federated.Run(w, 0, False, run_state.Ledger(4), [], 0.0)
+    task = federated.Task(model, fed, Gaussian(1e9, 1e-15, exact=False), config, 5)
     with ThreadPoolExecutor(1) as pool:
-        ((updates, _),) = federated.train_cohort(
-            model,
+        ((updates, _),) = federated_round.train_cohort(
+            task,
             w.detach(),
-            fed,
             np.arange(4),
-            config,
             [
                 seed_tree(5, "round", 0, "client", c, "copy", 0, "batches")
                 for c in range(4)
             ],
             pool,
         )
-        quiet = Gaussian(1e9, 1e-15, exact=False)
-        task = federated.Task(model, fed, quiet, config, 5)
-        federated.one_round(run, federated.server_optimiser(w, config), task, pool)
+        federated_round.one_round(
+            run, run_state.server_optimiser(w, config), task, pool
+        )
     assert run.round == 1 and run.ledger.uplink_bits == 4 * 32 * len(w)
     assert torch.allclose(w.detach(), weights(model) + updates.mean(0), atol=1e-5)
 

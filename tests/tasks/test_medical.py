@@ -16,7 +16,7 @@ from tables import tabled
 from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.tasks import images, medical
-from dpcomm.training import federated, models, tables
+from dpcomm.training import local_sgd, models, tables
 
 
 @pytest.fixture(scope="module")
@@ -292,7 +292,7 @@ def test_virtual_hospitals_belong_to_their_stream(made):
     assert not torch.equal(other.federation.data.x_test, split.federation.data.x_test)
     y = split.federation.data.y.numpy()
     for part in split.federation.parts:
-        visit = federated.balanced(part, y, seed_tree(0))
+        visit = local_sgd.downsample_majority(part, y, seed_tree(0))
         assert len(visit) == 2 * y[part].sum() and y[visit].mean() == 0.5
         assert set(visit) <= set(part) and len(set(visit)) == len(visit)
 

@@ -18,7 +18,8 @@ from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.tasks import shakespeare
 from dpcomm.tasks.images import check_partition, data_root
 from dpcomm.training import models, recurrent
-from dpcomm.training.federated import Config, Task, batch_plan, simulate, train_loop
+from dpcomm.training.federated import Config, Task, simulate
+from dpcomm.training.local_sgd import batch_plan, train_loop
 
 close = torch.testing.assert_close
 

@@ -31,7 +31,8 @@ from dpcomm.tasks.stackoverflow import (
     federation,
     size_law,
 )
-from dpcomm.training.federated import Config, Task, batch_plan, simulate
+from dpcomm.training.federated import Config, Task, simulate
+from dpcomm.training.local_sgd import batch_plan
 from dpcomm.training.tagging import (
     TagRegression,
     bags,

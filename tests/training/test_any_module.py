@@ -18,7 +18,7 @@ from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import groups, pack, trainable, unpack
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.tasks.images import Federation
-from dpcomm.training import federated
+from dpcomm.training import federated_round, functional, local_sgd
 from dpcomm.training.federated import Config, Task, simulate
 
 # ---- models
@@ -188,8 +188,9 @@ def test_updates_are_those_of_a_plain_loop(name, engine):
     y = data.y.double() if name in LOSSES else data.y
     plan = torch.tensor([[[0, 1, 2], [3, 4, -1]], [[5, 6, 7], [-1, -1, -1]]])
     loss = LOSSES.get(name, F.cross_entropy)
-    train, more = federated.ENGINES[engine], dict(loss=LOSSES.get(name))
-    found, _ = train(model, pack(model), x, y, plan, 0.3, **more)
+    how = local_sgd.Objective(LOSSES.get(name))
+    train = local_sgd.ENGINES[engine]
+    found, _ = train(model, pack(model), x, y, plan, 0.3, None, how)
     wanted = by_torch(model, x, y, plan, 0.3, loss)
     assert (wanted.norm(dim=1) > 1e-3).all()
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
@@ -240,8 +241,8 @@ def test_a_model_without_free_weights_is_refused():
     with pytest.raises(
         TypeError, match="model is a list; it must be a torch.nn.Module"
     ):
-        federated.check_model([work.model])
-    assert federated.check_model(work.model) is work.model
+        functional.check_model([work.model])
+    assert functional.check_model(work.model) is work.model
     work.model.requires_grad_(False)
     with pytest.raises(
         ValueError, match="^Sequential has no parameter that trains: call"
@@ -258,8 +259,8 @@ def test_half_precision_is_computed_with_and_not_stepped(kind):
     assert w.dtype == torch.float32
     plan = torch.zeros(1, 4, 1, dtype=torch.int64)
     for engine in ("loop", "vmap"):
-        trained = federated.ENGINES[engine](net, w, x, y, plan, 2**-13, loss=F.mse_loss)
-        update = trained[0]
+        how = local_sgd.Objective(F.mse_loss)
+        update, _ = local_sgd.ENGINES[engine](net, w, x, y, plan, 2**-13, None, how)
         assert update.dtype == torch.float32
         assert float(update) == pytest.approx(-4 * 2**-12, rel=0.01)
     assert net[0].weight.dtype == kind and float(net[0].weight) == 1
@@ -271,7 +272,7 @@ def test_half_precision_is_computed_with_and_not_stepped(kind):
 def test_an_evaluation_has_dropout_off_and_leaves_no_trace():
     net, data = build("dropout"), people("dropout").data
     first, second = (
-        federated.evaluate(net, pack(net), data.x_test, data.y_test) for _ in range(2)
+        functional.evaluate(net, pack(net), data.x_test, data.y_test) for _ in range(2)
     )
     wanted = copy.deepcopy(net).eval()(data.x_test)
     assert first == second and net.training
@@ -298,15 +299,11 @@ def test_every_visit_draws_from_its_own_address():
     simulate(work, progress=False)
     training, scoring = ([c for on, c in seen if on == mode] for mode in (True, False))
     assert len(training) == len(set(training)) == 13 and len(set(scoring)) == 1
-    alone = (
-        work.federation,
-        np.array([2]),
-        work.config,
-        work.streams(1, np.array([2]), "batches"),
-    )
+    alone, w = np.array([2]), pack(work.model)
+    streams = work.streams(1, alone, "batches")
     Coins.seen = again = []
     with ThreadPoolExecutor(1) as pool:
-        list(federated.train_cohort(work.model, pack(work.model), *alone, pool))
+        list(federated_round.train_cohort(work, w, alone, streams, pool))
     assert again[-1] in seen and again[-1][0]
 
 
@@ -314,7 +311,7 @@ def test_clients_of_one_vmap_call_have_dropout_of_their_own():
     net = nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 2, bias=False))
     plan = torch.zeros(3, 1, 1, dtype=torch.int64)
     x, y = torch.ones(1, 64), torch.zeros(1, dtype=torch.int64)
-    updates, _ = federated.train_vmap(net, pack(net), x, y, plan, 1.0)
+    updates, _ = local_sgd.train_vmap(net, pack(net), x, y, plan, 1.0)
     masks = {tuple((u[:64] != 0).tolist()) for u in updates}
     assert len(masks) == 3
 
@@ -361,7 +358,7 @@ def test_buffers_follow_the_weights_to_their_device():
     "On the device that holds nothing: what stayed behind cannot be added to the rest."
     net, x = build("lstm"), people("lstm").data.x
     w = pack(net).to("meta")
-    call = federated.as_function(net, w, training=True)
+    call = functional.as_function(net, w, training=True)
     assert call(unpack(net, w), x.to("meta")).device.type == "meta"
     assert net.place.device.type == "cpu"
 
@@ -375,11 +372,11 @@ def test_what_vmap_cannot_do_is_said_in_a_sentence():
     with pytest.raises(ValueError, match="^Chooser does not go through vmap .*'loop'$"):
         simulate(work, progress=False)
     data = work.federation.data
-    assert federated.vmap_obstacle(work.model, data, "cpu").startswith(
+    assert local_sgd.vmap_obstacle(work.model, data, "cpu").startswith(
         "Chooser does not"
     )
     assert (
-        federated.vmap_obstacle(build("transformer"), people("transformer").data, "cpu")
+        local_sgd.vmap_obstacle(build("transformer"), people("transformer").data, "cpu")
         == ""
     )
 
@@ -391,13 +388,13 @@ def test_a_task_is_scored_by_its_own_loss_or_the_callers_score():
     work = task("regression")
     run = simulate(work, progress=False)
     data = work.federation.data
-    said = federated.predict(work.model, run.w.detach(), data.x_test)
+    said = functional.predict(work.model, run.w.detach(), data.x_test)
     loss = float(F.mse_loss(said, data.y_test))
     assert run.history[-1]["loss"] == pytest.approx(loss, rel=1e-5)
     assert "accuracy" not in run.history[-1]
 
     def largest(model, w, x, y):
-        return {"largest": float((federated.predict(model, w, x) - y).abs().max())}
+        return {"largest": float((functional.predict(model, w, x) - y).abs().max())}
 
     run = simulate(work, progress=False, metrics=largest)
     largest = float((said - data.y_test).abs().max())
@@ -485,12 +482,10 @@ def test_a_node_of_flowers_road_sends_what_trains_and_no_more():
         assert flower.agreement(home)["weights"] == str(d)
         update = flower.local_update(home, 2, flower.Down(work).w.detach(), 0)
         streams = work.streams(0, np.array([2]), "batches")
-        visit = work.model, pack(work.model), work.federation, np.array([2])
         with ThreadPoolExecutor(1) as pool:
-            trained = federated.train_cohort(
-                *visit, work.config, streams, pool, loss=work.loss
+            ((wanted, _),) = federated_round.train_cohort(
+                work, pack(work.model), np.array([2]), streams, pool
             )
-            ((wanted, _),) = trained
         assert update.shape == (d,) and torch.equal(update, wanted[0])
 
 
@@ -515,8 +510,8 @@ def test_a_model_of_several_outputs_needs_a_loss_and_a_score(engine):
     assert run.finished and run.history[-1]["score"] == 1.0
     alone = simulate(work, progress=False)
     data, w = work.federation.data, alone.w.detach()
-    call = federated.as_function(work.model, w, training=False)
-    said = loss(call(federated.unpack(work.model, w), data.x_test), data.y_test)
+    call = functional.as_function(work.model, w, training=False)
+    said = loss(call(unpack(work.model, w), data.x_test), data.y_test)
     assert alone.history[-1]["loss"] == pytest.approx(float(said), rel=1e-5)
 
 

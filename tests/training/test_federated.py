@@ -31,7 +31,17 @@ from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.rec import Rec
 from dpcomm.privacy.guarantee import PREMISES, Guarantee
 from dpcomm.tasks import images as data
-from dpcomm.training import federated, fused, models
+from dpcomm.training import (
+    federated,
+    federated_round,
+    functional,
+    fused,
+    local_sgd,
+    models,
+    promises,
+    run_state,
+)
+from dpcomm.training.task import sample_cohort
 
 # ---- a federation that trains in milliseconds
 
@@ -108,7 +118,7 @@ def outcome(run: federated.Run) -> dict:
 @tabled(
     "name", [name for name in models.MODELS if name != "lstm"]
 )  # which trains itself: tests/tasks/test_shakespeare.py
-@tabled("engine", [e for e in federated.ENGINES if e != "loop"])
+@tabled("engine", [e for e in local_sgd.ENGINES if e != "loop"])
 def test_engines_agree_with_the_loop(engine, name):
     """In float64, with clients of unequal size, two epochs and last batches that are
     not full.
@@ -119,7 +129,7 @@ def test_engines_agree_with_the_loop(engine, name):
         with pytest.raises(
             ValueError, match="is not written out here: use engine='channels-last'"
         ):
-            federated.ENGINES[engine](
+            local_sgd.ENGINES[engine](
                 model,
                 core.flatten(p.detach() for p in model.parameters()),
                 torch.rand(2, 1, 28, 28),
@@ -134,11 +144,11 @@ def test_engines_agree_with_the_loop(engine, name):
     if nested:
         parts = [part[:5] for part in parts]  # 110 layers: fewer images
     plan = torch.from_numpy(
-        federated.batch_plan(parts, 2, 4, [seed_tree(0, i) for i in range(4)])
+        local_sgd.batch_plan(parts, 2, 4, [seed_tree(0, i) for i in range(4)])
     )
     assert plan.shape == (4, 4, 4) and (plan < 0).any()
-    updates, losses = federated.train_loop(model, w, x.double(), y, plan, 0.1)
-    others, other_losses = federated.ENGINES[engine](model, w, x.double(), y, plan, 0.1)
+    updates, losses = local_sgd.train_loop(model, w, x.double(), y, plan, 0.1)
+    others, other_losses = local_sgd.ENGINES[engine](model, w, x.double(), y, plan, 0.1)
     assert updates.dtype == others.dtype == torch.float64 and updates.shape == (
         4,
         len(w),
@@ -152,7 +162,7 @@ def test_engines_agree_with_the_loop(engine, name):
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_few_steps_draw_a_few_images(steps):
     parts = [np.arange(100, 150), np.arange(7), np.arange(0)]
-    plan = federated.batch_plan(parts, 1, 4, [seed_tree(0, i) for i in range(3)], steps)
+    plan = local_sgd.batch_plan(parts, 1, 4, [seed_tree(0, i) for i in range(3)], steps)
     assert plan.shape == (3, steps, 4) and [(row >= 0).sum() for row in plan] == [
         4 * steps,
         min(7, 4 * steps),
@@ -164,7 +174,7 @@ def test_a_few_steps_draw_a_few_images(steps):
     hits = np.bincount(
         np.concatenate(
             [
-                federated.batch_plan([np.arange(6)], 1, 2, [seed_tree(1, t)], steps)[
+                local_sgd.batch_plan([np.arange(6)], 1, 2, [seed_tree(1, t)], steps)[
                     0
                 ].ravel()
                 for t in range(2000)
@@ -203,9 +213,7 @@ def test_clients_remember_from_visit_to_visit_and_across_a_stop(tmp_path):
     visits = np.bincount(
         np.concatenate(
             [
-                federated.sample_cohort(
-                    6, 3, "fixed", seed_tree(3, "round", t, "sample")
-                )
+                sample_cohort(6, 3, "fixed", seed_tree(3, "round", t, "sample"))
                 for t in range(6)
             ]
         ),
@@ -224,7 +232,7 @@ def test_clients_remember_from_visit_to_visit_and_across_a_stop(tmp_path):
     ).finished:
         pass
     assert torch.equal(whole.memory, pieces.memory) and torch.equal(whole.w, pieces.w)
-    keep = federated.summed(whole, Diary(), np.array([4, 1, 2]), [None] * 3)
+    keep = federated_round.Sums(Diary(), [None] * 3, whole.memory, np.array([4, 1, 2]))
     d = whole.memory.shape[2]
     before = whole.memory[:, 0, 0].clone()
     assert keep(torch.ones(2, d), slice(1, 3)).shape == (d,)
@@ -236,14 +244,14 @@ def test_clients_remember_from_visit_to_visit_and_across_a_stop(tmp_path):
         go(Diary(), dataclasses.replace(config, sampling="replacement"))
 
 
-@pytest.mark.parametrize("engine", federated.ENGINES)
+@pytest.mark.parametrize("engine", local_sgd.ENGINES)
 def test_held_weights_stay_and_the_others_move_as_if_alone(engine):
     "Against plain SGD whose gradient is multiplied by the mask, in float64."
     model, (x, y) = tiny_model(), images(6, 8, 4)
     w = core.flatten(p.detach() for p in model.parameters()).double()
     mask = torch.from_numpy(seed_tree(2).random(len(w)) < 0.3)
     plan = torch.tensor([[[0, 1], [2, 3]], [[4, 5], [0, 4]]])
-    updates, _ = federated.ENGINES[engine](
+    updates, _ = local_sgd.ENGINES[engine](
         model, w, x.double(), y, plan, 0.3, mask.double()
     )
     assert (updates[:, ~mask] == 0).all() and (updates[:, mask] != 0).any(1).all()
@@ -264,7 +272,7 @@ def test_held_weights_stay_and_the_others_move_as_if_alone(engine):
         torch.testing.assert_close(update, point - w, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", federated.ENGINES)
+@pytest.mark.parametrize("engine", local_sgd.ENGINES)
 def test_one_output_trains_with_binary_cross_entropy(engine):
     """Against the gradient of log(1 + exp(-s)) written out, on sparse inputs of which
     one client uses few columns.
@@ -279,7 +287,7 @@ def test_one_output_trains_with_binary_cross_entropy(engine):
     y = torch.tensor([0, 1, 1, 0])
     w = core.flatten(p.detach() for p in model.parameters()).double()
     plan = torch.tensor([[[0, 1], [1, -1]], [[2, 3], [3, 2]]])
-    updates, losses = federated.ENGINES[engine](model, w, x, y, plan, 0.5)
+    updates, losses = local_sgd.ENGINES[engine](model, w, x, y, plan, 0.5)
     names, shapes = list(core.groups(model)), [p.shape for p in model.parameters()]
     for client, update, loss in zip(plan, updates, losses):
         point, seen = w.clone(), []
@@ -329,7 +337,9 @@ def test_pooling_gives_the_gradient_to_the_first_of_equals():
 
 def test_a_visit_is_balanced_anew():
     labels, part = np.array([0, 0, 0, 1, 0, 1, 0, 0, 1, 1]), np.arange(1, 9)
-    draws = [federated.balanced(part, labels, seed_tree(0, i)) for i in range(20)]
+    draws = [
+        local_sgd.downsample_majority(part, labels, seed_tree(0, i)) for i in range(20)
+    ]
     for drawn_part in draws:
         assert (
             labels[drawn_part].tolist() == [0] * 3 + [1] * 3
@@ -337,7 +347,7 @@ def test_a_visit_is_balanced_anew():
             and len(set(drawn_part)) == 6
         )
     assert len({tuple(sorted(d)) for d in draws}) > 5
-    assert federated.balanced(part[:2], labels, seed_tree(0)).tolist() == [
+    assert local_sgd.downsample_majority(part[:2], labels, seed_tree(0)).tolist() == [
         1,
         2,
     ], "one class only: all of them"
@@ -357,7 +367,7 @@ def test_the_loop_is_plain_sgd():
     model, (x, y) = tiny_model(), images(5, 8, 4)
     plan = torch.tensor([[[3, 0], [4, -1], [-1, -1]]])
     w = core.flatten(p.detach() for p in model.parameters())
-    updates, losses = federated.train_loop(model, w, x, y, plan, 0.3)
+    updates, losses = local_sgd.train_loop(model, w, x, y, plan, 0.3)
     stepped, seen = tiny_model(), []
     optimiser = torch.optim.SGD(stepped.parameters(), lr=0.3)
     for index in ([3, 0], [4]):
@@ -385,7 +395,7 @@ def test_the_loop_is_plain_sgd():
 )
 def test_a_plan_shows_every_image_once_an_epoch(sizes, epochs, batch):
     parts = np.split(np.arange(sum(sizes)) + 100, np.cumsum(sizes)[:-1])
-    plan = federated.batch_plan(
+    plan = local_sgd.batch_plan(
         parts, epochs, batch, [seed_tree(0, i) for i in range(len(parts))]
     )
     steps = [epochs * -(-len(part) // batch) for part in parts]
@@ -401,38 +411,38 @@ def test_a_plan_shows_every_image_once_an_epoch(sizes, epochs, batch):
 
 def test_a_client_is_shuffled_by_its_own_stream():
     parts = [np.arange(30), np.arange(30)]
-    both = federated.batch_plan(parts, 2, 30, [seed_tree(0), seed_tree(1)])
+    both = local_sgd.batch_plan(parts, 2, 30, [seed_tree(0), seed_tree(1)])
     assert (both[0] != both[1]).any() and (both[0, 0] != both[0, 1]).any()
-    assert (federated.batch_plan(parts[1:], 2, 30, [seed_tree(1)])[0] == both[1]).all()
+    assert (local_sgd.batch_plan(parts[1:], 2, 30, [seed_tree(1)])[0] == both[1]).all()
 
 
 def test_the_engine_follows_model_and_device():
     small, large, wide = (
         models.build(name, seed_tree(0)) for name in ("lenet5", "cnn", "lstm")
     )
-    assert federated.pick_engine("auto", small) == "fused"
-    assert federated.pick_engine("auto", small, "cuda") == "graphed"
-    assert federated.pick_engine("auto", wide, "cuda") == "vmap"
-    assert federated.pick_engine("auto", small, "meta") == "vmap"
-    assert federated.pick_engine("loop", small, "cuda") == "loop"
-    assert [federated.side_by_side("fused", model) for model in (small, large)] == [
+    assert local_sgd.pick_engine("auto", small) == "fused"
+    assert local_sgd.pick_engine("auto", small, "cuda") == "graphed"
+    assert local_sgd.pick_engine("auto", wide, "cuda") == "vmap"
+    assert local_sgd.pick_engine("auto", small, "meta") == "vmap"
+    assert local_sgd.pick_engine("loop", small, "cuda") == "loop"
+    assert [local_sgd.clients_per_call("fused", model) for model in (small, large)] == [
         10,
         2,
     ]
     matrix = nn.Sequential(nn.Linear(70_000, 1))
-    assert federated.side_by_side("fused", matrix) == 1
-    assert federated.side_by_side("vmap", small) == 100
-    assert federated.side_by_side("loop", small) == 1
+    assert local_sgd.clients_per_call("fused", matrix) == 1
+    assert local_sgd.clients_per_call("vmap", small) == 100
+    assert local_sgd.clients_per_call("loop", small) == 1
     with pytest.warns(
         UserWarning, match="CharLSTM is not a plain sequence.*slower engine 'loop'"
     ):
-        assert federated.pick_engine("auto", wide) == "loop"
+        assert local_sgd.pick_engine("auto", wide) == "loop"
     with pytest.warns(UserWarning, match="slower engine 'channels-last'"):
-        assert federated.pick_engine("auto", models.build("resnet110", seed_tree(0)))
+        assert local_sgd.pick_engine("auto", models.build("resnet110", seed_tree(0)))
     with pytest.raises(ValueError, match="CharLSTM is not a plain.*use engine='loop"):
-        federated.pick_engine("fused", wide)
+        local_sgd.pick_engine("fused", wide)
     with pytest.raises(ValueError, match="CharLSTM is not a plain"):
-        federated.pick_engine("graphed", wide, "cuda")
+        local_sgd.pick_engine("graphed", wide, "cuda")
 
 
 @pytest.mark.deep
@@ -461,22 +471,22 @@ def test_a_layer_that_is_not_written_out_is_named():
         UserWarning,
         match=r"GELU\(approximate=.none.\) is not written out here, so the slower",
     ):
-        assert federated.pick_engine("auto", net) == "loop"
+        assert local_sgd.pick_engine("auto", net) == "loop"
 
 
 def test_precision_and_compile_are_settings_of_engines_that_know_them():
     net = models.build("linear", seed_tree(0))
-    trainer, _ = federated.local_trainer(net, torch.zeros(5), "auto", "bfloat16")
+    trainer, _ = local_sgd.local_trainer(net, torch.zeros(5), "auto", "bfloat16")
     assert trainer.keywords["dtype"] is torch.bfloat16
     with pytest.raises(
         ValueError, match="precision is 'bfloat16', which fused and loop"
     ):
-        federated.local_trainer(net, torch.zeros(5), "graphed", "bfloat16")
+        local_sgd.local_trainer(net, torch.zeros(5), "graphed", "bfloat16")
     for engine in ("fused", "vmap", "graphed"):
         with pytest.raises(
             ValueError, match="compile is True, which loop and channels-l"
         ):
-            federated.local_trainer(net, torch.zeros(5), engine, compiled=True)
+            local_sgd.local_trainer(net, torch.zeros(5), engine, compiled=True)
     for wrong in (dict(precision="half"), dict(compile="max-autotune")):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*; it must be"):
             federated.Config(**wrong)
@@ -492,8 +502,9 @@ def test_products_in_bfloat16_are_near_those_in_float32(engine):
     )
     plan = torch.arange(6).view(1, 2, 3)
     visit = net, w, x, torch.arange(6) % 10, plan, 0.1
-    full, _ = federated.ENGINES[engine](*visit)
-    less, _ = federated.ENGINES[engine](*visit, precision="bfloat16")
+    full, _ = local_sgd.ENGINES[engine](*visit)
+    how = local_sgd.Objective(precision="bfloat16")
+    less, _ = local_sgd.ENGINES[engine](*visit, None, how)
     assert less.dtype == torch.float32
     assert 0 < float((less - full).norm() / full.norm()) < 0.2  # eight bits a factor
 
@@ -518,7 +529,7 @@ def test_a_compiled_step_is_the_loops(monkeypatch):
 
 def cohorts(sampling: str, n=12, cohort=5, rounds=2000) -> list:
     return [
-        federated.sample_cohort(n, cohort, sampling, seed_tree(0, sampling, t))
+        sample_cohort(n, cohort, sampling, seed_tree(0, sampling, t))
         for t in range(rounds)
     ]
 
@@ -574,9 +585,7 @@ def test_replacement_draws_every_slot_uniformly_and_repeats():
 @pytest.mark.parametrize("sampling", ["fixed", "poisson", "replacement"])
 def test_cohorts_are_in_order_and_belong_to_their_stream(sampling):
     for t in range(50):
-        a, b = (
-            federated.sample_cohort(12, 5, sampling, seed_tree(0, t)) for _ in range(2)
-        )
+        a, b = (sample_cohort(12, 5, sampling, seed_tree(0, t)) for _ in range(2))
         assert (
             np.array_equal(a, b)
             and (np.diff(a) >= (0 if sampling == "replacement" else 1)).all()
@@ -590,10 +599,10 @@ def test_more_clients_than_there_are_is_refused(sampling):
         ValueError,
         match="cohort is 7, but there are only 6 clients.*sampling='replacement'",
     ):
-        federated.sample_cohort(6, 7, sampling, seed_tree(0))
+        sample_cohort(6, 7, sampling, seed_tree(0))
     with pytest.raises(ValueError, match="cohort is 7"):
         go(config=dataclasses.replace(CONFIG, cohort=7, sampling=sampling))
-    assert len(federated.sample_cohort(6, 7, "replacement", seed_tree(0))) == 7
+    assert len(sample_cohort(6, 7, "replacement", seed_tree(0))) == 7
 
 
 @tabled(
@@ -651,7 +660,7 @@ def test_server_optimisers_are_the_formulas(server):
         CONFIG, server=server, server_lr=0.07, momentum=0.8, adam_eps=1e-4
     )
     tensor = torch.from_numpy(w.copy()).requires_grad_()
-    optimiser = federated.server_optimiser(tensor, config)
+    optimiser = run_state.server_optimiser(tensor, config)
     for average, expected in zip(
         averages, by_hand(server, w, averages, 0.07, 0.8, 1e-4)
     ):
@@ -662,7 +671,7 @@ def test_server_optimisers_are_the_formulas(server):
     vectors = sum(
         getattr(value, "shape", None) == tensor.shape for value in state.values()
     )
-    assert vectors == federated.SERVER_STATE[server], (
+    assert vectors == run_state.SERVER_STATE[server], (
         "what a client must download beside the weights"
     )
 
@@ -691,13 +700,13 @@ def test_a_run_without_noise_is_federated_averaging():
             seed_tree(3, "round", t, "client", c, "copy", 0, "batches")
             for c in range(6)
         ]
-        plan = torch.from_numpy(federated.batch_plan(TOY.parts, 2, 4, streams))
-        w = w + federated.train_loop(model, w, TOY.data.x, TOY.data.y, plan, 0.5)[
+        plan = torch.from_numpy(local_sgd.batch_plan(TOY.parts, 2, 4, streams))
+        w = w + local_sgd.train_loop(model, w, TOY.data.x, TOY.data.y, plan, 0.5)[
             0
         ].mean(0)
     run = go(Exact(), config)
     assert torch.allclose(run.w.detach(), w, atol=1e-6)
-    accuracy, loss = federated.evaluate(model, w, TOY.data.x_test, TOY.data.y_test)
+    accuracy, loss = functional.evaluate(model, w, TOY.data.x_test, TOY.data.y_test)
     assert run.history[-1]["accuracy"] == accuracy and run.history[-1][
         "loss"
     ] == pytest.approx(loss, rel=1e-5)
@@ -714,12 +723,12 @@ def test_evaluate_on_a_case_made_by_hand():
     w = torch.tensor([1.0, 2.0, 0.0, 0.0, -1.0, 0.0])  # a = x1 + 2 x2 - 1
     x = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 2.0], [0.0, 0.25]])
     y, a = torch.tensor([0, 1, 1, 0]), np.array([1.0, -1.0, 3.0, -0.5])
-    accuracy, loss = federated.evaluate(model, w, x.view(4, 1, 1, 2), y)
+    accuracy, loss = functional.evaluate(model, w, x.view(4, 1, 1, 2), y)
     assert accuracy == 50.0
     assert loss == pytest.approx(
         np.mean(np.log1p(np.exp([-a[0], a[1], a[2], -a[3]]))), rel=1e-6
     )
-    many = federated.evaluate(
+    many = functional.evaluate(
         model, w, x.view(4, 1, 1, 2).repeat(601, 1, 1, 1), y.repeat(601)
     )
     assert many[0] == 50.0 and many[1] == pytest.approx(loss, rel=1e-5), (
@@ -762,7 +771,7 @@ def test_the_ledger_is_algorithm_5(
 ):
     clients = some.lists(some.integers(0, n_clients - 1), max_size=4).map(sorted)
     rounds = more.draw(some.lists(clients, max_size=12))
-    bits, ledger = Bits.of(payload, 7, seed_bits, 3), federated.Ledger(n_clients)
+    bits, ledger = Bits.of(payload, 7, seed_bits, 3), run_state.Ledger(n_clients)
     for t, cohort in enumerate(rounds):
         ledger.record(t, np.array(cohort, dtype=int), bits, model_bits, replay)
     assert (ledger.uplink_bits, ledger.downlink_bits) == algorithm_5(
@@ -775,12 +784,10 @@ def gib(
     mechanism, sampling: str, d=582_026, n=100, cohort=10, rounds=1000, state=2
 ) -> float:
     "Both directions of a run in GiB, without training."
-    ledger = federated.Ledger(n)
+    ledger = run_state.Ledger(n)
     model_bits = 32 * d * (1 + (state if mechanism.server_is_deterministic else 0))
     for t in range(rounds):
-        taken = federated.sample_cohort(
-            n, cohort, sampling, seed_tree(0, "round", t, "sample")
-        )
+        taken = sample_cohort(n, cohort, sampling, seed_tree(0, "round", t, "sample"))
         ledger.record(
             t, taken, mechanism.bits(d), model_bits, mechanism.server_is_deterministic
         )
@@ -806,9 +813,7 @@ def test_a_run_fills_the_ledger(server, state):
     ):
         run = go(mechanism, dataclasses.replace(CONFIG, server=server))
         rounds = [
-            federated.sample_cohort(
-                6, 3, "fixed", seed_tree(3, "round", t, "sample")
-            ).tolist()
+            sample_cohort(6, 3, "fixed", seed_tree(3, "round", t, "sample")).tolist()
             for t in range(4)
         ]
         bits = mechanism.bits(142)
@@ -883,19 +888,19 @@ def test_a_guarantee_about_another_run_is_refused_before_the_first_round(
         go(config=config, guarantee=lambda t: promise(**({"rounds": t} | told)))
     stated = promise(**({"rounds": 4} | told))
     helps = None if {"q", "rounds"} & {*told} else "sampling"
-    helps = "neighbours" if stated.relation in federated.NULL else helps
+    helps = "neighbours" if stated.relation in promises.NULL else helps
     for name in PREMISES:
         marked = stated.assuming(name)
         if name == helps:
-            assert federated.check_promise(marked, config, 6) is marked
-            (line,) = federated.relied_on(marked, config, 6)
+            assert promises.check_promise(marked, config, 6) is marked
+            (line,) = promises.relied_on(marked, config, 6)
             assert name in line and PREMISES[name] in line and why in line
         else:
             with pytest.raises(ValueError, match=re.escape(why)):
-                federated.check_promise(marked, config, 6)
+                promises.check_promise(marked, config, 6)
     if helps:
         with pytest.raises(ValueError, match=re.escape(f"assuming({helps!r})")):
-            federated.check_promise(stated, config, 6)
+            promises.check_promise(stated, config, 6)
 
 
 def shared(name):
@@ -919,14 +924,14 @@ def test_shares_of_noise_do_not_excuse_who_takes_part(name, sampling):
     config = federated.Config(rounds=1000, cohort=10, sampling=sampling)
     where = config, 100, 1000, mechanism
     with pytest.raises(ValueError, match="its sampling is 'poisson'"):
-        federated.check_promise(said, *where)
+        promises.check_promise(said, *where)
     both = said.assuming("sampling")
-    assert federated.check_promise(both, *where) is both
-    (line,) = federated.relied_on(both, config, 100, mechanism)
+    assert promises.check_promise(both, *where) is both
+    (line,) = promises.relied_on(both, config, 100, mechanism)
     assert "premise about sampling" in line, "the shares of ten clients come"
     drawn = dataclasses.replace(config, sampling="poisson")
-    assert federated.check_promise(said, drawn, 100, 1000, mechanism) is said
-    (line,) = federated.relied_on(said, drawn, 100, mechanism)
+    assert promises.check_promise(said, drawn, 100, 1000, mechanism) is said
+    (line,) = promises.relied_on(said, drawn, 100, mechanism)
     assert "premise about shares" in line
 
 
@@ -935,17 +940,17 @@ def test_whom_a_promise_protects_and_from_whom_is_compared():
     config = dataclasses.replace(CONFIG, rounds=4, sampling="fixed")
     none = dict(sampling="none", relation="zero-out")
     right, every = promise(4, **none), tuple(PREMISES)
-    assert federated.check_promise(right, config, 6, 4, noisy) is right
+    assert promises.check_promise(right, config, 6, 4, noisy) is right
     alike = dataclasses.replace(right, unit="example")
     with pytest.raises(ValueError, match="protects one example, the run one client"):
-        federated.check_promise(alike.assuming(*every), config, 6, 4, noisy)
-    assert federated.check_promise(alike, config, 6, 4, noisy, "example") is alike
+        promises.check_promise(alike.assuming(*every), config, 6, 4, noisy)
+    assert promises.check_promise(alike, config, 6, 4, noisy, "example") is alike
     for trust in ("secagg", "local"):
         seen = promise(4, trust=trust, **none)
         with pytest.raises(ValueError, match=f"its trust is '{trust}'"):
-            federated.check_promise(seen.assuming(*every), config, 6, 4, noisy)
+            promises.check_promise(seen.assuming(*every), config, 6, 4, noisy)
     own = contract.mechanism("gaussian", clip_norm=1.0, sigma=1.0, local=True)
-    assert federated.check_promise(seen, config, 6, 4, own) is seen
+    assert promises.check_promise(seen, config, 6, 4, own) is seen
 
 
 def test_a_null_slot_promise_needs_a_premise_and_the_engine_prints_it(capsys):
@@ -969,7 +974,7 @@ def test_the_engine_notes_a_delta_that_may_publish_a_client():
     config = dataclasses.replace(CONFIG, rounds=4, sampling="fixed")
     for delta, noted in ((1 / 6, True), (0.16, False)):
         said = signs.guarantee(4, delta)
-        checked = federated.check_promise(said, config, 6, 4, signs)
+        checked = promises.check_promise(said, config, 6, 4, signs)
         assert ("delta is at least 1/6" in checked.note) == noted
 
 
@@ -980,15 +985,15 @@ def test_a_promise_counts_on_shares_of_noise_that_come():
     config = dataclasses.replace(CONFIG, rounds=2, cohort=3, sampling="fixed")
     promised = ten.guarantee(2, 1e-5)
     with pytest.raises(ValueError, match="3 clients send a share .* counts on 10"):
-        federated.check_promise(promised, config, 20, 2, ten)
-    assert federated.check_promise(three.guarantee(2, 1e-5), config, 20, 2, three)
+        promises.check_promise(promised, config, 20, 2, ten)
+    assert promises.check_promise(three.guarantee(2, 1e-5), config, 20, 2, three)
     drawn = dataclasses.replace(config, sampling="poisson")
     with pytest.raises(ValueError, match="may bring fewer shares"):
-        federated.check_promise(three.guarantee(2, 1e-5), drawn, 20, 2, three)
+        promises.check_promise(three.guarantee(2, 1e-5), drawn, 20, 2, three)
     said = three.guarantee(2, 1e-5, n_clients=20, cohort=3, sampling="poisson")
-    assert federated.check_promise(said, drawn, 20, 2, three) is said and said.premises
+    assert promises.check_promise(said, drawn, 20, 2, three) is said and said.premises
     with pytest.raises(ValueError, match="it is about 2 rounds, the run about 5"):
-        federated.check_promise(said, drawn, 20, 5, three)
+        promises.check_promise(said, drawn, 20, 5, three)
     with pytest.raises(ValueError, match="send a share of noise"):
         go(ten, config, guarantee=lambda t: ten.guarantee(t, 1e-5))
 
@@ -1050,7 +1055,7 @@ def test_a_run_leaves_the_model_and_the_threads_as_they_were():
 
 
 @tabled("name", MECHANISMS)
-@tabled("engine", federated.ENGINES)
+@tabled("engine", local_sgd.ENGINES)
 def test_workers_change_nothing(engine, name):
     "24 clients of one round over 1, 2 and 3 threads, bit for bit."
     toy = federation(sizes=tuple(3 + i % 5 for i in range(24)))
@@ -1089,7 +1094,7 @@ def test_what_a_client_sends_does_not_depend_on_the_others(engine):
     model = tiny_model()
     w = core.flatten(p.detach() for p in model.parameters()).double()
     plans = [
-        federated.batch_plan([part], 1, 4, [seed_tree(i)])[0]
+        local_sgd.batch_plan([part], 1, 4, [seed_tree(i)])[0]
         for i, part in enumerate(TOY.parts)
     ]
     longest = max(map(len, plans))
@@ -1103,7 +1108,7 @@ def test_what_a_client_sends_does_not_depend_on_the_others(engine):
     )
 
     def train(rows):
-        return federated.ENGINES[engine](
+        return local_sgd.ENGINES[engine](
             model, w, TOY.data.x.double(), TOY.data.y, plan[rows], 0.5
         )[0]
 
@@ -1182,16 +1187,14 @@ def test_the_streams_of_many_visits_take_linear_time():
 
 
 @tabled("name", MECHANISMS)
-@tabled("engine", federated.ENGINES)
+@tabled("engine", local_sgd.ENGINES)
 def test_a_round_without_clients_is_a_round(engine, name):
     "Poisson sampling at 1/6: most of 8 rounds are empty, noise and server steps go on."
     config = dataclasses.replace(
         CONFIG, rounds=8, cohort=1, sampling="poisson", eval_every=1, engine=engine
     )
     sizes = [
-        len(
-            federated.sample_cohort(6, 1, "poisson", seed_tree(3, "round", t, "sample"))
-        )
+        len(sample_cohort(6, 1, "poisson", seed_tree(3, "round", t, "sample")))
         for t in range(8)
     ]
     assert 0 in sizes and max(sizes) > 0
@@ -1254,7 +1257,7 @@ def test_a_killed_process_resumes_bit_for_bit(tmp_path):
         process.kill()
         process.wait()
     config = dataclasses.replace(CONFIG, rounds=10_000)
-    done = federated.load_checkpoint(path, {})["round"]
+    done = run_state.load_checkpoint(path, {})["round"]
     assert 0 < done < 10_000, "the process was not killed in the middle"
     resumed = go(REC, config, checkpoint=path, resume=True, max_seconds=0.0)
     assert outcome(resumed) == outcome(stop_at(REC, config, done + 1))
@@ -1420,7 +1423,7 @@ def test_a_checkpoint_sealed_again_without_a_part_is_refused_in_a_sentence(tmp_p
 # ---- divergence
 
 
-@pytest.mark.parametrize("engine", federated.ENGINES)
+@pytest.mark.parametrize("engine", local_sgd.ENGINES)
 def test_a_loss_that_becomes_nan_names_the_round(engine, tmp_path):
     """One client's images turn to nan; the run stops in the first round that samples
     it, names the client and its data, and keeps what came before.
@@ -1431,24 +1434,20 @@ def test_a_loss_that_becomes_nan_names_the_round(engine, tmp_path):
     victim = next(
         c
         for c in range(6)
-        if c
-        not in federated.sample_cohort(
-            6, 1, "fixed", seed_tree(3, "round", 0, "sample")
-        )
+        if c not in sample_cohort(6, 1, "fixed", seed_tree(3, "round", 0, "sample"))
         and 0 not in toy.parts[c]
     )
     toy.data.x[torch.from_numpy(toy.parts[victim])] = math.nan
     first = next(
         t
         for t in range(50)
-        if victim
-        in federated.sample_cohort(6, 1, "fixed", seed_tree(3, "round", t, "sample"))
+        if victim in sample_cohort(6, 1, "fixed", seed_tree(3, "round", t, "sample"))
     )
     assert first > 0
     says = f"^round {first}: client {victim} holds an input with nan or inf: mend"
     with pytest.raises(FloatingPointError, match=says):
         go(config=config, toy=toy, checkpoint=path, save_every=0.0)
-    assert federated.load_checkpoint(path, {})["round"] == first
+    assert run_state.load_checkpoint(path, {})["round"] == first
 
 
 def test_a_learning_rate_that_is_too_large_stops_the_run():
@@ -1481,7 +1480,7 @@ class OwnTrainer(nn.Sequential):
 
     def local_sgd(self, w, x, y, plan, lr, mask=None):
         self.calls = getattr(self, "calls", 0) + 1
-        return federated.train_loop(nn.Sequential(*self), w, x, y, plan, lr, mask)
+        return local_sgd.train_loop(nn.Sequential(*self), w, x, y, plan, lr, mask)
 
 
 def small_run(model=None, federation=None, **settings):
@@ -1522,10 +1521,10 @@ def test_a_model_with_its_own_trainer_is_trained_by_it_unless_an_engine_is_named
     )  # 2 rounds, 4 visits in chunks of 3
     small_run(own, engine="loop")
     assert own.calls == 4
-    trainer, size = federated.local_trainer(own, torch.zeros(5), "auto")
-    assert (trainer, size) == (own.local_sgd, 3) and federated.local_trainer(
+    trainer, size = local_sgd.local_trainer(own, torch.zeros(5), "auto")
+    assert (trainer, size) == (own.local_sgd, 3) and local_sgd.local_trainer(
         own, torch.zeros(5), "fused"
-    )[1] == federated.side_by_side("fused", own)
+    )[1] == local_sgd.clients_per_call("fused", own)
 
 
 @tabled("kind, more", [("gaussian", {}), ("skellam", dict(n_clients=2)), ("pm", {})])
@@ -1539,6 +1538,6 @@ def test_an_average_divides_by_the_expected_cohort(kind, more):
         sent.sketch(rows).double().sum(0) if sent.summed else sent.sum_estimates(rows)
     )
     chunks = [(part, torch.tensor([1.0, 3.0]))]
-    mean, loss = federated.average(sent, w, chunks, 8.0, 2, seed_tree(0, "noise"))
+    mean, loss = federated_round.average(sent, w, chunks, 8.0, 2, seed_tree(0, "noise"))
     assert torch.allclose(mean, torch.full((4,), 2 * 0.5 / 8), atol=0.02)
     assert loss == 2.0

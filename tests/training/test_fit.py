@@ -15,12 +15,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from dpcomm.core.chance import seed_tree
-from dpcomm.core.vectors import pack
+from dpcomm.core.vectors import pack, unpack
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.mechanisms.deployments import Deployment
 from dpcomm.tasks.images import Federation
-from dpcomm.training import federated
-from dpcomm.training.federated import Config, Misfit, Task, check_fit, simulate
+from dpcomm.training import federated, functional, local_sgd
+from dpcomm.training.federated import Config, Task, simulate
+from dpcomm.training.functional import Misfit, check_fit
 
 SENT = mechanism("gaussian", clip_norm=1.0, sigma=0.1, exact=False)
 
@@ -54,7 +55,7 @@ def people(inputs="floats", targets="classes"):
     return Federation.of([pair(n) for n in (0, 5, 3, 6)], test=pair(7))
 
 
-def task(model, held=None, engine="loop", loss=federated.cross_entropy, **settings):
+def task(model, held=None, engine="loop", loss=functional.cross_entropy, **settings):
     config = dict(rounds=1, cohort=4, batch=4, eval_every=1, engine=engine) | settings
     return Task(model, held or people(), SENT, Config(**config), 0, loss)
 
@@ -209,7 +210,7 @@ def test_a_model_that_writes_into_its_input_leaves_the_data_alone():
     net = nn.Sequential(nn.ReLU(inplace=True), *mlp())
     simulate(task(net, held), progress=False)
     assert torch.equal(held.data.x, x) and torch.equal(held.data.x_test, x_test)
-    assert federated.vmap_obstacle(net, held.data, "cpu") == ""
+    assert local_sgd.vmap_obstacle(net, held.data, "cpu") == ""
     assert torch.equal(held.data.x, x)
 
 
@@ -226,7 +227,7 @@ def test_a_loss_with_weights_of_its_own_is_placed_where_the_run_is():
     held, loss = people(), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
     run = simulate(task(mlp(), held, loss=loss), progress=False)
     assert (
-        run.finished and federated._loss_on(loss, "meta").weight.device.type == "meta"
+        run.finished and functional.loss_on(loss, "meta").weight.device.type == "meta"
     )
     assert loss.weight.device.type == "cpu"
 
@@ -305,8 +306,8 @@ def test_a_parameter_without_an_axis_is_trained_by_vmap():
     model, data = Scaled().double(), people().data
     plan = torch.tensor([[[0, 1], [2, -1]], [[3, 4], [-1, -1]]])
     visit = model, pack(model), data.x.double(), data.y, plan, 0.1
-    (loop, _), (vmap, _) = federated.train_loop(*visit), federated.train_vmap(*visit)
-    names = list(federated.unpack(model, loop[0]))
+    (loop, _), (vmap, _) = local_sgd.train_loop(*visit), local_sgd.train_vmap(*visit)
+    names = list(unpack(model, loop[0]))
     place = names.index("scale")
     assert loop[0][60 + 3 * (place > 0)] != 0 and len(loop[0]) == 64
     torch.testing.assert_close(vmap, loop, rtol=1e-9, atol=1e-12)
@@ -332,7 +333,7 @@ def test_what_vmap_does_not_know_is_an_obstacle_and_no_traceback():
     "Sparse gradients, which the loop takes."
     held = people("tokens")
     net = nn.Sequential(nn.Embedding(11, 4, sparse=True), *list(reader())[1:])
-    assert "does not go through vmap" in federated.vmap_obstacle(net, held.data, "cpu")
+    assert "does not go through vmap" in local_sgd.vmap_obstacle(net, held.data, "cpu")
     assert simulate(task(net, held), progress=False).finished
     with pytest.raises(ValueError, match="does not go through vmap .*'loop'$"):
         simulate(task(net, held, "vmap"), progress=False)
@@ -342,7 +343,7 @@ def test_what_vmap_does_not_know_is_an_obstacle_and_no_traceback():
 def test_vmap_is_for_losses_that_are_means_of_examples(name, monkeypatch):
     model, loss, says = OF_BATCHES[name]
     held = people(targets="numbers")
-    why = federated.vmap_obstacle(model, held.data, "cpu", loss)
+    why = local_sgd.vmap_obstacle(model, held.data, "cpu", loss)
     assert re.search(says, why)
     work = task(model, held, "vmap", loss)
     if name == "mean":
@@ -351,9 +352,9 @@ def test_vmap_is_for_losses_that_are_means_of_examples(name, monkeypatch):
     with pytest.raises(ValueError, match=f"{says}.*: use engine='loop'$"):
         simulate(work, progress=False)
     with pytest.warns(UserWarning, match="so the slower engine 'loop'") as told:
-        assert federated.pick_engine("auto", model, "meta", None, loss) == "vmap"
-        monkeypatch.setattr(federated, "vmap_obstacle", lambda *_: why)
-        assert federated.pick_engine("auto", model, "meta", held.data, loss) == "loop"
+        assert local_sgd.pick_engine("auto", model, "meta", None, loss) == "vmap"
+        monkeypatch.setattr(local_sgd, "vmap_obstacle", lambda *_: why)
+        assert local_sgd.pick_engine("auto", model, "meta", held.data, loss) == "loop"
     assert len(told) == 1
 
 
@@ -379,7 +380,7 @@ def test_a_full_memory_says_what_to_lower(error, monkeypatch):
     def full(*_, **__):
         raise error
 
-    monkeypatch.setitem(federated.ENGINES, "loop", full)
+    monkeypatch.setitem(local_sgd.ENGINES, "loop", full)
     says = "^cpu has no memory for 1 clients of 195 weights with 4 .*: lower batch"
     with pytest.raises(torch.OutOfMemoryError, match=says):
         simulate(task(mlp()), progress=False)

@@ -12,7 +12,7 @@ from torch import nn
 from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.training import fused, models
-from dpcomm.training.federated import train_loop
+from dpcomm.training.local_sgd import train_loop
 
 
 class Collect:
@@ -275,12 +275,14 @@ def test_what_is_not_written_out_is_refused(layer):
         ValueError, match="is not written out here: use engine='channels-last'"
     ):
         fused.check_layer(layer)
-    assert "is not written out here" in fused.unwritten(nn.Sequential(layer))
+    assert "is not written out here" in fused.unsupported_layer(nn.Sequential(layer))
 
 
 def test_what_can_be_trained_here_has_no_obstacle():
-    assert fused.unwritten(models.build("conv10", seed_tree(0))) == ""
-    assert "not a plain sequence" in fused.unwritten(models.build("lstm", seed_tree(0)))
+    assert fused.unsupported_layer(models.build("conv10", seed_tree(0))) == ""
+    assert "not a plain sequence" in fused.unsupported_layer(
+        models.build("lstm", seed_tree(0))
+    )
 
 
 def test_float32_stays_float32_and_the_setting_comes_back():
@@ -299,4 +301,4 @@ def test_a_product_that_is_less_than_float32_is_not_used(monkeypatch):
 
 
 def test_memory_is_kept_where_the_c_library_can():
-    assert fused.keep_memory() is sys.platform.startswith("linux")
+    assert fused.pin_allocator() is sys.platform.startswith("linux")

@@ -18,7 +18,14 @@ from dpcomm.core.vectors import flatten
 from dpcomm.experiments import runner, runs
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.tasks import images
-from dpcomm.training import federated, graphed, models
+from dpcomm.training import (
+    federated,
+    federated_round,
+    functional,
+    graphed,
+    local_sgd,
+    models,
+)
 
 ALL = [
     pytest.param(case, id=f"{name}, {label}")
@@ -95,11 +102,11 @@ def test_the_recorded_step_is_the_loops(gpu, name, held):
     w = flatten(p.detach() for p in net.parameters())
     mask = torch.from_numpy(seed_tree(0, "mask").random(len(w)) < 0.1) if held else None
     with pretended.away():
-        expected, losses = federated.train_loop(net, w, x, y, plan, 0.1, mask)
+        expected, losses = local_sgd.train_loop(net, w, x, y, plan, 0.1, mask)
     there = [
         part if part is None else part.to("cuda") for part in (w, x, y, plan, mask)
     ]
-    with federated._one_thread("cuda"):
+    with federated_round.one_thread("cuda"):
         for _ in range(2):  # recorded, then played again
             found, loss = graphed.train_graphed(net, *there[:4], 0.1, there[4])
             assert (found.cpu() - expected).norm() < 1e-4 * expected.norm()
@@ -136,7 +143,7 @@ def mlp(*between):
     return models.initialise(nn.Sequential(*layers), seed_tree(0, "mlp"))
 
 
-def small(net, engine, loss=federated.cross_entropy):
+def small(net, engine, loss=functional.cross_entropy):
     pairs = [(torch.ones(6, 20) * i, torch.arange(6) % 3) for i in range(5)]
     held = images.Federation.of(pairs, test=pairs[1])
     noise = mechanism("gaussian", clip_norm=1.0, sigma=1e-6)
@@ -151,7 +158,7 @@ def test_any_engine_learns_scores_and_pays_as_on_the_cpu(gpu, engine, usual):
     own = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 1.0]))
     if engine == "graphed" and not usual:
         return  # it has the usual loss alone
-    loss = federated.cross_entropy if usual else own
+    loss = functional.cross_entropy if usual else own
     with pretended.away():
         here = federated.simulate(small(mlp(), "loop", loss), progress=False)
     there = federated.simulate(
@@ -180,13 +187,15 @@ def test_dropout_and_frozen_weights_and_buffers_live_there_too(gpu):
 
 def test_what_does_not_fit_is_trained_in_smaller_calls(gpu, monkeypatch):
     net = mlp()
-    own = 4 * federated.COPIES * sum(p.numel() for p in net.parameters())
+    own = 4 * local_sgd.COPIES * sum(p.numel() for p in net.parameters())
     for free, fit in ((own, 1), (7 * own, 4), (99 * own, 64), (100 * own, 100)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, n=free: (n, n))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
         for engine in ("vmap", "graphed"):
-            assert federated.side_by_side(engine, net, torch.device("cuda", 0)) == fit
-    assert federated.side_by_side("vmap", net) == 100
+            assert (
+                local_sgd.clients_per_call(engine, net, torch.device("cuda", 0)) == fit
+            )
+    assert local_sgd.clients_per_call("vmap", net) == 100
 
 
 QUICK = "fltop-medical", "dprec-by-writer"

@@ -9,7 +9,7 @@ from checkout import ROOT
 from torch import nn
 
 from dpcomm.core.vectors import pack
-from dpcomm.training import federated
+from dpcomm.training import local_sgd
 from dpcomm.training.federated import simulate
 
 PAGE = json.loads((ROOT / "nbs/training/your-model.ipynb").read_text())
@@ -56,16 +56,14 @@ def test_vmap_computes_the_loops_updates(name):
     "In double precision, of clients of unequal size; where nothing is drawn."
     work = HERE["one_task"](name, "loop")
     if any(isinstance(layer, DRAWS) for layer in work.model.modules()):
-        assert federated.vmap_obstacle(work.model, work.federation.data, "cpu") == ""
+        assert local_sgd.vmap_obstacle(work.model, work.federation.data, "cpu") == ""
         return
     model, data = work.model.double(), work.federation.data
     x, y = (
         side.double() if side.is_floating_point() else side for side in (data.x, data.y)
     )
     plan = torch.tensor([[[0, 1, 2], [3, 4, -1]], [[5, 6, 7], [-1, -1, -1]]])
-    visit = model, pack(model), x, y, plan, 0.2
-    loop, vmap = (
-        federated.ENGINES[e](*visit, loss=work.loss)[0] for e in ("loop", "vmap")
-    )
+    visit = model, pack(model), x, y, plan, 0.2, None, local_sgd.Objective(work.loss)
+    loop, vmap = (local_sgd.ENGINES[e](*visit)[0] for e in ("loop", "vmap"))
     assert (loop.norm(dim=1) > 1e-3).all()
     torch.testing.assert_close(vmap, loop, rtol=1e-8, atol=1e-12)

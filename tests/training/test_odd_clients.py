@@ -15,10 +15,17 @@ from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import pack
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.tasks.images import Federation
-from dpcomm.training import example_level, federated, models
+from dpcomm.training import (
+    example_level,
+    federated,
+    federated_round,
+    functional,
+    local_sgd,
+    models,
+)
 from dpcomm.training.federated import Config, Task
 
-ROADS = (*federated.ENGINES, "flower")
+ROADS = (*local_sgd.ENGINES, "flower")
 QUICK = mechanism("gaussian", clip_norm=1.0, sigma=0.1, local=True, exact=False)
 ODD = 0  # its examples come first: number 0 also fills other clients' short batches
 
@@ -68,8 +75,8 @@ def updates(what, road, clients=(0, 1, 2), **settings):
     work, cohort = task(what, road, **settings), np.array(clients)
     streams, w = work.streams(0, cohort, "batches"), pack(work.model)
     with ThreadPoolExecutor(1) as pool:
-        visit = work.model, w, work.federation, cohort, work.config, streams, pool
-        found, losses = zip(*federated.train_cohort(*visit))
+        chunks = federated_round.train_cohort(work, w, cohort, streams, pool)
+        found, losses = zip(*chunks)
     return torch.cat(found), torch.cat(losses)
 
 
@@ -83,7 +90,7 @@ def test_an_empty_client_sends_zero_and_has_no_share_in_the_loss(road):
     assert losses is None or len(losses) == 0
 
 
-@pytest.mark.parametrize("engine", federated.ENGINES)
+@pytest.mark.parametrize("engine", local_sgd.ENGINES)
 def test_a_run_with_an_empty_client_goes_on_and_pays_for_its_message(engine):
     "Also a round in which nobody has an example; the loss is of the others, or 0."
     run = federated.simulate(task("empty", engine, eval_every=1), progress=False)
@@ -139,11 +146,11 @@ def test_a_rate_that_is_too_large_is_said_to_be(road):
 
 def test_the_cause_of_a_nan_is_looked_for_in_the_clients_own_data():
     data = people("nan").data
-    says = [federated.cause_of_nan(data, part, 7, "lr") for part in ([0, 1], [5], [])]
+    says = [functional.cause_of_nan(data, part, 7, "lr") for part in ([0, 1], [5], [])]
     assert says[0] == "client 7 holds an input with nan or inf: mend it or drop it"
     assert says[1] == says[2] and says[1].endswith("its data are finite: lower lr")
     wanted = replace(data, x=data.x[:2] * 0, y=torch.tensor([0.0, float("inf")]))
-    assert "holds a target with nan or inf" in federated.cause_of_nan(
+    assert "holds a target with nan or inf" in functional.cause_of_nan(
         wanted, [1], 7, "lr"
     )
 
@@ -155,7 +162,7 @@ def test_a_yes_or_no_question_has_two_labels():
     ):
         data, parts = people(None).data, [np.array([0, 1]), np.array([2])]
         data = replace(data, y=torch.arange(len(data.y)))
-        federated.check_labels(single, pack(single), data, parts, [0, 1])
+        functional.check_labels(single, pack(single), data, parts, [0, 1])
 
 
 @pytest.mark.parametrize(

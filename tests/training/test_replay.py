@@ -20,7 +20,8 @@ from dpcomm.core.wire import Bits
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.rec import Rec
 from dpcomm.report import papers, results
-from dpcomm.training import federated, models, replay
+from dpcomm.training import federated, models, replay, run_state
+from dpcomm.training.task import sample_cohort
 
 REC = Rec(0.5, 0.2, 3, (6, 2))  # 6 bits of indices and a seed: 5 bytes
 SERVERS = {"sgd": 1.0, "momentum": 0.3, "adam": 0.05}
@@ -93,9 +94,9 @@ def test_an_agreement_knows_its_sizes():
     ] == [(8, 5, 32), (8, 5, 64), (8, 5, 96)]
     assert agree().message_bytes == len(payload(0)) and set(
         replay.OPTIMISER_VECTORS
-    ) == set(federated.SERVER_STATE)
+    ) == set(run_state.SERVER_STATE)
     assert all(
-        len(replay.OPTIMISER_VECTORS[s]) == federated.SERVER_STATE[s] for s in SERVERS
+        len(replay.OPTIMISER_VECTORS[s]) == run_state.SERVER_STATE[s] for s in SERVERS
     )
 
 
@@ -175,7 +176,7 @@ def test_the_step_is_the_servers_of_a_federated_run(server):
     """
     state = replay.initial_state(agree(server), 0)
     w = state.w.detach().clone().requires_grad_()
-    optimiser = federated.server_optimiser(w, state.agreement.config)
+    optimiser = run_state.server_optimiser(w, state.agreement.config)
     for t in range(6):
         messages = [
             REC.encode(update(t, i), Insecure(derive(2, t, i))) for i in range(t % 3)
@@ -328,12 +329,12 @@ def test_any_schedule_gives_bit_equal_states_and_the_ledgers_bytes(server, n, mo
     cohorts = more.draw(
         some.lists(some.lists(some.integers(0, n - 1), max_size=3), max_size=14)
     )
-    (hub, replicas), ledger, measured = world(server, n), federated.Ledger(n), 0
+    (hub, replicas), ledger, measured = world(server, n), run_state.Ledger(n), 0
     size, limit = hub.agreement.message_bytes, hub.agreement.state_bytes
     for t, cohort in enumerate(cohorts):
         for c in set(cohort):
             packet = replay.parse_packet(replay.catch_up(hub, c))
-            assert 8 * len(packet.content) == federated.download_bits(
+            assert 8 * len(packet.content) == run_state.download_bits(
                 ledger, c, t, 8 * limit, True
             )
             measured += 8 * len(packet.content)
@@ -671,7 +672,7 @@ def test_counting_is_the_ledger_of_the_packets():
     ledger = replay.count_bits(3, 2, 9, REC.bits(8), 8 * 32, seed=6)
     hub, replicas = world("sgd")
     for t in range(9):
-        cohort = federated.sample_cohort(
+        cohort = sample_cohort(
             3, 2, config.sampling, seed_tree(6, "round", t, "sample")
         )
         measured += sum(

@@ -20,8 +20,9 @@ from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import clip_l2, pack
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.tasks.images import Federation
-from dpcomm.training import example_level, federated
-from dpcomm.training.federated import Config, Task, shares, simulate
+from dpcomm.training import example_level, federated_round
+from dpcomm.training.federated import Config, Task, simulate
+from dpcomm.training.federated_round import shares
 
 QUIET = mechanism("gaussian", clip_norm=1.0, sigma=1e-12, exact=False)
 SKELLAM = mechanism("skellam", clip_norm=1.0, sigma=0.5, n_clients=4)
@@ -117,9 +118,8 @@ def test_the_mean_over_all_cohorts_is_the_weighted_mean(sent, cohort):
     share, cohorts = shares(WEIGHTS, 5), [*itertools.combinations(range(5), cohort)]
     found = []
     for who in map(list, cohorts):
-        run = federated.Run(u[0], 0, False, None, [], 0.0)
         streams = [seed_tree(0, i) for i in who]
-        keep = federated.summed(run, sent, np.array(who), streams, share[who])
+        keep = federated_round.Sums(sent, streams, share=share[who])
         total = keep(u[who], slice(0, cohort))
         weight = cohort * share.mean()
         if sent.summed:
@@ -140,11 +140,8 @@ def test_no_client_adds_more_than_the_bound(sent):
     "A client's part of the sum is as long as its share of the clip, and no longer."
     u = 50 * torch.from_numpy(seed_tree(2, "u").normal(size=(5, 4)))
     share = shares(WEIGHTS, 5)
-    run = federated.Run(u[0], 0, False, None, [], 0.0)
-    keep = federated.summed(
-        run, sent, np.arange(5), [seed_tree(0, i) for i in range(5)], share
-    )
-    assert isinstance(keep, federated.Sums)
+    streams = [seed_tree(0, i) for i in range(5)]
+    keep = federated_round.Sums(sent, streams, share=share)
     parts = torch.stack([keep(u[i : i + 1], slice(i, i + 1)) for i in range(5)])
     assert parts.norm(dim=1).tolist() == pytest.approx((WEIGHTS / 9).tolist(), abs=1e-6)
 
@@ -152,12 +149,11 @@ def test_no_client_adds_more_than_the_bound(sent):
 def test_a_run_moves_by_the_weighted_mean_of_the_clipped_updates():
     work = task(rounds=1)
     run = simulate(work, progress=False, weights=WEIGHTS)
-    visit = work.model, pack(work.model), work.federation, np.arange(5), work.config
+    everybody, w = np.arange(5), pack(work.model)
+    streams = work.streams(0, everybody, "batches")
     with ThreadPoolExecutor(1) as pool:
-        streams = work.streams(0, np.arange(5), "batches")
-        updates = torch.cat(
-            [u for u, _ in federated.train_cohort(*visit, streams, pool)]
-        )
+        chunks = federated_round.train_cohort(work, w, everybody, streams, pool)
+        updates = torch.cat([u for u, _ in chunks])
     mean = torch.from_numpy(WEIGHTS / WEIGHTS.sum()) @ clip_l2(updates.double(), 1.0)
     torch.testing.assert_close(
         run.w.detach() - pack(work.model), mean.float(), atol=1e-6, rtol=1e-5
@@ -270,7 +266,7 @@ def test_forks_that_cannot_compute_gradients_are_told_from_other_faults():
         refusing = Refusing()
         refusing.says = says
         with pytest.raises(RuntimeError, match=told):
-            federated.Spread._taken(None, slice(0, 1), refusing)
+            federated_round.Spread._taken(None, slice(0, 1), refusing)
 
 
 def test_threads_of_an_executor_of_ones_own_change_no_bit():
@@ -281,13 +277,13 @@ def test_threads_of_an_executor_of_ones_own_change_no_bit():
 
 def test_more_chunks_than_are_sent_ahead_come_back_in_order():
     work = task()
-    visit = work.model, pack(work.model), work.federation, np.arange(5), work.config
+    everybody, w = np.arange(5), pack(work.model)
     with ThreadPoolExecutor(2) as executor:
-        pools = executor, federated.Spread(executor, ahead=2)
+        pools = executor, federated_round.Spread(executor, ahead=2)
         one, two = (
             [
-                *federated.train_cohort(
-                    *visit, work.streams(0, np.arange(5), "batches"), pool
+                *federated_round.train_cohort(
+                    work, w, everybody, work.streams(0, everybody, "batches"), pool
                 )
             ]
             for pool in pools
