@@ -104,7 +104,7 @@ def go(
 def outcome(run: federated.Run) -> dict:
     "All that a run leaves, times aside, comparable bit by bit."
     return {
-        "w": run.w.detach().numpy().tobytes(),
+        "w": run.w.numpy().tobytes(),
         "round": run.round,
         "finished": run.finished,
         "ledger": dataclasses.asdict(run.ledger),
