@@ -39,7 +39,7 @@ from ..report import papers, records
 from ..report.results import Table
 from ..secagg import discrete, masking, ring, session
 from ..secagg.poisson import skellam
-from ..training import federated, models
+from ..training import local_sgd, models
 
 # %% ../../nbs/reference/bench.ipynb #e03098fe
 WORKLOADS = {  # name -> (model, clients, clients of the whole round, steps, batch)
@@ -204,10 +204,10 @@ OWN = "its own"  # trainer of a model, where it brings one
 def rule(
     model: nn.Module,  # of a work
     w: Tensor,  # its weights, (d,)
-) -> str:  # key of federated.ENGINES; 'its own' for a model with its own trainer
+) -> str:  # key of local_sgd.ENGINES; 'its own' for a model with its own trainer
     "The engine that `local_trainer` takes when nobody chooses."
-    trainer, _ = federated.local_trainer(model, w, "auto")
-    names = {engine: name for name, engine in federated.ENGINES.items()}
+    trainer, _ = local_sgd.local_trainer(model, w, "auto")
+    names = {engine: name for name, engine in local_sgd.ENGINES.items()}
     return names.get(getattr(trainer, "func", trainer), OWN)
 
 # %% ../../nbs/reference/bench.ipynb #741505e3
@@ -220,7 +220,7 @@ def _entrants(work, peers, threads, python, folder):
     own = hasattr(work.model, "local_sgd")
     engines = {OWN: "auto", REFERENCE: REFERENCE}
     if not own:
-        engines = {name: name for name in federated.ENGINES}
+        engines = {name: name for name in local_sgd.ENGINES}
     enter = partial(Contestant, folder=folder, threads=threads)
     ours = {name: partial(enter, "dpcomm", engine=e) for name, e in engines.items()}
     found = {("dpcomm", name): contestant for name, contestant in ours.items()}
@@ -423,7 +423,7 @@ def growth_calls(
 def _round(model, plan):
     "A round of local training with the rule's engine."
     w = flatten(p.detach() for p in model.parameters())
-    trainer, size = federated.local_trainer(model, w, "auto")
+    trainer, size = local_sgd.local_trainer(model, w, "auto")
     x, y = _images(int(plan.max()) + 1, seed_tree(0, "bench", "growth"))
 
     def train():

@@ -18,7 +18,8 @@ from ..mechanisms.contract import mechanism
 from ..privacy import accounting
 from ..report import papers
 from ..training import replay
-from ..training.federated import SERVER_STATE, Config
+from ..training.federated import Config
+from ..training.run_state import SERVER_STATE
 
 # %% ../../nbs/reference/dprec_protocol.ipynb #59a1d2ef
 def rounds_of(
@@ -93,7 +94,7 @@ def protocols() -> dict:  # name of a run -> what `protocol` returned
 def count(
     key: str,  # of `protocols`
     seed: int,  # root of the draws
-):  # federated.Ledger
+):  # run_state.Ledger
     "Both directions of a run. [dprec Alg. 5]"
     return replay.count_bits(**protocols()[key], seed=seed)
 

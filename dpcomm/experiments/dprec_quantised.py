@@ -18,7 +18,8 @@ from dpcomm.experiments.runs import Run, difference, from_training
 from dpcomm.mechanisms.quantised import Quantised, survival
 from dpcomm.privacy.accounting import INTEGER_ORDERS
 from dpcomm.training import models
-from dpcomm.training.federated import Task, simulate, train_cohort
+from dpcomm.training.federated import Task, simulate
+from dpcomm.training.federated_round import train_cohort
 
 PAPER = "dprec"
 
@@ -92,7 +93,7 @@ def survives(
     cohort = rng.choice(len(clients.parts), config.cohort, replace=False)
     streams = [seed_tree(seed, "survival", i) for i in range(config.cohort)]
     with ThreadPoolExecutor(1) as pool:
-        trained = train_cohort(task.model, w, clients, cohort, config, streams, pool)
+        trained = train_cohort(task, w, cohort, streams, pool)
         updates = torch.cat([update for update, _ in trained])
     clipped = clip_l2(updates.cpu(), task.mechanism.clip_norm)
     return survival(task.mechanism, clipped, rng)

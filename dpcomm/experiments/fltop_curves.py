@@ -27,8 +27,9 @@ from ..report import papers
 from ..report.results import Table
 from ..tasks import images, medical
 from ..training import models, tables
-from ..training.federated import Config, Task, balanced, simulate
+from ..training.federated import Config, Task, simulate
 from ..training.fused import train_fused
+from ..training.local_sgd import downsample_majority
 
 # %% ../../nbs/reference/fltop_curves.ipynb #19409c6d
 def word(
@@ -410,7 +411,7 @@ def public_patients(
 ) -> Public:
     "The mortality network and down-sampled patients. [fltop Sec. 4, footnote 5]"
     x, y = split.public_x, split.public_y
-    kept = balanced(np.arange(len(y)), y.numpy(), seed_tree(0, "public"))
+    kept = downsample_majority(np.arange(len(y)), y.numpy(), seed_tree(0, "public"))
     net = tables.mlp(x.shape[1], seed_tree(seed, "init"))
     return Public(setting, net, x[kept], y[kept], odds_loss)
 

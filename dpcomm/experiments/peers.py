@@ -96,10 +96,10 @@ SHARED = READ + COUNT + TAKE_TURNS
 OURS = """
 from concurrent.futures import ThreadPoolExecutor
 
-from dpcomm.training import federated, fused
+from dpcomm.training import federated, fused, local_sgd
 
-w, _ = first, fused.keep_memory()
-trainer, size = federated.local_trainer(model, w, os.environ["BENCH_ENGINE"])
+w, _ = first, fused.pin_allocator()
+trainer, size = local_sgd.local_trainer(model, w, os.environ["BENCH_ENGINE"])
 
 
 def train(some):

@@ -467,7 +467,7 @@ def _altered(experiment, run, change):
     if not change:
         yield
         return
-    from dpcomm.training.federated import altered
+    from dpcomm.training.task import altered
 
     have, made = stands(experiment, run.scale), []
 

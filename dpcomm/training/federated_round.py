@@ -383,6 +383,8 @@ def one_round(
     optimiser.step()
     state = SERVER_STATE[config.server] if mechanism.server_is_deterministic else 0
     model_bits = mechanism.downlink_bits(len(w)) or 32 * len(w) * (1 + state)
-    run.ledger.record(t, cohort, mechanism.bits(len(w)), model_bits, mechanism.server_is_deterministic)
+    run.ledger.record(
+        t, cohort, mechanism.bits(len(w)), model_bits, mechanism.server_is_deterministic
+    )
     run.round += 1
     return loss
