@@ -30,7 +30,7 @@ from dpcomm.core.checks import (
 )
 from ..core.vectors import check_finite, check_rows
 from ..core.wire import Bits, header_bits
-from .contract import Whole, patch, register
+from .contract import Whole, register
 from .distributed_noise import LinearSketch
 
 # %% ../../nbs/baselines/compressive.ipynb #230d97b1
@@ -257,47 +257,40 @@ class Compressive(LinearSketch):
     def bits(self, d):
         return Bits.of(32 * len(self.plan(d).kept), header_bits(self.name), 0, d)
 
+    def sketch(self, u: Tensor) -> Tensor:
+        "Measure, then clip what was measured. [fltop Alg. 3, lines 25-26]"
+        check_rows("u", u)
+        p, rows = self.plan(u.shape[1]), check_finite("u", u).cpu().numpy()
+        step = max(1, BLOCK // u.shape[1])
+        values = [measure(rows[i : i + step], p) for i in range(0, len(rows), step)]
+        if not values:
+            return u.new_zeros(0, len(p.kept))
+        return self.clip_sketch(torch.from_numpy(np.concatenate(values)).to(u.device))
+
+    def expand(
+        self,
+        values: Tensor,  # (n, K)
+        d: int,  # entries of the update
+    ) -> Tensor:  # (n, d) float32
+        "The linear estimate: coefficients that were not sent are zero."
+        estimates = adjoint(values.cpu().numpy(), self.plan(d))
+        return torch.from_numpy(estimates).to(values.device)
+
+    def reconstruct(self, total: Tensor, cohort: float, d: int) -> Tensor:
+        "The sparsest mean update with these coefficients. [Kerkouche et al. 2020]"
+        mean = (total / cohort).float().cpu().numpy()
+        found = recover(mean, self.plan(d), self.penalty, self.iterations)
+        return torch.from_numpy(found).to(total.device)
+
+    def moments(self, u: Tensor) -> tuple:
+        "What was not kept is lost; each coefficient carries a share of the noise."
+        d = check_rows("u", u).shape[1]
+        variance = torch.from_numpy(self.share**2 * leverage(self.plan(d))).float()
+        bias = self.expand(self.sketch(u), d) - u
+        return bias, variance.to(u.device).expand(u.shape)
+
 # %% ../../nbs/baselines/compressive.ipynb #4b29762a
 BLOCK = 2**22  # entries transformed at a time
-
-
-@patch
-def sketch(
-    self: Compressive,
-    u: Tensor,  # updates, (n, d), finite
-) -> Tensor:  # (n, K) float32, rows of norm <= clip_norm
-    "Measure, then clip what was measured. [fltop Alg. 3, lines 25-26]"
-    check_rows("u", u)
-    p, rows = self.plan(u.shape[1]), check_finite("u", u).cpu().numpy()
-    step = max(1, BLOCK // u.shape[1])
-    values = [measure(rows[i : i + step], p) for i in range(0, len(rows), step)]
-    if not values:
-        return u.new_zeros(0, len(p.kept))
-    return self.clip_sketch(torch.from_numpy(np.concatenate(values)).to(u.device))
-
-# %% ../../nbs/baselines/compressive.ipynb #60999b67
-@patch
-def expand(
-    self: Compressive,
-    values: Tensor,  # (n, K)
-    d: int,  # entries of the update
-) -> Tensor:  # (n, d) float32
-    "The linear estimate: coefficients that were not sent are zero."
-    estimates = adjoint(values.cpu().numpy(), self.plan(d))
-    return torch.from_numpy(estimates).to(values.device)
-
-# %% ../../nbs/baselines/compressive.ipynb #60999b68
-@patch
-def reconstruct(
-    self: Compressive,
-    total: Tensor,  # (K,) sum of sketches and noise
-    cohort: float,  # expected clients
-    d: int,  # entries of the update
-) -> Tensor:  # (d,) float32
-    "The sparsest mean update with these coefficients. [Kerkouche et al. 2020]"
-    mean = (total / cohort).float().cpu().numpy()
-    found = recover(mean, self.plan(d), self.penalty, self.iterations)
-    return torch.from_numpy(found).to(total.device)
 
 # %% ../../nbs/baselines/compressive.ipynb #d460eada
 def leverage(
@@ -312,14 +305,3 @@ def leverage(
         turned = np.where(k > 0, mask * np.exp(1j * np.pi * k / (b - a)), 0)
         parts.append(mask.mean() + np.fft.ifft(turned).real)
     return np.concatenate(parts)
-
-# %% ../../nbs/baselines/compressive.ipynb #d460eadb
-@patch
-def moments(
-    self: Compressive, u: Tensor
-) -> tuple:  # bias and variance of the linear estimate, both (n, d)
-    "What was not kept is lost; each coefficient carries a share of the noise."
-    d = check_rows("u", u).shape[1]
-    variance = torch.from_numpy(self.share**2 * leverage(self.plan(d))).float()
-    bias = self.expand(self.sketch(u), d) - u
-    return bias, variance.to(u.device).expand(u.shape)

@@ -20,7 +20,7 @@ from dpcomm.core.checks import (
     check_size,
     shown,
 )
-from .contract import patch, register
+from .contract import register
 from dpcomm.mechanisms.on_ring import (
     ACCOUNTANTS,
     OnRing,
@@ -64,39 +64,76 @@ class DDGauss(OnRing):
         " Gaussian shares"
     )
 
-# %% ../../nbs/baselines/ddgauss.ipynb #ef6e17f1
-@patch
-def variance(
-    self: DDGauss,
-    d: int,  # coordinates of the vectors, >= 1
-) -> Fraction:  # sigma_1^2 in squared steps of the grid
-    "Variance parameter of one share. [Kairouz et al. 2021, Alg. 1]"
-    return exact_variance((self.share / self.step(d)) ** 2)
+    def variance(
+        self,
+        d: int,  # coordinates of the vectors, >= 1
+    ) -> Fraction:  # sigma_1^2 in squared steps of the grid
+        "Variance parameter of one share. [Kairouz et al. 2021, Alg. 1]"
+        return exact_variance((self.share / self.step(d)) ** 2)
 
-# %% ../../nbs/baselines/ddgauss.ipynb #a2f2f930
-@patch
-def draw(
-    self: DDGauss,
-    variance: Fraction,  # of one number, in squared steps
-    shape: tuple,  # of the result
-    rng,  # one stream, or one a row
-) -> np.ndarray:  # int64
-    "Discrete Gaussian numbers, exactly. [Canonne, Kamath & Steinke 2020]"
-    return discrete_gaussian(variance, shape, rng)
+    def draw(
+        self,
+        variance: Fraction,  # of one number, in squared steps
+        shape: tuple,  # of the result
+        rng,  # one stream, or one a row
+    ) -> np.ndarray:  # int64
+        "Discrete Gaussian numbers, exactly. [Canonne, Kamath & Steinke 2020]"
+        return discrete_gaussian(variance, shape, rng)
 
-# %% ../../nbs/baselines/ddgauss.ipynb #ef6e17f2
-@patch
-def noise_law(
-    self: DDGauss,
-    variance: float,  # of one share, in squared steps
-    count: int,  # shares in the sum, >= 1
-    size: int,  # of the ring
-) -> np.ndarray:  # (size,) law of the sum modulo size, the outcome 0 first
-    "The convolution of `count` discrete Gaussians."
-    k = np.arange(-size // 2, size - size // 2)
-    one = np.exp(-(k**2) / (2 * variance))
-    first = np.roll(one / one.sum(), -(size // 2))
-    return np.fft.irfft(np.fft.rfft(first) ** count, size)
+    def noise_law(
+        self,
+        variance: float,  # of one share, in squared steps
+        count: int,  # shares in the sum, >= 1
+        size: int,  # of the ring
+    ) -> np.ndarray:  # (size,) law of the sum modulo size, the outcome 0 first
+        "The convolution of `count` discrete Gaussians."
+        k = np.arange(-size // 2, size - size // 2)
+        one = np.exp(-(k**2) / (2 * variance))
+        first = np.roll(one / one.sum(), -(size // 2))
+        return np.fft.irfft(np.fft.rfft(first) ** count, size)
+
+    def account(
+        self,
+        d: int,  # coordinates of the vectors, >= 1
+        q: float,  # probability that a client takes part in a round, in (0, 1]
+        rounds: int,  # releases composed, >= 1
+        delta: float,  # in (0, 1)
+        **names,  # relation, accountant, unit, note, premises, as in ddgauss_epsilon
+    ) -> Guarantee:  # of the whole run
+        "Epsilon of a run that counts on the honest shares. [Kairouz et al. 2021, Prop. 14]"
+        grid = (self.step(d), self.clip_norm, self.honest, self.share)
+        grid += (self.size(d),)
+        return ddgauss_epsilon(*grid, q, rounds, delta, self.beta, **names)
+
+    def divergences(
+        self,
+        d: int,  # coordinates of the vectors, >= 1
+        q: float,  # probability that a client takes part in a round, in (0, 1]
+        relation: str,  # zero-out | replace, the last with q = 1 only
+    ) -> tuple:  # Renyi orders, and the divergence of one sum at them, nats
+        "Renyi curve of one sum of the honest shares. [Kairouz et al. 2021, Prop. 14]"
+        grid = (self.step(d), self.clip_norm, self.honest, self.share)
+        grid += (self.size(d),)
+        return _divergences(*grid, q, self.beta, relation, "rdp-balle")
+
+    def curvature(
+        self,
+        d: int,  # coordinates of the vectors, >= 1
+    ) -> float:  # in (0, inf]; inf: very many very coarse shares
+        "Of the sum of the honest shares. [page whole_noise, Prop. 2]"
+        return gaussian_curvature(float(self.variance(d)), self.honest)
+
+    def release_epsilon(
+        self,
+        d: int,  # coordinates, >= 1
+    ) -> float:  # eps of one sum, relation zero-out; inf where nothing is proved
+        "Concentrated privacy of one release. [Kairouz et al. 2021, Prop. 14]"
+        D = self.size(d)
+        delta2 = rounded_norm(self.clip_norm / self.step(d), D, self.beta)
+        try:
+            return concentrated(delta2, float(self.variance(d)), self.honest, D)
+        except ValueError:
+            return math.inf
 
 # %% ../../nbs/baselines/ddgauss.ipynb #9022d206
 def omega(
@@ -171,57 +208,6 @@ def ddgauss_epsilon(
     grid = (scale, clip, n_clients, local_std)
     orders, curve = _divergences(*grid, D, q, beta, relation, accountant)
     return run_guarantee(orders, curve, delta, q, rounds, relation, accountant, **names)
-
-# %% ../../nbs/baselines/ddgauss.ipynb #46a106a0
-@patch
-def account(
-    self: DDGauss,
-    d: int,  # coordinates of the vectors, >= 1
-    q: float,  # probability that a client takes part in a round, in (0, 1]
-    rounds: int,  # releases composed, >= 1
-    delta: float,  # in (0, 1)
-    **names,  # relation, accountant, unit, note, premises, as in ddgauss_epsilon
-) -> Guarantee:  # of the whole run
-    "Epsilon of a run that counts on the honest shares. [Kairouz et al. 2021, Prop. 14]"
-    grid = (self.step(d), self.clip_norm, self.honest, self.share)
-    grid += (self.size(d),)
-    return ddgauss_epsilon(*grid, q, rounds, delta, self.beta, **names)
-
-# %% ../../nbs/baselines/ddgauss.ipynb #105e5012
-@patch
-def divergences(
-    self: DDGauss,
-    d: int,  # coordinates of the vectors, >= 1
-    q: float,  # probability that a client takes part in a round, in (0, 1]
-    relation: str,  # zero-out | replace, the last with q = 1 only
-) -> tuple:  # Renyi orders, and the divergence of one sum at them, nats
-    "Renyi curve of one sum of the honest shares. [Kairouz et al. 2021, Prop. 14]"
-    grid = (self.step(d), self.clip_norm, self.honest, self.share)
-    grid += (self.size(d),)
-    return _divergences(*grid, q, self.beta, relation, "rdp-balle")
-
-# %% ../../nbs/baselines/ddgauss.ipynb #wn000201
-@patch
-def curvature(
-    self: DDGauss,
-    d: int,  # coordinates of the vectors, >= 1
-) -> float:  # in (0, inf]; inf: very many very coarse shares
-    "Of the sum of the honest shares. [page whole_noise, Prop. 2]"
-    return gaussian_curvature(float(self.variance(d)), self.honest)
-
-# %% ../../nbs/baselines/ddgauss.ipynb #a3980bb2
-@patch
-def release_epsilon(
-    self: DDGauss,
-    d: int,  # coordinates, >= 1
-) -> float:  # eps of one sum, relation zero-out; inf where nothing is proved
-    "Concentrated privacy of one release. [Kairouz et al. 2021, Prop. 14]"
-    D = self.size(d)
-    delta2 = rounded_norm(self.clip_norm / self.step(d), D, self.beta)
-    try:
-        return concentrated(delta2, float(self.variance(d)), self.honest, D)
-    except ValueError:
-        return math.inf
 
 # %% ../../nbs/baselines/ddgauss.ipynb #a3980bb3
 def fit(

@@ -9,6 +9,7 @@ __all__ = ['MOST', 'NEAR', 'FAR', 'JUMP', 'USUAL', 'MORE', 'SPENT', 'Deployment'
 import inspect
 import math
 from dataclasses import dataclass, fields, replace
+from typing import Self
 
 from dpcomm.core.checks import (
     check_between,
@@ -24,7 +25,6 @@ from dpcomm.mechanisms.contract import (
     Whole,
     check_range,
     mechanism_class,
-    patch,
 )
 from ..privacy.audit import Audit, audit_play
 from ..privacy.guarantee import RELATIONS, SAMPLINGS, TRUSTS, Guarantee
@@ -68,6 +68,96 @@ class Deployment:
     def capped(self) -> bool:
         "Whether a client may have had its turns before the last round."
         return self.messages < _most(self)
+
+    def after(
+        self,
+        rounds: int,  # done so far, 1..rounds
+    ) -> Self:  # the same up to then
+        "What a run that stops early has been. [Dwork & Roth 2014, Thm. 3.16]"
+        check_between("rounds", rounds, 1, self.rounds)
+        short = replace(self, rounds=rounds, visits=None)
+        if self.visits is None:
+            return short
+        return replace(short, visits=min(self.visits, short.messages))
+
+    def guarantee(
+        self,
+        mechanism: Mechanism,  # whose parameters are all set
+        accountant: str = None,  # one of the mechanism's own; None: its best Renyi one
+    ) -> Guarantee:  # of the whole run: the smallest that is proved
+        "What a mechanism promises here; ValueError where nothing is proved."
+        _check_mechanism(self, mechanism, accountant)
+        found, why = [], None
+        for sampling, releases in _ways(self, mechanism):
+            how = _keywords(self, mechanism, sampling, releases, accountant)
+            if how is None:
+                continue
+            try:
+                found.append(_stated(self, mechanism, mechanism.guarantee(**how)))
+            except ValueError as error:
+                why = why or error
+        if not found:
+            raise why or ValueError(_unproved(self, mechanism))
+        return min(found, key=lambda made: made.eps)
+
+    def calibrate(
+        self,
+        name: str,  # a name in registered()
+        eps: float = 4.0,  # of the whole run, > 0
+        clip_norm: float = 1.0,  # bound of one vector, in the mechanism's own norm, > 0
+        accountant: str = None,  # one of the mechanism's own; None: its best Renyi one
+        start: float = None,  # value of the free field that is tried first, > 0
+        **fixed,  # further fields of the mechanism, except the one that is set here
+    ) -> Mechanism:  # whose guarantee here is at most eps, and within 1 % of it
+        "The mechanism with least noise that keeps eps; ValueError with the nearest eps."
+        check_number("eps", eps, "(0, inf)")
+        cls = mechanism_class(name)
+        free = _free(cls, fixed)
+        given = _given(self, cls, free, clip_norm, fixed)
+
+        def account(mechanism):
+            return self.guarantee(mechanism, accountant)
+
+        found = _Found(lambda value: cls(**given, **{free: value}), account)
+        toward = -1 if free in SPENT else 1
+        usual = {"eps": eps / self.messages, "std": clip_norm}.get(free, 1.0)
+        first = check_number("start", usual if start is None else start, "(0, inf)")
+
+        def ring(bits):
+            how = dict(eps=eps, clip_norm=clip_norm, accountant=accountant)
+            fine = self.calibrate(name, **how, **fixed | dict(ring_bits=32))
+            return _enough_bits(fine, eps, account, bits)
+
+        near = _start(found, name, free, math.log(first))
+        if not eps * (1 - NEAR) <= found.eps(near) <= eps:
+            safe, risky = _bracket(found, eps, near, toward)
+            if safe is None or risky is None:
+                raise ValueError(_beyond(found, name, free, eps, safe, toward, ring))
+            near = _narrowed(found, eps, safe, risky)[0]
+        made = found.build(math.exp(near))
+        _check_ring(made, eps, account, ring)
+        return made
+
+    def audit(
+        self,
+        mechanism: Mechanism,  # whose parameters are all set
+        trials: int,  # plays of each world, >= 100
+        rng,  # stream of all plays
+        rounds: int = 1,  # of the run that are played, 1..rounds
+        d: int = 1,  # coordinates of the game, >= 1
+        alarm: float = 1e-6,  # probability that the bound is too large
+    ) -> tuple[Audit, Guarantee]:  # what was seen, and what is promised of these rounds
+        "Play what is promised here and tell the two worlds apart. [Nasr et al. 2023]"
+        sizes = getattr(mechanism, "groups", None)
+        short = replace(self.after(rounds), d=sum(sizes) if sizes else d, groups=None)
+        promised = short.guarantee(mechanism)
+        known = mechanism.relations
+        relation = promised.relation if promised.relation in known else "local"
+        play = dict(rounds=promised.rounds, d=short.d)
+        if promised.sampling != "none":
+            play |= dict(n_clients=self.n_clients, cohort=self.cohort)
+        found = audit_play(mechanism, relation, trials, self.delta, rng, alarm, **play)
+        return found, promised
 
 
 _RANGES = {
@@ -148,19 +238,6 @@ def _check_visits(deployment):
             f" {visits * deployment.n_clients} of {needed} places: raise visits to"
             f" {-(-needed // deployment.n_clients)} or more, or lower rounds or cohort"
         )
-
-# %% ../../nbs/foundations/deployments.ipynb #d3b10021
-@patch
-def after(
-    self: Deployment,
-    rounds: int,  # done so far, 1..rounds
-) -> Deployment:  # the same up to then
-    "What a run that stops early has been. [Dwork & Roth 2014, Thm. 3.16]"
-    check_between("rounds", rounds, 1, self.rounds)
-    short = replace(self, rounds=rounds, visits=None)
-    if self.visits is None:
-        return short
-    return replace(short, visits=min(self.visits, short.messages))
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10009
 _NULL = ("null-slot", "poisson-null")  # relations of runs that send null messages
@@ -280,28 +357,6 @@ def _check_shares(deployment, mechanism):
         )
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10013
-@patch
-def guarantee(
-    self: Deployment,
-    mechanism: Mechanism,  # whose parameters are all set
-    accountant: str = None,  # one of the mechanism's own; None: its best Renyi one
-) -> Guarantee:  # of the whole run: the smallest that is proved
-    "What a mechanism promises here; ValueError where nothing is proved."
-    _check_mechanism(self, mechanism, accountant)
-    found, why = [], None
-    for sampling, releases in _ways(self, mechanism):
-        how = _keywords(self, mechanism, sampling, releases, accountant)
-        if how is None:
-            continue
-        try:
-            found.append(_stated(self, mechanism, mechanism.guarantee(**how)))
-        except ValueError as error:
-            why = why or error
-    if not found:
-        raise why or ValueError(_unproved(self, mechanism))
-    return min(found, key=lambda made: made.eps)
-
-
 def _stated(deployment, mechanism, made):
     "The guarantee with the relation asked for, its premise, and what it is about."
     s, asked = deployment, deployment.relation
@@ -416,46 +471,6 @@ def _least(found, toward):
             step /= 2
     return x, found.eps(x)
 
-# %% ../../nbs/foundations/deployments.ipynb #d3b10017
-@patch
-def calibrate(
-    self: Deployment,
-    name: str,  # a name in registered()
-    eps: float = 4.0,  # of the whole run, > 0
-    clip_norm: float = 1.0,  # bound of one vector, in the mechanism's own norm, > 0
-    accountant: str = None,  # one of the mechanism's own; None: its best Renyi one
-    start: float = None,  # value of the free field that is tried first, > 0
-    **fixed,  # further fields of the mechanism, except the one that is set here
-) -> Mechanism:  # whose guarantee here is at most eps, and within 1 % of it
-    "The mechanism with least noise that keeps eps; ValueError with the nearest eps."
-    check_number("eps", eps, "(0, inf)")
-    cls = mechanism_class(name)
-    free = _free(cls, fixed)
-    given = _given(self, cls, free, clip_norm, fixed)
-
-    def account(mechanism):
-        return self.guarantee(mechanism, accountant)
-
-    found = _Found(lambda value: cls(**given, **{free: value}), account)
-    toward = -1 if free in SPENT else 1
-    usual = {"eps": eps / self.messages, "std": clip_norm}.get(free, 1.0)
-    first = check_number("start", usual if start is None else start, "(0, inf)")
-
-    def ring(bits):
-        how = dict(eps=eps, clip_norm=clip_norm, accountant=accountant)
-        fine = self.calibrate(name, **how, **fixed | dict(ring_bits=32))
-        return _enough_bits(fine, eps, account, bits)
-
-    near = _start(found, name, free, math.log(first))
-    if not eps * (1 - NEAR) <= found.eps(near) <= eps:
-        safe, risky = _bracket(found, eps, near, toward)
-        if safe is None or risky is None:
-            raise ValueError(_beyond(found, name, free, eps, safe, toward, ring))
-        near = _narrowed(found, eps, safe, risky)[0]
-    made = found.build(math.exp(near))
-    _check_ring(made, eps, account, ring)
-    return made
-
 # %% ../../nbs/foundations/deployments.ipynb #d3b10018
 USUAL = {"fraction": 0.1}  # fields that have no default, and change no guarantee
 MORE = 1.5  # times the noise of a ring of 32 bits that a smaller one may need
@@ -532,26 +547,3 @@ def _check_ring(mechanism, eps, account, ring):
             f"ring_bits is {bits}; at eps = {eps:g} rounding takes more than {MORE} times"
             f" the noise of 32 bits: ask for a larger eps{ring(bits)}"
         )
-
-# %% ../../nbs/foundations/deployments.ipynb #d3b10041
-@patch
-def audit(
-    self: Deployment,
-    mechanism: Mechanism,  # whose parameters are all set
-    trials: int,  # plays of each world, >= 100
-    rng,  # stream of all plays
-    rounds: int = 1,  # of the run that are played, 1..rounds
-    d: int = 1,  # coordinates of the game, >= 1
-    alarm: float = 1e-6,  # probability that the bound is too large
-) -> tuple[Audit, Guarantee]:  # what was seen, and what is promised of these rounds
-    "Play what is promised here and tell the two worlds apart. [Nasr et al. 2023]"
-    sizes = getattr(mechanism, "groups", None)
-    short = replace(self.after(rounds), d=sum(sizes) if sizes else d, groups=None)
-    promised = short.guarantee(mechanism)
-    known = mechanism.relations
-    relation = promised.relation if promised.relation in known else "local"
-    play = dict(rounds=promised.rounds, d=short.d)
-    if promised.sampling != "none":
-        play |= dict(n_clients=self.n_clients, cohort=self.cohort)
-    found = audit_play(mechanism, relation, trials, self.delta, rng, alarm, **play)
-    return found, promised

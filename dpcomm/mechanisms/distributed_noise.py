@@ -33,7 +33,6 @@ from dpcomm.mechanisms.contract import (
     Maybe,
     Summed,
     Whole,
-    patch,
 )
 from dpcomm.privacy.accounting import (
     ACCOUNTANTS,
@@ -235,152 +234,125 @@ class ServerNoise(Central):
         "Step of the grid of exact noise, in the units of clip_norm."
         return grid(self.clip_norm, self.std / self.clip_norm, 1)
 
-# %% ../../nbs/secagg/distributed_noise.ipynb #f10a7613
-@patch
-def sum_estimates(
-    self: ServerNoise, estimates: Tensor
-) -> Tensor:  # (..., d) float64: on the grid where the noise is exact
-    "Sum of what is clipped once more, on the grid of the noise."
-    if not self.exact:
-        return Central.sum_estimates(self, estimates)
-    rows = estimates.reshape(-1, estimates.shape[-1])
-    z = clip_to_grid(rows, self.clip_norm, self.scale).reshape(estimates.shape)
-    return torch.from_numpy(z.sum(-2) * self.scale)
+    def sum_estimates(self, estimates: Tensor) -> Tensor:
+        "Sum of what is clipped once more, on the grid of the noise."
+        if not self.exact:
+            return Central.sum_estimates(self, estimates)
+        rows = estimates.reshape(-1, estimates.shape[-1])
+        z = clip_to_grid(rows, self.clip_norm, self.scale).reshape(estimates.shape)
+        return torch.from_numpy(z.sum(-2) * self.scale)
 
-# %% ../../nbs/secagg/distributed_noise.ipynb #f10a7613b
-@patch
-def average(
-    self: ServerNoise, total: Tensor, cohort: float, rng: np.random.Generator
-) -> Tensor:  # (..., d) float64
-    "Average with the server's noise. [McMahan et al. 2017]"
-    if not isinstance(rng, np.random.Generator):
-        raise TypeError(
-            f"rng is {type(rng).__name__}; the noise needs a numpy Generator: pass"
-            " private_stream() where it must hide, seed_tree(...) to simulate"
+    def average(self, total: Tensor, cohort: float, rng: np.random.Generator) -> Tensor:
+        "Average with the server's noise. [McMahan et al. 2017]"
+        if not isinstance(rng, np.random.Generator):
+            raise TypeError(
+                f"rng is {type(rng).__name__}; the noise needs a numpy Generator: pass"
+                " private_stream() where it must hide, seed_tree(...) to simulate"
+            )
+        if self.exact:
+            variance = (Fraction(self.std) / Fraction(self.scale)) ** 2
+            noise = discrete_gaussian(variance, tuple(total.shape), rng) * self.scale
+            return Central.average(self, total + torch.from_numpy(noise), cohort, rng)
+        noise = self.std * normal(total.shape, rng, total.device)
+        return Central.average(self, total + noise, cohort, rng)
+
+    def to_summand(self, message: Message) -> np.ndarray:
+        "The estimate, on the grid of the noise."
+        estimate = self.decode(message)
+        if not self.exact:
+            return estimate.double().numpy()
+        return clip_to_grid(estimate[None], self.clip_norm, self.scale)[0]
+
+    def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
+        "Steps times their length."
+        return torch.from_numpy(total * self.scale if self.exact else total)
+
+    def guarantee(
+        self,
+        rounds: int,
+        delta: float,
+        n_clients: int = None,  # clients in the federation; None: everyone takes part
+        cohort: int = None,  # expected cohort
+        sampling: str = "none",
+        relation: str = None,  # a key of `relations`; None: the first of them
+        note: str = "",  # put before ours
+        **fields,  # accountant and further arguments of noisy_sum_guarantee
+    ) -> Guarantee:  # of the whole run
+        "Privacy of `rounds` sums with the server's noise. [Mironov et al. 2019]"
+        if clash := {"q", "trust"} & {*fields}:
+            raise ValueError(
+                f"{', '.join(sorted(clash))} cannot be given; it follows from n_clients and"
+                " cohort, and from the mechanism: leave it out"
+            )
+        q = sampling_rate(sampling, n_clients, cohort, known=self.samplings)
+        notes = (note, self.note, "" if self.exact else FLOATS)
+        fields |= dict(sampling=sampling, note="; ".join(filter(None, notes)))
+        fields |= dict(
+            relation=relation or next(iter(self.relations)), trust=self.trust
         )
-    if self.exact:
-        variance = (Fraction(self.std) / Fraction(self.scale)) ** 2
-        noise = discrete_gaussian(variance, tuple(total.shape), rng) * self.scale
-        return Central.average(self, total + torch.from_numpy(noise), cohort, rng)
-    noise = self.std * normal(total.shape, rng, total.device)
-    return Central.average(self, total + noise, cohort, rng)
+        if self.exact:
+            steps = self.std / self.scale
+            made = exact_guarantee(self.sigma, delta, steps, q, rounds, **fields)
+        else:
+            made = noisy_sum_guarantee(self.sigma, delta, q, rounds, **fields)
+        return made.noting(large_delta(delta, n_clients))
 
-# %% ../../nbs/secagg/distributed_noise.ipynb #f10a7613d
-@patch
-def to_summand(
-    self: ServerNoise, message: Message
-) -> np.ndarray:  # (d,) steps of the grid, or float64
-    "The estimate, on the grid of the noise."
-    estimate = self.decode(message)
-    if not self.exact:
-        return estimate.double().numpy()
-    return clip_to_grid(estimate[None], self.clip_norm, self.scale)[0]
+    def losses(
+        self,
+        q: float = 1.0,  # chance to take part; 1 without sampling
+        relation: str = None,
+        sampling: str = "none",  # none | poisson | fixed
+        unit: str = "client",  # whose contribution is clipped
+    ) -> Losses:  # of one sum
+        "What one sum with the server's noise loses. [page losses; page whole_noise, Prop. 1]"
+        sigma, steps = self.sigma, self.std / self.scale
+        if self.exact:
+            sigma *= normal_std(1 / steps**2) / steps
+        notes = self.note, "" if self.exact else FLOATS
+        about = dict(name=self.name, trust=self.trust, unit=unit)
+        about |= dict(note="; ".join(filter(None, notes)))
+        relation = relation or next(iter(self.relations))
+        return gaussian_losses(sigma, q, relation, sampling, **about)
 
-# %% ../../nbs/secagg/distributed_noise.ipynb #f10a7613f
-@patch
-def from_sum(
-    self: ServerNoise,
-    code: np.ndarray,  # (d,) sum of steps, or of floats
-    n: int,  # messages in it, >= 1
-    d: int,  # entries of the vectors, >= 1
-) -> Tensor:  # (d,) float64
-    "Steps times their length."
-    return torch.from_numpy(code * self.scale if self.exact else code)
+    def release(
+        self,
+        u: np.ndarray,  # (n, d) float32: one client's vector, one play a row
+        rng: np.random.Generator,  # stream of all plays
+    ) -> np.ndarray:  # (n, d) float64: noisy sums of one message each
+        "What is seen of one client alone, as games play it."
+        messages = self.simulate(torch.from_numpy(u), rng)[:, None]
+        return 8 * self.aggregate(messages, 8.0, rng).double().numpy()
 
-# %% ../../nbs/secagg/distributed_noise.ipynb #f10a7615
-@patch
-def guarantee(
-    self: ServerNoise,
-    rounds: int,  # releases composed, >= 1
-    delta: float,  # in (0, 1)
-    n_clients: int = None,  # clients in the federation; None: everyone takes part
-    cohort: int = None,  # expected cohort
-    sampling: str = "none",  # none | poisson | fixed
-    relation: str = None,  # a key of `relations`; None: the first of them
-    note: str = "",  # put before ours
-    **fields,  # accountant and further arguments of noisy_sum_guarantee
-) -> Guarantee:  # of the whole run
-    "Privacy of `rounds` sums with the server's noise. [Mironov et al. 2019]"
-    if clash := {"q", "trust"} & {*fields}:
-        raise ValueError(
-            f"{', '.join(sorted(clash))} cannot be given; it follows from n_clients and"
-            " cohort, and from the mechanism: leave it out"
-        )
-    q = sampling_rate(sampling, n_clients, cohort, known=self.samplings)
-    notes = (note, self.note, "" if self.exact else FLOATS)
-    fields |= dict(sampling=sampling, note="; ".join(filter(None, notes)))
-    fields |= dict(relation=relation or next(iter(self.relations)), trust=self.trust)
-    if self.exact:
-        steps = self.std / self.scale
-        made = exact_guarantee(self.sigma, delta, steps, q, rounds, **fields)
-    else:
-        made = noisy_sum_guarantee(self.sigma, delta, q, rounds, **fields)
-    return made.noting(large_delta(delta, n_clients))
+    def attack_scores(
+        self,
+        relation: str,
+        present: bool,
+        n: int,
+        rng: np.random.Generator,
+        rounds: int = 1,
+        n_clients: int = 1,  # clients in the federation
+        cohort: int = 1,  # the client joins a round with probability cohort / n_clients
+        d: int = 1,  # coordinates, all equal
+        **release,
+    ) -> dict:  # attack -> (n,) scores, large where the client seems present
+        "Play the worst-case neighbour game through messages and sum. [Nasr et al. 2023]"
+        check_plays(present, n)
+        check_choice("relation", relation, tuple(self.relations))
+        equal, q = np.full(d, d**-0.5), cohort / n_clients
+        game = SumGame(self.clip_norm, self.std, equal, rounds, q)
+        return game.scores(lambda u: self.release(u, rng), relation, present, n, rng)
 
-# %% ../../nbs/secagg/distributed_noise.ipynb #105e5004
-@patch
-def losses(
-    self: ServerNoise,
-    q: float = 1.0,  # chance to take part; 1 without sampling
-    relation: str = None,  # a key of `relations`; None: the first of them
-    sampling: str = "none",  # none | poisson | fixed
-    unit: str = "client",  # whose contribution is clipped
-) -> Losses:  # of one sum
-    "What one sum with the server's noise loses. [page losses; page whole_noise, Prop. 1]"
-    sigma, steps = self.sigma, self.std / self.scale
-    if self.exact:
-        sigma *= normal_std(1 / steps**2) / steps
-    notes = self.note, "" if self.exact else FLOATS
-    about = dict(name=self.name, trust=self.trust, unit=unit)
-    about |= dict(note="; ".join(filter(None, notes)))
-    relation = relation or next(iter(self.relations))
-    return gaussian_losses(sigma, q, relation, sampling, **about)
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #f10a7617
-@patch
-def release(
-    self: ServerNoise,
-    u: np.ndarray,  # (n, d) float32: one client's vector, one play a row
-    rng: np.random.Generator,  # stream of all plays
-) -> np.ndarray:  # (n, d) float64: noisy sums of one message each
-    "What is seen of one client alone, as games play it."
-    messages = self.simulate(torch.from_numpy(u), rng)[:, None]
-    return 8 * self.aggregate(messages, 8.0, rng).double().numpy()
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #f10a7619
-@patch
-def attack_scores(
-    self: ServerNoise,
-    relation: str,  # a key of `relations`
-    present: bool,  # whether the client is there
-    n: int,  # plays, >= 1
-    rng: np.random.Generator,  # stream of all plays
-    rounds: int = 1,  # releases of one play
-    n_clients: int = 1,  # clients in the federation
-    cohort: int = 1,  # the client joins a round with probability cohort / n_clients
-    d: int = 1,  # coordinates, all equal
-    **release,  # other arguments of `guarantee`, which change nothing here
-) -> dict:  # attack -> (n,) scores, large where the client seems present
-    "Play the worst-case neighbour game through messages and sum. [Nasr et al. 2023]"
-    check_plays(present, n)
-    check_choice("relation", relation, tuple(self.relations))
-    equal, q = np.full(d, d**-0.5), cohort / n_clients
-    game = SumGame(self.clip_norm, self.std, equal, rounds, q)
-    return game.scores(lambda u: self.release(u, rng), relation, present, n, rng)
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #f10a761b
-@patch
-def with_rounding(
-    self: ServerNoise,
-    delta: np.ndarray,  # curve of the normal noise, shape of eps
-    eps,  # >= 0, any shape
-    n: int,  # numbers drawn, of all coordinates and releases, >= 1
-) -> np.ndarray:  # the curve of the noise that is drawn, shape of eps, <= 1
-    "Add what discrete noise may differ from normal noise. [page ring, Prop. A]"
-    if not self.exact:
-        return delta
-    gap = rounding_gap(self.std / self.scale, n)
-    return np.minimum(delta + (1 + np.exp(eps)) * gap, 1)
+    def with_rounding(
+        self,
+        delta: np.ndarray,  # curve of the normal noise, shape of eps
+        eps,  # >= 0, any shape
+        n: int,  # numbers drawn, of all coordinates and releases, >= 1
+    ) -> np.ndarray:  # the curve of the noise that is drawn, shape of eps, <= 1
+        "Add what discrete noise may differ from normal noise. [page ring, Prop. A]"
+        if not self.exact:
+            return delta
+        gap = rounding_gap(self.std / self.scale, n)
+        return np.minimum(delta + (1 + np.exp(eps)) * gap, 1)
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #06e0c661
 RELATIONS = ("add-remove", "zero-out", "replace")
@@ -414,45 +386,50 @@ class SharedNoise(Summed):
     def clip(self, u):
         return clip_l2(u, self.clip_norm)
 
-# %% ../../nbs/secagg/distributed_noise.ipynb #06e0c663
-@patch
-def attack_scores(
-    self: SharedNoise,
-    relation: str,  # a key of `relations`; or add-remove: one share fewer
-    present: bool,  # whether the client's vector is in the sum; if not, zero or its opposite is
-    n: int,  # plays, >= 1
-    rng: np.random.Generator,  # stream of all plays
-    rounds: int = 1,  # releases of one play
-    n_clients: int = 1,  # clients in the federation
-    cohort: int = 1,  # the client joins a round with probability cohort / n_clients
-    d: int = 1,  # coordinates: of the update, or of the noise where a share leaves
-    **release,  # other arguments of `guarantee`, which change nothing here
-) -> dict:  # attack -> (n,) scores, large where the client seems present
-    "One client's vector, only the honest shares; or one share fewer. [Nasr et al. 2023]"
-    check_plays(present, n)
-    check_choice("relation", relation, RELATIONS)
-    nothing, unit = torch.zeros(n, d), self.game_step(d) / self.share
+    def attack_scores(
+        self,
+        relation: str,
+        present: bool,
+        n: int,
+        rng: np.random.Generator,
+        rounds: int = 1,
+        n_clients: int = 1,  # clients in the federation
+        cohort: int = 1,  # the client joins a round with probability cohort / n_clients
+        d: int = 1,  # coordinates: of the update, or of the noise where a share leaves
+        **release,
+    ) -> dict:  # attack -> (n,) scores, large where the client seems present
+        "One client's vector, only the honest shares; or one share fewer. [Nasr et al. 2023]"
+        check_plays(present, n)
+        check_choice("relation", relation, RELATIONS)
+        nothing, unit = torch.zeros(n, d), self.game_step(d) / self.share
 
-    def noise_alone(i):
-        return self.ring.lift(self.game_words(nothing, rng)) * unit
+        def noise_alone(i):
+            return self.ring.lift(self.game_words(nothing, rng)) * unit
 
-    if relation == "add-remove":
-        return fewer_game(noise_alone, present, self.honest)
+        if relation == "add-remove":
+            return fewer_game(noise_alone, present, self.honest)
 
-    def release_of(u):
-        rows = [torch.from_numpy(u)] + [nothing] * (self.honest - 1)
-        total = sum(self.game_words(row, rng) for row in rows)
-        return self.game_values(self.ring.wrap(total), d)
+        def release_of(u):
+            rows = [torch.from_numpy(u)] + [nothing] * (self.honest - 1)
+            total = sum(self.game_words(row, rng) for row in rows)
+            return self.game_values(self.ring.wrap(total), d)
 
-    game = SumGame(
-        clip=self.clip_norm,
-        std=self.sigma * self.clip_norm,
-        direction=self.game_axis(d),
-        rounds=rounds,
-        q=cohort / n_clients,
-        grid=self.game_grid(d),
-    )
-    return game.scores(release_of, relation, present, n, rng)
+        game = SumGame(
+            clip=self.clip_norm,
+            std=self.sigma * self.clip_norm,
+            direction=self.game_axis(d),
+            rounds=rounds,
+            q=cohort / n_clients,
+            grid=self.game_grid(d),
+        )
+        return game.scores(release_of, relation, present, n, rng)
+
+    def normal_sigma(
+        self,
+        d: int = None,  # coordinates of the vectors, >= 1; None where they do not matter
+    ) -> float:  # noise multiplier; 0 where none is proved
+        "Normal noise that hides no more than the honest shares. [page whole_noise]"
+        raise NotImplementedError
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #06e0c665
 SAFE = {
@@ -493,16 +470,222 @@ class LinearSketch(SharedNoise):
         claimed = CLAIMED if self.sigma else ()
         return {name: dict(relation=name, accountant="rdp-balle") for name in claimed}
 
+    def normal_sigma(
+        self,
+        d: int = None,  # coordinates: they do not matter here
+    ) -> float:  # noise multiplier; 0 where none is proved
+        "Normal noise that hides no more than the honest shares. [page whole_noise, Prop. 2]"
+        if self.sigma is None:
+            return 0.0
+        shares = gaussian_curvature((self.share / self.scale) ** 2, self.honest)
+        return normal_std(shares) * self.scale / self.clip_norm
+
+    def clip_sketch(
+        self,
+        values: Tensor,  # (n, K), finite
+    ) -> Tensor:  # (n, K), rows of norm at most clip_norm unless sigma is None
+        "Bound what is summed, where noise is to hide it."
+        return (
+            check_finite("u", values)
+            if self.sigma is None
+            else clip_l2(values, self.clip_norm)
+        )
+
+    def summand(self, u: Tensor, key=None) -> np.ndarray:  # (K,) int64 in [0, 2**32)
+        "Noisy ring elements of one sketch. [fltop Alg. 3, output]"
+        values = self.sketch(check_vector("u", u)[None])[0].double().numpy()
+        if self.sigma is None:
+            raise ValueError(
+                "sigma is None; a scheme without noise sends floats, which no ring adds up:"
+                " give a sigma above 0"
+            )
+        return to_ring(
+            values, self.scale, self.share, private_stream(key), self.clip_norm
+        )
+
+    def values(
+        self,
+        total: np.ndarray,  # (..., K) elements of the ring
+    ) -> Tensor:  # (..., K) float32, in the units of the sketch
+        "The noisy sketch that words of the ring stand for. [fltop Eq. 1]"
+        return torch.from_numpy(RING.lift(total) * self.scale).float()
+
+    def lifted(self, total: np.ndarray, d: int) -> Tensor:
+        "Lift, scale and expand. [fltop Alg. 1, lines 11-12]"
+        size = self.bits(d).payload // RING.bits
+        if np.shape(total) != (size,):
+            raise ValueError(
+                f"total has shape {np.shape(total)}; the words of {d} entries are {size}:"
+                " pass the sum of the clients' words"
+            )
+        return self.expand(self.values(total)[None], d)[0]
+
+    def encode(self, u: Tensor, key=None) -> Message:  # 4 K bytes of payload
+        "The words of one vector, packed; plain floats where sigma is None."
+        if self.sigma is None:
+            row = self.sketch(check_vector("u", u)[None])[0]
+            payload = row.double().numpy().astype("<f4")
+        else:
+            payload = self.summand(u, key).astype("<u4")
+        return Message(self.name, len(u), payload.tobytes(), self.fingerprint)
+
+    def decode(self, message: Message) -> Tensor:  # (d,) float32
+        "One message opened by itself: the client's own noisy values. [fltop Alg. 3]"
+        payload = self.unwrap(message)
+        if self.sigma is None:
+            return self.expand(finite_floats(payload)[None], message.d)[0]
+        return self.lifted(np.frombuffer(payload, "<u4").astype(np.int64), message.d)
+
+    def to_summand(self, message: Message) -> np.ndarray:
+        "The words of a message, as they are."
+        payload = self.unwrap(message)
+        if self.sigma is None:
+            return finite_floats(payload).double().numpy()
+        return np.frombuffer(payload, "<u4")
+
+    def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
+        "The sum of the estimates; floats are expanded where sigma is None."
+        if self.sigma is None:
+            return self.expand(torch.from_numpy(total)[None], d)[0].double()
+        return Summed.from_sum(self, total, n, d)
+
+    def noisy(
+        self,
+        values: Tensor,  # (n, K) sketches
+        rng,  # one stream, or one a row
+    ) -> Tensor:  # (n, K) float32, distributed as the values of decoded messages
+        "Add a share of noise to each sketch."
+        if self.sigma is None:
+            return values
+        if self.share >= FINE * self.scale:
+            return values + self.share * normal(values.shape, rng, values.device)
+        rngs = rng if isinstance(rng, (list, tuple)) else [rng] * len(values)
+        if len(rngs) != len(values):
+            raise ValueError(
+                f"rng holds {len(rngs)} streams for {len(values)} rows: pass one stream, or"
+                " one a row"
+            )
+        rows = zip(values.double().cpu().numpy(), rngs)
+        steps = [to_ring(row, self.scale, self.share, stream) for row, stream in rows]
+        return torch.from_numpy(RING.lift(np.array(steps)) * self.scale).to(values)
+
+    def simulate(self, u: Tensor, rng) -> Tensor:
+        "Sketch, add noise, expand."
+        sketch = self.sketch(check_finite("u", check_rows("u", u)))
+        return self.expand(self.noisy(sketch, rng), u.shape[1])
+
+    def noise(self, m: int, n: int, rng: np.random.Generator) -> Tensor:
+        "The noise of n shares, in one draw of normal numbers."
+        return (
+            math.sqrt(n) * self.share * normal((m,), rng)
+            if self.share
+            else torch.zeros(m)
+        )
+
+    def guarantee(
+        self,
+        rounds: int,
+        delta: float,
+        n_clients: int = None,  # clients in the federation; None: everyone takes part
+        cohort: int = None,  # expected cohort
+        sampling: str = "none",
+        accountant: str = "rdp-classic",  # rdp-classic | rdp-balle | pld
+        relation: str = "zero-out",  # zero-out; none: replace; poisson: add-remove; fixed: both
+        **fields,  # further arguments of gaussian_guarantee; note and premises are added
+    ) -> Guarantee:  # of the whole run
+        "Privacy of `rounds` sums that the honest shares hide. [fltop Thm. 1]"
+        check_choice("accountant", accountant, ACCOUNTANTS)
+        if self.sigma is None:
+            raise ValueError(
+                "sigma is None; a scheme without noise promises nothing: give a sigma"
+                " above 0"
+            )
+        q = sampling_rate(sampling, n_clients, cohort, self.honest, self.samplings)
+        trust = "secagg" if sampling == "none" else "central"
+        fields |= of_shares(sampling, self.honest, self.n_clients, fields)
+        fields |= dict(
+            sampling=sampling, accountant=accountant, trust=trust, relation=relation
+        )
+        sigma = self.counted
+        if accountant == "pld" or sampling == "fixed":
+            sigma = self.normal_sigma() or refuse_coarse(self)
+        elif sigma < self.sigma:
+            fields["orders"] = INTEGER_ORDERS
+        made = noisy_sum_guarantee(sigma, delta, q, rounds, **fields)
+        return made.noting(large_delta(delta, n_clients or self.n_clients))
+
+    def losses(
+        self,
+        q: float = 1.0,  # chance to take part; 1 without sampling
+        relation: str = "zero-out",
+        sampling: str = "none",  # none | poisson | fixed
+        unit: str = "client",  # whose sketch is clipped
+    ) -> Losses:  # of one sum of the honest shares
+        "What one sum that the honest shares hide loses. [page whole_noise, Prop. 2]"
+        if self.sigma is None:
+            raise ValueError(
+                "sigma is None; a scheme without noise promises nothing: give a sigma"
+                " above 0"
+            )
+        check_choice("sampling", sampling, self.samplings)
+        check_number("q", q, "[1, 1]" if sampling == "none" else "(0, 1]")
+        whole = self.counted < self.sigma and q < 1
+
+        def renyi(orders):
+            curve = rdp_subsampled_gaussian(orders, self.counted / far, q)
+            return np.where(whole & (np.asarray(orders) % 1 != 0), np.inf, curve)
+
+        far = 2 if relation in SWAPS else 1
+        known = None if sampling == "fixed" else renyi
+        return shared_losses(
+            self, self.normal_sigma(), known, q, relation, sampling, unit
+        )
+
+    def game_words(
+        self,
+        u: Tensor,  # (n, d) vectors, one play a row
+        rng: np.random.Generator,  # stream of all plays
+    ) -> np.ndarray:  # (n, d) int64, elements of the ring
+        "What one client adds to the sum of each play."
+        rows = self.clip_sketch(u).double().numpy()
+        return to_ring(rows, self.scale, self.share, rng, self.clip_norm)
+
+    def game_values(
+        self,
+        total: np.ndarray,  # (n, d) elements of the ring
+        d: int,  # coordinates
+    ) -> np.ndarray:  # (n, d) float64
+        "How the sum of each play is read."
+        return RING.lift(total) * self.scale
+
+    def game_step(
+        self,
+        d: int,  # coordinates; the same step for all
+    ) -> float:  # in the units of clip_norm
+        "Step of the words of a game."
+        return self.scale
+
+    def game_grid(
+        self,
+        d: int,  # coordinates
+    ) -> float:  # 0: none
+        "Step to which a game rounds what it sees."
+        return 0.0
+
+    def game_axis(
+        self,
+        d: int,  # coordinates
+    ) -> np.ndarray:  # (d,) float64, of length 1
+        "What the client of a game sends along."
+        return np.eye(1, d)[0]
+
+    def privacy_profile(self, relation: str, eps, **release) -> np.ndarray:
+        "What the game may show: two normal laws on a fine grid. [Balle & Wang 2018, Thm. 8]"
+        swap = check_choice("relation", relation, CLAIMED) == "replace"
+        steps = self.sigma * self.clip_norm / self.scale
+        return np.minimum(gaussian_curve((1 + swap) / self.sigma, eps) + 1 / steps, 1)
+
 # %% ../../nbs/secagg/distributed_noise.ipynb #wn000102
-@patch
-def normal_sigma(
-    self: SharedNoise,
-    d: int = None,  # coordinates of the vectors, >= 1; None where they do not matter
-) -> float:  # noise multiplier; 0 where none is proved
-    "Normal noise that hides no more than the honest shares. [page whole_noise]"
-    raise NotImplementedError
-
-
 def refuse_coarse(
     mechanism: SharedNoise,  # with very many very coarse shares
 ) -> None:  # always ValueError
@@ -541,18 +724,6 @@ def shared_losses(
 
     return replace(made, renyi=smaller)
 
-# %% ../../nbs/secagg/distributed_noise.ipynb #wn000103
-@patch
-def normal_sigma(
-    self: LinearSketch,
-    d: int = None,  # coordinates: they do not matter here
-) -> float:  # noise multiplier; 0 where none is proved
-    "Normal noise that hides no more than the honest shares. [page whole_noise, Prop. 2]"
-    if self.sigma is None:
-        return 0.0
-    shares = gaussian_curvature((self.share / self.scale) ** 2, self.honest)
-    return normal_std(shares) * self.scale / self.clip_norm
-
 # %% ../../nbs/secagg/distributed_noise.ipynb #c0b1f2b2
 def _too_coarse(mechanism):
     "What is wrong with noise that the grid rounds away, and what would do."
@@ -564,143 +735,6 @@ def _too_coarse(mechanism):
         f" grid of a {RING.bits}-bit ring, and below half a step it rounds to nothing:"
         f" a ring of {bits} bits would do; use fewer clients, a larger"
         " sigma, or ddgauss with more ring_bits"
-    )
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #8516fd4b
-@patch
-def clip_sketch(
-    self: LinearSketch,
-    values: Tensor,  # (n, K), finite
-) -> Tensor:  # (n, K), rows of norm at most clip_norm unless sigma is None
-    "Bound what is summed, where noise is to hide it."
-    return (
-        check_finite("u", values)
-        if self.sigma is None
-        else clip_l2(values, self.clip_norm)
-    )
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #8516fd4d
-@patch
-def summand(
-    self: LinearSketch,
-    u: Tensor,  # one client's vector, (d,), finite
-    key=None,  # None: the operating system's randomness; Insecure(number): repeatable, for tests
-) -> np.ndarray:  # (K,) int64 in [0, 2**32)
-    "Noisy ring elements of one sketch. [fltop Alg. 3, output]"
-    values = self.sketch(check_vector("u", u)[None])[0].double().numpy()
-    if self.sigma is None:
-        raise ValueError(
-            "sigma is None; a scheme without noise sends floats, which no ring adds up:"
-            " give a sigma above 0"
-        )
-    return to_ring(values, self.scale, self.share, private_stream(key), self.clip_norm)
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #8516fd4f
-@patch
-def values(
-    self: LinearSketch,
-    total: np.ndarray,  # (..., K) elements of the ring
-) -> Tensor:  # (..., K) float32, in the units of the sketch
-    "The noisy sketch that words of the ring stand for. [fltop Eq. 1]"
-    return torch.from_numpy(RING.lift(total) * self.scale).float()
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #6b6ea027
-@patch
-def lifted(
-    self: LinearSketch,
-    total: np.ndarray,  # (K,) elements of the ring: the sum of several clients' words
-    d: int,  # entries of the vectors, >= 1
-) -> Tensor:  # (d,) float32: the linear estimate of the sum of their vectors
-    "Lift, scale and expand. [fltop Alg. 1, lines 11-12]"
-    size = self.bits(d).payload // RING.bits
-    if np.shape(total) != (size,):
-        raise ValueError(
-            f"total has shape {np.shape(total)}; the words of {d} entries are {size}:"
-            " pass the sum of the clients' words"
-        )
-    return self.expand(self.values(total)[None], d)[0]
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #8516fd51
-@patch
-def encode(self: LinearSketch, u: Tensor, key=None) -> Message:  # 4 K bytes of payload
-    "The words of one vector, packed; plain floats where sigma is None."
-    if self.sigma is None:
-        row = self.sketch(check_vector("u", u)[None])[0]
-        payload = row.double().numpy().astype("<f4")
-    else:
-        payload = self.summand(u, key).astype("<u4")
-    return Message(self.name, len(u), payload.tobytes(), self.fingerprint)
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #b4e6960f
-@patch
-def decode(self: LinearSketch, message: Message) -> Tensor:  # (d,) float32
-    "One message opened by itself: the client's own noisy values. [fltop Alg. 3]"
-    payload = self.unwrap(message)
-    if self.sigma is None:
-        return self.expand(finite_floats(payload)[None], message.d)[0]
-    return self.lifted(np.frombuffer(payload, "<u4").astype(np.int64), message.d)
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #b4e69611
-@patch
-def to_summand(
-    self: LinearSketch, message: Message
-) -> np.ndarray:  # (K,) words, or float64 where sigma is None
-    "The words of a message, as they are."
-    payload = self.unwrap(message)
-    if self.sigma is None:
-        return finite_floats(payload).double().numpy()
-    return np.frombuffer(payload, "<u4")
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #b4e69613
-@patch
-def from_sum(self: LinearSketch, total: np.ndarray, n: int, d: int) -> Tensor:
-    "The sum of the estimates; floats are expanded where sigma is None."
-    if self.sigma is None:
-        return self.expand(torch.from_numpy(total)[None], d)[0].double()
-    return Summed.from_sum(self, total, n, d)
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #c0b1f2b4
-@patch
-def noisy(
-    self: LinearSketch,
-    values: Tensor,  # (n, K) sketches
-    rng,  # one stream, or one a row
-) -> Tensor:  # (n, K) float32, distributed as the values of decoded messages
-    "Add a share of noise to each sketch."
-    if self.sigma is None:
-        return values
-    if self.share >= FINE * self.scale:
-        return values + self.share * normal(values.shape, rng, values.device)
-    rngs = rng if isinstance(rng, (list, tuple)) else [rng] * len(values)
-    if len(rngs) != len(values):
-        raise ValueError(
-            f"rng holds {len(rngs)} streams for {len(values)} rows: pass one stream, or"
-            " one a row"
-        )
-    rows = zip(values.double().cpu().numpy(), rngs)
-    steps = [to_ring(row, self.scale, self.share, stream) for row, stream in rows]
-    return torch.from_numpy(RING.lift(np.array(steps)) * self.scale).to(values)
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #c0b1f2c1
-@patch
-def simulate(
-    self: LinearSketch, u: Tensor, rng
-) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
-    "Sketch, add noise, expand."
-    sketch = self.sketch(check_finite("u", check_rows("u", u)))
-    return self.expand(self.noisy(sketch, rng), u.shape[1])
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #15dbe693
-@patch
-def noise(
-    self: LinearSketch,
-    m: int,  # values of a sketch, >= 1
-    n: int,  # shares that arrive, >= 0
-    rng: np.random.Generator,  # stream of the whole noise
-) -> Tensor:  # (m,) float32, in the units of the sketch
-    "The noise of n shares, in one draw of normal numbers."
-    return (
-        math.sqrt(n) * self.share * normal((m,), rng) if self.share else torch.zeros(m)
     )
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #9d3b601a
@@ -726,125 +760,3 @@ def of_shares(
     own = {"shares": PREMISES["shares"]} if sampling == "poisson" else {}
     premises = (said.get("premises") or {}) | own
     return dict(note="; ".join(filter(None, notes)), premises=premises)
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #c0b1f2a4
-@patch
-def guarantee(
-    self: LinearSketch,  # with a sigma
-    rounds: int,  # releases composed
-    delta: float,  # in (0, 1)
-    n_clients: int = None,  # clients in the federation; None: everyone takes part
-    cohort: int = None,  # expected cohort
-    sampling: str = "none",  # none | poisson | fixed
-    accountant: str = "rdp-classic",  # rdp-classic | rdp-balle | pld
-    relation: str = "zero-out",  # zero-out; none: replace; poisson: add-remove; fixed: both
-    **fields,  # further arguments of gaussian_guarantee; note and premises are added
-) -> Guarantee:  # of the whole run
-    "Privacy of `rounds` sums that the honest shares hide. [fltop Thm. 1]"
-    check_choice("accountant", accountant, ACCOUNTANTS)
-    if self.sigma is None:
-        raise ValueError(
-            "sigma is None; a scheme without noise promises nothing: give a sigma"
-            " above 0"
-        )
-    q = sampling_rate(sampling, n_clients, cohort, self.honest, self.samplings)
-    trust = "secagg" if sampling == "none" else "central"
-    fields |= of_shares(sampling, self.honest, self.n_clients, fields)
-    fields |= dict(
-        sampling=sampling, accountant=accountant, trust=trust, relation=relation
-    )
-    sigma = self.counted
-    if accountant == "pld" or sampling == "fixed":
-        sigma = self.normal_sigma() or refuse_coarse(self)
-    elif sigma < self.sigma:
-        fields["orders"] = INTEGER_ORDERS
-    made = noisy_sum_guarantee(sigma, delta, q, rounds, **fields)
-    return made.noting(large_delta(delta, n_clients or self.n_clients))
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #105e5005
-@patch
-def losses(
-    self: LinearSketch,  # with a sigma
-    q: float = 1.0,  # chance to take part; 1 without sampling
-    relation: str = "zero-out",  # zero-out; none: replace; poisson: add-remove; fixed: both
-    sampling: str = "none",  # none | poisson | fixed
-    unit: str = "client",  # whose sketch is clipped
-) -> Losses:  # of one sum of the honest shares
-    "What one sum that the honest shares hide loses. [page whole_noise, Prop. 2]"
-    if self.sigma is None:
-        raise ValueError(
-            "sigma is None; a scheme without noise promises nothing: give a sigma"
-            " above 0"
-        )
-    check_choice("sampling", sampling, self.samplings)
-    check_number("q", q, "[1, 1]" if sampling == "none" else "(0, 1]")
-    whole = self.counted < self.sigma and q < 1
-
-    def renyi(orders):
-        curve = rdp_subsampled_gaussian(orders, self.counted / far, q)
-        return np.where(whole & (np.asarray(orders) % 1 != 0), np.inf, curve)
-
-    far = 2 if relation in SWAPS else 1
-    known = None if sampling == "fixed" else renyi
-    return shared_losses(self, self.normal_sigma(), known, q, relation, sampling, unit)
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #9e63b15e
-@patch
-def game_words(
-    self: LinearSketch,
-    u: Tensor,  # (n, d) vectors, one play a row
-    rng: np.random.Generator,  # stream of all plays
-) -> np.ndarray:  # (n, d) int64, elements of the ring
-    "What one client adds to the sum of each play."
-    rows = self.clip_sketch(u).double().numpy()
-    return to_ring(rows, self.scale, self.share, rng, self.clip_norm)
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #e3638d9b
-@patch
-def game_values(
-    self: LinearSketch,
-    total: np.ndarray,  # (n, d) elements of the ring
-    d: int,  # coordinates
-) -> np.ndarray:  # (n, d) float64
-    "How the sum of each play is read."
-    return RING.lift(total) * self.scale
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #9e63b160
-@patch
-def game_step(
-    self: LinearSketch,
-    d: int,  # coordinates; the same step for all
-) -> float:  # in the units of clip_norm
-    "Step of the words of a game."
-    return self.scale
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #cf51ac52
-@patch
-def game_grid(
-    self: LinearSketch,
-    d: int,  # coordinates
-) -> float:  # 0: none
-    "Step to which a game rounds what it sees."
-    return 0.0
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #b10c0022
-@patch
-def game_axis(
-    self: LinearSketch,
-    d: int,  # coordinates
-) -> np.ndarray:  # (d,) float64, of length 1
-    "What the client of a game sends along."
-    return np.eye(1, d)[0]
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #71474a13
-@patch
-def privacy_profile(
-    self: LinearSketch,  # with a sigma
-    relation: str,  # zero-out | replace
-    eps,  # >= 0, any shape
-    **release,  # other arguments of `play`, which change nothing here
-) -> np.ndarray:  # delta of one sum of the honest shares, shape of eps
-    "What the game may show: two normal laws on a fine grid. [Balle & Wang 2018, Thm. 8]"
-    swap = check_choice("relation", relation, CLAIMED) == "replace"
-    steps = self.sigma * self.clip_norm / self.scale
-    return np.minimum(gaussian_curve((1 + swap) / self.sigma, eps) + 1 / steps, 1)

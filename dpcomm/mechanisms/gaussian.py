@@ -16,7 +16,7 @@ from ..core.chance import normal, private_stream
 from ..core.checks import check_choice, check_size
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, finite_floats, header_bits
-from .contract import Central, patch, register
+from .contract import Central, register
 from .distributed_noise import RING, ServerNoise, exact_noise
 from ..privacy.games import gaussian_curve
 
@@ -80,85 +80,68 @@ class Gaussian(ServerNoise):
     def moments(self, u):
         return self.clip(u) - u, torch.full_like(u, self.std**2 if self.local else 0.0)
 
+    def simulate(self, u: Tensor, rng) -> Tensor:
+        "Clipped rows, with noise where the client adds it."
+        check_rows("u", u)
+        if self.local and self.exact:
+            return torch.from_numpy(_steps(self, u, rng) * self.scale).to(u)
+        u = self.clip(u)
+        return u + self.std * normal(u.shape, rng, u.device) if self.local else u
+
+    def sum_estimates(self, estimates: Tensor) -> Tensor:  # (..., d) float64
+        "Sum, on the server's grid where the server adds exact noise."
+        return (Central if self.local else ServerNoise).sum_estimates(self, estimates)
+
+    def average(self, total: Tensor, cohort: float, rng: np.random.Generator) -> Tensor:
+        "Average, with noise where the server adds it. [McMahan et al. 2017]"
+        return (Central if self.local else ServerNoise).average(
+            self, total, cohort, rng
+        )
+
+    def encode(self, u: Tensor, key=None) -> Message:  # 4 d bytes of payload
+        "Clip, add the client's noise if it adds any, and write four bytes a value."
+        row, rngs = check_vector("u", u)[None], [private_stream(key)]
+        if self.local and self.exact:
+            payload = RING.wrap(_steps(self, row, rngs)[0]).astype("<u4")
+        else:
+            payload = self.simulate(row, rngs)[0].float().numpy().astype("<f4")
+        return Message(self.name, len(u), payload.tobytes(), self.fingerprint)
+
+    def decode(self, message: Message) -> Tensor:  # (d,) float32
+        "Read the values back."
+        payload = self.unwrap(message)
+        if not (self.local and self.exact):
+            return finite_floats(payload)
+        steps = RING.lift(np.frombuffer(payload, "<u4").astype(np.int64))
+        return torch.from_numpy(steps * self.scale).float()
+
+    def to_summand(self, message: Message) -> np.ndarray:
+        "Steps of the grid where noise is exact."
+        if self.local and self.exact:
+            return RING.lift(
+                np.frombuffer(self.unwrap(message), "<u4").astype(np.int64)
+            )
+        return ServerNoise.to_summand(self, message)
+
+    def privacy_profile(
+        self,
+        relation: str,
+        eps,
+        rounds: int = 1,  # releases of one play
+        n_clients: int = 1,  # clients in the federation
+        cohort: int = 1,  # sampling: no curve is stated with it
+        d: int = 1,  # coordinates of the game
+        **release,
+    ) -> np.ndarray:  # delta, shape of eps; exact without sampling, 1 with it
+        "What the game may show. [Balle & Wang 2018, Thm. 8; page ring, Prop. A]"
+        check_choice("relation", relation, tuple(self.relations))
+        swap = relation in ("replace", "local")
+        if cohort != n_clients:
+            return np.ones(np.shape(eps))
+        delta = gaussian_curve((1 + swap) * rounds**0.5 / self.sigma, eps)
+        return self.with_rounding(delta, eps, rounds * d)
+
 # %% ../../nbs/baselines/gaussian.ipynb #be3a605b
-@patch
-def simulate(
-    self: Gaussian, u: Tensor, rng
-) -> Tensor:  # (n, d), distributed as decode(encode(row))
-    "Clipped rows, with noise where the client adds it."
-    check_rows("u", u)
-    if self.local and self.exact:
-        return torch.from_numpy(_steps(self, u, rng) * self.scale).to(u)
-    u = self.clip(u)
-    return u + self.std * normal(u.shape, rng, u.device) if self.local else u
-
-
 def _steps(mechanism, u, rng):
     "Whole steps of noisy rows, lifted from the ring they travel in."
     return RING.lift(exact_noise(u, mechanism.clip_norm, mechanism.std, rng))
-
-# %% ../../nbs/baselines/gaussian.ipynb #f10a7805
-@patch
-def sum_estimates(self: Gaussian, estimates: Tensor) -> Tensor:  # (..., d) float64
-    "Sum, on the server's grid where the server adds exact noise."
-    return (Central if self.local else ServerNoise).sum_estimates(self, estimates)
-
-# %% ../../nbs/baselines/gaussian.ipynb #f10a7807
-@patch
-def average(
-    self: Gaussian, total: Tensor, cohort: float, rng: np.random.Generator
-) -> Tensor:  # (..., d) float64
-    "Average, with noise where the server adds it. [McMahan et al. 2017]"
-    return (Central if self.local else ServerNoise).average(self, total, cohort, rng)
-
-# %% ../../nbs/baselines/gaussian.ipynb #cdc7b066
-@patch
-def encode(self: Gaussian, u: Tensor, key=None) -> Message:  # 4 d bytes of payload
-    "Clip, add the client's noise if it adds any, and write four bytes a value."
-    row, rngs = check_vector("u", u)[None], [private_stream(key)]
-    if self.local and self.exact:
-        payload = RING.wrap(_steps(self, row, rngs)[0]).astype("<u4")
-    else:
-        payload = self.simulate(row, rngs)[0].float().numpy().astype("<f4")
-    return Message(self.name, len(u), payload.tobytes(), self.fingerprint)
-
-# %% ../../nbs/baselines/gaussian.ipynb #f2d6c616
-@patch
-def decode(self: Gaussian, message: Message) -> Tensor:  # (d,) float32
-    "Read the values back."
-    payload = self.unwrap(message)
-    if not (self.local and self.exact):
-        return finite_floats(payload)
-    steps = RING.lift(np.frombuffer(payload, "<u4").astype(np.int64))
-    return torch.from_numpy(steps * self.scale).float()
-
-# %% ../../nbs/baselines/gaussian.ipynb #f2d6c618
-@patch
-def to_summand(
-    self: Gaussian, message: Message
-) -> np.ndarray:  # (d,) steps of the grid, or float64
-    "Steps of the grid where noise is exact."
-    if self.local and self.exact:
-        return RING.lift(np.frombuffer(self.unwrap(message), "<u4").astype(np.int64))
-    return ServerNoise.to_summand(self, message)
-
-# %% ../../nbs/baselines/gaussian.ipynb #e96a96fc
-#| code-fold: true
-@patch
-def privacy_profile(
-    self: Gaussian,
-    relation: str,  # a key of `relations`
-    eps,  # >= 0, any shape
-    rounds: int = 1,  # releases of one play
-    n_clients: int = 1,  # clients in the federation
-    cohort: int = 1,  # sampling: no curve is stated with it
-    d: int = 1,  # coordinates of the game
-    **release,  # other arguments of `play`, which change nothing here
-) -> np.ndarray:  # delta, shape of eps; exact without sampling, 1 with it
-    "What the game may show. [Balle & Wang 2018, Thm. 8; page ring, Prop. A]"
-    check_choice("relation", relation, tuple(self.relations))
-    swap = relation in ("replace", "local")
-    if cohort != n_clients:
-        return np.ones(np.shape(eps))
-    delta = gaussian_curve((1 + swap) * rounds**0.5 / self.sigma, eps)
-    return self.with_rounding(delta, eps, rounds * d)

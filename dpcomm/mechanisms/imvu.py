@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SAFE', 'EPS', 'RELATIONS', 'AUDITED', 'FAR', 'PIECE', 'ACCOUNTANTS', 'WAYS', 'closed_form', 'Line', 'line', 'pmf',
-           'fisher', 'lemma2_bracket', 'variance_bracket', 'fisher_supremum', 'rdp_exact', 'Imvu', 'closed_only',
-           'logits', 'log_pmf', 'coins', 'draw_symbols', 'sum_estimates']
+           'fisher', 'lemma2_bracket', 'variance_bracket', 'fisher_supremum', 'rdp_exact', 'ImvuCodec', 'closed_only',
+           'logits', 'log_pmf', 'coins', 'draw_symbols', 'sum_estimates', 'Imvu']
 
 # %% ../../nbs/papers/imvu.ipynb #20d05acc
 import functools
@@ -38,7 +38,7 @@ from dpcomm.core.wire import (
     pack_bits,
     unpack_bits,
 )
-from .contract import Mechanism, patch, register
+from .contract import Mechanism, register
 from .mvu import Table
 from .signsgd import log_cosh
 from dpcomm.privacy.accounting import (
@@ -216,9 +216,8 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
 )
 
 
-@register
 @dataclass(frozen=True)
-class Imvu(Mechanism):
+class ImvuCodec(Mechanism):
     "Interpolated minimum-variance unbiased mechanism, by coordinate. [imvu Sec. 3]"
 
     clip_norm: float  # L2 bound C of one client's vector, > 0
@@ -287,6 +286,57 @@ class Imvu(Mechanism):
         shared = (self.clip_norm, self.eps, self.beta, self.clamp, table)
         return zlib.crc32(repr(shared).encode())
 
+    def mean_sign(self, u):
+        "Expected sign of an estimate, which is step times a coin. [eq. tilt]"
+        bound = closed_only(self).clip_norm / self.beta
+        v = (
+            self.kappa
+            / (2 * self.clip_norm)
+            * (u.clip(-bound, bound) if self.clamp else u)
+        )
+        return v.tanh() if isinstance(v, Tensor) else np.tanh(v)
+
+    def moments(self, u: Tensor) -> tuple:
+        "Bias and variance of the estimates. [imvu Fig. 1; eq. tilt]"
+        check_rows("u", u)
+        p = log_pmf(self, logits(self, u)).exp()
+        level = torch.from_numpy(self.levels).to(u.device)
+        mean = p @ level
+        variance = (p * (level - mean[..., None]) ** 2).sum(-1)
+        return (mean - u).to(u.dtype), variance.to(u.dtype)
+
+    def simulate(self, u: Tensor, rng) -> Tensor:
+        "Decoded vectors of a whole cohort. [imvu Sec. 3]"
+        check_rows("u", u)
+        level, drawn = self.levels.astype(np.float32), list(draw_symbols(self, u, rng))
+        out = level[np.concatenate(drawn)] if drawn else np.empty(u.shape, np.float32)
+        return torch.from_numpy(out).to(u.device)
+
+    def encode(self, u: Tensor, key=None) -> Message:
+        "Clip, draw, pack. [imvu Sec. 3]"
+        ((drawn,),) = draw_symbols(
+            self, check_vector("u", u)[None], [private_stream(key)]
+        )
+        nbits = self.nbits
+        packed = np.packbits(drawn).tobytes() if nbits == 1 else pack_bits(drawn, nbits)
+        return Message(self.name, len(u), packed, self.fingerprint)
+
+    def decode(self, message: Message) -> Tensor:  # (d,) float32
+        "Look the symbols up. [imvu Sec. 3]"
+        return torch.from_numpy(self.levels.astype(np.float32)[_symbols(self, message)])
+
+    def to_summand(self, message: Message) -> np.ndarray:
+        "The bits of a message, or its levels."
+        drawn = _symbols(self, message)
+        return drawn if self.nbits == 1 else self.levels[drawn]
+
+    def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
+        "The sum of the levels."
+        if self.nbits > 1:
+            return torch.from_numpy(total)
+        low, high = self.levels
+        return torch.from_numpy(low * n + (high - low) * total)
+
 # %% ../../nbs/papers/imvu.ipynb #cfb03f2e
 def _check_table(table, eps):
     "Refuse a table that is none, or one of another eps."
@@ -316,8 +366,8 @@ def _check_scale(mechanism):
 
 
 def closed_only(
-    mechanism: Imvu,  # with or without a table
-) -> Imvu:  # the same, without a table
+    mechanism: ImvuCodec,  # with or without a table
+) -> ImvuCodec:  # the same, without a table
     "Refuse a table where only the closed form has an answer."
     if mechanism.table is None:
         return mechanism
@@ -329,7 +379,7 @@ def closed_only(
 
 # %% ../../nbs/papers/imvu.ipynb #710da676
 def logits(
-    mechanism: Imvu,  # its clip, kappa and clamp
+    mechanism: ImvuCodec,  # its clip, kappa and clamp
     u: Tensor,  # rows to be clipped, (n, d), finite
 ) -> Tensor:  # (n, d) float64
     "Clip, scale and, if wanted, clamp. [imvu Sec. 3, input scaling]"
@@ -343,7 +393,7 @@ def logits(
 
 # %% ../../nbs/papers/imvu.ipynb #c5b964cd
 def log_pmf(
-    mechanism: Imvu,  # its table and eps
+    mechanism: ImvuCodec,  # its table and eps
     z: Tensor,  # log-odds, any shape, float64
 ) -> Tensor:  # (..., m): log-probability of each symbol
     "The law of a symbol. [imvu eqs. 2 and 3; Prop. A]"
@@ -352,30 +402,6 @@ def log_pmf(
     parts = line(mechanism.table)[1:]
     start, theta = (torch.from_numpy(part).to(z.device) for part in parts)
     return torch.log_softmax(start + (1 + z / mechanism.eps)[..., None] / 2 * theta, -1)
-
-# %% ../../nbs/papers/imvu.ipynb #ce1992aa
-@patch
-def mean_sign(
-    self: Imvu,  # in closed form
-    u,  # coordinates, any real numbers, array or tensor, any shape
-):  # mean sign of each estimate, in [-1, 1], same type and shape
-    "Expected sign of an estimate, which is step times a coin. [eq. tilt]"
-    bound = closed_only(self).clip_norm / self.beta
-    v = self.kappa / (2 * self.clip_norm) * (u.clip(-bound, bound) if self.clamp else u)
-    return v.tanh() if isinstance(v, Tensor) else np.tanh(v)
-
-# %% ../../nbs/papers/imvu.ipynb #44659227
-@patch
-def moments(
-    self: Imvu, u: Tensor
-) -> tuple:  # bias against u and variance of each entry, both (n, d)
-    "Bias and variance of the estimates. [imvu Fig. 1; eq. tilt]"
-    check_rows("u", u)
-    p = log_pmf(self, logits(self, u)).exp()
-    level = torch.from_numpy(self.levels).to(u.device)
-    mean = p @ level
-    variance = (p * (level - mean[..., None]) ** 2).sum(-1)
-    return (mean - u).to(u.dtype), variance.to(u.dtype)
 
 # %% ../../nbs/papers/imvu.ipynb #751143be
 FAR = 700.0  # log-odds beyond which a coin gets no rarer
@@ -405,7 +431,7 @@ PIECE = 2**17  # log-odds that exist at one time, unless one row is longer
 
 
 def draw_symbols(
-    mechanism: Imvu,  # its law
+    mechanism: ImvuCodec,  # its law
     u: Tensor,  # (n, d), finite
     rng,  # one stream, or one a row
 ):  # yields symbols of the next rows, (rows, d) uint8
@@ -423,20 +449,9 @@ def draw_symbols(
             drawn = symbols_by_inversion(place, steps, law.__getitem__, stream)
             yield drawn.astype(np.uint8)
 
-# %% ../../nbs/papers/imvu.ipynb #6901b759
-@patch
-def simulate(
-    self: Imvu, u: Tensor, rng
-) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
-    "Decoded vectors of a whole cohort. [imvu Sec. 3]"
-    check_rows("u", u)
-    level, drawn = self.levels.astype(np.float32), list(draw_symbols(self, u, rng))
-    out = level[np.concatenate(drawn)] if drawn else np.empty(u.shape, np.float32)
-    return torch.from_numpy(out).to(u.device)
-
 # %% ../../nbs/papers/imvu.ipynb #8b82292a
 def sum_estimates(
-    mechanism: Imvu,  # its law
+    mechanism: ImvuCodec,  # its law
     u: Tensor,  # updates, (n, d), finite
     rng,  # one stream, or one a row
 ) -> Tensor:  # (d,) float32: of the rows that simulate draws from the same stream
@@ -453,24 +468,7 @@ def sum_estimates(
     total = len(u) * level[0] + np.diff(level) @ above
     return torch.from_numpy(total.astype(np.float32)).to(u.device)
 
-# %% ../../nbs/papers/imvu.ipynb #fb0530e1
-@patch
-def encode(
-    self: Imvu, u: Tensor, key=None
-) -> Message:  # nbits bits a coordinate, packed
-    "Clip, draw, pack. [imvu Sec. 3]"
-    ((drawn,),) = draw_symbols(self, check_vector("u", u)[None], [private_stream(key)])
-    nbits = self.nbits
-    packed = np.packbits(drawn).tobytes() if nbits == 1 else pack_bits(drawn, nbits)
-    return Message(self.name, len(u), packed, self.fingerprint)
-
 # %% ../../nbs/papers/imvu.ipynb #f61d9c79
-@patch
-def decode(self: Imvu, message: Message) -> Tensor:  # (d,) float32
-    "Look the symbols up. [imvu Sec. 3]"
-    return torch.from_numpy(self.levels.astype(np.float32)[_symbols(self, message)])
-
-
 def _symbols(mechanism, message):
     "The symbols of a message, (d,)."
     payload, m = mechanism.unwrap(message), len(mechanism.levels)
@@ -484,29 +482,6 @@ def _symbols(mechanism, message):
         )
     return drawn
 
-# %% ../../nbs/papers/imvu.ipynb #f61d9c81
-@patch
-def to_summand(
-    self: Imvu, message: Message
-) -> np.ndarray:  # (d,) uint8 of 0 and 1, or levels in float64
-    "The bits of a message, or its levels."
-    drawn = _symbols(self, message)
-    return drawn if self.nbits == 1 else self.levels[drawn]
-
-# %% ../../nbs/papers/imvu.ipynb #f61d9c83
-@patch
-def from_sum(
-    self: Imvu,
-    code: np.ndarray,  # (d,) ones, or sums of levels
-    n: int,  # messages in it, >= 1
-    d: int,  # entries of the vectors, >= 1
-) -> Tensor:  # (d,) float64
-    "The sum of the levels."
-    if self.nbits > 1:
-        return torch.from_numpy(code)
-    low, high = self.levels
-    return torch.from_numpy(low * n + (high - low) * code)
-
 # %% ../../nbs/papers/imvu.ipynb #07f7f798
 ACCOUNTANTS = {
     "fisher": "Theorem 1, any vectors",
@@ -515,90 +490,90 @@ ACCOUNTANTS = {
 }
 WAYS = ("fisher-classic", "fisher-balle", "exact-classic", "exact-balle", "pld")
 
-
-@patch
-def guarantee(
-    self: Imvu,
-    rounds: int,  # messages of one client, composed
-    delta: float,  # in (0, 1)
-    relation: str = "zero-out",  # zero-out | replace
-    accountant: str = "fisher-balle",  # the paper's; or another of WAYS
-    sampling: str = "none",  # the server sees who sends: nothing is amplified
-    unit: str = "client",  # whose vector is clipped: client | example
-    d: int = None,  # dimension, for exact-* of one clipped vector; None: any, and sums
-    orders=None,  # Renyi orders, default ORDERS
-) -> Guarantee:  # local: the server sees every message
-    "Privacy of `rounds` messages. [imvu Thm. 1, eq. 1; Props. G and H]"
-    check_choice("relation", relation, RELATIONS)
-    how, _, conversion = check_choice("accountant", accountant, WAYS).partition("-")
-    who = dict(relation=relation, sampling=check_everyone(sampling), unit=unit)
-    names = dict(accountant=accountant, rounds=rounds, note=ACCOUNTANTS[how], **who)
-    names |= dict(trust="local", scope="total")
-    if how != "fisher":
-        closed_only(self)
-    if how == "pld":
-        return gaussian_guarantee(math.sqrt(8 / math.pi) / self.kappa, delta, **names)
-    orders = ORDERS if orders is None else orders
-    root = math.sqrt(self.fisher) * self.beta
-    curve = compose(
-        rdp_exact(orders, root, relation, d if how == "exact" else None), rounds
-    )
-    return guarantee_from_rdp(orders, curve, delta, conversion, **names)
-
-# %% ../../nbs/papers/imvu.ipynb #105e5014
-@patch
-def losses(
-    self: Imvu,
-    relation: str = "zero-out",  # zero-out | replace
-    unit: str = "client",  # whose vector is clipped: client | example
-) -> Losses:  # of one message; ValueError where a table is used
-    "What one message loses: no more than the Gaussian whose signs it sends. [Prop. H]"
-    check_choice("relation", relation, RELATIONS)
-    closed_only(self)
-    sigma = math.sqrt(8 / math.pi) / self.kappa
-    about = dict(name=self.name, trust="local", unit=unit, note=ACCOUNTANTS["pld"])
-    return gaussian_losses(sigma, relation=relation, **about)
-
-# %% ../../nbs/papers/imvu.ipynb #14304e57
-#| code-fold: true
-@patch
-def attack_scores(
-    self: Imvu,
-    relation: str,  # a key of mechanism.relations
-    present: bool,  # whether the vector is sent; if not, zero or the opposite vector is
-    n: int,  # plays
-    rng: np.random.Generator,  # stream of all plays
-    rounds: int = 1,  # messages of one play
-    d: int = 4,  # coordinates, all equal
-    **release,  # other arguments of `guarantee`, which change nothing here
-) -> dict:  # attack -> (n,) scores, large where the vector seems sent
-    "Send the worst vector or its neighbour; score by likelihood. [Nasr et al. 2023]"
-    check_plays(present, n)
-    check_choice("relation", relation, tuple(self.relations))
-    signs = torch.tensor([[1.0], [-1.0 if relation == "replace" else 0.0]])
-    worlds = 4 * self.clip_norm * signs.expand(2, d)
-    law, score = log_pmf(self, logits(self, worlds)[:, 0]).numpy(), np.zeros(n)
-    middle = (self.levels[1:] + self.levels[:-1]) / 2
-    for _ in range(rounds):
-        seen = self.simulate(worlds[0 if present else 1].expand(n, d), rng).numpy()
-        score += (law[0] - law[1])[np.searchsorted(middle, seen)].sum(1)
-    return {"likelihood": score}
-
 # %% ../../nbs/papers/imvu.ipynb #49f15fd7
-#| code-fold: true
-@patch
-def privacy_profile(
-    self: Imvu,
-    relation: str,  # a key of mechanism.relations
-    eps,  # >= 0, any shape
-    d: int = 4,  # coordinates of the game
-    **release,  # other arguments of `play`, which change nothing here
-) -> np.ndarray:  # delta of one message, shape of eps, exact
-    "What the game may show. [Prop. G]"
-    swap = check_choice("relation", relation, RELATIONS) == "replace"
-    half = self.beta / math.sqrt(d) / 2
-    half = min(half, 0.5) if self.clamp else half
-    x = 0.5 + np.array([half, -half if swap else 0.0])
-    high = closed_form(self.eps)[0](x)
-    law = np.stack([1 - high, high], 1) if self.table is None else pmf(x, self.table)
-    return listed_curve(*repeated(*law, d), eps)
+@register
+@dataclass(frozen=True)
+class Imvu(ImvuCodec):
+    "Interpolated minimum-variance unbiased mechanism, by coordinate. [imvu Sec. 3]"
+
+    def guarantee(
+        self,
+        rounds: int,
+        delta: float,
+        relation: str = "zero-out",  # zero-out | replace
+        accountant: str = "fisher-balle",  # the paper's; or another of WAYS
+        sampling: str = "none",
+        unit: str = "client",  # whose vector is clipped: client | example
+        d: int = None,
+        orders=None,  # Renyi orders, default ORDERS
+    ) -> Guarantee:  # local: the server sees every message
+        "Privacy of `rounds` messages. [imvu Thm. 1, eq. 1; Props. G and H]"
+        check_choice("relation", relation, RELATIONS)
+        how, _, conversion = check_choice("accountant", accountant, WAYS).partition("-")
+        who = dict(relation=relation, sampling=check_everyone(sampling), unit=unit)
+        names = dict(accountant=accountant, rounds=rounds, note=ACCOUNTANTS[how], **who)
+        names |= dict(trust="local", scope="total")
+        if how != "fisher":
+            closed_only(self)
+        if how == "pld":
+            return gaussian_guarantee(
+                math.sqrt(8 / math.pi) / self.kappa, delta, **names
+            )
+        orders = ORDERS if orders is None else orders
+        root = math.sqrt(self.fisher) * self.beta
+        curve = compose(
+            rdp_exact(orders, root, relation, d if how == "exact" else None), rounds
+        )
+        return guarantee_from_rdp(orders, curve, delta, conversion, **names)
+
+    def losses(
+        self,
+        relation: str = "zero-out",
+        unit: str = "client",  # whose vector is clipped: client | example
+    ) -> Losses:  # of one message; ValueError where a table is used
+        "What one message loses: no more than the Gaussian whose signs it sends. [Prop. H]"
+        check_choice("relation", relation, RELATIONS)
+        closed_only(self)
+        sigma = math.sqrt(8 / math.pi) / self.kappa
+        about = dict(name=self.name, trust="local", unit=unit, note=ACCOUNTANTS["pld"])
+        return gaussian_losses(sigma, relation=relation, **about)
+
+    def attack_scores(
+        self,
+        relation: str,
+        present: bool,
+        n: int,
+        rng: np.random.Generator,
+        rounds: int = 1,
+        d: int = 4,  # coordinates, all equal
+        **release,
+    ) -> dict:  # attack -> (n,) scores, large where the vector seems sent
+        "Send the worst vector or its neighbour; score by likelihood. [Nasr et al. 2023]"
+        check_plays(present, n)
+        check_choice("relation", relation, tuple(self.relations))
+        signs = torch.tensor([[1.0], [-1.0 if relation == "replace" else 0.0]])
+        worlds = 4 * self.clip_norm * signs.expand(2, d)
+        law, score = log_pmf(self, logits(self, worlds)[:, 0]).numpy(), np.zeros(n)
+        middle = (self.levels[1:] + self.levels[:-1]) / 2
+        for _ in range(rounds):
+            seen = self.simulate(worlds[0 if present else 1].expand(n, d), rng).numpy()
+            score += (law[0] - law[1])[np.searchsorted(middle, seen)].sum(1)
+        return {"likelihood": score}
+
+    def privacy_profile(
+        self,
+        relation: str,
+        eps,
+        d: int = 4,  # coordinates of the game
+        **release,
+    ) -> np.ndarray:  # delta of one message, shape of eps, exact
+        "What the game may show. [Prop. G]"
+        swap = check_choice("relation", relation, RELATIONS) == "replace"
+        half = self.beta / math.sqrt(d) / 2
+        half = min(half, 0.5) if self.clamp else half
+        x = 0.5 + np.array([half, -half if swap else 0.0])
+        high = closed_form(self.eps)[0](x)
+        law = (
+            np.stack([1 - high, high], 1) if self.table is None else pmf(x, self.table)
+        )
+        return listed_curve(*repeated(*law, d), eps)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SAFE', 'CONSTRAINTS', 'FLOOR', 'SOLVER', 'PROBLEM', 'AUDITED', 'RELATIONS', 'BLOCK', 'ACCOUNTANTS', 'ORDERS', 'Table',
-           'two_symbols', 'relaxed', 'solve', 'law', 'Mvu', 'renyi_curve']
+           'two_symbols', 'relaxed', 'solve', 'law', 'MvuCodec', 'renyi_curve', 'Mvu']
 
 # %% ../../nbs/baselines/mvu.ipynb #9f9ebcee
 import functools
@@ -42,7 +42,7 @@ from dpcomm.core.wire import (
     pack_bits,
     unpack_bits,
 )
-from .contract import Mechanism, Whole, check_range, patch, register
+from .contract import Mechanism, Whole, check_range, register
 from ..privacy.accounting import check_everyone, compose, guarantee_from_rdp
 from ..privacy.games import check_plays, listed_curve, repeated
 from ..privacy.guarantee import Guarantee
@@ -443,9 +443,8 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
 RELATIONS = ("zero-out", "replace")
 
 
-@register
 @dataclass(frozen=True)
-class Mvu(Mechanism):
+class MvuCodec(Mechanism):
     "Dithered inputs through an unbiased private table. [Chaudhuri et al. 2022]"
 
     clip_norm: float  # L2 bound C of one client's vector, > 0
@@ -496,6 +495,57 @@ class Mvu(Mechanism):
         symbols = [f"{a:.5e}" for a in self.table.alphabet]
         return zlib.crc32(repr((self, symbols)).encode())
 
+    def mean_sign(self, u):  # same type and shape: P(+step) - P(-step)
+        "Mean sign of a coordinate's estimate. [Lemma two]"
+        low, high = _two_only(self).alphabet
+        return (u * (self.beta / self.clip_norm)).clip(-1, 1) / (high - low)
+
+    def simulate(self, u: Tensor, rng) -> Tensor:
+        "Decoded vectors of a whole cohort, without messages."
+        u, levels = self.clip(check_rows("u", u)), _levels(self)
+        out = torch.empty(u.shape, dtype=torch.float32)
+        parts = [(u.reshape(-1), out.view(-1), rng)]
+        if isinstance(rng, (list, tuple)):
+            parts = zip(u, out, row_streams(rng, len(u)))
+        for source, target, stream in parts:
+            for k in range(0, len(source), BLOCK):
+                symbols = _symbols(self, source[k : k + BLOCK], stream)
+                target[k : k + BLOCK] = levels[torch.from_numpy(symbols)]
+        return out.to(u.device)
+
+    def encode(self, u: Tensor, key=None) -> Message:  # nbits a coordinate
+        "Clip, scale, dither, draw, pack. [Chaudhuri, Guo & Rabbat 2022]"
+        u, stream = self.clip(check_vector("u", u)[None])[0], private_stream(key)
+        blocks = [u[k : k + BLOCK] for k in range(0, len(u), BLOCK)]
+        seen = np.concatenate([_symbols(self, block, stream) for block in blocks])
+        if self.nbits == 1:
+            payload = np.packbits(seen.astype(bool)).tobytes()
+        else:
+            payload = pack_bits(seen, self.nbits)
+        return Message(self.name, len(u), payload, self.fingerprint)
+
+    def decode(self, message: Message) -> Tensor:  # (d,) float32
+        "Look the symbols up and undo the scaling. [Guo et al. 2022, Sec. 3]"
+        seen = unpack_bits(self.unwrap(message), self.nbits, message.d)
+        m = len(self.table.alphabet)
+        if seen.max(initial=0) >= m:
+            raise BadMessage(
+                f"message holds symbol {seen.max()} of an alphabet of {m}: it was damaged,"
+                " send it again"
+            )
+        return _levels(self)[torch.from_numpy(seen)]
+
+    def moments(self, u: Tensor) -> tuple:
+        "Bias and variance of the decoded rows, in closed form."
+        check_rows("u", u)
+        table = self.table
+        x, scale = _scaled(self, self.clip(u)), 2 * self.clip_norm / self.beta
+        squares = np.array(table.rows) @ (np.array(table.alphabet) - 0.5) ** 2
+        second = np.interp(x, table.inputs, squares)
+        mean = torch.from_numpy((x - 0.5) * scale).to(u.device)
+        variance = torch.from_numpy((second - (x - 0.5) ** 2) * scale**2)
+        return (mean - u.double()).to(u.dtype), variance.to(u.device, u.dtype)
+
 # %% ../../nbs/baselines/mvu.ipynb #b8c42c2c
 def _two_only(mechanism):
     "The table of a mechanism whose messages are one bit a coordinate."
@@ -505,16 +555,6 @@ def _two_only(mechanism):
         f"n_outputs is {mechanism.n_outputs}; step and tilt describe two symbols: use"
         " n_outputs = 2, or simulate"
     )
-
-
-@patch
-def mean_sign(
-    self: Mvu,
-    u,  # coordinates of clipped vectors, ndarray or tensor
-):  # same type and shape: P(+step) - P(-step)
-    "Mean sign of a coordinate's estimate. [Lemma two]"
-    low, high = _two_only(self).alphabet
-    return (u * (self.beta / self.clip_norm)).clip(-1, 1) / (high - low)
 
 # %% ../../nbs/baselines/mvu.ipynb #09499687
 BLOCK = 2**15  # coordinates at a time, which fit in the cache
@@ -545,64 +585,6 @@ def _symbols(mechanism, u, rng):
     return 1 - symbols_by_inversion(
         place, steps, lambda at: law(table, x[at])[::-1], rng
     )
-
-# %% ../../nbs/baselines/mvu.ipynb #d221a3be
-@patch
-def simulate(
-    self: Mvu, u: Tensor, rng
-) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
-    "Decoded vectors of a whole cohort, without messages."
-    u, levels = self.clip(check_rows("u", u)), _levels(self)
-    out = torch.empty(u.shape, dtype=torch.float32)
-    parts = [(u.reshape(-1), out.view(-1), rng)]
-    if isinstance(rng, (list, tuple)):
-        parts = zip(u, out, row_streams(rng, len(u)))
-    for source, target, stream in parts:
-        for k in range(0, len(source), BLOCK):
-            symbols = _symbols(self, source[k : k + BLOCK], stream)
-            target[k : k + BLOCK] = levels[torch.from_numpy(symbols)]
-    return out.to(u.device)
-
-# %% ../../nbs/baselines/mvu.ipynb #e9f15578
-@patch
-def encode(self: Mvu, u: Tensor, key=None) -> Message:  # nbits a coordinate
-    "Clip, scale, dither, draw, pack. [Chaudhuri, Guo & Rabbat 2022]"
-    u, stream = self.clip(check_vector("u", u)[None])[0], private_stream(key)
-    blocks = [u[k : k + BLOCK] for k in range(0, len(u), BLOCK)]
-    seen = np.concatenate([_symbols(self, block, stream) for block in blocks])
-    if self.nbits == 1:
-        payload = np.packbits(seen.astype(bool)).tobytes()
-    else:
-        payload = pack_bits(seen, self.nbits)
-    return Message(self.name, len(u), payload, self.fingerprint)
-
-# %% ../../nbs/baselines/mvu.ipynb #7568050b
-@patch
-def decode(self: Mvu, message: Message) -> Tensor:  # (d,) float32
-    "Look the symbols up and undo the scaling. [Guo et al. 2022, Sec. 3]"
-    seen = unpack_bits(self.unwrap(message), self.nbits, message.d)
-    m = len(self.table.alphabet)
-    if seen.max(initial=0) >= m:
-        raise BadMessage(
-            f"message holds symbol {seen.max()} of an alphabet of {m}: it was damaged,"
-            " send it again"
-        )
-    return _levels(self)[torch.from_numpy(seen)]
-
-# %% ../../nbs/baselines/mvu.ipynb #1369616b
-@patch
-def moments(
-    self: Mvu, u: Tensor
-) -> tuple:  # bias against u and variance of each entry, both (n, d)
-    "Bias and variance of the decoded rows, in closed form."
-    check_rows("u", u)
-    table = self.table
-    x, scale = _scaled(self, self.clip(u)), 2 * self.clip_norm / self.beta
-    squares = np.array(table.rows) @ (np.array(table.alphabet) - 0.5) ** 2
-    second = np.interp(x, table.inputs, squares)
-    mean = torch.from_numpy((x - 0.5) * scale).to(u.device)
-    variance = torch.from_numpy((second - (x - 0.5) ** 2) * scale**2)
-    return (mean - u.double()).to(u.dtype), variance.to(u.device, u.dtype)
 
 # %% ../../nbs/baselines/mvu.ipynb #fad53737
 ACCOUNTANTS = ("mixture-classic", "mixture-balle", "grid-classic", "grid-balle", "pure")
@@ -743,7 +725,7 @@ def _worst_ratio(mechanism, relation):
 
 @functools.lru_cache(maxsize=256)
 def renyi_curve(
-    mechanism: Mvu,  # solved where it is needed
+    mechanism: MvuCodec,  # solved where it is needed
     relation: str,  # zero-out | replace
     how: str,  # mixture | grid
     d: int = None,  # coordinates; None: any number, mixture only
@@ -759,88 +741,78 @@ def renyi_curve(
     polygons = bound(mechanism.table, mechanism.beta, relation, orders)
     return np.array([_ball(s, g, total, d) for s, g in polygons])
 
-# %% ../../nbs/baselines/mvu.ipynb #2bfe6ea1
-@patch
-def guarantee(
-    self: Mvu,
-    rounds: int = 1,  # messages of one client, composed
-    delta: float = 0.0,  # in (0, 1); 'pure' also takes 0
-    relation: str = "zero-out",  # zero-out | replace
-    accountant: str = "mixture-classic",  # one of ACCOUNTANTS
-    sampling: str = "none",  # everyone may take part in every round
-    unit: str = "client",  # client | example: whose vector is clipped
-    d: int = None,  # coordinates of a vector; needed by grid and pure, sharpens mixture
-    orders=None,  # Renyi orders, > 1; default ORDERS
-) -> Guarantee:  # local: the server sees every message
-    "Privacy of `rounds` messages. [Lemmas coordinate to dither; Chaudhuri et al. 2022]"
-    check_choice("relation", relation, tuple(self.relations))
-    check_choice("accountant", accountant, ACCOUNTANTS)
-    check_between("rounds", rounds, 1)
-    names = dict(unit=unit, relation=relation, sampling=check_everyone(sampling))
-    names |= dict(accountant=accountant, scope="total", trust="local", rounds=rounds)
-    how, _, conversion = accountant.partition("-")
-    if d is not None or how != "mixture":
-        check_between("d", d, 1)
-    if how == "pure":
-        eps = rounds * d * _worst_ratio(self, relation)
-        return Guarantee(eps, delta, note=f"d = {d}; holds with delta = 0", **names)
-    check_number("delta", delta, "(0, 1)")
-    orders = tuple(ORDERS if orders is None else orders)
-    note, slip, left = f"d = {d}" if d else "any d", None, delta
-    if how == "grid":
-        slip, left = delta / (2 * rounds), delta / 2
-        note += "; half of delta pays for dithering"
-    curve = compose(renyi_curve(self, relation, how, d, slip, orders), rounds)
-    found = guarantee_from_rdp(orders, curve, left, conversion, note=note, **names)
-    return replace(found, delta=float(delta))
-
 # %% ../../nbs/baselines/mvu.ipynb #225d4569
 #| code-fold: true
-@patch
-def attack_scores(
-    self: Mvu,
-    relation: str,  # zero-out | replace
-    present: bool,  # which of the two vectors is sent
-    n: int,  # plays
-    rng,  # stream of all plays
-    rounds: int = 1,  # messages of one play
-    **release,  # other arguments of `guarantee`, which change nothing here
-) -> dict:  # attack -> (n,) scores, large where the client seems present
-    "Send a worst-case vector or its neighbour; score by likelihood. [Nasr et al. 2023]"
-    check_plays(present, n)
-    check_choice("relation", relation, tuple(self.relations))
-    scores, levels = {}, _levels(self).numpy()
-    middle = (levels[1:] + levels[:-1]) / 2
-    for attack, k in dict(zip(("one-hot", "spread"), _games(self.beta))).items():
-        u = torch.full((1, k), self.clip_norm / math.sqrt(k), dtype=torch.float32)
-        worlds = torch.cat([-u if relation == "replace" else 0 * u, u])
-        logs = np.log(law(self.table, _scaled(self, self.clip(worlds))[:, 0]))
-        gain, score = logs[1] - logs[0], np.zeros(n)
-        for _ in range(rounds):
-            seen = self.simulate(worlds[[int(present)]].expand(n, -1), rng).numpy()
-            score += gain[np.searchsorted(middle, seen)].sum(1)
-        scores[attack] = score
-    return scores
-
-
 def _games(beta):
     "Coordinates of the two worst vectors: one, and as many as just do not saturate."
     return 1, max(2, min(16, int(beta**2)))
 
 # %% ../../nbs/baselines/mvu.ipynb #b6e420f0
-#| code-fold: true
-@patch
-def privacy_profile(
-    self: Mvu,
-    relation: str,  # a key of mechanism.relations
-    eps,  # >= 0, any shape
-    **release,  # other arguments of `play`, which change nothing here
-) -> np.ndarray:  # delta of one message, shape of eps: the worse of the two vectors
-    "What the game may show, exactly. [Chaudhuri, Guo & Rabbat 2022]"
-    swap = check_choice("relation", relation, tuple(self.relations)) == "replace"
-    found = []
-    for k in _games(self.beta):
-        half = min(self.beta / math.sqrt(k), 1) / 2
-        laws = repeated(*law(self.table, [0.5 + half, 0.5 - swap * half]), k)
-        found.append(listed_curve(*laws, eps))
-    return np.maximum(*found)
+@register
+@dataclass(frozen=True)
+class Mvu(MvuCodec):
+    "Dithered inputs through an unbiased private table. [Chaudhuri et al. 2022]"
+
+    def guarantee(
+        self,
+        rounds: int = 1,
+        delta: float = 0.0,
+        relation: str = "zero-out",  # zero-out | replace
+        accountant: str = "mixture-classic",  # one of ACCOUNTANTS
+        sampling: str = "none",
+        unit: str = "client",  # client | example: whose vector is clipped
+        d: int = None,
+        orders=None,  # Renyi orders, > 1; default ORDERS
+    ) -> Guarantee:  # local: the server sees every message
+        "Privacy of `rounds` messages. [Lemmas coordinate to dither; Chaudhuri et al. 2022]"
+        check_choice("relation", relation, tuple(self.relations))
+        check_choice("accountant", accountant, ACCOUNTANTS)
+        check_between("rounds", rounds, 1)
+        names = dict(unit=unit, relation=relation, sampling=check_everyone(sampling))
+        names |= dict(
+            accountant=accountant, scope="total", trust="local", rounds=rounds
+        )
+        how, _, conversion = accountant.partition("-")
+        if d is not None or how != "mixture":
+            check_between("d", d, 1)
+        if how == "pure":
+            eps = rounds * d * _worst_ratio(self, relation)
+            return Guarantee(eps, delta, note=f"d = {d}; holds with delta = 0", **names)
+        check_number("delta", delta, "(0, 1)")
+        orders = tuple(ORDERS if orders is None else orders)
+        note, slip, left = f"d = {d}" if d else "any d", None, delta
+        if how == "grid":
+            slip, left = delta / (2 * rounds), delta / 2
+            note += "; half of delta pays for dithering"
+        curve = compose(renyi_curve(self, relation, how, d, slip, orders), rounds)
+        found = guarantee_from_rdp(orders, curve, left, conversion, note=note, **names)
+        return replace(found, delta=float(delta))
+
+    def attack_scores(
+        self, relation: str, present: bool, n: int, rng, rounds: int = 1, **release
+    ) -> dict:
+        "Send a worst-case vector or its neighbour; score by likelihood. [Nasr et al. 2023]"
+        check_plays(present, n)
+        check_choice("relation", relation, tuple(self.relations))
+        scores, levels = {}, _levels(self).numpy()
+        middle = (levels[1:] + levels[:-1]) / 2
+        for attack, k in dict(zip(("one-hot", "spread"), _games(self.beta))).items():
+            u = torch.full((1, k), self.clip_norm / math.sqrt(k), dtype=torch.float32)
+            worlds = torch.cat([-u if relation == "replace" else 0 * u, u])
+            logs = np.log(law(self.table, _scaled(self, self.clip(worlds))[:, 0]))
+            gain, score = logs[1] - logs[0], np.zeros(n)
+            for _ in range(rounds):
+                seen = self.simulate(worlds[[int(present)]].expand(n, -1), rng).numpy()
+                score += gain[np.searchsorted(middle, seen)].sum(1)
+            scores[attack] = score
+        return scores
+
+    def privacy_profile(self, relation: str, eps, **release) -> np.ndarray:
+        "What the game may show, exactly. [Chaudhuri, Guo & Rabbat 2022]"
+        swap = check_choice("relation", relation, tuple(self.relations)) == "replace"
+        found = []
+        for k in _games(self.beta):
+            half = min(self.beta / math.sqrt(k), 1) / 2
+            laws = repeated(*law(self.table, [0.5 + half, 0.5 - swap * half]), k)
+            found.append(listed_curve(*laws, eps))
+        return np.maximum(*found)

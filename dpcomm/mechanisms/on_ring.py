@@ -36,7 +36,7 @@ from dpcomm.core.vectors import (
     unrotate,
 )
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
-from .contract import Whole, patch
+from .contract import Whole
 from dpcomm.mechanisms.distributed_noise import (
     CLAIMED,
     SharedNoise,
@@ -105,208 +105,365 @@ class OnRing(SharedNoise):
     def reconstruct(self, total, cohort, d):
         return total / cohort
 
+    def size(
+        self,
+        d: int,  # coordinates of a vector, >= 1
+    ) -> int:  # D: d, or the next power of two where the vector is padded
+        "Words of one message."
+        return padded(d) if self.padded else check_size("d", d)
+
+    def block(
+        self,
+        d: int,  # coordinates of a vector, >= 1
+    ) -> int:  # P, a power of two, D / 2 < P <= D
+        "Coordinates over which the rotation spreads every vector, at least."
+        return block_size(self.size(d))
+
+    def rotated(
+        self,
+        u: Tensor,  # (..., d) float32 or float64
+    ) -> Tensor:  # (..., D) of the same type
+        "The rotation that everyone shares. [Kairouz et al. 2021, Alg. 1]"
+        d = u.shape[-1]
+        wide = torch.nn.functional.pad(u, (0, self.size(d) - d))
+        return rotate(wide, self.rotation_seed)
+
+    def unrotated(
+        self,
+        v: Tensor,  # (..., D) float32 or float64
+        d: int,  # coordinates of a vector, <= D
+    ) -> Tensor:  # (..., d) of the same type
+        "Undo `rotated`. [Kairouz et al. 2021, Alg. 2]"
+        return unrotate(v, self.rotation_seed)[..., :d]
+
+    def variance(
+        self,
+        d: int,  # coordinates of the vectors, >= 1
+    ) -> Fraction:  # in squared steps of the grid
+        "Variance of one share, exactly."
+        raise NotImplementedError
+
+    def draw(
+        self,
+        variance: Fraction,  # of one number, in squared steps
+        shape: tuple,  # of the result
+        rng,  # one stream, or one a row
+    ) -> np.ndarray:  # int64
+        "Integer noise."
+        raise NotImplementedError
+
+    def noise_law(
+        self,
+        variance: float,  # of one share, in squared steps
+        count: int,  # shares in the sum, >= 1
+        size: int,  # of the ring
+    ) -> np.ndarray:  # (size,) law of the sum modulo size, the outcome 0 first
+        "What the shares of a sum add up to, in one coordinate."
+        raise NotImplementedError
+
+    def spread(
+        self,
+        d: int,  # coordinates of the vectors, >= 1
+    ) -> float:  # in the units of clip_norm, squared
+        "Variance of a coordinate of the worst sum, without rounding."
+        agreed = (self.n_clients * self.clip_norm) ** 2 / self.block(d)
+        return agreed + self.n_clients * self.share**2
+
+    def room(
+        self,
+    ) -> float:  # 4^b - k^2 n, > 0
+        "What rounding leaves of the ring, squared; ValueError where it leaves nothing."
+        rounding = self.k**2 * self.n_clients
+        room = 4.0**self.ring_bits - rounding
+        if room <= 0:
+            raise ValueError(
+                f"ring_bits is {self.ring_bits}; the rounding of {self.n_clients} vectors alone"
+                f" fills such a ring: use at least {math.floor(math.log2(rounding) / 2) + 1}"
+                " bits, or fewer clients"
+            )
+        return room
+
+    def step(
+        self,
+        d: int,  # coordinates of the vectors, >= 1
+    ) -> float:  # gamma, in the units of clip_norm
+        "Finest grid whose sum fits the ring. [Kairouz et al. 2021, Sec. 5]"
+        return 2 * self.k * math.sqrt(self.spread(d) / self.room())
+
+    def shares(
+        self,
+        u: Tensor,  # updates, (n, d), finite
+        rng,  # one stream, or one a row
+    ) -> np.ndarray:  # (n, D) int64 in [0, 2^bits): what secure aggregation adds up
+        "Clip, rotate, round, add noise, wrap. [Kairouz et al. 2021, Alg. 1]"
+        d = check_rows("u", u).shape[1]
+        scale = self.step(d)
+        rotated = self.rotated(self.clip(u.double().cpu()))
+        bound = rounded_norm(self.clip_norm / scale, self.size(d), self.beta)
+        z = conditional_round(rotated.numpy() / scale, bound, rng)
+        return self.ring.wrap(z + self.draw(self.variance(d), z.shape, rng))
+
+    def summand(self, u: Tensor, key=None) -> np.ndarray:  # (D,) int64 in [0, 2^bits)
+        "One client's share. [Kairouz et al. 2021, Alg. 1]"
+        return self.shares(check_vector("u", u)[None], private_stream(key))[0]
+
+    def lifted(self, total: np.ndarray, d: int) -> Tensor:  # (..., d) float32
+        "What a sum in the ring stands for. [Kairouz et al. 2021, Alg. 2]"
+        if np.shape(total)[-1:] != (self.size(d),):
+            raise ValueError(
+                f"total has shape {np.shape(total)}; the words of {d} entries are"
+                f" {self.size(d)}: pass the sum of the clients' words"
+            )
+        lifted = torch.from_numpy(self.ring.lift(total)).double() * self.step(d)
+        return self.unrotated(lifted, d).float()
+
+    def encode(self, u: Tensor, key=None) -> Message:
+        "One client's words, packed."
+        payload = pack_bits(self.summand(u, key), self.ring_bits)
+        return Message(self.name, len(u), payload, self.fingerprint)
+
+    def decode(self, message: Message) -> Tensor:  # (d,) float32
+        "One message opened by itself, as a sum of one; also one of wire version 1."
+        old = replace(self, padded=True)
+        seen = isinstance(message, Message) and message.fingerprint
+        sender = old if seen == old.fingerprint else self
+        return sender.lifted(sender.to_summand(message), message.d)
+
+    def to_summand(self, message: Message) -> np.ndarray:  # (D,) words
+        "The words of a message."
+        return unpack_bits(self.unwrap(message), self.ring_bits, self.size(message.d))
+
+    def simulate(self, u: Tensor, rng) -> Tensor:
+        "Shares, opened one by one."
+        return self.lifted(self.shares(u, rng), u.shape[-1]).to(u.device)
+
+    def average(self, total: Tensor, cohort: float, rng) -> Tensor:
+        "Average, wrapped where the sum leaves the ring. [Kairouz et al. 2021, Alg. 2]"
+        check_positive("cohort", cohort)
+        d = total.shape[-1]
+        scale, modulus = self.step(d), 2**self.ring_bits
+        x = self.rotated(total) / scale
+        turns = torch.floor((x + (modulus + 1) / 2) / modulus)
+        if turns.any():
+            total = self.unrotated((x - modulus * turns) * scale, d)
+        return total / cohort
+
+    def moments(self, u: Tensor) -> tuple:
+        "Clipping and bounded rounding are the bias. [Kairouz et al. 2021, Prop. 26]"
+        d = check_rows("u", u).shape[1]
+        scale, D = self.step(d), self.size(d)
+        bound = rounded_norm(self.clip_norm / scale, D, self.beta)
+
+        def back(rows):
+            return self.unrotated(torch.from_numpy(rows), d).numpy()
+
+        def rounding(x):
+            if D <= LISTED:
+                return listed_rounding(x, bound, back)
+            return normal_rounding(x, bound, back, self.block(d))
+
+        rows = self.rotated(self.clip(u).double().cpu()).numpy() / scale
+        found = np.array([rounding(x) for x in rows])
+        mean, variance = torch.from_numpy(found.swapaxes(0, 1)).to(u.device)
+        bias = (mean * scale).to(u) - u
+        return bias, (self.share**2 + variance * scale**2).to(u)
+
+    def noise(self, m: int, n: int, rng: np.random.Generator) -> Tensor:
+        "The noise of n shares in one draw, rotated back."
+        check_stream(rng)
+        if check_between("n", n, 0) == 0:
+            return torch.zeros(m)
+        steps = self.draw(n * self.variance(m), self.size(m), rng)
+        total = torch.from_numpy(steps).double() * self.step(m)
+        return self.unrotated(total, m).float()
+
+    def account(
+        self,
+        d: int,  # coordinates of the vectors, >= 1
+        q: float,  # probability that a client takes part in a round, in (0, 1]
+        rounds: int,  # releases composed, >= 1
+        delta: float,  # in (0, 1)
+        **names,  # relation, accountant, unit, note, premises
+    ) -> Guarantee:  # of the whole run
+        "Epsilon of a run with this mechanism's grid and noise."
+        raise NotImplementedError
+
+    def guarantee(
+        self,
+        rounds: int,
+        delta: float,
+        d: int = None,
+        n_clients: int = None,  # clients in the federation; needed under sampling
+        cohort: float = None,  # expected cohort; needed under sampling
+        sampling: str = "none",
+        **names,  # relation (zero-out | replace), accountant (rdp-..., pld), unit, note, premises
+    ) -> Guarantee:  # of the whole run, while the honest shares are in every sum
+        "Privacy of `rounds` sums; ValueError without d. [page whole_noise, Prop. 1]"
+        check_between("d", d, 1)
+        check_between("rounds", rounds, 1)
+        q = sampling_rate(sampling, n_clients, cohort, self.honest, self.samplings)
+        names |= of_shares(sampling, self.honest, self.n_clients, names)
+        if sampling == "fixed" or names.get("accountant") == "pld":
+            trust = "secagg" if sampling == "none" else "central"
+            names = dict(relation="zero-out", sampling=sampling, trust=trust) | names
+            sigma = self.normal_sigma(d) or refuse_coarse(self)
+            made = noisy_sum_guarantee(sigma, delta, q, rounds, **names)
+        else:
+            made = self.account(d, q, rounds, delta, **names)
+        return made.noting(large_delta(delta, n_clients or self.n_clients))
+
+    def divergences(
+        self,
+        d: int,  # coordinates of the vectors, >= 1
+        q: float,  # probability that a client takes part in a round, in (0, 1]
+        relation: str,  # zero-out | replace
+    ) -> tuple:  # Renyi orders, and the divergence of one sum at them, nats
+        "Renyi curve of one sum with this mechanism's grid and noise."
+        raise NotImplementedError
+
+    def curvature(
+        self,
+        d: int,  # coordinates of the vectors, >= 1
+    ) -> float:  # of the noise of the honest shares, in (0, inf]
+        "Largest curvature of the noise of a sum. [page whole_noise]"
+        raise NotImplementedError
+
+    def normal_sigma(
+        self,
+        d: int,  # coordinates of the vectors, >= 1
+    ) -> float:  # noise multiplier; 0 where none is proved
+        "Normal noise that hides no more than the honest shares. [page whole_noise, Prop. 1]"
+        longest = rounded_norm(self.clip_norm / self.step(d), self.size(d), self.beta)
+        return normal_std(self.curvature(d)) / longest
+
+    def losses(
+        self,
+        d: int = None,
+        q: float = 1.0,  # chance to take part; 1 without sampling
+        relation: str = "zero-out",
+        sampling: str = "none",  # none | poisson | fixed
+        unit: str = "client",  # whose vector is clipped
+    ) -> Losses:  # of one sum of the honest shares
+        "What one sum that the honest shares hide loses. [page whole_noise, Prop. 1]"
+        check_between("d", d, 1)
+        check_choice("sampling", sampling, self.samplings)
+        check_number("q", q, "[1, 1]" if sampling == "none" else "(0, 1]")
+        known = None
+        if sampling == "none" or (sampling, relation) == ("poisson", "zero-out"):
+            orders, curve = self.divergences(d, q, relation)
+            table = dict(zip(orders.tolist(), curve.tolist()))
+
+            def known(orders):
+                return np.array(
+                    [table.get(float(a), math.inf) for a in np.ravel(orders)]
+                )
+
+        return shared_losses(
+            self, self.normal_sigma(d), known, q, relation, sampling, unit
+        )
+
+    def game_words(
+        self,
+        u: Tensor,  # (n, d) vectors, one play a row
+        rng: np.random.Generator,  # stream of all plays
+    ) -> np.ndarray:  # (n, D) int64, elements of the ring
+        "What one client adds to the sum of each play."
+        return self.shares(u, rng)
+
+    def game_values(
+        self,
+        total: np.ndarray,  # (n, D) elements of the ring
+        d: int,  # coordinates of the vectors
+    ) -> np.ndarray:  # (n, d) float64
+        "How the sum of each play is read."
+        return self.lifted(total, d).double().numpy()
+
+    def game_step(
+        self,
+        d: int,  # coordinates of the vectors
+    ) -> float:  # in the units of clip_norm
+        "Step of the words of a game."
+        return self.step(d)
+
+    def game_grid(
+        self,
+        d: int,  # coordinates of the vectors
+    ) -> float:  # in the units of clip_norm
+        "Step to which a game rounds what it sees along one direction."
+        return self.step(d) / math.sqrt(self.block(d))
+
+    def game_axis(
+        self,
+        d: int,  # coordinates of the vectors
+    ) -> np.ndarray:  # (d,) float64, of length 1
+        "What the client of a game sends along."
+        return np.eye(1, d, self.block(d) % d)[0]
+
+    def coordinate_law(
+        self,
+        d: int,  # coordinates of the vectors
+        z: int,  # what the client adds to one rotated coordinate, in steps
+    ) -> np.ndarray:  # (2^bits,) law of the lifted sum, from -2^(bits - 1) upwards
+        "The honest noise in one coordinate, shifted and wrapped."
+        size = 2**self.ring_bits
+        std = self.sigma * self.clip_norm / self.step(d)
+        share = std**2 / ((1 - self.tolerance) * self.n_clients)
+        return np.roll(self.noise_law(share, self.honest, size), z + size // 2)
+
+    def score_law(
+        self,
+        d: int,  # coordinates, few
+        sign: int,  # 1: the client's vector; 0: none; -1: the opposite one
+    ) -> (
+        np.ndarray
+    ):  # (P 2^bits,) law of the signed sum of the block's lifted coordinates
+        "Everything that the game's projection can be, with its probability."
+        P, norm = self.block(d), self.clip_norm / self.step(d)
+        x, most = norm / math.sqrt(P), rounded_norm(norm, self.size(d), self.beta) ** 2
+        low, turned = math.floor(x), self.rotated(torch.from_numpy(self.game_axis(d)))
+        along = np.sign(turned[turned.abs() * P > 1e-6].numpy()).astype(int)
+
+        def spectrum(s, z):
+            law = self.coordinate_law(d, s * z)
+            return np.fft.rfft(law if s > 0 else np.roll(law[::-1], 1), P * len(law))
+
+        table = {
+            (s, up): spectrum(s, sign * (low + up)) for s in (1, -1) for up in (0, 1)
+        }
+        found, weight = 0, 0
+        for ups in product((0, 1), repeat=P):
+            if sum((low + up) ** 2 for up in ups) > most:
+                continue
+            chance = math.prod(x - low if up else 1 + low - x for up in ups)
+            found = found + chance * math.prod(
+                table[s, up] for s, up in zip(along, ups)
+            )
+            weight += chance
+        return np.maximum(np.fft.irfft(found / weight, P * 2**self.ring_bits), 0)
+
+    def privacy_profile(
+        self,
+        relation: str,
+        eps,
+        d: int = 1,  # coordinates of the game
+        rounds: int = 1,  # a law is listed for one
+        **release,
+    ) -> (
+        np.ndarray
+    ):  # delta of one sum of the honest shares, shape of eps; 1: no law is listed
+        "What the game may show, from both laws. [Balle & Wang 2018, Thm. 5]"
+        swap = check_choice("relation", relation, tuple(self.relations)) == "replace"
+        if self.ring_bits > BITS or self.block(d) > FEW or rounds > 1:
+            return np.ones(np.shape(eps))
+        p, q = (self.score_law(d, sign) for sign in (1, -1 if swap else 0))
+        return np.minimum(listed_curve(p / p.sum(), q / q.sum(), eps) + 1e-9, 1)
+
 # %% ../../nbs/secagg/on_ring.ipynb #f8eb3548
 def padded(
     d: int,  # coordinates of a vector, >= 1
 ) -> int:  # D, the next power of two
     "Coordinates that the paper rotates. [Kairouz et al. 2021, Alg. 1]"
     return 1 << (check_size("d", d) - 1).bit_length()
-
-# %% ../../nbs/secagg/on_ring.ipynb #b10c0012
-@patch
-def size(
-    self: OnRing,
-    d: int,  # coordinates of a vector, >= 1
-) -> int:  # D: d, or the next power of two where the vector is padded
-    "Words of one message."
-    return padded(d) if self.padded else check_size("d", d)
-
-
-@patch
-def block(
-    self: OnRing,
-    d: int,  # coordinates of a vector, >= 1
-) -> int:  # P, a power of two, D / 2 < P <= D
-    "Coordinates over which the rotation spreads every vector, at least."
-    return block_size(self.size(d))
-
-# %% ../../nbs/secagg/on_ring.ipynb #b10c0014
-@patch
-def rotated(
-    self: OnRing,
-    u: Tensor,  # (..., d) float32 or float64
-) -> Tensor:  # (..., D) of the same type
-    "The rotation that everyone shares. [Kairouz et al. 2021, Alg. 1]"
-    d = u.shape[-1]
-    wide = torch.nn.functional.pad(u, (0, self.size(d) - d))
-    return rotate(wide, self.rotation_seed)
-
-
-@patch
-def unrotated(
-    self: OnRing,
-    v: Tensor,  # (..., D) float32 or float64
-    d: int,  # coordinates of a vector, <= D
-) -> Tensor:  # (..., d) of the same type
-    "Undo `rotated`. [Kairouz et al. 2021, Alg. 2]"
-    return unrotate(v, self.rotation_seed)[..., :d]
-
-# %% ../../nbs/secagg/on_ring.ipynb #caafdbc5
-@patch
-def variance(
-    self: OnRing,
-    d: int,  # coordinates of the vectors, >= 1
-) -> Fraction:  # in squared steps of the grid
-    "Variance of one share, exactly."
-    raise NotImplementedError
-
-# %% ../../nbs/secagg/on_ring.ipynb #300b1ad0
-@patch
-def draw(
-    self: OnRing,
-    variance: Fraction,  # of one number, in squared steps
-    shape: tuple,  # of the result
-    rng,  # one stream, or one a row
-) -> np.ndarray:  # int64
-    "Integer noise."
-    raise NotImplementedError
-
-# %% ../../nbs/secagg/on_ring.ipynb #dbe3b3df
-@patch
-def noise_law(
-    self: OnRing,
-    variance: float,  # of one share, in squared steps
-    count: int,  # shares in the sum, >= 1
-    size: int,  # of the ring
-) -> np.ndarray:  # (size,) law of the sum modulo size, the outcome 0 first
-    "What the shares of a sum add up to, in one coordinate."
-    raise NotImplementedError
-
-# %% ../../nbs/secagg/on_ring.ipynb #d43e8682
-@patch
-def spread(
-    self: OnRing,
-    d: int,  # coordinates of the vectors, >= 1
-) -> float:  # in the units of clip_norm, squared
-    "Variance of a coordinate of the worst sum, without rounding."
-    agreed = (self.n_clients * self.clip_norm) ** 2 / self.block(d)
-    return agreed + self.n_clients * self.share**2
-
-# %% ../../nbs/secagg/on_ring.ipynb #1602153b
-@patch
-def room(
-    self: OnRing,
-) -> float:  # 4^b - k^2 n, > 0
-    "What rounding leaves of the ring, squared; ValueError where it leaves nothing."
-    rounding = self.k**2 * self.n_clients
-    room = 4.0**self.ring_bits - rounding
-    if room <= 0:
-        raise ValueError(
-            f"ring_bits is {self.ring_bits}; the rounding of {self.n_clients} vectors alone"
-            f" fills such a ring: use at least {math.floor(math.log2(rounding) / 2) + 1}"
-            " bits, or fewer clients"
-        )
-    return room
-
-# %% ../../nbs/secagg/on_ring.ipynb #565f737f
-@patch
-def step(
-    self: OnRing,
-    d: int,  # coordinates of the vectors, >= 1
-) -> float:  # gamma, in the units of clip_norm
-    "Finest grid whose sum fits the ring. [Kairouz et al. 2021, Sec. 5]"
-    return 2 * self.k * math.sqrt(self.spread(d) / self.room())
-
-# %% ../../nbs/secagg/on_ring.ipynb #1f08acaf
-@patch
-def shares(
-    self: OnRing,
-    u: Tensor,  # updates, (n, d), finite
-    rng,  # one stream, or one a row
-) -> np.ndarray:  # (n, D) int64 in [0, 2^bits): what secure aggregation adds up
-    "Clip, rotate, round, add noise, wrap. [Kairouz et al. 2021, Alg. 1]"
-    d = check_rows("u", u).shape[1]
-    scale = self.step(d)
-    rotated = self.rotated(self.clip(u.double().cpu()))
-    bound = rounded_norm(self.clip_norm / scale, self.size(d), self.beta)
-    z = conditional_round(rotated.numpy() / scale, bound, rng)
-    return self.ring.wrap(z + self.draw(self.variance(d), z.shape, rng))
-
-# %% ../../nbs/secagg/on_ring.ipynb #f74c3a4a
-@patch
-def summand(
-    self: OnRing,
-    u: Tensor,  # one client's vector, (d,), finite
-    key=None,  # None: the operating system's randomness; Insecure(number): repeatable, for tests
-) -> np.ndarray:  # (D,) int64 in [0, 2^bits)
-    "One client's share. [Kairouz et al. 2021, Alg. 1]"
-    return self.shares(check_vector("u", u)[None], private_stream(key))[0]
-
-# %% ../../nbs/secagg/on_ring.ipynb #d344289e
-@patch
-def lifted(
-    self: OnRing,
-    total: np.ndarray,  # (..., D) elements of the ring
-    d: int,  # coordinates of the vectors, >= 1
-) -> Tensor:  # (..., d) float32
-    "What a sum in the ring stands for. [Kairouz et al. 2021, Alg. 2]"
-    if np.shape(total)[-1:] != (self.size(d),):
-        raise ValueError(
-            f"total has shape {np.shape(total)}; the words of {d} entries are"
-            f" {self.size(d)}: pass the sum of the clients' words"
-        )
-    lifted = torch.from_numpy(self.ring.lift(total)).double() * self.step(d)
-    return self.unrotated(lifted, d).float()
-
-# %% ../../nbs/secagg/on_ring.ipynb #07e3c7cb
-@patch
-def encode(
-    self: OnRing, u: Tensor, key=None
-) -> Message:  # ring_bits bits a rotated coordinate
-    "One client's words, packed."
-    payload = pack_bits(self.summand(u, key), self.ring_bits)
-    return Message(self.name, len(u), payload, self.fingerprint)
-
-# %% ../../nbs/secagg/on_ring.ipynb #4bcd420f
-@patch
-def decode(self: OnRing, message: Message) -> Tensor:  # (d,) float32
-    "One message opened by itself, as a sum of one; also one of wire version 1."
-    old = replace(self, padded=True)
-    seen = isinstance(message, Message) and message.fingerprint
-    sender = old if seen == old.fingerprint else self
-    return sender.lifted(sender.to_summand(message), message.d)
-
-# %% ../../nbs/secagg/on_ring.ipynb #4bcd4211
-@patch
-def to_summand(self: OnRing, message: Message) -> np.ndarray:  # (D,) words
-    "The words of a message."
-    return unpack_bits(self.unwrap(message), self.ring_bits, self.size(message.d))
-
-# %% ../../nbs/secagg/on_ring.ipynb #7ae4b8c2
-@patch
-def simulate(
-    self: OnRing, u: Tensor, rng
-) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
-    "Shares, opened one by one."
-    return self.lifted(self.shares(u, rng), u.shape[-1]).to(u.device)
-
-# %% ../../nbs/secagg/on_ring.ipynb #42f5d3e0
-@patch
-def average(
-    self: OnRing,
-    total: Tensor,  # (..., d) float64, the sum of all estimates of this round
-    cohort: float,  # expected number of clients, > 0
-    rng,  # not used: the noise is in the messages
-) -> Tensor:  # (..., d) float64
-    "Average, wrapped where the sum leaves the ring. [Kairouz et al. 2021, Alg. 2]"
-    check_positive("cohort", cohort)
-    d = total.shape[-1]
-    scale, modulus = self.step(d), 2**self.ring_bits
-    x = self.rotated(total) / scale
-    turns = torch.floor((x + (modulus + 1) / 2) / modulus)
-    if turns.any():
-        total = self.unrotated((x - modulus * turns) * scale, d)
-    return total / cohort
 
 # %% ../../nbs/secagg/on_ring.ipynb #d8a2cbb3
 LISTED = 8  # most coordinates whose roundings are listed
@@ -346,46 +503,6 @@ def normal_rounding(
     for part in (spread[len(v) - block :], spread[:block]):
         part[:] = part.mean()
     return mean, spread[: len(g)] - h * (h + kappa) * g**2
-
-# %% ../../nbs/secagg/on_ring.ipynb #d8a2cbb7
-@patch
-def moments(
-    self: OnRing, u: Tensor
-) -> tuple:  # bias and variance of decode(encode(row)), both (n, d)
-    "Clipping and bounded rounding are the bias. [Kairouz et al. 2021, Prop. 26]"
-    d = check_rows("u", u).shape[1]
-    scale, D = self.step(d), self.size(d)
-    bound = rounded_norm(self.clip_norm / scale, D, self.beta)
-
-    def back(rows):
-        return self.unrotated(torch.from_numpy(rows), d).numpy()
-
-    def rounding(x):
-        if D <= LISTED:
-            return listed_rounding(x, bound, back)
-        return normal_rounding(x, bound, back, self.block(d))
-
-    rows = self.rotated(self.clip(u).double().cpu()).numpy() / scale
-    found = np.array([rounding(x) for x in rows])
-    mean, variance = torch.from_numpy(found.swapaxes(0, 1)).to(u.device)
-    bias = (mean * scale).to(u) - u
-    return bias, (self.share**2 + variance * scale**2).to(u)
-
-# %% ../../nbs/secagg/on_ring.ipynb #81fcaa09
-@patch
-def noise(
-    self: OnRing,
-    m: int,  # coordinates, >= 1
-    n: int,  # shares that arrive, >= 0
-    rng: np.random.Generator,  # stream of the whole noise
-) -> Tensor:  # (m,) float32, in the units of the sketch
-    "The noise of n shares in one draw, rotated back."
-    check_stream(rng)
-    if check_between("n", n, 0) == 0:
-        return torch.zeros(m)
-    steps = self.draw(n * self.variance(m), self.size(m), rng)
-    total = torch.from_numpy(steps).double() * self.step(m)
-    return self.unrotated(total, m).float()
 
 # %% ../../nbs/secagg/on_ring.ipynb #b000bbd4
 ACCOUNTANTS = ("rdp-classic", "rdp-balle")
@@ -439,99 +556,6 @@ def run_guarantee(
         **names,
     )
 
-# %% ../../nbs/secagg/on_ring.ipynb #6b3138a2
-@patch
-def account(
-    self: OnRing,
-    d: int,  # coordinates of the vectors, >= 1
-    q: float,  # probability that a client takes part in a round, in (0, 1]
-    rounds: int,  # releases composed, >= 1
-    delta: float,  # in (0, 1)
-    **names,  # relation, accountant, unit, note, premises
-) -> Guarantee:  # of the whole run
-    "Epsilon of a run with this mechanism's grid and noise."
-    raise NotImplementedError
-
-# %% ../../nbs/secagg/on_ring.ipynb #6b3138a3
-@patch
-def guarantee(
-    self: OnRing,
-    rounds: int,  # releases composed, >= 1
-    delta: float,  # in (0, 1)
-    d: int = None,  # coordinates of the vectors; must be given: rounding costs more in more
-    n_clients: int = None,  # clients in the federation; needed under sampling
-    cohort: float = None,  # expected cohort; needed under sampling
-    sampling: str = "none",  # none | poisson | fixed
-    **names,  # relation (zero-out | replace), accountant (rdp-..., pld), unit, note, premises
-) -> Guarantee:  # of the whole run, while the honest shares are in every sum
-    "Privacy of `rounds` sums; ValueError without d. [page whole_noise, Prop. 1]"
-    check_between("d", d, 1)
-    check_between("rounds", rounds, 1)
-    q = sampling_rate(sampling, n_clients, cohort, self.honest, self.samplings)
-    names |= of_shares(sampling, self.honest, self.n_clients, names)
-    if sampling == "fixed" or names.get("accountant") == "pld":
-        trust = "secagg" if sampling == "none" else "central"
-        names = dict(relation="zero-out", sampling=sampling, trust=trust) | names
-        sigma = self.normal_sigma(d) or refuse_coarse(self)
-        made = noisy_sum_guarantee(sigma, delta, q, rounds, **names)
-    else:
-        made = self.account(d, q, rounds, delta, **names)
-    return made.noting(large_delta(delta, n_clients or self.n_clients))
-
-# %% ../../nbs/secagg/on_ring.ipynb #105e5011
-@patch
-def divergences(
-    self: OnRing,
-    d: int,  # coordinates of the vectors, >= 1
-    q: float,  # probability that a client takes part in a round, in (0, 1]
-    relation: str,  # zero-out | replace
-) -> tuple:  # Renyi orders, and the divergence of one sum at them, nats
-    "Renyi curve of one sum with this mechanism's grid and noise."
-    raise NotImplementedError
-
-
-@patch
-def curvature(
-    self: OnRing,
-    d: int,  # coordinates of the vectors, >= 1
-) -> float:  # of the noise of the honest shares, in (0, inf]
-    "Largest curvature of the noise of a sum. [page whole_noise]"
-    raise NotImplementedError
-
-
-@patch
-def normal_sigma(
-    self: OnRing,
-    d: int,  # coordinates of the vectors, >= 1
-) -> float:  # noise multiplier; 0 where none is proved
-    "Normal noise that hides no more than the honest shares. [page whole_noise, Prop. 1]"
-    longest = rounded_norm(self.clip_norm / self.step(d), self.size(d), self.beta)
-    return normal_std(self.curvature(d)) / longest
-
-
-@patch
-def losses(
-    self: OnRing,
-    d: int = None,  # coordinates of the vectors; must be given
-    q: float = 1.0,  # chance to take part; 1 without sampling
-    relation: str = "zero-out",  # zero-out | replace; with a sampling as for Gaussians
-    sampling: str = "none",  # none | poisson | fixed
-    unit: str = "client",  # whose vector is clipped
-) -> Losses:  # of one sum of the honest shares
-    "What one sum that the honest shares hide loses. [page whole_noise, Prop. 1]"
-    check_between("d", d, 1)
-    check_choice("sampling", sampling, self.samplings)
-    check_number("q", q, "[1, 1]" if sampling == "none" else "(0, 1]")
-    known = None
-    if sampling == "none" or (sampling, relation) == ("poisson", "zero-out"):
-        orders, curve = self.divergences(d, q, relation)
-        table = dict(zip(orders.tolist(), curve.tolist()))
-
-        def known(orders):
-            return np.array([table.get(float(a), math.inf) for a in np.ravel(orders)])
-
-    return shared_losses(self, self.normal_sigma(d), known, q, relation, sampling, unit)
-
 # %% ../../nbs/secagg/on_ring.ipynb #65730c68
 def gaussian_multiplier(
     eps: float,  # target of the run, > 0
@@ -572,111 +596,5 @@ def refuse_bits(
         + (f"use at least {enough} bits" if enough else fix)
     )
 
-# %% ../../nbs/secagg/on_ring.ipynb #2c4e6ad7
-@patch
-def game_words(
-    self: OnRing,
-    u: Tensor,  # (n, d) vectors, one play a row
-    rng: np.random.Generator,  # stream of all plays
-) -> np.ndarray:  # (n, D) int64, elements of the ring
-    "What one client adds to the sum of each play."
-    return self.shares(u, rng)
-
-# %% ../../nbs/secagg/on_ring.ipynb #b2b4e101
-@patch
-def game_values(
-    self: OnRing,
-    total: np.ndarray,  # (n, D) elements of the ring
-    d: int,  # coordinates of the vectors
-) -> np.ndarray:  # (n, d) float64
-    "How the sum of each play is read."
-    return self.lifted(total, d).double().numpy()
-
-# %% ../../nbs/secagg/on_ring.ipynb #e6cc1e0e
-@patch
-def game_step(
-    self: OnRing,
-    d: int,  # coordinates of the vectors
-) -> float:  # in the units of clip_norm
-    "Step of the words of a game."
-    return self.step(d)
-
-# %% ../../nbs/secagg/on_ring.ipynb #f66ba38f
-@patch
-def game_grid(
-    self: OnRing,
-    d: int,  # coordinates of the vectors
-) -> float:  # in the units of clip_norm
-    "Step to which a game rounds what it sees along one direction."
-    return self.step(d) / math.sqrt(self.block(d))
-
-# %% ../../nbs/secagg/on_ring.ipynb #b10c0016
-@patch
-def game_axis(
-    self: OnRing,
-    d: int,  # coordinates of the vectors
-) -> np.ndarray:  # (d,) float64, of length 1
-    "What the client of a game sends along."
-    return np.eye(1, d, self.block(d) % d)[0]
-
-# %% ../../nbs/secagg/on_ring.ipynb #1f6e6400
-@patch
-def coordinate_law(
-    self: OnRing,
-    d: int,  # coordinates of the vectors
-    z: int,  # what the client adds to one rotated coordinate, in steps
-) -> np.ndarray:  # (2^bits,) law of the lifted sum, from -2^(bits - 1) upwards
-    "The honest noise in one coordinate, shifted and wrapped."
-    size = 2**self.ring_bits
-    std = self.sigma * self.clip_norm / self.step(d)
-    share = std**2 / ((1 - self.tolerance) * self.n_clients)
-    return np.roll(self.noise_law(share, self.honest, size), z + size // 2)
-
-# %% ../../nbs/secagg/on_ring.ipynb #08f76fbc
-@patch
-def score_law(
-    self: OnRing,
-    d: int,  # coordinates, few
-    sign: int,  # 1: the client's vector; 0: none; -1: the opposite one
-) -> np.ndarray:  # (P 2^bits,) law of the signed sum of the block's lifted coordinates
-    "Everything that the game's projection can be, with its probability."
-    P, norm = self.block(d), self.clip_norm / self.step(d)
-    x, most = norm / math.sqrt(P), rounded_norm(norm, self.size(d), self.beta) ** 2
-    low, turned = math.floor(x), self.rotated(torch.from_numpy(self.game_axis(d)))
-    along = np.sign(turned[turned.abs() * P > 1e-6].numpy()).astype(int)
-
-    def spectrum(s, z):
-        law = self.coordinate_law(d, s * z)
-        return np.fft.rfft(law if s > 0 else np.roll(law[::-1], 1), P * len(law))
-
-    table = {(s, up): spectrum(s, sign * (low + up)) for s in (1, -1) for up in (0, 1)}
-    found, weight = 0, 0
-    for ups in product((0, 1), repeat=P):
-        if sum((low + up) ** 2 for up in ups) > most:
-            continue
-        chance = math.prod(x - low if up else 1 + low - x for up in ups)
-        found = found + chance * math.prod(table[s, up] for s, up in zip(along, ups))
-        weight += chance
-    return np.maximum(np.fft.irfft(found / weight, P * 2**self.ring_bits), 0)
-
 # %% ../../nbs/secagg/on_ring.ipynb #1005d6b4
 BITS, FEW = 18, 4  # largest ring and largest block whose law is listed
-
-
-@patch
-def privacy_profile(
-    self: OnRing,
-    relation: str,  # a key of `relations`
-    eps,  # >= 0, any shape
-    d: int = 1,  # coordinates of the game
-    rounds: int = 1,  # a law is listed for one
-    **release,  # other arguments of `play`, which change nothing here
-) -> (
-    np.ndarray
-):  # delta of one sum of the honest shares, shape of eps; 1: no law is listed
-    "What the game may show, from both laws. [Balle & Wang 2018, Thm. 5]"
-    swap = check_choice("relation", relation, tuple(self.relations)) == "replace"
-    if self.ring_bits > BITS or self.block(d) > FEW or rounds > 1:
-        return np.ones(np.shape(eps))
-    p, q = (self.score_law(d, sign) for sign in (1, -1 if swap else 0))
-    return np.minimum(listed_curve(p / p.sum(), q / q.sum(), eps) + 1e-9, 1)

@@ -6,7 +6,7 @@
 __all__ = ['MAX_LEVELS', 'ROUNDING', 'COIN_SHARE', 'RULES', 'SHORT', 'GAME_DIMENSION', 'AUDITED', 'position', 'levels',
            'quantise', 'Tails', 'tails', 'slack', 'thresholds', 'smallest_eps', 'Calibration', 'calibrate', 'match_law',
            'match_steps', 'smallest', 'randomise', 'privatise', 'variances', 'covariance_factor', 'pack', 'unpack',
-           'PrivQuant', 'check_kappa_min', 'represent', 'sum_of_levels', 'log_law']
+           'QuantCodec', 'check_kappa_min', 'represent', 'sum_of_levels', 'log_law', 'PrivQuant']
 
 # %% ../../nbs/baselines/privquant.ipynb #516d15dd
 import functools
@@ -38,7 +38,7 @@ from dpcomm.core.wire import (
     pack_bits,
     unpack_bits,
 )
-from .contract import Local, Whole, patch, register
+from .contract import Local, Whole, register
 from ..privacy.games import check_plays, listed_curve
 from ..secagg.discrete import symbols_by_inversion
 
@@ -371,9 +371,8 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
 )
 
 
-@register
 @dataclass(frozen=True)
-class PrivQuant(Local):
+class QuantCodec(Local):
     "Stochastic rounding to K levels, then a private choice among all. [sqsgd Alg. 1]"
 
     bound: float  # U: largest absolute entry, > 0
@@ -404,6 +403,55 @@ class PrivQuant(Local):
         payload = 8 * -(-check_size("d", d) * (self.levels - 1).bit_length() // 8)
         return Bits.of(payload, header_bits(self.name), 0, d)
 
+    def calibration(
+        self,
+        d: int,  # dimension, >= 1
+    ) -> Calibration:  # of this mechanism at that dimension
+        "Threshold and coin; ValueError where the paper's rule has none. [sqsgd Sec. 4]"
+        return calibrate(d, self.levels, self.eps, self.rule, self.kappa_min)
+
+    def message_epsilon(self, d: int = None) -> float:  # eps of one message
+        "What the threshold really spends. [sqsgd, Theorem 1 of the paper]"
+        return (
+            self.eps if d is None else self.calibration(check_size("d", d)).actual_eps
+        )
+
+    def encode(self, u: Tensor, key=None) -> Message:  # d level numbers
+        "Round, randomise, pack. [sqsgd Alg. 1]"
+        rng, x = private_stream(key), represent(self, check_vector("u", u)[None])
+        rounded = quantise(x, self.bound, self.levels, rng)
+        numbers = randomise(rounded, self.calibration(len(u)), rng)
+        return Message(
+            self.name, len(u), pack(numbers[0], self.levels), self.fingerprint
+        )
+
+    def decode(self, message: Message) -> Tensor:  # (d,) float32
+        "Look the levels up and divide by m. [sqsgd Alg. 1, line 3]"
+        payload = self.unwrap(message)
+        values = levels(self.bound, self.levels) / self.calibration(message.d).m
+        return torch.from_numpy(values[unpack(payload, self.levels, message.d)]).float()
+
+    def to_summand(self, message: Message) -> np.ndarray:  # (d,) level numbers
+        "The level numbers of a message."
+        return unpack(self.unwrap(message), self.levels, message.d)
+
+    def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
+        "The sum of the levels, over m. [sqsgd Alg. 1, line 3]"
+        total = sum_of_levels(total, n, self.bound, self.levels)
+        return torch.from_numpy(total / self.calibration(d).m)
+
+    def simulate(self, u: Tensor, rng) -> Tensor:
+        "Decoded vectors of a whole cohort, without messages."
+        x = represent(self, check_rows("u", u))
+        z = privatise(x, self.bound, self.calibration(x.shape[1]), rng)
+        return torch.from_numpy(z).float().to(u.device)
+
+    def moments(self, u: Tensor) -> tuple:
+        "Bias of clipping, and variance, in closed form. [eq. square]"
+        x = represent(self, check_rows("u", u))
+        parts = variances(x, self.bound, self.calibration(x.shape[1]))
+        return self.clip(u) - u, torch.from_numpy(sum(parts)).to(u.device)
+
 # %% ../../nbs/baselines/privquant.ipynb #b44c3000
 def check_kappa_min(
     mechanism: Local,  # just built, with a field kappa_min
@@ -413,55 +461,14 @@ def check_kappa_min(
         whole = int(check_between("kappa_min", mechanism.kappa_min, -math.inf))
         object.__setattr__(mechanism, "kappa_min", whole)
 
-# %% ../../nbs/baselines/privquant.ipynb #7e76eaf6
-@patch
-def calibration(
-    self: PrivQuant,
-    d: int,  # dimension, >= 1
-) -> Calibration:  # of this mechanism at that dimension
-    "Threshold and coin; ValueError where the paper's rule has none. [sqsgd Sec. 4]"
-    return calibrate(d, self.levels, self.eps, self.rule, self.kappa_min)
-
-# %% ../../nbs/baselines/privquant.ipynb #ae0a9a48
-@patch
-def message_epsilon(
-    self: PrivQuant,
-    d: int = None,  # dimension, >= 1; None: what is allowed
-) -> float:  # eps of one message
-    "What the threshold really spends. [sqsgd, Theorem 1 of the paper]"
-    return self.eps if d is None else self.calibration(check_size("d", d)).actual_eps
-
 # %% ../../nbs/baselines/privquant.ipynb #7b44debd
 def represent(
-    mechanism: PrivQuant,
+    mechanism: QuantCodec,
     u: Tensor,  # (n, d), finite
 ) -> np.ndarray:  # (n, d) float64 within the bound
     "Clip on the way to double precision."
     x = mechanism.clip(u).double().cpu().numpy()
     return x.clip(-mechanism.bound, mechanism.bound)
-
-# %% ../../nbs/baselines/privquant.ipynb #22fe1e64
-@patch
-def encode(self: PrivQuant, u: Tensor, key=None) -> Message:  # d level numbers
-    "Round, randomise, pack. [sqsgd Alg. 1]"
-    rng, x = private_stream(key), represent(self, check_vector("u", u)[None])
-    rounded = quantise(x, self.bound, self.levels, rng)
-    numbers = randomise(rounded, self.calibration(len(u)), rng)
-    return Message(self.name, len(u), pack(numbers[0], self.levels), self.fingerprint)
-
-# %% ../../nbs/baselines/privquant.ipynb #6c6b703e
-@patch
-def decode(self: PrivQuant, message: Message) -> Tensor:  # (d,) float32
-    "Look the levels up and divide by m. [sqsgd Alg. 1, line 3]"
-    payload = self.unwrap(message)
-    values = levels(self.bound, self.levels) / self.calibration(message.d).m
-    return torch.from_numpy(values[unpack(payload, self.levels, message.d)]).float()
-
-# %% ../../nbs/baselines/privquant.ipynb #6c6b7040
-@patch
-def to_summand(self: PrivQuant, message: Message) -> np.ndarray:  # (d,) level numbers
-    "The level numbers of a message."
-    return unpack(self.unwrap(message), self.levels, message.d)
 
 # %% ../../nbs/baselines/privquant.ipynb #6c6b7042
 def sum_of_levels(
@@ -472,38 +479,6 @@ def sum_of_levels(
 ) -> np.ndarray:  # (...,) float64: sum of the levels
     "Evenly spaced levels from -bound to bound, added up by their numbers."
     return bound * (2 * numbers / (count - 1) - n)
-
-# %% ../../nbs/baselines/privquant.ipynb #6c6b7044
-@patch
-def from_sum(
-    self: PrivQuant,
-    code: np.ndarray,  # (d,) sum of level numbers
-    n: int,  # messages in it, >= 1
-    d: int,  # entries of the vectors, >= 1
-) -> Tensor:  # (d,) float64
-    "The sum of the levels, over m. [sqsgd Alg. 1, line 3]"
-    total = sum_of_levels(code, n, self.bound, self.levels)
-    return torch.from_numpy(total / self.calibration(d).m)
-
-# %% ../../nbs/baselines/privquant.ipynb #92afee33
-@patch
-def simulate(
-    self: PrivQuant, u: Tensor, rng
-) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
-    "Decoded vectors of a whole cohort, without messages."
-    x = represent(self, check_rows("u", u))
-    z = privatise(x, self.bound, self.calibration(x.shape[1]), rng)
-    return torch.from_numpy(z).float().to(u.device)
-
-# %% ../../nbs/baselines/privquant.ipynb #74370467
-@patch
-def moments(
-    self: PrivQuant, u: Tensor
-) -> tuple:  # bias against u and variance of each entry, both (n, d)
-    "Bias of clipping, and variance, in closed form. [eq. square]"
-    x = represent(self, check_rows("u", u))
-    parts = variances(x, self.bound, self.calibration(x.shape[1]))
-    return self.clip(u) - u, torch.from_numpy(sum(parts)).to(u.device)
 
 # %% ../../nbs/baselines/privquant.ipynb #10584466
 #| code-fold: true
@@ -520,30 +495,6 @@ def log_law(
 
 # %% ../../nbs/baselines/privquant.ipynb #839c3ad5
 #| code-fold: true
-@patch
-def attack_scores(
-    self: PrivQuant,
-    relation: str,  # 'local'
-    present: bool,  # which of the two inputs is sent
-    n: int,  # plays
-    rng,  # stream of all plays
-    rounds: int = 1,  # messages of one play
-    d: int = GAME_DIMENSION,  # dimension of the game
-    **release,  # other arguments of `guarantee`, which change nothing here
-) -> dict:  # attack -> (n,) scores, large where the first input seems sent
-    "Send a corner of the cube or the opposite one; score by likelihood and by places."
-    check_choice("relation", relation, tuple(self.relations))
-    check_plays(present, n)
-    cal, top = self.calibration(d), self.levels - 1
-    scores = {name: np.zeros(n) for name in ("likelihood", "first", "last", "slope")}
-    sent = np.full((n, d), top if present else 0)
-    for _ in range(rounds):
-        seen = randomise(sent, cal, rng)
-        for name, score in _scores((seen == top) * 1.0 - (seen == 0), cal).items():
-            scores[name] += score
-    return scores
-
-
 def _scores(own, cal):
     "Log-likelihood ratio, first and last place, and the slope over places, (n,) each."
     ratio = log_law((own > 0).sum(1), cal) - log_law((own < 0).sum(1), cal)
@@ -551,20 +502,49 @@ def _scores(own, cal):
     return dict(likelihood=ratio, first=own[:, 0], last=own[:, -1], slope=slope)
 
 # %% ../../nbs/baselines/privquant.ipynb #1936ecc1
-#| code-fold: true
-@patch
-def privacy_profile(
-    self: PrivQuant,
-    relation: str,  # a key of mechanism.relations
-    eps,  # >= 0, any shape
-    d: int = GAME_DIMENSION,  # dimension of the game
-    **release,  # other arguments of `play`, which change nothing here
-) -> np.ndarray:  # delta of one message, shape of eps, exact
-    "What the game may show: the law of both counts. [sqsgd Alg. 1]"
-    check_choice("relation", relation, tuple(self.relations))
-    a, b = np.meshgrid(np.arange(d + 1.0), np.arange(d + 1.0), indexing="ij")
-    rest, K = d - a, self.levels
-    ways = gammaln(rest + 1) - gammaln(b + 1) - gammaln(np.maximum(rest - b, 0) + 1)
-    part = ways - rest * math.log(K - 1) + xlogy(rest - b, K - 2)
-    law = match_law(self.calibration(d))[:, None] * np.where(b <= rest, np.exp(part), 0)
-    return listed_curve(law, law.T, eps)
+@register
+@dataclass(frozen=True)
+class PrivQuant(QuantCodec):
+    "Stochastic rounding to K levels, then a private choice among all. [sqsgd Alg. 1]"
+
+    def attack_scores(
+        self,
+        relation: str,
+        present: bool,
+        n: int,
+        rng,
+        rounds: int = 1,
+        d: int = GAME_DIMENSION,  # dimension of the game
+        **release,
+    ) -> dict:  # attack -> (n,) scores, large where the first input seems sent
+        "Send a corner of the cube or the opposite one; score by likelihood and by places."
+        check_choice("relation", relation, tuple(self.relations))
+        check_plays(present, n)
+        cal, top = self.calibration(d), self.levels - 1
+        scores = {
+            name: np.zeros(n) for name in ("likelihood", "first", "last", "slope")
+        }
+        sent = np.full((n, d), top if present else 0)
+        for _ in range(rounds):
+            seen = randomise(sent, cal, rng)
+            for name, score in _scores((seen == top) * 1.0 - (seen == 0), cal).items():
+                scores[name] += score
+        return scores
+
+    def privacy_profile(
+        self,
+        relation: str,
+        eps,
+        d: int = GAME_DIMENSION,  # dimension of the game
+        **release,
+    ) -> np.ndarray:  # delta of one message, shape of eps, exact
+        "What the game may show: the law of both counts. [sqsgd Alg. 1]"
+        check_choice("relation", relation, tuple(self.relations))
+        a, b = np.meshgrid(np.arange(d + 1.0), np.arange(d + 1.0), indexing="ij")
+        rest, K = d - a, self.levels
+        ways = gammaln(rest + 1) - gammaln(b + 1) - gammaln(np.maximum(rest - b, 0) + 1)
+        part = ways - rest * math.log(K - 1) + xlogy(rest - b, K - 2)
+        law = match_law(self.calibration(d))[:, None] * np.where(
+            b <= rest, np.exp(part), 0
+        )
+        return listed_curve(law, law.T, eps)

@@ -32,7 +32,7 @@ from dpcomm.core.wire import (
     pack_bits,
     unpack_bits,
 )
-from .contract import Whole, patch, register
+from .contract import Whole, register
 from .distributed_noise import ServerNoise
 from ..privacy.games import SumGame, check_plays, gaussian_curve
 from ..secagg.ring import conditional_round, rounded_norm
@@ -100,6 +100,77 @@ class Quantised(ServerNoise):
         payload = 8 * -(-self.level_bits * check_size("d", d) // 8)
         return Bits.of(payload, header_bits(self.name), 0, d)
 
+    def simulate(self, u: Tensor, rng) -> Tensor:
+        "Rounded rows. [dprec App. D.3]"
+        check_rows("u", u)
+        return (whole(self, u, rng).double() * step(self, u.shape[1])).float()
+
+    def encode(self, u: Tensor, key=None) -> Message:  # level_bits bits an entry
+        "Clip, round, pack. [dprec App. D.3]"
+        z = whole(self, check_vector("u", u)[None], private_stream(key))[0]
+        payload = pack_bits((z + self.levels).cpu().numpy(), self.level_bits)
+        return Message(self.name, len(u), payload, self.fingerprint)
+
+    def decode(self, message: Message) -> Tensor:  # (d,) float32
+        "One message opened by itself."
+        return torch.from_numpy(
+            levels_of(self, message) * step(self, message.d)
+        ).float()
+
+    def moments(self, u: Tensor) -> tuple:
+        "Bias of clip, cut and rounding, and variance of the rounding."
+        check_rows("u", u)
+        x, scale = in_steps(self, u), step(self, u.shape[1])
+        if self.rounding == "zero":
+            return (x.trunc() * scale - u).to(u.dtype), torch.zeros_like(u)
+        part = x - x.floor()
+        return (x * scale - u).to(u.dtype), (scale**2 * part * (1 - part)).to(u.dtype)
+
+    def attack_scores(
+        self,
+        relation: str,
+        present: bool,
+        n: int,
+        rng: np.random.Generator,
+        rounds: int = 1,
+        n_clients: int = 1,  # clients in the federation
+        cohort: int = 1,  # the client joins a round with probability cohort / n_clients
+        d: int = 1,  # entries, all equal
+        **release,
+    ) -> dict:  # attack -> (n,) scores, large where the client seems present
+        "The family's game, and a score that knows the rounding. [Nasr et al. 2023]"
+        check_plays(present, n)
+        check_choice("relation", relation, tuple(self.relations))
+        seen = []
+
+        def release_of(u):
+            seen.append(self.release(u, rng))
+            return seen[-1]
+
+        equal, q = np.full(d, d**-0.5), cohort / n_clients
+        game = SumGame(self.clip_norm, self.std, equal, rounds, q)
+        found = game.scores(release_of, relation, present, n, rng)
+        if self.rounding == "random" and rounds == 1 and cohort == n_clients:
+            found["rounding"] = mixture_ratio(self, relation, seen[-1])
+        return found
+
+    def privacy_profile(
+        self,
+        relation: str,
+        eps,
+        d: int = 1,  # entries of the game
+        **release,
+    ) -> (
+        np.ndarray
+    ):  # delta of one release, shape of eps: that of a vector as long as the clip
+        "What the game may show; mixing only hides. [Balle & Wang 2018, Thm. 8]"
+        check_choice("relation", relation, tuple(self.relations))
+        swap, N = relation == "replace", self.length
+        one_whole_entry = d == 1 and N % 1 == 0  # is never rounded
+        reach = N / math.sqrt(longest(self, 1)) if one_whole_entry else 1.0
+        delta = gaussian_curve((1 + swap) * reach / self.sigma, eps)
+        return self.with_rounding(delta, eps, d)
+
 # %% ../../nbs/baselines/quantised.ipynb #970d608c
 def _check_top(mechanism):
     "Refuse a grid that is finer than single precision."
@@ -154,23 +225,6 @@ def whole(
     bound = rounded_norm(mechanism.length, u.shape[1], REDRAWN)
     return torch.from_numpy(conditional_round(x.cpu().numpy(), bound, rng)).to(u.device)
 
-# %% ../../nbs/baselines/quantised.ipynb #29079257
-@patch
-def simulate(
-    self: Quantised, u: Tensor, rng
-) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
-    "Rounded rows. [dprec App. D.3]"
-    check_rows("u", u)
-    return (whole(self, u, rng).double() * step(self, u.shape[1])).float()
-
-# %% ../../nbs/baselines/quantised.ipynb #267241ad
-@patch
-def encode(self: Quantised, u: Tensor, key=None) -> Message:  # level_bits bits an entry
-    "Clip, round, pack. [dprec App. D.3]"
-    z = whole(self, check_vector("u", u)[None], private_stream(key))[0]
-    payload = pack_bits((z + self.levels).cpu().numpy(), self.level_bits)
-    return Message(self.name, len(u), payload, self.fingerprint)
-
 # %% ../../nbs/baselines/quantised.ipynb #267241ae
 def levels_of(
     mechanism: Quantised,
@@ -185,56 +239,6 @@ def levels_of(
             " made by encode"
         )
     return z
-
-# %% ../../nbs/baselines/quantised.ipynb #267241af
-@patch
-def decode(self: Quantised, message: Message) -> Tensor:  # (d,) float32
-    "One message opened by itself."
-    return torch.from_numpy(levels_of(self, message) * step(self, message.d)).float()
-
-# %% ../../nbs/baselines/quantised.ipynb #07c50b90
-@patch
-def moments(
-    self: Quantised, u: Tensor
-) -> tuple:  # bias against u and variance of each entry, both (n, d)
-    "Bias of clip, cut and rounding, and variance of the rounding."
-    check_rows("u", u)
-    x, scale = in_steps(self, u), step(self, u.shape[1])
-    if self.rounding == "zero":
-        return (x.trunc() * scale - u).to(u.dtype), torch.zeros_like(u)
-    part = x - x.floor()
-    return (x * scale - u).to(u.dtype), (scale**2 * part * (1 - part)).to(u.dtype)
-
-# %% ../../nbs/baselines/quantised.ipynb #e3dc2650
-#| code-fold: true
-@patch
-def attack_scores(
-    self: Quantised,
-    relation: str,  # a key of `relations`
-    present: bool,  # whether the client is there
-    n: int,  # plays, >= 1
-    rng: np.random.Generator,  # stream of all plays
-    rounds: int = 1,  # releases of one play
-    n_clients: int = 1,  # clients in the federation
-    cohort: int = 1,  # the client joins a round with probability cohort / n_clients
-    d: int = 1,  # entries, all equal
-    **release,  # other arguments of `guarantee`, which change nothing here
-) -> dict:  # attack -> (n,) scores, large where the client seems present
-    "The family's game, and a score that knows the rounding. [Nasr et al. 2023]"
-    check_plays(present, n)
-    check_choice("relation", relation, tuple(self.relations))
-    seen = []
-
-    def release_of(u):
-        seen.append(self.release(u, rng))
-        return seen[-1]
-
-    equal, q = np.full(d, d**-0.5), cohort / n_clients
-    game = SumGame(self.clip_norm, self.std, equal, rounds, q)
-    found = game.scores(release_of, relation, present, n, rng)
-    if self.rounding == "random" and rounds == 1 and cohort == n_clients:
-        found["rounding"] = mixture_ratio(self, relation, seen[-1])
-    return found
 
 # %% ../../nbs/baselines/quantised.ipynb #8a27c6bd
 #| code-fold: true
@@ -266,26 +270,6 @@ def mixture_ratio(
         else -((seen / mechanism.std) ** 2).sum(1) / 2
     )
     return log_law(1) - other
-
-# %% ../../nbs/baselines/quantised.ipynb #8a27c6be
-#| code-fold: true
-@patch
-def privacy_profile(
-    self: Quantised,
-    relation: str,  # a key of `relations`
-    eps,  # >= 0, any shape
-    d: int = 1,  # entries of the game
-    **release,  # other arguments of `play`, which change nothing here
-) -> (
-    np.ndarray
-):  # delta of one release, shape of eps: that of a vector as long as the clip
-    "What the game may show; mixing only hides. [Balle & Wang 2018, Thm. 8]"
-    check_choice("relation", relation, tuple(self.relations))
-    swap, N = relation == "replace", self.length
-    one_whole_entry = d == 1 and N % 1 == 0  # is never rounded
-    reach = N / math.sqrt(longest(self, 1)) if one_whole_entry else 1.0
-    delta = gaussian_curve((1 + swap) * reach / self.sigma, eps)
-    return self.with_rounding(delta, eps, d)
 
 # %% ../../nbs/baselines/quantised.ipynb #55984657
 def survival(

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CHUNK', 'MANY', 'RELATIONS', 'AUDITED', 'SAFE', 'ACCOUNTANTS', 'LEAST_PART', 'MOST_PART', 'MET', 'selection_moment',
            'addressed_normals', 'log_weights', 'encode_group', 'selected', 'decode_group', 'select_projection',
-           'simulate_group', 'simulate_many', 'Rec', 'loss_law']
+           'simulate_group', 'simulate_many', 'RecCodec', 'loss_law', 'Rec']
 
 # %% ../../nbs/papers/dprec.ipynb #66e70421
 import functools
@@ -38,7 +38,7 @@ from dpcomm.core.checks import (
 )
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
-from .contract import Mechanism, Whole, patch, register
+from .contract import Mechanism, Whole, register
 from ..privacy.games import check_plays
 from ..privacy.guarantee import Guarantee, large_delta
 from dpcomm.privacy.null_messages import (
@@ -250,9 +250,8 @@ SAFE = (
 )
 
 # %% ../../nbs/papers/dprec.ipynb #a39899da
-@register
 @dataclass(frozen=True)
-class Rec(Mechanism):
+class RecCodec(Mechanism):
     "Relative entropy coding of a clipped update, group by group. [dprec Alg. 3 and 4]"
 
     clip_norm: float  # L2 bound C of the whole update, > 0
@@ -284,82 +283,74 @@ class Rec(Mechanism):
         "32 bits of hash of the parameters and of the wire version."
         return zlib.crc32(f"{self}, wire 2".encode())
 
-# %% ../../nbs/papers/dprec.ipynb #addr0009
-@patch
-def sizes(
-    self: Rec,
-    d: int,  # entries of the vector, >= 1
-) -> tuple:  # of whole numbers, summing to d
-    "Group sizes for a vector of d entries; ValueError where they sum to another."
-    if self.groups and sum(self.groups) != d:
-        raise ValueError(
-            f"groups sum to {sum(self.groups)}, but the vector has {d} entries:"
-            " pass the group sizes of this model"
+    def sizes(
+        self,
+        d: int,  # entries of the vector, >= 1
+    ) -> tuple:  # of whole numbers, summing to d
+        "Group sizes for a vector of d entries; ValueError where they sum to another."
+        if self.groups and sum(self.groups) != d:
+            raise ValueError(
+                f"groups sum to {sum(self.groups)}, but the vector has {d} entries:"
+                " pass the group sizes of this model"
+            )
+        return tuple(self.groups or (d,))
+
+    def encode(self, u: Tensor, key=None) -> Message:  # seed and packed indices
+        "Clip, select a candidate per group, send seed and indices. [dprec Alg. 3]"
+        seed, private = public_seed(key), private_stream(key)
+        phi = (
+            (self.clip(check_vector("u", u).double()[None])[0] / self.std).cpu().numpy()
         )
-    return tuple(self.groups or (d,))
+        parts = np.split(phi, np.cumsum(self.sizes(len(u)))[:-1])
+        indices = [
+            encode_group(part, 2**self.index_bits, seed, g, private)
+            for g, part in enumerate(parts)
+        ]
+        payload = seed.to_bytes(4, "little") + pack_bits(indices, self.index_bits)
+        return Message(self.name, len(u), payload, self.fingerprint)
 
-# %% ../../nbs/papers/dprec.ipynb #efa568c7
-@patch
-def encode(self: Rec, u: Tensor, key=None) -> Message:  # seed and packed indices
-    "Clip, select a candidate per group, send seed and indices. [dprec Alg. 3]"
-    seed, private = public_seed(key), private_stream(key)
-    phi = (self.clip(check_vector("u", u).double()[None])[0] / self.std).cpu().numpy()
-    parts = np.split(phi, np.cumsum(self.sizes(len(u)))[:-1])
-    indices = [
-        encode_group(part, 2**self.index_bits, seed, g, private)
-        for g, part in enumerate(parts)
-    ]
-    payload = seed.to_bytes(4, "little") + pack_bits(indices, self.index_bits)
-    return Message(self.name, len(u), payload, self.fingerprint)
+    def decode(self, message: Message) -> Tensor:  # (d,) float32
+        "Remake the selected candidates. [dprec Alg. 4]"
+        payload, sizes = self.unwrap(message), self.sizes(message.d)
+        seed, numbers = int.from_bytes(payload[:4], "little"), np.arange(len(sizes))
+        indices = unpack_bits(payload[4:], self.index_bits, len(sizes))
+        z = selected(sizes, seed, numbers, indices) * np.float32(self.std)
+        return torch.from_numpy(z)
 
-# %% ../../nbs/papers/dprec.ipynb #06dba83b
-@patch
-def decode(self: Rec, message: Message) -> Tensor:  # (d,) float32
-    "Remake the selected candidates. [dprec Alg. 4]"
-    payload, sizes = self.unwrap(message), self.sizes(message.d)
-    seed, numbers = int.from_bytes(payload[:4], "little"), np.arange(len(sizes))
-    indices = unpack_bits(payload[4:], self.index_bits, len(sizes))
-    z = selected(sizes, seed, numbers, indices) * np.float32(self.std)
-    return torch.from_numpy(z)
+    def simulate(self, u: Tensor, rng) -> Tensor:
+        "Decoded updates of a whole cohort, without messages."
+        u = self.clip(check_rows("u", u))
+        K, sizes = 2**self.index_bits, self.sizes(u.shape[1])
+        rngs = row_streams(rng, len(u))
+        if not len(u):
+            return u
+        if len(sizes) > MANY and len({*sizes[:-1]}) == 1 and sizes[-1] <= sizes[0]:
+            rows = [
+                simulate_many(row, sizes[0], self.std, K, r) for row, r in zip(u, rngs)
+            ]
+            return torch.stack(rows)
+        parts = u.split(sizes, 1)
+        return torch.cat([simulate_group(part, self.std, K, rngs) for part in parts], 1)
 
-# %% ../../nbs/papers/dprec.ipynb #c1e06ed2
-@patch
-def simulate(
-    self: Rec, u: Tensor, rng
-) -> Tensor:  # (n, d), distributed as decode(encode(row))
-    "Decoded updates of a whole cohort, without messages."
-    u = self.clip(check_rows("u", u))
-    K, sizes = 2**self.index_bits, self.sizes(u.shape[1])
-    rngs = row_streams(rng, len(u))
-    if not len(u):
-        return u
-    if len(sizes) > MANY and len({*sizes[:-1]}) == 1 and sizes[-1] <= sizes[0]:
-        rows = [simulate_many(row, sizes[0], self.std, K, r) for row, r in zip(u, rngs)]
-        return torch.stack(rows)
-    parts = u.split(sizes, 1)
-    return torch.cat([simulate_group(part, self.std, K, rngs) for part in parts], 1)
-
-# %% ../../nbs/papers/dprec.ipynb #a45bdab4
-@patch
-def moments(
-    self: Rec, u: Tensor
-) -> tuple:  # bias against u and variance of each entry, both (n, d)
-    "Bias and variance of the decoded update in closed form. [Prop. B]"
-    check_rows("u", u)
-    K, mean, variance = 2**self.index_bits, [], []
-    for phi in self.clip(u).split(self.sizes(u.shape[1]), 1):
-        norm = torch.linalg.vector_norm(phi, dim=1, dtype=torch.float64)
-        lengths = (norm / self.std).tolist()
-        s2, s3 = (
-            norm.new_tensor([selection_moment(r, s, K) for s in lengths])
-            for r in (2, 3)
-        )
-        square = (norm / self.std) ** 2
-        along = square * (1 - 3 * s2 + 2 * s3) - square * (1 - s2) ** 2
-        unit = phi.double() / norm.clamp_min(torch.finfo(torch.float64).tiny)[:, None]
-        mean.append(phi.double() * (1 - s2)[:, None])
-        variance.append(self.std**2 * (1 + along[:, None] * unit**2))
-    return torch.cat(mean, 1) - u, torch.cat(variance, 1)
+    def moments(self, u: Tensor) -> tuple:
+        "Bias and variance of the decoded update in closed form. [Prop. B]"
+        check_rows("u", u)
+        K, mean, variance = 2**self.index_bits, [], []
+        for phi in self.clip(u).split(self.sizes(u.shape[1]), 1):
+            norm = torch.linalg.vector_norm(phi, dim=1, dtype=torch.float64)
+            lengths = (norm / self.std).tolist()
+            s2, s3 = (
+                norm.new_tensor([selection_moment(r, s, K) for s in lengths])
+                for r in (2, 3)
+            )
+            square = (norm / self.std) ** 2
+            along = square * (1 - 3 * s2 + 2 * s3) - square * (1 - s2) ** 2
+            unit = (
+                phi.double() / norm.clamp_min(torch.finfo(torch.float64).tiny)[:, None]
+            )
+            mean.append(phi.double() * (1 - s2)[:, None])
+            variance.append(self.std**2 * (1 + along[:, None] * unit**2))
+        return torch.cat(mean, 1) - u, torch.cat(variance, 1)
 
 # %% ../../nbs/papers/dprec.ipynb #ad04b20f
 #| code-fold: true
@@ -402,40 +393,6 @@ def _score(mechanism, sent, sign, others, q, path, rng):
         plus -= log_k - chosen - np.logaddexp.reduce(-z, axis=1)
     return (plus if q == 1 else np.logaddexp(math.log1p(-q), math.log(q) + plus)), k
 
-# %% ../../nbs/papers/dprec.ipynb #cd69a0a4
-#| code-fold: true
-@patch
-def attack_scores(
-    self: Rec,
-    relation: str,  # null-slot | replace | poisson-null | local
-    present: bool,  # whether the client is there; replace, local: which update it sends
-    n: int,  # plays
-    rng: np.random.Generator,  # stream of all plays
-    path: str = "encode",  # encode: real messages | law: no bytes | simulate: estimates
-    rounds: int = 1,  # messages of one play, signs alternating
-    n_clients: int = 1,  # N
-    cohort: int = 1,  # a slot is the client's with probability cohort / n_clients
-    **release,  # other arguments of `guarantee`, which change nothing here
-) -> dict:  # attack -> (n,) scores, large where the client seems present
-    "Play the worst-case neighbour game. [worst split: page dprec_theorem]"
-    check_plays(present, n)
-    check_choice("relation", relation, tuple(RELATIONS))
-    check_choice("path", path, ("encode", "law", "simulate"))
-    q, looks = 1.0 if relation == "local" else cohort / n_clients, []
-    others = -1 if relation in ("replace", "local") else 0
-    for sign in np.resize([1, -1], rounds):
-        sent = sign * np.where(present & (check_stream(rng).random(n) < q), 1, others)
-        blocks = np.array_split(sent, max(1, n * 2**self.index_bits // 2**20))
-        parts = [_score(self, block, sign, others, q, path, rng) for block in blocks]
-        ratios, indices = zip(*parts)
-        seen = None if path == "simulate" else np.concatenate(indices)
-        looks.append((np.concatenate(ratios), seen))
-    scores = {"likelihood": sum(ratio for ratio, _ in looks)}
-    if path == "simulate":
-        return scores
-    same = {"repeat": (looks[0][1] == looks[1][1]).astype(float)} if rounds > 1 else {}
-    return scores | {"index": looks[0][1].astype(float)} | same
-
 # %% ../../nbs/papers/dprec.ipynb #bd3b4c65
 #| code-fold: true
 def _sum_law(s, count, step, top, up):
@@ -476,31 +433,6 @@ def loss_law(
     law = np.maximum(law, 0)[: n - 1]
     start = z[0] * s - (base + len(ys) - 1) * width
     return start + width * np.arange(len(law)), law / law.sum()
-
-# %% ../../nbs/papers/dprec.ipynb #b436e0df
-#| code-fold: true
-@patch
-def privacy_profile(
-    self: Rec,
-    relation: str,  # null-slot | replace | poisson-null | local
-    eps,  # >= 0, any shape
-    n_clients: int = 1,  # N
-    cohort: int = 1,  # a slot is the client's with probability cohort / n_clients
-    **release,  # other arguments of `play`, which change nothing here
-) -> np.ndarray:  # delta of one message, shape of eps; 1, no claim, for two updates
-    "What the game may show."
-    if check_choice("relation", relation, tuple(RELATIONS)) in ("replace", "local"):
-        return np.ones(np.shape(eps))
-    eps, found = check_reals("eps", eps, "[0, 700]"), 0
-    for up in (True, False):
-        D, law = loss_law(self.clip_norm / self.std, 2**self.index_bits, up)
-        w = 2**self.index_bits * expit(D)
-        ratio = 1 + cohort / n_clients * (w - 1)
-        rise, fall = (ratio, 1) if up else (1, ratio)
-        factors = np.exp(eps.ravel())
-        side = [(law * np.maximum(rise - e * fall, 0)).sum() for e in factors]
-        found = np.maximum(found, side)
-    return np.minimum(found + 3e-9 * 2**self.index_bits, 1).reshape(eps.shape)
 
 # %% ../../nbs/papers/dprec.ipynb #7b2e8a6c
 ACCOUNTANTS = ("theorem1-arxiv", "theorem1-iclr", "theorem1-iclr-shifted")
@@ -564,42 +496,105 @@ def _with_seeds(made, pairs):
     return replace(made, premises={"proof": "; ".join(filter(None, said))})
 
 # %% ../../nbs/papers/dprec.ipynb #c0b1f9a2
-@patch
-def guarantee(
-    self: Rec,
-    rounds: int,  # releases composed
-    delta: float,  # in (0, 1)
-    n_clients: int = 1,  # N; not used without sampling
-    cohort: int = 1,  # messages per round, expected under Poisson; not used without sampling
-    sampling: str = "replacement",  # replacement | fixed | poisson | none
-    accountant: str = "exact-balle",  # one of ACCOUNTANTS; "theorem1-arxiv" is the paper's
-    relation: str = None,  # None: the first that goes with the sampling in SAMPLINGS_OF
-) -> Guarantee:  # of the whole run
-    "The proved guarantee or the paper's claim, after `rounds` rounds. [dprec Alg. 7]"
-    relation = _fitting_relation(sampling, relation)
-    check_between("rounds", rounds, 1)
-    check_between("cohort", cohort, 1)
-    check_between("n_clients", n_clients, 1)
-    kind, _, version = check_choice("accountant", accountant, ACCOUNTANTS).partition(
-        "-"
-    )
-    sampled, groups = sampling != "none", len(self.groups or (1,))
-    slots = rounds * (cohort if sampled else 1)
-    alone = relation in ("null-slot", "poisson-null")  # nobody else chooses
-    chosen = slots / n_clients if sampled and alone else slots
-    c, K = self.clip_norm / self.std, 2**self.index_bits
-    check_number("delta", delta, "(0, 1)")
-    if kind == "theorem1":
-        made = _algorithm7(self, slots, n_clients, groups, delta, relation, version)
-    else:
-        run = dict(c=c, slots=slots, n_clients=n_clients, K=K, groups=groups)
-        run |= dict(relation=relation, cohort=cohort, sampling=sampling)
-        run |= dict(conversion=version) if kind == "exact" else {}
-        account = functools.partial(
-            exact_epsilon if kind == "exact" else pld_epsilon, **run
+@register
+@dataclass(frozen=True)
+class Rec(RecCodec):
+    "Relative entropy coding of a clipped update, group by group. [dprec Alg. 3 and 4]"
+
+    def attack_scores(
+        self,
+        relation: str,
+        present: bool,
+        n: int,
+        rng: np.random.Generator,
+        path: str = "encode",  # encode: real messages | law: no bytes | simulate: estimates
+        rounds: int = 1,
+        n_clients: int = 1,  # N
+        cohort: int = 1,  # a slot is the client's with probability cohort / n_clients
+        **release,
+    ) -> dict:  # attack -> (n,) scores, large where the client seems present
+        "Play the worst-case neighbour game. [worst split: page dprec_theorem]"
+        check_plays(present, n)
+        check_choice("relation", relation, tuple(RELATIONS))
+        check_choice("path", path, ("encode", "law", "simulate"))
+        q, looks = 1.0 if relation == "local" else cohort / n_clients, []
+        others = -1 if relation in ("replace", "local") else 0
+        for sign in np.resize([1, -1], rounds):
+            sent = sign * np.where(
+                present & (check_stream(rng).random(n) < q), 1, others
+            )
+            blocks = np.array_split(sent, max(1, n * 2**self.index_bits // 2**20))
+            parts = [
+                _score(self, block, sign, others, q, path, rng) for block in blocks
+            ]
+            ratios, indices = zip(*parts)
+            seen = None if path == "simulate" else np.concatenate(indices)
+            looks.append((np.concatenate(ratios), seen))
+        scores = {"likelihood": sum(ratio for ratio, _ in looks)}
+        if path == "simulate":
+            return scores
+        same = (
+            {"repeat": (looks[0][1] == looks[1][1]).astype(float)} if rounds > 1 else {}
         )
-        made = _with_choice(account, delta, groups * chosen * K * 2.0**-51)
-        made = _with_seeds(made, slots**2 / (n_clients if sampled else 1))
-    rate = min(cohort / n_clients, 1.0) if sampled else 1.0
-    made = replace(made, rounds=rounds, q=rate)
-    return made.noting(large_delta(delta, n_clients))
+        return scores | {"index": looks[0][1].astype(float)} | same
+
+    def privacy_profile(
+        self,
+        relation: str,
+        eps,
+        n_clients: int = 1,  # N
+        cohort: int = 1,  # a slot is the client's with probability cohort / n_clients
+        **release,
+    ) -> np.ndarray:  # delta of one message, shape of eps; 1, no claim, for two updates
+        "What the game may show."
+        if check_choice("relation", relation, tuple(RELATIONS)) in ("replace", "local"):
+            return np.ones(np.shape(eps))
+        eps, found = check_reals("eps", eps, "[0, 700]"), 0
+        for up in (True, False):
+            D, law = loss_law(self.clip_norm / self.std, 2**self.index_bits, up)
+            w = 2**self.index_bits * expit(D)
+            ratio = 1 + cohort / n_clients * (w - 1)
+            rise, fall = (ratio, 1) if up else (1, ratio)
+            factors = np.exp(eps.ravel())
+            side = [(law * np.maximum(rise - e * fall, 0)).sum() for e in factors]
+            found = np.maximum(found, side)
+        return np.minimum(found + 3e-9 * 2**self.index_bits, 1).reshape(eps.shape)
+
+    def guarantee(
+        self,
+        rounds: int,
+        delta: float,
+        n_clients: int = 1,  # N; not used without sampling
+        cohort: int = 1,  # messages per round, expected under Poisson; not used without sampling
+        sampling: str = "replacement",
+        accountant: str = "exact-balle",  # one of ACCOUNTANTS; "theorem1-arxiv" is the paper's
+        relation: str = None,  # None: the first that goes with the sampling in SAMPLINGS_OF
+    ) -> Guarantee:  # of the whole run
+        "The proved guarantee or the paper's claim, after `rounds` rounds. [dprec Alg. 7]"
+        relation = _fitting_relation(sampling, relation)
+        check_between("rounds", rounds, 1)
+        check_between("cohort", cohort, 1)
+        check_between("n_clients", n_clients, 1)
+        kind, _, version = check_choice(
+            "accountant", accountant, ACCOUNTANTS
+        ).partition("-")
+        sampled, groups = sampling != "none", len(self.groups or (1,))
+        slots = rounds * (cohort if sampled else 1)
+        alone = relation in ("null-slot", "poisson-null")  # nobody else chooses
+        chosen = slots / n_clients if sampled and alone else slots
+        c, K = self.clip_norm / self.std, 2**self.index_bits
+        check_number("delta", delta, "(0, 1)")
+        if kind == "theorem1":
+            made = _algorithm7(self, slots, n_clients, groups, delta, relation, version)
+        else:
+            run = dict(c=c, slots=slots, n_clients=n_clients, K=K, groups=groups)
+            run |= dict(relation=relation, cohort=cohort, sampling=sampling)
+            run |= dict(conversion=version) if kind == "exact" else {}
+            account = functools.partial(
+                exact_epsilon if kind == "exact" else pld_epsilon, **run
+            )
+            made = _with_choice(account, delta, groups * chosen * K * 2.0**-51)
+            made = _with_seeds(made, slots**2 / (n_clients if sampled else 1))
+        rate = min(cohort / n_clients, 1.0) if sampled else 1.0
+        made = replace(made, rounds=rounds, q=rate)
+        return made.noting(large_delta(delta, n_clients))

@@ -23,7 +23,7 @@ from dpcomm.core.checks import (
     check_size,
     shown,
 )
-from .contract import patch, register
+from .contract import register
 from dpcomm.mechanisms.on_ring import (
     ACCOUNTANTS,
     OnRing,
@@ -63,49 +63,72 @@ class Skellam(OnRing):
     name, audit_cases = "skellam", AUDITED
     deployment_note = "safe to deploy under secure aggregation: whole numbers and exact Skellam shares"
 
-# %% ../../nbs/baselines/skellam.ipynb #95c215eb
-@patch
-def variance(
-    self: Skellam,
-    d: int,  # coordinates of the vectors, >= 1
-) -> Fraction:  # in squared steps of the grid
-    "Variance of one share. [Agarwal, Kairouz & Liu 2021, Alg. 1]"
-    return Fraction(self.share / self.step(d)) ** 2
+    def variance(
+        self,
+        d: int,  # coordinates of the vectors, >= 1
+    ) -> Fraction:  # in squared steps of the grid
+        "Variance of one share. [Agarwal, Kairouz & Liu 2021, Alg. 1]"
+        return Fraction(self.share / self.step(d)) ** 2
 
-# %% ../../nbs/baselines/skellam.ipynb #120c96c7
-@patch
-def draw(
-    self: Skellam,
-    variance: Fraction,  # of one number, in squared steps
-    shape: tuple,  # of the result
-    rng,  # one stream, or one a row
-) -> np.ndarray:  # int64
-    "Skellam numbers, exactly. [Agarwal, Kairouz & Liu 2021, Def. 3.1]"
-    if not isinstance(rng, (list, tuple)):
-        return skellam(variance, shape, rng)
-    rows = [skellam(variance, shape[1:], stream) for stream in rng]
-    return np.stack(rows) if rows else np.empty(shape, np.int64)
+    def draw(
+        self,
+        variance: Fraction,  # of one number, in squared steps
+        shape: tuple,  # of the result
+        rng,  # one stream, or one a row
+    ) -> np.ndarray:  # int64
+        "Skellam numbers, exactly. [Agarwal, Kairouz & Liu 2021, Def. 3.1]"
+        if not isinstance(rng, (list, tuple)):
+            return skellam(variance, shape, rng)
+        rows = [skellam(variance, shape[1:], stream) for stream in rng]
+        return np.stack(rows) if rows else np.empty(shape, np.int64)
 
-# %% ../../nbs/baselines/skellam.ipynb #95c215ec
-@patch
-def noise_law(
-    self: Skellam,
-    variance: float,  # of one share, in squared steps
-    count: int,  # shares in the sum, >= 1
-    size: int,  # of the ring
-) -> np.ndarray:  # (size,) law of the sum modulo size, the outcome 0 first
-    "A Skellam law of `count` variances. [Agarwal, Kairouz & Liu 2021, Sec. 3]"
-    k = np.arange(-size // 2, size - size // 2)
-    return np.roll(ive(np.abs(k), count * variance), -(size // 2))
+    def noise_law(
+        self,
+        variance: float,  # of one share, in squared steps
+        count: int,  # shares in the sum, >= 1
+        size: int,  # of the ring
+    ) -> np.ndarray:  # (size,) law of the sum modulo size, the outcome 0 first
+        "A Skellam law of `count` variances. [Agarwal, Kairouz & Liu 2021, Sec. 3]"
+        k = np.arange(-size // 2, size - size // 2)
+        return np.roll(ive(np.abs(k), count * variance), -(size // 2))
 
-# %% ../../nbs/baselines/skellam.ipynb #acfb80c5
-@patch
-def step(
-    self: Skellam,
-    d: int,  # coordinates of the vectors, >= 1
-) -> float:  # gamma, in the units of clip_norm
-    "Finest grid whose sum fits the ring. [Agarwal, Kairouz & Liu 2021, Sec. 4]"
-    return 2 * self.k * math.sqrt(self.spread(d)) / math.sqrt(self.room())
+    def step(
+        self,
+        d: int,  # coordinates of the vectors, >= 1
+    ) -> float:  # gamma, in the units of clip_norm
+        "Finest grid whose sum fits the ring. [Agarwal, Kairouz & Liu 2021, Sec. 4]"
+        return 2 * self.k * math.sqrt(self.spread(d)) / math.sqrt(self.room())
+
+    def account(
+        self,
+        d: int,  # coordinates of the vectors, >= 1
+        q: float,  # probability that a client takes part in a round, in (0, 1]
+        rounds: int,  # releases composed, >= 1
+        delta: float,  # in (0, 1)
+        **names,  # relation, accountant, unit, note, premises, as in skellam_epsilon
+    ) -> Guarantee:  # of the whole run
+        "Epsilon of a run that counts on noise of sigma C. [Agarwal, Kairouz & Liu 2021]"
+        grid = (self.step(d), self.clip_norm, 1, self.sigma * self.clip_norm)
+        grid += (self.size(d),)
+        return skellam_epsilon(*grid, q, rounds, delta, self.beta, **names)
+
+    def divergences(
+        self,
+        d: int,  # coordinates of the vectors, >= 1
+        q: float,  # probability that a client takes part in a round, in (0, 1]
+        relation: str,  # zero-out | replace, the last with q = 1 only
+    ) -> tuple:  # Renyi orders, and the divergence of one sum at them, nats
+        "Renyi curve of one sum with noise of sigma C. [Agarwal, Kairouz & Liu 2021]"
+        grid = (self.step(d), self.clip_norm, 1, self.sigma * self.clip_norm)
+        grid += (self.size(d),)
+        return _divergences(*grid, q, self.beta, relation, "rdp-balle")
+
+    def curvature(
+        self,
+        d: int,  # coordinates of the vectors, >= 1
+    ) -> float:  # > 0
+        "Of the noise of sigma C that the honest shares carry. [page whole_noise, Prop. 3]"
+        return skellam_curvature((self.sigma * self.clip_norm / self.step(d)) ** 2)
 
 # %% ../../nbs/baselines/skellam.ipynb #9974a4fd
 def rdp_skellam(
@@ -198,43 +221,6 @@ def skellam_epsilon(
     grid = (scale, clip, n_clients, local_std)
     orders, curve = _divergences(*grid, D, q, beta, relation, accountant)
     return run_guarantee(orders, curve, delta, q, rounds, relation, accountant, **names)
-
-# %% ../../nbs/baselines/skellam.ipynb #1e6e61c6
-@patch
-def account(
-    self: Skellam,
-    d: int,  # coordinates of the vectors, >= 1
-    q: float,  # probability that a client takes part in a round, in (0, 1]
-    rounds: int,  # releases composed, >= 1
-    delta: float,  # in (0, 1)
-    **names,  # relation, accountant, unit, note, premises, as in skellam_epsilon
-) -> Guarantee:  # of the whole run
-    "Epsilon of a run that counts on noise of sigma C. [Agarwal, Kairouz & Liu 2021]"
-    grid = (self.step(d), self.clip_norm, 1, self.sigma * self.clip_norm)
-    grid += (self.size(d),)
-    return skellam_epsilon(*grid, q, rounds, delta, self.beta, **names)
-
-# %% ../../nbs/baselines/skellam.ipynb #105e5013
-@patch
-def divergences(
-    self: Skellam,
-    d: int,  # coordinates of the vectors, >= 1
-    q: float,  # probability that a client takes part in a round, in (0, 1]
-    relation: str,  # zero-out | replace, the last with q = 1 only
-) -> tuple:  # Renyi orders, and the divergence of one sum at them, nats
-    "Renyi curve of one sum with noise of sigma C. [Agarwal, Kairouz & Liu 2021]"
-    grid = (self.step(d), self.clip_norm, 1, self.sigma * self.clip_norm)
-    grid += (self.size(d),)
-    return _divergences(*grid, q, self.beta, relation, "rdp-balle")
-
-# %% ../../nbs/baselines/skellam.ipynb #wn000202
-@patch
-def curvature(
-    self: Skellam,
-    d: int,  # coordinates of the vectors, >= 1
-) -> float:  # > 0
-    "Of the noise of sigma C that the honest shares carry. [page whole_noise, Prop. 3]"
-    return skellam_curvature((self.sigma * self.clip_norm / self.step(d)) ** 2)
 
 # %% ../../nbs/baselines/skellam.ipynb #63eaa772
 def calibrate(

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PROJECTIONS', 'INNER', 'SAFE', 'AUDITED', 'Frame', 'frame', 'analyse', 'synthesise', 'kashin', 'project',
-           'keep_probability', 'kept', 'respond', 'Sqkr', 'answer', 'represent', 'estimate', 'coordinates',
-           'likelihood', 'law', 'worst_case']
+           'keep_probability', 'kept', 'respond', 'SqkrCodec', 'answer', 'represent', 'estimate', 'coordinates',
+           'likelihood', 'law', 'worst_case', 'Sqkr']
 
 # %% ../../nbs/baselines/sqkr.ipynb #a6f86d8b
 import functools
@@ -33,7 +33,7 @@ from dpcomm.core.vectors import (
     walsh_hadamard,
 )
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
-from .contract import COMPRESSES, Local, Whole, patch, register
+from .contract import COMPRESSES, Local, Whole, register
 from ..privacy.games import check_plays, two_valued_curve
 from ..secagg.discrete import symbols_by_inversion
 
@@ -168,9 +168,8 @@ AUDITED = tuple(
 )  # parameters, arguments of play, most plays
 
 # %% ../../nbs/baselines/sqkr.ipynb #90ed9e4b
-@register
 @dataclass(frozen=True)
-class Sqkr(Local):
+class SqkrCodec(Local):
     "Subsampled, quantised, randomised Kashin representation. [Chen et al. 2020, SQKR]"
 
     clip_norm: float  # L2 bound C of one client's vector, > 0
@@ -201,9 +200,59 @@ class Sqkr(Local):
         "Probability that randomised response keeps the string."
         return keep_probability(2.0**self.nbits, self.eps)
 
+    def encode(self, u: Tensor, key=None) -> Message:  # seed and k bits
+        "Represent, sample, round, randomise, pack. [Chen et al. 2020, SQKR]"
+        seed, private = public_seed(key), private_stream(key)
+        a, f, bound = represent(self, check_vector("u", u)[None])
+        at = coordinates(seed, f.size, self.nbits)
+        draws = uniform_rows(private, 1, 2 * self.nbits + 1)
+        signs = answer(self, a[:, at] / bound, draws, private)[0]
+        payload = seed.to_bytes(4, "little") + pack_bits((signs > 0).long().numpy(), 1)
+        return Message(self.name, len(u), payload, self.fingerprint)
+
+    def decode(self, message: Message) -> Tensor:  # (d,) float32
+        "Sum the sampled rows of the frame with their signs. [Chen et al. 2020, SQKR]"
+        at, signs = _sampled(self, message)
+        f = frame(message.d, self.frame_seed)
+        return estimate(self, at[None], signs[None], f)[0]
+
+    def to_summand(self, message: Message) -> np.ndarray:
+        "Signs at their coordinates of the frame."
+        at, signs = _sampled(self, message)
+        size = frame(message.d, self.frame_seed).size
+        return np.bincount(at.numpy(), signs.numpy(), size).astype(np.int64)
+
+    def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
+        "Back to d dimensions, sampling and lies undone. [Chen et al. 2020, Sec. 3]"
+        f = frame(d, self.frame_seed)
+        scale = self.level * math.sqrt(f.size) / (self.keep * self.nbits)
+        return scale * synthesise(torch.from_numpy(total.astype(float))[None], f)[0]
+
+    def simulate(
+        self,
+        u: Tensor,
+        rng,
+        at: Tensor = None,  # coordinates of all rows, (k,); None: each samples its own
+    ) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
+        "Decoded vectors of a whole cohort, without messages."
+        check_rows("u", u)
+        (a, f, bound), k = represent(self, u), self.nbits
+        draws = uniform_rows(rng, len(u), 3 * k + 1)
+        own = torch.from_numpy(draws[:, :k] * f.size).long()
+        at = own if at is None else at.expand(len(u), k)
+        signs = answer(self, a.gather(1, at) / bound, draws[:, k:], rng)
+        return estimate(self, at, signs, f).to(u.device)
+
+    def moments(self, u: Tensor) -> tuple:
+        "Bias and variance over seeds and lies, the frame fixed, in closed form."
+        check_rows("u", u)
+        a, f, _ = represent(self, u)
+        v, k, keep = synthesise(a, f).to(u.device), self.nbits, self.keep
+        return v - u, self.level**2 / (keep**2 * k) + ((k - 1) / (keep * k) - 1) * v**2
+
 # %% ../../nbs/baselines/sqkr.ipynb #90ed9e52
 def answer(
-    mechanism: Sqkr,
+    mechanism: SqkrCodec,
     x: Tensor,  # a_s / L at the sampled coordinates, (n, k), in [-1, 1]
     draws: np.ndarray,  # uniform on [0, 1), (n, 2 k + 1)
     rng,  # stream of further bits, or one a row
@@ -214,7 +263,7 @@ def answer(
 
 # %% ../../nbs/baselines/sqkr.ipynb #1f1fca5b
 def represent(
-    mechanism: Sqkr,
+    mechanism: SqkrCodec,
     u: Tensor,  # (n, d), finite
 ) -> tuple:  # coordinates (n, N) float64 within the bound, the frame, the bound L
     "Clip and spread over the frame."
@@ -225,7 +274,7 @@ def represent(
 
 # %% ../../nbs/baselines/sqkr.ipynb #81324f9f
 def estimate(
-    mechanism: Sqkr,
+    mechanism: SqkrCodec,
     at: Tensor,  # sampled coordinates, (n, k) int64
     signs: Tensor,  # (n, k) float64, +1 or -1
     f: Frame,  # of dimension d
@@ -247,84 +296,13 @@ def coordinates(
     check_between("nbits", nbits, 1, 512)
     return torch.from_numpy(seed_tree(seed, "coordinates").integers(size, size=nbits))
 
-# %% ../../nbs/baselines/sqkr.ipynb #033c0f9f
-@patch
-def encode(self: Sqkr, u: Tensor, key=None) -> Message:  # seed and k bits
-    "Represent, sample, round, randomise, pack. [Chen et al. 2020, SQKR]"
-    seed, private = public_seed(key), private_stream(key)
-    a, f, bound = represent(self, check_vector("u", u)[None])
-    at = coordinates(seed, f.size, self.nbits)
-    draws = uniform_rows(private, 1, 2 * self.nbits + 1)
-    signs = answer(self, a[:, at] / bound, draws, private)[0]
-    payload = seed.to_bytes(4, "little") + pack_bits((signs > 0).long().numpy(), 1)
-    return Message(self.name, len(u), payload, self.fingerprint)
-
 # %% ../../nbs/baselines/sqkr.ipynb #31953ec6
-@patch
-def decode(self: Sqkr, message: Message) -> Tensor:  # (d,) float32
-    "Sum the sampled rows of the frame with their signs. [Chen et al. 2020, SQKR]"
-    at, signs = _sampled(self, message)
-    f = frame(message.d, self.frame_seed)
-    return estimate(self, at[None], signs[None], f)[0]
-
-
 def _sampled(mechanism, message):
     "Sampled coordinates of the frame and their signs, both (k,)."
     payload, k = mechanism.unwrap(message), mechanism.nbits
     size = frame(message.d, mechanism.frame_seed).size
     at = coordinates(int.from_bytes(payload[:4], "little"), size, k)
     return at, torch.from_numpy(2.0 * unpack_bits(payload[4:], 1, k) - 1)
-
-# %% ../../nbs/baselines/sqkr.ipynb #31953ec8
-@patch
-def to_summand(
-    self: Sqkr, message: Message
-) -> np.ndarray:  # (N,) int64: sum of the signs at each coordinate of the frame
-    "Signs at their coordinates of the frame."
-    at, signs = _sampled(self, message)
-    size = frame(message.d, self.frame_seed).size
-    return np.bincount(at.numpy(), signs.numpy(), size).astype(np.int64)
-
-# %% ../../nbs/baselines/sqkr.ipynb #31953eca
-@patch
-def from_sum(
-    self: Sqkr,
-    code: np.ndarray,  # (N,) sums of signs
-    n: int,  # messages in it, >= 1
-    d: int,  # entries of the vectors, >= 1
-) -> Tensor:  # (d,) float64
-    "Back to d dimensions, sampling and lies undone. [Chen et al. 2020, Sec. 3]"
-    f = frame(d, self.frame_seed)
-    scale = self.level * math.sqrt(f.size) / (self.keep * self.nbits)
-    return scale * synthesise(torch.from_numpy(code.astype(float))[None], f)[0]
-
-# %% ../../nbs/baselines/sqkr.ipynb #f28d32eb
-@patch
-def simulate(
-    self: Sqkr,
-    u: Tensor,  # (n, d), finite
-    rng,  # one stream, or one a row
-    at: Tensor = None,  # coordinates of all rows, (k,); None: each samples its own
-) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
-    "Decoded vectors of a whole cohort, without messages."
-    check_rows("u", u)
-    (a, f, bound), k = represent(self, u), self.nbits
-    draws = uniform_rows(rng, len(u), 3 * k + 1)
-    own = torch.from_numpy(draws[:, :k] * f.size).long()
-    at = own if at is None else at.expand(len(u), k)
-    signs = answer(self, a.gather(1, at) / bound, draws[:, k:], rng)
-    return estimate(self, at, signs, f).to(u.device)
-
-# %% ../../nbs/baselines/sqkr.ipynb #3f5fd1b1
-@patch
-def moments(
-    self: Sqkr, u: Tensor
-) -> tuple:  # bias against u and variance of each entry, both (n, d)
-    "Bias and variance over seeds and lies, the frame fixed, in closed form."
-    check_rows("u", u)
-    a, f, _ = represent(self, u)
-    v, k, keep = synthesise(a, f).to(u.device), self.nbits, self.keep
-    return v - u, self.level**2 / (keep**2 * k) + ((k - 1) / (keep * k) - 1) * v**2
 
 # %% ../../nbs/baselines/sqkr.ipynb #ba4d6487
 def likelihood(
@@ -337,7 +315,7 @@ def likelihood(
 
 # %% ../../nbs/baselines/sqkr.ipynb #7b950727
 def law(
-    mechanism: Sqkr,
+    mechanism: SqkrCodec,
     u: Tensor,  # one client's vector, (d,), finite
     seed: int,  # 32 bits that travel with the message
 ) -> Tensor:  # (2^k,) float64: probability of every string, k <= 16
@@ -352,7 +330,7 @@ def law(
 # %% ../../nbs/baselines/sqkr.ipynb #cf7099e1
 #| code-fold: true
 def worst_case(
-    mechanism: Sqkr,
+    mechanism: SqkrCodec,
     at: Tensor,  # coordinates asked for, (k,) int64
     d: int,  # dimension
 ) -> Tensor:  # (d,) float32, norm clip_norm
@@ -362,42 +340,31 @@ def worst_case(
     u = synthesise(a, f)[0]
     return (mechanism.clip_norm * u / u.norm()).float()
 
-# %% ../../nbs/baselines/sqkr.ipynb #81f840b9
-#| code-fold: true
-@patch
-def attack_scores(
-    self: Sqkr,
-    relation: str,  # 'local'
-    present: bool,  # which of the two inputs is sent
-    n: int,  # plays
-    rng,  # stream of all plays
-    rounds: int = 1,  # messages of one play
-    **release,  # other arguments of `guarantee`, which change nothing here
-) -> dict:  # attack -> (n,) scores, large where the first input seems sent
-    "Send a worst-case input or its opposite, and score by likelihood."
-    check_plays(present, n)
-    check_choice("relation", relation, tuple(self.relations))
-    at, score = torch.arange(self.nbits), torch.zeros(n, dtype=torch.float64)
-    u = worst_case(self, at, 16 * self.nbits)
-    a, _, bound = represent(self, torch.stack([u, -u]))
-    x = a[:, at] / bound
-    sent = x[0 if present else 1].expand(n, -1)
-    for _ in range(rounds):
-        signs = answer(self, sent, uniform_rows(rng, n, 2 * self.nbits + 1), rng)
-        first, second = (likelihood(side, signs, self.keep).log() for side in x)
-        score += first - second
-    return {"likelihood": score.numpy()}
-
 # %% ../../nbs/baselines/sqkr.ipynb #e4250cdc
-#| code-fold: true
-@patch
-def privacy_profile(
-    self: Sqkr,
-    relation: str,  # a key of mechanism.relations
-    eps,  # >= 0, any shape
-    **release,  # other arguments of `play`, which change nothing here
-) -> np.ndarray:  # delta of one message, shape of eps, a bound for any two inputs
-    "What the game may show. [Chen et al. 2020, Sec. 3]"
-    check_choice("relation", relation, tuple(self.relations))
-    own = 1 / (1 + (2.0**self.nbits - 1) * math.exp(-self.eps))
-    return two_valued_curve(own, self.eps, eps)
+@register
+@dataclass(frozen=True)
+class Sqkr(SqkrCodec):
+    "Subsampled, quantised, randomised Kashin representation. [Chen et al. 2020, SQKR]"
+
+    def attack_scores(
+        self, relation: str, present: bool, n: int, rng, rounds: int = 1, **release
+    ) -> dict:
+        "Send a worst-case input or its opposite, and score by likelihood."
+        check_plays(present, n)
+        check_choice("relation", relation, tuple(self.relations))
+        at, score = torch.arange(self.nbits), torch.zeros(n, dtype=torch.float64)
+        u = worst_case(self, at, 16 * self.nbits)
+        a, _, bound = represent(self, torch.stack([u, -u]))
+        x = a[:, at] / bound
+        sent = x[0 if present else 1].expand(n, -1)
+        for _ in range(rounds):
+            signs = answer(self, sent, uniform_rows(rng, n, 2 * self.nbits + 1), rng)
+            first, second = (likelihood(side, signs, self.keep).log() for side in x)
+            score += first - second
+        return {"likelihood": score.numpy()}
+
+    def privacy_profile(self, relation: str, eps, **release) -> np.ndarray:
+        "What the game may show. [Chen et al. 2020, Sec. 3]"
+        check_choice("relation", relation, tuple(self.relations))
+        own = 1 / (1 + (2.0**self.nbits - 1) * math.exp(-self.eps))
+        return two_valued_curve(own, self.eps, eps)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SPANS', 'PROJECTED', 'AUDITED', 'subset_size', 'padded_size', 'subset', 'signs', 'rotate', 'unrotate', 'span',
-           'cut_probability', 'SqSgd', 'prepare', 'restore', 'send']
+           'cut_probability', 'SqSgdCodec', 'prepare', 'restore', 'send', 'SqSgd']
 
 # %% ../../nbs/papers/sqsgd.ipynb #a142c4a3
 import functools
@@ -34,7 +34,7 @@ from dpcomm.core.vectors import (
 )
 from ..core.wire import Bits, Message, header_bits
 from . import privquant
-from .contract import Local, Whole, patch, register
+from .contract import Local, Whole, register
 from ..privacy.games import check_plays, two_valued_curve
 
 # %% ../../nbs/papers/sqsgd.ipynb #2eacd1c5
@@ -146,9 +146,8 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
 )
 
 # %% ../../nbs/papers/sqsgd.ipynb #28e2c5dd
-@register
 @dataclass(frozen=True)
-class SqSgd(Local):
+class SqSgdCodec(Local):
     "Selected, rotated and privately quantised gradients. [sqsgd Alg. 2]"
 
     bound: float = 10.0  # U: l2 norm of what is sent, > 0
@@ -204,46 +203,107 @@ class SqSgd(Local):
     def for_round(self, t):
         return replace(self, round=t)
 
-# %% ../../nbs/papers/sqsgd.ipynb #045accb7
-@patch
-def size(
-    self: SqSgd,
-    d: int,  # entries of the gradient, >= 1
-) -> int:  # D, a power of two
-    "Entries of a message; ValueError where r d is below one. [sqsgd Alg. 2, line 3]"
-    return padded_size(subset_size(d, self.fraction, self.padded))
+    def size(
+        self,
+        d: int,  # entries of the gradient, >= 1
+    ) -> int:  # D, a power of two
+        "Entries of a message; ValueError where r d is below one. [sqsgd Alg. 2, line 3]"
+        return padded_size(subset_size(d, self.fraction, self.padded))
 
-# %% ../../nbs/papers/sqsgd.ipynb #b19a0037
-@patch
-def limit(
-    self: SqSgd,
-    d: int,  # entries of the gradient, >= 1
-) -> float:  # > 0
-    "Largest absolute entry that is quantised. [sqsgd Sec. 3.3]"
-    return span(self.bound, self.size(d), self.span)
+    def limit(
+        self,
+        d: int,  # entries of the gradient, >= 1
+    ) -> float:  # > 0
+        "Largest absolute entry that is quantised. [sqsgd Sec. 3.3]"
+        return span(self.bound, self.size(d), self.span)
 
-# %% ../../nbs/papers/sqsgd.ipynb #1eae8d7e
-@patch
-def calibration(
-    self: SqSgd,
-    d: int,  # entries of the gradient, >= 1
-) -> privquant.Calibration:  # of the quantiser
-    "Threshold and coin; ValueError where the paper's rule has none. [sqsgd Sec. 4]"
-    quantiser = self.levels, self.eps, self.rule, self.kappa_min
-    return privquant.calibrate(self.size(d), *quantiser)
+    def calibration(
+        self,
+        d: int,  # entries of the gradient, >= 1
+    ) -> privquant.Calibration:  # of the quantiser
+        "Threshold and coin; ValueError where the paper's rule has none. [sqsgd Sec. 4]"
+        quantiser = self.levels, self.eps, self.rule, self.kappa_min
+        return privquant.calibrate(self.size(d), *quantiser)
 
-# %% ../../nbs/papers/sqsgd.ipynb #b19a0039
-@patch
-def message_epsilon(
-    self: SqSgd,
-    d: int = None,  # entries of the gradient, >= 1; None: what is allowed
-) -> float:  # eps of one message
-    "What the threshold really spends. [sqsgd Thm. 1]"
-    return self.eps if d is None else self.calibration(d).actual_eps
+    def message_epsilon(self, d: int = None) -> float:  # eps of one message
+        "What the threshold really spends. [sqsgd Thm. 1]"
+        return self.eps if d is None else self.calibration(d).actual_eps
+
+    def simulate(self, u: Tensor, rng) -> Tensor:
+        "Estimates without memory, times d / d_hat for what was not selected."
+        d = check_rows("u", u).shape[1]
+        at, out = subset(self, d), torch.zeros(u.shape, dtype=torch.float32)
+        out[:, at] = (
+            d / len(at) * send(self, self.clip(u).cpu()[:, at], d, rng)
+        ).float()
+        return out.to(u.device)
+
+    def simulate_with_memory(self, memory: Tensor, u: Tensor, rng) -> tuple:
+        "Send what has gathered, keep the rest. [sqsgd Alg. 2; Lin et al. 2018, Alg. 4]"
+        d, at = u.shape[1], subset(self, u.shape[1]).to(u.device)
+        u = self.clip(u) if self.projected == "gradient" else check_finite("u", u)
+        if self.momentum:
+            u = memory[:, 1].mul_(self.momentum).add_(u)
+        residual = memory[:, 0]
+        rows = residual[:, at] + self.beta * u[:, at]
+        out = torch.zeros_like(u)
+        out[:, at] = send(self, rows, d, rng).float().to(u.device)
+        residual.add_(u, alpha=self.alpha)
+        memory[:, :, at] = 0
+        return out, memory
+
+    def encode(self, u: Tensor, key=None) -> Message:
+        "Select, rotate, quantise, randomise, pack. [sqsgd Alg. 2]"
+        rng, u = private_stream(key), check_vector("u", u)
+        d = len(u)
+        x = prepare(self, self.clip(u[None])[:, subset(self, d)], d)
+        rounded = privquant.quantise(x, self.limit(d), self.levels, rng)
+        numbers = privquant.randomise(rounded, self.calibration(d), rng)
+        payload = privquant.pack(numbers[0], self.levels)
+        return Message(self.name, d, payload, self.fingerprint)
+
+    def decode(self, message: Message) -> Tensor:  # (d,) float32
+        "Look the levels up, rotate back, put them in their places. [sqsgd Alg. 2, line 19]"
+        payload, d = self.unwrap(message), message.d
+        at, out = subset(self, d), torch.zeros(d)
+        numbers = privquant.unpack(payload, self.levels, self.size(d))
+        values = privquant.levels(self.limit(d), self.levels) / self.calibration(d).m
+        out[at] = (d / len(at) * restore(self, values[numbers][None], d)[0]).float()
+        return out
+
+    def to_summand(self, message: Message) -> np.ndarray:  # (D,) level numbers
+        "The level numbers of a message."
+        return privquant.unpack(self.unwrap(message), self.levels, self.size(message.d))
+
+    def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
+        "Levels, rotated back, in their places. [sqsgd Alg. 2, line 19]"
+        total = privquant.sum_of_levels(total, n, self.limit(d), self.levels)
+        values = total / self.calibration(d).m
+        at, out = subset(self, d), torch.zeros(d, dtype=torch.float64)
+        out[at] = d / len(at) * restore(self, values[None], d)[0]
+        return out
+
+    def moments(self, u: Tensor) -> tuple:
+        "Bias and variance in closed form, the subset and the rotation fixed."
+        check_rows("u", u)
+        d, at, cal = u.shape[1], subset(self, u.shape[1]), self.calibration(u.shape[1])
+        x = prepare(self, self.clip(u).cpu()[:, at], d)
+        own = torch.from_numpy(sum(privquant.variances(x, self.limit(d), cal)))
+        mean, scale = restore(self, x, d), d / len(at)
+        if (
+            self.rotated
+        ):  # every entry mixes all with weights of 1/D; pairs add the rest
+            square = mean**2 - torch.from_numpy(x**2).mean(1, keepdim=True)
+            pairs = privquant.covariance_factor(cal) * square
+            own = own.mean(1, keepdim=True) + pairs
+        bias, variance = -u.double().cpu(), torch.zeros(u.shape, dtype=torch.float64)
+        bias[:, at] += scale * mean
+        variance[:, at] = scale**2 * own[:, : len(at)]
+        return bias.to(u), variance.to(u.device)
 
 # %% ../../nbs/papers/sqsgd.ipynb #8895a9ae
 def prepare(
-    mechanism: SqSgd,
+    mechanism: SqSgdCodec,
     rows: Tensor,  # (n, d_hat) float32 or float64: the selected coordinates, finite
     d: int,  # entries of the whole gradient
 ) -> np.ndarray:  # (n, D) float64 within the range of the quantiser
@@ -260,7 +320,7 @@ def prepare(
 
 # %% ../../nbs/papers/sqsgd.ipynb #e9e354ef
 def restore(
-    mechanism: SqSgd,
+    mechanism: SqSgdCodec,
     values: np.ndarray,  # (n, D) float64: what PrivQuant estimates
     d: int,  # entries of the whole gradient
 ) -> Tensor:  # (n, d_hat) float64
@@ -271,7 +331,7 @@ def restore(
 
 # %% ../../nbs/papers/sqsgd.ipynb #5da69713
 def send(
-    mechanism: SqSgd,
+    mechanism: SqSgdCodec,
     rows: Tensor,  # (n, d_hat) the selected coordinates, finite
     d: int,  # entries of the whole gradient
     rng,  # one stream, or one a row
@@ -280,145 +340,41 @@ def send(
     x, cal = prepare(mechanism, rows, d), mechanism.calibration(d)
     return restore(mechanism, privquant.privatise(x, mechanism.limit(d), cal, rng), d)
 
-# %% ../../nbs/papers/sqsgd.ipynb #903d446d
-@patch
-def simulate(
-    self: SqSgd, u: Tensor, rng
-) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
-    "Estimates without memory, times d / d_hat for what was not selected."
-    d = check_rows("u", u).shape[1]
-    at, out = subset(self, d), torch.zeros(u.shape, dtype=torch.float32)
-    out[:, at] = (d / len(at) * send(self, self.clip(u).cpu()[:, at], d, rng)).float()
-    return out.to(u.device)
-
-# %% ../../nbs/papers/sqsgd.ipynb #babbc37b
-@patch
-def simulate_with_memory(
-    self: SqSgd,
-    memory: Tensor,  # (n, 1 or 2, d) float32: residual, velocity; overwritten
-    u: Tensor,  # (n, d) float32: new gradients, finite
-    rng,  # one stream a row
-) -> tuple:  # estimates (n, d) float32 of what was sent, memory
-    "Send what has gathered, keep the rest. [sqsgd Alg. 2; Lin et al. 2018, Alg. 4]"
-    d, at = u.shape[1], subset(self, u.shape[1]).to(u.device)
-    u = self.clip(u) if self.projected == "gradient" else check_finite("u", u)
-    if self.momentum:
-        u = memory[:, 1].mul_(self.momentum).add_(u)
-    residual = memory[:, 0]
-    rows = residual[:, at] + self.beta * u[:, at]
-    out = torch.zeros_like(u)
-    out[:, at] = send(self, rows, d, rng).float().to(u.device)
-    residual.add_(u, alpha=self.alpha)
-    memory[:, :, at] = 0
-    return out, memory
-
-# %% ../../nbs/papers/sqsgd.ipynb #1311be08
-@patch
-def encode(
-    self: SqSgd, u: Tensor, key=None
-) -> Message:  # D level numbers; subset and rotation are public
-    "Select, rotate, quantise, randomise, pack. [sqsgd Alg. 2]"
-    rng, u = private_stream(key), check_vector("u", u)
-    d = len(u)
-    x = prepare(self, self.clip(u[None])[:, subset(self, d)], d)
-    rounded = privquant.quantise(x, self.limit(d), self.levels, rng)
-    numbers = privquant.randomise(rounded, self.calibration(d), rng)
-    payload = privquant.pack(numbers[0], self.levels)
-    return Message(self.name, d, payload, self.fingerprint)
-
-# %% ../../nbs/papers/sqsgd.ipynb #fcc62053
-@patch
-def decode(
-    self: SqSgd,
-    message: Message,  # made by `encode` with the same parameters, seed and round
-) -> Tensor:  # (d,) float32
-    "Look the levels up, rotate back, put them in their places. [sqsgd Alg. 2, line 19]"
-    payload, d = self.unwrap(message), message.d
-    at, out = subset(self, d), torch.zeros(d)
-    numbers = privquant.unpack(payload, self.levels, self.size(d))
-    values = privquant.levels(self.limit(d), self.levels) / self.calibration(d).m
-    out[at] = (d / len(at) * restore(self, values[numbers][None], d)[0]).float()
-    return out
-
-# %% ../../nbs/papers/sqsgd.ipynb #fcc62055
-@patch
-def to_summand(
-    self: SqSgd,
-    message: Message,  # made by `encode` with the same parameters, seed and round
-) -> np.ndarray:  # (D,) level numbers
-    "The level numbers of a message."
-    return privquant.unpack(self.unwrap(message), self.levels, self.size(message.d))
-
-# %% ../../nbs/papers/sqsgd.ipynb #fcc62057
-@patch
-def from_sum(
-    self: SqSgd,
-    code: np.ndarray,  # (D,) sum of level numbers
-    n: int,  # messages in it, >= 1
-    d: int,  # entries of the gradient, >= 1
-) -> Tensor:  # (d,) float64
-    "Levels, rotated back, in their places. [sqsgd Alg. 2, line 19]"
-    total = privquant.sum_of_levels(code, n, self.limit(d), self.levels)
-    values = total / self.calibration(d).m
-    at, out = subset(self, d), torch.zeros(d, dtype=torch.float64)
-    out[at] = d / len(at) * restore(self, values[None], d)[0]
-    return out
-
-# %% ../../nbs/papers/sqsgd.ipynb #d409a764
-@patch
-def moments(
-    self: SqSgd, u: Tensor
-) -> tuple:  # bias against u and variance of each entry, both (n, d)
-    "Bias and variance in closed form, the subset and the rotation fixed."
-    check_rows("u", u)
-    d, at, cal = u.shape[1], subset(self, u.shape[1]), self.calibration(u.shape[1])
-    x = prepare(self, self.clip(u).cpu()[:, at], d)
-    own = torch.from_numpy(sum(privquant.variances(x, self.limit(d), cal)))
-    mean, scale = restore(self, x, d), d / len(at)
-    if self.rotated:  # every entry mixes all with weights of 1/D; pairs add the rest
-        square = mean**2 - torch.from_numpy(x**2).mean(1, keepdim=True)
-        pairs = privquant.covariance_factor(cal) * square
-        own = own.mean(1, keepdim=True) + pairs
-    bias, variance = -u.double().cpu(), torch.zeros(u.shape, dtype=torch.float64)
-    bias[:, at] += scale * mean
-    variance[:, at] = scale**2 * own[:, : len(at)]
-    return bias.to(u), variance.to(u.device)
-
-# %% ../../nbs/papers/sqsgd.ipynb #59738469
-#| code-fold: true
-@patch
-def attack_scores(
-    self: SqSgd,
-    relation: str,  # 'local'
-    present: bool,  # which of the two inputs is sent
-    n: int,  # plays
-    rng,  # stream of all plays
-    rounds: int = 1,  # messages of one play
-    d: int = 2,  # dimension of the game
-    **release,  # other arguments of `guarantee`, which change nothing here
-) -> dict:  # attack -> (n,) scores, large where the first input seems sent
-    "Send a vector or its negative; the score is how far the message points along it."
-    check_plays(present, n)
-    check_choice("relation", relation, tuple(self.relations))
-    u, score = torch.zeros(d), torch.zeros(n, dtype=torch.float64)
-    u[subset(self, d)] = 1.0
-    u = self.bound * u / u.norm()
-    sent = (u if present else -u).expand(n, d)
-    for _ in range(rounds):
-        score += self.simulate(sent, rng).double() @ u.double()
-    return {"projection": score.numpy()}
-
 # %% ../../nbs/papers/sqsgd.ipynb #07d50bdf
-#| code-fold: true
-@patch
-def privacy_profile(
-    self: SqSgd,
-    relation: str,  # a key of mechanism.relations
-    eps,  # >= 0, any shape
-    d: int = 2,  # dimension of the game
-    **release,  # other arguments of `play`, which change nothing here
-) -> np.ndarray:  # delta of one message, shape of eps, a bound for any two inputs
-    "What the game may show. [sqsgd Alg. 1]"
-    check_choice("relation", relation, tuple(self.relations))
-    cal = self.calibration(d)
-    return two_valued_curve(cal.p, cal.actual_eps, eps)
+@register
+@dataclass(frozen=True)
+class SqSgd(SqSgdCodec):
+    "Selected, rotated and privately quantised gradients. [sqsgd Alg. 2]"
+
+    def attack_scores(
+        self,
+        relation: str,
+        present: bool,
+        n: int,
+        rng,
+        rounds: int = 1,
+        d: int = 2,  # dimension of the game
+        **release,
+    ) -> dict:  # attack -> (n,) scores, large where the first input seems sent
+        "Send a vector or its negative; the score is how far the message points along it."
+        check_plays(present, n)
+        check_choice("relation", relation, tuple(self.relations))
+        u, score = torch.zeros(d), torch.zeros(n, dtype=torch.float64)
+        u[subset(self, d)] = 1.0
+        u = self.bound * u / u.norm()
+        sent = (u if present else -u).expand(n, d)
+        for _ in range(rounds):
+            score += self.simulate(sent, rng).double() @ u.double()
+        return {"projection": score.numpy()}
+
+    def privacy_profile(
+        self,
+        relation: str,
+        eps,
+        d: int = 2,  # dimension of the game
+        **release,
+    ) -> np.ndarray:  # delta of one message, shape of eps, a bound for any two inputs
+        "What the game may show. [sqsgd Alg. 1]"
+        check_choice("relation", relation, tuple(self.relations))
+        cal = self.calibration(d)
+        return two_valued_curve(cal.p, cal.actual_eps, eps)

@@ -36,7 +36,7 @@ from dpcomm.core.vectors import (
     unflatten,
 )
 from ..core.wire import Bits, header_bits
-from .contract import Whole, mechanism, patch, register
+from .contract import Whole, mechanism, register
 from .distributed_noise import LinearSketch
 
 # %% ../../nbs/papers/fltop.ipynb #9797a103
@@ -196,6 +196,30 @@ class TopK(LinearSketch):
     def downlink_bits(self, d):
         return 32 * (d if self.fresh else size(self.fraction, d))
 
+    def trainable(self, d: int) -> Tensor:
+        "The weights that local SGD may move. [fltop Alg. 2, line 4]"
+        if not self.held or self.fraction == 1:
+            return None
+        mask = torch.zeros(d, dtype=torch.bool)
+        mask[chosen(self, d).index] = True
+        return mask
+
+    def expand(
+        self,
+        values: Tensor,  # (n, K)
+        d: int,  # weights
+    ) -> Tensor:  # (n, d), zero outside the support
+        "Put values where their weights are. [fltop Alg. 1, lines 11-12]"
+        out = values.new_zeros(len(values), d)
+        out[:, chosen(self, d).index] = values
+        return out
+
+    def moments(self, u: Tensor) -> tuple:
+        "What is outside the support is lost; inside there is the share of noise."
+        kept, d = self.sketch(check_finite("u", check_rows("u", u))), u.shape[1]
+        variance = torch.full_like(kept, self.share**2)
+        return self.expand(kept, d) - u, self.expand(variance, d)
+
 # %% ../../nbs/papers/fltop.ipynb #3cac5fp1
 def _check_support(mechanism):
     "Refuse a support that is none, and one that is given and drawn."
@@ -227,40 +251,6 @@ def chosen(
             " it with top_k for this model"
         )
     return support
-
-# %% ../../nbs/papers/fltop.ipynb #b59a7a51
-@patch
-def trainable(
-    self: TopK, d: int
-) -> Tensor:  # (d,) bool, or None where all weights move
-    "The weights that local SGD may move. [fltop Alg. 2, line 4]"
-    if not self.held or self.fraction == 1:
-        return None
-    mask = torch.zeros(d, dtype=torch.bool)
-    mask[chosen(self, d).index] = True
-    return mask
-
-# %% ../../nbs/papers/fltop.ipynb #b59a7a52
-@patch
-def expand(
-    self: TopK,
-    values: Tensor,  # (n, K)
-    d: int,  # weights
-) -> Tensor:  # (n, d), zero outside the support
-    "Put values where their weights are. [fltop Alg. 1, lines 11-12]"
-    out = values.new_zeros(len(values), d)
-    out[:, chosen(self, d).index] = values
-    return out
-
-# %% ../../nbs/papers/fltop.ipynb #9e193255
-@patch
-def moments(
-    self: TopK, u: Tensor
-) -> tuple:  # bias and variance of the estimates, both (n, d)
-    "What is outside the support is lost; inside there is the share of noise."
-    kept, d = self.sketch(check_finite("u", check_rows("u", u))), u.shape[1]
-    variance = torch.full_like(kept, self.share**2)
-    return self.expand(kept, d) - u, self.expand(variance, d)
 
 # %% ../../nbs/papers/fltop.ipynb #88d1e694
 SCHEMES = {  # name -> source of the coordinates, others held?, chosen anew each round?
