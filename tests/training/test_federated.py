@@ -195,10 +195,10 @@ class Diary(contract.Mechanism):
 
     name, server_is_deterministic = "diary", False
 
-    def memory(self, n, d):
+    def client_memory(self, n, d):
         return torch.zeros(n, 2, d)
 
-    def remember(self, memory, u, rng):
+    def simulate_with_memory(self, memory, u, rng):
         return torch.zeros_like(u), torch.stack([memory[:, 0] + 1, u], 1)
 
     def simulate(self, u, rng):
