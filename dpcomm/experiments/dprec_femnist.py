@@ -25,7 +25,7 @@ from dpcomm.experiments.femnist_columns import (
     train,
 )
 from .runs import Run, source_of
-from ..tasks import images
+from ..tasks import femnist, images
 
 # %% ../../nbs/experiments/dprec_femnist.ipynb #463f89b3
 PAPER = "dprec"
@@ -102,13 +102,13 @@ def federation(
 ):  # images.Federation
     "The writers, or below full scale made ones where the files are missing."
     try:
-        return images.femnist()
+        return femnist.femnist()
     except FileNotFoundError:
         if scale == "full":
             raise
     with tempfile.TemporaryDirectory() as folder:
         make_leaf(Path(folder), *((20, 30) if scale == "smoke" else (60, 100)))
-        made = images.femnist(folder, whole=False)
+        made = femnist.femnist(folder, whole=False)
     return replace(made, data=replace(made.data, name="made LEAF file"))
 
 # %% ../../nbs/experiments/dprec_femnist.ipynb #4edb1ad9

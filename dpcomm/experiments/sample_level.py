@@ -18,7 +18,7 @@ from .runs import Run, from_training, source_of
 from ..mechanisms import mvu
 from ..mechanisms.contract import mechanism
 from ..report import papers
-from ..tasks import images
+from ..tasks import femnist, images
 from ..training import example_level, models
 from ..training.federated import Config, Task
 
@@ -29,7 +29,7 @@ def federation(
 ):  # images.Federation
     "Clients that train, and the images of those that never do. [imvu Sec. 4.2]"
     if data == "femnist":
-        everyone = images.femnist()
+        everyone = femnist.femnist()
     elif data == "by_writer":
         found = images.load("mnist-by-writer")
         everyone = images.Federation(

@@ -15,7 +15,7 @@ from ..core.checks import check_positive
 from .runs import Run, from_training
 from ..mechanisms import pm, sqsgd, topk, vqsgd
 from ..report import papers
-from ..tasks import images
+from ..tasks import emnist, images
 from ..training.federated import Config, Task, simulate
 from ..training.models import MODELS, build
 
@@ -302,7 +302,7 @@ def federation(
     n_clients: int = 10,  # of equal size
 ):  # images.Federation
     "The clients of a task. [sqsgd Sec. 4]"
-    load = images.load if name != "emnist-mnist" else lambda _: images.emnist("mnist")
+    load = images.load if name != "emnist-mnist" else lambda _: emnist.emnist("mnist")
     found = load(name)
     parts = images.iid(len(found.y), n_clients, seed_tree(0, "partition"))
     return images.Federation(found, parts, "iid, ten equal parts")

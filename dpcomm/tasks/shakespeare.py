@@ -17,8 +17,10 @@ import torch
 from ..core.chance import seed_tree
 from ..core.checks import check_between, shown
 from ..core.files import field, read_json, typed, unpack
-from .images import Dataset, Federation, check_lengths, data_root
-from .images import read_leaf as read_users
+from .catalogue import data_root
+from .femnist import check_lengths
+from .femnist import read_leaf as read_users
+from .images import Dataset, Federation
 
 # %% ../../nbs/tasks/shakespeare.ipynb #67d9d56d
 SYMBOLS = (  # LEAF's, in its order

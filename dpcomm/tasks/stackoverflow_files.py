@@ -21,7 +21,8 @@ import numpy as np
 from ..core.chance import seed_tree
 from ..core.checks import check_between, shown
 from ..core.files import read_json, typed
-from .images import data_root, h5_column, h5_users
+from .catalogue import data_root
+from .femnist import h5_column, h5_users
 
 # %% ../../nbs/tasks/stackoverflow_files.ipynb #cd7275aa
 def _counts(path):

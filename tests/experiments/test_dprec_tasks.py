@@ -8,7 +8,7 @@ import torch
 
 from dpcomm.core.chance import seed_tree
 from dpcomm.experiments import dprec_femnist, dprec_shakespeare, dprec_stackoverflow
-from dpcomm.tasks import images
+from dpcomm.tasks import femnist
 from dpcomm.training.federated import Config
 
 
@@ -82,7 +82,7 @@ def test_letters_are_digits_turned_into_62_classes():
 
 def test_a_made_leaf_file_is_read_like_leafs_own(tmp_path):
     dprec_femnist.make_leaf(tmp_path, 5, 12)
-    made = images.femnist(tmp_path, whole=False)
+    made = femnist.femnist(tmp_path, whole=False)
     assert len(made.parts) == 5 and made.sizes.min() >= 2
     assert 5 < made.sizes.mean() < 20 and made.data.y.max() < 62
     assert len(made.data.y_test) >= 10

@@ -32,7 +32,7 @@ from dpcomm.core import files
 from dpcomm.core.chance import seed_tree
 from dpcomm.experiments import runs
 from dpcomm.report import papers, records, results, validation
-from dpcomm.tasks import images, medical, shakespeare
+from dpcomm.tasks import emnist, femnist, images, medical, shakespeare
 from dpcomm.tasks import stackoverflow_files as posts
 
 WRONG = [None, True, 0, -1, 1.5, 1e308, 10**400, math.nan, math.inf, "x", "", "\ud800"]
@@ -249,7 +249,7 @@ KINDS = {
         "a.json",
         leaf([[0.5] * 784] * 2, [3, 61]),
         write_json,
-        lambda p: images.read_leaf(p.parent),
+        lambda p: femnist.read_leaf(p.parent),
         TWO,
     ),
     "leaf plays": Kind(
@@ -501,7 +501,7 @@ def test_h5_files_name_file_and_user(which, tmp_path):
     path, count = tmp_path / "f.h5", 0
 
     def read():
-        return (images.read_tff if which == "images" else read_base)(path)
+        return (femnist.read_tff if which == "images" else read_base)(path)
 
     def write(entries, promise=None):
         with h5py.File(path, "w") as file:
@@ -544,14 +544,14 @@ def test_idx_files_are_refused_or_read(tmp_path, flipped):
     cases += [("a.gz", raw) for raw in flipped(gzip.compress(SHAPES[-1], 1), "gz")]
     for name, raw in cases:
         (tmp_path / name).write_bytes(raw)
-        refused(lambda: images.read_idx(tmp_path / name), name)
+        refused(lambda: emnist.read_idx(tmp_path / name), name)
 
 
 BOMB = gzip.compress(bytes(2**20)) * 1024  # a megabyte that unpacks to a gigabyte
 PACKED = [
     (
         "EMNIST/raw/emnist-mnist-train-images-idx3-ubyte.gz",
-        lambda root: images.emnist("mnist", root),
+        lambda root: emnist.emnist("mnist", root),
         784 * 60_000,
     ),
     (
@@ -687,12 +687,12 @@ def test_readers_shared_by_several_formats(tmp_path):
     h5py = pytest.importorskip("h5py", reason="NOT CHECKED: h5py is not installed")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["examples/ann/n"] = np.arange(5)
-    with images.h5_users(tmp_path / "a.h5", "json", "n") as found:
-        assert images.h5_column("a", found["ann"], "n", 5).tolist() == [0, 1, 2, 3, 4]
+    with femnist.h5_users(tmp_path / "a.h5", "json", "n") as found:
+        assert femnist.h5_column("a", found["ann"], "n", 5).tolist() == [0, 1, 2, 3, 4]
         with pytest.raises(
             ValueError, match=r"'n' of shape \(5,\).* of 1 to 4 entries"
         ):
-            images.h5_column("a", found["ann"], "n", 4)
+            femnist.h5_column("a", found["ann"], "n", 4)
     (tmp_path / "a.csv").write_text("a,b\n1,2\n\n3,4\n")
     assert medical.read_table(tmp_path / "a.csv", ("b",)) == [
         ("a.csv, row 2", {"a": "1", "b": "2"}),

@@ -24,7 +24,7 @@ from laws import drawn
 from tables import tabled
 
 from dpcomm.core.chance import seed_tree
-from dpcomm.tasks import images
+from dpcomm.tasks import emnist, femnist, images
 
 COUNTS = {
     "mnist": (60_000, 10_000, 1, 28),
@@ -411,7 +411,7 @@ check_partition, once = images.check_partition, "each of 0..3 must appear exactl
         (lambda: check_partition([[0, 1], [2, 4]], 4), once),
         (lambda: check_partition([[0, 1], []], 2), "1 holds no image.*use fewer"),
         (lambda: images.load("minst"), "'minst'.*mnist.*did you mean 'mnist'"),
-        (lambda: images.emnist("leters"), "'leters'; .* did you mean 'letters'"),
+        (lambda: emnist.emnist("leters"), "'leters'; .* did you mean 'letters'"),
     ],
 )
 def test_what_cannot_be_made_says_why(call, message):
@@ -467,7 +467,7 @@ def test_leaf_files_become_a_federation_of_users(tmp_path):
     everyone = written(tmp_path, USERS[:12], file="a.json")
     everyone |= written(tmp_path, USERS[12:], file="b.json")
     test = written(tmp_path, split="test")
-    found = images.femnist(tmp_path, whole=False)
+    found = femnist.femnist(tmp_path, whole=False)
     x, y = found.data.x, found.data.y
     assert found.data.name == "femnist" and len(found.parts) == 20
     assert "leaf" in found.rule and x.dtype == torch.float32 and y.dtype == torch.int64
@@ -477,7 +477,7 @@ def test_leaf_files_become_a_federation_of_users(tmp_path):
         assert y[part].tolist() == everyone[user]["y"]
     assert same(found.parts, images.by_writer(found.data.writers))
     assert found.data.y_test.tolist() == [y for u in USERS for y in test[u]["y"]]
-    assert set(images.read_leaf(tmp_path / "femnist" / "train")) == set(USERS)
+    assert set(femnist.read_leaf(tmp_path / "femnist" / "train")) == set(USERS)
 
 
 def test_femnists_counts_are_asserted_unless_it_is_a_part(tmp_path):
@@ -485,10 +485,10 @@ def test_femnists_counts_are_asserted_unless_it_is_a_part(tmp_path):
     written(tmp_path, split="test")
     says = r"\(leaf\) has 20 clients with 4.50 .* has 3500 with 201.6 .*whole=False"
     with pytest.raises(ValueError, match=says):
-        images.femnist(tmp_path)
+        femnist.femnist(tmp_path)
     leaf = (3_500, 201.60, 78.92)
-    assert images.WHOLE["leaf"] == leaf, "DP-REC's Table 2; I-MVU's Section 4.2"
-    assert images.WHOLE["tff"][:2] == (3_400, round(671_585 / 3_400, 2))
+    assert femnist.WHOLE["leaf"] == leaf, "DP-REC's Table 2; I-MVU's Section 4.2"
+    assert femnist.WHOLE["tff"][:2] == (3_400, round(671_585 / 3_400, 2))
 
 
 DAMAGES = [
@@ -535,24 +535,24 @@ DAMAGES = [
 def test_malformed_leaf_files_name_file_user_and_fix(change, message, tmp_path):
     written(tmp_path, change=change)
     with pytest.raises(ValueError, match=message.replace("U,", "user 'f0003_03',")):
-        images.read_leaf(tmp_path / "femnist" / "train")
+        femnist.read_leaf(tmp_path / "femnist" / "train")
 
 
 def test_a_damaged_json_file_and_an_empty_split_are_named(tmp_path):
     says = "femnist/train and femnist/test.*fed_emnist_train.h5.*DPCOMM_DATA"
     with pytest.raises(FileNotFoundError, match=says):
-        images.femnist(tmp_path)
+        femnist.femnist(tmp_path)
     written(tmp_path)
     says = "test split holds no user.*put its files beside"
     with pytest.raises(ValueError, match=says):
-        images.femnist(tmp_path, whole=False)
+        femnist.femnist(tmp_path, whole=False)
     for text, says in (
         ('{"users": [', "cut.json is no json .*download it again"),
         ("[1]", "cut.json has no 'users'"),
     ):
         (tmp_path / "femnist" / "train" / "cut.json").write_text(text)
         with pytest.raises(ValueError, match=says):
-            images.femnist(tmp_path, whole=False)
+            femnist.femnist(tmp_path, whole=False)
 
 
 def test_tff_groups_become_the_same_federation(tmp_path, monkeypatch):
@@ -564,7 +564,7 @@ def test_tff_groups_become_the_same_federation(tmp_path, monkeypatch):
         without.setitem(sys.modules, "h5py", None)
         says = "fed_emnist_train.h5 needs the package h5py: .*, or use LEAF's json"
         with pytest.raises(ImportError, match=says):
-            images.femnist(tmp_path)
+            femnist.femnist(tmp_path)
     h5py = pytest.importorskip("h5py", reason="NOT CHECKED: h5py is not installed")
     for split, n in (("train", 5), ("test", 2)):
         with h5py.File(folder / f"fed_emnist_{split}.h5", "w") as file:
@@ -572,7 +572,7 @@ def test_tff_groups_become_the_same_federation(tmp_path, monkeypatch):
                 kept[split, user] = rng.random((n, 28, 28), dtype=np.float32)
                 file[f"examples/{user}/pixels"] = kept[split, user]
                 file[f"examples/{user}/label"] = rng.integers(0, 62, n, dtype=np.int32)
-    found = images.femnist(tmp_path, whole=False)
+    found = femnist.femnist(tmp_path, whole=False)
     assert len(found.parts) == 20 and (found.sizes == 5).all() and "tff" in found.rule
     assert found.data.x_test.shape == (40, 1, 28, 28)
     own = found.data.x[torch.from_numpy(found.parts[4])][:, 0]
@@ -587,12 +587,12 @@ def test_tff_groups_become_the_same_federation(tmp_path, monkeypatch):
             if value:
                 file[f"examples/{place}"] = value
         with pytest.raises(ValueError, match=says):
-            images.read_tff(train)
+            femnist.read_tff(train)
 
 
 def test_clients_of_unequal_lengths_are_refused_by_name():
     words = "image", "images", "labels"
-    images.check_lengths("file, user", [1], [1], 1, (list,), words)
+    femnist.check_lengths("file, user", [1], [1], 1, (list,), words)
     for x, y, n, says in (
         ([], [], None, "holds no image"),
         ([1, 2], [1], None, "2 images, 1 labels; these must be equal"),
@@ -600,12 +600,12 @@ def test_clients_of_unequal_lengths_are_refused_by_name():
         ("x", [1], None, "a list"),
     ):
         with pytest.raises(ValueError, match=says):
-            images.check_lengths("file, user", x, y, n, (list,), words)
-    pixels, labels = images.check_client("here", [[0.5] * 784], [61], 1)
+            femnist.check_lengths("file, user", x, y, n, (list,), words)
+    pixels, labels = femnist.check_client("here", [[0.5] * 784], [61], 1)
     assert pixels.shape == (1, 784) and pixels.dtype == np.float32
     assert labels.tolist() == [61]
     with pytest.raises(ValueError, match="here.* the label True; .*whole numbers"):
-        images.check_client("here", [[0.5] * 784], [True])
+        femnist.check_client("here", [[0.5] * 784], [True])
 
 
 def test_hold_out_keeps_whole_clients_apart():
@@ -669,7 +669,7 @@ def made_emnist(root, split="letters", packed=True, change=None):
 
 def test_emnists_splits_and_their_counts():
     "The data set's own summary: four balanced splits of these totals."
-    assert images.EMNIST == EMNIST
+    assert emnist.EMNIST == EMNIST
     totals = [n + n_test for _, n, n_test in EMNIST.values()]
     assert totals == [70_000, 280_000, 145_600, 131_600]
     assert all(n % k == n_test % k == 0 for k, n, n_test in EMNIST.values())
@@ -678,7 +678,7 @@ def test_emnists_splits_and_their_counts():
 @tabled("split, packed", [*zip(EMNIST, [True, False] * 2), ("letters", False)])
 def test_emnist_comes_upright_and_labelled_from_zero(split, packed, tmp_path):
     made = made_emnist(tmp_path / f"{packed}", split, packed)
-    loaded = images.emnist(split, tmp_path / f"{packed}", whole=False)
+    loaded = emnist.emnist(split, tmp_path / f"{packed}", whole=False)
     assert loaded.name == f"emnist-{split}" and loaded.writers is None
     splits = (loaded.x, loaded.y), (loaded.x_test, loaded.y_test)
     for (x, y), (pixels, labels) in zip(splits, made.values()):
@@ -689,7 +689,7 @@ def test_emnist_comes_upright_and_labelled_from_zero(split, packed, tmp_path):
 
 @pytest.mark.parametrize("split", EMNIST)
 def test_a_whole_emnist_split_has_its_counts(split):
-    loaded = or_skip(images.emnist, split)
+    loaded = or_skip(emnist.emnist, split)
     classes, n, n_test = EMNIST[split]
     assert (len(loaded.y), len(loaded.y_test)) == (n, n_test)
     assert torch.bincount(loaded.y).tolist() == [n // classes] * classes
@@ -699,9 +699,9 @@ def test_a_part_of_emnist_is_not_taken_for_the_whole(tmp_path, monkeypatch):
     made_emnist(tmp_path, "digits")
     says = r"emnist-digits has 5 \+ 3 images; .* has 240000 \+ 40000: .*whole=False"
     with pytest.raises(ValueError, match=says):
-        images.emnist("digits", tmp_path)
-    monkeypatch.setitem(images.EMNIST, "digits", (10, 5, 3))
-    assert len(images.emnist("digits", tmp_path).y) == 5
+        emnist.emnist("digits", tmp_path)
+    monkeypatch.setitem(emnist.EMNIST, "digits", (10, 5, 3))
+    assert len(emnist.emnist("digits", tmp_path).y) == 5
 
 
 def test_absent_emnist_says_which_file_goes_where(tmp_path, monkeypatch):
@@ -711,11 +711,11 @@ def test_absent_emnist_says_which_file_goes_where(tmp_path, monkeypatch):
         path.unlink()
         says = f"put {path.name} .*EMNIST/raw.*DPCOMM_DATA"
         with pytest.raises(FileNotFoundError, match=says):
-            images.emnist("letters", tmp_path, whole=False)
+            emnist.emnist("letters", tmp_path, whole=False)
         path.write_bytes(content)
     monkeypatch.setenv("DPCOMM_DATA", str(tmp_path / "empty"))
     with pytest.raises(FileNotFoundError, match="emnist-mnist-train-images-idx3"):
-        images.emnist()
+        emnist.emnist()
 
 
 def label(value):
@@ -752,7 +752,7 @@ def label(value):
 def test_unfitting_emnist_files_are_refused(split, change, message, tmp_path):
     made_emnist(tmp_path, split, change=change)
     with pytest.raises(ValueError, match=message):
-        images.emnist(split, tmp_path, whole=False)
+        emnist.emnist(split, tmp_path, whole=False)
 
 
 @tabled("shape", [(), (0,), (3,), (2, 3), (2, 3, 4)])
@@ -761,7 +761,7 @@ def test_idx_files_come_back_as_written(shape, tmp_path):
     (tmp_path / "a").write_bytes(idx(array))
     (tmp_path / "a.gz").write_bytes(gzip.compress(idx(array)))
     for name in ("a", "a.gz"):
-        read = images.read_idx(tmp_path / name)
+        read = emnist.read_idx(tmp_path / name)
         assert read.shape == shape and read.dtype == np.uint8
         assert np.array_equal(read, array)
 
@@ -771,7 +771,7 @@ def test_mnist_read_through_the_same_reader():
     loaded = have("mnist")
     raw = images.data_root() / "MNIST" / "raw"
     found = min(raw.glob("t10k-images-idx3-ubyte*"))
-    read = torch.from_numpy(images.read_idx(found)).float() / 255
+    read = torch.from_numpy(emnist.read_idx(found)).float() / 255
     assert torch.equal(read, loaded.x_test[:, 0])
 
 
@@ -798,4 +798,4 @@ SIX, PACKED = idx(np.zeros((2, 3))), "a.gz cannot be unpacked"
 def test_damaged_idx_files_are_named(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        images.read_idx(tmp_path / name)
+        emnist.read_idx(tmp_path / name)
