@@ -534,6 +534,7 @@ COMMON = (
     "contract",
     "deployments",
     "distributed_noise",
+    "mvu_table",
     "on_ring",
 )  # modules that are no mechanism
 

@@ -10,7 +10,7 @@ import dpcomm
 from dpcomm import Deployment, mechanism, registered
 from dpcomm.core.chance import seed_tree
 from dpcomm.mechanisms.contract import mechanism_class
-from dpcomm.mechanisms.mvu import solve
+from dpcomm.mechanisms.mvu_table import solve
 from dpcomm.privacy.audit import refutes
 
 AMPLIFIED = Deployment(5_000, 50, 800, 1e-6, visits=20, d=3_000)

@@ -19,16 +19,9 @@ from tables import tabled
 
 from dpcomm.core import wire
 from dpcomm.core.chance import Insecure, seed_tree
-from dpcomm.mechanisms import mvu
-from dpcomm.mechanisms.mvu import (
-    Mvu,
-    Table,
-    law,
-    relaxed,
-    renyi_curve,
-    solve,
-    two_symbols,
-)
+from dpcomm.mechanisms import mvu, mvu_table
+from dpcomm.mechanisms.mvu import Mvu, law, renyi_curve
+from dpcomm.mechanisms.mvu_table import Table, relaxed, solve, two_symbols
 from dpcomm.privacy import audit
 
 SMALL = [(2.0, 3, 4, "strict"), (1.0, 5, 4, "strict"), (4.0, 5, 4, "metric")]
@@ -63,7 +56,7 @@ def verify(table):
     p, x = np.array(table.rows), table.inputs
     assert np.abs(p.sum(1) - 1).max() < 1e-12
     assert np.abs(p @ np.array(table.alphabet) - x).max() < 1e-10
-    assert p.max(0).min() >= mvu.FLOOR
+    assert p.max(0).min() >= mvu_table.FLOOR
     assert list(table.alphabet) == sorted(table.alphabet)
     for i, k in itertools.permutations(range(len(p)), 2):
         bound = table.eps * (abs(x[i] - x[k]) if table.constraint == "metric" else 1)
@@ -109,7 +102,7 @@ def test_a_table_that_is_not_one_is_refused(change, match):
         Table(**GOOD | change)
 
 
-@tabled("constraint", mvu.CONSTRAINTS)
+@tabled("constraint", mvu_table.CONSTRAINTS)
 @tabled("eps", [1e-5, 1.0, 700.0])
 def test_two_symbols_are_a_table_for_any_number_of_inputs(eps, constraint):
     for n in (2, 17, 512):
@@ -125,7 +118,7 @@ def test_two_symbols_are_a_table_for_any_number_of_inputs(eps, constraint):
     verify(two_symbols(eps, 5, constraint))
 
 
-@tabled("constraint", mvu.CONSTRAINTS)
+@tabled("constraint", mvu_table.CONSTRAINTS)
 def test_no_other_two_symbols_do_better(constraint):
     best = two_symbols(1.0, 4, constraint)
     (low, high), shifts = best.alphabet, (-0.2, -0.01, 0.0, 0.01, 0.2)
@@ -148,7 +141,7 @@ def test_two_inputs_need_two_symbols_however_many_are_offered(eps):
     assert len(used) <= 4
     assert all(min(abs(u - a) for a in two.alphabet) <= step for u in used)
     assert least <= two.variance <= least + 2 * step**2
-    for m, c in itertools.product((2, 3, 16), mvu.CONSTRAINTS):
+    for m, c in itertools.product((2, 3, 16), mvu_table.CONSTRAINTS):
         assert solve(eps, 2, m, c) == two_symbols(eps, 2, c)
 
 
@@ -177,7 +170,7 @@ def test_no_small_change_of_the_alphabet_helps(problem):
         assert best > table.variance * (1 - 1e-5)
 
 
-@tabled("constraint", mvu.CONSTRAINTS)
+@tabled("constraint", mvu_table.CONSTRAINTS)
 def test_the_reach_is_taken_over_the_cones_extreme_rays(constraint):
     eps, n, strict = 1.3, 6, constraint == "strict"
     signs = np.array(list(itertools.product((0, 1), repeat=n if strict else n - 1)))
@@ -186,10 +179,12 @@ def test_the_reach_is_taken_over_the_cones_extreme_rays(constraint):
     rays = np.exp(eps * signs) if strict else np.exp(walks)
     for mu in seed_tree(0, "mu").standard_normal((5, n)):
         reach = np.abs(rays @ mu / rays.sum(1)).max() / 2
-        assert mvu._dual_reach(eps, mu, constraint) == pytest.approx(reach, rel=1e-6)
+        assert mvu_table._dual_reach(eps, mu, constraint) == pytest.approx(
+            reach, rel=1e-6
+        )
 
 
-@tabled("constraint", mvu.CONSTRAINTS)
+@tabled("constraint", mvu_table.CONSTRAINTS)
 def test_the_certificate_lies_below_every_private_table(constraint):
     "Alphabets drawn at random."
     least, rng = relaxed(1.5, 4, constraint)[2], seed_tree(0, "tables")
@@ -198,7 +193,7 @@ def test_the_certificate_lies_below_every_private_table(constraint):
     assert least < min(values) < math.inf
 
 
-@tabled("constraint", mvu.CONSTRAINTS)
+@tabled("constraint", mvu_table.CONSTRAINTS)
 @tabled("eps, variance", [(0.05, 400.0), (30.0, 0.0), (700.0, 0.0)])
 def test_the_solver_holds_at_both_ends(eps, variance, constraint):
     table = solve(eps, 3, 4, constraint)
@@ -209,9 +204,12 @@ def test_the_solver_holds_at_both_ends(eps, variance, constraint):
 
 def test_symbols_are_merged_by_weight():
     a, w = np.array([0.0, 0.1, 1.0, 2.0]), np.array([3.0, 1.0, 1.0, 1.0])
-    assert mvu._merge(a, w, 3).tolist() == pytest.approx([0.025, 1.0, 2.0])
-    assert len(mvu._merge(a, w, 4)) == 4 and len(mvu._merge(a, w, 4, step=0.2)) == 3
-    assert mvu._merge(a, w, 1).tolist() == pytest.approx([3.1 / 6])
+    assert mvu_table._merge(a, w, 3).tolist() == pytest.approx([0.025, 1.0, 2.0])
+    assert (
+        len(mvu_table._merge(a, w, 4)) == 4
+        and len(mvu_table._merge(a, w, 4, step=0.2)) == 3
+    )
+    assert mvu_table._merge(a, w, 1).tolist() == pytest.approx([3.1 / 6])
 
 
 # ---- the cache
@@ -223,12 +221,12 @@ def fresh():
 
 def test_tables_are_kept_and_checked(tmp_path, monkeypatch):
     monkeypatch.setenv("DPCOMM_DATA", str(tmp_path))
-    path, first = mvu._table_file(2.0, 3, 4, "strict"), fresh()
+    path, first = mvu_table._table_file(2.0, 3, 4, "strict"), fresh()
     problems = {*SMALL, (2.0, 3, 5, "strict")}
-    assert len({mvu._table_file(*p) for p in problems}) == len(problems)
+    assert len({mvu_table._table_file(*p) for p in problems}) == len(problems)
     assert path.parent == tmp_path / "tables"
-    calls, search = [], mvu._search
-    monkeypatch.setattr(mvu, "_search", lambda *p: calls.append(p) or search(*p))
+    calls, search = [], mvu_table._search
+    monkeypatch.setattr(mvu_table, "_search", lambda *p: calls.append(p) or search(*p))
     again = fresh()
     assert again == first and again.log == first.log and not calls, "read from disk"
     whole = path.read_text()
@@ -247,7 +245,10 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_only(tmp_path, monkeypa
     verify(fresh())
     monkeypatch.delenv("DPCOMM_DATA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert mvu._table_file(1.0, 3, 4, "strict").parent == tmp_path / "dpcomm" / "tables"
+    assert (
+        mvu_table._table_file(1.0, 3, 4, "strict").parent
+        == tmp_path / "dpcomm" / "tables"
+    )
 
 
 # ---- laws and messages

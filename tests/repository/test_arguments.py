@@ -24,7 +24,7 @@ from tables import tabled
 
 from dpcomm.core import checks, vectors, wire
 from dpcomm.core.chance import seed_tree
-from dpcomm.mechanisms import compressive, contract, mvu, privquant, sqkr
+from dpcomm.mechanisms import compressive, contract, mvu_table, privquant, sqkr
 from dpcomm.privacy import audit, fixed_cohorts, null_messages
 from dpcomm.privacy.accounting import gaussian_guarantee
 from dpcomm.secagg import masking, protocol, ring, session, shamir
@@ -98,7 +98,7 @@ METHODS["topk"] |= {
 
 PLAN = compressive.plan(4, 1.0)
 FRAME = sqkr.frame(4)
-TABLE = mvu.two_symbols(1.0)
+TABLE = mvu_table.two_symbols(1.0)
 CAL = privquant.calibrate(4, 4, 3.0, "best")
 SETUP = protocol.Setup(4, 3, ring.Ring(16), 2, session=bytes(16))
 PROMISE = gaussian_guarantee(1.0, 1e-5)
@@ -439,7 +439,8 @@ GOOD = {
         "fisher": dict(x=[0.5], table=TABLE),
         "rdp_exact": dict(orders=[2, 3], kappa=1.0, relation="replace", d=4),
     },
-    "mechanisms.mvu": {
+    "mechanisms.mvu": {"law": dict(table=TABLE, x=[0.5])},
+    "mechanisms.mvu_table": {
         "Table": dict(
             eps=1.0,
             alphabet=TABLE.alphabet,
@@ -449,7 +450,6 @@ GOOD = {
         ),
         "two_symbols": dict(eps=1.0, n_inputs=3, constraint="metric"),
         "solve": dict(eps=1.0, n_inputs=2, n_outputs=2, constraint="metric"),
-        "law": dict(table=TABLE, x=[0.5]),
     },
     "mechanisms.pm": {
         "cells": dict(eps=1.0, count=2),
@@ -938,7 +938,7 @@ INFINITE = {  # an infinity or nan that is documented where it is returned
     "core.vectors.walsh_hadamard": "a linear map hands on what it gets",
     "core.vectors.rotate": "the same",
     "core.vectors.unrotate": "the same",
-    "mechanisms.mvu.Table": "log is text for people",
+    "mechanisms.mvu_table.Table": "log is text for people",
     "mechanisms.pm.density": "-inf beyond the largest answer",
     "mechanisms.privquant.thresholds": "inf below kappa_min",
     "mechanisms.sqkr.Sqkr": "eps = inf: compression only",

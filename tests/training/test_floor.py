@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import dpcomm
-from dpcomm.mechanisms.mvu import two_symbols
+from dpcomm.mechanisms.mvu_table import two_symbols
 from dpcomm.training import floor
 
 REC = dpcomm.mechanism("rec", clip_norm=1.0, std=1.0, index_bits=7)
