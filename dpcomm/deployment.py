@@ -147,7 +147,7 @@ app = flower.client_app(node)
 # %% ../nbs/reference/deployment.ipynb #f10b000b
 SERVER = """"The server: deadlines, and a score after every round."
 
-from dpcomm import flower, flower_sums
+from dpcomm import flower, flower_server, flower_sums, flower_transport
 from dpcomm.tasks import images
 from dpcomm.training import federated
 
@@ -167,14 +167,14 @@ def serve(config):
         right, _ = federated.evaluate(task.model, w, test.x_test, test.y_test)
         return f"accuracy {right:.1f} %"
 
-    waits = flower.Deadlines(wait, wait, wait, least=config["least"])
+    waits = flower_transport.Deadlines(wait, wait, wait, least=config["least"])
     said = dict(deployment=situation(config), deadlines=waits, score=score)
     history = config["model"] if config["history"] else None
     said |= dict(directory=sums and sums.directory, history=history)
     return dict(task=task, identity=identity) | said
 
 
-app = flower.server_app(serve)
+app = flower_server.server_app(serve)
 """
 
 # %% ../nbs/reference/deployment.ipynb #f10b0301

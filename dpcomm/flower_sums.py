@@ -29,16 +29,15 @@ from dpcomm.flower import (
     AGAIN,
     OK,
     SUM,
-    Gathering,
-    Row,
     admit,
     agreement,
     check_weights,
     code_of,
-    converse,
     local_update,
     mark_of,
 )
+from .flower_server import Gathering, Row
+from .flower_transport import converse
 from .mechanisms.contract import patch
 from .secagg.client import Client
 from .secagg.errors import MASKED, ROUNDS, SERVER, BelowThreshold, SecAggError
@@ -261,10 +260,10 @@ def gather(
     line,  # transport
     task,  # federated.Task of the server
     clients: dict,  # client -> node
-    down,  # flower.Down: what goes to them
+    down,  # flower_server.Down: what goes to them
     t: int,  # round, from 0 on
     cohort: list,  # of clients: all of them
-    deadlines,  # flower.Deadlines
+    deadlines,  # flower_transport.Deadlines
     identity,  # Ed25519 private key of the server
 ) -> tuple:  # Gathering, Row
     "One round whose messages are one secure sum."

@@ -17,7 +17,7 @@ from conftest import NOT_CHECKED
 from test_into_flower import FEDERATION
 
 import dpcomm
-from dpcomm import flower
+from dpcomm import flower, flower_server
 from dpcomm.core.chance import Insecure, derive, seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.training import federated, models
@@ -79,7 +79,7 @@ def task(rounds):
 
 def test_a_run_is_the_simulators(session):
     folder = session[0] / "whole"
-    run = federated.simulate(task(1), advance=flower.by_message, progress=False)
+    run = federated.simulate(task(1), advance=flower_server.by_message, progress=False)
     model = torch.from_numpy(np.load(folder / "model.npy"))
     assert torch.allclose(model, run.w.detach(), atol=1e-6)
     for row in rows(folder):

@@ -21,7 +21,7 @@ import torch
 from tables import tabled
 
 import dpcomm
-from dpcomm import deployment, flower
+from dpcomm import deployment, flower, flower_server, flower_transport
 from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.secagg.session import identities
@@ -80,7 +80,9 @@ def letter(t=0, task=TASK):
 
 
 def soon(**more):
-    return flower.Deadlines(**dict(start=0.2, hello=0.2, round=0.2, poll=0.01) | more)
+    return flower_transport.Deadlines(
+        **dict(start=0.2, hello=0.2, round=0.2, poll=0.01) | more
+    )
 
 
 # ---- what both ends agree on
@@ -96,7 +98,7 @@ def test_another_flower_is_refused_in_a_sentence(monkeypatch, version):
     monkeypatch.setattr(metadata, "version", found)
     with pytest.raises(ValueError, match="pip install flwr==1.41.0"):
         flower.need_flower()
-    for app in (flower.client_app, flower.server_app):
+    for app in (flower.client_app, flower_server.server_app):
         with pytest.raises(ValueError, match="flwr is"):
             app(None)
     monkeypatch.setattr(metadata, "version", lambda name: flower.FLWR)
@@ -118,7 +120,7 @@ def test_what_cannot_travel_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         flower.check_task(replace(TASK, **wrong))
     with pytest.raises(ValueError, match=said):
-        flower.serve(flower.Here({}), replace(TASK, **wrong))
+        flower_server.serve(flower_transport.Here({}), replace(TASK, **wrong))
 
 
 @tabled(
@@ -140,7 +142,9 @@ def test_a_difference_is_named_and_nothing_else(name, other):
     assert reply["code"] == flower.REFUSED
     if name != "clients":
         heard, node = [], homes() | {102: home(2, replace(TASK, **other))}
-        clients, _ = flower.meet(flower.Here(node), TASK, soon(), heard.append)
+        clients, _ = flower_transport.meet(
+            flower_transport.Here(node), TASK, soon(), heard.append
+        )
         assert sorted(clients) == [0, 1, 3]
         assert len(heard) == 1 and f"node 102 is refused: {name} is" in heard[0]
 
@@ -259,8 +263,8 @@ def test_no_exception_leaves_a_node(error, capsys):
 
 def test_what_is_dropped_leaves_the_sum_alone():
     good = flower.work(home(0), letter(), W)
-    gathering = flower.Gathering.of(TASK, 0, range(3))
-    assert flower.take(gathering, 0, good) == ""
+    gathering = flower_server.Gathering.of(TASK, 0, range(3))
+    assert flower_server.take(gathering, 0, good) == ""
     before = gathering.total.sum.copy()
     message = good["message"]
     drops = {
@@ -286,30 +290,30 @@ def test_what_is_dropped_leaves_the_sum_alone():
     }  # fmt: skip
     for reason, replies in drops.items():
         for client, reply in replies:
-            assert flower.take(gathering, client, reply).startswith(reason)
+            assert flower_server.take(gathering, client, reply).startswith(reason)
     assert gathering.heard == {0} and gathering.total.n == 1
     assert np.array_equal(gathering.total.sum, before)
     assert sum(gathering.dropped.values()) == sum(map(len, drops.values()))
     assert max(map(len, gathering.dropped)) < 100
-    assert flower.take(gathering, 1, flower.work(home(1), letter(), W)) == ""
+    assert flower_server.take(gathering, 1, flower.work(home(1), letter(), W)) == ""
 
 
 def test_noise_for_replies_never_raises():
     rng = np.random.default_rng(0)
-    gathering = flower.Gathering.of(TASK, 0, range(4))
+    gathering = flower_server.Gathering.of(TASK, 0, range(4))
     pool = [0, 1, -1, 2**62, 0.5, "", "x", b"", b"dp\x01", [1], [b""], True, None]
     pool += [rng.bytes(26) for _ in range(9)]
     for _ in range(2000):
         names = rng.choice(["code", "round", "message", "x"], 3)
         reply = {str(k): pool[rng.integers(len(pool))] for k in names}
-        assert flower.take(gathering, int(rng.integers(-1, 5)), reply)
+        assert flower_server.take(gathering, int(rng.integers(-1, 5)), reply)
     assert gathering.total.n == 0
 
 
 def simulated(task):
     "The same run in one process, message by message."
     whole = replace(task, federation=FEDERATION)
-    return federated.simulate(whole, advance=flower.by_message, progress=False)
+    return federated.simulate(whole, advance=flower_server.by_message, progress=False)
 
 
 WAYS = [("fixed", 3), ("poisson", 2)] * 3
@@ -322,7 +326,9 @@ def test_a_served_run_is_the_simulators(name, sampling, cohort):
     task = replace(TASK, mechanism=mechanism, config=config)
     waits = soon(least=1)
     cohorts = [len(task.cohort(t)) for t in range(config.rounds)]
-    served = flower.serve(flower.Here(homes(task)), task, None, waits, insecure=True)
+    served = flower_server.serve(
+        flower_transport.Here(homes(task)), task, None, waits, insecure=True
+    )
     run = simulated(task)
     assert [row.heard for row in served.rows] == cohorts
     assert torch.allclose(served.w, run.w.detach(), atol=1e-6)
@@ -340,9 +346,9 @@ def test_step_moves_against_the_average():
     task = replace(
         TASK, mechanism=dpcomm.mechanism("gaussian", clip_norm=9.0, sigma=1e-9)
     )
-    gathering = flower.Gathering.of(task, 0, [0])
-    flower.take(gathering, 0, flower.work(home(0, task), letter(0, task), W))
-    flower.step(w, optimiser, gathering, 4, seed_tree(0))
+    gathering = flower_server.Gathering.of(task, 0, [0])
+    flower_server.take(gathering, 0, flower.work(home(0, task), letter(0, task), W))
+    flower_server.step(w, optimiser, gathering, 4, seed_tree(0))
     update = flower.local_update(home(0, task).task, 0, W, 0)
     assert torch.allclose(w.detach() - W, update / 4, atol=1e-6)
 
@@ -350,7 +356,7 @@ def test_step_moves_against_the_average():
 # ---- the conversation
 
 
-class Moody(flower.Here):
+class Moody(flower_transport.Here):
     "Nodes that never answer, answer twice, or answer for an older round."
 
     def __init__(self, homes, moods):
@@ -380,13 +386,13 @@ class Moody(flower.Here):
 
 def test_a_node_counts_once_whatever_it_sends():
     line = Moody(homes(), {100: "twice"})
-    served = flower.serve(line, TASK, None, soon())
+    served = flower_server.serve(line, TASK, None, soon())
     run = simulated(TASK)
     assert torch.allclose(served.w, run.w.detach(), atol=1e-6)
 
 
 def test_an_older_rounds_reply_is_dropped():
-    served = flower.serve(Moody(homes(), {101: "old"}), TASK, None, soon())
+    served = flower_server.serve(Moody(homes(), {101: "old"}), TASK, None, soon())
     assert [row.heard for row in served.rows] == [4, 3]
     assert served.rows[1].dropped == {"of another round": 1}
     assert "1 of another round" in str(served.rows[1])
@@ -395,32 +401,32 @@ def test_an_older_rounds_reply_is_dropped():
 def test_a_silent_node_costs_the_deadline_and_no_more():
     heard = []
     line = Moody(homes(), {101: "silent"})
-    clients, _ = flower.meet(line, TASK, soon(), heard.append)
+    clients, _ = flower_transport.meet(line, TASK, soon(), heard.append)
     assert sorted(clients) == [0, 2, 3] and "did not answer within 0.2 s" in heard[0]
-    gathering, row = flower.gather(
-        line, TASK, {1: 101, 2: 102}, flower.Down(TASK), 0, [0, 1, 2, 3], soon()
+    gathering, row = flower_server.gather(
+        line, TASK, {1: 101, 2: 102}, flower_server.Down(TASK), 0, [0, 1, 2, 3], soon()
     )
     assert gathering.heard == {2} and 0.2 <= row.seconds
     assert "1 silent" in str(row) or "without a node" in str(row)
     with pytest.raises(ValueError, match="3 of 4 clients are here"):
-        flower.serve(line, TASK, None, soon(least=4))
+        flower_server.serve(line, TASK, None, soon(least=4))
 
 
 def test_a_round_that_too_few_answer_ends_the_run():
     line = Moody(homes(), {101: "old"})
     said = "1 of 2 rounds were skipped .the last: 3 clients heard, 4 needed"
     with pytest.raises(ValueError, match=said):
-        flower.serve(line, TASK, None, soon(least=4, skips=0))
+        flower_server.serve(line, TASK, None, soon(least=4, skips=0))
 
 
 def test_nobody_is_there():
     with pytest.raises(ValueError, match="0 of 4 clients are here after 0.2 s"):
-        flower.serve(flower.Here({}), TASK, None, soon())
+        flower_server.serve(flower_transport.Here({}), TASK, None, soon())
 
 
 def test_two_nodes_with_one_number():
-    heard, line = [], flower.Here(homes() | {200: home(1)})
-    clients, known = flower.meet(line, TASK, soon(), heard.append)
+    heard, line = [], flower_transport.Here(homes() | {200: home(1)})
+    clients, known = flower_transport.meet(line, TASK, soon(), heard.append)
     assert clients == {0: 100, 1: 101, 2: 102, 3: 103} and known
     assert heard == ["node 200 is refused: client 1 is here already"]
 
@@ -428,9 +434,11 @@ def test_two_nodes_with_one_number():
 def test_converse_hands_each_node_on_once():
     line = Moody(homes(), {100: "twice", 101: "silent"})
     letters = dict.fromkeys(line.nodes(), flower.agreement(TASK))
-    found = [node for node, _ in flower.converse(line, flower.HELLO, letters, 0.2)]
+    found = [
+        node for node, _ in flower_transport.converse(line, flower.HELLO, letters, 0.2)
+    ]
     assert sorted(found) == [100, 102, 103]
-    assert list(flower.converse(line, flower.HELLO, {}, 0.2)) == []
+    assert list(flower_transport.converse(line, flower.HELLO, {}, 0.2)) == []
 
 
 def test_the_guarantee_is_of_this_run_and_says_what_is_not_met():
@@ -439,23 +447,27 @@ def test_the_guarantee_is_of_this_run_and_says_what_is_not_met():
         return REC.guarantee(rounds, 1e-5, **how)
 
     said = []
-    served = flower.serve(flower.Here(homes()), TASK, promise, soon(), say=said.append)
+    served = flower_server.serve(
+        flower_transport.Here(homes()), TASK, promise, soon(), say=said.append
+    )
     assert "nobody could guess the key" in said[-1] and served.guarantee.rounds == 2
     secret = {i: home(i, insecure=False) for i in range(4)}
-    served = flower.serve(flower.Here(secret), TASK, promise, soon())
+    served = flower_server.serve(flower_transport.Here(secret), TASK, promise, soon())
     assert served.guarantee == promise(2)
     with pytest.raises(ValueError, match="another run"):
-        flower.serve(flower.Here(homes()), TASK, lambda rounds: promise(rounds + 1))
+        flower_server.serve(
+            flower_transport.Here(homes()), TASK, lambda rounds: promise(rounds + 1)
+        )
 
 
 @tabled("sampling", ["fixed", "poisson"])
 def test_the_servers_draws_are_secret_unless_it_says_so(sampling):
     config = replace(CONFIG, sampling=sampling, cohort=2, rounds=1)
     task = replace(TASK, config=config)
-    known = [flower.drawn(task, 0, insecure=True) for _ in range(2)]
+    known = [flower_server.drawn(task, 0, insecure=True) for _ in range(2)]
     assert known[0][0] == known[1][0] == task.cohort(0).tolist()
     assert known[0][1].random() == known[1][1].random()
-    fresh = [flower.drawn(task, 0) for _ in range(64)]
+    fresh = [flower_server.drawn(task, 0) for _ in range(64)]
     assert len({tuple(cohort) for cohort, _ in fresh}) > 1  # fails once in 6^63
     assert len({rng.random() for _, rng in fresh}) == 64
 
@@ -470,7 +482,9 @@ def test_noise_of_a_central_mechanism_cannot_be_guessed_from_the_seed():
 
     def play(**more):
         quiet = {100 + i: home(i, task, insecure=False) for i in range(4)}
-        return flower.serve(flower.Here(quiet), task, promise, soon(), **more)
+        return flower_server.serve(
+            flower_transport.Here(quiet), task, promise, soon(), **more
+        )
 
     known = [play(insecure=True) for _ in range(2)]
     assert torch.equal(known[0].w, known[1].w)
@@ -500,9 +514,11 @@ def test_history_leads_to_the_same_model(server, sampling):
     rounds = dict(rounds=5, server=server, server_lr=0.01)
     config = replace(CONFIG, sampling=sampling, cohort=2, **rounds)
     task = replace(TASK, config=config)
-    whole = flower.serve(flower.Here(homes(task)), task, None, soon(), insecure=True)
-    line = flower.Here(homes(task))
-    served = flower.serve(line, task, None, soon(), **plainly())
+    whole = flower_server.serve(
+        flower_transport.Here(homes(task)), task, None, soon(), insecure=True
+    )
+    line = flower_transport.Here(homes(task))
+    served = flower_server.serve(line, task, None, soon(), **plainly())
     assert torch.allclose(served.w, whole.w, atol=1e-5)
     assert [row.heard for row in served.rows] == [row.heard for row in whole.rows]
     assert all(row.dropped == {} for row in served.rows)
@@ -513,13 +529,15 @@ def test_history_leads_to_the_same_model(server, sampling):
 def test_a_node_without_memory_gets_the_whole_state():
     task = replace(TASK, config=replace(CONFIG, rounds=4))
 
-    class Forgetful(flower.Here):
+    class Forgetful(flower_transport.Here):
         def answer(self, action, node, fields, w):
             if fields.get("round") == 2 and node == 101:
                 self.memory[node].clear()
             return super().answer(action, node, fields, w)
 
-    served = flower.serve(Forgetful(homes(task)), task, None, soon(), **plainly())
+    served = flower_server.serve(
+        Forgetful(homes(task)), task, None, soon(), **plainly()
+    )
     assert [row.heard for row in served.rows] == [4, 4, 3, 4]
     assert served.rows[2].dropped == {"behind on the node": 1}
     sizes = [row.model_bytes for row in served.rows]
@@ -529,7 +547,7 @@ def test_a_node_without_memory_gets_the_whole_state():
 def test_a_lost_reply_does_not_lose_the_thread():
     task = replace(TASK, config=replace(CONFIG, rounds=3))
 
-    class Lossy(flower.Here):
+    class Lossy(flower_transport.Here):
         def replies(self, numbers):
             for number, reply in super().replies(numbers):
                 lost = reply.get("round") == 1 and self.asked[number] == 102
@@ -540,39 +558,41 @@ def test_a_lost_reply_does_not_lose_the_thread():
             self.asked = getattr(self, "asked", {}) | numbers
             return numbers
 
-    served = flower.serve(Lossy(homes(task)), task, None, soon(), **plainly())
+    served = flower_server.serve(Lossy(homes(task)), task, None, soon(), **plainly())
     assert [row.heard for row in served.rows] == [4, 3, 4]
 
 
 def test_a_history_that_cannot_be_replayed_is_refused():
     gaussian = dpcomm.mechanism("gaussian", **MECHANISMS["gaussian"])
-    line = flower.Here({})
+    line = flower_transport.Here({})
     with pytest.raises(ValueError, match="replay = True"):
         task = replace(TASK, mechanism=gaussian)
-        flower.serve(line, task, None, soon(), history="linear")
+        flower_server.serve(line, task, None, soon(), history="linear")
     with pytest.raises(ValueError, match="name its own"):
         other = models.build("linear", seed_tree(9, "init"))
         task = replace(TASK, model=other)
-        flower.serve(line, task, None, soon(), history="linear")
+        flower_server.serve(line, task, None, soon(), history="linear")
     with pytest.raises(ValueError, match="model"):
-        flower.serve(line, TASK, None, soon(), history="nothing")
+        flower_server.serve(line, TASK, None, soon(), history="nothing")
     damaged = letter() | dict(history="linear", packet=b"dr" + bytes(60))
     assert flower.work(home(0), damaged) == dict(code=flower.BEHIND)
 
 
 def test_ledger_and_model_are_kept(tmp_path):
-    served = flower.serve(flower.Here(homes()), TASK, None, soon(), lambda w: "scored")
-    folder = flower.keep(served, tmp_path / "out")
+    served = flower_server.serve(
+        flower_transport.Here(homes()), TASK, None, soon(), lambda w: "scored"
+    )
+    folder = flower_server.keep(served, tmp_path / "out")
     assert np.array_equal(np.load(folder / "model.npy"), served.w.numpy())
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").open()]
-    assert [flower.Row(**row) for row in rows] == list(served.rows)
+    assert [flower_server.Row(**row) for row in rows] == list(served.rows)
     assert (folder / "guarantee.txt").read_text() == "None\n"
 
 
 @tabled("name", ["start", "hello", "round", "poll", "least"])
 def test_deadlines_are_positive(name):
     with pytest.raises(ValueError, match=name):
-        flower.Deadlines(**{name: 0})
+        flower_transport.Deadlines(**{name: 0})
 
 
 # ---- the app that is laid out, on a line in this process
@@ -584,8 +604,8 @@ def test_deadlines_are_positive(name):
 def test_the_app_that_is_laid_out_runs_without_flower(
     sums, history, tmp_path, monkeypatch
 ):
-    for app in ("client_app", "server_app"):
-        monkeypatch.setattr(flower, app, lambda build: build)
+    for module, app in ((flower, "client_app"), (flower_server, "server_app")):
+        monkeypatch.setattr(module, app, lambda build: build)
     folder = deployment.new(tmp_path / "laid_out", sums)
     monkeypatch.syspath_prepend(str(folder))
     try:
@@ -601,7 +621,9 @@ def test_the_app_that_is_laid_out_runs_without_flower(
             own = [tomllib.loads("\n".join(words)) for words in own]
             own = [k | {"partition-id": i, "insecure": True} for i, k in enumerate(own)]
             nodes = {i: client.app(config, own[i]) for i in range(4)}
-            served = flower.serve(flower.Here(nodes), **server.app(config))
+            served = flower_server.serve(
+                flower_transport.Here(nodes), **server.app(config)
+            )
     finally:
         for name in [name for name in sys.modules if name.startswith("laid_out")]:
             del sys.modules[name]
@@ -693,7 +715,7 @@ def flwr(monkeypatch):
     for module in (ModuleType("flwr"), app, client, server):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(metadata, "version", lambda name: flower.FLWR)
-    monkeypatch.setattr(flower, "object_bytes", lambda content: 100)
+    monkeypatch.setattr(flower_transport, "object_bytes", lambda content: 100)
 
 
 def contexts(build_settings=None):
@@ -708,7 +730,7 @@ def contexts(build_settings=None):
 def test_both_apps_meet_over_a_grid(flwr, tmp_path):
     app = flower.client_app(lambda run, own: home(own["partition-id"]))
     settings = {"out": str(tmp_path / "out")}
-    server = flower.server_app(lambda run: dict(task=TASK, deadlines=soon()))
+    server = flower_server.server_app(lambda run: dict(task=TASK, deadlines=soon()))
     grid = Grid(app, contexts())
     server.calls["main."](grid, SimpleNamespace(run_config=settings))
     run = simulated(TASK)
@@ -720,9 +742,9 @@ def test_both_apps_meet_over_a_grid(flwr, tmp_path):
 
 def test_a_line_counts_and_tells_what_was_lost_by_number_only(flwr):
     app = flower.client_app(lambda run, own: home(own["partition-id"]))
-    line = flower.Line(Grid(app, contexts(), dead={101}))
-    served = flower.serve(line, TASK, None, soon())
-    assert isinstance(served, flower.Served)
+    line = flower_transport.Line(Grid(app, contexts(), dead={101}))
+    served = flower_server.serve(line, TASK, None, soon())
+    assert isinstance(served, flower_server.Served)
     assert [row.dropped for row in served.rows] == [{"lost: Flower's error 5": 1}] * 2
     assert line.up == 100 * (4 + 3 + 3) and line.down == 100 * (4 + 4 + 4)
     assert [row.object_bytes for row in served.rows] == [300, 300]
@@ -740,9 +762,11 @@ def test_a_reply_that_never_comes_whole_holds_up_no_other(flwr):
             return answers
 
     app = flower.client_app(lambda run, own: home(own["partition-id"]))
-    waits = flower.Deadlines(start=1, hello=5, round=3, least=1, poll=0.01)
+    waits = flower_transport.Deadlines(start=1, hello=5, round=3, least=1, poll=0.01)
     try:
-        served = flower.serve(flower.Line(Half(app, contexts())), TASK, None, waits)
+        served = flower_server.serve(
+            flower_transport.Line(Half(app, contexts())), TASK, None, waits
+        )
         assert not came_back, "the run waited for the call that hangs"
     finally:
         end.set()
@@ -755,7 +779,7 @@ def test_a_builder_that_fails_tells_the_server_nothing(flwr, capsys):
 
     grid = Grid(flower.client_app(build), contexts())
     with pytest.raises(ValueError, match="0 of 4 clients are here"):
-        flower.serve(flower.Line(grid), TASK, None, soon())
+        flower_server.serve(flower_transport.Line(grid), TASK, None, soon())
     told = [dict(answer.content["letter"]) for answer in grid.box.values()]
     assert told and all(letter == {"code": flower.FAILED} for letter in told)
     printed = capsys.readouterr()
@@ -778,7 +802,7 @@ def test_codes_have_words():
 
 
 def test_a_replica_is_remembered_in_plain_values():
-    down, memory = flower.History(TASK, "linear"), {}
+    down, memory = flower_server.History(TASK, "linear"), {}
     replica = flower.caught_up(TASK, letter() | down.parcel(0), memory)
     assert torch.equal(replica.state.w.detach(), W)
     assert {type(value) for value in memory.values()} <= {int, bytes}
@@ -788,7 +812,7 @@ def test_a_replica_is_remembered_in_plain_values():
     assert again.sent == (b"mine",) and again.sent_in == 0
     assert again.state.digest == replica.state.digest
     other = replace(TASK, config=replace(CONFIG, server_lr=9.0))
-    other = flower.History(other, "linear")
+    other = flower_server.History(other, "linear")
     with pytest.raises(ValueError, match="agreement"):
         flower.caught_up(TASK, letter() | other.parcel(0), memory)
 
@@ -863,7 +887,9 @@ def test_without_a_floor_nothing_is_answered(capsys):
     heard = []
     with pytest.raises(ValueError, match="0 of 4 clients are here"):
         nodes = {i: home(i, floor=None) for i in range(4)}
-        flower.serve(flower.Here(nodes), TASK, None, soon(), say=heard.append)
+        flower_server.serve(
+            flower_transport.Here(nodes), TASK, None, soon(), say=heard.append
+        )
     assert "node 0 is refused: beyond what its owner allows (floor)" in heard
 
 
@@ -915,12 +941,12 @@ def test_a_number_is_nobodys_without_its_key():
     honest = {i: home(i, identity=private[i]) for i in range(4)}
     thief, keyless = home(1, identity=private[3]), home(1)
     said = []
-    line = flower.Here({-2: thief, -1: keyless} | honest)
-    clients, _ = flower.meet(line, TASK, soon(), said.append, directory)
+    line = flower_transport.Here({-2: thief, -1: keyless} | honest)
+    clients, _ = flower_transport.meet(line, TASK, soon(), said.append, directory)
     assert clients == {i: i for i in range(4)}
     lost = "is refused: it does not hold the key of client 1"
     assert said == [f"node -2 {lost}", f"node -1 {lost}"]
-    served = flower.serve(line, TASK, None, soon(), directory=directory)
+    served = flower_server.serve(line, TASK, None, soon(), directory=directory)
     assert [row.heard for row in served.rows] == [4, 4]
 
 
@@ -945,7 +971,9 @@ def test_a_proof_is_of_one_server_one_run_and_one_client():
 
 def test_a_server_says_whom_one_has_to_trust():
     said = []
-    flower.serve(flower.Here(homes()), TASK, None, soon(), say=said.append)
+    flower_server.serve(
+        flower_transport.Here(homes()), TASK, None, soon(), say=said.append
+    )
     assert said[0] == TRUST and "--trusted-entities" in TRUST
     assert any("whoever's asks first" in text for text in said)
 
@@ -967,13 +995,13 @@ def test_a_greeting_of_many_megabytes_is_dropped_unread():
     assert max(map(len, flower.differences(flower.agreement(TASK), theirs))) < 700
     assert flower.greet(home(0), theirs)["code"] == flower.REFUSED
 
-    class Shouting(flower.Here):
+    class Shouting(flower_transport.Here):
         def answer(self, action, node, fields, w):
             reply = super().answer(action, node, fields, w)
             return reply | dict(seed=large, client=large) if node == 102 else reply
 
     said = []
-    clients, _ = flower.meet(Shouting(homes()), TASK, soon(), said.append)
+    clients, _ = flower_transport.meet(Shouting(homes()), TASK, soon(), said.append)
     assert sorted(clients) == [0, 1, 3]
     assert said == ["node 102 is refused: its answer was lost (its reply is too long)"]
     for huge in (10**5000, "x" * 10**7, b"x" * 10**7, [1] * 10**6):
@@ -981,13 +1009,13 @@ def test_a_greeting_of_many_megabytes_is_dropped_unread():
 
 
 def test_a_message_longer_than_its_mechanisms_is_dropped_unread():
-    class Padding(flower.Here):
+    class Padding(flower_transport.Here):
         def answer(self, action, node, fields, w):
             reply = super().answer(action, node, fields, w)
             long = action == flower.UPDATE and node == 101
             return reply | (dict(more=bytes(10**6)) if long else {})
 
-    served = flower.serve(Padding(homes()), TASK, None, soon())
+    served = flower_server.serve(Padding(homes()), TASK, None, soon())
     lost = {"lost: its reply is too long": 1}
     assert [row.dropped for row in served.rows] == [lost] * 2
 
@@ -1017,7 +1045,7 @@ def test_a_packet_is_held_to_the_rounds_of_its_run(monkeypatch):
 # ---- rounds that too few answer, and a server that stops
 
 
-class Failing(flower.Here):
+class Failing(flower_transport.Here):
     "Nodes that are away in some rounds: round -> nodes. A server that stops in one."
 
     def __init__(self, homes, away=None, stops=None):
@@ -1039,7 +1067,7 @@ def test_a_round_that_too_few_answer_is_skipped_and_told(history):
     said, away = [], {1: (100, 101)}
     line = Failing(homes(task), away)
     more = dict(say=said.append, insecure=True, history=history)
-    served = flower.serve(line, task, None, soon(least=3), **more)
+    served = flower_server.serve(line, task, None, soon(least=3), **more)
     assert [bool(row.skipped) for row in served.rows] == [False, True, False, False]
     assert [row.heard for row in served.rows] == [4, 2, 4, 4]
     assert served.rows[1].skipped == "2 clients heard, 3 needed"
@@ -1047,11 +1075,11 @@ def test_a_round_that_too_few_answer_is_skipped_and_told(history):
     w = W.clone().requires_grad_()
     optimiser = run_state.server_optimiser(w, task.config)
     for t in (0, 2, 3):
-        gathering = flower.Gathering.of(task, t, range(4))
+        gathering = flower_server.Gathering.of(task, t, range(4))
         for i in range(4):
             reply = flower.work(home(i, task), letter(t, task), w.detach())
-            assert flower.take(gathering, i, reply) == ""
-        flower.step(w, optimiser, gathering, 4, seed_tree(0))
+            assert flower_server.take(gathering, i, reply) == ""
+        flower_server.step(w, optimiser, gathering, 4, seed_tree(0))
     assert torch.allclose(served.w, w.detach(), atol=1e-6)
 
 
@@ -1060,9 +1088,9 @@ def test_rounds_that_nobody_answers_end_the_run():
     task = replace(TASK, config=replace(CONFIG, rounds=9))
     with pytest.raises(ValueError, match="3 of 4 rounds were skipped"):
         del away[0]
-        flower.serve(Failing(homes(task), away), task, None, soon(skips=2))
+        flower_server.serve(Failing(homes(task), away), task, None, soon(skips=2))
     with pytest.raises(ValueError, match="2 of 2 rounds were skipped"):
-        flower.serve(Failing(homes(), away | {0: away[1]}), TASK, None, soon())
+        flower_server.serve(Failing(homes(), away | {0: away[1]}), TASK, None, soon())
 
 
 def promise(rounds):
@@ -1075,33 +1103,39 @@ def test_a_run_that_stops_is_kept_and_goes_on(history, server, tmp_path):
     more = dict(rounds=4, server=server, server_lr=0.05)
     task = replace(TASK, config=replace(CONFIG, **more))
     how = dict(insecure=True, history=history)
-    whole = flower.serve(flower.Here(homes(task)), task, promise, soon(), **how)
+    whole = flower_server.serve(
+        flower_transport.Here(homes(task)), task, promise, soon(), **how
+    )
     nodes, out = homes(task), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         line = Failing(nodes, stops=2)
-        flower.serve(line, task, promise, soon(), folder=out, **how)
+        flower_server.serve(line, task, promise, soon(), folder=out, **how)
     assert len((out / "rounds.jsonl").read_text().splitlines()) == 2
     two = f"eps = {promise(2).eps:.2f} "  # of two messages a client
     assert two in (out / "guarantee.txt").read_text()
     assert not np.array_equal(np.load(out / "model.npy"), W)
-    served = flower.serve(flower.Here(nodes), task, promise, soon(), folder=out, **how)
+    served = flower_server.serve(
+        flower_transport.Here(nodes), task, promise, soon(), folder=out, **how
+    )
     assert [row.t for row in served.rows] == [0, 1, 2, 3]
     assert torch.equal(served.w, whole.w)
     assert served.guarantee == whole.guarantee and served.guarantee.rounds == 4
     assert np.array_equal(np.load(out / "model.npy"), served.w.numpy())
     with pytest.raises(ValueError, match="has done its 4 rounds"):
-        flower.serve(flower.Here(nodes), task, promise, soon(), folder=out, **how)
+        flower_server.serve(
+            flower_transport.Here(nodes), task, promise, soon(), folder=out, **how
+        )
 
 
 def test_a_run_that_fails_in_its_last_round_goes_on(tmp_path):
     nodes, away = homes(), {1: (100, 101, 102, 103)}
     with pytest.raises(ValueError, match="goes on from there"):
         line = Failing(nodes, away)
-        flower.serve(line, TASK, promise, soon(skips=0), folder=tmp_path / "out")
+        flower_server.serve(line, TASK, promise, soon(skips=0), folder=tmp_path / "out")
     longer = replace(TASK, config=replace(CONFIG, rounds=3))
     nodes = {100 + i: home(i, longer, floor=nodes[100 + i].floor) for i in range(4)}
-    line = flower.Here(nodes)
-    served = flower.serve(line, longer, promise, soon(), folder=tmp_path / "out")
+    line = flower_transport.Here(nodes)
+    served = flower_server.serve(line, longer, promise, soon(), folder=tmp_path / "out")
     assert [row.heard for row in served.rows] == [4, 0, 4]
     assert served.guarantee.eps == promise(3).eps
     assert served.guarantee.eps >= promise(2).eps  # what each client has sent
@@ -1109,7 +1143,9 @@ def test_a_run_that_fails_in_its_last_round_goes_on(tmp_path):
 
 def test_rounds_may_grow_and_nothing_else_may_change(tmp_path):
     out, nodes = tmp_path / "out", homes()
-    flower.serve(flower.Here(nodes), TASK, promise, soon(), folder=out, insecure=True)
+    flower_server.serve(
+        flower_transport.Here(nodes), TASK, promise, soon(), folder=out, insecure=True
+    )
     for name, other in (
         ("seed", dict(seed=1)),
         ("config.lr", dict(config=replace(CONFIG, lr=0.2))),
@@ -1117,13 +1153,15 @@ def test_rounds_may_grow_and_nothing_else_may_change(tmp_path):
     ):
         with pytest.raises(ValueError, match=f"out holds another run, where {name} is"):
             task = replace(TASK, **other)
-            flower.serve(flower.Here(homes(task)), task, None, soon(), folder=out)
+            flower_server.serve(
+                flower_transport.Here(homes(task)), task, None, soon(), folder=out
+            )
     longer = replace(TASK, config=replace(CONFIG, rounds=4, eval_every=7))
     nodes = {100 + i: home(i, longer, floor=nodes[100 + i].floor) for i in range(4)}
-    line, how = flower.Here(nodes), dict(folder=out, insecure=True)
-    served = flower.serve(line, longer, promise, soon(), **how)
-    line = flower.Here(homes(longer))
-    whole = flower.serve(line, longer, promise, soon(), insecure=True)
+    line, how = flower_transport.Here(nodes), dict(folder=out, insecure=True)
+    served = flower_server.serve(line, longer, promise, soon(), **how)
+    line = flower_transport.Here(homes(longer))
+    whole = flower_server.serve(line, longer, promise, soon(), insecure=True)
     assert torch.equal(served.w, whole.w) and len(served.rows) == 4
     assert served.guarantee.eps == promise(4).eps  # two before, two after
 
@@ -1131,10 +1169,10 @@ def test_rounds_may_grow_and_nothing_else_may_change(tmp_path):
 def test_a_promise_counts_what_clients_sent_before():
     "The second run promised 10.73 for four rounds; its clients had sent six messages."
     nodes = homes()
-    flower.serve(flower.Here(nodes), TASK, promise, soon())
+    flower_server.serve(flower_transport.Here(nodes), TASK, promise, soon())
     again = replace(TASK, seed=1, config=replace(CONFIG, rounds=3))
     nodes = {100 + i: home(i, again, floor=nodes[100 + i].floor) for i in range(4)}
-    served = flower.serve(flower.Here(nodes), again, promise, soon())
+    served = flower_server.serve(flower_transport.Here(nodes), again, promise, soon())
     assert served.guarantee.eps == promise(5).eps > promise(3).eps
     assert "2 of the rounds were in earlier runs" in str(served.guarantee)
 
@@ -1143,7 +1181,9 @@ def test_what_a_run_leaves_is_its_owners_alone(tmp_path):
     nodes = {
         100 + i: home(i, floor=allowed(tmp_path / f"claims-{i}")) for i in range(4)
     }
-    flower.serve(flower.Here(nodes), TASK, promise, soon(), folder=tmp_path / "out")
+    flower_server.serve(
+        flower_transport.Here(nodes), TASK, promise, soon(), folder=tmp_path / "out"
+    )
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"server.pt", "model.npy", "rounds.jsonl", "guarantee.txt"}
     found = [path for path in tmp_path.rglob("*")]
@@ -1154,18 +1194,22 @@ def test_what_a_run_leaves_is_its_owners_alone(tmp_path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)
     with pytest.raises(ValueError, match="chmod go= open"):
-        flower.serve(flower.Here(nodes), TASK, None, soon(), folder=tmp_path / "open")
+        flower_server.serve(
+            flower_transport.Here(nodes), TASK, None, soon(), folder=tmp_path / "open"
+        )
 
 
 def test_a_damaged_checkpoint_is_refused_by_name(tmp_path):
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        flower.serve(Failing(homes(), stops=1), TASK, None, soon(), folder=out)
+        flower_server.serve(Failing(homes(), stops=1), TASK, None, soon(), folder=out)
     good = (out / "server.pt").read_bytes()
     for wrong in (b"", good[:-1], good[:99], good[:-9] + b"?" + good[-8:]):
         (out / "server.pt").write_bytes(wrong)
         with pytest.raises(ValueError, match="server.pt is damaged"):
-            flower.serve(flower.Here(homes()), TASK, None, soon(), folder=out)
+            flower_server.serve(
+                flower_transport.Here(homes()), TASK, None, soon(), folder=out
+            )
 
 
 def test_a_promise_names_what_it_does_not_count():
@@ -1175,25 +1219,25 @@ def test_a_promise_names_what_it_does_not_count():
         gaussian = dpcomm.mechanism("gaussian", **MECHANISMS["gaussian"])
         return gaussian.guarantee(rounds, 1e-5, **sampled)
 
-    assert flower.Promise().after(3) is None
-    assert flower.Promise(promise).after(3) == promise(3)
-    assert flower.Promise(promise, before=2).after(3).eps == promise(5).eps
-    made = flower.Promise(central, before=2).after(3)
+    assert flower_server.Promise().after(3) is None
+    assert flower_server.Promise(promise).after(3) == promise(3)
+    assert flower_server.Promise(promise, before=2).after(3).eps == promise(5).eps
+    made = flower_server.Promise(central, before=2).after(3)
     assert made.eps == central(3).eps
     assert "2 messages of earlier runs are not counted" in made.note
-    assert "keys" in flower.Promise(central, known=True).after(3).premises
+    assert "keys" in flower_server.Promise(central, known=True).after(3).premises
 
 
 def test_a_journal_in_memory_keeps_nothing(tmp_path):
-    down = flower.Down(TASK)
-    row = flower.Row(0, 4, 4, 112, 0, 0, {}, 0.0, 0.0)
-    served = flower.Journal(TASK, down).end(row, None)
+    down = flower_server.Down(TASK)
+    row = flower_server.Row(0, 4, 4, 112, 0, 0, {}, 0.0, 0.0)
+    served = flower_server.Journal(TASK, down).end(row, None)
     assert served.rows == (row,) and torch.equal(served.w, W)
-    flower.Journal(TASK, down, tmp_path / "new")
+    flower_server.Journal(TASK, down, tmp_path / "new")
     assert not list(tmp_path.iterdir())  # a run that heard nobody leaves no folder
-    flower.Journal(TASK, down, tmp_path / "new").end(row, None)
+    flower_server.Journal(TASK, down, tmp_path / "new").end(row, None)
     longer = replace(TASK, config=replace(CONFIG, rounds=5))
-    again = flower.Journal(longer, down, tmp_path / "new")
+    again = flower_server.Journal(longer, down, tmp_path / "new")
     assert again.rows == [row] and again.earlier == 1
 
 
@@ -1213,7 +1257,9 @@ def test_weights_by_data_are_the_simulators():
     apart = flower.Apart(4, weights=SHARES)
     task = replace(TASK, mechanism=noise, federation=apart)
     nodes = {100 + i: weighty(i, task) for i in range(4)}
-    served = flower.serve(flower.Here(nodes), task, deadlines=soon(), insecure=True)
+    served = flower_server.serve(
+        flower_transport.Here(nodes), task, deadlines=soon(), insecure=True
+    )
     whole = replace(task, federation=FEDERATION)
     run = federated.simulate(whole, weights=SHARES, progress=False)
     alike = federated.simulate(whole, progress=False)
@@ -1230,7 +1276,7 @@ def test_weights_of_one_end_alone_are_a_difference():
     with pytest.raises(ValueError, match="weights is .* one for each of the 4 clients"):
         flower.Apart(4, weights=[1.0, 2.0])
     with pytest.raises(ValueError, match="weights are named and history goes down"):
-        flower.serve(flower.Here({}), task, history="linear")
+        flower_server.serve(flower_transport.Here({}), task, history="linear")
 
 
 @tabled(
@@ -1255,13 +1301,13 @@ def test_a_deployment_says_who_takes_part_at_both_ends():
     task = replace(TASK, config=federated.Config(lr=0.1, server="sgd", engine="loop"))
     nodes = {100 + i: home(i, task, deployment=situation) for i in range(4)}
     assert nodes[100].task.config.rounds == 2
-    line = flower.Here(nodes)
-    served = flower.serve(line, task, deadlines=soon(), deployment=situation)
+    line = flower_transport.Here(nodes)
+    served = flower_server.serve(line, task, deadlines=soon(), deployment=situation)
     assert [row.heard for row in served.rows] == [4, 4]
     assert served.guarantee.eps == situation.guarantee(REC).eps
     with pytest.raises(ValueError, match="rounds is 2 in the deployment and 9 in"):
         wrong = replace(task, config=federated.Config(rounds=9))
-        flower.serve(line, wrong, deployment=situation)
+        flower_server.serve(line, wrong, deployment=situation)
     with pytest.raises(ValueError, match="n_clients is 5 in the deployment and 4 in"):
         home(0, task, deployment=replace(situation, n_clients=5, cohort=5))
 
@@ -1276,13 +1322,13 @@ def test_a_server_asks_nobody_more_often_than_the_deployment_says(sampling, tmp_
     folder, asked = tmp_path / "run", []
     say = lambda text: asked.append(text)  # noqa: E731
     how = dict(deadlines=soon(least=1, skips=9), deployment=situation, folder=folder)
-    served = flower.serve(flower.Here(nodes), task, say=say, **how)
+    served = flower_server.serve(flower_transport.Here(nodes), task, say=say, **how)
     total = sum(row.heard for row in served.rows)
     assert total == 4 if sampling == "fixed" else 0 < total <= 4
     limited = federated.deployed(task, situation)[0]
-    journal = flower.Journal(
+    journal = flower_server.Journal(
         replace(limited, config=replace(limited.config, rounds=5)),
-        flower.Down(limited),
+        flower_server.Down(limited),
         folder,
     )
     assert journal.asked.max() == 1 and journal.asked.sum() == total

@@ -12,7 +12,7 @@ import torch
 from test_into_flower import CONFIG, FEDERATION, TASK, W, allowed, soon
 
 import dpcomm
-from dpcomm import flower, flower_sums
+from dpcomm import flower, flower_server, flower_sums, flower_transport
 from dpcomm.core.chance import Insecure, derive
 from dpcomm.secagg.errors import MASKED, ROUNDS, SERVER, UNMASK
 from dpcomm.secagg.server import Server
@@ -48,7 +48,7 @@ def letter(task, step, t=0, **more):
     return dict(round=t, agreement=flower.mark_of(task), step=step, **more)
 
 
-class Dying(flower.Here):
+class Dying(flower_transport.Here):
     "Nodes that die at a step: node -> step. Notes who was asked what."
 
     def __init__(self, homes, dies=()):
@@ -64,7 +64,7 @@ class Dying(flower.Here):
 def play(task, folder, dies=(), **more):
     "A served run, and its transport."
     line = Dying({i: home(i, folder, task, **more) for i in range(4)}, dies)
-    return flower.serve(line, task, None, soon(), identity=PRIVATE[SERVER]), line
+    return flower_server.serve(line, task, None, soon(), identity=PRIVATE[SERVER]), line
 
 
 def by_hand(task, folder, rounds):
@@ -114,7 +114,7 @@ def test_below_the_threshold_nothing_is_revealed(step, tmp_path):
         {i: home(i, tmp_path, task_of()) for i in range(4)}, {2: step, 3: step}
     )
     with pytest.raises(ValueError, match=f"skipped.*round '{ROUNDS[step]}'"):
-        flower.serve(line, task_of(), None, soon(), identity=PRIVATE[SERVER])
+        flower_server.serve(line, task_of(), None, soon(), identity=PRIVATE[SERVER])
     asked = [s for _, s in line.asked if s is not None]
     assert max(asked) == step  # nobody is asked for anything that comes after
     if step < UNMASK:
@@ -223,11 +223,13 @@ def test_other_keys_or_thresholds_are_refused_at_the_first_message(
     stranger = home(2, tmp_path, task_of(sums=sums))
     nodes = {i: home(i, tmp_path, task) for i in (0, 1, 3)} | {2: stranger}
     heard = []
-    clients, _ = flower.meet(flower.Here(nodes), task, soon(), heard.append)
+    clients, _ = flower_transport.meet(
+        flower_transport.Here(nodes), task, soon(), heard.append
+    )
     assert sorted(clients) == [0, 1, 3]
     assert len(heard) == 1 and f"node 2 is refused: {name} is" in heard[0]
-    served = flower.serve(
-        flower.Here(nodes), task, None, soon(), identity=PRIVATE[SERVER]
+    served = flower_server.serve(
+        flower_transport.Here(nodes), task, None, soon(), identity=PRIVATE[SERVER]
     )
     assert served.rows[0].heard == 3 and served.rows[0].dropped == {"without a node": 1}
 
