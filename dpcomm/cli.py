@@ -555,88 +555,17 @@ def _data(args):
         print(images.fetch(name, args.root), flush=True)
 
 # %% ../nbs/reference/cli.ipynb #03fc60e8
-def audit_rows(
+def audit_cases(
     name: str,  # registered mechanism
-    trials: int,  # plays of each world, at least 100
-    delta: float,  # in (0, 1)
-    alarm: float = 1e-6,  # probability of a false alarm of each audit
-    seed: int = 0,  # of all plays
-):  # yields (mechanism, relation, arguments, Guarantee, Audit, Judgement), one a line
-    "Audit a mechanism at its own settings under each of its relations."
-    from dpcomm.core import chance
+) -> list:  # of audit.Case, one a line of the table
+    "What is played of a mechanism: its own settings."
     from dpcomm.mechanisms import contract
     from dpcomm.privacy import audit
 
-    for parameters, arguments, most in getattr(
-        contract.mechanism_class(name), "audited", ()
-    ):
-        mechanism = contract.mechanism(name, **parameters)
-        for relation in mechanism.relations:
-            claimed = audit.claim(mechanism, relation, delta)
-            known = audit.claims(mechanism, relation, **arguments)
-            rng = chance.seed_tree(
-                seed, "audit", repr(mechanism), relation, *map(str, arguments.values())
-            )
-            play = {**mechanism.relations[relation], **arguments}
-            play.pop("relation", None)
-            worlds = [
-                mechanism.attack_scores(relation, here, min(trials, most), rng, **play)
-                for here in (True, False)
-            ]
-            yield (
-                mechanism,
-                relation,
-                arguments,
-                claimed,
-                audit.distinguish(*worlds, delta, alarm),
-                audit.judge(*worlds, known, alarm),
-            )
-    yield from _message_rows(name, trials, delta, alarm, seed)
-
-# %% ../nbs/reference/cli.ipynb #f10a7d02
-def _message_rows(name, trials, delta, alarm, seed):
-    "Real messages, bit by bit, at the first setting where one is private by itself."
-    from dpcomm.core import chance
-    from dpcomm.mechanisms import contract
-    from dpcomm.privacy import audit
-
-    built = [
-        contract.mechanism(name, **own)
-        for own, *_ in getattr(contract.mechanism_class(name), "audited", ())
-    ]
-    for mechanism in [m for m in built if audit.message_relation(m)][:1]:
-        relation = audit.message_relation(mechanism)
-        rng = chance.seed_tree(seed, "messages", repr(mechanism))
-        worlds = [
-            audit.message_scores(mechanism, here, min(trials, audit.MESSAGES), rng)
-            for here in (True, False)
-        ]
-        yield (
-            mechanism,
-            relation,
-            dict(path="messages"),
-            audit.claim(mechanism, relation, delta),
-            audit.distinguish(*worlds, delta, alarm),
-            audit.judge(*worlds, audit.message_claims(mechanism), alarm),
-        )
-
-# %% ../nbs/reference/cli.ipynb #u0cnt01
-def count_audits(
-    names,  # registered mechanisms
-) -> int:
-    "How many lines an audit will have."
-    from dpcomm.mechanisms import contract
-    from dpcomm.privacy import audit
-
-    total = 0
-    for name in names:
-        built = [
-            contract.mechanism(name, **own)
-            for own, *_ in getattr(contract.mechanism_class(name), "audited", ())
-        ]
-        total += sum(len(m.relations) for m in built)
-        total += any(audit.message_relation(m) for m in built)
-    return total
+    settings = contract.mechanism_class(name).audit_cases
+    return audit.cases(
+        [(contract.mechanism(name, **own), *rest) for own, *rest in settings]
+    )
 
 # %% ../nbs/reference/cli.ipynb #3b8a5992
 LEGEND = (
@@ -666,16 +595,17 @@ def audit_all(
     print(LEGEND.format(delta=args.delta, alarm=args.alarm))
     print(ROW.format(*HEADER.split("|")))
     start, last, done, bad = time.perf_counter(), None, 0, 0
-    options = (args.trials, args.delta, args.alarm, args.seed)
-    rows = ((name, *row) for name in args.names for row in audit_rows(name, *options))
-    bar = tqdm(rows, "audit", count_audits(args.names), disable=None, leave=False)
-    for name, mechanism, *row in bar:
-        bar.set_postfix_str(name)
-        claimed, found, judged = row[-3:]
-        if mechanism != last:
-            tqdm.write(_setting(mechanism, claimed.accountant))
-        wrong, last = judged.refuted or audit.refutes(found, claimed), mechanism
-        tqdm.write(_audit_line(mechanism, *row, wrong))
+    cases = [case for name in args.names for case in audit_cases(name)]
+    bar = tqdm(cases, "audit", disable=None, leave=False)
+    for case in bar:
+        bar.set_postfix_str(case.mechanism.name)
+        claimed, found, judged = case.run(
+            args.trials, args.delta, args.alarm, args.seed
+        )
+        if case.mechanism != last:
+            tqdm.write(_setting(case.mechanism, claimed.accountant))
+        wrong, last = judged.refuted or audit.refutes(found, claimed), case.mechanism
+        tqdm.write(_audit_line(case, claimed, found, judged, wrong))
         done, bad = done + 1, bad + wrong
     seconds = time.perf_counter() - start
     print(f"{bad or 'no'} claim refuted: {done} audits, {seconds:.0f} s")
@@ -690,22 +620,23 @@ def _setting(mechanism, accountant):
     return "\n".join(textwrap.wrap(text, 80, subsequent_indent="    "))
 
 # %% ../nbs/reference/cli.ipynb #df58cfac
-def _audit_line(mechanism, relation, arguments, claimed, found, judged, wrong):
+def _audit_line(case, claimed, found, judged, wrong):
     "One row of the audit's table."
     from dpcomm.privacy import audit
 
     noise = (judged.caught * (1 - judged.caught) / (0.75 * judged.trials)) ** 0.5
     reached = judged.delta < 1 and judged.reached > judged.delta - 5 * noise
     lie = float("inf")
-    if reached and not wrong and arguments.get("path") != "messages":
+    if reached and not wrong and case.arguments.get("path") != "messages":
         lie = audit.smallest_lie(
-            mechanism, relation, found.trials, judged.alarm, **arguments
+            case.mechanism, case.relation, found.trials, judged.alarm, **case.arguments
         )
     played = " ".join(
-        str(v) if name == "path" else f"{name}={v}" for name, v in arguments.items()
+        str(v) if name == "path" else f"{name}={v}"
+        for name, v in case.arguments.items()
     )
     return ROW.format(
-        relation,
+        case.relation,
         played or "-",
         f"{claimed.eps:.3f}",
         f"{found.eps:.3f}",

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Audit', 'refutes', 'enumerated_eps', 'distinguish', 'audit_play', 'Judgement', 'judge', 'claims', 'judge_play',
-           'smallest_lie', 'one_run_eps', 'one_run']
+           'smallest_lie', 'Case', 'cases']
 
 # %% ../../nbs/foundations/audit.ipynb #057ccf77
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ import numpy as np
 from scipy.special import betaincinv
 from scipy.stats import binom
 
+from ..core.chance import seed_tree
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -615,121 +616,52 @@ def smallest_lie(
         low, high = (low, middle) if seen(NOISE_FACTORS[middle]) else (middle + 1, high)
     return NOISE_FACTORS[low] if low < len(NOISE_FACTORS) else float("inf")
 
-# %% ../../nbs/foundations/audit.ipynb #8540a99c
-def _check_guesses(correct, guesses, canaries):
-    "Refuse counts that contradict each other."
-    check_between("canaries", canaries, 1)
-    check_between("guesses", guesses, 1, canaries)
-    check_between("correct", correct, 0, guesses)
+# %% ../../nbs/foundations/audit.ipynb #a0udrow2
+@dataclass(frozen=True)
+class Case:
+    "What one line of an audit plays: a mechanism's own game, or its messages."
+
+    mechanism: object  # registered mechanism
+    relation: str  # a key of mechanism.relations
+    arguments: dict  # of the game, such as d; path = 'messages': messages are played
+    most: int  # plays of each world that are worth their time
+
+    def run(
+        self,
+        trials: int,  # plays of each world, >= 100
+        delta: float,  # of the claim, in (0, 1)
+        alarm: float = 1e-6,  # probability of a false alarm
+        seed: int = 0,  # of all plays
+    ) -> tuple:  # Guarantee, Audit, Judgement
+        "The claim at delta, a bound on the true epsilon, and the whole claim judged."
+        m, relation, n = self.mechanism, self.relation, min(trials, self.most)
+        if self.arguments.get("path") == "messages":
+            rng = seed_tree(seed, "messages", repr(m))
+            worlds = [message_scores(m, here, n, rng) for here in (True, False)]
+            known = message_claims(m)
+        else:
+            values = map(str, self.arguments.values())
+            rng = seed_tree(seed, "audit", repr(m), relation, *values)
+            play = _game_arguments(m, relation, self.arguments)[0]
+            worlds = [
+                m.attack_scores(relation, here, n, rng, **play)
+                for here in (True, False)
+            ]
+            known = claims(m, relation, **self.arguments)
+        bound = distinguish(*worlds, delta, alarm)
+        return claim(m, relation, delta), bound, judge(*worlds, known, alarm)
 
 
-def _dual_weights(eps, v, r):
-    "f(v), and theta_w, w = 1..v, as a function of t = alpha / f(v) >= 1; in logs."
-    p, w = 1 / (1 + np.exp(-eps)), np.arange(1, v + 1)
-    log_b = binom.logpmf(w, r, p)
-    f = float(binom.sf(v - 1, r, p))
-    high = binom.sf(w - 1, r, p)
-    if f > 1e-290:
-        log_f = np.log(f)
-    else:  # f(v) / b_v: a geometric sum
-        log_f = log_b[-1] - np.log1p(-np.exp(eps) * (r - v) / (v + 1))
-
-    def theta(t):
-        with np.errstate(divide="ignore"):
-            if t == 1:
-                left = binom.logcdf(w - 1, r, p)
-            else:
-                left = np.log(np.maximum(1 - t * high, 0))
-        return r / w * np.exp(log_f - log_b + left)
-
-    return f, theta
-
-# %% ../../nbs/foundations/audit.ipynb #0f4fa526
-def one_run_pvalue(
-    eps: float,  # hypothesis: the run is (eps, delta)-private, >= 0
-    correct: int,  # right guesses v, 0..guesses
-    guesses: int,  # guesses made r, 1..canaries
-    canaries: int,  # coins tossed m
-    delta: float,  # in [0, 1)
-) -> float:  # the largest chance of this many right guesses, in [0, 1]
-    "How surprising the guesses are for a private run. [this page, Thm. one-run]"
-    _check_guesses(correct, guesses, canaries)
-    check_number("eps", eps, "[0, inf)")
-    check_number("delta", delta, "[0, 1)")
-    v, r, budget = int(correct), int(guesses), canaries * delta / guesses
-    p = 1 / (1 + np.exp(-eps))
-    if v == 0 or delta == 0:
-        return float(binom.sf(v - 1, r, p))
-    f, theta = _dual_weights(eps, v, r)
-    first = theta(1)
-    w = int(first.argmax()) + 1
-    best = f + budget * first.max()
-    if f > 1e-290 and budget * r * binom.sf(w - 1, r, p) > w * binom.pmf(w, r, p):
-        further = np.geomspace(1, 1 / f, 400)[1:]
-        best = min(best, *(f * t + budget * theta(t).max() for t in further))
-    return float(min(1.0, best))
-
-# %% ../../nbs/foundations/audit.ipynb #8cbf36eb
-def one_run_eps(
-    correct: int,  # right guesses v, 0..guesses
-    guesses: int,  # guesses made r, 1..canaries
-    canaries: int,  # coins tossed m
-    delta: float,  # in [0, 1)
-    alarm: float = 1e-6,  # probability that the bound is too large, in (0, 1)
-) -> Audit:
-    "Lower bound on epsilon from guesses about one run. [this page, Thm. one-run]"
-    check_number("alarm", alarm, ALARM)
-    _check_guesses(correct, guesses, canaries)
-
-    def rejected(eps):
-        return one_run_pvalue(eps, correct, guesses, canaries, delta) < alarm
-
-    grid = np.linspace(0, np.log(guesses / (1 - alarm)) + 1, 65)
-    found = np.flatnonzero([rejected(eps) for eps in grid])
-    low, high = (grid[found[-1]], grid[found[-1] + 1]) if found.size else (0.0, 0.0)
-    for _ in range(40 if found.size else 0):
-        middle = (low + high) / 2
-        low, high = (middle, high) if rejected(middle) else (low, middle)
-    attack = f"{correct} of {guesses} guesses right"
-    return Audit(float(low), float(delta), alarm, "one run", int(canaries), attack)
-
-# %% ../../nbs/foundations/audit.ipynb #8c9c3d28
-def guess(
-    scores,  # (m,) one a canary, high where it seems included
-    guesses: int,  # how many to guess, 1..m: half of them in, half out
-) -> np.ndarray:  # (m,) 1 in, -1 out, 0 no guess
-    """Guess the canaries at both ends of the scores.
-    [Steinke, Nasr & Jagielski 2023, Alg. 1]
-    """
-    scores = check_reals("scores", scores, "[-inf, inf]")
-    if scores.ndim != 1:
-        raise ValueError(
-            f"scores has shape {scores.shape}; it must be one row: pass one score a"
-            " canary"
-        )
-    _check_guesses(0, guesses, len(scores))
-    order, guessed = np.argsort(scores, kind="stable"), np.zeros(len(scores), int)
-    guessed[order[len(order) - (guesses + 1) // 2 :]] = 1
-    guessed[order[: guesses // 2]] = -1
-    return guessed
-
-# %% ../../nbs/foundations/audit.ipynb #f91b8b57
-def one_run(
-    scores,  # (m,) one a canary, high where it seems included
-    included,  # (m,) bool: the coins
-    guesses: int,  # how many to guess, chosen beforehand, 1..m
-    delta: float,  # in [0, 1)
-    alarm: float = 1e-6,  # probability that the bound is too large, in (0, 1)
-) -> Audit:
-    """Lower bound on epsilon of a run from the scores of its canaries.
-    [Steinke, Nasr & Jagielski 2023, Alg. 1]
-    """
-    scores = check_reals("scores", scores, "[-inf, inf]")
-    coins = np.where(check_reals("included", included, "[0, 1]") > 0, 1, -1)
-    if coins.shape != scores.shape:
-        raise ValueError(
-            f"included has shape {coins.shape}; it must be {scores.shape}, one coin a"
-            " canary: pass the coins"
-        )
-    correct = int((guess(scores, guesses) == coins).sum())
-    return one_run_eps(correct, guesses, len(coins), delta, alarm)
+def cases(
+    settings,  # of one mechanism: triples (mechanism, arguments of its game, most plays)
+) -> list[Case]:  # in the order in which they are played
+    "Every setting under every relation, then messages where one is private by itself."
+    found = [
+        Case(mechanism, relation, arguments, most)
+        for mechanism, arguments, most in settings
+        for relation in mechanism.relations
+    ]
+    for mechanism, _, _ in settings:
+        if relation := message_relation(mechanism):
+            return [*found, Case(mechanism, relation, {"path": "messages"}, MESSAGES)]
+    return found

@@ -373,11 +373,6 @@ def test_tables_print_in_any_encoding(encoding, paper):
     assert ("\u25cb not run" in done.stdout) == (encoding == "utf-8")
 
 
-def test_an_audit_counts_its_lines():
-    rows = sum(len(list(cli.audit_rows(n, 100, 1e-2))) for n in ("signsgd", "pm"))
-    assert cli.count_audits(["signsgd", "pm"]) == rows
-
-
 def test_a_summary_says_the_first_guarantee():
     found = records.load("dprec", "dprec_mnist", "full")
     table, said = cli.summary(found)

@@ -39,7 +39,7 @@ from dpcomm.mechanisms.imvu import Imvu
 from dpcomm.mechanisms.rec import Rec
 from dpcomm.mechanisms.signsgd import SignSgd
 from dpcomm.mechanisms.topk import TopK
-from dpcomm.privacy import audit, games
+from dpcomm.privacy import audit, games, one_run
 from dpcomm.privacy.accounting import gaussian_delta, gaussian_guarantee
 from dpcomm.privacy.guarantee import Guarantee
 from dpcomm.privacy.null_messages import exact_epsilon
@@ -90,14 +90,14 @@ REFUSED = [
     (lambda: audit.enumerated_eps([1.5, -0.5], HALF, 0), "p holds"),
     (lambda: audit.enumerated_eps([1], [1], 1), "delta"),
     (lambda: audit.enumerated_delta([1], [1], math.inf), "eps"),
-    (lambda: audit.one_run_pvalue(-1, 1, 2, 3, 0), "eps"),
-    (lambda: audit.one_run_pvalue(1, 3, 2, 3, 0), "correct"),
-    (lambda: audit.one_run_eps(1, 4, 3, 0), "guesses"),
-    (lambda: audit.one_run_eps(0, 0, 3, 0), "guesses"),
-    (lambda: audit.one_run_eps(1, 2, 3, 1.0), "delta"),
-    (lambda: audit.guess(np.zeros((2, 2)), 1), "scores"),
-    (lambda: audit.guess(np.zeros(3), 4), "guesses"),
-    (lambda: audit.one_run(np.zeros(3), [True], 2, 0), "included"),
+    (lambda: one_run.one_run_pvalue(-1, 1, 2, 3, 0), "eps"),
+    (lambda: one_run.one_run_pvalue(1, 3, 2, 3, 0), "correct"),
+    (lambda: one_run.one_run_eps(1, 4, 3, 0), "guesses"),
+    (lambda: one_run.one_run_eps(0, 0, 3, 0), "guesses"),
+    (lambda: one_run.one_run_eps(1, 2, 3, 1.0), "delta"),
+    (lambda: one_run.guess(np.zeros((2, 2)), 1), "scores"),
+    (lambda: one_run.guess(np.zeros(3), 4), "guesses"),
+    (lambda: one_run.one_run(np.zeros(3), [True], 2, 0), "included"),
     (lambda: audit.audit_play(G, "local", 100, DELTA, seed_tree(0)), "relation"),
     (lambda: audit.audit_play(G, "replace", 99, DELTA, seed_tree(0)), "trials"),
     (lambda: audit.judge_play(G, "replace", 99, seed_tree(0)), "trials"),
@@ -240,11 +240,11 @@ def test_a_claim_is_refuted_only_from_above():
 def test_p_values_of_guesses():
     for eps, v, r, m in ((0.0, 8, 10, 10), (1.0, 60, 70, 200), (3.0, 70, 70, 70)):
         exact = stats.binom.sf(v - 1, r, 1 / (1 + math.exp(-eps)))
-        assert np.isclose(audit.one_run_pvalue(eps, v, r, m, 0), exact)
-    assert audit.one_run_pvalue(1, 0, 5, 5, 0) == 1
-    assert audit.one_run_pvalue(1, 0, 5, 5, 0.1) == 1
+        assert np.isclose(one_run.one_run_pvalue(eps, v, r, m, 0), exact)
+    assert one_run.one_run_pvalue(1, 0, 5, 5, 0) == 1
+    assert one_run.one_run_pvalue(1, 0, 5, 5, 0.1) == 1
     # revealing everything with probability delta
-    assert np.isclose(audit.one_run_pvalue(0, 300, 300, 300, 1e-5), 1e-5, rtol=1e-3)
+    assert np.isclose(one_run.one_run_pvalue(0, 300, 300, 300, 1e-5), 1e-5, rtol=1e-3)
 
 
 def program(eps, v, r, m, delta):
@@ -281,7 +281,7 @@ def test_the_one_run_p_value_is_the_worst_case(r):
     ):
         for v in {1, (3 * r + 3) // 4, r}:
             at = eps, v, r, m, delta
-            ours, worst = audit.one_run_pvalue(*at), program(*at)[1]
+            ours, worst = one_run.one_run_pvalue(*at), program(*at)[1]
             older = min(telescoped(*at), steinke(*at))
             np.testing.assert_allclose(ours, worst, rtol=0, atol=1e-6)
             assert ours <= older * (1 + 1e-9) or older > 0.5
@@ -299,7 +299,7 @@ def test_the_one_run_p_value_is_the_worst_case(r):
 )
 def test_in_the_far_tail_nothing_overflows(v, r, m, delta):
     for eps in (0.0, 1.0, 5.0, 30.0):
-        p, more = (audit.one_run_pvalue(e, v, r, m, delta) for e in (eps, eps + 0.5))
+        p, more = (one_run.one_run_pvalue(e, v, r, m, delta) for e in (eps, eps + 0.5))
         assert 0 < p <= 1 and p <= more + 1e-12
         assert stats.binom.sf(v - 1, r, 1 / (1 + math.exp(-eps))) <= p
 
@@ -321,7 +321,7 @@ def test_the_worst_case_is_a_private_mechanism(at):
     ]
     assert max(sticks) <= delta + 1e-6
     reached = (kernel * (right >= v)).sum() / len(coins)
-    assert np.isclose(reached, audit.one_run_pvalue(*at), atol=1e-6)
+    assert np.isclose(reached, one_run.one_run_pvalue(*at), atol=1e-6)
 
 
 def steinke(eps, v, r, m, delta):
@@ -337,10 +337,10 @@ def steinke(eps, v, r, m, delta):
 def test_published_examples(v, r, m, delta, published):
     "Theirs from their formula; ours gives more on both, and never more than without any delta."
     theirs = brentq(lambda eps: steinke(eps, v, r, m, delta) - 0.05, 0, 10)
-    ours = audit.one_run_eps(v, r, m, delta, 0.05).eps
+    ours = one_run.one_run_eps(v, r, m, delta, 0.05).eps
     assert abs(theirs - published) < 1e-3
-    assert theirs < ours < audit.one_run_eps(v, r, m, 0, 0.05).eps
-    at, above = (audit.one_run_pvalue(e, v, r, m, delta) for e in (ours, ours + 1e-6))
+    assert theirs < ours < one_run.one_run_eps(v, r, m, 0, 0.05).eps
+    at, above = (one_run.one_run_pvalue(e, v, r, m, delta) for e in (ours, ours + 1e-6))
     assert at < 0.05 <= above
 
 
@@ -364,25 +364,25 @@ def test_the_one_run_bound_holds_for_listed_mechanisms():
             delta = min(np.max(deltas), 0.999)
             for v in range(1, r + 1):
                 reached = (kernel * (right >= v)).sum() / 8
-                assert reached <= audit.one_run_pvalue(eps, v, r, 3, delta) + 1e-9
+                assert reached <= one_run.one_run_pvalue(eps, v, r, 3, delta) + 1e-9
 
 
 @tabled("eps, m", [(0.5, 50), (2.0, 300)])
 def test_one_run_bound_exceeds_the_truth_no_oftener_than_promised(eps, m):
     "Randomised response, 4,000 runs at alarm 0.05."
     right = seed_tree(0, "coverage", m).binomial(m, 1 / (1 + math.exp(-eps)), 4000)
-    bound = np.array([audit.one_run_eps(v, m, m, 0, 0.05).eps for v in range(m + 1)])
+    bound = np.array([one_run.one_run_eps(v, m, m, 0, 0.05).eps for v in range(m + 1)])
     assert (bound[right] > eps).sum() <= count_bounds(4000, 0.05)[1]
     assert (np.diff(bound) >= 0).all() and bound[-1] > eps
 
 
 def test_guesses_are_the_extremes():
     scores = np.array([3.0, -1, 0, 9, 2, -7])
-    assert audit.guess(scores, 4).tolist() == [1, -1, 0, 1, 0, -1]
-    assert audit.guess(scores, 1).tolist() == [0, 0, 0, 1, 0, 0]
-    assert abs(audit.guess(scores, 6)).sum() == 6
-    found = audit.one_run(scores, scores > 0, 6, 0, 0.05)
-    assert found == audit.one_run_eps(6, 6, 6, 0, 0.05)
+    assert one_run.guess(scores, 4).tolist() == [1, -1, 0, 1, 0, -1]
+    assert one_run.guess(scores, 1).tolist() == [0, 0, 0, 1, 0, 0]
+    assert abs(one_run.guess(scores, 6)).sum() == 6
+    found = one_run.one_run(scores, scores > 0, 6, 0, 0.05)
+    assert found == one_run.one_run_eps(6, 6, 6, 0, 0.05)
     assert found.eps > 0
     assert found.method == "one run"
 
@@ -396,7 +396,7 @@ def test_a_whole_run_is_audited_by_its_canaries(adds, caught):
     sent = true.simulate(torch.diag(torch.from_numpy(0.1 * coins).float()), None)
     rngs = [seed_tree(0, "round", t) for t in range(rounds)]
     total = sum(true.aggregate(sent, 1, rng) for rng in rngs)
-    found = audit.one_run(total.numpy(), coins, 200, 1e-9)
+    found = one_run.one_run(total.numpy(), coins, 200, 1e-9)
     told = promised.guarantee(rounds=rounds, delta=1e-9, accountant="rdp-balle")
     assert audit.refutes(found, told) == caught
 
@@ -1074,11 +1074,11 @@ def test_the_command_prints_claims_beside_audits(capsys):
 
 
 def test_the_rows_of_the_command_are_all_there():
-    rows = list(cli.audit_rows("rec", 100, DELTA))
-    paths = {arguments["path"] for _, _, arguments, *_ in rows}
-    assert {relation for _, relation, *_ in rows} == set(Rec.relations)
+    cases = cli.audit_cases("rec")
+    assert {case.relation for case in cases} == set(Rec.relations)
+    paths = {case.arguments["path"] for case in cases}
     assert paths == {"encode", "law", "simulate", "messages"}
-    for *_, told, found, judged in rows:
+    for told, found, judged in (case.run(100, DELTA) for case in cases):
         assert isinstance(told, Guarantee) and found.trials == judged.trials == 100
 
 

@@ -108,8 +108,8 @@ SMALL = dict(sigma=1.0, q=0.1, rounds=10, delta=1e-5)
 DPREC = dict(c=1.0, slots=20, n_clients=10, K=8, groups=1, delta=1e-5)
 SUM = dict(clip_norm=1.0, sigma=1.0, n_clients=10, tolerance=0.1)
 GOOD = {
-    "flower": {
-        "Apart": dict(n_clients=4),
+    "flower": {"Apart": dict(n_clients=4)},
+    "flower_transport": {
         "Deadlines": dict(start=1.0, hello=1.0, round=1.0, poll=0.1, least=1, skips=3),
     },
     "training.floor": {
@@ -237,6 +237,8 @@ GOOD = {
         "smallest_lie": dict(
             mechanism=MADE["gaussian"], relation="zero-out", trials=1000, alarm=0.05
         ),
+    },
+    "privacy.one_run": {
         "one_run_pvalue": dict(
             eps=1.0, correct=30, guesses=40, canaries=100, delta=1e-5
         ),
