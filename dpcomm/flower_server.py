@@ -41,7 +41,8 @@ from dpcomm.flower import (
 )
 from .flower_transport import Deadlines, Line, converse, meet
 from .mechanisms.contract import Total
-from .training import federated, floor, replay
+from .training import federated, floor, replay, run_state
+from .training.task import among, sample_cohort
 
 # %% ../nbs/reference/flower_server.ipynb #f10a0020
 @dataclass
@@ -115,11 +116,9 @@ def drawn(
     rng, config = private_stream(), task.config
     if task.visits is not None:
         left = task.visits - np.asarray(asked)
-        return federated.among(
-            left, t, config.cohort, config.sampling, rng
-        ).tolist(), rng
+        return among(left, t, config.cohort, config.sampling, rng).tolist(), rng
     how = task.n_clients, config.cohort, config.sampling
-    return federated.sample_cohort(*how, rng).tolist(), rng
+    return sample_cohort(*how, rng).tolist(), rng
 
 # %% ../nbs/reference/flower_server.ipynb #f10a0026
 def step(
@@ -164,7 +163,7 @@ class Down:
     def __init__(self, task):  # federated.Task of the server
         self.task = task
         self.w = pack(task.model).requires_grad_()
-        self.optimiser = federated.server_optimiser(self.w, task.config)
+        self.optimiser = run_state.server_optimiser(self.w, task.config)
 
     @property
     def model(self):

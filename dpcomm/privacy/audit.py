@@ -14,7 +14,6 @@ import numpy as np
 from scipy.special import betaincinv
 from scipy.stats import binom
 
-from ..core.chance import seed_tree
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -634,6 +633,8 @@ class Case:
         seed: int = 0,  # of all plays
     ) -> tuple:  # Guarantee, Audit, Judgement
         "The claim at delta, a bound on the true epsilon, and the whole claim judged."
+        from dpcomm.core.chance import seed_tree
+
         m, relation, n = self.mechanism, self.relation, min(trials, self.most)
         if self.arguments.get("path") == "messages":
             rng = seed_tree(seed, "messages", repr(m))
