@@ -285,17 +285,6 @@ def greet(
         head["proof"] = node.identity.sign(proven(node.task, node.client, nonce))
     return head | mine
 
-# %% ../nbs/reference/flower.ipynb #f10a010b
-def code_of(
-    reply: dict,  # fields, whatever they hold
-) -> str:  # '' for OK
-    "What a reply's code stands for."
-    code, limit = reply.get("code"), reply.get("limit")
-    if type(code) is not int or not 0 <= code < len(CODES):
-        return "malformed"
-    named = code == LIMIT and isinstance(limit, str) and limit in floor.LIMITS
-    return "" if code == OK else CODES[code] + f" ({limit})" * named
-
 # %% ../nbs/reference/flower.ipynb #f10a0204
 def within(
     node: Node,
@@ -478,6 +467,17 @@ def answer(
             floor.note(node.floor, text)
 
     return guarded(replies[action], note)()
+
+# %% ../nbs/reference/flower.ipynb #f10a010b
+def code_of(
+    reply: dict,  # fields, whatever they hold
+) -> str:  # '' for OK
+    "What a reply's code stands for."
+    code, limit = reply.get("code"), reply.get("limit")
+    if type(code) is not int or not 0 <= code < len(CODES):
+        return "malformed"
+    named = code == LIMIT and isinstance(limit, str) and limit in floor.LIMITS
+    return "" if code == OK else CODES[code] + f" ({limit})" * named
 
 # %% ../nbs/reference/flower.ipynb #f10a0045
 def client_app(
