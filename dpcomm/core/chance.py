@@ -73,7 +73,8 @@ def private_stream(
     key=None,  # None: 256 bits of the operating system; Insecure: anyone can redraw it
 ) -> np.random.Generator:  # ChaCha20, or Philox
     "Where the private draws of one message come from. [Bernstein 2008, ChaCha]"
-    if check_key(key) is not None:
+    check_key(key)
+    if key is not None:
         return seed_tree(key.seed, "private")
     return np.random.Generator(
         ChaCha(key=int.from_bytes(os.urandom(32), "little"), rounds=20)
@@ -84,7 +85,8 @@ def public_seed(
     key=None,  # None: the operating system; Insecure: a branch of its own below the number
 ) -> int:  # in [0, 2**32)
     "The seed that travels with a message, drawn apart from everything private."
-    if check_key(key) is not None:
+    check_key(key)
+    if key is not None:
         return derive(key.seed, "shared", bits=32)
     return int.from_bytes(os.urandom(4), "little")
 

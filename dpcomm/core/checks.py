@@ -58,7 +58,7 @@ HUGE = 2**256  # the largest whole number that any argument takes
 # %% ../../nbs/foundations/checks.ipynb #c730dcf1
 def check_between(
     name: str,  # argument, as the caller spelled it
-    value: int,  # whole number, low <= value <= high
+    value,  # whole number, low <= value <= high
     low: int,  # smallest allowed
     high: float = math.inf,  # largest allowed
 ) -> int:  # the value
@@ -154,7 +154,7 @@ def nearest(
 # %% ../../nbs/foundations/checks.ipynb #27b213d2
 def check_choice(
     name: str,  # argument, as the caller spelled it
-    value: str,  # must be one of `allowed`
+    value,  # must be one of `allowed`
     allowed,  # valid values
 ) -> str:  # the value
     "Refuse a value outside a list, naming the nearest valid one."

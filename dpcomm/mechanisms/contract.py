@@ -13,7 +13,6 @@ import pkgutil
 import re
 import sys
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -93,7 +92,7 @@ class Auditable:
     "What an auditor asks: two worlds, and how far they can be told apart."
 
     # relation -> arguments of guarantee and game; empty: no privacy is promised
-    relations: Mapping[str, Mapping[str, Any]] = {}
+    relations: dict[str, Any] = {}
     # (parameters, arguments of the game, most plays) for `dpcomm audit`
     audit_cases: tuple = ()
 
@@ -193,7 +192,7 @@ class Mechanism(Auditable, TrainingHooks):
     free = ""  # the field that Deployment.calibrate sets: noise, or eps of a message
     samplings = ("none",)  # draws of a cohort that nobody sees which amplify
     deployment_note: Any = ""  # 'safe to deploy ...' or 'simulation only ...', and why
-    ranges: Mapping[str, Any] = {}  # field -> what it allows, as in check_range
+    ranges: dict[str, Any] = {}  # field -> what it allows, as in check_range
     trust = "local"  # the most that may be seen of its messages: a name in TRUSTS
     summed = False  # whether clients send shares of a sum, as a `Summed` does
 
@@ -531,6 +530,7 @@ def register(
 
 # %% ../../nbs/foundations/contract.ipynb #a435a32e
 COMMON = (
+    "central_noise",
     "contract",
     "deployments",
     "distributed_noise",

@@ -44,12 +44,18 @@ class Deployment:
     sampling: str = "poisson"  # poisson | fixed | replacement | none
     trust: str = "central"  # the most that is believed: central | secagg | local
     unit: str = "client"  # what is protected: client | example
-    relation: str = None  # a name in RELATIONS; None: each mechanism's usual one
-    visits: int = None  # most messages of one client, >= 1; None: what rounds allow
+    relation: str | None = None  # a name in RELATIONS; None: each mechanism's usual one
+    visits: int | None = (
+        None  # most messages of one client, >= 1; None: what rounds allow
+    )
     dropouts: float = 0.0  # fraction of a cohort that is expected to leave, [0, 1)
     tolerance: float = 0.0  # fraction whose shares of noise may be missing, [0, 1)
-    d: int = None  # entries of a vector, >= 1; None: any, where that can be accounted
-    groups: tuple = None  # sizes of parameter groups, summing to d; None: one group
+    d: int | None = (
+        None  # entries of a vector, >= 1; None: any, where that can be accounted
+    )
+    groups: tuple | None = (
+        None  # sizes of parameter groups, summing to d; None: one group
+    )
 
     def __post_init__(self):
         for name, allowed in _RANGES.items():

@@ -16,8 +16,9 @@ from ..core.chance import normal, private_stream
 from ..core.checks import check_choice, check_size
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, finite_floats, header_bits
+from .central_noise import ServerNoise, exact_noise
 from .contract import Central, register
-from .distributed_noise import RING, ServerNoise, exact_noise
+from .distributed_noise import RING
 from ..privacy.games import gaussian_curve
 
 # %% ../../nbs/baselines/gaussian.ipynb #ba8e7034

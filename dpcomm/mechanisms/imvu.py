@@ -221,7 +221,7 @@ class ImvuCodec(Mechanism):
     clip_norm: float  # L2 bound C of one client's vector, > 0
     eps: float  # of the scalar mechanism at inputs 0 and 1, in [1e-100, 700]
     beta: float = 1.0  # input scale, > 0: x = 1/2 + beta u / (2 C)
-    table: Table = None  # of two rows and the same eps; None: the closed form
+    table: Table | None = None  # of two rows and the same eps; None: the closed form
     clamp: bool = False  # whether coordinates are cut to [-C / beta, C / beta]
     name, server_is_deterministic, audit_cases, deployment_note, free = (
         "imvu",

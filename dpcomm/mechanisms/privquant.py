@@ -376,7 +376,9 @@ class QuantCodec(Local):
     levels: int = 16  # K, 2..65536
     eps: float = 400.0  # of one message, pure and local, > 0
     rule: str = "paper"  # 'paper' or 'best': see `calibrate`
-    kappa_min: int = None  # smallest kappa allowed; None: -d, 0: as the paper states it
+    kappa_min: int | None = (
+        None  # smallest kappa allowed; None: -d, 0: as the paper states it
+    )
     name, server_is_deterministic, audit_cases = "privquant", True, AUDITED
     deployment_note = (
         "safe to deploy: pure, with the error of floats counted in eps, but for a delta"
@@ -451,7 +453,7 @@ class QuantCodec(Local):
 
 # %% ../../nbs/baselines/privquant.ipynb #b44c3000
 def check_kappa_min(
-    mechanism: Local,  # just built, with a field kappa_min
+    mechanism,  # just built, with a field kappa_min
 ) -> None:  # or ValueError
     "Refuse a smallest kappa that is no whole number; None stands for none."
     if mechanism.kappa_min is not None:

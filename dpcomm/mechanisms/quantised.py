@@ -31,8 +31,8 @@ from dpcomm.core.wire import (
     pack_bits,
     unpack_bits,
 )
+from .central_noise import ServerNoise
 from .contract import Whole, register
-from .distributed_noise import ServerNoise
 from ..privacy.games import SumGame, check_plays, gaussian_curve
 from ..secagg.ring import conditional_round, rounded_norm
 

@@ -255,7 +255,7 @@ class RecCodec(Mechanism):
     clip_norm: float  # L2 bound C of the whole update, > 0
     std: float  # standard deviation of the prior, > 0; the papers' c is clip_norm / std
     index_bits: int = 7  # b, bits per group: K = 2**b candidates, 1..24
-    groups: tuple = None  # sizes of the groups, summing to d; None: one group
+    groups: tuple | None = None  # sizes of the groups, summing to d; None: one group
     name, server_is_deterministic, free = "rec", True, "std"
     samplings = ("none", "fixed", "replacement")
     relations, audit_cases, deployment_note = RELATIONS, AUDITED, SAFE

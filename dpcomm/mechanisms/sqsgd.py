@@ -157,7 +157,9 @@ class SqSgdCodec(Local):
     round: int = 0  # t: which subset
     span: str = "fixed"  # range of the quantiser, see `span`
     rule: str = "paper"  # threshold and coin, see privquant.calibrate
-    kappa_min: int = None  # smallest kappa allowed; None: -D, 0: as the paper states it
+    kappa_min: int | None = (
+        None  # smallest kappa allowed; None: -D, 0: as the paper states it
+    )
     alpha: float = 1.0  # share of an unsent gradient that is kept
     beta: float = 1.0  # share of a new gradient that is sent
     momentum: float = 0.0  # of the gradients on the client, in [0, 1)

@@ -160,7 +160,7 @@ class TopK(LinearSketch):
     clip_norm: float  # L2 bound S of a restricted update, > 0
     sigma: float  # noise multiplier of the sum, > 0; None: neither clip nor noise, but floats
     n_clients: int  # clients whose shares add up to the promised noise
-    support: Support = None  # the coordinates; None: a public random choice
+    support: Support | None = None  # the coordinates; None: a public random choice
     held: bool = True  # whether local SGD leaves the other weights where they are
     fresh: bool = False  # whether the random choice is made anew each round
     seed: int = 0  # of the random choice

@@ -81,7 +81,7 @@ def repeated(
     p,  # law of one symbol with the client present, (m,)
     q,  # law of one symbol with the client absent, (m,)
     n: int,  # symbols in a message, >= 1
-) -> tuple:  # laws of the counts of symbols, both (outcomes,)
+) -> tuple[np.ndarray, np.ndarray]:  # laws of the counts, both (outcomes,)
     "Laws of n independent symbols, up to their order. [multinomial]"
     p, q = (
         check_reals(name, law, "[0, 1.001]").ravel()

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tables import tabled
 
-from dpcomm.mechanisms import contract, distributed_noise, on_ring
+from dpcomm.mechanisms import central_noise, contract, distributed_noise, on_ring
 from dpcomm.mechanisms.ddgauss import DDGauss
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.vqsgd import VqSgd
@@ -32,8 +32,8 @@ def test_a_field_is_kept_as_declared_or_refused_by_name(allowed, good, kept, bad
 
 def test_families_say_who_sees_what():
     assert issubclass(VqSgd, contract.Local)
-    assert issubclass(Gaussian, distributed_noise.ServerNoise)
-    assert issubclass(distributed_noise.ServerNoise, contract.Central)
+    assert issubclass(Gaussian, central_noise.ServerNoise)
+    assert issubclass(central_noise.ServerNoise, contract.Central)
     assert issubclass(distributed_noise.LinearSketch, distributed_noise.SharedNoise)
     assert issubclass(distributed_noise.SharedNoise, contract.Summed)
     assert issubclass(DDGauss, on_ring.OnRing) and issubclass(DDGauss, contract.Summed)

@@ -16,7 +16,7 @@ from tables import tabled
 
 from dpcomm.core.chance import Insecure, normal, private_stream, seed_tree
 from dpcomm.core.vectors import clip_l2
-from dpcomm.mechanisms import contract, distributed_noise
+from dpcomm.mechanisms import central_noise, contract, distributed_noise
 from dpcomm.mechanisms.distributed_noise import noisy_sum_guarantee
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.quantised import Quantised
@@ -73,7 +73,7 @@ def test_a_local_message_is_ring_elements_and_its_values_whole_steps(sigma):
     assert len(message.payload) == 12 and math.log2(m.scale).is_integer()
     z = np.frombuffer(message.payload, "<u4").astype(np.int64)
     rng = [private_stream(Insecure(3))]
-    want = distributed_noise.exact_noise(ROWS[:1], 0.3, m.std, rng)[0]
+    want = central_noise.exact_noise(ROWS[:1], 0.3, m.std, rng)[0]
     assert np.array_equal(distributed_noise.RING.lift(z), want)
     assert m.decode(message).tolist() == (want * m.scale).astype(np.float32).tolist()
 
@@ -102,7 +102,7 @@ def test_several_rounds_at_once_have_noise_of_their_own():
 
 def test_exact_noise_has_the_promised_deviation():
     n, rows = 400_000, torch.zeros(1, 400_000)
-    z = distributed_noise.exact_noise(rows, 2.0, 3.0, seed_tree(0))
+    z = central_noise.exact_noise(rows, 2.0, 3.0, seed_tree(0))
     z = z * distributed_noise.grid(2.0, 1.5, 1)
     assert abs(z.std() - 3.0) < 6 * 3.0 / (2 * n) ** 0.5
     assert abs(z.mean()) < 6 * 3.0 / n**0.5
@@ -129,8 +129,8 @@ def test_floats_say_so(make):
     exact, floats = make(1.0, 1.0), make(1.0, 1.0, exact=False)
     run = dict(rounds=3, delta=1e-5, accountant="rdp-balle")
     said, told = exact.guarantee(**run), floats.guarantee(**run, note="mine")
-    assert distributed_noise.FLOATS in told.note and "mine" in told.note
-    assert distributed_noise.FLOATS not in said.note and said.eps == told.eps
+    assert central_noise.FLOATS in told.note and "mine" in told.note
+    assert central_noise.FLOATS not in said.note and said.eps == told.eps
     assert exact.deployment_note.startswith("safe to deploy")
     assert floats.deployment_note.startswith("simulation only")
 
@@ -155,7 +155,7 @@ def test_enumerated_discrete_noise_keeps_every_claim(sigma, steps):
     p, q = law(steps, shift, wide), law(steps, 0, wide)
     names = itertools.product((1e-2, 1e-5), ("rdp-classic", "rdp-balle", "pld"))
     for delta, name in names:
-        claim = distributed_noise.exact_guarantee(sigma, delta, steps, accountant=name)
+        claim = central_noise.exact_guarantee(sigma, delta, steps, accountant=name)
         true = games.listed_curve(p, q, claim.eps)
         assert true <= delta * (1 + 1e-9)
         assert name != "pld" or steps < 9 or true > 0.3 * delta
@@ -192,9 +192,7 @@ def test_a_privacy_loss_distribution_costs_what_the_normal_law_costs():
     assert floats.eps <= fine.eps < floats.eps * (1 + 1e-9)
     assert fine.delta == floats.delta == 1e-3
     drawn, orders = (0.1, 10), accounting.INTEGER_ORDERS
-    sampled = distributed_noise.exact_guarantee(
-        1, 1e-5, 5.0, *drawn, sampling="poisson"
-    )
+    sampled = central_noise.exact_guarantee(1, 1e-5, 5.0, *drawn, sampling="poisson")
     normal = accounting.gaussian_guarantee(
         1.0, 1e-5, *drawn, sampling="poisson", orders=orders
     )

@@ -306,10 +306,12 @@ GOOD = {
         "exact_variance": dict(sigma2=2.0),
         "tau": dict(variance=1.0, n=3),
     },
-    "mechanisms.distributed_noise": {
+    "mechanisms.central_noise": {
         "exact_guarantee": dict(
             sigma=1.0, delta=1e-5, steps=1e6, rounds=3, accountant="rdp-balle"
         ),
+    },
+    "mechanisms.distributed_noise": {
         "share_std": SUM,
         "sampling_rate": dict(sampling="poisson", n_clients=10, cohort=5, least=1),
         "grid": SUM,
