@@ -226,9 +226,15 @@ class Daemon:
     def __init__(self, name, words, folder, env):
         self.name, self.log = name, Path(folder) / f"{name}.log"
         with self.log.open("wb") as out:
-            how = dict(stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=folder)
-            how |= dict(env=env, start_new_session=True)
-            self.process = subprocess.Popen(words, **how)
+            self.process = subprocess.Popen(
+                words,
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                cwd=folder,
+                env=env,
+                start_new_session=True,
+            )
 
     def said(self):
         "Everything it has written."
@@ -396,8 +402,8 @@ def submit(
     "Hand an app to the SuperLink."
     pairs = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
     more = ["--run-config", " ".join(pairs)] if pairs else []
-    words = "run", str(Path(app).absolute()), "loop", *more
-    return str(here.flwr(*words)["run-id"])
+    told = here.flwr("run", str(Path(app).absolute()), "loop", *more)
+    return str(told["run-id"])
 
 # %% ../nbs/reference/deployment.ipynb #f10b0021
 def finish(

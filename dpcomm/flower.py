@@ -256,8 +256,11 @@ class Node:
         t: int,  # round, from 0 on
     ):  # None, or Insecure
         "Where the private draws of a round's message come from."
-        path = "round", t, "client", self.client, "message"
-        return Insecure(derive(self.task.seed, *path)) if self.insecure else None
+        if not self.insecure:
+            return None
+        return Insecure(
+            derive(self.task.seed, "round", t, "client", self.client, "message")
+        )
 
 # %% ../nbs/reference/flower.ipynb #f10a001a
 HELLO, UPDATE, SUM = "query.hello", "train.update", "train.sum"  # Flower's types

@@ -117,8 +117,8 @@ def drawn(
     if task.visits is not None:
         left = task.visits - np.asarray(asked)
         return among(left, t, config.cohort, config.sampling, rng).tolist(), rng
-    how = task.n_clients, config.cohort, config.sampling
-    return sample_cohort(*how, rng).tolist(), rng
+    cohort = sample_cohort(task.n_clients, config.cohort, config.sampling, rng)
+    return cohort.tolist(), rng
 
 # %% ../nbs/reference/flower_server.ipynb #f10a0026
 def step(
@@ -292,8 +292,16 @@ def gather(
     gathering = Gathering.of(task, t, names.values(), down.keep)
     letters = {node: head | down.parcel(c) for node, c in names.items()}
     most = gathering.mechanism.bits(_size(task)).total // 8 + 2**12
-    waits = deadlines.round, down.model, deadlines.poll, most
-    for node, reply in converse(line, UPDATE, letters, *waits):
+    replies = converse(
+        line,
+        UPDATE,
+        letters,
+        seconds=deadlines.round,
+        w=down.model,
+        poll=deadlines.poll,
+        most=most,
+    )
+    for node, reply in replies:
         take(gathering, names[node], reply)
         down.heard(names[node], reply)
     if len(names) < len(cohort):
@@ -301,11 +309,21 @@ def gather(
     spent = time.monotonic() - clock
     packets = sum(len(letter.get("packet", b"")) for letter in letters.values())
     sent = packets or 4 * _size(task) * len(names)
-    sizes = gathering.nbytes, line.up - before, sent
-    heard, dropped = len(gathering.heard), dict(gathering.dropped)
+    heard = len(gathering.heard)
     few = heard < deadlines.least <= len(cohort)
     why = f"{heard} clients heard, {deadlines.least} needed" if few else ""
-    row = Row(t, len(cohort), heard, *sizes, dropped, began, spent, why)
+    row = Row(
+        t=t,
+        asked=len(cohort),
+        heard=heard,
+        message_bytes=gathering.nbytes,
+        object_bytes=line.up - before,
+        model_bytes=sent,
+        dropped=dict(gathering.dropped),
+        began=began,
+        seconds=spent,
+        skipped=why,
+    )
     return gathering, row
 
 # %% ../nbs/reference/flower_server.ipynb #f10a0207
@@ -443,8 +461,12 @@ def serve(
     for t in range(len(journal.rows), task.config.rounds):
         cohort, rng = drawn(task, t, insecure, journal.asked)
         journal.asked[cohort] += 1
-        one = line, task, clients, down, t, cohort, deadlines
-        found, row = sums.gather(*one, identity) if sums else gather(*one)
+        if sums:
+            found, row = sums.gather(
+                line, task, clients, down, t, cohort, deadlines, identity
+            )
+        else:
+            found, row = gather(line, task, clients, down, t, cohort, deadlines)
         if not row.skipped:
             down.learn(found, rng)
         served = journal.end(row, promise.after(t + 1))
@@ -481,10 +503,11 @@ def _promise(task, guarantee, say, unit):
     "The guarantee of the whole run, held against its settings."
     if guarantee is not None:
         made = guarantee(task.config.rounds)
-        run, mechanism = (task.config, task.n_clients), task.mechanism
-        how = dict(mechanism=mechanism, unit=unit, visits=task.visits)
-        federated.check_promise(made, *run, **how)
-        for sentence in federated.relied_on(made, *run, mechanism, task.visits):
+        config, n, mechanism = task.config, task.n_clients, task.mechanism
+        federated.check_promise(
+            made, config, n, mechanism=mechanism, unit=unit, visits=task.visits
+        )
+        for sentence in federated.relied_on(made, config, n, mechanism, task.visits):
             say(sentence)
 
 # %% ../nbs/reference/flower_server.ipynb #f10a0047

@@ -109,8 +109,14 @@ def session_of(
     quorum = max(mechanism.honest, threshold + 1, n // 2 + 1)
     name = repr((sorted(agreement(task).items()), t)).encode()
     session = hashlib.sha256(name).digest()[:16]
-    how = dict(session=session, quorum=quorum)
-    return Setup(n, len(words), mechanism.ring, threshold, **how)
+    return Setup(
+        n_clients=n,
+        d=len(words),
+        ring=mechanism.ring,
+        threshold=threshold,
+        session=session,
+        quorum=quorum,
+    )
 
 
 def _size(task):
@@ -225,8 +231,8 @@ def play(
 
 def _limits(setup):
     "Bytes that a client's message may have, for each step."
-    size = setup.n_clients, setup.neighbours, setup.d, setup.ring.bits
-    sizes = overhead(*size, setup.threshold)
+    n, k, bits = setup.n_clients, setup.neighbours, setup.ring.bits
+    sizes = overhead(n, k, setup.d, bits, setup.threshold)
     return [sizes[name, "up"].total // 8 for name in ROUNDS]
 
 # %% ../nbs/reference/flower_sums.ipynb #f10c0202
@@ -279,8 +285,16 @@ def gather(
         sent += 4 * found.total.d * len(mail) if step == MASKED else 0
         letters = {clients[c]: head | dict(step=step, mail=mail[c]) for c in mail}
         names, w = {clients[c]: c for c in mail}, down.model if step == MASKED else None
-        waits = deadlines.round, w, deadlines.poll, most
-        for node, reply in converse(line, SUM, letters, *waits):
+        replies = converse(
+            line,
+            SUM,
+            letters,
+            seconds=deadlines.round,
+            w=w,
+            poll=deadlines.poll,
+            most=most,
+        )
+        for node, reply in replies:
             yield names[node], reply
 
     mail = {c: b"" for c in cohort if clients.get(c) in there}
@@ -288,10 +302,18 @@ def gather(
     if len(mail) < len(cohort):
         found.dropped["without a node"] += len(cohort) - len(mail)
     found.nbytes = int(server.traffic[:, :, 0, 1].sum())
-    sizes = found.nbytes, line.up - before, sent
-    spent, dropped = time.monotonic() - clock, dict(found.dropped)
-    heard = len(found.heard)
-    row = Row(t, len(cohort), heard, *sizes, dropped, began, spent, skipped)
+    row = Row(
+        t=t,
+        asked=len(cohort),
+        heard=len(found.heard),
+        message_bytes=found.nbytes,
+        object_bytes=line.up - before,
+        model_bytes=sent,
+        dropped=dict(found.dropped),
+        began=began,
+        seconds=time.monotonic() - clock,
+        skipped=skipped,
+    )
     return found, row
 
 

@@ -194,8 +194,9 @@ class Line:
         for node, fields in letters.items():
             content = fl.RecordDict(model | {"letter": fl.ConfigRecord(fields)})
             self.down += object_bytes(content)
-            post = dict(message_type=action, dst_node_id=node, ttl=seconds)
-            posts.append(fl.Message(content, **post))
+            posts.append(
+                fl.Message(content, message_type=action, dst_node_id=node, ttl=seconds)
+            )
         numbers = self.grid.push_messages(posts)
         return {k: node for k, node in zip(numbers, letters) if k is not None}
 

@@ -409,9 +409,18 @@ def pure_guarantee(
     eps = float(check_number("eps", eps, "[0, inf]"))
     rounds = int(check_between("rounds", rounds, 1, 2**53))
     check_everyone(sampling)
-    names = dict(unit="client", relation="local", sampling="none", trust="local")
-    how = dict(accountant="pure", scope="total", rounds=rounds, note=note)
-    return Guarantee(rounds * eps, delta, **names, **how)
+    return Guarantee(
+        eps=rounds * eps,
+        delta=delta,
+        unit="client",
+        relation="local",
+        sampling="none",
+        accountant="pure",
+        scope="total",
+        trust="local",
+        note=note,
+        rounds=rounds,
+    )
 
 # %% ../../nbs/foundations/accounting.ipynb #2dd6c3f3
 def _check_run(delta, q, rounds, sampling, scope):

@@ -819,8 +819,8 @@ def _two_updates_eps(c, K, q, rounds, delta):
         told = q * charge / (1 - q * (2 * ndtr(1 / sigma) - 1)) if charge else 0.0
         left = delta - rounds * (told + 10 * ROUNDING_UNIT)
         if sigma >= LEAST_SIGMA and left > 0:
-            run = q, rounds, left, "replace", "pld"
-            found = min(found, fixed_size_epsilon(sigma, *run).eps)
+            eps = fixed_size_epsilon(sigma, q, rounds, left, "replace", "pld").eps
+            found = min(found, eps)
     return found
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #b1d00035
@@ -836,8 +836,18 @@ def pld_epsilon(
     sampling: str = None,  # None: the first in SAMPLINGS_OF
 ) -> Guarantee:  # accountant 'pld-exact'
     "Epsilon by losses rounded up, or Renyi's if less. [Props. I, J, K, M and N]"
-    run = slots, n_clients, K, groups, delta, relation
-    renyi = exact_epsilon(c, *run, "balle", cohort, sampling)
+    renyi = exact_epsilon(
+        c,
+        slots,
+        n_clients,
+        K,
+        groups,
+        delta,
+        relation=relation,
+        conversion="balle",
+        cohort=cohort,
+        sampling=sampling,
+    )
     rounds, q = _sampled_rounds(slots, n_clients, renyi.sampling, cohort)
     eps, how = renyi.eps, "losses that cover every split of the norm"
     if relation in ("replace", "local"):

@@ -451,8 +451,9 @@ def reveal_shares(
     allowed = members & client.survivors - {me}
     signed = unpack_records(body, SIGNATURE_SIZE, allowed, SERVER, CHECK)
     for i, signature in signed.items():
-        lists = client.lists, signature
-        check_signature(setup, client.directory, CHECK, i, SERVER, *lists)
+        check_signature(
+            setup, client.directory, CHECK, i, SERVER, client.lists, signature
+        )
     need = setup.signatures - (me in members)
     if len(signed) < need:
         text = (

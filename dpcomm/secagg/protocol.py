@@ -313,8 +313,8 @@ def deal(
     shares, covers = values(real), values(blind)
 
     def commit(j, kind):
-        both = shares[j][kind], covers[j][kind]
-        return share_commitment(setup, owner, j, kind, *both)
+        share, blind = shares[j][kind], covers[j][kind]
+        return share_commitment(setup, owner, j, kind, share, blind)
 
     hashes = {j: commit(j, 0) + commit(j, 1) for j in holders}
     start = public_key(private_from_scalar(blind[1][0]))

@@ -318,8 +318,16 @@ def overhead(
 ) -> dict:  # (round, 'up' or 'down') -> Bits of one client's message when all is well
     "Declared size of every message; the header holds frame, address and signature."
     t = neighbours // 2 + 1 if threshold is None else threshold
-    chosen = dict(quorum=quorum, committee=committee, signatures=signatures)
-    setup = Setup(n_clients, d, Ring(bits), t, neighbours, **chosen)
+    setup = Setup(
+        n_clients=n_clients,
+        d=d,
+        ring=Ring(bits),
+        threshold=t,
+        neighbours=neighbours,
+        quorum=quorum,
+        committee=committee,
+        signatures=signatures,
+    )
     header = header_bits("secagg") + 8 * (HEAD.size + SIGNATURE_SIZE)
     sizes = {}
     for name, pair in zip(ROUNDS, _body_sizes(setup)):
