@@ -1,5 +1,6 @@
 "wire: bit packing, frames and their damage, sizes, the registry."
 
+import dataclasses
 import struct
 import zlib
 
@@ -181,3 +182,15 @@ def test_an_unknown_mechanism_is_named_with_its_nearest(typed, meant):
     says = f"name is '{typed}'.*gaussian.*rec.*did you mean '{meant}'"
     with pytest.raises(ValueError, match=says):
         contract.mechanism(typed)
+
+
+def test_the_reader_of_damaged_bytes_is_parse_message():
+    message = wire.Message("rec", 3, b"abc", 5)
+    assert wire.parse_message(message.to_bytes(), 3) == message
+    assert wire.header_bits("rec") == 8 * (message.nbytes - 3)
+    with pytest.raises(ValueError, match="checksum"):
+        wire.parse_message(
+            dataclasses.replace(message, payload=b"abd").to_bytes()[:-4]
+            + message.to_bytes()[-4:],
+            3,
+        )

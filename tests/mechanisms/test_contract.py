@@ -73,3 +73,39 @@ def test_a_run_on_the_ring_is_composed_like_any_other():
 def test_a_ring_with_too_few_bits_says_how_many_are_enough(enough, says):
     with pytest.raises(ValueError, match=says):
         on_ring.refuse_bits(lambda bits: bits >= enough, 12, 1.0, 100, 1.5, 2.0)
+
+
+def test_register_enters_a_class_and_mechanisms_keep_the_protocol(monkeypatch):
+    monkeypatch.setattr(contract, "_REGISTRY", dict(contract._REGISTRY))
+
+    @contract.register
+    class Nothing(contract.Mechanism):
+        name = "nothing"
+
+    assert "nothing" in contract.registered()
+    assert contract.register(Nothing) is Nothing, "a cell may run twice"
+    promised = [m for m in vars(contract.Mechanism) if not m.startswith("_")]
+    for name in ("gaussian", "rec"):
+        assert all(hasattr(contract._REGISTRY[name], m) for m in promised), name
+
+
+@tabled("name", ["", "é", "Pm", "a" * 65, "1st", "a-b"])
+def test_a_name_that_no_message_can_carry_is_refused(name):
+    wrong = type("Wrong", (contract.Mechanism,), {"name": name})
+    with pytest.raises(ValueError, match="must be small letters"):
+        contract.register(wrong)
+
+
+@pytest.mark.parametrize("name", ["pm", "gaussian", "rec"])
+def test_a_name_that_is_taken_is_refused(name):
+    "Whatever was imported first: else an epsilon would be another class's."
+    other = type("Other", (contract.Mechanism,), {"name": name})
+    with pytest.raises(ValueError, match=f"which dpcomm.mechanisms.{name}.*has"):
+        contract.register(other)
+    assert contract.mechanism_class(name).__module__ == f"dpcomm.mechanisms.{name}"
+
+
+@pytest.mark.parametrize("thing", [int, object, "rec", None])
+def test_what_is_no_mechanism_is_not_registered(thing):
+    with pytest.raises(TypeError, match="derive the class from Mechanism"):
+        contract.register(thing)

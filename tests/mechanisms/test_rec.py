@@ -495,3 +495,34 @@ def test_what_the_choice_lacks_of_exact_is_paid_for_or_said_first():
     bare = 0.5, 10_000, 100, 128, 1, 100**-1.1
     bare = null_messages.exact_epsilon(*bare, conversion="balle").eps
     assert not usual.premises and bare < usual.eps < bare * (1 + 1e-6)
+
+
+def test_decode_group_is_the_scaled_candidate():
+    z = rec.selected([50], 9, [2], [17])
+    assert (rec.decode_group(50, 0.5, 9, 2, 17) == np.float32(0.5) * z).all()
+
+
+def test_select_projection_has_the_closed_mean():
+    "Mean s (1 - S2) within 5.2 standard errors: false-alarm rate 2e-7."
+    rng, s, n = seed_tree(0, "select"), 1.3, 40_000
+    draws = np.array([rec.select_projection(s, 8, rng) for _ in range(n)])
+    expected = s * (1 - rec.selection_moment(2, s, 8))
+    assert abs(draws.mean() - expected) < 5.2 * draws.std() / n**0.5
+    assert abs(expected - s) > 20 * draws.std() / n**0.5
+    assert rec.select_projection(0.0, 8, rng) == 0.0
+
+
+def test_simulate_group_leaves_the_other_directions_alone():
+    """Across phi the prior's mean and variance, along phi the closed mean, each within
+    5.2 standard errors: false-alarm rate 6e-7.
+    """
+    n, phi = 40_000, torch.tensor([[0.0, 2.0, 0.0]])
+    out = rec.simulate_group(phi.repeat(n, 1), 0.7, 8, [seed_tree(0, "group", 0)] * n)
+    across = out[:, 0].double().numpy()
+    assert abs(across.mean()) < 5.2 * 0.7 / n**0.5
+    assert abs(across.var() / 0.49 - 1) < 5.2 * (2 / n) ** 0.5
+    along = out[:, 1].double().numpy()
+    assert (
+        abs(along.mean() - 2.0 * (1 - rec.selection_moment(2, 2.0 / 0.7, 8)))
+        < 5.2 * along.std() / n**0.5
+    )

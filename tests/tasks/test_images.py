@@ -799,3 +799,12 @@ def test_damaged_idx_files_are_named(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         emnist.read_idx(tmp_path / name)
+
+
+def test_fetch_says_what_is_there():
+    assert (
+        images.fetch("digits")
+        == "digits: 1437 training and 360 test images, counts as expected"
+    )
+    with pytest.raises(ValueError, match="did you mean 'digits'"):
+        images.fetch("digit")

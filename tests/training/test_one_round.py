@@ -1,0 +1,120 @@
+"The parts of a round, each against something computed another way."
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dpcomm.core.chance import seed_tree
+from dpcomm.core.vectors import flatten
+from dpcomm.mechanisms import topk
+from dpcomm.mechanisms.gaussian import Gaussian
+from dpcomm.tasks import images as data
+from dpcomm.training import federated, fused, local_sgd, models, run_state
+from dpcomm.training.federated_round import average, one_round, train_cohort
+
+
+def net():
+    return models.initialise(
+        nn.Sequential(
+            nn.Conv2d(1, 2, 3),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(18, 3),
+        ),
+        seed_tree(0),
+    )
+
+
+def toy(n=12):
+    rng = seed_tree(1)
+    x = torch.from_numpy(rng.random((n, 1, 8, 8), dtype=np.float32))
+    y = torch.from_numpy(rng.integers(0, 3, n))
+    return data.Federation(
+        data.Dataset("toy", x, y, x, y), tuple(np.array_split(np.arange(n), 4)), "toy"
+    )
+
+
+def weights(model):
+    return flatten(p.detach() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        local_sgd.train_loop,
+        local_sgd.train_channels_last,
+        fused.train_fused,
+        local_sgd.train_vmap,
+    ],
+)
+def test_one_step_is_minus_lr_times_the_gradient(train):
+    model, fed = net().double(), toy()
+    x, y = fed.data.x.double(), fed.data.y
+    loss = nn.functional.cross_entropy(model(x[:4]), y[:4])
+    gradient = flatten(torch.autograd.grad(loss, list(model.parameters())))
+    updates, losses = train(
+        model, weights(model), x, y, torch.arange(4).view(1, 1, 4), 0.3
+    )
+    assert torch.allclose(updates[0], -0.3 * gradient, atol=1e-12) and torch.allclose(
+        losses[0], loss.detach()
+    )
+
+
+def test_download_bits_takes_the_shorter_way():
+    ledger = run_state.Ledger(2, sent=[0, 100, 300], seen=[1, -1], own=[40, 0])
+    assert run_state.download_bits(ledger, 0, 2, 10_000, True) == 200 - 40
+    assert run_state.download_bits(ledger, 1, 2, 10_000, True) == 300 + 32
+    assert run_state.download_bits(ledger, 1, 2, 250, True) == 250
+    assert run_state.download_bits(ledger, 0, 2, 250, False) == 250
+
+
+def test_train_cohort_ignores_the_pool_and_takes_nobody():
+    model, config = net(), federated.Config(cohort=4, batch=2)
+    task = federated.Task(model, toy(), Gaussian(1.0, 1.0), config, 0)
+
+    def train(cohort, workers):
+        with ThreadPoolExecutor(workers) as pool:
+            chunks = train_cohort(
+                task,
+                weights(model),
+                np.array(cohort, int),
+                [seed_tree(0, c) for c in cohort],
+                pool,
+            )
+            return torch.cat([updates for updates, _ in chunks])
+
+    one, three = train([0, 1, 3], 1), train([0, 1, 3], 3)
+    assert torch.equal(one, three) and one.shape == (3, len(weights(model)))
+
+
+def test_an_empty_cohort_averages_to_nothing():
+    w, quiet = weights(net()), Gaussian(1.0, 1e-15, exact=False)
+    for mechanism in (quiet, topk.TopK(0.5, 1.0, None, 4)):
+        mean, loss = average(mechanism, w, None, 4, 0, seed_tree(0))
+        assert mean.shape == w.shape and float(mean.abs().max()) < 1e-12 and loss == 0
+
+
+def test_one_round_moves_the_server_by_the_average():
+    model, fed = net(), toy()
+    config = federated.Config(cohort=4, batch=2, server="sgd", server_lr=1.0, lr=0.1)
+    w = weights(model).requires_grad_()
+    run = federated.Run(w, 0, False, run_state.Ledger(4), [], 0.0)
+    task = federated.Task(model, fed, Gaussian(1e9, 1e-15, exact=False), config, 5)
+    with ThreadPoolExecutor(1) as pool:
+        ((updates, _),) = train_cohort(
+            task,
+            w.detach(),
+            np.arange(4),
+            [
+                seed_tree(5, "round", 0, "client", c, "copy", 0, "batches")
+                for c in range(4)
+            ],
+            pool,
+        )
+        one_round(run, run_state.server_optimiser(w, config), task, pool)
+    assert run.round == 1 and run.ledger.uplink_bits == 4 * 32 * len(w)
+    assert torch.allclose(w.detach(), weights(model) + updates.mean(0), atol=1e-5)
