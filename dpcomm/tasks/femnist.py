@@ -248,8 +248,9 @@ def _federation(train, test, rule):
         return torch.from_numpy(np.concatenate([y for _, y in clients.values()]))
 
     writers = np.repeat(np.arange(len(train)), [len(y) for _, y in train.values()])
-    arrays = images(train), labels(train), images(test), labels(test)
-    data = Dataset("femnist", *arrays, writers)
+    data = Dataset(
+        "femnist", images(train), labels(train), images(test), labels(test), writers
+    )
     return Federation(data, by_writer(writers), rule)
 
 

@@ -37,7 +37,7 @@ class Dataset:
     y: Tensor  # training targets, (n, ...); classes: (n,) int64
     x_test: Tensor  # test inputs
     y_test: Tensor  # test targets
-    writers: np.ndarray = None  # (n,) who wrote each training image, or None
+    writers: np.ndarray | None = None  # (n,) who wrote each training image, or None
 
     @property
     def content_hash(self) -> str:

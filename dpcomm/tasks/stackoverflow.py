@@ -9,6 +9,7 @@ __all__ = ['SyntheticPosts', 'LazyFederation', 'federation']
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -258,7 +259,7 @@ def evaluation_posts(
 class LazyFederation(Federation):
     "Clients that are made or read when they are visited."
 
-    source: object = None  # SyntheticPosts, or stackoverflow_files.Files
+    source: Any = None  # SyntheticPosts, or stackoverflow_files.Files
 
     @property
     def partition_hash(self) -> str:

@@ -233,5 +233,6 @@ def simulate(
 ) -> Run:  # finished, or stopped by max_seconds
     "Federated training with sample-level local privacy. [imvu Sec. 4.2]"
     check_mechanism(task.mechanism)
-    mine = dict(advance=one_round, metrics=score, unit="example")
-    return federated.simulate(task, **mine, **options)
+    return federated.simulate(
+        task, advance=one_round, metrics=score, unit="example", **options
+    )

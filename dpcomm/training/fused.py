@@ -111,14 +111,22 @@ def conv(
 ) -> tuple:  # output (batch, n * n_out, ...), its way back
     "A convolution of stride 1, clients as groups. [chain rule]"
     n, kernels = len(weight), weight.flatten(0, 1)
-    # stride, padding, dilation, transposed, output padding, groups
-    fixed = [1, 1], padding, [1, 1], False, [0, 0], n
     low = dtype if weight.shape[2] > 1 else None
     seen, used = (h, kernels) if low is None else (h.to(low), kernels.to(low))
 
     def back(g, step, first=False):
         down, dw, _ = torch.ops.aten.convolution_backward(
-            g.to(seen.dtype), seen, used, None, *fixed, [not first, True, False]
+            g.to(seen.dtype),
+            seen,
+            used,
+            bias_sizes=None,
+            stride=[1, 1],
+            padding=padding,
+            dilation=[1, 1],
+            transposed=False,
+            output_padding=[0, 0],
+            groups=n,
+            output_mask=[not first, True, False],
         )
         step(weight, dw.to(g.dtype).unflatten(0, (n, -1)))
         step(bias, g.sum((0, 2, 3)).view_as(bias))
@@ -165,16 +173,26 @@ def group_norm(
     tiny: float,  # added to the variance, > 0
 ) -> tuple:  # output, its way back
     "Normalise groups of channels of every image. [Wu & He 2018, Eq. 1]"
-    batch, channels = h.shape[:2]
-    shape = batch, channels, h[0, 0].numel(), len(weight) * num_groups
+    batch, channels, pixels = *h.shape[:2], h[0, 0].numel()
+    groups = len(weight) * num_groups
     layout = torch.contiguous_format if h.is_cuda else torch.channels_last
     seen, h = weight.flatten().clone(), h.contiguous(memory_format=layout)
-    out, mean, inverse = torch.native_group_norm(h, seen, bias.flatten(), *shape, tiny)
+    out, mean, inverse = torch.native_group_norm(
+        h, seen, bias.flatten(), batch, channels, pixels, groups, tiny
+    )
 
     def back(g, step, first=False):
         down, dw, db = torch.ops.aten.native_group_norm_backward(
             g.contiguous(memory_format=layout),
-            *(h, mean, inverse, seen, *shape, [True, True, True]),
+            h,
+            mean,
+            inverse,
+            weight=seen,
+            N=batch,
+            C=channels,
+            HxW=pixels,
+            group=groups,
+            output_mask=[True, True, True],
         )
         step(weight, dw.view_as(weight))
         step(bias, db.view_as(bias))
@@ -348,15 +366,15 @@ def unsupported_layer(
 def _forward(layer, h, params, n, dtype):
     "Output of a layer and its way back; `params` by the layers' own tensors."
     check_layer(layer)
-    own = [params[id(p)] for p in layer.parameters(recurse=False)]
-    if isinstance(layer, nn.Linear):
-        return linear(h, *own, dtype)
-    if isinstance(layer, nn.Conv2d) and h.is_cuda:
-        return patch_conv(h, *own, layer.padding)
-    if isinstance(layer, nn.Conv2d):
-        return conv(h, *own, layer.padding, dtype)
-    if isinstance(layer, nn.GroupNorm):
-        return group_norm(h, *own, layer.num_groups, layer.eps)
+    if isinstance(layer, (nn.Linear, nn.Conv2d, nn.GroupNorm)):
+        weight, bias = (params[id(p)] for p in layer.parameters(recurse=False))
+        if isinstance(layer, nn.Linear):
+            return linear(h, weight, bias, dtype)
+        if isinstance(layer, nn.GroupNorm):
+            return group_norm(h, weight, bias, layer.num_groups, layer.eps)
+        if h.is_cuda:
+            return patch_conv(h, weight, bias, layer.padding)
+        return conv(h, weight, bias, layer.padding, dtype)
     if isinstance(layer, nn.Flatten):
         return _flatten(h, n)
     return (POOLS | CURVES)[type(layer)](h)

@@ -48,8 +48,8 @@ class RecordedStep:
         index = torch.where(there, self.index, self.first)
         h = self.x[index]
         h = fold(h) if starts_with_images(self.model) else h.flatten(2)
-        batch = self.y[index], weights, self.step
-        self.losses += sgd_step(self.model, self.live, h, *batch)
+        y = self.y[index]
+        self.losses += sgd_step(self.model, self.live, h, y, weights, self.step)
 
     def record(self) -> torch.cuda.CUDAGraph:
         "Compute three times, as libraries prepare themselves, then record. [CUDA graphs]"

@@ -334,8 +334,11 @@ def _train_together(model, w, x, y, plan, lr, masks):
         k = sum(n > t for n in steps)
         if k != active:
             active, buffers = k, None  # the old ones are freed before new ones are made
-            sizes = lead and (k,), x.shape[1], plan.shape[2], model.lstm.hidden_size
-            buffers = [LayerBuffers(*sizes, w) for _ in range(model.lstm.num_layers)]
+            letters, batch, width = x.shape[1], plan.shape[2], model.lstm.hidden_size
+            buffers = [
+                LayerBuffers(lead and (k,), letters, batch, width, w)
+                for _ in range(model.lstm.num_layers)
+            ]
             part = {name: q[:k] for name, q in p.items()} if lead else p
             move = Descent(part, lr, masks)
         index = plan[:k, t] if lead else plan[0, t]

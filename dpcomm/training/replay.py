@@ -20,6 +20,7 @@ from ..core.chance import seed_tree
 from ..core.checks import check_between, check_choice, shown
 from ..core.vectors import flatten
 from ..core.wire import Bits, Message, parse_message
+from ..mechanisms.contract import Mechanism
 from . import models
 from .federated import Config
 from .run_state import SERVER_STATE, Ledger, server_optimiser
@@ -34,7 +35,7 @@ class Agreement:
     """
 
     model: str  # key of models.MODELS: with a seed it gives the initial weights
-    mechanism: object  # registered, with replay = True
+    mechanism: Mechanism  # registered, with server_is_deterministic = True
     config: Config  # its cohort and its server fields
 
     def __post_init__(self):
@@ -42,7 +43,8 @@ class Agreement:
         if not self.mechanism.server_is_deterministic:
             raise ValueError(
                 f"mechanism is {shown(self.mechanism)}; its messages do not determine the"
-                " server's step: use one with replay = True, such as rec"
+                " server's step: use one whose server_is_deterministic, such as"
+                " rec"
             )
 
     @property
@@ -104,8 +106,8 @@ def average_update(
     mechanism = agreement.mechanism
     total = torch.zeros(agreement.d)
     for payload in sorted(payloads):
-        head = mechanism.name, agreement.d
-        total += mechanism.decode(Message(*head, payload, mechanism.fingerprint))
+        message = Message(mechanism.name, agreement.d, payload, mechanism.fingerprint)
+        total += mechanism.decode(message)
     return mechanism.aggregate(total[None], agreement.config.cohort, None)
 
 # %% ../../nbs/training/replay.ipynb #8072a77d
@@ -234,9 +236,17 @@ class Packet:
     def to_bytes(self) -> bytes:  # frame, counts, content, crc32
         "The packet as it travels."
         counts = write_counts(self.counts)
-        head = VERSION, KINDS.index(self.kind), self.agreement
-        rounds = self.since, self.until, self.digest
-        frame = PACKET.pack(b"dr", *head, *rounds, len(counts), len(self.content))
+        frame = PACKET.pack(
+            b"dr",
+            VERSION,
+            KINDS.index(self.kind),
+            self.agreement,
+            self.since,
+            self.until,
+            self.digest,
+            len(counts),
+            len(self.content),
+        )
         body = frame + counts + self.content
         return body + struct.pack("<I", zlib.crc32(body))
 
@@ -284,10 +294,11 @@ def parse_packet(
             " to_bytes wrote"
         )
     _check_frame(data)
-    _, _, kind, agreement, *rounds, n_counts, _ = PACKET.unpack_from(data)
+    _, _, kind, agreement, since, until, digest, n_counts, _ = PACKET.unpack_from(data)
     end = PACKET.size + n_counts
     counts = read_counts(data[PACKET.size : end])
-    return Packet(KINDS[kind], agreement, *rounds, counts, bytes(data[end:-4]))
+    content = bytes(data[end:-4])
+    return Packet(KINDS[kind], agreement, since, until, digest, counts, content)
 
 # %% ../../nbs/training/replay.ipynb #f19878b6
 @dataclass
@@ -396,8 +407,15 @@ def catch_up(
         if len(packet.content) <= agreement.state_bytes:
             return packet.to_bytes()
     content = write_state(server.state)
-    rounds = now, now, server.digest
-    return Packet("state", agreement.fingerprint, *rounds, (), content).to_bytes()
+    return Packet(
+        "state",
+        agreement.fingerprint,
+        since=now,
+        until=now,
+        digest=server.digest,
+        counts=(),
+        content=content,
+    ).to_bytes()
 
 # %% ../../nbs/training/replay.ipynb #a5381a22
 @dataclass

@@ -129,7 +129,7 @@ def test_a_fingerprint_changes_with_what_the_replay_depends_on(change):
 
 
 def test_an_agreement_refuses_noise_of_the_server_and_unknown_models():
-    with pytest.raises(ValueError, match="replay = True"):
+    with pytest.raises(ValueError, match="server_is_deterministic"):
         agree(mechanism=Gaussian(1.0, 1.0))
     with pytest.raises(ValueError, match="model is 'tini'"):
         agree(model="tini")
