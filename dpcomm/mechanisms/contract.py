@@ -56,18 +56,6 @@ class Maybe(NamedTuple):
 
     allowed: Any  # an interval, Whole(low, high), a tuple of choices, or bool
 
-# %% ../../nbs/foundations/contract.ipynb #626ae6fc
-def check_flag(
-    name: str,  # argument, as the caller spelled it
-    value,  # True or False, of Python or numpy
-) -> bool:  # the value
-    "Refuse anything but True and False."
-    if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(
-            f"{name} is {shown(value)}; it must be True or False: change {name}"
-        )
-    return bool(value)
-
 # %% ../../nbs/foundations/contract.ipynb #47036ad1
 def check_range(
     name: str,  # field, as the caller spelled it
@@ -77,8 +65,12 @@ def check_range(
     "Refuse a value outside what a field allows."
     if isinstance(allowed, Maybe):
         return None if value is None else check_range(name, value, allowed.allowed)
+    if allowed is bool and isinstance(value, (bool, np.bool_)):
+        return bool(value)
     if allowed is bool:
-        return check_flag(name, value)
+        raise ValueError(
+            f"{name} is {shown(value)}; it must be True or False: change {name}"
+        )
     if isinstance(allowed, str):
         most = sys.float_info.max
         huge = isinstance(value, int) and abs(value) > most

@@ -64,6 +64,8 @@ RING = Ring(32)  # four bytes a value
 TAILS = 10.0  # standard deviations of noise that fit
 COORDINATES = 2**32  # most that a message can announce
 FINE = 2**16  # steps a standard deviation from which discrete noise looks normal
+RELATIONS = ("add-remove", "zero-out", "replace")
+CLAIMED = ("zero-out", "replace")  # who leaves takes a share of the noise along
 
 
 def grid(
@@ -127,16 +129,14 @@ def noisy_sum_guarantee(
     sampling: str = "none",  # none | poisson | fixed
     relation: str = "add-remove",  # of the sampling
     accountant: str = "rdp-classic",  # rdp-classic | rdp-balle | pld
-    note: str = "",  # of the guarantee
     trust: str = "central",  # under fixed: central
-    **fields,  # unit, and what else gaussian_guarantee takes
+    **fields,  # unit, note, and what else gaussian_guarantee takes
 ) -> Guarantee:  # of normal noise
     "A noisy sum, also over cohorts of a fixed size. [page fltop_privacy, Props. B and C]"
     if (sampling, trust) != ("fixed", "central"):
         fields |= dict(sampling=sampling, relation=relation, accountant=accountant)
-        return gaussian_guarantee(
-            sigma, delta, q, rounds, note=note, trust=trust, **fields
-        )
+        return gaussian_guarantee(sigma, delta, q, rounds, trust=trust, **fields)
+    note = fields.pop("note", "")
     made = fixed_size_epsilon(sigma, q, rounds, delta, relation, accountant)
     return replace(made, **fields).noting(note)
 
@@ -177,10 +177,6 @@ def sampling_rate(
             " leave cohort out"
         )
     return 1.0 if sampling == "none" else cohort / n_clients
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #06e0c66c
-RELATIONS = ("add-remove", "zero-out", "replace")
-CLAIMED = ("zero-out", "replace")  # who leaves takes a share of the noise along
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #06e0c661
 class SharedNoise(Summed):

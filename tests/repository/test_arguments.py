@@ -319,7 +319,6 @@ GOOD = {
         "counted_sigma": SUM,
     },
     "mechanisms.contract": {
-        "check_flag": dict(name="x", value=True),
         "Sender": dict(mechanism=MADE["vqsgd"]),
         "mechanism": dict(name="gaussian", clip_norm=1.0, sigma=1.0),
         "mechanism_class": dict(name="rec"),
