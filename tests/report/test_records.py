@@ -515,7 +515,7 @@ ADDS = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from dpcomm.report import records
+from dpcomm.report import records, validation
 folder, first = Path(sys.argv[1]), int(sys.argv[2])
 one = records.from_line(sys.stdin.read(), "stdin")
 (folder / f"ready{first}").touch()
@@ -545,7 +545,7 @@ def test_four_processes_that_add_to_one_file_lose_nothing(tmp_path):
 
 KILLED = """
 import os, sys
-from dpcomm.report import records
+from dpcomm.report import records, validation
 real, left = os.replace, [int(sys.argv[2])]
 def stop(a, b):
     left[0] -= 1
