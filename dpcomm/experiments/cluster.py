@@ -19,9 +19,11 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .planning import Job
+
 from ..core.checks import check_between
-from . import runs
-from .sweep import Job, own
+from . import grids, runs
+from .sweep import own
 from ..report import records
 
 # %% ../../nbs/reference/cluster.ipynb #9c7b9ab7
@@ -30,8 +32,8 @@ def remote(
     out,  # folder of records and checkpoints, as the worker sees it
 ) -> str:  # the record's line
     "Play one run on the machine where this is called."
-    experiment = runs.find(job.experiment)
-    run = runs.find_run(experiment, job.scale, job.key)
+    experiment = grids.find(job.experiment)
+    run = grids.find_run(experiment, job.scale, job.key)
     record = runs.perform(experiment, run, job.seed, out, progress=False)
     if record is None:
         raise ValueError(f"{job.name}: a record that it needs is missing; sweep again")

@@ -9,7 +9,8 @@ __all__ = ['settings', 'grid', 'play']
 from dpcomm.core.chance import seed_tree
 from dpcomm.experiments import dprec_by_writer, dprec_curves, dprec_lines
 from dpcomm.experiments.femnist_columns import stated
-from dpcomm.experiments.runs import Run, difference
+from dpcomm.experiments.grids import Run
+from dpcomm.experiments.runs import difference
 from dpcomm.training import models
 
 PAPER = "dprec"

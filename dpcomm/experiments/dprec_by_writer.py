@@ -10,7 +10,8 @@ from functools import cache
 
 from ..core.chance import seed_tree
 from . import femnist_columns
-from .runs import Run, difference
+from .grids import Run
+from .runs import difference
 from ..tasks import images
 
 # %% ../../nbs/experiments/dprec_by_writer.ipynb #e96f16c1

@@ -18,7 +18,7 @@ from dpcomm.experiments.dprec_protocol import (
     gib,
     protocols,
 )
-from dpcomm.experiments.runs import Run
+from dpcomm.experiments.grids import Run
 from dpcomm.report import papers
 
 PAPER = "dprec"

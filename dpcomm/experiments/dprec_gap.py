@@ -12,7 +12,7 @@ from functools import cache
 from dpcomm.core.chance import seed_tree
 from dpcomm.experiments import dprec_curves
 from dpcomm.experiments.dprec_tight import settings
-from dpcomm.experiments.runs import Run
+from dpcomm.experiments.grids import Run
 from dpcomm.report import papers
 from dpcomm.tasks import images
 from dpcomm.training import models

@@ -14,6 +14,7 @@ import numpy as np
 from ..core.chance import seed_tree
 from ..core.vectors import groups
 from . import dprec_by_writer, dprec_curves
+from .grids import Run
 from dpcomm.experiments.index_codes import (
     CODES,
     TESTS,
@@ -21,7 +22,7 @@ from dpcomm.experiments.index_codes import (
     evenness,
     priced_run,
 )
-from .runs import Run, source_of
+from .runs import source_of
 from ..mechanisms.rec import Rec
 from ..training import models
 

@@ -14,6 +14,7 @@ import torch
 
 from ..core.chance import seed_tree
 from . import dprec_curves
+from .grids import Run
 from dpcomm.experiments.mean_error import (
     away,
     collision,
@@ -23,7 +24,6 @@ from dpcomm.experiments.mean_error import (
     sqkr_error,
     unbiased_error,
 )
-from .runs import Run
 from ..mechanisms import sqkr
 from ..mechanisms.contract import mechanism
 

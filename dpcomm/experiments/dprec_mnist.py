@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from dpcomm.core.chance import seed_tree
 from dpcomm.experiments import dprec_curves
-from dpcomm.experiments.runs import Run, from_training, source_of
+from dpcomm.experiments.grids import Run
+from dpcomm.experiments.runs import from_training, source_of
 from dpcomm.training import models
 from dpcomm.training.federated import Config, Task, simulate
 

@@ -11,7 +11,8 @@ from functools import cache, partial
 from ..core.chance import seed_tree
 from ..core.vectors import groups
 from . import dprec_curves
-from .runs import Run, source_of
+from .grids import Run
+from .runs import source_of
 from ..tasks import shakespeare
 from ..training import models
 from ..training.recurrent import CharLSTM, score

@@ -12,7 +12,8 @@ from functools import cache, partial
 import torch
 
 from . import dprec_curves
-from .runs import Run, source_of
+from .grids import Run
+from .runs import source_of
 from ..tasks import stackoverflow
 from ..tasks.stackoverflow import SyntheticPosts
 from ..training.tagging import TagRegression, recall

@@ -11,7 +11,7 @@ from functools import cache
 
 from dpcomm.core.chance import seed_tree
 from dpcomm.experiments import dprec_curves, dprec_mnist
-from dpcomm.experiments.runs import Run
+from dpcomm.experiments.grids import Run
 from dpcomm.privacy.accounting import INTEGER_ORDERS
 from dpcomm.report import papers
 from dpcomm.training import models

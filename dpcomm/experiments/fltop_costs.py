@@ -8,7 +8,7 @@ __all__ = ['settings', 'grid', 'play']
 # %% ../../nbs/experiments/fltop_costs.ipynb #3d907abd
 from dpcomm.experiments import fltop_counts
 from dpcomm.experiments.fltop_counts import ACCOUNTANTS, TASKS, best_rounds, rows_at
-from dpcomm.experiments.runs import Run
+from dpcomm.experiments.grids import Run
 
 PAPER = "fltop"
 

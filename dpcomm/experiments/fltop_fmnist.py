@@ -12,7 +12,7 @@ from functools import cache, partial
 from dpcomm.core.chance import seed_tree
 from dpcomm.experiments import dprec_curves, fltop_curves
 from dpcomm.experiments.fltop_curves import MAIN, Column, Place, Public, Setting, parse
-from dpcomm.experiments.runs import Run
+from dpcomm.experiments.grids import Run
 from dpcomm.report import papers
 from dpcomm.tasks import images
 

@@ -11,7 +11,7 @@ from functools import cache, partial
 
 from dpcomm.experiments import dprec_curves, fltop_curves
 from dpcomm.experiments.fltop_curves import MAIN, Column, Place, Public, Setting, twins
-from dpcomm.experiments.runs import Run
+from dpcomm.experiments.grids import Run
 from dpcomm.tasks import medical
 from dpcomm.training import tables
 

@@ -8,7 +8,7 @@ __all__ = ['settings', 'grid', 'play']
 # %% ../../nbs/experiments/imvu_cifar10.ipynb #f2b88f17
 from dpcomm.experiments import frontier
 from dpcomm.experiments.frontier import Sweep
-from dpcomm.experiments.runs import Run
+from dpcomm.experiments.grids import Run
 
 PAPER = "imvu"
 

@@ -7,7 +7,7 @@ __all__ = ['settings', 'grid', 'play']
 
 # %% ../../nbs/experiments/imvu_femnist.ipynb #0bbfb913
 from dpcomm.experiments import sample_level
-from dpcomm.experiments.runs import Run
+from dpcomm.experiments.grids import Run
 from dpcomm.experiments.sample_level import Sweep
 
 PAPER = "imvu"

@@ -8,7 +8,7 @@ __all__ = ['settings', 'grid', 'play']
 # %% ../../nbs/experiments/imvu_mnist.ipynb #27c94fdf
 from dpcomm.experiments import frontier
 from dpcomm.experiments.frontier import Sweep
-from dpcomm.experiments.runs import Run
+from dpcomm.experiments.grids import Run
 
 PAPER = "imvu"
 

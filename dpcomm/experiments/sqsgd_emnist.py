@@ -7,7 +7,7 @@ __all__ = ['settings', 'grid', 'play']
 
 # %% ../../nbs/experiments/sqsgd_emnist.ipynb #fafb09af
 from dpcomm.experiments import sqsgd_curves
-from dpcomm.experiments.runs import Run
+from dpcomm.experiments.grids import Run
 from dpcomm.experiments.sqsgd_curves import Comparison
 
 PAPER = "sqsgd"

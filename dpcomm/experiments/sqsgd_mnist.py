@@ -7,7 +7,8 @@ __all__ = ['settings', 'grid', 'play']
 
 # %% ../../nbs/experiments/sqsgd_mnist.ipynb #0cacafe6
 from dpcomm.experiments import sqsgd_curves
-from dpcomm.experiments.runs import Run, source_of
+from dpcomm.experiments.grids import Run
+from dpcomm.experiments.runs import source_of
 from dpcomm.experiments.sqsgd_curves import Comparison
 from dpcomm.training import models
 

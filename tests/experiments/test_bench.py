@@ -15,7 +15,7 @@ from checkout import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
 from dpcomm import cli
-from dpcomm.experiments import bench, peers
+from dpcomm.experiments import bench, peers, rounds
 from dpcomm.report import papers
 
 PYTHON = os.environ.get("DPCOMM_PEER_PYTHON")  # of pfl and Flower, where it is not ours
@@ -23,7 +23,7 @@ PYTHON = os.environ.get("DPCOMM_PEER_PYTHON")  # of pfl and Flower, where it is 
 
 def small(name="W1", clients=2, steps=3):
     "The beginning of a workload."
-    work = bench.workload(name)
+    work = rounds.workload(name)
     return dataclasses.replace(work, plan=work.plan[:clients, :steps])
 
 
@@ -31,16 +31,16 @@ def small(name="W1", clients=2, steps=3):
 def tiny(monkeypatch):
     "Workloads of a second, and one thread."
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(bench, "WORKLOADS", {"W1": ("linear", 2, 3, 2, 5)})
+    monkeypatch.setattr(rounds, "WORKLOADS", {"W1": ("linear", 2, 3, 2, 5)})
     monkeypatch.setattr(bench, "peak_flops", lambda: 1e11)
 
 
 @pytest.fixture
 def few(tiny, monkeypatch):
     "The reference alone stands for all engines."
-    loop = {"loop": bench.local_sgd.ENGINES["loop"]}
-    monkeypatch.setattr(bench.local_sgd, "ENGINES", loop)
-    monkeypatch.setattr(bench, "rule", lambda model, w: "loop")
+    loop = {"loop": rounds.local_sgd.ENGINES["loop"]}
+    monkeypatch.setattr(rounds.local_sgd, "ENGINES", loop)
+    monkeypatch.setattr(rounds, "rule", lambda model, w: "loop")
 
 
 def by_name(rows):
@@ -52,22 +52,22 @@ def by_name(rows):
 
 @pytest.mark.parametrize("name, d", [("W1", 61_706), ("W2", 1_663_370)])
 def test_a_workload_is_the_paper_s_round(name, d):
-    work = bench.workload(name)
+    work = rounds.workload(name)
     assert sum(p.numel() for p in work.model.parameters()) == d
-    assert len(bench.workload(name, whole=True).plan) == bench.WORKLOADS[name][2]
-    again = bench.workload(name)
-    assert isinstance(again, bench.Work)
+    assert len(rounds.workload(name, whole=True).plan) == rounds.WORKLOADS[name][2]
+    again = rounds.workload(name)
+    assert isinstance(again, rounds.Work)
     assert torch.equal(work.x, again.x) and len(work.x) == work.plan.numel()
 
 
 def test_operations_are_those_that_torch_counts():
     for name in ("W1", "W2", "cnn"):
-        work = bench.workload(name)
+        work = rounds.workload(name)
         index = work.plan[0, 0]
         with FlopCounterMode(display=False) as counter:
             scores = work.model(work.x[index])
             torch.nn.functional.cross_entropy(scores, work.y[index]).backward()
-        found = bench.training_flops(work.model, work.x[index])
+        found = rounds.training_flops(work.model, work.x[index])
         assert found == counter.get_total_flops()
 
 
@@ -75,13 +75,13 @@ def test_operations_of_a_recurrent_network_are_its_products():
     work = small("lstm")
     net, x = work.model, work.x[work.plan[0, 0]]
     steps = sum(p.numel() for p in net.lstm.parameters() if p.ndim == 2) * x.numel()
-    assert bench.training_flops(net, x) == 6 * (steps + 10 * net.linear.weight.numel())
+    assert rounds.training_flops(net, x) == 6 * (steps + 10 * net.linear.weight.numel())
 
 
 def test_the_peak_is_faster_than_a_small_product():
     a = torch.ones(64, 64)
-    took = bench.clocked(lambda: a @ a)()["cpu"]
-    assert bench.peak_flops(1, (512,)) > 2 * 64**3 / took / 4
+    took = rounds.clocked(lambda: a @ a)()["cpu"]
+    assert rounds.peak_flops(1, (512,)) > 2 * 64**3 / took / 4
 
 
 # ---- turns
@@ -97,15 +97,15 @@ def test_calls_take_turns_and_who_fails_is_out():
         return dict(cpu=1.0, wall=2.0, memory=None)
 
     calls = {name: lambda name=name: turn(name) for name in "ab"}
-    found = bench.measure(calls, 3)
+    found = rounds.measure(calls, 3)
     assert order == list("ababa") and len(found["a"]) == 3
-    said = bench.row("W1", "pfl", "", found["b"])
+    said = rounds.row("W1", "pfl", "", found["b"])
     assert said["note"] == "NOT RUN: tired" and said["cpu"] is None
 
 
 def test_a_row_has_median_least_and_most():
     costs = [dict(cpu=t, wall=2 * t, memory=10 * t) for t in (3.0, 1.0, 2.0)]
-    row = bench.row("W1", "loop", "", costs, size=10)
+    row = rounds.row("W1", "loop", "", costs, size=10)
     assert row["cpu"] == [2.0, 1.0, 3.0] and row["wall"] == [4.0, 2.0, 6.0]
     assert row["memory"] == 30 and row["size"] == 10
 
@@ -121,28 +121,28 @@ def test_a_slope_is_the_exponent():
 def test_engines_and_the_plain_loop_do_the_same_work(tiny):
     work = small()
     peak = 1e3  # so small that no fraction is rounded away, however slow the machine
-    rows = bench.contest(work, ("loop",), 1, peak=peak)
+    rows = rounds.contest(work, ("loop",), 1, peak=peak)
     found = by_name(rows)
     assert ("loop", "") in found and ("dpcomm", "loop") in found
     assert max(row["error"] for row in rows) <= bench.LARGEST_ERROR
     assert not any(row["note"] for row in rows)
-    flops = bench.training_flops(work.model, work.x[work.plan[0, 0]])
+    flops = rounds.training_flops(work.model, work.x[work.plan[0, 0]])
     flops *= work.plan[..., 0].numel()
     for row in rows:  # the fraction is of the CPU time that the row states
         assert row["fraction"] * row["cpu"][0] * peak == pytest.approx(flops, rel=1e-6)
     (chosen,) = [row["part"] for row in rows if row["rule"]]
     w = torch.cat([p.detach().flatten() for p in work.model.parameters()])
-    assert chosen == bench.rule(work.model, w)
-    assert chosen in bench.rule_says(rows)
+    assert chosen == rounds.rule(work.model, w)
+    assert chosen in rounds.rule_says(rows)
 
 
 @pytest.mark.deep
 def test_the_recurrent_network_meets_the_reference(tiny):
-    bench.WORKLOADS["lstm"] = ("lstm", 1, 1, 1, 2)
-    found = by_name(bench.contest(bench.workload("lstm"), ("loop",), 1))
-    assert set(found) == {("dpcomm", bench.OWN), ("dpcomm", "loop")}
-    assert found["dpcomm", bench.OWN]["error"] <= bench.LARGEST_ERROR
-    assert found["dpcomm", bench.OWN]["rule"]
+    rounds.WORKLOADS["lstm"] = ("lstm", 1, 1, 1, 2)
+    found = by_name(rounds.contest(rounds.workload("lstm"), ("loop",), 1))
+    assert set(found) == {("dpcomm", rounds.OWN), ("dpcomm", "loop")}
+    assert found["dpcomm", rounds.OWN]["error"] <= bench.LARGEST_ERROR
+    assert found["dpcomm", rounds.OWN]["rule"]
 
 
 @pytest.mark.parametrize("peer", ["pfl", "flower"])
@@ -152,7 +152,7 @@ def test_a_peer_does_the_same_work(peer, few):
     except ValueError as error:
         pytest.skip(f"NOT CHECKED: {error}")
     work = small()
-    found = by_name(bench.contest(work, (peer,), 1, python=PYTHON))[peer, ""]
+    found = by_name(rounds.contest(work, (peer,), 1, python=PYTHON))[peer, ""]
     if found["note"]:
         pytest.skip(f"NOT CHECKED: {peer}: {found['note']}")
     assert found["error"] <= bench.LARGEST_ERROR and found["memory"] > 0
@@ -165,18 +165,18 @@ def test_a_peer_that_fails_is_tried_again_and_reported(few, monkeypatch, tmp_pat
     )
     monkeypatch.setattr(bench, "peer_versions", lambda *_: {})
     left = []
-    monkeypatch.setattr(bench, "leave", lambda who: (left.append(who.own), end(who)))
+    monkeypatch.setattr(rounds, "leave", lambda who: (left.append(who.own), end(who)))
     end = peers.leave
-    row = by_name(bench.contest(small(), ("flower",), 1))["flower", ""]
+    row = by_name(rounds.contest(small(), ("flower",), 1))["flower", ""]
     assert row["note"] == "NOT RUN: Timed out waiting for a port"
-    assert left.count("flower") == bench.TRIES["flower"] == 3
+    assert left.count("flower") == rounds.TRIES["flower"] == 3
 
 
 @pytest.mark.deep
 def test_other_work_is_noticed(few, monkeypatch):
     slip = peers.LOOP.replace("lr=lr", "lr=2 * lr")
     monkeypatch.setitem(peers.SCRIPTS, "loop", slip)
-    rows = bench.contest(small(), ("loop",), 1)
+    rows = rounds.contest(small(), ("loop",), 1)
     record = dict(rows=rows)
     assert [row["peer"] for row in bench.differing(record)] == ["loop"]
     assert "its times are of other work" in bench.remarks(record)[0]
@@ -214,7 +214,7 @@ def test_growth_has_its_curves():
     curves = {curve for curve, _ in calls}
     assert len(curves) == 5 and set(bench.PARTS) >= {"growth", "codecs"}
     rows = [
-        bench.row("growth", "dpcomm", c, [dict(cpu=n, wall=n, memory=None)], size=n)
+        rounds.row("growth", "dpcomm", c, [dict(cpu=n, wall=n, memory=None)], size=n)
         for c, n in calls
     ]
     shown = bench.table(rows)

@@ -3,7 +3,7 @@
 import pytest
 from tables import tabled
 
-from dpcomm.experiments import runs
+from dpcomm.experiments import grids, runs
 from dpcomm.report import records, results
 
 KEY = "linear.eps3.rec"
@@ -32,7 +32,7 @@ def test_what_cannot_be_changed_is_refused_by_name(text, says):
 def test_a_change_is_read_with_its_types():
     found = runs.read_change("server_lr=0.001, server=sgd,epochs=2")
     assert found == dict(server_lr=0.001, server="sgd", epochs=2)
-    run = runs.Run("a.b", "a run", "smoke")
+    run = grids.Run("a.b", "a run", "smoke")
     key = "change.epochs=2,server=sgd,server_lr=0.001.a.b"
     assert runs.changed_key(run, found) == key
 
@@ -58,7 +58,7 @@ def test_a_change_to_what_a_run_has_already_is_refused(tmp_path):
 def test_a_change_that_another_record_means_is_refused_by_its_name(
     tmp_path, monkeypatch
 ):
-    experiment = runs.find("dprec-mnist")
+    experiment = grids.find("dprec-mnist")
     (run,) = [r for r in experiment.grid("smoke") if r.key == KEY]
     change = dict(server_lr=0.03, eval_every=50)
     other = runs.perform(experiment, run, 0, tmp_path, change=change)
@@ -75,6 +75,6 @@ def test_a_change_that_another_record_means_is_refused_by_its_name(
 def test_what_trains_nothing_has_nothing_to_change(tmp_path):
     with pytest.raises(ValueError, match="no run of dprec-costs"):
         runs.try_change("dprec-costs", "lr=0.1", out=tmp_path)
-    run = next(r for r in runs.find("dprec-mean").grid("smoke"))
+    run = next(r for r in grids.find("dprec-mean").grid("smoke"))
     with pytest.raises(ValueError, match="trains nothing that has these settings"):
-        runs.perform(runs.find("dprec-mean"), run, 0, tmp_path, change=dict(lr=0.1))
+        runs.perform(grids.find("dprec-mean"), run, 0, tmp_path, change=dict(lr=0.1))

@@ -11,7 +11,7 @@ from tables import tabled
 import dpcomm
 from dpcomm import Deployment, cli, mechanism, registered
 from dpcomm.core.chance import seed_tree
-from dpcomm.experiments import choosing
+from dpcomm.experiments import choosing, predictions
 
 ASKED = Deployment(5_000, 50, 800, 1e-6, visits=20, d=256)
 KNOWN = replace(ASKED, trust="secagg")
@@ -38,10 +38,10 @@ def played(m, u, gain, plays, rng):
 
 @tabled("name", registered())
 def test_the_predicted_error_is_the_played_one(name):
-    plays, u = 400, choosing.examples(FEW.d, 4)
+    plays, u = 400, predictions.examples(FEW.d, 4)
     # a mechanism at a budget where its noise does not hide everything else
     row = next(r for r in rows(40.0) if r.name == name)
-    said = choosing.average_error(row.built, u, 4)
+    said = predictions.average_error(row.built, u, 4)
     found = played(row.built, u, said.gain, plays, seed_tree(1, name))
     off = (float(found.mean()) - said.error) / float(found.std()) * math.sqrt(plays)
     assert abs(off) < 5.5, f"{off:.1f} standard errors"
@@ -60,9 +60,9 @@ def rows(eps):
 
 def test_a_poisson_cohort_has_a_random_size():
     "Without noise and bias nothing is wrong; with a bias the random size counts."
-    u, rng = choosing.examples(64, 40), seed_tree(2, "sizes")
+    u, rng = predictions.examples(64, 40), seed_tree(2, "sizes")
     m = mechanism("topk", fraction=0.5, clip_norm=1.0, sigma=None, n_clients=10)
-    said = choosing.average_error(m, u, 10, clients=40)
+    said = predictions.average_error(m, u, 10, clients=40)
     sent, errors = m.simulate(u, rng) / said.gain, []
     for _ in range(4_000):
         here = torch.from_numpy(rng.random(40) < 10 / 40)
@@ -82,16 +82,16 @@ def test_few_examples_stand_for_a_large_cohort(name):
     assert row.error >= row.least and row.error > 0
 
 
-@tabled("name", tuple(choosing.PIECES))
+@tabled("name", tuple(predictions.PIECES))
 def test_a_piece_stands_for_the_whole(name, monkeypatch):
     more = dict(fraction=0.25, n_clients=50) if name == "topk" else {}
     more |= dict(local=True) if name == "gaussian" else {}
     free = dict(eps=0.5) if name in ("imvu", "mvu", "sqkr") else dict(sigma=2.0)
-    m, u = mechanism(name, clip_norm=1.0, **free, **more), choosing.examples(2**13)
-    monkeypatch.setattr(choosing, "PIECES", {})
-    whole = choosing.average_error(m, u, 50)
-    monkeypatch.setattr(choosing, "PIECES", {name: 2**12})
-    piece = choosing.average_error(m, u, 50)
+    m, u = mechanism(name, clip_norm=1.0, **free, **more), predictions.examples(2**13)
+    monkeypatch.setattr(predictions, "PIECES", {})
+    whole = predictions.average_error(m, u, 50)
+    monkeypatch.setattr(predictions, "PIECES", {name: 2**12})
+    piece = predictions.average_error(m, u, 50)
     near = 0.2 if name == "topk" else 0.05  # whose support is drawn
     assert piece.error == pytest.approx(whole.error, rel=near)
     assert piece.gain == pytest.approx(whole.gain, rel=near)
@@ -176,8 +176,8 @@ def test_a_session_s_bits_are_those_that_it_sends():
 
     m = mechanism("topk", fraction=1.0, clip_norm=1.0, sigma=5.0, n_clients=10)
     s = Deployment(10, 10, 1, 1e-5, sampling="none", trust="secagg", d=40)
-    up, down = choosing.traffic(s, m)
-    graph = session.graph_parameters(10, *choosing.RATES)
+    up, down = predictions.traffic(s, m)
+    graph = session.graph_parameters(10, *predictions.RATES)
     chosen = {k: getattr(graph, k) for k in ("threshold", "neighbours", "quorum")}
     chosen |= {k: getattr(graph, k) for k in ("committee", "signatures")}
     ran = session.run_session([np.zeros(40, np.int64)] * 10, m.ring, seed=0, **chosen)
@@ -192,13 +192,13 @@ def test_the_best_builds_for_every_clip(known):
             made = row.mechanism(clip)
             promise = replace(KNOWN, relation="zero-out").guarantee(made)
             assert promise.eps == pytest.approx(row.guarantee.eps, rel=1e-3)
-            u = clip * choosing.examples(256)
-            error = choosing.average_error(made, u, 50)
+            u = clip * predictions.examples(256)
+            error = predictions.average_error(made, u, 50)
             assert error.error == pytest.approx(clip**2 * row_error(row), rel=1e-2)
 
 
 def row_error(row):
-    return choosing.average_error(row.built, choosing.examples(256), 50).error
+    return predictions.average_error(row.built, predictions.examples(256), 50).error
 
 
 def test_the_caller_s_updates_are_predicted_for():

@@ -14,7 +14,7 @@ from http.client import HTTPException
 import pytest
 from checkout import ROOT, python
 
-from dpcomm.experiments import cluster, sweep
+from dpcomm.experiments import cluster, planning, sweep
 from dpcomm.report import records
 
 ASKED = dict(name="dprec-mnist", scale="smoke", seeds=(0, 1), only="linear.eps3")
@@ -56,7 +56,7 @@ def read(folder) -> dict:
 def one(tmp_path_factory):
     "The numbers of processes of this machine, without a cluster."
     folder = tmp_path_factory.mktemp("one")
-    done = sweep.run_here(sweep.plan([ASKED]), folder, 2)
+    done = sweep.run_here(planning.plan([ASKED]), folder, 2)
     assert not done.failed and len(done.done) == 4
     return read(folder)
 
@@ -77,7 +77,7 @@ def test_a_killed_dask_worker_changes_no_number(one, tmp_path):
                 os.kill(killed[0], signal.SIGKILL)
 
         done = cluster.run_dask(
-            sweep.plan([ASKED]), local.scheduler_address, tmp_path, say=say
+            planning.plan([ASKED]), local.scheduler_address, tmp_path, say=say
         )
         client.close()
     assert len(killed) == 1 and done.failed == {} and len(said) == 4
@@ -90,7 +90,7 @@ def test_a_local_dask_cluster_serves_nobody_else(tmp_path):
     stranger of this machine can neither connect nor read anything.
     """
     distributed, psutil = extra("distributed"), extra("psutil")
-    first = sweep.plan([dict(ASKED, seeds=(0,))])[:1]
+    first = planning.plan([dict(ASKED, seeds=(0,))])[:1]
     with cluster._client("local", 1) as client:
         address = client.scheduler_info()["address"]
         us = psutil.Process()
@@ -136,7 +136,7 @@ def test_a_scheduler_without_encryption_is_warned_of(address, open_to_others):
 @pytest.mark.deep
 def test_a_job_that_fails_under_dask_is_told_and_the_rest_is_done(tmp_path):
     extra("distributed")
-    good = sweep.plan([dict(ASKED, seeds=(0,))])[0]
+    good = planning.plan([dict(ASKED, seeds=(0,))])[0]
     bad = replace(good, key="linear.eps3.nothing")
     late = replace(good, key="gap", needs=(bad.key,))
     done = cluster.run_dask([late, bad, good], out=tmp_path, processes=2)
@@ -149,7 +149,7 @@ def test_a_job_that_fails_under_dask_is_told_and_the_rest_is_done(tmp_path):
 def test_submitit_on_this_machine_changes_no_number(one, tmp_path):
     extra("submitit")
     said = []
-    done = cluster.run_slurm(sweep.plan([ASKED]), tmp_path, "local", said.append)
+    done = cluster.run_slurm(planning.plan([ASKED]), tmp_path, "local", said.append)
     assert done.failed == {} and len(said) == 4
     assert numbers(done.records) == read(tmp_path) == one
 
@@ -157,7 +157,7 @@ def test_submitit_on_this_machine_changes_no_number(one, tmp_path):
 @pytest.mark.deep
 def test_a_job_that_fails_under_submitit_is_told_and_the_rest_is_done(tmp_path):
     extra("submitit")
-    good = sweep.plan([dict(ASKED, seeds=(0,))])[0]
+    good = planning.plan([dict(ASKED, seeds=(0,))])[0]
     bad = replace(good, key="linear.eps3.nothing")
     done = cluster.run_slurm([bad, good], tmp_path, "local")
     assert set(done.failed) == {bad} and bad.key in done.failed[bad]
@@ -206,7 +206,7 @@ def test_slurm_jobs_ask_for_their_own_class_and_are_split_by_array_size(
     slurm, tmp_path
 ):
     extra("submitit")
-    first = sweep.plan([ASKED])[0]
+    first = planning.plan([ASKED])[0]
     small = [replace(first, seed=i, minutes=5.0, memory=0.7) for i in range(9)]
     large = [replace(first, seed=i, minutes=500 * 60.0, memory=5.0) for i in range(2)]
     handed = cluster._submit(
@@ -229,7 +229,7 @@ def test_slurm_jobs_ask_for_their_own_class_and_are_split_by_array_size(
 
 def test_what_slurm_refuses_is_one_sentence_and_nothing_stays(slurm, tmp_path):
     extra("submitit")
-    jobs = sweep.plan([ASKED])
+    jobs = planning.plan([ASKED])
     with pytest.raises(ValueError) as error:
         cluster.run_slurm(jobs, tmp_path / "out")
     assert "Slurm refused the jobs (Invalid account or account/" in str(error.value)
@@ -246,7 +246,7 @@ def test_arrays_that_were_taken_are_taken_back_when_one_is_refused(
     slurm, tmp_path, monkeypatch
 ):
     extra("submitit")
-    first = sweep.plan([ASKED])[0]
+    first = planning.plan([ASKED])[0]
     monkeypatch.setattr(cluster, "_array_size", lambda: 9)
     jobs = [replace(first, minutes=600.0)]
     jobs += [replace(first, seed=i, minutes=5.0) for i in range(9)]
@@ -259,7 +259,7 @@ def test_where_there_is_no_slurm_nothing_starts(tmp_path, monkeypatch):
     extra("submitit")
     monkeypatch.setattr(cluster.shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match="there is no Slurm here .* --processes N"):
-        cluster.run_slurm(sweep.plan([ASKED]), tmp_path)
+        cluster.run_slurm(planning.plan([ASKED]), tmp_path)
     assert not list(tmp_path.rglob("*.jsonl")) and not (tmp_path / "submitit").exists()
 
 
@@ -274,8 +274,8 @@ def test_printed_lines_survive_the_recipe_of_the_page(tmp_path, monkeypatch):
     )
     show.chmod(0o755)
     monkeypatch.setattr(sweep.sys, "executable", str(show))
-    jobs, folder = sweep.plan([ASKED]), """a 'b"; touch c"""
-    lines = [sweep.shell_line(job, folder) for job in jobs]
+    jobs, folder = planning.plan([ASKED]), """a 'b"; touch c"""
+    lines = [planning.shell_line(job, folder) for job in jobs]
     (tmp_path / "jobs.txt").write_text("".join(f"{line}\n" for line in lines))
     recipe = recipe.replace("-P 8", "-P 1")
     done = subprocess.run(["sh", "-c", recipe], cwd=tmp_path, timeout=60)
@@ -287,7 +287,7 @@ def test_printed_lines_survive_the_recipe_of_the_page(tmp_path, monkeypatch):
 
 def test_a_job_that_slurm_stops_is_put_back_as_it_was():
     extra("submitit")
-    first = sweep.plan([ASKED])[0]
+    first = planning.plan([ASKED])[0]
     again = cluster.Resumable(first, "out").checkpoint()
     assert again.function.job == first and again.function.out == "out"
 
@@ -298,7 +298,7 @@ def test_a_job_that_slurm_stops_is_put_back_as_it_was():
 def test_a_missing_extra_is_named_with_the_command(tmp_path, monkeypatch, call, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ValueError, match=rf"{name} is not installed .*\.\[cluster\]"):
-        call(sweep.plan([ASKED])[:1], out=tmp_path)
+        call(planning.plan([ASKED])[:1], out=tmp_path)
 
 
 def test_a_cluster_and_a_sweep_do_not_share_a_folder(tmp_path):
@@ -307,11 +307,11 @@ def test_a_cluster_and_a_sweep_do_not_share_a_folder(tmp_path):
             sweep.own(tmp_path),
             pytest.raises(ValueError, match="another sweep is writing"),
         ):
-            call(sweep.plan([ASKED])[:1], out=tmp_path)
+            call(planning.plan([ASKED])[:1], out=tmp_path)
 
 
 def test_a_record_that_comes_back_is_checked_before_it_is_kept(tmp_path):
-    first = sweep.plan([ASKED])[0]
+    first = planning.plan([ASKED])[0]
     with pytest.raises(ValueError, match="linear.eps3.fedavg.seed0: no JSON"):
         cluster._keep(
             cluster.Outcome(), replace(first, key="linear.eps3.fedavg"), "{", tmp_path
@@ -324,11 +324,11 @@ def test_a_job_whose_inputs_are_missing_says_so(tmp_path, monkeypatch):
     with pytest.raises(
         ValueError, match="a record that it needs is missing; sweep again"
     ):
-        cluster.remote(sweep.plan([ASKED])[0], tmp_path)
+        cluster.remote(planning.plan([ASKED])[0], tmp_path)
 
 
 def test_what_needs_others_is_a_stage_of_its_own():
-    first = sweep.plan([ASKED])[0]
+    first = planning.plan([ASKED])[0]
     late = replace(first, key="gap", needs=("a",))
     assert cluster._stages([late, first]) == [[first], [late]]
 

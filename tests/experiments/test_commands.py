@@ -13,7 +13,7 @@ from tables import tabled
 
 import dpcomm
 from dpcomm import cli
-from dpcomm.experiments import cluster, runner, runs, sweep
+from dpcomm.experiments import cluster, costs, grids, planning, runner, sweep
 from dpcomm.report import papers, records, results, terminal, validation
 from dpcomm.tasks import catalogue, images
 
@@ -270,9 +270,9 @@ def test_one_line_is_printed_when_it_has_something_new(capsys):
 def test_the_list_counts_what_the_records_hold(capsys):
     code, shown = said("list", capsys)
     assert code == 0 and all(name in shown.out for name in runner.experiments())
-    rows = {row[0]: row for row in runs.overview().rows}
-    experiment = runs.find("dprec-mnist")
-    have = runs.stands(experiment, "full")
+    rows = {row[0]: row for row in costs.overview().rows}
+    experiment = grids.find("dprec-mnist")
+    have = grids.stands(experiment, "full")
     planned = [(r.key, s) for r in experiment.grid("full") for s in r.seeds]
     done = sum(job in have for job in planned)
     assert rows["dprec-mnist"][-1] == f"{done}/{len(planned)}"
@@ -282,7 +282,7 @@ def test_every_data_set_of_a_grid_is_in_the_catalogue_and_fetched_ones_can_be():
     names = {entry.name for entry in catalogue.CATALOGUE}
     for name in runner.experiments():
         for scale in validation.SCALES:
-            for run in runs.find(name).grid(scale):
+            for run in grids.find(name).grid(scale):
                 assert set(run.data) <= names, (name, run.key)
     assert all(
         entry.name in images.names() for entry in catalogue.CATALOGUE if entry.fetched
@@ -312,12 +312,12 @@ def test_what_a_sweep_is_asked_is_read_from_words_or_a_file(tmp_path):
     )
     args = cli._parse(["sweep", "--grid", str(grid)])
     assert cli.asked_of(args) == [dict(name="dprec-mnist", scale="smoke", seeds=[0])]
-    assert len(sweep.plan(cli.asked_of(args), tmp_path)) == 5
+    assert len(planning.plan(cli.asked_of(args), tmp_path)) == 5
 
 
 def swept(monkeypatch, words, **found):
     "Exit code of a sweep whose runs end as told, and how it was asked to play them."
-    given, job = [], sweep.Job("made-up", "full", "a", 0, 1.0, 1.0, 1)
+    given, job = [], planning.Job("made-up", "full", "a", 0, 1.0, 1.0, 1)
     outcome = types.SimpleNamespace(
         failed={job: "the end of a log\n"} if "failed" in found else {},
         **({"late": [job] if found["late"] else []} if "late" in found else {}),

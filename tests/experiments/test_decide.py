@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 from tables import tabled
 
-from dpcomm.experiments import runs, sweep
+from dpcomm.experiments import grids, planning, runs
 from dpcomm.report import papers, records, results, seeds
 from dpcomm.report.results import AFTER_A_LOOK, LOOKS, Summary
 
@@ -66,29 +66,29 @@ def test_verdicts_use_the_level_of_their_look():
 def test_more_seeds_are_asked_for_up_to_the_look_that_decides(mean, se, n, seeds):
     s = Summary(mean, se, n, "percentage points", n - 1)
     have = {0, 1, 2, 3, *range(100, 96 + n)}
-    asked = sweep.seeds_that_decide(ORDER, s, (0, 1, 2, 3), have)
+    asked = planning.seeds_that_decide(ORDER, s, (0, 1, 2, 3), have)
     assert asked == seeds
     assert len(asked) + n in (n, *LOOKS)
 
 
 def test_planned_seeds_come_first_and_a_borrowed_spread_asks_for_no_more():
-    assert sweep.seeds_that_decide(ORDER, None, (0, 1), set()) == (0, 1)
+    assert planning.seeds_that_decide(ORDER, None, (0, 1), set()) == (0, 1)
     one = Summary(0.9, 0.5, 1, "percentage points", 3, "others")
-    assert sweep.seeds_that_decide(ORDER, one, (0, 1, 2), {0}) == (1, 2)
-    assert sweep.seeds_that_decide(ORDER, one, (0,), {0}) == ()
-    assert sweep.seeds_that_decide(ORDER, None, (0,), {0}) == ()
+    assert planning.seeds_that_decide(ORDER, one, (0, 1, 2), {0}) == (1, 2)
+    assert planning.seeds_that_decide(ORDER, one, (0,), {0}) == ()
+    assert planning.seeds_that_decide(ORDER, None, (0,), {0}) == ()
 
 
 def test_a_plan_that_decides_starts_with_the_cheapest_number():
     asked = [dict(name=n, scale="full") for n in ("sqsgd-mnist", "fltop-fmnist")]
-    jobs = sweep.plan_decisive(asked)
+    jobs = planning.plan_decisive(asked)
     made = {job.record: i for i, job in enumerate(jobs)}
     assert jobs and len(made) == len(jobs)
     for job in jobs:
-        stands = runs.stands(runs.planned(job.experiment), "full")
+        stands = grids.stands(grids.planned(job.experiment), "full")
         assert (job.key, job.seed) not in stands
-        for need in sweep.needs_of(job):
-            there = (need[2], need[3]) in runs.stands(runs.planned(need[0]), "full")
+        for need in planning.needs_of(job):
+            there = (need[2], need[3]) in grids.stands(grids.planned(need[0]), "full")
             assert there or made[need] < made[job.record], "needs come first"
     assert jobs[0].minutes <= np.median([job.minutes for job in jobs])
     decided = papers.cell("sqsgd", "mnist.fig3.sqsgd_minus_pm.eps400")
@@ -101,13 +101,13 @@ def test_a_plan_that_decides_starts_with_the_cheapest_number():
 
 
 def test_nothing_to_decide_is_an_empty_plan_and_other_scales_are_refused():
-    assert sweep.plan_decisive([dict(name="dprec-costs", scale="full")]) == []
+    assert planning.plan_decisive([dict(name="dprec-costs", scale="full")]) == []
     with pytest.raises(ValueError, match="only full-scale runs earn verdicts"):
-        sweep.plan_decisive([dict(name="dprec-mnist", scale="quick")])
+        planning.plan_decisive([dict(name="dprec-mnist", scale="quick")])
 
 
 def test_a_seed_beyond_the_planned_ones_is_marked_and_judged_by_the_later_level():
-    experiment = runs.find("dprec-mnist")
+    experiment = grids.find("dprec-mnist")
     run = next(r for r in experiment.grid("smoke") if r.trains)
     played = dict(cells={run.fills[0]: [50.0, "percent"]})
     seed = max(run.seeds) + 1

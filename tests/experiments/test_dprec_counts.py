@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dpcomm.experiments import dprec_costs, dprec_counts, dprec_protocol, runs
+from dpcomm.experiments import dprec_costs, dprec_counts, dprec_protocol, grids
 from dpcomm.report import papers
 
 
@@ -85,7 +85,7 @@ def test_a_counted_row_has_bits_traffic_and_a_finite_guarantee():
 
 def test_the_grid_fills_every_row_of_its_tables_once():
     fills = [
-        cell for run in runs.find("dprec-costs").grid("full") for cell in run.fills
+        cell for run in grids.find("dprec-costs").grid("full") for cell in run.fills
     ]
     assert len(fills) == len(set(fills))
     printed = {c.key for c in papers.cells("dprec") if c.table == "c2"}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tables import tabled
 
-from dpcomm.experiments import dprec_mean, runs
+from dpcomm.experiments import dprec_mean, grids
 
 
 def test_half_the_clients_point_along_the_diagonal():
@@ -45,6 +45,6 @@ def test_public_randomness_is_one_draw_for_everybody():
 def test_bits_need_no_clients_and_nothing_begins_without_time():
     grid = {run.key: run for run in dprec_mean.grid("full")}
     assert dprec_mean.play(grid["sqkr"], 0, max_seconds=0) is None
-    experiment = runs.find("dprec-mean")
-    have = runs.stands(experiment, "full")[("bits", 0)]
+    experiment = grids.find("dprec-mean")
+    have = grids.stands(experiment, "full")[("bits", 0)]
     assert have.cells["mean.bits"][0] == 21

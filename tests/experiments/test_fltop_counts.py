@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpcomm.experiments import fltop_costs, fltop_counts, runs
+from dpcomm.experiments import fltop_costs, fltop_counts, grids
 from dpcomm.mechanisms import topk
 from dpcomm.report import papers, records
 
@@ -73,7 +73,7 @@ def test_the_patients_of_table_4_are_added_up():
 
 
 def test_what_follows_from_several_rows_comes_from_their_records():
-    have = runs.stands(runs.find("fltop-costs"), "full")
+    have = grids.stands(grids.find("fltop-costs"), "full")
     for key in ("fmnist.saved", "medical.eps_largest"):
         run = next(r for r in fltop_costs.grid("full") if r.key == key)
         inputs = {need: have[need, 0] for need in run.needs}

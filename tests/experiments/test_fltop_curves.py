@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpcomm.experiments import fltop_curves, fltop_fmnist, fltop_medical, runs
+from dpcomm.experiments import fltop_curves, fltop_fmnist, fltop_medical, grids
 from dpcomm.experiments.fltop_curves import Column, Place
 from dpcomm.mechanisms import topk
 from dpcomm.report import records
@@ -284,8 +284,8 @@ def test_the_public_network_is_the_one_that_is_trained():
 
 @pytest.mark.parametrize("name", ["fltop-fmnist", "fltop-medical"])
 def test_comparisons_of_committed_records_are_what_is_committed(name):
-    experiment = runs.find(name)
-    have, seen = runs.stands(experiment, "full"), 0
+    experiment = grids.find(name)
+    have, seen = grids.stands(experiment, "full"), 0
     for run in experiment.grid("full"):
         for seed in run.seeds if run.needs else ():
             if (run.key, seed) in have:

@@ -17,7 +17,7 @@ import pytest
 from checkout import EXPERIMENTS, MODULES, ROOT, python
 
 from dpcomm import cli
-from dpcomm.experiments import runner, runs
+from dpcomm.experiments import grids, runner, runs
 from dpcomm.experiments.runner import code_cells
 from dpcomm.report import papers, records
 
@@ -134,7 +134,7 @@ def test_smoke(name, way, smoke):
     folder, done = smoke(name, way).result()
     assert done.returncode == 0, done.stderr[-6000:]
     ours = result(folder, name)
-    jobs = runs.chosen(runs.find(name), "smoke", [0])
+    jobs = runs.chosen(grids.find(name), "smoke", [0])
     assert set(ours) == {(run.key, seed) for run, seed in jobs}
     kept = [path.name for path in folder.glob("*.ipynb")]
     assert kept == [f"{name.replace('-', '_')}.smoke.ipynb"] * (way == "papermill")
@@ -157,7 +157,7 @@ def test_smoke(name, way, smoke):
 
 def test_each_trainer_has_an_experiment():
     for trainer, name in TRAINERS.items():
-        assert vars(runs.find(name).module)[trainer].__name__.endswith(trainer)
+        assert vars(grids.find(name).module)[trainer].__name__.endswith(trainer)
 
 
 @pytest.mark.deep
@@ -172,13 +172,13 @@ def test_inline_computes_the_same(name, smoke):
 def test_records_are_valid_and_of_the_paper(name, way, smoke):
     folder, _ = smoke(name, way).result()
     (path,) = folder.glob("*/*.jsonl")
-    experiment = runs.find(name)
+    experiment = grids.find(name)
     assert path.parent.name == experiment.paper
     for record in records.read(path):
         assert (record.paper, record.experiment) == (experiment.paper, experiment.stem)
-        run = runs.find_run(experiment, "smoke", record.key)
+        run = grids.find_run(experiment, "smoke", record.key)
         assert record.trained == run.trains
-        assert record.origin["code"] == runs.code_hash(experiment.module.__name__)
+        assert record.origin["code"] == grids.code_hash(experiment.module.__name__)
         assert all(key.startswith("ours.") for key in record.cells)
 
 
@@ -248,7 +248,7 @@ def test_a_table_is_printed_alone_and_a_paper_whole():
 
 TOY_MODULE = """
 import json, os, time
-from .runs import Run
+from .grid import Run
 
 PAPER = "dprec"
 BITS = dict(payload=8, header=0, shared_randomness=0, total=8, per_param=8.0)
@@ -297,7 +297,7 @@ only = 'all'
     [],
     """
 import matplotlib.pyplot as plt
-from dpcomm.experiments import runs
+from dpcomm.experiments import grids, runs
 """,
     [],
     """

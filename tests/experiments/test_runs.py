@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from tables import tabled
 
-from dpcomm.experiments import runner, runs
-from dpcomm.experiments.runs import Run
+from dpcomm.experiments import costs, grids, runner, runs
+from dpcomm.experiments.grids import Run
 from dpcomm.report import papers, records, validation
 
 ACC, FED, ORDER = "mnist.eps3.rec.acc", "mnist.eps3.fedavg.acc", "mnist.eps3.order"
@@ -42,7 +42,7 @@ class Made:
             grid=lambda scale: self.runs[scale],
             play=self.play,
         )
-        self.experiment = runs.Experiment("made-up", module)
+        self.experiment = grids.Experiment("made-up", module)
 
     @staticmethod
     def own(scale):
@@ -106,7 +106,7 @@ def test_a_run_is_played_and_recorded(made, tmp_path):
     assert record.history["round"] == list(range(10))
     assert (record.cost["wall_seconds"], record.cost["cpu_seconds"]) == (5.0, 4.0)
     assert record.cost["peak_bytes"] > 10**6
-    assert record.origin["code"] == runs.code_hash("dpcomm.experiments.runs")
+    assert record.origin["code"] == grids.code_hash("dpcomm.experiments.runs")
     assert record.origin["device"] == "cpu" and record.origin["date"].endswith("+00:00")
     assert not made.perform("sizes", 0, tmp_path).trained
 
@@ -224,7 +224,7 @@ def test_what_is_computed_waits_for_its_inputs_of_the_same_seed(made, tmp_path):
 
 
 def test_a_need_names_experiment_key_and_seed(made, monkeypatch):
-    other = runs.Experiment("other-one", made.experiment.module)
+    other = grids.Experiment("other-one", made.experiment.module)
     known = {"other-one": other}
     monkeypatch.setattr(runs, "find", lambda name: known[name])
     for need, wanted in (
@@ -233,14 +233,14 @@ def test_a_need_names_experiment_key_and_seed(made, monkeypatch):
         ("other-one/rec", (other, "rec", 3)),
         ("other-one/a.b@12", (other, "a.b", 12)),
     ):
-        assert runs.source_run(need, made.experiment, 3) == wanted
+        assert grids.source_run(need, made.experiment, 3) == wanted
 
 
 def test_a_run_may_need_another_seed_and_another_experiment(monkeypatch, tmp_path):
     needs = ("rec", "rec@0", "other-one/fedavg@1")
     made = Made(Run("far", "from afar", "full", ("ours.far",), needs, (1,)))
     other = Made()
-    other.experiment = runs.Experiment("other-one", other.experiment.module)
+    other.experiment = grids.Experiment("other-one", other.experiment.module)
     known = {"made-up": made.experiment, "other-one": other.experiment}
     monkeypatch.setattr(runs, "find", lambda name: known[name])
 
@@ -297,7 +297,7 @@ def test_values_become_what_json_holds():
 
     inner = Inner((np.int32(1), 2.5), np.float64(0.5))
     value = {1: inner, "x": np.array([1])[0], "n": None}
-    found = runs.plain(value)
+    found = grids.plain(value)
     assert found == {"1": {"a": [1, 2.5], "b": 0.5}, "x": 1, "n": None}
     assert json.loads(json.dumps(found)) == found
 
@@ -306,7 +306,7 @@ def test_an_origin_says_code_machine_and_time(made):
     found = runs.origin_of(made.experiment, dict(engine="fused", dtype="float64"), "x")
     told = found["engine"], found["dtype"], found["device"]
     assert told == ("fused", "float64", "x")
-    assert found["code"] == runs.code_hash("dpcomm.experiments.runs")
+    assert found["code"] == grids.code_hash("dpcomm.experiments.runs")
     assert found["threads"] >= 1 and found["machine"] == records.machine()
     age = datetime.now(UTC) - datetime.fromisoformat(found["date"])
     assert abs(age.total_seconds()) < 100
@@ -376,43 +376,43 @@ def test_what_matches_nothing_is_refused_with_the_nearest(made):
     with pytest.raises(ValueError, match=says):
         runs.chosen(made.experiment, "full", None, "fedavj")
     with pytest.raises(ValueError, match="did you mean 'rec'"):
-        runs.find_run(made.experiment, "full", "rek")
+        grids.find_run(made.experiment, "full", "rek")
     with pytest.raises(ValueError, match="did you mean 'quick'"):
         made.experiment.grid("quik")
-    assert runs.find_run(made.experiment, "full", "rec") == made.run("rec")
+    assert grids.find_run(made.experiment, "full", "rec") == made.run("rec")
 
 
 def test_experiments_are_found_by_name_and_refused_with_the_nearest():
     for name in ("dprec-mnist", "dprec_mnist"):
-        found = runs.find(name)
+        found = grids.find(name)
         names = found.name, found.stem, found.paper
         assert names == ("dprec-mnist", "dprec_mnist", "dprec")
     with pytest.raises(ValueError, match="did you mean 'dprec-mnist'"):
-        runs.find("dprec-mnits")
+        grids.find("dprec-mnits")
 
 
 def test_the_index_holds_what_the_experiments_say():
     kept = json.loads(papers.assets("experiments.json").read_bytes())
     again = "`python -m dpcomm.experiments.runs` writes the index again"
     assert list(kept) == list(runner.experiments()), again
-    old = [name for name in kept if kept[name] != runs.index_entry(name)]
+    old = [name for name in kept if kept[name] != grids.index_entry(name)]
     assert not old, f"not as their modules say: {', '.join(old)}; {again}"
 
 
 def test_an_experiment_is_planned_from_the_index_while_it_is_true(monkeypatch):
-    found, real = runs.planned("dprec_mnist"), runs.find("dprec-mnist")
+    found, real = grids.planned("dprec_mnist"), grids.find("dprec-mnist")
     assert not hasattr(found.module, "play")
     assert (found.name, found.paper) == (real.name, real.paper)
     for scale in validation.SCALES:
         assert found.grid(scale) == real.grid(scale)
     with pytest.raises(ValueError, match="did you mean 'dprec-mnist'"):
-        runs.planned("dprec-mnits")
-    runs._from_index.cache_clear()
+        grids.planned("dprec-mnits")
+    grids._from_index.cache_clear()
     with monkeypatch.context() as changed:
         changed.setattr(runs, "_digest", lambda names: "of another file")
-        assert runs.planned("dprec-mnist").module is real.module
-    runs._from_index.cache_clear()
-    assert runs._digest(["experiments/nothing.py"]) == ""
+        assert grids.planned("dprec-mnist").module is real.module
+    grids._from_index.cache_clear()
+    assert grids._digest(["experiments/nothing.py"]) == ""
 
 
 def test_the_index_is_written_where_it_is_read(monkeypatch, tmp_path):
@@ -422,7 +422,7 @@ def test_the_index_is_written_where_it_is_read(monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "experiments", lambda: ["imvu-mnist"])
     entry = json.loads(committed)["imvu-mnist"]
     monkeypatch.setattr(runs, "index_entry", lambda name: entry)
-    assert runs.write_index() == here
+    assert grids.write_index() == here
     assert json.loads(here.read_bytes()) == {"imvu-mnist": entry}
     assert here.read_bytes().count(b"\n") > len(entry["grids"]["full"])
 
@@ -489,7 +489,7 @@ def test_labels_say_what_is_left_of_the_whole(made, tmp_path):
         "rec, seed 0 (1 of 2, 6 min left in all)",
         "rec, seed 1 (2 of 2, 3 min left in all)",
     ]
-    records.append(tmp_path, costs("rec", 5, 3600.0))
+    records.append(tmp_path, recorded("rec", 5, 3600.0))
     assert said() == [
         "rec, seed 0 (1 of 2, 2.0 h left in all)",
         "rec, seed 1 (2 of 2, 60 min left in all)",
@@ -525,7 +525,7 @@ def hashed(tmp_path, monkeypatch):
         where = package(tmp_path, **FILES | changed)
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "dpcomm", where)
-            return runs.code_hash.__wrapped__(name)
+            return grids.code_hash.__wrapped__(name)
 
     return call
 
@@ -571,14 +571,14 @@ def test_every_way_to_import_a_module_is_followed(hashed, how):
 
 def test_a_hash_is_twelve_hex_digits_and_an_experiments_own():
     stems = [name.replace("-", "_") for name in DONE[::6]]
-    found = [runs.code_hash(f"dpcomm.experiments.{stem}") for stem in stems]
+    found = [grids.code_hash(f"dpcomm.experiments.{stem}") for stem in stems]
     assert len(set(found)) == len(found) > 1
     assert all(len(h) == 12 and int(h, 16) >= 0 for h in found)
 
 
 def test_a_bare_tree_keeps_strings_that_are_values():
     def dump(text):
-        return ast.dump(runs._bare(ast.parse(text)))
+        return ast.dump(grids._bare(ast.parse(text)))
 
     assert dump("def f():\n    'a'\n") == dump("def f():\n    'b'\n")
     assert dump("def f():\n    return 'a'\n") != dump("def f():\n    return 'b'\n")
@@ -589,7 +589,7 @@ def test_a_bare_tree_keeps_strings_that_are_values():
 # ---- what a run costs
 
 
-def costs(key, seed, cpu, wall=60.0):
+def recorded(key, seed, cpu, wall=60.0):
     cost = dict(wall_seconds=wall, cpu_seconds=cpu, peak_bytes=1)
     empty = "config final history cells as_run data origin".split()
     more = {name: {} for name in empty} | dict(cost=cost, guarantee=None, bits=None)
@@ -603,17 +603,17 @@ def test_a_run_costs_what_it_cost_or_its_neighbours_or_what_was_guessed():
     grid = (run, near, far, needs)
 
     def told(*found):
-        return runs.expected_minutes(run, {(r.key, r.seed): r for r in found}, grid)
+        return costs.expected_minutes(run, {(r.key, r.seed): r for r in found}, grid)
 
     for found, wanted in (
         ([], (5.0, "guessed")),
-        ([costs("c", 0, 600), costs("d", 0, 600)], (5.0, "guessed")),
-        ([costs("b", 0, 600), costs("c", 0, 60)], (10.0, "like its neighbours")),
+        ([recorded("c", 0, 600), recorded("d", 0, 600)], (5.0, "guessed")),
+        ([recorded("b", 0, 600), recorded("c", 0, 60)], (10.0, "like its neighbours")),
         (
-            [costs("a", 0, 60), costs("a", 1, 180), costs("b", 0, 600)],
+            [recorded("a", 0, 60), recorded("a", 1, 180), recorded("b", 0, 600)],
             (2.0, "measured"),
         ),
-        ([costs("a", 0, None, wall=90.0)], (1.5, "measured")),
+        ([recorded("a", 0, None, wall=90.0)], (1.5, "measured")),
     ):
         assert told(*found) == wanted
 
@@ -623,10 +623,10 @@ def test_memory_is_the_largest_that_was_measured_or_what_was_guessed():
     peaks = {("a", 0): 2**30, ("a", 1): 3 * 2**29, ("b", 0): 2**40, ("a", 2): None}
 
     def told(*at):
-        have = {(key, seed): costs(key, seed, 1.0) for key, seed in at}
+        have = {(key, seed): recorded(key, seed, 1.0) for key, seed in at}
         for place, r in have.items():
             r.cost["peak_bytes"] = peaks[place]
-        return runs.expected_memory(run, have)
+        return costs.expected_memory(run, have)
 
     assert told() == told(("b", 0), ("a", 2)) == "about 2.5"
     assert told(("a", 0), ("a", 1), ("b", 0), ("a", 2)) == "1.5"
@@ -674,7 +674,7 @@ def costs_told_twice(row) -> set:
 
 @tabled("name, scale", GRIDS)
 def test_committed_records_fit_the_grid(name, scale):
-    grid = {run.key: run for run in runs.find(name).grid(scale)}
+    grid = {run.key: run for run in grids.find(name).grid(scale)}
     for (key, _), row in standing(name, scale).items():
         assert key in grid, "records of a run that no grid has"
         bare = {k.removeprefix(f"ours.{scale}.") for k in row["cells"]}
@@ -687,7 +687,7 @@ def test_committed_records_fit_the_grid(name, scale):
 
 @tabled("name, scale", GRIDS)
 def test_grids_name_cells_of_their_paper_and_runs_that_are_planned(name, scale):
-    experiment = runs.find(name)
+    experiment = grids.find(name)
     grid = experiment.grid(scale)
     known = {c.key for c in papers.cells(experiment.paper)}
     for run in grid:
@@ -698,7 +698,7 @@ def test_grids_name_cells_of_their_paper_and_runs_that_are_planned(name, scale):
         for need in run.needs:
             words = NEED.fullmatch(need)
             assert words, f"{run.key} needs {need}: [experiment/]key[@seed]"
-            near = grid if not words["name"] else runs.find(words["name"]).grid(scale)
+            near = grid if not words["name"] else grids.find(words["name"]).grid(scale)
             assert words["name"] in (None, *DONE), "as `dpcomm list` has it"
             (other,) = [r for r in near if r.key == words["key"]]
             wanted = {int(words["seed"])} if words["seed"] else set(run.seeds)
@@ -709,7 +709,7 @@ def test_grids_name_cells_of_their_paper_and_runs_that_are_planned(name, scale):
 def left_minutes(name, scale) -> float:
     "Minutes that the seeds which are missing would take, by hand."
     have, total = standing(name, scale), 0.0
-    grid = runs.find(name).grid(scale)
+    grid = grids.find(name).grid(scale)
     for run in grid:
         own = [spent(r) for (key, _), r in have.items() if key == run.key]
         alike = [g for g in grid if (g.minutes, g.needs) == (run.minutes, run.needs)]
@@ -723,8 +723,8 @@ def left_minutes(name, scale) -> float:
 
 @tabled("name", DONE)
 def test_the_status_of_an_experiment_is_counted_from_its_records(name):
-    have, t = standing(name, "full"), runs.status(name)
-    grid = runs.find(name).grid("full")
+    have, t = standing(name, "full"), costs.status(name)
+    grid = grids.find(name).grid("full")
     assert [r[0] for r in t.rows] == [run.key for run in grid]
     for run, shown in zip(grid, t.rows):
         done = sum((run.key, seed) in have for seed in run.seeds)
@@ -742,7 +742,7 @@ def test_the_status_of_an_experiment_is_counted_from_its_records(name):
 
 def test_the_status_of_a_folder_counts_its_own_records(made, tmp_path):
     runs.play_grid("made-up", "full", (0,), tmp_path, "rec")
-    rows = {r[0]: r[3] for r in runs.status("made-up", "full", tmp_path).rows}
+    rows = {r[0]: r[3] for r in costs.status("made-up", "full", tmp_path).rows}
     assert rows["rec"] == "1 of 2 seeds" and rows["fedavg"] == "0 of 2 seeds"
 
 
@@ -754,11 +754,11 @@ def those_with_a_module(monkeypatch):
 
 @tabled("scale", validation.SCALES)
 def test_the_ledger_adds_up(those_with_a_module, scale):
-    t = runs.ledger(scale)
+    t = costs.ledger(scale)
     assert [r[0] for r in t.rows] == DONE
     for name, paper, cells, done, seeds, hours, left in t.rows:
-        have, grid = standing(name, scale), runs.find(name).grid(scale)
-        assert paper == runs.find(name).paper
+        have, grid = standing(name, scale), grids.find(name).grid(scale)
+        assert paper == grids.find(name).paper
         assert int(cells) == sum(len(run.fills) for run in grid)
         mine = {run.key: sum((run.key, s) in have for s in run.seeds) for run in grid}
         some = [n for n in mine.values() if n]
@@ -773,20 +773,22 @@ def test_the_ledger_adds_up(those_with_a_module, scale):
 
 
 def test_the_overview_adds_up(those_with_a_module):
-    t = runs.overview()
+    t = costs.overview()
     assert [r[0] for r in t.rows] == DONE
     for name, paper, cells, *minutes, data, done in t.rows:
-        have, grid = standing(name, "full"), runs.find(name).grid("full")
+        have, grid = standing(name, "full"), grids.find(name).grid("full")
         jobs = [(run.key, seed) for run in grid for seed in run.seeds]
         assert done == f"{sum(job in have for job in jobs)}/{len(jobs)}"
         assert int(cells) == sum(len(run.fills) for run in grid)
         sets = sorted({d for run in grid for d in run.data})
-        assert data == (", ".join(sets) or "bundled") and paper == runs.find(name).paper
+        assert (
+            data == (", ".join(sets) or "bundled") and paper == grids.find(name).paper
+        )
         assert len(minutes) == 4
         assert all(float(m.split()[0].replace(",", "")) >= 0 for m in minutes)
 
 
 @tabled("name", DONE)
 def test_the_smoke_scale_of_an_experiment_needs_no_download(name):
-    grid = runs.find(name).grid("smoke")
+    grid = grids.find(name).grid("smoke")
     assert {d for run in grid for d in run.data} == set()

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 from checkout import ROOT
+from dpcomm.experiments.planning import Job
 from tables import tabled
 
-from dpcomm.experiments import runs, sweep
-from dpcomm.experiments.sweep import Job, Sweep, Worker
+from dpcomm.experiments import grids, planning, runs, sweep
+from dpcomm.experiments.sweep import Sweep, Worker
 from dpcomm.report import records
 
 ASKED = dict(name="dprec-mnist", scale="smoke", seeds=(0, 1), only="linear.eps3")
@@ -48,11 +49,11 @@ def numbers(folder) -> dict:
 @pytest.fixture
 def made_up(monkeypatch):
     "Experiments that are names and nothing else."
-    real = runs.find
+    real = grids.find
 
     def find(name):
         names = ("made-up", "other")
-        return runs.Experiment(name, None) if name in names else real(name)
+        return grids.Experiment(name, None) if name in names else real(name)
 
     monkeypatch.setattr(runs, "find", find)
 
@@ -63,7 +64,7 @@ def one(tmp_path_factory):
     path = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), path]))
     folder = tmp_path_factory.mktemp("one")
-    done = sweep.run_here(sweep.plan([ASKED], folder), folder, 1)
+    done = sweep.run_here(planning.plan([ASKED], folder), folder, 1)
     os.environ["PYTHONPATH"] = path
     assert not done.failed and not done.late and len(done.done) == 4
     return numbers(folder)
@@ -108,23 +109,23 @@ def test_a_plan_is_ordered_by_cells_an_hour_and_what_needs_others_is_last(monkey
     wanted = ["fast", "many", "slow", "nothing", "long nothing", "gap", "second"]
     for order in (jobs, jobs[::-1]):
         asked = [dict(names=[j.key]) for j in order] + [dict(names=["fast"])]
-        assert [j.key for j in sweep.plan(asked)] == wanted
+        assert [j.key for j in planning.plan(asked)] == wanted
     assert all(j.value > 0 for j in jobs)
 
 
 def test_a_plan_holds_each_missing_run_once_and_none_that_is_recorded(tmp_path):
-    jobs = sweep.plan([ASKED, dict(ASKED, only="linear.eps3.rec")], tmp_path)
+    jobs = planning.plan([ASKED, dict(ASKED, only="linear.eps3.rec")], tmp_path)
     keys = ("linear.eps3.fedavg", "linear.eps3.rec")
     planned = sorted((j.key, j.seed) for j in jobs)
     assert planned == [(key, seed) for key in keys for seed in (0, 1)]
-    experiment = runs.find("dprec-mnist")
-    run = runs.find_run(experiment, "smoke", keys[1])
+    experiment = grids.find("dprec-mnist")
+    run = grids.find_run(experiment, "smoke", keys[1])
     record = runs.record_of(experiment, run, 1, {}, {"wall_seconds": 120.0})
     records.append(tmp_path, record)
-    left = sweep.plan([ASKED], tmp_path)
+    left = planning.plan([ASKED], tmp_path)
     assert len(left) == 3 and (keys[1], 1) not in [(j.key, j.seed) for j in left]
     assert [j.minutes for j in left if j.key == keys[1]] == [2.0], "as long as it took"
-    assert len(sweep.plan([ASKED])) == 4, "another folder"
+    assert len(planning.plan([ASKED])) == 4, "another folder"
 
 
 def test_a_plan_table_adds_up():
@@ -133,7 +134,7 @@ def test_a_plan_table_adds_up():
         job("b", minutes=90.0, cells=3, memory=4.0, data=("emnist",)),
         job("c", minutes=60.0, experiment="other"),
     ]
-    t = sweep.plan_table(jobs)
+    t = planning.plan_table(jobs)
     assert t.rows == (
         ("made-up", "2", "5", "2.0", "4", "emnist, mnist"),
         ("other", "1", "1", "1.0", "1", ""),
@@ -168,7 +169,7 @@ def test_a_wrong_grid_file_is_refused_with_what_to_correct(tmp_path, text, messa
     path = tmp_path / "grid.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=re.escape(message)):
-        sweep.plan(sweep.read_grid(path))
+        planning.plan(planning.read_grid(path))
 
 
 def test_a_grid_file_says_what_to_run(tmp_path):
@@ -177,9 +178,9 @@ def test_a_grid_file_says_what_to_run(tmp_path):
         "[[sweep]]\nexperiment = 'dprec-mnist'\nscale = 'smoke'\nseeds = [0, 1]\n"
         "only = 'linear.eps3'\n[[sweep]]\nexperiment = 'dprec-mnist'\nscale = 'quick'\n"
     )
-    asked = sweep.read_grid(path)
+    asked = planning.read_grid(path)
     assert asked == [dict(ASKED, seeds=[0, 1]), dict(name="dprec-mnist", scale="quick")]
-    assert sweep.plan(asked[:1]) == sweep.plan([ASKED])
+    assert planning.plan(asked[:1]) == planning.plan([ASKED])
 
 
 # ---- one decision at a time
@@ -199,13 +200,13 @@ def running(j, code=None, log=None) -> Worker:
 
 def test_needs_are_named_as_the_records_they_are(made_up):
     given = "a", "a@3", "other/b", "other/b.c@0"
-    assert sweep.needs_of(job("gap", seed=7, needs=given)) == {
+    assert planning.needs_of(job("gap", seed=7, needs=given)) == {
         ("made-up", "full", "a", 7),
         ("made-up", "full", "a", 3),
         ("other", "full", "b", 7),
         ("other", "full", "b.c", 0),
     }
-    assert sweep.needs_of(job("gap")) == set()
+    assert planning.needs_of(job("gap")) == set()
     assert job("a", seed=3).record == ("made-up", "full", "a", 3)
 
 
@@ -321,7 +322,7 @@ def test_a_sweep_that_could_never_end_is_refused(tmp_path, more, told):
     with pytest.raises(ValueError, match=told):
         sweep.run_here([job()], tmp_path, **more)
     with pytest.raises(ValueError, match="seed is -1; it must be a whole number"):
-        sweep.plan([dict(ASKED, seeds=[-1])])
+        planning.plan([dict(ASKED, seeds=[-1])])
 
 
 def test_a_job_fails_at_the_second_time_and_takes_all_that_need_it_along(
@@ -373,20 +374,20 @@ def test_a_sweep_tells_itself_in_a_line(tmp_path):
 @pytest.mark.deep
 def test_one_and_two_processes_give_equal_numbers(one, tmp_path):
     said = []
-    done = sweep.run_here(sweep.plan([ASKED]), tmp_path, 2, say=said.append)
+    done = sweep.run_here(planning.plan([ASKED]), tmp_path, 2, say=said.append)
     assert not done.failed and len(done.done) == 4 and len(one) == 4
     assert numbers(tmp_path) == one
     assert max(line.count(" seed ") for line in said) == 2
     assert said[-1].startswith("4 of 4 done")
     assert len(list(tmp_path.rglob("*.log"))) == 2, "each process played two of them"
-    assert sweep.plan([ASKED], tmp_path) == []
+    assert planning.plan([ASKED], tmp_path) == []
 
 
 @pytest.mark.deep
 def test_a_shell_line_makes_the_record(one, tmp_path):
-    first = sweep.plan([ASKED])[0]
+    first = planning.plan([ASKED])[0]
     folder = tmp_path / "with a space"
-    line = sweep.shell_line(first, folder)
+    line = planning.shell_line(first, folder)
     assert "\n" not in line and shlex.split(line)[0] == sys.executable
     done = subprocess.run(
         line, shell=True, cwd=tmp_path, capture_output=True, timeout=1200
@@ -397,8 +398,8 @@ def test_a_shell_line_makes_the_record(one, tmp_path):
 
 
 def test_a_worker_without_time_or_whose_run_is_claimed_says_so(tmp_path, capsys):
-    first = sweep.plan([ASKED])[0]
-    words = shlex.split(sweep.shell_line(first, tmp_path))[3:]
+    first = planning.plan([ASKED])[0]
+    words = shlex.split(planning.shell_line(first, tmp_path))[3:]
     assert sweep.work([*words, "--max-seconds", "0"]) == sweep.LATE
     assert numbers(tmp_path) == {}
     place = tmp_path / "checkpoints" / "dprec_mnist.smoke"
@@ -409,7 +410,7 @@ def test_a_worker_without_time_or_whose_run_is_claimed_says_so(tmp_path, capsys)
 
 @pytest.mark.deep
 def test_a_job_that_fails_is_tried_twice_and_the_rest_is_done(one, tmp_path):
-    good = sweep.plan([dict(ASKED, seeds=(0,))])
+    good = planning.plan([dict(ASKED, seeds=(0,))])
     bad = replace(good[0], key="linear.eps3.nothing")
     needs = replace(good[0], key="gap", needs=(bad.key,))
     done = sweep.run_here([bad, *good, needs], tmp_path, 2)
@@ -430,16 +431,16 @@ def test_a_second_sweep_in_one_folder_is_refused(tmp_path):
 
 @pytest.mark.deep
 def test_a_sweep_stops_at_its_time(tmp_path):
-    jobs = sweep.plan([ASKED])
+    jobs = planning.plan([ASKED])
     done = sweep.run_here(jobs, tmp_path, 2, max_hours=0.0)
     assert done.done == [] and set(done.late) == set(jobs) and not done.failed
 
 
 SWEEP = """
 import sys
-from dpcomm.experiments import sweep
+from dpcomm.experiments import planning, sweep
 asked = dict(name="dprec-mnist", scale="smoke", seeds=(0, 1), only="linear.eps3")
-done = sweep.run_here(sweep.plan([asked], sys.argv[1]), sys.argv[1], 2)
+done = sweep.run_here(planning.plan([asked], sys.argv[1]), sys.argv[1], 2)
 sys.exit(len(done.failed))
 """
 

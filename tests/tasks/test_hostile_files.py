@@ -30,7 +30,7 @@ from test_stackoverflow import example
 
 from dpcomm.core import files
 from dpcomm.core.chance import seed_tree
-from dpcomm.experiments import runs
+from dpcomm.experiments import costs
 from dpcomm.report import papers, records, results, validation
 from dpcomm.tasks import emnist, femnist, images, medical, shakespeare
 from dpcomm.tasks import stackoverflow_files as posts
@@ -193,7 +193,7 @@ def read_lines(path):
     found = records._read.__wrapped__(path, None)
     for r in found:
         hash((results.as_run(r), r.data.get("content_hash"), r.data.get("name")))
-        assert runs.cpu_seconds(r) >= -1
+        assert costs.cpu_seconds(r) >= -1
     spreads = results.spreads_of(results.ours_by_key(found))
     return str(results.runs_table(found)), spreads
 

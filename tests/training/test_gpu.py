@@ -15,7 +15,7 @@ from torch import nn
 
 from dpcomm.core.chance import Insecure, seed_tree
 from dpcomm.core.vectors import flatten
-from dpcomm.experiments import runner, runs
+from dpcomm.experiments import grids, runner
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.tasks import images
 from dpcomm.training import (
@@ -209,7 +209,7 @@ ALL_EXPERIMENTS = [
 @pytest.mark.filterwarnings("ignore")
 def test_a_smoke_run_of_every_experiment(gpu, name):
     "Or it says that it computes on the CPU alone."
-    experiment = runs.find(name)
+    experiment = grids.find(name)
     run = next(one for one in experiment.grid("smoke") if not one.needs)
     how = dict(device="cuda", progress=False, workers=1)
     try:
