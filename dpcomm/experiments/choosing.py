@@ -6,99 +6,31 @@
 __all__ = ['Choice', 'choose', 'tables', 'picture']
 
 # %% ../../nbs/reference/choosing.ipynb #c4000003
-import json
 import math
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 
-import torch
 from torch import Tensor
 
-from ..core.chance import normal, seed_tree
 from dpcomm.core.checks import (
-    check_between,
     check_number,
     check_positive,
-    check_size,
     shown,
 )
 from ..core.vectors import check_finite, check_rows
-from . import bench
+from dpcomm.experiments.predictions import (
+    Error,
+    average_error,
+    costs,
+    examples,
+    traffic,
+)
 from ..mechanisms.contract import Mechanism, mechanism_class, registered
 from ..mechanisms.deployments import Deployment
 from ..privacy.guarantee import TRUSTS, Guarantee
 from ..privacy.lower_bounds import information, least_error
-from ..report import papers, plots, records
+from ..report import plots, records
 from ..report.results import Table
-from ..secagg import session, shamir
-
-# %% ../../nbs/reference/choosing.ipynb #c4000005
-def examples(
-    d: int,  # entries of a vector, >= 1
-    rows: int = None,  # vectors, >= 2; None: more where d is small; at most d - 1
-    seed: int = 0,  # of the directions
-) -> Tensor:  # (k, d) float32, k >= 2, rows of norm one
-    "Vectors of which half, by energy, is common to all. [page choosing]"
-    check_size("d", d)
-    usual = min(max(2, 2**18 // d), 16)
-    own = min(usual if rows is None else check_between("rows", rows, 2), d - 1)
-    z = normal((max(own, 1) + 1, d), seed_tree(seed, "choose", d)).T
-    axes = torch.linalg.qr(z).Q.T  # common direction first, no two alike
-    if own < 2:
-        return axes[:1].expand(2, d).clone()
-    return (axes[0] + axes[1:]) / 2**0.5
-
-# %% ../../nbs/reference/choosing.ipynb #c4000007
-PIECES = dict.fromkeys(("gaussian", "imvu", "mvu", "signsgd", "topk"), 2**16)
-PIECES |= {"sqkr": 2**12}  # entries whose moments stand for those of all
-FEWER = {"rec": 4}  # vectors that stand for all: its law turns with the vector
-
-
-@dataclass(frozen=True)
-class Error:
-    "Squared error of a round's average, for vectors of norm at most one. [eq-average]"
-
-    error: float  # against the clients' own average, after division by gain; inf: no signal
-    gain: float  # part of the common direction that arrives
-    sampling: float  # squared error of the clients' own average, around the mean of all
-
-
-def average_error(
-    mechanism: Mechanism,  # for vectors of norm 1
-    updates: Tensor,  # (k, d), k >= 2 clients' vectors, finite
-    cohort: float,  # n, clients expected in a round, > 0
-    clients: int = None,  # N, where each takes part by a coin of its own; None: n come
-) -> Error:
-    "What to expect of one round. [eq-average]"
-    n, size = check_positive("cohort", cohort), PIECES.get(mechanism.name)
-    u = check_finite("updates", check_rows("updates", updates))
-    d, part = u.shape[1], u[: FEWER.get(mechanism.name), :size]
-    scale, u = d / part.shape[1], part.double()
-    bias, variance = mechanism.moments(part)
-    e, V = u + bias.double(), float(variance.double().sum(1).mean())
-    if mechanism.trust == "central":
-        V += mechanism.std**2 * u.shape[1] / n
-    own_u, S = _products(u, u)
-    own_eu, X = _products(e, u)
-    own_e, C = _products(e, e)
-    pairs = 1 - 1 / (clients or n)
-    sampling = scale * max(own_u - S, 0.0) / n
-    if S <= 0 or X <= 0:
-        return Error(math.inf, 0.0, sampling)
-    c = S / X
-    alone = c * c * (own_e + V) - 2 * c * own_eu + own_u
-    both = (
-        c * c * C - 2 * c * X + S
-    )  # of a federation it is a square, of few rows nearly
-    both = both if len(u) >= n else max(both, 0.0)
-    error = scale * (alone / n + pairs * both)
-    return Error(max(error, 0.0), X / S, sampling)
-
-
-def _products(a, b):
-    "Mean inner product of a row with its own, and with another client's."
-    k, own = len(a), float((a * b).sum())
-    return own / k, (float(a.sum(0) @ b.sum(0)) - own) / (k * (k - 1))
 
 # %% ../../nbs/reference/choosing.ipynb #c4000012
 @dataclass(frozen=True)
@@ -311,93 +243,6 @@ def _upward(x):
     "A number with three digits that is not below x."
     unit = 10.0 ** (math.floor(math.log10(x)) - 2)
     return f"{math.ceil(x / unit - 1e-9) * unit:.3g}"
-
-# %% ../../nbs/reference/choosing.ipynb #c4000018
-TIMED = 61_706  # entries of the vectors that bench records encode
-RATES = (0.1, 0.05)  # clients of a session that may drop out, and collude
-
-
-def traffic(
-    deployment: Deployment,  # with d
-    mechanism: Mechanism,
-) -> tuple:  # bits of an upload and of a download, each a dict that ends with total
-    "What one client sends and gets in a round, in bits, by what it is for."
-    d, sent = deployment.d, mechanism.bits(deployment.d)
-    used = getattr(mechanism, "ring_bits", None)
-    padding = sent.payload - used * d if used else 0
-    up = dict(values=sent.payload - padding, padding=padding)
-    up |= dict(header=sent.header, seed=sent.shared_randomness)
-    down = dict(model=int(mechanism.downlink_bits(d) or 32 * d))
-    if mechanism.summed and deployment.cohort > 2:
-        extra = _session_bits(deployment, mechanism.ring.bits, sent)
-        up, down = up | dict(session=extra[0]), down | dict(session=extra[1])
-    return tuple(way | dict(total=sum(way.values())) for way in (up, down))
-
-
-@cache
-def _graph(n, rates):
-    "Parameters of a session of n clients."
-    return session.graph_parameters(n, *rates)
-
-
-def _session_bits(s, bits, sent):
-    "What a session adds to the words of one client, up and down."
-    n = min(s.cohort, shamir.MOST_SHARES)
-    graph = _graph(n, (max(s.dropouts, RATES[0]), RATES[1]))
-    words = max(1, sent.payload // bits)
-    chosen = {k: getattr(graph, k) for k in ("threshold", "quorum", "committee")}
-    chosen |= dict(signatures=graph.signatures)
-    sizes = session.overhead(n, graph.neighbours, words, bits, **chosen)
-    up, down = (
-        sum(b.total for (_, way), b in sizes.items() if way == one)
-        for one in ("up", "down")
-    )
-    return up - 8 * -(-words * bits // 8), down
-
-
-def costs(
-    deployment: Deployment,  # with d
-    mechanism: Mechanism,
-) -> (
-    dict
-):  # client and server, CPU seconds of a round; their memory in MiB; None: not recorded
-    "CPU and memory of one round, from bench records, scaled with d."
-    record, rows = _timed()
-    scale = deployment.d / TIMED
-    found = dict.fromkeys(("client", "server", "client_memory", "server_memory"))
-    for side, part, times in (
-        ("client", "encode", 1),
-        ("server", "decode", deployment.cohort),
-    ):
-        row = rows.get(f"{mechanism.name}, {part}")
-        if row:
-            found[side] = scale * times * row["cpu"][0]
-            memory = row["memory"]
-            found[f"{side}_memory"] = None if memory is None else scale * memory
-    if mechanism.summed:
-        near = min(_sessions(), key=lambda line: abs(line["n"] - deployment.cohort))
-        words = mechanism.bits(deployment.d).payload / mechanism.ring.bits / near["d"]
-        for side, ms, times in (
-            ("client", near["clients"], 1),
-            ("server", near["server"], deployment.cohort),
-        ):
-            found[side] = (found[side] or 0.0) + words * times * ms / 1e3
-    where = f"{record['machine']}, {record['date'][:10]}" if record else ""
-    return found | dict(machine=where, extrapolated=deployment.d != TIMED)
-
-
-@cache
-def _sessions():
-    "What sessions cost a client, in milliseconds of both sides."
-    text = (papers.assets("secagg") / "sessions.jsonl").read_text("utf-8")
-    return [json.loads(line) for line in text.splitlines()]
-
-
-@cache
-def _timed():
-    "The newest record of codecs, and its rows by part."
-    record, rows = bench.committed("codecs")
-    return record, {row["part"]: row for row in rows if row["peer"] == "dpcomm"}
 
 # %% ../../nbs/reference/choosing.ipynb #c4000020
 NEEDS = {

@@ -19,10 +19,9 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .planning import Job
-
 from ..core.checks import check_between
 from . import grids, runs
+from .planning import Job
 from .sweep import own
 from ..report import records
 

@@ -6,9 +6,8 @@
 __all__ = ['cpu_seconds', 'status', 'ledger', 'overview', 'cost']
 
 # %% ../../nbs/reference/costs.ipynb #costs003
-from .grids import Run, planned, stands
-
 from . import runner
+from .grids import Run, planned, stands
 from ..report import validation
 from ..report.records import Record
 from ..report.results import Table

@@ -9,10 +9,9 @@ __all__ = []
 from dataclasses import replace
 from functools import partial
 
-from .grids import Run
-
 from ..core.chance import seed_tree
 from . import dprec_curves
+from .grids import Run
 from ..report import papers
 from ..training import models
 

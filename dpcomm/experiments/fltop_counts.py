@@ -11,11 +11,11 @@ from fractions import Fraction
 from functools import cache
 
 import numpy as np
-from .grids import Run
 
 from ..core.wire import Bits
 from . import dprec_curves
 from .fltop_curves import stated
+from .grids import Run
 from ..privacy import accounting
 from ..privacy.fixed_cohorts import fixed_size_epsilon
 from ..privacy.guarantee import Guarantee

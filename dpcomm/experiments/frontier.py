@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from .grids import Run
 
 from . import runner
+from .grids import Run
 from ..mechanisms.contract import mechanism
 from ..report import papers
 from ..tasks import images

@@ -20,11 +20,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .planning import Job, needs_of, plan
-
 from ..core.checks import check_between, check_number
 from ..core.files import locked
 from . import grids, runner, runs
+from .planning import Job, needs_of, plan
 from ..report import records
 
 # %% ../../nbs/reference/sweep.ipynb #d0f2b303

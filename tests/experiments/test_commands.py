@@ -326,8 +326,8 @@ def swept(monkeypatch, words, **found):
     def played(way):
         return lambda *args, **how: given.append((way, args[1:], how)) or outcome
 
-    monkeypatch.setattr(sweep, "plan", lambda asked, out: [job])
-    monkeypatch.setattr(sweep, "plan_table", lambda jobs: results.Table(("a",), ()))
+    monkeypatch.setattr(planning, "plan", lambda asked, out: [job])
+    monkeypatch.setattr(planning, "plan_table", lambda jobs: results.Table(("a",), ()))
     monkeypatch.setattr(sweep, "run_here", played("here"))
     monkeypatch.setattr(cluster, "run_dask", played("dask"))
     monkeypatch.setattr(cluster, "run_slurm", played("slurm"))

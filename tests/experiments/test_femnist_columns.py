@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
-from dpcomm.experiments.grids import Run
 
 from dpcomm.core.chance import seed_tree
 from dpcomm.experiments import dprec_curves, femnist_columns
+from dpcomm.experiments.grids import Run
 from dpcomm.tasks import images
 from dpcomm.training import models
 

@@ -840,7 +840,7 @@ def test_a_budget_spent_leaves_the_rest_for_the_next_call(monkeypatch, capsys):
 
     monkeypatch.setattr(cli.runner, "run", run)
     monkeypatch.setattr(cli.runner, "prepare", lambda name, **settings: None)
-    monkeypatch.setattr(runs, "find", lambda name: name)
+    monkeypatch.setattr(grids, "find", lambda name: name)
     monkeypatch.setattr(runs, "chosen", lambda name, scale, seeds, only: [])
     code = cli.run_all(cli._parse(["run", "a", "b", "--max-seconds", "0.04"]))
     assert (

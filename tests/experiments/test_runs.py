@@ -82,7 +82,8 @@ class Made:
 @pytest.fixture
 def made(monkeypatch):
     found = Made()
-    monkeypatch.setattr(runs, "find", lambda name: found.experiment)
+    for module in (grids, runs):
+        monkeypatch.setattr(module, "find", lambda name: found.experiment)
     return found
 
 
@@ -226,7 +227,8 @@ def test_what_is_computed_waits_for_its_inputs_of_the_same_seed(made, tmp_path):
 def test_a_need_names_experiment_key_and_seed(made, monkeypatch):
     other = grids.Experiment("other-one", made.experiment.module)
     known = {"other-one": other}
-    monkeypatch.setattr(runs, "find", lambda name: known[name])
+    for module in (grids, runs):
+        monkeypatch.setattr(module, "find", lambda name: known[name])
     for need, wanted in (
         ("rec", (made.experiment, "rec", 3)),
         ("rec@0", (made.experiment, "rec", 0)),
@@ -242,7 +244,8 @@ def test_a_run_may_need_another_seed_and_another_experiment(monkeypatch, tmp_pat
     other = Made()
     other.experiment = grids.Experiment("other-one", other.experiment.module)
     known = {"made-up": made.experiment, "other-one": other.experiment}
-    monkeypatch.setattr(runs, "find", lambda name: known[name])
+    for module in (grids, runs):
+        monkeypatch.setattr(module, "find", lambda name: known[name])
 
     def far(run, seed, inputs):
         values = [inputs[need].final["accuracy"] for need in needs]
@@ -409,7 +412,7 @@ def test_an_experiment_is_planned_from_the_index_while_it_is_true(monkeypatch):
         grids.planned("dprec-mnits")
     grids._from_index.cache_clear()
     with monkeypatch.context() as changed:
-        changed.setattr(runs, "_digest", lambda names: "of another file")
+        changed.setattr(grids, "_digest", lambda names: "of another file")
         assert grids.planned("dprec-mnist").module is real.module
     grids._from_index.cache_clear()
     assert grids._digest(["experiments/nothing.py"]) == ""
@@ -421,7 +424,7 @@ def test_the_index_is_written_where_it_is_read(monkeypatch, tmp_path):
     monkeypatch.setattr(papers, "assets", lambda kind: here)
     monkeypatch.setattr(runner, "experiments", lambda: ["imvu-mnist"])
     entry = json.loads(committed)["imvu-mnist"]
-    monkeypatch.setattr(runs, "index_entry", lambda name: entry)
+    monkeypatch.setattr(grids, "index_entry", lambda name: entry)
     assert grids.write_index() == here
     assert json.loads(here.read_bytes()) == {"imvu-mnist": entry}
     assert here.read_bytes().count(b"\n") > len(entry["grids"]["full"])

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 from checkout import ROOT
-from dpcomm.experiments.planning import Job
 from tables import tabled
 
 from dpcomm.experiments import grids, planning, runs, sweep
+from dpcomm.experiments.planning import Job
 from dpcomm.experiments.sweep import Sweep, Worker
 from dpcomm.report import records
 
@@ -55,7 +55,7 @@ def made_up(monkeypatch):
         names = ("made-up", "other")
         return grids.Experiment(name, None) if name in names else real(name)
 
-    monkeypatch.setattr(runs, "find", find)
+    monkeypatch.setattr(grids, "find", find)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_a_plan_is_ordered_by_cells_an_hour_and_what_needs_others_is_last(monkey
         job("second", minutes=0.0, cells=1, needs=("slow",)),
     ]
     monkeypatch.setattr(
-        sweep, "jobs_of", lambda out, names: [j for j in jobs if j.key in names]
+        planning, "jobs_of", lambda out, names: [j for j in jobs if j.key in names]
     )
     wanted = ["fast", "many", "slow", "nothing", "long nothing", "gap", "second"]
     for order in (jobs, jobs[::-1]):
