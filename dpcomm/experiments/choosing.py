@@ -281,17 +281,19 @@ def _row(s, mechanism, made, error):
         s.d, s.cohort, s.rounds, max(1.0, clients), sent.payload, said, made.trust
     )
     spread = error.sampling
+    up, down = traffic(s, mechanism)
     return Row(
         mechanism,
         made,
-        error.error,
-        error.gain,
-        1 + error.error / spread if spread else math.inf,
-        least,
-        *traffic(s, mechanism),
-        costs(s, mechanism),
-        gives_up(mechanism, error),
-        checked(mechanism.name, s.d, s.cohort),
+        error=error.error,
+        gain=error.gain,
+        against=1 + error.error / spread if spread else math.inf,
+        least=least,
+        up=up,
+        down=down,
+        costs=costs(s, mechanism),
+        gives_up=gives_up(mechanism, error),
+        checked=checked(mechanism.name, s.d, s.cohort),
     )
 
 
@@ -411,7 +413,7 @@ def _more_bits(s, eps, bits):
     "The fewest bits that would do."
     found = dict(_feasible(s, eps, None)) if bits is not None else {}
     if found:
-        least = min(found, key=found.get)
+        least = min(found, key=found.__getitem__)
         yield f"raise bits to {_upward(found[least])} for {least}"
 
 

@@ -11,6 +11,7 @@ from dpcomm.experiments import dprec_by_writer, dprec_curves, dprec_lines
 from dpcomm.experiments.femnist_columns import stated
 from dpcomm.experiments.grids import Run
 from dpcomm.experiments.runs import difference
+from dpcomm.mechanisms.rec import Rec
 from dpcomm.training import models
 
 PAPER = "dprec"
@@ -79,13 +80,14 @@ def play(
 ) -> dict:  # what runs.record_of takes; None where rounds are left
     "Train one line, or compare two."
     if run.needs:
-        return difference(inputs, *run.needs, run.fills[0])
+        above, below = run.needs
+        return difference(inputs, above, below, run.fills[0])
     s, clients = settings(run.scale), dprec_by_writer.federation(run.scale)
     model = models.build(s["net"], seed_tree(seed, "init"))
     sizes, device = dprec_curves.tensor_groups(model), how.get("device", "cpu")
     line = dprec_lines.curve(s, run.key, len(clients.parts), sizes, device)
     mechanism, more = line.mechanism, dict(model=s["net"], task=s["task"])
-    if len(repr(mechanism)) > 1000:
+    if isinstance(mechanism, Rec) and len(repr(mechanism)) > 1000:
         groups = f"{len(mechanism.groups)} of {stated('only.group_size')} or fewer"
         rec = f"Rec(clip_norm={mechanism.clip_norm}, std={mechanism.std}, index_bits=7,"
         rec += f" groups={groups})"

@@ -89,6 +89,7 @@ def play(
 ) -> dict:  # what runs.record_of takes; None where rounds are left
     "Train one line, or compare two."
     if run.needs:
-        return difference(inputs, *run.needs, run.fills[0])
+        above, below = run.needs
+        return difference(inputs, above, below, run.fills[0])
     s, clients = settings(run.scale), federation(run.scale)
     return femnist_columns.train(run, seed, s, clients, how)

@@ -8,12 +8,14 @@ __all__ = ['Curve', 'stated', 'stated_config', 'delta_of', 'fedavg', 'rec', 'ddg
 # %% ../../nbs/reference/dprec_curves.ipynb #13066faf
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import cache
 
 from ..core.chance import seed_tree
 from ..core.checks import check_between, shown
 from .runs import from_training
 from ..mechanisms import ddgauss as ddg
+from ..mechanisms.contract import Mechanism
 from ..mechanisms.gaussian import Gaussian
 from ..mechanisms.rec import Rec
 from ..privacy.accounting import INTEGER_ORDERS, calibrate, gaussian_guarantee
@@ -30,10 +32,14 @@ class Curve:
     "What is trained, how, and under which promise."
 
     key: str  # name of its row, as 'eps3.rec'
-    mechanism: object  # registered
-    config: object  # federated.Config, with the mechanism's own sampling and rounds
-    guarantee: object = None  # rounds -> Guarantee; None: no privacy is claimed
-    as_run: object = None  # rounds -> {relation: Guarantee} where `guarantee` says less
+    mechanism: Mechanism
+    config: Config  # with the mechanism's own sampling and rounds
+    guarantee: Callable | None = (
+        None  # rounds -> Guarantee; None: no privacy is claimed
+    )
+    as_run: Callable | None = (
+        None  # rounds -> {relation: Guarantee}, where that is more
+    )
 
     def describe(self):  # one sentence or two
         "The guarantee's sentence, and beneath it what the run costs as it is run."

@@ -115,7 +115,8 @@ def closed_form(
     if key.startswith("sqkr"):
         return sqkr_error(x, m, public=key == "sqkr.public")
     if key == "rec.unbiased":
-        return unbiased_error(*x.shape, m.std)
+        n, d = x.shape
+        return unbiased_error(n, d, m.std)
     return rec_error(x, PRIORS[key.removeprefix("rec.")], m.std)
 
 # %% ../../nbs/experiments/dprec_mean.ipynb #eedfde5b

@@ -40,12 +40,14 @@ def setting(
     kind: str,  # a key of KINDS
 ) -> float:  # clip over std of DP-REC; noise multiplier of DP-FedAvg
     "What a budget allows by one accountant. [dprec_theorem, Thms. F and order]"
-    run = [stated(name) for name in ("n_clients", "cohort", "rounds")]
+    n, cohort, rounds = (stated(name) for name in ("n_clients", "cohort", "rounds"))
     if kind == "fedavg-tight":
-        return dprec_curves.tight_sigma(eps, *run)
+        return dprec_curves.tight_sigma(eps, n, cohort, rounds)
     if kind in ("rec-tight", "rec-pld"):
         n_groups, composed = stated("n_tensors"), kind == "rec-pld"
-        return dprec_curves.tight_c(eps, *run, n_groups, composed)
+        return dprec_curves.tight_c(
+            eps, n, cohort, rounds=rounds, n_groups=n_groups, composed=composed
+        )
     return stated(f"rec.c.eps{eps}" if kind == "rec" else f"fedavg.sigma.eps{eps}")
 
 # %% ../../nbs/experiments/dprec_tight.ipynb #217a8454

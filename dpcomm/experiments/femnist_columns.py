@@ -92,7 +92,8 @@ def line(
     device: str = "cpu",  # cpu, cuda or cuda:<index>
 ) -> dprec_curves.Curve:
     "Mechanism, configuration and promise of one run. [dprec App. C.2]"
-    return dprec_curves.of_table1(key, *configs(s, device), n_clients, sizes)
+    short, long = configs(s, device)
+    return dprec_curves.of_table1(key, short, long, n_clients, sizes)
 
 # %% ../../nbs/reference/femnist_columns.ipynb #ee779f58
 def train(

@@ -141,7 +141,7 @@ def build(
     sigma: float,  # noise multiplier
 ):  # a mechanism
     "One mechanism of a sweep. [imvu Sec. 4.1]"
-    ratio = min(charged(s), key=charged(s).get) if kind == "mvu" else None
+    ratio = min(charged(s), key=charged(s).__getitem__) if kind == "mvu" else None
     return at_noise(kind, sigma, s.clip, ratio)
 
 # %% ../../nbs/reference/frontier.ipynb #0de3e4ab

@@ -14,7 +14,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 from ..core.files import write_whole
 from . import runner
@@ -42,7 +43,7 @@ class Experiment:
     "A notebook's claim, as far as a program needs it."
 
     name: str  # as 'dprec-mnist'
-    module: object  # with PAPER, settings, grid and play
+    module: ModuleType | SimpleNamespace  # with PAPER, settings, grid and play
 
     @property
     def stem(self) -> str:
@@ -213,7 +214,7 @@ def planned(
 # %% ../../nbs/reference/grids.ipynb #49676f18
 def plain(
     value,  # dataclasses, tuples, numpy numbers, dicts of them
-):  # what JSON can hold
+) -> Any:  # what JSON can hold
     "A value as JSON holds it."
     if is_dataclass(value):
         return plain(asdict(value))

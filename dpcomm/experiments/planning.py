@@ -306,7 +306,7 @@ def _cheapest_first(wanted, stand):
         for name in names:
             users.setdefault(name, []).append(key)
     while lists:
-        key = min(lists, key=cost.get)
+        key = min(lists, key=cost.__getitem__)
         for name in (n for n in lists.pop(key) if n not in order):
             order[name] = None
             for other in users[name]:

@@ -298,7 +298,7 @@ def rule_says(
     chosen = next((r["part"] for r in rows if r["rule"]), None)
     if chosen not in times:
         return ""
-    best = min(times, key=times.get)
+    best = min(times, key=times.__getitem__)
     ratio = times[chosen] / times[best]
     name, where = rows[0]["workload"], f"than {chosen}, the rule's choice"
     if ratio < 1.05:

@@ -19,6 +19,7 @@ from collections import Counter, deque
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..core.checks import check_between, check_number
 from ..core.files import locked
@@ -87,7 +88,7 @@ class Worker:
     "A process that plays a job, and then perhaps another of its experiment."
 
     job: Job
-    process: object  # subprocess.Popen, its input and output open
+    process: Any  # subprocess.Popen, its input and output open
     log: Path  # what it writes
     gpu: str = None  # the only GPU that it sees; None: it sees what this process does
 

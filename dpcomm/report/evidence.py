@@ -85,7 +85,7 @@ def printed(
     "A number as the paper prints it; a sign where it is claimed or read off."
     sign = "~" if cell.read_err else ""
     if cell.kind == "ordering":
-        sign = {"above": "> ", "below": "< "}.get(cell.bound, "+")
+        sign = {"above": "> ", "below": "< "}.get(cell.bound or "", "+")
     spread = "" if cell.spread is None else f" ± {cell.spread}"
     return f"{sign}{cell.value:,}{spread}"
 

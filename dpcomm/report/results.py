@@ -305,7 +305,7 @@ def format_paper(
     "The paper's own number."
     sign = "~" if cell.read_err else ""
     if cell.kind == "ordering":
-        sign = {"above": "> ", "below": "< "}.get(cell.bound, "> 0: ")
+        sign = {"above": "> ", "below": "< "}.get(cell.bound or "", "> 0: ")
     spread = f" +/- {cell.spread}" if cell.spread is not None else ""
     return f"{sign}{cell.value:,}{spread} {cell.unit}"
 

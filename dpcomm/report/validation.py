@@ -32,7 +32,7 @@ def _type_fault(f, value):
 
 
 def type_names(
-    kinds: tuple,  # types
+    kinds: tuple[type, ...],
 ) -> str:  # their names in a sentence
     "Names of the allowed types, None as JSON has it."
     names = {"NoneType": "null"}
