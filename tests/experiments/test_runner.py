@@ -248,7 +248,7 @@ def test_a_table_is_printed_alone_and_a_paper_whole():
 
 TOY_MODULE = """
 import json, os, time
-from .grid import Run
+from .grids import Run
 
 PAPER = "dprec"
 BITS = dict(payload=8, header=0, shared_randomness=0, total=8, per_param=8.0)
