@@ -306,7 +306,7 @@ def _changes(args):
 
 def _settings(args):
     "Arguments of `runner.run`, checked for every name before the first run starts."
-    from dpcomm.experiments import runs
+    from dpcomm.experiments import grids, runs
 
     device = {"device": args.device} if args.device else {}
     settings = dict(scale=args.scale, out=args.out, resume=args.resume)
@@ -315,7 +315,7 @@ def _settings(args):
     for name in args.names:
         runner.prepare(name, max_seconds=args.max_seconds, **settings)
         only = str(settings["parameters"].get("only", "all"))
-        runs.chosen(runs.find(name), args.scale, settings["seeds"], only)
+        runs.chosen(grids.find(name), args.scale, settings["seeds"], only)
     return settings
 
 # %% ../nbs/reference/cli.ipynb #359d09b3
@@ -343,9 +343,9 @@ def _report(outcome):
 # %% ../nbs/reference/cli.ipynb #359d09ac
 def asked_of(
     args,  # parsed arguments of `dpcomm sweep`
-) -> list:  # of dict, arguments of sweep.jobs_of
+) -> list:  # of dict, arguments of planning.jobs_of
     "What a sweep is asked to play; ValueError where a pattern fits nothing."
-    from dpcomm.experiments import runs, sweep
+    from dpcomm.experiments import grids, planning
     from dpcomm.report import papers
 
     if args.grid:
@@ -354,14 +354,14 @@ def asked_of(
                 "--grid names experiments, seeds and keys itself: leave out NAME,"
                 " --seeds and --only, or leave out --grid"
             )
-        return sweep.read_grid(args.grid)
+        return planning.read_grid(args.grid)
     seeds = seed_list(args.seeds) if args.seeds else None
     common = dict(
         scale=runner.check_name("scale", args.scale, runner.SCALES), seeds=seeds
     )
     found, keys = [], []
     for name in args.names or runner.experiments():
-        grid = [run.key for run in runs.planned(name).grid(args.scale)]
+        grid = [run.key for run in grids.planned(name).grid(args.scale)]
         keys += grid
         if args.only == "all" or any(key.startswith(args.only) for key in grid):
             found.append(dict(name=name, only=args.only, **common))
@@ -374,7 +374,7 @@ def sweep_all(
     args,  # parsed arguments of `dpcomm sweep`
 ) -> int:  # 0; 1 where a run failed, 3 where rounds are left
     "Play every missing run that was asked for."
-    from dpcomm.experiments import cluster, sweep
+    from dpcomm.experiments import cluster, planning, sweep
     from dpcomm.report import terminal
 
     _check_way(args)
@@ -384,16 +384,16 @@ def sweep_all(
             raise ValueError(
                 "--decide chooses seeds itself: leave out --seeds and --grid, or --decide"
             )
-        jobs = sweep.plan_decisive(asked_of(args), folder)
+        jobs = planning.plan_decisive(asked_of(args), folder)
         if not jobs:
             print("no verdict can be decided by more seeds of what was asked for")
             return 0
     else:
-        jobs = sweep.plan(asked_of(args), folder)
+        jobs = planning.plan(asked_of(args), folder)
     if args.lines:
-        print("\n".join(sweep.shell_line(job, args.out) for job in jobs))
+        print("\n".join(planning.shell_line(job, args.out) for job in jobs))
         return 0
-    terminal.show(sweep.plan_table(jobs))
+    terminal.show(planning.plan_table(jobs))
     if args.plan or not jobs:
         return 0
     with terminal.one_line() as say:
@@ -509,10 +509,10 @@ def _ask(changed, yes):
 
 # %% ../nbs/reference/cli.ipynb #w0oth02
 def _list(args):
-    from dpcomm.experiments import runs
+    from dpcomm.experiments import costs
     from dpcomm.report import terminal
 
-    terminal.show(runs.overview())
+    terminal.show(costs.overview())
 
 
 def _table(args):

@@ -24,7 +24,8 @@ from dpcomm.experiments.femnist_columns import (
     stated,
     train,
 )
-from .runs import Run, source_of
+from .grids import Run
+from .runs import source_of
 from ..tasks import femnist, images
 
 # %% ../../nbs/experiments/dprec_femnist.ipynb #463f89b3

@@ -14,7 +14,8 @@ import torch
 from dpcomm.core.chance import seed_tree
 from dpcomm.core.vectors import clip_l2, flatten
 from dpcomm.experiments import dprec_curves, dprec_mnist
-from dpcomm.experiments.runs import Run, difference, from_training
+from dpcomm.experiments.grids import Run
+from dpcomm.experiments.runs import difference, from_training
 from dpcomm.mechanisms.quantised import Quantised, survival
 from dpcomm.privacy.accounting import INTEGER_ORDERS
 from dpcomm.training import models
@@ -107,7 +108,8 @@ def play(
 ) -> dict:  # what runs.record_of takes; None where rounds are left
     "Train one curve, or take the difference that the text claims."
     if run.needs:
-        return difference(inputs, *run.needs, run.fills[0])
+        above, below = run.needs
+        return difference(inputs, above, below, run.fills[0])
     s = settings(run.scale)
     net = "cnn" if run.key.startswith("cnn.") else s["net"]
     clients = dprec_curves.mnist_clients(s["images"], s["n_clients"])

@@ -20,7 +20,8 @@ from ..core.chance import seed_tree
 from ..core.checks import check_choice
 from ..core.vectors import flatten
 from . import dprec_curves
-from .runs import Run, from_training, source_of
+from .grids import Run
+from .runs import from_training, source_of
 from ..mechanisms import topk
 from ..privacy.accounting import INTEGER_ORDERS
 from ..report import papers
@@ -151,7 +152,7 @@ class Place:
         key: str,  # without the data set
         name: str,  # for people
         numbers,  # names that `cell` takes
-        **more,  # further fields of runs.Run: minutes, needs
+        **more,  # further fields of grids.Run: minutes, needs
     ) -> Run:
         "One run of this data set."
         if self.table:

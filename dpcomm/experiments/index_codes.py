@@ -117,24 +117,30 @@ def priced_run(
     w = flatten(p.detach() for p in net.parameters())
     task = Task(net, clients, m, config, seed)
     for t in range(config.rounds):
-        draw = config.cohort, config.sampling, seed_tree(seed, "round", t, "sample")
-        cohort = sample_cohort(len(clients.parts), *draw)
+        rng = seed_tree(seed, "round", t, "sample")
+        cohort = sample_cohort(len(clients.parts), config.cohort, config.sampling, rng)
         visits = [("round", t, "visit", i) for i in range(len(cohort))]
         batches = [seed_tree(seed, *visit, "batches") for visit in visits]
         with ThreadPoolExecutor(workers) as pool:
             trained = train_cohort(task, w, cohort, batches, pool)
             updates = torch.cat([u for u, _ in trained])
         if v is not None:
-            rng = seed_tree(seed, "round", t, "price")
-            saved = price(state, *along(updates, v, m), rng)
+            length, part = along(updates, v, m)
+            saved = price(state, length, part, seed_tree(seed, "round", t, "price"))
             history.append(dict(round=t + 1) | dict(zip(CODES, saved)))
         noise = [seed_tree(seed, *visit, "noise") for visit in visits]
         v = m.aggregate(m.simulate(updates, noise), len(cohort), None)
         w = w + v
     accuracy = evaluate(net, w, clients.data.x_test, clients.data.y_test)[0]
-    visits = len(clients.parts), config.cohort, config.rounds
-    draw = dict(sampling=config.sampling, seed=seed)
-    sent = replay.count_bits(*visits, m.bits(len(w)), 32 * len(w), **draw)
+    sent = replay.count_bits(
+        len(clients.parts),
+        config.cohort,
+        rounds=config.rounds,
+        bits=m.bits(len(w)),
+        model_bits=32 * len(w),
+        sampling=config.sampling,
+        seed=seed,
+    )
     final = dict(accuracy=accuracy, beta=state["sum"] / state["n"])
     final |= {name: getattr(sent, name) for name in ("uplink_bits", "downlink_bits")}
     return history, final, updates

@@ -28,7 +28,7 @@ from dpcomm.experiments.peers import (
     play,
     write_work,
 )
-from ..training import federated, models
+from ..training import local_sgd, models
 
 # %% ../../nbs/reference/rounds.ipynb #e03098fe
 WORKLOADS = {  # name -> (model, clients, clients of the whole round, steps, batch)
@@ -193,10 +193,10 @@ OWN = "its own"  # trainer of a model, where it brings one
 def rule(
     model: nn.Module,  # of a work
     w: Tensor,  # its weights, (d,)
-) -> str:  # key of federated.ENGINES; 'its own' for a model with its own trainer
+) -> str:  # key of local_sgd.ENGINES; 'its own' for a model with its own trainer
     "The engine that `local_trainer` takes when nobody chooses."
-    trainer, _ = federated.local_trainer(model, w, "auto")
-    names = {engine: name for name, engine in federated.ENGINES.items()}
+    trainer, _ = local_sgd.local_trainer(model, w, "auto")
+    names = {engine: name for name, engine in local_sgd.ENGINES.items()}
     return names.get(getattr(trainer, "func", trainer), OWN)
 
 # %% ../../nbs/reference/rounds.ipynb #741505e3
@@ -209,7 +209,7 @@ def _entrants(work, peers, threads, python, folder):
     own = hasattr(work.model, "local_sgd")
     engines = {OWN: "auto", REFERENCE: REFERENCE}
     if not own:
-        engines = {name: name for name in federated.ENGINES}
+        engines = {name: name for name in local_sgd.ENGINES}
     enter = partial(Contestant, folder=folder, threads=threads)
     ours = {name: partial(enter, "dpcomm", engine=e) for name, e in engines.items()}
     found = {("dpcomm", name): contestant for name, contestant in ours.items()}

@@ -14,7 +14,8 @@ import numpy as np
 
 from ..core.chance import seed_tree
 from . import runner
-from .runs import Run, from_training, source_of
+from .grids import Run
+from .runs import from_training, source_of
 from ..mechanisms import mvu
 from ..mechanisms.contract import mechanism
 from ..report import papers

@@ -12,7 +12,8 @@ from functools import cache
 
 from ..core.chance import seed_tree
 from ..core.checks import check_positive
-from .runs import Run, from_training
+from .grids import Run
+from .runs import from_training
 from ..mechanisms import pm, sqsgd, topk, vqsgd
 from ..report import papers
 from ..tasks import emnist, images

@@ -307,7 +307,7 @@ class Folded:
 
 # %% ../../nbs/reference/evidence.ipynb #43ec8d81
 def cost_sentence(
-    costs: results.Table,  # what runs.cost returned
+    costs: results.Table,  # what costs.cost returned
 ) -> Sentence:
     "What the full scale has cost, and what its missing runs would."
     command, spent, missing, rest, memory, data = costs.rows[-1]
