@@ -234,12 +234,12 @@ def summary(
     title: str = "",  # above the table
 ) -> tuple:  # Table, sentence
     "Runs in a table, and the guarantee of the first that has one."
+    from dpcomm.evidence import verdicts
     from dpcomm.privacy.guarantee import recorded
-    from dpcomm.report import results
 
     promises = [r.guarantee for r in found if r.guarantee]
     said = str(recorded(promises[0])) if promises else "no privacy is claimed"
-    table, unknown = results.runs_table(found, title), "not recorded"
+    table, unknown = verdicts.runs_table(found, title), "not recorded"
     if nameless := sum(r.code == unknown for r in found):
         note = (
             f"{nameless} of {len(found)} records do not name the code that made them;"
@@ -251,11 +251,11 @@ def summary(
 # %% ../nbs/reference/cli.ipynb #d7883c4e
 def _verdicts(found, folder):
     "Verdict tables that full runs fill."
-    from dpcomm.report import papers, results
+    from dpcomm.evidence import paper_tables, verdicts
 
     keys, paper = {key for r in found for key in r.cells}, found[0].paper
-    tables = {c.table for c in papers.cells(paper) if c.key in keys}
-    return [results.verdict_table(paper, table, folder) for table in sorted(tables)]
+    tables = {c.table for c in paper_tables.cells(paper) if c.key in keys}
+    return [verdicts.verdict_table(paper, table, folder) for table in sorted(tables)]
 
 # %% ../nbs/reference/cli.ipynb #77a880c3
 def run_all(
@@ -284,8 +284,8 @@ def run_all(
 
 def _changes(args):
     "Try a change of settings; notebooks are left out."
+    from dpcomm.evidence import terminal
     from dpcomm.experiments import runs
-    from dpcomm.report import terminal
 
     more = assignments(args.parameters)
     given = dict(change=more.pop("change"), out=args.out, max_seconds=args.max_seconds)
@@ -321,7 +321,7 @@ def _settings(args):
 # %% ../nbs/reference/cli.ipynb #359d09b3
 def _report(outcome):
     "Print what one run left behind."
-    from dpcomm.report import records, terminal
+    from dpcomm.evidence import records, terminal
 
     kept = f"; executed notebook {outcome.notebook}" if outcome.notebook else ""
     state = (
@@ -345,8 +345,8 @@ def asked_of(
     args,  # parsed arguments of `dpcomm sweep`
 ) -> list:  # of dict, arguments of planning.jobs_of
     "What a sweep is asked to play; ValueError where a pattern fits nothing."
+    from dpcomm.evidence import paper_tables
     from dpcomm.experiments import grids, planning
-    from dpcomm.report import papers
 
     if args.grid:
         if args.names or args.seeds or args.only != "all":
@@ -366,7 +366,7 @@ def asked_of(
         if args.only == "all" or any(key.startswith(args.only) for key in grid):
             found.append(dict(name=name, only=args.only, **common))
     if not found:
-        raise papers.refuse("--only", args.only, keys)
+        raise paper_tables.refuse("--only", args.only, keys)
     return found
 
 # %% ../nbs/reference/cli.ipynb #w0swp02
@@ -374,8 +374,8 @@ def sweep_all(
     args,  # parsed arguments of `dpcomm sweep`
 ) -> int:  # 0; 1 where a run failed, 3 where rounds are left
     "Play every missing run that was asked for."
+    from dpcomm.evidence import terminal
     from dpcomm.experiments import cluster, planning, sweep
-    from dpcomm.report import terminal
 
     _check_way(args)
     folder = runner.output_folder(args.out)
@@ -441,14 +441,14 @@ def _sweep_end(done):
 # %% ../nbs/reference/cli.ipynb #w0mrg02
 def _merge(args):
     "Add records of scale quick and full to those of this checkout."
-    from dpcomm.report import papers, records
+    from dpcomm.evidence import paper_tables, records
 
     if runner.checkout() is None:
         raise ValueError(
             "dpcomm is installed without a checkout, and records belong into one: clone"
             " the repository and run `pip install -e .` in it"
         )
-    root = papers.assets("results")
+    root = paper_tables.assets("results")
     paths = sorted(Path(args.out).glob("*/*.jsonl"))
     found = [records.read(path) for path in paths if ".smoke." not in path.name]
     found = [more for more in found if more]
@@ -468,7 +468,7 @@ def _merge(args):
 # %% ../nbs/reference/cli.ipynb #w0mrg04
 def _added(root, more):
     "Add records of one file; those that were new. Who repeats another is named."
-    from dpcomm.report import records
+    from dpcomm.evidence import records
 
     path = records.path_of(root, more[0])
     before = records.read(path) if path.exists() else ()
@@ -482,13 +482,13 @@ def _added(root, more):
 # %% ../nbs/reference/cli.ipynb #w0mrg06
 def _changed(root, copy, touched):
     "Published numbers that are others in the copy, of the papers that were touched."
-    from dpcomm.report import results
+    from dpcomm.evidence import verdicts
 
     return [
         line
         for paper in sorted(touched)
-        for line in results.changes(
-            paper, results.evidence(paper, root), results.evidence(paper, copy)
+        for line in verdicts.changes(
+            paper, verdicts.evidence(paper, root), verdicts.evidence(paper, copy)
         )
     ]
 
@@ -509,45 +509,45 @@ def _ask(changed, yes):
 
 # %% ../nbs/reference/cli.ipynb #w0oth02
 def _list(args):
+    from dpcomm.evidence import terminal
     from dpcomm.experiments import costs
-    from dpcomm.report import terminal
 
     terminal.show(costs.overview())
 
 
 def _table(args):
-    from dpcomm.report import papers, results, terminal
+    from dpcomm.evidence import paper_tables, terminal, verdicts
 
     if args.out and not Path(args.out).is_dir():
         raise ValueError(
             f"--out={shown(args.out)} is no folder: run a sweep into it first"
         )
-    names = [args.table] if args.table else papers.tables(args.paper)
-    found = results.evidence(args.paper, args.out)
+    names = [args.table] if args.table else paper_tables.tables(args.paper)
+    found = verdicts.evidence(args.paper, args.out)
     for name in names:
-        table = results.verdict_table(args.paper, name, found=found)
+        table = verdicts.verdict_table(args.paper, name, found=found)
         rows = tuple(row[:5] for row in table.rows)  # a link is of no use here
-        short = results.Table(table.header[:5], rows, table.title, table.notes)
+        short = verdicts.Table(table.header[:5], rows, table.title, table.notes)
         terminal.show(terminal.with_notes(short, 2))
         print()
 
 
 def _report_paper(args):
-    from dpcomm.report import claims
+    from dpcomm.evidence import claims
 
     print(claims.report(args.paper, "nbs"))
 
 
 def _data(args):
-    from dpcomm.report import results, terminal
-    from dpcomm.tasks import catalogue
+    from dpcomm.datasets import catalogue
+    from dpcomm.evidence import terminal, verdicts
 
     if not args.root:
         header = ("name", "what", "MB", "state", "where it comes from")
         title = "Files go below the folder that DPCOMM_DATA names"
-        terminal.show(results.Table(header, tuple(catalogue.overview()), title))
+        terminal.show(verdicts.Table(header, tuple(catalogue.overview()), title))
         return
-    from dpcomm.tasks import images
+    from dpcomm.datasets import images
 
     for name in args.names:
         runner.check_name("data set", name, images.names())
@@ -651,8 +651,8 @@ def bench_all(
     args,  # parsed arguments of `dpcomm bench`
 ) -> int:  # 0; 1 where somebody's update is not the reference's
     "Time what was asked for, beside peers."
+    from dpcomm.evidence import terminal
     from dpcomm.experiments import bench
-    from dpcomm.report import terminal
 
     names = tuple(dict.fromkeys(args.names or bench.NAMES))
     settings = dict(repeats=args.repeats, threads=args.threads, whole=args.whole)
@@ -671,8 +671,8 @@ def bench_all(
 
 def _bench_report(record, names):
     "A bench record for a reader."
+    from dpcomm.evidence import terminal
     from dpcomm.experiments import bench
-    from dpcomm.report import terminal
 
     print("\n".join(textwrap.wrap(bench.describe(record), 80)))
     for name in names:
@@ -687,9 +687,9 @@ def choose_all(
     args,  # parsed arguments of `dpcomm choose`
 ) -> int:  # 0
     "Rank what a deployment may use."
+    from dpcomm.evidence import terminal
     from dpcomm.experiments import choosing
     from dpcomm.mechanisms.deployments import Deployment
-    from dpcomm.report import terminal
 
     picture = _picture_file(args.plot)
     who = [_whole(f"--{name}", getattr(args, name)) for name in ("clients", "cohort")]

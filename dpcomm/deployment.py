@@ -92,7 +92,7 @@ PLAN = """"What server and clients agree on."
 
 from dpcomm import Deployment, mechanism
 from dpcomm.cli import assignments
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.training import federated, models
 
 
@@ -119,8 +119,8 @@ import os
 from dataclasses import replace
 
 from dpcomm import flower, flower_sums
-from dpcomm.core.chance import seed_tree
-from dpcomm.tasks import images
+from dpcomm.core.random import seed_tree
+from dpcomm.datasets import images
 from dpcomm.training.floor import read_floor
 
 from .plan import plan, situation
@@ -148,7 +148,7 @@ app = flower.client_app(node)
 SERVER = """"The server: deadlines, and a score after every round."
 
 from dpcomm import flower, flower_server, flower_sums, flower_transport
-from dpcomm.tasks import images
+from dpcomm.datasets import images
 from dpcomm.training import federated
 
 from .plan import plan, situation

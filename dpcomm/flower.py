@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 import dpcomm
-from .core.chance import Insecure, derive
 from .core.checks import check_between, shown
+from .core.random import Insecure, derive
 from .core.vectors import groups, trainable
 from .core.wire import VERSION as WIRE
-from .training import federated, floor, replay
+from .training import downlink, federated, floor
 from .training.federated_round import train_cohort
 
 # %% ../nbs/reference/flower.ipynb #f10a0006
@@ -335,32 +335,32 @@ def caught_up(
     task: federated.Task,  # of the node
     fields: dict,  # round; history: the model's name; packet: what the node has missed
     memory: dict,  # of the node
-) -> replay.Replica:  # where the server stands
+) -> downlink.Replica:  # where the server stands
     "Rebuild the server's weights from a packet. [dprec Alg. 6]"
-    made = replay.Agreement(fields["history"], task.mechanism, task.config)
-    replica = replay.Replica(made)
+    made = downlink.Agreement(fields["history"], task.mechanism, task.config)
+    replica = downlink.Replica(made)
     if "state" in memory:
-        replica.state = replay.read_state(made, memory["state"], memory["done"])
+        replica.state = downlink.read_state(made, memory["state"], memory["done"])
         replica.sent = tuple(filter(None, [memory["sent"]]))
         replica.sent_in = memory["sent in"]
     packet, t = fields["packet"], check_between("round", fields["round"], 0)
     if len(packet) > made.state_bytes + 64 + 10 * (t + 2):
         raise ValueError(f"the packet has {len(packet)} bytes: send the state instead")
-    if (until := replay.parse_packet(packet).until) > t:
+    if (until := downlink.parse_packet(packet).until) > t:
         raise ValueError(f"the packet ends at round {until}, before round {t}: drop it")
-    replay.receive(replica, packet)
+    downlink.receive(replica, packet)
     check_weights(replica.state.w.detach(), _size(task))
     remember(replica, memory)
     return replica
 
 # %% ../nbs/reference/flower.ipynb #f10a0103
 def remember(
-    replica: replay.Replica,  # up to date
+    replica: downlink.Replica,  # up to date
     memory: dict,  # of the node, changed in place
 ) -> None:
     "Keep a replica in plain values."
     state = replica.state
-    memory |= {"state": replay.write_state(state), "done": state.round}
+    memory |= {"state": downlink.write_state(state), "done": state.round}
     memory |= {"sent": b"".join(replica.sent), "sent in": replica.sent_in}
 
 # %% ../nbs/reference/flower.ipynb #f10a001c
@@ -413,7 +413,7 @@ def work(
         message = message_of(node.task, update, t, node.key(t))
     else:
         replica.sent = ()  # the server has closed no round since, or has heard it
-        message = replay.answer(replica, update, node.key(t))
+        message = downlink.answer(replica, update, node.key(t))
         remember(replica, memory)
     return dict(code=OK, round=t, message=message)
 

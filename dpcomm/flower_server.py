@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .core.chance import private_stream
 from .core.checks import shown
 from .core.files import read_sealed, seal
+from .core.random import private_stream
 from .core.vectors import pack
 from .core.wire import BadMessage, parse_message
 from dpcomm.flower import (
@@ -41,7 +41,7 @@ from dpcomm.flower import (
 )
 from .flower_transport import Deadlines, Line, converse, meet
 from .mechanisms.contract import Total
-from .training import federated, floor, replay, run_state
+from .training import downlink, federated, floor, run_state
 from .training.task import among, sample_cohort
 
 # %% ../nbs/reference/flower_server.ipynb #f10a0020
@@ -202,8 +202,8 @@ class History(Down):
                 "weights are named and history goes down, whose replicas weigh all clients"
                 " alike: leave one of them out"
             )
-        made = replay.Agreement(name, task.mechanism, task.config)
-        self.past, self.lost = replay.Server(made, task.seed, task.n_clients), set()
+        made = downlink.Agreement(name, task.mechanism, task.config)
+        self.past, self.lost = downlink.Server(made, task.seed, task.n_clients), set()
         self.w, self.name = self.past.state.w, name
         mine = pack(task.model)
         if not torch.equal(mine, self.w.detach()):
@@ -214,7 +214,7 @@ class History(Down):
 
     def parcel(self, client):
         "What one client has missed."
-        packet = replay.catch_up(self.past, client, full=client in self.lost)
+        packet = downlink.catch_up(self.past, client, full=client in self.lost)
         return dict(history=self.name, packet=packet)
 
     def heard(self, client, reply):
@@ -226,20 +226,20 @@ class History(Down):
     def learn(self, gathering, rng):
         "Take the step that every node can repeat."
         kept = gathering.kept
-        replay.close_round(self.past, list(kept), list(kept.values()))
+        downlink.close_round(self.past, list(kept), list(kept.values()))
         self.w = self.past.state.w
 
     def pack(self):
         "The state, and the messages that somebody may still need."
         past, names = self.past, ("oldest", "n_messages", "own")
         kept = {name: getattr(past, name) for name in names}
-        kept |= dict(state=replay.write_state(past.state), round=past.state.round)
+        kept |= dict(state=downlink.write_state(past.state), round=past.state.round)
         return kept | dict(rounds=list(past.rounds), seen=past.seen.tolist())
 
     def unpack(self, kept):
         "Stand where `pack` was called; in another run of Flower, nodes have no replica."
         past = self.past
-        past.state = replay.read_state(past.agreement, kept["state"], kept["round"])
+        past.state = downlink.read_state(past.agreement, kept["state"], kept["round"])
         past.rounds.extend(kept["rounds"])
         past.seen[:] = kept["seen"]
         for name in ("oldest", "n_messages", "own"):

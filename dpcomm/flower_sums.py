@@ -21,9 +21,9 @@ import torch
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from .core.chance import Insecure
 from .core.checks import check_between, shown
 from .core.files import field, read_json
+from .core.random import Insecure
 from .core.vectors import groups
 from dpcomm.flower import (
     AGAIN,
@@ -40,11 +40,11 @@ from .flower_server import Gathering, Row
 from .flower_transport import converse
 from .mechanisms.contract import patch
 from .secagg.client import Client
+from .secagg.client_state import Counter as Risen
 from .secagg.errors import MASKED, ROUNDS, SERVER, BelowThreshold, SecAggError
 from .secagg.protocol import Setup
 from .secagg.server import Server
 from .secagg.session import identities, overhead
-from .secagg.state import Counter as Risen
 from .training.floor import Beyond, check_private, private_folder, write_private
 
 # %% ../nbs/reference/flower_sums.ipynb #f10c0006

@@ -70,17 +70,17 @@ MUTATIONS = [
         ),
         (
             "tails of a loss distribution are not charged",
-            "privacy/fixed_cohorts",
+            "privacy/fixed_size_accountant",
             "left = delta - rdp_to_delta(ORDERS, curve, span)[0] - ROUNDING",
             "left = delta",
-            "privacy/test_fixed_cohorts.py",
+            "privacy/test_fixed_size_accountant.py",
         ),
         (
             "a known cohort's median counts as its most frequent client",
-            "privacy/fixed_cohorts",
+            "privacy/fixed_size_accountant",
             "binom.isf((1 - quantile) / n_clients,",
             "binom.isf((1 - quantile),",
-            "privacy/test_fixed_cohorts.py",
+            "privacy/test_fixed_size_accountant.py",
         ),
         (
             "the audit's interval misses a hundred times as often as it says",
@@ -285,31 +285,31 @@ MUTATIONS = [
         # records and verdicts
         (
             "a contradiction between records is kept silently",
-            "report/records",
+            "evidence/records",
             "elif why := difference(twin, record):",
             "elif why := None:",
-            "report/test_records.py",
+            "evidence/test_records.py",
         ),
         (
             "a match at one and a half tolerances",
-            "report/results",
+            "evidence/verdicts",
             "inside = within_tolerance(abs(gap), cell.tol)",
             "inside = within_tolerance(abs(gap), 1.5 * cell.tol)",
-            "report/test_results.py",
+            "evidence/test_verdicts.py",
         ),
         (
             "better and worse are exchanged",
-            "report/results",
+            "evidence/verdicts",
             'return "above" if (gap > 0) == (cell.better != "lower") else "below"',
             'return "below" if (gap > 0) == (cell.better != "lower") else "above"',
-            "report/test_results.py",
+            "evidence/test_verdicts.py",
         ),
         (
             "an interval is half as wide",
-            "report/results",
+            "evidence/verdicts",
             "if within_tolerance(abs(gap) - half_width(cell, s), cell.tol):",
             "if within_tolerance(abs(gap) - half_width(cell, s) / 2, cell.tol):",
-            "report/test_results.py",
+            "evidence/test_verdicts.py",
         ),
     )
 ]

@@ -46,7 +46,7 @@ def move_starts(size=1e-6):
     """
     import torch
 
-    from dpcomm.tasks import images
+    from dpcomm.datasets import images
     from dpcomm.training import models
 
     initialise, load = models.initialise, images.load

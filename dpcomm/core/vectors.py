@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .chance import seed_tree
 from .checks import check_between, check_positive, check_size, shown
+from .random import seed_tree
 
 # %% ../../nbs/foundations/vectors.ipynb #ad77ba04
 def check_floats(

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..core.chance import Insecure, normal, seed_tree
 from ..core.checks import check_between, check_choice, shown
+from ..core.random import Insecure, normal, seed_tree
 from ..core.vectors import flatten
+from ..evidence import paper_tables, records
+from ..evidence.verdicts import Table
 from dpcomm.experiments.peers import (
     peer_versions,
 )
@@ -35,11 +37,9 @@ from dpcomm.experiments.rounds import (
 )
 from ..mechanisms import contract
 from ..privacy import accounting
-from ..privacy.null_messages import log_moment
-from ..report import papers, records
-from ..report.results import Table
+from ..privacy.rec_accountant import log_moment
 from ..secagg import discrete, masking, ring, session
-from ..secagg.poisson import skellam
+from ..secagg.skellam_noise import skellam
 from ..training import local_sgd, models
 
 # %% ../../nbs/reference/bench.ipynb #0011a9c8
@@ -315,7 +315,7 @@ def committed(
     root: Path = None,  # folder of bench records, default the package's
 ) -> tuple:  # the newest record that has it, and its rows; (None, []) where none has
     "What was measured last."
-    files = sorted(Path(root or papers.assets("bench")).glob("*.jsonl"))
+    files = sorted(Path(root or paper_tables.assets("bench")).glob("*.jsonl"))
     found = [
         (record, rows)
         for path in files

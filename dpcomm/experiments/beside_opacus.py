@@ -12,8 +12,8 @@ import warnings
 
 import torch
 
+from ..datasets import images
 from . import peers
-from ..tasks import images
 
 # %% ../../nbs/reference/opacus.ipynb #c1opa510
 DELTA = 1e-5

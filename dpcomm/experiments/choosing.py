@@ -18,6 +18,8 @@ from dpcomm.core.checks import (
     shown,
 )
 from ..core.vectors import check_finite, check_rows
+from ..evidence import figures, records
+from ..evidence.verdicts import Table
 from dpcomm.experiments.predictions import (
     Error,
     average_error,
@@ -29,8 +31,6 @@ from ..mechanisms.contract import Mechanism, mechanism_class, registered
 from ..mechanisms.deployments import Deployment
 from ..privacy.guarantee import TRUSTS, Guarantee
 from ..privacy.lower_bounds import information, least_error
-from ..report import plots, records
-from ..report.results import Table
 
 # %% ../../nbs/reference/choosing.ipynb #c4000012
 @dataclass(frozen=True)
@@ -514,12 +514,12 @@ def picture(
     ax=None,  # axes to draw on, default a new figure
 ):  # figure
     "Error against bits, one mark a mechanism, and the bound of each beneath it."
-    with plots.style():
-        fig, ax = plots.get_axes(ax)
+    with figures.style():
+        fig, ax = figures.get_axes(ax)
         for row in choice.rankings[0].rows:
             if not math.isfinite(row.error):
                 continue
-            look = plots.look(row.name)
+            look = figures.look(row.name)
             x = row.up["total"] / choice.deployment.d
             ax.plot(
                 x,
@@ -533,7 +533,7 @@ def picture(
                 ax.plot([x, x], [row.least, row.error], color=look.colour, lw=0.8)
                 ax.plot(x, row.least, marker="_", color=look.colour)
         title = f"{choice.best.name} has the least error"
-        plots.label_axes(
+        figures.label_axes(
             ax,
             "uplink, bits / parameter / round",
             ylabel="squared error of a round's average",

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..core.checks import check_between
+from ..evidence import records
 from . import grids, runs
 from .planning import Job
 from .sweep import own
-from ..report import records
 
 # %% ../../nbs/reference/cluster.ipynb #9c7b9ab7
 def remote(

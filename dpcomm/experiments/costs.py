@@ -6,11 +6,11 @@
 __all__ = ['cpu_seconds', 'status', 'ledger', 'overview', 'cost']
 
 # %% ../../nbs/reference/costs.ipynb #costs003
+from ..evidence import validation
+from ..evidence.records import Record
+from ..evidence.verdicts import Table
 from . import runner
 from .grids import Run, planned, stands
-from ..report import validation
-from ..report.records import Record
-from ..report.results import Table
 
 # %% ../../nbs/reference/costs.ipynb #50eed16e
 def cpu_seconds(

@@ -6,7 +6,7 @@
 __all__ = ['settings', 'grid', 'play']
 
 # %% ../../nbs/experiments/dprec_ablations.ipynb #158943ac
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.experiments import dprec_by_writer, dprec_curves, dprec_lines
 from dpcomm.experiments.femnist_columns import stated
 from dpcomm.experiments.grids import Run

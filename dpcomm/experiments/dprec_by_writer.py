@@ -8,11 +8,11 @@ __all__ = ['settings', 'grid', 'play']
 # %% ../../nbs/experiments/dprec_by_writer.ipynb #ff358d81
 from functools import cache
 
-from ..core.chance import seed_tree
+from ..core.random import seed_tree
+from ..datasets import images
 from . import femnist_columns
 from .grids import Run
 from .runs import difference
-from ..tasks import images
 
 # %% ../../nbs/experiments/dprec_by_writer.ipynb #e96f16c1
 PAPER = "dprec"

@@ -8,6 +8,7 @@ __all__ = ['settings', 'grid', 'play']
 # %% ../../nbs/experiments/dprec_costs.ipynb #6f15faad
 import math
 
+from dpcomm.evidence import paper_tables
 from dpcomm.experiments.dprec_counts import CELLS, NAMES, drawn, epsilon_cells, formulas
 from dpcomm.experiments.dprec_curves import stated
 from dpcomm.experiments.dprec_protocol import (
@@ -19,7 +20,6 @@ from dpcomm.experiments.dprec_protocol import (
     protocols,
 )
 from dpcomm.experiments.grids import Run
-from dpcomm.report import papers
 
 PAPER = "dprec"
 
@@ -31,7 +31,7 @@ def settings(
     return protocols()
 
 # %% ../../nbs/experiments/dprec_costs.ipynb #00f22565
-ROWS = tuple(c.key[:-4] for c in papers.cells(PAPER) if c.table == "c2")
+ROWS = tuple(c.key[:-4] for c in paper_tables.cells(PAPER) if c.table == "c2")
 
 
 def own_key(
@@ -77,7 +77,7 @@ def counted(
         uplink_bits=ledger.uplink_bits, downlink_bits=ledger.downlink_bits
     )
     if "local" not in run.key:
-        printed = papers.cell(PAPER, f"{name}.comm").value
+        printed = paper_tables.cell(PAPER, f"{name}.comm").value
         found["final"] = {"mse": float((gib(name, seed) - printed) ** 2)} | found[
             "final"
         ]

@@ -11,19 +11,19 @@ import math
 from collections.abc import Callable
 from functools import cache
 
-from ..core.chance import seed_tree
 from ..core.checks import check_between, shown
+from ..core.random import seed_tree
+from ..datasets import images
+from ..evidence import paper_tables
 from .runs import from_training
 from ..mechanisms import ddgauss as ddg
 from ..mechanisms.contract import Mechanism
 from ..mechanisms.gaussian import Gaussian
 from ..mechanisms.rec import Rec
 from ..privacy.accounting import INTEGER_ORDERS, calibrate, gaussian_guarantee
-from ..privacy.fixed_cohorts import fixed_size_epsilon
+from ..privacy.fixed_size_accountant import fixed_size_epsilon
 from ..privacy.guarantee import RELATIONS
-from ..privacy.null_messages import calibrate_clip, pld_epsilon, theorem1_epsilon
-from ..report import papers
-from ..tasks import images
+from ..privacy.rec_accountant import calibrate_clip, pld_epsilon, theorem1_epsilon
 from ..training.federated import Config, Task, simulate
 
 # %% ../../nbs/reference/dprec_curves.ipynb #27303f23
@@ -57,7 +57,7 @@ def stated(
     task: str,  # mnist, femnist, shakespeare, solr or mean
 ):  # its value
     "What DP-REC's paper states for a task. [dprec App. C.2]"
-    return papers.hyper("dprec", name, task).value
+    return paper_tables.hyper("dprec", name, task).value
 
 # %% ../../nbs/reference/dprec_curves.ipynb #st4ted09
 SERVERS = {"SGD": "sgd", "SGD with momentum": "momentum", "Adam": "adam"}

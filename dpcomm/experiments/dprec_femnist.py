@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.chance import seed_tree
+from ..core.random import seed_tree
+from ..datasets import femnist, images
 from . import dprec_curves
 from dpcomm.experiments.femnist_columns import (
     columns,
@@ -26,7 +27,6 @@ from dpcomm.experiments.femnist_columns import (
 )
 from .grids import Run
 from .runs import source_of
-from ..tasks import femnist, images
 
 # %% ../../nbs/experiments/dprec_femnist.ipynb #463f89b3
 PAPER = "dprec"

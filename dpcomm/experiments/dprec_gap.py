@@ -9,12 +9,12 @@ __all__ = ['grid', 'play']
 from dataclasses import replace
 from functools import cache
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
+from dpcomm.datasets import images
+from dpcomm.evidence import paper_tables
 from dpcomm.experiments import dprec_curves
 from dpcomm.experiments.dprec_tight import settings
 from dpcomm.experiments.grids import Run
-from dpcomm.report import papers
-from dpcomm.tasks import images
 from dpcomm.training import models
 
 PAPER = "dprec"
@@ -50,7 +50,7 @@ def clip(
     "What either text states. [dprec App. C.2]"
     prefix, eps = CLIPS[key]
     version = "iclr" if prefix else "arxiv"
-    return papers.hyper("dprec", f"rec.c.eps{eps}", "mnist", version).value
+    return paper_tables.hyper("dprec", f"rec.c.eps{eps}", "mnist", version).value
 
 # %% ../../nbs/experiments/dprec_gap.ipynb #9ap00022
 @cache
@@ -162,5 +162,5 @@ def curve(
     key = f"iclr.{eps}.rec" if "iclr" in (factor, kind) else f"{factor}.{eps}.{kind}"
     if key not in CLIPS:
         return dprec_curves.mnist_curve(run.key, config, n_clients, groups)
-    std = papers.hyper("dprec", "rec.std", "mnist").value
+    std = paper_tables.hyper("dprec", "rec.std", "mnist").value
     return dprec_curves.rec(run.key, config, n_clients, clip(key), std, groups)

@@ -11,7 +11,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from ..core.chance import seed_tree
+from ..core.random import seed_tree
 from ..core.vectors import groups
 from . import dprec_by_writer, dprec_curves
 from .grids import Run

@@ -12,7 +12,7 @@ from functools import cache, partial
 import numpy as np
 import torch
 
-from ..core.chance import seed_tree
+from ..core.random import seed_tree
 from . import dprec_curves
 from .grids import Run
 from dpcomm.experiments.mean_error import (

@@ -8,7 +8,7 @@ __all__ = ['settings', 'grid', 'play']
 # %% ../../nbs/experiments/dprec_mnist.ipynb #05c59744
 from dataclasses import replace
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.experiments import dprec_curves
 from dpcomm.experiments.grids import Run
 from dpcomm.experiments.runs import from_training, source_of

@@ -12,12 +12,12 @@ from functools import cache
 import numpy as np
 
 from ..core.wire import Bits
+from ..evidence import paper_tables
 from . import dprec_curves
 from .dprec_curves import SERVERS, stated
 from ..mechanisms.contract import mechanism
 from ..privacy import accounting
-from ..report import papers
-from ..training import replay
+from ..training import downlink
 from ..training.federated import Config
 from ..training.run_state import SERVER_STATE
 
@@ -96,7 +96,7 @@ def count(
     seed: int,  # root of the draws
 ):  # run_state.Ledger
     "Both directions of a run. [dprec Alg. 5]"
-    return replay.count_bits(**protocols()[key], seed=seed)
+    return downlink.count_bits(**protocols()[key], seed=seed)
 
 # %% ../../nbs/reference/dprec_protocol.ipynb #0363cc8e
 def gib(
@@ -183,7 +183,8 @@ def paid() -> dict:  # row of DP-FedAvg, as 'mnist.eps6' -> epsilon left
     found = {}
     for task, eps in (("mnist", 6), ("mnist", 3), ("femnist", 6), ("femnist", 3)):
         at, all_ = (
-            papers.cell("dprec", f"{task}.ratio{x}").value for x in ("_at_accuracy", "")
+            paper_tables.cell("dprec", f"{task}.ratio{x}").value
+            for x in ("_at_accuracy", "")
         )
         rounds = round(rounds_of(task, "fedavg") * at / all_)
         n, m = stated("n_clients", task), mechanism_of(f"{task}.eps{eps}.fedavg")

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import clip_l2, flatten
 from dpcomm.experiments import dprec_curves, dprec_mnist
 from dpcomm.experiments.grids import Run

@@ -8,14 +8,14 @@ __all__ = ['settings', 'grid', 'play']
 # %% ../../nbs/experiments/dprec_shakespeare.ipynb #f971afab
 from functools import cache, partial
 
-from ..core.chance import seed_tree
+from ..core.random import seed_tree
 from ..core.vectors import groups
+from ..datasets import shakespeare
 from . import dprec_curves
 from .grids import Run
 from .runs import source_of
-from ..tasks import shakespeare
 from ..training import models
-from ..training.recurrent import CharLSTM, score
+from ..training.lstm import CharLSTM, score
 
 # %% ../../nbs/experiments/dprec_shakespeare.ipynb #8db689d4
 PAPER = "dprec"

@@ -11,12 +11,12 @@ from functools import cache, partial
 
 import torch
 
+from ..datasets import stackoverflow
+from ..datasets.stackoverflow import SyntheticPosts
 from . import dprec_curves
 from .grids import Run
 from .runs import source_of
-from ..tasks import stackoverflow
-from ..tasks.stackoverflow import SyntheticPosts
-from ..training.tagging import TagRegression, recall
+from ..training.tag_prediction import TagRegression, recall
 
 # %% ../../nbs/experiments/dprec_stackoverflow.ipynb #f0eeecea
 PAPER = "dprec"

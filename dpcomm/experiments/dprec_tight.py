@@ -9,11 +9,11 @@ __all__ = ['settings', 'grid', 'play']
 from dataclasses import replace
 from functools import cache
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
+from dpcomm.evidence import paper_tables
 from dpcomm.experiments import dprec_curves, dprec_mnist
 from dpcomm.experiments.grids import Run
 from dpcomm.privacy.accounting import INTEGER_ORDERS
-from dpcomm.report import papers
 from dpcomm.training import models
 
 PAPER = "dprec"
@@ -31,7 +31,7 @@ def stated(
     name: str,  # of a hyper-parameter
 ):  # its value
     "The paper's setting for MNIST. [dprec App. C.2]"
-    return papers.hyper("dprec", name, "mnist").value
+    return paper_tables.hyper("dprec", name, "mnist").value
 
 # %% ../../nbs/experiments/dprec_tight.ipynb #e60a375a
 @cache

@@ -9,10 +9,10 @@ __all__ = []
 from dataclasses import replace
 from functools import partial
 
-from ..core.chance import seed_tree
+from ..core.random import seed_tree
+from ..evidence import paper_tables
 from . import dprec_curves
 from .grids import Run
-from ..report import papers
 from ..training import models
 
 # %% ../../nbs/reference/femnist_columns.ipynb #a6c2f691
@@ -53,7 +53,7 @@ def columns(
     scale: str,  # smoke, quick or full
 ) -> list:  # of Run
     "Four methods at every budget, less what cannot be run. [dprec Table 1, FEMNIST]"
-    known, found = {cell.key for cell in papers.cells("dprec")}, []
+    known, found = {cell.key for cell in paper_tables.cells("dprec")}, []
     more = {name: s[name] for name in ("data", "seeds", "memory")}
     for eps in s["budgets"]:
         for kind, name in METHODS.items():

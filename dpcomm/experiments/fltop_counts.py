@@ -13,13 +13,13 @@ from functools import cache
 import numpy as np
 
 from ..core.wire import Bits
+from ..evidence import paper_tables
 from . import dprec_curves
 from .fltop_curves import stated
 from .grids import Run
 from ..privacy import accounting
-from ..privacy.fixed_cohorts import fixed_size_epsilon
+from ..privacy.fixed_size_accountant import fixed_size_epsilon
 from ..privacy.guarantee import Guarantee
-from ..report import papers
 
 # %% ../../nbs/reference/fltop_counts.ipynb #27b8d9a9
 TASKS = {"fmnist": "Fashion-MNIST", "medical": "medical data"}
@@ -37,7 +37,7 @@ def setting(
 def best_rounds() -> dict:  # (task, scheme, 'r0.5') -> round
     "The rounds that the tables print. [fltop Tables 8 to 10]"
     found = {}
-    for cell in papers.cells("fltop"):
+    for cell in paper_tables.cells("fltop"):
         if cell.key.endswith(".round"):
             task, scheme, rest = cell.key.split(".", 2)
             found[task, scheme, rest.removesuffix(".round")] = cell.value
@@ -132,7 +132,11 @@ def at_ratio(
     "Costs and epsilons of every row of one ratio, and the traffic of a whole run."
     task, ratio = run.key.split(".", 1)
     s, k = setting(task), entries(task, ratio)
-    cells, squares, paper = {}, [], {c.key: c.value for c in papers.cells("fltop")}
+    cells, squares, paper = (
+        {},
+        [],
+        {c.key: c.value for c in paper_tables.cells("fltop")},
+    )
     for row in rows_at(task, ratio):
         for column, kb in costs(row).items():
             key = ".".join([*row, column])
@@ -176,7 +180,9 @@ def over_rounds(
 # %% ../../nbs/reference/fltop_counts.ipynb #d4df09bb
 def patients() -> dict:  # key of a cell, as 'medical.train.total' -> [value, unit]
     "What the medical tables' own numbers add up to. [fltop Table 4, App. A]"
-    printed = {c.key.removeprefix("medical."): c.value for c in papers.cells("fltop")}
+    printed = {
+        c.key.removeprefix("medical."): c.value for c in paper_tables.cells("fltop")
+    }
     found = {}
     for part in ("train", "test"):
         dead, alive = (printed[f"{part}.{w}"] for w in ("positive", "negative"))

@@ -16,18 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.chance import seed_tree
 from ..core.checks import check_choice
+from ..core.random import seed_tree
 from ..core.vectors import flatten
+from ..datasets import images, medical
+from ..evidence import paper_tables
+from ..evidence.verdicts import Table
 from . import dprec_curves
 from .grids import Run
 from .runs import from_training, source_of
 from ..mechanisms import topk
 from ..privacy.accounting import INTEGER_ORDERS
-from ..report import papers
-from ..report.results import Table
-from ..tasks import images, medical
-from ..training import models, tables
+from ..training import models, tabular
 from ..training.federated import Config, Task, simulate
 from ..training.fused import train_fused
 from ..training.local_sgd import downsample_majority
@@ -89,7 +89,7 @@ def stated(
     name: str,  # of a setting
 ):  # its value
     "What the paper states. [fltop Table 5]"
-    return papers.hyper("fltop", name, task).value
+    return paper_tables.hyper("fltop", name, task).value
 
 # %% ../../nbs/reference/fltop_curves.ipynb #2dd723d0
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Setting:
 @cache
 def _keys():
     "Keys of all numbers of the paper."
-    return {cell.key for cell in papers.cells("fltop")}
+    return {cell.key for cell in paper_tables.cells("fltop")}
 
 
 def printed(
@@ -413,7 +413,7 @@ def public_patients(
     "The mortality network and down-sampled patients. [fltop Sec. 4, footnote 5]"
     x, y = split.public_x, split.public_y
     kept = downsample_majority(np.arange(len(y)), y.numpy(), seed_tree(0, "public"))
-    net = tables.mlp(x.shape[1], seed_tree(seed, "init"))
+    net = tabular.mlp(x.shape[1], seed_tree(seed, "init"))
     return Public(setting, net, x[kept], y[kept], odds_loss)
 
 # %% ../../nbs/reference/fltop_curves.ipynb #1d3fa607

@@ -9,12 +9,12 @@ __all__ = ['settings', 'grid', 'play']
 from dataclasses import replace
 from functools import cache, partial
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
+from dpcomm.datasets import images
+from dpcomm.evidence import paper_tables
 from dpcomm.experiments import dprec_curves, fltop_curves
 from dpcomm.experiments.fltop_curves import MAIN, Column, Place, Public, Setting, parse
 from dpcomm.experiments.grids import Run
-from dpcomm.report import papers
-from dpcomm.tasks import images
 
 PAPER = "fltop"
 OTHERS = ("FL-TOP-BIS", "FL-BAS-3", "FL-BAS-2", "FL-BAS-4")
@@ -133,7 +133,7 @@ def curve(
     scheme, clip = key.removeprefix("linear."), None
     name = fltop_curves.printed(f"fmnist.sensitivity.{scheme}")
     if name and scale != "smoke":
-        clip = papers.cell("fltop", name).value
+        clip = paper_tables.cell("fltop", name).value
     return fltop_curves.curve(key, public(scale, seed), seed, clip)
 
 # %% ../../nbs/experiments/fltop_fmnist.ipynb #356ebae9

@@ -9,11 +9,11 @@ __all__ = ['settings', 'grid', 'play']
 from dataclasses import replace
 from functools import cache, partial
 
+from dpcomm.datasets import medical
 from dpcomm.experiments import dprec_curves, fltop_curves
 from dpcomm.experiments.fltop_curves import MAIN, Column, Place, Public, Setting, twins
 from dpcomm.experiments.grids import Run
-from dpcomm.tasks import medical
-from dpcomm.training import tables
+from dpcomm.training import tabular
 
 PAPER = "fltop"
 RATIOS = (0.1, 1.0, 10.0, 0.5, 5.0, 0.05, 0.01)
@@ -149,7 +149,7 @@ def play(
             d=len(tried.start),
         )
     cells = dict(zip(run.fills, COLUMNS.values()))
-    how |= dict(metrics=tables.metrics)
+    how |= dict(metrics=tabular.metrics)
     return fltop_curves.train(
         curve(run, seed), tried, federation=clients, seed=seed, cells=cells, **how
     )[0]

@@ -12,13 +12,13 @@ from functools import cache
 
 import numpy as np
 
+from ..datasets import images
+from ..datasets.scattering import features
+from ..evidence import paper_tables
 from . import runner
 from .grids import Run
 from ..mechanisms.contract import mechanism
-from ..report import papers
-from ..tasks import images
-from ..tasks.scattering import features
-from ..training import linear
+from ..training import linear_model
 
 # %% ../../nbs/reference/frontier.ipynb #f6036832
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ def sweep(
     "A sweep with the settings of the paper's file. [imvu Sec. 4.1]"
 
     def stated(name):
-        return papers.hyper("imvu", name, task).value
+        return paper_tables.hyper("imvu", name, task).value
 
     lists = {"sigmas": "sigma", "steps": "step", "budgets": "budgets"}
     found = {field: tuple(stated(name)) for field, name in lists.items()}
     found |= {name: stated(name) for name in ("epochs", "clip", "momentum")}
     found |= dict(batch=stated("batch_size"), d=stated("n_parameters"))
-    found |= dict(delta=papers.hyper("imvu", "delta").value, images=task)
+    found |= dict(delta=paper_tables.hyper("imvu", "delta").value, images=task)
     return Sweep(task, scale, **found | own)
 
 # %% ../../nbs/reference/frontier.ipynb #364337b3
@@ -199,7 +199,7 @@ def read(
     "One run for every budget and curve. [imvu Figure 2]"
     keys = {k: [key_of(p) for p in s.points if p[0] == k] for k in KINDS}
     found, mark = [], "ours." if s.scale == "full" else f"ours.{s.scale}."
-    known = {cell.key for cell in papers.cells("imvu")}
+    known = {cell.key for cell in paper_tables.cells("imvu")}
     for b in s.budgets:
         for curve in ACCOUNTANT:
             kind, _, exact = curve.partition(".")
@@ -255,9 +255,9 @@ def point(
         loaded(s.images, s.limit),
     )
     more = dict(batch=s.batch, momentum=s.momentum, epochs=s.epochs)
-    config = linear.Settings(lr=step / sigma / s.clip, **more)
+    config = linear_model.Settings(lr=step / sigma / s.clip, **more)
     tested = tuple(2**k for k in range(10))
-    fit = linear.train(x, y, x_test, y_test, mech, config, seed, tested)
+    fit = linear_model.train(x, y, x_test, y_test, mech, config, seed, tested)
     history = [h | {"eps": price(s, kind, sigma, h["epoch"])} for h in fit.history]
     sent, steps = mech.bits(s.d), -(-len(y) // s.batch)
     traffic = {"uplink_bits": s.epochs * len(y) * sent.content}
@@ -289,7 +289,7 @@ def accuracy_at(
         for epoch, accuracy in zip(history["epoch"], history["accuracy"])
     ]
     eps, accuracies = np.array(points).T
-    return float(linear.read_frontier(eps, accuracies, [budget])[0])
+    return float(linear_model.read_frontier(eps, accuracies, [budget])[0])
 
 # %% ../../nbs/reference/frontier.ipynb #1d1e619b
 def frontier(

@@ -18,8 +18,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..core.files import write_whole
+from ..evidence import paper_tables, records, validation
 from . import runner
-from ..report import papers, records, validation
 
 # %% ../../nbs/reference/grids.ipynb #2e483cb9
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def code_hash(
     while left:
         name = left.pop()
         path = root / (name.replace(".", "/") + ".py")
-        inside = name.startswith("dpcomm.") and not name.startswith("dpcomm.report")
+        inside = name.startswith("dpcomm.") and not name.startswith("dpcomm.evidence")
         if name not in trees and inside and path.is_file():
             tree = ast.parse(path.read_text(encoding="utf-8"))
             left += _imports(tree, name.split(".")[:-1])
@@ -177,7 +177,7 @@ def index_entry(
 # %% ../../nbs/reference/grids.ipynb #b226dfbe
 def write_index() -> Path:  # the file
     "Write the grids of all experiments where `planned` reads them, one run a line."
-    path, names = papers.assets("experiments.json"), runner.experiments()
+    path, names = paper_tables.assets("experiments.json"), runner.experiments()
     text = json.dumps({n: index_entry(n) for n in names}, separators=(",", ":"))
     lines = text.replace('{"key"', '\n{"key"') + "\n"
     write_whole(path, lines.encode())
@@ -186,7 +186,7 @@ def write_index() -> Path:  # the file
 
 @cache
 def _index():
-    path = papers.assets("experiments.json")
+    path = paper_tables.assets("experiments.json")
     return json.loads(path.read_bytes()) if path.is_file() else {}
 
 

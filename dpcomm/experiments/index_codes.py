@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from scipy import special, stats
 
-from ..core.chance import Insecure, seed_tree
+from ..core.random import Insecure, seed_tree
 from ..core.vectors import flatten
 from ..core.wire import unpack_bits
 from . import dprec_curves
 from ..mechanisms.rec import Rec, log_weights
-from ..training import replay
+from ..training import downlink
 from ..training.federated_round import train_cohort
 from ..training.functional import evaluate
 from ..training.task import Task, sample_cohort
@@ -132,7 +132,7 @@ def priced_run(
         v = m.aggregate(m.simulate(updates, noise), len(cohort), None)
         w = w + v
     accuracy = evaluate(net, w, clients.data.x_test, clients.data.y_test)[0]
-    sent = replay.count_bits(
+    sent = downlink.count_bits(
         len(clients.parts),
         config.cohort,
         rounds=config.rounds,

@@ -13,14 +13,14 @@ import copy
 import torch
 from torch import Tensor
 
-from ..core.chance import Insecure, derive, private_stream, seed_tree
+from ..core.random import Insecure, derive, private_stream, seed_tree
 from ..core.vectors import flatten
 from ..core.wire import parse_message
+from ..datasets import images
 from . import peers
 from ..interop.pfl import SENT, Private
 from ..mechanisms import contract
 from ..privacy.guarantee import Guarantee
-from ..tasks import images
 from ..training import models
 
 # %% ../../nbs/reference/pfl.ipynb #c1pfl508

@@ -23,7 +23,7 @@ import torch
 
 import dpcomm
 from ..core.checks import check_choice, shown
-from ..report import papers, records
+from ..evidence import paper_tables, records
 
 # %% ../../nbs/reference/peers.ipynb #24fa10fc
 READ = """
@@ -422,5 +422,5 @@ def recorded(
     name: str,  # of the library: a file of dpcomm/assets/peers
 ) -> dict:  # as `answer` gave it
     "The newest answer that is kept."
-    text = (papers.assets("peers") / f"{name}.jsonl").read_text(encoding="utf-8")
+    text = (paper_tables.assets("peers") / f"{name}.jsonl").read_text(encoding="utf-8")
     return json.loads(text.splitlines()[-1])

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..core.checks import shown
+from ..evidence import paper_tables, records, verdicts
+from ..evidence.verdicts import Table
 from . import costs, grids, runs
-from ..report import papers, records, results
-from ..report.results import Table
 
 # %% ../../nbs/reference/planning.ipynb #640e9fb3
 @dataclass(frozen=True)
@@ -123,7 +123,9 @@ def read_grid(
     for table in asked:
         for name in table:
             if name not in allowed:
-                raise papers.refuse(f"{path.name}, [[sweep]]: field", name, allowed)
+                raise paper_tables.refuse(
+                    f"{path.name}, [[sweep]]: field", name, allowed
+                )
         _check_table(table, path.name)
         if "experiment" not in table:
             raise ValueError(f"{path.name}: a [[sweep]] has no experiment; name one")
@@ -180,26 +182,26 @@ def _behind(cell, sources):
 
 def _would_decide(cell, s, n):
     "Whether n seeds with this mean and spread give a verdict."
-    level = results.AFTER_A_LOOK
+    level = verdicts.AFTER_A_LOOK
     grown = replace(s, n=n, df=n - 1, level=level, se=s.se * (s.n / n) ** 0.5)
-    return results.verdict(cell, grown) not in results.UNDECIDED
+    return verdicts.verdict(cell, grown) not in verdicts.UNDECIDED
 
 
 def seeds_that_decide(
-    cell: papers.Cell,  # a number that is judged
-    s: results.Summary,  # ours; None where nothing was run
+    cell: paper_tables.Cell,  # a number that is judged
+    s: verdicts.Summary,  # ours; None where nothing was run
     planned: tuple,  # seeds of its runs
     have: set,  # seeds that all of its runs have
 ) -> tuple:  # seeds to play; () where they would change nothing
     "The seeds that can still change a verdict."
-    open_ = s is None or results.verdict(cell, s) in results.UNDECIDED
+    open_ = s is None or verdicts.verdict(cell, s) in verdicts.UNDECIDED
     if not open_ or s is not None and cell.kind == "exact":
         return ()
     if missing := tuple(seed for seed in planned if seed not in have):
         return missing
     if s is None or not s.se or s.spread_of:
         return ()
-    for n in results.LOOKS:
+    for n in verdicts.LOOKS:
         if n > s.n and _would_decide(cell, s, n):
             more = (x for x in range(10**6) if x not in have)
             return tuple(next(more) for _ in range(n - s.n))
@@ -270,8 +272,8 @@ def plan_decisive(
         sources = _sources(paper, scale, names)
         of = {e.name: e for e, _ in sources.values()}.values()
         mine = [r for experiment in of for r in stand.have(experiment).values()]
-        found = results.evidence_of(records.load(paper, scale="full"), mine)
-        for cell in papers.cells(paper):
+        found = verdicts.evidence_of(records.load(paper, scale="full"), mine)
+        for cell in paper_tables.cells(paper):
             wanted |= _wanted(cell, found, _behind(cell, sources), stand)
     return _cheapest_first(wanted, stand)
 

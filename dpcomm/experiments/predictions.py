@@ -14,17 +14,17 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..core.chance import normal, seed_tree
 from dpcomm.core.checks import (
     check_between,
     check_positive,
     check_size,
 )
+from ..core.random import normal, seed_tree
 from ..core.vectors import check_finite, check_rows
+from ..evidence import paper_tables
 from . import bench
 from ..mechanisms.contract import Mechanism
 from ..mechanisms.deployments import Deployment
-from ..report import papers
 from ..secagg import session, shamir
 
 # %% ../../nbs/reference/predictions.ipynb #c4000005
@@ -172,7 +172,7 @@ def costs(
 @cache
 def _sessions():
     "What sessions cost a client, in milliseconds of both sides."
-    text = (papers.assets("secagg") / "sessions.jsonl").read_text("utf-8")
+    text = (paper_tables.assets("secagg") / "sessions.jsonl").read_text("utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
 

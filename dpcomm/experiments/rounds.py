@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core.chance import normal, seed_tree
 from ..core.checks import check_choice
+from ..core.random import normal, seed_tree
 from ..core.vectors import flatten
 from dpcomm.experiments.peers import (
     Contestant,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import dpcomm
 from ..core.checks import shown
-from ..report.papers import refuse
+from ..evidence.paper_tables import refuse
 
 # %% ../../nbs/reference/runner.ipynb #6fab5ce5
 PACKAGE = Path(dpcomm.__file__).resolve().parent

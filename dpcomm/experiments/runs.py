@@ -15,6 +15,10 @@ from datetime import UTC, datetime
 
 from ..core.checks import check_between, shown
 from ..core.files import locked
+from ..evidence import paper_tables, records
+from ..evidence.records import Record
+from ..evidence.seeds import SCORES
+from ..evidence.verdicts import Table, score_of
 from . import runner
 from .costs import expected_minutes
 from dpcomm.experiments.grids import (
@@ -27,10 +31,6 @@ from dpcomm.experiments.grids import (
     stands,
     write_index,
 )
-from ..report import papers, records
-from ..report.records import Record
-from ..report.results import Table, score_of
-from ..report.seeds import SCORES
 
 # %% ../../nbs/reference/runs.ipynb #5e2140ca
 def _dtype(config):
@@ -348,7 +348,7 @@ def chosen(
     ]
     if not runs:
         keys = [run.key for run in experiment.grid(scale)]
-        raise papers.refuse(f"{experiment.name}, only", only, keys)
+        raise paper_tables.refuse(f"{experiment.name}, only", only, keys)
     runs.sort(key=lambda run: bool(run.needs))
     wanted = {seed for run in runs for seed in (run.seeds if seeds is None else seeds)}
     return [

@@ -12,14 +12,14 @@ from functools import cache
 
 import numpy as np
 
-from ..core.chance import seed_tree
+from ..core.random import seed_tree
+from ..datasets import femnist, images
+from ..evidence import paper_tables
 from . import runner
 from .grids import Run
 from .runs import from_training, source_of
 from ..mechanisms import mvu
 from ..mechanisms.contract import mechanism
-from ..report import papers
-from ..tasks import femnist, images
 from ..training import example_level, models
 from ..training.federated import Config, Task
 
@@ -151,7 +151,7 @@ def stated_config(
     "Settings of Section 4.2. [imvu Sec. 4.2]"
 
     def stated(name):
-        return papers.hyper("imvu", name, "femnist").value
+        return paper_tables.hyper("imvu", name, "femnist").value
 
     found = dict(cohort=stated("cohort"), lr=stated("client_lr"), server="momentum")
     found |= dict(server_lr=1.0, momentum=stated("server_momentum"))
@@ -239,7 +239,7 @@ def train(
     "Train one setting. [imvu Sec. 4.2]"
     task, about = task_of(s, s.points[run.key], seed)
     done = example_level.simulate(task, **how)
-    delta = papers.hyper("imvu", "delta").value
+    delta = paper_tables.hyper("imvu", "delta").value
     promise = example_level.guarantee(task.mechanism, about["most"], delta)
     own = dict(guarantee=lambda _: promise) | about
     found = from_training(task, done, {run.fills[0]: "accuracy"}, **own)

@@ -10,13 +10,13 @@ import dataclasses
 import math
 from functools import cache
 
-from ..core.chance import seed_tree
 from ..core.checks import check_positive
+from ..core.random import seed_tree
+from ..datasets import emnist, images
+from ..evidence import paper_tables
 from .grids import Run
 from .runs import from_training
 from ..mechanisms import pm, sqsgd, topk, vqsgd
-from ..report import papers
-from ..tasks import emnist, images
 from ..training.federated import Config, Task, simulate
 from ..training.models import MODELS, build
 
@@ -209,7 +209,7 @@ def comparison(
     "A task with the paper's settings. [sqsgd Sec. 4]"
 
     def stated(name):
-        return papers.hyper("sqsgd", name, task).value
+        return paper_tables.hyper("sqsgd", name, task).value
 
     d = MODELS[net][1]
     base = Base(d, tuple(stated("eps")), stated("bound"), stated("fraction"))
@@ -274,7 +274,7 @@ def listed(
     memory: float = 1.0,  # GiB that a process needs
 ) -> list:  # of Run
     "All curves, then all claims. [sqsgd Figs. 1-5]"
-    known = {cell.key for cell in papers.cells("sqsgd")}
+    known = {cell.key for cell in paper_tables.cells("sqsgd")}
     names = {"digits": (), "emnist-mnist": ("emnist",)}
     data = names.get(c.images, (c.images,))
     seeds = dict(seeds=(0, 1, 2))
@@ -294,7 +294,7 @@ def early(
     c: Comparison,
 ) -> int:  # round after ten epochs
     "When the speed of convergence is compared. [sqsgd Fig. 1]"
-    return 10 * papers.hyper("sqsgd", "rounds_per_epoch", c.task).value
+    return 10 * paper_tables.hyper("sqsgd", "rounds_per_epoch", c.task).value
 
 # %% ../../nbs/reference/sqsgd_curves.ipynb #s4ply02
 @cache

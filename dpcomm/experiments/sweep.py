@@ -23,9 +23,9 @@ from typing import Any
 
 from ..core.checks import check_between, check_number
 from ..core.files import locked
+from ..evidence import records
 from . import grids, runner, runs
 from .planning import Job, needs_of, plan
-from ..report import records
 
 # %% ../../nbs/reference/sweep.ipynb #d0f2b303
 BUSY, LATE = 75, 3  # exit codes

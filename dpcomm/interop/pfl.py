@@ -17,8 +17,8 @@ try:
 except ImportError:
     Postprocessor = object
 
-from ..core.chance import Insecure, derive, private_stream
 from ..core.checks import check_size, shown
+from ..core.random import Insecure, derive, private_stream
 from ..core.vectors import flatten, unflatten
 from ..core.wire import parse_message
 from ..mechanisms.contract import Mechanism, Total

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.chance import normal
 from dpcomm.core.checks import (
     check_choice,
     check_positive,
 )
+from ..core.random import normal
 from ..core.wire import Message
 from dpcomm.mechanisms.contract import (
     Central,
@@ -31,8 +31,8 @@ from dpcomm.privacy.accounting import (
     ACCOUNTANTS,
     INTEGER_ORDERS,
 )
-from ..privacy.games import SumGame, check_plays
 from ..privacy.guarantee import Guarantee, large_delta
+from ..privacy.hypothesis_tests import SumGame, check_plays
 from ..privacy.losses import Losses, gaussian_losses
 from ..privacy.whole_noise import normal_std
 from ..secagg.discrete import discrete_gaussian

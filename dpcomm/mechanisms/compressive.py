@@ -17,7 +17,6 @@ import torch
 from scipy import fft
 from torch import Tensor
 
-from ..core.chance import seed_tree
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -27,6 +26,7 @@ from dpcomm.core.checks import (
     check_size,
     shown,
 )
+from ..core.random import seed_tree
 from ..core.vectors import check_finite, check_rows
 from ..core.wire import Bits, header_bits
 from .contract import Whole, register

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.chance import Insecure, check_key, private_stream
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -29,6 +28,7 @@ from dpcomm.core.checks import (
     check_size,
     shown,
 )
+from ..core.random import Insecure, check_key, private_stream
 from ..core.vectors import check_finite, check_vector
 from ..core.wire import BadMessage, Bits, Message, finite_floats, header_bits
 from ..privacy.accounting import pure_guarantee
@@ -527,7 +527,7 @@ COMMON = (
     "deployments",
     "distributed_noise",
     "mvu_table",
-    "on_ring",
+    "modular_noise",
 )  # modules that are no mechanism
 
 # %% ../../nbs/foundations/contract.ipynb #d61b885a

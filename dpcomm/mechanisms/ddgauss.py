@@ -21,7 +21,7 @@ from dpcomm.core.checks import (
     shown,
 )
 from .contract import register
-from dpcomm.mechanisms.on_ring import (
+from dpcomm.mechanisms.modular_noise import (
     ACCOUNTANTS,
     OnRing,
     check_release,

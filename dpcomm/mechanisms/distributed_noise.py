@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.chance import normal, private_stream
 from dpcomm.core.checks import (
     SCALE,
     check_between,
@@ -23,6 +22,7 @@ from dpcomm.core.checks import (
     check_positive,
     shown,
 )
+from ..core.random import normal, private_stream
 from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
 from ..core.wire import Message, finite_floats
 from dpcomm.mechanisms.contract import (
@@ -36,9 +36,14 @@ from dpcomm.privacy.accounting import (
     gaussian_guarantee,
     rdp_subsampled_gaussian,
 )
-from ..privacy.fixed_cohorts import fixed_size_epsilon
-from ..privacy.games import SumGame, check_plays, fewer_game, gaussian_curve
+from ..privacy.fixed_size_accountant import fixed_size_epsilon
 from ..privacy.guarantee import PREMISES, SAMPLINGS, Guarantee, large_delta
+from dpcomm.privacy.hypothesis_tests import (
+    SumGame,
+    check_plays,
+    fewer_game,
+    gaussian_curve,
+)
 from ..privacy.losses import Losses, gaussian_losses
 from ..privacy.pairs import SWAPS
 from ..privacy.whole_noise import gaussian_curvature, normal_std

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.chance import normal, private_stream
 from ..core.checks import check_choice, check_size
+from ..core.random import normal, private_stream
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, finite_floats, header_bits
 from .central_noise import ServerNoise, exact_noise
 from .contract import Central, register
 from .distributed_noise import RING
-from ..privacy.games import gaussian_curve
+from ..privacy.hypothesis_tests import gaussian_curve
 
 # %% ../../nbs/baselines/gaussian.ipynb #ba8e7034
 RELATIONS = {

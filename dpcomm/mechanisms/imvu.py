@@ -18,7 +18,6 @@ import torch
 from scipy.special import expit, log_softmax
 from torch import Tensor
 
-from ..core.chance import below, private_stream, row_streams
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -27,6 +26,7 @@ from dpcomm.core.checks import (
     check_size,
     shown,
 )
+from ..core.random import below, private_stream, row_streams
 from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
 from dpcomm.core.wire import (
     BadMessage,
@@ -46,8 +46,8 @@ from dpcomm.privacy.accounting import (
     gaussian_guarantee,
     guarantee_from_rdp,
 )
-from ..privacy.games import check_plays, listed_curve, repeated
 from ..privacy.guarantee import Guarantee
+from ..privacy.hypothesis_tests import check_plays, listed_curve, repeated
 from ..privacy.losses import Losses, gaussian_losses
 from ..secagg.discrete import symbols_by_inversion
 

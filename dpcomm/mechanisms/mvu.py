@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.chance import private_stream, row_streams
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -24,6 +23,7 @@ from dpcomm.core.checks import (
     check_size,
     check_stream,
 )
+from ..core.random import private_stream, row_streams
 from ..core.vectors import check_rows, check_vector, clip_l2
 from dpcomm.core.wire import (
     BadMessage,
@@ -42,8 +42,8 @@ from dpcomm.mechanisms.mvu_table import (
     solve,
 )
 from ..privacy.accounting import check_everyone, compose, guarantee_from_rdp
-from ..privacy.games import check_plays, listed_curve, repeated
 from ..privacy.guarantee import Guarantee
+from ..privacy.hypothesis_tests import check_plays, listed_curve, repeated
 from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/mvu.ipynb #53b87972

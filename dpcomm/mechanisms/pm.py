@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.chance import private_stream, public_seed, row_streams, seed_tree
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -26,10 +25,11 @@ from dpcomm.core.checks import (
     check_stream,
     shown,
 )
+from ..core.random import private_stream, public_seed, row_streams, seed_tree
 from ..core.vectors import check_finite, check_floats, check_rows, check_vector
 from ..core.wire import Bits, Message, header_bits
 from .contract import Local, register
-from ..privacy.games import check_plays, listed_curve, repeated
+from ..privacy.hypothesis_tests import check_plays, listed_curve, repeated
 from ..secagg.discrete import exp_fixed
 
 # %% ../../nbs/baselines/pm.ipynb #f8060f7e

@@ -16,7 +16,6 @@ import torch
 from scipy.special import gammaln, xlogy
 from torch import Tensor
 
-from ..core.chance import bernoulli, private_stream, uniform_rows
 from dpcomm.core.checks import (
     SCALE,
     check_between,
@@ -26,6 +25,7 @@ from dpcomm.core.checks import (
     check_reals,
     check_size,
 )
+from ..core.random import bernoulli, private_stream, uniform_rows
 from ..core.vectors import check_finite, check_floats, check_rows, check_vector
 from dpcomm.core.wire import (
     BadMessage,
@@ -36,7 +36,7 @@ from dpcomm.core.wire import (
     unpack_bits,
 )
 from .contract import Local, Whole, register
-from ..privacy.games import check_plays, listed_curve
+from ..privacy.hypothesis_tests import check_plays, listed_curve
 from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/privquant.ipynb #eaf27e4b

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.chance import private_stream
 from ..core.checks import check_choice, check_size, shown
+from ..core.random import private_stream
 from dpcomm.core.vectors import (
     check_finite,
     check_floats,
@@ -33,7 +33,7 @@ from dpcomm.core.wire import (
 )
 from .central_noise import ServerNoise
 from .contract import Whole, register
-from ..privacy.games import SumGame, check_plays, gaussian_curve
+from ..privacy.hypothesis_tests import SumGame, check_plays, gaussian_curve
 from ..secagg.ring import conditional_round, rounded_norm
 
 # %% ../../nbs/baselines/quantised.ipynb #0c5340eb

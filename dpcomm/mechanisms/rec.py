@@ -17,14 +17,6 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy.special import expit, ndtr
 from torch import Tensor
 
-from dpcomm.core.chance import (
-    Insecure,
-    gumbel_argmax,
-    normal,
-    private_stream,
-    public_seed,
-    row_streams,
-)
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -34,12 +26,20 @@ from dpcomm.core.checks import (
     check_stream,
     shown,
 )
+from dpcomm.core.random import (
+    Insecure,
+    gumbel_argmax,
+    normal,
+    private_stream,
+    public_seed,
+    row_streams,
+)
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
 from .contract import Mechanism, Whole, register
-from ..privacy.games import check_plays
 from ..privacy.guarantee import Guarantee, large_delta
-from dpcomm.privacy.null_messages import (
+from ..privacy.hypothesis_tests import check_plays
+from dpcomm.privacy.rec_accountant import (
     SAMPLINGS_OF,
     exact_epsilon,
     pld_epsilon,

@@ -13,13 +13,13 @@ import torch
 from scipy.special import erf, log_ndtr, ndtr
 from torch import Tensor
 
-from ..core.chance import bernoulli, private_stream, row_streams
 from dpcomm.core.checks import (
     check_choice,
     check_positive,
     check_reals,
     check_size,
 )
+from ..core.random import bernoulli, private_stream, row_streams
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, header_bits
 from .contract import Mechanism, register
@@ -31,8 +31,8 @@ from dpcomm.privacy.accounting import (
     guarantee_from_rdp,
     rdp_gaussian,
 )
-from ..privacy.games import check_plays, listed_curve, repeated
 from ..privacy.guarantee import Guarantee
+from ..privacy.hypothesis_tests import check_plays, listed_curve, repeated
 from ..privacy.losses import Losses, gaussian_losses
 
 # %% ../../nbs/baselines/signsgd.ipynb #809656b2

@@ -24,7 +24,7 @@ from dpcomm.core.checks import (
     shown,
 )
 from .contract import register
-from dpcomm.mechanisms.on_ring import (
+from dpcomm.mechanisms.modular_noise import (
     ACCOUNTANTS,
     OnRing,
     check_release,
@@ -36,8 +36,8 @@ from ..privacy.accounting import INTEGER_ORDERS
 from ..privacy.accounting import calibrate as least
 from ..privacy.guarantee import Guarantee
 from ..privacy.whole_noise import skellam_curvature
-from ..secagg.poisson import skellam
 from ..secagg.ring import rounded_norm
+from ..secagg.skellam_noise import skellam
 
 # %% ../../nbs/baselines/skellam.ipynb #133cfa46
 _SETTINGS = (  # sigma, n_clients, ring_bits, d; in the second the clip is 1.3 steps

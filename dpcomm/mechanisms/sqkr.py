@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.chance import private_stream, public_seed, seed_tree, uniform_rows
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -23,6 +22,7 @@ from dpcomm.core.checks import (
     check_positive,
     check_size,
 )
+from ..core.random import private_stream, public_seed, seed_tree, uniform_rows
 from dpcomm.core.vectors import (
     check_finite,
     check_rows,
@@ -32,7 +32,7 @@ from dpcomm.core.vectors import (
 )
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
 from .contract import COMPRESSES, Local, Whole, register
-from ..privacy.games import check_plays, two_valued_curve
+from ..privacy.hypothesis_tests import check_plays, two_valued_curve
 from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/sqkr.ipynb #07e36db4

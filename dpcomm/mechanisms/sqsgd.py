@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.chance import private_stream, seed_tree
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -23,6 +22,7 @@ from dpcomm.core.checks import (
     check_size,
     shown,
 )
+from ..core.random import private_stream, seed_tree
 from dpcomm.core.vectors import (
     check_finite,
     check_floats,
@@ -34,7 +34,7 @@ from dpcomm.core.vectors import (
 from ..core.wire import Bits, Message, header_bits
 from . import privquant
 from .contract import Local, Whole, register
-from ..privacy.games import check_plays, two_valued_curve
+from ..privacy.hypothesis_tests import check_plays, two_valued_curve
 
 # %% ../../nbs/papers/sqsgd.ipynb #2eacd1c5
 def subset_size(

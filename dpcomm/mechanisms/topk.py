@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.chance import normal, seed_tree
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -26,6 +25,7 @@ from dpcomm.core.checks import (
     check_size,
     shown,
 )
+from ..core.random import normal, seed_tree
 from dpcomm.core.vectors import (
     check_finite,
     check_rows,

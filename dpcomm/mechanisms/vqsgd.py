@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.chance import private_stream, row_streams
 from ..core.checks import check_choice, check_number, check_size, check_stream
+from ..core.random import private_stream, row_streams
 from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
 from dpcomm.core.wire import (
     BadMessage,
@@ -26,7 +26,7 @@ from dpcomm.core.wire import (
 )
 from .contract import COMPRESSES, Local, Whole, register
 from .sqkr import keep_probability, kept
-from ..privacy.games import check_plays, listed_curve, repeated
+from ..privacy.hypothesis_tests import check_plays, listed_curve, repeated
 
 # %% ../../nbs/baselines/vqsgd.ipynb #945e401e
 def corner_bits(

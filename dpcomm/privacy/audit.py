@@ -21,8 +21,8 @@ from dpcomm.core.checks import (
     check_reals,
     shown,
 )
-from .games import less_noise, lowest_bit, pure_curve
 from .guarantee import Guarantee
+from .hypothesis_tests import less_noise, lowest_bit, pure_curve
 
 # %% ../../nbs/foundations/audit.ipynb #42660574
 @dataclass(frozen=True)
@@ -505,7 +505,7 @@ def message_scores(
     "Encode, decode, and look at bits. [Mironov 2012]"
     import torch
 
-    from dpcomm.core.chance import Insecure
+    from dpcomm.core.random import Insecure
 
     in_a_ball = hasattr(mechanism, "clip_norm")
     size = mechanism.clip_norm / d**0.5 if in_a_ball else mechanism.bound
@@ -633,7 +633,7 @@ class Case:
         seed: int = 0,  # of all plays
     ) -> tuple:  # Guarantee, Audit, Judgement
         "The claim at delta, a bound on the true epsilon, and the whole claim judged."
-        from dpcomm.core.chance import seed_tree
+        from dpcomm.core.random import seed_tree
 
         m, relation, n = self.mechanism, self.relation, min(trials, self.most)
         if self.arguments.get("path") == "messages":

@@ -24,7 +24,7 @@ from dpcomm.privacy.accounting import (
     guarantee_from_rdp,
     rdp_subsampled_gaussian,
 )
-from .fixed_cohorts import fixed_size_rdp
+from .fixed_size_accountant import fixed_size_rdp
 from .guarantee import SAMPLINGS, TRUSTS, Guarantee
 from dpcomm.privacy.pairs import (
     EVERY,

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from ..core.checks import check_between
+from .client_state import pack_state, take_fields, unpack_state
 from dpcomm.secagg.errors import (
     ADVERTISE,
     CHECK,
@@ -65,7 +66,6 @@ from dpcomm.secagg.shamir import (
     scalar,
     unpack_elements,
 )
-from .state import pack_state, take_fields, unpack_state
 
 # %% ../../nbs/secagg/client.ipynb #d22695c2
 def check_directory(

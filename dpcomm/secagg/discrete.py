@@ -14,8 +14,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from ..core.chance import row_streams
 from ..core.checks import check_between, check_positive, shown
+from ..core.random import row_streams
 from .ring import check_streams
 
 # %% ../../nbs/secagg/discrete.ipynb #d0disc01

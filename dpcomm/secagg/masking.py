@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from ..core.chance import derive
 from ..core.checks import check_between
+from ..core.random import derive
 from .errors import BadKey
 
 # %% ../../nbs/secagg/masking.ipynb #0543aeef

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 )
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from ..core.chance import seed_tree
 from ..core.checks import check_between, shown
+from ..core.random import seed_tree
 from ..core.wire import Message, parse_message
 from dpcomm.secagg.errors import (
     ADVERTISE,

@@ -21,6 +21,7 @@ from dpcomm.secagg.client import (
     check_directory,
     pair_key,
 )
+from .client_state import pack_state, take_fields, unpack_state
 from dpcomm.secagg.errors import (
     ADVERTISE,
     CHECK,
@@ -63,7 +64,6 @@ from dpcomm.secagg.shamir import (
     reconstruct,
     unpack_elements,
 )
-from .state import pack_state, take_fields, unpack_state
 
 # %% ../../nbs/secagg/server.ipynb #c64686e0
 class Server:

@@ -13,8 +13,8 @@ from scipy.special import expit, ndtr
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from ..core.chance import bernoulli, normal
 from ..core.checks import check_choice, check_positive
+from ..core.random import bernoulli, normal
 from ..core.vectors import unpack
 from ..mechanisms import imvu
 from ..mechanisms.gaussian import Gaussian

@@ -23,9 +23,9 @@ from tqdm import tqdm
 
 from ..core.checks import check_between, check_choice, check_number, shown
 from ..core.vectors import pack
+from ..datasets.images import Federation
 from ..mechanisms.contract import Mechanism
 from ..mechanisms.deployments import Deployment
-from ..tasks.images import Federation
 from .federated_round import Spread, one_round, one_thread, shares
 from dpcomm.training.functional import (
     Misfit,

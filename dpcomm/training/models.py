@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..core.checks import check_choice
-from .recurrent import CharLSTM
+from .lstm import CharLSTM
 
 # %% ../../nbs/training/models.ipynb #085c9a35
 def _linear():

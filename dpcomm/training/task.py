@@ -15,7 +15,6 @@ from functools import lru_cache
 import numpy as np
 from torch import nn
 
-from ..core.chance import seed_tree
 from dpcomm.core.checks import (
     check_between,
     check_choice,
@@ -23,8 +22,9 @@ from dpcomm.core.checks import (
     check_positive,
     check_stream,
 )
+from ..core.random import seed_tree
+from ..datasets.images import Federation
 from ..mechanisms.contract import Mechanism
-from ..tasks.images import Federation
 from .functional import cross_entropy
 from .local_sgd import ENGINES
 

@@ -11,7 +11,7 @@ from laws import ALARM, drawn, fit
 from scipy import linalg, special, stats
 from tables import tabled
 
-from dpcomm.core import chance, checks, vectors
+from dpcomm.core import checks, random, vectors
 
 TEXT = some.text('ab",é', max_size=3)
 ADDRESS = some.lists(some.one_of(TEXT, some.integers(-3, 2**70)), max_size=4)
@@ -83,9 +83,9 @@ def test_check_finite_counts_what_is_bad_and_takes_what_only_the_sum_overflows()
 @drawn
 @given(some.integers(), ADDRESS, some.integers(), ADDRESS)
 def test_two_addresses_have_two_streams(seed, path, other_seed, other_path):
-    one, other = chance.derive(seed, *path), chance.derive(other_seed, *other_path)
+    one, other = random.derive(seed, *path), random.derive(other_seed, *other_path)
     assert (one == other) == ((seed, path) == (other_seed, other_path))
-    assert one == chance.derive(seed, *list(path)) != chance.derive(seed, *path, 0)
+    assert one == random.derive(seed, *list(path)) != random.derive(seed, *path, 0)
 
 
 @tabled(
@@ -104,27 +104,27 @@ def test_two_addresses_have_two_streams(seed, path, other_seed, other_path):
     ],
 )
 def test_addresses_that_look_alike_differ(a, b):
-    assert chance.derive(*a) != chance.derive(*b)
-    assert chance.seed_tree(*a).random() != chance.seed_tree(*b).random()
+    assert random.derive(*a) != random.derive(*b)
+    assert random.seed_tree(*a).random() != random.seed_tree(*b).random()
 
 
 @tabled("seed", [0, -1, -(2**200), 2**64 - 1, 2**64, 10**60])
 def test_any_whole_number_is_a_seed(seed):
-    first, again, other = (chance.seed_tree(seed, "c", i).random(4) for i in (3, 3, 4))
+    first, again, other = (random.seed_tree(seed, "c", i).random(4) for i in (3, 3, 4))
     assert (first == again).all() and not (first == other).any()
 
 
 def test_addresses_are_whole_numbers_of_any_type():
-    own = chance.derive(np.int64(5), "client", np.int32(7))
-    assert own == chance.derive(5, "client", 7)
+    own = random.derive(np.int64(5), "client", np.int32(7))
+    assert own == random.derive(5, "client", 7)
     for address in ((0, 1.5), (0.5, 1)):
         with pytest.raises((TypeError, ValueError)):
-            chance.derive(*address)
+            random.derive(*address)
 
 
 def test_streams_do_not_depend_on_the_order_of_use():
-    alone, interleaved = chance.seed_tree(0, "b").random(3), []
-    other, stream = chance.seed_tree(0, "a"), chance.seed_tree(0, "b")
+    alone, interleaved = random.seed_tree(0, "b").random(3), []
+    other, stream = random.seed_tree(0, "a"), random.seed_tree(0, "b")
     for n in (1000, 17, 17):
         other.random(n)
         interleaved.append(stream.random())
@@ -133,17 +133,17 @@ def test_streams_do_not_depend_on_the_order_of_use():
 
 @tabled("bits", [8, 32, 128, 512])
 def test_derived_numbers_fill_their_bits(bits):
-    values = [chance.derive(0, i, bits=bits) for i in range(200)]
+    values = [random.derive(0, i, bits=bits) for i in range(200)]
     assert all(0 <= v < 2**bits for v in values)
     assert max(values) >= 2 ** (bits - 1) > min(values)
 
 
 def test_the_seed_tree_is_pinned():
     "Every stored result hangs on these numbers."
-    assert chance.derive(0) == 131682519988427908492936586283876299031
-    noise = chance.derive(7, "round", 3, "client", 12, "noise")
+    assert random.derive(0) == 131682519988427908492936586283876299031
+    noise = random.derive(7, "round", 3, "client", 12, "noise")
     assert noise == 186782913841845592373283481551959796289
-    drawn = chance.seed_tree(7, "round", 3).integers(2**32, size=3)
+    drawn = random.seed_tree(7, "round", 3).integers(2**32, size=3)
     assert drawn.tolist() == [3673195847, 4018998647, 2528561415]
 
 
@@ -151,16 +151,16 @@ def test_the_seed_tree_is_pinned():
 
 
 def streams(n):
-    return [chance.seed_tree(0, i) for i in range(n)]
+    return [random.seed_tree(0, i) for i in range(n)]
 
 
 def test_rows_of_normal_come_from_their_own_streams():
-    block = chance.normal((4, 3, 5), streams(4))
+    block = random.normal((4, 3, 5), streams(4))
     assert block.shape == (4, 3, 5) and block.dtype == torch.float32
     for row, stream in zip(block, streams(4)):
-        assert torch.equal(row, chance.normal((3, 5), stream))
-    assert torch.equal(chance.normal((2, 3, 5), streams(4)[1:3]), block[1:3])
-    one, again = (chance.normal((2, 6), chance.seed_tree(0)) for _ in range(2))
+        assert torch.equal(row, random.normal((3, 5), stream))
+    assert torch.equal(random.normal((2, 3, 5), streams(4)[1:3]), block[1:3])
+    one, again = (random.normal((2, 6), random.seed_tree(0)) for _ in range(2))
     assert not (one[0] == one[1]).any() and torch.equal(one, again)
 
 
@@ -168,12 +168,12 @@ def test_rows_of_normal_come_from_their_own_streams():
 def test_as_many_streams_as_rows(n):
     "One stream too few would give clients the same noise by broadcasting."
     with pytest.raises(ValueError):
-        chance.normal((3, 2), streams(n))
+        random.normal((3, 2), streams(n))
 
 
 def test_normal_is_standard_normal():
     "Kolmogorov-Smirnov; false-alarm rate 1e-6."
-    x = chance.normal((20_000,), chance.seed_tree(1)).numpy()
+    x = random.normal((20_000,), random.seed_tree(1)).numpy()
     assert stats.kstest(x, "norm").pvalue > ALARM
 
 
@@ -185,18 +185,18 @@ LOGITS = [0.0, 1.0, -2.0, 0.5, 0.5, -0.7, 1.5, -9.0, 0.1, -0.3, 2.0, 0.9]
 @tabled("cuts", [[], [4, 8], [*range(1, 12)]])
 def test_gumbel_argmax_draws_from_the_softmax(cuts):
     "Chi-square, in any division into blocks; false-alarm rate 1e-6 each."
-    logits, rng = np.array(LOGITS) + 700, chance.seed_tree(0, "gumbel", len(cuts))
-    picks = [chance.gumbel_argmax(np.split(logits, cuts), rng) for _ in range(8000)]
+    logits, rng = np.array(LOGITS) + 700, random.seed_tree(0, "gumbel", len(cuts))
+    picks = [random.gumbel_argmax(np.split(logits, cuts), rng) for _ in range(8000)]
     assert all(value == logits[k] for k, value in picks)
     counts = np.bincount([k for k, _ in picks], minlength=12)
     assert fit(counts, special.softmax(logits)) > ALARM
 
 
 def test_gumbel_argmax_does_not_depend_on_blocks_or_on_a_constant():
-    logits = chance.seed_tree(0).standard_normal(50)
+    logits = random.seed_tree(0).standard_normal(50)
     for i in range(30):
         picks = {
-            chance.gumbel_argmax(np.split(x, cuts), chance.seed_tree(i))[0]
+            random.gumbel_argmax(np.split(x, cuts), random.seed_tree(i))[0]
             for x in (logits, logits + 64.0)
             for cuts in ([], [1, 20], [49])
         }
@@ -205,7 +205,7 @@ def test_gumbel_argmax_does_not_depend_on_blocks_or_on_a_constant():
 
 def test_gumbel_argmax_never_picks_the_impossible():
     blocks = np.array([-INF]), np.array([0.0, -INF])
-    picks = {chance.gumbel_argmax(blocks, chance.seed_tree(i))[0] for i in range(50)}
+    picks = {random.gumbel_argmax(blocks, random.seed_tree(i))[0] for i in range(50)}
     assert picks == {1}
 
 
@@ -215,7 +215,7 @@ def test_gumbel_argmax_never_picks_the_impossible():
 @drawn
 @given(some.lists(some.lists(some.integers(0, 4), max_size=4), min_size=1, max_size=5))
 def test_flatten_and_unflatten_are_inverse(shapes):
-    rng = chance.seed_tree(0)
+    rng = random.seed_tree(0)
     arrays = [np.asarray(rng.standard_normal(shape)) for shape in shapes]
     tensors = [torch.from_numpy(array) for array in arrays]
     vector = vectors.flatten(tensors)
@@ -260,7 +260,7 @@ SIZES += [(1e18, 1000), (1e30, 1000), (3e38, 10_000)]
     "clip, dtype", [(1e-3, torch.float32), (1.0, torch.float64), (1e4, torch.float32)]
 )
 def test_clip_bounds_the_norm_and_keeps_the_direction(size, d, clip, dtype):
-    u = size * torch.from_numpy(chance.seed_tree(0).uniform(-1, 1, (2, d))).to(dtype)
+    u = size * torch.from_numpy(random.seed_tree(0).uniform(-1, 1, (2, d))).to(dtype)
     clipped = vectors.clip_l2(u, clip)
     norm, before = clipped.double().norm(dim=1), u.double().norm(dim=1)
     assert clipped.dtype == dtype and clipped.shape == u.shape
@@ -304,7 +304,7 @@ def test_a_row_too_long_for_a_float64_is_refused_and_not_made_zero():
 @tabled("size", [2**k for k in range(13)])
 def test_the_transform_is_sylvesters_matrix(size, dtype):
     H = torch.from_numpy(linalg.hadamard(size)).to(dtype) / math.sqrt(size)
-    x = torch.from_numpy(chance.seed_tree(0, size).standard_normal((3, size))).to(dtype)
+    x = torch.from_numpy(random.seed_tree(0, size).standard_normal((3, size))).to(dtype)
     tight = dict(rtol=0, atol=1e-13 if dtype == torch.float64 else 1e-5)
     y = vectors.walsh_hadamard(x)
     assert y.dtype == dtype
@@ -316,7 +316,7 @@ def test_the_transform_is_sylvesters_matrix(size, dtype):
 
 @tabled("shape", [(0, 8), (2, 3, 16), (9, 2**13), (3, 2**17), (2**18,)])
 def test_any_batch_is_its_rows(shape):
-    x = torch.from_numpy(chance.seed_tree(0).standard_normal(shape, dtype=np.float32))
+    x = torch.from_numpy(random.seed_tree(0).standard_normal(shape, dtype=np.float32))
     before, y = x.clone(), vectors.walsh_hadamard(x)
     assert y.shape == x.shape and torch.equal(x, before) and vectors.BLOCK < 3 * 2**17
     for row, image in zip(x.reshape(-1, shape[-1]), y.reshape(-1, shape[-1])):

@@ -67,8 +67,8 @@ def test_processes_that_take_turns_lose_no_count(tmp_path):
 
 WITHOUT = """import sys
 sys.modules.update(fcntl=None, resource=None)
-import dpcomm.cli, dpcomm.report.results, dpcomm.experiments.sweep
-import dpcomm.experiments.cluster, dpcomm.tasks.scattering
+import dpcomm.cli, dpcomm.evidence.verdicts, dpcomm.experiments.sweep
+import dpcomm.experiments.cluster, dpcomm.datasets.scattering
 from dpcomm.experiments import runs
 assert runs._peak_bytes() is None
 sys.exit(dpcomm.cli.main(["list"]))
@@ -119,7 +119,7 @@ def test_eight_writers_of_one_file_leave_one_of_theirs_and_nothing_else(tmp_path
 FULL = """import resource, signal, sys, numpy as np
 from pathlib import Path
 from dpcomm.core import files
-from dpcomm.tasks import scattering
+from dpcomm.datasets import scattering
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10**5, 10**5))
 folder = Path(sys.argv[1])

@@ -12,7 +12,7 @@ from laws import drawn
 from tables import tabled
 
 from dpcomm.core import wire
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import contract
 
 # ---- packing

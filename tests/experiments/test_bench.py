@@ -15,8 +15,8 @@ from checkout import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
 from dpcomm import cli
+from dpcomm.evidence import paper_tables
 from dpcomm.experiments import bench, peers, rounds
-from dpcomm.report import papers
 
 PYTHON = os.environ.get("DPCOMM_PEER_PYTHON")  # of pfl and Flower, where it is not ours
 
@@ -313,7 +313,7 @@ def test_a_damaged_record_is_refused_with_its_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path", sorted(papers.assets("bench").glob("*.jsonl")), ids=lambda p: p.name
+    "path", sorted(paper_tables.assets("bench").glob("*.jsonl")), ids=lambda p: p.name
 )
 def test_committed_records_are_of_the_same_work(path):
     for record in bench.read(path):

@@ -3,8 +3,8 @@
 import pytest
 from tables import tabled
 
+from dpcomm.evidence import records, verdicts
 from dpcomm.experiments import grids, runs
-from dpcomm.report import records, results
 
 KEY = "linear.eps3.rec"
 ASKED = dict(name="dprec-mnist", only=KEY)
@@ -46,7 +46,7 @@ def test_a_changed_run_has_a_key_of_its_own_and_no_cell(tmp_path):
     assert r.key == f"change.eval_every=50,server_lr=0.03.{KEY}"
     assert r.cells == {} and r.config["server_lr"] == 0.03 and r.final["accuracy"]
     assert any("server_lr=0.03" in note for note in r.notes)
-    assert results.evidence("dprec", tmp_path / "changes").ours == {}
+    assert verdicts.evidence("dprec", tmp_path / "changes").ours == {}
 
 
 def test_a_change_to_what_a_run_has_already_is_refused(tmp_path):

@@ -10,7 +10,7 @@ from tables import tabled
 
 import dpcomm
 from dpcomm import Deployment, cli, mechanism, registered
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.experiments import choosing, predictions
 
 ASKED = Deployment(5_000, 50, 800, 1e-6, visits=20, d=256)

@@ -14,8 +14,8 @@ from http.client import HTTPException
 import pytest
 from checkout import ROOT, python
 
+from dpcomm.evidence import records
 from dpcomm.experiments import cluster, planning, sweep
-from dpcomm.report import records
 
 ASKED = dict(name="dprec-mnist", scale="smoke", seeds=(0, 1), only="linear.eps3")
 

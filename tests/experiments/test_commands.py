@@ -13,9 +13,9 @@ from tables import tabled
 
 import dpcomm
 from dpcomm import cli
+from dpcomm.datasets import catalogue, images
+from dpcomm.evidence import paper_tables, records, terminal, validation, verdicts
 from dpcomm.experiments import cluster, costs, grids, planning, runner, sweep
-from dpcomm.report import papers, records, results, terminal, validation
-from dpcomm.tasks import catalogue, images
 
 SMOKE = "sweep dprec-mnist --scale smoke --seeds 0 --only linear.eps3"
 
@@ -144,9 +144,9 @@ def quick(seed, value):
 @pytest.fixture
 def committed(tmp_path, monkeypatch):
     "A checkout's records that a test may change."
-    there, known = tmp_path / "committed", papers.assets
+    there, known = tmp_path / "committed", paper_tables.assets
     places = lambda kind: there if kind == "results" else known(kind)  # noqa: E731
-    monkeypatch.setattr(papers, "assets", places)
+    monkeypatch.setattr(paper_tables, "assets", places)
     return there
 
 
@@ -240,7 +240,7 @@ def test_tables_fit_the_terminal(width, monkeypatch, capsys):
 
 
 def test_signs_are_coloured_on_a_terminal_and_never_where_colours_are_unwanted():
-    table = results.Table(("key", "verdict"), (("a", "● match"), ("b", "▼ below")))
+    table = verdicts.Table(("key", "verdict"), (("a", "● match"), ("b", "▼ below")))
     for plain in (False, True):
         console = Console(force_terminal=True, no_color=plain, width=60, record=True)
         with console.capture() as shown:
@@ -250,7 +250,7 @@ def test_signs_are_coloured_on_a_terminal_and_never_where_colours_are_unwanted()
 
 def test_sentences_of_a_column_become_notes_once():
     long = "a reason that takes far more than forty characters to be told"
-    table = results.Table(
+    table = verdicts.Table(
         ("key", "ours"), (("a", long), ("b", long), ("c", "1 (n = 2)"))
     )
     short = terminal.with_notes(table, 1)
@@ -327,7 +327,7 @@ def swept(monkeypatch, words, **found):
         return lambda *args, **how: given.append((way, args[1:], how)) or outcome
 
     monkeypatch.setattr(planning, "plan", lambda asked, out: [job])
-    monkeypatch.setattr(planning, "plan_table", lambda jobs: results.Table(("a",), ()))
+    monkeypatch.setattr(planning, "plan_table", lambda jobs: verdicts.Table(("a",), ()))
     monkeypatch.setattr(sweep, "run_here", played("here"))
     monkeypatch.setattr(cluster, "run_dask", played("dask"))
     monkeypatch.setattr(cluster, "run_slurm", played("slurm"))

@@ -8,12 +8,12 @@ import pytest
 from scipy import stats
 from tables import tabled
 
+from dpcomm.evidence import paper_tables, records, seeds, verdicts
+from dpcomm.evidence.verdicts import AFTER_A_LOOK, LOOKS, Summary
 from dpcomm.experiments import grids, planning, runs
-from dpcomm.report import papers, records, results, seeds
-from dpcomm.report.results import AFTER_A_LOOK, LOOKS, Summary
 
-ORDER = papers.cell("dprec", "mnist.eps3.order")
-ACC = papers.cell("fltop", "fmnist.fl_top.r0.5.accuracy")
+ORDER = paper_tables.cell("dprec", "mnist.eps3.order")
+ACC = paper_tables.cell("fltop", "fmnist.fl_top.r0.5.accuracy")
 PLANNED = 4
 
 
@@ -43,7 +43,7 @@ def test_verdicts_use_the_level_of_their_look():
     late = replace(s, level=AFTER_A_LOOK)
     assert late.reach == pytest.approx(stats.t.ppf(0.9975, 7) * 0.2)
     near = replace(s, mean=0.6), replace(late, mean=0.6)
-    words = [results.verdict(ORDER, each) for each in near]
+    words = [verdicts.verdict(ORDER, each) for each in near]
     assert words == ["order holds", "open"]
     alone = replace(ACC, spread=None, n_runs=None)
     widths = [seeds.half_width(alone, each) for each in (s, late)]
@@ -91,9 +91,9 @@ def test_a_plan_that_decides_starts_with_the_cheapest_number():
             there = (need[2], need[3]) in grids.stands(grids.planned(need[0]), "full")
             assert there or made[need] < made[job.record], "needs come first"
     assert jobs[0].minutes <= np.median([job.minutes for job in jobs])
-    decided = papers.cell("sqsgd", "mnist.fig3.sqsgd_minus_pm.eps400")
+    decided = paper_tables.cell("sqsgd", "mnist.fig3.sqsgd_minus_pm.eps400")
     assert (
-        results.verdict(decided, results.evidence("sqsgd").summary(decided))
+        verdicts.verdict(decided, verdicts.evidence("sqsgd").summary(decided))
         == "order holds"
     )
     keys = {job.key for job in jobs}
@@ -114,6 +114,6 @@ def test_a_seed_beyond_the_planned_ones_is_marked_and_judged_by_the_later_level(
     for at, beyond in ((seed, True), (run.seeds[0], False)):
         made = runs.record_of(experiment, run, at, played, {})
         assert (records.BEYOND in made.notes) == beyond
-        ours = results.ours_by_key([made])
+        ours = verdicts.ours_by_key([made])
         (mine,) = ours.values()
         assert mine.summary.level == (AFTER_A_LOOK if beyond else 0.95)

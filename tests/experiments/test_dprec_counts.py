@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from dpcomm.evidence import paper_tables
 from dpcomm.experiments import dprec_costs, dprec_counts, dprec_protocol, grids
-from dpcomm.report import papers
 
 
 def test_what_sends_the_same_in_every_round_is_a_product():
@@ -88,5 +88,5 @@ def test_the_grid_fills_every_row_of_its_tables_once():
         cell for run in grids.find("dprec-costs").grid("full") for cell in run.fills
     ]
     assert len(fills) == len(set(fills))
-    printed = {c.key for c in papers.cells("dprec") if c.table == "c2"}
+    printed = {c.key for c in paper_tables.cells("dprec") if c.table == "c2"}
     assert printed - set(fills) == {"solr.eps1.rec.eps"}

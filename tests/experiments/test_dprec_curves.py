@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import groups
+from dpcomm.datasets import images
+from dpcomm.evidence import paper_tables
 from dpcomm.experiments import dprec_curves
 from dpcomm.privacy import accounting
-from dpcomm.privacy.null_messages import theorem1_epsilon
-from dpcomm.report import papers
-from dpcomm.tasks import images
+from dpcomm.privacy.rec_accountant import theorem1_epsilon
 from dpcomm.training import models
 from dpcomm.training.federated import Config
 
@@ -21,7 +21,7 @@ CONFIG = Config(rounds=1500, cohort=100, lr=0.05, server="sgd", server_lr=1.0)
 
 
 def stated(name, task="femnist"):
-    return papers.hyper("dprec", name, task).value
+    return paper_tables.hyper("dprec", name, task).value
 
 
 @pytest.mark.parametrize("eps", [1, 3, 6])

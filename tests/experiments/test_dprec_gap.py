@@ -4,8 +4,8 @@ import pytest
 import torch
 from tables import tabled
 
+from dpcomm.datasets import images
 from dpcomm.experiments import dprec_gap
-from dpcomm.tasks import images
 
 RUNS = {run.key: run for run in dprec_gap.grid("smoke")}
 

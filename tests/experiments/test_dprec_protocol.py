@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from dpcomm.evidence import paper_tables
 from dpcomm.experiments import dprec_protocol as protocol
 from dpcomm.experiments.dprec_curves import stated
-from dpcomm.report import papers
 
 
 def test_rounds_and_groups_are_the_papers():
@@ -80,6 +80,7 @@ def test_epsilon_is_left_only_where_training_stops_early():
     for row, left in found.items():
         task, eps = row.split(".eps")
         at, whole = (
-            papers.cell("dprec", f"{task}.ratio{x}").value for x in ("_at_accuracy", "")
+            paper_tables.cell("dprec", f"{task}.ratio{x}").value
+            for x in ("_at_accuracy", "")
         )
         assert at < whole and 0 < left < int(eps)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.experiments import dprec_curves, dprec_quantised
 from dpcomm.mechanisms.gaussian import Gaussian

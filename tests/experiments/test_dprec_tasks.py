@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
+from dpcomm.datasets import femnist
 from dpcomm.experiments import dprec_femnist, dprec_shakespeare, dprec_stackoverflow
-from dpcomm.tasks import femnist
 from dpcomm.training.federated import Config
 
 

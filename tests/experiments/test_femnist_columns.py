@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
+from dpcomm.datasets import images
 from dpcomm.experiments import dprec_curves, femnist_columns
 from dpcomm.experiments.grids import Run
-from dpcomm.tasks import images
 from dpcomm.training import models
 
 

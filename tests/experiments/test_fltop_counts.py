@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from dpcomm.evidence import paper_tables, records
 from dpcomm.experiments import fltop_costs, fltop_counts, grids
 from dpcomm.mechanisms import topk
-from dpcomm.report import papers, records
 
-PRINTED = {cell.key: cell.value for cell in papers.cells("fltop")}
+PRINTED = {cell.key: cell.value for cell in paper_tables.cells("fltop")}
 
 
 def test_the_rounds_are_the_printed_ones():

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from dpcomm.evidence import records
 from dpcomm.experiments import fltop_curves, fltop_fmnist, fltop_medical, grids
 from dpcomm.experiments.fltop_curves import Column, Place
 from dpcomm.mechanisms import topk
-from dpcomm.report import records
 
 SMOKE = fltop_fmnist.settings("smoke")
 

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
+from dpcomm.evidence import paper_tables
+from dpcomm.evidence.records import Record
 from dpcomm.experiments import frontier
-from dpcomm.report import papers
-from dpcomm.report.records import Record
 
 SMALL = frontier.smoke("mnist")
 FULL = frontier.sweep("mnist", "full")
@@ -33,8 +33,8 @@ def test_a_sweep_has_the_papers_settings_and_what_it_is_told(task):
         ("d", "n_parameters"),
         ("batch", "batch_size"),
     ):
-        assert getattr(s, field) == papers.hyper("imvu", name, task).value
-    assert s.delta == papers.hyper("imvu", "delta").value and s.limit is None
+        assert getattr(s, field) == paper_tables.hyper("imvu", name, task).value
+    assert s.delta == paper_tables.hyper("imvu", "delta").value and s.limit is None
     assert len(s.points) == len(frontier.KINDS) * len(s.sigmas) * len(s.steps)
     assert isinstance(s, frontier.Sweep) and {p[0] for p in s.points} == {
         *frontier.KINDS
@@ -91,7 +91,9 @@ def test_a_grid_has_a_run_a_point_and_one_a_curve_and_budget():
     assert frontier.key_of(("imvu", 2.0, 0.04)) == "imvu.sigma2.step0.04"
     assert {(r.data, r.memory, r.minutes) for r in points} == {(("mnist",), 2.0, 1.5)}
     assert len(read) == len(FULL.budgets) * len(frontier.ACCOUNTANT)
-    known = {c.key for c in papers.cells("imvu", "fig2") if c.key.startswith("mnist.")}
+    known = {
+        c.key for c in paper_tables.cells("imvu", "fig2") if c.key.startswith("mnist.")
+    }
     cells = {cell for r in read for cell in r.fills}
     assert {c for c in cells if not c.startswith("ours.")} == known
     for r in read:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
+from dpcomm.datasets import images
 from dpcomm.experiments import index_codes
 from dpcomm.experiments.index_codes import BITS, K
 from dpcomm.mechanisms.rec import Rec
-from dpcomm.tasks import images
 from dpcomm.training import models
 from dpcomm.training.federated import Config
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.experiments import mean_error
 from dpcomm.mechanisms import sqkr
 from dpcomm.mechanisms.contract import mechanism

@@ -17,9 +17,9 @@ import pytest
 from checkout import EXPERIMENTS, MODULES, ROOT, python
 
 from dpcomm import cli
+from dpcomm.evidence import paper_tables, records
 from dpcomm.experiments import grids, runner, runs
 from dpcomm.experiments.runner import code_cells
-from dpcomm.report import papers, records
 
 NAMES = [path.stem.replace("_", "-") for path in EXPERIMENTS]
 ASIDE = {
@@ -240,7 +240,7 @@ def test_a_table_is_printed_alone_and_a_paper_whole():
     one, whole = dpcomm("table", "dprec", "d3"), dpcomm("table", "dprec")
     assert one.returncode == whole.returncode == 0
     assert one.stdout.count("quant8") >= 2 and "femnist" not in one.stdout
-    for cell in papers.cells("dprec"):
+    for cell in paper_tables.cells("dprec"):
         assert re.search(rf"^ *{re.escape(cell.key)} ", whole.stdout, re.M), cell.key
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from tables import tabled
 
+from dpcomm.evidence import paper_tables, records, validation
 from dpcomm.experiments import costs, grids, runner, runs
 from dpcomm.experiments.grids import Run
-from dpcomm.report import papers, records, validation
 
 ACC, FED, ORDER = "mnist.eps3.rec.acc", "mnist.eps3.fedavg.acc", "mnist.eps3.order"
 DONE = [
@@ -395,7 +395,7 @@ def test_experiments_are_found_by_name_and_refused_with_the_nearest():
 
 
 def test_the_index_holds_what_the_experiments_say():
-    kept = json.loads(papers.assets("experiments.json").read_bytes())
+    kept = json.loads(paper_tables.assets("experiments.json").read_bytes())
     again = "`python -m dpcomm.experiments.runs` writes the index again"
     assert list(kept) == list(runner.experiments()), again
     old = [name for name in kept if kept[name] != grids.index_entry(name)]
@@ -419,9 +419,9 @@ def test_an_experiment_is_planned_from_the_index_while_it_is_true(monkeypatch):
 
 
 def test_the_index_is_written_where_it_is_read(monkeypatch, tmp_path):
-    committed = papers.assets("experiments.json").read_bytes()
+    committed = paper_tables.assets("experiments.json").read_bytes()
     here = tmp_path / "experiments.json"
-    monkeypatch.setattr(papers, "assets", lambda kind: here)
+    monkeypatch.setattr(paper_tables, "assets", lambda kind: here)
     monkeypatch.setattr(runner, "experiments", lambda: ["imvu-mnist"])
     entry = json.loads(committed)["imvu-mnist"]
     monkeypatch.setattr(grids, "index_entry", lambda name: entry)
@@ -641,7 +641,7 @@ def test_memory_is_the_largest_that_was_measured_or_what_was_guessed():
 def standing(name, scale) -> dict:
     "(key, seed) -> raw record, the oldest, read without the package."
     stem, found = name.replace("-", "_"), {}
-    folder = papers.assets("results")
+    folder = paper_tables.assets("results")
     rows = [
         json.loads(text)
         for path in folder.glob(f"*/{stem}.{scale}.jsonl")
@@ -692,7 +692,7 @@ def test_committed_records_fit_the_grid(name, scale):
 def test_grids_name_cells_of_their_paper_and_runs_that_are_planned(name, scale):
     experiment = grids.find(name)
     grid = experiment.grid(scale)
-    known = {c.key for c in papers.cells(experiment.paper)}
+    known = {c.key for c in paper_tables.cells(experiment.paper)}
     for run in grid:
         assert run.scale == scale
         wrong = [c for c in run.fills if c not in known and not c.startswith("ours.")]

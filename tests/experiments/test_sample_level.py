@@ -3,9 +3,9 @@
 import dataclasses
 import math
 
+from dpcomm.evidence import paper_tables
+from dpcomm.evidence.records import Record
 from dpcomm.experiments import sample_level
-from dpcomm.report import papers
-from dpcomm.report.records import Record
 
 SMALL = sample_level.Sweep(
     "smoke",
@@ -54,7 +54,9 @@ def test_the_config_is_the_papers_and_what_it_is_told():
         ("lr", "client_lr"),
         ("momentum", "server_momentum"),
     ):
-        assert getattr(config, name) == papers.hyper("imvu", hyper, "femnist").value
+        assert (
+            getattr(config, name) == paper_tables.hyper("imvu", hyper, "femnist").value
+        )
     assert (config.rounds, config.server) == (7, "momentum")
 
 
@@ -74,7 +76,7 @@ def test_keys_tell_points_apart_and_grids_read_all_of_them():
         f"{k}@{s}" for k in own for s in (0, 1)
     }
     full = dataclasses.replace(SMALL, data=("femnist",), scale="full")
-    known = {c.key for c in papers.cells("imvu")}
+    known = {c.key for c in paper_tables.cells("imvu")}
     assert {cell for r in sample_level.read(full) for cell in r.fills} <= known
 
 

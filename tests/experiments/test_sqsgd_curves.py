@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
+from dpcomm.evidence import paper_tables
+from dpcomm.evidence.records import Record
 from dpcomm.experiments import sqsgd_curves
 from dpcomm.mechanisms import pm, sqsgd, vqsgd
-from dpcomm.report import papers
-from dpcomm.report.records import Record
 from dpcomm.training.federated import Config
 
 LENET = sqsgd_curves.Base(61_706, (200, 300, 400))
@@ -42,7 +42,7 @@ def test_figures_take_the_papers_settings(task, base):
     curves = sqsgd_curves.figures(base)
 
     def stated(name):
-        return papers.hyper("sqsgd", name, task).value
+        return paper_tables.hyper("sqsgd", name, task).value
 
     assert (
         tuple(base.eps) == stated("eps")
@@ -79,7 +79,7 @@ def test_every_claim_of_the_paper_is_computed_from_curves_that_exist(task, base)
         assert {*above, below} <= set(curves)
     said = {
         c.key.removeprefix(f"{task}.")
-        for c in papers.cells("sqsgd")
+        for c in paper_tables.cells("sqsgd")
         if c.key.startswith(f"{task}.")
     }
     assert said <= set(claims)
@@ -149,7 +149,7 @@ def small(*keys, **own) -> sqsgd_curves.Comparison:
 @pytest.mark.parametrize("task", ["mnist", "emnist", "fmnist"])
 def test_a_comparison_takes_the_papers_settings_and_changes_what_it_is_told(task):
     def stated(name):
-        return papers.hyper("sqsgd", name, task).value
+        return paper_tables.hyper("sqsgd", name, task).value
 
     c = sqsgd_curves.comparison(task, "full", "digits", rounds=7)
     assert isinstance(c, sqsgd_curves.Comparison) and (c.task, c.scale) == (
@@ -175,7 +175,7 @@ def test_a_grid_lists_its_curves_and_the_claims_whose_curves_are_drawn():
     curves, said = [r for r in runs if not r.needs], [r for r in runs if r.needs]
     assert [r.key for r in curves] == list(every.keys)
     assert {(r.minutes, r.memory, r.data) for r in curves} == {(2.5, 3.0, ("mnist",))}
-    known = {c.key for c in papers.cells("sqsgd") if c.key.startswith("mnist.")}
+    known = {c.key for c in paper_tables.cells("sqsgd") if c.key.startswith("mnist.")}
     assert {cell for r in said for cell in r.fills} == known
     for r in said:
         above, below, _ = sqsgd_curves.claims(every.base, 1)[r.key[len("claim.") :]]

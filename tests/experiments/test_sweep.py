@@ -18,10 +18,10 @@ import pytest
 from checkout import ROOT
 from tables import tabled
 
+from dpcomm.evidence import records
 from dpcomm.experiments import grids, planning, runs, sweep
 from dpcomm.experiments.planning import Job
 from dpcomm.experiments.sweep import Sweep, Worker
-from dpcomm.report import records
 
 ASKED = dict(name="dprec-mnist", scale="smoke", seeds=(0, 1), only="linear.eps3")
 NAME = "dprec_mnist.smoke.jsonl"

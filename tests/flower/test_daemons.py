@@ -18,7 +18,7 @@ from test_into_flower import FEDERATION
 
 import dpcomm
 from dpcomm import flower, flower_server
-from dpcomm.core.chance import Insecure, derive, seed_tree
+from dpcomm.core.random import Insecure, derive, seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.training import federated, models
 

@@ -18,7 +18,7 @@ from checkout import ROOT
 
 import dpcomm
 from dpcomm import cli, deployment, flower
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.training import federated, models
 from dpcomm.training.floor import TRUST, Beyond, afford, allow, read_floor
 

@@ -22,11 +22,11 @@ from tables import tabled
 
 import dpcomm
 from dpcomm import deployment, flower, flower_server, flower_transport
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import flatten
+from dpcomm.datasets import images
 from dpcomm.secagg.session import identities
-from dpcomm.tasks import images
-from dpcomm.training import federated, federated_round, models, replay, run_state
+from dpcomm.training import downlink, federated, federated_round, models, run_state
 from dpcomm.training.floor import TRUST, Floor
 
 MECHANISMS = {
@@ -1022,13 +1022,13 @@ def test_a_message_longer_than_its_mechanisms_is_dropped_unread():
 
 def test_a_packet_is_held_to_the_rounds_of_its_run(monkeypatch):
     "A packet of empty rounds cost .27 ms a byte, without an end."
-    made = replay.Agreement("linear", REC, CONFIG)
+    made = downlink.Agreement("linear", REC, CONFIG)
     replayed = []
-    monkeypatch.setattr(replay, "advance", lambda *given: replayed.append(given))
+    monkeypatch.setattr(downlink, "advance", lambda *given: replayed.append(given))
 
     def packet(rounds):
         head = "start", made.fingerprint, 0, rounds, 0
-        return replay.Packet(*head, (0,) * (rounds + 1), bytes(4)).to_bytes()
+        return downlink.Packet(*head, (0,) * (rounds + 1), bytes(4)).to_bytes()
 
     def ask(data, t):
         fields = letter(t) | dict(history="linear", packet=data)

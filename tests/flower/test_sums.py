@@ -13,7 +13,7 @@ from test_into_flower import CONFIG, FEDERATION, TASK, W, allowed, soon
 
 import dpcomm
 from dpcomm import flower, flower_server, flower_sums, flower_transport
-from dpcomm.core.chance import Insecure, derive
+from dpcomm.core.random import Insecure, derive
 from dpcomm.secagg.errors import MASKED, ROUNDS, SERVER, UNMASK
 from dpcomm.secagg.server import Server
 from dpcomm.secagg.session import identities

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from dpcomm.core.chance import Insecure, derive, private_stream
+from dpcomm.core.random import Insecure, derive, private_stream
 from dpcomm.core.vectors import flatten
 from dpcomm.core.wire import parse_message
 from dpcomm.interop import pfl

@@ -17,7 +17,7 @@ from laws import ALARM, drawn, fit, radius
 from scipy import optimize
 from tables import tabled
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import clip_l2
 from dpcomm.mechanisms import compressive as cs
 from dpcomm.mechanisms.compressive import Compressive

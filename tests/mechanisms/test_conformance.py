@@ -19,9 +19,9 @@ from laws import ALARM, radius, same_law
 from tables import tabled
 
 from dpcomm.core import wire
-from dpcomm.core.chance import Insecure, seed_tree
+from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.mechanisms import contract, topk
-from dpcomm.privacy import audit, games
+from dpcomm.privacy import audit, hypothesis_tests
 from dpcomm.privacy.guarantee import RELATIONS, Guarantee
 from dpcomm.secagg import session
 
@@ -858,7 +858,7 @@ def test_half_the_noise_is_caught(case):
         return
     relation = next(iter(mechanism.relations))
     arguments = without_relation(mechanism.relations[relation])
-    lie, rng = games.less_noise(mechanism, 2.0), seed_tree(0, "half")
+    lie, rng = hypothesis_tests.less_noise(mechanism, 2.0), seed_tree(0, "half")
     known = (audit.EPS, mechanism.privacy_profile(relation, audit.EPS, **arguments))
     assert audit.judge_play(lie, relation, 20_000, rng, ALARM, known).refuted
 
@@ -870,7 +870,7 @@ def test_presence_is_not_claimed_where_noise_comes_in_shares(case):
     if not mechanism.relations or mechanism.n_clients > 10:
         return  # the same with few clients costs a hundredth
     assert set(mechanism.relations) == {"zero-out", "replace"}
-    never = (audit.EPS, games.gaussian_curve(1 / mechanism.sigma, audit.EPS))
+    never = (audit.EPS, hypothesis_tests.gaussian_curve(1 / mechanism.sigma, audit.EPS))
     d = 16 * mechanism.n_clients**2
     worlds = [
         mechanism.attack_scores(

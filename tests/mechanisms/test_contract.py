@@ -5,7 +5,7 @@ import pytest
 import torch
 from tables import tabled
 
-from dpcomm.mechanisms import central_noise, contract, distributed_noise, on_ring
+from dpcomm.mechanisms import central_noise, contract, distributed_noise, modular_noise
 from dpcomm.mechanisms.ddgauss import DDGauss
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.vqsgd import VqSgd
@@ -36,7 +36,9 @@ def test_families_say_who_sees_what():
     assert issubclass(central_noise.ServerNoise, contract.Central)
     assert issubclass(distributed_noise.LinearSketch, distributed_noise.SharedNoise)
     assert issubclass(distributed_noise.SharedNoise, contract.Summed)
-    assert issubclass(DDGauss, on_ring.OnRing) and issubclass(DDGauss, contract.Summed)
+    assert issubclass(DDGauss, modular_noise.OnRing) and issubclass(
+        DDGauss, contract.Summed
+    )
     assert VqSgd(1.0, 2.0).guarantee(rounds=3).eps == 6.0
 
 
@@ -58,12 +60,12 @@ def test_a_mechanism_that_only_simulates_sends_floats():
 def test_a_run_on_the_ring_is_composed_like_any_other():
     orders = np.arange(2.0, 64.0)
     release = orders, rdp_gaussian(orders, 2.0), 1e-5
-    found = on_ring.run_guarantee(*release, 1.0, 3, "zero-out", "rdp-balle")
+    found = modular_noise.run_guarantee(*release, 1.0, 3, "zero-out", "rdp-balle")
     known = gaussian_guarantee(
         2.0, 1e-5, rounds=3, accountant="rdp-balle", orders=orders
     )
     assert found.eps == pytest.approx(known.eps) and found.trust == "secagg"
-    sampled = on_ring.run_guarantee(*release, 0.5, 3, "zero-out", "rdp-balle")
+    sampled = modular_noise.run_guarantee(*release, 0.5, 3, "zero-out", "rdp-balle")
     assert (sampled.sampling, sampled.trust) == ("poisson", "central")
 
 
@@ -72,7 +74,7 @@ def test_a_run_on_the_ring_is_composed_like_any_other():
 )
 def test_a_ring_with_too_few_bits_says_how_many_are_enough(enough, says):
     with pytest.raises(ValueError, match=says):
-        on_ring.refuse_bits(lambda bits: bits >= enough, 12, 1.0, 100, 1.5, 2.0)
+        modular_noise.refuse_bits(lambda bits: bits >= enough, 12, 1.0, 100, 1.5, 2.0)
 
 
 def test_register_enters_a_class_and_mechanisms_keep_the_protocol(monkeypatch):

@@ -18,8 +18,8 @@ from tables import tabled
 
 from dpcomm.core import vectors as vectors_module
 from dpcomm.core import wire
-from dpcomm.core.chance import Insecure, seed_tree
-from dpcomm.mechanisms import contract, ddgauss, on_ring
+from dpcomm.core.random import Insecure, seed_tree
+from dpcomm.mechanisms import contract, ddgauss, modular_noise
 from dpcomm.mechanisms.ddgauss import DDGauss
 from dpcomm.mechanisms.skellam import Skellam
 from dpcomm.privacy import accounting
@@ -422,8 +422,8 @@ def test_the_normal_approximation_of_a_bounded_rounding():
         p *= ((low + up) ** 2).sum(1) <= bound**2
         truth = p @ (low + up) / p.sum()
         spread = p @ (low + up - truth) ** 2 / p.sum()
-        mean, variance = on_ring.normal_rounding(x, bound, lambda rows: rows, 16)
-        listed = on_ring.listed_rounding(x[:8], bound, lambda rows: rows)
+        mean, variance = modular_noise.normal_rounding(x, bound, lambda rows: rows, 16)
+        listed = modular_noise.listed_rounding(x[:8], bound, lambda rows: rows)
         assert np.isfinite(listed).all() and np.abs(mean - truth).max() < 0.05
         assert np.linalg.norm(truth - x) > np.linalg.norm(truth - mean)
         assert abs(variance.mean() - spread.mean()) < 0.01
@@ -457,7 +457,7 @@ def test_moments_of_a_coarse_grid():
 )
 def test_a_wide_ring_takes_every_clipped_update(kind, bits, n, sigma, d):
     "Single precision clips to within 2^-23, which is up to 2^8 steps of such a grid."
-    m, rounded, honest = kind(1.0, sigma, n, bits), [], on_ring.conditional_round
+    m, rounded, honest = kind(1.0, sigma, n, bits), [], modular_noise.conditional_round
 
     def conditional_round(x, bound, rng):
         rounded.append((honest(x, bound, rng), bound))
@@ -465,7 +465,7 @@ def test_a_wide_ring_takes_every_clipped_update(kind, bits, n, sigma, d):
 
     u = seed_tree(0, "wide", bits, d).standard_normal((2, d), dtype=np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(on_ring, "conditional_round", conditional_round)
+        patch.setattr(modular_noise, "conditional_round", conditional_round)
         patch.setattr(kind, "draw", lambda m, v, shape, rng: np.zeros(shape, np.int64))
         words = m.shares(torch.from_numpy(u), seed_tree(1))
     ((z, bound),) = rounded

@@ -8,7 +8,7 @@ from tables import tabled
 
 import dpcomm
 from dpcomm import Deployment, mechanism, registered
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms.contract import mechanism_class
 from dpcomm.mechanisms.mvu_table import solve
 from dpcomm.privacy.audit import refutes

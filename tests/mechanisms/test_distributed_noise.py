@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from laws import drawn, radius
 from tables import tabled
 
-from dpcomm.core.chance import Insecure, seed_tree
+from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.mechanisms import contract, gaussian, quantised
 from dpcomm.mechanisms import distributed_noise as shared
 from dpcomm.mechanisms.topk import TopK

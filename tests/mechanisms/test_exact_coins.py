@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpcomm.core.chance import below
+from dpcomm.core.random import below
 from dpcomm.core.wire import unpack_bits
 from dpcomm.mechanisms import imvu, mvu, privquant, signsgd, sqkr, sqsgd, vqsgd
 from dpcomm.secagg.discrete import choose, exp_fixed, symbols_by_inversion

@@ -14,14 +14,14 @@ from laws import ALARM
 from scipy.stats import norm
 from tables import tabled
 
-from dpcomm.core.chance import Insecure, normal, private_stream, seed_tree
+from dpcomm.core.random import Insecure, normal, private_stream, seed_tree
 from dpcomm.core.vectors import clip_l2
 from dpcomm.mechanisms import central_noise, contract, distributed_noise
 from dpcomm.mechanisms.distributed_noise import noisy_sum_guarantee
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.quantised import Quantised
-from dpcomm.privacy import accounting, audit, games
-from dpcomm.privacy.fixed_cohorts import fixed_size_epsilon
+from dpcomm.privacy import accounting, audit, hypothesis_tests
+from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
 from dpcomm.secagg import ring
 
 ROWS = torch.tensor([[0.6, 0.0, -0.3], [3.0, -4.0, 12.0], [0.0, 0.0, 0.0]])
@@ -156,13 +156,13 @@ def test_enumerated_discrete_noise_keeps_every_claim(sigma, steps):
     names = itertools.product((1e-2, 1e-5), ("rdp-classic", "rdp-balle", "pld"))
     for delta, name in names:
         claim = central_noise.exact_guarantee(sigma, delta, steps, accountant=name)
-        true = games.listed_curve(p, q, claim.eps)
+        true = hypothesis_tests.listed_curve(p, q, claim.eps)
         assert true <= delta * (1 + 1e-9)
         assert name != "pld" or steps < 9 or true > 0.3 * delta
     eps = np.linspace(0, 5, 21)
-    bound = games.gaussian_curve(shift / steps, eps)
+    bound = hypothesis_tests.gaussian_curve(shift / steps, eps)
     bound += (1 + np.exp(eps)) * ring.rounding_gap(steps, 1)
-    assert (games.listed_curve(p, q, eps) <= bound + 1e-12).all()
+    assert (hypothesis_tests.listed_curve(p, q, eps) <= bound + 1e-12).all()
 
 
 @tabled("order", [2, 3, 17])
@@ -223,7 +223,11 @@ def test_what_cannot_be_is_refused(call, words):
 def exponent(x):
     "The largest j with x a multiple of 2^j, by fractions."
     top, bottom = Fraction(float(x)).as_integer_ratio()
-    return games.ZERO if x == 0 else (top & -top).bit_length() - bottom.bit_length()
+    return (
+        hypothesis_tests.ZERO
+        if x == 0
+        else (top & -top).bit_length() - bottom.bit_length()
+    )
 
 
 def test_the_lowest_bit_of_a_row():
@@ -231,7 +235,9 @@ def test_the_lowest_bit_of_a_row():
     rows = [rng.standard_normal((50, 3), dtype=np.float32)]
     rows += [rng.standard_normal((50, 3)) * 2.0 ** rng.integers(-900, 900, (50, 3))]
     rows = np.concatenate([*rows, [*ends, [2.0**1023, 0.0, 0.0]]])
-    assert games.lowest_bit(rows).tolist() == [min(map(exponent, row)) for row in rows]
+    assert hypothesis_tests.lowest_bit(rows).tolist() == [
+        min(map(exponent, row)) for row in rows
+    ]
 
 
 @tabled("sigma", [1.0, 4.0])

@@ -14,7 +14,7 @@ import torch
 from cases import CASES as VARIANTS
 from tables import tabled
 
-from dpcomm.core.chance import Insecure, seed_tree
+from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.core.wire import FRAME, VERSION, BadMessage, parse_message
 
 D = 10

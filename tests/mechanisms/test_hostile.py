@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from tables import tabled
 from test_conformance import ALL, CASES, is_random, vector
 
-from dpcomm.core import chance, wire
-from dpcomm.core.chance import Insecure, seed_tree
+from dpcomm.core import random, wire
+from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.mechanisms import contract
 from dpcomm.mechanisms.distributed_noise import sampling_rate
 from dpcomm.mechanisms.gaussian import Gaussian
@@ -217,7 +217,7 @@ def test_randomness_is_the_operating_systems_and_the_public_part_is_apart(
         return reads[-1]
 
     os_random = os.urandom
-    monkeypatch.setattr(chance.os, "urandom", urandom)
+    monkeypatch.setattr(random.os, "urandom", urandom)
     message = mechanism.encode(vector(64, 0.8))
     shared = mechanism.bits(64).shared_randomness // 8
     assert sorted(map(len, reads)) == [4] * bool(shared) + [32]
@@ -228,24 +228,24 @@ def test_randomness_is_the_operating_systems_and_the_public_part_is_apart(
 def test_an_insecure_key_is_told_from_none():
     assert repr(Insecure(42)) == "Insecure(seed=42)"
     assert Insecure(np.int64(7)) == Insecure(7)
-    assert chance.check_key(None) is None
-    assert chance.check_key(Insecure(1)) == Insecure(1)
+    assert random.check_key(None) is None
+    assert random.check_key(Insecure(1)) == Insecure(1)
     for wrong in (1.5, "7", None, -1, True):
         with pytest.raises(ValueError, match="seed is"):
             Insecure(wrong)
-    first, again = (chance.private_stream(Insecure(5)).random(4) for _ in range(2))
+    first, again = (random.private_stream(Insecure(5)).random(4) for _ in range(2))
     assert (first == again).all() and (first == seed_tree(5, "private").random(4)).all()
-    assert chance.public_seed(Insecure(5)) == chance.derive(5, "shared", bits=32)
-    assert len({chance.public_seed() for _ in range(20)}) > 15
-    assert chance.private_stream().bit_generator.state["state"]["rounds"] == 20
+    assert random.public_seed(Insecure(5)) == random.derive(5, "shared", bits=32)
+    assert len({random.public_seed() for _ in range(20)}) > 15
+    assert random.private_stream().bit_generator.state["state"]["rounds"] == 20
 
 
 def test_the_stream_is_the_published_cipher(monkeypatch):
     "Against another library's ChaCha20, under a key we know, over two thousand blocks."
     key = bytes(range(32))
-    monkeypatch.setattr(chance.os, "urandom", lambda n: key)
+    monkeypatch.setattr(random.os, "urandom", lambda n: key)
     cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), None)
-    ours = chance.private_stream().bit_generator.random_raw(2**14).astype("<u8")
+    ours = random.private_stream().bit_generator.random_raw(2**14).astype("<u8")
     assert ours.tobytes() == cipher.encryptor().update(bytes(2**17))
 
 
@@ -302,7 +302,7 @@ def test_what_only_compresses_is_not_called_safe():
 
 
 def test_an_average_is_of_finite_floats_a_client_a_row():
-    m, rng = Gaussian(1.0, 1.0), chance.private_stream()
+    m, rng = Gaussian(1.0, 1.0), random.private_stream()
     rows = torch.ones(4, 3)
     for wrong, why in (
         ([[1.0]], "must be a torch tensor"),

@@ -17,7 +17,7 @@ from scipy.special import expit, logsumexp
 from tables import tabled
 
 from dpcomm.core import wire
-from dpcomm.core.chance import Insecure, seed_tree
+from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.mechanisms import imvu, mvu
 from dpcomm.mechanisms.imvu import (
     Imvu,

@@ -18,7 +18,7 @@ from scipy.optimize import linprog
 from tables import tabled
 
 from dpcomm.core import wire
-from dpcomm.core.chance import Insecure, seed_tree
+from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.mechanisms import mvu, mvu_table
 from dpcomm.mechanisms.mvu import Mvu, law, renyi_curve
 from dpcomm.mechanisms.mvu_table import Table, relaxed, solve, two_symbols

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from laws import ALARM, count_bounds, drawn, fit, radius
 from tables import tabled
 
-from dpcomm.core.chance import Insecure, derive, seed_tree
+from dpcomm.core.random import Insecure, derive, seed_tree
 from dpcomm.mechanisms import pm
 from dpcomm.mechanisms.pm import Pm
 

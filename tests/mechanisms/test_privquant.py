@@ -14,7 +14,7 @@ from laws import ALARM, fit, radius
 from tables import tabled
 
 from dpcomm.core import wire
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import privquant as pq
 from dpcomm.mechanisms.privquant import PrivQuant, calibrate
 

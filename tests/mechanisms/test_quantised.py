@@ -16,7 +16,7 @@ from laws import count_bounds, drawn, radius
 from scipy import integrate, stats
 from tables import tabled
 
-from dpcomm.core.chance import Insecure, seed_tree
+from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.core.wire import Message, pack_bits
 from dpcomm.mechanisms import quantised
 from dpcomm.mechanisms.gaussian import Gaussian

@@ -15,10 +15,10 @@ from scipy import special, stats
 from tables import tabled
 from test_conformance import directions
 
-from dpcomm.core.chance import Insecure, derive, seed_tree
+from dpcomm.core.random import Insecure, derive, seed_tree
 from dpcomm.core.wire import Message, unpack_bits
 from dpcomm.mechanisms import rec
-from dpcomm.privacy import null_messages
+from dpcomm.privacy import rec_accountant
 
 PINNED = [-0.551711916923523, -0.4290156066417694, -0.0463981032371521]
 
@@ -482,7 +482,7 @@ def test_what_the_choice_lacks_of_exact_is_paid_for_or_said_first():
 
     def exact(delta):
         run = 0.05, 100, 1, 2**24, 10, delta, "local", "balle"
-        return null_messages.exact_epsilon(*run).eps
+        return rec_accountant.exact_epsilon(*run).eps
 
     paid = many.guarantee(delta=0.01, **run)
     assert not paid.premises and paid.delta == 0.01 and exact(0.01) < paid.eps
@@ -493,7 +493,7 @@ def test_what_the_choice_lacks_of_exact_is_paid_for_or_said_first():
     assert not short.theorem
     usual = rec.Rec(0.5, 1.0).guarantee(1000, 100**-1.1, 100, 10)
     bare = 0.5, 10_000, 100, 128, 1, 100**-1.1
-    bare = null_messages.exact_epsilon(*bare, conversion="balle").eps
+    bare = rec_accountant.exact_epsilon(*bare, conversion="balle").eps
     assert not usual.premises and bare < usual.eps < bare * (1 + 1e-6)
 
 

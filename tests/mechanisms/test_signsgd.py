@@ -16,7 +16,7 @@ from scipy import stats
 from scipy.optimize import minimize
 from tables import tabled
 
-from dpcomm.core.chance import Insecure, seed_tree
+from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.mechanisms import signsgd
 from dpcomm.mechanisms.signsgd import SignSgd
 from dpcomm.privacy import audit

@@ -21,9 +21,9 @@ from scipy import stats
 from scipy.special import ive, logsumexp
 from tables import tabled
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import rotate
-from dpcomm.mechanisms import on_ring
+from dpcomm.mechanisms import modular_noise
 from dpcomm.mechanisms import skellam as module
 from dpcomm.mechanisms.skellam import Skellam
 from dpcomm.privacy.accounting import (
@@ -32,9 +32,9 @@ from dpcomm.privacy.accounting import (
     rdp_gaussian,
     rdp_subsampled_gaussian,
 )
-from dpcomm.secagg import poisson as counts
-from dpcomm.secagg.poisson import poisson, skellam
+from dpcomm.secagg import skellam_noise as counts
 from dpcomm.secagg.ring import Ring, rounded_norm
+from dpcomm.secagg.skellam_noise import poisson, skellam
 
 MEANS = [Fraction(x) for x in ("1e-9", "1/3", 1, "5/2", 0.7, 40, "1234567/1000")]
 
@@ -334,7 +334,7 @@ def test_amplification_of_a_gaussian_is_the_gaussians():
     assert not module.amplify(0 * curve, 0.3).any()
 
 
-@tabled("accountant", on_ring.ACCOUNTANTS)
+@tabled("accountant", modular_noise.ACCOUNTANTS)
 @tabled("relation, q", [("zero-out", 1.0), ("replace", 1.0), ("zero-out", 0.02)])
 def test_epsilon_becomes_the_gaussians_as_the_grid_becomes_fine(
     relation, q, accountant
@@ -445,7 +445,7 @@ def test_calibration_meets_the_target_with_the_least_noise():
     assert found <= 1.0 < above and m.tolerance == 0.1 and m.ring_bits == 12
     classic, balle = (
         module.calibrate(2.0, 1e-5, 1.0, 10, 100, accountant=name)
-        for name in on_ring.ACCOUNTANTS
+        for name in modular_noise.ACCOUNTANTS
     )
     assert balle.guarantee(1, 1e-5, d=100, accountant="rdp-balle").eps <= 2.0
     assert balle.sigma < classic.sigma

@@ -14,11 +14,11 @@ from laws import ALARM, count_bounds, fit
 from scipy import linalg
 from tables import tabled
 
-from dpcomm.core import chance, wire
-from dpcomm.core.chance import Insecure, seed_tree
+from dpcomm.core import random, wire
+from dpcomm.core.random import Insecure, seed_tree
+from dpcomm.evidence import paper_tables, records
 from dpcomm.mechanisms import sqkr
 from dpcomm.mechanisms.sqkr import Sqkr
-from dpcomm.report import papers, records
 
 SIZES = [1, 2, 3, 5, 16, 17, 100]
 LEVEL = 1 / (0.6 * math.sqrt(0.8))
@@ -129,7 +129,7 @@ def test_messages_follow_the_law_given_their_coordinates(k, eps):
     a, f, bound = sqkr.represent(m, u[None])
     x = (a[:, sqkr.coordinates(5, f.size, k)] / bound).expand(n, k)
     rng = seed_tree(0, "law", k)
-    strings = sqkr.answer(m, x, chance.uniform_rows(rng, n, 2 * k + 1), rng)
+    strings = sqkr.answer(m, x, random.uniform_rows(rng, n, 2 * k + 1), rng)
     index = ((strings > 0).long() * 2 ** torch.arange(k - 1, -1, -1)).sum(1)
     assert fit(np.bincount(index.numpy(), minlength=2**k), p.numpy()) > ALARM / 4
     likely = sqkr.likelihood(x[:50], strings[:50], m.keep)
@@ -222,7 +222,7 @@ def test_the_error_of_one_bit_is_the_closed_form_everybody_quotes():
     bias, variance = m.moments(unit_rows(3, 200).float())
     assert m.level == pytest.approx(LEVEL) and float(bias.norm()) < 1e-6
     np.testing.assert_allclose(variance.sum(1), error, rtol=1e-6)
-    printed = papers.cell("dprec", "mean.chen.mse").value
+    printed = paper_tables.cell("dprec", "mean.chen.mse").value
     assert printed == pytest.approx(error / 10_000, abs=5e-3)
 
 
@@ -250,6 +250,6 @@ def test_the_committed_errors_lie_at_their_closed_forms():
 
 
 def test_deduced_settings_are_tagged():
-    hypers = papers.paper("dprec").hypers
+    hypers = paper_tables.paper("dprec").hypers
     found = {h.name for h in hypers if h.task == "mean" and h.source == "inferred"}
     assert found == {"data", "error", "sqkr.shrink", "sqkr.support", "rec.std"}

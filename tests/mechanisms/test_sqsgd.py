@@ -10,7 +10,7 @@ from laws import ALARM, fit, radius
 from scipy.linalg import hadamard
 from tables import tabled
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import privquant, sqsgd
 from dpcomm.mechanisms.sqsgd import SqSgd
 

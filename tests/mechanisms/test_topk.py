@@ -12,12 +12,12 @@ from tables import tabled
 from torch import nn
 
 from dpcomm.core import vectors
-from dpcomm.core.chance import Insecure, seed_tree
+from dpcomm.core.random import Insecure, seed_tree
+from dpcomm.datasets import images
 from dpcomm.mechanisms import contract, topk
 from dpcomm.mechanisms.distributed_noise import RING
 from dpcomm.mechanisms.topk import SCHEMES, Support, TopK
 from dpcomm.secagg import session as session_module
-from dpcomm.tasks import images
 from dpcomm.training import federated, models
 
 

@@ -15,7 +15,7 @@ from laws import ALARM, fit
 from tables import tabled
 
 from dpcomm.core import wire
-from dpcomm.core.chance import Insecure, seed_tree
+from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.mechanisms import vqsgd
 from dpcomm.mechanisms.vqsgd import VqSgd
 from dpcomm.privacy import audit

@@ -23,12 +23,13 @@ from torch import nn
 
 from dpcomm import cli
 from dpcomm.core import wire
-from dpcomm.core.chance import Insecure, private_stream, public_seed, seed_tree
+from dpcomm.core.random import Insecure, private_stream, public_seed, seed_tree
+from dpcomm.datasets import images
 from dpcomm.mechanisms import (
     contract,
     ddgauss,
     distributed_noise,
-    on_ring,
+    modular_noise,
     privquant,
     quantised,
     rec,
@@ -39,12 +40,11 @@ from dpcomm.mechanisms.imvu import Imvu
 from dpcomm.mechanisms.rec import Rec
 from dpcomm.mechanisms.signsgd import SignSgd
 from dpcomm.mechanisms.topk import TopK
-from dpcomm.privacy import audit, games, one_run
+from dpcomm.privacy import audit, hypothesis_tests, one_run
 from dpcomm.privacy.accounting import gaussian_delta, gaussian_guarantee
 from dpcomm.privacy.guarantee import Guarantee
-from dpcomm.privacy.null_messages import exact_epsilon
-from dpcomm.secagg import poisson
-from dpcomm.tasks import images
+from dpcomm.privacy.rec_accountant import exact_epsilon
+from dpcomm.secagg import skellam_noise
 from dpcomm.training import federated, run_state
 
 DELTA = 1e-2
@@ -502,7 +502,7 @@ def test_count_p_values_are_not_much_larger_than_needed():
 def test_a_true_curve_stands_as_often_as_promised():
     "1,000 judgements at alarm 0.05 of exactly what is claimed."
     rng, truth = seed_tree(0, "stands"), 1 / (1 + math.exp(-1))
-    curve, wrong = (audit.EPS, games.pure_curve(1.0, audit.EPS)), 0
+    curve, wrong = (audit.EPS, hypothesis_tests.pure_curve(1.0, audit.EPS)), 0
     for _ in range(1000):
         here, there = rng.random(400) < truth, rng.random(400) > truth
         wrong += audit.judge(here, there, curve, 0.05).refuted
@@ -510,7 +510,7 @@ def test_a_true_curve_stands_as_often_as_promised():
 
 
 def test_a_judgement_reads_as_it_was_made():
-    curve = audit.EPS, games.gaussian_curve(1.0, audit.EPS)
+    curve = audit.EPS, hypothesis_tests.gaussian_curve(1.0, audit.EPS)
     found, calm = (
         audit.judge(*normal_worlds(20_000, "read", mu=mu), curve) for mu in (1.3, 0.9)
     )
@@ -527,7 +527,7 @@ def test_claims_are_the_curve_and_the_guarantee():
     assert len(eps) == n + len(audit.DELTAS) and set(audit.DELTAS) <= set(delta)
     np.testing.assert_allclose(delta[:n], m.privacy_profile("replace", audit.EPS))
     # the guarantee lies above the exact curve
-    assert (games.gaussian_curve(2.0, eps) <= delta + 1e-12).all()
+    assert (hypothesis_tests.gaussian_curve(2.0, eps) <= delta + 1e-12).all()
     pure = contract.mechanism("sqkr", clip_norm=1.0, nbits=3, eps=2.0)
     eps, delta = audit.claims(pure, "local")
     assert ((eps == 2.0) & (delta <= 0.3)).any()
@@ -578,10 +578,10 @@ def test_a_quarter_too_little_noise_is_caught_at_a_million_plays(
 
 def test_the_power_of_an_audit_is_that_of_its_law():
     "More plays and larger lies are seen better; no lie is never seen."
-    delta = games.gaussian_curve(1.0, audit.EPS)
+    delta = hypothesis_tests.gaussian_curve(1.0, audit.EPS)
 
     def seen(mu, n):
-        law = functools.partial(games.gaussian_curve, mu)
+        law = functools.partial(hypothesis_tests.gaussian_curve, mu)
         return audit.detection_pvalue(law, delta, n)
 
     assert seen(1.0, 10**6) == 1
@@ -599,7 +599,7 @@ def test_a_lie_of_the_size_that_is_said_to_be_seen_is_seen(
     byte = mechanism.name in ("rec", "pm", "mvu") and "path" in arguments
     if blind(mechanism, relation, arguments) or lie == math.inf or byte:
         return
-    liar, seen = games.less_noise(mechanism, lie), 0
+    liar, seen = hypothesis_tests.less_noise(mechanism, lie), 0
     known = audit.claims(mechanism, relation, (), **arguments)
     for k in range(12):
         run = relation, 10_000, seed_tree(0, "seen", k)
@@ -623,7 +623,7 @@ def test_a_million_real_plays(mechanism, relation):
     known = audit.claims(mechanism, relation)
     honest, liar = (
         audit.judge_play(m, relation, 10**6, seed_tree(0, "million"), against=known)
-        for m in (mechanism, games.less_noise(mechanism, 1.25))
+        for m in (mechanism, hypothesis_tests.less_noise(mechanism, 1.25))
     )
     assert not honest.refuted and liar.refuted
 
@@ -645,14 +645,14 @@ BELIEVED = (
 )
 NEAREST = quantised, "whole", lambda m, u, rng: quantised.in_steps(m, u).round().long()
 LONG_STEP = quantised, "step", lambda m, d: m.clip_norm / m.length
-HALF_SKELLAM = skellam, "skellam", lambda mu, *a, f=poisson.skellam: f(mu / 2, *a)
+HALF_SKELLAM = skellam, "skellam", lambda mu, *a, f=skellam_noise.skellam: f(mu / 2, *a)
 LESS = lambda s, *a, f=ddgauss.discrete_gaussian: f(s * 16 / 25, *a)  # noqa: E731
-ROUND = lambda x, bound, rng, f=on_ring.conditional_round: f(x, None, rng)  # noqa: E731
-ANY_ROUNDING = on_ring, "conditional_round", ROUND
+ROUND = lambda x, bound, rng, f=modular_noise.conditional_round: f(x, None, rng)  # noqa: E731
+ANY_ROUNDING = modular_noise, "conditional_round", ROUND
 WIDE = (
-    on_ring,
+    modular_noise,
     "rotate",
-    lambda u, seed, f=on_ring.rotate: f(u, seed) * u.shape[-1] ** 0.5,
+    lambda u, seed, f=modular_noise.rotate: f(u, seed) * u.shape[-1] ** 0.5,
 )
 FIRST = privquant, "smallest", lambda keys, n: np.arange(keys.shape[1]) < n[:, None]
 SHARED = distributed_noise.SharedNoise

@@ -20,7 +20,7 @@ from dpcomm.mechanisms.contract import Local, mechanism, mechanism_class, regist
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.privacy import pairs
 from dpcomm.privacy.accounting import gaussian_delta, gaussian_guarantee, rdp_gaussian
-from dpcomm.privacy.fixed_cohorts import fixed_size_epsilon
+from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
 from dpcomm.privacy.guarantee import PROVED
 from dpcomm.privacy.losses import (
     Bracket,

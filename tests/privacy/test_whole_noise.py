@@ -10,7 +10,7 @@ from scipy.special import ive, ndtri_exp
 from tables import tabled
 
 from dpcomm.mechanisms.contract import mechanism
-from dpcomm.privacy.games import gaussian_curve
+from dpcomm.privacy.hypothesis_tests import gaussian_curve
 from dpcomm.privacy.whole_noise import (
     gaussian_curvature,
     normal_std,

@@ -23,12 +23,12 @@ from checkout import MODULES, ROOT
 from tables import tabled
 
 from dpcomm.core import checks, vectors, wire
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import compressive, contract, mvu_table, privquant, sqkr
-from dpcomm.privacy import audit, fixed_cohorts, null_messages
+from dpcomm.privacy import audit, fixed_size_accountant, rec_accountant
 from dpcomm.privacy.accounting import gaussian_guarantee
 from dpcomm.secagg import masking, protocol, ring, session, shamir
-from dpcomm.training import federated, replay
+from dpcomm.training import downlink, federated
 from dpcomm.training.task import sample_cohort
 
 SECONDS = 60.0  # of processor time before a call counts as hung; the slowest took 5
@@ -250,7 +250,7 @@ GOOD = {
             scores=SCORES, included=SCORES > 0.5, guesses=20, delta=1e-5, alarm=0.05
         ),
     },
-    "core.chance": {
+    "core.random": {
         "Insecure": dict(seed=3),
         "check_key": dict(key=None),
         "private_stream": dict(key=None),
@@ -279,7 +279,7 @@ GOOD = {
         "unrotate": dict(v=ROWS, seed=0),
         "block_size": dict(d=3),
     },
-    "privacy.games": {
+    "privacy.hypothesis_tests": {
         "check_plays": dict(present=True, n=3),
         "gaussian_curve": dict(mu=1.0, eps=[0.5]),
         "listed_curve": dict(p=LAW[0], q=LAW[1], eps=[0.5]),
@@ -352,7 +352,7 @@ GOOD = {
     "training.run_state": {
         "Ledger": dict(n_clients=3),
     },
-    "training.replay": {
+    "training.downlink": {
         "count_bits": dict(
             n_clients=5,
             cohort=2,
@@ -366,10 +366,10 @@ GOOD = {
         "write_counts": dict(values=[1, 300]),
         "read_counts": dict(data=b"\x01"),
         "parse_packet": dict(
-            data=replay.Packet("history", 1, 0, 1, 2, (0, 0), b"").to_bytes()
+            data=downlink.Packet("history", 1, 0, 1, 2, (0, 0), b"").to_bytes()
         ),
     },
-    "training.linear": {
+    "training.linear_model": {
         "Settings": dict(epochs=1, lr=0.1, momentum=0.5, batch=10),
     },
     "experiments.dprec_curves": {
@@ -385,7 +385,7 @@ GOOD = {
         "plan": dict(d=10, fraction=0.5, chunks=2, seed=0, kept="random", t=0),
         "recover": dict(y=np.ones(4), p=PLAN, penalty=0.05, iterations=3),
     },
-    "mechanisms.on_ring": {
+    "mechanisms.modular_noise": {
         "padded": dict(d=3),
         "check_release": dict(
             scale=0.01,
@@ -487,7 +487,7 @@ GOOD = {
         "loss_law": dict(s=1.0, K=4, up=True, width=1e-3),
         "decode_group": dict(d=3, std=1.0, seed=1, group=0, k=2),
     },
-    "privacy.null_messages": {
+    "privacy.rec_accountant": {
         "log_moment": dict(j=[2.0, -1.0], s=1.0, K=8),
         "rdp": dict(orders=[2, 3], c=1.0, K=8, groups=2, direction="both"),
         "rdp_mixture": dict(orders=[2, 3], c=1.0, K=8, q=0.1, groups=2),
@@ -518,7 +518,7 @@ GOOD = {
         "half_logit": dict(v=[1.0]),
         "rdp_signs": dict(orders=[2, 3], sigma=1.0, relation="replace", d=4),
     },
-    "secagg.poisson": {
+    "secagg.skellam_noise": {
         "check_mean": dict(mu=1.5),
         "poisson": dict(mu=1.5, shape=3, rng=RNG),
         "skellam": dict(mu=1.5, shape=3, rng=RNG),
@@ -586,7 +586,7 @@ GOOD = {
         ),
         "private_vote": dict(updates=ROWS, fraction=0.5, sigma=1.0, rng=RNG),
     },
-    "privacy.fixed_cohorts": {
+    "privacy.fixed_size_accountant": {
         "log_moments": dict(lam=[1.0, 2.0], sigma=1.0, q=0.1),
         "theorem1_epsilon": SMALL | dict(lambdas=[1.0, 2.0]),
         "fixed_size_rdp": dict(
@@ -686,7 +686,7 @@ GOOD = {
             signatures=3,
         ),
     },
-    "secagg.many": {
+    "secagg.hierarchical": {
         "session_sizes": dict(n=10, most=4),
         "assign": dict(n=10, most=5, seed=0),
         "session_parameters": dict(
@@ -948,7 +948,7 @@ INFINITE = {  # an infinity or nan that is documented where it is returned
     "mechanisms.vqsgd.VqSgd": "the same",
     "mechanisms.sqsgd.rotate": "a linear map hands on what it gets",
     "mechanisms.sqsgd.unrotate": "the same",
-    "privacy.null_messages.theorem1_epsilon": "eps = inf: nothing is proved",
+    "privacy.rec_accountant.theorem1_epsilon": "eps = inf: nothing is proved",
     "experiments.dprec_curves.local_epsilon": "the same",
 }
 
@@ -979,7 +979,9 @@ def test_a_bad_argument_is_refused_in_a_sentence_or_harmless(label):
         name: value
         for name, value in given.items()
         if not (
-            label.startswith(("core.checks.", "core.vectors.", "privacy.games."))
+            label.startswith(
+                ("core.checks.", "core.vectors.", "privacy.hypothesis_tests.")
+            )
             and name in OF_THE_CHECK
         )
     }
@@ -1028,12 +1030,15 @@ def test_the_fuzz_notices_raw_errors_hangs_and_nonsense(monkeypatch):
 @tabled(
     "call, says",
     [
-        (lambda: null_messages.rdp_local([1.5, 2], 1.0, -1), "K is -1"),
-        (lambda: null_messages.rdp_local([1.5], math.nan, 4), "c is nan"),
-        (lambda: null_messages.log_moment(200, 5.0, 16), "s is 5.0; .*lower s or j"),
-        (lambda: null_messages.log_moment(-(10**6), 1.0, 16), "j holds"),
-        (lambda: fixed_cohorts.guarantee_table(1.0, 100, 10, 2**63, 1e-5), "rounds is"),
-        (lambda: fixed_cohorts.participations(2**63, 0.1), "rounds is"),
+        (lambda: rec_accountant.rdp_local([1.5, 2], 1.0, -1), "K is -1"),
+        (lambda: rec_accountant.rdp_local([1.5], math.nan, 4), "c is nan"),
+        (lambda: rec_accountant.log_moment(200, 5.0, 16), "s is 5.0; .*lower s or j"),
+        (lambda: rec_accountant.log_moment(-(10**6), 1.0, 16), "j holds"),
+        (
+            lambda: fixed_size_accountant.guarantee_table(1.0, 100, 10, 2**63, 1e-5),
+            "rounds is",
+        ),
+        (lambda: fixed_size_accountant.participations(2**63, 0.1), "rounds is"),
         (
             lambda: gaussian_guarantee(
                 1.0, 1e-5, 0.1, 1000, sampling="poisson", orders=[2, 3, 2**63]
@@ -1054,7 +1059,7 @@ def test_the_fuzz_notices_raw_errors_hangs_and_nonsense(monkeypatch):
         ),
         (lambda: federated.Config(sampling="Poisson"), "sampling is 'Poisson'"),
         (
-            lambda: replay.count_bits(
+            lambda: downlink.count_bits(
                 10, 2, 3, MADE["rec"].bits(4), 128, sampling="Poisson"
             ),
             "sampling is 'Poisson'",
@@ -1098,7 +1103,7 @@ def test_the_fuzz_notices_raw_errors_hangs_and_nonsense(monkeypatch):
             lambda: shamir.reconstruct({0: 5, 1: 2}, 2),
             "different whole numbers above 0",
         ),
-        (lambda: replay.read_counts(b"\xff" * 300_000), "more than 70 bits"),
+        (lambda: downlink.read_counts(b"\xff" * 300_000), "more than 70 bits"),
         (
             lambda: MADE["topk"].__class__(0.5, 1.0, 1.0, 10, seed="anything"),
             "seed is 'anything'",

@@ -35,18 +35,18 @@ ROOMS = {
     "core": "",
     "privacy": "core",
     "secagg": "core",
-    "tasks": "core",
-    "report": "core privacy",
+    "datasets": "core",
+    "evidence": "core privacy",
     "mechanisms": "core privacy secagg",
     "interop": "core privacy mechanisms",
-    "training": "core privacy tasks mechanisms",
-    "experiments": "core privacy secagg tasks report mechanisms interop training",
+    "training": "core privacy datasets mechanisms",
+    "experiments": "core privacy secagg datasets evidence mechanisms interop training",
     "flower": "core mechanisms training",
     "flower_transport": "core training flower",
     "flower_server": "core mechanisms training flower flower_transport",
     "flower_sums": "core secagg mechanisms training flower flower_transport flower_server",
     "deployment": "core training flower_sums",
-    "cli": "core privacy tasks report mechanisms training experiments deployment",
+    "cli": "core privacy datasets evidence mechanisms training experiments deployment",
     "__main__": "cli",
 }
 WITHOUT_TORCH = (
@@ -54,7 +54,7 @@ WITHOUT_TORCH = (
     "core.files",
     "privacy",
     "training.floor",
-    "report",
+    "evidence",
     "experiments.runner",
     "experiments.grids",
     "experiments.costs",
@@ -425,12 +425,12 @@ def test_the_package_has_the_names_a_page_uses(notebook):
 
 def test_a_lost_name_is_noticed():
     code = (
-        "from dpcomm.report import results as r, nothing\n"
+        "from dpcomm.evidence import verdicts as r, nothing\n"
         "r.nonsense(r.Table)\nfrom dpcomm.core.wire import nowhere"
     )
     assert set(lost_names(code)) == {
         "r.nonsense",
-        "dpcomm.report.nothing",
+        "dpcomm.evidence.nothing",
         "dpcomm.core.wire.nowhere",
     }
 

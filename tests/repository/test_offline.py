@@ -81,7 +81,7 @@ def test_what_lacks_data_is_counted_at_the_end_by_reason():
         "-q",
         "-p",
         "no:cacheprovider",
-        ROOT / "tests" / "tasks" / "test_images.py",
+        ROOT / "tests" / "datasets" / "test_images.py",
         "-k",
         "counts_shapes",
     )

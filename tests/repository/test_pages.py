@@ -21,7 +21,7 @@ from checkout import PAGES, ROOT, Cell, cells, python, text
 from conftest import CPU, NOT_CHECKED, NOT_RUN, bare
 from tables import tabled
 
-from dpcomm.tasks import images
+from dpcomm.datasets import images
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 REL, ABS = 1e-2, 1e-6

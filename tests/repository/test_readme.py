@@ -13,7 +13,7 @@ from checkout import NOTEBOOKS, ROOT, cells, python
 from tables import tabled
 from test_pages import split
 
-from dpcomm.report import standing, tables
+from dpcomm.evidence import summaries, tables
 
 README = ROOT / "README.md"
 FIGURE = ROOT / "nbs" / "images" / "case.png"
@@ -21,7 +21,7 @@ INDEX = "nbs/index.ipynb"
 REFRESH = "run `PYTHONPATH=tests python tests/repository/test_readme.py`"
 
 
-MADE = {"papers": lambda: standing.summary("nbs")}
+MADE = {"papers": lambda: summaries.summary("nbs")}
 
 
 def made(name: str) -> str:

@@ -11,7 +11,7 @@ import torch
 from checkout import PAGES, ROOT
 from tables import tabled
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.wire import Message
 from dpcomm.mechanisms.contract import Total, mechanism
 from dpcomm.secagg import session as session_module

@@ -19,7 +19,7 @@ from laws import ALARM, count_bounds, drawn, fit, radius
 from tables import tabled
 
 from dpcomm.core import vectors
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.secagg import discrete, ring
 from dpcomm.secagg.discrete import discrete_gaussian
 from dpcomm.secagg.ring import FixedPoint, Overflow, Ring

@@ -29,7 +29,7 @@ from scipy import stats
 from tables import tabled
 
 from dpcomm.core import wire
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.secagg import client as client_module
 from dpcomm.secagg import masking, protocol, server, shamir
 from dpcomm.secagg import session as session_module

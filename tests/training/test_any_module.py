@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import groups, pack, trainable, unpack
+from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import mechanism
-from dpcomm.tasks.images import Federation
 from dpcomm.training import federated_round, functional, local_sgd
 from dpcomm.training.federated import Config, Task, simulate
 

@@ -11,7 +11,7 @@ from tables import tabled
 from torch import nn
 
 from dpcomm import Config, Deployment, Task, mechanism, simulate
-from dpcomm.tasks.images import Federation
+from dpcomm.datasets.images import Federation
 from dpcomm.training import promises
 
 

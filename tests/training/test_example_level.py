@@ -15,11 +15,11 @@ from laws import count_bounds, radius
 from scipy.special import expit
 from scipy.stats import norm
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import flatten, groups
+from dpcomm.datasets import images as data
 from dpcomm.mechanisms import contract, mvu
 from dpcomm.privacy.accounting import gaussian_guarantee
-from dpcomm.tasks import images as data
 from dpcomm.training import example_level, federated, fused, models, run_state
 from dpcomm.training.federated import Config, Task
 

@@ -9,9 +9,9 @@ from checkout import ROOT
 from torch import nn
 
 from dpcomm import mechanism
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import pack
-from dpcomm.tasks.images import Federation
+from dpcomm.datasets.images import Federation
 from dpcomm.training import models
 from dpcomm.training.federated import Config, Task, simulate
 

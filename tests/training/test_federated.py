@@ -24,13 +24,13 @@ from torch import nn
 
 from dpcomm.core import files
 from dpcomm.core import vectors as core
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.wire import Bits
+from dpcomm.datasets import images as data
 from dpcomm.mechanisms import contract
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.rec import Rec
 from dpcomm.privacy.guarantee import PREMISES, Guarantee
-from dpcomm.tasks import images as data
 from dpcomm.training import (
     federated,
     federated_round,
@@ -117,7 +117,7 @@ def outcome(run: federated.Run) -> dict:
 
 @tabled(
     "name", [name for name in models.MODELS if name != "lstm"]
-)  # which trains itself: tests/tasks/test_shakespeare.py
+)  # which trains itself: tests/datasets/test_shakespeare.py
 @tabled("engine", [e for e in local_sgd.ENGINES if e != "loop"])
 def test_engines_agree_with_the_loop(engine, name):
     """In float64, with clients of unequal size, two epochs and last batches that are
@@ -1150,9 +1150,9 @@ def test_copies_of_a_client_train_and_hide_apart():
 CROWD = """
 import resource
 import numpy as np
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import contract
-from dpcomm.tasks import images
+from dpcomm.datasets import images
 from dpcomm.training import federated, models
 parts = tuple(np.arange(4) + i % 1400 for i in range(10_000))
 clients = images.Federation(images.load("digits"), parts, "crowd")

@@ -14,11 +14,11 @@ from tables import tabled
 from torch import nn
 from torch.nn import functional as F
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import pack, unpack
+from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.mechanisms.deployments import Deployment
-from dpcomm.tasks.images import Federation
 from dpcomm.training import federated, functional, local_sgd
 from dpcomm.training.federated import Config, Task, simulate
 from dpcomm.training.functional import Misfit, check_fit

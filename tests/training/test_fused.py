@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tables import tabled
 from torch import nn
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.training import fused, models
 from dpcomm.training.local_sgd import train_loop

@@ -13,11 +13,11 @@ from cases import CASES
 from laws import radius
 from torch import nn
 
-from dpcomm.core.chance import Insecure, seed_tree
+from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.core.vectors import flatten
+from dpcomm.datasets import images
 from dpcomm.experiments import grids, runner
 from dpcomm.mechanisms.contract import mechanism
-from dpcomm.tasks import images
 from dpcomm.training import (
     federated,
     federated_round,

@@ -8,7 +8,7 @@ from scipy import stats
 from tables import tabled
 from torch import nn
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import flatten, groups
 from dpcomm.training import models
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import pack
+from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import mechanism
-from dpcomm.tasks.images import Federation
 from dpcomm.training import (
     example_level,
     federated,

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import flatten
+from dpcomm.datasets import images as data
 from dpcomm.mechanisms import topk
 from dpcomm.mechanisms.gaussian import Gaussian
-from dpcomm.tasks import images as data
 from dpcomm.training import federated, fused, local_sgd, models, run_state
 from dpcomm.training.federated_round import average, one_round, train_cohort
 

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dpcomm.core.chance import seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import clip_l2, pack
+from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import mechanism
-from dpcomm.tasks.images import Federation
 from dpcomm.training import example_level, federated_round
 from dpcomm.training.federated import Config, Task, simulate
 from dpcomm.training.federated_round import shares

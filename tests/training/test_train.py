@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import dpcomm
-from dpcomm.core.chance import seed_tree
-from dpcomm.tasks.images import Federation
+from dpcomm.core.random import seed_tree
+from dpcomm.datasets.images import Federation
 
 RULES = dict(n_clients=6, cohort=3, rounds=4, delta=1e-2, sampling="fixed")
 

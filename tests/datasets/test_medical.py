@@ -1,0 +1,420 @@
+"""medical: counts and features of the stand-ins, the paper's own format, virtual
+hospitals, the network and its metrics.
+"""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from conftest import or_skip
+from hypothesis import given
+from hypothesis import strategies as some
+from sklearn.preprocessing import MinMaxScaler
+from tables import tabled
+
+from dpcomm.core.random import seed_tree
+from dpcomm.core.vectors import flatten
+from dpcomm.datasets import images, medical
+from dpcomm.training import local_sgd, models, tabular
+
+
+@pytest.fixture(scope="module")
+def diabetes():
+    return or_skip(medical.diabetes130)
+
+
+@pytest.fixture(scope="module")
+def physionet():
+    return or_skip(medical.physionet2012)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("made") / "premier.csv"
+    return medical.write_synthetic_admissions(path, 2000, seed_tree(0))
+
+
+@pytest.fixture(scope="module")
+def made(table):
+    return medical.read_admissions(table)
+
+
+# ---- features
+
+
+def test_code_features_counts_a_code_once_a_record():
+    x, names = medical.code_features([["b", "a", "a"], ["a"], iter("ca"), []], 1)
+    assert names == ("a", "b", "c") and x.dtype == np.float32
+    assert x.tolist() == [[1, 1, 0], [1, 0, 0], [1, 0, 1], [0, 0, 0]]
+
+
+CODES = some.lists(some.sampled_from("abcdefg"), max_size=9)
+
+
+@given(some.lists(CODES, min_size=1, max_size=30), some.integers(1, 6))
+def test_a_feature_is_kept_exactly_where_enough_records_have_it(lists, least):
+    x, names = medical.code_features(lists, least)
+    frequent = {c for c in "abcdefg" if sum(c in codes for codes in lists) >= least}
+    assert set(names) == frequent and x.shape == (len(lists), len(names))
+    assert x.tolist() == [[name in codes for name in names] for codes in lists]
+
+
+def test_scale_range_is_minmax_of_the_range_and_not_of_the_records():
+    values = np.array([15.0, 52.0, 89.0, 7.0, 120.0, np.nan])
+    scaled = medical.scale_range(values, 15, 89)
+    assert scaled.tolist() == [0, 0.5, 1, 0, 1, 0] and scaled.dtype == np.float32
+    inside = values[:3, None]
+    assert np.allclose(scaled[:3], MinMaxScaler().fit(inside).transform(inside)[:, 0])
+    alone = medical.scale_range(values[1:2], 15, 89)
+    assert alone == scaled[1], "the other records change nothing"
+    two = medical.scale_range(np.array([[1.0, 10.0], [2.0, 30.0]]), (0, 10), (2, 30))
+    assert two.tolist() == [[0.5, 0.0], [1.0, 1.0]]
+
+
+def test_assemble_puts_codes_first():
+    codes, ages = [["z"], ["y", "z"]], {"age": [0.25, 0.5]}
+    records = medical.assemble("made", codes, ages, [True, False], 1)
+    assert records.columns == ("y", "z", "age") and records.hospitals is None
+    assert records.y.tolist() == [1, 0] and records.y.dtype == torch.int64
+    assert records.x.tolist() == [[0, 1, 0.25], [1, 1, 0.5]]
+    assert records.x.dtype == torch.float32
+
+
+# ---- the stand-ins
+
+FLAGS = "gender", "admission", "drug", "icd9", "icu", "measured"
+
+
+def check(records, n, deaths):
+    counts = len(records.y), int(records.y.sum())
+    assert counts == (n, deaths) == medical.ADMISSION_COUNTS[records.name]
+    x, columns = records.x, records.columns
+    assert x.shape == (n, len(columns)) and len(set(columns)) == len(columns)
+    assert x.dtype == torch.float32 and records.y.dtype == torch.int64
+    assert float(x.min()) == 0.0 and float(x.max()) == 1.0
+    codes = x[:, [j for j, c in enumerate(columns) if c.split()[0] in FLAGS]]
+    assert bool((codes * (1 - codes) == 0).all()) and int(codes.sum(0).min()) >= 100
+
+
+KINDS = dict(gender=2, admission=4, drug=11, icd9=265, age=1, medications=1)
+
+
+@pytest.mark.deep
+def test_diabetes130_counts_and_features(diabetes):
+    "The columns are none but these, so none says how the stay ended."
+    check(diabetes, 101_766, 1_652)
+    columns, x, dead = diabetes.columns, diabetes.x, diabetes.y.bool()
+    found = {k: sum(c.split()[0] == k for c in columns) for k in KINDS}
+    assert found == KINDS and len(columns) == sum(KINDS.values())
+    names = "gender Female", "admission Elective", "drug insulin", "icd9 250"
+    counts = [int(x[:, columns.index(name)].sum()) for name in names]
+    assert counts == [54_708, 18_869, 54_383, 17_861]
+    gap = (x[dead].mean(0) - x[~dead].mean(0)).abs()
+    assert float(gap.max()) < 0.4, "no feature alone separates the dead"
+
+
+@pytest.mark.deep
+def test_what_the_papers_filters_would_leave(diabetes):
+    path = images.data_root() / "diabetes130" / "dataset_diabetes" / "diabetic_data.csv"
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    dead = medical.DEATH_DISPOSITIONS
+    died = [row["discharge_disposition_id"] in dead for row in rows]
+    assert torch.equal(diabetes.y, torch.tensor(died).long()), "the table's order"
+    kept = [
+        d
+        for row, d in zip(rows, died)
+        if row["admission_type_id"] not in ("3", "4")
+        and int(row["time_in_hospital"]) >= 3
+        and row["age"] not in ("[0-10)", "[10-20)")
+    ]
+    assert (len(kept), sum(kept)) == (57_411, 977)
+    for field, values, n in (
+        ("discharge_disposition_id", ("13", "14"), 771),
+        ("discharge_disposition_id", ("19", "20", "21"), 10),
+        ("admission_type_id", ("7",), 21),
+        ("gender", ("Unknown/Invalid",), 3),
+    ):
+        assert sum(row[field] in values for row in rows) == n
+    assert len({row["patient_nbr"] for row in rows}) == 71_518
+
+
+@pytest.mark.deep
+def test_physionet2012_counts_and_features(physionet):
+    check(physionet, 12_000, 1_707)
+    columns = {c: physionet.x[:, j] for j, c in enumerate(physionet.columns)}
+    assert len(columns) == 160 and sum(c.startswith("measured") for c in columns) == 38
+    icu = [values for c, values in columns.items() if c.startswith("icu")]
+    assert (sum(icu) == 1).all() and len(icu) == 4
+    for name in ("HR", "Lactate", "TroponinT"):
+        least, mean, most = (columns[f"{w} {name}"] for w in ("least", "mean", "most"))
+        assert (least <= mean + 1e-6).all() and (mean <= most + 1e-6).all()
+        assert float(most[columns[f"measured {name}"] == 0].abs().sum()) == 0.0
+
+
+def test_first_day_reads_one_day_and_no_impossible_value():
+    text = (
+        "Time,Parameter,Value\n00:00,RecordID,1\n00:00,Age,54\n00:00,Gender,-1\n"
+        "00:00,Height,-1\n00:00,ICUType,4\n00:07,HR,73\n"
+        "01:00,,4.2\n09:00,pH,735\n23:59,HR,70\n24:00,HR,200\n47:00,Lactate,3\n"
+    )
+    found = {"Age": [54], "Gender": [-1], "ICUType": [4], "HR": [73, 70]}
+    assert medical.first_day(text) == found
+    assert all(low < high for low, high in medical.BOUNDS.values())
+
+
+def test_missing_files_and_parts_of_a_stand_in_are_named(tmp_path):
+    for load, file in (
+        (medical.diabetes130, "diabetic_data.csv"),
+        (medical.physionet2012, "Outcomes-a.txt"),
+    ):
+        says = f"{load.__name__} is not under the data root: {file}.*DPCOMM_DATA"
+        with pytest.raises(FileNotFoundError, match=says):
+            load(tmp_path)
+    folder = tmp_path / "diabetes130" / "dataset_diabetes"
+    folder.mkdir(parents=True)
+    head = ",".join((*medical.COLUMNS[:-1], "insulin", "change"))
+    row = "Male,[50-60),1,11,3,250,?,401,No,Up,Ch"
+    (folder / "diabetic_data.csv").write_text(f"{head}\n{row}\n")
+    says = "diabetes130: 1 admissions and 1 deaths, not .101766, 1652."
+    with pytest.raises(ValueError, match=says):
+        medical.diabetes130(tmp_path, min_records=1)
+    folder = tmp_path / "physionet2012"
+    folder.mkdir()
+    (folder / "Outcomes-a.txt").write_text("RecordID,In-hospital_death\n7,1\n")
+    with pytest.raises(FileNotFoundError, match="set-a/7.txt"):
+        medical.physionet2012(tmp_path)
+
+
+# ---- the paper's own format
+
+HEAD = ",".join(medical.TABLE_COLUMNS)
+COLUMNS = "admission Trauma Center|admission Urgent|code x|code y|gender Male"
+COLUMNS += "|gender Unknown|age|mrci"
+
+
+def test_premier_reads_what_the_table_says(tmp_path):
+    path = tmp_path / "p.csv"
+    rows = 'A,52,Male,Urgent,31,x;y; x,1\n"B, C",15,Unknown,Trauma Center,90.5,,0\n'
+    path.write_text(f"hospital,age,gender,admission_type,mrci,codes,died\n{rows}")
+    found = medical.read_admissions(path, min_records=1)
+    assert found.columns == tuple(COLUMNS.split("|")) and found.name == "premier"
+    assert found.x.tolist() == [[0, 1, 1, 1, 1, 0, 0.5, 0.5], [1, 0, 0, 0, 0, 1, 0, 1]]
+    assert found.y.tolist() == [1, 0] and found.hospitals == ("A", "B, C")
+
+
+@tabled(
+    "row, message",
+    [
+        (",52,Male,Urgent,3,x,1", "hospital is empty"),
+        ("A,14,Male,Urgent,3,x,1", "age is '14'; it must be a number from 15 to 89"),
+        ("A,,Male,Urgent,3,x,1", "age is ''"),
+        ("A,nan,Male,Urgent,3,x,1", "age is 'nan'"),
+        ("A,52,male,Urgent,3,x,1", "gender is 'male'; .*Male, Female, Unknown"),
+        ("A,52,Male,Elective,3,x,1", "admission_type is 'Elective'; .*Trauma Center"),
+        ("A,52,Male,Urgent,-3,x,1", "mrci is '-3'"),
+        ("A,52,Male,Urgent,3,x,yes", "died is 'yes'; it must be one of 0, 1"),
+        ("A,52,Male,Urgent,3,x", "6 fields, not 7"),
+        ("A,52,Male,Urgent,3,x,y,1", "8 fields, not 7"),
+    ],
+)
+def test_a_wrong_row_is_named(row, message, table, tmp_path):
+    lines = table.read_text().splitlines()[:9]
+    lines[4] = row
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=f"t.csv, row 5: {message}.*correct the row"):
+        medical.read_admissions(tmp_path / "t.csv")
+
+
+def test_check_admission_admits_a_good_row():
+    row = "A", "89", "Female", "Emergency", "2.5", "d1; d2;", "0"
+    row = dict(zip(medical.TABLE_COLUMNS, row))
+    codes = ["gender Female", "admission Emergency", "code d1", "code d2"]
+    assert medical.check_admission("here", row) == (codes, 89.0, 2.5, 0)
+
+
+@tabled(
+    "text, message",
+    [
+        ("hospital,age\n", "row 1: lacks the column gender"),
+        ("", "row 1: lacks the column hospital"),
+        (f"{HEAD},extra\n", "row 1: has the unknown column 'extra'"),
+        (f"{HEAD}\n", "holds no admission"),
+    ],
+)
+def test_a_wrong_header_or_an_empty_table_is_refused(text, message, tmp_path):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ValueError, match=f"t.csv.*{message}"):
+        medical.read_admissions(tmp_path / "t.csv")
+
+
+def test_made_table_is_the_same_again_and_can_be_learned(made, table, tmp_path):
+    def again(**more):
+        path = tmp_path / "again.csv"
+        return medical.write_synthetic_admissions(path, rng=seed_tree(0), **more)
+
+    assert table.read_bytes() == again(n=2000).read_bytes()
+    assert int(made.y.sum()) == 200 and len(set(made.hospitals)) == 10
+    assert 20 < len(made.columns) < 400
+    older = made.x[:, made.columns.index("age")]
+    assert float(older[made.y == 1].mean() - older[made.y == 0].mean()) > 0.05
+    for bad in (dict(n=0), dict(n=9, codes=19)):
+        with pytest.raises(ValueError):
+            again(**bad)
+
+
+# ---- virtual hospitals
+
+
+def check_split(split, records, n_hospitals, public_deaths):
+    "Every record is in one place, and every hospital has as many and a death."
+    federation, n = split.federation, len(records.y)
+    y, parts = federation.data.y.numpy(), federation.parts
+    assert len(parts) == n_hospitals and len(set(federation.sizes)) == 1
+    assert sorted(np.concatenate(parts)) == list(range(len(y)))
+    assert min(y[part].sum() for part in parts) >= 1
+    assert int(split.public_y.sum()) == public_deaths
+    n_public, n_test = len(split.public_y), len(federation.data.y_test)
+    assert len(y) + n_public + split.dropped + n_test == n
+    assert split.dropped < n_hospitals and n_test == n - round(0.8 * n)
+
+
+def test_virtual_hospitals_belong_to_their_stream(made):
+    split, again, other = (
+        medical.virtual_hospitals(made, 40, seed_tree(i), public_deaths=5)
+        for i in (0, 0, 1)
+    )
+    assert isinstance(split, medical.Split)
+    check_split(split, made, 40, 5)
+    assert again.federation.partition_hash == split.federation.partition_hash
+    assert torch.equal(again.public_x, split.public_x)
+    assert not torch.equal(other.federation.data.x_test, split.federation.data.x_test)
+    y = split.federation.data.y.numpy()
+    for part in split.federation.parts:
+        visit = local_sgd.downsample_majority(part, y, seed_tree(0))
+        assert len(visit) == 2 * y[part].sum() and y[visit].mean() == 0.5
+        assert set(visit) <= set(part) and len(set(visit)) == len(visit)
+
+
+def test_no_record_is_in_two_places():
+    n = 500
+    y = (torch.arange(n) % 10 == 0).long()
+    ids = torch.arange(n, dtype=torch.float32)[:, None] / n
+    records = medical.Records("made", ids, y, ("id",))
+    split = medical.virtual_hospitals(records, 7, seed_tree(3), public_deaths=4)
+    data = split.federation.data
+    where = [data.x, data.x_test, split.public_x]
+    assert len(torch.cat(where).unique()) == sum(map(len, where)) == n - split.dropped
+    for x, labels in zip(where, (data.y, data.y_test, split.public_y)):
+        assert torch.equal(labels, y[(x[:, 0] * n).round().long()])
+
+
+def test_deaths_are_dealt_evenly_over_hospitals():
+    """Beyond the first, a death falls on every hospital alike: the largest of 20 totals
+    over 300 deals stays inside a 1e-6 radius.
+    """
+    y = (torch.arange(400) % 4 == 0).long()
+    records = medical.Records("made", torch.zeros(400, 1), y, ("nothing",))
+    totals = np.zeros(20)
+    for i in range(300):
+        split = medical.virtual_hospitals(records, 20, seed_tree(4, i), public_deaths=2)
+        labels = split.federation.data.y.numpy()
+        totals += [labels[part].sum() for part in split.federation.parts]
+    spread = np.sqrt(300 * 14 / 4)  # one deal varies at most as 14 coins do
+    assert abs(totals - totals.mean()).max() < 5.4 * spread
+
+
+@tabled(
+    "call, message",
+    [
+        (dict(n_hospitals=0), "n_hospitals is 0"),
+        (dict(n_hospitals=160), "n_hospitals is 160; .* whole number from 1 to 1[2-5]"),
+        (dict(n_hospitals=4, public_deaths=0), "public_deaths is 0"),
+        (dict(n_hospitals=4, public_deaths=999), "public_deaths is 999"),
+        (dict(n_hospitals=4, test=1.0), "test is 1.0; it must be in"),
+        (lambda: medical.code_features([["a"]], 0), "min_records is 0"),
+        (
+            lambda: medical.scale_range(np.ones(2), 3, 3),
+            "low is 3 and high 3; .* below",
+        ),
+        (lambda: tabular.mlp(5, seed_tree(0), "keras"), "'keras'; .* of glorot, torch"),
+        (lambda: tabular.mlp(0, seed_tree(0)), "features is 0"),
+    ],
+)
+def test_bad_arguments_are_refused(call, message, made):
+    with pytest.raises(ValueError, match=message):
+        if isinstance(call, dict):
+            medical.virtual_hospitals(made, rng=seed_tree(0), **call)
+        else:
+            call()
+
+
+def test_the_papers_own_numbers():
+    """Table 4's training size is the rounded 80 %, and the public batch is what 5,010
+    hospitals of 203 leave over.
+    """
+    assert round(0.8 * 1_271_733) == 32_106 + 985_280 == 1_017_386
+    assert 1_271_733 - 1_017_386 == 7_882 + 246_465
+    assert divmod(1_017_386, 5010) == (203, 356)
+
+
+@pytest.mark.deep
+def test_the_stand_ins_make_1300_hospitals(diabetes, physionet):
+    for records, size, public in ((diabetes, 62, 733), (physionet, 7, 83)):
+        split = medical.virtual_hospitals(records, 1300, seed_tree(0, "hospitals"))
+        check_split(split, records, 1300, 12)
+        assert split.federation.sizes[0] == size
+        assert abs(len(split.public_y) - public) < 0.1 * public
+
+
+# ---- network and metrics
+
+BOUNDS = {
+    "glorot": ((6 / 7480) ** 0.5, (6 / 201) ** 0.5),
+    "torch": (7280**-0.5, 200**-0.5),
+}
+
+
+@tabled("law", BOUNDS)
+def test_mlp_has_the_papers_size(law):
+    net, again = (tabular.mlp(7280, seed_tree(0), law) for _ in range(2))
+    weights, twin = (flatten(p.detach() for p in n.parameters()) for n in (net, again))
+    assert len(weights) == 1_496_601 and torch.equal(weights, twin)
+    (bound, bound_of_last), last = BOUNDS[law], net[4].weight.detach()
+    most = float(net[0].weight.detach().abs().max())
+    assert 0.999 * bound < most <= bound * 1.000001 and last.shape == (1, 200)
+    assert (law == "glorot") == (not any(layer.bias.any() for layer in net[::2]))
+    assert abs(float(last.std()) * 3**0.5 / bound_of_last - 1) < 0.2
+
+
+def test_metrics_by_hand():
+    """A linear 'network' whose log-odds are the features: 3 of 4 deaths found, 1 of 2
+    survivors; AUROC counts ordered pairs.
+    """
+    model = models.initialise(torch.nn.Sequential(torch.nn.Linear(1, 1)), seed_tree(0))
+    x = torch.tensor([[2.0], [1.0], [0.5], [-1.0], [0.7], [-2.0]])
+    y = torch.tensor([1, 1, 1, 1, 0, 0])
+    found = tabular.metrics(model, torch.tensor([1.0, 0.0]), x, y)
+    dead, alive = x[y == 1, 0].numpy(), x[y == 0, 0].numpy()
+    odds = np.where(y.numpy() == 1, 1, -1) * x[:, 0].numpy()
+    wanted = {
+        "balanced_accuracy": 100 * (3 / 4 + 1 / 2) / 2,
+        "auroc": (dead[:, None] > alive).mean(),
+        "loss": np.log1p(np.exp(-odds)).mean(),
+    }
+    assert found == pytest.approx(wanted, rel=1e-6)
+    assert [*found] == [*wanted], "the first is the one shown in percent"
+    nothing = tabular.metrics(model, torch.zeros(2), x, y)
+    blind = {"balanced_accuracy": 50.0, "auroc": 0.5, "loss": np.log(2)}
+    assert nothing == pytest.approx(blind)
+    with pytest.raises(ValueError, match="one class only"):
+        tabular.metrics(model, torch.zeros(2), x[:4], y[:4])
+
+
+def test_metrics_do_not_depend_on_how_often_all_records_stand_there(made):
+    net = tabular.mlp(len(made.columns), seed_tree(0))
+    w = flatten(p.detach() for p in net.parameters())
+    once = tabular.metrics(net, w, made.x, made.y)
+    five = tabular.metrics(net, w, made.x.repeat(5, 1), made.y.repeat(5))
+    assert once == pytest.approx(five, rel=1e-5)

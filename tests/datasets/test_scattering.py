@@ -1,0 +1,450 @@
+"""scattering: kymatio's coefficients one by one, symmetries that any scattering
+transform has, and a cache that is never half written.
+"""
+
+import io
+import math
+import re
+import signal
+import threading
+
+import numpy as np
+import pytest
+import scipy.special
+import torch
+from checkout import python
+from tables import tabled
+from torch.nn import functional
+
+from dpcomm.core.random import seed_tree
+from dpcomm.datasets import images as data
+from dpcomm.datasets import scattering
+from dpcomm.datasets.scattering import (
+    averaging_matrix,
+    cache_fault,
+    cache_path,
+    check_images,
+    features,
+    gabor,
+    group_norm,
+    morlet,
+    scatter,
+    write_once,
+)
+
+DIGITS = data.load("digits")
+ORDER = torch.tensor([1] + 16 * [2] + 64 * [3])  # filters that a coefficient has passed
+
+
+def noise(*shape, seed=0):
+    return torch.from_numpy(seed_tree(seed, "images").random(shape, dtype=np.float32))
+
+
+def standard(x, name):
+    mean, std = (torch.tensor(v).reshape(-1, 1, 1) for v in scattering.PIXELS[name])
+    return (x - mean) / std
+
+
+def colour(n):
+    "Smooth coloured images with edges, normalised as CIFAR-10's are."
+    x = functional.interpolate(noise(n, 3, 5, 5), size=(32, 32), mode="bicubic")
+    return standard(x + (noise(n, 3, 1, 1, seed=1) > 0.5) * torch.eye(32), "cifar10")
+
+
+def near(a, b, atol=1e-12):
+    return torch.allclose(a, b, rtol=0, atol=atol)
+
+
+# ---- against the reference
+
+
+@pytest.fixture(scope="module")
+def kymatio():
+    """kymatio's transform; scipy has renamed a function that its import asks for and
+    the two-dimensional transform does not call.
+    """
+    if not hasattr(scipy.special, "sph_harm"):
+        scipy.special.sph_harm = None
+    from kymatio.torch import Scattering2D
+
+    return lambda x, **more: Scattering2D(J=2, shape=tuple(x.shape[2:]), **more)(
+        x.contiguous()
+    ).flatten(1, 2)
+
+
+KINDS = {
+    "digits": DIGITS.x[:12],
+    "grey noise": noise(6, 1, 28, 28),
+    "strokes": (DIGITS.x[12:20] > 0.5).float(),
+    "colour": colour(6),
+    "colour noise": noise(3, 3, 32, 32),
+    "wide": noise(2, 2, 28, 40),
+    "tiny": noise(2, 1, 8, 12),
+}
+
+
+@tabled("kind", KINDS)
+def test_every_coefficient_is_kymatios(kind, kymatio):
+    images = KINDS[kind]
+    ours, theirs = scatter(images), kymatio(images)
+    assert ours.shape == theirs.shape and ours.dtype == torch.float32
+    scale = max(1.0, float(images.abs().max()))
+    assert (ours - theirs).abs().max() < 4e-5 * scale
+    # kymatio's normalisation writes 3.1415 for pi, once a filter
+    pi = (3.1415 / math.pi) ** ORDER.repeat(images.shape[1])[:, None, None]
+    assert (ours - theirs * pi).abs().max() < 2e-6 * scale
+    if kind in ("digits", "colour"):
+        assert near(group_norm(ours), functional.group_norm(theirs, 27), 1e-3)
+
+
+@tabled("turns", [2, 3, 6])
+def test_other_numbers_of_directions_are_kymatios(turns, kymatio):
+    images = noise(2, 1, 28, 28)
+    assert near(scatter(images, turns), kymatio(images, L=turns), 4e-5)
+
+
+# ---- filters
+
+
+def test_gabor_is_centred_and_has_the_stated_peak():
+    bell = gabor((40, 36), 1.6)
+    assert bell.shape == (40, 36) and np.abs(bell).argmax() == 0
+    assert np.allclose(bell.sum(), 1, atol=1e-5)
+    peak = np.abs(np.fft.fft2(gabor((40, 40), 3.0, 0.0, 2 * np.pi * 7 / 40))).argmax()
+    assert np.unravel_index(peak, (40, 40)) == (7, 0)
+
+
+def test_wavelets_sum_to_zero_have_real_spectra_and_amplify_no_frequency():
+    for size in ((36, 36), (40, 40), (36, 40)):
+        psi = np.stack([morlet(size, j, t) for j, t in np.ndindex(2, 8)])
+        spectra = np.fft.fft2(psi)
+        assert (
+            np.abs(psi.sum((1, 2))).max() < 1e-12 and np.abs(spectra.imag).max() < 1e-12
+        )
+        psi = spectra.real
+        mirrored = np.roll(psi[:, ::-1, ::-1], 1, (1, 2))
+        cover = np.fft.fft2(gabor(size, 1.6)).real ** 2
+        assert (cover + (psi**2 + mirrored**2).sum(0) / 2).max() <= 1 + 1e-12
+
+
+def test_averages_sum_to_one_and_drop_the_margin():
+    for n, step in ((36, 1), (36, 2), (40, 1), (40, 2)):
+        matrix = averaging_matrix(n, step)
+        assert matrix.shape == (n // 4 - 2, n // step) and np.allclose(matrix.sum(1), 1)
+        assert (matrix.argmax(1) == np.arange(4, n - 4, 4) // step).all()
+
+
+# ---- properties of the transform
+
+
+@tabled("channels, side, d", [(1, 28, 3_969), (3, 32, 15_552)])
+def test_shapes_are_the_papers(channels, side, d):
+    s = scatter(noise(2, channels, side, side))
+    assert s.shape == (2, 81 * channels, side // 4, side // 4) and s[0].numel() == d
+
+
+def test_a_batch_is_a_loop_and_channels_do_not_mix():
+    images = colour(5)
+    whole = scatter(images)
+    assert near(whole, torch.cat([scatter(x[None]) for x in images]), 1e-5)
+    alone = torch.cat([scatter(images[:, c : c + 1]) for c in range(3)], 1)
+    assert near(whole, alone, 1e-5)
+    for block in (1, 7, 10_000):
+        assert near(whole, scatter(images, block=block), 1e-5)
+    images[:, 1] = 0
+    changed = (scatter(images) - whole).abs().amax((0, 2, 3)) > 1e-6
+    assert changed[81:162].all() and not changed[:81].any() and not changed[162:].any()
+    assert scatter(images[:0]).shape == (0, 243, 8, 8)
+
+
+def test_single_and_double_precision_agree():
+    images = torch.cat([DIGITS.x[:20], noise(4, 1, 28, 28)])
+    assert near(scatter(images).double(), scatter(images.double()), 2e-6)
+
+
+def test_zero_stays_zero_and_a_constant_is_order_zero():
+    assert not scatter(torch.zeros(2, 1, 28, 28)).any()
+    constant = scatter(torch.full((1, 1, 28, 28), 0.7).double())[0]
+    assert (constant[0] - 0.7).abs().max() < 1e-5 and constant[1:].abs().max() < 1e-6
+    assert not group_norm(torch.zeros(2, 81, 7, 7)).any()
+
+
+def test_scaling_an_image_scales_its_coefficients():
+    images = noise(3, 1, 28, 28).double()
+    scaled, s = scatter(-2.5 * images), scatter(images)
+    assert near(scaled[:, 1:], 2.5 * s[:, 1:]) and near(scaled[:, :1], -2.5 * s[:, :1])
+
+
+def test_four_pixels_move_the_coefficients_by_one():
+    images = torch.zeros(2, 1, 64, 64).double()
+    images[:, :, 28:36, 28:36] = noise(2, 1, 8, 8)
+    moved = scatter(images.roll((4, -8), (2, 3)))
+    inside = slice(2, -2)  # what enters over the border comes from the margin
+    wanted = scatter(images).roll((1, -2), (2, 3))
+    assert near(moved[..., inside, inside], wanted[..., inside, inside])
+
+
+def test_a_mirror_at_the_diagonal_permutes_the_directions():
+    images = noise(3, 1, 28, 28).double()
+    # direction t has angle (3 - t) pi / 8, mirrored it has (1 + t) pi / 8
+    turn = (2 - torch.arange(8)) % 8
+    second = 17 + (8 * turn[:, None] + turn).flatten()
+    channel = torch.cat([torch.tensor([0]), 1 + turn, 9 + turn, second])
+    assert near(scatter(images.mT), scatter(images).mT[:, channel])
+
+
+def lengths(x):
+    return x.flatten(1).norm(dim=1)
+
+
+def test_two_images_come_no_further_apart():
+    x, y = noise(6, 1, 40, 40).double(), noise(6, 1, 40, 40, seed=3).double()
+    for z in (y, x + 0.1 * y, x.roll(1, -1)):
+        moved = lengths(scatter(x) - scatter(z))
+        assert (4 * moved <= 1.02 * lengths(x - z)).all()
+
+
+def test_a_shifted_stroke_changes_the_features_less_than_the_pixels():
+    x = (DIGITS.x_test[:64] > 0.5).float()
+
+    def change(f):
+        return float((lengths(f(x.roll(1, -1)) - f(x)) / lengths(f(x))).mean())
+
+    assert change(scatter) < change(lambda images: images) / 2
+
+
+@tabled("channels, groups", [(81, 27), (243, 27), (81, 1), (81, 81)])
+def test_group_norm_is_torchs(channels, groups):
+    fall = 10.0 ** -torch.arange(channels).div(20, rounding_mode="floor")
+    x = noise(4, channels, 7, 7) ** 4 * fall[:, None, None]
+    for tiny in (1e-5, 0.1):
+        theirs = functional.group_norm(x, groups, eps=tiny)
+        assert torch.allclose(group_norm(x, groups, tiny=tiny), theirs, atol=1e-5)
+    assert torch.equal(group_norm(x, groups), group_norm(x, groups, tiny=1e-5))
+
+
+# ---- refusals
+
+
+@tabled(
+    "images, says",
+    [
+        (noise(1, 28, 28), "(n, channels, height, width)"),
+        (noise(1, 1, 28, 28).numpy(), "ndarray"),
+        ((255 * noise(1, 1, 28, 28)).byte(), "divide bytes by 255"),
+        (noise(1, 1, 30, 28), "30 x 28 pixels; both sides must be multiples of 4"),
+        (noise(1, 1, 4, 4), "at least 8"),
+        (noise(1, 1, 28, 28) / 0, "nan or inf"),
+    ],
+    ids=["axes", "array", "bytes", "size", "small", "inf"],
+)
+def test_bad_images_are_refused(images, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        check_images(images)
+    with pytest.raises(ValueError, match=r"^images .*: \w+"):
+        scatter(images)
+
+
+X, MAPS = noise(1, 1, 28, 28), noise(1, 81, 7, 7)
+
+
+@tabled(
+    "call, word",
+    [
+        (lambda: scatter(X, 1), "orientations"),
+        (lambda: scatter(X, block=0), "block"),
+        (lambda: group_norm(MAPS, 10), "groups"),
+        (lambda: group_norm(MAPS, 0), "groups"),
+        (lambda: features(DIGITS, limit=(0, 1)), "limit"),
+        (lambda: features(DIGITS, limit=(10, 361)), "limit"),
+    ],
+)
+def test_bad_settings_are_refused(call, word):
+    with pytest.raises(ValueError, match=f"^{word} is "):
+        call()
+
+
+# ---- the cache
+
+
+def small(name="digits", channels=1, n=7, side=28, seed=0):
+    x, x_test = (noise(n, channels, side, side, seed=seed + i) for i in range(2))
+    y = torch.zeros(n, dtype=torch.int64)
+    return data.Dataset(name, x, y, x_test, y)
+
+
+@tabled("name, channels, side", [("mnist", 1, 28), ("cifar10", 3, 32)])
+def test_features_are_the_normalised_coefficients(
+    name, channels, side, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(scattering, "BATCH", 3)
+    given = small(name, channels, side=side)
+    for x, got in zip((given.x, given.x_test), features(given, root=tmp_path)):
+        x = standard(x, name) if name in scattering.PIXELS else x
+        assert got.shape == (7, 81 * channels * side * side // 16)
+        assert np.allclose(got, group_norm(scatter(x)).flatten(1), atol=2e-5)
+
+
+def test_features_lie_on_disk_are_not_computed_again_and_cannot_be_changed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DPCOMM_DATA", str(tmp_path))
+    whole, part = features(small()), features(small(), limit=(5, 3))
+    for split, n, got, all_of in zip(("train", "test"), (5, 3), part, whole):
+        assert isinstance(got, np.memmap) and got.dtype == np.float32 and len(got) == n
+        assert np.allclose(got, all_of[:n], atol=1e-5), "the first images' rows"
+        assert got.filename.parent == tmp_path / "features"
+        name = rf"digits-{split}-\d-[0-9a-f]{{16}}\.npy"
+        assert re.fullmatch(name, got.filename.name)
+        with pytest.raises(ValueError, match="read-only"):
+            got[0] = 0
+    assert [p.suffix for p in (tmp_path / "features").iterdir()] == [".npy"] * 4
+    monkeypatch.setattr(scattering, "scatter", None)
+    for a, b in zip(whole, features(small(), root=tmp_path)):
+        assert (a == b).all()
+    with pytest.raises(TypeError):
+        features(small(seed=5), root=tmp_path)
+
+
+def test_the_name_knows_all_that_matters(tmp_path, monkeypatch):
+    def names(given, **more):
+        return {a.filename.name[-20:] for a in features(given, root=tmp_path, **more)}
+
+    base, changed = small(), small()
+    changed.x[0, 0, 0, 0] += 0.5
+    changed.x_test[0, 0, 0, 0] += 0.5
+    seen = [names(base), names(changed), names(base, limit=(6, 6))]
+    seen += [names(base, groups=9), names(base, orientations=2, groups=9)]
+    monkeypatch.setattr(scattering, "VERSION", 2)
+    seen.append(names(base))
+    monkeypatch.setitem(scattering.PIXELS, "digits", ((0.5,), (1.0,)))
+    seen.append(names(base))
+    assert len(set().union(*seen)) == 2 * len(seen)
+    assert names(small()) == seen[-1]
+
+
+def test_the_name_does_not_change_between_releases():
+    settings = dict(scales=2, orientations=8, groups=27, mean=(0.0,), std=(1.0,))
+    path = cache_path("features", "mnist-train", torch.zeros(2, 1, 8, 8), settings)
+    assert path.as_posix() == "features/mnist-train-2-1de5ad1cf4fdcdcb.npy"
+
+
+KILLED = """
+import os, signal, sys, numpy as np
+from pathlib import Path
+from dpcomm.datasets.scattering import write_once
+def blocks():
+    yield np.ones((500, 1000), 'f4')
+    os.kill(os.getpid(), signal.SIGKILL)
+write_once(Path(sys.argv[1]), (1000, 1000), blocks())
+"""
+
+
+def test_a_killed_write_leaves_no_file_under_the_name(tmp_path):
+    path = tmp_path / "deep" / "a.npy"
+    assert python("-c", KILLED, path).returncode == -signal.SIGKILL
+    left = {p.suffix for p in path.parent.iterdir()}
+    assert left - {".lock"} == {".part"}
+    write_once(path, (3, 2), [np.ones((1, 2), "f4"), np.zeros((2, 2), "f4")])
+    assert np.load(path).tolist() == [[1, 1], [0, 0], [0, 0]]
+    assert [p.name for p in path.parent.iterdir()] == ["a.npy"]
+
+
+def test_a_failed_write_starts_again(tmp_path):
+    def blocks():
+        yield np.ones((1, 2), "f4")
+        raise OSError("No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write_once(tmp_path / "a.npy", (2, 2), blocks())
+    assert not list(tmp_path.iterdir()), "a full disk leaves nothing behind"
+    path = write_once(tmp_path / "a.npy", (1, 2), [np.full((1, 2), 3.0)])
+    assert np.load(path).tolist() == [[3, 3]]
+
+
+def damaged(whole):
+    "A file of features after every accident: what to call it, and its bytes."
+    head, middle = 128, 128 + (len(whole) - 193) // 2
+    other = io.BytesIO()
+    np.save(other, np.ones((3, 3), "f4"))
+    yield "a small array", other.getvalue()
+    yield "zeros behind the right header", whole[:head] + bytes(len(whole) - head)
+    yield "zeros and a hash", whole[:head] + bytes(len(whole) - head - 65) + whole[-65:]
+    yield "no hash", whole[:-65]
+    yield "cut", whole[:middle]
+    yield "empty", b""
+    yield "longer", whole + b"0"
+    yield "a hole", whole[:middle] + bytes(64) + whole[middle + 64 :]
+    turned = whole[:head].replace(b"(5, 3969)", b"(3969, 5)")
+    yield "another shape", turned + whole[head:]
+    for at in seed_tree(0, "flips").integers(0, 8 * len(whole), 20).tolist():
+        i = at // 8
+        changed = bytes([whole[i] ^ 1 << at % 8])
+        yield f"bit {at}", whole[:i] + changed + whole[i + 1 :]
+
+
+def test_damaged_features_are_made_again_with_one_sentence(tmp_path, recwarn):
+    wanted = [np.array(a) for a in features(small(), limit=(5, 3), root=tmp_path)]
+    path = next((tmp_path / "features").glob("digits-train*.npy"))
+    whole = path.read_bytes()
+    assert not recwarn.list and cache_fault(path, wanted[0].shape) == ""
+    says = rf"^{path.name} is damaged \([^()]+\): its features are computed again$"
+    for what, content in damaged(whole):
+        assert content != whole, what
+        path.write_bytes(content)
+        assert cache_fault(path, wanted[0].shape), what
+        with pytest.warns(UserWarning, match=says):
+            found = features(small(), limit=(5, 3), root=tmp_path)
+        assert all((a == b).all() for a, b in zip(found, wanted)), what
+        assert path.read_bytes() == whole, what
+    assert len(list((tmp_path / "features").iterdir())) == 2
+
+
+def test_a_second_writer_waits_and_takes_what_the_first_made(tmp_path):
+    begun, go = threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        assert go.wait(60)
+        yield np.ones((1, 2), "f4")
+
+    path = tmp_path / "a.npy"
+    first, second = (
+        threading.Thread(target=write_once, args=(path, (1, 2), blocks))
+        for blocks in (slow(), iter([np.zeros((1, 2), "f4")]))
+    )
+    first.start()
+    assert begun.wait(60)
+    second.start()
+    second.join(0.2)
+    assert second.is_alive() and not path.exists()
+    go.set()
+    first.join(60)
+    second.join(60)
+    assert np.load(path).tolist() == [[1, 1]]
+    assert write_once(path, (1, 2), None) == path
+    assert [p.name for p in tmp_path.iterdir()] == ["a.npy"]
+
+
+@tabled(
+    "watched, progress, shown",
+    [("1", True, True), ("0", True, False), ("1", False, False), ("", True, False)],
+)
+def test_the_bar_is_shown_where_it_is_wanted(
+    watched, progress, shown, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.delenv("DPCOMM_PROGRESS", raising=False)
+    if watched:
+        monkeypatch.setenv("DPCOMM_PROGRESS", watched)
+    features(small(n=2), root=tmp_path / f"{watched}{progress}", progress=progress)
+    assert ("image" in capsys.readouterr().err) == shown
+
+
+def test_threads_are_as_they_were_after_features(tmp_path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        features(data.load("digits"), limit=(20, 10), root=tmp_path)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,450 @@
+"""Shakespeare: texts to windows, both readers, and the recurrent network whose passes
+are written out.
+"""
+
+import gzip
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import or_skip
+from tables import tabled
+
+from dpcomm.core.random import seed_tree
+from dpcomm.core.vectors import flatten, groups
+from dpcomm.datasets import shakespeare
+from dpcomm.datasets.images import check_partition, data_root
+from dpcomm.mechanisms.gaussian import Gaussian
+from dpcomm.training import lstm, models
+from dpcomm.training.federated import Config, Task, simulate
+from dpcomm.training.local_sgd import batch_plan, train_loop
+
+close = torch.testing.assert_close
+
+
+def decoded(ids) -> str:
+    return "".join(shakespeare.SYMBOLS[j] for j in ids)
+
+
+# ---- symbols and texts
+
+
+def test_the_alphabet_is_leafs():
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    symbols = "\n !\"&'(),-.0123456789:;>?" + letters + "[]" + letters.lower() + "}"
+    assert shakespeare.SYMBOLS == symbols and len(set(symbols)) == 80
+    assert shakespeare.encode_text("here", symbols).tolist() == list(range(80))
+    assert shakespeare.encode_text("here", "").shape == (0,)
+
+
+def test_cleaning_leaves_one_line_of_the_alphabet():
+    said = ["  To be,\nor  not\t", "to é be $ ."]
+    assert shakespeare.clean_text(said) == "To be, or not to be ."
+    assert shakespeare.clean_text([]) == ""
+
+
+def test_the_longest_roles_in_the_order_of_the_file():
+    texts = {"d": "xx", "c": "xxx", "b": "xx", "a": "x"}
+    two, three = (list(shakespeare.longest_roles(texts, n)) for n in (2, 3))
+    assert two == ["c", "b"], "of two equals the first by name"
+    assert three == ["d", "c", "b"]
+
+
+# ---- windows
+
+
+@tabled("n", [811, 843, 5000])
+def test_no_test_window_holds_a_character_of_training(n):
+    k, start = shakespeare.split_windows(n)
+    assert k == int(0.9 * n) and start < n
+    assert start == k + 80, "training reads and predicts up to character k + 79"
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return shakespeare.synthetic_roles(3, 950)
+
+
+@pytest.fixture(scope="module")
+def whole(texts):
+    return shakespeare.federate(texts, "made", "made")
+
+
+def test_a_federation_holds_the_windows_of_the_texts(texts, whole):
+    data, start, test = whole.data, 0, []
+    for text, part in zip(texts.values(), whole.parts):
+        k, first = shakespeare.split_windows(len(text) - 80)
+        assert part.tolist() == list(range(start, start + k))
+        for i in (0, k // 2, k - 1):
+            assert decoded(data.x[start + i]) == text[i : i + 80]
+            assert decoded([data.y[start + i]]) == text[i + 80]
+        test += [text[i : i + 81] for i in range(first, len(text) - 80)]
+        start += len(text)
+    tests = zip(data.x_test, data.y_test)
+    assert [decoded([*x, y]) for x, y in tests] == test and data.y.dtype == torch.int64
+    assert data.x.dtype == torch.uint8 and data.x.stride() == (1, 1)
+    assert data.x.untyped_storage().nbytes() == start, "windows are views of the text"
+
+
+def test_shortened_clients_and_fewer_test_windows(texts, whole):
+    found = shakespeare.federate(texts, "made", "made", 7, 5)
+    assert found.sizes.tolist() == [7, 7, 7]
+    assert all((a == b[:7]).all() for a, b in zip(found.parts, whole.parts))
+    ends = whole.data.x_test[[0, -1]]
+    assert len(found.data.y_test) == 5 and torch.equal(found.data.x_test[[0, -1]], ends)
+
+
+def test_the_made_text_is_learnable_and_its_own():
+    made = shakespeare.synthetic_roles
+    assert made(2) == made(2) != made(2, seed=1)
+    found = list(made(4, 900).values())
+    assert [len(t) for t in found] == [900, 1125, 1350, 1575]
+    assert set("".join(found).split()[:50]) <= set(shakespeare.WORDS)
+
+
+def hamlet(length):
+    return lambda: shakespeare.federate({"Hamlet": "x" * length}, "plays", "made")
+
+
+X, Y = "x" * 80, "y"
+FEW = "a client needs a training and a test window.*drop the user"
+
+
+@tabled(
+    "call, says",
+    [
+        (
+            lambda: shakespeare.encode_text("here", "a$"),
+            r"here has the symbol '\$'; .*80",
+        ),
+        (lambda: shakespeare.encode_text("here", "€?"), "here has the symbol '€'"),
+        (lambda: shakespeare.encode_text("here", "a\tb"), r"the symbol '\\t'"),
+        (lambda: shakespeare.longest_roles({"a": ""}, 5), "n_clients is 5; .* 1 to 1"),
+        (
+            lambda: shakespeare.split_windows(900, 1),
+            "fraction is 1; .* between 0 and 1",
+        ),
+        (lambda: shakespeare.synthetic_roles(2, 10), "length is 10"),
+        (
+            lambda: shakespeare.federate({"a": "x" * 900}, "made", "made", None, 0),
+            "n_test is 0",
+        ),
+        (hamlet(0), "plays, user 'Hamlet', has 0 characters"),
+        (hamlet(880), f"plays, user 'Hamlet', has 880 characters; {FEW}"),
+        (
+            lambda: shakespeare.check_role("here", [X[1:]], [Y]),
+            "in x; it must be a string of 80 characters",
+        ),
+        (lambda: shakespeare.check_role("here", [7], [Y]), "here has 7 in x"),
+        (
+            lambda: shakespeare.check_role("here", [X], ["yy"]),
+            "'yy' in y; .* string of 1",
+        ),
+        (lambda: shakespeare.check_role("here", [X], [""]), "here has '' in y"),
+        (lambda: shakespeare.check_role("here", [X], ["é"]), "here has the symbol 'é'"),
+        (lambda: lstm.CharLSTM(hidden=0), "hidden is 0"),
+    ],
+)
+def test_what_is_wrong_is_named(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+# ---- the file of roles
+
+
+def packed(content):
+    kept = {k: v for k, v in content.items() if v is not None}
+    return gzip.compress(json.dumps(kept).encode())
+
+
+def roles(folder, **changes):
+    said = {"A__X": ["one two", "three"], "B__Y": ["four"]}
+    content = {"users": list(said), "num_speeches": [2, 1], "num_chars": [12, 4]}
+    path = folder / shakespeare.FILE
+    path.write_bytes(packed(content | {"speeches": said} | changes))
+    return path
+
+
+def test_roles_are_read(tmp_path):
+    found = shakespeare.read_roles(roles(tmp_path))
+    assert found == {"A__X": "one two three", "B__Y": "four"}
+
+
+@tabled(
+    "changes, message",
+    [
+        ({"speeches": None}, "json.gz has no 'speeches'; it must be an object: make"),
+        (
+            {"num_chars": [12]},
+            "has 2 users, 2 num_speeches and 1 num_chars; these must be equal",
+        ),
+        (
+            {"speeches": {"A__X": ["one two", "three"]}},
+            "user 'B__Y', has no speeches; every user needs them",
+        ),
+        (
+            {"num_chars": [12, 5]},
+            "user 'B__Y', has 1 speeches of 4 characters and announces 1 of 5; .* equal",
+        ),
+        (
+            {"num_speeches": [3, 1]},
+            "user 'A__X', has 2 speeches of 12 characters and announces 3 of 12",
+        ),
+    ],
+)
+def test_malformed_roles_are_refused(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        shakespeare.read_roles(roles(tmp_path, **changes))
+
+
+def test_a_broken_or_absent_file_of_roles(tmp_path):
+    says = "put shakespeare_roles.json.gz into .*/shakespeare, or LEAF's.*DPCOMM_DATA"
+    with pytest.raises(FileNotFoundError, match=says):
+        shakespeare.shakespeare(tmp_path)
+    path = roles(tmp_path)
+    says = r"roles.json.gz (cannot be unpacked|is no json) \(.*make the file again"
+    for raw in (path.read_bytes()[:20], b"plain", gzip.compress(b"{")):
+        path.write_bytes(raw)
+        with pytest.raises(ValueError, match=says):
+            shakespeare.read_roles(path)
+
+
+def test_a_part_of_the_roles_is_refused_unless_asked_for(tmp_path, texts):
+    (tmp_path / "shakespeare").mkdir()
+    sizes, said = [len(t) for t in texts.values()], {u: [t] for u, t in texts.items()}
+    changes = dict(users=list(texts), num_speeches=[1] * 3, num_chars=sizes)
+    roles(tmp_path / "shakespeare", speeches=said, **changes)
+    says = "has 3 roles of 1 plays; the whole file has 1339 of 37: .* pass whole=False"
+    with pytest.raises(ValueError, match=says):
+        shakespeare.shakespeare(tmp_path)
+    assert len(shakespeare.shakespeare(tmp_path, 2, whole=False).parts) == 2
+
+
+def test_the_real_roles_are_counted():
+    real = or_skip(shakespeare.shakespeare)
+    gap = abs(real.sizes.sum() - 3_678_451)
+    assert len(real.parts) == 660 and 20 * gap < 3_678_451, "the paper's within 5 %"
+    texts = shakespeare.read_roles(data_root() / "shakespeare" / shakespeare.FILE)
+    chosen = shakespeare.longest_roles(texts)
+    assert min(map(len, chosen.values())) == 924
+    assert max(len(t) for u, t in texts.items() if u not in chosen) <= 924
+    assert real.sizes.tolist() == [int(0.9 * (len(t) - 80)) for t in chosen.values()]
+
+
+# ---- LEAF's files
+
+
+def leaf(folder, **changes):
+    text = shakespeare.synthetic_roles(1, 900)["made__0"]
+    entry = {"x": [text[i : i + 80] for i in range(5)], "y": [*text[80:85]]}
+    data = {"a": entry, "b": {k: v[:2] for k, v in entry.items()}}
+    content = {"users": ["a", "b"], "num_samples": [5, 2], "user_data": data} | changes
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {k: v for k, v in content.items() if v is not None}
+    (folder / "all.json").write_text(json.dumps(kept))
+    return data
+
+
+def test_leafs_files_are_read_where_they_are(tmp_path):
+    made = leaf(tmp_path / "shakespeare" / "train")
+    leaf(tmp_path / "shakespeare" / "test", users=["b"], num_samples=[2])
+    for found in (shakespeare.from_leaf(tmp_path), shakespeare.shakespeare(tmp_path)):
+        data, (a, b) = found.data, found.parts
+        assert data.name == "shakespeare-leaf" and data.x.dtype == torch.uint8
+        assert found.sizes.tolist() == [5, 2] and len(data.y_test) == 2
+        check_partition(found.parts, 7)
+        assert [decoded(x) for x in data.x[a]] == made["a"]["x"]
+        assert [*decoded(data.y[b])] == made["b"]["y"]
+
+
+@tabled(
+    "changes, message",
+    [
+        (
+            {"users": None},
+            "has no 'users'; LEAF writes users, num_samples and user_data",
+        ),
+        ({"num_samples": [5]}, "has 2 users and 1 num_samples; these must be equal"),
+        ({"users": ["a", "c"]}, "user 'c', has no x and y in user_data; .* needs both"),
+        ({"users": ["a", "a"]}, "user 'a', stands in the files twice"),
+        ({"user_data": {"a": {"x": [X]}}}, "user 'a', has no x and y"),
+        (
+            {"user_data": {"a": {"x": [], "y": []}}},
+            "user 'a', holds no sample; .*drop the user",
+        ),
+        (
+            {"user_data": {"a": {"x": [X, X], "y": [Y]}}},
+            "'a', has 2 windows, 1 next characters and announces 5; these must be equal",
+        ),
+        ({"num_samples": [4, 2]}, "has 5 windows, 5 next characters and announces 4"),
+        ({"users": []}, "users and 2 num_samples"),
+    ],
+)
+def test_malformed_leaf_files_are_refused(changes, message, tmp_path):
+    leaf(tmp_path, **changes)
+    with pytest.raises(ValueError, match=f"all.json.*{message}"):
+        shakespeare.read_leaf(tmp_path)
+
+
+def test_leaf_files_that_are_no_json_or_absent(tmp_path):
+    with pytest.raises(ValueError, match="holds no user; it must hold one or more"):
+        shakespeare.read_leaf(tmp_path)
+    (tmp_path / "cut.json").write_text("{")
+    says = r"cut.json is no json \(.*\); download it again"
+    with pytest.raises(ValueError, match=says):
+        shakespeare.read_leaf(tmp_path)
+
+
+# ---- the network
+
+
+def problem(layers=2):
+    "A small network in double precision, a text of 12 symbols, three unequal clients."
+    net = lstm.CharLSTM(12, 3, 7, layers).double()
+    rng = seed_tree(0, "net")
+    w = torch.from_numpy(rng.uniform(-0.6, 0.6, sum(groups(net).values())))
+    text = torch.from_numpy(rng.integers(0, 12, 200).astype(np.uint8))
+    parts = [np.arange(4), np.arange(20, 57), np.arange(90, 101)]
+    plan = batch_plan(parts, 2, 5, [seed_tree(0, i) for i in range(3)])
+    return net, w, text.unfold(0, 9, 1)[:-1], text[9:].long(), torch.from_numpy(plan)
+
+
+@tabled("lead", [(), (2,)])
+def test_working_copies_keep_every_weight(lead):
+    net, w, *_ = problem()
+    p, many = lstm.arrange(net, w, lead), w.expand(*lead, -1)
+    assert set(p) == set(groups(net)) and torch.equal(lstm.restore(net, p), many)
+    p["linear.bias"] += 1
+    wanted = torch.zeros_like(many)
+    wanted[..., -12:] = 1
+    close(lstm.restore(net, p) - many, wanted)
+
+
+@tabled("layers, lead", [(1, ()), (2, (2,)), (3, ()), (3, (2,))])
+def test_scores_are_the_modules(layers, lead):
+    net, w, x, *_ = problem(layers)
+    torch.nn.utils.vector_to_parameters(w, net.parameters())
+    ids = x[:10].view(*(lead or (1,)), -1, 9)
+    ids = (ids if lead else ids[0]).long().mT.contiguous()
+    n = ids.shape[-1]
+    buffers = [lstm.LayerBuffers(lead, 9, n, 7, w) for _ in range(layers)]
+    with torch.no_grad():
+        scores = lstm.forward(lstm.arrange(net, w, lead), buffers, ids)
+        close(scores.reshape(10, 12), net(x[:10]), rtol=0, atol=1e-12)
+
+
+def test_one_layer_back_through_time_is_autograds():
+    "forward_layer, gate_derivatives and backward alone, with a gradient at every state."
+    rng, h = seed_tree(3, "layer"), 5
+    cell = torch.nn.LSTM(h, h, 1, bias=False).double()
+    z, push = (torch.from_numpy(rng.standard_normal((6, 2, h))) for _ in range(2))
+    (cell(z)[0] * push).sum().backward()
+    turn = list(lstm.GATE_ORDER)
+    wx, wh = (
+        p.detach().view(4, h, h)[turn].reshape(4 * h, h)
+        for p in (cell.weight_ih_l0, cell.weight_hh_l0)
+    )
+    buffers = lstm.LayerBuffers((), 6, 2, h, z)
+    buffers.gates.copy_(z @ wx.T)
+    last = lstm.forward_layer(buffers, wh.T.contiguous())
+    close(last, cell(z)[0][-1].detach(), rtol=0, atol=1e-12)
+    buffers.dh.copy_(push)
+    gates = lstm.backward(buffers, wh)
+    for p, rows in (
+        (cell.weight_hh_l0, buffers.h_before),
+        (cell.weight_ih_l0, z.flatten(0, 1)),
+    ):
+        wanted = p.grad.view(4, h, h)[turn]
+        close((gates.T @ rows).view(4, h, h), wanted, rtol=0, atol=1e-12)
+    lstm.gate_derivatives(buffers)
+    o = buffers.gates[..., :h]
+    close(buffers.dh_dc, o * (1 - buffers.tanh**2))
+    close(buffers.dgates[..., :h], o * (1 - o) * buffers.tanh)
+
+
+@tabled("together, masked", [(1, True), (2, False), (3, True)])
+def test_local_sgd_is_autograds(together, masked):
+    "Unequal clients, a batch that is not full, two epochs; in double precision."
+    net, w, x, y, plan = problem()
+    mask = torch.from_numpy(seed_tree(0, "mask").integers(0, 2, len(w)) > 0)
+    mask = mask if masked else None
+    ours = lstm.train_recurrent(net, w, x, y, plan, 0.7, mask, together)
+    loop = train_loop(net, w, x, y, plan, 0.7, mask)
+    assert float(loop[0].abs().max()) > 0.1
+    assert not masked or not loop[0][:, ~mask].any()
+    for a, b in zip(ours, loop):
+        close(a, b, rtol=0, atol=1e-8)
+
+
+def test_the_papers_network_takes_autograds_step():
+    net = models.build("lstm", seed_tree(0, "init")).double()
+    w = flatten(p.detach() for p in net.parameters())
+    text = torch.from_numpy(seed_tree(0, "text").integers(0, 80, 120))
+    x, y = text.unfold(0, 80, 1)[:-1], text[80:]
+    plan = torch.tensor([[[0, 7, 30, 9], [3, 1, -1, -1]]])
+    ours, loop = net.local_sgd(w, x, y, plan, 1.0), train_loop(net, w, x, y, plan, 1.0)
+    close(ours[0], loop[0], rtol=0, atol=1e-8)
+    moved = lstm.arrange(net, ours[0][0])
+    assert all(float(p.abs().max()) > 0 for p in moved.values()), "every tensor moves"
+
+
+def test_one_step_moves_the_working_copies_and_returns_the_loss_before_it():
+    net, w, x, y, plan = problem()
+    p, (x, y) = lstm.arrange(net, w), (x[:4], y[:4])
+    buffers = [lstm.LayerBuffers((), 9, 4, 7, w) for _ in range(2)]
+    descent, ids = lstm.Descent(p, 0.3), x.long().mT.contiguous()
+    with torch.no_grad():
+        loss = lstm.sgd_step(descent, buffers, ids, y, w.new_full((4,), 0.25))
+    before = lstm.score(net, w, x, y)["loss"]
+    assert float(loss) == pytest.approx(before, abs=1e-12)
+    assert lstm.score(net, lstm.restore(net, p), x, y)["loss"] < before
+
+
+def test_score_counts():
+    net, w, x, y, _ = problem()
+    torch.nn.utils.vector_to_parameters(w, net.parameters())
+    with torch.no_grad():
+        scores = net(x)
+    whole = lstm.score(net, w, x, y)
+    right = 100 * float((scores.argmax(1) == y).double().mean())
+    loss = float(torch.nn.functional.cross_entropy(scores, y))
+    assert whole == pytest.approx({"accuracy": right, "loss": loss})
+    assert lstm.score(net, w, x, y, 7) == pytest.approx(whole)
+    with pytest.raises(ValueError, match="block is 0"):
+        lstm.score(net, w, x, y, 0)
+
+
+# ---- in a federated run
+
+
+@pytest.fixture(scope="module")
+def run():
+    made = shakespeare.synthetic_roles(5, 900)
+    federation = shakespeare.federate(made, "made", "made", 12, 60)
+    config = Config(rounds=3, cohort=3, batch=5, lr=0.5, server="sgd", server_lr=1.0)
+
+    def go(chunk=1, workers=1, **changes):
+        net = models.initialise(lstm.CharLSTM(hidden=8), seed_tree(0, "init"))
+        net.chunk = chunk
+        settings = replace(config, eval_every=1, **changes)
+        task = Task(net, federation, Gaussian(0.5, 0.01), settings, 0)
+        return simulate(task, workers=workers, metrics=lstm.score)
+
+    return go
+
+
+def test_engine_loop_written_passes_threads_and_chunks_agree(run, monkeypatch):
+    "On a CPU the engine is the loop with the system's LSTM, bit by bit."
+    first = run()
+    assert first.history[-1]["loss"] < first.history[0]["loss"]
+    assert set(first.history[0]) >= {"accuracy", "loss", "train_loss"}
+    for other in (run(workers=2), run(chunk=3, workers=2)):
+        assert torch.equal(first.w, other.w) and first.history == other.history
+    assert torch.equal(first.w, run(engine="loop").w)
+    monkeypatch.setattr(lstm, "train_loop", lstm.train_recurrent)
+    written = run()
+    close(written.w, first.w, rtol=0, atol=1e-5)
+    assert not torch.equal(written.w, first.w), "two ways of adding up"

@@ -1,0 +1,560 @@
+"""stackoverflow, stackoverflow_files, tagging: made clients, TFF's files, and sparse
+training against a dense reference.
+"""
+
+import dataclasses
+import json
+import sqlite3
+import sys
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from scipy.stats import lognorm
+from tables import tabled
+from torch import nn
+
+from dpcomm.core.random import seed_tree
+from dpcomm.datasets import stackoverflow_h5 as files
+from dpcomm.datasets.stackoverflow import (
+    LONGEST,
+    TAGS,
+    LazyFederation,
+    SyntheticPosts,
+    client_sizes,
+    evaluation_posts,
+    federation,
+    size_law,
+)
+from dpcomm.experiments import dprec_curves
+from dpcomm.training.federated import Config, Task, simulate
+from dpcomm.training.local_sgd import batch_plan
+from dpcomm.training.tag_prediction import (
+    TagRegression,
+    bags,
+    local_sgd,
+    loss_of,
+    multi_hot,
+    recall,
+    sparse_step,
+)
+
+SMALL = dict(n_words=200, n_tags=30, n_topics=6, mean=8.0, std=9.0, most=100)
+
+
+# ---- the law of the sizes
+
+
+@tabled("mean, std, most", [(396.58, 1278.94, 200_000), (30.0, 40.0, 400), (8, 9, 100)])
+def test_size_law_has_the_moments_it_is_asked_for(mean, std, most):
+    mu, s, cdf = size_law(mean, std, most)
+    p, k = np.diff(cdf, prepend=0.0), np.arange(1, most + 1.0)
+    assert len(cdf) == most and cdf[-1] == 1 and (p >= 0).all()
+    moments = p @ k, (p @ k**2 - (p @ k) ** 2) ** 0.5
+    assert moments == pytest.approx((mean, std), rel=1e-6)
+    law, at = lognorm(s, scale=np.exp(mu)), [0, 3, most // 2]
+    wanted = law.cdf([1, 4, most // 2 + 1]) / law.cdf(most)
+    assert np.allclose(cdf[at], wanted, rtol=1e-10)
+
+
+def test_sizes_follow_the_law():
+    made = SyntheticPosts(20_000, 3, **SMALL)
+    sizes, cdf = made.sizes(), size_law(8.0, 9.0, 100)[2]
+    assert sizes.min() >= 1 and sizes.max() <= 100
+    assert (made.sizes([7, 3]) == sizes[[7, 3]]).all()
+    gap = max(abs((sizes <= k).mean() - cdf[k - 1]) for k in range(1, 101))
+    # Hoeffding over 100 sizes: false alarm below 1e-6
+    assert gap < (np.log(2e6 * 100) / 2 / len(sizes)) ** 0.5
+
+
+# ---- posts
+
+
+def test_a_client_depends_on_seed_and_number_alone():
+    big, small = SyntheticPosts(342_477), SyntheticPosts(50)
+    x, y, sizes = big.posts([9, 41, 4])
+    at = np.r_[0, sizes.cumsum()]
+    for j, client in enumerate((9, 41, 4)):
+        alone, own = small.posts([client]), slice(at[j], at[j + 1])
+        assert (alone[0] == x[own]).all() and (alone[1] == y[own]).all()
+        assert alone[2] == sizes[j]
+    assert not np.array_equal(SyntheticPosts(50, 1).posts([4])[0], small.posts([4])[0])
+
+
+def test_posts_are_padded_and_every_post_has_a_tag():
+    x, y, sizes = SyntheticPosts(300, **SMALL).posts(range(300))
+    for found, width, high in ((x, LONGEST, 200), (y, TAGS, 30)):
+        assert found.shape == (sizes.sum(), width) and found.dtype == np.int32
+        assert found.min() == -1 and found.max() < high and (found[:, 0] >= 0).all()
+    assert (np.diff((x >= 0).astype(int), axis=1) <= 0).all(), "padding comes last"
+    assert all(len(set(row[row >= 0])) == (row >= 0).sum() for row in y)
+    length = (x >= 0).sum(1)
+    assert abs(length.mean() - 16.5) < 5 * 2.785 / len(length) ** 0.5
+
+
+def test_words_are_zipf_exactly():
+    t = SyntheticPosts(10, n_words=1000, n_tags=30, n_topics=7).tables
+    zipf = 1 / np.arange(1, 1001) / (1 / np.arange(1, 1001)).sum()
+    through, order = np.zeros(1000), np.diff(t["topical"], prepend=0.0)
+    for k in range(7):
+        low = t["start"][k] + 1e-12
+        own = (t["topical"] > low) & (t["topical"] < low + t["mass"][k])
+        through[t["words"][own]] = t["topics"][k] * order[own] / t["mass"][k]
+    law = t["share"] * through + (1 - t["share"]) * np.diff(t["rest"], prepend=0.0)
+    assert np.allclose(law, zipf, rtol=1e-9)
+    assert np.allclose(t["tags"].sum(1), 1) and np.isclose(t["topics"].sum(), 1)
+
+
+def test_words_and_tags_of_one_client_tell_each_other():
+    counts = dict(n_words=600, n_tags=60, n_topics=6, mean=40.0, std=10.0, most=200)
+    x, y, sizes = SyntheticPosts(400, 2, focus=0.5, **counts).posts(range(400))
+    first, at = y[:, 0], np.r_[0, sizes.cumsum()]
+    own = [first[a:b] for a, b in zip(at, at[1:]) if b > a + 1]
+    same = np.mean([(tags[:-1] == tags[1:]).mean() for tags in own])
+    p = np.bincount(first, minlength=60) / len(first)
+    assert same > 1.5 * (p**2).sum(), "posts of one client share topics, hence tags"
+
+
+def test_held_out_posts_are_of_other_clients():
+    made = SyntheticPosts(40, **SMALL)
+    x, y = evaluation_posts(made, 333, each=4)
+    assert x.shape == (333, LONGEST) and y.shape == (333, TAGS)
+    trained = {row.tobytes() for row in made.posts(range(40))[0]}
+    assert sum(row.tobytes() in trained for row in x) < 3
+    n = min(int(client_sizes(made, [0], "held-out")[0]), 4)
+    cut, whole = (evaluation_posts(made, 1 + n, each=each)[0] for each in (n, 100))
+    assert (cut[:n] == whole[:n]).all(), "the first posts, however many are taken"
+
+
+def made_with(**change):
+    return lambda: SyntheticPosts(**(dict(n_clients=9) | SMALL | change))
+
+
+def asked(*args):
+    return lambda: size_law(*args)
+
+
+@tabled(
+    "call, text",
+    [
+        (asked(0.0, 1.0, 10), "mean is 0.0"),
+        (asked(5.0, -1.0, 10), "std is -1.0"),
+        (asked(5.0, 1.0, 1), "most is 1"),
+        (asked(5.0, 500.0, 20), "no rounded log-normal has these moments"),
+        (made_with(n_clients=0), "n_clients is 0"),
+        (made_with(n_topics=1), "n_topics is 1"),
+        (made_with(n_words=11), "n_words is 11"),
+        (made_with(n_tags=5), "n_tags is 5"),
+        (made_with(topical=1.0), "topical is 1.0; it must be in"),
+        (made_with(focus=0.0), "focus is 0.0"),
+        (lambda: TagRegression(n_words=0), "n_words is 0"),
+        (lambda: TagRegression(n_tags=0), "n_tags is 0"),
+        (lambda: TagRegression(posts="median"), "'median'"),
+    ],
+)
+def test_bad_settings_are_refused(call, text):
+    with pytest.raises(ValueError, match=text), np.errstate(all="ignore"):
+        call()
+
+
+# ---- the lazy federation
+
+
+def test_lazy_federation_visits():
+    fed = federation(SyntheticPosts(60, **SMALL), 50)
+    assert isinstance(fed, LazyFederation) and len(fed.parts) == 60
+    assert len(fed.data.x) == 0 and len(fed.data.x_test) == 50
+    assert (fed.sizes == fed.source.sizes()).all()
+    data, parts = fed.visit(np.array([5, 2, 5]))
+    assert [len(p) for p in parts] == fed.sizes[[5, 2, 5]].tolist()
+    assert (parts[0] == parts[2]).all() and len(data.x) == fed.sizes[[2, 5]].sum()
+    assert torch.equal(data.x[parts[1]], fed.visit([2])[0].x) and fed.visit([])[1] == []
+    fewer = dataclasses.replace(fed.data, x_test=fed.data.x_test[:3])
+    moved = dataclasses.replace(fed, data=fewer)
+    assert moved.partition_hash == fed.partition_hash
+    assert len(moved.visit([1])[0].x) == fed.sizes[1]
+    other = federation(SyntheticPosts(60, 1, **SMALL), 5)
+    assert other.partition_hash != fed.partition_hash
+    for wrong in ([60], [-1]):
+        with pytest.raises(ValueError, match=r"must be in 0..59"):
+            fed.visit(wrong)
+
+
+@pytest.mark.parametrize("kind", ["fedavg", "rec"])
+def test_simulate_runs_and_neither_workers_nor_interruptions_change_it(kind, tmp_path):
+    fed = federation(SyntheticPosts(60, **SMALL), 200)
+    config = Config(rounds=4, cohort=6, batch=10, lr=100.0, server="momentum")
+    config = dataclasses.replace(config, server_lr=0.5, eval_every=2)
+    line = dprec_curves.fedavg("f", config, 60, 1.0, 0.1)
+    if kind == "rec":
+        blocks = (1200,) * 5 + (30,)
+        line = dprec_curves.rec("r", config, 60, 1.0, 0.01, blocks)
+
+    def go(**more):
+        net = TagRegression(200, 30)
+        task = Task(net, fed, line.mechanism, line.config, 0)
+        return simulate(task, metrics=recall, progress=False, **more)
+
+    run = go()
+    assert set(run.history[0]) >= {"recall5", "loss", "train_loss"}
+    assert len(run.w) == 200 * 30 + 30 and run.history[-1]["loss"] < np.log(2)
+    assert torch.equal(run.w, go(workers=2).w)
+    go(checkpoint=tmp_path / "run.pt", max_seconds=0.0)
+    assert torch.equal(run.w, go(checkpoint=tmp_path / "run.pt", resume=True).w)
+
+
+# ---- the model
+
+
+def dense(x, n_words):
+    "Bags of words, normalised to one."
+    counts = F.one_hot(x.long() + 1, n_words + 1)[..., 1:].sum(1).float()
+    return counts / counts.sum(1, keepdim=True).clamp_min(1)
+
+
+def made_posts(seed):
+    "60 posts of up to 6 of 40 words and 3 of 9 tags, the first empty; and weights."
+    rng = seed_tree(seed, "posts")
+    x, y = (rng.integers(-1, high, (60, width)) for high, width in ((40, 6), (9, 3)))
+    x[0] = -1
+    w = rng.standard_normal(40 * 9 + 9).astype(np.float32)
+    return rng, torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(w)
+
+
+def test_model_has_the_stated_size_and_starts_from_zero():
+    net = TagRegression()
+    assert [p.numel() for p in net.parameters()] == [5_000_000, 500] and net.chunk == 1
+    assert not any(p.any() for p in net.parameters())
+
+
+def test_bags_labels_and_scores():
+    x = torch.tensor([[3, 3, -1], [-1, -1, -1], [-1, 0, 2]])
+    assert [part.tolist() for part in bags(x)] == [[3, 3, 0, 2], [0, 2, 2], [2, 0, 2]]
+    hot = multi_hot(torch.tensor([[1, -1], [-1, -1], [0, 2]]), 3)
+    assert hot.tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 1]]
+    net = TagRegression(5, 3)
+    nn.init.normal_(net.linear.weight, generator=torch.Generator().manual_seed(0))
+    nn.init.ones_(net.linear.bias)
+    assert torch.allclose(net(x), net.linear(dense(x, 5)), atol=1e-6)
+
+
+def test_loss_is_the_mean_over_tags():
+    _, _, y, _ = made_posts(0)
+    scores = torch.randn(60, 9, generator=torch.Generator().manual_seed(1))
+    chances, truth = torch.sigmoid(scores), multi_hot(y, 9)
+    by_hand = F.binary_cross_entropy(chances, truth, reduction="none")
+    assert torch.isclose(loss_of(scores, y), by_hand.mean())
+    assert torch.isclose(loss_of(scores, y, "sum"), by_hand.mean(1).sum())
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=some.integers(0, 10**6),
+    posts=some.sampled_from(["mean", "sum"]),
+    batch=some.integers(1, 17),
+    epochs=some.integers(1, 2),
+)
+def test_local_sgd_is_dense_sgd(seed, posts, batch, epochs):
+    rng, x, y, w = made_posts(seed)
+    cuts = [np.arange(0, 4), np.arange(4, 31), np.arange(31, 60)]
+    plan = torch.from_numpy(batch_plan(cuts, epochs, batch, [rng] * 3))
+    updates, losses = TagRegression(40, 9, posts).local_sgd(w, x, y, plan, 2.0)
+    for client, update, loss in zip(plan, updates, losses):
+        reference, trace = nn.Linear(40, 9), []
+        nn.utils.vector_to_parameters(w.clone(), reference.parameters())  # keeps views
+        optimiser = torch.optim.SGD(reference.parameters(), lr=2.0)
+        for index in (row[row >= 0] for row in client if (row >= 0).any()):
+            scores, truth = reference(dense(x[index], 40)), multi_hot(y[index], 9)
+            each = F.binary_cross_entropy_with_logits(scores, truth, reduction="none")
+            each = each.mean(1)
+            optimiser.zero_grad()
+            (each.sum() if posts == "sum" else each.mean()).backward()
+            optimiser.step()
+            trace.append(float(each.mean().detach()))
+        want = nn.utils.parameters_to_vector(reference.parameters()).detach() - w
+        assert torch.allclose(update, want, 1e-4, 2e-6 * float(want.abs().max()))
+        assert abs(float(loss) - np.mean(trace)) < 1e-5
+
+
+def test_local_sgd_moves_only_used_words_and_does_not_depend_on_company():
+    rng, x, y, w = made_posts(5)
+    plan = batch_plan([np.arange(3), np.arange(3, 60)], 1, 10, [rng] * 2)
+    plan, net = torch.from_numpy(plan), TagRegression(40, 9)
+
+    def go(plan, **more):
+        return local_sgd(net, torch.zeros_like(w), x, y, plan, 50.0, **more)[0]
+
+    updates, used = go(plan), set(x[:3].unique().tolist()) - {-1}
+    moved = updates[0, :-9].view(9, 40).abs().sum(0).nonzero()[:, 0]
+    assert set(moved.tolist()) == used
+    assert torch.equal(updates.flip(0), go(plan.flip(0)))
+    assert torch.equal(updates[1:], go(plan[1:]))
+    with pytest.raises(ValueError, match="mask is given"):
+        go(plan, mask=torch.ones(369) > 0)
+
+
+def test_sparse_step_by_hand():
+    rows, bias = torch.zeros(3, 2), torch.zeros(2)
+    words, tags = torch.tensor([[0, 0, 1]]), torch.tensor([[1, -1]])
+    loss = sparse_step(rows, bias, words, tags, 6.0)
+    assert torch.isclose(loss, torch.tensor(2.0).log()) and bias.tolist() == [-3.0, 3.0]
+    assert torch.allclose(rows, torch.tensor([[-2.0, 2.0], [-1.0, 1.0], [0.0, 0.0]]))
+
+
+def test_recall_counts_tags_among_the_first_five():
+    _, x, y, w = made_posts(7)
+    net = TagRegression(40, 9)
+    scores = dense(x, 40) @ w[:-9].view(9, 40).T + w[-9:]
+    truth = multi_hot(y, 9)
+    for k in (1, 5):
+        found = float(truth.gather(1, scores.topk(k).indices).sum())
+        got = recall(net, w, x, y, k)
+        assert got[f"recall{k}"] == pytest.approx(100 * found / float(truth.sum()))
+    assert got["loss"] == pytest.approx(float(loss_of(scores, y)), rel=1e-5)
+    assert recall(net, torch.zeros_like(w), x, y)["recall5"] == 0, "ties find nothing"
+    with pytest.raises(ValueError, match="y holds no tag"):
+        recall(net, w, x, torch.full_like(y, -1))
+
+
+# ---- TFF's files
+
+LONG = " ".join(["list"] * 60)  # longer than 127 bytes: lengths of two bytes
+ANN = (
+    ("the list is sorted", "how to sort a list", "python|sorting"),
+    (LONG, "a key", "css"),
+)
+BOB = (("a table", "what", "sql|python|python"),)
+CY = (("sort the table", "sql order", "sql"),)
+DI = ("key", "list", "zzz"), ("a", "a", "python")
+USERS = {"train": {"ann": ANN, "bob": BOB}, "test": {"cy": CY, "di": DI}}
+
+
+def varint(n):
+    return bytes([n]) if n < 128 else bytes([n & 127 | 128]) + varint(n >> 7)
+
+
+def field(number, content):
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def example(tokens, title, tags, names=files.FIELDS):
+    "A tf.train.Example with three strings, a number and a field that nobody asked for."
+    entries = [field(1, b"score") + field(2, field(3, field(1, varint(300))))]
+    for name, text in zip(names, (tokens, title, tags)):
+        value = field(2, field(1, field(1, text.encode())))
+        entries.append(field(1, name.encode()) + value)
+    other = varint(7 << 3) + varint(300) + varint(8 << 3 | 5) + b"abcd"
+    return other + field(1, b"".join(field(1, e) for e in entries))
+
+
+def write_sqlite(path, users, rows=example, drop=None):
+    with closing(sqlite3.connect(path)) as base:
+        columns = "split_name TEXT, client_id TEXT, serialized_example_proto BLOB"
+        base.execute(f"CREATE TABLE examples ({columns})")
+        columns = "client_id TEXT, split_name TEXT, num_examples INTEGER"
+        base.execute(f"CREATE TABLE client_metadata ({columns})")
+        for split, clients in users.items():
+            for client, posts in clients.items():
+                promise = client, split, len(posts)
+                base.execute("INSERT INTO client_metadata VALUES (?, ?, ?)", promise)
+                found = [(split, client, rows(*post)) for post in posts]
+                base.executemany("INSERT INTO examples VALUES (?, ?, ?)", found)
+        if drop:
+            base.execute(f"DROP TABLE {drop}")
+        base.commit()
+
+
+def write_h5(root, users):
+    h5py = pytest.importorskip("h5py")
+    for split, clients in users.items():
+        with h5py.File(root / f"stackoverflow_{split}.h5", "w") as file:
+            for client, posts in clients.items():
+                for name, column in zip(files.FIELDS, zip(*posts)):
+                    texts = [text.encode() for text in column]
+                    file[f"examples/{client}/{name}"] = texts
+
+
+WORDS = "a 5\nlist 9\nsort 3\nsorted 2\ntable 2\nkey 2\nrare 1\n"
+COUNTED = {"sorting": 1, "python": 3, "sql": 2, "css": 1}
+
+
+@pytest.fixture
+def root(tmp_path):
+    folder = tmp_path / "stackoverflow"
+    folder.mkdir()
+    (folder / "stackoverflow.word_count").write_text(WORDS)
+    (folder / "stackoverflow.tag_count").write_text(json.dumps(COUNTED))
+    return folder
+
+
+def load(root, n_words=6, n_tags=3):
+    return files.stackoverflow(root.parent, n_words, n_tags, whole=False)
+
+
+def test_vocabularies_are_by_frequency(root):
+    words, tags = root / "stackoverflow.word_count", root / "stackoverflow.tag_count"
+    assert files.read_counts(words, 3) == {"list": 0, "a": 1, "sort": 2}
+    assert [*files.read_counts(tags, 4)] == ["python", "sql", "sorting", "css"]
+    says = "word_count has 7 entries and the vocabulary needs 8"
+    with pytest.raises(ValueError, match=says):
+        files.read_counts(words, 8)
+    with pytest.raises(ValueError, match="n is 0"):
+        files.read_counts(words, 0)
+    for text in ("{", "[1]", '{"a": null}'):
+        tags.write_text(text)
+        with pytest.raises(ValueError, match="tag_count is no list of counts"):
+            files.read_counts(tags, 1)
+
+
+def test_protocol_buffers():
+    fields = {"tokens": b"x y", "title": LONG.encode(), "tags": b"t|u"}
+    assert files.read_example(example("x y", LONG, "t|u")) == fields
+    raw = field(3, b"ab") + varint(1 << 3 | 1) + bytes(8) + field(300, b"")
+    assert list(files.message_fields(raw)) == [(3, b"ab"), (300, b"")]
+    for wrong in (field(1, b"abc")[:-1], b"\x0b", b"\x80"):
+        with pytest.raises(IndexError):
+            list(files.message_fields(wrong))
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "h5"])
+def test_files_are_a_source(root, kind):
+    if kind == "sqlite":
+        write_sqlite(root / "stackoverflow.sqlite", USERS)
+    else:
+        write_h5(root, USERS)
+    source = load(root)
+    assert isinstance(source, files.Files) and source.n_clients == 2
+    fed = federation(source, 3)
+    sizes = files.client_sizes(source, [0, 1]).tolist()
+    assert fed.sizes.tolist() == [2, 1] == sizes and len(fed.data.x_test) == 3
+    assert [*source.words] == ["list", "a", "sort", "sorted", "table", "key"]
+    assert source.tags == {"python": 0, "sql": 1, "sorting": 2}
+    data, parts = fed.visit([1, 0, 1])
+    (post, long), tags = data.x[parts[1]], data.y[parts[1]]
+    assert post[post >= 0].tolist() == [0, 3, 2, 1, 0] and (long >= 0).sum() == 62
+    assert tags.tolist() == [[0, 2], [-1, -1]] and data.y[parts[0]].tolist() == [[0, 1]]
+    assert fed.partition_hash != federation(load(root, 5), 3).partition_hash
+    config = Config(rounds=1, cohort=2, lr=1.0, server="sgd", eval_every=1)
+    mechanism = dprec_curves.fedavg("f", Config(), 2, 1.0, 0.1).mechanism
+    task = Task(TagRegression(6, 3), fed, mechanism, config, 0)
+    assert simulate(task, metrics=lambda *of: recall(*of, 1), progress=False).finished
+    for call, says in (
+        (lambda: federation(source, 4), "n_test is 4, but .* has 3 test posts"),
+        (
+            lambda: files.stackoverflow(root.parent, 6, 3),
+            "has 2 users.*the whole data set has 342477",
+        ),
+        (lambda: files.stackoverflow(root.parent), "has 7 entries"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            call()
+
+
+def test_readers_agree(root):
+    base = root / "stackoverflow.sqlite"
+    write_sqlite(base, USERS)
+    write_h5(root, USERS)
+    for split in USERS:
+        h5 = root / f"stackoverflow_{split}.h5"
+        assert list(files.sqlite_clients(base, split)) == list(files.h5_clients(h5))
+        for client, posts in USERS[split].items():
+            want = [tuple(text.encode() for text in post) for post in posts]
+            assert files.sqlite_posts(base, split, client) == want
+            assert [
+                tuple(map(bytes, p)) for p in files.h5_posts(h5, split, client)
+            ] == want
+    source = load(root)
+    x, y, sizes = files.encode_posts(source, [[(b"a zzz", b"key", b"sql")], []])
+    assert x.tolist() == [[1, 5]] and y.tolist() == [[1]] and sizes.tolist() == [1, 0]
+    assert len(files.evaluation_posts(source, 2)[0]) == 2
+    assert files.split_clients(source, "test") == {"cy": 1, "di": 2}
+    cy = [tuple(text.encode() for text in CY[0])]
+    assert files.read_client(source, "test", "cy") == cy
+
+
+OTHER = "tokens", "title", "labels"
+
+
+@tabled(
+    "users, more, text",
+    [
+        (
+            USERS,
+            dict(drop="client_metadata"),
+            "cannot be read as TFF's database .*no such table: client_metadata",
+        ),
+        (USERS, dict(drop="examples"), "no such table: examples"),
+        ({"test": USERS["test"]}, {}, "holds no user of the split 'train'"),
+        (
+            USERS,
+            dict(rows=lambda *post: example(*post)[:-2]),
+            "user 'ann', has a row that is no tf.train.Example",
+        ),
+        (
+            USERS,
+            dict(rows=lambda *post: example(*post, names=OTHER)),
+            "user 'ann', has a post without 'tags'",
+        ),
+        (
+            USERS,
+            dict(rows=lambda *post: None),
+            "user 'ann', has None as serialized_example_proto; it must be bytes",
+        ),
+        (
+            {"train": {"ann": []}},
+            {},
+            "user 'ann', holds 0 posts and announces 0; a user needs one or more",
+        ),
+    ],
+)
+def test_broken_databases_are_refused(users, more, text, root):
+    path = root / "stackoverflow.sqlite"
+    path.unlink(missing_ok=True)
+    write_sqlite(path, users, **more)
+    with pytest.raises(ValueError, match="stackoverflow.sqlite.*" + text):
+        load(root).posts([0])
+
+
+def test_broken_h5_files_are_refused(root, monkeypatch):
+    h5py = pytest.importorskip("h5py")
+    write_h5(root, USERS)
+    path = root / "stackoverflow_train.h5"
+    with h5py.File(path, "a") as file:
+        del file["examples/ann/tags"], file["examples/bob/tags"]
+        file["examples/bob/tags"] = [b"x", b"y"]
+        for name in files.FIELDS:
+            file[f"examples/eve/{name}"] = np.zeros(0, "S1")
+    source = load(root)
+    users = "'ann', has no 'tags'|'bob', has 1 tokens, 1 title, 2 tags|'eve', holds 0"
+    for i, text in enumerate(users.split("|")):
+        with pytest.raises(ValueError, match=f"{path.name}, user {text}"):
+            source.posts([i])
+    with h5py.File(path, "w"):
+        pass
+    with pytest.raises(ValueError, match=f"{path.name} has no group 'examples'"):
+        load(root).posts([0])
+    path.write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=f"{path.name} is no h5 file"):
+        load(root).posts([0])
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    says = f"{path.name} needs the package h5py: .*, or use TFF's stackoverflow.sqlite"
+    with pytest.raises(ImportError, match=says):
+        load(root).posts([0])
+
+
+def test_missing_files_are_named(root):
+    says = "stackoverflow lacks stackoverflow_train.h5 .*set DPCOMM_DATA"
+    with pytest.raises(FileNotFoundError, match=says):
+        load(root)
+    write_sqlite(root / "stackoverflow.sqlite", USERS)
+    (root / "stackoverflow.tag_count").unlink()
+    says = "stackoverflow lacks stackoverflow.tag_count"
+    with pytest.raises(FileNotFoundError, match=says):
+        load(root)
+    n_clients, n_posts = files.WHOLE["train"]
+    assert (n_clients, n_posts) == (342_477, 135_818_730)
+    assert round(n_posts / n_clients, 2) == 396.58

@@ -1,0 +1,138 @@
+"A claim's status follows from its numbers by a rule, and its number from the records."
+
+import itertools
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from checkout import ROOT
+from tables import tabled
+
+from dpcomm.evidence import claims, paper_tables, verdicts
+from dpcomm.evidence.verdicts import Summary
+
+PAPERS = paper_tables.papers()
+ACC = paper_tables.cell("dprec", "mnist.eps3.rec.acc")
+SIZE = paper_tables.cell("dprec", "mnist.fedavg.comm")
+
+
+def test_the_status_is_the_rule_of_the_page_for_every_mix():
+    for told in itertools.product(["holds", "fails", ""], repeat=4):
+        holds, fails = told.count("holds"), told.count("fails")
+        for cannot in ("", "no data"):
+            if holds == 4:
+                word = "reproduced"
+            elif holds:
+                word = "in part"
+            elif fails > 2:
+                word = "refuted"
+            else:
+                word = "cannot be tested here" if cannot and not fails else "open"
+            assert claims.status_of([*told], "", cannot) == word
+    assert claims.status_of([], "false") == "refuted"
+    assert claims.status_of(["holds"], "gap") == "open"
+    assert claims.status_of([]) == "open"
+
+
+@tabled(
+    "mean, n, lent, says",
+    [
+        (69.5, 3, "", "holds"),
+        (69.5, 2, "", ""),
+        (69.5, 1, "others", ""),
+        (99.0, 3, "", "fails"),
+        (99.0, 2, "", ""),
+        (50.0, 3, "", "fails"),
+    ],
+)
+def test_a_trained_number_counts_with_three_seeds_of_its_own(mean, n, lent, says):
+    s = Summary(mean, 0.0, n, "percent", 2, lent)
+    assert claims.says(ACC, s) == says
+    assert claims.says(ACC, None) == ""
+
+
+@tabled("value, says", [(43.0, "holds"), (43.7, "holds"), (50.0, "fails")])
+def test_one_computed_number_counts(value, says):
+    assert claims.says(SIZE, verdicts.cell_summary([value])) == says
+    puzzle = replace(SIZE, own=value, value=value + 9)
+    assert claims.says(puzzle, verdicts.cell_summary([value])) == "", "refutes nobody"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_committed_claims_have_a_place_a_status_and_seeds(paper):
+    told = claims.rows(paper)
+    assert 6 <= len(told) <= 11
+    assert len({r.claim.text for r in told}) == len(told)
+    for r in told:
+        assert r.claim.where and r.status in claims.STATUS and r.seeds
+        assert r.number or r.claim.kind or r.claim.cannot, r.claim.text
+        if r.status in ("reproduced", "refuted") and not r.claim.kind:
+            least = r.seeds.split()[0]
+            assert least == "formula" or int(least) >= claims.SEEDS, r.claim.text
+    assert sum(map(int, re.findall(r"\d+", claims.counts(paper)))) == len(told)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_claim_about_a_proof_is_what_the_errata_say(paper):
+    page = json.loads((ROOT / "nbs" / "reference" / "errata.ipynb").read_text("utf-8"))
+    text = "\n".join("".join(cell["source"]) for cell in page["cells"])
+    for claim in paper_tables.paper(paper).claims:
+        if claim.erratum:
+            row = re.search(
+                rf"^\| \*\*{claim.erratum}\*\* .* \| (\w+), \w+: .*$", text, re.M
+            )
+            assert row and row[1] == claim.kind, claim.erratum
+            assert claim.link.removeprefix("../") in row[0], claim.erratum
+
+
+def test_numbers_are_looked_up_and_nothing_is_said_where_one_is_missing():
+    found = verdicts.evidence("dprec")
+    s = found.ours["ours.full.tight.mnist.eps3.rec.acc"].summary
+    key = "ours.full.tight.mnist.eps3.rec.acc"
+    text = claims.fill(
+        f"{{{key}}} {{se {key}}} {{n {key}}} {{g {key}}}", "dprec", found
+    )
+    assert text == f"{s.mean:.1f} {s.se:.1f} {s.n} {s.mean:.3g}"
+    assert claims.fill("{paper mnist.eps3.rec.acc}", "dprec", found) == "69.5"
+    assert claims.fill("{femnist.eps1.rec.acc}", "dprec", found) == ""
+    held, left = claims.fill(
+        "{holds *_minus_*} {open *_minus_*}", "imvu", verdicts.evidence("imvu")
+    ).split()
+    assert int(held) + int(left) <= len(paper_tables.cells("imvu"))
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_report_has_every_part_and_fits_two_pages(paper):
+    text = str(claims.report(paper))
+    for part in (
+        "Scope",
+        "Method",
+        "Compute",
+        "Results",
+        "What was easy",
+        "What was hard",
+    ):
+        assert f"**{part}" in text
+    assert "**Questions to the authors**" in text and "Cite as" in text
+    assert all(claim.text in text for claim in paper_tables.paper(paper).claims)
+    words = re.sub(r"\]\([^)]*\)|[|]", " ", text).split()
+    assert len(words) <= 1000 and "{" not in text
+
+
+@tabled(
+    "line, says",
+    [
+        ('cells = ["nothing.*"]', "is not one of"),
+        ('cells = ["*.comm"]\nwords = "x"', "field='words'"),
+        ("", "nothing decides it"),
+        ('erratum = "D1"\nkind = "typo"', "kind='typo'"),
+        ("cells = [1]", "allowed"),
+    ],
+)
+def test_a_claim_that_nothing_decides_is_refused(line, says):
+    text = (paper_tables.assets("papers") / "dprec.toml").read_text(encoding="utf-8")
+    bad = f'\n[[claim]]\ntext = "A"\nwhere = "B"\n{line}\n'
+    text = text.replace("\n[report]", f"{bad}\n[report]")
+    with pytest.raises(ValueError, match=says):
+        paper_tables.parse(text, "dprec.toml")

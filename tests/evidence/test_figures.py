@@ -1,0 +1,319 @@
+"That every helper draws what it returns; the palette's claims are checked on its page."
+
+import csv
+import io
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from scipy.stats import t
+
+from dpcomm.evidence import figures, records
+from dpcomm.mechanisms import contract
+
+MECHANISMS = (*contract.registered(), "none")
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+def test_every_mechanism_has_a_look_of_its_own():
+    assert sorted(figures.MECH) == sorted(MECHANISMS)
+    for field in ("colour", "marker", "label"):
+        assert len({getattr(m, field) for m in figures.MECH.values()}) == len(
+            MECHANISMS
+        ), field
+    assert figures.MECH["none"].colour == "#000000"
+
+
+def test_band_is_the_95_percent_interval():
+    y = np.random.default_rng(1).normal(size=(6, 3))
+    assert all(np.array_equal(part, y[0]) for part in figures.interval(y[:1]))
+    s = figures.series("rec", [1, 2, 3], y)
+    low, high = t.interval(0.95, 5, y.mean(0), y.std(0, ddof=1) / np.sqrt(6))
+    assert np.allclose(s["low"], low, rtol=1e-12) and np.allclose(
+        s["high"], high, rtol=1e-12
+    )
+
+
+def test_style_restores_and_is_white():
+    before = dict(plt.rcParams)
+    with figures.style():
+        fig, _ = plt.subplots()
+        assert (
+            fig.get_facecolor() == (1, 1, 1, 1)
+            and fig.dpi == 110
+            and tuple(fig.get_size_inches()) == (6.2, 3.6)
+        )
+    assert dict(plt.rcParams) == before
+    with pytest.raises(RuntimeError), figures.style():
+        raise RuntimeError
+    assert dict(plt.rcParams) == before
+
+
+def test_paper_is_hollow_and_dashed_ours_filled_with_a_band():
+    ours = figures.series("rec", [1, 2, 3], np.arange(12.0).reshape(4, 3))
+    paper = figures.series(
+        "rec", [1, 2, 3], [1.0, 2.0, 3.0], source="paper", err=0.5, n=10
+    )
+    fig, rows = figures.curve([ours, paper], "round", "test accuracy, %")
+    ax = fig.axes[0]
+    a, b = ax.lines[:2]
+    assert (a.get_linestyle(), b.get_linestyle()) == ("-", "--")
+    assert a.get_markerfacecolor() != "none" and b.get_markerfacecolor() == "none"
+    assert len(ax.collections) == 2, "one band of ours and the error bars of the paper"
+    assert [x.get_text() for x in ax.get_legend().get_texts()] == [
+        "DP-REC, ours (n = 4)",
+        "DP-REC, paper (n = 10)",
+    ]
+    assert [r["y"] for r in rows] == [*ours["mean"], 1.0, 2.0, 3.0] and rows[-1][
+        "high"
+    ] == 3.5
+
+
+def test_one_seed_has_no_band_and_says_so():
+    s = figures.series("imvu", [1, 2], [3.0, 4.0])
+    assert (s["low"] == s["high"]).all() and s["label"] == "I-MVU, ours (n = 1)"
+
+
+def test_seeds_of_a_single_point():
+    s = figures.series("rec", 7, [1.0, 2.0, 3.0])
+    assert s["mean"].tolist() == [2.0] and s["n"] == 3
+
+
+def test_black_has_a_halo():
+    fig, _ = figures.curve([figures.series("none", [1, 2], [3.0, 4.0])], "x", "y")
+    assert fig.axes[0].lines[0].get_path_effects()
+
+
+def test_a_formula_is_solid_where_nothing_is_measured():
+    formula = figures.series("rec", [1, 2], [3.0, 4.0], source="formula")
+    ours = figures.series("imvu", [1, 2], [3.0, 4.0])
+    alone, beside = (
+        figures.curve([None, formula, *more], "x", "y")[0].axes[0].lines[0]
+        for more in ((), (ours,))
+    )
+    assert (alone.get_linestyle(), beside.get_linestyle()) == ("-", ":")
+
+
+def test_names_at_the_ends_keep_their_order_and_their_distance():
+    lines = [
+        figures.series("rec", [1, 10], [1.0, y], name, "formula")
+        for name, y in {"low": 1.0, "top": 9.0, "a": 5.0, "b": 5.001}.items()
+    ]
+    fig, rows = figures.curve(lines, "x", "y", log="xy", ends=True)
+    ax = fig.axes[0]
+    assert ax.get_legend() is None and len(rows) == 8
+    at = {t.get_text(): t.get_position()[1] for t in ax.texts}
+    assert at["low"] < at["a"] < at["b"] < at["top"]
+    assert at["b"] - at["a"] == pytest.approx(0.07)
+    ends = ax.transAxes.inverted().transform(ax.transData.transform([(10, 1), (10, 9)]))
+    assert [at["low"], at["top"]] == pytest.approx(list(ends[:, 1]))
+    middle = figures.end_names(ax, lines[2:])
+    assert middle.mean() == pytest.approx((at["a"] + at["b"]) / 2)
+
+
+def test_bars_stand_at_their_values():
+    lines = [
+        figures.series("rec", ["a", "b"], [1.0, 2.0], source="paper"),
+        figures.series("rec", ["b"], [3.0]),
+    ]
+    fig, rows = figures.bars(lines, "task", "accuracy, %")
+    assert (
+        [p.get_height() for p in fig.axes[0].patches]
+        == [1.0, 2.0, 3.0]
+        == [r["y"] for r in rows]
+    )
+    assert (
+        fig.axes[0].patches[0].get_facecolor()[3] == 0
+        and fig.axes[0].patches[2].get_facecolor()[3] == 1
+    )
+    assert fig.axes[0].patches[2].get_x() > fig.axes[0].patches[1].get_x()
+
+
+def test_histograms_share_bins_and_integrate_to_one():
+    a, b = np.random.default_rng(3).normal(size=(2, 500))
+    rows = figures.hist2(a, b + 1, ("a", "b"), "value", bins=20)[1]
+    for name in "ab":
+        assert sum((r["right"] - r["left"]) * r[name] for r in rows) == pytest.approx(1)
+    assert len(rows) == 20 and rows[0]["left"] == min(a.min(), b.min() + 1)
+
+
+def test_csv_reads_back():
+    rows = figures.curve([figures.series("rec", [1, 2], [3.0, 1 / 3])], "x", "y")[1]
+    back = list(csv.DictReader(io.StringIO(figures.as_csv(rows).text)))
+    assert back[1]["y"] == "0.333333" and list(back[0]) == list(rows[0])
+    assert 'download="figure.csv"' in figures.as_csv(rows)._repr_html_()
+
+
+def test_a_palette_keeps_order_and_count():
+    light = [sum(matplotlib.colors.to_rgb(c)) for c in figures.palette("rec", 5)]
+    assert light == sorted(light, reverse=True) and figures.palette("rec", 1) == [
+        figures.MECH["rec"].colour
+    ]
+
+
+def test_axes_can_be_given():
+    with figures.style():
+        fig, (left, right) = plt.subplots(1, 2)
+    assert (
+        figures.curve([figures.series("rec", [1, 2], [3.0, 4.0])], "x", "y", ax=right)[
+            0
+        ]
+        is fig
+    )
+    assert not left.lines and right.lines
+
+
+def test_rows_of_a_series_are_plain_numbers():
+    rows = figures.rows_of([figures.series("rec", [1, 2], [[3.0, 4.0], [5.0, 6.0]])])
+    assert [(r["x"], r["y"], r["n"], r["mech"], r["source"]) for r in rows] == [
+        (1, 4.0, 2, "rec", "ours"),
+        (2, 5.0, 2, "rec", "ours"),
+    ]
+    assert all(
+        type(r[k]) in (int, float) for r in rows for k in ("x", "y", "low", "high")
+    )
+
+
+def test_values_are_brought_to_one_row_per_seed():
+    assert figures.as_rows([1, 2], [3, 4])[1].shape == (1, 2)
+    assert figures.as_rows(1, [3, 4, 5])[1].shape == (3, 1)
+    assert figures.as_rows([1, 2], [[3, 4]] * 5)[1].shape == (5, 2)
+
+
+def test_pen_and_whiskers():
+    kinds = {
+        source: figures.line_style(figures.series("none", [1], [2.0], source=source))
+        for source in figures.SOURCES
+    }
+    assert (
+        [k["ls"] for k in kinds.values()] == ["-", "--", ":"]
+        and kinds["paper"]["mfc"] == "none"
+        and kinds["formula"]["marker"] == ""
+    )
+    _, ax = figures.get_axes()
+    figures.error_bars(ax, [1], figures.series("rec", 1, 2.0))
+    assert not ax.collections
+    figures.error_bars(ax, [1], figures.series("rec", 1, [2.0, 3.0]))
+    assert len(ax.collections) == 1
+
+
+def test_label_axes_sets_what_it_says():
+    fig, ax = figures.get_axes()
+    figures.label_axes(ax, "bits", "accuracy, %", "a finding", "xy", legend=False)
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == (
+        "bits",
+        "accuracy, %",
+        "a finding",
+    )
+    assert ax.get_xscale() == ax.get_yscale() == "log" and figures.get_axes(ax) == (
+        fig,
+        ax,
+    )
+
+
+def test_binned_counts():
+    edges, p, q = figures.binned([0.0, 1.0, 1.0], [0.0, 0.0, 1.0], 2)
+    assert (
+        edges.tolist() == [0, 0.5, 1]
+        and p.tolist() == pytest.approx([2 / 3, 4 / 3])
+        and q.tolist() == pytest.approx([4 / 3, 2 / 3])
+    )
+
+
+def test_looks_and_csv_are_plain_records():
+    assert figures.look("rec") == figures.Look("#cd3012", "o", "DP-REC")
+    link = figures.Csv("a&b.csv", "x,y\n1,2\n")
+    assert (
+        str(link) == "x,y\n1,2\n"
+        and repr(link) == "a&b.csv: 1 rows"
+        and "x%2Cy%0A1%2C2%0A" in link._repr_html_()
+    )
+
+
+def run(seed, rounds, accuracy, key="eps3.rec", **origin) -> records.Record:
+    "A made-up record of a curve."
+    empty = dict(config={}, final={}, cells={}, as_run={}, data={}, cost={})
+    history = dict(round=rounds, accuracy=accuracy)
+    return records.Record(
+        *("dprec", "made_up", "full", key, seed, True),
+        history=history,
+        origin=origin,
+        guarantee=None,
+        bits=None,
+        **empty,
+    )
+
+
+def test_a_learning_curve_is_the_mean_over_seeds_of_the_rounds_all_have():
+    found = [
+        run(0, [10, 20, 30], [0.1, 0.2, 0.3]),
+        run(1, [20, 10], [0.4, 0.3]),
+        run(0, [10], [0.9], key="eps6.rec"),
+    ]
+    line = figures.learning_curve(found, "eps3.rec", "rec", "a name", scale=100.0)
+    wanted = figures.series("rec", [10, 20], [[10.0, 20.0], [30.0, 40.0]], "a name")
+    for name, value in wanted.items():
+        np.testing.assert_equal(line[name], value)
+    assert line["mean"].tolist() == pytest.approx([20.0, 30.0])
+    assert line["n"] == 2 and line["label"] == "a name, ours (n = 2)"
+    assert figures.learning_curve(found, "eps9.rec", "rec") is None
+    one = figures.learning_curve(found, "eps6.rec", "rec", colour="#123456")
+    assert (one["n"], one["colour"]) == (1, "#123456") and list(one["x"]) == [10]
+
+
+def test_a_learning_curve_counts_a_seed_once_the_oldest():
+    found = [
+        run(0, [10], [0.1], date="2026-01-01", machine="here"),
+        run(0, [10], [0.9], date="2026-02-01", machine="there"),
+    ]
+    for order in (found, found[::-1]):
+        line = figures.learning_curve(order, "eps3.rec", "rec")
+        assert list(line["mean"]) == [0.1]
+
+
+def test_a_committed_learning_curve_ends_where_its_records_end():
+    found = records.load("dprec", "dprec_mnist", "full")
+    line = figures.learning_curve(found, "cnn.eps3.rec", "rec")
+    ends = [r.final["accuracy"] for r in found if r.key == "cnn.eps3.rec"]
+    assert line["mean"][-1] == pytest.approx(np.mean(ends), rel=1e-5)
+
+
+ONE = figures.series("rec", [1, 2], [3.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: figures.look("rek"), "did you mean 'rec'"),
+        (
+            lambda: figures.look("laplace"),
+            '"laplace": Look.* to MECH on nbs/reference/plots',
+        ),
+        (lambda: figures.series("rec", [1, 2, 3], [1.0, 2.0]), r"\(n_seeds, 3\)"),
+        (lambda: figures.series("rec", [1, 2], [1.0, np.inf]), "nan or inf"),
+        (
+            lambda: figures.series("rec", [1, 2], [1.0, 2.0], source="mine"),
+            "source is 'mine'",
+        ),
+        (lambda: figures.curve([ONE], "", "y"), "xlabel"),
+        (lambda: figures.curve([ONE], "x", ""), "ylabel"),
+        (lambda: figures.curve([ONE], "x", "y", log="z"), "log='z'"),
+        (
+            lambda: figures.hist2([1.0, np.nan], [1.0], ("a", "b"), "x"),
+            "a holds 2 values, 1 finite",
+        ),
+        (lambda: figures.hist2([1.0], [], ("a", "b"), "x"), "b holds 0 values"),
+        (lambda: figures.as_csv([]), "rows is empty"),
+    ],
+)
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

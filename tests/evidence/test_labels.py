@@ -1,0 +1,118 @@
+"""What a committed run claims is what was run: every guarantee is made again and laid
+beside the configuration.
+"""
+
+import functools
+import math
+import re
+from dataclasses import fields
+
+import pytest
+from tables import tabled
+
+from dpcomm.evidence import paper_tables, records
+from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
+from dpcomm.privacy.guarantee import Guarantee, recorded
+
+
+@functools.cache
+def committed() -> list:
+    "(name, record) of every committed run with a guarantee."
+    return [
+        (f"{r.experiment}.{r.scale}:{r.key}.seed{r.seed}", r)
+        for paper in paper_tables.papers()
+        for r in records.load(paper)
+        if r.guarantee
+    ]
+
+
+def fixed() -> list:
+    "Those whose cohort was fixed and whose guarantee is about Poisson sampling."
+    return [
+        (name, run)
+        for name, run in committed()
+        if run.config.get("sampling", "fixed") == "fixed"
+        and run.guarantee["sampling"] == "poisson"
+    ]
+
+
+def clients(promise: Guarantee, run: records.Record) -> int:
+    "Clients of the federation, from the rate that the promise names."
+    return round(run.config["cohort"] / promise.q) if promise.q else 10**9
+
+
+@tabled("name, run", committed)
+def test_a_committed_guarantee_is_about_its_run(name, run):
+    from dpcomm.training.federated import Config
+    from dpcomm.training.promises import check_promise
+
+    known = {field.name for field in fields(Config)} - {"engine"}  # may be retired
+    promise = recorded(run.guarantee)
+    assert promise.rounds is not None
+    if "sampling" not in run.config:
+        return
+    config = Config(**{k: v for k, v in run.config.items() if k in known})
+    most = re.search(r"for the client drawn most often, in (\d+) rounds", promise.note)
+    unit = "example" if run.experiment == "imvu_femnist" else "client"
+    rounds = int(most.group(1)) if most else None
+    check_promise(promise, config, clients(promise, run), rounds, unit=unit)
+
+
+@tabled("name, run", fixed)
+def test_a_fixed_cohort_accounted_as_poisson_says_so_first_and_what_it_costs(name, run):
+    promise, config = recorded(run.guarantee), run.config
+    assert str(promise).startswith(
+        "As the paper accounts it, by Poisson sampling, while the run draws cohorts of"
+        " a fixed size"
+    )
+    assert "accounted as" not in promise.note and promise.trust == "central"
+    shares = str(config.get("mechanism")).startswith("DDGauss")
+    assert set(run.as_run) == (
+        {"zero-out", "replace"} if shares else {"add-remove", "replace"}
+    )
+    for relation, told in run.as_run.items():
+        told = recorded(told)
+        assert (
+            told.relation == relation
+            and told.rounds == config["rounds"]
+            and told.eps > promise.eps
+            and not told.premises
+        )
+        assert (told.sampling, told.trust) == (
+            ("none", "secagg") if shares else ("fixed", "central")
+        )
+
+
+def test_there_are_runs_of_either_kind():
+    assert len(fixed()) >= 40 and len(committed()) > 200
+
+
+@pytest.mark.parametrize(
+    "key, joins, replaced",
+    [("cnn.eps3.fedavg", 5.45, 6.53), ("cnn.eps6.fedavg", 14.68, 18.99)],
+)
+def test_dp_fedavg_on_mnist_as_it_was_run(key, joins, replaced):
+    run = next(
+        run for name, run in committed() if name == f"dprec_mnist.full:{key}.seed0"
+    )
+    sigma = float(re.search(r"sigma=([\d.]+)", run.config["mechanism"]).group(1))
+    for relation, eps in (("add-remove", joins), ("replace", replaced)):
+        assert math.isclose(run.as_run[relation]["eps"], eps, abs_tol=0.005)
+        assert fixed_size_epsilon(
+            sigma, 0.1, 1000, 100**-1.1, relation
+        ).eps == pytest.approx(run.as_run[relation]["eps"], rel=1e-9)
+
+
+def test_one_message_of_a_longer_run_is_labelled_so():
+    found = {
+        name: run
+        for name, run in committed()
+        if "dprec_ablations" in name and run.guarantee["trust"] == "local"
+    }
+    assert len(found) == 2
+    for run in found.values():
+        assert (
+            run.guarantee["scope"] == "per-round"
+            and run.as_run["zero-out"]["scope"] == "total"
+        )
+        assert run.as_run["zero-out"]["eps"] > 20 * run.guarantee["eps"]

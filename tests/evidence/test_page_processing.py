@@ -1,0 +1,194 @@
+"From a notebook's cells to a page's: what is folded, what stays, what is rewritten."
+
+import base64
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from tables import tabled
+
+from dpcomm.evidence import drawings, figures, site
+
+PICTURE = [{"data": {"image/png": ""}}]
+TABLE = [{"data": {"text/html": ["<table>", "</table>"]}}]
+CARDS = [{"data": {"text/html": "<div></div>"}}]
+TEXT = [{"text": ["1\n"]}]
+
+
+class Cell(dict):
+    __getattr__, __setattr__ = dict.__getitem__, dict.__setitem__
+
+
+def code(source, outputs=(), **directives):
+    return Cell(
+        cell_type="code", source=source, outputs=list(outputs), directives_=directives
+    )
+
+
+@tabled(
+    "source, outputs, role",
+    [
+        ("import os\nfrom a import b", (), "imports"),
+        ("x = 1", (), "step"),
+        ("def f(): pass", (), "step"),
+        ("assert x", (), "open"),
+        ("f()", TEXT, "open"),
+        ("plot()", PICTURE, "figure"),
+        ("t", TABLE, "table"),
+        ("c", CARDS, "output"),
+        ("", (), "open"),
+    ],
+)
+def test_a_cell_has_a_role(source, outputs, role):
+    assert site.role(source, outputs) == role
+
+
+def test_a_figure_is_folded_with_its_steps_and_nothing_else():
+    cells = [
+        code("import os"),
+        code("print(1)", TEXT),
+        code("x = 1"),
+        code("#| label: fig-x\nplot(x)", PICTURE),
+        code("y = 2"),
+    ]
+    found = [cell.source for cell in site.join_steps(cells)]
+    assert found[0].endswith("import os") and "Imports" in found[0]
+    assert found[1] == "print(1)" and found[3] == "y = 2" and len(found) == 4
+    assert found[2].startswith("#| code-fold: true\n")
+    assert found[2].endswith("#| label: fig-x\nx = 1\n\nplot(x)")
+
+
+def test_a_page_s_own_word_counts():
+    for own in ("#| code-fold: false\nimport os", "#| echo: false\nimport os"):
+        assert site.fold(own, "imports") == own
+    (kept,) = site.join_steps([code("#| code-fold: false\nimport os")])
+    assert kept.source == "#| code-fold: false\nimport os"
+    assert site.split_directives("#| a: b\n#| c: d\nx\n") == ("#| a: b\n#| c: d\n", "x")
+    assert site.split_directives("#| a: b") == ("#| a: b", "")
+
+
+@tabled(
+    "formula, spaced",
+    [
+        (r"$\log x$", r"$\log\,x$"),
+        (r"$\log(x)$", r"$\log(x)$"),
+        (r"$\log\left(x\right)$", r"$\log\left(x\right)$"),
+        (r"$\log \leq$", r"$\log \leq$"),
+        (r"$s \tanh x$", r"$s\,\tanh\,x$"),
+        (r"$a \cdot \log x$", r"$a \cdot \log\,x$"),
+        (r"$\min_\lambda \alpha$", r"$\min_\lambda\,\alpha$"),
+        (r"$\max_{i \in \{1, 2\}} x$", r"$\max_{i \in \{1, 2\}}\,x$"),
+        (r"$\logistic x$", r"$\logistic x$"),
+        (r"`$\log x$`", r"`$\log x$`"),
+        ("costs $5 and $6", "costs $5 and $6"),
+        (r"$\|u\|$", r"$\mathord{\Vert}u\mathord{\Vert}$"),
+        (r"$\left\|u\right\|$", r"$\left\|u\right\|$"),
+        (r"$\lVert u\rVert$", r"$\mathord{\Vert} u\mathord{\Vert}$"),
+    ],
+)
+def test_functions_stand_apart_and_norms_are_as_high_as_letters(formula, spaced):
+    assert site.space_functions(formula) == spaced
+    assert site.space_functions(spaced) == spaced
+
+
+def test_a_single_line_that_shows_a_table_is_left_out():
+    (kept,) = site.join_steps([code("show()", TABLE)])
+    assert kept.source == "#| echo: false\nshow()"
+    (kept,) = site.join_steps([code("a = 1"), code("show(a)", TABLE)][:2])
+    assert kept.source.startswith("#| code-fold: true")
+    (kept,) = site.join_steps([code("plot()", PICTURE)])
+    assert kept.source.startswith("#| code-fold: true")
+
+
+def test_html_is_handed_on_raw_and_other_outputs_are_left():
+    output = {"data": {"text/html": ["<b>", "</b>"], "text/plain": "b"}}
+    site.keep_html(output)
+    assert output["data"] == {
+        "text/plain": "b",
+        "text/markdown": "```{=html}\n<b></b>\n```",
+    }
+    for other in ({"text": "x"}, {"data": {"text/plain": "x"}}):
+        before = dict(other)
+        site.keep_html(other)
+        site.lighten(other)
+        assert other == before
+
+
+def png(pixels):
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "png")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def test_a_figure_gets_smaller_and_looks_the_same():
+    x = np.linspace(0, 6, 200)
+    lines = [figures.series(m, x, np.sin(x + i)) for i, m in enumerate(figures.MAIN)]
+    figure, _ = figures.curve(lines, "x", "y", "Four waves")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    figures.plt.close(figure)
+    before = np.asarray(Image.open(buffer).convert("RGB")).astype(int)
+    output = {"data": {"image/png": base64.b64encode(buffer.getvalue()).decode()}}
+    site.lighten(output)
+    small = base64.b64decode(output["data"]["image/png"])
+    after = np.asarray(Image.open(io.BytesIO(small)).convert("RGB")).astype(int)
+    assert len(small) < 0.6 * len(buffer.getvalue())
+    assert np.abs(after - before).mean() < 1 and np.abs(after - before).max() < 60
+
+
+def test_a_picture_that_would_not_shrink_is_left():
+    noise = np.random.default_rng(0).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    output = {"data": {"image/png": png(noise)}}
+    before = output["data"]["image/png"]
+    site.lighten(output)
+    assert output["data"]["image/png"] == before
+
+
+@pytest.mark.parametrize("room, folded", [("papers", False), ("training", True)])
+def test_source_is_open_where_a_page_is_about_it(room, folded):
+    class Page:
+        path_ = f"nbs/{room}/page.ipynb"
+        cells = [
+            Cell(cell_type="markdown", source=r"$\log x$"),
+            code("#| code-fold: show\n#| code-summary: x\nf", exports=[]),
+            code("#| code-fold: true\n#| code-fold: show\ng", exports=[]),
+            code("def f(): ...", exporti=[]),
+            code("LIMIT = 3", exporti=[]),
+            code("import os\n\n\ndef _helper(): ...\n\n\n_CACHE = {}", exporti=[]),
+            code("t", TABLE),
+        ]
+
+    page = Page()
+    processor = site.Site(
+        page
+    )  # nbdev drops what is `exporti` by now, and keeps `exports`
+    ways = [dict(cell.get("directives_", {})) for cell in page.cells]
+    kept = {"exports": []}
+    assert ways == [{}, kept, kept, kept, kept, {"exporti": []}, {}]
+    page.cells = [cell for cell, way in zip(page.cells, ways) if "exporti" not in way]
+    processor.begin()
+    text, first, second, internal, constant, table = page.cells
+    for cell in (internal, constant):
+        assert ("code-fold: true" in cell.source) == folded
+    assert text.source == r"$\log\,x$" and "text/markdown" in table.outputs[0]["data"]
+    assert ("code-fold: true" in first.source) == folded
+    assert "code-fold: true" in second.source, "the page folds it itself"
+
+
+def test_a_protocol_names_its_parties_messages_and_what_is_seen():
+    figure = drawings.protocol(
+        ("client", "server"),
+        (
+            ("server", "client", "model", "32 d bits"),
+            ("client", "client", "trains", ""),
+        ),
+        {"server": "every update"},
+        "Title",
+    )
+    said = {text.get_text() for text in figure.axes[0].texts}
+    assert {"client", "server", "model", "32 d bits", "trains"} <= said
+    assert "sees every update" in said
+    figures.plt.close(figure)
+    with pytest.raises(ValueError, match="sever"):
+        drawings.protocol(("client",), (("client", "sever", "u", ""),), {})

@@ -1,0 +1,246 @@
+"Tables in the paper's shape, findings as sentences, the paper's points beside our curves."
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpcomm.evidence import figures, page_tables, paper_tables, records, verdicts
+from dpcomm.privacy import accounting
+
+PAPER = paper_tables.paper("dprec")
+
+
+@functools.cache
+def full() -> tuple:
+    return records.load("dprec", "dprec_mnist", "full")
+
+
+@functools.cache
+def judged() -> verdicts.Evidence:
+    return verdicts.evidence("dprec")
+
+
+def test_a_sentence_is_markdown_and_text():
+    said = page_tables.Sentence("**One** in two.")
+    assert repr(said) == said._repr_markdown_() == "**One** in two."
+
+
+@pytest.mark.parametrize(
+    "values, more, text",
+    [
+        ([61.0, 63.0], {}, "62.0 ± 1.0 % (n = 2)"),
+        ([61.04], dict(digits=2), "61.04 % (n = 1)"),
+        ([-3.0, -5.0], dict(unit="points", sign="+"), "−4.0 ± 1.0 points (n = 2)"),
+    ],
+)
+def test_a_mean_names_its_seeds(values, more, text):
+    assert page_tables.in_short(verdicts.cell_summary(values), **more) == text
+
+
+def test_a_borrowed_error_is_not_told_as_its_own():
+    lent = replace(verdicts.cell_summary([61.0]), se=4.0, df=3, spread_of="others")
+    assert page_tables.in_short(lent) == "61.0 % (n = 1)"
+    assert page_tables.in_short(None) == "not run"
+
+
+def test_scores_are_the_records_last():
+    found = page_tables.scores(full())
+    mine = {r.seed: r.final["accuracy"] for r in full() if r.key == "lenet5.eps3.rec"}
+    assert found["lenet5.eps3.rec"] == verdicts.cell_summary(list(mine.values()))
+    assert "partition" not in found
+    losses = page_tables.scores(full(), "loss")
+    assert 0 < losses["lenet5.eps3.rec"].mean < 3 and not page_tables.scores(
+        full(), "none"
+    )
+
+
+def test_a_gap_is_taken_seed_by_seed():
+    a, b = (
+        {r.seed: r.final["accuracy"] for r in full() if r.key == f"lenet5.eps3.{kind}"}
+        for kind in ("fedavg", "rec")
+    )
+    found = page_tables.gap(full(), "lenet5.eps3.fedavg", "lenet5.eps3.rec")
+    assert found == verdicts.cell_summary([a[s] - b[s] for s in sorted(a)])
+    back = page_tables.gap(full(), "lenet5.eps3.rec", "lenet5.eps3.fedavg")
+    assert back.mean == pytest.approx(-found.mean)
+    assert page_tables.gap(full(), "lenet5.eps3.fedavg", "nothing") is None
+
+
+@pytest.mark.parametrize(
+    "paper, key, text",
+    [
+        ("dprec", "mnist.eps3.rec.acc", "69.5 ± 1.5"),
+        ("dprec", "mnist.eps3.order", "+12.6"),
+        ("dprec", "femnist.eps3.ddg16.acc", "~72"),
+        ("imvu", "mnist.imvu_minus_gaussian.eps1.1", "> -1.0"),
+    ],
+)
+def test_the_paper_is_quoted_as_it_prints(paper, key, text):
+    assert page_tables.printed(paper_tables.cell(paper, key)) == text
+
+
+def test_ours_is_finer_than_the_paper_and_says_whose_error_it_has():
+    cell, s = (
+        paper_tables.cell("dprec", "mnist.eps3.rec.acc"),
+        verdicts.cell_summary([61, 62]),
+    )
+    assert page_tables.measured(s, cell) == "61.50 ± 0.50 (2)"
+    assert (
+        page_tables.measured(replace(s, spread_of="others"), cell)
+        == "61.50 ± 0.50* (2)"
+    )
+    assert page_tables.measured(s) == "61.50 ± 0.50 (2)"
+    count = paper_tables.cell("dprec", "shakespeare.clients")
+    assert page_tables.measured(verdicts.cell_summary([660.0]), count, False) == "660"
+    assert page_tables.measured(verdicts.cell_summary([4.59706])) == "4.597 (1)"
+    assert page_tables.measured(verdicts.cell_summary([5.0]), seeds=False) == "5"
+    assert page_tables.measured(verdicts.cell_summary([1.0, 1.0 + 1e-9])) == "1 (2)"
+
+
+def test_a_quick_run_stands_in_without_a_verdict():
+    cell = paper_tables.cell("dprec", "writer.eps1.order")
+    quick = verdicts.smaller(cell, judged().smaller)
+    assert quick.n == 1 and verdicts.smaller(cell, judged().smaller, "smoke") is None
+    none = replace(judged(), ours={})
+    text, notes = page_tables.table_cell(cell.key, PAPER, none)
+    assert (
+        text == f"+6.3 | quick {page_tables.measured(quick, cell)}" and len(notes) == 1
+    )
+
+
+def test_a_cell_is_paper_ours_and_sign():
+    text, notes = page_tables.table_cell("mnist.rec.comm", PAPER, judged())
+    assert text.startswith("0.01 | 0.0101") and text.endswith("| ●") and not notes
+    text, notes = page_tables.table_cell("solr.participation", PAPER, judged())
+    slip = paper_tables.cell("dprec", "solr.participation").arithmetic
+    assert text.endswith("| ¶") and slip in notes and len(notes) == 2
+    text, notes = page_tables.table_cell("femnist.eps3.rec.acc", PAPER, judged())
+    assert text == "67.1 ± 0.2 | not run" and len(notes) == 1
+    own = "ours.full.lenet5.mnist.eps3.rec.acc"
+    summary = judged().ours[own].summary
+    assert page_tables.table_cell(own, PAPER, judged()) == (
+        page_tables.measured(summary),
+        [],
+    )
+    assert page_tables.table_cell("nothing", PAPER, judged()) == ("", [])
+
+
+def test_a_table_has_the_papers_shape_and_its_notes():
+    rows = {("3", "x"): ("eps3.", "acc"), ("all", "y"): ("", "comm")}
+    columns = {"DP-FedAvg": "femnist.{0}fedavg.{1}", "DP-REC": "femnist.{0}rec.{1}"}
+    table = page_tables.paper_table("dprec", rows, columns, "T", ("eps", "z"), judged())
+    assert table.header == ("eps", "z", "DP-FedAvg", "DP-REC")
+    assert [row[:2] for row in table.rows] == [("3", "x"), ("all", "y")]
+    assert table.rows[0][2].endswith("| not run [1]") and len(table.notes) == 1
+    assert table.rows[1][3].startswith("14.2 | 14.21") and "● match" in table.title
+    assert "above" not in table.title, "the legend has the signs that are used"
+    equal = {"r = 3": ("eps3.", "acc"), "all": ("", "comm")}
+    table = page_tables.paper_table("dprec", equal, columns, found=judged())
+    assert "tie" not in table.title, "a sign in a label is no verdict"
+
+
+def test_a_star_is_explained_once():
+    key = "fmnist.fl_top.r{0}.accuracy"
+    found = verdicts.evidence("fltop")
+    one = {k: replace_seeds(o) for k, o in found.ours.items()}
+    found, columns = replace(found, ours=one), {"FL-TOP": key}
+    table = page_tables.paper_table(
+        "fltop", {"a": "0.5", "b": "5"}, columns, found=found
+    )
+    assert all("*" in row[1] for row in table.rows)
+    assert sum(note.startswith("*") for note in table.notes) == 1
+
+
+def replace_seeds(ours):
+    "The same number with its first seed alone."
+    first = min(ours.values)
+    return replace(ours, values={first: ours.values[first]})
+
+
+def test_the_papers_points_have_95_percent_intervals():
+    keys = ["mnist.eps3.rec.acc", "mnist.eps6.rec.acc"]
+    line = page_tables.paper_line("dprec", "rec", (3, 6), keys)
+    assert line["source"] == "paper" and line["n"] == 10
+    assert list(line["mean"]) == [69.5, 83.7]
+    half = line["high"] - line["mean"]
+    assert half[0] == pytest.approx(2.262 * 1.5, abs=1e-2)  # Student, 9 degrees
+    scaled = page_tables.paper_line("dprec", "rec", (3, 6), keys, scale=0.01)
+    assert np.allclose(scaled["mean"], [0.695, 0.837])
+
+
+def test_a_curve_over_traffic_ends_at_what_was_sent():
+    line = page_tables.over_traffic(
+        full(), "lenet5.eps3.fedavg", "gaussian", "DP-FedAvg"
+    )
+    over_rounds = figures.learning_curve(full(), "lenet5.eps3.fedavg", "gaussian")
+    assert np.array_equal(line["mean"], over_rounds["mean"])
+    sent = judged().ours["ours.full.lenet5.mnist.fedavg.comm"].summary.mean
+    assert line["x"][-1] == pytest.approx(sent) and (np.diff(line["x"]) > 0).all()
+    assert page_tables.over_traffic(full(), "nothing", "rec") is None
+
+
+def test_a_sweep_is_averaged_point_by_point():
+    found = records.load("imvu", "imvu_mnist", "full")
+    x, y = page_tables.swept(found, "imvu.")
+    mine = [r for r in found if r.key.startswith("imvu.")]
+    settings = {r.key for r in mine}
+    assert len(x) == len(y) == len(settings) * len(mine[0].history["eps"])
+    total = sum(sum(r.history["accuracy"]) for r in mine)
+    assert y.sum() * len(mine) / len(settings) == pytest.approx(total)
+    assert (np.diff(x) >= 0).all()
+
+
+def test_numbers_come_seed_by_seed():
+    made = [
+        verdicts.Ours({0: 1.0, 1: 2.0}, "", None),
+        verdicts.Ours({1: 5.0}, "", None),
+    ]
+    ours = dict(zip("ab", made))
+    assert page_tables.by_seed(ours, "ab").tolist() == [[2.0, 5.0]]
+    assert page_tables.by_seed(ours, "a").tolist() == [[1.0], [2.0]]
+
+
+def test_promises_are_a_row_a_run():
+    how = dict(sampling="poisson", accountant="pld")
+    g = accounting.gaussian_guarantee(3.8, 1e-3, 0.1, 10, **how)
+    rows = [("private", g, {"replace": g}, 1000), ("plain", None, {}, 320)]
+    table = page_tables.promises(rows)
+    private, plain = table.rows
+    assert private[1] == f"{g.eps:.4g}" and private[2:5] == (
+        g.relation,
+        "poisson",
+        "pld",
+    )
+    assert private[5].endswith("replaced") and private[6] == "1,000"
+    assert plain[1] == "no privacy" and plain[2:6] == ("", "", "", "")
+
+
+def test_what_is_left_open_is_what_the_file_calls_inferred_or_ours():
+    rows = page_tables.left_open("dprec", "mnist").rows
+    assert ("n params", "582,026") in [row[:2] for row in rows]
+    assert {row[2] for row in rows} == {"inferred", "ours"}
+    assert len(page_tables.left_open("dprec", "mnist", "all").rows) > len(rows)
+
+
+def test_a_long_table_is_behind_a_line():
+    table = verdicts.Table(("a",), (("<b>",),))
+    folded = page_tables.Folded("1 row & more", table)
+    shown = folded._repr_html_()
+    assert shown.startswith("<details><summary>1 row &amp; more</summary><table>")
+    assert "&lt;b&gt;" in shown and repr(folded).splitlines()[0] == "1 row & more"
+
+
+@pytest.mark.parametrize(
+    "missing, rest, words",
+    [
+        ("0", "0.0 min", "nothing is missing."),
+        ("12", "9.3 h", "12 runs are missing and would take 9.3 h."),
+        ("2", "1,000.0 h, guessed", "guessed where none"),
+    ],
+)
+def test_costs_are_told_in_a_sentence(missing, rest, words):
+    row = "dpcomm sweep x --scale full", "5.4 h", missing, rest, "1.0", "mnist"
+    said = page_tables.cost_sentence(verdicts.Table(("",) * 6, (("", *row[1:]), row)))
+    assert words in said.text and "`dpcomm sweep x --scale full`" in said.text

@@ -1,0 +1,800 @@
+"A record is one fact: read back as written, refused when wrong, never lost nor counted twice."
+
+import getpass
+import hashlib
+import itertools
+import json
+import math
+import os
+import platform
+import random
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+import pytest
+from tables import tabled
+
+from dpcomm.evidence import paper_tables, records, validation
+from dpcomm.evidence.records import Record
+
+FILES = sorted(paper_tables.assets("results").rglob("*.jsonl"))
+ORIGIN = dict(
+    code="0" * 12,
+    machine="x86_64, here",
+    device="cpu",
+    threads=1,
+    engine="auto",
+    dtype="float32",
+    versions={"python": "3.11.0"},
+    commit="a" * 40,
+    dirty=False,
+    date="2026-01-02T00:00:00+00:00",
+)
+CELL = "mnist.eps3.rec.acc"
+
+
+def record(seed=0, key="eps3.rec", accuracy=70.25, **more) -> Record:
+    "A made-up record; what is given as `origin` is laid over the usual one."
+    given = dict(
+        paper="dprec",
+        experiment="made_up",
+        scale="full",
+        key=key,
+        seed=seed,
+        trained=True,
+        config={"rounds": 10, "groups": [1, 2], "clip": None},
+        final={"accuracy": accuracy, "round": 10},
+        history={"round": [5, 10], "accuracy": [60.0, accuracy]},
+        cells={CELL: [accuracy, "percent"]},
+        guarantee={"eps": 3.0},
+        as_run={},
+        bits={"total": 88},
+        data={"name": "digits"},
+        cost={"wall_seconds": 1.0, "cpu_seconds": 2.0, "peak_bytes": 3},
+    )
+    origin = ORIGIN | more.pop("origin", {})
+    return Record(**given | more, origin=origin)
+
+
+def raw(**more) -> dict:
+    "The same as JSON would hold it."
+    return asdict(record()) | more
+
+
+def line(**more) -> str:
+    return json.dumps(raw(**more))
+
+
+def without(name) -> str:
+    return json.dumps({k: v for k, v in raw().items() if k != name})
+
+
+def written(folder, *lines, name="made_up.full.jsonl", end="\n") -> Path:
+    "A file of lines."
+    path = folder / "dprec" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + end, encoding="utf-8")
+    return path
+
+
+def of_seeds(found) -> list:
+    return sorted(r.seed for r in found)
+
+
+# ---- committed files
+
+
+def test_there_are_committed_records_of_several_papers():
+    assert len(FILES) >= 18 and len({path.parent.name for path in FILES}) >= 4
+
+
+@tabled("path", FILES, ids=lambda path: path.name)
+def test_every_committed_line_reads_and_is_written_with_the_same_bytes(path):
+    content = path.read_bytes()
+    lines = content.decode("utf-8").split("\n")
+    assert lines.pop() == "", "the last line has its end"
+    found = records.read(path)
+    assert len(found) == len(lines) > 0
+    assert [records.to_line(r) for r in found] == lines
+    assert {r.paper for r in found} == {path.parent.name}
+
+
+def test_committed_records_are_found_by_paper_experiment_and_scale():
+    for path in FILES:
+        experiment, scale, _ = path.name.split(".")
+        found = records.load(path.parent.name, experiment, scale)
+        assert found == records.read(path)
+    for paper in paper_tables.papers():
+        mine = [path for path in FILES if path.parent.name == paper]
+        assert len(records.load(paper)) == sum(len(records.read(p)) for p in mine)
+
+
+def test_no_committed_file_holds_one_run_twice_from_one_code_and_machine():
+    for path in FILES:
+        found = records.read(path)
+        for a, b in itertools.combinations(found, 2):
+            assert a.identity != b.identity or not records.same_kind(a, b), a.identity
+
+
+def test_committed_records_name_no_user_and_no_folder():
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        assert "/home/" not in text and "/root" not in text and "/tmp" not in text
+
+
+def test_load_refuses_a_paper_and_a_scale_it_does_not_know(tmp_path):
+    with pytest.raises(ValueError, match="did you mean 'dprec'"):
+        records.load("dprek")
+    with pytest.raises(ValueError, match="did you mean 'quick'"):
+        records.load("dprec", scale="quik")
+    assert records.load("dprec", root=tmp_path) == ()
+
+
+# ---- refusals
+
+
+@tabled(
+    "text, field",
+    [
+        *((without(f.name), f"{f.name} is missing") for f in fields(Record)),
+        (line(surplus=1), "surplus is not a field"),
+        ("[]", "is missing"),
+        ('{"paper":', "no JSON"),
+        ("[" * 9_000, "no JSON"),
+        (line(paper=3), "paper is 3; it must be of type str"),
+        (line(seed="0"), "seed is '0'; it must be of type int"),
+        (line(seed=True), "seed is True; it must be of type int"),
+        (line(seed=-1), "seed is -1; it must be a whole number from 0 on"),
+        (line(trained=1), "trained is 1; it must be of type bool"),
+        (line(config=[]), "config is []; it must be of type dict"),
+        (line(guarantee="no"), "guarantee is 'no'; it must be of type dict or null"),
+        (line(notes="a"), "notes is 'a'; it must be of type list"),
+        (line(paper="dprek"), "did you mean 'dprec'"),
+        (line(scale="ful"), "did you mean 'full'"),
+        (line(final={"accuracy": math.nan}), "record.final.accuracy is nan"),
+        (line(config={"a": [1, {"b": math.inf}]}), "record.config.a[1].b is inf"),
+        (line(notes=[math.nan]), "record.notes[0] is nan"),
+        (line(cells={CELL: [math.nan, "percent"]}), f"{CELL}[0] is nan"),
+        (line(cells={CELL: [True, "percent"]}), f"cells.{CELL} is [True, 'percent']"),
+        (line(cells={CELL: ["70", "percent"]}), f"cells.{CELL} is ['70', 'percent']"),
+        (line(cells={CELL: [70]}), f"cells.{CELL} is [70]"),
+        (line(cells={CELL: [70, None]}), f"cells.{CELL} is [70, None]"),
+        (line(cells={CELL: [70, "percent", 1]}), f"cells.{CELL} is [70, 'percent', 1]"),
+        (line(cells={"mnist.eps3.rek.acc": [70, "percent"]}), f"did you mean '{CELL}'"),
+        (line(history={"a": list(range(61))}), "history has 61 points"),
+        (line(history={"a": [1, 2], "b": [1]}), "history has columns of several"),
+        (line(history={"a": 1}), "history has columns of several"),
+    ],
+)
+def test_a_wrong_line_is_refused_with_file_line_and_field(tmp_path, text, field):
+    path = written(tmp_path, line(), text, line(seed=2))
+    with pytest.raises(ValueError) as error:
+        records.read(path)
+    assert str(error.value).startswith("made_up.full.jsonl, line 2: ")
+    assert field in str(error.value)
+    assert str(error.value).endswith("; correct the line")
+
+
+@tabled("number", ["1e999", "-1e999", "NaN", "Infinity"])
+def test_a_number_that_is_none_is_refused_wherever_it_stands(tmp_path, number):
+    for name in ("final", "config", "data", "cost", "origin", "as_run"):
+        text = line(**{name: {"x": 0.125}}).replace("0.125", number)
+        says = rf"line 1: record.{name}.x is -?(inf|nan)"
+        with pytest.raises(ValueError, match=says):
+            records.read(written(tmp_path, text))
+
+
+@tabled("depth", [25, 900, 3500])
+@tabled("name", ["config", "notes"])
+def test_values_in_values_without_end_are_refused(tmp_path, name, depth):
+    "Python's own limit lies at a thousand calls: no reader of a record may come near."
+    nested = "[" * depth + "1" + "]" * depth
+    start = [0.125] if name == "notes" else {"x": 0.125}
+    text = line(**{name: start}).replace("0.125", nested)
+    with pytest.raises(ValueError) as error:
+        records.read(written(tmp_path, line(seed=1), text))
+    assert str(error.value).startswith("made_up.full.jsonl, line 2: ")
+    assert re.search(f"no JSON|record.{name}.*in each other", str(error.value))
+    deep = {"x": json.loads("[" * 15 + "1" + "]" * 15)}
+    assert records.from_line(line(config=deep), "here").config == deep
+
+
+def test_a_whole_number_beyond_a_double_is_refused(tmp_path):
+    says = "line 1: record.final.x is a whole number of 1329 bits"
+    with pytest.raises(ValueError, match=says):
+        records.read(written(tmp_path, line(final={"x": 10**400})))
+
+
+@tabled(
+    "at, value",
+    [
+        *((at, value) for at in ("final", "history") for value in ("text", True)),
+        ("final", ["text"]),
+        ("final", [[1.0]]),
+        ("final", {"best": "text"}),
+        ("final", {"best": [True]}),
+        ("history", [1.0]),
+        ("history", {"y": 1.0}),
+    ],
+)
+def test_a_score_that_is_no_number_is_refused(tmp_path, at, value):
+    wrong = {"x": value} if at == "final" else {"x": [value]}
+    with pytest.raises(ValueError, match=f"line 1: .*{at}"):
+        records.read(written(tmp_path, line(**{at: wrong})))
+
+
+def test_a_score_may_be_missing_and_the_best_point_is_kept():
+    for more in (
+        dict(final={"eps": None, "best": {"round": 3, "accuracy": 70.0, "eps": None}}),
+        dict(final={"sizes": [1, 2.5, None]}),
+        dict(history={"eps": [None, 1.0]}),
+    ):
+        assert records.from_line(line(**more), "here") == record(**more)
+
+
+def test_a_line_of_another_experiment_scale_or_paper_is_refused(tmp_path):
+    for more, name in (
+        (dict(experiment="other"), "other.full"),
+        (dict(scale="quick", cells={}), "made_up.quick"),
+    ):
+        path = written(tmp_path, line(), "", line(**more))
+        says = f"^made_up.full.jsonl, line 3: it belongs into dprec/{name}.jsonl; move"
+        with pytest.raises(ValueError, match=says):
+            records.read(path)
+    written(tmp_path, line(), line(paper="imvu", cells={}))
+    with pytest.raises(ValueError, match="line 2: it belongs into imvu/made_up.full"):
+        records.load("dprec", root=tmp_path)
+
+
+def test_a_line_that_is_too_large_is_refused_when_written_and_when_read(tmp_path):
+    large = record(config={"x": "a" * records.LARGEST})
+    with pytest.raises(
+        ValueError, match=r"record dprec/made_up/full/eps3.rec/0: .*10,"
+    ):
+        records.to_line(large)
+    with pytest.raises(ValueError, match=r"made_up.full.jsonl, line 1: .*10,000"):
+        records.read(written(tmp_path, json.dumps(asdict(large))))
+    spare = records.LARGEST - len(records.to_line(record(config={"x": ""})))
+    assert len(records.to_line(record(config={"x": "a" * spare}))) == records.LARGEST
+    with pytest.raises(ValueError, match="it has 10,001 bytes"):
+        records.to_line(record(config={"x": "a" * (spare + 1)}))
+
+
+@tabled(
+    "more, field",
+    [
+        (dict(seed=-1), "seed is -1"),
+        (dict(scale="ful"), "did you mean 'full'"),
+        (dict(final={"x": math.nan}), "record.final.x is nan"),
+        (dict(cells={"x": [1, "percent"]}), "cells: key"),
+        (dict(config={"f": {1, 2}}), "record.config.f is {1, 2}"),
+        (dict(config={"f": b"a"}), "record.config.f is b'a'"),
+    ],
+)
+def test_what_would_not_be_read_is_not_written(tmp_path, more, field):
+    with pytest.raises(ValueError) as error:
+        records.append(tmp_path, record(**more))
+    assert field in str(error.value) and "eps3.rec" in str(error.value)
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_a_last_line_without_its_end_is_read_or_refused_and_never_lost(tmp_path):
+    whole = [line(seed=seed) for seed in range(3)]
+    path = written(tmp_path, *whole, end="")
+    assert of_seeds(records.read(path)) == [0, 1, 2]
+    records.append(tmp_path, record(3))
+    assert of_seeds(records.read(path)) == [0, 1, 2, 3]
+    for cut in (1, 20, len(whole[2]) - 1):
+        path = written(tmp_path, *whole[:2], whole[2][:cut], end="")
+        before = path.read_bytes()
+        for call in (
+            lambda: records.read(path),
+            lambda: records.append(tmp_path, record(9)),
+        ):
+            with pytest.raises(ValueError, match="made_up.full.jsonl, line 3: no JSON"):
+                call()
+        assert path.read_bytes() == before
+    assert records.read(written(tmp_path, "", end="")) == ()
+
+
+# ---- a line knows its own hash
+
+
+def test_every_flipped_digit_is_refused_by_file_and_line(tmp_path):
+    text = records.to_line(record(accuracy=61.25))
+    assert records.from_line(text, "here") == record(accuracy=61.25)
+    with pytest.raises(ValueError, match="^made_up.full.jsonl, line 2: .*its hash"):
+        records.read(written(tmp_path, line(seed=1), text.replace("61.25", "91.25")))
+    for at in (i for i, letter in enumerate(text) if letter.isdigit()):
+        flipped = text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
+        with pytest.raises(ValueError, match="^here: "):
+            records.from_line(flipped, "here")
+
+
+@tabled("digest", ['""', "null", "{}", "[1]", '"0"', "1e5"])
+def test_a_hash_that_is_none_is_refused(digest):
+    text = records.to_line(record())
+    text = re.sub('"sha256":"[0-9a-f]+"', f'"sha256":{digest}', text)
+    with pytest.raises(ValueError, match="^here: "):
+        records.from_line(text, "here", hashed=True)
+
+
+def test_a_line_without_a_hash_is_read_from_runs_and_not_from_the_package(
+    tmp_path, monkeypatch
+):
+    "Runs of an older version are merged, and get their hash there."
+    mine, ours, known = tmp_path / "runs", tmp_path / "committed", paper_tables.assets
+    places = lambda kind: ours if kind == "results" else known(kind)  # noqa: E731
+    monkeypatch.setattr(paper_tables, "assets", places)
+    found = records.read(written(mine, line(seed=0), line(seed=1)))
+    path = records.append(ours, *found)
+    assert records.read(path) == found and path.read_text().count('"sha256":') == 2
+    written(ours, records.to_line(record(0)), line(seed=1))
+    with pytest.raises(ValueError, match="line 2: it has no hash of itself"):
+        records.load("dprec")
+
+
+@tabled(
+    "more, told",
+    [
+        (dict(final={"accuracy": 161.0}), "final.accuracy is 161.0; it must be a"),
+        (dict(final={"accuracy": 1e9}), "from 0 to 100"),
+        (dict(final={"accuracy": -5}), "final.accuracy is -5"),
+        (dict(final={"best": {"auroc": 1.5}}), "final.best.auroc is 1.5"),
+        (dict(history={"accuracy": [61.0, 161.0]}), "history.accuracy is 161.0"),
+        (dict(history={"eps": [1.0, None, -1.0]}), "history.eps is -1.0"),
+        (dict(guarantee={"eps": -1}), "guarantee.eps is -1; it must be a number fr"),
+        (dict(guarantee={"eps": 1, "delta": 1.5}), "guarantee.delta is 1.5"),
+        (dict(as_run={"replace": {"eps": -2.0}}), "as_run.replace.eps is -2.0"),
+        (dict(cost={"cpu_seconds": -1.0}), "cost.cpu_seconds is -1.0"),
+        (dict(cells={"ours.x": [100.5, "percent"]}), "cells.ours.x is 100.5"),
+        (dict(cells={"ours.x": [-101, "percentage points"]}), "from -100 to 100"),
+        (dict(cells={"ours.x": [-1, "kB"]}), "cells.ours.x is -1"),
+        (dict(cells={"ours.x": [1.5, "diabetes130 fraction"]}), "from -1 to 1"),
+        (dict(cells={"ours.x": [1.0, "bananas"]}), "cells.ours.x: unit='bananas'"),
+        (dict(cells={CELL: [1.0, "a percents"]}), "did you mean"),
+    ],
+)
+def test_a_number_outside_its_range_is_refused(tmp_path, more, told):
+    with pytest.raises(ValueError) as error:
+        records.read(written(tmp_path, line(**more)))
+    assert str(error.value).startswith("made_up.full.jsonl, line 1: ")
+    assert told in str(error.value)
+
+
+def test_numbers_at_the_ends_of_their_ranges_are_kept():
+    for more in (
+        dict(final={"accuracy": 100, "eps": None, "loss": -3.0}),
+        dict(guarantee={"eps": 0, "delta": 0.0}, cost={"wall_seconds": 0.0}),
+        dict(cells={"ours.x": [-100, "percentage points"], "ours.y": [-3, "nats"]}),
+        dict(cells={"ours.x": [0.5, "diabetes130 norm"]}, history={"accuracy": [0]}),
+    ):
+        assert validation.fault(record(**more)) == ""
+
+
+def test_a_corrupt_middle_line_is_refused_at_every_cut(tmp_path):
+    whole = line(seed=1)
+    for cut in range(1, len(whole), 37):
+        path = written(tmp_path, line(), whole[:cut], line(seed=2))
+        with pytest.raises(ValueError, match="made_up.full.jsonl, line 2: no JSON"):
+            records.read(path)
+
+
+def test_a_file_that_changed_is_read_again(tmp_path):
+    path = written(tmp_path, line(seed=1))
+    assert of_seeds(records.read(path)) == [1]
+    stat = path.stat()
+    written(tmp_path, line(seed=2))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert of_seeds(records.read(path)) == [2]
+
+
+def test_a_random_record_survives_the_round_trip():
+    rng = random.Random(3)
+    odd = [True, False, None, "", "ä\n\u2028\t\"'", "\x00", 5e-324]
+
+    def value(depth):
+        kinds = [
+            lambda: rng.uniform(-1e300, 1e300),
+            lambda: rng.randrange(-(10**18), 10**18),
+            lambda: rng.choice(odd),
+            lambda: [value(depth - 1) for _ in range(rng.randrange(3))],
+            lambda: {str(rng.random()): value(depth - 1) for _ in range(3)},
+        ]
+        return rng.choice(kinds[: 5 if depth else 3])()
+
+    for seed in range(200):
+        r = record(seed, config={"x": value(3)}, notes=[str(value(0))])
+        text = records.to_line(r)
+        assert "\n" not in text and text.isascii()
+        assert records.from_line(text, "here") == r
+        assert records.to_line(records.from_line(text, "here")) == text
+
+
+# ---- pieces
+
+
+def test_types_are_named_as_json_has_them():
+    assert validation.type_names((dict, type(None))) == "dict or null"
+    assert validation.type_names((int,)) == "int"
+
+
+def test_a_fault_is_one_sentence_and_none_is_empty():
+    assert validation.fault(record()) == ""
+    says = "guarantee.eps is None; it must be a number"
+    assert validation.fault(record(guarantee={})) == says
+
+
+def test_a_record_belongs_into_one_file():
+    for root in ("here", Path("here")):
+        found = records.path_of(root, record(scale="quick", paper="imvu"))
+        assert found == Path("here/imvu/made_up.quick.jsonl")
+
+
+def test_what_is_no_number_makes_no_difference():
+    for more in (dict(cost={}), dict(config={}), dict(notes=["x"]), dict(data={})):
+        assert records.difference(record(), record(**more)) == ""
+
+
+# ---- adding
+
+
+def test_the_same_record_twice_is_one_line(tmp_path):
+    path = records.append(tmp_path, record())
+    assert path == tmp_path / "dprec" / "made_up.full.jsonl"
+    before = path.read_bytes()
+    origin = {"date": "2027-01-01T00:00:00+00:00", "commit": "b" * 40}
+    later = record(origin=origin, cost={"wall_seconds": 9.0})
+    assert records.append(tmp_path, record()) == records.append(tmp_path, later) == path
+    assert path.read_bytes() == before and before.count(b"\n") == 1
+    assert [p.name for p in path.parent.iterdir()] == [path.name], "no lock is left"
+
+
+@tabled(
+    "more, what",
+    [
+        (dict(final={"accuracy": 70.5}), "final.accuracy is 70.25 and 70.5"),
+        (dict(final={"round": 10}), "final.accuracy is 70.25 and None"),
+        (dict(history={"round": [5]}), "history.round is [5, 10] and [5]"),
+        (dict(cells={}), f"cells.{CELL} is [70.25, 'percent'] and None"),
+        (dict(bits=None), "bits.total is 88 and None"),
+        (dict(bits={"total": 89}), "bits.total is 88 and 89"),
+    ],
+)
+def test_a_contradiction_is_refused_and_the_file_unchanged(more, what, tmp_path):
+    assert what == records.difference(record(), record(**more))
+    path = records.append(tmp_path, record())
+    records.append(tmp_path, record(seed=1))
+    before = path.read_bytes()
+    with pytest.raises(ValueError) as error:
+        records.append(tmp_path, record(**more))
+    stands = "made_up.full.jsonl: eps3.rec, seed 0 stands there already"
+    assert stands in str(error.value) and what in str(error.value)
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.glob("*.part")] == []
+
+
+OTHERS = dict(machine="aarch64, there", device="NVIDIA H100", code="1" * 12)
+OTHERS |= dict(threads=4, engine="fused", dtype="float64")
+OTHERS |= dict(versions={"python": "3.12.0"})
+
+
+@tabled("origin", [{name: value} for name, value in OTHERS.items()])
+def test_a_record_of_another_machine_or_code_is_kept(origin, tmp_path):
+    root = tmp_path / str([*origin])
+    records.append(root, record())
+    path = records.append(root, record(accuracy=71.0, origin=origin))
+    assert [r.final["accuracy"] for r in records.read(path)] == [70.25, 71.0]
+    with pytest.raises(ValueError, match="stands there already"):
+        records.append(root, record(accuracy=72.0, origin=origin))
+
+
+def test_code_that_is_not_known_contradicts_nothing(tmp_path):
+    old = record(origin={"code": None})
+    assert not records.same_kind(old, old) and records.same_kind(record(), record())
+    records.append(tmp_path, old)
+    assert len(records.read(records.append(tmp_path, old))) == 1, "added twice"
+    path = records.append(tmp_path, record(accuracy=71.0, origin={"code": None}))
+    assert len(records.read(path)) == 2
+
+
+def test_nothing_is_added_to_a_file_that_cannot_be_read(tmp_path):
+    path = written(tmp_path, line(), "{", line(seed=1))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="line 2"):
+        records.append(tmp_path, record(2))
+    assert path.read_bytes() == before
+
+
+ADDS = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from dpcomm.evidence import records, validation
+folder, first = Path(sys.argv[1]), int(sys.argv[2])
+one = records.from_line(sys.stdin.read(), "stdin")
+(folder / f"ready{first}").touch()
+while len(list(folder.glob("ready*"))) < 4:
+    pass
+for i in range(40):
+    records.append(folder, replace(one, seed=first + i))
+    records.append(folder, replace(one, seed=999))
+"""
+
+
+@pytest.mark.deep
+def test_four_processes_that_add_to_one_file_lose_nothing(tmp_path):
+    text = records.to_line(record()).encode()
+    processes = []
+    for i in range(4):
+        words = [sys.executable, "-c", ADDS, str(tmp_path), str(100 * i)]
+        processes.append(subprocess.Popen(words, stdin=subprocess.PIPE))
+        processes[-1].stdin.write(text)
+        processes[-1].stdin.close()
+    assert [process.wait(300) for process in processes] == [0] * 4
+    found = records.load("dprec", root=tmp_path)
+    wanted = [100 * i + j for i in range(4) for j in range(40)] + [999]
+    assert of_seeds(found) == sorted(wanted)
+    assert not list(tmp_path.rglob("*.part"))
+
+
+KILLED = """
+import os, sys
+from dpcomm.evidence import records, validation
+real, left = os.replace, [int(sys.argv[2])]
+def stop(a, b):
+    left[0] -= 1
+    os.kill(os.getpid(), 9) if left[0] == 0 else real(a, b)
+os.replace = stop
+one = records.from_line(sys.stdin.read(), "stdin")
+for seed in range(10):
+    records.append(sys.argv[1], records.Record(**vars(one) | {"seed": seed}))
+"""
+
+
+def test_a_killed_process_leaves_whole_lines_and_no_lock(tmp_path):
+    words = [sys.executable, "-c", KILLED, str(tmp_path), "4"]
+    text = records.to_line(record())
+    done = subprocess.run(words, input=text, text=True, timeout=1200)
+    assert done.returncode == -9
+    assert of_seeds(records.load("dprec", root=tmp_path)) == [0, 1, 2]
+    records.append(tmp_path, record(7))
+    assert of_seeds(records.load("dprec", root=tmp_path)) == [0, 1, 2, 7]
+
+
+# ---- union
+
+
+def parts(tmp_path) -> list:
+    "Three files that share records."
+    there = dict(machine="aarch64, there", date="2026-01-05T00:00:00+00:00")
+    sets = [
+        [record(0), record(1), record(0, key="eps6.rec")],
+        [record(1), record(2), record(0, accuracy=71.0, origin=there)],
+        [record(0, accuracy=71.0, origin=there), record(3), record(0)],
+    ]
+    return [
+        written(tmp_path / str(i), *map(records.to_line, each))
+        for i, each in enumerate(sets)
+    ]
+
+
+def lines_of(found) -> list:
+    return sorted(map(records.to_line, found))
+
+
+def test_a_union_holds_every_record_once_whatever_the_order(tmp_path):
+    files = parts(tmp_path)
+    wanted = sorted({text for path in files for text in path.read_text().splitlines()})
+    assert len(wanted) == 6
+    for order in itertools.permutations(files):
+        assert lines_of(records.merge(order)) == wanted
+    twice = records.merge([files[0], files[0]])
+    assert lines_of(twice) == lines_of(records.read(files[0]))
+    assert records.merge([]) == ()
+
+
+def test_a_union_holds_the_first_of_one_run_made_twice_in_one_place(tmp_path):
+    "The same numbers from the same code and machine: whatever the clock said."
+    old = record(cost={"wall_seconds": 5.0})
+    new = record(origin={"date": "1970-01-01T00:00:00+00:00"})
+    files = [
+        written(tmp_path / str(i), records.to_line(r)) for i, r in enumerate((old, new))
+    ]
+    assert records.merge(files) == (old,) and records.merge(files[::-1]) == (new,)
+
+
+def test_a_union_refuses_a_contradiction_whatever_the_order(tmp_path):
+    files = parts(tmp_path)
+    files.append(written(tmp_path / "bad", line(seed=3, final={"accuracy": 1.0})))
+    for order in itertools.permutations(files):
+        with pytest.raises(ValueError, match="eps3.rec, seed 3 .*final.accuracy is"):
+            records.merge(order)
+
+
+# ---- one a seed
+
+
+@tabled("date", ["1970-01-01T00:00:00+00:00", "", None])
+def test_a_seed_counts_once_and_no_clock_decides_which(date, tmp_path):
+    tmp_path = tmp_path / str(date)
+    first, other = record(0, accuracy=88.2), record(1, accuracy=50.0)
+    late = record(0, accuracy=99.9, origin=dict(date=date, code="1" * 12))
+    path = records.append(tmp_path, first, other)
+    records.append(tmp_path, late)
+    found = records.read(path)
+    assert found == (first, other, late), "in the order in which they came"
+    assert records.standing(found) == {first.identity: first, other.identity: other}
+
+
+def test_a_record_says_when_its_code_is_not_known():
+    assert record().code == "0" * 12
+    for origin in ({"code": None}, {"code": ""}):
+        assert record(origin=origin).code == "not recorded"
+
+
+def test_keys_scales_and_experiments_do_not_replace_each_other():
+    names = [dict(key="a"), dict(key="b"), dict(scale="quick"), dict(experiment="b")]
+    names += [dict(paper="imvu"), dict(seed=1)]
+    found = [record(**more) for more in names]
+    assert len(records.standing(found + found)) == len(found) == 6
+
+
+def test_repeats_name_the_record_that_counts_and_what_differs():
+    first = record(origin={"date": "2026-03-01T00:00:00+00:00"})
+    equal = record(origin={"machine": "there"})
+    other = record(accuracy=71.0, origin={"code": "1" * 12})
+    found = [first, other, equal, record(1)]
+    told = [(a is first, b, why) for a, b, why in records.repeats(found)]
+    differs = "final.accuracy is 70.25 and 71.0"
+    assert told == [(True, other, differs), (True, equal, "")]
+    assert records.repeats([first, record(1)]) == []
+
+
+# ---- thinning
+
+
+@tabled("n", [1, 2, 59, 60, 61, 119, 1000])
+@tabled("points", [2, 60])
+def test_a_thinned_history_is_short_evenly_spaced_and_keeps_its_ends(n, points):
+    short = records.thin([{"round": i, "x": i / 3} for i in range(n)], points)
+    at = short["round"]
+    assert len(at) == len(short["x"]) == min(n, points) == len(set(at))
+    assert at[-1] == n - 1 and at == sorted(at)
+    if n > 1:
+        steps = [b - a for a, b in itertools.pairwise(at)]
+        assert at[0] == 0 and max(steps) - min(steps) <= 1
+    assert short["x"] == [float(f"{i / 3:.6g}") for i in at]
+
+
+def test_a_thinned_history_has_at_most_sixty_points_as_a_record_allows():
+    history = records.thin([{"x": 1.0}] * 5000)
+    assert len(history["x"]) == validation.POINTS == 60
+    records.to_line(record(history=history))
+    assert records.thin([]) == {}
+
+
+def test_thinning_keeps_six_digits_whole_numbers_and_what_is_missing():
+    long = [{"n": 123456789, "x": 0.123456789}, {"n": 1, "x": None}, {"y": 2e-9 / 3}]
+    short = records.thin(long)
+    assert short == {
+        "n": [123456789, 1, None],
+        "x": [0.123457, None, None],
+        "y": [None, None, 6.66667e-10],
+    }
+    assert type(short["n"][0]) is int
+
+
+# ---- where a record comes from
+
+
+def test_the_stamp_names_versions_and_device():
+    found = records.stamp("a device")
+    assert set(found) == {"versions", "commit", "dirty", "device", "machine"}
+    assert found["device"] == "a device"
+    assert found["versions"]["python"] == platform.python_version()
+    import numpy
+
+    assert found["versions"]["numpy"] == numpy.__version__
+    assert None not in found["versions"].values()
+    assert (found["commit"] is None) == (found["dirty"] is None)
+    assert records.version_of("no-such-package-here") is None
+
+
+def test_stamp_and_machine_name_no_host_no_user_and_no_path():
+    text = json.dumps(records.stamp())
+    assert json.dumps(records.machine())[1:-1] in text
+    hidden = {platform.node(), socket.gethostname(), os.getcwd(), str(Path.home())}
+    hidden |= {str(paper_tables.assets("papers").parents[2]), sys.prefix}
+    for word in hidden - {"", "/"}:
+        assert word not in text
+    words = set(text.replace('"', " ").replace(",", " ").split())
+    assert getpass.getuser() not in words
+    assert "/" not in text
+
+
+def test_the_machine_is_that_of_proc_cpuinfo():
+    told = records.machine()
+    assert told.startswith(platform.machine()) and "\n" not in told
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists() and "model name" in cpuinfo.read_text():
+        assert told.removeprefix(f"{platform.machine()}, ") in cpuinfo.read_text()
+
+
+def test_outside_a_checkout_there_is_no_commit(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        records.papers, "assets", lambda kind: tmp_path / "dpcomm" / "assets" / kind
+    )
+    assert records.git("rev-parse", "HEAD") is None
+    found = records.stamp()
+    assert found["commit"] is None and found["dirty"] is None
+
+
+def test_a_record_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        record().seed = 1
+    assert replace(record(), seed=1).identity[-1] == 1
+
+
+def test_records_are_read_and_stamped_without_torch():
+    code = (
+        "import sys; from dpcomm.evidence import papers, records; records.stamp();"
+        " [records.load(p) for p in papers.papers()]; sys.exit('torch' in sys.modules)"
+    )
+    words = [sys.executable, "-c", code]
+    assert subprocess.run(words, timeout=1200).returncode == 0
+
+
+# ---- files that were checked once
+
+
+def test_the_committed_files_are_noted_as_checked(monkeypatch, tmp_path):
+    kept = json.loads(paper_tables.assets("checked.json").read_bytes())
+    advice = "run `python -m dpcomm.experiments.runs`"
+    assert kept["rules"] == records._rules(), advice
+    files = sorted(paper_tables.assets("results").glob("*/*.jsonl"))
+    assert sorted(kept["files"]) == sorted(path.name for path in files), advice
+    for path in files:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert kept["files"][path.name] == digest, advice
+
+
+def test_a_checked_file_reads_like_any_other(monkeypatch):
+    path = min(
+        paper_tables.assets("results").glob("*/*.jsonl"), key=lambda p: p.stat().st_size
+    )
+    quick = records._read.__wrapped__(path, None)
+    monkeypatch.setattr(records, "_checked", dict)
+    assert quick == records._read.__wrapped__(path, None) != ()
+
+
+@pytest.mark.parametrize("changed", ["file", "rules"])
+def test_what_is_not_what_was_checked_is_checked_again(changed, monkeypatch, tmp_path):
+    (tmp_path / "papers").symlink_to(paper_tables.assets("papers"))
+    (tmp_path / "results").mkdir()
+    source = paper_tables.assets("results") / "imvu"
+    shutil.copytree(source, tmp_path / "results" / "imvu")
+    (tmp_path / "checked.json").write_bytes(
+        paper_tables.assets("checked.json").read_bytes()
+    )
+    rules = records._rules() if changed == "file" else "other"
+    monkeypatch.setattr(records, "_rules", lambda: rules)
+    monkeypatch.setattr(paper_tables, "assets", lambda kind: tmp_path / kind)
+    records._checked.cache_clear()
+    path = min(
+        (tmp_path / "results" / "imvu").iterdir(), key=lambda p: p.stat().st_size
+    )
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"seed":0', b'"seed":-1', 1))
+    if changed == "rules":  # the hash is the file's, and the rules are others
+        noted = json.loads((tmp_path / "checked.json").read_bytes())
+        noted["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        (tmp_path / "checked.json").write_text(json.dumps(noted))
+    with pytest.raises(ValueError, match="hash differs"):
+        records.read(path)
+    records._checked.cache_clear()

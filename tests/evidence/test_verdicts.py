@@ -1,0 +1,847 @@
+"The rules of the verdict against the page's prose, and every table against its records."
+
+import itertools
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+from datetime import date, timedelta
+
+import numpy as np
+import pytest
+from scipy import stats
+from tables import tabled
+
+from dpcomm.evidence import paper_tables, records, seeds, tables, verdicts
+from dpcomm.evidence.records import Record
+from dpcomm.evidence.seeds import Spread
+from dpcomm.evidence.verdicts import Evidence, Ours, Summary
+
+ACC = paper_tables.cell(
+    "dprec", "mnist.eps3.rec.acc"
+)  # 69.5, tol 3.0, higher is better
+FED, SIX, SMALL = "mnist.eps3.fedavg.acc", "mnist.eps6.rec.acc", "mnist.rec.comm"
+SIZE = paper_tables.cell(
+    "dprec", "mnist.fedavg.comm"
+)  # 43, tol 0.5, lower is better, exact
+STD = paper_tables.cell("dprec", "mnist.client_size.std")  # 73.10, tol 10.4, neither
+NEITHER = replace(STD, kind="exact")
+ORDER = paper_tables.cell("dprec", "mnist.eps3.order")  # DP-FedAvg above DP-REC
+RATIO = paper_tables.cell("dprec", "mnist.ratio")  # 4300, 43 over 0.01
+PAPERS = paper_tables.papers()
+POINTS = "percentage points"
+
+
+def record(seed=0, cells=None, scale="full", key="all", **more) -> Record:
+    "A made-up record of cells key -> number or [number, unit]."
+    cells = {
+        k: v if isinstance(v, list) else [v, "GiB" if k.endswith("comm") else "percent"]
+        for k, v in (cells or {}).items()
+    }
+    given = dict(paper="dprec", experiment="made_up", trained=True, guarantee=None)
+    empty = "config final history as_run data cost origin".split()
+    given |= {name: {} for name in empty} | dict(bits=None)
+    return Record(scale=scale, key=key, seed=seed, cells=cells, **given | more)
+
+
+def seeded(values: dict, **more) -> list:
+    "A record a seed, of key -> a number a seed."
+    n = max(map(len, values.values()))
+    return [
+        record(s, {k: v[s] for k, v in values.items() if s < len(v)}, **more)
+        for s in range(n)
+    ]
+
+
+def put(root, *found):
+    for r in found:
+        records.append(root, r)
+
+
+def row(root, key, table="table1", **more) -> dict:
+    rows = verdicts.verdict_table("dprec", table, root=root, **more).rows
+    names = ("key", "paper", "ours", "delta", "verdict", "link")
+    return next(dict(zip(names, r)) for r in rows if r[0] == key)
+
+
+def verdict_of(root, key, table="table1") -> str:
+    return row(root, key, table)["verdict"]
+
+
+def quantile(df) -> float:
+    return float(stats.t.ppf(0.975, df))
+
+
+def summary(mean, half, unit="percent", df=3) -> Summary:
+    "Ours with a given half of its 95 % interval."
+    return Summary(mean, half / quantile(df), df + 1, unit, df)
+
+
+def evidence(*found, spreads=()) -> Evidence:
+    return Evidence(verdicts.ours_by_key(found), (), tuple(spreads))
+
+
+# ---- from seeds to a number
+
+
+def test_a_summary_is_students():
+    v = [70.1, 68.0, 71.5, 70.0]
+    s, mean, se = verdicts.cell_summary(v, "percent"), np.mean(v), stats.sem(v)
+    assert (s.low, s.high) == pytest.approx(stats.t.interval(0.95, 3, mean, se))
+    assert (s.mean, s.se) == pytest.approx((mean, se))
+    assert (s.n, s.df, s.unit, s.spread_of) == (4, 3, "percent", "")
+    one = verdicts.cell_summary([5.0])
+    assert (one.mean, one.se, one.low, one.high) == (5, None, None, None)
+    assert (one.n, one.reach) == (1, math.inf)
+    for bad in ([], [math.nan], [1.0, math.inf]):
+        with pytest.raises(ValueError, match="finite"):
+            verdicts.cell_summary(bad)
+
+
+@tabled("n, m", [(2, 2), (2, 12), (3, 4), (12, 3), (12, 12)])
+def test_the_half_width_is_welchs(n, m):
+    rng = np.random.default_rng(100 * n + m)
+    for spread in (0.01, 1.0, 30.0):
+        ours = 70.0 + rng.standard_normal(n)
+        theirs = 69.0 + spread * rng.standard_normal(m)
+        cell = replace(ACC, spread=float(stats.sem(theirs)), n_runs=m)
+        found = seeds.half_width(cell, verdicts.cell_summary(ours))
+        interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
+        assert found == pytest.approx((interval.high - interval.low) / 2, rel=1e-9)
+
+
+def test_the_half_width_where_an_error_is_not_known():
+    s, one = verdicts.cell_summary([70.1, 68.0, 71.5]), verdicts.cell_summary([43.0])
+    assert seeds.half_width(replace(ACC, spread=0.0), s) == pytest.approx(
+        quantile(2) * s.se
+    )
+    normal = 1.5 * stats.norm.ppf(0.975)  # a spread without its runs
+    found = seeds.half_width(replace(ACC, n_runs=None), Summary(70.0, 0.0, 1))
+    assert found == pytest.approx(normal)
+    assert seeds.half_width(SIZE, one) == 0.0 and SIZE.kind == "exact"
+    assert seeds.half_width(ACC, one) == math.inf
+    assert seeds.half_width(SIZE, Summary(43.0, 0.0, 1)) == 0.0
+
+
+@tabled("n, runs", [(2, None), (3, 1), (10, None), (4, 3)])
+def test_a_number_printed_without_a_spread_gets_a_prediction_interval(n, runs):
+    values = 70.0 + np.random.default_rng(n).standard_normal(n)
+    s, sd = verdicts.cell_summary(values), values.std(ddof=1)
+    cell = replace(ACC, spread=None, n_runs=runs)
+    wide = quantile(n - 1) * sd * math.sqrt(1 / n + 1 / (runs or 1))
+    assert seeds.half_width(cell, s) == pytest.approx(wide)
+
+
+def test_a_prediction_interval_holds_a_further_draw_at_its_rate():
+    "19 of 20 of 20,000 draws; 0.95 +- 0.008 is five standard errors."
+    rng, n = np.random.default_rng(7), 3
+    cell = replace(ACC, spread=None, n_runs=None)
+    half = seeds.half_width(cell, Summary(0.0, 1.0, n, df=n - 1))
+    draws = rng.standard_normal((20_000, n + 1))
+    se = draws[:, :n].std(1, ddof=1) / math.sqrt(n)
+    held = abs(draws[:, n] - draws[:, :n].mean(1)) <= half * se
+    assert abs(held.mean() - 0.95) < 0.008
+
+
+# ---- borrowed spreads
+
+HERE = dict(
+    config=dict(model="cnn", d=582026, mechanism="Rec(clip_norm=1.0)"),
+    data=dict(name="mnist"),
+)
+KEY = "ours.a.acc"
+FAMILY = seeds.family_of(record(**HERE), KEY)
+LENT = Spread(FAMILY, "made_up", 4.0, 2), Spread(FAMILY, "other", 1.0, 4)
+ONE = Summary(70.0, None, 1, "percent")
+
+
+def mine(unit="percent", key=KEY, value=70.0, **more) -> Ours:
+    "One seed of ours."
+    return Ours({0: value}, unit, record(**HERE | more), key)
+
+
+def test_one_seed_borrows_the_mean_variance_of_its_family_a_vote_a_setting():
+    s = seeds.borrow(ONE, mine(), LENT)
+    df = (4 + 1) ** 2 / (4**2 / 2 + 1**2 / 4)  # Satterthwaite, of the sum
+    assert (s.se, s.df) == (pytest.approx(math.sqrt(5 / 2)), pytest.approx(df))
+    assert (s.mean, s.n, s.spread_of) == (70.0, 1, "2 experiments")
+    assert s.reach == pytest.approx(quantile(df) * math.sqrt(5 / 2))
+    assert verdicts.format_seeds(s) == "n = 1, spread of 2 experiments"
+    s = seeds.borrow(replace(ONE, unit="fraction"), mine("fraction"), LENT[:1])
+    assert (s.se, s.df, s.spread_of) == (pytest.approx(0.02), 2, "made_up")
+
+
+@tabled(
+    "other",
+    [
+        dict(paper="imvu"),
+        dict(data=dict(name="fashion-mnist")),
+        dict(config=HERE["config"] | dict(model="lenet5")),
+        dict(config=HERE["config"] | dict(d=61706)),
+        dict(config=HERE["config"] | dict(mechanism="Gaussian(clip_norm=1.0)")),
+        dict(config={}),
+        dict(trained=False),
+        dict(key="ours.a.last.acc"),
+        dict(key="ours.a.best.bal_acc"),
+    ],
+)
+def test_nobody_lends_outside_the_family(other):
+    other = dict(other)
+    key = other.pop("key", KEY)
+    assert seeds.borrow(ONE, mine(key=key, **other), LENT) == ONE
+    assert seeds.borrow(ONE, mine(), LENT) != ONE == seeds.borrow(ONE, mine(), ())
+
+
+def test_a_difference_has_the_variances_of_both_sides():
+    both = {FED: 81.0, ACC.key: 70.0}
+    for sides, se in ((LENT, math.sqrt(2 * 2.5)), (LENT[:1], math.sqrt(2 * 4.0))):
+        s = evidence(record(0, both, **HERE), spreads=sides).summary(ORDER)
+        assert (s.mean, s.se) == (11.0, pytest.approx(se))
+    lost = evidence(record(0, both, config={}), spreads=LENT).summary(ORDER)
+    assert lost.se is None, "nobody of the family"
+    points = record(0, {ORDER.key: [7.0, POINTS]}, **HERE)
+    assert evidence(points, spreads=LENT).summary(ORDER).se is None, "several settings"
+
+
+def curve(last, best=80.0, **more) -> Record:
+    "A run that ends at `last` after its best score."
+    given = HERE | dict(history={"accuracy": [10.0, best, last]}) | more
+    return record(cells={KEY: last}, **given)
+
+
+@tabled("last, lost", [(80.0, False), (60.0, False), (59.9, True), (10.0, True)])
+def test_a_diverged_run_neither_lends_nor_borrows(last, lost):
+    found = verdicts.ours_by_key([curve(75.0), curve(last, seed=1)])
+    assert seeds.diverged(last, "percent", curve(last)) == lost == found[KEY].diverged
+    assert (verdicts.spreads_of(found) == []) == lost
+    alone = verdicts.ours_by_key([curve(last)])[KEY]
+    assert (seeds.borrow(ONE, alone, LENT) == ONE) == lost
+    share = record(cells={KEY: [last / 100, "fraction"]}, history={"accuracy": [80.0]})
+    assert seeds.diverged(last / 100, "fraction", share) == lost
+
+
+def test_numbers_with_several_seeds_lend_once_and_others_do_not():
+    values = {KEY: [70.0, 72.0, 74.0], "ours.b.acc": [80.0], SMALL: [0.01] * 3}
+    lent = [Spread(FAMILY, "made_up", pytest.approx(4.0), 2)]
+    found = verdicts.ours_by_key(seeded(values, **HERE))
+    assert verdicts.spreads_of(found) == lent
+    again = {"ours.c.acc": [72.0, 74.0, 70.0]}
+    twice = seeded(again, **HERE | dict(experiment="second", key="c"))
+    found = verdicts.ours_by_key([*seeded(values, **HERE), *twice])
+    assert verdicts.spreads_of(found) == lent, "the same runs in two experiments"
+    formulas = verdicts.ours_by_key(seeded(values, **HERE | dict(trained=False)))
+    assert verdicts.spreads_of(formulas) == []
+
+
+def test_one_seed_without_a_family_is_open_and_with_one_it_is_judged():
+    one = record(0, {ACC.key: 90.0}, **HERE)
+    assert evidence(one).summary(ACC).se is None
+    for variance, df, word in (
+        (None, 0, "open"),
+        (1.0, 12, "above"),
+        (400.0, 2, "open"),
+    ):
+        lent = [Spread(FAMILY, "x", variance, df)] if variance else []
+        s = evidence(one, spreads=lent).summary(ACC)
+        assert verdicts.verdict(ACC, s) == word and s.spread_of == ("x" if lent else "")
+    several = evidence(*seeded({ACC.key: [70.0, 71.0]}, **HERE), spreads=LENT)
+    assert several.summary(ACC) == verdicts.cell_summary([70.0, 71.0], "percent")
+    assert evidence().summary(ACC) is None and evidence().summary(ORDER) is None
+
+
+def test_no_committed_number_borrows_across_families():
+    for paper in PAPERS:
+        found = verdicts.evidence(paper)
+        families = {x.family for x in found.spreads}
+        assert len({(f[1], f[2], f[4], f[5]) for f in families}) == len(families)
+        for cell in paper_tables.cells(paper):
+            s = found.summary(cell)
+            if s is not None and s.spread_of:
+                ours = verdicts.ours_of(cell, found.ours)
+                for side in ours.sides or (ours,):
+                    assert seeds.family_of(side.record, side.key) in families
+
+
+@tabled(
+    "cell, value, word",
+    [(ACC, 69.5, "match"), (ACC, 74.0, "near"), (STD, 74.0, "match")],
+)
+def test_one_computed_number_has_no_spread_of_its_own_and_borrows_none(
+    cell, value, word
+):
+    found = record(0, {cell.key: [value, cell.unit]}, trained=False)
+    lent = Spread(FAMILY, "made_up", 1e6, 3)
+    s = evidence(found, spreads=[lent]).summary(cell)
+    assert (s.mean, s.spread_of) == (value, "") and not s.se
+    assert verdicts.verdict(cell, s) == word
+
+
+# ---- the verdict, by enumeration
+
+EXACT = replace(ACC, value=50.0, tol=4.0, spread=None, n_runs=None)
+
+
+def judged(cell, gap, half) -> str:
+    "The page's prose, of ours less the paper's and whole half of our own interval."
+    tol, own = int(cell.tol), None if cell.own is None else int(cell.own - cell.value)
+    known = range(-tol, tol + 1)  # where a half, a gap and a slip may lie
+    if half in known and gap in known:
+        return "match"
+    if half in known and own is not None and gap - own in known:
+        return "unexplained"
+    if half in known and -2 * tol <= gap <= 2 * tol:
+        return "near"
+    reach = half * math.sqrt(5) if cell.kind == "stochastic" else half
+    low, high = gap - reach, gap + reach
+    if low > tol or high < -tol:
+        if cell.better == "neither":
+            return "differs"
+        more = low > tol
+        return "above" if more != (cell.better == "lower") else "below"
+    return "agrees" if gap in known else "open"
+
+
+SIDES = "higher", "lower", "neither"
+
+
+@tabled("own, better", [*itertools.product([None, 57.0], SIDES), (74.0, "lower")])
+@tabled("kind", ["exact", "stochastic"])
+def test_the_verdict_is_what_the_page_says_at_every_gap_and_half_width(
+    kind, better, own
+):
+    cell, seen = replace(EXACT, kind=kind, better=better, own=own), Counter()
+    for gap, half in itertools.product(range(-33, 34), range(0, 34)):
+        word = verdicts.verdict(cell, summary(50.0 + gap, half))
+        assert word == judged(cell, gap, half), (gap, half)
+        seen[word] += 1
+    words = {"match", "near", "agrees", "open"}
+    words |= {"differs"} if better == "neither" else {"above", "below"}
+    assert set(seen) == words | ({"unexplained"} if own else set())
+
+
+BOUNDARY = replace(SIZE, value=82.1, tol=1.6, better="higher")
+
+
+@tabled(
+    "cell, value, word",
+    [
+        (SIZE, 43.5, "match"),
+        (SIZE, 42.5, "match"),
+        (SIZE, 43.5001, "near"),
+        (SIZE, 44.0, "near"),
+        (SIZE, 42.0, "near"),
+        (SIZE, 44.0001, "below"),
+        (SIZE, 41.9999, "above"),
+        (NEITHER, 94.0, "differs"),
+        (NEITHER, 52.0, "differs"),
+        (NEITHER, 83.5, "match"),
+        (BOUNDARY, 83.7, "match"),
+        (BOUNDARY, 80.5, "match"),
+        (BOUNDARY, 85.3, "near"),
+        (BOUNDARY, 78.9, "near"),
+    ],
+)
+def test_an_exact_number_is_judged_from_one_value(cell, value, word):
+    assert verdicts.verdict(cell, [value]) == word
+    assert 82.1 + 1.6 != 83.7 or 82.1 - 1.6 != 80.5, "binary fractions"
+
+
+@tabled(
+    "gap, words",
+    [
+        (2.9, ["match"] * 2),
+        (5.9, ["near"] * 2),
+        (6.1, ["above", "open"]),
+        (9.4, ["above", "open"]),
+        (9.5, ["above", "above"]),
+    ],
+)
+def test_the_papers_own_spread_hinders_disagreement_alone(gap, words):
+    "69.5 +/- 1.5 of three runs, tolerance 3: half its 95 % interval is 6.45."
+    cell, sure = replace(ACC, spread=1.5, n_runs=3), replace(ACC, spread=None)
+    s = summary(69.5 + gap, 0.0)
+    assert [verdicts.verdict(c, s) for c in (sure, cell)] == words
+
+
+@tabled("paper", PAPERS)
+def test_every_stochastic_number_can_be_met_missed_and_left_open(paper):
+    for c in (c for c in paper_tables.cells(paper) if c.kind == "stochastic"):
+        unit, sure = c.unit, Summary(float(c.value), 0.0, 9, c.unit, 8)
+        assert verdicts.verdict(c, sure) == "match"
+        vague = summary(float(c.value), 1.001 * c.tol + 1e-9, unit)
+        assert verdicts.verdict(c, vague) == "agrees", c.key
+        far = 2.001 * c.tol + abs((c.own or c.value) - c.value) + 1e-6
+        far += seeds.half_width(c, sure)
+        for sign in (1, -1):
+            found = verdicts.verdict(c, Summary(c.value + sign * far, 0.0, 9, unit, 8))
+            better = (sign > 0) == (c.better != "lower")
+            word = "above" if better else "below"
+            assert found == ("differs" if c.better == "neither" else word), c.key
+
+
+BOUND = replace(ORDER, above=None, below=None)
+
+
+@tabled(
+    "cell, sign, value",
+    [
+        (replace(ORDER, better="higher"), 1, 0.0),
+        (replace(ORDER, better="lower"), 1, 0.0),
+        (replace(BOUND, bound="above", value=10.0), 1, 10.0),
+        (replace(BOUND, bound="above", value=-1.0), 1, -1.0),
+        (replace(BOUND, bound="below", value=10.0), -1, 10.0),
+        (replace(BOUND, bound="below", value=0.0), -1, 0.0),
+        (replace(ORDER, spread=100.0, n_runs=2), 1, 0.0),  # the paper's does not count
+    ],
+)
+def test_an_ordering_asks_on_which_side_ours_lies(cell, sign, value):
+    seen = Counter()
+    for gap, half in itertools.product(range(-9, 10), range(0, 9)):
+        if abs(gap) == half != 0:
+            continue
+        word = "order holds" if sign * gap > 0 else "order fails"
+        word = word if abs(gap) > half else "open"
+        s = summary(value + gap, half, POINTS)
+        assert verdicts.verdict(cell, s) == word, (gap, half)
+        seen[word] += 1
+    assert len(seen) == 3
+    assert verdicts.verdict(ORDER, [50.0]) == "open", "one trained difference"
+
+
+@tabled(
+    "mean, half, late, word",
+    [
+        (0.4, 0.6, True, "tie"),
+        (-0.4, 0.6, True, "tie"),
+        (0.4, 0.61, True, "open"),
+        (0.4, 0.6, False, "open"),
+        (0.4, 0.3, True, "order holds"),
+        (-0.4, 0.3, True, "order fails"),
+    ],
+)
+def test_a_tie_lies_within_a_margin_set_before_the_runs(mean, half, late, word):
+    day = verdicts.TIE_SET_ON + timedelta(days=int(late))
+    for cell, s in (
+        (ORDER, summary(mean, half, POINTS)),
+        (replace(BOUND, bound="above", value=-1.0), summary(mean - 1, half, POINTS)),
+        (replace(ORDER, unit="fraction"), summary(mean / 100, half / 100, "fraction")),
+    ):
+        assert verdicts.verdict(cell, replace(s, day=day)) == word
+    undated = summary(mean, half, POINTS)
+    assert verdicts.verdict(ORDER, undated) == (word if word != "tie" else "open")
+
+
+def test_a_difference_is_as_old_as_its_older_side():
+    pair = [
+        record(0, {FED: 90.0}, key="a", origin={"date": "2026-12-01T10:00:00+00:00"}),
+        record(0, {ACC.key: 60.0}, key="b", origin={"date": "2026-11-20"}),
+    ]
+    assert evidence(*pair).summary(ORDER).day == date(2026, 11, 20)
+    assert evidence(record(0, {FED: 9.0})).ours[FED].summary.day is None
+
+
+def test_the_papers_slips_are_judged_by_its_own_arithmetic():
+    slips = [c for c in paper_tables.cells("dprec") if c.own is not None]
+    assert len(slips) == 5 and sum(bool(c.arithmetic) for c in slips) == 1
+    for cell in slips:
+        word = "paper's slip" if cell.arithmetic else "unexplained"
+        assert verdicts.verdict(cell, [cell.own]) == word, cell.key
+        assert verdicts.verdict(cell, [cell.value]) == "match", cell.key
+        far = cell.own + 3 * cell.tol + abs(cell.own - cell.value)
+        assert verdicts.verdict(cell, [far]) in ("above", "below", "differs"), cell.key
+
+
+def test_other_units_are_not_comparable_and_first_words_decide():
+    for unit, word in (("bytes", "not comparable"), ("GiB", "match"), ("", "match")):
+        assert verdicts.verdict(SIZE, verdicts.cell_summary([43.0], unit)) == word
+
+
+def test_what_is_only_shown_is_not_run_without_ours_and_never_judged_with():
+    cell = replace(ACC, kind="shown", tol=0.0)
+    assert verdicts.verdict(cell, None) == "not run" == verdicts.verdict(ACC, None)
+    for s in ([69.5], [0.0], [69.5, 69.5], summary(69.5, 0.1)):
+        assert verdicts.verdict(cell, s) == "not comparable"
+    assert len(set(verdicts.VERDICTS.values())) == len(verdicts.VERDICTS) == 14
+
+
+def test_a_tolerance_includes_its_end():
+    assert verdicts.within_tolerance(0.1 + 0.2, 0.3) and verdicts.within_tolerance(
+        0.0, 0
+    )
+    assert not verdicts.within_tolerance(0.3001, 0.3)
+
+
+# ---- finding ours
+
+
+def test_quotients_and_differences_are_taken_seed_by_seed():
+    values = {FED: [90.0, 80.0, 85.0], ACC.key: [60.0, 70.0]}
+    values |= {SIZE.key: [40.0, 44.0, 42.0], SMALL: [0.01, 0.02]}
+    found = verdicts.ours_by_key(seeded(values))
+    order, ratio = (verdicts.ours_of(cell, found) for cell in (ORDER, RATIO))
+    assert order.values == {0: 30.0, 1: 10.0} and order.unit == POINTS
+    assert ratio.values == {0: 4000.0, 1: 2200.0} and ratio.unit == "x"
+    s = order.summary
+    assert (s.mean, s.n, s.se) == (20.0, 2, pytest.approx(10.0))
+
+
+def test_runs_of_the_same_settings_fill_the_numbers_of_both_texts():
+    found = verdicts.ours_by_key(seeded({FED: [90.0, 80.0]}))
+    own, earlier = (paper_tables.cell("dprec", key) for key in (FED, f"iclr.{FED}"))
+    assert earlier.same_as == FED
+    assert verdicts.ours_of(earlier, found) is verdicts.ours_of(own, found)
+    assert verdicts.ours_of(replace(earlier, same_as=None), found) is None
+
+
+def test_seeds_that_only_one_side_has_give_no_difference():
+    pair = record(0, {FED: 90.0}, key="a"), record(1, {ACC.key: 60.0}, key="b")
+    found = verdicts.ours_by_key(pair)
+    assert [verdicts.ours_of(cell, found) for cell in (ORDER, RATIO, SIZE)] == [
+        None
+    ] * 3
+    recorded = {FED: 90.0, ACC.key: 60.0, ORDER.key: [7.0, POINTS]}
+    found = verdicts.ours_by_key([record(0, recorded)])
+    assert verdicts.ours_of(ORDER, found).values == {0: 7.0}, "recorded itself"
+
+
+@tabled("other", [dict(key="b"), dict(experiment="second", seed=1)])
+def test_two_runs_that_claim_one_cell_are_refused(other, tmp_path):
+    cells = {ACC.key: 70.0}
+    pair = [record(0, cells), record(**dict(seed=0, cells=cells) | other)]
+    says = f"{ACC.key}, seed [01] stands in made_up|second"
+    for found in (pair, pair[::-1]):
+        with pytest.raises(ValueError, match=says):
+            verdicts.ours_by_key(found)
+    put(tmp_path / str([*other]), *pair)
+    with pytest.raises(ValueError, match="remove it from either"):
+        verdicts.verdict_table("dprec", root=tmp_path / str([*other]))
+
+
+def test_seeds_of_one_number_come_from_runs_of_one_experiment_and_count_once():
+    pair = record(0, {ACC.key: 70.0}), record(1, {ACC.key: 72.0}, key="b")
+    assert verdicts.ours_by_key(pair)[ACC.key].values == {0: 70.0, 1: 72.0}
+    pair = [
+        record(0, {ACC.key: 70.0 + i}, origin={"date": f"202{i}", "machine": str(i)})
+        for i in (1, 0)
+    ]
+    assert verdicts.ours_by_key(pair)[ACC.key].values == {0: 71.0}, "the first"
+
+
+# ---- the verdict table
+
+
+def test_nothing_run_says_why_and_links_nowhere(tmp_path):
+    for paper in PAPERS:
+        rows = verdicts.verdict_table(paper, root=tmp_path).rows
+        assert [r[0] for r in rows] == [c.key for c in paper_tables.cells(paper)]
+        assert {r[3:] for r in rows} == {("", "○ not run", "")}
+        assert all(r[2] for r in rows)
+    assert row(tmp_path, ACC.key)["ours"] == "no full-scale record"
+    shown = next(c for c in paper_tables.cells("dprec") if c.kind == "shown")
+    ours = row(tmp_path, shown.key, shown.table)["ours"]
+    assert ours.endswith(f"; would not be comparable: {shown.tol_why}")
+    given = (("mnist.", "short"), ("mnist.eps3.", "long"), ("femnist.", "other"))
+    p = replace(paper_tables.paper("dprec"), not_run=given)
+    reasons = [verdicts.reason_not_run(cell, p, ()) for cell in (ACC, SIZE)]
+    assert reasons == ["long", "short"], "the longest that fits"
+
+
+@tabled("scale, prefix", [("smoke", ""), ("quick", ""), ("quick", "ours.quick.")])
+def test_a_smaller_record_is_shown_and_earns_no_verdict(scale, prefix, tmp_path):
+    key, root = prefix + ACC.key, tmp_path / f"{scale}{prefix}"
+    put(root, record(0, {key: 69.0}, scale), record(1, {key: 71.0}, scale))
+    found = row(root, ACC.key)
+    assert found["verdict"] == "○ not run" and found["delta"] == found["link"] == ""
+    assert found["ours"] == f"{scale} 70.00 (n = 2): no verdict"
+    assert verdicts.evidence("dprec", root).ours == {}
+    put(root, *seeded({ACC.key: [70.0, 70.1, 70.2]}))
+    assert row(root, ACC.key)["ours"] == "70.10 +/- 0.06 (n = 3)"
+
+
+def test_a_full_record_of_ours_alone_is_not_the_papers_number(tmp_path):
+    put(tmp_path, *seeded({f"ours.full.lenet5.{ACC.key}": [69.5, 69.6]}))
+    assert verdict_of(tmp_path, ACC.key) == "○ not run"
+
+
+def test_full_scale_earns_a_verdict(tmp_path):
+    put(tmp_path, *seeded({ACC.key: [69.0, 69.2, 69.4, 69.6]}))
+    found = row(tmp_path, ACC.key)
+    word = verdicts.verdict(ACC, [69.0, 69.2, 69.4, 69.6])
+    assert found.pop("verdict").startswith(f"{verdicts.VERDICTS[word]} {word}")
+    assert found == dict(
+        key=ACC.key,
+        paper="69.5 +/- 1.5 percent",
+        ours="69.30 +/- 0.13 (n = 4)",
+        delta="-0.20",
+        link="[made_up](../experiments/made_up.ipynb)",
+    )
+    assert verdict_of(tmp_path, SIX) == "○ not run"
+
+
+def test_a_row_is_what_the_table_shows():
+    p = paper_tables.paper("dprec")
+    full = evidence(*seeded({ACC.key: [95.0, 95.1, 95.2]}))
+    link = "[made_up](there/experiments/made_up.ipynb)"
+    ours = "95.10 +/- 0.06 (n = 3)", "+25.60", "above", link
+    found = verdicts.row_of(ACC, p, full, "there")
+    assert found == (ACC.key, "69.5 +/- 1.5 percent", *ours)
+    none = verdicts.row_of(ACC, p, evidence(), "there")
+    assert none[2:] == (verdicts.reason_not_run(ACC, p, ()), "", "not run", "")
+
+
+def test_numbers_keep_the_digits_that_count(tmp_path):
+    put(tmp_path, *seeded({SMALL: [0.01020, 0.01024]}))
+    assert row(tmp_path, SMALL)["ours"] == ("0.0102 +/- 2e-05 (n = 2)")
+    for value, cell, shown in (
+        (70.1234, ACC, "70.12"),
+        (1234.5678, RATIO, "1,234.6"),
+        (0.010234, replace(ACC, value=0.01), "0.0102"),
+        (1e-6, replace(ACC, value=1e-5), "0.0000010"),
+    ):
+        assert verdicts.format_value(value, cell) == shown
+    for cell, shown in (
+        (ACC, "69.5 +/- 1.5 percent"),
+        (RATIO, "4,300 x"),
+        (ORDER, "> 0: 12.6 percentage points"),
+        (replace(ACC, read_err=0.5, spread=None), "~69.5 percent"),
+    ):
+        assert verdicts.format_paper(cell) == shown
+    bounds = [replace(ORDER, bound=b, value=6.5) for b in ("above", "below")]
+    assert [verdicts.format_paper(c)[:5] for c in bounds] == ["> 6.5", "< 6.5"]
+
+
+def test_orderings_and_ratios_are_derived(tmp_path):
+    values = {ACC.key: [70.0, 72.0], FED: [60.0, 62.1], SIX: [80.0, 82.1]}
+    put(tmp_path, *seeded(values | {SIZE.key: [43.0], SMALL: [0.01]}))
+    assert verdict_of(tmp_path, "mnist.eps3.order") == "✗ order fails"
+    assert verdict_of(tmp_path, "mnist.rec.order") == "✓ order holds"
+    assert verdict_of(tmp_path, "mnist.eps6.order") == "○ not run"
+    assert verdict_of(tmp_path, "mnist.ratio", "text") == "● match"
+    assert row(tmp_path, "mnist.rec.order")["delta"] == "", "a size nobody claimed"
+    assert row(tmp_path, "mnist.rec.order")["ours"] == ("10.05 +/- 0.05 (n = 2)")
+
+
+def test_units_and_borrowed_spreads_in_the_table(tmp_path):
+    put(tmp_path / "a", record(0, {SMALL: [0.01, "bytes"]}))
+    assert verdict_of(tmp_path / "a", SMALL) == "≠ not comparable"
+    several = seeded({KEY: [69.0, 70.0, 71.0]}, **HERE)
+    put(tmp_path / "b", *several, record(0, {ACC.key: 70.0}, **HERE | dict(key="b")))
+    found = row(tmp_path / "b", ACC.key)["ours"]
+    assert found == "70.00 +/- 1.00 (n = 1, spread of made_up)"
+
+
+def with_causes(tmp_path, *blocks, old="", new=""):
+    "A folder of DP-REC's file with more causes."
+    text = (paper_tables.assets("papers") / "dprec.toml").read_text(encoding="utf-8")
+    more = "".join(f'\n[[cause]]\nkey = "{k}"\ntext = "{v}"\n' for k, v in blocks)
+    (tmp_path / "papers").mkdir()
+    path = tmp_path / "papers" / "dprec.toml"
+    path.write_text(text.replace(old, new, 1) + more, encoding="utf-8")
+    return path.parent
+
+
+def test_causes_become_numbered_notes_and_equal_ones_share_a_number(tmp_path):
+    blocks = [(ACC.key, "the model"), (SIX, "the split"), (FED, "the model")]
+    blocks.append((SMALL, "idle"))
+    toml = with_causes(tmp_path, *blocks)
+    put(tmp_path, *seeded(dict.fromkeys([ACC.key, SIX, FED], [95.0, 95.1, 95.2])))
+    t = verdicts.verdict_table("dprec", "table1", root=tmp_path, papers_root=toml)
+    assert paper_tables.paper("dprec", toml).causes[-4:] == tuple(blocks)
+    assert len(set(t.notes)) == len(t.notes)
+    n = {note: i for i, note in enumerate(t.notes, 1)}
+    marks = {r[0]: r[4] for r in t.rows}
+    for key, text in blocks[:3]:
+        assert f"[{n[text]}]" in marks[key] and marks[key].startswith("▲ above")
+    assert marks[SMALL] == "○ not run" and "idle" not in n
+    assert f"[{n['the split']}] the split" in str(t)
+    assert f"{n['the split']}. the split" in tables.as_markdown(t)
+    assert "<li>the split</li>" in t._repr_html_()
+
+
+def test_a_match_needs_no_cause_and_what_is_shown_says_why_it_is_not_judged():
+    cell = replace(ACC, kind="shown", tol=0.0, tol_why="other data")
+    p = replace(
+        paper_tables.paper("dprec"), cells=(cell,), causes=((cell.key, "a cause"),)
+    )
+    for c, word, causes in (
+        (cell, "not comparable", ["other data", "a cause"]),
+        (cell, "not run", []),
+        (ACC, "match", []),
+        (ACC, "not run", []),
+        (ACC, "near", ["a cause"]),
+    ):
+        assert verdicts.causes_of(c, p, word) == causes
+
+
+def test_a_number_that_is_only_shown_stands_beside_ours(tmp_path):
+    old = 'kind = "stochastic"\ntol = 1.6\n'
+    toml = with_causes(tmp_path, old=old, new='kind = "shown"\ntol = 0.0\n')
+    put(tmp_path, record(0, {FED: 90.0}))
+    found = row(tmp_path, FED, papers_root=toml)
+    assert found["verdict"].startswith("≠ not comparable [1]")
+    assert found["delta"] == "+7.90" and found["ours"] == "90.00 (n = 1)"
+
+
+# ---- runs beside each other
+
+
+def test_a_table_of_runs_has_a_row_a_setting_with_means_of_its_seeds():
+    cost = {"cpu_seconds": 120.0, "wall_seconds": 999.0}
+    sizes = dict(uplink_bits=2**33, downlink_bits=2**34)
+    more = dict(key="a", cost=cost, guarantee={"eps": 3.14159})
+    found = [
+        record(s, final=dict(accuracy=a, **sizes), **more)
+        for s, a in enumerate((70.0, 72.0))
+    ]
+    found += [
+        record(0, key="b", final=dict(mse=0.5), cost={"wall_seconds": 60.0}),
+        record(0, key="none", final={}),
+        record(0, key="bits", final=dict(uplink_bits=2**32)),
+    ]
+    t = verdicts.runs_table(found, "A title")
+    head = "run", "n", "accuracy, % or mean squared error", "epsilon"
+    assert t.title == "A title" and t.header[:4] == head
+    assert t.rows == (
+        ("a", "2", "71 +/- 1", "3.14", "1", "2", "2"),
+        ("b", "1", "0.5", "", "", "", "1"),
+        ("bits", "1", "", "", "0.5", "", "0"),
+    )
+
+
+def test_the_first_score_that_all_tables_know_is_shown():
+    found = [record(i, final=dict(mse=0.5, recall5=40.0 + i)) for i in (0, 2)]
+    name, s = verdicts.score_of(found)
+    assert (name, s.mean, s.n) == ("recall5", 41.0, 2)
+    assert verdicts.score_of([record(final=dict(round=3))]) == ("", None)
+    found = verdicts.score_of([record(final=dict(accuracy=None, mse=0.25))])
+    assert found == ("mse", verdicts.cell_summary([0.25]))
+
+
+def test_a_table_of_runs_counts_a_seed_once():
+    pair = [
+        record(0, final=dict(accuracy=70.0 + i), origin={"date": f"202{i}"})
+        for i in (1, 0)
+    ]
+    assert [r[:3] for r in verdicts.runs_table(pair).rows] == [("all", "1", "71")]
+
+
+@tabled("paper", PAPERS)
+def test_committed_runs_have_a_table_each(paper):
+    for path in sorted((paper_tables.assets("results") / paper).glob("*.jsonl")):
+        found = records.read(path)
+        t = verdicts.runs_table(found)
+        assert len(t.rows) == len({r.key for r in found if r.final})
+        standing = [r for r in records.standing(found).values() if r.final]
+        assert sum(int(r[1]) for r in t.rows) == len(standing)
+
+
+# ---- epsilon as run
+
+TOLD = re.compile(r"\d (joins|silent|replaced)")
+
+
+def test_an_epsilon_as_run_is_named():
+    assert verdicts.as_run(record()) == ""
+    told = {"add-remove": {"eps": 5.449}, "replace": {"eps": 6.531}}
+    assert verdicts.as_run(record(as_run=told)) == "5.45 joins, 6.53 replaced"
+
+
+def test_runs_with_a_premise_are_listed_once():
+    t = verdicts.guarantees_as_run()
+    assert t.header[:3] == ("experiment", "scale", "run")
+    assert len(set(t.rows)) == len(t.rows) > 0
+    assert all(TOLD.search(r[-1]) for r in t.rows)
+    committed = [r for p in PAPERS for r in records.load(p)]
+    wanted = {(r.experiment, r.scale, r.key) for r in committed if r.as_run}
+    assert {r[:3] for r in t.rows} == wanted
+
+
+def test_every_interval_is_counted_and_a_twentieth_of_them_is_expected_to_miss():
+    n = [verdicts.intervals(paper) for paper in PAPERS]
+    assert 0 < n[0] < len(paper_tables.cells(PAPERS[0]))
+    assert "up to 6.0 of" in verdicts.expected_false(120)
+    assert verdicts.intervals("dprec", evidence()) == 0
+    found = evidence(*seeded({ACC.key: [70.0, 71.0], SIZE.key: [43.0, 43.1]}))
+    assert verdicts.intervals("dprec", found) == 1, "an exact number rests on none"
+
+
+def test_committed_tables_have_a_row_a_cell():
+    for paper in PAPERS:
+        assert len(verdicts.verdict_table(paper).rows) == len(paper_tables.cells(paper))
+
+
+# ---- a small table
+
+TABLE = verdicts.Table(("a", "b"), (("x|<y>", "[go](p.ipynb)"), ("long cell", "")), "T")
+TEXT = "T|a          b|---------  --|x!<y>      go|long cell"
+
+
+def test_a_table_as_text_has_aligned_columns():
+    lines = [line.replace("!", "|") for line in TEXT.split("|")]
+    assert tables.as_text(TABLE).splitlines() == lines
+    assert str(TABLE) == repr(TABLE) == tables.as_text(TABLE)
+    noted = replace(TABLE, notes=("why", "how"))
+    assert str(noted).splitlines()[-2:] == ["[1] why", "[2] how"]
+
+
+def test_a_table_as_markdown_escapes_strokes_and_keeps_links():
+    lines = tables.as_markdown(replace(TABLE, notes=("why",))).splitlines()
+    assert lines[:4] == ["**T**", "", "| a | b |", "|---|---|"]
+    assert lines[4:6] == ["| x\\|<y> | [go](p.ipynb) |", "| long cell |  |"]
+    assert lines[6:] == ["", "1. why"]
+
+
+def test_a_table_as_html_escapes_all_but_links():
+    text = tables.as_html(replace(TABLE, notes=("a < b",)))
+    assert '<td>x|&lt;y&gt;</td><td><a href="p.ipynb">go</a></td>' in text
+    assert "<caption>T</caption>" in text
+    assert text.endswith("<ol><li>a &lt; b</li></ol>")
+    assert TABLE._repr_html_() == tables.as_html(TABLE) and "onclick" not in text
+    assert tables.cell_html("[a<b](p.html)") == '<a href="p.html">a&lt;b</a>'
+    assert tables.cell_html("[3]") == "[3]" == tables.link_text("[3]")
+
+
+def test_a_sortable_table_has_clicks_and_a_filter_and_is_stored_in_part():
+    many = replace(TABLE, sortable=True)
+    html = many._repr_html_()
+    assert html == tables.make_sortable(tables.as_html(many))
+    assert html.count("onclick") == 2 and html.count("oninput") == 1
+    n = tables.LONG
+    many = verdicts.Table(("a",), tuple((str(i),) for i in range(n + 2)), sortable=True)
+    assert repr(many).splitlines()[-2:] == [str(n - 1), "... and 2 rows more"]
+    assert str(many).splitlines()[-1] == str(n + 1)
+    assert many._repr_html_().count("<tr>") == n + 3
+    assert repr(verdicts.Table(many.header, many.rows)) == str(many)
+
+
+def test_ours_of_one_seed_has_no_error():
+    assert Ours({0: 1.0}, "percent", record()).summary.se is None
+
+
+def test_a_second_folder_adds_what_the_first_lacks_and_overrides_nothing():
+    first, again = record(0, {KEY: 70.0}), record(0, {KEY: 99.0})
+    more = record(1, {KEY: 72.0})
+    found = verdicts.evidence_of([first], [again, more])
+    assert found.ours[KEY].values == {0: 70.0, 1: 72.0}
+    quick = verdicts.evidence_of([record(0, {KEY: 1.0}, "quick")])
+    assert quick.ours == {} and len(quick.smaller) == 1
+
+
+@tabled(
+    "key, words",
+    [
+        ("fmnist.fl_top.r0.5.accuracy", ("accuracy",)),
+        ("ours.full.fmnist.fl_top.r0.5.last", ("last",)),
+        ("ours.diabetes130.fl_cs.r1.last.bal_acc", ("bal_acc", "last")),
+        ("mnist.eps3.rec.acc", ("acc",)),
+        ("mnist.eps3.order", ()),
+    ],
+)
+def test_a_key_says_which_statistic_it_is(key, words):
+    assert seeds.statistic_of(key) == words
+
+
+def test_a_family_without_a_lender_pools_nothing():
+    assert seeds.pool(None, LENT) is None and seeds.pool(FAMILY, ()) is None
+    variance, df, names = seeds.pool(FAMILY, LENT)
+    assert (variance, names) == (2.5, {"made_up", "other"}) and 2 < df < 6

@@ -1,0 +1,404 @@
+"""FL-TOP's accounting against things computed another way: adaptive quadrature, exact
+fractions, dp-accounting, brute force over all cohorts of a small population, and Monte
+Carlo.
+"""
+
+import itertools
+import math
+from fractions import Fraction
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import pld
+from dp_accounting.rdp import RdpAccountant
+from laws import ALARM, count_bounds
+from scipy.integrate import quad
+from scipy.special import ndtr
+from scipy.stats import binom, norm
+from tables import tabled
+
+from dpcomm.core.random import seed_tree
+from dpcomm.evidence import paper_tables
+from dpcomm.mechanisms.distributed_noise import share_std
+from dpcomm.privacy.accounting import (
+    INTEGER_ORDERS,
+    ORDERS,
+    gaussian_delta,
+    gaussian_guarantee,
+    rdp_gaussian,
+    rdp_subsampled_gaussian,
+    rdp_to_eps,
+)
+from dpcomm.privacy.fixed_size_accountant import (
+    BOUNDS,
+    FIXED_ACCOUNTANTS,
+    FIXED_RELATIONS,
+    fixed_size_epsilon,
+    fixed_size_rdp,
+    guarantee_table,
+    known_cohort_epsilon,
+    log_moments,
+    participations,
+    theorem1_epsilon,
+    vote_epsilon,
+    vote_recall,
+    vote_sigma,
+)
+
+FMNIST, MEDICAL = (1.54, 1 / 60, 200, 1e-5), (1.49, 100 / 5010, 100, 1e-5)
+
+
+# ---- Theorem 1
+
+
+def adaptive(lam, sigma, q):
+    "E1 and E2 by adaptive quadrature."
+
+    def integrand(x, power):
+        ratio = np.logaddexp(math.log1p(-q), math.log(q) + (x - 0.5) / sigma**2)
+        return math.exp(norm.logpdf(x, 0, sigma) + power * ratio)
+
+    ends = -14 * sigma - lam * q, 14 * sigma + lam + 1
+    how = dict(points=(0, lam + 1), epsabs=0, epsrel=1e-11, limit=500)
+    return [quad(integrand, *ends, (power,), **how)[0] for power in (-lam, lam + 1)]
+
+
+@tabled("lam", [0.3, 1, 9, 17])
+@tabled("sigma, q", [(0.5, 0.01), (1.54, 1 / 60), (1.54, 0.9), (6.0, 0.2)])
+def test_both_moments_by_adaptive_quadrature(lam, sigma, q):
+    ours = np.array(log_moments(lam, sigma, q))
+    assert np.allclose(ours, np.log(adaptive(lam, sigma, q)), rtol=1e-7, atol=1e-12)
+    assert ours[1] > ours[0] >= 0
+
+
+@tabled("lam", [1, 2, 5, 11])
+def test_the_add_moment_is_its_binomial_sum_in_exact_arithmetic(lam):
+    "With e^(1 / sigma^2) = 9/4 and q = 1/8 every term is a fraction."
+    q, x, n = Fraction(1, 8), Fraction(3, 2), lam + 1
+    drawn = [math.comb(n, k) * (1 - q) ** (n - k) * q**k for k in range(n + 1)]
+    total = sum(p * x ** (k * (k - 1)) for k, p in enumerate(drawn))
+    found = float(log_moments(lam, math.log(9 / 4) ** -0.5, 0.125)[1])
+    assert math.isclose(found, math.log(total), rel_tol=1e-10)
+
+
+def test_adding_is_the_larger_moment_everywhere():
+    rng, lam = seed_tree(0, "add"), np.array([0.01, 0.5, 1, 3, 10, 40])
+    for _ in range(60):
+        sigma, q = math.exp(rng.uniform(-1, 3)), 1 / (1 + math.exp(rng.normal() * 3))
+        remove, add = log_moments(lam, sigma, q)
+        assert (add >= remove - 1e-12 * (1 + add)).all()
+
+
+def test_moments_of_everybody_are_the_gaussian_mechanisms():
+    lam = np.array([0.5, 1, 4])
+    for moment in log_moments(lam, 2.0, 1.0):
+        assert np.allclose(moment, lam * (lam + 1) / 8)
+    assert log_moments(3, 2.0, 0.5)[0].shape == ()
+    assert log_moments(np.ones((2, 3)), 2.0, 0.5)[0].shape == (2, 3)
+
+
+@tabled(
+    "setting, t, eps",
+    [
+        (FMNIST, 200, 1.0006),
+        (FMNIST, 152, 0.923),
+        (FMNIST, 60, 0.764),
+        (MEDICAL, 100, 1.002),
+        (MEDICAL, 22, 0.789),
+    ],
+)
+def test_theorem_1_at_typed_rounds(setting, t, eps):
+    g = theorem1_epsilon(*setting[:2], t, 1e-5)
+    names = (g.relation, g.sampling, g.accountant)
+    assert abs(g.eps - eps) < 6e-4 and names == ("add-remove", "poisson", "theorem1")
+
+
+def test_theorem_1_gives_every_printed_epsilon():
+    printed, rows = {c.key: c.value for c in paper_tables.cells("fltop")}, set()
+    for key, eps in printed.items():
+        if key.endswith(".eps"):
+            rows.add((key.split(".")[0], int(printed[key[:-3] + "round"]), eps))
+    assert len(rows) == 40
+    for task, t, eps in rows:
+        setting = (FMNIST if task == "fmnist" else MEDICAL)[:2]
+        assert round(theorem1_epsilon(*setting, t, 1e-5).eps, 2) == eps
+
+
+@tabled("setting, known", [(FMNIST, 0.681), (MEDICAL, 0.627)])
+def test_theorem_1_over_real_lambda_is_lower_and_above_the_exact_value(setting, known):
+    sigma, q, rounds, delta = setting
+    lambdas = (None, np.linspace(1, 60, 400))
+    whole, real = (theorem1_epsilon(*setting, lambdas=lam).eps for lam in lambdas)
+    names = dict(sampling="poisson", accountant="pld")
+    exact = gaussian_guarantee(sigma, delta, q, rounds, **names).eps
+    assert exact < real < whole
+    assert abs(exact - known) < 1e-3
+
+
+# ---- cohorts of a fixed size
+
+
+@tabled(
+    "sigma, q, rounds, delta", [FMNIST, (8.0, 0.3, 300, 1e-7), (3.0, 1e-3, 100, 1e-8)]
+)
+def test_joining_a_fixed_cohort_is_poisson_at_half_the_noise(sigma, q, rounds, delta):
+    names = dict(sampling="poisson", accountant="pld")
+    other = gaussian_guarantee(sigma / 2, delta, q, rounds, **names).eps
+    ours = fixed_size_epsilon(sigma, q, rounds, delta, "add-remove").eps
+    assert abs(ours - other) < 3e-3 * other + 5e-4
+
+
+def two_sided_pair(sigma, q, cells=20_000):
+    "Log-masses of the dominating pair under replacement on cells of x, from its definition."
+    x = np.concatenate([np.linspace(1, 2 + 10 * sigma, cells), [np.inf]])
+    null, full = -np.diff(ndtr(-x / sigma)), -np.diff(ndtr((2 - x) / sigma))
+    mixed = (1 - q) * null + q * full
+    rest = [
+        1 - mixed.sum() - null.sum()
+    ]  # losses above zero, mirrored, the rest at zero
+    laws = np.concatenate([mixed, null, rest]), np.concatenate([null, mixed, rest])
+    assert rest[0] > 0
+    return [np.log(np.maximum(p, 1e-300)) for p in laws]
+
+
+@tabled("sigma, q, rounds", [(1.54, 1 / 60, 200), (1.0, 0.2, 5)])
+def test_replacing_is_the_two_sided_pair_of_dp_accounting(sigma, q, rounds):
+    "Grouping cells of x is post-processing, so this implementation errs below; ours errs above."
+    upper, lower = (dict(enumerate(p)) for p in two_sided_pair(sigma, q))
+    names = dict(pessimistic_estimate=False, value_discretization_interval=2e-4)
+    pair = pld.privacy_loss_distribution.from_two_probability_mass_functions
+    one = pair(lower, upper, **names)
+    below = one.self_compose(rounds).get_epsilon_for_delta(1e-5)
+    ours = fixed_size_epsilon(sigma, q, rounds, 1e-5).eps
+    assert below <= ours + 1e-9 < below + 0.05 * (1 + below)
+
+
+@tabled("sigma", [0.8, 1.54, 10.0])
+@tabled("relation", FIXED_RELATIONS)
+def test_everybody_in_the_cohort_is_the_gaussian_mechanism_at_half_the_noise(
+    sigma, relation
+):
+    exact = known_cohort_epsilon(sigma, 4, 1e-5, "replace").eps
+    ours = fixed_size_epsilon(sigma, 1.0, 4, 1e-5, relation).eps
+    assert exact - 1e-6 <= ours < exact + 2e-3 * (1 + exact)
+    curve = fixed_size_rdp(sigma, 1.0, ORDERS, relation)
+    assert np.array_equal(curve, rdp_gaussian(ORDERS, sigma / 2))
+
+
+@tabled("sigma, q", [(1.54, 1 / 60), (0.7, 0.3), (5.0, 0.5)])
+@tabled("relation", FIXED_RELATIONS)
+def test_one_round_has_the_closed_profile(sigma, q, relation):
+    eps = fixed_size_epsilon(sigma, q, 1, 1e-5, relation).eps
+    exact = q * gaussian_delta(sigma / 2, math.log1p(math.expm1(eps) / q))
+    assert exact <= 1e-5 < exact * 1.02
+
+
+def cohort_law(values, m, sigma, x):
+    return np.mean(
+        [norm.pdf(x, sum(c), sigma) for c in itertools.combinations(values, m)], axis=0
+    )
+
+
+@tabled("seed", range(6))
+def test_no_small_population_beats_the_theorems(seed):
+    "All cohorts of 2 among 5 clients; the constant population of seed 0 attains the bound."
+    rng, sigma, x = seed_tree(seed, "population"), 0.9, np.linspace(-14, 14, 28_001)
+    others, own, swapped = -np.ones(4), 1.0, -1.0
+    if seed:
+        others = rng.choice([-1, 1, rng.uniform(-1, 1)], 4)
+        own, swapped = rng.choice([-1, 1], 2, replace=False)
+    P, Q, alone = (
+        cohort_law(v, 2, sigma, x) for v in ([own, *others], [swapped, *others], others)
+    )
+    B, slack = norm.pdf(x, 0, sigma), []
+    A = 0.6 * B + 0.4 * norm.pdf(x, 2, sigma)
+    for a in (1.0, 1.2, 2.0, 5.0):
+
+        def stick(p, q):
+            return np.maximum(p - a * q, 0).sum() * 1e-3
+
+        bound = stick(A, B)
+        slack += [bound - stick(P, Q), bound - stick(Q, P), bound - stick(P, alone)]
+        slack += [stick(B, A) - stick(alone, P)]
+    assert min(slack) > -1e-9
+    assert seed or abs(slack[0]) < 1e-9 and abs(slack[2]) < 1e-9
+
+
+@tabled("order", [1.2, 2, 3.5, 8, 40])
+@tabled("sigma, q", [(1.0, 0.01), (1.54, 1 / 60), (5.0, 0.4)])
+def test_moments_under_replacement_by_quadrature(order, sigma, q):
+    def log_f(x):
+        ratio = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 2) / sigma**2)
+        if ratio <= 0:
+            return -math.inf
+        both = math.expm1((1 - order) * ratio) * math.expm1(-order * ratio)
+        return order * ratio + math.log(both) + norm.logpdf(x, 0, sigma)
+
+    ours = fixed_size_rdp(sigma, q, order)[0] * (order - 1)
+    ends = 1, 2 * order + 14 * sigma
+    how = dict(points=(2, 2 * order), epsabs=0, epsrel=1e-10, limit=500)
+    scaled = quad(lambda x: math.exp(log_f(x) - ours), *ends, **how)[0]
+    assert math.isclose(scaled, -math.expm1(-ours), rel_tol=1e-7)  # excess = e^ours - 1
+
+
+@tabled("sigma, q", [(0.5, 0.1), (1.54, 1 / 60), (6.0, 0.02)])
+def test_the_curves_are_in_order(sigma, q):
+    def curve(*how):
+        return fixed_size_rdp(sigma, q, INTEGER_ORDERS, *how)
+
+    joins, replaced = curve("add-remove"), curve("replace")
+    general, room = curve("replace", "wang"), 1 + 1e-12
+    assert (joins <= replaced * room).all() and (replaced <= general * room).all()
+    assert (general <= rdp_gaussian(INTEGER_ORDERS, sigma / 2)).all()
+    half = rdp_subsampled_gaussian(INTEGER_ORDERS, sigma / 2, q)
+    assert np.array_equal(joins, half)
+    assert np.array_equal(replaced, curve("zero-out")) and BOUNDS == ("pair", "wang")
+
+
+def test_the_accountants_are_in_order():
+    eps = {a: fixed_size_epsilon(*FMNIST, "replace", a).eps for a in FIXED_ACCOUNTANTS}
+    assert eps["pld"] < eps["rdp-balle"] < eps["rdp-classic"] < eps["wang-classic"]
+    assert eps["rdp-balle"] < eps["wang-balle"] and abs(eps["pld"] - 3.354) < 1e-3
+    assert abs(fixed_size_epsilon(*FMNIST, "add-remove").eps - 3.097) < 1e-3
+    g = fixed_size_epsilon(*FMNIST, "zero-out")
+    names = (g.relation, g.sampling, g.trust)
+    assert g.eps == eps["pld"] and names == ("zero-out", "fixed", "central")
+
+
+def test_the_general_bound_of_dp_accounting():
+    "It sharpens Theorem 9 by finite differences at high orders."
+    orders, swap = np.arange(2, 65), dp_accounting.NeighboringRelation.REPLACE_ONE
+    normal = dp_accounting.GaussianDpEvent(1.54 / 2)
+    event = dp_accounting.SampledWithoutReplacementDpEvent(6000, 100, normal)
+    theirs = RdpAccountant(orders.tolist(), swap).compose(event, 200).get_epsilon(1e-5)
+    curve = 200 * fixed_size_rdp(1.54, 1 / 60, orders, "replace", "wang")
+    ours = rdp_to_eps(orders, curve, 1e-5, "balle")[0]
+    assert math.isclose(ours, theirs, rel_tol=1e-6) and abs(ours - 4.908) < 1e-3
+
+
+@tabled("run", [(0.1, 0.5, 10, 1e-5), (1.54, 1 / 60, 200, 1e-13)])
+def test_where_losses_are_too_wide_for_the_grid_the_renyi_value_is_returned(run):
+    wide, renyi = (fixed_size_epsilon(*run, accountant=a) for a in ("pld", "rdp-balle"))
+    assert wide.eps == renyi.eps and (renyi.eps > 600) == (run[0] == 0.1)
+
+
+# ---- known cohorts, shares
+
+
+def test_known_cohorts_have_the_exact_delta():
+    for k, eps in ((1, 2.6727), (3, 5.0181), (10, 10.3277)):
+        assert abs(known_cohort_epsilon(1.54, k, 1e-5).eps - eps) < 1e-4
+    for relation, scale in (("zero-out", 1), ("replace", 2)):
+        for honest in (1.0, 0.5):
+            g = known_cohort_epsilon(1.54, 3, 1e-5, relation, honest)
+            delta = gaussian_delta(1.54 * honest**0.5 / scale, g.eps, 3)
+            assert 1e-5 * (1 - 1e-6) < delta <= 1e-5
+            assert (g.relation, g.sampling, g.trust) == (relation, "none", "secagg")
+    event = dp_accounting.GaussianDpEvent(1.54)
+    theirs = pld.PLDAccountant().compose(event, 3).get_epsilon(1e-5)
+    assert abs(known_cohort_epsilon(1.54, 3, 1e-5).eps - theirs) < 1e-3
+    assert known_cohort_epsilon(1.54, 0, 1e-5).eps == 0
+    assert known_cohort_epsilon(1e6, 1, 1e-5).eps == 0
+
+
+def test_participations_is_a_quantile_and_a_union_bound():
+    for p, n in ((0.5, 1), (0.99, 6000), (0.9, 50)):
+        k = participations(200, 1 / 60, p, n)
+        at, below = (n * binom.sf(j, 200, 1 / 60) for j in (k, k - 1))
+        assert at <= 1 - p < below
+    assert participations(7, 1.0, 0.9) == 7
+    rng = seed_tree(0, "cohorts")
+    cohorts = [rng.choice(600, 10, replace=False) for _ in range(200)]
+    counts = np.bincount(np.concatenate(cohorts), minlength=600)
+    assert counts.max() <= participations(200, 1 / 60, 1 - ALARM, 600)
+
+
+# ---- the vote
+
+
+def test_the_vote_composes_with_the_training():
+    run = 2.0, 1e-5, 0.1, 1.5, 0.02, 50
+    curve = 50 * rdp_subsampled_gaussian(ORDERS, 1.5, 0.02)
+    curve += rdp_subsampled_gaussian(ORDERS, 2.0, 0.1)
+    for conversion in ("classic", "balle"):
+        want = rdp_to_eps(ORDERS, curve, 1e-5, conversion)[0]
+        assert vote_epsilon(*run, conversion).eps == want
+    other = RdpAccountant(ORDERS[ORDERS < 32].tolist())
+    for q, sigma, count in ((0.1, 2.0, 1), (0.02, 1.5, 50)):
+        normal = dp_accounting.GaussianDpEvent(sigma)
+        other.compose(dp_accounting.PoissonSampledDpEvent(q, normal), count)
+    theirs = other.get_epsilon(1e-5)
+    assert math.isclose(vote_epsilon(*run, "balle").eps, theirs, rel_tol=1e-6)
+    alone = rdp_to_eps(ORDERS, rdp_gaussian(ORDERS, 2.0), 1e-5)[0]
+    assert math.isclose(vote_epsilon(2.0, 1e-5).eps, alone)
+
+
+def test_vote_sigma_is_the_smallest_that_keeps_the_target():
+    run = dict(vote_q=0.1, sigma=3.0, q=0.02, rounds=5)
+    s = vote_sigma(1.0, 1e-5, **run)
+    found, above = (vote_epsilon(x, 1e-5, **run).eps for x in (s, s * (1 - 1e-4)))
+    assert found <= 1 < above
+
+
+def test_recall_of_a_unanimous_vote():
+    n, K = 400_000, 2000
+    for voters, sigma in ((100, 1.54), (300, 1.0)):
+        counts = sigma * K**0.5 * seed_tree(0, "vote", voters).standard_normal(n)
+        counts[:K] += voters
+        hits = int((np.argpartition(-counts, K)[:K] < K).sum())
+        recall = vote_recall(n, K, voters, sigma)
+        low, high = count_bounds(K, recall, 2)
+        assert low <= hits <= high and hits > K * K / n
+    assert abs(vote_recall(1_663_370, 8316, 100, 1.54) - 0.0305) < 1e-4
+    assert vote_recall(10**6, 100, 10**4, 1.0) > 1 - 1e-9
+
+
+# ---- the table, and what is refused
+
+
+def test_the_table_names_every_observer():
+    table = guarantee_table(1.54, 6000, 100, 200, 1e-5, best=152)
+    assert all(g.scope == "total" and g.unit == "client" for g in table.values())
+    eps = [0.923, 1.001, 0.681, 0.739, 3.098, 3.354, 2.673, 5.018, 13.307, 14.227]
+    assert [g.eps for g in table.values()] == pytest.approx(eps, abs=2e-3)
+    assert len(guarantee_table(1.54, 6000, 100, 200, 1e-5)) == len(table) - 1
+    assert "add-remove" in str(table["Theorem 1, best round"])
+
+
+@tabled(
+    "call, words",
+    [
+        (lambda: log_moments(2, 1.0, 1.5), "q is 1.5"),
+        (lambda: log_moments(2, 1.0, 0), "q is 0"),
+        (lambda: log_moments(-1, 1.0, 0.1), "lam"),
+        (lambda: log_moments(2, -1.0, 0.1), "sigma"),
+        (lambda: theorem1_epsilon(1.0, 0.1, 0, 1e-5), "rounds"),
+        (lambda: theorem1_epsilon(1.0, 2, 9, 1e-5), "q is 2"),
+        (lambda: theorem1_epsilon(1.0, 0.1, 5, 0.0), "delta"),
+        (lambda: fixed_size_rdp(1.0, 0.1, 2, "local"), "relation"),
+        (lambda: fixed_size_rdp(1.0, 0.1, 2, bound="pairs"), "did you mean 'pair'"),
+        (lambda: fixed_size_rdp(1.0, 0.1, 2, "add-remove", "wang"), "bound='pair'"),
+        (lambda: fixed_size_rdp(1.0, 0.1, 2.5, bound="wang"), "whole numbers"),
+        (lambda: fixed_size_rdp(1.0, 0.1, 1.0), "orders"),
+        (lambda: fixed_size_rdp(0.0, 0.1, 2), "sigma"),
+        (lambda: fixed_size_epsilon(1.0, 0.1, 5, 1e-5, accountant="rdp"), "accountant"),
+        (lambda: fixed_size_epsilon(1.0, 0.1, 2.5, 1e-5), "rounds"),
+        (lambda: fixed_size_epsilon(1.0, 0.1, 5, 2.0), "delta"),
+        (lambda: participations(10, 0.1, 1.0), "quantile"),
+        (lambda: participations(10, 0.1, 0.5, 0), "n_clients"),
+        (lambda: known_cohort_epsilon(1.0, 1.5, 1e-5), "participations"),
+        (lambda: known_cohort_epsilon(1.0, 1, 1e-5, honest=0), "honest"),
+        (lambda: known_cohort_epsilon(1.0, 1, 1e-5, "add-remove"), "relation"),
+        (lambda: share_std(1.0, 1.0, 10, 1.0), "tolerance"),
+        (lambda: share_std(1.0, 1.0, 0), "n_clients"),
+        (lambda: share_std(-1.0, 1.0, 3), "clip_norm"),
+        (lambda: vote_recall(10, 10, 5, 1.0), "K is 10"),
+        (lambda: vote_sigma(0.5, 1e-5, sigma=1.54, q=1 / 60, rounds=200), "bracket"),
+        (lambda: vote_epsilon(0.0, 1e-5), "sigma"),
+        (lambda: guarantee_table(1.54, 50, 100, 200, 1e-5), "cohort"),
+    ],
+)
+def test_bad_arguments_say_what_to_do(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()

@@ -1,0 +1,195 @@
+"""Curves against other routes, and the games that sums share."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from laws import ALARM, fit, radius
+from scipy import stats
+from tables import tabled
+
+from dpcomm.core.random import seed_tree
+from dpcomm.mechanisms import ddgauss, mvu, quantised, skellam
+from dpcomm.mechanisms.gaussian import Gaussian
+from dpcomm.mechanisms.privquant import PrivQuant, log_law
+from dpcomm.mechanisms.rec import Rec, loss_law
+from dpcomm.mechanisms.vqsgd import VqSgd, law, worst_case
+from dpcomm.privacy import accounting, audit, hypothesis_tests
+
+EPS = np.array([0.0, 0.1, 0.5, 1.0, 2.5, 6.0])
+
+
+@tabled("mu", [0.01, 0.3, 1.0, 4.0])
+def test_the_normal_curve_is_the_accountant_s(mu):
+    want = [accounting.gaussian_delta(1 / mu, eps) for eps in EPS]
+    found = hypothesis_tests.gaussian_curve(mu, EPS)
+    np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-300)
+
+
+def test_listed_curves_are_the_audit_s_enumeration():
+    rng = seed_tree(0, "listed")
+    for size in (2, 5, 40):
+        p, q = rng.dirichlet(np.ones(size) / 2, 2)
+        want = [max(audit.enumerated_delta(p, q, eps)) for eps in EPS]
+        found = hypothesis_tests.listed_curve(p, q, EPS)
+        np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-14)
+    half = [0.5, 0.5]
+    assert hypothesis_tests.listed_curve([1, 0], [0, 1], 3.0) == 1
+    assert hypothesis_tests.listed_curve(half, half, 0.0) == 0
+    for p, words in (
+        ([0.5, 0.6], "same"),
+        ([1.0], "same"),
+        ([1.5, -0.5], "p holds -0.5"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            hypothesis_tests.listed_curve(p, half, 0.0)
+
+
+@tabled("m, n", [(2, 1), (2, 9), (3, 4), (5, 3)])
+def test_counts_of_symbols_lose_nothing(m, n):
+    pair = seed_tree(0, "symbols", m).dirichlet(np.ones(m), 2)
+    words = np.array(list(itertools.product(range(m), repeat=n)))
+    whole = hypothesis_tests.listed_curve(*(law[words].prod(1) for law in pair), EPS)
+    found = hypothesis_tests.listed_curve(*hypothesis_tests.repeated(*pair, n), EPS)
+    np.testing.assert_allclose(found, whole, rtol=1e-9, atol=1e-13)
+
+
+def test_two_likelihoods_and_pure_privacy():
+    "The curve of randomised response, attained; above every mixture of inputs."
+    truth = 1 / (1 + math.exp(-2))
+    one, two = response = np.array([[truth, 1 - truth], [1 - truth, truth]])
+    exact = hypothesis_tests.listed_curve(*response, EPS)
+    np.testing.assert_allclose(hypothesis_tests.pure_curve(2.0, EPS), exact, atol=1e-12)
+    bound = hypothesis_tests.two_valued_curve(truth, 2.0, EPS) + 1e-12
+    for pair in seed_tree(0, "mixed").random((20, 2)):
+        mixed = [w * one + (1 - w) * two for w in pair]
+        assert (hypothesis_tests.listed_curve(*mixed, EPS) <= bound).all()
+
+
+def test_the_sum_game_sends_and_scores():
+    seen, way = [], np.array([0.6, 0.8])
+
+    def release(u):
+        seen.append(u)
+        length = np.clip(np.linalg.norm(u, axis=1, keepdims=True), 0, 2)
+        return length * np.sign(u[:, :1]) * way
+
+    def scores(relation, **more):
+        game = hypothesis_tests.SumGame(clip=2.0, std=4.0, direction=way, **more)
+        return game.scores(release, relation, False, 5, seed_tree(0))
+
+    score = scores("replace", rounds=2)
+    assert np.allclose(seen[0], -8 * way) and np.allclose(seen[1], -seen[0])
+    assert np.allclose(score["likelihood"], -2 * 2 * 2 * 2 / 16)
+    assert set(score) == {"likelihood", "bits", "repeat"}
+    assert np.allclose(score["repeat"], -4)
+    gone = scores("zero-out", grid=0.5)
+    assert not seen[-1].any() and np.allclose(gone["likelihood"], -0.5 * 4 / 16)
+
+
+def test_one_share_fewer_is_a_chi_square():
+    rng, k = seed_tree(0, "fewer"), 30
+    draw = lambda i: rng.standard_normal((4000, k))  # noqa: E731
+    for present, shares in ((True, 5), (False, 4)):
+        length = hypothesis_tests.fewer_game(draw, present, 5)["length"] / shares
+        assert stats.kstest(length, stats.chi2(k).cdf).pvalue > ALARM / 2
+
+
+# ---- the laws that mechanisms write down a second time
+
+
+@tabled("cls", [ddgauss.DDGauss, skellam.Skellam])
+@tabled(
+    "parameters, d",
+    [
+        (dict(sigma=0.7, n_clients=3, ring_bits=5), 1),
+        (dict(sigma=1.0, n_clients=6, ring_bits=6, tolerance=0.2), 4),
+        (dict(sigma=1.5, n_clients=3, ring_bits=6), 2),
+        (dict(sigma=1.5, n_clients=3, ring_bits=6), 3),
+        (dict(sigma=1.0, n_clients=3, ring_bits=6, padded=True), 3),
+        (dict(sigma=1.0, n_clients=4, ring_bits=6), 7),
+    ],
+)
+def test_the_law_of_a_projection_is_that_of_real_plays(cls, parameters, d):
+    "Chi-square of 40,000 sums in whole steps, client there and not."
+    m, n = cls(1.0, **parameters), 40_000
+    scale = m.step(d) / math.sqrt(m.block(d))
+    centre = m.block(d) * 2 ** (m.ring_bits - 1)
+    for sign, present, relation in (
+        (1, True, "zero-out"),
+        (0, False, "zero-out"),
+        (-1, False, "replace"),
+    ):
+        score = m.attack_scores(relation, present, n, seed_tree(0, "law", sign), d=d)
+        ratio = score["likelihood"] * m.sigma**2
+        ratio = ratio / 2 if relation == "replace" else ratio + 0.5
+        seen, law = np.rint(ratio / scale).astype(int) + centre, m.score_law(d, sign)
+        assert abs(law.sum() - 1) < 1e-9
+        counts = np.bincount(seen, minlength=len(law))
+        assert fit(counts, law / law.sum()) > ALARM / 36
+
+
+def test_a_coordinate_wraps():
+    m = skellam.Skellam(1.0, 3.0, 4, 5, k=2.0)
+    law = m.coordinate_law(1, 3)
+    assert len(law) == 32 and abs(law.sum() - 1) < 0.1 and law.argmax() == 19
+    other = ddgauss.DDGauss(1.0, 3.0, 4, 5, k=2.0).coordinate_law(1, -2)
+    assert abs(other.sum() - 1) < 1e-12 and other.argmax() == 14
+
+
+@tabled("s, bits", [(0.3, 1), (1.0, 1), (1.0, 3), (1.6, 7)])
+def test_the_curve_of_rec_lies_just_above_its_law(s, bits):
+    "Monte Carlo of the ratio itself, 100,000 null messages."
+    m, K, n = Rec(s, 1.0, bits), 2**bits, 100_000
+    z = seed_tree(0, "ratio", bits).standard_normal((n, K))
+    w = K * np.exp(s * z[:, 0]) / np.exp(s * z).sum(1)
+    for relation, q in (("null-slot", 1.0), ("poisson-null", 0.1)):
+        r, names = 1 + q * (w - 1), dict(n_clients=round(1 / q), cohort=1)
+        for eps, bound in zip(EPS[:4], m.privacy_profile(relation, EPS[:4], **names)):
+            a = math.exp(eps)
+            sides = np.maximum(r - a, 0), np.maximum(1 - a * r, 0)
+            mean, error = max((x.mean(), x.std() / math.sqrt(n)) for x in sides)
+            high = 1.03 * mean + 5 * error + 1e-6
+            assert mean - 5 * error <= bound <= high, (relation, eps)
+    D, law = loss_law(s, K, True)
+    assert (np.diff(D) > 0).all() and abs(law.sum() - 1) < 1e-9
+    assert (m.privacy_profile("local", EPS) == 1).all()
+
+
+def test_the_curve_of_privquant_is_that_of_listed_messages():
+    "All K^d outputs by their probabilities, d = 4 and K = 3."
+    m = PrivQuant(1.0, 3, 2.0, "best")
+    outs = np.array(list(itertools.product(range(3), repeat=4)))
+    logs = [log_law((outs == corner).sum(1), m.calibration(4)) for corner in (2, 0)]
+    want = hypothesis_tests.listed_curve(*np.exp(logs), EPS)
+    np.testing.assert_allclose(m.privacy_profile("local", EPS, d=4), want, atol=1e-12)
+
+
+@tabled("eps, repeats, d", [(1.0, 1, 1), (0.5, 3, 2), (3.0, 2, 8)])
+def test_the_curve_of_vqsgd_is_that_of_its_corners(eps, repeats, d):
+    m = VqSgd(1.0, eps, repeats)
+    laws = hypothesis_tests.repeated(*law(m, worst_case(m, d)).numpy(), repeats)
+    want = hypothesis_tests.listed_curve(*laws, EPS)
+    np.testing.assert_allclose(m.privacy_profile("local", EPS, d=d), want, atol=1e-12)
+
+
+def test_the_score_of_roundings_is_a_log_likelihood():
+    "E[exp(score)] = 1 under no client; opposite under a swap."
+    m = quantised.Quantised(1.0, 1.0, 2, "random")
+    x = seed_tree(0, "rounding").standard_normal((200_000, 16)) * m.std
+    ratio = np.exp(quantised.mixture_ratio(m, "zero-out", x))
+    assert abs(ratio.mean() - 1) <= radius(ratio.std(), len(ratio))
+    one, other = (quantised.mixture_ratio(m, "replace", s * x[:100]) for s in (1, -1))
+    np.testing.assert_allclose(one, -other, atol=1e-9)
+
+
+def test_curves_that_are_not_stated_claim_nothing():
+    drawn = dict(n_clients=10, cohort=1)
+    assert (Gaussian(1.0, 1.0).privacy_profile("zero-out", EPS, **drawn) == 1).all()
+    for kind in (ddgauss.DDGauss, skellam.Skellam):
+        for bits, more in ((24, {}), (12, dict(d=64))):
+            assert (
+                kind(1.0, 1.0, 4, bits).privacy_profile("zero-out", EPS, **more) == 1
+            ).all()
+    assert (mvu.Mvu(1.0, 1.0).privacy_profile("replace", EPS) < 1).all()

@@ -1,0 +1,404 @@
+"""Private SGD of a linear model: rank-one gradients, exact sums of messages, training.
+Statistical tests: alarm 1e-6 each, fixed seeds.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laws import ALARM
+from scipy.special import erf
+from scipy.stats import chisquare, kstest
+from sklearn.metrics import log_loss
+from tables import tabled
+
+from dpcomm.core.random import seed_tree
+from dpcomm.core.vectors import clip_l2
+from dpcomm.mechanisms.contract import mechanism
+from dpcomm.training import linear_model
+
+ONE_BIT = {
+    "imvu": dict(eps=1.0, beta=2.0),
+    "signsgd": dict(sigma=1.0),
+    "mvu": dict(eps=1.5, beta=3.0),
+}
+TILTS = {
+    "logistic": np.tanh,
+    "normal": lambda u: erf(u / math.sqrt(2)),
+    "clamped": lambda u: 0.8 * np.clip(2 * u, -1, 1),
+}
+
+
+def batch(n=6, p=4, classes=3, seed=0):
+    "Features with a last column of ones, labels, weights."
+    rng = seed_tree(seed, "batch", n, p)
+    f = np.concatenate([rng.standard_normal((n, p - 1)), np.ones((n, 1))], 1).astype(
+        np.float32
+    )
+    return (
+        f,
+        rng.integers(0, classes, n),
+        rng.standard_normal((classes, p)).astype(np.float32),
+    )
+
+
+def cells(a, f):
+    "Every gradient entry, (n, classes * p) float64."
+    return np.einsum("ic,ij->icj", a, f, dtype=np.float64).reshape(len(a), -1)
+
+
+def law(t):
+    """Distribution of a sum of signs with means t, on -n, -n + 2, ..., n, by
+    convolution.
+    """
+    p = np.ones(1)
+    for m in t:
+        p = np.convolve(p, [(1 - m) / 2, (1 + m) / 2])
+    return p
+
+
+# ---- gradients
+
+
+def test_rank_one_gradients_are_autograds():
+    f, y, w = batch(9, 5)
+    weights = torch.tensor(w, requires_grad=True)
+    losses = torch.nn.functional.cross_entropy(
+        torch.tensor(f) @ weights.T, torch.tensor(y), reduction="none"
+    )
+    theirs = torch.stack(
+        [
+            torch.autograd.grad(loss, weights, retain_graph=True)[0].flatten()
+            for loss in losses
+        ]
+    )
+    e = linear_model.errors(w, f, y)
+    np.testing.assert_allclose(cells(e, f), theirs.numpy(), atol=1e-6)
+    np.testing.assert_allclose(
+        cells(linear_model.clip_rank_one(e, f, 0.7), f),
+        clip_l2(theirs, 0.7).numpy(),
+        atol=1e-6,
+    )
+    np.testing.assert_allclose(e.sum(1), 0, atol=1e-6)
+
+
+def test_errors_survive_large_logits_and_perfect_predictions():
+    f, y, w = batch()
+    e = linear_model.errors(1e4 * w, f, y)
+    assert np.isfinite(e).all()
+    a = linear_model.clip_rank_one(np.zeros_like(e), f, 1.0)
+    assert not a.any()
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1.0, 1e3])
+def test_no_gradient_is_longer_than_the_clip(clip):
+    f, y, w = batch(50, 30)
+    e = linear_model.errors(w, f, y)
+    norms = np.linalg.norm(cells(linear_model.clip_rank_one(e, f, clip), f), axis=1)
+    before = np.linalg.norm(cells(e, f), axis=1)
+    np.testing.assert_allclose(norms, np.minimum(before, clip), rtol=1e-5)
+
+
+# ---- sums of signs
+
+
+@tabled("tilt", TILTS.values(), ids=TILTS)
+@tabled("top", [1e-3, 0.3, 2.0])
+def test_the_rate_is_above_that_of_every_cell(tilt, top):
+    rate = linear_model.forced_rate(tilt, top)
+    u = np.linspace(0, top, 20_001)[1:]
+    assert (-np.log1p(-tilt(u)) <= rate * u * (1 + 1e-12)).all()
+    assert rate <= 1.05 * (-np.log1p(-tilt(u)) / u).max(), "a rate far above costs time"
+
+
+def test_the_rate_of_a_zero_gradient_is_zero():
+    assert linear_model.forced_rate(np.tanh, 0.0) == 0.0
+    f = np.ones((3, 2), np.float32)
+    at, signs = linear_model.forced_signs(
+        np.tanh, np.zeros((3, 2), np.float32), f, seed_tree(0)
+    )
+    assert len(at) == len(signs) == 0
+
+
+@tabled("name", TILTS)
+@tabled("scale", [0.2, 1.5])
+def test_a_sum_of_signs_has_the_exact_law(name, scale):
+    """Every coordinate of 5,000 sums against a convolution of coins; coordinates share
+    the alarm.
+    """
+    f, y, w = batch(5, 3)
+    a = scale * linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 1.0)
+    tilt = TILTS[name]
+    times = 5_000
+    rng = seed_tree(0, "sums", name, str(scale))
+    sums = np.stack(
+        [linear_model.sum_signs(tilt, a, f, rng).ravel() for _ in range(times)]
+    )
+    assert set(np.unique(sums)) <= {-5, -3, -1, 1, 3, 5}
+    for s, t in zip(sums.T, tilt(cells(a, f)).T):
+        exact = law(t)
+        seen = np.bincount(((s + 5) // 2).astype(int), minlength=6)
+        keep = times * exact > 5
+        seen, exact = (
+            np.append(seen[keep], seen[~keep].sum()),
+            np.append(exact[keep], exact[~keep].sum()),
+        )
+        few = exact * times < 1e-9
+        assert not seen[few].any()
+        assert (
+            chisquare(seen[~few], times * exact[~few] / exact[~few].sum()).pvalue
+            > ALARM / sums.shape[1]
+        )
+
+
+def test_forced_signs_have_the_sign_of_the_gradient_and_the_right_number():
+    f, y, w = batch(40, 60)
+    a = linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 1.0)
+    u, rng = cells(a, f), seed_tree(0, "forced")
+    expected = np.abs(np.tanh(u)).sum()
+    number = []
+    for _ in range(400):
+        at, signs = linear_model.forced_signs(np.tanh, a, f, rng)
+        number.append(len(at))
+        assert len(at) == len(signs) and ((0 <= at) & (at < u.shape[1])).all()
+        possible = np.stack([(u < 0).any(0), (u > 0).any(0)])
+        assert possible[(signs > 0).astype(int), at].all()
+    spread = math.sqrt((np.abs(np.tanh(u)) * (1 - np.abs(np.tanh(u)))).sum() / 400)
+    assert abs(np.mean(number) - expected) < 5 * spread
+
+
+@given(st.integers(1, 7), st.integers(1, 5), st.integers(1, 4), st.floats(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_sums_have_the_right_parity_and_range(n, p, classes, scale):
+    rng = seed_tree(0, "parity", n, p)
+    f = rng.standard_normal((n, p)).astype(np.float32)
+    a = (scale * rng.standard_normal((n, classes))).astype(np.float32)
+    total = linear_model.sum_signs(lambda u: np.tanh(0.5 * u), a, f, rng)
+    assert (
+        total.shape == (classes, p)
+        and (np.abs(total) <= n).all()
+        and ((total - n) % 2 == 0).all()
+    )
+
+
+# ---- sums of messages
+
+
+@pytest.mark.parametrize("name", ONE_BIT)
+def test_the_short_way_has_the_law_of_the_mechanism(name):
+    """Each coordinate of a one-row batch: thinned signs against the mechanism's
+    simulate, by their means; then the variances of a larger batch.
+    """
+    mech, times = mechanism(name, clip_norm=1.0, **ONE_BIT[name]), 1200
+    f, y, w = batch(4, 3)
+    a = linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 1.0)
+    rng = seed_tree(0, "short", name)
+    short, plain = (
+        np.stack([way(mech, a, f, rng).ravel() for _ in range(times)])
+        for way in (linear_model.sum_messages, linear_model.sum_dense)
+    )
+    z = (short.mean(0) - plain.mean(0)) / np.sqrt((short.var(0) + plain.var(0)) / times)
+    assert np.abs(z).max() < 6
+    np.testing.assert_allclose(short.var(0), plain.var(0), rtol=0.3)
+    np.testing.assert_allclose(
+        np.unique(np.abs(short)), mech.step * np.array([0, 2, 4]), rtol=1e-5
+    )
+
+
+def test_the_sum_of_gaussian_messages():
+    mech, (f, y, w), times = (
+        mechanism("gaussian", clip_norm=0.5, sigma=2.0, local=True, exact=False),
+        batch(9, 4),
+        3000,
+    )
+    a = linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 0.5)
+    rng = seed_tree(0, "gauss")
+    noise = (
+        np.stack([linear_model.sum_messages(mech, a, f, rng) for _ in range(times)])
+        - a.T @ f
+    )
+    assert kstest(noise.ravel() / (2.0 * 0.5 * 3), "norm").pvalue > ALARM
+
+
+def test_a_saturated_tilt_takes_the_plain_way(monkeypatch):
+    mech, (f, y, w) = mechanism("imvu", clip_norm=1.0, eps=1.0, beta=500.0), batch()
+    a = linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 1.0)
+    calls = []
+    monkeypatch.setattr(
+        linear_model, "sum_dense", lambda *args: calls.append(args) or np.zeros((3, 4))
+    )
+    linear_model.sum_messages(mech, a, f, seed_tree(0))
+    assert calls and linear_model.SATURATED < 1
+
+
+def test_another_local_mechanism_takes_the_plain_way():
+    mech, (f, y, w) = mechanism("rec", clip_norm=1.0, std=0.6, index_bits=3), batch()
+    a = linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 1.0)
+    assert linear_model.sum_messages(mech, a, f, seed_tree(0)).shape == (3, 4)
+
+
+def test_noise_of_the_server_is_refused():
+    f, y, w = batch()
+    with pytest.raises(ValueError, match="local=True"):
+        linear_model.sum_messages(
+            mechanism("gaussian", clip_norm=1.0, sigma=1.0),
+            linear_model.errors(w, f, y),
+            f,
+            seed_tree(0),
+        )
+
+
+def test_exact_noise_is_refused_where_floats_are_added():
+    (f, y, w), exact = batch(), dict(clip_norm=1.0, sigma=1.0, local=True)
+    a = linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 1.0)
+    with pytest.raises(ValueError, match="pass exact=False, and its guarantee says so"):
+        linear_model.sum_messages(mechanism("gaussian", **exact), a, f, seed_tree(0))
+    said = mechanism("gaussian", **exact, exact=False).guarantee(1, 1e-5)
+    assert "normal numbers in floating point" in said.note
+
+
+@pytest.mark.parametrize("rows", [1, 4, 100])
+def test_dense_blocks_cover_every_row_once(rows):
+    f, y, w = batch(10, 4)
+    a = linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 1e9)
+    quiet = mechanism("gaussian", clip_norm=1e9, sigma=1e-18, local=True, exact=False)
+    np.testing.assert_allclose(
+        linear_model.sum_dense(quiet, a, f, seed_tree(0), rows=rows),
+        a.T @ f,
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_gains_are_the_closed_forms():
+    assert (
+        linear_model.gain(mechanism("gaussian", clip_norm=0.1, sigma=1.0, local=True))
+        == 1.0
+    )
+    assert linear_model.gain(
+        mechanism("imvu", clip_norm=0.1, eps=2.0, beta=3.0)
+    ) == pytest.approx(1 / math.tanh(1.0), rel=1e-6)
+    assert linear_model.gain(
+        mechanism("signsgd", clip_norm=0.1, sigma=4.0)
+    ) == pytest.approx(math.sqrt(2 / math.pi) / 0.4, rel=1e-6)
+    assert linear_model.gain(
+        mechanism("mvu", clip_norm=0.1, eps=2.0, beta=3.0)
+    ) == pytest.approx(1.0, rel=1e-6)
+
+
+# ---- training
+
+
+def toy(n=300, p=6, classes=3):
+    rng = seed_tree(0, "toy")
+    centres = rng.standard_normal((classes, p))
+    y = rng.integers(0, classes, n)
+    return (centres[y] + 0.3 * rng.standard_normal((n, p))).astype(np.float32), y
+
+
+QUIET = mechanism("gaussian", clip_norm=1.0, sigma=0.05, local=True, exact=False)
+
+
+def test_training_learns_and_is_a_function_of_its_seed():
+    x, y = toy()
+    config = linear_model.Settings(epochs=4, lr=0.5, batch=50)
+    runs = [linear_model.train(x, y, x, y, QUIET, config, seed) for seed in (0, 0, 1)]
+    assert np.array_equal(runs[0].weights, runs[1].weights) and not np.array_equal(
+        runs[0].weights, runs[2].weights
+    )
+    assert runs[0].history[-1]["accuracy"] > 95 and [
+        h["epoch"] for h in runs[0].history
+    ] == [4]
+    assert (
+        isinstance(runs[0], linear_model.Fit)
+        and runs[0].weights.shape == (3, 7)
+        and runs[0].seconds > 0
+    )
+
+
+def test_tests_between_epochs_change_nothing():
+    x, y = toy()
+    config = linear_model.Settings(epochs=3, lr=0.5, batch=64)
+    often, seldom = (
+        linear_model.train(x, y, x, y, QUIET, config, 0, after)
+        for after in ((1, 2), ())
+    )
+    assert np.array_equal(often.weights, seldom.weights)
+    assert [h["epoch"] for h in often.history] == [1, 2, 3] and often.history[
+        -1
+    ] == seldom.history[-1]
+
+
+def test_every_client_sends_once_an_epoch(monkeypatch):
+    x, y = toy(130)
+    x[:, 0] = np.arange(130)
+    seen = []
+    monkeypatch.setattr(
+        linear_model,
+        "sum_messages",
+        lambda m, a, f, rng: seen.append(f[:, 0].copy()) or np.zeros((3, 7)),
+    )
+    linear_model.train(
+        x, y, x, y, QUIET, linear_model.Settings(epochs=2, lr=1.0, batch=40)
+    )
+    assert [len(s) for s in seen] == [40, 40, 40, 10] * 2
+    first, second = (np.concatenate(seen[k : k + 4]) for k in (0, 4))
+    assert sorted(first) == sorted(second) == list(range(130))
+    assert not np.array_equal(first, second)
+
+
+def test_memory_mapped_features_train_alike(tmp_path):
+    x, y = toy()
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    config = linear_model.Settings(epochs=1, lr=0.5, batch=64)
+    assert np.array_equal(
+        *(linear_model.train(z, y, z, y, QUIET, config).weights for z in (x, mapped))
+    )
+
+
+def test_evaluation_agrees_with_scikit_learn():
+    x, y = toy()
+    weights = seed_tree(0, "w").standard_normal((3, 7)).astype(np.float32)
+    logits = linear_model.with_one(x) @ weights.T
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    found = linear_model.evaluate(weights, x, y, batch=37)
+    assert found["loss"] == pytest.approx(log_loss(y, p), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(100 * (logits.argmax(1) == y).mean())
+
+
+@tabled(
+    "change",
+    [
+        dict(epochs=0),
+        dict(lr=0.0),
+        dict(lr=math.nan),
+        dict(momentum=1.0),
+        dict(momentum=-0.1),
+        dict(batch=0),
+        dict(batch=1.5),
+    ],
+)
+def test_settings_out_of_range_are_refused(change):
+    with pytest.raises(ValueError, match=next(iter(change))):
+        linear_model.Settings(**(dict(epochs=1, lr=1.0) | change))
+
+
+def test_a_frontier_is_the_best_affordable_point_and_a_line_between():
+    eps, accuracy = [3.0, 1.0, 2.0, 2.0], [80.0, 50.0, 40.0, 70.0]
+    found = linear_model.read_frontier(
+        eps, accuracy, [0.5, 1.0, math.sqrt(2), 2.0, math.sqrt(6), 3.0, 10.0]
+    )
+    assert math.isnan(found[0])
+    np.testing.assert_allclose(found[1:], [50, 60, 70, 75, 80, 80])
+
+
+def test_a_dominated_point_changes_no_frontier():
+    with_it, without = (
+        linear_model.read_frontier(e, a, [1.0, 1.5, 2.0])
+        for e, a in (([1.0, 1.4, 2.0], [50.0, 30.0, 50.0]), ([1.0, 2.0], [50.0, 50.0]))
+    )
+    assert with_it.tolist() == without.tolist() == [50, 50, 50]
