@@ -1,7 +1,7 @@
 """After Quarto has rendered: formulas without their TeX source, in pages and in the
 search index, and on one line with their punctuation; arguments that stand in a signature
 are not told again below it; what people type leads to the page they mean; llms.txt in the
-order of the sidebar, with descriptions.
+order of the sidebar, with descriptions; a page that moved leads on from its old address.
 
 Quarto calls it (`post-render` in _quarto.yml) and says where the site is.
 """
@@ -88,6 +88,27 @@ def in_order(listing: str, site: Path) -> str:
     return "\n".join(kept) + "\n"
 
 
+MOVED = [  # old address, new address
+    line.split()
+    for line in Path(__file__).with_name("moved.txt").read_text("utf-8").splitlines()
+]
+LEAD = """<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><title>This page moved</title>
+<link rel="canonical" href="{to}"><meta http-equiv="refresh" content="0; url={to}"></head>
+<body><p>This page moved to <a href="{to}">{to}</a>.</p></body>
+</html>
+"""
+
+
+def lead_on(site: Path) -> None:
+    "At the old address of every page that moved, a page that leads to the new one."
+    for old, new in MOVED:
+        (site / old).parent.mkdir(parents=True, exist_ok=True)
+        to = os.path.relpath(new, Path(old).parent)
+        (site / old).write_text(LEAD.format(to=to), encoding="utf-8")
+
+
 def main(site: Path) -> None:
     formulas = {}
     for path in site.rglob("*.html"):
@@ -106,6 +127,7 @@ def main(site: Path) -> None:
     if listing.exists():
         text = in_order(listing.read_text(encoding="utf-8"), site)
         listing.write_text(text, encoding="utf-8")
+    lead_on(site)
 
 
 if __name__ == "__main__":

@@ -265,5 +265,14 @@ def test_a_broken_page_is_noticed(tmp_path):
     assert len(list(unseen(page, pages))) == 3
 
 
+def test_a_page_that_moved_leads_on_from_its_old_address(site):
+    moved = (ROOT / ".ci" / "moved.txt").read_text("utf-8").splitlines()
+    assert moved
+    for old, new in map(str.split, moved):
+        (link,) = Page((site / old).read_text("utf-8")).links
+        assert target(Path(old), link)[0] == Path(new) and (site / new).exists(), old
+        assert Path(new) in PAGES and Path(old) not in PAGES
+
+
 def test_ci_and_forks_build_the_same_site():
     assert "test_built_site.py" in (ROOT / ".github/workflows/site.yml").read_text()
