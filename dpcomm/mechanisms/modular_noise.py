@@ -57,10 +57,17 @@ from ..privacy.losses import Losses
 from ..privacy.whole_noise import normal_std
 from ..secagg.ring import Ring, conditional_round, rounded_norm
 
+# %% ../../nbs/secagg/modular_noise.ipynb #f8eb3548
+def padded(
+    d: int,  # coordinates of a vector, >= 1
+) -> int:  # D, the next power of two
+    "Coordinates that the paper rotates. [Kairouz et al. 2021, Alg. 1]"
+    return 1 << (check_size("d", d) - 1).bit_length()
+
 # %% ../../nbs/secagg/modular_noise.ipynb #d96c7cfa
 @dataclass(frozen=True)
-class OnRing(SharedNoise):
-    "Clip, rotate, round, add integer noise, wrap. [Kairouz et al. 2021, Alg. 1]"
+class RingGrid(SharedNoise):
+    "Parameters, rotation and grid. [Kairouz et al. 2021, Sec. 5]"
 
     clip_norm: float  # L2 bound C of one client's vector, > 0
     sigma: float  # noise multiplier promised for the sum, > 0
@@ -97,12 +104,6 @@ class OnRing(SharedNoise):
     def bits(self, d):
         payload = 8 * -(-self.ring_bits * self.size(d) // 8)
         return Bits.of(payload, header_bits(self.name), 0, d)
-
-    def sketch(self, u):
-        return self.clip(u)
-
-    def reconstruct(self, total, cohort, d):
-        return total / cohort
 
     def size(
         self,
@@ -188,6 +189,55 @@ class OnRing(SharedNoise):
     ) -> float:  # gamma, in the units of clip_norm
         "Finest grid whose sum fits the ring. [Kairouz et al. 2021, Sec. 5]"
         return 2 * self.k * math.sqrt(self.spread(d) / self.room())
+
+# %% ../../nbs/secagg/modular_noise.ipynb #d8a2cbb3
+LISTED = 8  # most coordinates whose roundings are listed
+
+
+def listed_rounding(
+    x: np.ndarray,  # (D,) in steps of the grid, D <= LISTED
+    norm_bound: float,  # largest length after rounding, in steps
+    back: Callable,  # (n, D) rotated coordinates -> (n, d), linear
+) -> tuple:  # mean and variance of `back` of what conditional_round draws, both (d,)
+    "Moments of a conditional rounding, from all that it can be."
+    up = np.array([*product((0, 1), repeat=len(x))])
+    low = np.floor(x)
+    chance = np.where(up, x - low, 1 + low - x).prod(1)
+    chance *= ((low + up) ** 2).sum(1) <= math.floor(norm_bound**2)
+    found = back(low + up)
+    mean = chance @ found / chance.sum()
+    return mean, chance @ (found - mean) ** 2 / chance.sum()
+
+# %% ../../nbs/secagg/modular_noise.ipynb #d8a2cbb5
+def normal_rounding(
+    x: np.ndarray,  # (D,) in steps of the grid
+    norm_bound: float,  # largest length after rounding, in steps
+    back: Callable,  # (n, D) rotated coordinates -> (n, d): a rotation, cut off
+    block: int,  # P, coordinates of a block of the rotation
+) -> tuple:  # mean and variance of `back` of what conditional_round draws, both (d,)
+    "Moments of a conditional rounding whose squared length is taken for normal."
+    low = np.floor(x)
+    v, t = (x - low) * (1 + low - x), 2 * low + 1
+    s = max(math.sqrt(v @ t**2), 1e-300)
+    kappa = float(np.clip((norm_bound**2 - x @ x - v.sum()) / s, -37, 1e9))
+    h = math.exp(norm.logpdf(kappa) - norm.logcdf(kappa))
+    mean, g = back(np.array([x - h * v * t / s, v * t / s]))
+    spread = (
+        v.copy()
+    )  # each block takes the mean of its coordinates, the last one first
+    for part in (spread[len(v) - block :], spread[:block]):
+        part[:] = part.mean()
+    return mean, spread[: len(g)] - h * (h + kappa) * g**2
+
+# %% ../../nbs/secagg/modular_noise.ipynb #d96c7cfb
+class RingCodec(RingGrid):
+    "Words, messages, and how a sum is read. [Kairouz et al. 2021, Algs. 1 and 2]"
+
+    def sketch(self, u):
+        return self.clip(u)
+
+    def reconstruct(self, total, cohort, d):
+        return total / cohort
 
     def shares(
         self,
@@ -276,6 +326,62 @@ class OnRing(SharedNoise):
         total = torch.from_numpy(steps).double() * self.step(m)
         return self.unrotated(total, m).float()
 
+# %% ../../nbs/secagg/modular_noise.ipynb #b000bbd4
+ACCOUNTANTS = ("rdp-classic", "rdp-balle")
+
+
+def check_release(
+    scale: float,  # step of the grid, > 0
+    clip: float,  # L2 bound of one vector, > 0
+    local_std: float,  # of one share, > 0
+    q: float,  # probability that a client takes part, in (0, 1]
+    relation: str,  # zero-out | replace, the last with q = 1 only
+    accountant: str,  # a name in ACCOUNTANTS
+) -> None:  # or ValueError
+    "Refuse a run that is not accounted."
+    check_choice("accountant", accountant, ACCOUNTANTS)
+    check_choice("relation", relation, CLAIMED)
+    for name, value in dict(scale=scale, clip=clip, local_std=local_std).items():
+        check_positive(name, value)
+    check_number("q", q, "(0, 1]")
+    if relation == "replace" and q != 1:
+        raise ValueError(
+            "relation is 'replace'; under sampling it must be 'zero-out': choose it,"
+            " or q=1"
+        )
+
+# %% ../../nbs/secagg/modular_noise.ipynb #44346a1a
+def run_guarantee(
+    orders,  # Renyi orders, (m,)
+    curve,  # divergence of one sum at these orders, (m,)
+    delta: float,  # in (0, 1)
+    q: float,  # probability that a client takes part, in (0, 1]
+    rounds: int,  # releases composed, >= 1
+    relation: str,  # zero-out | replace
+    accountant: str,  # a name in ACCOUNTANTS
+    **names,  # unit, note, premises
+) -> Guarantee:  # of the whole run
+    "The guarantee of `rounds` sums with a Renyi curve. [Mironov 2017, Prop. 1]"
+    sampled = q != 1
+    return guarantee_from_rdp(
+        orders,
+        compose(curve, rounds),
+        delta,
+        accountant.removeprefix("rdp-"),
+        unit=names.pop("unit", "client"),
+        relation=relation,
+        sampling="poisson" if sampled else "none",
+        scope="total",
+        rounds=rounds,
+        q=q,
+        trust="central" if sampled else "secagg",
+        **names,
+    )
+
+# %% ../../nbs/secagg/modular_noise.ipynb #d96c7cfc
+class RingAccount(RingCodec):
+    "What a run costs, by the mechanism's own theorem."
+
     def account(
         self,
         d: int,  # coordinates of the vectors, >= 1
@@ -360,6 +466,53 @@ class OnRing(SharedNoise):
         return shared_losses(
             self, self.normal_sigma(d), known, q, relation, sampling, unit
         )
+
+# %% ../../nbs/secagg/modular_noise.ipynb #65730c68
+def gaussian_multiplier(
+    eps: float,  # target of the run, > 0
+    delta: float,  # in (0, 1)
+    q: float,  # probability that a client takes part, in (0, 1]
+    rounds: int,  # releases composed, >= 1
+    orders,  # Renyi orders, (m,)
+    accountant: str,  # a name in ACCOUNTANTS
+) -> float:  # noise multiplier
+    "Least noise of a Gaussian that keeps a target."
+    check_number("q", q, "(0, 1]")
+    check_between("rounds", rounds, 1, 2**53)
+    names = dict(
+        rounds=rounds, accountant=accountant, relation="zero-out", orders=orders
+    )
+    names["sampling"] = "none" if q == 1 else "poisson"
+
+    def at(sigma):
+        return gaussian_guarantee(sigma, delta, q, **names)
+
+    return calibrate(at, eps, 1e-2, 1e5)
+
+# %% ../../nbs/secagg/modular_noise.ipynb #6520ac64
+def refuse_bits(
+    works: Callable,  # bits of a ring -> whether the target is kept there
+    ring_bits: int,  # bits that were asked for, 2..32
+    eps: float,  # target
+    d: int,  # coordinates
+    most: float,  # largest noise accepted, as a multiple of the Gaussian's
+    multiplier: float,  # the Gaussian's
+) -> None:  # always ValueError
+    "Say that a ring has too few bits, and how many are enough."
+    enough = next((bits for bits in range(ring_bits + 1, 33) if works(bits)), None)
+    fix = "32 bits are not enough either: raise most or eps"
+    raise ValueError(
+        f"ring_bits is {ring_bits}; eps = {eps:g} in {d} coordinates takes more than"
+        f" {most:g} times the Gaussian's noise multiplier of {multiplier:.4g}: "
+        + (f"use at least {enough} bits" if enough else fix)
+    )
+
+# %% ../../nbs/secagg/modular_noise.ipynb #1005d6b4
+BITS, FEW = 18, 4  # largest ring and largest block whose law is listed
+
+# %% ../../nbs/secagg/modular_noise.ipynb #d96c7cfd
+class OnRing(RingAccount):
+    "Clip, rotate, round, add integer noise, wrap. [Kairouz et al. 2021, Alg. 1]"
 
     def game_words(
         self,
@@ -456,144 +609,3 @@ class OnRing(SharedNoise):
             return np.ones(np.shape(eps))
         p, q = (self.score_law(d, sign) for sign in (1, -1 if swap else 0))
         return np.minimum(listed_curve(p / p.sum(), q / q.sum(), eps) + 1e-9, 1)
-
-# %% ../../nbs/secagg/modular_noise.ipynb #f8eb3548
-def padded(
-    d: int,  # coordinates of a vector, >= 1
-) -> int:  # D, the next power of two
-    "Coordinates that the paper rotates. [Kairouz et al. 2021, Alg. 1]"
-    return 1 << (check_size("d", d) - 1).bit_length()
-
-# %% ../../nbs/secagg/modular_noise.ipynb #d8a2cbb3
-LISTED = 8  # most coordinates whose roundings are listed
-
-
-def listed_rounding(
-    x: np.ndarray,  # (D,) in steps of the grid, D <= LISTED
-    norm_bound: float,  # largest length after rounding, in steps
-    back: Callable,  # (n, D) rotated coordinates -> (n, d), linear
-) -> tuple:  # mean and variance of `back` of what conditional_round draws, both (d,)
-    "Moments of a conditional rounding, from all that it can be."
-    up = np.array([*product((0, 1), repeat=len(x))])
-    low = np.floor(x)
-    chance = np.where(up, x - low, 1 + low - x).prod(1)
-    chance *= ((low + up) ** 2).sum(1) <= math.floor(norm_bound**2)
-    found = back(low + up)
-    mean = chance @ found / chance.sum()
-    return mean, chance @ (found - mean) ** 2 / chance.sum()
-
-# %% ../../nbs/secagg/modular_noise.ipynb #d8a2cbb5
-def normal_rounding(
-    x: np.ndarray,  # (D,) in steps of the grid
-    norm_bound: float,  # largest length after rounding, in steps
-    back: Callable,  # (n, D) rotated coordinates -> (n, d): a rotation, cut off
-    block: int,  # P, coordinates of a block of the rotation
-) -> tuple:  # mean and variance of `back` of what conditional_round draws, both (d,)
-    "Moments of a conditional rounding whose squared length is taken for normal."
-    low = np.floor(x)
-    v, t = (x - low) * (1 + low - x), 2 * low + 1
-    s = max(math.sqrt(v @ t**2), 1e-300)
-    kappa = float(np.clip((norm_bound**2 - x @ x - v.sum()) / s, -37, 1e9))
-    h = math.exp(norm.logpdf(kappa) - norm.logcdf(kappa))
-    mean, g = back(np.array([x - h * v * t / s, v * t / s]))
-    spread = (
-        v.copy()
-    )  # each block takes the mean of its coordinates, the last one first
-    for part in (spread[len(v) - block :], spread[:block]):
-        part[:] = part.mean()
-    return mean, spread[: len(g)] - h * (h + kappa) * g**2
-
-# %% ../../nbs/secagg/modular_noise.ipynb #b000bbd4
-ACCOUNTANTS = ("rdp-classic", "rdp-balle")
-
-
-def check_release(
-    scale: float,  # step of the grid, > 0
-    clip: float,  # L2 bound of one vector, > 0
-    local_std: float,  # of one share, > 0
-    q: float,  # probability that a client takes part, in (0, 1]
-    relation: str,  # zero-out | replace, the last with q = 1 only
-    accountant: str,  # a name in ACCOUNTANTS
-) -> None:  # or ValueError
-    "Refuse a run that is not accounted."
-    check_choice("accountant", accountant, ACCOUNTANTS)
-    check_choice("relation", relation, CLAIMED)
-    for name, value in dict(scale=scale, clip=clip, local_std=local_std).items():
-        check_positive(name, value)
-    check_number("q", q, "(0, 1]")
-    if relation == "replace" and q != 1:
-        raise ValueError(
-            "relation is 'replace'; under sampling it must be 'zero-out': choose it,"
-            " or q=1"
-        )
-
-# %% ../../nbs/secagg/modular_noise.ipynb #44346a1a
-def run_guarantee(
-    orders,  # Renyi orders, (m,)
-    curve,  # divergence of one sum at these orders, (m,)
-    delta: float,  # in (0, 1)
-    q: float,  # probability that a client takes part, in (0, 1]
-    rounds: int,  # releases composed, >= 1
-    relation: str,  # zero-out | replace
-    accountant: str,  # a name in ACCOUNTANTS
-    **names,  # unit, note, premises
-) -> Guarantee:  # of the whole run
-    "The guarantee of `rounds` sums with a Renyi curve. [Mironov 2017, Prop. 1]"
-    sampled = q != 1
-    return guarantee_from_rdp(
-        orders,
-        compose(curve, rounds),
-        delta,
-        accountant.removeprefix("rdp-"),
-        unit=names.pop("unit", "client"),
-        relation=relation,
-        sampling="poisson" if sampled else "none",
-        scope="total",
-        rounds=rounds,
-        q=q,
-        trust="central" if sampled else "secagg",
-        **names,
-    )
-
-# %% ../../nbs/secagg/modular_noise.ipynb #65730c68
-def gaussian_multiplier(
-    eps: float,  # target of the run, > 0
-    delta: float,  # in (0, 1)
-    q: float,  # probability that a client takes part, in (0, 1]
-    rounds: int,  # releases composed, >= 1
-    orders,  # Renyi orders, (m,)
-    accountant: str,  # a name in ACCOUNTANTS
-) -> float:  # noise multiplier
-    "Least noise of a Gaussian that keeps a target."
-    check_number("q", q, "(0, 1]")
-    check_between("rounds", rounds, 1, 2**53)
-    names = dict(
-        rounds=rounds, accountant=accountant, relation="zero-out", orders=orders
-    )
-    names["sampling"] = "none" if q == 1 else "poisson"
-
-    def at(sigma):
-        return gaussian_guarantee(sigma, delta, q, **names)
-
-    return calibrate(at, eps, 1e-2, 1e5)
-
-# %% ../../nbs/secagg/modular_noise.ipynb #6520ac64
-def refuse_bits(
-    works: Callable,  # bits of a ring -> whether the target is kept there
-    ring_bits: int,  # bits that were asked for, 2..32
-    eps: float,  # target
-    d: int,  # coordinates
-    most: float,  # largest noise accepted, as a multiple of the Gaussian's
-    multiplier: float,  # the Gaussian's
-) -> None:  # always ValueError
-    "Say that a ring has too few bits, and how many are enough."
-    enough = next((bits for bits in range(ring_bits + 1, 33) if works(bits)), None)
-    fix = "32 bits are not enough either: raise most or eps"
-    raise ValueError(
-        f"ring_bits is {ring_bits}; eps = {eps:g} in {d} coordinates takes more than"
-        f" {most:g} times the Gaussian's noise multiplier of {multiplier:.4g}: "
-        + (f"use at least {enough} bits" if enough else fix)
-    )
-
-# %% ../../nbs/secagg/modular_noise.ipynb #1005d6b4
-BITS, FEW = 18, 4  # largest ring and largest block whose law is listed
