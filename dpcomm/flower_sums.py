@@ -38,7 +38,6 @@ from dpcomm.flower import (
 )
 from .flower_server import Gathering, Row
 from .flower_transport import converse
-from .mechanisms.contract import patch
 from .secagg.client import Client
 from .secagg.client_state import Counter as Risen
 from .secagg.errors import MASKED, ROUNDS, SERVER, BelowThreshold, SecAggError
@@ -49,7 +48,7 @@ from .training.floor import Beyond, check_private, private_folder, write_private
 
 # %% ../nbs/reference/flower_sums.ipynb #f10c0006
 @dataclass(frozen=True)
-class Sums:
+class Members:
     "Whose updates are added, and how many it takes to open a sum."
 
     directory: dict  # id -> 32 bytes: the public key of every client and of SERVER
@@ -153,40 +152,42 @@ def take_back(
     return state
 
 # %% ../nbs/reference/flower_sums.ipynb #f10c000c
-@patch
-def answer(
-    self: Sums,
-    node,  # flower.Node
-    fields: dict,  # round, agreement, step, mail of the server
-    w,  # (d,) weights, with the letter of step MASKED
-    memory: dict,  # of the node: the round of the last answer is kept in it
-) -> dict:  # code, round, step, message
-    "What a node says in one step of a session. [Bonawitz et al. 2017, Fig. 4]"
-    t, step = fields["round"], check_between("step", fields["step"], 0, len(ROUNDS) - 1)
-    if not step and (code := admit(node, fields, memory)):
-        return dict(code=code)
-    setup, keys = session_of(node.task, t), self.directory
-    whose = f"{mark_of(node.task)}-{node.client}-{t}"
-    here, there = (Path(node.claims) / f"{whose}-{k}.state" for k in (step, step + 1))
-    counter = Risen(node.claims)
-    if step:
-        if (state := take_back(here)) is None:
-            return dict(code=AGAIN)
-        client = Client.resume(setup, node.identity, keys, state, counter=counter)
-    else:
-        client = Client(setup, node.client, node.identity, keys, counter=counter)
-    with closing(client):
-        if step == MASKED:
-            update = local_update(
-                node.task, node.client, check_weights(w, _size(node.task)), t
-            )
-            client.vector = node.task.mechanism.for_round(t).summand(
-                update, node.key(t)
-            )
-        said = client.receive(fields["mail"]) if step else client.start()
-        if step < len(ROUNDS) - 1:
-            put_away(there, client.state())
-    return dict(code=OK, round=t, step=step, message=said)
+class Answering(Members):
+    "What a node does with its members' sums."
+
+    def answer(
+        self,
+        node,  # flower.Node
+        fields: dict,  # round, agreement, step, mail of the server
+        w,  # (d,) weights, with the letter of step MASKED
+        memory: dict,  # of the node: the round of the last answer is kept in it
+    ) -> dict:  # code, round, step, message
+        "What a node says in one step of a session. [Bonawitz et al. 2017, Fig. 4]"
+        t, step = fields["round"], check_between("step", fields["step"], 0, len(ROUNDS) - 1)
+        if not step and (code := admit(node, fields, memory)):
+            return dict(code=code)
+        setup, keys = session_of(node.task, t), self.directory
+        whose = f"{mark_of(node.task)}-{node.client}-{t}"
+        here, there = (Path(node.claims) / f"{whose}-{k}.state" for k in (step, step + 1))
+        counter = Risen(node.claims)
+        if step:
+            if (state := take_back(here)) is None:
+                return dict(code=AGAIN)
+            client = Client.resume(setup, node.identity, keys, state, counter=counter)
+        else:
+            client = Client(setup, node.client, node.identity, keys, counter=counter)
+        with closing(client):
+            if step == MASKED:
+                update = local_update(
+                    node.task, node.client, check_weights(w, _size(node.task)), t
+                )
+                client.vector = node.task.mechanism.for_round(t).summand(
+                    update, node.key(t)
+                )
+            said = client.receive(fields["mail"]) if step else client.start()
+            if step < len(ROUNDS) - 1:
+                put_away(there, client.state())
+        return dict(code=OK, round=t, step=step, message=said)
 
 # %% ../nbs/reference/flower_sums.ipynb #f10c000e
 def hear(
@@ -260,61 +261,63 @@ def too_long(
     return f"the sum's norm is {found:.4g}, above {most:.4g}" if found > most else ""
 
 # %% ../nbs/reference/flower_sums.ipynb #f10c0111
-@patch
-def gather(
-    self: Sums,
-    line,  # transport
-    task,  # federated.Task of the server
-    clients: dict,  # client -> node
-    down,  # flower_server.Down: what goes to them
-    t: int,  # round, from 0 on
-    cohort: list,  # of clients: all of them
-    deadlines,  # flower_transport.Deadlines
-    identity,  # Ed25519 private key of the server
-) -> tuple:  # Gathering, Row
-    "One round whose messages are one secure sum."
-    began, clock, before = time.time(), time.monotonic(), line.up
-    server = Server(session_of(task, t), identity, self.directory)
-    found, there = Gathering.of(task, t, cohort), line.nodes()
-    head, sent = dict(round=t, agreement=mark_of(task)), 0
-    most = 2**12 + max(_limits(server.setup))
+class Sums(Answering):
+    "Whose updates are added, and how many it takes to open a sum."
 
-    def ask(step, mail):
-        nonlocal sent
-        sent += sum(map(len, mail.values()))
-        sent += 4 * found.total.d * len(mail) if step == MASKED else 0
-        letters = {clients[c]: head | dict(step=step, mail=mail[c]) for c in mail}
-        names, w = {clients[c]: c for c in mail}, down.model if step == MASKED else None
-        replies = converse(
-            line,
-            SUM,
-            letters,
-            seconds=deadlines.round,
-            w=w,
-            poll=deadlines.poll,
-            most=most,
+    def gather(
+        self,
+        line,  # transport
+        task,  # federated.Task of the server
+        clients: dict,  # client -> node
+        down,  # flower_server.Down: what goes to them
+        t: int,  # round, from 0 on
+        cohort: list,  # of clients: all of them
+        deadlines,  # flower_transport.Deadlines
+        identity,  # Ed25519 private key of the server
+    ) -> tuple:  # Gathering, Row
+        "One round whose messages are one secure sum."
+        began, clock, before = time.time(), time.monotonic(), line.up
+        server = Server(session_of(task, t), identity, self.directory)
+        found, there = Gathering.of(task, t, cohort), line.nodes()
+        head, sent = dict(round=t, agreement=mark_of(task)), 0
+        most = 2**12 + max(_limits(server.setup))
+
+        def ask(step, mail):
+            nonlocal sent
+            sent += sum(map(len, mail.values()))
+            sent += 4 * found.total.d * len(mail) if step == MASKED else 0
+            letters = {clients[c]: head | dict(step=step, mail=mail[c]) for c in mail}
+            names, w = {clients[c]: c for c in mail}, down.model if step == MASKED else None
+            replies = converse(
+                line,
+                SUM,
+                letters,
+                seconds=deadlines.round,
+                w=w,
+                poll=deadlines.poll,
+                most=most,
+            )
+            for node, reply in replies:
+                yield names[node], reply
+
+        mail = {c: b"" for c in cohort if clients.get(c) in there}
+        skipped = _summed(server, ask, mail, t, found)
+        if len(mail) < len(cohort):
+            found.dropped["without a node"] += len(cohort) - len(mail)
+        found.nbytes = int(server.traffic[:, :, 0, 1].sum())
+        row = Row(
+            t=t,
+            asked=len(cohort),
+            heard=len(found.heard),
+            message_bytes=found.nbytes,
+            object_bytes=line.up - before,
+            model_bytes=sent,
+            dropped=dict(found.dropped),
+            began=began,
+            seconds=time.monotonic() - clock,
+            skipped=skipped,
         )
-        for node, reply in replies:
-            yield names[node], reply
-
-    mail = {c: b"" for c in cohort if clients.get(c) in there}
-    skipped = _summed(server, ask, mail, t, found)
-    if len(mail) < len(cohort):
-        found.dropped["without a node"] += len(cohort) - len(mail)
-    found.nbytes = int(server.traffic[:, :, 0, 1].sum())
-    row = Row(
-        t=t,
-        asked=len(cohort),
-        heard=len(found.heard),
-        message_bytes=found.nbytes,
-        object_bytes=line.up - before,
-        model_bytes=sent,
-        dropped=dict(found.dropped),
-        began=began,
-        seconds=time.monotonic() - clock,
-        skipped=skipped,
-    )
-    return found, row
+        return found, row
 
 
 def _summed(server, ask, mail, t, found):

@@ -36,13 +36,6 @@ from ..privacy.guarantee import Guarantee
 from ..privacy.losses import Losses, pure_losses
 from ..secagg.errors import SERVER, UNMASK, BelowThreshold
 
-# %% ../../nbs/foundations/contract.ipynb #aa41b3f2
-def patch(function) -> None:
-    "Make a function a method of the class of its first argument."
-    cls = next(iter(function.__annotations__.values()))
-    function.__qualname__ = f"{cls.__name__}.{function.__name__}"
-    setattr(cls, function.__name__, function)
-
 # %% ../../nbs/foundations/contract.ipynb #626ae6fb
 class Whole(NamedTuple):
     "Whole numbers from low to high."
