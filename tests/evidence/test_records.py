@@ -728,7 +728,9 @@ def test_the_machine_is_that_of_proc_cpuinfo():
 
 def test_outside_a_checkout_there_is_no_commit(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        records.papers, "assets", lambda kind: tmp_path / "dpcomm" / "assets" / kind
+        records.paper_tables,
+        "assets",
+        lambda kind: tmp_path / "dpcomm" / "assets" / kind,
     )
     assert records.git("rev-parse", "HEAD") is None
     found = records.stamp()
@@ -743,8 +745,8 @@ def test_a_record_cannot_be_changed():
 
 def test_records_are_read_and_stamped_without_torch():
     code = (
-        "import sys; from dpcomm.evidence import papers, records; records.stamp();"
-        " [records.load(p) for p in papers.papers()]; sys.exit('torch' in sys.modules)"
+        "import sys; from dpcomm.evidence import paper_tables, records; records.stamp();"
+        " [records.load(p) for p in paper_tables.papers()]; sys.exit('torch' in sys.modules)"
     )
     words = [sys.executable, "-c", code]
     assert subprocess.run(words, timeout=1200).returncode == 0

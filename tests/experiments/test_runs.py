@@ -514,11 +514,11 @@ def package(folder, **files) -> object:
 
 
 FILES = dict(
-    experiments__a="'Doc.'\nfrom ..core.b import f\nfrom ..report import papers\nX = 1\n",
+    experiments__a="'Doc.'\nfrom ..core.b import f\nfrom ..evidence import papers\nX = 1\n",
     core__b="def f():\n    'Doc.'\n    # comment\n    from . import c\n    return 2.5\n",
     core__c="class C:\n    'Doc.'\n    y = 3\n",
     core__d="UNUSED = 1\n",
-    report__papers="Y = 1\n",
+    evidence__papers="Y = 1\n",
 )
 
 
@@ -542,7 +542,7 @@ def hashed(tmp_path, monkeypatch):
         ("core__b", "    # comment\n", "", True),
         ("core__c", "    'Doc.'\n", "", True),
         ("core__d", "UNUSED = 1", "UNUSED = 2", True),
-        ("report__papers", "Y = 1", "Y = 2", True),
+        ("evidence__papers", "Y = 1", "Y = 2", True),
         ("experiments__a", "X = 1", "X = 2", False),
         ("experiments__a", "X = 1", "X = 1.0", False),
         ("core__b", "return 2.5", "return 2.5000001", False),

@@ -565,7 +565,7 @@ def test_a_lost_reply_does_not_lose_the_thread():
 def test_a_history_that_cannot_be_replayed_is_refused():
     gaussian = dpcomm.mechanism("gaussian", **MECHANISMS["gaussian"])
     line = flower_transport.Here({})
-    with pytest.raises(ValueError, match="replay = True"):
+    with pytest.raises(ValueError, match="server_is_deterministic"):
         task = replace(TASK, mechanism=gaussian)
         flower_server.serve(line, task, None, soon(), history="linear")
     with pytest.raises(ValueError, match="name its own"):

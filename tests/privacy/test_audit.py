@@ -26,6 +26,7 @@ from dpcomm.core import wire
 from dpcomm.core.random import Insecure, private_stream, public_seed, seed_tree
 from dpcomm.datasets import images
 from dpcomm.mechanisms import (
+    central_noise,
     contract,
     ddgauss,
     distributed_noise,
@@ -46,6 +47,7 @@ from dpcomm.privacy.guarantee import Guarantee
 from dpcomm.privacy.rec_accountant import exact_epsilon
 from dpcomm.secagg import skellam_noise
 from dpcomm.training import federated, run_state
+from dpcomm.training import task as task_module
 
 DELTA = 1e-2
 
@@ -639,7 +641,7 @@ def off(kind, field, factor):
 
 # a server that believes its clients' lengths
 BELIEVED = (
-    distributed_noise,
+    central_noise,
     "clip_to_grid",
     lambda rows, clip, scale: np.trunc(rows.double().numpy() / scale).astype(np.int64),
 )
@@ -933,7 +935,7 @@ def engine(mechanism, plays, forget=None):
 
     with pytest.MonkeyPatch.context() as patch:
         if forget:
-            patch.setattr(federated, "seed_tree", forgetful)
+            patch.setattr(task_module, "seed_tree", forgetful)
         plays = min(plays, 200)
         worlds = [engine_scores(mechanism, here, plays) for here in (True, False)]
     release = dict(relation="zero-out", accountant="rdp-balle")
