@@ -163,12 +163,17 @@ class Answering(Members):
         memory: dict,  # of the node: the round of the last answer is kept in it
     ) -> dict:  # code, round, step, message
         "What a node says in one step of a session. [Bonawitz et al. 2017, Fig. 4]"
-        t, step = fields["round"], check_between("step", fields["step"], 0, len(ROUNDS) - 1)
+        t, step = (
+            fields["round"],
+            check_between("step", fields["step"], 0, len(ROUNDS) - 1),
+        )
         if not step and (code := admit(node, fields, memory)):
             return dict(code=code)
         setup, keys = session_of(node.task, t), self.directory
         whose = f"{mark_of(node.task)}-{node.client}-{t}"
-        here, there = (Path(node.claims) / f"{whose}-{k}.state" for k in (step, step + 1))
+        here, there = (
+            Path(node.claims) / f"{whose}-{k}.state" for k in (step, step + 1)
+        )
         counter = Risen(node.claims)
         if step:
             if (state := take_back(here)) is None:
@@ -287,7 +292,10 @@ class Sums(Answering):
             sent += sum(map(len, mail.values()))
             sent += 4 * found.total.d * len(mail) if step == MASKED else 0
             letters = {clients[c]: head | dict(step=step, mail=mail[c]) for c in mail}
-            names, w = {clients[c]: c for c in mail}, down.model if step == MASKED else None
+            names, w = (
+                {clients[c]: c for c in mail},
+                down.model if step == MASKED else None,
+            )
             replies = converse(
                 line,
                 SUM,
