@@ -55,8 +55,12 @@ class Ledger:
     sent: list = field(
         default_factory=lambda: [0]
     )  # content bits of all messages before each round
-    seen: list | None = None  # round of each client's last visit, -1 before the first
-    own: list | None = None  # content bits of its own messages in that round
+    seen: list = field(
+        default_factory=list
+    )  # round of each client's last visit, -1 before the first
+    own: list = field(
+        default_factory=list
+    )  # content bits of its own messages in that round
 
     def __post_init__(self):
         check_between("n_clients", self.n_clients, 1, 2**32)
