@@ -1,6 +1,7 @@
 "From a notebook's cells to a page's: what is folded, what stays, what is rewritten."
 
 import base64
+import copy
 import io
 
 import numpy as np
@@ -21,9 +22,8 @@ class Cell(dict):
 
 
 def code(source, outputs=(), **directives):
-    return Cell(
-        cell_type="code", source=source, outputs=list(outputs), directives_=directives
-    )
+    own = copy.deepcopy(list(outputs))  # processing a page changes its outputs
+    return Cell(cell_type="code", source=source, outputs=own, directives_=directives)
 
 
 @tabled(
