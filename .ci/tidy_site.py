@@ -1,6 +1,6 @@
 """After Quarto has rendered: formulas without their TeX source, in pages and in the
-search index, and on one line with their punctuation; arguments that stand in a signature
-are not told again below it; what people type leads to the page they mean; llms.txt in the
+search index, and on one line with their punctuation; arguments of a function each on a
+line of its own; what people type leads to the page they mean; llms.txt in the
 order of the sidebar, with descriptions; a page that moved leads on from its old address.
 
 Quarto calls it (`post-render` in _quarto.yml) and says where the site is.
@@ -18,9 +18,8 @@ ANNOTATION = re.compile(
 INLINE = re.compile(
     r'(<math display="inline"(?:(?!</math>).)*</math>)([.,;:!?)]+)', re.S
 )
-TWICE = re.compile(  # a method's arguments, which `help` needs and the signature has
-    r"(</div>\n<p><em>(?:(?!</p>).)*</em></p>\n)<p>\w+: (?:(?!</p>).)*</p>\n", re.S
-)
+ARGUMENTS = re.compile(r"(<p>\w+: (?:(?!</p>).)*</p>)", re.S)  # of a function, in a row
+NEXT = re.compile(r"(?<=[.!?)]) (?=\w+: )")
 DESCRIPTION = re.compile(r'<meta name="description" content="(.*?)">')
 SIDEBAR = re.compile(r'href="\./([^"#]+\.html)" class="sidebar-item-text sidebar-link"')
 MEANT = {  # what is typed -> the page that is meant
@@ -50,9 +49,9 @@ def kept_together(page: str) -> str:
     return INLINE.sub(r'<span class="nobreak">\1\2</span>', page)
 
 
-def told_once(page: str) -> str:
-    "A page whose signatures are not followed by their own words."
-    return TWICE.sub(r"\1", page)
+def told_apart(page: str) -> str:
+    "A page that tells each argument of a function on a line of its own."
+    return ARGUMENTS.sub(lambda found: NEXT.sub("<br>\n", found[1]), page)
 
 
 def clean(text: str, formulas: list) -> str:
@@ -115,7 +114,7 @@ def main(site: Path) -> None:
         page, formulas[path.relative_to(site).as_posix()] = without_tex(
             path.read_text(encoding="utf-8")
         )
-        path.write_text(told_once(kept_together(page)), encoding="utf-8")
+        path.write_text(told_apart(kept_together(page)), encoding="utf-8")
     index = site / "search.json"
     if index.exists():
         lines = [line_of(words, address, site) for words, address in MEANT.items()]

@@ -765,10 +765,12 @@ def _kept(args):
     return f"{found} checkpoints are kept in {folder.name}/checkpoints; {way} goes on"
 
 # %% ../nbs/reference/cli.ipynb #d9ea472a
-def main(
-    argv=None,  # words of the command; None reads the command line
-) -> int:  # exit code
-    "Run a command and turn what happens into an exit code."
+def main(argv=None) -> int:
+    """Run a command and turn what happens into an exit code.
+
+    argv: words of the command; None reads the command line.
+    Returns: exit code.
+    """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # signs that its encoding lacks are a '?'
             stream.reconfigure(errors="replace")

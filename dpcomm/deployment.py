@@ -361,13 +361,19 @@ def left_over(
 # %% ../nbs/reference/deployment.ipynb #f10b001d
 @dataclass
 class Deployment:
-    "A SuperLink and its SuperNodes on this machine."
+    """A SuperLink and its SuperNodes on this machine.
 
-    folder: Path  # logs and Flower's home
-    env: dict  # of commands
+    folder: logs and Flower's home.
+    env: of commands.
+    nodes: of Daemon.
+    meters: of Meter, one a node; or none.
+    """
+
+    folder: Path
+    env: dict
     link: Daemon = None
-    nodes: list = field(default_factory=list)  # of Daemon
-    meters: list = field(default_factory=list)  # of Meter, one a node; or none
+    nodes: list = field(default_factory=list)
+    meters: list = field(default_factory=list)
 
     def flwr(self, *words, seconds=60.0):
         "A command of Flower that answers in JSON."
@@ -557,13 +563,14 @@ def rehearsed(
         yield node, run
 
 # %% ../nbs/reference/deployment.ipynb #f10b002d
-def try_app(
-    app,  # folder that `new` laid out
-    nodes: int = 4,  # SuperNodes
-    seconds: float = 600.0,  # until the run is given up
-    say=print,  # called with every line
-) -> None:
-    "Run an app on a deployment of its own."
+def try_app(app, nodes: int = 4, seconds: float = 600.0, say=print) -> None:
+    """Run an app on a deployment of its own.
+
+    app: folder that `new` laid out.
+    nodes: SuperNodes.
+    seconds: until the run is given up.
+    say: called with every line.
+    """
     for name in ("pyproject.toml", "floor.toml"):
         if not (Path(app) / name).is_file():
             raise ValueError(f"{app} holds no {name}: run `dpcomm flower new {app}`")

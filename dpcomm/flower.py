@@ -50,42 +50,55 @@ def need_flower() -> str:  # the version found
 # %% ../nbs/reference/flower.ipynb #f10a0008
 @dataclass(frozen=True)
 class Apart:
-    "What one machine knows of a federation: how many clients, and its own data."
+    """What one machine knows of a federation: how many clients, and its own data.
 
-    n_clients: int  # in the federation, >= 1
-    data: object = (
-        None  # Dataset of this client alone; None: the server, which has none
-    )
-    sums: object = None  # flower_sums.Sums, where only sums are to be seen
-    weights: object = None  # (n_clients,) >= 0, public, what updates weigh; None: alike
+    n_clients: in the federation, >= 1.
+    data: Dataset of this client alone; None: the server, which has none.
+    sums: flower_sums.Sums, where only sums are to be seen.
+    weights: (n_clients,) >= 0, public, what updates weigh; None: alike.
+    """
+
+    n_clients: int
+    data: object = None
+    sums: object = None
+    weights: object = None
 
     def __post_init__(self):
         check_between("n_clients", self.n_clients, 1, 2**32)
         self.share  # refuses weights of another federation
 
     @property
-    def share(self):  # (n_clients,) in [0, 1], or None
-        "Weights as shares of the largest."
+    def share(self):
+        """Weights as shares of the largest.
+
+        Returns: (n_clients,) in [0, 1], or None.
+        """
         return federated.shares(self.weights, self.n_clients)
 
     @property
-    def parts(self) -> range:  # as long as there are clients
-        "One entry a client; whose data they stand for is not known here."
+    def parts(self) -> range:
+        """One entry a client; whose data they stand for is not known here.
+
+        Returns: range as long as there are clients.
+        """
         return range(self.n_clients)
 
-    def visit(
-        self,
-        cohort,  # the one client that is at home here
-    ) -> tuple:  # Dataset; one array of all its image numbers
-        "What the client holds."
+    def visit(self, cohort) -> tuple:
+        """What the client holds.
+
+        cohort: the one client that is at home here.
+        Returns: Dataset; one array of all its image numbers.
+        """
         return self.data, [np.arange(len(self.data.y)) for _ in cohort]
 
 # %% ../nbs/reference/flower.ipynb #f10a000a
-def own_part(
-    federation,  # images.Federation
-    client: int,  # number, from 0 on
-) -> Apart:  # its images and nobody else's
-    "One client's share of a data set that was dealt out."
+def own_part(federation, client: int) -> Apart:
+    """One client's share of a data set that was dealt out.
+
+    federation: images.Federation.
+    client: number, from 0 on.
+    Returns: its images and nobody else's.
+    """
     data, n = federation.data, len(federation.parts)
     mine = federation.parts[check_between("client", client, 0, n - 1)]
     mine = torch.as_tensor(mine)
@@ -224,14 +237,22 @@ def message_of(
 # %% ../nbs/reference/flower.ipynb #f10a0018
 @dataclass(frozen=True)
 class Node:
-    "One client of a run."
+    """One client of a run.
 
-    task: federated.Task  # with this client's data alone
-    client: int  # its number, 0 to n_clients - 1
-    insecure: bool = False  # whether its keys follow from the seed: tests only
-    floor: object = None  # Floor of its owner; None: nothing is answered
-    identity: object = None  # its Ed25519 private key; secure sums need it
-    deployment: object = None  # dpcomm.Deployment; None: the task's config says it all
+    task: with this client's data alone.
+    client: its number, 0 to n_clients - 1.
+    insecure: whether its keys follow from the seed: tests only.
+    floor: Floor of its owner; None: nothing is answered.
+    identity: its Ed25519 private key; secure sums need it.
+    deployment: dpcomm.Deployment; None: the task's config says it all.
+    """
+
+    task: federated.Task
+    client: int
+    insecure: bool = False
+    floor: object = None
+    identity: object = None
+    deployment: object = None
 
     def __post_init__(self):
         if self.deployment is not None:
@@ -251,11 +272,12 @@ class Node:
         "Private folder where answered rounds are noted, or None."
         return self.floor and floor.private_folder(self.floor.claims)
 
-    def key(
-        self,
-        t: int,  # round, from 0 on
-    ):  # None, or Insecure
-        "Where the private draws of a round's message come from."
+    def key(self, t: int):
+        """Where the private draws of a round's message come from.
+
+        t: round, from 0 on.
+        Returns: None, or Insecure.
+        """
         if not self.insecure:
             return None
         return Insecure(
@@ -483,10 +505,12 @@ def code_of(
     return "" if code == OK else CODES[code] + f" ({limit})" * named
 
 # %% ../nbs/reference/flower.ipynb #f10a0045
-def client_app(
-    build,  # (run's settings, node's settings) -> Node
-):  # flwr.clientapp.ClientApp
-    "A Flower client that answers with messages."
+def client_app(build):
+    """A Flower client that answers with messages.
+
+    build: (run's settings, node's settings) -> Node.
+    Returns: flwr.clientapp.ClientApp.
+    """
     need_flower()
     from flwr.app import ConfigRecord, Message, RecordDict  # type: ignore
     from flwr.clientapp import ClientApp  # type: ignore

@@ -356,11 +356,16 @@ class Promise:
 # %% ../nbs/reference/flower_server.ipynb #f10a0038
 @dataclass(frozen=True)
 class Served:
-    "What a run leaves behind."
+    """What a run leaves behind.
 
-    w: Tensor  # (d,) the model
-    rows: tuple  # of Row, one a round
-    guarantee: object  # Guarantee, or None where none is claimed
+    w: (d,) the model.
+    rows: of Row, one a round.
+    guarantee: Guarantee, or None where none is claimed.
+    """
+
+    w: Tensor
+    rows: tuple
+    guarantee: object
 
 # %% ../nbs/reference/flower_server.ipynb #f10a020a
 def keep(
@@ -431,20 +436,34 @@ OUT = "name another folder as out"  # what to do about a folder of another run
 
 # %% ../nbs/reference/flower_server.ipynb #f10a0065
 def serve(
-    line,  # transport
-    task: federated.Task,  # of the server: a federation without data
-    guarantee=None,  # rounds -> Guarantee; None: none is claimed
+    line,
+    task: federated.Task,
+    guarantee=None,
     deadlines: Deadlines = Deadlines(),
-    score=None,  # weights -> text, said after every round
-    say=print,  # called with every sentence
-    history: str = None,  # key of models.MODELS: history goes down in the model's place
-    identity=None,  # Ed25519 private key of the server, for secure sums
-    insecure: bool = False,  # whether cohorts and noise follow from the seed: tests only
-    directory: dict = None,  # client -> 32 bytes, its public key; of Sums where there are any
-    folder=None,  # private folder of the run, which goes on from there; None: nothing is kept
-    deployment=None,  # dpcomm.Deployment: who takes part and what is promised
-) -> Served:  # the model and the ledger
-    "Run a server to its last round. [dprec Alg. 8]"
+    score=None,
+    say=print,
+    history: str = None,
+    identity=None,
+    insecure: bool = False,
+    directory: dict = None,
+    folder=None,
+    deployment=None,
+) -> Served:
+    """Run a server to its last round. [dprec Alg. 8]
+
+    line: transport.
+    task: of the server: a federation without data.
+    guarantee: rounds -> Guarantee; None: none is claimed.
+    score: weights -> text, said after every round.
+    say: called with every sentence.
+    history: key of models.MODELS: history goes down in the model's place.
+    identity: Ed25519 private key of the server, for secure sums.
+    insecure: whether cohorts and noise follow from the seed: tests only.
+    directory: client -> 32 bytes, its public key; of Sums where there are any.
+    folder: private folder of the run, which goes on from there; None: nothing is kept.
+    deployment: dpcomm.Deployment: who takes part and what is promised.
+    Returns: the model and the ledger.
+    """
     counts, unit = deployment is not None and guarantee is None, "client"
     if deployment is not None:
         task, guarantee, unit = federated.deployed(task, deployment, guarantee)
@@ -511,10 +530,12 @@ def _promise(task, guarantee, say, unit):
             say(sentence)
 
 # %% ../nbs/reference/flower_server.ipynb #f10a0047
-def server_app(
-    build,  # run's settings -> dict of the arguments of `serve`
-):  # flwr.serverapp.ServerApp
-    "A Flower server that decodes, adds and steps."
+def server_app(build):
+    """A Flower server that decodes, adds and steps.
+
+    build: run's settings -> dict of the arguments of `serve`.
+    Returns: flwr.serverapp.ServerApp.
+    """
     need_flower()
     from flwr.serverapp import ServerApp  # type: ignore
 

@@ -270,17 +270,20 @@ class Sums(Answering):
     "Whose updates are added, and how many it takes to open a sum."
 
     def gather(
-        self,
-        line,  # transport
-        task,  # federated.Task of the server
-        clients: dict,  # client -> node
-        down,  # flower_server.Down: what goes to them
-        t: int,  # round, from 0 on
-        cohort: list,  # of clients: all of them
-        deadlines,  # flower_transport.Deadlines
-        identity,  # Ed25519 private key of the server
-    ) -> tuple:  # Gathering, Row
-        "One round whose messages are one secure sum."
+        self, line, task, clients: dict, down, t: int, cohort: list, deadlines, identity
+    ) -> tuple:
+        """One round whose messages are one secure sum.
+
+        line: transport.
+        task: federated.Task of the server.
+        clients: client -> node.
+        down: flower_server.Down: what goes to them.
+        t: round, from 0 on.
+        cohort: of clients: all of them.
+        deadlines: flower_transport.Deadlines.
+        identity: Ed25519 private key of the server.
+        Returns: Gathering, Row.
+        """
         began, clock, before = time.time(), time.monotonic(), line.up
         server = Server(session_of(task, t), identity, self.directory)
         found, there = Gathering.of(task, t, cohort), line.nodes()
@@ -352,11 +355,13 @@ def new_key(
     return key.public_key().public_bytes_raw()
 
 # %% ../nbs/reference/flower_sums.ipynb #f10c0113
-def enrol(
-    folder,  # made where it is missing
-    n_clients: int,  # clients
-) -> Path:  # the folder: directory.json, and for each party its key and its signed list
-    "Keys of everybody and the directory, for a rehearsal on one machine."
+def enrol(folder, n_clients: int) -> Path:
+    """Keys of everybody and the directory, for a rehearsal on one machine.
+
+    folder: made where it is missing.
+    n_clients: clients.
+    Returns: the folder: directory.json, and for each party its key and its signed list.
+    """
     folder = Path(folder)
     parties = {SERVER: "server"} | {i: f"client-{i}" for i in range(n_clients)}
     keys = {i: new_key(folder / f"{name}.key").hex() for i, name in parties.items()}
@@ -436,11 +441,13 @@ def _sums_of(name, said):
     return Sums(directory, threshold, least)
 
 # %% ../nbs/reference/flower_sums.ipynb #f10c0208
-def read_keys(
-    folder,  # with one's own key and signed list
-    who: str,  # 'server' or 'client-3'
-) -> tuple:  # Ed25519 private key, Sums
-    "What a machine knows of a federation's keys."
+def read_keys(folder, who: str) -> tuple:
+    """What a machine knows of a federation's keys.
+
+    folder: with one's own key and signed list.
+    who: 'server' or 'client-3'.
+    Returns: Ed25519 private key, Sums.
+    """
     key, place = read_key(folder, who), Path(folder) / f"{who}.signed.json"
     if not place.is_file():
         raise ValueError(

@@ -60,14 +60,22 @@ class Here:
 # %% ../nbs/reference/flower_transport.ipynb #f10a002e
 @dataclass(frozen=True)
 class Deadlines:
-    "How long a server waits, in seconds, and for whom it goes on."
+    """How long a server waits, in seconds, and for whom it goes on.
 
-    start: float = 120.0  # for nodes to appear
-    hello: float = 120.0  # for their answer to the agreement
-    round: float = 120.0  # for the messages of a round
-    poll: float = 0.2  # between two looks at what has come
-    least: int = 1  # clients without whom there is no run, and no round
-    skips: int = 3  # rounds without them before the run ends
+    start: for nodes to appear.
+    hello: for their answer to the agreement.
+    round: for the messages of a round.
+    poll: between two looks at what has come.
+    least: clients without whom there is no run, and no round.
+    skips: rounds without them before the run ends.
+    """
+
+    start: float = 120.0
+    hello: float = 120.0
+    round: float = 120.0
+    poll: float = 0.2
+    least: int = 1
+    skips: int = 3
 
     def __post_init__(self):
         for name in ("start", "hello", "round", "poll"):

@@ -37,11 +37,13 @@ def shown(
     return text if len(text) <= QUOTED else text[: QUOTED - 3] + "..."
 
 # %% ../../nbs/foundations/checks.ipynb #c26d306b
-def check_positive(
-    name: str,  # argument, as the caller spelled it
-    value: float,  # must be finite and > 0
-) -> float:  # the value
-    "Refuse a number that is not finite and positive."
+def check_positive(name: str, value: float) -> float:
+    """Refuse a number that is not finite and positive.
+
+    name: argument, as the caller spelled it.
+    value: must be finite and > 0.
+    Returns: the value.
+    """
     if not (
         isinstance(value, (int, float, np.integer, np.floating))
         and 0 < value <= sys.float_info.max
@@ -56,13 +58,15 @@ def check_positive(
 HUGE = 2**256  # the largest whole number that any argument takes
 
 # %% ../../nbs/foundations/checks.ipynb #c730dcf1
-def check_between(
-    name: str,  # argument, as the caller spelled it
-    value,  # whole number, low <= value <= high
-    low: int,  # smallest allowed
-    high: float = math.inf,  # largest allowed
-) -> int:  # the value
-    "Refuse anything but a whole number in [low, high]."
+def check_between(name: str, value, low: int, high: float = math.inf) -> int:
+    """Refuse anything but a whole number in [low, high].
+
+    name: argument, as the caller spelled it.
+    value: whole number, low <= value <= high.
+    low: smallest allowed.
+    high: largest allowed.
+    Returns: the value.
+    """
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not (whole and low <= value <= min(high, HUGE)):
         high = "2^256" if whole and HUGE < value <= high else high
@@ -73,12 +77,14 @@ def check_between(
     return value
 
 # %% ../../nbs/foundations/checks.ipynb #c26d3071
-def check_number(
-    name: str,  # argument, as the caller spelled it
-    value: float,  # real number in the range; nan is in none
-    range: str,  # an interval such as '(0, 1]' or '[0, inf]'
-) -> float:  # the value
-    "Refuse anything but a real number in an interval."
+def check_number(name: str, value: float, range: str) -> float:
+    """Refuse anything but a real number in an interval.
+
+    name: argument, as the caller spelled it.
+    value: real number in the range; nan is in none.
+    range: an interval such as '(0, 1]' or '[0, inf]'.
+    Returns: the value.
+    """
     low, high = map(float, range[1:-1].split(","))
     kinds = (int, float, np.integer, np.floating)
     real = isinstance(value, kinds) and not isinstance(value, bool)
@@ -96,20 +102,24 @@ SCALE = "[1e-100, 1e100]"  # lengths and deviations, whose squares must be float
 ENTRIES = 2**32 - 1  # most that the frame of a message can name
 
 # %% ../../nbs/foundations/checks.ipynb #b5e4a759
-def check_size(
-    name: str,  # argument, as the caller spelled it
-    value: int,  # entries of a vector, 1..ENTRIES
-) -> int:  # the value
-    "Refuse a number of entries that no message can carry."
+def check_size(name: str, value: int) -> int:
+    """Refuse a number of entries that no message can carry.
+
+    name: argument, as the caller spelled it.
+    value: entries of a vector, 1..ENTRIES.
+    Returns: the value.
+    """
     return check_between(name, value, 1, ENTRIES)
 
 # %% ../../nbs/foundations/checks.ipynb #c26d3073
-def check_reals(
-    name: str,  # argument, as the caller spelled it
-    values,  # real numbers, at least one, any shape
-    range: str = "(-inf, inf)",  # an interval such as '(1, inf)', as in check_number
-) -> np.ndarray:  # float64, the same shape
-    "Refuse an array that holds anything but real numbers in an interval."
+def check_reals(name: str, values, range: str = "(-inf, inf)") -> np.ndarray:
+    """Refuse an array that holds anything but real numbers in an interval.
+
+    name: argument, as the caller spelled it.
+    values: real numbers, at least one, any shape.
+    range: an interval such as '(1, inf)', as in check_number.
+    Returns: float64, the same shape.
+    """
     try:
         x = np.asarray(values, np.float64)
     except (TypeError, ValueError, OverflowError, RuntimeError):
@@ -129,10 +139,12 @@ def check_reals(
     )
 
 # %% ../../nbs/foundations/checks.ipynb #c26d3075
-def check_stream(
-    rng,  # one stream
-) -> np.random.Generator:  # the same
-    "Refuse what does not draw as numpy's Generator does."
+def check_stream(rng) -> np.random.Generator:
+    """Refuse what does not draw as numpy's Generator does.
+
+    rng: one stream.
+    Returns: the same.
+    """
     if not hasattr(rng, "integers"):
         raise TypeError(
             f"rng is {shown(rng)}; it must be a numpy Generator: pass"
@@ -152,12 +164,14 @@ def nearest(
     return close[0] if close else ""
 
 # %% ../../nbs/foundations/checks.ipynb #27b213d2
-def check_choice(
-    name: str,  # argument, as the caller spelled it
-    value,  # must be one of `allowed`
-    allowed,  # valid values
-) -> str:  # the value
-    "Refuse a value outside a list, naming the nearest valid one."
+def check_choice(name: str, value, allowed) -> str:
+    """Refuse a value outside a list, naming the nearest valid one.
+
+    name: argument, as the caller spelled it.
+    value: must be one of `allowed`.
+    allowed: valid values.
+    Returns: the value.
+    """
     if hasattr(value, "ndim") or value not in (allowed := tuple(allowed)):
         raise ValueError(
             f"{name} is {shown(value)}; it must be one of {', '.join(map(str, allowed))}: "

@@ -21,11 +21,13 @@ from filelock import FileLock, Timeout
 from .checks import shown
 
 # %% ../../nbs/foundations/files.ipynb #c0b1f806
-def write_whole(
-    path,  # file; its folder is made
-    content,  # bytes, all of it, or an iterable of its blocks
-) -> Path:  # the file
-    "Put a file in its place whole; OSError, and nothing is left. [POSIX, rename]"
+def write_whole(path, content) -> Path:
+    """Put a file in its place whole; OSError, and nothing is left. [POSIX, rename]
+
+    path: file; its folder is made.
+    content: bytes, all of it, or an iterable of its blocks.
+    Returns: the file.
+    """
     path, part = Path(path), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,12 +143,14 @@ def unpack(
     return content
 
 # %% ../../nbs/foundations/files.ipynb #8e3b16ae
-def read_json(
-    name: str,  # of the file, for the message
-    text,  # str or bytes
-    fix: str = "download it again",  # what the user should do
-) -> object:  # what it holds, or ValueError
-    "Read JSON that may be hostile. [RFC 8259]"
+def read_json(name: str, text, fix: str = "download it again") -> object:
+    """Read JSON that may be hostile. [RFC 8259]
+
+    name: of the file, for the message.
+    text: str or bytes.
+    fix: what the user should do.
+    Returns: what it holds, or ValueError.
+    """
     try:
         return json.loads(text)
     except ValueError as error:

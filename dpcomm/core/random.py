@@ -21,12 +21,14 @@ from torch import Tensor
 from .checks import check_between, check_reals, check_stream, shown
 
 # %% ../../nbs/foundations/random.ipynb #9e825039
-def derive(
-    seed: int,  # root of the tree
-    *path,  # address: strings and whole numbers
-    bits: int = 128,  # size of the result, a multiple of 8 up to 512
-) -> int:  # in [0, 2**bits)
-    "Hash an address in the seed tree to a whole number. [BLAKE2b, RFC 7693]"
+def derive(seed: int, *path, bits: int = 128) -> int:
+    """Hash an address in the seed tree to a whole number. [BLAKE2b, RFC 7693]
+
+    seed: root of the tree.
+    path: address: strings and whole numbers.
+    bits: size of the result, a multiple of 8 up to 512.
+    Returns: int in [0, 2**bits).
+    """
     numbers = [p if isinstance(p, str) else index(p) for p in (seed, *path)]
     if huge := [p for p in numbers if not isinstance(p, str) and abs(p) > 2**1024]:
         raise ValueError(
@@ -39,19 +41,24 @@ def derive(
     )
 
 # %% ../../nbs/foundations/random.ipynb #a1fa1266
-def seed_tree(
-    seed: int,  # root of the tree
-    *path,  # address: strings and whole numbers
-) -> np.random.Generator:  # Philox stream of this address alone
-    "The independent random stream at one address. [Salmon et al. 2011, Philox4x64]"
+def seed_tree(seed: int, *path) -> np.random.Generator:
+    """The independent random stream at one address. [Salmon et al. 2011, Philox4x64]
+
+    seed: root of the tree.
+    path: address: strings and whole numbers.
+    Returns: Philox stream of this address alone.
+    """
     return np.random.Generator(np.random.Philox(key=derive(seed, *path)))
 
 # %% ../../nbs/foundations/random.ipynb #ec40cf12
 @dataclass(frozen=True)
 class Insecure:
-    "A known number in place of a key, for tests: the same message, and no privacy."
+    """A known number in place of a key, for tests: the same message, and no privacy.
 
-    seed: int  # whole number, 0 or above
+    seed: whole number, 0 or above.
+    """
+
+    seed: int
 
     def __post_init__(self):
         object.__setattr__(self, "seed", int(check_between("seed", self.seed, 0)))
@@ -69,10 +76,12 @@ def check_key(
     return key
 
 # %% ../../nbs/foundations/random.ipynb #e227b466
-def private_stream(
-    key=None,  # None: 256 bits of the operating system; Insecure: anyone can redraw it
-) -> np.random.Generator:  # ChaCha20, or Philox
-    "Where the private draws of one message come from. [Bernstein 2008, ChaCha]"
+def private_stream(key=None) -> np.random.Generator:
+    """Where the private draws of one message come from. [Bernstein 2008, ChaCha]
+
+    key: None: 256 bits of the operating system; Insecure: anyone can redraw it.
+    Returns: ChaCha20, or Philox.
+    """
     check_key(key)
     if key is not None:
         return seed_tree(key.seed, "private")
@@ -91,12 +100,14 @@ def public_seed(
     return int.from_bytes(os.urandom(4), "little")
 
 # %% ../../nbs/foundations/random.ipynb #7ba38eb6
-def normal(
-    shape: tuple,  # of the result
-    rng,  # one stream, or a list with one stream per row
-    device="cpu",  # where the result lives
-) -> Tensor:  # float32, standard normal
-    "Standard normal numbers from a stream, or row by row from several."
+def normal(shape: tuple, rng, device="cpu") -> Tensor:
+    """Standard normal numbers from a stream, or row by row from several.
+
+    shape: of the result.
+    rng: one stream, or a list with one stream per row.
+    device: where the result lives.
+    Returns: float32, standard normal.
+    """
     if isinstance(rng, (list, tuple)):
         if len(rng) != shape[0]:
             raise ValueError(
@@ -125,11 +136,13 @@ def below(
     return found
 
 # %% ../../nbs/foundations/random.ipynb #7c1e4b92
-def bernoulli(
-    p,  # probabilities in [0, 1], float64, any shape
-    rng,  # one stream, or a list with one stream per row
-) -> np.ndarray:  # bool, shape of p: True with probability p, exactly
-    "Independent exact coins. [inverse transform]"
+def bernoulli(p, rng) -> np.ndarray:
+    """Independent exact coins. [inverse transform]
+
+    p: probabilities in [0, 1], float64, any shape.
+    rng: one stream, or a list with one stream per row.
+    Returns: bool, shape of p: True with probability p, exactly.
+    """
     p = (
         p
         if isinstance(p, np.ndarray) and p.dtype == np.float64

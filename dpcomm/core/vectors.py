@@ -51,11 +51,13 @@ def check_floats(
     return x
 
 # %% ../../nbs/foundations/vectors.ipynb #3b8c735b
-def check_finite(
-    name: str,  # argument, as the caller spelled it
-    x: Tensor,  # any shape, float32 or float64
-) -> Tensor:  # x itself
-    "Refuse a tensor that holds nan or inf."
+def check_finite(name: str, x: Tensor) -> Tensor:
+    """Refuse a tensor that holds nan or inf.
+
+    name: argument, as the caller spelled it.
+    x: any shape, float32 or float64.
+    Returns: x itself.
+    """
     if math.isfinite(check_floats(name, x).sum(dtype=torch.float64)):
         return x
     if bad := int((~torch.isfinite(x)).sum()):
@@ -66,11 +68,13 @@ def check_finite(
     return x
 
 # %% ../../nbs/foundations/vectors.ipynb #ad77ba06
-def check_vector(
-    name: str,  # argument, as the caller spelled it
-    x: Tensor,  # (d,), d >= 1, finite floats; of half precision too
-) -> Tensor:  # x itself, on the CPU, where messages are made; float32 where it had less
-    "Refuse what is not one client's vector."
+def check_vector(name: str, x: Tensor) -> Tensor:
+    """Refuse what is not one client's vector.
+
+    name: argument, as the caller spelled it.
+    x: (d,), d >= 1, finite floats; of half precision too.
+    Returns: x itself, on the CPU, where messages are made; float32 where it had less.
+    """
     if isinstance(x, (torch.nn.Module, Mapping)) or (
         isinstance(x, (list, tuple)) and any(isinstance(t, Tensor) for t in x)
     ):
@@ -88,11 +92,13 @@ def check_vector(
     )
 
 # %% ../../nbs/foundations/vectors.ipynb #a8206c39
-def check_rows(
-    name: str,  # argument, as the caller spelled it
-    x: Tensor,  # (n, d), d >= 1, float32 or float64
-) -> Tensor:  # x itself
-    "Refuse what is not a batch of vectors, a client a row."
+def check_rows(name: str, x: Tensor) -> Tensor:
+    """Refuse what is not a batch of vectors, a client a row.
+
+    name: argument, as the caller spelled it.
+    x: (n, d), d >= 1, float32 or float64.
+    Returns: x itself.
+    """
     if check_floats(name, x).ndim == 2 and x.shape[1]:
         return x
     raise ValueError(
@@ -101,18 +107,22 @@ def check_rows(
     )
 
 # %% ../../nbs/foundations/vectors.ipynb #1974ef10
-def flatten(
-    tensors,  # iterable of tensors of any shape
-) -> Tensor:  # (d,)
-    "Concatenate tensors into one vector, in order."
+def flatten(tensors) -> Tensor:
+    """Concatenate tensors into one vector, in order.
+
+    tensors: iterable of tensors of any shape.
+    Returns: (d,).
+    """
     return torch.cat([t.reshape(-1) for t in tensors])
 
 # %% ../../nbs/foundations/vectors.ipynb #60b2b0bb
-def unflatten(
-    vector: Tensor,  # (d,)
-    shapes,  # iterable of torch.Size; their sizes sum to d
-) -> list:  # tensors, views of `vector`
-    "Cut a vector back into tensors of the given shapes."
+def unflatten(vector: Tensor, shapes) -> list:
+    """Cut a vector back into tensors of the given shapes.
+
+    vector: (d,).
+    shapes: iterable of torch.Size; their sizes sum to d.
+    Returns: tensors, views of `vector`.
+    """
     shapes = [torch.Size(s) for s in shapes]
     if sum(s.numel() for s in shapes) != vector.numel():
         raise ValueError(
@@ -244,11 +254,13 @@ def restore(
     return state
 
 # %% ../../nbs/foundations/vectors.ipynb #13578c0c
-def clip_l2(
-    u: Tensor,  # (n_clients, d) or (d,), finite, float32 or float64
-    clip: float,  # largest L2 norm allowed, > 0
-) -> Tensor:  # same shape; rows of norm <= clip (1 + 1.2e-7), in float64 (1 + 1e-12)
-    "Scale each row to L2 norm at most `clip`, up to rounding. [dprec Alg. 3, line 4]"
+def clip_l2(u: Tensor, clip: float) -> Tensor:
+    """Scale each row to L2 norm at most `clip`, up to rounding. [dprec Alg. 3, line 4]
+
+    u: (n_clients, d) or (d,), finite, float32 or float64.
+    clip: largest L2 norm allowed, > 0.
+    Returns: same shape; rows of norm <= clip (1 + 1.2e-7), in float64 (1 + 1e-12).
+    """
     check_positive("clip", clip)
     check_finite("u", u)
     norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True, dtype=torch.float64)
@@ -284,10 +296,12 @@ def hadamard(
     return torch.kron(two, hadamard(size // 2)).to(dtype)
 
 # %% ../../nbs/foundations/vectors.ipynb #abb4b52e
-def walsh_hadamard(
-    x: Tensor,  # (..., N) float32 or float64, N a power of two
-) -> Tensor:  # same shape and type: x H, where H is its own inverse
-    "Multiply rows by the Hadamard matrix, factor by factor. [Fino & Algazi 1976]"
+def walsh_hadamard(x: Tensor) -> Tensor:
+    """Multiply rows by the Hadamard matrix, factor by factor. [Fino & Algazi 1976]
+
+    x: (..., N) float32 or float64, N a power of two.
+    Returns: same shape and type: x H, where H is its own inverse.
+    """
     check_floats("x", x)
     size = x.shape[-1] if x.ndim else 0
     if size < 1 or size & (size - 1):
@@ -348,11 +362,13 @@ def _blocks(name, x, seed):
     return [*zip(starts, signs(size * len(starts), seed).to(x).split(size))]
 
 
-def rotate(
-    u: Tensor,  # (..., d) float32 or float64
-    seed: int,  # public
-) -> Tensor:  # same shape and type
-    "Flip signs and transform, block by block: lengths stay. [Kairouz et al. 2021, Alg. 1]"
+def rotate(u: Tensor, seed: int) -> Tensor:
+    """Flip signs and transform, block by block: lengths stay. [Kairouz et al. 2021, Alg. 1]
+
+    u: (..., d) float32 or float64.
+    seed: public.
+    Returns: same shape and type.
+    """
     blocks, u = _blocks("u", u, seed), u.clone()
     for start, flips in blocks:
         part = u[..., start : start + len(flips)]
@@ -360,11 +376,13 @@ def rotate(
     return u
 
 # %% ../../nbs/foundations/vectors.ipynb #d26543c5
-def unrotate(
-    v: Tensor,  # (..., d) float32 or float64
-    seed: int,  # as given to rotate
-) -> Tensor:  # same shape and type
-    "Undo `rotate`. [Kairouz et al. 2021, Alg. 2]"
+def unrotate(v: Tensor, seed: int) -> Tensor:
+    """Undo `rotate`. [Kairouz et al. 2021, Alg. 2]
+
+    v: (..., d) float32 or float64.
+    seed: as given to rotate.
+    Returns: same shape and type.
+    """
     blocks, v = _blocks("v", v, seed), v.clone()
     for start, flips in reversed(blocks):
         part = v[..., start : start + len(flips)]

@@ -20,13 +20,20 @@ from .checks import check_between, check_size, shown
 # %% ../../nbs/foundations/wire.ipynb #9fa8e9df
 @dataclass(frozen=True)
 class Bits:
-    "Size of one message in bits, by what the bits are for."
+    """Size of one message in bits, by what the bits are for.
 
-    payload: int  # the values themselves, whole bytes
-    header: int  # frame: magic, version, name, lengths, checksum
-    shared_randomness: int  # seeds that travel so that the receiver can redo a draw
-    total: int  # sum of the three
-    per_param: float  # total / d
+    payload: the values themselves, whole bytes.
+    header: frame: magic, version, name, lengths, checksum.
+    shared_randomness: seeds that travel so that the receiver can redo a draw.
+    total: sum of the three.
+    per_param: total / d.
+    """
+
+    payload: int
+    header: int
+    shared_randomness: int
+    total: int
+    per_param: float
 
     @classmethod
     def of(cls, payload, header, shared_randomness, d):
@@ -64,11 +71,13 @@ def bit_spans(
     ]
 
 # %% ../../nbs/foundations/wire.ipynb #829bfd0a
-def pack_bits(
-    values,  # (n,) whole numbers in [0, 2**bits)
-    bits: int,  # bits a value, 1..32
-) -> bytes:  # ceil(n * bits / 8) bytes
-    "Write whole numbers with `bits` bits each, most significant bit first."
+def pack_bits(values, bits: int) -> bytes:
+    """Write whole numbers with `bits` bits each, most significant bit first.
+
+    values: (n,) whole numbers in [0, 2**bits).
+    bits: bits a value, 1..32.
+    Returns: ceil(n * bits / 8) bytes.
+    """
     check_between("bits", bits, 1, 32)
     values = np.asarray(values)
     if values.size and values.dtype.kind not in "iu":
@@ -94,12 +103,14 @@ def pack_bits(
     return out.T.tobytes()[: -(-len(values) * bits // 8)]
 
 # %% ../../nbs/foundations/wire.ipynb #247fdf56
-def unpack_bits(
-    data: bytes,  # what pack_bits wrote
-    bits: int,  # bits a value, 1..32
-    n: int,  # number of values
-) -> np.ndarray:  # (n,) int64
-    "Read `n` whole numbers of `bits` bits each."
+def unpack_bits(data: bytes, bits: int, n: int) -> np.ndarray:
+    """Read `n` whole numbers of `bits` bits each.
+
+    data: what pack_bits wrote.
+    bits: bits a value, 1..32.
+    n: number of values.
+    Returns: (n,) int64.
+    """
     check_between("bits", bits, 1, 32)
     if len(data) != -(-n * bits // 8):
         raise ValueError(
@@ -125,13 +136,20 @@ FRAME = struct.Struct("<2sBBIII")
 # %% ../../nbs/foundations/wire.ipynb #9e7dab36
 @dataclass(frozen=True)
 class Message:
-    "One client's message: a framed payload."
+    """One client's message: a framed payload.
 
-    mechanism: str  # registry name, ASCII
-    d: int  # entries of the vector it encodes
-    payload: bytes  # mechanism's own format
-    fingerprint: int = 0  # 32-bit hash of the mechanism's parameters
-    version: int = VERSION  # of this frame
+    mechanism: registry name, ASCII.
+    d: entries of the vector it encodes.
+    payload: mechanism's own format.
+    fingerprint: 32-bit hash of the mechanism's parameters.
+    version: of this frame.
+    """
+
+    mechanism: str
+    d: int
+    payload: bytes
+    fingerprint: int = 0
+    version: int = VERSION
 
     def to_bytes(self):
         "Frame the payload."
@@ -190,11 +208,13 @@ def _damage(data, d):
     return ""
 
 
-def parse_message(
-    data: bytes,  # what Message.to_bytes wrote
-    d: int,  # entries that the receiver expects, 1..2**32 - 1
-) -> Message:  # the same message
-    "Read a framed message; BadMessage before any work that `data` does not pay for."
+def parse_message(data: bytes, d: int) -> Message:
+    """Read a framed message; BadMessage before any work that `data` does not pay for.
+
+    data: what Message.to_bytes wrote.
+    d: entries that the receiver expects, 1..2**32 - 1.
+    Returns: the same message.
+    """
     if damage := _damage(data, check_between("d", d, 1, 2**32 - 1)):
         raise BadMessage(damage)
     _, version, n_name, fingerprint, _, _ = FRAME.unpack_from(data)
@@ -202,17 +222,21 @@ def parse_message(
     return Message(name, d, bytes(data[FRAME.size + n_name : -4]), fingerprint, version)
 
 # %% ../../nbs/foundations/wire.ipynb #81baa3c4
-def header_bits(
-    name: str,  # registry name of the mechanism
-) -> int:  # bits of frame, name and checksum
-    "Length of everything in a message that is not payload."
+def header_bits(name: str) -> int:
+    """Length of everything in a message that is not payload.
+
+    name: registry name of the mechanism.
+    Returns: bits of frame, name and checksum.
+    """
     return 8 * (FRAME.size + len(name) + 4)
 
 # %% ../../nbs/foundations/wire.ipynb #22284300
-def finite_floats(
-    data: bytes,  # four bytes a value
-) -> Tensor:  # float32
-    "Read 32-bit floats; BadMessage for nan and inf, of which one spoils every sum."
+def finite_floats(data: bytes) -> Tensor:
+    """Read 32-bit floats; BadMessage for nan and inf, of which one spoils every sum.
+
+    data: four bytes a value.
+    Returns: float32.
+    """
     if not isinstance(data, (bytes, bytearray)) or len(data) % 4:
         raise BadMessage(
             f"data is of type {type(data).__name__}; it must be bytes, four a value:"

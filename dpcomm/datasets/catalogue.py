@@ -47,8 +47,11 @@ def _entry(line):
 CATALOGUE = tuple(map(_entry, _LINES.strip().splitlines()))
 
 # %% ../../nbs/datasets/catalogue.ipynb #data0rt2
-def data_root() -> Path:  # may not exist yet
-    "Folder of the data: DPCOMM_DATA, else the user's cache."
+def data_root() -> Path:
+    """Folder of the data: DPCOMM_DATA, else the user's cache.
+
+    Returns: may not exist yet.
+    """
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dpcomm"
     return Path(os.environ.get("DPCOMM_DATA", default))
 
@@ -63,10 +66,12 @@ def is_here(
     return not found.files or place.is_dir() and any(place.iterdir())
 
 # %% ../../nbs/datasets/catalogue.ipynb #88556dee
-def overview(
-    root=None,  # data root, default data_root()
-) -> list:  # rows: name, what it is, megabytes, here or missing, where to get it
-    "Every data set with its state."
+def overview(root=None) -> list:
+    """Every data set with its state.
+
+    root: data root, default data_root().
+    Returns: rows: name, what it is, megabytes, here or missing, where to get it.
+    """
     rows = []
     for entry in CATALOGUE:
         state = "here" if is_here(entry.name, root) else "missing"

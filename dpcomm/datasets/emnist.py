@@ -85,12 +85,14 @@ def _emnist_part(folder, split, part):
     )
 
 # %% ../../nbs/datasets/emnist.ipynb #a4011531
-def emnist(
-    split: str = "mnist",  # mnist | digits | letters | balanced
-    root=None,  # data root, default data_root(); the files lie in EMNIST/raw
-    whole: bool = True,  # assert the counts of the full split
-) -> Dataset:  # images upright, labels from 0
-    "One split of EMNIST from its idx files. [Cohen et al. 2017; sqsgd Sec. 4]"
+def emnist(split: str = "mnist", root=None, whole: bool = True) -> Dataset:
+    """One split of EMNIST from its idx files. [Cohen et al. 2017; sqsgd Sec. 4]
+
+    split: mnist | digits | letters | balanced.
+    root: data root, default data_root(); the files lie in EMNIST/raw.
+    whole: assert the counts of the full split.
+    Returns: images upright, labels from 0.
+    """
     check_choice("split", split, tuple(EMNIST))
     folder = Path(root or data_root()) / "EMNIST" / "raw"
     parts = [_emnist_part(folder, split, part) for part in ("train", "test")]

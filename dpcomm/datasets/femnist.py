@@ -254,11 +254,13 @@ def _federation(train, test, rule):
     return Federation(data, by_writer(writers), rule)
 
 
-def femnist(
-    root=None,  # data root, default data_root()
-    whole: bool = True,  # assert the counts of the full data set
-) -> Federation:  # one client a user; the test images are the files' test split
-    "FEMNIST from LEAF's json or TFF's h5. [Caldas et al. 2018; dprec Table 2]"
+def femnist(root=None, whole: bool = True) -> Federation:
+    """FEMNIST from LEAF's json or TFF's h5. [Caldas et al. 2018; dprec Table 2]
+
+    root: data root, default data_root().
+    whole: assert the counts of the full data set.
+    Returns: one client a user; the test images are the files' test split.
+    """
     kind, train, test = _femnist_files(Path(root or data_root()) / "femnist")
     for split, clients in (("train", train), ("test", test)):
         if not clients:

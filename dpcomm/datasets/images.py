@@ -30,14 +30,22 @@ from .catalogue import data_root
 # %% ../../nbs/datasets/images.ipynb #3422d051
 @dataclass(frozen=True)
 class Dataset:
-    "Examples and labels; images of this page in [0, 1], labels whole numbers."
+    """Examples and labels; images of this page in [0, 1], labels whole numbers.
 
-    name: str  # as in `names()`
-    x: Tensor  # training inputs, (n, ...); images: (n, channels, height, width)
-    y: Tensor  # training targets, (n, ...); classes: (n,) int64
-    x_test: Tensor  # test inputs
-    y_test: Tensor  # test targets
-    writers: np.ndarray | None = None  # (n,) who wrote each training image, or None
+    name: as in `names()`.
+    x: training inputs, (n, ...); images: (n, channels, height, width).
+    y: training targets, (n, ...); classes: (n,) int64.
+    x_test: test inputs.
+    y_test: test targets.
+    writers: (n,) who wrote each training image, or None.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    writers: np.ndarray | None = None
 
     @property
     def content_hash(self) -> str:
@@ -73,8 +81,11 @@ COUNTS = {  # data set -> training and test images
 }
 
 # %% ../../nbs/datasets/images.ipynb #d0img04
-def names() -> tuple:  # of str
-    "Data sets that `load` knows."
+def names() -> tuple:
+    """Data sets that `load` knows.
+
+    Returns: tuple of str.
+    """
     return tuple(FILES)
 
 # %% ../../nbs/datasets/images.ipynb #cd758d55
@@ -269,12 +280,14 @@ def _arrays(name, root, download):
     return _images(_torchvision(source, reader, root, download))
 
 
-def load(
-    name: str,  # one of `names()`
-    root=None,  # data root, default data_root()
-    download: bool = True,  # fetch what is missing; False: only what is on disk
-) -> Dataset:  # counts asserted
-    "Load a data set, downloading it on first use; FileNotFoundError where it is missing."
+def load(name: str, root=None, download: bool = True) -> Dataset:
+    """Load a data set, downloading it on first use; FileNotFoundError where it is missing.
+
+    name: one of `names()`.
+    root: data root, default data_root().
+    download: fetch what is missing; False: only what is on disk.
+    Returns: counts asserted.
+    """
     check_choice("name", name, names())
     root, writers = Path(root or data_root()), None
     arrays = _arrays(name, root, download)
@@ -293,11 +306,13 @@ def load(
     return Dataset(name, *arrays, writers)
 
 # %% ../../nbs/datasets/images.ipynb #d0img06
-def fetch(
-    name: str,  # one of `names()`
-    root=None,  # data root, default data_root()
-) -> str:  # one line that says what is there
-    "Download a data set if needed, check its counts, and say so."
+def fetch(name: str, root=None) -> str:
+    """Download a data set if needed, check its counts, and say so.
+
+    name: one of `names()`.
+    root: data root, default data_root().
+    Returns: one line that says what is there.
+    """
     data = load(name, root)
     writers = ""
     if data.writers is not None:
@@ -370,20 +385,26 @@ def _pair(held, who):
 
 @dataclass(frozen=True)
 class Federation:
-    "A data set dealt out to clients."
+    """A data set dealt out to clients.
 
-    data: Dataset  # with the training images that `parts` index
-    parts: tuple  # of (n_i,) int64 index arrays, one a client
-    rule: str  # how it was made, in words
+    data: with the training images that `parts` index.
+    parts: of (n_i,) int64 index arrays, one a client.
+    rule: how it was made, in words.
+    """
+
+    data: Dataset
+    parts: tuple
+    rule: str
 
     @classmethod
-    def of(
-        cls,
-        clients,  # a pair (inputs, targets), a Dataset or a DataLoader each; may be empty
-        test,  # the same, for evaluation
-        name: str = "own",  # of the data
-    ):  # Federation whose client i holds clients[i]
-        "Clients with their own data. Floats become float32, whole targets int64."
+    def of(cls, clients, test, name: str = "own"):
+        """Clients with their own data. Floats become float32, whole targets int64.
+
+        clients: a pair (inputs, targets), a Dataset or a DataLoader each; may be empty.
+        test: the same, for evaluation.
+        name: of the data.
+        Returns: Federation whose client i holds clients[i].
+        """
         pairs = [_pair(held, f"client {i}") for i, held in enumerate(clients)]
         x_test, y_test = _pair(test, "test")
         ends = np.cumsum([len(y) for _, y in pairs])
@@ -415,18 +436,20 @@ class Federation:
         "(n_clients,) images a client holds."
         return np.array([len(part) for part in self.parts])
 
-    def visit(
-        self,
-        cohort,  # client numbers of a round
-    ) -> tuple:  # Dataset; index arrays into it, one a member of the cohort
-        "What the clients of a round hold."
+    def visit(self, cohort) -> tuple:
+        """What the clients of a round hold.
+
+        cohort: client numbers of a round.
+        Returns: Dataset; index arrays into it, one a member of the cohort.
+        """
         return self.data, [self.parts[c] for c in cohort]
 
-    def to(
-        self,
-        device,  # torch device
-    ):  # the same Federation, its tensors on that device
-        "Move the data."
+    def to(self, device):
+        """Move the data.
+
+        device: torch device.
+        Returns: the same Federation, its tensors on that device.
+        """
         names = "x", "y", "x_test", "y_test"
         moved = {name: getattr(self.data, name).to(device) for name in names}
         return replace(self, data=replace(self.data, **moved))
@@ -452,20 +475,24 @@ def check_partition(
     return parts
 
 # %% ../../nbs/datasets/images.ipynb #d0img08
-def iid(
-    n: int,  # images
-    n_clients: int,  # 1..n
-    rng: np.random.Generator,  # stream of the partition
-) -> tuple:  # of index arrays, sizes differ by at most one
-    "Deal the images out at random."
+def iid(n: int, n_clients: int, rng: np.random.Generator) -> tuple:
+    """Deal the images out at random.
+
+    n: images.
+    n_clients: 1..n.
+    rng: stream of the partition.
+    Returns: tuple of index arrays, sizes differ by at most one.
+    """
     check_between("n_clients", n_clients, 1, n)
     return check_partition(np.array_split(rng.permutation(n), n_clients), n)
 
 # %% ../../nbs/datasets/images.ipynb #2812c1e3
-def by_writer(
-    writers: np.ndarray,  # (n,) who wrote each image
-) -> tuple:  # of index arrays, one a writer, writers in ascending order
-    "One client a writer."
+def by_writer(writers: np.ndarray) -> tuple:
+    """One client a writer.
+
+    writers: (n,) who wrote each image.
+    Returns: tuple of index arrays, one a writer, writers in ascending order.
+    """
     parts = [np.flatnonzero(writers == w) for w in np.unique(writers)]
     return check_partition(parts, len(writers))
 
@@ -476,12 +503,16 @@ def _pools(labels, classes, rng):
 
 
 def dirichlet_equal(
-    labels: np.ndarray,  # (n,) class of each image
-    n_clients: int,  # must divide n
-    alpha: float,  # concentration, > 0; small: few classes a client
-    rng: np.random.Generator,  # stream of the partition
-) -> tuple:  # of index arrays of n / n_clients images each
-    "Dirichlet label proportions, equal sizes. [Hsu et al. 2019]"
+    labels: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator
+) -> tuple:
+    """Dirichlet label proportions, equal sizes. [Hsu et al. 2019]
+
+    labels: (n,) class of each image.
+    n_clients: must divide n.
+    alpha: concentration, > 0; small: few classes a client.
+    rng: stream of the partition.
+    Returns: tuple of index arrays of n / n_clients images each.
+    """
     check_positive("alpha", alpha)
     labels = np.asarray(labels)
     if len(labels) % check_between("n_clients", n_clients, 1, len(labels)):
@@ -526,14 +557,23 @@ def _deal(labels, counts, rest, rng):
 
 
 def dirichlet_dealt(
-    labels: np.ndarray,  # (n,) class of each image
-    n_clients: int,  # 1..n
-    alpha: float,  # concentration, > 0
-    rng: np.random.Generator,  # stream of the partition
-    spread: float = None,  # standard deviation of the sizes, to 0.05; None: any
-    tries: int = 20_000,  # draws before giving up
-) -> tuple:  # of index arrays
-    "Dirichlet demands, first come first served, the rest at random. [dprec Table 2]"
+    labels: np.ndarray,
+    n_clients: int,
+    alpha: float,
+    rng: np.random.Generator,
+    spread: float = None,
+    tries: int = 20_000,
+) -> tuple:
+    """Dirichlet demands, first come first served, the rest at random. [dprec Table 2]
+
+    labels: (n,) class of each image.
+    n_clients: 1..n.
+    alpha: concentration, > 0.
+    rng: stream of the partition.
+    spread: standard deviation of the sizes, to 0.05; None: any.
+    tries: draws before giving up.
+    Returns: tuple of index arrays.
+    """
     labels = np.asarray(labels)
     check_positive("alpha", alpha)
     check_between("n_clients", n_clients, 1, len(labels))
@@ -550,11 +590,14 @@ def dirichlet_dealt(
 
 # %% ../../nbs/datasets/images.ipynb #d0img14
 def hold_out_clients(
-    federation: Federation,
-    n_test: int,  # clients whose images become the test images, 1..n_clients - 1
-    rng: np.random.Generator,  # stream of the choice
-) -> Federation:  # of the other clients, in order; `parts` index the same images
-    "Test on clients that never train. [imvu Sec. 4.2]"
+    federation: Federation, n_test: int, rng: np.random.Generator
+) -> Federation:
+    """Test on clients that never train. [imvu Sec. 4.2]
+
+    n_test: clients whose images become the test images, 1..n_clients - 1.
+    rng: stream of the choice.
+    Returns: Federation of the other clients, in order; `parts` index the same images.
+    """
     check_between("n_test", n_test, 1, len(federation.parts) - 1)
     n, parts, data = len(federation.parts), federation.parts, federation.data
     chosen = set(rng.choice(n, n_test, replace=False).tolist())

@@ -27,13 +27,20 @@ from .images import Dataset, Federation, data_root
 # %% ../../nbs/datasets/medical.ipynb #161a97fc
 @dataclass(frozen=True)
 class Records:
-    "Admissions: features, deaths, names of the features."
+    """Admissions: features, deaths, names of the features.
 
-    name: str  # of the data set
-    x: Tensor  # (n, f) float32 in [0, 1]
-    y: Tensor  # (n,) int64, 1 where the patient died in hospital
-    columns: tuple  # of f names
-    hospitals: tuple = None  # of n hospital ids, or None where the table has none
+    name: of the data set.
+    x: (n, f) float32 in [0, 1].
+    y: (n,) int64, 1 where the patient died in hospital.
+    columns: of f names.
+    hospitals: of n hospital ids, or None where the table has none.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    columns: tuple
+    hospitals: tuple = None
 
 # %% ../../nbs/datasets/medical.ipynb #d0med02
 def code_features(
@@ -212,11 +219,13 @@ def _diabetes_codes(row, drugs):
     yield from (f"icd9 {code}" for code in diagnoses if code != "?")
 
 
-def diabetes130(
-    root=None,  # data root, default data_root()
-    min_records: int = 100,  # records a code must stand in, >= 1
-) -> Records:  # counts asserted
-    "Admissions of the 130-US hospitals table. [Strack et al. 2014; fltop App. A.2]"
+def diabetes130(root=None, min_records: int = 100) -> Records:
+    """Admissions of the 130-US hospitals table. [Strack et al. 2014; fltop App. A.2]
+
+    root: data root, default data_root().
+    min_records: records a code must stand in, >= 1.
+    Returns: counts asserted.
+    """
     folder = Path(root or data_root()) / "diabetes130" / "dataset_diabetes"
     path = folder / "diabetic_data.csv"
     found = _rows(path, "diabetes130", COLUMNS)
@@ -353,11 +362,13 @@ def _stay_numbers(stays):
     return numbers
 
 # %% ../../nbs/datasets/medical.ipynb #d0med14
-def physionet2012(
-    root=None,  # data root, default data_root()
-    min_records: int = 100,  # records a code must stand in, >= 1
-) -> Records:  # counts asserted
-    "First days of intensive care stays. [Silva et al. 2012; fltop App. A.2]"
+def physionet2012(root=None, min_records: int = 100) -> Records:
+    """First days of intensive care stays. [Silva et al. 2012; fltop App. A.2]
+
+    root: data root, default data_root().
+    min_records: records a code must stand in, >= 1.
+    Returns: counts asserted.
+    """
     stays, died, digest = _stays(Path(root or data_root()) / "physionet2012")
     codes, numbers = map(_stay_codes, stays), _stay_numbers(stays)
     records = assemble("physionet2012", codes, numbers, died, min_records)
@@ -454,12 +465,18 @@ def write_synthetic_admissions(
 # %% ../../nbs/datasets/medical.ipynb #79a1a8d5
 @dataclass(frozen=True)
 class Split:
-    "Hospitals, the test set they share, and the server's public patients."
+    """Hospitals, the test set they share, and the server's public patients.
 
-    federation: Federation  # parts index training records; x_test: all test patients
-    public_x: Tensor  # (p, f) float32, patients of no hospital and no test set
-    public_y: Tensor  # (p,) int64
-    dropped: int  # training records left over by equal sizes
+    federation: parts index training records; x_test: all test patients.
+    public_x: (p, f) float32, patients of no hospital and no test set.
+    public_y: (p,) int64.
+    dropped: training records left over by equal sizes.
+    """
+
+    federation: Federation
+    public_x: Tensor
+    public_y: Tensor
+    dropped: int
 
 # %% ../../nbs/datasets/medical.ipynb #2df69ba4
 def _deal_patients(dead, alive, n_hospitals, rng):
@@ -473,12 +490,19 @@ def _deal_patients(dead, alive, n_hospitals, rng):
 
 def virtual_hospitals(
     records: Records,
-    n_hospitals: int,  # N, at most the deaths left for training
-    rng: np.random.Generator,  # stream of split and deal
-    test: float = 0.2,  # share of the test set, in (0, 1)
-    public_deaths: int = 12,  # in the public batch; its survivors keep the data's rate
-) -> Split:  # equal sizes, a death in every hospital
-    "Split, set public patients aside, deal the rest. [fltop App. A.2]"
+    n_hospitals: int,
+    rng: np.random.Generator,
+    test: float = 0.2,
+    public_deaths: int = 12,
+) -> Split:
+    """Split, set public patients aside, deal the rest. [fltop App. A.2]
+
+    n_hospitals: N, at most the deaths left for training.
+    rng: stream of split and deal.
+    test: share of the test set, in (0, 1).
+    public_deaths: in the public batch; its survivors keep the data's rate.
+    Returns: equal sizes, a death in every hospital.
+    """
     n, died = len(records.y), records.y.numpy() == 1
     if not 0 < test < 1:
         raise ValueError(

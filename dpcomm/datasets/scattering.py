@@ -156,12 +156,14 @@ def check_images(
     return images
 
 # %% ../../nbs/datasets/scattering.ipynb #d0sca02
-def scatter(
-    images: Tensor,  # (n, channels, height, width), float; sides multiples of 4, >= 8
-    orientations: int = 8,  # L, directions in half a circle, at least 2
-    block: int = None,  # maps in flight, >= 1; None: 16 on the CPU, 1,024 elsewhere
-) -> Tensor:  # (n, channels * (1 + L)**2, height / 4, width / 4), type of the images
-    "Coefficients of order 0, 1, 2. [Bruna & Mallat 2013; Tramer & Boneh 2021]"
+def scatter(images: Tensor, orientations: int = 8, block: int = None) -> Tensor:
+    """Coefficients of order 0, 1, 2. [Bruna & Mallat 2013; Tramer & Boneh 2021]
+
+    images: (n, channels, height, width), float; sides multiples of 4, >= 8.
+    orientations: L, directions in half a circle, at least 2.
+    block: maps in flight, >= 1; None: 16 on the CPU, 1,024 elsewhere.
+    Returns: (n, channels * (1 + L)**2, height / 4, width / 4), type of the images.
+    """
     n, channels, height, width = check_images(images).shape
     check_between("orientations", orientations, 2)
     if block is None:
@@ -293,17 +295,26 @@ def _compute(path, shape, images, settings, device, hidden):
 
 
 def features(
-    data: Dataset,  # as `dpcomm.datasets.images.load` returns it
-    limit: tuple = None,  # (training, test): only the first images; None: all
-    groups: int = 27,  # of the normalisation; divides channels * (1 + L)**2
-    orientations: int = 8,  # L, directions in half a circle, >= 2
-    root=None,  # data root, default data_root()
-    device="cpu",  # where the transform runs
-    progress: bool = True,  # show a bar on a terminal; DPCOMM_PROGRESS 1: always, 0: never
-) -> (
-    tuple
-):  # training, test: (n, channels (1 + L)^2 height width / 16) float32, read-only
-    "Normalised features, computed once and kept on disk. [Tramer & Boneh 2021]"
+    data: Dataset,
+    limit: tuple = None,
+    groups: int = 27,
+    orientations: int = 8,
+    root=None,
+    device="cpu",
+    progress: bool = True,
+) -> tuple:
+    """Normalised features, computed once and kept on disk. [Tramer & Boneh 2021]
+
+    data: as `dpcomm.datasets.images.load` returns it.
+    limit: (training, test): only the first images; None: all.
+    groups: of the normalisation; divides channels * (1 + L)**2.
+    orientations: L, directions in half a circle, >= 2.
+    root: data root, default data_root().
+    device: where the transform runs.
+    progress: show a bar on a terminal; DPCOMM_PROGRESS 1: always, 0: never.
+    Returns: training, test: (n, channels (1 + L)^2 height width / 16) float32,
+    read-only.
+    """
     mean, std = PIXELS.get(data.name, ((0.0,), (1.0,)))
     settings = dict(scales=SCALES, orientations=orientations, groups=groups)
     settings |= dict(mean=mean, std=std)

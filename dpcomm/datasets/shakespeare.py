@@ -253,13 +253,21 @@ def _check_whole(texts):
 
 
 def shakespeare(
-    root=None,  # data root, default data_root()
-    n_clients: int = 660,  # roles, the longest
-    shorten: int = None,  # keep so many training windows of a client; None: all
-    n_test: int = None,  # keep so many test windows, evenly spaced; None: all
-    whole: bool = True,  # assert the counts of the full file of roles
-) -> Federation:  # a client a role
-    "Shakespeare's roles as clients. [dprec App. C.1, Table 2]"
+    root=None,
+    n_clients: int = 660,
+    shorten: int = None,
+    n_test: int = None,
+    whole: bool = True,
+) -> Federation:
+    """Shakespeare's roles as clients. [dprec App. C.1, Table 2]
+
+    root: data root, default data_root().
+    n_clients: roles, the longest.
+    shorten: keep so many training windows of a client; None: all.
+    n_test: keep so many test windows, evenly spaced; None: all.
+    whole: assert the counts of the full file of roles.
+    Returns: a client a role.
+    """
     folder = Path(root or data_root()) / "shakespeare"
     if any((folder / "train").glob("*.json")):
         return from_leaf(root)

@@ -64,18 +64,28 @@ LONGEST, TAGS = 32, 5  # words and tags a post has at most
 # %% ../../nbs/datasets/stackoverflow.ipynb #175c60x1
 @dataclass(frozen=True)
 class SyntheticPosts:
-    "Synthetic posts; client i depends on (seed, i) and the fields alone. [dprec Table 2]"
+    """Synthetic posts; client i depends on (seed, i) and the fields alone. [dprec Table 2]
+
+    seed: root of all streams.
+    n_words: size of the vocabulary, >= 2 n_topics.
+    n_tags: > TAGS.
+    n_topics: >= 2.
+    mean: posts a client.
+    most: posts of the largest client that can be.
+    topical: share of a topical word drawn through its topic, in (0, 1).
+    focus: concentration of a client's topics, > 0; small: few topics.
+    """
 
     n_clients: int = 342_477
-    seed: int = 0  # root of all streams
-    n_words: int = 10_000  # size of the vocabulary, >= 2 n_topics
-    n_tags: int = 500  # > TAGS
-    n_topics: int = 50  # >= 2
-    mean: float = 396.58  # posts a client
+    seed: int = 0
+    n_words: int = 10_000
+    n_tags: int = 500
+    n_topics: int = 50
+    mean: float = 396.58
     std: float = 1278.94
-    most: int = 200_000  # posts of the largest client that can be
-    topical: float = 0.8  # share of a topical word drawn through its topic, in (0, 1)
-    focus: float = 2.0  # concentration of a client's topics, > 0; small: few topics
+    most: int = 200_000
+    topical: float = 0.8
+    focus: float = 2.0
     name = "made stackoverflow"
 
     def __post_init__(self):
@@ -94,26 +104,29 @@ class SyntheticPosts:
         "Running sums of the model, from `_tables`."
         return _tables(self)
 
-    def sizes(
-        self,
-        clients=None,  # client numbers; None: all
-    ) -> np.ndarray:  # (n,) int64, posts of each
-        "Sizes of clients, without their posts."
+    def sizes(self, clients=None) -> np.ndarray:
+        """Sizes of clients, without their posts.
+
+        clients: client numbers; None: all.
+        Returns: (n,) int64, posts of each.
+        """
         return client_sizes(self, range(self.n_clients) if clients is None else clients)
 
-    def posts(
-        self,
-        clients,  # client numbers, 0..n_clients - 1
-    ) -> tuple:  # words (n, 32) and tags (n, 5), -1 where there is none; posts of each
-        "Posts of some clients."
+    def posts(self, clients) -> tuple:
+        """Posts of some clients.
+
+        clients: client numbers, 0..n_clients - 1.
+        Returns: words (n, 32) and tags (n, 5), -1 where there is none; posts of each.
+        """
         streams = [("client", int(i)) for i in clients]
         return _sample_posts(self, streams, self.sizes(clients))
 
-    def evaluation_posts(
-        self,
-        n: int,  # posts, >= 1
-    ) -> tuple:  # words (n, 32) and tags (n, 5)
-        "Posts of clients that never train."
+    def evaluation_posts(self, n: int) -> tuple:
+        """Posts of clients that never train.
+
+        n: posts, >= 1.
+        Returns: words (n, 32) and tags (n, 5).
+        """
         return evaluation_posts(self, n)
 
     @property
@@ -257,9 +270,12 @@ def evaluation_posts(
 # %% ../../nbs/datasets/stackoverflow.ipynb #82ed4757
 @dataclass(frozen=True)
 class LazyFederation(Federation):
-    "Clients that are made or read when they are visited."
+    """Clients that are made or read when they are visited.
 
-    source: Any = None  # SyntheticPosts, or stackoverflow_files.Files
+    source: SyntheticPosts, or stackoverflow_files.Files.
+    """
+
+    source: Any = None
 
     @property
     def partition_hash(self) -> str:
@@ -271,13 +287,13 @@ class LazyFederation(Federation):
         "(n_clients,) posts a client holds."
         return self.source.sizes()
 
-    def visit(
-        self,
-        cohort,  # client numbers of a round; one that comes twice has its posts once
-    ) -> (
-        tuple
-    ):  # Dataset of their posts; index arrays into it, one a member of the cohort
-        "Posts of a round's clients, and where each client's lie."
+    def visit(self, cohort) -> tuple:
+        """Posts of a round's clients, and where each client's lie.
+
+        cohort: client numbers of a round; one that comes twice has its posts once.
+        Returns: Dataset of their posts; index arrays into it, one a member of the
+        cohort.
+        """
         clients, place = np.unique(np.asarray(cohort, np.int64), return_inverse=True)
         x, y, sizes = self.source.posts(clients)
         ends = np.cumsum(sizes)[:-1]
@@ -286,11 +302,13 @@ class LazyFederation(Federation):
         return Dataset(self.data.name, x, y, x[:0], y[:0]), [parts[i] for i in place]
 
 # %% ../../nbs/datasets/stackoverflow.ipynb #d0so04
-def federation(
-    source,  # SyntheticPosts, or stackoverflow_files.Files
-    n_test: int = 10_000,  # posts of the test set, >= 1
-) -> LazyFederation:  # of source.n_clients clients
-    "Lazy clients and a test set. [dprec App. C.1]"
+def federation(source, n_test: int = 10_000) -> LazyFederation:
+    """Lazy clients and a test set. [dprec App. C.1]
+
+    source: SyntheticPosts, or stackoverflow_files.Files.
+    n_test: posts of the test set, >= 1.
+    Returns: LazyFederation of source.n_clients clients.
+    """
     x, y = (torch.from_numpy(a) for a in source.evaluation_posts(n_test))
     data = Dataset(source.name, x[:0], y[:0], x, y)
     rule = f"{source.name}, a client a user, made or read when visited"

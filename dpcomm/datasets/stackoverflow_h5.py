@@ -398,12 +398,16 @@ def _check_whole(files):
 
 
 def stackoverflow(
-    root=None,  # data root, default data_root(); the files lie in stackoverflow
-    n_words: int = 10_000,  # size of the vocabulary, >= 1
-    n_tags: int = 500,  # number of tags, >= 1
-    whole: bool = True,  # assert the counts of the full data set
-) -> Files:  # a source for stackoverflow.federation
-    "TFF's StackOverflow from disk. [dprec App. C.1, Table 2]"
+    root=None, n_words: int = 10_000, n_tags: int = 500, whole: bool = True
+) -> Files:
+    """TFF's StackOverflow from disk. [dprec App. C.1, Table 2]
+
+    root: data root, default data_root(); the files lie in stackoverflow.
+    n_words: size of the vocabulary, >= 1.
+    n_tags: number of tags, >= 1.
+    whole: assert the counts of the full data set.
+    Returns: a source for stackoverflow.federation.
+    """
     folder = Path(root or data_root()) / "stackoverflow"
     base = folder / "stackoverflow.sqlite"
     h5 = [folder / f"stackoverflow_{split}.h5" for split in ("train", "test")]

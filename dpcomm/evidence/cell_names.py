@@ -60,9 +60,11 @@ def word(
     return part.replace("_", " ")
 
 # %% ../../nbs/evidence/cell_names.ipynb #fc65614c
-def in_words(
-    key: str,  # of a paper's number, e.g. 'fmnist.fl_top_dp.r0.5.accuracy'
-) -> str:  # its parts in words, with commas between
-    "A key as a reader would say it."
+def in_words(key: str) -> str:
+    """A key as a reader would say it.
+
+    key: of a paper's number, e.g. 'fmnist.fl_top_dp.r0.5.accuracy'.
+    Returns: its parts in words, with commas between.
+    """
     parts = re.split(r"\.(?!\d)|(?<!\d)\.(?=\d)", key)
     return ", ".join(map(word, parts))

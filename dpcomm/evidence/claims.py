@@ -159,12 +159,14 @@ def row_of(
     )
 
 # %% ../../nbs/evidence/claims.ipynb #8f76f78b
-def rows(
-    paper: str,  # id
-    found: verdicts.Evidence = None,  # None reads the committed records
-    base: str = "..",  # folder of the notebooks, as seen from the page
-) -> list:  # of Row
-    "The claims of a paper, judged."
+def rows(paper: str, found: verdicts.Evidence = None, base: str = "..") -> list:
+    """The claims of a paper, judged.
+
+    paper: id.
+    found: None reads the committed records.
+    base: folder of the notebooks, as seen from the page.
+    Returns: list of Row.
+    """
     found = found or verdicts.evidence(paper)
     return [
         row_of(claim, paper, found, base) for claim in paper_tables.paper(paper).claims
@@ -172,11 +174,15 @@ def rows(
 
 
 def table(
-    paper: str,  # id
-    found: verdicts.Evidence = None,  # None reads the committed records
-    base: str = "..",  # folder of the notebooks, as seen from the page
-) -> verdicts.Table:  # claim, place, status, number, seeds, what it rests on
-    "What a paper claims and what became of it."
+    paper: str, found: verdicts.Evidence = None, base: str = ".."
+) -> verdicts.Table:
+    """What a paper claims and what became of it.
+
+    paper: id.
+    found: None reads the committed records.
+    base: folder of the notebooks, as seen from the page.
+    Returns: claim, place, status, number, seeds, what it rests on.
+    """
     lines = [
         (
             r.claim.text,
@@ -227,11 +233,12 @@ def _compute(found):
     )
 
 
-def report(
-    paper: str,  # id
-    base: str = "..",  # folder of the notebooks, as seen from the page
-) -> Report:
-    "The report of a paper's reproduction, made from its file and its records."
+def report(paper: str, base: str = "..") -> Report:
+    """The report of a paper's reproduction, made from its file and its records.
+
+    paper: id.
+    base: folder of the notebooks, as seen from the page.
+    """
     p, found = paper_tables.paper(paper), verdicts.evidence(paper)
     full = list(records.standing(records.load(paper, scale="full")).values())
     judged = table(paper, found, base)

@@ -15,13 +15,15 @@ from . import figures
 PAPER = "#e8ebef"  # of boxes
 
 # %% ../../nbs/evidence/drawings.ipynb #5fcd644a
-def protocol(
-    parties,  # names, from left to right
-    messages,  # (from, to, what, bits as text), in time; to = from: what it does alone
-    sees: dict,  # party -> what it learns
-    title: str = "",  # the finding
-):  # matplotlib Figure
-    "Draw a protocol: parties, messages with their sizes, and what each party sees."
+def protocol(parties, messages, sees: dict, title: str = ""):
+    """Draw a protocol: parties, messages with their sizes, and what each party sees.
+
+    parties: names, from left to right.
+    messages: (from, to, what, bits as text), in time; to = from: what it does alone.
+    sees: party -> what it learns.
+    title: the finding.
+    Returns: matplotlib Figure.
+    """
     for name in [*sees, *(m[0] for m in messages), *(m[1] for m in messages)]:
         check_choice("party", name, tuple(parties))
     height = 1.5 + 0.6 * len(messages)

@@ -25,11 +25,16 @@ from ..core.checks import check_choice, nearest, shown
 
 # %% ../../nbs/evidence/figures.ipynb #38daeb83
 class Look(NamedTuple):
-    "How one mechanism is drawn."
+    """How one mechanism is drawn.
 
-    colour: str  # hex sRGB
-    marker: str  # matplotlib marker, never shared
-    label: str  # name in legends
+    colour: hex sRGB.
+    marker: matplotlib marker, never shared.
+    label: name in legends.
+    """
+
+    colour: str
+    marker: str
+    label: str
 
 # %% ../../nbs/evidence/figures.ipynb #8766f345
 MAIN = ("rec", "imvu", "topk", "sqsgd")
@@ -55,10 +60,12 @@ MECH = {
 }
 
 # %% ../../nbs/evidence/figures.ipynb #462cd15e
-def look(
-    mech: str,  # mechanism id, a key of `MECH`
-) -> Look:  # its colour, marker and label
-    "Colour, marker and label of one mechanism. ValueError for one without a row in `MECH`."
+def look(mech: str) -> Look:
+    """Colour, marker and label of one mechanism. ValueError for one without a row in `MECH`.
+
+    mech: mechanism id, a key of `MECH`.
+    Returns: its colour, marker and label.
+    """
     if mech in MECH:
         return MECH[mech]
     raise ValueError(
@@ -108,10 +115,11 @@ RC = {
 
 # %% ../../nbs/evidence/figures.ipynb #a476f45a
 @contextmanager
-def style(
-    size: tuple = SIZE,  # width and height, inches
-):
-    "The look of every figure, as a context."
+def style(size: tuple = SIZE):
+    """The look of every figure, as a context.
+
+    size: width and height, inches.
+    """
     ours = {**RC, "figure.figsize": size}
     before = {key: plt.rcParams[key] for key in ours}
     plt.rcParams.update(ours)
@@ -121,10 +129,12 @@ def style(
         plt.rcParams.update(before)
 
 # %% ../../nbs/evidence/figures.ipynb #f5ba27a5
-def interval(
-    y: np.ndarray,  # one row per seed, (n_seeds, n_points)
-) -> tuple:  # mean, low, high, each (n_points,); low = high = mean for one seed
-    "Mean over seeds with its 95 % Student interval. [Student 1908]"
+def interval(y: np.ndarray) -> tuple:
+    """Mean over seeds with its 95 % Student interval. [Student 1908]
+
+    y: one row per seed, (n_seeds, n_points).
+    Returns: mean, low, high, each (n_points,); low = high = mean for one seed.
+    """
     mean, n = y.mean(0), len(y)
     if n == 1:
         return mean, mean, mean
@@ -156,16 +166,27 @@ def as_rows(
 
 # %% ../../nbs/evidence/figures.ipynb #15b217b6
 def series(
-    mech: str,  # mechanism id, a key of `MECH`
-    x,  # positions, (n_points,); names for `bars`
-    y,  # values, (n_seeds, n_points), (n_points,), or (n_seeds,) at a single x
-    label: str = None,  # legend name, default the mechanism's
-    source: str = "ours",  # 'ours', 'paper' or 'formula'
-    err=None,  # half-width, (n_points,) or one: the paper's spread or reading error
-    n: int = None,  # runs behind each point, default the rows of y when ours
-    colour: str = None,  # only for a sweep inside one mechanism, see `palette`
-) -> dict:  # one legend line, ready for `curve` or `bars`
-    "One line of a legend: whose numbers, which mechanism, how many seeds."
+    mech: str,
+    x,
+    y,
+    label: str = None,
+    source: str = "ours",
+    err=None,
+    n: int = None,
+    colour: str = None,
+) -> dict:
+    """One line of a legend: whose numbers, which mechanism, how many seeds.
+
+    mech: mechanism id, a key of `MECH`.
+    x: positions, (n_points,); names for `bars`.
+    y: values, (n_seeds, n_points), (n_points,), or (n_seeds,) at a single x.
+    label: legend name, default the mechanism's.
+    source: 'ours', 'paper' or 'formula'.
+    err: half-width, (n_points,) or one: the paper's spread or reading error.
+    n: runs behind each point, default the rows of y when ours.
+    colour: only for a sweep inside one mechanism, see `palette`.
+    Returns: one legend line, ready for `curve` or `bars`.
+    """
     check_choice("source", source, SOURCES)
     m, (x, y) = look(mech), as_rows(x, y)
     mean, low, high = interval(y)
@@ -188,11 +209,13 @@ def series(
     )
 
 # %% ../../nbs/evidence/figures.ipynb #6ea38c7b
-def palette(
-    mech: str,  # mechanism id, a key of `MECH`
-    n: int,  # how many, >= 1
-) -> list:  # n hex colours, light to dark, hue kept
-    "Lighter and darker versions of one mechanism's colour, for a sweep."
+def palette(mech: str, n: int) -> list:
+    """Lighter and darker versions of one mechanism's colour, for a sweep.
+
+    mech: mechanism id, a key of `MECH`.
+    n: how many, >= 1.
+    Returns: n hex colours, light to dark, hue kept.
+    """
     base = np.array(mpl.colors.to_rgb(look(mech).colour))
     mix = np.linspace(0.45, -0.45, n) if n > 1 else [0.0]
     return [
@@ -238,11 +261,13 @@ class Csv(NamedTuple):
         return f"{self.name}: {self.text.count(chr(10)) - 1} rows"
 
 # %% ../../nbs/evidence/figures.ipynb #2cd2d3fa
-def as_csv(
-    rows: list,  # dicts with the same keys
-    name: str = "figure.csv",  # file name offered to the reader
-) -> Csv:  # shown as a link in a notebook
-    "Offer the rows behind a figure as CSV. [RFC 4180]"
+def as_csv(rows: list, name: str = "figure.csv") -> Csv:
+    """Offer the rows behind a figure as CSV. [RFC 4180]
+
+    rows: dicts with the same keys.
+    name: file name offered to the reader.
+    Returns: shown as a link in a notebook.
+    """
     if not rows:
         raise ValueError(
             "rows is empty, allowed one dict or more; pass what the figure helper"
@@ -261,10 +286,12 @@ def as_csv(
 HALO = [withStroke(linewidth=3.4, foreground="white")]
 
 # %% ../../nbs/evidence/figures.ipynb #95651540
-def line_style(
-    s: dict,  # what `series` returned
-) -> dict:  # keyword arguments of `Axes.plot`
-    "Line style of a series: paper hollow and dashed, ours filled and solid."
+def line_style(s: dict) -> dict:
+    """Line style of a series: paper hollow and dashed, ours filled and solid.
+
+    s: what `series` returned.
+    Returns: keyword arguments of `Axes.plot`.
+    """
     every = max(1, len(s["x"]) // 8)
     kind = {
         "ours": dict(ls="-", marker=s["marker"], markevery=every),
@@ -281,13 +308,14 @@ def line_style(
     )
 
 # %% ../../nbs/evidence/figures.ipynb #dba33589
-def error_bars(
-    ax,  # matplotlib axes
-    x,  # positions, (n_points,)
-    s: dict,  # what `series` returned
-    colour: str = None,  # default the series' own
-) -> None:
-    "Error bars of a series that has a spread."
+def error_bars(ax, x, s: dict, colour: str = None) -> None:
+    """Error bars of a series that has a spread.
+
+    ax: matplotlib axes.
+    x: positions, (n_points,).
+    s: what `series` returned.
+    colour: default the series' own.
+    """
     if (s["high"] > s["low"]).any():
         ax.errorbar(
             x,
@@ -299,24 +327,29 @@ def error_bars(
         )
 
 # %% ../../nbs/evidence/figures.ipynb #dba3358b
-def get_axes(
-    ax=None,  # matplotlib axes, or None for a new figure
-) -> tuple:  # figure, axes
-    "The axes to draw on: the given ones or a new figure's."
+def get_axes(ax=None) -> tuple:
+    """The axes to draw on: the given ones or a new figure's.
+
+    ax: matplotlib axes, or None for a new figure.
+    Returns: figure, axes.
+    """
     if ax is not None:
         return ax.figure, ax
     return plt.subplots()
 
 # %% ../../nbs/evidence/figures.ipynb #9d9ca061
 def label_axes(
-    ax,  # matplotlib axes
-    xlabel: str,  # quantity and unit, not empty
-    ylabel: str,  # quantity and unit, not empty
-    title: str = "",  # the finding
-    log: str = "",  # '', 'x', 'y' or 'xy'
-    legend: bool = True,  # draw the legend
+    ax, xlabel: str, ylabel: str, title: str = "", log: str = "", legend: bool = True
 ) -> None:
-    "Labels, title, scales and legend; an axis without a label is refused."
+    """Labels, title, scales and legend; an axis without a label is refused.
+
+    ax: matplotlib axes.
+    xlabel: quantity and unit, not empty.
+    ylabel: quantity and unit, not empty.
+    title: the finding.
+    log: '', 'x', 'y' or 'xy'.
+    legend: draw the legend.
+    """
     for name, text in (("xlabel", xlabel), ("ylabel", ylabel)):
         if not text:
             raise ValueError(
@@ -361,15 +394,25 @@ def end_names(
 
 # %% ../../nbs/evidence/figures.ipynb #151d5c43
 def curve(
-    lines: list,  # what `series` returned, one per legend line; None is left out
-    xlabel: str,  # quantity and unit
-    ylabel: str,  # quantity and unit
-    title: str = "",  # the finding
-    log: str = "",  # '', 'x', 'y' or 'xy'
-    ax=None,  # axes to draw on, default a new figure
-    ends: bool = False,  # names at the right ends of the lines, not in a legend
-) -> tuple:  # figure, rows
-    "Lines over a number, with 95 % bands over seeds."
+    lines: list,
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    log: str = "",
+    ax=None,
+    ends: bool = False,
+) -> tuple:
+    """Lines over a number, with 95 % bands over seeds.
+
+    lines: what `series` returned, one per legend line; None is left out.
+    xlabel: quantity and unit.
+    ylabel: quantity and unit.
+    title: the finding.
+    log: '', 'x', 'y' or 'xy'.
+    ax: axes to draw on, default a new figure.
+    ends: names at the right ends of the lines, not in a legend.
+    Returns: figure, rows.
+    """
     lines = [s for s in lines if s]
     solid = {"ls": "-"} if all(s["source"] == "formula" for s in lines) else {}
     with style():
@@ -389,16 +432,27 @@ def curve(
 
 # %% ../../nbs/evidence/figures.ipynb #c0lrn02
 def learning_curve(
-    found,  # of records.Record; those of another key are left out
-    key: str,  # of the setting, as 'eps3.rec'
-    mech: str,  # mechanism id, a key of `MECH`
-    label: str = None,  # legend name, default the mechanism's
-    y: str = "accuracy",  # name in the history
-    x: str = "round",  # name in the history
-    scale: float = 1.0,  # factor of y
-    colour: str = None,  # only for a sweep inside one mechanism, see `palette`
-) -> dict:  # one legend line; None where nothing of that key was run
-    "Score against rounds, over the seeds that were run."
+    found,
+    key: str,
+    mech: str,
+    label: str = None,
+    y: str = "accuracy",
+    x: str = "round",
+    scale: float = 1.0,
+    colour: str = None,
+) -> dict:
+    """Score against rounds, over the seeds that were run.
+
+    found: of records.Record; those of another key are left out.
+    key: of the setting, as 'eps3.rec'.
+    mech: mechanism id, a key of `MECH`.
+    label: legend name, default the mechanism's.
+    y: name in the history.
+    x: name in the history.
+    scale: factor of y.
+    colour: only for a sweep inside one mechanism, see `palette`.
+    Returns: one legend line; None where nothing of that key was run.
+    """
     oldest = sorted(found, key=lambda r: r.origin.get("date") or "", reverse=True)
     mine = {r.seed: r.history for r in oldest if r.key == key and r.history}
     curves = {seed: dict(zip(h[x], h[y])) for seed, h in sorted(mine.items())}
@@ -410,14 +464,18 @@ def learning_curve(
 
 # %% ../../nbs/evidence/figures.ipynb #15d37d81
 def bars(
-    lines: list,  # what `series` returned; x are group names
-    xlabel: str,  # what the groups are
-    ylabel: str,  # quantity and unit
-    title: str = "",  # the finding
-    log: str = "",  # '' or 'y'
-    ax=None,  # axes to draw on, default a new figure
-) -> tuple:  # figure, rows
-    "Grouped bars, paper hollow beside ours filled."
+    lines: list, xlabel: str, ylabel: str, title: str = "", log: str = "", ax=None
+) -> tuple:
+    """Grouped bars, paper hollow beside ours filled.
+
+    lines: what `series` returned; x are group names.
+    xlabel: what the groups are.
+    ylabel: quantity and unit.
+    title: the finding.
+    log: '' or 'y'.
+    ax: axes to draw on, default a new figure.
+    Returns: figure, rows.
+    """
     groups = list(dict.fromkeys(str(x) for s in lines for x in s["x"]))
     width = 0.8 / len(lines)
     with style():
@@ -466,17 +524,29 @@ def binned(
 
 # %% ../../nbs/evidence/figures.ipynb #3da2937c
 def hist2(
-    a,  # first sample, (n,), drawn filled
-    b,  # second sample, (m,), drawn as an outline
-    labels: tuple,  # their names in the legend
-    xlabel: str,  # quantity and unit
-    title: str = "",  # the finding
-    bins: int = 40,  # common bins, >= 2
-    mech: tuple = ("rec", "none"),  # whose colours
-    density=None,  # formula drawn dotted, vectorised, or None
-    ax=None,  # axes to draw on, default a new figure
-) -> tuple:  # figure, rows: left, right, and both densities
-    "Two samples in common bins, with the density when it is known."
+    a,
+    b,
+    labels: tuple,
+    xlabel: str,
+    title: str = "",
+    bins: int = 40,
+    mech: tuple = ("rec", "none"),
+    density=None,
+    ax=None,
+) -> tuple:
+    """Two samples in common bins, with the density when it is known.
+
+    a: first sample, (n,), drawn filled.
+    b: second sample, (m,), drawn as an outline.
+    labels: their names in the legend.
+    xlabel: quantity and unit.
+    title: the finding.
+    bins: common bins, >= 2.
+    mech: whose colours.
+    density: formula drawn dotted, vectorised, or None.
+    ax: axes to draw on, default a new figure.
+    Returns: figure, rows: left, right, and both densities.
+    """
     edges, p, q = binned(a, b, bins)
     names = [f"{label} (n = {np.asarray(v).size})" for label, v in zip(labels, (a, b))]
     with style():

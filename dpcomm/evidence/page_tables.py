@@ -18,9 +18,12 @@ from ..privacy.guarantee import RELATIONS
 # %% ../../nbs/evidence/page_tables.ipynb #cfe5ad00
 @dataclass(frozen=True)
 class Sentence:
-    "Prose whose numbers were computed, shown as Markdown."
+    """Prose whose numbers were computed, shown as Markdown.
 
-    text: str  # Markdown
+    text: Markdown.
+    """
+
+    text: str
 
     def __repr__(self):
         return self.text
@@ -30,12 +33,16 @@ class Sentence:
 
 # %% ../../nbs/evidence/page_tables.ipynb #c61c6e78
 def in_short(
-    s: verdicts.Summary,  # mean over seeds; None where nothing was run
-    unit: str = "%",  # behind the number
-    digits: int = 1,  # after the point
-    sign: str = "",  # '+' for differences
-) -> str:  # as '61.4 ± 4.4 % (n = 4)'
-    "A mean with its own standard error and its seeds."
+    s: verdicts.Summary, unit: str = "%", digits: int = 1, sign: str = ""
+) -> str:
+    """A mean with its own standard error and its seeds.
+
+    s: mean over seeds; None where nothing was run.
+    unit: behind the number.
+    digits: after the point.
+    sign: '+' for differences.
+    Returns: as '61.4 ± 4.4 % (n = 4)'.
+    """
     if s is None:
         return "not run"
     error = "" if s.se is None or s.spread_of else f" ± {s.se:.{digits}f}"
@@ -43,11 +50,13 @@ def in_short(
     return f"{s.mean:{sign}.{digits}f}{error}{unit} (n = {s.n})".replace("-", "−")
 
 # %% ../../nbs/evidence/page_tables.ipynb #eeb22578
-def scores(
-    found,  # of Record, of one experiment and scale
-    name: str = None,  # in `final`; None takes the setting's first known score
-) -> dict:  # key of a setting -> Summary over its seeds
-    "Last score of every setting that was run."
+def scores(found, name: str = None) -> dict:
+    """Last score of every setting that was run.
+
+    found: of Record, of one experiment and scale.
+    name: in `final`; None takes the setting's first known score.
+    Returns: key of a setting -> Summary over its seeds.
+    """
     settings = {}
     for r in records.standing(found).values():
         settings.setdefault(r.key, []).append(r)
@@ -63,13 +72,15 @@ def scores(
     return read
 
 # %% ../../nbs/evidence/page_tables.ipynb #9a248cfe
-def gap(
-    found,  # of Record
-    above: str,  # key of a setting
-    below: str,  # key of another
-    score: str = "accuracy",  # name in `final`
-) -> verdicts.Summary:  # of the differences; None without a common seed
-    "How far one setting ends above another, over the seeds they share."
+def gap(found, above: str, below: str, score: str = "accuracy") -> verdicts.Summary:
+    """How far one setting ends above another, over the seeds they share.
+
+    found: of Record.
+    above: key of a setting.
+    below: key of another.
+    score: name in `final`.
+    Returns: verdicts.Summary of the differences; None without a common seed.
+    """
     at = {
         (r.key, r.seed): r.final[score]
         for r in records.standing(found).values()
@@ -81,10 +92,12 @@ def gap(
     return verdicts.cell_summary([at[above, s] - at[below, s] for s in seeds])
 
 # %% ../../nbs/evidence/page_tables.ipynb #f553f2ee
-def printed(
-    cell: paper_tables.Cell,  # the paper's number
-) -> str:  # without its unit
-    "A number as the paper prints it; a sign where it is claimed or read off."
+def printed(cell: paper_tables.Cell) -> str:
+    """A number as the paper prints it; a sign where it is claimed or read off.
+
+    cell: the paper's number.
+    Returns: str without its unit.
+    """
     sign = "~" if cell.read_err else ""
     if cell.kind == "ordering":
         sign = {"above": "> ", "below": "< "}.get(cell.bound or "", "+")
@@ -93,11 +106,15 @@ def printed(
 
 # %% ../../nbs/evidence/page_tables.ipynb #f368a105
 def measured(
-    s: verdicts.Summary,  # ours
-    cell: paper_tables.Cell = None,  # the paper's number; None where it prints none
-    seeds: bool = True,  # whether seeds stand behind it; not for a formula
-) -> str:  # as '61.36 ± 4.40 (4)'
-    "Our number with its standard error and its seeds."
+    s: verdicts.Summary, cell: paper_tables.Cell = None, seeds: bool = True
+) -> str:
+    """Our number with its standard error and its seeds.
+
+    s: ours.
+    cell: the paper's number; None where it prints none.
+    seeds: whether seeds stand behind it; not for a formula.
+    Returns: as '61.36 ± 4.40 (4)'.
+    """
 
     def form(value):
         if cell and float(value).is_integer() and "." not in str(cell.value):
@@ -149,14 +166,22 @@ def table_cell(
 
 # %% ../../nbs/evidence/page_tables.ipynb #ad5105a5
 def paper_table(
-    paper: str,  # id
-    rows: dict,  # label, or labels, -> what fills the gaps of a column's key
-    columns: dict,  # heading -> key with gaps, as 'mnist.{0}rec.{1}'
-    title: str = "",  # above
-    corner: tuple = ("",),  # headings of the labels
-    found: verdicts.Evidence = None,  # None reads the committed records
+    paper: str,
+    rows: dict,
+    columns: dict,
+    title: str = "",
+    corner: tuple = ("",),
+    found: verdicts.Evidence = None,
 ) -> verdicts.Table:
-    "A table in the paper's shape; in each cell paper | ours | verdict."
+    """A table in the paper's shape; in each cell paper | ours | verdict.
+
+    paper: id.
+    rows: label, or labels, -> what fills the gaps of a column's key.
+    columns: heading -> key with gaps, as 'mnist.{0}rec.{1}'.
+    title: above.
+    corner: headings of the labels.
+    found: None reads the committed records.
+    """
     p, found = paper_tables.paper(paper), found or verdicts.evidence(paper)
     notes, lent, lines = [], [], []
     for label, parts in rows.items():
@@ -179,15 +204,25 @@ def paper_table(
 
 # %% ../../nbs/evidence/page_tables.ipynb #36d0764b
 def paper_line(
-    paper: str,  # id
-    mech: str,  # mechanism id, a key of plots.MECH
-    x,  # positions, one per key
-    keys,  # of the paper's numbers
-    label: str = None,  # legend name, default the mechanism's
-    scale: float = 1.0,  # factor of the numbers
-    colour: str = None,  # only for a sweep inside one mechanism
-) -> dict:  # one legend line, for plots.curve
-    "Numbers that the paper prints, as a hollow line with 95 % intervals."
+    paper: str,
+    mech: str,
+    x,
+    keys,
+    label: str = None,
+    scale: float = 1.0,
+    colour: str = None,
+) -> dict:
+    """Numbers that the paper prints, as a hollow line with 95 % intervals.
+
+    paper: id.
+    mech: mechanism id, a key of plots.MECH.
+    x: positions, one per key.
+    keys: of the paper's numbers.
+    label: legend name, default the mechanism's.
+    scale: factor of the numbers.
+    colour: only for a sweep inside one mechanism.
+    Returns: one legend line, for plots.curve.
+    """
     cells = [paper_tables.cell(paper, key) for key in keys]
     whole = [
         verdicts.Summary(c.value, c.spread, c.n_runs or 1, df=(c.n_runs or 1) - 1)
@@ -209,14 +244,16 @@ def paper_line(
     )
 
 # %% ../../nbs/evidence/page_tables.ipynb #e3fed162
-def over_traffic(
-    found,  # of Record, of one experiment and scale
-    key: str,  # of the setting
-    mech: str,  # mechanism id, a key of plots.MECH
-    label: str = None,  # legend name, default the mechanism's
-    **more,  # y, scale, colour, as plots.learning_curve takes them
-) -> dict:  # one legend line over GiB; None where nothing of that key was run
-    "Score against total traffic, mean over the seeds."
+def over_traffic(found, key: str, mech: str, label: str = None, **more) -> dict:
+    """Score against total traffic, mean over the seeds.
+
+    found: of Record, of one experiment and scale.
+    key: of the setting.
+    mech: mechanism id, a key of plots.MECH.
+    label: legend name, default the mechanism's.
+    more: y, scale, colour, as plots.learning_curve takes them.
+    Returns: one legend line over GiB; None where nothing of that key was run.
+    """
     line = figures.learning_curve(found, key, mech, label, **more)
     if line is None:
         return None
@@ -227,13 +264,15 @@ def over_traffic(
     return line | {"x": np.array([np.mean(sent[t]) for t in line["x"]])}
 
 # %% ../../nbs/evidence/page_tables.ipynb #ec67612b
-def swept(
-    found,  # of Record
-    start: str,  # of the keys, as 'imvu.'
-    x: str = "eps",  # name in the history
-    y: str = "accuracy",  # name in the history
-) -> tuple:  # x and y, (n_points,) each, by rising x; y is a mean over the seeds
-    "All tested points of the settings that begin alike."
+def swept(found, start: str, x: str = "eps", y: str = "accuracy") -> tuple:
+    """All tested points of the settings that begin alike.
+
+    found: of Record.
+    start: of the keys, as 'imvu.'.
+    x: name in the history.
+    y: name in the history.
+    Returns: x and y, (n_points,) each, by rising x; y is a mean over the seeds.
+    """
     points = {}
     for r in records.standing(found).values():
         if r.key.startswith(start) and r.history:
@@ -243,21 +282,24 @@ def swept(
     return tuple(np.array(means).T)
 
 # %% ../../nbs/evidence/page_tables.ipynb #fade7108
-def by_seed(
-    ours: dict,  # what results.ours_by_key returned
-    keys,  # of numbers
-) -> np.ndarray:  # (n_seeds, n_keys), of the seeds that all of them have
-    "Our numbers, one row per seed."
+def by_seed(ours: dict, keys) -> np.ndarray:
+    """Our numbers, one row per seed.
+
+    ours: what results.ours_by_key returned.
+    keys: of numbers.
+    Returns: (n_seeds, n_keys), of the seeds that all of them have.
+    """
     values = [ours[key].values for key in keys]
     seeds = sorted(set.intersection(*map(set, values)))
     return np.array([[v[seed] for v in values] for seed in seeds])
 
 # %% ../../nbs/evidence/page_tables.ipynb #ae12eaf4
-def promises(
-    rows,  # of (name, Guarantee or None, {relation: Guarantee} as run, bits of content)
-    title: str = "What each run promises, and sends",  # above
-) -> verdicts.Table:
-    "Epsilons and message sizes of the runs of a page."
+def promises(rows, title: str = "What each run promises, and sends") -> verdicts.Table:
+    """Epsilons and message sizes of the runs of a page.
+
+    rows: of (name, Guarantee or None, {relation: Guarantee} as run, bits of content).
+    title: above.
+    """
     lines = []
     for name, g, as_run, bits in rows:
         eps, kind = "no privacy", ("", "", "")
@@ -278,11 +320,16 @@ def promises(
 
 # %% ../../nbs/evidence/page_tables.ipynb #2b9ec29f
 def left_open(
-    paper: str,  # id
-    *tasks: str,  # as 'mnist'; 'all' for what every task shares
-    title: str = "What the text does not state, and what we took",  # above
+    paper: str,
+    *tasks: str,
+    title: str = "What the text does not state, and what we took",
 ) -> verdicts.Table:
-    "Settings of ours that the paper does not state."
+    """Settings of ours that the paper does not state.
+
+    paper: id.
+    tasks: as 'mnist'; 'all' for what every task shares.
+    title: above.
+    """
     rows = []
     for h in paper_tables.paper(paper).hypers:
         if h.source in ("inferred", "ours") and h.task in tasks:
@@ -297,9 +344,12 @@ def left_open(
 # %% ../../nbs/evidence/page_tables.ipynb #42a8feab
 @dataclass(frozen=True)
 class Folded:
-    "A table behind a line, unfolded by a click."
+    """A table behind a line, unfolded by a click.
 
-    line: str  # what it holds
+    line: what it holds.
+    """
+
+    line: str
     table: verdicts.Table
 
     def __repr__(self):
@@ -310,10 +360,11 @@ class Folded:
         return f"<details><summary>{html.escape(self.line)}</summary>{table}</details>"
 
 # %% ../../nbs/evidence/page_tables.ipynb #43ec8d81
-def cost_sentence(
-    costs: verdicts.Table,  # what costs.cost returned
-) -> Sentence:
-    "What the full scale has cost, and what its missing runs would."
+def cost_sentence(costs: verdicts.Table) -> Sentence:
+    """What the full scale has cost, and what its missing runs would.
+
+    costs: what costs.cost returned.
+    """
     command, spent, missing, rest, memory, data = costs.rows[-1]
     left = f"{missing} runs are missing and would take {rest.replace(', guessed', '')}"
     if missing == "0":

@@ -21,81 +21,136 @@ from ..core.files import field, typed
 # %% ../../nbs/evidence/paper_tables.ipynb #98ced2d5
 @dataclass(frozen=True)
 class Cell:
-    "One number that a paper prints."
+    """One number that a paper prints.
 
-    key: str  # dotted name, the same in our results, e.g. 'mnist.eps3.rec.acc'
-    table: str  # claim it belongs to: 'table1', 'text', ...
-    value: float  # as printed
-    unit: str  # 'percent', 'GiB (printed GB)', ...
-    better: str  # 'higher', 'lower' or 'neither'
-    where: str  # place in the text
-    how: str  # 'typed', 'digitised', 'author-code' or 'derived'
-    kind: str  # 'exact', 'stochastic', 'ordering' or 'shown'
-    tol: float  # match inside it, near inside twice it; 0 for ordering and shown
-    tol_why: str  # reason for tol, or why the number is only shown
-    set_on: date  # day the tolerance was set
-    checked_by: str  # who or what compared it with the text
-    also: tuple = ()  # further tables that print the same number
-    version: str = "both"  # text that prints it: 'both', 'arxiv' or 'iclr'
-    spread: float | None = None  # standard error printed behind +/-
-    n_runs: int | None = None  # seeds behind the value, >= 1
-    read_err: float | None = None  # reading error: off a plot, or printed with ~
-    above: str | None = None  # ordering: key of the larger
-    below: str | None = None  # ordering: key of the smaller
-    bound: str | None = None  # ordering: 'above' or 'below' the value
-    quotient: tuple | None = None  # two keys whose ratio this is
-    same_as: str | None = (
-        None  # key of a number of the same settings: its runs fill both
-    )
-    own: float | None = None  # what the paper's own protocol or arithmetic gives
-    arithmetic: str = (
-        ""  # the paper's own numbers that contradict `value` and give `own`
-    )
-    note: str = ""  # what a reader should know
+    key: dotted name, the same in our results, e.g. 'mnist.eps3.rec.acc'.
+    table: claim it belongs to: 'table1', 'text', ...
+    value: as printed.
+    unit: 'percent', 'GiB (printed GB)', ...
+    better: 'higher', 'lower' or 'neither'.
+    where: place in the text.
+    how: 'typed', 'digitised', 'author-code' or 'derived'.
+    kind: 'exact', 'stochastic', 'ordering' or 'shown'.
+    tol: match inside it, near inside twice it; 0 for ordering and shown.
+    tol_why: reason for tol, or why the number is only shown.
+    set_on: day the tolerance was set.
+    checked_by: who or what compared it with the text.
+    also: further tables that print the same number.
+    version: text that prints it: 'both', 'arxiv' or 'iclr'.
+    spread: standard error printed behind +/-.
+    n_runs: seeds behind the value, >= 1.
+    read_err: reading error: off a plot, or printed with ~.
+    above: ordering: key of the larger.
+    below: ordering: key of the smaller.
+    bound: ordering: 'above' or 'below' the value.
+    quotient: two keys whose ratio this is.
+    same_as: key of a number of the same settings: its runs fill both.
+    own: what the paper's own protocol or arithmetic gives.
+    arithmetic: the paper's own numbers that contradict `value` and give `own`.
+    note: what a reader should know.
+    """
+
+    key: str
+    table: str
+    value: float
+    unit: str
+    better: str
+    where: str
+    how: str
+    kind: str
+    tol: float
+    tol_why: str
+    set_on: date
+    checked_by: str
+    also: tuple = ()
+    version: str = "both"
+    spread: float | None = None
+    n_runs: int | None = None
+    read_err: float | None = None
+    above: str | None = None
+    below: str | None = None
+    bound: str | None = None
+    quotient: tuple | None = None
+    same_as: str | None = None
+    own: float | None = None
+    arithmetic: str = ""
+    note: str = ""
 
 # %% ../../nbs/evidence/paper_tables.ipynb #3b1acc0e
 @dataclass(frozen=True)
 class Hyper:
-    "One setting of a paper's experiments."
+    """One setting of a paper's experiments.
 
-    task: str  # 'mnist', ...; 'all' for every task
-    name: str  # dotted name, e.g. 'rec.c.eps3'
-    value: object  # number, text, or a tuple of numbers
-    source: str  # 'stated', 'inferred', 'swept' or 'ours'
-    where: str  # place in the text, or what it was fitted to
-    version: str = "both"  # text that states it: 'both', 'arxiv' or 'iclr'
-    unit: str = ""  # unit of the value
-    note: str = ""  # what a reader should know
+    task: 'mnist', ...; 'all' for every task.
+    name: dotted name, e.g. 'rec.c.eps3'.
+    value: number, text, or a tuple of numbers.
+    source: 'stated', 'inferred', 'swept' or 'ours'.
+    where: place in the text, or what it was fitted to.
+    version: text that states it: 'both', 'arxiv' or 'iclr'.
+    unit: unit of the value.
+    note: what a reader should know.
+    """
+
+    task: str
+    name: str
+    value: object
+    source: str
+    where: str
+    version: str = "both"
+    unit: str = ""
+    note: str = ""
 
 # %% ../../nbs/evidence/paper_tables.ipynb #3b1accac
 @dataclass(frozen=True)
 class Claim:
-    "What a paper says, in our words, and where its status is read from."
+    """What a paper says, in our words, and where its status is read from.
 
-    text: str  # a sentence
-    where: str  # place in the paper
-    cells: tuple = ()  # patterns of keys of its numbers, as 'fmnist.*.eps'
-    erratum: str = ""  # number of the erratum that shows it false or open, as 'D4'
-    kind: str = ""  # of the erratum: 'false' or 'gap'
-    number: str = ""  # template of the one number, as a paper's finding
-    link: str = ""  # page of the site, where no record says which
-    cannot: str = ""  # why it cannot be tested here
+    text: a sentence.
+    where: place in the paper.
+    cells: patterns of keys of its numbers, as 'fmnist.*.eps'.
+    erratum: number of the erratum that shows it false or open, as 'D4'.
+    kind: of the erratum: 'false' or 'gap'.
+    number: template of the one number, as a paper's finding.
+    link: page of the site, where no record says which.
+    cannot: why it cannot be tested here.
+    """
+
+    text: str
+    where: str
+    cells: tuple = ()
+    erratum: str = ""
+    kind: str = ""
+    number: str = ""
+    link: str = ""
+    cannot: str = ""
 
 
 @dataclass(frozen=True)
 class Paper:
-    "One paper: where it is from, its numbers, its settings, and why we differ."
+    """One paper: where it is from, its numbers, its settings, and why we differ.
 
-    id: str  # short name, also the file's
-    about: dict  # title, authors, arxiv, venue, code_url, code_licence, read_on, ...
-    cells: tuple  # of Cell
-    hypers: tuple  # of Hyper
-    causes: tuple  # (key, text): known reasons of a difference
-    not_run: tuple  # (prefix, text): why cells have no result of ours
-    titles: dict  # table -> what the paper calls it, in the order of the paper
-    stand_ins: dict  # table -> other data that its numbers were asked of
-    claims: tuple  # of Claim
-    report: dict  # scope, easy, hard, questions: words of its report
+    id: short name, also the file's.
+    about: title, authors, arxiv, venue, code_url, code_licence, read_on, ...
+    cells: of Cell.
+    hypers: of Hyper.
+    causes: (key, text): known reasons of a difference.
+    not_run: (prefix, text): why cells have no result of ours.
+    titles: table -> what the paper calls it, in the order of the paper.
+    stand_ins: table -> other data that its numbers were asked of.
+    claims: of Claim.
+    report: scope, easy, hard, questions: words of its report.
+    """
+
+    id: str
+    about: dict
+    cells: tuple
+    hypers: tuple
+    causes: tuple
+    not_run: tuple
+    titles: dict
+    stand_ins: dict
+    claims: tuple
+    report: dict
 
     @property
     def short(self):
@@ -309,10 +364,12 @@ def assets(
     return Path(str(files("dpcomm"))) / "assets" / kind
 
 # %% ../../nbs/evidence/paper_tables.ipynb #91a27fac
-def papers(
-    root: Path = None,  # folder of TOML files, default the package's
-) -> tuple:  # ids, sorted
-    "Ids of the transcribed papers."
+def papers(root: Path = None) -> tuple:
+    """Ids of the transcribed papers.
+
+    root: folder of TOML files, default the package's.
+    Returns: ids, sorted.
+    """
     return tuple(sorted(p.stem for p in Path(root or assets("papers")).glob("*.toml")))
 
 # %% ../../nbs/evidence/paper_tables.ipynb #91a27fcc
@@ -427,11 +484,13 @@ def parse(
 
 # %% ../../nbs/evidence/paper_tables.ipynb #aa14a115
 @lru_cache
-def paper(
-    id: str,  # short name, e.g. 'dprec'
-    root: Path = None,  # folder of TOML files, default the package's
-) -> Paper:  # checked
-    "Everything transcribed from one paper."
+def paper(id: str, root: Path = None) -> Paper:
+    """Everything transcribed from one paper.
+
+    id: short name, e.g. 'dprec'.
+    root: folder of TOML files, default the package's.
+    Returns: checked.
+    """
     if id not in papers(root):
         raise refuse("id", id, papers(root))
     file = Path(root or assets("papers")) / f"{id}.toml"
@@ -444,34 +503,40 @@ def paper(
     return parse(text, file.name)
 
 # %% ../../nbs/evidence/paper_tables.ipynb #ec9dd84a
-def tables(
-    id: str,  # paper
-    root: Path = None,  # folder of TOML files, default the package's
-) -> tuple:  # 'table1', 'text', ..., in the order of the file
-    "Names of the tables of one paper."
+def tables(id: str, root: Path = None) -> tuple:
+    """Names of the tables of one paper.
+
+    id: paper.
+    root: folder of TOML files, default the package's.
+    Returns: 'table1', 'text', ..., in the order of the file.
+    """
     return tuple(
         dict.fromkeys(t for c in paper(id, root).cells for t in (*c.also, c.table))
     )
 
 # %% ../../nbs/evidence/paper_tables.ipynb #ec9dd8ac
-def cells(
-    id: str,  # paper
-    table: str = None,  # e.g. 'table1'; None for all
-    root: Path = None,  # folder of TOML files, default the package's
-) -> tuple:  # of Cell, in the paper's order
-    "The numbers of one paper, or of one of its tables."
+def cells(id: str, table: str = None, root: Path = None) -> tuple:
+    """The numbers of one paper, or of one of its tables.
+
+    id: paper.
+    table: e.g. 'table1'; None for all.
+    root: folder of TOML files, default the package's.
+    Returns: tuple of Cell, in the paper's order.
+    """
     found = paper(id, root).cells
     if table is not None and table not in tables(id, root):
         raise refuse("table", table, tables(id, root))
     return tuple(c for c in found if table in (None, c.table, *c.also))
 
 # %% ../../nbs/evidence/paper_tables.ipynb #ec9dd8cc
-def cell(
-    id: str,  # paper
-    key: str,  # e.g. 'mnist.eps3.rec.acc'
-    root: Path = None,  # folder of TOML files, default the package's
-) -> Cell:  # that number
-    "One number of a paper."
+def cell(id: str, key: str, root: Path = None) -> Cell:
+    """One number of a paper.
+
+    id: paper.
+    key: e.g. 'mnist.eps3.rec.acc'.
+    root: folder of TOML files, default the package's.
+    Returns: Cell that number.
+    """
     found = {c.key: c for c in cells(id, root=root)}
     if key not in found:
         raise refuse("key", key, found)
@@ -479,13 +544,17 @@ def cell(
 
 # %% ../../nbs/evidence/paper_tables.ipynb #832a195f
 def hyper(
-    id: str,  # paper
-    name: str,  # e.g. 'rec.c.eps3'
-    task: str = None,  # e.g. 'mnist'; None if the name is unambiguous
-    version: str = "arxiv",  # 'arxiv' or 'iclr'
-    root: Path = None,  # folder of TOML files, default the package's
-) -> Hyper:  # its value, source and place
-    "One setting of a paper's experiments."
+    id: str, name: str, task: str = None, version: str = "arxiv", root: Path = None
+) -> Hyper:
+    """One setting of a paper's experiments.
+
+    id: paper.
+    name: e.g. 'rec.c.eps3'.
+    task: e.g. 'mnist'; None if the name is unambiguous.
+    version: 'arxiv' or 'iclr'.
+    root: folder of TOML files, default the package's.
+    Returns: its value, source and place.
+    """
     if version not in ("arxiv", "iclr"):
         raise refuse("version", version, ("arxiv", "iclr"))
     known = [h for h in paper(id, root).hypers if h.version in (version, "both")]

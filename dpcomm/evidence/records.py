@@ -27,25 +27,44 @@ BEYOND = "beyond the planned seeds"  # note of a run made after a first look
 # %% ../../nbs/evidence/records.ipynb #2485f705
 @dataclass(frozen=True)
 class Record:
-    "One finished run of one setting and seed."
+    """One finished run of one setting and seed.
 
-    paper: str  # id, as 'dprec'
-    experiment: str  # as 'dprec_mnist'
-    scale: str  # smoke, quick or full
-    key: str  # of the setting, as 'eps3.rec'
-    seed: int  # root of all its random numbers, >= 0
-    trained: bool  # False where formulas were computed and nothing learnt
-    config: dict  # every setting, plain JSON
-    final: dict  # name -> score at the end; a point, as the best round, is a dict
-    history: dict  # name -> list of at most 60 numbers, all of one length
-    cells: dict  # key of a paper's cell, or 'ours.*' -> [value, unit]
-    guarantee: dict | None  # of the whole run; None where there is no privacy
-    as_run: dict  # relation -> guarantee, where the one above is the paper's
-    bits: dict | None  # of one message; None where nothing is sent
-    data: dict  # name, partition_hash, content_hash, counts
-    cost: dict  # wall_seconds, cpu_seconds, peak_bytes
-    origin: dict  # commit, dirty, code, engine, dtype, versions, device, machine, date
-    notes: list = field(default_factory=list)  # sentences
+    paper: id, as 'dprec'.
+    experiment: as 'dprec_mnist'.
+    scale: smoke, quick or full.
+    key: of the setting, as 'eps3.rec'.
+    seed: root of all its random numbers, >= 0.
+    trained: False where formulas were computed and nothing learnt.
+    config: every setting, plain JSON.
+    final: name -> score at the end; a point, as the best round, is a dict.
+    history: name -> list of at most 60 numbers, all of one length.
+    cells: key of a paper's cell, or 'ours.*' -> [value, unit].
+    guarantee: of the whole run; None where there is no privacy.
+    as_run: relation -> guarantee, where the one above is the paper's.
+    bits: of one message; None where nothing is sent.
+    data: name, partition_hash, content_hash, counts.
+    cost: wall_seconds, cpu_seconds, peak_bytes.
+    origin: commit, dirty, code, engine, dtype, versions, device, machine, date.
+    notes: sentences.
+    """
+
+    paper: str
+    experiment: str
+    scale: str
+    key: str
+    seed: int
+    trained: bool
+    config: dict
+    final: dict
+    history: dict
+    cells: dict
+    guarantee: dict | None
+    as_run: dict
+    bits: dict | None
+    data: dict
+    cost: dict
+    origin: dict
+    notes: list = field(default_factory=list)
 
     @property
     def identity(self) -> tuple:
@@ -144,11 +163,13 @@ def path_of(
     return Path(root) / record.paper / f"{record.experiment}.{record.scale}.jsonl"
 
 # %% ../../nbs/evidence/records.ipynb #1cea8a7e
-def read(
-    path,  # file of records
-    papers_root: Path = None,  # folder of the papers' TOML files, default the package's
-) -> tuple:  # of Record, in the order of the file
-    "All records of one file."
+def read(path, papers_root: Path = None) -> tuple:
+    """All records of one file.
+
+    path: file of records.
+    papers_root: folder of the papers' TOML files, default the package's.
+    Returns: tuple of Record, in the order of the file.
+    """
     path = Path(path)
     state = path.stat()
     return _read(path, papers_root, state.st_mtime_ns, state.st_size)
@@ -212,13 +233,21 @@ def write_checked() -> Path:  # the file
 
 # %% ../../nbs/evidence/records.ipynb #1cb77ee8
 def load(
-    paper: str,  # id
-    experiment: str = None,  # as 'dprec_mnist'; None for all
-    scale: str = None,  # smoke, quick or full; None for all
-    root: Path = None,  # folder with a folder a paper, default the committed records
-    papers_root: Path = None,  # folder of the papers' TOML files, default the package's
-) -> tuple:  # of Record, by file and line
-    "The records of one paper."
+    paper: str,
+    experiment: str = None,
+    scale: str = None,
+    root: Path = None,
+    papers_root: Path = None,
+) -> tuple:
+    """The records of one paper.
+
+    paper: id.
+    experiment: as 'dprec_mnist'; None for all.
+    scale: smoke, quick or full; None for all.
+    root: folder with a folder a paper, default the committed records.
+    papers_root: folder of the papers' TOML files, default the package's.
+    Returns: tuple of Record, by file and line.
+    """
     paper_tables.paper(paper, papers_root)
     if scale is not None and scale not in SCALES:
         raise paper_tables.refuse("scale", scale, SCALES)
@@ -229,10 +258,11 @@ def load(
     )
 
 # %% ../../nbs/evidence/records.ipynb #2a1ef386
-def result_of(
-    record: Record,
-) -> dict:  # its numbers
-    "What two runs of one thing must agree in."
+def result_of(record: Record) -> dict:
+    """What two runs of one thing must agree in.
+
+    Returns: its numbers.
+    """
     return {k: getattr(record, k) for k in ("final", "history", "cells", "bits")}
 
 # %% ../../nbs/evidence/records.ipynb #92bd8426
@@ -281,11 +311,13 @@ def _union(name, found):
     return kept
 
 
-def append(
-    root,  # folder with a folder a paper
-    *found: Record,  # of one experiment and scale, at least one
-) -> Path:  # the file they stand in
-    "Add records to their file, once. ValueError where one contradicts what is there."
+def append(root, *found: Record) -> Path:
+    """Add records to their file, once. ValueError where one contradicts what is there.
+
+    root: folder with a folder a paper.
+    found: of one experiment and scale, at least one.
+    Returns: the file they stand in.
+    """
     path = path_of(root, found[0])
     with locked(path.with_name(f".{path.name}.lock")):
         there = read(path) if path.exists() else ()
@@ -294,19 +326,23 @@ def append(
     return path
 
 # %% ../../nbs/evidence/records.ipynb #246cae03
-def merge(
-    files,  # files of records of one experiment and scale
-) -> tuple:  # of Record: their union, in the order in which they first come
-    "Put evidence together. ValueError where two records contradict each other."
+def merge(files) -> tuple:
+    """Put evidence together. ValueError where two records contradict each other.
+
+    files: files of records of one experiment and scale.
+    Returns: tuple of Record: their union, in the order in which they first come.
+    """
     files = [Path(path) for path in files]
     name = files[0].name if files else ""
     return tuple(_union(name, (record for path in files for record in read(path))))
 
 # %% ../../nbs/evidence/records.ipynb #f5e85237
-def standing(
-    found,  # of Record, in the order of their file
-) -> dict:  # identity -> the Record that counts
-    "One record for each setting and seed: the first. They are listed by date."
+def standing(found) -> dict:
+    """One record for each setting and seed: the first. They are listed by date.
+
+    found: of Record, in the order of their file.
+    Returns: identity -> the Record that counts.
+    """
     chosen = {}
     for record in found:
         chosen.setdefault(record.identity, record)

@@ -19,16 +19,26 @@ from .records import Record
 # %% ../../nbs/evidence/seeds.ipynb #v10677f3
 @dataclass(frozen=True)
 class Summary:
-    "A mean over seeds. [Student 1908]"
+    """A mean over seeds. [Student 1908]
 
-    mean: float  # of the values
-    se: float | None  # standard error of the mean; None for one seed
-    n: int  # seeds
-    unit: str = ""  # as in the records
-    df: float = 0.0  # degrees of freedom behind se
-    spread_of: str = ""  # experiments that lent their spread; '' where it is our own
-    level: float = 0.95  # of the interval
-    day: date | None = None  # of the earliest run behind it; None where it is not kept
+    mean: of the values.
+    se: standard error of the mean; None for one seed.
+    n: seeds.
+    unit: as in the records.
+    df: degrees of freedom behind se.
+    spread_of: experiments that lent their spread; '' where it is our own.
+    level: of the interval.
+    day: of the earliest run behind it; None where it is not kept.
+    """
+
+    mean: float
+    se: float | None
+    n: int
+    unit: str = ""
+    df: float = 0.0
+    spread_of: str = ""
+    level: float = 0.95
+    day: date | None = None
 
     @property
     def low(self) -> float | None:
@@ -60,11 +70,13 @@ def _welch(errors):
     return variance, variance**2 / known if known else 0.0
 
 
-def cell_summary(
-    values,  # one finite number per seed
-    unit: str = "",  # carried along
-) -> Summary:  # mean, standard error, n
-    "Mean over seeds with its standard error. [Student 1908]"
+def cell_summary(values, unit: str = "") -> Summary:
+    """Mean over seeds with its standard error. [Student 1908]
+
+    values: one finite number per seed.
+    unit: carried along.
+    Returns: mean, standard error, n.
+    """
     v = np.asarray(values, dtype=float).ravel()
     if not v.size or not np.isfinite(v).all():
         raise ValueError(

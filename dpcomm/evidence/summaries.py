@@ -121,12 +121,13 @@ def _class_html(name, found):
     return f"<b>{name} {sum(found.values()):,}</b> {words}".strip()
 
 # %% ../../nbs/evidence/summaries.ipynb #532d8e81
-def bar(
-    paper: str,  # id
-    table: str = None,  # e.g. 'table1'; None for all
-    base: str = "..",  # folder of the notebooks, as seen from the page
-) -> Bar:
-    "The verdict bar of a paper or of one of its tables."
+def bar(paper: str, table: str = None, base: str = "..") -> Bar:
+    """The verdict bar of a paper or of one of its tables.
+
+    paper: id.
+    table: e.g. 'table1'; None for all.
+    base: folder of the notebooks, as seen from the page.
+    """
     return Bar(tally(paper, table), f"{base}/reference/results.ipynb#{paper}")
 
 # %% ../../nbs/evidence/summaries.ipynb #1dd083ad
@@ -159,12 +160,15 @@ class Claim:
 
 # %% ../../nbs/evidence/summaries.ipynb #45d7b054
 def claim(
-    paper: str,  # id
-    table: str,  # of the paper, e.g. 'table1'
-    found: verdicts.Evidence = None,  # None reads the committed records
-    base: str = "..",  # folder of the notebooks, as seen from the page
+    paper: str, table: str, found: verdicts.Evidence = None, base: str = ".."
 ) -> Claim:
-    "One table of a paper, its rows grouped by cause."
+    """One table of a paper, its rows grouped by cause.
+
+    paper: id.
+    table: of the paper, e.g. 'table1'.
+    found: None reads the committed records.
+    base: folder of the notebooks, as seen from the page.
+    """
     found = found or verdicts.evidence(paper)
     t = verdicts.verdict_table(paper, table, base=base, found=found)
     groups, shown = {}, []
@@ -240,10 +244,14 @@ def _told_together(group, rows):
 # %% ../../nbs/evidence/summaries.ipynb #1fc5a2af
 @dataclass(frozen=True)
 class Section:
-    "All tables of a paper, each with an anchor of its own."
+    """All tables of a paper, each with an anchor of its own.
 
-    paper: str  # id
-    base: str = ".."  # folder of the notebooks, as seen from the page
+    paper: id.
+    base: folder of the notebooks, as seen from the page.
+    """
+
+    paper: str
+    base: str = ".."
 
     def claims(self):
         "Claim by table, in the paper's order."
@@ -281,10 +289,12 @@ def tables_of(
     )
 
 # %% ../../nbs/evidence/summaries.ipynb #232119ca
-def overview(
-    base: str = "..",  # folder of the notebooks, as seen from the page
-) -> verdicts.Table:  # paper, table, counts
-    "The tables of all papers with their verdicts, class by class."
+def overview(base: str = "..") -> verdicts.Table:
+    """The tables of all papers with their verdicts, class by class.
+
+    base: folder of the notebooks, as seen from the page.
+    Returns: paper, table, counts.
+    """
     rows, notes = [], [_legend()]
     for paper in paper_tables.papers():
         found, p = verdicts.evidence(paper), paper_tables.paper(paper)
@@ -370,10 +380,12 @@ def _card(paper, base):
     )
 
 # %% ../../nbs/evidence/summaries.ipynb #9608cba1
-def summary(
-    base: str = "nbs",  # folder of the notebooks, as seen from where the table is shown
-) -> verdicts.Table:  # one row per paper
-    "Claim, finding and verdicts of every paper."
+def summary(base: str = "nbs") -> verdicts.Table:
+    """Claim, finding and verdicts of every paper.
+
+    base: folder of the notebooks, as seen from where the table is shown.
+    Returns: one row per paper.
+    """
     rows = []
     for paper in paper_tables.papers():
         p = paper_tables.paper(paper)

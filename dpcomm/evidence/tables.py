@@ -15,14 +15,22 @@ LONG = 40  # rows of a sortable table that are stored as text too
 # %% ../../nbs/evidence/tables.ipynb #b7404585
 @dataclass(frozen=True)
 class Table:
-    "Rows of text under a header, with numbered notes below."
+    """Rows of text under a header, with numbered notes below.
 
-    header: tuple  # of str
-    rows: tuple  # of tuples of str, a cell may be a Markdown link
-    title: str = ""  # above
-    notes: tuple = ()  # below, numbered from 1
-    sortable: bool = False  # a click on a header sorts, typing filters
-    folded: str = ""  # words of the line behind which a page hides it
+    header: of str.
+    rows: of tuples of str, a cell may be a Markdown link.
+    title: above.
+    notes: below, numbered from 1.
+    sortable: a click on a header sorts, typing filters.
+    folded: words of the line behind which a page hides it.
+    """
+
+    header: tuple
+    rows: tuple
+    title: str = ""
+    notes: tuple = ()
+    sortable: bool = False
+    folded: str = ""
 
     def __str__(self):
         return as_text(self)

@@ -93,11 +93,13 @@ def _judged(cell, s, gap):
     return "above" if (gap > 0) == (cell.better != "lower") else "below"
 
 # %% ../../nbs/evidence/verdicts.ipynb #5b3b472b
-def verdict(
-    cell: paper_tables.Cell,  # the paper's number
-    ours,  # Summary, values one per seed, or None; of an ordering, differences
-) -> str:  # a key of `VERDICTS`
-    "Compare ours with the paper's by the tolerance fixed before the run."
+def verdict(cell: paper_tables.Cell, ours) -> str:
+    """Compare ours with the paper's by the tolerance fixed before the run.
+
+    cell: the paper's number.
+    ours: Summary, values one per seed, or None; of an ordering, differences.
+    Returns: a key of `VERDICTS`.
+    """
     if ours is None:
         return "not run"
     s = ours if isinstance(ours, Summary) else cell_summary(ours)
@@ -166,10 +168,12 @@ def _day(record):
         return ()
 
 # %% ../../nbs/evidence/verdicts.ipynb #def4c794
-def ours_by_key(
-    found,  # of Record, of one paper
-) -> dict:  # key -> Ours
-    "Our cells. ValueError where two runs claim to be one number."
+def ours_by_key(found) -> dict:
+    """Our cells. ValueError where two runs claim to be one number.
+
+    found: of Record, of one paper.
+    Returns: key -> Ours.
+    """
     ours = {}
     for r in sorted(records.standing(found).values(), key=lambda r: r.seed):
         for key, (value, unit) in r.cells.items():
@@ -216,20 +220,25 @@ def ours_of(
 # %% ../../nbs/evidence/verdicts.ipynb #v1b03f3c
 @dataclass(frozen=True)
 class Evidence:
-    "What was run for one paper."
+    """What was run for one paper.
 
-    ours: dict  # key -> Ours, of scale full
-    smaller: tuple  # of Record, of scale quick and smoke
-    spreads: tuple  # of Spread, of the paper's numbers with several seeds
+    ours: key -> Ours, of scale full.
+    smaller: of Record, of scale quick and smoke.
+    spreads: of Spread, of the paper's numbers with several seeds.
+    """
+
+    ours: dict
+    smaller: tuple
+    spreads: tuple
     _told: dict = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    def summary(
-        self,
-        cell: paper_tables.Cell,  # the paper's number
-    ) -> (
-        Summary
-    ):  # with a borrowed spread where there is one seed; None if it was not run
-        "Our number for one of the paper's."
+    def summary(self, cell: paper_tables.Cell) -> Summary:
+        """Our number for one of the paper's.
+
+        cell: the paper's number.
+        Returns: Summary with a borrowed spread where there is one seed; None if it was
+        not run.
+        """
         if cell not in self._told:
             self._told[cell] = self._summary(cell)
         return self._told[cell]
@@ -276,12 +285,13 @@ def evidence_of(
     return Evidence(ours, smaller, tuple(spreads_of(ours)))
 
 # %% ../../nbs/evidence/verdicts.ipynb #311f37ca
-def evidence(
-    paper: str,  # id
-    root: Path = None,  # folder of records, default the committed ones
-    papers_root: Path = None,  # folder of the papers' TOML files, default the package's
-) -> Evidence:
-    "Everything that was run for one paper."
+def evidence(paper: str, root: Path = None, papers_root: Path = None) -> Evidence:
+    """Everything that was run for one paper.
+
+    paper: id.
+    root: folder of records, default the committed ones.
+    papers_root: folder of the papers' TOML files, default the package's.
+    """
     return evidence_of(records.load(paper, None, None, root, papers_root))
 
 # %% ../../nbs/evidence/verdicts.ipynb #67eb3e0d
@@ -393,15 +403,25 @@ def causes_of(
 
 # %% ../../nbs/evidence/verdicts.ipynb #v1ac64ff
 def verdict_table(
-    paper: str,  # id
-    table: str = None,  # e.g. 'table1'; None for all
-    root: Path = None,  # folder of records, default the committed ones
-    base: str = "..",  # folder of the notebooks, as seen from where the table is shown
-    papers_root: Path = None,  # folder of the papers' TOML files, default the package's
-    found: Evidence = None,  # what `evidence` returned, where several tables are made
-    only: str = "",  # keys that begin with it
-) -> Table:  # key, paper, ours, delta, verdict, link; numbered causes
-    "The paper's numbers beside ours, with verdicts."
+    paper: str,
+    table: str = None,
+    root: Path = None,
+    base: str = "..",
+    papers_root: Path = None,
+    found: Evidence = None,
+    only: str = "",
+) -> Table:
+    """The paper's numbers beside ours, with verdicts.
+
+    paper: id.
+    table: e.g. 'table1'; None for all.
+    root: folder of records, default the committed ones.
+    base: folder of the notebooks, as seen from where the table is shown.
+    papers_root: folder of the papers' TOML files, default the package's.
+    found: what `evidence` returned, where several tables are made.
+    only: keys that begin with it.
+    Returns: key, paper, ours, delta, verdict, link; numbered causes.
+    """
     p, found = (
         paper_tables.paper(paper, papers_root),
         found or evidence(paper, root, papers_root),
@@ -420,12 +440,14 @@ def verdict_table(
     return Table(HEADER, tuple(rows), f"{title} better", tuple(notes))
 
 # %% ../../nbs/evidence/verdicts.ipynb #v1chg02
-def changes(
-    paper: str,  # id
-    before: Evidence,  # what stands
-    after: Evidence,  # with more records
-) -> list:  # of str, as 'key: 61.4 (n = 4) below -> 63.0 (n = 5) near'
-    "Numbers of ours that more records change."
+def changes(paper: str, before: Evidence, after: Evidence) -> list:
+    """Numbers of ours that more records change.
+
+    paper: id.
+    before: what stands.
+    after: with more records.
+    Returns: list of str, as 'key: 61.4 (n = 4) below -> 63.0 (n = 5) near'.
+    """
     p, told = paper_tables.paper(paper), []
     for cell in paper_tables.cells(paper):
         if before.summary(cell) is not None:
@@ -472,11 +494,13 @@ def _run_row(found):
     return first.key, str(len(found)), quality, eps, *traffic, minutes
 
 
-def runs_table(
-    found,  # of Record, of one experiment
-    title: str = "",  # above
-) -> Table:  # one row a setting
-    "Runs, their scores, promises and costs."
+def runs_table(found, title: str = "") -> Table:
+    """Runs, their scores, promises and costs.
+
+    found: of Record, of one experiment.
+    title: above.
+    Returns: one row a setting.
+    """
     settings = {}
     for r in records.standing(found).values():
         if r.final:
@@ -490,19 +514,24 @@ def runs_table(
 SHORT = {"add-remove": "joins", "zero-out": "silent", "replace": "replaced"}
 
 # %% ../../nbs/evidence/verdicts.ipynb #f98cae07
-def as_run(
-    record: Record,  # of a run
-) -> str:  # as '5.45 joins, 6.53 replaced'; '' where the guarantee is the run's own
-    "The epsilons of a run as it was run."
+def as_run(record: Record) -> str:
+    """The epsilons of a run as it was run.
+
+    record: of a run.
+    Returns: str as '5.45 joins, 6.53 replaced'; '' where the guarantee is the run's
+    own.
+    """
     return ", ".join(
         f"{promise['eps']:.2f} {SHORT[name]}" for name, promise in record.as_run.items()
     )
 
 # %% ../../nbs/evidence/verdicts.ipynb #v116b432
-def guarantees_as_run(
-    root: Path = None,  # folder of records, default the committed ones
-) -> Table:  # one row a setting
-    "Runs whose guarantee has a premise: the paper's epsilon, and the run's own."
+def guarantees_as_run(root: Path = None) -> Table:
+    """Runs whose guarantee has a premise: the paper's epsilon, and the run's own.
+
+    root: folder of records, default the committed ones.
+    Returns: one row a setting.
+    """
     rows = [
         (
             r.experiment,

@@ -216,15 +216,25 @@ NAMES = (*WORKLOADS, *PARTS)
 
 # %% ../../nbs/reference/bench.ipynb #bb04f54f
 def run(
-    names: tuple,  # of workloads and parts, at least one
-    peers: tuple = (),  # loop, pfl, flower
-    repeats: int = 5,  # timed turns of each
-    threads: int = 1,  # of every contestant
-    python: str = None,  # of pfl and Flower; None: this one
-    whole: bool = False,  # all hundred clients of W2
-    say=lambda line: None,  # called with a line about the state
-) -> dict:  # a bench record
-    "Measure what was asked for."
+    names: tuple,
+    peers: tuple = (),
+    repeats: int = 5,
+    threads: int = 1,
+    python: str = None,
+    whole: bool = False,
+    say=lambda line: None,
+) -> dict:
+    """Measure what was asked for.
+
+    names: of workloads and parts, at least one.
+    peers: loop, pfl, flower.
+    repeats: timed turns of each.
+    threads: of every contestant.
+    python: of pfl and Flower; None: this one.
+    whole: all hundred clients of W2.
+    say: called with a line about the state.
+    Returns: a bench record.
+    """
     versions = check(names, peers, repeats, threads, python)
     stamp = records.stamp() | machine(threads)
     stamp["versions"] = {**stamp["versions"], **versions}
@@ -263,14 +273,16 @@ def _part_rows(name, repeats, say):
     ]
 
 # %% ../../nbs/reference/bench.ipynb #6f99124c
-def check(
-    names,  # of workloads and parts
-    peers,  # names
-    repeats: int,  # timed turns
-    threads: int,  # of each
-    python: str = None,  # of pfl and Flower
-) -> dict:  # versions of what the peers consist of, 'peer package' -> version
-    "Refuse what a bench cannot run. ValueError with a sentence."
+def check(names, peers, repeats: int, threads: int, python: str = None) -> dict:
+    """Refuse what a bench cannot run. ValueError with a sentence.
+
+    names: of workloads and parts.
+    peers: names.
+    repeats: timed turns.
+    threads: of each.
+    python: of pfl and Flower.
+    Returns: versions of what the peers consist of, 'peer package' -> version.
+    """
     for name in names:
         check_choice("workload", name, NAMES)
     check_between("--repeats", repeats, 1, 1000)
@@ -309,12 +321,14 @@ def read(
     return found
 
 # %% ../../nbs/reference/bench.ipynb #38f67bf7
-def committed(
-    workload: str,  # or part
-    threads: int = 1,  # of each contestant
-    root: Path = None,  # folder of bench records, default the package's
-) -> tuple:  # the newest record that has it, and its rows; (None, []) where none has
-    "What was measured last."
+def committed(workload: str, threads: int = 1, root: Path = None) -> tuple:
+    """What was measured last.
+
+    workload: or part.
+    threads: of each contestant.
+    root: folder of bench records, default the package's.
+    Returns: the newest record that has it, and its rows; (None, []) where none has.
+    """
     files = sorted(Path(root or paper_tables.assets("bench")).glob("*.jsonl"))
     found = [
         (record, rows)
@@ -334,10 +348,11 @@ def milliseconds(
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 # %% ../../nbs/reference/bench.ipynb #0a8569be
-def table(
-    rows: list,  # of one workload or part
-) -> Table:
-    "Rows as the terminal and the pages show them."
+def table(rows: list) -> Table:
+    """Rows as the terminal and the pages show them.
+
+    rows: of one workload or part.
+    """
     name, notes = rows[0]["workload"], [r["note"] for r in rows if r["note"]]
     if name == "growth":
         return _growth_table(rows)
@@ -406,10 +421,12 @@ def remarks(
     return [sentence for sentence in found if sentence]
 
 # %% ../../nbs/reference/bench.ipynb #78d4cfec
-def describe(
-    record: dict,  # of a bench
-) -> str:  # one sentence
-    "The machine of a record."
+def describe(record: dict) -> str:
+    """The machine of a record.
+
+    record: of a bench.
+    Returns: one sentence.
+    """
     kinds = ", ".join(record["instructions"]) or "unknown instructions"
     versions = record["versions"]
     return (

@@ -83,10 +83,12 @@ def measure() -> dict:  # runs by name, cases in the order of CASES
     return dict(runs=runs, cases=[account(*case) for case in CASES.values()])
 
 # %% ../../nbs/reference/opacus.ipynb #c1opa515
-def run(
-    python: str = None,  # the Python that has Opacus; None: this one
-) -> dict:  # a record: versions, date, machine, runs, cases
-    "Train in Opacus and account; NotRun where it is not installed."
+def run(python: str = None) -> dict:
+    """Train in Opacus and account; NotRun where it is not installed.
+
+    python: the Python that has Opacus; None: this one.
+    Returns: a record: versions, date, machine, runs, cases.
+    """
     script = "import json; from dpcomm.experiments import beside_opacus"
     script += "\nprint(json.dumps(beside_opacus.measure()))"
     return peers.answer(script, ("opacus", "torch", "randomgen"), "opacus", python)

@@ -108,21 +108,30 @@ class Ranking:
 # %% ../../nbs/reference/choosing.ipynb #beef497a
 @dataclass(frozen=True)
 class Choice:
-    "What a deployment may use."
+    """What a deployment may use.
+
+    eps: of the whole run.
+    bits: most bits a parameter of an upload's content; None: any.
+    rankings: of Ranking, the definition asked for first.
+    refused: mechanism -> why it is in no ranking.
+    """
 
     deployment: Deployment
-    eps: float  # of the whole run
-    bits: float  # most bits a parameter of an upload's content; None: any
-    rankings: tuple  # of Ranking, the definition asked for first
-    refused: dict  # mechanism -> why it is in no ranking
+    eps: float
+    bits: float
+    rankings: tuple
+    refused: dict
 
     @property
     def best(self) -> Row:
         "The row of least error under the definition asked for."
         return self.rankings[0].rows[0]
 
-    def as_dict(self) -> dict:  # ready for JSON
-        "Everything as plain values."
+    def as_dict(self) -> dict:
+        """Everything as plain values.
+
+        Returns: ready for JSON.
+        """
         ranked = [
             dict(definition=r.definition, rows=[row.as_dict() for row in r.rows])
             for r in self.rankings
@@ -329,12 +338,15 @@ def _played():
 
 # %% ../../nbs/reference/choosing.ipynb #c4000022
 def choose(
-    deployment: Deployment,  # with d, or groups
-    eps: float,  # of the whole run, > 0
-    bits: float = None,  # most bits a parameter of an upload's content, > 0; None: any
-    updates: Tensor = None,  # (k, d), clients' vectors of norm at most 1; None: `examples`
+    deployment: Deployment, eps: float, bits: float = None, updates: Tensor = None
 ) -> Choice:
-    "Rank what a deployment may use; ValueError says which limit to relax. [page choosing]"
+    """Rank what a deployment may use; ValueError says which limit to relax. [page choosing]
+
+    deployment: with d, or groups.
+    eps: of the whole run, > 0.
+    bits: most bits a parameter of an upload's content, > 0; None: any.
+    updates: (k, d), clients' vectors of norm at most 1; None: `examples`.
+    """
     s = _checked(deployment, eps, bits, updates)
     found, refused = _rows(s, eps, bits, examples(s.d) if updates is None else updates)
     if not found:
@@ -459,10 +471,11 @@ ABOUT = (
 )
 
 # %% ../../nbs/reference/choosing.ipynb #d8d74df8
-def tables(
-    choice: Choice,
-) -> list:  # of Table, one a definition of guarantee
-    "A choice for a reader: one table a definition, and why the others are not in it."
+def tables(choice: Choice) -> list:
+    """A choice for a reader: one table a definition, and why the others are not in it.
+
+    Returns: list of Table, one a definition of guarantee.
+    """
     made = []
     for i, ranking in enumerate(choice.rankings):
         promises = tuple(dict.fromkeys(str(row.guarantee) for row in ranking.rows))
@@ -509,11 +522,12 @@ def _described(row):
     return f"{row.name}({given}): {said}"
 
 # %% ../../nbs/reference/choosing.ipynb #90440629
-def picture(
-    choice: Choice,
-    ax=None,  # axes to draw on, default a new figure
-):  # figure
-    "Error against bits, one mark a mechanism, and the bound of each beneath it."
+def picture(choice: Choice, ax=None):
+    """Error against bits, one mark a mechanism, and the bound of each beneath it.
+
+    ax: axes to draw on, default a new figure.
+    Returns: figure.
+    """
     with figures.style():
         fig, ax = figures.get_axes(ax)
         for row in choice.rankings[0].rows:

@@ -41,10 +41,14 @@ def remote(
 # %% ../../nbs/reference/cluster.ipynb #f5a8ed93
 @dataclass
 class Outcome:
-    "What an engine has brought back."
+    """What an engine has brought back.
 
-    records: list = field(default_factory=list)  # of Record
-    failed: dict = field(default_factory=dict)  # Job -> error in words
+    records: of Record.
+    failed: Job -> error in words.
+    """
+
+    records: list = field(default_factory=list)
+    failed: dict = field(default_factory=dict)
 
 
 def _keep(outcome, job, line, folder):
@@ -60,13 +64,20 @@ def _stages(jobs):
 
 # %% ../../nbs/reference/cluster.ipynb #8a37663c
 def run_dask(
-    jobs: list,  # of Job
-    address: str = "local",  # of a scheduler, as tls://10.0.0.1:8786; local: workers here
-    out=None,  # folder of records; None is runs/ in the checkout
-    processes: int = 2,  # workers of a local cluster
-    say=lambda line: None,  # called after every job
+    jobs: list,
+    address: str = "local",
+    out=None,
+    processes: int = 2,
+    say=lambda line: None,
 ) -> Outcome:
-    "Play jobs on Dask's workers. [distributed.dask.org]"
+    """Play jobs on Dask's workers. [distributed.dask.org]
+
+    jobs: of Job.
+    address: of a scheduler, as tls://10.0.0.1:8786; local: workers here.
+    out: folder of records; None is runs/ in the checkout.
+    processes: workers of a local cluster.
+    say: called after every job.
+    """
     check_between("processes", processes, 1, 4096)
     with own(out) as folder, _client(address, processes) as client:
         outcome = Outcome()
@@ -224,13 +235,20 @@ def _array_size():
 
 # %% ../../nbs/reference/cluster.ipynb #a314e515
 def run_slurm(
-    jobs: list,  # of Job
-    out=None,  # folder of records that all machines see; None is runs/ in the checkout
-    cluster: str = "slurm",  # or local: processes here, all jobs at once, for tests
-    say=lambda line: None,  # called after every job
-    options: dict = None,  # of sbatch, as {"account": "mine"}
+    jobs: list,
+    out=None,
+    cluster: str = "slurm",
+    say=lambda line: None,
+    options: dict = None,
 ) -> Outcome:
-    "Play jobs as Slurm's. [github.com/facebookincubator/submitit]"
+    """Play jobs as Slurm's. [github.com/facebookincubator/submitit]
+
+    jobs: of Job.
+    out: folder of records that all machines see; None is runs/ in the checkout.
+    cluster: or local: processes here, all jobs at once, for tests.
+    say: called after every job.
+    options: of sbatch, as {"account": "mine"}.
+    """
     with own(out) as folder:
         _check_slurm(cluster)
         outcome = Outcome()

@@ -13,10 +13,11 @@ from . import runner
 from .grids import Run, planned, stands
 
 # %% ../../nbs/reference/costs.ipynb #50eed16e
-def cpu_seconds(
-    record: Record,  # of a run
-) -> float:
-    "CPU seconds of a run, or its wall time where they were not kept."
+def cpu_seconds(record: Record) -> float:
+    """CPU seconds of a run, or its wall time where they were not kept.
+
+    record: of a run.
+    """
     return record.cost.get("cpu_seconds") or record.cost.get("wall_seconds") or 0.0
 
 # %% ../../nbs/reference/costs.ipynb #f39d86da
@@ -52,12 +53,14 @@ def expected_memory(
     return f"{peak / 2**30:.1f}" if peak else f"about {run.memory:g}"
 
 # %% ../../nbs/reference/costs.ipynb #11c60c55
-def status(
-    name: str,  # of the experiment
-    scale: str = "full",  # smoke, quick or full
-    root=None,  # folder of records; None: the committed ones
-) -> Table:  # one row a run
-    "A grid with what is done and what the rest would take."
+def status(name: str, scale: str = "full", root=None) -> Table:
+    """A grid with what is done and what the rest would take.
+
+    name: of the experiment.
+    scale: smoke, quick or full.
+    root: folder of records; None: the committed ones.
+    Returns: one row a run.
+    """
     experiment, rows, hours = planned(name), [], 0.0
     have = stands(experiment, scale, root)
     for each in experiment.grid(scale):
@@ -93,10 +96,12 @@ def _ledger_row(name, scale):
     return name, experiment.paper, fills, *counts, f"{hours:,.1f}", f"{left / 60:,.1f}"
 
 
-def ledger(
-    scale: str = "full",  # smoke, quick or full
-) -> Table:  # one row an experiment
-    "What has been run and what is left, counted from records alone."
+def ledger(scale: str = "full") -> Table:
+    """What has been run and what is left, counted from records alone.
+
+    scale: smoke, quick or full.
+    Returns: one row an experiment.
+    """
     rows = tuple(_ledger_row(name, scale) for name in runner.experiments())
     header = (
         "experiment|paper|cells|settings done|seeds, least..most|CPU hours spent|left"
@@ -117,8 +122,11 @@ def _memory(grid, have):
     return f"{max(_peak(run, have) / 2**30 or run.memory for run in grid):.1f}"
 
 
-def overview() -> Table:  # one row an experiment
-    "Every experiment: what it fills, what it costs, what it needs, how far it is."
+def overview() -> Table:
+    """Every experiment: what it fills, what it costs, what it needs, how far it is.
+
+    Returns: one row an experiment.
+    """
     rows = []
     for name in runner.experiments():
         experiment = planned(name)
@@ -161,10 +169,12 @@ def _cost_row(experiment, scale):
     return command, *took, _memory(grid, have), data
 
 
-def cost(
-    name: str,  # of the experiment
-) -> Table:  # one row a scale
-    "What an experiment has cost, by its records, and what the rest of it would."
+def cost(name: str) -> Table:
+    """What an experiment has cost, by its records, and what the rest of it would.
+
+    name: of the experiment.
+    Returns: one row a scale.
+    """
     experiment = planned(name)
     rows = tuple(_cost_row(experiment, scale) for scale in validation.SCALES)
     header = "command|CPU time recorded|runs missing|CPU time for them|GiB|data"

@@ -29,20 +29,25 @@ from ..training.federated import Config, Task, simulate
 # %% ../../nbs/reference/dprec_curves.ipynb #27303f23
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    "What is trained, how, and under which promise."
+    """What is trained, how, and under which promise.
 
-    key: str  # name of its row, as 'eps3.rec'
+    key: name of its row, as 'eps3.rec'.
+    config: with the mechanism's own sampling and rounds.
+    guarantee: rounds -> Guarantee; None: no privacy is claimed.
+    as_run: rounds -> {relation: Guarantee}, where that is more.
+    """
+
+    key: str
     mechanism: Mechanism
-    config: Config  # with the mechanism's own sampling and rounds
-    guarantee: Callable | None = (
-        None  # rounds -> Guarantee; None: no privacy is claimed
-    )
-    as_run: Callable | None = (
-        None  # rounds -> {relation: Guarantee}, where that is more
-    )
+    config: Config
+    guarantee: Callable | None = None
+    as_run: Callable | None = None
 
-    def describe(self):  # one sentence or two
-        "The guarantee's sentence, and beneath it what the run costs as it is run."
+    def describe(self):
+        """The guarantee's sentence, and beneath it what the run costs as it is run.
+
+        Returns: one sentence or two.
+        """
         if self.guarantee is None:
             return "no privacy claimed"
         rounds = self.config.rounds
@@ -52,11 +57,13 @@ class Curve:
         return f"{promise}\n    {describe_as_run(self.as_run(rounds))}"
 
 # %% ../../nbs/reference/dprec_curves.ipynb #st4ted02
-def stated(
-    name: str,  # of a hyper-parameter, as 'rec.c.eps3'
-    task: str,  # mnist, femnist, shakespeare, solr or mean
-):  # its value
-    "What DP-REC's paper states for a task. [dprec App. C.2]"
+def stated(name: str, task: str):
+    """What DP-REC's paper states for a task. [dprec App. C.2]
+
+    name: of a hyper-parameter, as 'rec.c.eps3'.
+    task: mnist, femnist, shakespeare, solr or mean.
+    Returns: its value.
+    """
     return paper_tables.hyper("dprec", name, task).value
 
 # %% ../../nbs/reference/dprec_curves.ipynb #st4ted09
@@ -66,11 +73,12 @@ FIELDS = dict(
 )
 
 # %% ../../nbs/reference/dprec_curves.ipynb #3a25f025
-def stated_config(
-    task: str,  # femnist, shakespeare or solr
-    **changes,  # fields that are not the paper's, or that its tasks do not share
-) -> Config:
-    "Local and server settings of a task. [dprec App. C.2]"
+def stated_config(task: str, **changes) -> Config:
+    """Local and server settings of a task. [dprec App. C.2]
+
+    task: femnist, shakespeare or solr.
+    changes: fields that are not the paper's, or that its tasks do not share.
+    """
     found = {field: stated(name, task) for field, name in FIELDS.items()}
     server = SERVERS[stated("server_optimizer", task)]
     found |= dict(server=server, server_lr=stated("server_lr", task))
@@ -79,10 +87,12 @@ def stated_config(
     return Config(**found | changes)
 
 # %% ../../nbs/reference/dprec_curves.ipynb #27303f25
-def delta_of(
-    n_clients: int,  # N, at least 2
-) -> float:  # N^-1.1
-    "The delta of all of DP-REC's experiments. [dprec Sec. 4]"
+def delta_of(n_clients: int) -> float:
+    """The delta of all of DP-REC's experiments. [dprec Sec. 4]
+
+    n_clients: N, at least 2.
+    Returns: N^-1.1.
+    """
     return check_between("n_clients", n_clients, 2) ** -1.1
 
 # %% ../../nbs/reference/dprec_curves.ipynb #dfd9300d
@@ -164,29 +174,40 @@ def premised(
     return Curve(key, mechanism, config, account, fixed)
 
 # %% ../../nbs/reference/dprec_curves.ipynb #ec09fd29
-def fedavg(
-    key: str,  # of the curve
-    config,  # federated.Config: rounds, cohort, local settings
-    n_clients: int,  # in the federation
-    clip: float,  # L2 bound of an update, > 0
-    sigma: float,  # noise multiplier of the sum, > 0
-) -> Curve:
-    "DP-FedAvg with the noise on the sum. [dprec App. C.2; McMahan et al. 2017]"
+def fedavg(key: str, config, n_clients: int, clip: float, sigma: float) -> Curve:
+    """DP-FedAvg with the noise on the sum. [dprec App. C.2; McMahan et al. 2017]
+
+    key: of the curve.
+    config: federated.Config: rounds, cohort, local settings.
+    n_clients: in the federation.
+    clip: L2 bound of an update, > 0.
+    sigma: noise multiplier of the sum, > 0.
+    """
     mechanism = Gaussian(clip, sigma, exact=False)
     return premised(key, mechanism, config, n_clients, orders=INTEGER_ORDERS)
 
 # %% ../../nbs/reference/dprec_curves.ipynb #54781daf
 def rec(
-    key: str,  # of the curve
-    config,  # federated.Config: rounds, cohort, local settings
-    n_clients: int,  # in the federation
-    c: float,  # clip over standard deviation of the prior, > 0
-    std: float,  # of the prior, > 0
-    groups: tuple,  # sizes of the groups, summing to d
-    bits: int = 7,  # of an index
-    **more,  # further arguments of the mechanism's guarantee
+    key: str,
+    config,
+    n_clients: int,
+    c: float,
+    std: float,
+    groups: tuple,
+    bits: int = 7,
+    **more,
 ) -> Curve:
-    "DP-REC, accounted by Algorithm 7 if nothing else is said. [dprec App. C.2]"
+    """DP-REC, accounted by Algorithm 7 if nothing else is said. [dprec App. C.2]
+
+    key: of the curve.
+    config: federated.Config: rounds, cohort, local settings.
+    n_clients: in the federation.
+    c: clip over standard deviation of the prior, > 0.
+    std: of the prior, > 0.
+    groups: sizes of the groups, summing to d.
+    bits: of an index.
+    more: further arguments of the mechanism's guarantee.
+    """
     mechanism = Rec(c * std, std, bits, tuple(groups))
     run = dict(delta=delta_of(n_clients), n_clients=n_clients, cohort=config.cohort)
     run |= {"accountant": "theorem1-arxiv"} | more
@@ -203,16 +224,19 @@ def rec(
 
 # %% ../../nbs/reference/dprec_curves.ipynb #55524e1a
 def ddgauss(
-    key: str,  # of the curve
-    config,  # federated.Config: rounds, cohort, local settings
-    n_clients: int,  # in the federation
-    clip: float,  # L2 bound of an update, > 0
-    eps: float,  # target of the whole run
-    d: int,  # parameters of the model
-    ring_bits: int,  # bits a coordinate
-) -> Curve:  # ValueError where the bits are too few for eps
+    key: str, config, n_clients: int, clip: float, eps: float, d: int, ring_bits: int
+) -> Curve:
     """The distributed discrete Gaussian with the least noise for a budget. [Kairouz et
     al. 2021]
+
+    key: of the curve.
+    config: federated.Config: rounds, cohort, local settings.
+    n_clients: in the federation.
+    clip: L2 bound of an update, > 0.
+    eps: target of the whole run.
+    d: parameters of the model.
+    ring_bits: bits a coordinate.
+    Returns: ValueError where the bits are too few for eps.
     """
     q, delta = config.cohort / n_clients, delta_of(n_clients)
     mechanism = ddg.calibrate(
@@ -346,11 +370,12 @@ def equal_local_sigma(
     )
 
 # %% ../../nbs/reference/dprec_curves.ipynb #1c087f60
-def tensor_groups(
-    net,  # model
-) -> tuple:  # sizes of the groups, summing to its parameters
+def tensor_groups(net) -> tuple:
     """One group a tensor, or eight equal ones where there are only two tensors. [dprec
     App. C.2]
+
+    net: model.
+    Returns: sizes of the groups, summing to its parameters.
     """
     sizes = tuple(p.numel() for p in net.parameters())
     if len(sizes) > 2:
@@ -439,15 +464,18 @@ def scores_of(
 
 # %% ../../nbs/reference/dprec_curves.ipynb #2543ca8e
 def train(
-    curve: Curve,
-    net,  # model
-    clients,  # images.Federation
-    seed: int,  # root of all random numbers but the partition's
-    fills: tuple,  # keys of cells
-    how: dict,  # checkpoint, resume, max_seconds, workers, device, progress
-    **config,  # further settings: model, task, ...
-) -> dict:  # what `play` returns; None where rounds are left
-    "One line as a record takes it."
+    curve: Curve, net, clients, seed: int, fills: tuple, how: dict, **config
+) -> dict:
+    """One line as a record takes it.
+
+    net: model.
+    clients: images.Federation.
+    seed: root of all random numbers but the partition's.
+    fills: keys of cells.
+    how: checkpoint, resume, max_seconds, workers, device, progress.
+    config: further settings: model, task, ...
+    Returns: what `play` returns; None where rounds are left.
+    """
     task = Task(net, clients, curve.mechanism, curve.config, seed)
     done = simulate(task, guarantee=curve.guarantee, **how)
     found = from_training(task, done, scores_of(fills), curve.guarantee, curve.as_run)

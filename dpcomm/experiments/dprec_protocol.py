@@ -66,8 +66,11 @@ TASKS = ("mnist", "femnist", "shakespeare", "solr")
 
 # %% ../../nbs/reference/dprec_protocol.ipynb #5e1deb8e
 @cache
-def protocols() -> dict:  # name of a run -> what `protocol` returned
-    "What every printed number of gigabytes counts. [dprec Tables 1, 3; Sec. 4.1]"
+def protocols() -> dict:
+    """What every printed number of gigabytes counts. [dprec Tables 1, 3; Sec. 4.1]
+
+    Returns: name of a run -> what `protocol` returned.
+    """
     found = {
         f"{task}.{m}": protocol(task, m) for task in TASKS for m in ("fedavg", "rec")
     }
@@ -91,11 +94,13 @@ def protocols() -> dict:  # name of a run -> what `protocol` returned
 
 # %% ../../nbs/reference/dprec_protocol.ipynb #cf937953
 @cache
-def count(
-    key: str,  # of `protocols`
-    seed: int,  # root of the draws
-):  # run_state.Ledger
-    "Both directions of a run. [dprec Alg. 5]"
+def count(key: str, seed: int):
+    """Both directions of a run. [dprec Alg. 5]
+
+    key: of `protocols`.
+    seed: root of the draws.
+    Returns: run_state.Ledger.
+    """
     return downlink.count_bits(**protocols()[key], seed=seed)
 
 # %% ../../nbs/reference/dprec_protocol.ipynb #0363cc8e

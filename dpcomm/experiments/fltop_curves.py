@@ -332,13 +332,15 @@ def one_local_round(
     )[0][0]
 
 # %% ../../nbs/reference/fltop_curves.ipynb #a58b1505
-def mechanism(
-    key: str,  # as `parse` takes it
-    public: Public,
-    seed: int = 0,  # of public random choices
-    clip_norm: float = None,  # S, > 0; None: no privacy
-):  # TopK or Compressive
-    "The mechanism of one scheme. [fltop Secs. 4 and D]"
+def mechanism(key: str, public: Public, seed: int = 0, clip_norm: float = None):
+    """The mechanism of one scheme. [fltop Secs. 4 and D]
+
+    key: as `parse` takes it.
+    public: data, network and scores that everybody has.
+    seed: of public random choices.
+    clip_norm: S, > 0; None: no privacy.
+    Returns: TopK or Compressive.
+    """
     (name, _, ratio), s = parse(key), public.setting
     support = topk.top_k(public.scores, ratio) if name.startswith("FL-TOP") else None
     noise = (1.0, None) if clip_norm is None else (clip_norm, s.sigma)
@@ -473,14 +475,18 @@ def curve(
 
 # %% ../../nbs/reference/fltop_curves.ipynb #decedb4c
 def train(
-    line: dprec_curves.Curve,  # of the scheme
-    public: Public,
-    federation,  # images.Federation
-    seed: int,  # root of the run's random numbers
-    cells: dict,  # key -> Column
-    **how,  # of federated.simulate: metrics, checkpoint, workers, ...
-) -> tuple:  # what `play` returns, None where rounds are left; (d,) weights at the end
-    "Train one scheme."
+    line: dprec_curves.Curve, public: Public, federation, seed: int, cells: dict, **how
+) -> tuple:
+    """Train one scheme.
+
+    line: of the scheme.
+    public: data, network and scores that everybody has.
+    federation: images.Federation.
+    seed: root of the run's random numbers.
+    cells: key -> Column.
+    how: of federated.simulate: metrics, checkpoint, workers, ...
+    Returns: what `play` returns, None where rounds are left; (d,) weights at the end.
+    """
     s = public.setting
     task = Task(public.model, federation, line.mechanism, line.config, seed)
     done = simulate(task, guarantee=line.guarantee, **how)

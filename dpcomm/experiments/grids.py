@@ -24,26 +24,42 @@ from . import runner
 # %% ../../nbs/reference/grids.ipynb #2e483cb9
 @dataclass(frozen=True)
 class Run:
-    "One setting of an experiment."
+    """One setting of an experiment.
 
-    key: str  # short and stable, as 'eps3.rec'; records carry it
-    name: str  # for people, as 'DP-REC, epsilon 3'
-    scale: str  # smoke, quick or full
-    fills: tuple = ()  # keys of the paper's cells, or 'ours.*', that its records hold
-    needs: tuple = ()  # keys of runs it is computed from, as [experiment/]key[@seed]
-    seeds: tuple = (0,)  # planned
-    data: tuple = ()  # data sets it reads, as `dpcomm data` names them
-    memory: float = 1.0  # GiB that a process needs
-    minutes: float = 0.0  # of one core, expected before any record tells better
-    trains: bool = True  # False where formulas are computed
+    key: short and stable, as 'eps3.rec'; records carry it.
+    name: for people, as 'DP-REC, epsilon 3'.
+    scale: smoke, quick or full.
+    fills: keys of the paper's cells, or 'ours.*', that its records hold.
+    needs: keys of runs it is computed from, as [experiment/]key[@seed].
+    seeds: planned.
+    data: data sets it reads, as `dpcomm data` names them.
+    memory: GiB that a process needs.
+    minutes: of one core, expected before any record tells better.
+    trains: False where formulas are computed.
+    """
+
+    key: str
+    name: str
+    scale: str
+    fills: tuple = ()
+    needs: tuple = ()
+    seeds: tuple = (0,)
+    data: tuple = ()
+    memory: float = 1.0
+    minutes: float = 0.0
+    trains: bool = True
 
 # %% ../../nbs/reference/grids.ipynb #68abd9b9
 @dataclass(frozen=True)
 class Experiment:
-    "A notebook's claim, as far as a program needs it."
+    """A notebook's claim, as far as a program needs it.
 
-    name: str  # as 'dprec-mnist'
-    module: ModuleType | SimpleNamespace  # with PAPER, settings, grid and play
+    name: as 'dprec-mnist'.
+    module: with PAPER, settings, grid and play.
+    """
+
+    name: str
+    module: ModuleType | SimpleNamespace
 
     @property
     def stem(self) -> str:
@@ -55,11 +71,12 @@ class Experiment:
         "Id of the paper it repeats."
         return self.module.PAPER
 
-    def grid(
-        self,
-        scale: str,  # smoke, quick or full
-    ) -> tuple:  # of Run, in the order in which they are best run
-        "The runs of one scale; ValueError where two share a key or a cell."
+    def grid(self, scale: str) -> tuple:
+        """The runs of one scale; ValueError where two share a key or a cell.
+
+        scale: smoke, quick or full.
+        Returns: tuple of Run, in the order in which they are best run.
+        """
         runs = tuple(
             self.module.grid(runner.check_name("scale", scale, validation.SCALES))
         )
@@ -75,10 +92,11 @@ class Experiment:
         return runs
 
 # %% ../../nbs/reference/grids.ipynb #460c4dc7
-def find(
-    name: str,  # of an experiment; '-' and '_' are the same
-) -> Experiment:
-    "An experiment by its name."
+def find(name: str) -> Experiment:
+    """An experiment by its name.
+
+    name: of an experiment; '-' and '_' are the same.
+    """
     stem = runner.notebook(name).stem
     return Experiment(
         stem.replace("_", "-"), importlib.import_module(f"dpcomm.experiments.{stem}")
@@ -175,8 +193,11 @@ def index_entry(
     return dict(paper=experiment.paper, made=made, sha256=_digest(made), grids=grids)
 
 # %% ../../nbs/reference/grids.ipynb #b226dfbe
-def write_index() -> Path:  # the file
-    "Write the grids of all experiments where `planned` reads them, one run a line."
+def write_index() -> Path:
+    """Write the grids of all experiments where `planned` reads them, one run a line.
+
+    Returns: the file.
+    """
     path, names = paper_tables.assets("experiments.json"), runner.experiments()
     text = json.dumps({n: index_entry(n) for n in names}, separators=(",", ":"))
     lines = text.replace('{"key"', '\n{"key"') + "\n"

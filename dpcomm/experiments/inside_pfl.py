@@ -172,11 +172,13 @@ def compare(
     return dict(clients=CLIENTS, rounds=ROUNDS, rows=rows)
 
 # %% ../../nbs/reference/pfl.ipynb #c1pfl524
-def run(
-    python: str = None,  # the Python that has pfl; None: this one
-    names: tuple = tuple(SETTINGS),  # of mechanisms
-) -> dict:  # a record: versions, date, machine, rows
-    "Train in pfl and by hand; NotRun where pfl is not installed."
+def run(python: str = None, names: tuple = tuple(SETTINGS)) -> dict:
+    """Train in pfl and by hand; NotRun where pfl is not installed.
+
+    python: the Python that has pfl; None: this one.
+    names: of mechanisms.
+    Returns: a record: versions, date, machine, rows.
+    """
     script = "import json; from dpcomm.experiments import inside_pfl"
     script += f"\nprint(json.dumps(inside_pfl.compare({list(names)})))"
     return peers.answer(script, ("pfl", "torch", "randomgen"), "bench", python)

@@ -418,9 +418,11 @@ def answer(
     return about | dict(machine=records.machine()) | said
 
 # %% ../../nbs/reference/peers.ipynb #a1ans514
-def recorded(
-    name: str,  # of the library: a file of dpcomm/assets/peers
-) -> dict:  # as `answer` gave it
-    "The newest answer that is kept."
+def recorded(name: str) -> dict:
+    """The newest answer that is kept.
+
+    name: of the library: a file of dpcomm/assets/peers.
+    Returns: dict as `answer` gave it.
+    """
     text = (paper_tables.assets("peers") / f"{name}.jsonl").read_text(encoding="utf-8")
     return json.loads(text.splitlines()[-1])

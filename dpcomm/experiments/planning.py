@@ -132,19 +132,23 @@ def read_grid(
     return [dict(name=table.pop("experiment"), **table) for table in asked]
 
 # %% ../../nbs/reference/planning.ipynb #cab505d8
-def plan(
-    asked: list,  # of dict, arguments of `jobs_of`
-    out=None,  # folder of records beside the committed ones; None: none
-) -> list:  # of Job: best first, and what needs others after them
-    "Every missing run that was asked for, the most cells an hour first."
+def plan(asked: list, out=None) -> list:
+    """Every missing run that was asked for, the most cells an hour first.
+
+    asked: of dict, arguments of `jobs_of`.
+    out: folder of records beside the committed ones; None: none.
+    Returns: list of Job: best first, and what needs others after them.
+    """
     jobs = {job: None for each in asked for job in jobs_of(**each, out=out)}
     return sorted(jobs, key=lambda job: (bool(job.needs), -job.value))
 
 # %% ../../nbs/reference/planning.ipynb #a6efbcf5
-def plan_table(
-    jobs: list,  # of Job
-) -> Table:  # one row an experiment
-    "What a plan would take."
+def plan_table(jobs: list) -> Table:
+    """What a plan would take.
+
+    jobs: of Job.
+    Returns: one row an experiment.
+    """
     rows = []
     for name in dict.fromkeys(job.experiment for job in jobs):
         mine = [job for job in jobs if job.experiment == name]
@@ -256,11 +260,13 @@ class _Stand:
         )
 
 # %% ../../nbs/reference/planning.ipynb #dec00004
-def plan_decisive(
-    asked: list,  # of dict, arguments of `jobs_of`: name, scale, only
-    out=None,  # folder of records beside the committed ones; None: none
-) -> list:  # of Job: most verdicts a minute first
-    "Seeds that can still change a verdict."
+def plan_decisive(asked: list, out=None) -> list:
+    """Seeds that can still change a verdict.
+
+    asked: of dict, arguments of `jobs_of`: name, scale, only.
+    out: folder of records beside the committed ones; None: none.
+    Returns: list of Job: most verdicts a minute first.
+    """
     scale = asked[0]["scale"]
     if scale != "full":
         raise ValueError(
@@ -316,11 +322,13 @@ def _cheapest_first(wanted, stand):
     return [made[name] for name in order]
 
 # %% ../../nbs/reference/planning.ipynb #a8f37551
-def shell_line(
-    job: Job,
-    out=None,  # folder of records; None is runs/ in the checkout
-) -> str:  # one command
-    "A job for xargs, an array of a batch system, or a rule of a workflow."
+def shell_line(job: Job, out=None) -> str:
+    """A job for xargs, an array of a batch system, or a rule of a workflow.
+
+    job: a run and its seed.
+    out: folder of records; None is runs/ in the checkout.
+    Returns: one command.
+    """
     words = [sys.executable, "-m", "dpcomm.experiments.sweep"]
     words += [job.experiment, job.scale, job.key, str(job.seed)]
     return shlex.join(words + (["--out", str(out)] if out else []))

@@ -80,11 +80,13 @@ def _symbols(n, rng):
     return text.unfold(0, 80, 1)[:n].contiguous(), torch.zeros(n).long()
 
 # %% ../../nbs/reference/rounds.ipynb #d0c56331
-def training_flops(
-    model: nn.Module,  # of convolutions, linear layers, LSTMs
-    x: Tensor,  # (batch, ...) inputs
-) -> int:  # operations
-    "Floating-point operations of one pass forward and back. [Griewank & Walther 2008]"
+def training_flops(model: nn.Module, x: Tensor) -> int:
+    """Floating-point operations of one pass forward and back. [Griewank & Walther 2008]
+
+    model: of convolutions, linear layers, LSTMs.
+    x: (batch, ...) inputs.
+    Returns: operations.
+    """
     forward = []
 
     def count(layer, inputs, output):

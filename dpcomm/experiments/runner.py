@@ -45,8 +45,11 @@ def notebooks() -> Path:  # folder of the experiments
     return found
 
 # %% ../../nbs/reference/runner.ipynb #6fab5cb2
-def experiments() -> dict:  # name -> path of the notebook
-    "Every experiment notebook that is here."
+def experiments() -> dict:
+    """Every experiment notebook that is here.
+
+    Returns: name -> path of the notebook.
+    """
     found = sorted(notebooks().glob("[a-z]*.ipynb"))
     return {path.stem.replace("_", "-"): path for path in found}
 
@@ -62,10 +65,12 @@ def check_name(
     return value
 
 # %% ../../nbs/reference/runner.ipynb #6af88dac
-def notebook(
-    name: str,  # experiment; '-' and '_' are the same
-) -> Path:  # its notebook
-    "The notebook of one experiment."
+def notebook(name: str) -> Path:
+    """The notebook of one experiment.
+
+    name: experiment; '-' and '_' are the same.
+    Returns: its notebook.
+    """
     known = experiments()
     return known[check_name("experiment", name.replace("_", "-"), known)]
 
@@ -149,11 +154,13 @@ SCALES = "smoke", "quick", "full"
 DEVICES = "auto", "cpu", "cuda"
 
 # %% ../../nbs/reference/runner.ipynb #e967c103
-def device(
-    name: str = "auto",  # auto, cpu, cuda or cuda:<index>
-    gpu: bool = True,  # whether the experiment can compute on a GPU
-) -> str:  # cpu, cuda or cuda:<index>
-    "The device to compute on: `auto` takes a GPU where there is one and it is of use."
+def device(name: str = "auto", gpu: bool = True) -> str:
+    """The device to compute on: `auto` takes a GPU where there is one and it is of use.
+
+    name: auto, cpu, cuda or cuda:<index>.
+    gpu: whether the experiment can compute on a GPU.
+    Returns: cpu, cuda or cuda:<index>.
+    """
     check_name("device", name.split(":")[0], DEVICES)
     if name == "cpu" or (name == "auto" and not gpu):
         return "cpu"
@@ -176,11 +183,13 @@ def device(
     return name
 
 # %% ../../nbs/reference/runner.ipynb #7d1ba714
-def differences(
-    config,  # settings of this run, a dataclass
-    paper,  # settings of the paper, the same dataclass
-) -> str:  # one line a setting that differs
-    "Where the settings of a run are not the paper's."
+def differences(config, paper) -> str:
+    """Where the settings of a run are not the paper's.
+
+    config: settings of this run, a dataclass.
+    paper: settings of the paper, the same dataclass.
+    Returns: one line a setting that differs.
+    """
     pairs = [
         (f.name, getattr(config, f.name), getattr(paper, f.name))
         for f in fields(config)
@@ -370,14 +379,22 @@ def run_papermill(
 # %% ../../nbs/reference/runner.ipynb #907203f0
 @dataclass(frozen=True)
 class Outcome:
-    "What one call of `run` leaves behind."
+    """What one call of `run` leaves behind.
 
-    name: str  # experiment
-    scale: str  # smoke, quick or full
-    result: Path  # its file of records; None while rounds are left
-    notebook: Path  # executed copy; None for an inline run
-    finished: bool  # False: stopped at max_seconds with a checkpoint
-    seconds: float  # wall time of this call
+    name: experiment.
+    scale: smoke, quick or full.
+    result: its file of records; None while rounds are left.
+    notebook: executed copy; None for an inline run.
+    finished: False: stopped at max_seconds with a checkpoint.
+    seconds: wall time of this call.
+    """
+
+    name: str
+    scale: str
+    result: Path
+    notebook: Path
+    finished: bool
+    seconds: float
 
 # %% ../../nbs/reference/runner.ipynb #c1eab0dd
 def output_folder(
@@ -442,16 +459,27 @@ def prepare(
 
 # %% ../../nbs/reference/runner.ipynb #81912583
 def run(
-    name: str,  # experiment, as `experiments` lists it
-    scale: str = "smoke",  # smoke, quick or full
-    seeds: list = None,  # whole numbers from 0 on; None keeps the notebook's
-    out=None,  # folder of the results; None is runs/ in the checkout
-    resume: bool = False,  # go on from the last checkpoint
-    max_seconds: float = None,  # stop at a round boundary after this long
-    inline: bool = False,  # in this process, without Jupyter
-    parameters: dict = None,  # any other parameter of the notebook -> value
-) -> Outcome:  # where the result and the executed notebook are
-    "Run one experiment, through papermill or inline."
+    name: str,
+    scale: str = "smoke",
+    seeds: list = None,
+    out=None,
+    resume: bool = False,
+    max_seconds: float = None,
+    inline: bool = False,
+    parameters: dict = None,
+) -> Outcome:
+    """Run one experiment, through papermill or inline.
+
+    name: experiment, as `experiments` lists it.
+    scale: smoke, quick or full.
+    seeds: whole numbers from 0 on; None keeps the notebook's.
+    out: folder of the results; None is runs/ in the checkout.
+    resume: go on from the last checkpoint.
+    max_seconds: stop at a round boundary after this long.
+    inline: in this process, without Jupyter.
+    parameters: any other parameter of the notebook -> value.
+    Returns: Outcome where the result and the executed notebook are.
+    """
     path, folder, values = prepare(
         name, scale, seeds, out, resume, max_seconds, parameters
     )

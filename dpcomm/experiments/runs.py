@@ -66,12 +66,18 @@ EMPTY |= dict(as_run={}, bits=None, data={}, notes=[])
 def record_of(
     experiment: Experiment,
     run: Run,
-    seed: int,  # root of its random numbers
-    played: dict,  # what `play` returned
-    cost: dict,  # wall_seconds, cpu_seconds, peak_bytes
-    device: str = "cpu",  # in words
+    seed: int,
+    played: dict,
+    cost: dict,
+    device: str = "cpu",
 ) -> Record:
-    "A played run as a record."
+    """A played run as a record.
+
+    seed: root of its random numbers.
+    played: what `play` returned.
+    cost: wall_seconds, cpu_seconds, peak_bytes.
+    device: in words.
+    """
     found = plain(EMPTY | played)
     prefix = "" if run.scale == "full" else f"ours.{run.scale}."
     keys = {
@@ -105,15 +111,17 @@ UNITS = {
 
 # %% ../../nbs/reference/runs.ipynb #298a8cc6
 def from_training(
-    task,  # federated.Task
-    run,  # federated.Run of it
-    cells: dict,  # key of a cell -> name of a score of the last round, or 'traffic'
-    /,
-    guarantee=None,  # rounds -> Guarantee; None: no privacy is claimed
-    as_run=None,  # rounds -> {relation: Guarantee} where `guarantee` says less
-    **config,  # further settings: model, task, ...
-) -> dict:  # what `play` returns; None where the run stopped before its end
-    "A federated run as `play` returns it."
+    task, run, cells: dict, /, guarantee=None, as_run=None, **config
+) -> dict:
+    """A federated run as `play` returns it.
+
+    task: federated.Task.
+    run: federated.Run of it.
+    cells: key of a cell -> name of a score of the last round, or 'traffic'.
+    guarantee: rounds -> Guarantee; None: no privacy is claimed.
+    as_run: rounds -> {relation: Guarantee} where `guarantee` says less.
+    config: further settings: model, task, ...
+    """
     if not run.finished:
         return None
     rounds, d = task.config.rounds, len(run.w)
@@ -136,10 +144,12 @@ def from_training(
     )
 
 # %% ../../nbs/reference/runs.ipynb #a2ba42da
-def source_of(
-    federation,  # images.Federation
-) -> dict:  # name, hashes and counts
-    "What a record says of its data."
+def source_of(federation) -> dict:
+    """What a record says of its data.
+
+    federation: images.Federation.
+    Returns: name, hashes and counts.
+    """
     data = federation.data
     return dict(
         name=data.name,
@@ -381,16 +391,27 @@ def labels(
 
 # %% ../../nbs/reference/runs.ipynb #5fdf4d09
 def play_grid(
-    name: str,  # of the experiment
-    scale: str = "smoke",  # smoke, quick or full
-    seeds=None,  # whole numbers; None: those each run plans
-    out=None,  # folder of records and checkpoints; None is runs/ in the checkout
-    only: str = "all",  # keys that begin with it
-    resume: bool = False,  # go on from records and checkpoints
-    max_seconds: float = None,  # stop at a round boundary after this long
-    **how,  # workers, device, save_every, ... as `play` takes them
-) -> list:  # of Record
-    "Play a grid; runner.Unfinished where rounds are left."
+    name: str,
+    scale: str = "smoke",
+    seeds=None,
+    out=None,
+    only: str = "all",
+    resume: bool = False,
+    max_seconds: float = None,
+    **how,
+) -> list:
+    """Play a grid; runner.Unfinished where rounds are left.
+
+    name: of the experiment.
+    scale: smoke, quick or full.
+    seeds: whole numbers; None: those each run plans.
+    out: folder of records and checkpoints; None is runs/ in the checkout.
+    only: keys that begin with it.
+    resume: go on from records and checkpoints.
+    max_seconds: stop at a round boundary after this long.
+    how: workers, device, save_every, ... as `play` takes them.
+    Returns: list of Record.
+    """
     experiment, found, left = find(name), [], []
     jobs = chosen(experiment, scale, seeds, only)
     end = None if max_seconds is None else time.monotonic() + max_seconds
@@ -409,17 +430,29 @@ def play_grid(
 
 # %% ../../nbs/reference/runs.ipynb #chg00006
 def try_change(
-    name: str,  # of the experiment
-    change: str,  # as 'server_lr=0.001'
-    scale: str = "smoke",  # smoke, quick or full
-    seeds=(0,),  # whole numbers
-    out=None,  # folder of records; None is runs/ in the checkout
-    only: str = "all",  # keys that begin with it
-    resume: bool = False,  # go on from records and checkpoints
-    max_seconds: float = None,  # stop at a round boundary after this long
-    **how,  # workers, device, ... as `play` takes them
-) -> Table:  # run, seed, score as it stands, score with the change
-    "Play trained runs with a setting changed; runner.Unfinished where rounds are left."
+    name: str,
+    change: str,
+    scale: str = "smoke",
+    seeds=(0,),
+    out=None,
+    only: str = "all",
+    resume: bool = False,
+    max_seconds: float = None,
+    **how,
+) -> Table:
+    """Play trained runs with a setting changed; runner.Unfinished where rounds are left.
+
+    name: of the experiment.
+    change: as 'server_lr=0.001'.
+    scale: smoke, quick or full.
+    seeds: whole numbers.
+    out: folder of records; None is runs/ in the checkout.
+    only: keys that begin with it.
+    resume: go on from records and checkpoints.
+    max_seconds: stop at a round boundary after this long.
+    how: workers, device, ... as `play` takes them.
+    Returns: run, seed, score as it stands, score with the change.
+    """
     change, experiment, rows, left = read_change(change), find(name), [], []
     jobs = [
         (run, seed)

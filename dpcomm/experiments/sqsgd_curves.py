@@ -23,16 +23,26 @@ from ..training.models import MODELS, build
 # %% ../../nbs/reference/sqsgd_curves.ipynb #2106d811
 @dataclasses.dataclass(frozen=True)
 class Base:
-    "What all curves of a task share. [sqsgd Sec. 4]"
+    """What all curves of a task share. [sqsgd Sec. 4]
 
-    d: int  # weights of the network
-    eps: tuple  # three budgets of one message, rising
-    bound: float = 10.0  # U, l2 norm of what is sent
-    fraction: float = 0.005  # r
-    levels: int = 16  # K of Figures 2 and 4
-    matched_levels: int = 16  # K of Figure 3
-    fixed_eps: float = 400.0  # epsilon of Figures 1, 4 and 5
-    momentum: float = 0.9  # on the clients
+    d: weights of the network.
+    eps: three budgets of one message, rising.
+    bound: U, l2 norm of what is sent.
+    fraction: r.
+    levels: K of Figures 2 and 4.
+    matched_levels: K of Figure 3.
+    fixed_eps: epsilon of Figures 1, 4 and 5.
+    momentum: on the clients.
+    """
+
+    d: int
+    eps: tuple
+    bound: float = 10.0
+    fraction: float = 0.005
+    levels: int = 16
+    matched_levels: int = 16
+    fixed_eps: float = 400.0
+    momentum: float = 0.9
 
     def sqsgd(self, K=None, eps=None, fraction=None, **others):
         "sqSGD with everything else as in the base setting."
@@ -54,11 +64,12 @@ def spare_bits(
     return 32 * int(check_positive("eps", eps) / pm.SHARE) + 32
 
 # %% ../../nbs/reference/sqsgd_curves.ipynb #060b60ac
-def matched(
-    base: Base,
-    eps: float,  # of one message
-) -> dict:  # three curves with as many bits
-    "sqSGD, PM and vqSGD with the bits of PM. [sqsgd Fig. 3]"
+def matched(base: Base, eps: float) -> dict:
+    """sqSGD, PM and vqSGD with the bits of PM. [sqsgd Fig. 3]
+
+    eps: of one message.
+    Returns: three curves with as many bits.
+    """
     fraction = spare_bits(eps) / math.log2(base.matched_levels) / base.d
     repeats = spare_bits(eps) // vqsgd.corner_bits(base.d)
     return {

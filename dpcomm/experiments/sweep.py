@@ -339,14 +339,22 @@ def own(
 
 # %% ../../nbs/reference/sweep.ipynb #2e0e46a2
 def run_here(
-    jobs: list,  # of Job, in the order of `plan`
-    out=None,  # folder of records, checkpoints and logs; None is runs/ in the checkout
-    processes: int = 1,  # workers at a time
-    max_hours: float = None,  # stop at round boundaries after this long
-    say=lambda line: None,  # called with one line now and then
-    pause: float = 0.2,  # seconds between looks
+    jobs: list,
+    out=None,
+    processes: int = 1,
+    max_hours: float = None,
+    say=lambda line: None,
+    pause: float = 0.2,
 ) -> Sweep:
-    "Play jobs in processes of this machine."
+    """Play jobs in processes of this machine.
+
+    jobs: of Job, in the order of `plan`.
+    out: folder of records, checkpoints and logs; None is runs/ in the checkout.
+    processes: workers at a time.
+    max_hours: stop at round boundaries after this long.
+    say: called with one line now and then.
+    pause: seconds between looks.
+    """
     check_between("processes", processes, 1, 4096)
     if max_hours is not None:
         check_number("max_hours", max_hours, "[0, inf)")

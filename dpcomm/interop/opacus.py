@@ -16,12 +16,16 @@ PREMISE = "as if every batch were a Poisson sample"
 
 # %% ../../nbs/interop/opacus.ipynb #9820b2df
 def guarantee(
-    history: list,  # of (noise multiplier, sampling rate, steps): engine.accountant.history
-    delta: float,  # in (0, 1)
-    accountant: str = "pld",  # one of accounting.ACCOUNTANTS
-    poisson: bool = True,  # whether batches were drawn so: poisson_sampling of make_private
-) -> Guarantee:  # of the whole run; ValueError for none
-    "What a run in Opacus proves. [Mironov, Talwar & Zhang 2019]"
+    history: list, delta: float, accountant: str = "pld", poisson: bool = True
+) -> Guarantee:
+    """What a run in Opacus proves. [Mironov, Talwar & Zhang 2019]
+
+    history: of (noise multiplier, sampling rate, steps): engine.accountant.history.
+    delta: in (0, 1).
+    accountant: one of accounting.ACCOUNTANTS.
+    poisson: whether batches were drawn so: poisson_sampling of make_private.
+    Returns: Guarantee of the whole run; ValueError for none.
+    """
     check_choice("accountant", accountant, accounting.ACCOUNTANTS)
     whole = all(q == 1 for _, q, _ in history)
     fields = dict(unit="example", relation="add-remove", scope="total")

@@ -24,10 +24,12 @@ from ..core.wire import parse_message
 from ..mechanisms.contract import Mechanism, Total
 
 # %% ../../nbs/interop/pfl.ipynb #ipfl0008
-def obstacle(
-    mechanism: Mechanism,  # to be used in pfl
-) -> str:  # why it does not fit, as 'needs ...'; '' where it does
-    "What stands between a mechanism and `Private`."
+def obstacle(mechanism: Mechanism) -> str:
+    """What stands between a mechanism and `Private`.
+
+    mechanism: to be used in pfl.
+    Returns: why it does not fit, as 'needs ...'; '' where it does.
+    """
     if mechanism.summed:
         return "needs a secure sum: pfl adds in the clear"
     if mechanism.client_memory(1, 1) is not None:

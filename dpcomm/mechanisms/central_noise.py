@@ -81,9 +81,12 @@ def exact_guarantee(
 
 # %% ../../nbs/secagg/central_noise.ipynb #f10a7611
 class ServerNoise(Central):
-    "A `Central` mechanism with clip_norm, sigma and exact. [McMahan et al. 2017]"
+    """A `Central` mechanism with clip_norm, sigma and exact. [McMahan et al. 2017]
 
-    exact: bool  # discrete noise; False: floats, to simulate
+    exact: discrete noise; False: floats, to simulate.
+    """
+
+    exact: bool
     free, samplings = "sigma", ("none", "poisson", "fixed")
 
     @property
@@ -128,14 +131,23 @@ class ServerNoise(Central):
         self,
         rounds: int,
         delta: float,
-        n_clients: int = None,  # clients in the federation; None: everyone takes part
-        cohort: int = None,  # expected cohort
+        n_clients: int = None,
+        cohort: int = None,
         sampling: str = "none",
-        relation: str = None,  # a key of `relations`; None: the first of them
-        note: str = "",  # put before ours
-        **fields,  # accountant and further arguments of noisy_sum_guarantee
-    ) -> Guarantee:  # of the whole run
-        "Privacy of `rounds` sums with the server's noise. [Mironov et al. 2019]"
+        relation: str = None,
+        note: str = "",
+        **fields,
+    ) -> Guarantee:
+        """Privacy of `rounds` sums with the server's noise. [Mironov et al. 2019]
+
+        n_clients: clients in the federation; None: everyone takes part.
+        cohort: expected cohort.
+        relation: a key of `relations`; None: the first of them.
+        note: put before ours.
+        fields: accountant and further arguments of noisy_sum_guarantee.
+        Returns: Guarantee of the whole run.
+        sampling: how a cohort is drawn, one of `samplings`.
+        """
         if clash := {"q", "trust"} & {*fields}:
             raise ValueError(
                 f"{', '.join(sorted(clash))} cannot be given; it follows from n_clients and"
@@ -156,12 +168,19 @@ class ServerNoise(Central):
 
     def losses(
         self,
-        q: float = 1.0,  # chance to take part; 1 without sampling
+        q: float = 1.0,
         relation: str = None,
-        sampling: str = "none",  # none | poisson | fixed
-        unit: str = "client",  # whose contribution is clipped
-    ) -> Losses:  # of one sum
-        "What one sum with the server's noise loses. [page losses; page whole_noise, Prop. 1]"
+        sampling: str = "none",
+        unit: str = "client",
+    ) -> Losses:
+        """What one sum with the server's noise loses. [page losses; page whole_noise, Prop. 1]
+
+        q: chance to take part; 1 without sampling.
+        sampling: none | poisson | fixed.
+        unit: whose contribution is clipped.
+        Returns: Losses of one sum.
+        relation: a key of `relations`.
+        """
         sigma, steps = self.sigma, self.std / self.scale
         if self.exact:
             sigma *= normal_std(1 / steps**2) / steps
@@ -171,12 +190,13 @@ class ServerNoise(Central):
         relation = relation or next(iter(self.relations))
         return gaussian_losses(sigma, q, relation, sampling, **about)
 
-    def release(
-        self,
-        u: np.ndarray,  # (n, d) float32: one client's vector, one play a row
-        rng: np.random.Generator,  # stream of all plays
-    ) -> np.ndarray:  # (n, d) float64: noisy sums of one message each
-        "What is seen of one client alone, as games play it."
+    def release(self, u: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """What is seen of one client alone, as games play it.
+
+        u: (n, d) float32: one client's vector, one play a row.
+        rng: stream of all plays.
+        Returns: (n, d) float64: noisy sums of one message each.
+        """
         messages = self.simulate(torch.from_numpy(u), rng)[:, None]
         return 8 * self.aggregate(messages, 8.0, rng).double().numpy()
 
@@ -187,25 +207,32 @@ class ServerNoise(Central):
         n: int,
         rng: np.random.Generator,
         rounds: int = 1,
-        n_clients: int = 1,  # clients in the federation
-        cohort: int = 1,  # the client joins a round with probability cohort / n_clients
-        d: int = 1,  # coordinates, all equal
+        n_clients: int = 1,
+        cohort: int = 1,
+        d: int = 1,
         **release,
-    ) -> dict:  # attack -> (n,) scores, large where the client seems present
-        "Play the worst-case neighbour game through messages and sum. [Nasr et al. 2023]"
+    ) -> dict:
+        """Play the worst-case neighbour game through messages and sum. [Nasr et al. 2023]
+
+        n_clients: clients in the federation.
+        cohort: the client joins a round with probability cohort / n_clients.
+        d: coordinates, all equal.
+        Returns: attack -> (n,) scores, large where the client seems present.
+        """
         check_plays(present, n)
         check_choice("relation", relation, tuple(self.relations))
         equal, q = np.full(d, d**-0.5), cohort / n_clients
         game = SumGame(self.clip_norm, self.std, equal, rounds, q)
         return game.scores(lambda u: self.release(u, rng), relation, present, n, rng)
 
-    def with_rounding(
-        self,
-        delta: np.ndarray,  # curve of the normal noise, shape of eps
-        eps,  # >= 0, any shape
-        n: int,  # numbers drawn, of all coordinates and releases, >= 1
-    ) -> np.ndarray:  # the curve of the noise that is drawn, shape of eps, <= 1
-        "Add what discrete noise may differ from normal noise. [page ring, Prop. A]"
+    def with_rounding(self, delta: np.ndarray, eps, n: int) -> np.ndarray:
+        """Add what discrete noise may differ from normal noise. [page ring, Prop. A]
+
+        delta: curve of the normal noise, shape of eps.
+        eps: >= 0, any shape.
+        n: numbers drawn, of all coordinates and releases, >= 1.
+        Returns: the curve of the noise that is drawn, shape of eps, <= 1.
+        """
         if not self.exact:
             return delta
         gap = rounding_gap(self.std / self.scale, n)

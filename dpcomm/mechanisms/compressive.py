@@ -34,12 +34,18 @@ from .distributed_noise import LinearSketch
 
 # %% ../../nbs/baselines/compressive.ipynb #230d97b1
 class Plan(NamedTuple):
-    "Which coefficients of a vector are kept; public. [Kerkouche et al. 2020]"
+    """Which coefficients of a vector are kept; public. [Kerkouche et al. 2020]
 
-    d: int  # entries of the vector
-    length: int  # entries of a chunk; the last may be shorter
-    edges: np.ndarray  # (chunks + 1,) int64, where chunks begin, and d
-    kept: np.ndarray  # (K,) int64, ascending positions in the transformed vector
+    d: entries of the vector.
+    length: entries of a chunk; the last may be shorter.
+    edges: (chunks + 1,) int64, where chunks begin, and d.
+    kept: (K,) int64, ascending positions in the transformed vector.
+    """
+
+    d: int
+    length: int
+    edges: np.ndarray
+    kept: np.ndarray
 
     @property
     def counts(self):
@@ -217,20 +223,34 @@ AUDITED = tuple(
 @register
 @dataclass(frozen=True)
 class Compressive(LinearSketch):
-    "Kept coefficients, clipped and noised; the sum is sparse. [Kerkouche et al. 2020]"
+    """Kept coefficients, clipped and noised; the sum is sparse. [Kerkouche et al. 2020]
 
-    fraction: float  # r in (0, 1]: K = floor(r d) values are sent
-    clip_norm: float  # L2 bound S of a client's coefficients, > 0
-    sigma: float  # noise multiplier of the sum, > 0; None: neither clip nor noise, but floats
-    n_clients: int  # clients whose shares add up to the promised noise
-    chunks: int = 1  # P, pieces that are transformed one by one, 1..d
-    seed: int = 0  # public, of the random choice of coefficients
-    tolerance: float = 0.0  # fraction of shares that may be missing, in [0, 1)
-    iterations: int = 40  # of the reconstruction; 0: the adjoint, linear
-    penalty: float = 0.05  # threshold of the reconstruction, relative, > 0
-    kept: str = "random"  # random | low frequencies
-    fresh: bool = True  # whether each round draws its random choice
-    round: int = 0  # of a fresh choice
+    fraction: r in (0, 1]: K = floor(r d) values are sent.
+    clip_norm: L2 bound S of a client's coefficients, > 0.
+    sigma: noise multiplier of the sum, > 0; None: neither clip nor noise, but floats.
+    n_clients: clients whose shares add up to the promised noise.
+    chunks: P, pieces that are transformed one by one, 1..d.
+    seed: public, of the random choice of coefficients.
+    tolerance: fraction of shares that may be missing, in [0, 1).
+    iterations: of the reconstruction; 0: the adjoint, linear.
+    penalty: threshold of the reconstruction, relative, > 0.
+    kept: random | low frequencies.
+    fresh: whether each round draws its random choice.
+    round: of a fresh choice.
+    """
+
+    fraction: float
+    clip_norm: float
+    sigma: float
+    n_clients: int
+    chunks: int = 1
+    seed: int = 0
+    tolerance: float = 0.0
+    iterations: int = 40
+    penalty: float = 0.05
+    kept: str = "random"
+    fresh: bool = True
+    round: int = 0
     name, audit_cases = "compressive", AUDITED
     ranges = LinearSketch.ranges | {
         "fraction": "(0, 1]",
@@ -246,11 +266,12 @@ class Compressive(LinearSketch):
     def for_round(self, t):
         return replace(self, round=t) if self.fresh and self.kept == "random" else self
 
-    def plan(
-        self,
-        d: int,  # entries of a vector, >= 1
-    ) -> Plan:  # the same for everyone
-        "The coefficients that are kept."
+    def plan(self, d: int) -> Plan:
+        """The coefficients that are kept.
+
+        d: entries of a vector, >= 1.
+        Returns: the same for everyone.
+        """
         return plan(d, self.fraction, self.chunks, self.seed, self.kept, self.round)
 
     def bits(self, d):
@@ -266,12 +287,13 @@ class Compressive(LinearSketch):
             return u.new_zeros(0, len(p.kept))
         return self.clip_sketch(torch.from_numpy(np.concatenate(values)).to(u.device))
 
-    def expand(
-        self,
-        values: Tensor,  # (n, K)
-        d: int,  # entries of the update
-    ) -> Tensor:  # (n, d) float32
-        "The linear estimate: coefficients that were not sent are zero."
+    def expand(self, values: Tensor, d: int) -> Tensor:
+        """The linear estimate: coefficients that were not sent are zero.
+
+        values: (n, K).
+        d: entries of the update.
+        Returns: (n, d) float32.
+        """
         estimates = adjoint(values.cpu().numpy(), self.plan(d))
         return torch.from_numpy(estimates).to(values.device)
 

@@ -8,6 +8,7 @@ __all__ = ['Whole', 'Maybe', 'Auditable', 'TrainingHooks', 'Mechanism', 'Local',
 
 # %% ../../nbs/foundations/contract.ipynb #55b60b27
 import importlib
+import inspect
 import math
 import pkgutil
 import re
@@ -45,9 +46,12 @@ class Whole(NamedTuple):
 
 # %% ../../nbs/foundations/contract.ipynb #31a9751f
 class Maybe(NamedTuple):
-    "None, or what a range allows."
+    """None, or what a range allows.
 
-    allowed: Any  # an interval, Whole(low, high), a tuple of choices, or bool
+    allowed: an interval, Whole(low, high), a tuple of choices, or bool.
+    """
+
+    allowed: Any
 
 # %% ../../nbs/foundations/contract.ipynb #47036ad1
 def check_range(
@@ -96,7 +100,8 @@ class Auditable:
     def privacy_profile(self, relation: str, eps, **release) -> np.ndarray:
         """Least delta that holds for one release of the game, at each eps.
 
-        eps: >= 0, any shape. Returns deltas of the same shape: no attack on one release
+        relation: a key of `relations`. eps: >= 0, any shape. release: arguments of the
+        game. Returns deltas of the same shape: no attack on one release
         can do better.
         """
         raise NotImplementedError
@@ -110,17 +115,29 @@ class TrainingHooks:
     )
 
     def for_round(self, t: int) -> Self:
-        "The mechanism of round t >= 0: this one, where rounds do not differ."
+        """The mechanism of a round: this one, where rounds do not differ.
+
+        t: round, >= 0. Returns a mechanism of the same class.
+        """
         return self
 
     def trainable(self, d: int) -> Tensor | None:
-        "The weights that local training may move, (d,) bool; None: all."
+        """The weights that local training may move.
+
+        d: all weights, >= 1. Returns (d,) bool; None: all.
+        """
 
     def downlink_bits(self, d: int) -> int | None:
-        "Bits of one download, where they are fewer than the model's; None: the model."
+        """Bits of one download, where they are fewer than the model's.
+
+        d: entries of the model, >= 1. Returns bits; None: the model's.
+        """
 
     def client_memory(self, n: int, d: int) -> Tensor | None:
-        "What n clients carry from round to round, (n, ...), at the start; None: nothing."
+        """What clients carry from round to round, at the start.
+
+        n: clients, >= 0. d: entries of an update, >= 1. Returns (n, ...); None: nothing.
+        """
 
     def simulate_with_memory(self, memory: Tensor, u: Tensor, rng) -> tuple:
         """Send with a memory.
@@ -131,10 +148,16 @@ class TrainingHooks:
         raise NotImplementedError
 
     def mean_sign(self, u):
-        "Mean of the sign that each entry of a clipped vector sends, (n,); None: no signs."
+        """Mean of the sign that each entry of a clipped vector sends.
+
+        u: (n,) entries. Returns (n,), in [-1, 1]; None: no signs are sent.
+        """
 
     def sum_estimates(self, estimates: Tensor) -> Tensor:
-        "The sum of some clients' estimates, (..., n, d) -> (..., d) float64."
+        """The sum of some clients' estimates.
+
+        estimates: (..., n, d). Returns (..., d) float64.
+        """
         return estimates.double().sum(-2)
 
     def average(self, total: Tensor, cohort: float, rng) -> Tensor:
@@ -147,7 +170,11 @@ class TrainingHooks:
         return total / check_positive("cohort", cohort)
 
     def aggregate(self, estimates: Tensor, cohort: float, rng) -> Tensor:
-        "Average of a round from all of its estimates, (n, d) -> (d,), as of `average`."
+        """Average of a round from all of its estimates, as of `average`.
+
+        estimates: (n, d), a client a row. cohort: expected number of clients, > 0. rng: the
+        server's stream. Returns (d,), of the estimates' type.
+        """
         if check_finite("estimates", estimates).ndim < 2:
             raise ValueError(
                 f"estimates has shape {tuple(estimates.shape)}; it must be (n, d), a"
@@ -156,6 +183,16 @@ class TrainingHooks:
         return self.average(self.sum_estimates(estimates), cohort, rng).to(estimates)
 
 # %% ../../nbs/foundations/contract.ipynb #3e9c5615
+def _told_above(own: str, above: str) -> str:
+    "A docstring, and the paragraphs of the one above it that tell arguments or fields."
+    own = inspect.cleandoc(own)
+    for part in inspect.cleandoc(above or "").split("\n\n")[1:]:
+        names = re.findall(r"(?:^|\s)([a-z]\w*): ", part)
+        if any(not re.search(rf"(?:^|\s){name}: ", own) for name in names):
+            own += f"\n\n{part}"
+    return own
+
+
 class Mechanism(Auditable, TrainingHooks):
     """Clip a vector, send it privately in few bits, estimate it; and say what that costs.
 
@@ -171,15 +208,33 @@ class Mechanism(Auditable, TrainingHooks):
     Raises: ValueError for nan or inf in u, for a batch, and for a field out of range;
     BadMessage for a message that is damaged or made with other parameters; TypeError for
     a key that is a plain number.
+
+    deployment_note: 'safe to deploy ...' or 'simulation only ...', and why.
+    ranges: field -> what it allows, as in check_range.
     """
 
     name = ""  # in the registry
     free = ""  # the field that Deployment.calibrate sets: noise, or eps of a message
     samplings = ("none",)  # draws of a cohort that nobody sees which amplify
-    deployment_note: Any = ""  # 'safe to deploy ...' or 'simulation only ...', and why
-    ranges: dict[str, Any] = {}  # field -> what it allows, as in check_range
+    deployment_note: Any = ""
+    ranges: dict[str, Any] = {}
     trust = "local"  # the most that may be seen of its messages: a name in TRUSTS
     summed = False  # whether clients send shares of a sum, as a `Summed` does
+
+    def __init_subclass__(cls, **more):
+        "Help of what overrides ends with what is said above of arguments and fields."
+        super().__init_subclass__(**more)
+        above = [base for base in cls.__mro__[1:] if base.__doc__]
+        if (
+            cls.__doc__
+            and issubclass(above[0], Mechanism)
+            and above[0] is not Mechanism
+        ):
+            cls.__doc__ = _told_above(cls.__doc__, above[0].__doc__)
+        for name, own in vars(cls).items():
+            known = (vars(base)[name] for base in above if name in vars(base))
+            if inspect.isfunction(own) and own.__doc__ and (first := next(known, None)):
+                own.__doc__ = _told_above(own.__doc__, first.__doc__)
 
     def __post_init__(self):
         for name, allowed in self.ranges.items():
@@ -211,9 +266,9 @@ class Mechanism(Auditable, TrainingHooks):
         return Message(self.name, len(u), data, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
-        """The estimate of one vector, (d,) float32; BadMessage for any other message.
+        """The estimate of one vector; BadMessage for any other message.
 
-        message: made by `encode` with the same parameters.
+        message: made by `encode` with the same parameters. Returns (d,) float32.
         """
         return finite_floats(self.unwrap(message))
 
@@ -226,7 +281,10 @@ class Mechanism(Auditable, TrainingHooks):
         raise NotImplementedError
 
     def bits(self, d: int) -> Bits:
-        "Size of one message about d >= 1 entries: payload, header and seed."
+        """Size of one message: payload, header and seed.
+
+        d: entries of the vector, >= 1. Returns bits of each, and their total.
+        """
         return Bits.of(32 * check_size("d", d), header_bits(self.name), 0, d)
 
     def moments(self, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -249,8 +307,8 @@ class Mechanism(Auditable, TrainingHooks):
     def losses(self, **release) -> Losses:
         """What one release loses, to stand in a list for `compose`.
 
-        release: what `guarantee` asks for, without rounds and delta. ValueError where
-        neither a pair nor a curve is known.
+        release: what `guarantee` asks for, without rounds and delta. Returns losses;
+        ValueError where neither a pair nor a curve is known.
         """
         raise ValueError(
             f"{self.name} has no losses of one release to compose: account its rounds"
@@ -266,17 +324,17 @@ class Mechanism(Auditable, TrainingHooks):
         return self.decode(message).double().numpy()
 
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
-        """The sum of the estimates of n messages, (d,), float64 or as exact as they are.
+        """The sum of the estimates of n messages.
 
         total: the sum of their summands. n: messages in it, >= 1. d: entries of the
-        vectors, >= 1.
+        vectors, >= 1. Returns (d,), float64 or as exact as the messages are.
         """
         return torch.from_numpy(total)
 
     def unwrap(self, message: Message) -> bytes:
         """Payload of a message made with the same parameters; BadMessage for any other.
 
-        It is as long as `bits(message.d)` says.
+        message: a `Message`. Returns bytes, as many as `bits(message.d)` says.
         """
         if not isinstance(message, Message):
             raise TypeError(
@@ -311,9 +369,12 @@ COMPRESSES = "simulation only: eps = inf compresses and promises nothing"  # a n
 
 # %% ../../nbs/foundations/contract.ipynb #5e9ca305
 class Local(Mechanism):
-    "Private message by message: the server sees every one."
+    """Private message by message: the server sees every one.
 
-    eps: float  # of one message
+    eps: of one message.
+    """
+
+    eps: float
     note = "pure: holds with delta = 0"  # of the guarantee
     free = "eps"
 
@@ -325,7 +386,7 @@ class Local(Mechanism):
     def message_epsilon(self, d: int | None = None) -> float:
         """What one message spends; inf: no privacy.
 
-        d: entries of the vector, >= 1; None: the worst of all.
+        d: entries of the vector, >= 1; None: the worst of all. Returns nats, >= 0.
         """
         return self.eps
 
@@ -356,10 +417,14 @@ class Local(Mechanism):
 
 # %% ../../nbs/foundations/contract.ipynb #77a434c1
 class Central(Mechanism):
-    "Private in the sum: the server is trusted, and `aggregate` adds the noise."
+    """Private in the sum: the server is trusted, and `aggregate` adds the noise.
 
-    clip_norm: float  # L2 bound of one client's vector
-    sigma: float  # noise multiplier
+    clip_norm: L2 bound of one client's vector.
+    sigma: noise multiplier.
+    """
+
+    clip_norm: float
+    sigma: float
     trust = "central"  # who must be believed
     note = ""  # of the guarantee
 
@@ -376,21 +441,29 @@ class Central(Mechanism):
 
 # %% ../../nbs/foundations/contract.ipynb #77a434c3
 class Summed(Mechanism):
-    "Private in the sum, whose noise comes in shares: made for secure aggregation."
+    """Private in the sum, whose noise comes in shares: made for secure aggregation.
+
+    ring: secagg.ring.Ring in which the summands are added.
+    honest: shares of noise that every sum must carry.
+    """
 
     summed, trust, samplings = True, "secagg", ("none", "poisson", "fixed")
-    ring: Any = None  # secagg.ring.Ring in which the summands are added
-    honest: Any = 1  # shares of noise that every sum must carry
+    ring: Any = None
+    honest: Any = 1
 
     def summand(self, u: Tensor, key: Insecure | None = None) -> np.ndarray:
         """The client's side of a secure sum: clip, add a share of the noise, wrap.
 
-        u and key: as of `encode`. Returns (K,) int64, elements of `ring`.
+        u: one client's vector, (d,), finite. key: as of `encode`. Returns (K,) int64,
+        elements of `ring`.
         """
         raise NotImplementedError
 
     def check_shares(self, n: int) -> int:
-        "n, the clients in a sum; BelowThreshold where their noise is less than promised."
+        """BelowThreshold where the noise of a sum is less than promised.
+
+        n: clients in the sum, >= 1. Returns n.
+        """
         if check_between("n", n, 1) >= self.honest or not self.relations:
             return n
         text = (
@@ -409,33 +482,51 @@ class Summed(Mechanism):
         return self.lifted(self.ring.wrap(total), d)
 
     def lifted(self, total: np.ndarray, d: int) -> Tensor:
-        "What (K,) elements of the ring stand for, (d,) float32, however many are in it."
+        """What a sum in the ring stands for, however many clients are in it.
+
+        total: (K,) elements of the ring. d: entries of the vectors, >= 1. Returns (d,)
+        float32.
+        """
         raise NotImplementedError
 
     def sketch(self, u: Tensor) -> Tensor:
-        "What is summed, before noise and ring: (n, d) updates -> (n, K) float32, clipped."
+        """What is summed, before noise and ring.
+
+        u: (n, d) updates, finite. Returns (n, K) float32, clipped.
+        """
         raise NotImplementedError
 
     def noise(self, m: int, n: int, rng) -> Tensor:
-        "The noise of n >= 0 shares in one draw, (m,) float32, in the units of the sketch."
+        """The noise of some shares in one draw.
+
+        m: entries, >= 1. n: shares, >= 0. rng: the stream of the noise. Returns (m,)
+        float32, in the units of the sketch.
+        """
         raise NotImplementedError
 
     def reconstruct(self, total: Tensor, cohort: float, d: int) -> Tensor:
-        """The average update that a noisy sum of sketches stands for, (d,) float32.
+        """The average update that a noisy sum of sketches stands for.
 
-        total: (K,) sum of sketches and noise. cohort: expected number of clients, > 0.
+        total: (K,) sum of sketches and noise. cohort: expected number of clients, > 0. d:
+        entries of the vectors, >= 1. Returns (d,) float32.
         """
         raise NotImplementedError
 
 # %% ../../nbs/foundations/contract.ipynb #a07abd45
 @dataclass
 class Total:
-    "Messages of one mechanism and one dimension, added up."
+    """Messages of one mechanism and one dimension, added up.
 
-    mechanism: Mechanism  # that made them, down to seed and round
-    d: int  # entries of the vectors, >= 1
-    n: int = 0  # messages in it
-    sum: np.ndarray | None = None  # of summands, int64 or float64; None: nothing yet
+    mechanism: that made them, down to seed and round.
+    d: entries of the vectors, >= 1.
+    n: messages in it.
+    sum: of summands, int64 or float64; None: nothing yet.
+    """
+
+    mechanism: Mechanism
+    d: int
+    n: int = 0
+    sum: np.ndarray | None = None
 
     def __post_init__(self):
         check_size("d", self.d)
@@ -489,10 +580,12 @@ _REGISTRY = {}  # name -> class, of the modules imported so far
 NAME = re.compile("[a-z][a-z0-9_]{0,63}")  # of a mechanism
 
 # %% ../../nbs/foundations/contract.ipynb #d61b8858
-def register(
-    cls: type,  # a `Mechanism` with a `name` that no other class has
-) -> type:  # the same class
-    "Enter a mechanism class in the registry; ValueError for a name that is taken."
+def register(cls: type) -> type:
+    """Enter a mechanism class in the registry; ValueError for a name that is taken.
+
+    cls: a `Mechanism` with a `name` that no other class has.
+    Returns: the same class.
+    """
     if not (isinstance(cls, type) and issubclass(cls, Mechanism)):
         raise TypeError(
             f"{shown(cls)} is no mechanism: derive the class from Mechanism"
@@ -524,17 +617,22 @@ COMMON = (
 )  # modules that are no mechanism
 
 # %% ../../nbs/foundations/contract.ipynb #d61b885a
-def registered() -> tuple:  # of names, sorted
-    "Names of all mechanisms; none of them is imported for it."
+def registered() -> tuple:
+    """Names of all mechanisms; none of them is imported for it.
+
+    Returns: tuple of names, sorted.
+    """
     package = importlib.import_module("dpcomm.mechanisms")
     modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
     return tuple(sorted(modules - set(COMMON) | set(_REGISTRY)))
 
 # %% ../../nbs/foundations/contract.ipynb #48e47ac6
-def mechanism_class(
-    name: str,  # registry name
-) -> type[Mechanism]:  # its class, whose `audit_cases` lists parameters worth an audit
-    "The class behind a name; imports its module and no other mechanism's."
+def mechanism_class(name: str) -> type[Mechanism]:
+    """The class behind a name; imports its module and no other mechanism's.
+
+    name: registry name.
+    Returns: its class, whose `audit_cases` lists parameters worth an audit.
+    """
     check_choice("name", name, registered())
     if name not in _REGISTRY:
         importlib.import_module(f"dpcomm.mechanisms.{name}")
@@ -546,11 +644,13 @@ def mechanism_class(
     return _REGISTRY[name]
 
 # %% ../../nbs/foundations/contract.ipynb #d0f39319
-def mechanism(
-    name: str,  # a name in registered(), such as 'rec'
-    **parameters,  # of its constructor
-) -> Mechanism:  # ready to use
-    "Build a mechanism by name."
+def mechanism(name: str, **parameters) -> Mechanism:
+    """Build a mechanism by name.
+
+    name: a name in registered(), such as 'rec'.
+    parameters: of its constructor.
+    Returns: ready to use.
+    """
     return mechanism_class(name)(**parameters)
 
 # %% ../../nbs/foundations/contract.ipynb #6da6edd3

@@ -64,70 +64,79 @@ class DDGauss(OnRing):
         " Gaussian shares"
     )
 
-    def variance(
-        self,
-        d: int,  # coordinates of the vectors, >= 1
-    ) -> Fraction:  # sigma_1^2 in squared steps of the grid
-        "Variance parameter of one share. [Kairouz et al. 2021, Alg. 1]"
+    def variance(self, d: int) -> Fraction:
+        """Variance parameter of one share. [Kairouz et al. 2021, Alg. 1]
+
+        d: coordinates of the vectors, >= 1.
+        Returns: sigma_1^2 in squared steps of the grid.
+        """
         return exact_variance((self.share / self.step(d)) ** 2)
 
-    def draw(
-        self,
-        variance: Fraction,  # of one number, in squared steps
-        shape: tuple,  # of the result
-        rng,  # one stream, or one a row
-    ) -> np.ndarray:  # int64
-        "Discrete Gaussian numbers, exactly. [Canonne, Kamath & Steinke 2020]"
+    def draw(self, variance: Fraction, shape: tuple, rng) -> np.ndarray:
+        """Discrete Gaussian numbers, exactly. [Canonne, Kamath & Steinke 2020]
+
+        variance: of one number, in squared steps.
+        shape: of the result.
+        rng: one stream, or one a row.
+        Returns: int64.
+        """
         return discrete_gaussian(variance, shape, rng)
 
-    def noise_law(
-        self,
-        variance: float,  # of one share, in squared steps
-        count: int,  # shares in the sum, >= 1
-        size: int,  # of the ring
-    ) -> np.ndarray:  # (size,) law of the sum modulo size, the outcome 0 first
-        "The convolution of `count` discrete Gaussians."
+    def noise_law(self, variance: float, count: int, size: int) -> np.ndarray:
+        """The convolution of `count` discrete Gaussians.
+
+        variance: of one share, in squared steps.
+        count: shares in the sum, >= 1.
+        size: of the ring.
+        Returns: (size,) law of the sum modulo size, the outcome 0 first.
+        """
         k = np.arange(-size // 2, size - size // 2)
         one = np.exp(-(k**2) / (2 * variance))
         first = np.roll(one / one.sum(), -(size // 2))
         return np.fft.irfft(np.fft.rfft(first) ** count, size)
 
     def account(
-        self,
-        d: int,  # coordinates of the vectors, >= 1
-        q: float,  # probability that a client takes part in a round, in (0, 1]
-        rounds: int,  # releases composed, >= 1
-        delta: float,  # in (0, 1)
-        **names,  # relation, accountant, unit, note, premises, as in ddgauss_epsilon
-    ) -> Guarantee:  # of the whole run
-        "Epsilon of a run that counts on the honest shares. [Kairouz et al. 2021, Prop. 14]"
+        self, d: int, q: float, rounds: int, delta: float, **names
+    ) -> Guarantee:
+        """Epsilon of a run that counts on the honest shares. [Kairouz et al. 2021, Prop. 14]
+
+        d: coordinates of the vectors, >= 1.
+        q: probability that a client takes part in a round, in (0, 1].
+        rounds: releases composed, >= 1.
+        delta: in (0, 1).
+        names: relation, accountant, unit, note, premises, as in ddgauss_epsilon.
+        Returns: Guarantee of the whole run.
+        """
         grid = (self.step(d), self.clip_norm, self.honest, self.share)
         grid += (self.size(d),)
         return ddgauss_epsilon(*grid, q, rounds, delta, self.beta, **names)
 
-    def divergences(
-        self,
-        d: int,  # coordinates of the vectors, >= 1
-        q: float,  # probability that a client takes part in a round, in (0, 1]
-        relation: str,  # zero-out | replace, the last with q = 1 only
-    ) -> tuple:  # Renyi orders, and the divergence of one sum at them, nats
-        "Renyi curve of one sum of the honest shares. [Kairouz et al. 2021, Prop. 14]"
+    def divergences(self, d: int, q: float, relation: str) -> tuple:
+        """Renyi curve of one sum of the honest shares. [Kairouz et al. 2021, Prop. 14]
+
+        d: coordinates of the vectors, >= 1.
+        q: probability that a client takes part in a round, in (0, 1].
+        relation: zero-out | replace, the last with q = 1 only.
+        Returns: Renyi orders, and the divergence of one sum at them, nats.
+        """
         grid = (self.step(d), self.clip_norm, self.honest, self.share)
         grid += (self.size(d),)
         return _divergences(*grid, q, self.beta, relation, "rdp-balle")
 
-    def curvature(
-        self,
-        d: int,  # coordinates of the vectors, >= 1
-    ) -> float:  # in (0, inf]; inf: very many very coarse shares
-        "Of the sum of the honest shares. [page whole_noise, Prop. 2]"
+    def curvature(self, d: int) -> float:
+        """Of the sum of the honest shares. [page whole_noise, Prop. 2]
+
+        d: coordinates of the vectors, >= 1.
+        Returns: float in (0, inf]; inf: very many very coarse shares.
+        """
         return gaussian_curvature(float(self.variance(d)), self.honest)
 
-    def release_epsilon(
-        self,
-        d: int,  # coordinates, >= 1
-    ) -> float:  # eps of one sum, relation zero-out; inf where nothing is proved
-        "Concentrated privacy of one release. [Kairouz et al. 2021, Prop. 14]"
+    def release_epsilon(self, d: int) -> float:
+        """Concentrated privacy of one release. [Kairouz et al. 2021, Prop. 14]
+
+        d: coordinates, >= 1.
+        Returns: eps of one sum, relation zero-out; inf where nothing is proved.
+        """
         D = self.size(d)
         delta2 = rounded_norm(self.clip_norm / self.step(d), D, self.beta)
         try:
@@ -243,19 +252,33 @@ def fit(
 
 # %% ../../nbs/baselines/ddgauss.ipynb #a8394eca
 def calibrate(
-    eps: float,  # target, > 0
-    delta: float,  # in (0, 1)
-    clip_norm: float,  # L2 bound of one vector, > 0
-    n_clients: int,  # shares in a sum, >= 1
-    d: int,  # coordinates, >= 1
-    rounds: int = 1,  # releases composed, >= 1
-    q: float = 1.0,  # probability that a client takes part in a round, in (0, 1]
-    ring_bits: int = 16,  # 2..32
-    most: float = 1.5,  # largest noise accepted, as a multiple of the Gaussian's, > 1
-    accountant: str = "rdp-classic",  # rdp-classic | rdp-balle
-    **settings,  # further fields of DDGauss
-) -> DDGauss:  # the one with the least noise
-    "Least noise for a target, or an error that names the bits it takes."
+    eps: float,
+    delta: float,
+    clip_norm: float,
+    n_clients: int,
+    d: int,
+    rounds: int = 1,
+    q: float = 1.0,
+    ring_bits: int = 16,
+    most: float = 1.5,
+    accountant: str = "rdp-classic",
+    **settings,
+) -> DDGauss:
+    """Least noise for a target, or an error that names the bits it takes.
+
+    eps: target, > 0.
+    delta: in (0, 1).
+    clip_norm: L2 bound of one vector, > 0.
+    n_clients: shares in a sum, >= 1.
+    d: coordinates, >= 1.
+    rounds: releases composed, >= 1.
+    q: probability that a client takes part in a round, in (0, 1].
+    ring_bits: 2..32.
+    most: largest noise accepted, as a multiple of the Gaussian's, > 1.
+    accountant: rdp-classic | rdp-balle.
+    settings: further fields of DDGauss.
+    Returns: the one with the least noise.
+    """
     check_number("most", most, "(1, 1e6]")
     check_choice("accountant", accountant, ACCOUNTANTS)
     check_between("ring_bits", ring_bits, 2, 32)

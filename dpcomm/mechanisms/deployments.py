@@ -35,27 +35,36 @@ MOST = 2**53  # clients, rounds
 # %% ../../nbs/foundations/deployments.ipynb #d3b10005
 @dataclass(frozen=True)
 class Deployment:
-    "Who takes part, how often, and who is trusted. [Dwork & Roth 2014, Sec. 2.3]"
+    """Who takes part, how often, and who is trusted. [Dwork & Roth 2014, Sec. 2.3]
 
-    n_clients: int  # clients in the federation, >= 1
-    cohort: int  # clients a round, expected under poisson, 1..n_clients
-    rounds: int  # of the run, >= 1
-    delta: float  # in [0, 1)
-    sampling: str = "poisson"  # poisson | fixed | replacement | none
-    trust: str = "central"  # the most that is believed: central | secagg | local
-    unit: str = "client"  # what is protected: client | example
-    relation: str | None = None  # a name in RELATIONS; None: each mechanism's usual one
-    visits: int | None = (
-        None  # most messages of one client, >= 1; None: what rounds allow
-    )
-    dropouts: float = 0.0  # fraction of a cohort that is expected to leave, [0, 1)
-    tolerance: float = 0.0  # fraction whose shares of noise may be missing, [0, 1)
-    d: int | None = (
-        None  # entries of a vector, >= 1; None: any, where that can be accounted
-    )
-    groups: tuple | None = (
-        None  # sizes of parameter groups, summing to d; None: one group
-    )
+    n_clients: clients in the federation, >= 1.
+    cohort: clients a round, expected under poisson, 1..n_clients.
+    rounds: of the run, >= 1.
+    delta: in [0, 1).
+    sampling: poisson | fixed | replacement | none.
+    trust: the most that is believed: central | secagg | local.
+    unit: what is protected: client | example.
+    relation: a name in RELATIONS; None: each mechanism's usual one.
+    visits: most messages of one client, >= 1; None: what rounds allow.
+    dropouts: fraction of a cohort that is expected to leave, [0, 1).
+    tolerance: fraction whose shares of noise may be missing, [0, 1).
+    d: entries of a vector, >= 1; None: any, where that can be accounted.
+    groups: sizes of parameter groups, summing to d; None: one group.
+    """
+
+    n_clients: int
+    cohort: int
+    rounds: int
+    delta: float
+    sampling: str = "poisson"
+    trust: str = "central"
+    unit: str = "client"
+    relation: str | None = None
+    visits: int | None = None
+    dropouts: float = 0.0
+    tolerance: float = 0.0
+    d: int | None = None
+    groups: tuple | None = None
 
     def __post_init__(self):
         for name, allowed in _RANGES.items():
@@ -75,23 +84,25 @@ class Deployment:
         "Whether a client may have had its turns before the last round."
         return self.messages < _most(self)
 
-    def after(
-        self,
-        rounds: int,  # done so far, 1..rounds
-    ) -> Self:  # the same up to then
-        "What a run that stops early has been. [Dwork & Roth 2014, Thm. 3.16]"
+    def after(self, rounds: int) -> Self:
+        """What a run that stops early has been. [Dwork & Roth 2014, Thm. 3.16]
+
+        rounds: done so far, 1..rounds.
+        Returns: the same up to then.
+        """
         check_between("rounds", rounds, 1, self.rounds)
         short = replace(self, rounds=rounds, visits=None)
         if self.visits is None:
             return short
         return replace(short, visits=min(self.visits, short.messages))
 
-    def guarantee(
-        self,
-        mechanism: Mechanism,  # whose parameters are all set
-        accountant: str = None,  # one of the mechanism's own; None: its best Renyi one
-    ) -> Guarantee:  # of the whole run: the smallest that is proved
-        "What a mechanism promises here; ValueError where nothing is proved."
+    def guarantee(self, mechanism: Mechanism, accountant: str = None) -> Guarantee:
+        """What a mechanism promises here; ValueError where nothing is proved.
+
+        mechanism: whose parameters are all set.
+        accountant: one of the mechanism's own; None: its best Renyi one.
+        Returns: Guarantee of the whole run: the smallest that is proved.
+        """
         _check_mechanism(self, mechanism, accountant)
         found, why = [], None
         for sampling, releases in _ways(self, mechanism):
@@ -108,14 +119,23 @@ class Deployment:
 
     def calibrate(
         self,
-        name: str,  # a name in registered()
-        eps: float = 4.0,  # of the whole run, > 0
-        clip_norm: float = 1.0,  # bound of one vector, in the mechanism's own norm, > 0
-        accountant: str = None,  # one of the mechanism's own; None: its best Renyi one
-        start: float = None,  # value of the free field that is tried first, > 0
-        **fixed,  # further fields of the mechanism, except the one that is set here
-    ) -> Mechanism:  # whose guarantee here is at most eps, and within 1 % of it
-        "The mechanism with least noise that keeps eps; ValueError with the nearest eps."
+        name: str,
+        eps: float = 4.0,
+        clip_norm: float = 1.0,
+        accountant: str = None,
+        start: float = None,
+        **fixed,
+    ) -> Mechanism:
+        """The mechanism with least noise that keeps eps; ValueError with the nearest eps.
+
+        name: a name in registered().
+        eps: of the whole run, > 0.
+        clip_norm: bound of one vector, in the mechanism's own norm, > 0.
+        accountant: one of the mechanism's own; None: its best Renyi one.
+        start: value of the free field that is tried first, > 0.
+        fixed: further fields of the mechanism, except the one that is set here.
+        Returns: Mechanism whose guarantee here is at most eps, and within 1 % of it.
+        """
         check_number("eps", eps, "(0, inf)")
         cls = mechanism_class(name)
         free = _free(cls, fixed)
@@ -146,14 +166,23 @@ class Deployment:
 
     def audit(
         self,
-        mechanism: Mechanism,  # whose parameters are all set
-        trials: int,  # plays of each world, >= 100
-        rng,  # stream of all plays
-        rounds: int = 1,  # of the run that are played, 1..rounds
-        d: int = 1,  # coordinates of the game, >= 1
-        alarm: float = 1e-6,  # probability that the bound is too large
-    ) -> tuple[Audit, Guarantee]:  # what was seen, and what is promised of these rounds
-        "Play what is promised here and tell the two worlds apart. [Nasr et al. 2023]"
+        mechanism: Mechanism,
+        trials: int,
+        rng,
+        rounds: int = 1,
+        d: int = 1,
+        alarm: float = 1e-6,
+    ) -> tuple[Audit, Guarantee]:
+        """Play what is promised here and tell the two worlds apart. [Nasr et al. 2023]
+
+        mechanism: whose parameters are all set.
+        trials: plays of each world, >= 100.
+        rng: stream of all plays.
+        rounds: of the run that are played, 1..rounds.
+        d: coordinates of the game, >= 1.
+        alarm: probability that the bound is too large.
+        Returns: what was seen, and what is promised of these rounds.
+        """
         sizes = getattr(mechanism, "groups", None)
         short = replace(self.after(rounds), d=sum(sizes) if sizes else d, groups=None)
         promised = short.guarantee(mechanism)

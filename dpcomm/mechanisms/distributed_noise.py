@@ -147,13 +147,21 @@ def noisy_sum_guarantee(
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #f10a760f
 def sampling_rate(
-    sampling: str,  # a name in `known`
-    n_clients: float = None,  # clients in the federation; needed under sampling
-    cohort: float = None,  # expected cohort; needed under sampling
-    least: int = 0,  # shares of noise that every sum is said to carry
-    known: tuple = ("none", "poisson"),  # samplings that are accounted
-) -> float:  # q, in (0, 1]; 1 under none
-    "Chance to take part, of a federation that is large enough. [Abadi et al. 2016]"
+    sampling: str,
+    n_clients: float = None,
+    cohort: float = None,
+    least: int = 0,
+    known: tuple = ("none", "poisson"),
+) -> float:
+    """Chance to take part, of a federation that is large enough. [Abadi et al. 2016]
+
+    sampling: a name in `known`.
+    n_clients: clients in the federation; needed under sampling.
+    cohort: expected cohort; needed under sampling.
+    least: shares of noise that every sum is said to carry.
+    known: samplings that are accounted.
+    Returns: q, in (0, 1]; 1 under none.
+    """
     if check_choice("sampling", sampling, tuple(SAMPLINGS)) not in known:
         raise ValueError(
             f"sampling is {shown(sampling)}, for which no bound is implemented here: use"
@@ -221,12 +229,18 @@ class SharedNoise(Summed):
         n: int,
         rng: np.random.Generator,
         rounds: int = 1,
-        n_clients: int = 1,  # clients in the federation
-        cohort: int = 1,  # the client joins a round with probability cohort / n_clients
-        d: int = 1,  # coordinates: of the update, or of the noise where a share leaves
+        n_clients: int = 1,
+        cohort: int = 1,
+        d: int = 1,
         **release,
-    ) -> dict:  # attack -> (n,) scores, large where the client seems present
-        "One client's vector, only the honest shares; or one share fewer. [Nasr et al. 2023]"
+    ) -> dict:
+        """One client's vector, only the honest shares; or one share fewer. [Nasr et al. 2023]
+
+        n_clients: clients in the federation.
+        cohort: the client joins a round with probability cohort / n_clients.
+        d: coordinates: of the update, or of the noise where a share leaves.
+        Returns: attack -> (n,) scores, large where the client seems present.
+        """
         check_plays(present, n)
         check_choice("relation", relation, RELATIONS)
         nothing, unit = torch.zeros(n, d), self.game_step(d) / self.share
@@ -252,12 +266,12 @@ class SharedNoise(Summed):
         )
         return game.scores(release_of, relation, present, n, rng)
 
-    def normal_sigma(
-        self,
-        d: int
-        | None = None,  # coordinates of the vectors, >= 1; None where they do not matter
-    ) -> float:  # noise multiplier; 0 where none is proved
-        "Normal noise that hides no more than the honest shares. [page whole_noise]"
+    def normal_sigma(self, d: int | None = None) -> float:
+        """Normal noise that hides no more than the honest shares. [page whole_noise]
+
+        d: coordinates of the vectors, >= 1; None where they do not matter.
+        Returns: noise multiplier; 0 where none is proved.
+        """
         raise NotImplementedError
 
     def game_words(self, u: Tensor, rng) -> np.ndarray:
@@ -273,11 +287,19 @@ class SharedNoise(Summed):
         raise NotImplementedError
 
     def game_grid(self, d: int) -> float:
-        "Step to which a game rounds what it sees; 0: it is fine enough as it is."
+        """Step to which a game rounds what it sees; 0: it is fine enough as it is.
+
+        d: entries of the vectors, >= 1.
+        Returns: step, in the units of clip_norm; 0 where there is none.
+        """
         return 0.0
 
     def game_axis(self, d: int) -> np.ndarray:
-        "What the client of a game sends along, (d,), of length 1."
+        """What the client of a game sends along, (d,), of length 1.
+
+        d: entries of the vectors, >= 1.
+        Returns: (d,) float64, of length 1.
+        """
         return np.eye(1, d)[0]
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #06e0c66s
@@ -319,19 +341,23 @@ class SketchCodec(SharedNoise):
         claimed = CLAIMED if self.sigma else ()
         return {name: dict(relation=name, accountant="rdp-balle") for name in claimed}
 
-    def clip_sketch(
-        self,
-        values: Tensor,  # (n, K), finite
-    ) -> Tensor:  # (n, K), rows of norm at most clip_norm unless sigma is None
-        "Bound what is summed, where noise is to hide it."
+    def clip_sketch(self, values: Tensor) -> Tensor:
+        """Bound what is summed, where noise is to hide it.
+
+        values: (n, K), finite.
+        Returns: (n, K), rows of norm at most clip_norm unless sigma is None.
+        """
         return (
             check_finite("u", values)
             if self.sigma is None
             else clip_l2(values, self.clip_norm)
         )
 
-    def summand(self, u: Tensor, key=None) -> np.ndarray:  # (K,) int64 in [0, 2**32)
-        "Noisy ring elements of one sketch. [fltop Alg. 3, output]"
+    def summand(self, u: Tensor, key=None) -> np.ndarray:
+        """Noisy ring elements of one sketch. [fltop Alg. 3, output]
+
+        Returns: (K,) int64 in [0, 2**32).
+        """
         values = self.sketch(check_vector("u", u)[None])[0].double().numpy()
         if self.sigma is None:
             raise ValueError(
@@ -342,11 +368,12 @@ class SketchCodec(SharedNoise):
             values, self.scale, self.share, private_stream(key), self.clip_norm
         )
 
-    def values(
-        self,
-        total: np.ndarray,  # (..., K) elements of the ring
-    ) -> Tensor:  # (..., K) float32, in the units of the sketch
-        "The noisy sketch that words of the ring stand for. [fltop Eq. 1]"
+    def values(self, total: np.ndarray) -> Tensor:
+        """The noisy sketch that words of the ring stand for. [fltop Eq. 1]
+
+        total: (..., K) elements of the ring.
+        Returns: (..., K) float32, in the units of the sketch.
+        """
         return torch.from_numpy(RING.lift(total) * self.scale).float()
 
     def lifted(self, total: np.ndarray, d: int) -> Tensor:
@@ -359,8 +386,11 @@ class SketchCodec(SharedNoise):
             )
         return self.expand(self.values(total)[None], d)[0]
 
-    def encode(self, u: Tensor, key=None) -> Message:  # 4 K bytes of payload
-        "The words of one vector, packed; plain floats where sigma is None."
+    def encode(self, u: Tensor, key=None) -> Message:
+        """The words of one vector, packed; plain floats where sigma is None.
+
+        Returns: 4 K bytes of payload.
+        """
         if self.sigma is None:
             row = self.sketch(check_vector("u", u)[None])[0]
             payload = row.double().numpy().astype("<f4")
@@ -368,8 +398,11 @@ class SketchCodec(SharedNoise):
             payload = self.summand(u, key).astype("<u4")
         return Message(self.name, len(u), payload.tobytes(), self.fingerprint)
 
-    def decode(self, message: Message) -> Tensor:  # (d,) float32
-        "One message opened by itself: the client's own noisy values. [fltop Alg. 3]"
+    def decode(self, message: Message) -> Tensor:
+        """One message opened by itself: the client's own noisy values. [fltop Alg. 3]
+
+        Returns: (d,) float32.
+        """
         payload = self.unwrap(message)
         if self.sigma is None:
             return self.expand(finite_floats(payload)[None], message.d)[0]
@@ -388,12 +421,13 @@ class SketchCodec(SharedNoise):
             return self.expand(torch.from_numpy(total)[None], d)[0].double()
         return Summed.from_sum(self, total, n, d)
 
-    def noisy(
-        self,
-        values: Tensor,  # (n, K) sketches
-        rng,  # one stream, or one a row
-    ) -> Tensor:  # (n, K) float32, distributed as the values of decoded messages
-        "Add a share of noise to each sketch."
+    def noisy(self, values: Tensor, rng) -> Tensor:
+        """Add a share of noise to each sketch.
+
+        values: (n, K) sketches.
+        rng: one stream, or one a row.
+        Returns: (n, K) float32, distributed as the values of decoded messages.
+        """
         if self.sigma is None:
             return values
         if self.share >= FINE * self.scale:
@@ -505,11 +539,12 @@ def of_shares(
 class LinearSketch(SketchCodec):
     "Shares of discrete Gaussian noise on a linear sketch. [fltop Eq. 1]"
 
-    def normal_sigma(
-        self,
-        d: int = None,  # coordinates: they do not matter here
-    ) -> float:  # noise multiplier; 0 where none is proved
-        "Normal noise that hides no more than the honest shares. [page whole_noise, Prop. 2]"
+    def normal_sigma(self, d: int = None) -> float:
+        """Normal noise that hides no more than the honest shares. [page whole_noise, Prop. 2]
+
+        d: coordinates: they do not matter here.
+        Returns: noise multiplier; 0 where none is proved.
+        """
         if self.sigma is None:
             return 0.0
         shares = gaussian_curvature((self.share / self.scale) ** 2, self.honest)
@@ -519,14 +554,23 @@ class LinearSketch(SketchCodec):
         self,
         rounds: int,
         delta: float,
-        n_clients: int = None,  # clients in the federation; None: everyone takes part
-        cohort: int = None,  # expected cohort
+        n_clients: int = None,
+        cohort: int = None,
         sampling: str = "none",
-        accountant: str = "rdp-classic",  # rdp-classic | rdp-balle | pld
-        relation: str = "zero-out",  # zero-out; none: replace; poisson: add-remove; fixed: both
-        **fields,  # further arguments of gaussian_guarantee; note and premises are added
-    ) -> Guarantee:  # of the whole run
-        "Privacy of `rounds` sums that the honest shares hide. [fltop Thm. 1]"
+        accountant: str = "rdp-classic",
+        relation: str = "zero-out",
+        **fields,
+    ) -> Guarantee:
+        """Privacy of `rounds` sums that the honest shares hide. [fltop Thm. 1]
+
+        n_clients: clients in the federation; None: everyone takes part.
+        cohort: expected cohort.
+        accountant: rdp-classic | rdp-balle | pld.
+        relation: zero-out; none: replace; poisson: add-remove; fixed: both.
+        fields: further arguments of gaussian_guarantee; note and premises are added.
+        Returns: Guarantee of the whole run.
+        sampling: how a cohort is drawn, one of `samplings`.
+        """
         check_choice("accountant", accountant, ACCOUNTANTS)
         if self.sigma is None:
             raise ValueError(
@@ -549,12 +593,19 @@ class LinearSketch(SketchCodec):
 
     def losses(
         self,
-        q: float = 1.0,  # chance to take part; 1 without sampling
+        q: float = 1.0,
         relation: str = "zero-out",
-        sampling: str = "none",  # none | poisson | fixed
-        unit: str = "client",  # whose sketch is clipped
-    ) -> Losses:  # of one sum of the honest shares
-        "What one sum that the honest shares hide loses. [page whole_noise, Prop. 2]"
+        sampling: str = "none",
+        unit: str = "client",
+    ) -> Losses:
+        """What one sum that the honest shares hide loses. [page whole_noise, Prop. 2]
+
+        q: chance to take part; 1 without sampling.
+        sampling: none | poisson | fixed.
+        unit: whose sketch is clipped.
+        Returns: Losses of one sum of the honest shares.
+        relation: a key of `relations`.
+        """
         if self.sigma is None:
             raise ValueError(
                 "sigma is None; a scheme without noise promises nothing: give a sigma"
@@ -574,28 +625,31 @@ class LinearSketch(SketchCodec):
             self, self.normal_sigma(), known, q, relation, sampling, unit
         )
 
-    def game_words(
-        self,
-        u: Tensor,  # (n, d) vectors, one play a row
-        rng: np.random.Generator,  # stream of all plays
-    ) -> np.ndarray:  # (n, d) int64, elements of the ring
-        "What one client adds to the sum of each play."
+    def game_words(self, u: Tensor, rng: np.random.Generator) -> np.ndarray:
+        """What one client adds to the sum of each play.
+
+        u: (n, d) vectors, one play a row.
+        rng: stream of all plays.
+        Returns: (n, d) int64, elements of the ring.
+        """
         rows = self.clip_sketch(u).double().numpy()
         return to_ring(rows, self.scale, self.share, rng, self.clip_norm)
 
-    def game_values(
-        self,
-        total: np.ndarray,  # (n, d) elements of the ring
-        d: int,  # coordinates
-    ) -> np.ndarray:  # (n, d) float64
-        "How the sum of each play is read."
+    def game_values(self, total: np.ndarray, d: int) -> np.ndarray:
+        """How the sum of each play is read.
+
+        total: (n, d) elements of the ring.
+        d: coordinates.
+        Returns: (n, d) float64.
+        """
         return RING.lift(total) * self.scale
 
-    def game_step(
-        self,
-        d: int,  # coordinates; the same step for all
-    ) -> float:  # in the units of clip_norm
-        "Step of the words of a game."
+    def game_step(self, d: int) -> float:
+        """Step of the words of a game.
+
+        d: coordinates; the same step for all.
+        Returns: float in the units of clip_norm.
+        """
         return self.scale
 
     def privacy_profile(self, relation: str, eps, **release) -> np.ndarray:

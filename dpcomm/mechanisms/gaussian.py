@@ -45,12 +45,18 @@ SAFE = {
 @register
 @dataclass(frozen=True)
 class Gaussian(ServerNoise):
-    "Clip, and add normal noise to the sum or to each message. [McMahan et al. 2017]"
+    """Clip, and add normal noise to the sum or to each message. [McMahan et al. 2017]
 
-    clip_norm: float  # L2 bound C of one client's vector, > 0
-    sigma: float  # noise multiplier: standard deviation over C, > 0
-    local: bool = False  # whether each client adds noise, or the server
-    exact: bool = True  # discrete noise; False: floats, to simulate
+    clip_norm: L2 bound C of one client's vector, > 0.
+    sigma: noise multiplier: standard deviation over C, > 0.
+    local: whether each client adds noise, or the server.
+    exact: discrete noise; False: floats, to simulate.
+    """
+
+    clip_norm: float
+    sigma: float
+    local: bool = False
+    exact: bool = True
     name, audit_cases = "gaussian", AUDITED
     ranges = {
         "clip_norm": "(0, inf)",
@@ -89,8 +95,11 @@ class Gaussian(ServerNoise):
         u = self.clip(u)
         return u + self.std * normal(u.shape, rng, u.device) if self.local else u
 
-    def sum_estimates(self, estimates: Tensor) -> Tensor:  # (..., d) float64
-        "Sum, on the server's grid where the server adds exact noise."
+    def sum_estimates(self, estimates: Tensor) -> Tensor:
+        """Sum, on the server's grid where the server adds exact noise.
+
+        Returns: (..., d) float64.
+        """
         return (Central if self.local else ServerNoise).sum_estimates(self, estimates)
 
     def average(self, total: Tensor, cohort: float, rng: np.random.Generator) -> Tensor:
@@ -99,8 +108,11 @@ class Gaussian(ServerNoise):
             self, total, cohort, rng
         )
 
-    def encode(self, u: Tensor, key=None) -> Message:  # 4 d bytes of payload
-        "Clip, add the client's noise if it adds any, and write four bytes a value."
+    def encode(self, u: Tensor, key=None) -> Message:
+        """Clip, add the client's noise if it adds any, and write four bytes a value.
+
+        Returns: 4 d bytes of payload.
+        """
         row, rngs = check_vector("u", u)[None], [private_stream(key)]
         if self.local and self.exact:
             payload = RING.wrap(_steps(self, row, rngs)[0]).astype("<u4")
@@ -108,8 +120,11 @@ class Gaussian(ServerNoise):
             payload = self.simulate(row, rngs)[0].float().numpy().astype("<f4")
         return Message(self.name, len(u), payload.tobytes(), self.fingerprint)
 
-    def decode(self, message: Message) -> Tensor:  # (d,) float32
-        "Read the values back."
+    def decode(self, message: Message) -> Tensor:
+        """Read the values back.
+
+        Returns: (d,) float32.
+        """
         payload = self.unwrap(message)
         if not (self.local and self.exact):
             return finite_floats(payload)
@@ -128,13 +143,20 @@ class Gaussian(ServerNoise):
         self,
         relation: str,
         eps,
-        rounds: int = 1,  # releases of one play
-        n_clients: int = 1,  # clients in the federation
-        cohort: int = 1,  # sampling: no curve is stated with it
-        d: int = 1,  # coordinates of the game
+        rounds: int = 1,
+        n_clients: int = 1,
+        cohort: int = 1,
+        d: int = 1,
         **release,
-    ) -> np.ndarray:  # delta, shape of eps; exact without sampling, 1 with it
-        "What the game may show. [Balle & Wang 2018, Thm. 8; page ring, Prop. A]"
+    ) -> np.ndarray:
+        """What the game may show. [Balle & Wang 2018, Thm. 8; page ring, Prop. A]
+
+        rounds: releases of one play.
+        n_clients: clients in the federation.
+        cohort: sampling: no curve is stated with it.
+        d: coordinates of the game.
+        Returns: delta, shape of eps; exact without sampling, 1 with it.
+        """
         check_choice("relation", relation, tuple(self.relations))
         swap = relation in ("replace", "local")
         if cohort != n_clients:

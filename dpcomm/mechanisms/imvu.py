@@ -74,11 +74,16 @@ def closed_form(
 
 # %% ../../nbs/papers/imvu.ipynb #01ce0983
 class Line(NamedTuple):
-    "Natural parameters of every real input: eta(x) = start + x theta. [imvu eq. 3]"
+    """Natural parameters of every real input: eta(x) = start + x theta. [imvu eq. 3]
 
-    alphabet: np.ndarray  # (m,) ascending
-    start: np.ndarray  # (m,) log-probabilities of the first row
-    theta: np.ndarray  # (m,) difference of the rows' log-probabilities
+    alphabet: (m,) ascending.
+    start: (m,) log-probabilities of the first row.
+    theta: (m,) difference of the rows' log-probabilities.
+    """
+
+    alphabet: np.ndarray
+    start: np.ndarray
+    theta: np.ndarray
 
 # %% ../../nbs/papers/imvu.ipynb #c908514f
 def line(
@@ -216,13 +221,20 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
 
 @dataclass(frozen=True)
 class ImvuCodec(Mechanism):
-    "Interpolated minimum-variance unbiased mechanism, by coordinate. [imvu Sec. 3]"
+    """Interpolated minimum-variance unbiased mechanism, by coordinate. [imvu Sec. 3]
 
-    clip_norm: float  # L2 bound C of one client's vector, > 0
-    eps: float  # of the scalar mechanism at inputs 0 and 1, in [1e-100, 700]
-    beta: float = 1.0  # input scale, > 0: x = 1/2 + beta u / (2 C)
-    table: Table | None = None  # of two rows and the same eps; None: the closed form
-    clamp: bool = False  # whether coordinates are cut to [-C / beta, C / beta]
+    clip_norm: L2 bound C of one client's vector, > 0.
+    eps: of the scalar mechanism at inputs 0 and 1, in [1e-100, 700].
+    beta: input scale, > 0: x = 1/2 + beta u / (2 C).
+    table: of two rows and the same eps; None: the closed form.
+    clamp: whether coordinates are cut to [-C / beta, C / beta].
+    """
+
+    clip_norm: float
+    eps: float
+    beta: float = 1.0
+    table: Table | None = None
+    clamp: bool = False
     name, server_is_deterministic, audit_cases, deployment_note, free = (
         "imvu",
         True,
@@ -319,8 +331,11 @@ class ImvuCodec(Mechanism):
         packed = np.packbits(drawn).tobytes() if nbits == 1 else pack_bits(drawn, nbits)
         return Message(self.name, len(u), packed, self.fingerprint)
 
-    def decode(self, message: Message) -> Tensor:  # (d,) float32
-        "Look the symbols up. [imvu Sec. 3]"
+    def decode(self, message: Message) -> Tensor:
+        """Look the symbols up. [imvu Sec. 3]
+
+        Returns: (d,) float32.
+        """
         return torch.from_numpy(self.levels.astype(np.float32)[_symbols(self, message)])
 
     def to_summand(self, message: Message) -> np.ndarray:
@@ -498,14 +513,23 @@ class Imvu(ImvuCodec):
         self,
         rounds: int,
         delta: float,
-        relation: str = "zero-out",  # zero-out | replace
-        accountant: str = "fisher-balle",  # the paper's; or another of WAYS
+        relation: str = "zero-out",
+        accountant: str = "fisher-balle",
         sampling: str = "none",
-        unit: str = "client",  # whose vector is clipped: client | example
+        unit: str = "client",
         d: int = None,
-        orders=None,  # Renyi orders, default ORDERS
-    ) -> Guarantee:  # local: the server sees every message
-        "Privacy of `rounds` messages. [imvu Thm. 1, eq. 1; Props. G and H]"
+        orders=None,
+    ) -> Guarantee:
+        """Privacy of `rounds` messages. [imvu Thm. 1, eq. 1; Props. G and H]
+
+        relation: zero-out | replace.
+        accountant: the paper's; or another of WAYS.
+        unit: whose vector is clipped: client | example.
+        orders: Renyi orders, default ORDERS.
+        Returns: local: the server sees every message.
+        sampling: how a cohort is drawn, one of `samplings`.
+        d: entries of the vectors, >= 1.
+        """
         check_choice("relation", relation, RELATIONS)
         how, _, conversion = check_choice("accountant", accountant, WAYS).partition("-")
         who = dict(relation=relation, sampling=check_everyone(sampling), unit=unit)
@@ -524,12 +548,13 @@ class Imvu(ImvuCodec):
         )
         return guarantee_from_rdp(orders, curve, delta, conversion, **names)
 
-    def losses(
-        self,
-        relation: str = "zero-out",
-        unit: str = "client",  # whose vector is clipped: client | example
-    ) -> Losses:  # of one message; ValueError where a table is used
-        "What one message loses: no more than the Gaussian whose signs it sends. [Prop. H]"
+    def losses(self, relation: str = "zero-out", unit: str = "client") -> Losses:
+        """What one message loses: no more than the Gaussian whose signs it sends. [Prop. H]
+
+        unit: whose vector is clipped: client | example.
+        Returns: Losses of one message; ValueError where a table is used.
+        relation: a key of `relations`.
+        """
         check_choice("relation", relation, RELATIONS)
         closed_only(self)
         sigma = math.sqrt(8 / math.pi) / self.kappa
@@ -543,10 +568,14 @@ class Imvu(ImvuCodec):
         n: int,
         rng: np.random.Generator,
         rounds: int = 1,
-        d: int = 4,  # coordinates, all equal
+        d: int = 4,
         **release,
-    ) -> dict:  # attack -> (n,) scores, large where the vector seems sent
-        "Send the worst vector or its neighbour; score by likelihood. [Nasr et al. 2023]"
+    ) -> dict:
+        """Send the worst vector or its neighbour; score by likelihood. [Nasr et al. 2023]
+
+        d: coordinates, all equal.
+        Returns: attack -> (n,) scores, large where the vector seems sent.
+        """
         check_plays(present, n)
         check_choice("relation", relation, tuple(self.relations))
         signs = torch.tensor([[1.0], [-1.0 if relation == "replace" else 0.0]])
@@ -558,14 +587,12 @@ class Imvu(ImvuCodec):
             score += (law[0] - law[1])[np.searchsorted(middle, seen)].sum(1)
         return {"likelihood": score}
 
-    def privacy_profile(
-        self,
-        relation: str,
-        eps,
-        d: int = 4,  # coordinates of the game
-        **release,
-    ) -> np.ndarray:  # delta of one message, shape of eps, exact
-        "What the game may show. [Prop. G]"
+    def privacy_profile(self, relation: str, eps, d: int = 4, **release) -> np.ndarray:
+        """What the game may show. [Prop. G]
+
+        d: coordinates of the game.
+        Returns: delta of one message, shape of eps, exact.
+        """
         swap = check_choice("relation", relation, RELATIONS) == "replace"
         half = self.beta / math.sqrt(d) / 2
         half = min(half, 0.5) if self.clamp else half

@@ -67,17 +67,28 @@ def padded(
 # %% ../../nbs/secagg/modular_noise.ipynb #d96c7cfa
 @dataclass(frozen=True)
 class RingGrid(SharedNoise):
-    "Parameters, rotation and grid. [Kairouz et al. 2021, Sec. 5]"
+    """Parameters, rotation and grid. [Kairouz et al. 2021, Sec. 5]
 
-    clip_norm: float  # L2 bound C of one client's vector, > 0
-    sigma: float  # noise multiplier promised for the sum, > 0
-    n_clients: int  # n, shares in a sum, >= 1
-    ring_bits: int = 16  # b, bits a coordinate, 2..32
-    beta: float = math.exp(-0.5)  # chance at most that rounding is refused, in [0, 1)
-    k: float = 4.0  # deviations of the sum that the ring holds a side, > 0
-    rotation_seed: int = 0  # of the public rotation, >= 0
-    tolerance: float = 0.0  # fraction of shares that may be missing or known, in [0, 1)
-    padded: bool = False  # to a power of two, as in the paper and in wire version 1
+    clip_norm: L2 bound C of one client's vector, > 0.
+    sigma: noise multiplier promised for the sum, > 0.
+    n_clients: n, shares in a sum, >= 1.
+    ring_bits: b, bits a coordinate, 2..32.
+    beta: chance at most that rounding is refused, in [0, 1).
+    k: deviations of the sum that the ring holds a side, > 0.
+    rotation_seed: of the public rotation, >= 0.
+    tolerance: fraction of shares that may be missing or known, in [0, 1).
+    padded: to a power of two, as in the paper and in wire version 1.
+    """
+
+    clip_norm: float
+    sigma: float
+    n_clients: int
+    ring_bits: int = 16
+    beta: float = math.exp(-0.5)
+    k: float = 4.0
+    rotation_seed: int = 0
+    tolerance: float = 0.0
+    padded: bool = False
     ranges = SharedNoise.ranges | {
         "n_clients": Whole(1, 2**31),
         "ring_bits": Whole(2, 32),
@@ -105,74 +116,83 @@ class RingGrid(SharedNoise):
         payload = 8 * -(-self.ring_bits * self.size(d) // 8)
         return Bits.of(payload, header_bits(self.name), 0, d)
 
-    def size(
-        self,
-        d: int,  # coordinates of a vector, >= 1
-    ) -> int:  # D: d, or the next power of two where the vector is padded
-        "Words of one message."
+    def size(self, d: int) -> int:
+        """Words of one message.
+
+        d: coordinates of a vector, >= 1.
+        Returns: D: d, or the next power of two where the vector is padded.
+        """
         return padded(d) if self.padded else check_size("d", d)
 
-    def block(
-        self,
-        d: int,  # coordinates of a vector, >= 1
-    ) -> int:  # P, a power of two, D / 2 < P <= D
-        "Coordinates over which the rotation spreads every vector, at least."
+    def block(self, d: int) -> int:
+        """Coordinates over which the rotation spreads every vector, at least.
+
+        d: coordinates of a vector, >= 1.
+        Returns: P, a power of two, D / 2 < P <= D.
+        """
         return block_size(self.size(d))
 
-    def rotated(
-        self,
-        u: Tensor,  # (..., d) float32 or float64
-    ) -> Tensor:  # (..., D) of the same type
-        "The rotation that everyone shares. [Kairouz et al. 2021, Alg. 1]"
+    def rotated(self, u: Tensor) -> Tensor:
+        """The rotation that everyone shares. [Kairouz et al. 2021, Alg. 1]
+
+        u: (..., d) float32 or float64.
+        Returns: (..., D) of the same type.
+        """
         d = u.shape[-1]
         wide = torch.nn.functional.pad(u, (0, self.size(d) - d))
         return rotate(wide, self.rotation_seed)
 
-    def unrotated(
-        self,
-        v: Tensor,  # (..., D) float32 or float64
-        d: int,  # coordinates of a vector, <= D
-    ) -> Tensor:  # (..., d) of the same type
-        "Undo `rotated`. [Kairouz et al. 2021, Alg. 2]"
+    def unrotated(self, v: Tensor, d: int) -> Tensor:
+        """Undo `rotated`. [Kairouz et al. 2021, Alg. 2]
+
+        v: (..., D) float32 or float64.
+        d: coordinates of a vector, <= D.
+        Returns: (..., d) of the same type.
+        """
         return unrotate(v, self.rotation_seed)[..., :d]
 
-    def variance(
-        self,
-        d: int,  # coordinates of the vectors, >= 1
-    ) -> Fraction:  # in squared steps of the grid
-        "Variance of one share, exactly."
+    def variance(self, d: int) -> Fraction:
+        """Variance of one share, exactly.
+
+        d: coordinates of the vectors, >= 1.
+        Returns: Fraction in squared steps of the grid.
+        """
         raise NotImplementedError
 
-    def draw(
-        self,
-        variance: Fraction,  # of one number, in squared steps
-        shape: tuple,  # of the result
-        rng,  # one stream, or one a row
-    ) -> np.ndarray:  # int64
-        "Integer noise."
+    def draw(self, variance: Fraction, shape: tuple, rng) -> np.ndarray:
+        """Integer noise.
+
+        variance: of one number, in squared steps.
+        shape: of the result.
+        rng: one stream, or one a row.
+        Returns: int64.
+        """
         raise NotImplementedError
 
-    def noise_law(
-        self,
-        variance: float,  # of one share, in squared steps
-        count: int,  # shares in the sum, >= 1
-        size: int,  # of the ring
-    ) -> np.ndarray:  # (size,) law of the sum modulo size, the outcome 0 first
-        "What the shares of a sum add up to, in one coordinate."
+    def noise_law(self, variance: float, count: int, size: int) -> np.ndarray:
+        """What the shares of a sum add up to, in one coordinate.
+
+        variance: of one share, in squared steps.
+        count: shares in the sum, >= 1.
+        size: of the ring.
+        Returns: (size,) law of the sum modulo size, the outcome 0 first.
+        """
         raise NotImplementedError
 
-    def spread(
-        self,
-        d: int,  # coordinates of the vectors, >= 1
-    ) -> float:  # in the units of clip_norm, squared
-        "Variance of a coordinate of the worst sum, without rounding."
+    def spread(self, d: int) -> float:
+        """Variance of a coordinate of the worst sum, without rounding.
+
+        d: coordinates of the vectors, >= 1.
+        Returns: float in the units of clip_norm, squared.
+        """
         agreed = (self.n_clients * self.clip_norm) ** 2 / self.block(d)
         return agreed + self.n_clients * self.share**2
 
-    def room(
-        self,
-    ) -> float:  # 4^b - k^2 n, > 0
-        "What rounding leaves of the ring, squared; ValueError where it leaves nothing."
+    def room(self) -> float:
+        """What rounding leaves of the ring, squared; ValueError where it leaves nothing.
+
+        Returns: 4^b - k^2 n, > 0.
+        """
         rounding = self.k**2 * self.n_clients
         room = 4.0**self.ring_bits - rounding
         if room <= 0:
@@ -183,11 +203,12 @@ class RingGrid(SharedNoise):
             )
         return room
 
-    def step(
-        self,
-        d: int,  # coordinates of the vectors, >= 1
-    ) -> float:  # gamma, in the units of clip_norm
-        "Finest grid whose sum fits the ring. [Kairouz et al. 2021, Sec. 5]"
+    def step(self, d: int) -> float:
+        """Finest grid whose sum fits the ring. [Kairouz et al. 2021, Sec. 5]
+
+        d: coordinates of the vectors, >= 1.
+        Returns: gamma, in the units of clip_norm.
+        """
         return 2 * self.k * math.sqrt(self.spread(d) / self.room())
 
 # %% ../../nbs/secagg/modular_noise.ipynb #d8a2cbb3
@@ -239,12 +260,13 @@ class RingCodec(RingGrid):
     def reconstruct(self, total, cohort, d):
         return total / cohort
 
-    def shares(
-        self,
-        u: Tensor,  # updates, (n, d), finite
-        rng,  # one stream, or one a row
-    ) -> np.ndarray:  # (n, D) int64 in [0, 2^bits): what secure aggregation adds up
-        "Clip, rotate, round, add noise, wrap. [Kairouz et al. 2021, Alg. 1]"
+    def shares(self, u: Tensor, rng) -> np.ndarray:
+        """Clip, rotate, round, add noise, wrap. [Kairouz et al. 2021, Alg. 1]
+
+        u: updates, (n, d), finite.
+        rng: one stream, or one a row.
+        Returns: (n, D) int64 in [0, 2^bits): what secure aggregation adds up.
+        """
         d = check_rows("u", u).shape[1]
         scale = self.step(d)
         rotated = self.rotated(self.clip(u.double().cpu()))
@@ -252,12 +274,18 @@ class RingCodec(RingGrid):
         z = conditional_round(rotated.numpy() / scale, bound, rng)
         return self.ring.wrap(z + self.draw(self.variance(d), z.shape, rng))
 
-    def summand(self, u: Tensor, key=None) -> np.ndarray:  # (D,) int64 in [0, 2^bits)
-        "One client's share. [Kairouz et al. 2021, Alg. 1]"
+    def summand(self, u: Tensor, key=None) -> np.ndarray:
+        """One client's share. [Kairouz et al. 2021, Alg. 1]
+
+        Returns: (D,) int64 in [0, 2^bits).
+        """
         return self.shares(check_vector("u", u)[None], private_stream(key))[0]
 
-    def lifted(self, total: np.ndarray, d: int) -> Tensor:  # (..., d) float32
-        "What a sum in the ring stands for. [Kairouz et al. 2021, Alg. 2]"
+    def lifted(self, total: np.ndarray, d: int) -> Tensor:
+        """What a sum in the ring stands for. [Kairouz et al. 2021, Alg. 2]
+
+        Returns: (..., d) float32.
+        """
         if np.shape(total)[-1:] != (self.size(d),):
             raise ValueError(
                 f"total has shape {np.shape(total)}; the words of {d} entries are"
@@ -271,15 +299,21 @@ class RingCodec(RingGrid):
         payload = pack_bits(self.summand(u, key), self.ring_bits)
         return Message(self.name, len(u), payload, self.fingerprint)
 
-    def decode(self, message: Message) -> Tensor:  # (d,) float32
-        "One message opened by itself, as a sum of one; also one of wire version 1."
+    def decode(self, message: Message) -> Tensor:
+        """One message opened by itself, as a sum of one; also one of wire version 1.
+
+        Returns: (d,) float32.
+        """
         old = replace(self, padded=True)
         seen = isinstance(message, Message) and message.fingerprint
         sender = old if seen == old.fingerprint else self
         return sender.lifted(sender.to_summand(message), message.d)
 
-    def to_summand(self, message: Message) -> np.ndarray:  # (D,) words
-        "The words of a message."
+    def to_summand(self, message: Message) -> np.ndarray:
+        """The words of a message.
+
+        Returns: (D,) words.
+        """
         return unpack_bits(self.unwrap(message), self.ring_bits, self.size(message.d))
 
     def simulate(self, u: Tensor, rng) -> Tensor:
@@ -383,14 +417,17 @@ class RingAccount(RingCodec):
     "What a run costs, by the mechanism's own theorem."
 
     def account(
-        self,
-        d: int,  # coordinates of the vectors, >= 1
-        q: float,  # probability that a client takes part in a round, in (0, 1]
-        rounds: int,  # releases composed, >= 1
-        delta: float,  # in (0, 1)
-        **names,  # relation, accountant, unit, note, premises
-    ) -> Guarantee:  # of the whole run
-        "Epsilon of a run with this mechanism's grid and noise."
+        self, d: int, q: float, rounds: int, delta: float, **names
+    ) -> Guarantee:
+        """Epsilon of a run with this mechanism's grid and noise.
+
+        d: coordinates of the vectors, >= 1.
+        q: probability that a client takes part in a round, in (0, 1].
+        rounds: releases composed, >= 1.
+        delta: in (0, 1).
+        names: relation, accountant, unit, note, premises.
+        Returns: Guarantee of the whole run.
+        """
         raise NotImplementedError
 
     def guarantee(
@@ -398,12 +435,21 @@ class RingAccount(RingCodec):
         rounds: int,
         delta: float,
         d: int = None,
-        n_clients: int = None,  # clients in the federation; needed under sampling
-        cohort: float = None,  # expected cohort; needed under sampling
+        n_clients: int = None,
+        cohort: float = None,
         sampling: str = "none",
-        **names,  # relation (zero-out | replace), accountant (rdp-..., pld), unit, note, premises
-    ) -> Guarantee:  # of the whole run, while the honest shares are in every sum
-        "Privacy of `rounds` sums; ValueError without d. [page whole_noise, Prop. 1]"
+        **names,
+    ) -> Guarantee:
+        """Privacy of `rounds` sums; ValueError without d. [page whole_noise, Prop. 1]
+
+        n_clients: clients in the federation; needed under sampling.
+        cohort: expected cohort; needed under sampling.
+        names: relation (zero-out | replace), accountant (rdp-..., pld), unit, note,
+        premises.
+        Returns: Guarantee of the whole run, while the honest shares are in every sum.
+        d: entries of the vectors, >= 1.
+        sampling: how a cohort is drawn, one of `samplings`.
+        """
         check_between("d", d, 1)
         check_between("rounds", rounds, 1)
         q = sampling_rate(sampling, n_clients, cohort, self.honest, self.samplings)
@@ -417,39 +463,50 @@ class RingAccount(RingCodec):
             made = self.account(d, q, rounds, delta, **names)
         return made.noting(large_delta(delta, n_clients or self.n_clients))
 
-    def divergences(
-        self,
-        d: int,  # coordinates of the vectors, >= 1
-        q: float,  # probability that a client takes part in a round, in (0, 1]
-        relation: str,  # zero-out | replace
-    ) -> tuple:  # Renyi orders, and the divergence of one sum at them, nats
-        "Renyi curve of one sum with this mechanism's grid and noise."
+    def divergences(self, d: int, q: float, relation: str) -> tuple:
+        """Renyi curve of one sum with this mechanism's grid and noise.
+
+        d: coordinates of the vectors, >= 1.
+        q: probability that a client takes part in a round, in (0, 1].
+        relation: zero-out | replace.
+        Returns: Renyi orders, and the divergence of one sum at them, nats.
+        """
         raise NotImplementedError
 
-    def curvature(
-        self,
-        d: int,  # coordinates of the vectors, >= 1
-    ) -> float:  # of the noise of the honest shares, in (0, inf]
-        "Largest curvature of the noise of a sum. [page whole_noise]"
+    def curvature(self, d: int) -> float:
+        """Largest curvature of the noise of a sum. [page whole_noise]
+
+        d: coordinates of the vectors, >= 1.
+        Returns: float of the noise of the honest shares, in (0, inf].
+        """
         raise NotImplementedError
 
-    def normal_sigma(
-        self,
-        d: int,  # coordinates of the vectors, >= 1
-    ) -> float:  # noise multiplier; 0 where none is proved
-        "Normal noise that hides no more than the honest shares. [page whole_noise, Prop. 1]"
+    def normal_sigma(self, d: int) -> float:
+        """Normal noise that hides no more than the honest shares. [page whole_noise, Prop. 1]
+
+        d: coordinates of the vectors, >= 1.
+        Returns: noise multiplier; 0 where none is proved.
+        """
         longest = rounded_norm(self.clip_norm / self.step(d), self.size(d), self.beta)
         return normal_std(self.curvature(d)) / longest
 
     def losses(
         self,
         d: int = None,
-        q: float = 1.0,  # chance to take part; 1 without sampling
+        q: float = 1.0,
         relation: str = "zero-out",
-        sampling: str = "none",  # none | poisson | fixed
-        unit: str = "client",  # whose vector is clipped
-    ) -> Losses:  # of one sum of the honest shares
-        "What one sum that the honest shares hide loses. [page whole_noise, Prop. 1]"
+        sampling: str = "none",
+        unit: str = "client",
+    ) -> Losses:
+        """What one sum that the honest shares hide loses. [page whole_noise, Prop. 1]
+
+        q: chance to take part; 1 without sampling.
+        sampling: none | poisson | fixed.
+        unit: whose vector is clipped.
+        Returns: Losses of one sum of the honest shares.
+        d: entries of the vectors, >= 1.
+        relation: a key of `relations`.
+        """
         check_between("d", d, 1)
         check_choice("sampling", sampling, self.samplings)
         check_number("q", q, "[1, 1]" if sampling == "none" else "(0, 1]")
@@ -514,62 +571,67 @@ BITS, FEW = 18, 4  # largest ring and largest block whose law is listed
 class OnRing(RingAccount):
     "Clip, rotate, round, add integer noise, wrap. [Kairouz et al. 2021, Alg. 1]"
 
-    def game_words(
-        self,
-        u: Tensor,  # (n, d) vectors, one play a row
-        rng: np.random.Generator,  # stream of all plays
-    ) -> np.ndarray:  # (n, D) int64, elements of the ring
-        "What one client adds to the sum of each play."
+    def game_words(self, u: Tensor, rng: np.random.Generator) -> np.ndarray:
+        """What one client adds to the sum of each play.
+
+        u: (n, d) vectors, one play a row.
+        rng: stream of all plays.
+        Returns: (n, D) int64, elements of the ring.
+        """
         return self.shares(u, rng)
 
-    def game_values(
-        self,
-        total: np.ndarray,  # (n, D) elements of the ring
-        d: int,  # coordinates of the vectors
-    ) -> np.ndarray:  # (n, d) float64
-        "How the sum of each play is read."
+    def game_values(self, total: np.ndarray, d: int) -> np.ndarray:
+        """How the sum of each play is read.
+
+        total: (n, D) elements of the ring.
+        d: coordinates of the vectors.
+        Returns: (n, d) float64.
+        """
         return self.lifted(total, d).double().numpy()
 
-    def game_step(
-        self,
-        d: int,  # coordinates of the vectors
-    ) -> float:  # in the units of clip_norm
-        "Step of the words of a game."
+    def game_step(self, d: int) -> float:
+        """Step of the words of a game.
+
+        d: coordinates of the vectors.
+        Returns: float in the units of clip_norm.
+        """
         return self.step(d)
 
-    def game_grid(
-        self,
-        d: int,  # coordinates of the vectors
-    ) -> float:  # in the units of clip_norm
-        "Step to which a game rounds what it sees along one direction."
+    def game_grid(self, d: int) -> float:
+        """Step to which a game rounds what it sees along one direction.
+
+        d: coordinates of the vectors.
+        Returns: float in the units of clip_norm.
+        """
         return self.step(d) / math.sqrt(self.block(d))
 
-    def game_axis(
-        self,
-        d: int,  # coordinates of the vectors
-    ) -> np.ndarray:  # (d,) float64, of length 1
-        "What the client of a game sends along."
+    def game_axis(self, d: int) -> np.ndarray:
+        """What the client of a game sends along.
+
+        d: coordinates of the vectors.
+        Returns: (d,) float64, of length 1.
+        """
         return np.eye(1, d, self.block(d) % d)[0]
 
-    def coordinate_law(
-        self,
-        d: int,  # coordinates of the vectors
-        z: int,  # what the client adds to one rotated coordinate, in steps
-    ) -> np.ndarray:  # (2^bits,) law of the lifted sum, from -2^(bits - 1) upwards
-        "The honest noise in one coordinate, shifted and wrapped."
+    def coordinate_law(self, d: int, z: int) -> np.ndarray:
+        """The honest noise in one coordinate, shifted and wrapped.
+
+        d: coordinates of the vectors.
+        z: what the client adds to one rotated coordinate, in steps.
+        Returns: (2^bits,) law of the lifted sum, from -2^(bits - 1) upwards.
+        """
         size = 2**self.ring_bits
         std = self.sigma * self.clip_norm / self.step(d)
         share = std**2 / ((1 - self.tolerance) * self.n_clients)
         return np.roll(self.noise_law(share, self.honest, size), z + size // 2)
 
-    def score_law(
-        self,
-        d: int,  # coordinates, few
-        sign: int,  # 1: the client's vector; 0: none; -1: the opposite one
-    ) -> (
-        np.ndarray
-    ):  # (P 2^bits,) law of the signed sum of the block's lifted coordinates
-        "Everything that the game's projection can be, with its probability."
+    def score_law(self, d: int, sign: int) -> np.ndarray:
+        """Everything that the game's projection can be, with its probability.
+
+        d: coordinates, few.
+        sign: 1: the client's vector; 0: none; -1: the opposite one.
+        Returns: (P 2^bits,) law of the signed sum of the block's lifted coordinates.
+        """
         P, norm = self.block(d), self.clip_norm / self.step(d)
         x, most = norm / math.sqrt(P), rounded_norm(norm, self.size(d), self.beta) ** 2
         low, turned = math.floor(x), self.rotated(torch.from_numpy(self.game_axis(d)))
@@ -594,16 +656,15 @@ class OnRing(RingAccount):
         return np.maximum(np.fft.irfft(found / weight, P * 2**self.ring_bits), 0)
 
     def privacy_profile(
-        self,
-        relation: str,
-        eps,
-        d: int = 1,  # coordinates of the game
-        rounds: int = 1,  # a law is listed for one
-        **release,
-    ) -> (
-        np.ndarray
-    ):  # delta of one sum of the honest shares, shape of eps; 1: no law is listed
-        "What the game may show, from both laws. [Balle & Wang 2018, Thm. 5]"
+        self, relation: str, eps, d: int = 1, rounds: int = 1, **release
+    ) -> np.ndarray:
+        """What the game may show, from both laws. [Balle & Wang 2018, Thm. 5]
+
+        d: coordinates of the game.
+        rounds: a law is listed for one.
+        Returns: delta of one sum of the honest shares, shape of eps; 1: no law is
+        listed.
+        """
         swap = check_choice("relation", relation, tuple(self.relations)) == "replace"
         if self.ring_bits > BITS or self.block(d) > FEW or rounds > 1:
             return np.ones(np.shape(eps))

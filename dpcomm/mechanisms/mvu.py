@@ -77,14 +77,22 @@ RELATIONS = ("zero-out", "replace")
 
 @dataclass(frozen=True)
 class MvuCodec(Mechanism):
-    "Dithered inputs through an unbiased private table. [Chaudhuri et al. 2022]"
+    """Dithered inputs through an unbiased private table. [Chaudhuri et al. 2022]
 
-    clip_norm: float  # L2 bound C of one client's vector, > 0
-    eps: float  # pure privacy of one coordinate, nats, in [1e-5, 700]
-    n_inputs: int = 2  # B_in, points a coordinate is dithered to
-    n_outputs: int = 2  # B_out, symbols at most
-    beta: float = 1.0  # a coordinate of C / beta or more saturates, > 0
-    constraint: str = "strict"  # strict | metric
+    clip_norm: L2 bound C of one client's vector, > 0.
+    eps: pure privacy of one coordinate, nats, in [1e-5, 700].
+    n_inputs: B_in, points a coordinate is dithered to.
+    n_outputs: B_out, symbols at most.
+    beta: a coordinate of C / beta or more saturates, > 0.
+    constraint: strict | metric.
+    """
+
+    clip_norm: float
+    eps: float
+    n_inputs: int = 2
+    n_outputs: int = 2
+    beta: float = 1.0
+    constraint: str = "strict"
     name, server_is_deterministic, audit_cases, deployment_note, free = (
         "mvu",
         False,
@@ -127,8 +135,11 @@ class MvuCodec(Mechanism):
         symbols = [f"{a:.5e}" for a in self.table.alphabet]
         return zlib.crc32(repr((self, symbols)).encode())
 
-    def mean_sign(self, u):  # same type and shape: P(+step) - P(-step)
-        "Mean sign of a coordinate's estimate. [Lemma two]"
+    def mean_sign(self, u):
+        """Mean sign of a coordinate's estimate. [Lemma two]
+
+        Returns: same type and shape: P(+step) - P(-step).
+        """
         low, high = _two_only(self).alphabet
         return (u * (self.beta / self.clip_norm)).clip(-1, 1) / (high - low)
 
@@ -145,8 +156,11 @@ class MvuCodec(Mechanism):
                 target[k : k + BLOCK] = levels[torch.from_numpy(symbols)]
         return out.to(u.device)
 
-    def encode(self, u: Tensor, key=None) -> Message:  # nbits a coordinate
-        "Clip, scale, dither, draw, pack. [Chaudhuri, Guo & Rabbat 2022]"
+    def encode(self, u: Tensor, key=None) -> Message:
+        """Clip, scale, dither, draw, pack. [Chaudhuri, Guo & Rabbat 2022]
+
+        Returns: nbits a coordinate.
+        """
         u, stream = self.clip(check_vector("u", u)[None])[0], private_stream(key)
         blocks = [u[k : k + BLOCK] for k in range(0, len(u), BLOCK)]
         seen = np.concatenate([_symbols(self, block, stream) for block in blocks])
@@ -156,8 +170,11 @@ class MvuCodec(Mechanism):
             payload = pack_bits(seen, self.nbits)
         return Message(self.name, len(u), payload, self.fingerprint)
 
-    def decode(self, message: Message) -> Tensor:  # (d,) float32
-        "Look the symbols up and undo the scaling. [Guo et al. 2022, Sec. 3]"
+    def decode(self, message: Message) -> Tensor:
+        """Look the symbols up and undo the scaling. [Guo et al. 2022, Sec. 3]
+
+        Returns: (d,) float32.
+        """
         seen = unpack_bits(self.unwrap(message), self.nbits, message.d)
         m = len(self.table.alphabet)
         if seen.max(initial=0) >= m:
@@ -389,14 +406,23 @@ class Mvu(MvuCodec):
         self,
         rounds: int = 1,
         delta: float = 0.0,
-        relation: str = "zero-out",  # zero-out | replace
-        accountant: str = "mixture-classic",  # one of ACCOUNTANTS
+        relation: str = "zero-out",
+        accountant: str = "mixture-classic",
         sampling: str = "none",
-        unit: str = "client",  # client | example: whose vector is clipped
+        unit: str = "client",
         d: int = None,
-        orders=None,  # Renyi orders, > 1; default ORDERS
-    ) -> Guarantee:  # local: the server sees every message
-        "Privacy of `rounds` messages. [Lemmas coordinate to dither; Chaudhuri et al. 2022]"
+        orders=None,
+    ) -> Guarantee:
+        """Privacy of `rounds` messages. [Lemmas coordinate to dither; Chaudhuri et al. 2022]
+
+        relation: zero-out | replace.
+        accountant: one of ACCOUNTANTS.
+        unit: client | example: whose vector is clipped.
+        orders: Renyi orders, > 1; default ORDERS.
+        Returns: local: the server sees every message.
+        sampling: how a cohort is drawn, one of `samplings`.
+        d: entries of the vectors, >= 1.
+        """
         check_choice("relation", relation, tuple(self.relations))
         check_choice("accountant", accountant, ACCOUNTANTS)
         check_between("rounds", rounds, 1)

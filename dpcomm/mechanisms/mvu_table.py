@@ -34,13 +34,20 @@ SOLVER = "mvu-1"  # part of a cached table's name
 # %% ../../nbs/baselines/mvu_table.ipynb #5bf5e1de
 @dataclass(frozen=True)
 class Table:
-    "An unbiased private map from points of [0, 1] to symbols. [Chaudhuri et al. 2022]"
+    """An unbiased private map from points of [0, 1] to symbols. [Chaudhuri et al. 2022]
 
-    eps: float  # nats, > 0
-    alphabet: tuple  # (m,) symbols, ascending
-    rows: tuple  # n_inputs tuples (m,) of probabilities
-    constraint: str = "strict"  # strict | metric
-    log: str = field(default="", compare=False)  # what the solver did
+    eps: nats, > 0.
+    alphabet: (m,) symbols, ascending.
+    rows: n_inputs tuples (m,) of probabilities.
+    constraint: strict | metric.
+    log: what the solver did.
+    """
+
+    eps: float
+    alphabet: tuple
+    rows: tuple
+    constraint: str = "strict"
+    log: str = field(default="", compare=False)
 
     def __post_init__(self):
         _check_table(self)
@@ -380,12 +387,16 @@ def _save_table(path, table):
 # %% ../../nbs/baselines/mvu_table.ipynb #cc39949c
 @functools.cache
 def solve(
-    eps: float,  # nats of one coordinate, in [1e-5, 700]
-    n_inputs: int = 2,  # B_in: inputs i / (n_inputs - 1)
-    n_outputs: int = 2,  # B_out: symbols at most
-    constraint: str = "strict",  # strict | metric
-) -> Table:  # two symbols where that is optimal, else the best found; its log says how
-    "The unbiased private table of least total variance. [Chaudhuri et al. 2022]"
+    eps: float, n_inputs: int = 2, n_outputs: int = 2, constraint: str = "strict"
+) -> Table:
+    """The unbiased private table of least total variance. [Chaudhuri et al. 2022]
+
+    eps: nats of one coordinate, in [1e-5, 700].
+    n_inputs: B_in: inputs i / (n_inputs - 1).
+    n_outputs: B_out: symbols at most.
+    constraint: strict | metric.
+    Returns: two symbols where that is optimal, else the best found; its log says how.
+    """
     check_problem(eps, n_inputs, n_outputs, constraint)
     if 2 in (n_inputs, n_outputs):
         return two_symbols(eps, n_inputs, constraint)

@@ -106,12 +106,18 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
 # %% ../../nbs/baselines/pm.ipynb #d3204f7c
 @dataclass(frozen=True)
 class PmCodec(Local):
-    "Piecewise mechanism on a random few coordinates. [Wang et al. 2019, Alg. 4]"
+    """Piecewise mechanism on a random few coordinates. [Wang et al. 2019, Alg. 4]
 
-    bound: float  # largest entry of one client's vector, in absolute value, > 0
-    eps: float  # of one message, pure and local, > 0
-    count: int | None = None  # coordinates a message, cut to d; None: eps / 2.5
-    residuals: bool = False  # whether clients keep what they have not sent
+    bound: largest entry of one client's vector, in absolute value, > 0.
+    eps: of one message, pure and local, > 0.
+    count: coordinates a message, cut to d; None: eps / 2.5.
+    residuals: whether clients keep what they have not sent.
+    """
+
+    bound: float
+    eps: float
+    count: int | None = None
+    residuals: bool = False
     name, server_is_deterministic, audit_cases = "pm", True, AUDITED
     deployment_note = (
         "safe to deploy: answers are cells of a public grid, drawn by whole numbers"
@@ -134,11 +140,12 @@ class PmCodec(Local):
         payload = 32 * self.sent(check_size("d", d))
         return Bits.of(payload, header_bits(self.name), 32, d)
 
-    def sent(
-        self,
-        d: int,  # entries of the vector, >= 1
-    ) -> int:  # k, 1..d
-        "How many coordinates a message sends. [Wang et al. 2019, Alg. 4]"
+    def sent(self, d: int) -> int:
+        """How many coordinates a message sends. [Wang et al. 2019, Alg. 4]
+
+        d: entries of the vector, >= 1.
+        Returns: k, 1..d.
+        """
         return max(1, min(d, self.count or int(self.eps / SHARE)))
 
     def simulate(self, u: Tensor, rng) -> Tensor:
@@ -161,8 +168,11 @@ class PmCodec(Local):
         y = y.to(memory.dtype)
         return torch.zeros_like(memory).scatter_(1, at, y), memory.scatter_(1, at, 0.0)
 
-    def encode(self, u: Tensor, key=None) -> Message:  # seed and k cells of 32 bits
-        "Draw coordinates from a seed, send their numbers. [Wang et al. 2019, Alg. 4]"
+    def encode(self, u: Tensor, key=None) -> Message:
+        """Draw coordinates from a seed, send their numbers. [Wang et al. 2019, Alg. 4]
+
+        Returns: seed and k cells of 32 bits.
+        """
         u, seed = check_vector("u", u), public_seed(key)
         k = self.sent(len(u))
         at = torch.from_numpy(coordinates(seed_tree(seed, "coordinates"), len(u), k))

@@ -89,11 +89,16 @@ def quantise(
 
 # %% ../../nbs/baselines/privquant.ipynb #0a47ab85
 class Tails(NamedTuple):
-    "Logarithms of the sums that every threshold needs. [sqsgd eq. 8]"
+    """Logarithms of the sums that every threshold needs. [sqsgd eq. 8]
 
-    log_counts: np.ndarray  # (d + 1,): log B_l, outputs that match in l places
-    ratio: np.ndarray  # (d,): log S0 - log S1 at tau = 1..d, rising
-    share: np.ndarray  # (d,): log A - log S1 at tau = 1..d
+    log_counts: (d + 1,): log B_l, outputs that match in l places.
+    ratio: (d,): log S0 - log S1 at tau = 1..d, rising.
+    share: (d,): log A - log S1 at tau = 1..d.
+    """
+
+    log_counts: np.ndarray
+    ratio: np.ndarray
+    share: np.ndarray
 
 # %% ../../nbs/baselines/privquant.ipynb #8a601e0e
 @functools.lru_cache(maxsize=8)
@@ -155,19 +160,32 @@ def smallest_eps(
 
 # %% ../../nbs/baselines/privquant.ipynb #46c16564
 class Calibration(NamedTuple):
-    "Threshold and coin for one dimension, and what follows from them. [sqsgd Alg. 1]"
+    """Threshold and coin for one dimension, and what follows from them. [sqsgd Alg. 1]
 
-    d: int  # dimension
-    levels: int  # K
-    eps: float  # allowed
-    kappa: int  # largest margin with this threshold, 2 tau - d - 1
-    tau: int  # matches that count as often, 1..d
-    p: float  # probability of matching often
-    log_odds: float  # log(p / (1 - p))
-    m: float  # E[V] / x, in (0, 1]
-    q: float  # probability that one entry matches
-    q2: float  # probability that two entries both match
-    actual_eps: float  # spent, <= eps
+    d: dimension.
+    levels: K.
+    eps: allowed.
+    kappa: largest margin with this threshold, 2 tau - d - 1.
+    tau: matches that count as often, 1..d.
+    p: probability of matching often.
+    log_odds: log(p / (1 - p)).
+    m: E[V] / x, in (0, 1].
+    q: probability that one entry matches.
+    q2: probability that two entries both match.
+    actual_eps: spent, <= eps.
+    """
+
+    d: int
+    levels: int
+    eps: float
+    kappa: int
+    tau: int
+    p: float
+    log_odds: float
+    m: float
+    q: float
+    q2: float
+    actual_eps: float
 
 
 RULES = ("paper", "best")
@@ -175,13 +193,17 @@ RULES = ("paper", "best")
 # %% ../../nbs/baselines/privquant.ipynb #f7ed9d84
 @functools.lru_cache(maxsize=64)
 def calibrate(
-    d: int,  # dimension, >= 1
-    levels: int,  # K, >= 2
-    eps: float,  # of one message, > 0
-    rule: str = "paper",  # 'paper': the coin spends eps / 10; 'best': largest m
-    kappa_min: int = None,  # smallest kappa, -d..d-1; None: -d, 0: the paper's range
-) -> Calibration:  # ready to sample from
-    "Choose threshold and coin; ValueError where no threshold fits. [sqsgd Sec. 4]"
+    d: int, levels: int, eps: float, rule: str = "paper", kappa_min: int = None
+) -> Calibration:
+    """Choose threshold and coin; ValueError where no threshold fits. [sqsgd Sec. 4]
+
+    d: dimension, >= 1.
+    levels: K, >= 2.
+    eps: of one message, > 0.
+    rule: 'paper': the coin spends eps / 10; 'best': largest m.
+    kappa_min: smallest kappa, -d..d-1; None: -d, 0: the paper's range.
+    Returns: ready to sample from.
+    """
     check_size("d", d)
     check_positive("eps", eps)
     check_choice("rule", rule, RULES)
@@ -370,15 +392,20 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
 
 @dataclass(frozen=True)
 class QuantCodec(Local):
-    "Stochastic rounding to K levels, then a private choice among all. [sqsgd Alg. 1]"
+    """Stochastic rounding to K levels, then a private choice among all. [sqsgd Alg. 1]
 
-    bound: float  # U: largest absolute entry, > 0
-    levels: int = 16  # K, 2..65536
-    eps: float = 400.0  # of one message, pure and local, > 0
-    rule: str = "paper"  # 'paper' or 'best': see `calibrate`
-    kappa_min: int | None = (
-        None  # smallest kappa allowed; None: -d, 0: as the paper states it
-    )
+    bound: U: largest absolute entry, > 0.
+    levels: K, 2..65536.
+    eps: of one message, pure and local, > 0.
+    rule: 'paper' or 'best': see `calibrate`.
+    kappa_min: smallest kappa allowed; None: -d, 0: as the paper states it.
+    """
+
+    bound: float
+    levels: int = 16
+    eps: float = 400.0
+    rule: str = "paper"
+    kappa_min: int | None = None
     name, server_is_deterministic, audit_cases = "privquant", True, AUDITED
     deployment_note = (
         "safe to deploy: pure, with the error of floats counted in eps, but for a delta"
@@ -402,21 +429,28 @@ class QuantCodec(Local):
         payload = 8 * -(-check_size("d", d) * (self.levels - 1).bit_length() // 8)
         return Bits.of(payload, header_bits(self.name), 0, d)
 
-    def calibration(
-        self,
-        d: int,  # dimension, >= 1
-    ) -> Calibration:  # of this mechanism at that dimension
-        "Threshold and coin; ValueError where the paper's rule has none. [sqsgd Sec. 4]"
+    def calibration(self, d: int) -> Calibration:
+        """Threshold and coin; ValueError where the paper's rule has none. [sqsgd Sec. 4]
+
+        d: dimension, >= 1.
+        Returns: Calibration of this mechanism at that dimension.
+        """
         return calibrate(d, self.levels, self.eps, self.rule, self.kappa_min)
 
-    def message_epsilon(self, d: int = None) -> float:  # eps of one message
-        "What the threshold really spends. [sqsgd, Theorem 1 of the paper]"
+    def message_epsilon(self, d: int = None) -> float:
+        """What the threshold really spends. [sqsgd, Theorem 1 of the paper]
+
+        Returns: eps of one message.
+        """
         return (
             self.eps if d is None else self.calibration(check_size("d", d)).actual_eps
         )
 
-    def encode(self, u: Tensor, key=None) -> Message:  # d level numbers
-        "Round, randomise, pack. [sqsgd Alg. 1]"
+    def encode(self, u: Tensor, key=None) -> Message:
+        """Round, randomise, pack. [sqsgd Alg. 1]
+
+        Returns: d level numbers.
+        """
         rng, x = private_stream(key), represent(self, check_vector("u", u)[None])
         rounded = quantise(x, self.bound, self.levels, rng)
         numbers = randomise(rounded, self.calibration(len(u)), rng)
@@ -424,14 +458,20 @@ class QuantCodec(Local):
             self.name, len(u), pack(numbers[0], self.levels), self.fingerprint
         )
 
-    def decode(self, message: Message) -> Tensor:  # (d,) float32
-        "Look the levels up and divide by m. [sqsgd Alg. 1, line 3]"
+    def decode(self, message: Message) -> Tensor:
+        """Look the levels up and divide by m. [sqsgd Alg. 1, line 3]
+
+        Returns: (d,) float32.
+        """
         payload = self.unwrap(message)
         values = levels(self.bound, self.levels) / self.calibration(message.d).m
         return torch.from_numpy(values[unpack(payload, self.levels, message.d)]).float()
 
-    def to_summand(self, message: Message) -> np.ndarray:  # (d,) level numbers
-        "The level numbers of a message."
+    def to_summand(self, message: Message) -> np.ndarray:
+        """The level numbers of a message.
+
+        Returns: (d,) level numbers.
+        """
         return unpack(self.unwrap(message), self.levels, message.d)
 
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
@@ -513,10 +553,14 @@ class PrivQuant(QuantCodec):
         n: int,
         rng,
         rounds: int = 1,
-        d: int = GAME_DIMENSION,  # dimension of the game
+        d: int = GAME_DIMENSION,
         **release,
-    ) -> dict:  # attack -> (n,) scores, large where the first input seems sent
-        "Send a corner of the cube or the opposite one; score by likelihood and by places."
+    ) -> dict:
+        """Send a corner of the cube or the opposite one; score by likelihood and by places.
+
+        d: dimension of the game.
+        Returns: attack -> (n,) scores, large where the first input seems sent.
+        """
         check_choice("relation", relation, tuple(self.relations))
         check_plays(present, n)
         cal, top = self.calibration(d), self.levels - 1
@@ -531,13 +575,13 @@ class PrivQuant(QuantCodec):
         return scores
 
     def privacy_profile(
-        self,
-        relation: str,
-        eps,
-        d: int = GAME_DIMENSION,  # dimension of the game
-        **release,
-    ) -> np.ndarray:  # delta of one message, shape of eps, exact
-        "What the game may show: the law of both counts. [sqsgd Alg. 1]"
+        self, relation: str, eps, d: int = GAME_DIMENSION, **release
+    ) -> np.ndarray:
+        """What the game may show: the law of both counts. [sqsgd Alg. 1]
+
+        d: dimension of the game.
+        Returns: delta of one message, shape of eps, exact.
+        """
         check_choice("relation", relation, tuple(self.relations))
         a, b = np.meshgrid(np.arange(d + 1.0), np.arange(d + 1.0), indexing="ij")
         rest, K = d - a, self.levels

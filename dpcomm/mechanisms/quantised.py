@@ -61,14 +61,22 @@ AUDITED = tuple(
 @register
 @dataclass(frozen=True)
 class Quantised(ServerNoise):
-    "Clip, round to 2^level_bits levels; the server adds the noise. [dprec App. D.3]"
+    """Clip, round to 2^level_bits levels; the server adds the noise. [dprec App. D.3]
 
-    clip_norm: float  # L2 bound C of one client's message, > 0
-    sigma: float  # noise multiplier: server's deviation over C, > 0
-    level_bits: int = 8  # b, bits an entry, 2..16
-    rounding: str = "zero"  # zero: toward zero | random: up or down, without bias
-    top: float = 1.0  # largest entry on the grid, over the clip, (0, 1]
-    exact: bool = True  # discrete noise; False: floats, to simulate
+    clip_norm: L2 bound C of one client's message, > 0.
+    sigma: noise multiplier: server's deviation over C, > 0.
+    level_bits: b, bits an entry, 2..16.
+    rounding: zero: toward zero | random: up or down, without bias.
+    top: largest entry on the grid, over the clip, (0, 1].
+    exact: discrete noise; False: floats, to simulate.
+    """
+
+    clip_norm: float
+    sigma: float
+    level_bits: int = 8
+    rounding: str = "zero"
+    top: float = 1.0
+    exact: bool = True
     name, audit_cases = "quantised", AUDITED
     note = "the server adds the noise and sees every sum before it"
     ranges = {
@@ -104,14 +112,20 @@ class Quantised(ServerNoise):
         check_rows("u", u)
         return (whole(self, u, rng).double() * step(self, u.shape[1])).float()
 
-    def encode(self, u: Tensor, key=None) -> Message:  # level_bits bits an entry
-        "Clip, round, pack. [dprec App. D.3]"
+    def encode(self, u: Tensor, key=None) -> Message:
+        """Clip, round, pack. [dprec App. D.3]
+
+        Returns: level_bits bits an entry.
+        """
         z = whole(self, check_vector("u", u)[None], private_stream(key))[0]
         payload = pack_bits((z + self.levels).cpu().numpy(), self.level_bits)
         return Message(self.name, len(u), payload, self.fingerprint)
 
-    def decode(self, message: Message) -> Tensor:  # (d,) float32
-        "One message opened by itself."
+    def decode(self, message: Message) -> Tensor:
+        """One message opened by itself.
+
+        Returns: (d,) float32.
+        """
         return torch.from_numpy(
             levels_of(self, message) * step(self, message.d)
         ).float()
@@ -132,12 +146,18 @@ class Quantised(ServerNoise):
         n: int,
         rng: np.random.Generator,
         rounds: int = 1,
-        n_clients: int = 1,  # clients in the federation
-        cohort: int = 1,  # the client joins a round with probability cohort / n_clients
-        d: int = 1,  # entries, all equal
+        n_clients: int = 1,
+        cohort: int = 1,
+        d: int = 1,
         **release,
-    ) -> dict:  # attack -> (n,) scores, large where the client seems present
-        "The family's game, and a score that knows the rounding. [Nasr et al. 2023]"
+    ) -> dict:
+        """The family's game, and a score that knows the rounding. [Nasr et al. 2023]
+
+        n_clients: clients in the federation.
+        cohort: the client joins a round with probability cohort / n_clients.
+        d: entries, all equal.
+        Returns: attack -> (n,) scores, large where the client seems present.
+        """
         check_plays(present, n)
         check_choice("relation", relation, tuple(self.relations))
         seen = []
@@ -153,16 +173,13 @@ class Quantised(ServerNoise):
             found["rounding"] = mixture_ratio(self, relation, seen[-1])
         return found
 
-    def privacy_profile(
-        self,
-        relation: str,
-        eps,
-        d: int = 1,  # entries of the game
-        **release,
-    ) -> (
-        np.ndarray
-    ):  # delta of one release, shape of eps: that of a vector as long as the clip
-        "What the game may show; mixing only hides. [Balle & Wang 2018, Thm. 8]"
+    def privacy_profile(self, relation: str, eps, d: int = 1, **release) -> np.ndarray:
+        """What the game may show; mixing only hides. [Balle & Wang 2018, Thm. 8]
+
+        d: entries of the game.
+        Returns: delta of one release, shape of eps: that of a vector as long as the
+        clip.
+        """
         check_choice("relation", relation, tuple(self.relations))
         swap, N = relation == "replace", self.length
         one_whole_entry = d == 1 and N % 1 == 0  # is never rounded

@@ -250,12 +250,18 @@ SAFE = (
 # %% ../../nbs/papers/dprec.ipynb #a39899da
 @dataclass(frozen=True)
 class RecCodec(Mechanism):
-    "Relative entropy coding of a clipped update, group by group. [dprec Alg. 3 and 4]"
+    """Relative entropy coding of a clipped update, group by group. [dprec Alg. 3 and 4]
 
-    clip_norm: float  # L2 bound C of the whole update, > 0
-    std: float  # standard deviation of the prior, > 0; the papers' c is clip_norm / std
-    index_bits: int = 7  # b, bits per group: K = 2**b candidates, 1..24
-    groups: tuple | None = None  # sizes of the groups, summing to d; None: one group
+    clip_norm: L2 bound C of the whole update, > 0.
+    std: standard deviation of the prior, > 0; the papers' c is clip_norm / std.
+    index_bits: b, bits per group: K = 2**b candidates, 1..24.
+    groups: sizes of the groups, summing to d; None: one group.
+    """
+
+    clip_norm: float
+    std: float
+    index_bits: int = 7
+    groups: tuple | None = None
     name, server_is_deterministic, free = "rec", True, "std"
     samplings = ("none", "fixed", "replacement")
     relations, audit_cases, deployment_note = RELATIONS, AUDITED, SAFE
@@ -281,11 +287,12 @@ class RecCodec(Mechanism):
         "32 bits of hash of the parameters and of the wire version."
         return zlib.crc32(f"{self}, wire 2".encode())
 
-    def sizes(
-        self,
-        d: int,  # entries of the vector, >= 1
-    ) -> tuple:  # of whole numbers, summing to d
-        "Group sizes for a vector of d entries; ValueError where they sum to another."
+    def sizes(self, d: int) -> tuple:
+        """Group sizes for a vector of d entries; ValueError where they sum to another.
+
+        d: entries of the vector, >= 1.
+        Returns: tuple of whole numbers, summing to d.
+        """
         if self.groups and sum(self.groups) != d:
             raise ValueError(
                 f"groups sum to {sum(self.groups)}, but the vector has {d} entries:"
@@ -293,8 +300,11 @@ class RecCodec(Mechanism):
             )
         return tuple(self.groups or (d,))
 
-    def encode(self, u: Tensor, key=None) -> Message:  # seed and packed indices
-        "Clip, select a candidate per group, send seed and indices. [dprec Alg. 3]"
+    def encode(self, u: Tensor, key=None) -> Message:
+        """Clip, select a candidate per group, send seed and indices. [dprec Alg. 3]
+
+        Returns: seed and packed indices.
+        """
         seed, private = public_seed(key), private_stream(key)
         phi = (
             (self.clip(check_vector("u", u).double()[None])[0] / self.std).cpu().numpy()
@@ -307,8 +317,11 @@ class RecCodec(Mechanism):
         payload = seed.to_bytes(4, "little") + pack_bits(indices, self.index_bits)
         return Message(self.name, len(u), payload, self.fingerprint)
 
-    def decode(self, message: Message) -> Tensor:  # (d,) float32
-        "Remake the selected candidates. [dprec Alg. 4]"
+    def decode(self, message: Message) -> Tensor:
+        """Remake the selected candidates. [dprec Alg. 4]
+
+        Returns: (d,) float32.
+        """
         payload, sizes = self.unwrap(message), self.sizes(message.d)
         seed, numbers = int.from_bytes(payload[:4], "little"), np.arange(len(sizes))
         indices = unpack_bits(payload[4:], self.index_bits, len(sizes))
@@ -505,13 +518,19 @@ class Rec(RecCodec):
         present: bool,
         n: int,
         rng: np.random.Generator,
-        path: str = "encode",  # encode: real messages | law: no bytes | simulate: estimates
+        path: str = "encode",
         rounds: int = 1,
-        n_clients: int = 1,  # N
-        cohort: int = 1,  # a slot is the client's with probability cohort / n_clients
+        n_clients: int = 1,
+        cohort: int = 1,
         **release,
-    ) -> dict:  # attack -> (n,) scores, large where the client seems present
-        "Play the worst-case neighbour game. [worst split: page dprec_theorem]"
+    ) -> dict:
+        """Play the worst-case neighbour game. [worst split: page dprec_theorem]
+
+        path: encode: real messages | law: no bytes | simulate: estimates.
+        n_clients: N.
+        cohort: a slot is the client's with probability cohort / n_clients.
+        Returns: attack -> (n,) scores, large where the client seems present.
+        """
         check_plays(present, n)
         check_choice("relation", relation, tuple(RELATIONS))
         check_choice("path", path, ("encode", "law", "simulate"))
@@ -537,14 +556,14 @@ class Rec(RecCodec):
         return scores | {"index": looks[0][1].astype(float)} | same
 
     def privacy_profile(
-        self,
-        relation: str,
-        eps,
-        n_clients: int = 1,  # N
-        cohort: int = 1,  # a slot is the client's with probability cohort / n_clients
-        **release,
-    ) -> np.ndarray:  # delta of one message, shape of eps; 1, no claim, for two updates
-        "What the game may show."
+        self, relation: str, eps, n_clients: int = 1, cohort: int = 1, **release
+    ) -> np.ndarray:
+        """What the game may show.
+
+        n_clients: N.
+        cohort: a slot is the client's with probability cohort / n_clients.
+        Returns: delta of one message, shape of eps; 1, no claim, for two updates.
+        """
         if check_choice("relation", relation, tuple(RELATIONS)) in ("replace", "local"):
             return np.ones(np.shape(eps))
         eps, found = check_reals("eps", eps, "[0, 700]"), 0
@@ -562,13 +581,21 @@ class Rec(RecCodec):
         self,
         rounds: int,
         delta: float,
-        n_clients: int = 1,  # N; not used without sampling
-        cohort: int = 1,  # messages per round, expected under Poisson; not used without sampling
+        n_clients: int = 1,
+        cohort: int = 1,
         sampling: str = "replacement",
-        accountant: str = "exact-balle",  # one of ACCOUNTANTS; "theorem1-arxiv" is the paper's
-        relation: str = None,  # None: the first that goes with the sampling in SAMPLINGS_OF
-    ) -> Guarantee:  # of the whole run
-        "The proved guarantee or the paper's claim, after `rounds` rounds. [dprec Alg. 7]"
+        accountant: str = "exact-balle",
+        relation: str = None,
+    ) -> Guarantee:
+        """The proved guarantee or the paper's claim, after `rounds` rounds. [dprec Alg. 7]
+
+        n_clients: N; not used without sampling.
+        cohort: messages per round, expected under Poisson; not used without sampling.
+        accountant: one of ACCOUNTANTS; "theorem1-arxiv" is the paper's.
+        relation: None: the first that goes with the sampling in SAMPLINGS_OF.
+        Returns: Guarantee of the whole run.
+        sampling: how a cohort is drawn, one of `samplings`.
+        """
         relation = _fitting_relation(sampling, relation)
         check_between("rounds", rounds, 1)
         check_between("cohort", cohort, 1)

@@ -50,10 +50,14 @@ FAR = 37.0  # standard deviations beyond which a sign gets no likelier
 # %% ../../nbs/baselines/signsgd.ipynb #c2d396bc
 @dataclass(frozen=True)
 class SignCodec(Mechanism):
-    "Clip, add normal noise to every coordinate, send the signs. [Jin et al. 2020]"
+    """Clip, add normal noise to every coordinate, send the signs. [Jin et al. 2020]
 
-    clip_norm: float  # L2 bound C of one client's vector, > 0
-    sigma: float  # noise multiplier: standard deviation over C, > 0
+    clip_norm: L2 bound C of one client's vector, > 0.
+    sigma: noise multiplier: standard deviation over C, > 0.
+    """
+
+    clip_norm: float
+    sigma: float
     name, server_is_deterministic, audit_cases, step = "signsgd", True, AUDITED, 1.0
     free = "sigma"
     deployment_note = (
@@ -74,8 +78,11 @@ class SignCodec(Mechanism):
         "Standard deviation of the noise in a coordinate."
         return self.sigma * self.clip_norm
 
-    def mean_sign(self, u):  # mean sign of each, in [-1, 1], same type and shape
-        "Expected sign of noisy coordinates. [Jin et al. 2020]"
+    def mean_sign(self, u):
+        """Expected sign of noisy coordinates. [Jin et al. 2020]
+
+        Returns: mean sign of each, in [-1, 1], same type and shape.
+        """
         v = u / (self.std * 2**0.5)
         return torch.erf(v) if isinstance(v, Tensor) else erf(v)
 
@@ -97,21 +104,30 @@ class SignCodec(Mechanism):
         variance = 4 * torch.special.ndtr(v) * torch.special.ndtr(-v)
         return (self.mean_sign(v * self.std) - u).to(u.dtype), variance.to(u.dtype)
 
-    def encode(self, u: Tensor, key=None) -> Message:  # ceil(d / 8) bytes of payload
-        "Clip, toss, pack. [Jin et al. 2020]"
+    def encode(self, u: Tensor, key=None) -> Message:
+        """Clip, toss, pack. [Jin et al. 2020]
+
+        Returns: ceil(d / 8) bytes of payload.
+        """
         signs = self.simulate(check_vector("u", u)[None], [private_stream(key)])[0]
         payload = np.packbits(signs.cpu().numpy() > 0).tobytes()
         return Message(self.name, len(u), payload, self.fingerprint)
 
-    def decode(self, message: Message) -> Tensor:  # (d,) of +1 and -1, float32
-        "Read the signs back."
+    def decode(self, message: Message) -> Tensor:
+        """Read the signs back.
+
+        Returns: (d,) of +1 and -1, float32.
+        """
         bits = np.unpackbits(
             np.frombuffer(self.unwrap(message), np.uint8), count=message.d
         )
         return torch.from_numpy(bits.astype(np.float32) * 2 - 1)
 
-    def to_summand(self, message: Message) -> np.ndarray:  # (d,) uint8, 1 for +1
-        "The bits of a message."
+    def to_summand(self, message: Message) -> np.ndarray:
+        """The bits of a message.
+
+        Returns: (d,) uint8, 1 for +1.
+        """
         return np.unpackbits(
             np.frombuffer(self.unwrap(message), np.uint8), count=message.d
         )
@@ -169,14 +185,23 @@ class SignSgd(SignCodec):
         self,
         rounds: int,
         delta: float,
-        relation: str = "zero-out",  # 'zero-out' or 'replace'
-        accountant: str = "rdp-classic",  # a key of ACCOUNTANTS
+        relation: str = "zero-out",
+        accountant: str = "rdp-classic",
         sampling: str = "none",
-        unit: str = "client",  # whose vector is clipped: 'client' or 'example'
+        unit: str = "client",
         d: int = None,
-        orders=None,  # Renyi orders, default those of the accountant
-    ) -> Guarantee:  # local: the server sees every message
-        "Privacy of `rounds` messages. [Mironov 2017; page signsgd, Prop. A]"
+        orders=None,
+    ) -> Guarantee:
+        """Privacy of `rounds` messages. [Mironov 2017; page signsgd, Prop. A]
+
+        relation: 'zero-out' or 'replace'.
+        accountant: a key of ACCOUNTANTS.
+        unit: whose vector is clipped: 'client' or 'example'.
+        orders: Renyi orders, default those of the accountant.
+        Returns: local: the server sees every message.
+        sampling: how a cohort is drawn, one of `samplings`.
+        d: entries of the vectors, >= 1.
+        """
         check_choice("relation", relation, RELATIONS)
         note = ACCOUNTANTS[check_choice("accountant", accountant, tuple(ACCOUNTANTS))]
         who = dict(relation=relation, sampling=check_everyone(sampling), unit=unit)
@@ -194,12 +219,13 @@ class SignSgd(SignCodec):
             orders, curve, delta, conversion, note=note, **who, **how
         )
 
-    def losses(
-        self,
-        relation: str = "zero-out",
-        unit: str = "client",  # whose vector is clipped: 'client' or 'example'
-    ) -> Losses:  # of one message
-        "What one message loses: no more than the values before the sign. [page losses]"
+    def losses(self, relation: str = "zero-out", unit: str = "client") -> Losses:
+        """What one message loses: no more than the values before the sign. [page losses]
+
+        unit: whose vector is clipped: 'client' or 'example'.
+        Returns: Losses of one message.
+        relation: a key of `relations`.
+        """
         check_choice("relation", relation, RELATIONS)
         about = dict(name=self.name, trust="local", unit=unit, note=_GAUSSIAN)
         return gaussian_losses(self.sigma, relation=relation, **about)
@@ -211,10 +237,14 @@ class SignSgd(SignCodec):
         n: int,
         rng: np.random.Generator,
         rounds: int = 1,
-        d: int = 4,  # coordinates, all equal
+        d: int = 4,
         **release,
-    ) -> dict:  # attack -> (n,) scores, large where the vector seems sent
-        "Send the worst vector or its neighbour; score by likelihood. [Nasr et al. 2023]"
+    ) -> dict:
+        """Send the worst vector or its neighbour; score by likelihood. [Nasr et al. 2023]
+
+        d: coordinates, all equal.
+        Returns: attack -> (n,) scores, large where the vector seems sent.
+        """
         check_plays(present, n)
         swap = check_choice("relation", relation, tuple(self.relations)) == "replace"
         v, score, half = 1 / (self.sigma * np.sqrt(d)), np.zeros(n), -np.log(2)
@@ -226,14 +256,12 @@ class SignSgd(SignCodec):
             score += np.where(signs.numpy() > 0, plus, minus).sum(1)
         return {"likelihood": score}
 
-    def privacy_profile(
-        self,
-        relation: str,
-        eps,
-        d: int = 4,  # coordinates of the game
-        **release,
-    ) -> np.ndarray:  # delta of one message, shape of eps, exact
-        "What the game may show. [page signsgd, Prop. A]"
+    def privacy_profile(self, relation: str, eps, d: int = 4, **release) -> np.ndarray:
+        """What the game may show. [page signsgd, Prop. A]
+
+        d: coordinates of the game.
+        Returns: delta of one message, shape of eps, exact.
+        """
         swap = check_choice("relation", relation, RELATIONS) == "replace"
         plus = ndtr(1 / (self.sigma * np.sqrt(d)))
         sent, other = (np.array([p, 1 - p]) for p in (plus, 1 - plus if swap else 0.5))

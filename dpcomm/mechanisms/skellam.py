@@ -66,71 +66,80 @@ class Skellam(OnRing):
         " shares"
     )
 
-    def variance(
-        self,
-        d: int,  # coordinates of the vectors, >= 1
-    ) -> Fraction:  # in squared steps of the grid
-        "Variance of one share. [Agarwal, Kairouz & Liu 2021, Alg. 1]"
+    def variance(self, d: int) -> Fraction:
+        """Variance of one share. [Agarwal, Kairouz & Liu 2021, Alg. 1]
+
+        d: coordinates of the vectors, >= 1.
+        Returns: Fraction in squared steps of the grid.
+        """
         return Fraction(self.share / self.step(d)) ** 2
 
-    def draw(
-        self,
-        variance: Fraction,  # of one number, in squared steps
-        shape: tuple,  # of the result
-        rng,  # one stream, or one a row
-    ) -> np.ndarray:  # int64
-        "Skellam numbers, exactly. [Agarwal, Kairouz & Liu 2021, Def. 3.1]"
+    def draw(self, variance: Fraction, shape: tuple, rng) -> np.ndarray:
+        """Skellam numbers, exactly. [Agarwal, Kairouz & Liu 2021, Def. 3.1]
+
+        variance: of one number, in squared steps.
+        shape: of the result.
+        rng: one stream, or one a row.
+        Returns: int64.
+        """
         if not isinstance(rng, (list, tuple)):
             return skellam(variance, shape, rng)
         rows = [skellam(variance, shape[1:], stream) for stream in rng]
         return np.stack(rows) if rows else np.empty(shape, np.int64)
 
-    def noise_law(
-        self,
-        variance: float,  # of one share, in squared steps
-        count: int,  # shares in the sum, >= 1
-        size: int,  # of the ring
-    ) -> np.ndarray:  # (size,) law of the sum modulo size, the outcome 0 first
-        "A Skellam law of `count` variances. [Agarwal, Kairouz & Liu 2021, Sec. 3]"
+    def noise_law(self, variance: float, count: int, size: int) -> np.ndarray:
+        """A Skellam law of `count` variances. [Agarwal, Kairouz & Liu 2021, Sec. 3]
+
+        variance: of one share, in squared steps.
+        count: shares in the sum, >= 1.
+        size: of the ring.
+        Returns: (size,) law of the sum modulo size, the outcome 0 first.
+        """
         k = np.arange(-size // 2, size - size // 2)
         return np.roll(ive(np.abs(k), count * variance), -(size // 2))
 
-    def step(
-        self,
-        d: int,  # coordinates of the vectors, >= 1
-    ) -> float:  # gamma, in the units of clip_norm
-        "Finest grid whose sum fits the ring. [Agarwal, Kairouz & Liu 2021, Sec. 4]"
+    def step(self, d: int) -> float:
+        """Finest grid whose sum fits the ring. [Agarwal, Kairouz & Liu 2021, Sec. 4]
+
+        d: coordinates of the vectors, >= 1.
+        Returns: gamma, in the units of clip_norm.
+        """
         return 2 * self.k * math.sqrt(self.spread(d)) / math.sqrt(self.room())
 
     def account(
-        self,
-        d: int,  # coordinates of the vectors, >= 1
-        q: float,  # probability that a client takes part in a round, in (0, 1]
-        rounds: int,  # releases composed, >= 1
-        delta: float,  # in (0, 1)
-        **names,  # relation, accountant, unit, note, premises, as in skellam_epsilon
-    ) -> Guarantee:  # of the whole run
-        "Epsilon of a run that counts on noise of sigma C. [Agarwal, Kairouz & Liu 2021]"
+        self, d: int, q: float, rounds: int, delta: float, **names
+    ) -> Guarantee:
+        """Epsilon of a run that counts on noise of sigma C. [Agarwal, Kairouz & Liu 2021]
+
+        d: coordinates of the vectors, >= 1.
+        q: probability that a client takes part in a round, in (0, 1].
+        rounds: releases composed, >= 1.
+        delta: in (0, 1).
+        names: relation, accountant, unit, note, premises, as in skellam_epsilon.
+        Returns: Guarantee of the whole run.
+        """
         grid = (self.step(d), self.clip_norm, 1, self.sigma * self.clip_norm)
         grid += (self.size(d),)
         return skellam_epsilon(*grid, q, rounds, delta, self.beta, **names)
 
-    def divergences(
-        self,
-        d: int,  # coordinates of the vectors, >= 1
-        q: float,  # probability that a client takes part in a round, in (0, 1]
-        relation: str,  # zero-out | replace, the last with q = 1 only
-    ) -> tuple:  # Renyi orders, and the divergence of one sum at them, nats
-        "Renyi curve of one sum with noise of sigma C. [Agarwal, Kairouz & Liu 2021]"
+    def divergences(self, d: int, q: float, relation: str) -> tuple:
+        """Renyi curve of one sum with noise of sigma C. [Agarwal, Kairouz & Liu 2021]
+
+        d: coordinates of the vectors, >= 1.
+        q: probability that a client takes part in a round, in (0, 1].
+        relation: zero-out | replace, the last with q = 1 only.
+        Returns: Renyi orders, and the divergence of one sum at them, nats.
+        """
         grid = (self.step(d), self.clip_norm, 1, self.sigma * self.clip_norm)
         grid += (self.size(d),)
         return _divergences(*grid, q, self.beta, relation, "rdp-balle")
 
-    def curvature(
-        self,
-        d: int,  # coordinates of the vectors, >= 1
-    ) -> float:  # > 0
-        "Of the noise of sigma C that the honest shares carry. [page whole_noise, Prop. 3]"
+    def curvature(self, d: int) -> float:
+        """Of the noise of sigma C that the honest shares carry. [page whole_noise, Prop. 3]
+
+        d: coordinates of the vectors, >= 1.
+        Returns: > 0.
+        """
         return skellam_curvature((self.sigma * self.clip_norm / self.step(d)) ** 2)
 
 # %% ../../nbs/baselines/skellam.ipynb #9974a4fd
@@ -227,19 +236,33 @@ def skellam_epsilon(
 
 # %% ../../nbs/baselines/skellam.ipynb #63eaa772
 def calibrate(
-    eps: float,  # target, > 0
-    delta: float,  # in (0, 1)
-    clip_norm: float,  # L2 bound of one vector, > 0
-    n_clients: int,  # shares in a sum, >= 1
-    d: int,  # coordinates, >= 1
-    rounds: int = 1,  # releases composed, >= 1
-    q: float = 1.0,  # probability that a client takes part in a round, in (0, 1]
-    ring_bits: int = 16,  # 2..32
-    most: float = 1.5,  # largest noise accepted, as a multiple of the Gaussian's
-    accountant: str = "rdp-classic",  # rdp-classic | rdp-balle
-    **settings,  # further fields of Skellam
-) -> Skellam:  # the one with the least noise
-    "Least noise for a target, or an error that names the bits it takes."
+    eps: float,
+    delta: float,
+    clip_norm: float,
+    n_clients: int,
+    d: int,
+    rounds: int = 1,
+    q: float = 1.0,
+    ring_bits: int = 16,
+    most: float = 1.5,
+    accountant: str = "rdp-classic",
+    **settings,
+) -> Skellam:
+    """Least noise for a target, or an error that names the bits it takes.
+
+    eps: target, > 0.
+    delta: in (0, 1).
+    clip_norm: L2 bound of one vector, > 0.
+    n_clients: shares in a sum, >= 1.
+    d: coordinates, >= 1.
+    rounds: releases composed, >= 1.
+    q: probability that a client takes part in a round, in (0, 1].
+    ring_bits: 2..32.
+    most: largest noise accepted, as a multiple of the Gaussian's.
+    accountant: rdp-classic | rdp-balle.
+    settings: further fields of Skellam.
+    Returns: the one with the least noise.
+    """
     check_number("most", most, "(1, 1e6]")
     check_number("q", q, "(0, 1]")
     check_between("n_clients", n_clients, 1)

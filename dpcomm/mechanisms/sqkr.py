@@ -40,11 +40,16 @@ from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/sqkr.ipynb #123ba494
 class Frame(NamedTuple):
-    "A tight frame: signed columns of a Hadamard matrix. [Chen et al. 2020, Sec. 3]"
+    """A tight frame: signed columns of a Hadamard matrix. [Chen et al. 2020, Sec. 3]
 
-    size: int  # N, a power of two, at least 2 d
-    columns: Tensor  # (d,) int64, distinct
-    signs: Tensor  # (d,) float64, +1 or -1
+    size: N, a power of two, at least 2 d.
+    columns: (d,) int64, distinct.
+    signs: (d,) float64, +1 or -1.
+    """
+
+    size: int
+    columns: Tensor
+    signs: Tensor
 
 # %% ../../nbs/baselines/sqkr.ipynb #ff96a91d
 @functools.lru_cache(maxsize=16)
@@ -168,14 +173,22 @@ AUDITED = tuple(
 # %% ../../nbs/baselines/sqkr.ipynb #90ed9e4b
 @dataclass(frozen=True)
 class SqkrCodec(Local):
-    "Subsampled, quantised, randomised Kashin representation. [Chen et al. 2020, SQKR]"
+    """Subsampled, quantised, randomised Kashin representation. [Chen et al. 2020, SQKR]
 
-    clip_norm: float  # L2 bound C of one client's vector, > 0
-    nbits: int = 1  # k, bits a message, 1..512
-    eps: float = math.inf  # of one message, pure and local, > 0; inf: compression only
-    shrink: float = 0.4  # eta of the truncation, in (0, 1)
-    support: float = 0.8  # delta of the truncation, in (0, 1]
-    frame_seed: int = 0  # public, 0 or above
+    clip_norm: L2 bound C of one client's vector, > 0.
+    nbits: k, bits a message, 1..512.
+    eps: of one message, pure and local, > 0; inf: compression only.
+    shrink: eta of the truncation, in (0, 1).
+    support: delta of the truncation, in (0, 1].
+    frame_seed: public, 0 or above.
+    """
+
+    clip_norm: float
+    nbits: int = 1
+    eps: float = math.inf
+    shrink: float = 0.4
+    support: float = 0.8
+    frame_seed: int = 0
     name, server_is_deterministic, audit_cases = "sqkr", True, AUDITED
     deployment_note = property(lambda self: SAFE if self.eps < math.inf else COMPRESSES)
     ranges = {"clip_norm": "(0, inf)", "nbits": Whole(1, 512), "eps": "(0, inf]"}
@@ -198,8 +211,11 @@ class SqkrCodec(Local):
         "Probability that randomised response keeps the string."
         return keep_probability(2.0**self.nbits, self.eps)
 
-    def encode(self, u: Tensor, key=None) -> Message:  # seed and k bits
-        "Represent, sample, round, randomise, pack. [Chen et al. 2020, SQKR]"
+    def encode(self, u: Tensor, key=None) -> Message:
+        """Represent, sample, round, randomise, pack. [Chen et al. 2020, SQKR]
+
+        Returns: seed and k bits.
+        """
         seed, private = public_seed(key), private_stream(key)
         a, f, bound = represent(self, check_vector("u", u)[None])
         at = coordinates(seed, f.size, self.nbits)
@@ -208,8 +224,11 @@ class SqkrCodec(Local):
         payload = seed.to_bytes(4, "little") + pack_bits((signs > 0).long().numpy(), 1)
         return Message(self.name, len(u), payload, self.fingerprint)
 
-    def decode(self, message: Message) -> Tensor:  # (d,) float32
-        "Sum the sampled rows of the frame with their signs. [Chen et al. 2020, SQKR]"
+    def decode(self, message: Message) -> Tensor:
+        """Sum the sampled rows of the frame with their signs. [Chen et al. 2020, SQKR]
+
+        Returns: (d,) float32.
+        """
         at, signs = _sampled(self, message)
         f = frame(message.d, self.frame_seed)
         return estimate(self, at[None], signs[None], f)[0]
@@ -226,13 +245,12 @@ class SqkrCodec(Local):
         scale = self.level * math.sqrt(f.size) / (self.keep * self.nbits)
         return scale * synthesise(torch.from_numpy(total.astype(float))[None], f)[0]
 
-    def simulate(
-        self,
-        u: Tensor,
-        rng,
-        at: Tensor = None,  # coordinates of all rows, (k,); None: each samples its own
-    ) -> Tensor:  # (n, d) float32, distributed as decode(encode(row))
-        "Decoded vectors of a whole cohort, without messages."
+    def simulate(self, u: Tensor, rng, at: Tensor = None) -> Tensor:
+        """Decoded vectors of a whole cohort, without messages.
+
+        at: coordinates of all rows, (k,); None: each samples its own.
+        Returns: (n, d) float32, distributed as decode(encode(row)).
+        """
         check_rows("u", u)
         (a, f, bound), k = represent(self, u), self.nbits
         draws = uniform_rows(rng, len(u), 3 * k + 1)

@@ -88,23 +88,27 @@ def signs(
     return torch.from_numpy(2.0 * stream.integers(2, size=check_size("size", size)) - 1)
 
 # %% ../../nbs/papers/sqsgd.ipynb #b19a0035
-def rotate(
-    x: Tensor,  # (n, d_hat) float32 or float64
-    seed: int,  # public
-) -> Tensor:  # (n, D), D the next power of two; same norms
-    "R x = H A x / sqrt(D), padded with zeros. [sqsgd Sec. 3.3]"
+def rotate(x: Tensor, seed: int) -> Tensor:
+    """R x = H A x / sqrt(D), padded with zeros. [sqsgd Sec. 3.3]
+
+    x: (n, d_hat) float32 or float64.
+    seed: public.
+    Returns: (n, D), D the next power of two; same norms.
+    """
     entries = check_finite("x", x).shape[-1] if check_floats("x", x).ndim else 0
     size = padded_size(entries)
     wide = torch.nn.functional.pad(x, (0, size - entries))
     return walsh_hadamard(wide * signs(seed, size).to(x))
 
 # %% ../../nbs/papers/sqsgd.ipynb #c09ddc57
-def unrotate(
-    x: Tensor,  # (n, D) float32 or float64
-    seed: int,  # public
-    count: int,  # d_hat, entries before padding
-) -> Tensor:  # (n, d_hat)
-    "The inverse rotation, without the padding. [sqsgd Alg. 2, line 19]"
+def unrotate(x: Tensor, seed: int, count: int) -> Tensor:
+    """The inverse rotation, without the padding. [sqsgd Alg. 2, line 19]
+
+    x: (n, D) float32 or float64.
+    seed: public.
+    count: d_hat, entries before padding.
+    Returns: (n, d_hat).
+    """
     check_finite("x", x)
     check_between("count", count, 1, x.shape[-1] if x.ndim else 0)
     return (walsh_hadamard(x) * signs(seed, x.shape[-1]).to(x))[..., :count]
@@ -147,26 +151,42 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
 # %% ../../nbs/papers/sqsgd.ipynb #28e2c5dd
 @dataclass(frozen=True)
 class SqSgdCodec(Local):
-    "Selected, rotated and privately quantised gradients. [sqsgd Alg. 2]"
+    """Selected, rotated and privately quantised gradients. [sqsgd Alg. 2]
 
-    bound: float = 10.0  # U: l2 norm of what is sent, > 0
-    levels: int = 16  # K, 2..65536
-    eps: float = 400.0  # of one message, pure and local, > 0
-    fraction: float = 0.005  # r, in (0, 1]
-    seed: int = 0  # public: subsets and rotation
-    round: int = 0  # t: which subset
-    span: str = "fixed"  # range of the quantiser, see `span`
-    rule: str = "paper"  # threshold and coin, see privquant.calibrate
-    kappa_min: int | None = (
-        None  # smallest kappa allowed; None: -D, 0: as the paper states it
-    )
-    alpha: float = 1.0  # share of an unsent gradient that is kept
-    beta: float = 1.0  # share of a new gradient that is sent
-    momentum: float = 0.0  # of the gradients on the client, in [0, 1)
-    residuals: bool = True  # whether clients keep what they have not sent
-    rotated: bool = True  # whether the rotation is applied
-    padded: bool = False  # floor(r d) coordinates, padded, instead of a power of two
-    projected: str = "gradient"  # to norm U: each gradient, or the 'sum'
+    bound: U: l2 norm of what is sent, > 0.
+    levels: K, 2..65536.
+    eps: of one message, pure and local, > 0.
+    fraction: r, in (0, 1].
+    seed: public: subsets and rotation.
+    round: t: which subset.
+    span: range of the quantiser, see `span`.
+    rule: threshold and coin, see privquant.calibrate.
+    kappa_min: smallest kappa allowed; None: -D, 0: as the paper states it.
+    alpha: share of an unsent gradient that is kept.
+    beta: share of a new gradient that is sent.
+    momentum: of the gradients on the client, in [0, 1).
+    residuals: whether clients keep what they have not sent.
+    rotated: whether the rotation is applied.
+    padded: floor(r d) coordinates, padded, instead of a power of two.
+    projected: to norm U: each gradient, or the 'sum'.
+    """
+
+    bound: float = 10.0
+    levels: int = 16
+    eps: float = 400.0
+    fraction: float = 0.005
+    seed: int = 0
+    round: int = 0
+    span: str = "fixed"
+    rule: str = "paper"
+    kappa_min: int | None = None
+    alpha: float = 1.0
+    beta: float = 1.0
+    momentum: float = 0.0
+    residuals: bool = True
+    rotated: bool = True
+    padded: bool = False
+    projected: str = "gradient"
     name, server_is_deterministic, audit_cases = "sqsgd", True, AUDITED
     note = privquant.PrivQuant.note
     deployment_note = (
@@ -204,30 +224,36 @@ class SqSgdCodec(Local):
     def for_round(self, t):
         return replace(self, round=t)
 
-    def size(
-        self,
-        d: int,  # entries of the gradient, >= 1
-    ) -> int:  # D, a power of two
-        "Entries of a message; ValueError where r d is below one. [sqsgd Alg. 2, line 3]"
+    def size(self, d: int) -> int:
+        """Entries of a message; ValueError where r d is below one. [sqsgd Alg. 2, line 3]
+
+        d: entries of the gradient, >= 1.
+        Returns: D, a power of two.
+        """
         return padded_size(subset_size(d, self.fraction, self.padded))
 
-    def limit(
-        self,
-        d: int,  # entries of the gradient, >= 1
-    ) -> float:  # > 0
-        "Largest absolute entry that is quantised. [sqsgd Sec. 3.3]"
+    def limit(self, d: int) -> float:
+        """Largest absolute entry that is quantised. [sqsgd Sec. 3.3]
+
+        d: entries of the gradient, >= 1.
+        Returns: > 0.
+        """
         return span(self.bound, self.size(d), self.span)
 
-    def calibration(
-        self,
-        d: int,  # entries of the gradient, >= 1
-    ) -> privquant.Calibration:  # of the quantiser
-        "Threshold and coin; ValueError where the paper's rule has none. [sqsgd Sec. 4]"
+    def calibration(self, d: int) -> privquant.Calibration:
+        """Threshold and coin; ValueError where the paper's rule has none. [sqsgd Sec. 4]
+
+        d: entries of the gradient, >= 1.
+        Returns: privquant.Calibration of the quantiser.
+        """
         quantiser = self.levels, self.eps, self.rule, self.kappa_min
         return privquant.calibrate(self.size(d), *quantiser)
 
-    def message_epsilon(self, d: int = None) -> float:  # eps of one message
-        "What the threshold really spends. [sqsgd Thm. 1]"
+    def message_epsilon(self, d: int = None) -> float:
+        """What the threshold really spends. [sqsgd Thm. 1]
+
+        Returns: eps of one message.
+        """
         return self.eps if d is None else self.calibration(d).actual_eps
 
     def simulate(self, u: Tensor, rng) -> Tensor:
@@ -263,8 +289,11 @@ class SqSgdCodec(Local):
         payload = privquant.pack(numbers[0], self.levels)
         return Message(self.name, d, payload, self.fingerprint)
 
-    def decode(self, message: Message) -> Tensor:  # (d,) float32
-        "Look the levels up, rotate back, put them in their places. [sqsgd Alg. 2, line 19]"
+    def decode(self, message: Message) -> Tensor:
+        """Look the levels up, rotate back, put them in their places. [sqsgd Alg. 2, line 19]
+
+        Returns: (d,) float32.
+        """
         payload, d = self.unwrap(message), message.d
         at, out = subset(self, d), torch.zeros(d)
         numbers = privquant.unpack(payload, self.levels, self.size(d))
@@ -272,8 +301,11 @@ class SqSgdCodec(Local):
         out[at] = (d / len(at) * restore(self, values[numbers][None], d)[0]).float()
         return out
 
-    def to_summand(self, message: Message) -> np.ndarray:  # (D,) level numbers
-        "The level numbers of a message."
+    def to_summand(self, message: Message) -> np.ndarray:
+        """The level numbers of a message.
+
+        Returns: (D,) level numbers.
+        """
         return privquant.unpack(self.unwrap(message), self.levels, self.size(message.d))
 
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
@@ -354,10 +386,14 @@ class SqSgd(SqSgdCodec):
         n: int,
         rng,
         rounds: int = 1,
-        d: int = 2,  # dimension of the game
+        d: int = 2,
         **release,
-    ) -> dict:  # attack -> (n,) scores, large where the first input seems sent
-        "Send a vector or its negative; the score is how far the message points along it."
+    ) -> dict:
+        """Send a vector or its negative; the score is how far the message points along it.
+
+        d: dimension of the game.
+        Returns: attack -> (n,) scores, large where the first input seems sent.
+        """
         check_plays(present, n)
         check_choice("relation", relation, tuple(self.relations))
         u, score = torch.zeros(d), torch.zeros(n, dtype=torch.float64)
@@ -368,14 +404,12 @@ class SqSgd(SqSgdCodec):
             score += self.simulate(sent, rng).double() @ u.double()
         return {"projection": score.numpy()}
 
-    def privacy_profile(
-        self,
-        relation: str,
-        eps,
-        d: int = 2,  # dimension of the game
-        **release,
-    ) -> np.ndarray:  # delta of one message, shape of eps, a bound for any two inputs
-        "What the game may show. [sqsgd Alg. 1]"
+    def privacy_profile(self, relation: str, eps, d: int = 2, **release) -> np.ndarray:
+        """What the game may show. [sqsgd Alg. 1]
+
+        d: dimension of the game.
+        Returns: delta of one message, shape of eps, a bound for any two inputs.
+        """
         check_choice("relation", relation, tuple(self.relations))
         cal = self.calibration(d)
         return two_valued_curve(cal.p, cal.actual_eps, eps)

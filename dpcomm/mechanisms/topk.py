@@ -118,15 +118,25 @@ def random_support(
 
 # %% ../../nbs/papers/fltop.ipynb #d1a75a4d
 def public_gradients(
-    model: nn.Sequential,  # architecture
-    w: Tensor,  # (d,) initial weights w_0
-    x: Tensor,  # (B, ...) one public batch
-    y: Tensor,  # (B,) its labels
-    steps: int,  # T_init
-    lr: float,  # eta
-    loss=F.cross_entropy,  # (scores, y) -> mean loss
-) -> Tensor:  # (d,) sum over steps of |gradient|
-    "Accumulate absolute gradients on public data. [fltop Sec. 3.1; Alg. 1, line 3]"
+    model: nn.Sequential,
+    w: Tensor,
+    x: Tensor,
+    y: Tensor,
+    steps: int,
+    lr: float,
+    loss=F.cross_entropy,
+) -> Tensor:
+    """Accumulate absolute gradients on public data. [fltop Sec. 3.1; Alg. 1, line 3]
+
+    model: architecture.
+    w: (d,) initial weights w_0.
+    x: (B, ...) one public batch.
+    y: (B,) its labels.
+    steps: T_init.
+    lr: eta.
+    loss: (scores, y) -> mean loss.
+    Returns: (d,) sum over steps of |gradient|.
+    """
     names, shapes = list(groups(model)), [p.shape for p in model.parameters()]
     params = [p.clone().requires_grad_() for p in unflatten(w, shapes)]
     total = torch.zeros_like(w)
@@ -154,18 +164,30 @@ AUDITED = tuple(
 @register
 @dataclass(frozen=True)
 class TopK(LinearSketch):
-    "Restrict to a support, clip, add a share of the noise. [fltop Algs. 1-3]"
+    """Restrict to a support, clip, add a share of the noise. [fltop Algs. 1-3]
 
-    fraction: float  # r = K / d, in (0, 1]
-    clip_norm: float  # L2 bound S of a restricted update, > 0
-    sigma: float  # noise multiplier of the sum, > 0; None: neither clip nor noise, but floats
-    n_clients: int  # clients whose shares add up to the promised noise
-    support: Support | None = None  # the coordinates; None: a public random choice
-    held: bool = True  # whether local SGD leaves the other weights where they are
-    fresh: bool = False  # whether the random choice is made anew each round
-    seed: int = 0  # of the random choice
-    tolerance: float = 0.0  # fraction of shares that may be missing, in [0, 1)
-    round: int = 0  # of a fresh choice
+    fraction: r = K / d, in (0, 1].
+    clip_norm: L2 bound S of a restricted update, > 0.
+    sigma: noise multiplier of the sum, > 0; None: neither clip nor noise, but floats.
+    n_clients: clients whose shares add up to the promised noise.
+    support: the coordinates; None: a public random choice.
+    held: whether local SGD leaves the other weights where they are.
+    fresh: whether the random choice is made anew each round.
+    seed: of the random choice.
+    tolerance: fraction of shares that may be missing, in [0, 1).
+    round: of a fresh choice.
+    """
+
+    fraction: float
+    clip_norm: float
+    sigma: float
+    n_clients: int
+    support: Support | None = None
+    held: bool = True
+    fresh: bool = False
+    seed: int = 0
+    tolerance: float = 0.0
+    round: int = 0
     name, audit_cases = "topk", AUDITED
     ranges = LinearSketch.ranges | {
         "fraction": "(0, 1]",
@@ -203,12 +225,13 @@ class TopK(LinearSketch):
         mask[chosen(self, d).index] = True
         return mask
 
-    def expand(
-        self,
-        values: Tensor,  # (n, K)
-        d: int,  # weights
-    ) -> Tensor:  # (n, d), zero outside the support
-        "Put values where their weights are. [fltop Alg. 1, lines 11-12]"
+    def expand(self, values: Tensor, d: int) -> Tensor:
+        """Put values where their weights are. [fltop Alg. 1, lines 11-12]
+
+        values: (n, K).
+        d: weights.
+        Returns: (n, d), zero outside the support.
+        """
         out = values.new_zeros(len(values), d)
         out[:, chosen(self, d).index] = values
         return out
@@ -265,17 +288,29 @@ SCHEMES = {  # name -> source of the coordinates, others held?, chosen anew each
 
 # %% ../../nbs/papers/fltop.ipynb #88d1e694
 def scheme(
-    name: str,  # a key of SCHEMES
-    fraction: float,  # r in (0, 1]; 1 for FL-STD
-    n_clients: int,  # of a round
-    clip_norm: float = 1.0,  # S; unused where sigma is None
-    sigma: float = None,  # noise multiplier: the -DP twin; None: the plain scheme
-    support: Support = None,  # for the two FL-TOPs
-    seed: int = 0,  # of public random choices
-    chunks: int = 1,  # P of FL-CS
-    tolerance: float = 0.0,  # fraction of shares that may be missing
-) -> LinearSketch:  # a TopK, or a Compressive
-    "One of the paper's schemes, or its private twin. [fltop Secs. 4 and D]"
+    name: str,
+    fraction: float,
+    n_clients: int,
+    clip_norm: float = 1.0,
+    sigma: float = None,
+    support: Support = None,
+    seed: int = 0,
+    chunks: int = 1,
+    tolerance: float = 0.0,
+) -> LinearSketch:
+    """One of the paper's schemes, or its private twin. [fltop Secs. 4 and D]
+
+    name: a key of SCHEMES.
+    fraction: r in (0, 1]; 1 for FL-STD.
+    n_clients: of a round.
+    clip_norm: S; unused where sigma is None.
+    sigma: noise multiplier: the -DP twin; None: the plain scheme.
+    support: for the two FL-TOPs.
+    seed: of public random choices.
+    chunks: P of FL-CS.
+    tolerance: fraction of shares that may be missing.
+    Returns: a TopK, or a Compressive.
+    """
     source, held, fresh = SCHEMES[check_choice("scheme", name, tuple(SCHEMES))]
     common = dict(
         fraction=1.0 if source == "all" else fraction,

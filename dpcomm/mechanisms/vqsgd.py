@@ -45,11 +45,16 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
 # %% ../../nbs/baselines/vqsgd.ipynb #61e8081e
 @dataclass(frozen=True)
 class CornerCodec(Local):
-    "Cross-polytope quantisation, randomised and repeated. [Gandikota et al. 2019]"
+    """Cross-polytope quantisation, randomised and repeated. [Gandikota et al. 2019]
 
-    clip_norm: float  # L2 bound C of one client's vector, > 0
-    eps: float  # of one repetition, pure and local, > 0; inf: compression only
-    repeats: int = 1  # R, corners a message, each with its own eps
+    clip_norm: L2 bound C of one client's vector, > 0.
+    eps: of one repetition, pure and local, > 0; inf: compression only.
+    repeats: R, corners a message, each with its own eps.
+    """
+
+    clip_norm: float
+    eps: float
+    repeats: int = 1
     name, server_is_deterministic = "vqsgd", True
     deployment_note = property(lambda self: SAFE if self.eps < math.inf else COMPRESSES)
     audit_cases = AUDITED
@@ -90,8 +95,11 @@ class CornerCodec(Local):
             self.name, len(u), pack_bits(drawn, corner_bits(len(u))), self.fingerprint
         )
 
-    def decode(self, message: Message) -> Tensor:  # (d,) float32
-        "Unpack the corners and average them. [Gandikota et al. 2019]"
+    def decode(self, message: Message) -> Tensor:
+        """Unpack the corners and average them. [Gandikota et al. 2019]
+
+        Returns: (d,) float32.
+        """
         return estimate(self, _corners_of(self, message)[None], message.d)[0]
 
     def to_summand(self, message: Message) -> np.ndarray:
@@ -210,8 +218,11 @@ def worst_case(
 class VqSgd(CornerCodec):
     "Cross-polytope quantisation, randomised and repeated. [Gandikota et al. 2019]"
 
-    def message_epsilon(self, d: int = None) -> float:  # eps of R corners
-        "What one message spends: every repetition counts. [page vqsgd, Prop. B]"
+    def message_epsilon(self, d: int = None) -> float:
+        """What one message spends: every repetition counts. [page vqsgd, Prop. B]
+
+        Returns: eps of R corners.
+        """
         if d is not None:
             check_size("d", d)
         known = d is not None and self.eps < math.inf
@@ -224,10 +235,14 @@ class VqSgd(CornerCodec):
         n: int,
         rng,
         rounds: int = 1,
-        d: int = 1,  # dimension
+        d: int = 1,
         **release,
-    ) -> dict:  # attack -> (n,) scores, large where the first input seems sent
-        "Send one of the two worst inputs, and score by likelihood."
+    ) -> dict:
+        """Send one of the two worst inputs, and score by likelihood.
+
+        d: dimension.
+        Returns: attack -> (n,) scores, large where the first input seems sent.
+        """
         check_plays(present, n)
         check_choice("relation", relation, tuple(self.relations))
         u = worst_case(self, d)
@@ -236,14 +251,12 @@ class VqSgd(CornerCodec):
         drawn = corners(self, sent, rng, n * rounds * self.repeats)
         return {"likelihood": (p - q)[drawn].reshape(n, -1).sum(1)}
 
-    def privacy_profile(
-        self,
-        relation: str,
-        eps,
-        d: int = 1,  # dimension of the game
-        **release,
-    ) -> np.ndarray:  # delta of one message, shape of eps, exact
-        "What the game may show. [page vqsgd, Prop. A]"
+    def privacy_profile(self, relation: str, eps, d: int = 1, **release) -> np.ndarray:
+        """What the game may show. [page vqsgd, Prop. A]
+
+        d: dimension of the game.
+        Returns: delta of one message, shape of eps, exact.
+        """
         check_choice("relation", relation, tuple(self.relations))
         lie = 1 / (math.exp(self.eps) + 2 * d - 1)
         keep, along = 1 - 2 * d * lie, d**-0.5

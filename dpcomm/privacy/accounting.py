@@ -58,11 +58,13 @@ def _check_sigma(sigma):
     return float(check_number("sigma", sigma, "[1e-100, 1e100]"))
 
 
-def rdp_gaussian(
-    orders,  # Renyi orders, any shape, > 1
-    sigma: float,  # noise std / clip, > 0
-) -> np.ndarray:  # divergence at each order, nats, >= 0
-    "Renyi curve of one Gaussian release. [Mironov 2017, Prop. 7]"
+def rdp_gaussian(orders, sigma: float) -> np.ndarray:
+    """Renyi curve of one Gaussian release. [Mironov 2017, Prop. 7]
+
+    orders: Renyi orders, any shape, > 1.
+    sigma: noise std / clip, > 0.
+    Returns: divergence at each order, nats, >= 0.
+    """
     return _check_orders(orders) / (2 * _check_sigma(sigma) ** 2)
 
 # %% ../../nbs/foundations/accounting.ipynb #4059744c
@@ -127,13 +129,14 @@ def _log_moment(order, sigma, q):
     return low + (order - below) * (high - low)
 
 # %% ../../nbs/foundations/accounting.ipynb #c98a33df
-def rdp_subsampled_gaussian(
-    orders,  # Renyi orders, any shape, > 1, integer or not
-    sigma: float,  # noise std / clip, > 0
-    q: float,  # probability that a client takes part in the round, in [0, 1]
-) -> np.ndarray:  # divergence at each order, nats, >= 0; for add-remove and zero-out
+def rdp_subsampled_gaussian(orders, sigma: float, q: float) -> np.ndarray:
     """Renyi curve of one Poisson-subsampled Gaussian release.
     [Mironov, Talwar & Zhang 2019, Thm. 5 and Sec. 3.3]
+
+    orders: Renyi orders, any shape, > 1, integer or not.
+    sigma: noise std / clip, > 0.
+    q: probability that a client takes part in the round, in [0, 1].
+    Returns: divergence at each order, nats, >= 0; for add-remove and zero-out.
     """
     orders, sigma = _check_orders(orders), _check_sigma(sigma)
     q = float(check_number("q", q, "[0, 1]"))
@@ -145,11 +148,13 @@ def rdp_subsampled_gaussian(
     return np.minimum(curve.reshape(orders.shape), rdp_gaussian(orders, sigma))
 
 # %% ../../nbs/foundations/accounting.ipynb #059007e0
-def compose(
-    rdp,  # divergence of one round at each order, nats, >= 0
-    rounds: int,  # how many equal rounds, >= 1
-) -> np.ndarray:  # divergence of all rounds at each order, nats
-    "Renyi curve of `rounds` equal rounds. [Mironov 2017, Prop. 1]"
+def compose(rdp, rounds: int) -> np.ndarray:
+    """Renyi curve of `rounds` equal rounds. [Mironov 2017, Prop. 1]
+
+    rdp: divergence of one round at each order, nats, >= 0.
+    rounds: how many equal rounds, >= 1.
+    Returns: divergence of all rounds at each order, nats.
+    """
     curve = np.atleast_1d(check_reals("rdp", rdp, "[0, inf]"))
     return curve * int(check_between("rounds", rounds, 1, 2**53))
 
@@ -179,14 +184,15 @@ def _conversion_gain(orders, conversion):
     return np.log(orders) - (orders - 1) * np.log1p(-1 / orders)
 
 # %% ../../nbs/foundations/accounting.ipynb #085273p1
-def rdp_to_eps(
-    orders,  # Renyi orders, (n,), > 1
-    rdp,  # total divergence at each order, (n,), nats, >= 0, may be inf
-    delta: float,  # in (0, 1)
-    conversion: str = "classic",  # 'classic' or 'balle'
-) -> tuple:  # (eps, best order); arithmetic only: state it through `guarantee_from_rdp`
+def rdp_to_eps(orders, rdp, delta: float, conversion: str = "classic") -> tuple:
     """Smallest epsilon over the orders.
     [Mironov 2017, Prop. 3; Canonne, Kamath & Steinke 2020, Prop. 12]
+
+    orders: Renyi orders, (n,), > 1.
+    rdp: total divergence at each order, (n,), nats, >= 0, may be inf.
+    delta: in (0, 1).
+    conversion: 'classic' or 'balle'.
+    Returns: (eps, best order); arithmetic only: state it through `guarantee_from_rdp`.
     """
     orders, rdp = _check_curve(orders, rdp)
     delta = float(check_number("delta", delta, "(0, 1)"))
@@ -195,14 +201,15 @@ def rdp_to_eps(
     return float(eps.min()), float(orders[eps.argmin()])
 
 # %% ../../nbs/foundations/accounting.ipynb #31f687e4
-def rdp_to_delta(
-    orders,  # Renyi orders, (n,), > 1
-    rdp,  # total divergence at each order, (n,), nats, >= 0, may be inf
-    eps: float,  # >= 0
-    conversion: str = "classic",  # 'classic' or 'balle'
-) -> tuple:  # (delta, best order), delta in [0, 1]
+def rdp_to_delta(orders, rdp, eps: float, conversion: str = "classic") -> tuple:
     """Smallest delta over the orders.
     [Mironov 2017, Prop. 3; Canonne, Kamath & Steinke 2020, Prop. 12]
+
+    orders: Renyi orders, (n,), > 1.
+    rdp: total divergence at each order, (n,), nats, >= 0, may be inf.
+    eps: >= 0.
+    conversion: 'classic' or 'balle'.
+    Returns: (delta, best order), delta in [0, 1].
     """
     orders, rdp = _check_curve(orders, rdp)
     eps = float(check_number("eps", eps, "[0, inf)"))
@@ -215,13 +222,17 @@ STATED = ("unit", "relation", "sampling", "scope", "trust")  # by whoever has a 
 
 # %% ../../nbs/foundations/accounting.ipynb #377b6ep1
 def guarantee_from_rdp(
-    orders,  # Renyi orders, (n,), > 1
-    rdp,  # total divergence at each order, (n,), nats, >= 0
-    delta: float,  # in (0, 1)
-    conversion: str = "classic",  # 'classic' or 'balle'
-    **fields,  # of the `Guarantee`: those of `STATED`; note and accountant if wanted
-) -> Guarantee:  # accountant 'rdp-classic' or 'rdp-balle' unless given
-    "State what a total Renyi curve proves. [Mironov 2017, Prop. 3]"
+    orders, rdp, delta: float, conversion: str = "classic", **fields
+) -> Guarantee:
+    """State what a total Renyi curve proves. [Mironov 2017, Prop. 3]
+
+    orders: Renyi orders, (n,), > 1.
+    rdp: total divergence at each order, (n,), nats, >= 0.
+    delta: in (0, 1).
+    conversion: 'classic' or 'balle'.
+    fields: of the `Guarantee`: those of `STATED`; note and accountant if wanted.
+    Returns: accountant 'rdp-classic' or 'rdp-balle' unless given.
+    """
     if missing := [name for name in STATED if name not in fields]:
         raise ValueError(
             f"{', '.join(missing)} is None; a guarantee must name every field: pass"
@@ -236,12 +247,14 @@ def guarantee_from_rdp(
     return Guarantee(eps, delta, **fields)
 
 # %% ../../nbs/foundations/accounting.ipynb #436b9220
-def gaussian_delta(
-    sigma: float,  # noise std / clip, > 0
-    eps: float,  # >= 0
-    rounds: int = 1,  # how many releases, >= 1
-) -> float:  # in [0, 1]; without sampling; relations add-remove and zero-out
-    "Exact delta of the Gaussian mechanism at eps. [Balle & Wang 2018, Thm. 8]"
+def gaussian_delta(sigma: float, eps: float, rounds: int = 1) -> float:
+    """Exact delta of the Gaussian mechanism at eps. [Balle & Wang 2018, Thm. 8]
+
+    sigma: noise std / clip, > 0.
+    eps: >= 0.
+    rounds: how many releases, >= 1.
+    Returns: float in [0, 1]; without sampling; relations add-remove and zero-out.
+    """
     scale = _check_sigma(sigma) / np.sqrt(
         int(check_between("rounds", rounds, 1, 2**53))
     )
@@ -253,12 +266,14 @@ def gaussian_delta(
     return float(np.exp(log_p) * -np.expm1(min(log_q - log_p, 0)))
 
 # %% ../../nbs/foundations/accounting.ipynb #50bda527
-def gaussian_eps(
-    sigma: float,  # noise std / clip, > 0
-    delta: float,  # in (0, 1)
-    rounds: int = 1,  # how many releases, >= 0
-) -> float:  # the root of `gaussian_delta`, rounded up; 0 without releases
-    "Exact epsilon of the Gaussian mechanism. [Balle & Wang 2018, Thm. 8]"
+def gaussian_eps(sigma: float, delta: float, rounds: int = 1) -> float:
+    """Exact epsilon of the Gaussian mechanism. [Balle & Wang 2018, Thm. 8]
+
+    sigma: noise std / clip, > 0.
+    delta: in (0, 1).
+    rounds: how many releases, >= 0.
+    Returns: the root of `gaussian_delta`, rounded up; 0 without releases.
+    """
 
     def excess(eps):
         return gaussian_delta(sigma, eps, rounds) - delta
@@ -356,18 +371,30 @@ class More(TypedDict, total=False):
 
 # %% ../../nbs/foundations/accounting.ipynb #fcff03p1
 def gaussian_guarantee(
-    sigma: float,  # noise std of the sum / clip, > 0
-    delta: float,  # in (0, 1)
-    q: float = 1.0,  # probability to take part in a round, in [0, 1]; 1 without sampling
-    rounds: int = 1,  # composed rounds, >= 1
+    sigma: float,
+    delta: float,
+    q: float = 1.0,
+    rounds: int = 1,
     *,
-    sampling: str = "none",  # 'none' or 'poisson'
-    relation: str = "add-remove",  # or 'zero-out'; 'replace', 'local' without sampling or by 'pld'
-    trust: str = "central",  # a name in `TRUSTS`; 'local': every message has this noise
-    accountant: str = "rdp-classic",  # 'rdp-classic', 'rdp-balle' or 'pld'
-    **more: Unpack[More],  # unit, scope, note, premises and orders, as `More` has them
-) -> Guarantee:  # what the run proves
-    "State what clipped sums with Gaussian noise prove. [Mironov, Talwar & Zhang 2019]"
+    sampling: str = "none",
+    relation: str = "add-remove",
+    trust: str = "central",
+    accountant: str = "rdp-classic",
+    **more: Unpack[More],
+) -> Guarantee:
+    """State what clipped sums with Gaussian noise prove. [Mironov, Talwar & Zhang 2019]
+
+    sigma: noise std of the sum / clip, > 0.
+    delta: in (0, 1).
+    q: probability to take part in a round, in [0, 1]; 1 without sampling.
+    rounds: composed rounds, >= 1.
+    sampling: 'none' or 'poisson'.
+    relation: or 'zero-out'; 'replace', 'local' without sampling or by 'pld'.
+    trust: a name in `TRUSTS`; 'local': every message has this noise.
+    accountant: 'rdp-classic', 'rdp-balle' or 'pld'.
+    more: unit, scope, note, premises and orders, as `More` has them.
+    Returns: what the run proves.
+    """
     check_choice("accountant", accountant, ACCOUNTANTS)
     said = {"unit": "client", "scope": "total", "note": "", "premises": {}} | more
     orders = said.pop("orders", None)
@@ -447,14 +474,23 @@ def _check_interval(low, high, increasing):
 
 
 def calibrate(
-    guarantee_at: Callable,  # parameter -> Guarantee, eps monotone in the parameter
-    eps: float,  # target, > 0
-    low: float,  # smallest parameter tried
-    high: float,  # largest parameter tried, > low
-    increasing: bool = False,  # True if eps grows with the parameter
-    tol: float = 1e-6,  # relative width of the last bracket, in (0, 1)
-) -> float:  # guarantee_at(result).eps <= eps, and fails within tol of it
-    "Cheapest parameter that still keeps eps; ValueError where the bracket has none."
+    guarantee_at: Callable,
+    eps: float,
+    low: float,
+    high: float,
+    increasing: bool = False,
+    tol: float = 1e-6,
+) -> float:
+    """Cheapest parameter that still keeps eps; ValueError where the bracket has none.
+
+    guarantee_at: parameter -> Guarantee, eps monotone in the parameter.
+    eps: target, > 0.
+    low: smallest parameter tried.
+    high: largest parameter tried, > low.
+    increasing: True if eps grows with the parameter.
+    tol: relative width of the last bracket, in (0, 1).
+    Returns: guarantee_at(result).eps <= eps, and fails within tol of it.
+    """
     check_number("eps", eps, "(0, inf)")
     check_number("tol", tol, "(0, 1)")
     _check_interval(low, high, increasing)

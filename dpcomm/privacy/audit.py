@@ -27,15 +27,24 @@ from .hypothesis_tests import less_noise, lowest_bit, pure_curve
 # %% ../../nbs/foundations/audit.ipynb #42660574
 @dataclass(frozen=True)
 class Audit:
-    "A lower bound on epsilon with everything needed to read it."
+    """A lower bound on epsilon with everything needed to read it.
 
-    eps: float  # the true one at delta is at least this, or the alarm is false; in [0, inf]
-    delta: float  # in [0, 1)
-    alarm: float  # probability that the bound is too large, in [0, 1); 0: exact
-    method: str  # 'enumeration', 'distinguisher' or 'one run'
-    trials: int  # plays of each world, or canaries; 0 for an enumeration
-    attack: str = ""  # statistic that told the worlds apart
-    direction: str = ""  # 'forward' or 'reverse'
+    eps: the true one at delta is at least this, or the alarm is false; in [0, inf].
+    delta: in [0, 1).
+    alarm: probability that the bound is too large, in [0, 1); 0: exact.
+    method: 'enumeration', 'distinguisher' or 'one run'.
+    trials: plays of each world, or canaries; 0 for an enumeration.
+    attack: statistic that told the worlds apart.
+    direction: 'forward' or 'reverse'.
+    """
+
+    eps: float
+    delta: float
+    alarm: float
+    method: str
+    trials: int
+    attack: str = ""
+    direction: str = ""
 
     def __str__(self):
         found = ", ".join(text for text in (self.direction, self.attack) if text)
@@ -46,11 +55,12 @@ class Audit:
         )
 
 # %% ../../nbs/foundations/audit.ipynb #913607e3
-def refutes(
-    audit: Audit,
-    guarantee: Guarantee,  # the claim, at the same delta
-) -> bool:  # True: the claim is false, or the alarm is
-    "Whether an audited lower bound exceeds a claimed upper bound."
+def refutes(audit: Audit, guarantee: Guarantee) -> bool:
+    """Whether an audited lower bound exceeds a claimed upper bound.
+
+    guarantee: the claim, at the same delta.
+    Returns: True: the claim is false, or the alarm is.
+    """
     if not np.isclose(guarantee.delta, audit.delta, rtol=1e-9, atol=0):
         raise ValueError(
             f"guarantee.delta is {shown(guarantee.delta)}; it must be the audited"
@@ -90,12 +100,14 @@ def _prefix_eps(p, q, delta):
         return max(0.0, float(np.log(hit[useful] / false[useful]).max()))
 
 # %% ../../nbs/foundations/audit.ipynb #1c92ec73
-def enumerated_eps(
-    p,  # law with the client present: probability of each outcome, any shape
-    q,  # law with the client absent, same shape
-    delta: float,  # in [0, 1)
-) -> tuple:  # (forward, reverse) epsilon, exact, in [0, inf]; arithmetic only
-    "Exact epsilon of two listed laws. [Balle & Wang 2018, Thm. 5]"
+def enumerated_eps(p, q, delta: float) -> tuple:
+    """Exact epsilon of two listed laws. [Balle & Wang 2018, Thm. 5]
+
+    p: law with the client present: probability of each outcome, any shape.
+    q: law with the client absent, same shape.
+    delta: in [0, 1).
+    Returns: (forward, reverse) epsilon, exact, in [0, inf]; arithmetic only.
+    """
     p, q = _check_pmfs(p, q)
     check_number("delta", delta, "[0, 1)")
     return _prefix_eps(p, q, delta), _prefix_eps(q, p, delta)
@@ -186,14 +198,16 @@ def _oriented(present, absent, attack, direction, sign):
 
 # %% ../../nbs/foundations/audit.ipynb #e9cd9424
 def distinguish(
-    present,  # scores of plays with the client: (n,), or a dict attack -> (n,); n >= 100
-    absent,  # scores of plays without it, same form
-    delta: float,  # of the claim, in [0, 1)
-    alarm: float = 1e-6,  # probability that the bound is too large, in (0, 1)
-    directions=DIRECTIONS,  # which of 'forward' and 'reverse' to try
+    present, absent, delta: float, alarm: float = 1e-6, directions=DIRECTIONS
 ) -> Audit:
     """Lower bound on epsilon from plays of both worlds.
     [Jagielski, Ullman & Oprea 2020; Nasr et al. 2023]
+
+    present: scores of plays with the client: (n,), or a dict attack -> (n,); n >= 100.
+    absent: scores of plays without it, same form.
+    delta: of the claim, in [0, 1).
+    alarm: probability that the bound is too large, in (0, 1).
+    directions: which of 'forward' and 'reverse' to try.
     """
     check_number("delta", delta, "[0, 1)")
     check_number("alarm", alarm, ALARM)
@@ -243,15 +257,24 @@ def _game_arguments(mechanism, relation, given):
 
 
 def audit_play(
-    mechanism,  # registered mechanism
-    relation: str,  # a key of mechanism.relations
-    trials: int,  # plays of each world, >= 100
-    delta: float,  # of the claim, in [0, 1)
-    rng: np.random.Generator,  # stream of all plays
-    alarm: float = 1e-6,  # probability that the bound is too large
-    **arguments,  # further arguments of play, such as rounds
+    mechanism,
+    relation: str,
+    trials: int,
+    delta: float,
+    rng: np.random.Generator,
+    alarm: float = 1e-6,
+    **arguments,
 ) -> Audit:
-    "Play both worlds of a mechanism's own game and tell them apart. [Nasr et al. 2023]"
+    """Play both worlds of a mechanism's own game and tell them apart. [Nasr et al. 2023]
+
+    mechanism: registered mechanism.
+    relation: a key of mechanism.relations.
+    trials: plays of each world, >= 100.
+    delta: of the claim, in [0, 1).
+    rng: stream of all plays.
+    alarm: probability that the bound is too large.
+    arguments: further arguments of play, such as rounds.
+    """
     _check_relation(mechanism, relation)
     ceiling(trials, delta, alarm)
     play = _game_arguments(mechanism, relation, arguments)[0]
@@ -315,26 +338,43 @@ def count_pvalue(
 # %% ../../nbs/foundations/audit.ipynb #fda7e8a8
 @dataclass(frozen=True)
 class Judgement:
-    "One point of a claimed curve against plays of both worlds."
+    """One point of a claimed curve against plays of both worlds.
 
-    pvalue: float  # chance of such plays under a true claim is at most this, in [0, 1]
-    eps: float  # the claim that did worst, >= 0
-    delta: float  # its delta, in [0, 1]
-    caught: float  # part of the judging plays with the client that fell into the set
-    false: float  # part of those without it
-    trials: int  # plays of each world in all
-    alarm: float  # probability that a true claim is refuted, in (0, 1)
-    attack: str = ""  # statistic of the set
-    direction: str = ""  # 'forward' or 'reverse'
+    pvalue: chance of such plays under a true claim is at most this, in [0, 1].
+    eps: the claim that did worst, >= 0.
+    delta: its delta, in [0, 1].
+    caught: part of the judging plays with the client that fell into the set.
+    false: part of those without it.
+    trials: plays of each world in all.
+    alarm: probability that a true claim is refuted, in (0, 1).
+    attack: statistic of the set.
+    direction: 'forward' or 'reverse'.
+    """
+
+    pvalue: float
+    eps: float
+    delta: float
+    caught: float
+    false: float
+    trials: int
+    alarm: float
+    attack: str = ""
+    direction: str = ""
 
     @property
-    def refuted(self) -> bool:  # True: the claim is false, or the alarm is
-        "Whether the p-value is at most the alarm."
+    def refuted(self) -> bool:
+        """Whether the p-value is at most the alarm.
+
+        Returns: True: the claim is false, or the alarm is.
+        """
         return self.pvalue <= self.alarm
 
     @property
-    def reached(self) -> float:  # in [-exp(eps), 1]
-        "The delta that these plays show at eps, without its error."
+    def reached(self) -> float:
+        """The delta that these plays show at eps, without its error.
+
+        Returns: float in [-exp(eps), 1].
+        """
         return self.caught - np.exp(self.eps) * self.false
 
     def __str__(self):
@@ -408,13 +448,14 @@ def _count_test(hot, cold, cut, eps, delta, tests):
     return min(1.0, pvalue), float(eps), float(delta), *map(float, parts)
 
 
-def judge(
-    present,  # scores of plays with the client: (n,), or a dict attack -> (n,); n >= 100
-    absent,  # scores of plays without it, same form
-    claims,  # (eps, delta), two arrays: what is claimed at once
-    alarm: float = 1e-6,  # probability that a true claim is refuted, in (0, 1)
-) -> Judgement:
-    "Test a whole claimed curve on plays of both worlds. [this page, Thm. counts]"
+def judge(present, absent, claims, alarm: float = 1e-6) -> Judgement:
+    """Test a whole claimed curve on plays of both worlds. [this page, Thm. counts]
+
+    present: scores of plays with the client: (n,), or a dict attack -> (n,); n >= 100.
+    absent: scores of plays without it, same form.
+    claims: (eps, delta), two arrays: what is claimed at once.
+    alarm: probability that a true claim is refuted, in (0, 1).
+    """
     check_number("alarm", alarm, ALARM)
     eps, delta = _check_claims(claims)
     (here, here_left), (there, there_left) = _split_plays(present), _split_plays(absent)
@@ -433,13 +474,15 @@ EPS = np.append(0.0, np.geomspace(0.01, 10, 39))  # where a curve is claimed
 DELTAS = (0.3, 0.1, 0.03, 1e-2, 1e-3, 1e-4)  # where a guarantee is
 
 # %% ../../nbs/foundations/audit.ipynb #9c7e6bp1
-def claims(
-    mechanism,  # registered mechanism
-    relation: str,  # a key of mechanism.relations
-    deltas=DELTAS,  # where its guarantee is asked, each in (0, 1)
-    **arguments,  # of play, such as d
-) -> tuple:  # (eps, delta), arrays: everything claimed of one release at once
-    "The curve of a mechanism's own game, and its guarantee."
+def claims(mechanism, relation: str, deltas=DELTAS, **arguments) -> tuple:
+    """The curve of a mechanism's own game, and its guarantee.
+
+    mechanism: registered mechanism.
+    relation: a key of mechanism.relations.
+    deltas: where its guarantee is asked, each in (0, 1).
+    arguments: of play, such as d.
+    Returns: (eps, delta), arrays: everything claimed of one release at once.
+    """
     _check_relation(mechanism, relation)
     if not hasattr(deltas, "__len__") or isinstance(deltas, str):
         raise ValueError(
@@ -457,15 +500,24 @@ def claims(
 
 # %% ../../nbs/foundations/audit.ipynb #d93aada5
 def judge_play(
-    mechanism,  # registered mechanism: what is run
-    relation: str,  # a key of mechanism.relations
-    trials: int,  # plays of each world, >= 100
-    rng: np.random.Generator,  # stream of all plays
-    alarm: float = 1e-6,  # probability that a true claim is refuted
-    against=None,  # (eps, delta) arrays; None: the mechanism's own claims
-    **arguments,  # of play, such as d
+    mechanism,
+    relation: str,
+    trials: int,
+    rng: np.random.Generator,
+    alarm: float = 1e-6,
+    against=None,
+    **arguments,
 ) -> Judgement:
-    "Play both worlds of a mechanism's own game and hold them against its claims."
+    """Play both worlds of a mechanism's own game and hold them against its claims.
+
+    mechanism: registered mechanism: what is run.
+    relation: a key of mechanism.relations.
+    trials: plays of each world, >= 100.
+    rng: stream of all plays.
+    alarm: probability that a true claim is refuted.
+    against: (eps, delta) arrays; None: the mechanism's own claims.
+    arguments: of play, such as d.
+    """
     _check_relation(mechanism, relation)
     ceiling(trials, 0, alarm)
     against = claims(mechanism, relation, **arguments) if against is None else against
@@ -586,13 +638,17 @@ def detection_pvalue(
 
 # %% ../../nbs/foundations/audit.ipynb #cab3411b
 def smallest_lie(
-    mechanism,  # registered, honest
-    relation: str,  # a key of mechanism.relations
-    trials: int,  # plays of each world
-    alarm: float = 1e-6,  # of the audit
-    **arguments,  # of play, such as d
-) -> float:  # one of `NOISE_FACTORS`; inf where none of them is seen
-    "Noise smaller than claimed by this factor is refuted with probability 0.9."
+    mechanism, relation: str, trials: int, alarm: float = 1e-6, **arguments
+) -> float:
+    """Noise smaller than claimed by this factor is refuted with probability 0.9.
+
+    mechanism: registered, honest.
+    relation: a key of mechanism.relations.
+    trials: plays of each world.
+    alarm: of the audit.
+    arguments: of play, such as d.
+    Returns: one of `NOISE_FACTORS`; inf where none of them is seen.
+    """
     _check_relation(mechanism, relation)
     ceiling(trials, 0, alarm)
     play = _game_arguments(mechanism, relation, arguments)[0]
@@ -618,21 +674,30 @@ def smallest_lie(
 # %% ../../nbs/foundations/audit.ipynb #a0udrow2
 @dataclass(frozen=True)
 class Case:
-    "What one line of an audit plays: a mechanism's own game, or its messages."
+    """What one line of an audit plays: a mechanism's own game, or its messages.
 
-    mechanism: object  # registered mechanism
-    relation: str  # a key of mechanism.relations
-    arguments: dict  # of the game, such as d; path = 'messages': messages are played
-    most: int  # plays of each world that are worth their time
+    mechanism: registered mechanism.
+    relation: a key of mechanism.relations.
+    arguments: of the game, such as d; path = 'messages': messages are played.
+    most: plays of each world that are worth their time.
+    """
+
+    mechanism: object
+    relation: str
+    arguments: dict
+    most: int
 
     def run(
-        self,
-        trials: int,  # plays of each world, >= 100
-        delta: float,  # of the claim, in (0, 1)
-        alarm: float = 1e-6,  # probability of a false alarm
-        seed: int = 0,  # of all plays
-    ) -> tuple:  # Guarantee, Audit, Judgement
-        "The claim at delta, a bound on the true epsilon, and the whole claim judged."
+        self, trials: int, delta: float, alarm: float = 1e-6, seed: int = 0
+    ) -> tuple:
+        """The claim at delta, a bound on the true epsilon, and the whole claim judged.
+
+        trials: plays of each world, >= 100.
+        delta: of the claim, in (0, 1).
+        alarm: probability of a false alarm.
+        seed: of all plays.
+        Returns: Guarantee, Audit, Judgement.
+        """
         from dpcomm.core.random import seed_tree
 
         m, relation, n = self.mechanism, self.relation, min(trials, self.most)
@@ -653,10 +718,12 @@ class Case:
         return claim(m, relation, delta), bound, judge(*worlds, known, alarm)
 
 
-def cases(
-    settings,  # of one mechanism: triples (mechanism, arguments of its game, most plays)
-) -> list[Case]:  # in the order in which they are played
-    "Every setting under every relation, then messages where one is private by itself."
+def cases(settings) -> list[Case]:
+    """Every setting under every relation, then messages where one is private by itself.
+
+    settings: of one mechanism: triples (mechanism, arguments of its game, most plays).
+    Returns: list[Case] in the order in which they are played.
+    """
     found = [
         Case(mechanism, relation, arguments, most)
         for mechanism, arguments, most in settings

@@ -70,13 +70,17 @@ def log_moments(
 
 # %% ../../nbs/papers/fltop_privacy.ipynb #2b966068
 def theorem1_epsilon(
-    sigma: float,  # noise std of the sum over S, > 0
-    q: float,  # the paper's C: probability to take part in a round, in (0, 1]
-    rounds: int,  # releases composed, >= 1
-    delta: float,  # in (0, 1)
-    lambdas=None,  # moment orders tried, (n,), > 0; default: whole numbers from 1 on
-) -> Guarantee:  # relation 'add-remove', sampling 'poisson', accountant 'theorem1'
-    "Epsilon by Theorem 1, as the tables print it. [FL-TOP Thm. 1]"
+    sigma: float, q: float, rounds: int, delta: float, lambdas=None
+) -> Guarantee:
+    """Epsilon by Theorem 1, as the tables print it. [FL-TOP Thm. 1]
+
+    sigma: noise std of the sum over S, > 0.
+    q: the paper's C: probability to take part in a round, in (0, 1].
+    rounds: releases composed, >= 1.
+    delta: in (0, 1).
+    lambdas: moment orders tried, (n,), > 0; default: whole numbers from 1 on.
+    Returns: relation 'add-remove', sampling 'poisson', accountant 'theorem1'.
+    """
     orders = (
         INTEGER_ORDERS
         if lambdas is None
@@ -149,14 +153,17 @@ def _wang_moments(orders, sigma, q):
 
 # %% ../../nbs/papers/fltop_privacy.ipynb #32b11298
 def fixed_size_rdp(
-    sigma: float,  # noise std of the sum over S, > 0; one client changes it by <= 2 S
-    q: float,  # cohort / n_clients, in (0, 1]
-    orders,  # Renyi orders, (n,), > 1; whole numbers >= 2 for 'wang'
-    relation: str = "replace",  # a name in `FIXED_RELATIONS`
-    bound: str = "pair",  # a name in `BOUNDS`
-) -> np.ndarray:  # divergence of one round, nats, (n,)
+    sigma: float, q: float, orders, relation: str = "replace", bound: str = "pair"
+) -> np.ndarray:
     """Renyi curve of a Gaussian sum over a cohort drawn without replacement.
     [this page, Props. B and C; Wang et al. 2019, Thm. 9]
+
+    sigma: noise std of the sum over S, > 0; one client changes it by <= 2 S.
+    q: cohort / n_clients, in (0, 1].
+    orders: Renyi orders, (n,), > 1; whole numbers >= 2 for 'wang'.
+    relation: a name in `FIXED_RELATIONS`.
+    bound: a name in `BOUNDS`.
+    Returns: divergence of one round, nats, (n,).
     """
     check_choice("relation", relation, FIXED_RELATIONS)
     check_choice("bound", bound, BOUNDS)
@@ -261,14 +268,23 @@ FIXED_ACCOUNTANTS = ("pld", "rdp-balle", "rdp-classic", "wang-balle", "wang-clas
 
 # %% ../../nbs/papers/fltop_privacy.ipynb #914e51p1
 def fixed_size_epsilon(
-    sigma: float,  # noise std of the sum over S, > 0
-    q: float,  # cohort / n_clients, in (0, 1]
-    rounds: int,  # releases composed, >= 1
-    delta: float,  # in (0, 1)
-    relation: str = "replace",  # a name in `FIXED_RELATIONS`
-    accountant: str = "pld",  # a name in `FIXED_ACCOUNTANTS`
-) -> Guarantee:  # sampling 'fixed', trust 'central'
-    "Epsilon of a run whose cohorts of a fixed size nobody sees. [this page, Props. B and C]"
+    sigma: float,
+    q: float,
+    rounds: int,
+    delta: float,
+    relation: str = "replace",
+    accountant: str = "pld",
+) -> Guarantee:
+    """Epsilon of a run whose cohorts of a fixed size nobody sees. [this page, Props. B and C]
+
+    sigma: noise std of the sum over S, > 0.
+    q: cohort / n_clients, in (0, 1].
+    rounds: releases composed, >= 1.
+    delta: in (0, 1).
+    relation: a name in `FIXED_RELATIONS`.
+    accountant: a name in `FIXED_ACCOUNTANTS`.
+    Returns: sampling 'fixed', trust 'central'.
+    """
     check_choice("accountant", accountant, FIXED_ACCOUNTANTS)
     check_choice("relation", relation, FIXED_RELATIONS)
     check_between("rounds", rounds, 1, 2**53)
@@ -302,12 +318,16 @@ def fixed_size_epsilon(
 
 # %% ../../nbs/papers/fltop_privacy.ipynb #875db067
 def participations(
-    rounds: int,  # rounds of the run, >= 1
-    q: float,  # cohort / n_clients, in (0, 1]
-    quantile: float = 0.5,  # of the largest count among n_clients, in (0, 1)
-    n_clients: int = 1,  # clients whose largest count is asked for, >= 1
-) -> int:  # with this probability none of them takes part more often
-    "How often a client takes part: a binomial quantile, a union bound over clients."
+    rounds: int, q: float, quantile: float = 0.5, n_clients: int = 1
+) -> int:
+    """How often a client takes part: a binomial quantile, a union bound over clients.
+
+    rounds: rounds of the run, >= 1.
+    q: cohort / n_clients, in (0, 1].
+    quantile: of the largest count among n_clients, in (0, 1).
+    n_clients: clients whose largest count is asked for, >= 1.
+    Returns: int with this probability none of them takes part more often.
+    """
     check_between("rounds", rounds, 1, 2**53)
     check_between("n_clients", n_clients, 1, 2**53)
     check_number("quantile", quantile, "(0, 1)")
@@ -315,14 +335,21 @@ def participations(
 
 # %% ../../nbs/papers/fltop_privacy.ipynb #823420d1
 def known_cohort_epsilon(
-    sigma: float,  # noise std of the sum over S, > 0
-    participations: int,  # rounds this client took part in, >= 0
-    delta: float,  # in (0, 1)
-    relation: str = "zero-out",  # 'zero-out' or 'replace'
-    honest: float = 1.0,  # part of the noise variance the observer lacks, in (0, 1]
-) -> Guarantee:  # sampling 'none', trust 'secagg', exact
+    sigma: float,
+    participations: int,
+    delta: float,
+    relation: str = "zero-out",
+    honest: float = 1.0,
+) -> Guarantee:
     """Epsilon against an observer who knows every cohort, such as the server.
     [Balle & Wang 2018, Thm. 8]
+
+    sigma: noise std of the sum over S, > 0.
+    participations: rounds this client took part in, >= 0.
+    delta: in (0, 1).
+    relation: 'zero-out' or 'replace'.
+    honest: part of the noise variance the observer lacks, in (0, 1].
+    Returns: sampling 'none', trust 'secagg', exact.
     """
     check_choice("relation", relation, ("zero-out", "replace"))
     check_between("participations", participations, 0, 2**53)

@@ -61,22 +61,33 @@ PREMISES = {  # the one thing that a premise excuses -> what to say if nothing f
 class Guarantee:
     """An epsilon with everything needed to read it; what none covers: page Limits.
     [Dwork & Roth 2014, Def. 2.4]
+
+    eps: in [0, inf]; inf means that nothing is proved.
+    delta: in [0, 1).
+    unit: what is protected: a name in `UNITS`.
+    relation: which inputs are neighbours: a name in `RELATIONS`.
+    sampling: who takes part in a round: a name in `SAMPLINGS`.
+    accountant: how eps was computed, such as 'rdp-classic', 'rdp-balle', 'pld'.
+    scope: 'per-round' or 'total'.
+    trust: what the adversary sees: a name in `TRUSTS`.
+    note: anything else a reader must know.
+    premises: of `PREMISES` -> sentence.
+    rounds: releases composed, >= 1; None: not said.
+    q: expected share of clients a round; None: not said.
     """
 
-    eps: float  # in [0, inf]; inf means that nothing is proved
-    delta: float  # in [0, 1)
-    unit: str  # what is protected: a name in `UNITS`
-    relation: str  # which inputs are neighbours: a name in `RELATIONS`
-    sampling: str  # who takes part in a round: a name in `SAMPLINGS`
-    accountant: str  # how eps was computed, such as 'rdp-classic', 'rdp-balle', 'pld'
-    scope: str  # 'per-round' or 'total'
-    trust: str  # what the adversary sees: a name in `TRUSTS`
-    note: str = ""  # anything else a reader must know
-    premises: dict = field(
-        default_factory=dict, hash=False
-    )  # of `PREMISES` -> sentence
-    rounds: int = None  # releases composed, >= 1; None: not said
-    q: float = None  # expected share of clients a round; None: not said
+    eps: float
+    delta: float
+    unit: str
+    relation: str
+    sampling: str
+    accountant: str
+    scope: str
+    trust: str
+    note: str = ""
+    premises: dict = field(default_factory=dict, hash=False)
+    rounds: int = None
+    q: float = None
 
     def __post_init__(self):
         _check_guarantee(self)
@@ -87,23 +98,35 @@ class Guarantee:
     def __str__(self):
         return _sentence(self)
 
-    def as_dict(self) -> dict:  # every field by name, ready for JSON
-        "The fields as plain values."
+    def as_dict(self) -> dict:
+        """The fields as plain values.
+
+        Returns: every field by name, ready for JSON.
+        """
         return asdict(self)
 
     @property
-    def theorem(self) -> str:  # '' where a premise stands for the proof
-        "What proves the number, as `PROVED` has it."
+    def theorem(self) -> str:
+        """What proves the number, as `PROVED` has it.
+
+        Returns: '' where a premise stands for the proof.
+        """
         proved = "proof" not in self.premises
         return PROVED[self.trust, self.sampling][self.relation] if proved else ""
 
-    def assuming(self, *names):  # of `PREMISES`
-        "The same number on further premises; what was said of one of them stays."
+    def assuming(self, *names):
+        """The same number on further premises; what was said of one of them stays.
+
+        Returns: of `PREMISES`.
+        """
         further = {name: PREMISES[name] for name in names}
         return replace(self, premises=further | self.premises)
 
-    def noting(self, *notes):  # texts; '' and what is said already are left out
-        "The same number with more for a reader to know."
+    def noting(self, *notes):
+        """The same number with more for a reader to know.
+
+        Returns: texts; '' and what is said already are left out.
+        """
         new = [note for note in notes if note and note not in self.note]
         note = "; ".join(filter(None, (self.note, *new)))
         return replace(self, note=note) if new else self

@@ -25,11 +25,13 @@ MOST_EPS = 700.0  # exp(eps) is a float64 up to here
 LOSSES = f"[0, {MOST_EPS:g}]"  # of privacy, at which a curve is asked
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #e326adp1
-def check_plays(
-    present: bool,  # which world
-    n: int,  # plays, >= 1
-) -> None:  # or ValueError
-    "Refuse a world that is neither of the two, and a number of plays that none has."
+def check_plays(present: bool, n: int) -> None:
+    """Refuse a world that is neither of the two, and a number of plays that none has.
+
+    present: which world.
+    n: plays, >= 1.
+    Returns: None, or ValueError.
+    """
     if not isinstance(present, (bool, np.bool_)):
         raise ValueError(
             f"present is {shown(present)}; it must be True or False: say which world is"
@@ -38,11 +40,13 @@ def check_plays(
     check_between("n", n, 1, 2**32)
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #1d379e08
-def gaussian_curve(
-    mu: float,  # distance of the means over the standard deviation, > 0
-    eps,  # >= 0, any shape
-) -> np.ndarray:  # delta, shape of eps, in [0, 1]
-    "The curve of two normal laws. [Balle & Wang 2018, Thm. 8]"
+def gaussian_curve(mu: float, eps) -> np.ndarray:
+    """The curve of two normal laws. [Balle & Wang 2018, Thm. 8]
+
+    mu: distance of the means over the standard deviation, > 0.
+    eps: >= 0, any shape.
+    Returns: delta, shape of eps, in [0, 1].
+    """
     mu, eps = check_reals("mu", mu, "[1e-12, 1e12]"), check_reals("eps", eps, LOSSES)
     hit, false = log_ndtr(mu / 2 - eps / mu), eps + log_ndtr(-mu / 2 - eps / mu)
     return np.exp(hit) * -np.expm1(np.minimum(false - hit, 0))
@@ -58,12 +62,14 @@ def _one_way(p, q, eps):
     return np.maximum(hit[best] - np.exp(eps) * false[best], 0)
 
 
-def listed_curve(
-    p,  # law with the client present: probability of each outcome, any shape
-    q,  # law with the client absent, same shape
-    eps,  # >= 0, any shape
-) -> np.ndarray:  # the larger delta of both directions, shape of eps
-    "The curve of two listed laws. [Balle & Wang 2018, Thm. 5]"
+def listed_curve(p, q, eps) -> np.ndarray:
+    """The curve of two listed laws. [Balle & Wang 2018, Thm. 5]
+
+    p: law with the client present: probability of each outcome, any shape.
+    q: law with the client absent, same shape.
+    eps: >= 0, any shape.
+    Returns: the larger delta of both directions, shape of eps.
+    """
     p = check_reals("p", p, "[0, inf]").ravel()
     q = check_reals("q", q, "[0, inf]").ravel()
     eps = check_reals("eps", eps, LOSSES)
@@ -77,12 +83,14 @@ def listed_curve(
     return np.maximum(_one_way(p[seen], q[seen], eps), _one_way(q[seen], p[seen], eps))
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #603380b9
-def repeated(
-    p,  # law of one symbol with the client present, (m,)
-    q,  # law of one symbol with the client absent, (m,)
-    n: int,  # symbols in a message, >= 1
-) -> tuple[np.ndarray, np.ndarray]:  # laws of the counts, both (outcomes,)
-    "Laws of n independent symbols, up to their order. [multinomial]"
+def repeated(p, q, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Laws of n independent symbols, up to their order. [multinomial]
+
+    p: law of one symbol with the client present, (m,).
+    q: law of one symbol with the client absent, (m,).
+    n: symbols in a message, >= 1.
+    Returns: laws of the counts, both (outcomes,).
+    """
     p, q = (
         check_reals(name, law, "[0, 1.001]").ravel()
         for name, law in (("p", p), ("q", q))
@@ -103,23 +111,27 @@ def repeated(
     return tuple(np.exp(ways + xlogy(counts, law).sum(1)) for law in (p, q))
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #6ee8f7fe
-def two_valued_curve(
-    often: float,  # probability h of the likely outputs, in (0, 1]
-    spent: float,  # log-ratio s of the two likelihoods, >= 0
-    eps,  # >= 0, any shape
-) -> np.ndarray:  # delta, shape of eps
-    "Above every curve of outputs with one of two likelihoods. [page Games, Thm. two]"
+def two_valued_curve(often: float, spent: float, eps) -> np.ndarray:
+    """Above every curve of outputs with one of two likelihoods. [page Games, Thm. two]
+
+    often: probability h of the likely outputs, in (0, 1].
+    spent: log-ratio s of the two likelihoods, >= 0.
+    eps: >= 0, any shape.
+    Returns: delta, shape of eps.
+    """
     often = check_reals("often", often, "[0, 1]")
     spent = check_reals("spent", spent, "[-1e-9, inf]")
     eps = check_reals("eps", eps, "[0, inf]")
     return often * np.maximum(-np.expm1(np.minimum(eps - spent, 0)), 0)
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #b4abd929
-def pure_curve(
-    spent: float,  # pure epsilon, >= 0
-    eps,  # >= 0, any shape
-) -> np.ndarray:  # delta, shape of eps
-    "What a pure epsilon promises at every other one. [Kairouz, Oh & Viswanath 2015]"
+def pure_curve(spent: float, eps) -> np.ndarray:
+    """What a pure epsilon promises at every other one. [Kairouz, Oh & Viswanath 2015]
+
+    spent: pure epsilon, >= 0.
+    eps: >= 0, any shape.
+    Returns: delta, shape of eps.
+    """
     spent = check_reals("spent", spent, "[0, inf)")
     return two_valued_curve(1 / (1 + np.exp(-spent)), spent, eps)
 

@@ -39,18 +39,30 @@ from dpcomm.privacy.pairs import (
 # %% ../../nbs/foundations/losses.ipynb #6b379e0a
 @dataclass(frozen=True)
 class Losses:
-    "What one release may lose, and whom it protects. [Zhu, Dong & Wang 2022, Def. 7]"
+    """What one release may lose, and whom it protects. [Zhu, Dong & Wang 2022, Def. 7]
 
-    name: str  # how errors and notes call it
-    pairs: tuple = ()  # dominating pairs: one a direction, or one for both; (): none
-    renyi: Callable = None  # orders -> divergence of one release, nats; None: none
-    unit: str = "client"  # as in `Guarantee`
-    relation: str = "add-remove"  # which inputs are neighbours
-    sampling: str = "none"  # who takes part
-    trust: str = "central"  # what the adversary sees
-    q: float = 1.0  # chance to take part, in (0, 1]
-    note: str = ""  # anything else a reader must know
-    premises: dict = field(default_factory=dict, hash=False)  # as in `Guarantee`
+    name: how errors and notes call it.
+    pairs: dominating pairs: one a direction, or one for both; (): none.
+    renyi: orders -> divergence of one release, nats; None: none.
+    unit: as in `Guarantee`.
+    relation: which inputs are neighbours.
+    sampling: who takes part.
+    trust: what the adversary sees.
+    q: chance to take part, in (0, 1].
+    note: anything else a reader must know.
+    premises: as in `Guarantee`.
+    """
+
+    name: str
+    pairs: tuple = ()
+    renyi: Callable = None
+    unit: str = "client"
+    relation: str = "add-remove"
+    sampling: str = "none"
+    trust: str = "central"
+    q: float = 1.0
+    note: str = ""
+    premises: dict = field(default_factory=dict, hash=False)
 
     def __post_init__(self):
         if not self.pairs and self.renyi is None:
@@ -68,15 +80,25 @@ class Losses:
 
 # %% ../../nbs/foundations/losses.ipynb #02d9925e
 def gaussian_losses(
-    sigma: float,  # noise std of the sum / clip, in [1e-2, 1e12]
-    q: float = 1.0,  # chance to take part, in (0, 1]; 1 without sampling
-    relation: str = "add-remove",  # a name in EVERY; in SEEN unless trust is central
-    sampling: str = "none",  # a name in SAMPLINGS
-    draws: int = None,  # seats of a cohort drawn with replacement, >= 1
-    trust: str = "central",  # secagg and local: the server sees who takes part
-    **about,  # name, unit, note, premises of the `Losses`
-) -> Losses:  # of one noisy sum
-    "A Gaussian sum. [Zhu, Dong & Wang 2022, Thm. 11; page fltop_privacy, Props. B and C]"
+    sigma: float,
+    q: float = 1.0,
+    relation: str = "add-remove",
+    sampling: str = "none",
+    draws: int = None,
+    trust: str = "central",
+    **about,
+) -> Losses:
+    """A Gaussian sum. [Zhu, Dong & Wang 2022, Thm. 11; page fltop_privacy, Props. B and C]
+
+    sigma: noise std of the sum / clip, in [1e-2, 1e12].
+    q: chance to take part, in (0, 1]; 1 without sampling.
+    relation: a name in EVERY; in SEEN unless trust is central.
+    sampling: a name in SAMPLINGS.
+    draws: seats of a cohort drawn with replacement, >= 1.
+    trust: secagg and local: the server sees who takes part.
+    about: name, unit, note, premises of the `Losses`.
+    Returns: Losses of one noisy sum.
+    """
     sigma = float(check_number("sigma", sigma, "[1e-2, 1e12]"))
     check_choice("sampling", sampling, SAMPLINGS)
     check_choice("trust", trust, TRUSTS)
@@ -125,12 +147,14 @@ def _check_draws(draws, q, sampling):
     return int(draws)
 
 # %% ../../nbs/foundations/losses.ipynb #60ece280
-def listed_losses(
-    p,  # law of what is seen with the client's input, (n,), sum 1
-    q,  # law with the neighbour's, (n,), sum 1
-    **about,  # name, unit, relation, trust, note of the `Losses`; local unless given
-) -> Losses:  # of one message
-    "One message with listed outcomes, at its worst two inputs. [Zhu, Dong & Wang 2022]"
+def listed_losses(p, q, **about) -> Losses:
+    """One message with listed outcomes, at its worst two inputs. [Zhu, Dong & Wang 2022]
+
+    p: law of what is seen with the client's input, (n,), sum 1.
+    q: law with the neighbour's, (n,), sum 1.
+    about: name, unit, relation, trust, note of the `Losses`; local unless given.
+    Returns: Losses of one message.
+    """
     p, q = (check_reals(name, law, "[0, 1]") for name, law in (("p", p), ("q", q)))
     if p.ndim != 1 or p.shape != q.shape or abs(p.sum() - 1) + abs(q.sum() - 1) > 1e-9:
         raise ValueError(
@@ -158,11 +182,13 @@ def listed_losses(
     return Losses(pairs=pairs, renyi=renyi, **local | about)
 
 
-def pure_losses(
-    eps: float,  # of one message, in (0, 500]
-    **about,  # name, unit, relation, trust, note of the `Losses`; local unless given
-) -> Losses:  # of one message
-    "A pure mechanism: no pair is worse. [Kairouz, Oh & Viswanath 2015, Thm. 3.4]"
+def pure_losses(eps: float, **about) -> Losses:
+    """A pure mechanism: no pair is worse. [Kairouz, Oh & Viswanath 2015, Thm. 3.4]
+
+    eps: of one message, in (0, 500].
+    about: name, unit, relation, trust, note of the `Losses`; local unless given.
+    Returns: Losses of one message.
+    """
     eps = float(check_number("eps", eps, "[1e-9, 500]"))
     often, rare = 1 / (1 + math.exp(-eps)), 1 / (1 + math.exp(eps))
     return listed_losses([often, rare], [rare, often], **dict(name="pure") | about)
@@ -170,12 +196,14 @@ def pure_losses(
 # %% ../../nbs/foundations/losses.ipynb #654765d0
 @dataclass(frozen=True)
 class Bracket:
-    "An epsilon that is proved, and one below which nothing can be."
+    """An epsilon that is proved, and one below which nothing can be.
 
-    low: (
-        float  # no accountant of the same pairs proves less; 0 where only Renyi is used
-    )
-    guarantee: Guarantee  # of the whole list
+    low: no accountant of the same pairs proves less; 0 where only Renyi is used.
+    guarantee: of the whole list.
+    """
+
+    low: float
+    guarantee: Guarantee
 
     @property
     def eps(self):
@@ -270,11 +298,13 @@ def _by_renyi(releases, delta, about, why):
     return made
 
 
-def compose(
-    releases,  # list of (Losses, rounds): what is released, and how often, >= 1
-    delta: float,  # of the whole list, in [1e-100, 1)
-) -> Bracket:  # both ends of epsilon, and the guarantee of the upper one
-    "Compose different releases into one guarantee. [page pairs, Props. 1 to 3]"
+def compose(releases, delta: float) -> Bracket:
+    """Compose different releases into one guarantee. [page pairs, Props. 1 to 3]
+
+    releases: list of (Losses, rounds): what is released, and how often, >= 1.
+    delta: of the whole list, in [1e-100, 1).
+    Returns: both ends of epsilon, and the guarantee of the upper one.
+    """
     releases = _check_list(releases)
     delta = float(check_number("delta", delta, "[1e-100, 1)"))
     about = _about(releases)

@@ -15,12 +15,14 @@ from .guarantee import TRUSTS
 MOST_EPS = 700.0  # beyond it sinh is no float, and the other bound is smaller
 
 # %% ../../nbs/foundations/lower_bounds.ipynb #1b0000p1
-def information(
-    eps: float,  # of the whole run, >= 0
-    delta: float,  # in [0, 1)
-    entries: int,  # K, of all vectors of one client in the run, >= 1
-) -> float:  # Lambda, squared length of the expected signs
-    "Most that is seen of one client's signs. [Barnes, Han & Ozgur 2020]"
+def information(eps: float, delta: float, entries: int) -> float:
+    """Most that is seen of one client's signs. [Barnes, Han & Ozgur 2020]
+
+    eps: of the whole run, >= 0.
+    delta: in [0, 1).
+    entries: K, of all vectors of one client in the run, >= 1.
+    Returns: Lambda, squared length of the expected signs.
+    """
     check_number("eps", eps, "[0, inf]")
     check_number("delta", delta, "[0, 1)")
     check_between("entries", entries, 1)
@@ -31,15 +33,25 @@ def information(
 
 # %% ../../nbs/foundations/lower_bounds.ipynb #1b000011
 def least_error(
-    d: int,  # entries of a vector, >= 1
-    cohort: float,  # n, messages a round, > 0
-    rounds: int,  # T, >= 1
-    clients: float,  # N, that ever send, >= 1
-    nbits: float,  # b, of a message that depend on its vector, > 0
-    information: float,  # Lambda of each client, > 0; inf: nothing is private
-    trust: str,  # a name in TRUSTS: what of the messages is seen
-) -> float:  # squared error for vectors of norm one, against their own average
-    "What no estimate with unit gain can do better, on average over rounds. [Prop. A-C]"
+    d: int,
+    cohort: float,
+    rounds: int,
+    clients: float,
+    nbits: float,
+    information: float,
+    trust: str,
+) -> float:
+    """What no estimate with unit gain can do better, on average over rounds. [Prop. A-C]
+
+    d: entries of a vector, >= 1.
+    cohort: n, messages a round, > 0.
+    rounds: T, >= 1.
+    clients: N, that ever send, >= 1.
+    nbits: b, of a message that depend on its vector, > 0.
+    information: Lambda of each client, > 0; inf: nothing is private.
+    trust: a name in TRUSTS: what of the messages is seen.
+    Returns: squared error for vectors of norm one, against their own average.
+    """
     n = check_number("cohort", cohort, "(0, inf)")
     check_size("d", d)
     check_between("rounds", rounds, 1)

@@ -68,13 +68,16 @@ def one_run_pvalue(
 
 # %% ../../nbs/foundations/one_run.ipynb #8cbf36eb
 def one_run_eps(
-    correct: int,  # right guesses v, 0..guesses
-    guesses: int,  # guesses made r, 1..canaries
-    canaries: int,  # coins tossed m
-    delta: float,  # in [0, 1)
-    alarm: float = 1e-6,  # probability that the bound is too large, in (0, 1)
+    correct: int, guesses: int, canaries: int, delta: float, alarm: float = 1e-6
 ) -> Audit:
-    "Lower bound on epsilon from guesses about one run. [this page, Thm. one-run]"
+    """Lower bound on epsilon from guesses about one run. [this page, Thm. one-run]
+
+    correct: right guesses v, 0..guesses.
+    guesses: guesses made r, 1..canaries.
+    canaries: coins tossed m.
+    delta: in [0, 1).
+    alarm: probability that the bound is too large, in (0, 1).
+    """
     check_number("alarm", alarm, ALARM)
     _check_guesses(correct, guesses, canaries)
 
@@ -111,15 +114,15 @@ def guess(
     return guessed
 
 # %% ../../nbs/foundations/one_run.ipynb #f91b8b57
-def one_run(
-    scores,  # (m,) one a canary, high where it seems included
-    included,  # (m,) bool: the coins
-    guesses: int,  # how many to guess, chosen beforehand, 1..m
-    delta: float,  # in [0, 1)
-    alarm: float = 1e-6,  # probability that the bound is too large, in (0, 1)
-) -> Audit:
+def one_run(scores, included, guesses: int, delta: float, alarm: float = 1e-6) -> Audit:
     """Lower bound on epsilon of a run from the scores of its canaries.
     [Steinke, Nasr & Jagielski 2023, Alg. 1]
+
+    scores: (m,) one a canary, high where it seems included.
+    included: (m,) bool: the coins.
+    guesses: how many to guess, chosen beforehand, 1..m.
+    delta: in [0, 1).
+    alarm: probability that the bound is too large, in (0, 1).
     """
     scores = check_reals("scores", scores, "[-inf, inf]")
     coins = np.where(check_reals("included", included, "[0, 1]") > 0, 1, -1)

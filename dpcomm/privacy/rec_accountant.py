@@ -171,13 +171,17 @@ def _integer_orders(orders):
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #58922190
 def rdp(
-    orders,  # Renyi orders, any shape, > 1; for reverse and both integers >= 2
-    c: float,  # clip_norm / std, > 0
-    K: int,  # candidates per group, >= 2
-    groups: int = 1,  # independent groups that share the norm, >= 1
-    direction: str = "both",  # forward: client against null | reverse | both: the larger
-) -> np.ndarray:  # at each order, nats, shape of orders; for any split of the norm
-    "Renyi curve of one message against a null message. [Props. C and D]"
+    orders, c: float, K: int, groups: int = 1, direction: str = "both"
+) -> np.ndarray:
+    """Renyi curve of one message against a null message. [Props. C and D]
+
+    orders: Renyi orders, any shape, > 1; for reverse and both integers >= 2.
+    c: clip_norm / std, > 0.
+    K: candidates per group, >= 2.
+    groups: independent groups that share the norm, >= 1.
+    direction: forward: client against null | reverse | both: the larger.
+    Returns: np.ndarray at each order, nats, shape of orders; for any split of the norm.
+    """
     check_choice("direction", direction, ("forward", "reverse", "both"))
     check_number("c", c, "(0, 1e9]")
     check_between("K", K, 2, 2**24)
@@ -287,14 +291,23 @@ def _algorithm7(c, slots, n_clients, left, version):
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #dcde65p1
 def theorem1_epsilon(
-    c: float,  # clip_norm / std, > 0
-    slots: int,  # messages sent in the whole run: rounds * cohort
-    n_clients: int,  # N; a slot is the client's with probability 1 / N
-    nbits: float,  # b of the theorem: index bits of a whole message, >= 1
-    delta: float,  # in (0, 1)
-    version: str = "arxiv",  # arxiv | iclr: as printed | iclr-shifted: orders one up
-) -> Guarantee:  # relation 'null-slot', on the premise that the proof holds
-    "Epsilon by Algorithm 7 of either version of the paper. [dprec Thm. 1, Alg. 7]"
+    c: float,
+    slots: int,
+    n_clients: int,
+    nbits: float,
+    delta: float,
+    version: str = "arxiv",
+) -> Guarantee:
+    """Epsilon by Algorithm 7 of either version of the paper. [dprec Thm. 1, Alg. 7]
+
+    c: clip_norm / std, > 0.
+    slots: messages sent in the whole run: rounds * cohort.
+    n_clients: N; a slot is the client's with probability 1 / N.
+    nbits: b of the theorem: index bits of a whole message, >= 1.
+    delta: in (0, 1).
+    version: arxiv | iclr: as printed | iclr-shifted: orders one up.
+    Returns: relation 'null-slot', on the premise that the proof holds.
+    """
     check_number("c", c, "(0, 1e6]")
     check_between("slots", slots, 1, 2**53)
     check_between("n_clients", n_clients, 1, 2**53)
@@ -343,19 +356,31 @@ def _check_release(c, slots, n_clients, K, groups, delta):
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #610fd2p1
 def exact_epsilon(
-    c: float,  # clip_norm / std, > 0
-    slots: int,  # messages: rounds * cohort; for 'local' those one client sends
-    n_clients: int,  # N; 1: no amplification; not used for 'local'
-    K: int,  # candidates per group, >= 2
-    groups: int,  # groups per message, >= 1
-    delta: float,  # in (0, 1)
-    relation: str = "null-slot",  # null-slot | replace | poisson-null | local
-    conversion: str = "classic",  # classic | balle
-    cohort: int = 1,  # messages per round, where rounds are composed: divides slots
-    sampling: str = None,  # None: the first in SAMPLINGS_OF
-) -> Guarantee:  # accountant 'exact-classic' or 'exact-balle'
+    c: float,
+    slots: int,
+    n_clients: int,
+    K: int,
+    groups: int,
+    delta: float,
+    relation: str = "null-slot",
+    conversion: str = "classic",
+    cohort: int = 1,
+    sampling: str = None,
+) -> Guarantee:
     """Epsilon of a run of DP-REC; 'poisson' and 'fixed' have slots / cohort rounds at
     rate cohort / n_clients. [Props. C, D, F, H and L]
+
+    c: clip_norm / std, > 0.
+    slots: messages: rounds * cohort; for 'local' those one client sends.
+    n_clients: N; 1: no amplification; not used for 'local'.
+    K: candidates per group, >= 2.
+    groups: groups per message, >= 1.
+    delta: in (0, 1).
+    relation: null-slot | replace | poisson-null | local.
+    conversion: classic | balle.
+    cohort: messages per round, where rounds are composed: divides slots.
+    sampling: None: the first in SAMPLINGS_OF.
+    Returns: accountant 'exact-classic' or 'exact-balle'.
     """
     check_choice("relation", relation, tuple(SAMPLINGS_OF))
     check_choice("conversion", conversion, CONVERSIONS)
@@ -409,14 +434,23 @@ def _renyi_curve(c, K, q, groups, relation):
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #fc2fb21d
 def calibrate_clip(
-    eps: float,  # target, > 0
-    accountant=exact_epsilon,  # exact_epsilon, theorem1_epsilon or pld_epsilon
-    low: float = 1e-4,  # smallest c tried, > 0
-    high: float = 20.0,  # largest c tried; a narrow bracket saves time with pld_epsilon
-    tol: float = 1e-6,  # relative width of the last bracket, in (0, 1)
-    **release,  # every argument of the accountant but c
-) -> float:  # largest c = clip_norm / std that keeps eps, within a relative tol
-    "The clip that a privacy budget buys; ValueError where the bracket holds none."
+    eps: float,
+    accountant=exact_epsilon,
+    low: float = 1e-4,
+    high: float = 20.0,
+    tol: float = 1e-6,
+    **release,
+) -> float:
+    """The clip that a privacy budget buys; ValueError where the bracket holds none.
+
+    eps: target, > 0.
+    accountant: exact_epsilon, theorem1_epsilon or pld_epsilon.
+    low: smallest c tried, > 0.
+    high: largest c tried; a narrow bracket saves time with pld_epsilon.
+    tol: relative width of the last bracket, in (0, 1).
+    release: every argument of the accountant but c.
+    Returns: largest c = clip_norm / std that keeps eps, within a relative tol.
+    """
 
     def at_clip(c):
         return accountant(c, **release)
@@ -825,17 +859,29 @@ def _two_updates_eps(c, K, q, rounds, delta):
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #b1d00035
 def pld_epsilon(
-    c: float,  # clip_norm / std, > 0
-    slots: int,  # messages: rounds * cohort
-    n_clients: int,  # N; 1: no amplification; not used for 'local'
-    K: int,  # candidates per group, >= 2
-    groups: int,  # groups per message, >= 1
-    delta: float,  # in (0, 1)
-    relation: str = "null-slot",  # null-slot | replace | poisson-null | local
-    cohort: int = 1,  # messages per round, where rounds are composed
-    sampling: str = None,  # None: the first in SAMPLINGS_OF
-) -> Guarantee:  # accountant 'pld-exact'
-    "Epsilon by losses rounded up, or Renyi's if less. [Props. I, J, K, M and N]"
+    c: float,
+    slots: int,
+    n_clients: int,
+    K: int,
+    groups: int,
+    delta: float,
+    relation: str = "null-slot",
+    cohort: int = 1,
+    sampling: str = None,
+) -> Guarantee:
+    """Epsilon by losses rounded up, or Renyi's if less. [Props. I, J, K, M and N]
+
+    c: clip_norm / std, > 0.
+    slots: messages: rounds * cohort.
+    n_clients: N; 1: no amplification; not used for 'local'.
+    K: candidates per group, >= 2.
+    groups: groups per message, >= 1.
+    delta: in (0, 1).
+    relation: null-slot | replace | poisson-null | local.
+    cohort: messages per round, where rounds are composed.
+    sampling: None: the first in SAMPLINGS_OF.
+    Returns: accountant 'pld-exact'.
+    """
     renyi = exact_epsilon(
         c,
         slots,

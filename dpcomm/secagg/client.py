@@ -109,15 +109,23 @@ def check_bundle(
 
 # %% ../../nbs/secagg/client.ipynb #c41dbb26
 class Client:
-    "One client in one session: `start`, then a reply to each message of the server."
+    """One client in one session: `start`, then a reply to each message of the server.
+
+    share_keys: id of a neighbour -> key of the shares to and from it.
+    agreed: id of a neighbour -> secret that both masks come from.
+    held: id of a neighbour -> its two shares; () if they do not fit.
+    partners: ids of neighbours that take part.
+    survivors: ids of clients whose vectors are in the sum.
+    lists: hash of survivors and dropouts.
+    """
 
     # what the rounds learn
-    share_keys: dict  # id of a neighbour -> key of the shares to and from it
-    agreed: dict  # id of a neighbour -> secret that both masks come from
-    held: dict  # id of a neighbour -> its two shares; () if they do not fit
-    partners: set  # ids of neighbours that take part
-    survivors: set  # ids of clients whose vectors are in the sum
-    lists: bytes  # hash of survivors and dropouts
+    share_keys: dict
+    agreed: dict
+    held: dict
+    partners: set
+    survivors: set
+    lists: bytes
 
     def __init__(
         self,
@@ -143,8 +151,11 @@ class Client:
         self.neighbours = near[me].tolist()
         self.step, self.lock = ADVERTISE, threading.Lock()
 
-    def start(self) -> bytes:  # framed message for the server
-        "The first message: keys. Replay if it was given before."
+    def start(self) -> bytes:
+        """The first message: keys. Replay if it was given before.
+
+        Returns: framed message for the server.
+        """
         with self.lock:
             if self.step:
                 text = "it has started already: make a new client"
@@ -152,11 +163,12 @@ class Client:
             self.keys = key_bundle(self)
             return reply(self, self.keys)
 
-    def receive(
-        self,
-        data: bytes,  # the server's framed message of the round before
-    ) -> bytes:  # framed message for the server
-        "The reply to the server; SecAggError, and no change, if it is not acceptable."
+    def receive(self, data: bytes) -> bytes:
+        """The reply to the server; SecAggError, and no change, if it is not acceptable.
+
+        data: the server's framed message of the round before.
+        Returns: framed message for the server.
+        """
         with self.lock:
             step = self.step
             if not 0 < step < len(ROUNDS):
@@ -164,8 +176,11 @@ class Client:
             body = unseal(self.setup, self.directory, data, step - 1, SERVER, self.me)
             return reply(self, REPLIES[step](self, body))
 
-    def state(self) -> bytes:  # secret: for one `resume`
-        "Put the client away: what it knows, and nothing stays here."
+    def state(self) -> bytes:
+        """Put the client away: what it knows, and nothing stays here.
+
+        Returns: secret: for one `resume`.
+        """
         with self.lock:
             known = {name: getattr(self, name, None) for name in KEPT}
             data = pack_state(self.setup, self.me, known)
@@ -175,14 +190,23 @@ class Client:
     @classmethod
     def resume(
         cls,
-        setup: Setup,  # of the session
-        identity,  # Ed25519 private key
-        directory: dict,  # id -> 32 bytes
-        state: bytes,  # of `state`
-        seed=None,  # as the client was made with
-        counter=None,  # state.Counter beside the key; may be left out with a seed
-    ):  # the client
-        "Take a client back. ValueError if the state is damaged or of another session."
+        setup: Setup,
+        identity,
+        directory: dict,
+        state: bytes,
+        seed=None,
+        counter=None,
+    ):
+        """Take a client back. ValueError if the state is damaged or of another session.
+
+        setup: of the session.
+        identity: Ed25519 private key.
+        directory: id -> 32 bytes.
+        state: of `state`.
+        seed: as the client was made with.
+        counter: state.Counter beside the key; may be left out with a seed.
+        Returns: the client.
+        """
         if counter is None and seed is None:
             raise ValueError(
                 "counter is missing; without it a state could be taken back twice: pass"

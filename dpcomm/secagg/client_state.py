@@ -159,22 +159,24 @@ class Counter:
     ):
         self.folder = Path(folder)
 
-    def reached(
-        self,
-        session: bytes,  # 16 bytes
-        me: int,  # id of the client
-    ) -> int:  # index of the last step that was answered; -1: none
-        "Where a session stands."
+    def reached(self, session: bytes, me: int) -> int:
+        """Where a session stands.
+
+        session: 16 bytes.
+        me: id of the client.
+        Returns: index of the last step that was answered; -1: none.
+        """
         marks = self.folder.glob(f"{session.hex()}-{me}.*")
         return max((int(mark.suffix[1:]) for mark in marks), default=-1)
 
-    def rise(
-        self,
-        session: bytes,  # 16 bytes
-        me: int,  # id of the client
-        step: int,  # index into ROUNDS, about to be answered
-    ) -> None:  # or Replay, and nothing is answered
-        "Note a step before it is answered."
+    def rise(self, session: bytes, me: int, step: int) -> None:
+        """Note a step before it is answered.
+
+        session: 16 bytes.
+        me: id of the client.
+        step: index into ROUNDS, about to be answered.
+        Returns: None, or Replay, and nothing is answered.
+        """
         mark = self.folder / f"{session.hex()}-{me}.{step}"
         again = Replay("it has answered this step before: drop the message", me, step)
         try:

@@ -280,12 +280,14 @@ def _draw_batch(sigma2, shift, n, rng):
     return ((z ^ sign) - sign)[good]
 
 # %% ../../nbs/secagg/discrete.ipynb #1eaa31p1
-def discrete_gaussian(
-    sigma2,  # variance parameter: int, Fraction or float, taken exactly, in (0, 2^90]
-    shape,  # of the result: a whole number >= 0, or a tuple of them
-    rng,  # one stream, or a list with one for each index of the first axis
-) -> np.ndarray:  # of that shape, int64, independent draws of N_Z(0, sigma2)
-    "Discrete Gaussian numbers, exactly, by whole numbers alone. [Canonne et al. 2020]"
+def discrete_gaussian(sigma2, shape, rng) -> np.ndarray:
+    """Discrete Gaussian numbers, exactly, by whole numbers alone. [Canonne et al. 2020]
+
+    sigma2: variance parameter: int, Fraction or float, taken exactly, in (0, 2^90].
+    shape: of the result: a whole number >= 0, or a tuple of them.
+    rng: one stream, or a list with one for each index of the first axis.
+    Returns: np.ndarray of that shape, int64, independent draws of N_Z(0, sigma2).
+    """
     sigma2, shape = exact_variance(sigma2), check_shape(shape)
     if check_streams(rng, shape[0] if shape else 1):
         rows = [discrete_gaussian(sigma2, shape[1:], r) for r in rng]

@@ -103,15 +103,24 @@ def reason(
 
 # %% ../../nbs/secagg/hierarchical.ipynb #6a9e0117
 def sum_of_sums(
-    vectors,  # n vectors of shape (d,), whole numbers in the ring
-    ring,  # Ring of the entries; or the mechanism whose words they are
-    most: int,  # clients of a session
-    rates: tuple = (0.1, 0.05),  # fractions that may drop out, and collude
-    seed=None,  # None: fresh secrets; int: fixed ones, for tests and pages only
-    drop=None,  # client -> round from which on it is silent
-    largest: int = None,  # bound on a client's |entry|; None: what fits the ring
+    vectors,
+    ring,
+    most: int,
+    rates: tuple = (0.1, 0.05),
+    seed=None,
+    drop=None,
+    largest: int = None,
 ) -> ManyResult:
-    "Secure sums of sessions of bounded size, added in the clear. [Bonawitz et al. 2019]"
+    """Secure sums of sessions of bounded size, added in the clear. [Bonawitz et al. 2019]
+
+    vectors: n vectors of shape (d,), whole numbers in the ring.
+    ring: Ring of the entries; or the mechanism whose words they are.
+    most: clients of a session.
+    rates: fractions that may drop out, and collude.
+    seed: None: fresh secrets; int: fixed ones, for tests and pages only.
+    drop: client -> round from which on it is silent.
+    largest: bound on a client's |entry|; None: what fits the ring.
+    """
     many = isinstance(vectors, (list, tuple, np.ndarray))
     n = len(vectors) if many else sizes_of(vectors)[0]
     silent = silent_from({} if drop is None else drop, n)
@@ -142,15 +151,16 @@ def sum_of_sums(
     return ManyResult(sum(totals), tuple(sorted(survivors)), lost, sessions)
 
 # %% ../../nbs/secagg/hierarchical.ipynb #6a9e001d
-def session_cost(
-    n: int,  # clients, at least 3
-    d: int,  # entries of a vector
-    bits: int = 32,  # of an entry
-    rates: tuple = (0.1, 0.05),  # fractions that drop out, and may collude
-) -> (
-    dict
-):  # n, d, neighbours, committee; CPU ms a client of both sides; bytes, up and down
-    "Play a session and say what a client of it costs. [dpcomm house style]"
+def session_cost(n: int, d: int, bits: int = 32, rates: tuple = (0.1, 0.05)) -> dict:
+    """Play a session and say what a client of it costs. [dpcomm house style]
+
+    n: clients, at least 3.
+    d: entries of a vector.
+    bits: of an entry.
+    rates: fractions that drop out, and may collude.
+    Returns: n, d, neighbours, committee; CPU ms a client of both sides; bytes, up and
+    down.
+    """
     how = session_parameters(n, Ring(bits), rates) | dict(largest=None)
     check_size("d", d)
     words = [seed_tree(0, "cost", i).integers(0, 2**bits, d) for i in range(4)]

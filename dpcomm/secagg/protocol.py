@@ -53,21 +53,32 @@ from dpcomm.secagg.shamir import (
 # %% ../../nbs/secagg/protocol.ipynb #8d0a4285
 @dataclass(frozen=True)
 class Setup:
-    "What everybody knows before a session. [Bonawitz et al. 2017; Bell et al. 2020]"
+    """What everybody knows before a session. [Bonawitz et al. 2017; Bell et al. 2020]
 
-    n_clients: int  # clients invited, ids 0..n_clients - 1, at least 2
-    d: int  # entries of a vector, >= 1
-    ring: Ring  # of the entries and the sum
-    threshold: int  # shares that give a secret back, above neighbours / 2
-    neighbours: int = None  # degree k of the graph; None: everybody with everybody
-    session: bytes = field(  # 16 public bytes, never used twice
-        default_factory=lambda: os.urandom(16)
-    )
-    quorum: int = None  # clients that must remain; None: n * threshold / neighbours
-    largest: int = None  # bound on a client's |entry|, centred; None: any ring element
-    support: bytes = b""  # what else must agree: a support, say
-    committee: int = None  # clients whose signatures count; None: everybody
-    signatures: int = None  # of them on the same lists; None: the threshold's fraction
+    n_clients: clients invited, ids 0..n_clients - 1, at least 2.
+    d: entries of a vector, >= 1.
+    ring: of the entries and the sum.
+    threshold: shares that give a secret back, above neighbours / 2.
+    neighbours: degree k of the graph; None: everybody with everybody.
+    session: 16 public bytes, never used twice.
+    quorum: clients that must remain; None: n * threshold / neighbours.
+    largest: bound on a client's |entry|, centred; None: any ring element.
+    support: what else must agree: a support, say.
+    committee: clients whose signatures count; None: everybody.
+    signatures: of them on the same lists; None: the threshold's fraction.
+    """
+
+    n_clients: int
+    d: int
+    ring: Ring
+    threshold: int
+    neighbours: int = None
+    session: bytes = field(default_factory=lambda: os.urandom(16))
+    quorum: int = None
+    largest: int = None
+    support: bytes = b""
+    committee: int = None
+    signatures: int = None
 
     def __post_init__(self):
         check_setup(self)
@@ -161,12 +172,14 @@ def client_circle(
 
 # %% ../../nbs/secagg/protocol.ipynb #d0prot10
 @functools.lru_cache(maxsize=8)
-def graph(
-    n: int,  # clients
-    k: int,  # neighbours, n * k even
-    session: bytes,  # public, 16 bytes
-) -> np.ndarray:  # (n, k) int64, row i: sorted ids of the neighbours of client i
-    "Everybody is joined to the k nearest on the circle. [Bell et al. 2020, Sec. 3]"
+def graph(n: int, k: int, session: bytes) -> np.ndarray:
+    """Everybody is joined to the k nearest on the circle. [Bell et al. 2020, Sec. 3]
+
+    n: clients.
+    k: neighbours, n * k even.
+    session: public, 16 bytes.
+    Returns: (n, k) int64, row i: sorted ids of the neighbours of client i.
+    """
     circle, half = client_circle(n, session), np.arange(1, k // 2 + 1)
     offsets = np.concatenate([half, -half, [n // 2] * (k % 2)]).astype(np.int64)
     near = np.empty((n, k), np.int64)
@@ -193,10 +206,11 @@ def share_points(
     return {j: (at[j] - at[owner]) % n for j in near}
 
 # %% ../../nbs/secagg/protocol.ipynb #d0prot12
-def committee(
-    setup: Setup,
-) -> list:  # of setup.committee ids
-    "Those whose signatures on the lists count: the first places of the circle."
+def committee(setup: Setup) -> list:
+    """Those whose signatures on the lists count: the first places of the circle.
+
+    Returns: list of setup.committee ids.
+    """
     return client_circle(setup.n_clients, setup.session)[: setup.committee].tolist()
 
 # %% ../../nbs/secagg/protocol.ipynb #e31d8eda

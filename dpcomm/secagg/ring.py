@@ -49,9 +49,12 @@ def check_whole(
 # %% ../../nbs/secagg/ring.ipynb #65d215be
 @dataclass(frozen=True)
 class Ring:
-    "Whole numbers modulo 2^bits. [Bonawitz et al. 2017]"
+    """Whole numbers modulo 2^bits. [Bonawitz et al. 2017]
 
-    bits: int  # width of an element, 2..62
+    bits: width of an element, 2..62.
+    """
+
+    bits: int
 
     def __post_init__(self):
         object.__setattr__(self, "bits", int(check_between("bits", self.bits, 2, 62)))
@@ -61,34 +64,38 @@ class Ring:
         "Number of elements, 2^bits."
         return 2**self.bits
 
-    def wrap(
-        self,
-        z,  # array of whole numbers, any shape
-    ) -> np.ndarray:  # same shape, int64 in [0, modulus)
-        "The residues of whole numbers; others raise ValueError."
+    def wrap(self, z) -> np.ndarray:
+        """The residues of whole numbers; others raise ValueError.
+
+        z: array of whole numbers, any shape.
+        Returns: same shape, int64 in [0, modulus).
+        """
         return check_whole("z", z) & (self.modulus - 1)
 
-    def lift(
-        self,
-        z,  # array of whole numbers, any shape
-    ) -> np.ndarray:  # same shape, int64 in [-modulus / 2, modulus / 2)
-        "The whole numbers of smallest size with these residues (the centred lift)."
+    def lift(self, z) -> np.ndarray:
+        """The whole numbers of smallest size with these residues (the centred lift).
+
+        z: array of whole numbers, any shape.
+        Returns: same shape, int64 in [-modulus / 2, modulus / 2).
+        """
         half = self.modulus // 2
         return ((check_whole("z", z) + half) & (self.modulus - 1)) - half
 
-    def add(
-        self,
-        a,  # array of whole numbers
-        b,  # another, of a shape that fits
-    ) -> np.ndarray:  # int64 in [0, modulus)
-        "Sum of two arrays, entry by entry."
+    def add(self, a, b) -> np.ndarray:
+        """Sum of two arrays, entry by entry.
+
+        a: array of whole numbers.
+        b: another, of a shape that fits.
+        Returns: int64 in [0, modulus).
+        """
         return (check_whole("a", a) + check_whole("b", b)) & (self.modulus - 1)
 
-    def sum(
-        self,
-        vectors,  # array (n, ...), or an iterable of n >= 1 arrays of one shape
-    ) -> np.ndarray:  # shape of one of them, int64 in [0, modulus)
-        "Sum over the first axis, or of all arrays; none of them is changed."
+    def sum(self, vectors) -> np.ndarray:
+        """Sum over the first axis, or of all arrays; none of them is changed.
+
+        vectors: array (n, ...), or an iterable of n >= 1 arrays of one shape.
+        Returns: shape of one of them, int64 in [0, modulus).
+        """
         if isinstance(vectors, (np.ndarray, Tensor)):
             return self.wrap(check_whole("vectors", vectors).sum(0))
         vectors = iter(vectors)

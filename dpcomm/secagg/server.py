@@ -67,17 +67,27 @@ from dpcomm.secagg.shamir import (
 
 # %% ../../nbs/secagg/server.ipynb #c64686e0
 class Server:
-    "The server of one session: `receive` each client's message, then `advance`."
+    """The server of one session: `receive` each client's message, then `advance`.
+
+    advertised: share: ids of clients that sent keys.
+    bundles: share: id -> the two keys it sent.
+    shared: complain: ids of clients that sent shares.
+    dealings: complain: owner -> holder -> what its share must fit.
+    members: masked: ids of clients that take part.
+    survivors: check: ids of clients whose vectors are in the total.
+    lists: check: hash of survivors and dropouts.
+    result: (d,) the sum, after the last round.
+    """
 
     # what the rounds learn, each from the round that is named on
-    advertised: set  # share: ids of clients that sent keys
-    bundles: dict  # share: id -> the two keys it sent
-    shared: set  # complain: ids of clients that sent shares
-    dealings: dict  # complain: owner -> holder -> what its share must fit
-    members: set  # masked: ids of clients that take part
-    survivors: set  # check: ids of clients whose vectors are in the total
-    lists: bytes  # check: hash of survivors and dropouts
-    result: np.ndarray  # (d,) the sum, after the last round
+    advertised: set
+    bundles: dict
+    shared: set
+    dealings: dict
+    members: set
+    survivors: set
+    lists: bytes
+    result: np.ndarray
 
     def __init__(
         self,
@@ -95,12 +105,12 @@ class Server:
         shape = len(ROUNDS), setup.n_clients, 2, 2  # (up, down), (messages, bytes)
         self.traffic = np.zeros(shape, np.int64)
 
-    def receive(
-        self,
-        client: int,  # id, as the connection says
-        data: bytes,  # its framed message of the present round
-    ) -> None:
-        "Accept a client's message; SecAggError, and no change, if it is not acceptable."
+    def receive(self, client: int, data: bytes) -> None:
+        """Accept a client's message; SecAggError, and no change, if it is not acceptable.
+
+        client: id, as the connection says.
+        data: its framed message of the present round.
+        """
         with self.lock:
             step = min(self.step, UNMASK)
             if self.step == len(ROUNDS):
@@ -116,8 +126,11 @@ class Server:
             self.inbox[client] = ACCEPT[step](self, client, body), signature
             self.traffic[step, client, 0] += 1, len(data)
 
-    def advance(self) -> dict:  # client -> framed message for the next round
-        "Close the round; BelowThreshold, and no change, if too few are here."
+    def advance(self) -> dict:
+        """Close the round; BelowThreshold, and no change, if too few are here.
+
+        Returns: client -> framed message for the next round.
+        """
         with self.lock:
             if self.step == len(ROUNDS):
                 raise Replay("the session is over: start a new one", SERVER, UNMASK)
@@ -136,14 +149,15 @@ class Server:
             return pack_state(self.setup, SERVER, known)
 
     @classmethod
-    def resume(
-        cls,
-        setup: Setup,  # of the session
-        identity,  # Ed25519 private key
-        directory: dict,  # id -> 32 bytes
-        state: bytes,  # of `state`
-    ):  # the server
-        "Take a server back. ValueError if the state is damaged or of another session."
+    def resume(cls, setup: Setup, identity, directory: dict, state: bytes):
+        """Take a server back. ValueError if the state is damaged or of another session.
+
+        setup: of the session.
+        identity: Ed25519 private key.
+        directory: id -> 32 bytes.
+        state: of `state`.
+        Returns: the server.
+        """
         server = cls(setup, identity, directory)
         take_fields(server, unpack_state(setup, SERVER, state)[1], SERVER_KEPT)
         return server

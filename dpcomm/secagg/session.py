@@ -26,11 +26,13 @@ from .server import Server
 from .shamir import ELEMENT_SIZE, MOST_SHARES
 
 # %% ../../nbs/secagg/session.ipynb #72f3477b
-def identities(
-    n_clients: int,  # clients, 1..MOST_SHARES
-    seed=None,  # None: fresh keys; int: fixed ones, for tests and pages only
-) -> tuple:  # dict id -> private key; dict id -> public key (32 bytes), the directory
-    "Signing keys of all clients and the server, and the directory. [RFC 8032]"
+def identities(n_clients: int, seed=None) -> tuple:
+    """Signing keys of all clients and the server, and the directory. [RFC 8032]
+
+    n_clients: clients, 1..MOST_SHARES.
+    seed: None: fresh keys; int: fixed ones, for tests and pages only.
+    Returns: dict id -> private key; dict id -> public key (32 bytes), the directory.
+    """
     check_between("n_clients", n_clients, 1, MOST_SHARES)
     draw = random_source(seed, "secagg identities")
     private = {
@@ -56,11 +58,13 @@ def sizes_of(
         ) from None
 
 # %% ../../nbs/secagg/session.ipynb #d0ses0c
-def silent_from(
-    drop: dict,  # client -> round (name or index) from which on it is silent
-    n: int,  # clients
-) -> dict:  # client -> index of that round
-    "Who drops out when; ValueError for a client or a round that is not there."
+def silent_from(drop: dict, n: int) -> dict:
+    """Who drops out when; ValueError for a client or a round that is not there.
+
+    drop: client -> round (name or index) from which on it is silent.
+    n: clients.
+    Returns: client -> index of that round.
+    """
     check_between("n", n, 1)
     if not isinstance(drop, dict):
         raise ValueError(
@@ -77,12 +81,18 @@ def silent_from(
 
 # %% ../../nbs/secagg/session.ipynb #2804666d
 class SessionResult(NamedTuple):
-    "What a session ends with."
+    """What a session ends with.
 
-    total: np.ndarray  # (d,) int64 in [0, modulus): the sum over the survivors
-    survivors: tuple  # ids of the clients in the sum
-    traffic: np.ndarray  # (round, client, (up, down), (messages, bytes)) int64
-    seconds: dict  # CPU time of "clients" and "server"
+    total: (d,) int64 in [0, modulus): the sum over the survivors.
+    survivors: ids of the clients in the sum.
+    traffic: (round, client, (up, down), (messages, bytes)) int64.
+    seconds: CPU time of "clients" and "server".
+    """
+
+    total: np.ndarray
+    survivors: tuple
+    traffic: np.ndarray
+    seconds: dict
 
 # %% ../../nbs/secagg/session.ipynb #4d6c9952
 def ideal_sum(
@@ -101,15 +111,25 @@ def _spent(seconds, who):
 
 
 def run_session(
-    vectors,  # n vectors of shape (d,), whole numbers in the ring, read one at a time
-    ring,  # Ring of the entries; or the mechanism whose words they are
-    threshold: int,  # shares that give a secret back
-    neighbours: int = None,  # k; None: everybody with everybody
-    seed=None,  # None: fresh secrets; int: fixed ones, for tests and pages only
-    drop=None,  # client -> round (name or index) from which on it is silent
-    **public,  # further fields of Setup
-) -> SessionResult:  # sum, survivors and traffic
-    "Play a whole session in one process. [Bonawitz et al. 2017, Fig. 4]"
+    vectors,
+    ring,
+    threshold: int,
+    neighbours: int = None,
+    seed=None,
+    drop=None,
+    **public,
+) -> SessionResult:
+    """Play a whole session in one process. [Bonawitz et al. 2017, Fig. 4]
+
+    vectors: n vectors of shape (d,), whole numbers in the ring, read one at a time.
+    ring: Ring of the entries; or the mechanism whose words they are.
+    threshold: shares that give a secret back.
+    neighbours: k; None: everybody with everybody.
+    seed: None: fresh secrets; int: fixed ones, for tests and pages only.
+    drop: client -> round (name or index) from which on it is silent.
+    public: further fields of Setup.
+    Returns: sum, survivors and traffic.
+    """
     (n, d), honest = sizes_of(vectors), 0
     silent = silent_from({} if drop is None else drop, n)
     public.setdefault("session", random_source(seed, "secagg session")(16))
@@ -140,18 +160,30 @@ def run_session(
 
 # %% ../../nbs/secagg/session.ipynb #6572c5e2
 class GraphParameters(NamedTuple):
-    "Parameters of the graph, bounds on what can go wrong. [Bell et al. 2020, Sec. 3]"
+    """Parameters of the graph, bounds on what can go wrong. [Bell et al. 2020, Sec. 3]
 
-    neighbours: int  # k
-    threshold: int  # t
-    quorum: int  # q
-    exposed: float  # probability that some client's secrets are within reach
-    apart: float  # probability that the honest survivors fall apart
-    stuck: float  # probability that some secret cannot be rebuilt
-    committee: int = None  # m
-    signatures: int = None  # s
-    forked: float = 0.0  # probability that two pairs of lists can be signed
-    mute: float = 0.0  # probability that too few of the committee are left to sign
+    neighbours: k.
+    threshold: t.
+    quorum: q.
+    exposed: probability that some client's secrets are within reach.
+    apart: probability that the honest survivors fall apart.
+    stuck: probability that some secret cannot be rebuilt.
+    committee: m.
+    signatures: s.
+    forked: probability that two pairs of lists can be signed.
+    mute: probability that too few of the committee are left to sign.
+    """
+
+    neighbours: int
+    threshold: int
+    quorum: int
+    exposed: float
+    apart: float
+    stuck: float
+    committee: int = None
+    signatures: int = None
+    forked: float = 0.0
+    mute: float = 0.0
 
 # %% ../../nbs/secagg/session.ipynb #d0ses07
 def hypergeometric_tails(
@@ -261,14 +293,23 @@ def _try_degree(n, k, lost, bad, quorum, malicious, share, stuck_share):
 
 
 def graph_parameters(
-    n_clients: int,  # n, 3..MOST_SHARES
-    dropout: float,  # fraction that may drop out, in [0, 1)
-    corrupt: float,  # fraction that may collude with the server, in [0, 1)
-    malicious: bool = True,  # the server may lie about dropouts; False: it is curious
-    security: float = 40,  # P(exposed, apart or forked) <= 2**-security; (0, 1000]
-    correctness: float = 20,  # P(stuck or mute) <= 2**-correctness; (0, 1000]
-) -> GraphParameters:  # the smallest that serves; ValueError if none does
-    "Graph, threshold, quorum and committee that suffice. [Bell et al. 2020, Sec. 3]"
+    n_clients: int,
+    dropout: float,
+    corrupt: float,
+    malicious: bool = True,
+    security: float = 40,
+    correctness: float = 20,
+) -> GraphParameters:
+    """Graph, threshold, quorum and committee that suffice. [Bell et al. 2020, Sec. 3]
+
+    n_clients: n, 3..MOST_SHARES.
+    dropout: fraction that may drop out, in [0, 1).
+    corrupt: fraction that may collude with the server, in [0, 1).
+    malicious: the server may lie about dropouts; False: it is curious.
+    security: P(exposed, apart or forked) <= 2**-security; (0, 1000].
+    correctness: P(stuck or mute) <= 2**-correctness; (0, 1000].
+    Returns: the smallest that serves; ValueError if none does.
+    """
     check_rates(dropout, corrupt, security, correctness)
     check_choice("malicious", malicious, (True, False))
     n = check_between("n_clients", n_clients, 3, MOST_SHARES)
@@ -307,16 +348,27 @@ def _body_sizes(setup):
 
 
 def overhead(
-    n_clients: int,  # n, >= 2
-    neighbours: int,  # k, 2..n - 1
-    d: int,  # entries of a vector, >= 1
-    bits: int,  # of the ring, 2..62
-    threshold: int = None,  # t; None: the smallest allowed
-    quorum: int = None,  # q; None: the default of Setup
-    committee: int = None,  # m; None: everybody
-    signatures: int = None,  # s; None: the default of Setup
-) -> dict:  # (round, 'up' or 'down') -> Bits of one client's message when all is well
-    "Declared size of every message; the header holds frame, address and signature."
+    n_clients: int,
+    neighbours: int,
+    d: int,
+    bits: int,
+    threshold: int = None,
+    quorum: int = None,
+    committee: int = None,
+    signatures: int = None,
+) -> dict:
+    """Declared size of every message; the header holds frame, address and signature.
+
+    n_clients: n, >= 2.
+    neighbours: k, 2..n - 1.
+    d: entries of a vector, >= 1.
+    bits: of the ring, 2..62.
+    threshold: t; None: the smallest allowed.
+    quorum: q; None: the default of Setup.
+    committee: m; None: everybody.
+    signatures: s; None: the default of Setup.
+    Returns: (round, 'up' or 'down') -> Bits of one client's message when all is well.
+    """
     t = neighbours // 2 + 1 if threshold is None else threshold
     setup = Setup(
         n_clients=n_clients,
@@ -337,10 +389,12 @@ def overhead(
     return sizes
 
 # %% ../../nbs/secagg/session.ipynb #5c0a1208
-def traffic_table(
-    traffic: np.ndarray,  # of a Server or a SessionResult
-) -> list:  # of dicts, one per round and direction
-    "Messages, and the median and largest bytes of a client that sent or got any."
+def traffic_table(traffic: np.ndarray) -> list:
+    """Messages, and the median and largest bytes of a client that sent or got any.
+
+    traffic: of a Server or a SessionResult.
+    Returns: list of dicts, one per round and direction.
+    """
     rows = []
     for i, name in enumerate(ROUNDS):
         for j, way in enumerate(("up", "down")):

@@ -68,13 +68,15 @@ def check_points(
     )
 
 # %% ../../nbs/secagg/shamir.ipynb #d0prot26
-def split(
-    secret: int,  # in [0, PRIME)
-    at,  # distinct whole numbers above 0, one per holder
-    threshold: int,  # shares that give it back, 1..number of points
-    draw,  # source of random bytes
-) -> list:  # of ints in [0, PRIME), one per point
-    "Values of a random polynomial with the secret at 0. [Shamir 1979]"
+def split(secret: int, at, threshold: int, draw) -> list:
+    """Values of a random polynomial with the secret at 0. [Shamir 1979]
+
+    secret: in [0, PRIME).
+    at: distinct whole numbers above 0, one per holder.
+    threshold: shares that give it back, 1..number of points.
+    draw: source of random bytes.
+    Returns: list of ints in [0, PRIME), one per point.
+    """
     check_between("threshold", threshold, 1, len(check_points("at", at)))
     return evaluate(polynomial(secret, threshold, draw), at)
 
@@ -94,12 +96,14 @@ def lagrange(
     return weights
 
 # %% ../../nbs/secagg/shamir.ipynb #5c0a11b6
-def reconstruct(
-    shares: dict,  # point -> value, at least `threshold` of them
-    threshold: int,  # fewer are refused, >= 1
-    at: tuple = (),  # all points of the session, whose weights are kept; (): the shares'
-) -> int:  # in [0, PRIME)
-    "The polynomial's value at 0. [Shamir 1979]"
+def reconstruct(shares: dict, threshold: int, at: tuple = ()) -> int:
+    """The polynomial's value at 0. [Shamir 1979]
+
+    shares: point -> value, at least `threshold` of them.
+    threshold: fewer are refused, >= 1.
+    at: all points of the session, whose weights are kept; (): the shares'.
+    Returns: int in [0, PRIME).
+    """
     if not isinstance(shares, dict):
         raise TypeError(
             f"shares is {shown(shares)}; it must be a dict, point -> value: pass the"

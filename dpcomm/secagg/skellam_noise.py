@@ -312,12 +312,14 @@ def counts_by_rejection(
     return out
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #ad1fe712
-def poisson(
-    mu,  # mean, 0..LARGEST_MEAN: int, Fraction, or float taken as the exact number it is
-    shape,  # of the result: a whole number >= 0, or a tuple of them
-    rng: np.random.Generator,  # stream of the draws
-) -> np.ndarray:  # of that shape, int64, >= 0
-    "Poisson counts without floating-point numbers. [Devroye 1986, Ch. II]"
+def poisson(mu, shape, rng: np.random.Generator) -> np.ndarray:
+    """Poisson counts without floating-point numbers. [Devroye 1986, Ch. II]
+
+    mu: mean, 0..LARGEST_MEAN: int, Fraction, or float taken as the exact number it is.
+    shape: of the result: a whole number >= 0, or a tuple of them.
+    rng: stream of the draws.
+    Returns: np.ndarray of that shape, int64, >= 0.
+    """
     mu, x = check_mean(mu), np.zeros(check_shape(shape), np.int64)
     check_stream(rng)
     if mu == 0:
@@ -332,11 +334,13 @@ def poisson(
     return x
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #d0pois08
-def skellam(
-    mu,  # variance, 0..LARGEST_MEAN, as in `poisson`
-    shape,  # of the result: a whole number >= 0, or a tuple of them
-    rng: np.random.Generator,  # stream of the draws
-) -> np.ndarray:  # of that shape, int64, mean 0
-    "Differences of two Poisson counts. [Skellam 1946; Agarwal et al. 2021, Def. 3.1]"
+def skellam(mu, shape, rng: np.random.Generator) -> np.ndarray:
+    """Differences of two Poisson counts. [Skellam 1946; Agarwal et al. 2021, Def. 3.1]
+
+    mu: variance, 0..LARGEST_MEAN, as in `poisson`.
+    shape: of the result: a whole number >= 0, or a tuple of them.
+    rng: stream of the draws.
+    Returns: np.ndarray of that shape, int64, mean 0.
+    """
     half = check_mean(mu) / 2
     return poisson(half, shape, rng) - poisson(half, shape, rng)

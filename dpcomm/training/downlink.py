@@ -32,11 +32,15 @@ class Agreement:
     """What server and clients know of each other before the first packet.
 
     Raises ValueError for an unknown model and for a mechanism whose server adds noise.
+
+    model: key of models.MODELS: with a seed it gives the initial weights.
+    mechanism: registered, with server_is_deterministic = True.
+    config: its cohort and its server fields.
     """
 
-    model: str  # key of models.MODELS: with a seed it gives the initial weights
-    mechanism: Mechanism  # registered, with server_is_deterministic = True
-    config: Config  # its cohort and its server fields
+    model: str
+    mechanism: Mechanism
+    config: Config
 
     def __post_init__(self):
         check_choice("model", self.model, tuple(models.MODELS))
@@ -48,23 +52,35 @@ class Agreement:
             )
 
     @property
-    def d(self) -> int:  # weights
-        "Entries of the weight vector."
+    def d(self) -> int:
+        """Entries of the weight vector.
+
+        Returns: weights.
+        """
         return models.MODELS[self.model][1]
 
     @property
-    def message_bytes(self) -> int:  # bytes
-        "Length of one message without its frame."
+    def message_bytes(self) -> int:
+        """Length of one message without its frame.
+
+        Returns: bytes.
+        """
         return self.mechanism.bits(self.d).content // 8
 
     @property
-    def state_bytes(self) -> int:  # bytes
-        "Length of the weights and the optimiser's vectors."
+    def state_bytes(self) -> int:
+        """Length of the weights and the optimiser's vectors.
+
+        Returns: bytes.
+        """
         return 4 * self.d * (1 + SERVER_STATE[self.config.server])
 
     @property
-    def fingerprint(self) -> int:  # crc32
-        "A number that differs where the replay could differ."
+    def fingerprint(self) -> int:
+        """A number that differs where the replay could differ.
+
+        Returns: crc32.
+        """
         c = self.config
         server = (c.cohort, c.server, c.server_lr, c.momentum, c.adam_eps)
         read = self.mechanism, self.mechanism.fingerprint
@@ -74,16 +90,24 @@ class Agreement:
 # %% ../../nbs/training/downlink.ipynb #3695b887
 @dataclass
 class State:
-    "What server and client share to the last bit: weights, optimiser, round."
+    """What server and client share to the last bit: weights, optimiser, round.
+
+    w: (d,) float32.
+    optimiser: on w.
+    round: rounds done.
+    """
 
     agreement: Agreement
-    w: Tensor  # (d,) float32
-    optimiser: torch.optim.Optimizer  # on w
-    round: int = 0  # rounds done
+    w: Tensor
+    optimiser: torch.optim.Optimizer
+    round: int = 0
 
     @property
-    def digest(self) -> int:  # crc32
-        "Checksum of the round and all bytes of the state."
+    def digest(self) -> int:
+        """Checksum of the round and all bytes of the state.
+
+        Returns: crc32.
+        """
         return zlib.crc32(struct.pack("<I", self.round), zlib.crc32(write_state(self)))
 
 # %% ../../nbs/training/downlink.ipynb #3695b888
@@ -303,17 +327,27 @@ def parse_packet(
 # %% ../../nbs/training/downlink.ipynb #f19878b6
 @dataclass
 class Server:
-    "The server's state, the rounds somebody may need, and how far every client is."
+    """The server's state, the rounds somebody may need, and how far every client is.
+
+    seed: of the initial weights, 32 bits.
+    n_clients: in the federation.
+    state: built from the seed.
+    rounds: messages of each kept round, sorted.
+    oldest: number of the first kept round.
+    n_messages: in the kept rounds.
+    seen: (n_clients,) round of its last message, or -1.
+    own: client -> its messages of that round.
+    """
 
     agreement: Agreement
-    seed: int  # of the initial weights, 32 bits
-    n_clients: int  # in the federation
-    state: State = None  # built from the seed
-    rounds: deque = field(default_factory=deque)  # messages of each kept round, sorted
-    oldest: int = 0  # number of the first kept round
-    n_messages: int = 0  # in the kept rounds
-    seen: np.ndarray = None  # (n_clients,) round of its last message, or -1
-    own: dict = field(default_factory=dict)  # client -> its messages of that round
+    seed: int
+    n_clients: int
+    state: State = None
+    rounds: deque = field(default_factory=deque)
+    oldest: int = 0
+    n_messages: int = 0
+    seen: np.ndarray = None
+    own: dict = field(default_factory=dict)
 
     def __post_init__(self):
         check_between("n_clients", self.n_clients, 1)
@@ -321,8 +355,11 @@ class Server:
         self.seen = np.full(self.n_clients, -1)
 
     @property
-    def digest(self) -> int:  # crc32
-        "Checksum of the state that every packet must lead to."
+    def digest(self) -> int:
+        """Checksum of the state that every packet must lead to.
+
+        Returns: crc32.
+        """
         return self.state.digest
 
 # %% ../../nbs/training/downlink.ipynb #3c87f065
@@ -394,12 +431,13 @@ def missing_messages(
     return Packet(kind, made_under, since, until, server.digest, counts, content)
 
 # %% ../../nbs/training/downlink.ipynb #130df874
-def catch_up(
-    server: Server,
-    client: int,  # who downloads, 0..n_clients - 1
-    full: bool = False,  # send the state at any cost: for a client that lost its own
-) -> bytes:  # a packet
-    "Bring one client up to date in as few bytes of content as possible. [dprec Alg. 5]"
+def catch_up(server: Server, client: int, full: bool = False) -> bytes:
+    """Bring one client up to date in as few bytes of content as possible. [dprec Alg. 5]
+
+    client: who downloads, 0..n_clients - 1.
+    full: send the state at any cost: for a client that lost its own.
+    Returns: a packet.
+    """
     check_between("client", client, 0, server.n_clients - 1)
     agreement, now = server.agreement, server.state.round
     if not full and max(server.seen[client], 0) >= server.oldest:
@@ -420,20 +458,27 @@ def catch_up(
 # %% ../../nbs/training/downlink.ipynb #a5381a22
 @dataclass
 class Replica:
-    "A client's copy of the server's state, and its own last messages."
+    """A client's copy of the server's state, and its own last messages.
+
+    state: none before the first packet.
+    sent: payloads of its last visit.
+    sent_in: round of that visit.
+    """
 
     agreement: Agreement
-    state: State = None  # none before the first packet
-    sent: tuple = ()  # payloads of its last visit
-    sent_in: int = -1  # round of that visit
+    state: State = None
+    sent: tuple = ()
+    sent_in: int = -1
 
 # %% ../../nbs/training/downlink.ipynb #a5381a23
-def answer(
-    replica: Replica,  # up to date
-    update: Tensor,  # (d,) local weights minus the server's
-    key=None,  # None: the system's randomness; Insecure(number): repeatable, for tests
-) -> bytes:  # framed message
-    "Encode an update for the server, and remember the message."
+def answer(replica: Replica, update: Tensor, key=None) -> bytes:
+    """Encode an update for the server, and remember the message.
+
+    replica: up to date.
+    update: (d,) local weights minus the server's.
+    key: None: the system's randomness; Insecure(number): repeatable, for tests.
+    Returns: framed message.
+    """
     message = replica.agreement.mechanism.encode(update, key)
     if replica.sent_in != replica.state.round:
         replica.sent, replica.sent_in = (), replica.state.round
@@ -526,13 +571,14 @@ def rounds_inside(
     return [list(islice(payloads, n)) for n in packet.counts[1:]]
 
 # %% ../../nbs/training/downlink.ipynb #fe0c00f9
-def receive(
-    replica: Replica,  # changed only if the packet fits and leads to the server's state
-    data: bytes,  # a packet
-) -> State:  # the replica's, equal to the server's
+def receive(replica: Replica, data: bytes) -> State:
     """Apply a packet. [dprec Alg. 6, corrected]
 
     Raises ValueError for a damaged packet, one that does not fit, and another digest.
+
+    replica: changed only if the packet fits and leads to the server's state.
+    data: a packet.
+    Returns: the replica's, equal to the server's.
     """
     packet = check_packet(replica, parse_packet(data))
     agreement, now = replica.agreement, replica.state
@@ -560,16 +606,27 @@ def receive(
 
 # %% ../../nbs/training/downlink.ipynb #2c6d2721
 def count_bits(
-    n_clients: int,  # in the federation
-    cohort: int,  # messages a round
-    rounds: int,  # of the run
-    bits: Bits,  # of one message
-    model_bits: int,  # of model and optimiser state
-    replay: bool = True,  # history where it is shorter; else the model always
-    sampling: str = "replacement",  # fixed | replacement | poisson
-    seed: int = 0,  # of the draws
-) -> Ledger:  # of the whole run
-    "Both directions of a run, counted without training. [dprec Table 1, row Comm.]"
+    n_clients: int,
+    cohort: int,
+    rounds: int,
+    bits: Bits,
+    model_bits: int,
+    replay: bool = True,
+    sampling: str = "replacement",
+    seed: int = 0,
+) -> Ledger:
+    """Both directions of a run, counted without training. [dprec Table 1, row Comm.]
+
+    n_clients: in the federation.
+    cohort: messages a round.
+    rounds: of the run.
+    bits: of one message.
+    model_bits: of model and optimiser state.
+    replay: history where it is shorter; else the model always.
+    sampling: fixed | replacement | poisson.
+    seed: of the draws.
+    Returns: Ledger of the whole run.
+    """
     check_between("rounds", rounds, 1, 10**7)
     check_between("n_clients", n_clients, 1, 2**32)
     check_between("model_bits", model_bits, 0)

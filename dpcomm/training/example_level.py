@@ -93,12 +93,14 @@ def tails(
     return np.minimum(p[:, ::-1].cumsum(1)[:, -2::-1].T, 1.0)
 
 # %% ../../nbs/training/example_level.ipynb #e0rel02
-def release(
-    mechanism,  # Gaussian with local=True and exact=False, SignSgd or Imvu
-    total: Tensor,  # (d,) sum of clipped gradients, of any length
-    rng: np.random.Generator,  # stream of the client's noise
-) -> Tensor:  # (d,) what the server decodes
-    "Send an unclipped sum through a local mechanism. [imvu Sec. 4.2]"
+def release(mechanism, total: Tensor, rng: np.random.Generator) -> Tensor:
+    """Send an unclipped sum through a local mechanism. [imvu Sec. 4.2]
+
+    mechanism: Gaussian with local=True and exact=False, SignSgd or Imvu.
+    total: (d,) sum of clipped gradients, of any length.
+    rng: stream of the client's noise.
+    Returns: (d,) what the server decodes.
+    """
     check_mechanism(mechanism)
     if isinstance(mechanism, Gaussian):
         return total + mechanism.std * normal(total.shape, rng)
@@ -148,10 +150,12 @@ def average(
     return lr * torch.stack(decoded).sum(0) / max(sum(sizes), 1)
 
 # %% ../../nbs/training/example_level.ipynb #e2f7b73d
-def visits(
-    task: Task,  # its clients, rounds, cohort, sampling and seed
-) -> np.ndarray:  # (n_clients,) rounds each takes part in
-    "How often the draws of a run visit each client. [imvu Sec. 4.2]"
+def visits(task: Task) -> np.ndarray:
+    """How often the draws of a run visit each client. [imvu Sec. 4.2]
+
+    task: its clients, rounds, cohort, sampling and seed.
+    Returns: (n_clients,) rounds each takes part in.
+    """
     draws = [task.cohort(t) for t in range(task.config.rounds)]
     return np.bincount(np.concatenate(draws), minlength=task.n_clients)
 
@@ -159,12 +163,14 @@ def visits(
 COINS = "coins in floating point: for simulation"
 
 # %% ../../nbs/training/example_level.ipynb #e0gua0x1
-def guarantee(
-    mechanism,  # as in release
-    most: int,  # rounds of the client drawn most often, >= 1
-    delta: float = 1e-5,  # in (0, 1)
-) -> Guarantee:  # unit example, relation zero-out, trust local, no sampling
-    "Privacy of one image of the client drawn most often. [imvu Thm. 1, eq. 1; Lemma 1]"
+def guarantee(mechanism, most: int, delta: float = 1e-5) -> Guarantee:
+    """Privacy of one image of the client drawn most often. [imvu Thm. 1, eq. 1; Lemma 1]
+
+    mechanism: as in release.
+    most: rounds of the client drawn most often, >= 1.
+    delta: in (0, 1).
+    Returns: unit example, relation zero-out, trust local, no sampling.
+    """
     proved = check_mechanism(mechanism).guarantee(
         rounds=int(most),
         delta=delta,
@@ -227,11 +233,14 @@ def score(
     return {"accuracy": accuracy, "loss": float(F.cross_entropy(scores, y))}
 
 # %% ../../nbs/training/example_level.ipynb #79b47e41
-def simulate(
-    task: Task,  # with a mechanism that `release` takes; one full-batch step a client
-    **options,  # checkpoint, resume, max_seconds, save_every and progress, as in `federated`
-) -> Run:  # finished, or stopped by max_seconds
-    "Federated training with sample-level local privacy. [imvu Sec. 4.2]"
+def simulate(task: Task, **options) -> Run:
+    """Federated training with sample-level local privacy. [imvu Sec. 4.2]
+
+    task: with a mechanism that `release` takes; one full-batch step a client.
+    options: checkpoint, resume, max_seconds, save_every and progress, as in
+    `federated`.
+    Returns: finished, or stopped by max_seconds.
+    """
     check_mechanism(task.mechanism)
     return federated.simulate(
         task, advance=one_round, metrics=score, unit="example", **options

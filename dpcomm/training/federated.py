@@ -44,18 +44,26 @@ from .task import Config, Task
 # %% ../../nbs/training/federated.ipynb #d0rep04
 @dataclass(frozen=True)
 class Session:
-    "How a run is computed: nothing here but the kind of device changes its result."
+    """How a run is computed: nothing here but the kind of device changes its result.
 
-    checkpoint: object = None  # file to save to and resume from
-    resume: bool = False  # go on from the checkpoint if there is one
-    max_seconds: float | None = None  # stop at the next round boundary after this long
-    save_every: float = 30.0  # seconds between checkpoints
-    workers: int = 1  # threads that train clients, 1..1024
-    device: object = "cpu"  # torch device
-    progress: bool | str = True  # show a bar on a terminal; text is its label
-    executor: object = (
-        None  # of concurrent.futures, that trains elsewhere; None: threads
-    )
+    checkpoint: file to save to and resume from.
+    resume: go on from the checkpoint if there is one.
+    max_seconds: stop at the next round boundary after this long.
+    save_every: seconds between checkpoints.
+    workers: threads that train clients, 1..1024.
+    device: torch device.
+    progress: show a bar on a terminal; text is its label.
+    executor: of concurrent.futures, that trains elsewhere; None: threads.
+    """
+
+    checkpoint: object = None
+    resume: bool = False
+    max_seconds: float | None = None
+    save_every: float = 30.0
+    workers: int = 1
+    device: object = "cpu"
+    progress: bool | str = True
+    executor: object = None
 
     def __post_init__(self):
         if self.max_seconds is not None:
@@ -249,21 +257,32 @@ def _more_of_a_round(nonfinite, weights, task, advance):
 
 # %% ../../nbs/training/federated.ipynb #fe000003
 def simulate(
-    task: Task,  # model, federation, mechanism, config and seed
-    guarantee=None,  # rounds -> Guarantee, for the ledger of privacy; None: none is claimed
-    deployment: Deployment | None = None,  # who takes part; None: as config
-    metrics=None,  # (model, w, x, y) -> dict of scores, the first in percent; None: usual
-    advance=one_round,  # (run, optimiser, task, pool) -> training loss of one round
-    unit: str | None = None,  # protected: client | example; None: as deployed
-    nonfinite: str = "refuse",  # updates of nan or inf end the run; 'drop': they count as 0
-    weights=None,  # (n_clients,) >= 0, public, what each client's update weighs; None: alike
-    **session,  # fields of `Session`, such as checkpoint, workers or device
-) -> Run:  # finished, or stopped by max_seconds
+    task: Task,
+    guarantee=None,
+    deployment: Deployment | None = None,
+    metrics=None,
+    advance=one_round,
+    unit: str | None = None,
+    nonfinite: str = "refuse",
+    weights=None,
+    **session,
+) -> Run:
     """Federated training with a private, compressed uplink. [dprec Alg. 8]
 
     The result depends on the task and the kind of device alone, not on workers or
     interruptions. Raises ValueError for a guarantee about another run,
     FloatingPointError when training diverges.
+
+    task: model, federation, mechanism, config and seed.
+    guarantee: rounds -> Guarantee, for the ledger of privacy; None: none is claimed.
+    deployment: who takes part; None: as config.
+    metrics: (model, w, x, y) -> dict of scores, the first in percent; None: usual.
+    advance: (run, optimiser, task, pool) -> training loss of one round.
+    unit: protected: client | example; None: as deployed.
+    nonfinite: updates of nan or inf end the run; 'drop': they count as 0.
+    weights: (n_clients,) >= 0, public, what each client's update weighs; None: alike.
+    session: fields of `Session`, such as checkpoint, workers or device.
+    Returns: finished, or stopped by max_seconds.
     """
 
     def promised(t):
@@ -314,18 +333,28 @@ def simulate(
 
 # %% ../../nbs/training/federated.ipynb #tr4in002
 def train(
-    model: nn.Module,  # with its initial weights; what is frozen in it stays
-    clients,  # (inputs, targets), a Dataset or a DataLoader each; or a Federation
-    mechanism: Mechanism,  # as `deployment.calibrate` makes one
-    deployment: Deployment,  # who takes part, how often, and what is promised
-    test=None,  # data to evaluate on, as one client has them; not beside a Federation
-    loss=cross_entropy,  # (outputs, targets) -> mean loss of a batch
-    seed: int = 0,  # root of the run's seed tree
-    **settings,  # of `Config`, such as lr; of `simulate`, such as metrics or device
-) -> Run:  # its history holds accuracy or loss, and eps
+    model: nn.Module,
+    clients,
+    mechanism: Mechanism,
+    deployment: Deployment,
+    test=None,
+    loss=cross_entropy,
+    seed: int = 0,
+    **settings,
+) -> Run:
     """Train a module on clients' data, as a deployment says. [dprec Alg. 8]
 
     Raises ValueError for a setting that nobody has, and what `simulate` raises.
+
+    model: with its initial weights; what is frozen in it stays.
+    clients: (inputs, targets), a Dataset or a DataLoader each; or a Federation.
+    mechanism: as `deployment.calibrate` makes one.
+    deployment: who takes part, how often, and what is promised.
+    test: data to evaluate on, as one client has them; not beside a Federation.
+    loss: (outputs, targets) -> mean loss of a batch.
+    seed: root of the run's seed tree.
+    settings: of `Config`, such as lr; of `simulate`, such as metrics or device.
+    Returns: its history holds accuracy or loss, and eps.
     """
     config = {f.name for f in fields(Config)}
     options = {

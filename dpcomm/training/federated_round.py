@@ -119,19 +119,30 @@ def _train_chunk(trainer, local, data, chunk, keep):
 
 # %% ../../nbs/training/federated_round.ipynb #be36ba1b
 def train_cohort(
-    task: Task,  # its model, data, config and loss; data on the device of w
-    w: Tensor,  # (d,) weights of the server
-    cohort: np.ndarray,  # client numbers of this round, at least one
-    streams,  # one stream a visit, for shuffling and dropout
-    pool,  # executor of threads, or Spread; its size never changes the result
-    mask: Tensor | None = None,  # (d,) bool: weights that local SGD may move; None: all
-    keep=None,  # (updates, slice of the visits) -> what is kept; None: the updates
-    dropped: list | None = None,  # (client, cause) of updates not finite; None: raise
-):  # yields (what is kept, mean losses of who has data) of one chunk after another
+    task: Task,
+    w: Tensor,
+    cohort: np.ndarray,
+    streams,
+    pool,
+    mask: Tensor | None = None,
+    keep=None,
+    dropped: list | None = None,
+):
     """Local training of a round's clients, in chunks of fixed size.
 
     Raises ValueError for a label without a class, FloatingPointError for an update that
     is not finite; both name the client. With `dropped`, such an update counts as 0.
+
+    task: its model, data, config and loss; data on the device of w.
+    w: (d,) weights of the server.
+    cohort: client numbers of this round, at least one.
+    streams: one stream a visit, for shuffling and dropout.
+    pool: executor of threads, or Spread; its size never changes the result.
+    mask: (d,) bool: weights that local SGD may move; None: all.
+    keep: (updates, slice of the visits) -> what is kept; None: the updates.
+    dropped: (client, cause) of updates not finite; None: raise.
+    Returns: yields (what is kept, mean losses of who has data) of one chunk after
+    another.
     """
     data, parts = task.federation.visit(cohort)
     model, config, mask = task.model, task.config, None if mask is None else mask.to(w)
@@ -227,11 +238,13 @@ class Sums:
         return Sums(self.mechanism, self.streams[visits], memory, rows, share)
 
 # %% ../../nbs/training/federated_round.ipynb #rd000005
-def shares(
-    weights,  # one a client, finite, >= 0, not all 0; public; None: all alike
-    n_clients: int,  # in the federation
-) -> np.ndarray:  # (n_clients,) float64, the largest is 1; None where all are alike
-    "Clients' weights as shares of the largest."
+def shares(weights, n_clients: int) -> np.ndarray:
+    """Clients' weights as shares of the largest.
+
+    weights: one a client, finite, >= 0, not all 0; public; None: all alike.
+    n_clients: in the federation.
+    Returns: (n_clients,) float64, the largest is 1; None where all are alike.
+    """
     if weights is None:
         return None
     weights = getattr(weights, "tolist", lambda: weights)()
@@ -340,14 +353,23 @@ class Spread:
 
 # %% ../../nbs/training/federated_round.ipynb #32f5f208
 def one_round(
-    run: Run,  # advanced in place
-    optimiser: torch.optim.Optimizer,  # of the server, on run.w
-    task: Task,  # with its data on the device of run.w
-    pool,  # executor of local training, or Spread
-    share: np.ndarray | None = None,  # (n_clients,) weights in [0, 1]; None: 1
-    nonfinite: str = "refuse",  # updates of nan or inf: refuse | drop
-) -> float:  # mean training loss of the cohort
-    "Advance a run by one round. [dprec Alg. 8; fltop Alg. 3]"
+    run: Run,
+    optimiser: torch.optim.Optimizer,
+    task: Task,
+    pool,
+    share: np.ndarray | None = None,
+    nonfinite: str = "refuse",
+) -> float:
+    """Advance a run by one round. [dprec Alg. 8; fltop Alg. 3]
+
+    run: advanced in place.
+    optimiser: of the server, on run.w.
+    task: with its data on the device of run.w.
+    pool: executor of local training, or Spread.
+    share: (n_clients,) weights in [0, 1]; None: 1.
+    nonfinite: updates of nan or inf: refuse | drop.
+    Returns: mean training loss of the cohort.
+    """
     t, w, config = run.round, run.w.detach(), task.config
     mechanism, cohort = task.mechanism.for_round(t), task.cohort(t)
     dropped = [] if nonfinite == "drop" else None

@@ -70,20 +70,34 @@ def write_private(
 # %% ../../nbs/training/floor.ipynb #f10e000f
 @dataclass(frozen=True)
 class Floor:
-    "What the owner of a machine allows any run to ask of it."
+    """What the owner of a machine allows any run to ask of it.
 
-    claims: object  # private folder: every answer is noted there, for ever
-    mechanisms: tuple  # names in the registry
-    clip: float  # largest clip_norm, or bound
-    noise: float  # least noise, in units of the clip
-    epsilon_round: float  # largest, of one message at delta
-    epsilon_total: float  # largest, of all messages of all runs at delta
-    delta: float  # in (0, 1)
-    clients: int  # least, in the federation
-    rounds: int  # most, of one run
-    models: tuple  # of models, each a list of the shapes of its parameters, in order
-    trusted_server: bool = False  # whether the server may see bare vectors
-    simulation: bool = False  # whether 'simulation only' will do
+    claims: private folder: every answer is noted there, for ever.
+    mechanisms: names in the registry.
+    clip: largest clip_norm, or bound.
+    noise: least noise, in units of the clip.
+    epsilon_round: largest, of one message at delta.
+    epsilon_total: largest, of all messages of all runs at delta.
+    delta: in (0, 1).
+    clients: least, in the federation.
+    rounds: most, of one run.
+    models: of models, each a list of the shapes of its parameters, in order.
+    trusted_server: whether the server may see bare vectors.
+    simulation: whether 'simulation only' will do.
+    """
+
+    claims: object
+    mechanisms: tuple
+    clip: float
+    noise: float
+    epsilon_round: float
+    epsilon_total: float
+    delta: float
+    clients: int
+    rounds: int
+    models: tuple
+    trusted_server: bool = False
+    simulation: bool = False
 
     def __post_init__(self):
         for name in ("clip", "epsilon_round", "epsilon_total"):
@@ -150,13 +164,15 @@ def read_floor(
         raise Beyond("floor", f"{path.name}: {error!s:.200}") from None
 
 # %% ../../nbs/training/floor.ipynb #f10e0015
-def account(
-    mechanism,  # registered
-    d: int,  # entries of the vector
-    rounds: int,  # messages of one client
-    delta: float,  # in (0, 1)
-):  # Guarantee, or Beyond
-    "What messages give away to a server that knows who sends."
+def account(mechanism, d: int, rounds: int, delta: float):
+    """What messages give away to a server that knows who sends.
+
+    mechanism: registered.
+    d: entries of the vector.
+    rounds: messages of one client.
+    delta: in (0, 1).
+    Returns: Guarantee, or Beyond.
+    """
     asked = inspect.signature(type(mechanism).guarantee).parameters
     known = dict(sampling="none") | (dict(d=d) if "d" in asked else {})
     try:
@@ -291,13 +307,14 @@ def afford(
     return total
 
 # %% ../../nbs/training/floor.ipynb #f10e0023
-def claim(
-    floor: Floor,
-    mechanism,  # of the message
-    d: int,  # entries of its vector
-    whose: str,  # name of the answer: the run, the client and the round
-) -> bool:  # False where it was claimed before; Beyond where the budget is spent
-    "Note an answer before it is made. [POSIX, open with O_EXCL]"
+def claim(floor: Floor, mechanism, d: int, whose: str) -> bool:
+    """Note an answer before it is made. [POSIX, open with O_EXCL]
+
+    mechanism: of the message.
+    d: entries of its vector.
+    whose: name of the answer: the run, the client and the round.
+    Returns: False where it was claimed before; Beyond where the budget is spent.
+    """
     text, name = _setting(mechanism, d)
     folder = private_folder(private_folder(floor.claims) / name)
     if (folder / whose).exists():

@@ -147,12 +147,14 @@ def as_function(
     return call
 
 # %% ../../nbs/training/functional.ipynb #5f3c1fb9
-def cross_entropy(
-    scores: Tensor,  # (n, classes), or (n, 1): the log-odds of label 1
-    y: Tensor,  # (n,) labels
-    reduction: str = "mean",  # mean | sum | none
-) -> Tensor:  # loss
-    "Cross-entropy of a softmax, or of one sigmoid. [fltop App. A.5.1]"
+def cross_entropy(scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy of a softmax, or of one sigmoid. [fltop App. A.5.1]
+
+    scores: (n, classes), or (n, 1): the log-odds of label 1.
+    y: (n,) labels.
+    reduction: mean | sum | none.
+    Returns: loss.
+    """
     if scores.shape[-1] > 1:
         return F.cross_entropy(scores, y, reduction=reduction)
     return F.binary_cross_entropy_with_logits(
@@ -232,13 +234,15 @@ def mean_loss(
     return total / len(x)
 
 # %% ../../nbs/training/functional.ipynb #dc2054f1
-def evaluate(
-    model: nn.Module,  # any module; stays as it is
-    w: Tensor,  # (d,) weights
-    x: Tensor,  # inputs, one at least
-    y: Tensor,  # labels
-) -> tuple:  # accuracy in percent, mean cross-entropy
-    "Accuracy and loss of a weight vector."
+def evaluate(model: nn.Module, w: Tensor, x: Tensor, y: Tensor) -> tuple:
+    """Accuracy and loss of a weight vector.
+
+    model: any module; stays as it is.
+    w: (d,) weights.
+    x: inputs, one at least.
+    y: labels.
+    Returns: accuracy in percent, mean cross-entropy.
+    """
     right, loss = 0, 0.0
     for scores, labels in zip(predict(model, w, x).split(500), y.split(500)):
         guess = scores.argmax(1) if scores.shape[1] > 1 else scores[:, 0] > 0

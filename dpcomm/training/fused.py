@@ -485,16 +485,27 @@ def _updates(params, start, columns, order):
 
 @torch.no_grad()
 def train_fused(
-    model: nn.Sequential,  # architecture; its own weights are not used
-    w: Tensor,  # (d,) weights every client starts from
-    x: Tensor,  # (n_images, ...) training images
-    y: Tensor,  # (n_images,) their labels
-    plan: Tensor,  # (n, steps, batch) image numbers, -1 for none
-    lr: float,  # step of local SGD, > 0
-    mask: Tensor = None,  # (d,) bool: weights that may move; None: all
-    dtype=None,  # of the factors, as in products
-) -> tuple:  # updates (n, d), mean training losses (n,)
-    "Local SGD of n clients side by side, written out. [fltop Algs. 2 and 5]"
+    model: nn.Sequential,
+    w: Tensor,
+    x: Tensor,
+    y: Tensor,
+    plan: Tensor,
+    lr: float,
+    mask: Tensor = None,
+    dtype=None,
+) -> tuple:
+    """Local SGD of n clients side by side, written out. [fltop Algs. 2 and 5]
+
+    model: architecture; its own weights are not used.
+    w: (d,) weights every client starts from.
+    x: (n_images, ...) training images.
+    y: (n_images,) their labels.
+    plan: (n, steps, batch) image numbers, -1 for none.
+    lr: step of local SGD, > 0.
+    mask: (d,) bool: weights that may move; None: all.
+    dtype: of the factors, as in products.
+    Returns: updates (n, d), mean training losses (n,).
+    """
     steps, own = (plan >= 0).any(-1).sum(1), list(model.parameters())
     order, shapes = steps.argsort(descending=True, stable=True), [p.shape for p in own]
     x, y, plan, columns = _used(model, x.to(w.dtype), y, plan[order])

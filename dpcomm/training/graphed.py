@@ -77,15 +77,25 @@ recorded = lru_cache(maxsize=2)(RecordedStep)  # by identity of model, images an
 # %% ../../nbs/training/graphed.ipynb #g9a00011
 @torch.no_grad()
 def train_graphed(
-    model: nn.Sequential,  # architecture; its own weights are not used
-    w: Tensor,  # (d,) weights every client starts from
-    x: Tensor,  # (n_images, ...) training images, on the device of w
-    y: Tensor,  # (n_images,) their labels
-    plan: Tensor,  # (n, steps, batch) image numbers, -1 for none
-    lr: float,  # step of local SGD, > 0
-    mask: Tensor = None,  # (d,) bool: weights that may move; None: all
-) -> tuple:  # updates (n, d), mean training losses (n,)
-    "Local SGD of n clients by a recorded step. [fltop Algs. 2 and 5]"
+    model: nn.Sequential,
+    w: Tensor,
+    x: Tensor,
+    y: Tensor,
+    plan: Tensor,
+    lr: float,
+    mask: Tensor = None,
+) -> tuple:
+    """Local SGD of n clients by a recorded step. [fltop Algs. 2 and 5]
+
+    model: architecture; its own weights are not used.
+    w: (d,) weights every client starts from.
+    x: (n_images, ...) training images, on the device of w.
+    y: (n_images,) their labels.
+    plan: (n, steps, batch) image numbers, -1 for none.
+    lr: step of local SGD, > 0.
+    mask: (d,) bool: weights that may move; None: all.
+    Returns: updates (n, d), mean training losses (n,).
+    """
     n, _, batch = plan.shape
     step = recorded(model, x, y, n, batch, lr, mask is not None)
     shapes = [p.shape for p in model.parameters()]

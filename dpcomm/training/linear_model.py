@@ -20,12 +20,18 @@ from ..mechanisms.gaussian import Gaussian
 # %% ../../nbs/training/linear_model.ipynb #75c0f6ec
 @dataclass(frozen=True)
 class Settings:
-    "How a linear model is trained."
+    """How a linear model is trained.
 
-    epochs: int  # passes over the data, one release of every example each
-    lr: float  # step on the mean of the messages, each in units of its gradient
-    momentum: float = 0.5  # of the server, in [0, 1)
-    batch: int = 600  # messages a step
+    epochs: passes over the data, one release of every example each.
+    lr: step on the mean of the messages, each in units of its gradient.
+    momentum: of the server, in [0, 1).
+    batch: messages a step.
+    """
+
+    epochs: int
+    lr: float
+    momentum: float = 0.5
+    batch: int = 600
 
     def __post_init__(self):
         check_between("epochs", self.epochs, 1)
@@ -34,12 +40,14 @@ class Settings:
         check_number("momentum", self.momentum, "[0, 1)")
 
 # %% ../../nbs/training/linear_model.ipynb #3308f37a
-def errors(
-    weights,  # (classes, p) float32
-    f,  # features of a batch, (n, p) float32, last column 1
-    y,  # (n,) labels in 0..classes-1
-) -> np.ndarray:  # (n, classes) float32
-    "Derivative of the cross-entropy by the logits: softmax minus one-hot."
+def errors(weights, f, y) -> np.ndarray:
+    """Derivative of the cross-entropy by the logits: softmax minus one-hot.
+
+    weights: (classes, p) float32.
+    f: features of a batch, (n, p) float32, last column 1.
+    y: (n,) labels in 0..classes-1.
+    Returns: (n, classes) float32.
+    """
     logits = f @ weights.T
     e = np.exp(logits - logits.max(1, keepdims=True))
     e /= e.sum(1, keepdims=True)
@@ -178,13 +186,15 @@ def with_one(
     return f
 
 # %% ../../nbs/training/linear_model.ipynb #19245ade
-def evaluate(
-    weights,  # (classes, p) float32
-    x,  # (n, p - 1) features, perhaps memory-mapped
-    y,  # (n,) labels in 0..classes-1
-    batch: int = 2000,  # rows read at a time, >= 1
-) -> dict:  # accuracy in percent, mean cross-entropy
-    "Accuracy and loss of a linear model."
+def evaluate(weights, x, y, batch: int = 2000) -> dict:
+    """Accuracy and loss of a linear model.
+
+    weights: (classes, p) float32.
+    x: (n, p - 1) features, perhaps memory-mapped.
+    y: (n,) labels in 0..classes-1.
+    batch: rows read at a time, >= 1.
+    Returns: accuracy in percent, mean cross-entropy.
+    """
     right, loss = 0, 0.0
     for at in range(0, len(y), batch):
         logits = (with_one(x[at : at + batch]) @ weights.T).astype(np.float64)
@@ -197,16 +207,27 @@ def evaluate(
 
 # %% ../../nbs/training/linear_model.ipynb #80d555a1
 def train(
-    x,  # training features, (n, p - 1), perhaps memory-mapped
-    y,  # training labels, (n,) in 0..classes-1
-    x_test,  # test features, (m, p - 1)
-    y_test,  # test labels, (m,)
-    mechanism,  # local: it must make each message private by itself
-    config: Settings,  # epochs, step, momentum, batch
-    seed: int = 0,  # of shuffles and noise
-    test_after: tuple = (),  # epochs after which to test; the last one is always tested
-) -> Fit:  # final weights, a test an entry of the history
-    "Private SGD of a linear model from zero weights. [imvu sec. 4.1]"
+    x,
+    y,
+    x_test,
+    y_test,
+    mechanism,
+    config: Settings,
+    seed: int = 0,
+    test_after: tuple = (),
+) -> Fit:
+    """Private SGD of a linear model from zero weights. [imvu sec. 4.1]
+
+    x: training features, (n, p - 1), perhaps memory-mapped.
+    y: training labels, (n,) in 0..classes-1.
+    x_test: test features, (m, p - 1).
+    y_test: test labels, (m,).
+    mechanism: local: it must make each message private by itself.
+    config: epochs, step, momentum, batch.
+    seed: of shuffles and noise.
+    test_after: epochs after which to test; the last one is always tested.
+    Returns: final weights, a test an entry of the history.
+    """
     start = time.perf_counter()
     slope = gain(mechanism)
     classes = int(max(y.max(), y_test.max())) + 1

@@ -31,13 +31,16 @@ from .graphed import train_graphed
 
 # %% ../../nbs/training/local_sgd.ipynb #898ac96f
 def downsample_majority(
-    part: np.ndarray,  # image numbers of one client
-    labels: np.ndarray,  # labels of all images, 0 or 1
-    rng: np.random.Generator,  # stream of this visit
-) -> (
-    np.ndarray
-):  # image numbers, as many of either class; all of them where one class is missing
-    "Down-sample the larger class. [fltop App. A.3]"
+    part: np.ndarray, labels: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Down-sample the larger class. [fltop App. A.3]
+
+    part: image numbers of one client.
+    labels: labels of all images, 0 or 1.
+    rng: stream of this visit.
+    Returns: image numbers, as many of either class; all of them where one class is
+    missing.
+    """
     sides = [part[labels[part] == k] for k in (0, 1)]
     n = min(map(len, sides))
     return np.concatenate([rng.permutation(side)[:n] for side in sides]) if n else part
@@ -69,25 +72,41 @@ def batch_plan(
 # %% ../../nbs/training/local_sgd.ipynb #ls000007
 @dataclass(frozen=True)
 class Objective:
-    "What a local step minimises, and how it is computed."
+    """What a local step minimises, and how it is computed.
 
-    loss: Callable | None = None  # (outputs, targets) -> mean loss; None: cross_entropy
-    precision: str | None = None  # as in as_function
-    compiled: bool = False  # as in as_function
-    layout: torch.memory_format = torch.contiguous_format  # of images and kernels
+    loss: (outputs, targets) -> mean loss; None: cross_entropy.
+    precision: as in as_function.
+    compiled: as in as_function.
+    layout: of images and kernels.
+    """
+
+    loss: Callable | None = None
+    precision: str | None = None
+    compiled: bool = False
+    layout: torch.memory_format = torch.contiguous_format
 
 # %% ../../nbs/training/local_sgd.ipynb #4d29d8b2
 def train_loop(
-    model: nn.Module,  # architecture; its own weights are not used, unless frozen
-    w: Tensor,  # (d,) weights every client starts from
-    x: Tensor,  # training inputs
-    y: Tensor,  # training targets
-    plan: Tensor,  # (n, steps, batch) numbers of examples, -1 for none
-    lr: float,  # local SGD
-    mask: Tensor | None = None,  # (d,) bool: weights that may move; None: all
+    model: nn.Module,
+    w: Tensor,
+    x: Tensor,
+    y: Tensor,
+    plan: Tensor,
+    lr: float,
+    mask: Tensor | None = None,
     how: Objective = Objective(),
-) -> tuple:  # updates (n, d), mean training loss (n,)
-    "Local SGD, client by client: the reference. [dprec Alg. 8, client training]"
+) -> tuple:
+    """Local SGD, client by client: the reference. [dprec Alg. 8, client training]
+
+    model: architecture; its own weights are not used, unless frozen.
+    w: (d,) weights every client starts from.
+    x: training inputs.
+    y: training targets.
+    plan: (n, steps, batch) numbers of examples, -1 for none.
+    lr: local SGD.
+    mask: (d,) bool: weights that may move; None: all.
+    Returns: updates (n, d), mean training loss (n,).
+    """
     loss, layout = how.loss or cross_entropy, how.layout
     call = as_function(model, w, True, how.precision, how.compiled)
     start = unpack(model, w)
@@ -312,17 +331,26 @@ def trains_itself(
 
 # %% ../../nbs/training/local_sgd.ipynb #7daec05a
 def local_trainer(
-    model: nn.Module,  # any module, or one with `local_sgd` and `chunk`
-    w: Tensor,  # (d,) weights
-    engine: str,  # Config.engine
-    precision: str | None = None,  # Config.precision
-    data=None,  # Dataset it trains on; None: as in pick_engine
-    loss=None,  # (outputs, targets) -> mean loss; None: cross_entropy
-    compiled: bool | None = False,  # Config.compile
-) -> tuple:  # (w, x, y, plan, lr, mask) -> (updates, losses), clients a call
+    model: nn.Module,
+    w: Tensor,
+    engine: str,
+    precision: str | None = None,
+    data=None,
+    loss=None,
+    compiled: bool | None = False,
+) -> tuple:
     """The model's own trainer, or one of the engines. [dpcomm house style]
 
     Raises ValueError for a precision or compilation that the engine does not know.
+
+    model: any module, or one with `local_sgd` and `chunk`.
+    w: (d,) weights.
+    engine: Config.engine.
+    precision: Config.precision.
+    data: Dataset it trains on; None: as in pick_engine.
+    loss: (outputs, targets) -> mean loss; None: cross_entropy.
+    compiled: Config.compile.
+    Returns: (w, x, y, plan, lr, mask) -> (updates, losses), clients a call.
     """
     check_model(model)
     if trains_itself(model, engine):

@@ -43,14 +43,23 @@ class CharLSTM(nn.Module):
 
     def local_sgd(
         self,
-        w: Tensor,  # (d,) weights every client starts from
-        x: Tensor,  # (n, T) windows of symbol numbers, any whole type
-        y: Tensor,  # (n,) next symbols, int64
-        plan: Tensor,  # (n_clients, steps, batch) window numbers, -1 for none
-        lr: float,  # step, > 0
-        mask: Tensor = None,  # (d,) weights that may move; None: all
-    ) -> tuple:  # updates (n_clients, d), mean training loss (n_clients,)
-        "Local SGD as the federated engine calls it: the faster of two ways."
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        plan: Tensor,
+        lr: float,
+        mask: Tensor = None,
+    ) -> tuple:
+        """Local SGD as the federated engine calls it: the faster of two ways.
+
+        w: (d,) weights every client starts from.
+        x: (n, T) windows of symbol numbers, any whole type.
+        y: (n,) next symbols, int64.
+        plan: (n_clients, steps, batch) window numbers, -1 for none.
+        lr: step, > 0.
+        mask: (d,) weights that may move; None: all.
+        Returns: updates (n_clients, d), mean training loss (n_clients,).
+        """
         train = train_recurrent if w.is_cuda else train_loop
         return train(self, w, x, y, plan, lr, mask)
 
@@ -352,16 +361,27 @@ def _train_together(model, w, x, y, plan, lr, masks):
 # %% ../../nbs/training/lstm.ipynb #cdaa4ce8
 @torch.no_grad()
 def train_recurrent(
-    model: nn.Module,  # a CharLSTM; its own weights are not used
-    w: Tensor,  # (d,) weights every client starts from
-    x: Tensor,  # (n, T) windows of symbol numbers, any whole type
-    y: Tensor,  # (n,) next symbols, int64
-    plan: Tensor,  # (n_clients, steps, batch) window numbers, -1 for none
-    lr: float,  # step of local SGD, > 0
-    mask: Tensor = None,  # (d,) weights that may move; None: all
-    together: int = None,  # clients in one pass; None: one on a CPU, all on a GPU
-) -> tuple:  # updates (n_clients, d), mean training loss (n_clients,)
-    "Local SGD of many recurrent clients, written out. [dprec Alg. 8, client training]"
+    model: nn.Module,
+    w: Tensor,
+    x: Tensor,
+    y: Tensor,
+    plan: Tensor,
+    lr: float,
+    mask: Tensor = None,
+    together: int = None,
+) -> tuple:
+    """Local SGD of many recurrent clients, written out. [dprec Alg. 8, client training]
+
+    model: a CharLSTM; its own weights are not used.
+    w: (d,) weights every client starts from.
+    x: (n, T) windows of symbol numbers, any whole type.
+    y: (n,) next symbols, int64.
+    plan: (n_clients, steps, batch) window numbers, -1 for none.
+    lr: step of local SGD, > 0.
+    mask: (d,) weights that may move; None: all.
+    together: clients in one pass; None: one on a CPU, all on a GPU.
+    Returns: updates (n_clients, d), mean training loss (n_clients,).
+    """
     together = together or (len(plan) if w.is_cuda else 1)
     masks = None if mask is None else arrange(model, mask.to(w))
     updates, losses = w.new_zeros(len(plan), len(w)), w.new_zeros(len(plan))
@@ -374,14 +394,16 @@ def train_recurrent(
 
 # %% ../../nbs/training/lstm.ipynb #be45853f
 @torch.no_grad()
-def score(
-    model: nn.Module,  # a CharLSTM
-    w: Tensor,  # (d,) weights
-    x: Tensor,  # (n, T) windows of symbol numbers
-    y: Tensor,  # (n,) next symbols, int64
-    block: int = 1000,  # windows a pass, >= 1
-) -> dict:  # accuracy in percent, loss: mean cross-entropy in nats
-    "How well the next symbol is predicted. [dprec Table 1]"
+def score(model: nn.Module, w: Tensor, x: Tensor, y: Tensor, block: int = 1000) -> dict:
+    """How well the next symbol is predicted. [dprec Table 1]
+
+    model: a CharLSTM.
+    w: (d,) weights.
+    x: (n, T) windows of symbol numbers.
+    y: (n,) next symbols, int64.
+    block: windows a pass, >= 1.
+    Returns: accuracy in percent, loss: mean cross-entropy in nats.
+    """
     check_between("block", block, 1)
     params = unpack(model, w)
     right, loss = 0, 0.0

@@ -155,14 +155,17 @@ def _draw_affine(layer, rng, law):
 
 # %% ../../nbs/training/models.ipynb #bb0f93f9
 def initialise(
-    model: nn.Module,  # of Conv2d, Linear, GroupNorm, LSTM, Embedding, nested or not
-    rng: np.random.Generator,  # stream of the weights
-    law: str = "torch",  # torch: +-1/sqrt(fan_in) | glorot: +-sqrt(6/(fan_in + fan_out))
-) -> nn.Module:  # the same module
+    model: nn.Module, rng: np.random.Generator, law: str = "torch"
+) -> nn.Module:
     """Draw all weights; set normalisation to the identity. [PyTorch's and Keras' laws]
 
     An embedding is normal. Biases follow PyTorch's law too, and are zero under Keras'.
     Raises ValueError for another law, and for `glorot` with an LSTM.
+
+    model: of Conv2d, Linear, GroupNorm, LSTM, Embedding, nested or not.
+    rng: stream of the weights.
+    law: torch: +-1/sqrt(fan_in) | glorot: +-sqrt(6/(fan_in + fan_out)).
+    Returns: the same module.
     """
     check_choice("law", law, ("torch", "glorot"))
     if law == "glorot" and any(isinstance(layer, nn.LSTM) for layer in model.modules()):
@@ -186,12 +189,14 @@ def initialise(
     return model
 
 # %% ../../nbs/training/models.ipynb #5a3d1e74
-def build(
-    name: str,  # key of MODELS
-    rng: np.random.Generator,  # stream of the initial weights
-    law: str = "torch",  # of the initial weights, as in `initialise`
-) -> nn.Module:  # parameter count asserted
-    "Build a model with its initial weights; ValueError for an unknown name or law."
+def build(name: str, rng: np.random.Generator, law: str = "torch") -> nn.Module:
+    """Build a model with its initial weights; ValueError for an unknown name or law.
+
+    name: key of MODELS.
+    rng: stream of the initial weights.
+    law: of the initial weights, as in `initialise`.
+    Returns: parameter count asserted.
+    """
     check_choice("model", name, tuple(MODELS))
     maker, count = MODELS[name]
     model = initialise(maker(), rng, law)

@@ -98,18 +98,27 @@ def _unmet(promise, config, n_clients, mechanism, visits):
 
 # %% ../../nbs/training/promises.ipynb #d0chk02
 def check_promise(
-    promise: Guarantee,  # to be compared with the run
-    config: Config,  # of the run
-    n_clients: int,  # in the federation
-    rounds: int | None = None,  # that the promise must be about; None: all of config's
-    mechanism=None,  # of the run, whose noise must be the promised; None: not checked
-    unit: str = "client",  # whom the mechanism protects: 'client' or 'example'
-    visits: int | None = None,  # most messages of one client; None: no limit
-):  # the promise, noted where its delta is large; or ValueError
+    promise: Guarantee,
+    config: Config,
+    n_clients: int,
+    rounds: int | None = None,
+    mechanism=None,
+    unit: str = "client",
+    visits: int | None = None,
+):
     """Refuse a guarantee about another run than this one.
 
     A premise excuses what it is about: shares of noise that may be missing, who takes
     part, or what stands for a null message. The rest is excused by none.
+
+    promise: to be compared with the run.
+    config: of the run.
+    n_clients: in the federation.
+    rounds: that the promise must be about; None: all of config's.
+    mechanism: of the run, whose noise must be the promised; None: not checked.
+    unit: whom the mechanism protects: 'client' or 'example'.
+    visits: most messages of one client; None: no limit.
+    Returns: the promise, noted where its delta is large; or ValueError.
     """
     rounds = config.rounds if rounds is None else rounds
     wrong = [*_about_size(promise, config, n_clients, rounds, visits)]
@@ -132,13 +141,21 @@ def check_promise(
 
 # %% ../../nbs/training/promises.ipynb #d0chk04
 def relied_on(
-    promise: Guarantee,  # as check_promise takes it
-    config: Config,  # of the run
-    n_clients: int,  # in the federation
-    mechanism=None,  # of the run
-    visits: int | None = None,  # most messages of one client; None: no limit
-) -> tuple:  # of sentences, one a premise
-    "Which premises of a promise a run relies on, and for what."
+    promise: Guarantee,
+    config: Config,
+    n_clients: int,
+    mechanism=None,
+    visits: int | None = None,
+) -> tuple:
+    """Which premises of a promise a run relies on, and for what.
+
+    promise: as check_promise takes it.
+    config: of the run.
+    n_clients: in the federation.
+    mechanism: of the run.
+    visits: most messages of one client; None: no limit.
+    Returns: tuple of sentences, one a premise.
+    """
     unmet = _unmet(promise, config, n_clients, mechanism, visits)
     unmet |= {name: [] for name in ("keys", "proof")}
     return tuple(
@@ -159,12 +176,15 @@ def _own_promise(deployment, mechanism, rounds, before=0):
 
 
 def deployed(
-    task: Task,
-    deployment: Deployment,  # who takes part, how often, and who is trusted
-    guarantee=None,  # rounds -> Guarantee; None: the deployment's own
-    unit: str | None = None,  # client | example; None: as the deployment says
-) -> tuple:  # task, rounds -> Guarantee, unit
-    "A task as its deployment has it; ValueError for what contradicts it."
+    task: Task, deployment: Deployment, guarantee=None, unit: str | None = None
+) -> tuple:
+    """A task as its deployment has it; ValueError for what contradicts it.
+
+    deployment: who takes part, how often, and who is trusted.
+    guarantee: rounds -> Guarantee; None: the deployment's own.
+    unit: client | example; None: as the deployment says.
+    Returns: task, rounds -> Guarantee, unit.
+    """
     if not isinstance(deployment, Deployment):
         raise TypeError(
             f"deployment is {shown(deployment)}; it must be a dpcomm.Deployment: pass one"

@@ -30,11 +30,13 @@ SERVER_STATE = {
 }  # vectors of optimiser state beside the weights
 
 # %% ../../nbs/training/run_state.ipynb #70212a90
-def server_optimiser(
-    w: Tensor,  # (d,) weights, updated in place
-    config: Config,  # its server fields
-) -> torch.optim.Optimizer:  # step() after setting w.grad = -average
-    "SGD, momentum or Adam on the flat weights. [Reddi et al. 2020]"
+def server_optimiser(w: Tensor, config: Config) -> torch.optim.Optimizer:
+    """SGD, momentum or Adam on the flat weights. [Reddi et al. 2020]
+
+    w: (d,) weights, updated in place.
+    config: its server fields.
+    Returns: step() after setting w.grad = -average.
+    """
     if config.server == "adam":
         return torch.optim.Adam([w], lr=config.server_lr, eps=config.adam_eps)
     return torch.optim.SGD(
@@ -46,21 +48,24 @@ def server_optimiser(
 # %% ../../nbs/training/run_state.ipynb #0fe067ce
 @dataclass
 class Ledger:
-    "Bits of a run so far, both directions."
+    """Bits of a run so far, both directions.
 
-    n_clients: int  # in the federation
-    uplink_bits: int = 0  # payload and seeds, client to server
-    downlink_bits: int = 0  # to every distinct client of a round
-    header_bits: int = 0  # frames of the uplink messages, not in the two above
-    sent: list = field(
-        default_factory=lambda: [0]
-    )  # content bits of all messages before each round
-    seen: list = field(
-        default_factory=list
-    )  # round of each client's last visit, -1 before the first
-    own: list = field(
-        default_factory=list
-    )  # content bits of its own messages in that round
+    n_clients: in the federation.
+    uplink_bits: payload and seeds, client to server.
+    downlink_bits: to every distinct client of a round.
+    header_bits: frames of the uplink messages, not in the two above.
+    sent: content bits of all messages before each round.
+    seen: round of each client's last visit, -1 before the first.
+    own: content bits of its own messages in that round.
+    """
+
+    n_clients: int
+    uplink_bits: int = 0
+    downlink_bits: int = 0
+    header_bits: int = 0
+    sent: list = field(default_factory=lambda: [0])
+    seen: list = field(default_factory=list)
+    own: list = field(default_factory=list)
 
     def __post_init__(self):
         check_between("n_clients", self.n_clients, 1, 2**32)
@@ -93,17 +98,27 @@ def download_bits(
 # %% ../../nbs/training/run_state.ipynb #ab144592
 @dataclass
 class Run:
-    "State and outcome of a federated run."
+    """State and outcome of a federated run.
 
-    w: Tensor  # (d,) weights of the server
-    round: int  # rounds done
-    finished: bool  # False when max_seconds ended it
+    w: (d,) weights of the server.
+    round: rounds done.
+    finished: False when max_seconds ended it.
+    history: one dict an evaluation: round, scores, eps, bits.
+    seconds: wall time of all sessions.
+    memory: (n_clients, ...) that clients keep; None: nothing.
+    cpu_seconds: of this process, all sessions.
+    dropped: (round, client): updates not finite.
+    """
+
+    w: Tensor
+    round: int
+    finished: bool
     ledger: Ledger
-    history: list  # one dict an evaluation: round, scores, eps, bits
-    seconds: float  # wall time of all sessions
-    memory: Tensor | None = None  # (n_clients, ...) that clients keep; None: nothing
-    cpu_seconds: float = 0.0  # of this process, all sessions
-    dropped: list = field(default_factory=list)  # (round, client): updates not finite
+    history: list
+    seconds: float
+    memory: Tensor | None = None
+    cpu_seconds: float = 0.0
+    dropped: list = field(default_factory=list)
 
 # %% ../../nbs/training/run_state.ipynb #5fb2c242
 def save_checkpoint(

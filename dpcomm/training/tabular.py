@@ -18,12 +18,14 @@ from ..core.vectors import groups, unpack
 from .models import initialise
 
 # %% ../../nbs/training/tabular.ipynb #be1b3624
-def mlp(
-    features: int,  # inputs, >= 1
-    rng: np.random.Generator,  # stream of the initial weights
-    law: str = "glorot",  # glorot: Keras' default, zero biases | torch: PyTorch's default
-) -> nn.Sequential:  # one output: the log-odds of death
-    "The mortality network. [fltop App. A.5.1]"
+def mlp(features: int, rng: np.random.Generator, law: str = "glorot") -> nn.Sequential:
+    """The mortality network. [fltop App. A.5.1]
+
+    features: inputs, >= 1.
+    rng: stream of the initial weights.
+    law: glorot: Keras' default, zero biases | torch: PyTorch's default.
+    Returns: one output: the log-odds of death.
+    """
     check_between("features", features, 1)
     check_choice("law", law, ("glorot", "torch"))
     net = initialise(
@@ -45,13 +47,15 @@ def mlp(
 
 # %% ../../nbs/training/tabular.ipynb #eb9be762
 @torch.no_grad()
-def metrics(
-    model: nn.Module,  # one output: log-odds
-    w: Tensor,  # (d,) weights
-    x: Tensor,  # (n, f) features
-    y: Tensor,  # (n,) labels 0 or 1, both present
-) -> dict:  # balanced_accuracy in percent, auroc in [0, 1], loss: mean cross-entropy
-    "Quality of a weight vector on imbalanced data. [fltop App. A.4]"
+def metrics(model: nn.Module, w: Tensor, x: Tensor, y: Tensor) -> dict:
+    """Quality of a weight vector on imbalanced data. [fltop App. A.4]
+
+    model: one output: log-odds.
+    w: (d,) weights.
+    x: (n, f) features.
+    y: (n,) labels 0 or 1, both present.
+    Returns: balanced_accuracy in percent, auroc in [0, 1], loss: mean cross-entropy.
+    """
     params = unpack(model, w)
     scores = torch.cat(
         [functional_call(model, params, (part,)) for part in x.split(8192)]

@@ -63,14 +63,23 @@ class TagRegression(nn.Module):
 
     def local_sgd(
         self,
-        w: Tensor,  # (d,) weights every client starts from
-        x: Tensor,  # (n_posts, width) word numbers, -1 where there is none
-        y: Tensor,  # (n_posts, width) tag numbers, -1 where there is none
-        plan: Tensor,  # (n, steps, batch) post numbers, -1 for none
-        lr: float,  # step, > 0
-        mask: Tensor = None,  # must be None: all weights move
-    ) -> tuple:  # updates (n, d), mean training losses (n,)
-        "Local SGD as the federated engine calls it: the function `local_sgd`."
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        plan: Tensor,
+        lr: float,
+        mask: Tensor = None,
+    ) -> tuple:
+        """Local SGD as the federated engine calls it: the function `local_sgd`.
+
+        w: (d,) weights every client starts from.
+        x: (n_posts, width) word numbers, -1 where there is none.
+        y: (n_posts, width) tag numbers, -1 where there is none.
+        plan: (n, steps, batch) post numbers, -1 for none.
+        lr: step, > 0.
+        mask: must be None: all weights move.
+        Returns: updates (n, d), mean training losses (n,).
+        """
         return local_sgd(self, w, x, y, plan, lr, mask)
 
 # %% ../../nbs/training/tag_prediction.ipynb #3e7e76e8
@@ -128,17 +137,26 @@ def _train_client(model, w, x, y, client, lr):
 # %% ../../nbs/training/tag_prediction.ipynb #5e0cc833
 @torch.no_grad()
 def local_sgd(
-    model: TagRegression,  # its sizes and its loss; its own weights are not used
-    w: Tensor,  # (d,) weights every client starts from
-    x: Tensor,  # (n_posts, width) words of the round's posts, -1 where there is none
-    y: Tensor,  # (n_posts, width) their tags, -1 where there is none
-    plan: Tensor,  # (n, steps, batch) post numbers, -1 for none
-    lr: float,  # step of local SGD, > 0
-    mask: Tensor = None,  # must be None: all weights move
-) -> tuple:  # updates (n, d), mean training losses (n,)
+    model: TagRegression,
+    w: Tensor,
+    x: Tensor,
+    y: Tensor,
+    plan: Tensor,
+    lr: float,
+    mask: Tensor = None,
+) -> tuple:
     """Local SGD of some clients on the rows of their words. [dprec Alg. 8, training]
 
     Raises ValueError where a mask is given.
+
+    model: its sizes and its loss; its own weights are not used.
+    w: (d,) weights every client starts from.
+    x: (n_posts, width) words of the round's posts, -1 where there is none.
+    y: (n_posts, width) their tags, -1 where there is none.
+    plan: (n, steps, batch) post numbers, -1 for none.
+    lr: step of local SGD, > 0.
+    mask: must be None: all weights move.
+    Returns: updates (n, d), mean training losses (n,).
     """
     if mask is not None:
         raise ValueError(
@@ -158,16 +176,17 @@ def local_sgd(
 
 # %% ../../nbs/training/tag_prediction.ipynb #2dd67ff6
 @torch.no_grad()
-def recall(
-    model: TagRegression,  # its sizes; its own weights are not used
-    w: Tensor,  # (d,) weights
-    x: Tensor,  # (n, width) words of the test posts
-    y: Tensor,  # (n, width) their tags, -1 where there is none; one at least in all
-    k: int = 5,  # tags named a post
-) -> dict:  # recall5 in percent, loss: mean over tags and posts
+def recall(model: TagRegression, w: Tensor, x: Tensor, y: Tensor, k: int = 5) -> dict:
     """R@k of a weight vector, over all tags of all posts. [dprec Table 1]
 
     Raises ValueError for posts without any tag.
+
+    model: its sizes; its own weights are not used.
+    w: (d,) weights.
+    x: (n, width) words of the test posts.
+    y: (n, width) their tags, -1 where there is none; one at least in all.
+    k: tags named a post.
+    Returns: recall5 in percent, loss: mean over tags and posts.
     """
     weight, bias = unflatten(w, [p.shape for p in model.parameters()])
     rows, found, total, loss = weight.T.contiguous(), 0, 0, 0.0

@@ -39,30 +39,42 @@ class UnsaidText(str):
 # %% ../../nbs/training/task.ipynb #51dc349c
 @dataclass(frozen=True)
 class Config:
-    "Settings of a federated run; defaults are DP-REC's on MNIST. [dprec App. C.2]"
+    """Settings of a federated run; defaults are DP-REC's on MNIST. [dprec App. C.2]
 
-    rounds: int = Unsaid(1000)  # communication rounds T
-    cohort: int = Unsaid(
-        10
-    )  # clients a round, B; expected number under Poisson sampling
-    sampling: str = UnsaidText(
-        "fixed"
-    )  # fixed (no replacement) | replacement | poisson
-    epochs: int = 1  # local passes over a client's images
-    batch: int = 20  # images a local step
-    lr: float = 0.01  # local SGD
-    server: str = "adam"  # sgd | momentum | adam
+    rounds: communication rounds T.
+    cohort: clients a round, B; expected number under Poisson sampling.
+    sampling: fixed (no replacement) | replacement | poisson.
+    epochs: local passes over a client's images.
+    batch: images a local step.
+    lr: local SGD.
+    server: sgd | momentum | adam.
+    server_lr: step of the server, > 0.
+    momentum: of the server, where it is 'momentum'.
+    adam_eps: added to the root of Adam's second moment, > 0.
+    eval_every: rounds between evaluations.
+    engine: auto | loop | channels-last | vmap | fused | graphed.
+    precision: bfloat16: of products' factors; None: float32.
+    balance: whether a visit down-samples the larger of two classes.
+    steps: local steps a visit; None: `epochs` passes.
+    compile: whether engine 'loop' runs the model by torch.compile; None: no.
+    """
+
+    rounds: int = Unsaid(1000)
+    cohort: int = Unsaid(10)
+    sampling: str = UnsaidText("fixed")
+    epochs: int = 1
+    batch: int = 20
+    lr: float = 0.01
+    server: str = "adam"
     server_lr: float = 2e-3
-    momentum: float = 0.9  # of the server, where it is 'momentum'
+    momentum: float = 0.9
     adam_eps: float = 1e-8
-    eval_every: int = 25  # rounds between evaluations
-    engine: str = "auto"  # auto | loop | channels-last | vmap | fused | graphed
-    precision: str | None = None  # bfloat16: of products' factors; None: float32
-    balance: bool = False  # whether a visit down-samples the larger of two classes
-    steps: int | None = None  # local steps a visit; None: `epochs` passes
-    compile: bool | None = (
-        None  # whether engine 'loop' runs the model by torch.compile; None: no
-    )
+    eval_every: int = 25
+    engine: str = "auto"
+    precision: str | None = None
+    balance: bool = False
+    steps: int | None = None
+    compile: bool | None = None
 
     def __post_init__(self):
         for name in ("rounds", "cohort", "epochs", "batch", "eval_every"):
@@ -85,12 +97,16 @@ DRAWS = ("fixed", "replacement", "poisson")  # ways to choose a cohort
 
 # %% ../../nbs/training/task.ipynb #a109d086
 def sample_cohort(
-    n_clients: int,  # clients in the federation
-    cohort: int,  # expected number a round
-    sampling: str,  # fixed | replacement | poisson
-    rng: np.random.Generator,  # stream of this round's draw
-) -> np.ndarray:  # client numbers, ascending; repeats only with replacement
-    "Choose the clients of a round. [dprec Alg. 8]"
+    n_clients: int, cohort: int, sampling: str, rng: np.random.Generator
+) -> np.ndarray:
+    """Choose the clients of a round. [dprec Alg. 8]
+
+    n_clients: clients in the federation.
+    cohort: expected number a round.
+    sampling: fixed | replacement | poisson.
+    rng: stream of this round's draw.
+    Returns: client numbers, ascending; repeats only with replacement.
+    """
     check_choice("sampling", sampling, DRAWS)
     check_between("n_clients", n_clients, 1, 2**32)
     check_between("cohort", cohort, 1, 2**32)
@@ -166,15 +182,24 @@ def altered(
 # %% ../../nbs/training/task.ipynb #d0task01
 @dataclass(frozen=True)
 class Task:
-    "Who trains what, how, and with which random numbers: all that a result depends on."
+    """Who trains what, how, and with which random numbers: all that a result depends on.
 
-    model: nn.Module  # with its initial weights; what is frozen in it stays
-    federation: Federation  # data and clients
-    mechanism: Mechanism  # registered
-    config: Config  # settings of the run
-    seed: int  # root of the run's seed tree
-    loss: object = cross_entropy  # (outputs, targets) -> mean loss of a batch
-    visits: int | None = None  # most times that one client takes part; None: any number
+    model: with its initial weights; what is frozen in it stays.
+    federation: data and clients.
+    mechanism: registered.
+    config: settings of the run.
+    seed: root of the run's seed tree.
+    loss: (outputs, targets) -> mean loss of a batch.
+    visits: most times that one client takes part; None: any number.
+    """
+
+    model: nn.Module
+    federation: Federation
+    mechanism: Mechanism
+    config: Config
+    seed: int
+    loss: object = cross_entropy
+    visits: int | None = None
 
     def __post_init__(self):
         if not hasattr(self.federation, "visit"):
@@ -190,19 +215,20 @@ class Task:
         "Clients in the federation."
         return len(self.federation.parts)
 
-    def stream(
-        self,
-        t: int,  # round, from 0 on
-        *path,  # names and numbers of the use
-    ) -> np.random.Generator:
-        "The stream of one use of randomness in a round."
+    def stream(self, t: int, *path) -> np.random.Generator:
+        """The stream of one use of randomness in a round.
+
+        t: round, from 0 on.
+        path: names and numbers of the use.
+        """
         return seed_tree(self.seed, "round", t, *path)
 
-    def cohort(
-        self,
-        t: int,  # round, from 0 on
-    ) -> np.ndarray:  # client numbers, ascending
-        "The clients of a round. [dprec Alg. 8]"
+    def cohort(self, t: int) -> np.ndarray:
+        """The clients of a round. [dprec Alg. 8]
+
+        t: round, from 0 on.
+        Returns: client numbers, ascending.
+        """
         config = self.config
         if self.visits is not None:
             turns = _turns(
@@ -213,13 +239,14 @@ class Task:
             self.n_clients, config.cohort, config.sampling, self.stream(t, "sample")
         )
 
-    def streams(
-        self,
-        t: int,  # round, from 0 on
-        cohort: np.ndarray,  # client numbers of the round
-        use: str,  # 'batches' or 'noise'
-    ) -> list:  # of generators, one a visit
-        "Streams of a round's visits; a client drawn twice has two."
+    def streams(self, t: int, cohort: np.ndarray, use: str) -> list:
+        """Streams of a round's visits; a client drawn twice has two.
+
+        t: round, from 0 on.
+        cohort: client numbers of the round.
+        use: 'batches' or 'noise'.
+        Returns: list of generators, one a visit.
+        """
         seen, made = Counter(), []
         for client in cohort.tolist():
             made.append(self.stream(t, "client", client, "copy", seen[client], use))

@@ -1,5 +1,9 @@
 "What `import dpcomm` offers, and what it does not load."
 
+import dataclasses
+import inspect
+import re
+
 import pytest
 from checkout import python
 
@@ -11,6 +15,23 @@ def test_every_name_is_there_and_documented():
         assert name in dir(dpcomm) and getattr(dpcomm, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'laplace'"):
         dpcomm.laplace
+
+
+def test_help_tells_every_argument_of_what_an_importer_calls():
+    silent = []
+    for name in dpcomm.__all__:
+        thing = getattr(dpcomm, name)
+        asked = ()
+        if inspect.isfunction(thing):
+            asked = inspect.signature(thing).parameters
+        elif dataclasses.is_dataclass(thing):
+            asked = [field.name for field in dataclasses.fields(thing)]
+        silent += [
+            f"{name}: {argument}"
+            for argument in asked
+            if not re.search(rf"(^|\s){argument}:\s", inspect.getdoc(thing))
+        ]
+    assert not silent
 
 
 LOADS = """

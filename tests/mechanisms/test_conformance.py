@@ -8,6 +8,7 @@ import functools
 import inspect
 import itertools
 import math
+import re
 import subprocess
 import sys
 
@@ -77,13 +78,25 @@ def test_one_mechanism_is_imported_and_not_all():
     assert set(then.split()) - set(contract.COMMON) == {"skellam"}
 
 
+def told(name: str, thing) -> bool:
+    return bool(re.search(rf"(^|\s){name}:\s", inspect.getdoc(thing) or ""))
+
+
 @tabled("name", NAMES)
-def test_every_public_method_says_what_it_does(name):
+def test_help_is_enough_to_call_a_method_and_to_set_a_field(name):
+    "Of each argument, of what is returned, and of each field of the mechanism."
     cls = contract.mechanism_class(name)
-    methods = inspect.getmembers(cls, inspect.isfunction)
-    assert not [
-        m for m, f in methods if m[0] != "_" and not inspect.getdoc(getattr(cls, m))
+    missing = [
+        field.name for field in dataclasses.fields(cls) if not told(field.name, cls)
     ]
+    for method, function in inspect.getmembers(cls, inspect.isfunction):
+        if method.startswith("_"):
+            continue
+        wanted = [*inspect.signature(function).parameters][1:]
+        missing += [f"{method}: {a}" for a in wanted if not told(a, getattr(cls, method))]
+        if "eturns" not in (inspect.getdoc(getattr(cls, method)) or ""):
+            missing.append(f"{method}: what it returns")
+    assert not missing, f"help({name}) does not say: {', '.join(missing)}"
 
 
 def vector(d: int, norm: float, *path) -> torch.Tensor:
