@@ -482,11 +482,11 @@ def _added(root, more):
 # %% ../nbs/reference/cli.ipynb #w0mrg06
 def _changed(root, copy, touched):
     "Published numbers that are others in the copy, of the papers that were touched."
-    from dpcomm.evidence import verdicts
+    from dpcomm.evidence import paper_tables, verdicts
 
     return [
         line
-        for paper in sorted(touched)
+        for paper in sorted(touched - {paper_tables.ACROSS})
         for line in verdicts.changes(
             paper, verdicts.evidence(paper, root), verdicts.evidence(paper, copy)
         )

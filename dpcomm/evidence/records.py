@@ -241,14 +241,15 @@ def load(
 ) -> tuple:
     """The records of one paper.
 
-    paper: id.
+    paper: id, or 'across' for experiments that belong to no single paper.
     experiment: as 'dprec_mnist'; None for all.
     scale: smoke, quick or full; None for all.
     root: folder with a folder a paper, default the committed records.
     papers_root: folder of the papers' TOML files, default the package's.
     Returns: tuple of Record, by file and line.
     """
-    paper_tables.paper(paper, papers_root)
+    if paper != paper_tables.ACROSS:
+        paper_tables.paper(paper, papers_root)
     if scale is not None and scale not in SCALES:
         raise paper_tables.refuse("scale", scale, SCALES)
     folder = Path(root or paper_tables.assets("results")) / paper

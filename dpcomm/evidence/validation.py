@@ -231,7 +231,7 @@ def _known(paper, root):
 
 @cache
 def _papers(root):
-    return paper_tables.papers(root)
+    return (*paper_tables.papers(root), paper_tables.ACROSS)
 
 
 @cache

@@ -306,7 +306,7 @@ def _row(s, mechanism, made, error):
     )
 
 
-EXPERIMENT = ("dprec", "mean_estimation")  # paper that files it, and its name
+EXPERIMENT = ("across", "mean_estimation")  # where it is filed, and its name
 
 
 def checked(

@@ -68,7 +68,7 @@ class Experiment:
 
     @property
     def paper(self) -> str:
-        "Id of the paper it repeats."
+        "Id of the paper it repeats, or 'across'."
         return self.module.PAPER
 
     def grid(self, scale: str) -> tuple:
@@ -165,8 +165,9 @@ def _sources(experiment):
             found.add(path)
             tree = ast.parse((runner.PACKAGE / path).read_text(encoding="utf-8"))
             left += _imports(tree, name.split(".")[:-1])
-    paper = Path("assets", "papers", f"{experiment.paper}.toml")
-    return sorted(path.as_posix() for path in found | {paper})
+    if experiment.paper != paper_tables.ACROSS:
+        found.add(Path("assets", "papers", f"{experiment.paper}.toml"))
+    return sorted(path.as_posix() for path in found)
 
 
 def _digest(names):

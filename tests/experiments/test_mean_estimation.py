@@ -1,0 +1,91 @@
+"mean-estimation: vectors, the error that is read from some of the clients, what is played."
+
+import pytest
+import torch
+from tables import tabled
+
+from dpcomm import mechanism, registered
+from dpcomm.core.random import seed_tree
+from dpcomm.evidence import records
+from dpcomm.experiments import mean_estimation
+
+
+def rows(d, clients, seed):
+    return torch.cat([*mean_estimation.blocks(d, clients, seed)])
+
+
+def test_vectors_have_norm_one_and_half_of_their_energy_in_common(monkeypatch):
+    monkeypatch.setattr(mean_estimation, "BLOCK", 1_000)
+    u = rows(100, 35, 0).double()
+    assert u.shape == (35, 100) and u.norm(dim=1) == pytest.approx([1.0] * 35, rel=1e-6)
+    pairs = (u @ u.T)[~torch.eye(35, dtype=torch.bool)]
+    assert abs(pairs.mean() - 0.5) < 0.02 and pairs.std() < 0.1
+    assert torch.equal(u, rows(100, 35, 0).double())
+    assert not torch.equal(u, rows(100, 35, 1).double())
+
+
+@tabled(
+    "name, given",
+    [
+        ("privquant", dict(bound=0.1, levels=2, eps=4.0, rule="best")),  # biased
+        ("gaussian", dict(clip_norm=1.0, sigma=1.0)),  # whose server adds the noise
+        ("skellam", dict(clip_norm=1.0, sigma=1.0, n_clients=40)),
+    ],
+)
+def test_some_of_the_clients_tell_the_error_of_all(name, given):
+    "The mean over many rounds, of all 40 clients and of 20."
+    m, d, n = mechanism(name, **given), 32, 40
+    found = {}
+    for played in (n, 20):
+        rng, errors = seed_tree(0, name, played), []
+        for t in range(300):
+            vectors = mean_estimation.blocks(d, played, t)
+            errors.append(mean_estimation.round_error(m, 0.9, n, vectors, rng))
+        errors = torch.tensor(errors, dtype=torch.float64)
+        found[played] = float(errors.mean()), float(errors.var()) / 300
+    (a, va), (b, vb) = found.values()
+    assert abs(a - b) < 5.5 * (va + vb) ** 0.5
+
+
+def test_the_grid_has_every_mechanism_at_every_size():
+    full = mean_estimation.sizes("full")
+    assert {size[:3] for size in full.values()} == {
+        (name, 2**k, n)
+        for name in registered()
+        for k in (8, 10, 12, 14, 16)
+        for n in (10, 100, 1_000, 10_000)
+    }
+    assert [run.key for run in mean_estimation.grid("full")] == list(full)
+    assert sum(size[3] is not None for size in full.values()) == 18
+
+
+@tabled("key", [*mean_estimation.sizes("full")])
+def test_four_rounds_or_more_are_played_within_the_entries(key):
+    name, d, n, _ = mean_estimation.sizes("full")[key]
+    rounds, clients = mean_estimation.plays(name, d, n, 2**26)
+    assert 4 <= rounds <= 64 and 2 <= clients <= n
+    assert rounds * clients * d <= 2**26
+    assert clients == n or rounds == 4
+
+
+def test_a_run_says_what_it_predicted_and_nothing_begins_without_time():
+    runs = {run.key: run for run in mean_estimation.grid("smoke")}
+    assert mean_estimation.play(runs["rec.d32.n4"], 0, max_seconds=0) is None
+    found = mean_estimation.play(runs["rec.d32.n4"], 0)
+    assert found == mean_estimation.play(runs["rec.d32.n4"], 0)
+    assert found["guarantee"].relation == "zero-out" and found["guarantee"].eps <= 4
+    config, final = found["config"], found["final"]
+    assert config["kind"] == "rec" and config["predicted"] > 0
+    assert abs(final["mse"] - config["predicted"]) < 8 * final["se"]
+
+
+def test_what_no_setting_meets_is_said(monkeypatch):
+    size = ("signsgd", 32, 4, 0.5)
+    monkeypatch.setattr(mean_estimation, "sizes", lambda scale: {"x": size})
+    found = mean_estimation.play(mean_estimation.grid("smoke")[0], 0)
+    assert "raise bits to" in found["notes"][0] and "final" not in found
+
+
+def test_records_are_filed_across_the_papers():
+    assert mean_estimation.PAPER == "across"
+    assert records.load("across", "nothing") == ()
