@@ -93,7 +93,9 @@ def test_help_is_enough_to_call_a_method_and_to_set_a_field(name):
         if method.startswith("_"):
             continue
         wanted = [*inspect.signature(function).parameters][1:]
-        missing += [f"{method}: {a}" for a in wanted if not told(a, getattr(cls, method))]
+        missing += [
+            f"{method}: {a}" for a in wanted if not told(a, getattr(cls, method))
+        ]
         if "eturns" not in (inspect.getdoc(getattr(cls, method)) or ""):
             missing.append(f"{method}: what it returns")
     assert not missing, f"help({name}) does not say: {', '.join(missing)}"
