@@ -262,7 +262,7 @@ def point(
     sent, steps = mech.bits(s.d), -(-len(y) // s.batch)
     traffic = {"uplink_bits": s.epochs * len(y) * sent.content}
     traffic["downlink_bits"] = 32 * s.d * s.epochs * steps
-    about = dict(kind=kind, sigma=sigma, step=step, **more)
+    about = dict(kind=kind, sigma=sigma, step=step, noise="common", **more)
     return dict(
         config=about | {"mechanism": repr(mech), "d": s.d},
         final=history[-1] | traffic,

@@ -8,10 +8,13 @@ __all__ = ['Settings', 'errors', 'evaluate', 'train']
 # %% ../../nbs/training/linear_model.ipynb #4408bdec
 import time
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import sqrt
 
 import numpy as np
 import torch
+from scipy.special import ndtr
+from scipy.stats import binom
 
 from ..core.checks import check_between, check_number, check_positive
 from ..core.random import seed_tree
@@ -26,12 +29,14 @@ class Settings:
     lr: step on the mean of the messages, each in units of its gradient.
     momentum: of the server, in [0, 1).
     batch: messages a step.
+    noise_seed: of the noise; None: the training's own seed.
     """
 
     epochs: int
     lr: float
     momentum: float = 0.5
     batch: int = 600
+    noise_seed: int | None = None
 
     def __post_init__(self):
         check_between("epochs", self.epochs, 1)
@@ -85,18 +90,18 @@ def sum_dense(
 
 # %% ../../nbs/training/linear_model.ipynb #d444655f
 def forced_rate(
-    tilt,  # u -> mean of the sign, odd, increasing; -log(1 - tilt) convex near 0
+    mean_sign,  # u -> mean of the sign, odd, increasing; -log(1 - mean_sign) convex near 0
     top: float,  # largest |u|, >= 0
-) -> float:  # rho with -log(1 - tilt(u)) <= rho u for all 0 <= u <= top
+) -> float:  # rho with -log(1 - mean_sign(u)) <= rho u for all 0 <= u <= top
     "Slope of a line through 0 above the rate of forced signs, read off a grid."
     if top == 0:
         return 0.0
     u = np.geomspace(top * 1e-3, top, 300)
-    return float((-np.log1p(-tilt(u))[1:] / u[:-1]).max())
+    return float((-np.log1p(-mean_sign(u))[1:] / u[:-1]).max())
 
 # %% ../../nbs/training/linear_model.ipynb #d444655d
 def forced_signs(
-    tilt,  # u -> mean of the sign, odd and increasing
+    mean_sign,  # u -> mean of the sign, odd and increasing
     a,  # (n, classes) clipped errors
     f,  # (n, p) features
     rng: np.random.Generator,  # stream of the points
@@ -104,29 +109,53 @@ def forced_signs(
     "Forced signs: a Poisson process, even along a row, thinned. [Lewis & Shedler 1979]"
     p, classes = f.shape[1], a.shape[1]
     bound = np.abs(a, dtype=np.float64) * np.maximum(f.max(1), -f.min(1))[:, None]
-    rate = forced_rate(tilt, float(bound.max()))
+    rate = forced_rate(mean_sign, float(bound.max()))
     pairs = np.repeat(np.arange(a.size), rng.poisson(rate * p * bound).ravel())
     j = rng.integers(0, p, len(pairs))
     u = a.ravel()[pairs] * f[pairs // classes, j].astype(np.float64)
-    drawn_rate, true_rate = rate * bound.ravel()[pairs], -np.log1p(-tilt(np.abs(u)))
+    drawn_rate, true_rate = (
+        rate * bound.ravel()[pairs],
+        -np.log1p(-mean_sign(np.abs(u))),
+    )
     keep = rng.random(len(pairs)) * drawn_rate < true_rate
     cells, first = np.unique(pairs[keep] * p + j[keep], return_index=True)
     return cells % (classes * p), np.sign(u[keep][first])
 
+# %% ../../nbs/training/linear_model.ipynb #09bd8c3a
+@lru_cache(maxsize=4)
+def lower_half(
+    n: int,  # most coins, >= 0
+) -> np.ndarray:  # (n + 1, n // 2 + 1): Pr(Bin(m, 1/2) <= k) at [m, k]
+    "The lower halves of the laws of up to n coins."
+    return binom.cdf(np.arange(n // 2 + 1), np.arange(n + 1)[:, None], 0.5)
+
+
+def sum_coins(
+    coins,  # (d,) int, >= 0: fair signs of a coordinate
+    noise,  # (d,) standard normal numbers
+) -> np.ndarray:  # (d,) int: the sum of the signs
+    "Sums of fair signs, increasing in the noise. [inverse transform]"
+    table, u = lower_half(int(coins.max(initial=0))), ndtr(-np.abs(noise))
+    k = ((coins - np.abs(noise) * np.sqrt(coins)) / 2).astype(int).clip(0, coins // 2)
+    while (low := table[coins, k] < u).any():
+        k += low
+    while (high := (k > 0) & (table[coins, k - 1] >= u)).any():
+        k -= high
+    return np.where(noise < 0, 2 * k - coins, coins - 2 * k)
+
 # %% ../../nbs/training/linear_model.ipynb #b9d8b89d
 def sum_signs(
-    tilt,  # u -> mean of the sign, odd and increasing
+    mean_sign,  # u -> mean of the sign, odd and increasing
     a,  # (n, classes) clipped errors
     f,  # (n, p) features
-    rng: np.random.Generator,  # stream of the points and the coins
+    rng: np.random.Generator,  # stream of the points
+    noise,  # (classes, p) standard normal numbers, from which the coins are read
 ) -> np.ndarray:  # (classes, p) float64: sum of n signs a coordinate
-    "Sum of n independent signs with means tilt(a_i f_i^T): forced ones, fair coins."
-    at, signs = forced_signs(tilt, a, f, rng)
-    d = a.shape[1] * f.shape[1]
-    coins = len(a) - np.bincount(at, minlength=d)
-    forced = np.bincount(at, weights=signs, minlength=d)
-    total = forced + 2 * rng.binomial(coins, 0.5) - coins
-    return total.reshape(a.shape[1], f.shape[1])
+    "Sum of n independent signs with means mean_sign(a_i f_i^T): forced and fair ones."
+    at, signs = forced_signs(mean_sign, a, f, rng)
+    fair = len(a) - np.bincount(at, minlength=noise.size)
+    forced = np.bincount(at, weights=signs, minlength=noise.size)
+    return (forced + sum_coins(fair, noise.ravel())).reshape(noise.shape)
 
 # %% ../../nbs/training/linear_model.ipynb #ea0a39b3
 def gain(
@@ -145,7 +174,8 @@ def sum_messages(
     mechanism,  # local: it must make each message private by itself
     a,  # (n, classes) clipped errors
     f,  # (n, p) features
-    rng: np.random.Generator,  # stream of the noise
+    rng: np.random.Generator,  # stream of what the noise below does not decide
+    noise=None,  # (classes, p) standard normal numbers; None: drawn from rng
 ) -> np.ndarray:  # (classes, p) float64: sum of the n estimates
     "Draw the sum of n messages by the shortest exact way."
     if isinstance(mechanism, Gaussian) and not mechanism.local:
@@ -158,14 +188,15 @@ def sum_messages(
             "mechanism is gaussian with exact=True; a sum of many messages gets noise in"
             " floating point here: pass exact=False, and its guarantee says so"
         )
+    shape = a.shape[1], f.shape[1]
+    noise = rng.standard_normal(shape) if noise is None else noise
     top = float((np.abs(a).max(1) * np.maximum(f.max(1), -f.min(1))).max())
     mean = mechanism.mean_sign(np.array([top]))
     if mean is not None and mean[0] < SATURATED:
-        return mechanism.step * sum_signs(mechanism.mean_sign, a, f, rng)
+        return mechanism.step * sum_signs(mechanism.mean_sign, a, f, rng, noise)
     if not isinstance(mechanism, Gaussian):
         return sum_dense(mechanism, a, f, rng)
-    noise = rng.standard_normal((a.shape[1], f.shape[1]), dtype=np.float32)
-    return a.T @ f + mechanism.std * sqrt(len(a)) * noise
+    return a.T @ f + mechanism.std * sqrt(len(a)) * noise.astype(np.float32)
 
 # %% ../../nbs/training/linear_model.ipynb #19245ada
 @dataclass
@@ -224,7 +255,7 @@ def train(
     y_test: test labels, (m,).
     mechanism: local: it must make each message private by itself.
     config: epochs, step, momentum, batch.
-    seed: of shuffles and noise.
+    seed: of shuffles and noise; mechanisms trained with one seed share both.
     test_after: epochs after which to test; the last one is always tested.
     Returns: final weights, a test an entry of the history.
     """
@@ -235,12 +266,17 @@ def train(
     velocity = np.zeros_like(run.weights)
     for epoch in range(1, config.epochs + 1):
         order = seed_tree(seed, "epoch", epoch, "order").permutation(len(y))
-        rng = seed_tree(seed, "epoch", epoch, "noise")
+        s = seed if config.noise_seed is None else config.noise_seed
+        noises, points = (
+            seed_tree(s, "epoch", epoch, name) for name in ("noise", "points")
+        )
         for at in range(0, len(y), config.batch):
             rows = np.sort(order[at : at + config.batch])
             f = with_one(x[rows])
             a = clip_rank_one(errors(run.weights, f, y[rows]), f, mechanism.clip_norm)
-            mean = sum_messages(mechanism, a, f, rng) / (slope * config.batch)
+            noise = noises.standard_normal(run.weights.shape)
+            total = sum_messages(mechanism, a, f, points, noise)
+            mean = total / (slope * config.batch)
             velocity = config.momentum * velocity + mean.astype(np.float32)
             run.weights -= config.lr * velocity
         if epoch in test_after or epoch == config.epochs:

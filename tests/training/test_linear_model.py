@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import ALARM
-from scipy.special import erf
-from scipy.stats import chisquare, kstest
+from scipy.special import erf, ndtri
+from scipy.stats import binom, chisquare, kstest, norm
 from sklearn.metrics import log_loss
 from tables import tabled
 
@@ -134,9 +134,8 @@ def test_a_sum_of_signs_has_the_exact_law(name, scale):
     tilt = TILTS[name]
     times = 5_000
     rng = seed_tree(0, "sums", name, str(scale))
-    sums = np.stack(
-        [linear_model.sum_signs(tilt, a, f, rng).ravel() for _ in range(times)]
-    )
+    draw = lambda: linear_model.sum_signs(tilt, a, f, rng, rng.standard_normal((3, 3)))  # noqa: E731
+    sums = np.stack([draw().ravel() for _ in range(times)])
     assert set(np.unique(sums)) <= {-5, -3, -1, 1, 3, 5}
     for s, t in zip(sums.T, tilt(cells(a, f)).T):
         exact = law(t)
@@ -152,6 +151,49 @@ def test_a_sum_of_signs_has_the_exact_law(name, scale):
             chisquare(seen[~few], times * exact[~few] / exact[~few].sum()).pvalue
             > ALARM / sums.shape[1]
         )
+
+
+def test_coins_read_from_normal_noise_have_the_binomial_law():
+    "Up to 40 coins, every count, on a grid of a million equally likely numbers."
+    grid = ndtri((np.arange(1_000_000) + 0.5) / 1_000_000)
+    for m in (0, 1, 2, 3, 7, 12, 40):
+        sums = linear_model.sum_coins(np.full(len(grid), m), grid)
+        seen = np.bincount((sums + m) // 2, minlength=m + 1)
+        exact = binom.pmf(np.arange(m + 1), m, 0.5)
+        np.testing.assert_allclose(seen / len(grid), exact, atol=2e-6)
+        assert (np.diff(sums) >= 0).all() and ((sums + m) % 2 == 0).all()
+
+
+def test_coins_mirror_their_noise_and_survive_its_tails():
+    coins = np.array([0, 1, 5, 600, 600, 600])
+    noise = np.array([3.0, 0.2, 1.0, 0.0, 9.0, 40.0])
+    sums = linear_model.sum_coins(coins, noise)
+    odd = noise != 0
+    assert (linear_model.sum_coins(coins, -noise) == -sums)[odd].all()
+    assert sums[0] == 0 and sums[1] == 1 and sums[3] == 0 and sums[5] == 600
+    assert binom.sf((sums[4] + 600) // 2 - 1, 600, 0.5) >= norm.sf(9.0)
+    assert binom.sf((sums[4] + 600) // 2, 600, 0.5) < norm.sf(9.0)
+
+
+def test_one_seed_shares_noise_between_mechanisms_and_noise_seed_does_not():
+    """The difference to quiet training, of a Gaussian and of signs with its variance:
+    nearly one line with common noise, unrelated with a noise seed of one's own.
+    """
+    x, y = toy(200)
+    settings = dict(epochs=1, lr=0.05, batch=200)
+    pair = (
+        mechanism("gaussian", clip_norm=1.0, sigma=8.0, local=True, exact=False),
+        mechanism("imvu", clip_norm=1.0, eps=1.0, beta=0.25),
+    )
+
+    def moved(mech, **own):
+        config = linear_model.Settings(**settings, **own)
+        runs = (linear_model.train(x, y, x, y, mech, config, s) for s in range(20))
+        return np.stack([run.weights.ravel() for run in runs]).ravel()
+
+    common = np.corrcoef(*(moved(mech) for mech in pair))[0, 1]
+    apart = np.corrcoef(moved(pair[0]), moved(pair[1], noise_seed=99))[0, 1]
+    assert common > 0.9 and abs(apart) < 0.4
 
 
 def test_forced_signs_have_the_sign_of_the_gradient_and_the_right_number():
@@ -176,7 +218,8 @@ def test_sums_have_the_right_parity_and_range(n, p, classes, scale):
     rng = seed_tree(0, "parity", n, p)
     f = rng.standard_normal((n, p)).astype(np.float32)
     a = (scale * rng.standard_normal((n, classes))).astype(np.float32)
-    total = linear_model.sum_signs(lambda u: np.tanh(0.5 * u), a, f, rng)
+    noise = rng.standard_normal((classes, p))
+    total = linear_model.sum_signs(lambda u: np.tanh(0.5 * u), a, f, rng, noise)
     assert (
         total.shape == (classes, p)
         and (np.abs(total) <= n).all()
@@ -339,7 +382,7 @@ def test_every_client_sends_once_an_epoch(monkeypatch):
     monkeypatch.setattr(
         linear_model,
         "sum_messages",
-        lambda m, a, f, rng: seen.append(f[:, 0].copy()) or np.zeros((3, 7)),
+        lambda m, a, f, rng, noise: seen.append(f[:, 0].copy()) or np.zeros((3, 7)),
     )
     linear_model.train(
         x, y, x, y, QUIET, linear_model.Settings(epochs=2, lr=1.0, batch=40)
