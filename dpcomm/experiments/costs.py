@@ -28,7 +28,7 @@ def expected_minutes(
 ) -> tuple:  # minutes of one core; 'measured', 'like its neighbours' or 'guessed'
     "What one seed of a run will cost."
     own = [cpu_seconds(r) for (key, _), r in have.items() if key == run.key]
-    if run.needs:
+    if run.needs and not run.minutes:
         return 0.0, "from others"
     like = {g.key for g in grid if (g.minutes, g.needs) == (run.minutes, run.needs)}
     near = [cpu_seconds(r) for (key, _), r in have.items() if key in like]

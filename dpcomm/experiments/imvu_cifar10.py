@@ -6,9 +6,9 @@
 __all__ = ['settings', 'grid', 'play']
 
 # %% ../../nbs/experiments/imvu_cifar10.ipynb #f2b88f17
-from dpcomm.experiments import frontier
-from dpcomm.experiments.frontier import Sweep
+from dpcomm.experiments import imvu_curves
 from dpcomm.experiments.grids import Run
+from dpcomm.experiments.imvu_curves import Sweep
 
 PAPER = "imvu"
 
@@ -18,7 +18,7 @@ def settings(
 ) -> Sweep:
     "What all runs of a scale share. [imvu Sec. 4.1]"
     if scale == "smoke":
-        return frontier.smoke("cifar10")
+        return imvu_curves.smoke("cifar10")
     own = {
         "quick": dict(
             limit=(10_000, 2_000),
@@ -29,7 +29,7 @@ def settings(
         ),
         "full": {},
     }
-    return frontier.sweep("cifar10", scale, **own[scale])
+    return imvu_curves.sweep("cifar10", scale, **own[scale])
 
 # %% ../../nbs/experiments/imvu_cifar10.ipynb #4822c07d
 def grid(
@@ -40,7 +40,10 @@ def grid(
     cost = {"smoke": 0.02, "quick": 0.06, "full": 1.0}[scale]
     full = dict(gaussian=1.6, imvu=2.9, signsgd=2.2, mvu=1.6)
     minutes = {kind: cost * m for kind, m in full.items()}
-    return [*frontier.trained(s, seeds, minutes, memory=2.0), *frontier.read(s, seeds)]
+    return [
+        *imvu_curves.trained(s, seeds, minutes, memory=2.0),
+        *imvu_curves.read(s, seeds),
+    ]
 
 # %% ../../nbs/experiments/imvu_cifar10.ipynb #0480dd71
 def play(
@@ -49,4 +52,4 @@ def play(
     **how,  # max_seconds, device; inputs where the run needs some
 ) -> dict:  # what runs.record_of takes; None where there was no time
     "Train a point, or read a frontier."
-    return frontier.play(settings(run.scale), run, seed, **how)
+    return imvu_curves.play(settings(run.scale), run, seed, **how)

@@ -6,9 +6,9 @@
 __all__ = ['settings', 'grid', 'play']
 
 # %% ../../nbs/experiments/imvu_mnist.ipynb #27c94fdf
-from dpcomm.experiments import frontier
-from dpcomm.experiments.frontier import Sweep
+from dpcomm.experiments import imvu_curves
 from dpcomm.experiments.grids import Run
+from dpcomm.experiments.imvu_curves import Sweep
 
 PAPER = "imvu"
 
@@ -18,12 +18,12 @@ def settings(
 ) -> Sweep:
     "What all runs of a scale share. [imvu Sec. 4.1]"
     if scale == "smoke":
-        return frontier.smoke("mnist")
+        return imvu_curves.smoke("mnist")
     own = {
         "quick": dict(epochs=4, sigmas=(1.0, 2.0), steps=(0.015,), budgets=(5.0, 11.0)),
         "full": {},
     }
-    return frontier.sweep("mnist", scale, **own[scale])
+    return imvu_curves.sweep("mnist", scale, **own[scale])
 
 # %% ../../nbs/experiments/imvu_mnist.ipynb #7886085c
 def grid(
@@ -34,7 +34,10 @@ def grid(
     cost = {"smoke": 0.02, "quick": 0.25, "full": 1.0}[scale]
     full = dict(gaussian=0.3, imvu=0.5, signsgd=0.5, mvu=0.5)
     minutes = {kind: cost * m for kind, m in full.items()}
-    return [*frontier.trained(s, seeds, minutes, memory=2.0), *frontier.read(s, seeds)]
+    return [
+        *imvu_curves.trained(s, seeds, minutes, memory=2.0),
+        *imvu_curves.read(s, seeds),
+    ]
 
 # %% ../../nbs/experiments/imvu_mnist.ipynb #2d3aee1e
 def play(
@@ -43,4 +46,4 @@ def play(
     **how,  # max_seconds, device; inputs where the run needs some
 ) -> dict:  # what runs.record_of takes; None where there was no time
     "Train a point, or read a frontier."
-    return frontier.play(settings(run.scale), run, seed, **how)
+    return imvu_curves.play(settings(run.scale), run, seed, **how)

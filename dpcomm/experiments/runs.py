@@ -289,7 +289,8 @@ def _refuse_known(experiment, run, task, config, have):
 def _play(experiment, run, seed, how, folder):
     "Call an experiment's `play`; None where it is not finished or an input is missing."
     if run.needs:
-        how = {"inputs": _inputs(experiment, run, seed, folder)}
+        found = {"inputs": _inputs(experiment, run, seed, folder)}
+        how = how | found if run.minutes else found
         if how["inputs"] is None:
             return None
         lost = [key for key, r in how["inputs"].items() if not (r.final or r.cells)]

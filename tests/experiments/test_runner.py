@@ -75,7 +75,7 @@ def timeless(value):
 TRAINERS = {
     "dprec_curves": "dprec-quantised",
     "fltop_curves": "fltop-fmnist",
-    "frontier": "imvu-mnist",
+    "imvu_curves": "imvu-mnist",
     "sample_level": "imvu-femnist",
     "sqsgd_curves": "sqsgd-mnist",
 }
