@@ -128,9 +128,7 @@ def test_a_frontier_is_the_best_that_a_budget_buys(monkeypatch):
     assert math.isnan(imvu_curves.accuracy_at(s, inputs, "signsgd", 0.5))
     runs = {r.key: r for r in imvu_curves.read(s, (0,))}
     mark = "ours.smoke.mnist."
-    assert imvu_curves.play(
-        s, runs["frontier.signsgd.eps2"], 0, inputs=inputs
-    ) == dict(
+    assert imvu_curves.play(s, runs["frontier.signsgd.eps2"], 0, inputs=inputs) == dict(
         cells={
             f"{mark}signsgd.eps2.acc": [52.0, "percent"],
             f"{mark}imvu_minus_signsgd.eps2": [5.0, "percentage points"],
