@@ -34,7 +34,8 @@ from ..core.vectors import check_finite, check_vector
 from ..core.wire import BadMessage, Bits, Message, finite_floats, header_bits
 from ..privacy.accounting import pure_guarantee
 from ..privacy.guarantee import Guarantee
-from ..privacy.losses import Losses, pure_losses
+from ..privacy.losses import Losses, compose, pure_losses
+from ..privacy.shuffling import shuffled_losses
 from ..secagg.errors import SERVER, UNMASK, BelowThreshold
 
 # %% ../../nbs/foundations/contract.ipynb #626ae6fb
@@ -396,24 +397,43 @@ class Local(Mechanism):
         delta: float = 0.0,
         sampling: str = "none",
         d: int | None = None,
+        shuffled: int | None = None,
+        q: float = 1.0,
     ) -> Guarantee:
-        """Pure local privacy of `rounds` messages. [Dwork & Roth 2014, Thm. 3.14]
+        """Privacy of `rounds` messages. [Dwork & Roth 2014, Thm. 3.14; page shuffling]
 
-        rounds: messages of one client, composed, >= 1. delta: in [0, 1); the guarantee is
-        pure, so it holds with any. sampling: everyone may take part in every round.
-        d: entries of the vector: what is spent there; None: the worst.
+        rounds: messages of one client, composed, >= 1; rounds of the run where sampling is
+        fixed. delta: in [0, 1); without a shuffler the guarantee is pure, so it holds with
+        any. sampling: none, or fixed, behind a shuffler. d: entries of the vector: what is
+        spent there; None: the worst. shuffled: messages in a shuffle, of clients that keep
+        to the protocol, >= 1; None: no shuffler. q: as of `losses`.
         """
         eps = self.message_epsilon(d)
         note = self.note if eps < math.inf else "no privacy: eps = inf only compresses"
-        return pure_guarantee(eps, rounds, delta, sampling, note)
+        if shuffled is None or not delta or eps == math.inf:
+            return pure_guarantee(eps, rounds, delta, sampling, note)
+        check_choice("sampling", sampling, ("none", "fixed"))
+        release = self.losses(d=d, shuffled=shuffled, q=q)
+        made = compose([(release, rounds)], delta).guarantee
+        return made.noting(f"{shuffled:,} messages in a shuffle")
 
-    def losses(self, relation: str = "local", d: int | None = None) -> Losses:
-        """What one message loses: as randomised response. [Kairouz et al. 2015]
+    def losses(
+        self,
+        relation: str = "local",
+        d: int | None = None,
+        shuffled: int | None = None,
+        q: float = 1.0,
+    ) -> Losses:
+        """What one message loses: as randomised response, or as one of a shuffle.
+        [Kairouz et al. 2015; page shuffling, Prop. clones]
 
-        relation: local, or zero-out and replace, which are special cases of it. d: as of
-        `guarantee`.
+        relation: local, or zero-out and replace, which are special cases of it. d,
+        shuffled: as of `guarantee`. q: chance to be in a cohort of fixed size, in (0, 1].
         """
-        return pure_losses(self.message_epsilon(d), name=self.name, relation=relation)
+        eps, about = self.message_epsilon(d), dict(name=self.name, relation=relation)
+        if shuffled is None:
+            return pure_losses(eps, **about)
+        return shuffled_losses(eps, shuffled, q, **about)
 
 # %% ../../nbs/foundations/contract.ipynb #77a434c1
 class Central(Mechanism):

@@ -28,6 +28,7 @@ from dpcomm.mechanisms.contract import (
 )
 from ..privacy.audit import Audit, audit_play
 from ..privacy.guarantee import RELATIONS, SAMPLINGS, TRUSTS, Guarantee
+from ..privacy.shuffling import Shuffled
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b1000c
 MOST = 2**53  # clients, rounds
@@ -42,7 +43,7 @@ class Deployment:
     rounds: of the run, >= 1.
     delta: in [0, 1).
     sampling: poisson | fixed | replacement | none.
-    trust: the most that is believed: central | secagg | local.
+    trust: the most that is believed: central | secagg | shuffler | local.
     unit: what is protected: client | example.
     relation: a name in RELATIONS; None: each mechanism's usual one.
     visits: most messages of one client, >= 1; None: what rounds allow.
@@ -189,7 +190,9 @@ class Deployment:
         known = mechanism.relations
         relation = promised.relation if promised.relation in known else "local"
         play = dict(rounds=promised.rounds, d=short.d)
-        if promised.sampling != "none":
+        if promised.trust == "shuffler":
+            mechanism = Shuffled(mechanism, self.cohort)
+        elif promised.sampling != "none":
             play |= dict(n_clients=self.n_clients, cohort=self.cohort)
         found = audit_play(mechanism, relation, trials, self.delta, rng, alarm, **play)
         return found, promised
@@ -280,12 +283,20 @@ _IMPLIED = ("zero-out", "replace")  # relations that 'local' covers
 _FIXED = {"replacement", "fixed"}  # draws that DP-REC accounts alike
 
 
+def _shuffles(deployment, mechanism):
+    "Whether messages that are private by themselves go through a shuffler."
+    drawn = deployment.sampling in ("none", "fixed")
+    return deployment.trust == "shuffler" and drawn and isinstance(mechanism, Local)
+
+
 def _ways(deployment, mechanism):
     "Sampling, releases composed: what may be accounted."
     s = deployment
     null, known = s.relation in _NULL, mechanism.samplings
     drawn = s.sampling != "none" and (null or s.sampling in known)
     if s.trust == "central" and drawn and (not s.capped or s.sampling == "poisson"):
+        yield s.sampling, s.rounds
+    if _shuffles(s, mechanism) and s.sampling == "fixed" and not s.capped:
         yield s.sampling, s.rounds
     twice = s.sampling == "replacement" and mechanism.trust != "local"
     if not null and not twice:
@@ -326,6 +337,10 @@ def _keywords(deployment, mechanism, sampling, releases, accountant):
         given |= dict(n_clients=s.n_clients)
     if sampling != "none":
         given |= dict(cohort=s.cohort)
+    if _shuffles(s, mechanism):
+        left = s.cohort - math.floor(s.dropouts * s.cohort + 1e-9)
+        rate = 1.0 if sampling == "none" else s.cohort / s.n_clients
+        given |= dict(shuffled=left, q=rate)
     if s.unit != "client":
         given["unit"] = s.unit
     given = {name: value for name, value in given.items() if value is not None}

@@ -23,10 +23,10 @@ from dpcomm.core.checks import (
     shown,
 )
 from dpcomm.privacy.guarantee import (
+    NORMAL,
     RELATIONS,
     SAMPLINGS,
     SCOPES,
-    TRUSTS,
     Guarantee,
     _check_combination,
     _check_scope,
@@ -347,7 +347,7 @@ def _sensitivity(relation, sampling, trust, accountant):
     """
     check_choice("relation", relation, RELATIONS)
     check_choice("sampling", sampling, SAMPLINGS)
-    check_choice("trust", trust, TRUSTS)
+    check_choice("trust", trust, NORMAL)
     if missing := _missing_bound(relation, sampling, trust, accountant):
         raise ValueError(
             f"relation = {shown(relation)} with sampling = {shown(sampling)} and trust ="
@@ -390,7 +390,7 @@ def gaussian_guarantee(
     rounds: composed rounds, >= 1.
     sampling: 'none' or 'poisson'.
     relation: or 'zero-out'; 'replace', 'local' without sampling or by 'pld'.
-    trust: a name in `TRUSTS`; 'local': every message has this noise.
+    trust: a name in `NORMAL`; 'local': every message has this noise.
     accountant: 'rdp-classic', 'rdp-balle' or 'pld'.
     more: unit, scope, note, premises and orders, as `More` has them.
     Returns: what the run proves.

@@ -25,7 +25,7 @@ from dpcomm.privacy.accounting import (
     rdp_subsampled_gaussian,
 )
 from .fixed_size_accountant import fixed_size_rdp
-from .guarantee import SAMPLINGS, TRUSTS, Guarantee
+from .guarantee import NORMAL, SAMPLINGS, TRUSTS, Guarantee
 from dpcomm.privacy.pairs import (
     EVERY,
     SEEN,
@@ -101,7 +101,7 @@ def gaussian_losses(
     """
     sigma = float(check_number("sigma", sigma, "[1e-2, 1e12]"))
     check_choice("sampling", sampling, SAMPLINGS)
-    check_choice("trust", trust, TRUSTS)
+    check_choice("trust", trust, NORMAL)
     q = float(check_number("q", q, "[1e-12, 1]" if sampling != "none" else "[1, 1]"))
     draws = _check_draws(draws, q, sampling)
     known = EVERY if trust == "central" else SEEN
@@ -254,6 +254,7 @@ def _about(releases):
     parts = ", ".join(f"{rounds:,} x {r.name}" for r, rounds in releases[:6])
     notes = [parts + ", ..." * (len(releases) > 6), *(r.note for r, _ in releases)]
     order = list(TRUSTS)
+    _one_of(releases, "trust", ("shuffler", "secagg"))  # neither makes the other
     return dict(
         unit=_one_of(releases, "unit"),
         relation=_one_of(releases, "relation"),

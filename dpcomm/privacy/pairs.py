@@ -100,7 +100,14 @@ class _Seen:
     pairs: tuple
     weights: tuple  # of each
     rest: float = 0.0  # weight of a pair that tells all
-    top = math.inf
+
+    @property
+    def top(self):
+        return math.inf if self.rest else max(p.top for p in self.pairs if p)
+
+    @property
+    def units(self):
+        return max(getattr(pair, "units", 8) for pair in self.pairs)
 
     def tails(self, y):
         above, below = (np.where(side, 0.0, -np.inf) for side in (y < 0, y >= 0))
@@ -169,10 +176,10 @@ class Listed:
 UNIT = 2.0**-53  # rounding of a float64
 
 
-def _slack(log_tail, more=0.0):
+def _slack(pair, log_tail, more=0.0):
     "More than the error of a mass, as a part of its tail."
     size = np.where(np.isneginf(log_tail), 0, np.abs(log_tail))
-    return 8 * UNIT * (1 + size + more)
+    return getattr(pair, "units", 8) * UNIT * (1 + size + more)
 
 
 def _cells(above, below):
@@ -190,10 +197,10 @@ def _rounded_up(pair, y):
     "P-masses at the points y, and at infinity. [this page, Prop. 1]"
     p_above, q_above, p_below, q_below = pair.tails(y)
     tail, part = _cells(p_above, p_below)
-    mass = np.exp(tail) * (part + _slack(tail))
+    mass = np.exp(tail) * (part + _slack(pair, tail))
     tail, part = (x[1:-1] for x in _cells(q_above, q_below))
     inner, low = mass[1:-1], y[:-1]
-    null = np.exp(tail + low) * (part - _slack(tail, np.abs(low)))
+    null = np.exp(tail + low) * (part - _slack(pair, tail, np.abs(low)))
     right = np.clip((inner - null) / -np.expm1(-np.diff(y)), 0, inner)
     return np.append(mass[0], right) + np.append(inner - right, 0), mass[-1]
 
@@ -203,9 +210,9 @@ def _rounded_down(pair, y):
     edges = np.append(1.5 * y[0] - 0.5 * y[1], (y[1:] + y[:-1]) / 2)
     p_above, q_above, p_below, q_below = pair.tails(edges)
     tail, part = (x[1:] for x in _cells(p_above, p_below))
-    mass = np.exp(tail) * np.maximum(part - _slack(tail), 0)
+    mass = np.exp(tail) * np.maximum(part - _slack(pair, tail), 0)
     tail, part = (x[1:] for x in _cells(q_above, q_below))
-    off = mass - np.exp(tail + y) * (part + _slack(tail, np.abs(y)))
+    off = mass - np.exp(tail + y) * (part + _slack(pair, tail, np.abs(y)))
     gap = np.diff(y)
     left = np.append(0, np.maximum(off[1:], 0) / np.expm1(gap))
     right = np.append(np.minimum(off[:-1], 0) / np.expm1(-gap), 0)

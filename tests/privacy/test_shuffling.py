@@ -1,0 +1,271 @@
+"""What guards `dpcomm.privacy.shuffling`: curves by listing all sequences in fractions, the
+published numbers, the attack from below, and deployments that name a shuffler.
+"""
+
+import math
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tables import tabled
+
+from dpcomm import Deployment
+from dpcomm.core.random import seed_tree
+from dpcomm.experiments.choosing import choose
+from dpcomm.mechanisms.contract import mechanism
+from dpcomm.privacy import audit, shuffling
+from dpcomm.privacy.guarantee import Guarantee
+from dpcomm.privacy.losses import compose, gaussian_losses
+from dpcomm.privacy.shuffling import (
+    Shuffled,
+    closed_form,
+    response_losses,
+    shuffled_losses,
+)
+
+ours = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def ends(release, delta, rounds=1):
+    found = compose([(release, rounds)], delta)
+    assert 0 <= found.low <= found.eps
+    return found.low, found.eps
+
+
+def shuffled_curve(first, second, others, x):
+    "sup P[S] - x Q[S] by all sequences of messages."
+    found = {}
+    for sent in product(range(len(first)), repeat=1 + len(others)):
+        rest = math.prod(
+            (law[y] for law, y in zip(others, sent[1:])), start=Fraction(1)
+        )
+        key = tuple(sorted(sent))
+        more = (first[sent[0]] - x * second[sent[0]]) * rest
+        found[key] = found.get(key, 0) + more
+    return sum(max(v, 0) for v in found.values())
+
+
+def curve(pair, eps):
+    p, q, _, _ = pair.tails(np.array([float(eps)]))
+    return float(np.exp(p[0]) - np.exp(eps + q[0]))
+
+
+def response(symbols, a):
+    whole = a + symbols - 1
+    return [
+        [Fraction(a if i == y else 1) / whole for y in range(symbols)]
+        for i in range(symbols)
+    ]
+
+
+@st.composite
+def randomisers(draw):
+    "Three laws over two to four messages, and the largest ratio of two of them."
+    symbols = draw(st.integers(2, 4))
+    numbers = st.lists(st.integers(1, 40), min_size=symbols, max_size=symbols)
+    rows = [draw(numbers) for _ in range(3)]
+    laws = [[Fraction(v, sum(row)) for v in row] for row in rows]
+    a = max(u[y] / v[y] for u in laws for v in laws for y in range(symbols))
+    return laws, a
+
+
+@ours
+@given(randomisers(), st.integers(1, 4), st.floats(-1.5, 1.5))
+def test_no_randomiser_is_above_the_pair(made, n, eps):
+    laws, a = made
+    if a <= 1 + Fraction(1, 10**5):
+        return
+    pair = shuffling._clones(math.log(a) + 1e-12, n)
+    x = Fraction(math.exp(eps))
+    for third in laws:
+        exact = shuffled_curve(laws[0], laws[1], [third] * (n - 1), x)
+        assert float(exact) <= curve(pair, math.log(x)) * (1 + 1e-9) + 1e-13
+
+
+@tabled("n", range(1, 7))
+def test_response_with_two_symbols_is_exact(n):
+    a = Fraction(4)
+    laws = response(2, a)
+    pair = response_losses(math.log(a), n).pairs[0]
+    for eps in (-0.5, 0.0, 0.3, 1.0):
+        exact = shuffled_curve(*laws, [laws[1]] * (n - 1), Fraction(math.exp(eps)))
+        assert curve(pair, eps) == pytest.approx(float(exact), rel=1e-9, abs=1e-14)
+
+
+@tabled("n", range(1, 6))
+def test_response_with_three_symbols_comes_near_the_pair(n):
+    "So no bound for all randomisers is 4 % of delta better at this eps."
+    a = Fraction(60)
+    laws = response(3, a)
+    for eps in (0.0, 0.5, 2.0):
+        exact = shuffled_curve(*laws[:2], [laws[2]] * (n - 1), Fraction(math.exp(eps)))
+        bound = curve(shuffling._clones(math.log(a), n), eps)
+        assert 0.96 * bound <= float(exact) <= bound * (1 + 1e-9)
+
+
+@tabled("eps, n", [(0.3, 101), (2.0, 150), (6.0, 300)])
+def test_the_lattice_is_just_above_the_listed_pair(monkeypatch, eps, n):
+    coarse = shuffling._Clones(eps, n)
+    monkeypatch.setattr(shuffling, "LISTED", 10**4)
+    listed = shuffling._clones.__wrapped__(eps, n)
+    for at in (0.0, 0.1 * eps, 0.5 * eps):
+        exact = curve(listed, at)
+        assert exact * (1 - 1e-12) <= curve(coarse, at) <= 1.01 * exact + 1e-15
+
+
+def test_published_values():
+    "What the authors' code prints: n = 1e5, eps 4, delta 1e-6."
+    n, a = 10**5, math.exp(4.0)
+    same = 1 + round((n - 1) * (a + 1) / (2 * a))
+    low, high = ends(shuffled_losses(4.0, same), 1e-6)
+    assert 0.1675385583317841 < low <= high < 0.172790550755978
+    assert ends(shuffled_losses(4.0, n), 1e-6)[1] < 0.119
+    assert 0.52 < closed_form(4.0, n, 1e-6) < 0.5378040242374512
+
+
+@tabled("eps, n", [(1.0, 300), (4.0, 3000), (0.01, 5000), (8.0, 10**6), (40.0, 1000)])
+@tabled("delta", [1e-3, 1e-9])
+def test_the_attack_is_below_the_bound_and_the_closed_form_above(eps, n, delta):
+    attack = ends(response_losses(eps, n), delta)[0]
+    bound = ends(shuffled_losses(eps, n), delta)[1]
+    assert attack <= bound <= closed_form(eps, n, delta) * (1 + 1e-3)
+    assert bound <= 1.5 * attack or eps == 40.0
+
+
+def test_the_closed_form_says_nothing_where_it_does_not_apply():
+    assert closed_form(3.0, 1000, 1e-6) == 3.0
+    assert closed_form(1.0, 10**4, 1e-6) < 0.3
+
+
+def test_more_messages_and_less_eps_hide_more():
+    found = [ends(shuffled_losses(2.0, n), 1e-6)[1] for n in (10, 200, 1000, 10**4)]
+    assert found == sorted(found, reverse=True) and found[-1] < 0.12 < 1.9 < found[0]
+    found = [ends(shuffled_losses(e, 1000), 1e-6)[1] for e in (0.1, 1.0, 3.0, 9.0)]
+    assert found == sorted(found)
+
+
+def test_cohorts_of_a_fixed_size_gain_what_the_client_is_away():
+    every, some = (shuffled_losses(2.0, 1000, q) for q in (1.0, 0.1))
+    p, q = every.pairs[0], some.pairs[0]
+    for eps in (0.05, 0.2):
+        assert curve(q, eps) == pytest.approx(0.1 * curve(p, eps), rel=1e-6)
+    assert ends(some, 1e-6, 100)[1] < 0.5 * ends(every, 1e-6, 100)[0]
+
+
+def test_rounds_compose_and_the_guarantee_says_so():
+    part = shuffled_losses(1.0, 1000, name="vote")
+    found = compose([(part, 20), (shuffled_losses(2.0, 1000), 5)], 1e-6).guarantee
+    assert (found.trust, found.relation, found.sampling) == (
+        "shuffler",
+        "local",
+        "none",
+    )
+    assert found.rounds == 25 and "20 x vote" in found.note
+    assert "page shuffling" in found.theorem
+    one, many = (ends(part, 1e-6, t)[1] for t in (1, 100))
+    assert 5 * one < many < 20 * one
+
+
+def test_a_list_with_a_shuffler_and_a_secure_sum_is_refused():
+    parts = [
+        (shuffled_losses(1.0, 1000), 1),
+        (gaussian_losses(1.0, relation="local", trust="secagg"), 1),
+    ]
+    with pytest.raises(ValueError, match="trust"):
+        compose(parts, 1e-6)
+
+
+PURE = dict(sqkr=dict(nbits=1), pm={}, vqsgd={}, privquant=dict(levels=2, rule="best"))
+
+
+@tabled("name", list(PURE))
+def test_deployments_with_a_shuffler_let_messages_spend_more(name):
+    s = Deployment(2000, 2000, 5, 1e-6, "none", trust="shuffler")
+    made = s.calibrate(name, 1.0, **PURE[name])
+    found = s.guarantee(made)
+    assert made.eps > 1.0 > 0.99 < found.eps * 1.005 and found.eps <= 1.0
+    assert found.trust == "shuffler" and "2,000 messages" in found.note
+    local = Deployment(2000, 2000, 5, 1e-6, "none", trust="local")
+    assert local.guarantee(made).eps == pytest.approx(5 * made.eps)
+
+
+def test_deployments_count_the_messages_that_arrive_and_the_rounds():
+    m = mechanism("sqkr", clip_norm=1.0, nbits=1, eps=2.0)
+    s = dict(n_clients=5000, cohort=500, rounds=8, delta=1e-6, trust="shuffler")
+    fixed = Deployment(sampling="fixed", **s).guarantee(m)
+    assert (fixed.sampling, fixed.q, fixed.rounds) == ("fixed", 0.1, 8)
+    assert fixed.eps == compose([(shuffled_losses(2.0, 500, 0.1), 8)], 1e-6).eps
+    fewer = Deployment(sampling="fixed", dropouts=0.5, **s).guarantee(m)
+    assert fewer.eps == compose([(shuffled_losses(2.0, 250, 0.1), 8)], 1e-6).eps
+    capped = Deployment(sampling="fixed", visits=2, **s).guarantee(m)
+    assert capped.eps == compose([(shuffled_losses(2.0, 500), 2)], 1e-6).eps
+    poisson = Deployment(sampling="poisson", **s).guarantee(m)
+    assert poisson.trust == "local" and poisson.eps == 16.0
+    pure = Deployment(5000, 5000, 8, 0.0, "none", trust="shuffler").guarantee(m)
+    assert pure.trust == "local" and pure.eps == 16.0
+
+
+def test_only_pure_local_mechanisms_gain():
+    s = Deployment(1000, 1000, 3, 1e-6, "none", trust="shuffler")
+    signs = mechanism("signsgd", clip_norm=1.0, sigma=3.0)
+    assert s.guarantee(signs).trust == "local"
+    sums = mechanism("skellam", clip_norm=1.0, sigma=3.0, n_clients=1000)
+    with pytest.raises(ValueError, match="secagg"):
+        s.guarantee(sums)
+    with pytest.raises(ValueError, match="no theorem covers"):
+        Guarantee(1, 1e-6, "client", "local", "poisson", "pld", "total", "shuffler")
+
+
+def test_choose_says_that_a_shuffler_is_needed():
+    s = Deployment(5000, 5000, 2, 1e-6, "none", trust="shuffler", d=256)
+    best = choose(s, 1.0, bits=8.0).best
+    assert best.guarantee.trust == "shuffler"
+    assert any("shuffler" in text for text in best.gives_up)
+
+
+REFUSED = [
+    (lambda: shuffled_losses(0.0, 10), "eps"),
+    (lambda: shuffled_losses(1.0, 0), "n is 0"),
+    (lambda: shuffled_losses(1.0, 10, q=0.0), "q is"),
+    (lambda: response_losses(math.nan, 10), "eps"),
+    (lambda: closed_form(1.0, 10, 0.0), "delta"),
+    (lambda: Shuffled(None, 0), "n is 0"),
+]
+
+
+@tabled("made, says", REFUSED)
+def test_refusals_name_what_is_wrong(made, says):
+    with pytest.raises(ValueError, match=says):
+        made()
+
+
+# ---- the audit
+
+
+def audited(name, n, plays=30_000):
+    m = mechanism(name, **dict(clip_norm=1.0, eps=2.0) | PURE[name])
+    return audit.Case(Shuffled(m, n), "local", {}, plays).run(plays, 1e-2, seed=3)
+
+
+@tabled("name", ["sqkr", "vqsgd"])
+def test_the_attack_on_shuffled_messages_stays_below_the_claim(name):
+    promised, seen, judged = audited(name, 12)
+    assert not judged.refuted
+    assert 0.5 * promised.eps < seen.eps <= promised.eps < 2.0
+
+
+def test_a_shuffle_of_too_many_is_caught(monkeypatch):
+    own = shuffling._clones
+    monkeypatch.setattr(shuffling, "_clones", lambda eps, n: own(eps, 3 * n))
+    assert audited("sqkr", 12)[-1].refuted
+
+
+def test_deployments_audit_shuffled_rounds():
+    m = mechanism("sqkr", clip_norm=1.0, nbits=1, eps=2.0)
+    s = Deployment(8, 8, 2, 1e-2, "none", trust="shuffler")
+    seen, promised = s.audit(m, 20_000, seed_tree(0, "a"), rounds=2)
+    assert promised.trust == "shuffler" and promised.rounds == 2
+    assert 0.4 * promised.eps < seen.eps <= promised.eps
