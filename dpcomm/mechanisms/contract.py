@@ -427,8 +427,8 @@ class Local(Mechanism):
         """What one message loses: as randomised response, or as one of a shuffle.
         [Kairouz et al. 2015; page shuffling, Prop. clones]
 
-        relation: local, or zero-out and replace, which are special cases of it. d,
-        shuffled: as of `guarantee`. q: chance to be in a cohort of fixed size, in (0, 1].
+        relation: local, or zero-out and replace, which are special cases of it. d: as of
+        `guarantee`. shuffled: too. q: chance to be in a cohort of fixed size, in (0, 1].
         """
         eps, about = self.message_epsilon(d), dict(name=self.name, relation=relation)
         if shuffled is None:

@@ -275,7 +275,7 @@ def test_the_command_prints_tables_json_and_a_picture(capsys, tmp_path):
     "words, told",
     [
         ("--cohort 6000", "cohort is 6000 of 5000 clients"),
-        ("--trust nobody", "must be one of local, secagg, central"),
+        ("--trust nobody", "must be one of local, shuffler, secagg, central"),
         ("--d 1.5", "--d is 1.5; it must be a whole number"),
         ("--rounds nan", "--rounds is nan; it must be a whole number"),
         ("--clients inf", "--clients is inf"),
