@@ -125,7 +125,12 @@ def _choose_options(parser):
     add("--delta", metavar="D", help="in [0, 1)", **need)
     most = "most bits a parameter of an upload's content; any if left out"
     add("--bits", type=float, metavar="B", help=most)
-    add("--trust", default="central", metavar="local|secagg|central", help="believed")
+    add(
+        "--trust",
+        default="central",
+        metavar="local|shuffler|secagg|central",
+        help="believed",
+    )
     drawn = "poisson|fixed|replacement|none"
     add("--sampling", default="poisson", metavar=drawn, help="how a cohort is drawn")
     add("--visits", type=float, metavar="V", help="most messages of one client")

@@ -257,6 +257,7 @@ def _upward(x):
 NEEDS = {
     "central": "the server must be trusted: it sees every message",
     "secagg": "needs a session of secure aggregation each round",
+    "shuffler": "needs a shuffler between clients and server",
     "local": "",
 }
 LOST = 0.99  # part of the common direction below which a row says so
@@ -265,9 +266,10 @@ LOST = 0.99  # part of the common direction below which a row says so
 def gives_up(
     mechanism: Mechanism,
     error: Error,  # of its average
+    trust: str = "local",  # of its guarantee
 ) -> tuple:  # of sentences
     "What a mechanism asks for in return."
-    said = [NEEDS[mechanism.trust]]
+    said = [NEEDS[trust if trust == "shuffler" else mechanism.trust]]
     if error.gain == 0:
         said.append("nothing of the common direction arrives")
     elif not LOST < error.gain < 1 / LOST:
@@ -301,7 +303,7 @@ def _row(s, mechanism, made, error):
         up=up,
         down=down,
         costs=costs(s, mechanism),
-        gives_up=gives_up(mechanism, error),
+        gives_up=gives_up(mechanism, error, made.trust),
         checked=checked(mechanism.name, s.d, s.cohort),
     )
 
