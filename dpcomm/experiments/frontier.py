@@ -38,7 +38,7 @@ class Setting:
     rounds: int  # of training
     visits: int  # most rounds of one client
     budgets: tuple  # values of epsilon
-    clips: tuple  # L2 bounds that are tried
+    clip: float  # L2 bound of an update
     steps: tuple  # of the server's Adam, that are tried
     batch: int = 10  # images of a local step
     lr: float = 0.1  # of local steps
@@ -65,13 +65,12 @@ def settings(
     scale: str,  # smoke, quick or full
 ) -> dict:  # task -> Setting
     "What all runs of a task share. [page frontier]"
-    clips, steps = (0.1, 0.3), (0.01, 0.03, 0.1)
-    many = Setting(
-        "fashion-mnist", "linear", 3000, 300, 100, 27, 1, (8, 2), clips, steps
-    )
+    who = dict(n_clients=3000, held=300, cohort=100, rounds=27, visits=1)
+    how = dict(budgets=(8, 2), clip=0.3, steps=(0.01, 0.03, 0.1))
+    many = Setting("fashion-mnist", "linear", **who, **how)
     if scale == "smoke":
         few = dict(n_clients=479, held=79, cohort=40, rounds=5, budgets=(8,))
-        return {"digits": replace(many, images="digits", **few, clips=(0.3,))}
+        return {"digits": replace(many, images="digits", **few)}
     if scale == "quick":
         return {"fmnist": replace(many, rounds=9)}
     mnist = replace(many, images="mnist")
@@ -122,20 +121,18 @@ def grid(
     for task, s in settings(scale).items():
         data = () if s.images == "digits" else (s.images,)
         more = dict(scale=scale, data=data, memory=3.0 if s.net == "cnn" else 1.5)
-        tries, once = len(s.clips) * len(s.steps), _minutes(s)
+        tries, once = len(s.steps), _minutes(s)
         for kind in kinds(scale):
             slow = once * SLOWER.get(kind, {}).get(s.net, 1)
-            name = f"clip and step of {kind}, {task}"
+            name = f"step of {kind}, {task}"
             found.append(Run(f"tune.{task}.{kind}", name, minutes=tries * slow, **more))
         for end, kind in keys(s, scale).items():
-            slow, need = (
-                once * SLOWER.get(kind, {}).get(s.net, 1),
-                f"tune.{task}.{kind}@0",
-            )
-            more |= dict(needs=(need,), seeds=SEEDS[scale], minutes=slow)
+            slow = once * SLOWER.get(kind, {}).get(s.net, 1)
+            more |= dict(needs=(f"tune.{task}.{kind}@0",), minutes=slow)
             cell, name = f"ours.{scale}.frontier.{task}.{end}.acc", f"{end}, {task}"
-            found.append(Run(f"{task}.{end}", name, fills=(cell,), **more))
-        more.clear()
+            found.append(
+                Run(f"{task}.{end}", name, fills=(cell,), seeds=SEEDS[scale], **more)
+            )
     return found
 
 
@@ -190,15 +187,14 @@ def federations(
 def train(
     s: Setting,
     row,  # choosing.Row; None: no privacy
-    tuned: tuple,  # clip and step of the server
+    step: float,  # of the server
     clients,  # images.Federation
     seed: int,  # root of all random numbers but the partition's
     **how,  # checkpoint, resume, max_seconds, workers, device, progress
 ) -> tuple:  # Task, federated.Run, rounds -> Guarantee or None
     "One training."
-    clip, step = tuned
-    plain = dict(fraction=1.0, clip_norm=clip, sigma=None, n_clients=s.cohort)
-    made = row.mechanism(clip) if row else mechanism("topk", **plain)
+    plain = dict(fraction=1.0, clip_norm=s.clip, sigma=None, n_clients=s.cohort)
+    made = row.mechanism(s.clip) if row else mechanism("topk", **plain)
     who = dict(rounds=s.rounds, cohort=s.cohort, sampling="fixed")
     local = dict(batch=s.batch, lr=s.lr, server_lr=step, eval_every=s.rounds)
     model = models.build(s.net, seed_tree(seed, "init"))
@@ -223,17 +219,15 @@ def tune(
     seed: int,  # root of all random numbers but the partition's
     how: dict,  # checkpoint, resume, max_seconds, workers, device, progress
 ) -> dict:  # what runs.record_of takes; None where there was no time
-    "Clip and step that score best on held-out clients."
+    "The step that scores best on held-out clients."
     if how.get("max_seconds") == 0:
         return None
     how = {k: v for k, v in how.items() if k in ("workers", "device", "progress")}
     row = None if kind == "none" else row_of(s, f"eps{TUNED_AT}.{kind}")
     clients, tried = federations(s)[0], []
-    for clip in s.clips:
-        for step in s.steps:
-            _, done, _ = train(s, row, (clip, step), clients, TUNING + seed, **how)
-            score = done.history[-1]["accuracy"]
-            tried.append(dict(clip=clip, server_lr=step, accuracy=score))
+    for step in s.steps:
+        _, done, _ = train(s, row, step, clients, TUNING + seed, **how)
+        tried.append(dict(server_lr=step, accuracy=done.history[-1]["accuracy"]))
     best = max(tried, key=lambda one: one["accuracy"])
     config = asdict(s) | dict(kind=kind, eps=TUNED_AT)
     data = source_of(clients) | dict(n_test=len(clients.data.y_test))
@@ -255,10 +249,10 @@ def play(
     (best,) = (record.final for record in inputs.values())
     if rest != "none":
         row = row_of(s, rest)
-    tuned = best["clip"], best["server_lr"]
-    task, done, promise = train(s, row, tuned, federations(s)[1], seed, **how)
+    step, clients = best["server_lr"], federations(s)[1]
+    task, done, promise = train(s, row, step, clients, seed, **how)
     said = dict(model=s.net, task=first, kind=rest.partition(".")[2] or rest)
-    said |= dict(clip=tuned[0], n_clients=task.n_clients, visits=s.visits)
+    said |= dict(clip=s.clip, n_clients=task.n_clients, visits=s.visits)
     if row:
         said |= dict(eps=row.guarantee.eps, trust=row.built.trust, up=row.up)
         said |= dict(predicted=row.error, gain=row.gain, against=row.against)
