@@ -1,0 +1,114 @@
+"Frontiers: points from records, the picture, two orders, and a figure that needs nobody else."
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpcomm.evidence import frontiers, records
+from dpcomm.evidence.frontiers import Point
+from dpcomm.evidence.seeds import cell_summary
+
+KINDS = ("gaussian", "gaussian.local", "topk", "topk.few", "imvu", "mvu", "pm")
+
+
+def point(kind, mean, predicted, **other):
+    given = dict(task="toy", eps=8.0, trust="local", bits=1.0, built=f"{kind}()")
+    accuracy = cell_summary([mean - 1, mean, mean + 1], "percent")
+    given |= dict(accuracy=accuracy, predicted=predicted)
+    return Point(kind=kind, **given | other)
+
+
+@pytest.fixture
+def found():
+    made = [point(kind, 90 - 10 * i, float(i + 1)) for i, kind in enumerate(KINDS)]
+    central = {"gaussian": "central", "topk": "secagg", "topk.few": "secagg"}
+    made = [replace(p, trust=central.get(p.kind, "local")) for p in made]
+    return (*made, point("none", 95, None, eps=None, trust="central", bits=32.0))
+
+
+def test_orders_agree_disagree_and_are_ranks_alone(found):
+    same = frontiers.agreement(found)
+    assert isinstance(same, frontiers.Agreement) and str(same).endswith("n = 7)")
+    assert same.rho == pytest.approx(1) and same.n == len(KINDS)
+    other = [replace(p, predicted=p.predicted and 1 / p.predicted) for p in found]
+    assert frontiers.agreement(other).rho == pytest.approx(-1)
+    curved = [replace(p, predicted=p.predicted and p.predicted**9) for p in found]
+    assert frontiers.agreement(curved) == same
+
+
+def test_the_interval_is_bonett_and_wrights(found):
+    swapped = [
+        replace(p, predicted={3.0: 4.0, 4.0: 3.0}.get(p.predicted, p.predicted))
+        for p in found
+    ]
+    a, n = frontiers.agreement(swapped), len(KINDS)
+    assert a.rho == pytest.approx(1 - 6 * 2 / (n * (n**2 - 1)))
+    half = 1.96 * np.sqrt((1 + a.rho**2 / 2) / (n - 3))
+    assert np.arctanh(a.low) == pytest.approx(np.arctanh(a.rho) - half)
+    assert np.arctanh(a.high) == pytest.approx(np.arctanh(a.rho) + half)
+
+
+def test_two_tasks_or_two_epsilons_are_no_one_order(found):
+    for other in (dict(task="two"), dict(eps=2.0)):
+        with pytest.raises(ValueError, match="number of tasks and epsilons"):
+            frontiers.agreement((*found, replace(found[0], **other)))
+    with pytest.raises(ValueError, match="pass four or more"):
+        frontiers.agreement(found[:3])
+
+
+def test_points_are_means_over_seeds_of_what_was_trained(monkeypatch):
+    def record(key, seed, accuracy, **config):
+        config = dict(kind="pm", d=10, mechanism="Pm()") | config
+        return records.Record(
+            "across",
+            "frontier",
+            scale="full",
+            key=key,
+            seed=seed,
+            trained=True,
+            config=config,
+            final=dict(accuracy=accuracy),
+            history={},
+            cells={},
+            guarantee=None,
+            as_run={},
+            bits=None,
+            data={},
+            cost={},
+            origin={},
+        )
+
+    private = dict(trust="local", predicted=2.0, up={"values": 5, "total": 15})
+    made = [record("toy.eps8.pm", s, 50.0 + s, **private) for s in range(3)]
+    made += [record("tune.toy.pm", 0, 99.0), record("toy.none", 0, 90.0, kind="none")]
+    private, none = frontiers.points(made)
+    assert (private.eps, private.bits, private.predicted) == (8.0, 1.5, 2.0)
+    assert (private.accuracy.mean, private.accuracy.n) == (51.0, 3)
+    assert none.eps is None and none.bits == 32 and none.accuracy.n == 1
+
+
+def test_the_picture_has_every_point_and_says_whom_it_trusts(found):
+    (axis,) = frontiers.picture(found, "toy", "a title").axes
+    lines = [line for line in axis.lines if line.get_marker() not in ("", "None", None)]
+    assert len([line for line in lines if len(line.get_xdata()) == 1]) == len(KINDS)
+    names = axis.get_legend_handles_labels()[1]
+    assert "Gaussian (server trusted)" in names
+    assert "Gaussian, noise of each client (nobody trusted)" in names
+    with pytest.raises(ValueError, match="task"):
+        frontiers.picture(found, "tov")
+
+
+def test_the_figure_that_answers_holds_its_data_and_asks_nobody(found):
+    odd = replace(found[0], built="a </script> b")
+    text = frontiers.Explorer((*found[1:], odd))._repr_html_()
+    data = re.search(r'<script type="application/json">(.*?)</script>', text, re.S)[1]
+    told = json.loads(data)
+    assert [p["mean"] for p in told[:2]] == [80.0, 70.0] and told[-1][
+        "built"
+    ] == odd.built
+    assert {p["n"] for p in told} == {3} and len(told) == len(found)
+    rest = text.replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"https?:|src=|@import|fetch\(|XMLHttp", rest)
