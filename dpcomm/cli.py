@@ -102,7 +102,7 @@ def _audit_options(parser):
 def _bench_options(parser):
     "The options of `dpcomm bench`."
     add = parser.add_argument
-    shown = "W1, W2, cnn, lstm, codecs, secagg, accountants or growth; all if left out"
+    shown = "W1, W2, cnn, lstm, codecs, secagg, accountants, growth or memory; all if left out"
     add("names", nargs="*", metavar="NAME", help=shown)
     rival = "loop, pfl or flower beside our engines; may be given again"
     add("--peer", action="append", default=[], metavar="P", help=rival)

@@ -9,6 +9,8 @@ __all__ = ['run', 'check', 'committed', 'table', 'describe']
 import datetime
 import json
 import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -21,9 +23,7 @@ from ..core.random import Insecure, normal, seed_tree
 from ..core.vectors import flatten
 from ..evidence import paper_tables, records
 from ..evidence.verdicts import Table
-from dpcomm.experiments.peers import (
-    peer_versions,
-)
+from .peers import NotRun, peer_versions
 from dpcomm.experiments.rounds import (
     WORKLOADS,
     _images,
@@ -70,6 +70,48 @@ def codec_calls(
     for size in (d, 27 * d):
         calls |= message_calls(f"rec, K = 128, d = {size:,}", rec, size)
     return calls
+
+# %% ../../nbs/reference/bench.ipynb #me36mem2
+HELD = 2**18  # entries of a vector, so long that pages and counters do not matter
+WATCH = """
+import json
+from pathlib import Path
+
+from dpcomm.experiments import bench
+
+
+def told(name):
+    text = Path("/proc/self/status").read_text()
+    return int(text.partition(name)[2].split()[0]) / 1024
+
+
+for part, call in bench.codec_calls(bench.HELD).items():
+    if not part.endswith(("encode", "decode")) or "," in part.rpartition(", ")[0]:
+        continue
+    call()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = told("VmRSS:")
+    call()
+    print(json.dumps([part, told("VmHWM:") - before]), flush=True)
+"""
+
+
+def memory_rows() -> list:  # rows, in MiB
+    "Peak memory to encode and to decode, every mechanism."
+    if not Path("/proc/self/clear_refs").exists():
+        why = NotRun("this system does not reset the peak of a process's memory")
+        return [row("memory", "dpcomm", "all", why)]
+    known = [str(paper_tables.assets("").parents[1]), os.environ.get("PYTHONPATH", "")]
+    env = os.environ | dict(MALLOC_MMAP_THRESHOLD_=str(2**16), MALLOC_TOP_PAD_="0")
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, known))
+    words = [sys.executable, "-c", WATCH]
+    said = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    found = map(json.loads, said.stdout.splitlines())
+    return [
+        row("memory", "dpcomm", part, NotRun(""))
+        | dict(memory=float(f"{peak:.3g}"), size=HELD, note="")
+        for part, peak in found
+    ]
 
 # %% ../../nbs/reference/bench.ipynb #cfe0dc49
 def secagg_calls(
@@ -212,7 +254,7 @@ def machine(
 # %% ../../nbs/reference/bench.ipynb #7eaf5b72
 PARTS = {"codecs": codec_calls, "secagg": secagg_calls}
 PARTS |= {"accountants": accountant_calls, "growth": growth_calls}
-NAMES = (*WORKLOADS, *PARTS)
+NAMES = (*WORKLOADS, *PARTS, "memory")
 
 # %% ../../nbs/reference/bench.ipynb #bb04f54f
 def run(
@@ -243,7 +285,9 @@ def run(
     try:
         peak = peak_flops()
         for name in names:
-            if name in PARTS:
+            if name == "memory":
+                rows += memory_rows()
+            elif name in PARTS:
                 rows += _part_rows(name, repeats, say)
             else:
                 rows += contest(
@@ -356,6 +400,12 @@ def table(rows: list) -> Table:
     name, notes = rows[0]["workload"], [r["note"] for r in rows if r["note"]]
     if name == "growth":
         return _growth_table(rows)
+    if name == "memory":
+        shown = tuple(
+            (r["part"], "-" if r["memory"] is None else f"{r['memory']:.3g}")
+            for r in rows
+        )
+        return Table(("work", "MiB"), shown, name, tuple(notes))
     if name in PARTS:
         header = ("work", "CPU, ms", "least-most", "wall, ms")
         return Table(header, tuple((r["part"], *_times(r)) for r in rows), name)

@@ -47,7 +47,7 @@ class Row:
     least: float  # no estimate does better with its bits and its guarantee
     up: dict  # bits of one client's upload, by what they are for
     down: dict  # bits of one client's download
-    costs: dict  # CPU seconds and memory of a round, from bench records; None: not recorded
+    costs: dict  # CPU seconds of a round, MiB of a message, from bench records; None: not recorded
     gives_up: tuple  # of sentences
     checked: str  # the run that checked the prediction, or that it is extrapolated
 
@@ -304,7 +304,7 @@ def _row(s, mechanism, made, error):
         down=down,
         costs=costs(s, mechanism),
         gives_up=gives_up(mechanism, error, made.trust),
-        checked=checked(mechanism.name, s.d, s.cohort),
+        checked=checked(s, mechanism),
     )
 
 
@@ -312,25 +312,38 @@ EXPERIMENT = ("across", "mean_estimation")  # where it is filed, and its name
 
 
 def checked(
-    name: str,  # registered mechanism
-    d: int,  # entries of a vector
-    cohort: int,  # clients of a round
+    deployment: Deployment,  # with d
+    mechanism: Mechanism,  # calibrated
 ) -> str:
-    "The run of mean-estimation nearest to this size, and what it measured."
-    known = [r for r in _played() if r.config["kind"] == name]
+    "The run of mean-estimation nearest to it, and what that measured of its prediction."
+    known = [r for r in _played() if r.config["kind"] == mechanism.name and r.final]
     if not known:
         return "extrapolated: no run stands"
 
     def far(record):
-        sizes = zip((d, cohort), (record.config["d"], record.config["n"]))
-        return sum(abs(math.log(want / have)) for want, have in sizes)
+        c, s = record.config, deployment
+        sizes = (s.d / c["d"], s.cohort / c["n"])
+        differ = [
+            name
+            for name, v in c["parameters"].items()
+            if not _alike(mechanism, name, v)
+        ]
+        return sum(abs(math.log2(ratio)) for ratio in sizes), len(differ)
 
     near = min(known, key=far)
-    same = [r.final["mse"] for r in known if far(r) == far(near)]
-    ratio = sum(same) / len(same) / near.config["predicted"]
-    size = f"d = {near.config['d']:,}, n = {near.config['n']:,}"
-    how = "checked" if far(near) == 0 else "extrapolated from"
-    return f"{how} {size}: measured {ratio:.3g} of predicted, {len(same)} runs"
+    c, all_come = near.config, deployment.sampling == "none"
+    ratio, se = (near.final[k] / c["predicted"] for k in ("mse", "se"))
+    size = f"d = {c['d']:,}, n = {c['n']:,}, eps = {c['eps']:g} a round"
+    how = "checked at" if far(near) == (0, 0) and all_come else "extrapolated from"
+    return f"{how} {size}: measured {ratio:.2f} of the prediction, s.e. {se:.2g}"
+
+
+def _alike(mechanism, name, value):
+    "Whether a parameter is a record's, but for what calibration leaves open."
+    own = getattr(mechanism, name)
+    if isinstance(value, float) and isinstance(own, (int, float)):
+        return math.isclose(own, value, rel_tol=0.01)
+    return own == value
 
 
 @cache
@@ -464,12 +477,12 @@ def _more_eps(s, eps, bits):
 
 # %% ../../nbs/reference/choosing.ipynb #c4000025
 HEADER = ("mechanism", "error", "noisier", "above bound", "bits up", "bits down")
-HEADER += ("client, s", "server, s", "eps")
+HEADER += ("client, s", "server, s", "client, MiB", "server, MiB", "eps")
 ABOUT = (
     "error: squared, of a round's average, for vectors of norm 1; noisier: sampling error"
     " over that without privacy; above bound: error over what no estimate does better, -"
     " where the bound is 0; bits: of one client's messages in a round; seconds of CPU a"
-    " round: from bench records, scaled with d"
+    " round, MiB of memory a message: from bench records, scaled with d"
 )
 
 # %% ../../nbs/reference/choosing.ipynb #d8d74df8
@@ -506,6 +519,8 @@ def _cells(row, promises):
         f"{row.down['total']:,}",
         _number(row.costs["client"]),
         _number(row.costs["server"]),
+        _number(row.costs["client_memory"]),
+        _number(row.costs["server_memory"]),
         f"{row.guarantee.eps:.4g} [{promises.index(str(row.guarantee)) + 1}]",
     )
 

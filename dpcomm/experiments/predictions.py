@@ -44,7 +44,8 @@ def examples(
     return (axes[0] + axes[1:]) / 2**0.5
 
 # %% ../../nbs/reference/predictions.ipynb #c4000007
-PIECES = dict.fromkeys(("gaussian", "imvu", "mvu", "signsgd", "topk"), 2**16)
+LAWS = ("gaussian", "imvu", "mvu", "quantised", "signsgd")  # of an entry alone
+PIECES = dict.fromkeys((*LAWS, "compressive", "topk"), 2**16)
 PIECES |= {"sqkr": 2**12}  # entries whose moments stand for those of all
 FEWER = {"rec": 4}  # vectors that stand for all: its law turns with the vector
 
@@ -68,14 +69,10 @@ def average_error(
     n, size = check_positive("cohort", cohort), PIECES.get(mechanism.name)
     u = check_finite("updates", check_rows("updates", updates))
     d, part = u.shape[1], u[: FEWER.get(mechanism.name), :size]
-    scale, u = d / part.shape[1], part.double()
-    bias, variance = mechanism.moments(part)
-    e, V = u + bias.double(), float(variance.double().sum(1).mean())
+    scale, (k, size) = d / part.shape[1], part.shape
+    (own_u, S), (own_eu, X), (own_e, C), V = _products(part, *mechanism.moments(part))
     if mechanism.trust == "central":
-        V += mechanism.std**2 * u.shape[1] / n
-    own_u, S = _products(u, u)
-    own_eu, X = _products(e, u)
-    own_e, C = _products(e, e)
+        V += mechanism.std**2 * size / n
     pairs = 1 - 1 / (clients or n)
     sampling = scale * max(own_u - S, 0.0) / n
     if S <= 0 or X <= 0:
@@ -85,15 +82,28 @@ def average_error(
     both = (
         c * c * C - 2 * c * X + S
     )  # of a federation it is a square, of few rows nearly
-    both = both if len(u) >= n else max(both, 0.0)
+    both = both if k >= n else max(both, 0.0)
     error = scale * (alone / n + pairs * both)
     return Error(max(error, 0.0), X / S, sampling)
 
 
-def _products(a, b):
-    "Mean inner product of a row with its own, and with another client's."
-    k, own = len(a), float((a * b).sum())
-    return own / k, (float(a.sum(0) @ b.sum(0)) - own) / (k * (k - 1))
+COLUMNS = 2**16  # entries at once, which a cache holds
+
+
+def _products(u, bias, variance):
+    """Mean inner products of a row with its own, and with another client's: of u with
+    itself, of e = u + bias with u, of e with itself; and the variance of a row.
+    """
+    k, own, all_, V = len(u), [0.0] * 3, [0.0] * 3, 0.0
+    parts = (x.split(COLUMNS, 1) for x in (u, bias, variance))
+    for a, off, v in zip(*parts):
+        a, V = a.double(), V + float(v.sum(dtype=torch.float64)) / k
+        e = a + off.double()
+        for i, (x, y) in enumerate(((a, a), (e, a), (e, e))):
+            own[i] += float(x.flatten() @ y.flatten())
+            all_[i] += float(x.sum(0) @ y.sum(0))
+    pairs = k * (k - 1)
+    return *((o / k, (all_[i] - o) / pairs) for i, o in enumerate(own)), V
 
 # %% ../../nbs/reference/predictions.ipynb #c4000018
 TIMED = 61_706  # entries of the vectors that bench records encode
@@ -144,7 +154,7 @@ def costs(
 ) -> (
     dict
 ):  # client and server, CPU seconds of a round; their memory in MiB; None: not recorded
-    "CPU and memory of one round, from bench records, scaled with d."
+    "CPU of one round and memory of one message, from bench records, scaled with d."
     record, rows = _timed()
     scale = deployment.d / TIMED
     found = dict.fromkeys(("client", "server", "client_memory", "server_memory"))
@@ -155,8 +165,9 @@ def costs(
         row = rows.get(f"{mechanism.name}, {part}")
         if row:
             found[side] = scale * times * row["cpu"][0]
-            memory = row["memory"]
-            found[f"{side}_memory"] = None if memory is None else scale * memory
+        held = _held().get(f"{mechanism.name}, {part}")
+        if held and held["memory"] is not None:
+            found[f"{side}_memory"] = deployment.d / held["size"] * held["memory"]
     if mechanism.summed:
         near = min(_sessions(), key=lambda line: abs(line["n"] - deployment.cohort))
         words = mechanism.bits(deployment.d).payload / mechanism.ring.bits / near["d"]
@@ -174,6 +185,12 @@ def _sessions():
     "What sessions cost a client, in milliseconds of both sides."
     text = (paper_tables.assets("secagg") / "sessions.jsonl").read_text("utf-8")
     return [json.loads(line) for line in text.splitlines()]
+
+
+@cache
+def _held():
+    "Rows of the newest record of memory, by part."
+    return {row["part"]: row for row in bench.committed("memory")[1]}
 
 
 @cache

@@ -275,7 +275,9 @@ class Compressive(LinearSketch):
         return plan(d, self.fraction, self.chunks, self.seed, self.kept, self.round)
 
     def bits(self, d):
-        return Bits.of(32 * len(self.plan(d).kept), header_bits(self.name), 0, d)
+        check_between("chunks", self.chunks, 1, check_size("d", d))
+        kept = _kept_size(self.fraction, d)
+        return Bits.of(32 * kept, header_bits(self.name), 0, d)
 
     def sketch(self, u: Tensor) -> Tensor:
         "Measure, then clip what was measured. [fltop Alg. 3, lines 25-26]"

@@ -136,6 +136,7 @@ def slack(
 COIN_SHARE = 0.1  # of eps, for the coin; the threshold has the rest
 
 
+@functools.lru_cache(maxsize=8)
 def thresholds(
     d: int,  # dimension, >= 1
     levels: int,  # K, >= 2
@@ -209,10 +210,13 @@ def calibrate(
     check_choice("rule", rule, RULES)
     _, ratio, share = tails(d, levels)
     fit, log_odds = _allowed(d, levels, eps, rule, kappa_min)
-    log_p = -np.logaddexp(0, -log_odds)
-    log_m = share + log_p + np.log(-np.expm1(-np.maximum(log_odds + ratio, 1e-300)))
-    at = fit[-1] if rule == "paper" else fit[log_m[fit].argmax()]
-    tau, p, m = int(at) + 1, math.exp(log_p[at]), math.exp(log_m[at])
+    near = fit[-1:] if rule == "paper" else _near_best(fit, log_odds, share)
+    log_p = -np.logaddexp(0, -log_odds[near])
+    gain = np.log(-np.expm1(-np.maximum(log_odds[near] + ratio[near], 1e-300)))
+    log_m = share[near] + log_p + gain
+    best = log_m.argmax()
+    at, tau = near[best], int(near[best]) + 1
+    p, m = math.exp(log_p[best]), math.exp(log_m[best])
     kappa, q, price = (
         2 * tau - d - 1,
         (1 + (levels - 1) * m) / levels,
@@ -226,6 +230,12 @@ def calibrate(
     same = np.arange(d + 1)
     pairs = float(match_law(cal) @ (same * (same - 1.0)))
     return cal._replace(q2=pairs / (d * (d - 1)))
+
+
+def _near_best(fit, log_odds, share):
+    "Places where m may be largest: log p is at most min(0, log-odds), and log 2 below it."
+    least = share[fit] + np.minimum(0, log_odds[fit])
+    return fit[least > least.max() - 1]
 
 
 def _allowed(d, levels, eps, rule, kappa_min):

@@ -226,6 +226,29 @@ def test_growth_has_its_curves():
             call()
 
 
+@pytest.mark.deep
+def test_every_message_holds_what_is_returned_and_a_million_bytes_are_noticed():
+    rows = bench.memory_rows()
+    if not os.path.exists("/proc/self/clear_refs"):
+        assert "NOT RUN" in rows[0]["note"]
+        return
+    held = {row["part"]: row["memory"] for row in rows}
+    names = bench.contract.registered()
+    assert {*held} == {f"{n}, {way}" for n in names for way in ("encode", "decode")}
+    vector = 4 * bench.HELD / 2**20
+    assert all(held[f"{n}, decode"] > 0.6 * vector for n in names if n != "vqsgd")
+    assert all(peak < 200 * vector for peak in held.values())
+
+
+def test_memory_that_cannot_be_measured_says_so(monkeypatch):
+    monkeypatch.setattr(bench.Path, "exists", lambda self: False)
+    (only,) = bench.memory_rows()
+    assert only["memory"] is None and "does not reset" in only["note"]
+    shown = bench.table([only, only | dict(part="pm, encode", memory=2.5, note="")])
+    assert shown.rows == (("all", "-"), ("pm, encode", "2.5"))
+    assert len(shown.notes) == 1
+
+
 # ---- what is printed and kept
 
 

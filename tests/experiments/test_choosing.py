@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import dpcomm
 from dpcomm import Deployment, cli, mechanism, registered
 from dpcomm.core.random import seed_tree
 from dpcomm.experiments import choosing, predictions
+from dpcomm.privacy import audit
 
 ASKED = Deployment(5_000, 50, 800, 1e-6, visits=20, d=256)
 KNOWN = replace(ASKED, trust="secagg")
@@ -84,7 +86,10 @@ def test_few_examples_stand_for_a_large_cohort(name):
 
 @tabled("name", tuple(predictions.PIECES))
 def test_a_piece_stands_for_the_whole(name, monkeypatch):
-    more = dict(fraction=0.25, n_clients=50) if name == "topk" else {}
+    cut = name in ("compressive", "topk")  # to a support that is drawn
+    more = dict(fraction=0.25, n_clients=50) if cut else {}
+    more |= dict(iterations=0) if name == "compressive" else {}
+    more |= dict(rounding="random", top=0.05) if name == "quantised" else {}
     more |= dict(local=True) if name == "gaussian" else {}
     free = dict(eps=0.5) if name in ("imvu", "mvu", "sqkr") else dict(sigma=2.0)
     m, u = mechanism(name, clip_norm=1.0, **free, **more), predictions.examples(2**13)
@@ -92,7 +97,7 @@ def test_a_piece_stands_for_the_whole(name, monkeypatch):
     whole = predictions.average_error(m, u, 50)
     monkeypatch.setattr(predictions, "PIECES", {name: 2**12})
     piece = predictions.average_error(m, u, 50)
-    near = 0.2 if name == "topk" else 0.05  # whose support is drawn
+    near = 0.2 if cut else 0.05
     assert piece.error == pytest.approx(whole.error, rel=near)
     assert piece.gain == pytest.approx(whole.gain, rel=near)
 
@@ -142,6 +147,88 @@ def test_another_definition_has_a_table_of_its_own():
         assert found.best.name != "swapped"
     finally:
         del dpcomm.mechanisms.contract._REGISTRY["swapped"]
+
+
+def record_of(row, d, n, **more):
+    "What mean-estimation records of a row that it plays."
+    config = dict(kind=row.name, d=d, n=n, eps=4.0, predicted=row.error)
+    config |= dict(parameters=row.parameters) | more
+    return SimpleNamespace(config=config, final=dict(mse=2 * row.error, se=row.error))
+
+
+def test_a_prediction_is_checked_where_it_was_played_and_nowhere_else(monkeypatch):
+    asked = Deployment(10, 10, 1, 1e-6, sampling="none", d=64)
+    row = choosing.choose(asked, 4.0).best
+    monkeypatch.setattr(choosing, "_played", lambda: ())
+    assert choosing.checked(asked, row.built) == "extrapolated: no run stands"
+    far, near = record_of(row, 2**16, 10), record_of(row, 64, 10)
+    for found in ((far, near), (near, far)):
+        monkeypatch.setattr(choosing, "_played", lambda found=found: found)
+        said = choosing.checked(asked, row.built)
+        assert said.startswith(
+            "checked at d = 64, n = 10, eps = 4 a round: measured 2.00"
+        )
+    other = replace(row.built, sigma=1.1 * row.built.sigma)
+    for deployment, built in (
+        (asked, other),
+        (replace(asked, d=65), row.built),
+        (replace(asked, n_clients=100, sampling="poisson"), row.built),
+    ):
+        said = choosing.checked(deployment, built)
+        assert said.startswith("extrapolated from d = 64, n = 10")
+
+
+def test_a_refusal_checks_nothing(monkeypatch):
+    empty = SimpleNamespace(config=dict(kind="topk", d=256, n=50), final={})
+    monkeypatch.setattr(choosing, "_played", lambda: (empty,))
+    m = mechanism("topk", fraction=1.0, clip_norm=1.0, sigma=1.0, n_clients=50)
+    assert choosing.checked(ASKED, m) == "extrapolated: no run stands"
+
+
+def test_memory_is_the_record_s_scaled_with_the_length(monkeypatch):
+    held = {"pm, encode": dict(memory=3.0, size=512), "pm, decode": dict(memory=None)}
+    monkeypatch.setattr(predictions, "_held", lambda: held)
+    found = predictions.costs(ASKED, mechanism("pm", bound=1.0, eps=1.0))
+    assert found["client_memory"] == 1.5 and found["server_memory"] is None
+
+
+# ---- the epsilons, attacked at the parameters that choose finds
+
+ATTACKED = Deployment(10, 10, 1, 1e-6, sampling="none", d=16)
+
+
+def attacked(row, less=1.0, trials=4_000):
+    "The game of a row's mechanism, perhaps of one with less noise, against its claims."
+    m, known = row.built, row.built.relations
+    relation = row.guarantee.relation if row.guarantee.relation in known else "local"
+    claimed = audit.claims(m, relation, d=16)
+    free = m.free
+    spent = getattr(m, free) * (less if free == "sigma" else 1 / less)
+    rng = seed_tree(0, "attacked", m.name)
+    liar = replace(m, **{free: spent})
+    return audit.judge_play(liar, relation, trials, rng, against=claimed, d=16)
+
+
+@pytest.mark.deep
+@tabled("name", registered())
+def test_no_attack_refutes_what_choose_promises(name):
+    for eps in (0.5, 4.0):
+        row = next(
+            r for r in choosing.choose(ATTACKED, eps).rankings[0].rows if r.name == name
+        )
+        assert row.guarantee == replace(ATTACKED, relation="zero-out").guarantee(
+            row.built
+        )
+        assert not attacked(row, trials=500 if name == "rec" else 20_000).refuted
+
+
+@tabled("name", ["gaussian", "privquant", "pm", "topk"])
+def test_the_attack_notices_half_of_the_noise(name):
+    row = next(
+        r for r in choosing.choose(ATTACKED, 4.0).rankings[0].rows if r.name == name
+    )
+    assert not attacked(row).refuted
+    assert attacked(row, less=0.5).refuted
 
 
 def test_no_mechanism_is_below_its_bound():
