@@ -62,9 +62,10 @@ def test_the_grid_has_every_mechanism_at_every_size():
 @tabled("key", [*mean_estimation.sizes("full")])
 def test_four_rounds_or_more_are_played_within_the_entries(key):
     name, d, n, _ = mean_estimation.sizes("full")[key]
-    rounds, clients = mean_estimation.plays(name, d, n, 2**26)
+    entries = mean_estimation.settings("full")["entries"]
+    rounds, clients = mean_estimation.plays(name, d, n, entries)
     assert 4 <= rounds <= 64 and 2 <= clients <= n
-    assert rounds * clients * d <= 2**26
+    assert rounds * clients * d <= entries
     assert clients == n or rounds == 4
 
 
