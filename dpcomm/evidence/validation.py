@@ -22,7 +22,6 @@ from . import paper_tables
 SCALES = ("smoke", "quick", "full")
 POINTS = 60  # most points of a history
 
-
 # %% ../../nbs/evidence/validation.ipynb #f750083a
 def _type_fault(f, value):
     "What is wrong with the type of one field; '' if nothing."
@@ -38,7 +37,6 @@ def type_names(
     "Names of the allowed types, None as JSON has it."
     names = {"NoneType": "null"}
     return " or ".join(names.get(k.__name__, k.__name__) for k in kinds)
-
 
 # %% ../../nbs/evidence/validation.ipynb #c61353c2
 TEXT, NUMBER, NESTED = {str, bool, NoneType}, {int, float}, {dict, list}
@@ -75,7 +73,6 @@ def _infinite(value, at, depth=20):
         filter(None, (_infinite(v, where, depth - 1) for where, v in pairs)), ""
     )
 
-
 # %% ../../nbs/evidence/validation.ipynb #r0rng02
 ANY, COUNT, PERCENT, PART = (-math.inf, math.inf), (0, math.inf), (0, 100), (0, 1)
 FINITE = (-sys.float_info.max, sys.float_info.max)
@@ -108,7 +105,6 @@ def _range_fault(at, value, range):
     wanted = f"from {low} to {high}" if high < math.inf else f"from {low} on"
     return f"{at} is {shown(value)}; it must be a number {wanted}"
 
-
 # %% ../../nbs/evidence/validation.ipynb #5dd35bea
 def _score_fault(name, value):
     "A score is a number in the range of its name, or null."
@@ -131,7 +127,6 @@ def _final_fault(final, at="final"):
         if found:
             return found
     return ""
-
 
 # %% ../../nbs/evidence/validation.ipynb #62451f93
 def _plain(column, range):
@@ -160,7 +155,6 @@ def _history_fault(history):
     )
     return next(filter(None, faults), "")
 
-
 # %% ../../nbs/evidence/validation.ipynb #r0rng04
 def _cell_fault(record, known, units):
     "A cell is a number in the range of its unit, and its key exists."
@@ -178,7 +172,6 @@ def _cell_fault(record, known, units):
         if found := _range_fault(f"cells.{key}", value, UNITS.get(bare, ANY)):
             return found
     return ""
-
 
 # %% ../../nbs/evidence/validation.ipynb #r0dep02
 RELATIONS = "add-remove", "zero-out", "replace"
@@ -215,7 +208,6 @@ def _promises_fault(record):
     promises |= {} if record.guarantee is None else {"guarantee": record.guarantee}
     return next(filter(None, (_promise_fault(p, at) for at, p in promises.items())), "")
 
-
 # %% ../../nbs/evidence/validation.ipynb #r0dep03
 def _origin_fault(record):
     "Costs are numbers or null; names, hashes and dates are text."
@@ -230,7 +222,6 @@ def _origin_fault(record):
         if not isinstance(value, str):
             return f"{at} is {shown(value)}; it must be text"
     return ""
-
 
 # %% ../../nbs/evidence/validation.ipynb #aa3d9ebd
 @cache

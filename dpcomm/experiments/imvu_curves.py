@@ -20,7 +20,6 @@ from .grids import Run
 from ..mechanisms.contract import mechanism
 from ..training import linear_model
 
-
 # %% ../../nbs/reference/imvu_curves.ipynb #f6036832
 @dataclass(frozen=True)
 class Sweep:
@@ -48,7 +47,6 @@ class Sweep:
 
 KINDS = ("gaussian", "imvu", "signsgd", "mvu")
 
-
 # %% ../../nbs/reference/imvu_curves.ipynb #55f1216b
 def sweep(
     task: str,  # mnist or cifar10
@@ -67,7 +65,6 @@ def sweep(
     found |= dict(delta=paper_tables.hyper("imvu", "delta").value, images=task)
     return Sweep(task, scale, **found | own)
 
-
 # %% ../../nbs/reference/imvu_curves.ipynb #364337b3
 def smoke(
     task: str,  # mnist or cifar10
@@ -84,7 +81,6 @@ def smoke(
         steps=(0.04,),
         budgets=(100.0, 1000.0),
     )
-
 
 # %% ../../nbs/reference/imvu_curves.ipynb #fd570a07
 MVU_INPUTS = 2**9
@@ -106,7 +102,6 @@ def at_noise(
     eps, beta = float(2 * np.arctanh(1 / ratio)), ratio / sigma
     return mechanism(kind, clip_norm=clip, eps=eps, beta=beta, n_inputs=MVU_INPUTS)
 
-
 # %% ../../nbs/reference/imvu_curves.ipynb #1e428e81
 ACCOUNTANT = dict(gaussian="rdp-balle", imvu="fisher-balle", signsgd="rdp-balle")
 ACCOUNTANT |= {"mvu": "grid-balle"}
@@ -125,7 +120,6 @@ def account(
         rounds=epochs, delta=s.delta, relation="zero-out", accountant=accountant, **own
     )
 
-
 # %% ../../nbs/reference/imvu_curves.ipynb #80c37fde
 RATIOS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 
@@ -140,7 +134,6 @@ def charged(
     how = ACCOUNTANT["mvu"]
     return {ratio: account(s, m, s.epochs, how).eps for ratio, m in made.items()}
 
-
 # %% ../../nbs/reference/imvu_curves.ipynb #265519e4
 def build(
     s: Sweep,
@@ -150,7 +143,6 @@ def build(
     "One mechanism of a sweep. [imvu Sec. 4.1]"
     ratio = min(charged(s), key=charged(s).__getitem__) if kind == "mvu" else None
     return at_noise(kind, sigma, s.clip, ratio)
-
 
 # %% ../../nbs/reference/imvu_curves.ipynb #0de3e4ab
 @cache
@@ -164,7 +156,6 @@ def price(
     mech = build(s, curve.split(".")[0], sigma)
     return account(s, mech, epochs, ACCOUNTANT[curve]).eps
 
-
 # %% ../../nbs/reference/imvu_curves.ipynb #8ab383a6
 LABELS = dict(gaussian="Gaussian", imvu="I-MVU", signsgd="SignSGD", mvu="MVU")
 
@@ -174,7 +165,6 @@ def key_of(
 ) -> str:  # as 'imvu.sigma2.step0.04'
     "Name of a run. [imvu Figure 2]"
     return "{}.sigma{:g}.step{:g}".format(*point)
-
 
 # %% ../../nbs/reference/imvu_curves.ipynb #adc66cc0
 def trained(
@@ -200,7 +190,6 @@ def trained(
             )
         )
     return found
-
 
 # %% ../../nbs/reference/imvu_curves.ipynb #f285b5d3
 def read(
@@ -232,7 +221,6 @@ def read(
             )
     return found
 
-
 # %% ../../nbs/reference/imvu_curves.ipynb #eafb9749
 @cache
 def loaded(
@@ -249,7 +237,6 @@ def loaded(
     said = dict(name=name, n_train=len(x), n_test=len(x_test))
     said |= dict(features_hash=digest.hexdigest()[:12], content_hash=data.content_hash)
     return x, y, x_test, y_test, said
-
 
 # %% ../../nbs/reference/imvu_curves.ipynb #00224afb
 def point(
@@ -286,7 +273,6 @@ def point(
         wall_seconds=fit.seconds,
     )
 
-
 # %% ../../nbs/reference/imvu_curves.ipynb #974ec346
 def accuracy_at(
     s: Sweep,
@@ -305,7 +291,6 @@ def accuracy_at(
     eps, accuracies = np.array(points).T
     return float(linear_model.read_frontier(eps, accuracies, [budget])[0])
 
-
 # %% ../../nbs/reference/imvu_curves.ipynb #1d1e619b
 def frontier(
     s: Sweep,
@@ -320,7 +305,6 @@ def frontier(
         values.append((mine - values[0][0], "percentage points"))
     found = {k: [*v] for k, v in zip(run.fills, values) if np.isfinite(v[0])}
     return dict(cells=found, data=inputs[run.needs[0]].data)
-
 
 # %% ../../nbs/reference/imvu_curves.ipynb #70931e64
 def play(

@@ -27,7 +27,6 @@ from ..mechanisms.contract import Mechanism
 from ..mechanisms.deployments import Deployment
 from ..secagg import session, shamir
 
-
 # %% ../../nbs/reference/predictions.ipynb #c4000005
 def examples(
     d: int,  # entries of a vector, >= 1
@@ -43,7 +42,6 @@ def examples(
     if own < 2:
         return axes[:1].expand(2, d).clone()
     return (axes[0] + axes[1:]) / 2**0.5
-
 
 # %% ../../nbs/reference/predictions.ipynb #c4000007
 LAWS = ("gaussian", "imvu", "mvu", "quantised", "signsgd")  # of an entry alone
@@ -106,7 +104,6 @@ def _products(u, bias, variance):
             all_[i] += float(x.sum(0) @ y.sum(0))
     pairs = k * (k - 1)
     return *((o / k, (all_[i] - o) / pairs) for i, o in enumerate(own)), V
-
 
 # %% ../../nbs/reference/predictions.ipynb #c4000018
 TIMED = 61_706  # entries of the vectors that bench records encode

@@ -13,7 +13,6 @@ import numpy as np
 from scipy.special import log_ndtr
 from scipy.stats import binom
 
-
 # %% ../../nbs/foundations/pairs.ipynb #705c7f08
 @dataclass(frozen=True)
 class _Normal:
@@ -30,7 +29,6 @@ class _Normal:
     def anchor(self, step):
         "A loss that should be a point of the grid; 0: any grid will do."
         return 0.0
-
 
 # %% ../../nbs/foundations/pairs.ipynb #65c0ed2b
 @dataclass(frozen=True)
@@ -77,7 +75,6 @@ class _Swapped:
     def anchor(self, step):
         return self.pair.anchor(step) + step / 500
 
-
 # %% ../../nbs/foundations/pairs.ipynb #3ebe6b3b
 @dataclass(frozen=True)
 class _TwoSided:
@@ -94,7 +91,6 @@ class _TwoSided:
 
     def anchor(self, step):
         return 0.0
-
 
 # %% ../../nbs/foundations/pairs.ipynb #wn000302
 @dataclass(frozen=True)
@@ -150,7 +146,6 @@ class _Swap:
     def anchor(self, step):
         return 0.0
 
-
 # %% ../../nbs/foundations/pairs.ipynb #9d177770
 class Listed:
     "Two laws over a list of outcomes."
@@ -176,7 +171,6 @@ class Listed:
 
     def anchor(self, step):
         return float(np.abs(self.loss[np.isfinite(self.loss)]).max(initial=0.0))
-
 
 # %% ../../nbs/foundations/pairs.ipynb #44ac2b79
 UNIT = 2.0**-53  # rounding of a float64
@@ -210,7 +204,6 @@ def _rounded_up(pair, y):
     right = np.clip((inner - null) / -np.expm1(-np.diff(y)), 0, inner)
     return np.append(mass[0], right) + np.append(inner - right, 0), mass[-1]
 
-
 # %% ../../nbs/foundations/pairs.ipynb #d934811f
 def _rounded_down(pair, y):
     "P-masses at the points y. [this page, Prop. 2]"
@@ -240,7 +233,6 @@ def _lent(mass, off, left, right):
             return own
         able[1:] &= ~(short[:-1] & (left[1:] > 0))
         able[:-1] &= ~(short[1:] & (right[:-1] > 0))
-
 
 # %% ../../nbs/foundations/pairs.ipynb #77dcf760
 FINE = 2.0**-11  # width of a cell as a part of its loss
@@ -277,7 +269,6 @@ def _atoms(pair, step, span, up):
         k, infinite = _points(step, *span), 0.0
         mass = _rounded_down(pair, k * step)
     return k[mass > 0], mass[mass > 0], float(infinite)
-
 
 # %% ../../nbs/foundations/pairs.ipynb #f8047589
 ROUGH = np.geomspace(1e-10, 1e5, 1900)  # losses of the rough laws
@@ -341,7 +332,6 @@ class _Plan:
         i, j = low.argmax(), high.argmin()
         return std, (low[i], high[j]), (-t[i], t[j])
 
-
 # %% ../../nbs/foundations/pairs.ipynb #615fb655
 SIZES = 2**12, 2**20  # points of a circle
 TOLERANCE = 1e-5  # of epsilon, for the grid
@@ -386,7 +376,6 @@ def _composed(laws, theta, step, size, first):
     law = np.fft.irfft(np.exp(log_z), size)[(first + np.arange(size)) % size]
     error = 2 / size * float(np.exp(log_most) @ (share + rate))
     return law, scale, error, relative
-
 
 # %% ../../nbs/foundations/pairs.ipynb #7bb2f2fd
 def _one_end(plan, view, up):
@@ -454,7 +443,6 @@ def _read_down(x, above, null, left, slip):
         eps = _between(x, above, null, max(left[j - 1], left[j]), j)
     return max(0.0, float(eps) - slip)
 
-
 # %% ../../nbs/foundations/pairs.ipynb #62c1990e
 TRIES = 3  # tilts
 
@@ -478,7 +466,6 @@ def both_ends(
             break
         theta /= 2
     return low, high
-
 
 # %% ../../nbs/foundations/pairs.ipynb #pr000007
 SWAPS = ("replace", "local")  # relations that move a sum by two clips
