@@ -26,6 +26,7 @@ from ..core.vectors import pack
 from ..datasets.images import Federation
 from ..mechanisms.contract import Mechanism
 from ..mechanisms.deployments import Deployment
+from .adaptive_clip import AdaptiveClip
 from .federated_round import Spread, one_round, one_thread, shares
 from dpcomm.training.functional import (
     Misfit,
@@ -145,6 +146,7 @@ def _report(run, task, guarantee, metrics, train_loss):
             "uplink_bits": bits.uplink_bits,
             "downlink_bits": bits.downlink_bits,
             "header_bits": bits.header_bits,
+            **({} if run.clip is None else {"clip": run.clip}),
         }
     )
     name, first = next(iter(scores.items()))
@@ -242,15 +244,23 @@ def _check_task(run, task, metrics, device):
         _check_test(task)
 
 
-def _more_of_a_round(nonfinite, weights, task, advance):
+def _more_of_a_round(nonfinite, weights, adaptive, task, advance):
     "Arguments of `one_round` beyond what every `advance` takes."
     check_choice("nonfinite", nonfinite, ("refuse", "drop"))
     more = {} if nonfinite == "refuse" else {"nonfinite": nonfinite}
     if weights is not None:
         more["share"] = shares(weights, task.n_clients)
+    if adaptive is not None:
+        if not isinstance(adaptive, AdaptiveClip):
+            raise TypeError(
+                f"adaptive is {shown(adaptive)}; it must say how the clip moves: pass"
+                " AdaptiveClip(quantile=0.5)"
+            )
+        adaptive.split(task.mechanism, task.config.cohort)  # or why it cannot move
+        more["adaptive"] = adaptive
     if more and advance is not one_round:
         raise ValueError(
-            "nonfinite and weights are for federated.one_round, and advance is"
+            "nonfinite, weights and adaptive are for federated.one_round, and advance is"
             f" {getattr(advance, '__name__', advance)!s:.40}: leave them out"
         )
     return more
@@ -265,6 +275,7 @@ def simulate(
     unit: str | None = None,
     nonfinite: str = "refuse",
     weights=None,
+    adaptive: AdaptiveClip | None = None,
     **session,
 ) -> Run:
     """Federated training with a private, compressed uplink. [dprec Alg. 8]
@@ -281,13 +292,15 @@ def simulate(
     unit: protected: client | example; None: as deployed.
     nonfinite: updates of nan or inf end the run; 'drop': they count as 0.
     weights: (n_clients,) >= 0, public, what each client's update weighs; None: alike.
+    adaptive: how the clip moves, paid within the mechanism's noise; None: it stays.
     session: fields of `Session`, such as checkpoint, workers or device.
     Returns: finished, or stopped by max_seconds.
     """
 
     def promised(t):
+        moves = "" if adaptive is None else "the clip follows a private count"
         return check_promise(
-            guarantee(t),
+            guarantee(t).noting(moves),
             task.config,
             task.n_clients,
             rounds=t,
@@ -301,9 +314,9 @@ def simulate(
     own, whom = Session(**session), "client" if unit is None else unit
     check_choice("unit", whom, ("client", "example"))
     _check_kinds(task, guarantee, metrics)
-    more = _more_of_a_round(nonfinite, weights, task, advance)
     if deployment is not None:
         task, guarantee, whom = deployed(task, deployment, guarantee, unit)
+    more = _more_of_a_round(nonfinite, weights, adaptive, task, advance)
     if guarantee:
         promise = promised(task.config.rounds)
         for sentence in relied_on(
@@ -313,6 +326,8 @@ def simulate(
     marks = dict(more)
     if "share" in more:
         marks["share"] = hashlib.sha256(more["share"].tobytes()).hexdigest()
+    if "adaptive" in more:
+        marks["adaptive"] = repr(adaptive)
     run, optimiser, known = start_run(
         task, own.device, own.checkpoint, own.resume, unit=whom, more=marks
     )

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..core.checks import shown
 from ..mechanisms.contract import Mechanism
+from .adaptive_clip import AdaptiveClip
 from dpcomm.training.functional import (
     cause_of_nan,
     check_labels,
@@ -211,9 +212,17 @@ class Sums:
     )
     rows: np.ndarray | None = None  # of the memory, one a visit
     share: np.ndarray | None = None  # (n,) in [0, 1], what a visit weighs; None: 1
+    counted: bool = False  # whether an entry says how many are below the clip
 
     def __call__(self, updates, visits):
-        "The sum, float64, of updates (n, d) of a slice of the visits."
+        "The sum, float64, of updates (n, d) of a slice of the visits; its count last."
+        total = self._sum(updates, visits)
+        if not self.counted:
+            return total
+        inside = updates.norm(dim=1, dtype=torch.float64) <= self.mechanism.clip_norm
+        return torch.cat([total, (inside.double() - 0.5).sum()[None]])
+
+    def _sum(self, updates, visits):
         mechanism, streams = self.mechanism, self.streams[visits]
         if self.share is not None:
             share = torch.from_numpy(self.share[visits]).to(updates)
@@ -231,11 +240,11 @@ class Sums:
     def part(self, visits):
         "Of a slice of the visits alone, with a copy of their memory."
         share = None if self.share is None else self.share[visits]
+        own = replace(self, streams=self.streams[visits], share=share)
         if self.memory is None:
-            return Sums(self.mechanism, self.streams[visits], share=share)
+            return own
         memory = self.memory[self.rows[visits]]
-        rows = np.arange(len(memory))
-        return Sums(self.mechanism, self.streams[visits], memory, rows, share)
+        return replace(own, memory=memory, rows=np.arange(len(memory)))
 
 # %% ../../nbs/training/federated_round.ipynb #rd000005
 def shares(weights, n_clients: int) -> np.ndarray:
@@ -352,6 +361,13 @@ class Spread:
         return found
 
 # %% ../../nbs/training/federated_round.ipynb #32f5f208
+def _without_counts(chunks, counts):
+    "Chunks without the last entries of their sums, which `counts` gets."
+    for part, losses in chunks:
+        counts.append(float(part[-1]))
+        yield part[:-1], losses
+
+
 def one_round(
     run: Run,
     optimiser: torch.optim.Optimizer,
@@ -359,6 +375,7 @@ def one_round(
     pool,
     share: np.ndarray | None = None,
     nonfinite: str = "refuse",
+    adaptive: AdaptiveClip | None = None,
 ) -> float:
     """Advance a run by one round. [dprec Alg. 8; fltop Alg. 3]
 
@@ -368,10 +385,15 @@ def one_round(
     pool: executor of local training, or Spread.
     share: (n_clients,) weights in [0, 1]; None: 1.
     nonfinite: updates of nan or inf: refuse | drop.
+    adaptive: how the clip moves; None: it stays.
     Returns: mean training loss of the cohort.
     """
     t, w, config = run.round, run.w.detach(), task.config
     mechanism, cohort = task.mechanism.for_round(t), task.cohort(t)
+    expected = config.cohort * (1.0 if share is None else share.mean())
+    if adaptive is not None:
+        run.clip = mechanism.clip_norm if run.clip is None else run.clip
+        mechanism = adaptive.split(mechanism, config.cohort, run.clip)
     dropped = [] if nonfinite == "drop" else None
     chunks = train_cohort(
         task,
@@ -386,11 +408,13 @@ def one_round(
             memory=run.memory,
             rows=cohort,
             share=None if share is None else share[cohort],
+            counted=adaptive is not None,
         ),
         dropped=dropped,
     )
-    expected = config.cohort * (1.0 if share is None else share.mean())
-    rng = task.stream(t, "server")
+    rng, counts = task.stream(t, "server"), []
+    if adaptive is not None:
+        chunks = _without_counts(chunks, counts)
     try:
         mean, loss = average(mechanism, w, chunks, expected, len(cohort), rng)
     except FloatingPointError as error:
@@ -401,6 +425,10 @@ def one_round(
             " examples, and Run.dropped lists it"
         )
     run.dropped += [(t, client) for client, _ in dropped or ()]
+    if adaptive is not None:
+        sigma, rng = task.mechanism.for_round(t).sigma, task.stream(t, "count")
+        count = float(adaptive.noised(sum(counts), sigma, config.cohort, rng))
+        run.clip = adaptive.moved(run.clip, count, config.cohort)
     run.w.grad = -mean
     optimiser.step()
     state = SERVER_STATE[config.server] if mechanism.server_is_deterministic else 0

@@ -108,6 +108,7 @@ class Run:
     memory: (n_clients, ...) that clients keep; None: nothing.
     cpu_seconds: of this process, all sessions.
     dropped: (round, client): updates not finite.
+    clip: of the next round, where it moves; None: the mechanism's.
     """
 
     w: Tensor
@@ -119,6 +120,7 @@ class Run:
     memory: Tensor | None = None
     cpu_seconds: float = 0.0
     dropped: list = field(default_factory=list)
+    clip: float | None = None
 
 # %% ../../nbs/training/run_state.ipynb #5fb2c242
 def save_checkpoint(
@@ -142,7 +144,8 @@ def save_checkpoint(
             "memory": run.memory,
             "fingerprint": fingerprint,
         }
-        | ({"dropped": run.dropped} if run.dropped else {}),
+        | ({"dropped": run.dropped} if run.dropped else {})
+        | ({} if run.clip is None else {"clip": run.clip}),
         content,
     )
     write_whole(path, seal(content.getvalue()))
@@ -162,7 +165,7 @@ KEPT = {  # what a checkpoint holds
 }
 
 
-MARKS = "nonfinite", "share"  # in the fingerprint of runs that have them
+MARKS = "nonfinite", "share", "adaptive"  # in the fingerprint of runs that have them
 
 
 def _unlike_a_checkpoint(state):
@@ -269,5 +272,6 @@ def start_run(
         run.cpu_seconds = state["cpu_seconds"]
         run.ledger = Ledger(**state["ledger"])
         run.dropped = [*map(tuple, state.get("dropped", ()))]
+        run.clip = state.get("clip")
         run.memory = None if memory is None else state["memory"].to(device)
     return run, optimiser, own

@@ -1,0 +1,165 @@
+"adaptive_clip: the split of the noise, the law of the count, where the clip goes, resume, audit."
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tables import tabled
+from torch import nn
+
+from dpcomm import Deployment, train
+from dpcomm.core.random import seed_tree
+from dpcomm.mechanisms.contract import mechanism
+from dpcomm.mechanisms.gaussian import Gaussian
+from dpcomm.mechanisms.quantised import Quantised
+from dpcomm.privacy.audit import distinguish
+from dpcomm.training.adaptive_clip import AdaptiveClip
+from dpcomm.training.federated_round import Sums
+
+D, N = 4, 12
+
+
+def clients():
+    rng = seed_tree(0, "clients")
+    made = []
+    for _ in range(N):
+        x = torch.from_numpy(rng.normal(size=(6, 3)).astype(np.float32))
+        made.append((x, x.sum(1, keepdim=True)))
+    return made
+
+
+def run(adaptive, rounds=6, clip=5.0, s=None, make=Gaussian, **more):
+    net = nn.Linear(3, 1)
+    nn.init.zeros_(net.weight), nn.init.zeros_(net.bias)
+    s = s or Deployment(N, 6, rounds, delta=1e-3)
+    given = dict(loss=nn.functional.mse_loss, test=clients()[0], eval_every=1)
+    noise = make(clip_norm=clip, sigma=2.0)
+    if adaptive is not None:
+        given["adaptive"] = adaptive
+    return train(net, clients(), noise, s, lr=0.01, server="sgd", **given | more)
+
+
+@tabled("sigma, count_std, cohort", [(1.0, None, 50), (3.0, None, 10), (0.5, 0.3, 7)])
+def test_updates_and_count_together_have_the_noise_of_the_run(sigma, count_std, cohort):
+    adaptive = AdaptiveClip(count_std=count_std)
+    std = adaptive.noise(sigma, cohort)
+    split = adaptive.split(Gaussian(2.0, sigma), cohort, clip=0.1)
+    both = split.sigma**-2 + (2 * std) ** -2
+    assert sigma**-2 * (1 - 1e-8) < both < sigma**-2
+    assert split.clip_norm == 0.1 and split.exact
+
+
+def test_the_paper_s_noise_of_a_count():
+    assert (
+        AdaptiveClip().noise(1.0, 100) == 5.0 and AdaptiveClip().noise(3.0, 10) == 3.0
+    )
+
+
+@tabled("std", [0.8, 5.0])
+def test_a_count_has_its_noise_and_no_bias(std):
+    n, rng = 40_000, seed_tree(0, "count")
+    drawn = AdaptiveClip(count_std=std).noised(np.full(n, 2.5), 1.0, 8, rng) - 2.5
+    low, high = stats.chi2.interval(1 - 1e-6, n)
+    assert low < (drawn**2).sum() / std**2 < high
+    assert abs(drawn.mean()) < 5 * std / math.sqrt(n)
+
+
+@tabled("share, way", [(0.0, 1), (0.5, 0), (1.0, -1)])
+def test_the_clip_moves_toward_the_quantile(share, way):
+    adaptive = AdaptiveClip(quantile=0.5, rate=0.2)
+    moved = adaptive.moved(2.0, 10 * (share - 0.5), 10)
+    assert moved == pytest.approx(2.0 * math.exp(0.1 * way))
+    assert AdaptiveClip(rate=1e9).moved(2.0, -5, 10) == pytest.approx(2 * math.exp(7))
+
+
+def test_a_sum_says_last_how_many_are_below_the_clip():
+    u = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [0.6, 0.79]])
+    streams = [seed_tree(i) for i in range(4)]
+    sums = Sums(Gaussian(1.0, 1.0, exact=False), streams, counted=True)
+    found = sums(u, slice(0, 4))
+    assert found.tolist() == pytest.approx([1.5, 1.99, 1.0])
+    half = sums.part(slice(0, 2))(u[:2], slice(0, 2))
+    assert half.tolist() == pytest.approx([0.9, 1.2, 0.0])
+    weighted = dataclasses.replace(sums, share=np.array([0.5, 1, 1, 1]))
+    assert weighted(u, slice(0, 4))[-1] == 1.0, "weights change no count"
+
+
+@tabled("make", [Gaussian, Quantised])
+def test_the_clip_moves_in_training_and_epsilon_does_not(make):
+    still = run(None, make=make)
+    moves = run(AdaptiveClip(rate=1.0, count_std=8.0), make=make)
+    assert [h["eps"] for h in still.history] == [h["eps"] for h in moves.history]
+    clips = [h["clip"] for h in moves.history]
+    assert len(set(clips)) == len(clips) == 6 and "clip" not in still.history[0]
+    assert not torch.equal(still.w, moves.w)
+
+
+def test_a_clip_that_is_far_too_long_falls():
+    clips = [h["clip"] for h in run(AdaptiveClip(), rounds=8, clip=1e3).history]
+    assert all(a > b for a, b in zip([1e3, *clips], clips)), clips
+
+
+def test_workers_and_interruptions_change_nothing(tmp_path):
+    adaptive = AdaptiveClip(rate=1.0)
+    whole = run(adaptive)
+    assert torch.equal(whole.w, run(adaptive, workers=3).w)
+    kept = dict(checkpoint=tmp_path / "run.pt", max_seconds=0, resume=True)
+    for _ in range(6):
+        pieces = run(adaptive, **kept)
+    assert pieces.finished and torch.equal(whole.w, pieces.w)
+    assert pieces.clip == whole.clip
+    with pytest.raises(ValueError, match="another adaptive"):
+        run(AdaptiveClip(rate=0.5), **kept)
+    with pytest.raises(ValueError, match="another adaptive"):
+        run(None, **kept)
+
+
+def test_a_cohort_of_nobody_still_moves_the_clip():
+    s = Deployment(N, 1, 12, delta=1e-3)
+    moved = run(AdaptiveClip(rate=1.0), rounds=12, s=s)
+    clips = [h["clip"] for h in moved.history]
+    assert len(set(clips)) == 12 and np.isfinite(clips).all()
+
+
+def test_what_cannot_move_is_refused():
+    s = Deployment(N, 6, 3, delta=1e-3, trust="secagg", sampling="fixed")
+    for name, given in (
+        ("skellam", dict(sigma=2.0, n_clients=6)),
+        ("signsgd", dict(sigma=2.0)),
+        ("sqkr", dict(nbits=1, eps=1.0)),
+        ("gaussian", dict(sigma=2.0, local=True)),
+    ):
+        noise = mechanism(name, clip_norm=1.0, **given)
+        with pytest.raises(ValueError, match="take gaussian or quantised"):
+            run(AdaptiveClip(), s=s, make=lambda **_: noise)
+    with pytest.raises(ValueError, match="pass more than 1"):
+        run(AdaptiveClip(count_std=1.0))
+    with pytest.raises(TypeError, match="pass AdaptiveClip"):
+        run("median")
+    with pytest.raises(ValueError, match="adaptive are for federated.one_round"):
+        run(AdaptiveClip(), advance=lambda *a, **k: 0.0)
+    for bad in (dict(quantile=1.5), dict(rate=0.0), dict(count_std=-1.0)):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            AdaptiveClip(**bad)
+
+
+def bound(adaptive, base, updates, n=60_000):
+    "What an adversary shows who weighs both releases as they deserve."
+    std, worlds, rng = adaptive.noise(base.sigma, 8), [], seed_tree(1, "audit")
+    for here in (1.0, 0.0):
+        total = torch.full((n,), here * updates.clip_norm, dtype=torch.float64)
+        sums = updates.average(total, 1.0, rng).numpy() / (updates.std * updates.sigma)
+        count = adaptive.noised(np.full(n, here / 2), base.sigma, 8, rng)
+        worlds.append(sums + count / (2 * std**2))
+    return distinguish(*worlds, 1e-2).eps
+
+
+def test_the_audit_finds_a_count_that_was_not_paid():
+    base, adaptive = Gaussian(1.0, 1.0), AdaptiveClip(count_std=0.6)
+    how = dict(rounds=1, delta=1e-2, accountant="pld", relation="zero-out")
+    claimed = base.guarantee(**how).eps
+    honest = bound(adaptive, base, adaptive.split(base, 8))
+    assert 0.6 * claimed < honest <= claimed < bound(adaptive, base, base)
