@@ -8,14 +8,13 @@ __all__ = ['AdaptiveClip']
 # %% ../../nbs/training/adaptive_clip.ipynb #ac000004
 import math
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 import numpy as np
+import torch
 
 from ..core.checks import check_number, check_positive, shown
 from ..mechanisms.central_noise import ServerNoise
-from ..mechanisms.distributed_noise import grid
-from ..secagg.discrete import discrete_gaussian
+from ..mechanisms.gaussian import Gaussian
 
 # %% ../../nbs/training/adaptive_clip.ipynb #ac000007
 MARGIN = 1 + 1e-9  # for the grids of discrete noise
@@ -91,12 +90,9 @@ class AdaptiveClip:
         rng: the server's stream.
         Returns: of the same shape, on the grid of the noise.
         """
-        std = self.noise(sigma, cohort) * MARGIN
-        scale = min(grid(0.5, 2 * std, 1), 0.5)
-        drawn = discrete_gaussian(
-            (Fraction(std) / Fraction(scale)) ** 2, np.shape(count), rng
-        )
-        return count + drawn * scale
+        hidden = Gaussian(0.5, 2 * self.noise(sigma, cohort) * MARGIN)
+        total = torch.from_numpy(np.array(count, np.float64).reshape(-1))
+        return hidden.average(total, 1.0, rng).numpy().reshape(np.shape(count))
 
     def moved(self, clip: float, count: float, cohort: float) -> float:
         """The clip of the next round. [this page, eq. move]
