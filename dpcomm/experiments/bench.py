@@ -74,6 +74,7 @@ def codec_calls(
 # %% ../../nbs/reference/bench.ipynb #me36mem2
 HELD = 2**18  # entries of a vector, so long that pages and counters do not matter
 WATCH = """
+import ctypes
 import json
 from pathlib import Path
 
@@ -85,10 +86,13 @@ def told(name):
     return int(text.partition(name)[2].split()[0]) / 1024
 
 
+libc = ctypes.CDLL(None)
+libc.prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: no pages of 2 MiB
 for part, call in bench.codec_calls(bench.HELD).items():
     if not part.endswith(("encode", "decode")) or "," in part.rpartition(", ")[0]:
         continue
     call()
+    libc.malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = told("VmRSS:")
     call()
@@ -102,8 +106,7 @@ def memory_rows() -> list:  # rows, in MiB
         why = NotRun("this system does not reset the peak of a process's memory")
         return [row("memory", "dpcomm", "all", why)]
     known = [str(paper_tables.assets("").parents[1]), os.environ.get("PYTHONPATH", "")]
-    env = os.environ | dict(MALLOC_MMAP_THRESHOLD_=str(2**16), MALLOC_TOP_PAD_="0")
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, known))
+    env = os.environ | dict(PYTHONPATH=os.pathsep.join(filter(None, known)))
     words = [sys.executable, "-c", WATCH]
     said = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
     found = map(json.loads, said.stdout.splitlines())
