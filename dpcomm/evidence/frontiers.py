@@ -27,6 +27,7 @@ class Point:
     bits: of one message, for each parameter, > 0.
     accuracy: on the test set, percent.
     predicted: squared error of a round's average, vectors of norm one; None: not told.
+    informed: the same, for updates of held-out clients; None: not told.
     built: mechanism and parameters, in words.
     """
 
@@ -37,6 +38,7 @@ class Point:
     bits: float
     accuracy: Summary
     predicted: float | None
+    informed: float | None
     built: str
 
     @property
@@ -57,14 +59,19 @@ def points(found) -> tuple:
     found: of Record, of one scale; tuning is left out.
     Returns: tuple of Point, by task and key.
     """
-    settings = {}
+    settings, informed = {}, {}
     for record in records.standing(found).values():
-        if record.final and not record.key.startswith("tune."):
+        first, _, rest = record.key.partition(".")
+        if first == "updates":
+            informed |= {f"{rest}.{end}": v for end, v in record.final.items()}
+        elif record.final and first != "tune":
             settings.setdefault(record.key, []).append(record)
-    return tuple(_point(key, runs) for key, runs in sorted(settings.items()))
+    return tuple(
+        _point(key, settings[key], informed.get(key)) for key in sorted(settings)
+    )
 
 
-def _point(key, runs):
+def _point(key, runs, informed):
     "One setting from its runs."
     task, _, end = key.partition(".")
     config, eps = runs[0].config, None
@@ -79,6 +86,7 @@ def _point(key, runs):
         bits=up / config["d"],
         accuracy=cell_summary([r.final["accuracy"] for r in runs], "percent"),
         predicted=config.get("predicted"),
+        informed=informed,
         built=config["mechanism"],
     )
 
@@ -177,13 +185,15 @@ class Agreement:
         return text.replace("-", "−")
 
 
-def agreement(found) -> Agreement:
+def agreement(found, by: str = "predicted") -> Agreement:
     """How well the predicted order is the measured one. [Spearman 1904]
 
     found: of Point, of one task and one epsilon, four or more with a prediction.
+    by: predicted | informed: the prediction that orders.
     Returns: correlation of smaller error with higher accuracy.
     """
-    told = [p for p in found if p.predicted is not None]
+    check_choice("by", by, ("predicted", "informed"))
+    told = [p for p in found if getattr(p, by) is not None]
     check_choice(
         "number of tasks and epsilons", len({(p.task, p.eps) for p in told}), (1,)
     )
@@ -192,7 +202,7 @@ def agreement(found) -> Agreement:
     from scipy.stats import spearmanr
 
     measured = [p.accuracy.mean for p in told]
-    rho = float(spearmanr([-p.predicted for p in told], measured).statistic)
+    rho = float(spearmanr([-getattr(p, by) for p in told], measured).statistic)
     half = 1.96 * math.sqrt((1 + rho**2 / 2) / (len(told) - 3))
     inside = min(max(rho, -1 + 1e-12), 1 - 1e-12)
     ends = (math.tanh(math.atanh(inside) + sign * half) for sign in (-1, 1))

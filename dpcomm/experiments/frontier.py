@@ -6,18 +6,24 @@
 __all__ = ['settings', 'grid', 'play']
 
 # %% ../../nbs/experiments/frontier.ipynb #fron0012
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 
+import numpy as np
+import torch
+
 from ..core.random import seed_tree
+from ..core.vectors import pack
 from ..datasets import images
-from . import choosing
+from . import choosing, predictions
 from .grids import Run
 from .runs import from_training, source_of
 from ..mechanisms.contract import mechanism, registered
 from ..mechanisms.deployments import Deployment
 from ..training import models
 from ..training.federated import simulate
+from ..training.federated_round import train_cohort
 from ..training.task import Config, Task
 
 # %% ../../nbs/experiments/frontier.ipynb #fron0013
@@ -119,8 +125,10 @@ def grid(
     "Tuning, then training, of every task. [page frontier]"
     found = []
     for task, s in settings(scale).items():
+        name = f"errors predicted from clients' updates, {task}"
         data = () if s.images == "digits" else (s.images,)
         more = dict(scale=scale, data=data, memory=3.0 if s.net == "cnn" else 1.5)
+        found.append(Run(f"updates.{task}", name, trains=False, minutes=0.2, **more))
         tries, once = len(s.steps), _minutes(s)
         for kind in kinds(scale):
             slow = once * SLOWER.get(kind, {}).get(s.net, 1)
@@ -168,8 +176,8 @@ def row_of(
 @cache
 def federations(
     s: Setting,
-) -> tuple:  # images.Federation twice
-    "The clients who train, with held-out clients' images to test on, and with the test set."
+) -> tuple:  # images.Federation three times
+    "Who trains, with held-out clients' images to test on and with the test set; who is held out."
     data = images.load(s.images)
     if data.writers is not None:
         parts, rule = images.by_writer(data.writers), "a client a writer"
@@ -181,7 +189,9 @@ def federations(
         )
     whole = images.Federation(data, parts, rule)
     tuning = images.hold_out_clients(whole, s.held, seed_tree(0, "held out"))
-    return tuning, replace(tuning, data=data)
+    train = {id(part) for part in tuning.parts}
+    held = tuple(part for part in parts if id(part) not in train)
+    return tuning, replace(tuning, data=data), replace(whole, parts=held)
 
 # %% ../../nbs/experiments/frontier.ipynb #fron0032
 def train(
@@ -233,6 +243,33 @@ def tune(
     data = source_of(clients) | dict(n_test=len(clients.data.y_test))
     return dict(config=config, final=best, history=tried, data=data)
 
+# %% ../../nbs/experiments/frontier.ipynb #fron0035
+def updates(
+    s: Setting,
+    rows: int = 16,  # clients, of those who never train
+) -> torch.Tensor:  # (rows, d) float32, rows of norm one
+    "What held-out clients would send in the first round."
+    held = federations(s)[2]
+    net, who = models.build(s.net, seed_tree(0, "init")), np.arange(rows)
+    task = Task(net, held, None, Config(batch=s.batch, lr=s.lr), 0)
+    streams = task.streams(0, who, "batches")
+    with ThreadPoolExecutor(1) as pool:
+        found = [u for u, _ in train_cohort(task, pack(net), who, streams, pool)]
+    return torch.nn.functional.normalize(torch.cat(found))
+
+
+def informed(
+    s: Setting,
+    scale: str,  # smoke, quick or full
+) -> dict:  # what runs.record_of takes
+    "Predicted errors of all rows, for updates in the place of examples."
+    u, found = updates(s), {}
+    for end in keys(s, scale):
+        if end != "none":
+            error = predictions.average_error(row_of(s, end).built, u, s.cohort).error
+            found[end] = error if np.isfinite(error) else None
+    return dict(final=found, config=asdict(s), data=source_of(federations(s)[0]))
+
 # %% ../../nbs/experiments/frontier.ipynb #fron0034
 def play(
     run: Run,  # of the grid
@@ -242,6 +279,8 @@ def play(
 ) -> dict:  # what runs.record_of takes; None where rounds are left
     "Tune one mechanism, or train with one."
     first, _, rest = run.key.partition(".")
+    if first == "updates":
+        return informed(settings(run.scale)[rest], run.scale)
     if first == "tune":
         task, _, kind = rest.partition(".")
         return tune(settings(run.scale)[task], kind, seed, how)

@@ -1,9 +1,11 @@
 "Frontiers: points from records, the picture, two orders, and a figure that needs nobody else."
 
+import html
 import json
 import re
 from dataclasses import replace
 
+import browser
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ KINDS = ("gaussian", "gaussian.local", "topk", "topk.few", "imvu", "mvu", "pm")
 
 def point(kind, mean, predicted, **other):
     given = dict(task="toy", eps=8.0, trust="local", bits=1.0, built=f"{kind}()")
+    given |= dict(informed=predicted)
     accuracy = cell_summary([mean - 1, mean, mean + 1], "percent")
     given |= dict(accuracy=accuracy, predicted=predicted)
     return Point(kind=kind, **given | other)
@@ -37,6 +40,7 @@ def test_orders_agree_disagree_and_are_ranks_alone(found):
     assert frontiers.agreement(other).rho == pytest.approx(-1)
     curved = [replace(p, predicted=p.predicted and p.predicted**9) for p in found]
     assert frontiers.agreement(curved) == same
+    assert frontiers.agreement(other, "informed") == same
 
 
 def test_the_interval_is_bonett_and_wrights(found):
@@ -84,9 +88,11 @@ def test_points_are_means_over_seeds_of_what_was_trained(monkeypatch):
     private = dict(trust="local", predicted=2.0, up={"values": 5, "total": 15})
     made = [record("toy.eps8.pm", s, 50.0 + s, **private) for s in range(3)]
     made += [record("tune.toy.pm", 0, 99.0), record("toy.none", 0, 90.0, kind="none")]
+    made += [replace(record("updates.toy", 0, 0.0), final={"eps8.pm": 3.0})]
     private, none = frontiers.points(made)
     assert (private.eps, private.bits, private.predicted) == (8.0, 1.5, 2.0)
     assert (private.accuracy.mean, private.accuracy.n) == (51.0, 3)
+    assert private.informed == 3.0 and none.informed is None
     assert none.eps is None and none.bits == 32 and none.accuracy.n == 1
 
 
@@ -112,3 +118,35 @@ def test_the_figure_that_answers_holds_its_data_and_asks_nobody(found):
     assert {p["n"] for p in told} == {3} and len(told) == len(found)
     rest = text.replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?:|src=|@import|fetch\(|XMLHttp", rest)
+
+
+USED = """<script>
+const lists = document.querySelectorAll("select"), change = new Event("change");
+lists[1].value = "local"; lists[1].dispatchEvent(change);
+const marks = document.querySelectorAll("g[role=img]");
+const count = marks.length;
+marks[count - 1].focus();
+const said = document.querySelector("[aria-live]").textContent;
+lists[3].value = "2"; lists[1].value = "secagg"; lists[1].dispatchEvent(change);
+const few = document.querySelectorAll("g[role=img]").length;
+document.title = JSON.stringify([count, said, few]);
+</script>"""
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(not browser.BROWSER, reason="NOT CHECKED: no Chromium on PATH")
+def test_the_figure_answers_in_a_browser(found, tmp_path):
+    "Trust and bits choose the points, and one that has the focus tells what it is."
+    wide = {"gaussian.local": 32.0, "topk": 20.0}
+    found = [replace(p, bits=wide.get(p.kind, p.bits)) for p in found]
+    page = f"<!doctype html>{frontiers.Explorer(tuple(found))._repr_html_()}{USED}"
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    with browser.served(tmp_path) as address:
+        shown = browser.dump(f"{address}/page.html", seconds=5)
+    title = html.unescape(re.search("<title>(.*?)</title>", shown, re.S)[1])
+    count, said, few = json.loads(title)
+    local = [p for p in found if p.trust == "local"]
+    assert count == len(local)
+    assert said.startswith(local[-1].label) and "n = 3" in said and "pm()" in said
+    fits = [p for p in found if p.bits <= 2 and p.trust != "central"]
+    assert few == len(fits) < len(found) - 1

@@ -65,7 +65,8 @@ def test_all_rows_keep_one_definition_and_the_epsilon():
 
 
 def test_tuning_is_scored_on_clients_who_never_train(monkeypatch):
-    tuning, final = frontier.federations(SMALL)
+    tuning, final, out = frontier.federations(SMALL)
+    assert len(out.parts) == SMALL.held
     assert tuning.parts is final.parts and len(final.parts) == 400
     trained = set(np.concatenate(final.parts).tolist())
     assert len(trained) + len(tuning.data.y_test) == len(final.data.y)
@@ -102,3 +103,13 @@ def test_a_smaller_clip_trains_the_same_model():
         for clip in (0.1, 0.01)
     ]
     assert torch.allclose(*ends, atol=1e-4)
+
+
+def test_predictions_from_updates_are_of_those_who_never_train():
+    u = frontier.updates(SMALL)
+    assert u.shape == (16, 7850)
+    assert torch.allclose(u.norm(dim=1), torch.ones(16))
+    found = frontier.informed(SMALL, "smoke")["final"]
+    assert set(found) == {end for end in frontier.keys(SMALL, "smoke") if end != "none"}
+    row = frontier.row_of(SMALL, "eps8.gaussian")
+    assert found["eps8.gaussian"] == pytest.approx(row.error, rel=1e-3)
