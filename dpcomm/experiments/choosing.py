@@ -162,7 +162,8 @@ def grids(
 ) -> dict:  # mechanism -> list of fields that are tried
     "What `choose` tries besides the calibrated field. [page choosing]"
     entry, sent = d**-0.5, max(1, min(d, int(bits * d / 32 + 1e-9) if bits < 32 else d))
-    words = [b for b in (20, 16, 14, 12, 10, 8, 6) if b <= bits] or [20]
+    every = (20, 16, 14, 12, 10, 8, 6)
+    words = [b for b in every if b <= bits] or every
     rings, top = [dict(ring_bits=b) for b in words], min(1.0, 5 * entry)
     levels = [b for b in (8, 4, 3) if b <= bits] or [2]
     coin = dict(levels=2, rule="best")

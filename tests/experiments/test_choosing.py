@@ -219,7 +219,7 @@ def test_no_attack_refutes_what_choose_promises(name):
         assert row.guarantee == replace(ATTACKED, relation="zero-out").guarantee(
             row.built
         )
-        assert not attacked(row, trials=500 if name == "rec" else 20_000).refuted
+        assert not attacked(row, trials=4_000 if name == "rec" else 20_000).refuted
 
 
 @tabled("name", ["gaussian", "privquant", "pm", "topk"])
@@ -317,6 +317,15 @@ def test_the_caller_s_updates_are_predicted_for():
 def test_what_nothing_meets_says_what_to_relax(changes, wish, told):
     with pytest.raises(ValueError, match=told):
         choosing.choose(replace(ASKED, **changes), **dict(eps=4.0) | wish)
+
+
+def test_a_ring_s_fewest_bits_are_advised(known):
+    "And not those that are tried first."
+    why = choosing.choose(KNOWN, 4.0, 2.0).refused["skellam"]
+    bits = float(why.rpartition("raise bits to ")[2])
+    assert 2 < bits < 20
+    found = choosing.choose(KNOWN, 4.0, bits)
+    assert "skellam" in {row.name for row in found.rankings[0].rows}
 
 
 def test_what_is_advised_is_feasible():
