@@ -511,6 +511,24 @@ def test_a_true_curve_stands_as_often_as_promised():
     assert wrong <= count_bounds(1000, 0.05)[1]
 
 
+def test_one_of_several_tests_pays_for_all():
+    "Each direction and band of eps is a test; the p-value is that of the best, times them."
+    here, there = np.arange(4000.0) % 11, np.arange(4000.0) % 7
+    curve = audit.EPS, hypothesis_tests.pure_curve(0.1, audit.EPS)
+    halves = [audit._split_plays(world) for world in (here, there)]
+    (first, left), (second, rest) = halves
+    tests = audit._select_tests(first, second, *curve)
+    alone = []
+    for test, cut, k in tests:
+        hot, cold = audit._oriented(left, rest, *test)
+        counts = (hot >= cut).sum(), len(hot), (cold >= cut).sum(), len(cold)
+        claim = curve[0][k], min(curve[1][k], 1.0)
+        alone.append(float(audit.count_pvalue(*counts, *claim)))
+    found = audit.judge(here, there, curve)
+    assert len(tests) > 1 and 0 < len(tests) * min(alone) < 1
+    assert math.isclose(found.pvalue, len(tests) * min(alone), rel_tol=1e-9)
+
+
 def test_a_judgement_reads_as_it_was_made():
     curve = audit.EPS, hypothesis_tests.gaussian_curve(1.0, audit.EPS)
     found, calm = (

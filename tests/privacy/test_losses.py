@@ -212,6 +212,22 @@ def test_ends_agree_with_those_of_dp_accounting(parts, delta):
     assert high <= 1.0005 * found[1]
 
 
+@tabled("part", [0.2, 0.5, 0.9])
+def test_what_a_window_leaves_outside_is_charged(part):
+    "A window that ends too early proves no less than the exact epsilon, and no more."
+    sigma, rounds, delta = 2.0, 5, 1e-3
+    (pair,) = gaussian_losses(sigma).pairs
+    plan = pairs._Plan([(pair, rounds)], delta)
+    std, (low, high), t = plan.window(plan.theta)
+    size, step = pairs._grid(plan, plan.theta, std, low, high)
+    cut = low + part * (high - low)
+    size = 2 ** int(math.log2((cut - low) / step))
+    view = plan.theta, t, math.floor(low / step), step, size
+    exact = brentq(lambda e: gaussian_delta(sigma, e, rounds) - delta, 0, 100)
+    assert pairs._one_end(plan, view, True) >= exact
+    assert pairs._one_end(plan, view, False) <= exact
+
+
 def test_ten_thousand_rounds_at_a_tiny_delta():
     low, high = ends([(gaussian_losses(1.0, 0.01, **POISSON), 10_000)], 1e-15)
     assert 11.7595 < low <= high < 11.7605

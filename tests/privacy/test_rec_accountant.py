@@ -15,7 +15,7 @@ from laws import ALARM
 from scipy.optimize import brentq
 from scipy.signal import fftconvolve
 from scipy.special import expit, logsumexp
-from scipy.stats import norm
+from scipy.stats import binom, norm
 from tables import tabled
 
 from dpcomm.core.random import seed_tree
@@ -563,6 +563,32 @@ def test_the_cover_of_one_group_is_tight_and_honest():
     assert room == 0.05 and chance < 1e-10
     a, b, c = (_reveal_chance(128, 1.0, x) for x in (1.02, 1.0, 0.95))
     assert a < 1e-15 and 1e-6 < b < c
+
+
+def test_what_leaves_the_circle_is_charged():
+    "Twenty answers on a circle of sixteen points: a part comes round at the other end."
+    p, rounds, delta = math.e / (1 + math.e), 20, 0.05
+    k = np.arange(rounds + 1)
+    law, loss = binom.pmf(k, rounds, p), 2 * k - rounds
+    for eps in np.arange(0, rounds, 0.01):
+        if law @ np.maximum(1 - np.exp(eps - loss), 0) <= delta:
+            break
+    run = (np.array([1 - p, 0, p]), -1, 1.0, rounds, 0, 16, delta, 0.0)
+    assert _composed_epsilon(*run, True) >= eps - 0.01
+    assert _composed_epsilon(*run, False) <= eps
+
+
+def test_each_step_of_the_ladder_is_paid(monkeypatch):
+    "A norm between two rungs counts as the upper one, and is covered from the lower."
+    asked, own = [], rec_accountant._reveal_chance
+    monkeypatch.setattr(
+        rec_accountant, "_reveal_chance", lambda *a: asked.append(a) or own(*a)
+    )
+    room, _ = _covering_lognormal(0.545, 128, 0.05, 1e-8)
+    sizes, factors = (np.array(x) for x in list(zip(*asked))[1:])
+    rungs = sizes[:-1] / sizes[1:]
+    assert len(asked) > 5 and room == 0.05 and sizes[0] >= 0.545**2
+    assert (factors[1:] * rungs <= (1 + room) * (1 + 1e-12)).all()
 
 
 @pytest.mark.deep

@@ -860,6 +860,7 @@ def promise(
         ("its sampling is 'fixed', the run's is 'poisson'", "poisson", {}),
         ("its sampling is 'fixed', the run's is 'replacement'", "replacement", {}),
         ("its rate q is 0.1, the run's is 3 of 6", "fixed", dict(q=0.1)),
+        ("its rate q is 0.499999, the run's is 3 of 6", "fixed", dict(q=0.499999)),
         ("its rate q is None", "fixed", dict(q=None)),
         ("it is about 7 rounds, the run about 4", "fixed", dict(rounds=7)),
         ("it is about None rounds", "fixed", dict(rounds=None)),
@@ -987,6 +988,9 @@ def test_a_promise_counts_on_shares_of_noise_that_come():
     with pytest.raises(ValueError, match="3 clients send a share .* counts on 10"):
         promises.check_promise(promised, config, 20, 2, ten)
     assert promises.check_promise(three.guarantee(2, 1e-5), config, 20, 2, three)
+    four = contract.mechanism("topk", n_clients=4, **made)
+    with pytest.raises(ValueError, match="3 clients send a share .* counts on 4"):
+        promises.check_promise(four.guarantee(2, 1e-5), config, 20, 2, four)
     drawn = dataclasses.replace(config, sampling="poisson")
     with pytest.raises(ValueError, match="may bring fewer shares"):
         promises.check_promise(three.guarantee(2, 1e-5), drawn, 20, 2, three)
