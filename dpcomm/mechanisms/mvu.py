@@ -368,8 +368,10 @@ def _worst_ratio(mechanism, relation):
     inputs = np.append(_bends(mechanism.table, 0.5 - half, 0.5 + half), 0.5)
     logs = np.log(law(mechanism.table, inputs))
     if relation == "replace":
-        return float(np.ptp(logs, axis=0).max())
-    return float(np.abs(logs - logs[-1]).max())
+        found = float(np.ptp(logs, axis=0).max())
+    else:
+        found = float(np.abs(logs - logs[-1]).max())
+    return found + 1e-12 * (1 + found)  # more than floats lose
 
 
 @functools.lru_cache(maxsize=256)

@@ -199,7 +199,8 @@ def exact_eps(
     check_size("d", d)
     check_number("eps", eps, "(0, inf)")
     widest = (1 + (1 - 1 / math.sqrt(d)) / (2 * math.sqrt(d))) / math.sqrt(d)
-    return eps + math.log(widest + (1 - widest) * math.exp(-eps))
+    found = eps + math.log(widest + (1 - widest) * math.exp(-eps))
+    return min(eps, found + 1e-12 * (1 + eps))  # more than floats lose
 
 # %% ../../nbs/baselines/vqsgd.ipynb #4549ca2a
 #| code-fold: true
