@@ -39,10 +39,12 @@ from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
 from .contract import Mechanism, Whole, register
 from ..privacy.guarantee import Guarantee, large_delta
 from ..privacy.hypothesis_tests import check_plays
+from ..privacy.losses import Losses
 from dpcomm.privacy.rec_accountant import (
     SAMPLINGS_OF,
     exact_epsilon,
     pld_epsilon,
+    rec_losses,
     theorem1_epsilon,
 )
 
@@ -623,3 +625,37 @@ class Rec(RecCodec):
         rate = min(cohort / n_clients, 1.0) if sampled else 1.0
         made = replace(made, rounds=rounds, q=rate)
         return made.noting(large_delta(delta, n_clients))
+
+    def losses(
+        self,
+        n_clients: int = 1,
+        cohort: int = 1,
+        sampling: str = "replacement",
+        relation: str = None,
+    ) -> Losses:
+        """What one slot loses, or one round where cohorts are drawn. [Props. F to N]
+
+        n_clients: N; not used without sampling.
+        cohort: messages per round, expected under Poisson; not used without sampling.
+        relation: None: the first that goes with the sampling in SAMPLINGS_OF.
+        Returns: Losses of a slot under 'replacement', of a message without sampling.
+        sampling: how a cohort is drawn, one of `samplings`.
+        """
+        relation = _fitting_relation(sampling, relation)
+        K, groups = 2**self.index_bits, len(self.groups or (1,))
+        gap = groups * K * 2.0**-51
+        told = "as if the choice of a candidate were exact and no client's seed repeated an"
+        told += f" earlier one, while floats cost up to {gap:.2g} (1 + e^eps) of delta a"
+        told += " message and two seeds are equal with a probability of 2^-32"
+        return rec_losses(
+            self.clip_norm / self.std,
+            K,
+            groups,
+            n_clients,
+            cohort if sampling != "replacement" else 1,
+            relation,
+            sampling,
+            name=self.name,
+            premises={"proof": told},
+        )
+

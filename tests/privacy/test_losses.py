@@ -117,8 +117,8 @@ def pairs_of(mu, q):
         sampled,
         pairs._Swapped(sampled),
         pairs._TwoSided(sampled),
-        pairs._Seen((None, pairs._Normal(mu)), (1 - q, q)),
-        pairs._Seen((sampled, pairs._Sampled(2 * mu, q)), (0.9, 0.09), 0.01),
+        pairs.Seen((None, pairs._Normal(mu)), (1 - q, q)),
+        pairs.Seen((sampled, pairs._Sampled(2 * mu, q)), (0.9, 0.09), 0.01),
         pairs._TwoSided(pairs._Swap(mu, q)),
     )
 
@@ -161,6 +161,32 @@ def test_rounding_up_and_down_enclose_the_curve_at_every_eps(mu, q, step, which)
     assert (infinite + curve(y, mass, eps) >= exact - 1e-13).all()
     mass = pairs._rounded_down(pair, y)
     assert (mass >= 0).all() and (curve(y, mass, eps) <= exact + 1e-13).all()
+
+
+@tabled("mu, part", [(0.5, 3), (1.25, 3), (1.25, 10), (2.0, 8)])
+def test_a_rare_clients_bulk_keeps_its_mean_on_a_coarse_grid(mu, part):
+    "Both roundings enclose the curve where the losses of q = 1e-5 span a few steps only."
+    q = 1e-5
+    exact = -q * q / 2 * (1 - math.exp(mu * mu))
+    for pair in pairs.gaussian_pairs(mu, q, "add-remove", "poisson", None):
+        step = abs(pair.anchor(q / part))
+        step /= math.ceil(step * part / q)
+        y = step * pairs._points(step, -0.02, 0.02)
+        eps = np.concatenate([y[::97], np.linspace(-2 * q, 2 * q, 41)])
+        above, null, *_ = pair.tails(eps)
+        delta = np.exp(above) - np.exp(eps + null)
+        down, (up, infinite) = pairs._rounded_down(pair, y), pairs._rounded_up(pair, y)
+        assert (curve(y, down, eps) <= delta + 1e-15).all()
+        assert (infinite + curve(y, up, eps) >= delta - 1e-15).all()
+        small = abs(y) < 0.01
+        assert abs(up[small] @ y[small] - down[small] @ y[small]) < 0.1 * exact
+
+
+@pytest.mark.deep
+@tabled("sigma, q, rounds, delta", [(0.5, 1e-4, 10**5, 1e-8), (1.0, 1e-5, 10**6, 1e-9)])
+def test_the_ends_meet_at_tiny_rates(sigma, q, rounds, delta):
+    low, high = ends([(gaussian_losses(sigma, q, **POISSON), rounds)], delta)
+    assert high - low < 1e-3 * high
 
 
 @tabled("which", range(4))

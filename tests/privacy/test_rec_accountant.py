@@ -28,14 +28,15 @@ from dpcomm.privacy.accounting import (
     rdp_subsampled_gaussian,
 )
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
+from dpcomm.privacy.pairs import OnGrid, upper_end
 from dpcomm.privacy.rec_accountant import (
     EXACT_EXPONENT,
     LARGEST_ORDER,
     SAMPLINGS_OF,
-    _composed_epsilon,
     _covering_gaussians,
     _covering_lognormal,
     _gaussian_hockey_stick,
+    _lower_epsilon,
     _lower_grid,
     _ratio_cells,
     _reveal_chance,
@@ -440,8 +441,8 @@ def test_sixteen_slots_as_four_squarings():
     cells = lambda w: _ratio_cells(w, 1, True, 0.4, 2)  # noqa: E731
     first, mass, _ = _upper_grid(cells, (step, 2.0, 2.0), 1.0, step)
     mass = mass * np.exp((first + np.arange(len(mass))) * step)
-    run = step, 16, -30_000, 2**16, 1e-3, 0.0, True
-    ours = _composed_epsilon(mass, first, *run)
+    pair = OnGrid(first + np.arange(len(mass)), mass, 0.0, step)
+    ours = upper_end([(pair, 16)], 1e-3)
     assert ends[0] < ours < ends[1] < ends[0] + 0.04
 
 
@@ -457,19 +458,16 @@ def test_the_bracket_of_one_client_at_a_large_clip(c, K, delta, truth):
 
 
 def test_a_lower_end_that_nothing_is_known_of_is_nothing():
-    "No point of the circle is small enough: the upper end is infinite, the lower is 0."
+    "No point of the circle is small enough: the lower end is 0."
     law, run = np.array([0.5, 0.5]), (1.0, 1, 0, 4096, 1e-5, math.nan)
-    ends = [_composed_epsilon(law, 0, *run, up) for up in (True, False)]
-    assert ends == [math.inf, 0.0]
+    assert _lower_epsilon(law, 0, *run) == 0.0
 
 
 @tabled("broken", ["losses", "sums"])
 def test_a_planted_error_is_caught(broken):
     "Losses or sums that are rounded down put the claim below the truth."
-    cells, compose, case = _ratio_cells, _composed_epsilon, (2, 1.2, 1, 2, 1e-4)
-    wrong = dict(
-        _composed_epsilon=lambda mass, first, *run: compose(mass, first - 1, *run)
-    )
+    cells, case = _ratio_cells, (2, 1.2, 1, 2, 1e-4)
+    wrong = dict(OnGrid=lambda k, *law: OnGrid(k - 1, *law))
     if broken == "sums":
         down = lambda w, power, up, c, K: cells(w, power, False, c, K)  # noqa: E731
         grid = lambda *a: (*_lower_grid(*a)[:2], 0.0)  # noqa: E731
