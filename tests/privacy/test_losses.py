@@ -16,7 +16,13 @@ from scipy.optimize import brentq
 from tables import tabled
 
 import dpcomm
-from dpcomm.mechanisms.contract import Local, mechanism, mechanism_class, registered
+from dpcomm.mechanisms.contract import (
+    Local,
+    Mechanism,
+    mechanism,
+    mechanism_class,
+    registered,
+)
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.privacy import pairs
 from dpcomm.privacy.accounting import gaussian_delta, gaussian_guarantee, rdp_gaussian
@@ -362,6 +368,17 @@ def test_pure_mechanisms_have_losses():
     assert found >= 5
 
 
+@tabled("relation", ["zero-out", "replace"])
+def test_mvu_composes_by_its_moments(relation):
+    made = mechanism("mvu", **mechanism_class("mvu").audit_cases[0][0])
+    said = made.guarantee(5, 1e-6, relation=relation, accountant="mixture-balle")
+    found = compose([(made.losses(relation), 5)], 1e-6)
+    assert found.low == 0 and found.eps == pytest.approx(said.eps, rel=1e-3)
+    assert found.guarantee.accountant == "rdp-balle"
+    other = gaussian_losses(2.0, relation=relation, trust="local")
+    assert compose([(made.losses(relation), 5), (other, 1)], 1e-6).eps > found.eps
+
+
 PART = gaussian_losses(1.0, 0.1, **POISSON)
 
 
@@ -407,9 +424,7 @@ PART = gaussian_losses(1.0, 0.1, **POISSON)
         (lambda: listed_losses([0.5, 0.5], [0.5, 0.5]), "p equals q"),
         (lambda: Losses("nothing"), "neither a pair"),
         (
-            lambda: mechanism(
-                "rec", **mechanism_class("rec").audit_cases[0][0]
-            ).losses(),
+            lambda: Mechanism.losses(mechanism("gaussian", clip_norm=1.0, sigma=1.0)),
             "no losses",
         ),
     ],

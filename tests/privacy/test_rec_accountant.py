@@ -28,7 +28,8 @@ from dpcomm.privacy.accounting import (
     rdp_subsampled_gaussian,
 )
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
-from dpcomm.privacy.pairs import OnGrid, upper_end
+from dpcomm.privacy.losses import compose
+from dpcomm.privacy.pairs import OnGrid, gaussian_pairs, upper_end
 from dpcomm.privacy.rec_accountant import (
     EXACT_EXPONENT,
     LARGEST_ORDER,
@@ -51,6 +52,7 @@ from dpcomm.privacy.rec_accountant import (
     rdp_local,
     rdp_mixture,
     rdp_replace,
+    rec_losses,
     theorem1_epsilon,
 )
 
@@ -911,3 +913,64 @@ REFUSED = [
 def test_what_is_not_derived_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@tabled("delta, most", [(1e-8, 0.96), (1e-10, 0.97)])
+def test_the_exact_law_reaches_small_deltas(delta, most):
+    "A thousand rounds of ten: the losses are tighter than the moments, not as much as these."
+    run = 0.87, 10_000, 100, 128, 1, delta
+    assert pld_epsilon(*run).eps < most * exact_epsilon(*run, conversion="balle").eps
+    low, high = pld_bracket(*run[:5], 1e-4)
+    assert low <= high <= 1.01 * low and pld_epsilon(*run).eps > high
+
+
+@tabled("groups, relation", [(1, "null-slot"), (8, "null-slot"), (1, "poisson-null")])
+def test_losses_of_a_slot_compose_to_the_run(groups, relation):
+    cohort = 1 if relation == "null-slot" else 10
+    run = pld_epsilon(0.545, 2000, 100, 128, groups, 1e-6, relation, cohort)
+    slot = rec_losses(0.545, 128, groups, 100, cohort, relation)
+    assert slot.q == cohort / 100 and slot.sampling == run.sampling
+    found = compose([(slot, 2000 // cohort)], 1e-6)
+    assert found.guarantee.accountant == "pld" and found.low <= run.eps
+    assert found.eps == pytest.approx(run.eps, rel=2e-3)
+    twice = compose([(slot, 1000 // cohort), (slot, 1000 // cohort)], 1e-6)
+    assert twice.eps == pytest.approx(found.eps, rel=1e-6)
+
+
+@tabled("c, relation", [(0.545, "replace"), (0.545, "local"), (6.0, "replace")])
+def test_losses_of_two_updates_are_no_less_than_the_truth(c, relation):
+    "One slot: by the law of two candidates; the pair without a charge is Proposition G's."
+    slot = rec_losses(c, 2, 1, 4, 1, relation)
+    (pair,) = slot.pairs
+    wide = gaussian_pairs(
+        math.sqrt(2) * c, slot.q, relation, "fixed" if slot.q < 1 else "none", None
+    )
+    assert (pair,) == wide
+    eps = compose([(slot, 3)], 1e-3).eps
+    assert eps >= compose([(rec_losses(c / 2, 2, 1, 4, 1, relation), 3)], 1e-3).eps
+    (near,) = rec_losses(0.545, 128, 1, 4, 1, relation).pairs
+    assert near.rest > 0 and near.pairs[0] != pair
+
+
+def test_the_mechanisms_losses_are_about_what_it_guarantees():
+    made = rec.Rec(clip_norm=0.5, std=1.0, index_bits=7)
+    for sampling, relations in rec_relations().items():
+        for relation in relations:
+            about = dict(n_clients=50, cohort=10, sampling=sampling, relation=relation)
+            said = made.guarantee(1, 1e-3, **about)
+            slot = made.losses(**about)
+            assert (slot.relation, slot.sampling) == (said.relation, said.sampling)
+            assert slot.trust == said.trust and "seed" in slot.premises["proof"]
+            times = 10 if sampling == "replacement" else 1
+            assert compose([(slot, times)], 1e-3).eps < 1.5 * said.eps
+    with pytest.raises(ValueError, match="pass one of these pairs"):
+        made.losses(sampling="none", relation="null-slot")
+
+
+def rec_relations():
+    "sampling -> relations that are accounted under it."
+    found = {}
+    for relation, samplings in SAMPLINGS_OF.items():
+        for sampling in samplings:
+            found.setdefault(sampling, []).append(relation)
+    return found
