@@ -46,7 +46,6 @@ def coloured(
         words = rest
     return Text(words, style=SIGNS.get(sign, ""))
 
-
 # %% ../../nbs/evidence/terminal.ipynb #0afc3b0c
 def with_notes(
     table: Table,  # rows of text
@@ -63,7 +62,6 @@ def with_notes(
             row = (*row[:column], f"[{notes.index(words) + 1}]", *row[column + 1 :])
         rows.append(row)
     return replace(table, rows=tuple(rows), notes=tuple(notes))
-
 
 # %% ../../nbs/evidence/terminal.ipynb #cf35959b
 def show(
@@ -87,7 +85,6 @@ def show(
     console.print(shown)
     for i, note in enumerate(table.notes, 1):
         console.print(Text(f"[{i}] {note}"), soft_wrap=False)
-
 
 # %% ../../nbs/evidence/terminal.ipynb #85ad74e9
 @contextmanager

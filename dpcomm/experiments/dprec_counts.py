@@ -31,7 +31,6 @@ EXTRA = {
     "femnist.local.rec": ("femnist.local.rec", "femnist.local.ratio"),
 }  # row -> its run in `protocols`, and the cells it fills beside that of whole bytes
 
-
 # %% ../../nbs/reference/dprec_counts.ipynb #302c9846
 def drawn(
     row: str,  # as 'mnist.eps3.rec'
@@ -55,7 +54,6 @@ def drawn(
             ]
     return found
 
-
 # %% ../../nbs/reference/dprec_counts.ipynb #37b74c02
 NAMES = {
     "dense": "what sends the same in every round",
@@ -78,7 +76,6 @@ CELLS |= {
     row: [*cells, f"ours.{name}.whole_bytes.comm"]
     for row, (name, *cells) in EXTRA.items()
 }
-
 
 # %% ../../nbs/reference/dprec_counts.ipynb #89a9295f
 def formulas(
@@ -107,7 +104,6 @@ def formulas(
             for name, eps in readings().items()
         }
     return {f"ours.{row}.paid": [eps, "eps"] for row, eps in paid().items()}
-
 
 # %% ../../nbs/reference/dprec_counts.ipynb #98cb0735
 def epsilon_cells(

@@ -34,7 +34,6 @@ def unclipped(
     mechanism = Rec(FAR, stated("rec.std"), groups=sizes)
     return Curve(key, mechanism, replace(config, sampling="replacement"))
 
-
 # %% ../../nbs/reference/dprec_lines.ipynb #40bce66a
 def local(
     key: str,  # of the curve
@@ -55,7 +54,6 @@ def local(
         return {"zero-out": whole}
 
     return Curve(key, noisy, replace(config, sampling="fixed"), account, whole_run)
-
 
 # %% ../../nbs/reference/dprec_lines.ipynb #2785c62e
 def curve(

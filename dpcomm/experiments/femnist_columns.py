@@ -39,7 +39,6 @@ def protocol(
         minutes=(150, 510),  # of a short and of a long run
     )
 
-
 # %% ../../nbs/reference/femnist_columns.ipynb #b18c9982
 METHODS = {
     "fedavg": "DP-FedAvg",
@@ -74,7 +73,6 @@ def columns(
                 )
     return found
 
-
 # %% ../../nbs/reference/femnist_columns.ipynb #2be19b76
 def configs(
     s: dict,  # as `protocol` has it
@@ -84,7 +82,6 @@ def configs(
     fused = device == "cpu" and s["net"].startswith("cnn")
     config = replace(s["config"], engine="fused" if fused else "auto")
     return replace(config, rounds=s["short"]), replace(config, rounds=s["long"])
-
 
 # %% ../../nbs/reference/femnist_columns.ipynb #14143129
 def line(
@@ -97,7 +94,6 @@ def line(
     "Mechanism, configuration and promise of one run. [dprec App. C.2]"
     short, long = configs(s, device)
     return dprec_curves.of_table1(key, short, long, n_clients, sizes)
-
 
 # %% ../../nbs/reference/femnist_columns.ipynb #ee779f58
 def train(

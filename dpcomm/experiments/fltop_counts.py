@@ -32,7 +32,6 @@ def setting(
     names = "n_params", "cohort", "n_clients", "rounds", "sigma"
     return {name: stated(task, name) for name in names}
 
-
 # %% ../../nbs/reference/fltop_counts.ipynb #db14d6a0
 @cache
 def best_rounds() -> dict:  # (task, scheme, 'r0.5') -> round
@@ -44,7 +43,6 @@ def best_rounds() -> dict:  # (task, scheme, 'r0.5') -> round
             found[task, scheme, rest.removesuffix(".round")] = cell.value
     return found
 
-
 # %% ../../nbs/reference/fltop_counts.ipynb #2b014a2d
 def rows_at(
     task: str,  # one of `TASKS`
@@ -52,7 +50,6 @@ def rows_at(
 ) -> list:  # keys of `best_rounds`
     "The rows of one ratio."
     return [row for row in best_rounds() if (row[0], row[2]) == (task, ratio)]
-
 
 # %% ../../nbs/reference/fltop_counts.ipynb #9b14dd9d
 def entries(
@@ -64,7 +61,6 @@ def entries(
     kept = Fraction(ratio[1:]) / 100 * stated(task, "n_params")
     return math.floor(kept) if floor else kept
 
-
 # %% ../../nbs/reference/fltop_counts.ipynb #a833ceb8
 def cost_kb(
     values,  # weights of a message
@@ -74,7 +70,6 @@ def cost_kb(
     "What an average client sends or receives. [fltop Sec. 4.1]"
     rate = Fraction(stated(task, "cohort"), stated(task, "n_clients"))
     return float(4 * values * rounds * rate / 1000)
-
 
 # %% ../../nbs/reference/fltop_counts.ipynb #fce6a120
 WHOLE = ("fl_std", "fl_basic", "fl_bas_2", "fl_cs")
@@ -89,7 +84,6 @@ def costs(
     up = entries(task, ratio, floor)
     down = stated(task, "n_params") if scheme.removesuffix("_dp") in WHOLE else up
     return {"down_kb": cost_kb(down, task, rounds), "up_kb": cost_kb(up, task, rounds)}
-
 
 # %% ../../nbs/reference/fltop_counts.ipynb #43b0e49d
 ACCOUNTANTS = ("rdp-classic", "rdp-balle", "pld")
@@ -121,7 +115,6 @@ def guarantee(
         premises={"sampling": dprec_curves.PREMISE},
     )
 
-
 # %% ../../nbs/reference/fltop_counts.ipynb #07eeb444
 @cache
 def as_run(
@@ -131,7 +124,6 @@ def as_run(
     rate = stated(task, "cohort") / stated(task, "n_clients")
     run = stated(task, "sigma"), rate, stated(task, "rounds"), stated(task, "delta")
     return {name: fixed_size_epsilon(*run, name) for name in ("add-remove", "replace")}
-
 
 # %% ../../nbs/reference/fltop_counts.ipynb #9979694e
 def at_ratio(
@@ -161,7 +153,6 @@ def at_ratio(
     found = dict(cells=cells, config=s | {"entries": k}, final=final, bits=bits)
     return found | promise | dict(data=dict(rows=len(best_rounds())))
 
-
 # %% ../../nbs/reference/fltop_counts.ipynb #04fc5385
 def over_rounds(
     run: Run,  # of one task, as 'fmnist.epsilon'
@@ -185,7 +176,6 @@ def over_rounds(
     found = dict(cells=cells, config=s, final=dict(eps=history[-1]["rdp-classic"]))
     promise = dict(guarantee=guarantee(task, last), as_run=as_run(task))
     return found | promise | dict(history=history, data=dict(rows=len(rounds)))
-
 
 # %% ../../nbs/reference/fltop_counts.ipynb #d4df09bb
 def patients() -> dict:  # key of a cell, as 'medical.train.total' -> [value, unit]

@@ -36,14 +36,12 @@ def told(
     entropy = special.entr(special.softmax(logits, axis=1)).sum(1)
     return math.log2(K) - entropy / math.log(2)
 
-
 # %% ../../nbs/reference/index_codes.ipynb #a1522135
 def limit(
     s,  # length of a group over the prior's standard deviation, any shape
 ):  # bits, the same shape
     "What the knowledge of the update saves of an index at most."
     return (1 - 1 / K) * s**2 / 2 / math.log(2)
-
 
 # %% ../../nbs/reference/index_codes.ipynb #27da69d6
 def along(
@@ -60,7 +58,6 @@ def along(
     lengths, product = square(cut**2).sqrt().numpy(), square(cut * v).numpy()
     return lengths, product / square(v[None] ** 2).sqrt().clamp_min(1e-30).numpy()
 
-
 # %% ../../nbs/reference/index_codes.ipynb #6ab225ca
 def choose(
     length,  # of groups, (n,)
@@ -76,7 +73,6 @@ def choose(
     k = (length[:, None] * x + rng.gumbel(size=x.shape)).argmax(1)[:, None]
     mine = np.take_along_axis(b, k, 1)
     return told(length[:, None] * x), (b > mine).sum(1), b, mine[:, 0]
-
 
 # %% ../../nbs/reference/index_codes.ipynb #bbf8b35d
 CODES = ("told", "tilt", "oracle", "rank")
@@ -105,7 +101,6 @@ def price(
     state["sum"] += np.sum(chosen)
     state["n"] += np.size(chosen)
     return np.mean(saved, 0).tolist()
-
 
 # %% ../../nbs/reference/index_codes.ipynb #1ndex004
 def priced_run(
@@ -150,7 +145,6 @@ def priced_run(
     final |= {name: getattr(sent, name) for name in ("uplink_bits", "downlink_bits")}
     return history, final, updates
 
-
 # %% ../../nbs/reference/index_codes.ipynb #ab67a4dc
 TESTS = ("p", "entropy", "entropy_corrected", "adaptive")
 
@@ -169,7 +163,6 @@ def evenness(
     p = stats.chisquare(np.bincount(k * 32 // K, minlength=32)).pvalue
     return p, plain, corrected, code / n / math.log(2)
 
-
 # %% ../../nbs/reference/index_codes.ipynb #1ndex006
 def fresh_indices(
     m: Rec,  # with groups
@@ -185,7 +178,6 @@ def fresh_indices(
         found.append(unpack_bits(message.payload[4:], m.index_bits, len(m.groups)))
     return np.concatenate(found)
 
-
 # %% ../../nbs/reference/index_codes.ipynb #1ndex008
 def public_indices(
     update: torch.Tensor,  # of one group, over the prior's standard deviation, (d,)
@@ -198,7 +190,6 @@ def public_indices(
     logits = log_weights(phi, seed, 0, np.arange(K))
     noise = seed_tree(seed, "public").gumbel(size=(n, K))
     return (logits + noise).argmax(1)
-
 
 # %% ../../nbs/reference/index_codes.ipynb #1ndex015
 def both_indices(

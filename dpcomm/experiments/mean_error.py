@@ -13,7 +13,6 @@ import torch
 
 from ..mechanisms import sqkr
 
-
 # %% ../../nbs/reference/mean_error.ipynb #1e1443b2
 def away(
     x: torch.Tensor,  # (n, d)
@@ -21,7 +20,6 @@ def away(
 ) -> torch.Tensor:  # (n, d)
     "Vectors as seen from a prior's mean."
     return x - t / math.sqrt(x.shape[1])
-
 
 # %% ../../nbs/reference/mean_error.ipynb #82201172
 def collision(
@@ -31,7 +29,6 @@ def collision(
     z = np.linspace(-8, 8, 4001)
     weight = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
     return (1 + np.tanh(np.multiply.outer(ratio, z) / math.sqrt(2)) ** 2 @ weight) / 2
-
 
 # %% ../../nbs/reference/mean_error.ipynb #76ae97c5
 def rec_error(
@@ -47,7 +44,6 @@ def rec_error(
     bias = (((s2[:, None] * phi).mean(0)) ** 2).sum()
     return float(bias + (d * std**2 - ((1 - s2) * norm) ** 2).sum() / n**2)
 
-
 # %% ../../nbs/reference/mean_error.ipynb #58e5ef0d
 def unbiased_error(
     n: int,  # clients
@@ -56,7 +52,6 @@ def unbiased_error(
 ) -> float:  # squared error, summed over coordinates
     "DP-REC's error on vectors of length one, once its shrinkage is undone."
     return (d * (std / (1 - float(collision(1 / std)))) ** 2 - 1) / n
-
 
 # %% ../../nbs/reference/mean_error.ipynb #febfd6db
 def sqkr_error(
@@ -72,7 +67,6 @@ def sqkr_error(
     stays = d * (a.mean(0) ** 2).sum() - (x.mean(0) ** 2).sum()
     return float(stays + d * (m.level**2 - (a**2).sum(1).mean()) / n)
 
-
 # %% ../../nbs/reference/mean_error.ipynb #14c0b95b
 def one_coordinate(
     m,  # sqkr.Sqkr
@@ -81,7 +75,6 @@ def one_coordinate(
 ):  # coordinates of the frame that all clients answer for, (m.nbits,)
     "SQKR with public randomness. [Chen et al. 2020]"
     return sqkr.coordinates(seed, sqkr.frame(d, m.frame_seed).size, m.nbits)
-
 
 # %% ../../nbs/reference/mean_error.ipynb #0051767a
 def least_bits(

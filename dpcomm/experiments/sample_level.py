@@ -23,7 +23,6 @@ from ..mechanisms.contract import mechanism
 from ..training import example_level, models
 from ..training.federated import Config, Task
 
-
 # %% ../../nbs/reference/sample_level.ipynb #cf5b29db
 @cache
 def federation(
@@ -44,14 +43,12 @@ def federation(
     out = round(0.1 * len(everyone.parts))
     return images.hold_out_clients(everyone, out, seed_tree(0, "held out"))
 
-
 # %% ../../nbs/reference/sample_level.ipynb #337d362c
 def nominal(
     data: str,  # femnist, by_writer or digits
 ) -> int:  # images of a client, a power of two
     "The size by which I-MVU's beta is divided. [imvu App. C, Table 1]"
     return 2 ** int(np.ceil(np.log2(federation(data).sizes.mean())))
-
 
 # %% ../../nbs/reference/sample_level.ipynb #fa210dff
 CLIP, BETA = 1.0, 128.0
@@ -67,7 +64,6 @@ def at_level(
         return mechanism(kind, clip_norm=CLIP, eps=level, beta=BETA / size)
     own = dict(local=True, exact=False) if kind == "gaussian" else {}
     return mechanism(kind, clip_norm=CLIP, sigma=level, **own)
-
 
 # %% ../../nbs/reference/sample_level.ipynb #71c2c3c3
 def worst(
@@ -93,7 +89,6 @@ def worst(
     gaps = [best(mine, eps) - best(other, eps) for eps, _ in points(other)]
     return float(min(gap for gap in gaps if math.isfinite(gap)))
 
-
 # %% ../../nbs/reference/sample_level.ipynb #97c31897
 def more_bits(
     task: Task,  # with I-MVU
@@ -112,7 +107,6 @@ def more_bits(
         found[f"symbols.b{b}"] = len(table.alphabet)
         found[f"away.b{b}"] = float(away.abs().max())
     return found
-
 
 # %% ../../nbs/reference/sample_level.ipynb #89d0e12c
 @dataclass(frozen=True)
@@ -140,7 +134,6 @@ class Sweep:
                     found.append((data, "signsgd", sigma, small))
         return {key_of(*point): point for point in found}
 
-
 # %% ../../nbs/reference/sample_level.ipynb #ef28cb16
 def key_of(
     data: str,  # femnist, by_writer or digits
@@ -150,7 +143,6 @@ def key_of(
 ) -> str:  # as 'by_writer.imvu.eps3.rate1'
     "Name of a run. [imvu App. C]"
     return f"{data}.{kind}.{'eps' if kind == 'imvu' else 'sigma'}{level:g}.rate{rate:g}"
-
 
 # %% ../../nbs/reference/sample_level.ipynb #af7d35a2
 def stated_config(
@@ -164,7 +156,6 @@ def stated_config(
     found = dict(cohort=stated("cohort"), lr=stated("client_lr"), server="momentum")
     found |= dict(server_lr=1.0, momentum=stated("server_momentum"))
     return Config(**found | own)
-
 
 # %% ../../nbs/reference/sample_level.ipynb #48c9f545
 NETS = {"digits": "linear", "by_writer": "conv10", "femnist": "conv62"}
@@ -184,7 +175,6 @@ def trained(
         more |= dict(data=FILES[data], memory=2.0, minutes=minutes)
         found.append(Run(key, name, s.scale, **more))
     return found
-
 
 # %% ../../nbs/reference/sample_level.ipynb #1857840d
 def read(
@@ -215,7 +205,6 @@ def read(
         )
     return found
 
-
 # %% ../../nbs/reference/sample_level.ipynb #3127ef2f
 def task_of(
     s: Sweep,
@@ -233,14 +222,12 @@ def task_of(
     most = max(int(example_level.visits(one).max()) for one in draws)
     return task, dict(model=net, most=most, nominal=size)
 
-
 # %% ../../nbs/reference/sample_level.ipynb #6ae00680
 def about_data(
     clients,  # images.Federation with clients held out
 ) -> dict:  # name, hashes and counts
     "What a record says of its data. [imvu Sec. 4.2]"
     return source_of(clients) | dict(n_train=int(clients.sizes.sum()))
-
 
 # %% ../../nbs/reference/sample_level.ipynb #e2d0e6df
 def train(
@@ -261,7 +248,6 @@ def train(
         found["history"] = [h | {"eps": promise.eps} for h in found["history"]]
         found["final"] = found["history"][-1]
     return found
-
 
 # %% ../../nbs/reference/sample_level.ipynb #c7554c74
 def play(

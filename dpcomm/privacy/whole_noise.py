@@ -13,7 +13,6 @@ from scipy.special import i0e, i1e, ndtr
 
 from ..core.checks import check_between, check_number
 
-
 # %% ../../nbs/foundations/whole_noise.ipynb #wn000008
 def normal_std(
     curvature: float,  # largest log p(k)^2 / (p(k - 1) p(k + 1)), in (0, inf]
@@ -23,7 +22,6 @@ def normal_std(
     if k > 3:
         return math.exp(-k / 2) / math.sqrt(1.001)
     return math.sqrt((6 + math.sqrt(36 - 12 * k)) / (12 * k)) * (1 - 1e-15)
-
 
 # %% ../../nbs/foundations/whole_noise.ipynb #wn000010
 def _theta_parts(v, n):
@@ -62,7 +60,6 @@ def gaussian_curvature(
     beta = B / (1 - A)
     left = (1 - beta / 2) ** 2 - A * beta / (1 - A)
     return one - math.log(left) if beta < 2 and left > 0 else math.inf
-
 
 # %% ../../nbs/foundations/whole_noise.ipynb #wn000012
 def skellam_curvature(

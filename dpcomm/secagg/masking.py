@@ -22,7 +22,6 @@ from ..core.checks import check_between
 from ..core.random import derive
 from .errors import BadKey
 
-
 # %% ../../nbs/secagg/masking.ipynb #0543aeef
 def random_source(
     seed=None,  # None: the operating system's randomness; int: fixed, for tests and pages
@@ -35,7 +34,6 @@ def random_source(
     key = derive(seed, *path, bits=256).to_bytes(32, "little")
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return lambda n: stream.update(bytes(n))
-
 
 # %% ../../nbs/secagg/masking.ipynb #d0prot16
 HEAD = struct.Struct("<16sBII")  # session, round, sender, receiver
@@ -55,14 +53,12 @@ def derive_key(
     info = b"dpcomm secagg " + purpose + context
     return HKDF(SHA256(), size, None, info).derive(secret)
 
-
 # %% ../../nbs/secagg/masking.ipynb #5c0a11b4
 def public_key(
     private: bytes,  # 32 bytes
 ) -> bytes:  # 32 bytes
     "The X25519 key that others see. [RFC 7748]"
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
-
 
 # %% ../../nbs/secagg/masking.ipynb #d0prot18
 CURVE = 2**255 - 19  # coordinates of X25519 are taken modulo this prime
@@ -83,7 +79,6 @@ def agree(
     except ValueError:
         raise wrong from None
 
-
 # %% ../../nbs/secagg/masking.ipynb #5fba59d5
 CHUNK = 2**16  # bytes of mask made at a time: they stay in the cache
 ZEROS = memoryview(bytes(CHUNK))
@@ -103,7 +98,6 @@ def add_mask(
         stream.update_into(ZEROS[: part.nbytes], out)
         combine(part, out[: part.nbytes].view(total.dtype), out=part)
 
-
 # %% ../../nbs/secagg/masking.ipynb #f794510d
 def byte_spans(
     bits: int,  # of an element, 1..64
@@ -115,7 +109,6 @@ def byte_spans(
         for j in range(8)
         for byte in range(j * bits // 8, ((j + 1) * bits - 1) // 8 + 1)
     ]
-
 
 # %% ../../nbs/secagg/masking.ipynb #d0prot20
 def pack_words(
@@ -133,7 +126,6 @@ def pack_words(
         part = word >> shift if shift >= 0 else word << -shift
         out[:, byte] |= part.astype(np.uint8)
     return out.reshape(-1)[: -(-len(words) * bits // 8)].tobytes()
-
 
 # %% ../../nbs/secagg/masking.ipynb #d0prot22
 def unpack_words(
