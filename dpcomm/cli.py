@@ -104,9 +104,10 @@ def _bench_options(parser):
     add = parser.add_argument
     shown = "W1, W2, cnn, lstm, codecs, secagg, accountants, growth or memory; all if left out"
     add("names", nargs="*", metavar="NAME", help=shown)
-    rival = "loop, pfl or flower beside our engines; may be given again"
+    rival = "loop, pfl or flower beside our engines; dp_accounting, opacus or"
+    rival += " prv_accountant beside our accountants; may be given again"
     add("--peer", action="append", default=[], metavar="P", help=rival)
-    add("--peer-python", metavar="PATH", help="the Python that has pfl and Flower")
+    add("--peer-python", metavar="PATH", help="the Python that has the peers")
     add("--threads", type=int, default=1, metavar="N", help="of every contestant")
     add("--repeats", type=int, default=5, metavar="R", help="timed turns of each")
     add("--whole", action="store_true", help="all hundred clients of W2")
@@ -677,13 +678,16 @@ def bench_all(
 def _bench_report(record, names):
     "A bench record for a reader."
     from dpcomm.evidence import terminal
-    from dpcomm.experiments import bench
+    from dpcomm.experiments import accountants, bench
 
     print("\n".join(textwrap.wrap(bench.describe(record), 80)))
     for name in names:
         print()
         rows = [row for row in record["rows"] if row["workload"] == name]
         terminal.show(bench.table(rows))
+    if "league" in record:
+        print()
+        terminal.show(accountants.summary(record["league"]))
     for sentence in bench.remarks(record):
         print("\n".join(textwrap.wrap(sentence, 80)))
 

@@ -44,6 +44,7 @@ from dpcomm.mechanisms.mvu_table import (
 from ..privacy.accounting import check_everyone, compose, guarantee_from_rdp
 from ..privacy.guarantee import Guarantee
 from ..privacy.hypothesis_tests import check_plays, listed_curve, repeated
+from ..privacy.losses import Losses
 from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/mvu.ipynb #53b87972
@@ -447,6 +448,22 @@ class Mvu(MvuCodec):
         curve = compose(renyi_curve(self, relation, how, d, slip, orders), rounds)
         found = guarantee_from_rdp(orders, curve, left, conversion, note=note, **names)
         return replace(found, delta=float(delta))
+
+    def losses(self, relation: str = "zero-out", unit: str = "client") -> Losses:
+        """What one message loses: its moments. [Lemmas coordinate to ball]
+
+        unit: client | example: whose vector is clipped.
+        Returns: Losses of one message of any length, by a Renyi curve alone.
+        relation: a key of `relations`.
+        """
+        check_choice("relation", relation, tuple(self.relations))
+
+        def renyi(orders):
+            orders = tuple(np.asarray(orders, float).tolist())
+            return renyi_curve(self, relation, "mixture", orders=orders)
+
+        about = dict(relation=relation, unit=unit, trust="local", note="any d")
+        return Losses(name=self.name, renyi=renyi, **about)
 
     def attack_scores(
         self, relation: str, present: bool, n: int, rng, rounds: int = 1, **release
