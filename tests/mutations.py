@@ -104,10 +104,10 @@ MUTATIONS = [
             "privacy/test_losses.py",
         ),
         (
-            "tails of DP-REC's losses are not charged",
+            "DP-REC's losses stand a step too low",
             "privacy/rec_accountant",
-            "* (wrapped + transform + rounds * lost)",
-            "* rounds * lost",
+            "OnGrid(i + np.arange(len(m))",
+            "OnGrid(i - 1 + np.arange(len(m))",
             "privacy/test_rec_accountant.py",
         ),
         (

@@ -480,7 +480,7 @@ def _one_end(plan, view, up):
     laws, infinite, slip = [], 0.0, 0.0
     for (pair, rounds), span in zip(plan.parts, plan.spans):
         k, mass, lost = _atoms(pair, step, span, up)
-        if not up and _log_mgf(mass, k * step, theta) < 0:
+        if not up and (not len(k) or _log_mgf(mass, k * step, theta) < 0):
             k, mass = np.array([0]), np.array([1.0])
         laws.append((k, mass, rounds))
         infinite += rounds * math.log1p(-min(lost, 1 - UNIT))

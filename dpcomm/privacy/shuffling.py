@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.checks import check_between, check_number
 from .losses import Losses
-from .pairs import UNIT, Listed, _Seen
+from .pairs import UNIT, Listed, Seen
 
 # %% ../../nbs/foundations/shuffling.ipynb #5f000013
 LISTED = 100  # messages up to which every outcome is listed
@@ -140,7 +140,7 @@ def shuffled_losses(eps: float, n: int, q: float = 1.0, **about) -> Losses:
     q = float(check_number("q", q, "[1e-12, 1]"))
     pair = _clones(eps, n)
     if q < 1:
-        pair = _Seen((None, pair), (1 - q, q))
+        pair = Seen((None, pair), (1 - q, q))
     said = dict(name="shuffled", relation="local", trust="shuffler", q=q)
     said["sampling"] = "none" if q == 1 else "fixed"
     return Losses(pairs=(pair,), **said | about)
