@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import types
 
 import numpy as np
 import pytest
@@ -161,3 +162,21 @@ def test_a_point_is_trained_and_a_seed_repeats_it():
     assert np.isfinite(final["accuracy"]) and one["data"] == said
     with pytest.raises(ValueError, match="computes on the CPU only"):
         imvu_curves.point(SMALL, run, 0, device="cuda")
+
+
+def test_pairing_tells_what_a_common_seed_saves():
+    "Paired differences of constant size save everything, unrelated ones nothing."
+    mine = np.array([[70.0, 80], [72, 84], [74, 88]])
+    curves = {"imvu": mine, "gaussian": mine - 1, "signsgd": -mine, "mvu": 0 * mine}
+
+    def made(kind, noise):
+        config = {"noise": noise} if noise else {}
+        return types.SimpleNamespace(key=f"{kind}.sigma1.step1", config=config)
+
+    found = [made("imvu", "common"), made("gaussian", "common"), made("mvu", None)]
+    rows = imvu_curves.pairing(found, curves.__getitem__).rows
+    assert [row[1:5] for row in rows] == [
+        ("batches and noise", "0.00", "4.47", "100%"),
+        ("batches", "6.32", "4.47", "-100%"),
+        ("batches", "3.16", "3.16", "0%"),
+    ]
