@@ -15,6 +15,7 @@ import numpy as np
 from ..datasets import images
 from ..datasets.scattering import features
 from ..evidence import paper_tables
+from ..evidence.tables import Table
 from . import runner
 from .grids import Run
 from ..mechanisms.contract import mechanism
@@ -305,6 +306,29 @@ def frontier(
         values.append((mine - values[0][0], "percentage points"))
     found = {k: [*v] for k, v in zip(run.fills, values) if np.isfinite(v[0])}
     return dict(cells=found, data=inputs[run.needs[0]].data)
+
+# %% ../../nbs/reference/imvu_curves.ipynb #9a1r0002
+def pairing(
+    found: list,  # of Record, the points of a sweep
+    accuracies,  # curve -> (seeds, budgets), percent
+) -> Table:
+    "How far differences of frontiers vary, judged seed by seed and without. [ours]"
+    common = {
+        kind: {r.config.get("noise") for r in found if r.key.startswith(f"{kind}.")}
+        == {"common"}
+        for kind in KINDS
+    }
+    rows, mine = [], accuracies("imvu")
+    for kind in (k for k in KINDS if k != "imvu"):
+        theirs = accuracies(kind)
+        paired = (mine - theirs).var(0, ddof=1).mean()
+        apart = (mine.var(0, ddof=1) + theirs.var(0, ddof=1)).mean()
+        shared = "batches and noise" if common["imvu"] and common[kind] else "batches"
+        spread = f"{paired**0.5:.2f}", f"{apart**0.5:.2f}", f"{1 - paired / apart:.0%}"
+        rows.append((f"I-MVU minus {LABELS[kind]}", shared, *spread, str(len(mine))))
+    header = "", "common", "paired SD", "unpaired SD", "variance saved", "n"
+    title = "Spread of the differences in percentage points, mean over the budgets"
+    return Table(header, tuple(rows), title)
 
 # %% ../../nbs/reference/imvu_curves.ipynb #70931e64
 def play(
