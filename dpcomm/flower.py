@@ -25,7 +25,8 @@ from .core.checks import check_between, shown
 from .core.random import Insecure, derive
 from .core.vectors import groups, trainable
 from .core.wire import VERSION as WIRE
-from .interop.flower import Private, mod
+from .interop.flower import Private as Private
+from .interop.flower import mod as mod
 from .training import downlink, federated, floor
 from .training.federated_round import train_cohort
 
