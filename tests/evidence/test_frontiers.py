@@ -8,7 +8,9 @@ from dataclasses import replace
 import browser
 import numpy as np
 import pytest
+from checkout import cells
 
+from dpcomm import registered
 from dpcomm.evidence import frontiers, records
 from dpcomm.evidence.frontiers import Point
 from dpcomm.evidence.seeds import cell_summary
@@ -150,3 +152,23 @@ def test_the_figure_answers_in_a_browser(found, tmp_path):
     assert said.startswith(local[-1].label) and "n = 3" in said and "pm()" in said
     fits = [p for p in found if p.bits <= 2 and p.trust != "central"]
     assert few == len(fits) < len(found) - 1
+
+
+def test_the_numbers_of_home_are_those_of_the_records():
+    found = frontiers.points(records.load("across", "frontier", "full"))
+    (caption,) = [
+        d for c in cells("nbs/index.ipynb") for d in c.directives if "fig-cap" in d
+    ]
+    mine = [p for p in found if (p.task, p.eps) == ("mnist", 8.0)]
+    (plain,) = [p.accuracy for p in found if p.task == "mnist" and p.eps is None]
+
+    def lost(fits):
+        return f"{plain.mean - max(p.accuracy.mean for p in mine if fits(p)):.1f}"
+
+    sums = lost(lambda p: p.trust == "secagg")
+    local = lost(lambda p: p.trust == "local")
+    one = lost(lambda p: p.trust == "local" and 0.9 < p.bits < 1.1)
+    assert f"loses {sums} points of the {plain.mean:.1f} %" in caption
+    assert f"it loses {local}, and {one} with one bit" in caption
+    assert {p.accuracy.n for p in mine} == {3} and "three seeds" in caption
+    assert len({p.mech for p in mine}) == len(registered()) and "fifteen" in caption
