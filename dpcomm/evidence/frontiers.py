@@ -9,7 +9,7 @@ __all__ = ['TRUST', 'ORDER', 'Point', 'points', 'picture', 'Agreement', 'agreeme
 import html
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..core.checks import check_choice
 from . import figures, records
@@ -296,15 +296,20 @@ class Explorer:
     """A frontier to choose from, for a browser.
 
     found: of Point.
+    names: task -> what a reader calls it; one that is left out has its own.
     """
 
     found: tuple
+    names: dict = field(default_factory=dict)
 
     def __repr__(self):
         return f"{len(self.found)} settings to choose from, in a browser"
 
     def _repr_html_(self):
-        data = json.dumps([_plain(p) for p in self.found], allow_nan=False)
+        told = [
+            _plain(p) | {"task": self.names.get(p.task, p.task)} for p in self.found
+        ]
+        data = json.dumps(told, allow_nan=False)
         data = data.replace("<", "\\u003c")
         without = (
             "Without scripts, the figure and the table of this page hold all of it."

@@ -117,6 +117,8 @@ def test_the_figure_that_answers_holds_its_data_and_asks_nobody(found):
     assert [p["mean"] for p in told[:2]] == [80.0, 70.0] and told[-1][
         "built"
     ] == odd.built
+    named = frontiers.Explorer(found, {"toy": "A toy"})._repr_html_()
+    assert {p["task"] for p in told} == {"toy"} and '"task": "A toy"' in named
     assert {p["n"] for p in told} == {3} and len(told) == len(found)
     rest = text.replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?:|src=|@import|fetch\(|XMLHttp", rest)
