@@ -91,7 +91,7 @@ def update_of(before: dict, after: dict) -> Tensor:
         odd = [k for k in {**before, **after} if shapes[0].get(k) != shapes[1].get(k)]
         raise ValueError(
             f"the client's reply has other arrays than the model that came, such as"
-            f" {odd[0]!r:.80}: return the model's own state"
+            f" {shown(odd[0])}: return the model's own state"
         )
     parts = [
         (after[k].astype(np.float32) - v.astype(np.float32)).ravel()
@@ -179,8 +179,8 @@ def _asked(used, content):
         )
     if asked["mechanism"] != repr(used):
         raise ValueError(
-            f"the server expects {asked['mechanism']!s:.200}, and this node has"
-            f" {used!r:.200}: use one mechanism on both ends"
+            f"the server expects {shown(asked['mechanism'])}, and this node has"
+            f" {shown(repr(used))}: use one mechanism on both ends"
         )
     return asked, _model(content)[1]
 
@@ -244,7 +244,7 @@ class Private(Strategy):
             )
         if deployment.sampling not in ("fixed", "poisson", "none"):
             raise ValueError(
-                f"sampling is {deployment.sampling!r}; Flower asks a node once a round:"
+                f"sampling is {shown(deployment.sampling)}; Flower asks a node once a round:"
                 " say 'fixed', 'poisson' or 'none'"
             )
         self.promise = deployment.guarantee(self.mechanism)
