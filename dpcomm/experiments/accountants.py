@@ -317,7 +317,9 @@ def contest(libraries=(), python: str = None, say=lambda line: None) -> list:
     for library in libraries:
         say(library)
         script = "import json; from dpcomm.experiments import accountants"
-        script += f"\nprint(json.dumps(dict(rows=accountants.ask({json.dumps(library)}))))"
+        script += (
+            f"\nprint(json.dumps(dict(rows=accountants.ask({json.dumps(library)}))))"
+        )
         rows += peers.answer(script, (library,), "dev", python, 7200.0)["rows"]
     return rows
 

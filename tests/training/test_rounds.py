@@ -100,7 +100,9 @@ def test_a_run_that_is_resumed_lists_what_it_dropped_before(tmp_path):
 def test_an_update_is_refused_or_dropped_and_nothing_else():
     with pytest.raises(ValueError, match="nonfinite is 'skip'"):
         simulate(task(), nonfinite="skip")
-    with pytest.raises(ValueError, match="^nonfinite, weights and adaptive are for .*: leave"):
+    with pytest.raises(
+        ValueError, match="^nonfinite, weights and adaptive are for .*: leave"
+    ):
         simulate(task(), nonfinite="drop", advance=example_level.one_round)
 
 
