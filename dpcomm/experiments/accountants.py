@@ -8,6 +8,8 @@ __all__ = ['EVERYONE', 'SAMPLED', 'TINY_DELTA', 'TINY_RATE', 'MUCH_NOISE', 'LIST
            'summary', 'refusals']
 
 # %% ../../nbs/reference/accountants.ipynb #ac37c004
+# pyright: reportMissingImports=false
+# (the peers need not be installed)
 import json
 import math
 import time
