@@ -122,6 +122,9 @@ def forced_signs(
     return cells % (classes * p), np.sign(u[keep][first])
 
 # %% ../../nbs/training/linear_model.ipynb #09bd8c3a
+TABLED = 2000  # coins up to which their laws are tabulated, 16 MB; more take longer
+
+
 @lru_cache(maxsize=4)
 def lower_half(
     n: int,  # most coins, >= 0
@@ -135,7 +138,11 @@ def sum_coins(
     noise,  # (d,) standard normal numbers
 ) -> np.ndarray:  # (d,) int: the sum of the signs
     "Sums of fair signs, increasing in the noise. [inverse transform]"
-    table, u = lower_half(int(coins.max(initial=0))), ndtr(-np.abs(noise))
+    most, u = int(coins.max(initial=0)), ndtr(-np.abs(noise))
+    if most > TABLED:
+        k = binom.ppf(u, coins, 0.5).astype(int).clip(0, coins // 2)
+        return np.where(noise < 0, 2 * k - coins, coins - 2 * k)
+    table = lower_half(most)
     k = ((coins - np.abs(noise) * np.sqrt(coins)) / 2).astype(int).clip(0, coins // 2)
     while (low := table[coins, k] < u).any():
         k += low

@@ -150,6 +150,10 @@ def test_the_average_is_the_mean_of_clipped_updates_over_the_expected_cohort(dig
     private = native.Private(inner("FedAvg"), used, where, seed=0)
     private.strategy.configure_train = all_of(private.strategy)
     found = start(private, grid, rounds=1).arrays.to_torch_state_dict()
+    told = [r.error.reason for r in grid.seen[0] if r.has_error()]
+    assert told == [native.SILENT] * 3, (
+        "what went wrong with the data stays on the node"
+    )
     kept = [r for r in plain.send_and_receive(first_letters()) if ok(r)]
     moves = [r.content["arrays"].to_torch_state_dict() for r in kept]
     model = network().state_dict()
@@ -250,10 +254,23 @@ def test_a_strange_server_or_client_is_answered_by_a_sentence(digits):
     letters = strategy.configure_train(1, arrays, ConfigRecord(), grid)
     (reply,) = grid.send_and_receive(letters[:1])
     assert "use one mechanism on both ends" in reply.error.reason
+    letters[1].content["dpcomm"] = ConfigRecord({"mechanism": repr(used), "round": 0.5})
+    (odd,) = grid.send_and_receive(letters[1:2])
+    assert "the server says round = 0.5" in odd.error.reason
+    letters = strategy.configure_train(1, arrays, ConfigRecord(), grid)
     damaged = Letter(
         RecordDict({"dpcomm": ConfigRecord({"message": b"x"})}), reply_to=letters[0]
     )
-    after, _ = strategy.aggregate_train(1, [reply, damaged])
+    strange = Letter(
+        RecordDict(
+            {
+                "dpcomm": ConfigRecord({"message": 3.0}),
+                "metrics": MetricRecord({"loss": [1.0, 2.0]}),
+            }
+        ),
+        reply_to=letters[2],
+    )
+    after, _ = strategy.aggregate_train(1, [reply, damaged, strange])
     state = network().state_dict()
     for name, value in after.to_torch_state_dict().items():
         assert torch.equal(value, state[name]), (
@@ -337,6 +354,11 @@ def test_the_accountant_is_never_above_flowers_own_and_never_below_the_truth(nam
     assert ours.would_exceed(event, max_epsilon=mine) and not ours.would_exceed(
         event, 2 * mine
     )
+    other = native.Accountant(config(sampling, relation, max_epsilon=3.0))
+    with pytest.raises(ValueError, match="of this accountant's config"):
+        other.load_state_dict(ours.state_dict())
+    with pytest.raises(ValueError, match="name one population in both"):
+        ours.compose(theirs.GaussianPrivacyEvent(1.5, 50, 4999))
     with pytest.raises(ValueError, match="name a budget"):
         ours.would_exceed(event)
 

@@ -175,6 +175,16 @@ def test_coins_mirror_their_noise_and_survive_its_tails():
     assert binom.sf((sums[4] + 600) // 2, 600, 0.5) < norm.sf(9.0)
 
 
+def test_many_coins_have_the_law_without_a_table(monkeypatch):
+    rng = seed_tree(0, "many coins")
+    coins, noise = rng.integers(0, 600, 20_000), rng.standard_normal(20_000)
+    tabulated = linear_model.sum_coins(coins, noise)
+    monkeypatch.setattr(linear_model, "TABLED", 0)
+    assert np.array_equal(linear_model.sum_coins(coins, noise), tabulated)
+    far = linear_model.sum_coins(np.array([10**6] * 2), np.array([40.0, -40.0]))
+    assert far.tolist() == [10**6, -(10**6)]
+
+
 def test_one_seed_shares_noise_between_mechanisms_and_noise_seed_does_not():
     """The difference to quiet training, of a Gaussian and of signs with its variance:
     nearly one line with common noise, unrelated with a noise seed of one's own.
