@@ -80,7 +80,7 @@ def settings(
     if scale == "quick":
         return {"fmnist": replace(many, rounds=9)}
     mnist = replace(many, images="mnist")
-    own = dict(n_clients=539, held=39, rounds=10, visits=2)
+    own = dict(n_clients=539, held=39, rounds=9, visits=2)
     return {
         "mnist": mnist,
         "fmnist": many,

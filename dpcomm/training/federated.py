@@ -316,6 +316,8 @@ def simulate(
     _check_kinds(task, guarantee, metrics)
     if deployment is not None:
         task, guarantee, whom = deployed(task, deployment, guarantee, unit)
+    if task.visits is not None and task.config.sampling == "fixed":
+        task.cohort(task.config.rounds - 1)  # refuses what leaves the last round short
     more = _more_of_a_round(nonfinite, weights, adaptive, task, advance)
     if guarantee:
         promise = promised(task.config.rounds)

@@ -134,7 +134,8 @@ def among(
         if len(there) < cohort:
             raise ValueError(
                 f"visits are spent: {len(there)} clients may still take part in round"
-                f" {t}, and cohort is {cohort}: raise visits, or use sampling='poisson'"
+                f" {t}, and cohort is {cohort}: raise visits, lower rounds to {t}, or use"
+                " sampling='poisson'"
             )
         return there[sample_cohort(len(there), cohort, "fixed", rng)]
     found = sample_cohort(len(left), cohort, sampling, rng)
