@@ -102,7 +102,7 @@ class Run:
 
     w: (d,) weights of the server.
     round: rounds done.
-    finished: False when max_seconds ended it.
+    finished: False when max_seconds or max_epsilon ended it.
     history: one dict an evaluation: round, scores, eps, bits.
     seconds: wall time of all sessions.
     memory: (n_clients, ...) that clients keep; None: nothing.
@@ -230,7 +230,7 @@ def fingerprint(task, w, device, unit, content):
     }
 
 # %% ../../nbs/training/run_state.ipynb #d0prn04
-def _check_rounds(state, config):
+def _check_rounds(state, config, last):
     "Refuse fewer rounds than were done; strike out an evaluation that is not due."
     done, ended, history = state["round"], state["finished"], state["history"]
     if config.rounds < done or config.rounds == done and not ended:
@@ -238,7 +238,8 @@ def _check_rounds(state, config):
             f"rounds is {config.rounds}, and the checkpoint has done {done} of more: ask"
             f" for more than {done}, or run without resume"
         )
-    if ended and config.rounds > done and done % config.eval_every:
+    due = done % config.eval_every == 0
+    if history and history[-1]["round"] == done < last and not due:
         history.pop()
 
 
@@ -249,6 +250,7 @@ def start_run(
     resume: bool = False,  # go on from the checkpoint if there is one
     unit: str = "client",  # whom the mechanism protects
     more: dict | None = None,  # further entries of the fingerprint
+    last: int | None = None,  # round with the last evaluation; None: config.rounds
 ) -> tuple:  # Run, its optimiser, its fingerprint
     "A new run, or the one in the checkpoint."
     w = pack(check_model(task.model)).cpu()
@@ -264,7 +266,7 @@ def start_run(
     optimiser = server_optimiser(w, task.config)
     if resume and checkpoint and Path(checkpoint).exists():
         state = load_checkpoint(checkpoint, own)
-        _check_rounds(state, task.config)
+        _check_rounds(state, task.config, last or task.config.rounds)
         w.copy_(state["w"])
         optimiser.load_state_dict(state["optimiser"])
         run.round, run.finished = state["round"], state["round"] == task.config.rounds

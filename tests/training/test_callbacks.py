@@ -1,0 +1,254 @@
+"""What follows a run: it sees every round in order, changes nothing, and a run that is
+interrupted or out of budget stops between two rounds.
+"""
+
+import csv
+import math
+import signal
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from tables import tabled
+from torch import nn
+
+from dpcomm import Deployment, train
+from dpcomm.core.random import seed_tree
+from dpcomm.training import callbacks, models
+from dpcomm.training.callbacks import CSV, Callback, LiveTable, TensorBoard
+from dpcomm.training.federated import affordable
+
+SHARED = dict(n_clients=6, cohort=3, rounds=6, d=22, delta=1e-2, sampling="poisson")
+PLACE = Deployment(**SHARED)
+
+
+def go(**settings):
+    "Six rounds on made-up data, evaluated after every second."
+    net = models.initialise(nn.Sequential(nn.Linear(10, 2)), seed_tree(0, "init"))
+    rng = seed_tree(0, "data")
+    clients = [(rng.normal(size=(8, 10)), rng.integers(0, 2, 8)) for _ in range(6)]
+    made = PLACE.calibrate("gaussian", eps=8, clip_norm=1.0)
+    own = dict(test=clients[0], engine="loop", eval_every=2, progress=False)
+    return train(net, clients, made, PLACE, **own | settings)
+
+
+class Told(Callback):
+    "Everything that it is told."
+
+    def __init__(self, stop=None, fail=None):
+        self.calls, self.stop, self.fail = [], stop, fail
+
+    def before_round(self, run, task):
+        self.calls.append(("before", run.round))
+        if run.round == self.stop:
+            signal.raise_signal(signal.SIGINT)
+
+    def on_evaluate(self, run, task):
+        self.calls.append(("evaluate", run.history[-1]["round"]))
+
+    def after_round(self, run, task, loss):
+        assert math.isfinite(loss)
+        self.calls.append(("after", run.round))
+        if run.round == self.fail:
+            raise RuntimeError("enough")
+
+    def close(self, run, task):
+        self.calls.append(("close", run.round))
+
+
+def test_rounds_and_evaluations_are_told_in_order_and_change_nothing():
+    told = Told()
+    run = go(callbacks=[told], rounds=6)
+    expected = []
+    for t in range(6):
+        expected += [("before", t)]
+        expected += [("evaluate", t + 1)] * (t % 2) + [("after", t + 1)]
+    assert told.calls == [*expected, ("close", 6)]
+    plain = go()
+    assert torch.equal(plain.w, run.w) and plain.history == run.history
+
+
+def test_what_a_callback_raises_ends_the_run_and_closes_the_others(tmp_path):
+    other, path = Told(), tmp_path / "run.pt"
+    with pytest.raises(RuntimeError, match="enough"):
+        go(callbacks=[Told(fail=3), other], checkpoint=path)
+    assert other.calls[-1] == ("close", 3)
+    whole = go(checkpoint=path, resume=True, callbacks=[first := Told()])
+    assert first.calls[0] == ("before", 3) and torch.equal(whole.w, go().w)
+
+
+@tabled("given", [Told, "csv", [None]])
+def test_what_is_no_callback_is_refused(given):
+    with pytest.raises(TypeError, match="no Callback: pass instances of"):
+        go(callbacks=given)
+
+
+def test_an_interruption_waits_for_the_round_and_keeps_it(tmp_path, capsys):
+    path = tmp_path / "run.pt"
+    with pytest.raises(KeyboardInterrupt, match="after round 3, which is saved"):
+        go(callbacks=[Told(stop=2)], checkpoint=path)
+    assert "finishing the round" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    whole = go(checkpoint=path, resume=True, callbacks=[told := Told()])
+    assert told.calls[0] == ("before", 3) and torch.equal(whole.w, go().w)
+    assert whole.history == go().history
+
+
+def test_a_second_interruption_and_one_without_a_checkpoint_do_not_wait(tmp_path):
+    twice, once = Told(stop=2), Told(stop=2)
+    path = tmp_path / "run.pt"
+    with pytest.raises(KeyboardInterrupt):
+        go(callbacks=[Told(stop=2), twice], checkpoint=path)
+    assert not path.exists() and twice.calls[-1] == ("close", 2)
+    with pytest.raises(KeyboardInterrupt):
+        go(callbacks=[once])
+    assert once.calls[-1] == ("close", 2)
+
+
+def test_a_csv_file_is_the_history_also_after_a_stop(tmp_path):
+    log, path = tmp_path / "run.csv", tmp_path / "run.pt"
+    how = dict(callbacks=[CSV(log)], checkpoint=path, resume=True)
+    while not (run := go(max_seconds=0, **how)).finished:
+        pass
+    rows = [*csv.DictReader(log.open())]
+    assert [int(row["round"]) for row in rows] == [2, 4, 6]
+    for row, entry in zip(rows, run.history, strict=True):
+        assert {k: float(v) for k, v in row.items()} == entry
+
+
+def test_tensorboard_is_fed_or_said_to_be_missing(monkeypatch, tmp_path):
+    name = "torch.utils.tensorboard"
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match="run `pip install tensorboard`, or follow"):
+        TensorBoard(tmp_path)
+    heard = []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            heard.append((folder, purge_step))
+
+        def add_scalar(self, name, value, step):
+            heard.append((name, value, step))
+
+        def flush(self):
+            pass
+
+        def close(self):
+            heard.append("closed")
+
+    stand_in = ModuleType(name)
+    stand_in.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, name, stand_in)
+    run = go(callbacks=[TensorBoard(tmp_path)])
+    assert heard[0] == (str(tmp_path), 1) and heard[-1] == "closed"
+    assert heard[1:-1] == [
+        (k, v, entry["round"])
+        for entry in run.history
+        for k, v in entry.items()
+        if k != "round"
+    ]
+
+
+@pytest.mark.deep
+def test_tensorboard_s_own_files_hold_the_history(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = go(callbacks=[TensorBoard(tmp_path)])
+    read = EventAccumulator(str(tmp_path)).Reload()
+    assert [e.value for e in read.Scalars("accuracy")] == pytest.approx(
+        [entry["accuracy"] for entry in run.history]
+    )
+
+
+def test_a_live_table_ends_with_every_evaluation(capsys):
+    run = go(callbacks=[LiveTable()], progress=True)
+    shown = capsys.readouterr()
+    lines = [line.split() for line in shown.out.splitlines() if line.strip()]
+    assert lines[0] == ["round", "accuracy", "eps", "MiB", "training", "loss"]
+    assert [line[0] for line in lines[1:]] == ["2", "4", "6"]
+    assert lines[-1][1] == f"{run.history[-1]['accuracy']:.1f}%" and not shown.err
+
+
+@tabled("columns", [80, 120])
+def test_a_bar_fits_and_shows_what_matters(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("DPCOMM_PROGRESS", "1")
+    label = "lenet5.eps3.fedavg, seed 0 (12 of 80, 7.3 h left in all)"
+    run = go(progress=label)
+    last = capsys.readouterr().err.split("\r")[-1].rstrip()
+    assert len(last) < columns and last.startswith("lenet5.eps3.fedavg")
+    accuracy, eps = run.history[-1]["accuracy"], run.history[-1]["eps"]
+    assert f"accuracy={accuracy:.1f}%, eps={eps:.2f}, MiB=" in last
+    assert "100%|" in last and "6/6" in last
+
+
+def test_a_log_gets_a_line_a_minute(capsys):
+    minutes = iter([0.0, *(40.0 * t for t in range(1, 7))])
+    go(callbacks=[callbacks.Lines("mine", 60.0, lambda: next(minutes))])
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [
+        f"mine: {t} of 6 rounds" for t in (2, 4, 6)
+    ]
+    assert "accuracy" in lines[0] and lines[0].endswith("3 min left")
+
+
+@tabled(
+    "asked, terminal, kinds",
+    [
+        ("1", False, (callbacks.Bar,)),
+        ("0", True, (callbacks.Lines,)),
+        (None, True, (callbacks.Bar,)),
+        (None, False, (callbacks.Lines,)),
+    ],
+)
+def test_a_terminal_has_a_bar_and_a_log_has_lines(asked, terminal, kinds, monkeypatch):
+    monkeypatch.delenv("DPCOMM_PROGRESS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("DPCOMM_PROGRESS", asked)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(callbacks, "_in_notebook", lambda: False)
+    assert tuple(map(type, callbacks.progress_of("label"))) == kinds
+    assert callbacks.progress_of(False) == ()
+    monkeypatch.setattr(callbacks, "_in_notebook", lambda: True)
+    if asked is None and not terminal:
+        assert callbacks.progress_of(True) == ()
+
+
+def test_a_budget_pays_for_the_rounds_that_bisection_finds():
+    for rounds in (1, 2, 7, 100):
+        for most in range(rounds + 2):
+            assert affordable(lambda t: t, rounds, most + 0.5) == min(most, rounds)
+
+
+def test_a_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path, capsys):
+    path, whole = tmp_path / "run.pt", go()
+    spent = [entry["eps"] for entry in go(eval_every=1).history]
+    budget = (spent[2] + spent[3]) / 2
+    how = dict(checkpoint=path, resume=True)
+    run = go(max_epsilon=budget, **how)
+    assert (run.round, run.finished) == (3, False)
+    assert run.history[-1]["eps"] == spent[2] <= budget
+    assert "stopped after 3 of 6 rounds: the next would bring epsilon" in (
+        capsys.readouterr().out
+    )
+    assert go(max_epsilon=budget, **how).history == run.history
+    with pytest.raises(ValueError, match="the 3 rounds of the checkpoint have spent"):
+        go(max_epsilon=spent[1], **how)
+    raised = go(max_epsilon=9.0, **how)
+    assert raised.finished and raised.history == whole.history
+    assert torch.equal(raised.w, whole.w)
+
+
+@tabled(
+    "budget, sentence",
+    [
+        (1e-6, "the first round alone spends .*: raise it, or use more noise"),
+        (0, "max_epsilon is 0; it must be a number in"),
+        (math.nan, "max_epsilon is nan; it must be a number in"),
+    ],
+)
+def test_a_budget_that_pays_for_nothing_is_refused(budget, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        go(max_epsilon=budget)
