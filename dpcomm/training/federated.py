@@ -9,17 +9,18 @@ __all__ = ['Session', 'simulate', 'train']
 import copy
 import hashlib
 import inspect
-import os
+import signal
+import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from ..core.checks import check_between, check_choice, check_number, shown
 from ..core.vectors import pack
@@ -27,6 +28,12 @@ from ..datasets.images import Federation
 from ..mechanisms.contract import Mechanism
 from ..mechanisms.deployments import Deployment
 from .adaptive_clip import AdaptiveClip
+from dpcomm.training.callbacks import (
+    Checkpoint,
+    LiveTable,
+    check_callbacks,
+    progress_of,
+)
 from .federated_round import Spread, one_round, one_thread, shares
 from dpcomm.training.functional import (
     Misfit,
@@ -53,8 +60,9 @@ class Session:
     save_every: seconds between checkpoints.
     workers: threads that train clients, 1..1024.
     device: torch device.
-    progress: show a bar on a terminal; text is its label.
+    progress: a bar on a terminal, a line a minute elsewhere; text is its label.
     executor: of concurrent.futures, that trains elsewhere; None: threads.
+    callbacks: of Callback, told before and after rounds and at evaluations.
     """
 
     checkpoint: object = None
@@ -65,8 +73,10 @@ class Session:
     device: object = "cpu"
     progress: bool | str = True
     executor: object = None
+    callbacks: tuple = ()
 
     def __post_init__(self):
+        object.__setattr__(self, "callbacks", check_callbacks(self.callbacks))
         if self.max_seconds is not None:
             check_number("max_seconds", self.max_seconds, "[0, inf]")
         check_number("save_every", self.save_every, "[0, inf]")
@@ -92,34 +102,59 @@ class Session:
             )
 
 # %% ../../nbs/training/federated.ipynb #b2163713
-def _loop(run, config, session, step, report, save):
+@contextmanager
+def _interruptible(session):
+    "Let ^C wait for the end of a round that is saved; yields a list, empty until then."
+    asked = []
+
+    def note(*_):
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(True)
+        print("\nfinishing the round; ^C again stops at once", file=sys.stderr)
+
+    here = threading.current_thread() is threading.main_thread()
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not (session.checkpoint and here and usual):
+        yield asked
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _loop(run, task, last, session, step, report, save):
     "Rounds until the last one, or until the time is up."
-    started = saved = time.monotonic()
+    started, config, most = time.monotonic(), task.config, session.max_seconds
     before, spent = run.seconds, run.cpu_seconds - time.process_time()
-    progress, most = session.progress, session.max_seconds
-    wanted = progress and os.environ.get("DPCOMM_PROGRESS") == "1"
-    bar = tqdm(
-        total=config.rounds,
-        initial=run.round,
-        unit="round",
-        disable=False if wanted else None if progress else True,
-        desc=progress if isinstance(progress, str) else None,
-    )
-    while run.round < config.rounds:
-        loss = step()
-        if run.round % config.eval_every == 0 or run.round == config.rounds:
-            bar.set_postfix(report(loss))
-        bar.update()
-        now = time.monotonic()
-        run.finished, run.seconds = run.round == config.rounds, before + now - started
-        run.cpu_seconds = spent + time.process_time()
-        late = most is not None and now - started >= most
-        if save and (run.finished or late or now - saved >= session.save_every):
-            save()
-            saved = time.monotonic()
-        if late:
-            break
-    bar.close()
+    table = any(isinstance(each, LiveTable) for each in session.callbacks)
+    shows = () if table else progress_of(session.progress)
+    kept = (Checkpoint(save, session.save_every),) if save else ()
+    late, told = False, (*kept, *shows, *session.callbacks)
+    try:
+        with _interruptible(session) as asked:
+            while run.round < last and not late and not asked:
+                for each in told:
+                    each.before_round(run, task)
+                loss = step()
+                run.finished = run.round == config.rounds
+                if run.round % config.eval_every == 0 or run.round == last:
+                    report(loss)
+                    for each in told:
+                        each.on_evaluate(run, task)
+                now = time.monotonic()
+                run.seconds = before + now - started
+                run.cpu_seconds = spent + time.process_time()
+                late = most is not None and now - started >= most
+                for each in told:
+                    each.after_round(run, task, loss)
+    finally:
+        for each in told:
+            each.close(run, task)
+    if asked and not run.finished:
+        raise KeyboardInterrupt(f"stopped after round {run.round}, which is saved")
 
 # %% ../../nbs/training/federated.ipynb #d0rep02
 def _scores(task, w, x, y):
@@ -130,7 +165,7 @@ def _scores(task, w, x, y):
 
 
 def _report(run, task, guarantee, metrics, train_loss):
-    "Enter an evaluation into the history; what of it the bar shows."
+    "Enter an evaluation into the history."
     data = task.federation.data
     score = partial(metrics, task.model) if metrics else partial(_scores, task)
     scores = score(run.w, data.x_test, data.y_test)
@@ -149,12 +184,6 @@ def _report(run, task, guarantee, metrics, train_loss):
             **({} if run.clip is None else {"clip": run.clip}),
         }
     )
-    name, first = next(iter(scores.items()))
-    brief = {
-        name: f"{first:.4g}" if name == "loss" else f"{first:.1f}%",
-        "MiB": f"{(bits.uplink_bits + bits.downlink_bits) / 2**23:.2f}",
-    }
-    return brief | ({"eps": f"{eps:.2f}"} if eps is not None else {})
 
 # %% ../../nbs/training/federated.ipynb #f16592e8
 def _check_kinds(task, guarantee, metrics):
@@ -265,6 +294,40 @@ def _more_of_a_round(nonfinite, weights, adaptive, task, advance):
         )
     return more
 
+# %% ../../nbs/training/federated.ipynb #mx400002
+def affordable(
+    eps,  # function: rounds -> epsilon, not falling
+    rounds: int,  # planned, at least 1
+    most: float,  # that epsilon may be, > 0
+) -> int:  # rounds that fit, 0..rounds
+    "How many rounds a budget pays for."
+    if eps(rounds) <= most:
+        return rounds
+    low, high = 0, rounds
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if eps(middle) <= most else (low, middle)
+    return low
+
+
+def _last_round(promised, rounds, most):
+    "The last round of a run; ValueError where a budget pays for none."
+    if most is None:
+        return rounds
+    check_number("max_epsilon", most, "(0, inf)")
+    if promised is None:
+        raise ValueError(
+            "max_epsilon is given, and no guarantee that could reach it: pass deployment"
+            " or guarantee too"
+        )
+    last = affordable(lambda t: promised(t).eps, rounds, most)
+    if not last:
+        raise ValueError(
+            f"max_epsilon is {most:g}, and the first round alone spends"
+            f" {promised(1).eps:.3g}: raise it, or use more noise"
+        )
+    return last
+
 # %% ../../nbs/training/federated.ipynb #fe000003
 def simulate(
     task: Task,
@@ -276,6 +339,7 @@ def simulate(
     nonfinite: str = "refuse",
     weights=None,
     adaptive: AdaptiveClip | None = None,
+    max_epsilon: float | None = None,
     **session,
 ) -> Run:
     """Federated training with a private, compressed uplink. [dprec Alg. 8]
@@ -293,8 +357,9 @@ def simulate(
     nonfinite: updates of nan or inf end the run; 'drop': they count as 0.
     weights: (n_clients,) >= 0, public, what each client's update weighs; None: alike.
     adaptive: how the clip moves, paid within the mechanism's noise; None: it stays.
-    session: fields of `Session`, such as checkpoint, workers or device.
-    Returns: finished, or stopped by max_seconds.
+    max_epsilon: stop before the round that would exceed it, > 0; None: no limit.
+    session: fields of `Session`, such as checkpoint, callbacks or device.
+    Returns: finished, or stopped by max_seconds or max_epsilon.
     """
 
     def promised(t):
@@ -325,26 +390,38 @@ def simulate(
             promise, task.config, task.n_clients, task.mechanism, task.visits
         ):
             print(sentence)
+    last = _last_round(guarantee and promised, task.config.rounds, max_epsilon)
     marks = dict(more)
     if "share" in more:
         marks["share"] = hashlib.sha256(more["share"].tobytes()).hexdigest()
     if "adaptive" in more:
         marks["adaptive"] = repr(adaptive)
     run, optimiser, known = start_run(
-        task, own.device, own.checkpoint, own.resume, unit=whom, more=marks
+        task, own.device, own.checkpoint, own.resume, unit=whom, more=marks, last=last
     )
+    if run.round > last:
+        raise ValueError(
+            f"max_epsilon is {max_epsilon:g}, and the {run.round:,} rounds of the checkpoint"
+            f" have spent {promised(run.round).eps:.3g}: raise it, or leave the run as it is"
+        )
     _check_task(run, task, metrics, own.device)
     task = _placed(task, own.device, advance)
     pools = nullcontext(Spread(own.executor)) if own.executor else None
     with one_thread(own.device), pools or ThreadPoolExecutor(own.workers) as pool:
         _loop(
             run,
-            task.config,
+            task,
+            last,
             own,
             step=partial(advance, run, optimiser, task, pool, **more),
             report=partial(_report, run, task, guarantee and promised, metrics),
             save=own.checkpoint
             and partial(save_checkpoint, own.checkpoint, run, optimiser, known),
+        )
+    if run.round == last < task.config.rounds:
+        print(
+            f"stopped after {last:,} of {task.config.rounds:,} rounds: the next would bring"
+            f" epsilon to {promised(last + 1).eps:.4g}, and max_epsilon is {max_epsilon:g}"
         )
     return run
 
