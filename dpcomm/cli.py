@@ -9,6 +9,7 @@ __all__ = ['main']
 import argparse
 import ast
 import json
+import shlex
 import shutil
 import signal
 import sys
@@ -70,6 +71,32 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message):
         raise ValueError(f"{message}; `{self.prog} --help` shows what is accepted")
 
+# %% ../nbs/reference/cli.ipynb #j5on0002
+def _format_options(parser):
+    "The options of a verb that prints tables."
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--json", action="store_true", help="tables as one JSON object")
+    way.add_argument("--csv", action="store_true", help="tables as CSV")
+
+
+def _print_tables(args, *tables, **more):
+    "Tables as they were asked for; `more` goes beside them into JSON."
+    from dpcomm.evidence import tables as written
+    from dpcomm.evidence import terminal
+
+    if args.json:
+        found = [written.as_dict(table) for table in tables]
+        print(json.dumps({"tables": found} | more, allow_nan=False))
+    elif args.csv:
+        print("\n".join(map(written.as_csv, tables)), end="")
+    else:
+        for i, table in enumerate(tables):
+            if i:
+                print()
+            terminal.show(
+                terminal.with_notes(table, 2) if args.verb == "table" else table
+            )
+
 # %% ../nbs/reference/cli.ipynb #3edb45ca
 def _run_options(parser):
     "The options of `dpcomm run`."
@@ -84,6 +111,7 @@ def _run_options(parser):
     add("--max-seconds", type=float, metavar="S", help=limit)
     add("--inline", action="store_true", help="in this process, without Jupyter")
     add("--device", metavar="D", help="auto, cpu, cuda or cuda:1")
+    _format_options(parser)
     given = dict(dest="parameters", action="append", default=[])
     add("-p", metavar="name=value", help="any other parameter", **given)
 
@@ -97,6 +125,7 @@ def _audit_options(parser):
     add("--delta", type=float, default=1e-2, metavar="D", help="of claim and audit")
     add("--alarm", type=float, default=1e-6, metavar="A", help=alarm)
     add("--seed", type=int, default=0, metavar="S", help="of all plays")
+    _format_options(parser)
 
 # %% ../nbs/reference/cli.ipynb #b0opt01c
 def _bench_options(parser):
@@ -141,7 +170,7 @@ def _choose_options(parser):
     add("--unit", default="client", metavar="client|example", help="what is protected")
     about = "zero-out|replace|add-remove|local: what neighbours differ in"
     add("--relation", metavar="R", help=about)
-    add("--json", action="store_true", help="everything, as one JSON object")
+    _format_options(parser)
     add("--plot", metavar="FILE", help="error against bits, as .svg, .png or .pdf")
 
 # %% ../nbs/reference/cli.ipynb #b56342b3
@@ -152,6 +181,16 @@ def _table_options(parser):
     parser.add_argument("paper", metavar="PAPER", help="for example dprec")
     parser.add_argument("table", metavar="TABLE", nargs="?", help=which)
     parser.add_argument("--out", metavar="DIR", help=folder)
+    _format_options(parser)
+
+
+def _report_options(parser):
+    "The words of `dpcomm report`."
+    add = parser.add_argument
+    add("what", metavar="RUN|PAPER", help="experiment, file of records, or paper")
+    add("--scale", default="smoke", metavar="smoke|quick|full", help="of the runs")
+    add("--only", default="all", metavar="PATTERN", help="keys that begin with it")
+    add("--out", metavar="DIR", help="folder of the records, runs/ by default")
 
 
 def _sweep_options(parser):
@@ -177,6 +216,7 @@ def _sweep_options(parser):
     add("--plan", action="store_true", help="say what is missing, and stop")
     add("--decide", action="store_true", help="only seeds that can change a verdict")
     add("--print", dest="lines", action="store_true", help="one shell line a run")
+    _format_options(parser)
 
 # %% ../nbs/reference/cli.ipynb #f10c0002
 def _flower_options(parser):
@@ -201,7 +241,8 @@ def _parser():
     def add(verb, text):
         return verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
 
-    add("list", "name every experiment, its state and its cost")
+    listed = "name every experiment, its state and its cost"
+    _format_options(add("list", listed))
     _run_options(add("run", "run experiments"))
     _sweep_options(add("sweep", "play every missing run"))
     merge = add("merge", "add records to those of this checkout")
@@ -209,8 +250,8 @@ def _parser():
     sure = "do not ask when published numbers change"
     merge.add_argument("--yes", action="store_true", help=sure)
     _table_options(add("table", "the paper's numbers beside ours"))
-    told = add("report", "a paper's reproduction in two pages, as Markdown")
-    told.add_argument("paper", metavar="PAPER", help="for example dprec")
+    told = "write runs as a page of HTML and a picture, or print a paper's reproduction"
+    _report_options(add("report", told))
     data = add("data", "list data sets, or fetch some")
     data.add_argument("root", metavar="DIR", nargs="?", help="folder to keep them in")
     data.add_argument("names", nargs="*", metavar="NAME", help="data set")
@@ -279,7 +320,7 @@ def run_all(
             unfinished.append(name)
             continue
         outcome = runner.run(name, max_seconds=left, inline=args.inline, **settings)
-        _report(outcome)
+        _report(outcome, args)
         unfinished += [] if outcome.finished else [name]
     if not unfinished:
         return 0
@@ -290,7 +331,6 @@ def run_all(
 
 def _changes(args):
     "Try a change of settings; notebooks are left out."
-    from dpcomm.evidence import terminal
     from dpcomm.experiments import runs
 
     more = assignments(args.parameters)
@@ -303,7 +343,7 @@ def _changes(args):
         runner.prepare(name, args.scale, given["seeds"], args.out, parameters=more)
     for name in args.names:
         try:
-            terminal.show(runs.try_change(name, **given, **more))
+            _print_tables(args, runs.try_change(name, **given, **more))
         except runner.Unfinished as error:
             print(f"{name}: {error}; go on with --resume", file=sys.stderr)
             return 3
@@ -325,26 +365,29 @@ def _settings(args):
     return settings
 
 # %% ../nbs/reference/cli.ipynb #359d09b3
-def _report(outcome):
-    "Print what one run left behind."
-    from dpcomm.evidence import records, terminal
+def _report(outcome, args):
+    "Print what one run left behind, and write its report."
+    from dpcomm.evidence import records, run_report
 
     kept = f"; executed notebook {outcome.notebook}" if outcome.notebook else ""
     state = (
         f"records {outcome.result}" if outcome.finished else "stopped with rounds left"
     )
     head = f"{outcome.name}, scale {outcome.scale}, {outcome.seconds:.0f} s"
-    print(f"\n{head}: {state}{kept}")
+    people = not (args.json or args.csv)
+    print(f"\n{head}: {state}{kept}", file=sys.stdout if people else sys.stderr)
     if not outcome.finished:
         return
     found = records.read(outcome.result)
     table, said = summary(found)
-    terminal.show(table)
-    print(said)
-    for verdicts in _verdicts(found, outcome.result.parents[1]) * (
-        outcome.scale == "full"
-    ):
-        terminal.show(terminal.with_notes(verdicts, 2))
+    more = (
+        _verdicts(found, outcome.result.parents[1]) if outcome.scale == "full" else []
+    )
+    _print_tables(args, table, *more, name=outcome.name, guarantee=said)
+    made = run_report.write(found, outcome.result.with_suffix(".html"))
+    if people:
+        print(said)
+        print(f"report {made[0]}")
 
 # %% ../nbs/reference/cli.ipynb #359d09ac
 def asked_of(
@@ -392,14 +435,17 @@ def sweep_all(
             )
         jobs = planning.plan_decisive(asked_of(args), folder)
         if not jobs:
-            print("no verdict can be decided by more seeds of what was asked for")
+            print(
+                "no verdict can be decided by more seeds of what was asked for",
+                file=sys.stderr if args.json or args.csv else sys.stdout,
+            )
             return 0
     else:
         jobs = planning.plan(asked_of(args), folder)
     if args.lines:
         print("\n".join(planning.shell_line(job, args.out) for job in jobs))
         return 0
-    terminal.show(planning.plan_table(jobs))
+    _print_tables(args, planning.plan_table(jobs))
     if args.plan or not jobs:
         return 0
     with terminal.one_line() as say:
@@ -515,33 +561,66 @@ def _ask(changed, yes):
 
 # %% ../nbs/reference/cli.ipynb #w0oth02
 def _list(args):
-    from dpcomm.evidence import terminal
     from dpcomm.experiments import costs
 
-    terminal.show(costs.overview())
+    _print_tables(args, costs.overview())
 
 
 def _table(args):
-    from dpcomm.evidence import paper_tables, terminal, verdicts
+    from dpcomm.evidence import paper_tables, verdicts
 
     if args.out and not Path(args.out).is_dir():
         raise ValueError(
             f"--out={shown(args.out)} is no folder: run a sweep into it first"
         )
     names = [args.table] if args.table else paper_tables.tables(args.paper)
-    found = verdicts.evidence(args.paper, args.out)
+    found, told = verdicts.evidence(args.paper, args.out), []
     for name in names:
         table = verdicts.verdict_table(args.paper, name, found=found)
         rows = tuple(row[:5] for row in table.rows)  # a link is of no use here
-        short = verdicts.Table(table.header[:5], rows, table.title, table.notes)
-        terminal.show(terminal.with_notes(short, 2))
-        print()
+        told.append(verdicts.Table(table.header[:5], rows, table.title, table.notes))
+    _print_tables(args, *told)
 
 
-def _report_paper(args):
-    from dpcomm.evidence import claims
+def _report_words(args):
+    "A paper's reproduction as Markdown, or the report of runs as files."
+    from dpcomm.evidence import claims, paper_tables, records, run_report
 
-    print(claims.report(args.paper, "nbs"))
+    papers = paper_tables.papers()
+    if args.what in papers:
+        print(claims.report(args.what, "nbs"))
+        return
+    path, name = Path(args.what), args.what.replace("_", "-")
+    if path.suffix == ".jsonl":
+        if not path.is_file():
+            raise ValueError(
+                f"{shown(args.what)} does not exist: give a file that a run has written, or"
+                " the name of an experiment"
+            )
+        place = path
+    else:
+        runner.check_name("run or paper", name, [*papers, *runner.experiments()])
+        runner.check_name("scale", args.scale, runner.SCALES)
+        stem = f"{name.replace('-', '_')}.{args.scale}.jsonl"
+        place = runner.result_file(name, args.scale, args.out)
+        if place is None and not args.out:
+            there = paper_tables.assets("results").glob(f"*/{stem}")
+            path = place = next(there, None)
+        if place is None:
+            raise ValueError(
+                f"{name} has no records of scale {args.scale} here: play it by"
+                f" `dpcomm run {name} --scale {args.scale}` first"
+            )
+        if path == place:  # committed: nothing is written beside them
+            home = runner.output_folder() / place.parent.name
+            found = records.read(place)
+            _wrote(run_report.write(found, home / place.name, args.only))
+            return
+    _wrote(run_report.write(records.read(place), place, args.only))
+
+
+def _wrote(made):
+    print(*made, sep="\n")
 
 
 def _data(args):
@@ -591,6 +670,7 @@ def audit_all(
 ) -> int:  # 0, or 4 when a claim is refuted
     "Audit mechanisms and print claims beside audits."
     from dpcomm.core.checks import check_number
+    from dpcomm.evidence.tables import Table
     from dpcomm.mechanisms import contract
     from dpcomm.privacy import audit
 
@@ -598,9 +678,11 @@ def audit_all(
         runner.check_name("mechanism", name, contract.registered())
     check_number("delta", args.delta, "(0, 1)")
     audit.ceiling(args.trials, args.delta, args.alarm)
-    print(LEGEND.format(delta=args.delta, alarm=args.alarm))
-    print(ROW.format(*HEADER.split("|")))
-    start, last, done, bad = time.perf_counter(), None, 0, 0
+    people, rows = not (args.json or args.csv), []
+    if people:
+        print(LEGEND.format(delta=args.delta, alarm=args.alarm))
+        print(ROW.format(*HEADER.split("|")))
+    start, last, bad = time.perf_counter(), None, 0
     cases = [case for name in args.names for case in audit_cases(name)]
     bar = tqdm(cases, "audit", disable=None, leave=False)
     for case in bar:
@@ -608,13 +690,21 @@ def audit_all(
         claimed, found, judged = case.run(
             args.trials, args.delta, args.alarm, args.seed
         )
-        if case.mechanism != last:
-            tqdm.write(_setting(case.mechanism, claimed.accountant))
-        wrong, last = judged.refuted or audit.refutes(found, claimed), case.mechanism
-        tqdm.write(_audit_line(case, claimed, found, judged, wrong))
-        done, bad = done + 1, bad + wrong
+        setting = _setting(case.mechanism, claimed.accountant)
+        wrong = judged.refuted or audit.refutes(found, claimed)
+        rows.append(_audit_row(case, claimed, found, judged, wrong))
+        if people and case.mechanism != last:
+            tqdm.write("\n".join(textwrap.wrap(setting, 80, subsequent_indent="    ")))
+        if people:
+            tqdm.write(ROW.format(*rows[-1]))
+        rows[-1], last, bad = (setting, *rows[-1]), case.mechanism, bad + wrong
     seconds = time.perf_counter() - start
-    print(f"{bad or 'no'} claim refuted: {done} audits, {seconds:.0f} s")
+    if people:
+        print(f"{bad or 'no'} claim refuted: {len(rows)} audits, {seconds:.0f} s")
+    else:
+        header = ("mechanism", *HEADER.split("|"))
+        legend = " ".join(LEGEND.format(delta=args.delta, alarm=args.alarm).split())
+        _print_tables(args, Table(header, tuple(rows), "Audits", (legend,)))
     return 4 if bad else 0
 
 # %% ../nbs/reference/cli.ipynb #df58cfd6
@@ -622,11 +712,10 @@ def _setting(mechanism, accountant):
     "A mechanism as name(parameters), without those that are None, and the accountant."
     values = {f.name: getattr(mechanism, f.name) for f in fields(mechanism)}
     given = ", ".join(f"{k}={v}" for k, v in values.items() if v is not None)
-    text = f"{mechanism.name}({given}); accountant {accountant}"
-    return "\n".join(textwrap.wrap(text, 80, subsequent_indent="    "))
+    return f"{mechanism.name}({given}); accountant {accountant}"
 
 # %% ../nbs/reference/cli.ipynb #df58cfac
-def _audit_line(case, claimed, found, judged, wrong):
+def _audit_row(case, claimed, found, judged, wrong):
     "One row of the audit's table."
     from dpcomm.privacy import audit
 
@@ -641,7 +730,7 @@ def _audit_line(case, claimed, found, judged, wrong):
         str(v) if name == "path" else f"{name}={v}"
         for name, v in case.arguments.items()
     )
-    return ROW.format(
+    return (
         case.relation,
         played or "-",
         f"{claimed.eps:.3f}",
@@ -696,7 +785,6 @@ def choose_all(
     args,  # parsed arguments of `dpcomm choose`
 ) -> int:  # 0
     "Rank what a deployment may use."
-    from dpcomm.evidence import terminal
     from dpcomm.experiments import choosing
     from dpcomm.mechanisms.deployments import Deployment
 
@@ -713,9 +801,7 @@ def choose_all(
     if args.json:
         print(json.dumps(choice.as_dict(), allow_nan=False))
     else:
-        for table in choosing.tables(choice):
-            terminal.show(table)
-            print()
+        _print_tables(args, *choosing.tables(choice))
     if picture:
         choosing.picture(choice).savefig(picture)
     return 0
@@ -764,14 +850,15 @@ def flower_app(
     return 0
 
 # %% ../nbs/reference/cli.ipynb #x0int01
-def _kept(args):
-    "What an interruption leaves behind, in words."
+def _kept(args, words):
+    "What an interruption leaves behind, in words, and the command that goes on."
     folder = runner.output_folder(getattr(args, "out", None))
     found = len(list(folder.glob("checkpoints/*/*.pt")))
     if not found:
         return "there is no checkpoint, so the same command starts again"
-    way = "the same command" if args.verb == "sweep" else "--resume"
-    return f"{found} checkpoints are kept in {folder.name}/checkpoints; {way} goes on"
+    more = [] if args.verb == "sweep" or "--resume" in words else ["--resume"]
+    way = shlex.join(["dpcomm", *words, *more])
+    return f"{found} checkpoints are kept in {folder.name}/checkpoints; `{way}` goes on"
 
 # %% ../nbs/reference/cli.ipynb #d9ea472a
 def main(argv=None) -> int:
@@ -783,12 +870,13 @@ def main(argv=None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # signs that its encoding lacks are a '?'
             stream.reconfigure(errors="replace")
+    words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        args = _parse((sys.argv[1:] if argv is None else argv) or ["--help"])
+        args = _parse(words)
         verbs = dict(list=_list, run=run_all, sweep=sweep_all, merge=_merge)
         verbs |= dict(
             table=_table,
-            report=_report_paper,
+            report=_report_words,
             data=_data,
             audit=audit_all,
             bench=bench_all,
@@ -807,7 +895,7 @@ def main(argv=None) -> int:
         print(f"dpcomm: {reason or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"dpcomm: interrupted; {_kept(args)}", file=sys.stderr)
+        print(f"dpcomm: interrupted; {_kept(args, words)}", file=sys.stderr)
         return 130
 
 # %% ../nbs/reference/cli.ipynb #6afb60fc

@@ -6,7 +6,9 @@
 __all__ = ['Table']
 
 # %% ../../nbs/evidence/tables.ipynb #table003
+import csv
 import html
+import io
 from dataclasses import dataclass, replace
 
 # %% ../../nbs/evidence/tables.ipynb #3a51d935
@@ -107,6 +109,25 @@ def as_html(
     notes = "".join(f"<li>{html.escape(n)}</li>" for n in t.notes)
     table = f"{caption}<thead><tr>{head}</tr></thead><tbody>\n{body}</tbody>"
     return f"<table>{table}</table>" + (f"<ol>{notes}</ol>" if notes else "")
+
+# %% ../../nbs/evidence/tables.ipynb #tbjs0002
+def as_dict(
+    t: Table,  # to pass on
+) -> dict:  # title, header, rows, notes
+    "A table as JSON holds it; of a link only the words."
+    rows = [[link_text(c) for c in row] for row in t.rows]
+    return dict(title=t.title, header=[*t.header], rows=rows, notes=[*t.notes])
+
+
+def as_csv(
+    t: Table,  # to pass on
+) -> str:  # header and rows
+    "Header and rows with commas between; of a link only the words. [RFC 4180]"
+    text = io.StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(t.header)
+    table.writerows([link_text(c) for c in row] for row in t.rows)
+    return text.getvalue()
 
 # %% ../../nbs/evidence/tables.ipynb #f5a4d790
 SORT = (

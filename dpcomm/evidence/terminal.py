@@ -6,6 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/evidence/terminal.ipynb #e9aa4433
+import os
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -64,12 +65,23 @@ def with_notes(
     return replace(table, rows=tuple(rows), notes=tuple(notes))
 
 # %% ../../nbs/evidence/terminal.ipynb #cf35959b
+WIDEST = 10_000  # columns of a pipe, which wraps nothing
+
+
+def _console():
+    "Standard output: as wide as the terminal, or as COLUMNS says; a pipe wraps nothing."
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDEST
+    return console
+
+
 def show(
     table: Table,  # rows of text
     console: Console = None,  # where to; None: standard output
 ) -> None:
     "Print a table as wide as the terminal."
-    console = console or Console(highlight=False)
+    console = console or _console()
     columns = range(len(table.header))
     used = [i for i in columns if any(row[i] for row in table.rows)] or columns
     shown = RichTable(

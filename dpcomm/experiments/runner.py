@@ -11,8 +11,11 @@ import json
 import linecache
 import os
 import re
+import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, fields
@@ -334,9 +337,38 @@ def _kernel_variables(watched):
     return dict(
         PYTHONPATH=os.pathsep.join([str(PACKAGE.parent), *known]).rstrip(os.pathsep),
         DPCOMM_PROGRESS=str(int(watched)),
+        COLUMNS=str(shutil.get_terminal_size().columns),
         PYDEVD_DISABLE_FILE_VALIDATION="1",
         MPLBACKEND="module://matplotlib_inline.backend_inline",
     )
+
+
+@contextmanager
+def _interrupts_passed_on():
+    "Let the first ^C reach the kernel, and only the second one this process."
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    import psutil
+
+    def passed(*_):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        kernels = [
+            child
+            for child in psutil.Process().children()
+            if any("ipykernel" in word for word in child.cmdline())
+        ]
+        for kernel in kernels:
+            kernel.send_signal(signal.SIGINT)
+        if not kernels:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, passed)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run_papermill(
@@ -354,7 +386,8 @@ def run_papermill(
         ) from None
     watched = sys.stderr.isatty()
     try:
-        with _own_kernel(), _environment(**_kernel_variables(watched)):
+        variables = _environment(**_kernel_variables(watched))
+        with _own_kernel(), variables, _interrupts_passed_on():
             quiet = ["--log-level=CRITICAL"]
             papermill.execute_notebook(
                 path,
@@ -369,6 +402,8 @@ def run_papermill(
     except papermill.PapermillExecutionError as error:
         if error.ename == "Unfinished":
             raise Unfinished(error.evalue) from None
+        if error.ename == "KeyboardInterrupt":
+            raise KeyboardInterrupt from None
         number = 1 + [source for source, _ in code_cells(path)].index(error.source)
         raise CellError(
             f"{_where(path, number, error.source)}: {error.ename}: {error.evalue}",

@@ -2,7 +2,9 @@
 exit code.
 """
 
+import csv
 import dataclasses
+import io
 import json
 import types
 
@@ -98,6 +100,11 @@ def test_a_sweep_plays_what_is_missing_once(tmp_path, capsys):
         ("table dprek", "did you mean 'dprec'"),
         ("data /nowhere mnits", "did you mean 'mnist'"),
         ("audit signsgd --delta 0", "delta is 0.0; it must be a number in (0, 1)"),
+        ("report dprec-mnits", "did you mean 'dprec-mnist'"),
+        ("report {out}/none.jsonl", "does not exist: give a file that a run has"),
+        ("report dprec-mnist --out {out}", "has no records of scale smoke here: play"),
+        ("report dprec-mnist --scale ful", "did you mean 'full'"),
+        ("report dprec-mnist --scale full --only x", "no run begins with 'x': choose"),
     ],
 )
 def test_a_slip_costs_a_sentence_and_exit_code_two(
@@ -130,6 +137,102 @@ def test_an_interruption_is_one_sentence(monkeypatch, capsys):
     code, shown = said("run dprec-mnist", capsys)
     assert code == 130 and len(shown.err.splitlines()) == 1
     assert "goes on" in shown.err or "no checkpoint" in shown.err
+
+
+def test_an_interruption_names_the_command_that_goes_on(monkeypatch, capsys, tmp_path):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run", stopped)
+    kept = tmp_path / "checkpoints" / "dprec_mnist.smoke" / "a.seed0.pt"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    code, shown = said(f"run dprec-mnist --out {tmp_path}", capsys)
+    assert f"`dpcomm run dprec-mnist --out {tmp_path} --resume` goes on" in shown.err
+    code, shown = said(f"run dprec-mnist --resume --out {tmp_path}", capsys)
+    assert f"`dpcomm run dprec-mnist --resume --out {tmp_path}` goes on" in shown.err
+
+
+def rows_of(text):
+    return [*csv.reader(io.StringIO(text))]
+
+
+@tabled(
+    "words, column",
+    [
+        ("list", "experiment"),
+        ("table dprec table2", "verdict"),
+        ("sweep dprec-mnist --plan --scale full", "core-hours"),
+        ("audit signsgd --trials 100", "claimed"),
+    ],
+)
+def test_tables_are_printed_for_other_programs_too(words, column, capsys):
+    code, shown = said(f"{words} --json", capsys)
+    (table,) = json.loads(shown.out)["tables"]
+    assert code == 0 and column in table["header"] and table["rows"]
+    code, shown = said(f"{words} --csv", capsys)
+    assert code == 0
+    assert rows_of(shown.out) == [table["header"], *table["rows"]]
+    code, shown = said(f"{words} --csv --json", capsys)
+    assert code == 2 and "not allowed with" in shown.err
+
+
+def test_a_choice_is_csv_too(capsys):
+    place = "--d 1e4 --clients 1000 --cohort 50 --rounds 20 --eps 4 --delta 1e-5"
+    code, shown = said(f"choose {place} --csv", capsys)
+    assert code == 0 and rows_of(shown.out)[0][:2] == ["mechanism", "error"]
+
+
+def test_no_table_is_wrapped_in_a_pipe(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS")
+    code, shown = said("table imvu", capsys)
+    found = verdicts.evidence("imvu")
+    rows = [
+        row
+        for name in paper_tables.tables("imvu")
+        for row in verdicts.verdict_table("imvu", name, found=found).rows
+    ]
+    assert code == 0
+    assert shown.out.count("order holds") == sum("order holds" in r[4] for r in rows)
+
+
+def test_a_report_of_runs_is_written_beside_their_records(tmp_path, capsys):
+    made = records.append(tmp_path, quick(0, 1.0))
+    code, shown = said(f"report dprec-mnist --scale quick --out {tmp_path}", capsys)
+    assert code == 0 and shown.out.split() == [str(made.with_suffix(".html"))]
+    assert "linear.eps3.rec" in made.with_suffix(".html").read_text()
+    code, shown = said(f"report {made}", capsys)
+    assert code == 0 and shown.out.split() == [str(made.with_suffix(".html"))]
+
+
+def test_a_report_of_committed_runs_is_not_written_beside_them(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(runner, "output_folder", lambda out=None: tmp_path)
+    code, shown = said("report dprec-mnist --scale full --only lenet5.eps3", capsys)
+    assert code == 0
+    names = "dprec_mnist.full.html", "dprec_mnist.full.png"
+    assert shown.out.split() == [str(tmp_path / "dprec" / name) for name in names]
+
+
+def test_a_paper_s_report_is_printed(capsys):
+    code, shown = said("report dprec", capsys)
+    assert code == 0 and shown.out.startswith("**Reproduction of**")
+
+
+def test_a_run_ends_with_its_report(tmp_path, capsys, monkeypatch):
+    made = records.append(tmp_path, quick(0, 12.5))
+    done = runner.Outcome("dprec-mnist", "quick", made, None, True, 1.0)
+    monkeypatch.setattr(runner, "run", lambda *_, **__: done)
+    code, shown = said("run dprec-mnist", capsys)
+    page = made.with_suffix(".html")
+    assert code == 0 and f"report {page}" in shown.out
+    assert "linear.eps3.rec" in page.read_text()
+    code, shown = said("run dprec-mnist --json", capsys)
+    found = json.loads(shown.out)
+    assert code == 0 and found["tables"][0]["rows"][0][2] == "12.5"
+    assert found["name"] == "dprec-mnist"
+    assert found["guarantee"] == "no privacy is claimed"
 
 
 def quick(seed, value):

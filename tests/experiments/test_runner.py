@@ -847,3 +847,40 @@ def test_a_budget_spent_leaves_the_rest_for_the_next_call(monkeypatch, capsys):
         code == 3 and [name for name, _ in given] == ["a"] and 0 < given[0][1] <= 0.04
     )
     assert "a, b; resume with --resume" in capsys.readouterr().err
+
+
+INTERRUPTED = """
+import os, signal
+from dpcomm import Deployment, train
+from dpcomm.core.random import seed_tree
+from dpcomm.training.callbacks import Callback
+from torch import nn
+
+class Stop(Callback):
+    def after_round(self, run, task, loss):
+        if run.round == 2:
+            os.kill(os.getppid(), signal.SIGINT)
+
+x = seed_tree(0, "x").normal(size=(6, 4, 3))
+place = Deployment(n_clients=6, cohort=3, rounds=100_000, d=8, delta=1e-2)
+made = place.calibrate("gaussian", eps=8, clip_norm=1.0)
+people = [(rows, [0, 1, 0, 1]) for rows in x]
+how = dict(test=people[0], checkpoint=kept, eval_every=100_000, engine="loop")
+train(nn.Linear(3, 2), people, made, place, callbacks=[Stop()], **how)
+"""
+
+
+@pytest.mark.deep
+def test_an_interruption_reaches_the_kernel_which_saves_its_round(tmp_path, capfd):
+    kept, path = tmp_path / "run.pt", tmp_path / "long.ipynb"
+    cells = [
+        dict(cell_type="code", source=source, metadata=dict(tags=tags))
+        for source, tags in (("kept = ''", ["parameters"]), (INTERRUPTED, []))
+    ]
+    page = dict(cells=cells, metadata={}, nbformat=4, nbformat_minor=5)
+    for i, cell in enumerate(page["cells"]):
+        cell |= dict(id=f"cell{i}", outputs=[], execution_count=None)
+    path.write_text(json.dumps(page))
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_papermill(path, tmp_path / "done.ipynb", {"kept": str(kept)})
+    assert kept.exists() and "finishing the round" in capfd.readouterr().err
