@@ -9,7 +9,7 @@ __all__ = ['check_finite', 'check_vector', 'check_rows', 'flatten', 'unflatten',
 # %% ../../nbs/foundations/vectors.ipynb #82baf8c3
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -105,6 +105,18 @@ def check_rows(name: str, x: Tensor) -> Tensor:
         f"{name} has shape {tuple(x.shape)}; it must be a batch of rows, (n, d) with d"
         f" >= 1: pass {name}[None] for one vector"
     )
+
+# %% ../../nbs/foundations/vectors.ipynb #ch36v002
+COLUMNS = 2**16  # entries of a row at once, which a cache holds
+
+
+def by_columns(
+    entries: Callable,  # (n, k) -> tensors (n, k), each entry from its own alone
+    u: Tensor,  # (n, d)
+) -> tuple:  # of tensors (n, d)
+    "The same as `entries` of the whole, block by block."
+    found = [entries(part) for part in u.split(COLUMNS, 1)]
+    return tuple(torch.cat(parts, 1) for parts in zip(*found))
 
 # %% ../../nbs/foundations/vectors.ipynb #1974ef10
 def flatten(tensors) -> Tensor:

@@ -418,6 +418,7 @@ def _relaxed(s, eps, bits, refused):
     ways = [*_more_bits(s, eps, bits), *_other_fields(s, eps, bits)]
     ways = ways or [*_more_eps(s, eps, bits)]
     asked = f"eps {eps:g}, trust {s.trust}, unit {s.unit}, delta {s.delta:g}"
+    asked += f", relation {s.relation}" if s.relation is not None else ""
     asked += f", {bits:g} bits a parameter" if bits is not None else ""
     if not ways:
         name, why = next(iter(refused.items()))

@@ -99,9 +99,11 @@ def _products(u, bias, variance):
     for a, off, v in zip(*parts):
         a, V = a.double(), V + float(v.sum(dtype=torch.float64)) / k
         e = a + off.double()
+        of_a, of_e = a.sum(0), e.sum(0)
         for i, (x, y) in enumerate(((a, a), (e, a), (e, e))):
             own[i] += float(x.flatten() @ y.flatten())
-            all_[i] += float(x.sum(0) @ y.sum(0))
+        for i, (x, y) in enumerate(((of_a, of_a), (of_e, of_a), (of_e, of_e))):
+            all_[i] += float(x @ y)
     pairs = k * (k - 1)
     return *((o / k, (all_[i] - o) / pairs) for i, o in enumerate(own)), V
 

@@ -238,17 +238,17 @@ def normal_rounding(
 ) -> tuple:  # mean and variance of `back` of what conditional_round draws, both (d,)
     "Moments of a conditional rounding whose squared length is taken for normal."
     low = np.floor(x)
-    v, t = (x - low) * (1 + low - x), 2 * low + 1
-    s = max(math.sqrt(v @ t**2), 1e-300)
+    part = x - low
+    v, t = part * (1 - part), 2 * low + 1
+    vt = v * t
+    s = max(math.sqrt(vt @ t), 1e-300)
     kappa = float(np.clip((norm_bound**2 - x @ x - v.sum()) / s, -37, 1e9))
     h = math.exp(norm.logpdf(kappa) - norm.logcdf(kappa))
-    mean, g = back(np.array([x - h * v * t / s, v * t / s]))
-    spread = (
-        v.copy()
-    )  # each block takes the mean of its coordinates, the last one first
-    for part in (spread[len(v) - block :], spread[:block]):
-        part[:] = part.mean()
-    return mean, spread[: len(g)] - h * (h + kappa) * g**2
+    vt /= s
+    mean, g = back(np.stack([x - h * vt, vt]))
+    for end in (v[len(v) - block :], v[:block]):  # the last block is turned first
+        end[:] = end.mean()  # each takes the mean of its coordinates
+    return mean, v[: len(g)] - h * (h + kappa) * g**2
 
 # %% ../../nbs/secagg/modular_noise.ipynb #d96c7cfb
 class RingCodec(RingGrid):

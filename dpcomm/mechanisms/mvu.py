@@ -331,13 +331,9 @@ def _ball(s, g, total, d):
             return float("inf")
         return total * float((g[s > 0] / s[s > 0]).max())
     at = min(total / d, s.max())
-    ends = []
-    for side in (s <= at, s >= at):
-        order = np.argsort(s[side])
-        ends += [s[side][order], g[side][order]]
-    s0, g0, s1, g1 = ends
-    with np.errstate(invalid="ignore"):
-        part = np.nan_to_num((at - s0)[:, None] / np.subtract.outer(-s0, -s1), nan=1.0)
+    s0, g0, s1, g1 = (x[side] for side in (s <= at, s >= at) for x in (s, g))
+    gap = s1 - s0[:, None]
+    part = np.divide((at - s0)[:, None], gap, out=np.ones_like(gap), where=gap > 0)
     return d * float((g0[:, None] * (1 - part) + g1 * part).max())
 
 # %% ../../nbs/baselines/mvu.ipynb #d511dfdd

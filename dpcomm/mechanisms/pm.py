@@ -26,7 +26,13 @@ from dpcomm.core.checks import (
     shown,
 )
 from ..core.random import private_stream, public_seed, row_streams, seed_tree
-from ..core.vectors import check_finite, check_floats, check_rows, check_vector
+from dpcomm.core.vectors import (
+    by_columns,
+    check_finite,
+    check_floats,
+    check_rows,
+    check_vector,
+)
 from ..core.wire import Bits, Message, header_bits
 from .contract import Local, register
 from ..privacy.hypothesis_tests import check_plays, listed_curve, repeated
@@ -199,10 +205,15 @@ class PmCodec(Local):
     def moments(self, u: Tensor) -> tuple:
         "Bias of the clip, variance over coordinates and answers. [Wang et al. 2019]"
         check_rows("u", u)
-        v, d, k = self.clip(u).double(), u.shape[1], self.sent(u.shape[1])
-        at = (v / self.bound).clamp(-1, 1)  # a float32 may be just above its bound
-        square = v**2 + self.bound**2 * variance(at, self.eps / k)
-        return (v - u).to(u.dtype), (d / k * square - v**2).to(u.dtype)
+        d, k = u.shape[1], self.sent(u.shape[1])
+
+        def entries(u):
+            v = self.clip(u).double()
+            at = (v / self.bound).clamp(-1, 1)  # a float32 may be just above its bound
+            square = v**2 + self.bound**2 * variance(at, self.eps / k)
+            return (v - u).to(u.dtype), (d / k * square - v**2).to(u.dtype)
+
+        return by_columns(entries, check_finite("u", u))
 
 
 def _check_count(mechanism):

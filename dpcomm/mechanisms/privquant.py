@@ -26,7 +26,13 @@ from dpcomm.core.checks import (
     check_size,
 )
 from ..core.random import bernoulli, private_stream, uniform_rows
-from ..core.vectors import check_finite, check_floats, check_rows, check_vector
+from dpcomm.core.vectors import (
+    by_columns,
+    check_finite,
+    check_floats,
+    check_rows,
+    check_vector,
+)
 from dpcomm.core.wire import (
     BadMessage,
     Bits,
@@ -109,17 +115,18 @@ def tails(
     "Sums over the outputs that match often and seldom, all in log space. [sqsgd eq. 8]"
     check_size("d", d)
     check_between("levels", levels, 2, MAX_LEVELS)
-    log_counts = _log_counts(d, np.arange(d + 1.0), levels)
+    log_counts = _log_counts(d, levels)
     often = np.logaddexp.accumulate(log_counts[::-1])[::-1][1:]
     seldom = np.logaddexp.accumulate(log_counts)[:-1]
-    edge = _log_counts(d - 1, np.arange(float(d)), levels)
+    edge = _log_counts(d - 1, levels)
     return Tails(log_counts, seldom - often, edge - often)
 
 
-def _log_counts(d, same, levels):
-    "Logarithm of how many sheets of d entries agree with one in so many places."
-    ways = gammaln(d + 1) - gammaln(same + 1) - gammaln(d - same + 1)
-    return ways + (d - same) * math.log(levels - 1)
+def _log_counts(d, levels):
+    "Logarithm of how many sheets of d entries agree with one in 0..d places."
+    fact = gammaln(np.arange(d + 1) + 1.0)
+    ways = fact[-1] - fact - fact[::-1]
+    return ways + np.arange(d, -1.0, -1) * math.log(levels - 1)
 
 # %% ../../nbs/baselines/privquant.ipynb #109f9123
 def slack(
@@ -172,7 +179,6 @@ class Calibration(NamedTuple):
     log_odds: log(p / (1 - p)).
     m: E[V] / x, in (0, 1].
     q: probability that one entry matches.
-    q2: probability that two entries both match.
     actual_eps: spent, <= eps.
     """
 
@@ -185,8 +191,16 @@ class Calibration(NamedTuple):
     log_odds: float
     m: float
     q: float
-    q2: float
     actual_eps: float
+
+    @property
+    def q2(self) -> float:
+        "Probability that two entries both match; of one entry, q squared."
+        if self.d == 1:
+            return self.q**2
+        same = np.arange(self.d + 1)
+        pairs = float(match_law(self) @ (same * (same - 1.0)))
+        return pairs / (self.d * (self.d - 1))
 
 
 RULES = ("paper", "best")
@@ -224,12 +238,7 @@ def calibrate(
     )
     odds = min(float(log_odds[at]), eps - price - float(ratio[at]))
     actual = odds + float(ratio[at]) + price
-    cal = Calibration(d, levels, float(eps), kappa, tau, p, odds, m, q, q**2, actual)
-    if d == 1:
-        return cal
-    same = np.arange(d + 1)
-    pairs = float(match_law(cal) @ (same * (same - 1.0)))
-    return cal._replace(q2=pairs / (d * (d - 1)))
+    return Calibration(d, levels, float(eps), kappa, tau, p, odds, m, q, actual)
 
 
 def _near_best(fit, log_odds, share):
@@ -497,9 +506,13 @@ class QuantCodec(Local):
 
     def moments(self, u: Tensor) -> tuple:
         "Bias of clipping, and variance, in closed form. [eq. square]"
-        x = represent(self, check_rows("u", u))
-        parts = variances(x, self.bound, self.calibration(x.shape[1]))
-        return self.clip(u) - u, torch.from_numpy(sum(parts)).to(u.device)
+        cal = self.calibration(check_rows("u", u).shape[1])
+
+        def entries(u):
+            parts = variances(represent(self, u), self.bound, cal)
+            return self.clip(u) - u, torch.from_numpy(sum(parts)).to(u.device)
+
+        return by_columns(entries, check_finite("u", u))
 
 # %% ../../nbs/baselines/privquant.ipynb #b44c3000
 def check_kappa_min(

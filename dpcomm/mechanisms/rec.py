@@ -62,9 +62,11 @@ def selection_moment(
     log_a = s * v - s * s / 2
     log_phi = -v * v / 2 - 0.5 * math.log(2 * math.pi) + math.log(v[1] - v[0])
     x = np.linspace(-math.log(n_candidates) - 40 / order, s * 12 + s * s / 2 + 6, 1501)
-    damping = -np.exp(x[:, None] + log_a)
-    first = np.exp(order * log_a + log_phi + damping).sum(1)
-    rest = np.exp(log_phi + damping).sum(1)
+    first, rest = np.empty((2, len(x)))
+    for part in np.array_split(np.arange(len(x)), 64):  # each fits a cache
+        damping = -np.exp(x[part, None] + log_a)
+        first[part] = np.exp(order * log_a + log_phi + damping).sum(1)
+        rest[part] = np.exp(log_phi + damping).sum(1)
     values = np.exp(order * x) * first * rest ** (n_candidates - 1)
     return n_candidates / math.gamma(order) * float(values.sum() * (x[1] - x[0]))
 

@@ -330,8 +330,8 @@ class SqSgdCodec(Local):
             pairs = privquant.covariance_factor(cal) * square
             own = own.mean(1, keepdim=True) + pairs
         bias, variance = -u.double().cpu(), torch.zeros(u.shape, dtype=torch.float64)
-        bias[:, at] += scale * mean
-        variance[:, at] = scale**2 * own[:, : len(at)]
+        bias.index_copy_(1, at, bias.index_select(1, at) + scale * mean)
+        variance.index_copy_(1, at, scale**2 * own[:, : len(at)])
         return bias.to(u), variance.to(u.device)
 
 # %% ../../nbs/papers/sqsgd.ipynb #8895a9ae

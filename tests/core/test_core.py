@@ -248,6 +248,18 @@ def test_groups_are_the_named_tensors_in_flat_order():
     assert found == [("0.weight", 6), ("0.bias", 2), ("2.weight", 2)]
 
 
+def test_blocks_of_columns_are_the_whole(monkeypatch):
+    u = torch.arange(22.0).reshape(2, 11)
+
+    def entries(part):
+        return part**2, -part
+
+    for width in (1, 4, 11, 50):
+        monkeypatch.setattr(vectors, "COLUMNS", width)
+        found = vectors.by_columns(entries, u)
+        assert all(map(torch.equal, found, entries(u)))
+
+
 # ---- clipping
 
 ROUNDING = 1e-6  # float32 entries: a clipped norm may exceed the bound by this share

@@ -303,7 +303,11 @@ def test_the_caller_s_updates_are_predicted_for():
     [
         (dict(), dict(bits=1e-4), r"raise bits to 0\.\d+ for \w+"),
         (dict(unit="example"), dict(eps=1e-9), "pass unit='client' for"),
-        (dict(relation="add-remove", trust="local"), {}, "pass .*relation=None for"),
+        (
+            dict(relation="add-remove", trust="local"),
+            {},
+            "relation add-remove.*pass .*relation=None for",
+        ),
         (dict(d=None), {}, "d is None"),
         ({}, dict(eps=0.0), "eps is 0"),
         ({}, dict(eps=math.nan), "eps"),
