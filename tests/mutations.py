@@ -380,6 +380,13 @@ MUTATIONS = [
             "left = z",
             "training/test_adaptive_clip.py",
         ),
+        (
+            "a count among the entries of a sum is not paid",
+            "training/adaptive_clip",
+            "return math.sqrt(1 - c * c / 4) / MARGIN, c / MARGIN",
+            "return 1.0, c / MARGIN",
+            "training/test_adaptive_clip.py",
+        ),
         # records and verdicts
         (
             "a contradiction between records is kept silently",

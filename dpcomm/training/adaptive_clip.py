@@ -15,20 +15,29 @@ import torch
 from ..core.checks import check_number, check_positive, shown
 from ..mechanisms.central_noise import ServerNoise
 from ..mechanisms.gaussian import Gaussian
+from ..mechanisms.modular_noise import OnRing
 
 # %% ../../nbs/training/adaptive_clip.ipynb #ac000007
 MARGIN = 1 + 1e-9  # for the grids of discrete noise
 
 
+def in_one_sum(
+    mechanism,  # of a run
+) -> bool:
+    "Whether the count is one more entry of the vectors. [this page, Prop. entry]"
+    return isinstance(mechanism, OnRing)
+
+
 def _check_split(mechanism):
     "Refuse a mechanism whose clip cannot move."
-    if isinstance(mechanism, ServerNoise) and mechanism.trust == "central":
+    central = isinstance(mechanism, ServerNoise) and mechanism.trust == "central"
+    if central or in_one_sum(mechanism):
         return
     name = getattr(mechanism, "name", shown(mechanism))
     raise ValueError(
-        f"mechanism is {name}; a clip that moves needs a count, which only noise of a"
-        " trusted server hides, in proportion to the clip: take gaussian or quantised, or"
-        " leave adaptive out"
+        f"mechanism is {name}; a clip that moves needs a count, which a trusted server"
+        " hides by noise of its own or the shares of a sum of all entries: take gaussian"
+        " or quantised, under secure sums ddgauss or skellam, or leave adaptive out"
     )
 
 # %% ../../nbs/training/adaptive_clip.ipynb #ac000008
@@ -70,16 +79,29 @@ class AdaptiveClip:
     def split(self, mechanism, cohort: float, clip: float = None):
         """The mechanism of the updates, with the noise that is left for them.
 
-        mechanism: as the run's guarantee has it; its noise is the server's.
+        mechanism: as the run's guarantee has it.
         cohort: expected clients a round, > 0.
         clip: of this round, > 0; None: the mechanism's.
-        Returns: the same mechanism at another clip, with more noise.
+        Returns: the same mechanism at another clip, with more noise where the server
+            adds it.
         """
         _check_split(mechanism)
         z, std = mechanism.sigma, self.noise(mechanism.sigma, cohort)
-        left = z / math.sqrt(1 - (z / (2 * std)) ** 2) * MARGIN
         clip = mechanism.clip_norm if clip is None else check_positive("clip", clip)
+        if in_one_sum(mechanism):
+            return replace(mechanism, clip_norm=clip)
+        left = z / math.sqrt(1 - (z / (2 * std)) ** 2) * MARGIN
         return replace(mechanism, clip_norm=clip, sigma=left)
+
+    def parts(self, sigma: float, cohort: float) -> tuple[float, float]:
+        """What updates and count are multiplied by in one row. [this page, eq. row]
+
+        sigma: noise multiplier of the run, > 0.
+        cohort: expected clients a round, > 0.
+        Returns: a and c, of which a^2 + c^2 / 4 is just below 1.
+        """
+        c = sigma / self.noise(sigma, cohort)
+        return math.sqrt(1 - c * c / 4) / MARGIN, c / MARGIN
 
     def noised(self, count: np.ndarray, sigma: float, cohort: float, rng) -> np.ndarray:
         """A count with the noise that hides it.
@@ -104,3 +126,15 @@ class AdaptiveClip:
         """
         step = self.rate * (0.5 + float(count) / cohort - self.quantile)
         return clip * math.exp(min(max(-step, -7.0), 7.0))
+
+# %% ../../nbs/training/adaptive_clip.ipynb #ch36a002
+def in_rows(
+    mechanism: OnRing,  # of the round
+    u: torch.Tensor,  # (n, d) updates
+    below: torch.Tensor,  # (n,) 1/2 for who is below the clip, -1/2 for who is not
+    parts: tuple,  # as `AdaptiveClip.parts` has them
+) -> torch.Tensor:  # (n, d + 1), rows of norm at most the clip
+    "Updates with their count as one more entry. [this page, eq. row]"
+    of_update, of_count = parts
+    last = (of_count * mechanism.clip_norm * below).to(u)[:, None]
+    return torch.cat([of_update * mechanism.clip(u), last], 1)

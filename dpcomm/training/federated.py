@@ -27,7 +27,7 @@ from ..core.vectors import pack
 from ..datasets.images import Federation
 from ..mechanisms.contract import Mechanism
 from ..mechanisms.deployments import Deployment
-from .adaptive_clip import AdaptiveClip
+from .adaptive_clip import AdaptiveClip, in_one_sum
 from dpcomm.training.callbacks import (
     Checkpoint,
     LiveTable,
@@ -380,7 +380,13 @@ def simulate(
     check_choice("unit", whom, ("client", "example"))
     _check_kinds(task, guarantee, metrics)
     if deployment is not None:
-        task, guarantee, whom = deployed(task, deployment, guarantee, unit)
+        task, guarantee, whom = deployed(
+            task,
+            deployment,
+            guarantee,
+            unit,
+            counts=int(adaptive is not None and in_one_sum(task.mechanism)),
+        )
     if task.visits is not None and task.config.sampling == "fixed":
         task.cohort(task.config.rounds - 1)  # refuses what leaves the last round short
     more = _more_of_a_round(nonfinite, weights, adaptive, task, advance)

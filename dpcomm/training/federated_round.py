@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..core.checks import shown
 from ..mechanisms.contract import Mechanism
-from .adaptive_clip import AdaptiveClip
+from .adaptive_clip import AdaptiveClip, in_one_sum, in_rows
 from dpcomm.training.functional import (
     cause_of_nan,
     check_labels,
@@ -213,20 +213,25 @@ class Sums:
     rows: np.ndarray | None = None  # of the memory, one a visit
     share: np.ndarray | None = None  # (n,) in [0, 1], what a visit weighs; None: 1
     counted: bool = False  # whether an entry says how many are below the clip
+    parts: tuple | None = None  # of rows that hold the count; None: it stands beside
 
     def __call__(self, updates, visits):
         "The sum, float64, of updates (n, d) of a slice of the visits; its count last."
-        total = self._sum(updates, visits)
         if not self.counted:
-            return total
+            return self._sum(updates, visits)
         inside = updates.norm(dim=1, dtype=torch.float64) <= self.mechanism.clip_norm
-        return torch.cat([total, (inside.double() - 0.5).sum()[None]])
+        below = inside.double() - 0.5
+        if self.parts is not None:
+            return self._sum(updates, visits, below)
+        return torch.cat([self._sum(updates, visits), below.sum()[None]])
 
-    def _sum(self, updates, visits):
+    def _sum(self, updates, visits, below=None):
         mechanism, streams = self.mechanism, self.streams[visits]
         if self.share is not None:
             share = torch.from_numpy(self.share[visits]).to(updates)
             updates = mechanism.clip(updates) * share[:, None]
+        if below is not None:
+            updates = in_rows(mechanism, updates, below, self.parts)
         if mechanism.summed:
             return mechanism.sketch(updates).sum(0, dtype=torch.float64)
         if self.memory is None:
@@ -391,9 +396,14 @@ def one_round(
     t, w, config = run.round, run.w.detach(), task.config
     mechanism, cohort = task.mechanism.for_round(t), task.cohort(t)
     expected = config.cohort * (1.0 if share is None else share.mean())
+    sent, parts = w, None
     if adaptive is not None:
+        sigma = mechanism.sigma
         run.clip = mechanism.clip_norm if run.clip is None else run.clip
         mechanism = adaptive.split(mechanism, config.cohort, run.clip)
+        if in_one_sum(mechanism):
+            parts = adaptive.parts(sigma, config.cohort)
+            sent = w.new_zeros(len(w) + 1)
     dropped = [] if nonfinite == "drop" else None
     chunks = train_cohort(
         task,
@@ -409,14 +419,15 @@ def one_round(
             rows=cohort,
             share=None if share is None else share[cohort],
             counted=adaptive is not None,
+            parts=parts,
         ),
         dropped=dropped,
     )
     rng, counts = task.stream(t, "server"), []
-    if adaptive is not None:
+    if adaptive is not None and parts is None:
         chunks = _without_counts(chunks, counts)
     try:
-        mean, loss = average(mechanism, w, chunks, expected, len(cohort), rng)
+        mean, loss = average(mechanism, sent, chunks, expected, len(cohort), rng)
     except FloatingPointError as error:
         raise FloatingPointError(f"round {t}: {error}") from None
     if dropped and not run.dropped:
@@ -425,16 +436,24 @@ def one_round(
             " examples, and Run.dropped lists it"
         )
     run.dropped += [(t, client) for client, _ in dropped or ()]
-    if adaptive is not None:
-        sigma, rng = task.mechanism.for_round(t).sigma, task.stream(t, "count")
+    if parts is not None:
+        count = float(mean[-1]) * expected / (parts[1] * run.clip)
+        mean = mean[:-1] / parts[0]
+    elif adaptive is not None:
+        rng = task.stream(t, "count")
         count = float(adaptive.noised(sum(counts), sigma, config.cohort, rng))
+    if adaptive is not None:
         run.clip = adaptive.moved(run.clip, count, config.cohort)
     run.w.grad = -mean
     optimiser.step()
     state = SERVER_STATE[config.server] if mechanism.server_is_deterministic else 0
     model_bits = mechanism.downlink_bits(len(w)) or 32 * len(w) * (1 + state)
     run.ledger.record(
-        t, cohort, mechanism.bits(len(w)), model_bits, mechanism.server_is_deterministic
+        t,
+        cohort,
+        mechanism.bits(len(w) + (adaptive is not None)),
+        model_bits,
+        mechanism.server_is_deterministic,
     )
     run.round += 1
     return loss

@@ -176,13 +176,18 @@ def _own_promise(deployment, mechanism, rounds, before=0):
 
 
 def deployed(
-    task: Task, deployment: Deployment, guarantee=None, unit: str | None = None
+    task: Task,
+    deployment: Deployment,
+    guarantee=None,
+    unit: str | None = None,
+    counts: int = 0,
 ) -> tuple:
     """A task as its deployment has it; ValueError for what contradicts it.
 
     deployment: who takes part, how often, and who is trusted.
     guarantee: rounds -> Guarantee; None: the deployment's own.
     unit: client | example; None: as the deployment says.
+    counts: entries of a message besides the update's, >= 0.
     Returns: task, rounds -> Guarantee, unit.
     """
     if not isinstance(deployment, Deployment):
@@ -205,7 +210,7 @@ def deployed(
             f"{name} is {shown(getattr(s, name))} in the deployment and {shown(value)} in"
             " the run: they must agree, change one of them"
         )
-    s = replace(s, d=d)
+    s = replace(s, d=d + counts, groups=None if counts else s.groups)
     task = replace(task, config=replace(task.config, **said), visits=visits)
     if s.visits is not None:
         task.cohort(s.rounds - 1)  # refuses cohorts that cannot be filled

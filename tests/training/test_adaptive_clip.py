@@ -16,7 +16,7 @@ from dpcomm.mechanisms.contract import mechanism
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.quantised import Quantised
 from dpcomm.privacy.audit import distinguish
-from dpcomm.training.adaptive_clip import AdaptiveClip
+from dpcomm.training.adaptive_clip import AdaptiveClip, in_rows
 from dpcomm.training.federated_round import Sums
 
 D, N = 4, 12
@@ -94,6 +94,8 @@ def test_the_clip_moves_in_training_and_epsilon_does_not(make):
     assert [h["eps"] for h in still.history] == [h["eps"] for h in moves.history]
     clips = [h["clip"] for h in moves.history]
     assert len(set(clips)) == len(clips) == 6 and "clip" not in still.history[0]
+    sent = [made.ledger.uplink_bits for made in (still, moves)]
+    assert 0 < sent[1] - sent[0] <= 32 * 6 * N, "an entry more a message"
     assert not torch.equal(still.w, moves.w)
 
 
@@ -124,10 +126,70 @@ def test_a_cohort_of_nobody_still_moves_the_clip():
     assert len(set(clips)) == 12 and np.isfinite(clips).all()
 
 
+RINGS = ("ddgauss", "skellam")
+SUMMED = Deployment(N, N, 6, delta=1e-3, sampling="none", trust="secagg")
+
+
+def ring(name, **given):
+    return mechanism(name, n_clients=N, **dict(clip_norm=5.0, sigma=2.0) | given)
+
+
+@tabled("name, sigma, std", [("ddgauss", 1.0, 0.6), ("skellam", 3.0, None)])
+def test_rows_with_a_count_are_no_longer_than_the_clip(name, sigma, std):
+    adaptive, made = AdaptiveClip(count_std=std), ring(name, sigma=sigma)
+    a, c = adaptive.parts(sigma, N)
+    assert 1 - 1e-8 < a**2 + c**2 / 4 < 1
+    assert adaptive.split(made, N, clip=0.1) == dataclasses.replace(made, clip_norm=0.1)
+    u = torch.tensor([[30.0, 40.0], [0.3, 0.4], [0.0, 0.0]], dtype=torch.float64)
+    below = torch.tensor([-0.5, 0.5, 0.5], dtype=torch.float64)
+    rows = in_rows(made, u, below, (a, c))
+    assert rows.norm(dim=1).max() <= 5.0 and rows[0].norm() > 5.0 * (1 - 1e-6)
+    assert torch.allclose(rows[:, 2], c * 5.0 * below)
+    assert torch.allclose(rows[1, :2], a * u[1])
+
+
+@tabled("name", RINGS)
+def test_a_sum_of_rows_gives_updates_and_count_with_their_noises(name):
+    made, adaptive = ring(name), AdaptiveClip(count_std=1.5)
+    parts, z = adaptive.parts(2.0, N), 2.0
+    u = torch.tensor([[3.0, 4.0, 0.0], [30.0, 40.0, 0.0], [0.3, 0.0, 0.0]])
+    streams = [seed_tree(i) for i in range(3)]
+    total = Sums(made, streams, counted=True, parts=parts)(u, slice(0, 3))
+    assert total[:3] / parts[0] == pytest.approx([6.3, 8.0, 0.0], rel=1e-6)
+    assert total[3] / (parts[1] * 5.0) == pytest.approx(0.5)
+    rng, n = seed_tree(0, "shares"), 4_000
+    noise = torch.stack([made.noise(4, N, rng) for _ in range(n)]).double().numpy()
+    said = (z * 5.0 / parts[0], 1.5)
+    for drawn, std in zip((noise[:, 0] / parts[0], noise[:, 3] / (parts[1] * 5)), said):
+        low, high = stats.chi2.interval(1 - 1e-6, n)
+        assert low < (drawn**2).sum() / std**2 < high
+
+
+@tabled("name", RINGS)
+def test_under_secure_sums_the_clip_moves_and_the_promise_is_of_one_entry_more(name):
+    def make(clip_norm, sigma):
+        return ring(name, clip_norm=clip_norm, sigma=sigma)
+
+    adaptive = AdaptiveClip(rate=1.0, count_std=3.0)
+    moves = run(adaptive, s=SUMMED, make=make, clip=1e3)
+    clips = [h["clip"] for h in moves.history]
+    assert len(set(clips)) == 6 and clips[-1] < 0.2 * 1e3
+    wide = dataclasses.replace(SUMMED, d=D + 1)
+    assert moves.history[-1]["eps"] == wide.guarantee(make(1e3, 2.0)).eps
+    still = run(None, s=SUMMED, make=make, clip=1e3)
+    more = [
+        dataclasses.replace(SUMMED, d=d).guarantee(make(1e3, 2.0)) for d in (D, D + 1)
+    ]
+    assert still.history[-1]["eps"] == more[0].eps != more[1].eps
+    assert torch.equal(
+        moves.w, run(adaptive, s=SUMMED, make=make, clip=1e3, workers=3).w
+    )
+
+
 def test_what_cannot_move_is_refused():
     s = Deployment(N, 6, 3, delta=1e-3, trust="secagg", sampling="fixed")
     for name, given in (
-        ("skellam", dict(sigma=2.0, n_clients=6)),
+        ("topk", dict(sigma=2.0, n_clients=6, fraction=0.5)),
         ("signsgd", dict(sigma=2.0)),
         ("sqkr", dict(nbits=1, eps=1.0)),
         ("gaussian", dict(sigma=2.0, local=True)),
