@@ -7,6 +7,17 @@ mechanism, and a program that reads a guarantee never loads torch.
 __version__ = "0.1.0"
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what editors and type checkers see of the names below
+    from .core.wire import Bits, Message
+    from .experiments.choosing import choose
+    from .mechanisms.contract import mechanism, registered
+    from .mechanisms.deployments import Deployment
+    from .privacy import audit
+    from .privacy.guarantee import Guarantee
+    from .privacy.losses import compose
+    from .training.federated import Config, Task, simulate, train
 
 _HOMES = {
     "mechanism": "mechanisms.contract",

@@ -120,7 +120,7 @@ def _audit_options(parser):
     "The options of `dpcomm audit`."
     add, alarm = parser.add_argument, "probability of a false alarm of each audit"
     trials = "plays of each world, at least 100; fewer where a play is slow"
-    add("names", nargs="+", metavar="MECHANISM", help="registered mechanism")
+    add("names", nargs="+", metavar="MECHANISM", help="registered, or my.module:Class")
     add("--trials", type=int, default=20_000, metavar="N", help=trials)
     add("--delta", type=float, default=1e-2, metavar="D", help="of claim and audit")
     add("--alarm", type=float, default=1e-6, metavar="A", help=alarm)
@@ -235,7 +235,9 @@ def _parser():
     parser = _Parser(prog="dpcomm", description=about, allow_abbrev=False)
     version = f"dpcomm {dpcomm.__version__}"
     parser.add_argument("--version", action="version", version=version)
-    shown = "list|run|sweep|merge|table|report|data|audit|choose|bench|flower"
+    shown = (
+        "list|run|sweep|merge|table|report|data|audit|choose|bench|flower|completion"
+    )
     verbs = parser.add_subparsers(dest="verb", metavar=shown, required=True)
 
     def add(verb, text):
@@ -259,6 +261,8 @@ def _parser():
     _choose_options(add("choose", "rank the mechanisms that a deployment may use"))
     _bench_options(add("bench", "time rounds, codecs and accountants beside peers"))
     _flower_options(add("flower", "lay out an app for Flower, or try one"))
+    shell = add("completion", "print what completes the command in a shell")
+    shell.add_argument("shell", metavar="bash|zsh|fish", help="the shell")
     return parser, verbs.choices
 
 # %% ../nbs/reference/cli.ipynb #4cb843d1
@@ -665,17 +669,26 @@ HEADER = "relation|played|claimed|audited|plays|p-value|lie seen|by"
 ROW = " {:<10} {:<12} {:>7} {:>7} {:>9} {:>7} {:>8} {}"
 
 
+def _mechanism_name(name):
+    "The registry's name of what was typed, perhaps as my.module:Class."
+    from dpcomm.mechanisms import contract
+
+    if ":" not in name:
+        return runner.check_name("mechanism", name, contract.registered())
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the folder where the command was typed
+    return contract.import_mechanism(name)
+
+
 def audit_all(
     args,  # parsed arguments of `dpcomm audit`
 ) -> int:  # 0, or 4 when a claim is refuted
     "Audit mechanisms and print claims beside audits."
     from dpcomm.core.checks import check_number
     from dpcomm.evidence.tables import Table
-    from dpcomm.mechanisms import contract
     from dpcomm.privacy import audit
 
-    for name in args.names:
-        runner.check_name("mechanism", name, contract.registered())
+    names = [_mechanism_name(name) for name in args.names]
     check_number("delta", args.delta, "(0, 1)")
     audit.ceiling(args.trials, args.delta, args.alarm)
     people, rows = not (args.json or args.csv), []
@@ -683,7 +696,7 @@ def audit_all(
         print(LEGEND.format(delta=args.delta, alarm=args.alarm))
         print(ROW.format(*HEADER.split("|")))
     start, last, bad = time.perf_counter(), None, 0
-    cases = [case for name in args.names for case in audit_cases(name)]
+    cases = [case for name in names for case in audit_cases(name)]
     bar = tqdm(cases, "audit", disable=None, leave=False)
     for case in bar:
         bar.set_postfix_str(case.mechanism.name)
@@ -849,6 +862,56 @@ def flower_app(
     print(textwrap.fill(floor.TRUST, 80))
     return 0
 
+# %% ../nbs/reference/cli.ipynb #c0mp0002
+BASH = """_dpcomm() {{
+  local words
+  case "${{COMP_WORDS[1]}}" in
+{cases}
+  esac
+  [ "$COMP_CWORD" = 1 ] && words="{verbs}"
+  COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _dpcomm dpcomm
+"""
+
+
+def _known_words():
+    "verb -> what may follow it: options, and names that can be listed cheaply."
+    from dpcomm.evidence import paper_tables
+
+    _, verbs = _parser()
+    experiments, papers = [*runner.experiments()], [*paper_tables.papers()]
+    homes = (runner.PACKAGE / "mechanisms").glob("*.py")
+    mechanisms = [p.stem for p in homes if "\n@register\n" in p.read_text("utf-8")]
+    names = dict(run=experiments, sweep=experiments, report=[*papers, *experiments])
+    names |= dict(table=papers, flower=["new", "try"])
+    names |= dict(audit=sorted(mechanisms), completion=[*SHELLS])
+    return {
+        verb: sorted(own._option_string_actions) + names.get(verb, [])
+        for verb, own in verbs.items()
+    }
+
+
+SHELLS = "bash", "zsh", "fish"
+
+
+def _completion(args):
+    "Print the script of a shell."
+    runner.check_name("shell", args.shell, SHELLS)
+    known = _known_words()
+    if args.shell == "fish":
+        print(f"complete -c dpcomm -n __fish_use_subcommand -xa '{' '.join(known)}'")
+        for verb, words in known.items():
+            after = f"-n '__fish_seen_subcommand_from {verb}'"
+            print(f"complete -c dpcomm {after} -a '{' '.join(words)}'")
+        return
+    if args.shell == "zsh":
+        print("autoload -U +X bashcompinit && bashcompinit")
+    lines = [
+        f'    {verb}) words="{" ".join(words)}" ;;' for verb, words in known.items()
+    ]
+    print(BASH.format(cases="\n".join(lines), verbs=" ".join(known)), end="")
+
 # %% ../nbs/reference/cli.ipynb #x0int01
 def _kept(args, words):
     "What an interruption leaves behind, in words, and the command that goes on."
@@ -881,7 +944,7 @@ def main(argv=None) -> int:
             audit=audit_all,
             bench=bench_all,
         )
-        verbs |= dict(flower=flower_app, choose=choose_all)
+        verbs |= dict(flower=flower_app, choose=choose_all, completion=_completion)
         return verbs[args.verb](args) or 0
     except runner.CellError as error:
         if error.kind == "ValueError":

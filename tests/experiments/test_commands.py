@@ -6,6 +6,9 @@ import csv
 import dataclasses
 import io
 import json
+import re
+import shutil
+import subprocess
 import types
 
 import pytest
@@ -18,6 +21,7 @@ from dpcomm import cli
 from dpcomm.datasets import catalogue, images
 from dpcomm.evidence import paper_tables, records, terminal, validation, verdicts
 from dpcomm.experiments import cluster, costs, grids, planning, runner, sweep
+from dpcomm.mechanisms import contract
 
 SMOKE = "sweep dprec-mnist --scale smoke --seeds 0 --only linear.eps3"
 
@@ -483,3 +487,104 @@ def test_a_summary_says_the_first_guarantee():
     assert f"delta = {promise['delta']:.3g}" in said
     assert len(table.rows) == len({r.key for r in found if r.final})
     assert json.dumps(promise)
+
+
+def test_completion_knows_verbs_options_and_names(capsys):
+    for shell in cli.SHELLS:
+        code, shown = said(f"completion {shell}", capsys)
+        assert code == 0 and ("bashcompinit" in shown.out) == (shell == "zsh")
+        for word in ("sweep", "--resume", "dprec-mnist", "imvu", "try"):
+            assert word in shown.out, (shell, word)
+    assert said("completion tcsh", capsys)[0] == 2
+    known = cli._known_words()
+    mechanisms = [w for w in known["audit"] if not w.startswith("-")]
+    ours = [
+        name
+        for name in contract.registered()
+        if contract.mechanism_class(name).__module__ == f"dpcomm.mechanisms.{name}"
+    ]
+    assert mechanisms == ours and set(known) == set(cli._parser()[1])
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash here")
+@tabled(
+    "words, found",
+    [
+        (["dpcomm", "re"], ["report"]),
+        (["dpcomm", "run", "dprec-mn"], ["dprec-mnist"]),
+        (["dpcomm", "audit", "--tr"], ["--trials"]),
+        (["dpcomm", "nothing", "x"], []),
+    ],
+)
+def test_bash_completes_what_is_typed(words, found, tmp_path, capsys):
+    script = tmp_path / "completion"
+    script.write_text(said("completion bash", capsys)[1].out)
+    typed = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}"
+    line = f'source {script}; {typed}; _dpcomm; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert done.stdout.split() == found and not done.stderr
+
+
+OWN = """
+from dataclasses import dataclass
+from dpcomm.mechanisms.signsgd import SignSgd
+
+@dataclass(frozen=True)
+class Mine(SignSgd):
+    name = "mine_of_a_test"
+
+class Nothing:
+    pass
+"""
+
+
+def test_a_mechanism_of_ones_own_is_audited_by_its_place(tmp_path, capsys, monkeypatch):
+    (tmp_path / "own_mechanism.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(contract, "_REGISTRY", dict(contract._REGISTRY))
+    code, shown = said("audit own_mechanism:Mine --trials 100 --json", capsys)
+    (table,) = json.loads(shown.out)["tables"]
+    assert code == 0 and table["rows"][0][0].startswith("mine_of_a_test(")
+    for place, why in (
+        ("own_mechanism:Other", "cannot be imported .*: write it as my.module:Class"),
+        ("no_such_module:Mine", "cannot be imported"),
+        ("own_mechanism:Nothing", "is no mechanism: derive the class from Mechanism"),
+        (":", "cannot be imported"),
+    ):
+        code, shown = said(f"audit {place}", capsys)
+        assert code == 2 and re.search(why, shown.err), shown.err
+
+
+class Point:
+    "An entry point of an installed package."
+
+    def __init__(self, name, load):
+        self.name, self.load, self.value = name, load, "package.module:Class"
+
+
+def test_mechanisms_of_installed_packages_are_in_the_registry(monkeypatch):
+    from dpcomm.mechanisms.signsgd import SignSgd
+
+    class Offered(SignSgd):
+        name = "offered_to_a_test"
+
+    def missing():
+        raise ImportError("no module named package")
+
+    points = [Point(Offered.name, lambda: Offered), Point("broken", missing)]
+    points += [Point("misnamed", lambda: Offered)]
+    monkeypatch.setattr(contract, "entry_points", lambda group: points)
+    monkeypatch.setattr(contract, "_REGISTRY", dict(contract._REGISTRY))
+    contract._entry_points.cache_clear()
+    try:
+        assert {"offered_to_a_test", "broken"} <= set(contract.registered())
+        made = contract.mechanism("offered_to_a_test", clip_norm=1.0, sigma=0.5)
+        assert isinstance(made, Offered)
+        with pytest.raises(
+            LookupError, match="cannot be imported .*: mend or uninstall"
+        ):
+            contract.mechanism_class("broken")
+        with pytest.raises(LookupError, match="give the entry point the name"):
+            contract.mechanism_class("misnamed")
+    finally:
+        contract._entry_points.cache_clear()
