@@ -123,7 +123,10 @@ def test_engines_agree_with_the_loop(engine, name):
     """In float64, with clients of unequal size, two epochs and last batches that are
     not full.
     """
-    model = models.build(name, seed_tree(0))
+    if name == "resnet110":  # a block a stage has all kinds of its layers
+        model = models.initialise(models._resnet(1), seed_tree(0))
+    else:
+        model = models.build(name, seed_tree(0))
     nested = any(isinstance(layer, models.Residual) for layer in model)
     if engine in ("fused", "graphed") and nested:
         with pytest.raises(
@@ -141,8 +144,6 @@ def test_engines_agree_with_the_loop(engine, name):
     w = core.flatten(p.detach() for p in model.parameters()).double()
     x, y = images(17, 28, 10)
     parts = np.split(seed_tree(1).permutation(17), [3, 10, 11])
-    if nested:
-        parts = [part[:5] for part in parts]  # 110 layers: fewer images
     plan = torch.from_numpy(
         local_sgd.batch_plan(parts, 2, 4, [seed_tree(0, i) for i in range(4)])
     )
