@@ -20,6 +20,7 @@ from ..datasets import images
 from . import peers
 from ..interop.pfl import SENT, Private
 from ..mechanisms import contract
+from ..mechanisms.deployments import Deployment
 from ..privacy.guarantee import Guarantee
 from ..training import models
 
@@ -102,7 +103,11 @@ def train(
     sampler = get_user_sampler("minimize_reuse", list(range(len(users))))
     federation = FederatedDataset(users.__getitem__, sampler)
     mechanism, model = contract.mechanism(name, **parameters), Classifier(layers)
-    private, ledger = Private(mechanism, len(users), SEED), Ledger()
+    n = len(users)
+    where = Deployment(
+        n_clients=n, cohort=n, rounds=ROUNDS, delta=1e-2, sampling="none"
+    )
+    private, ledger = Private(mechanism, where, seed=SEED), Ledger()
     server = torch.optim.SGD(model.parameters(), lr=step)
     FederatedAveraging().run(
         NNAlgorithmParams(ROUNDS, 10**9, len(users), None),

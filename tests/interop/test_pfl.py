@@ -5,6 +5,7 @@ installed, else with stand-ins of the few that it takes.
 import importlib
 import importlib.util
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from dpcomm.core.vectors import flatten
 from dpcomm.core.wire import parse_message
 from dpcomm.interop import pfl
 from dpcomm.mechanisms import contract
+from dpcomm.mechanisms.deployments import Deployment
 
 INSTALLED = importlib.util.find_spec("pfl") is not None
 SHAPES = {"weight": (2, 4), "bias": (3,)}
@@ -35,6 +37,8 @@ def here(monkeypatch):
         return pfl
     stand_ins = {
         "pfl": {},
+        "pfl.callback": {},
+        "pfl.callback.base": dict(TrainingProcessCallback=type("Callback", (), {})),
         "pfl.metrics": dict(Metrics=dict, StringMetricName=str, Summed=float),
         "pfl.postprocessor": {},
         "pfl.postprocessor.base": dict(Postprocessor=type("Postprocessor", (), {})),
@@ -47,6 +51,9 @@ def here(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+PLACE = Deployment(n_clients=3, cohort=3, rounds=2, delta=1e-2, sampling="none")
 
 
 def made(name, **parameters):
@@ -63,7 +70,7 @@ def made(name, **parameters):
     ids=lambda m: m.name,
 )
 def test_two_rounds_are_those_of_the_mechanism(here, mechanism):
-    private = here.Private(mechanism, 3, seed=7)
+    private = here.Private(mechanism, PLACE, seed=7)
     for t in range(2):
         now, d = mechanism.for_round(t), 11
         total, sums, sent = contract.Total(now, d), 0, []
@@ -93,8 +100,8 @@ def test_two_rounds_are_those_of_the_mechanism(here, mechanism):
 
 def test_without_a_seed_the_noise_is_fresh(here):
     gaussian = made("gaussian", clip_norm=1.0, sigma=1.0)
-    assert here.Private(gaussian, 2).key("server") is None
-    assert here.Private(gaussian, 2, seed=1).key(0) is not None
+    assert here.Private(gaussian, PLACE).key("server") is None
+    assert here.Private(gaussian, PLACE, seed=1).key(0) is not None
 
 
 def test_sums_and_memories_do_not_fit(here):
@@ -107,12 +114,52 @@ def test_sums_and_memories_do_not_fit(here):
     ):
         assert why in pfl.obstacle(mechanism)
         with pytest.raises(ValueError, match=f"is '{mechanism.name}'.*{why}"):
-            here.Private(mechanism, 2)
-    with pytest.raises(ValueError, match="cohort is 0"):
-        here.Private(made("gaussian", clip_norm=1.0, sigma=1.0), 0)
+            here.Private(mechanism, PLACE)
+    gaussian = made("gaussian", clip_norm=1.0, sigma=1.0)
+    with pytest.raises(TypeError, match="deployment is 30; it must be a dpcomm.Depl"):
+        here.Private(gaussian, 30)
+    with pytest.raises(ValueError, match="is 'poisson', and pfl draws cohorts of a f"):
+        here.Private(gaussian, replace(PLACE, sampling="poisson"))
+    tight = dict(max_epsilon=1e-6)
+    with pytest.raises(ValueError, match="after round 1 epsilon would be .*above max"):
+        here.Private(gaussian, PLACE, **tight)
+    with pytest.raises(ValueError, match="max_epsilon is 0; it must be a number"):
+        here.Private(gaussian, PLACE, max_epsilon=0)
+
+
+def test_a_budget_stops_before_the_round_that_would_exceed_it(here, capsys):
+    place = Deployment(
+        n_clients=9, cohort=3, rounds=5, d=11, delta=1e-2, sampling="fixed"
+    )
+    gaussian = place.calibrate("gaussian", eps=8, clip_norm=1.0)
+    spent = [place.after(t).guarantee(gaussian).eps for t in range(1, 6)]
+    budget = (spent[2] + spent[3]) / 2
+    private = here.Private(gaussian, place, max_epsilon=budget, seed=1)
+    stats = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    stop, done = here.Budget(private), 0
+    while True:
+        for who in range(3):
+            user = SimpleNamespace(user_id=who)
+            code, _ = private.postprocess_one_user(stats=stats, user_context=user)
+        how = dict(central_context=None, aggregate_metrics=None)
+        summed = Vectors({"code": 3 * code["code"]}, weight=3.0)
+        private.postprocess_server(stats=summed, **how)
+        done += 1
+        if stop.after_central_iteration(None, None, central_iteration=done - 1)[0]:
+            break
+    assert done == 3 and "stopped after 3 rounds: after round 4" in (
+        capsys.readouterr().out
+    )
+    with pytest.raises(RuntimeError, match=f"above max_epsilon = {budget:g}: raise"):
+        private.postprocess_one_user(stats=stats, user_context=user)
+    free = here.Private(gaussian, place, seed=1)
+    free.round = 5
+    assert here.Budget(free).after_central_iteration(None, None, central_iteration=4)[0]
+    with pytest.raises(RuntimeError, match="round 6 of 5 that were promised"):
+        free.postprocess_one_user(stats=stats, user_context=user)
 
 
 @pytest.mark.skipif(INSTALLED, reason="pfl is installed")
 def test_without_pfl_a_sentence_says_so():
     with pytest.raises(ImportError, match="needs pfl.*pip install pfl"):
-        pfl.Private(made("gaussian", clip_norm=1.0, sigma=1.0), 2)
+        pfl.Private(made("gaussian", clip_norm=1.0, sigma=1.0), PLACE)
