@@ -683,24 +683,6 @@ def mechanism_class(name: str) -> type[Mechanism]:
         )
     return _REGISTRY[name]
 
-
-def _offered(name):
-    "The class of an entry point, registered."
-    point = _entry_points()[name]
-    try:
-        cls = point.load()
-    except (ImportError, AttributeError) as error:
-        raise LookupError(
-            f"{name} is offered as {point.value}, which cannot be imported ({error}):"
-            " mend or uninstall the package that offers it"
-        ) from error
-    if getattr(register(cls), "name", None) != name:
-        raise LookupError(
-            f"{name} is offered as {point.value}, whose name is {shown(cls.name)}: give the"
-            " entry point the name of its mechanism"
-        )
-    return cls
-
 # %% ../../nbs/foundations/contract.ipynb #c0ep0002
 def import_mechanism(place: str) -> str:
     """Import and register a class by its place; ValueError for what is no mechanism.
@@ -720,6 +702,17 @@ def import_mechanism(place: str) -> str:
         return register(cls).name
     except TypeError as error:
         raise ValueError(str(error)) from None
+
+
+def _offered(name):
+    "The class of an entry point, registered."
+    place = _entry_points()[name].value
+    if (found := import_mechanism(place)) != name:
+        raise ValueError(
+            f"{name} is offered as {place}, whose name is {shown(found)}: give the entry"
+            " point the name of its mechanism"
+        )
+    return _REGISTRY[name]
 
 # %% ../../nbs/foundations/contract.ipynb #d0f39319
 def mechanism(name: str, **parameters) -> Mechanism:
