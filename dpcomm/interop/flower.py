@@ -37,31 +37,34 @@ try:
 except ImportError:
     Strategy = object
 
-from ..core.checks import check_number, shown
+from ..core.checks import check_between, check_number, shown
 from ..core.random import Insecure, derive, private_stream
 from ..core.vectors import check_finite
 from ..core.wire import BadMessage, parse_message
+from . import sums
 from ..mechanisms.contract import Mechanism, Total
 from ..mechanisms.deployments import Deployment
 from ..privacy.guarantee import Guarantee
 from ..privacy.losses import compose, gaussian_losses
+from ..secagg.errors import MASKED, ROUNDS, BelowThreshold
 from ..training import floor as floors
 
 # %% ../../nbs/interop/flower.ipynb #ifl00008
-def obstacle(mechanism: Mechanism) -> str:
+def obstacle(mechanism: Mechanism, keys=None) -> str:
     """What stands between a mechanism and `mod`.
 
     mechanism: to be used in a Flower app.
+    keys: folder with a key and the signed directory; secure sums need one.
     Returns: why it does not fit, as 'needs ...'; '' where it does.
     """
-    if mechanism.summed:
-        return "needs a secure sum: use the server loop of dpcomm.flower_server"
+    if mechanism.summed and keys is None:
+        return "needs a secure sum: pass keys, a folder of dpcomm.interop.sums.enrol"
     if mechanism.client_memory(1, 1) is not None:
         return "needs clients that remember: turn its residuals off"
     return ""
 
 
-def _fitting(used):
+def _fitting(used, keys):
     "Refuse to begin without Flower, or with a mechanism that does not fit."
     if Strategy is object:
         raise ImportError(
@@ -73,7 +76,7 @@ def _fitting(used):
             f"mechanism is {shown(used)}; it must be a mechanism: make one by"
             " dpcomm.mechanism(name, ...) or Deployment.calibrate"
         )
-    if why := obstacle(used):
+    if why := obstacle(used, keys):
         raise ValueError(
             f"mechanism is {shown(used.name)}, which {why}; or take one that fits, such"
             " as gaussian"
@@ -128,22 +131,31 @@ SILENT = "dpcomm: the update could not be encoded; the node's own log says why"
 WHOLE = ("round", "rounds", "clients")  # what a server says in whole numbers
 
 
-def mod(mechanism: Mechanism, floor=None, keep: tuple = ()):
+def mod(mechanism, floor=None, keep: tuple = (), keys=None):
     """A mod for `ClientApp(mods=[...])`: the update leaves as a mechanism's message.
 
-    mechanism: that the server expects, and no secure sum; see `obstacle`.
-    floor: Floor or file of this node's owner; None: no limits are held here.
+    mechanism: that the server expects, or a function of Flower's context that makes it.
+    floor: Floor or file of this node's owner; None: the node's setting floor, or no limits.
     keep: names of metrics that leave as they are, outside the guarantee.
+    keys: folder with this node's key and signed directory; None: the node's setting keys.
     Returns: a mod of Flower, called with message, context and the next in the chain.
     """
-    used = _fitting(mechanism)
-    limits = floors.read_floor(floor) if isinstance(floor, (str, Path)) else floor
+    make = mechanism if callable(mechanism) else None
+    fixed = None if make else _fitting(mechanism, keys or "the node's setting")
 
     def private(message, context, call_next):
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
+        own = context.node_config
         try:
-            asked, before = _asked(used, message.content)
+            folder, limits = keys or own.get("keys"), floor or own.get("floor")
+            if isinstance(limits, (str, Path)):
+                limits = floors.read_floor(limits)
+            used = _fitting(make(context) if make else fixed, folder)
+            asked = _asked(used, message.content)
+            if used.summed and asked["step"] != MASKED:
+                return _reply(message, _step(used, folder, asked, message, context))
+            _, before = _model(message.content)
             if limits is not None:
                 _admit(limits, used, asked, before, message.metadata)
         except ValueError as error:
@@ -154,7 +166,7 @@ def mod(mechanism: Mechanism, floor=None, keep: tuple = ()):
         try:
             _, after = _model(reply.content)
             update = update_of(before, after)
-            sent = used.for_round(asked["round"]).encode(update).to_bytes()
+            sent = _sent(used, folder, asked, message, context, update)
         except ValueError as error:  # may tell of the data, and stays here
             print(f"dpcomm: {error}", file=sys.stderr)
             return Letter(Error(UNFIT, SILENT), reply_to=message)
@@ -162,10 +174,44 @@ def mod(mechanism: Mechanism, floor=None, keep: tuple = ()):
         for name, metrics in reply.content.metric_records.items():
             kept = {k: v for k, v in metrics.items() if k in keep}
             records[name] = MetricRecord(kept)
-        records[CARRIER] = ConfigRecord({"message": sent})
-        return Letter(RecordDict(records), reply_to=message)
+        return _reply(message, sent, records)
 
     return private
+
+
+def _reply(message, fields, records=None):
+    "A letter back, with fields of ours."
+    content = RecordDict((records or {}) | {CARRIER: ConfigRecord(fields)})
+    return Letter(content, reply_to=message)
+
+
+def _sent(used, keys, asked, message, context, update):
+    "What leaves in the update's place."
+    now = used.for_round(asked["round"])
+    if not used.summed:
+        return {"message": now.encode(update).to_bytes()}
+    if len(update) != asked["entries"]:
+        raise ValueError("the sum is of vectors of another size: send the agreed model")
+    vector = now.summand(update)
+    return _step(used, keys, asked, message, context, vector)
+
+
+def _step(used, keys, asked, message, context, vector=None):
+    "What a node answers in one step of a secure sum."
+    run, number = message.metadata.run_id, context.node_config.get("partition-id")
+    if type(number) is not int:
+        raise ValueError(
+            "this node does not know which client it is: start its SuperNode with"
+            " --node-config 'partition-id=3', say"
+        )
+    party = sums.Party(keys, number)
+    if asked["step"] == sums.HELLO:
+        return party.greet(asked.get("nonce"), run, message.metadata.dst_node_id)
+    now, cohort = used.for_round(asked["round"]), asked["cohort"]
+    given = asked["entries"], cohort, run, asked["round"], party.members.threshold
+    setup = sums.session_of(now, *given)
+    said = party.reply(setup, cohort, asked["step"], asked["mail"], vector)
+    return {"message": said}
 
 
 def _model(content):
@@ -180,7 +226,7 @@ def _model(content):
 
 
 def _asked(used, content):
-    "What the server says of its run, and the model that came."
+    "What the server says of its run."
     asked = content.config_records.get(CARRIER)
     if asked is None:
         raise ValueError(
@@ -191,12 +237,32 @@ def _asked(used, content):
             f"the server says {odd[0]} = {shown(asked.get(odd[0]))}; it must be a whole"
             " number: wrap its strategy in this version's Private"
         )
+    if used.summed and (odd := _odd(asked)):
+        raise ValueError(
+            f"the server says {odd} = {shown(asked.get(odd))}, which is no step of a"
+            " secure sum: wrap its strategy in this version's Private"
+        )
     if asked.get("mechanism") != repr(used):
         raise ValueError(
             f"the server expects {shown(asked.get('mechanism'))}, and this node has"
             f" {shown(repr(used))}: use one mechanism on both ends"
         )
-    return asked, _model(content)[1]
+    return asked
+
+
+def _odd(asked):
+    "Which field of a secure sum's step is not what it must be, or None."
+    step = asked.get("step")
+    if type(step) is not int or not sums.HELLO <= step < len(ROUNDS):
+        return "step"
+    if step == sums.HELLO:
+        return None
+    cohort = asked.get("cohort")
+    if not isinstance(cohort, list) or any(type(c) is not int for c in cohort):
+        return "cohort"
+    if type(asked.get("entries")) is not int or not 0 < asked["entries"] < 2**31:
+        return "entries"
+    return None if isinstance(asked.get("mail"), bytes) else "mail"
 
 
 def _admit(limits, used, asked, before, metadata):
@@ -222,6 +288,15 @@ SINGLE += ("FedXgbBagging", "FedXgbCyclic")  # strategies that look at single up
 OWN_NOISE = ("Adaptive", "FixedClipping")  # parts of the names of Flower's private ones
 
 
+def _fields(reply):
+    "A reply's node, and its fields of ours; None where there are none."
+    node = reply.metadata.src_node_id
+    if reply.has_error():
+        print(f"node {node}: {reply.error.reason}")
+        return node, None
+    return node, dict(reply.content.config_records.get(CARRIER) or {})
+
+
 class Private(Strategy):
     """Any strategy of Flower that averages, over a mechanism's messages.
 
@@ -230,6 +305,8 @@ class Private(Strategy):
     deployment: who takes part, how often; sampling 'fixed', 'poisson' or 'none'.
     max_epsilon: a round that would exceed it ends the run; None: the deployment's rounds do.
     seed: None: fresh noise; a number, in tests: the same noise again.
+    keys: folder with the server's key and signed directory, for secure sums.
+    seconds: that a step of a secure sum waits for its nodes, > 0.
     """
 
     def __init__(
@@ -239,10 +316,13 @@ class Private(Strategy):
         deployment: Deployment,
         max_epsilon: float | None = None,
         seed: int | None = None,
+        keys=None,
+        seconds: float = 600.0,
     ):
-        self.strategy, self.mechanism = strategy, _fitting(mechanism)
+        self.strategy, self.mechanism = strategy, _fitting(mechanism, keys)
         self.deployment, self.max_epsilon, self.seed = deployment, max_epsilon, seed
         self.rounds_done, self._before = 0, None
+        self.seconds = check_number("seconds", seconds, "(0, inf)")
         if max_epsilon is not None:
             check_number("max_epsilon", max_epsilon, "(0, inf)")
         kinds = [cls.__name__ for cls in type(strategy).__mro__]
@@ -262,6 +342,15 @@ class Private(Strategy):
                 " say 'fixed', 'poisson' or 'none'"
             )
         self.promise = deployment.guarantee(self.mechanism)
+        self._sums, self._closed = None, False
+        if mechanism.summed:
+            if deployment.sampling == "poisson":
+                raise ValueError(
+                    "sampling is 'poisson', whose cohorts vary, and a secure sum divides its"
+                    " noise among exactly one cohort: use 'fixed'"
+                )
+            check_between("clients in a sum", deployment.cohort, 2)
+            self._sums = sums.Gatherer(keys, self._ask)
 
     @property
     def spent(self) -> Guarantee | None:
@@ -303,13 +392,55 @@ class Private(Strategy):
             rate = where.cohort / where.n_clients
             letters = [one for one, coin in zip(letters, coins) if coin < rate]
         name, self._before = "arrays", {k: v.numpy() for k, v in arrays.items()}
-        said = dict(mechanism=repr(self.mechanism), round=server_round - 1)
-        said |= dict(rounds=where.rounds, clients=where.n_clients)
+        self._said = dict(mechanism=repr(self.mechanism), round=server_round - 1)
+        self._said |= dict(rounds=where.rounds, clients=where.n_clients)
         for letter in letters:
-            letter.content[CARRIER] = ConfigRecord(said)
+            letter.content[CARRIER] = ConfigRecord(self._said)
             name = _model(letter.content)[0]
-        self._name = name
-        return letters
+        self._name, self._grid = name, grid
+        if where.d is not None and where.d != self._entries:
+            raise PrivacyBudgetExhausted(
+                f"the model has {self._entries} entries that train, and the deployment says"
+                f" d = {where.d}, for which it was accounted: state it with"
+                f" d={self._entries}"
+            )
+        return self._begun(letters, server_round) if self._sums else letters
+
+    @property
+    def _entries(self):
+        "Of a vector of this model."
+        arrays = self._before.values()
+        return sum(v.size for v in arrays if np.issubdtype(v.dtype, np.floating))
+
+    def _ask(self, letters):
+        "One exchange of a secure sum: node -> fields, there and back."
+        posts = []
+        for node, fields in letters.items():
+            content = RecordDict({CARRIER: ConfigRecord(self._said | fields)})
+            posts.append(Letter(content, dst_node_id=node, message_type="train"))
+        yield from map(
+            _fields, self._grid.send_and_receive(posts, timeout=self.seconds)
+        )
+
+    def _begun(self, letters, server_round):
+        "The strategy's letters, once the steps before the vectors are played."
+        nodes, t = {one.metadata.dst_node_id: one for one in letters}, server_round - 1
+        run, now = letters[0].metadata.run_id, self.mechanism.for_round(t)
+        try:
+            due = self._sums.begin([*nodes], now, self._entries, run, t)
+        except BelowThreshold as error:
+            print(f"round {server_round} is skipped: {error}")
+            self._closed = True
+            return []
+        self._closed = False
+        return [self._addressed(nodes[node], due[node]) for node in due]
+
+    def _addressed(self, letter, fields):
+        "A strategy's letter, whose content all nodes share, for one of them."
+        own = {CARRIER: ConfigRecord(self._said | fields)}
+        node, kind = letter.metadata.dst_node_id, letter.metadata.message_type
+        content = RecordDict({**letter.content, **own})
+        return Letter(content, dst_node_id=node, message_type=kind)
 
     def _afford(self, server_round):
         "Stop before a round that was not promised."
@@ -333,18 +464,18 @@ class Private(Strategy):
         Returns: the strategy's arrays and metrics.
         """
         used = self.mechanism.for_round(server_round - 1)
-        d = sum(
-            v.size for v in self._before.values() if np.issubdtype(v.dtype, np.floating)
-        )
-        total, heard, metrics = Total(used, d), set(), []
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                print(f"round {server_round}: node {node}: {reply.error.reason}")
-            elif node not in heard and self._add(total, reply, server_round):
-                heard.add(node)
-                metrics += [m for _, m in reply.content.metric_records.items()]
+        total, replies = Total(used, self._entries), [*replies]
         self.rounds_done = max(self.rounds_done, server_round)
+        gather = self._summed if self._sums else self._added
+        try:
+            heard = gather(total, replies, server_round)
+        except BelowThreshold as error:
+            print(f"round {server_round} is skipped: {error}")
+            return None, None
+        metrics = []
+        for reply in replies:
+            if reply.metadata.src_node_id in heard and not reply.has_error():
+                metrics += [m for _, m in reply.content.metric_records.items()]
         mean = total.average(
             self.deployment.cohort, self._stream(server_round, "noise")
         )
@@ -361,6 +492,25 @@ class Private(Strategy):
         content["metrics"][weight] = 1.0
         letter = Letter(RecordDict(content), dst_node_id=0, message_type="train")
         return self.strategy.aggregate_train(server_round, [letter])
+
+    def _summed(self, total, replies, server_round):
+        "Open a secure sum into a total; whose vectors are in it."
+        if self._closed:
+            raise BelowThreshold("too few nodes took part", sums.SERVER, MASKED)
+        total.sum, heard = self._sums.end(map(_fields, replies))
+        total.n = len(heard)
+        return heard
+
+    def _added(self, total, replies, server_round):
+        "Add messages into a total; whose they are."
+        heard = set()
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                print(f"round {server_round}: node {node}: {reply.error.reason}")
+            elif node not in heard and self._add(total, reply, server_round):
+                heard.add(node)
+        return heard
 
     def _add(self, total, reply, server_round):
         "Whether a reply's message could be added."

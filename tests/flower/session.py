@@ -1,5 +1,5 @@
-"""A deployment of four nodes: one run, one that asks for raw updates, and one secure
-sum in which a node is killed.
+"""A deployment of four nodes: one run, one that asks for raw updates, the native app under
+two strategies of Flower, and one secure sum in which a node is killed.
 
 Runs as a process of its own, in a network that has loopback only where the system
 allows it.
@@ -7,7 +7,6 @@ allows it.
 
 import fcntl
 import json
-import re
 import signal
 import socket
 import struct
@@ -16,8 +15,9 @@ import threading
 import time
 from pathlib import Path
 
-from dpcomm import deployment, flower_sums
+from dpcomm import deployment
 from dpcomm.deployment import FLOOR
+from dpcomm.interop import sums
 from dpcomm.secagg.errors import MASKED
 from dpcomm.training.floor import write_private
 
@@ -54,11 +54,18 @@ def ask_for_raw_updates(here, app, folder):
     return said
 
 
+def one_round(here, app, strategy):
+    "What the server of the native app prints, with a strategy of Flower as it is."
+    said, four = [], dict(clients=4, cohort=4, rounds=1, strategy=strategy)
+    four |= dict(mechanism="imvu", trust="local", clip=1.0, eps=4.0)
+    deployment.finish(here, deployment.submit(here, app, **four), LIMIT, said.append)
+    return said
+
+
 def floors(folder):
-    "A floor for each node, wide enough for both apps and no wider."
-    text = re.sub(
-        "^mechanisms.*$", 'mechanisms = ["rec", "ddgauss"]', FLOOR, flags=re.M
-    )
+    "A floor for each node, wide enough for the apps and no wider."
+    wide = dict(mechanisms='["rec", "ddgauss", "imvu"]', epsilon_total="40.0")
+    text = deployment._changed(FLOOR, wide)
     for i in range(4):
         write_private(folder / f"node-{i}" / "floor.toml", text.encode())
     return folder / "node-NODE" / "floor.toml"
@@ -81,9 +88,10 @@ def told_by(here):
 
 def main(folder):
     folder, start, told = Path(folder), time.monotonic(), {}
-    app = deployment.new(folder / "digits")
-    summed = deployment.new(folder / "summed", sums=True)
-    keys = str(flower_sums.enrol(folder / "keys", 4))
+    native = deployment.new(folder / "native")
+    app = deployment.new(folder / "digits", loop=True)
+    summed = deployment.new(folder / "summed", sums=True, loop=True)
+    keys = str(sums.enrol(folder / "keys", 4))
     settings = f'insecure=true keys="{keys}" floor="{floors(folder / "nodes")}"'
     with deployment.deployment(4, settings=settings, metered=True) as here:
         told["up"] = time.monotonic() - start
@@ -91,6 +99,7 @@ def main(folder):
             one = dict(rounds=1, keys=keys)
             told["whole"] = play(here, app, folder / "whole", print, **one)
             told["raw"] = ask_for_raw_updates(here, app, folder)
+            told["native"] = [one_round(here, native, s) for s in ("FedAvg", "FedAdam")]
             last = here.nodes[3]
             act = dict(target=kill_before_its_vector, args=(last,), daemon=True)
             threading.Thread(**act).start()

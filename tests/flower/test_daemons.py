@@ -122,8 +122,24 @@ def test_a_submitter_that_asks_for_raw_updates_gets_none(session):
     assert "0 of 4 clients are here" in said[-1] and not (session[0] / "raw").exists()
     for i in range(4):
         log = (session[0] / "nodes" / f"node-{i}" / "claims" / "log.txt").read_text()
-        assert "refused: mechanisms is ['rec', 'ddgauss'] on this machine" in log
-        assert "round 1 of run" in log and "of 22.5 spent" in log
+        assert "refused: mechanisms is ['rec', 'ddgauss', 'imvu'] on" in log
+        assert "round 1 of run" in log and "of 40 spent" in log
+
+
+def test_the_native_app_runs_under_strategies_of_flower_as_they_are(session):
+    told = json.loads((session[0] / "told.json").read_text())
+    assert len(told["native"]) == 2
+    for said in told["native"]:
+        assert any(line.startswith("round 1: accuracy ") for line in said), said
+        assert any(line.startswith("eps = 4 at delta") for line in said), said
+        assert not any("node " in line for line in said), (
+            "a node answered with an error"
+        )
+    for i in range(4):
+        noted = [
+            p for p in (session[0] / "nodes" / f"node-{i}" / "claims").glob("*/*-0")
+        ]
+        assert len(noted) >= 4, "each run's round is on the owner's ledger"
 
 
 def test_the_watcher_sees_a_look_up(tmp_path):
@@ -147,4 +163,4 @@ def test_nobody_outside_was_asked_and_nothing_is_left(session, record_property):
     if not no_network:
         why = "a network of loopback alone: unshare is not allowed here"
         record_property(NOT_CHECKED, why)
-    print({k: round(v) for k, v in told.items() if k not in ("left", "raw")})
+    print({k: round(v) for k, v in told.items() if k not in ("left", "raw", "native")})

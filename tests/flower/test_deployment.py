@@ -43,8 +43,8 @@ def test_an_app_is_laid_out_once(tmp_path, capsys):
 
 def test_an_app_of_secure_sums_is_laid_out(tmp_path):
     plain, summed = tmp_path / "plain", tmp_path / "summed"
-    assert cli.main(["flower", "new", str(plain)]) == 0
-    assert cli.main(["flower", "new", str(summed), "--sums"]) == 0
+    assert cli.main(["flower", "new", str(plain), "--loop"]) == 0
+    assert cli.main(["flower", "new", str(summed), "--sums", "--loop"]) == 0
     one, other = (
         tomllib.loads((p / "pyproject.toml").read_text())["tool"]["flwr"]["app"][
             "config"
@@ -78,7 +78,7 @@ def test_one_sentence_says_whom_to_trust_wherever_a_user_decides():
 @pytest.mark.parametrize("sums", [False, True])
 def test_a_floor_is_laid_out_that_fits_the_example_and_no_more(sums, tmp_path, capsys):
     folder = tmp_path / "mine"
-    assert cli.main(["flower", "new", str(folder), *["--sums"] * sums]) == 0
+    assert cli.main(["flower", "new", str(folder), "--loop", *["--sums"] * sums]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert TRUST in said and "floor.toml is what a node answers" in said
     assert stat.S_IMODE((folder / "floor.toml").stat().st_mode) == 0o600
@@ -362,7 +362,7 @@ def test_an_app_is_tried_and_weighed(fakes, tmp_path):
         "    runs = [dict(status='finished:completed')]\n"
         "    print(json.dumps({'success': True, 'run-id': '7', 'runs': runs}))\n",
     )
-    app, said = deployment.new(tmp_path / "mine"), []
+    app, said = deployment.new(tmp_path / "mine", loop=True), []
     deployment.try_app(app, 1, 30, said.append)
     assert said[-1] == "round 1: all is well"
     words = SimpleNamespace(what="try", folder=str(app), nodes=1, max_seconds=30)

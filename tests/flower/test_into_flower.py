@@ -606,7 +606,7 @@ def test_the_app_that_is_laid_out_runs_without_flower(
 ):
     for module, app in ((flower, "client_app"), (flower_server, "server_app")):
         monkeypatch.setattr(module, app, lambda build: build)
-    folder = deployment.new(tmp_path / "laid_out", sums)
+    folder = deployment.new(tmp_path / "laid_out", sums, loop=True)
     monkeypatch.syspath_prepend(str(folder))
     try:
         client, server = (

@@ -14,6 +14,7 @@ from test_into_flower import CONFIG, FEDERATION, TASK, W, allowed, soon
 import dpcomm
 from dpcomm import flower, flower_server, flower_sums, flower_transport
 from dpcomm.core.random import Insecure, derive
+from dpcomm.interop import sums as keys
 from dpcomm.secagg.errors import MASKED, ROUNDS, SERVER, UNMASK
 from dpcomm.secagg.server import Server
 from dpcomm.secagg.session import identities
@@ -201,12 +202,12 @@ def test_a_damaged_state_ends_the_session(tmp_path):
 
 def test_a_state_is_overwritten_before_it_is_removed(tmp_path, monkeypatch):
     place, seen = tmp_path / "a.state", []
-    flower_sums.put_away(place, b"secret")
+    keys.put_away(place, b"secret")
     with pytest.raises(FileExistsError):
-        flower_sums.put_away(place, b"another")
+        keys.put_away(place, b"another")
     monkeypatch.setattr(Path, "unlink", lambda self: seen.append(self.read_bytes()))
-    assert flower_sums.take_back(place) == b"secret"
-    assert seen == [bytes(6)] and flower_sums.take_back(place) is None
+    assert keys.take_back(place) == b"secret"
+    assert seen == [bytes(6)] and keys.take_back(place) is None
 
 
 @pytest.mark.parametrize(
@@ -317,12 +318,12 @@ def test_six_steps_are_played_and_losses_counted(tmp_path):
 
 
 def test_keys_are_made_once_and_read_by_their_owner(tmp_path):
-    folder = flower_sums.enrol(tmp_path / "keys", 4)
+    folder = keys.enrol(tmp_path / "keys", 4)
     identity, sums = flower_sums.read_keys(folder, "client-2")
     assert identity.public_key().public_bytes_raw() == sums.directory[2]
     assert sorted(sums.directory) == sorted([*range(4), SERVER])
     assert (sums.threshold, sums.least) == (None, 4)
-    flower_sums.approve(folder, "client-2", 3, threshold=2)
+    keys.approve(folder, "client-2", 3, threshold=2)
     again = flower_sums.read_keys(folder, "client-2")[1]
     assert (again.threshold, again.least) == (2, 3)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -332,15 +333,15 @@ def test_keys_are_made_once_and_read_by_their_owner(tmp_path):
         assert path.read_text() not in (folder / "directory.json").read_text()
     assert len(json.loads((folder / "directory.json").read_text())) == 5
     with pytest.raises(FileExistsError):
-        flower_sums.enrol(folder, 4)
+        keys.enrol(folder, 4)
     with pytest.raises(ValueError, match="client-9.key is missing"):
         flower_sums.read_keys(folder, "client-9")
     own = tmp_path / "own"
-    assert flower_sums.new_key(own / "own.key") not in sums.directory.values()
+    assert keys.new_key(own / "own.key") not in sums.directory.values()
 
 
 def test_only_a_list_that_its_owner_signed_is_read(tmp_path):
-    folder = flower_sums.enrol(tmp_path / "keys", 4)
+    folder = keys.enrol(tmp_path / "keys", 4)
     signed = folder / "client-2.signed.json"
     good, listed = (
         signed.read_text(),
@@ -370,17 +371,17 @@ def test_only_a_list_that_its_owner_signed_is_read(tmp_path):
     for text in ("{", "[]", "[" * 10**5, '{"a": 1}', '{"0": "zz"}', '{"0": "00"}'):
         (folder / "directory.json").write_text(text)
         with pytest.raises(ValueError, match="directory.json"):
-            flower_sums.approve(folder, "client-2", 4)
+            keys.approve(folder, "client-2", 4)
 
 
 def test_a_key_that_others_may_read_or_that_is_no_key_is_refused(tmp_path):
-    folder = flower_sums.enrol(tmp_path / "keys", 4)
+    folder = keys.enrol(tmp_path / "keys", 4)
     key = folder / "client-1.key"
     key.chmod(0o644)
     with pytest.raises(ValueError, match="client-1.key.*chmod go="):
         flower_sums.read_keys(folder, "client-1")
     key.chmod(0o600)
-    assert flower_sums.read_key(folder, "client-1").public_key().public_bytes_raw()
+    assert keys.read_key(folder, "client-1").public_key().public_bytes_raw()
     for text in ("", "zz", "00"):
         key.write_text(text)
         with pytest.raises(ValueError, match="client-1.key is no key"):
@@ -388,7 +389,7 @@ def test_a_key_that_others_may_read_or_that_is_no_key_is_refused(tmp_path):
     key.write_text((folder / "client-2.key").read_text())
     with pytest.raises(ValueError, match="not signed by the key of client-1"):
         flower_sums.read_keys(folder, "client-1")
-    flower_sums.approve(folder, "client-1", 4)
+    keys.approve(folder, "client-1", 4)
     with pytest.raises(ValueError, match="lists another key for client-1"):
         flower_sums.read_keys(folder, "client-1")
 
@@ -437,15 +438,11 @@ def test_a_vector_that_no_clip_allows_is_not_used(name, tmp_path, monkeypatch):
     mechanism, d = task.mechanism, len(W)
     ring = mechanism.ring
     words = [mechanism.summand(torch.ones(d), None) for _ in range(4)]
-    assert flower_sums.too_long(mechanism, ring.sum(words), d, 4) == ""
+    assert keys.too_long(mechanism, ring.sum(words), d, 4) == ""
     liar = np.full(len(words[0]), 2 ** (ring.bits - 3), np.int64)
-    due = flower_sums.longest(mechanism, d, 4, len(words[0]))
-    assert (
-        4 * mechanism.clip_norm
-        < due
-        < 4 * flower_sums.longest(mechanism, d, 1, len(liar))
-    )
-    why = flower_sums.too_long(mechanism, ring.sum([*words[1:], liar]), d, 4)
+    due = keys.longest(mechanism, d, 4, len(words[0]))
+    assert 4 * mechanism.clip_norm < due < 4 * keys.longest(mechanism, d, 1, len(liar))
+    why = keys.too_long(mechanism, ring.sum([*words[1:], liar]), d, 4)
     assert why.startswith("the sum's norm is")
     cls = type(mechanism)
 
