@@ -225,6 +225,7 @@ def _flower_options(parser):
     add("what", metavar="new|try", help="lay out an app, or try it on daemons here")
     add("folder", metavar="DIR", help="of the app; its name becomes the package's")
     add("--sums", action="store_true", help="new: rounds that are secure sums")
+    add("--loop", action="store_true", help="new: our server loop, no strategy")
     add("--nodes", type=int, default=4, metavar="N", help="SuperNodes, 4 by default")
     add("--max-seconds", type=float, default=600.0, metavar="S", help=log)
 
@@ -856,7 +857,7 @@ def flower_app(
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         deployment.try_app(args.folder, args.nodes, args.max_seconds)
         return 0
-    made = deployment.new(args.folder, args.sums)
+    made = deployment.new(args.folder, args.sums, args.loop)
     print(f"{made} holds an app; try it with `dpcomm flower try {made}`")
     print(f"{made / 'floor.toml'} is what a node answers, whatever a run asks")
     print(textwrap.fill(floor.TRUST, 80))
