@@ -146,6 +146,7 @@ def secagg_calls(
 def accountant_calls() -> dict:  # piece of work -> function of nothing
     "Guarantees of a run, and the moments behind DP-REC's."
     run = dict(sigma=3.8, delta=100**-1.1, q=0.1, rounds=1000, sampling="poisson")
+    run["accountant"] = "rdp-classic"
     big = contract.mechanism("rec", clip_norm=0.545, std=1.0, groups=(1000,) * 8)
     whole = dict(orders=accounting.INTEGER_ORDERS)
     drawn = dict(rounds=1000, delta=100**-1.1, n_clients=100, cohort=10)
@@ -167,7 +168,9 @@ def accountant_calls() -> dict:  # piece of work -> function of nothing
         "DP-REC, exact, local": partial(
             big.guarantee, rounds=1, delta=100**-1.1, sampling="none", **exact
         ),
-        "DP-REC, Algorithm 7": partial(big.guarantee, **drawn),
+        "DP-REC, Algorithm 7": partial(
+            big.guarantee, **drawn, accountant="theorem1-arxiv"
+        ),
         "20 moments forward": lambda: log_moment(np.arange(2, 22), 0.545, 128),
         "127 moments reverse": lambda: log_moment(-np.arange(1, 128), 0.545, 128),
     }

@@ -163,7 +163,7 @@ def premised(
     delta = delta_of(n_clients)
     run = dict(delta=delta, n_clients=n_clients, cohort=config.cohort)
     run |= dict(sampling="poisson", premises={"sampling": PREMISE})
-    run |= {} if d is None else dict(d=d)
+    run |= dict(accountant="rdp-classic") | ({} if d is None else dict(d=d))
 
     def account(rounds):
         return mechanism.guarantee(rounds=rounds, **run, **more)

@@ -199,6 +199,7 @@ def paid() -> dict:  # row of DP-FedAvg, as 'mnist.eps6' -> epsilon left
             n_clients=n,
             cohort=stated("cohort", task),
             sampling="poisson",
+            accountant="rdp-classic",
             orders=accounting.INTEGER_ORDERS,
         ).eps
         found[f"{task}.eps{eps}"] = eps - spent

@@ -90,7 +90,9 @@ def grid(
 ACCOUNTANTS = {
     "rec-tight": dict(accountant="exact-balle"),
     "rec-pld": dict(accountant="pld-exact"),
-    "fedavg-poisson": dict(sampling="poisson", orders=INTEGER_ORDERS),
+    "fedavg-poisson": dict(
+        sampling="poisson", accountant="rdp-classic", orders=INTEGER_ORDERS
+    ),
     "fedavg-tight": dict(sampling="poisson", accountant="pld"),
 }
 

@@ -465,6 +465,7 @@ def curve(
             cohort=config.cohort,
             delta=delta,
             sampling="poisson",
+            accountant="rdp-classic",
             orders=INTEGER_ORDERS,
             relation="add-remove",
             premises={"sampling": dprec_curves.PREMISE},

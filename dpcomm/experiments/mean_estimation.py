@@ -127,6 +127,14 @@ def plays(
     return rounds, min(n, max(2, entries // (rounds * d)))
 
 
+RENYI = dict.fromkeys(
+    ("compressive", "ddgauss", "gaussian", "quantised", "skellam", "topk"), "rdp-balle"
+)
+RENYI |= dict.fromkeys(("imvu", "rec", "signsgd"), "exact-balle")
+RENYI |= dict(mvu="mixture-balle")
+RENYI |= dict.fromkeys(("pm", "privquant", "sqkr", "sqsgd", "vqsgd"), "pure")
+
+
 @cache
 def chosen(
     d: int,  # entries of a vector
@@ -135,7 +143,7 @@ def chosen(
 ):  # Choice
     "What `choose` finds for one round of n clients."
     asked = Deployment(n, n, 1, DELTA, sampling="none", d=d)
-    return choose(asked, EPS, bits)
+    return choose(asked, EPS, bits, accountants=RENYI)
 
 # %% ../../nbs/experiments/mean_estimation.ipynb #me360034
 def play(

@@ -7,6 +7,7 @@ __all__ = ['ORDERS', 'rdp_gaussian', 'rdp_subsampled_gaussian', 'compose', 'rdp_
            'gaussian_delta', 'gaussian_eps', 'gaussian_guarantee', 'calibrate']
 
 # %% ../../nbs/foundations/accounting.ipynb #7a6a6dea
+import math
 from collections.abc import Callable
 from typing import TypedDict, Unpack
 
@@ -32,7 +33,14 @@ from dpcomm.privacy.guarantee import (
     _check_scope,
     _check_text,
 )
-from .pairs import SWAPS, both_ends, gaussian_pairs, seen_pairs
+from dpcomm.privacy.pairs import (
+    SWAPS,
+    Listed,
+    both_ends,
+    gaussian_pairs,
+    seen_pairs,
+    upper_end,
+)
 
 # %% ../../nbs/foundations/accounting.ipynb #acb4df1e
 TOP_ORDER = 2**20  # a moment is a sum of as many terms
@@ -425,28 +433,51 @@ def check_everyone(
     return sampling
 
 # %% ../../nbs/foundations/accounting.ipynb #3254616f
+PURE_ACCOUNTANTS = ("pure", "pld")
+COMPOSED_PURE = 1e-9, 500.0  # epsilons of a message whose losses are composed
+
+
+def _pure_eps(eps, rounds, delta):
+    "Epsilon at delta of messages that are pure. [Kairouz, Oh & Viswanath 2015, Thm. 3.4]"
+    often, rare = 1 / (1 + math.exp(-eps)), 1 / (1 + math.exp(eps))
+    pair = Listed(np.array([often, rare]), np.array([rare, often]))
+    return upper_end([(pair, rounds)], delta)
+
+
 def pure_guarantee(
     eps: float,  # of one message, >= 0; inf: no privacy
     rounds: int = 1,  # messages of one client, composed, >= 1
-    delta: float = 0.0,  # in [0, 1); holds with any
+    delta: float = 0.0,  # in [0, 1); where it is 0, epsilons are added
     sampling: str = "none",  # the server sees who sends: nothing is amplified
-    note: str = "pure: holds with delta = 0",  # what else a reader must know
+    note: str = "pure: holds with delta = 0",  # what to say where epsilons are added
+    accountant: str = "pure",  # pure: the sum; or pld: losses composed, if less
 ) -> Guarantee:  # local: the server sees every message
-    "Pure local privacy of a client's messages. [Dwork & Roth 2014, Thm. 3.14]"
+    """Local privacy of a client's messages, each of them pure.
+    [Dwork & Roth 2014, Thm. 3.14; Kairouz, Oh & Viswanath 2015, Thm. 3.4]
+    """
     eps = float(check_number("eps", eps, "[0, inf]"))
     rounds = int(check_between("rounds", rounds, 1, 2**53))
+    check_number("delta", delta, "[0, 1)")
     check_everyone(sampling)
+    check_choice("accountant", accountant, PURE_ACCOUNTANTS)
+    total, told = rounds * eps, dict(accountant="pure", note=note)
+    low, high = COMPOSED_PURE
+    composed = accountant == "pld" and rounds > 1 and delta >= 1e-100
+    if composed and low <= eps <= high:
+        found = _pure_eps(eps, rounds, float(delta))
+        if found < total:
+            said = "every message is pure, and their losses are composed"
+            total, told = found, dict(accountant="pld", note=said)
     return Guarantee(
-        eps=rounds * eps,
+        eps=total,
         delta=delta,
         unit="client",
         relation="local",
         sampling="none",
-        accountant="pure",
         scope="total",
         trust="local",
-        note=note,
         rounds=rounds,
+        **told,
     )
 
 # %% ../../nbs/foundations/accounting.ipynb #2dd6c3f3

@@ -240,7 +240,7 @@ def test_a_situation_that_cannot_be_is_refused(changes, told):
         ("gaussian", dict(accountant="exact"), "accountant"),
         ("topk", dict(fraction=2.0), "fraction"),
         ("skellam", dict(n_clients=60), "60 shares"),
-        ("pm", dict(accountant="pld"), "accountant is 'pld'.*leave accountant out"),
+        ("pm", dict(accountant="rdp-balle"), "accountant is 'rdp-balle'"),
         ("pm", dict(eps=1e-5), "pm reaches 2e-05 here.*at least 1e-6"),
         (
             "pm",
