@@ -187,8 +187,9 @@ FEWEST = 40  # characters of a refusal that says nothing
 class _Search:
     "Calibrates and predicts, and remembers what served before."
 
-    def __init__(self, deployment, eps, bits, updates):
+    def __init__(self, deployment, eps, bits, updates, accountants=()):
         self.s, self.eps, self.bits, self.updates = deployment, eps, bits, updates
+        self.accountants = dict(accountants)
         self.known, self.why = {}, {}
 
     def built(self, s, name):
@@ -223,7 +224,8 @@ class _Search:
         free = mechanism_class(name).free
         key = free, s.relation
         start = self.known.get(key) if free == "sigma" else None
-        made = s.calibrate(name, self.eps, start=start, **given, **local)
+        how = dict(start=start, accountant=self.accountants.get(name))
+        made = s.calibrate(name, self.eps, **how, **given, **local)
         self.known.setdefault(key, getattr(made, free))
         return made
 
@@ -241,7 +243,7 @@ class _Search:
         drawn = s.n_clients if s.sampling == "poisson" else None
         found = [(average_error(m, self.updates, s.cohort, drawn), m) for m in made]
         error, best = min(found, key=lambda pair: pair[0].error)
-        return _row(s, best, s.guarantee(best), error)
+        return _row(s, best, s.guarantee(best, self.accountants.get(name)), error)
 
 
 def _asked(s):
@@ -354,7 +356,11 @@ def _played():
 
 # %% ../../nbs/reference/choosing.ipynb #c4000022
 def choose(
-    deployment: Deployment, eps: float, bits: float = None, updates: Tensor = None
+    deployment: Deployment,
+    eps: float,
+    bits: float = None,
+    updates: Tensor = None,
+    accountants: dict = None,
 ) -> Choice:
     """Rank what a deployment may use; ValueError says which limit to relax. [page choosing]
 
@@ -362,9 +368,11 @@ def choose(
     eps: of the whole run, > 0.
     bits: most bits a parameter of an upload's content, > 0; None: any.
     updates: (k, d), clients' vectors of norm at most 1; None: `examples`.
+    accountants: mechanism -> one of its own; None, or not in it: its best Renyi one.
     """
     s = _checked(deployment, eps, bits, updates)
-    found, refused = _rows(s, eps, bits, examples(s.d) if updates is None else updates)
+    played = examples(s.d) if updates is None else updates
+    found, refused = _rows(s, eps, bits, played, accountants or {})
     if not found:
         raise ValueError(_relaxed(s, eps, bits, refused))
     ranked = {}
@@ -402,9 +410,9 @@ def _checked(deployment, eps, bits, updates):
     return deployment
 
 
-def _rows(s, eps, bits, updates):
+def _rows(s, eps, bits, updates, accountants):
     "Rows of all mechanisms that serve, and why the others do not."
-    search, found, refused = _Search(s, eps, bits, updates), [], {}
+    search, found, refused = _Search(s, eps, bits, updates, accountants), [], {}
     for name in registered():
         try:
             found.append(search.row(name))

@@ -18,6 +18,7 @@ from ..core.vectors import pack
 from ..datasets import images
 from . import choosing, predictions
 from .grids import Run
+from .mean_estimation import RENYI
 from .runs import from_training, source_of
 from ..mechanisms.contract import mechanism, registered
 from ..mechanisms.deployments import Deployment
@@ -158,7 +159,8 @@ def rows(
     trust: str = "central",  # the most that is believed
 ) -> dict:  # name of a mechanism -> choosing.Row
     "What `choose` ranks for a task, under the one definition of this page."
-    ranking = choosing.choose(s.deployment(trust), float(eps), bits).rankings[0]
+    asked = s.deployment(trust)
+    ranking = choosing.choose(asked, float(eps), bits, accountants=RENYI).rankings[0]
     return {row.name: row for row in ranking.rows}
 
 
@@ -214,7 +216,7 @@ def train(
     place = s.deployment(row.guarantee.trust)
 
     def promise(t):
-        return place.after(t).guarantee(made)
+        return place.after(t).guarantee(made, RENYI.get(made.name))
 
     return task, simulate(task, promise, **how), promise
 

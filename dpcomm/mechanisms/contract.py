@@ -34,7 +34,7 @@ from dpcomm.core.checks import (
 from ..core.random import Insecure, check_key, private_stream
 from ..core.vectors import check_finite, check_vector
 from ..core.wire import BadMessage, Bits, Message, finite_floats, header_bits
-from ..privacy.accounting import pure_guarantee
+from ..privacy.accounting import PURE_ACCOUNTANTS, pure_guarantee
 from ..privacy.guarantee import Guarantee
 from ..privacy.losses import Losses, compose, pure_losses
 from ..privacy.shuffling import shuffled_losses
@@ -401,19 +401,22 @@ class Local(Mechanism):
         d: int | None = None,
         shuffled: int | None = None,
         q: float = 1.0,
+        accountant: str = "pure",
     ) -> Guarantee:
         """Privacy of `rounds` messages. [Dwork & Roth 2014, Thm. 3.14; page shuffling]
 
         rounds: messages of one client, composed, >= 1; rounds of the run where sampling is
-        fixed. delta: in [0, 1); without a shuffler the guarantee is pure, so it holds with
-        any. sampling: none, or fixed, behind a shuffler. d: entries of the vector: what is
-        spent there; None: the worst. shuffled: messages in a shuffle, of clients that keep
-        to the protocol, >= 1; None: no shuffler. q: as of `losses`.
+        fixed. delta: in [0, 1); 0: without a shuffler, epsilons are added. sampling: none,
+        or fixed, behind a shuffler. d: entries of the vector: what is spent there; None:
+        the worst. shuffled: messages in a shuffle, of clients that keep to the protocol,
+        >= 1; None: no shuffler. q: as of `losses`. accountant: pure adds epsilons, which
+        holds with any delta; pld composes losses at this one. With a shuffler they always are.
         """
         eps = self.message_epsilon(d)
         note = self.note if eps < math.inf else "no privacy: eps = inf only compresses"
         if shuffled is None or not delta or eps == math.inf:
-            return pure_guarantee(eps, rounds, delta, sampling, note)
+            return pure_guarantee(eps, rounds, delta, sampling, note, accountant)
+        check_choice("accountant", accountant, PURE_ACCOUNTANTS)
         check_choice("sampling", sampling, ("none", "fixed"))
         release = self.losses(d=d, shuffled=shuffled, q=q)
         made = compose([(release, rounds)], delta).guarantee
