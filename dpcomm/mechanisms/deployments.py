@@ -6,6 +6,7 @@
 __all__ = ['Deployment']
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10003
+import functools
 import inspect
 import math
 from dataclasses import dataclass, fields, replace
@@ -314,9 +315,10 @@ def _relations(mechanism, sampling):
     return usual + [r for r in found if r not in usual]
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10010
-def _takes(mechanism, name):
+@functools.cache
+def _takes(cls, name):
     "Whether a mechanism's guarantee has a keyword."
-    known = inspect.signature(mechanism.guarantee).parameters.values()
+    known = inspect.signature(cls.guarantee).parameters.values()
     loose = any(p.kind is p.VAR_KEYWORD for p in known) and name != "d"
     return loose or name in [p.name for p in known]
 
@@ -344,7 +346,7 @@ def _keywords(deployment, mechanism, sampling, releases, accountant):
     if s.unit != "client":
         given["unit"] = s.unit
     given = {name: value for name, value in given.items() if value is not None}
-    return said | {k: v for k, v in given.items() if _takes(mechanism, k)}
+    return said | {k: v for k, v in given.items() if _takes(type(mechanism), k)}
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10012
 def _check_mechanism(deployment, mechanism, accountant):
@@ -370,7 +372,7 @@ def _check_mechanism(deployment, mechanism, accountant):
         )
     given = dict(unit=s.unit != "client", accountant=accountant is not None)
     for name in (name for name, set in given.items() if set):
-        if not _takes(m, name):
+        if not _takes(type(m), name):
             raise ValueError(
                 f"{name} is {shown(accountant or s.unit)}, and {m.name} accounts in one"
                 f" way, for clients: leave {name} out"

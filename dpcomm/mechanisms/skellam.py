@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from scipy.special import gammaln, ive
+from scipy.special import ive
 
 from dpcomm.core.checks import (
     SCALE,
@@ -32,7 +32,7 @@ from dpcomm.mechanisms.modular_noise import (
     refuse_bits,
     run_guarantee,
 )
-from ..privacy.accounting import INTEGER_ORDERS
+from ..privacy.accounting import INTEGER_ORDERS, TOGETHER, mixture_weights
 from ..privacy.accounting import calibrate as least
 from ..privacy.guarantee import Guarantee
 from ..privacy.whole_noise import skellam_curvature
@@ -182,13 +182,15 @@ def amplify(
     growth = (orders - 1) * curve
     with np.errstate(divide="ignore"):
         log_gain = growth + np.log(-np.expm1(-growth))
-    for a in orders:
-        l = orders[: a - 1]
-        ways = gammaln(a + 1) - gammaln(l + 1) - gammaln(a - l + 1)
-        log_weight = ways + l * math.log(q) + (a - l) * math.log1p(-q)
-        rest = np.logaddexp.reduce(log_weight + log_gain[: a - 1])
-        found.append(np.logaddexp(0, rest) / (a - 1))
-    return np.minimum(found, curve)
+    weigh = mixture_weights if len(orders) <= TOGETHER else mixture_weights.__wrapped__
+    for some in np.array_split(orders, math.ceil(len(orders) / TOGETHER)):
+        weights = weigh(tuple(some.tolist()), math.log(q), math.log1p(-q))
+        terms = weights + log_gain[: weights.shape[1]]
+        rest = np.logaddexp.reduce(
+            np.where(np.isneginf(weights), weights, terms), axis=1
+        )
+        found.append(np.logaddexp(0, rest) / (some - 1))
+    return np.minimum(np.concatenate(found), curve)
 
 # %% ../../nbs/baselines/skellam.ipynb #c1a86302
 SAMPLED = 256  # largest order under sampling

@@ -7,6 +7,7 @@ __all__ = ['ORDERS', 'rdp_gaussian', 'rdp_subsampled_gaussian', 'compose', 'rdp_
            'gaussian_delta', 'gaussian_eps', 'gaussian_guarantee', 'calibrate']
 
 # %% ../../nbs/foundations/accounting.ipynb #7a6a6dea
+import functools
 import math
 from collections.abc import Callable
 from typing import TypedDict, Unpack
@@ -90,6 +91,29 @@ def log_mixture(
     return np.logaddexp(0, add(log_terms))
 
 
+@functools.lru_cache(maxsize=16)
+def mixture_weights(orders: tuple, log_q: float, log_rest: float) -> np.ndarray:
+    "Log-weights of the terms k = 2, 3, ... of `log_mixture`, a row an order; -inf beyond."
+    a, k = np.array(orders)[:, None], np.arange(2, max(orders) + 1)
+    rest = np.maximum(a - k, 0)
+    log_choose = gammaln(a + 1) - gammaln(k + 1) - gammaln(rest + 1)
+    weights = log_choose + k * log_q + rest * log_rest
+    return np.where(k <= a, weights, -np.inf)
+
+
+TOGETHER = 512  # whole orders up to here are taken at once
+
+
+def _log_moments_integer(orders, sigma, q):
+    "The same for many whole orders at once, up to TOGETHER."
+    weights = mixture_weights(tuple(orders), np.log(q), np.log1p(-q))
+    k = np.arange(2, weights.shape[1] + 2)
+    moments = k * (k - 1) / (2 * sigma**2)
+    terms = weights + moments + np.log(-np.expm1(-moments))
+    terms = np.where(np.isneginf(weights), -np.inf, terms)
+    return np.logaddexp(0, np.logaddexp.reduce(terms, axis=1))
+
+
 def _log_moment_integer(order, sigma, q):
     "log A at an integer order, 0 < q < 1. [Mironov, Talwar & Zhang 2019, Sec. 3.3]"
     k = np.arange(2, order + 1)
@@ -152,7 +176,13 @@ def rdp_subsampled_gaussian(orders, sigma: float, q: float) -> np.ndarray:
         return np.zeros_like(orders)
     if q == 1:
         return rdp_gaussian(orders, sigma)
-    curve = np.array([_log_moment(a, sigma, q) / (a - 1) for a in orders.ravel()])
+    flat = orders.ravel()
+    near = (flat == np.floor(flat)) & (flat <= TOGETHER)
+    logs = np.empty(len(flat))
+    if near.any():
+        logs[near] = _log_moments_integer(flat[near].astype(int).tolist(), sigma, q)
+    logs[~near] = [_log_moment(a, sigma, q) for a in flat[~near]]
+    curve = logs / (flat - 1)
     return np.minimum(curve.reshape(orders.shape), rdp_gaussian(orders, sigma))
 
 # %% ../../nbs/foundations/accounting.ipynb #059007e0
