@@ -385,7 +385,7 @@ def test_papermill_and_inline_agree(toy, tmp_path):
         said = " ".join(done.stdout.split())
         assert "run n accuracy, % up, GiB down, GiB CPU minutes" in said
         assert re.search(r"\ntoy +2 +57.83 \+/- 5 +1 +0.5 +\S+ *\n", done.stdout)
-        assert said.endswith("no privacy is claimed")
+        assert re.search(r"no privacy is claimed report \S+\.html$", said)
     through, inline = (result(tmp_path / f"out{n}", "toy-run") for n in (0, 1))
     assert set(through) == {("toy", 3), ("toy", 4)}
     assert timeless(through) == timeless(inline)
