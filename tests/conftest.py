@@ -4,6 +4,7 @@ import importlib
 import os
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,10 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A process in the background ignores ^C, and so would all that it starts: here it is
+    # sent on purpose.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 TESTS = Path(__file__).resolve().parent
 sys.path[:0] = [
     str(folder)

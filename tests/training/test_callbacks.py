@@ -84,15 +84,6 @@ def test_what_is_no_callback_is_refused(given):
         go(callbacks=given)
 
 
-@pytest.fixture
-def interruptible():
-    "What ^C does in a terminal; a process in the background may have been told to ignore it."
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_an_interruption_waits_for_the_round_and_keeps_it(tmp_path, capsys):
     path = tmp_path / "run.pt"
     with pytest.raises(KeyboardInterrupt, match="after round 3, which is saved"):
@@ -104,7 +95,6 @@ def test_an_interruption_waits_for_the_round_and_keeps_it(tmp_path, capsys):
     assert whole.history == go().history
 
 
-@pytest.mark.usefixtures("interruptible")
 def test_a_second_interruption_and_one_without_a_checkpoint_do_not_wait(tmp_path):
     twice, once = Told(stop=2), Told(stop=2)
     path = tmp_path / "run.pt"
