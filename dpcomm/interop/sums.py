@@ -35,35 +35,6 @@ from ..secagg.server import Server
 from ..secagg.session import overhead
 from ..training.floor import Beyond, check_private, private_folder, write_private
 
-# %% ../../nbs/interop/sums.ipynb #f10c000a
-def put_away(
-    place: Path,  # a file that is not there
-    state: bytes,  # of `Client.state`
-) -> None:
-    "Write a secret that only its owner reads."
-    how = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with open(os.open(place, how, 0o600), "wb") as file:
-        file.write(state)
-
-# %% ../../nbs/interop/sums.ipynb #f10c010f
-def take_back(
-    place: Path,  # where it was put
-) -> bytes:  # the state; None where it was taken before
-    "Take a secret out, once, and overwrite what is left of it."
-    mine = place.with_name(f"{place.name}-{uuid.uuid4().hex}")
-    try:
-        place.rename(mine)
-    except FileNotFoundError:
-        return None
-    with mine.open("r+b") as file:
-        state = file.read()
-        file.seek(0)
-        file.write(bytes(len(state)))
-        file.flush()
-        os.fsync(file.fileno())
-    mine.unlink()
-    return state
-
 # %% ../../nbs/interop/sums.ipynb #ifs00006
 @dataclass(frozen=True)
 class Members:
@@ -246,6 +217,35 @@ def session_of(
         session=hashlib.sha256(name).digest()[:16],
         quorum=quorum,
     )
+
+# %% ../../nbs/interop/sums.ipynb #f10c000a
+def put_away(
+    place: Path,  # a file that is not there
+    state: bytes,  # of `Client.state`
+) -> None:
+    "Write a secret that only its owner reads."
+    how = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with open(os.open(place, how, 0o600), "wb") as file:
+        file.write(state)
+
+# %% ../../nbs/interop/sums.ipynb #f10c010f
+def take_back(
+    place: Path,  # where it was put
+) -> bytes:  # the state; None where it was taken before
+    "Take a secret out, once, and overwrite what is left of it."
+    mine = place.with_name(f"{place.name}-{uuid.uuid4().hex}")
+    try:
+        place.rename(mine)
+    except FileNotFoundError:
+        return None
+    with mine.open("r+b") as file:
+        state = file.read()
+        file.seek(0)
+        file.write(bytes(len(state)))
+        file.flush()
+        os.fsync(file.fileno())
+    mine.unlink()
+    return state
 
 # %% ../../nbs/interop/sums.ipynb #ifs0000a
 HELLO = -1  # the step in which a node says which client it is
