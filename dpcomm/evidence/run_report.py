@@ -13,6 +13,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.lines import Line2D
 
 from ..core.checks import shown
 from ..core.files import write_whole
@@ -177,7 +178,7 @@ def picture(
             return b""
         if len(panels) > 1:
             lines = [
-                plt.Line2D([], [], color=c, label=key) for key, (c, _) in curves.items()
+                Line2D([], [], color=c, label=key) for key, (c, _) in curves.items()
             ]
             figure.legend(handles=lines, loc="outside lower center", ncols=4)
         return _png(figure)
