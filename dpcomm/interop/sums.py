@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import torch
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PrivateKey,
@@ -26,7 +25,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 
 from ..core.checks import check_between
 from ..core.files import field, read_json
-from ..core.random import Insecure
 from ..secagg.client import Client
 from ..secagg.client_state import Counter
 from ..secagg.errors import MASKED, ROUNDS, SERVER, BelowThreshold, SecAggError
@@ -43,6 +41,11 @@ class Members:
     directory: dict  # id -> 32 bytes: the public key of every client and of SERVER
     threshold: int | None = None  # shares that give a secret back; None: over half
     least: int = 2  # clients below whom this machine takes part in no sum
+
+    @property
+    def clients(self) -> list:  # numbers, ascending
+        "Everybody but the server."
+        return sorted(set(self.directory) - {SERVER})
 
     def among(
         self,
@@ -205,13 +208,12 @@ def session_of(
             f"the mechanism counts on {mechanism.n_clients} shares of noise, and {n} clients"
             f" are asked: state a cohort of {mechanism.n_clients}"
         )
-    words = mechanism.summand(torch.zeros(d), Insecure(0))
     threshold = threshold or (n - 1) // 2 + 1
     quorum = max(mechanism.honest, threshold + 1, n // 2 + 1)
     name = repr((repr(mechanism), d, cohort, run, t)).encode()
     return Setup(
         n_clients=n,
-        d=len(words),
+        d=mechanism.bits(d).payload // mechanism.ring.bits,
         ring=mechanism.ring,
         threshold=threshold,
         session=hashlib.sha256(name).digest()[:16],
@@ -343,15 +345,17 @@ class Gatherer:
         for node, fields in self.ask(letters) if letters else ():
             client, proof = (fields or {}).get("client"), (fields or {}).get("proof")
             try:
+                if type(client) is not int or client == SERVER:
+                    raise ValueError("no number of a client")
                 key = Ed25519PublicKey.from_public_bytes(self.members.directory[client])
                 key.verify(proof, proven(run, node, client, nonces[node]))
             except (InvalidSignature, KeyError, TypeError, ValueError):
                 self.say(f"node {node} does not prove that it is one of the clients")
                 continue
-            if client in self.clients.values():
-                self.say(f"node {node} is left out: client {client} is here already")
-            else:
-                self.clients[node] = client
+            for before in [k for k, c in self.clients.items() if c == client]:
+                self.say(f"client {client} is node {node} now, no longer {before}")
+                del self.clients[before]
+            self.clients[node] = client
 
     def begin(self, nodes: list, mechanism, d: int, run: int, t: int) -> dict:
         """The steps before the vectors. BelowThreshold where too few answer.
@@ -365,7 +369,7 @@ class Gatherer:
         """
         self.meet(nodes, run)
         known = {self.clients[k]: k for k in nodes if k in self.clients}
-        others = (c for c in sorted(self.members.directory) if c not in known)
+        others = (c for c in self.members.clients if c not in known)
         known |= dict.fromkeys(islice(others, len(nodes) - len(known)))
         self.cohort = sorted(known)
         self.nodes = [known[client] for client in self.cohort]

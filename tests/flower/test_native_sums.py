@@ -142,7 +142,7 @@ def test_the_strategys_rounds_learn_through_sums(digits, keys):
 def test_a_node_with_anothers_number_is_no_client(digits, keys, capsys):
     _, grid, private = serve(digits, keys, number=lambda node: 3)
     said = capsys.readouterr().out
-    assert "client 3 is here already" in said and "is skipped" in said
+    assert "client 3 is node " in said and "is skipped" in said
     assert list(private._sums.clients.values()) == [3]
     wrong = sums.Gatherer(keys, lambda letters: [], said_nothing)
     letter = {1005: dict(client=5, proof=b"x" * 64)}
