@@ -27,7 +27,7 @@ from .core.checks import shown
 from .training.floor import write_private
 
 # %% ../nbs/reference/deployment.ipynb #f10b0502
-SETTINGS = """[project]
+HEAD = """[project]
 name = "NAME"
 version = "0.1.0"
 description = "Federated learning with private, compressed messages"
@@ -42,7 +42,8 @@ serverapp = "NAME.server_app:app"
 clientapp = "NAME.client_app:app"
 
 [tool.flwr.app.config]
-clients = 240
+"""
+SETTINGS = """clients = 240
 cohort = 60
 rounds = 30
 eps = 8.0
@@ -193,7 +194,7 @@ def main(grid, context):
 """
 
 # %% ../nbs/reference/deployment.ipynb #f10b0512
-LIMITS = """# What this machine answers, whatever a run asks. It is its owner's: copy it to the
+FLOOR = """# What this machine answers, whatever a run asks. It is its owner's: copy it to the
 # machine with data, make it narrower, and name it to the SuperNode, with
 #   --node-config 'floor="/path/to/floor.toml" ...'
 # The ledger of what was spent over all runs is beside it, in claims/.
@@ -209,7 +210,7 @@ models = [[[10, 784], [10]]]  # shapes of the parameters of each model that is a
 trusted_server = true  # whether the server may see updates without noise
 simulation = false  # whether mechanisms that are simulation only will do
 """
-LIMITS_IN_SUMS = dict(
+FLOOR_IN_SUMS = dict(
     mechanisms='["ddgauss"]',
     noise="0.1",
     epsilon_round="2.2",
@@ -218,22 +219,7 @@ LIMITS_IN_SUMS = dict(
 )
 
 # %% ../nbs/reference/deployment.ipynb #f10b0005
-PYPROJECT = """[project]
-name = "NAME"
-version = "0.1.0"
-description = "Federated learning with private, compressed messages"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "dpcomm"
-
-[tool.flwr.app.components]
-serverapp = "NAME.server_app:app"
-clientapp = "NAME.client_app:app"
-
-[tool.flwr.app.config]
-clients = 4
+PYPROJECT = """clients = 4
 rounds = 3
 seed = 0
 model = "linear"
@@ -260,23 +246,18 @@ IN_SUMS = dict(
 )
 
 # %% ../nbs/reference/deployment.ipynb #f10b0402
-FLOOR = """# What this machine answers, whatever a run asks. It is its owner's: copy it to the
-# machine with data, make it narrower, and name it to the SuperNode, with
-#   --node-config 'floor="/path/to/floor.toml" ...'
-# The ledger of what was spent over all runs is beside it, in claims/.
-mechanisms = ["rec"]  # no other
-clip = 1.0  # largest
-noise = 1.0  # least, in units of the clip
-epsilon_round = 11.0  # largest, of one message
-epsilon_total = 22.5  # largest, of all messages of all runs
-delta = 1e-5  # of both
-clients = 4  # least, in the federation
-rounds = 3  # most, of one run
-models = [[[10, 784], [10]]]  # shapes of the parameters of each model that is allowed
-trusted_server = false  # whether the server may see updates without noise
-simulation = false  # whether mechanisms that are simulation only will do
-"""
-FLOOR_IN_SUMS = dict(mechanisms='["ddgauss"]', epsilon_round="5.4", epsilon_total="9.9")
+LOOP_FLOOR = dict(
+    mechanisms='["rec"]',
+    clip="1.0",
+    epsilon_round="11.0",
+    epsilon_total="22.5",
+    clients="4",
+    rounds="3",
+    trusted_server="false",
+)
+LOOP_FLOOR_IN_SUMS = LOOP_FLOOR | dict(
+    mechanisms='["ddgauss"]', epsilon_round="5.4", epsilon_total="9.9"
+)
 
 # %% ../nbs/reference/deployment.ipynb #f10b0007
 PLAN = """"What server and clients agree on."
@@ -401,12 +382,11 @@ def new(
         raise ValueError(f"folder {name} is not empty: name a new one")
     package = folder / name
     package.mkdir(parents=True, exist_ok=True)
-    text, floor, files = (PYPROJECT, FLOOR, FILES) if loop else (SETTINGS, LIMITS, OWN)
-    text = text.replace("NAME", name)
-    if sums and loop:
-        text, floor = _changed(text, IN_SUMS), _changed(floor, FLOOR_IN_SUMS)
-    elif sums:
-        text, floor = _changed(text, SUMMED), _changed(floor, LIMITS_IN_SUMS)
+    text = (HEAD + (PYPROJECT if loop else SETTINGS)).replace("NAME", name)
+    limits = [{}, FLOOR_IN_SUMS, LOOP_FLOOR, LOOP_FLOOR_IN_SUMS][2 * loop + sums]
+    floor, files = _changed(FLOOR, limits), FILES if loop else OWN
+    if sums:
+        text = _changed(text, IN_SUMS if loop else SUMMED)
     (folder / "pyproject.toml").write_text(text, "utf-8")
     (folder / "floor.toml").write_text(floor, "utf-8")
     (folder / "floor.toml").chmod(0o600)

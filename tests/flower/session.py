@@ -64,7 +64,9 @@ def one_round(here, app, strategy):
 
 def floors(folder):
     "A floor for each node, wide enough for the apps and no wider."
-    wide = dict(mechanisms='["rec", "ddgauss", "imvu"]', epsilon_total="40.0")
+    wide = deployment.LOOP_FLOOR | dict(
+        mechanisms='["rec", "ddgauss", "imvu"]', epsilon_total="40.0"
+    )
     text = deployment._changed(FLOOR, wide)
     for i in range(4):
         write_private(folder / f"node-{i}" / "floor.toml", text.encode())
