@@ -22,6 +22,7 @@ ARGUMENTS = re.compile(r"(<p>\w+: (?:(?!</p>).)*</p>)", re.S)  # of a function, 
 NEXT = re.compile(r"(?<=[.!?)]) (?=\w+: )")
 DESCRIPTION = re.compile(r'<meta name="description" content="(.*?)">')
 SIDEBAR = re.compile(r'href="\./([^"#]+\.html)" class="sidebar-item-text sidebar-link"')
+LISTED = re.compile(r"github\.io/dpcomm/(\S+)\.llms\.md\)")
 MEANT = {  # what is typed -> the page that is meant
     "DP-REC": "papers/dprec.html",
     "I-MVU": "papers/imvu.html",
@@ -59,6 +60,8 @@ def clean(text: str, formulas: list) -> str:
     for tex in formulas:
         if len(tex) > 1:
             text = text.replace(tex, "")
+        elif tex.isalpha():
+            text = re.sub(rf"\b{tex}{tex}\b", tex, text)
     return text
 
 
@@ -76,10 +79,14 @@ def line_of(words: str, address: str, site: Path) -> dict:
 
 
 def in_order(listing: str, site: Path) -> str:
-    "The pages of llms.txt as the sidebar orders them, each with its description."
+    """The pages of llms.txt as the sidebar orders them, each with its description; last
+    those that are not in the menu.
+    """
     lines = listing.splitlines()
     kept = [line for line in lines if not line.startswith("- ")]
-    for address in SIDEBAR.findall((site / "index.html").read_text(encoding="utf-8")):
+    listed = SIDEBAR.findall((site / "index.html").read_text(encoding="utf-8"))
+    others = (f"{page}.html" for page in LISTED.findall(listing))
+    for address in dict.fromkeys([*listed, *others]):
         name = f"/{address.removesuffix('.html')}.llms.md)"
         says = DESCRIPTION.search((site / address).read_text(encoding="utf-8"))
         for line in (line for line in lines if name in line):
