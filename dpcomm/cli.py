@@ -101,7 +101,12 @@ def _print_tables(args, *tables, **more):
 def _run_options(parser):
     "The options of `dpcomm run`."
     add = parser.add_argument
-    add("names", nargs="+", metavar="NAME", help="experiment, as `dpcomm list` has it")
+    add(
+        "names",
+        nargs="+",
+        metavar="NAME",
+        help="experiment, as `dpcomm list` has it, or the file of a notebook",
+    )
     scales = "smoke|quick|full"
     limit = "stop at a round boundary after S seconds in all"
     add("--scale", default="smoke", metavar=scales, help="how much to run")
@@ -338,6 +343,10 @@ def _changes(args):
     "Try a change of settings; notebooks are left out."
     from dpcomm.experiments import runs
 
+    if own := [name for name in args.names if runner.is_own(name)]:
+        raise ValueError(
+            f"change= is for experiments of this package: run {own[0]} with other settings"
+        )
     more = assignments(args.parameters)
     given = dict(change=more.pop("change"), out=args.out, max_seconds=args.max_seconds)
     given |= dict(scale=args.scale, resume=args.resume)
@@ -365,6 +374,8 @@ def _settings(args):
     settings["parameters"] = assignments(args.parameters) | device
     for name in args.names:
         runner.prepare(name, max_seconds=args.max_seconds, **settings)
+        if runner.is_own(name):
+            continue
         only = str(settings["parameters"].get("only", "all"))
         runs.chosen(grids.find(name), args.scale, settings["seeds"], only)
     return settings
@@ -578,6 +589,9 @@ def _table(args):
         raise ValueError(
             f"--out={shown(args.out)} is no folder: run a sweep into it first"
         )
+    own = Path(args.out or ".", args.paper, f"{args.paper}.toml")
+    if own.is_file():
+        paper_tables.add(own)
     names = [args.table] if args.table else paper_tables.tables(args.paper)
     found, told = verdicts.evidence(args.paper, args.out), []
     for name in names:

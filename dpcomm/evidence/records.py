@@ -171,7 +171,9 @@ def read(path, papers_root: Path = None) -> tuple:
     Returns: tuple of Record, in the order of the file.
     """
     path = Path(path)
-    state = path.stat()
+    state, own = path.stat(), path.parent / f"{path.parent.name}.toml"
+    if papers_root is None and own.is_file():
+        paper_tables.add(own)
     return _read(path, papers_root, state.st_mtime_ns, state.st_size)
 
 

@@ -225,18 +225,8 @@ def _origin_fault(record):
 
 # %% ../../nbs/evidence/validation.ipynb #aa3d9ebd
 @cache
-def _known(paper, root):
-    return frozenset(c.key for c in paper_tables.cells(paper, root=root))
-
-
-@cache
 def _papers(root):
     return (*paper_tables.papers(root), paper_tables.ACROSS)
-
-
-@cache
-def _units(paper, root):
-    return UNITS.keys() | {c.unit for c in paper_tables.cells(paper, root=root)}
 
 
 def fault(
@@ -247,7 +237,10 @@ def fault(
     for f in fields(record):
         if found := _type_fault(f, getattr(record, f.name)):
             return found
-    for name, allowed in (("scale", SCALES), ("paper", _papers(root))):
+    for name, allowed in (
+        ("scale", SCALES),
+        ("paper", (*_papers(root), *paper_tables.added())),
+    ):
         if getattr(record, name) not in allowed:
             return str(paper_tables.refuse(name, getattr(record, name), allowed))
     if not re.fullmatch("[a-z][a-z0-9_]*", record.experiment):
@@ -255,13 +248,16 @@ def fault(
         return f"experiment is {name}; it must be a module's name, as dprec_mnist"
     if record.seed < 0:
         return f"seed is {record.seed}; it must be a whole number from 0 on"
-    known = _known(record.paper, root)
+    known, units = frozenset(), UNITS.keys()
+    if record.paper != paper_tables.ACROSS:
+        paper = paper_tables.paper(record.paper, root)
+        known, units = paper.keys, UNITS.keys() | paper.units
     scalars = {k: v for k, v in vars(record).items() if k != "history"}
     return (
         ("" if _sound(scalars) else _infinite(scalars, "record"))
         or _final_fault(record.final)
         or _history_fault(record.history)
-        or _cell_fault(record, known, _units(record.paper, root))
+        or _cell_fault(record, known, units)
         or _promises_fault(record)
         or _origin_fault(record)
     )

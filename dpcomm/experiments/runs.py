@@ -14,7 +14,7 @@ from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 
 from ..core.checks import check_between, shown
-from ..core.files import locked
+from ..core.files import locked, write_whole
 from ..evidence import paper_tables, records
 from ..evidence.records import Record
 from ..evidence.seeds import SCORES
@@ -25,7 +25,6 @@ from dpcomm.experiments.grids import (
     Experiment,
     Run,
     _inputs,
-    code_hash,
     find,
     plain,
     stands,
@@ -51,7 +50,7 @@ def origin_of(
     "Code, machine and versions behind a record."
     torch = sys.modules.get("torch")
     return records.stamp(device) | {
-        "code": code_hash(experiment.module.__name__),
+        "code": experiment.code,
         "engine": config.get("engine"),
         "dtype": _dtype(config),
         "threads": torch.get_num_threads() if torch else 1,
@@ -302,6 +301,14 @@ def _play(experiment, run, seed, how, folder):
         return {"notes": [f"diverged: {error}"]}
 
 
+def _keep_table(experiment, folder):
+    "Lay the numbers that an experiment of one's own is compared with beside its records."
+    if table := getattr(experiment.module, "table", None):
+        home = folder / experiment.paper
+        home.mkdir(parents=True, exist_ok=True)
+        write_whole(home / table.name, table.read_bytes())
+
+
 def perform(
     experiment: Experiment,
     run: Run,
@@ -340,6 +347,7 @@ def perform(
         record = record_of(
             experiment, run, seed, played, cost, how.get("device", "cpu")
         )
+        _keep_table(experiment, folder)
         records.append(folder, record)
         path.unlink(missing_ok=True)
     return record
@@ -392,7 +400,7 @@ def labels(
 
 # %% ../../nbs/reference/runs.ipynb #5fdf4d09
 def play_grid(
-    name: str,
+    name: str | Experiment,
     scale: str = "smoke",
     seeds=None,
     out=None,
@@ -403,7 +411,7 @@ def play_grid(
 ) -> list:
     """Play a grid; runner.Unfinished where rounds are left.
 
-    name: of the experiment.
+    name: of the experiment, or one of `grids.own`.
     scale: smoke, quick or full.
     seeds: whole numbers; None: those each run plans.
     out: folder of records and checkpoints; None is runs/ in the checkout.
