@@ -4,9 +4,11 @@ over an in-process grid, budgets, floors, refusals, and Flower's protocol of an 
 
 import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from checkout import cells
 
 import dpcomm
 from dpcomm.core.random import seed_tree
@@ -382,3 +384,27 @@ def even(message, context, call_next):
     reply = call_next(message, context)
     reply.content["metrics"] = MetricRecord({"num-examples": 1})
     return reply
+
+
+def test_the_guide_is_run_whole():
+    "The page in the order of its cells, and then one round of what it made."
+    page = {}
+    for cell in cells(Path("nbs/use/flower.ipynb")):
+        if cell.kind == "code":
+            exec(cell.source, page)
+    where, strategy = page["where"], page["strategy"]
+    assert isinstance(strategy, native.Private) and strategy.spent is None
+
+    @page["app"].train()
+    def fit(message, context):
+        content = {"arrays": message.content["arrays"]}
+        content["metrics"] = MetricRecord({"num-examples": 1})
+        return Letter(RecordDict(content), reply_to=message)
+
+    grid = Grid(page["app"], where.n_clients)
+    model = ArrayRecord({"w": torch.zeros(1_000)})
+    letters = [*strategy.configure_train(1, model, ConfigRecord(), grid)]
+    arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(letters))
+    noise = arrays["w"].numpy().std() * where.cohort / page["mechanism"].sigma
+    assert len(letters) == 50 and 0.8 < noise < 1.25  # nine standard deviations
+    assert 0 < strategy.spent.eps < where.guarantee(page["mechanism"]).eps <= 4

@@ -6,10 +6,12 @@ import importlib
 import importlib.util
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from checkout import cells
 
 from dpcomm.core.random import Insecure, derive, private_stream
 from dpcomm.core.vectors import flatten
@@ -96,6 +98,19 @@ def test_two_rounds_are_those_of_the_mechanism(here, mechanism):
         assert found == SHAPES
         wanted = total.average(3, noise)
         assert torch.equal(flatten(mean[name] for name in SHAPES), wanted)
+
+
+def test_the_guide_is_run_whole(here, monkeypatch):
+    "Its last cell needs pfl, or here the stand-ins."
+    monkeypatch.setitem(sys.modules, "dpcomm.interop.pfl", here)
+    page = {}
+    for cell in cells(Path("nbs/use/pfl.ipynb")):
+        if cell.kind == "code":
+            exec(cell.source, page)
+    private, (budget,) = page["private"], page["callbacks"]
+    assert page["postprocessors"] == [private] and budget.private is private
+    assert private.after(100) == page["where"].guarantee(page["mechanism"])
+    assert 0 < private.after(40).eps < private.after(100).eps <= 4
 
 
 def test_without_a_seed_the_noise_is_fresh(here):

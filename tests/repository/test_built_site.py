@@ -186,6 +186,9 @@ def test_nothing_is_cut_off(page, width, seen):
         ("privacy budget", "foundations/privacy.html"),
         ("quickstart", "tour.html"),
         ("install", "index.html"),
+        ("choose", "use/choose.html"),
+        ("Flower", "use/flower.html"),
+        ("pfl", "use/pfl.html"),
     ],
 )
 def test_search_leads_where_it_is_meant(words, page, site):
