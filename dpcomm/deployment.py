@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .core.checks import shown
+from .core.checks import not_installed, shown
 from .training.floor import write_private
 
 # %% ../nbs/reference/deployment.ipynb #f10b0502
@@ -523,9 +523,7 @@ def surroundings(
     ours |= dict(FLWR_DISABLE_UPDATE_CHECK="1", OMP_NUM_THREADS="1")
     ours |= dict(FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.1", PYTHONUNBUFFERED="1")
     if shutil.which("flower-superlink", path=path) is None:
-        raise ValueError(
-            "flower-superlink is not on the path: run `pip install flwr==1.41.0`"
-        )
+        raise not_installed("flower-superlink", "flower")
     return os.environ | ours
 
 # %% ../nbs/reference/deployment.ipynb #f10b001b

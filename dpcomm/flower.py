@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import dpcomm
-from .core.checks import check_between, shown
+from .core.checks import check_between, needs, not_installed, shown
 from .core.random import Insecure, derive
 from .core.vectors import groups, trainable
 from .core.wire import VERSION as WIRE
@@ -41,9 +41,7 @@ def need_flower() -> str:  # the version found
     try:
         found = metadata.version("flwr")
     except metadata.PackageNotFoundError:
-        raise ValueError(
-            f"flwr is not installed here: run `pip install flwr=={FLWR}`"
-        ) from None
+        raise not_installed("flwr", "flower") from None
     if found != FLWR:
         raise ValueError(
             f"flwr is version {found}; dpcomm.flower was written for {FLWR}: run"
@@ -516,8 +514,9 @@ def client_app(build):
     Returns: flwr.clientapp.ClientApp.
     """
     need_flower()
-    from flwr.app import ConfigRecord, Message, RecordDict  # type: ignore
-    from flwr.clientapp import ClientApp  # type: ignore
+    with needs("flower"):
+        from flwr.app import ConfigRecord, Message, RecordDict  # type: ignore
+        from flwr.clientapp import ClientApp  # type: ignore
 
     app = ClientApp()
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .core.checks import shown
+from .core.checks import needs, shown
 from .core.files import read_sealed, seal
 from .core.random import private_stream
 from .core.vectors import pack
@@ -537,7 +537,8 @@ def server_app(build):
     Returns: flwr.serverapp.ServerApp.
     """
     need_flower()
-    from flwr.serverapp import ServerApp  # type: ignore
+    with needs("flower"):
+        from flwr.serverapp import ServerApp  # type: ignore
 
     app = ServerApp()
 

@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from torch import Tensor
 
-from .core.checks import check_between, check_positive, shown
+from .core.checks import check_between, check_positive, needs, shown
 from dpcomm.flower import (
     HELLO,
     NONCE,
@@ -194,7 +194,8 @@ class Line:
 
     def send(self, action, letters, w, seconds):
         "Hand letters to the SuperLink."
-        from flwr import app as fl  # type: ignore
+        with needs("flower"):
+            from flwr import app as fl  # type: ignore
 
         model, posts = {}, []
         if w is not None:
@@ -229,9 +230,10 @@ def object_bytes(
     content,  # flwr.app.RecordDict
 ) -> int:  # of all objects that Flower makes of it
     "Bytes of a message's content as Flower stores it."
-    from flwr.supercore.inflatable.inflatable_object import (  # type: ignore
-        get_all_nested_objects,
-    )
+    with needs("flower"):
+        from flwr.supercore.inflatable.inflatable_object import (  # type: ignore
+            get_all_nested_objects,
+        )
 
     parts = get_all_nested_objects(content).values()
     return sum(len(part.deflate()) for part in parts)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..core.checks import shown
+from ..core.checks import needs, shown
 from ..core.files import field, read_json, typed
 from .catalogue import data_root
 from .images import Dataset, Federation, by_writer
@@ -134,17 +134,6 @@ def read_leaf(
     return found
 
 # %% ../../nbs/datasets/femnist.ipynb #57932622
-def _h5py(path, instead):
-    try:
-        import h5py
-    except ImportError:
-        raise ImportError(
-            f"{path.name} needs the package h5py: run `pip install h5py`, or use"
-            f" {instead}"
-        ) from None
-    return h5py
-
-
 @contextmanager
 def h5_users(
     path,  # file that holds examples/<user>
@@ -153,7 +142,8 @@ def h5_users(
 ):  # yields the group `examples`
     "Open one of TFF's h5 files; what h5py cannot read becomes a ValueError. [HDF5]"
     path, again = Path(path), "download it again"
-    h5py = _h5py(path, instead)
+    with needs("run", f", or use {instead} in the place of {path.name}"):
+        import h5py
     try:
         file = h5py.File(path, "r")
     except FileNotFoundError:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..core.checks import check_between, check_choice, check_positive
+from ..core.checks import check_between, check_choice, check_positive, needs
 from ..core.files import check_digest, unpack
 from ..core.random import seed_tree
 from .catalogue import data_root
@@ -210,7 +210,8 @@ def _missing(name, error):
 
 
 def _torchvision(name, cls, root, download):
-    from torchvision.datasets.utils import check_integrity
+    with needs("run"):
+        from torchvision.datasets.utils import check_integrity
 
     packed, files = root / FILES[name][0], getattr(cls, "resources", ())
     _check_published(name, root)
@@ -238,7 +239,8 @@ def _images(sets):
 
 
 def _digits():
-    from sklearn.datasets import load_digits
+    with needs("run"):
+        from sklearn.datasets import load_digits
 
     bunch = load_digits()
     x = torch.from_numpy(bunch.images).float()[:, None] / 16
@@ -272,7 +274,8 @@ def _arrays(name, root, download):
     "Training and test images and labels, as four tensors."
     if name == "digits":
         return _digits()
-    from torchvision import datasets
+    with needs("run"):
+        from torchvision import datasets
 
     readers = {"fashion-mnist": datasets.FashionMNIST, "cifar10": datasets.CIFAR10}
     reader = readers.get(name, datasets.MNIST)

@@ -17,10 +17,9 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from sklearn.preprocessing import MinMaxScaler
 from torch import Tensor
 
-from ..core.checks import check_between, shown
+from ..core.checks import check_between, needs, shown
 from ..core.files import check_digest
 from .images import Dataset, Federation, data_root
 
@@ -75,6 +74,9 @@ def scale_range(
             f"low is {shown(low)} and high {shown(high)}; low must be below high: correct the"
             " range"
         )
+    with needs("run"):
+        from sklearn.preprocessing import MinMaxScaler
+
     scaled = MinMaxScaler(clip=True).fit(ends).transform(columns)
     return np.nan_to_num(scaled).astype(np.float32).reshape(np.shape(values))
 

@@ -28,7 +28,7 @@ def protocol(parties, messages, sees: dict, title: str = ""):
         check_choice("party", name, tuple(parties))
     height = 1.5 + 0.6 * len(messages)
     with figures.style((7.4, height)):
-        figure, axes = figures.plt.subplots()
+        figure, axes = figures.pyplot().subplots()
         at = {name: i for i, name in enumerate(parties)}
         _draw_parties(axes, at, len(messages), sees)
         for y, (sender, receiver, what, bits) in enumerate(messages):

@@ -11,11 +11,9 @@ import html
 import io
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.lines import Line2D
 
-from ..core.checks import shown
+from ..core.checks import needs, shown
 from ..core.files import write_whole
 from . import figures, records
 from .seeds import SCORES
@@ -157,7 +155,6 @@ def _png(figure):
     "A figure as PNG."
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=140)
-    plt.close(figure)
     return content.getvalue()
 
 
@@ -166,6 +163,9 @@ def picture(
     panels: tuple = PANELS,  # to draw, side by side
 ) -> bytes:  # PNG; b"" where no panel has anything to show
     "Panels side by side, with a legend below where there are several."
+    with needs("run"):
+        import matplotlib.pyplot as plt
+        from matplotlib.lines import Line2D
     with figures.style():
         figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.3))
         axes = np.atleast_1d(axes)
@@ -173,8 +173,8 @@ def picture(
         for axis, there in zip(axes, full):
             _finish(axis, curves) if there else axis.remove()
             axis.title.set_fontsize(9)
+        plt.close(figure)
         if not any(full):
-            plt.close(figure)
             return b""
         if len(panels) > 1:
             lines = [

@@ -12,7 +12,7 @@ import io
 import re
 from pathlib import Path
 
-from PIL import Image
+from ..core.checks import needs
 
 # %% ../../nbs/evidence/site.ipynb #88d9ea9e
 def role(
@@ -143,6 +143,8 @@ def lighten(
     picture = output.get("data", {}).get("image/png")
     if picture is None:
         return
+    with needs("run"):
+        from PIL import Image
     whole = base64.b64decode("".join(picture))
     image = Image.open(io.BytesIO(whole)).convert("RGB")
     small = io.BytesIO()

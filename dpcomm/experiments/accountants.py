@@ -18,7 +18,7 @@ import warnings
 import numpy as np
 from scipy.special import ive
 
-from ..core.checks import check_choice
+from ..core.checks import check_choice, needs, not_installed
 from ..evidence.verdicts import Table
 from . import peers
 from ..privacy.losses import Bracket, compose, gaussian_losses, listed_losses
@@ -145,7 +145,8 @@ def ours(setting: tuple) -> Bracket:
 # %% ../../nbs/reference/accountants.ipynb #ac37c026
 def _google_event(kind, std, q, rounds):
     "An event of dp_accounting."
-    import dp_accounting as dp
+    with needs("bench"):
+        import dp_accounting as dp
 
     if kind == "skellam":
         raise NotImplementedError("has no Skellam noise")
@@ -162,14 +163,16 @@ def _google(accountant, parts, delta):
 
 
 def _google_rdp(parts, delta):
-    from dp_accounting.rdp import RdpAccountant
+    with needs("bench"):
+        from dp_accounting.rdp import RdpAccountant
 
     return _google(RdpAccountant(), parts, delta)
 
 
 def _google_pld(parts, delta):
-    from dp_accounting.pld import PLDAccountant
-    from dp_accounting.pld import privacy_loss_distribution as pld
+    with needs("bench"):
+        from dp_accounting.pld import PLDAccountant
+        from dp_accounting.pld import privacy_loss_distribution as pld
 
     if all(kind == "gaussian" for kind, *_ in parts):
         return _google(PLDAccountant(), parts, delta)
@@ -196,19 +199,22 @@ def _opacus(accountant, parts, delta):
 
 
 def _opacus_rdp(parts, delta):
-    from opacus.accountants import RDPAccountant
+    with needs("opacus"):
+        from opacus.accountants import RDPAccountant
 
     return _opacus(RDPAccountant(), parts, delta)
 
 
 def _opacus_prv(parts, delta):
-    from opacus.accountants import PRVAccountant
+    with needs("opacus"):
+        from opacus.accountants import PRVAccountant
 
     return _opacus(PRVAccountant(), parts, delta)
 
 
 def _microsoft_prv(parts, delta):
-    import prv_accountant as prv
+    with needs("bench"):
+        import prv_accountant as prv
 
     parts = _gaussians(parts)
     made = [prv.PoissonSubsampledGaussianMechanism(q, std) for std, q, _ in parts]
@@ -227,7 +233,7 @@ CPU_LIMIT, MEMORY_LIMIT = 60, 12 * 2**30  # seconds and bytes of one answer
 
 # %% ../../nbs/reference/accountants.ipynb #ac37c031
 def library_version(library: str, python: str = None) -> dict:
-    """The version of a library of accountants; ValueError where it is not installed.
+    """The version of a library of accountants; NotInstalled where it is missing.
 
     library: a name in LIBRARIES.
     python: the Python that has it; None: this one.
@@ -236,10 +242,7 @@ def library_version(library: str, python: str = None) -> dict:
     check_choice("library", library, tuple(LIBRARIES))
     found = peers.package_versions((library,), python)
     if found is None:
-        raise ValueError(
-            f"{library} is not installed here: run `pip install {library}`, or name the"
-            " Python that has it with --peer-python"
-        )
+        raise not_installed(library, "bench", peers.PEER_PYTHON)
     return found
 
 # %% ../../nbs/reference/accountants.ipynb #ac37c033

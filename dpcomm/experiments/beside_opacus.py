@@ -12,6 +12,7 @@ import warnings
 
 import torch
 
+from ..core.checks import needs
 from ..datasets import images
 from . import peers
 
@@ -23,7 +24,8 @@ def train(
     poisson: bool,  # whether the batches are drawn as the accountant supposes
 ) -> dict:  # history, accuracy in percent, eps as Opacus says
     "A linear model of the digits, by Opacus."
-    import opacus
+    with needs("opacus"):
+        import opacus
 
     torch.manual_seed(0)
     data, loss_of = images.load("digits"), torch.nn.CrossEntropyLoss()
@@ -67,7 +69,8 @@ def account(
     delta: float,  # in (0, 1)
 ) -> dict:  # rdp, its order, prv, and prv on the finer grid
     "What the accountants of Opacus say."
-    from opacus.accountants import PRVAccountant, RDPAccountant
+    with needs("opacus"):
+        from opacus.accountants import PRVAccountant, RDPAccountant
 
     rdp, prv = RDPAccountant(), PRVAccountant()
     rdp.history = prv.history = [(sigma, q, steps)]

@@ -19,7 +19,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..core.checks import check_between
+from ..core.checks import check_between, needs
 from ..evidence import records
 from . import grids, runs
 from .planning import Job
@@ -107,13 +107,9 @@ def exposed(
 @contextmanager
 def _client(address, processes):
     "A connection to a scheduler, or to one of our own."
-    try:
+    with needs("cluster"):
         import dask.config
         from distributed import Client, LocalCluster
-    except ModuleNotFoundError:
-        raise ValueError(
-            "distributed is not installed here: run `pip install -e '.[cluster]'`"
-        ) from None
     if address != "local":
         if why := exposed(address):
             warnings.warn(why, stacklevel=2)
@@ -146,7 +142,8 @@ def _quietly(job, out):
 
 def _run_stage(client, jobs, folder, outcome, say):
     "Jobs that do not need each other."
-    from distributed import as_completed
+    with needs("cluster"):
+        from distributed import as_completed
 
     names = {job.name: job for job in jobs}
     futures = [
@@ -183,9 +180,10 @@ def _submitit():
     before = os.environ.get(name)
     os.environ[name] = "NOCONFIG"
     try:
-        import submitit
-        import submitit.core.utils
-        import submitit.helpers
+        with needs("cluster"):
+            import submitit
+            import submitit.core.utils
+            import submitit.helpers
     finally:
         if before is None:
             del os.environ[name]
@@ -260,12 +258,7 @@ def run_slurm(
 
 def _check_slurm(cluster):
     "Refuse to submit where nothing takes jobs."
-    try:
-        _submitit()
-    except ModuleNotFoundError:
-        raise ValueError(
-            "submitit is not installed here: run `pip install -e '.[cluster]'`"
-        ) from None
+    _submitit()
     if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
         raise ValueError(
             "there is no Slurm here (no sbatch and srun on the path): start the sweep"

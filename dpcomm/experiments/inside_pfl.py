@@ -13,6 +13,7 @@ import copy
 import torch
 from torch import Tensor
 
+from ..core.checks import needs
 from ..core.random import Insecure, derive, private_stream, seed_tree
 from ..core.vectors import flatten
 from ..core.wire import parse_message
@@ -80,16 +81,17 @@ def train(
     name: str,  # a key of SETTINGS
 ) -> tuple:  # weights (d,), bytes sent
     "The run in pfl."
-    from pfl.aggregate.simulate import SimulatedBackend
-    from pfl.algorithm.base import NNAlgorithmParams
-    from pfl.algorithm.federated_averaging import FederatedAveraging
-    from pfl.callback.base import TrainingProcessCallback
-    from pfl.data import FederatedDataset
-    from pfl.data.dataset import Dataset
-    from pfl.data.sampling import get_user_sampler
-    from pfl.hyperparam import NNTrainHyperParams
-    from pfl.metrics import Metrics, StringMetricName
-    from pfl.model.pytorch import PyTorchModel
+    with needs("pfl"):
+        from pfl.aggregate.simulate import SimulatedBackend
+        from pfl.algorithm.base import NNAlgorithmParams
+        from pfl.algorithm.federated_averaging import FederatedAveraging
+        from pfl.callback.base import TrainingProcessCallback
+        from pfl.data import FederatedDataset
+        from pfl.data.dataset import Dataset
+        from pfl.data.sampling import get_user_sampler
+        from pfl.hyperparam import NNTrainHyperParams
+        from pfl.metrics import Metrics, StringMetricName
+        from pfl.model.pytorch import PyTorchModel
 
     class Ledger(TrainingProcessCallback):
         sent = 0

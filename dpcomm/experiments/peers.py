@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import dpcomm
-from ..core.checks import check_choice, shown
+from ..core.checks import check_choice, not_installed, shown
 from ..evidence import paper_tables, records
 
 # %% ../../nbs/reference/peers.ipynb #24fa10fc
@@ -242,6 +242,7 @@ FLOWER = FLOWER_CLIENT + FLOWER_SERVER
 
 # %% ../../nbs/reference/peers.ipynb #77b2e8cf
 SCRIPTS = {"dpcomm": OURS, "loop": LOOP, "pfl": PFL, "flower": FLOWER}
+PEER_PYTHON = ", or name the Python that has it with --peer-python"
 NEEDS = {"loop": (), "pfl": ("pfl", "torch"), "flower": ("flwr", "ray", "torch")}
 WORKERS = ("dpcomm", "flower")
 
@@ -268,10 +269,7 @@ def peer_versions(
         raise ValueError(f"--peer-python {shown(python)} is no program: name a Python")
     found = package_versions(needs, python)
     if found is None:
-        raise ValueError(
-            f"{name} is not installed here: run `pip install -e '.[bench]'` in the"
-            " checkout, or name the Python that has it with --peer-python"
-        )
+        raise not_installed(name, "bench", PEER_PYTHON)
     return found
 
 # %% ../../nbs/reference/peers.ipynb #fe312841
@@ -399,10 +397,8 @@ def answer(
     "Run a script in a library's Python; NotRun where the library is missing."
     versions, python = package_versions(needs, python), python or sys.executable
     if versions is None:
-        raise NotRun(
-            f"{' or '.join(needs)} is not installed here: run"
-            f" `pip install -e '.[{extra}]'`, or name the Python that has it"
-        )
+        missing = not_installed(" or ".join(needs), extra, PEER_PYTHON)
+        raise NotRun(str(missing))
     env = dict(_with_package(python), OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory() as folder:
         (path := Path(folder, "ask.py")).write_text(script, encoding="utf-8")

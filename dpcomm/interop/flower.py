@@ -37,7 +37,7 @@ try:
 except ImportError:
     Strategy = object
 
-from ..core.checks import check_between, check_number, shown
+from ..core.checks import check_between, check_number, not_installed, shown
 from ..core.random import Insecure, derive, private_stream
 from ..core.vectors import check_finite
 from ..core.wire import BadMessage, parse_message
@@ -67,10 +67,7 @@ def obstacle(mechanism: Mechanism, keys=None) -> str:
 def _fitting(used, keys):
     "Refuse to begin without Flower, or with a mechanism that does not fit."
     if Strategy is object:
-        raise ImportError(
-            "dpcomm.interop.flower needs Flower, which is not installed here: run"
-            " `pip install flwr==1.41.0`"
-        )
+        raise not_installed("flwr", "flower")
     if not isinstance(used, Mechanism):
         raise ValueError(
             f"mechanism is {shown(used)}; it must be a mechanism: make one by"

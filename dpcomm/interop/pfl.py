@@ -18,7 +18,7 @@ try:
 except ImportError:
     Postprocessor = TrainingProcessCallback = object
 
-from ..core.checks import check_number, shown
+from ..core.checks import check_number, not_installed, shown
 from ..core.random import Insecure, derive, private_stream
 from ..core.vectors import flatten, unflatten
 from ..core.wire import parse_message
@@ -54,9 +54,7 @@ class Private(Postprocessor):
         seed: int | None = None,  # None: fresh noise; in tests: the same noise again
     ):
         if Postprocessor is object:
-            raise ImportError(
-                "Private needs pfl, which is not installed here: run `pip install pfl`"
-            )
+            raise not_installed("pfl", "pfl")
         if why := obstacle(mechanism):
             raise ValueError(
                 f"mechanism is {shown(mechanism.name)}, which {why}; take one that"

@@ -18,7 +18,7 @@ import time
 
 from tqdm import tqdm
 
-from ..core.checks import shown
+from ..core.checks import needs, shown
 from ..core.files import write_whole
 from .run_state import Run
 from .task import Task
@@ -90,19 +90,14 @@ class CSV(Callback):
 
 # %% ../../nbs/training/callbacks.ipynb #cb000012
 class TensorBoard(Callback):
-    """The history of a run for TensorBoard; ImportError where it is not installed.
+    """The history of a run for TensorBoard; NotInstalled where it is missing.
 
     folder: of the event files; `tensorboard --logdir` shows it.
     """
 
     def __init__(self, folder):
-        try:
+        with needs("tensorboard", ", or follow the run by CSV(path)"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ImportError(
-                "TensorBoard is not installed here: run `pip install tensorboard`, or"
-                " follow the run by CSV(path)"
-            ) from None
         self.folder, self.kind, self.writer = folder, SummaryWriter, None
 
     def before_round(self, run, task):

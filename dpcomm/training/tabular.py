@@ -9,11 +9,10 @@ __all__ = ['mlp', 'metrics']
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..core.checks import check_between, check_choice
+from ..core.checks import check_between, check_choice, needs
 from ..core.vectors import groups, unpack
 from .models import initialise
 
@@ -56,6 +55,9 @@ def metrics(model: nn.Module, w: Tensor, x: Tensor, y: Tensor) -> dict:
     y: (n,) labels 0 or 1, both present.
     Returns: balanced_accuracy in percent, auroc in [0, 1], loss: mean cross-entropy.
     """
+    with needs("run"):
+        from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+
     params = unpack(model, w)
     scores = torch.cat(
         [functional_call(model, params, (part,)) for part in x.split(8192)]

@@ -127,7 +127,7 @@ def test_a_figure_gets_smaller_and_looks_the_same():
     figure, _ = figures.curve(lines, "x", "y", "Four waves")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
-    figures.plt.close(figure)
+    figures.pyplot().close(figure)
     before = np.asarray(Image.open(buffer).convert("RGB")).astype(int)
     output = {"data": {"image/png": base64.b64encode(buffer.getvalue()).decode()}}
     site.lighten(output)
@@ -189,6 +189,6 @@ def test_a_protocol_names_its_parties_messages_and_what_is_seen():
     said = {text.get_text() for text in figure.axes[0].texts}
     assert {"client", "server", "model", "32 d bits", "trains"} <= said
     assert "sees every update" in said
-    figures.plt.close(figure)
+    figures.pyplot().close(figure)
     with pytest.raises(ValueError, match="sever"):
         drawings.protocol(("client",), (("client", "sever", "u", ""),), {})

@@ -15,6 +15,7 @@ from checkout import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
 from dpcomm import cli
+from dpcomm.core.checks import NotInstalled
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments import bench, peers, rounds
 
@@ -281,7 +282,7 @@ def test_a_peer_that_is_not_installed_is_a_sentence(tmp_path, capsys):
     said = capsys.readouterr().err
     assert code == 2 and "pip install -e '.[bench]'" in said
     assert len(said.splitlines()) == 1
-    with pytest.raises(ValueError, match="not installed"):
+    with pytest.raises(NotInstalled, match="the extra bench"):
         peers.peer_versions("pfl", str(bare))
 
 

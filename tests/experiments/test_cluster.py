@@ -14,6 +14,7 @@ from http.client import HTTPException
 import pytest
 from checkout import ROOT, python
 
+from dpcomm.core.checks import NotInstalled
 from dpcomm.evidence import records
 from dpcomm.experiments import cluster, planning, sweep
 
@@ -297,7 +298,7 @@ def test_a_job_that_slurm_stops_is_put_back_as_it_was():
 )
 def test_a_missing_extra_is_named_with_the_command(tmp_path, monkeypatch, call, name):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ValueError, match=rf"{name} is not installed .*\.\[cluster\]"):
+    with pytest.raises(NotInstalled, match=rf"{name} is .* the extra cluster brings"):
         call(planning.plan([ASKED])[:1], out=tmp_path)
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from checkout import cells
 
+from dpcomm.core.checks import NotInstalled
 from dpcomm.core.random import Insecure, derive, private_stream
 from dpcomm.core.vectors import flatten
 from dpcomm.core.wire import parse_message
@@ -176,5 +177,5 @@ def test_a_budget_stops_before_the_round_that_would_exceed_it(here, capsys):
 
 @pytest.mark.skipif(INSTALLED, reason="pfl is installed")
 def test_without_pfl_a_sentence_says_so():
-    with pytest.raises(ImportError, match="needs pfl.*pip install pfl"):
+    with pytest.raises(NotInstalled, match="pfl is .* the extra pfl brings"):
         pfl.Private(made("gaussian", clip_norm=1.0, sigma=1.0), PLACE)

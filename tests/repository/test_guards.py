@@ -697,7 +697,7 @@ def test_ci_runs_the_command_of_the_readme():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert (
         command in readme
-        and "pip install -e . && dpcomm run dprec-mnist --scale smoke" in readme
+        and "pip install -e '.[run]' && dpcomm run dprec-mnist --scale smoke" in readme
     )
     script = (ROOT / ".ci" / "run").read_text()
     assert script.startswith("#!") and f"  {command} --bare\n" in script

@@ -5,6 +5,7 @@ tests/repository/test_readme.py` writes them anew.
 """
 
 import base64
+import json
 import math
 import re
 
@@ -19,6 +20,33 @@ README = ROOT / "README.md"
 FIGURE = ROOT / "nbs" / "images" / "case.png"
 INDEX = "nbs/index.ipynb"
 REFRESH = "run `PYTHONPATH=tests python tests/repository/test_readme.py`"
+
+
+INSTALLED = ROOT / "tests" / "repository" / "installed.json"
+MOST = 150e6  # bytes that `pip install dpcomm` may bring beside PyTorch
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB"
+
+
+def sizes() -> tables.Table:
+    "What `.ci/installed` found: each installation, then each build of PyTorch."
+    found = json.loads(INSTALLED.read_text(encoding="utf-8"))
+    rows, builds = {}, {}
+    for entry in found:
+        words = f"`pip install -e '.[{entry['extra']}]'`"
+        words = words if entry["extra"] else "`pip install -e .`"
+        largest = [
+            f"{name} {megabytes(size)}" for name, _, size in entry["largest"][:3]
+        ]
+        count, size = f"{entry['packages']}", megabytes(entry["bytes"])
+        rows[words] = (words, count, size, ", ".join(largest))
+        build = f"PyTorch {entry['torch']} with what it needs"
+        count, size = f"{entry['torch_packages']}", megabytes(entry["torch_bytes"])
+        builds[build] = (build, count, size, f"`{entry['command']}`")
+    header = ("installed", "packages", "on disk", "largest; measured by")
+    return tables.Table(header, (*rows.values(), *builds.values()))
 
 
 MADE = {"papers": lambda: summaries.summary("nbs")}
@@ -159,7 +187,7 @@ def test_the_commands_are_two_and_ci_runs_the_second(readme):
     install, commands = fences(readme, "sh")
     run, test = commands.splitlines()
     assert install == "pip install -e .\n"
-    assert run == "pip install -e . && dpcomm run dprec-mnist --scale smoke"
+    assert run == "pip install -e '.[run]' && dpcomm run dprec-mnist --scale smoke"
     assert test == "pip install -e '.[dev]' && pytest"
     assert f"  {test} --bare\n" in (ROOT / ".ci" / "run").read_text()
     home = "\n".join(cell.source for cell in cells(INDEX))

@@ -14,6 +14,7 @@ from tables import tabled
 from torch import nn
 
 from dpcomm import Deployment, train
+from dpcomm.core.checks import NotInstalled
 from dpcomm.core.random import seed_tree
 from dpcomm.training import callbacks, models
 from dpcomm.training.callbacks import CSV, Callback, LiveTable, TensorBoard
@@ -118,9 +119,8 @@ def test_a_csv_file_is_the_history_also_after_a_stop(tmp_path):
 
 
 def test_tensorboard_is_fed_or_said_to_be_missing(monkeypatch, tmp_path):
-    name = "torch.utils.tensorboard"
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match="run `pip install tensorboard`, or follow"):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(NotInstalled, match="extra tensorboard brings it.*, or follow"):
         TensorBoard(tmp_path)
     heard = []
 
@@ -137,6 +137,7 @@ def test_tensorboard_is_fed_or_said_to_be_missing(monkeypatch, tmp_path):
         def close(self):
             heard.append("closed")
 
+    name = "torch.utils.tensorboard"
     stand_in = ModuleType(name)
     stand_in.SummaryWriter = Writer
     monkeypatch.setitem(sys.modules, name, stand_in)
