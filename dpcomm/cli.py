@@ -22,7 +22,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import dpcomm
-from .core.checks import shown
+from .core.checks import NotInstalled, shown
 from .experiments import runner
 
 # %% ../nbs/reference/cli.ipynb #01ffb985
@@ -962,12 +962,12 @@ def main(argv=None) -> int:
         verbs |= dict(flower=flower_app, choose=choose_all, completion=_completion)
         return verbs[args.verb](args) or 0
     except runner.CellError as error:
-        if error.kind == "ValueError":
+        if error.kind in ("ValueError", "NotInstalled"):
             print(f"dpcomm: {error}", file=sys.stderr)
             return 2
         print(f"{error.details}\ndpcomm: {error}", file=sys.stderr)
         return 1
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, NotInstalled) as error:
         nameless = isinstance(error, OSError) and not error.filename
         reason = error.strerror if nameless else None
         print(f"dpcomm: {reason or error}", file=sys.stderr)

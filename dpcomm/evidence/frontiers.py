@@ -107,7 +107,9 @@ def picture(found: tuple, task: str, title: str = ""):
     ]
     budgets = sorted(eps for eps in _of(mine, "eps") if eps)
     with figures.style((9.4, 5.2)):
-        figure, axes = figures.pyplot().subplots(1, len(budgets), sharey=True, squeeze=False)
+        figure, axes = figures.pyplot().subplots(
+            1, len(budgets), sharey=True, squeeze=False
+        )
         for axis, eps in zip(axes[0], budgets):
             _panel(axis, [p for p in mine if p.eps in (None, eps)])
             ylabel = "test accuracy, %" if axis is axes[0, 0] else " "
