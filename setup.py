@@ -14,7 +14,7 @@ settings = config["DEFAULT"]
 
 
 class BuildWithNotebooks(build_py):
-    "Adds the notebooks of the experiments, without outputs, to a wheel."
+    "Adds the notebooks of the experiments, without outputs, and the conformance suite to a wheel."
 
     def run(self):
         super().run()
@@ -28,6 +28,15 @@ class BuildWithNotebooks(build_py):
                 if cell["cell_type"] == "code":
                     cell["outputs"] = []
             (target / path.name).write_text(json.dumps(page), encoding="utf-8")
+        suite = target.parent / "conformance"
+        suite.mkdir(exist_ok=True)
+        for name in (
+            "mechanisms/test_conformance",
+            "mechanisms/cases",
+            "laws",
+            "tables",
+        ):
+            self.copy_file(Path("tests", f"{name}.py"), suite)
 
 
 EXTRAS = "run dev cluster flower pfl bench opacus tensorboard".split()
@@ -100,6 +109,9 @@ setup(
     python_requires=f">={settings['min_python']}",
     install_requires=settings["requirements"].split(),
     extras_require={extra: required(extra) for extra in EXTRAS},
-    entry_points={"console_scripts": [settings["console_scripts"]]},
+    entry_points={
+        "console_scripts": [settings["console_scripts"]],
+        "pytest11": ["dpcomm=dpcomm.interop.conformance"],
+    },
     zip_safe=False,
 )

@@ -112,7 +112,7 @@ def pytest_collection_modifyitems(config, items):
     "Without `--all`, tests marked `deep` are left out unless they are asked for by name."
     items.sort(key=turn)
     named = any("::" in str(word) for word in config.args)
-    if config.getoption("all") or config.option.markexpr or named:
+    if config.getoption("all", False) or config.option.markexpr or named:
         return
     deep = [item for item in items if item.get_closest_marker("deep")]
     items[:] = [item for item in items if not item.get_closest_marker("deep")]
@@ -147,7 +147,7 @@ def pytest_testnodedown(node):
 
 
 def pytest_configure(config):
-    if not config.getoption("bare"):
+    if not config.getoption("bare", False):
         return
     home = tempfile.mkdtemp()
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
@@ -212,7 +212,7 @@ def slowest(report, count: int = 10) -> list[tuple[str, float]]:
 
 def pytest_terminal_summary(terminalreporter, config):
     report = terminalreporter
-    tier = "both tiers" if config.getoption("all") else "this tier"
+    tier = "both tiers" if config.getoption("all", False) else "this tier"
     tier = "the deep tier" if config.option.markexpr == "deep" else tier
     flags, lacks = reasons(report)
     report.section("not run, not checked")

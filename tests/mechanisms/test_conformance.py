@@ -21,12 +21,13 @@ from tables import tabled
 
 from dpcomm.core import wire
 from dpcomm.core.random import Insecure, seed_tree
+from dpcomm.interop import conformance
 from dpcomm.mechanisms import contract, topk
 from dpcomm.privacy import audit, hypothesis_tests
 from dpcomm.privacy.guarantee import RELATIONS, Guarantee
 from dpcomm.secagg import session
 
-NAMES = contract.registered()
+NAMES = conformance.chosen() or contract.registered()
 ALL = [
     pytest.param(case, id=f"{name}, {label}", marks=[pytest.mark.deep] * (i > 0))
     for name in NAMES
