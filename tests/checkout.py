@@ -5,6 +5,7 @@ run it.
 import ast
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -136,6 +137,24 @@ NOTEBOOKS = [
 ]
 EXPERIMENTS = [path for path in NOTEBOOKS if path.parts[1] == "experiments"]
 PAGES = [path for path in NOTEBOOKS if path not in EXPERIMENTS]
+CHANGED = os.environ.get("DPCOMM_PAGES")  # what `.ci/run` says changed; None: all pages
+TESTED = "index reference/api secagg/ring training/federated"  # by name, on the site
+
+
+def rendered() -> list[Path]:
+    """Pages of the site that the tests build, relative to nbs: all; where only what changed
+    is rendered, that, the first page of every folder, and those that tests and searches name.
+    """
+    every = [path.relative_to("nbs") for path in NOTEBOOKS]
+    if CHANGED is None or "DPCOMM_SITE" in os.environ:
+        return every
+    meant = runpy.run_path(str(ROOT / ".ci" / "tidy_site.py"))["MEANT"].values()
+    names = [*TESTED.split(), *(address.split(".html")[0] for address in meant)]
+    firsts = {path.parent: path for path in reversed(every)}.values()
+    wanted = {*CHANGED.split(), *(f"nbs/{name}.ipynb" for name in names)}
+    return [path for path in every if path in firsts or f"nbs/{path}" in wanted]
+
+
 MODULES = [
     path
     for path in files()

@@ -1,6 +1,7 @@
 "Settings and fixtures shared by all tests."
 
 import importlib
+import json
 import os
 import runpy
 import shutil
@@ -31,6 +32,10 @@ OFFLINE = TESTS / "offline"
 # Properties of a test that are counted at the end, never silently green: cells that a
 # flag kept from running, and what a missing data set or tool kept from being checked.
 NOT_RUN, NOT_CHECKED = "not run", "not checked"
+LONG, LONG_CELL = (
+    "long",
+    3.0,
+)  # a page's cell of so many CPU seconds should be flagged slow
 CPU = {"last": 0.0, "elsewhere": 0.0}  # seconds; elsewhere: of processes not waited for
 BUDGET = {"this tier": 14, "the deep tier": 20, "both tiers": 34}  # CPU minutes
 # What takes longest starts first, so that no core is left alone with it at the end; a
@@ -167,14 +172,21 @@ def or_skip(load, *args, **more):
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
-    "A checkout with its site built by `nbdev_docs`, and what that said; needs Quarto."
+    """A checkout with its site built as `nbdev_docs` builds it, and what that said; needs
+    Quarto.
+    """
     if not (quarto := shutil.which("quarto")):
         pytest.skip("NOT CHECKED: quarto is not on PATH, the site was not built")
-    root = importlib.import_module("checkout").copy(
-        tmp_path_factory.mktemp("built") / "repository"
-    )
+    checkout = importlib.import_module("checkout")
+    root = checkout.copy(tmp_path_factory.mktemp("built") / "repository")
     path = os.pathsep.join([str(Path(quarto).parent), os.environ["PATH"]])
     env = os.environ | {"PYTHONPATH": str(root), "PATH": path}
+    if checkout.CHANGED is not None:
+        listed = json.dumps([str(page) for page in checkout.rendered()])
+        settings = root / "nbs" / "_quarto.yml"
+        text = settings.read_text("utf-8").rstrip()
+        alone = text.replace("type: website", f"type: website\n  render: {listed}")
+        settings.write_text(alone + "\n", "utf-8")
     return root, subprocess.run(
         ["nbdev_docs"], cwd=root, env=env, capture_output=True, text=True
     )
@@ -188,9 +200,9 @@ def pool():
         executor.shutdown(cancel_futures=True)
 
 
-def reasons(report) -> tuple[Counter, Counter]:
-    "How often each flag kept a cell from running, and each lack a check."
-    told = {NOT_RUN: Counter(), NOT_CHECKED: Counter()}
+def reasons(report) -> tuple[Counter, Counter, Counter]:
+    "How often each flag kept a cell from running, and each lack a check; cells to be flagged."
+    told = {NOT_RUN: Counter(), NOT_CHECKED: Counter(), LONG: Counter()}
     ended = [*report.stats.get("passed", []), *report.stats.get("failed", [])]
     for name, line in (pair for test in ended for pair in test.user_properties):
         if name in told:
@@ -198,7 +210,7 @@ def reasons(report) -> tuple[Counter, Counter]:
     for skip in report.stats.get("skipped", []):
         reason = skip.longrepr[2].removeprefix("Skipped: ")
         told[NOT_CHECKED][reason.removeprefix("NOT CHECKED: ").split(":")[0]] += 1
-    return told[NOT_RUN], told[NOT_CHECKED]
+    return tuple(told.values())
 
 
 def slowest(report, count: int = 10) -> list[tuple[str, float]]:
@@ -214,7 +226,7 @@ def pytest_terminal_summary(terminalreporter, config):
     report = terminalreporter
     tier = "both tiers" if config.getoption("all", False) else "this tier"
     tier = "the deep tier" if config.option.markexpr == "deep" else tier
-    flags, lacks = reasons(report)
+    flags, lacks, long = reasons(report)
     report.section("not run, not checked")
     for count, what in (
         (TOLD["deep"], "tests of the deep tier were not run; `pytest --all` does"),
@@ -224,6 +236,10 @@ def pytest_terminal_summary(terminalreporter, config):
         report.write_line(f"{count:,} {what}")
     for reason, count in lacks.most_common():
         report.write_line(f"  {count} x {reason}")
+    if long:
+        report.section(f"cells of {LONG_CELL:g} CPU seconds or more without `#| slow`")
+        for line in long:
+            report.write_line(line)
     report.section("CPU time")
     for name, seconds in slowest(report):
         report.write_line(f"{seconds:6.1f} s  {name}")

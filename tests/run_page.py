@@ -40,6 +40,15 @@ class Kept(nbdev.test.NBProcessor):
         self.nb.stored_outputs = self.stored
 
 
+class Timed(nbdev.test.CaptureShell):
+    "The runner's own shell; notes the CPU seconds of every cell."
+
+    def cell(self, cell, **more):
+        start = sum(os.times()[:4])
+        super().cell(cell, **more)
+        cell.cpu = sum(os.times()[:4]) - start
+
+
 def move_starts(size=1e-6):
     """Let dpcomm hand out weights and images that are a relative `size` off, the same
     in every call.
@@ -79,7 +88,7 @@ def skipped(cell, skip):
 
 def run(page, out, moved=False, whole=False):
     "Run a page; 0 if it passed. Once a process: nbdev's runner is changed for good."
-    nbdev.test.NBProcessor = Kept
+    nbdev.test.NBProcessor, nbdev.test.CaptureShell = Kept, Timed
     if moved:
         move_starts()
     skip = set(get_config(path=root).tst_flags.split()) - ({"slow"} if whole else set())
@@ -90,6 +99,7 @@ def run(page, out, moved=False, whole=False):
             source=cell.source,
             tags=cell.metadata.get("tags", []),
             skipped=skipped(cell, skip),
+            cpu=cell.get("cpu", 0.0),
             stored=stored,
             fresh=cell.get("outputs", []),
         )

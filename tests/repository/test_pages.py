@@ -18,7 +18,7 @@ from pathlib import Path
 import checkout
 import pytest
 from checkout import PAGES, ROOT, Cell, cells, python, text
-from conftest import CPU, NOT_CHECKED, NOT_RUN, bare
+from conftest import CPU, LONG, LONG_CELL, NOT_CHECKED, NOT_RUN, bare
 from tables import tabled
 
 from dpcomm.datasets import images
@@ -268,13 +268,18 @@ def slow(page: Path) -> bool:
 def test_page_runs_and_prints_what_is_stored(
     page, whole, tmp_path, servers, fresh_machine, record_property
 ):
-    "Cells flagged slow, of more than some ten CPU seconds, run in the deep tier."
+    """Cells flagged slow run in the deep tier; the summary names those that take three
+    CPU seconds or more and are not.
+    """
     found = reports(page, tmp_path, servers, fresh_machine, whole)
     for report in found:
         demand_agreement(page, report, "run the page again")
     for cell in found[-1]["cells"]:
         if cell["skipped"]:
             record_property(NOT_RUN, cell["skipped"])
+        if cell["cpu"] >= LONG_CELL and not whole:
+            label = Cell("code", cell["source"], (), ()).label
+            record_property(LONG, f"{cell['cpu']:.1f} s  {page}: {label}")
         for line in unchecked(cell):
             record_property(NOT_CHECKED, line)
 
