@@ -93,6 +93,9 @@ def settings(
 FEWER = dict(
     ddgauss=12, skellam=12, quantised=4, compressive=4, topk=4
 )  # bits a parameter
+FEWER_OF_MANY = dict(
+    ddgauss=16, skellam=16
+)  # 12 do not hold the noise of the large network
 SMOKE = ("none", "gaussian", "gaussian.local", "imvu", "ddgauss", "topk")
 SEEDS = {"smoke": (0,), "quick": (0,), "full": (0, 1, 2)}
 SECONDS = {"linear": 0.001, "cnn": 0.04}  # of one core, of one client's turn
@@ -172,7 +175,8 @@ def row_of(
     budget, kind, *how = end.split(".")
     if how == ["local"]:
         return rows(s, int(budget[3:]), trust="local")[kind]
-    return rows(s, int(budget[3:]), FEWER[kind] if how else None)[kind]
+    few = FEWER | (FEWER_OF_MANY if s.net == "cnn" else {})
+    return rows(s, int(budget[3:]), few[kind] if how else None)[kind]
 
 
 @cache

@@ -65,6 +65,16 @@ def test_all_rows_keep_one_definition_and_the_epsilon():
         assert few < usual and few <= bits * 7850
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize("task", frontier.settings("full"))
+def test_every_row_of_the_grid_can_be_made(task):
+    "In as many dimensions as its network has, and with as few bits as it says."
+    s = frontier.settings("full")[task]
+    for end in frontier.keys(s, "full"):
+        if end != "none":
+            assert frontier.row_of(s, end).guarantee.eps <= int(end[3 : end.index(".")])
+
+
 def test_tuning_is_scored_on_clients_who_never_train(monkeypatch):
     tuning, final, out = frontier.federations(SMALL)
     assert len(out.parts) == SMALL.held
