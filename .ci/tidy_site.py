@@ -1,7 +1,8 @@
 """After Quarto has rendered: formulas without their TeX source, in pages and in the
-search index, and on one line with their punctuation; arguments of a function each on a
-line of its own; what people type leads to the page they mean; llms.txt in the
-order of the sidebar, with descriptions; a page that moved leads on from its old address.
+search index, and on one line with their punctuation; Python code left out of the search
+index; arguments of a function each on a line of its own; what people type leads to the
+page they mean; version, commit and date at the foot of every page; llms.txt in the order
+of the sidebar, with descriptions; a page that moved leads on from its old address.
 
 Quarto calls it (`post-render` in _quarto.yml) and says where the site is.
 """
@@ -10,6 +11,8 @@ import html
 import json
 import os
 import re
+import subprocess
+from configparser import ConfigParser
 from pathlib import Path
 
 ANNOTATION = re.compile(
@@ -79,6 +82,42 @@ def clean(text: str, formulas: list) -> str:
     return text
 
 
+CODE = re.compile(r'<pre class="sourceCode python.*?</pre>', re.S)
+
+
+def code_of(page: str) -> set:
+    "The lines of Python on a page, as the search index has them."
+    found = "\n".join(re.sub("<[^>]*>", "", block) for block in CODE.findall(page))
+    return {line.strip() for line in html.unescape(found).splitlines()}
+
+
+def without_code(text: str, code: set) -> str:
+    "A text of the search index without lines of code."
+    return "\n".join(s for s in text.splitlines() if not s or s.strip() not in code)
+
+
+def stamp(root: Path) -> dict:
+    "Version, commit and date of a checkout, by the words that stand for them."
+    settings = ConfigParser()
+    settings.read(root / "settings.ini")
+    words = ["git", "log", "-1", "--format=%h %cs"]
+    git = subprocess.run(words, cwd=root, capture_output=True, text=True)
+    commit, date = git.stdout.split() if git.returncode == 0 else ("unknown", "unknown")
+    return dict(VERSION=settings["DEFAULT"]["version"], COMMIT=commit, DATE=date)
+
+
+FOOT = re.compile(r'<footer class="footer">.*?</footer>', re.S)
+
+
+def stamped(page: str, known: dict) -> str:
+    "A page whose foot says what it was built from."
+
+    def filled(found):
+        return re.sub("|".join(known), lambda word: known[word[0]], found[0])
+
+    return FOOT.sub(filled, page)
+
+
 def line_of(words: str, address: str, site: Path) -> dict:
     "A line of the search index that leads from some words to their page."
     page = (site / address.split("#")[0]).read_text(encoding="utf-8")
@@ -130,18 +169,20 @@ def lead_on(site: Path) -> None:
 
 
 def main(site: Path) -> None:
-    formulas = {}
+    formulas, code, known = {}, {}, stamp(Path(__file__).resolve().parents[1])
     for path in site.rglob("*.html"):
-        page, formulas[path.relative_to(site).as_posix()] = without_tex(
-            path.read_text(encoding="utf-8")
-        )
-        path.write_text(told_apart(kept_together(page)), encoding="utf-8")
+        address = path.relative_to(site).as_posix()
+        page, formulas[address] = without_tex(path.read_text(encoding="utf-8"))
+        code[address] = code_of(page)
+        page = stamped(told_apart(kept_together(page)), known)
+        path.write_text(page, encoding="utf-8")
     index = site / "search.json"
     if index.exists():
         lines = [line_of(words, address, site) for words, address in MEANT.items()]
         for line in json.loads(index.read_text(encoding="utf-8")):
-            known = formulas.get(line["href"].split("#")[0], [])
-            lines.append(line | dict(text=clean(line["text"], known)))
+            address = line["href"].split("#")[0]
+            text = without_code(line["text"], code.get(address, set()))
+            lines.append(line | dict(text=clean(text, formulas.get(address, []))))
         index.write_text(json.dumps(lines, ensure_ascii=False), encoding="utf-8")
     listing = site / "llms.txt"
     if listing.exists():

@@ -1,5 +1,6 @@
 """Look at built pages in a headless browser: each is loaded in a frame of a given width
-and measured there.
+and measured there. `python tests/browser.py _docs papers/imvu.html ...` prints how many
+screens of 900 pixels each page takes at 1400, and their sum.
 """
 
 import functools
@@ -8,6 +9,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from contextlib import contextmanager
@@ -72,10 +74,11 @@ def dump(address, seconds=120):
 
 
 def measure(folder, pages, width):
-    """What every page looks like at a width: {page: {slides, cut, foreign, lost}}.
+    """What every page looks like at a width: {page: {slides, cut, foreign, screens}}.
 
     slides: pixels that the page is wider than its window; cut: what is wider than its
-    box and cannot be scrolled to; foreign: addresses that are asked elsewhere.
+    box and cannot be scrolled to; foreign: addresses that are asked elsewhere; screens: its
+    height over 900 pixels, with what is folded closed.
     """
     found = {}
     with served(folder) as address:
@@ -88,3 +91,14 @@ def measure(folder, pages, width):
             shown = answer[1].replace("&lt;", "<").replace("&gt;", ">")
             found |= json.loads(shown.replace("&amp;", "&"))
     return found
+
+
+if __name__ == "__main__":
+    site, *pages = sys.argv[1:]
+    heights = {
+        page: found["screens"] for page, found in measure(site, pages, 1400).items()
+    }
+    for page, screens in (
+        heights | {"in all": round(sum(heights.values()), 1)}
+    ).items():
+        print(f"{screens:6.1f}  {page}")

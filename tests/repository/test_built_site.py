@@ -255,7 +255,7 @@ def test_a_page_that_is_cut_off_is_noticed(tmp_path):
     for name, text in (("bad.html", BAD), ("good.html", GOOD)):
         (tmp_path / name).write_text(text.format(wide="word" * 200))
     found = browser.measure(tmp_path, ["bad.html", "good.html"], 400)
-    assert found["good.html"] == dict(slides=0, cut=[], foreign=[])
+    assert found["good.html"] == dict(slides=0, cut=[], foreign=[], screens=1.0)
     bad = found["bad.html"]
     assert bad["slides"] > 400 and {text[:5] for text in bad["cut"]} >= {
         "pre: ",
