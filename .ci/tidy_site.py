@@ -46,7 +46,7 @@ MEANT = {  # what is typed -> the page that is meant
     "Poisson sampling": "foundations/privacy.html",
     "GPU": "use/machines.html",
     "API": "reference/api.html",
-    "install": "index.html#ten-lines",
+    "install": "index.html#install-and-a-message-of-36-bytes",
     "privacy budget": "foundations/privacy.html",
     "epsilon": "foundations/privacy.html#epsilon-and-delta",
     "secure aggregation": "use/secure_sums.html",
