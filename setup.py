@@ -60,9 +60,9 @@ def absolute(readme):
 
 
 def required(extra):
-    "What an extra asks for; to develop, what runs ask for too."
+    "What an extra asks for; where experiments are run, what runs ask for too."
     words = settings[f"{extra}_requirements"].split()
-    return required("run") + words if extra == "dev" else words
+    return required("run") + words if extra in ("dev", "bench", "opacus") else words
 
 
 setup(

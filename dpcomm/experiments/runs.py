@@ -406,7 +406,7 @@ def play_grid(
     out=None,
     only: str = "all",
     resume: bool = False,
-    max_seconds: float = None,
+    max_seconds: float | None = None,
     **how,
 ) -> list:
     """Play a grid; runner.Unfinished where rounds are left.
@@ -446,7 +446,7 @@ def try_change(
     out=None,
     only: str = "all",
     resume: bool = False,
-    max_seconds: float = None,
+    max_seconds: float | None = None,
     **how,
 ) -> Table:
     """Play trained runs with a setting changed; runner.Unfinished where rounds are left.

@@ -17,7 +17,7 @@ import zlib
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -223,6 +223,10 @@ class Mechanism(Auditable, TrainingHooks):
     ranges: dict[str, Any] = {}
     trust = "local"  # the most that may be seen of its messages: a name in TRUSTS
     summed = False  # whether clients send shares of a sum, as a `Summed` does
+
+    if TYPE_CHECKING:  # a field of one mechanism, such as sigma, for a checker of types
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init_subclass__(cls, **more):
         "Help of what overrides ends with what is said above of arguments and fields."
