@@ -49,7 +49,7 @@ class Here:
             self.box[len(self.box)] = self.answer(action, node, fields, w)
         return numbers
 
-    def answer(self, action, node, fields, w):
+    def answer(self, action, node, fields, w) -> dict | str:
         "What a node replies."
         return answer(action, self.homes[node], fields, w, self.memory[node])
 

@@ -43,7 +43,7 @@ def work() -> tuple:  # model; (images, labels) of each client; (images, labels)
     return model, clients, (data.x_test, data.y_test)
 
 # %% ../../nbs/reference/pfl.ipynb #c1pfl510
-SETTINGS = {  # name -> (parameters, step of the server)
+SETTINGS: dict[str, tuple[dict, float]] = {  # name -> parameters, step of the server
     "gaussian": (dict(clip_norm=1.0, sigma=2.0), 1.0),
     "quantised": (dict(clip_norm=1.0, sigma=2.0, level_bits=8), 1.0),
     "imvu": (dict(clip_norm=1.0, eps=1.0, beta=10.0), 1.0),

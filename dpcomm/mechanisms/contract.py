@@ -17,7 +17,7 @@ import zlib
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -225,6 +225,7 @@ class Mechanism(Auditable, TrainingHooks):
     summed = False  # whether clients send shares of a sum, as a `Summed` does
 
     if TYPE_CHECKING:  # a field of one mechanism, such as sigma, for a checker of types
+        __dataclass_fields__: ClassVar[dict[str, Any]]
 
         def __getattr__(self, name: str) -> Any: ...
 

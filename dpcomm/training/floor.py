@@ -87,7 +87,7 @@ class Floor:
     """
 
     claims: object
-    mechanisms: tuple
+    mechanisms: list | tuple
     clip: float
     noise: float
     epsilon_round: float
@@ -95,7 +95,7 @@ class Floor:
     delta: float
     clients: int
     rounds: int
-    models: tuple
+    models: list | tuple
     trusted_server: bool = False
     simulation: bool = False
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -186,7 +187,7 @@ class Task:
     """Who trains what, how, and with which random numbers: all that a result depends on.
 
     model: with its initial weights; what is frozen in it stays.
-    federation: data and clients.
+    federation: data and clients: a Federation, or what visits clients as one does.
     mechanism: registered.
     config: settings of the run.
     seed: root of the run's seed tree.
@@ -195,7 +196,7 @@ class Task:
     """
 
     model: nn.Module
-    federation: Federation
+    federation: Federation | Any
     mechanism: Mechanism
     config: Config
     seed: int

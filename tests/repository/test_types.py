@@ -56,7 +56,8 @@ def top_level(code: str) -> list[str]:
     for node in ast.parse(code).body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             found.append(node.name)
-        for target in getattr(node, "targets", ()):
+        alone = [node.target] if isinstance(node, ast.AnnAssign) else []
+        for target in getattr(node, "targets", alone):
             found += [one.id for one in ast.walk(target) if isinstance(one, ast.Name)]
     return found
 
