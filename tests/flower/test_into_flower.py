@@ -22,6 +22,7 @@ from tables import tabled
 
 import dpcomm
 from dpcomm import deployment, flower, flower_server, flower_transport
+from dpcomm.core.checks import NotInstalled
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.datasets import images
@@ -88,18 +89,24 @@ def soon(**more):
 # ---- what both ends agree on
 
 
-@pytest.mark.parametrize("version", [None, "1.40.0"])
-def test_another_flower_is_refused_in_a_sentence(monkeypatch, version):
+@pytest.mark.parametrize(
+    "version, kind, says",
+    [
+        (None, NotInstalled, "the extra flower brings it"),
+        ("1.40.0", ValueError, "pip install flwr==1.41.0"),
+    ],
+)
+def test_another_flower_is_refused_in_a_sentence(monkeypatch, version, kind, says):
     def found(name):
         if version is None:
             raise metadata.PackageNotFoundError(name)
         return version
 
     monkeypatch.setattr(metadata, "version", found)
-    with pytest.raises(ValueError, match="pip install flwr==1.41.0"):
+    with pytest.raises(kind, match=says):
         flower.need_flower()
     for app in (flower.client_app, flower_server.server_app):
-        with pytest.raises(ValueError, match="flwr is"):
+        with pytest.raises(kind, match="flwr is"):
             app(None)
     monkeypatch.setattr(metadata, "version", lambda name: flower.FLWR)
     assert flower.need_flower() == flower.FLWR

@@ -23,7 +23,7 @@ REFRESH = "run `PYTHONPATH=tests python tests/repository/test_readme.py`"
 
 
 INSTALLED = ROOT / "tests" / "repository" / "installed.json"
-MOST = 150e6  # bytes that `pip install dpcomm` may bring beside PyTorch
+MOST = 150e6  # bytes that `pip install dpcomm` may download beside PyTorch
 
 
 def megabytes(count: int) -> str:
@@ -32,24 +32,23 @@ def megabytes(count: int) -> str:
 
 def sizes() -> tables.Table:
     "What `.ci/installed` found: each installation, then each build of PyTorch."
-    found = json.loads(INSTALLED.read_text(encoding="utf-8"))
     rows, builds = {}, {}
-    for entry in found:
-        words = f"`pip install -e '.[{entry['extra']}]'`"
-        words = words if entry["extra"] else "`pip install -e .`"
+    for entry in json.loads(INSTALLED.read_text(encoding="utf-8")):
+        extra, how = entry["extra"], f"`{entry['command']}`"
+        words = f"`pip install -e '.[{extra}]'`" if extra else "`pip install -e .`"
+        sent, size = megabytes(entry["downloaded"]), megabytes(entry["bytes"])
         largest = [
             f"{name} {megabytes(size)}" for name, _, size in entry["largest"][:3]
         ]
-        count, size = f"{entry['packages']}", megabytes(entry["bytes"])
-        rows[words] = (words, count, size, ", ".join(largest))
-        build = f"PyTorch {entry['torch']} with what it needs"
-        count, size = f"{entry['torch_packages']}", megabytes(entry["torch_bytes"])
-        builds[build] = (build, count, size, f"`{entry['command']}`")
-    header = ("installed", "packages", "on disk", "largest; measured by")
-    return tables.Table(header, (*rows.values(), *builds.values()))
+        rows[extra] = (words, entry["packages"], sent, size, ", ".join(largest), how)
+        build, size = f"PyTorch {entry['torch']}", megabytes(entry["torch_bytes"])
+        builds[build] = (build, entry["torch_packages"], "", size, "", how)
+    header = "beside PyTorch", "packages", "downloaded", "on disk", "of which", "by"
+    made = [tuple(map(str, row)) for row in (*rows.values(), *builds.values())]
+    return tables.Table(header, tuple(made))
 
 
-MADE = {"papers": lambda: summaries.summary("nbs")}
+MADE = {"papers": lambda: summaries.summary("nbs"), "sizes": sizes}
 
 
 def made(name: str) -> str:
@@ -119,6 +118,14 @@ def test_tables_are_the_results(readme, name):
     assert found == [made(name)], (
         f"the block `{name}` is not what the results say: {REFRESH}"
     )
+
+
+def test_an_installation_is_small_beside_pytorch():
+    for entry in json.loads(INSTALLED.read_text(encoding="utf-8")):
+        if not entry["extra"]:
+            assert entry["downloaded"] < MOST and entry["packages"] < 20
+            named = {name for name, *_ in entry["largest"]}
+            assert not named & {"matplotlib", "scikit-learn", "torchvision"}
 
 
 def test_the_example_prints_what_is_shown(readme):

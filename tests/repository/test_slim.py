@@ -189,13 +189,16 @@ def brought(node: ast.With) -> str | None:
 
 def strays(tree: ast.Module) -> list[str]:
     """Imports of what `pip install dpcomm` does not bring that no `needs` answers for, or
-    one that names an extra without it; in a try that expects ImportError, none.
+    one that names an extra without it; in a try that expects ImportError, or in a hook of
+    pytest, none.
     """
     known, found = wanted() | {*sys.stdlib_module_names, "dpcomm", "__future__"}, []
 
     def visit(node, extra):
         if isinstance(node, ast.With):
             extra = brought(node) or extra
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("pytest_"):
+            extra = "*"  # a hook of a plugin, which pytest calls
         if isinstance(node, ast.Try):
             caught = {ast.unparse(h.type) for h in node.handlers if h.type}
             extra = "*" if "ImportError" in caught else extra
