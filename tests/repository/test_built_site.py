@@ -21,6 +21,8 @@ from checkout import NOTEBOOKS, ROOT, rendered
 from fontTools.ttLib import TTFont
 from tables import tabled
 
+import dpcomm
+
 pytestmark = pytest.mark.deep
 
 PAGES = [path.with_suffix(".html") for path in rendered()]
@@ -264,6 +266,25 @@ def test_a_page_that_is_cut_off_is_noticed(tmp_path):
         "table",
     }
     assert bad["foreign"] == ["https://example.org/x.png"]
+
+
+@pytest.mark.skipif(not browser.BROWSER, reason="NOT CHECKED: no Chromium on PATH")
+def test_a_link_into_a_closed_box_opens_it(site):
+    page = "papers/sqsgd.html"
+    text = (site / page).read_text("utf-8")
+    inside = text[text.index("callout-collapse collapse") :]
+    name = re.search(r'<section id="([\w-]+)" class="level3"', inside)[1]
+    with browser.served(site) as address:
+        plain, linked = (
+            browser.dump(f"{address}/{page}{at}") for at in ("", f"#{name}")
+        )
+    assert "collapse show" not in plain and linked.count("collapse show") == 1
+
+
+def test_the_foot_says_what_the_site_was_built_from(site):
+    text = (site / "index.html").read_text("utf-8")
+    (foot,) = re.findall(r"dpcomm ([\d.]+), built from commit (\w+) of ([\w-]+)", text)
+    assert foot[0] == dpcomm.__version__ and "VERSION" not in foot
 
 
 def test_a_broken_page_is_noticed(tmp_path):
