@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 # %% ../../nbs/evidence/widgets.ipynb #wdgt0006
-WIDE, HIGH = 640, 260
+WIDE, HIGH = 640, 285
+STYLE = (
+    ".widget text{font-size:14px}.widget label{display:inline-block;margin-right:1em}"
+    "@media(max-width:600px){.widget text{font-size:25px}}"
+)
 
 
 def _path(xs, ys):  # numbers of one length, in pixels
@@ -39,7 +43,7 @@ const widget = (box, sliders, draw) => {
     const read = () => { values[name] = Number(input.value); shown.textContent = input.value; };
     input.addEventListener("input", () => { read(); again(); });
     read();
-    whole.append(label + " ", input, " ", shown, " ");
+    whole.append(label + " ", input, " ", shown);
     bar.append(whole);
   }
   told.setAttribute("aria-live", "polite");
@@ -80,13 +84,13 @@ class Widget:
             for name, (path, width, dash) in self.curves.items()
         )
         texts = "".join(
-            f'<text x="{x}" y="{y}" text-anchor="{anchor}" font-size="14"'
+            f'<text x="{x}" y="{y}" text-anchor="{anchor}"'
             f' fill="currentColor">{html.escape(text)}</text>'
             for x, y, anchor, text in self.labels
         )
         said = html.escape(self.sentence)
         return (
-            f'<figure class="widget {self.name}"><svg viewBox="0 0 {WIDE} {HIGH}"'
+            f'<figure class="widget {self.name}"><style>{STYLE}</style><svg viewBox="0 0 {WIDE} {HIGH}"'
             f' role="img" aria-label="{said}" style="width:100%;max-width:{WIDE}px">'
             f"{paths}{texts}</svg><figcaption>{said}</figcaption><script>(function (box) {{"
             f"{COMMON}{self.script}}})(document.currentScript.parentElement);</script></figure>"
@@ -136,9 +140,9 @@ def odds(s: float = 1.5, bits: int = 4) -> Widget:
     )
     found["axis"] = f"M{across(-4.5):g} 220H{across(4.5):g}", 0.5, ""
     key = 20, 20, "start", "dotted: prior; line: target; stems: what is picked"
-    ticks = tuple((across(x), 240, "middle", str(x)) for x in range(-4, 5, 2))
+    ticks = tuple((across(x), 243, "middle", str(x)) for x in range(-4, 5, 2))
     return Widget(
-        "odds", found, (*ticks, (320, 257, "middle", "candidate"), key), said, ODDS
+        "odds", found, (*ticks, (320, 275, "middle", "candidate"), key), said, ODDS
     )
 
 # %% ../../nbs/evidence/widgets.ipynb #wdgt0010
@@ -203,12 +207,12 @@ def coin(eps: float = 4.0, beta: float = 1.5) -> Widget:
         f" {2 / kappa:.2f}. A bit is read as plus or minus {step:.2f} clips."
     )
     labels = (
-        *((160 + 90 * x, 240, "middle", str(x)) for x in (-1, 0, 1)),
-        *((480 + 90 * x, 240, "middle", str(x)) for x in (-1, 0, 1)),
-        (160, 257, "middle", "coordinate over clip"),
-        (480, 257, "middle", "coordinate over clip"),
-        (160, 20, "middle", "probability of the high bit, 0 to 1"),
-        (480, 20, "middle", "Fisher information, 0 to 16"),
+        *((160 + 90 * x, 243, "middle", str(x)) for x in (-1, 0, 1)),
+        *((480 + 90 * x, 243, "middle", str(x)) for x in (-1, 0, 1)),
+        (160, 275, "middle", "coordinate over clip"),
+        (480, 275, "middle", "coordinate over clip"),
+        (160, 20, "middle", "P(high bit), 0 to 1"),
+        (480, 20, "middle", "information, 0 to 16"),
     )
     return Widget("coin", found, labels, said, COIN)
 
@@ -244,7 +248,7 @@ def guess(eps: float = 1.0) -> Widget:
         return 1 / (1 + math.exp(-e))
 
     def across(e):
-        return 60 + 110 * e
+        return 90 + 104 * e
 
     def up(p):
         return 220 - 380 * (p - 0.5)
@@ -254,20 +258,20 @@ def guess(eps: float = 1.0) -> Widget:
         "best": (_path(map(across, grid), [up(best(e)) for e in grid]), 2, ""),
         "here": (_stems([across(eps)], [up(best(eps))], 220), 2, ""),
     }
-    found["axis"] = "M60 220H610", 0.5, ""
+    found["axis"] = "M90 220H610", 0.5, ""
     most = f"{100 * best(eps):.1f} %"
     said = f"At ε = {eps:.2f} nobody guesses right in more than {most} of the rounds."
     labels = (
-        *((across(e), 240, "middle", str(e)) for e in range(6)),
-        (335, 257, "middle", "ε"),
-        *((52, up(p) + 5, "end", f"{100 * p:.0f} %") for p in (0.5, 0.75, 1.0)),
+        *((across(e), 243, "middle", str(e)) for e in range(6)),
+        (350, 275, "middle", "ε"),
+        *((82, up(p) + 5, "end", f"{100 * p:.0f} %") for p in (0.5, 0.75, 1.0)),
     )
     return Widget("guess", found, labels, said, GUESS)
 
 # %% ../../nbs/evidence/widgets.ipynb #wdgt0018
 GUESS = """
 const best = (e) => 1 / (1 + Math.exp(-e));
-const across = (e) => 60 + 110 * e, up = (p) => 220 - 380 * (p - 0.5);
+const across = (e) => 90 + 104 * e, up = (p) => 220 - 380 * (p - 0.5);
 let there = false, answer = false, right = 0, rounds = 0;
 const made = widget(box, [["eps", "ε =", 0, 5, 0.25, 1]], (v, set) => {
   right = rounds = 0;
@@ -294,7 +298,7 @@ const button = (text, act) => {
   one.addEventListener("click", () => { act(); say(); });
   made.bar.append(" ", one);
 };
-made.bar.append("Did the client take part?");
+made.bar.append(" Did the client take part?");
 button("yes", () => play(true));
 button("no", () => play(false));
 button("believe 100 reports", () => { for (let i = 0; i < 100; i++) play(answer); });
