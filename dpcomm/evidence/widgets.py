@@ -90,7 +90,8 @@ class Widget:
         )
         said = html.escape(self.sentence)
         return (
-            f'<figure class="widget {self.name}"><style>{STYLE}</style><svg viewBox="0 0 {WIDE} {HIGH}"'
+            f'<figure class="widget {self.name}"><style>{STYLE}</style>'
+            f'<svg viewBox="0 0 {WIDE} {HIGH}"'
             f' role="img" aria-label="{said}" style="width:100%;max-width:{WIDE}px">'
             f"{paths}{texts}</svg><figcaption>{said}</figcaption><script>(function (box) {{"
             f"{COMMON}{self.script}}})(document.currentScript.parentElement);</script></figure>"
