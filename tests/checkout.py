@@ -56,7 +56,8 @@ def copy(target: Path) -> Path:
 def settings(base=os.environ, root=ROOT) -> dict:
     "The environment `base` for a process that imports dpcomm from the checkout `root`."
     env = {name: value for name, value in base.items() if name != "IN_TEST"}
-    search = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))
+    slim = str(ROOT / "tests" / "slim")
+    search = os.pathsep.join(filter(None, [str(root), slim, env.get("PYTHONPATH")]))
     one = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     return env | one | {"PYTHONPATH": search}
 
