@@ -4,6 +4,7 @@ without the checkout.
 
 import importlib.metadata
 import os
+import shutil
 import subprocess
 import sysconfig
 import tarfile
@@ -13,8 +14,10 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
-from checkout import EXPERIMENTS, ROOT, copy, python
+from checkout import EXPERIMENTS, NOTEBOOKS, ROOT, cells, copy, python
 from packaging.requirements import Requirement
+
+GUIDES = [page for page in NOTEBOOKS if page.parts[1] == "use"]
 
 
 @pytest.fixture(scope="session")
@@ -126,6 +129,18 @@ def test_pytest_finds_the_conformance_suite_without_a_checkout(bare, tmp_path):
     words = "-q -p no:cacheprovider -k signed --dpcomm-mechanism=pm".split()
     printed = said(bare, tmp_path, "python", "-m", "pytest", *words)
     assert " passed" in printed and "failed" not in printed
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_a_guide_runs_without_a_checkout(bare, tmp_path, page):
+    "Its cells in one script, but for those that need another library."
+    for beside in (ROOT / page).parent.glob("*.toml"):
+        shutil.copy(beside, tmp_path)
+    typed = [cell for cell in cells(page) if cell.kind == "code"]
+    code = [cell.code for cell in typed if "eval: false" not in cell.directives]
+    (tmp_path / "guide.py").write_text("\n\n".join(code) + "\n", encoding="utf-8")
+    said(bare, tmp_path, "python", "guide.py")
 
 
 HEAVY = "papermill ipykernel IPython seaborn matplotlib pandas sklearn torchvision"
