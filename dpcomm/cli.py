@@ -19,8 +19,6 @@ import time
 from dataclasses import fields, replace
 from pathlib import Path
 
-from tqdm import tqdm
-
 import dpcomm
 from .core.checks import NotInstalled, shown
 from .experiments import runner
@@ -699,6 +697,8 @@ def audit_all(
     args,  # parsed arguments of `dpcomm audit`
 ) -> int:  # 0, or 4 when a claim is refuted
     "Audit mechanisms and print claims beside audits."
+    from tqdm import tqdm
+
     from dpcomm.core.checks import check_number
     from dpcomm.evidence.tables import Table
     from dpcomm.privacy import audit

@@ -16,8 +16,6 @@ import zlib
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from .checks import shown
 
 # %% ../../nbs/foundations/files.ipynb #c0b1f806
@@ -67,6 +65,8 @@ def locked(
     wait: bool = True,  # for whoever holds it; False: BlockingIOError
 ):
     "Hold a lock until the block ends, or the process. [POSIX, flock]"
+    from filelock import FileLock, Timeout  # slow to import, and few need it
+
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, timeout=-1 if wait else 0)

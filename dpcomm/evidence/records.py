@@ -251,7 +251,7 @@ def load(
     Returns: tuple of Record, by file and line.
     """
     if paper != paper_tables.ACROSS:
-        paper_tables.paper(paper, papers_root)
+        paper_tables.check_id(paper, papers_root)
     if scale is not None and scale not in SCALES:
         raise paper_tables.refuse("scale", scale, SCALES)
     folder = Path(root or paper_tables.assets("results")) / paper

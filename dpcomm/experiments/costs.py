@@ -6,8 +6,10 @@
 __all__ = ['cpu_seconds', 'status', 'ledger', 'overview', 'cost']
 
 # %% ../../nbs/reference/costs.ipynb #costs003
-from ..evidence import validation
+from collections import defaultdict
+
 from ..evidence.records import Record
+from ..evidence.validation import SCALES
 from ..evidence.verdicts import Table
 from . import runner
 from .grids import Run, planned, stands
@@ -21,27 +23,43 @@ def cpu_seconds(record: Record) -> float:
     return record.cost.get("cpu_seconds") or record.cost.get("wall_seconds") or 0.0
 
 # %% ../../nbs/reference/costs.ipynb #f39d86da
+def _seconds(have):
+    "key -> CPU seconds of each of its runs."
+    found = defaultdict(list)
+    for (key, _), record in have.items():
+        found[key].append(cpu_seconds(record))
+    return found
+
+
+def _expected(run, seconds, grid):
+    "What one seed of a run will cost, by the CPU seconds of each key."
+    if run.needs and not run.minutes:
+        return 0.0, "from others"
+    own = seconds.get(run.key, [])
+    if sum(own) > 0:
+        return sum(own) / len(own) / 60, "measured"
+    like = {g.key for g in grid if (g.minutes, g.needs) == (run.minutes, run.needs)}
+    near = [cost for key, costs in seconds.items() if key in like for cost in costs]
+    if sum(near) > 0:
+        return sum(near) / len(near) / 60, "like its neighbours"
+    return run.minutes, "guessed"
+
+
 def expected_minutes(
     run: Run,
     have: dict,  # (key, seed) -> Record, of its experiment and scale
     grid: tuple = (),  # of Run, its neighbours
 ) -> tuple:  # minutes of one core; 'measured', 'like its neighbours' or 'guessed'
     "What one seed of a run will cost."
-    own = [cpu_seconds(r) for (key, _), r in have.items() if key == run.key]
-    if run.needs and not run.minutes:
-        return 0.0, "from others"
-    like = {g.key for g in grid if (g.minutes, g.needs) == (run.minutes, run.needs)}
-    near = [cpu_seconds(r) for (key, _), r in have.items() if key in like]
-    for costs, how in ((own, "measured"), (near, "like its neighbours")):
-        if sum(costs) > 0:
-            return sum(costs) / len(costs) / 60, how
-    return run.minutes, "guessed"
+    return _expected(run, _seconds(have), grid)
 
 # %% ../../nbs/reference/costs.ipynb #x0mem02
-def _peak(run, have):
-    "Most bytes that a recorded run has held; 0 where none was measured."
-    mine = (r for (key, _), r in have.items() if key == run.key)
-    return max((r.cost.get("peak_bytes") or 0 for r in mine), default=0)
+def _peaks(have):
+    "key -> most bytes that a recorded run has held, where it was measured."
+    found = {}
+    for (key, _), record in have.items():
+        found[key] = max(found.get(key, 0), record.cost.get("peak_bytes") or 0)
+    return found
 
 
 def expected_memory(
@@ -49,7 +67,7 @@ def expected_memory(
     have: dict,  # (key, seed) -> Record, of its experiment and scale
 ) -> str:  # GiB
     "What a process that plays a run will need."
-    peak = _peak(run, have)
+    peak = _peaks(have).get(run.key)
     return f"{peak / 2**30:.1f}" if peak else f"about {run.memory:g}"
 
 # %% ../../nbs/reference/costs.ipynb #11c60c55
@@ -109,17 +127,18 @@ def ledger(scale: str = "full") -> Table:
     return Table(tuple(header.split("|")), rows, f"Scale {scale}")
 
 # %% ../../nbs/reference/costs.ipynb #l0ovw04
-def _minutes(experiment, scale):
+def _minutes(grid, have):
     "Minutes of one core that one seed of a whole grid takes, by its records."
-    have = stands(experiment, scale)
-    grid = experiment.grid(scale)
-    total = sum(expected_minutes(run, have, grid)[0] for run in grid)
+    seconds = _seconds(have)
+    total = sum(_expected(run, seconds, grid)[0] for run in grid)
     return f"{total:,.1f}" if total < 600 else f"{total / 60:,.0f} h"
 
 
 def _memory(grid, have):
     "GiB that the largest run of a grid needs."
-    return f"{max(_peak(run, have) / 2**30 or run.memory for run in grid):.1f}"
+    peaks = _peaks(have)
+    most = max(peaks.get(run.key, 0) / 2**30 or run.memory for run in grid)
+    return f"{most:.1f}"
 
 
 def overview() -> Table:
@@ -130,14 +149,14 @@ def overview() -> Table:
     rows = []
     for name in runner.experiments():
         experiment = planned(name)
-        grid = experiment.grid("full")
-        have = stands(experiment, "full")
+        found = {s: (experiment.grid(s), stands(experiment, s)) for s in SCALES}
+        grid, have = found["full"]
         jobs = [(run.key, seed) for run in grid for seed in run.seeds]
         done = sum(job in have for job in jobs)
         data = ", ".join(sorted({d for run in grid for d in run.data})) or "bundled"
         cells = str(sum(len(run.fills) for run in grid))
         memory = _memory(grid, have)
-        costs = (_minutes(experiment, scale) for scale in validation.SCALES)
+        costs = (_minutes(*found[scale]) for scale in SCALES)
         row = name, experiment.paper, cells, *costs, memory, data
         rows.append((*row, f"{done}/{len(jobs)}"))
     header = "experiment|paper|cells|smoke|quick|full|GiB|data|done"
@@ -176,6 +195,6 @@ def cost(name: str) -> Table:
     Returns: one row a scale.
     """
     experiment = planned(name)
-    rows = tuple(_cost_row(experiment, scale) for scale in validation.SCALES)
+    rows = tuple(_cost_row(experiment, scale) for scale in SCALES)
     header = "command|CPU time recorded|runs missing|CPU time for them|GiB|data"
     return Table(tuple(header.split("|")), rows, f"What {name} costs")
