@@ -1,8 +1,9 @@
 """After Quarto has rendered: formulas without their TeX source, in pages and in the
 search index, and on one line with their punctuation; Python code left out of the search
 index; arguments of a function each on a line of its own; what people type leads to the
-page they mean; version, commit and date at the foot of every page; llms.txt in the order
-of the sidebar, with descriptions; a page that moved leads on from its old address.
+page they mean; version, commit and date at the foot of every page, and its notebook to
+download; llms.txt in the order of the sidebar, with descriptions; a page that moved leads
+on from its old address.
 
 Quarto calls it (`post-render` in _quarto.yml) and says where the site is.
 """
@@ -118,6 +119,21 @@ def stamped(page: str, known: dict) -> str:
     return FOOT.sub(filled, page)
 
 
+SOURCE = re.compile(
+    r'(<li><a href="https://github\.com/(\S+?)/blob/(\S+?\.ipynb)" class="toc-action">'
+    r".*?View source</a></li>)(?!<li><a href=.https://raw)"
+)
+NOTEBOOK = (
+    r'\1<li><a href="https://raw.githubusercontent.com/\2/\3" class="toc-action"'
+    r' download><i class="bi empty"></i>Download notebook</a></li>'
+)
+
+
+def with_notebook(page: str) -> str:
+    "A page that offers its notebook where it offers its source."
+    return SOURCE.sub(NOTEBOOK, page)
+
+
 def line_of(words: str, address: str, site: Path) -> dict:
     "A line of the search index that leads from some words to their page."
     page = (site / address.split("#")[0]).read_text(encoding="utf-8")
@@ -174,7 +190,7 @@ def main(site: Path) -> None:
         address = path.relative_to(site).as_posix()
         page, formulas[address] = without_tex(path.read_text(encoding="utf-8"))
         code[address] = code_of(page)
-        page = stamped(told_apart(kept_together(page)), known)
+        page = with_notebook(stamped(told_apart(kept_together(page)), known))
         path.write_text(page, encoding="utf-8")
     index = site / "search.json"
     if index.exists():

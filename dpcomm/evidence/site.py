@@ -163,7 +163,7 @@ def lighten(
         output["data"]["image/png"] = base64.b64encode(small.getvalue()).decode()
 
 # %% ../../nbs/evidence/site.ipynb #dc3d91be
-FOLDED = ("papers", "baselines")  # rooms whose checks and examples are folded
+FOLDED = ("papers", "baselines", "use")  # rooms whose checks and examples are folded
 HEADING = re.compile(r"(##+) .*?(\{.*\.closed.*\})?$")
 BOX = '\n\n::::: {.callout-note collapse="true" title="%s"}'
 TITLES = {2: "The code of this section", 3: "The derivation and its checks"}

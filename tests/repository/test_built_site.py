@@ -285,6 +285,8 @@ def test_the_foot_says_what_the_site_was_built_from(site):
     text = (site / "index.html").read_text("utf-8")
     (foot,) = re.findall(r"dpcomm ([\d.]+), built from commit (\w+) of ([\w-]+)", text)
     assert foot[0] == dpcomm.__version__ and "VERSION" not in foot
+    assert text.count("dpcomm/main/nbs/index.ipynb") == text.count("Download notebook")
+    assert "Download notebook" in text
 
 
 def test_a_broken_page_is_noticed(tmp_path):
