@@ -4,6 +4,7 @@ without the checkout.
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -16,6 +17,8 @@ from pathlib import Path
 import pytest
 from checkout import EXPERIMENTS, NOTEBOOKS, ROOT, cells, copy, python
 from packaging.requirements import Requirement
+
+import dpcomm
 
 GUIDES = [page for page in NOTEBOOKS if page.parts[1] == "use"]
 
@@ -95,13 +98,34 @@ def test_an_sdist_holds_the_notebooks_and_the_tests(source, tmp_path):
     assert {f"nbs/experiments/{Path(e).name}" for e in EXPERIMENTS} <= names
 
 
+def settings():
+    found = ConfigParser(delimiters=["="])
+    found.read(ROOT / "settings.ini", encoding="utf-8")
+    return found["DEFAULT"]
+
+
+def test_every_file_that_says_a_version_says_the_same():
+    version, cited = settings()["version"], (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {version}\n" in cited and version == dpcomm.__version__
+    home = "\n".join(cell.source for cell in cells(Path("nbs/index.ipynb")))
+    assert f"version = {{{version}}}" in home
+
+
 def test_requirements_are_bounded_below_and_met_here():
-    settings = ConfigParser(delimiters=["="])
-    settings.read(ROOT / "settings.ini", encoding="utf-8")
-    for line in settings["DEFAULT"]["requirements"].split():
+    asked = settings()["requirements"] + " " + settings()["run_requirements"]
+    for line in asked.split():
         wanted = Requirement(line)
         assert [s.operator for s in wanted.specifier] == [">="], line
         assert importlib.metadata.version(wanted.name) in wanted.specifier, line
+
+
+def test_the_long_description_has_no_relative_address(source):
+    done = python("setup.py", "--long-description", cwd=source)
+    assert done.returncode == 0, done.stderr[-2000:]
+    addresses = re.findall(r"\]\(([^)#][^)]*)\)", done.stdout)
+    assert len(addresses) > 30
+    assert not [a for a in addresses if not a.startswith("https://")]
+    assert not [a for a in addresses if ".ipynb" in a]
 
 
 @pytest.mark.deep
