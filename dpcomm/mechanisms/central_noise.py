@@ -135,6 +135,7 @@ class ServerNoise(Central):
         cohort: int = None,
         sampling: str = "none",
         relation: str = None,
+        accountant: str = "pld",
         note: str = "",
         **fields,
     ) -> Guarantee:
@@ -143,8 +144,9 @@ class ServerNoise(Central):
         n_clients: clients in the federation; None: everyone takes part.
         cohort: expected cohort.
         relation: a key of `relations`; None: the first of them.
+        accountant: pld, never above the others; rdp-balle | rdp-classic.
         note: put before ours.
-        fields: accountant and further arguments of noisy_sum_guarantee.
+        fields: further arguments of noisy_sum_guarantee.
         Returns: Guarantee of the whole run.
         sampling: how a cohort is drawn, one of `samplings`.
         """
@@ -159,6 +161,7 @@ class ServerNoise(Central):
         fields |= dict(
             relation=relation or next(iter(self.relations)), trust=self.trust
         )
+        fields |= dict(accountant=accountant)
         if self.exact:
             steps = self.std / self.scale
             made = exact_guarantee(self.sigma, delta, steps, q, rounds, **fields)

@@ -29,6 +29,7 @@ from dpcomm.mechanisms.contract import (
     Maybe,
     Summed,
     Whole,
+    smallest,
 )
 from dpcomm.privacy.accounting import (
     ACCOUNTANTS,
@@ -71,6 +72,11 @@ COORDINATES = 2**32  # most that a message can announce
 FINE = 2**16  # steps a standard deviation from which discrete noise looks normal
 RELATIONS = ("add-remove", "zero-out", "replace")
 CLAIMED = ("zero-out", "replace")  # who leaves takes a share of the noise along
+TIGHT = {  # sampling -> accountants of which the smallest is stated unless one is named
+    "none": ("pld", "rdp-balle"),
+    "poisson": ("pld", "rdp-balle"),
+    "fixed": ("pld",),  # which is never above the others
+}
 
 
 def grid(
@@ -339,7 +345,7 @@ class SketchCodec(SharedNoise):
     def relations(self):
         "Those of a client whose share stays; none where sigma is None."
         claimed = CLAIMED if self.sigma else ()
-        return {name: dict(relation=name, accountant="rdp-balle") for name in claimed}
+        return {name: dict(relation=name) for name in claimed}
 
     def clip_sketch(self, values: Tensor) -> Tensor:
         """Bound what is summed, where noise is to hide it.
@@ -557,7 +563,7 @@ class LinearSketch(SketchCodec):
         n_clients: int = None,
         cohort: int = None,
         sampling: str = "none",
-        accountant: str = "rdp-classic",
+        accountant: str = None,
         relation: str = "zero-out",
         **fields,
     ) -> Guarantee:
@@ -565,18 +571,23 @@ class LinearSketch(SketchCodec):
 
         n_clients: clients in the federation; None: everyone takes part.
         cohort: expected cohort.
-        accountant: rdp-classic | rdp-balle | pld.
+        accountant: pld | rdp-balle | rdp-classic; None: the smaller of the first two.
         relation: zero-out; none: replace; poisson: add-remove; fixed: both.
         fields: further arguments of gaussian_guarantee; note and premises are added.
         Returns: Guarantee of the whole run.
         sampling: how a cohort is drawn, one of `samplings`.
         """
-        check_choice("accountant", accountant, ACCOUNTANTS)
         if self.sigma is None:
             raise ValueError(
                 "sigma is None; a scheme without noise promises nothing: give a sigma"
                 " above 0"
             )
+        check_choice("sampling", sampling, self.samplings)
+        if accountant is None:
+            run = dict(rounds=rounds, delta=delta, sampling=sampling, relation=relation)
+            run |= dict(n_clients=n_clients, cohort=cohort) | fields
+            return smallest(self.guarantee, TIGHT[sampling], **run)
+        check_choice("accountant", accountant, ACCOUNTANTS)
         q = sampling_rate(sampling, n_clients, cohort, self.honest, self.samplings)
         trust = "secagg" if sampling == "none" else "central"
         fields |= of_shares(sampling, self.honest, self.n_clients, fields)

@@ -76,7 +76,7 @@ class Gaussian(ServerNoise):
     def relations(self):
         "By who adds the noise; the first is what `guarantee` states."
         names = RELATIONS[self.local]
-        return {name: dict(relation=name, accountant="rdp-balle") for name in names}
+        return {name: dict(relation=name) for name in names}
 
     def clip(self, u):
         return clip_l2(u, self.clip_norm)

@@ -36,7 +36,7 @@ from dpcomm.core.wire import (
     pack_bits,
     unpack_bits,
 )
-from .contract import Mechanism, register
+from .contract import Mechanism, register, smallest
 from .mvu import Table
 from .signsgd import log_cosh
 from dpcomm.privacy.accounting import (
@@ -259,8 +259,7 @@ class ImvuCodec(Mechanism):
 
     @property
     def relations(self):
-        best = "fisher-balle" if self.table else "exact-balle"
-        return {name: dict(relation=name, accountant=best) for name in RELATIONS}
+        return {name: dict(relation=name) for name in RELATIONS}
 
     @property
     def kappa(self):
@@ -502,6 +501,7 @@ ACCOUNTANTS = {
     "pld": "the bits are signs of a Gaussian of multiplier sqrt(8 / pi) / kappa",
 }
 WAYS = ("fisher-classic", "fisher-balle", "exact-classic", "exact-balle", "pld")
+TIGHT = ("exact-balle", "pld")  # of the closed form: the smaller, unless one is named
 
 # %% ../../nbs/papers/imvu.ipynb #49f15fd7
 @register
@@ -514,7 +514,7 @@ class Imvu(ImvuCodec):
         rounds: int,
         delta: float,
         relation: str = "zero-out",
-        accountant: str = "fisher-balle",
+        accountant: str = None,
         sampling: str = "none",
         unit: str = "client",
         d: int = None,
@@ -523,7 +523,8 @@ class Imvu(ImvuCodec):
         """Privacy of `rounds` messages. [imvu Thm. 1, eq. 1; Props. G and H]
 
         relation: zero-out | replace.
-        accountant: the paper's; or another of WAYS.
+        accountant: one of WAYS, of which fisher-... are the paper's; None: the smaller of
+        exact-balle and pld, or fisher-balle where there is a table.
         unit: whose vector is clipped: client | example.
         orders: Renyi orders, default ORDERS.
         Returns: local: the server sees every message.
@@ -531,6 +532,10 @@ class Imvu(ImvuCodec):
         d: entries of the vectors, >= 1.
         """
         check_choice("relation", relation, RELATIONS)
+        if accountant is None:
+            names = TIGHT if self.table is None else ("fisher-balle",)
+            run = dict(rounds=rounds, delta=delta, relation=relation, sampling=sampling)
+            return smallest(self.guarantee, names, **run, unit=unit, d=d, orders=orders)
         how, _, conversion = check_choice("accountant", accountant, WAYS).partition("-")
         who = dict(relation=relation, sampling=check_everyone(sampling), unit=unit)
         names = dict(accountant=accountant, rounds=rounds, note=ACCOUNTANTS[how], **who)

@@ -22,7 +22,7 @@ from dpcomm.core.checks import (
 from ..core.random import bernoulli, private_stream, row_streams
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, header_bits
-from .contract import Mechanism, register
+from .contract import Mechanism, register, smallest
 from dpcomm.privacy.accounting import (
     ORDERS,
     check_everyone,
@@ -40,6 +40,7 @@ RELATIONS = ("zero-out", "replace")
 _GAUSSIAN, _BITS = "the sign after the Gaussian mechanism", "the bits themselves"
 ACCOUNTANTS = dict.fromkeys(("rdp-classic", "rdp-balle", "pld"), _GAUSSIAN)
 ACCOUNTANTS |= dict.fromkeys(("exact-classic", "exact-balle"), _BITS)
+TIGHT = ("exact-balle", "pld")  # of which the smaller is stated unless one is named
 AUDITED = tuple(  # parameters, arguments of play, most plays
     (dict(clip_norm=1.0, sigma=sigma), dict(d=d), 10**6)
     for sigma, d in ((0.5, 1), (1.0, 16))
@@ -64,7 +65,7 @@ class SignCodec(Mechanism):
         "safe to deploy: signs by exact coins of a float64 law; a message of d moves eps"
         " by d 2^-40 at most, and single precision in the clip by 2^-22 of it"
     )
-    relations = {r: dict(relation=r, accountant="exact-balle") for r in RELATIONS}
+    relations = {r: dict(relation=r) for r in RELATIONS}
     ranges = {"clip_norm": "(0, inf)", "sigma": "(0, inf)"}
 
     def clip(self, u):
@@ -186,7 +187,7 @@ class SignSgd(SignCodec):
         rounds: int,
         delta: float,
         relation: str = "zero-out",
-        accountant: str = "rdp-classic",
+        accountant: str = None,
         sampling: str = "none",
         unit: str = "client",
         d: int = None,
@@ -195,7 +196,7 @@ class SignSgd(SignCodec):
         """Privacy of `rounds` messages. [Mironov 2017; page signsgd, Prop. A]
 
         relation: 'zero-out' or 'replace'.
-        accountant: a key of ACCOUNTANTS.
+        accountant: a key of ACCOUNTANTS; None: the smaller of exact-balle and pld.
         unit: whose vector is clipped: 'client' or 'example'.
         orders: Renyi orders, default those of the accountant.
         Returns: local: the server sees every message.
@@ -203,6 +204,9 @@ class SignSgd(SignCodec):
         d: entries of the vectors, >= 1.
         """
         check_choice("relation", relation, RELATIONS)
+        if accountant is None:
+            run = dict(rounds=rounds, delta=delta, relation=relation, sampling=sampling)
+            return smallest(self.guarantee, TIGHT, **run, unit=unit, d=d, orders=orders)
         note = ACCOUNTANTS[check_choice("accountant", accountant, tuple(ACCOUNTANTS))]
         who = dict(relation=relation, sampling=check_everyone(sampling), unit=unit)
         how = dict(accountant=accountant, rounds=rounds, trust="local", scope="total")

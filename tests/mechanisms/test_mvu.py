@@ -475,7 +475,7 @@ def test_a_claim_names_what_it_covers():
     run = dict(rounds=5, delta=1e-5)
     g, known = TWO.guarantee(**run), TWO.guarantee(**run, d=100)
     names = (g.relation, g.trust, g.sampling, g.accountant, g.scope, g.unit)
-    assert names[:4] == ("zero-out", "local", "none", "mixture-classic")
+    assert names[:4] == ("zero-out", "local", "none", "mixture-balle")
     assert names[4:] == ("total", "client") and "any d" in g.note
     assert TWO.guarantee(**run, unit="example").unit == "example"
     assert known.eps <= g.eps <= TWO.guarantee(**run, relation="replace").eps

@@ -379,8 +379,9 @@ RUN = dict(delta=1e-3, n_clients=100, cohort=10)
 @tabled("sampling, q", [("replacement", 0.1), ("poisson", 0.1), ("none", 1.0)])
 def test_what_is_stated_without_a_choice_is_proved_and_names_its_run(sampling, q):
     m, run = rec.Rec(0.5, 1.0), dict(RUN, rounds=20, sampling=sampling)
-    found = m.guarantee(**run)
-    assert found == m.guarantee(**run, accountant="exact-balle")
+    found, balle = m.guarantee(**run), m.guarantee(**run, accountant="exact-balle")
+    tight = balle if sampling == "none" else m.guarantee(**run, accountant="pld-exact")
+    assert found == tight and found.eps <= balle.eps
     assert "gaps" not in found.note
     assert (found.rounds, found.q) == (20, q) and "of 20 rounds" in str(found)
     alone = m.guarantee(rounds=20, delta=1e-3, accountant="exact-balle", n_clients=1)
@@ -491,7 +492,8 @@ def test_what_the_choice_lacks_of_exact_is_paid_for_or_said_first():
     short = many.guarantee(delta=1e-5, **run)
     assert "as if the choice of a candidate were exact" in short.premises["proof"]
     assert not short.theorem
-    usual = rec.Rec(0.5, 1.0).guarantee(1000, 100**-1.1, 100, 10)
+    usual = 1000, 100**-1.1, 100, 10
+    usual = rec.Rec(0.5, 1.0).guarantee(*usual, accountant="exact-balle")
     bare = 0.5, 10_000, 100, 128, 1, 100**-1.1
     bare = rec_accountant.exact_epsilon(*bare, conversion="balle").eps
     assert not usual.premises and bare < usual.eps < bare * (1 + 1e-6)
