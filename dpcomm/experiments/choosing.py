@@ -368,7 +368,7 @@ def choose(
     eps: of the whole run, > 0.
     bits: most bits a parameter of an upload's content, > 0; None: any.
     updates: (k, d), clients' vectors of norm at most 1; None: `examples`.
-    accountants: mechanism -> one of its own; None, or not in it: its best Renyi one.
+    accountants: mechanism -> one of its own; None, or not in it: its tightest.
     """
     s = _checked(deployment, eps, bits, updates)
     played = examples(s.d) if updates is None else updates

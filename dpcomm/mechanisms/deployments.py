@@ -102,7 +102,7 @@ class Deployment:
         """What a mechanism promises here; ValueError where nothing is proved.
 
         mechanism: whose parameters are all set.
-        accountant: one of the mechanism's own; None: its best Renyi one.
+        accountant: one of the mechanism's own; None: its tightest.
         Returns: Guarantee of the whole run: the smallest that is proved.
         """
         _check_mechanism(self, mechanism, accountant)
@@ -133,7 +133,7 @@ class Deployment:
         name: a name in registered().
         eps: of the whole run, > 0.
         clip_norm: bound of one vector, in the mechanism's own norm, > 0.
-        accountant: one of the mechanism's own; None: its best Renyi one.
+        accountant: one of the mechanism's own; None: its tightest.
         start: value of the free field that is tried first, > 0.
         fixed: further fields of the mechanism, except the one that is set here.
         Returns: Mechanism whose guarantee here is at most eps, and within 1 % of it.
@@ -158,7 +158,9 @@ class Deployment:
 
         near = _start(found, name, free, math.log(first))
         if not eps * (1 - NEAR) <= found.eps(near) <= eps:
-            safe, risky = _bracket(found, eps, near, toward)
+            # records name an accountant: their search is kept, step by step
+            step = math.log(2) if accountant else _reach(found, eps, near)
+            safe, risky = _bracket(found, eps, near, toward, step)
             if safe is None or risky is None:
                 raise ValueError(_beyond(found, name, free, eps, safe, toward, ring))
             near = _narrowed(found, eps, safe, risky)[0]
@@ -333,8 +335,7 @@ def _keywords(deployment, mechanism, sampling, releases, accountant):
     if wanted is None:
         return None
     given = dict(sampling=sampling, d=s.d, relation=wanted)
-    best = mechanism.relations[wanted].get("accountant")
-    given["accountant"] = accountant or best
+    given["accountant"] = accountant
     if sampling != "none" or mechanism.summed:
         given |= dict(n_clients=s.n_clients)
     if sampling != "none":
@@ -478,10 +479,10 @@ def _start(found, name, free, x):
     raise ValueError(about * str(found.why).startswith(f"{free} is") + str(found.why))
 
 
-def _bracket(found, eps, x, toward):
+def _bracket(found, eps, x, toward, step):
     "A safe and a risky value with their eps; None for one that is not there."
     safe = risky = None
-    step, start = math.log(2), x
+    start = x
     while abs(x - start) <= FAR:
         value = found.eps(x)
         if value <= eps:
@@ -493,6 +494,13 @@ def _bracket(found, eps, x, toward):
         x += step * (toward if safe is None else -toward)
         step *= 1 if x == start else 2
     return safe, risky
+
+
+def _reach(found, eps, x):
+    "A step that should be enough from x: eps falls about as the noise grows."
+    value = found.eps(x)
+    off = abs(math.log(value / eps)) if value > 0 else math.inf
+    return min(1.2 * off + NEAR, math.log(2))
 
 
 def _narrowed(found, eps, safe, risky):

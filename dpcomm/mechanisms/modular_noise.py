@@ -35,9 +35,10 @@ from dpcomm.core.vectors import (
     unrotate,
 )
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
-from .contract import Whole
+from .contract import Whole, smallest
 from dpcomm.mechanisms.distributed_noise import (
     CLAIMED,
+    TIGHT,
     SharedNoise,
     noisy_sum_guarantee,
     of_shares,
@@ -97,9 +98,7 @@ class RingGrid(SharedNoise):
         "rotation_seed": Whole(0),
         "padded": bool,
     }
-    relations = {
-        name: dict(relation=name, accountant="rdp-balle", d=1) for name in CLAIMED
-    }
+    relations = {name: dict(relation=name, d=1) for name in CLAIMED}
     ring = property(lambda self: Ring(self.ring_bits))
 
     @property
@@ -438,14 +437,15 @@ class RingAccount(RingCodec):
         n_clients: int = None,
         cohort: float = None,
         sampling: str = "none",
+        accountant: str = None,
         **names,
     ) -> Guarantee:
         """Privacy of `rounds` sums; ValueError without d. [page whole_noise, Prop. 1]
 
         n_clients: clients in the federation; needed under sampling.
         cohort: expected cohort; needed under sampling.
-        names: relation (zero-out | replace), accountant (rdp-..., pld), unit, note,
-        premises.
+        accountant: pld | rdp-balle | rdp-classic; None: the smaller of the first two.
+        names: relation (zero-out | replace), unit, note, premises.
         Returns: Guarantee of the whole run, while the honest shares are in every sum.
         d: entries of the vectors, >= 1.
         sampling: how a cohort is drawn, one of `samplings`.
@@ -453,8 +453,13 @@ class RingAccount(RingCodec):
         check_between("d", d, 1)
         check_between("rounds", rounds, 1)
         q = sampling_rate(sampling, n_clients, cohort, self.honest, self.samplings)
+        if accountant is None:
+            run = dict(rounds=rounds, delta=delta, d=d, sampling=sampling)
+            run |= dict(n_clients=n_clients, cohort=cohort) | names
+            return smallest(self.guarantee, TIGHT[sampling], **run)
         names |= of_shares(sampling, self.honest, self.n_clients, names)
-        if sampling == "fixed" or names.get("accountant") == "pld":
+        names["accountant"] = accountant
+        if sampling == "fixed" or accountant == "pld":
             trust = "secagg" if sampling == "none" else "central"
             names = dict(relation="zero-out", sampling=sampling, trust=trust) | names
             sigma = self.normal_sigma(d) or refuse_coarse(self)

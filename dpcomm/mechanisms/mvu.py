@@ -101,7 +101,7 @@ class MvuCodec(Mechanism):
         SAFE,
         "eps",
     )
-    relations = {r: dict(relation=r, accountant="mixture-balle") for r in RELATIONS}
+    relations = {r: dict(relation=r) for r in RELATIONS}
     ranges = {"clip_norm": "(0, inf)", "beta": "(0, inf)"} | PROBLEM
 
     def __post_init__(self):
@@ -406,7 +406,7 @@ class Mvu(MvuCodec):
         rounds: int = 1,
         delta: float = 0.0,
         relation: str = "zero-out",
-        accountant: str = "mixture-classic",
+        accountant: str = "mixture-balle",
         sampling: str = "none",
         unit: str = "client",
         d: int = None,

@@ -69,5 +69,8 @@ def test_pure_epsilons_are_added_where_delta_is_zero_or_pure_is_asked_for(name):
 @tabled("eps, rounds", [(0.01, 10_000), (0.3, 1000), (1.0, 100), (20.0, 3)])
 def test_composed_pure_messages_lie_in_the_bracket(eps, rounds):
     made = mechanism("vqsgd", clip_norm=1.0, eps=eps)
-    said, known = made.guarantee(rounds, DELTA), compose([(pure_losses(eps), rounds)], DELTA)
+    said, known = (
+        made.guarantee(rounds, DELTA),
+        compose([(pure_losses(eps), rounds)], DELTA),
+    )
     assert known.low * (1 - 1e-9) <= said.eps <= 1.001 * known.eps

@@ -27,9 +27,13 @@ def own(deployment, m, sampling="none", releases=None, **more):
     if sampling != "none":
         said |= dict(n_clients=deployment.n_clients, cohort=deployment.cohort)
     if m.name not in PURE:
-        said["relation"] = more.get("relation", "local" if m.name == "rec" else "zero-out")
+        said["relation"] = more.get(
+            "relation", "local" if m.name == "rec" else "zero-out"
+        )
     found = []
-    for name in KNOWN_BY.get(m.name, ("pure" if m.name in PURE else "rdp-balle", "pld")):
+    for name in KNOWN_BY.get(
+        m.name, ("pure" if m.name in PURE else "rdp-balle", "pld")
+    ):
         found.append(m.guarantee(sampling=sampling, accountant=name, **said))
     return min(found, key=lambda made: made.eps)
 
