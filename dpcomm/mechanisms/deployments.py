@@ -152,7 +152,7 @@ class Deployment:
         first = check_number("start", usual if start is None else start, "(0, inf)")
 
         def ring(bits):
-            how = dict(eps=eps, clip_norm=clip_norm, accountant=accountant)
+            how = dict(eps=eps, clip_norm=clip_norm, accountant=accountant, start=start)
             fine = self.calibrate(name, **how, **fixed | dict(ring_bits=32))
             return _enough_bits(fine, eps, account, bits)
 
@@ -443,7 +443,7 @@ def _unproved(deployment, mechanism):
 # %% ../../nbs/foundations/deployments.ipynb #d3b10016
 NEAR = 4e-3  # part of eps that the search may leave
 FAR = math.log(1e90)  # largest factor that is tried
-JUMP = 2e-4  # width of a bracket, in logarithms, that holds a jump
+JUMP = 2e-4  # width of a bracket, in logarithms, that holds a jump or an edge
 
 
 class _Found:
@@ -525,6 +525,8 @@ def _least(found, toward):
     "The value of least eps that is accounted, up to a refusal beyond it."
     x, step = found.best[0], toward * math.log(2)
     for _ in range(30):
+        if abs(step) < JUMP:
+            break
         if found.eps(x + step) < found.eps(x):
             x += step
         else:
@@ -579,7 +581,7 @@ def _beyond(found, name, free, eps, safe, toward, ring):
     x, least = _least(found, toward)
     bits = getattr(found.build(math.exp(x)), "ring_bits", 32)
     more = ring(bits) if bits < 32 else ""
-    ends = found.eps(x + toward * 1e-6) == math.inf
+    ends = found.eps(x + toward * 2 * JUMP) == math.inf
     return (
         f"eps is {eps:g}, and {name} reaches {least:.5g} here, at {free} ="
         f" {math.exp(x):.4g}, and no less: ask for an eps above that{more}"

@@ -427,15 +427,17 @@ class _Plan:
 SIZES = 2**12, 2**20  # points of a circle
 TOLERANCE = 1e-5  # of epsilon, for the grid
 CLOSE = 1e-3  # of epsilon: a distance of both ends that is good enough
+LARGE = 100.0  # an epsilon from which a grid that is good enough is taken
 
 
-def _grid(plan, theta, std, low, high):
+def _grid(plan, theta, std, low, high, tolerance=TOLERANCE):
     "Points of the circle, and the step."
     pair, _ = max(plan.parts, key=lambda part: part[1] * (part[0].anchor(1.0) != 0))
     listed = [(p is not pair) * n for p, n in plan.parts if isinstance(p, Listed)]
-    step = math.sqrt(12 * TOLERANCE * plan.eps / (plan.total * (1 + theta)))
+    step = math.sqrt(12 * tolerance * plan.eps / (plan.total * (1 + theta)))
     step = min(step, std / math.sqrt(plan.total) / 16)
-    fine = step if isinstance(pair, Listed) else abs(pair.anchor(step)) / 6 or step
+    loose = isinstance(pair, Listed) or tolerance > TOLERANCE
+    fine = step if loose else abs(pair.anchor(step)) / 6 or step
     most = SIZES[1] << (high - low > SIZES[1] * fine)
     step = min(step, fine)
     if any(listed):
@@ -541,10 +543,10 @@ def _read_down(x, above, null, left, slip):
 TRIES = 4  # tilts
 
 
-def _view(plan, theta):
+def _view(plan, theta, tolerance=TOLERANCE):
     "What a tilt, its window and its grid come to."
     std, ends, t = plan.window(theta)
-    size, step = _grid(plan, theta, std, *ends)
+    size, step = _grid(plan, theta, std, *ends, tolerance)
     return theta, t, math.floor(ends[0] / step), step, size
 
 
@@ -554,7 +556,8 @@ def upper_end(
 ) -> float:  # inf where none is found
     "The upper epsilon of a list of pairs, in one direction, at one tilt. [Props. 1 and 3]"
     plan = _Plan(parts, delta)
-    return _one_end(plan, _view(plan, plan.theta), True)
+    tolerance = TOLERANCE if plan.eps < LARGE else CLOSE / 4
+    return _one_end(plan, _view(plan, plan.theta, tolerance), True)
 
 
 def both_ends(
