@@ -64,6 +64,10 @@ def test_pure_epsilons_are_added_where_delta_is_zero_or_pure_is_asked_for(name):
         assert (said.eps, said.accountant) == (ROUNDS * one, "pure")
     once = made.guarantee(1, DELTA, d=SIZE)
     assert (once.eps, once.accountant) == (one, "pure")
+    many = made.guarantee(ROUNDS, DELTA, d=SIZE)
+    assert (many.accountant, many.delta) == ("pld", DELTA) and many.eps < ROUNDS * one
+    with pytest.raises(ValueError, match="accountant"):
+        made.guarantee(ROUNDS, DELTA, d=SIZE, accountant="rdp-balle")
 
 
 @tabled("eps, rounds", [(0.01, 10_000), (0.3, 1000), (1.0, 100), (20.0, 3)])

@@ -98,7 +98,10 @@ def test_messages_come_back():
 
 def test_the_guarantee_is_the_gaussian_s_and_says_against_whom():
     known = MECH.guarantee(rounds=3, delta=1e-5)
-    assert known.eps == accounting.gaussian_guarantee(1.5, 1e-5, 1.0, 3).eps
+    normal = accounting.gaussian_eps(1.5, 1e-5, 3)
+    assert known.eps == pytest.approx(normal, rel=1e-9)
+    classic = MECH.guarantee(rounds=3, delta=1e-5, accountant="rdp-classic").eps
+    assert classic == accounting.gaussian_guarantee(1.5, 1e-5, 1.0, 3).eps > known.eps
     names = (known.trust, known.sampling, known.relation)
     assert names == ("secagg", "none", "zero-out")
     drawn = dict(rounds=200, delta=1e-5, n_clients=6000, cohort=100, sampling="poisson")
@@ -106,7 +109,8 @@ def test_the_guarantee_is_the_gaussian_s_and_says_against_whom():
     assert hidden.eps < known.eps and hidden.trust == "central"
     assert shared.HIDDEN in hidden.note
     orders = accounting.INTEGER_ORDERS
-    table = TopK(1.0, 1.0, 1.54, 100).guarantee(**drawn, orders=orders)
+    drawn |= dict(orders=orders, accountant="rdp-classic")
+    table = TopK(1.0, 1.0, 1.54, 100).guarantee(**drawn)
     assert table.eps == pytest.approx(1.0006, abs=5e-5)
     assert set(MECH.relations) == set(shared.CLAIMED) == {"zero-out", "replace"}
 
@@ -168,7 +172,9 @@ def test_coarse_shares_are_paid_for():
     assert COARSEST.normal_sigma() == 0 and 0.9999 < coarse.normal_sigma() < 1
     orders = accounting.INTEGER_ORDERS
     normal = accounting.gaussian_guarantee(coarse.counted, 1e-5, orders=orders)
-    assert coarse.guarantee(**RUN).eps == normal.eps
+    assert coarse.guarantee(**RUN, accountant="rdp-classic").eps == normal.eps
+    found = coarse.guarantee(**RUN).eps
+    assert found == accounting.gaussian_eps(coarse.normal_sigma(), 1e-5, 1)
     found = [shared.counted_sigma(1.0, 1.0, n) for n in (10**6, 13 * 10**5, 2 * 10**6)]
     assert 1.0 >= found[0] > found[1] > found[2] > 0
 
