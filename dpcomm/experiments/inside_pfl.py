@@ -199,7 +199,7 @@ def guarantee(
     delta: float = 1e-5,  # in (0, 1)
 ) -> Guarantee:  # of the run: everybody takes part in every round
     "What the run proves if nobody could guess its seed."
-    how = dict(sampling="none", accountant="exact-balle") if name == "rec" else {}
+    how = dict(sampling="none") if name == "rec" else {}
     made = contract.mechanism(name, **SETTINGS[name][0])
     proved = made.guarantee(rounds=ROUNDS, delta=delta, **how)
     return proved.assuming("keys").noting(METRICS)

@@ -373,6 +373,23 @@ class Mechanism(Auditable, TrainingHooks):
         return message.payload
 
 # %% ../../nbs/foundations/contract.ipynb #5e9ca30c
+def smallest(
+    account,  # takes run and accountant, returns a Guarantee or raises ValueError
+    names: tuple,  # of accountants
+    **run,  # what is accounted
+) -> Guarantee:  # which names its accountant; the first refusal where all refuse
+    "The smallest guarantee that any of several accountants proves."
+    found, why = [], None
+    for name in names:
+        try:
+            found.append(account(**run, accountant=name))
+        except ValueError as error:
+            why = why or error
+    if not found:
+        raise why
+    return min(found, key=lambda made: made.eps)
+
+
 COMPRESSES = "simulation only: eps = inf compresses and promises nothing"  # a note
 
 # %% ../../nbs/foundations/contract.ipynb #5e9ca305
@@ -406,7 +423,7 @@ class Local(Mechanism):
         d: int | None = None,
         shuffled: int | None = None,
         q: float = 1.0,
-        accountant: str = "pure",
+        accountant: str = "pld",
     ) -> Guarantee:
         """Privacy of `rounds` messages. [Dwork & Roth 2014, Thm. 3.14; page shuffling]
 
@@ -414,12 +431,13 @@ class Local(Mechanism):
         fixed. delta: in [0, 1); 0: without a shuffler, epsilons are added. sampling: none,
         or fixed, behind a shuffler. d: entries of the vector: what is spent there; None:
         the worst. shuffled: messages in a shuffle, of clients that keep to the protocol,
-        >= 1; None: no shuffler. q: as of `losses`. accountant: pure adds epsilons, which
-        holds with any delta; pld composes losses at this one. With a shuffler they always are.
+        >= 1; None: no shuffler. q: as of `losses`. accountant: pld composes losses; pure
+        adds epsilons, which holds with any delta.
         """
         eps = self.message_epsilon(d)
         note = self.note if eps < math.inf else "no privacy: eps = inf only compresses"
-        if shuffled is None or not delta or eps == math.inf:
+        alone = shuffled is None or not delta or accountant == "pure"
+        if alone or eps == math.inf:
             return pure_guarantee(eps, rounds, delta, sampling, note, accountant)
         check_choice("accountant", accountant, PURE_ACCOUNTANTS)
         check_choice("sampling", sampling, ("none", "fixed"))
@@ -467,7 +485,7 @@ class Central(Mechanism):
     def relations(self):
         "Clients may join, leave, be silent or be swapped: the noise stays."
         names = ("add-remove", "zero-out", "replace")
-        return {name: dict(relation=name, accountant="rdp-balle") for name in names}
+        return {name: dict(relation=name) for name in names}
 
 # %% ../../nbs/foundations/contract.ipynb #77a434c3
 class Summed(Mechanism):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import gammaln, gammasgn, log_ndtr
+from scipy.stats import binom
 
 from dpcomm.core.checks import (
     check_between,
@@ -37,7 +38,6 @@ from dpcomm.privacy.guarantee import (
 from dpcomm.privacy.pairs import (
     SWAPS,
     Listed,
-    both_ends,
     gaussian_pairs,
     seen_pairs,
     upper_end,
@@ -325,25 +325,28 @@ def gaussian_eps(sigma: float, delta: float, rounds: int = 1) -> float:
 
 # %% ../../nbs/foundations/accounting.ipynb #635fd350
 COMPOSED = 1e-2, 1e12  # noise multipliers whose losses are composed
+PLAIN = 1e-15, 10**6, 1e-2  # from this delta on, up to these rounds, above this epsilon
 
 
+@functools.lru_cache(64)
 def _pld_eps(sigma, delta, q, rounds, relation, hidden):
-    """Epsilon of the losses themselves, or the Renyi curve's if it is smaller.
-    [page pairs; Canonne, Kamath & Steinke 2020]
+    """Epsilon of the losses themselves, or the Renyi curve's if it is smaller, which is
+    possible outside PLAIN only. [page pairs; Canonne, Kamath & Steinke 2020]
     """
     far = 2 if relation in SWAPS else 1
     if q == 1:
         return gaussian_eps(sigma / far, delta, rounds)
+    found = math.inf
+    if COMPOSED[0] <= sigma <= COMPOSED[1] and q > 0 and delta >= 1e-100:
+        args = (max(q, 1e-12), relation, "poisson", None)
+        pairs = gaussian_pairs(1 / sigma, *args) if hidden else ()
+        pairs = pairs or seen_pairs(far / sigma, args[0], None)
+        found = max(upper_end([(pair, rounds)], delta) for pair in pairs)
+    if delta >= PLAIN[0] and rounds <= PLAIN[1] and PLAIN[2] < found < math.inf:
+        return found
     rate = q if hidden and far == 1 else 1.0
     curve = compose(rdp_subsampled_gaussian(ORDERS, sigma / far, rate), rounds)
-    eps = rdp_to_eps(ORDERS, curve, delta, "balle")[0]
-    if not COMPOSED[0] <= sigma <= COMPOSED[1] or q == 0 or delta < 1e-100:
-        return eps
-    q = max(q, 1e-12)
-    pairs = gaussian_pairs(1 / sigma, q, relation, "poisson", None)
-    pairs = pairs if hidden else seen_pairs(far / sigma, q, None)
-    found = max(both_ends([(pair, rounds)], delta)[1] for pair in pairs)
-    return min(eps, found)
+    return min(rdp_to_eps(ORDERS, curve, delta, "balle")[0], found)
 
 # %% ../../nbs/foundations/accounting.ipynb #8ec11eec
 UNBOUNDED = {  # sampling or relation -> what this page has no bound for
@@ -429,7 +432,7 @@ def gaussian_guarantee(
     sampling: 'none' or 'poisson'.
     relation: or 'zero-out'; 'replace', 'local' without sampling or by 'pld'.
     trust: a name in `NORMAL`; 'local': every message has this noise.
-    accountant: 'rdp-classic', 'rdp-balle' or 'pld'.
+    accountant: 'rdp-classic', 'rdp-balle' or 'pld', the smallest.
     more: unit, scope, note, premises and orders, as `More` has them.
     Returns: what the run proves.
     """
@@ -463,15 +466,30 @@ def check_everyone(
     return sampling
 
 # %% ../../nbs/foundations/accounting.ipynb #3254616f
-PURE_ACCOUNTANTS = ("pure", "pld")
+PURE_ACCOUNTANTS = ("pld", "pure")
 COMPOSED_PURE = 1e-9, 500.0  # epsilons of a message whose losses are composed
+LISTED = 10**5  # messages whose losses are listed
 
 
+@functools.lru_cache(64)
 def _pure_eps(eps, rounds, delta):
     "Epsilon at delta of messages that are pure. [Kairouz, Oh & Viswanath 2015, Thm. 3.4]"
     often, rare = 1 / (1 + math.exp(-eps)), 1 / (1 + math.exp(eps))
-    pair = Listed(np.array([often, rare]), np.array([rare, often]))
-    return upper_end([(pair, rounds)], delta)
+    if rounds > LISTED:
+        pair = Listed(np.array([often, rare]), np.array([rare, often]))
+        return upper_end([(pair, rounds)], delta)
+    k, slack = np.arange(rounds + 1), 2.0**-50 * rounds * (20 + eps)
+    loss = (2.0 * k - rounds) * eps  # where k messages lose eps, the others -eps
+    laws = (binom.logpmf(k, rounds, p)[::-1] for p in (often, rare))
+    above, null = (np.logaddexp.accumulate(law)[::-1] for law in laws)
+    above = np.exp(above) * (1 + slack)
+    more = np.flatnonzero(above - np.exp(loss + null) * (1 - slack) > delta)
+    if not len(more):
+        return 0.0
+    if (i := more[-1]) == rounds:
+        return rounds * eps
+    last = math.log(max(above[i + 1] - delta, 1e-300) / (1 - slack)) - null[i + 1]
+    return max(0.0, float(np.clip(last, loss[i], loss[i + 1])))
 
 
 def pure_guarantee(
@@ -480,7 +498,7 @@ def pure_guarantee(
     delta: float = 0.0,  # in [0, 1); where it is 0, epsilons are added
     sampling: str = "none",  # the server sees who sends: nothing is amplified
     note: str = "pure: holds with delta = 0",  # what to say where epsilons are added
-    accountant: str = "pure",  # pure: the sum; or pld: losses composed, if less
+    accountant: str = "pld",  # the smaller of losses and sum; or pure: the sum
 ) -> Guarantee:  # local: the server sees every message
     """Local privacy of a client's messages, each of them pure.
     [Dwork & Roth 2014, Thm. 3.14; Kairouz, Oh & Viswanath 2015, Thm. 3.4]
