@@ -302,7 +302,7 @@ def test_the_caller_s_updates_are_predicted_for():
     "changes, wish, told",
     [
         (dict(), dict(bits=1e-4), r"raise bits to 0\.\d+ for \w+"),
-        (dict(unit="example"), dict(eps=1e-9), "pass unit='client' for"),
+        (dict(unit="example", delta=0.0), {}, "pass unit='client' for"),
         (
             dict(relation="add-remove", trust="local"),
             {},
