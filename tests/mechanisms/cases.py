@@ -139,9 +139,10 @@ THREE = mvu.Table(
 DRAWN = (dict(sampling="poisson"), dict(sampling="fixed"))
 UNPROVED = (dict(accountant="magic"), dict(delta=0.0))
 COHORT = dict(n_clients=100, cohort=10)
-SWAPPED = dict(COHORT, sampling="poisson", relation="replace")
+RENYI = dict(accountant="rdp-balle")  # which proves less than losses do
+SWAPPED = dict(COHORT, sampling="poisson", relation="replace", **RENYI)
 LOCAL, NULL, NO_D = (
-    dict(relation="local"),
+    dict(relation="local", **RENYI),
     dict(relation="null-slot"),
     (dict(d=None), dict(d=0)),
 )
