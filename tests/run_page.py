@@ -41,9 +41,20 @@ class Kept(nbdev.test.NBProcessor):
 
 
 class Timed(nbdev.test.CaptureShell):
-    "The runner's own shell; notes the CPU seconds of every cell."
+    """The runner's own shell; notes the CPU seconds of every cell. Where starts are moved,
+    slow cells that print times are left out: nothing of them is compared.
+    """
+
+    moved = False
 
     def cell(self, cell, **more):
+        times = "timing" in cell.metadata.get("tags", [])
+        if (
+            self.moved
+            and times
+            and "slow" in (getattr(cell, "directives_", None) or {})
+        ):
+            return
         start = sum(os.times()[:4])
         super().cell(cell, **more)
         cell.cpu = sum(os.times()[:4]) - start
@@ -91,6 +102,7 @@ def run(page, out, moved=False, whole=False):
     nbdev.test.NBProcessor, nbdev.test.CaptureShell = Kept, Timed
     if moved:
         move_starts()
+        Timed.moved = True
     skip = set(get_config(path=root).tst_flags.split()) - ({"slow"} if whole else set())
     passed, seconds = nbdev.test.test_nb(Path(page), skip_flags=skip, basepath=root)
     notebook = processed[0]
