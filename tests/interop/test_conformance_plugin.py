@@ -33,7 +33,7 @@ class Biased(Pm):
 class Stranger:
     pass
 """
-LIVE = ["-p", "dpcomm.interop.conformance", "-p", "no:cacheprovider", "-q"]
+LIVE = ["-p", "no:cacheprovider", "-q"]
 
 
 @pytest.fixture
