@@ -36,9 +36,11 @@ WHERE = dict(
 
 
 @pytest.fixture(autouse=True)
-def identity(monkeypatch):
-    "Who sends, as a ServerApp's process would know it, and cohorts drawn from one seed."
-    random.seed(0)  # Flower's strategies draw by it
+def identity(monkeypatch, request):
+    """Who sends, as a ServerApp's process would know it. Cohorts, which Flower's strategies
+    draw by `random`, are a test's own: clients refuse the same session a second time.
+    """
+    random.seed(request.node.name)
     if not HERE:
         pytest.skip("NOT CHECKED: flwr is not installed: pip install flwr==1.41.0")
     for name, value in dict(run_id=7, node_id=1, task_id=0).items():
