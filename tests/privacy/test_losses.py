@@ -598,3 +598,14 @@ def test_a_swapped_client_under_poisson_sampling_costs_less_than_fixed_cohorts()
         accountant="pld",
     )
     assert poisson[0] <= made.eps <= poisson[1] and "Balle, Barthe" in made.theorem
+
+
+@tabled("sigma, q, rounds", [(0.1, 0.1, 100), (0.2556, 0.01, 800)])
+def test_a_large_epsilon_on_a_coarser_grid_is_above_the_truth_and_close(
+    sigma, q, rounds
+):
+    args = 1 / sigma, q, "zero-out", "poisson", None
+    pair = pairs.gaussian_pairs(*args)[0]
+    low, high = pairs.both_ends([(pair, rounds)], 1e-6)
+    said = pairs.upper_end([(pair, rounds)], 1e-6)
+    assert pairs.LARGE < low <= said <= high * (1 + 1e-3)
