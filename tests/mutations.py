@@ -111,6 +111,13 @@ MUTATIONS = [
             "privacy/test_rec_accountant.py",
         ),
         (
+            "what leaves the circle of a lower end is not charged",
+            "privacy/rec_accountant",
+            "left = delta + wrapped + transform + rounds * lost",
+            "left = delta + transform + rounds * lost",
+            "privacy/test_rec_accountant.py",
+        ),
+        (
             "a step of DP-REC's ladder of norms is not paid",
             "privacy/rec_accountant",
             "chance = _reveal_chance(K, ratio**i, (1 + room) / ratio)",
