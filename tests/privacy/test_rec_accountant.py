@@ -574,7 +574,12 @@ def test_what_leaves_the_circle_is_charged():
         if law @ np.maximum(1 - np.exp(eps - loss), 0) <= delta:
             break
     one = np.array([1 - p, 0, p]), -1, 1.0, rounds
-    for start in (-20, 0, 6, 12):  # from 12 on, most of the mass seems larger than it is
+    for start in (
+        -20,
+        0,
+        6,
+        12,
+    ):  # from 12 on, most of the mass seems larger than it is
         assert _lower_epsilon(*one, start, 16, delta, 0.0) <= eps
 
 
