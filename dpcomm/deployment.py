@@ -256,7 +256,7 @@ LOOP_FLOOR = dict(
     trusted_server="false",
 )
 LOOP_FLOOR_IN_SUMS = LOOP_FLOOR | dict(
-    mechanisms='["ddgauss"]', epsilon_round="5.4", epsilon_total="9.9"
+    mechanisms='["ddgauss"]', epsilon_round="4.4", epsilon_total="8.4"
 )
 
 # %% ../nbs/reference/deployment.ipynb #f10b0007

@@ -203,7 +203,7 @@ def test_deployments_count_the_messages_that_arrive_and_the_rounds():
     capped = Deployment(sampling="fixed", visits=2, **s).guarantee(m)
     assert capped.eps == compose([(shuffled_losses(2.0, 500), 2)], 1e-6).eps
     poisson = Deployment(sampling="poisson", **s).guarantee(m)
-    assert poisson.trust == "local" and poisson.eps == 16.0
+    assert poisson.trust == "local" and 15.99 < poisson.eps <= 16
     pure = Deployment(5000, 5000, 8, 0.0, "none", trust="shuffler").guarantee(m)
     assert pure.trust == "local" and pure.eps == 16.0
 
