@@ -92,8 +92,7 @@ def smoke(request, pool, tmp_path_factory):
     def one(name, way):
         folder = tmp_path_factory.mktemp(name)
         words = ["run", name, "--scale", "smoke", "--out", folder]
-        only = ["-p", f"only={ONE[name]}"]
-        options = ["--inline"] if way == "inline" else only
+        options = ["--inline"] if way == "inline" else ["-p", f"only={ONE[name]}"]
         return folder, dpcomm(*words, *options, cwd=folder)
 
     def made(name, way="inline"):
