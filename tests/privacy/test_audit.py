@@ -1088,7 +1088,7 @@ def test_the_command_prints_claims_beside_audits(capsys):
         "no claim refuted: 15 audits",
     ):
         assert words in told, words
-    words = "zero-out replace rdp-balle claimed audited 20,000 1e-06 p-value"
+    words = "zero-out replace pld claimed audited 20,000 1e-06 p-value"
     assert not [word for word in words.split() if word not in told]
     assert "delta 0.01" in told and "x 1.15" in told
 
