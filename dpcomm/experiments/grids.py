@@ -13,8 +13,8 @@ import inspect
 import json
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass, is_dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import cache, partial
 from pathlib import Path
 from textwrap import dedent
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
@@ -165,7 +165,27 @@ def code_hash(
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 # %% ../../nbs/reference/grids.ipynb #own00002
-PLAIN = str, int, float, tuple, list, dict
+PLAIN = str, bytes, int, float, complex, type(None)
+
+
+def _leaves(value):
+    "What a value is made of, in an order that is the same in every process."
+    if isinstance(value, dict):
+        for pair in value.items():
+            yield from _leaves(pair)
+    elif isinstance(value, (set, frozenset)):
+        yield from _leaves(sorted(value, key=repr))
+    elif isinstance(value, (list, tuple)):
+        yield f"{len(value)} of"
+        for one in value:
+            yield from _leaves(one)
+    elif isinstance(value, partial):
+        yield from _leaves((value.func, value.args, value.keywords))
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield type(value)
+        yield from _leaves([getattr(value, f.name) for f in fields(value)])
+    else:
+        yield value
 
 
 def _names(code):
@@ -185,48 +205,52 @@ def _text(function):
         return function.__code__.co_code.hex()
 
 
-def _members(cls):
-    "Plain values of a class, and functions and base classes that it rests on."
-    values = [
-        getattr(v, "fget", None) or getattr(v, "__func__", v)
-        for v in vars(cls).values()
-    ]
-    kinds = getattr(cls, "__annotations__", {})
-    plain = {
-        k: v for k, v in vars(cls).items() if k[:2] != "__" and isinstance(v, PLAIN)
+def _read(function):
+    "Name -> value of all that a function reads from around it."
+    code, cells = function.__code__, function.__closure__ or ()
+    found = {
+        n: function.__globals__[n] for n in _names(code) if n in function.__globals__
     }
-    return f"{plain} {kinds}", [*cls.__bases__, *values]
+    return found | {n: c.cell_contents for n, c in zip(code.co_freevars, cells)}
+
+
+def _held(cls):
+    "Name -> value of all that a class holds, with the classes it rests on."
+    mine = vars(cls).items()
+    own = {k: v for k, v in mine if k[:2] != "__" or isinstance(v, FunctionType)}
+    own = {
+        k: getattr(v, "fget", None) or getattr(v, "__func__", v) for k, v in own.items()
+    }
+    kinds = {k: str(v) for k, v in getattr(cls, "__annotations__", {}).items()}
+    return own | {"its fields": kinds, "its bases": cls.__bases__}
 
 
 def own_code(
     *functions,  # defined in a notebook
 ) -> str:  # twelve hex digits
     "SHA-256 of what functions of a notebook depend on: its own cells, this package."
-    left, parts, here = list(functions), {}, functions[0].__module__
+    left, seen, parts, here = list(functions), {}, set(), functions[0].__module__
     while left:
         thing = inspect.unwrap(left.pop())
-        if isinstance(thing, ModuleType):
-            home, name = thing.__name__, ""
-        elif isinstance(thing, (type, FunctionType)):
-            home, name = thing.__module__, thing.__qualname__
-        else:
+        known = isinstance(thing, (ModuleType, type, FunctionType))
+        if not known or id(thing) in seen:
             continue
+        seen[id(thing)] = thing
+        home = thing.__name__ if isinstance(thing, ModuleType) else thing.__module__
         if home.split(".")[0] == "dpcomm":
-            parts[home] = code_hash(home)
-        if home != here or name in parts:
+            parts.add(code_hash(home))
+        if home != here or isinstance(thing, ModuleType):
             continue
-        if isinstance(thing, type):
-            parts[name], more = _members(thing)
-            left += more
-            continue
-        parts[name] = _text(thing)
-        for read in set(_names(thing.__code__)) & thing.__globals__.keys():
-            value = thing.__globals__[read]
-            if isinstance(value, PLAIN):
-                parts[read] = repr(value)
-            left.append(value)
-    text = "".join(f"{name}={parts[name]};" for name in sorted(parts))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+        is_class = isinstance(thing, type)
+        told = [thing.__qualname__, "" if is_class else _text(thing)]
+        for name, value in sorted((_held if is_class else _read)(thing).items()):
+            for leaf in _leaves(value):
+                if isinstance(leaf, PLAIN):
+                    told.append(f"{name}={leaf!r}")
+                else:
+                    left.append(leaf)
+        parts.add(";".join(told))
+    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:12]
 
 # %% ../../nbs/reference/grids.ipynb #own00003
 def own(name: str, grid, play, table=None) -> Experiment:

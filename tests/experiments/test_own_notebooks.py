@@ -132,6 +132,60 @@ def test_a_record_names_the_code_that_its_notebook_depends_on(folder):
     assert len({first, *others}) == 5
 
 
+HELD = """from dataclasses import dataclass
+from functools import partial
+
+from dpcomm.experiments import grids
+
+
+@dataclass(frozen=True)
+class Setting:
+    rounds: int = 3
+
+    def __call__(self):
+        return 7
+
+
+def of(size):
+    return size + 1
+
+
+def maker(bias):
+    def play(run, seed, **how):
+        return SETTINGS['a'].rounds, WAYS[0](2), TWICE(), NAMES, bias
+    return play
+
+
+SETTINGS, NAMES = {'a': Setting(3)}, {'one', 'two', 'three'}
+WAYS, TWICE = [of, lambda x: x], partial(of, 5)
+print(grids.own_code(maker(1)))
+"""
+
+
+def test_what_containers_closures_and_calls_hold_counts_alike_in_every_process(
+    tmp_path,
+):
+    def told(old="", new=""):
+        assert old in HELD
+        (tmp_path / "held.py").write_text(HELD.replace(old, new) if old else HELD)
+        done = python("held.py", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    first = told()
+    assert told() == first == told("def of(size):", "def of(size):  # a remark")
+    changes = (
+        ("Setting(3)", "Setting(4)"),
+        ("size + 1", "size + 2"),
+        ("lambda x: x]", "lambda x: -x]"),
+        ("partial(of, 5)", "partial(of, 6)"),
+        ("maker(1)", "maker(2)"),
+        ("return 7", "return 8"),
+        ("'three'", "'four'"),
+    )
+    assert len({first, *(told(*change) for change in changes)}) == 8
+
+
 def told(folder, capsys, *words):
     assert cli.main(["run", "experiment.ipynb", "--inline", *words]) != 0
     return capsys.readouterr().err
