@@ -246,7 +246,7 @@ def own_code(
         for name, value in sorted((_held if is_class else _read)(thing).items()):
             for leaf in _leaves(value):
                 if isinstance(leaf, PLAIN):
-                    told.append(f"{name}={leaf!r}")
+                    told.append(name + "=" + repr(leaf))
                 else:
                     left.append(leaf)
         parts.add(";".join(told))
