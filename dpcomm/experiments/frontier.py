@@ -86,7 +86,7 @@ def settings(
         "mnist": mnist,
         "fmnist": many,
         "writer": replace(many, images="mnist-by-writer", **own),
-        "cnn": replace(mnist, net="cnn"),
+        "cnn": replace(mnist, net="cnn", steps=(0.001, 0.003, 0.01)),
     }
 
 # %% ../../nbs/experiments/frontier.ipynb #fron0021
@@ -98,8 +98,8 @@ FEWER_OF_MANY = dict(
 )  # 12 do not hold the noise of the large network
 SMOKE = ("none", "gaussian", "gaussian.local", "imvu", "ddgauss", "topk")
 SEEDS = {"smoke": (0,), "quick": (0,), "full": (0, 1, 2)}
-SECONDS = {"linear": 0.001, "cnn": 0.04}  # of one core, of one client's turn
-SLOWER = {"sqkr": {"linear": 10, "cnn": 60}}
+SECONDS = {"linear": 0.001, "cnn": 0.02}  # of one core, of one client's turn
+SLOWER = {"sqkr": {"linear": 10, "cnn": 120}}
 
 
 def kinds(
