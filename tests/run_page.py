@@ -22,8 +22,9 @@ from nbdev.config import get_config
 
 root = Path(__file__).resolve().parents[1]
 processed, moves = [], []
-SHARED = (
-    "torch torchvision matplotlib.pyplot scipy.stats scipy.optimize sklearn.datasets"
+SHARED = (  # torch._dynamo: the first optimiser that is made imports it
+    "torch torch._dynamo torchvision matplotlib.pyplot scipy.stats scipy.optimize"
+    " scipy.signal sklearn.datasets"
 )
 
 

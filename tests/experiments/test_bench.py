@@ -190,7 +190,7 @@ def test_a_silent_contestant_is_ended(tmp_path, monkeypatch):
     peers.write_work(tmp_path, *inputs, lr=0.1, rounds=1, threads=1)
     who = peers.Contestant("loop", tmp_path)
     with pytest.raises(peers.NotRun):
-        peers.play(who, limit=10)
+        peers.play(who, limit=2)
     peers.leave(who)
     assert who.process.returncode
 
@@ -302,7 +302,8 @@ def test_other_work_has_exit_code_one(few, monkeypatch, capsys):
     assert "its times are of other work" in " ".join(capsys.readouterr().out.split())
 
 
-def test_json_is_one_record_and_nothing_else(few, capsys, tmp_path):
+def test_json_is_one_record_and_nothing_else(few, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "accountant_calls", lambda: {"one": lambda: 1})
     code = cli.main("bench W1 accountants --peer loop --repeats 1 --json".split())
     shown = capsys.readouterr()
     (line,) = shown.out.splitlines()

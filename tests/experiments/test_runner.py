@@ -2,6 +2,7 @@
 mistake on the way.
 """
 
+import io
 import json
 import os
 import re
@@ -10,11 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from checkout import EXPERIMENTS, MODULES, ROOT, python
+from checkout import EXPERIMENTS, MODULES, ROOT, python, settings
 
 from dpcomm import cli
 from dpcomm.evidence import paper_tables, records
@@ -35,6 +38,23 @@ def dpcomm(*words, root=ROOT, **more):
     "Run the command line in a process of its own."
     wide = {"COLUMNS": "400"}
     return python("-m", "dpcomm.cli", *words, root=root, env=wide, **more)
+
+
+def here(folder, *words) -> subprocess.CompletedProcess:
+    """Run the command line in this process, which has imported what it needs; papermill
+    still starts a process for the notebook.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        patch.chdir(folder)
+        for name, value in (settings() | {"COLUMNS": "400"}).items():
+            patch.setenv(name, value)
+        code = cli.main([*words])
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def written(folder) -> list:
@@ -85,24 +105,31 @@ TWINS = sorted(ONE)
 
 @pytest.fixture(scope="module")
 def smoke(request, pool, tmp_path_factory):
-    "(name, way) -> a future of an experiment at smoke; two of the selected run at a time."
+    """(name, way) -> a future of an experiment at smoke; of the selected inline ones two
+    run at a time.
+    """
     futures = {}
     tmp_path_factory.getbasetemp()  # made once, before two threads ask for it
 
     def one(name, way):
         folder = tmp_path_factory.mktemp(name)
-        words = ["run", name, "--scale", "smoke", "--out", folder]
-        options = ["--inline"] if way == "inline" else ["-p", f"only={ONE[name]}"]
-        return folder, dpcomm(*words, *options, cwd=folder)
+        words = ["run", name, "--scale", "smoke", "--out", str(folder)]
+        if way == "inline":
+            return folder, dpcomm(*words, "--inline", cwd=folder)
+        return folder, here(folder, *words, "-p", f"only={ONE[name]}")
 
     def made(name, way="inline"):
-        if (name, way) not in futures:
+        if (name, way) not in futures and way == "inline":
             futures[name, way] = pool.submit(one, name, way)
+        if (name, way) not in futures:
+            futures[name, way] = Future()
+            futures[name, way].set_result(one(name, way))
         return futures[name, way]
 
     for item in request.session.items:
         if item.module is request.module and "smoke" in item.fixturenames:
-            made(**item.callspec.params)
+            if item.callspec.params.get("way") != "papermill":
+                made(**item.callspec.params)
     return made
 
 

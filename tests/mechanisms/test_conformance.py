@@ -530,7 +530,7 @@ def test_a_message_carries_the_words_of_its_client(case):
 @pytest.mark.parametrize("case", SUMMED)
 def test_the_three_steps_of_an_engine_have_the_law_of_the_messages(case):
     "Reconstruct(sum of sketches + noise) against aggregate(simulate)."
-    m, d, n, rounds = case.make(6), 6, 3, 4000
+    m, d, n, rounds = case.make(6), 6, 3, 2000
     if hasattr(m, "iterations"):  # of a reconstruction that is not linear
         m = dataclasses.replace(m, iterations=0)
     u, rng = torch.stack([vector(d, 0.9, i) for i in range(n)]), seed_tree(0, "noise")

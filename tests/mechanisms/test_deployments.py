@@ -90,11 +90,11 @@ def test_whole_matches_spend_less_by_one_step_at_most(name):
 @tabled("name", registered())
 def test_less_epsilon_takes_more_noise(name):
     found = []
-    for eps in (30.0, 60.0, 120.0):
+    for eps in (30.0, 120.0):
         made = replace(AMPLIFIED, d=64, visits=3).calibrate(name, eps)
         found.append(getattr(made, made.free))
     assert sorted(found, reverse=made.free != "eps") == found
-    assert len({*found}) == 3
+    assert len({*found}) == 2
 
 
 def test_the_gaussian_agrees_with_dp_accounting():
@@ -353,13 +353,13 @@ SEEN = Deployment(100, 50, 20, delta=1e-3, visits=5)
 
 @tabled("name", [name for name in registered() if name != "rec"])
 def test_an_audit_plays_what_the_deployment_promises(name):
-    "Far more is promised than three hundred plays can refute; a tenth of the noise is not."
+    "Far more is promised than a hundred plays can refute; a tenth of the noise is not."
     d = 10 if name == "sqsgd" else 3
     made = replace(SEEN, d=d).calibrate(name, 60.0)
-    found, promised = SEEN.audit(made, 300, seed_tree(0, name), rounds=2, d=d)
+    found, promised = SEEN.audit(made, 100, seed_tree(0, name), rounds=2, d=d)
     assert promised.rounds == 2 and not refutes(found, promised)
     assert promised.sampling in ("none", *made.samplings)
-    assert found.trials == 300 and found.delta == SEEN.delta
+    assert found.trials == 100 and found.delta == SEEN.delta
 
 
 def test_an_audit_of_a_deployment_finds_a_lie():
@@ -372,7 +372,7 @@ def test_an_audit_of_a_deployment_finds_a_lie():
     assert promised.eps <= 2.0 and refutes(found, promised)
 
 
-@tabled("start", [1e-3, 1.0, 50.0])
+@tabled("start", [1e-3, 50.0])
 def test_where_calibration_starts_decides_nothing(start):
     usual = AMPLIFIED.calibrate("gaussian", 2.0).sigma
     made = AMPLIFIED.calibrate("gaussian", 2.0, start=start)

@@ -184,7 +184,7 @@ def test_a_decoded_candidate_does_not_need_the_others(monkeypatch):
 # ---- the law of the index
 
 
-@tabled("s, chunk, n", [(0.0, 2**15, 3000), (0.7, 3, 600), (2.5, 2**15, 3000)])
+@tabled("s, chunk, n", [(0.0, 2**15, 1000), (0.7, 3, 300), (2.5, 2**15, 2000)])
 def test_an_index_is_drawn_by_its_weight(s, chunk, n, monkeypatch):
     "16 explicit candidates of one shared seed, draws of the private stream."
     monkeypatch.setattr(rec, "CHUNK", chunk)
@@ -198,10 +198,10 @@ def test_an_index_is_drawn_by_its_weight(s, chunk, n, monkeypatch):
 def test_an_encoded_index_is_uniform_and_given_its_candidates_follows_the_weights(
     s, groups
 ):
-    """1,500 messages: k is uniform, and given the candidates the probability of all heavier
+    """800 messages: k is uniform, and given the candidates the probability of all heavier
     ones with a uniform share of k's own is uniform.
     """
-    m, n = rec.Rec(10.0, 0.5, 3, groups), 1500
+    m, n = rec.Rec(10.0, 0.5, 3, groups), 800
     sizes = m.sizes(10)
     phis = np.split(update(0.5 * s).numpy() / np.float32(0.5), np.cumsum(sizes)[:-1])
     counts, transformed = np.zeros((len(sizes), 8)), np.zeros((len(sizes), n))
@@ -298,8 +298,8 @@ def test_selection_moments_against_brute_force(s, K):
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-@tabled("K", [1, 2, 2**7, 2**24])
-@tabled("s", [0.0, 0.01, 2.0, 10.0])
+@tabled("K", [1, 2**7, 2**24])
+@tabled("s", [0.0, 2.0, 10.0])
 def test_selection_moments_at_the_ends(s, K):
     "Probabilities sum to one; one candidate is always chosen; without an update all are alike."
     first, second, third = (rec.selection_moment(r, s, K) for r in (1, 2, 3))

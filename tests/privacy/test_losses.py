@@ -52,8 +52,8 @@ def ends(releases, delta):
     "sigma, rounds, delta",
     [
         (sigma, rounds, delta)
-        for sigma, rounds in ((1.0, 1), (0.1, 3), (30.0, 500), (50.0, 10_000))
-        for delta in (0.5, 1e-2, 1e-5, 1e-10, 1e-15)
+        for sigma, rounds in ((1.0, 1), (0.1, 3), (50.0, 10_000))
+        for delta in (0.5, 1e-5, 1e-15)
     ],
 )
 def test_the_exact_gaussian_lies_between_the_ends(sigma, rounds, delta):
@@ -209,7 +209,7 @@ def test_tails_are_those_of_the_outcomes(which):
 def test_two_releases_by_quadrature_lie_between_the_ends(first, second):
     a, b = pairs_of(1.3, 0.1)[first], pairs_of(0.7, 0.3)[second]
     y, p = outcomes(a)
-    for eps in (0.3, 1.5, 4.0):
+    for eps in (0.3, 4.0):
         above, null, *_ = b.tails(eps - y)
         delta = float((p * (np.exp(above) - np.exp(eps - y + null))).sum())
         if eps > 0.98 * (a.top + b.top):
@@ -222,7 +222,6 @@ def test_two_releases_by_quadrature_lie_between_the_ends(first, second):
 @tabled(
     "parts, delta",
     [
-        (((1.0, 0.01, 1000),), 1e-5),
         (((0.8, 0.05, 100),), 1e-6),
         (((1.0, 0.02, 300), (2.0, 0.1, 200)), 1e-5),
         (((5.0, 1.0, 1), (1.0, 0.01, 500)), 1e-6),
@@ -434,7 +433,7 @@ def test_refusals_name_what_is_wrong(made, says):
         made()
 
 
-@tabled("name", ["topk", "compressive", "ddgauss", "skellam"])
+@tabled("name", ["topk", "ddgauss", "skellam"])
 def test_noise_in_shares_is_composed_by_losses_and_beats_its_renyi_curve(name):
     made = mechanism(name, **mechanism_class(name).audit_cases[0][0])
     extra = dict(d=4) if name in ("ddgauss", "skellam") else {}

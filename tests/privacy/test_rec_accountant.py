@@ -142,7 +142,7 @@ def test_reverse_moments_in_exact_fractions(m, K, x):
     assert close(found, math.log(fraction_moment(m, K, x)), 1e-11)
 
 
-@tabled("K", [2, 128, 4096])
+@tabled("K", [2, 4096])
 @tabled("s", [0.05, 0.5, 3.0])
 def test_theorems_f_and_r_hold_and_touch(K, s):
     m = np.arange(1, 13)
@@ -161,14 +161,13 @@ def test_the_reverse_direction_can_exceed_the_gaussian(s, above):
     assert (found > 3 * s * s) == above
 
 
-@tabled("K", [2, 16])
-def test_curves_are_monotone_in_norm_and_cover_every_split(K):
-    orders, c = np.arange(2, 12), 1.3
+def test_curves_are_monotone_in_norm_and_cover_every_split():
+    orders, c, K = np.array([2, 3, 6, 11]), 1.3, 16
     ways = ("forward", "reverse")
     for way in (*ways, "both"):
-        curves = [rdp(orders, x, K, direction=way) for x in (0.2, 0.5, 1.0, 2.0)]
+        curves = [rdp(orders, x, K, direction=way) for x in (0.2, 0.7, 2.0)]
         assert (np.diff(curves, axis=0) > 0).all()
-    for split in ([1.0], [0.5, 0.5], [0.9, 0.05, 0.05], [0.25] * 4):
+    for split in ([1.0], [0.5, 0.5], [0.9, 0.05, 0.05]):
         for way, powers in (("forward", orders), ("reverse", 1 - orders)):
             parts = [log_moment(powers, math.sqrt(f) * c, K) for f in split]
             bound = rdp(orders, c, K, len(split), way) * (1 + 1e-9)
@@ -677,11 +676,11 @@ def claims_of(c, slots, n, K, **run):
     ]
 
 
-@tabled("c, n", [(0.4, 1), (1.0, 2), (1.0, 5), (2.5, 3)])
+@tabled("c, n", [(0.4, 1), (1.0, 5), (2.5, 3)])
 def test_one_slot_among_other_clients_by_enumeration(c, n):
     "Two candidates, updates in the plane: every density on a grid."
     rng, shares = seed_tree(0, "one slot", n), []
-    for trial in range(6):
+    for trial in range(3):
         P, Q = (laws_of_two(PLANE, u).mean(0) for u in population(rng, c, n, trial, 2))
         shares.append(covered(claims_of(c, 1, n, 2), P, Q))
         for a in (2, 3, 6):
@@ -694,7 +693,7 @@ def test_one_slot_among_other_clients_by_enumeration(c, n):
 def test_two_slots_whose_clients_answer_the_first_message(c, n):
     "The second updates depend on the sign of the first message, in both worlds alike."
     rng, shares = seed_tree(0, "two slots", n), []
-    for trial in range(4):
+    for trial in range(2):
         rounds = [population(rng, c, n, trial, 1) for _ in range(3)]
         worlds = []
         for world in (0, 1):
@@ -713,7 +712,7 @@ def test_a_round_of_a_fixed_size_by_enumeration(c, n):
         dict(cohort=2, sampling="fixed"),
         [*itertools.permutations(range(n), 2)],
     )
-    for trial in range(4):
+    for trial in range(2):
         laws = (laws_of_two(LINE, u) for u in population(rng, c, n, trial, 1))
         worlds = [np.mean([np.outer(x[i], x[j]) for i, j in pairs], 0) for x in laws]
         shares.append(covered(claims_of(c, 2, n, 2, **run), *worlds))
@@ -726,7 +725,7 @@ def test_three_candidates_among_other_clients(c, n):
     v, rng = np.linspace(-8, 8, 401), seed_tree(0, "three", n)
     null = np.outer(norm.pdf(v), norm.pdf(v)).ravel()
     null /= null.sum()
-    for trial in range(4):
+    for trial in range(2):
         people = population(rng, c, n, trial, 1)
         ratios = [[three_ratios(s, v).ravel() for s in u[:, 0]] for u in people]
         share = covered(claims_of(c, 1, n, 3), *(null * np.mean(x, 0) for x in ratios))
@@ -735,8 +734,8 @@ def test_three_candidates_among_other_clients(c, n):
 
 @tabled("c, K", [(0.5, 16), (1.0, 6)])
 def test_any_two_updates_are_covered(c, K):
-    "Hockey sticks of 200,000 draws, five standard errors, three angles between updates."
-    z = seed_tree(0, "two updates", K).standard_normal((200_000, K, 2))
+    "Hockey sticks of 50,000 draws, five standard errors, three angles between updates."
+    z = seed_tree(0, "two updates", K).standard_normal((50_000, K, 2))
     pairs = _covering_gaussians(c, K, 1e-3)
     assert len(pairs) == (3 if K > 6 else 1) and pairs == sorted(pairs)
 
@@ -779,6 +778,7 @@ AMONG_OTHERS = [  # c, N, B, T, groups, Renyi with Balle's conversion, composed 
 ]
 
 
+@pytest.mark.deep
 @tabled("c, n, cohort, rounds, groups, renyi, composed", AMONG_OTHERS)
 def test_epsilons_of_the_paper_with_other_clients_in_the_slots(
     c, n, cohort, rounds, groups, renyi, composed
@@ -921,6 +921,7 @@ def test_what_is_not_derived_is_refused(call, message):
         call()
 
 
+@pytest.mark.deep
 @tabled("delta, most", [(1e-8, 0.96), (1e-10, 0.97)])
 def test_the_exact_law_reaches_small_deltas(delta, most):
     "A thousand rounds of ten: the losses are tighter than the moments, not as much as these."
@@ -930,7 +931,7 @@ def test_the_exact_law_reaches_small_deltas(delta, most):
     assert low <= high <= 1.01 * low and pld_epsilon(*run).eps > high
 
 
-@tabled("groups, relation", [(1, "null-slot"), (8, "null-slot"), (1, "poisson-null")])
+@tabled("groups, relation", [(8, "null-slot"), (1, "poisson-null")])
 def test_losses_of_a_slot_compose_to_the_run(groups, relation):
     cohort = 1 if relation == "null-slot" else 10
     run = pld_epsilon(0.545, 2000, 100, 128, groups, 1e-6, relation, cohort)

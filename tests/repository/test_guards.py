@@ -9,7 +9,6 @@ import inspect
 import json
 import re
 import subprocess
-import warnings
 from graphlib import TopologicalSorter
 
 import pytest
@@ -298,19 +297,6 @@ def long_lines(cell):
     )
 
 
-def long_functions(cell):
-    "Bodies, without signature and docstring, of more than 50 lines: a warning."
-    for node in ast.walk(parsed(cell)):
-        if isinstance(node, ast.FunctionDef):
-            body = (
-                node.body[1:]
-                if ast.get_docstring(node) and node.body[1:]
-                else node.body
-            )
-            if (lines := node.end_lineno - body[0].lineno + 1) > 50:
-                yield f"the body of {node.name} has {lines} lines"
-
-
 def mixed_imports(cell):
     """The docs build runs every cell with an import in it, so nothing else may stand
     there.
@@ -373,17 +359,6 @@ def demand_none(found, what):
 @tabled("notebook", NOTEBOOKS, ids=str)
 def test_page_keeps_the_style(notebook):
     demand_none(list(faults(cells(notebook))), str(notebook))
-
-
-def test_long_functions_are_told_and_stop_nobody():
-    for notebook in NOTEBOOKS:
-        for fault in (f for cell in cells(notebook) for f in long_functions(cell)):
-            warnings.warn(f"{notebook}: {fault}", stacklevel=1)
-
-
-def test_a_long_function_is_noticed():
-    short, long = ("def f():\n" + "    x\n" * n for n in (50, 51))
-    assert not list(long_functions(code(short))) and list(long_functions(code(long)))
 
 
 def lost_names(code):
@@ -546,62 +521,6 @@ def undescribed(module):
 @tabled("module", MODULES, ids=str)
 def test_exported_names_are_described(module):
     demand_none(undescribed(module), str(module))
-
-
-def named(test):
-    "(module, name) of everything of the package that a test file names."
-    page = ast.parse((ROOT / test).read_text(encoding="utf-8"))
-    modules = {name(module): module for module in MODULES}
-    aliases = {}
-    for node in ast.walk(page):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-            "dpcomm"
-        ):
-            home = node.module.removeprefix("dpcomm").lstrip(".")
-            for alias in node.names:
-                inside = f"{home}.{alias.name}".lstrip(".")
-                if inside in modules:
-                    aliases[alias.asname or alias.name] = inside
-                else:
-                    yield home, alias.name
-    for node in ast.walk(page):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.value.id in aliases:
-                yield aliases[node.value.id], node.attr
-        if isinstance(node, ast.Dict):  # tables of calls: module -> name -> arguments
-            for key, value in zip(node.keys, node.values):
-                if getattr(key, "value", None) in modules and isinstance(
-                    value, ast.Dict
-                ):
-                    yield from (
-                        (key.value, k.value) for k in value.keys if hasattr(k, "value")
-                    )
-
-
-PLAYED = {path.stem for path in EXPERIMENTS}  # each is played by tests/experiments
-
-
-def test_exported_names_without_a_test_are_told():
-    "Named through its module, or mentioned by the tests of its room; a warning."
-    tests = [
-        path for path in files() if path.parts[0] == "tests" and path.suffix == ".py"
-    ]
-    told = {pair for test in tests for pair in named(test)}
-    words = {}
-    for test in tests:
-        found = re.findall(r"\w+", (ROOT / test).read_text(encoding="utf-8"))
-        words.setdefault(test.parts[1], set()).update(found)
-    exported = [(m, node) for m in MODULES for node in public(m).values()]
-    unknown = [
-        f"{name(module)}.{node.name}"
-        for module, node in exported
-        if not (module.stem in PLAYED and node.name in ("settings", "grid", "play"))
-        and (name(module), node.name) not in told
-        and node.name not in words.get(name(module).split(".")[0], ())
-    ]
-    assert len(exported) > len(unknown)
-    if unknown:
-        warnings.warn(f"no test names {', '.join(unknown)}", stacklevel=1)
 
 
 # ---- the rest of the repository

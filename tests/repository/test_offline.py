@@ -5,10 +5,11 @@ loopback is not, and home and data are empty.
 import os
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
-from checkout import ROOT, python
-from conftest import OFFLINE, bare
+from checkout import python
+from conftest import NOT_CHECKED, NOT_RUN, OFFLINE, bare, reasons
 
 CALLS = {
     "connect": "socket.create_connection(('192.0.2.1', 80), 5)",
@@ -74,20 +75,14 @@ def test_a_bare_machine_has_an_empty_home_and_no_data(tmp_path):
 
 
 def test_what_lacks_data_is_counted_at_the_end_by_reason():
-    done = python(
-        "-m",
-        "pytest",
-        "--bare",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        ROOT / "tests" / "datasets" / "test_images.py",
-        "-k",
-        "counts_shapes",
-    )
-    assert done.returncode == 0 and "1 passed, 4 skipped" in done.stdout, (
-        done.stdout + done.stderr
-    )
-    assert "4 cells and tests were NOT CHECKED:" in done.stdout
-    for name in ("mnist", "fashion-mnist", "cifar10"):
-        assert f"x {name} is not under the data root\n" in done.stdout
+    "In a skipped test and in a cell of a page alike, whatever else they say."
+    lacks = "mnist is not under the data root"
+    page = SimpleNamespace(user_properties=[(NOT_CHECKED, lacks), (NOT_RUN, "slow")])
+    skips = [
+        SimpleNamespace(longrepr=("file", 1, f"Skipped: NOT CHECKED: {reason}: put it"))
+        for reason in (lacks, "cifar10 is not under the data root")
+    ]
+    stats = {"passed": [page], "skipped": skips}
+    flags, found, long = reasons(SimpleNamespace(stats=stats))
+    assert found == {lacks: 2, "cifar10 is not under the data root": 1}
+    assert flags == {"slow": 1} and not long

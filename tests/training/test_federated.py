@@ -1058,14 +1058,14 @@ def test_a_run_leaves_the_model_and_the_threads_as_they_were():
 @tabled("name", MECHANISMS)
 @tabled("engine", local_sgd.ENGINES)
 def test_workers_change_nothing(engine, name):
-    "24 clients of one round over 1, 2 and 3 threads, bit for bit."
+    "24 clients of one round over 1 and 3 threads, bit for bit."
     toy = federation(sizes=tuple(3 + i % 5 for i in range(24)))
     config = dataclasses.replace(CONFIG, rounds=2, cohort=24, engine=engine)
     runs = {
         workers: outcome(go(MECHANISMS[name], config, toy=toy, workers=workers))
-        for workers in (1, 2, 3)
+        for workers in (1, 3)
     }
-    assert runs[1] == runs[2] == runs[3]
+    assert runs[1] == runs[3]
 
 
 @pytest.mark.parametrize("engine", ["loop", "channels-last"])
