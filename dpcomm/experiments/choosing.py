@@ -28,7 +28,8 @@ from dpcomm.experiments.predictions import (
     traffic,
 )
 from ..mechanisms.contract import Mechanism, mechanism_class, registered
-from ..mechanisms.deployments import Deployment
+from ..mechanisms.deployments import Deployment, TooFewBits
+from ..mechanisms.modular_noise import padded
 from ..privacy.guarantee import TRUSTS, Guarantee
 from ..privacy.lower_bounds import information, least_error
 
@@ -163,8 +164,8 @@ def grids(
     "What `choose` tries besides the calibrated field. [page choosing]"
     entry, sent = d**-0.5, max(1, min(d, int(bits * d / 32 + 1e-9) if bits < 32 else d))
     every = (20, 16, 14, 12, 10, 8, 6)
-    words = [b for b in every if b <= bits] or every
-    rings, top = [dict(ring_bits=b) for b in words], min(1.0, 5 * entry)
+    words = [b for b in every if b * padded(d) <= bits * d] or every[-1:]
+    rings, top = [dict(ring_bits=words[0])], min(1.0, 5 * entry)
     levels = [b for b in (8, 4, 3) if b <= bits] or [2]
     coin = dict(levels=2, rule="best")
     return {
@@ -195,16 +196,20 @@ class _Search:
     def built(self, s, name):
         "Calibrated mechanisms of one name; ValueError with the first refusal."
         grid = grids(s.d, self.bits or math.inf).get(name, [{}])
-        made, why, sizes = [], None, []
+        made, why, sizes, most = [], None, [], self.bits or math.inf
         for given in grid:
             try:
                 found = self.calibrated(s, name, given)
+            except TooFewBits as error:
+                sizes.append(error.bits * padded(s.d) / s.d)
+                if sizes[-1] > most:
+                    continue
+                found = self.calibrated(s, name, dict(ring_bits=error.bits))
             except ValueError as error:
                 why = why or error
                 continue
-            size = found.bits(s.d).content / s.d
-            if self.bits is not None and size > self.bits:
-                sizes.append(size)
+            sizes.append(found.bits(s.d).content / s.d)
+            if sizes[-1] > most:
                 continue
             made.append(found)
             if name in ORDERED:
@@ -219,12 +224,13 @@ class _Search:
         return made
 
     def calibrated(self, s, name, given):
-        "One mechanism; noise that served another is tried first."
+        "One mechanism; what served another is tried first."
         local = dict(local=True) if name == "gaussian" and s.trust != "central" else {}
         free = mechanism_class(name).free
         key = free, s.relation
-        start = self.known.get(key) if free == "sigma" else None
-        how = dict(start=start, accountant=self.accountants.get(name))
+        how = dict(accountant=self.accountants.get(name))
+        if free == "sigma" or name not in self.accountants:
+            how["start"] = self.known.get(key)
         made = s.calibrate(name, self.eps, **how, **given, **local)
         self.known.setdefault(key, getattr(made, free))
         return made

@@ -9,6 +9,7 @@ __all__ = ['Deployment']
 import functools
 import inspect
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
@@ -151,22 +152,20 @@ class Deployment:
         usual = {"eps": eps / self.messages, "std": clip_norm}.get(free, 1.0)
         first = check_number("start", usual if start is None else start, "(0, inf)")
 
-        def ring(bits):
+        bits = fixed.get("ring_bits", getattr(cls, "ring_bits", 32))
+        if bits < 32:
             how = dict(eps=eps, clip_norm=clip_norm, accountant=accountant, start=start)
             fine = self.calibrate(name, **how, **fixed | dict(ring_bits=32))
-            return _enough_bits(fine, eps, account, bits)
-
+            _check_ring(fine, bits, eps, account)
         near = _start(found, name, free, math.log(first))
         if not eps * (1 - NEAR) <= found.eps(near) <= eps:
             # records name an accountant: their search is kept, step by step
             step = math.log(2) if accountant else _reach(found, eps, near)
             safe, risky = _bracket(found, eps, near, toward, step)
             if safe is None or risky is None:
-                raise ValueError(_beyond(found, name, free, eps, safe, toward, ring))
+                raise ValueError(_beyond(found, name, free, eps, safe, toward))
             near = _narrowed(found, eps, safe, risky)[0]
-        made = found.build(math.exp(near))
-        _check_ring(made, eps, account, ring)
-        return made
+        return found.build(math.exp(near))
 
     def audit(
         self,
@@ -571,7 +570,7 @@ def _given(deployment, cls, free, clip_norm, fixed):
     return {k: v for k, v in shared.items() if k in known} | fixed
 
 
-def _beyond(found, name, free, eps, safe, toward, ring):
+def _beyond(found, name, free, eps, safe, toward):
     "That no value of the free field comes near eps, and which eps is nearest."
     if safe is not None:
         return (
@@ -579,33 +578,38 @@ def _beyond(found, name, free, eps, safe, toward, ring):
             f" {free} = {math.exp(safe[0]):.3g}: ask for an eps of at most {safe[1]:.4g}"
         )
     x, least = _least(found, toward)
-    bits = getattr(found.build(math.exp(x)), "ring_bits", 32)
-    more = ring(bits) if bits < 32 else ""
     ends = found.eps(x + toward * 2 * JUMP) == math.inf
     return (
         f"eps is {eps:g}, and {name} reaches {least:.5g} here, at {free} ="
-        f" {math.exp(x):.4g}, and no less: ask for an eps above that{more}"
+        f" {math.exp(x):.4g}, and no less: ask for an eps above that"
         + f"; there {found.why}"
         * ends
     )
 
 
-def _enough_bits(fine, eps, account, bits):
-    "The bits of a ring that takes little more noise than 32 of them, as advice."
-    for more in range(bits + 1, 33):
-        one = replace(fine, ring_bits=more, sigma=MORE * fine.sigma)
-        if account(one).eps <= eps:
-            return f", or use ring_bits = {more} or more"
+class TooFewBits(ValueError):
+    "A ring is too coarse for an epsilon; bits is the smallest ring that is not."
+
+    def __init__(self, why, bits):
+        super().__init__(why)
+        self.bits = bits
 
 
-def _check_ring(mechanism, eps, account, ring):
-    "Refuse a ring so coarse that rounding costs more than noise would."
-    bits = getattr(mechanism, "ring_bits", 32)
-    if bits == 32:
-        return
-    less = replace(mechanism, ring_bits=32, sigma=mechanism.sigma / MORE)
-    if account(less).eps <= eps:
-        raise ValueError(
+def _check_ring(fine, bits, eps, account):
+    "Refuse a ring so coarse that its noise is more than MORE times that of 32 bits."
+
+    def serves(bits):
+        try:
+            one = replace(fine, ring_bits=bits, sigma=MORE * fine.sigma)
+            return account(one).eps <= eps
+        except ValueError:
+            return False
+
+    if not serves(bits):
+        enough = bisect_left(range(32), True, key=serves)
+        raise TooFewBits(
             f"ring_bits is {bits}; at eps = {eps:g} rounding takes more than {MORE} times"
-            f" the noise of 32 bits: ask for a larger eps{ring(bits)}"
+            f" the noise of 32 bits: ask for a larger eps, or use ring_bits = {enough} or"
+            " more",
+            enough,
         )

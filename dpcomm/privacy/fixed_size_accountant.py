@@ -124,7 +124,10 @@ def _gauss_legendre(low, high, width):
 def _two_sided(orders, sigma, q):
     "What the two-sided pair adds to the moments of the one-sided one."
     total = np.full(orders.shape, -q * (1 - 2 * ndtr(-1 / sigma)))
-    for low, high, sign in ((-14 * sigma, 1, 1), (1, 14 * sigma, -1)):
+    # below `flat` the ratio is 1 - q to the last digit
+    flat = max(-14 * sigma, 1 - 40 * sigma**2)
+    total -= np.expm1(orders * math.log1p(-q)) * (ndtr(flat / sigma) - ndtr(-14))
+    for low, high, sign in ((flat, 1, 1), (1, 14 * sigma, -1)):
         if high <= low:
             continue
         x, weight = _gauss_legendre(low, high, min(2 * sigma, sigma**2 / 2))

@@ -332,6 +332,13 @@ def test_a_ring_s_fewest_bits_are_advised(known):
     assert "skellam" in {row.name for row in found.rankings[0].rows}
 
 
+def test_a_ring_between_those_that_are_tried_is_found():
+    "At epsilon .05 twelve bits do not hold the noise, and thirteen do."
+    server = replace(ASKED, visits=None, d=2_000)
+    found = choosing.choose(server, 0.05, 13.5)
+    assert {r.name: r.built for r in found.rankings[0].rows}["ddgauss"].ring_bits == 13
+
+
 def test_what_is_advised_is_feasible():
     with pytest.raises(ValueError, match="raise bits to") as caught:
         choosing.choose(ASKED, 4.0, bits=1e-4)

@@ -21,6 +21,7 @@ from tables import tabled
 from dpcomm.core.random import seed_tree
 from dpcomm.evidence import paper_tables
 from dpcomm.mechanisms.distributed_noise import share_std
+from dpcomm.privacy import fixed_size_accountant as accountant
 from dpcomm.privacy.accounting import (
     INTEGER_ORDERS,
     ORDERS,
@@ -240,6 +241,27 @@ def test_moments_under_replacement_by_quadrature(order, sigma, q):
     how = dict(points=(2, 2 * order), epsabs=0, epsrel=1e-10, limit=500)
     scaled = quad(lambda x: math.exp(log_f(x) - ours), *ends, **how)[0]
     assert math.isclose(scaled, -math.expm1(-ours), rel_tol=1e-7)  # excess = e^ours - 1
+
+
+@tabled("order", [1.2, 3.5, 40])
+@tabled("sigma, q", [(0.02, 0.01), (0.1, 0.4), (0.3, 1e-4), (1.0, 0.9)])
+def test_the_second_side_is_that_integral_at_any_noise(sigma, q, order):
+    "The part where the ratio is flat in closed form, the rest on panels."
+
+    def excess(x, power):
+        ratio = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 2) / sigma**2)
+        return math.expm1(power * ratio) * norm.pdf(x, 0, sigma)
+
+    near, how = max(-14 * sigma, 1 - 40 * sigma**2), dict(epsrel=1e-11, limit=500)
+    ends = (-14 * sigma, -4 * sigma, 0, 4 * sigma, near, 1)
+    below = sum(
+        quad(excess, a, b, (order,), epsabs=0, **how)[0]
+        for a, b in itertools.pairwise(sorted({min(e, near) for e in ends} | {1}))
+    )
+    above = quad(excess, 1, max(1, 14 * sigma), (1 - order,), epsabs=0, **how)[0]
+    known = above - below - q * (1 - 2 * norm.cdf(-1 / sigma))
+    (found,) = accountant._two_sided(np.array([order]), sigma, q)
+    assert math.isclose(found, max(known, 0), rel_tol=1e-8, abs_tol=1e-13)
 
 
 @tabled("sigma, q", [(0.5, 0.1), (1.54, 1 / 60), (6.0, 0.02)])
