@@ -86,7 +86,7 @@ def settings(
         "mnist": mnist,
         "fmnist": many,
         "writer": replace(many, images="mnist-by-writer", **own),
-        "cnn": replace(mnist, net="cnn", steps=(0.001, 0.003, 0.01)),
+        "cnn": replace(mnist, net="cnn", steps=(0.003, 0.01, 0.03)),
     }
 
 # %% ../../nbs/experiments/frontier.ipynb #fron0021
