@@ -266,7 +266,8 @@ def _sentence(g):
     "A short line with the numbers, then a line per field; what is not met first."
     said = "; ".join(f"{text} (premise {name})" for name, text in g.premises.items())
     premise = f"{said[0].upper()}{said[1:]}: " if said else ""
-    run = f" of {g.rounds:,} rounds" if g.rounds and g.scope == "total" else ""
+    many = "s" * (g.rounds != 1)
+    run = f" of {g.rounds:,} round{many}" if g.rounds and g.scope == "total" else ""
     rate = f", q = {g.q:.4g}" if g.q is not None and g.sampling != "none" else ""
     lines = [
         f"{premise}eps = {g.eps:.4g} at delta = {g.delta:.3g} {SCOPES[g.scope]}{run}"
