@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import random
 import runpy
 import shutil
 import signal
@@ -86,6 +87,12 @@ def pytest_addoption(parser):
         help="as on a fresh machine: empty home, no data, network calls refused",
     )
     parser.addoption(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="the files, and the tests of each, in an order that this number decides",
+    )
+    parser.addoption(
         "--fuzz", type=int, default=1000, help="hostile messages a mechanism is sent"
     )
 
@@ -116,6 +123,11 @@ def turn(item) -> int:
 def pytest_collection_modifyitems(config, items):
     "Without `--all`, tests marked `deep` are left out unless they are asked for by name."
     items.sort(key=turn)
+    if (seed := config.getoption("shuffle", None)) is not None:
+        draw = random.Random(seed)
+        draw.shuffle(items)
+        files = list(dict.fromkeys(item.path for item in items))
+        items.sort(key=lambda item: files.index(item.path))
     named = any("::" in str(word) for word in config.args)
     if config.getoption("all", False) or config.option.markexpr or named:
         return

@@ -147,22 +147,15 @@ def test_a_job_that_fails_under_dask_is_told_and_the_rest_is_done(tmp_path):
 
 
 @pytest.mark.deep
-def test_submitit_on_this_machine_changes_no_number(one, tmp_path):
+def test_submitit_changes_no_number_and_tells_which_job_failed(one, tmp_path):
     extra("submitit")
-    said = []
-    done = cluster.run_slurm(planning.plan([ASKED]), tmp_path, "local", said.append)
-    assert done.failed == {} and len(said) == 4
-    assert numbers(done.records) == read(tmp_path) == one
-
-
-@pytest.mark.deep
-def test_a_job_that_fails_under_submitit_is_told_and_the_rest_is_done(tmp_path):
-    extra("submitit")
-    good = planning.plan([dict(ASKED, seeds=(0,))])[0]
-    bad = replace(good, key="linear.eps3.nothing")
-    done = cluster.run_slurm([bad, good], tmp_path, "local")
+    jobs, said = planning.plan([dict(ASKED, seeds=(0,))]), []
+    bad = replace(jobs[0], key="linear.eps3.nothing")
+    done = cluster.run_slurm([bad, *jobs], tmp_path, "local", said.append)
     assert set(done.failed) == {bad} and bad.key in done.failed[bad]
-    assert list(read(tmp_path)) == [(good.key, 0)]
+    assert len(said) >= len(jobs) == 2
+    whole = {run: found for run, found in one.items() if run[1] == 0}
+    assert numbers(done.records) == read(tmp_path) == whole
 
 
 SBATCH = """#!{python}

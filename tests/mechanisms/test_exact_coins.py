@@ -11,6 +11,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from tables import tabled
 
 from dpcomm.core.random import below
 from dpcomm.core.wire import unpack_bits
@@ -80,8 +81,8 @@ def sender(monkeypatch, module, mechanism, u, layout=(math.nan,)):
     return sent
 
 
-@pytest.mark.parametrize("nbits", [1, 52, 64, 512])
-@pytest.mark.parametrize("eps", [1e-3, 1.0, 40.0, 60.0, 700.0])
+@tabled("nbits", [1, 64, 512])
+@tabled("eps", [1e-3, 1.0, 60.0, 700.0])
 def test_sqkr_spends_its_epsilon_for_every_number_of_bits(monkeypatch, nbits, eps):
     "Honest bits are +, those of the lie -; so the first bit tells which was sent."
     m = sqkr.Sqkr(1.0, nbits=nbits, eps=eps)
@@ -91,8 +92,8 @@ def test_sqkr_spends_its_epsilon_for_every_number_of_bits(monkeypatch, nbits, ep
     assert -(2**-45) < excess(1 + keep * 2**nbits / (1 - keep), eps) <= 0
 
 
-@pytest.mark.parametrize("d", [1, 3, 100])
-@pytest.mark.parametrize("eps", [0.1, 10.0, 60.0, 600.0])
+@tabled("d", [1, 100])
+@tabled("eps", [0.1, 60.0, 600.0])
 def test_vqsgd_spends_its_epsilon_at_the_worst_pair(d, eps):
     "A lie at the first or last place is another corner than the true one."
     m, liar = vqsgd.VqSgd(1.0, eps), vqsgd.VqSgd(1.0, 1e-9)

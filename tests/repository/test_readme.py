@@ -128,6 +128,7 @@ def test_an_installation_is_small_beside_pytorch():
             assert not named & {"matplotlib", "scikit-learn", "torchvision"}
 
 
+@pytest.mark.deep
 def test_the_example_prints_what_is_shown(readme):
     code, output = example(readme)
     (words, shown), (words_now, now) = split(output), split(printed(code))

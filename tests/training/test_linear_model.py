@@ -126,13 +126,13 @@ def test_the_rate_of_a_zero_gradient_is_zero():
 @tabled("name", TILTS)
 @tabled("scale", [0.2, 1.5])
 def test_a_sum_of_signs_has_the_exact_law(name, scale):
-    """Every coordinate of 5,000 sums against a convolution of coins; coordinates share
+    """Every coordinate of 2,000 sums against a convolution of coins; coordinates share
     the alarm.
     """
     f, y, w = batch(5, 3)
     a = scale * linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 1.0)
     tilt = TILTS[name]
-    times = 5_000
+    times = 2_000
     rng = seed_tree(0, "sums", name, str(scale))
     draw = lambda: linear_model.sum_signs(tilt, a, f, rng, rng.standard_normal((3, 3)))  # noqa: E731
     sums = np.stack([draw().ravel() for _ in range(times)])
