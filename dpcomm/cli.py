@@ -134,7 +134,10 @@ def _audit_options(parser):
 def _bench_options(parser):
     "The options of `dpcomm bench`."
     add = parser.add_argument
-    shown = "W1, W2, cnn, lstm, codecs, secagg, accountants, growth or memory; all if left out"
+    shown = (
+        "W1, W2, cnn, lstm, codecs, secagg, accountants, growth, layers or memory; all"
+    )
+    shown += " if left out"
     add("names", nargs="*", metavar="NAME", help=shown)
     rival = "loop, pfl or flower beside our engines; dp_accounting, opacus or"
     rival += " prv_accountant beside our accountants; may be given again"

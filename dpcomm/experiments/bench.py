@@ -23,7 +23,7 @@ from ..core.random import Insecure, normal, seed_tree
 from ..core.vectors import flatten
 from ..evidence import paper_tables, records
 from ..evidence.verdicts import Table
-from . import accountants
+from . import accountants, layers
 from .peers import NotRun, peer_versions
 from dpcomm.experiments.rounds import (
     WORKLOADS,
@@ -261,7 +261,7 @@ def machine(
 # %% ../../nbs/reference/bench.ipynb #7eaf5b72
 PARTS = {"codecs": codec_calls, "secagg": secagg_calls}
 PARTS |= {"accountants": accountant_calls, "growth": growth_calls}
-NAMES = (*WORKLOADS, *PARTS, "memory")
+NAMES = (*WORKLOADS, *PARTS, "layers", "memory")
 
 # %% ../../nbs/reference/bench.ipynb #bb04f54f
 def run(
@@ -296,6 +296,8 @@ def run(
         for name in names:
             if name == "memory":
                 rows += memory_rows()
+            elif name == "layers":
+                rows += layers.layer_rows(peak, repeats, say)
             elif name in PARTS:
                 rows += _part_rows(name, repeats, say)
             else:
@@ -435,6 +437,8 @@ def table(rows: list) -> Table:
     name, notes = rows[0]["workload"], [r["note"] for r in rows if r["note"]]
     if name == "growth":
         return _growth_table(rows)
+    if name == "layers":
+        return layers.profile_table(rows)
     if name == "memory":
         shown = tuple(
             (r["part"], "-" if r["memory"] is None else f"{r['memory']:.3g}")

@@ -388,17 +388,22 @@ def sgd_step(
     weights: Tensor,  # (n, batch) of the images in their client's mean
     step: Step,  # with the learning rate
     dtype=None,  # of the factors, as in products
+    watch=lambda layer, part: None,  # called after each part, with the layer's number
 ) -> Tensor:  # (n,) losses before the step
     "One step of SGD of n clients; ValueError for other layers. [fltop Alg. 5]"
     layers, ways = _after_images(model), []
-    for layer in layers:
+    watch(None, "batch")
+    for i, layer in enumerate(layers):
         h, back = _forward(layer, h, params, len(y), dtype)
         ways.append(back)
+        watch(i, "forward")
     loss, g = cross_entropy_and_gradient(h, y, weights)
+    watch(None, "loss")
     trained = [isinstance(layer, (nn.Linear, nn.Conv2d)) for layer in layers]
     first = trained.index(True)
     for i in reversed(range(first, len(ways))):
         g = ways[i](g, step, i == first)
+        watch(i, "back")
     return loss
 
 
@@ -493,6 +498,7 @@ def train_fused(
     lr: float,
     mask: Tensor = None,
     dtype=None,
+    watch=lambda layer, part: None,
 ) -> tuple:
     """Local SGD of n clients side by side, written out. [fltop Algs. 2 and 5]
 
@@ -504,6 +510,7 @@ def train_fused(
     lr: step of local SGD, > 0.
     mask: (d,) bool: weights that may move; None: all.
     dtype: of the factors, as in products.
+    watch: called after every part of a step, with a layer's number and the part's name.
     Returns: updates (n, d), mean training losses (n,).
     """
     steps, own = (plan >= 0).any(-1).sum(1), list(model.parameters())
@@ -517,7 +524,7 @@ def train_fused(
     for h, labels, weights in _batches(model, x, y, plan):
         n = len(labels)
         live = {id(p): rows[:n] for p, rows in zip(own, params)}
-        losses[:n] += sgd_step(model, live, h, labels, weights, step, dtype)
+        losses[:n] += sgd_step(model, live, h, labels, weights, step, dtype, watch)
     losses /= steps[order].clamp_min(1)
     return _updates(params, start, columns, order), losses[order.argsort()]
 
