@@ -2,8 +2,8 @@
 search index, and on one line with their punctuation; Python code left out of the search
 index; arguments of a function each on a line of its own; what people type leads to the
 page they mean; version, commit and date at the foot of every page, and its notebook to
-download; llms.txt in the order of the sidebar, with descriptions; a page that moved leads
-on from its old address.
+download, or to open in Colab where it installs the package; llms.txt in the order of the
+sidebar, with descriptions; a page that moved leads on from its old address.
 
 Quarto calls it (`post-render` in _quarto.yml) and says where the site is.
 """
@@ -48,8 +48,8 @@ MEANT = {  # what is typed -> the page that is meant
     "GPU": "use/machines.html",
     "API": "reference/api.html",
     "install": "index.html#install-and-a-message-of-36-bytes",
-    "privacy budget": "foundations/privacy.html",
-    "epsilon": "foundations/privacy.html#epsilon-and-delta",
+    "privacy budget": "foundations/five_minutes.html",
+    "epsilon": "foundations/five_minutes.html#epsilon",
     "secure aggregation": "use/secure_sums.html",
     "errata": "reference/errata.html",
     "results": "reference/results.html",
@@ -129,9 +129,22 @@ NOTEBOOK = (
 )
 
 
-def with_notebook(page: str) -> str:
+COLAB = (
+    r'<li><a href="https://colab.research.google.com/github/\2/blob/\3"'
+    r' class="toc-action"><i class="bi empty"></i>Open in Colab</a></li>'
+)
+INSTALLS = r"util.find_spec(\"dpcomm\") is None"  # in a notebook that installs it
+
+
+def with_notebook(page: str, root: Path) -> str:
     "A page that offers its notebook where it offers its source."
-    return SOURCE.sub(NOTEBOOK, page)
+
+    def offered(found):
+        path = root / found[3].partition("/")[2]  # behind the branch
+        alone = path.exists() and INSTALLS in path.read_text(encoding="utf-8")
+        return found.expand(NOTEBOOK + COLAB * alone)
+
+    return SOURCE.sub(offered, page)
 
 
 def line_of(words: str, address: str, site: Path) -> dict:
@@ -185,12 +198,13 @@ def lead_on(site: Path) -> None:
 
 
 def main(site: Path) -> None:
-    formulas, code, known = {}, {}, stamp(Path(__file__).resolve().parents[1])
+    root = Path(__file__).resolve().parents[1]
+    formulas, code, known = {}, {}, stamp(root)
     for path in site.rglob("*.html"):
         address = path.relative_to(site).as_posix()
         page, formulas[address] = without_tex(path.read_text(encoding="utf-8"))
         code[address] = code_of(page)
-        page = with_notebook(stamped(told_apart(kept_together(page)), known))
+        page = with_notebook(stamped(told_apart(kept_together(page)), known), root)
         path.write_text(page, encoding="utf-8")
     index = site / "search.json"
     if index.exists():

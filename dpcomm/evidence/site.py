@@ -163,14 +163,16 @@ def lighten(
         output["data"]["image/png"] = base64.b64encode(small.getvalue()).decode()
 
 # %% ../../nbs/evidence/site.ipynb #dc3d91be
-FOLDED = ("papers", "baselines", "use")  # rooms whose checks and examples are folded
+FOLDED = "papers", "baselines", "use", "experiments"  # checks and examples are folded
 HEADING = re.compile(r"(##+) .*?(\{.*\.closed.*\})?$")
 BOX = '\n\n::::: {.callout-note collapse="true" title="%s"}'
-TITLES = {2: "The code of this section", 3: "The derivation and its checks"}
+TITLES = {2: "The code of this section", 3: "The details of this section"}
+RUNS = {2: "Costs, settings, grid, code and a smoke run"}  # of an experiment
 
 
 def close_sections(
     cells: list,  # of a page, with `cell_type` and `source`, changed in place
+    titles: dict = TITLES,  # level of a section -> what its box is called
 ) -> None:
     "Put a section that asks for it, but for its first cell, into a box. [Quarto, callouts]"
     opened = waiting = depth = (
@@ -195,13 +197,15 @@ def close_sections(
         cell.source = "\n".join(lines)
         short = after is None or HEADING.match(after.source) is not None
         if waiting and not short:
-            cell.source += BOX % TITLES[waiting]
+            cell.source += BOX % titles[waiting]
             opened = waiting
         waiting = 0
-    if opened:
+    if opened and after is None and cell.cell_type == "markdown":
+        cell.source += "\n\n:::::"
+    elif opened:
         raise ValueError(
             "the last section of a page is one that is closed: let another, such as its"
-            " references, follow"
+            " references, follow, or a sentence"
         )
 
 # %% ../../nbs/evidence/site.ipynb #addb7050
@@ -233,7 +237,7 @@ class Site:
             kept.append(cell)
         kept += join_steps(row, chapter)
         self.nb.cells[:] = kept
-        close_sections(kept)
+        close_sections(kept, RUNS if room == "experiments" else TITLES)
         for cell in self.nb.cells:
             for output in cell.get("outputs", ()):
                 keep_html(output)

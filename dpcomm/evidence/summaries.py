@@ -47,7 +47,7 @@ def class_of(
 # %% ../../nbs/evidence/summaries.ipynb #92050303
 def tally(
     paper: str,  # id
-    table: str = None,  # e.g. 'table1'; None for all but those asked of other data
+    table: str = None,  # e.g. 'table1'; None for all but those tested on other data
     found: verdicts.Evidence = None,  # None reads the committed records
 ) -> Tally:
     "Count the verdicts, class by class."
@@ -95,6 +95,7 @@ class Bar:
 
     def _repr_html_(self):
         parts = [(w, n) for c in self.tally.counts.values() for w, n in c.items()]
+        all_of_it = sum(map(Counter, self.tally.counts.values()), Counter())
         pieces = "".join(
             f'<span title="{n:,} {html.escape(w)}" style="flex:{n} 0 2px;'
             f'background:{COLOURS[w]}"></span>'
@@ -104,7 +105,8 @@ class Bar:
         more = f'<li><a href="{self.link}">every row</a></li>' if self.link else ""
         return (
             f'<div class="verdicts"><div class="bar" role="img" aria-label="{self}">'
-            f"{pieces}</div><ul>{words}{more}</ul></div>"
+            f"{pieces}</div><p>{verdicts.in_words(dict(all_of_it))}</p>"
+            f"<ul>{words}{more}</ul></div>"
         )
 
     def _items(self):
@@ -309,7 +311,7 @@ def overview(base: str = "..") -> verdicts.Table:
             name = p.short if table == tables_of(paper)[0] else ""
             counts = (_signs(each.get(c, {})) for c in CLASSES)
             rows.append((name, title, *counts, other))
-    header = ("paper", "its table", *CLASSES, "asked of")
+    header = ("paper", "its table", *CLASSES, "tested on")
     return verdicts.Table(header, tuple(rows), notes=tuple(notes))
 
 

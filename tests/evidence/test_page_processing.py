@@ -192,3 +192,16 @@ def test_a_protocol_names_its_parties_messages_and_what_is_seen():
     figures.pyplot().close(figure)
     with pytest.raises(ValueError, match="sever"):
         drawings.protocol(("client",), (("client", "sever", "u", ""),), {})
+
+
+def test_a_closed_section_may_end_a_page_with_a_sentence_and_not_with_code():
+    def page(*sources):
+        kinds = ["code" if s == "code" else "markdown" for s in sources]
+        cells = [Cell(cell_type=k, source=s) for k, s in zip(kinds, sources)]
+        site.close_sections(cells, {2: "Runs"})
+        return [cell.source for cell in cells]
+
+    first, _, last = page("## How {.closed}\n\nAll.", "code", "The end.")
+    assert first.endswith('title="Runs"}') and last == "The end.\n\n:::::"
+    with pytest.raises(ValueError, match="let another"):
+        page("## How {.closed}\n\nAll.", "code")

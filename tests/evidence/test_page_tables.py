@@ -104,41 +104,88 @@ def test_a_quick_run_stands_in_without_a_verdict():
     quick = verdicts.smaller(cell, judged().smaller)
     assert quick.n == 1 and verdicts.smaller(cell, judged().smaller, "smoke") is None
     none = replace(judged(), ours={})
-    text, notes = page_tables.table_cell(cell.key, PAPER, none)
-    assert (
-        text == f"+6.3 | quick {page_tables.measured(quick, cell)}" and len(notes) == 1
-    )
+    line, notes = page_tables.table_line(cell.key, PAPER, none)
+    ours = f"{page_tables.measured(quick, cell, False)} (quick)"
+    assert line == ("+6.3", ours, "", "○ not run", "1") and len(notes) == 1
 
 
-def test_a_cell_is_paper_ours_and_sign():
-    text, notes = page_tables.table_cell("mnist.rec.comm", PAPER, judged())
-    assert text.startswith("0.01 | 0.0101") and text.endswith("| ●") and not notes
-    text, notes = page_tables.table_cell("solr.participation", PAPER, judged())
+def test_a_line_is_paper_ours_difference_verdict_and_seeds():
+    line, notes = page_tables.table_line("mnist.rec.comm", PAPER, judged())
+    assert line == ("0.01", "0.0101", "+0.0001", "● match", "1") and not notes
+    line, notes = page_tables.table_line("solr.participation", PAPER, judged())
     slip = paper_tables.cell("dprec", "solr.participation").arithmetic
-    assert text.endswith("| ¶") and slip in notes and len(notes) == 2
-    text, notes = page_tables.table_cell("femnist.eps3.rec.acc", PAPER, judged())
-    assert text == "67.1 ± 0.2 | not run" and len(notes) == 1
+    assert line[3] == "¶ paper's slip" and slip in notes and len(notes) == 2
+    assert line[2].startswith("−"), "ours is smaller"
+    line, notes = page_tables.table_line("femnist.eps3.rec.acc", PAPER, judged())
+    assert line == ("67.1 ± 0.2", "", "", "○ not run", "") and len(notes) == 1
+    line, _ = page_tables.table_line("mnist.eps3.order", PAPER, judged())
+    assert line[0] == "+12.6" and line[2] == "", "an order is a difference already"
     own = "ours.full.lenet5.mnist.eps3.rec.acc"
-    summary = judged().ours[own].summary
-    assert page_tables.table_cell(own, PAPER, judged()) == (
-        page_tables.measured(summary),
+    s = judged().ours[own].summary
+    ours = page_tables.measured(s, seeds=False)
+    assert page_tables.table_line(own, PAPER, judged()) == (
+        ("", ours, "", "", str(s.n)),
         [],
     )
-    assert page_tables.table_cell("nothing", PAPER, judged()) == ("", [])
+    assert page_tables.table_line("nothing", PAPER, judged()) == (None, [])
 
 
-def test_a_table_has_the_papers_shape_and_its_notes():
+def test_a_table_has_a_line_a_number_and_its_notes():
     rows = {("3", "x"): ("eps3.", "acc"), ("all", "y"): ("", "comm")}
     columns = {"DP-FedAvg": "femnist.{0}fedavg.{1}", "DP-REC": "femnist.{0}rec.{1}"}
-    table = page_tables.paper_table("dprec", rows, columns, "T", ("eps", "z"), judged())
-    assert table.header == ("eps", "z", "DP-FedAvg", "DP-REC")
-    assert [row[:2] for row in table.rows] == [("3", "x"), ("all", "y")]
-    assert table.rows[0][2].endswith("| not run [1]") and len(table.notes) == 1
-    assert table.rows[1][3].startswith("14.2 | 14.21") and "● match" in table.title
-    assert "above" not in table.title, "the legend has the signs that are used"
-    equal = {"r = 3": ("eps3.", "acc"), "all": ("", "comm")}
-    table = page_tables.paper_table("dprec", equal, columns, found=judged())
-    assert "tie" not in table.title, "a sign in a label is no verdict"
+    told = page_tables.paper_table("dprec", rows, columns, "T", ("eps", "z"), judged())
+    table = told.shown
+    names = "paper", "ours ± s.e.", "difference", "verdict", "seeds"
+    assert table.header == ("eps", "z", "", *names) and told.agreeing is None
+    assert [row[:3] for row in table.rows] == [
+        ("3", "x", "DP-FedAvg"),
+        ("3", "x", "DP-REC"),
+        ("all", "y", "DP-FedAvg"),
+        ("all", "y", "DP-REC"),
+    ]
+    assert table.rows[0][6] == "○ not run [1]" and len(table.notes) == 1
+    assert table.rows[3][3] == "14.2" and table.rows[3][6] == "● match"
+    assert table.title == (
+        "T. Of 2 numbers compared, 2 agree with the paper; no number of ours contradicts"
+        " it; 2 have not been run."
+    )
+    assert str(told) == str(table) and "<table>" in told._repr_html_()
+
+
+def test_a_column_without_content_is_left_out_and_one_heading_is_in_the_title():
+    key = {"DP-FedAvg above DP-REC": "mnist.eps3.order"}
+    table = page_tables.paper_table(
+        "dprec", key, {"points": "{0}"}, "T", found=judged()
+    )
+    assert table.shown.header == ("", "paper", "ours ± s.e.", "verdict", "seeds")
+    assert table.shown.title.startswith("T: points. Of 1 number compared")
+
+
+def test_a_long_table_folds_what_agrees():
+    keys = [c.key for c in paper_tables.cells("fltop", "table6")]
+    assert len(keys) > page_tables.LONG
+    found, rows = verdicts.evidence("fltop"), {key: key for key in keys}
+    told = page_tables.paper_table("fltop", rows, {"value": "{0}"}, "T", found=found)
+    shown, folded = told.shown.rows, told.agreeing.table.rows
+    assert {row[0] for row in shown} | {row[0] for row in folded} == set(keys)
+    assert len(shown) + len(folded) == len(keys) and shown and folded
+    assert all(row[4] in ("● match", "✓ order holds") for row in folded)
+    assert not any(row[4] in ("● match", "✓ order holds") for row in shown)
+    assert told.agreeing.line.startswith(f"{len(folded)} of {len(keys)} numbers agree")
+    few = dict.fromkeys(key for key in [row[0] for row in folded][:3])
+    few = {key: key for key in few}
+    short = page_tables.paper_table("fltop", few, {"value": "{0}"}, "T", found=found)
+    assert short.agreeing is None and len(short.shown.rows) == 3
+
+
+def test_a_table_in_which_all_agrees_is_its_title_and_a_click():
+    keys = [c.key for c in paper_tables.cells("fltop") if c.key.endswith(".up_kb")]
+    rows, found = {key: key for key in keys}, verdicts.evidence("fltop")
+    told = page_tables.paper_table("fltop", rows, {"kB": "{0}"}, "T", found=found)
+    assert not told.shown.rows and len(told.agreeing.table.rows) == len(keys)
+    page = told._repr_html_()
+    assert page.startswith("<p>T: kB. Of ") and page.count("<table>") == 1
+    assert repr(told).startswith("T: kB. Of ")
 
 
 def test_a_star_is_explained_once():
@@ -148,9 +195,19 @@ def test_a_star_is_explained_once():
     found, columns = replace(found, ours=one), {"FL-TOP": key}
     table = page_tables.paper_table(
         "fltop", {"a": "0.5", "b": "5"}, columns, found=found
-    )
-    assert all("*" in row[1] for row in table.rows)
-    assert sum(note.startswith("*") for note in table.notes) == 1
+    ).shown
+    assert all("*" in row[2] for row in table.rows)
+    assert sum(note.startswith("* ") for note in table.notes) == 1
+
+
+def test_epsilon_as_run_names_both_neighbours():
+    said = str(page_tables.epsilon_as_run(full(), "DP-FedAvg"))
+    record = next(r for r in full() if r.as_run)
+    for g in record.as_run.values():
+        assert f"{g['eps']:.2g} (one client" in said
+    assert "of DP-FedAvg" in said and f"ε = {record.guarantee['eps']:.2g}" in said
+    kept = [r for r in full() if not r.as_run]
+    assert kept and str(page_tables.epsilon_as_run(kept, "DP-REC")) == ""
 
 
 def replace_seeds(ours):

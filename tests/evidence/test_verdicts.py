@@ -845,3 +845,41 @@ def test_a_family_without_a_lender_pools_nothing():
     assert seeds.pool(None, LENT) is None and seeds.pool(FAMILY, ()) is None
     variance, df, names = seeds.pool(FAMILY, LENT)
     assert (variance, names) == (2.5, {"made_up", "other"}) and 2 < df < 6
+
+
+@tabled(
+    "found, said",
+    [
+        ({}, "No number earns a verdict."),
+        ({"not run": 1}, "1 has not been run."),
+        (
+            {"match": 4, "order holds": 16, "agrees": 1, "open": 15, "not run": 2},
+            "Of 36 numbers compared, 21 agree with the paper, 15 need more seeds; no"
+            " number of ours contradicts it; 2 have not been run.",
+        ),
+        (
+            {"near": 1, "tie": 2, "not comparable": 1},
+            "Of 3 numbers compared, 1 is within twice the tolerance, 2 are ties; no"
+            " number of ours contradicts it; 1 is not comparable.",
+        ),
+        (
+            {"below": 1, "paper's slip": 1, "unexplained": 1},
+            "Of 3 numbers compared, 2 are explained by a slip of the paper or not at"
+            " all, 1 contradicts the paper.",
+        ),
+    ],
+)
+def test_verdicts_make_a_sentence(found, said):
+    assert verdicts.in_words(found) == said
+
+
+@tabled("word", list(verdicts.VERDICTS))
+def test_every_verdict_is_told_and_a_contradiction_never_hidden(word):
+    said = verdicts.in_words({word: 3})
+    assert "3 " in said
+    against = word in ("above", "below", "differs", "order fails")
+    slip = word in ("paper's slip", "unexplained")
+    unjudged = word in ("not run", "not comparable")
+    assert ("no number of ours contradicts" in said) == (
+        not against and not slip and not unjudged
+    )

@@ -194,7 +194,7 @@ def test_nothing_is_cut_off(page, width, seen):
     "words, page",
     [
         ("DP-REC", "papers/dprec.html"),
-        ("privacy budget", "foundations/privacy.html"),
+        ("privacy budget", "foundations/five_minutes.html"),
         ("quickstart", "tour.html"),
         ("install", "index.html"),
         ("choose", "use/choose.html"),
@@ -286,7 +286,12 @@ def test_the_foot_says_what_the_site_was_built_from(site):
     (foot,) = re.findall(r"dpcomm ([\d.]+), built from commit (\w+) of ([\w-]+)", text)
     assert foot[0] == dpcomm.__version__ and "VERSION" not in foot
     assert text.count("dpcomm/main/nbs/index.ipynb") == text.count("Download notebook")
-    assert "Download notebook" in text
+    assert "Download notebook" in text and "Open in Colab" not in text
+    chapter = (site / "papers/imvu.html").read_text("utf-8")
+    (path,) = set(
+        re.findall(r"google.com/github/dpcomm/dpcomm/blob/main/(\S+?)\"", chapter)
+    )
+    assert (ROOT / path).is_file() and "Open in Colab" in chapter
 
 
 def test_a_broken_page_is_noticed(tmp_path):

@@ -1,5 +1,6 @@
 "The site without Quarto: nbdev's own processing, then pandoc to HTML with MathML."
 
+import configparser
 import json
 import os
 import re
@@ -358,3 +359,34 @@ def test_a_good_page_is_not():
         )
         == []
     )
+
+
+def test_a_notebook_for_colab_installs_the_package_from_its_repository():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "settings.ini")
+    source = settings.get(
+        "DEFAULT", "git_url", vars={"user": "dpcomm", "repo": "dpcomm"}
+    )
+    alone = {}
+    for path in NOTEBOOKS:
+        text = (ROOT / path).read_text("utf-8")
+        if r"util.find_spec(\"dpcomm\") is None" in text:
+            found = re.findall(r"dpcomm\[(\w+)\] @ git\+([^\"\\]+)", text)
+            alone[path.as_posix()] = found
+    first = {"nbs/tour.ipynb", "nbs/foundations/five_minutes.ipynb"}
+    papers = {path.as_posix() for path in NOTEBOOKS if path.parent.name == "papers"}
+    assert first | papers <= {*alone}
+    for page, found in alone.items():
+        assert found == [("run", source)], page
+
+
+def test_the_container_installs_what_the_readme_does():
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    asked = re.findall(
+        r"pip install -e '\.\[(\w+)\]'", (ROOT / "README.md").read_text()
+    )
+    (given,) = re.findall(
+        r"pip install -e '\.\[([\w,]+)\]'", container["postCreateCommand"]
+    )
+    assert {"run", "dev"} == {*asked} & {"run", "dev"} <= {*given.split(",")}
+    assert container["image"].endswith(":3.11"), "the oldest Python that is promised"
