@@ -15,9 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 import dpcomm
@@ -25,10 +27,14 @@ from .core.checks import check_between, needs, not_installed, shown
 from .core.random import Insecure, derive
 from .core.vectors import groups, trainable
 from .core.wire import VERSION as WIRE
+from .datasets.images import Dataset
 from .interop.flower import Private as Private
 from .interop.flower import mod as mod
+from .interop.sums import Members
+from .mechanisms.deployments import Deployment
 from .training import downlink, federated, floor
 from .training.federated_round import train_cohort
+from .training.floor import Floor
 
 _all_ = ["Private", "mod"]
 
@@ -61,9 +67,9 @@ class Apart:
     """
 
     n_clients: int
-    data: object = None
-    sums: object = None
-    weights: object = None
+    data: Dataset | None = None
+    sums: Members | None = None
+    weights: Any = None
 
     def __post_init__(self):
         check_between("n_clients", self.n_clients, 1, 2**32)
@@ -107,18 +113,25 @@ def own_part(federation, client: int) -> Apart:
     return Apart(n, replace(data, x=data.x[mine], y=data.y[mine], writers=None))
 
 # %% ../nbs/reference/flower.ipynb #f10a000c
+def sums_of(
+    task: federated.Task,  # of server or client
+):  # flower_sums.Sums; None: the server sees every message
+    "What sums the messages of a task, so that nobody sees one."
+    return getattr(task.federation, "sums", None)
+
+
 def check_task(
     task: federated.Task,  # of server or client
 ) -> federated.Task:  # the same
     "Refuse what cannot travel message by message."
     mechanism, d = task.mechanism, _size(task)
-    if mechanism.summed and getattr(task.federation, "sums", None) is None:
+    if mechanism.summed and sums_of(task) is None:
         raise ValueError(
             f"mechanism is {shown(mechanism.name)}; it is private only in a secure sum, and"
             " here the server sees every message: name the Sums in Apart, or use one"
             " that is private by itself, such as rec"
         )
-    if sums := getattr(task.federation, "sums", None):
+    if sums := sums_of(task):
         sums.check(task)
     if mechanism.client_memory(1, d) is not None:
         raise ValueError(
@@ -171,7 +184,7 @@ def agreement(
     )
     if (share := getattr(task.federation, "share", None)) is not None:
         shared["share"] = _digest(share.tolist())
-    if sums := getattr(task.federation, "sums", None):
+    if sums := sums_of(task):
         shared |= sums.public
     settings = {f"config.{k}": v for k, v in asdict(task.config).items()}
     return {name: str(value) for name, value in (shared | settings).items()}
@@ -252,9 +265,9 @@ class Node:
     task: federated.Task
     client: int
     insecure: bool = False
-    floor: object = None
-    identity: object = None
-    deployment: object = None
+    floor: Floor | None = None
+    identity: Ed25519PrivateKey | None = None
+    deployment: Deployment | None = None
 
     def __post_init__(self):
         if self.deployment is not None:
@@ -485,7 +498,7 @@ def answer(
     replies = {
         HELLO: lambda: greet(node, fields),
         UPDATE: lambda: work(node, fields, w, memory),
-        SUM: lambda: node.task.federation.sums.answer(node, fields, w, memory),
+        SUM: lambda: sums_of(node.task).answer(node, fields, w, memory),
     }
 
     def note(text):

@@ -10,6 +10,7 @@ import io
 import json
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -38,9 +39,11 @@ from dpcomm.flower import (
     message_of,
     need_flower,
     own_part,
+    sums_of,
 )
 from .flower_transport import Deadlines, Line, converse, meet
-from .mechanisms.contract import Total
+from .mechanisms.contract import Mechanism, Total
+from .privacy.guarantee import Guarantee
 from .training import downlink, federated, floor, run_state
 from .training.task import among, sample_cohort
 
@@ -49,7 +52,7 @@ from .training.task import among, sample_cohort
 class Gathering:
     "The messages of one round, as they come."
 
-    mechanism: object  # of this round
+    mechanism: Mechanism  # of this round
     t: int  # round, from 0 on
     asked: frozenset  # clients
     total: Total  # of the messages so far
@@ -331,7 +334,7 @@ def gather(
 class Promise:
     "What a server can say of the rounds so far."
 
-    guarantee: object = None  # rounds -> Guarantee; None: none is claimed
+    guarantee: Callable | None = None  # rounds -> Guarantee; None: none is claimed
     before: int = 0  # messages that a client has sent in earlier runs, at most
     known: bool = False  # whether keys or draws can be repeated
     counts: bool = False  # whether `guarantee` takes the messages before as well
@@ -365,7 +368,7 @@ class Served:
 
     w: Tensor
     rows: tuple
-    guarantee: object
+    guarantee: Guarantee | None
 
 # %% ../nbs/reference/flower_server.ipynb #f10a020a
 def keep(
@@ -468,7 +471,7 @@ def serve(
     if deployment is not None:
         task, guarantee, unit = federated.deployed(task, deployment, guarantee)
     _promise(check_task(task), guarantee, say, unit)
-    sums = getattr(task.federation, "sums", None)
+    sums = sums_of(task)
     directory = sums.directory if sums else directory
     _warn(task, directory, say)
     down = History(task, history) if history else Down(task)

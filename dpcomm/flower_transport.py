@@ -130,9 +130,9 @@ def meet(
     for node, reply in answers:
         found.remove(node)
         nonce = letters[node]["nonce"]
-        if why := _stranger(task, clients, reply) or _unproven(
-            task, reply, nonce, directory
-        ):
+        why = _stranger(task, clients, reply)
+        why = why or _unproven(task, reply, nonce, directory)
+        if why or isinstance(reply, str):
             say(f"node {node} is refused: {why}")
         else:
             clients[reply["client"]], heard[reply["client"]] = node, reply

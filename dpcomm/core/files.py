@@ -15,6 +15,7 @@ import tempfile
 import zlib
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 from .checks import shown
 
@@ -143,7 +144,7 @@ def unpack(
     return content
 
 # %% ../../nbs/foundations/files.ipynb #8e3b16ae
-def read_json(name: str, text, fix: str = "download it again") -> object:
+def read_json(name: str, text, fix: str = "download it again") -> Any:
     """Read JSON that may be hostile. [RFC 8259]
 
     name: of the file, for the message.
@@ -160,6 +161,7 @@ def read_json(name: str, text, fix: str = "download it again") -> object:
     raise ValueError(f"{name} is no json ({why}); {fix}")
 
 # %% ../../nbs/foundations/files.ipynb #53290434
+Kind = TypeVar("Kind")
 KINDS = {
     dict: "an object",
     list: "a list",
@@ -175,9 +177,9 @@ def typed(
     where: str,  # file and user, for the message
     name: str,  # of the field
     value,  # what stands there
-    kind,  # a key of KINDS, or several; float allows whole numbers
+    kind: type[Kind] | tuple[type[Kind], ...],  # of KINDS; float allows whole numbers
     fix: str = "make the file again",  # what the user should do
-) -> object:  # the value, or ValueError
+) -> Kind:  # the value, or ValueError
     "A value of the type that its field must have. [RFC 8259, sec. 3]"
     kinds = kind if isinstance(kind, tuple) else (kind,)
     allowed = kinds + (int,) * (float in kinds)
@@ -192,9 +194,9 @@ def field(
     where: str,  # file and user, for the message
     record,  # what should be an object
     name: str,  # of the field
-    kind,  # as in `typed`
+    kind: type[Kind],  # as in `typed`
     fix: str = "make the file again",  # what the user should do
-) -> object:  # the value, or ValueError
+) -> Kind:  # the value, or ValueError
     "A field of an object, there and of its type. [RFC 8259, sec. 4]"
     if not isinstance(record, dict) or name not in record:
         raise ValueError(

@@ -6,8 +6,10 @@
 __all__ = ['femnist']
 
 # %% ../../nbs/datasets/femnist.ipynb #fm000004
+from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -157,7 +159,7 @@ def h5_users(
                     f"{path.name} has no group 'examples'; TFF writes"
                     f" examples/<user>/{columns}: {again}"
                 )
-            yield file["examples"]
+            yield cast(Mapping, file["examples"])
     except (KeyError, OSError, RuntimeError) as error:
         raise ValueError(f"{path.name} is damaged ({error}); {again}") from None
 

@@ -112,7 +112,7 @@ f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831  test_batch
 """,
 }
 PUBLISHED = {  # data set -> file -> digest
-    name: dict(reversed(line.split()) for line in lines.strip().splitlines())
+    name: {file: digest for digest, file in map(str.split, lines.strip().splitlines())}
     for name, lines in _SHA256.items()
 }
 
@@ -242,12 +242,12 @@ def _digits():
     with needs("run"):
         from sklearn.datasets import load_digits
 
-    bunch = load_digits()
-    x = torch.from_numpy(bunch.images).float()[:, None] / 16
+    pixels, labels = load_digits(return_X_y=True)
+    x = torch.from_numpy(pixels).float().reshape(-1, 1, 8, 8) / 16
     x = torch.nn.functional.interpolate(
         x, size=(28, 28), mode="bilinear", align_corners=False
     )
-    y, n = torch.from_numpy(bunch.target).long(), COUNTS["digits"][0]
+    y, n = torch.from_numpy(labels).long(), COUNTS["digits"][0]
     order = torch.from_numpy(seed_tree(0, "digits").permutation(len(y)))
     train, test = order[:n], order[n:]
     return x[train], y[train], x[test], y[test]

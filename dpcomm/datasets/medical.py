@@ -236,7 +236,10 @@ def diabetes130(root=None, min_records: int = 100) -> Records:
     rows = [row for _, row in found]
     names = list(rows[0])
     drugs = names[names.index("metformin") : names.index("change")]
-    given = [(_decade(*at), _number(*at, "num_medications", 1, 81)) for at in found]
+    given = [
+        (_decade(at, row), _number(at, row, "num_medications", 1, 81))
+        for at, row in found
+    ]
     decade, medications = np.array(given).T
     numbers = {
         "age": scale_range(decade + 5.0, 0, 100),

@@ -23,7 +23,7 @@ from .catalogue import data_root
 from .femnist import h5_column, h5_users
 
 # %% ../../nbs/datasets/stackoverflow_h5.ipynb #cd7275aa
-def _counts(path):
+def _counts(path) -> dict:
     "Word or tag -> count, from either kind of file."
     if path.suffix == ".tag_count":
         content = read_json(path.name, path.read_bytes())

@@ -11,7 +11,7 @@ import csv
 import io
 import urllib.parse
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -123,7 +123,7 @@ def style(size: tuple = SIZE):
 
     size: width and height, inches.
     """
-    ours = {**RC, "figure.figsize": size}
+    ours: dict[Any, Any] = {**RC, "figure.figsize": size}
     now = pyplot().rcParams
     before = {key: now[key] for key in ours}
     now.update(ours)

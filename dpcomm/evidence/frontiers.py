@@ -204,11 +204,11 @@ def agreement(found, by: str = "predicted") -> Agreement:
     from scipy.stats import spearmanr
 
     measured = [p.accuracy.mean for p in told]
-    rho = float(spearmanr([-getattr(p, by) for p in told], measured).statistic)
+    rho = float(spearmanr([-getattr(p, by) for p in told], measured)[0])
     half = 1.96 * math.sqrt((1 + rho**2 / 2) / (len(told) - 3))
     inside = min(max(rho, -1 + 1e-12), 1 - 1e-12)
-    ends = (math.tanh(math.atanh(inside) + sign * half) for sign in (-1, 1))
-    return Agreement(rho, *ends, len(told))
+    low, high = (math.tanh(math.atanh(inside) + sign * half) for sign in (-1, 1))
+    return Agreement(rho, low, high, len(told))
 
 # %% ../../nbs/evidence/frontiers.ipynb #fpnt0041
 SCRIPT = """

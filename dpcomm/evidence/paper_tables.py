@@ -15,6 +15,7 @@ from datetime import date
 from functools import cached_property, lru_cache
 from importlib.resources import files
 from pathlib import Path
+from typing import TypeVar
 
 from ..core.checks import nearest, shown
 from ..core.files import field, typed
@@ -239,11 +240,14 @@ def _check_type(name, value, kind, where):
         )
 
 
+Row = TypeVar("Row")
+
+
 def build(
-    kind: type,  # Cell or Hyper
+    kind: type[Row],  # Cell or Hyper
     row: dict,  # one TOML table
     file: str,  # for the message
-) -> object:  # a Cell or Hyper
+) -> Row:  # a Cell or Hyper
     "Turn a TOML row into a checked record; ValueError names the file and the row."
     where = f"{file}, {str(row.get('key') or row.get('name') or '?')[:60]}"
     row = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}

@@ -28,7 +28,7 @@ def unclipped(
         plain = Gaussian(FAR, 1e-15, exact=False)
         return Curve(key, plain, replace(config, sampling="fixed"))
     if key == "only.rec64":
-        size = stated("only.group_size")
+        size = int(stated("only.group_size"))
         whole, rest = divmod(sum(sizes), size)
         sizes = (size,) * whole + (rest,) * (rest > 0)
     mechanism = Rec(FAR, stated("rec.std"), groups=sizes)

@@ -96,7 +96,7 @@ def estimate(
 ) -> torch.Tensor:  # (d,)
     "The mean as the server sees it."
     m, rng = method(key), seed_tree(seed, "run", key)
-    if key == "sqkr.public":
+    if isinstance(m, sqkr.Sqkr) and key == "sqkr.public":
         at = one_coordinate(m, x.shape[1], seed)
         return m.simulate(x, rng, at=at).mean(0)
     t = PRIORS.get(key.removeprefix("rec."), 0.0)

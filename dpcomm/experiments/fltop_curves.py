@@ -372,7 +372,7 @@ def public_images(
     "An image classifier and ten digits. [fltop Sec. 4]"
     net = models.build(setting.net, seed_tree(seed, "init"), "glorot")
     found, rng = images.load(setting.data[1]), seed_tree(seed, "public")
-    size = stated(setting.task, "public.batch")
+    size = int(stated(setting.task, "public.batch"))
     batch = torch.from_numpy(rng.choice(len(found.y), size, replace=False))
     return Public(setting, net, found.x[batch], found.y[batch])
 

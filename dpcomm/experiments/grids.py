@@ -131,7 +131,7 @@ def _bare(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
             if isinstance(getattr(body[0].value, "value", None), str):
-                node.body = body[1:] or [ast.Pass()]
+                body[:] = body[1:] or [ast.Pass()]
     return tree
 
 

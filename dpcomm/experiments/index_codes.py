@@ -171,11 +171,11 @@ def fresh_indices(
     n_messages: int,  # to encode; the updates are taken in turn
 ) -> np.ndarray:  # (n_messages * groups,)
     "Indices of real messages, each with a seed of its own."
-    found = []
+    found, groups = [], m.groups or ()
     for i in range(n_messages):
         key = Insecure(seed_tree(seed, "key", i).integers(2**63))
-        message = m.encode(updates[i % len(updates), : sum(m.groups)], key)
-        found.append(unpack_bits(message.payload[4:], m.index_bits, len(m.groups)))
+        message = m.encode(updates[i % len(updates), : sum(groups)], key)
+        found.append(unpack_bits(message.payload[4:], m.index_bits, len(groups)))
     return np.concatenate(found)
 
 # %% ../../nbs/reference/index_codes.ipynb #1ndex008

@@ -402,9 +402,14 @@ def answer(
     env = dict(_with_package(python), OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory() as folder:
         (path := Path(folder, "ask.py")).write_text(script, encoding="utf-8")
-        words, how = [python, str(path)], dict(capture_output=True, text=True, env=env)
         try:
-            done = subprocess.run(words, timeout=limit, **how)
+            done = subprocess.run(
+                [python, str(path)],
+                capture_output=True,
+                text=True,
+                env=env,
+                timeout=limit,
+            )
         except subprocess.TimeoutExpired as why:
             raise NotRun(f"{needs[0]} said nothing for {limit:g} seconds") from why
     if done.returncode:

@@ -153,7 +153,7 @@ def transform(
         if rows.size:
             chunks = rows.reshape(-1, min(length, rows.shape[1]))
             turned = (fft.idct if inverse else fft.dct)(chunks, norm="ortho")
-            out[:, part] = turned.reshape(rows.shape)
+            out[:, part] = np.asarray(turned).reshape(rows.shape)
     return out
 
 # %% ../../nbs/baselines/compressive.ipynb #bcb4ab64

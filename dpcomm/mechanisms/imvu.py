@@ -174,7 +174,8 @@ def fisher_supremum(
     "Largest Fisher information, by branch and bound. [imvu App. B; Prop. E]"
     theta, best = line(table).theta, 0.0
     middle, width = (theta.max() + theta.min()) / 2, np.ptp(theta)
-    edges = np.linspace(*bracket(table), 65)
+    first, last = bracket(table)
+    edges = np.linspace(first, last, 65)
     low, high = edges[:-1], edges[1:]
     while len(low):
         value, reach = fisher((low + high) / 2, table), width * (high - low) / 2
@@ -606,4 +607,5 @@ class Imvu(ImvuCodec):
         law = (
             np.stack([1 - high, high], 1) if self.table is None else pmf(x, self.table)
         )
-        return listed_curve(*repeated(*law, d), eps)
+        present, absent = repeated(law[0], law[1], d)
+        return listed_curve(present, absent, eps)

@@ -486,6 +486,7 @@ class Mvu(MvuCodec):
         found = []
         for k in _games(self.beta):
             half = min(self.beta / math.sqrt(k), 1) / 2
-            laws = repeated(*law(self.table, [0.5 + half, 0.5 - swap * half]), k)
-            found.append(listed_curve(*laws, eps))
-        return np.maximum(*found)
+            one = law(self.table, [0.5 + half, 0.5 - swap * half])
+            present, absent = repeated(one[0], one[1], k)
+            found.append(listed_curve(present, absent, eps))
+        return np.max(found, axis=0)

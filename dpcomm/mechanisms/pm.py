@@ -10,6 +10,7 @@ import functools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -92,10 +93,13 @@ def density(
     )
 
 # %% ../../nbs/baselines/pm.ipynb #3bcf7f5b
+Values = TypeVar("Values", np.ndarray, Tensor)
+
+
 def variance(
-    t,  # numbers sent, array, any shape, in [-1, 1]
+    t: Values,  # numbers sent, any shape, in [-1, 1]
     eps: float,  # of one number, > 0
-) -> np.ndarray:  # variance of the answers, shape of t
+) -> Values:  # variance of the answers, shape of t
     "Variance of an answer. [Wang et al. 2019]"
     t = check_floats("t", t) if isinstance(t, Tensor) else check_reals("t", t)
     check_reals("t", t.cpu() if isinstance(t, Tensor) else t, "[-1, 1]")

@@ -9,6 +9,7 @@ __all__ = ['Audit', 'refutes', 'enumerated_eps', 'distinguish', 'audit_play', 'J
 # %% ../../nbs/foundations/audit.ipynb #057ccf77
 from dataclasses import dataclass
 from itertools import product
+from typing import Protocol
 
 import numpy as np
 from scipy.special import betaincinv
@@ -193,8 +194,8 @@ def _check_directions(directions):
 
 def _oriented(present, absent, attack, direction, sign):
     "(alternative, null) scores of one attack, large where the null is rejected."
-    worlds = (present, absent) if direction == "forward" else (absent, present)
-    return tuple(sign * world[attack] for world in worlds)
+    hot, cold = (present, absent) if direction == "forward" else (absent, present)
+    return sign * hot[attack], sign * cold[attack]
 
 # %% ../../nbs/foundations/audit.ipynb #e9cd9424
 def distinguish(
@@ -239,6 +240,24 @@ def ceiling(
     check_number("alarm", alarm, ALARM)
     return float(_eps_bound(n, n, 0, n, delta, alarm))
 
+# %% ../../nbs/foundations/audit.ipynb #6eeea66a
+class Game(Protocol):
+    "What the audit asks: a mechanism's relations, its promise, and its own game."
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def relations(self) -> dict: ...
+
+    def guarantee(self, rounds: int, delta: float, **release) -> Guarantee: ...
+
+    def attack_scores(
+        self, relation: str, present: bool, n: int, rng, rounds: int = 1, **release
+    ) -> dict: ...
+
+    def privacy_profile(self, relation: str, eps, **release) -> np.ndarray: ...
+
 # %% ../../nbs/foundations/audit.ipynb #6eeea66f
 def _check_relation(mechanism, relation):
     "Refuse a relation that a mechanism does not account for."
@@ -256,8 +275,16 @@ def _game_arguments(mechanism, relation, given):
     return play, {name: given.get(name, value) for name, value in known.items()}
 
 
+def _both_worlds(mechanism, relation, trials, rng, play):
+    "Scores of a mechanism's game, with the client and without."
+    return tuple(
+        mechanism.attack_scores(relation, present, trials, rng, **play)
+        for present in (True, False)
+    )
+
+
 def audit_play(
-    mechanism,
+    mechanism: Game,
     relation: str,
     trials: int,
     delta: float,
@@ -278,11 +305,8 @@ def audit_play(
     _check_relation(mechanism, relation)
     ceiling(trials, delta, alarm)
     play = _game_arguments(mechanism, relation, arguments)[0]
-    worlds = [
-        mechanism.attack_scores(relation, present, trials, rng, **play)
-        for present in (True, False)
-    ]
-    return distinguish(*worlds, delta, alarm)
+    present, absent = _both_worlds(mechanism, relation, trials, rng, play)
+    return distinguish(present, absent, delta, alarm)
 
 # %% ../../nbs/foundations/audit.ipynb #600cefe2
 def claim(
@@ -444,8 +468,8 @@ def _count_test(hot, cold, cut, eps, delta, tests):
     "(p-value, eps, delta, caught, false) of one of several tests, Bonferroni."
     caught, false = (hot >= cut).sum(), (cold >= cut).sum()
     pvalue = float(count_pvalue(caught, len(hot), false, len(cold), eps, delta)) * tests
-    parts = caught / len(hot), false / len(cold)
-    return min(1.0, pvalue), float(eps), float(delta), *map(float, parts)
+    parts = float(caught / len(hot)), float(false / len(cold))
+    return min(1.0, pvalue), float(eps), float(delta), *parts
 
 
 def judge(present, absent, claims, alarm: float = 1e-6) -> Judgement:
@@ -461,13 +485,16 @@ def judge(present, absent, claims, alarm: float = 1e-6) -> Judgement:
     (here, here_left), (there, there_left) = _split_plays(present), _split_plays(absent)
     tests, found = _select_tests(here, there, eps, delta), []
     for test, cut, k in tests:
-        worlds = _oriented(here_left, there_left, *test)
+        hot, cold = _oriented(here_left, there_left, *test)
         at = min(delta[k], 1.0)
-        found.append((*_count_test(*worlds, cut, eps[k], at, len(tests)), test))
-    *best, test = min(found, key=lambda one: (one[0], -one[2]))
+        found.append((_count_test(hot, cold, cut, eps[k], at, len(tests)), test))
+    counts, test = min(found, key=lambda one: (one[0][0], -one[0][2]))
+    (pvalue, eps, delta, caught, false), (attack, direction, _) = counts, test
     worlds = _check_scores(present), _check_scores(absent)
     trials = min(len(x) for world in worlds for x in world.values())
-    return Judgement(*best, trials, alarm, *test[:2])
+    return Judgement(
+        pvalue, eps, delta, caught, false, trials, alarm, attack, direction
+    )
 
 # %% ../../nbs/foundations/audit.ipynb #9c7e6b10
 EPS = np.append(0.0, np.geomspace(0.01, 10, 39))  # where a curve is claimed
@@ -522,11 +549,8 @@ def judge_play(
     ceiling(trials, 0, alarm)
     against = claims(mechanism, relation, **arguments) if against is None else against
     play = _game_arguments(mechanism, relation, arguments)[0]
-    worlds = [
-        mechanism.attack_scores(relation, here, trials, rng, **play)
-        for here in (True, False)
-    ]
-    return judge(*worlds, against, alarm)
+    present, absent = _both_worlds(mechanism, relation, trials, rng, play)
+    return judge(present, absent, against, alarm)
 
 # %% ../../nbs/foundations/audit.ipynb #f10a7c02
 MESSAGE_RELATIONS = ("zero-out", "local")  # under which one message may be private
@@ -592,8 +616,9 @@ def judge_messages(
     "Hold the bits of real messages against the guarantee of one."
     against = message_claims(mechanism)
     ceiling(trials, 0, alarm)
-    worlds = [message_scores(mechanism, here, trials, rng, d) for here in (True, False)]
-    return judge(*worlds, against, alarm)
+    present = message_scores(mechanism, True, trials, rng, d)
+    absent = message_scores(mechanism, False, trials, rng, d)
+    return judge(present, absent, against, alarm)
 
 # %% ../../nbs/foundations/audit.ipynb #9dffdbb5
 NOISE_FACTORS = (
@@ -682,7 +707,7 @@ class Case:
     most: plays of each world that are worth their time.
     """
 
-    mechanism: object
+    mechanism: Game
     relation: str
     arguments: dict
     most: int
@@ -703,19 +728,18 @@ class Case:
         m, relation, n = self.mechanism, self.relation, min(trials, self.most)
         if self.arguments.get("path") == "messages":
             rng = seed_tree(seed, "messages", repr(m))
-            worlds = [message_scores(m, here, n, rng) for here in (True, False)]
+            present, absent = (
+                message_scores(m, here, n, rng) for here in (True, False)
+            )
             known = message_claims(m)
         else:
             values = map(str, self.arguments.values())
             rng = seed_tree(seed, "audit", repr(m), relation, *values)
             play = _game_arguments(m, relation, self.arguments)[0]
-            worlds = [
-                m.attack_scores(relation, here, n, rng, **play)
-                for here in (True, False)
-            ]
+            present, absent = _both_worlds(m, relation, n, rng, play)
             known = claims(m, relation, **self.arguments)
-        bound = distinguish(*worlds, delta, alarm)
-        return claim(m, relation, delta), bound, judge(*worlds, known, alarm)
+        bound = distinguish(present, absent, delta, alarm)
+        return claim(m, relation, delta), bound, judge(present, absent, known, alarm)
 
 
 def cases(settings) -> list[Case]:

@@ -407,7 +407,7 @@ class _Plan:
     def log_mgf(self, theta):
         "Of the composed loss, roughly."
         laws = zip(self.rough, self.parts)
-        return sum(rounds * _log_mgf(*law, theta) for law, (_, rounds) in laws)
+        return sum(rounds * _log_mgf(mass, y, theta) for (mass, y), (_, rounds) in laws)
 
     def window(self, theta):
         "Std of the tilted loss, both ends of the window, and Chernoff's exponents there."
@@ -545,9 +545,9 @@ TRIES = 4  # tilts
 
 def _view(plan, theta, tolerance=TOLERANCE):
     "What a tilt, its window and its grid come to."
-    std, ends, t = plan.window(theta)
-    size, step = _grid(plan, theta, std, *ends, tolerance)
-    return theta, t, math.floor(ends[0] / step), step, size
+    std, (low, high), t = plan.window(theta)
+    size, step = _grid(plan, theta, std, low, high, tolerance)
+    return theta, t, math.floor(low / step), step, size
 
 
 def upper_end(

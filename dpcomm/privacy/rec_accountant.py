@@ -56,7 +56,7 @@ def _log_laplace(
     y = np.exp(np.minimum(x[:, None] + s * z - s * s / 2, 700))
     lost = (np.exp(log_w) * -np.expm1(-y)).sum(1)
     near_one = np.log1p(-np.minimum(lost, 0.5))
-    return np.where(lost < 0.5, near_one, logsumexp(log_w - y, axis=1))
+    return np.where(lost < 0.5, near_one, np.asarray(logsumexp(log_w - y, axis=1)))
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #df6d1679
 def _log_forward(
@@ -270,7 +270,7 @@ def rdp_replace(
     log_terms = np.where(
         j <= orders[:, None], ways + j * math.log(q) + log_pair, -np.inf
     )
-    sampled = np.logaddexp(0, logsumexp(log_terms, axis=1))
+    sampled = np.logaddexp(0, np.asarray(logsumexp(log_terms, axis=1)))
     return np.minimum(sampled, whole) / (orders - 1)
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #dcde65a8

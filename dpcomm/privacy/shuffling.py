@@ -9,10 +9,12 @@ __all__ = ['shuffled_losses', 'closed_form', 'response_losses', 'Shuffled']
 import functools
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from ..core.checks import check_between, check_number
+from .audit import Game
 from .losses import Losses
 from .pairs import UNIT, Listed, Seen
 
@@ -181,6 +183,12 @@ def response_losses(eps: float, n: int, **about) -> Losses:
     said = dict(name="shuffled response", relation="local", trust="shuffler")
     return Losses(pairs=(Listed(p, q), Listed(q, p)), **said | about)
 
+# %% ../../nbs/foundations/shuffling.ipynb #5f00002a
+class Local(Game, Protocol):
+    "A mechanism that is private message by message."
+
+    def message_epsilon(self, d: int | None) -> float: ...
+
 # %% ../../nbs/foundations/shuffling.ipynb #5f000028
 @dataclass(frozen=True)
 class Shuffled:
@@ -190,7 +198,7 @@ class Shuffled:
     n: messages in a shuffle, >= 1.
     """
 
-    mechanism: object
+    mechanism: Local
     n: int
 
     def __post_init__(self):

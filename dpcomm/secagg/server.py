@@ -183,7 +183,7 @@ def close_round(
         server.traffic[step, i, 1] += 1, len(out[i])
     server.alive, server.inbox, server.step = set(out), {}, step + 1
     if server.step == len(ROUNDS):
-        server.bundles = server.dealings = server.seen = None
+        server.bundles, server.dealings, server.seen = {}, {}, {}
     return out
 
 # %% ../../nbs/secagg/server.ipynb #3a6a10fd
@@ -429,7 +429,7 @@ def close_unmask(
     for key, negative in masks:
         add_mask(server.total, key, negative)
     total = server.total & setup.word.type(setup.ring.modulus - 1)
-    server.result, server.total = total.astype(np.int64), None
+    server.result, server.total = total.astype(np.int64), server.total[:0].copy()
     return {}
 
 # %% ../../nbs/secagg/server.ipynb #99f7ec67

@@ -273,7 +273,7 @@ def _check_task(run, task, metrics, device):
         _check_test(task)
 
 
-def _more_of_a_round(nonfinite, weights, adaptive, task, advance):
+def _more_of_a_round(nonfinite, weights, adaptive, task, advance) -> dict:
     "Arguments of `one_round` beyond what every `advance` takes."
     check_choice("nonfinite", nonfinite, ("refuse", "drop"))
     more = {} if nonfinite == "refuse" else {"nonfinite": nonfinite}

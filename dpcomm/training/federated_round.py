@@ -12,6 +12,7 @@ from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -323,11 +324,17 @@ def _elsewhere(common, own):
     return pickle.dumps((*found, getattr(keep, "memory", None)))
 
 
+class Executor(Protocol):
+    "What sends work elsewhere, as concurrent.futures and Dask do."
+
+    def submit(self, function, /, *arguments): ...  # future with result()
+
+
 @dataclass
 class Spread:
     "Trains the chunks of a cohort through an executor."
 
-    executor: object  # submit(function, *arguments) -> future with result()
+    executor: Executor
     ahead: int = 64  # chunks sent before the first is awaited
 
     def train(self, local, data, chunks, keep):

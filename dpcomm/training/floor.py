@@ -291,7 +291,7 @@ def spent(
         ledger[name] = mechanism, d, so_far + more
     ledger = [entry for entry in ledger.values() if entry[2]]
     share = floor.delta / max(len(ledger), 1)
-    return sum(account(*entry, share).eps for entry in ledger)
+    return sum(account(m, size, rounds, share).eps for m, size, rounds in ledger)
 
 # %% ../../nbs/training/floor.ipynb #f10e0021
 def afford(

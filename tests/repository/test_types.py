@@ -24,6 +24,10 @@ reveal_type(rec.guarantee(10, 1e-5))
 reveal_type(dpcomm.Deployment(n_clients=10, cohort=2, rounds=3, delta=0.1))
 reveal_type(dpcomm.audit.distinguish)
 """
+STANDARD = """
+reportFunctionMemberAccess reportIncompatibleMethodOverride reportPossiblyUnboundVariable
+reportIncompatibleVariableOverride reportOverlappingOverload
+""".split()  # what pyright's standard mode asks beyond its basic one
 TOLD = ("Message", "Guarantee", "Deployment", "Audit")
 
 
@@ -98,11 +102,17 @@ def test_how_to_pages_are_found():
 
 
 @pytest.mark.deep
-def test_pyright_accepts_readme_and_guides_and_knows_what_comes_back(asked):
+def test_pyright_accepts_the_package_readme_and_guides_and_knows_what_comes_back(asked):
     if importlib.util.find_spec("basedpyright") is None:
         pytest.skip("NOT CHECKED: basedpyright is not installed")
-    own = dict(include=["."], extraPaths=[str(ROOT)], pythonVersion="3.11")
-    own |= dict(typeCheckingMode="standard", reportMissingImports="none")
+    told = (ROOT / "pyrightconfig.json").read_text(encoding="utf-8")
+    package = json.loads(re.sub(r"^ *//.*$", "", told, flags=re.M))
+    rules = {rule: how for rule, how in package.items() if rule.startswith("report")}
+    inside = dict(root=str(ROOT), **dict.fromkeys(STANDARD, "none") | rules)
+    outside = dict(root=str(asked), extraPaths=[str(ROOT)], reportMissingImports="none")
+    own = dict(include=[".", str(ROOT / "dpcomm")], pythonVersion="3.11")
+    own |= dict(typeCheckingMode="standard", executionEnvironments=[inside, outside])
+    own |= dict(strictParameterNoneValue=package["strictParameterNoneValue"])
     config = asked / "pyrightconfig.json"
     config.write_text(json.dumps(own))
     words = ["-m", "basedpyright", "-p", str(config), "--outputjson"]

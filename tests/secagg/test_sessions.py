@@ -1609,7 +1609,7 @@ def test_secrets_are_erased_with_their_last_use():
     }
     assert not any(map(any, flat)), "overwritten, not only let go"
     s = p.server
-    assert s.bundles is s.dealings is s.seen is s.total is None and not s.inbox
+    assert s.bundles == s.dealings == s.seen == {} and not s.total.size and not s.inbox
 
 
 def test_a_session_that_fails_can_be_closed():
