@@ -15,9 +15,9 @@ import threading
 import time
 from pathlib import Path
 
-from dpcomm import deployment
-from dpcomm.deployment import FLOOR
+from dpcomm.interop import flower_app as deployment
 from dpcomm.interop import sums
+from dpcomm.interop.flower_app import FLOOR
 from dpcomm.secagg.errors import MASKED
 from dpcomm.training.floor import write_private
 

@@ -21,11 +21,14 @@ import torch
 from tables import tabled
 
 import dpcomm
-from dpcomm import deployment, flower, flower_server, flower_transport
+from dpcomm import flower
 from dpcomm.core.checks import NotInstalled
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.datasets import images
+from dpcomm.flower import server as flower_server
+from dpcomm.flower import transport as flower_transport
+from dpcomm.interop import flower_app as deployment
 from dpcomm.secagg.session import identities
 from dpcomm.training import downlink, federated, federated_round, models, run_state
 from dpcomm.training.floor import TRUST, Floor

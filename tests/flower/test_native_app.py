@@ -9,7 +9,8 @@ import pytest
 from test_native import HERE, identity
 from test_native_sums import Summing
 
-from dpcomm import cli, deployment
+from dpcomm import cli
+from dpcomm.interop import flower_app as deployment
 from dpcomm.interop import sums
 from dpcomm.training.floor import TRUST, read_floor, write_private
 

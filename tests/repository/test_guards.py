@@ -40,12 +40,8 @@ ROOMS = {
     "training": "core privacy datasets mechanisms",
     "interop": "core privacy secagg mechanisms training",
     "experiments": "core privacy secagg datasets evidence mechanisms interop training",
-    "flower": "core mechanisms interop training",
-    "flower_transport": "core training flower",
-    "flower_server": "core mechanisms training flower flower_transport",
-    "flower_sums": "core secagg mechanisms interop training flower flower_transport flower_server",
-    "deployment": "core interop training",
-    "cli": "core privacy datasets evidence mechanisms training experiments deployment",
+    "flower": "core privacy secagg datasets mechanisms interop training",
+    "cli": "core privacy datasets evidence mechanisms training interop experiments",
     "__main__": "cli",
 }
 WITHOUT_TORCH = (
@@ -61,7 +57,7 @@ WITHOUT_TORCH = (
     "experiments.planning",
     "experiments.sweep",
     "experiments.cluster",
-    "deployment",
+    "interop.flower_app",
     "cli",
 )
 NEVER = {
