@@ -102,6 +102,8 @@ setup(
             "assets/results/*/*.jsonl",
             "assets/bench/*.jsonl",
             "assets/flower/*.jsonl",
+            "assets/flower/*.toml",
+            "assets/flower/*/*.toml",
             "assets/peers/*.jsonl",
             "assets/secagg/*.jsonl",
         ]

@@ -160,6 +160,7 @@ MODULES = [
     path
     for path in files()
     if path.parts[0] == "dpcomm" and path.suffix == ".py" and path.name != "_modidx.py"
+    if path.parts[1] != "assets"  # apps to copy
 ]
 
 

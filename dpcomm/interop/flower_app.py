@@ -21,40 +21,14 @@ import time
 import tomllib
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 
 from ..core.checks import not_installed, shown
 from ..training.floor import write_private
 
 # %% ../../nbs/reference/deployment.ipynb #f10b0502
-HEAD = """[project]
-name = "NAME"
-version = "0.1.0"
-description = "Federated learning with private, compressed messages"
-license = "Apache-2.0"
-dependencies = []  # dpcomm is on no index: install it on every machine yourself
-
-[tool.flwr.app]
-publisher = "dpcomm"
-
-[tool.flwr.app.components]
-serverapp = "NAME.server_app:app"
-clientapp = "NAME.client_app:app"
-
-[tool.flwr.app.config]
-"""
-SETTINGS = """clients = 240
-cohort = 60
-rounds = 30
-eps = 8.0
-delta = 1e-3
-mechanism = "gaussian"
-clip = 0.5
-trust = "central"
-tolerance = 0.0
-strategy = "FedAvg"
-keys = ""
-"""
+APPS = Path(str(files("dpcomm"))) / "assets" / "flower"  # what is laid out
 
 # %% ../../nbs/reference/deployment.ipynb #f10b0505
 SUMMED = dict(
@@ -64,152 +38,7 @@ SUMMED = dict(
     tolerance="0.25",
 )
 
-# %% ../../nbs/reference/deployment.ipynb #f10b0507
-TASK = """"Your part: a model, its data and its training."
-
-from functools import cache
-
-import torch
-
-from dpcomm.core.random import seed_tree
-from dpcomm.datasets import images
-
-digits = cache(lambda: images.load("digits"))
-
-
-def model():
-    torch.manual_seed(0)
-    return torch.nn.Linear(784, 10)
-
-
-def data(client, clients):
-    "Images and digits of one of the clients."
-    all_of_them = digits()
-    parts = images.iid(len(all_of_them.y), clients, seed_tree(0, "parts"))
-    mine = torch.as_tensor(parts[client])
-    return all_of_them.x[mine].flatten(1), all_of_them.y[mine]
-
-
-def train(model, x, y, steps=3, lr=0.1):
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-
-def accuracy(model):
-    test = digits()
-    found = model(test.x_test.flatten(1)).argmax(1) == test.y_test
-    return found.double().mean().item()
-"""
-
-# %% ../../nbs/reference/deployment.ipynb #f10b050a
-PRIVATE = """"Who takes part, and what protects them."
-
-from functools import cache
-
-from dpcomm import Deployment
-
-from .task import model
-
-
-@cache
-def _protection(clients, cohort, rounds, eps, delta, mechanism, clip, trust, tolerance):
-    where = Deployment(
-        n_clients=clients, cohort=cohort, rounds=rounds, delta=delta, trust=trust,
-        sampling="fixed" if cohort < clients else "none", tolerance=tolerance,
-        d=sum(p.numel() for p in model().parameters()),
-    )
-    return where, where.calibrate(mechanism, eps=eps, clip_norm=clip)
-
-
-def protection(config):
-    "The deployment, and the mechanism with least noise that keeps its epsilon."
-    names = "clients cohort rounds eps delta mechanism clip trust tolerance".split()
-    return _protection(*(config[name] for name in names))
-"""
-
-# %% ../../nbs/reference/deployment.ipynb #f10b050d
-NODE = """"The client: trains as ever; the mod sends the mechanism's message."
-
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-
-from dpcomm.flower import mod
-
-from .private import protection
-from .task import data, model, train
-
-app = ClientApp(mods=[mod(lambda context: protection(context.run_config)[1])])
-
-
-@app.train()
-def fit(message, context):
-    own = model()
-    own.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    x, y = data(context.node_config["partition-id"], context.run_config["clients"])
-    train(own, x, y)
-    content = {"arrays": ArrayRecord(own.state_dict())}
-    content["metrics"] = MetricRecord({"num-examples": len(y)})
-    return Message(RecordDict(content), reply_to=message)
-"""
-
-# %% ../../nbs/reference/deployment.ipynb #f10b0510
-LINK = """"The server: any strategy that averages, inside Private."
-
-from flwr.app import ArrayRecord, MetricRecord
-from flwr.serverapp import ServerApp
-from flwr.serverapp import strategy as strategies
-
-from dpcomm.flower import Private
-
-from .private import protection
-from .task import accuracy, model
-
-HOW = {"FedAdam": dict(eta=0.02), "FedAvgM": dict(server_momentum=0.5)}
-app = ServerApp()
-
-
-@app.main()
-def main(grid, context):
-    config = context.run_config
-    where, mechanism = protection(config)
-    name, cohort, clients = config["strategy"], config["cohort"], config["clients"]
-    asked = dict(fraction_train=cohort / clients, min_train_nodes=cohort)
-    asked |= dict(min_available_nodes=clients, fraction_evaluate=0.0)
-    inner = getattr(strategies, name)(**asked, **HOW.get(name, {}))
-    strategy = Private(inner, mechanism, where, keys=config["keys"] or None)
-
-    def score(server_round, arrays):
-        now = model()
-        now.load_state_dict(arrays.to_torch_state_dict())
-        found = accuracy(now)
-        print(f"round {server_round}: accuracy {found:.1%}", flush=True)
-        return MetricRecord({"accuracy": found})
-
-    first, rounds = ArrayRecord(model().state_dict()), config["rounds"]
-    strategy.start(grid, first, num_rounds=rounds, evaluate_fn=score)
-    print(strategy.spent, flush=True)
-"""
-
 # %% ../../nbs/reference/deployment.ipynb #f10b0512
-FLOOR = """# What this machine answers, whatever a run asks. It is its owner's: copy it to the
-# machine with data, make it narrower, and name it to the SuperNode, with
-#   --node-config 'floor="/path/to/floor.toml" ...'
-# The ledger of what was spent over all runs is beside it, in claims/.
-mechanisms = ["gaussian"]  # no other
-clip = 0.5  # largest
-noise = 1.0  # least, in units of the clip
-epsilon_round = 3.0  # largest, of one message
-epsilon_total = 20.0  # largest, of all messages of all runs
-delta = 1e-5  # of both
-clients = 240  # least, in the federation
-rounds = 30  # most, of one run
-models = [[[10, 784], [10]]]  # shapes of the parameters of each model that is allowed
-trusted_server = true  # whether the server may see updates without noise
-simulation = false  # whether mechanisms that are simulation only will do
-"""
 FLOOR_IN_SUMS = dict(
     mechanisms='["ddgauss"]',
     noise="0.1",
@@ -217,24 +46,6 @@ FLOOR_IN_SUMS = dict(
     epsilon_total="14.0",
     trusted_server="false",
 )
-
-# %% ../../nbs/reference/deployment.ipynb #f10b0005
-PYPROJECT = """clients = 4
-rounds = 3
-seed = 0
-model = "linear"
-mechanism = "rec"
-parameters = "clip_norm=1.0 std=1.0 index_bits=7"
-trust = "local"
-tolerance = 0.0
-delta = 1e-5
-seconds = 120.0
-least = 1
-history = false
-sums = false
-keys = ""
-out = ""
-"""
 
 # %% ../../nbs/reference/deployment.ipynb #f10b0102
 IN_SUMS = dict(
@@ -259,115 +70,6 @@ LOOP_FLOOR_IN_SUMS = LOOP_FLOOR | dict(
     mechanisms='["ddgauss"]', epsilon_round="4.4", epsilon_total="8.4"
 )
 
-# %% ../../nbs/reference/deployment.ipynb #f10b0007
-PLAN = """"What server and clients agree on."
-
-from dpcomm import Deployment, mechanism
-from dpcomm.cli import assignments
-from dpcomm.core.random import seed_tree
-from dpcomm.training import federated, models
-
-
-def situation(config):
-    "Who takes part, how often, and who is trusted: here everybody, in every round."
-    names = "rounds", "delta", "trust", "tolerance"
-    said = {name: config[name] for name in names}
-    n = config["clients"]
-    return Deployment(n_clients=n, cohort=n, sampling="none", **said)
-
-
-def plan(config, federation):
-    "The task, as one machine knows it: without data, or with its own."
-    model = models.build(config["model"], seed_tree(config["seed"], "init"))
-    made = mechanism(config["mechanism"], **assignments(config["parameters"].split()))
-    settings = federated.Config(lr=0.1, server="sgd", server_lr=0.3, engine="loop")
-    return federated.Task(model, federation, made, settings, config["seed"])
-"""
-
-# %% ../../nbs/reference/deployment.ipynb #f10b0009
-CLIENT = """"The client: its share of the digits, its number, its floor and its keys."
-
-import os
-from dataclasses import replace
-
-from dpcomm import flower
-from dpcomm.core.random import seed_tree
-from dpcomm.datasets import images
-from dpcomm.flower.sums import read_keys
-from dpcomm.training.floor import read_floor
-
-from .plan import plan, situation
-
-
-def node(config, own):
-    "One client, from the run's settings and those of its SuperNode."
-    client = own["partition-id"]
-    floor = read_floor(own.get("floor") or os.environ.get("DPCOMM_FLOOR"))
-    data, rng = images.load("digits"), seed_tree(config["seed"], "partition")
-    parts = images.iid(len(data.y), config["clients"], rng)
-    federation = images.Federation(data, parts, "iid")
-    mine, identity = flower.own_part(federation, client), None
-    if own.get("keys"):
-        identity, sums = read_keys(own["keys"], f"client-{client}")
-        mine = replace(mine, sums=sums if config["sums"] else None)
-    who = client, own.get("insecure", False), floor, identity
-    return flower.Node(plan(config, mine), *who, situation(config))
-
-
-app = flower.client_app(node)
-"""
-
-# %% ../../nbs/reference/deployment.ipynb #f10b000b
-SERVER = """"The server: deadlines, and a score after every round."
-
-from dpcomm.datasets import images
-from dpcomm.flower import Apart
-from dpcomm.flower.server import server_app
-from dpcomm.flower.sums import read_keys
-from dpcomm.flower.transport import Deadlines
-from dpcomm.training import federated
-
-from .plan import plan, situation
-
-
-def serve(config):
-    "Arguments of `serve`."
-    identity = sums = None
-    if config["keys"]:
-        identity, sums = read_keys(config["keys"], "server")
-    summed = sums if config["sums"] else None
-    apart, wait = Apart(config["clients"], sums=summed), config["seconds"]
-    task, test = plan(config, apart), images.load("digits")
-
-    def score(w):
-        right, _ = federated.evaluate(task.model, w, test.x_test, test.y_test)
-        return f"accuracy {right:.1f} %"
-
-    waits = Deadlines(wait, wait, wait, least=config["least"])
-    said = dict(deployment=situation(config), deadlines=waits, score=score)
-    history = config["model"] if config["history"] else None
-    said |= dict(directory=sums and sums.directory, history=history)
-    return dict(task=task, identity=identity) | said
-
-
-app = server_app(serve)
-"""
-
-# %% ../../nbs/reference/deployment.ipynb #f10b0301
-OWN = {
-    "task.py": TASK,
-    "private.py": PRIVATE,
-    "client_app.py": NODE,
-    "server_app.py": LINK,
-    "__init__.py": '"A Flower app over dpcomm."\n',
-}
-FILES = {
-    "plan.py": PLAN,
-    "client_app.py": CLIENT,
-    "server_app.py": SERVER,
-    "__init__.py": '"A Flower app over dpcomm."\n',
-}
-
 # %% ../../nbs/reference/deployment.ipynb #f10b000d
 def new(
     folder,  # of the app, new or empty; its name is a Python name
@@ -386,16 +88,17 @@ def new(
         raise ValueError(f"folder {name} is not empty: name a new one")
     package = folder / name
     package.mkdir(parents=True, exist_ok=True)
-    text = (HEAD + (PYPROJECT if loop else SETTINGS)).replace("NAME", name)
+    source = APPS / ("loop_app" if loop else "app")
+    text = (source / "pyproject.toml").read_text("utf-8").replace("NAME", name)
     limits = [{}, FLOOR_IN_SUMS, LOOP_FLOOR, LOOP_FLOOR_IN_SUMS][2 * loop + sums]
-    floor, files = _changed(FLOOR, limits), FILES if loop else OWN
+    floor = _changed((APPS / "floor.toml").read_text("utf-8"), limits)
     if sums:
         text = _changed(text, IN_SUMS if loop else SUMMED)
     (folder / "pyproject.toml").write_text(text, "utf-8")
     (folder / "floor.toml").write_text(floor, "utf-8")
     (folder / "floor.toml").chmod(0o600)
-    for file, text in files.items():
-        (package / file).write_text(text, "utf-8")
+    for file in source.glob("*.py"):
+        shutil.copyfile(file, package / file.name)
     return folder
 
 

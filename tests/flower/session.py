@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dpcomm.interop import flower_app as deployment
 from dpcomm.interop import sums
-from dpcomm.interop.flower_app import FLOOR
+from dpcomm.interop.flower_app import APPS
 from dpcomm.secagg.errors import MASKED
 from dpcomm.training.floor import write_private
 
@@ -67,7 +67,7 @@ def floors(folder):
     wide = deployment.LOOP_FLOOR | dict(
         mechanisms='["rec", "ddgauss", "imvu"]', epsilon_total="40.0"
     )
-    text = deployment._changed(FLOOR, wide)
+    text = deployment._changed((APPS / "floor.toml").read_text("utf-8"), wide)
     for i in range(4):
         write_private(folder / f"node-{i}" / "floor.toml", text.encode())
     return folder / "node-NODE" / "floor.toml"

@@ -137,6 +137,9 @@ def test_an_app_is_laid_out_with_a_floor_and_no_dependency(words, tmp_path, caps
     assert limits.mechanisms == [config["mechanism"]]
     assert (limits.clients, limits.rounds) == (config["clients"], config["rounds"])
     assert limits.trusted_server == (config["trust"] == "central")
-    assert {p.name for p in (folder / "mine").iterdir()} == set(deployment.OWN)
+    source = deployment.APPS / "app"
+    assert {p.name for p in (folder / "mine").iterdir()} == {
+        p.name for p in source.glob("*.py")
+    }
     for path in folder.rglob("*.py"):
         compile(path.read_text(), path, "exec")

@@ -18,6 +18,7 @@ from dpcomm.core.checks import NotInstalled, needs
 SETTINGS = ConfigParser(delimiters=["="])
 SETTINGS.read(ROOT / "settings.ini", encoding="utf-8")
 PACKAGE = [p for p in files() if p.parts[0] == "dpcomm" and p.suffix == ".py"]
+PACKAGE = [p for p in PACKAGE if p.parts[1] != "assets"]  # apps to copy
 MODULES = sorted(
     ".".join(p.with_suffix("").parts).removesuffix(".__init__")
     for p in PACKAGE

@@ -111,7 +111,9 @@ def test_pyright_accepts_the_package_readme_and_guides_and_knows_what_comes_back
     inside = dict(root=str(ROOT), **dict.fromkeys(STANDARD, "none") | rules)
     outside = dict(root=str(asked), extraPaths=[str(ROOT)], reportMissingImports="none")
     own = dict(include=[".", str(ROOT / "dpcomm")], pythonVersion="3.11")
-    own |= dict(typeCheckingMode="standard", executionEnvironments=[inside, outside])
+    apps = inside | dict(root=str(ROOT / "dpcomm" / "assets"), extraPaths=[str(ROOT)])
+    places = [apps | dict(reportMissingImports="none"), inside, outside]
+    own |= dict(typeCheckingMode="standard", executionEnvironments=places)
     own |= dict(strictParameterNoneValue=package["strictParameterNoneValue"])
     config = asked / "pyrightconfig.json"
     config.write_text(json.dumps(own))

@@ -1,0 +1,35 @@
+"The server: any strategy that averages, inside Private."
+
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp import strategy as strategies
+
+from dpcomm.flower import Private
+
+from .private import protection
+from .task import accuracy, model
+
+HOW = {"FedAdam": dict(eta=0.02), "FedAvgM": dict(server_momentum=0.5)}
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    config = context.run_config
+    where, mechanism = protection(config)
+    name, cohort, clients = config["strategy"], config["cohort"], config["clients"]
+    asked = dict(fraction_train=cohort / clients, min_train_nodes=cohort)
+    asked |= dict(min_available_nodes=clients, fraction_evaluate=0.0)
+    inner = getattr(strategies, name)(**asked, **HOW.get(name, {}))
+    strategy = Private(inner, mechanism, where, keys=config["keys"] or None)
+
+    def score(server_round, arrays):
+        now = model()
+        now.load_state_dict(arrays.to_torch_state_dict())
+        found = accuracy(now)
+        print(f"round {server_round}: accuracy {found:.1%}", flush=True)
+        return MetricRecord({"accuracy": found})
+
+    first, rounds = ArrayRecord(model().state_dict()), config["rounds"]
+    strategy.start(grid, first, num_rounds=rounds, evaluate_fn=score)
+    print(strategy.spent, flush=True)
