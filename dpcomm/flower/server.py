@@ -23,7 +23,7 @@ from ..core.files import read_sealed, seal
 from ..core.random import private_stream
 from ..core.vectors import pack
 from ..core.wire import BadMessage, parse_message
-from dpcomm.flower import (
+from dpcomm.flower.client import (
     BEHIND,
     OK,
     UPDATE,

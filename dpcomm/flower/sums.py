@@ -18,7 +18,7 @@ import torch
 from ..core.checks import check_between, shown
 from ..core.random import Insecure
 from ..core.vectors import groups
-from dpcomm.flower import (
+from dpcomm.flower.client import (
     AGAIN,
     OK,
     SUM,
@@ -119,7 +119,7 @@ class Answering(Everybody):
 
     def answer(
         self,
-        node,  # flower.Node
+        node,  # Node
         fields: dict,  # round, agreement, step, mail of the server
         w,  # (d,) weights, with the letter of step MASKED
         memory: dict,  # of the node: the round of the last answer is kept in it

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from torch import Tensor
 
 from ..core.checks import check_between, check_positive, needs, shown
-from dpcomm.flower import (
+from dpcomm.flower.client import (
     HELLO,
     NONCE,
     REFUSED,

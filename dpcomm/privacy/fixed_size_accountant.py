@@ -151,7 +151,7 @@ def _wang_moments(orders, sigma, q):
         log_choose = gammaln(a + 1) - gammaln(j + 1) - gammaln(a - j + 1)
         terms = log_choose + j * math.log(q) + math.log(2) + j * (j - 1) * s2 / 2
         terms[0] += min(0, math.log(2) + math.log(-math.expm1(-s2)))
-        log_moments.append(np.logaddexp(0, logsumexp(terms)))
+        log_moments.append(np.logaddexp(0, float(logsumexp(terms))))
     return np.array(log_moments)
 
 # %% ../../nbs/papers/fltop_privacy.ipynb #32b11298

@@ -17,9 +17,9 @@ from conftest import NOT_CHECKED
 from test_into_flower import FEDERATION
 
 import dpcomm
-from dpcomm import flower
 from dpcomm.core.random import Insecure, derive, seed_tree
 from dpcomm.core.vectors import flatten
+from dpcomm.flower import client as flower
 from dpcomm.flower import server as flower_server
 from dpcomm.training import federated, models
 

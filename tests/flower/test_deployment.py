@@ -17,9 +17,10 @@ import pytest
 from checkout import ROOT
 
 import dpcomm
-from dpcomm import cli, flower
+from dpcomm import cli
 from dpcomm.core.checks import NotInstalled
 from dpcomm.core.random import seed_tree
+from dpcomm.flower import client as flower
 from dpcomm.interop import flower_app as deployment
 from dpcomm.training import federated, models
 from dpcomm.training.floor import TRUST, Beyond, afford, allow, read_floor

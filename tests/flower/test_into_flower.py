@@ -21,11 +21,11 @@ import torch
 from tables import tabled
 
 import dpcomm
-from dpcomm import flower
 from dpcomm.core.checks import NotInstalled
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.datasets import images
+from dpcomm.flower import client as flower
 from dpcomm.flower import server as flower_server
 from dpcomm.flower import transport as flower_transport
 from dpcomm.interop import flower_app as deployment

@@ -12,8 +12,8 @@ import torch
 from test_into_flower import CONFIG, FEDERATION, TASK, W, allowed, soon
 
 import dpcomm
-from dpcomm import flower
 from dpcomm.core.random import Insecure, derive
+from dpcomm.flower import client as flower
 from dpcomm.flower import server as flower_server
 from dpcomm.flower import sums as flower_sums
 from dpcomm.flower import transport as flower_transport

@@ -108,7 +108,7 @@ SMALL = dict(sigma=1.0, q=0.1, rounds=10, delta=1e-5)
 DPREC = dict(c=1.0, slots=20, n_clients=10, K=8, groups=1, delta=1e-5)
 SUM = dict(clip_norm=1.0, sigma=1.0, n_clients=10, tolerance=0.1)
 GOOD = {
-    "flower": {"Apart": dict(n_clients=4)},
+    "flower.client": {"Apart": dict(n_clients=4)},
     "flower.transport": {
         "Deadlines": dict(start=1.0, hello=1.0, round=1.0, poll=0.1, least=1, skips=3),
     },

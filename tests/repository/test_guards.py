@@ -194,7 +194,8 @@ def exported(tmp_path_factory):
     for path in (root / "dpcomm").rglob("*.py"):
         if "assets" in path.parts:  # apps to copy, which are no modules
             continue
-        if path.parent != root / "dpcomm" or not path.stem.startswith("__"):
+        by_hand = path.parent in (root / "dpcomm", root / "dpcomm" / "flower")
+        if not by_hand or not path.stem.startswith("__"):
             path.unlink()
     done = python(
         "-c",

@@ -474,7 +474,7 @@ def test_a_bare_list_of_clients_is_shown_the_way_in():
 
 
 def test_a_node_of_flowers_road_sends_what_trains_and_no_more():
-    flower = pytest.importorskip("dpcomm.flower")
+    flower = pytest.importorskip("dpcomm.flower.client")
     flower_server = pytest.importorskip("dpcomm.flower.server")
     sent = mechanism("gaussian", clip_norm=1.0, sigma=0.1, local=True)
     for name, d in (("frozen", 27), ("regression", 186)):

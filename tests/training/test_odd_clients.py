@@ -63,7 +63,7 @@ def task(what, engine="loop", sent=None, **settings):
 def updates(what, road, clients=(0, 1, 2), **settings):
     "What each of some clients moves by in round 0."
     if road == "flower":
-        flower = pytest.importorskip("dpcomm.flower")
+        flower = pytest.importorskip("dpcomm.flower.client")
         work = task(what, **settings)
         w = pack(work.model)
 

@@ -10,8 +10,13 @@ from .task import model
 @cache
 def _protection(clients, cohort, rounds, eps, delta, mechanism, clip, trust, tolerance):
     where = Deployment(
-        n_clients=clients, cohort=cohort, rounds=rounds, delta=delta, trust=trust,
-        sampling="fixed" if cohort < clients else "none", tolerance=tolerance,
+        n_clients=clients,
+        cohort=cohort,
+        rounds=rounds,
+        delta=delta,
+        trust=trust,
+        sampling="fixed" if cohort < clients else "none",
+        tolerance=tolerance,
         d=sum(p.numel() for p in model().parameters()),
     )
     return where, where.calibrate(mechanism, eps=eps, clip_norm=clip)
