@@ -8,6 +8,7 @@ __all__ = ['main']
 # %% ../nbs/reference/cli.ipynb #2dc00252
 import argparse
 import ast
+import io
 import json
 import shlex
 import shutil
@@ -820,14 +821,13 @@ def choose_all(
     from dpcomm.mechanisms.deployments import Deployment
 
     picture = _picture_file(args.plot)
-    who = [_whole(f"--{name}", getattr(args, name)) for name in ("clients", "cohort")]
+    clients, cohort = _whole("--clients", args.clients), _whole("--cohort", args.cohort)
     own = ("sampling", "trust", "unit", "relation", "dropouts", "tolerance")
     more = {name: getattr(args, name) for name in own}
     if args.visits is not None:
         more["visits"] = _whole("--visits", args.visits)
-    size = dict(d=_whole("--d", args.d), delta=args.delta)
-    rounds = _whole("--rounds", args.rounds)
-    asked = Deployment(*who, rounds, **size, **more)
+    d, rounds = _whole("--d", args.d), _whole("--rounds", args.rounds)
+    asked = Deployment(clients, cohort, rounds, delta=args.delta, d=d, **more)
     choice = choosing.choose(asked, args.eps, args.bits)
     if args.json:
         print(json.dumps(choice.as_dict(), allow_nan=False))
@@ -866,15 +866,15 @@ def flower_app(
     args,  # parsed arguments of `dpcomm flower`
 ) -> int:  # 0
     "Lay out an app for Flower, or try one."
-    from dpcomm import deployment
+    from dpcomm.interop.flower_app import new, try_app
     from dpcomm.training import floor
 
     runner.check_name("flower command", args.what, ("new", "try"))
     if args.what == "try":
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        deployment.try_app(args.folder, args.nodes, args.max_seconds)
+        try_app(args.folder, args.nodes, args.max_seconds)
         return 0
-    made = deployment.new(args.folder, args.sums, args.loop)
+    made = new(args.folder, args.sums, args.loop)
     print(f"{made} holds an app; try it with `dpcomm flower try {made}`")
     print(f"{made / 'floor.toml'} is what a node answers, whatever a run asks")
     print(textwrap.fill(floor.TRUST, 80))
@@ -949,7 +949,9 @@ def main(argv=None) -> int:
     Returns: exit code.
     """
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # signs that its encoding lacks are a '?'
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # signs that its encoding lacks are a '?'
             stream.reconfigure(errors="replace")
     words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
@@ -971,8 +973,8 @@ def main(argv=None) -> int:
         print(f"{error.details}\ndpcomm: {error}", file=sys.stderr)
         return 1
     except (ValueError, OSError, NotInstalled) as error:
-        nameless = isinstance(error, OSError) and not error.filename
-        reason = error.strerror if nameless else None
+        system = isinstance(error, OSError) and not error.filename
+        reason = error.strerror if isinstance(error, OSError) and system else None
         print(f"dpcomm: {reason or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

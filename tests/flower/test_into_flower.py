@@ -21,6 +21,7 @@ import torch
 from tables import tabled
 
 import dpcomm
+from dpcomm import flower as room
 from dpcomm.core.checks import NotInstalled
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import flatten
@@ -614,7 +615,7 @@ def test_deadlines_are_positive(name):
 def test_the_app_that_is_laid_out_runs_without_flower(
     sums, history, tmp_path, monkeypatch
 ):
-    for module, app in ((flower, "client_app"), (flower_server, "server_app")):
+    for module, app in ((room, "client_app"), (flower_server, "server_app")):
         monkeypatch.setattr(module, app, lambda build: build)
     folder = deployment.new(tmp_path / "laid_out", sums, loop=True)
     monkeypatch.syspath_prepend(str(folder))
