@@ -90,6 +90,13 @@ def move_starts(size=1e-6):
     models.initialise, images.load = moved_weights, moved_images
 
 
+def draw_once():
+    "Figures are drawn where they are shown, and not once more when their cell ends."
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    FigureCanvasBase.draw_idle = lambda *args, **more: None
+
+
 def skipped(cell, skip):
     "The flag that keeps a cell from running, if any."
     directives = getattr(cell, "directives_", None) or {}
@@ -101,6 +108,7 @@ def skipped(cell, skip):
 def run(page, out, moved=False, whole=False):
     "Run a page; 0 if it passed. Once a process: nbdev's runner is changed for good."
     nbdev.test.NBProcessor, nbdev.test.CaptureShell = Kept, Timed
+    draw_once()
     if moved:
         move_starts()
         Timed.moved = True

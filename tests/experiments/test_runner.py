@@ -93,7 +93,7 @@ def timeless(value):
 # One run of each trainer goes through papermill, in both tiers; in the deep tier every
 # experiment runs inline and whole, and those of the trainers are killed and resumed.
 TRAINERS = {  # the experiment, and the runs whose keys begin so
-    "dprec_curves": ("dprec-quantised", "eps3.rec"),
+    "dprec_curves": ("dprec-quantised", "eps3.fedavg"),
     "fltop_curves": ("fltop-fmnist", "fl_top_dp"),
     "imvu_curves": ("imvu-mnist", "imvu."),
     "sample_level": ("imvu-femnist", "digits.imvu.eps2"),

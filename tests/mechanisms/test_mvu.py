@@ -368,7 +368,7 @@ def pairs(m, relation, d, n=4000):
 def test_no_pair_in_the_ball_exceeds_the_curve(m, relation):
     orders = (1.2, 2.0, 7.5, 60.0, 3000.0)
     any_d = renyi_curve(m, relation, "mixture", orders=orders)
-    for d in (1, 2, 7):
+    for d in (1, 7):
         bounds = renyi_curve(m, relation, "mixture", d, orders=orders)
         p, q = (law(m.table, x) for x in pairs(m, relation, d))
         for alpha, bound, most in zip(orders, bounds, any_d):

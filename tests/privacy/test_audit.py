@@ -1067,10 +1067,9 @@ def test_its_honest_twin_passes(what):
     assert not refuted(what, honest=True)
 
 
-@pytest.mark.deep
-@broken
+@tabled("what", [w for w in BROKEN if w.endswith((": noise halved", "in simulate"))])
 def test_with_the_audit_disabled_nothing_is_caught(what, monkeypatch):
-    "The tests above hang on the audit: where it returns 0 for every set, each of them fails."
+    "The tests above hang on the audit: where it returns 0 for every set, they fail."
     monkeypatch.setattr(
         audit, "_eps_bound", lambda caught, *rest: np.zeros(np.shape(caught))
     )
@@ -1109,6 +1108,8 @@ def test_the_rows_of_the_command_are_all_there():
 
 def test_a_refuted_claim_is_exit_code_4(monkeypatch, capsys):
     monkeypatch.setitem(contract._REGISTRY, "gaussian", HalfTheNoise)
+    own = cli.audit_cases
+    monkeypatch.setattr(cli, "audit_cases", lambda name: own(name)[:1])
     args = cli._parse(["audit", "gaussian", "--trials", "4000"])
     assert cli.audit_all(args) == 4
     assert "REFUTED" in capsys.readouterr().out

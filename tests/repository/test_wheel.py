@@ -165,16 +165,3 @@ def test_a_guide_runs_without_a_checkout(bare, tmp_path, page):
     code = [cell.code for cell in typed if "eval: false" not in cell.directives]
     (tmp_path / "guide.py").write_text("\n\n".join(code) + "\n", encoding="utf-8")
     said(bare, tmp_path, "python", "guide.py")
-
-
-HEAVY = "papermill ipykernel IPython seaborn matplotlib pandas sklearn torchvision"
-
-
-def test_a_mechanism_pulls_in_no_notebook_and_no_plot():
-    folder = ROOT / "dpcomm" / "mechanisms"
-    modules = [f"dpcomm.mechanisms.{p.stem}" for p in folder.glob("[a-z]*.py")]
-    code = (
-        f"import sys, {', '.join(modules)}\n"
-        f"print([m for m in {HEAVY.split()!r} if m in sys.modules])"
-    )
-    assert len(modules) > 15 and python("-c", code).stdout.strip() == "[]"
