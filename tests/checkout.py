@@ -3,6 +3,7 @@ run it.
 """
 
 import ast
+import functools
 import json
 import os
 import runpy
@@ -120,6 +121,7 @@ def text(value) -> str:
     return value if isinstance(value, str) else "".join(value)
 
 
+@functools.cache
 def cells(notebook: Path) -> list[Cell]:
     raw = json.loads((ROOT / notebook).read_text(encoding="utf-8"))["cells"]
     return [
@@ -164,6 +166,7 @@ MODULES = [
 ]
 
 
+@functools.cache
 def tree(module: Path) -> ast.Module:
     return ast.parse((ROOT / module).read_text(encoding="utf-8"))
 

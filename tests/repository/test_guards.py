@@ -4,6 +4,7 @@ like, what is in sync with what.
 
 import ast
 import base64
+import functools
 import importlib
 import inspect
 import json
@@ -248,12 +249,17 @@ def printed(output):
     return shown, any(k.startswith("image/") for k in data)
 
 
-def parsed(cell):
-    "The syntax tree of a cell; empty for prose, and for code that is no Python."
+@functools.lru_cache(8)  # every rule asks for it
+def syntax(source):
     try:
-        return ast.parse(cell.source if cell.kind == "code" else "")
+        return ast.parse(source)
     except SyntaxError:
         return ast.parse("")
+
+
+def parsed(cell):
+    "The syntax tree of a cell; empty for prose, and for code that is no Python."
+    return syntax(cell.source if cell.kind == "code" else "")
 
 
 def only_imports(cell):
