@@ -195,8 +195,7 @@ def close_sections(
                 waiting = level if found[2] and not opened else 0
             lines.append(line)
         cell.source = "\n".join(lines)
-        short = after is None or HEADING.match(after.source) is not None
-        if waiting and not short:
+        if waiting and not _begins(after, waiting):
             cell.source += BOX % titles[waiting]
             opened = waiting
         waiting = 0
@@ -207,6 +206,14 @@ def close_sections(
             "the last section of a page is one that is closed: let another, such as its"
             " references, follow, or a sentence"
         )
+
+
+def _begins(cell, level):
+    "Whether a page ends here, or a section of this level or above begins."
+    if cell is None:
+        return True
+    found = cell.cell_type == "markdown" and HEADING.match(cell.source.split("\n")[0])
+    return bool(found) and len(found[1]) <= level
 
 # %% ../../nbs/evidence/site.ipynb #addb7050
 class Site:

@@ -203,5 +203,9 @@ def test_a_closed_section_may_end_a_page_with_a_sentence_and_not_with_code():
 
     first, _, last = page("## How {.closed}\n\nAll.", "code", "The end.")
     assert first.endswith('title="Runs"}') and last == "The end.\n\n:::::"
+    first, *_ = page("## How {.closed}\n\nAll.", "### Costs", "code", "## Other\n\nx")
+    assert ":::::" in first, "a subsection is in the box"
+    first, *_ = page("## How {.closed}\n\nAll.", "## Other\n\nx", "code")
+    assert ":::::" not in first, "no empty box"
     with pytest.raises(ValueError, match="let another"):
         page("## How {.closed}\n\nAll.", "code")
