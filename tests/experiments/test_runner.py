@@ -240,7 +240,7 @@ def kill_when_saved(folder, *words, root=ROOT, seconds=1200):
 
 @pytest.fixture(scope="module")
 def resumed(request, pool, smoke, tmp_path_factory):
-    "A run of every selected trainer killed at its first checkpoint or record and resumed."
+    "Every selected experiment killed at its first checkpoint or record and resumed."
     chosen = {
         item.callspec.params["name"]
         for item in request.session.items
@@ -254,7 +254,6 @@ def resumed(request, pool, smoke, tmp_path_factory):
             ["-p", "save_every=0"] if "save_every" in runner.parameters(name) else []
         )
         words = ["run", name, "--scale", "smoke", "--inline", "--out", folder, *often]
-        words += ["-p", f"only={ONE[name]}"]
         killed, left = kill_when_saved(folder, *words), len(written(folder))
         return killed, left, folder, dpcomm(*words, "--resume", cwd=folder)
 
@@ -267,7 +266,7 @@ def test_kill_and_resume_gives_the_same_result(name, smoke, resumed):
     killed, left, folder, done = resumed[name].result()
     assert killed == -signal.SIGKILL
     assert done.returncode == 0, done.stderr[-6000:]
-    straight, _ = smoke(name, "papermill").result()
+    straight, _ = smoke(name, "inline").result()
     whole = result(straight, name)
     assert left < len(whole), "it was killed before its end"
     assert timeless(result(folder, name)) == timeless(whole)
