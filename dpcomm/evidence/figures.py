@@ -542,7 +542,6 @@ def hist2(
     bins: int = 40,
     mech: tuple = ("rec", "none"),
     density=None,
-    ax=None,
 ) -> tuple:
     """Two samples in common bins, with the density when it is known.
 
@@ -554,13 +553,12 @@ def hist2(
     bins: common bins, >= 2.
     mech: whose colours.
     density: formula drawn dotted, vectorised, or None.
-    ax: axes to draw on, default a new figure.
     Returns: figure, rows: left, right, and both densities.
     """
     edges, p, q = binned(a, b, bins)
     names = [f"{label} (n = {np.asarray(v).size})" for label, v in zip(labels, (a, b))]
     with style():
-        fig, ax = get_axes(ax)
+        fig, ax = get_axes()
         ax.stairs(
             p, edges, fill=True, color=look(mech[0]).colour, alpha=0.45, label=names[0]
         )

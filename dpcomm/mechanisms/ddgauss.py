@@ -23,6 +23,7 @@ from dpcomm.core.checks import (
 from .contract import register
 from dpcomm.mechanisms.modular_noise import (
     ACCOUNTANTS,
+    NoisySum,
     OnRing,
     check_release,
     gaussian_multiplier,
@@ -107,9 +108,7 @@ class DDGauss(OnRing):
         names: relation, accountant, unit, note, premises, as in ddgauss_epsilon.
         Returns: Guarantee of the whole run.
         """
-        grid = (self.step(d), self.clip_norm, self.honest, self.share)
-        grid += (self.size(d),)
-        return ddgauss_epsilon(*grid, q, rounds, delta, self.beta, **names)
+        return ddgauss_epsilon(self._release(d), q, rounds, delta, **names)
 
     def divergences(self, d: int, q: float, relation: str) -> tuple:
         """Renyi curve of one sum of the honest shares. [Kairouz et al. 2021, Prop. 14]
@@ -119,9 +118,12 @@ class DDGauss(OnRing):
         relation: zero-out | replace, the last with q = 1 only.
         Returns: Renyi orders, and the divergence of one sum at them, nats.
         """
-        grid = (self.step(d), self.clip_norm, self.honest, self.share)
-        grid += (self.size(d),)
-        return _divergences(*grid, q, self.beta, relation, "rdp-balle")
+        return _divergences(self._release(d), q, relation, "rdp-balle")
+
+    def _release(self, d):
+        "One sum of the honest shares."
+        grid = self.step(d), self.clip_norm, self.honest, self.share
+        return NoisySum(*grid, self.size(d), self.beta)
 
     def curvature(self, d: int) -> float:
         """Of the sum of the honest shares. [page whole_noise, Prop. 2]
@@ -188,25 +190,20 @@ def orders_at(
     return INTEGER_ORDERS if q == 1 else SAMPLED
 
 # %% ../../nbs/baselines/ddgauss.ipynb #09ef2c12
-def _divergences(scale, clip, n, local_std, D, q, beta, relation, accountant):
+def _divergences(release, q, relation, accountant):
     "Orders, and the Renyi curve of one sum at them. [Kairouz et al. 2021, Prop. 14]"
-    check_release(scale, clip, local_std, q, relation, accountant)
-    delta2 = (1 + (relation == "replace")) * rounded_norm(clip / scale, D, beta)
-    eps = concentrated(delta2, (local_std / scale) ** 2, n, D)
+    check_release(q, relation, accountant)
+    delta2 = (1 + (relation == "replace")) * release.norm
+    eps = concentrated(delta2, release.variance, release.n_clients, release.D)
     orders = orders_at(q)
     return orders, rdp_subsampled_gaussian(orders, 1 / eps, q)
 
 
 def ddgauss_epsilon(
-    scale: float,  # gamma, step of the grid, > 0
-    clip: float,  # L2 bound of one vector, in the units of scale, > 0
-    n_clients: int,  # shares that are counted on, >= 1
-    local_std: float,  # of one share, in the units of scale, at least half a step
-    D: int,  # coordinates on the ring, >= 1: a power of two where vectors are padded
+    release: NoisySum,  # whose shares have a std of at least half a step
     q: float,  # probability that a client takes part in a round, in (0, 1]
     rounds: int,  # releases composed, >= 1
     delta: float,  # in (0, 1)
-    beta: float = math.exp(-0.5),  # of the conditional rounding, in [0, 1)
     relation: str = "zero-out",  # zero-out | replace, the last with q = 1 only
     accountant: str = "rdp-classic",  # rdp-classic | rdp-balle
     **names,  # unit, note, premises
@@ -214,8 +211,7 @@ def ddgauss_epsilon(
     Guarantee
 ):  # of the run; under sampling for those who see the models, not the cohorts
     "Epsilon of a run from the integers that are added. [Kairouz et al. 2021, Prop. 14]"
-    grid = (scale, clip, n_clients, local_std)
-    orders, curve = _divergences(*grid, D, q, beta, relation, accountant)
+    orders, curve = _divergences(release, q, relation, accountant)
     return run_guarantee(orders, curve, delta, q, rounds, relation, accountant, **names)
 
 # %% ../../nbs/baselines/ddgauss.ipynb #a3980bb3

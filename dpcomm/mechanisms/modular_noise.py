@@ -363,10 +363,37 @@ class RingCodec(RingGrid):
 ACCOUNTANTS = ("rdp-classic", "rdp-balle")
 
 
+@dataclass(frozen=True)
+class NoisySum:
+    "What is added in one release: vectors on a grid, each with a share of the noise."
+
+    scale: float  # step of the grid, > 0
+    clip: float  # L2 bound of one vector, in the units of scale, > 0
+    n_clients: int  # shares that are counted on, >= 1
+    local_std: float  # of one share, in the units of scale, > 0
+    D: int  # coordinates on the ring, >= 1: a power of two where vectors are padded
+    beta: float = math.exp(-0.5)  # of the conditional rounding, in [0, 1)
+
+    def __post_init__(self):
+        check_positive("scale", self.scale)
+        check_positive("clip", self.clip)
+        check_between("n_clients", self.n_clients, 1)
+        check_positive("local_std", self.local_std)
+        check_size("D", self.D)
+        check_number("beta", self.beta, "[0, 1)")
+
+    @property
+    def norm(self) -> float:  # steps
+        "Length of a rounded vector, at most."
+        return rounded_norm(self.clip / self.scale, self.D, self.beta)
+
+    @property
+    def variance(self) -> float:  # squared steps
+        "Variance of one share."
+        return (self.local_std / self.scale) ** 2
+
+
 def check_release(
-    scale: float,  # step of the grid, > 0
-    clip: float,  # L2 bound of one vector, > 0
-    local_std: float,  # of one share, > 0
     q: float,  # probability that a client takes part, in (0, 1]
     relation: str,  # zero-out | replace, the last with q = 1 only
     accountant: str,  # a name in ACCOUNTANTS
@@ -374,8 +401,6 @@ def check_release(
     "Refuse a run that is not accounted."
     check_choice("accountant", accountant, ACCOUNTANTS)
     check_choice("relation", relation, CLAIMED)
-    for name, value in dict(scale=scale, clip=clip, local_std=local_std).items():
-        check_positive(name, value)
     check_number("q", q, "(0, 1]")
     if relation == "replace" and q != 1:
         raise ValueError(

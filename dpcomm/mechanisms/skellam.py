@@ -26,6 +26,7 @@ from dpcomm.core.checks import (
 from .contract import register
 from dpcomm.mechanisms.modular_noise import (
     ACCOUNTANTS,
+    NoisySum,
     OnRing,
     check_release,
     gaussian_multiplier,
@@ -36,7 +37,6 @@ from ..privacy.accounting import INTEGER_ORDERS, TOGETHER, mixture_weights
 from ..privacy.accounting import calibrate as least
 from ..privacy.guarantee import Guarantee
 from ..privacy.whole_noise import skellam_curvature
-from ..secagg.ring import rounded_norm
 from ..secagg.skellam_noise import skellam
 
 # %% ../../nbs/baselines/skellam.ipynb #133cfa46
@@ -118,9 +118,7 @@ class Skellam(OnRing):
         names: relation, accountant, unit, note, premises, as in skellam_epsilon.
         Returns: Guarantee of the whole run.
         """
-        grid = (self.step(d), self.clip_norm, 1, self.sigma * self.clip_norm)
-        grid += (self.size(d),)
-        return skellam_epsilon(*grid, q, rounds, delta, self.beta, **names)
+        return skellam_epsilon(self._release(d), q, rounds, delta, **names)
 
     def divergences(self, d: int, q: float, relation: str) -> tuple:
         """Renyi curve of one sum with noise of sigma C. [Agarwal, Kairouz & Liu 2021]
@@ -130,9 +128,12 @@ class Skellam(OnRing):
         relation: zero-out | replace, the last with q = 1 only.
         Returns: Renyi orders, and the divergence of one sum at them, nats.
         """
-        grid = (self.step(d), self.clip_norm, 1, self.sigma * self.clip_norm)
-        grid += (self.size(d),)
-        return _divergences(*grid, q, self.beta, relation, "rdp-balle")
+        return _divergences(self._release(d), q, relation, "rdp-balle")
+
+    def _release(self, d):
+        "One sum with all of its noise."
+        grid = self.step(d), self.clip_norm, 1, self.sigma * self.clip_norm
+        return NoisySum(*grid, self.size(d), self.beta)
 
     def curvature(self, d: int) -> float:
         """Of the noise of sigma C that the honest shares carry. [page whole_noise, Prop. 3]
@@ -203,13 +204,13 @@ def orders_at(
     return INTEGER_ORDERS if q == 1 else np.arange(2, SAMPLED + 1)
 
 # %% ../../nbs/baselines/skellam.ipynb #c1a86303
-def _divergences(scale, clip, n, local_std, D, q, beta, relation, accountant):
+def _divergences(release, q, relation, accountant):
     "Orders, and the Renyi curve of one sum. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]"
-    check_release(scale, clip, local_std, q, relation, accountant)
+    check_release(q, relation, accountant)
     swap = 1 + (relation == "replace")
-    delta2 = rounded_norm(clip / scale, D, beta)
-    delta1 = min(math.sqrt(D) * delta2, delta2**2)
-    mu = check_between("n_clients", n, 1) * (local_std / scale) ** 2
+    delta2 = release.norm
+    delta1 = min(math.sqrt(release.D) * delta2, delta2**2)
+    mu = release.n_clients * release.variance
     orders = orders_at(q)
     curve = rdp_skellam(orders, mu, swap * delta2, swap * delta1)
     if q < 1:
@@ -218,22 +219,16 @@ def _divergences(scale, clip, n, local_std, D, q, beta, relation, accountant):
 
 
 def skellam_epsilon(
-    scale: float,  # step of the grid, > 0
-    clip: float,  # L2 bound of one vector, in the units of scale, > 0
-    n_clients: int,  # shares that are counted on, >= 1
-    local_std: float,  # of one share, in the units of scale, > 0
-    D: int,  # coordinates on the ring, >= 1: a power of two where vectors are padded
+    release: NoisySum,
     q: float,  # probability that a client takes part in a round, in (0, 1]
     rounds: int,  # releases composed, >= 1
     delta: float,  # in (0, 1)
-    beta: float = math.exp(-0.5),  # of the conditional rounding, in [0, 1)
     relation: str = "zero-out",  # zero-out | replace, the last with q = 1 only
     accountant: str = "rdp-classic",  # rdp-classic | rdp-balle
     **names,  # unit, note, premises
 ) -> Guarantee:  # of the run; sampled: for those who see models, not cohorts
     "Epsilon of a run from the integers added. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]"
-    grid = (scale, clip, n_clients, local_std)
-    orders, curve = _divergences(*grid, D, q, beta, relation, accountant)
+    orders, curve = _divergences(release, q, relation, accountant)
     return run_guarantee(orders, curve, delta, q, rounds, relation, accountant, **names)
 
 # %% ../../nbs/baselines/skellam.ipynb #63eaa772

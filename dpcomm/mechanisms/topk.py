@@ -294,9 +294,8 @@ def scheme(
     clip_norm: float = 1.0,
     sigma: float = None,
     support: Support = None,
-    seed: int = 0,
     chunks: int = 1,
-    tolerance: float = 0.0,
+    **settings,
 ) -> LinearSketch:
     """One of the paper's schemes, or its private twin. [fltop Secs. 4 and D]
 
@@ -306,9 +305,8 @@ def scheme(
     clip_norm: S; unused where sigma is None.
     sigma: noise multiplier: the -DP twin; None: the plain scheme.
     support: for the two FL-TOPs.
-    seed: of public random choices.
     chunks: P of FL-CS.
-    tolerance: fraction of shares that may be missing.
+    settings: fields that all have: seed of public random choices, tolerance.
     Returns: a TopK, or a Compressive.
     """
     source, held, fresh = SCHEMES[check_choice("scheme", name, tuple(SCHEMES))]
@@ -317,8 +315,7 @@ def scheme(
         clip_norm=clip_norm,
         sigma=sigma,
         n_clients=n_clients,
-        seed=seed,
-        tolerance=tolerance,
+        **settings,
     )
     if source == "dct":
         return mechanism("compressive", chunks=chunks, **common)

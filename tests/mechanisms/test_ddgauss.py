@@ -21,6 +21,7 @@ from dpcomm.core import wire
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.mechanisms import contract, ddgauss, modular_noise
 from dpcomm.mechanisms.ddgauss import DDGauss
+from dpcomm.mechanisms.modular_noise import NoisySum
 from dpcomm.mechanisms.skellam import Skellam
 from dpcomm.privacy import accounting
 from dpcomm.privacy.accounting import INTEGER_ORDERS, gaussian_guarantee
@@ -224,26 +225,33 @@ def test_sampling_in_both_directions(variance, n, x, q):
 # ---- epsilon
 
 
+def epsilon(scale, clip, n_clients, local_std, D, q, rounds, delta, **names):
+    "Of a run, from plain numbers."
+    beta = names.pop("beta", math.exp(-0.5))
+    release = NoisySum(scale, clip, n_clients, local_std, D, beta)
+    return ddgauss.ddgauss_epsilon(release, q, rounds, delta, **names)
+
+
 def test_epsilon_of_printed_parameters_by_hand():
     "One release without sampling, all numbers spelt out."
     printed = 0.01, 1.0, 100, 0.2, 1024, 1.0, 3, 1e-6
-    g = ddgauss.ddgauss_epsilon(*printed)
+    g = epsilon(*printed)
     eps = math.sqrt(100**2 + 256 + 100 + 16) / (math.sqrt(100) * 20)
     classic = 3 * INTEGER_ORDERS * eps**2 / 2 + math.log(1e6) / (INTEGER_ORDERS - 1)
     assert g.eps == pytest.approx(classic.min(), rel=1e-9)
     names = (g.relation, g.sampling, g.trust, g.accountant, g.scope, g.unit)
     assert names == ("zero-out", "none", "secagg", "rdp-classic", "total", "client")
-    assert ddgauss.ddgauss_epsilon(*printed, accountant="rdp-balle").eps < g.eps
+    assert epsilon(*printed, accountant="rdp-balle").eps < g.eps
     # without conditioning the worst rounding counts; units cancel
-    assert ddgauss.ddgauss_epsilon(*printed, beta=0.0).eps > g.eps
+    assert epsilon(*printed, beta=0.0).eps > g.eps
     large = 10.0, 1000.0, 100, 200.0, *printed[4:]
-    assert ddgauss.ddgauss_epsilon(*large).eps == pytest.approx(g.eps)
+    assert epsilon(*large).eps == pytest.approx(g.eps)
 
 
 @tabled("q, relation", [(1.0, "zero-out"), (1.0, "replace"), (0.05, "zero-out")])
 def test_a_fine_grid_is_the_gaussian(q, relation):
     std, run = 1.3 / math.sqrt(50), (q, 20, 1e-5)
-    g = ddgauss.ddgauss_epsilon(1e-6, 1.0, 50, std, 64, *run, relation=relation)
+    g = epsilon(1e-6, 1.0, 50, std, 64, *run, relation=relation)
     names = dict(sampling="none" if q == 1 else "poisson", relation=relation)
     orders = INTEGER_ORDERS if q == 1 else ddgauss.SAMPLED
     exact = gaussian_guarantee(1.3, 1e-5, q, 20, orders=orders, **names)
@@ -257,7 +265,7 @@ BASE |= dict(rounds=10, delta=1e-5)
 
 def test_epsilon_is_monotone():
     def eps(**change):
-        return ddgauss.ddgauss_epsilon(**(BASE | change)).eps
+        return epsilon(**(BASE | change)).eps
 
     higher = dict(scale=0.05, clip=1.2, D=3000, q=0.2, rounds=20, beta=0.1)
     lower = dict(n_clients=50, local_std=0.3, delta=1e-4)
@@ -269,7 +277,7 @@ def test_epsilon_is_monotone():
     "call, words",
     [
         *(
-            (lambda c=change: ddgauss.ddgauss_epsilon(**(BASE | c)), words)
+            (lambda c=change: epsilon(**(BASE | c)), words)
             for change, words in (
                 (dict(scale=0.0), "scale is"),
                 (dict(clip=-1.0), "clip is"),
@@ -318,8 +326,7 @@ def test_a_guarantee_counts_only_honest_shares():
     m = DDGauss(1.0, 1.0, 40, 18, tolerance=0.25)
     g = m.guarantee(**names, accountant="rdp-classic")
     honest, careless = (
-        ddgauss.ddgauss_epsilon(m.step(500), 1.0, n, m.share, 500, 1.0, 5, 1e-5).eps
-        for n in (30, 40)
+        epsilon(m.step(500), 1.0, n, m.share, 500, 1.0, 5, 1e-5).eps for n in (30, 40)
     )
     assert careless < honest == g.eps and "30 of 40 honest shares" in g.note
     g, plain = m.guarantee(**names), DDGauss(1.0, 1.0, 40, 18).guarantee(**names)

@@ -25,6 +25,7 @@ from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import rotate
 from dpcomm.mechanisms import modular_noise
 from dpcomm.mechanisms import skellam as module
+from dpcomm.mechanisms.modular_noise import NoisySum
 from dpcomm.mechanisms.skellam import Skellam
 from dpcomm.privacy.accounting import (
     INTEGER_ORDERS,
@@ -71,6 +72,13 @@ def decimals(mu):
 
 
 # ---- counts
+
+
+def epsilon(scale, clip, n_clients, local_std, D, q, rounds, delta, **names):
+    "Of a run, from plain numbers."
+    beta = names.pop("beta", math.exp(-0.5))
+    release = NoisySum(scale, clip, n_clients, local_std, D, beta)
+    return module.skellam_epsilon(release, q, rounds, delta, **names)
 
 
 @tabled("mu", MEANS, ids=str)
@@ -346,9 +354,7 @@ def test_epsilon_becomes_the_gaussians_as_the_grid_becomes_fine(
         1.5, 1e-5, q, 7, sampling=sampling, orders=orders, **names
     ).eps
     eps = [
-        module.skellam_epsilon(
-            scale, 1.0, 10, 1.5 / math.sqrt(10), 1000, q, 7, 1e-5, **names
-        ).eps
+        epsilon(scale, 1.0, 10, 1.5 / math.sqrt(10), 1000, q, 7, 1e-5, **names).eps
         for scale in (0.1, 0.01, 1e-3, 1e-5)
     ]
     assert eps == sorted(eps, reverse=True) and eps[0] > 1.3 * gauss
@@ -364,7 +370,7 @@ def test_epsilon_is_that_of_the_rounded_vector():
     d2 = rounded_norm(1 / 0.05, 100, math.exp(-0.5))
     d1 = min(math.sqrt(100) * d2, d2**2)
     curve = 3 * module.rdp_skellam(INTEGER_ORDERS, 20 * (0.4 / 0.05) ** 2, d2, d1)
-    g = module.skellam_epsilon(**RUN)
+    g = epsilon(**RUN)
     assert g.eps == pytest.approx(min(curve + math.log(1e5) / (INTEGER_ORDERS - 1)))
     names = (g.trust, g.sampling, g.relation, g.unit, g.accountant)
     assert names == ("secagg", "none", "zero-out", "client", "rdp-classic")
@@ -386,7 +392,7 @@ def test_epsilon_is_that_of_the_rounded_vector():
         (lambda: Skellam(1.0, 1.0, 65, ring_bits=5), "is 5; .* at least 6 bits"),
         (lambda: Skellam(1.0, 1.0, 9).guarantee(1, 1e-5), "d is None"),
         *(
-            (lambda c=c: module.skellam_epsilon(**(RUN | c)), next(iter(c)))
+            (lambda c=c: epsilon(**(RUN | c)), next(iter(c)))
             for c in (
                 dict(scale=0.0),
                 dict(clip=-1.0),
@@ -420,11 +426,7 @@ def test_a_guarantee_counts_the_promised_noise_only():
     assert g.eps == pytest.approx(m.guarantee(**run).eps, rel=1e-3)
     by_hand = 35, safe.share, 300, 1.0, 5, 1e-5
     classic = safe.guarantee(**run, accountant="rdp-classic").eps
-    assert (
-        g.eps
-        < classic
-        == pytest.approx(module.skellam_epsilon(safe.step(300), 1.0, *by_hand).eps)
-    )
+    assert g.eps < classic == pytest.approx(epsilon(safe.step(300), 1.0, *by_hand).eps)
     drawn = dict(n_clients=1000, cohort=50, sampling="poisson", note="mine")
     sampled = m.guarantee(**run, **drawn)
     assert sampled.eps < 0.4 * g.eps and sampled.sampling == "poisson"

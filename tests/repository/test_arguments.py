@@ -387,14 +387,10 @@ GOOD = {
     },
     "mechanisms.modular_noise": {
         "padded": dict(d=3),
-        "check_release": dict(
-            scale=0.01,
-            clip=1.0,
-            local_std=0.3,
-            q=0.5,
-            relation="zero-out",
-            accountant="rdp-balle",
+        "NoisySum": dict(
+            scale=0.01, clip=1.0, n_clients=10, local_std=0.3, D=4, beta=0.5
         ),
+        "check_release": dict(q=0.5, relation="zero-out", accountant="rdp-balle"),
         "gaussian_multiplier": dict(
             eps=3.0,
             delta=1e-5,
@@ -407,19 +403,6 @@ GOOD = {
     "mechanisms.ddgauss": {
         "omega": dict(variance=1.0, n=3),
         "concentrated": dict(delta2=1.0, variance=1.0, n=3, D=4),
-        "ddgauss_epsilon": dict(
-            scale=0.01,
-            clip=1.0,
-            n_clients=10,
-            local_std=0.3,
-            D=4,
-            q=1.0,
-            rounds=2,
-            delta=1e-5,
-            beta=0.5,
-            relation="zero-out",
-            accountant="rdp-balle",
-        ),
         "fit": dict(
             multiplier=1.0, clip_norm=1.0, n_clients=10, d=4, ring_bits=16, most=1.5
         ),
@@ -526,19 +509,6 @@ GOOD = {
     "mechanisms.skellam": {
         "rdp_skellam": dict(orders=[2, 3], mu=1.0, delta2=1.0, delta1=1.0),
         "amplify": dict(curve=[0.1, 0.2], q=0.1),
-        "skellam_epsilon": dict(
-            scale=0.01,
-            clip=1.0,
-            n_clients=10,
-            local_std=0.3,
-            D=4,
-            q=0.5,
-            rounds=2,
-            delta=1e-5,
-            beta=0.5,
-            relation="zero-out",
-            accountant="rdp-balle",
-        ),
         "calibrate": dict(
             eps=3.0,
             delta=1e-5,
