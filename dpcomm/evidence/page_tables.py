@@ -156,7 +156,6 @@ def _plain(value, se):
 
 # %% ../../nbs/evidence/page_tables.ipynb #62ff91d9
 BORROWED = "* one seed; its standard error is borrowed from"
-ASIDE = "match", "order holds"  # verdicts that a long table folds
 LONG = 12  # lines, from which on it does
 
 
@@ -230,16 +229,18 @@ def paper_table(
         anything is left out.
     """
     p, found = paper_tables.paper(paper), found or verdicts.evidence(paper)
-    several, notes, lines, words = len(columns) > 1, [], [], []
+    several, lines, words = len(columns) > 1, [], []
+    notes, lent = [], []
     for label, parts in rows.items():
         parts, labels = (x if isinstance(x, tuple) else (x,) for x in (parts, label))
         for heading, pattern in columns.items():
             told, why = table_line(pattern.format(*parts), p, found)
             if told is None:
                 continue
-            notes += [note for note in why if note not in notes]
-            marks = [n for n in why if not n.startswith(BORROWED)]
-            marks = "".join(f" [{notes.index(n) + 1}]" for n in marks)
+            lent += [n for n in why if n.startswith(BORROWED) and n not in lent]
+            why = [n for n in why if not n.startswith(BORROWED)]
+            notes += [n for n in why if n not in notes]
+            marks = "".join(f" [{notes.index(n) + 1}]" for n in why)
             *first, mark, n = told
             lines.append((*labels, *[heading] * several, *first, mark + marks, n))
             words.append(mark[2:])
@@ -249,13 +250,13 @@ def paper_table(
     header, *lines = [tuple(line[i] for i in kept) for line in (header, *lines)]
     title = title if several else f"{title}: {next(iter(columns))}"
     title = f"{title}. {verdicts.in_words(Counter(filter(None, words)))}"
-    aside = [word in ASIDE and len(lines) > LONG for word in words]
+    aside = [word in verdicts.AGREEING and len(lines) > LONG for word in words]
     shown = tuple(line for line, away in zip(lines, aside) if not away)
     folded = tuple(line for line, away in zip(lines, aside) if away)
     line = f"{len(folded)} of {len(lines)} numbers agree with the paper"
-    more = verdicts.Table(header, folded, "", () if shown else tuple(notes))
+    more = verdicts.Table(header, folded, "", () if shown else (*notes, *lent))
     more = Folded(line, more) if folded else None
-    return Compared(verdicts.Table(header, shown, title, tuple(notes)), more)
+    return Compared(verdicts.Table(header, shown, title, (*notes, *lent)), more)
 
 # %% ../../nbs/evidence/page_tables.ipynb #36d0764b
 def paper_line(
