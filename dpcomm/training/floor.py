@@ -27,7 +27,7 @@ from ..core.files import read_json, typed, write_whole
 
 # %% ../../nbs/training/floor.ipynb #f10e0005
 TRUST = (
-    "Trust: a node runs the code of whoever submits a run, and its limits bind that code"
+    "Trust: a node runs the code of anyone who submits a run, and its limits bind that code"
     " only if its SuperNode is started with --trusted-entities; the server sees who takes"
     " part, and each message where rounds are no secure sums; the directory decides who is"
     " a client; nobody checks a client's vector, within its clip or outside it."
