@@ -371,8 +371,10 @@ def run_here(
                     sweep.late += sweep.waiting
                     sweep.waiting.clear()
         finally:
-            for worker in (*sweep.running, *sweep.idle):
+            for worker in sweep.running:
                 worker.process.terminate()
+            for worker in sweep.idle:
+                worker.end()
     return sweep
 
 
