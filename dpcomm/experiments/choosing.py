@@ -29,7 +29,6 @@ from dpcomm.experiments.predictions import (
 )
 from ..mechanisms.contract import Mechanism, mechanism_class, registered
 from ..mechanisms.deployments import Deployment, TooFewBits
-from ..mechanisms.modular_noise import padded
 from ..privacy.guarantee import TRUSTS, Guarantee
 from ..privacy.lower_bounds import information, least_error
 
@@ -164,7 +163,7 @@ def grids(
     "What `choose` tries besides the calibrated field. [page choosing]"
     entry, sent = d**-0.5, max(1, min(d, int(bits * d / 32 + 1e-9) if bits < 32 else d))
     every = (20, 16, 14, 12, 10, 8, 6)
-    words = [b for b in every if b * padded(d) <= bits * d] or every[-1:]
+    words = [b for b in every if b <= bits] or every[-1:]
     rings, top = [dict(ring_bits=words[0])], min(1.0, 5 * entry)
     levels = [b for b in (8, 4, 3) if b <= bits] or [2]
     coin = dict(levels=2, rule="best")
@@ -201,7 +200,7 @@ class _Search:
             try:
                 found = self.calibrated(s, name, given)
             except TooFewBits as error:
-                sizes.append(error.bits * padded(s.d) / s.d)
+                sizes.append(error.bits)
                 if sizes[-1] > most:
                     continue
                 found = self.calibrated(s, name, dict(ring_bits=error.bits))
