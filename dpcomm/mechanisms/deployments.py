@@ -153,7 +153,7 @@ class Deployment:
         first = check_number("start", usual if start is None else start, "(0, inf)")
 
         bits = fixed.get("ring_bits", getattr(cls, "ring_bits", 32))
-        if bits < 32:
+        if check_between("ring_bits", bits, 2, 32) < 32:
             how = dict(eps=eps, clip_norm=clip_norm, accountant=accountant, start=start)
             fine = self.calibrate(name, **how, **fixed | dict(ring_bits=32))
             _check_ring(fine, bits, eps, account)

@@ -253,6 +253,9 @@ def test_a_situation_that_cannot_be_is_refused(changes, told):
         ("gaussian", dict(accountant="exact"), "accountant"),
         ("topk", dict(fraction=2.0), "fraction"),
         ("skellam", dict(n_clients=60), "60 shares"),
+        ("skellam", dict(ring_bits=1), "ring_bits is 1; it must be a whole number"),
+        ("ddgauss", dict(ring_bits="8"), "ring_bits is '8'; it must be a whole number"),
+        ("ddgauss", dict(ring_bits=math.nan), "ring_bits is nan; it must be"),
         ("pm", dict(accountant="rdp-balle"), "accountant is 'rdp-balle'"),
         (
             "pm",
