@@ -329,6 +329,7 @@ def test_the_accountant_is_never_above_flowers_own_and_never_below_the_truth(nam
     """The truth's lower end is that of the bracket. Flower's accountant counts noise in
     units of what a neighbour moves; a client who is replaced moves two clips.
     """
+    pytest.importorskip("dp_accounting", reason="flwr[dp] is not installed")
     sampling = theirs.SamplingMethod[name]
     relation = theirs.NeighboringRelation.ADD_OR_REMOVE_ONE
     moves_twice = name == "WITHOUT_REPLACEMENT"
