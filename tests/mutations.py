@@ -57,8 +57,8 @@ MUTATIONS = [
         (
             "sampling is 10 % rarer than it is",
             "privacy/accounting",
-            "log_weight = log_choose + k * np.log(q) + (order - k)",
-            "log_weight = log_choose + k * np.log(0.9 * q) + (order - k)",
+            "log_weight = _log_weights(int(order), np.log(q), np.log1p(-q))",
+            "log_weight = _log_weights(int(order), np.log(0.9 * q), np.log1p(-q))",
             "privacy/test_accounting.py",
         ),
         (

@@ -225,11 +225,13 @@ class _Search:
     def calibrated(self, s, name, given):
         "One mechanism; what served another is tried first."
         local = dict(local=True) if name == "gaussian" and s.trust != "central" else {}
-        free = mechanism_class(name).free
-        key = free, s.relation
+        cls = mechanism_class(name)
+        free = cls.free
+        ring = name not in self.accountants and hasattr(cls, "ring_bits")
+        key = free, s.relation, ring
         how = dict(accountant=self.accountants.get(name))
         if free == "sigma" or name not in self.accountants:
-            how["start"] = self.known.get(key)
+            how["start"] = self.known.get(key, self.known.get((*key[:2], False)))
         made = s.calibrate(name, self.eps, **how, **given, **local)
         self.known.setdefault(key, getattr(made, free))
         return made

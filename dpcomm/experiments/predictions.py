@@ -97,7 +97,7 @@ def _products(u, bias, variance):
     k, own, all_, V = len(u), [0.0] * 3, [0.0] * 3, 0.0
     parts = (x.split(COLUMNS, 1) for x in (u, bias, variance))
     for a, off, v in zip(*parts):
-        a, V = a.double(), V + float(v.sum(dtype=torch.float64)) / k
+        a, V = a.double(), V + float(v.double().sum()) / k
         e = a + off.double()
         of_a, of_e = a.sum(0), e.sum(0)
         for i, (x, y) in enumerate(((a, a), (e, a), (e, e))):

@@ -156,7 +156,9 @@ class Deployment:
         if check_between("ring_bits", bits, 2, 32) < 32:
             how = dict(eps=eps, clip_norm=clip_norm, accountant=accountant, start=start)
             fine = self.calibrate(name, **how, **fixed | dict(ring_bits=32))
-            _check_ring(fine, bits, eps, account)
+            first = first if accountant else fine.sigma
+            if accountant or not found.eps(math.log(first)) <= eps:
+                _check_ring(fine, bits, eps, account)
         near = _start(found, name, free, math.log(first))
         if not eps * (1 - NEAR) <= found.eps(near) <= eps:
             # records name an accountant: their search is kept, step by step
@@ -164,7 +166,7 @@ class Deployment:
             safe, risky = _bracket(found, eps, near, toward, step)
             if safe is None or risky is None:
                 raise ValueError(_beyond(found, name, free, eps, safe, toward))
-            near = _narrowed(found, eps, safe, risky)[0]
+            near = _narrowed(found, eps, safe, risky, not accountant)[0]
         return found.build(math.exp(near))
 
     def audit(
@@ -467,6 +469,13 @@ class _Found:
             self.best = x, found
         return found
 
+    def nearest(self, y):
+        "Three values tried, with the logarithms of their eps, which are the nearest to y."
+        points = {math.log(v): x for x, v in self.known.items() if 0 < v < math.inf}
+        return [
+            (points[at], at) for at in sorted(points, key=lambda at: abs(at - y))[:3]
+        ]
+
 
 def _start(found, name, free, x):
     "A value near x that is accounted; the first refusal where there is none."
@@ -502,15 +511,19 @@ def _reach(found, eps, x):
     return min(1.2 * off + NEAR, math.log(2))
 
 
-def _narrowed(found, eps, safe, risky):
+def _narrowed(found, eps, safe, risky, bent):
     "The safe end of a bracket, within NEAR of eps or at a jump."
-    target, width = math.log(eps) - NEAR / 2, math.inf
+    target, widths = math.log(eps) - NEAR / 2, [math.inf] * (1 + bent)
     while safe[1] < eps * (1 - NEAR) and abs(risky[0] - safe[0]) > JUMP:
         gap = risky[0] - safe[0]
-        slow, width, share = abs(gap) > 0.5 * width, abs(gap), 0.5
+        slow, share = abs(gap) > 0.5 * widths.pop(0), 0.5
+        widths.append(abs(gap))
         if not slow and 0 < safe[1] and risky[1] < math.inf:
             low, high = math.log(safe[1]), math.log(risky[1])
-            share = min(max((target - low) / (high - low), 0.02), 0.98)
+            share = (target - low) / (high - low)
+            if bent:
+                share = (_inverse(found.nearest(target), target) - safe[0]) / gap
+            share = min(max(share, 0.02), 0.98)
         x = safe[0] + share * gap
         value = found.eps(x)
         if value <= eps:
@@ -518,6 +531,15 @@ def _narrowed(found, eps, safe, risky):
         else:
             risky = x, value
     return safe
+
+
+def _inverse(points, y):
+    "The value at y of the polynomial x(y) through points (x, y)."
+    return sum(
+        x
+        * math.prod((y - other) / (one - other) for _, other in points if other != one)
+        for x, one in points
+    )
 
 
 def _least(found, toward):

@@ -238,16 +238,21 @@ def normal_rounding(
     "Moments of a conditional rounding whose squared length is taken for normal."
     low = np.floor(x)
     part = x - low
-    v, t = part * (1 - part), 2 * low + 1
-    vt = v * t
+    v = 1 - part
+    v *= part
+    t = np.multiply(2, low, out=low)
+    t += 1
+    vt = np.multiply(v, t, out=part)
     s = max(math.sqrt(vt @ t), 1e-300)
     kappa = float(np.clip((norm_bound**2 - x @ x - v.sum()) / s, -37, 1e9))
     h = math.exp(norm.logpdf(kappa) - norm.logcdf(kappa))
     vt /= s
-    mean, g = back(np.stack([x - h * vt, vt]))
+    mean, g = back(np.stack([x - np.multiply(h, vt, out=low), vt]))
     for end in (v[len(v) - block :], v[:block]):  # the last block is turned first
         end[:] = end.mean()  # each takes the mean of its coordinates
-    return mean, v[: len(g)] - h * (h + kappa) * g**2
+    g *= g
+    g *= h * (h + kappa)
+    return mean, np.subtract(v[: len(g)], g, out=g)
 
 # %% ../../nbs/secagg/modular_noise.ipynb #d96c7cfb
 class RingCodec(RingGrid):

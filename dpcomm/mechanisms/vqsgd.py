@@ -15,7 +15,13 @@ from torch import Tensor
 
 from ..core.checks import check_choice, check_number, check_size, check_stream
 from ..core.random import private_stream, row_streams
-from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
+from dpcomm.core.vectors import (
+    by_columns,
+    check_finite,
+    check_rows,
+    check_vector,
+    clip_l2,
+)
 from dpcomm.core.wire import (
     BadMessage,
     Bits,
@@ -118,12 +124,17 @@ class CornerCodec(Local):
     def moments(self, u: Tensor) -> tuple:
         "Bias of the clip, and variance over corners and lies. [eq. vqsgd-variance]"
         check_rows("u", u)
-        v, d = self.clip(u).double(), u.shape[1]
+        v, d = self.clip(u), u.shape[1]
         level = self.clip_norm * math.sqrt(d) / keep_probability(2 * d, self.eps)
-        each = v.abs() / level
-        square = level**2 * (each + (1 - each.sum(1, keepdim=True)).clamp_min(0) / d)
-        variance = ((square - v**2) / self.repeats).clamp_min(0)
-        return (v - u).to(u.dtype), variance.to(u.dtype)
+        along = v.abs().sum(1, keepdim=True, dtype=torch.float64) / level
+        others = level**2 * (1 - along).clamp_min(0) / d
+
+        def entries(v):
+            v = v.double()
+            square = level * v.abs() + others
+            return (((square - v**2) / self.repeats).clamp_min(0).to(u.dtype),)
+
+        return v - u, *by_columns(entries, v)
 
 # %% ../../nbs/baselines/vqsgd.ipynb #79cfc550
 def corners(

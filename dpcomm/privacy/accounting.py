@@ -84,11 +84,18 @@ def log_mixture(
     add: Callable = np.logaddexp.reduce,  # logs of many numbers -> log of their sum
 ) -> float:  # log E (1 - q + q w)^a, nats; E w = 1; no cancellation for small q
     "Log-moment of a mixture by its binomial sum. [Mironov, Talwar & Zhang 2019, Sec. 3.3]"
-    k, log_moments = np.arange(2, order + 1), log_moments[: int(order) - 1]
-    log_choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
-    log_weight = log_choose + k * np.log(q) + (order - k) * np.log1p(-q)
+    log_moments = log_moments[: int(order) - 1]
+    log_weight = _log_weights(int(order), np.log(q), np.log1p(-q))
     log_terms = log_weight + log_moments + np.log(-np.expm1(-log_moments))
     return np.logaddexp(0, add(log_terms))
+
+
+@functools.lru_cache(maxsize=64)
+def _log_weights(order, log_q, log_rest):
+    "Logs of the binomial law at k = 2, ..., order."
+    k = np.arange(2, order + 1)
+    log_choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
+    return log_choose + k * log_q + (order - k) * log_rest
 
 
 @functools.lru_cache(maxsize=16)
@@ -120,10 +127,18 @@ def _log_moment_integer(order, sigma, q):
     return log_mixture(order, q, k * (k - 1) / (2 * sigma**2))
 
 # %% ../../nbs/foundations/accounting.ipynb #5c5864b6
-def _log_moment_fractional(order, sigma, q):
-    "log A at a non-integer order, 0 < q < 1. [Mironov, Talwar & Zhang 2019, Sec. 3.3]"
+@functools.lru_cache(maxsize=128)
+def _binomials(order):
+    "Terms i of the series, order - i, and the binomial coefficient's logarithm and sign."
     i = np.arange(np.ceil(order) + 256)
     j = order - i
+    log_choose = gammaln(order + 1) - gammaln(i + 1) - gammaln(j + 1)
+    return i, j, log_choose, gammasgn(j + 1)
+
+
+def _log_moment_fractional(order, sigma, q):
+    "log A at a non-integer order, 0 < q < 1. [Mironov, Talwar & Zhang 2019, Sec. 3.3]"
+    i, j, log_choose, sign = _binomials(order)
     z0 = sigma**2 * (np.log1p(-q) - np.log(q)) + 0.5
     left = (
         i * np.log(q)
@@ -137,11 +152,9 @@ def _log_moment_fractional(order, sigma, q):
         + j * (j - 1) / (2 * sigma**2)
         + log_ndtr((j - z0) / sigma)
     )
-    log_terms = (
-        gammaln(order + 1) - gammaln(i + 1) - gammaln(j + 1) + np.logaddexp(left, right)
-    )
+    log_terms = log_choose + np.logaddexp(left, right)
     top = log_terms.max()
-    sums = np.cumsum(gammasgn(j + 1) * np.exp(log_terms - top))[-64:]
+    sums = np.cumsum(sign * np.exp(log_terms - top))[-64:]
     while len(sums) > 1:
         sums = (sums[1:] + sums[:-1]) / 2
     return top + np.log(sums[0])
@@ -411,6 +424,12 @@ class More(TypedDict, total=False):
     orders: ArrayLike | None  # Renyi orders, (n,), > 1, or `ORDERS`; not used by 'pld'
 
 # %% ../../nbs/foundations/accounting.ipynb #fcff03p1
+@functools.lru_cache(16)
+def _usual_curve(sigma, q):
+    "The Renyi curve at the usual orders."
+    return rdp_subsampled_gaussian(ORDERS, sigma, q)
+
+
 def gaussian_guarantee(
     sigma: float,
     delta: float,
@@ -449,7 +468,9 @@ def gaussian_guarantee(
         hidden = trust == "central"
         eps = _pld_eps(_check_sigma(sigma), delta, q, int(rounds), relation, hidden)
         return Guarantee(eps, delta, accountant=accountant, **said)
-    curve = rdp_subsampled_gaussian(orders, _check_sigma(sigma) / far, q)
+    run = _check_sigma(sigma) / far, q
+    usual = orders is ORDERS
+    curve = _usual_curve(*run) if usual else rdp_subsampled_gaussian(orders, *run)
     conversion = accountant.removeprefix("rdp-")
     return guarantee_from_rdp(orders, compose(curve, rounds), delta, conversion, **said)
 

@@ -474,10 +474,17 @@ def _composed(laws, theta, step, size, first):
     return law, scale, error, relative
 
 # %% ../../nbs/foundations/pairs.ipynb #7bb2f2fd
+def _discounted(a, step):
+    "For each k the sum over i >= k of e^(-(i - k) step) a_i, by doubling."
+    total, reach = a.copy(), 1
+    while reach < len(a) and reach * step < 746:  # e^-746 is 0
+        total[:-reach] += math.exp(-reach * step) * total[reach:]
+        reach *= 2
+    return total
+
+
 def _one_end(plan, view, up):
     "The upper or the lower epsilon of one direction, at one tilt."
-    from scipy.signal import lfilter
-
     theta, t, first, step, size = view
     laws, infinite, slip = [], 0.0, 0.0
     for (pair, rounds), span in zip(plan.parts, plan.spans):
@@ -498,7 +505,7 @@ def _one_end(plan, view, up):
     keep = log_weight < 600
     x, law, weight = x[keep], law[keep], np.exp(log_weight[keep])
     above = np.cumsum((law * weight)[::-1])[::-1]
-    null = lfilter([1], [1, -math.exp(-step)], (law * weight)[::-1])[::-1]
+    null = _discounted(law * weight, step)
     bins = min(size, 1 / -math.expm1(-theta * step))
     room = weight * (outside + 2 * error * bins) + 8 * size * UNIT * np.abs(above)
     relative += 8 * UNIT * (theta * step * (abs(first) + size) + abs(scale) + 750)

@@ -298,19 +298,22 @@ def test_selection_moments_against_brute_force(s, K):
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-@tabled("K", [1, 2**7, 2**24])
-@tabled("s", [0.0, 2.0, 10.0])
+@tabled("K", [1, 2, 2**7, 2**24, 2**53])
+@tabled("s", [0.0, 1e-3, 0.99, 1.0, 2.0, 10.0, 1e3, 1e6])
 def test_selection_moments_at_the_ends(s, K):
     "Probabilities sum to one; one candidate is always chosen; without an update all are alike."
-    first, second, third = (rec.selection_moment(r, s, K) for r in (1, 2, 3))
-    assert first == pytest.approx(1, abs=1e-6)
+    first, second, third, last = (rec.selection_moment(r, s, K) for r in (1, 2, 3, 20))
+    assert first == pytest.approx(1, abs=1e-13)
     if K == 1 or s == 0:
-        assert second == pytest.approx(1 / K, rel=1e-6)
-        assert third == pytest.approx(K**-2.0, rel=1e-6)
-    low, most = 1 - 1e-6, 1 + 1e-6
+        assert second == pytest.approx(1 / K, rel=1e-12)
+        assert third == pytest.approx(K**-2.0, rel=1e-12)
+        assert last == pytest.approx(K**-19.0, rel=1e-9)
+    low, most = 1 - 1e-12, 1 + 1e-12
     assert low / K <= second <= most and low * K**-2.0 <= third <= second * most
     # Jensen: E sum p^2 <= E alpha^2 / K
     assert second <= min(1.0, math.exp(min(s * s, 700)) / K) * most
+    if s >= 1e3:  # the largest of K normals stands alone
+        assert last > 1 - 200 / s
 
 
 def test_bias_points_against_the_update_and_shrinks_with_candidates():
