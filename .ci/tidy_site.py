@@ -1,6 +1,7 @@
 """After Quarto has rendered: formulas without their TeX source, in pages and in the
 search index, and on one line with their punctuation; Python code left out of the search
-index; arguments of a function each on a line of its own; what people type leads to the
+index; folded code below what it made, and what a check prints inside its line;
+arguments of a function each on a line of its own; what people type leads to the
 page they mean; version, commit and date at the foot of every page, and its notebook to
 download, or to open in Colab where it installs the package; llms.txt in the order of the
 sidebar, with descriptions; a page that moved leads on from its old address.
@@ -71,6 +72,41 @@ def kept_together(page: str) -> str:
 def told_apart(page: str) -> str:
     "A page that tells each argument of a function on a line of its own."
     return ARGUMENTS.sub(lambda found: NEXT.sub("<br>\n", found[1]), page)
+
+
+FOLDED = re.compile(
+    r'<div id="[^"]*" class="cell"[^>]*>\s*(<details class="code-fold">.*?)(</details>\s*)',
+    re.S,
+)
+SHOWN = re.compile(r'<div class="cell-output cell-output-(\w+)')
+CHECKED = "<summary>✓ checked</summary>"
+
+
+def end_of_div(page: str, start: int) -> int:
+    "Where the `</div>` begins that closes a `<div` at `start`."
+    depth = 0
+    for tag in re.compile(r"<div\b|</div>").finditer(page, start):
+        depth += 1 if tag[0] == "<div" else -1
+        if not depth:
+            return tag.start()
+    raise ValueError(f"a <div> is not closed: {page[start : start + 60]}")
+
+
+def code_below(page: str, checks: bool) -> str:
+    """A page on which folded code follows what it made; with `checks`, what a check
+    prints stands inside its fold.
+    """
+    parts, at = [], 0
+    for cell in FOLDED.finditer(page):
+        end = end_of_div(page, cell.start())
+        made = page[cell.end() : end]
+        if not made.strip():
+            continue
+        inside = checks and CHECKED in cell[1] and {*SHOWN.findall(made)} == {"stdout"}
+        parts += [page[at : cell.start(1)]]
+        parts += [cell[1], made, cell[2]] if inside else [made, cell[1], cell[2]]
+        at = end
+    return "".join(parts) + page[at:]
 
 
 def clean(text: str, formulas: list) -> str:
@@ -204,6 +240,8 @@ def main(site: Path) -> None:
         address = path.relative_to(site).as_posix()
         page, formulas[address] = without_tex(path.read_text(encoding="utf-8"))
         code[address] = code_of(page)
+        checks = address.split("/")[0] in ("papers", "experiments")
+        page = code_below(page, checks)
         page = with_notebook(stamped(told_apart(kept_together(page)), known), root)
         path.write_text(page, encoding="utf-8")
     index = site / "search.json"

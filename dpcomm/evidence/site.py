@@ -8,6 +8,7 @@ __all__ = ['Site']
 # %% ../../nbs/evidence/site.ipynb #fe446000
 import ast
 import base64
+import copy
 import io
 import re
 from pathlib import Path
@@ -134,13 +135,22 @@ def space_functions(
     return MATH.sub(spaced, text)
 
 # %% ../../nbs/evidence/site.ipynb #b7fbdb3d
+TD = re.compile(r"<td>[^<]*</td>")
+TOGETHER = re.compile(r"(?<=[±=●○◐?≠]) | (?=[±=] |\[\d+\])")
+
+
+def _kept_together(found):
+    "A cell of a table whose numbers do not part from their errors, marks and notes."
+    return TOGETHER.sub("&nbsp;", found[0])
+
+
 def keep_html(
     output: dict,  # one stored output of a cell, changed in place
 ) -> None:
     "Hand HTML to Quarto as a raw block of Markdown. [Pandoc, raw_attribute]"
     data = output.get("data", {})
     if "text/html" in data:
-        html = "".join(data.pop("text/html"))
+        html = TD.sub(_kept_together, "".join(data.pop("text/html")))
         data["text/markdown"] = f"```{{=html}}\n{html}\n```"
 
 # %% ../../nbs/evidence/site.ipynb #90d4e48b
@@ -162,12 +172,122 @@ def lighten(
     if len(small.getvalue()) < len(whole):
         output["data"]["image/png"] = base64.b64encode(small.getvalue()).decode()
 
+# %% ../../nbs/evidence/site.ipynb #ua39py01
+LED = "Finding", "What is missing"  # sections that stay whole, as causes do
+HEADED = re.compile(r"## (.*?) *(\{.*\})?$", re.M)
+
+
+def lead(
+    cells: list,  # of an experiment's page; markdown changed in place
+) -> list:  # of the same cells, with headings for those that moved
+    "A page that leads with what was found; the rest joins its closed section."
+    starts = [i for i, cell in enumerate(cells) if _title(cell)] + [len(cells)]
+    sections = [cells[i:j] for i, j in zip(starts, starts[1:])]
+    kept, box, seen = [], [], set()
+    for section in sections:
+        title, first = _title(section[0]), section[0].source.split("\n")[0]
+        if ".closed" in first:
+            how = copy.copy(section[0])
+            how.source, section[0].source = first, section[0].source[len(first) :]
+            kept, box = [*kept, how], [section[0], *box, *section[1:]]
+        elif title.startswith("Why"):
+            for output in (o for cell in section for o in cell.get("outputs") or ()):
+                fold_table(output)
+            kept += section
+        elif title in LED:
+            kept += section
+            seen |= {_made(cell) for cell in section}
+        else:
+            stay, go = _parted(section, seen)
+            kept, box = kept + stay, box + _lowered(go, section[0], bool(stay))
+    if not any(".closed" in cell.source for cell in kept):
+        return cells
+    opening = cells[: starts[0]]
+    imports = [cell for cell in opening if _made(cell) == "imports"]
+    opening = [cell for cell in opening if cell not in imports]
+    return [*opening, *kept, box[0], *imports, *box[1:]]
+
+
+def _title(cell):
+    "What the heading of a section says, where the cell begins one."
+    found = cell.cell_type == "markdown" and HEADED.match(cell.source)
+    return found[1] if found else ""
+
+
+def _made(cell):
+    "The role of a cell of code; none of what is only folded with another."
+    if cell.cell_type != "code" or "exports" in cell.directives_:
+        return ""
+    return role(split_directives(cell.source)[1], cell.get("outputs") or ())
+
+
+def _parted(section, seen):
+    "Cells of a section that stay, with a figure, table or widget not yet `seen`, and the rest."
+    stay, go, waiting, last = [], [], [], []
+    for cell in section:
+        if cell.cell_type == "markdown" and cell.source.startswith("###") and last:
+            last += waiting
+            waiting = []
+        waiting.append(cell)
+        made = _made(cell)
+        if made in ("figure", "table", "output") and made not in seen:
+            seen.add(made)
+            last = stay
+        elif cell.cell_type == "code" and cell.get("outputs"):
+            last = go
+        else:
+            continue
+        last += waiting
+        waiting = []
+    (last or go).extend(waiting)
+    if stay and section[0] not in stay:  # text before a cell that goes
+        stay, go = [section[0], *stay], go[1:]
+    return stay, go
+
+
+def _lowered(go, heading, parted):
+    "Cells with their headings a level lower; a heading for those whose own stayed."
+    cells = list(go)
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(r"^(##+ )", r"#\1", cell.source, flags=re.M)
+    if parted and cells:
+        more = copy.copy(heading)
+        more.source = f"### {_title(heading)} (continued)"
+        cells = [more, *cells]
+    return cells
+
+
+def fold_table(
+    output: dict,  # one stored output of a cell, changed in place
+) -> None:
+    "Close a table behind its caption."
+    data = output.get("data", {})
+    page = "".join(data.get("text/html", ()))
+    if not page.startswith("<table>"):
+        return
+    caption = re.search("<caption>(.*?)</caption>", page, re.S)
+    line = caption[1] if caption else "Table"
+    page = page.replace(caption[0], "") if caption else page
+    data["text/html"] = f"<details><summary>{line}</summary>{page}</details>"
+
+
+def mark_long(
+    output: dict,  # one stored output of a cell, changed in place
+    rows: int = 12,  # up to which a table is shown whole
+) -> None:
+    "Mark a long table, of which a script of the site shows the first rows."
+    data = output.get("data", {})
+    page = "".join(data.get("text/html", ()))
+    if page.count("<tr>") > 1 + rows:
+        data["text/html"] = page.replace("<table>", '<table class="long">', 1)
+
 # %% ../../nbs/evidence/site.ipynb #dc3d91be
 FOLDED = "papers", "baselines", "use", "experiments"  # checks and examples are folded
 HEADING = re.compile(r"(##+) .*?(\{.*\.closed.*\})?$")
 BOX = '\n\n::::: {.callout-note collapse="true" title="%s"}'
 TITLES = {2: "The code of this section", 3: "The details of this section"}
-RUNS = {2: "Costs, settings, grid, code and a smoke run"}  # of an experiment
+RUNS = {2: "Further results, costs, settings, grid, code, smoke run, references"}
 
 
 def close_sections(
@@ -243,10 +363,14 @@ class Site:
                 cell.source = _exported(cell.source)
             kept.append(cell)
         kept += join_steps(row, chapter)
+        if room == "experiments":
+            kept = lead(kept)
         self.nb.cells[:] = kept
         close_sections(kept, RUNS if room == "experiments" else TITLES)
         for cell in self.nb.cells:
             for output in cell.get("outputs", ()):
+                if room == "experiments":
+                    mark_long(output)
                 keep_html(output)
                 lighten(output)
 

@@ -209,3 +209,81 @@ def test_a_closed_section_may_end_a_page_with_a_sentence_and_not_with_code():
     assert ":::::" not in first, "no empty box"
     with pytest.raises(ValueError, match="let another"):
         page("## How {.closed}\n\nAll.", "code")
+
+
+def experiment(*cells):
+    "Sources of an experiment's page as the site orders them; (source, outputs) is code."
+    page = [
+        code(*cell)
+        if isinstance(cell, tuple)
+        else Cell(cell_type="markdown", source=cell)
+        for cell in cells
+    ]
+    return [cell.source for cell in site.lead(page)]
+
+
+def test_an_experiment_leads_with_what_was_found_and_loses_nothing():
+    cells = [
+        *["# Title", ("import os",), "## Finding", ("f", TEXT)],
+        *["## Table\n\nLines.", ("t1", TABLE), "More.", ("t2", TABLE)],
+        *["## Words\n\nOnly."],
+        *[
+            "## Figures\n\nAbout a print.",
+            ("print(1)", TEXT),
+            ("p1", PICTURE),
+            "Of p1.",
+        ],
+        *["### Second", ("p2", PICTURE)],
+        *["## Why we differ", ("t3", TABLE), "## What is missing", ("m", TEXT)],
+        *[
+            "## How it was run {.closed}\n\nAll.",
+            ("cost", TABLE),
+            "## References\n\n* A.",
+        ],
+    ]
+    found = experiment(*cells)
+    at = found.index("## How it was run {.closed}")
+    assert found[:at] == [
+        *["# Title", "## Finding", "f", "## Table\n\nLines.", "t1"],
+        *["## Figures\n\nAbout a print.", "p1", "Of p1."],
+        *["## Why we differ", "t3", "## What is missing", "m"],
+    ]
+    assert found[at + 1 :] == [
+        *["\n\nAll.", "import os", "### Table (continued)", "More.", "t2"],
+        *["### Words\n\nOnly.", "### Figures (continued)", "print(1)"],
+        *["#### Second", "p2", "cost", "### References\n\n* A."],
+    ]
+    assert experiment("# A", "## Finding", "x") == ["# A", "## Finding", "x"]
+
+
+def test_a_widget_stays_and_a_cause_s_table_opens_with_its_caption():
+    html = "<table><caption>What we took</caption><tr><td>1</td></tr></table>"
+    table = [{"data": {"text/html": html}}]
+    page = [
+        Cell(cell_type="markdown", source="## Why"),
+        code("t", table),
+        Cell(cell_type="markdown", source="## Both"),
+        code("w", CARDS),
+        code("w2", CARDS),
+        Cell(cell_type="markdown", source="## How {.closed}"),
+    ]
+    cells = site.lead(page)
+    assert [c.source for c in cells[:4]] == ["## Why", "t", "## Both", "w"]
+    folded = (
+        "<details><summary>What we took</summary><table><tr><td>1</td></tr></table>"
+    )
+    assert cells[1].outputs[0]["data"]["text/html"] == f"{folded}</details>"
+
+
+def test_a_table_is_long_beyond_twelve_rows_and_its_numbers_stay_with_their_errors():
+    for rows in (12, 13):
+        html = "<table><tr><th>a = b</th></tr>" + "<tr><td>? open [1]</td></tr>" * rows
+        output = {"data": {"text/html": f"{html}</table>"}}
+        site.mark_long(output)
+        site.keep_html(output)
+        shown = output["data"]["text/markdown"]
+        assert ('class="long"' in shown) == (rows == 13)
+        assert "<th>a = b</th>" in shown and "<td>?&nbsp;open&nbsp;[1]</td>" in shown
+    output = {"data": {"text/html": "<table><tr><td>1.5 ± 0.2</td></tr></table>"}}
+    site.keep_html(output)
+    assert "1.5&nbsp;±&nbsp;0.2" in output["data"]["text/markdown"]
