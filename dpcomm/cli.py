@@ -135,10 +135,8 @@ def _audit_options(parser):
 def _bench_options(parser):
     "The options of `dpcomm bench`."
     add = parser.add_argument
-    shown = (
-        "W1, W2, cnn, lstm, codecs, secagg, accountants, growth, layers or memory; all"
-    )
-    shown += " if left out"
+    shown = "W1, W2, cnn, lstm, codecs, secagg, accountants, growth, layers, memory or"
+    shown += " clients; all if left out"
     add("names", nargs="*", metavar="NAME", help=shown)
     rival = "loop, pfl or flower beside our engines; dp_accounting, opacus or"
     rival += " prv_accountant beside our accountants; may be given again"
@@ -146,7 +144,7 @@ def _bench_options(parser):
     add("--peer-python", metavar="PATH", help="the Python that has the peers")
     add("--threads", type=int, default=1, metavar="N", help="of every contestant")
     add("--repeats", type=int, default=5, metavar="R", help="timed turns of each")
-    add("--whole", action="store_true", help="all hundred clients of W2")
+    add("--whole", action="store_true", help="larger rounds of W2 and clients")
     add("--json", action="store_true", help="one record on one line")
 
 # %% ../nbs/reference/cli.ipynb #c4001001

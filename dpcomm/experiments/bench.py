@@ -23,7 +23,7 @@ from ..core.random import Insecure, normal, seed_tree
 from ..core.vectors import flatten
 from ..evidence import paper_tables, records
 from ..evidence.verdicts import Table
-from . import accountants, layers
+from . import accountants, crowd, layers
 from .peers import NotRun, peer_versions
 from dpcomm.experiments.rounds import (
     WORKLOADS,
@@ -261,7 +261,7 @@ def machine(
 # %% ../../nbs/reference/bench.ipynb #7eaf5b72
 PARTS = {"codecs": codec_calls, "secagg": secagg_calls}
 PARTS |= {"accountants": accountant_calls, "growth": growth_calls}
-NAMES = (*WORKLOADS, *PARTS, "layers", "memory")
+NAMES = (*WORKLOADS, *PARTS, "layers", "memory", "clients")
 
 # %% ../../nbs/reference/bench.ipynb #bb04f54f
 def run(
@@ -280,7 +280,7 @@ def run(
     repeats: timed turns of each.
     threads: of every contestant.
     python: of the peers; None: this one.
-    whole: all hundred clients of W2.
+    whole: all hundred clients of W2, a tenth of a million for `clients`.
     say: called with a line about the state.
     Returns: a bench record.
     """
@@ -298,6 +298,8 @@ def run(
                 rows += memory_rows()
             elif name == "layers":
                 rows += layers.layer_rows(peak, repeats, say)
+            elif name == "clients":
+                rows += crowd.crowd_rows(threads, whole, say)
             elif name in PARTS:
                 rows += _part_rows(name, repeats, say)
             else:
@@ -439,6 +441,8 @@ def table(rows: list) -> Table:
         return _growth_table(rows)
     if name == "layers":
         return layers.profile_table(rows)
+    if name == "clients":
+        return crowd.crowd_table(rows)
     if name == "memory":
         shown = tuple(
             (r["part"], "-" if r["memory"] is None else f"{r['memory']:.3g}")

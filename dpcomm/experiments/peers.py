@@ -295,7 +295,7 @@ QUIET = {
 }
 
 
-def _with_package(python):
+def with_package(python):
     "The environment of a peer's Python, which finds this package and its own programs."
     home, known = Path(dpcomm.__file__).parents[1], os.environ.get("PYTHONPATH")
     programs, path = Path(shutil.which(python)).parent, os.environ.get("PATH", "")
@@ -306,7 +306,7 @@ def _with_package(python):
 def _environment(contestant, python):
     "Its work, so many threads, this package, its own programs first."
     folder = str(contestant.folder)
-    found = dict(_with_package(python), **QUIET, BENCH_FOLDER=folder, FLWR_HOME=folder)
+    found = dict(with_package(python), **QUIET, BENCH_FOLDER=folder, FLWR_HOME=folder)
     found |= dict(BENCH_NAME=contestant.own, BENCH_ENGINE=contestant.engine)
     threads = "1" if contestant.name in WORKERS else str(contestant.threads)
     return found | dict(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
@@ -399,7 +399,7 @@ def answer(
     if versions is None:
         missing = not_installed(" or ".join(needs), extra, PEER_PYTHON)
         raise NotRun(str(missing))
-    env = dict(_with_package(python), OMP_NUM_THREADS="1")
+    env = dict(with_package(python), OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory() as folder:
         (path := Path(folder, "ask.py")).write_text(script, encoding="utf-8")
         try:

@@ -34,6 +34,15 @@ class Callback:
         task: what is trained, on the device of the run.
         """
 
+    def within_round(self, run: Run, task: Task, done: int, visits: int) -> None:
+        """Called whenever some more clients of a round have trained.
+
+        run: as it was before the round.
+        task: what is trained, on the device of the run.
+        done: visits of this round so far, 1..visits.
+        visits: of this round.
+        """
+
     def on_evaluate(self, run: Run, task: Task) -> None:
         """Called after an evaluation.
 
@@ -176,7 +185,7 @@ class Bar(Callback):
         if self.bar is not None:
             return
         columns = shutil.get_terminal_size().columns
-        rounds = "{desc}{percentage:.0f}%|{bar}| {n_fmt}/{total_fmt} {remaining}"
+        rounds = "{desc}{percentage:.0f}%|{bar}| {n:g}/{total_fmt} {remaining}"
         self.bar = tqdm(
             desc=self.label[: max(12, columns - NUMBERS)].rstrip(" ,(") or None,
             total=task.config.rounds,
@@ -185,11 +194,16 @@ class Bar(Callback):
             bar_format=rounds + "{postfix}",
         )
 
+    def within_round(self, run, task, done, visits):
+        now = run.round + 100 * done // visits / 100
+        if done < visits and now > self.bar.n:
+            self.bar.update(now - self.bar.n)
+
     def on_evaluate(self, run, task):
         self.bar.set_postfix(brief(run.history[-1]))
 
     def after_round(self, run, task, loss):
-        self.bar.update()
+        self.bar.update(run.round - self.bar.n)
 
     def close(self, run, task):
         if self.bar is not None:
@@ -213,16 +227,23 @@ class Lines(Callback):
             self.start = self.last = self.clock()
             self.first = run.round
 
+    def within_round(self, run, task, done, visits):
+        if done < visits:
+            self._say(run, task, done / visits, [f"{done:,} of {visits:,} clients"])
+
     def after_round(self, run, task, loss):
+        self._say(run, task, 0.0, [])
+
+    def _say(self, run, task, part, clients):
         now = self.clock()
         if now - self.last < self.every:
             return
-        self.last, rounds = now, task.config.rounds
-        pace = (now - self.start) / (run.round - self.first)
-        said = [f"{run.round:,} of {rounds:,} rounds"]
+        self.last, done, rounds = now, run.round + part, task.config.rounds
+        pace = (now - self.start) / (done - self.first)
+        said = [f"{run.round:,} of {rounds:,} rounds", *clients]
         if run.history:
             said += [f"{k} {v}" for k, v in brief(run.history[-1]).items()]
-        said += [f"{math.ceil(pace * (rounds - run.round) / 60)} min left"]
+        said += [f"{math.ceil(pace * (rounds - done) / 60)} min left"]
         label = f"{self.label}: " if self.label else ""
         print(label + ", ".join(said), file=sys.stderr, flush=True)
 

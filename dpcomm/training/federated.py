@@ -133,12 +133,17 @@ def _loop(run, task, last, session, step, report, save):
     shows = () if table else progress_of(session.progress)
     kept = (Checkpoint(save, session.save_every),) if save else ()
     late, told = False, (*kept, *shows, *session.callbacks)
+
+    def tell(done, visits):
+        for each in told:
+            each.within_round(run, task, done, visits)
+
     try:
         with _interruptible(session) as asked:
             while run.round < last and not late and not asked:
                 for each in told:
                     each.before_round(run, task)
-                loss = step()
+                loss = step(tell)
                 run.finished = run.round == config.rounds
                 if run.round % config.eval_every == 0 or run.round == last:
                     report(loss)
@@ -413,13 +418,18 @@ def simulate(
     _check_task(run, task, metrics, own.device)
     task = _placed(task, own.device, advance)
     pools = nullcontext(Spread(own.executor)) if own.executor else None
+
+    def step(tell):
+        within = {"tell": tell} if advance is one_round else {}
+        return advance(run, optimiser, task, pool, **more, **within)
+
     with one_thread(own.device), pools or ThreadPoolExecutor(own.workers) as pool:
         _loop(
             run,
             task,
             last,
             own,
-            step=partial(advance, run, optimiser, task, pool, **more),
+            step=step,
             report=partial(_report, run, task, guarantee and promised, metrics),
             save=own.checkpoint
             and partial(save_checkpoint, own.checkpoint, run, optimiser, known),

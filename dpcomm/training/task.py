@@ -6,7 +6,7 @@
 __all__ = ['Config', 'sample_cohort', 'Task']
 
 # %% ../../nbs/training/task.ipynb #ta000004
-from collections import Counter
+from collections.abc import Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -166,6 +166,32 @@ class _Turns:
 
 _turns = lru_cache(maxsize=4)(_Turns)
 
+# %% ../../nbs/training/task.ipynb #ta000011
+class Streams(Sequence):
+    "The streams of a round's visits, each made when it is asked for. [Salmon et al. 2011]"
+
+    def __init__(
+        self,
+        task,  # Task, or what has its `stream`
+        t: int,  # round, from 0 on
+        cohort: np.ndarray,  # (n,) client of each visit
+        use: str,  # batches | noise
+    ):
+        self.task, self.t, self.cohort, self.use = task, t, cohort, use
+        order = np.argsort(cohort, kind="stable")
+        place = np.arange(len(cohort))
+        self.copies = np.empty_like(place)  # which of its client's visits each is
+        self.copies[order] = place - np.searchsorted(cohort[order], cohort[order])
+
+    def __len__(self):
+        return len(self.cohort)
+
+    def __getitem__(self, i):
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        where = "client", int(self.cohort[i]), "copy", int(self.copies[i])
+        return self.task.stream(self.t, *where, self.use)
+
 # %% ../../nbs/training/task.ipynb #ta000010
 _ALTER = ContextVar("alter", default=None)
 
@@ -241,16 +267,12 @@ class Task:
             self.n_clients, config.cohort, config.sampling, self.stream(t, "sample")
         )
 
-    def streams(self, t: int, cohort: np.ndarray, use: str) -> list:
+    def streams(self, t: int, cohort: np.ndarray, use: str) -> Streams:
         """Streams of a round's visits; a client drawn twice has two.
 
         t: round, from 0 on.
         cohort: client numbers of the round.
         use: 'batches' or 'noise'.
-        Returns: list of generators, one a visit.
+        Returns: one generator a visit, made anew whenever it is asked for.
         """
-        seen, made = Counter(), []
-        for client in cohort.tolist():
-            made.append(self.stream(t, "client", client, "copy", seen[client], use))
-            seen[client] += 1
-        return made
+        return Streams(self, t, np.asarray(cohort), use)

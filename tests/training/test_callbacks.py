@@ -6,7 +6,7 @@ import csv
 import math
 import signal
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -38,12 +38,15 @@ class Told(Callback):
     "Everything that it is told."
 
     def __init__(self, stop=None, fail=None):
-        self.calls, self.stop, self.fail = [], stop, fail
+        self.calls, self.stop, self.fail, self.within = [], stop, fail, []
 
     def before_round(self, run, task):
         self.calls.append(("before", run.round))
         if run.round == self.stop:
             signal.raise_signal(signal.SIGINT)
+
+    def within_round(self, run, task, done, visits):
+        self.within.append((run.round, done, visits, len(task.cohort(run.round))))
 
     def on_evaluate(self, run, task):
         self.calls.append(("evaluate", run.history[-1]["round"]))
@@ -66,6 +69,11 @@ def test_rounds_and_evaluations_are_told_in_order_and_change_nothing():
         expected += [("before", t)]
         expected += [("evaluate", t + 1)] * (t % 2) + [("after", t + 1)]
     assert told.calls == [*expected, ("close", 6)]
+    assert {t for t, *_ in told.within} <= set(range(6))
+    for t in range(6):
+        mine = [line for line in told.within if line[0] == t]
+        assert [done for _, done, *_ in mine] == [*range(1, len(mine) + 1)]
+        assert all(n == len(mine) == cohort for *_, n, cohort in mine)
     plain = go()
     assert torch.equal(plain.w, run.w) and plain.history == run.history
 
@@ -185,14 +193,58 @@ def test_a_bar_fits_and_shows_what_matters(columns, monkeypatch, capsys):
     assert "100%|" in last and "6/6" in last
 
 
+class Clock(Callback):
+    "Forty seconds a round."
+
+    def __init__(self):
+        self.now = 0.0
+
+    def after_round(self, run, task, loss):
+        self.now += 40.0
+
+
 def test_a_log_gets_a_line_a_minute(capsys):
-    minutes = iter([0.0, *(40.0 * t for t in range(1, 7))])
-    go(callbacks=[callbacks.Lines("mine", 60.0, lambda: next(minutes))])
+    clock = Clock()
+    go(callbacks=[clock, callbacks.Lines("mine", 60.0, lambda: clock.now)])
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in lines] == [
         f"mine: {t} of 6 rounds" for t in (2, 4, 6)
     ]
     assert "accuracy" in lines[0] and lines[0].endswith("3 min left")
+
+
+CLOCK = [0.0]  # seconds
+
+
+def half_of_a_round(shows, rounds, n=1_000_000):
+    "One of two rounds, told a thousand clients at a time, a second each."
+    run = SimpleNamespace(round=0, history=[])
+    task = SimpleNamespace(config=SimpleNamespace(rounds=rounds))
+    shows.before_round(run, task)
+    for done in range(1000, n // 2 + 1, 1000):
+        CLOCK[0] += 1.0
+        shows.within_round(run, task, done, n)
+    return run, task
+
+
+def test_within_a_long_round_a_log_tells_its_clients(capsys):
+    CLOCK[0] = 0.0
+    half_of_a_round(callbacks.Lines("", 100.0, lambda: CLOCK[0]), rounds=2)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 5
+    assert lines[0] == "0 of 2 rounds, 100,000 of 1,000,000 clients, 32 min left"
+    assert lines[-1] == "0 of 2 rounds, 500,000 of 1,000,000 clients, 25 min left"
+
+
+def test_within_a_long_round_a_bar_moves_and_ends_at_whole_rounds(capsys):
+    bar = callbacks.Bar()
+    run, task = half_of_a_round(bar, rounds=2)
+    assert bar.bar.n == pytest.approx(0.5)
+    for run.round in (1, 2):
+        bar.after_round(run, task, 0.0)
+        assert bar.bar.n == run.round
+    bar.close(run, task)
+    assert " 2/2 " in capsys.readouterr().err.split("\r")[-1]
 
 
 @tabled(

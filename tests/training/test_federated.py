@@ -1146,44 +1146,6 @@ def test_copies_of_a_client_train_and_hide_apart():
     assert all(not torch.equal(a, b) for a, b in itertools.combinations(updates, 2))
 
 
-# ---- a large cohort
-
-CROWD = """
-import resource
-import numpy as np
-from dpcomm.core.random import seed_tree
-from dpcomm.mechanisms import contract
-from dpcomm.datasets import images
-from dpcomm.training import federated, models
-parts = tuple(np.arange(4) + i % 1400 for i in range(10_000))
-clients = images.Federation(images.load("digits"), parts, "crowd")
-sent = contract.mechanism("rec", clip_norm=0.5, std=1.0, index_bits=7)
-config = federated.Config(rounds=1, cohort=10_000, batch=4, eval_every=1)
-task = federated.Task(models.build("lenet5", seed_tree(0)), clients, sent, config, 0)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-federated.simulate(task, progress=False)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
-"""
-
-
-@pytest.mark.deep
-def test_a_round_of_ten_thousand_clients_needs_less_than_a_gigabyte():
-    "Their updates alone would be 2.5 GB. Libraries take 0.6, so all is below 1 GB."
-    words = [sys.executable, "-c", CROWD]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 4 * 10**8
-
-
-def test_the_streams_of_many_visits_take_linear_time():
-    "A client that comes 20,000 times: counting backwards each time would take minutes."
-    task = federated.Task(None, TOY, None, CONFIG, 0)
-    streams = task.streams(0, np.zeros(20_000, int), "noise")
-    assert (
-        streams[-1].random()
-        == task.stream(0, "client", 0, "copy", 19_999, "noise").random()
-    )
-
-
 # ---- an empty cohort
 
 

@@ -187,11 +187,11 @@ def test_weights_that_are_none_are_refused(weights):
 # ---- other processes
 
 
-def clean():
+def clean(workers=2):
     "Processes of a server that has imported the package and computed nothing."
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dpcomm.training.federated"])
-    return ProcessPoolExecutor(2, context)
+    return ProcessPoolExecutor(workers, context)
 
 
 @pytest.fixture(scope="module")
