@@ -64,6 +64,13 @@ def crowd(
 
 # %% ../../nbs/reference/crowd.ipynb #crw00010
 WARM = 100  # clients of the round before the clock starts
+PLAY = """
+import sys
+
+from dpcomm.experiments import crowd
+
+crowd.tell(sys.argv[1], *map(int, sys.argv[2:]))
+"""
 
 
 class _Telling(callbacks.Callback):
@@ -108,11 +115,8 @@ def round_costs(
     say=lambda line: None,  # called with a line about the state
 ) -> dict:  # cpu and wall seconds, memory in MiB
     "What a round of n clients costs in a process of its own; NotRun where it fails."
-    script = (
-        f"from dpcomm.experiments import crowd; crowd.tell({name!r}, {n}, {threads})"
-    )
     process = subprocess.Popen(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", PLAY, name, str(n), str(threads)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -96,10 +96,11 @@ SHARED = READ + COUNT + TAKE_TURNS
 OURS = """
 from concurrent.futures import ThreadPoolExecutor
 
-from dpcomm.training import federated, fused, local_sgd
+from dpcomm.training import federated_round, fused, local_sgd
 
 w, _ = first, fused.pin_allocator()
 trainer, size = local_sgd.local_trainer(model, w, os.environ["BENCH_ENGINE"])
+chunks = plan.tensor_split(federated_round.chunk_ends(len(plan), size)[:-1])
 
 
 def train(some):
@@ -109,7 +110,7 @@ def train(some):
 with fused.fast_products(), ThreadPoolExecutor(threads) as pool:
     for _ in range(rounds):
         wait()
-        w = w + sum(pool.map(train, plan.split(size))) / len(plan)
+        w = w + sum(pool.map(train, chunks)) / len(plan)
         done([w])
 """
 
