@@ -43,7 +43,8 @@ BUDGET = {"this tier": 14, "the deep tier": 20, "both tiers": 34}  # CPU minutes
 # unit of work is a file, a page, or what shares an expensive fixture.
 FIRST = ("test_built_site.py", "test_site.py", "test_runner.py", "test_cluster.py")
 UNITS = {"test_site.py": "the site", "test_built_site.py": "the site"}
-TOLD = {"deep": 0, "cpu": 0.0}  # deselected tests; CPU seconds of all processes
+# Deselected tests, those that passed before, CPU seconds of all processes.
+TOLD = {"deep": 0, "again": 0, "cpu": 0.0}
 
 
 def cpu() -> float:
@@ -80,6 +81,11 @@ def pytest_addoption(parser):
         "--fresh-pages",
         action="store_true",
         help="every page in a process that starts from nothing, in place of a fork",
+    )
+    parser.addoption(
+        "--changed",
+        action="store_true",
+        help="leave out deep tests that passed on this machine with the same code",
     )
     parser.addoption(
         "--bare",
@@ -152,6 +158,8 @@ def pytest_collection_finish():
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session):
     TOLD["cpu"] += cpu()
+    if plugin := session.config.pluginmanager.get_plugin("unchanged"):
+        TOLD["again"] = plugin.count or TOLD["again"]
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["told"] = TOLD
 
@@ -160,10 +168,13 @@ def pytest_sessionfinish(session):
 def pytest_testnodedown(node):
     told = getattr(node, "workeroutput", {}).get("told")  # a worker that died has none
     if told:
-        TOLD["deep"], TOLD["cpu"] = told["deep"], TOLD["cpu"] + told["cpu"]
+        TOLD.update(told | {"cpu": TOLD["cpu"] + told["cpu"]})
 
 
 def pytest_configure(config):
+    if config.getoption("all", False) or config.option.markexpr == "deep":
+        plugin = importlib.import_module("unchanged").Plugin(config, TESTS.parent)
+        config.pluginmanager.register(plugin, "unchanged")
     if not config.getoption("bare", False):
         return
     home = tempfile.mkdtemp()
@@ -242,6 +253,7 @@ def pytest_terminal_summary(terminalreporter, config):
     report.section("not run, not checked")
     for count, what in (
         (TOLD["deep"], "tests of the deep tier were not run; `pytest --all` does"),
+        (TOLD["again"], "deep tests passed here before with the same code"),
         (flags.total(), "notebook cells flagged slow, gpu or eval: false were not run"),
         (lacks.total(), "cells and tests were NOT CHECKED" + ":" * bool(lacks)),
     ):

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import nbdev.test
 from nbdev.config import get_config
+from unchanged import watch
 
 root = Path(__file__).resolve().parents[1]
 processed, moves = [], []
@@ -108,6 +109,7 @@ def skipped(cell, skip):
 def run(page, out, moved=False, whole=False):
     "Run a page; 0 if it passed. Once a process: nbdev's runner is changed for good."
     nbdev.test.NBProcessor, nbdev.test.CaptureShell = Kept, Timed
+    seen = watch(root)
     draw_once()
     if moved:
         move_starts()
@@ -127,7 +129,9 @@ def run(page, out, moved=False, whole=False):
         for cell, stored in zip(notebook.cells, notebook.stored_outputs)
         if cell.cell_type == "code"
     ]
-    report = dict(passed=passed, seconds=seconds, moved=len(moves), cells=cells)
+    report = dict(
+        passed=passed, seconds=seconds, moved=len(moves), cells=cells, seen=sorted(seen)
+    )
     Path(out).write_text(json.dumps(report, default=str))
     return 0 if passed else 1
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import checkout
 import pytest
+import unchanged
 from checkout import PAGES, ROOT, Cell, cells, python, text
 from conftest import CPU, LONG, LONG_CELL, NOT_CHECKED, NOT_RUN, bare
 from tables import tabled
@@ -223,7 +224,9 @@ def report_of(
     if code:
         why = "fails" if code > 0 else f"was stopped by signal {-code} ({LIMIT} s?)"
         pytest.fail(f"{page} {why}:\n{log[-6000:]}", pytrace=False)
-    return json.loads(out.read_text())
+    report = json.loads(out.read_text())
+    unchanged.CHILD.update(report["seen"])
+    return report
 
 
 def reports(page: Path, folder: Path, servers, base, whole=False) -> list[dict]:
