@@ -14,6 +14,7 @@ import subprocess
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from ..core.checks import shown
 from ..core.files import locked, write_whole
@@ -182,7 +183,7 @@ def _read(path, papers_root, *state):
     "Read a file again only when it has changed."
     ours, data = path.is_relative_to(paper_tables.assets("results")), path.read_bytes()
     lines = [(i, line) for i, line in enumerate(data.split(b"\n"), 1) if line]
-    if ours and papers_root is None and _checked().get(path.name) == _hash(data):
+    if ours and papers_root is None and _is_checked(path.name, data):
         raw = (json.loads(line) for _, line in lines)
         known = [f.name for f in fields(Record)]
         return tuple(Record(*(one[name] for name in known)) for one in raw)
@@ -214,21 +215,31 @@ def _rules():
 
 @cache
 def _checked():
-    "name -> SHA-256 of the committed files that were checked by the rules of today."
+    """Of the committed files that were checked by the rules of today: name -> SHA-256, and
+    name -> [key, seed, cost] of the records that count.
+    """
     path = paper_tables.assets("results").parent / CHECKED
     found = json.loads(path.read_bytes()) if path.is_file() else {}
-    return found["files"] if found and found["rules"] == _rules() else {}
+    known = found and found["rules"] == _rules()
+    return (found["files"], found["costs"]) if known else ({}, {})
+
+
+def _is_checked(name, data):
+    "Whether a committed file holds what was checked."
+    return _checked()[0].get(name) == _hash(data)
 
 
 def write_checked() -> Path:  # the file
-    "Check every committed line, and note the hashes of their files."
-    root, hashes = paper_tables.assets("results"), {}
+    "Check every committed line; note the hashes of their files, and what runs cost."
+    root, hashes, costs = paper_tables.assets("results"), {}, {}
     for path in sorted(root.glob("*/*.jsonl")):
-        for i, line in enumerate((data := path.read_bytes()).split(b"\n"), 1):
-            if line:
-                _placed(path, i, line, None, True)
+        lines = enumerate((data := path.read_bytes()).split(b"\n"), 1)
+        found = [_placed(path, i, line, None, True) for i, line in lines if line]
         hashes[path.name] = _hash(data)
-    text = json.dumps(dict(rules=_rules(), files=hashes), indent=0) + "\n"
+        costs[path.name] = [[r.key, r.seed, r.cost] for r in standing(found).values()]
+    lines = json.dumps(dict(rules=_rules(), files=hashes), indent=0)
+    rows = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in costs.items())
+    text = f'{lines[:-2]},\n"costs": {{\n{rows}\n}}\n}}\n'
     write_whole(root.parent / CHECKED, text.encode())
     _checked.cache_clear()
     return root.parent / CHECKED
@@ -352,6 +363,27 @@ def standing(found) -> dict:
     return dict(
         sorted(chosen.items(), key=lambda item: item[1].origin.get("date") or "")
     )
+
+# %% ../../nbs/evidence/records.ipynb #r0cost01
+class Spent(NamedTuple):
+    "What a record says of its cost."
+
+    cost: dict
+
+
+def spent(
+    paper: str,
+    experiment: str,
+    scale: str,  # smoke, quick or full
+    root=None,  # folder of records; None: the committed ones
+) -> dict:  # (key, seed) -> Spent, of the records that count
+    "What runs have cost; of committed files from the index, which is read in no time."
+    path = paper_tables.assets("results") / paper / f"{experiment}.{scale}.jsonl"
+    noted = _checked()[1].get(path.name) if root is None and path.is_file() else None
+    if noted is not None and _is_checked(path.name, path.read_bytes()):
+        return {(key, seed): Spent(cost) for key, seed, cost in noted}
+    found = standing(load(paper, experiment, scale, root)).values()
+    return {(r.key, r.seed): Spent(r.cost) for r in found}
 
 # %% ../../nbs/evidence/records.ipynb #adf900ab
 def repeats(

@@ -12,7 +12,7 @@ from ..evidence.records import Record
 from ..evidence.validation import SCALES
 from ..evidence.verdicts import Table
 from . import runner
-from .grids import Run, planned, stands
+from .grids import Run, planned, spent
 
 # %% ../../nbs/reference/costs.ipynb #50eed16e
 def cpu_seconds(record: Record) -> float:
@@ -47,7 +47,7 @@ def _expected(run, seconds, grid):
 
 def expected_minutes(
     run: Run,
-    have: dict,  # (key, seed) -> Record, of its experiment and scale
+    have: dict,  # (key, seed) -> what has a cost, of its experiment and scale
     grid: tuple = (),  # of Run, its neighbours
 ) -> tuple:  # minutes of one core; 'measured', 'like its neighbours' or 'guessed'
     "What one seed of a run will cost."
@@ -64,7 +64,7 @@ def _peaks(have):
 
 def expected_memory(
     run: Run,
-    have: dict,  # (key, seed) -> Record, of its experiment and scale
+    have: dict,  # (key, seed) -> what has a cost, of its experiment and scale
 ) -> str:  # GiB
     "What a process that plays a run will need."
     peak = _peaks(have).get(run.key)
@@ -80,7 +80,7 @@ def status(name: str, scale: str = "full", root=None) -> Table:
     Returns: one row a run.
     """
     experiment, rows, hours = planned(name), [], 0.0
-    have = stands(experiment, scale, root)
+    have = spent(experiment, scale, root)
     for each in experiment.grid(scale):
         done = [s for s in each.seeds if (each.key, s) in have]
         minutes, how = expected_minutes(each, have, experiment.grid(scale))
@@ -98,7 +98,7 @@ def status(name: str, scale: str = "full", root=None) -> Table:
 def _ledger_row(name, scale):
     "One experiment at one scale: settings, seeds, hours, what is left."
     experiment = planned(name)
-    have, grid = stands(experiment, scale), experiment.grid(scale)
+    have, grid = spent(experiment, scale), experiment.grid(scale)
     mine = {run.key: [s for s in run.seeds if (run.key, s) in have] for run in grid}
     done = [run for run in grid if mine[run.key]]
     most = max((len(seeds) for seeds in mine.values()), default=0)
@@ -149,7 +149,7 @@ def overview() -> Table:
     rows = []
     for name in runner.experiments():
         experiment = planned(name)
-        found = {s: (experiment.grid(s), stands(experiment, s)) for s in SCALES}
+        found = {s: (experiment.grid(s), spent(experiment, s)) for s in SCALES}
         grid, have = found["full"]
         jobs = [(run.key, seed) for run in grid for seed in run.seeds]
         done = sum(job in have for job in jobs)
@@ -171,20 +171,20 @@ def _time(minutes):
 
 def _cost_row(experiment, scale):
     "What one scale of an experiment costs: command, runs, hours, memory, data."
-    have, grid = stands(experiment, scale), experiment.grid(scale)
+    have, grid = spent(experiment, scale), experiment.grid(scale)
     left = [
         expected_minutes(run, have, grid)
         for run in grid
         for seed in run.seeds
         if (run.key, seed) not in have
     ]
-    spent = sum(cpu_seconds(r) for r in have.values()) / 60
+    used = sum(cpu_seconds(r) for r in have.values()) / 60
     verb = "sweep" if scale == "full" else "run"
     command = f"dpcomm {verb} {experiment.name} --scale {scale}"
     data = ", ".join(sorted({d for run in grid for d in run.data})) or "bundled"
     guessed = ", guessed" if "guessed" in {how for _, how in left} else ""
     rest = _time(sum(minutes for minutes, _ in left)) + guessed
-    took = _time(spent), f"{len(left)}", rest
+    took = _time(used), f"{len(left)}", rest
     return command, *took, _memory(grid, have), data
 
 

@@ -380,6 +380,15 @@ def stands(
     found = records.load(experiment.paper, experiment.stem, scale, root)
     return {(r.key, r.seed): r for r in records.standing(found).values()}
 
+
+def spent(
+    experiment: Experiment,
+    scale: str,  # smoke, quick or full
+    root=None,  # folder of records; None: the committed ones
+) -> dict:  # (key, seed) -> Spent
+    "What has been recorded of an experiment, and what it has cost, without the rest."
+    return records.spent(experiment.paper, experiment.stem, scale, root)
+
 # %% ../../nbs/reference/grids.ipynb #1be461ee
 def source_run(
     need: str,  # of Run.needs, [experiment/]key[@seed]

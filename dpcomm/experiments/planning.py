@@ -57,9 +57,9 @@ def jobs_of(
 ) -> list:  # of Job, in no order
     "The missing runs of one experiment."
     experiment = grids.planned(name)
-    have = grids.stands(experiment, scale)
+    have = grids.spent(experiment, scale)
     if out is not None:
-        have = grids.stands(experiment, scale, out) | have
+        have = grids.spent(experiment, scale, out) | have
     grid, found = experiment.grid(scale), []
     for run, seed in runs.chosen(experiment, scale, seeds, only):
         if (run.key, seed) not in have:

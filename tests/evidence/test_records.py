@@ -766,12 +766,24 @@ def test_the_committed_files_are_noted_as_checked(monkeypatch, tmp_path):
         assert kept["files"][path.name] == digest, advice
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_what_runs_cost_is_what_their_records_say(quick, monkeypatch):
+    if not quick:
+        monkeypatch.setattr(records, "_checked", lambda: ({}, {}))
+    for name in ("sqsgd_mnist", "dprec_costs"):
+        paper = name.partition("_")[0]
+        known = records.standing(records.load(paper, name, "full")).values()
+        want = {(r.key, r.seed): r.cost for r in known}
+        found = records.spent(paper, name, "full")
+        assert want and {at: one.cost for at, one in found.items()} == want
+
+
 def test_a_checked_file_reads_like_any_other(monkeypatch):
     path = min(
         paper_tables.assets("results").glob("*/*.jsonl"), key=lambda p: p.stat().st_size
     )
     quick = records._read.__wrapped__(path, None)
-    monkeypatch.setattr(records, "_checked", dict)
+    monkeypatch.setattr(records, "_checked", lambda: ({}, {}))
     assert quick == records._read.__wrapped__(path, None) != ()
 
 
