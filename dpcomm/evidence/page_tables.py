@@ -375,7 +375,12 @@ def promises(rows, title: str = "What each run promises, and sends") -> verdicts
     return verdicts.Table(tuple(header.split("|")), tuple(lines), title, notes)
 
 # %% ../../nbs/evidence/page_tables.ipynb #a5run002
-COHORTS = {"poisson": "Poisson cohorts", "fixed": "cohorts of a fixed size"}
+COHORTS = {
+    "poisson": "Poisson cohorts",
+    "fixed": "cohorts of a fixed size",
+    "replacement": "cohorts drawn with replacement",
+    "none": "cohorts whose draw is not counted",
+}
 
 
 def epsilon_as_run(found, whose: str) -> Sentence:
@@ -385,25 +390,22 @@ def epsilon_as_run(found, whose: str) -> Sentence:
     whose: the method, or methods, of the records that have such an epsilon.
     Returns: two sentences, none where every guarantee is the run's own.
     """
-    pairs, ways = {}, set()
+    ways = {}
     for r in found:
-        if r.as_run:
-            own = (
-                f"{g['eps']:.2g} ({RELATIONS[name].format(unit='client')})"
-                for name, g in r.as_run.items()
-            )
-            pairs[f"{r.guarantee['eps']:.2g}"] = " or ".join(own)
-            ways |= {
-                (r.guarantee["sampling"], g["sampling"]) for g in r.as_run.values()
-            }
-    if not pairs:
-        return Sentence("")
-    [(meant, drawn)] = ways
-    told = "; ".join(f"ε = {eps} is {own}" for eps, own in sorted(pairs.items()))
-    return Sentence(
-        f"**Epsilon as run.** The printed epsilons of {whose} are for {COHORTS[meant]};"
-        f" the runs draw {COHORTS[drawn]}. Counted for these, over the whole run: {told}."
-    )
+        for name, g in r.as_run.items():
+            pairs = ways.setdefault((r.guarantee["sampling"], g["sampling"]), {})
+            own = f"{g['eps']:.2g} ({RELATIONS[name].format(unit='client')})"
+            pairs.setdefault(f"{r.guarantee['eps']:.2g}", {})[own] = None
+    said = []
+    for (meant, drawn), pairs in ways.items():
+        told = "; ".join(
+            f"ε = {e} is {' or '.join(o)}" for e, o in sorted(pairs.items())
+        )
+        said.append(
+            f"The printed epsilons of {whose} are for {COHORTS[meant]}; the runs draw"
+            f" {COHORTS[drawn]}. Counted for these, over the whole run: {told}."
+        )
+    return Sentence(" ".join(["**Epsilon as run.**", *said]) if said else "")
 
 # %% ../../nbs/evidence/page_tables.ipynb #2b9ec29f
 def left_open(

@@ -209,6 +209,11 @@ def test_epsilon_as_run_names_both_neighbours():
     assert "of DP-FedAvg" in said and f"ε = {record.guarantee['eps']:.2g}" in said
     kept = [r for r in full() if not r.as_run]
     assert kept and str(page_tables.epsilon_as_run(kept, "DP-REC")) == ""
+    more = {name: g | {"sampling": "none"} for name, g in record.as_run.items()}
+    both = str(page_tables.epsilon_as_run([record, replace(record, as_run=more)], "X"))
+    assert (
+        both.count("The printed epsilons of X") == 2 == both.count(f"{g['eps']:.2g} (")
+    )
 
 
 def replace_seeds(ours):
