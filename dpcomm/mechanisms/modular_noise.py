@@ -218,13 +218,13 @@ def listed_rounding(
     x: np.ndarray,  # (D,) in steps of the grid, D <= LISTED
     norm_bound: float,  # largest length after rounding, in steps
     back: Callable,  # (n, D) rotated coordinates -> (n, d), linear
-) -> tuple:  # mean and variance of `back` of what conditional_round draws, both (d,)
+) -> tuple:  # mean and variance of `back` of the error of conditional_round, both (d,)
     "Moments of a conditional rounding, from all that it can be."
     up = np.array([*product((0, 1), repeat=len(x))])
     low = np.floor(x)
     chance = np.where(up, x - low, 1 + low - x).prod(1)
     chance *= ((low + up) ** 2).sum(1) <= math.floor(norm_bound**2)
-    found = back(low + up)
+    found = back(low + up - x)
     mean = chance @ found / chance.sum()
     return mean, chance @ (found - mean) ** 2 / chance.sum()
 
@@ -234,7 +234,7 @@ def normal_rounding(
     norm_bound: float,  # largest length after rounding, in steps
     back: Callable,  # (n, D) rotated coordinates -> (n, d): a rotation, cut off
     block: int,  # P, coordinates of a block of the rotation
-) -> tuple:  # mean and variance of `back` of what conditional_round draws, both (d,)
+) -> tuple:  # mean and variance of `back` of the error of conditional_round, both (d,)
     "Moments of a conditional rounding whose squared length is taken for normal."
     low = np.floor(x)
     part = x - low
@@ -247,7 +247,8 @@ def normal_rounding(
     kappa = float(np.clip((norm_bound**2 - x @ x - v.sum()) / s, -37, 1e9))
     h = math.exp(norm.logpdf(kappa) - norm.logcdf(kappa))
     vt /= s
-    mean, g = back(np.stack([x - np.multiply(h, vt, out=low), vt]))
+    g = back(vt[None])[0]
+    mean = -h * g
     for end in (v[len(v) - block :], v[:block]):  # the last block is turned first
         end[:] = end.mean()  # each takes the mean of its coordinates
     g *= g
@@ -349,10 +350,11 @@ class RingCodec(RingGrid):
                 return listed_rounding(x, bound, back)
             return normal_rounding(x, bound, back, self.block(d))
 
-        rows = self.rotated(self.clip(u).double().cpu()).numpy() / scale
+        cut = self.clip(u)
+        rows = self.rotated(cut.double().cpu()).numpy() / scale
         found = np.array([rounding(x) for x in rows])
         mean, variance = torch.from_numpy(found.swapaxes(0, 1)).to(u.device)
-        bias = (mean * scale).to(u) - u
+        bias = (cut - u) + (mean * scale).to(u)
         return bias, (self.share**2 + variance * scale**2).to(u)
 
     def noise(self, m: int, n: int, rng: np.random.Generator) -> Tensor:
