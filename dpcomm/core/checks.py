@@ -149,8 +149,8 @@ def check_stream(rng) -> np.random.Generator:
     """
     if not hasattr(rng, "integers"):
         raise TypeError(
-            f"rng is {shown(rng)}; it must be a numpy Generator: pass"
-            " seed_tree(seed, ...), or private_stream() where it must hide"
+            f"rng is {shown(rng)}; it must be a numpy Generator: pass seed_tree(seed,"
+            " ...), or private_stream() if the noise must protect real data"
         )
     return rng
 

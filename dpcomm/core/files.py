@@ -138,8 +138,8 @@ def unpack(
         raise ValueError(f"{path.name} cannot be unpacked ({error}); {fix}") from None
     if len(content) > most:
         raise ValueError(
-            f"{path.name} cannot be unpacked (it holds more than the {most:,} bytes it"
-            f" may); {fix}"
+            f"{path.name} cannot be unpacked (it expands to more than the allowed"
+            f" {most:,} bytes); {fix}"
         )
     return content
 
@@ -158,7 +158,7 @@ def read_json(name: str, text, fix: str = "download it again") -> Any:
         why = error
     except RecursionError:
         why = "its lists stand in each other too deeply"
-    raise ValueError(f"{name} is no json ({why}); {fix}")
+    raise ValueError(f"{name} is not valid JSON ({why}); {fix}")
 
 # %% ../../nbs/foundations/files.ipynb #53290434
 Kind = TypeVar("Kind")
@@ -219,6 +219,6 @@ def check_digest(
     if found.hexdigest() != digest:
         raise ValueError(
             f"{Path(path).name} is not the published file (its SHA-256 is"
-            f" {found.hexdigest()[:12]}..., not {digest[:12]}...): delete it, and load"
+            f" {found.hexdigest()[:12]}..., not {digest[:12]}...): delete it and load"
             " the data again"
         )

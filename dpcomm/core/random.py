@@ -32,8 +32,8 @@ def derive(seed: int, *path, bits: int = 128) -> int:
     numbers = [p if isinstance(p, str) else index(p) for p in (seed, *path)]
     if huge := [p for p in numbers if not isinstance(p, str) and abs(p) > 2**1024]:
         raise ValueError(
-            f"seed or address holds {shown(huge[0])}; 1024 bits are the most: use a"
-            " smaller number"
+            f"seed or address contains {shown(huge[0])}; numbers may have at most 1024"
+            " bits: use a smaller one"
         )
     text = json.dumps(numbers)
     return int.from_bytes(
@@ -70,8 +70,8 @@ def check_key(
     "Refuse a number that does not say that it is no secret."
     if not (key is None or isinstance(key, Insecure)):
         raise TypeError(
-            f"key is of type {type(key).__name__}; noise from a key that can be guessed"
-            " hides nothing: leave key out, or write Insecure(number) in a test"
+            f"key is of type {type(key).__name__}; noise drawn from a guessable key"
+            " gives no privacy: leave key out, or pass Insecure(number) in a test"
         )
     return key
 
@@ -111,8 +111,8 @@ def normal(shape: tuple, rng, device="cpu") -> Tensor:
     if isinstance(rng, (list, tuple)):
         if len(rng) != shape[0]:
             raise ValueError(
-                f"rng holds {len(rng)} streams for {shape[0]} rows: pass one stream, or"
-                " one a row"
+                f"rng holds {len(rng)} streams for {shape[0]} rows: pass one stream,"
+                " or one per row"
             )
         return torch.stack([normal(shape[1:], r, device) for r in rng])
     check_stream(rng)
@@ -153,7 +153,7 @@ def bernoulli(p, rng) -> np.ndarray:
     if len(rng) != len(p):
         raise ValueError(
             f"rng holds {len(rng)} streams for {len(p)} rows: pass one stream, or one"
-            " a row"
+            " per row"
         )
     return np.stack([bernoulli(row, r) for row, r in zip(p, rng)]) if len(p) else p > 1
 
@@ -182,7 +182,8 @@ def row_streams(
         return [check_stream(rng)] * n
     if len(rng) != n:
         raise ValueError(
-            f"rng holds {len(rng)} streams for {n} rows: pass one stream, or one a row"
+            f"rng holds {len(rng)} streams for {n} rows: pass one stream, or one per"
+            " row"
         )
     return [check_stream(stream) for stream in rng]
 

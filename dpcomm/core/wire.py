@@ -86,7 +86,7 @@ def pack_bits(values, bits: int) -> bytes:
         )
     if values.size and not (0 <= values.min() and values.max() < 2**bits):
         raise ValueError(
-            f"values span {values.min()}..{values.max()}; {bits} bits hold"
+            f"values span {values.min()}..{values.max()}; {bits} bits can hold"
             f" 0..{2**bits - 1}: use more bits"
         )
     if bits in (8, 16, 32):
@@ -114,8 +114,8 @@ def unpack_bits(data: bytes, bits: int, n: int) -> np.ndarray:
     check_between("bits", bits, 1, 32)
     if len(data) != -(-n * bits // 8):
         raise ValueError(
-            f"data has {len(data)} bytes; {n} values of {bits} bits fill"
-            f" {-(-n * bits // 8)}: message is truncated"
+            f"data has {len(data)} bytes; {n} values of {bits} bits need"
+            f" {-(-n * bits // 8)}: the message is truncated, send it again"
         )
     if bits in (8, 16, 32):
         return np.frombuffer(data, f">u{bits // 8}").astype(np.int64)
@@ -239,10 +239,12 @@ def finite_floats(data: bytes) -> Tensor:
     """
     if not isinstance(data, (bytes, bytearray)) or len(data) % 4:
         raise BadMessage(
-            f"data is of type {type(data).__name__}; it must be bytes, four a value:"
+            f"data is of type {type(data).__name__}; it must be bytes, four per value:"
             " send it again"
         )
     values = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
     if not math.isfinite(values.sum(dtype=torch.float64)):
-        raise BadMessage("message holds nan or inf, which encode never sends: drop it")
+        raise BadMessage(
+            "message contains nan or inf, which encode never produces: drop it"
+        )
     return values

@@ -35,8 +35,8 @@ def read_idx(
     entries = np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3])
     if len(entries) != math.prod(shape):
         raise ValueError(
-            f"{path.name} announces {shape} and holds {len(entries)} entries; these"
-            " must agree: download it again"
+            f"{path.name} declares the shape {shape} and has {len(entries)} entries;"
+            " these must agree: download it again"
         )
     return entries.reshape(shape).copy()
 
@@ -57,8 +57,9 @@ def _emnist_arrays(folder, split, part):
         there = [folder / name for name in names if (folder / name).exists()]
         if not there:
             raise FileNotFoundError(
-                f"emnist-{split} is not under the data root: put {names[0]} (or the"
-                " same unpacked) into <data root>/EMNIST/raw (set DPCOMM_DATA)"
+                f"emnist-{split} is not under the data root: put {names[0]}"
+                " (compressed or unpacked) into <data root>/EMNIST/raw (set"
+                " DPCOMM_DATA)"
             )
         found.append(read_idx(there[0], 16 + 784 * EMNIST[split][1]))
     return found

@@ -34,14 +34,14 @@ def check_lengths(
     sample, samples, labels = words
     if len(y) == 0:
         raise ValueError(
-            f"{where} holds no {sample}; every client needs one: drop the user from the"
-            " file"
+            f"{where} has no {sample}; every client needs at least one: remove the"
+            " user from the file"
         )
     if len(x) != len(y) or n not in (None, len(y)):
-        announced = f" and announces {n}" if n is not None else ""
+        announced = f" and declares {n}" if n is not None else ""
         raise ValueError(
             f"{where} has {len(x)} {samples}, {len(y)} {labels}{announced}; these must"
-            " be equal: make the file again"
+            " be equal: recreate the file"
         )
 
 # %% ../../nbs/datasets/femnist.ipynb #d0img10
@@ -53,8 +53,8 @@ def _check_pixels(where, x):
         x = np.empty(0, object)
     if x.dtype.kind not in "iuf":
         raise ValueError(
-            f"{where} has images that are not of 784 pixels; they must be 28 by 28"
-            " numbers: make the file again"
+            f"{where} has images that do not have 784 pixels; they must be 28 by 28"
+            " numbers: recreate the file"
         )
     if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
         raise ValueError(
@@ -122,14 +122,14 @@ def read_leaf(
             where = f"{path.name}, user {shown(name)},"
             if user in found:
                 raise ValueError(
-                    f"{where} stands in the files twice; allowed once: remove one of"
-                    " them"
+                    f"{where} appears twice in the files; each user may appear once:"
+                    " remove one of the two"
                 )
             entry = entries.get(user)
             if not isinstance(entry, dict) or not {"x", "y"} <= set(entry):
                 raise ValueError(
-                    f"{where} has no x and y in user_data; every user needs both: make"
-                    " the file again"
+                    f"{where} has no x and y in user_data; every user needs both:"
+                    " recreate the file"
                 )
             x, y = (field(where, entry, key, list) for key in ("x", "y"))
             found[user] = check(where, x, y, typed(where, "num_samples", n, int))
@@ -151,7 +151,9 @@ def h5_users(
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ValueError(f"{path.name} is no h5 file ({error}); {again}") from None
+        raise ValueError(
+            f"{path.name} is not an HDF5 file ({error}); {again}"
+        ) from None
     try:
         with file:
             if "examples" not in file or not hasattr(file["examples"], "keys"):
@@ -257,8 +259,8 @@ def femnist(root=None, whole: bool = True) -> Federation:
     for split, clients in (("train", train), ("test", test)):
         if not clients:
             raise ValueError(
-                f"femnist's {split} split holds no user; it must hold one or more: put"
-                " its files beside the others"
+                f"femnist's {split} split has no users; it must have at least one: put"
+                " its files in the same folder as the others"
             )
     if whole:
         _check_whole(kind, np.array([len(y) for _, y in train.values()]))

@@ -298,13 +298,13 @@ def load(name: str, root=None, download: bool = True) -> Dataset:
         writers, classes = _writers(root)
         if (classes != arrays[1].numpy()).any():
             raise ValueError(
-                "QMNIST's classes differ from MNIST's labels: download both again"
+                "QMNIST's classes differ from MNIST's labels: download both files again"
             )
     found = len(arrays[1]), len(arrays[3])
     if found != COUNTS[name]:
         raise ValueError(
-            f"{name} has {found[0]} + {found[1]} images, not {COUNTS[name]}: download"
-            " it again"
+            f"{name} has {found[0]} + {found[1]} images instead of {COUNTS[name]}:"
+            " download it again"
         )
     return Dataset(name, *arrays, writers)
 
@@ -336,7 +336,10 @@ def _numbers(side):
         side = side.astype(side.dtype.newbyteorder("="), copy=False)
     x = torch.as_tensor(side).detach()
     if x.is_complex():
-        raise TypeError("complex numbers: hold real and imaginary parts apart")
+        raise TypeError(
+            "complex numbers are not supported: pass real and imaginary parts as"
+            " separate entries"
+        )
     return x if x.layout is torch.strided else x.to_dense()
 
 
@@ -348,7 +351,7 @@ def _pairs(held):
     else:
         pairs = [held[i] for i in range(len(held))]
     if pairs and not (isinstance(pairs[0], (tuple, list)) and len(pairs[0]) == 2):
-        raise TypeError(f"an example is a {type(pairs[0]).__name__}, no pair")
+        raise TypeError(f"an example is a {type(pairs[0]).__name__}, not a pair")
     return pairs
 
 
@@ -358,8 +361,8 @@ def _check_one_input(held):
     parts = [p for p in (parts.values() if isinstance(parts, dict) else parts)]
     if isinstance(held[0], dict) or len({np.shape(p) for p in parts}) > 1:
         raise TypeError(
-            f"its inputs are {len(parts)} tensors, and a model takes one here: join them,"
-            " and split them in forward"
+            f"its inputs are {len(parts)} tensors, and a model here takes one:"
+            " concatenate them, and split them in forward"
         )
 
 
@@ -374,14 +377,15 @@ def _pair(held, who):
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
         why = str(error).partition(chr(10))[0][:120]
         raise ValueError(
-            f"{who} holds a {type(held).__name__} that is no pair of arrays of numbers"
+            f"{who} has a {type(held).__name__} that is not a pair of numeric arrays"
             f" ({why}): pass (inputs, targets), or a torch Dataset of such pairs"
         ) from error
     x, y = (side.float() if side.is_floating_point() else side for side in (x, y))
     if not x.ndim or not y.ndim or len(x) != len(y):
         raise ValueError(
-            f"{who} holds inputs of shape {tuple(x.shape)} and targets of"
-            f" {tuple(y.shape)}; an input needs one target: mend or drop it"
+            f"{who} has inputs of shape {tuple(x.shape)} and targets of shape"
+            f" {tuple(y.shape)}; every input needs one target: correct or drop the"
+            " client"
         )
     return x, y if y.is_floating_point() else y.long()
 
@@ -412,13 +416,16 @@ class Federation:
         x_test, y_test = _pair(test, "test")
         ends = np.cumsum([len(y) for _, y in pairs])
         if not len(ends) or not ends[-1]:
-            raise ValueError("clients hold no example: pass one pair (x, y) a client")
+            raise ValueError(
+                "clients have no examples: pass one pair (x, y) per client"
+            )
         for k, (what, like) in enumerate((("inputs", x_test), ("targets", y_test))):
             for i, pair in enumerate(pairs):
                 if len(pair[k]) and pair[k].shape[1:] != like.shape[1:]:
                     raise ValueError(
-                        f"client {i} holds {what} of shape {tuple(pair[k].shape[1:])},"
-                        f" the test set of {tuple(like.shape[1:])}: make them alike"
+                        f"client {i} has {what} of shape {tuple(pair[k].shape[1:])},"
+                        f" and the test set of shape {tuple(like.shape[1:])}: give"
+                        " both the same shape"
                     )
         x, y = (
             torch.cat([side for side in sides if len(side)]) for sides in zip(*pairs)
@@ -467,13 +474,13 @@ def check_partition(
     sizes = [len(p) for p in parts]
     if 0 in sizes:
         raise ValueError(
-            f"client {sizes.index(0)} holds no image; every client needs one: use fewer"
-            " clients"
+            f"client {sizes.index(0)} has no image; every client needs at least one:"
+            " use fewer clients"
         )
     if sorted(np.concatenate(parts).tolist()) != list(range(n)):
         raise ValueError(
-            f"the parts hold {sum(sizes)} indices; each of 0..{n - 1} must appear"
-            " exactly once"
+            f"the parts have {sum(sizes)} indices; each of 0..{n - 1} must appear"
+            " exactly once: correct the partition"
         )
     return parts
 
@@ -587,8 +594,8 @@ def dirichlet_dealt(
         if spread is None or abs((counts.sum(1) + rest).std() - spread) <= 0.05:
             return check_partition(_deal(labels, counts, rest, rng), len(labels))
     raise ValueError(
-        f"spread is {spread}; no draw of {tries} came within 0.05: ask for one the rule"
-        " can reach, or raise tries"
+        f"spread is {spread}; none of {tries} draws came within 0.05 of it: choose a"
+        " spread that the rule can reach, or raise tries"
     )
 
 # %% ../../nbs/datasets/images.ipynb #d0img14

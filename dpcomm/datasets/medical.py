@@ -71,8 +71,8 @@ def scale_range(
     ends = np.vstack([np.broadcast_to(end, width) for end in (low, high)])
     if not (ends[0] < ends[1]).all():
         raise ValueError(
-            f"low is {shown(low)} and high {shown(high)}; low must be below high: correct the"
-            " range"
+            f"low is {shown(low)} and high {shown(high)}; low must be below high: swap"
+            " or correct them"
         )
     with needs("run"):
         from sklearn.preprocessing import MinMaxScaler
@@ -149,7 +149,7 @@ def read_table(
     for where, row in named:
         if len(row) != len(head):
             raise ValueError(
-                f"{where}: {len(row)} fields, not {len(head)}: correct the row"
+                f"{where}: {len(row)} fields instead of {len(head)}: correct the row"
             )
     return [(where, dict(zip(head, row))) for where, row in named]
 
@@ -232,7 +232,7 @@ def diabetes130(root=None, min_records: int = 100) -> Records:
     path = folder / "diabetic_data.csv"
     found = _rows(path, "diabetes130", COLUMNS)
     if not found:
-        raise ValueError(f"{path.name} holds no admission: download it again")
+        raise ValueError(f"{path.name} has no admissions: download it again")
     rows = [row for _, row in found]
     names = list(rows[0])
     drugs = names[names.index("metformin") : names.index("change")]
@@ -282,7 +282,9 @@ def first_day(
             break
         row = f"{where}, row {n}"
         if len(parts) != 2:
-            raise ValueError(f"{row}: {1 + len(parts)} fields, not 3: correct the row")
+            raise ValueError(
+                f"{row}: {1 + len(parts)} fields instead of 3: correct the row"
+            )
         name = parts[0]
         number = _number(row, dict([parts]), name, -np.inf, np.inf)
         low, high = KNOWN.get(name, (np.inf, -np.inf))
@@ -302,7 +304,9 @@ def _text(path):
             " DPCOMM_DATA)"
         ) from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is no record ({error}): download it again") from None
+        raise ValueError(
+            f"{name} is not a valid record ({error}): download it again"
+        ) from None
 
 
 def _outcome(where, row):
@@ -424,7 +428,7 @@ def read_admissions(
     rows = read_table(path, TABLE_COLUMNS, only=True)
     if not rows:
         raise ValueError(
-            f"{path.name} holds no admission; it must hold one or more: add rows"
+            f"{path.name} has no admissions; it must have at least one: add rows"
         )
     lists, age, mrci, died = zip(*(check_admission(*row) for row in rows))
     numbers = {"age": scale_range(age, 15, 89), "mrci": scale_range(mrci, 2, 60)}

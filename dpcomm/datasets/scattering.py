@@ -141,7 +141,7 @@ def check_images(
     if shown is not None:
         raise ValueError(
             f"images is {shown}; it must be a tensor (n, channels, height, width) of"
-            " float32 or float64: add the missing axes, divide bytes by 255"
+            " float32 or float64: add the missing axes, and divide bytes by 255"
         )
     if any(side % 4 or side < 8 for side in images.shape[2:]):
         raise ValueError(
@@ -150,8 +150,8 @@ def check_images(
         )
     if not torch.isfinite(images).all():
         raise ValueError(
-            "images holds nan or inf; every pixel must be finite: repair or drop those"
-            " images"
+            "images holds nan or inf; every pixel must be finite: correct or drop"
+            " those images"
         )
     return images
 
@@ -288,7 +288,7 @@ def _compute(path, shape, images, settings, device, hidden):
         return
     if path.exists():
         warnings.warn(
-            f"{path.name} is damaged ({fault}): its features are computed again"
+            f"{path.name} is damaged ({fault}): its features are being recomputed"
         )
     with tqdm(total=len(images), unit="image", desc=path.stem, disable=hidden) as bar:
         write_once(path, shape, _blocks(images, settings, device, bar))

@@ -80,7 +80,7 @@ def _counted_speeches(where, speeches, n, chars):
     found = sum(map(len, said))
     if (len(said), found) != (n, chars):
         raise ValueError(
-            f"{where} has {len(said)} speeches of {found} characters and announces {n}"
+            f"{where} has {len(said)} speeches of {found} characters and declares {n}"
             f" of {chars}; these must be equal: {AGAIN}"
         )
     return said
@@ -107,7 +107,9 @@ def read_roles(
         if user not in speeches:
             raise ValueError(f"{where} has no speeches; every user needs them: {AGAIN}")
         if user in texts:
-            raise ValueError(f"{where} stands in the file twice; allowed once: {AGAIN}")
+            raise ValueError(
+                f"{where} appears twice in the file; each user may appear once: {AGAIN}"
+            )
         texts[user] = clean_text(_counted_speeches(where, speeches[user], n, chars))
     return texts
 
@@ -147,8 +149,9 @@ def _windows(texts, numbers, name):
         k, first = split_windows(max(n, 0))
         if k < 1 or first >= n:
             raise ValueError(
-                f"{name}, user {shown(user)}, has {len(text)} characters; a client needs a"
-                " training and a test window, which 900 suffice for: drop the user"
+                f"{name}, user {shown(user)}, has {len(text)} characters; a client"
+                " needs a training and a test window (900 characters are enough):"
+                " drop the user"
             )
         train.append(start + np.arange(k))
         test.append(start + np.arange(first, n))
@@ -207,7 +210,7 @@ def read_leaf(
     found = read_users(folder, check_role)
     if not found:
         raise ValueError(
-            f"shakespeare/{Path(folder).name} holds no user; it must hold one or more:"
+            f"shakespeare/{Path(folder).name} has no users; it must have at least one:"
             " put LEAF's json files there"
         )
     return found
@@ -247,8 +250,8 @@ def _check_whole(texts):
         )
     if hashlib.sha256("\n".join(texts.values()).encode()).hexdigest() != TEXTS:
         raise ValueError(
-            f"{FILE} has the roles of the whole file, but other words (another"
-            f" SHA-256): {again}"
+            f"{FILE} has the roles of the whole file but a different text (its SHA-256"
+            f" differs): {again}"
         )
 
 

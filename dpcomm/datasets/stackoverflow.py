@@ -147,8 +147,8 @@ def client_sizes(
     last = model.n_clients - 1
     if kind == "client" and clients and not 0 <= min(clients) <= max(clients) <= last:
         raise ValueError(
-            f"clients go from {min(clients)} to {max(clients)}; they must be in"
-            f" 0..{last}: sample from the federation"
+            f"client numbers run from {min(clients)} to {max(clients)}; they must be"
+            f" in 0..{last}: sample them from the federation"
         )
     draws = [derive(model.seed, kind, i, "size", bits=64) >> 11 for i in clients]
     u = np.array(draws, np.float64) / 2**53

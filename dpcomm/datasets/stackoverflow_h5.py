@@ -45,13 +45,13 @@ def read_counts(
             typed(path.name, f"the count of {shown(word)}", count, int)
     except ValueError as error:
         raise ValueError(
-            f"{path.name} is no list of counts ({error}); it must hold `word count`"
-            " lines, or json for tags: download it again"
+            f"{path.name} is not a list of counts ({error}); it must have lines of the"
+            " form `word count`, or be JSON for tags: download it again"
         ) from None
     if len(counts) < n:
         raise ValueError(
-            f"{path.name} has {len(counts)} entries and the vocabulary needs {n};"
-            f" allowed are 1 to {len(counts)}: load the whole file, or lower the size"
+            f"{path.name} has {len(counts)} entries, fewer than the vocabulary's {n}:"
+            f" use the whole file, or a vocabulary of at most {len(counts)}"
         )
     frequent = sorted(counts, key=lambda word: -counts[word])[:n]
     return {word: i for i, word in enumerate(frequent)}
@@ -121,9 +121,10 @@ def _query(path, *query):
             return base.execute(*query).fetchall()
     except sqlite3.Error as error:
         raise ValueError(
-            f"{path.name} cannot be read as TFF's database ({error}); it must hold the"
+            f"{path.name} cannot be read as TFF's database ({error}); it must have the"
             " tables examples (split_name, client_id, serialized_example_proto) and"
-            " client_metadata (client_id, split_name, num_examples): download it again"
+            " client_metadata (client_id, split_name, num_examples): download it"
+            " again"
         ) from None
 
 
@@ -160,7 +161,7 @@ def sqlite_posts(
         rows = [read_example(typed(where, column, raw, bytes)) for (raw,) in found]
     except (IndexError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{where} has a row that is no tf.train.Example ({error}): {AGAIN}"
+            f"{where} has a row that is not a tf.train.Example ({error}): {AGAIN}"
         ) from None
     missing = next((name for name in FIELDS for row in rows if name not in row), None)
     if missing:
@@ -288,8 +289,8 @@ def split_clients(
         files.found[split] = clients(path, split)
     if not files.found[split]:
         raise ValueError(
-            f"{path.name} holds no user of the split {shown(split)}; it must hold one or"
-            " more: download it again"
+            f"{path.name} has no users in the split {shown(split)}; it must have at"
+            " least one: download it again"
         )
     return files.found[split]
 
@@ -304,11 +305,11 @@ def read_client(
     posts_of = sqlite_posts if path.suffix == ".sqlite" else h5_posts
     posts = posts_of(path, split, client)
     if not posts or announced not in (None, len(posts)):
-        told = "" if announced is None else f" and announces {announced}"
+        told = "" if announced is None else f" and declares {announced}"
         raise ValueError(
-            f"{path.name}, user {shown(client)}, holds {len(posts)} posts{told}; a user"
-            " needs one or more, and as many as announced: drop the user, or download"
-            " the file again"
+            f"{path.name}, user {shown(client)}, holds {len(posts)} posts{told}; a"
+            " user needs at least one, and the number that the file declares: drop"
+            " the user, or download the file again"
         )
     return posts
 
@@ -330,9 +331,9 @@ def _padded(lists):
     width = max(1, *map(len, lists), 1)
     if len(lists) * width > 2**28:
         raise ValueError(
-            f"{len(lists):,} posts of up to {width:,} words do not fit into a table; it"
-            f" may have {2**28:,} entries: drop the longest post, or visit fewer"
-            " clients"
+            f"{len(lists):,} posts of up to {width:,} words do not fit into one table,"
+            f" which may have {2**28:,} entries: drop the longest post, or train on"
+            " fewer clients"
         )
     out = np.full((len(lists), width), -1, np.int32)
     for row, values in zip(out, lists):
@@ -371,8 +372,8 @@ def evaluation_posts(
         flat += read_client(files, "test", names[i])
     if len(flat) < n:
         raise ValueError(
-            f"n_test is {n}, but {files.test.name} has {len(flat)} test posts; allowed"
-            f" are 1 to {len(flat)}: lower n_test"
+            f"n_test is {n}, but {files.test.name} has {len(flat)} test posts: choose"
+            f" n_test from 1 to {len(flat)}"
         )
     return encode_posts(files, [flat[:n]])[:2]
 

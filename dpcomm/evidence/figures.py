@@ -65,10 +65,10 @@ def look(mech: str) -> Look:
     if mech in MECH:
         return MECH[mech]
     raise ValueError(
-        f"mech is {shown(mech)}, which has no row in plots.MECH; did you mean"
+        f"mech is {shown(mech)}, which is not in plots.MECH; did you mean"
         f" {shown(nearest(mech, MECH))}? For a new mechanism add"
         f' "{mech}": Look(colour, marker, label) to MECH on nbs/reference/plots.ipynb,'
-        " with a grey-blue and a marker that nobody has"
+        " with a colour and a marker that no other mechanism uses"
     )
 
 # %% ../../nbs/evidence/figures.ipynb #07954e75
@@ -159,12 +159,12 @@ def as_rows(
         y = y[:, None] if x.size == 1 else y[None]
     if y.ndim != 2 or y.shape[1] != x.size or not y.size:
         raise ValueError(
-            f"y has shape {y.shape}, allowed (n_seeds, {x.size}) to match x; pass one"
-            " row per seed"
+            f"y has shape {y.shape}; it must be (n_seeds, {x.size}) to match x: pass"
+            " one row per seed"
         )
     if not np.isfinite(y).all():
         raise ValueError(
-            "y holds nan or inf, allowed finite numbers; drop those points first"
+            "y contains nan or inf; it must be finite: drop those points first"
         )
     return x, y
 
@@ -276,8 +276,8 @@ def as_csv(rows: list, name: str = "figure.csv") -> Csv:
     """
     if not rows:
         raise ValueError(
-            "rows is empty, allowed one dict or more; pass what the figure helper"
-            " returned"
+            "rows is empty; it must have at least one dict: pass the rows that the"
+            " figure function returned"
         )
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
@@ -363,11 +363,11 @@ def label_axes(
     for name, text in (("xlabel", xlabel), ("ylabel", ylabel)):
         if not text:
             raise ValueError(
-                f"{name}={shown(text)}, allowed a quantity and its unit, for example"
-                " 'uplink, bits / parameter / round'"
+                f"{name} is {shown(text)}; it must name a quantity and its unit, for"
+                " example 'uplink, bits / parameter / round'"
             )
     if set(log) - set("xy"):
-        raise ValueError(f"log={shown(log)}, allowed '', 'x', 'y' or 'xy'")
+        raise ValueError(f"log is {shown(log)}; it must be '', 'x', 'y' or 'xy'")
     ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
     if "x" in log:
         ax.set_xscale("log")
@@ -526,8 +526,9 @@ def binned(
     for name, v in (("a", a), ("b", b)):
         if not v.size or not np.isfinite(v).all():
             raise ValueError(
-                f"{name} holds {v.size} values, {np.isfinite(v).sum()} finite; allowed"
-                " one or more, all finite: drop nan and inf first"
+                f"{name} holds {v.size} values, of which {np.isfinite(v).sum()} are"
+                " finite; it must have at least one, all finite: drop nan and inf"
+                " first"
             )
     edges = np.histogram_bin_edges(np.concatenate([a, b]), bins)
     return edges, *(np.histogram(v, edges, density=True)[0] for v in (a, b))

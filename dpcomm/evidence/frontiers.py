@@ -200,7 +200,10 @@ def agreement(found, by: str = "predicted") -> Agreement:
         "number of tasks and epsilons", len({(p.task, p.eps) for p in told}), (1,)
     )
     if len(told) < 4:
-        raise ValueError(f"{len(told)} points have a prediction; pass four or more")
+        raise ValueError(
+            f"only {len(told)} points have a prediction; at least four are needed:"
+            " pass more points"
+        )
     from scipy.stats import spearmanr
 
     measured = [p.accuracy.mean for p in told]

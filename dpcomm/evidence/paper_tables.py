@@ -224,7 +224,7 @@ def _check_number(name, value, where):
     "A finite number; only `value` itself may be below 0."
     if not (is_number(value) and (name == "value" or value >= 0)):
         raise ValueError(
-            f"{where}: {name}={shown(value)}, allowed a finite number >= 0;"
+            f"{where}: {name} is {shown(value)}; it must be a finite number >= 0:"
             " correct the file"
         )
 
@@ -236,7 +236,8 @@ def _check_type(name, value, kind, where):
         wanted = getattr(kind, "__name__", kind)
         of = " of str" if "tuple" in str(kind) else ""
         raise ValueError(
-            f"{where}: {name}={shown(value)}, allowed {wanted}{of}; correct the file"
+            f"{where}: {name} is {shown(value)}; it must be {wanted}{of}: correct the"
+            " file"
         )
 
 
@@ -270,7 +271,7 @@ def inconsistency(
 ) -> str:  # what is wrong with it, '' if nothing
     "Rules that tie several fields or several cells together."
     if keys.count(c.key) > 1:
-        return "the key stands twice; rename or remove one"
+        return "the key appears twice; rename or remove one"
     if (c.kind == "ordering") != bool(c.bound or (c.above and c.below)):
         return "an ordering, and only an ordering, has 'above' and 'below', or 'bound'"
     if c.kind not in ("ordering", "shown") and not c.tol > 0:
@@ -303,7 +304,8 @@ def as_number(
     if is_number(value):
         return value
     raise ValueError(
-        f"{at}: {shown(text)} is no number; write digits, or - for what is not printed"
+        f"{at}: {shown(text)} is not a number; write digits, or - for a number that is"
+        " not printed"
     )
 
 # %% ../../nbs/evidence/paper_tables.ipynb #1f691dac
@@ -315,7 +317,7 @@ def _grid_cell(row, name, column, at):
     rel_tol = row.pop("rel_tol", None)
     if not (rel_tol is None or is_number(rel_tol)):
         raise ValueError(
-            f"{at}: rel_tol={shown(rel_tol)}, allowed a finite number >= 0;"
+            f"{at}: rel_tol is {shown(rel_tol)}; it must be a finite number >= 0:"
             " correct the file"
         )
     if rel_tol is not None:
@@ -334,7 +336,7 @@ def grid_row(
     at, texts, also = f"{file}, {name:.60}", words[: len(head)], words[len(head) :]
     if len(texts) < len(head) or any(w[0] in "-.0123456789" for w in also):
         raise ValueError(
-            f"{at}: {len(words)} words, allowed {len(head)} numbers or -, one for each"
+            f"{at}: {len(words)} words; write {len(head)} numbers or -, one for each"
             f" of {', '.join(head)}, then names of tables"
         )
     found = []
@@ -443,7 +445,9 @@ def _claims(raw, file, keys):
         if row.get("kind", "") not in ("", "false", "gap"):
             raise refuse(f"{at}: kind", row["kind"], ("false", "gap"))
         if not any(row.get(k) for k in ("cells", "erratum", "cannot")):
-            raise ValueError(f"{at}: nothing decides it; give cells, erratum or cannot")
+            raise ValueError(
+                f"{at}: the claim has no evidence; give cells, erratum or cannot"
+            )
         found.append(Claim(**row))
     return tuple(found)
 
@@ -457,7 +461,9 @@ def parse(
     try:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is no TOML ({error}); correct the file") from None
+        raise ValueError(
+            f"{file} is not valid TOML ({error}); correct the file"
+        ) from None
     about = field(file, raw, "paper", dict)
     if own and "id" in about:
         about = dict.fromkeys(ABOUT, "") | {"short": about["id"]} | about
@@ -535,7 +541,7 @@ def _from_file(path, own=False):
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path.name} is no TOML ({error}); correct the file"
+            f"{path.name} is not valid TOML ({error}); correct the file"
         ) from None
     return parse(text, path.name, own)
 
@@ -555,8 +561,8 @@ def add(path) -> str:
     found = _from_file.__wrapped__(path, own=True)
     if found.id != path.stem or found.id in (*papers(), ACROSS):
         raise ValueError(
-            f"{path.name}, paper: id={shown(found.id)}; it must be the file's own name,"
-            f" and not one of {', '.join((*papers(), ACROSS))}"
+            f"{path.name}, paper: id={shown(found.id)}; it must be the name of the"
+            f" file, and none of {', '.join((*papers(), ACROSS))}"
         )
     _added[found.id] = found
     return found.id
@@ -631,7 +637,7 @@ def hyper(
         raise refuse("name", name, dict.fromkeys(h.name for h in fits))
     if task is None and len(found) > 1:
         raise ValueError(
-            f"task=None, but {shown(name)} differs by task; allowed"
-            f" {', '.join(h.task for h in found)}: name one"
+            f"task is None, but {shown(name)} differs between tasks; choose one of"
+            f" {', '.join(h.task for h in found)}"
         )
     return found[0]

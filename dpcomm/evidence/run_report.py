@@ -301,7 +301,7 @@ def write(found, path, only: str = "all") -> tuple:
     if not kept:
         keys = ", ".join(sorted({r.key for r in found})[:9]) or "there are none"
         raise ValueError(
-            f"no run begins with {shown(only)}: choose one of those recorded, {keys}"
+            f"no recorded run begins with {shown(only)}: choose one of {keys}"
         )
     path = Path(path).with_suffix(".html")
     made = [write_whole(path, page(kept).encode())]

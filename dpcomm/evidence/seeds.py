@@ -80,8 +80,8 @@ def cell_summary(values, unit: str = "") -> Summary:
     v = np.asarray(values, dtype=float).ravel()
     if not v.size or not np.isfinite(v).all():
         raise ValueError(
-            f"values={shown(values)}, allowed one finite number or more; leave out what"
-            " was not run"
+            f"values is {shown(values)}; it must have at least one number, all finite:"
+            " leave out runs that are missing"
         )
     if v.size == 1:
         return Summary(float(v[0]), None, 1, unit)

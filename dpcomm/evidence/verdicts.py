@@ -222,9 +222,9 @@ def ours_by_key(found) -> dict:
             mine = ours.get(key) or Ours({}, unit, r, key)
             if r.seed in mine.values or mine.record.experiment != r.experiment:
                 raise ValueError(
-                    f"{key}, seed {r.seed} stands in {mine.record.experiment},"
-                    f" {mine.record.key} and in {r.experiment}, {r.key}; allowed one:"
-                    " remove it from either"
+                    f"{key}, seed {r.seed} appears in {mine.record.experiment},"
+                    f" {mine.record.key} and in {r.experiment}, {r.key}; it may appear"
+                    " once: remove one of the two"
                 )
             values, days = mine.values | {r.seed: value}, mine.days + _day(r)
             lost = mine.diverged or diverged(value, unit, r)

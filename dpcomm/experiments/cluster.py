@@ -35,7 +35,9 @@ def remote(
     run = grids.find_run(experiment, job.scale, job.key)
     record = runs.perform(experiment, run, job.seed, out, progress=False)
     if record is None:
-        raise ValueError(f"{job.name}: a record that it needs is missing; sweep again")
+        raise ValueError(
+            f"{job.name}: a record that it needs is missing: run the sweep again"
+        )
     return records.to_line(record)
 
 # %% ../../nbs/reference/cluster.ipynb #f5a8ed93
@@ -261,8 +263,8 @@ def _check_slurm(cluster):
     _submitit()
     if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
         raise ValueError(
-            "there is no Slurm here (no sbatch and srun on the path): start the sweep"
-            " where jobs are submitted, or leave --slurm out and write --processes N"
+            "Slurm was not found (no sbatch and srun on the path): start the sweep on"
+            " a node that can submit jobs, or use --processes N instead of --slurm"
         )
 
 # %% ../../nbs/reference/cluster.ipynb #c80efa6b

@@ -115,8 +115,8 @@ def as_run(
     """
     if config.sampling != "fixed":
         raise ValueError(
-            f"sampling is {shown(config.sampling)}; this accounts 'fixed' cohorts: use the"
-            " mechanism's own guarantee"
+            f"sampling is {shown(config.sampling)}; this function accounts only for"
+            " 'fixed' cohorts: use the mechanism's own guarantee"
         )
     if isinstance(mechanism, ddg.DDGauss):
         return {

@@ -41,8 +41,8 @@ def notebooks() -> Path:  # folder of the experiments
     found = root / "nbs" / "experiments" if root else PACKAGE / "assets" / "experiments"
     if not found.is_dir():
         raise FileNotFoundError(
-            f"dpcomm is imported from {PACKAGE.parent}, without the notebooks of its"
-            " experiments: clone the repository and run `pip install -e .` in it, or"
+            f"dpcomm is installed in {PACKAGE.parent} without its experiments'"
+            " notebooks: clone the repository and run `pip install -e .` in it, or"
             " install its wheel"
         )
     return found
@@ -87,12 +87,12 @@ def notebook(name: str) -> Path:
         path = Path(name).expanduser().resolve()
         if not path.is_file():
             raise FileNotFoundError(
-                f"{shown(name)} does not exist: give a notebook's file"
+                f"{shown(name)} does not exist: give the file of a notebook"
             )
         if not re.fullmatch("[a-z][a-z0-9_]*", path.stem.replace("-", "_")):
             raise ValueError(
-                f"{path.name}: a notebook's name must begin with a letter, and hold small"
-                " letters, digits, - and _ only: rename it"
+                f"{path.name}: a notebook's name must begin with a letter and contain"
+                " only lower-case letters, digits, - and _: rename it"
             )
         return path
     known = experiments()
@@ -128,7 +128,7 @@ def defaults(
     if len(tagged) != 1:
         raise ValueError(
             f"{Path(path).name} has {len(tagged)} cells tagged 'parameters'; it must"
-            " have exactly one"
+            " have exactly one: correct the tags"
         )
     values = {}
     for node in ast.parse(tagged[0]).body:
@@ -160,16 +160,16 @@ def check_parameters(
         whole = kind is float and type(value) is int
         if kind not in (type(None), type(value)) and not whole:
             raise ValueError(
-                f"parameter {shown(key)} is {shown(value)}; it must be of type {kind.__name__},"
-                f" as its default {shown(default)}"
+                f"parameter {shown(key)} is {shown(value)}; it must be of type"
+                f" {kind.__name__}, like its default {shown(default)}"
             )
     if (seeds := values.get("seeds")) is None:
         return values
     whole = all(type(s) is int and s >= 0 for s in seeds)
     if not seeds or not whole or len(set(seeds)) < len(seeds):
         raise ValueError(
-            f"parameter 'seeds' is {shown(seeds)}; it must hold distinct whole numbers from"
-            " 0 on, as in [0, 1, 2]"
+            f"parameter 'seeds' is {shown(seeds)}; it must be a list of distinct"
+            " non-negative whole numbers, for example [0, 1, 2]"
         )
     return values
 
@@ -190,7 +190,7 @@ def device(name: str = "auto", gpu: bool = True) -> str:
         return "cpu"
     if not gpu:
         raise ValueError(
-            f"device is {shown(name)}, and this experiment computes on the CPU only; use"
+            f"device is {shown(name)}, and this experiment runs only on the CPU: use"
             " 'cpu' or 'auto'"
         )
     import torch
@@ -459,15 +459,15 @@ def output_folder(
     folder = folder.resolve()
     if root and folder.is_relative_to(root / "nbs"):
         raise ValueError(
-            f"out is {shown(str(out))}, inside nbs/; sources live there, so choose another"
-            " folder, as runs/"
+            f"out is {shown(str(out))}, inside nbs/, which holds the sources: choose"
+            " another folder, for example runs/"
         )
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         why = "is not a folder" if not there.is_dir() else "may not be written to"
         raise ValueError(
-            f"out is {shown(str(out))}, and {there.name or 'the root'} {why}: choose a"
-            " folder of your own, as runs/"
+            f"out is {shown(str(out))}, and {there.name or 'the root'} {why}: choose"
+            " another folder, for example runs/"
         )
     return folder
 
@@ -508,8 +508,8 @@ def prepare(
     lacks = [key for key in SHARED if key not in known]
     if lacks:
         raise ValueError(
-            f"{path.name}: its cell tagged 'parameters' lacks {lacks[0]}; it needs"
-            f" {', '.join(SHARED)}"
+            f"{path.name}: its cell tagged 'parameters' does not set {lacks[0]}; it"
+            f" must set {', '.join(SHARED)}"
         )
     check_parameters(known, values)
     if (wanted := str(values.get("device", "auto"))) not in ("auto", "cpu"):
@@ -563,8 +563,8 @@ def run(
         result = result_file(stem, scale, folder)
         if result is None:
             raise CellError(
-                f"{path.name} ran to its end and wrote no {stem}.{scale}.jsonl: it"
-                f" must call runs.play_grid for an experiment named {shown(stem)}"
+                f"{path.name} finished without writing {stem}.{scale}.jsonl: it must"
+                f" call runs.play_grid for an experiment named {shown(stem)}"
             )
     except Unfinished:
         result = None

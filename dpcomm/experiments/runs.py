@@ -84,7 +84,10 @@ def record_of(
     }
     unplanned = [key for key in found["cells"] if key not in run.fills]
     if unplanned:
-        raise ValueError(f"{run.key} fills {unplanned[0]}, which its grid does not say")
+        raise ValueError(
+            f"{run.key} produces {unplanned[0]}, which its grid does not list: add it"
+            " to the grid"
+        )
     found["cells"] = {keys[key]: cell for key, cell in found["cells"].items()}
     found["history"] = records.thin(found["history"])
     if run.trains and seed not in run.seeds and found["cells"]:
@@ -212,11 +215,13 @@ def read_change(
     for part in str(text).split(","):
         name, is_there, value = (x.strip() for x in part.partition("="))
         if not is_there or not value:
-            raise ValueError(f"change={shown(text)}; write it as server_lr=0.001")
+            raise ValueError(
+                f"change is {shown(text)}; write it in the form server_lr=0.001"
+            )
         if name in PROMISED:
             raise ValueError(
-                f"change of {name}: what a run promises rests on it, so it cannot be tried"
-                f" alone; allowed {', '.join(allowed)}"
+                f"change of {name}: the privacy guarantee depends on it, so it cannot"
+                f" be changed alone; choose one of {', '.join(allowed)}"
             )
         runner.check_name("setting", name, allowed)
         try:
@@ -261,8 +266,8 @@ def _altered(experiment, run, change):
         yield
     if not made:
         raise ValueError(
-            f"{run.key} of {experiment.name} trains nothing that has these settings;"
-            " choose a run that trains"
+            f"{run.key} of {experiment.name} does not train a model, so these settings"
+            " do not apply: choose a run that trains"
         )
 
 
@@ -270,7 +275,8 @@ def _refuse_known(experiment, run, task, config, have):
     "ValueError where the settings are the run's own, or another record's."
     if config == task.config:
         raise ValueError(
-            f"{run.key} of {experiment.name} has these settings already; change one"
+            f"{run.key} of {experiment.name} already has these settings: change at"
+            " least one"
         )
     mine = plain(asdict(config)) | dict(mechanism=repr(task.mechanism))
     data = source_of(task.federation)
@@ -280,8 +286,8 @@ def _refuse_known(experiment, run, task, config, have):
         net = not nets or r.config.get("model") in nets
         if same and net and r.data == data and key != run.key:
             raise ValueError(
-                f"{run.key} of {experiment.name} with this change is what {key} means:"
-                " its records have the number"
+                f"{run.key} of {experiment.name} with this change is the run {key}:"
+                " read its records"
             )
 
 # %% ../../nbs/reference/runs.ipynb #fd8e0f64
@@ -432,7 +438,7 @@ def play_grid(
         left += [] if record else [f"{each.key} seed {seed}"]
     if left:
         raise runner.Unfinished(
-            f"{len(left)} of {len(jobs)} runs have rounds left: {', '.join(left[:9])}"
+            f"{len(left)} of {len(jobs)} runs are unfinished: {', '.join(left[:9])}"
             + (" ..." if len(left) > 9 else "")
         )
     return found
@@ -469,7 +475,10 @@ def try_change(
         if run.trains and not run.needs
     ]
     if not jobs:
-        raise ValueError(f"no run of {name} that begins with {only} trains")
+        raise ValueError(
+            f"{name} has no training run that begins with {only}: `dpcomm sweep NAME"
+            " --plan` lists its runs"
+        )
     have = stands(experiment, scale) | stands(
         experiment, scale, runner.output_folder(out)
     )
@@ -483,7 +492,7 @@ def try_change(
         pair = have.get((run.key, seed)), record
         rows.append((run.key, str(seed), *(_score(r) for r in pair)))
     if left:
-        raise runner.Unfinished(f"rounds are left: {', '.join(left[:9])}")
+        raise runner.Unfinished(f"unfinished runs: {', '.join(left[:9])}")
     header = ("run", "seed", "as recorded", _in_words(change))
     title = f"{name}, scale {scale}, changed on trial: earns no verdict"
     return Table(header, tuple(rows), title)

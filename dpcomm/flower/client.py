@@ -123,21 +123,21 @@ def check_task(
     mechanism, d = task.mechanism, _size(task)
     if mechanism.summed and sums_of(task) is None:
         raise ValueError(
-            f"mechanism is {shown(mechanism.name)}; it is private only in a secure sum, and"
-            " here the server sees every message: name the Sums in Apart, or use one"
-            " that is private by itself, such as rec"
+            f"mechanism is {shown(mechanism.name)}; it is private only in a secure"
+            " sum, and this server sees every message: pass sums to Apart, or use a"
+            " mechanism that is private by itself, such as rec"
         )
     if sums := sums_of(task):
         sums.check(task)
     if mechanism.client_memory(1, d) is not None:
         raise ValueError(
-            f"mechanism is {shown(mechanism)}; its clients remember what they did not send,"
-            " and nodes keep nothing here: use one without memory, such as"
-            " residuals=False"
+            f"mechanism is {shown(mechanism)}; its clients keep a residual between"
+            " rounds, and nodes keep no state here: use one without memory, for"
+            " example residuals=False"
         )
     if task.config.sampling == "replacement":
         raise ValueError(
-            "sampling is 'replacement', which asks one node twice in a round: use"
+            "sampling is 'replacement', which can draw a node twice in a round: use"
             " 'fixed' or 'poisson'"
         )
     return task
@@ -274,8 +274,8 @@ class Node:
         check_between("client", self.client, 0, self.task.n_clients - 1)
         if self.task.mechanism.summed and not (self.floor and self.identity):
             raise ValueError(
-                "a secure sum needs the floor of a node's owner, and the node's identity,"
-                " whose public half stands in the directory: name both"
+                "a secure sum needs the node's floor file and its identity (the"
+                " public key is in the directory): pass both"
             )
 
     @property
@@ -331,7 +331,9 @@ def within(
     "Hold a run against the floor of a node's owner."
     if node.floor is None:
         raise floor.Beyond(
-            "floor", "this machine has no floor, and answers nothing without: name one"
+            "floor",
+            "this machine has no floor file, and takes part in no run without"
+            " one: pass one",
         )
     task, d = node.task, _size(node.task)
     floor.allow(node.floor, task)
@@ -378,9 +380,14 @@ def caught_up(
         replica.sent_in = memory["sent in"]
     packet, t = fields["packet"], check_between("round", fields["round"], 0)
     if len(packet) > made.state_bytes + 64 + 10 * (t + 2):
-        raise ValueError(f"the packet has {len(packet)} bytes: send the state instead")
+        raise ValueError(
+            f"the packet has {len(packet)} bytes, more than the state: send the state"
+            " instead"
+        )
     if (until := downlink.parse_packet(packet).until) > t:
-        raise ValueError(f"the packet ends at round {until}, before round {t}: drop it")
+        raise ValueError(
+            f"the packet ends at round {until}, before round {t}: discard it"
+        )
     downlink.receive(replica, packet)
     check_weights(replica.state.w.detach(), _size(task))
     remember(replica, memory)
@@ -428,7 +435,9 @@ def work(
     "Train, encode, answer."
     memory = {} if memory is None else memory
     if node.task.mechanism.summed:
-        raise ValueError("a share of a sum leaves this node masked, or not at all")
+        raise ValueError(
+            "this node sends a share of a sum only masked: use a secure sum"
+        )
     if w is not None:
         check_weights(w, _size(node.task))
     if code := admit(node, fields, memory):

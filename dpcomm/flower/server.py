@@ -202,8 +202,8 @@ class History(Down):
     def __init__(self, task, name):  # the model's key in models.MODELS
         if getattr(task.federation, "share", None) is not None:
             raise ValueError(
-                "weights are named and history goes down, whose replicas weigh all clients"
-                " alike: leave one of them out"
+                "weights and history are both given, and the replicas that read a"
+                " history weigh all clients equally: leave one of them out"
             )
         made = downlink.Agreement(name, task.mechanism, task.config)
         self.past, self.lost = downlink.Server(made, task.seed, task.n_clients), set()
@@ -211,8 +211,9 @@ class History(Down):
         mine = pack(task.model)
         if not torch.equal(mine, self.w.detach()):
             raise ValueError(
-                f"history is {shown(name)}; the task's model is not what that name and seed"
-                f" {task.seed} build: name its own, or leave history out"
+                f"history is {shown(name)}; this name and seed {task.seed} do not"
+                " build the task's model: give the model's own name, or leave history"
+                " out"
             )
 
     def parcel(self, client):
@@ -407,13 +408,13 @@ class Journal:
         held = {k: v for k, v in mine.items() if k not in free}
         if wrong := differences(held, kept["agreement"]):
             raise ValueError(
-                f"{self.folder.name} holds another run, where {wrong[0]}: {OUT}"
+                f"{self.folder.name} contains a different run, where {wrong[0]}: {OUT}"
             )
         self.rows = [Row(**row) for row in kept["rows"]]
         if len(self.rows) >= self.task.config.rounds:
             raise ValueError(
-                f"{self.folder.name} holds a run that has done its {len(self.rows)} rounds:"
-                f" give rounds a larger number, or {OUT}"
+                f"{self.folder.name} contains a run that has finished its"
+                f" {len(self.rows)} rounds: raise rounds, or {OUT}"
             )
         same = kept["agreement"] == mine
         self.earlier = kept["earlier"] if same else len(self.rows)
@@ -515,9 +516,9 @@ def _check_heard(served, skips, deadlines):
     used = sum(not row.skipped for row in served.rows)
     if skips > deadlines.skips or not used:
         raise ValueError(
-            f"{len(served.rows) - used} of {len(served.rows)} rounds were skipped (the last:"
-            f" {served.rows[-1].skipped}): look at the nodes' logs, or wait longer;"
-            " a run with a folder goes on from there"
+            f"{len(served.rows) - used} of {len(served.rows)} rounds were skipped (the"
+            f" last: {served.rows[-1].skipped}): read the nodes' logs, or raise the"
+            " deadlines; a run with a folder can be resumed"
         )
 
 

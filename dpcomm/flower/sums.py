@@ -63,23 +63,25 @@ class Everybody(Members):
         if set(self.directory) != {*range(n), SERVER} or n < self.least:
             raise Beyond(
                 "directory",
-                f"clients is {n}; the directory lists {listed} and its owner takes part"
-                f" among {self.least} or more: ask for a sum of exactly those listed",
+                f"clients is {n}; the directory lists {listed} and its owner requires"
+                f" at least {self.least}: request a sum over exactly the listed"
+                " clients",
             )
         if not mechanism.summed:
             raise ValueError(
-                f"mechanism is {shown(mechanism.name)}, whose messages are not shares of a"
-                " sum: leave sums out, or use ddgauss, skellam or topk"
+                f"mechanism is {shown(mechanism.name)}, whose messages cannot be"
+                " summed securely: leave sums out, or use ddgauss, skellam or topk"
             )
         if config.sampling != "fixed" or config.cohort != n:
             raise ValueError(
-                f"cohort is {config.cohort} of {n}, sampling {shown(config.sampling)}; a"
-                f" secure sum asks everybody: use cohort={n} and sampling='fixed'"
+                f"cohort is {config.cohort} of {n}, sampling {shown(config.sampling)};"
+                f" a secure sum includes every client: use cohort={n} and"
+                " sampling='fixed'"
             )
         if mechanism.n_clients != n:
             raise ValueError(
-                f"mechanism counts on {mechanism.n_clients} shares of noise in a federation"
-                f" of {n}: use n_clients={n}"
+                f"mechanism divides its noise among {mechanism.n_clients} clients and"
+                f" the federation has {n}: build it with n_clients={n}"
             )
 
 # %% ../../nbs/reference/flower_sums.ipynb #f10c0008

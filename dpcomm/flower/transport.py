@@ -140,7 +140,7 @@ def meet(
         say(f"node {node} did not answer within {deadlines.hello:g} s")
     if len(clients) < deadlines.least:
         raise ValueError(
-            f"{len(clients)} of {task.n_clients} clients are here after"
+            f"{len(clients)} of {task.n_clients} clients connected within"
             f" {deadlines.start:g} s; the run needs {deadlines.least}: start more"
             " SuperNodes, or lower least"
         )

@@ -24,8 +24,8 @@ def suite() -> Path:  # test_conformance.py
         if (found := folder / "test_conformance.py").is_file():
             return found
     raise FileNotFoundError(
-        f"the conformance suite is not in {package}: install dpcomm from its wheel, or"
-        " from a checkout by `pip install -e .`"
+        f"{package} does not contain the conformance suite: install dpcomm from its"
+        " wheel, or from a checkout by `pip install -e .`"
     )
 
 # %% ../../nbs/interop/conformance.ipynb #conf0008

@@ -70,13 +70,13 @@ def _fitting(used, keys):
         raise not_installed("flwr", "flower")
     if not isinstance(used, Mechanism):
         raise ValueError(
-            f"mechanism is {shown(used)}; it must be a mechanism: make one by"
+            f"mechanism is {shown(used)}; it must be a mechanism: create one with"
             " dpcomm.mechanism(name, ...) or Deployment.calibrate"
         )
     if why := obstacle(used, keys):
         raise ValueError(
-            f"mechanism is {shown(used.name)}, which {why}; or take one that fits, such"
-            " as gaussian"
+            f"mechanism is {shown(used.name)}, which {why}; or use another mechanism,"
+            " such as gaussian"
         )
     return used
 
@@ -92,8 +92,8 @@ def update_of(before: dict, after: dict) -> Tensor:
     if shapes[0] != shapes[1]:
         odd = [k for k in {**before, **after} if shapes[0].get(k) != shapes[1].get(k)]
         raise ValueError(
-            f"the client's reply has other arrays than the model that came, such as"
-            f" {shown(odd[0])}: return the model's own state"
+            "the client's reply and the received model have different arrays, for"
+            f" example {shown(odd[0])}: return the state of the received model"
         )
     parts = [
         (after[k].astype(np.float32) - v.astype(np.float32)).ravel()
@@ -102,7 +102,8 @@ def update_of(before: dict, after: dict) -> Tensor:
     ]
     if not parts:
         raise ValueError(
-            "the model that came has no floating-point arrays: send its state"
+            "the received model has no floating-point arrays: send a state with its"
+            " parameters"
         )
     return check_finite("the client's update", torch.from_numpy(np.concatenate(parts)))
 
@@ -188,7 +189,9 @@ def _sent(used, keys, asked, message, context, update):
     if not used.summed:
         return {"message": now.encode(update).to_bytes()}
     if len(update) != asked["entries"]:
-        raise ValueError("the sum is of vectors of another size: send the agreed model")
+        raise ValueError(
+            "the sum has vectors of a different length: send the agreed model"
+        )
     vector = now.summand(update)
     return _step(used, keys, asked, message, context, vector)
 
@@ -198,8 +201,8 @@ def _step(used, keys, asked, message, context, vector=None):
     run, number = message.metadata.run_id, context.node_config.get("partition-id")
     if type(number) is not int:
         raise ValueError(
-            "this node does not know which client it is: start its SuperNode with"
-            " --node-config 'partition-id=3', say"
+            "this node has no client number: start its SuperNode with for example"
+            " --node-config 'partition-id=3'"
         )
     party = sums.Party(keys, number)
     if asked["step"] == sums.HELLO:
@@ -215,8 +218,8 @@ def _model(content):
     "The one model of a letter: its record's name, and name -> array."
     if len(content.array_records) != 1:
         raise ValueError(
-            f"a letter carries {len(content.array_records)} models; it must be one: send"
-            " one ArrayRecord"
+            f"the message carries {len(content.array_records)} models; it must carry"
+            " one: send one ArrayRecord"
         )
     ((name, arrays),) = content.array_records.items()
     return name, {k: v.numpy() for k, v in arrays.items()}
@@ -231,18 +234,18 @@ def _asked(used, content):
         )
     if odd := [k for k in WHOLE if type(asked.get(k)) is not int or asked[k] < 0]:
         raise ValueError(
-            f"the server says {odd[0]} = {shown(asked.get(odd[0]))}; it must be a whole"
-            " number: wrap its strategy in this version's Private"
+            f"the server sent {odd[0]} = {shown(asked.get(odd[0]))}; it must be a"
+            " whole number: wrap its strategy in the Private of this version"
         )
     if used.summed and (odd := _odd(asked)):
         raise ValueError(
-            f"the server says {odd} = {shown(asked.get(odd))}, which is no step of a"
-            " secure sum: wrap its strategy in this version's Private"
+            f"the server sent {odd} = {shown(asked.get(odd))}, which is not a step of"
+            " a secure sum: wrap its strategy in the Private of this version"
         )
     if asked.get("mechanism") != repr(used):
         raise ValueError(
             f"the server expects {shown(asked.get('mechanism'))}, and this node has"
-            f" {shown(repr(used))}: use one mechanism on both ends"
+            f" {shown(repr(used))}: use the same mechanism on both sides"
         )
     return asked
 
@@ -276,7 +279,8 @@ def _admit(limits, used, asked, before, metadata):
     whose = f"{metadata.run_id}-{metadata.dst_node_id}-{asked['round']}"
     if not floors.claim(limits, used, sum(v.size for v in floating), whose):
         raise ValueError(
-            f"round {asked['round'] + 1} was answered before: a node answers once"
+            f"round {asked['round'] + 1} was already answered, and a node answers each"
+            " round once: ask for the next round"
         )
 
 # %% ../../nbs/interop/flower.ipynb #ifl00017
@@ -325,26 +329,28 @@ class Private(Strategy):
         kinds = [cls.__name__ for cls in type(strategy).__mro__]
         if odd := next((k for k in kinds if k in SINGLE), None):
             raise ValueError(
-                f"strategy is {odd}, which looks at single updates, and only their sum is"
-                " known here: take one that averages, such as FedAvg or FedAdam"
+                f"strategy is {odd}, which reads individual updates, and only their"
+                " sum is available here: use one that averages, such as FedAvg or"
+                " FedAdam"
             )
         if any(part in kind for kind in kinds for part in OWN_NOISE):
             raise ValueError(
-                f"strategy is {kinds[0]}, which clips and adds noise of its own: pass the"
-                " strategy inside it, and let the mechanism do both"
+                f"strategy is {kinds[0]}, which already clips and adds noise: pass the"
+                " strategy that it wraps, and let the mechanism do both"
             )
         if deployment.sampling not in ("fixed", "poisson", "none"):
             raise ValueError(
-                f"sampling is {shown(deployment.sampling)}; Flower asks a node once a round:"
-                " say 'fixed', 'poisson' or 'none'"
+                f"sampling is {shown(deployment.sampling)}; Flower selects a node at"
+                " most once per round: use 'fixed', 'poisson' or 'none'"
             )
         self.promise = deployment.guarantee(self.mechanism)
         self._sums, self._closed = None, False
         if mechanism.summed:
             if deployment.sampling == "poisson":
                 raise ValueError(
-                    "sampling is 'poisson', whose cohorts vary, and a secure sum divides its"
-                    " noise among exactly one cohort: use 'fixed'"
+                    "sampling is 'poisson', whose cohorts vary in size, and a secure"
+                    " sum divides its noise among a fixed number of clients: use"
+                    " 'fixed'"
                 )
             check_between("clients in a sum", deployment.cohort, 2)
             self._sums = sums.Gatherer(keys, self._ask)
@@ -379,10 +385,10 @@ class Private(Strategy):
         due = where.n_clients if where.sampling == "poisson" else where.cohort
         if nodes < where.n_clients or len(letters) != due:
             raise PrivacyBudgetExhausted(
-                f"{len(letters)} of {nodes} nodes would be asked in round {server_round};"
-                f" the deployment says {due} of {where.n_clients}: set the strategy's"
-                f" min_train_nodes to {due} and its fraction_train to {due} / {nodes}, or"
-                " state another deployment"
+                f"{len(letters)} of {nodes} nodes would be selected in round"
+                f" {server_round}; the deployment states {due} of {where.n_clients}:"
+                f" set the strategy's min_train_nodes to {due} and its fraction_train"
+                f" to {due} / {nodes}, or change the deployment"
             )
         if where.sampling == "poisson":
             coins = self._stream(server_round, "coins").random(len(letters))
@@ -397,9 +403,8 @@ class Private(Strategy):
         self._name, self._grid = name, grid
         if where.d is not None and where.d != self._entries:
             raise PrivacyBudgetExhausted(
-                f"the model has {self._entries} entries that train, and the deployment says"
-                f" d = {where.d}, for which it was accounted: state it with"
-                f" d={self._entries}"
+                f"the model has {self._entries} trainable entries, and the deployment"
+                f" was accounted for d = {where.d}: build it with d={self._entries}"
             )
         return self._begun(letters, server_round) if self._sums else letters
 
@@ -443,15 +448,16 @@ class Private(Strategy):
         "Stop before a round that was not promised."
         if server_round > self.deployment.rounds:
             raise PrivacyBudgetExhausted(
-                f"round {server_round} of {self.deployment.rounds} that were promised:"
-                " state a deployment with more rounds"
+                f"round {server_round} exceeds the {self.deployment.rounds} rounds of"
+                " the deployment: use a deployment with more rounds"
             )
         if self.max_epsilon is None:
             return
         if (after := self._after(server_round)).eps > self.max_epsilon:
             raise PrivacyBudgetExhausted(
                 f"after round {server_round} epsilon would be {after.eps:.4g}, above"
-                f" max_epsilon = {self.max_epsilon:g}: raise it, add noise or stop here"
+                f" max_epsilon = {self.max_epsilon:g}: raise it, add noise, or stop"
+                " training"
             )
 
     def aggregate_train(self, server_round: int, replies):
@@ -580,8 +586,8 @@ class Accountant:
         for event, count in events:
             if event.population_size != self.config.population_size:
                 raise ValueError(
-                    f"an event is of {event.population_size} clients and the config of"
-                    f" {self.config.population_size}: name one population in both"
+                    f"the event has {event.population_size} clients and the config"
+                    f" {self.config.population_size}: use the same population in both"
                 )
             q = 1.0 if sampling == "none" else event.sample_size / event.population_size
             one = gaussian_losses(event.noise_multiplier, q, relation, sampling)
@@ -642,7 +648,8 @@ class Accountant:
         limit = self.config.max_epsilon if max_epsilon is None else max_epsilon
         if limit is None:
             raise ValueError(
-                "max_epsilon is None here and in the config: name a budget in one of them"
+                "max_epsilon is None here and in the config: set a budget in one of"
+                " them"
             )
         check_number("max_epsilon", limit, "(0, inf)")
         events = [*self._events, (event, count)]
@@ -665,13 +672,15 @@ class Accountant:
         """
         if state.get("backend") != "dpcomm":
             raise ValueError(
-                f"the state is of {shown(state.get('backend'))}; it must be of this"
-                " accountant: begin anew, or load it into the one that wrote it"
+                f"the state was written by {shown(state.get('backend'))}; it must come"
+                " from this accountant: start a new one, or load the state into the"
+                " accountant that wrote it"
             )
         if state.get("config") != repr(self.config):
             raise ValueError(
-                f"the state is of {shown(state.get('config'))}; it must be of this"
-                " accountant's config: pass the one that it was written with"
+                f"the state was written with the config {shown(state.get('config'))};"
+                " it must match this accountant's: pass the config that it was"
+                " written with"
             )
         kind = GaussianPrivacyEvent
         self._events = [(kind(*event), count) for *event, count in state["events"]]

@@ -81,11 +81,11 @@ def new(
     name = folder.absolute().name
     if not re.fullmatch("[a-z][a-z0-9_]*", name):
         raise ValueError(
-            f"folder is called {shown(name)}; Python imports it by that name: use small"
-            " letters, digits and _"
+            f"folder is named {shown(name)}; it must be importable by Python: use"
+            " lower-case letters, digits and _"
         )
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise ValueError(f"folder {name} is not empty: name a new one")
+        raise ValueError(f"folder {name} is not empty: choose a new one")
     package = folder / name
     package.mkdir(parents=True, exist_ok=True)
     source = APPS / ("loop_app" if loop else "app")
@@ -156,7 +156,7 @@ def wait_for(
             daemon.check()
         if time.monotonic() >= until:
             raise ValueError(
-                f"{what} did not come within {seconds:g} s: look at the logs, or wait"
+                f"{what} did not arrive within {seconds:g} s: read the logs, or wait"
                 " longer"
             )
         time.sleep(0.2)
@@ -174,8 +174,8 @@ def open_port(
         except (OSError, OverflowError) as error:
             raise ValueError(
                 f"port {port} of this machine cannot be used"
-                f" ({getattr(error, 'strerror', None) or error}): name another, or leave"
-                " port out"
+                f" ({getattr(error, 'strerror', None) or error}): choose another, or"
+                " leave port out"
             ) from None
         return probe.getsockname()[1]
 
@@ -275,8 +275,8 @@ class Deployment:
             )
         except subprocess.TimeoutExpired:
             raise ValueError(
-                f"flwr {words[0]} did not answer in {seconds:g} s: the SuperLink is"
-                " gone or too busy"
+                f"flwr {words[0]} did not answer within {seconds:g} s; the SuperLink"
+                " has stopped or is overloaded: restart it, or wait longer"
             ) from None
         answer = {}
         with suppress(ValueError):
@@ -460,7 +460,9 @@ def try_app(app, nodes: int = 4, seconds: float = 600.0, say=print) -> None:
     """
     for name in ("pyproject.toml", "floor.toml"):
         if not (Path(app) / name).is_file():
-            raise ValueError(f"{app} holds no {name}: run `dpcomm flower new {app}`")
+            raise ValueError(
+                f"{app} does not contain {name}: run `dpcomm flower new {app}`"
+            )
     text = (Path(app) / "pyproject.toml").read_text("utf-8")
     known = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
     asked = {name: nodes for name in ("clients", "cohort") if name in known}

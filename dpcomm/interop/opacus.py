@@ -39,7 +39,7 @@ def guarantee(
         )
     if not history:
         raise ValueError(
-            "history has 0 parts; there is nothing to account for: train first"
+            "history is empty; there is nothing to account for: train first"
         )
     made = _listed if accountant == "pld" else _composed
     return made(history, delta, accountant, fields)

@@ -57,18 +57,18 @@ class Private(Postprocessor):
             raise not_installed("pfl", "pfl")
         if why := obstacle(mechanism):
             raise ValueError(
-                f"mechanism is {shown(mechanism.name)}, which {why}; take one that"
-                " fits, such as quantised"
+                f"mechanism is {shown(mechanism.name)}, which {why}; use another"
+                " mechanism, such as quantised"
             )
         if not isinstance(deployment, Deployment):
             raise TypeError(
-                f"deployment is {shown(deployment)}; it must be a dpcomm.Deployment: pass"
-                " one that says clients, cohort and rounds"
+                f"deployment is {shown(deployment)}; it must be a dpcomm.Deployment:"
+                " pass one with clients, cohort and rounds"
             )
         if deployment.sampling not in ("fixed", "none"):
             raise ValueError(
-                f"sampling is {shown(deployment.sampling)}, and pfl draws cohorts of a fixed"
-                " size: state the deployment with sampling='fixed'"
+                f"sampling is {shown(deployment.sampling)}, and pfl draws cohorts of a"
+                " fixed size: build the deployment with sampling='fixed'"
             )
         if max_epsilon is not None:
             check_number("max_epsilon", max_epsilon, "(0, inf)")
@@ -100,7 +100,7 @@ class Private(Postprocessor):
         if (eps := self.after(due).eps) > self.max_epsilon:
             return (
                 f"after round {due} epsilon would be {eps:.4g}, above max_epsilon ="
-                f" {self.max_epsilon:g}: raise it, add noise or stop here"
+                f" {self.max_epsilon:g}: raise it, add noise, or stop training"
             )
         self.paid = due
         return ""

@@ -55,14 +55,15 @@ class Members:
         if len(cohort) < self.least or sorted({*cohort}) != cohort:
             raise Beyond(
                 "directory",
-                f"a sum of {len(cohort)} clients is asked for; this machine takes part"
-                f" among {self.least} or more, each once: ask for more",
+                f"a sum over {len(cohort)} clients was requested; this machine"
+                f" requires at least {self.least} distinct clients: request a larger"
+                " sum",
             )
         if odd := [c for c in cohort if c == SERVER or c not in self.directory]:
             raise Beyond(
                 "directory",
                 f"client {odd[0]} is not in the directory that this machine's owner"
-                " signed: ask those who are",
+                " signed: request only listed clients",
             )
         keys = {place: self.directory[c] for place, c in enumerate(cohort)}
         return keys | {SERVER: self.directory[SERVER]}
@@ -106,11 +107,11 @@ def read_key(
         return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text))
     except FileNotFoundError:
         raise ValueError(
-            f"keys of {who} are not there ({place.name} is missing): {KEYS}"
+            f"the keys of {who} are missing ({place.name} does not exist): {KEYS}"
         ) from None
     except ValueError as error:
         raise ValueError(
-            f"{place.name} is no key of one user alone ({error}): {KEYS}"
+            f"{place.name} is not a key readable by a single user ({error}): {KEYS}"
         ) from None
 
 
@@ -144,7 +145,7 @@ def _listed(name, data):
     "An object in JSON, by a stranger perhaps."
     if len(data) > 2**28:
         raise ValueError(
-            f"{name} has {len(data)} bytes, more than any directory: {FIX}"
+            f"{name} has {len(data)} bytes, more than a directory can have: {FIX}"
         )
     return read_json(name, data, FIX)
 
@@ -159,9 +160,13 @@ def _members(name, said):
         if threshold is not None:
             check_between("threshold", threshold, 1, len(directory) - 2)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} is no directory ({error!s:.120}): {FIX}") from None
+        raise ValueError(
+            f"{name} is not a directory of keys ({error!s:.120}): {FIX}"
+        ) from None
     if set(map(len, directory.values())) != {32} or SERVER not in directory:
-        raise ValueError(f"{name} is no directory of 32-byte keys and a server: {FIX}")
+        raise ValueError(
+            f"{name} is not a directory of a server and 32-byte keys: {FIX}"
+        )
     return Members(directory, threshold, least)
 
 # %% ../../nbs/interop/sums.ipynb #f10c0208
@@ -175,8 +180,9 @@ def read_keys(folder, who: str) -> tuple:
     key, place = read_key(folder, who), Path(folder) / f"{who}.signed.json"
     if not place.is_file():
         raise ValueError(
-            f"{place.name} is missing; nothing is summed over a list that its owner did not"
-            " sign: look at directory.json, and sign it with interop.sums.approve"
+            f"{place.name} is missing; the owner of this machine has not signed the"
+            " list of clients: check directory.json, and sign it with"
+            " interop.sums.approve"
         )
     name, mine = place.name, key.public_key()
     kept = _listed(name, place.read_bytes())
@@ -189,7 +195,10 @@ def read_keys(folder, who: str) -> tuple:
     members = _members(name, _listed(name, text))
     number = SERVER if who == "server" else int(who.rpartition("-")[2])
     if members.directory.get(number) != mine.public_bytes_raw():
-        raise ValueError(f"{name} lists another key for {who}: hand in the public half")
+        raise ValueError(
+            f"{name} lists a different key for {who}: register this machine's public"
+            " key"
+        )
     return key, members
 
 # %% ../../nbs/interop/sums.ipynb #ifs00008
@@ -205,8 +214,8 @@ def session_of(
     n = len(cohort)
     if n != mechanism.n_clients:
         raise ValueError(
-            f"the mechanism counts on {mechanism.n_clients} shares of noise, and {n} clients"
-            f" are asked: state a cohort of {mechanism.n_clients}"
+            f"the mechanism divides its noise among {mechanism.n_clients} clients, and"
+            f" {n} are selected: use a cohort of {mechanism.n_clients}"
         )
     threshold = threshold or (n - 1) // 2 + 1
     quorum = max(mechanism.honest, threshold + 1, n // 2 + 1)
@@ -284,7 +293,9 @@ class Party:
         Returns: the client's number, and a proof.
         """
         if not isinstance(nonce, bytes) or len(nonce) != NONCE:
-            raise ValueError(f"nonce is no {NONCE} bytes: use this version's Private")
+            raise ValueError(
+                f"nonce does not have {NONCE} bytes: use the Private of this version"
+            )
         text = proven(run, node, self.client, nonce)
         return dict(client=self.client, proof=self.identity.sign(text))
 
@@ -305,9 +316,7 @@ class Party:
         here, there = (self.states / f"{whose}-{k}.state" for k in (step, step + 1))
         if step:
             if (state := take_back(here)) is None:
-                raise ValueError(
-                    "this step was answered before, or its turn is not yet"
-                )
+                raise ValueError("this step was already answered, or comes too early")
             client = Client.resume(setup, self.identity, keys, state, counter=counter)
         else:
             place = cohort.index(self.client)
@@ -346,7 +355,7 @@ class Gatherer:
             client, proof = (fields or {}).get("client"), (fields or {}).get("proof")
             try:
                 if type(client) is not int or client == SERVER:
-                    raise ValueError("no number of a client")
+                    raise ValueError("this is not a client number")
                 key = Ed25519PublicKey.from_public_bytes(self.members.directory[client])
                 key.verify(proof, proven(run, node, client, nonces[node]))
             except (InvalidSignature, KeyError, TypeError, ValueError):
@@ -394,7 +403,9 @@ class Gatherer:
         total, there = self.server.result, sorted(self.server.survivors)
         if why := too_long(self.mechanism, total, self.d, len(there)):
             raise BelowThreshold(
-                f"{why}: a client sent what no client may", SERVER, MASKED
+                f"{why}: a client sent a message that the protocol does not allow",
+                SERVER,
+                MASKED,
             )
         return total, [self.nodes[place] for place in there]
 

@@ -106,8 +106,9 @@ class ServerNoise(Central):
         "Average with the server's noise. [McMahan et al. 2017]"
         if not isinstance(rng, np.random.Generator):
             raise TypeError(
-                f"rng is {type(rng).__name__}; the noise needs a numpy Generator: pass"
-                " private_stream() where it must hide, seed_tree(...) to simulate"
+                f"rng is {type(rng).__name__}; it must be a numpy Generator: pass"
+                " private_stream() if the noise must protect real data, or"
+                " seed_tree(...) in a simulation"
             )
         if self.exact:
             variance = (Fraction(self.std) / Fraction(self.scale)) ** 2
@@ -152,8 +153,8 @@ class ServerNoise(Central):
         """
         if clash := {"q", "trust"} & {*fields}:
             raise ValueError(
-                f"{', '.join(sorted(clash))} cannot be given; it follows from n_clients and"
-                " cohort, and from the mechanism: leave it out"
+                f"{', '.join(sorted(clash))} cannot be given, because it follows from"
+                " n_clients, cohort and the mechanism: leave it out"
             )
         q = sampling_rate(sampling, n_clients, cohort, known=self.samplings)
         notes = (note, self.note, "" if self.exact else FLOATS)

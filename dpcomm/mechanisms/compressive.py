@@ -107,8 +107,9 @@ def _kept_size(fraction, d):
     size = int(Fraction(str(float(fraction))) * d)
     if size < 1:
         raise ValueError(
-            f"fraction is {shown(fraction)}, which keeps none of d = {d} coefficients; r d"
-            f" must be at least 1: use a fraction of {1 / d:.2g} or more"
+            f"fraction is {shown(fraction)}, which keeps none of the d = {d}"
+            f" coefficients; r d must be at least 1: use a fraction of {1 / d:.2g} or"
+            " more"
         )
     return size
 
@@ -190,7 +191,7 @@ def recover(
     check_between("iterations", iterations, 0, 10**6)
     if np.shape(y) != (len(p.kept),):
         raise ValueError(
-            f"y has shape {np.shape(y)}; it must be ({len(p.kept)},), a number for each"
+            f"y has shape {np.shape(y)}; it must be ({len(p.kept)},), one number per"
             " kept coefficient: measure with the same plan"
         )
     v = adjoint(y[None], p)

@@ -180,8 +180,8 @@ class TrainingHooks:
         """
         if check_finite("estimates", estimates).ndim < 2:
             raise ValueError(
-                f"estimates has shape {tuple(estimates.shape)}; it must be (n, d), a"
-                " client a row: pass estimates[None] for one"
+                f"estimates has shape {tuple(estimates.shape)}; it must be (n, d), one"
+                " row per client: pass estimates[None] for one client"
             )
         return self.average(self.sum_estimates(estimates), cohort, rng).to(estimates)
 
@@ -319,8 +319,9 @@ class Mechanism(Auditable, TrainingHooks):
         ValueError where neither a pair nor a curve is known.
         """
         raise ValueError(
-            f"{self.name} has no losses of one release to compose: account its rounds"
-            " with `guarantee`, and add both eps and delta to those of the others"
+            f"{self.name} has no privacy losses of a single release to compose:"
+            " account for its rounds with `guarantee`, and add its eps and delta to"
+            " those of the others"
         )
 
     def to_summand(self, message: Message) -> np.ndarray:
@@ -351,24 +352,26 @@ class Mechanism(Auditable, TrainingHooks):
             )
         if message.mechanism != self.name:
             raise BadMessage(
-                f"message is of {shown(message.mechanism)}, to be read by"
-                f" {shown(self.name)}: use the sender's mechanism"
+                f"message was encoded by {shown(message.mechanism)} and cannot be"
+                f" decoded by {shown(self.name)}: use the sender's mechanism"
             )
         if message.fingerprint != self.fingerprint:
             raise BadMessage(
-                f"message was made by another {message.mechanism} than {self}: use the"
-                " sender's parameters, down to seed and round"
+                f"message was encoded by {message.mechanism} with parameters that"
+                f" differ from {self}: use the sender's parameters, including seed and"
+                " round"
             )
         if not 0 < message.d < 2**32:
             raise BadMessage(
-                f"message is about {message.d} entries; it must be 1 or more: drop it"
+                f"message has d = {message.d}; it must be at least 1: drop it"
             )
         size = self.bits(message.d)
         expected = (size.payload + size.shared_randomness) // 8
         if len(message.payload) != expected:
             raise BadMessage(
                 f"message has a payload of {len(message.payload)} bytes; {self} sends"
-                f" {expected} for {message.d} entries: it was damaged, send it again"
+                f" {expected} for {message.d} entries: the message is damaged, send it"
+                " again"
             )
         return message.payload
 
@@ -583,7 +586,8 @@ class Total:
         "Add a message; BadMessage for one that does not belong, and nothing is added."
         if message.d != self.d:
             raise BadMessage(
-                f"message is about {message.d} entries, the total about {self.d}: drop it"
+                f"message has d = {message.d} and the total d = {self.d}; these must"
+                " be equal: drop it"
             )
         return self._add(self.mechanism.to_summand(message), 1)
 
@@ -600,13 +604,14 @@ class Total:
         "Add another total, left as it is; ValueError where it does not belong."
         if self.mechanism.fingerprint != other.mechanism.fingerprint:
             raise ValueError(
-                f"other is a total of {other.mechanism}, this one of {self.mechanism}:"
-                " begin both with one mechanism, down to seed and round"
+                f"other is a total of {other.mechanism} and this one of"
+                f" {self.mechanism}: start both with the same mechanism, including"
+                " seed and round"
             )
         if self.d != other.d:
             raise ValueError(
-                f"other is about {other.d} entries and this total about {self.d}; totals"
-                " of one dimension can be merged: begin both with the same d"
+                f"other has d = {other.d} and this total d = {self.d}; these must be"
+                " equal: start both with the same d"
             )
         return self if other.sum is None else self._add(other.sum, other.n)
 
@@ -637,21 +642,21 @@ def register(cls: Kind) -> Kind:
     """
     if not (isinstance(cls, type) and issubclass(cls, Mechanism)):
         raise TypeError(
-            f"{shown(cls)} is no mechanism: derive the class from Mechanism"
+            f"{shown(cls)} is not a mechanism: derive the class from Mechanism"
         )
     name = cls.name
     if not NAME.fullmatch(name):
         raise ValueError(
-            f"name is {shown(name)}; it must be small letters, digits and _, at most 64, with"
-            f" a letter first: change the name of {cls.__qualname__}"
+            f"name is {shown(name)}; it must be at most 64 lower-case letters, digits"
+            f" and _, beginning with a letter: change the name of {cls.__qualname__}"
         )
     known = name in _REGISTRY or name in _ours()
     if known and cls.__module__ != f"dpcomm.mechanisms.{name}":
         known = mechanism_class(name)
         if known.__qualname__ != cls.__qualname__:
             raise ValueError(
-                f"name is {shown(name)}, which {known.__module__}.{known.__qualname__} has:"
-                f" choose another for {cls.__qualname__}"
+                f"name is {shown(name)}, which {known.__module__}.{known.__qualname__}"
+                f" already has: choose another for {cls.__qualname__}"
             )
     _REGISTRY[name] = cls
     return cls
@@ -704,8 +709,8 @@ def mechanism_class(name: str) -> type[Mechanism]:
         importlib.import_module(f"dpcomm.mechanisms.{name}")
     if name not in _REGISTRY:
         raise LookupError(
-            f"dpcomm.mechanisms.{name} registers no mechanism of that name; the module"
-            " and the class's `name` must agree: rename one of them"
+            f"dpcomm.mechanisms.{name} registers no mechanism named {name}; the module"
+            " and the class attribute `name` must agree: rename one of them"
         )
     return _REGISTRY[name]
 
@@ -721,8 +726,8 @@ def import_mechanism(place: str) -> str:
         cls = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"{shown(place)} cannot be imported ({error}): write it as my.module:Class, of a"
-            " module that Python finds from here"
+            f"{shown(place)} cannot be imported ({error}): write it as"
+            " my.module:Class, with a module that Python can import from here"
         ) from error
     try:
         return register(cls).name
@@ -735,8 +740,8 @@ def _offered(name):
     place = _entry_points()[name].value
     if (found := import_mechanism(place)) != name:
         raise ValueError(
-            f"{name} is offered as {place}, whose name is {shown(found)}: give the entry"
-            " point the name of its mechanism"
+            f"the entry point {name} points to {place}, whose name is {shown(found)}:"
+            " give both the same name"
         )
     return _REGISTRY[name]
 
@@ -761,8 +766,8 @@ class Sender:
         "One more message; ValueError for a key that has made one before."
         if check_key(key) in self.known:
             raise ValueError(
-                "key has made a message before; the difference of the two would be free"
-                " of noise: leave key out"
+                "key was already used for a message, and the difference of the two"
+                " messages would contain no noise: leave key out"
             )
         message = self.mechanism.encode(u, key)
         self.sent += 1
@@ -776,12 +781,15 @@ class Sender:
         It counts what was sent, so who took part is known, and nothing is amplified.
         """
         if not self.sent:
-            raise ValueError("nothing was sent yet, so nothing is spent: encode first")
+            raise ValueError(
+                "no message has been sent, so there is nothing to account for: encode"
+                " first"
+            )
         if release.setdefault("sampling", "none") != "none":
             raise ValueError(
-                f"sampling is {shown(release['sampling'])}; messages that were sent are not"
-                " amplified: leave sampling out, or account the run's rounds with the"
-                " mechanism itself"
+                f"sampling is {shown(release['sampling'])}; messages that were sent"
+                " have no amplification by sampling: leave sampling out, or account"
+                " for the rounds with the mechanism"
             )
         made = self.mechanism.guarantee(rounds=self.sent, **release)
         return made.assuming("keys") if self.known else made

@@ -172,9 +172,8 @@ def concentrated(
     check_size("D", D)
     if variance < 0.25:
         raise ValueError(
-            f"variance is {shown(variance)}; one share of noise needs at least 1/4 squared"
-            " step of the grid for this bound: use more bits, more noise or fewer"
-            " clients"
+            f"variance is {shown(variance)}; this bound needs at least 1/4 (in squared"
+            " grid steps) per client: use more bits, more noise or fewer clients"
         )
     gap, shift = tau(variance, n), delta2 / math.sqrt(n * variance)
     return min(math.sqrt(shift**2 + gap * D / 2), shift + gap * math.sqrt(D))

@@ -170,9 +170,9 @@ def sampling_rate(
     """
     if check_choice("sampling", sampling, tuple(SAMPLINGS)) not in known:
         raise ValueError(
-            f"sampling is {shown(sampling)}, for which no bound is implemented here: use"
-            f" {' or '.join(known[1:])}, or 'none' with the most rounds of one client as"
-            " rounds"
+            f"sampling is {shown(sampling)}, for which no bound is implemented: use"
+            f" {' or '.join(known[1:])}, or 'none' with rounds set to the most rounds"
+            " of any client"
         )
     check_between("least", least, 0)
     sizes = dict(cohort=cohort, n_clients=n_clients)
@@ -181,8 +181,8 @@ def sampling_rate(
     for name, size in sizes.items():
         if check_positive(name, size) < least:
             raise ValueError(
-                f"{name} is {size}; the mechanism counts on {least} shares of noise in"
-                f" every sum: build it for fewer clients, or raise {name}"
+                f"{name} is {size}; the mechanism divides its noise among {least}"
+                f" clients in every sum: build it for fewer clients, or raise {name}"
             )
     if None not in (n_clients, cohort) and cohort > n_clients:
         raise ValueError(
@@ -191,8 +191,8 @@ def sampling_rate(
         )
     if sampling == "none" and None not in (n_clients, cohort) and cohort < n_clients:
         raise ValueError(
-            f"cohort is {cohort} of {n_clients} clients and sampling is 'none', where a"
-            f" draw amplifies nothing: say how it is drawn ({' or '.join(known[1:])}), or"
+            f"cohort is {cohort} of {n_clients} clients and sampling is 'none', where"
+            f" every client takes part: pass a sampling ({' or '.join(known[1:])}), or"
             " leave cohort out"
         )
     return 1.0 if sampling == "none" else cohort / n_clients
@@ -367,8 +367,8 @@ class SketchCodec(SharedNoise):
         values = self.sketch(check_vector("u", u)[None])[0].double().numpy()
         if self.sigma is None:
             raise ValueError(
-                "sigma is None; a scheme without noise sends floats, which no ring adds up:"
-                " give a sigma above 0"
+                "sigma is None; without noise the mechanism sends floats, which a"
+                " ring cannot add: pass a sigma above 0"
             )
         return to_ring(
             values, self.scale, self.share, private_stream(key), self.clip_norm
@@ -387,7 +387,7 @@ class SketchCodec(SharedNoise):
         size = self.bits(d).payload // RING.bits
         if np.shape(total) != (size,):
             raise ValueError(
-                f"total has shape {np.shape(total)}; the words of {d} entries are {size}:"
+                f"total has shape {np.shape(total)}; {d} entries need {size} words:"
                 " pass the sum of the clients' words"
             )
         return self.expand(self.values(total)[None], d)[0]
@@ -441,8 +441,8 @@ class SketchCodec(SharedNoise):
         rngs = rng if isinstance(rng, (list, tuple)) else [rng] * len(values)
         if len(rngs) != len(values):
             raise ValueError(
-                f"rng holds {len(rngs)} streams for {len(values)} rows: pass one stream, or"
-                " one a row"
+                f"rng holds {len(rngs)} streams for {len(values)} rows: pass one"
+                " stream, or one per row"
             )
         rows = zip(values.double().cpu().numpy(), rngs)
         steps = [to_ring(row, self.scale, self.share, stream) for row, stream in rows]
@@ -471,9 +471,9 @@ def refuse_coarse(
 ) -> None:  # always ValueError
     "Say that no normal noise stands for such shares. [page whole_noise, Prop. 2]"
     raise ValueError(
-        f"n_clients is {mechanism.n_clients}; so many shares of so few steps are"
-        " accounted by their Renyi curve alone, without sampling or under 'poisson':"
-        " use accountant='rdp-balle', fewer clients, or more noise"
+        f"n_clients is {mechanism.n_clients}; with so little noise per client only the"
+        " Rényi curve is available, without sampling or under 'poisson': use"
+        " accountant='rdp-balle', fewer clients, or more noise"
     )
 
 
@@ -579,8 +579,7 @@ class LinearSketch(SketchCodec):
         """
         if self.sigma is None:
             raise ValueError(
-                "sigma is None; a scheme without noise promises nothing: give a sigma"
-                " above 0"
+                "sigma is None, which gives no privacy guarantee: pass a sigma above 0"
             )
         check_choice("sampling", sampling, self.samplings)
         if accountant is None:
@@ -619,8 +618,7 @@ class LinearSketch(SketchCodec):
         """
         if self.sigma is None:
             raise ValueError(
-                "sigma is None; a scheme without noise promises nothing: give a sigma"
-                " above 0"
+                "sigma is None, which gives no privacy guarantee: pass a sigma above 0"
             )
         check_choice("sampling", sampling, self.samplings)
         check_number("q", q, "[1, 1]" if sampling == "none" else "(0, 1]")

@@ -93,18 +93,18 @@ def line(
     a, p = np.array(table.alphabet, float), np.array(table.rows, float)
     if len(p) != 2:
         raise ValueError(
-            f"table has {len(p)} rows; interpolation is a line through two, B_in = 2:"
+            f"table has {len(p)} rows; interpolation needs exactly two (B_in = 2):"
             " pass mvu.solve(eps, n_inputs=2)"
         )
     if not (np.diff(a) > 0).all():
         raise ValueError(
-            f"table has the alphabet {tuple(table.alphabet)}; it must ascend: sort it,"
-            " and the columns of rows with it"
+            f"table has the alphabet {tuple(table.alphabet)}; it must be ascending:"
+            " sort it together with the columns of rows"
         )
     if not (p > 0).all():
         raise ValueError(
-            f"table has a probability of {p.min():g}; its logarithm must exist: drop"
-            " the symbol from alphabet and rows"
+            f"table has a probability of {p.min():g}; every probability must be"
+            " positive: drop the symbol from alphabet and rows"
         )
     return Line(a, np.log(p[0]), np.log(p[1]) - np.log(p[0]))
 
@@ -137,7 +137,7 @@ def lemma2_bracket(
     if off > 1e-9:
         raise ValueError(
             f"table is off by {off:.2g} from anadromic (row 2 is row 1 backwards, to"
-            " 1e-9 in logarithms); Lemma 2 needs that: use variance_bracket"
+            " 1e-9 in logarithms); Lemma 2 requires this: use variance_bracket"
         )
     top, half = at.theta.max(), float(fisher(0.5, table))
     high = 0.5
@@ -360,8 +360,8 @@ def _check_table(table, eps):
         )
     if table is not None and abs(table.eps - eps) > 1e-9 * eps:
         raise ValueError(
-            f"eps is {shown(eps)} and the table's is {shown(table.eps)}; they"
-            " must be equal: pass eps=table.eps"
+            f"eps is {shown(eps)} and the table's eps is {shown(table.eps)}; they must"
+            " be equal: pass eps=table.eps"
         )
 
 
@@ -385,8 +385,8 @@ def closed_only(
     if mechanism.table is None:
         return mechanism
     raise ValueError(
-        f"table is one of {len(mechanism.table.alphabet)} symbols; tilt, step and the"
-        " accountants exact-* and pld are derived for the closed form: use table=None,"
+        f"table has {len(mechanism.table.alphabet)} symbols, and tilt, step and the"
+        " accountants exact-* and pld exist only for the closed form: use table=None,"
         " or moments and fisher-*"
     )
 
@@ -490,8 +490,8 @@ def _symbols(mechanism, message):
     drawn = unpack_bits(payload, mechanism.nbits, message.d)
     if drawn.max(initial=0) >= m:
         raise BadMessage(
-            f"message holds symbol {drawn.max()}; the table has 0..{m - 1}:"
-            " encode did not make it, send it again"
+            f"message holds symbol {drawn.max()}; the table has symbols 0..{m - 1}:"
+            " the message is damaged, send it again"
         )
     return drawn
 

@@ -180,8 +180,8 @@ class MvuCodec(Mechanism):
         m = len(self.table.alphabet)
         if seen.max(initial=0) >= m:
             raise BadMessage(
-                f"message holds symbol {seen.max()} of an alphabet of {m}: it was damaged,"
-                " send it again"
+                f"message holds symbol {seen.max()} and the alphabet has {m} symbols:"
+                " the message is damaged, send it again"
             )
         return _levels(self)[torch.from_numpy(seen)]
 
@@ -202,8 +202,8 @@ def _two_only(mechanism):
     if len(mechanism.table.alphabet) == 2:
         return mechanism.table
     raise ValueError(
-        f"n_outputs is {mechanism.n_outputs}; step and tilt describe two symbols: use"
-        " n_outputs = 2, or simulate"
+        f"n_outputs is {mechanism.n_outputs}; step and tilt are defined for two"
+        " symbols: use n_outputs = 2, or simulate"
     )
 
 # %% ../../nbs/baselines/mvu.ipynb #09499687

@@ -79,13 +79,13 @@ def _check_table(table):
     check_choice("constraint", table.constraint, CONSTRAINTS)
     if p.ndim != 2 or p.shape[1] != a.size or len(p) < 2:
         raise ValueError(
-            f"rows is of shape {p.shape}; it must be (n_inputs, {a.size}) with n_inputs"
-            " >= 2: pass one row an input, one column a symbol"
+            f"rows is of shape {p.shape}; it must be (n_inputs, {a.size}) with"
+            " n_inputs >= 2: pass one row per input and one column per symbol"
         )
     if not (np.isfinite(a).all() and (np.diff(a) > 0).all()):
         raise ValueError(
-            f"alphabet is {table.alphabet}; it must be finite and ascending: sort it,"
-            " and the columns of rows with it"
+            f"alphabet is {table.alphabet}; it must be finite and ascending: sort it"
+            " together with the columns of rows"
         )
     _check_law(p)
     _check_promise(table, a, p)
@@ -96,13 +96,13 @@ def _check_law(p):
     off = np.abs(p.sum(1) - 1).max()
     if not ((p > 0).all() and off <= 1e-12):
         raise ValueError(
-            f"rows is off by {off:.2g} in a sum, least entry {p.min():.2g}; rows must"
-            " be positive and sum to 1: normalise them"
+            f"rows has a sum that is off by {off:.2g} and a least entry of"
+            f" {p.min():.2g}; rows must be positive and sum to 1: normalise them"
         )
     if p.max(0).min() < FLOOR:
         raise ValueError(
-            f"rows is a table with dust: a symbol of probability {p.max(0).min():.2g}"
-            f" at most, below {FLOOR:g}: drop it and solve again"
+            f"rows has a symbol whose probability is at most {p.max(0).min():.2g},"
+            f" below {FLOOR:g}: drop the symbol and solve again"
         )
 
 
@@ -111,15 +111,15 @@ def _check_promise(table, a, p):
     bias = np.abs(p @ a - table.inputs).max()
     if not bias <= 1e-10:
         raise ValueError(
-            f"rows is biased by {bias:.2g}; row i must have mean i / (n_inputs - 1) to"
-            " 1e-10: solve again"
+            f"rows has a bias of {bias:.2g}; row i must have mean i / (n_inputs - 1)"
+            " to 1e-10: solve again"
         )
     allowed = table.eps * _distances(len(p), table.constraint)
     over = max((np.subtract.outer(c, c) - allowed).max() for c in np.log(p).T)
     if not over <= 1e-9:
         raise ValueError(
-            f"rows is not private: a log-ratio exceeds its bound, at eps = {table.eps},"
-            f" by {over:.2g}: raise eps"
+            f"rows violates its privacy bound at eps = {table.eps}: a log-ratio"
+            f" exceeds it by {over:.2g}: raise eps"
         )
 
 # %% ../../nbs/baselines/mvu_table.ipynb #81326caa
@@ -137,8 +137,9 @@ def check_problem(eps, n_inputs, n_outputs, constraint):
         check_range(name, value, PROBLEM[name])
     if min(n_inputs, n_outputs) > 2 and n_inputs * n_outputs > 2048:
         raise ValueError(
-            f"n_inputs is {n_inputs} and n_outputs {n_outputs}; the program takes up to"
-            " 2048 probabilities: lower one, or use n_outputs = 2"
+            f"n_inputs is {n_inputs} and n_outputs {n_outputs}; the linear program"
+            " takes at most 2048 probabilities: lower one of them, or use n_outputs ="
+            " 2"
         )
 
 
@@ -295,7 +296,8 @@ def _without_dust(eps, a, p, x, constraint):
         found = _program(eps, a, x, constraint)
         if found is None:
             raise ValueError(
-                "alphabet is too small without its dust: another start is needed"
+                "alphabet is too small without its symbols of tiny probability:"
+                " another start is needed"
             )
         p = found[1]
     return a, p

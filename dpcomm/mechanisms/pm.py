@@ -71,7 +71,7 @@ def perturb(
     if draws.shape != (2, *np.shape(t)):
         raise ValueError(
             f"draws has shape {draws.shape}; it must be {(2, *np.shape(t))}, two"
-            " numbers for each of t: draw them so"
+            " numbers per entry of t: draw them in this shape"
         )
     coin, place = draws
     outside = place * (c + 1) - c
@@ -170,8 +170,8 @@ class PmCodec(Local):
         check_rows("memory", _finite(memory))
         if memory.shape != u.shape:
             raise ValueError(
-                f"memory has shape {tuple(memory.shape)}; it must be {tuple(u.shape)}, as"
-                " u: start from mechanism.client_memory(n, d)"
+                f"memory has shape {tuple(memory.shape)}; it must be {tuple(u.shape)},"
+                " like u: start from mechanism.client_memory(n, d)"
             )
         memory = memory + _finite(u)
         at, y = answers(self, memory, rng)
@@ -227,8 +227,8 @@ def _check_count(mechanism):
         object.__setattr__(mechanism, "count", int(check_between("count", count, 1)))
     if mechanism.eps / (count or 1) < 1e-6:
         raise ValueError(
-            f"eps is {shown(mechanism.eps)}; a coordinate needs at least 1e-6 of it, here"
-            f" count = {count or 1}: raise eps or lower count"
+            f"eps is {shown(mechanism.eps)}; every sent coordinate needs at least 1e-6"
+            f" of it, and count is {count or 1}: raise eps or lower count"
         )
 
 # %% ../../nbs/baselines/pm.ipynb #d4017e5d

@@ -252,8 +252,8 @@ def _allowed(d, levels, eps, rule, kappa_min):
     need, price = thresholds(d, levels, kappa_min), slack(d, levels, eps)
     if eps <= 2 * price:
         raise ValueError(
-            f"eps is {eps:.6g}; at d = {d} and levels = {levels} floats alone may spend"
-            f" {price:.2g}: raise eps above {2 * price:.2g}"
+            f"eps is {eps:.6g}; at d = {d} and levels = {levels} floating-point"
+            f" rounding alone may cost {price:.2g}: raise eps above {2 * price:.2g}"
         )
     if rule == "best":
         return np.flatnonzero(need < np.inf), eps - tails(d, levels).ratio
@@ -262,9 +262,8 @@ def _allowed(d, levels, eps, rule, kappa_min):
         return fit, np.full(d, COIN_SHARE * eps)
     raise ValueError(
         f"eps is {eps:.6g}; with d = {d}, levels = {levels} and kappa >="
-        f" {-d if kappa_min is None else kappa_min} the paper's rule needs"
-        f" {need.min():.6g} or more: raise eps to it, lower kappa_min, or use"
-        " rule='best'"
+        f" {-d if kappa_min is None else kappa_min} the paper's rule needs at least"
+        f" {need.min():.6g}: raise eps, lower kappa_min, or use rule='best'"
     )
 
 
@@ -274,8 +273,8 @@ def _exact_part(d, levels, eps):
     if eps > 2 * price:
         return eps - price
     raise ValueError(
-        f"eps is {eps:.6g}; in {d} dimensions floats alone may spend {price:.2g}: raise"
-        f" eps above {2 * price:.2g}"
+        f"eps is {eps:.6g}; in {d} dimensions floating-point rounding alone may cost"
+        f" {price:.2g}: raise eps above {2 * price:.2g}"
     )
 
 # %% ../../nbs/baselines/privquant.ipynb #0f8868b8
@@ -328,8 +327,8 @@ def randomise(
     "Keep a random subset of random size, replace the rest. [sqsgd Alg. 1, line 2]"
     if numbers.ndim != 2:
         raise ValueError(
-            f"numbers has shape {numbers.shape}; it must be (n, d), a row a vector:"
-            " pass x[None] for one"
+            f"numbers has shape {numbers.shape}; it must be (n, d), one row per"
+            " vector: pass x[None] for one vector"
         )
     n, d = numbers.shape
     if d != cal.d:
@@ -396,8 +395,8 @@ def unpack(
     numbers = unpack_bits(data, (levels - 1).bit_length(), d)
     if numbers.max(initial=0) >= levels:
         raise BadMessage(
-            f"data holds level {numbers.max()}; there are levels 0..{levels - 1}: the"
-            " message is damaged"
+            f"data contains level {numbers.max()}; levels run from 0 to {levels - 1}:"
+            " the message is damaged, send it again"
         )
     return numbers
 

@@ -193,9 +193,9 @@ def _check_top(mechanism):
     low = mechanism.levels / 2**19
     if mechanism.top < low:
         raise ValueError(
-            f"top is {shown(mechanism.top)}; with {mechanism.level_bits} bits it must be in"
-            f" [{low:.2g}, 1]: no entry is above the clip, and a finer grid is lost in"
-            " single precision"
+            f"top is {shown(mechanism.top)}; with {mechanism.level_bits} bits it must"
+            f" be in [{low:.2g}, 1], because no entry exceeds the clip and single"
+            " precision cannot represent a finer grid: change top"
         )
 
 
@@ -251,8 +251,8 @@ def levels_of(
     z = unpack_bits(payload, mechanism.level_bits, message.d) - mechanism.levels
     if z.max(initial=0) > mechanism.levels:
         raise BadMessage(
-            f"message holds {z.max()}; levels end at {mechanism.levels}: it was not"
-            " made by encode"
+            f"message contains {z.max()}; levels run to {mechanism.levels}: the"
+            " message is damaged, send it again"
         )
     return z
 
@@ -295,9 +295,7 @@ def survival(
 ) -> float:  # in [-1, 1]; 1 where clipping is all that happens
     "Mean length of the messages along their updates, over the clip."
     if not len(check_rows("u", check_finite("u", u))):
-        raise ValueError(
-            "u has no rows; it must have one or more to take a mean of: pass a batch"
-        )
+        raise ValueError("u has no rows; a mean needs at least one: pass a batch")
     along = (mechanism.simulate(u, rng).double() * u).sum(1) / u.double().norm(
         dim=1
     ).clamp_min(1e-300)

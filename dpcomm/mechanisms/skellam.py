@@ -154,7 +154,7 @@ def rdp_skellam(
     a = check_reals("orders", orders, "(1, 1e15]")
     if not (a % 1 == 0).all():
         raise ValueError(
-            f"orders is {shown(orders)}; it must hold whole numbers above 1: use"
+            f"orders is {shown(orders)}; it must contain whole numbers above 1: use"
             " INTEGER_ORDERS"
         )
     check_number("mu", mu, "[1e-30, 1e100]")
@@ -174,7 +174,7 @@ def amplify(
     if curve.ndim != 1 or len(curve) > 2**14:
         raise ValueError(
             f"curve has shape {curve.shape}; it must be one row of at most {2**14}"
-            " divergences: pass those at the orders 2, 3, ..."
+            " divergences: pass the divergences at the orders 2, 3, ..."
         )
     check_number("q", q, "[0, 1]")
     if q in (0, 1):

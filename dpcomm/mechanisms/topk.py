@@ -53,9 +53,9 @@ class Support:
             or self.coordinates[0] < 0
         ):
             raise ValueError(
-                f"coordinates are {len(coordinates)} numbers, {len(self.coordinates)}"
-                " of them different; a support is one or more different numbers from 0"
-                " on: drop the repeats"
+                f"coordinates has {len(coordinates)} numbers, {len(self.coordinates)}"
+                " of them distinct; a support is a non-empty set of distinct"
+                " non-negative numbers: drop the repeats"
             )
         self.digest = hashlib.sha256(
             self.coordinates.astype("<i8").tobytes()
@@ -253,8 +253,8 @@ def _check_support(mechanism):
         )
     if fresh and support is not None:
         raise ValueError(
-            f"fresh is {shown(fresh)}, but a support is given; a fresh one is"
-            " drawn at random each round: drop one of the two"
+            f"fresh is {shown(fresh)}, but a support is given, and fresh draws a new"
+            " one each round: leave out one of the two"
         )
 
 # %% ../../nbs/papers/fltop.ipynb #b59a7a50
@@ -269,8 +269,8 @@ def chosen(
     if len(support) != k or support.coordinates[-1] >= d:
         raise ValueError(
             f"support is {len(support)} coordinates up to {support.coordinates[-1]}; a"
-            f" fraction of {mechanism.fraction} of {d} weights is {k} below {d}: make"
-            " it with top_k for this model"
+            f" fraction of {mechanism.fraction} of {d} weights is {k} coordinates"
+            f" below {d}: build it with top_k for this model"
         )
     return support
 
@@ -321,8 +321,9 @@ def scheme(
         return mechanism("compressive", chunks=chunks, **common)
     if (source == "top") != (support is not None):
         raise ValueError(
-            f"scheme is {name} and support is {support}; FL-TOP and FL-TOP-BIS need one"
-            " and the others take none: use top_k on public gradients"
+            f"scheme is {name} and support is {support}; FL-TOP and FL-TOP-BIS need a"
+            " support and the other schemes take none: use top_k on public gradients,"
+            " or leave support out"
         )
     return TopK(support=support, held=held, fresh=fresh, **common)
 

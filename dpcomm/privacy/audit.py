@@ -64,8 +64,8 @@ def refutes(audit: Audit, guarantee: Guarantee) -> bool:
     """
     if not np.isclose(guarantee.delta, audit.delta, rtol=1e-9, atol=0):
         raise ValueError(
-            f"guarantee.delta is {shown(guarantee.delta)}; it must be the audited"
-            f" {shown(audit.delta)}: audit at the delta of the claim"
+            f"guarantee.delta is {shown(guarantee.delta)}; it must be the delta of the"
+            f" audit, {shown(audit.delta)}: audit at the delta of the guarantee"
         )
     return audit.eps > guarantee.eps * (1 + 1e-9)
 
@@ -78,8 +78,8 @@ def _check_pmfs(p, q):
     )
     if p.size != q.size:
         raise ValueError(
-            f"p and q hold {p.size} and {q.size} outcomes; they must be laws of the same"
-            " outcomes: give 0 to what cannot happen"
+            f"p and q hold {p.size} and {q.size} outcomes; they must be distributions"
+            " over the same outcomes: give impossible outcomes probability 0"
         )
     for name, total in (("p", p.sum()), ("q", q.sum())):
         if not abs(total - 1) < 1e-6:
@@ -177,7 +177,7 @@ def _check_scores(scores):
         if x.ndim != 1 or x.size < FEWEST_PLAYS:
             raise ValueError(
                 f"{name} has shape {x.shape}; it must be one row of at least"
-                f" {FEWEST_PLAYS} scores: play more"
+                f" {FEWEST_PLAYS} scores: run more trials"
             )
     return scores
 
@@ -186,8 +186,8 @@ def _check_directions(directions):
     "One or both of the directions as a list, or a ValueError."
     if not isinstance(directions, (list, tuple)) or not directions:
         raise ValueError(
-            f"directions is {shown(directions)}; it must be a list of 'forward' or"
-            " 'reverse': leave it out to try both"
+            f"directions is {shown(directions)}; it must be a list of 'forward',"
+            " 'reverse' or both: leave it out to try both"
         )
     return [check_choice("directions", one, DIRECTIONS) for one in directions]
 
@@ -263,7 +263,8 @@ def _check_relation(mechanism, relation):
     "Refuse a relation that a mechanism does not account for."
     if not mechanism.relations:
         raise ValueError(
-            f"relation is {shown(relation)}; the mechanism accounts for none: audit another"
+            f"relation is {shown(relation)}; the mechanism has no guarantee under it:"
+            " audit another relation"
         )
     check_choice("relation", relation, mechanism.relations)
 
@@ -458,8 +459,8 @@ def _check_claims(claims):
     delta = np.atleast_1d(check_reals("claims, delta,", claims[1], "[0, inf]"))
     if eps.shape != delta.shape:
         raise ValueError(
-            f"claims has eps of shape {eps.shape} and delta of shape {delta.shape}; they"
-            " must be one: pass audit.claims(mechanism, relation)"
+            f"claims has eps of shape {eps.shape} and delta of shape {delta.shape};"
+            " the shapes must be equal: pass audit.claims(mechanism, relation)"
         )
     return eps, delta
 
@@ -513,8 +514,8 @@ def claims(mechanism, relation: str, deltas=DELTAS, **arguments) -> tuple:
     _check_relation(mechanism, relation)
     if not hasattr(deltas, "__len__") or isinstance(deltas, str):
         raise ValueError(
-            f"deltas is {shown(deltas)}; it must be a list of numbers in (0, 1): leave it"
-            " out for the usual ones"
+            f"deltas is {shown(deltas)}; it must be a list of numbers in (0, 1): leave"
+            " it out to use the default"
         )
     play, release = _game_arguments(mechanism, relation, arguments)
     points = [(EPS, mechanism.privacy_profile(relation, EPS, **play))]
@@ -598,8 +599,8 @@ def message_claims(
     relation = message_relation(mechanism)
     if relation is None:
         raise ValueError(
-            f"mechanism is {shown(mechanism)}; it must be private message by message: audit"
-            " its sums with judge_play"
+            f"mechanism is {shown(mechanism)}; each of its messages must be private:"
+            " audit its sums with judge_play"
         )
     stated = [claim(mechanism, relation, delta) for delta in DELTAS]
     points = [(g.eps, g.delta) for g in stated if g.eps <= LARGEST_EPS]

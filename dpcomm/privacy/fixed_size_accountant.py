@@ -176,8 +176,8 @@ def fixed_size_rdp(
     everyone = rdp_gaussian(orders, half)
     if bound == "wang" and relation == "add-remove":
         raise ValueError(
-            "bound = 'wang' is proved for relation = 'replace' and 'zero-out': use"
-            " bound='pair'"
+            "bound = 'wang' is proved only for relation = 'replace' and 'zero-out':"
+            " use bound='pair'"
         )
     if q == 1:
         return everyone

@@ -204,7 +204,7 @@ def _check_text(name, value):
     "Refuse what is no text, and an accountant without a name."
     if not isinstance(value, str) or (name == "accountant" and not value.strip()):
         raise ValueError(
-            f"{name} is {shown(value)}; it must be text: pass a name such as 'rdp-classic'"
+            f"{name} is {shown(value)}; it must be text: pass for example 'rdp-classic'"
         )
 
 
@@ -213,14 +213,14 @@ def _check_premises(premises):
     if not isinstance(premises, Mapping):
         raise ValueError(
             f"premises is {shown(premises)}; it must be a dict: pass"
-            " premises={'sampling': 'as if ...'}, by a name of PREMISES"
+            " premises={'sampling': 'as if ...'}with a key of PREMISES"
         )
     for name, sentence in premises.items():
         check_choice("premises", name, PREMISES)
         if not isinstance(sentence, str) or not sentence.strip():
             raise ValueError(
-                f"premises[{shown(name)}] is {shown(sentence)}; it must be text: say what the"
-                " number assumes"
+                f"premises[{shown(name)}] is {shown(sentence)}; it must be text: state"
+                " the assumption in a sentence"
             )
 
 
@@ -257,8 +257,9 @@ def _check_guarantee(g):
         _check_scope(g.scope, g.rounds)
     if g.unit == "message" and g.scope != "per-round":
         raise ValueError(
-            f"scope is {shown(g.scope)}; with unit = 'message' it must be 'per-round', for a"
-            " message is sent once: pass scope='per-round', or unit='client'"
+            f"scope is {shown(g.scope)}; with unit = 'message' it must be 'per-round',"
+            " because a message is sent once: pass scope='per-round', or"
+            " unit='client'"
         )
 
 # %% ../../nbs/foundations/guarantee.ipynb #4c1d3396

@@ -34,8 +34,8 @@ def check_plays(present: bool, n: int) -> None:
     """
     if not isinstance(present, (bool, np.bool_)):
         raise ValueError(
-            f"present is {shown(present)}; it must be True or False: say which world is"
-            " played"
+            f"present is {shown(present)}; it must be True or False: pass True if the"
+            " record is present"
         )
     check_between("n", n, 1, 2**32)
 
@@ -99,8 +99,8 @@ def repeated(p, q, n: int) -> tuple[np.ndarray, np.ndarray]:
     check_between("n", n, 1, 2**20)
     if p.shape != q.shape:
         raise ValueError(
-            f"p and q are {p.shape} and {q.shape}; they must be laws of the same"
-            " symbols: pass one probability a symbol"
+            f"p and q are {p.shape} and {q.shape}; they must be distributions over the"
+            " same symbols: pass one probability per symbol"
         )
     if m == 2:
         counts = np.stack([np.arange(n + 1), n - np.arange(n + 1)], 1)

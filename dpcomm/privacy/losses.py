@@ -67,8 +67,8 @@ class Losses:
     def __post_init__(self):
         if not self.pairs and self.renyi is None:
             raise ValueError(
-                f"{self.name} has neither a pair of laws nor a Renyi curve: pass pairs or"
-                " renyi"
+                f"{self.name} has neither a dominating pair nor a Rényi curve: pass"
+                " pairs or renyi"
             )
         Guarantee(0.0, 0.0, accountant="pld", scope="per-round", **self.about)
 
@@ -107,9 +107,9 @@ def gaussian_losses(
     known = EVERY if trust == "central" else SEEN
     if relation not in known:
         raise ValueError(
-            f"relation is {shown(relation)}; with sampling = {shown(sampling)} and trust ="
-            f" {shown(trust)} a pair of laws is proved for {', '.join(known)}: use one of"
-            " these"
+            f"relation is {shown(relation)}; with sampling = {shown(sampling)} and"
+            f" trust = {shown(trust)} a dominating pair is proved only for"
+            f" {', '.join(known)}: use one of these"
         )
     far = 2.0 if relation in SWAPS else 1.0
     hidden = trust == "central" or sampling == "none"
@@ -136,13 +136,13 @@ def _check_draws(draws, q, sampling):
         if draws is not None:
             raise ValueError(
                 f"draws is {shown(draws)}; with sampling = {shown(sampling)} it has no"
-                " meaning: leave it out"
+                " effect: leave it out"
             )
         return None
     if check_between("draws", draws, 1, 2**31) <= q:
         raise ValueError(
-            f"draws is {draws} with q = {q:g}: a federation of one client; use"
-            " sampling='none', and every draw as a round"
+            f"draws is {draws} with q = {q:g}, a federation of one client: use"
+            " sampling='none', and count every draw as a round"
         )
     return int(draws)
 
@@ -164,7 +164,9 @@ def listed_losses(p, q, **about) -> Losses:
         )
     p, q = (law[(p > 0) | (q > 0)] for law in (p, q))
     if (p == q).all():
-        raise ValueError("p equals q; nothing is lost: leave this release out")
+        raise ValueError(
+            "p equals q, so this release has no privacy loss: leave it out"
+        )
     pairs = Listed(p, q), Listed(q, p)
     if len(p) == 2 and p[0] == q[1]:
         pairs = pairs[:1]
@@ -227,7 +229,7 @@ def _check_list(releases):
         ):
             raise ValueError(
                 f"releases[{i}] is {shown(part)}; it must be (Losses, rounds): pass"
-                " mechanism.losses(...) and how often it is released"
+                " mechanism.losses(...) and the number of releases"
             )
         check_between(f"rounds of releases[{i}]", part[1], 1, 2**53)
     return [(release, int(rounds)) for release, rounds in releases]
@@ -242,8 +244,8 @@ def _one_of(releases, name, among=None):
         raise ValueError(
             f"releases[{first}] ({releases[first][0].name}) has {name}"
             f" {shown(found[0])} and releases[{other}] ({releases[other][0].name})"
-            f" {shown(found[1])}; one epsilon cannot be about both: pass {name}= to"
-            " `losses`, or account them apart and add both eps and delta"
+            f" {shown(found[1])}; one epsilon cannot cover both: pass the same {name}="
+            " to `losses`, or account for them separately and add both eps and delta"
         )
     return found[0] if found else values[0]
 
@@ -286,8 +288,9 @@ def _by_renyi(releases, delta, about, why):
     for i, (release, _) in enumerate(releases):
         if release.renyi is None:
             raise ValueError(
-                f"delta is {shown(delta)}; {why}, and releases[{i}] ({release.name}) has no"
-                " Renyi curve: raise delta, or account it apart and add both eps and delta"
+                f"delta is {shown(delta)}; {why}, and releases[{i}] ({release.name})"
+                " has no Rényi curve: raise delta, or account for it separately and"
+                " add both eps and delta"
             )
     curve = sum(rounds * release.renyi(ORDERS) for release, rounds in releases)
     note = "; ".join((about["note"], f"Renyi curves, since {why}"))

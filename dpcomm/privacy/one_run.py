@@ -104,7 +104,7 @@ def guess(
     scores = check_reals("scores", scores, "[-inf, inf]")
     if scores.ndim != 1:
         raise ValueError(
-            f"scores has shape {scores.shape}; it must be one row: pass one score a"
+            f"scores has shape {scores.shape}; it must be one row: pass one score per"
             " canary"
         )
     _check_guesses(0, guesses, len(scores))
@@ -128,8 +128,8 @@ def one_run(scores, included, guesses: int, delta: float, alarm: float = 1e-6) -
     coins = np.where(check_reals("included", included, "[0, 1]") > 0, 1, -1)
     if coins.shape != scores.shape:
         raise ValueError(
-            f"included has shape {coins.shape}; it must be {scores.shape}, one coin a"
-            " canary: pass the coins"
+            f"included has shape {coins.shape}; it must be {scores.shape}, one coin"
+            " per canary: pass the coins"
         )
     correct = int((guess(scores, guesses) == coins).sum())
     return one_run_eps(correct, guesses, len(coins), delta, alarm)

@@ -47,9 +47,9 @@ def _log_laplace(
     reach = min(s * math.exp(min(x.max(), 700)), max(s, x.max() / s))
     if (work := len(x) * (24 + s + reach) / step) > MOST_NODES:
         raise ValueError(
-            f"s is {shown(s)}; with such an exponent the quadrature would take {work:.2g}"
-            f" numbers, and {MOST_NODES:.2g} is the limit: lower s or j, or use rdp, which"
-            " bounds what it does not compute"
+            f"s is {shown(s)}; with this exponent the quadrature would need {work:.2g}"
+            f" nodes, and {MOST_NODES:.2g} is the limit: lower s or j, or use rdp,"
+            " which bounds the orders it does not compute"
         )
     z = np.arange(-12 - reach, 12 + s + step, step)
     log_w = -z * z / 2 - logsumexp(-z * z / 2)
@@ -138,7 +138,8 @@ def log_moment(
     if not known.all():
         raise ValueError(
             f"j is {j[~known].flat[0]:g}; it must be real and >= 1 (quadrature), or a"
-            " negative integer (finite sum): no formula here covers what lies between"
+            " negative integer (finite sum): change j, since no formula covers the"
+            " other values"
         )
     if s == 0:
         return np.zeros(j.shape)
@@ -418,7 +419,7 @@ def _sampled_rounds(slots, n_clients, sampling, cohort):
     if slots % cohort:
         raise ValueError(
             f"slots is {slots}; it must be rounds * cohort, a multiple of cohort ="
-            f" {cohort}: pass the messages of the whole run"
+            f" {cohort}: pass the number of messages of the whole run"
         )
     return slots // cohort, cohort / n_clients
 
@@ -1007,8 +1008,8 @@ def pld_bracket(
     "The same losses rounded down, and `pld_epsilon`. [Prop. I]"
     if isinstance(relation, str) and relation in ("replace", "local"):
         raise ValueError(
-            f"relation is {shown(relation)}; only losses against null messages are rounded"
-            " down too: use pld_epsilon, or relation='null-slot'"
+            f"relation is {shown(relation)}; a lower bound exists only for"
+            " 'null-slot': use pld_epsilon, or relation='null-slot'"
         )
     high = pld_epsilon(c, slots, n_clients, K, groups, delta, relation, cohort)
     if not PLD_RANGE[0] <= c <= PLD_RANGE[1]:

@@ -172,7 +172,9 @@ class Client:
         with self.lock:
             step = self.step
             if not 0 < step < len(ROUNDS):
-                raise Replay("no message is due: drop it", SERVER, min(step, UNMASK))
+                raise Replay(
+                    "no message is expected now: drop it", SERVER, min(step, UNMASK)
+                )
             body = unseal(self.setup, self.directory, data, step - 1, SERVER, self.me)
             return reply(self, REPLIES[step](self, body))
 
@@ -209,8 +211,8 @@ class Client:
         """
         if counter is None and seed is None:
             raise ValueError(
-                "counter is missing; without it a state could be taken back twice: pass"
-                " state.Counter(a folder beside the key)"
+                "counter is missing; without it a state could be restored twice: pass"
+                " state.Counter(folder), with the folder next to the key"
             )
         me, known = unpack_state(setup, None, state)
         client = cls(setup, me, identity, directory, seed=seed, counter=counter)

@@ -46,7 +46,7 @@ def to_json(
     if isinstance(value, SecAggError):
         step = errors.ROUNDS.index(value.round)
         return ["error", kind, str(value).partition(": ")[2], value.client, step]
-    raise TypeError(f"a {kind} has no place in a state: give whole numbers")
+    raise TypeError(f"a state cannot store a {kind}: pass whole numbers")
 
 # %% ../../nbs/secagg/client_state.ipynb #57a7e007
 def from_json(
@@ -69,7 +69,10 @@ def from_json(
         name, text, client, step = rest
         errors = {c.__name__: c for c in SecAggError.__subclasses__()}
         return errors[name](text, client, step)
-    raise ValueError(f"the state holds a {shown(kind)}: it is not one of ours")
+    raise ValueError(
+        f"the state contains a {shown(kind)}, which this package never writes: use the"
+        " state that `state` wrote"
+    )
 
 # %% ../../nbs/secagg/client_state.ipynb #57a7e010
 VERSION = 1  # of the notation; an unknown one is refused
@@ -98,7 +101,9 @@ def _read(body):
         why = "its lists stand in each other too deeply"
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         why = shown(str(error))
-    raise ValueError(f"the state cannot be read ({why}): take the copy of `state`")
+    raise ValueError(
+        f"the state cannot be read ({why}): use the copy that `state` wrote"
+    )
 
 
 def unpack_state(
@@ -109,22 +114,24 @@ def unpack_state(
     "What a party wrote down; ValueError if it is damaged or not this party's."
     digest, body = bytes(data[:32]), bytes(data[32:])
     if hashlib.sha256(body).digest() != digest:
-        raise ValueError("the state is damaged: take the copy that was written last")
+        raise ValueError("the state is damaged: use the copy that was written last")
     head, fields = _read(body)
     if head["version"] != VERSION:
         raise ValueError(
             f"the state is of version {head['version']}; this code reads {VERSION}:"
-            " end the session with the code that began it"
+            " finish the session with the version that started it"
         )
     mine, theirs = (setup.session, setup.digest), (head["session"], head["public"])
     if mine != theirs:
         what = "session" if mine[0] != theirs[0] else "public parameters"
-        raise ValueError(f"the state belongs to another {what}: compare the setups")
+        raise ValueError(
+            f"the state was written with a different {what}: compare the setups"
+        )
     owner = head["who"]
     if owner != who and (who is not None or owner == errors.SERVER):
         due = "a client" if who is None else errors.party_name(who)
         raise ValueError(
-            f"the state is that of {errors.party_name(owner)}; {due} must take its own"
+            f"the state belongs to {errors.party_name(owner)}; {due} must use its own"
         )
     return owner, fields
 
@@ -138,14 +145,14 @@ def take_fields(
     if {*fields} != {*names}:
         odd = sorted(map(shown, {*fields} ^ {*names}))[0]
         raise ValueError(
-            f"the state differs in {odd} from what this party writes: take the copy of"
-            " `state`"
+            f"the state has an unexpected value in {odd}: use the copy that `state`"
+            " wrote"
         )
     step = fields["step"]
     if not isinstance(step, int) or not 0 <= step <= len(errors.ROUNDS):
         raise ValueError(
-            f"the state is at step {shown(step)}; there are {len(errors.ROUNDS)}: take"
-            " the copy of `state`"
+            f"the state is at step {shown(step)}, and the protocol has"
+            f" {len(errors.ROUNDS)} steps: use the copy that `state` wrote"
         )
     vars(party).update(fields)
 

@@ -312,8 +312,8 @@ def exact_variance(
         exact = Fraction(0)
     if not 0 < exact <= 2**90:
         raise ValueError(
-            f"sigma2 is {shown(sigma2)}; it must be a number above 0, up to 2^90: change the"
-            " grid"
+            f"sigma2 is {shown(sigma2)}; it must be a number above 0, at most 2^90:"
+            " change the grid"
         )
     return exact
 

@@ -37,8 +37,8 @@ def session_sizes(
     sessions = -(-n // check_between("most", most, LEAST))
     if n // sessions < LEAST:
         raise ValueError(
-            f"most is {most} with {n} clients; that makes sessions of {n // sessions},"
-            f" and {LEAST} are the least: use most={most + 1}"
+            f"most is {most} with {n} clients, which gives sessions of {n // sessions}"
+            f" clients; {LEAST} is the minimum: use most={most + 1}"
         )
     return tuple((n + i) // sessions for i in range(sessions))
 
@@ -76,8 +76,8 @@ def session_parameters(
     "Graph, threshold, committee and largest entry of a session."
     if not isinstance(rates, (tuple, list)) or len(rates) != 2:
         raise ValueError(
-            f"rates is {shown(rates)}; it must be a pair, the fractions that drop out"
-            " and that collude: pass (0.1, 0.05), say"
+            f"rates is {shown(rates)}; it must be a pair, the fractions of clients"
+            " that drop out and that collude: pass for example (0.1, 0.05)"
         )
     graph = graph_parameters(n, *rates)
     named = ("threshold", "neighbours", "quorum", "committee", "signatures")
@@ -137,8 +137,8 @@ def sum_of_sums(
             total = getattr(ring, "ring", ring).lift(found.total)
             if totals and len(total) != len(totals[0]):
                 raise ValueError(
-                    f"its vectors have {len(total)} entries, others {len(totals[0])}:"
-                    " encode all alike"
+                    f"its vectors have {len(total)} entries and those of other"
+                    f" sessions {len(totals[0])}: encode all with the same settings"
                 )
         except ValueError as error:
             lost[number] = reason(error, members)

@@ -120,12 +120,13 @@ def _check_quorum(setup, k):
 def _check_bytes(setup):
     if not isinstance(setup.session, bytes) or len(setup.session) != 16:
         raise ValueError(
-            f"session is {shown(setup.session)}; it must be 16 bytes: pass os.urandom(16)"
-            " that everybody trusts to be fresh"
+            f"session is {shown(setup.session)}; it must be 16 bytes: pass a fresh"
+            " os.urandom(16) that every party trusts"
         )
     if not isinstance(setup.support, bytes):
         raise ValueError(
-            f"support is {shown(setup.support)}; it must be bytes: hash what it stands for"
+            f"support is {shown(setup.support)}; it must be bytes: pass a hash of the"
+            " agreed support"
         )
 
 # %% ../../nbs/secagg/protocol.ipynb #d0prot08
@@ -137,7 +138,7 @@ def check_setup(
     check_between("d", setup.d, 1, 2**32 - 1)
     if not isinstance(setup.ring, Ring):
         raise ValueError(
-            f"ring is {shown(setup.ring)}; it must be a Ring: pass Ring(32), say"
+            f"ring is {shown(setup.ring)}; it must be a Ring: pass for example Ring(32)"
         )
     k = n - 1 if setup.neighbours is None else setup.neighbours
     check_between("neighbours", k, min(2, n - 1), n - 1)
@@ -422,7 +423,7 @@ def unseal(
         raise Damaged(str(error), sender, step) from None
     payload = message.payload
     if message.mechanism != "secagg" or len(payload) < HEAD.size + SIGNATURE_SIZE:
-        raise Damaged("it is no message of secagg: drop it", sender, step)
+        raise Damaged("it is not a secure-aggregation message: drop it", sender, step)
     found = HEAD.unpack_from(payload)
     due = (setup.session, step, sender, receiver)
     names = ("session", "round", "sender", "receiver")

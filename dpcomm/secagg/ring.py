@@ -121,8 +121,9 @@ class FixedPoint:
         check_between("n_clients", self.n_clients, 1)
         if not self.bound / self.scale < 2**self.ring.bits:
             raise Overflow(
-                f"bound / scale is {self.bound / self.scale:.4g}; one entry leaves a ring"
-                f" of {self.ring.bits} bits: use a larger scale, or a smaller bound"
+                f"bound / scale is {self.bound / self.scale:.4g}; one entry overflows"
+                f" a ring of {self.ring.bits} bits: use a larger scale, or a smaller"
+                " bound"
             )
         need = self.n_clients * self.cells
         if need > self.ring.modulus // 2 - 1:
@@ -166,9 +167,9 @@ def round_to_grid(
     beyond = size > grid.bound * (1 + SLACK)
     if beyond.any():
         raise Overflow(
-            f"x holds {beyond.sum()} values beyond the declared range, up to"
-            f" {size.max():.6g}; every entry must lie within {grid.bound:.6g}: clip"
-            " first, or declare a larger bound"
+            f"x has {beyond.sum()} values outside the declared range, up to"
+            f" {size.max():.6g}; every entry must be at most {grid.bound:.6g} in"
+            " absolute value: clip x first, or declare a larger bound"
         )
     return np.clip(np.rint(x / grid.scale), -grid.cells, grid.cells).astype(np.int64)
 
@@ -226,7 +227,7 @@ def check_streams(
     if not several or len(rng) == n:
         return several
     raise ValueError(
-        f"rng holds {len(rng)} streams for {n} rows: pass one stream, or one a row"
+        f"rng holds {len(rng)} streams for {n} rows: pass one stream, or one per row"
     )
 
 # %% ../../nbs/secagg/ring.ipynb #d0ring02
@@ -249,8 +250,8 @@ def _round_until_short(x, norm_bound, rng):
         if tries == 1 and _in_vain(x[todo], longest):
             break
     raise ValueError(
-        f"norm_bound is {shown(norm_bound)}; {len(todo)} rows stayed longer in {tries}"
-        " roundings: clip x first, or pass rounded_norm of its length"
+        f"norm_bound is {shown(norm_bound)}; {len(todo)} rows still exceeded it after"
+        f" {tries} roundings: clip x first, or pass rounded_norm of its norm"
     )
 
 
@@ -271,8 +272,8 @@ def conditional_round(
     x = x if isinstance(x, np.ndarray) and not x.size else check_reals("x", x)
     if x.ndim != 2:
         raise ValueError(
-            f"x has shape {x.shape}; it must be (n, D), a row a vector: pass x[None]"
-            " for one"
+            f"x has shape {x.shape}; it must be (n, D), one row per vector: pass"
+            " x[None] for one vector"
         )
     if norm_bound is not None:
         check_number("norm_bound", norm_bound, "[0, 1e150]")
@@ -289,8 +290,8 @@ def squared_length(
     top = int(np.abs(z).max(initial=0))
     if top**2 >= 2**63:
         raise Overflow(
-            f"z holds {top}; the square of an entry must fit 63 bits: use fewer ring_bits,"
-            " or larger steps"
+            f"z contains {top}; the square of an entry must fit in 63 bits: use fewer"
+            " ring_bits, or larger steps"
         )
     fits = (2**63 - 1) // max(top, 1) ** 2  # squares whose sum fits 63 bits
     if fits >= z.shape[1]:
@@ -312,8 +313,8 @@ def clip_to_grid(
     most = (Fraction(length) / Fraction(scale)) ** 2
     if most > 2**62:
         raise Overflow(
-            f"length / scale is {length / scale:.4g}; squared lengths fit 63 bits "
-            "up to 2^31: use a larger scale"
+            f"length / scale is {length / scale:.4g}; squared norms fit in 63 bits up"
+            " to 2^31: use a larger scale"
         )
     y = clip_l2(torch.as_tensor(x).double().cpu(), length).numpy() / scale
     z = np.trunc(y).astype(np.int64)

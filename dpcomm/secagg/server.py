@@ -142,7 +142,7 @@ class Server:
             if self.inbox:
                 raise ValueError(
                     f"{len(self.inbox)} messages of the round"
-                    f" {shown(ROUNDS[self.step])} are here: advance first"
+                    f" {shown(ROUNDS[self.step])} have arrived: call advance first"
                 )
             known = {name: getattr(self, name, None) for name in SERVER_KEPT}
             self.step = len(ROUNDS)
@@ -219,7 +219,7 @@ def accept_shares(
     hashes = {j: record[SEALED_SIZE:] for j, record in found.items()}
     numbers = unpack_elements(body[ELEMENT_SIZE:size])
     if max(numbers) >= PRIME:
-        raise Damaged("its lines leave the field: drop it", client, SHARE)
+        raise Damaged("its values lie outside the field: drop it", client, SHARE)
     lines = [numbers[:t], numbers[t:]]
     dealing = Dealing(None, hashes, body[:ELEMENT_SIZE], lines)
     e = check_dealing(setup, client, server.bundles[client], dealing)

@@ -53,8 +53,8 @@ def sizes_of(
         return len(vectors), len(vectors[0])
     except (TypeError, LookupError):
         raise ValueError(
-            f"vectors is {shown(vectors)}; it must be a list of vectors of whole"
-            " numbers, one a client: pass their words"
+            f"vectors is {shown(vectors)}; it must be a list of integer vectors, one"
+            " per client: pass their words"
         ) from None
 
 # %% ../../nbs/secagg/session.ipynb #d0ses0c
@@ -68,8 +68,8 @@ def silent_from(drop: dict, n: int) -> dict:
     check_between("n", n, 1)
     if not isinstance(drop, dict):
         raise ValueError(
-            f"drop is {shown(drop)}; it must be a dict, client -> round from which on"
-            " it is silent: pass {3: 'masked'}, say"
+            f"drop is {shown(drop)}; it must be a dict from each client to the round"
+            " in which it drops out: pass for example {3: 'masked'}"
         )
     silent = {}
     for i, at in drop.items():
@@ -325,8 +325,8 @@ def graph_parameters(
             return GraphParameters(k, t, q, exposed, apart, stuck, *chosen)
     limit = ": corrupt + 2 * dropout must stay below 1" if malicious else ""
     raise ValueError(
-        f"dropout is {dropout} and corrupt {corrupt}; no graph of {n} clients tolerates"
-        f" both{limit}: tolerate less or invite more clients"
+        f"dropout is {dropout} and corrupt {corrupt}; no graph of {n} clients"
+        f" tolerates both{limit}: lower these rates, or invite more clients"
     )
 
 # %% ../../nbs/secagg/session.ipynb #44800d90

@@ -63,8 +63,8 @@ def check_points(
     if points and whole and len(set(points)) == len(points):
         return at
     raise ValueError(
-        f"{name} is {shown(at)}; it must hold different whole numbers above 0: at 0 a"
-        " share is the secret itself"
+        f"{name} is {shown(at)}; it must contain distinct whole numbers above 0 (at 0"
+        " a share is the secret): change them"
     )
 
 # %% ../../nbs/secagg/shamir.ipynb #d0prot26
@@ -106,13 +106,13 @@ def reconstruct(shares: dict, threshold: int, at: tuple = ()) -> int:
     """
     if not isinstance(shares, dict):
         raise TypeError(
-            f"shares is {shown(shares)}; it must be a dict, point -> value: pass the"
-            " shares with their points"
+            f"shares is {shown(shares)}; it must be a dict from points to values: pass"
+            " the shares with their points"
         )
     if len(shares) < check_between("threshold", threshold, 1):
         raise ValueError(
-            f"shares has {len(shares)} of them; {threshold} give the secret: "
-            "collect more"
+            f"shares has {len(shares)} of the {threshold} entries needed to recover"
+            " the secret: collect more"
         )
     at = at or tuple(sorted(shares))
     weights = lagrange(at)
@@ -143,7 +143,9 @@ def private_from_scalar(
     number = 8 * (value * pow(8, -1, PRIME) % PRIME)
     number = number if number >= 2**254 else 8 * PRIME - number
     if number >= 2**255:
-        raise ValueError(f"value is {value}, and no private key is: draw another")
+        raise ValueError(
+            f"value is {value}, which is not a valid private key: draw another"
+        )
     return number.to_bytes(32, "little")
 
 # %% ../../nbs/secagg/shamir.ipynb #d0prot32

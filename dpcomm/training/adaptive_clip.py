@@ -35,9 +35,9 @@ def _check_split(mechanism):
         return
     name = getattr(mechanism, "name", shown(mechanism))
     raise ValueError(
-        f"mechanism is {name}; a clip that moves needs a count, which a trusted server"
-        " hides by noise of its own or the shares of a sum of all entries: take gaussian"
-        " or quantised, under secure sums ddgauss or skellam, or leave adaptive out"
+        f"mechanism is {name}; an adaptive clip needs a noisy count, which only these"
+        " mechanisms provide: use gaussian or quantised, under secure sums ddgauss or"
+        " skellam, or leave adaptive out"
     )
 
 # %% ../../nbs/training/adaptive_clip.ipynb #ac000008
@@ -71,8 +71,8 @@ class AdaptiveClip:
         std = max(cohort / 20, sigma) if self.count_std is None else self.count_std
         if 2 * std <= sigma:
             raise ValueError(
-                f"count_std is {std:g}; at a noise multiplier of {sigma:g} the count alone"
-                f" would spend the epsilon of the run: pass more than {sigma / 2:g}"
+                f"count_std is {std:g}; at a noise multiplier of {sigma:g} the count"
+                f" alone would use up the run's epsilon: pass more than {sigma / 2:g}"
             )
         return std
 

@@ -46,8 +46,8 @@ class Agreement:
         check_choice("model", self.model, tuple(models.MODELS))
         if not self.mechanism.server_is_deterministic:
             raise ValueError(
-                f"mechanism is {shown(self.mechanism)}; its messages do not determine the"
-                " server's step: use one whose server_is_deterministic, such as"
+                f"mechanism is {shown(self.mechanism)}; its messages do not determine"
+                " the server's step: use one with server_is_deterministic, such as"
                 " rec"
             )
 
@@ -176,9 +176,9 @@ def read_state(
     server = agreement.config.server
     if len(data) != agreement.state_bytes:
         raise ValueError(
-            f"state has {len(data)} bytes; {agreement.model} with server {shown(server)} needs"
-            f" {agreement.state_bytes}: server and client must agree on model and"
-            " optimiser"
+            f"state has {len(data)} bytes; {agreement.model} with server"
+            f" {shown(server)} needs {agreement.state_bytes}: use the same model and"
+            " optimiser on server and client"
         )
     numbers = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
     w, *vectors = numbers.view(-1, agreement.d).clone().unbind()
@@ -217,14 +217,14 @@ def read_counts(
     "Read small numbers until the bytes end; ValueError on damage. [LEB128]"
     if not isinstance(data, bytes):
         raise TypeError(
-            f"data is {shown(data)}; it must be bytes: pass what write_counts wrote"
+            f"data is {shown(data)}; it must be bytes: pass the output of write_counts"
         )
     values, value, shift = [], 0, 0
     for byte in data:
         if shift == 70:
             raise ValueError(
-                "counts hold a number of more than 70 bits; a round must have fewer"
-                " messages: the packet is damaged, send it again"
+                "counts contain a number of more than 70 bits, more messages than a"
+                " round can have: the packet is damaged, send it again"
             )
         value, shift = value | (byte & 127) << shift, shift + 7
         if byte < 128:
@@ -280,14 +280,14 @@ def _check_frame(data):
     empty = PACKET.size + 4
     if len(data) < empty:
         raise ValueError(
-            f"packet has {len(data)} bytes; its frame alone has {empty}: it is"
-            " truncated, ask again"
+            f"packet has {len(data)} bytes; its frame alone has {empty}: the packet is"
+            " truncated, request it again"
         )
     magic, version, kind, *_, n_counts, n_content = PACKET.unpack_from(data)
     if magic != b"dr":
         raise ValueError(
-            f"packet starts with {shown(magic)}, not {shown(b'dr')}: it is no packet of"
-            " dpcomm.training.downlink"
+            f"packet starts with {shown(magic)}, not {shown(b'dr')}: this is not a"
+            " packet of dpcomm.training.downlink"
         )
     if version != VERSION:
         raise ValueError(
@@ -296,11 +296,13 @@ def _check_frame(data):
         )
     if len(data) != (announced := empty + n_counts + n_content):
         raise ValueError(
-            f"packet has {len(data)} bytes; its frame announces {announced}: it is"
-            " truncated or padded, ask again"
+            f"packet has {len(data)} bytes; its frame declares {announced}: the packet"
+            " is truncated or padded, request it again"
         )
     if zlib.crc32(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
-        raise ValueError("packet checksum does not match: it is damaged, ask again")
+        raise ValueError(
+            "packet checksum does not match: the packet is damaged, request it again"
+        )
     if kind >= len(KINDS):
         last = len(KINDS) - 1
         raise ValueError(
@@ -314,8 +316,8 @@ def parse_packet(
     "Read a packet; ValueError on any damage, TypeError for anything but bytes."
     if not isinstance(data, (bytes, bytearray)):
         raise TypeError(
-            f"data is {shown(data)}; it must be the bytes of a packet: pass what"
-            " to_bytes wrote"
+            f"data is {shown(data)}; it must be the bytes of a packet: pass the output"
+            " of to_bytes"
         )
     _check_frame(data)
     _, _, kind, agreement, since, until, digest, n_counts, _ = PACKET.unpack_from(data)
@@ -493,8 +495,9 @@ def _check_state(packet):
     "A state has one round and no counts."
     if packet.since != packet.until or packet.counts:
         raise ValueError(
-            f"packet holds a state of rounds {packet.since} to {packet.until} with"
-            f" {len(packet.counts)} counts; a state has one round and no counts: {REPAIR}"
+            f"packet contains a state of rounds {packet.since} to {packet.until} with"
+            f" {len(packet.counts)} counts; a state has one round and no counts:"
+            f" {REPAIR}"
         )
 
 
@@ -509,8 +512,8 @@ def _check_messages(agreement, packet):
     own_in_start = packet.kind == "start" and right_rounds and packet.counts[0]
     if not right_length or not right_rounds or own_in_start:
         raise ValueError(
-            f"packet announces {announced} messages in {len(packet.counts) - 1} counts,"
-            f" but it holds {len(packet.content)} bytes for rounds {packet.since} to"
+            f"packet declares {announced} messages in {len(packet.counts) - 1} counts,"
+            f" but it has {len(packet.content)} bytes for rounds {packet.since} to"
             f" {packet.until}: {REPAIR}"
         )
 
@@ -520,15 +523,15 @@ def _check_memory(replica, packet, done):
     if packet.kind == "history" and done < packet.since:
         stands = done if replica.state else "nothing"
         raise ValueError(
-            f"packet begins at round {packet.since}, but this replica stands at"
-            f" {stands}: a packet was lost, {REPAIR}"
+            f"packet begins at round {packet.since}, but this replica is at {stands}:"
+            f" a packet was lost, {REPAIR}"
         )
     own = packet.counts[0]
     remembered = len(replica.sent) if replica.sent_in == done else 0
     if own and done == packet.since and (own != remembered or packet.until == done):
         raise ValueError(
-            f"packet leaves out {own} messages of round {done}, but this replica"
-            f" remembers {remembered}: {REPAIR}"
+            f"packet omits {own} messages of round {done}, but this replica stored"
+            f" {remembered}: {REPAIR}"
         )
 
 
@@ -550,8 +553,8 @@ def check_packet(
     done = replica.state.round if replica.state else -1
     if packet.until < done:
         raise ValueError(
-            f"packet ends at round {packet.until}, but this replica stands at {done}:"
-            " the packet is old, drop it"
+            f"packet ends at round {packet.until}, but this replica is at {done}: the"
+            " packet is old, drop it"
         )
     if packet.kind == "state":
         _check_state(packet)
@@ -598,8 +601,9 @@ def receive(replica: Replica, data: bytes) -> State:
             advance(state, payloads)
     if state.digest != packet.digest:
         raise ValueError(
-            f"replay ends in another state than the server's round {packet.until}: the"
-            f" copies differed before, or the machines round differently; {REPAIR}"
+            "the replayed state differs from the server's state of round"
+            f" {packet.until}: the copies differed before, or the machines round"
+            f" differently; {REPAIR}"
         )
     replica.state = state
     return state

@@ -122,18 +122,19 @@ def check_mechanism(
     check_choice("mechanism", mechanism.name, tuple(kind.name for kind in ACCOUNTANT))
     if isinstance(mechanism, Gaussian) and not mechanism.local:
         raise ValueError(
-            f"mechanism is {mechanism}; it must add the noise at the client: use"
+            f"mechanism is {mechanism}; it must add its noise at the client: use"
             " local=True"
         )
     if isinstance(mechanism, Gaussian) and mechanism.exact:
         raise ValueError(
-            f"mechanism is {mechanism}; a sum of any length gets noise in floating point"
-            " here: use exact=False, and the guarantee says so"
+            f"mechanism is {mechanism}; this sum has no fixed number of terms, so its"
+            " noise is added in floating point: use exact=False (the guarantee then"
+            " states it)"
         )
     if isinstance(mechanism, Imvu) and mechanism.clamp:
         raise ValueError(
-            f"mechanism is {mechanism}; a clamp would cut the sum to the range of one"
-            " gradient: use clamp=False"
+            f"mechanism is {mechanism}; a clamp would cut the sum of gradients to the"
+            " range of one gradient: use clamp=False"
         )
     return mechanism
 

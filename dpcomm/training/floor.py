@@ -138,19 +138,23 @@ def read_floor(
     "What the owner of this machine wrote. [TOML 1.0]"
     path, fix = path and Path(path), "see `dpcomm flower new`"
     if not path:
-        raise Beyond("floor", f"this machine has no floor, and answers nothing: {fix}")
+        raise Beyond(
+            "floor",
+            "this machine has no floor file, and takes part in no run without one:"
+            f" {fix}",
+        )
     try:
         text = check_private(path, 0o022).read_text("utf-8")
         table = tomllib.loads(text)
     except OSError as error:
         raise Beyond(
             "floor",
-            f"{path.name} cannot be read ({error.strerror}), and without its owner's floor"
-            f" this machine answers nothing: name one as floor, {fix}",
+            f"{path.name} cannot be read ({error.strerror}), and this machine takes"
+            f" part in no run without its owner's floor file: pass one as floor, {fix}",
         ) from None
     except (ValueError, RecursionError) as error:
         raise Beyond(
-            "floor", f"{path.name} is no floor ({error!s:.200}): {fix}"
+            "floor", f"{path.name} is not a valid floor file ({error!s:.200}): {fix}"
         ) from None
     table.setdefault("claims", "claims")
     optional = ("trusted_server", "simulation")
@@ -180,7 +184,7 @@ def account(mechanism, d: int, rounds: int, delta: float):
     except (ValueError, ArithmeticError) as error:
         raise Beyond(
             "epsilon_round",
-            f"mechanism is {shown(mechanism)}, of which nothing is proved ({error!s:.200})",
+            f"mechanism is {shown(mechanism)}, which has no guarantee ({error!s:.200})",
         ) from None
 
 # %% ../../nbs/training/floor.ipynb #f10e0017
@@ -248,7 +252,8 @@ def _setting(mechanism, d):
     except TypeError:
         raise Beyond(
             "mechanisms",
-            f"mechanism is {shown(mechanism)}, whose parameters no ledger can write down",
+            f"mechanism is {shown(mechanism)}, whose parameters cannot be written to"
+            " the ledger",
         ) from None
     return text, hashlib.sha256(text.encode()).hexdigest()[:16]
 

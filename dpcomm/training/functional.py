@@ -104,8 +104,8 @@ def _copied(model):
         return copy.deepcopy(model)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise Misfit(
-            f"{type(model).__name__} cannot be copied ({told(error)}), and a copy is"
-            " what trains: keep no tensor in it that was computed"
+            f"{type(model).__name__} cannot be copied ({told(error)}), and training"
+            " uses a copy: do not store computed tensors in the model"
         ) from error
 
 
@@ -139,8 +139,9 @@ def as_function(
         for name, b in own.named_buffers() if training else ():
             if before.get(name) != (id(b), b._version):
                 raise Misfit(
-                    f"training changes the model's buffer {shown(name)}, which no message"
-                    " carries: use layers without, such as GroupNorm"
+                    f"training changes the model's buffer {shown(name)}, which"
+                    " messages do not include: use layers without running statistics,"
+                    " such as GroupNorm"
                 )
         return out.float() if getattr(out, "dtype", None) in HALF else out
 
@@ -197,8 +198,8 @@ def _laid_out(p):
 def _check_one_tensor(outputs, kind):
     if not isinstance(outputs, Tensor):
         raise TypeError(
-            f"{kind} returns a {type(outputs).__name__}; here it must"
-            " return one tensor: wrap it, or pass a loss and metrics of your own"
+            f"{kind} returns a {type(outputs).__name__}; here it must return one"
+            " tensor: wrap the model, or pass your own loss and metrics"
         )
 
 
@@ -280,7 +281,7 @@ def check_labels(
         client = np.repeat(cohort, [len(part) for part in parts])[i]
         raise ValueError(
             f"client {client} holds a label {labels[i]}; the model's classes are 0 to"
-            f" {classes - 1}: mend the label or drop the client"
+            f" {classes - 1}: correct the label or drop the client"
         )
 
 # %% ../../nbs/training/functional.ipynb #817746e1
@@ -387,21 +388,21 @@ def check_fit(
             _check_one_tensor(outputs, kind)
             if y.ndim != 1:
                 raise Misfit(
-                    f"targets have {_look(y)}, and the usual loss and accuracy are about"
-                    " one class an example: name the task's loss, such as"
+                    f"targets have {_look(y)}, and the default loss and accuracy need"
+                    " one class per example: pass the task's loss, for example"
                     " torch.nn.functional.cross_entropy"
                 )
             check_labels(model, w, data, [np.asarray(part)], [client])
         value = _tried_loss(loss, outputs, y)
         if not value.requires_grad:
             raise Misfit(
-                "the loss does not depend on the weights that train: compute it without"
-                " detach() and no_grad(), of outputs that they make"
+                "the loss does not depend on the trainable weights: compute it from"
+                " the model's outputs, without detach() and no_grad()"
             )
         try:
             torch.autograd.grad(value, [*params.values()], materialize_grads=True)
         except RuntimeError as error:
             raise Misfit(
                 f"{kind} and its loss have no gradient ({told(error)}): change the"
-                " operation that is named"
+                " operation named here"
             ) from error

@@ -310,7 +310,8 @@ def check_layer(
     }
     if type(layer) not in written or not written[type(layer)]():
         raise ValueError(
-            f"layer {_line(layer)} is not written out here: use engine='channels-last'"
+            f"layer {_line(layer)} is not supported by this engine: use"
+            " engine='channels-last'"
         )
 
 # %% ../../nbs/training/fused.ipynb #5da59872

@@ -192,8 +192,9 @@ def sum_messages(
         )
     if isinstance(mechanism, Gaussian) and mechanism.exact:
         raise ValueError(
-            "mechanism is gaussian with exact=True; a sum of many messages gets noise in"
-            " floating point here: pass exact=False, and its guarantee says so"
+            "mechanism is gaussian with exact=True; the sum of many messages gets its"
+            " noise in floating point here: pass exact=False (the guarantee then"
+            " states it)"
         )
     shape = a.shape[1], f.shape[1]
     noise = rng.standard_normal(shape) if noise is None else noise

@@ -190,7 +190,7 @@ def train_vmap(model, w, x, y, plan, lr, mask=None, how=Objective()):
             if not any(word in str(error) for word in REFUSALS):
                 raise
             raise ValueError(
-                f"{type(model).__name__} does not go through vmap"
+                f"{type(model).__name__} does not work with vmap"
                 f" ({str(error).splitlines()[0]:.80}): use engine='loop'"
             ) from error
         _sgd(params, grads, lr, masks)
@@ -248,7 +248,7 @@ def vmap_obstacle(
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        return f"{type(model).__name__} does not go through vmap ({told(error)})"
+        return f"{type(model).__name__} does not work with vmap ({told(error)})"
 
 # %% ../../nbs/training/local_sgd.ipynb #a0de14e1
 def pick_engine(
@@ -283,7 +283,7 @@ def pick_engine(
             return "vmap"
     images = any(p.ndim == 4 for p in model.parameters())
     slow = "channels-last" if images else "loop"
-    warnings.warn(f"{obstacle}, so the slower engine {shown(slow)} trains it")
+    warnings.warn(f"{obstacle}, so the slower engine {shown(slow)} is used")
     return slow
 
 # %% ../../nbs/training/local_sgd.ipynb #a0de148c
@@ -357,8 +357,8 @@ def local_trainer(
         frozen = not all(p.requires_grad for p in model.parameters())
         if frozen or loss not in (None, cross_entropy):
             raise ValueError(
-                f"{type(model).__name__} trains itself, all its weights by its own"
-                " loss: unfreeze it and leave loss out, or name an engine"
+                f"{type(model).__name__} trains all its weights with its own loss:"
+                " unfreeze them and leave loss out, or choose an engine"
             )
         name, trainer, size = "the model's own", model.local_sgd, model.chunk
     else:
@@ -371,8 +371,9 @@ def local_trainer(
     ):
         if value and name not in known:
             raise ValueError(
-                f"{what} is {shown(value)}, which {' and '.join(known)} know, and the"
-                f" engine is {shown(name)}: leave {what} out, or use engine='loop'"
+                f"{what} is {shown(value)}, which only {' and '.join(known)} support,"
+                f" and the engine is {shown(name)}: leave {what} out, or use"
+                " engine='loop'"
             )
     if name in AUTOCAST:
         how = Objective(loss, precision, bool(compiled))

@@ -170,8 +170,8 @@ def initialise(
     check_choice("law", law, ("torch", "glorot"))
     if law == "glorot" and any(isinstance(layer, nn.LSTM) for layer in model.modules()):
         raise ValueError(
-            "law is 'glorot' for an LSTM, whose Keras law is not written here; it must"
-            " be 'torch': leave law out"
+            "law is 'glorot', and Keras's initialisation of an LSTM is not"
+            " implemented; it must be 'torch': leave law out"
         )
     for layer in model.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):

@@ -133,9 +133,9 @@ def check_promise(
         return promise.noting(large_delta(promise.delta, n_clients))
     ways = ", ".join(f"assuming({shown(name)})" for name in bare)
     raise ValueError(
-        f"the guarantee is about another run: {'; '.join(wrong + sum(bare.values(), []))}."
-        " Account this run"
-        + f", or state what it does not meet, which is then printed first: {ways}"
+        "the guarantee does not match this run:"
+        f" {'; '.join(wrong + sum(bare.values(), []))}. Account for this run"
+        + f", or declare the deviation, which is then printed first: {ways}"
         * bool(bare)
     )
 
@@ -207,8 +207,8 @@ def deployed(
     visits = s.messages if s.sampling == "replacement" else s.visits
     for name, value in clash.items():
         raise ValueError(
-            f"{name} is {shown(getattr(s, name))} in the deployment and {shown(value)} in"
-            " the run: they must agree, change one of them"
+            f"{name} is {shown(getattr(s, name))} in the deployment and {shown(value)}"
+            " in the run; they must be equal: change one of them"
         )
     s = replace(s, d=d + counts, groups=None if counts else s.groups)
     task = replace(task, config=replace(task.config, **said), visits=visits)

@@ -192,8 +192,8 @@ def load_checkpoint(
         why = f"it holds no tensors, {type(error).__name__}"
     if why:
         raise ValueError(
-            f"{Path(path).name} is no checkpoint of this version ({why}): delete it, or"
-            " run without resume"
+            f"{Path(path).name} is not a checkpoint of this version ({why}): delete"
+            " it, or run without resume"
         )
     stored = state["fingerprint"]
     names = [*fingerprint, *(k for k in MARKS if k in stored)]
@@ -201,8 +201,8 @@ def load_checkpoint(
     if differ:
         was, now = (f"{shown(side.get(differ[0]))}" for side in (stored, fingerprint))
         raise ValueError(
-            f"{Path(path).name} was made with another {differ[0]} ({was}, now {now}):"
-            " run without resume, or choose another folder"
+            f"{Path(path).name} was written with a different {differ[0]} ({was}, now"
+            f" {now}): run without resume, or choose another folder"
         )
     return state
 
@@ -235,8 +235,8 @@ def _check_rounds(state, config, last):
     done, ended, history = state["round"], state["finished"], state["history"]
     if config.rounds < done or config.rounds == done and not ended:
         raise ValueError(
-            f"rounds is {config.rounds}, and the checkpoint has done {done} of more: ask"
-            f" for more than {done}, or run without resume"
+            f"rounds is {config.rounds}, and the checkpoint has already done {done}:"
+            f" raise rounds above {done}, or run without resume"
         )
     due = done % config.eval_every == 0
     if history and history[-1]["round"] == done < last and not due:
@@ -258,8 +258,8 @@ def start_run(
     memory = task.mechanism.client_memory(task.n_clients, len(w))
     if memory is not None and task.config.sampling == "replacement":
         raise ValueError(
-            "sampling is 'replacement', where one client may come twice in a round and"
-            " would need two memories: use 'fixed' or 'poisson'"
+            "sampling is 'replacement', which may draw a client twice in a round, and"
+            " this mechanism keeps one memory per client: use 'fixed' or 'poisson'"
         )
     memory, w = None if memory is None else memory.to(device), w.to(device)
     run = Run(w, 0, False, Ledger(task.n_clients), [], 0.0, memory)

@@ -69,8 +69,8 @@ def metrics(model: nn.Module, w: Tensor, x: Tensor, y: Tensor) -> dict:
     )
     if len(set(truth.tolist())) < 2:
         raise ValueError(
-            "y holds one class only; balanced accuracy and AUROC need both: test on"
-            " more records"
+            "y contains only one class; balanced accuracy and AUROC need both: test"
+            " on more records"
         )
     return {
         "balanced_accuracy": 100 * float(balanced_accuracy_score(truth, scores > 0)),

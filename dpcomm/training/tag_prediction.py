@@ -160,8 +160,8 @@ def local_sgd(
     """
     if mask is not None:
         raise ValueError(
-            "mask is given, but this model trains all its weights; pass mask=None, or"
-            " another mechanism"
+            "mask is given, but this model trains all its weights: pass mask=None, or"
+            " use another mechanism"
         )
     n_tags, n_words = model.linear.weight.shape
     updates, losses = w.new_zeros(len(plan), len(w)), []
@@ -199,6 +199,6 @@ def recall(model: TagRegression, w: Tensor, x: Tensor, y: Tensor, k: int = 5) ->
         loss += float(loss_of(scores, tags, "sum"))
     if not total:
         raise ValueError(
-            "y holds no tag; recall needs one or more: test on other posts"
+            "y contains no tags; recall needs at least one: test on other posts"
         )
     return {f"recall{k}": 100 * found / total, "loss": loss / len(x)}

@@ -165,14 +165,14 @@ def test_out_that_is_a_file_or_not_ours_is_a_sentence(tmp_path, monkeypatch):
     blocked = tmp_path / "runs"
     blocked.write_text("not a folder")
     for out in (blocked, blocked / "deeper"):
-        says = "and runs is not a folder: choose a folder of your own"
+        says = "and runs is not a folder: choose another folder"
         with pytest.raises(ValueError, match=says):
             runner.output_folder(out)
     done = python("-m", "dpcomm.cli", "run", "dprec-mean", "--out", blocked)
     assert done.returncode == 2 and done.stderr.startswith("dpcomm: out is ")
     assert len(done.stderr.strip().splitlines()) == 1
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    says = "may not be written to: choose a folder of your own"
+    says = "may not be written to: choose another folder"
     with pytest.raises(ValueError, match=says):
         runner.output_folder(tmp_path)
 

@@ -36,7 +36,7 @@ def test_the_bit_order_is_most_significant_first():
 
 @tabled("values, bits", [([8], 3), ([-1], 3), ([0, 2**32], 32)])
 def test_packing_refuses_what_does_not_fit(values, bits):
-    with pytest.raises(ValueError, match=f"{bits} bits hold 0..{2**bits - 1}"):
+    with pytest.raises(ValueError, match=f"{bits} bits can hold 0..{2**bits - 1}"):
         wire.pack_bits(values, bits)
 
 

@@ -200,12 +200,12 @@ def read_lines(path):
 
 WORDS = {  # a field, and what a sentence about it says
     "rel_tol": "tol",
-    "rows": "rows|column|words|no number",
-    "x": " x|symbol|holds no|images|pixels|windows",
-    "y": " y|label|characters|symbol|holds no",
-    "num_samples": "num_samples|announces",
-    "num_speeches": "num_speeches|announces",
-    "num_chars": "num_chars|announces",
+    "rows": "rows|column|words|not a number",
+    "x": " x|symbol|has no|images|pixels|windows",
+    "y": " y|label|characters|symbol|has no",
+    "num_samples": "num_samples|declares",
+    "num_speeches": "num_speeches|declares",
+    "num_chars": "num_chars|declares",
     "speeches": "speech",
     "users": "user",
     "quotient": "quotient|key",
@@ -215,7 +215,7 @@ WORDS = {  # a field, and what a sentence about it says
     "cell": "cell|key",
     "grid": "grid|key",
     "key": "key|'[ab]'|\\?",
-    "experiment": "experiment|belongs into",
+    "experiment": "experiment|belongs in",
     "accuracy": "accuracy|columns",
     "round": "round|columns",
 }
@@ -440,7 +440,7 @@ COUNTED = ["one", "one two", "one 2 3", "one 1.5", "one nan", "one " + "9" * 500
 @tabled("line", COUNTED)
 def test_word_counts_are_named(line, tmp_path):
     (tmp_path / "a.word_count").write_text(f"the 5\n{line}\n")
-    with pytest.raises(ValueError, match="a.word_count is no list of counts"):
+    with pytest.raises(ValueError, match="a.word_count is not a list of counts"):
         posts.read_counts(tmp_path / "a.word_count", 1)
 
 
@@ -573,7 +573,7 @@ def test_a_bomb_is_unpacked_no_further_than_what_it_may_hold(
     path.write_bytes(BOMB)
     tracemalloc.start()
     try:
-        says = f"{path.name} cannot be unpacked .it holds more than"
+        says = f"{path.name} cannot be unpacked .it expands to more than"
         with pytest.raises(ValueError, match=says):
             read(root=tmp_path)
         assert tracemalloc.get_traced_memory()[1] < 4 * most + 2**24
@@ -596,7 +596,7 @@ def test_an_altered_image_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setitem(images.COUNTS, "mnist", (6, 4))
     whole = images.load("mnist", tmp_path, download=False)
     assert len(whole.y) == 6
-    fix = "delete it, and load the data again"
+    fix = "delete it and load the data again"
     for path in sorted(raw.iterdir()):
         before = path.read_bytes()
         path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
@@ -677,7 +677,9 @@ def test_checkers_refuse_and_admit(tmp_path):
     parts = [gzip.compress(b"12"), gzip.compress(b"345")]
     path = files.write_whole(tmp_path / "a.gz", parts)
     assert files.unpack(path, 5) == b"12345"
-    says = "a.gz cannot be unpacked .it holds more than the 4 bytes it may.; mend it"
+    says = (
+        "a.gz cannot be unpacked .it expands to more than the allowed 4 bytes.; mend it"
+    )
     with pytest.raises(ValueError, match=says):
         files.unpack(path, 4, "mend it")
     with pytest.raises(FileNotFoundError):

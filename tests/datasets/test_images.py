@@ -406,11 +406,14 @@ check_partition, once = images.check_partition, "each of 0..3 must appear exactl
         (lambda: equal(10, 0.0), "alpha is 0.0"),
         (lambda: dealt(401, 1.0), "n_clients is 401"),
         (lambda: dealt(10, -1.0), "alpha is -1.0"),
-        (lambda: dealt(10, 1.0, spread=5e3, tries=9), "spread is 5000.0; no draw of 9"),
+        (
+            lambda: dealt(10, 1.0, spread=5e3, tries=9),
+            "spread is 5000.0; none of 9 draws",
+        ),
         (lambda: check_partition([[0, 1], [1, 2]], 4), once),
         (lambda: check_partition([[0, 1], [2]], 4), once),
         (lambda: check_partition([[0, 1], [2, 4]], 4), once),
-        (lambda: check_partition([[0, 1], []], 2), "1 holds no image.*use fewer"),
+        (lambda: check_partition([[0, 1], []], 2), "1 has no image.*use fewer"),
         (lambda: images.load("minst"), "'minst'.*mnist.*did you mean 'mnist'"),
         (lambda: emnist.emnist("leters"), "'leters'; .* did you mean 'letters'"),
     ],
@@ -495,7 +498,7 @@ def test_femnists_counts_are_asserted_unless_it_is_a_part(tmp_path):
 DAMAGES = [
     (
         lambda c, e: c["user_data"].pop(USERS[3]),
-        "all_data_0.json, U, has no x and y in user_data.*make the file again",
+        "all_data_0.json, U, has no x and y in user_data.*recreate the file",
     ),
     (lambda c, e: e.pop("y"), "U, has no x and y"),
     (lambda c, e: e["y"].pop(), "U, has 6 images, 5 labels and announces 6; .* equal"),
@@ -507,7 +510,7 @@ DAMAGES = [
         lambda c, e: c["num_samples"].pop(),
         "all_data_0.json has 20 users and 19 num_samples",
     ),
-    (lambda c, e: e.update(x=[], y=[]), "U, holds no image.*drop the user"),
+    (lambda c, e: e.update(x=[], y=[]), "U, has no image.*remove the user"),
     (
         lambda c, e: e["y"].__setitem__(0, 62),
         "U, has the label 62; labels must be whole numbers from 0 to 61.*62-class",
@@ -515,7 +518,7 @@ DAMAGES = [
     (lambda c, e: e["y"].__setitem__(0, -1), "U, has the label -1; .*0 to 61"),
     (lambda c, e: e["y"].__setitem__(0, 1.5), "U, has the label 1.5; .*whole numbers"),
     (lambda c, e: e["y"].__setitem__(0, "a"), "U, has the label 'a'"),
-    (lambda c, e: e["x"][0].pop(), "U, has images that are not of 784 pixels"),
+    (lambda c, e: e["x"][0].pop(), "U, has images that do not have 784 pixels"),
     (
         lambda c, e: e["x"][0].__setitem__(5, 255),
         r"U, has pixels from .* to 255.*\[0, 1\].*divide them by 255",
@@ -527,7 +530,7 @@ DAMAGES = [
     ),
     (
         lambda c, e: c["users"].__setitem__(1, USERS[0]),
-        "user 'f0000_00', stands in the files twice.*remove one",
+        "user 'f0000_00', appears twice in the files.*remove one",
     ),
 ]
 
@@ -544,11 +547,11 @@ def test_a_damaged_json_file_and_an_empty_split_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=says):
         femnist.femnist(tmp_path)
     written(tmp_path)
-    says = "test split holds no user.*put its files beside"
+    says = "test split has no users.*put its files in the same folder"
     with pytest.raises(ValueError, match=says):
         femnist.femnist(tmp_path, whole=False)
     for text, says in (
-        ('{"users": [', "cut.json is no json .*download it again"),
+        ('{"users": [', "cut.json is not valid JSON .*download it again"),
         ("[1]", "cut.json has no 'users'"),
     ):
         (tmp_path / "femnist" / "train" / "cut.json").write_text(text)
@@ -595,7 +598,7 @@ def test_clients_of_unequal_lengths_are_refused_by_name():
     words = "image", "images", "labels"
     femnist.check_lengths("file, user", [1], [1], 1, (list,), words)
     for x, y, n, says in (
-        ([], [], None, "holds no image"),
+        ([], [], None, "has no image"),
         ([1, 2], [1], None, "2 images, 1 labels; these must be equal"),
         ([1], [1], 3, "and announces 3"),
         ("x", [1], None, "a list"),

@@ -215,8 +215,8 @@ def test_premier_reads_what_the_table_says(tmp_path):
         ("A,52,Male,Elective,3,x,1", "admission_type is 'Elective'; .*Trauma Center"),
         ("A,52,Male,Urgent,-3,x,1", "mrci is '-3'"),
         ("A,52,Male,Urgent,3,x,yes", "died is 'yes'; it must be one of 0, 1"),
-        ("A,52,Male,Urgent,3,x", "6 fields, not 7"),
-        ("A,52,Male,Urgent,3,x,y,1", "8 fields, not 7"),
+        ("A,52,Male,Urgent,3,x", "6 fields instead of 7"),
+        ("A,52,Male,Urgent,3,x,y,1", "8 fields instead of 7"),
     ],
 )
 def test_a_wrong_row_is_named(row, message, table, tmp_path):
@@ -240,7 +240,7 @@ def test_check_admission_admits_a_good_row():
         ("hospital,age\n", "row 1: lacks the column gender"),
         ("", "row 1: lacks the column hospital"),
         (f"{HEAD},extra\n", "row 1: has the unknown column 'extra'"),
-        (f"{HEAD}\n", "holds no admission"),
+        (f"{HEAD}\n", "has no admissions"),
     ],
 )
 def test_a_wrong_header_or_an_empty_table_is_refused(text, message, tmp_path):
@@ -408,7 +408,7 @@ def test_metrics_by_hand():
     nothing = tabular.metrics(model, torch.zeros(2), x, y)
     blind = {"balanced_accuracy": 50.0, "auroc": 0.5, "loss": np.log(2)}
     assert nothing == pytest.approx(blind)
-    with pytest.raises(ValueError, match="one class only"):
+    with pytest.raises(ValueError, match="only one class"):
         tabular.metrics(model, torch.zeros(2), x[:4], y[:4])
 
 

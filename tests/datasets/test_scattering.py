@@ -388,7 +388,7 @@ def test_damaged_features_are_made_again_with_one_sentence(tmp_path, recwarn):
     path = next((tmp_path / "features").glob("digits-train*.npy"))
     whole = path.read_bytes()
     assert not recwarn.list and cache_fault(path, wanted[0].shape) == ""
-    says = rf"^{path.name} is damaged \([^()]+\): its features are computed again$"
+    says = rf"^{path.name} is damaged \([^()]+\): its features are being recomputed$"
     for what, content in damaged(whole):
         assert content != whole, what
         path.write_bytes(content)

@@ -187,11 +187,11 @@ def test_roles_are_read(tmp_path):
         ),
         (
             {"num_chars": [12, 5]},
-            "user 'B__Y', has 1 speeches of 4 characters and announces 1 of 5; .* equal",
+            "user 'B__Y', has 1 speeches of 4 characters and declares 1 of 5; .* equal",
         ),
         (
             {"num_speeches": [3, 1]},
-            "user 'A__X', has 2 speeches of 12 characters and announces 3 of 12",
+            "user 'A__X', has 2 speeches of 12 characters and declares 3 of 12",
         ),
     ],
 )
@@ -205,7 +205,9 @@ def test_a_broken_or_absent_file_of_roles(tmp_path):
     with pytest.raises(FileNotFoundError, match=says):
         shakespeare.shakespeare(tmp_path)
     path = roles(tmp_path)
-    says = r"roles.json.gz (cannot be unpacked|is no json) \(.*make the file again"
+    says = (
+        r"roles.json.gz (cannot be unpacked|is not valid JSON) \(.*make the file again"
+    )
     for raw in (path.read_bytes()[:20], b"plain", gzip.compress(b"{")):
         path.write_bytes(raw)
         with pytest.raises(ValueError, match=says):
@@ -269,17 +271,17 @@ def test_leafs_files_are_read_where_they_are(tmp_path):
         ),
         ({"num_samples": [5]}, "has 2 users and 1 num_samples; these must be equal"),
         ({"users": ["a", "c"]}, "user 'c', has no x and y in user_data; .* needs both"),
-        ({"users": ["a", "a"]}, "user 'a', stands in the files twice"),
+        ({"users": ["a", "a"]}, "user 'a', appears twice in the files"),
         ({"user_data": {"a": {"x": [X]}}}, "user 'a', has no x and y"),
         (
             {"user_data": {"a": {"x": [], "y": []}}},
-            "user 'a', holds no sample; .*drop the user",
+            "user 'a', has no sample; .*remove the user",
         ),
         (
             {"user_data": {"a": {"x": [X, X], "y": [Y]}}},
-            "'a', has 2 windows, 1 next characters and announces 5; these must be equal",
+            "'a', has 2 windows, 1 next characters and declares 5; these must be equal",
         ),
-        ({"num_samples": [4, 2]}, "has 5 windows, 5 next characters and announces 4"),
+        ({"num_samples": [4, 2]}, "has 5 windows, 5 next characters and declares 4"),
         ({"users": []}, "users and 2 num_samples"),
     ],
 )
@@ -290,10 +292,10 @@ def test_malformed_leaf_files_are_refused(changes, message, tmp_path):
 
 
 def test_leaf_files_that_are_no_json_or_absent(tmp_path):
-    with pytest.raises(ValueError, match="holds no user; it must hold one or more"):
+    with pytest.raises(ValueError, match="has no users; it must have at least one"):
         shakespeare.read_leaf(tmp_path)
     (tmp_path / "cut.json").write_text("{")
-    says = r"cut.json is no json \(.*\); download it again"
+    says = r"cut.json is not valid JSON \(.*\); download it again"
     with pytest.raises(ValueError, match=says):
         shakespeare.read_leaf(tmp_path)
 

@@ -317,7 +317,7 @@ def test_recall_counts_tags_among_the_first_five():
         assert got[f"recall{k}"] == pytest.approx(100 * found / float(truth.sum()))
     assert got["loss"] == pytest.approx(float(loss_of(scores, y)), rel=1e-5)
     assert recall(net, torch.zeros_like(w), x, y)["recall5"] == 0, "ties find nothing"
-    with pytest.raises(ValueError, match="y holds no tag"):
+    with pytest.raises(ValueError, match="y contains no tags"):
         recall(net, w, x, torch.full_like(y, -1))
 
 
@@ -400,14 +400,14 @@ def test_vocabularies_are_by_frequency(root):
     words, tags = root / "stackoverflow.word_count", root / "stackoverflow.tag_count"
     assert files.read_counts(words, 3) == {"list": 0, "a": 1, "sort": 2}
     assert [*files.read_counts(tags, 4)] == ["python", "sql", "sorting", "css"]
-    says = "word_count has 7 entries and the vocabulary needs 8"
+    says = "word_count has 7 entries, fewer than the vocabulary's 8"
     with pytest.raises(ValueError, match=says):
         files.read_counts(words, 8)
     with pytest.raises(ValueError, match="n is 0"):
         files.read_counts(words, 0)
     for text in ("{", "[1]", '{"a": null}'):
         tags.write_text(text)
-        with pytest.raises(ValueError, match="tag_count is no list of counts"):
+        with pytest.raises(ValueError, match="tag_count is not a list of counts"):
             files.read_counts(tags, 1)
 
 
@@ -489,11 +489,11 @@ OTHER = "tokens", "title", "labels"
             "cannot be read as TFF's database .*no such table: client_metadata",
         ),
         (USERS, dict(drop="examples"), "no such table: examples"),
-        ({"test": USERS["test"]}, {}, "holds no user of the split 'train'"),
+        ({"test": USERS["test"]}, {}, "has no users in the split 'train'"),
         (
             USERS,
             dict(rows=lambda *post: example(*post)[:-2]),
-            "user 'ann', has a row that is no tf.train.Example",
+            "user 'ann', has a row that is not a tf.train.Example",
         ),
         (
             USERS,
@@ -508,7 +508,7 @@ OTHER = "tokens", "title", "labels"
         (
             {"train": {"ann": []}},
             {},
-            "user 'ann', holds 0 posts and announces 0; a user needs one or more",
+            "user 'ann', holds 0 posts and declares 0; a user needs at least one",
         ),
     ],
 )
@@ -539,7 +539,7 @@ def test_broken_h5_files_are_refused(root, monkeypatch):
     with pytest.raises(ValueError, match=f"{path.name} has no group 'examples'"):
         load(root).posts([0])
     path.write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=f"{path.name} is no h5 file"):
+    with pytest.raises(ValueError, match=f"{path.name} is not an HDF5 file"):
         load(root).posts([0])
     monkeypatch.setitem(sys.modules, "h5py", None)
     says = f"h5py is .* the extra run .*, or use TFF's stackoverflow.sqlite in .* {path.name}"

@@ -125,9 +125,9 @@ def test_a_report_has_every_part_and_fits_two_pages(paper):
     [
         ('cells = ["nothing.*"]', "is not one of"),
         ('cells = ["*.comm"]\nwords = "x"', "field='words'"),
-        ("", "nothing decides it"),
+        ("", "the claim has no evidence"),
         ('erratum = "D1"\nkind = "typo"', "kind='typo'"),
-        ("cells = [1]", "allowed"),
+        ("cells = [1]", "it must be tuple"),
     ],
 )
 def test_a_claim_that_nothing_decides_is_refused(line, says):

@@ -61,7 +61,7 @@ def test_two_tasks_or_two_epsilons_are_no_one_order(found):
     for other in (dict(task="two"), dict(eps=2.0)):
         with pytest.raises(ValueError, match="number of tasks and epsilons"):
             frontiers.agreement((*found, replace(found[0], **other)))
-    with pytest.raises(ValueError, match="pass four or more"):
+    with pytest.raises(ValueError, match="at least four are needed"):
         frontiers.agreement(found[:3])
 
 

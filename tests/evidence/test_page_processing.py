@@ -207,7 +207,7 @@ def test_a_closed_section_may_end_a_page_with_a_sentence_and_not_with_code():
     assert ":::::" in first, "a subsection is in the box"
     first, *_ = page("## How {.closed}\n\nAll.", "## Other\n\nx", "code")
     assert ":::::" not in first, "no empty box"
-    with pytest.raises(ValueError, match="let another"):
+    with pytest.raises(ValueError, match="let another section"):
         page("## How {.closed}\n\nAll.", "code")
 
 

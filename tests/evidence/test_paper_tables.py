@@ -287,7 +287,7 @@ def test_unknown_names_get_the_nearest(call, near):
 
 
 def test_a_setting_that_differs_by_task_needs_the_task():
-    with pytest.raises(ValueError, match="name one"):
+    with pytest.raises(ValueError, match="choose one"):
         paper_tables.hyper("dprec", "rounds")
 
 
@@ -334,7 +334,7 @@ GOOD = (paper_tables.assets("papers") / "dprec.toml").read_text(encoding="utf-8"
         (
             '[[cell]]\nkey = "mnist.eps3.rec.acc"',
             f'[[cell]]\nkey = "{FED}"',
-            "stands twice",
+            "appears twice",
         ),
         ('kind = "stochastic"', 'kind = "random"', "did you mean"),
         ('kind = "stochastic"', 'kind = "ordering"', "only an ordering"),
@@ -949,11 +949,11 @@ def test_a_printed_table_becomes_cells():
 @tabled(
     "change, message",
     [
-        (dict(rows="acc comm\nrec 1"), "x.toml, rec: 1 words, allowed 2 numbers or -"),
+        (dict(rows="acc comm\nrec 1"), "x.toml, rec: 1 words; write 2 numbers or -"),
         (dict(rows="acc\nrec 1 2"), "rec: 2 words"),
         (dict(rows="acc\nrec 1 -"), "rec: 2 words"),
-        (dict(rows="acc\nrec 1,5"), "'1,5' is no number"),
-        (dict(rows="acc\nrec 1.5.2"), "'1.5.2' is no number"),
+        (dict(rows="acc\nrec 1,5"), "'1,5' is not a number"),
+        (dict(rows="acc\nrec 1.5.2"), "'1.5.2' is not a number"),
         (dict(rows="ac\nrec 1"), "did you mean 'ac'"),
         (dict(), "'rows' is missing"),
     ],

@@ -144,8 +144,8 @@ def test_load_refuses_a_paper_and_a_scale_it_does_not_know(tmp_path):
         *((without(f.name), f"{f.name} is missing") for f in fields(Record)),
         (line(surplus=1), "surplus is not a field"),
         ("[]", "is missing"),
-        ('{"paper":', "no JSON"),
-        ("[" * 9_000, "no JSON"),
+        ('{"paper":', "not valid JSON"),
+        ("[" * 9_000, "not valid JSON"),
         (line(paper=3), "paper is 3; it must be of type str"),
         (line(seed="0"), "seed is '0'; it must be of type int"),
         (line(seed=True), "seed is True; it must be of type int"),
@@ -199,7 +199,7 @@ def test_values_in_values_without_end_are_refused(tmp_path, name, depth):
     with pytest.raises(ValueError) as error:
         records.read(written(tmp_path, line(seed=1), text))
     assert str(error.value).startswith("made_up.full.jsonl, line 2: ")
-    assert re.search(f"no JSON|record.{name}.*in each other", str(error.value))
+    assert re.search(f"not valid JSON|record.{name}.*in each other", str(error.value))
     deep = {"x": json.loads("[" * 15 + "1" + "]" * 15)}
     assert records.from_line(line(config=deep), "here").config == deep
 
@@ -243,11 +243,11 @@ def test_a_line_of_another_experiment_scale_or_paper_is_refused(tmp_path):
         (dict(scale="quick", cells={}), "made_up.quick"),
     ):
         path = written(tmp_path, line(), "", line(**more))
-        says = f"^made_up.full.jsonl, line 3: it belongs into dprec/{name}.jsonl; move"
+        says = f"^made_up.full.jsonl, line 3: it belongs in dprec/{name}.jsonl; move"
         with pytest.raises(ValueError, match=says):
             records.read(path)
     written(tmp_path, line(), line(paper="imvu", cells={}))
-    with pytest.raises(ValueError, match="line 2: it belongs into imvu/made_up.full"):
+    with pytest.raises(ValueError, match="line 2: it belongs in imvu/made_up.full"):
         records.load("dprec", root=tmp_path)
 
 
@@ -296,7 +296,9 @@ def test_a_last_line_without_its_end_is_read_or_refused_and_never_lost(tmp_path)
             lambda: records.read(path),
             lambda: records.append(tmp_path, record(9)),
         ):
-            with pytest.raises(ValueError, match="made_up.full.jsonl, line 3: no JSON"):
+            with pytest.raises(
+                ValueError, match="made_up.full.jsonl, line 3: not valid JSON"
+            ):
                 call()
         assert path.read_bytes() == before
     assert records.read(written(tmp_path, "", end="")) == ()
@@ -381,7 +383,9 @@ def test_a_corrupt_middle_line_is_refused_at_every_cut(tmp_path):
     whole = line(seed=1)
     for cut in range(1, len(whole), 37):
         path = written(tmp_path, line(), whole[:cut], line(seed=2))
-        with pytest.raises(ValueError, match="made_up.full.jsonl, line 2: no JSON"):
+        with pytest.raises(
+            ValueError, match="made_up.full.jsonl, line 2: not valid JSON"
+        ):
             records.read(path)
 
 
@@ -473,7 +477,7 @@ def test_a_contradiction_is_refused_and_the_file_unchanged(more, what, tmp_path)
     before = path.read_bytes()
     with pytest.raises(ValueError) as error:
         records.append(tmp_path, record(**more))
-    stands = "made_up.full.jsonl: eps3.rec, seed 0 stands there already"
+    stands = "made_up.full.jsonl: eps3.rec, seed 0 is already recorded"
     assert stands in str(error.value) and what in str(error.value)
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.glob("*.part")] == []
@@ -490,7 +494,7 @@ def test_a_record_of_another_machine_or_code_is_kept(origin, tmp_path):
     records.append(root, record())
     path = records.append(root, record(accuracy=71.0, origin=origin))
     assert [r.final["accuracy"] for r in records.read(path)] == [70.25, 71.0]
-    with pytest.raises(ValueError, match="stands there already"):
+    with pytest.raises(ValueError, match="is already recorded"):
         records.append(root, record(accuracy=72.0, origin=origin))
 
 

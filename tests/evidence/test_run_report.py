@@ -109,7 +109,9 @@ def test_keys_are_chosen_and_what_fits_none_is_refused(tmp_path):
     path, _ = run_report.write(FULL, tmp_path / "a.html", only="lenet5")
     page = path.read_text(encoding="utf-8")
     assert "lenet5.eps3.rec" in page and "cnn.eps3.rec" not in page
-    with pytest.raises(ValueError, match="no run begins with 'typo': choose one of"):
+    with pytest.raises(
+        ValueError, match="no recorded run begins with 'typo': choose one of"
+    ):
         run_report.write(FULL, tmp_path / "b.html", only="typo")
     assert not (tmp_path / "b.html").exists()
 

@@ -508,12 +508,12 @@ def test_seeds_that_only_one_side_has_give_no_difference():
 def test_two_runs_that_claim_one_cell_are_refused(other, tmp_path):
     cells = {ACC.key: 70.0}
     pair = [record(0, cells), record(**dict(seed=0, cells=cells) | other)]
-    says = f"{ACC.key}, seed [01] stands in made_up|second"
+    says = f"{ACC.key}, seed [01] appears in made_up|second"
     for found in (pair, pair[::-1]):
         with pytest.raises(ValueError, match=says):
             verdicts.ours_by_key(found)
     put(tmp_path / str([*other]), *pair)
-    with pytest.raises(ValueError, match="remove it from either"):
+    with pytest.raises(ValueError, match="remove one of the two"):
         verdicts.verdict_table("dprec", root=tmp_path / str([*other]))
 
 

@@ -264,7 +264,7 @@ def test_memory_that_cannot_be_measured_says_so(monkeypatch):
         ("bench W1 --repeats 1.5", "invalid int value: '1.5'"),
         ("bench W1 --peer flowre", "did you mean 'flower'"),
         ("bench W1 --pear loop", "did you mean '--peer'"),
-        ("bench W1 --peer pfl --peer-python nowhere", "is no program"),
+        ("bench W1 --peer pfl --peer-python nowhere", "is not a program"),
     ],
 )
 def test_a_slip_costs_a_sentence_and_exit_code_two(words, sentence, capsys):
@@ -332,7 +332,7 @@ def test_a_damaged_record_is_refused_with_its_line(tmp_path):
     with pytest.raises(ValueError, match="mine.jsonl, line 1: versions is None"):
         bench.read(path)
     path.write_text("{\n")
-    with pytest.raises(ValueError, match="line 1: no JSON"):
+    with pytest.raises(ValueError, match="line 1 is not valid JSON"):
         bench.read(path)
 
 

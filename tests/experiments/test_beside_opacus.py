@@ -49,7 +49,7 @@ def test_an_answer_is_json_with_versions_and_a_failure_a_sentence():
     assert found["versions"] == peers.package_versions(("torch",))
     with pytest.raises(peers.NotRun, match="nothing to say"):
         peers.answer("raise SystemExit('nothing to say')", ("torch",), "bench")
-    with pytest.raises(peers.NotRun, match="said nothing for 1 seconds"):
+    with pytest.raises(peers.NotRun, match="gave no output for 1 seconds"):
         peers.answer("import time; time.sleep(60)", ("torch",), "bench", limit=1)
     with pytest.raises(peers.NotRun, match=r"no-such is not.*\.\[bench\]"):
         peers.answer("", ("no-such",), "bench")

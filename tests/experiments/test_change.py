@@ -14,14 +14,14 @@ ASKED = dict(name="dprec-mnist", only=KEY)
     "text, says",
     [
         ("sever_lr=0.1", "did you mean 'server_lr'"),
-        ("server_lr", "write it as server_lr=0.001"),
-        ("server_lr=", "write it as server_lr=0.001"),
+        ("server_lr", "write it in the form server_lr=0.001"),
+        ("server_lr=", "write it in the form server_lr=0.001"),
         ("server_lr=fast", "server_lr is 'fast'"),
         ("server_lr=-1", "server_lr is -1"),
         ("server=rmsprop", "server"),
-        ("rounds=3", "what a run promises rests on it"),
-        ("lr=0.1,cohort=3", "what a run promises rests on it"),
-        ("lr=0.1,sampling=poisson", "what a run promises rests on it"),
+        ("rounds=3", "the privacy guarantee depends on it"),
+        ("lr=0.1,cohort=3", "the privacy guarantee depends on it"),
+        ("lr=0.1,sampling=poisson", "the privacy guarantee depends on it"),
     ],
 )
 def test_what_cannot_be_changed_is_refused_by_name(text, says):
@@ -73,8 +73,8 @@ def test_a_change_that_another_record_means_is_refused_by_its_name(
 
 
 def test_what_trains_nothing_has_nothing_to_change(tmp_path):
-    with pytest.raises(ValueError, match="no run of dprec-costs"):
+    with pytest.raises(ValueError, match="dprec-costs has no training run"):
         runs.try_change("dprec-costs", "lr=0.1", out=tmp_path)
     run = next(r for r in grids.find("dprec-mean").grid("smoke"))
-    with pytest.raises(ValueError, match="trains nothing that has these settings"):
+    with pytest.raises(ValueError, match="does not train a model"):
         runs.perform(grids.find("dprec-mean"), run, 0, tmp_path, change=dict(lr=0.1))

@@ -252,7 +252,7 @@ def test_arrays_that_were_taken_are_taken_back_when_one_is_refused(
 def test_where_there_is_no_slurm_nothing_starts(tmp_path, monkeypatch):
     extra("submitit")
     monkeypatch.setattr(cluster.shutil, "which", lambda name: None)
-    with pytest.raises(ValueError, match="there is no Slurm here .* --processes N"):
+    with pytest.raises(ValueError, match="Slurm was not found .* --processes N"):
         cluster.run_slurm(planning.plan([ASKED]), tmp_path)
     assert not list(tmp_path.rglob("*.jsonl")) and not (tmp_path / "submitit").exists()
 
@@ -306,7 +306,7 @@ def test_a_cluster_and_a_sweep_do_not_share_a_folder(tmp_path):
 
 def test_a_record_that_comes_back_is_checked_before_it_is_kept(tmp_path):
     first = planning.plan([ASKED])[0]
-    with pytest.raises(ValueError, match="linear.eps3.fedavg.seed0: no JSON"):
+    with pytest.raises(ValueError, match="linear.eps3.fedavg.seed0: not valid JSON"):
         cluster._keep(
             cluster.Outcome(), replace(first, key="linear.eps3.fedavg"), "{", tmp_path
         )
@@ -316,7 +316,7 @@ def test_a_record_that_comes_back_is_checked_before_it_is_kept(tmp_path):
 def test_a_job_whose_inputs_are_missing_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster.runs, "perform", lambda *given, **how: None)
     with pytest.raises(
-        ValueError, match="a record that it needs is missing; sweep again"
+        ValueError, match="a record that it needs is missing: run the sweep again"
     ):
         cluster.remote(planning.plan([ASKED])[0], tmp_path)
 

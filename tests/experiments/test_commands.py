@@ -78,8 +78,11 @@ def test_a_sweep_plays_what_is_missing_once(tmp_path, capsys):
         ("sweep dprec-mnits", "did you mean 'dprec-mnist'"),
         ("sweep dprec-mnist --only cmm.eps3", "did you mean 'cnn.eps3"),
         ("sweep dprec-mnist --scale ful", "did you mean 'full'"),
-        ("sweep dprec-mnist --seeds 0;1", "is no list of whole numbers"),
-        ("run dprec-mnist --seeds 0,-1", "is no list of whole numbers from 0 on"),
+        (
+            "sweep dprec-mnist --seeds 0;1",
+            "is not a list of non-negative whole numbers",
+        ),
+        ("run dprec-mnist --seeds 0,-1", "is not a list of non-negative whole numbers"),
         ("sweep --processes 0", "--processes is 0; it must be a whole number from 1"),
         (
             "sweep --max-hours nan",
@@ -87,28 +90,34 @@ def test_a_sweep_plays_what_is_missing_once(tmp_path, capsys):
         ),
         ("sweep --max-hours -1", "--max-hours is -1.0; it must be a number"),
         ("sweep --dask local --slurm", "--slurm: not allowed with argument --dask"),
-        ("sweep --slurm --max-hours 2", "--max-hours does nothing with --slurm"),
-        ("sweep --slurm --processes 2", "--processes does nothing with --slurm"),
+        ("sweep --slurm --max-hours 2", "--max-hours has no effect with --slurm"),
+        ("sweep --slurm --processes 2", "--processes has no effect with --slurm"),
         (
             "sweep --dask tls://a:1 --processes 2",
-            "--processes does nothing with --dask",
+            "--processes has no effect with --dask",
         ),
-        ("sweep --slurm-option a=b", "--slurm-option does nothing without --slurm"),
+        ("sweep --slurm-option a=b", "--slurm-option has no effect without --slurm"),
         ("sweep --slurm --slurm-option a", "--slurm-option a has no '='"),
-        ("sweep dprec-mnist --grid x.toml", "--grid names experiments, seeds and keys"),
-        ("sweep --slurm --scale smoke --out {out}", "there is no Slurm here"),
+        (
+            "sweep dprec-mnist --grid x.toml",
+            "--grid already names the experiments, seeds and keys",
+        ),
+        ("sweep --slurm --scale smoke --out {out}", "Slurm was not found"),
         ("run dprec-mnist --device cuda:99", "torch finds"),
         ("run dprec-mnist -p only=typo", "only='typo' is not one of"),
         ("run dprec-mnist -p onyl=rec", "did you mean 'only'"),
-        ("merge nowhere", "holds no records"),
+        ("merge nowhere", "has no records"),
         ("table dprek", "did you mean 'dprec'"),
         ("data /nowhere mnits", "did you mean 'mnist'"),
         ("audit signsgd --delta 0", "delta is 0.0; it must be a number in (0, 1)"),
         ("report dprec-mnits", "did you mean 'dprec-mnist'"),
-        ("report {out}/none.jsonl", "does not exist: give a file that a run has"),
-        ("report dprec-mnist --out {out}", "has no records of scale smoke here: play"),
+        ("report {out}/none.jsonl", "does not exist: give a file written by a run"),
+        ("report dprec-mnist --out {out}", "has no records of scale smoke here: run"),
         ("report dprec-mnist --scale ful", "did you mean 'full'"),
-        ("report dprec-mnist --scale full --only x", "no run begins with 'x': choose"),
+        (
+            "report dprec-mnist --scale full --only x",
+            "no recorded run begins with 'x': choose",
+        ),
     ],
 )
 def test_a_slip_costs_a_sentence_and_exit_code_two(
@@ -549,7 +558,10 @@ def test_a_mechanism_of_ones_own_is_audited_by_its_place(tmp_path, capsys, monke
     for place, why in (
         ("own_mechanism:Other", "cannot be imported .*: write it as my.module:Class"),
         ("no_such_module:Mine", "cannot be imported"),
-        ("own_mechanism:Nothing", "is no mechanism: derive the class from Mechanism"),
+        (
+            "own_mechanism:Nothing",
+            "is not a mechanism: derive the class from Mechanism",
+        ),
         (":", "cannot be imported"),
     ):
         code, shown = said(f"audit {place}", capsys)
@@ -576,8 +588,8 @@ def test_mechanisms_of_installed_packages_are_in_the_registry(
         assert type(made).__module__ == "offered_mechanism"
         for name, why in (
             ("broken", "'no_such:Class' cannot be imported"),
-            ("misnamed", "give the entry point the name"),
-            ("nothing", "is no mechanism"),
+            ("misnamed", "give both the same name"),
+            ("nothing", "is not a mechanism"),
         ):
             with pytest.raises(ValueError, match=why):
                 contract.mechanism_class(name)

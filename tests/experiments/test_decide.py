@@ -102,7 +102,7 @@ def test_a_plan_that_decides_starts_with_the_cheapest_number():
 
 def test_nothing_to_decide_is_an_empty_plan_and_other_scales_are_refused():
     assert planning.plan_decisive([dict(name="dprec-costs", scale="full")]) == []
-    with pytest.raises(ValueError, match="only full-scale runs earn verdicts"):
+    with pytest.raises(ValueError, match="only full-scale runs receive verdicts"):
         planning.plan_decisive([dict(name="dprec-mnist", scale="quick")])
 
 

@@ -347,7 +347,8 @@ def test_what_a_fixed_cohort_costs_is_told_in_words():
         and dprec_curves.Curve("a", None, None).describe() == "no privacy claimed"
     )
     with pytest.raises(
-        ValueError, match="sampling is 'poisson'; this accounts 'fixed' cohorts"
+        ValueError,
+        match="sampling is 'poisson'; this function accounts only for 'fixed' cohorts",
     ):
         dprec_curves.as_run(
             mnist.mechanism, Config(sampling="poisson"), 100, 1000, 1e-2

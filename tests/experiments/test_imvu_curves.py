@@ -160,7 +160,7 @@ def test_a_point_is_trained_and_a_seed_repeats_it():
     assert final["eps"] == one["guarantee"].eps == one["history"][-1]["eps"]
     assert final["uplink_bits"] == 2 * 600 * one["bits"].content
     assert np.isfinite(final["accuracy"]) and one["data"] == said
-    with pytest.raises(ValueError, match="computes on the CPU only"):
+    with pytest.raises(ValueError, match="runs only on the CPU"):
         imvu_curves.point(SMALL, run, 0, device="cuda")
 
 

@@ -639,7 +639,7 @@ def test_devices_and_names_are_checked():
         runner.device("gpu")
     assert runner.device("auto", gpu=False) == runner.device("cpu", gpu=False) == "cpu"
     for name in ("cuda", "cuda:1"):
-        with pytest.raises(ValueError, match="computes on the CPU only; use 'cpu'"):
+        with pytest.raises(ValueError, match="runs only on the CPU: use 'cpu'"):
             runner.device(name, gpu=False)
     with pytest.raises(ValueError, match="torch finds .* GPU here"):
         runner.device("cuda:99")
@@ -810,7 +810,9 @@ def test_run_returns_an_outcome_and_refuses_a_silent_notebook(tmp_path, monkeypa
         "if resume:\n    import pathlib; p = pathlib.Path(out) / 'p'; p.mkdir(); (p /"
         " f'x_y.{scale}.jsonl').write_text('')",
     )
-    with pytest.raises(runner.CellError, match="wrote no x_y.smoke.jsonl: .*play_grid"):
+    with pytest.raises(
+        runner.CellError, match="without writing x_y.smoke.jsonl: .*play_grid"
+    ):
         runner.run("x-y", inline=True)
     outcome = runner.run("x-y", inline=True, resume=True)
     assert (

@@ -276,7 +276,7 @@ def test_what_is_computed_from_a_diverged_run_says_so(made, tmp_path):
 
 def test_a_cell_that_was_not_planned_is_refused(made, tmp_path):
     made.does["rec"] = lambda run, seed, **how: dict(cells={FED: [1.0, "percent"]})
-    says = f"rec fills {FED}, which its grid does not say"
+    says = f"rec produces {FED}, which its grid does not list"
     with pytest.raises(ValueError, match=says):
         made.perform("rec", 0, tmp_path)
     assert lines(tmp_path) == []
@@ -433,9 +433,9 @@ def test_the_index_is_written_where_it_is_read(monkeypatch, tmp_path):
 @tabled(
     "twice, message",
     [
-        (Run("rec", "again", "full"), "key rec stands twice"),
-        (Run("other", "again", "full", (ACC,)), f"cell {ACC} stands twice"),
-        (Run("other", "", "full", ("ours.x", "ours.x")), "cell ours.x stands twice"),
+        (Run("rec", "again", "full"), "key rec appears twice"),
+        (Run("other", "again", "full", (ACC,)), f"cell {ACC} appears twice"),
+        (Run("other", "", "full", ("ours.x", "ours.x")), "cell ours.x appears twice"),
     ],
 )
 def test_a_key_or_cell_that_stands_twice_in_a_grid_is_refused(twice, message):

@@ -120,7 +120,7 @@ def test_a_submitter_that_asks_for_raw_updates_gets_none(session):
     said = json.loads((session[0] / "told.json").read_text())["raw"]
     refused = "is refused: beyond what its owner allows (mechanisms)"
     assert sum(refused in line for line in said) == 4
-    assert "0 of 4 clients are here" in said[-1] and not (session[0] / "raw").exists()
+    assert "0 of 4 clients connected" in said[-1] and not (session[0] / "raw").exists()
     for i in range(4):
         log = (session[0] / "nodes" / f"node-{i}" / "claims" / "log.txt").read_text()
         assert "refused: mechanisms is ['rec', 'ddgauss', 'imvu'] on" in log

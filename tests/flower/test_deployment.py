@@ -110,7 +110,7 @@ def test_a_floor_is_laid_out_that_fits_the_example_and_no_more(sums, tmp_path, c
 
 @pytest.mark.parametrize("name", ["Mine", "1st", "a-b", "a b", "é"])
 def test_a_name_that_python_cannot_import(tmp_path, name):
-    with pytest.raises(ValueError, match="imports it by that name"):
+    with pytest.raises(ValueError, match="must be importable by Python"):
         deployment.new(tmp_path / name)
     assert not list(tmp_path.iterdir())
 
@@ -135,7 +135,7 @@ def test_a_port_that_is_taken():
 
 
 def test_waiting_has_an_end():
-    with pytest.raises(ValueError, match="the moon did not come within 0.3 s"):
+    with pytest.raises(ValueError, match="the moon did not arrive within 0.3 s"):
         deployment.wait_for("the moon", 0.3, lambda: False)
     assert deployment.wait_for("it", 0.3, lambda: "here") == "here"
 
@@ -194,7 +194,7 @@ def test_a_command_that_fails_with_code_0(tmp_path, monkeypatch):
 def test_a_command_that_never_answers(tmp_path, monkeypatch):
     here = command(tmp_path, "import time; time.sleep(60)")
     monkeypatch.setenv("PATH", here.env["PATH"])
-    with pytest.raises(ValueError, match="did not answer in 0.5 s"):
+    with pytest.raises(ValueError, match="did not answer within 0.5 s"):
         here.flwr("list", seconds=0.5)
 
 
@@ -330,7 +330,7 @@ def test_start_node_gives_up_at_its_deadline(fakes):
     fakes("flower-superlink", SERVE)
     fakes("flower-supernode", "import time\ntime.sleep(60)")
     with deployment.deployment(0) as here:
-        with pytest.raises(ValueError, match="SuperNode 0 did not come within 0.5 s"):
+        with pytest.raises(ValueError, match="SuperNode 0 did not arrive within 0.5 s"):
             deployment.start_node(
                 here, 0, deployment.open_port(), "partition-id=0", 0.5
             )

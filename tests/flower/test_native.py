@@ -217,7 +217,9 @@ def test_a_cohort_that_was_not_accounted_for_is_not_asked(digits):
     more = native.Private(
         inner("FedAvg", fraction_train=0.5), used, dpcomm.Deployment(**WHERE)
     )
-    with pytest.raises(PrivacyBudgetExhausted, match="120 of 240 nodes would be asked"):
+    with pytest.raises(
+        PrivacyBudgetExhausted, match="120 of 240 nodes would be selected"
+    ):
         start(more, Grid(app))
     few = native.Private(
         inner("FedAvg", fraction_train=0.5), used, dpcomm.Deployment(**WHERE)
@@ -241,7 +243,7 @@ def test_a_floor_holds_messages_and_a_node_answers_a_round_once(digits, tmp_path
     )
     first, again = (grid.send_and_receive(letters[:1])[0] for _ in range(2))
     assert not first.has_error() and again.has_error()
-    assert "answered before" in again.error.reason
+    assert "already answered" in again.error.reason
     narrow = Floor(claims, ("imvu",), 1.0, 0.0, one / 2, 60.0, 1e-5, 2, 9, shapes)
     refusing = Grid(client_app(digits, [native.mod(used, floor=narrow)]))
     (reply,) = refusing.send_and_receive(letters[1:2])
@@ -259,7 +261,7 @@ def test_a_strange_server_or_client_is_answered_by_a_sentence(digits):
     arrays = ArrayRecord(network().state_dict())
     letters = strategy.configure_train(1, arrays, ConfigRecord(), grid)
     (reply,) = grid.send_and_receive(letters[:1])
-    assert "use one mechanism on both ends" in reply.error.reason
+    assert "use the same mechanism on both sides" in reply.error.reason
     letters[1].content["dpcomm"] = ConfigRecord({"mechanism": repr(used), "round": 0.5})
     (odd,) = grid.send_and_receive(letters[1:2])
     assert "the server says round = 0.5" in odd.error.reason
@@ -289,9 +291,12 @@ def test_a_strange_server_or_client_is_answered_by_a_sentence(digits):
     [
         (lambda: native.mod("gaussian"), "must be a mechanism"),
         (lambda: native.mod(dpcomm.mechanism("sqsgd")), "turn its residuals off"),
-        (lambda: private("FedMedian"), "looks at single updates"),
-        (lambda: private("Krum"), "looks at single updates"),
-        (lambda: private("FedAvg", sampling="replacement"), "Flower asks a node once"),
+        (lambda: private("FedMedian"), "reads individual updates"),
+        (lambda: private("Krum"), "reads individual updates"),
+        (
+            lambda: private("FedAvg", sampling="replacement"),
+            "Flower selects a node at most once",
+        ),
         (lambda: private("FedAvg", max_epsilon=-1.0), "max_epsilon"),
     ],
 )
@@ -313,7 +318,7 @@ def test_flowers_own_noise_is_not_added_twice():
         inner("FedAvg"), noise_multiplier=1.0, clipping_norm=1.0, num_sampled_clients=9
     )
     used = dpcomm.mechanism("gaussian", clip_norm=1.0, sigma=1.0)
-    with pytest.raises(ValueError, match="clips and adds noise of its own"):
+    with pytest.raises(ValueError, match="already clips and adds noise"):
         native.Private(theirs_, used, dpcomm.Deployment(**WHERE))
 
 
@@ -356,11 +361,11 @@ def test_the_accountant_is_never_above_flowers_own_and_never_below_the_truth(nam
         event, 2 * mine
     )
     other = native.Accountant(config(sampling, relation, max_epsilon=3.0))
-    with pytest.raises(ValueError, match="of this accountant's config"):
+    with pytest.raises(ValueError, match="match this accountant's"):
         other.load_state_dict(ours.state_dict())
-    with pytest.raises(ValueError, match="name one population in both"):
+    with pytest.raises(ValueError, match="use the same population in both"):
         ours.compose(theirs.GaussianPrivacyEvent(1.5, 50, 4999))
-    with pytest.raises(ValueError, match="name a budget"):
+    with pytest.raises(ValueError, match="set a budget"):
         ours.would_exceed(event)
 
 

@@ -32,7 +32,7 @@ def keys(tmp_path_factory):
 class Summing(Grid):
     """Nodes that know which client they are.
 
-    gone: place among those asked first -> step from which it answers nothing.
+    gone: place among those asked first -> step from which it takes part in no run.
     """
 
     def __init__(self, app, gone=None, number=lambda node: node - 1000):
@@ -158,18 +158,18 @@ def said_nothing(text):
 @pytest.mark.parametrize(
     "change, said",
     [
-        (dict(step=9), "step = 9, which is no step"),
-        (dict(step=True), "step = True, which is no step"),
-        (dict(cohort=[1, 2]), "counts on 8 shares of noise, and 2 clients"),
+        (dict(step=9), "step = 9, which is not a step"),
+        (dict(step=True), "step = True, which is not a step"),
+        (dict(cohort=[1, 2]), "divides its noise among 8 clients, and 2"),
         (dict(cohort=[*range(7), 99]), "client 99 is not in the directory"),
-        (dict(cohort=[1] * 8), "each once"),
-        (dict(cohort=[*range(9)]), "counts on 8 shares of noise, and 9 clients"),
+        (dict(cohort=[1] * 8), "distinct clients"),
+        (dict(cohort=[*range(9)]), "divides its noise among 8 clients, and 9"),
         (dict(cohort=[*range(20, 28)]), "client 1 is not in the cohort"),
         (dict(cohort=["1"]), "cohort = "),
         (dict(entries=0), "entries = 0"),
         (dict(mail=[1]), "mail = "),
-        (dict(step=2), "its turn is not yet"),
-        (dict(step=-1, nonce=b"short"), "nonce is no 16 bytes"),
+        (dict(step=2), "comes too early"),
+        (dict(step=-1, nonce=b"short"), "nonce does not have 16 bytes"),
     ],
 )
 def test_a_strange_server_gets_a_sentence_and_no_vector(change, said, digits, keys):
@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_refused_before_the_first_round(digits, keys, tmp_p
     used, where = dpcomm.mechanism("ddgauss", **FAINT), dpcomm.Deployment(**WHERE)
     with pytest.raises(ValueError, match="needs a secure sum: pass keys"):
         native.Private(inner("FedAvg"), used, where)
-    with pytest.raises(ValueError, match="keys of server are not there"):
+    with pytest.raises(ValueError, match="the keys of server are missing"):
         native.Private(inner("FedAvg"), used, where, keys=tmp_path)
     varying = dpcomm.Deployment(**WHERE | dict(sampling="poisson"))
     with pytest.raises(ValueError, match="whose cohorts vary"):
@@ -207,7 +207,7 @@ def test_what_does_not_fit_is_refused_before_the_first_round(digits, keys, tmp_p
         message_type="train",
     )
     (reply,) = nobody.send_and_receive([letter])
-    assert "does not know which client it is" in reply.error.reason
+    assert "has no client number" in reply.error.reason
     keyless = Summing(client_app(digits, [native.mod(used)]))
     (reply,) = keyless.send_and_receive([letter])
     assert "needs a secure sum: pass keys" in reply.error.reason

@@ -53,8 +53,8 @@ def test_batches_that_are_no_poisson_samples_are_said_first():
 @pytest.mark.parametrize(
     "history, accountant, said",
     [
-        ([], "rdp-balle", "history has 0 parts"),
-        ([], "pld", "history has 0 parts.*train first"),
+        ([], "rdp-balle", "history is empty"),
+        ([], "pld", "history is empty.*train first"),
         (HISTORY, "prv", "accountant is 'prv'"),
     ],
 )

@@ -58,7 +58,7 @@ def test_a_silent_place_is_never_the_servers(tmp_path):
     server = sums.Gatherer(folder, lambda letters: [], lambda text: None)
     assert server.members.clients == [0, 1, 2]
     small = dpcomm.mechanism("ddgauss", **SHARED)
-    with pytest.raises(ValueError, match="counts on 4 shares of noise, and 3 clients"):
+    with pytest.raises(ValueError, match="divides its noise among 4 clients, and 3"):
         server.begin([1, 2, 3, 4], small, 10, 7, 0)
     with pytest.raises(Beyond, match="among 3 or more"):
         server.members.among([0, 1])

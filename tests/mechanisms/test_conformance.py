@@ -336,7 +336,7 @@ def test_what_does_not_belong_into_a_total_is_refused_and_leaves_it_as_it_was(ca
         lambda: total.merge(contract.Total(m, d + 1)),
         lambda: total.merge(contract.Total(other, d)),
     ):
-        with pytest.raises(ValueError, match="begin both with"):
+        with pytest.raises(ValueError, match="start both with"):
             call()
     total = folded(m, d, messages_of(m, d, max(10, getattr(m, "honest", 1))))
     for cohort in (0, -1, math.nan):
@@ -646,7 +646,7 @@ def test_no_privacy_is_said_or_refused(case):
         try:
             found = m.guarantee(**case.release)
         except ValueError as error:
-            assert "promises nothing" in str(error)
+            assert "gives no privacy guarantee" in str(error)
         else:
             assert found.eps == math.inf and "no privacy" in str(found)
 

@@ -177,9 +177,7 @@ def test_shares_of_noise_must_be_there():
     fifty = replace(few, n_clients=50)
     loose = replace(KNOWN, tolerance=0.2, dropouts=0.1)
     assert KNOWN.guarantee(few).eps == KNOWN.guarantee(fifty).eps
-    with pytest.raises(
-        ValueError, match="counts on 50 shares.*bring 40: build it with"
-    ):
+    with pytest.raises(ValueError, match="needs 50 shares.*leave 40: build it with"):
         loose.guarantee(fifty)
     assert loose.calibrate("topk").tolerance == 0.2
     with pytest.raises(ValueError, match="dropouts is 0.3 and tolerance 0.2"):
@@ -191,7 +189,9 @@ def test_shares_of_noise_must_be_there():
 def test_groups_are_the_model_s():
     grouped = replace(AMPLIFIED, d=None, groups=(3, 5))
     assert grouped.d == 8 and grouped.calibrate("rec", 30.0).groups == (3, 5)
-    with pytest.raises(ValueError, match="groups are .* here and .* in the mechanism"):
+    with pytest.raises(
+        ValueError, match="groups is .* in the deployment and .* in the mechanism"
+    ):
         grouped.guarantee(mechanism("rec", clip_norm=1.0, std=9.0, groups=(4, 4)))
 
 
@@ -211,12 +211,12 @@ def test_groups_are_the_model_s():
         (dict(delta=None), "delta"),
         (dict(delta=False), "delta"),
         (dict(sampling="fixd"), "did you mean 'fixed'"),
-        (dict(sampling="none"), "where everyone takes part"),
+        (dict(sampling="none"), "where every client takes part"),
         (dict(trust="server"), "trust"),
         (dict(unit="message"), "unit"),
         (dict(relation="swap"), "relation"),
         (dict(visits=0), "visits"),
-        (dict(visits=801), "visits is 801; one client sends at most 800"),
+        (dict(visits=801), "visits is 801; a client sends at most 800"),
         (dict(sampling="fixed", visits=7), "raise visits to 8 or more"),
         (dict(dropouts=1.0), "dropouts"),
         (dict(tolerance=-0.1), "tolerance"),
@@ -248,8 +248,12 @@ def test_a_situation_that_cannot_be_is_refused(changes, told):
         ),
         ("gaussian", dict(clip_norm=-1), "clip_norm"),
         ("gaussian", dict(clip_norm=math.inf), "clip_norm"),
-        ("gaussian", dict(sigma=1.0), "sigma of gaussian is what calibrate sets"),
-        ("gaussian", dict(sigmas=1.0), "no field of gaussian.*did you mean 'sigma'"),
+        ("gaussian", dict(sigma=1.0), "sigma of gaussian is set by calibrate"),
+        (
+            "gaussian",
+            dict(sigmas=1.0),
+            "not a parameter of gaussian.*did you mean 'sigma'",
+        ),
         ("gaussian", dict(accountant="exact"), "accountant"),
         ("topk", dict(fraction=2.0), "fraction"),
         ("skellam", dict(n_clients=60), "60 shares"),
@@ -271,7 +275,7 @@ def test_a_situation_that_cannot_be_is_refused(changes, told):
         (
             "imvu",
             dict(table=solve(1.0, 2, 2), beta=1.0),
-            "beta of imvu is what calibrate",
+            "beta of imvu is set by calibrate",
         ),
         ("imvu", dict(table=solve(1.0, 2, 2), eps=1e-9), "imvu reaches .* at beta = "),
     ],
@@ -284,7 +288,7 @@ def test_what_calibration_cannot_do_is_said(name, arguments, told):
 @tabled(
     "changes, name, told",
     [
-        (dict(delta=0.0), "gaussian", "delta is 0.*take a pure mechanism"),
+        (dict(delta=0.0), "gaussian", "delta is 0.*choose a pure mechanism"),
         (dict(delta=0.0), "skellam", "delta is 0"),
         (dict(trust="local"), "skellam", "trust='secagg'"),
         (dict(trust="local"), "gaussian", "local=True"),
@@ -308,7 +312,7 @@ def test_a_small_ring_is_refused_with_the_bits_it_takes():
     made = often.calibrate("skellam", ring_bits=bits)
     assert made.ring_bits == bits and 3.96 < often.guarantee(made).eps <= 4
     with pytest.raises(
-        ValueError, match="rounding takes more than 1.5 times the noise"
+        ValueError, match="rounding needs more than 1.5 times the noise"
     ):
         often.calibrate("skellam", eps=8.0)
 

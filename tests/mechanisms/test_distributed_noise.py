@@ -125,7 +125,7 @@ RUN = dict(rounds=1, delta=1e-5)
     [
         (
             lambda: dataclasses.replace(MECH, sigma=None).guarantee(**RUN),
-            "sigma is None; a scheme without noise promises nothing",
+            "sigma is None, which gives no privacy guarantee",
         ),
         (
             lambda: MECH.guarantee(**RUN, relation="add-remove"),
@@ -137,7 +137,7 @@ RUN = dict(rounds=1, delta=1e-5)
         ),
         (
             lambda: COARSEST.guarantee(**RUN, accountant="pld"),
-            "n_clients is 2000000; so many shares of so few steps",
+            "n_clients is 2000000; with so little noise per client",
         ),
     ],
 )

@@ -204,7 +204,7 @@ def test_a_privacy_loss_distribution_costs_what_the_normal_law_costs():
     [
         (
             lambda: audit.judge_messages(Gaussian(1.0, 1.0), 100, seed_tree(0)),
-            "private message by message",
+            "each of its messages must be private",
         ),
         (
             lambda: ring.clip_to_grid(torch.ones(1, 2), 1.0, 2.0**-33),

@@ -402,7 +402,10 @@ def table_of(alphabet, *rows):
         (lambda: Imvu(1.0, 1.0, table=mvu.solve(2.0)), "eps is"),
         (lambda: Imvu(1.0, 1.0, table=mvu.solve(1.0, 3)), "3 rows"),
         (lambda: imvu.line(mvu.solve(1.0, n_inputs=3)), "3 rows"),
-        (lambda: imvu.line(table_of((1, 0), (0.3, 0.7), (0.7, 0.3))), "must ascend"),
+        (
+            lambda: imvu.line(table_of((1, 0), (0.3, 0.7), (0.7, 0.3))),
+            "must be ascending",
+        ),
         (
             lambda: imvu.line(loose([0.5, 0.5, 0.0], [0.2, 0.3, 0.5])),
             "probability of 0",

@@ -80,11 +80,14 @@ def test_a_table_knows_its_inputs_and_variance():
         (dict(alphabet=(1.5, -0.5)), "alphabet is .*sort it"),
         (dict(alphabet=(-0.5, -0.5)), "alphabet (is|holds)"),
         (dict(alphabet=(-0.5, math.nan)), "alphabet holds nan"),
-        (dict(eps=1.09), "rows is not private.*raise eps"),
-        (dict(alphabet=(-0.5, 1.5 + 1e-8)), "rows is biased"),
+        (dict(eps=1.09), "rows violates its privacy bound.*raise eps"),
+        (dict(alphabet=(-0.5, 1.5 + 1e-8)), "rows has a bias"),
         (dict(constraint="l2"), "constraint is"),
-        (dict(rows=((0.75, 0.25), (0.25, 0.75 + 1e-9))), "rows is off"),
-        (dict(rows=((1.0, 0.0), (0.0, 1.0)), alphabet=(0.0, 1.0)), "rows is off"),
+        (dict(rows=((0.75, 0.25), (0.25, 0.75 + 1e-9))), "rows has a sum that is off"),
+        (
+            dict(rows=((1.0, 0.0), (0.0, 1.0)), alphabet=(0.0, 1.0)),
+            "rows has a sum that is off",
+        ),
         (dict(rows=((0.75, 0.25),)), "rows is of shape"),
         (dict(alphabet=(-0.5, 1.0, 1.5)), "rows is of shape"),
         (dict(eps=-1.0), "eps is"),
@@ -93,7 +96,7 @@ def test_a_table_knows_its_inputs_and_variance():
                 alphabet=(-0.5, 1.5, 9.0),
                 rows=((0.75 - 1e-9, 0.25, 1e-9), (0.25 - 1e-9, 0.75, 1e-9)),
             ),
-            "dust.*drop it",
+            "whose probability is at most.*drop",
         ),
     ],
 )
@@ -516,7 +519,7 @@ def test_a_claim_names_what_it_covers():
                     FOUR.encode(torch.zeros(4)), payload=wire.pack_bits([0, 3, 1, 2], 2)
                 )
             ),
-            "symbol 3 of an alphabet of 3",
+            "symbol 3 and the alphabet has 3",
         ),
     ],
 )

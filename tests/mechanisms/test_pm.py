@@ -278,7 +278,7 @@ def test_memory_makes_the_sum_of_many_rounds_accurate():
         estimates, memory = m.simulate_with_memory(memory, u, rng)
         total += estimates
     error = (total + memory - rounds * u).numpy()
-    assert np.abs(error.mean(0)).max() <= radius(error.std(), n, d), "nothing is lost"
+    assert np.abs(error.mean(0)).max() <= radius(error.std(), n, d), "no privacy loss"
     noise = rounds * 2 / d * float(pm.variance(0.0, 2.5))
     assert 0.9 < error.var() / noise < 1.15
     assert error.var() < rounds * float(m.moments(u[:1])[1].mean()) / 100

@@ -171,7 +171,7 @@ def test_a_message_is_its_levels():
             lambda m: m.decode(
                 Message(m.name, 2, pack_bits([31, 0], 5), m.fingerprint)
             ),
-            "levels end at 15",
+            "levels run to 15",
         ),
         (lambda m: dataclasses.replace(m, top=1.1), "top is .* must be"),
         (lambda m: dataclasses.replace(m, top=1e-5), "top is .* must be"),

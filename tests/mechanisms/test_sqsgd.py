@@ -212,7 +212,7 @@ NAN = torch.full((1, 4), math.nan)
     "call, words",
     [
         (lambda: sqsgd.subset_size(100, 0.005), r"= 0\.5 is below .*to 0\.01 or more"),
-        (lambda: SqSgd(kappa_min=0).calibration(119_850), "raise eps to it"),
+        (lambda: SqSgd(kappa_min=0).calibration(119_850), "raise eps, lower"),
         (
             lambda: SqSgd(fraction=0.5).simulate_with_memory(
                 0 * NAN[None], NAN, [None]

@@ -197,7 +197,7 @@ GIVEN |= dict(support=Support([1, 3]))
         *(
             (
                 lambda w=w: Support(w),
-                "one or more different|coordinates (holds|is empty)",
+                "distinct|coordinates (holds|is empty)",
             )
             for w in ([1, 1], [], [-1, 2])
         ),

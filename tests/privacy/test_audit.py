@@ -110,7 +110,7 @@ REFUSED = [
     (lambda: audit.judge(NO, NO, ([1], [0]), 0), "alarm"),
     (
         lambda: audit.refutes(audit.Audit(1, 1e-3, 0, "x", 0), claimed(1, 1e-4)),
-        "delta of the claim",
+        "delta of the guarantee",
     ),
     (lambda: G.attack_scores("local", True, 100, seed_tree(0)), "relation"),
     (lambda: Rec(1, 1).attack_scores("zero-out", True, 100, seed_tree(0)), "relation"),

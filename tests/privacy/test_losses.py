@@ -421,10 +421,10 @@ PART = gaussian_losses(1.0, 0.1, **POISSON)
         (lambda: pure_losses(math.inf), "eps is"),
         (lambda: listed_losses([0.5, 0.5], [0.5, 0.6]), "p and q"),
         (lambda: listed_losses([0.5, 0.5], [0.5, 0.5]), "p equals q"),
-        (lambda: Losses("nothing"), "neither a pair"),
+        (lambda: Losses("nothing"), "neither a dominating pair"),
         (
             lambda: Mechanism.losses(mechanism("gaussian", clip_norm=1.0, sigma=1.0)),
-            "no losses",
+            "no privacy losses",
         ),
     ],
 )
@@ -476,7 +476,7 @@ def test_very_many_very_coarse_shares_keep_their_renyi_curve():
         lambda: made.losses(q=0.1, sampling="fixed"),
         lambda: made.guarantee(1, 1e-5, accountant="pld"),
     ):
-        with pytest.raises(ValueError, match="so many shares of so few steps"):
+        with pytest.raises(ValueError, match="so little noise per client"):
             asked()
 
 

@@ -899,7 +899,7 @@ REFUSED = [
     ),
     (
         made(relation="replace", accountant="theorem1-arxiv"),
-        "relation is 'replace'; Algorithm 7 accounts only.*null messages",
+        "relation is 'replace'; Algorithm 7 covers only.*null messages",
     ),
     (lambda: calibrate_clip(-1.0, **MNIST), "eps is -1.0"),
     (bracket(relation="local"), "relation is 'local'.*use pld_epsilon"),

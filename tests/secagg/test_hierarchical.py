@@ -34,7 +34,9 @@ def test_bad_sizes_are_refused(n, most):
 @tabled("n, most", [(4, 3), (5, 3), (5, 4)])
 def test_a_session_of_two_is_refused_at_set_up(n, most):
     "Refused before anything is played, with a size that does."
-    says = f"most is {most} with {n} clients; that makes sessions of 2.*most={most + 1}"
+    says = (
+        f"most is {most} with {n} clients, which gives sessions of 2.*most={most + 1}"
+    )
     with pytest.raises(ValueError, match=says):
         hierarchical.sum_of_sums(np.ones((n, 1), int), Ring(8), most, seed=0)
     assert hierarchical.sum_of_sums(np.ones((4, 1), int), Ring(8), 4, seed=0).total == [

@@ -115,7 +115,7 @@ def test_values_beyond_the_range_are_refused_by_name():
     grid = FixedPoint(**given)
     nearly = np.array([1 + 0.9 * ring.SLACK])  # float32 clipping may be off by so much
     assert grid.encode(nearly).tolist() == [100]
-    why = "2 values beyond the declared range.*declare a larger bound"
+    why = "2 values outside the declared range.*declare a larger bound"
     with pytest.raises(Overflow, match=why):
         grid.encode(np.array([1.001, 0.0, -7.0]))
     for bad in (math.nan, math.inf):
@@ -535,11 +535,13 @@ def test_rounding_row_by_row_and_in_vain(monkeypatch):
     with pytest.raises(ValueError, match="rng holds 4 streams for 5 rows"):
         ring.conditional_round(x, 9.0, streams[:4])
     assert not ring.check_streams(streams[0], 5) and ring.check_streams(streams, 5)
-    why = "5 rows stayed longer in 1 roundings: clip x first, or pass rounded_norm"
+    why = (
+        "5 rows still exceeded it after 1 roundings: clip x first, or pass rounded_norm"
+    )
     with pytest.raises(ValueError, match=why):
         ring.conditional_round(x + 500, 1.0, seed_tree(0))
     monkeypatch.setattr(ring, "TRIES", 20)
-    with pytest.raises(ValueError, match="5 rows stayed longer in 20 roundings"):
+    with pytest.raises(ValueError, match="5 rows still exceeded it after 20 roundings"):
         ring.conditional_round(np.full((5, 8), 0.5), 0.0, seed_tree(0, "vain"))
 
 

@@ -899,7 +899,7 @@ def test_foreign_frames_are_damaged():
     p = parties(small())
     data = p.clients[0].start()
     for bad, says in (
-        (reframe(data, mechanism="rec"), "no message of secagg"),
+        (reframe(data, mechanism="rec"), "not a secure-aggregation message"),
         (reframe(data, payload=b"x"), None),
         (b"", "truncated"),
     ):
@@ -912,7 +912,7 @@ def test_replays_and_reordered_messages_are_refused():
     first = [c.start() for c in p.clients]
     with refused(Replay, 0, 0):
         p.clients[0].start()
-    with refused(Replay, SERVER, 0, "no message is due"):
+    with refused(Replay, SERVER, 0, "no message is expected now"):
         parties(small()).clients[0].receive(first[0])
     for i, data in enumerate(first):
         p.server.receive(i, data)
@@ -945,7 +945,7 @@ def test_who_left_stays_away_and_what_is_over_is_over():
         p.server.receive(0, b"")
     with refused(Replay, SERVER, UNMASK, "over"):
         p.server.advance()
-    with refused(Replay, SERVER, UNMASK, "no message is due"):
+    with refused(Replay, SERVER, UNMASK, "no message is expected now"):
         p.clients[0].receive(b"")
 
 
@@ -1383,7 +1383,7 @@ def test_elements_are_private_keys():
         public = masking.public_key(private)
         assert masking.public_key(own) == public
         assert masking.public_key(shamir.private_from_scalar(PRIME - number)) == public
-    with pytest.raises(ValueError, match="no private key"):
+    with pytest.raises(ValueError, match="not a valid private key"):
         shamir.private_from_scalar(0)
 
 
@@ -1619,7 +1619,7 @@ def test_a_session_that_fails_can_be_closed():
     own, names = c.own, set().union(*client_module.LAST_USE.values())
     c.close()
     assert not any(own) and all(getattr(c, name, None) is None for name in names)
-    with refused(Replay, SERVER, UNMASK, "no message is due"):
+    with refused(Replay, SERVER, UNMASK, "no message is expected now"):
         c.receive(p.mail[0])
     client_module.wipe({1: (bytearray(b"a"), "not a secret")})
     client_module.enter_round(c, len(ROUNDS))
@@ -1910,8 +1910,8 @@ META = [torch.ones(2, device="meta")] * 4
         (dict(drop={99: 1}), "client in drop is 99; .* whole number from 0 to 3"),
         (dict(drop={"x": 1}), "client in drop is 'x'"),
         (dict(drop={1.0: 1}), "client in drop is 1.0"),
-        (dict(drop="nope"), "drop is 'nope'; it must be a dict, client -> round"),
-        (dict(vectors=None), "vectors is None; it must be a list of vectors"),
+        (dict(drop="nope"), "drop is 'nope'; it must be a dict from each client"),
+        (dict(vectors=None), "vectors is None; it must be a list of integer vectors"),
         (dict(vectors=[]), r"vectors is \[\]"),
         (dict(vectors=[1, 2, 3, 4]), r"vectors is \[1, 2, 3, 4\]"),
         (dict(vectors=[[]] * 4), "d is 0"),
@@ -1919,7 +1919,7 @@ META = [torch.ones(2, device="meta")] * 4
         (dict(vectors=[[1, [2]]] * 4), r"\(2,\) whole numbers are due"),
         (dict(vectors=META), r"whole numbers are due"),
         (dict(vectors=[[1, 2**70]] * 4), "whole numbers are due"),
-        (dict(ring=16), r"ring is 16; it must be a Ring: pass Ring\(32\)"),
+        (dict(ring=16), r"ring is 16; it must be a Ring: pass for example Ring\(32\)"),
         (dict(threshold="x"), "threshold is 'x'"),
         (dict(neighbours=0.5), "neighbours is 0.5"),
         (dict(seed="x"), "seed is 'x'"),

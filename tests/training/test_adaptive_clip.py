@@ -195,13 +195,13 @@ def test_what_cannot_move_is_refused():
         ("gaussian", dict(sigma=2.0, local=True)),
     ):
         noise = mechanism(name, clip_norm=1.0, **given)
-        with pytest.raises(ValueError, match="take gaussian or quantised"):
+        with pytest.raises(ValueError, match="use gaussian or quantised"):
             run(AdaptiveClip(), s=s, make=lambda **_: noise)
     with pytest.raises(ValueError, match="pass more than 1"):
         run(AdaptiveClip(count_std=1.0))
     with pytest.raises(TypeError, match="pass AdaptiveClip"):
         run("median")
-    with pytest.raises(ValueError, match="adaptive are for federated.one_round"):
+    with pytest.raises(ValueError, match="adaptive work only with federated.one_round"):
         run(AdaptiveClip(), advance=lambda *a, **k: 0.0)
     for bad in (dict(quantile=1.5), dict(rate=0.0), dict(count_std=-1.0)):
         with pytest.raises(ValueError, match=next(iter(bad))):

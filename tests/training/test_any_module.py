@@ -232,7 +232,7 @@ def test_the_vector_is_of_what_trains_in_order():
     assert not torch.equal(w, pack(net)), "a copy"
     again = unpack(net, w)["2.weight"]
     assert torch.equal(again, net[2].weight + 1)
-    with pytest.raises(ValueError, match="vector has 9 entries; the shapes need 27"):
+    with pytest.raises(ValueError, match="vector has 9 entries and the shapes have 27"):
         unpack(net, w[:9])
 
 
@@ -245,7 +245,7 @@ def test_a_model_without_free_weights_is_refused():
     assert functional.check_model(work.model) is work.model
     work.model.requires_grad_(False)
     with pytest.raises(
-        ValueError, match="^Sequential has no parameter that trains: call"
+        ValueError, match="^Sequential has no trainable parameter: call"
     ):
         simulate(work, progress=False)
 
@@ -369,7 +369,7 @@ def test_what_vmap_cannot_do_is_said_in_a_sentence():
             return super().forward(x) * (2 if x.sum().item() > 0 else 1)
 
     work = replace(task("mlp", "vmap"), model=Chooser(20, 3))
-    with pytest.raises(ValueError, match="^Chooser does not go through vmap .*'loop'$"):
+    with pytest.raises(ValueError, match="^Chooser does not work with vmap .*'loop'$"):
         simulate(work, progress=False)
     data = work.federation.data
     assert local_sgd.vmap_obstacle(work.model, data, "cpu").startswith(
@@ -446,20 +446,20 @@ def test_clients_bring_their_own_data():
     [
         (
             [(np.ones((2, 2)), [0])],
-            r"client 0 holds inputs of shape \(2, 2\) and targets",
+            r"client 0 has inputs of shape \(2, 2\) and targets",
         ),
         (
             [(np.ones((2, 3)), [0, 1])],
-            r"client 0 holds inputs of shape \(3,\), the test",
+            r"client 0 has inputs of shape \(3,\), and the test",
         ),
         (
             [((np.ones((2, 2)), np.ones((2, 3))), [0, 1])],
-            r"client 0 .*its inputs are 2 tensors, and .*: join them, and split them",
+            r"client 0 .*its inputs are 2 tensors, and .*: concatenate them, and split them",
         ),
         ([(dict(a=np.ones((2, 2))), [0, 1])], "client 0 .*its inputs are 1 tensors"),
-        ([{0: dict(x=1, y=2)}], "client 0 .*an example is a dict, no pair"),
-        ([([], [])], "clients hold no example"),
-        ([], "clients hold no example"),
+        ([{0: dict(x=1, y=2)}], "client 0 .*an example is a dict, not a pair"),
+        ([([], [])], "clients have no examples"),
+        ([], "clients have no examples"),
     ],
 )
 def test_clients_that_do_not_fit_are_named(clients, says):
@@ -500,7 +500,7 @@ class Pair(nn.Linear):
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_a_model_of_several_outputs_needs_a_loss_and_a_score(engine):
     work = replace(task("mlp", engine), model=Pair(20, 3))
-    with pytest.raises(TypeError, match="^Pair returns a tuple; .* a loss and metrics"):
+    with pytest.raises(TypeError, match="^Pair returns a tuple; .* loss and metrics"):
         simulate(work, progress=False)
 
     def loss(out, y):
@@ -526,8 +526,8 @@ def test_a_model_of_several_outputs_needs_a_loss_and_a_score(engine):
         (dict(guarantee=3.0), "guarantee is 3.0; .*rounds -> Guarantee"),
         (dict(metrics="accuracy"), "metrics is 'accuracy'; .*dict of scores"),
         (dict(executor=4), "executor is 4; .*ProcessPoolExecutor"),
-        (dict(metrics=lambda *_: 3.0), "metrics returns 3.0: return a dict"),
-        (dict(metrics=lambda *_: {}), "metrics returns {}: return a dict"),
+        (dict(metrics=lambda *_: 3.0), "metrics returned 3.0; it must return a dict"),
+        (dict(metrics=lambda *_: {}), "metrics returned {}; it must return a dict"),
     ],
 )
 def test_an_argument_of_another_kind_is_named(given, says):

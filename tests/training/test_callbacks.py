@@ -89,7 +89,7 @@ def test_what_a_callback_raises_ends_the_run_and_closes_the_others(tmp_path):
 
 @tabled("given", [Told, "csv", [None]])
 def test_what_is_no_callback_is_refused(given):
-    with pytest.raises(TypeError, match="no Callback: pass instances of"):
+    with pytest.raises(TypeError, match="not a Callback: pass instances of"):
         go(callbacks=given)
 
 
@@ -287,7 +287,9 @@ def test_a_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path, 
         capsys.readouterr().out
     )
     assert go(max_epsilon=budget, **how).history == run.history
-    with pytest.raises(ValueError, match="the 3 rounds of the checkpoint have spent"):
+    with pytest.raises(
+        ValueError, match="the 3 rounds of the checkpoint already have epsilon"
+    ):
         go(max_epsilon=spent[1], **how)
     raised = go(max_epsilon=9.0, **how)
     assert raised.finished and raised.history == whole.history
@@ -297,7 +299,7 @@ def test_a_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path, 
 @tabled(
     "budget, sentence",
     [
-        (1e-6, "the first round alone spends .*: raise it, or use more noise"),
+        (1e-6, "the first round alone has epsilon .*: raise it, or use more noise"),
         (0, "max_epsilon is 0; it must be a number in"),
         (math.nan, "max_epsilon is nan; it must be a number in"),
     ],

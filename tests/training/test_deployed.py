@@ -121,7 +121,7 @@ def test_promises_are_about_the_deployment_s_visits():
 def test_visits_that_cannot_fill_a_cohort_are_refused_before_the_first_round():
     task, deployment = _deployed(sampling="fixed")
     tight = replace(deployment, cohort=11, rounds=12, visits=11)
-    with pytest.raises(ValueError, match="visits are spent: .* raise visits"):
+    with pytest.raises(ValueError, match="clients have visits left.* raise visits"):
         for seed in range(40):
             promises.deployed(replace(task, seed=seed), tight)
     config = replace(task.config, rounds=12, cohort=11, sampling="fixed")
@@ -134,7 +134,9 @@ def test_visits_that_cannot_fill_a_cohort_are_refused_before_the_first_round():
         try:
             simulate(tight, advance=no_round, progress=False)
         except ValueError as error:
-            assert "visits are spent" in str(error) and "lower rounds to" in str(error)
+            assert "clients have visits left" in str(
+                error
+            ) and "lower rounds to" in str(error)
             break
         except AssertionError:
             continue

@@ -300,7 +300,7 @@ def test_a_packet_survives_and_damage_is_noticed(packet):
 @pytest.mark.parametrize(
     "at, byte, says",
     [
-        (0, b"x", "no packet of dpcomm.training.downlink"),
+        (0, b"x", "not a packet of dpcomm.training.downlink"),
         (2, b"\1", "version 1"),
         (3, b"\3", "kind 3"),
     ],
@@ -568,11 +568,9 @@ def test_a_client_that_missed_the_reset_is_told_and_repaired():
     refused(
         old,
         downlink.catch_up(hub, 0),
-        "begins at round 1, but this replica stands at 0",
+        "begins at round 1, but this replica is at 0",
     )
-    refused(
-        downlink.Replica(hub.agreement), downlink.catch_up(hub, 0), "stands at nothing"
-    )
+    refused(downlink.Replica(hub.agreement), downlink.catch_up(hub, 0), "is at nothing")
     assert bits_of(
         downlink.receive(old, downlink.catch_up(hub, 0, full=True))
     ) == bits_of(hub.state)
@@ -585,10 +583,10 @@ def test_a_client_that_forgot_its_own_messages_is_told():
     refused(
         replicas[0],
         downlink.catch_up(hub, 0),
-        "leaves out 2 messages of round 0, but this replica remembers 1",
+        "omits 2 messages of round 0, but this replica stored 1",
     )
     replicas[0].sent_in = -1
-    refused(replicas[0], downlink.catch_up(hub, 0), "remembers 0")
+    refused(replicas[0], downlink.catch_up(hub, 0), "stored 0")
     one, other = world()
     downlink.receive(other[0], downlink.catch_up(one, 0))
     sent = [downlink.answer(other[0], update(i), Insecure(i)) for i in range(2)]
@@ -596,7 +594,7 @@ def test_a_client_that_forgot_its_own_messages_is_told():
     refused(
         other[0],
         downlink.catch_up(one, 0),
-        "leaves out 1 messages of round 0, but this replica remembers 2",
+        "omits 1 messages of round 0, but this replica stored 2",
     )
 
 
@@ -606,9 +604,7 @@ def test_old_packets_are_refused():
     visit(hub, replicas, [0, 1])
     visit(hub, replicas, [0])
     for packet in early:
-        refused(
-            replicas[0], packet, "packet ends at round 0, but this replica stands at 1"
-        )
+        refused(replicas[0], packet, "packet ends at round 0, but this replica is at 1")
 
 
 @pytest.mark.parametrize("other", ["sgd", "momentum", "clip", "rate"])
@@ -633,13 +629,13 @@ def test_another_agreement_is_refused(other):
     [
         (dict(counts=(1,)), "in 0 counts"),
         (dict(counts=(1, 2, 0)), "in 2 counts"),
-        (dict(counts=(1, 3)), "announces 3 messages"),
-        (dict(content=b"1234"), "holds 4 bytes"),
+        (dict(counts=(1, 3)), "declares 3 messages"),
+        (dict(content=b"1234"), "has 4 bytes"),
         (dict(until=2), "rounds 0 to 2"),
-        (dict(counts=(2, 2)), "leaves out 2"),
-        (dict(kind="start"), "announces"),
-        (dict(digest=0), "ends in another state"),
-        (dict(counts=(0, 2)), "ends in another state"),
+        (dict(counts=(2, 2)), "omits 2"),
+        (dict(kind="start"), "declares"),
+        (dict(digest=0), "replayed state differs"),
+        (dict(counts=(0, 2)), "replayed state differs"),
         (dict(kind="state", counts=()), "a state has one round"),
         (dict(kind="state", since=1, counts=()), "state has 10 bytes"),
     ],
@@ -661,7 +657,7 @@ def test_one_bit_of_difference_is_noticed():
     refused(
         replicas[0],
         downlink.catch_up(hub, 0),
-        "another state than the server's round 1",
+        "state differs from the server's state of round 1",
     )
 
 
@@ -670,7 +666,7 @@ def test_another_run_of_the_same_agreement_is_noticed():
     visit(hub, replicas, [0])
     downlink.close_round(stranger, [0], [framed(0)])
     downlink.close_round(stranger, [1], [framed(1)])
-    refused(replicas[0], downlink.catch_up(stranger, 0), "another state")
+    refused(replicas[0], downlink.catch_up(stranger, 0), "state differs")
 
 
 # ---- the paper's gigabytes

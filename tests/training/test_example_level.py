@@ -210,11 +210,11 @@ def test_a_table_of_three_symbols_is_drawn_by_its_law():
     [
         (
             contract.mechanism("gaussian", clip_norm=1.0, sigma=1.0),
-            "must add the noise at the client: use local=True",
+            "must add its noise at the client: use local=True",
         ),
         (
             contract.mechanism("gaussian", clip_norm=1.0, sigma=1.0, local=True),
-            "gets noise in floating point here: use exact=False",
+            "noise is added in floating point: use exact=False",
         ),
         (
             contract.mechanism("imvu", clip_norm=1.0, eps=1.0, clamp=True),

@@ -144,7 +144,7 @@ def test_engines_agree_with_the_loop(engine, name):
     work, (updates, losses) = looped(name)
     nested = any(isinstance(layer, models.Residual) for layer in work[0])
     if engine in ("fused", "graphed") and nested:
-        told = "is not written out here: use engine='channels-last'"
+        told = "is not supported by this engine: use engine='channels-last'"
         with pytest.raises(ValueError, match=told):
             local_sgd.ENGINES[engine](*work)
         return
@@ -236,7 +236,7 @@ def test_clients_remember_from_visit_to_visit_and_across_a_stop(tmp_path):
     came = whole.memory[:, 0, 0] - before
     assert came.tolist() == [0, 1, 1, 0, 0, 0]
     with pytest.raises(
-        ValueError, match="would need two memories: use 'fixed' or 'poisson'"
+        ValueError, match="keeps one memory per client: use 'fixed' or 'poisson'"
     ):
         go(Diary(), dataclasses.replace(config, sampling="replacement"))
 
@@ -466,7 +466,7 @@ def test_a_layer_that_is_not_written_out_is_named():
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
     with pytest.warns(
         UserWarning,
-        match=r"GELU\(approximate=.none.\) is not written out here, so the slower",
+        match=r"GELU\(approximate=.none.\) is not supported by this engine, so the slower",
     ):
         assert local_sgd.pick_engine("auto", net) == "loop"
 
@@ -882,7 +882,9 @@ def test_a_guarantee_about_another_run_is_refused_before_the_first_round(
     why, sampling, told
 ):
     config = dataclasses.replace(CONFIG, rounds=4, sampling=sampling)
-    with pytest.raises(ValueError, match="about another run: .*" + re.escape(why)):
+    with pytest.raises(
+        ValueError, match="does not match this run: .*" + re.escape(why)
+    ):
         go(config=config, guarantee=lambda t: promise(**({"rounds": t} | told)))
     stated = promise(**({"rounds": 4} | told))
     helps = None if {"q", "rounds"} & {*told} else "sampling"
@@ -1245,7 +1247,7 @@ def test_a_run_goes_on_for_more_rounds(server, every, tmp_path):
     grown = go(REC, whole, checkpoint=path, resume=True)
     assert grown.finished and outcome(grown) == outcome(go(REC, whole))
     with pytest.raises(
-        ValueError, match="^rounds is 4, .* has done 8 of more: ask for"
+        ValueError, match="^rounds is 4, .* has already done 8: raise rounds"
     ):
         go(REC, half, checkpoint=path, resume=True)
 
@@ -1255,7 +1257,9 @@ def test_rounds_of_evaluations_may_change_on_the_way(tmp_path):
     for _ in range(2):
         run = go(checkpoint=path, resume=True, max_seconds=0.0)
     often = dataclasses.replace(CONFIG, eval_every=1)
-    with pytest.raises(ValueError, match="^rounds is 2, and the checkpoint has done 2"):
+    with pytest.raises(
+        ValueError, match="^rounds is 2, and the checkpoint has already done 2"
+    ):
         short = dataclasses.replace(CONFIG, rounds=2)
         go(config=short, checkpoint=path, resume=True)
     run = go(config=often, checkpoint=path, resume=True)
@@ -1267,7 +1271,7 @@ def test_what_differs_is_named_alone(tmp_path):
     path = tmp_path / "run.pt"
     go(checkpoint=path, max_seconds=0.0)
     other = dataclasses.replace(CONFIG, rounds=9, momentum=0.5)
-    says = r"run.pt was made with another config.momentum \(0.9, now 0.5\): run without"
+    says = r"run.pt was written with a different config.momentum \(0.9, now 0.5\): run without"
     with pytest.raises(ValueError, match=says):
         go(config=other, checkpoint=path, resume=True)
 
@@ -1316,7 +1320,7 @@ def test_another_run_is_not_resumed(what, change, tmp_path):
     go(checkpoint=path, max_seconds=0.0)
     before = path.read_bytes()
     with pytest.raises(
-        ValueError, match=f"run.pt was made with another {what}"
+        ValueError, match=f"run.pt was written with a different {what}"
     ) as error:
         go(checkpoint=path, resume=True, **change)
     assert "run without resume" in str(error.value)

@@ -137,7 +137,7 @@ MISFITS = {
         mlp(out=2),
         dict(targets="numbers"),
         dict(loss=lambda out, y: F.mse_loss(out.detach(), y)),
-        "does not depend on the weights",
+        "does not depend on the trainable weights",
     ),
     "no function": (mlp(), {}, dict(loss="mse"), "loss is 'mse'.*pass a function"),
     "lazy": (nn.Sequential(nn.LazyLinear(3)), {}, {}, "'0.weight' has no shape yet"),
@@ -147,7 +147,7 @@ MISFITS = {
     "spread": (nn.DataParallel(mlp()), {}, {}, "DataParallel .*: pass its .module$"),
     "of no numbers": (mlp().to("meta"), {}, {}, "'0.weight' is on the meta device"),
     "no copy": (Remembers(), {}, {}, "Remembers cannot be copied"),
-    "nothing to train": (nn.Flatten(), {}, {}, "Flatten has no parameter that trains"),
+    "nothing to train": (nn.Flatten(), {}, {}, "Flatten has no trainable parameter"),
 }
 
 
@@ -263,7 +263,7 @@ def test_a_module_for_gpus_alone_is_not_judged_on_a_cpu(monkeypatch):
 )
 def test_data_that_are_no_numbers_are_named(held):
     with pytest.raises(
-        ValueError, match="^client 1 holds a .* no pair of arrays .*: pass"
+        ValueError, match="^client 1 has a .* not a pair of numeric arrays .*: pass"
     ):
         good = np.ones((1, 2)), [0]
         Federation.of([good, held], test=good)
@@ -333,9 +333,9 @@ def test_what_vmap_does_not_know_is_an_obstacle_and_no_traceback():
     "Sparse gradients, which the loop takes."
     held = people("tokens")
     net = nn.Sequential(nn.Embedding(11, 4, sparse=True), *list(reader())[1:])
-    assert "does not go through vmap" in local_sgd.vmap_obstacle(net, held.data, "cpu")
+    assert "does not work with vmap" in local_sgd.vmap_obstacle(net, held.data, "cpu")
     assert simulate(task(net, held), progress=False).finished
-    with pytest.raises(ValueError, match="does not go through vmap .*'loop'$"):
+    with pytest.raises(ValueError, match="does not work with vmap .*'loop'$"):
         simulate(task(net, held, "vmap"), progress=False)
 
 
@@ -365,7 +365,7 @@ def test_vmap_is_for_losses_that_are_means_of_examples(name, monkeypatch):
 def test_a_bad_token_of_a_later_client_is_that_clients(engine):
     held = people("tokens")
     held.data.x[-1, 3] = 11
-    with pytest.raises(ValueError, match="client .*3 is out of the model's range"):
+    with pytest.raises(ValueError, match="client .*3 is outside the model's range"):
         simulate(task(reader(), held, engine), progress=False)
 
 
@@ -381,7 +381,7 @@ def test_a_full_memory_says_what_to_lower(error, monkeypatch):
         raise error
 
     monkeypatch.setitem(local_sgd.ENGINES, "loop", full)
-    says = "^cpu has no memory for 1 clients of 195 weights with 4 .*: lower batch"
+    says = "^cpu does not have enough memory for 1 clients of 195 weights with 4 .*: lower batch"
     with pytest.raises(torch.OutOfMemoryError, match=says):
         simulate(task(mlp()), progress=False)
 

@@ -272,10 +272,12 @@ def test_empty_places_of_a_batch_cost_nothing(monkeypatch):
 def test_what_is_not_written_out_is_refused(layer):
     "A stride that is ignored would give a wrong gradient without a word."
     with pytest.raises(
-        ValueError, match="is not written out here: use engine='channels-last'"
+        ValueError, match="is not supported by this engine: use engine='channels-last'"
     ):
         fused.check_layer(layer)
-    assert "is not written out here" in fused.unsupported_layer(nn.Sequential(layer))
+    assert "is not supported by this engine" in fused.unsupported_layer(
+        nn.Sequential(layer)
+    )
 
 
 def test_what_can_be_trained_here_has_no_obstacle():

@@ -215,7 +215,7 @@ def test_a_smoke_run_of_every_experiment(gpu, name):
     try:
         found = experiment.module.play(run, 0, **how)
     except ValueError as error:
-        assert "this experiment computes on the CPU only" in str(error)
+        assert "this experiment runs only on the CPU" in str(error)
         assert name.startswith("imvu")
     else:
         assert found["final"] or found["cells"]

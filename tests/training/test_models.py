@@ -141,9 +141,7 @@ def test_the_symbols_of_the_lstm_start_normal_and_its_other_law_is_refused():
         ).pvalue
         > ALARM
     )
-    with pytest.raises(
-        ValueError, match="law is 'glorot' for an LSTM.*must be 'torch'"
-    ):
+    with pytest.raises(ValueError, match="law is 'glorot'.*an LSTM.*must be 'torch'"):
         models.build("lstm", seed_tree(0), "glorot")
 
 

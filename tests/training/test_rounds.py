@@ -101,7 +101,7 @@ def test_an_update_is_refused_or_dropped_and_nothing_else():
     with pytest.raises(ValueError, match="nonfinite is 'skip'"):
         simulate(task(), nonfinite="skip")
     with pytest.raises(
-        ValueError, match="^nonfinite, weights and adaptive are for .*: leave"
+        ValueError, match="^nonfinite, weights and adaptive work only with .*: leave"
     ):
         simulate(task(), nonfinite="drop", advance=example_level.one_round)
 
@@ -166,7 +166,7 @@ def test_weights_are_part_of_what_a_checkpoint_is_about(tmp_path):
     how = dict(progress=False, checkpoint=tmp_path / "c")
     simulate(task(), **how, weights=WEIGHTS)
     for weights in (None, WEIGHTS[::-1]):
-        with pytest.raises(ValueError, match="was made with another share"):
+        with pytest.raises(ValueError, match="was written with a different share"):
             simulate(task(rounds=4), **how, resume=True, weights=weights)
     assert simulate(task(rounds=4), **how, resume=True, weights=2 * WEIGHTS).finished
 
@@ -299,9 +299,13 @@ def test_more_chunks_than_are_sent_ahead_come_back_in_order():
 def test_what_cannot_be_sent_is_said(processes):
     work = replace(task(), loss=lambda out, y: F.cross_entropy(out, y))
     how = dict(progress=False, executor=processes)
-    with pytest.raises(ValueError, match="cannot go to another process .*in a module$"):
+    with pytest.raises(
+        ValueError, match="cannot be sent to another process .*in a module$"
+    ):
         simulate(work, **how)
-    with pytest.raises(ValueError, match="^workers is 2, threads .* leave one of them"):
+    with pytest.raises(
+        ValueError, match="^workers is 2, a number of threads .* leave one of them"
+    ):
         simulate(task(), workers=2, **how)
     with pytest.raises(FloatingPointError, match="^round 0: client 2 holds an input"):
         simulate(task(odd="nan"), **how)

@@ -66,7 +66,7 @@ def test_a_loss_and_scores_of_ones_own():
         (dict(test=None), TypeError, r"pass test=\(x, y\)"),
         (dict(rounds=9), ValueError, "rounds"),
         (dict(mechanism="gaussian"), TypeError, "mechanism is 'gaussian'"),
-        (dict(clients=[]), ValueError, "clients hold no example"),
+        (dict(clients=[]), ValueError, "clients have no examples"),
     ],
 )
 def test_what_does_not_go_is_a_sentence(change, kind, says):
