@@ -43,7 +43,7 @@ def assignments(
     wrong = [pair for pair in pairs if "=" not in pair]
     if wrong:
         raise ValueError(
-            f"{option} {wrong[0]:.80} has no '='; write {option} name=value"
+            f"{option} {wrong[0]:.80} has no '='; write it as {option} name=value"
         )
     return {
         name: literal(value) for name, value in (pair.split("=", 1) for pair in pairs)
@@ -60,8 +60,8 @@ def seed_list(
         seeds = [-1]
     if min(seeds) < 0:
         raise ValueError(
-            f"--seeds {shown(text)} is no list of whole numbers from 0 on; write for"
-            " example --seeds 0,1,2"
+            f"--seeds {shown(text)} is not a list of non-negative whole numbers; write"
+            " for example --seeds 0,1,2"
         )
     return seeds
 
@@ -345,7 +345,8 @@ def _changes(args):
 
     if own := [name for name in args.names if runner.is_own(name)]:
         raise ValueError(
-            f"change= is for experiments of this package: run {own[0]} with other settings"
+            "change= works only for dpcomm's own experiments: edit the settings of"
+            f" {own[0]} instead"
         )
     more = assignments(args.parameters)
     given = dict(change=more.pop("change"), out=args.out, max_seconds=args.max_seconds)
@@ -416,8 +417,8 @@ def asked_of(
     if args.grid:
         if args.names or args.seeds or args.only != "all":
             raise ValueError(
-                "--grid names experiments, seeds and keys itself: leave out NAME,"
-                " --seeds and --only, or leave out --grid"
+                "--grid already names the experiments, seeds and keys: leave out"
+                " NAME, --seeds and --only, or leave out --grid"
             )
         return planning.read_grid(args.grid)
     seeds = seed_list(args.seeds) if args.seeds else None
@@ -447,7 +448,8 @@ def sweep_all(
     if args.decide:
         if args.seeds or args.grid:
             raise ValueError(
-                "--decide chooses seeds itself: leave out --seeds and --grid, or --decide"
+                "--decide chooses the seeds: leave out --seeds and --grid, or leave"
+                " out --decide"
             )
         jobs = planning.plan_decisive(asked_of(args), folder)
         if not jobs:
@@ -491,7 +493,7 @@ def _check_way(args):
     unheard["--slurm-option"] = args.slurm_options and not args.slurm
     for option in (option for option, lost in unheard.items() if lost):
         where = f"with {far}" if far else "without --slurm"
-        raise ValueError(f"{option} does nothing {where}: leave it out")
+        raise ValueError(f"{option} has no effect {where}: leave it out")
 
 
 def _sweep_end(done):
@@ -513,8 +515,8 @@ def _merge(args):
 
     if runner.checkout() is None:
         raise ValueError(
-            "dpcomm is installed without a checkout, and records belong into one: clone"
-            " the repository and run `pip install -e .` in it"
+            "records are kept in a checkout, and this dpcomm was not installed from"
+            " one: clone the repository and run `pip install -e .` in it"
         )
     root = paper_tables.assets("results")
     paths = sorted(Path(args.out).glob("*/*.jsonl"))
@@ -522,7 +524,7 @@ def _merge(args):
     found = [more for more in found if more]
     if not found:
         raise ValueError(
-            f"{args.out} holds no records of scale quick or full; run a sweep"
+            f"{args.out} has no records of scale quick or full: run a sweep first"
         )
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(root, Path(folder) / "results")
@@ -570,7 +572,8 @@ def _ask(changed, yes):
         return
     if not (sys.stdin and sys.stdin.isatty()):
         raise ValueError(
-            f"{len(changed)} published numbers would change: look at them, and add --yes"
+            f"{len(changed)} published numbers would change: check them, then repeat"
+            " the command with --yes"
         )
     if input("add the records? [y/N] ").strip().lower() not in ("y", "yes"):
         raise ValueError("nothing was added")
@@ -587,7 +590,8 @@ def _table(args):
 
     if args.out and not Path(args.out).is_dir():
         raise ValueError(
-            f"--out={shown(args.out)} is no folder: run a sweep into it first"
+            f"--out={shown(args.out)} is not a folder: run a sweep with this --out"
+            " first"
         )
     own = Path(args.out or ".", args.paper, f"{args.paper}.toml")
     if own.is_file():
@@ -613,7 +617,7 @@ def _report_words(args):
     if path.suffix == ".jsonl":
         if not path.is_file():
             raise ValueError(
-                f"{shown(args.what)} does not exist: give a file that a run has written, or"
+                f"{shown(args.what)} does not exist: give a file written by a run, or"
                 " the name of an experiment"
             )
         place = path
@@ -627,8 +631,8 @@ def _report_words(args):
             path = place = next(there, None)
         if place is None:
             raise ValueError(
-                f"{name} has no records of scale {args.scale} here: play it by"
-                f" `dpcomm run {name} --scale {args.scale}` first"
+                f"{name} has no records of scale {args.scale} here: run `dpcomm run"
+                f" {name} --scale {args.scale}` first"
             )
         if path == place:  # committed: nothing is written beside them
             home = runner.output_folder() / place.parent.name
@@ -850,12 +854,13 @@ def _picture_file(path):
     ends, file = (".svg", ".png", ".pdf"), Path(path)
     if file.suffix not in ends:
         raise ValueError(
-            f"--plot {shown(path)} names no picture; use a name that ends with"
-            f" {', '.join(ends)}"
+            f"--plot {shown(path)} is not the name of an image file; use a name that"
+            f" ends with {', '.join(ends)}"
         )
     if not file.parent.is_dir():
         raise ValueError(
-            f"--plot {shown(path)} is in no folder that exists: make the folder first"
+            f"--plot {shown(path)} is in a folder that does not exist: create the"
+            " folder first"
         )
     return file
 

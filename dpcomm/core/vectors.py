@@ -30,23 +30,23 @@ def check_floats(
         )
     if x.dtype not in (torch.float32, torch.float64):
         raise ValueError(
-            f"{name} is {x.dtype}; it must be float32 or float64, since fewer digits"
-            f" cannot keep a bound: convert to float32 by {name}.float()"
+            f"{name} is {x.dtype}; it must be float32 or float64, because a lower"
+            f" precision cannot guarantee the clipping bound: pass {name}.float()"
         )
     if x.is_meta:
         raise ValueError(
-            f"{name} is on the meta device and holds no numbers: pass a tensor of the"
-            " CPU or a GPU"
+            f"{name} is on the meta device and has no values: pass a tensor on the CPU"
+            " or a GPU"
         )
     if x.layout is not torch.strided:
         kind = str(x.layout).removeprefix("torch.")
         raise ValueError(
-            f"{name} is a {kind} tensor; its numbers must stand in memory, one after"
-            f" another: pass {name}.to_dense()"
+            f"{name} is a {kind} tensor; it must be dense: pass {name}.to_dense()"
         )
     if x.requires_grad:
         raise ValueError(
-            f"{name} requires gradients; it must be plain numbers: pass {name}.detach()"
+            f"{name} requires gradients; it must be a plain tensor: pass"
+            f" {name}.detach()"
         )
     return x
 
@@ -63,7 +63,8 @@ def check_finite(name: str, x: Tensor) -> Tensor:
     if bad := int((~torch.isfinite(x)).sum()):
         raise ValueError(
             f"{name} holds {bad} values that are nan or inf; every entry must be"
-            " finite: look for bad data, lower the learning rate, or drop the client"
+            " finite: check the client's data, lower the learning rate, or drop the"
+            " client"
         )
     return x
 
@@ -80,7 +81,7 @@ def check_vector(name: str, x: Tensor) -> Tensor:
     ):
         ask = "pack" if isinstance(x, (torch.nn.Module, Mapping)) else "flatten"
         raise TypeError(
-            f"{name} is a {type(x).__name__}, and one vector is sent: pass"
+            f"{name} is a {type(x).__name__}, but a message encodes one vector: pass"
             f" dpcomm.core.vectors.{ask}({name})"
         )
     x = x.float() if isinstance(x, Tensor) and x.dtype in HALF else x
@@ -88,7 +89,7 @@ def check_vector(name: str, x: Tensor) -> Tensor:
         return check_finite(name, x).cpu()
     raise ValueError(
         f"{name} has shape {tuple(x.shape)}; it must be one vector, (d,) with d >= 1:"
-        " pass one client's row, or simulate a batch"
+        " pass one client's row, or use `simulate` for a batch"
     )
 
 # %% ../../nbs/foundations/vectors.ipynb #a8206c39
@@ -138,9 +139,9 @@ def unflatten(vector: Tensor, shapes) -> list:
     shapes = [torch.Size(s) for s in shapes]
     if sum(s.numel() for s in shapes) != vector.numel():
         raise ValueError(
-            f"vector has {vector.numel()} entries; the shapes need"
-            f" {sum(s.numel() for s in shapes)}: pass the shapes of the model that was"
-            " flattened"
+            f"vector has {vector.numel()} entries and the shapes have"
+            f" {sum(s.numel() for s in shapes)}; these must be equal: pass the shapes"
+            " of the model that was flattened"
         )
     return [
         part.view(shape)
@@ -172,8 +173,8 @@ def _of_mapping(tensors, trainable_only):
     for name, t in tensors.items():
         if not isinstance(t, Tensor):
             raise TypeError(
-                f"{shown(name)} is a {type(t).__name__}; a state holds tensors: pass"
-                " model.state_dict(), or the model"
+                f"{shown(name)} is a {type(t).__name__}; a state must contain only"
+                " tensors: pass model.state_dict(), or the model"
             )
         place = (t.data_ptr(), t.shape, t.stride()) if t.data_ptr() else id(t)
         why = "" if t.is_floating_point() else "whole numbers"
@@ -233,8 +234,8 @@ def pack(
     found = trainable(model, trainable_only)
     if not found:
         raise ValueError(
-            f"{type(model).__name__} has no parameter that trains: call"
-            " requires_grad_() on what shall be trained"
+            f"{type(model).__name__} has no trainable parameter: call requires_grad_()"
+            " on the parameters to train"
         )
     w = flatten(p.detach() for p in found.values())
     return w.float() if w.dtype in HALF else w
@@ -278,7 +279,7 @@ def clip_l2(u: Tensor, clip: float) -> Tensor:
     norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True, dtype=torch.float64)
     if norm.isinf().any():
         raise ValueError(
-            "u is longer than a float64 can say; its direction would be lost: scale it"
+            "the norm of u overflows float64, so its direction would be lost: scale u"
             " down, or drop the client"
         )
     scale = (clip / norm.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)
@@ -319,7 +320,7 @@ def walsh_hadamard(x: Tensor) -> Tensor:
     if size < 1 or size & (size - 1):
         raise ValueError(
             f"x has rows of {size} entries; a Hadamard transform needs a power of two:"
-            " pad with zeros"
+            " pad the rows with zeros"
         )
     rows = x.reshape(-1, size)
     if len(rows) * size > BLOCK and len(rows) > 1:
@@ -365,7 +366,7 @@ def _blocks(name, x, seed):
     "Where each block of the rotation starts, and its signs, in order."
     if not (check_floats(name, x).ndim and x.shape[-1]):
         raise ValueError(
-            f"{name} has shape {tuple(x.shape)}; its rows must have an entry: pass"
+            f"{name} has shape {tuple(x.shape)}; its last axis must not be empty: pass"
             " (..., d) with d >= 1"
         )
     d = x.shape[-1]

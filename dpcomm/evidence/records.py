@@ -110,8 +110,8 @@ def to_line(
     line = f'{line[:-1]},"sha256":"{_hash(line.encode())}"}}'
     if len(line) > LARGEST:
         raise ValueError(
-            f"record {'/'.join(map(str, record.identity))}: it has {len(line):,} bytes,"
-            f" allowed {LARGEST:,}; keep fewer settings or points"
+            f"record {'/'.join(map(str, record.identity))}: it has {len(line):,}"
+            f" bytes, and {LARGEST:,} are allowed: keep fewer settings or points"
         )
     return line
 
@@ -135,11 +135,15 @@ def from_line(
     "A checked record; ValueError says file, line and field."
     line = line if isinstance(line, bytes) else line.encode(errors="replace")
     if len(line) > LARGEST:
-        raise ValueError(f"{where}: more than {LARGEST:,} bytes; keep fewer points")
+        raise ValueError(
+            f"{where}: the line has more than {LARGEST:,} bytes: keep fewer points"
+        )
     try:
         raw = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: no JSON ({error}); correct the line") from None
+        raise ValueError(
+            f"{where}: not valid JSON ({error}); correct the line"
+        ) from None
     known = {f.name for f in fields(Record)}
     digest = raw.pop("sha256", None) if isinstance(raw, dict) else None
     if not isinstance(raw, dict) or set(raw) ^ known:
@@ -195,8 +199,8 @@ def _placed(path, i, line, papers_root, hashed):
     record = from_line(line, f"{path.name}, line {i}", papers_root, hashed=hashed)
     if path_of(path.parents[1], record) != path:
         raise ValueError(
-            f"{path.name}, line {i}: it belongs into {record.paper}/"
-            f"{record.experiment}.{record.scale}.jsonl; move the line"
+            f"{path.name}, line {i}: it belongs in"
+            f" {record.paper}/{record.experiment}.{record.scale}.jsonl; move the line"
         )
     return record
 
@@ -318,7 +322,7 @@ def _union(name, found):
             kept.append(record)
         elif why := difference(twin, record):
             raise ValueError(
-                f"{name}: {record.key}, seed {record.seed} stands there already, from"
+                f"{name}: {record.key}, seed {record.seed} is already recorded from"
                 f" the same code and kind of machine, and {why}: find out which run is"
                 " wrong"
             )

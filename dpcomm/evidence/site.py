@@ -323,8 +323,8 @@ def close_sections(
         cell.source += "\n\n:::::"
     elif opened:
         raise ValueError(
-            "the last section of a page is one that is closed: let another, such as its"
-            " references, follow, or a sentence"
+            "the last section is closed: let another section, such as references, or"
+            " a sentence follow it"
         )
 
 

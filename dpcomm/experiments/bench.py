@@ -354,8 +354,8 @@ def check(names, peers, repeats: int, threads: int, python: str = None) -> dict:
             found = accountants.library_version(peer, python)
         else:
             raise ValueError(
-                f"--peer {peer} has accountants and nothing else: add accountants to the"
-                " names"
+                f"--peer {peer} is compared by its accountants only: add accountants"
+                " to the names"
             )
         versions |= {f"{peer}: {name}": version for name, version in found.items()}
     return versions
@@ -376,7 +376,8 @@ def read(
             record = json.loads(line)
         except ValueError as error:
             raise ValueError(
-                f"{Path(path).name}, line {i}: no JSON ({error})"
+                f"{Path(path).name}, line {i} is not valid JSON ({error}): measure"
+                " again"
             ) from None
         for name, kind in FIELDS.items():
             if not isinstance(record.get(name), kind):
@@ -417,8 +418,8 @@ def league(root: Path = None) -> dict:
     found = [record for path in files for record in read(path) if "league" in record]
     if not found:
         raise ValueError(
-            "no bench record has a league: run `dpcomm bench accountants --peer"
-            " dp_accounting --json`"
+            "no benchmark record compares accountants: run `dpcomm bench accountants"
+            " --peer dp_accounting --json`"
         )
     return max(found, key=lambda record: record["date"])
 

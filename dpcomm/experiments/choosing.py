@@ -215,8 +215,8 @@ class _Search:
                 break
         if not made and sizes:
             raise ValueError(
-                f"{name} sends {min(sizes):.3g} bits a parameter at least: raise bits to"
-                f" {_upward(min(sizes))}"
+                f"{name} sends at least {min(sizes):.3g} bits per parameter: raise"
+                f" bits to {_upward(min(sizes))}"
             )
         if not made:
             raise why
@@ -403,16 +403,16 @@ def _checked(deployment, eps, bits, updates):
         check_number("bits", bits, "(0, inf)")
     if deployment.d is None:
         raise ValueError(
-            "d is None, and errors and bits depend on it: pass the entries of a vector to"
-            " the Deployment, d=1_000_000 say"
+            "d is None, and both the error and the bits depend on it: give the"
+            " Deployment the number of parameters, for example d=1_000_000"
         )
     if updates is None:
         return deployment
     shape = tuple(check_finite("updates", check_rows("updates", updates)).shape)
     if shape[0] < 2 or shape[1] != deployment.d:
         raise ValueError(
-            f"updates has shape {shape}; it must be (k, {deployment.d}), with two clients"
-            " or more: pass vectors of this deployment's d"
+            f"updates has shape {shape}; it must be (k, {deployment.d}), with at least"
+            " two clients: pass vectors of this deployment's d"
         )
     return deployment
 

@@ -97,7 +97,8 @@ class Experiment:
             twice = sorted(n for n, times in Counter(names).items() if times > 1)
             if twice:
                 raise ValueError(
-                    f"{self.name}: {what} {twice[0]} stands twice in its grid"
+                    f"{self.name}: {what} {twice[0]} appears twice in its grid: remove"
+                    " one of the two"
                 )
         return runs
 
@@ -265,12 +266,15 @@ def own(name: str, grid, play, table=None) -> Experiment:
     name = name.replace("_", "-")
     if not re.fullmatch("[a-z][a-z0-9-]*", name) or name in runner.experiments():
         raise ValueError(
-            f"name={shown(name)}; it must begin with a letter, hold small letters, digits"
-            " and - only, and be none that `dpcomm list` shows"
+            f"name is {shown(name)}; it must begin with a letter, contain only"
+            " lower-case letters, digits and -, and differ from the names that"
+            " `dpcomm list` shows"
         )
     for what, function in ("grid", grid), ("play", play):
         if not isinstance(function, FunctionType):
-            raise ValueError(f"{what} is {shown(function)}; give a function")
+            raise ValueError(
+                f"{what} is {shown(function)}; it must be a function: pass one"
+            )
     paper = paper_tables.add(table) if table else paper_tables.ACROSS
     code = own_code(grid, play)
     more = dict(code=code, table=table and Path(table).resolve())

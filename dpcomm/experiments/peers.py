@@ -267,7 +267,10 @@ def peer_versions(
     "What a peer consists of; refuses one that does not exist or is not installed."
     needs = NEEDS[check_choice("--peer", name, tuple(NEEDS))]
     if python and not shutil.which(python):
-        raise ValueError(f"--peer-python {shown(python)} is no program: name a Python")
+        raise ValueError(
+            f"--peer-python {shown(python)} is not a program: give the path of a"
+            " Python interpreter"
+        )
     found = package_versions(needs, python)
     if found is None:
         raise not_installed(name, "bench", PEER_PYTHON)
@@ -367,7 +370,7 @@ def play(
     finally:
         timer.cancel()
     contestant.errors.seek(0)
-    said = contestant.errors.read().strip().splitlines() or ["it said nothing"]
+    said = contestant.errors.read().strip().splitlines() or ["it gave no output"]
     raise NotRun(said[-1][:200])
 
 # %% ../../nbs/reference/peers.ipynb #f67355dd
@@ -412,9 +415,9 @@ def answer(
                 timeout=limit,
             )
         except subprocess.TimeoutExpired as why:
-            raise NotRun(f"{needs[0]} said nothing for {limit:g} seconds") from why
+            raise NotRun(f"{needs[0]} gave no output for {limit:g} seconds") from why
     if done.returncode:
-        raise NotRun((done.stderr.strip().splitlines() or ["it said nothing"])[-1])
+        raise NotRun((done.stderr.strip().splitlines() or ["it gave no output"])[-1])
     about = dict(versions=versions, date=f"{datetime.date.today()}")
     said = json.loads(done.stdout.strip().splitlines()[-1])
     return about | dict(machine=records.machine()) | said

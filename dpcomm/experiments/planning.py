@@ -96,12 +96,14 @@ def _check_table(table, where):
     for name in ("experiment", "scale", "only"):
         if not isinstance(table.get(name, ""), str):
             raise ValueError(
-                f"{where}: {name} is {shown(table[name])}; write text in quotes"
+                f"{where}: {name} is {shown(table[name])}; it must be text: write it"
+                " in quotes"
             )
     seeds = table.get("seeds", [])
     if not isinstance(seeds, list) or not all(type(s) is int and s >= 0 for s in seeds):
         raise ValueError(
-            f"{where}: seeds is {shown(seeds)}; write whole numbers, as [0, 1]"
+            f"{where}: seeds is {shown(seeds)}; it must be a list of whole numbers:"
+            " write for example [0, 1]"
         )
 
 
@@ -114,12 +116,14 @@ def read_grid(
         asked = tomllib.loads(path.read_text(encoding="utf-8")).get("sweep", [])
     except ValueError as error:
         raise ValueError(
-            f"{path.name} is no TOML ({error}); correct the file"
+            f"{path.name} is not valid TOML ({error}); correct the file"
         ) from None
     if not isinstance(asked, list) or not all(isinstance(t, dict) for t in asked):
-        raise ValueError(f"{path.name}: sweep is no list of tables; write [[sweep]]")
+        raise ValueError(f"{path.name}: sweep is not a list of tables: write [[sweep]]")
     if not asked:
-        raise ValueError(f"{path.name} has no [[sweep]]; add one with an experiment")
+        raise ValueError(
+            f"{path.name} has no [[sweep]] table: add one that names an experiment"
+        )
     for table in asked:
         for name in table:
             if name not in allowed:
@@ -128,7 +132,9 @@ def read_grid(
                 )
         _check_table(table, path.name)
         if "experiment" not in table:
-            raise ValueError(f"{path.name}: a [[sweep]] has no experiment; name one")
+            raise ValueError(
+                f"{path.name}: a [[sweep]] table names no experiment: add its name"
+            )
     return [dict(name=table.pop("experiment"), **table) for table in asked]
 
 # %% ../../nbs/reference/planning.ipynb #cab505d8
@@ -270,7 +276,8 @@ def plan_decisive(asked: list, out=None) -> list:
     scale = asked[0]["scale"]
     if scale != "full":
         raise ValueError(
-            f"--decide at scale {scale}: only full-scale runs earn verdicts"
+            f"--decide is given at scale {scale}, and only full-scale runs receive"
+            " verdicts: use --scale full, or leave --decide out"
         )
     names = {each["name"]: each.get("only", "all") for each in asked}
     stand, wanted = _Stand(scale, out), {}

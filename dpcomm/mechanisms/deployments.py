@@ -257,8 +257,8 @@ def _check_cohort(deployment):
         )
     if sampling == "none" and cohort != n:
         raise ValueError(
-            f"cohort is {cohort} of {n} clients and sampling is 'none', where everyone"
-            " takes part: pass cohort = n_clients, or say how the cohort is drawn"
+            f"cohort is {cohort} of {n} clients and sampling is 'none', where every"
+            " client takes part: pass cohort = n_clients, or choose a sampling"
         )
 
 
@@ -269,16 +269,17 @@ def _check_visits(deployment):
         return
     if visits > most:
         raise ValueError(
-            f"visits is {visits}; one client sends at most {most} messages in"
+            f"visits is {visits}; a client sends at most {most} messages in"
             f" {deployment.rounds} rounds: lower visits, or leave it out"
         )
     needed = deployment.rounds * deployment.cohort
     short = visits * deployment.n_clients < needed
     if short and deployment.sampling in ("fixed", "none"):
         raise ValueError(
-            f"visits is {visits}; {deployment.n_clients} clients then fill"
-            f" {visits * deployment.n_clients} of {needed} places: raise visits to"
-            f" {-(-needed // deployment.n_clients)} or more, or lower rounds or cohort"
+            f"visits is {visits}; {deployment.n_clients} clients then send"
+            f" {visits * deployment.n_clients} of the {needed} messages: raise visits"
+            f" to {-(-needed // deployment.n_clients)} or more, or lower rounds or"
+            " cohort"
         )
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10009
@@ -361,34 +362,35 @@ def _check_mechanism(deployment, mechanism, accountant):
         )
     if not m.relations:
         raise ValueError(
-            f"{m.name} promises nothing with these parameters: give it noise, or a finite"
-            " eps"
+            f"{m.name} gives no privacy guarantee with these parameters: add noise, or"
+            " pass a finite eps"
         )
     order = list(TRUSTS)
     if order.index(m.trust) > order.index(s.trust):
         instead = "local=True or " if m.name == "gaussian" else ""
         raise ValueError(
-            f"trust is {shown(s.trust)}, and {m.name} is private under {shown(m.trust)}"
-            f" alone: pass {instead}trust={shown(m.trust)} if that is so, or take a"
-            " mechanism that needs less"
+            f"trust is {shown(s.trust)}, and {m.name} is private only under"
+            f" {shown(m.trust)}: pass {instead}trust={shown(m.trust)} if it applies,"
+            " or choose a mechanism that needs less trust"
         )
     given = dict(unit=s.unit != "client", accountant=accountant is not None)
     for name in (name for name, set in given.items() if set):
         if not _takes(type(m), name):
             raise ValueError(
-                f"{name} is {shown(accountant or s.unit)}, and {m.name} accounts in one"
-                f" way, for clients: leave {name} out"
+                f"{name} is {shown(accountant or s.unit)}, and {m.name} has one"
+                f" accountant, for clients: leave {name} out"
             )
     if s.delta == 0 and not isinstance(m, Local):
         raise ValueError(
-            f"delta is 0, and the promise of {m.name} needs one above 0: pass delta below"
-            " 1 / n_clients, or take a pure mechanism such as pm or privquant"
+            f"delta is 0, and the guarantee of {m.name} needs one above 0: pass a"
+            " delta below 1 / n_clients, or choose a pure mechanism such as pm or"
+            " privquant"
         )
     sizes = getattr(m, "groups", None)
     if sizes and s.groups and tuple(sizes) != s.groups:
         raise ValueError(
-            f"groups are {shown(s.groups)} here and {shown(sizes)} in the mechanism:"
-            " build it with the groups of the model"
+            f"groups is {shown(s.groups)} in the deployment and {shown(sizes)} in the"
+            " mechanism: build both with the groups of the model"
         )
     if m.summed:
         _check_shares(s, m)
@@ -400,14 +402,14 @@ def _check_shares(deployment, mechanism):
     if s.dropouts > s.tolerance:
         raise ValueError(
             f"dropouts is {s.dropouts} and tolerance {s.tolerance}; more clients are"
-            " expected to leave than the noise allows for: raise tolerance"
+            " expected to drop out than the noise allows for: raise tolerance"
         )
     left = s.cohort - math.floor(s.tolerance * s.cohort + 1e-9)
     if m.honest > left:
         raise ValueError(
-            f"{m.name} counts on {m.honest} shares of noise, and {s.cohort} clients of"
-            f" whom {s.tolerance:.0%} may leave bring {left}: build it with n_clients ="
-            f" {s.cohort} and tolerance = {s.tolerance}"
+            f"{m.name} needs {m.honest} shares of noise, and {s.cohort} clients,"
+            f" {s.tolerance:.0%} of whom may drop out, leave {left}: build it with"
+            f" n_clients = {s.cohort} and tolerance = {s.tolerance}"
         )
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10013
@@ -570,19 +572,19 @@ def _given(deployment, cls, free, clip_norm, fixed):
     known = {field.name: field for field in fields(cls)}
     if not cls.free:
         raise ValueError(
-            f"{cls.name} does not say what calibration may set: give the class an"
-            " attribute free, the name of a field"
+            f"{cls.name} does not name the parameter to calibrate: give the class an"
+            " attribute free with the name of a field"
         )
     if free in fixed:
         raise ValueError(
-            f"{free} of {cls.name} is what calibrate sets: leave it out, or pass the"
-            " mechanism to guarantee"
+            f"{free} of {cls.name} is set by calibrate: leave it out, or use"
+            f" `guarantee` with a given {free}"
         )
     for name in fixed:
         if name not in known:
             raise ValueError(
-                f"{shown(name)} is no field of {cls.name}; it has {', '.join(known)}: did"
-                f" you mean {nearest(name, known)!r}?"
+                f"{shown(name)} is not a parameter of {cls.name}; it has"
+                f" {', '.join(known)}: did you mean {nearest(name, known)!r}?"
             )
     s = deployment
     shared = dict(n_clients=s.cohort, tolerance=s.tolerance, groups=s.groups)
@@ -630,8 +632,8 @@ def _check_ring(fine, bits, eps, account):
     if not serves(bits):
         enough = bisect_left(range(32), True, key=serves)
         raise TooFewBits(
-            f"ring_bits is {bits}; at eps = {eps:g} rounding takes more than {MORE} times"
-            f" the noise of 32 bits: ask for a larger eps, or use ring_bits = {enough} or"
+            f"ring_bits is {bits}; at eps = {eps:g} rounding needs more than {MORE}"
+            f" times the noise of 32 bits: raise eps, or use ring_bits = {enough} or"
             " more",
             enough,
         )

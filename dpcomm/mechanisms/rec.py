@@ -476,8 +476,8 @@ def _fitting_relation(sampling, relation):
                 return r
     told = ", ".join(f"{shown(s)} with {shown(r)}" for s, r in pairs)
     raise ValueError(
-        f"sampling is {shown(sampling)} and relation {shown(relation)}; accounted are"
-        f" {told}, proved as Propositions F, H, L and N on the page dprec_theorem: pass"
+        f"sampling is {shown(sampling)} and relation {shown(relation)}; the accountant"
+        f" covers {told} (Propositions F, H, L and N on the page dprec_theorem): pass"
         " one of these pairs"
     )
 
@@ -486,9 +486,10 @@ def _algorithm7(mechanism, slots, n_clients, groups, delta, relation, version):
     "The paper's claim, for slots drawn with replacement. [dprec Alg. 7]"
     if relation != "null-slot":
         raise ValueError(
-            f"relation is {shown(relation)}; Algorithm 7 accounts only for slots drawn with"
-            " replacement, null messages in the others: use accountant='exact-balle', or"
-            " sampling='replacement' with relation='null-slot'"
+            f"relation is {shown(relation)}; Algorithm 7 covers only slots drawn with"
+            " replacement and null messages in the other slots: use"
+            " accountant='exact-balle', or sampling='replacement' with"
+            " relation='null-slot'"
         )
     check_between("n_clients", n_clients, 2)
     c, nbits = mechanism.clip_norm / mechanism.std, groups * mechanism.index_bits

@@ -182,8 +182,8 @@ def _corners_of(mechanism, message):
     drawn = unpack_bits(payload, corner_bits(d), mechanism.repeats)
     if drawn.max() >= 2 * d:
         raise BadMessage(
-            f"message names corner {drawn.max()}; d = {d} has corners"
-            f" 0..{2 * d - 1}: it was corrupted, send it again"
+            f"message names corner {drawn.max()}; d = {d} has corners 0..{2 * d - 1}:"
+            " the message is damaged, send it again"
         )
     return drawn
 

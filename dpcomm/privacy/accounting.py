@@ -220,8 +220,8 @@ def _check_curve(orders, rdp):
     if orders.shape == rdp.shape:
         return orders, rdp
     raise ValueError(
-        f"rdp has shape {rdp.shape}; it must be {orders.shape}, as orders: compute it"
-        " at these orders"
+        f"rdp has shape {rdp.shape}; it must be {orders.shape}, like orders: compute"
+        " it at these orders"
     )
 
 
@@ -286,8 +286,8 @@ def guarantee_from_rdp(
     """
     if missing := [name for name in STATED if name not in fields]:
         raise ValueError(
-            f"{', '.join(missing)} is None; a guarantee must name every field: pass"
-            " them by keyword"
+            f"{', '.join(missing)} is None, and a guarantee must state every field:"
+            " pass it by keyword"
         )
     eps, order = rdp_to_eps(orders, rdp, delta, conversion)
     note = f"best order {order:g}"
@@ -404,8 +404,8 @@ def _sensitivity(relation, sampling, trust, accountant):
     check_choice("trust", trust, NORMAL)
     if missing := _missing_bound(relation, sampling, trust, accountant):
         raise ValueError(
-            f"relation = {shown(relation)} with sampling = {shown(sampling)} and trust ="
-            f" {shown(trust)} cannot be accounted: missing is {missing}."
+            f"relation = {shown(relation)} with sampling = {shown(sampling)} and trust"
+            f" = {shown(trust)} cannot be accounted for: {missing} is missing."
         )
     _check_combination(trust, sampling, relation)
     return 2.0 if relation in ("replace", "local") else 1.0
@@ -481,8 +481,8 @@ def check_everyone(
     "Refuse amplification where the server sees who sends. [Dwork & Roth 2014]"
     if not (isinstance(sampling, str) and sampling == "none"):
         raise ValueError(
-            f"sampling is {shown(sampling)}; the server sees who sends, so that nothing is"
-            " amplified: use sampling='none'"
+            f"sampling is {shown(sampling)}; the server sees who sends, so sampling"
+            " amplifies nothing: use sampling='none'"
         )
     return sampling
 
@@ -566,8 +566,8 @@ def _check_interval(low, high, increasing):
     "Refuse a bracket that is not two finite numbers in order, with a direction."
     if not isinstance(increasing, (bool, np.bool_)):
         raise ValueError(
-            f"increasing is {shown(increasing)}; it must be True or False: say whether"
-            " eps grows with the parameter"
+            f"increasing is {shown(increasing)}; it must be True or False: pass True"
+            " if eps grows with the parameter"
         )
     check_number("high", high, "(-inf, inf)")
     check_number("low", low, f"(-inf, {shown(float(high))})")
@@ -619,6 +619,6 @@ def _check_bracket(guarantee_at, eps, safe, risky, increasing):
         else f"pass increasing={not increasing}"
     )
     raise ValueError(
-        f"eps is {shown(eps)}; in this bracket it must lie between {at_safe:.4g}"
+        f"eps is {shown(eps)}; within this bracket it must lie between {at_safe:.4g}"
         f" (parameter {safe:g}) and {at_risky:.4g} (parameter {risky:g}): {advice}"
     )

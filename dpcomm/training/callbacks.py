@@ -74,8 +74,8 @@ def check_callbacks(
     for each in found:
         if not isinstance(each, Callback):
             raise TypeError(
-                f"callbacks holds {shown(each)}, which is no Callback: pass instances of"
-                " dpcomm.training.callbacks.Callback or of a class derived from it"
+                f"callbacks holds {shown(each)}, which is not a Callback: pass"
+                " instances of dpcomm.training.callbacks.Callback or of a subclass"
             )
     return found
 

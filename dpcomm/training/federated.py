@@ -87,18 +87,19 @@ class Session:
             here = None
         if here is None or here.type == "meta":
             raise ValueError(
-                f"device is {shown(self.device)}; torch cannot compute on it here: use"
-                " 'cpu', or a machine that has it"
+                f"device is {shown(self.device)}; torch cannot use it on this machine:"
+                " use 'cpu', or a machine with this device"
             )
         if self.executor is not None and not hasattr(self.executor, "submit"):
             raise TypeError(
-                f"executor is {shown(self.executor)}; it cannot be used here: pass one of"
-                " concurrent.futures, such as ProcessPoolExecutor(4)"
+                f"executor is {shown(self.executor)}; it must be an executor: pass one"
+                " of concurrent.futures, such as ProcessPoolExecutor(4)"
             )
         if self.executor is not None and self.workers != 1:
             raise ValueError(
-                f"workers is {shown(self.workers)}, threads of this process, and executor"
-                " trains elsewhere: leave one of them out"
+                f"workers is {shown(self.workers)}, a number of threads in this"
+                " process, and executor trains in other processes: leave one of them"
+                " out"
             )
 
 # %% ../../nbs/training/federated.ipynb #b2163713
@@ -175,7 +176,9 @@ def _report(run, task, guarantee, metrics, train_loss):
     score = partial(metrics, task.model) if metrics else partial(_scores, task)
     scores = score(run.w, data.x_test, data.y_test)
     if not isinstance(scores, dict) or not scores:
-        raise TypeError(f"metrics returns {shown(scores)}: return a dict of scores")
+        raise TypeError(
+            f"metrics returned {shown(scores)}; it must return a dict of scores"
+        )
     eps, bits = guarantee(run.round).eps if guarantee else None, run.ledger
     run.history.append(
         {
@@ -219,7 +222,7 @@ def _check_kinds(task, guarantee, metrics):
     ):
         if not fits:
             raise TypeError(
-                f"{name} is {shown(value)}; it cannot be used here: pass {what}"
+                f"{name} is {shown(value)}; this is not allowed: pass {what}"
             )
 
 
@@ -250,7 +253,7 @@ def _check_test(task):
     if classes and (bad := labels[(labels < 0) | (labels >= classes)]).numel():
         raise ValueError(
             f"the test set holds a label {int(bad[0])}; the model's classes are 0 to"
-            f" {classes - 1}: mend the label, or pass metrics"
+            f" {classes - 1}: correct the label, or pass metrics"
         )
 
 
@@ -259,7 +262,8 @@ def _check_task(run, task, metrics, device):
     federation = task.federation
     if metrics is None and not len(federation.data.y_test):
         raise ValueError(
-            "the test set is empty, and evaluations need one: pass test=, or metrics="
+            "the test set is empty, and an evaluation needs one: pass test=, or"
+            " metrics="
         )
     if run.finished or trains_itself(task.model, task.config.engine):
         return
@@ -287,15 +291,16 @@ def _more_of_a_round(nonfinite, weights, adaptive, task, advance) -> dict:
     if adaptive is not None:
         if not isinstance(adaptive, AdaptiveClip):
             raise TypeError(
-                f"adaptive is {shown(adaptive)}; it must say how the clip moves: pass"
+                f"adaptive is {shown(adaptive)}; it must be an AdaptiveClip: pass"
                 " AdaptiveClip(quantile=0.5)"
             )
         adaptive.split(task.mechanism, task.config.cohort)  # or why it cannot move
         more["adaptive"] = adaptive
     if more and advance is not one_round:
         raise ValueError(
-            "nonfinite, weights and adaptive are for federated.one_round, and advance is"
-            f" {getattr(advance, '__name__', advance)!s:.40}: leave them out"
+            "nonfinite, weights and adaptive work only with federated.one_round, and"
+            f" advance is {getattr(advance, '__name__', advance)!s:.40}: leave them"
+            " out"
         )
     return more
 
@@ -322,13 +327,13 @@ def _last_round(promised, rounds, most):
     check_number("max_epsilon", most, "(0, inf)")
     if promised is None:
         raise ValueError(
-            "max_epsilon is given, and no guarantee that could reach it: pass deployment"
-            " or guarantee too"
+            "max_epsilon is given without a guarantee to check: pass deployment or"
+            " guarantee as well"
         )
     last = affordable(lambda t: promised(t).eps, rounds, most)
     if not last:
         raise ValueError(
-            f"max_epsilon is {most:g}, and the first round alone spends"
+            f"max_epsilon is {most:g}, and the first round alone has epsilon"
             f" {promised(1).eps:.3g}: raise it, or use more noise"
         )
     return last
@@ -412,8 +417,9 @@ def simulate(
     )
     if run.round > last:
         raise ValueError(
-            f"max_epsilon is {max_epsilon:g}, and the {run.round:,} rounds of the checkpoint"
-            f" have spent {promised(run.round).eps:.3g}: raise it, or leave the run as it is"
+            f"max_epsilon is {max_epsilon:g}, and the {run.round:,} rounds of the"
+            f" checkpoint already have epsilon {promised(run.round).eps:.3g}: raise"
+            " it, or do not resume the run"
         )
     _check_task(run, task, metrics, own.device)
     task = _placed(task, own.device, advance)
@@ -476,11 +482,14 @@ def train(
         check_choice("setting", name, sorted(config | options))
     if not hasattr(clients, "visit"):
         if test is None:
-            raise TypeError("test is None; a run is evaluated: pass test=(x, y)")
+            raise TypeError(
+                "test is None, and a run needs a test set: pass test=(x, y)"
+            )
         clients = Federation.of(clients, test)
     elif test is not None:
         raise TypeError(
-            "test is given beside a Federation, which has its own: leave it out"
+            "test is given together with a Federation, which has its own test set:"
+            " leave it out"
         )
     own = Config(**{name: settings.pop(name) for name in config & settings.keys()})
     task = Task(model, clients, mechanism, own, seed, loss)

@@ -87,9 +87,9 @@ def _within_memory(w, rows):
         if not full and "DefaultCPUAllocator" not in str(error):
             raise
         raise torch.OutOfMemoryError(
-            f"{w.device} has no memory for {len(rows)} clients of {len(w)} weights with"
-            f" {rows.shape[2]} examples a step: lower batch, train one client at a time"
-            " with engine='loop', or lower workers"
+            f"{w.device} does not have enough memory for {len(rows)} clients of"
+            f" {len(w)} weights with {rows.shape[2]} examples per step: lower batch or"
+            " workers, or train one client at a time with engine='loop'"
         ) from error
 
 
@@ -118,8 +118,8 @@ def _train_chunk(trainer, local, keep, chunk):
         updates, losses, bad = _train_visits(trainer, local, chunk)
     except IndexError as error:
         raise ValueError(
-            f"an input or target of client {', '.join(map(str, chunk.who))} is out of the"
-            f" model's range ({told(error)}): mend it or drop the client"
+            f"an input or target of client {', '.join(map(str, chunk.who))} is outside"
+            f" the model's range ({told(error)}): correct it or drop the client"
         ) from error
     return updates if keep is None else keep(updates, chunk.visits), losses, bad
 
@@ -339,9 +339,9 @@ def shares(weights, n_clients: int) -> np.ndarray:
         or not p.any()
     ):
         raise ValueError(
-            f"weights is {shown(weights)}; there must be one for each of the {n_clients}"
-            " clients, finite, none negative and not all 0: pass such as"
-            " np.minimum(federation.sizes, 100)"
+            f"weights is {shown(weights)}; there must be one for each of the"
+            f" {n_clients} clients, all finite and non-negative, and not all 0: pass"
+            " for example np.minimum(federation.sizes, 100)"
         )
     return p / p.max()
 
@@ -370,8 +370,8 @@ def _packed(what):
         return pickle.dumps(what)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(
-            f"the model, loss or mechanism cannot go to another process ({told(error)}):"
-            " define its classes and functions in a module"
+            "the model, loss or mechanism cannot be sent to another process"
+            f" ({told(error)}): define its classes and functions in a module"
         ) from error
 
 
@@ -431,8 +431,9 @@ class Spread:
             if "fork-based" not in str(error):
                 raise
             raise RuntimeError(
-                "this process has computed gradients in threads, and its forks cannot:"
-                " give the executor mp_context=multiprocessing.get_context('spawn')"
+                "this process has computed gradients in threads, after which a forked"
+                " process cannot compute any: give the executor"
+                " mp_context=multiprocessing.get_context('spawn')"
             ) from error
         if memory is not None:
             keep.memory[keep.rows[visits]] = memory
@@ -508,8 +509,8 @@ def one_round(
         raise FloatingPointError(f"round {t}: {error}") from None
     if dropped and not run.dropped:
         warnings.warn(
-            f"round {t}: {dropped[0][1]}; until then it counts as a client without"
-            " examples, and Run.dropped lists it"
+            f"round {t}: {dropped[0][1]}; the client is treated as having no examples,"
+            " and Run.dropped lists it"
         )
     run.dropped += [(t, client) for client, _ in dropped or ()]
     if parts is not None:

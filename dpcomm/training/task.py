@@ -134,8 +134,8 @@ def among(
         there = np.flatnonzero(left > 0)
         if len(there) < cohort:
             raise ValueError(
-                f"visits are spent: {len(there)} clients may still take part in round"
-                f" {t}, and cohort is {cohort}: raise visits, lower rounds to {t}, or use"
+                f"only {len(there)} clients have visits left in round {t}, and cohort"
+                f" is {cohort}: raise visits, lower rounds to {t}, or use"
                 " sampling='poisson'"
             )
         return there[sample_cohort(len(there), cohort, "fixed", rng)]
@@ -232,8 +232,8 @@ class Task:
     def __post_init__(self):
         if not hasattr(self.federation, "visit"):
             raise TypeError(
-                f"federation is a {type(self.federation).__name__}; it must know its"
-                " clients: pass Federation.of(clients, test=(x, y))"
+                f"federation is a {type(self.federation).__name__}; it must be a"
+                " Federation: pass Federation.of(clients, test=(x, y))"
             )
         if (alter := _ALTER.get()) is not None:
             object.__setattr__(self, "config", alter(self))

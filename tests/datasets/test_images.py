@@ -501,10 +501,10 @@ DAMAGES = [
         "all_data_0.json, U, has no x and y in user_data.*recreate the file",
     ),
     (lambda c, e: e.pop("y"), "U, has no x and y"),
-    (lambda c, e: e["y"].pop(), "U, has 6 images, 5 labels and announces 6; .* equal"),
+    (lambda c, e: e["y"].pop(), "U, has 6 images, 5 labels and declares 6; .* equal"),
     (
         lambda c, e: c["num_samples"].__setitem__(3, 9),
-        "U, has 6 images, 6 labels and announces 9",
+        "U, has 6 images, 6 labels and declares 9",
     ),
     (
         lambda c, e: c["num_samples"].pop(),
@@ -600,7 +600,7 @@ def test_clients_of_unequal_lengths_are_refused_by_name():
     for x, y, n, says in (
         ([], [], None, "has no image"),
         ([1, 2], [1], None, "2 images, 1 labels; these must be equal"),
-        ([1], [1], 3, "and announces 3"),
+        ([1], [1], 3, "and declares 3"),
         ("x", [1], None, "a list"),
     ):
         with pytest.raises(ValueError, match=says):

@@ -314,7 +314,7 @@ def test_an_average_is_of_finite_floats_a_client_a_row():
         with pytest.raises((TypeError, ValueError), match=why):
             m.aggregate(wrong, 4, rng)
     for stream in (None, 0, "rng"):
-        with pytest.raises(TypeError, match="private_stream.. where it must hide"):
+        with pytest.raises(TypeError, match="private_stream.. if the noise must"):
             m.aggregate(rows, 4, stream)
 
 
