@@ -196,9 +196,9 @@ class RingGrid(SharedNoise):
         room = 4.0**self.ring_bits - rounding
         if room <= 0:
             raise ValueError(
-                f"ring_bits is {self.ring_bits}; the rounding of {self.n_clients} vectors alone"
-                f" fills such a ring: use at least {math.floor(math.log2(rounding) / 2) + 1}"
-                " bits, or fewer clients"
+                f"ring_bits is {self.ring_bits}, too few even for the rounding of"
+                f" {self.n_clients} vectors: use at least"
+                f" {math.floor(math.log2(rounding) / 2) + 1} bits, or fewer clients"
             )
         return room
 
@@ -293,8 +293,8 @@ class RingCodec(RingGrid):
         """
         if np.shape(total)[-1:] != (self.size(d),):
             raise ValueError(
-                f"total has shape {np.shape(total)}; the words of {d} entries are"
-                f" {self.size(d)}: pass the sum of the clients' words"
+                f"total has shape {np.shape(total)}; {d} entries need {self.size(d)}"
+                " words: pass the sum of the clients' words"
             )
         lifted = torch.from_numpy(self.ring.lift(total)).double() * self.step(d)
         return self.unrotated(lifted, d).float()
@@ -411,8 +411,8 @@ def check_release(
     check_number("q", q, "(0, 1]")
     if relation == "replace" and q != 1:
         raise ValueError(
-            "relation is 'replace'; under sampling it must be 'zero-out': choose it,"
-            " or q=1"
+            "relation is 'replace'; under sampling it must be 'zero-out': pass"
+            " 'zero-out', or q=1"
         )
 
 # %% ../../nbs/secagg/modular_noise.ipynb #44346a1a
@@ -596,7 +596,7 @@ def refuse_bits(
     enough = next((bits for bits in range(ring_bits + 1, 33) if works(bits)), None)
     fix = "32 bits are not enough either: raise most or eps"
     raise ValueError(
-        f"ring_bits is {ring_bits}; eps = {eps:g} in {d} coordinates takes more than"
+        f"ring_bits is {ring_bits}; eps = {eps:g} in {d} coordinates needs more than"
         f" {most:g} times the Gaussian's noise multiplier of {multiplier:.4g}: "
         + (f"use at least {enough} bits" if enough else fix)
     )
