@@ -2,6 +2,8 @@
 
 import csv
 import io
+import sys
+from types import SimpleNamespace
 
 import matplotlib
 
@@ -9,6 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from PIL import Image
 from scipy.stats import t
 
 from dpcomm.evidence import figures, records
@@ -55,6 +58,32 @@ def test_style_restores_and_is_white():
     with pytest.raises(RuntimeError), figures.style():
         raise RuntimeError
     assert dict(plt.rcParams) == before
+
+
+def test_a_notebook_stores_two_dots_a_pixel_and_says_the_size():
+    figure = plt.figure(figsize=(3, 2), dpi=50)
+    figure.text(0, 0, "x")
+    figure.text(1, 1, "y")
+    data, size = figures.sharp(figure)
+    image = Image.open(io.BytesIO(data))
+    assert image.mode == "P" and image.size[0] > 2 * 3 * 50 - 2
+    assert [2 * size["width"], 2 * size["height"]] == pytest.approx(image.size, abs=1)
+    plt.close(figure)
+
+
+def test_only_a_notebook_is_asked_to_store_sharp_figures(monkeypatch):
+    asked = {}
+    formatter = SimpleNamespace(for_type=asked.__setitem__)
+    display = SimpleNamespace(formatters={"image/png": formatter})
+    shell = SimpleNamespace(display_formatter=display)
+    ipython = SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "matplotlib_inline.backend_inline", ipython)
+    with figures.style():
+        assert not asked, "a terminal of IPython shows windows"
+    shell.kernel = None
+    with figures.style():
+        assert asked == {matplotlib.figure.Figure: figures.sharp}
 
 
 def test_paper_is_hollow_and_dashed_ours_filled_with_a_band():

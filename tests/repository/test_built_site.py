@@ -281,6 +281,55 @@ def test_a_link_into_a_closed_box_opens_it(site):
     assert "collapse show" not in plain and linked.count("collapse show") == 1
 
 
+FIGURE = "main figure img"
+LIGHTBOX = "document.querySelector('dialog.lightbox')"
+
+
+@pytest.mark.skipif(not browser.BROWSER, reason="NOT CHECKED: no Chromium on PATH")
+def test_a_figure_opens_by_key_and_click_and_closes_by_escape(site):
+    figure = f"document.querySelector('{FIGURE}')"
+    with browser.served(site) as address, browser.Tab() as tab:
+        tab.open(f"{address}/papers/sqsgd.html")
+        assert tab.js(f"{figure}.tabIndex") == 0 and tab.js(f"{figure}.alt")
+        assert not tab.js(f"{LIGHTBOX}.open")
+        tab.js(f"{figure}.focus()")
+        tab.press("Enter")
+        assert tab.js(f"{LIGHTBOX}.open")
+        large = f"{LIGHTBOX}.querySelector('img')"
+        assert tab.js(f"{large}.src === {figure}.src && {large}.alt === {figure}.alt")
+        tab.press("Escape")
+        assert not tab.js(f"{LIGHTBOX}.open")
+        assert tab.js(f"document.activeElement === {figure}"), "focus comes back"
+        tab.click(FIGURE)
+        assert tab.js(f"{LIGHTBOX}.open")
+        tab.click("dialog.lightbox img")
+        assert not tab.js(f"{LIGHTBOX}.open")
+
+
+HIDDEN = """[...document.querySelectorAll('main img, main tr, main p, main pre')]
+    .filter(e => !e.getClientRects().length && !e.closest('template, details:not([open])'))
+    .length"""
+
+
+@pytest.mark.skipif(not browser.BROWSER, reason="NOT CHECKED: no Chromium on PATH")
+@tabled("room", ["papers", "experiments"])
+def test_nothing_is_hidden_without_scripts_or_on_paper(room, site):
+    page = next(page for page in PAGES if page.parent.name == room)
+    with browser.served(site) as address, browser.Tab() as tab:
+        tab.open(f"{address}/{page}")
+        assert tab.js(HIDDEN) > 0, "a closed box hides something on a screen"
+        tab.do("Emulation.setEmulatedMedia", media="print")
+        tab.js("dispatchEvent(new Event('beforeprint'))")
+        assert tab.js(HIDDEN) == 0
+        assert not tab.js(
+            "document.querySelectorAll('main details:not([open])').length"
+        )
+        tab.do("Emulation.setEmulatedMedia", media="")
+        tab.do("Emulation.setScriptExecutionDisabled", value=True)
+        tab.open(f"{address}/{page}")
+        assert tab.js(HIDDEN) == 0
+
+
 def test_the_foot_says_what_the_site_was_built_from(site):
     text = (site / "index.html").read_text("utf-8")
     (foot,) = re.findall(r"dpcomm ([\d.]+), built from commit (\w+) of ([\w-]+)", text)
