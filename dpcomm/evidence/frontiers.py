@@ -117,7 +117,7 @@ def picture(found: tuple, task: str, title: str = ""):
             axis.set_xlabel("uplink, bits / parameter / round")
         marks, names = axes[0, 0].get_legend_handles_labels()
         figure.suptitle(title)
-        figure.legend(marks, names, loc="outside lower center", ncols=4, fontsize=7)
+        figure.legend(marks, names, loc="outside lower center", ncols=4, fontsize=7.5)
     return figure
 
 

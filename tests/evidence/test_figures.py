@@ -334,10 +334,10 @@ ONE = figures.series("rec", [1, 2], [3.0, 4.0])
         ),
         (lambda: figures.curve([ONE], "", "y"), "xlabel"),
         (lambda: figures.curve([ONE], "x", ""), "ylabel"),
-        (lambda: figures.curve([ONE], "x", "y", log="z"), "log='z'"),
+        (lambda: figures.curve([ONE], "x", "y", log="z"), "log is 'z'"),
         (
             lambda: figures.hist2([1.0, np.nan], [1.0], ("a", "b"), "x"),
-            "a holds 2 values, 1 finite",
+            "a holds 2 values, of which 1 are finite",
         ),
         (lambda: figures.hist2([1.0], [], ("a", "b"), "x"), "b holds 0 values"),
         (lambda: figures.as_csv([]), "rows is empty"),
