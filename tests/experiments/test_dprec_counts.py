@@ -25,6 +25,12 @@ def test_an_update_of_a_thousand_parameters_in_indices_of_eight_bits():
     assert found == {"index.equivalent": [1000 * 4, "8-bit indices"]}
 
 
+def test_as_much_goes_up_as_down_without_a_replay():
+    counted = dprec_counts.count("femnist.only.fedavg", 0)
+    assert counted.uplink_bits == counted.downlink_bits > 0
+
+
+@pytest.mark.deep
 def test_shares_are_percents_and_half_where_as_much_goes_up_as_down():
     shares = dprec_counts.formulas("shares")
     assert all(0 < value < 100 for value, unit in shares.values())
