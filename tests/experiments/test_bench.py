@@ -302,6 +302,7 @@ def test_other_work_has_exit_code_one(few, monkeypatch, capsys):
     assert "its times are of other work" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.deep
 def test_json_is_one_record_and_nothing_else(few, capsys, tmp_path):
     code = cli.main("bench W1 accountants --peer loop --repeats 1 --json".split())
     shown = capsys.readouterr()

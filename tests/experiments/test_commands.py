@@ -62,6 +62,7 @@ def test_lines_are_one_a_run_and_name_it(tmp_path, capsys):
         assert f"dprec-mnist smoke {key} 0 --out {tmp_path}" in line
 
 
+@pytest.mark.deep
 def test_a_sweep_plays_what_is_missing_once(tmp_path, capsys):
     code, shown = said(f"{SMOKE} --processes 1 --out {tmp_path}", capsys)
     assert code == 0 and "2 of 2 done" in shown.err
