@@ -135,7 +135,7 @@ def _audit_options(parser):
 def _bench_options(parser):
     "The options of `dpcomm bench`."
     add = parser.add_argument
-    shown = "W1, W2, cnn, lstm, codecs, secagg, accountants, growth, layers, memory or"
+    shown = "W1, W2, cnn, resnet, lstm, codecs, secagg, accountants, growth, layers, memory or"
     shown += " clients; all if left out"
     add("names", nargs="*", metavar="NAME", help=shown)
     rival = "loop, pfl or flower beside our engines; dp_accounting, opacus or"
@@ -145,6 +145,7 @@ def _bench_options(parser):
     add("--threads", type=int, default=1, metavar="N", help="of every contestant")
     add("--repeats", type=int, default=5, metavar="R", help="timed turns of each")
     add("--whole", action="store_true", help="larger rounds of W2 and clients")
+    add("--device", default="cpu", metavar="cpu|cuda", help="of rounds and codecs")
     add("--json", action="store_true", help="one record on one line")
 
 # %% ../nbs/reference/cli.ipynb #c4001001
@@ -783,12 +784,12 @@ def bench_all(
     from dpcomm.evidence import terminal
     from dpcomm.experiments import bench
 
-    names = tuple(dict.fromkeys(args.names or bench.NAMES))
-    settings = dict(repeats=args.repeats, threads=args.threads, whole=args.whole)
+    known = bench.NAMES if args.device == "cpu" else bench.ON_A_GPU
+    names = tuple(dict.fromkeys(args.names or known))
+    settings = dict(repeats=args.repeats, threads=args.threads, device=args.device)
     settings |= dict(peers=tuple(dict.fromkeys(args.peer)), python=args.peer_python)
-    bench.check(
-        names, *(settings[k] for k in ("peers", "repeats", "threads", "python"))
-    )
+    bench.check(names, **settings)
+    settings |= dict(whole=args.whole)
     with terminal.one_line() as say:
         record = bench.run(names, say=say, **settings)
     if args.json:

@@ -35,11 +35,14 @@ import torch
 
 folder, own = Path(os.environ["BENCH_FOLDER"]), os.environ["BENCH_NAME"]
 work = np.load(folder / "work.npz")
-x, y, plan = (torch.from_numpy(work[name]) for name in ("x", "y", "plan"))
+device = torch.device(os.environ["BENCH_DEVICE"])
+x, y, plan = (torch.from_numpy(work[name]).to(device) for name in ("x", "y", "plan"))
 lr, rounds, threads = float(work["lr"]), int(work["rounds"]), int(work["threads"])
 model = torch.load(folder / "model.pt", weights_only=False)  # the referee's file
+model = model.to(device)
 first = torch.cat([p.detach().flatten() for p in model.parameters()])
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+torch.backends.cudnn.allow_tf32 = False  # nobody computes in fewer digits
 """
 
 # %% ../../nbs/reference/peers.ipynb #1e5cae63
@@ -65,7 +68,9 @@ def cpu_below():
 
 
 def memory():
-    "Sum of the peaks of this process and of those below it, MiB; null elsewhere."
+    "Sum of the peaks of this process and of those below it, MiB; of a GPU its own."
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
     files = [Path(f"/proc/{pid}/status") for pid in (os.getpid(), *below())]
     peaks = [f.read_text().partition("VmHWM:")[2].split() for f in files if f.exists()]
     return sum(int(p[0]) for p in peaks if p) / 1024 if peaks else None
@@ -73,21 +78,29 @@ def memory():
 
 # %% ../../nbs/reference/peers.ipynb #6c32ac79
 TAKE_TURNS = """
+def settle():
+    "Until a GPU has done what was asked of it."
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
 def wait():
     "Until the referee says go; then the clocks start."
     global start
     if not sys.stdin.readline():
         os._exit(0)  # nobody is there any more
+    settle()
     start = cpu_below(), time.perf_counter(), time.process_time()
 
 
 def done(parameters):
     "Stop the clocks; leave the first round's update, and say what the round cost."
+    settle()
     cpu, wall = time.process_time() - start[2], time.perf_counter() - start[1]
-    cpu += cpu_below() - start[0]
+    cpu = wall if device.type == "cuda" else cpu + cpu_below() - start[0]
     if not (folder / f"{own}.npy").exists():
         now = torch.cat([p.detach().flatten() for p in parameters])
-        np.save(folder / f"{own}.npy", (now - first).numpy())
+        np.save(folder / f"{own}.npy", (now - first).cpu().numpy())
     print(json.dumps(dict(cpu=cpu, wall=wall, memory=memory())), flush=True)
 """
 SHARED = READ + COUNT + TAKE_TURNS
@@ -96,18 +109,18 @@ SHARED = READ + COUNT + TAKE_TURNS
 OURS = """
 from concurrent.futures import ThreadPoolExecutor
 
-from dpcomm.training import federated_round, fused, local_sgd
+from dpcomm.training import federated_round, local_sgd
 
-w, _ = first, fused.pin_allocator()
-trainer, size = local_sgd.local_trainer(model, w, os.environ["BENCH_ENGINE"])
-chunks = plan.tensor_split(federated_round.chunk_ends(len(plan), size)[:-1])
+w, (engine, _, compiled) = first, os.environ["BENCH_ENGINE"].partition("+")
+trainer, size = local_sgd.local_trainer(model, w, engine, compiled=bool(compiled))
+chunks = plan.tensor_split(federated_round.chunk_ends(len(plan), size, device)[:-1])
 
 
 def train(some):
     return trainer(w, x, y, some, lr, None)[0].sum(0)
 
 
-with fused.fast_products(), ThreadPoolExecutor(threads) as pool:
+with federated_round.one_thread(device), ThreadPoolExecutor(threads) as pool:
     for _ in range(rounds):
         wait()
         w = w + sum(pool.map(train, chunks)) / len(plan)
@@ -313,7 +326,9 @@ def _environment(contestant, python):
     found = dict(with_package(python), **QUIET, BENCH_FOLDER=folder, FLWR_HOME=folder)
     found |= dict(BENCH_NAME=contestant.own, BENCH_ENGINE=contestant.engine)
     threads = "1" if contestant.name in WORKERS else str(contestant.threads)
-    return found | dict(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
+    found |= dict(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if contestant.device == "cpu" else {}
+    return found | hidden | dict(BENCH_DEVICE=contestant.device)
 
 # %% ../../nbs/reference/peers.ipynb #8e30ee74
 class NotRun(Exception):
@@ -329,6 +344,7 @@ class Contestant:
     threads: int = 1  # at least 1
     engine: str = ""  # of ours
     python: str = None  # its Python; None: this one
+    device: str = "cpu"  # cpu or cuda
 
     def __post_init__(self):
         self.own = f"{self.name}-{self.engine}".rstrip("-")

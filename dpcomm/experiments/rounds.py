@@ -35,6 +35,7 @@ WORKLOADS = {  # name -> (model, clients, clients of the whole round, steps, bat
     "W1": ("lenet5", 10, 10, 25, 20),
     "W2": ("cnn_same", 10, 100, 5, 10),
     "cnn": ("cnn", 10, 10, 25, 20),
+    "resnet": ("resnet110", 2, 10, 1, 32),
     "lstm": ("lstm", 2, 2, 5, 10),
 }
 
@@ -110,40 +111,56 @@ def training_flops(model: nn.Module, x: Tensor) -> int:
 # %% ../../nbs/reference/rounds.ipynb #5a12f3e7
 def peak_flops(
     repeats: int = 3,  # of each product, at least 1
-    sizes: tuple = (1024, 2048),  # of the matrices
-) -> float:  # operations in a CPU second
+    sizes: tuple = None,  # of the matrices; None: such as fill the device
+    device="cpu",  # cpu or cuda
+) -> float:  # operations in a CPU second, or in a second of a GPU
     "The fastest large product of this machine in single precision."
+    sizes = sizes or ((1024, 2048) if device == "cpu" else (4096, 8192))
     before, best = torch.get_float32_matmul_precision(), 0.0
     try:
         for n in sizes:
-            a = normal((n, n), seed_tree(0, "bench", "product"))
+            a = normal((n, n), seed_tree(0, "bench", "product")).to(device)
             exact = a[:8].double() @ a.double()
             for precision in ("highest", "medium"):
                 torch.set_float32_matmul_precision(precision)
                 error = (a @ a)[:8].double() - exact
                 if error.norm() > 1e-5 * exact.norm():
                     continue
-                took = [clocked(lambda: a @ a)()["cpu"] for _ in range(repeats)]
+                product = clocked(lambda: a @ a, device=device)
+                took = [product()["cpu"] for _ in range(repeats)]
                 best = max(best, 2 * n**3 / min(took))
     finally:
         torch.set_float32_matmul_precision(before)
     return best
 
 # %% ../../nbs/reference/rounds.ipynb #aa2b44a4
+def settle(
+    device,  # cpu or cuda
+) -> None:
+    "Wait until a GPU has done what was asked of it."
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def clocked(
     call,  # takes nothing
     least: float = 0.02,  # wall seconds that a measurement should last, > 0
+    device="cpu",  # where it computes; on a GPU the wall seconds count
 ):  # function of nothing -> dict of cpu and wall seconds of one call
     "A call with a clock around it."
+    settle(device)
     start = time.perf_counter()
     call()
+    settle(device)
     n = max(1, math.ceil(least / max(time.perf_counter() - start, 1e-7)))
 
     def measured():
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(n):
             call()
+        settle(device)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        cpu = cpu if device == "cpu" else wall
         return dict(cpu=cpu / n, wall=wall / n, memory=None)
 
     return measured
@@ -206,13 +223,15 @@ REFERENCE = "loop"  # the engine to which every update is compared
 TRIES = {"flower": 3}  # Ray does not always start
 
 
-def _entrants(work, peers, threads, python, folder):
+def _entrants(work, peers, threads, python, folder, device):
     "Names of those who take part, each with a function that lets it in."
     own = hasattr(work.model, "local_sgd")
     engines = {OWN: "auto", REFERENCE: REFERENCE}
     if not own:
         engines = {name: name for name in local_sgd.ENGINES}
-    enter = partial(Contestant, folder=folder, threads=threads)
+        if device != "cpu":
+            engines["loop, compiled"] = "loop+compile"
+    enter = partial(Contestant, folder=folder, threads=threads, device=device)
     ours = {name: partial(enter, "dpcomm", engine=e) for name, e in engines.items()}
     found = {("dpcomm", name): contestant for name, contestant in ours.items()}
     for peer in () if own else peers:
@@ -242,6 +261,7 @@ def contest(
     python: str = None,  # of pfl and Flower
     peak: float = None,  # operations in a CPU second; None: no fraction
     say=lambda line: None,  # called with a line about the state
+    device: str = "cpu",  # cpu or cuda
 ) -> list:  # of rows
     "Times of a round: every engine of ours, and peers, in turns."
     inside, out = {}, {}
@@ -256,7 +276,7 @@ def contest(
             rounds=repeats + 1,
             threads=threads,
         )
-        entrants = _entrants(work, peers, threads, python, Path(folder))
+        entrants = _entrants(work, peers, threads, python, Path(folder), device)
         try:
             for name, enter in entrants.items():
                 say(f"{work.name}, first round; {' '.join(name)}")
@@ -270,19 +290,20 @@ def contest(
         finally:
             for who in inside.values():
                 leave(who)
-    return _rows(work, told | out, updates, peak)
+    return _rows(work, told | out, updates, peak, device)
 
 # %% ../../nbs/reference/rounds.ipynb #ca40934b
-def _rows(work, told, updates, peak):
+def _rows(work, told, updates, peak, device):
     "Rows of a contest."
     flops = training_flops(work.model, work.x[work.plan[0, 0]])
     flops *= work.plan[..., 0].numel()
-    chosen = rule(work.model, flatten(p.detach() for p in work.model.parameters()))
+    w = flatten(p.detach() for p in work.model.parameters()).to(device)
+    chosen = rule(work.model, w)
     right, rows = updates.get(("dpcomm", REFERENCE)), []
     for (peer, part), costs in told.items():
         found = row(work.name, peer, part, costs)
         found["rule"] = peer == "dpcomm" and part == chosen
-        found["size"] = len(work.plan)
+        found |= dict(size=len(work.plan), device=device)
         if right is not None and (peer, part) in updates:
             error = np.linalg.norm(updates[peer, part] - right) / np.linalg.norm(right)
             found["error"] = float(f"{error:.2g}")

@@ -9,6 +9,7 @@ import shutil
 import sys
 
 import numpy as np
+import pretended
 import pytest
 import torch
 from checkout import ROOT
@@ -33,7 +34,7 @@ def tiny(monkeypatch):
     "Workloads of a second, and one thread."
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(rounds, "WORKLOADS", {"W1": ("linear", 2, 3, 2, 5)})
-    monkeypatch.setattr(bench, "peak_flops", lambda: 1e11)
+    monkeypatch.setattr(bench, "peak_flops", lambda **_: 1e11)
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_a_workload_is_the_paper_s_round(name, d):
 
 
 def test_operations_are_those_that_torch_counts():
-    for name in ("W1", "W2", "cnn"):
+    for name in ("W1", "W2", "cnn", "resnet"):
         work = rounds.workload(name)
         index = work.plan[0, 0]
         with FlopCounterMode(display=False) as counter:
@@ -195,6 +196,90 @@ def test_a_silent_contestant_is_ended(tmp_path, monkeypatch):
     assert who.process.returncode
 
 
+@pytest.mark.deep
+def test_a_compiled_loop_does_the_same_work(tmp_path):
+    "The contestant that takes part on a GPU, here on the CPU."
+    work, updates = small(steps=1), []
+    peers.write_work(
+        tmp_path, work.model, work.x, work.y, work.plan, lr=0.1, rounds=1, threads=1
+    )
+    for engine in ("loop", "loop+compile"):
+        who = peers.Contestant("dpcomm", tmp_path, engine=engine)
+        peers.play(who)
+        peers.leave(who)
+        updates.append(np.load(who.update_file))
+    loop, compiled = updates
+    assert np.linalg.norm(compiled - loop) <= 1e-3 * np.linalg.norm(loop)
+
+
+# ---- a GPU
+
+
+def test_a_gpu_s_seconds_are_those_of_the_wall_clock(monkeypatch):
+    "It is waited for before the clock starts, and before it stops."
+    order = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("wait"))
+    told = rounds.clocked(lambda: order.append("call"), least=1e-9, device="cuda")
+    assert order == ["wait", "call", "wait"]
+    del order[:]
+    cost = told()
+    assert cost["cpu"] == cost["wall"] and order[-1] == "wait"
+    assert rounds.clocked(lambda: None)().keys() == cost.keys()
+
+
+def test_every_codec_can_be_called_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    with pretended.cuda():
+        calls = bench.codec_calls(50, "cuda")
+        for name, call in calls.items():
+            if "," not in name.rpartition(", ")[0]:
+                call()
+        assert rounds.peak_flops(1, (64,), "cuda") > 0
+
+
+def test_on_a_gpu_the_compiler_takes_part_and_a_table_names_the_clock(tmp_path):
+    entered = rounds._entrants(small(), ("loop",), 1, None, tmp_path, "cuda")
+    assert ("dpcomm", "loop, compiled") in entered and ("dpcomm", "graphed") in entered
+    assert ("dpcomm", "loop, compiled") not in rounds._entrants(
+        small(), (), 1, None, tmp_path, "cpu"
+    )
+    costs = [dict(cpu=0.5, wall=0.5, memory=None)]
+    made = [
+        rounds.row("W1", "dpcomm", "graphed", costs, size=10, rule=True, device="cuda")
+    ]
+    assert bench.table(made).header[1] == "GPU, ms"
+    record = dict(
+        bench.machine(),
+        device="a card",
+        versions={},
+        repeats=3,
+        peak_gflops=9.0,
+        date="2026-01-01",
+        commit=None,
+        rows=made,
+    )
+    assert "peak 9 GFLOP/s on a card;" in bench.describe(record)
+    (tmp_path / "mine.jsonl").write_text(json.dumps(record | dict(commit="c")) + "\n")
+    assert bench.committed("W1", root=tmp_path) == (None, [])
+    assert bench.committed("W1", root=tmp_path, gpu=True)[1] == made
+
+
+def test_a_cpu_s_contestants_see_no_gpu(tmp_path):
+    "pfl takes a GPU wherever it sees one."
+
+    class Who:
+        name, own, engine, folder, threads = "pfl", "pfl", "", tmp_path, 1
+
+    for device, hidden in (
+        ("cpu", ""),
+        ("cuda", os.environ.get("CUDA_VISIBLE_DEVICES")),
+    ):
+        Who.device = device
+        found = peers._environment(Who, sys.executable)
+        assert found["BENCH_DEVICE"] == device
+        assert found.get("CUDA_VISIBLE_DEVICES") == hidden
+
+
 # ---- the other parts
 
 
@@ -265,9 +350,16 @@ def test_memory_that_cannot_be_measured_says_so(monkeypatch):
         ("bench W1 --peer flowre", "did you mean 'flower'"),
         ("bench W1 --pear loop", "did you mean '--peer'"),
         ("bench W1 --peer pfl --peer-python nowhere", "is not a program"),
+        ("bench --device cuda", "PyTorch finds no GPU here: leave --device out, or"),
+        ("bench --device coda", "did you mean 'cuda'"),
+        ("bench layers --device cuda", "layers is timed on a CPU alone: name some of"),
+        ("bench W1 --device cuda --peer flower", "--peer flower is timed on a CPU"),
     ],
 )
-def test_a_slip_costs_a_sentence_and_exit_code_two(words, sentence, capsys):
+def test_a_slip_costs_a_sentence_and_exit_code_two(
+    words, sentence, capsys, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code = cli.main(words.split())
     shown = capsys.readouterr()
     assert code == 2 and sentence in shown.err and not shown.out
