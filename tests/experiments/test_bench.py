@@ -410,6 +410,22 @@ def test_json_is_one_record_and_nothing_else(few, capsys, tmp_path):
     assert bench.committed("W2", root=tmp_path) == (None, [])
 
 
+def test_the_newest_of_each_processor_is_found(tmp_path):
+    row = rounds.row("W1", "loop", "", [dict(cpu=1.0, wall=1.0, memory=None)])
+    about = bench.machine() | dict(versions={}, commit="c", device="cpu", repeats=1)
+    lines = [
+        json.dumps(about | dict(machine=m, date=day, peak_gflops=float(i), rows=[row]))
+        for i, (m, day) in enumerate(
+            [("a", "2026-01-03"), ("b", "2026-01-02"), ("a", "2026-01-01")]
+        )
+    ]
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    found = bench.by_processor("W1", root=tmp_path)
+    assert [(r["machine"], r["peak_gflops"]) for r, _ in found] == [("b", 1), ("a", 0)]
+    assert bench.committed("W1", root=tmp_path) == found[-1]
+    assert bench.by_processor("W1", 2, tmp_path) == []
+
+
 def test_a_table_fits_a_terminal(few, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert cli.main("bench W1 --repeats 1 --whole".split()) == 0
