@@ -142,7 +142,7 @@ def check_reals(name: str, values, range: str = "(-inf, inf)") -> np.ndarray:
 
 # %% ../../nbs/foundations/checks.ipynb #c26d3075
 def check_stream(rng) -> np.random.Generator:
-    """Refuse what does not draw as numpy's Generator does.
+    """Refuse anything but a numpy Generator or an object with its methods.
 
     rng: one stream.
     Returns: the same.
@@ -183,7 +183,7 @@ def check_choice(name: str, value, allowed) -> str:
 
 # %% ../../nbs/foundations/checks.ipynb #ex400002
 class NotInstalled(ImportError):
-    "A package is missing here that an extra of dpcomm brings; the text names both."
+    "A missing package; the message names the extra of dpcomm that installs it."
 
 
 def not_installed(package: str, extra: str, instead: str = "") -> NotInstalled:

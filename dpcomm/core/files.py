@@ -21,7 +21,7 @@ from .checks import shown
 
 # %% ../../nbs/foundations/files.ipynb #c0b1f806
 def write_whole(path, content) -> Path:
-    """Put a file in its place whole; OSError, and nothing is left. [POSIX, rename]
+    """Write a file atomically; on OSError nothing is left behind. [POSIX, rename]
 
     path: file; its folder is made.
     content: bytes, all of it, or an iterable of its blocks.
@@ -145,7 +145,7 @@ def unpack(
 
 # %% ../../nbs/foundations/files.ipynb #8e3b16ae
 def read_json(name: str, text, fix: str = "download it again") -> Any:
-    """Read JSON that may be hostile. [RFC 8259]
+    """Read untrusted JSON. [RFC 8259]
 
     name: of the file, for the message.
     text: str or bytes.

@@ -53,7 +53,7 @@ def seed_tree(seed: int, *path) -> np.random.Generator:
 # %% ../../nbs/foundations/random.ipynb #ec40cf12
 @dataclass(frozen=True)
 class Insecure:
-    """A known number in place of a key, for tests: the same message, and no privacy.
+    """A fixed number in place of a key, for tests: repeatable messages without privacy.
 
     seed: whole number, 0 or above.
     """
@@ -77,7 +77,7 @@ def check_key(
 
 # %% ../../nbs/foundations/random.ipynb #e227b466
 def private_stream(key=None) -> np.random.Generator:
-    """Where the private draws of one message come from. [Bernstein 2008, ChaCha]
+    """The random stream for the private draws of one message. [Bernstein 2008, ChaCha]
 
     key: None: 256 bits of the operating system; Insecure: anyone can redraw it.
     Returns: ChaCha20, or Philox.

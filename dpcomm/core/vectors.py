@@ -70,7 +70,7 @@ def check_finite(name: str, x: Tensor) -> Tensor:
 
 # %% ../../nbs/foundations/vectors.ipynb #ad77ba06
 def check_vector(name: str, x: Tensor) -> Tensor:
-    """Refuse what is not one client's vector.
+    """Refuse anything but one client's vector.
 
     name: argument, as the caller spelled it.
     x: (d,), d >= 1, finite floats; of half precision too.
@@ -94,7 +94,7 @@ def check_vector(name: str, x: Tensor) -> Tensor:
 
 # %% ../../nbs/foundations/vectors.ipynb #a8206c39
 def check_rows(name: str, x: Tensor) -> Tensor:
-    """Refuse what is not a batch of vectors, a client a row.
+    """Refuse anything but a batch of vectors, one client per row.
 
     name: argument, as the caller spelled it.
     x: (n, d), d >= 1, float32 or float64.
@@ -376,7 +376,7 @@ def _blocks(name, x, seed):
 
 
 def rotate(u: Tensor, seed: int) -> Tensor:
-    """Flip signs and transform, block by block: lengths stay. [Kairouz et al. 2021, Alg. 1]
+    """Randomised Hadamard rotation, block by block; keeps norms. [Kairouz et al. 2021, Alg. 1]
 
     u: (..., d) float32 or float64.
     seed: public.

@@ -20,11 +20,11 @@ from .checks import check_between, check_size, shown
 # %% ../../nbs/foundations/wire.ipynb #9fa8e9df
 @dataclass(frozen=True)
 class Bits:
-    """Size of one message in bits, by what the bits are for.
+    """Size of one message in bits, split by purpose.
 
-    payload: the values themselves, whole bytes.
+    payload: the encoded values, whole bytes.
     header: frame: magic, version, name, lengths, checksum.
-    shared_randomness: seeds that travel so that the receiver can redo a draw.
+    shared_randomness: seeds in the message, from which the receiver repeats a draw.
     total: sum of the three.
     per_param: total / d.
     """
@@ -55,7 +55,7 @@ class Bits:
 
     @property
     def content(self):
-        "Payload and seed: what the papers' communication columns count."
+        "Payload and seed, which the papers' communication columns count."
         return self.payload + self.shared_randomness
 
 # %% ../../nbs/foundations/wire.ipynb #packspan
@@ -75,7 +75,7 @@ def pack_bits(values, bits: int) -> bytes:
     """Write whole numbers with `bits` bits each, most significant bit first.
 
     values: (n,) whole numbers in [0, 2**bits).
-    bits: bits a value, 1..32.
+    bits: bits per value, 1..32.
     Returns: ceil(n * bits / 8) bytes.
     """
     check_between("bits", bits, 1, 32)
@@ -106,8 +106,8 @@ def pack_bits(values, bits: int) -> bytes:
 def unpack_bits(data: bytes, bits: int, n: int) -> np.ndarray:
     """Read `n` whole numbers of `bits` bits each.
 
-    data: what pack_bits wrote.
-    bits: bits a value, 1..32.
+    data: output of pack_bits.
+    bits: bits per value, 1..32.
     n: number of values.
     Returns: (n,) int64.
     """
@@ -136,7 +136,7 @@ FRAME = struct.Struct("<2sBBIII")
 # %% ../../nbs/foundations/wire.ipynb #9e7dab36
 @dataclass(frozen=True)
 class Message:
-    """One client's message: a framed payload.
+    """One client's message: a payload with a header.
 
     mechanism: registry name, ASCII.
     d: entries of the vector it encodes.
@@ -162,7 +162,7 @@ class Message:
 
     @staticmethod
     def from_bytes(data, d):
-        "Read a framed message about a vector of d entries; see `parse_message`."
+        "Read the message of a vector with d entries; see `parse_message`."
         return parse_message(data, d)
 
     @property
@@ -172,7 +172,7 @@ class Message:
 
 # %% ../../nbs/foundations/wire.ipynb #bd50a31e
 class BadMessage(ValueError):
-    "A message that nobody asked for: damaged, foreign, or of another length."
+    "A message that cannot be decoded: damaged, foreign, or of the wrong length."
 
 # %% ../../nbs/foundations/wire.ipynb #66df2277
 def _frame_damage(data, d):
@@ -209,9 +209,9 @@ def _damage(data, d):
 
 
 def parse_message(data: bytes, d: int) -> Message:
-    """Read a framed message; BadMessage before any work that `data` does not pay for.
+    """Read a message; BadMessage, before any large allocation, if it is damaged.
 
-    data: what Message.to_bytes wrote.
+    data: output of Message.to_bytes.
     d: entries that the receiver expects, 1..2**32 - 1.
     Returns: the same message.
     """
@@ -223,7 +223,7 @@ def parse_message(data: bytes, d: int) -> Message:
 
 # %% ../../nbs/foundations/wire.ipynb #81baa3c4
 def header_bits(name: str) -> int:
-    """Length of everything in a message that is not payload.
+    """Length of the header of a message.
 
     name: registry name of the mechanism.
     Returns: bits of frame, name and checksum.
@@ -232,7 +232,7 @@ def header_bits(name: str) -> int:
 
 # %% ../../nbs/foundations/wire.ipynb #22284300
 def finite_floats(data: bytes) -> Tensor:
-    """Read 32-bit floats; BadMessage for nan and inf, of which one spoils every sum.
+    """Read 32-bit floats; BadMessage for nan and inf.
 
     data: four bytes a value.
     Returns: float32.

@@ -67,7 +67,7 @@ def is_here(
 
 # %% ../../nbs/datasets/catalogue.ipynb #88556dee
 def overview(root=None) -> list:
-    """Every data set with its state.
+    """All data sets and whether they are present.
 
     root: data root, default data_root().
     Returns: rows: name, what it is, megabytes, here or missing, where to get it.

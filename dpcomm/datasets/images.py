@@ -82,7 +82,7 @@ COUNTS = {  # data set -> training and test images
 
 # %% ../../nbs/datasets/images.ipynb #d0img04
 def names() -> tuple:
-    """Data sets that `load` knows.
+    """Names of the data sets for `load`.
 
     Returns: tuple of str.
     """
@@ -289,7 +289,7 @@ def load(name: str, root=None, download: bool = True) -> Dataset:
     name: one of `names()`.
     root: data root, default data_root().
     download: fetch what is missing; False: only what is on disk.
-    Returns: counts asserted.
+    Returns: the data, after its counts were checked.
     """
     check_choice("name", name, names())
     root, writers = Path(root or data_root()), None
@@ -310,7 +310,7 @@ def load(name: str, root=None, download: bool = True) -> Dataset:
 
 # %% ../../nbs/datasets/images.ipynb #d0img06
 def fetch(name: str, root=None) -> str:
-    """Download a data set if needed, check its counts, and say so.
+    """Download a data set if needed, and check its counts.
 
     name: one of `names()`.
     root: data root, default data_root().
@@ -392,11 +392,11 @@ def _pair(held, who):
 
 @dataclass(frozen=True)
 class Federation:
-    """A data set dealt out to clients.
+    """A data set divided among clients.
 
     data: with the training images that `parts` index.
-    parts: of (n_i,) int64 index arrays, one a client.
-    rule: how it was made, in words.
+    parts: (n_i,) int64 index arrays, one per client.
+    rule: description of the partition.
     """
 
     data: Dataset
@@ -407,8 +407,8 @@ class Federation:
     def of(cls, clients, test, name: str = "own"):
         """Clients with their own data. Floats become float32, whole targets int64.
 
-        clients: a pair (inputs, targets), a Dataset or a DataLoader each; may be empty.
-        test: the same, for evaluation.
+        clients: one (inputs, targets) pair, Dataset or DataLoader per client; may be empty.
+        test: test data in the same form.
         name: of the data.
         Returns: Federation whose client i holds clients[i].
         """
@@ -447,7 +447,7 @@ class Federation:
         return np.array([len(part) for part in self.parts])
 
     def visit(self, cohort) -> tuple:
-        """What the clients of a round hold.
+        """The data of a round's clients.
 
         cohort: client numbers of a round.
         Returns: Dataset; index arrays into it, one a member of the cohort.
@@ -486,7 +486,7 @@ def check_partition(
 
 # %% ../../nbs/datasets/images.ipynb #d0img08
 def iid(n: int, n_clients: int, rng: np.random.Generator) -> tuple:
-    """Deal the images out at random.
+    """Divide the images at random.
 
     n: images.
     n_clients: 1..n.
@@ -498,7 +498,7 @@ def iid(n: int, n_clients: int, rng: np.random.Generator) -> tuple:
 
 # %% ../../nbs/datasets/images.ipynb #2812c1e3
 def by_writer(writers: np.ndarray) -> tuple:
-    """One client a writer.
+    """One client per writer.
 
     writers: (n,) who wrote each image.
     Returns: tuple of index arrays, one a writer, writers in ascending order.

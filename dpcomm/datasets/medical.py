@@ -226,7 +226,7 @@ def diabetes130(root=None, min_records: int = 100) -> Records:
 
     root: data root, default data_root().
     min_records: records a code must stand in, >= 1.
-    Returns: counts asserted.
+    Returns: the data, after its counts were checked.
     """
     folder = Path(root or data_root()) / "diabetes130" / "dataset_diabetes"
     path = folder / "diabetic_data.csv"
@@ -376,7 +376,7 @@ def physionet2012(root=None, min_records: int = 100) -> Records:
 
     root: data root, default data_root().
     min_records: records a code must stand in, >= 1.
-    Returns: counts asserted.
+    Returns: the data, after its counts were checked.
     """
     stays, died, digest = _stays(Path(root or data_root()) / "physionet2012")
     codes, numbers = map(_stay_codes, stays), _stay_numbers(stays)

@@ -108,12 +108,12 @@ class Ranking:
 # %% ../../nbs/reference/choosing.ipynb #beef497a
 @dataclass(frozen=True)
 class Choice:
-    """What a deployment may use.
+    """The mechanisms that fit a deployment, ranked.
 
     eps: of the whole run.
-    bits: most bits a parameter of an upload's content; None: any.
-    rankings: of Ranking, the definition asked for first.
-    refused: mechanism -> why it is in no ranking.
+    bits: upload limit in bits per parameter, header excluded; None: no limit.
+    rankings: one Ranking per definition of the guarantee; the requested one first.
+    refused: mechanism name -> reason why it is not ranked.
     """
 
     deployment: Deployment
@@ -124,7 +124,7 @@ class Choice:
 
     @property
     def best(self) -> Row:
-        "The row of least error under the definition asked for."
+        "The row of least error under the requested definition."
         return self.rankings[0].rows[0]
 
     def as_dict(self) -> dict:
@@ -369,13 +369,13 @@ def choose(
     updates: Tensor = None,
     accountants: dict = None,
 ) -> Choice:
-    """Rank what a deployment may use; ValueError says which limit to relax. [page choosing]
+    """Rank the mechanisms that fit a deployment. [page choosing]
 
-    deployment: with d, or groups.
-    eps: of the whole run, > 0.
-    bits: most bits a parameter of an upload's content, > 0; None: any.
-    updates: (k, d), clients' vectors of norm at most 1; None: `examples`.
-    accountants: mechanism -> one of its own; None, or not in it: its tightest.
+    deployment: who takes part and who is trusted; needs d or groups.
+    eps: target epsilon of the whole run, > 0.
+    bits: upload limit in bits per parameter, header excluded, > 0; None: no limit.
+    updates: (k, d), clients' vectors of norm at most 1; None: built-in examples.
+    accountants: mechanism name -> accountant; default: the tightest of each.
     """
     s = _checked(deployment, eps, bits, updates)
     played = examples(s.d) if updates is None else updates
@@ -504,7 +504,7 @@ ABOUT = (
 
 # %% ../../nbs/reference/choosing.ipynb #d8d74df8
 def tables(choice: Choice) -> list:
-    """A choice for a reader: one table a definition, and why the others are not in it.
+    """Tables of a choice, one per definition of the guarantee, with the reasons for refusals.
 
     Returns: list of Table, one a definition of guarantee.
     """
@@ -557,7 +557,7 @@ def _described(row):
 
 # %% ../../nbs/reference/choosing.ipynb #90440629
 def picture(choice: Choice, ax=None):
-    """Error against bits, one mark a mechanism, and the bound of each beneath it.
+    """Plot of error against bits, with the bound of each mechanism.
 
     ax: axes to draw on, default a new figure.
     Returns: figure.

@@ -54,7 +54,7 @@ def need_flower() -> str:  # the version found
 # %% ../../nbs/reference/flower.ipynb #f10a0008
 @dataclass(frozen=True)
 class Apart:
-    """What one machine knows of a federation: how many clients, and its own data.
+    """One machine's view of a federation: the number of clients, and its own data.
 
     n_clients: in the federation, >= 1.
     data: Dataset of this client alone; None: the server, which has none.

@@ -286,9 +286,9 @@ def _summed(server, ask, mail, t, found):
 
 # %% ../../nbs/reference/flower_sums.ipynb #f10c0208
 def read_keys(folder, who: str) -> tuple:
-    """What a machine knows of a federation's keys.
+    """The keys of a federation on one machine.
 
-    folder: with one's own key and signed list.
+    folder: folder with this machine's key and signed list.
     who: 'server' or 'client-3'.
     Returns: Ed25519 private key, Sums.
     """

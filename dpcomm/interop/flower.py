@@ -51,11 +51,11 @@ from ..training import floor as floors
 
 # %% ../../nbs/interop/flower.ipynb #ifl00008
 def obstacle(mechanism: Mechanism, keys=None) -> str:
-    """What stands between a mechanism and `mod`.
+    """Why a mechanism cannot be used with `mod`.
 
     mechanism: to be used in a Flower app.
     keys: folder with a key and the signed directory; secure sums need one.
-    Returns: why it does not fit, as 'needs ...'; '' where it does.
+    Returns: the reason, in the form 'needs ...'; '' if it can be used.
     """
     if mechanism.summed and keys is None:
         return "needs a secure sum: pass keys, a folder of dpcomm.interop.sums.enrol"
@@ -130,7 +130,7 @@ WHOLE = ("round", "rounds", "clients")  # what a server says in whole numbers
 
 
 def mod(mechanism, floor=None, keep: tuple = (), keys=None):
-    """A mod for `ClientApp(mods=[...])`: the update leaves as a mechanism's message.
+    """A mod for `ClientApp(mods=[...])` that sends the update as a mechanism's message.
 
     mechanism: that the server expects, or a function of Flower's context that makes it.
     floor: Floor or file of this node's owner; None: the node's setting floor, or no limits.
@@ -299,7 +299,7 @@ def _fields(reply):
 
 
 class Private(Strategy):
-    """Any strategy of Flower that averages, over a mechanism's messages.
+    """Wrap an averaging Flower strategy so that it receives a mechanism's messages.
 
     strategy: FedAvg, FedAdam, FedAvgM, FedProx or one of your own that averages.
     mechanism: the mod's; see `obstacle`.
@@ -357,7 +357,7 @@ class Private(Strategy):
 
     @property
     def spent(self) -> Guarantee | None:
-        """What the rounds so far promise.
+        """The guarantee of the rounds so far.
 
         Returns: Guarantee; None before the first.
         """

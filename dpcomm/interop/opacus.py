@@ -18,7 +18,7 @@ PREMISE = "as if every batch were a Poisson sample"
 def guarantee(
     history: list, delta: float, accountant: str = "pld", poisson: bool = True
 ) -> Guarantee:
-    """What a run in Opacus proves. [Mironov, Talwar & Zhang 2019]
+    """The guarantee of a run in Opacus. [Mironov, Talwar & Zhang 2019]
 
     history: of (noise multiplier, sampling rate, steps): engine.accountant.history.
     delta: in (0, 1).

@@ -28,10 +28,10 @@ from ..privacy.guarantee import Guarantee
 
 # %% ../../nbs/interop/pfl.ipynb #ipfl0008
 def obstacle(mechanism: Mechanism) -> str:
-    """What stands between a mechanism and `Private`.
+    """Why a mechanism cannot be used with `Private`.
 
     mechanism: to be used in pfl.
-    Returns: why it does not fit, as 'needs ...'; '' where it does.
+    Returns: the reason, in the form 'needs ...'; '' if it can be used.
     """
     if mechanism.summed:
         return "needs a secure sum: pfl adds in the clear"
@@ -78,14 +78,14 @@ class Private(Postprocessor):
             raise ValueError(why)
 
     def after(self, rounds: int) -> Guarantee:
-        """What a number of rounds promises.
+        """The guarantee of a number of rounds.
 
         rounds: at least 1.
         """
         return self.deployment.after(rounds).guarantee(self.mechanism)
 
     def why_not(self) -> str:
-        """Why the next round may not begin.
+        """Why the next round is refused.
 
         Returns: a sentence; '' where it may.
         """
@@ -135,7 +135,7 @@ class Private(Postprocessor):
 
 # %% ../../nbs/interop/pfl.ipynb #bdgt0002
 class Budget(TrainingProcessCallback):
-    "Ends a run of pfl before the round that `private` would refuse."
+    "Callback that stops a pfl run before the round that `private` would refuse."
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ def new_key(
 
 # %% ../../nbs/interop/sums.ipynb #f10c0113
 def enrol(folder, n_clients: int, least: int | None = None) -> Path:
-    """Keys of everybody and the directory, for a rehearsal on one machine.
+    """Create all keys and the directory, for a rehearsal on one machine.
 
     folder: made where it is missing.
     n_clients: clients.
@@ -171,9 +171,9 @@ def _members(name, said):
 
 # %% ../../nbs/interop/sums.ipynb #f10c0208
 def read_keys(folder, who: str) -> tuple:
-    """What a machine knows of a federation's keys.
+    """The keys of a federation on one machine.
 
-    folder: with one's own key and signed list.
+    folder: folder with this machine's key and signed list.
     who: 'server' or 'client-3'.
     Returns: Ed25519 private key, Members.
     """

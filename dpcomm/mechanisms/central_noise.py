@@ -95,7 +95,7 @@ class ServerNoise(Central):
         return grid(self.clip_norm, self.std / self.clip_norm, 1)
 
     def sum_estimates(self, estimates: Tensor) -> Tensor:
-        "Sum of what is clipped once more, on the grid of the noise."
+        "Sum of the vectors, clipped again and rounded to the grid of the noise."
         if not self.exact:
             return Central.sum_estimates(self, estimates)
         rows = estimates.reshape(-1, estimates.shape[-1])
@@ -177,7 +177,7 @@ class ServerNoise(Central):
         sampling: str = "none",
         unit: str = "client",
     ) -> Losses:
-        """What one sum with the server's noise loses. [page losses; page whole_noise, Prop. 1]
+        """Privacy losses of one sum. [page losses; page whole_noise, Prop. 1]
 
         q: chance to take part; 1 without sampling.
         sampling: none | poisson | fixed.
@@ -195,10 +195,10 @@ class ServerNoise(Central):
         return gaussian_losses(sigma, q, relation, sampling, **about)
 
     def release(self, u: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """What is seen of one client alone, as games play it.
+        """Noisy sums of one client's message, for audits.
 
         u: (n, d) float32: one client's vector, one play a row.
-        rng: stream of all plays.
+        rng: random stream of all trials.
         Returns: (n, d) float64: noisy sums of one message each.
         """
         messages = self.simulate(torch.from_numpy(u), rng)[:, None]
@@ -216,7 +216,7 @@ class ServerNoise(Central):
         d: int = 1,
         **release,
     ) -> dict:
-        """Play the worst-case neighbour game through messages and sum. [Nasr et al. 2023]
+        """Attack scores of the worst-case neighbours, through messages and sum. [Nasr et al. 2023]
 
         n_clients: clients in the federation.
         cohort: the client joins a round with probability cohort / n_clients.

@@ -307,7 +307,7 @@ class Compressive(LinearSketch):
         return torch.from_numpy(found).to(total.device)
 
     def moments(self, u: Tensor) -> tuple:
-        "What was not kept is lost; each coefficient carries a share of the noise."
+        "Bias: the coefficients not kept; variance: a share of noise per coefficient."
         d = check_rows("u", u).shape[1]
         variance = torch.from_numpy(self.share**2 * leverage(self.plan(d))).float()
         bias = self.expand(self.sketch(u), d) - u

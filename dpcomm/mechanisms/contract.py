@@ -42,14 +42,14 @@ from ..secagg.errors import SERVER, UNMASK, BelowThreshold
 
 # %% ../../nbs/foundations/contract.ipynb #626ae6fb
 class Whole(NamedTuple):
-    "Whole numbers from low to high."
+    "Range: whole numbers from low to high."
 
     low: int
     high: float = math.inf
 
 # %% ../../nbs/foundations/contract.ipynb #31a9751f
 class Maybe(NamedTuple):
-    """None, or what a range allows.
+    """Range: None, or a value of another range.
 
     allowed: an interval, Whole(low, high), a tuple of choices, or bool.
     """
@@ -81,7 +81,7 @@ def check_range(
 
 # %% ../../nbs/foundations/contract.ipynb #c0n7r001
 class Auditable:
-    "What an auditor asks: two worlds, and how far they can be told apart."
+    "Methods for an audit: attacks on the mechanism, and its privacy profile."
 
     # relation -> arguments of guarantee and game; empty: no privacy is promised
     relations: dict[str, Any] = {}
@@ -91,7 +91,7 @@ class Auditable:
     def attack_scores(
         self, relation: str, present: bool, n: int, rng, rounds: int = 1, **release
     ) -> dict[str, np.ndarray]:
-        """Play the worst case of one world through the mechanism's own code.
+        """Attack scores of the worst-case input, through the mechanism's own code.
 
         relation: a key of `relations`. present: which of its two worlds. n: plays, >= 1.
         rng: the stream of all plays. rounds: messages of one play. release: arguments of
@@ -101,7 +101,7 @@ class Auditable:
         raise NotImplementedError
 
     def privacy_profile(self, relation: str, eps, **release) -> np.ndarray:
-        """Least delta that holds for one release of the game, at each eps.
+        """Privacy profile of one release: the least delta that holds at each eps.
 
         relation: a key of `relations`. eps: >= 0, any shape. release: arguments of the
         game. Returns deltas of the same shape: no attack on one release
@@ -111,41 +111,41 @@ class Auditable:
 
 # %% ../../nbs/foundations/contract.ipynb #c0n7r003
 class TrainingHooks:
-    "What a training engine asks; the defaults need nothing."
+    "Methods that a training engine calls; the defaults do nothing."
 
     server_is_deterministic = (
         False  # messages determine the aggregate: a short downlink
     )
 
     def for_round(self, t: int) -> Self:
-        """The mechanism of a round: this one, where rounds do not differ.
+        """The mechanism for a round: this one, unless rounds differ.
 
         t: round, >= 0. Returns a mechanism of the same class.
         """
         return self
 
     def trainable(self, d: int) -> Tensor | None:
-        """The weights that local training may move.
+        """The weights that local training may change.
 
         d: all weights, >= 1. Returns (d,) bool; None: all.
         """
 
     def downlink_bits(self, d: int) -> int | None:
-        """Bits of one download, where they are fewer than the model's.
+        """Bits of one download, if fewer than the model's.
 
         d: entries of the model, >= 1. Returns bits; None: the model's.
         """
 
     def client_memory(self, n: int, d: int) -> Tensor | None:
-        """What clients carry from round to round, at the start.
+        """Initial state that clients keep between rounds.
 
         n: clients, >= 0. d: entries of an update, >= 1. Returns (n, ...); None: nothing.
         """
 
     def simulate_with_memory(self, memory: Tensor, u: Tensor, rng) -> tuple:
-        """Send with a memory.
+        """Simulate a round of clients that keep a memory.
 
-        memory: (n, ...) of the cohort. u: (n, d) updates. rng: one stream a row. Returns
+        memory: (n, ...) of the cohort. u: (n, d) updates. rng: one stream per row. Returns
         estimates (n, d), and the memory after this round.
         """
         raise NotImplementedError
@@ -157,14 +157,14 @@ class TrainingHooks:
         """
 
     def sum_estimates(self, estimates: Tensor) -> Tensor:
-        """The sum of some clients' estimates.
+        """Sum of clients' estimates.
 
         estimates: (..., n, d). Returns (..., d) float64.
         """
         return estimates.double().sum(-2)
 
     def average(self, total: Tensor, cohort: float, rng) -> Tensor:
-        """Average of a round, with the server's noise where it adds any.
+        """Average of a round, including the server's noise if any.
 
         total: (..., d) float64, the sum of all `sum_estimates` of the round. cohort:
         expected number of clients, > 0. rng: the server's stream, private_stream() where
@@ -173,9 +173,9 @@ class TrainingHooks:
         return total / check_positive("cohort", cohort)
 
     def aggregate(self, estimates: Tensor, cohort: float, rng) -> Tensor:
-        """Average of a round from all of its estimates, as of `average`.
+        """Average of a round from its estimates; see `average`.
 
-        estimates: (n, d), a client a row. cohort: expected number of clients, > 0. rng: the
+        estimates: (n, d), one client per row. cohort: expected number of clients, > 0. rng: the
         server's stream. Returns (d,), of the estimates' type.
         """
         if check_finite("estimates", estimates).ndim < 2:
@@ -197,7 +197,7 @@ def _told_above(own: str, above: str) -> str:
 
 
 class Mechanism(Auditable, TrainingHooks):
-    """Clip a vector, send it privately in few bits, estimate it; and say what that costs.
+    """A mechanism clips a vector, encodes it privately in few bits, and decodes an estimate.
 
     Contract: encode and simulate clip first; decode(encode(u)) and simulate(u, rng) have
     one distribution; 8 * message.nbytes equals bits(d).total; no row of a batch depends
@@ -251,11 +251,11 @@ class Mechanism(Auditable, TrainingHooks):
 
     @property
     def fingerprint(self) -> int:
-        "32 bits of hash of the parameters: who decodes must have the same."
+        "32-bit hash of the parameters; encoder and decoder must have the same."
         return zlib.crc32(repr(self).encode())
 
     def clip(self, u: Tensor) -> Tensor:
-        """Bound what one client can contribute.
+        """Clip vectors to the bound that the guarantee assumes.
 
         u: (n, d) or (d,), finite. Returns the same shape, within the bound on which the
         guarantee rests.
@@ -263,7 +263,7 @@ class Mechanism(Auditable, TrainingHooks):
         raise NotImplementedError
 
     def encode(self, u: Tensor, key: Insecure | None = None) -> Message:
-        """Clip, draw, pack: unless a mechanism knows better, 32-bit floats.
+        """Clip a vector, add randomness, and pack it; by default as 32-bit floats.
 
         u: one client's vector, (d,), finite. key: None for the operating system's
         randomness; Insecure(number) is repeatable, for tests. Returns a message of
@@ -274,22 +274,22 @@ class Mechanism(Auditable, TrainingHooks):
         return Message(self.name, len(u), data, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
-        """The estimate of one vector; BadMessage for any other message.
+        """Estimate of one vector; BadMessage if the message does not fit.
 
         message: made by `encode` with the same parameters. Returns (d,) float32.
         """
         return finite_floats(self.unwrap(message))
 
     def simulate(self, u: Tensor, rng) -> Tensor:
-        """Estimates of a cohort without its messages.
+        """Estimates of a cohort, without building messages.
 
-        u: (n, d), finite. rng: one stream, or a list with one stream a row. Returns
+        u: (n, d), finite. rng: one stream, or a list with one stream per row. Returns
         (n, d) float32, distributed as decode(encode(row)).
         """
         raise NotImplementedError
 
     def bits(self, d: int) -> Bits:
-        """Size of one message: payload, header and seed.
+        """Size of one message in bits: payload, header and seed.
 
         d: entries of the vector, >= 1. Returns bits of each, and their total.
         """
@@ -304,7 +304,7 @@ class Mechanism(Auditable, TrainingHooks):
         raise NotImplementedError
 
     def guarantee(self, rounds: int, delta: float, **release) -> Guarantee:
-        """Privacy of `rounds` releases; ValueError for what cannot be accounted.
+        """Privacy guarantee of `rounds` releases; ValueError if none is proved.
 
         rounds: releases composed, >= 1. delta: in [0, 1). release: what else the
         mechanism's accountant asks for. Returns eps with unit, relation, sampling,
@@ -313,7 +313,7 @@ class Mechanism(Auditable, TrainingHooks):
         raise NotImplementedError
 
     def losses(self, **release) -> Losses:
-        """What one release loses, to stand in a list for `compose`.
+        """Privacy losses of one release, for `compose`.
 
         release: what `guarantee` asks for, without rounds and delta. Returns losses;
         ValueError where neither a pair nor a curve is known.
@@ -325,7 +325,7 @@ class Mechanism(Auditable, TrainingHooks):
         )
 
     def to_summand(self, message: Message) -> np.ndarray:
-        """What a message adds to a sum; BadMessage for one that cannot be read.
+        """Summand of a message; BadMessage if it cannot be read.
 
         message: made by `encode` with the same parameters. Returns whole numbers where
         the message holds such, else float64.
@@ -341,7 +341,7 @@ class Mechanism(Auditable, TrainingHooks):
         return torch.from_numpy(total)
 
     def unwrap(self, message: Message) -> bytes:
-        """Payload of a message made with the same parameters; BadMessage for any other.
+        """Payload of a message with the same parameters; BadMessage otherwise.
 
         message: a `Message`. Returns bytes, as many as `bits(message.d)` says.
         """
@@ -397,7 +397,7 @@ COMPRESSES = "simulation only: eps = inf compresses and promises nothing"  # a n
 
 # %% ../../nbs/foundations/contract.ipynb #5e9ca305
 class Local(Mechanism):
-    """Private message by message: the server sees every one.
+    """A mechanism whose every message is private, even from the server.
 
     eps: of one message.
     """
@@ -412,7 +412,7 @@ class Local(Mechanism):
         return {"local": {}} if self.message_epsilon() < math.inf else {}
 
     def message_epsilon(self, d: int | None = None) -> float:
-        """What one message spends; inf: no privacy.
+        """Epsilon of one message; inf: no privacy.
 
         d: entries of the vector, >= 1; None: the worst of all. Returns nats, >= 0.
         """
@@ -468,7 +468,7 @@ class Local(Mechanism):
 
 # %% ../../nbs/foundations/contract.ipynb #77a434c1
 class Central(Mechanism):
-    """Private in the sum: the server is trusted, and `aggregate` adds the noise.
+    """A mechanism with a trusted server, which adds the noise in `aggregate`.
 
     clip_norm: L2 bound of one client's vector.
     sigma: noise multiplier.
@@ -486,13 +486,13 @@ class Central(Mechanism):
 
     @property
     def relations(self):
-        "Clients may join, leave, be silent or be swapped: the noise stays."
+        "Neighbouring relations; the noise is the same under all of them."
         names = ("add-remove", "zero-out", "replace")
         return {name: dict(relation=name) for name in names}
 
 # %% ../../nbs/foundations/contract.ipynb #77a434c3
 class Summed(Mechanism):
-    """Private in the sum, whose noise comes in shares: made for secure aggregation.
+    """A mechanism for secure aggregation: each client adds a share of the noise.
 
     ring: secagg.ring.Ring in which the summands are added.
     honest: shares of noise that every sum must carry.
@@ -541,14 +541,14 @@ class Summed(Mechanism):
         raise NotImplementedError
 
     def sketch(self, u: Tensor) -> Tensor:
-        """What is summed, before noise and ring.
+        """Values that are summed, before noise and wrapping.
 
         u: (n, d) updates, finite. Returns (n, K) float32, clipped.
         """
         raise NotImplementedError
 
     def noise(self, m: int, n: int, rng) -> Tensor:
-        """The noise of some shares in one draw.
+        """The sum of several noise shares, in one draw.
 
         m: entries, >= 1. n: shares, >= 0. rng: the stream of the noise. Returns (m,)
         float32, in the units of the sketch.
@@ -566,7 +566,7 @@ class Summed(Mechanism):
 # %% ../../nbs/foundations/contract.ipynb #a07abd45
 @dataclass
 class Total:
-    """Messages of one mechanism and one dimension, added up.
+    """Running sum of messages of one mechanism and dimension.
 
     mechanism: that made them, down to seed and round.
     d: entries of the vectors, >= 1.
@@ -583,7 +583,7 @@ class Total:
         check_size("d", self.d)
 
     def add(self, message: Message) -> Self:
-        "Add a message; BadMessage for one that does not belong, and nothing is added."
+        "Add a message; BadMessage, and nothing added, if it does not fit."
         if message.d != self.d:
             raise BadMessage(
                 f"message has d = {message.d} and the total d = {self.d}; these must"
@@ -601,7 +601,7 @@ class Total:
         return self
 
     def merge(self, other: Self) -> Self:
-        "Add another total, left as it is; ValueError where it does not belong."
+        "Add another total, which is not changed; ValueError if it does not fit."
         if self.mechanism.fingerprint != other.mechanism.fingerprint:
             raise ValueError(
                 f"other is a total of {other.mechanism} and this one of"
@@ -635,7 +635,7 @@ NAME = re.compile("[a-z][a-z0-9_]{0,63}")  # of a mechanism
 
 # %% ../../nbs/foundations/contract.ipynb #d61b8858
 def register(cls: Kind) -> Kind:
-    """Enter a mechanism class in the registry; ValueError for a name that is taken.
+    """Register a mechanism class; ValueError if the name is taken.
 
     cls: a `Mechanism` with a `name` that no other class has.
     Returns: the same class.
@@ -689,7 +689,7 @@ def _ours():
 
 
 def registered() -> tuple:
-    """Names of all mechanisms, with those of installed packages; none is imported for it.
+    """Names of all mechanisms, including those of installed packages, without importing any.
 
     Returns: tuple of names, sorted.
     """
@@ -697,7 +697,7 @@ def registered() -> tuple:
 
 # %% ../../nbs/foundations/contract.ipynb #48e47ac6
 def mechanism_class(name: str) -> type[Mechanism]:
-    """The class behind a name; imports its module and no other mechanism's.
+    """The class with a name; imports only this mechanism's module.
 
     name: registry name.
     Returns: its class, whose `audit_cases` lists parameters worth an audit.
@@ -716,7 +716,7 @@ def mechanism_class(name: str) -> type[Mechanism]:
 
 # %% ../../nbs/foundations/contract.ipynb #c0ep0002
 def import_mechanism(place: str) -> str:
-    """Import and register a class by its place; ValueError for what is no mechanism.
+    """Import and register a class; ValueError if it is not a mechanism.
 
     place: as 'my.module:Class'.
     Returns: its name in the registry.
@@ -749,21 +749,21 @@ def _offered(name):
 def mechanism(name: str, **parameters) -> Mechanism:
     """Build a mechanism by name.
 
-    name: a name in registered(), such as 'rec'.
-    parameters: of its constructor.
-    Returns: ready to use.
+    name: a name in `registered()`, for example 'rec'.
+    parameters: arguments of its constructor.
+    Returns: the mechanism; ValueError for an unknown name or a bad parameter.
     """
     return mechanism_class(name)(**parameters)
 
 # %% ../../nbs/foundations/contract.ipynb #6da6edd3
 class Sender:
-    "One client's messages, a key each, and the guarantee of all of them."
+    "One client's messages, each with a fresh key, and their joint guarantee."
 
     def __init__(self, mechanism: Mechanism):
         self.mechanism, self.sent, self.known = mechanism, 0, set()
 
     def encode(self, u, key=None):
-        "One more message; ValueError for a key that has made one before."
+        "Encode the next message; ValueError if its key was used before."
         if check_key(key) in self.known:
             raise ValueError(
                 "key was already used for a message, and the difference of the two"
@@ -776,7 +776,7 @@ class Sender:
         return message
 
     def guarantee(self, **release):
-        """Guarantee of all messages so far: as of the mechanism, without rounds.
+        """Guarantee of all messages so far; takes the mechanism's arguments without rounds.
 
         It counts what was sent, so who took part is known, and nothing is amplified.
         """

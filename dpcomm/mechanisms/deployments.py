@@ -41,17 +41,17 @@ class Deployment:
     """Who takes part, how often, and who is trusted. [Dwork & Roth 2014, Sec. 2.3]
 
     n_clients: clients in the federation, >= 1.
-    cohort: clients a round, expected under poisson, 1..n_clients.
-    rounds: of the run, >= 1.
+    cohort: clients per round (the expected number under poisson), 1..n_clients.
+    rounds: rounds of the run, >= 1.
     delta: in [0, 1).
     sampling: poisson | fixed | replacement | none.
-    trust: the most that is believed: central | secagg | shuffler | local.
-    unit: what is protected: client | example.
-    relation: a name in RELATIONS; None: each mechanism's usual one.
-    visits: most messages of one client, >= 1; None: what rounds allow.
-    dropouts: fraction of a cohort that is expected to leave, [0, 1).
-    tolerance: fraction whose shares of noise may be missing, [0, 1).
-    d: entries of a vector, >= 1; None: any, where that can be accounted.
+    trust: who is trusted: central | secagg | shuffler | local.
+    unit: what the guarantee protects: client | example.
+    relation: a name in RELATIONS; None: each mechanism's default.
+    visits: limit on the messages of one client, >= 1; None: one per round.
+    dropouts: expected fraction of a cohort that drops out, [0, 1).
+    tolerance: fraction of noise shares that may be missing, [0, 1).
+    d: entries of a vector, >= 1; None: any, for mechanisms that allow it.
     groups: sizes of parameter groups, summing to d; None: one group.
     """
 
@@ -79,19 +79,19 @@ class Deployment:
 
     @property
     def messages(self) -> int:
-        "Most messages of one client."
+        "The most messages that one client sends."
         return _most(self) if self.visits is None else self.visits
 
     @property
     def capped(self) -> bool:
-        "Whether a client may have had its turns before the last round."
+        "Whether a client may reach its message limit before the last round."
         return self.messages < _most(self)
 
     def after(self, rounds: int) -> Self:
-        """What a run that stops early has been. [Dwork & Roth 2014, Thm. 3.16]
+        """The deployment of a run that stops early. [Dwork & Roth 2014, Thm. 3.16]
 
-        rounds: done so far, 1..rounds.
-        Returns: the same up to then.
+        rounds: rounds completed, 1..rounds.
+        Returns: the same deployment with that many rounds.
         """
         check_between("rounds", rounds, 1, self.rounds)
         short = replace(self, rounds=rounds, visits=None)
@@ -100,11 +100,11 @@ class Deployment:
         return replace(short, visits=min(self.visits, short.messages))
 
     def guarantee(self, mechanism: Mechanism, accountant: str = None) -> Guarantee:
-        """What a mechanism promises here; ValueError where nothing is proved.
+        """The guarantee of a mechanism in this deployment; ValueError if none is proved.
 
-        mechanism: whose parameters are all set.
-        accountant: one of the mechanism's own; None: its tightest.
-        Returns: Guarantee of the whole run: the smallest that is proved.
+        mechanism: a mechanism with all its parameters.
+        accountant: one of the mechanism's accountants; None: its tightest.
+        Returns: Guarantee of the whole run, the smallest that is proved.
         """
         _check_mechanism(self, mechanism, accountant)
         found, why = [], None
@@ -129,15 +129,15 @@ class Deployment:
         start: float = None,
         **fixed,
     ) -> Mechanism:
-        """The mechanism with least noise that keeps eps; ValueError with the nearest eps.
+        """The mechanism with the least noise that meets eps; ValueError names the nearest eps.
 
         name: a name in registered().
         eps: of the whole run, > 0.
-        clip_norm: bound of one vector, in the mechanism's own norm, > 0.
-        accountant: one of the mechanism's own; None: its tightest.
-        start: value of the free field that is tried first, > 0.
-        fixed: further fields of the mechanism, except the one that is set here.
-        Returns: Mechanism whose guarantee here is at most eps, and within 1 % of it.
+        clip_norm: bound on the norm of one vector, in the mechanism's norm, > 0.
+        accountant: one of the mechanism's accountants; None: its tightest.
+        start: first value tried for the calibrated parameter, > 0.
+        fixed: the mechanism's other parameters.
+        Returns: a mechanism whose epsilon here is at most eps, and within 1 % of it.
         """
         check_number("eps", eps, "(0, inf)")
         cls = mechanism_class(name)
@@ -178,15 +178,15 @@ class Deployment:
         d: int = 1,
         alarm: float = 1e-6,
     ) -> tuple[Audit, Guarantee]:
-        """Play what is promised here and tell the two worlds apart. [Nasr et al. 2023]
+        """Audit a mechanism's guarantee in this deployment by an attack. [Nasr et al. 2023]
 
-        mechanism: whose parameters are all set.
-        trials: plays of each world, >= 100.
-        rng: stream of all plays.
-        rounds: of the run that are played, 1..rounds.
-        d: coordinates of the game, >= 1.
-        alarm: probability that the bound is too large.
-        Returns: what was seen, and what is promised of these rounds.
+        mechanism: a mechanism with all its parameters.
+        trials: trials with the client and without it, >= 100 each.
+        rng: random stream of all trials.
+        rounds: rounds of the run that are simulated, 1..rounds.
+        d: coordinates of the attacked vectors, >= 1.
+        alarm: probability that the lower bound is wrong.
+        Returns: the audited lower bound, and the guarantee of these rounds.
         """
         sizes = getattr(mechanism, "groups", None)
         short = replace(self.after(rounds), d=sum(sizes) if sizes else d, groups=None)

@@ -222,7 +222,7 @@ class SharedNoise(Summed):
 
     @property
     def honest(self):
-        "Shares that are counted on, of n_clients."
+        "Number of noise shares that the guarantee requires, of n_clients."
         return self.n_clients - math.floor(self.tolerance * self.n_clients + 1e-9)
 
     def clip(self, u):
@@ -273,7 +273,7 @@ class SharedNoise(Summed):
         return game.scores(release_of, relation, present, n, rng)
 
     def normal_sigma(self, d: int | None = None) -> float:
-        """Normal noise that hides no more than the honest shares. [page whole_noise]
+        """Normal noise no more private than the honest shares. [page whole_noise]
 
         d: coordinates of the vectors, >= 1; None where they do not matter.
         Returns: noise multiplier; 0 where none is proved.
@@ -546,7 +546,7 @@ class LinearSketch(SketchCodec):
     "Shares of discrete Gaussian noise on a linear sketch. [fltop Eq. 1]"
 
     def normal_sigma(self, d: int = None) -> float:
-        """Normal noise that hides no more than the honest shares. [page whole_noise, Prop. 2]
+        """Normal noise no more private than the honest shares. [page whole_noise, Prop. 2]
 
         d: coordinates: they do not matter here.
         Returns: noise multiplier; 0 where none is proved.
@@ -567,7 +567,7 @@ class LinearSketch(SketchCodec):
         relation: str = "zero-out",
         **fields,
     ) -> Guarantee:
-        """Privacy of `rounds` sums that the honest shares hide. [fltop Thm. 1]
+        """Guarantee of `rounds` sums with the noise of the honest shares. [fltop Thm. 1]
 
         n_clients: clients in the federation; None: everyone takes part.
         cohort: expected cohort.
@@ -608,7 +608,7 @@ class LinearSketch(SketchCodec):
         sampling: str = "none",
         unit: str = "client",
     ) -> Losses:
-        """What one sum that the honest shares hide loses. [page whole_noise, Prop. 2]
+        """Privacy losses of one sum with the honest shares of noise. [page whole_noise, Prop. 2]
 
         q: chance to take part; 1 without sampling.
         sampling: none | poisson | fixed.
@@ -638,7 +638,7 @@ class LinearSketch(SketchCodec):
         """What one client adds to the sum of each play.
 
         u: (n, d) vectors, one play a row.
-        rng: stream of all plays.
+        rng: random stream of all trials.
         Returns: (n, d) int64, elements of the ring.
         """
         rows = self.clip_sketch(u).double().numpy()
@@ -662,7 +662,8 @@ class LinearSketch(SketchCodec):
         return self.scale
 
     def privacy_profile(self, relation: str, eps, **release) -> np.ndarray:
-        "What the game may show: two normal laws on a fine grid. [Balle & Wang 2018, Thm. 8]"
+        "Privacy profile of the attack: two normal distributions. [Balle & Wang 2018,"
+        " Thm. 8]"
         swap = check_choice("relation", relation, CLAIMED) == "replace"
         steps = self.sigma * self.clip_norm / self.scale
         return np.minimum(gaussian_curve((1 + swap) / self.sigma, eps) + 1 / steps, 1)

@@ -149,7 +149,7 @@ class Gaussian(ServerNoise):
         d: int = 1,
         **release,
     ) -> np.ndarray:
-        """What the game may show. [Balle & Wang 2018, Thm. 8; page ring, Prop. A]
+        """Privacy profile of the attack. [Balle & Wang 2018, Thm. 8; page ring, Prop. A]
 
         rounds: releases of one play.
         n_clients: clients in the federation.

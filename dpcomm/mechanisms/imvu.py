@@ -555,7 +555,7 @@ class Imvu(ImvuCodec):
         return guarantee_from_rdp(orders, curve, delta, conversion, **names)
 
     def losses(self, relation: str = "zero-out", unit: str = "client") -> Losses:
-        """What one message loses: no more than the Gaussian whose signs it sends. [Prop. H]
+        """Privacy losses of one message, at most the Gaussian's whose signs it sends. [Prop. H]
 
         unit: whose vector is clipped: client | example.
         Returns: Losses of one message; ValueError where a table is used.
@@ -577,7 +577,7 @@ class Imvu(ImvuCodec):
         d: int = 4,
         **release,
     ) -> dict:
-        """Send the worst vector or its neighbour; score by likelihood. [Nasr et al. 2023]
+        """Attack: send the worst vector or its neighbour, score by likelihood. [Nasr et al. 2023]
 
         d: coordinates, all equal.
         Returns: attack -> (n,) scores, large where the vector seems sent.
@@ -594,7 +594,7 @@ class Imvu(ImvuCodec):
         return {"likelihood": score}
 
     def privacy_profile(self, relation: str, eps, d: int = 4, **release) -> np.ndarray:
-        """What the game may show. [Prop. G]
+        """Privacy profile of the attack. [Prop. G]
 
         d: coordinates of the game.
         Returns: delta of one message, shape of eps, exact.

@@ -612,7 +612,7 @@ class OnRing(RingAccount):
         """What one client adds to the sum of each play.
 
         u: (n, d) vectors, one play a row.
-        rng: stream of all plays.
+        rng: random stream of all trials.
         Returns: (n, D) int64, elements of the ring.
         """
         return self.shares(u, rng)
@@ -695,7 +695,7 @@ class OnRing(RingAccount):
     def privacy_profile(
         self, relation: str, eps, d: int = 1, rounds: int = 1, **release
     ) -> np.ndarray:
-        """What the game may show, from both laws. [Balle & Wang 2018, Thm. 5]
+        """Privacy profile of the attack, from both distributions. [Balle & Wang 2018, Thm. 5]
 
         d: coordinates of the game.
         rounds: a law is listed for one.

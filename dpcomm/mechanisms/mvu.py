@@ -446,7 +446,7 @@ class Mvu(MvuCodec):
         return replace(found, delta=float(delta))
 
     def losses(self, relation: str = "zero-out", unit: str = "client") -> Losses:
-        """What one message loses: its moments. [Lemmas coordinate to ball]
+        """Privacy losses of one message, as a Rényi curve. [Lemmas coordinate to ball]
 
         unit: client | example: whose vector is clipped.
         Returns: Losses of one message of any length, by a Renyi curve alone.
@@ -481,7 +481,7 @@ class Mvu(MvuCodec):
         return scores
 
     def privacy_profile(self, relation: str, eps, **release) -> np.ndarray:
-        "What the game may show, exactly. [Chaudhuri, Guo & Rabbat 2022]"
+        "Exact privacy profile of the attack. [Chaudhuri, Guo & Rabbat 2022]"
         swap = check_choice("relation", relation, tuple(self.relations)) == "replace"
         found = []
         for k in _games(self.beta):

@@ -320,7 +320,7 @@ class Pm(PmCodec):
         return {"likelihood": score}
 
     def privacy_profile(self, relation: str, eps, **release) -> np.ndarray:
-        "What the game may show. [Wang et al. 2019]"
+        "Privacy profile of the attack. [Wang et al. 2019]"
         check_choice("relation", relation, tuple(self.relations))
         k = self.sent(2**31)
         each = self.eps / k

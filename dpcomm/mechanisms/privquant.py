@@ -599,7 +599,7 @@ class PrivQuant(QuantCodec):
     def privacy_profile(
         self, relation: str, eps, d: int = GAME_DIMENSION, **release
     ) -> np.ndarray:
-        """What the game may show: the law of both counts. [sqsgd Alg. 1]
+        """Privacy profile of the attack, from the distribution of both counts. [sqsgd Alg. 1]
 
         d: dimension of the game.
         Returns: delta of one message, shape of eps, exact.

@@ -174,7 +174,7 @@ class Quantised(ServerNoise):
         return found
 
     def privacy_profile(self, relation: str, eps, d: int = 1, **release) -> np.ndarray:
-        """What the game may show; mixing only hides. [Balle & Wang 2018, Thm. 8]
+        """Privacy profile of the attack; sampling can only lower it. [Balle & Wang 2018, Thm. 8]
 
         d: entries of the game.
         Returns: delta of one release, shape of eps: that of a vector as long as the

@@ -605,7 +605,7 @@ class Rec(RecCodec):
         accountant: str = None,
         relation: str = None,
     ) -> Guarantee:
-        """The proved guarantee or the paper's claim, after `rounds` rounds. [dprec Alg. 7]
+        """The proved guarantee, or the paper's claimed one, of `rounds` rounds. [dprec Alg. 7]
 
         n_clients: N; not used without sampling.
         cohort: messages per round, expected under Poisson; not used without sampling.
@@ -653,7 +653,7 @@ class Rec(RecCodec):
         sampling: str = "replacement",
         relation: str = None,
     ) -> Losses:
-        """What one slot loses, or one round where cohorts are drawn. [Props. F to N]
+        """Privacy losses of one slot, or of one round if cohorts are drawn. [Props. F to N]
 
         n_clients: N; not used without sampling.
         cohort: messages per round, expected under Poisson; not used without sampling.

@@ -224,7 +224,7 @@ class SignSgd(SignCodec):
         )
 
     def losses(self, relation: str = "zero-out", unit: str = "client") -> Losses:
-        """What one message loses: no more than the values before the sign. [page losses]
+        """Privacy losses of one message, at most those of the values before the sign. [page losses]
 
         unit: whose vector is clipped: 'client' or 'example'.
         Returns: Losses of one message.
@@ -244,7 +244,7 @@ class SignSgd(SignCodec):
         d: int = 4,
         **release,
     ) -> dict:
-        """Send the worst vector or its neighbour; score by likelihood. [Nasr et al. 2023]
+        """Attack: send the worst vector or its neighbour, score by likelihood. [Nasr et al. 2023]
 
         d: coordinates, all equal.
         Returns: attack -> (n,) scores, large where the vector seems sent.
@@ -261,7 +261,7 @@ class SignSgd(SignCodec):
         return {"likelihood": score}
 
     def privacy_profile(self, relation: str, eps, d: int = 4, **release) -> np.ndarray:
-        """What the game may show. [page signsgd, Prop. A]
+        """Privacy profile of the attack. [page signsgd, Prop. A]
 
         d: coordinates of the game.
         Returns: delta of one message, shape of eps, exact.

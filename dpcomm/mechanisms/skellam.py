@@ -121,7 +121,7 @@ class Skellam(OnRing):
         return skellam_epsilon(self._release(d), q, rounds, delta, **names)
 
     def divergences(self, d: int, q: float, relation: str) -> tuple:
-        """Renyi curve of one sum with noise of sigma C. [Agarwal, Kairouz & Liu 2021]
+        """Rényi curve of one sum with noise of sigma C. [Agarwal, Kairouz & Liu 2021]
 
         d: coordinates of the vectors, >= 1.
         q: probability that a client takes part in a round, in (0, 1].
@@ -245,9 +245,9 @@ def calibrate(
     accountant: str = "rdp-classic",
     **settings,
 ) -> Skellam:
-    """Least noise for a target, or an error that names the bits it takes.
+    """Calibrate to the least noise that meets eps; ValueError names the bits needed.
 
-    eps: target, > 0.
+    eps: target epsilon, > 0.
     delta: in (0, 1).
     clip_norm: L2 bound of one vector, > 0.
     n_clients: shares in a sum, >= 1.

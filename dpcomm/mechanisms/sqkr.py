@@ -380,7 +380,7 @@ class Sqkr(SqkrCodec):
         return {"likelihood": score.numpy()}
 
     def privacy_profile(self, relation: str, eps, **release) -> np.ndarray:
-        "What the game may show. [Chen et al. 2020, Sec. 3]"
+        "Privacy profile of the attack. [Chen et al. 2020, Sec. 3]"
         check_choice("relation", relation, tuple(self.relations))
         own = 1 / (1 + (2.0**self.nbits - 1) * math.exp(-self.eps))
         return two_valued_curve(own, self.eps, eps)

@@ -405,7 +405,7 @@ class SqSgd(SqSgdCodec):
         return {"projection": score.numpy()}
 
     def privacy_profile(self, relation: str, eps, d: int = 2, **release) -> np.ndarray:
-        """What the game may show. [sqsgd Alg. 1]
+        """Privacy profile of the attack. [sqsgd Alg. 1]
 
         d: dimension of the game.
         Returns: delta of one message, shape of eps, a bound for any two inputs.

@@ -226,7 +226,7 @@ class TopK(LinearSketch):
         return mask
 
     def expand(self, values: Tensor, d: int) -> Tensor:
-        """Put values where their weights are. [fltop Alg. 1, lines 11-12]
+        """Place values at the coordinates of their weights. [fltop Alg. 1, lines 11-12]
 
         values: (n, K).
         d: weights.
@@ -237,7 +237,8 @@ class TopK(LinearSketch):
         return out
 
     def moments(self, u: Tensor) -> tuple:
-        "What is outside the support is lost; inside there is the share of noise."
+        "Bias: the weights outside the support; variance: the share of noise inside"
+        " it."
         kept, d = self.sketch(check_finite("u", check_rows("u", u))), u.shape[1]
         variance = torch.full_like(kept, self.share**2)
         return self.expand(kept, d) - u, self.expand(variance, d)

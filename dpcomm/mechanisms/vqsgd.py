@@ -231,7 +231,7 @@ class VqSgd(CornerCodec):
     "Cross-polytope quantisation, randomised and repeated. [Gandikota et al. 2019]"
 
     def message_epsilon(self, d: int = None) -> float:
-        """What one message spends: every repetition counts. [page vqsgd, Prop. B]
+        """Epsilon of one message: each repetition adds. [page vqsgd, Prop. B]
 
         Returns: eps of R corners.
         """
@@ -264,7 +264,7 @@ class VqSgd(CornerCodec):
         return {"likelihood": (p - q)[drawn].reshape(n, -1).sum(1)}
 
     def privacy_profile(self, relation: str, eps, d: int = 1, **release) -> np.ndarray:
-        """What the game may show. [page vqsgd, Prop. A]
+        """Privacy profile of the attack. [page vqsgd, Prop. A]
 
         d: dimension of the game.
         Returns: delta of one message, shape of eps, exact.

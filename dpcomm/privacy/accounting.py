@@ -68,7 +68,7 @@ def _check_sigma(sigma):
 
 
 def rdp_gaussian(orders, sigma: float) -> np.ndarray:
-    """Renyi curve of one Gaussian release. [Mironov 2017, Prop. 7]
+    """Rényi curve of one Gaussian release. [Mironov 2017, Prop. 7]
 
     orders: Renyi orders, any shape, > 1.
     sigma: noise std / clip, > 0.
@@ -175,7 +175,7 @@ def _log_moment(order, sigma, q):
 
 # %% ../../nbs/foundations/accounting.ipynb #c98a33df
 def rdp_subsampled_gaussian(orders, sigma: float, q: float) -> np.ndarray:
-    """Renyi curve of one Poisson-subsampled Gaussian release.
+    """Rényi curve of one Poisson-subsampled Gaussian release.
     [Mironov, Talwar & Zhang 2019, Thm. 5 and Sec. 3.3]
 
     orders: Renyi orders, any shape, > 1, integer or not.
@@ -200,7 +200,7 @@ def rdp_subsampled_gaussian(orders, sigma: float, q: float) -> np.ndarray:
 
 # %% ../../nbs/foundations/accounting.ipynb #059007e0
 def compose(rdp, rounds: int) -> np.ndarray:
-    """Renyi curve of `rounds` equal rounds. [Mironov 2017, Prop. 1]
+    """Rényi curve of `rounds` equal rounds. [Mironov 2017, Prop. 1]
 
     rdp: divergence of one round at each order, nats, >= 0.
     rounds: how many equal rounds, >= 1.
@@ -275,7 +275,7 @@ STATED = ("unit", "relation", "sampling", "scope", "trust")  # by whoever has a 
 def guarantee_from_rdp(
     orders, rdp, delta: float, conversion: str = "classic", **fields
 ) -> Guarantee:
-    """State what a total Renyi curve proves. [Mironov 2017, Prop. 3]
+    """The guarantee that follows from a total Rényi curve. [Mironov 2017, Prop. 3]
 
     orders: Renyi orders, (n,), > 1.
     rdp: total divergence at each order, (n,), nats, >= 0.
@@ -442,7 +442,7 @@ def gaussian_guarantee(
     accountant: str = "rdp-classic",
     **more: Unpack[More],
 ) -> Guarantee:
-    """State what clipped sums with Gaussian noise prove. [Mironov, Talwar & Zhang 2019]
+    """The guarantee of clipped sums with Gaussian noise. [Mironov, Talwar & Zhang 2019]
 
     sigma: noise std of the sum / clip, > 0.
     delta: in (0, 1).
@@ -581,10 +581,10 @@ def calibrate(
     increasing: bool = False,
     tol: float = 1e-6,
 ) -> float:
-    """Cheapest parameter that still keeps eps; ValueError where the bracket has none.
+    """The least private parameter that meets eps; ValueError if the bracket has none.
 
     guarantee_at: parameter -> Guarantee, eps monotone in the parameter.
-    eps: target, > 0.
+    eps: target epsilon, > 0.
     low: smallest parameter tried.
     high: largest parameter tried, > low.
     increasing: True if eps grows with the parameter.

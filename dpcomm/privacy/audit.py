@@ -28,13 +28,13 @@ from .hypothesis_tests import less_noise, lowest_bit, pure_curve
 # %% ../../nbs/foundations/audit.ipynb #42660574
 @dataclass(frozen=True)
 class Audit:
-    """A lower bound on epsilon with everything needed to read it.
+    """A lower bound on epsilon with everything needed to interpret it.
 
-    eps: the true one at delta is at least this, or the alarm is false; in [0, inf].
+    eps: lower bound on the true epsilon at delta, in [0, inf].
     delta: in [0, 1).
     alarm: probability that the bound is too large, in [0, 1); 0: exact.
     method: 'enumeration', 'distinguisher' or 'one run'.
-    trials: plays of each world, or canaries; 0 for an enumeration.
+    trials: trials of each kind, or canaries; 0 for an enumeration.
     attack: statistic that told the worlds apart.
     direction: 'forward' or 'reverse'.
     """
@@ -57,7 +57,7 @@ class Audit:
 
 # %% ../../nbs/foundations/audit.ipynb #913607e3
 def refutes(audit: Audit, guarantee: Guarantee) -> bool:
-    """Whether an audited lower bound exceeds a claimed upper bound.
+    """Whether an audited lower bound contradicts a claimed epsilon.
 
     guarantee: the claim, at the same delta.
     Returns: True: the claim is false, or the alarm is.
@@ -102,10 +102,10 @@ def _prefix_eps(p, q, delta):
 
 # %% ../../nbs/foundations/audit.ipynb #1c92ec73
 def enumerated_eps(p, q, delta: float) -> tuple:
-    """Exact epsilon of two listed laws. [Balle & Wang 2018, Thm. 5]
+    """Exact epsilon of two enumerated distributions. [Balle & Wang 2018, Thm. 5]
 
-    p: law with the client present: probability of each outcome, any shape.
-    q: law with the client absent, same shape.
+    p: probability of each outcome with the client present, any shape.
+    q: the same with the client absent, same shape.
     delta: in [0, 1).
     Returns: (forward, reverse) epsilon, exact, in [0, inf]; arithmetic only.
     """
@@ -201,11 +201,11 @@ def _oriented(present, absent, attack, direction, sign):
 def distinguish(
     present, absent, delta: float, alarm: float = 1e-6, directions=DIRECTIONS
 ) -> Audit:
-    """Lower bound on epsilon from plays of both worlds.
+    """Lower bound on epsilon from trials with and without the client.
     [Jagielski, Ullman & Oprea 2020; Nasr et al. 2023]
 
-    present: scores of plays with the client: (n,), or a dict attack -> (n,); n >= 100.
-    absent: scores of plays without it, same form.
+    present: scores of trials with the client: (n,), or a dict attack -> (n,); n >= 100.
+    absent: scores of trials without it, same form.
     delta: of the claim, in [0, 1).
     alarm: probability that the bound is too large, in (0, 1).
     directions: which of 'forward' and 'reverse' to try.
@@ -293,15 +293,15 @@ def audit_play(
     alarm: float = 1e-6,
     **arguments,
 ) -> Audit:
-    """Play both worlds of a mechanism's own game and tell them apart. [Nasr et al. 2023]
+    """Audit a mechanism with its own attack. [Nasr et al. 2023]
 
     mechanism: registered mechanism.
     relation: a key of mechanism.relations.
-    trials: plays of each world, >= 100.
+    trials: trials with the client and without it, >= 100 each.
     delta: of the claim, in [0, 1).
-    rng: stream of all plays.
+    rng: random stream of all trials.
     alarm: probability that the bound is too large.
-    arguments: further arguments of play, such as rounds.
+    arguments: further arguments of the attack, such as rounds.
     """
     _check_relation(mechanism, relation)
     ceiling(trials, delta, alarm)
@@ -363,14 +363,14 @@ def count_pvalue(
 # %% ../../nbs/foundations/audit.ipynb #fda7e8a8
 @dataclass(frozen=True)
 class Judgement:
-    """One point of a claimed curve against plays of both worlds.
+    """One point of a claimed privacy profile, tested on trials with and without the client.
 
     pvalue: chance of such plays under a true claim is at most this, in [0, 1].
     eps: the claim that did worst, >= 0.
     delta: its delta, in [0, 1].
     caught: part of the judging plays with the client that fell into the set.
     false: part of those without it.
-    trials: plays of each world in all.
+    trials: trials with the client and without it, each.
     alarm: probability that a true claim is refuted, in (0, 1).
     attack: statistic of the set.
     direction: 'forward' or 'reverse'.
@@ -474,10 +474,10 @@ def _count_test(hot, cold, cut, eps, delta, tests):
 
 
 def judge(present, absent, claims, alarm: float = 1e-6) -> Judgement:
-    """Test a whole claimed curve on plays of both worlds. [this page, Thm. counts]
+    """Test a whole claimed privacy profile on trials. [this page, Thm. counts]
 
-    present: scores of plays with the client: (n,), or a dict attack -> (n,); n >= 100.
-    absent: scores of plays without it, same form.
+    present: scores of trials with the client: (n,), or a dict attack -> (n,); n >= 100.
+    absent: scores of trials without it, same form.
     claims: (eps, delta), two arrays: what is claimed at once.
     alarm: probability that a true claim is refuted, in (0, 1).
     """
@@ -508,7 +508,7 @@ def claims(mechanism, relation: str, deltas=DELTAS, **arguments) -> tuple:
     mechanism: registered mechanism.
     relation: a key of mechanism.relations.
     deltas: where its guarantee is asked, each in (0, 1).
-    arguments: of play, such as d.
+    arguments: arguments of the attack, such as d.
     Returns: (eps, delta), arrays: everything claimed of one release at once.
     """
     _check_relation(mechanism, relation)
@@ -536,15 +536,15 @@ def judge_play(
     against=None,
     **arguments,
 ) -> Judgement:
-    """Play both worlds of a mechanism's own game and hold them against its claims.
+    """Audit a mechanism with its own attack, against its whole privacy profile.
 
     mechanism: registered mechanism: what is run.
     relation: a key of mechanism.relations.
-    trials: plays of each world, >= 100.
-    rng: stream of all plays.
+    trials: trials with the client and without it, >= 100 each.
+    rng: random stream of all trials.
     alarm: probability that a true claim is refuted.
     against: (eps, delta) arrays; None: the mechanism's own claims.
-    arguments: of play, such as d.
+    arguments: arguments of the attack, such as d.
     """
     _check_relation(mechanism, relation)
     ceiling(trials, 0, alarm)
@@ -666,13 +666,13 @@ def detection_pvalue(
 def smallest_lie(
     mechanism, relation: str, trials: int, alarm: float = 1e-6, **arguments
 ) -> float:
-    """Noise smaller than claimed by this factor is refuted with probability 0.9.
+    """The factor of missing noise that an audit detects with probability 0.9.
 
     mechanism: registered, honest.
     relation: a key of mechanism.relations.
-    trials: plays of each world.
+    trials: trials with the client and without it, each.
     alarm: of the audit.
-    arguments: of play, such as d.
+    arguments: arguments of the attack, such as d.
     Returns: one of `NOISE_FACTORS`; inf where none of them is seen.
     """
     _check_relation(mechanism, relation)
@@ -718,7 +718,7 @@ class Case:
     ) -> tuple:
         """The claim at delta, a bound on the true epsilon, and the whole claim judged.
 
-        trials: plays of each world, >= 100.
+        trials: trials with the client and without it, >= 100 each.
         delta: of the claim, in (0, 1).
         alarm: probability of a false alarm.
         seed: of all plays.

@@ -158,7 +158,7 @@ def _wang_moments(orders, sigma, q):
 def fixed_size_rdp(
     sigma: float, q: float, orders, relation: str = "replace", bound: str = "pair"
 ) -> np.ndarray:
-    """Renyi curve of a Gaussian sum over a cohort drawn without replacement.
+    """Rényi curve of a Gaussian sum over a cohort drawn without replacement.
     [this page, Props. B and C; Wang et al. 2019, Thm. 9]
 
     sigma: noise std of the sum over S, > 0; one client changes it by <= 2 S.
@@ -278,7 +278,7 @@ def fixed_size_epsilon(
     relation: str = "replace",
     accountant: str = "pld",
 ) -> Guarantee:
-    """Epsilon of a run whose cohorts of a fixed size nobody sees. [this page, Props. B and C]
+    """Epsilon of a run with secret cohorts of a fixed size. [this page, Props. B and C]
 
     sigma: noise std of the sum over S, > 0.
     q: cohort / n_clients, in (0, 1].
@@ -323,7 +323,7 @@ def fixed_size_epsilon(
 def participations(
     rounds: int, q: float, quantile: float = 0.5, n_clients: int = 1
 ) -> int:
-    """How often a client takes part: a binomial quantile, a union bound over clients.
+    """Upper bound on a client's number of rounds: a binomial quantile and a union bound.
 
     rounds: rounds of the run, >= 1.
     q: cohort / n_clients, in (0, 1].

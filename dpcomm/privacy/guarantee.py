@@ -61,21 +61,21 @@ PREMISES = {  # the one thing that a premise excuses -> what to say if nothing f
 # %% ../../nbs/foundations/guarantee.ipynb #0a1fc5p1
 @dataclass(frozen=True)
 class Guarantee:
-    """An epsilon with everything needed to read it; what none covers: page Limits.
+    """An epsilon with everything needed to interpret it; see page limits for what it omits.
     [Dwork & Roth 2014, Def. 2.4]
 
-    eps: in [0, inf]; inf means that nothing is proved.
+    eps: in [0, inf]; inf: no privacy is proved.
     delta: in [0, 1).
-    unit: what is protected: a name in `UNITS`.
-    relation: which inputs are neighbours: a name in `RELATIONS`.
-    sampling: who takes part in a round: a name in `SAMPLINGS`.
+    unit: what the guarantee protects, a name in `UNITS`.
+    relation: which inputs are neighbours, a name in `RELATIONS`.
+    sampling: how a round's cohort is drawn, a name in `SAMPLINGS`.
     accountant: how eps was computed, such as 'rdp-classic', 'rdp-balle', 'pld'.
     scope: 'per-round' or 'total'.
-    trust: what the adversary sees: a name in `TRUSTS`.
-    note: anything else a reader must know.
-    premises: of `PREMISES` -> sentence.
-    rounds: releases composed, >= 1; None: not said.
-    q: expected share of clients a round; None: not said.
+    trust: what the adversary sees, a name in `TRUSTS`.
+    note: further information for the reader.
+    premises: key of `PREMISES` -> sentence that states the assumption.
+    rounds: number of composed releases, >= 1; None: not stated.
+    q: expected fraction of clients per round; None: not stated.
     """
 
     eps: float
@@ -101,7 +101,7 @@ class Guarantee:
         return _sentence(self)
 
     def as_dict(self) -> dict:
-        """The fields as plain values.
+        """The fields as plain Python values.
 
         Returns: every field by name, ready for JSON.
         """
@@ -109,25 +109,27 @@ class Guarantee:
 
     @property
     def theorem(self) -> str:
-        """What proves the number, as `PROVED` has it.
+        """The theorem behind the number, from `PROVED`.
 
-        Returns: '' where a premise stands for the proof.
+        Returns: '' if a premise replaces the proof.
         """
         proved = "proof" not in self.premises
         return PROVED[self.trust, self.sampling][self.relation] if proved else ""
 
     def assuming(self, *names):
-        """The same number on further premises; what was said of one of them stays.
+        """The same guarantee under further premises; existing premises keep their text.
 
-        Returns: of `PREMISES`.
+        names: keys of `PREMISES`.
+        Returns: a new Guarantee.
         """
         further = {name: PREMISES[name] for name in names}
         return replace(self, premises=further | self.premises)
 
     def noting(self, *notes):
-        """The same number with more for a reader to know.
+        """The same guarantee with further notes.
 
-        Returns: texts; '' and what is said already are left out.
+        notes: texts; '' and repeated notes are left out.
+        Returns: a new Guarantee.
         """
         new = [note for note in notes if note and note not in self.note]
         note = "; ".join(filter(None, (self.note, *new)))

@@ -65,8 +65,8 @@ def _one_way(p, q, eps):
 def listed_curve(p, q, eps) -> np.ndarray:
     """The curve of two listed laws. [Balle & Wang 2018, Thm. 5]
 
-    p: law with the client present: probability of each outcome, any shape.
-    q: law with the client absent, same shape.
+    p: probability of each outcome with the client present, any shape.
+    q: the same with the client absent, same shape.
     eps: >= 0, any shape.
     Returns: the larger delta of both directions, shape of eps.
     """

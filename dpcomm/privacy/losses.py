@@ -305,9 +305,9 @@ def _by_renyi(releases, delta, about, why):
 def compose(releases, delta: float) -> Bracket:
     """Compose different releases into one guarantee. [page pairs, Props. 1 to 3]
 
-    releases: list of (Losses, rounds): what is released, and how often, >= 1.
-    delta: of the whole list, in [1e-100, 1).
-    Returns: both ends of epsilon, and the guarantee of the upper one.
+    releases: list of (Losses, rounds), the number of releases of each, >= 1.
+    delta: delta of the whole list, in [1e-100, 1).
+    Returns: lower and upper bound on epsilon, and the guarantee of the upper bound.
     """
     releases = _check_list(releases)
     delta = float(check_number("delta", delta, "[1e-100, 1)"))

@@ -446,7 +446,7 @@ def calibrate_clip(
 ) -> float:
     """The clip that a privacy budget buys; ValueError where the bracket holds none.
 
-    eps: target, > 0.
+    eps: target epsilon, > 0.
     accountant: exact_epsilon, theorem1_epsilon or pld_epsilon.
     low: smallest c tried, > 0.
     high: largest c tried; a narrow bracket saves time with pld_epsilon.

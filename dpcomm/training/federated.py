@@ -354,22 +354,22 @@ def simulate(
 ) -> Run:
     """Federated training with a private, compressed uplink. [dprec Alg. 8]
 
-    The result depends on the task and the kind of device alone, not on workers or
-    interruptions. Raises ValueError for a guarantee about another run,
-    FloatingPointError when training diverges.
+    The result depends only on the task and the kind of device, not on workers or
+    interruptions. Raises ValueError if the guarantee does not match the run,
+    FloatingPointError if training diverges.
 
     task: model, federation, mechanism, config and seed.
-    guarantee: rounds -> Guarantee, for the ledger of privacy; None: none is claimed.
-    deployment: who takes part; None: as config.
-    metrics: (model, w, x, y) -> dict of scores, the first in percent; None: usual.
+    guarantee: function rounds -> Guarantee; None: no guarantee is stated.
+    deployment: who takes part; None: taken from the config.
+    metrics: (model, w, x, y) -> dict of scores, the first in percent; None: default.
     advance: (run, optimiser, task, pool) -> training loss of one round.
-    unit: protected: client | example; None: as deployed.
-    nonfinite: updates of nan or inf end the run; 'drop': they count as 0.
-    weights: (n_clients,) >= 0, public, what each client's update weighs; None: alike.
-    adaptive: how the clip moves, paid within the mechanism's noise; None: it stays.
-    max_epsilon: stop before the round that would exceed it, > 0; None: no limit.
+    unit: what is protected: client | example; None: the deployment's.
+    nonfinite: 'refuse' ends the run at an update with nan or inf; 'drop' counts it as 0.
+    weights: (n_clients,) >= 0, public weights of the clients' updates; None: equal.
+    adaptive: adaptive clipping, within the same guarantee; None: a fixed clip.
+    max_epsilon: stop before a round that would exceed it, > 0; None: no limit.
     session: fields of `Session`, such as checkpoint, callbacks or device.
-    Returns: finished, or stopped by max_seconds or max_epsilon.
+    Returns: the run, finished or stopped by max_seconds or max_epsilon.
     """
 
     def promised(t):
@@ -458,19 +458,19 @@ def train(
     seed: int = 0,
     **settings,
 ) -> Run:
-    """Train a module on clients' data, as a deployment says. [dprec Alg. 8]
+    """Train a PyTorch module on clients' data in a deployment. [dprec Alg. 8]
 
-    Raises ValueError for a setting that nobody has, and what `simulate` raises.
+    Raises ValueError for an unknown setting, and the errors of `simulate`.
 
-    model: with its initial weights; what is frozen in it stays.
-    clients: (inputs, targets), a Dataset or a DataLoader each; or a Federation.
-    mechanism: as `deployment.calibrate` makes one.
-    deployment: who takes part, how often, and what is promised.
-    test: data to evaluate on, as one client has them; not beside a Federation.
-    loss: (outputs, targets) -> mean loss of a batch.
+    model: module with its initial weights; frozen weights are not trained.
+    clients: one (inputs, targets), Dataset or DataLoader per client; or a Federation.
+    mechanism: for example from `deployment.calibrate`.
+    deployment: who takes part, how often, and under which guarantee.
+    test: test data in the form of one client's; leave it out with a Federation.
+    loss: function (outputs, targets) -> mean loss of a batch.
     seed: root of the run's seed tree.
-    settings: of `Config`, such as lr; of `simulate`, such as metrics or device.
-    Returns: its history holds accuracy or loss, and eps.
+    settings: fields of `Config`, such as lr, and of `simulate`, such as metrics or device.
+    Returns: the run; its history has accuracy or loss, and eps.
     """
     config = {f.name for f in fields(Config)}
     options = {

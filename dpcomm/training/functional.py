@@ -295,7 +295,9 @@ def cause_of_nan(
     for what, values in (("an input", data.x), ("a target", data.y)):
         mine = values[torch.from_numpy(np.asarray(part, np.int64)).to(values.device)]
         if mine.is_floating_point() and not torch.isfinite(mine).all():
-            return f"client {client} holds {what} with nan or inf: mend it or drop it"
+            return (
+                f"client {client} holds {what} with nan or inf: correct it or drop it"
+            )
     return (
         f"the loss or update of client {client} is nan or inf, though its data are"
         f" finite: lower {rates}"

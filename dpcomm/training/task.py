@@ -210,7 +210,7 @@ def altered(
 # %% ../../nbs/training/task.ipynb #d0task01
 @dataclass(frozen=True)
 class Task:
-    """Who trains what, how, and with which random numbers: all that a result depends on.
+    """Everything that a result depends on: model, data, mechanism, settings and seed.
 
     model: with its initial weights; what is frozen in it stays.
     federation: data and clients: a Federation, or what visits clients as one does.

@@ -788,9 +788,9 @@ SIX, PACKED = idx(np.zeros((2, 3))), "a.gz cannot be unpacked"
         (
             "a",
             SIX[:-1],
-            r"a announces \(2, 3\) and holds 5 entries; .* download it aga",
+            r"a declares the shape \(2, 3\) and has 5 entries; .* download it aga",
         ),
-        ("a", SIX + b"0", r"announces \(2, 3\) and holds 7"),
+        ("a", SIX + b"0", r"declares the shape \(2, 3\) and has 7"),
         ("a", b"", "a starts with b''"),
         ("a", b"\0\0\x08\x03\0\0\0\x01", "two zeros, 8 and the number of axes"),
         ("a", b"\0\0\x0c\x01\0\0\0\0", "two zeros, 8 and the number of axes"),

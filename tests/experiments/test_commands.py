@@ -150,7 +150,7 @@ def test_an_interruption_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setattr(runner, "run", stopped)
     code, shown = said("run dprec-mnist", capsys)
     assert code == 130 and len(shown.err.splitlines()) == 1
-    assert "goes on" in shown.err or "no checkpoint" in shown.err
+    assert "continues" in shown.err or "no checkpoint" in shown.err
 
 
 def test_an_interruption_names_the_command_that_goes_on(monkeypatch, capsys, tmp_path):
@@ -162,9 +162,9 @@ def test_an_interruption_names_the_command_that_goes_on(monkeypatch, capsys, tmp
     kept.parent.mkdir(parents=True)
     kept.touch()
     code, shown = said(f"run dprec-mnist --out {tmp_path}", capsys)
-    assert f"`dpcomm run dprec-mnist --out {tmp_path} --resume` goes on" in shown.err
+    assert f"`dpcomm run dprec-mnist --out {tmp_path} --resume` continues" in shown.err
     code, shown = said(f"run dprec-mnist --resume --out {tmp_path}", capsys)
-    assert f"`dpcomm run dprec-mnist --resume --out {tmp_path}` goes on" in shown.err
+    assert f"`dpcomm run dprec-mnist --resume --out {tmp_path}` continues" in shown.err
 
 
 def rows_of(text):

@@ -457,7 +457,7 @@ def test_a_grid_with_rounds_left_stops_and_names_them(made, tmp_path):
     with pytest.raises(runner.Unfinished) as error:
         runs.play_grid("made-up", "full", out=tmp_path, max_seconds=100)
     text = str(error.value)
-    assert text.startswith("4 of 7 runs have rounds left: ")
+    assert text.startswith("4 of 7 runs are unfinished: ")
     for left in ("rec seed 0", "rec seed 1", "gap seed 0", "gap seed 1"):
         assert left in text
     assert "fedavg" not in text and len(lines(tmp_path)) == 3

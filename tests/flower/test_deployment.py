@@ -83,7 +83,7 @@ def test_a_floor_is_laid_out_that_fits_the_example_and_no_more(sums, tmp_path, c
     folder = tmp_path / "mine"
     assert cli.main(["flower", "new", str(folder), "--loop", *["--sums"] * sums]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert TRUST in said and "floor.toml is what a node answers" in said
+    assert TRUST in said and "floor.toml limits what a node takes part in" in said
     assert stat.S_IMODE((folder / "floor.toml").stat().st_mode) == 0o600
     limits = read_floor(folder / "floor.toml")
     config = tomllib.loads((folder / "pyproject.toml").read_text())

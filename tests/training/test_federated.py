@@ -1411,7 +1411,7 @@ def test_a_loss_that_becomes_nan_names_the_round(engine, tmp_path):
         if victim in sample_cohort(6, 1, "fixed", seed_tree(3, "round", t, "sample"))
     )
     assert first > 0
-    says = f"^round {first}: client {victim} holds an input with nan or inf: mend"
+    says = f"^round {first}: client {victim} holds an input with nan or inf: correct"
     with pytest.raises(FloatingPointError, match=says):
         go(config=config, toy=toy, checkpoint=path, save_every=0.0)
     assert run_state.load_checkpoint(path, {})["round"] == first

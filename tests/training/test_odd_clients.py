@@ -120,7 +120,7 @@ def test_a_client_with_one_example_takes_one_step(road):
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("what", ["nan", "inf"])
 def test_bad_inputs_are_named_and_not_blamed_on_the_rate(what, road):
-    says = "client 0 holds an input with nan or inf: mend it or drop it$"
+    says = "client 0 holds an input with nan or inf: correct it or drop it$"
     with pytest.raises(FloatingPointError, match=says) as error:
         updates(what, road)
     assert "lr" not in str(error.value)
@@ -131,7 +131,7 @@ def test_bad_inputs_are_named_and_not_blamed_on_the_rate(what, road):
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("label", [4, 1000, -1, -100])
 def test_a_label_without_a_class_is_named(label, road):
-    says = f"^client 0 holds a label {label}; the model's classes are 0 to 3: mend"
+    says = f"^client 0 holds a label {label}; the model's classes are 0 to 3: correct"
     with pytest.raises(ValueError, match=says):
         updates(label, road)
     assert torch.equal(updates(None, road, (1, 2))[0], updates(label, road, (1, 2))[0])
@@ -147,7 +147,7 @@ def test_a_rate_that_is_too_large_is_said_to_be(road):
 def test_the_cause_of_a_nan_is_looked_for_in_the_clients_own_data():
     data = people("nan").data
     says = [functional.cause_of_nan(data, part, 7, "lr") for part in ([0, 1], [5], [])]
-    assert says[0] == "client 7 holds an input with nan or inf: mend it or drop it"
+    assert says[0] == "client 7 holds an input with nan or inf: correct it or drop it"
     assert says[1] == says[2] and says[1].endswith("its data are finite: lower lr")
     wanted = replace(data, x=data.x[:2] * 0, y=torch.tensor([0.0, float("inf")]))
     assert "holds a target with nan or inf" in functional.cause_of_nan(
@@ -158,7 +158,7 @@ def test_the_cause_of_a_nan_is_looked_for_in_the_clients_own_data():
 def test_a_yes_or_no_question_has_two_labels():
     single = nn.Sequential(nn.Flatten(), nn.Linear(36, 1))
     with pytest.raises(
-        ValueError, match="client 1 holds a label 2; .* are 0 to 1: mend"
+        ValueError, match="client 1 holds a label 2; .* are 0 to 1: correct"
     ):
         data, parts = people(None).data, [np.array([0, 1]), np.array([2])]
         data = replace(data, y=torch.arange(len(data.y)))
