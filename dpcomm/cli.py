@@ -104,31 +104,47 @@ def _run_options(parser):
         "names",
         nargs="+",
         metavar="NAME",
-        help="experiment, as `dpcomm list` has it, or the file of a notebook",
+        help="experiment from `dpcomm list`, or the file of a notebook",
     )
     scales = "smoke|quick|full"
-    limit = "stop at a round boundary after S seconds in all"
+    limit = "stop at the end of a round once S seconds have passed"
     add("--scale", default="smoke", metavar=scales, help="how much to run")
-    add("--seeds", metavar="0,1,2", help="one run a seed")
-    add("--out", metavar="DIR", help="folder of the results, runs/ by default")
-    add("--resume", action="store_true", help="go on from the last checkpoint")
+    add("--seeds", metavar="0,1,2", help="one run per seed")
+    add("--out", metavar="DIR", help="output folder, runs/ by default")
+    add("--resume", action="store_true", help="continue from the last checkpoint")
     add("--max-seconds", type=float, metavar="S", help=limit)
-    add("--inline", action="store_true", help="in this process, without Jupyter")
-    add("--device", metavar="D", help="auto, cpu, cuda or cuda:1")
+    add("--inline", action="store_true", help="run in this process, without Jupyter")
+    add("--device", metavar="D", help="device: auto, cpu, cuda or cuda:1")
     _format_options(parser)
     given = dict(dest="parameters", action="append", default=[])
-    add("-p", metavar="name=value", help="any other parameter", **given)
+    add(
+        "-p",
+        metavar="name=value",
+        help="set another parameter; may be repeated",
+        **given,
+    )
 
 # %% ../nbs/reference/cli.ipynb #befe65d0
 def _audit_options(parser):
     "The options of `dpcomm audit`."
-    add, alarm = parser.add_argument, "probability of a false alarm of each audit"
-    trials = "plays of each world, at least 100; fewer where a play is slow"
-    add("names", nargs="+", metavar="MECHANISM", help="registered, or my.module:Class")
+    add, alarm = parser.add_argument, "probability that an audit raises a false alarm"
+    trials = "trials per world, at least 100; slow mechanisms get fewer"
+    add(
+        "names",
+        nargs="+",
+        metavar="MECHANISM",
+        help="registered name, or my.module:Class",
+    )
     add("--trials", type=int, default=20_000, metavar="N", help=trials)
-    add("--delta", type=float, default=1e-2, metavar="D", help="of claim and audit")
+    add(
+        "--delta",
+        type=float,
+        default=1e-2,
+        metavar="D",
+        help="delta of the guarantee and of the audit",
+    )
     add("--alarm", type=float, default=1e-6, metavar="A", help=alarm)
-    add("--seed", type=int, default=0, metavar="S", help="of all plays")
+    add("--seed", type=int, default=0, metavar="S", help="seed of all trials")
     _format_options(parser)
 
 # %% ../nbs/reference/cli.ipynb #b0opt01c
@@ -138,52 +154,73 @@ def _bench_options(parser):
     shown = "W1, W2, cnn, resnet, lstm, codecs, secagg, accountants, growth, layers, memory or"
     shown += " clients; all if left out"
     add("names", nargs="*", metavar="NAME", help=shown)
-    rival = "loop, pfl or flower beside our engines; dp_accounting, opacus or"
-    rival += " prv_accountant beside our accountants; may be given again"
+    rival = (
+        "compare with loop, pfl or flower; for accountants with dp_accounting, opacus"
+    )
+    rival += " or prv_accountant; may be repeated"
     add("--peer", action="append", default=[], metavar="P", help=rival)
-    add("--peer-python", metavar="PATH", help="the Python that has the peers")
-    add("--threads", type=int, default=1, metavar="N", help="of every contestant")
-    add("--repeats", type=int, default=5, metavar="R", help="timed turns of each")
+    add(
+        "--peer-python",
+        metavar="PATH",
+        help="Python interpreter with the peers installed",
+    )
+    add("--threads", type=int, default=1, metavar="N", help="threads per library")
+    add("--repeats", type=int, default=5, metavar="R", help="timed repetitions of each")
     add("--whole", action="store_true", help="larger rounds of W2 and clients")
-    add("--device", default="cpu", metavar="cpu|cuda", help="of rounds and codecs")
-    add("--json", action="store_true", help="one record on one line")
+    add(
+        "--device",
+        default="cpu",
+        metavar="cpu|cuda",
+        help="device of rounds and codecs",
+    )
+    add("--json", action="store_true", help="print one record on one line")
 
 # %% ../nbs/reference/cli.ipynb #c4001001
 def _choose_options(parser):
     "The options of `dpcomm choose`."
     add = parser.add_argument
     need = dict(type=float, required=True)
-    add("--d", metavar="D", help="entries of a vector, as 1e6", **need)
-    add("--clients", metavar="N", help="in the federation", **need)
-    add("--cohort", metavar="N", help="clients a round", **need)
-    add("--rounds", metavar="T", help="of the run", **need)
-    add("--eps", metavar="E", help="of the whole run", **need)
-    add("--delta", metavar="D", help="in [0, 1)", **need)
-    most = "most bits a parameter of an upload's content; any if left out"
+    add("--d", metavar="D", help="number of parameters, for example 1e6", **need)
+    add("--clients", metavar="N", help="clients in the federation", **need)
+    add("--cohort", metavar="N", help="clients per round", **need)
+    add("--rounds", metavar="T", help="rounds of the run", **need)
+    add("--eps", metavar="E", help="epsilon of the whole run", **need)
+    add("--delta", metavar="D", help="delta, in [0, 1)", **need)
+    most = "upload limit in bits per parameter; default: no limit"
     add("--bits", type=float, metavar="B", help=most)
     add(
         "--trust",
         default="central",
         metavar="local|shuffler|secagg|central",
-        help="believed",
+        help="who is trusted",
     )
     drawn = "poisson|fixed|replacement|none"
     add("--sampling", default="poisson", metavar=drawn, help="how a cohort is drawn")
-    add("--visits", type=float, metavar="V", help="most messages of one client")
-    add("--dropouts", type=float, default=0.0, metavar="F", help="fraction that leaves")
-    noise = "fraction whose shares of noise may be missing"
+    add("--visits", type=float, metavar="V", help="limit on the messages of one client")
+    add(
+        "--dropouts",
+        type=float,
+        default=0.0,
+        metavar="F",
+        help="expected fraction of dropouts",
+    )
+    noise = "fraction of noise shares that may be missing"
     add("--tolerance", type=float, default=0.0, metavar="F", help=noise)
     add("--unit", default="client", metavar="client|example", help="what is protected")
-    about = "zero-out|replace|add-remove|local: what neighbours differ in"
+    about = "neighbouring relation: zero-out|replace|add-remove|local"
     add("--relation", metavar="R", help=about)
     _format_options(parser)
-    add("--plot", metavar="FILE", help="error against bits, as .svg, .png or .pdf")
+    add(
+        "--plot",
+        metavar="FILE",
+        help="plot error against bits into an .svg, .png or .pdf",
+    )
 
 # %% ../nbs/reference/cli.ipynb #b56342b3
 def _table_options(parser):
     "The words of `dpcomm table`."
-    which = "for example table1; all tables if left out"
-    folder = "folder of records to compare; the committed ones by default"
+    which = "for example table1; default: all tables"
+    folder = "folder of records to compare; default: the committed ones"
     parser.add_argument("paper", metavar="PAPER", help="for example dprec")
     parser.add_argument("table", metavar="TABLE", nargs="?", help=which)
     parser.add_argument("--out", metavar="DIR", help=folder)
@@ -194,44 +231,80 @@ def _report_options(parser):
     "The words of `dpcomm report`."
     add = parser.add_argument
     add("what", metavar="RUN|PAPER", help="experiment, file of records, or paper")
-    add("--scale", default="smoke", metavar="smoke|quick|full", help="of the runs")
-    add("--only", default="all", metavar="PATTERN", help="keys that begin with it")
-    add("--out", metavar="DIR", help="folder of the records, runs/ by default")
+    add(
+        "--scale", default="smoke", metavar="smoke|quick|full", help="scale of the runs"
+    )
+    add(
+        "--only",
+        default="all",
+        metavar="PATTERN",
+        help="only runs whose key begins with PATTERN",
+    )
+    add("--out", metavar="DIR", help="folder of records, runs/ by default")
 
 
 def _sweep_options(parser):
     "The options of `dpcomm sweep`."
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help="experiment; all if left out")
+    add("names", nargs="*", metavar="NAME", help="experiment; default: all")
     add("--scale", default="full", metavar="smoke|quick|full", help="how much to run")
-    add("--seeds", metavar="0,1,2", help="these, and not those each run plans")
-    add("--only", default="all", metavar="PATTERN", help="keys that begin with it")
+    add("--seeds", metavar="0,1,2", help="use these seeds instead of the planned ones")
     add(
-        "--grid", metavar="FILE.toml", help="tables [[sweep]]: experiment, scale, seeds"
+        "--only",
+        default="all",
+        metavar="PATTERN",
+        help="only runs whose key begins with PATTERN",
     )
-    add("--out", metavar="DIR", help="folder of the records, runs/ by default")
-    add("--processes", type=int, metavar="N", help="runs at a time, 1 by default")
+    add(
+        "--grid",
+        metavar="FILE.toml",
+        help="file with [[sweep]] tables: experiment, scale, seeds",
+    )
+    add("--out", metavar="DIR", help="folder of records, runs/ by default")
+    add("--processes", type=int, metavar="N", help="parallel processes, 1 by default")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--dask", metavar="ADDRESS", help="scheduler, or local")
-    slurm = "jobs of Slurm, through submitit"
+    where.add_argument(
+        "--dask", metavar="ADDRESS", help="address of a Dask scheduler, or local"
+    )
+    slurm = "submit Slurm jobs through submitit"
     where.add_argument("--slurm", action="store_true", help=slurm)
     given = dict(dest="slurm_options", action="append", default=[])
-    asks = "what sbatch should be told, as account=mine; may be given again"
+    asks = "option for sbatch, for example account=mine; may be repeated"
     add("--slurm-option", metavar="NAME=VALUE", help=asks, **given)
-    add("--max-hours", type=float, metavar="H", help="stop at round boundaries then")
-    add("--plan", action="store_true", help="say what is missing, and stop")
-    add("--decide", action="store_true", help="only seeds that can change a verdict")
-    add("--print", dest="lines", action="store_true", help="one shell line a run")
+    add(
+        "--max-hours",
+        type=float,
+        metavar="H",
+        help="stop at the end of a round after H hours",
+    )
+    add("--plan", action="store_true", help="list the missing runs and exit")
+    add(
+        "--decide", action="store_true", help="run only seeds that can change a verdict"
+    )
+    add(
+        "--print",
+        dest="lines",
+        action="store_true",
+        help="print one shell command per run",
+    )
     _format_options(parser)
 
 # %% ../nbs/reference/cli.ipynb #f10c0002
 def _flower_options(parser):
     "The words of `dpcomm flower`."
-    add, log = parser.add_argument, "until the run is given up"
-    add("what", metavar="new|try", help="lay out an app, or try it on daemons here")
-    add("folder", metavar="DIR", help="of the app; its name becomes the package's")
-    add("--sums", action="store_true", help="new: rounds that are secure sums")
-    add("--loop", action="store_true", help="new: our server loop, no strategy")
+    add, log = parser.add_argument, "time limit of the run"
+    add("what", metavar="new|try", help="create an app, or try it on local daemons")
+    add(
+        "folder",
+        metavar="DIR",
+        help="folder of the app; its name becomes the package name",
+    )
+    add("--sums", action="store_true", help="new: use secure aggregation")
+    add(
+        "--loop",
+        action="store_true",
+        help="new: use dpcomm's server loop instead of a strategy",
+    )
     add("--nodes", type=int, default=4, metavar="N", help="SuperNodes, 4 by default")
     add("--max-seconds", type=float, default=600.0, metavar="S", help=log)
 
@@ -250,25 +323,32 @@ def _parser():
     def add(verb, text):
         return verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
 
-    listed = "name every experiment, its state and its cost"
+    listed = "list every experiment with its state and cost"
     _format_options(add("list", listed))
     _run_options(add("run", "run experiments"))
-    _sweep_options(add("sweep", "play every missing run"))
-    merge = add("merge", "add records to those of this checkout")
-    merge.add_argument("out", metavar="DIR", help="folder of records, as runs/")
-    sure = "do not ask when published numbers change"
+    _sweep_options(add("sweep", "run everything that is missing"))
+    merge = add("merge", "add records to this checkout")
+    merge.add_argument(
+        "out", metavar="DIR", help="folder of records, for example runs/"
+    )
+    sure = "do not ask for confirmation when published numbers change"
     merge.add_argument("--yes", action="store_true", help=sure)
-    _table_options(add("table", "the paper's numbers beside ours"))
-    told = "write runs as a page of HTML and a picture, or print a paper's reproduction"
+    _table_options(add("table", "compare the paper's numbers with ours"))
+    told = "write an HTML report of runs, or print a paper's reproduction report"
     _report_options(add("report", told))
-    data = add("data", "list data sets, or fetch some")
-    data.add_argument("root", metavar="DIR", nargs="?", help="folder to keep them in")
+    data = add("data", "list data sets, or download some")
+    data.add_argument("root", metavar="DIR", nargs="?", help="folder for the files")
     data.add_argument("names", nargs="*", metavar="NAME", help="data set")
-    _audit_options(add("audit", "audit mechanisms against their claims"))
-    _choose_options(add("choose", "rank the mechanisms that a deployment may use"))
-    _bench_options(add("bench", "time rounds, codecs and accountants beside peers"))
-    _flower_options(add("flower", "lay out an app for Flower, or try one"))
-    shell = add("completion", "print what completes the command in a shell")
+    _audit_options(add("audit", "audit the guarantees of mechanisms"))
+    _choose_options(add("choose", "rank the mechanisms that fit a deployment"))
+    _bench_options(
+        add(
+            "bench",
+            "time rounds, codecs and accountants, and compare with other libraries",
+        )
+    )
+    _flower_options(add("flower", "create an app for Flower, or try one"))
+    shell = add("completion", "print a completion script for a shell")
     shell.add_argument("shell", metavar="bash|zsh|fish", help="the shell")
     return parser, verbs.choices
 
@@ -301,7 +381,7 @@ def summary(
     if nameless := sum(r.code == unknown for r in found):
         note = (
             f"{nameless} of {len(found)} records do not name the code that made them;"
-            " no other run can contradict them"
+            " no other run can be checked against them"
         )
         table = replace(table, notes=(*table.notes, note))
     return table, said
@@ -680,7 +760,7 @@ def audit_cases(
 LEGEND = (
     "claimed, audited: epsilon at delta {delta:g}; audited is a lower bound, wrong\n"
     "  with probability {alarm:g}\n"
-    "p-value: of the plays if the whole claimed curve were true; refuted below"
+    "p-value: of the trials if the whole claimed curve were true; refuted below"
     " {alarm:g}\n"
     "lie seen: noise smaller than claimed by this factor would have been refuted\n"
     "  with probability 0.9"
@@ -819,7 +899,7 @@ def _bench_report(record, names):
 def choose_all(
     args,  # parsed arguments of `dpcomm choose`
 ) -> int:  # 0
-    "Rank what a deployment may use."
+    "Rank the mechanisms that fit a deployment."
     from dpcomm.experiments import choosing
     from dpcomm.mechanisms.deployments import Deployment
 
@@ -879,8 +959,8 @@ def flower_app(
         try_app(args.folder, args.nodes, args.max_seconds)
         return 0
     made = new(args.folder, args.sums, args.loop)
-    print(f"{made} holds an app; try it with `dpcomm flower try {made}`")
-    print(f"{made / 'floor.toml'} is what a node answers, whatever a run asks")
+    print(f"{made} holds an app; try it by `dpcomm flower try {made}`")
+    print(f"{made / 'floor.toml'} limits what a node takes part in")
     print(textwrap.fill(floor.TRUST, 80))
     return 0
 
@@ -940,10 +1020,14 @@ def _kept(args, words):
     folder = runner.output_folder(getattr(args, "out", None))
     found = len(list(folder.glob("checkpoints/*/*.pt")))
     if not found:
-        return "there is no checkpoint, so the same command starts again"
+        return (
+            "there is no checkpoint, so repeating the command starts from the beginning"
+        )
     more = [] if args.verb == "sweep" or "--resume" in words else ["--resume"]
     way = shlex.join(["dpcomm", *words, *more])
-    return f"{found} checkpoints are kept in {folder.name}/checkpoints; `{way}` goes on"
+    return (
+        f"{found} checkpoints are kept in {folder.name}/checkpoints; `{way}` continues"
+    )
 
 # %% ../nbs/reference/cli.ipynb #d9ea472a
 def main(argv=None) -> int:
