@@ -405,7 +405,7 @@ def _sensitivity(relation, sampling, trust, accountant):
     if missing := _missing_bound(relation, sampling, trust, accountant):
         raise ValueError(
             f"relation = {shown(relation)} with sampling = {shown(sampling)} and trust"
-            f" = {shown(trust)} cannot be accounted for: {missing} is missing."
+            f" = {shown(trust)} cannot be accounted for. Missing: {missing}."
         )
     _check_combination(trust, sampling, relation)
     return 2.0 if relation in ("replace", "local") else 1.0
