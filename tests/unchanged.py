@@ -32,6 +32,7 @@ STORE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 STORE /= "dpcomm-passed-tests"
 CHILD = set()  # what the process of a page came to, as `watch` tells it
 ASKS_THE_MACHINE = "ldconfig gcc uname lscpu".split()  # libraries and the processor
+SITE = ("tests/repository/test_site.py", "tests/repository/test_built_site.py")
 FORGET = 60 * 86400  # seconds after which a list that no run wrote again is removed
 
 
@@ -136,8 +137,7 @@ def surroundings() -> list:
     packages = {f"{d.name} {d.version}" for d in metadata.distributions()}
     data = Path(os.environ.get("DPCOMM_DATA") or "/nowhere")
     sizes = [(str(p), p.stat().st_size) for p in data.rglob("*") if p.is_file()]
-    site = [os.environ.get(name) for name in ("DPCOMM_PAGES", "DPCOMM_SITE")]
-    return [sys.version, sorted(packages), sorted(sizes), site]
+    return [sys.version, sorted(packages), sorted(sizes)]
 
 
 class Passed:
@@ -169,17 +169,18 @@ class Passed:
         spawns = re.search(r"multiprocessing|ProcessPool", self.graph.text(unit))
         return bool(spawns) or "tests/checkout.py" in self.graph.closure(unit)
 
-    def _list(self, files) -> Path:
+    def _list(self, unit: str, files) -> Path:
         of = [
             (file, self.hashes[file]) for file in sorted(files) if file in self.hashes
         ]
-        words = f"{self.around} {of}"
+        asked = ("DPCOMM_PAGES", "DPCOMM_SITE") if unit in SITE else ()
+        words = f"{self.around} {[os.environ.get(name) for name in asked]} {of}"
         return self.store / hashlib.sha256(words.encode()).hexdigest()
 
     def lists(self, unit: str) -> list[Path]:
         "Where a unit's passed tests are listed: by its own files, and by all."
-        own = [] if self.is_whole(unit) else [self._list(self.known(unit))]
-        return [*own, self._list(self.graph.files)]
+        own = [] if self.is_whole(unit) else [self._list(unit, self.known(unit))]
+        return [*own, self._list(unit, self.graph.files)]
 
     def again(self, unit: str) -> set[str]:
         "Tests of a unit that passed with the files as they are."
