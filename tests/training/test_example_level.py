@@ -431,5 +431,5 @@ def test_a_client_level_checkpoint_is_of_another_run(tmp_path):
     task = Task(models.build("linear", seed_tree(0)), federation(), SIGN, CONFIG, 0)
     path = tmp_path / "run.pt"
     federated.simulate(task, checkpoint=path, max_seconds=0.0)
-    with pytest.raises(ValueError, match="another unit"):
+    with pytest.raises(ValueError, match="different unit"):
         example_level.simulate(task, checkpoint=path, resume=True)

@@ -476,12 +476,12 @@ def test_precision_and_compile_are_settings_of_engines_that_know_them():
     trainer, _ = local_sgd.local_trainer(net, torch.zeros(5), "auto", "bfloat16")
     assert trainer.keywords["dtype"] is torch.bfloat16
     with pytest.raises(
-        ValueError, match="precision is 'bfloat16', which fused and loop"
+        ValueError, match="precision is 'bfloat16', which only fused and loop"
     ):
         local_sgd.local_trainer(net, torch.zeros(5), "graphed", "bfloat16")
     for engine in ("fused", "vmap", "graphed"):
         with pytest.raises(
-            ValueError, match="compile is True, which loop and channels-l"
+            ValueError, match="compile is True, which only loop and channels-l"
         ):
             local_sgd.local_trainer(net, torch.zeros(5), engine, compiled=True)
     for wrong in (dict(precision="half"), dict(compile="max-autotune")):
@@ -1380,10 +1380,12 @@ def test_a_checkpoint_sealed_again_without_a_part_is_refused_in_a_sentence(tmp_p
         content = io.BytesIO()
         torch.save(each, content)
         path.write_bytes(files.seal(content.getvalue()))
-        with pytest.raises(ValueError, match="run.pt is no checkpoint .*: delete it"):
+        with pytest.raises(
+            ValueError, match="run.pt is not a checkpoint .*: delete it"
+        ):
             go(checkpoint=path, resume=True)
     path.write_bytes(files.seal(b"nothing of ours"))
-    with pytest.raises(ValueError, match="run.pt is no checkpoint .*: delete it"):
+    with pytest.raises(ValueError, match="run.pt is not a checkpoint .*: delete it"):
         go(checkpoint=path, resume=True)
 
 

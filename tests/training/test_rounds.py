@@ -93,7 +93,7 @@ def test_a_run_that_is_resumed_lists_what_it_dropped_before(tmp_path):
             pass
     assert run.dropped == straight.dropped == [(0, 2), (1, 2), (2, 2)]
     assert torch.equal(run.w, straight.w)
-    with pytest.raises(ValueError, match="another nonfinite .'drop', now None"):
+    with pytest.raises(ValueError, match="different nonfinite .'drop', now None"):
         simulate(work, progress=False, checkpoint=tmp_path / "c", resume=True)
 
 
