@@ -98,7 +98,7 @@ def test_a_changed_file_makes_exactly_its_dependents_run_again(root):
         ({""}, True),
         ({"a process"}, True),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value) if isinstance(value, set) else value),
 )
 def test_what_reads_more_than_it_imports_depends_on_everything(root, seen, whole):
     unit, test = "tests/test_base.py", "tests/test_base.py::test_it"
