@@ -268,7 +268,7 @@ def own(name: str, grid, play, table=None) -> Experiment:
         raise ValueError(
             f"name is {shown(name)}; it must begin with a letter, contain only"
             " lower-case letters, digits and -, and differ from the names that"
-            " `dpcomm list` shows"
+            " `dpcomm list` shows: pass another name"
         )
     for what, function in ("grid", grid), ("play", play):
         if not isinstance(function, FunctionType):

@@ -75,7 +75,7 @@ def test_every_byte_of_a_group_is_touched(bits):
 
 @tabled("size", [0, 1, 3])
 def test_unpacking_refuses_another_length(size):
-    with pytest.raises(ValueError, match=f"data has {size} bytes.*fill 2"):
+    with pytest.raises(ValueError, match=f"data has {size} bytes.*need 2"):
         wire.unpack_bits(bytes(size), 3, 4)
 
 

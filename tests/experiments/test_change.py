@@ -50,7 +50,9 @@ def test_a_changed_run_has_a_key_of_its_own_and_no_cell(tmp_path):
 
 
 def test_a_change_to_what_a_run_has_already_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=f"{KEY} of dprec-mnist has these settings"):
+    with pytest.raises(
+        ValueError, match=f"{KEY} of dprec-mnist already has these settings"
+    ):
         runs.try_change(change="server_lr=0.01", out=tmp_path, **ASKED)
     assert not list(tmp_path.rglob("*.jsonl"))
 
@@ -64,7 +66,7 @@ def test_a_change_that_another_record_means_is_refused_by_its_name(
     other = runs.perform(experiment, run, 0, tmp_path, change=change)
     there = {("step", 0): other}
     monkeypatch.setattr(runs, "stands", lambda *_: there)
-    with pytest.raises(ValueError, match="is what step means"):
+    with pytest.raises(ValueError, match="is the run step"):
         runs.try_change(
             change="server_lr=0.03,eval_every=50", out=tmp_path / "b", **ASKED
         )

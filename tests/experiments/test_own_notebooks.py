@@ -226,7 +226,7 @@ def nothing(*_, **__):
 
 @pytest.mark.parametrize("name", ["dprec-mnist", "Two words", "9", ""])
 def test_a_name_of_this_package_or_no_name_is_refused(name):
-    with pytest.raises(ValueError, match="name="):
+    with pytest.raises(ValueError, match="pass another name"):
         grids.own(name, nothing, nothing)
 
 

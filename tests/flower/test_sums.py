@@ -340,7 +340,7 @@ def test_keys_are_made_once_and_read_by_their_owner(tmp_path):
     assert len(json.loads((folder / "directory.json").read_text())) == 5
     with pytest.raises(FileExistsError):
         keys.enrol(folder, 4)
-    with pytest.raises(ValueError, match="client-9.key is missing"):
+    with pytest.raises(ValueError, match="keys of client-9 are missing"):
         flower_sums.read_keys(folder, "client-9")
     own = tmp_path / "own"
     assert keys.new_key(own / "own.key") not in sums.directory.values()

@@ -118,7 +118,7 @@ def test_the_paper_s_rule_takes_the_largest_margin(d, K, eps, kappa_min):
         if -0.1 * eps < ratio <= 0.9 * eps:
             ok[kappa] = tau, ratio
     if not ok:
-        with pytest.raises(ValueError, match="smallest|or more"):
+        with pytest.raises(ValueError, match="smallest|at least"):
             calibrate(d, K, eps, "paper", kappa_min)
         return
     cal = calibrate(d, K, eps, "paper", kappa_min)

@@ -389,7 +389,7 @@ def test_epsilon_is_that_of_the_rounded_vector():
         ),
         (lambda: module.rdp_skellam([2], 0.0, 1.0, 1.0), "mu is"),
         (lambda: module.amplify([0.1], 1.1), "q is"),
-        (lambda: Skellam(1.0, 1.0, 65, ring_bits=5), "is 5; .* at least 6 bits"),
+        (lambda: Skellam(1.0, 1.0, 65, ring_bits=5), "is 5, .* at least 6 bits"),
         (lambda: Skellam(1.0, 1.0, 9).guarantee(1, 1e-5), "d is None"),
         *(
             (lambda c=c: epsilon(**(RUN | c)), next(iter(c)))

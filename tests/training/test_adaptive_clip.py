@@ -113,9 +113,9 @@ def test_workers_and_interruptions_change_nothing(tmp_path):
         pieces = run(adaptive, **kept)
     assert pieces.finished and torch.equal(whole.w, pieces.w)
     assert pieces.clip == whole.clip
-    with pytest.raises(ValueError, match="another adaptive"):
+    with pytest.raises(ValueError, match="a different adaptive"):
         run(AdaptiveClip(rate=0.5), **kept)
-    with pytest.raises(ValueError, match="another adaptive"):
+    with pytest.raises(ValueError, match="a different adaptive"):
         run(None, **kept)
 
 
