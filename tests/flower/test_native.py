@@ -195,7 +195,7 @@ def test_a_budget_ends_the_run_before_the_round_that_would_exceed_it(digits):
         < where.after(strategy.rounds_done + 1).guarantee(used).eps
     )
     over = native.Private(inner("FedAvg"), used, where.after(1), seed=0)
-    with pytest.raises(PrivacyBudgetExhausted, match="round 2 of 1 that were promised"):
+    with pytest.raises(PrivacyBudgetExhausted, match="round 2 exceeds the 1 rounds"):
         start(over, grid, rounds=2)
     assert over.rounds_done == 1
 
@@ -264,7 +264,7 @@ def test_a_strange_server_or_client_is_answered_by_a_sentence(digits):
     assert "use the same mechanism on both sides" in reply.error.reason
     letters[1].content["dpcomm"] = ConfigRecord({"mechanism": repr(used), "round": 0.5})
     (odd,) = grid.send_and_receive(letters[1:2])
-    assert "the server says round = 0.5" in odd.error.reason
+    assert "the server sent round = 0.5" in odd.error.reason
     letters = strategy.configure_train(1, arrays, ConfigRecord(), grid)
     damaged = Letter(
         RecordDict({"dpcomm": ConfigRecord({"message": b"x"})}), reply_to=letters[0]
