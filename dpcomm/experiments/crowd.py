@@ -123,7 +123,7 @@ def round_costs(
         env=with_package(sys.executable) | dict(OMP_NUM_THREADS="1"),
     )
     with process:
-        for line in process.stdout:
+        for line in process.stdout or ():
             said = json.loads(line)
             if "cpu" in said:
                 return said

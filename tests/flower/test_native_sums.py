@@ -196,7 +196,9 @@ def test_what_does_not_fit_is_refused_before_the_first_round(digits, keys, tmp_p
     other = dpcomm.Deployment(**WHERE | dict(d=7000))
     strategy = inner("FedAvg", fraction_train=IN_SUM / CLIENTS)
     private = native.Private(strategy, used, other, keys=keys)
-    with pytest.raises(PrivacyBudgetExhausted, match="has 7850 trainable entries.* d = 7000"):
+    with pytest.raises(
+        PrivacyBudgetExhausted, match="has 7850 trainable entries.* d = 7000"
+    ):
         private.start(grid, ArrayRecord(network().state_dict()), num_rounds=1)
     assert grid.steps == []
     nobody = Summing(client_app(digits, [native.mod(used, keys=keys)]), number=str)
