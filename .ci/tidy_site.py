@@ -1,6 +1,7 @@
 """After Quarto has rendered: formulas without their TeX source, in pages and in the
 search index, and on one line with their punctuation; Python code left out of the search
 index; folded code below what it made, and what a check prints inside its line;
+pictures below the first fetched when they come near;
 arguments of a function each on a line of its own; what people type leads to the
 page they mean; version, commit and date at the foot of every page, and its notebook to
 download, or to open in Colab where it installs the package; llms.txt in the order of the
@@ -107,6 +108,18 @@ def code_below(page: str, checks: bool) -> str:
         parts += [cell[1], made, cell[2]] if inside else [made, cell[1], cell[2]]
         at = end
     return "".join(parts) + page[at:]
+
+
+PICTURE = re.compile(r"<img (?=[^>]*\bwidth=)(?=[^>]*\bheight=)(?![^>]*\bloading=)")
+
+
+def fetched_late(page: str) -> str:
+    "A page whose pictures of a known size, all but the first, are fetched when they are near."
+    first = PICTURE.search(page)
+    if first is None:
+        return page
+    rest = PICTURE.sub('<img loading="lazy" ', page[first.end() :])
+    return page[: first.end()] + rest
 
 
 def clean(text: str, formulas: list) -> str:
@@ -241,7 +254,7 @@ def main(site: Path) -> None:
         page, formulas[address] = without_tex(path.read_text(encoding="utf-8"))
         code[address] = code_of(page)
         checks = address.split("/")[0] in ("papers", "experiments")
-        page = code_below(page, checks)
+        page = fetched_late(code_below(page, checks))
         page = with_notebook(stamped(told_apart(kept_together(page)), known), root)
         path.write_text(page, encoding="utf-8")
     index = site / "search.json"

@@ -136,20 +136,28 @@ def style(size: tuple = SIZE):
         now.update(before)
 
 # %% ../../nbs/evidence/figures.ipynb #ua39py11
-def sharp(
-    figure,  # a matplotlib figure
+def on_palette(
+    png: bytes,
     colours: int = 64,  # of the palette, 2..256
-) -> tuple:  # PNG as bytes; width and height to show it at, pixels
-    "A picture with twice the dots of its figure, on a palette. [PNG, 11.2.2]"
+) -> bytes:  # PNG
+    "A picture with few colours, mostly a smaller file. [PNG, 11.2.2]"
     with needs("run"):
         from PIL import Image
-    whole, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(whole, format="png", dpi=2 * figure.dpi, bbox_inches="tight")
-    image = Image.open(whole).convert("RGB")
+    image, small = Image.open(io.BytesIO(png)).convert("RGB"), io.BytesIO()
     image = image.quantize(colours, method=Image.Quantize.MAXCOVERAGE)
     image.save(small, "png", optimize=True)
-    width, height = (round(side / 2) for side in image.size)
-    return small.getvalue(), dict(width=width, height=height)
+    return small.getvalue()
+
+
+def sharp(
+    figure,  # a matplotlib figure
+) -> tuple:  # PNG as bytes; width and height to show it at, pixels
+    "A picture with twice the dots of its figure, on a palette."
+    whole = io.BytesIO()
+    figure.savefig(whole, format="png", dpi=2 * figure.dpi, bbox_inches="tight")
+    png = on_palette(whole.getvalue())
+    sides = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
+    return png, dict(zip(("width", "height"), (round(side / 2) for side in sides)))
 
 
 def _store_sharp():

@@ -9,11 +9,10 @@ __all__ = ['Site']
 import ast
 import base64
 import copy
-import io
 import re
 from pathlib import Path
 
-from ..core.checks import needs
+from .figures import on_palette
 
 # %% ../../nbs/evidence/site.ipynb #88d9ea9e
 def role(
@@ -156,21 +155,14 @@ def keep_html(
 # %% ../../nbs/evidence/site.ipynb #90d4e48b
 def lighten(
     output: dict,  # one stored output of a cell, changed in place
-    colours: int = 64,  # of the palette, 2..256
 ) -> None:
     "Store a PNG with a palette, where that makes it smaller. [PNG, 11.2.2]"
     picture = output.get("data", {}).get("image/png")
     if picture is None:
         return
-    with needs("run"):
-        from PIL import Image
     whole = base64.b64decode("".join(picture))
-    image = Image.open(io.BytesIO(whole)).convert("RGB")
-    small = io.BytesIO()
-    palette = image.quantize(colours, method=Image.Quantize.MAXCOVERAGE)
-    palette.save(small, "png", optimize=True)
-    if len(small.getvalue()) < len(whole):
-        output["data"]["image/png"] = base64.b64encode(small.getvalue()).decode()
+    if len(small := on_palette(whole)) < len(whole):
+        output["data"]["image/png"] = base64.b64encode(small).decode()
 
 # %% ../../nbs/evidence/site.ipynb #ua39py01
 LED = "Finding", "What is missing"  # sections that stay whole, as causes do
@@ -272,15 +264,23 @@ def fold_table(
     data["text/html"] = f"<details><summary>{line}</summary>{page}</details>"
 
 
+LONG = ' class="long"'
+
+
 def mark_long(
     output: dict,  # one stored output of a cell, changed in place
     rows: int = 12,  # up to which a table is shown whole
 ) -> None:
-    "Mark a long table, of which a script of the site shows the first rows."
+    "Mark each long table, of which a script of the site shows the first rows."
+
+    def marked(table):
+        long = table[0].count("<tr>") > 1 + rows
+        return f"<table{LONG * long}>" + table[0].removeprefix("<table>")
+
     data = output.get("data", {})
     page = "".join(data.get("text/html", ()))
-    if page.count("<tr>") > 1 + rows:
-        data["text/html"] = page.replace("<table>", '<table class="long">', 1)
+    if page:
+        data["text/html"] = re.sub(r"<table>.*?</table>", marked, page, flags=re.S)
 
 # %% ../../nbs/evidence/site.ipynb #dc3d91be
 FOLDED = "papers", "baselines", "use", "experiments"  # checks and examples are folded

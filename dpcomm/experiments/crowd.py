@@ -9,6 +9,7 @@ __all__ = []
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -115,20 +116,23 @@ def round_costs(
     say=lambda line: None,  # called with a line about the state
 ) -> dict:  # cpu and wall seconds, memory in MiB
     "What a round of n clients costs in a process of its own; NotRun where it fails."
+    errors = tempfile.TemporaryFile("w+")  # a pipe that nobody empties would fill up
     process = subprocess.Popen(
         [sys.executable, "-c", PLAY, name, str(n), str(threads)],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=errors,
         text=True,
         env=with_package(sys.executable) | dict(OMP_NUM_THREADS="1"),
     )
-    with process:
+    with errors, process:
         for line in process.stdout or ():
             said = json.loads(line)
             if "cpu" in said:
                 return said
             say(f"clients, {name}, {said['percent']} % of {n:,}")
-        why = process.stderr.read().strip().splitlines() or ["it said nothing"]
+        process.wait()
+        errors.seek(0)
+        why = errors.read().strip().splitlines() or ["it said nothing"]
     raise NotRun(why[-1][:200])
 
 # %% ../../nbs/reference/crowd.ipynb #crw00011

@@ -284,6 +284,11 @@ def test_a_table_is_long_beyond_twelve_rows_and_its_numbers_stay_with_their_erro
         shown = output["data"]["text/markdown"]
         assert ('class="long"' in shown) == (rows == 13)
         assert "<th>a = b</th>" in shown and "<td>?&nbsp;open&nbsp;[1]</td>" in shown
+    short, long = ("<table>" + "<tr></tr>" * n + "</table>" for n in (10, 14))
+    output = {"data": {"text/html": short + long + short}}
+    site.mark_long(output)
+    tables = output["data"]["text/html"].split("</table>")
+    assert ['class="long"' in one for one in tables] == [False, True, False, False]
     output = {"data": {"text/html": "<table><tr><td>1.5 ± 0.2</td></tr></table>"}}
     site.keep_html(output)
     assert "1.5&nbsp;±&nbsp;0.2" in output["data"]["text/markdown"]

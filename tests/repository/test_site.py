@@ -416,3 +416,12 @@ def test_folded_code_follows_what_it_made(line, made, checks, order):
     assert sorted(done) == sorted(page) and tidy(done, checks) == done
     alone = f'<div id="c1" class="cell">\n{fold}</div>'
     assert tidy(alone, checks) == alone
+
+
+def test_pictures_below_the_first_are_fetched_when_they_are_near():
+    tidy = runpy.run_path(str(ROOT / ".ci" / "tidy_site.py"))["fetched_late"]
+    sized, late = '<img src="a" width="2" height="1">', '<img loading="lazy" src="a"'
+    unsized = '<img src="b">'  # a page would jump when it comes
+    page = tidy(f"{unsized}{sized}{unsized}{sized}{sized}")
+    assert page.startswith(unsized + sized + unsized) and page.count(late) == 2
+    assert tidy(page) == page and tidy(unsized) == unsized
