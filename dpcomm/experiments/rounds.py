@@ -240,10 +240,10 @@ def _entrants(work, peers, threads, python, folder, device):
     return found
 
 
-def _admit(name, enter):
+def _admit(name, entered, enter):
     "A contestant that has played the first round; NotRun after the last try."
     for left in reversed(range(TRIES.get(name, 1))):
-        contestant = enter()
+        contestant, entered = entered or enter(), None
         try:
             play(contestant)
             return contestant
@@ -264,7 +264,7 @@ def contest(
     device: str = "cpu",  # cpu or cuda
 ) -> list:  # of rows
     "Times of a round: every engine of ours, and peers, in turns."
-    inside, out = {}, {}
+    inside, entered, out = {}, {}, {}
     with tempfile.TemporaryDirectory() as folder:
         write_work(
             Path(folder),
@@ -278,17 +278,18 @@ def contest(
         )
         entrants = _entrants(work, peers, threads, python, Path(folder), device)
         try:
+            entered |= {name: enter() for name, enter in entrants.items()}
             for name, enter in entrants.items():
                 say(f"{work.name}, first round; {' '.join(name)}")
                 try:
-                    inside[name] = _admit(name[0], enter)
+                    inside[name] = _admit(name[0], entered.pop(name), enter)
                 except NotRun as why:
                     out[name] = why
             calls = {name: partial(play, who) for name, who in inside.items()}
             told = measure(calls, repeats, lambda line: say(f"{work.name}, {line}"))
             updates = {n: np.load(who.update_file) for n, who in inside.items()}
         finally:
-            for who in inside.values():
+            for who in (*inside.values(), *entered.values()):
                 leave(who)
     return _rows(work, told | out, updates, peak, device)
 

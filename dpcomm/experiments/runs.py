@@ -42,6 +42,15 @@ def _dtype(config):
     return f"float32, products in {precision}, error {product_error(precision):.0e}"
 
 
+def _device_words(device):
+    "The name of a GPU's model; 'cpu'."
+    if not str(device).startswith("cuda"):
+        return "cpu"
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
 def origin_of(
     experiment: Experiment,
     config: dict,  # of the record
@@ -350,9 +359,8 @@ def perform(
             "cpu_seconds": played.pop("cpu_seconds", measured),
             "peak_bytes": _peak_bytes(),
         }
-        record = record_of(
-            experiment, run, seed, played, cost, how.get("device", "cpu")
-        )
+        words = _device_words(how.get("device", "cpu"))
+        record = record_of(experiment, run, seed, played, cost, words)
         _keep_table(experiment, folder)
         records.append(folder, record)
         path.unlink(missing_ok=True)
