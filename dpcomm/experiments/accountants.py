@@ -285,19 +285,20 @@ def _answer(call, *args):
     return dict(eps=eps, cpu=cpu, note=note)
 
 
-def ask(library: str) -> list:
+def ask(library: str) -> dict:
     """What the accountants of a library say about every setting.
 
     library: a name in LIBRARIES, installed here.
-    Returns: dicts of setting, who, eps (None: none), cpu, note.
+    Returns: dict, rows: dicts of setting, who, eps (None: none), cpu, note.
     """
     warnings.simplefilter("ignore")
     __import__(library)
-    return [
+    rows = [
         dict(setting=name, who=f"{library}, {kind}") | _limited(call, parts, delta)
         for kind, call in LIBRARIES[library].items()
         for name, (parts, delta) in SETTINGS.items()
     ]
+    return dict(rows=rows)
 
 # %% ../../nbs/reference/accountants.ipynb #ac37c035
 OURS = "dpcomm"
@@ -321,11 +322,8 @@ def contest(libraries=(), python: str = None, say=lambda line: None) -> list:
         rows.append(dict(setting=name) | own)
     for library in libraries:
         say(library)
-        script = "import json; from dpcomm.experiments import accountants"
-        script += (
-            f"\nprint(json.dumps(dict(rows=accountants.ask({json.dumps(library)}))))"
-        )
-        rows += peers.answer(script, (library,), "dev", python, 7200.0)["rows"]
+        call = "dpcomm.experiments.accountants", "ask", library
+        rows += peers.answer(call, (library,), "dev", python, 7200.0)["rows"]
     return rows
 
 # %% ../../nbs/reference/accountants.ipynb #ac37c037

@@ -24,7 +24,7 @@ from ..core.vectors import flatten
 from ..evidence import paper_tables, records
 from ..evidence.verdicts import Table
 from . import accountants, crowd, layers
-from .peers import NotRun, peer_versions
+from .peers import SCRIPTS, NotRun, peer_versions, with_package
 from dpcomm.experiments.rounds import (
     WORKLOADS,
     _images,
@@ -77,31 +77,6 @@ def codec_calls(
 
 # %% ../../nbs/reference/bench.ipynb #me36mem2
 HELD = 2**18  # entries of a vector, so long that pages and counters do not matter
-WATCH = """
-import ctypes
-import json
-from pathlib import Path
-
-from dpcomm.experiments import bench
-
-
-def told(name):
-    text = Path("/proc/self/status").read_text()
-    return int(text.partition(name)[2].split()[0]) / 1024
-
-
-libc = ctypes.CDLL(None)
-libc.prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: no pages of 2 MiB
-for part, call in bench.codec_calls(bench.HELD).items():
-    if not part.endswith(("encode", "decode")) or "," in part.rpartition(", ")[0]:
-        continue
-    call()
-    libc.malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = told("VmRSS:")
-    call()
-    print(json.dumps([part, told("VmHWM:") - before]), flush=True)
-"""
 
 
 def memory_rows() -> list:  # rows, in MiB
@@ -109,9 +84,8 @@ def memory_rows() -> list:  # rows, in MiB
     if not Path("/proc/self/clear_refs").exists():
         why = NotRun("this system does not reset the peak of a process's memory")
         return [row("memory", "dpcomm", "all", why)]
-    known = [str(paper_tables.assets("").parents[1]), os.environ.get("PYTHONPATH", "")]
-    env = os.environ | dict(PYTHONPATH=os.pathsep.join(filter(None, known)))
-    words = [sys.executable, "-c", WATCH]
+    words = [sys.executable, SCRIPTS / "watch_memory.py"]
+    env = with_package(sys.executable)
     said = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
     found = map(json.loads, said.stdout.splitlines())
     return [

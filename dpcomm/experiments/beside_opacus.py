@@ -92,6 +92,5 @@ def run(python: str = None) -> dict:
     python: the Python that has Opacus; None: this one.
     Returns: a record: versions, date, machine, runs, cases.
     """
-    script = "import json; from dpcomm.experiments import beside_opacus"
-    script += "\nprint(json.dumps(beside_opacus.measure()))"
-    return peers.answer(script, ("opacus", "torch", "randomgen"), "opacus", python)
+    call = "dpcomm.experiments.beside_opacus", "measure"
+    return peers.answer(call, ("opacus", "torch", "randomgen"), "opacus", python)

@@ -19,7 +19,7 @@ import numpy as np
 from ..core.random import seed_tree
 from ..datasets import images
 from ..evidence.verdicts import Table
-from .peers import NotRun, with_package
+from .peers import SCRIPTS, NotRun, with_package
 from .rounds import row
 from ..mechanisms import contract
 from ..training import callbacks, federated, models
@@ -65,13 +65,6 @@ def crowd(
 
 # %% ../../nbs/reference/crowd.ipynb #crw00010
 WARM = 100  # clients of the round before the clock starts
-PLAY = """
-import sys
-
-from dpcomm.experiments import crowd
-
-crowd.tell(sys.argv[1], *map(int, sys.argv[2:]))
-"""
 
 
 class _Telling(callbacks.Callback):
@@ -116,9 +109,10 @@ def round_costs(
     say=lambda line: None,  # called with a line about the state
 ) -> dict:  # cpu and wall seconds, memory in MiB
     "What a round of n clients costs in a process of its own; NotRun where it fails."
+    call = ["dpcomm.experiments.crowd", "tell", json.dumps(name), str(n), str(threads)]
     errors = tempfile.TemporaryFile("w+")  # a pipe that nobody empties would fill up
     process = subprocess.Popen(
-        [sys.executable, "-c", PLAY, name, str(n), str(threads)],
+        [sys.executable, SCRIPTS / "ask.py", *call],
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,

@@ -186,9 +186,8 @@ def run(python: str = None, names: tuple = tuple(SETTINGS)) -> dict:
     names: of mechanisms.
     Returns: a record: versions, date, machine, rows.
     """
-    script = "import json; from dpcomm.experiments import inside_pfl"
-    script += f"\nprint(json.dumps(inside_pfl.compare({list(names)})))"
-    return peers.answer(script, ("pfl", "torch", "randomgen"), "bench", python)
+    call = "dpcomm.experiments.inside_pfl", "compare", names
+    return peers.answer(call, ("pfl", "torch", "randomgen"), "bench", python)
 
 # %% ../../nbs/reference/pfl.ipynb #c1pfl542
 METRICS = "pfl's own metrics tell of the clients without noise and are not counted"

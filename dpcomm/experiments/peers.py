@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,236 +25,9 @@ from ..core.checks import check_choice, not_installed, shown
 from ..evidence import paper_tables, records
 
 # %% ../../nbs/reference/peers.ipynb #24fa10fc
-READ = """
-import json, os, sys, time
-from pathlib import Path
-
-import numpy as np
-import torch
-
-folder, own = Path(os.environ["BENCH_FOLDER"]), os.environ["BENCH_NAME"]
-work = np.load(folder / "work.npz")
-device = torch.device(os.environ["BENCH_DEVICE"])
-x, y, plan = (torch.from_numpy(work[name]).to(device) for name in ("x", "y", "plan"))
-lr, rounds, threads = float(work["lr"]), int(work["rounds"]), int(work["threads"])
-model = torch.load(folder / "model.pt", weights_only=False)  # the referee's file
-model = model.to(device)
-first = torch.cat([p.detach().flatten() for p in model.parameters()])
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-torch.backends.cudnn.allow_tf32 = False  # nobody computes in fewer digits
-"""
-
-# %% ../../nbs/reference/peers.ipynb #1e5cae63
-COUNT = """
-def below():
-    "Status of every process that this one has started, and they; by number."
-    parts = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parts[int(file.parent.name)] = file.read_text().rpartition(") ")[2].split()
-        except OSError:
-            pass  # it has ended
-    found = [os.getpid()]
-    for pid in found:
-        found += [child for child, part in parts.items() if int(part[1]) == pid]
-    return {pid: parts[pid] for pid in found[1:]}
-
-
-def cpu_below():
-    "CPU seconds of these processes so far."
-    ticks = sum(int(part[11]) + int(part[12]) for part in below().values())
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def memory():
-    "Sum of the peaks of this process and of those below it, MiB; of a GPU its own."
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**20
-    files = [Path(f"/proc/{pid}/status") for pid in (os.getpid(), *below())]
-    peaks = [f.read_text().partition("VmHWM:")[2].split() for f in files if f.exists()]
-    return sum(int(p[0]) for p in peaks if p) / 1024 if peaks else None
-"""
-
-# %% ../../nbs/reference/peers.ipynb #6c32ac79
-TAKE_TURNS = """
-def settle():
-    "Until a GPU has done what was asked of it."
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def wait():
-    "Until the referee says go; then the clocks start."
-    global start
-    if not sys.stdin.readline():
-        os._exit(0)  # nobody is there any more
-    settle()
-    start = cpu_below(), time.perf_counter(), time.process_time()
-
-
-def done(parameters):
-    "Stop the clocks; leave the first round's update, and say what the round cost."
-    settle()
-    cpu, wall = time.process_time() - start[2], time.perf_counter() - start[1]
-    cpu = wall if device.type == "cuda" else cpu + cpu_below() - start[0]
-    if not (folder / f"{own}.npy").exists():
-        now = torch.cat([p.detach().flatten() for p in parameters])
-        np.save(folder / f"{own}.npy", (now - first).cpu().numpy())
-    print(json.dumps(dict(cpu=cpu, wall=wall, memory=memory())), flush=True)
-"""
-SHARED = READ + COUNT + TAKE_TURNS
-
-# %% ../../nbs/reference/peers.ipynb #ebc6d33d
-OURS = """
-from concurrent.futures import ThreadPoolExecutor
-
-from dpcomm.training import federated_round, local_sgd
-
-w, (engine, _, compiled) = first, os.environ["BENCH_ENGINE"].partition("+")
-trainer, size = local_sgd.local_trainer(model, w, engine, compiled=bool(compiled))
-chunks = plan.tensor_split(federated_round.chunk_ends(len(plan), size, device)[:-1])
-
-
-def train(some):
-    return trainer(w, x, y, some, lr, None)[0].sum(0)
-
-
-with federated_round.one_thread(device), ThreadPoolExecutor(threads) as pool:
-    for _ in range(rounds):
-        wait()
-        w = w + sum(pool.map(train, chunks)) / len(plan)
-        done([w])
-"""
-
-# %% ../../nbs/reference/peers.ipynb #588ee225
-LOOP = """
-import copy
-
-loss_of = torch.nn.CrossEntropyLoss()
-
-
-def train(client):
-    local = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(local.parameters(), lr=lr)
-    for batch in client:
-        optimizer.zero_grad()
-        loss_of(local(x[batch]), y[batch]).backward()
-        optimizer.step()
-    return local.state_dict()
-
-
-for _ in range(rounds):
-    wait()
-    states = [train(client) for client in plan]
-    mean = {k: torch.stack([s[k] for s in states]).mean(0) for k in states[0]}
-    model.load_state_dict(mean)
-    done(model.parameters())
-"""
-
-# %% ../../nbs/reference/peers.ipynb #f8ddd4d7
-PFL_MODEL = """
-from pfl.aggregate.simulate import SimulatedBackend
-from pfl.algorithm.base import NNAlgorithmParams
-from pfl.algorithm.federated_averaging import FederatedAveraging
-from pfl.callback.base import TrainingProcessCallback
-from pfl.data import FederatedDataset
-from pfl.data.dataset import Dataset
-from pfl.data.sampling import get_user_sampler
-from pfl.hyperparam import NNTrainHyperParams
-from pfl.metrics import Metrics
-from pfl.model.pytorch import PyTorchModel
-
-
-class Classifier(torch.nn.Module):
-    def __init__(self, layers):
-        super().__init__()
-        self.layers = layers
-
-    def loss(self, images, labels, eval=False):
-        return torch.nn.functional.cross_entropy(self.layers(images), labels)
-
-    def metrics(self, images, labels, eval=True):
-        return {}
-"""
-
-# %% ../../nbs/reference/peers.ipynb #d58d4620
-PFL_RUN = """
-class Turns(TrainingProcessCallback):
-    def after_central_iteration(self, metrics, model, *, central_iteration):
-        done(model.pytorch_model.parameters())
-        if central_iteration + 1 < rounds:
-            wait()
-        return False, Metrics()
-
-
-users = [Dataset((x[client.flatten()], y[client.flatten()])) for client in plan]
-sampler = get_user_sampler("minimize_reuse", list(range(len(users))))
-federation = FederatedDataset(users.__getitem__, sampler)
-net = Classifier(model)
-wait()
-FederatedAveraging().run(
-    NNAlgorithmParams(rounds, 10**9, len(users), None),
-    SimulatedBackend(federation, federation),
-    PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0)),
-    NNTrainHyperParams(plan.shape[2], 1, lr),
-    callbacks=[Turns()],
-)
-"""
-PFL = PFL_MODEL + PFL_RUN
-
-# %% ../../nbs/reference/peers.ipynb #531879f7
-FLOWER_CLIENT = """
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
-from flwr.serverapp.strategy import FedAvg
-from flwr.simulation import run_simulation
-
-client_app, server_app = ClientApp(), ServerApp()
-
-
-@client_app.train()
-def train(message, context):
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    loss_of = torch.nn.CrossEntropyLoss()
-    for batch in plan[context.node_config["partition-id"]]:
-        optimizer.zero_grad()
-        loss_of(model(x[batch]), y[batch]).backward()
-        optimizer.step()
-    arrays = ArrayRecord(model.state_dict())
-    metrics = MetricRecord({"num-examples": plan[0].numel()})
-    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
-"""
-
-# %% ../../nbs/reference/peers.ipynb #23cb9afd
-FLOWER_SERVER = """
-def turns(server_round, arrays):
-    if server_round:
-        done(arrays.to_torch_state_dict().values())
-    if server_round < rounds:
-        wait()
-
-
-@server_app.main()
-def main(grid, context):
-    strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=len(plan))
-    arrays = ArrayRecord(model.state_dict())
-    strategy.start(grid, arrays, rounds, evaluate_fn=turns)
-
-
-if __name__ == "__main__":
-    from play_flower import client_app  # this file, as Ray's actors import it
-
-    resources = {"num_cpus": 1, "num_gpus": 0.0}
-    ray = {"num_cpus": threads, "_node_ip_address": "127.0.0.1"}
-    backend = {"client_resources": resources, "init_args": ray}
-    run_simulation(server_app, client_app, len(plan), backend_config=backend)
-"""
-FLOWER = FLOWER_CLIENT + FLOWER_SERVER
+SCRIPTS = paper_tables.assets("peers")  # a file for each contestant
 
 # %% ../../nbs/reference/peers.ipynb #77b2e8cf
-SCRIPTS = {"dpcomm": OURS, "loop": LOOP, "pfl": PFL, "flower": FLOWER}
 PEER_PYTHON = ", or name the Python that has it with --peer-python"
 NEEDS = {"loop": (), "pfl": ("pfl", "torch"), "flower": ("flwr", "ray", "torch")}
 WORKERS = ("dpcomm", "flower")
@@ -339,7 +111,7 @@ class NotRun(Exception):
 class Contestant:
     "A process that plays a round when it is told to."
 
-    name: str  # of the script: dpcomm, loop, pfl or flower
+    name: str  # of the script play_NAME.py: dpcomm, loop, pfl or flower
     folder: Path  # with the work
     threads: int = 1  # at least 1
     engine: str = ""  # of ours
@@ -348,8 +120,7 @@ class Contestant:
 
     def __post_init__(self):
         self.own = f"{self.name}-{self.engine}".rstrip("-")
-        script = self.folder / f"play_{self.own}.py"
-        script.write_text(SHARED + SCRIPTS[self.name], encoding="utf-8")
+        script = SCRIPTS / f"play_{self.name}.py"
         self.update_file.unlink(missing_ok=True)
         python = self.python or sys.executable
         self.errors = open(self.folder / f"{self.own}.txt", "w+", encoding="utf-8")
@@ -408,30 +179,26 @@ def leave(
 
 # %% ../../nbs/reference/peers.ipynb #a1ans512
 def answer(
-    script: str,  # Python source, whose last line of output is JSON
+    call: tuple,  # module, function, and arguments that JSON can hold
     needs: tuple,  # packages that it imports, the library first
     extra: str,  # of dpcomm, which brings them
     python: str = None,  # the Python that has them; None: this one
     limit: float = 600.0,  # seconds after which it is ended, > 0
-) -> dict:  # versions, date, machine, and what the script printed
-    "Run a script in a library's Python; NotRun where the library is missing."
+) -> dict:  # versions, date, machine, and what the function returned
+    "Call a function in a library's Python; NotRun where the library is missing."
     versions, python = package_versions(needs, python), python or sys.executable
     if versions is None:
         missing = not_installed(" or ".join(needs), extra, PEER_PYTHON)
         raise NotRun(str(missing))
+    module, function, *arguments = call
+    words = [python, SCRIPTS / "ask.py", module, function, *map(json.dumps, arguments)]
     env = dict(with_package(python), OMP_NUM_THREADS="1")
-    with tempfile.TemporaryDirectory() as folder:
-        (path := Path(folder, "ask.py")).write_text(script, encoding="utf-8")
-        try:
-            done = subprocess.run(
-                [python, str(path)],
-                capture_output=True,
-                text=True,
-                env=env,
-                timeout=limit,
-            )
-        except subprocess.TimeoutExpired as why:
-            raise NotRun(f"{needs[0]} gave no output for {limit:g} seconds") from why
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, env=env, timeout=limit
+        )
+    except subprocess.TimeoutExpired as why:
+        raise NotRun(f"{needs[0]} gave no output for {limit:g} seconds") from why
     if done.returncode:
         raise NotRun((done.stderr.strip().splitlines() or ["it gave no output"])[-1])
     about = dict(versions=versions, date=f"{datetime.date.today()}")

@@ -45,6 +45,22 @@ def few(tiny, monkeypatch):
     monkeypatch.setattr(rounds, "rule", lambda model, w: "loop")
 
 
+@pytest.fixture
+def played(monkeypatch, tmp_path):
+    "A contestant that plays another script."
+    scripts = peers.SCRIPTS
+
+    def play(name, change):
+        text = change((scripts / f"play_{name}.py").read_text(encoding="utf-8"))
+        (tmp_path / f"play_{name}.py").write_text(text, encoding="utf-8")
+        for path in scripts.glob("play_*.py"):
+            if path.name != f"play_{name}.py":
+                shutil.copy(path, tmp_path)
+        monkeypatch.setattr(peers, "SCRIPTS", tmp_path)
+
+    return play
+
+
 def by_name(rows):
     return {(row["peer"], row["part"]): row for row in rows}
 
@@ -161,10 +177,8 @@ def test_a_peer_does_the_same_work(peer, few):
 
 
 @pytest.mark.deep
-def test_a_peer_that_fails_is_tried_again_and_reported(few, monkeypatch, tmp_path):
-    monkeypatch.setitem(
-        peers.SCRIPTS, "flower", "sys.exit('Timed out waiting for a port')"
-    )
+def test_a_peer_that_fails_is_tried_again_and_reported(few, monkeypatch, played):
+    played("flower", lambda _: "raise SystemExit('Timed out waiting for a port')")
     monkeypatch.setattr(bench, "peer_versions", lambda *_: {})
     left = []
     monkeypatch.setattr(rounds, "leave", lambda who: (left.append(who.own), end(who)))
@@ -175,17 +189,16 @@ def test_a_peer_that_fails_is_tried_again_and_reported(few, monkeypatch, tmp_pat
 
 
 @pytest.mark.deep
-def test_other_work_is_noticed(few, monkeypatch):
-    slip = peers.LOOP.replace("lr=lr", "lr=2 * lr")
-    monkeypatch.setitem(peers.SCRIPTS, "loop", slip)
+def test_other_work_is_noticed(few, played):
+    played("loop", lambda text: text.replace("lr=turns.lr", "lr=2 * turns.lr"))
     rows = rounds.contest(small(), ("loop",), 1)
     record = dict(rows=rows)
     assert [row["peer"] for row in bench.differing(record)] == ["loop"]
     assert "its times are of other work" in bench.remarks(record)[0]
 
 
-def test_a_silent_contestant_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setitem(peers.SCRIPTS, "loop", "wait(); time.sleep(600)")
+def test_a_silent_contestant_is_ended(tmp_path, played):
+    played("loop", lambda _: "import time; input(); time.sleep(600)")
     work = small()
     inputs = work.model, work.x, work.y, work.plan
     peers.write_work(tmp_path, *inputs, lr=0.1, rounds=1, threads=1)

@@ -44,12 +44,12 @@ def test_the_extra_names_opacus_and_the_core_does_not():
 
 
 def test_an_answer_is_json_with_versions_and_a_failure_a_sentence():
-    found = peers.answer("print('a')\nprint('{\"x\": 1}')", ("torch",), "bench")
-    assert found["x"] == 1 and found["date"] and found["machine"]
+    found = peers.answer(("json", "loads", '{"x": [1]}'), ("torch",), "bench")
+    assert found["x"] == [1] and found["date"] and found["machine"]
     assert found["versions"] == peers.package_versions(("torch",))
     with pytest.raises(peers.NotRun, match="nothing to say"):
-        peers.answer("raise SystemExit('nothing to say')", ("torch",), "bench")
+        peers.answer(("sys", "exit", "nothing to say"), ("torch",), "bench")
     with pytest.raises(peers.NotRun, match="gave no output for 1 seconds"):
-        peers.answer("import time; time.sleep(60)", ("torch",), "bench", limit=1)
+        peers.answer(("time", "sleep", 60), ("torch",), "bench", limit=1)
     with pytest.raises(peers.NotRun, match=r"no-such is not.*\.\[bench\]"):
-        peers.answer("", ("no-such",), "bench")
+        peers.answer(("json", "loads"), ("no-such",), "bench")

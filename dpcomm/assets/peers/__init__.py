@@ -1,0 +1,1 @@
+"Contestants of `dpcomm bench`, each a script that its own Python runs."
