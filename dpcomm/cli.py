@@ -262,6 +262,12 @@ def _sweep_options(parser):
     )
     add("--out", metavar="DIR", help="folder of records, runs/ by default")
     add("--processes", type=int, metavar="N", help="parallel processes, 1 by default")
+    add(
+        "--device",
+        default="auto",
+        metavar="D",
+        help="device: auto, cpu, cuda or cuda:1",
+    )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--dask", metavar="ADDRESS", help="address of a Dask scheduler, or local"
@@ -541,6 +547,7 @@ def sweep_all(
             return 0
     else:
         jobs = planning.plan(asked_of(args), folder)
+    jobs = planning.placed(jobs, args.device)
     if args.lines:
         print("\n".join(planning.shell_line(job, args.out) for job in jobs))
         return 0
@@ -888,7 +895,10 @@ def _bench_report(record, names):
     for name in names:
         print()
         rows = [row for row in record["rows"] if row["workload"] == name]
-        terminal.show(bench.table(rows))
+        if name in record.get("missing", ()):
+            print(f"{name}: not measured; the bench was interrupted")
+        else:
+            terminal.show(bench.table(rows))
     if "league" in record:
         print()
         terminal.show(accountants.summary(record["league"]))

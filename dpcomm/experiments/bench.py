@@ -254,6 +254,9 @@ def run(
 ) -> dict:
     """Measure what was asked for.
 
+    An interruption (^C) ends it early: the record then has what was measured in full and,
+    under `missing`, the names of the rest. Before the first is measured it is passed on.
+
     names: of workloads and parts, at least one.
     peers: loop, pfl, flower; for accountants dp_accounting, opacus, prv_accountant.
     repeats: timed turns of each.
@@ -270,7 +273,7 @@ def run(
     stamp["versions"] = {**stamp["versions"], **versions}
     libraries = [peer for peer in peers if peer in accountants.LIBRARIES]
     peers = tuple(peer for peer in peers if peer not in libraries)
-    rows, before = [], torch.get_num_threads()
+    rows, missing, before = [], list(names), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         peak = peak_flops(device=device)
@@ -294,11 +297,17 @@ def run(
                     say=say,
                     device=device,
                 )
+            missing.remove(name)
+    except KeyboardInterrupt:
+        if not rows:
+            raise
     finally:
         torch.set_num_threads(before)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     numbers = dict(repeats=repeats, peak_gflops=round(peak / 1e9, 1), rows=rows)
-    if libraries:
+    if missing:
+        numbers |= dict(missing=missing)
+    elif libraries:
         numbers |= dict(league=accountants.contest(libraries, python, say))
     return stamp | dict(date=now) | numbers
 
@@ -404,7 +413,11 @@ def read(
 
 # %% ../../nbs/reference/bench.ipynb #38f67bf7
 def by_processor(
-    workload: str, threads: int = 1, root: Path = None, gpu: bool = False
+    workload: str,
+    threads: int = 1,
+    root: Path = None,
+    gpu: bool = False,
+    peers: bool = False,
 ) -> list:
     """What was measured last on every kind of processor.
 
@@ -412,6 +425,7 @@ def by_processor(
     threads: of each contestant.
     root: folder of bench records, default the package's.
     gpu: whether on a GPU.
+    peers: only records in which peers took part.
     Returns: (record, its rows) of each kind that has it, the newest at the end.
     """
     files = sorted(Path(root or paper_tables.assets("bench")).glob("*.jsonl"))
@@ -421,6 +435,7 @@ def by_processor(
         for record in read(path)
         if record["threads"] == threads and (record["device"] != "cpu") == gpu
         if (rows := [r for r in record["rows"] if r["workload"] == workload])
+        and (not peers or {row["peer"] for row in rows} > {"dpcomm"})
     ]
     found.sort(key=lambda pair: pair[0]["date"])
     newest = {(r["machine"], r["device"]): (r, rows) for r, rows in found}

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ..core.checks import check_between, needs
 from ..evidence import records
-from . import grids, runs
+from . import grids, runner, runs
 from .planning import Job
 from .sweep import own
 
@@ -33,7 +33,8 @@ def remote(
     "Play one run on the machine where this is called."
     experiment = grids.find(job.experiment)
     run = grids.find_run(experiment, job.scale, job.key)
-    record = runs.perform(experiment, run, job.seed, out, progress=False)
+    device = runner.device(job.device, gpu=experiment.gpu)
+    record = runs.perform(experiment, run, job.seed, out, progress=False, device=device)
     if record is None:
         raise ValueError(
             f"{job.name}: a record that it needs is missing: run the sweep again"

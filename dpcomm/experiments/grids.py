@@ -81,6 +81,12 @@ class Experiment:
         own = getattr(self.module, "code", None)
         return own or code_hash(self.module.__name__)
 
+    @property
+    def gpu(self) -> bool:
+        "Whether it can compute on a GPU: its page does not say `gpu=False`."
+        own = getattr(self.module, "gpu", None)
+        return _index().get(self.name, {}).get("gpu", True) if own is None else own
+
     def grid(self, scale: str) -> tuple:
         """The runs of one scale; ValueError where two share a key or a cell.
 
@@ -310,7 +316,7 @@ def _digest(names):
 # %% ../../nbs/reference/grids.ipynb #r0idx04
 def index_entry(
     name: str,  # of an experiment
-) -> dict:  # paper, grids by scale, files they are made from, SHA-256 of these
+) -> dict:  # paper, gpu, grids by scale, files they are made from, SHA-256 of these
     "What the index holds of an experiment."
     experiment = find(name)
     grids = {scale: experiment.grid(scale) for scale in validation.SCALES}
@@ -318,8 +324,10 @@ def index_entry(
         bare = asdict(Run("", "", scale))
         differing = ({k: v for k, v in asdict(r).items() if v != bare[k]} for r in grid)
         grids[scale] = plain(list(differing))
-    made = _sources(experiment)
-    return dict(paper=experiment.paper, made=made, sha256=_digest(made), grids=grids)
+    made, page = _sources(experiment), runner.notebook(name).read_text(encoding="utf-8")
+    gpu = "gpu=False" not in page
+    paper, sha256 = experiment.paper, _digest(made)
+    return dict(paper=paper, gpu=gpu, made=made, sha256=sha256, grids=grids)
 
 # %% ../../nbs/reference/grids.ipynb #b226dfbe
 def write_index() -> Path:
@@ -352,7 +360,8 @@ def _from_index(name):
             row = {k: tuple(v) if type(v) is list else v for k, v in row.items()}
             yield Run(**dict(scale=scale) | row)
 
-    return Experiment(name, SimpleNamespace(PAPER=found["paper"], grid=grid))
+    more = dict(gpu=found["gpu"], grid=grid)
+    return Experiment(name, SimpleNamespace(PAPER=found["paper"], **more))
 
 # %% ../../nbs/reference/grids.ipynb #f077465e
 def planned(

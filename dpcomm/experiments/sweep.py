@@ -49,13 +49,15 @@ def _worker_arguments(argv):
     parser.add_argument("--max-seconds", type=float)
     parser.add_argument("--parent", type=int)
     parser.add_argument("--stay", action="store_true")
+    parser.add_argument("--device", default="cpu")
     return parser.parse_args(argv)
 
 # %% ../../nbs/reference/sweep.ipynb #219766d0
-def _play(experiment, scale, out, key, seed, seconds):
+def _play(experiment, scale, out, device, key, seed, seconds):
     "Play one run; its exit code."
     print(BEGINS, key, seed, file=sys.stderr, flush=True)
     run, how = grids.find_run(experiment, scale, key), dict(progress=key)
+    how["device"] = runner.device(device, gpu=experiment.gpu)
     try:
         record = runs.perform(experiment, run, seed, out, max_seconds=seconds, **how)
     except runs.Claimed as error:
@@ -71,7 +73,7 @@ def work(
     args = _worker_arguments(argv)
     if args.parent:
         threading.Thread(target=_end_with, args=(args.parent,), daemon=True).start()
-    shared = grids.find(args.experiment), args.scale, args.out
+    shared = grids.find(args.experiment), args.scale, args.out, args.device
     if not args.stay:
         return _play(*shared, args.key, args.seed, args.max_seconds)
     with os.fdopen(os.dup(1), "w") as answers:
@@ -91,6 +93,11 @@ class Worker:
     process: Any  # subprocess.Popen, its input and output open
     log: Path  # what it writes
     gpu: str = None  # the only GPU that it sees; None: it sees what this process does
+
+    def plays(self, experiment: str, scale: str, device: str) -> bool:
+        "Whether it can play such a job."
+        own = self.job
+        return (own.experiment, own.scale, own.device) == (experiment, scale, device)
 
     def code(self) -> int:  # None while it plays
         "What became of the job."
@@ -213,8 +220,8 @@ def start(
     seconds: float = None,  # left; None without a limit
 ) -> Worker:
     "Give a job to a worker of its experiment, or to a new one with one thread."
-    kind = job.experiment, job.scale
-    for worker in [w for w in sweep.idle if (w.job.experiment, w.job.scale) == kind]:
+    kind, device = (job.experiment, job.scale), job.device
+    for worker in [w for w in sweep.idle if w.plays(*kind, device)]:
         sweep.idle.remove(worker)
         try:
             return worker.take(job, seconds)
@@ -225,7 +232,7 @@ def start(
     log.parent.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "dpcomm.experiments.sweep", *kind]
     words += [job.key, str(job.seed), "--out", str(sweep.out), "--stay"]
-    words += ["--parent", str(os.getpid())]
+    words += ["--parent", str(os.getpid()), "--device", device]
     words += [] if seconds is None else ["--max-seconds", f"{seconds:.0f}"]
     threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
     env, pipe = os.environ | threads | {"DPCOMM_PROGRESS": "1"}, subprocess.PIPE

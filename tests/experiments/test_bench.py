@@ -423,6 +423,22 @@ def test_json_is_one_record_and_nothing_else(few, capsys, tmp_path):
     assert bench.committed("W2", root=tmp_path) == (None, [])
 
 
+def test_an_interrupted_bench_keeps_what_it_has(few, monkeypatch, capsys):
+    "Before anything is measured the interruption goes its way."
+
+    def stopped(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "_part_rows", stopped)
+    record = bench.run(("W1", "secagg", "growth"), repeats=1)
+    assert {row["workload"] for row in record["rows"]} == {"W1"}
+    assert record["missing"] == ["secagg", "growth"]
+    cli._bench_report(record, ("W1", "secagg"))
+    assert "secagg: not measured" in capsys.readouterr().out
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(("secagg", "W1"), repeats=1)
+
+
 def test_the_newest_of_each_processor_is_found(tmp_path):
     row = rounds.row("W1", "loop", "", [dict(cpu=1.0, wall=1.0, memory=None)])
     about = bench.machine() | dict(versions={}, commit="c", device="cpu", repeats=1)
@@ -437,6 +453,7 @@ def test_the_newest_of_each_processor_is_found(tmp_path):
     assert [(r["machine"], r["peak_gflops"]) for r, _ in found] == [("b", 1), ("a", 0)]
     assert bench.committed("W1", root=tmp_path) == found[-1]
     assert bench.by_processor("W1", 2, tmp_path) == []
+    assert bench.by_processor("W1", root=tmp_path, peers=True) == []
 
 
 def test_a_table_fits_a_terminal(few, capsys, monkeypatch):

@@ -434,7 +434,7 @@ def test_what_a_sweep_is_asked_is_read_from_words_or_a_file(tmp_path):
 
 def swept(monkeypatch, words, **found):
     "Exit code of a sweep whose runs end as told, and how it was asked to play them."
-    given, job = [], planning.Job("made-up", "full", "a", 0, 1.0, 1.0, 1)
+    given, job = [], planning.Job("dprec-mnist", "full", "a", 0, 1.0, 1.0, 1)
     outcome = types.SimpleNamespace(
         failed={job: "the end of a log\n"} if "failed" in found else {},
         **({"late": [job] if found["late"] else []} if "late" in found else {}),
@@ -458,7 +458,7 @@ def swept(monkeypatch, words, **found):
         ({}, 0, ""),
         (dict(late=False), 0, ""),
         (dict(late=True), 3, "1 runs have rounds left; the same command goes on"),
-        (dict(failed=True), 1, "made-up.full/a.seed0 failed:\nthe end of a log"),
+        (dict(failed=True), 1, "dprec-mnist.full/a.seed0 failed:\nthe end of a log"),
         (dict(failed=True, late=True), 1, "failed:"),
     ],
 )

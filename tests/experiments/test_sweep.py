@@ -19,7 +19,7 @@ from checkout import ROOT
 from tables import tabled
 
 from dpcomm.evidence import records
-from dpcomm.experiments import grids, planning, runs, sweep
+from dpcomm.experiments import cluster, grids, planning, runs, sweep
 from dpcomm.experiments.planning import Job
 from dpcomm.experiments.sweep import Sweep, Worker
 
@@ -498,6 +498,32 @@ def test_a_sweep_that_is_interrupted_leaves_no_child(tmp_path):
 )
 def test_the_gpus_are_those_that_a_process_would_see(shown, names):
     assert sweep.gpus(shown) == names
+
+
+def test_a_sweep_computes_on_the_device_it_is_told(monkeypatch, tmp_path):
+    "On this machine, as a shell line and on a cluster's worker; where a GPU is of no use, not."
+    asked = [ASKED, dict(name="dprec-costs", scale="smoke")]
+    jobs = planning.placed(planning.plan(asked), "cuda")
+    where = {(job.experiment, job.device) for job in jobs}
+    assert where == {("dprec-mnist", "cuda"), ("dprec-costs", "cpu")}
+    trained = next(job for job in jobs if job.device == "cuda")
+    assert planning.shell_line(trained).endswith("--device cuda")
+    assert "--device" not in planning.shell_line(replace(trained, device="cpu"))
+    used = []
+
+    def perform(experiment, run, seed, out, **how):
+        used.append(how["device"])
+
+    monkeypatch.setattr(runs, "perform", perform)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    line = planning.shell_line(trained).split("dpcomm.experiments.sweep ")[1]
+    sweep.work(line.split())
+    sweep.work([*line.split()[:-2], "--device", "auto"])
+    with pytest.raises(ValueError, match="is missing"):
+        cluster.remote(trained, tmp_path)
+    assert used == ["cuda"] * 3
+    with pytest.raises(ValueError, match="device"):
+        planning.placed(jobs, "tpu")
 
 
 def test_workers_spread_over_the_gpus(made_up, monkeypatch, tmp_path):
