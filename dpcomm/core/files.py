@@ -63,7 +63,7 @@ def unwritable(
 @contextmanager
 def locked(
     path,  # file that serves as the lock; its folder is made
-    wait: bool = True,  # for whoever holds it; False: BlockingIOError
+    wait: bool = True,  # for the process that holds it; False: BlockingIOError
 ):
     "Hold a lock until the block ends, or the process. [POSIX, flock]"
     from filelock import FileLock, Timeout  # slow to import, and few need it
@@ -176,7 +176,7 @@ KINDS = {
 def typed(
     where: str,  # file and user, for the message
     name: str,  # of the field
-    value,  # what stands there
+    value,  # the value that is there
     kind: type[Kind] | tuple[type[Kind], ...],  # of KINDS; float allows whole numbers
     fix: str = "make the file again",  # what the user should do
 ) -> Kind:  # the value, or ValueError

@@ -211,7 +211,7 @@ def left_out(
     model,  # module, or state_dict
     trainable_only: bool = True,  # False: what is frozen is not left out
 ) -> dict:  # name -> why: frozen, a buffer, whole numbers, or shared with another
-    "What a model's vector does not hold."
+    "Parts of a model that its vector does not hold."
     return {name: why for name, _, why in _listed(model, trainable_only) if why}
 
 # %% ../../nbs/foundations/vectors.ipynb #ab731ce1

@@ -176,7 +176,7 @@ class BadMessage(ValueError):
 
 # %% ../../nbs/foundations/wire.ipynb #66df2277
 def _frame_damage(data, d):
-    "What is wrong with the fields of a frame, or ''."
+    "The fault in the fields of a frame, or ''."
     size = FRAME.size + 4
     if len(data) < size:
         return f"has {len(data)} bytes; the frame alone has {size}: it is truncated, send it again"
@@ -194,7 +194,7 @@ def _frame_damage(data, d):
 
 
 def _damage(data, d):
-    "What is wrong with a message, or ''."
+    "The fault in a message, or ''."
     if damage := _frame_damage(data, d):
         return f"message {damage}"
     if zlib.crc32(data[:-4]) != struct.unpack("<I", data[-4:])[0]:

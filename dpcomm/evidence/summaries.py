@@ -397,6 +397,6 @@ def summary(base: str = "nbs") -> verdicts.Table:
         judged = f"{claims.counts(paper)}: {report}"
         about = name, where, p.about["claim"], finding(paper)
         rows.append((*about, judged, str(tally(paper))))
-    header = "paper|year|it claims|we find|its claims, judged|its numbers beside ours"
+    header = "paper|year|it claims|we find|its claims, judged|its numbers and ours"
     header = header.split("|")
     return verdicts.Table(tuple(header), tuple(rows))

@@ -247,7 +247,7 @@ def library_version(library: str, python: str = None) -> dict:
 
 # %% ../../nbs/reference/accountants.ipynb #ac37c033
 def _limited(call, *args):
-    "What a call returns in a process of its own: eps, CPU seconds, and why there is none."
+    "Result of a call in a process of its own: eps, CPU seconds, and why there is none."
     import os
     import resource
 
@@ -286,7 +286,7 @@ def _answer(call, *args):
 
 
 def ask(library: str) -> dict:
-    """What the accountants of a library say about every setting.
+    """Values of a library's accountants for every setting.
 
     library: a name in LIBRARIES, installed here.
     Returns: dict, rows: dicts of setting, who, eps (None: none), cpu, note.
@@ -328,7 +328,7 @@ def contest(libraries=(), python: str = None, say=lambda line: None) -> list:
 
 # %% ../../nbs/reference/accountants.ipynb #ac37c037
 def standings(rows: list) -> dict:
-    """Who is below the truth, and by how much each exceeds the tightest.
+    """The accountants below the truth, and the excess of the others over the tightest.
 
     rows: of a contest.
     Returns: setting -> dict of low, ours, best (the least public value that is not below
@@ -393,7 +393,7 @@ def summary(rows: list) -> Table:
 
 
 def refusals(rows: list) -> Table:
-    """What an accountant says where it has no answer.
+    """The reasons that accountants without an answer give.
 
     rows: of a contest.
     """

@@ -63,7 +63,7 @@ class Row:
 
     @property
     def parameters(self) -> dict:  # field -> value, without those that are None
-        "What it was built with."
+        "Parameters that it was built with."
         known = {f.name: getattr(self.built, f.name) for f in fields(self.built)}
         return {name: value for name, value in known.items() if value is not None}
 
@@ -71,7 +71,7 @@ class Row:
         self,
         clip_norm: float = 1.0,  # L2 bound of the clients' vectors, > 0
     ) -> Mechanism:
-        "The mechanism, ready to use; its promise is the same for every clip."
+        "The mechanism, ready to use; its guarantee is the same for every clip."
         check_positive("clip_norm", clip_norm)
         known = [f.name for f in fields(self.built)]
         sized = [f for f in ("clip_norm", "bound", "std") if f in known]
@@ -146,7 +146,7 @@ class Choice:
 def definition(
     made: Guarantee,
 ) -> str:
-    "What two guarantees must share to stand in one ranking."
+    "The fields that two guarantees must share to be in one ranking."
     return (
         f"unit {made.unit}, relation {made.relation}, delta {made.delta:g},"
         f" scope {made.scope}"
@@ -160,7 +160,7 @@ def grids(
     d: int,  # entries of a vector, >= 1
     bits: float = math.inf,  # most bits a parameter, > 0
 ) -> dict:  # mechanism -> list of fields that are tried
-    "What `choose` tries besides the calibrated field. [page choosing]"
+    "Values that `choose` tries for fields other than the calibrated one. [page choosing]"
     entry, sent = d**-0.5, max(1, min(d, int(bits * d / 32 + 1e-9) if bits < 32 else d))
     every = (20, 16, 14, 12, 10, 8, 6)
     words = [b for b in every if b <= bits] or every[-1:]
@@ -278,7 +278,7 @@ def gives_up(
     error: Error,  # of its average
     trust: str = "local",  # of its guarantee
 ) -> tuple:  # of sentences
-    "What a mechanism asks for in return."
+    "Requirements and drawbacks of a mechanism."
     said = [NEEDS[trust if trust == "shuffler" else mechanism.trust]]
     if error.gain == 0:
         said.append("nothing of the common direction arrives")
@@ -429,7 +429,7 @@ def _rows(s, eps, bits, updates, accountants):
 
 # %% ../../nbs/reference/choosing.ipynb #c4000023
 def _relaxed(s, eps, bits, refused):
-    "What to relax, by how much, and the nearest feasible choice."
+    "The requirement to relax, by how much, and the nearest feasible choice."
     ways = [*_more_bits(s, eps, bits), *_other_fields(s, eps, bits)]
     ways = ways or [*_more_eps(s, eps, bits)]
     asked = f"eps {eps:g}, trust {s.trust}, unit {s.unit}, delta {s.delta:g}"

@@ -32,7 +32,7 @@ def _seconds(have):
 
 
 def _expected(run, seconds, grid):
-    "What one seed of a run will cost, by the CPU seconds of each key."
+    "Expected cost of one seed of a run, from the CPU seconds of each key."
     if run.needs and not run.minutes:
         return 0.0, "from others"
     own = seconds.get(run.key, [])
@@ -50,7 +50,7 @@ def expected_minutes(
     have: dict,  # (key, seed) -> what has a cost, of its experiment and scale
     grid: tuple = (),  # of Run, its neighbours
 ) -> tuple:  # minutes of one core; 'measured', 'like its neighbours' or 'guessed'
-    "What one seed of a run will cost."
+    "Expected cost of one seed of a run."
     return _expected(run, _seconds(have), grid)
 
 # %% ../../nbs/reference/costs.ipynb #x0mem02
@@ -66,7 +66,7 @@ def expected_memory(
     run: Run,
     have: dict,  # (key, seed) -> what has a cost, of its experiment and scale
 ) -> str:  # GiB
-    "What a process that plays a run will need."
+    "Memory that a process needs for a run."
     peak = _peaks(have).get(run.key)
     return f"{peak / 2**30:.1f}" if peak else f"about {run.memory:g}"
 
@@ -115,7 +115,7 @@ def _ledger_row(name, scale):
 
 
 def ledger(scale: str = "full") -> Table:
-    """What has been run and what is left, counted from records alone.
+    """Finished and missing runs, counted from records alone.
 
     scale: smoke, quick or full.
     Returns: one row an experiment.
@@ -170,7 +170,7 @@ def _time(minutes):
 
 
 def _cost_row(experiment, scale):
-    "What one scale of an experiment costs: command, runs, hours, memory, data."
+    "Cost of one scale of an experiment: command, runs, hours, memory, data."
     have, grid = spent(experiment, scale), experiment.grid(scale)
     left = [
         expected_minutes(run, have, grid)
@@ -189,7 +189,7 @@ def _cost_row(experiment, scale):
 
 
 def cost(name: str) -> Table:
-    """What an experiment has cost, by its records, and what the rest of it would.
+    """Cost of an experiment so far, by its records, and of the runs that are missing.
 
     name: of the experiment.
     Returns: one row a scale.
@@ -197,4 +197,4 @@ def cost(name: str) -> Table:
     experiment = planned(name)
     rows = tuple(_cost_row(experiment, scale) for scale in SCALES)
     header = "command|CPU time recorded|runs missing|CPU time for them|GiB|data"
-    return Table(tuple(header.split("|")), rows, f"What {name} costs")
+    return Table(tuple(header.split("|")), rows, f"Cost of {name}")

@@ -32,7 +32,7 @@ K = 2**BITS  # candidates of a group
 def told(
     logits,  # of the candidates, (n, K)
 ):  # bits, (n,)
-    "What the knowledge of the softmax saves of an index."
+    "Bits of an index that knowledge of the softmax saves."
     entropy = special.entr(special.softmax(logits, axis=1)).sum(1)
     return math.log2(K) - entropy / math.log(2)
 
@@ -40,7 +40,7 @@ def told(
 def limit(
     s,  # length of a group over the prior's standard deviation, any shape
 ):  # bits, the same shape
-    "What the knowledge of the update saves of an index at most."
+    "Bits of an index that knowledge of the update saves at most."
     return (1 - 1 / K) * s**2 / 2 / math.log(2)
 
 # %% ../../nbs/reference/index_codes.ipynb #27da69d6

@@ -46,8 +46,8 @@ def examples(
 # %% ../../nbs/reference/predictions.ipynb #c4000007
 LAWS = ("gaussian", "imvu", "mvu", "quantised", "signsgd")  # of an entry alone
 PIECES = dict.fromkeys((*LAWS, "compressive", "topk"), 2**16)
-PIECES |= {"sqkr": 2**12}  # entries whose moments stand for those of all
-FEWER = {"rec": 4}  # vectors that stand for all: its law turns with the vector
+PIECES |= {"sqkr": 2**12}  # entries whose moments represent those of all
+FEWER = {"rec": 4}  # vectors that represent all: the distribution turns with the vector
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def average_error(
     cohort: float,  # n, clients expected in a round, > 0
     clients: int = None,  # N, where each takes part by a coin of its own; None: n come
 ) -> Error:
-    "What to expect of one round. [eq-average]"
+    "Expected error and cost of one round. [eq-average]"
     n, size = check_positive("cohort", cohort), PIECES.get(mechanism.name)
     u = check_finite("updates", check_rows("updates", updates))
     d, part = u.shape[1], u[: FEWER.get(mechanism.name), :size]
@@ -116,7 +116,7 @@ def traffic(
     deployment: Deployment,  # with d
     mechanism: Mechanism,
 ) -> tuple:  # bits of an upload and of a download, each a dict that ends with total
-    "What one client sends and gets in a round, in bits, by what it is for."
+    "Bits that one client sends and receives in a round, by their use."
     d, sent = deployment.d, mechanism.bits(deployment.d)
     used = getattr(mechanism, "ring_bits", None)
     padding = sent.payload - used * d if used else 0
@@ -136,7 +136,7 @@ def _graph(n, rates):
 
 
 def _session_bits(s, bits, sent):
-    "What a session adds to the words of one client, up and down."
+    "Bits that a session adds to the words of one client, up and down."
     n = min(s.cohort, shamir.MOST_SHARES)
     graph = _graph(n, (max(s.dropouts, RATES[0]), RATES[1]))
     words = max(1, sent.payload // bits)
@@ -184,7 +184,7 @@ def costs(
 
 @cache
 def _sessions():
-    "What sessions cost a client, in milliseconds of both sides."
+    "Cost of sessions for a client, in milliseconds of both sides."
     text = (paper_tables.assets("secagg") / "sessions.jsonl").read_text("utf-8")
     return [json.loads(line) for line in text.splitlines()]
 

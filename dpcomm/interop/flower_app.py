@@ -333,7 +333,7 @@ def finish(
 def printed(
     log: str,  # of a ServerApp
 ) -> list:  # of text, whole lines
-    "What a ServerApp has printed, without Flower's lines."
+    "Output of a ServerApp, without Flower's lines."
     plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
     lines = plain[: plain.rfind("\n") + 1].splitlines()
     own = re.compile(r"(INFO|WARNING|DEBUG|ERROR) *:|^\s*$")

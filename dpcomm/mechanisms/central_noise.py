@@ -68,7 +68,7 @@ def exact_guarantee(
     accountant: str = "rdp-classic",  # rdp-classic | rdp-balle | pld
     **fields,  # of noisy_sum_guarantee
 ) -> Guarantee:  # of the discrete noise
-    """What discrete Gaussian noise proves.
+    """Guarantee of discrete Gaussian noise.
     [Canonne, Kamath & Steinke 2020, Prop. 5; page whole_noise, Prop. 1]
     """
     check_positive("steps", steps)

@@ -393,7 +393,7 @@ def smallest(
     return min(found, key=lambda made: made.eps)
 
 
-COMPRESSES = "simulation only: eps = inf compresses and promises nothing"  # a note
+COMPRESSES = "simulation only: eps = inf compresses and guarantees nothing"  # a note
 
 # %% ../../nbs/foundations/contract.ipynb #5e9ca305
 class Local(Mechanism):
@@ -455,7 +455,7 @@ class Local(Mechanism):
         shuffled: int | None = None,
         q: float = 1.0,
     ) -> Losses:
-        """What one message loses: as randomised response, or as one of a shuffle.
+        """Privacy losses of one message: of randomised response, or of one of a shuffle.
         [Kairouz et al. 2015; page shuffling, Prop. clones]
 
         relation: local, or zero-out and replace, which are special cases of it. d: as of
@@ -511,7 +511,7 @@ class Summed(Mechanism):
         raise NotImplementedError
 
     def check_shares(self, n: int) -> int:
-        """BelowThreshold where the noise of a sum is less than promised.
+        """BelowThreshold if the noise of a sum is less than the guarantee needs.
 
         n: clients in the sum, >= 1. Returns n.
         """
@@ -533,7 +533,7 @@ class Summed(Mechanism):
         return self.lifted(self.ring.wrap(total), d)
 
     def lifted(self, total: np.ndarray, d: int) -> Tensor:
-        """What a sum in the ring stands for, however many clients are in it.
+        """The values that a sum in the ring represents, however many clients are in it.
 
         total: (K,) elements of the ring. d: entries of the vectors, >= 1. Returns (d,)
         float32.
@@ -556,7 +556,7 @@ class Summed(Mechanism):
         raise NotImplementedError
 
     def reconstruct(self, total: Tensor, cohort: float, d: int) -> Tensor:
-        """The average update that a noisy sum of sketches stands for.
+        """The average update that a noisy sum of sketches represents.
 
         total: (K,) sum of sketches and noise. cohort: expected number of clients, > 0. d:
         entries of the vectors, >= 1. Returns (d,) float32.
@@ -616,7 +616,7 @@ class Total:
         return self if other.sum is None else self._add(other.sum, other.n)
 
     def average(self, cohort: float, rng) -> Tensor:
-        """What `aggregate` makes of the decoded messages, (d,) float32.
+        """Average of the decoded messages, as `aggregate` returns it, (d,) float32.
 
         cohort: expected number of clients, > 0. rng: the server's stream,
         private_stream() where it must hide. BelowThreshold as in `from_sum`.

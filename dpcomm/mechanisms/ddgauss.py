@@ -116,7 +116,7 @@ class DDGauss(OnRing):
         d: coordinates of the vectors, >= 1.
         q: probability that a client takes part in a round, in (0, 1].
         relation: zero-out | replace, the last with q = 1 only.
-        Returns: Renyi orders, and the divergence of one sum at them, nats.
+        Returns: Rényi orders, and the divergence of one sum at them, nats.
         """
         return _divergences(self._release(d), q, relation, "rdp-balle")
 
@@ -164,7 +164,7 @@ def concentrated(
     variance: float,  # sigma_1^2 of one share, in squared steps, >= 1/4
     n: int,  # shares in the sum, >= 1
     D: int,  # coordinates, >= 1
-) -> float:  # eps: Renyi divergence of order alpha >= 2 is at most alpha eps^2 / 2
+) -> float:  # eps: Rényi divergence of order alpha >= 2 is at most alpha eps^2 / 2
     "Concentrated privacy of a sum of shares. [Kairouz et al. 2021, Prop. 14]"
     check_number("delta2", delta2, "[0, 1e150]")
     check_number("variance", variance, "[0, 1e300]")
@@ -185,12 +185,12 @@ SAMPLED = INTEGER_ORDERS[INTEGER_ORDERS <= 512]  # orders under sampling
 def orders_at(
     q: float,  # probability that a client takes part, in (0, 1]
 ) -> np.ndarray:  # whole numbers > 1
-    "Renyi orders at which a run is accounted."
+    "Rényi orders at which a run is accounted."
     return INTEGER_ORDERS if q == 1 else SAMPLED
 
 # %% ../../nbs/baselines/ddgauss.ipynb #09ef2c12
 def _divergences(release, q, relation, accountant):
-    "Orders, and the Renyi curve of one sum at them. [Kairouz et al. 2021, Prop. 14]"
+    "Orders, and the Rényi curve of one sum at them. [Kairouz et al. 2021, Prop. 14]"
     check_release(q, relation, accountant)
     delta2 = (1 + (relation == "replace")) * release.norm
     eps = concentrated(delta2, release.variance, release.n_clients, release.D)

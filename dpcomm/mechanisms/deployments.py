@@ -309,7 +309,7 @@ def _ways(deployment, mechanism):
 
 
 def _relations(mechanism, sampling):
-    "Relations that a mechanism promises for a sampling; the usual one first."
+    "Relations that a mechanism has a guarantee for, by sampling; the usual one first."
     found = []
     for name, how in mechanism.relations.items():
         drawn = how.get("sampling", sampling)
@@ -450,7 +450,7 @@ JUMP = 2e-4  # width of a bracket, in logarithms, that holds a jump or an edge
 
 
 class _Found:
-    "What was tried: eps of a value of the free field; inf where it is refused."
+    "Eps at a value of the free field that was tried; inf where it is refused."
 
     def __init__(self, build, account):
         self.build, self.account, self.best, self.why = build, account, None, None

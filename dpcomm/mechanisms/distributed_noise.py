@@ -58,7 +58,7 @@ def share_std(
     n_clients: int,  # clients of a round
     tolerance: float = 0.0,  # fraction whose shares may be missing
 ) -> float:  # standard deviation of each client's noise
-    "Noise of one client such that the honest ones keep the promise. [fltop Alg. 3]"
+    "Noise of one client, large enough for the guarantee if only the honest add it. [fltop Alg. 3]"
     check_number("clip_norm", clip_norm, SCALE)
     check_number("sigma", sigma, SCALE)
     check_between("n_clients", n_clients, 1)
@@ -71,7 +71,10 @@ TAILS = 10.0  # standard deviations of noise that fit
 COORDINATES = 2**32  # most that a message can announce
 FINE = 2**16  # steps a standard deviation from which discrete noise looks normal
 RELATIONS = ("add-remove", "zero-out", "replace")
-CLAIMED = ("zero-out", "replace")  # who leaves takes a share of the noise along
+CLAIMED = (
+    "zero-out",
+    "replace",
+)  # a client that leaves takes a share of the noise along
 TIGHT = {  # sampling -> accountants of which the smallest is stated unless one is named
     "none": ("pld", "rdp-balle"),
     "poisson": ("pld", "rdp-balle"),
@@ -125,7 +128,7 @@ def counted_sigma(
     n_clients: int,  # clients of a round
     tolerance: float = 0.0,  # fraction whose shares may be missing
 ) -> float:  # noise multiplier that the accountant may count on, <= sigma
-    "What the excess of discrete shares leaves of sigma. [Kairouz et al. 2021, Prop. 14]"
+    "The sigma that remains after the excess of discrete shares. [Kairouz et al. 2021, Prop. 14]"
     share = share_std(clip_norm, sigma, n_clients, tolerance)
     step = grid(clip_norm, sigma, n_clients, tolerance)
     excess = tau((share / step) ** 2, n_clients) * COORDINATES / 2
@@ -281,7 +284,7 @@ class SharedNoise(Summed):
         raise NotImplementedError
 
     def game_words(self, u: Tensor, rng) -> np.ndarray:
-        "What one client adds to the sum of each play: (n, d) vectors -> (n, K) words."
+        "Words that one client adds to the sum of each play: (n, d) vectors -> (n, K) words."
         raise NotImplementedError
 
     def game_values(self, total: np.ndarray, d: int) -> np.ndarray:
@@ -301,7 +304,7 @@ class SharedNoise(Summed):
         return 0.0
 
     def game_axis(self, d: int) -> np.ndarray:
-        """What the client of a game sends along, (d,), of length 1.
+        """Direction of the vector that the client of a game sends, (d,), of length 1.
 
         d: entries of the vectors, >= 1.
         Returns: (d,) float64, of length 1.
@@ -337,7 +340,7 @@ class SketchCodec(SharedNoise):
 
     @property
     def counted(self):
-        "Noise multiplier that a Renyi curve may count on, <= sigma."
+        "Noise multiplier that a Rényi curve may count on, <= sigma."
         own = self.clip_norm, self.sigma, self.n_clients, self.tolerance
         return max(counted_sigma(*own), min(self.sigma, self.normal_sigma()))
 
@@ -375,7 +378,7 @@ class SketchCodec(SharedNoise):
         )
 
     def values(self, total: np.ndarray) -> Tensor:
-        """The noisy sketch that words of the ring stand for. [fltop Eq. 1]
+        """The noisy sketch that words of the ring represent. [fltop Eq. 1]
 
         total: (..., K) elements of the ring.
         Returns: (..., K) float32, in the units of the sketch.
@@ -462,14 +465,14 @@ class SketchCodec(SharedNoise):
         )
 
     def expand(self, values: Tensor, d: int) -> Tensor:
-        "The estimate that (n, K) noisy values of a sketch stand for, (n, d)."
+        "The estimate from (n, K) noisy values of a sketch, (n, d)."
         raise NotImplementedError
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #wn000102
 def refuse_coarse(
     mechanism: SharedNoise,  # with very many very coarse shares
 ) -> None:  # always ValueError
-    "Say that no normal noise stands for such shares. [page whole_noise, Prop. 2]"
+    "Refuse shares that no normal noise represents. [page whole_noise, Prop. 2]"
     raise ValueError(
         f"n_clients is {mechanism.n_clients}; with so little noise per client only the"
         " Rényi curve is available, without sampling or under 'poisson': use"
@@ -486,7 +489,7 @@ def shared_losses(
     sampling: str,  # none | poisson | fixed
     unit: str,  # whose vector is clipped
 ) -> Losses:  # of one sum of the honest shares
-    "The pair of normal noise, and the smaller of both Renyi curves."
+    "The pair of normal noise, and the smaller of both Rényi curves."
     about = of_shares(sampling, mechanism.honest, mechanism.n_clients)
     about |= dict(name=mechanism.name, unit=unit)
     about["trust"] = "secagg" if sampling == "none" else "central"
@@ -506,7 +509,7 @@ def shared_losses(
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #c0b1f2b2
 def _too_coarse(mechanism):
-    "What is wrong with noise that the grid rounds away, and what would do."
+    "Error for noise that the grid rounds away, with a value that works."
     m = mechanism
     bits = least_bits(m.clip_norm, m.sigma, m.n_clients, m.tolerance)
     return (
@@ -530,7 +533,7 @@ def of_shares(
     n_clients: int,  # shares of a full sum
     said=None,  # names of a Guarantee, whose note and premises are kept
 ) -> dict:  # note and premises
-    "What must be said of every sum whose noise comes in shares."
+    "Conditions of every sum whose noise comes in shares."
     said, hidden = said or {}, sampling != "none"
     stays = (
         f"every sum carries {honest} of {n_clients} honest shares, the client's own"
@@ -635,7 +638,7 @@ class LinearSketch(SketchCodec):
         )
 
     def game_words(self, u: Tensor, rng: np.random.Generator) -> np.ndarray:
-        """What one client adds to the sum of each play.
+        """Words that one client adds to the sum of each play.
 
         u: (n, d) vectors, one play a row.
         rng: random stream of all trials.

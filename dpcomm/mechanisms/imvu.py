@@ -193,12 +193,12 @@ RELATIONS = ("zero-out", "replace")
 
 
 def rdp_exact(
-    orders,  # Renyi orders, any shape, > 1
+    orders,  # Rényi orders, any shape, > 1
     kappa: float,  # eps * beta, > 0
     relation: str = "zero-out",  # zero-out | replace
     d: int = None,  # dimension, >= 1; None: the limit, which no dimension exceeds
 ) -> np.ndarray:  # divergence at each order, nats: that of the even vector
-    "Renyi curve of one message of the closed form at the worst vectors. [Prop. G]"
+    "Rényi curve of one message of the closed form at the worst vectors. [Prop. G]"
     a = check_reals("orders", orders, "(1, 1e15]")
     swap = check_choice("relation", relation, RELATIONS) == "replace"
     check_number("kappa", kappa, "(0, 1e100]")
@@ -527,7 +527,7 @@ class Imvu(ImvuCodec):
         accountant: one of WAYS, of which fisher-... are the paper's; None: the smaller of
         exact-balle and pld, or fisher-balle where there is a table.
         unit: whose vector is clipped: client | example.
-        orders: Renyi orders, default ORDERS.
+        orders: Rényi orders, default ORDERS.
         Returns: local: the server sees every message.
         sampling: how a cohort is drawn, one of `samplings`.
         d: entries of the vectors, >= 1.

@@ -71,7 +71,7 @@ class RingGrid(SharedNoise):
     """Parameters, rotation and grid. [Kairouz et al. 2021, Sec. 5]
 
     clip_norm: L2 bound C of one client's vector, > 0.
-    sigma: noise multiplier promised for the sum, > 0.
+    sigma: noise multiplier guaranteed for the sum, > 0.
     n_clients: n, shares in a sum, >= 1.
     ring_bits: b, bits a coordinate, 2..32.
     beta: chance at most that rounding is refused, in [0, 1).
@@ -169,12 +169,12 @@ class RingGrid(SharedNoise):
         raise NotImplementedError
 
     def noise_law(self, variance: float, count: int, size: int) -> np.ndarray:
-        """What the shares of a sum add up to, in one coordinate.
+        """Distribution of the summed shares in one coordinate.
 
         variance: of one share, in squared steps.
         count: shares in the sum, >= 1.
         size: of the ring.
-        Returns: (size,) law of the sum modulo size, the outcome 0 first.
+        Returns: (size,) distribution of the sum modulo size, the outcome 0 first.
         """
         raise NotImplementedError
 
@@ -188,7 +188,7 @@ class RingGrid(SharedNoise):
         return agreed + self.n_clients * self.share**2
 
     def room(self) -> float:
-        """What rounding leaves of the ring, squared; ValueError where it leaves nothing.
+        """The part of the ring that rounding leaves, squared; ValueError if it leaves none.
 
         Returns: 4^b - k^2 n, > 0.
         """
@@ -287,7 +287,7 @@ class RingCodec(RingGrid):
         return self.shares(check_vector("u", u)[None], private_stream(key))[0]
 
     def lifted(self, total: np.ndarray, d: int) -> Tensor:
-        """What a sum in the ring stands for. [Kairouz et al. 2021, Alg. 2]
+        """The vector that a sum in the ring represents. [Kairouz et al. 2021, Alg. 2]
 
         Returns: (..., d) float32.
         """
@@ -372,7 +372,7 @@ ACCOUNTANTS = ("rdp-classic", "rdp-balle")
 
 @dataclass(frozen=True)
 class NoisySum:
-    "What is added in one release: vectors on a grid, each with a share of the noise."
+    "Vectors on a grid, each with a share of the noise, that one release adds up."
 
     scale: float  # step of the grid, > 0
     clip: float  # L2 bound of one vector, in the units of scale, > 0
@@ -417,7 +417,7 @@ def check_release(
 
 # %% ../../nbs/secagg/modular_noise.ipynb #44346a1a
 def run_guarantee(
-    orders,  # Renyi orders, (m,)
+    orders,  # Rényi orders, (m,)
     curve,  # divergence of one sum at these orders, (m,)
     delta: float,  # in (0, 1)
     q: float,  # probability that a client takes part, in (0, 1]
@@ -426,7 +426,7 @@ def run_guarantee(
     accountant: str,  # a name in ACCOUNTANTS
     **names,  # unit, note, premises
 ) -> Guarantee:  # of the whole run
-    "The guarantee of `rounds` sums with a Renyi curve. [Mironov 2017, Prop. 1]"
+    "The guarantee of `rounds` sums with a Rényi curve. [Mironov 2017, Prop. 1]"
     sampled = q != 1
     return guarantee_from_rdp(
         orders,
@@ -445,7 +445,7 @@ def run_guarantee(
 
 # %% ../../nbs/secagg/modular_noise.ipynb #d96c7cfc
 class RingAccount(RingCodec):
-    "What a run costs, by the mechanism's own theorem."
+    "Guarantee of a run, by the mechanism's own theorem."
 
     def account(
         self, d: int, q: float, rounds: int, delta: float, **names
@@ -501,12 +501,12 @@ class RingAccount(RingCodec):
         return made.noting(large_delta(delta, n_clients or self.n_clients))
 
     def divergences(self, d: int, q: float, relation: str) -> tuple:
-        """Renyi curve of one sum with this mechanism's grid and noise.
+        """Rényi curve of one sum with this mechanism's grid and noise.
 
         d: coordinates of the vectors, >= 1.
         q: probability that a client takes part in a round, in (0, 1].
         relation: zero-out | replace.
-        Returns: Renyi orders, and the divergence of one sum at them, nats.
+        Returns: Rényi orders, and the divergence of one sum at them, nats.
         """
         raise NotImplementedError
 
@@ -535,7 +535,7 @@ class RingAccount(RingCodec):
         sampling: str = "none",
         unit: str = "client",
     ) -> Losses:
-        """What one sum that the honest shares hide loses. [page whole_noise, Prop. 1]
+        """Losses of one sum that the honest shares hide. [page whole_noise, Prop. 1]
 
         q: chance to take part; 1 without sampling.
         sampling: none | poisson | fixed.
@@ -567,7 +567,7 @@ def gaussian_multiplier(
     delta: float,  # in (0, 1)
     q: float,  # probability that a client takes part, in (0, 1]
     rounds: int,  # releases composed, >= 1
-    orders,  # Renyi orders, (m,)
+    orders,  # Rényi orders, (m,)
     accountant: str,  # a name in ACCOUNTANTS
 ) -> float:  # noise multiplier
     "Least noise of a Gaussian that keeps a target."
@@ -602,14 +602,14 @@ def refuse_bits(
     )
 
 # %% ../../nbs/secagg/modular_noise.ipynb #1005d6b4
-BITS, FEW = 18, 4  # largest ring and largest block whose law is listed
+BITS, FEW = 18, 4  # largest ring and largest block whose distribution is listed
 
 # %% ../../nbs/secagg/modular_noise.ipynb #d96c7cfd
 class OnRing(RingAccount):
     "Clip, rotate, round, add integer noise, wrap. [Kairouz et al. 2021, Alg. 1]"
 
     def game_words(self, u: Tensor, rng: np.random.Generator) -> np.ndarray:
-        """What one client adds to the sum of each play.
+        """Words that one client adds to the sum of each play.
 
         u: (n, d) vectors, one play a row.
         rng: random stream of all trials.
@@ -643,7 +643,7 @@ class OnRing(RingAccount):
         return self.step(d) / math.sqrt(self.block(d))
 
     def game_axis(self, d: int) -> np.ndarray:
-        """What the client of a game sends along.
+        """Direction of the vector that the client of a game sends.
 
         d: coordinates of the vectors.
         Returns: (d,) float64, of length 1.
@@ -655,7 +655,7 @@ class OnRing(RingAccount):
 
         d: coordinates of the vectors.
         z: what the client adds to one rotated coordinate, in steps.
-        Returns: (2^bits,) law of the lifted sum, from -2^(bits - 1) upwards.
+        Returns: (2^bits,) distribution of the lifted sum, from -2^(bits - 1) upwards.
         """
         size = 2**self.ring_bits
         std = self.sigma * self.clip_norm / self.step(d)
@@ -663,11 +663,11 @@ class OnRing(RingAccount):
         return np.roll(self.noise_law(share, self.honest, size), z + size // 2)
 
     def score_law(self, d: int, sign: int) -> np.ndarray:
-        """Everything that the game's projection can be, with its probability.
+        """Probabilities of all values of the game's projection.
 
         d: coordinates, few.
         sign: 1: the client's vector; 0: none; -1: the opposite one.
-        Returns: (P 2^bits,) law of the signed sum of the block's lifted coordinates.
+        Returns: (P 2^bits,) distribution of the signed sum of the block's lifted coordinates.
         """
         P, norm = self.block(d), self.clip_norm / self.step(d)
         x, most = norm / math.sqrt(P), rounded_norm(norm, self.size(d), self.beta) ** 2
@@ -698,8 +698,8 @@ class OnRing(RingAccount):
         """Privacy profile of the attack, from both distributions. [Balle & Wang 2018, Thm. 5]
 
         d: coordinates of the game.
-        rounds: a law is listed for one.
-        Returns: delta of one sum of the honest shares, shape of eps; 1: no law is
+        rounds: a distribution is listed for one.
+        Returns: delta of one sum of the honest shares, shape of eps; 1: no distribution is
         listed.
         """
         swap = check_choice("relation", relation, tuple(self.relations)) == "replace"

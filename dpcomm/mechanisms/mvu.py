@@ -380,7 +380,7 @@ def renyi_curve(
     slip: float = None,  # grid: probability that dithering exceeds its budget, (0, 1)
     orders: tuple = None,  # > 1; None: ORDERS
 ) -> np.ndarray:  # largest divergence of one message at each order
-    "Renyi curve of one message over the L2 ball. [Lemmas coordinate to dither]"
+    "Rényi curve of one message over the L2 ball. [Lemmas coordinate to dither]"
     total = (mechanism.beta * (1.0 if relation == "replace" else 0.5)) ** 2
     if how == "grid":
         total = _budget(total, 1 / (mechanism.n_inputs - 1), d, slip)
@@ -417,7 +417,7 @@ class Mvu(MvuCodec):
         relation: zero-out | replace.
         accountant: one of ACCOUNTANTS.
         unit: client | example: whose vector is clipped.
-        orders: Renyi orders, > 1; default ORDERS.
+        orders: Rényi orders, > 1; default ORDERS.
         Returns: local: the server sees every message.
         sampling: how a cohort is drawn, one of `samplings`.
         d: entries of the vectors, >= 1.
@@ -449,7 +449,7 @@ class Mvu(MvuCodec):
         """Privacy losses of one message, as a Rényi curve. [Lemmas coordinate to ball]
 
         unit: client | example: whose vector is clipped.
-        Returns: Losses of one message of any length, by a Renyi curve alone.
+        Returns: Losses of one message of any length, by a Rényi curve alone.
         relation: a key of `relations`.
         """
         check_choice("relation", relation, tuple(self.relations))

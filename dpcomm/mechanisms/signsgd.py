@@ -157,12 +157,12 @@ def half_logit(
 
 # %% ../../nbs/baselines/signsgd.ipynb #26211e71
 def rdp_signs(
-    orders,  # Renyi orders, any shape, > 1
+    orders,  # Rényi orders, any shape, > 1
     sigma: float,  # noise std / clip, > 0
     relation: str = "zero-out",  # 'zero-out' or 'replace'
     d: int = None,  # dimension, >= 1; None: the worst of all
 ) -> np.ndarray:  # divergence at each order, nats: exact from 2 on, above it below 2
-    "Renyi curve of one vector of noisy signs in its worst case. [page signsgd, Prop. A]"
+    "Rényi curve of one vector of noisy signs in its worst case. [page signsgd, Prop. A]"
     swap = check_choice("relation", relation, RELATIONS) == "replace"
     check_positive("sigma", sigma)
     gaussian = rdp_gaussian(orders, sigma / (1 + swap))
@@ -198,7 +198,7 @@ class SignSgd(SignCodec):
         relation: 'zero-out' or 'replace'.
         accountant: a key of ACCOUNTANTS; None: the smaller of exact-balle and pld.
         unit: whose vector is clipped: 'client' or 'example'.
-        orders: Renyi orders, default those of the accountant.
+        orders: Rényi orders, default those of the accountant.
         Returns: local: the server sees every message.
         sampling: how a cohort is drawn, one of `samplings`.
         d: entries of the vectors, >= 1.

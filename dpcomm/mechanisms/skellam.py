@@ -126,7 +126,7 @@ class Skellam(OnRing):
         d: coordinates of the vectors, >= 1.
         q: probability that a client takes part in a round, in (0, 1].
         relation: zero-out | replace, the last with q = 1 only.
-        Returns: Renyi orders, and the divergence of one sum at them, nats.
+        Returns: Rényi orders, and the divergence of one sum at them, nats.
         """
         return _divergences(self._release(d), q, relation, "rdp-balle")
 
@@ -145,12 +145,12 @@ class Skellam(OnRing):
 
 # %% ../../nbs/baselines/skellam.ipynb #9974a4fd
 def rdp_skellam(
-    orders,  # Renyi orders, whole numbers > 1, (m,)
+    orders,  # Rényi orders, whole numbers > 1, (m,)
     mu: float,  # variance of the noise, in steps of the grid, > 0
     delta2: float,  # L2 distance of two sums, in steps, >= 0
     delta1: float,  # L1 distance, in steps, >= 0
 ) -> np.ndarray:  # (m,) divergence, nats
-    "Renyi curve of Skellam noise. [Agarwal, Kairouz & Liu 2021, Thm. 3.5]"
+    "Rényi curve of Skellam noise. [Agarwal, Kairouz & Liu 2021, Thm. 3.5]"
     a = check_reals("orders", orders, "(1, 1e15]")
     if not (a % 1 == 0).all():
         raise ValueError(
@@ -169,7 +169,7 @@ def amplify(
     curve,  # divergences at the orders 2, 3, ..., (m,), with the client for sure
     q: float,  # probability that the client takes part, in [0, 1]
 ) -> np.ndarray:  # (m,) divergences at the same orders
-    "Renyi curve of symmetric noise, sampled. [Mironov, Talwar & Zhang 2019, Thm. 5]"
+    "Rényi curve of symmetric noise, sampled. [Mironov, Talwar & Zhang 2019, Thm. 5]"
     curve = check_reals("curve", curve, "[0, inf]")
     if curve.ndim != 1 or len(curve) > 2**14:
         raise ValueError(
@@ -200,12 +200,12 @@ SAMPLED = 256  # largest order under sampling
 def orders_at(
     q: float,  # probability that a client takes part, in (0, 1]
 ) -> np.ndarray:  # whole numbers > 1
-    "Renyi orders at which a run is accounted."
+    "Rényi orders at which a run is accounted."
     return INTEGER_ORDERS if q == 1 else np.arange(2, SAMPLED + 1)
 
 # %% ../../nbs/baselines/skellam.ipynb #c1a86303
 def _divergences(release, q, relation, accountant):
-    "Orders, and the Renyi curve of one sum. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]"
+    "Orders, and the Rényi curve of one sum. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]"
     check_release(q, relation, accountant)
     swap = 1 + (relation == "replace")
     delta2 = release.norm

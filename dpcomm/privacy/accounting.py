@@ -70,7 +70,7 @@ def _check_sigma(sigma):
 def rdp_gaussian(orders, sigma: float) -> np.ndarray:
     """Rényi curve of one Gaussian release. [Mironov 2017, Prop. 7]
 
-    orders: Renyi orders, any shape, > 1.
+    orders: Rényi orders, any shape, > 1.
     sigma: noise std / clip, > 0.
     Returns: divergence at each order, nats, >= 0.
     """
@@ -79,7 +79,7 @@ def rdp_gaussian(orders, sigma: float) -> np.ndarray:
 # %% ../../nbs/foundations/accounting.ipynb #4059744c
 def log_mixture(
     order: int,  # a whole order a, >= 2
-    q: float,  # weight of the second law, in (0, 1)
+    q: float,  # weight of the second distribution, in (0, 1)
     log_moments,  # log E w^k of its ratio at k = 2, 3, ..., nats, > 0, at least a - 1
     add: Callable = np.logaddexp.reduce,  # logs of many numbers -> log of their sum
 ) -> float:  # log E (1 - q + q w)^a, nats; E w = 1; no cancellation for small q
@@ -92,7 +92,7 @@ def log_mixture(
 
 @functools.lru_cache(maxsize=64)
 def _log_weights(order, log_q, log_rest):
-    "Logs of the binomial law at k = 2, ..., order."
+    "Logs of the binomial distribution at k = 2, ..., order."
     k = np.arange(2, order + 1)
     log_choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
     return log_choose + k * log_q + (order - k) * log_rest
@@ -178,7 +178,7 @@ def rdp_subsampled_gaussian(orders, sigma: float, q: float) -> np.ndarray:
     """Rényi curve of one Poisson-subsampled Gaussian release.
     [Mironov, Talwar & Zhang 2019, Thm. 5 and Sec. 3.3]
 
-    orders: Renyi orders, any shape, > 1, integer or not.
+    orders: Rényi orders, any shape, > 1, integer or not.
     sigma: noise std / clip, > 0.
     q: probability that a client takes part in the round, in [0, 1].
     Returns: divergence at each order, nats, >= 0; for add-remove and zero-out.
@@ -226,7 +226,7 @@ def _check_curve(orders, rdp):
 
 
 def _conversion_gain(orders, conversion):
-    """What a conversion takes off log(1/delta), nats.
+    """The amount that a conversion subtracts from log(1/delta), nats.
     [Canonne, Kamath & Steinke 2020, Prop. 12]
     """
     check_choice("conversion", conversion, CONVERSIONS)
@@ -239,7 +239,7 @@ def rdp_to_eps(orders, rdp, delta: float, conversion: str = "classic") -> tuple:
     """Smallest epsilon over the orders.
     [Mironov 2017, Prop. 3; Canonne, Kamath & Steinke 2020, Prop. 12]
 
-    orders: Renyi orders, (n,), > 1.
+    orders: Rényi orders, (n,), > 1.
     rdp: total divergence at each order, (n,), nats, >= 0, may be inf.
     delta: in (0, 1).
     conversion: 'classic' or 'balle'.
@@ -256,7 +256,7 @@ def rdp_to_delta(orders, rdp, eps: float, conversion: str = "classic") -> tuple:
     """Smallest delta over the orders.
     [Mironov 2017, Prop. 3; Canonne, Kamath & Steinke 2020, Prop. 12]
 
-    orders: Renyi orders, (n,), > 1.
+    orders: Rényi orders, (n,), > 1.
     rdp: total divergence at each order, (n,), nats, >= 0, may be inf.
     eps: >= 0.
     conversion: 'classic' or 'balle'.
@@ -277,7 +277,7 @@ def guarantee_from_rdp(
 ) -> Guarantee:
     """The guarantee that follows from a total Rényi curve. [Mironov 2017, Prop. 3]
 
-    orders: Renyi orders, (n,), > 1.
+    orders: Rényi orders, (n,), > 1.
     rdp: total divergence at each order, (n,), nats, >= 0.
     delta: in (0, 1).
     conversion: 'classic' or 'balle'.
@@ -343,7 +343,7 @@ PLAIN = 1e-15, 10**6, 1e-2  # from this delta on, up to these rounds, above this
 
 @functools.lru_cache(64)
 def _pld_eps(sigma, delta, q, rounds, relation, hidden):
-    """Epsilon of the losses themselves, or the Renyi curve's if it is smaller, which is
+    """Epsilon of the losses themselves, or the Rényi curve's if it is smaller, which is
     possible outside PLAIN only. [page pairs; Canonne, Kamath & Steinke 2020]
     """
     far = 2 if relation in SWAPS else 1
@@ -372,18 +372,18 @@ UNBOUNDED = {  # sampling or relation -> what this page has no bound for
         "a null message, which a Gaussian sum does not have; use relation='zero-out'"
     ),
     "seen": (
-        "a Renyi curve against a server that sees who takes part; use accountant='pld',"
+        "a Rényi curve against a server that sees who takes part; use accountant='pld',"
         " or sampling='none' with the rounds in which a client takes part"
     ),
     "swap": (
-        "a Renyi curve for a swapped client under sampling; use accountant='pld',"
+        "a Rényi curve for a swapped client under sampling; use accountant='pld',"
         " relation='add-remove' or 'zero-out', or sampling='none'"
     ),
 }
 
 
 def _missing_bound(relation, sampling, trust, accountant):
-    "What a Gaussian sum lacks for these two names; None where it lacks nothing."
+    "The missing proof for these two names of a Gaussian sum; None if none is missing."
     if sampling in ("fixed", "replacement"):
         return UNBOUNDED["fixed"]
     if relation in ("null-slot", "poisson-null"):
@@ -415,18 +415,18 @@ ACCOUNTANTS = ("rdp-classic", "rdp-balle", "pld")
 
 
 class More(TypedDict, total=False):
-    "What a caller may say beside the run's numbers and names."
+    "A caller's arguments that do not follow from the run's numbers and names."
 
     unit: str  # whose contribution is clipped: a name in `UNITS`; 'client' if not said
     scope: str  # 'total', or 'per-round' with rounds = 1; 'total' if not said
     note: str  # added to the guarantee's note
     premises: dict  # of `PREMISES` -> sentence: what the run does not meet
-    orders: ArrayLike | None  # Renyi orders, (n,), > 1, or `ORDERS`; not used by 'pld'
+    orders: ArrayLike | None  # Rényi orders, (n,), > 1, or `ORDERS`; not used by 'pld'
 
 # %% ../../nbs/foundations/accounting.ipynb #fcff03p1
 @functools.lru_cache(16)
 def _usual_curve(sigma, q):
-    "The Renyi curve at the usual orders."
+    "The Rényi curve at the usual orders."
     return rdp_subsampled_gaussian(ORDERS, sigma, q)
 
 
@@ -551,7 +551,7 @@ def pure_guarantee(
 
 # %% ../../nbs/foundations/accounting.ipynb #2dd6c3f3
 def _check_run(delta, q, rounds, sampling, scope):
-    "Refuse numbers that contradict the names beside them."
+    "Refuse numbers that contradict the names given with them."
     check_number("delta", delta, "(0, 1)")
     check_choice("scope", scope, SCOPES)
     if check_number("q", q, "[0, 1]") != 1 and sampling == "none":

@@ -71,7 +71,7 @@ def refutes(audit: Audit, guarantee: Guarantee) -> bool:
 
 # %% ../../nbs/foundations/audit.ipynb #05c8bd15
 def _check_pmfs(p, q):
-    "Two laws on one list of outcomes as flat float arrays, or a ValueError."
+    "Two distributions on one list of outcomes as flat float arrays, or a ValueError."
     p, q = (
         check_reals("p", p, "[0, inf]").ravel(),
         check_reals("q", q, "[0, inf]").ravel(),
@@ -115,11 +115,11 @@ def enumerated_eps(p, q, delta: float) -> tuple:
 
 # %% ../../nbs/foundations/audit.ipynb #40aebc35
 def enumerated_delta(
-    p,  # law with the client present: probability of each outcome, any shape
-    q,  # law with the client absent, same shape
+    p,  # distribution with the client present: probability of each outcome, any shape
+    q,  # distribution with the client absent, same shape
     eps: float,  # >= 0
 ) -> tuple:  # (forward, reverse) delta, exact, in [0, 1]
-    "Exact delta of two listed laws. [Balle & Wang 2018, Thm. 5]"
+    "Exact delta of two listed distributions. [Balle & Wang 2018, Thm. 5]"
     p, q = _check_pmfs(p, q)
     growth = np.exp(check_number("eps", eps, "[0, inf)"))
     forward, reverse = np.maximum(p - growth * q, 0), np.maximum(q - growth * p, 0)
@@ -234,7 +234,7 @@ def ceiling(
     delta: float,  # in [0, 1)
     alarm: float = 1e-6,  # in (0, 1)
 ) -> float:  # largest epsilon that `distinguish` can return
-    "What a perfect distinguisher would prove."
+    "The bound that a perfect distinguisher would prove."
     n = check_between("trials", trials, FEWEST_PLAYS, 2**32) // 2
     check_number("delta", delta, "[0, 1)")
     check_number("alarm", alarm, ALARM)
@@ -242,7 +242,7 @@ def ceiling(
 
 # %% ../../nbs/foundations/audit.ipynb #6eeea66a
 class Game(Protocol):
-    "What the audit asks: a mechanism's relations, its promise, and its own game."
+    "The audit's view of a mechanism: its relations, its guarantee, and its own game."
 
     @property
     def name(self) -> str: ...
@@ -560,7 +560,7 @@ MESSAGE_RELATIONS = ("zero-out", "local")  # under which one message may be priv
 def message_relation(
     mechanism,  # registered mechanism
 ) -> str:  # the relation under which one message is private by itself, or None
-    "What is claimed of a single message."
+    "The claim about a single message."
     for relation in MESSAGE_RELATIONS:
         known = mechanism.relations.get(relation)
         if known is None:

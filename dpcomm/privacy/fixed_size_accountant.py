@@ -163,7 +163,7 @@ def fixed_size_rdp(
 
     sigma: noise std of the sum over S, > 0; one client changes it by <= 2 S.
     q: cohort / n_clients, in (0, 1].
-    orders: Renyi orders, (n,), > 1; whole numbers >= 2 for 'wang'.
+    orders: Rényi orders, (n,), > 1; whole numbers >= 2 for 'wang'.
     relation: a name in `FIXED_RELATIONS`.
     bound: a name in `BOUNDS`.
     Returns: divergence of one round, nats, (n,).
@@ -250,7 +250,7 @@ def _smallest_eps(grid, infinite, rounds, delta, step):
 
 
 def _fixed_pld_eps(sigma, q, rounds, delta, relation):
-    "Epsilon by composed privacy losses, never above the Renyi value."
+    "Epsilon by composed privacy losses, never above the Rényi value."
     curve = rounds * fixed_size_rdp(sigma, q, ORDERS, relation)
     eps = rdp_to_eps(ORDERS, curve, delta, "balle")[0]
     # losses beyond the span are rarer than delta / 10,000; they may wrap around
@@ -376,7 +376,7 @@ def known_cohort_epsilon(
 # %% ../../nbs/papers/fltop_privacy.ipynb #3df69d43
 @functools.lru_cache(16)
 def _sampled_curve(sigma, q):
-    "Renyi curve at ORDERS, kept: calibration asks for the training's again and again."
+    "Rényi curve at ORDERS, kept: calibration asks for the training's again and again."
     return rdp_subsampled_gaussian(ORDERS, sigma, q)
 
 

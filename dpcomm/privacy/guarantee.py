@@ -239,7 +239,7 @@ def _check_names(g):
 
 # %% ../../nbs/foundations/guarantee.ipynb #b975aa5e
 def _check_scope(scope, rounds):
-    "Refuse several rounds in a promise about one."
+    "Refuse several rounds in a guarantee about one."
     if check_between("rounds", rounds, 1, 2**53) != 1 and scope == "per-round":
         raise ValueError(
             f"rounds is {shown(rounds)}; with scope = 'per-round' it must be 1: pass"
@@ -304,7 +304,7 @@ def large_delta(
     delta: float,  # in [0, 1)
     n_clients: float = None,  # in the federation; None: not known
 ) -> str:  # '' where delta is below 1 / n_clients
-    "What to note of a delta that lets one client be published. [Dwork & Roth 2014, Sec. 2.3]"
+    "The note about a delta that lets one client be published. [Dwork & Roth 2014, Sec. 2.3]"
     if n_clients is None or delta * n_clients < 1:
         return ""
     return (

@@ -41,7 +41,7 @@ def check_plays(present: bool, n: int) -> None:
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #1d379e08
 def gaussian_curve(mu: float, eps) -> np.ndarray:
-    """The curve of two normal laws. [Balle & Wang 2018, Thm. 8]
+    """The curve of two normal distributions. [Balle & Wang 2018, Thm. 8]
 
     mu: distance of the means over the standard deviation, > 0.
     eps: >= 0, any shape.
@@ -63,7 +63,7 @@ def _one_way(p, q, eps):
 
 
 def listed_curve(p, q, eps) -> np.ndarray:
-    """The curve of two listed laws. [Balle & Wang 2018, Thm. 5]
+    """The curve of two listed distributions. [Balle & Wang 2018, Thm. 5]
 
     p: probability of each outcome with the client present, any shape.
     q: the same with the client absent, same shape.
@@ -84,12 +84,12 @@ def listed_curve(p, q, eps) -> np.ndarray:
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #603380b9
 def repeated(p, q, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Laws of n independent symbols, up to their order. [multinomial]
+    """Distributions of n independent symbols, up to their order. [multinomial]
 
-    p: law of one symbol with the client present, (m,).
-    q: law of one symbol with the client absent, (m,).
+    p: distribution of one symbol with the client present, (m,).
+    q: distribution of one symbol with the client absent, (m,).
     n: symbols in a message, >= 1.
-    Returns: laws of the counts, both (outcomes,).
+    Returns: distributions of the counts, both (outcomes,).
     """
     p, q = (
         check_reals(name, law, "[0, 1.001]").ravel()
@@ -126,7 +126,7 @@ def two_valued_curve(often: float, spent: float, eps) -> np.ndarray:
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #b4abd929
 def pure_curve(spent: float, eps) -> np.ndarray:
-    """What a pure epsilon promises at every other one. [Kairouz, Oh & Viswanath 2015]
+    """The curve that a pure epsilon implies at every other one. [Kairouz, Oh & Viswanath 2015]
 
     spent: pure epsilon, >= 0.
     eps: >= 0, any shape.
@@ -136,13 +136,13 @@ def pure_curve(spent: float, eps) -> np.ndarray:
     return two_valued_curve(1 / (1 + np.exp(-spent)), spent, eps)
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #f10a7702
-ZERO = 1024.0  # where the lowest bit of a row of zeros is said to stand
+ZERO = 1024.0  # position that is returned for the lowest bit of a row of zeros
 
 
 def lowest_bit(
     values,  # (n, d) floats, finite
 ) -> np.ndarray:  # (n,) log2 of the largest power of two that divides a row's entries
-    "Where the lowest set bit of each row stands. [Mironov 2012]"
+    "Position of the lowest set bit of each row. [Mironov 2012]"
     fraction, exponent = np.frexp(np.asarray(values, float))
     whole = (fraction * 2.0**53).astype(np.int64)
     place = exponent - 54.0 + np.frexp((whole & -whole).astype(float))[1]
@@ -154,7 +154,7 @@ class SumGame:
     "Send four clips along a direction, nothing, or the opposite; project what is seen."
 
     clip: float  # bound that the release enforces, > 0
-    std: float  # promised noise of the sum, > 0
+    std: float  # declared noise of the sum, > 0
     direction: np.ndarray  # (d,) what is sent, of length 1
     rounds: int = 1  # releases of one play, of alternating sign
     q: float = 1.0  # probability that the client takes part in a release

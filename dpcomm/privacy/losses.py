@@ -39,7 +39,7 @@ from dpcomm.privacy.pairs import (
 # %% ../../nbs/foundations/losses.ipynb #6b379e0a
 @dataclass(frozen=True)
 class Losses:
-    """What one release may lose, and whom it protects. [Zhu, Dong & Wang 2022, Def. 7]
+    """Privacy losses of one release, and the unit that it protects. [Zhu, Dong & Wang 2022, Def. 7]
 
     name: how errors and notes call it.
     pairs: dominating pairs: one a direction, or one for both; (): none.
@@ -74,7 +74,7 @@ class Losses:
 
     @property
     def about(self):
-        "What a `Guarantee` says of it."
+        "Fields of the `Guarantee` that describe it."
         names = ("unit", "relation", "sampling", "trust", "note", "premises", "q")
         return {name: getattr(self, name) for name in names}
 
@@ -131,7 +131,7 @@ def gaussian_losses(
 
 
 def _check_draws(draws, q, sampling):
-    "Seats of a cohort with replacement, or None."
+    "Places of a cohort with replacement, or None."
     if sampling != "replacement":
         if draws is not None:
             raise ValueError(
@@ -150,8 +150,8 @@ def _check_draws(draws, q, sampling):
 def listed_losses(p, q, **about) -> Losses:
     """One message with listed outcomes, at its worst two inputs. [Zhu, Dong & Wang 2022]
 
-    p: law of what is seen with the client's input, (n,), sum 1.
-    q: law with the neighbour's, (n,), sum 1.
+    p: distribution of what is seen with the client's input, (n,), sum 1.
+    q: distribution with the neighbour's, (n,), sum 1.
     about: name, unit, relation, trust, note of the `Losses`; local unless given.
     Returns: Losses of one message.
     """
@@ -200,7 +200,7 @@ def pure_losses(eps: float, **about) -> Losses:
 class Bracket:
     """An epsilon that is proved, and one below which nothing can be.
 
-    low: no accountant of the same pairs proves less; 0 where only Renyi is used.
+    low: no accountant of the same pairs proves less; 0 where only Rényi is used.
     guarantee: of the whole list.
     """
 
@@ -251,7 +251,7 @@ def _one_of(releases, name, among=None):
 
 # %% ../../nbs/foundations/losses.ipynb #df57cce3
 def _about(releases):
-    "What the guarantee of a list says."
+    "Fields of the guarantee of a list."
     sampled = [r.q for r, _ in releases if r.sampling != "none"]
     parts = ", ".join(f"{rounds:,} x {r.name}" for r, rounds in releases[:6])
     notes = [parts + ", ..." * (len(releases) > 6), *(r.note for r, _ in releases)]
@@ -284,7 +284,7 @@ def _pld_ends(releases, delta):
 
 
 def _by_renyi(releases, delta, about, why):
-    "The guarantee of added Renyi curves, or a ValueError that says which is missing."
+    "The guarantee of added Rényi curves, or a ValueError that says which is missing."
     for i, (release, _) in enumerate(releases):
         if release.renyi is None:
             raise ValueError(
@@ -293,7 +293,7 @@ def _by_renyi(releases, delta, about, why):
                 " add both eps and delta"
             )
     curve = sum(rounds * release.renyi(ORDERS) for release, rounds in releases)
-    note = "; ".join((about["note"], f"Renyi curves, since {why}"))
+    note = "; ".join((about["note"], f"Rényi curves, since {why}"))
     made = guarantee_from_rdp(ORDERS, curve, delta, "balle", **about | dict(note=note))
     if made.eps == math.inf:
         raise ValueError(

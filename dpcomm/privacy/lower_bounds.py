@@ -41,7 +41,7 @@ def least_error(
     information: float,
     trust: str,
 ) -> float:
-    """What no estimate with unit gain can do better, on average over rounds. [Prop. A-C]
+    """Lower bound on the error of estimates with unit gain, mean over rounds. [Prop. A-C]
 
     d: entries of a vector, >= 1.
     cohort: n, messages a round, > 0.

@@ -149,12 +149,12 @@ class _Swap:
 
 # %% ../../nbs/foundations/pairs.ipynb #9d177770
 class Listed:
-    "Two laws over a list of outcomes."
+    "Two distributions over a list of outcomes."
 
     def __init__(
         self,
-        p,  # law with the client's input, (n,), sum 1
-        q,  # law with the neighbour's, (n,), sum 1
+        p,  # distribution with the client's input, (n,), sum 1
+        q,  # distribution with the neighbour's, (n,), sum 1
     ):
         with np.errstate(divide="ignore"):
             loss = np.log(p) - np.log(q)
@@ -177,7 +177,7 @@ class Listed:
 
 
 class OnGrid(Listed):
-    "A law that is already rounded: masses at losses k step, and at infinity."
+    "A distribution that is already rounded: masses at losses k step, and at infinity."
 
     def __init__(
         self,
@@ -361,11 +361,11 @@ def _atoms(pair, step, span, up):
     return k[mass > 0], mass[mass > 0], float(infinite)
 
 # %% ../../nbs/foundations/pairs.ipynb #f8047589
-ROUGH = np.geomspace(1e-10, 1e5, 1900)  # losses of the rough laws
+ROUGH = np.geomspace(1e-10, 1e5, 1900)  # losses of the rough distributions
 ROUGH = np.concatenate([-ROUGH[::-1], [0], ROUGH])
-THETAS = np.geomspace(1e-2, 1e6, 200)  # tilts tried: Renyi orders less one
+THETAS = np.geomspace(1e-2, 1e6, 200)  # tilts tried: Rényi orders less one
 NEGLIGIBLE = 1e-4  # part of delta that the largest losses may cost
-OUTSIDE = 1e-14  # part of a tilted law that may miss the window
+OUTSIDE = 1e-14  # part of a tilted distribution that may miss the window
 
 
 def _log_mgf(mass, y, theta):
@@ -388,7 +388,7 @@ def _rough(pair, rare):
 
 
 class _Plan:
-    "Rough laws of a list of pairs: where its loss is, and how far to tilt."
+    "Rough distributions of a list of pairs: where its loss is, and how far to tilt."
 
     def __init__(self, parts, delta):
         self.parts, self.delta = parts, delta
@@ -453,7 +453,7 @@ def _grid(plan, theta, std, low, high, tolerance=TOLERANCE):
 
 
 def _composed(laws, theta, step, size, first):
-    "Tilted law of the sum from point first on, log of its scale, errors. [Prop. 3]"
+    "Tilted distribution of the sum from point first on, log of its scale, errors. [Prop. 3]"
     log_z, log_most, share, scale, relative = 0.0, 0.0, 0.0, 0.0, 0.0
     rate = 5 * UNIT * math.log2(size)
     for k, mass, rounds in laws:
@@ -551,7 +551,7 @@ TRIES = 4  # tilts
 
 
 def _view(plan, theta, tolerance=TOLERANCE):
-    "What a tilt, its window and its grid come to."
+    "A tilt with its number of rounds, window and grid."
     std, (low, high), t = plan.window(theta)
     size, step = _grid(plan, theta, std, low, high, tolerance)
     return theta, t, math.floor(low / step), step, size

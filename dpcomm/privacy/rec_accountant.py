@@ -176,9 +176,9 @@ def _integer_orders(orders):
 def rdp(
     orders, c: float, K: int, groups: int = 1, direction: str = "both"
 ) -> np.ndarray:
-    """Renyi curve of one message against a null message. [Props. C and D]
+    """Rényi curve of one message against a null message. [Props. C and D]
 
-    orders: Renyi orders, any shape, > 1; for reverse and both integers >= 2.
+    orders: Rényi orders, any shape, > 1; for reverse and both integers >= 2.
     c: clip_norm / std, > 0.
     K: candidates per group, >= 2.
     groups: independent groups that share the norm, >= 1.
@@ -212,13 +212,13 @@ def _reverse_mixture(m, q, c, K):
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #667f1abe
 def rdp_mixture(
-    orders,  # Renyi orders, (n,), integers >= 2
+    orders,  # Rényi orders, (n,), integers >= 2
     c: float,  # clip_norm / std, > 0
     K: int,  # candidates per group, >= 2
     q: float,  # probability that the slot holds the client's message, in (0, 1]
     groups: int = 1,  # independent groups that share the norm, >= 1
 ) -> np.ndarray:  # the larger of both directions at each order, nats, (n,)
-    "Renyi curve of a slot maybe the client's, against null. [Prop. H]"
+    "Rényi curve of a slot maybe the client's, against null. [Prop. H]"
     check_number("c", c, "(0, 1e9]")
     check_between("K", K, 2, 2**24)
     check_between("groups", groups, 1)
@@ -232,11 +232,11 @@ def rdp_mixture(
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #1d9e9a2d
 def rdp_local(
-    orders,  # Renyi orders, (n,), 1.5, 2, 2.5, ...
+    orders,  # Rényi orders, (n,), 1.5, 2, 2.5, ...
     c: float,  # clip_norm / std, > 0
     K: int,  # candidates per group, >= 2
 ) -> np.ndarray:  # between the messages of any two updates, nats, (n,); any grouping
-    "Renyi curve of one message whose update is replaced. [Prop. F]"
+    "Rényi curve of one message whose update is replaced. [Prop. F]"
     check_number("c", c, "(0, 1e6]")
     check_between("K", K, 2, 2**24)
     m = 2 * (check_reals("orders", orders, f"(1, {LARGEST_EXPONENT // 2}]") - 1)
@@ -252,12 +252,12 @@ def rdp_local(
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #b1d000r2
 def rdp_replace(
-    orders,  # Renyi orders, (n,), integers >= 2
+    orders,  # Rényi orders, (n,), integers >= 2
     c: float,  # clip_norm / std, > 0
     K: int,  # candidates per group, >= 2
     q: float,  # probability that the slot, or the round, holds the client's, in (0, 1]
 ) -> np.ndarray:  # at each order, nats, (n,); both directions, any grouping
-    "Renyi curve of a slot among other clients', one replaced. [Prop. L]"
+    "Rényi curve of a slot among other clients', one replaced. [Prop. L]"
     check_number("q", q, "(0, 1]")
     orders = np.atleast_1d(_integer_orders(orders)).astype(int)
     j = np.arange(2, orders.max() + 1)
@@ -345,7 +345,7 @@ NOTES = {  # relation -> what else a reader must know
     "local": "the adversary knows the seed and the sender",
     "poisson-null": "an absent client sends a null message",
 }
-LARGEST_ORDER = 128  # largest Renyi order tried
+LARGEST_ORDER = 128  # largest Rényi order tried
 
 
 def _check_release(c, slots, n_clients, K, groups, delta):
@@ -426,7 +426,7 @@ def _sampled_rounds(slots, n_clients, sampling, cohort):
 
 @functools.lru_cache(16)
 def _renyi_curve(c, K, q, groups, relation):
-    "Orders, and the Renyi curve of one composition at them."
+    "Orders, and the Rényi curve of one composition at them."
     if relation == "local":
         orders = 1 + np.arange(1, LARGEST_ORDER) / 2
         return orders, rdp_local(orders, c, K)
@@ -895,7 +895,7 @@ def pld_epsilon(
     cohort: int = 1,
     sampling: str = None,
 ) -> Guarantee:
-    """Epsilon by losses rounded up, or Renyi's if less. [Props. I, J, K, M and N]
+    """Epsilon by losses rounded up, or Rényi's if less. [Props. I, J, K, M and N]
 
     c: clip_norm / std, > 0.
     slots: messages: rounds * cohort.

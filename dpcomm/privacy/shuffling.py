@@ -192,7 +192,7 @@ class Local(Game, Protocol):
 # %% ../../nbs/foundations/shuffling.ipynb #5f000028
 @dataclass(frozen=True)
 class Shuffled:
-    """A pure mechanism behind a shuffler, as the audit plays it. [this page]
+    """A pure mechanism behind a shuffler, as an audit runs it. [this page]
 
     mechanism: private message by message.
     n: messages in a shuffle, >= 1.
@@ -215,7 +215,7 @@ class Shuffled:
         return self.mechanism.relations
 
     def guarantee(self, rounds: int, delta: float, **release):
-        "What is proved of shuffled rounds."
+        "The proved guarantee of shuffled rounds."
         return self.mechanism.guarantee(rounds, delta, shuffled=self.n, **release)
 
     def attack_scores(self, relation, present, n, rng, rounds: int = 1, **release):

@@ -131,11 +131,11 @@ class Client:
         self,
         setup: Setup,  # of the session
         me: int,  # id, 0..n_clients - 1
-        identity,  # Ed25519 private key, whose public key stands in the directory
+        identity,  # Ed25519 private key, whose public key is in the directory
         directory: dict,  # id -> 32 bytes, for every client and SERVER
         vector=None,  # (d,) whole numbers in the ring; may be set until it is sent
         seed=None,  # None: fresh secrets; int: fixed ones, for tests and pages only
-        counter=None,  # state.Counter beside the key, where the client will be put away
+        counter=None,  # state.Counter stored with the key, if the client will be stored
     ):
         check_between("me", me, 0, setup.n_clients - 1)
         check_directory(setup, directory)
@@ -199,7 +199,7 @@ class Client:
         seed=None,
         counter=None,
     ):
-        """Take a client back. ValueError if the state is damaged or of another session.
+        """Restore a client. ValueError if the state is damaged or of another session.
 
         setup: of the session.
         identity: Ed25519 private key.
@@ -309,7 +309,7 @@ def neighbour_bundles(
 
 # %% ../../nbs/secagg/client.ipynb #5c0a11e4
 def _agreements(private, keys, part):
-    "What a private key agrees on with each neighbour."
+    "Secrets that a private key agrees on with each neighbour."
     private = X25519PrivateKey.from_private_bytes(private)
     return {i: agree(private, bundle[part], i, ADVERTISE) for i, bundle in keys.items()}
 

@@ -83,14 +83,14 @@ def pack_state(
     who: int,  # id of a client, or SERVER
     fields: dict,  # name -> value
 ) -> bytes:  # hash and JSON
-    "What a party knows, as bytes. [dpcomm house style]"
+    "The state of a party, as bytes. [dpcomm house style]"
     head = dict(version=VERSION, who=who, session=setup.session, public=setup.digest)
     body = json.dumps(to_json([head, fields])).encode()
     return hashlib.sha256(body).digest() + body
 
 # %% ../../nbs/secagg/client_state.ipynb #57a7e012
 def _read(body):
-    "Head and fields; ValueError for whatever else stands there."
+    "Head and fields; ValueError for anything else."
     try:
         head, fields = from_json(json.loads(body))
         whole = {"version", "session", "public"} <= {*head} and isinstance(fields, dict)
@@ -111,7 +111,7 @@ def unpack_state(
     who: int,  # id of a client, or SERVER; None: any client
     data: bytes,  # of `pack_state`
 ) -> tuple:  # id, dict name -> value
-    "What a party wrote down; ValueError if it is damaged or not this party's."
+    "The state that a party stored; ValueError if it is damaged or not this party's."
     digest, body = bytes(data[:32]), bytes(data[32:])
     if hashlib.sha256(body).digest() != digest:
         raise ValueError("the state is damaged: use the copy that was written last")
@@ -162,12 +162,12 @@ class Counter:
 
     def __init__(
         self,
-        folder,  # beside the private key; made where it is missing
+        folder,  # next to the private key; created if it is missing
     ):
         self.folder = Path(folder)
 
     def reached(self, session: bytes, me: int) -> int:
-        """Where a session stands.
+        """Progress of a session.
 
         session: 16 bytes.
         me: id of the client.

@@ -43,7 +43,7 @@ def decide(
 
 # %% ../../nbs/secagg/discrete.ipynb #d0disc12
 def choose(
-    weights,  # (m,) floats >= 0, not all 0: the law, up to a factor
+    weights,  # (m,) floats >= 0, not all 0: the distribution, up to a factor
     prefix: int,  # first bits of a uniform number
     bits: int,  # how many, >= 0
     rng: np.random.Generator,  # stream of further bits
@@ -64,9 +64,9 @@ BLUR = 2.0**-30  # error of a cumulative probability in floats, at most
 def symbols_by_inversion(
     u: np.ndarray,  # first 53 bits of uniform numbers, float64, (n, ...)
     steps,  # (m - 1, ...) float64, over the shape of u: cumulative probabilities
-    weights,  # function of an index into u: (m,) floats, the law up to a factor
+    weights,  # function of an index into u: (m,) floats, the distribution up to a factor
     rng,  # stream of further bits, or a list with one for each index of the first axis
-) -> np.ndarray:  # int64, shape of u, in 0..m-1: exactly of that law
+) -> np.ndarray:  # int64, shape of u, in 0..m-1: exactly of that distribution
     "Symbols by inversion, from floats where these decide. [inverse transform]"
     ahead = u - np.ascontiguousarray(steps)
     found = (ahead >= 0).sum(0)
@@ -126,9 +126,9 @@ def exp_fixed(
 def cumulative(
     sigma2: Fraction,  # > 0
     bits: int,  # precision, >= 1
-    half: bool = False,  # False: law of |z|, sizes above 0 twice; True: of z given z >= 0
+    half: bool = False,  # False: distribution of |z|, sizes above 0 twice; True: of z given z >= 0
 ) -> list:  # whole numbers: 2^bits P(size <= x) for x = 0, 1, ..., each within 1
-    "Cumulative law of a discrete Gaussian's size. [Canonne et al. 2020, Def. 1]"
+    "Cumulative distribution of a discrete Gaussian's size. [Canonne et al. 2020, Def. 1]"
     wide = bits + 64
     weight = 1 << wide
     ratio = exp_fixed(1 / (2 * sigma2), wide)
@@ -149,7 +149,7 @@ def threshold_edges(
     half: bool = False,  # as in `cumulative`
     bits: int = PREFIX_BITS,  # of the prefix, at most 63
 ) -> np.ndarray:  # (2 m,) int64, increasing
-    "Where prefixes start, and cease, to be too close to a threshold to decide."
+    "Edges of the ranges of prefixes that are too close to a threshold to decide."
     found, last = [], -4
     for t in cumulative(sigma2, bits, half):
         if t - last <= 3:
@@ -182,7 +182,7 @@ def size_table(
     half: bool = False,  # as in `cumulative`
     bits: int = PREFIX_BITS,  # of the prefixes, at most 63
 ) -> tuple:  # edges (2 m,) int64; sizes int32 that the first GUIDE_BITS decide, or -1
-    "The table of a law, made once."
+    "The table of a distribution, made once."
     edges = threshold_edges(sigma2, half, bits)
     place = guide_table(edges, bits)
     decided = (place & 1 == 0) & (place < len(edges))
@@ -267,7 +267,7 @@ BATCH = 2**15  # numbers drawn at a time
 
 
 def _draw_batch(sigma2, shift, n, rng):
-    "About n numbers of the law, at least one."
+    "About n numbers of the distribution, at least one."
     words = rng.integers(-(2**63), 2**63 - 1, size=n, endpoint=True)
     sign = words >> 63
     words &= 2**63 - 1

@@ -25,11 +25,11 @@ def party_name(
 
 # %% ../../nbs/secagg/errors.ipynb #d0prot02
 class SecAggError(ValueError):
-    "What the protocol refuses: `client` (an id) and `round` (a name) say whose it was."
+    "Base of the protocol's errors; `client` (an id) and `round` (a name) say whose message it was."
 
     def __init__(
         self,
-        text: str,  # what is wrong, and what to do
+        text: str,  # the fault, and what to do
         client: int,  # id of a client, or SERVER
         step: int,  # index into ROUNDS
     ):

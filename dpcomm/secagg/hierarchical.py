@@ -59,7 +59,7 @@ def assign(
 
 # %% ../../nbs/secagg/hierarchical.ipynb #6a9e0013
 class ManyResult(NamedTuple):
-    "What many sessions end with."
+    "Result of many sessions."
 
     total: np.ndarray  # (d,) int64: the sum over all survivors, as whole numbers
     survivors: tuple  # ids of the clients in the sum
@@ -94,7 +94,7 @@ def reason(
     error: ValueError,  # that ended a session
     members,  # ids of its clients
 ) -> str:  # in which a client has its own id
-    "What an error says, in the numbers of all sessions."
+    "The text of an error, with client ids of the whole federation."
     place = getattr(error, "client", SERVER)
     if place == SERVER:
         return str(error)

@@ -27,7 +27,7 @@ def random_source(
     seed=None,  # None: the operating system's randomness; int: fixed, for tests and pages
     *path,  # address of the fixed stream: words and numbers
 ):  # function from a number of bytes to that many random bytes
-    "Where secrets come from."
+    "Source of secrets."
     if seed is None:
         return os.urandom
     check_between("seed", seed, -(2**255), 2**255)

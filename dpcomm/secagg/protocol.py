@@ -53,7 +53,7 @@ from dpcomm.secagg.shamir import (
 # %% ../../nbs/secagg/protocol.ipynb #8d0a4285
 @dataclass(frozen=True)
 class Setup:
-    """What everybody knows before a session. [Bonawitz et al. 2017; Bell et al. 2020]
+    """Public parameters of a session. [Bonawitz et al. 2017; Bell et al. 2020]
 
     n_clients: clients invited, ids 0..n_clients - 1, at least 2.
     d: entries of a vector, >= 1.
@@ -93,7 +93,7 @@ class Setup:
 
     @property
     def fingerprint(self) -> int:
-        "The first four bytes of `digest`, as they stand in every frame."
+        "The first four bytes of `digest`, which every frame holds."
         return int.from_bytes(self.digest[:4], "little")
 
     @property
@@ -201,7 +201,7 @@ def share_points(
     setup: Setup,
     owner: int,  # id of the client whose secrets are shared
 ) -> dict:  # id of a neighbour -> its point, in 1..n - 1
-    "Where the holders of a client's shares evaluate its polynomials."
+    "Points at which the holders of a client's shares evaluate its polynomials."
     n, at = setup.n_clients, circle_positions(setup.n_clients, setup.session)
     near = graph(n, setup.neighbours, setup.session)[owner].tolist()
     return {j: (at[j] - at[owner]) % n for j in near}
@@ -264,7 +264,7 @@ def share_commitment(
     value: int,  # the share, in [0, PRIME)
     blind: int,  # in [0, PRIME)
 ) -> bytes:  # 32 bytes
-    "What an owner is held to, and its holder too. [Atapoor et al. 2023]"
+    "Hash of a share, which binds its owner and its holder. [Atapoor et al. 2023]"
     place = HEAD.pack(setup.session, SHARE, owner, holder)
     head = b"dpcomm secagg a share" + place + bytes([kind])
     return hashlib.sha256(head + pack_elements((value, blind))).digest()
@@ -287,7 +287,7 @@ def matches_commitment(
 
 # %% ../../nbs/secagg/protocol.ipynb #5c0a11c7
 class Dealing(NamedTuple):
-    "What an owner deals."
+    "Shares of one owner, with their commitments."
 
     shares: dict  # holder -> (share of the own seed, share of the mask key), ints
     hashes: dict  # holder -> 64 bytes: the hashes of both
@@ -368,7 +368,7 @@ def signed_content(
     receiver: int,  # id
     body: bytes,  # what is said
 ) -> bytes:  # what the sender signs
-    "Who says what to whom, in which session and round."
+    "A message with its sender, receiver, session and round."
     head = HEAD.pack(setup.session, step, sender, receiver)
     return b"dpcomm secagg" + hashlib.sha256(head + body).digest()
 

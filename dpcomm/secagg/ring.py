@@ -149,7 +149,7 @@ class FixedPoint:
         self,
         total,  # array of ring elements: one encoded vector, or a sum of n_clients
     ) -> np.ndarray:  # same shape, float64, in the units of scale
-        "The vector, or the sum of vectors, that ring elements stand for."
+        "The vector, or the sum of vectors, that ring elements represent."
         return self.scale * self.ring.lift(total)
 
 # %% ../../nbs/secagg/ring.ipynb #73010b77

@@ -92,7 +92,7 @@ class Server:
     def __init__(
         self,
         setup: Setup,  # of the session
-        identity,  # Ed25519 private key, whose public key stands in the directory
+        identity,  # Ed25519 private key, whose public key is in the directory
         directory: dict,  # id -> 32 bytes, for every client and SERVER
     ):
         check_directory(setup, directory)
@@ -267,7 +267,7 @@ def commitment_of(
     holder: int,  # id
     kind: int,  # 0: of the own seed; 1: of the mask key
 ) -> tuple:  # (hash, value of the line, e)
-    "What a share must fit."
+    "The commitment that a share must fit."
     hashes, lines, e = server.dealings[owner][holder]
     return hashes[32 * kind : 32 * kind + 32], lines[kind], e
 
@@ -357,7 +357,7 @@ def resolve_complaints(
     setup: Setup,  # of the session
     complaints: dict,  # id -> set of ids that it complains about, for all who are here
 ) -> tuple:  # members (set), refused (set of (owner, holder)), blamed (id -> error)
-    "Who takes part, who holds nothing for whom, and who lied."
+    "Members after the complaints, refused shares between them, and clients that lied."
     refused, blamed = _blame(complaints, setup.threshold)
     members, short = set(complaints) - blamed.keys(), True
 
@@ -434,7 +434,7 @@ def close_unmask(
 
 # %% ../../nbs/secagg/server.ipynb #99f7ec67
 def _check_mask_key(secret, sent, i):
-    "The private key that an element stands for; BadShare if it is not the one sent."
+    "The private key that an element represents; BadShare if it is not the one sent."
     wrong = BadShare(
         "the shares of its mask key give another one back: go on without it", i, SHARE
     )

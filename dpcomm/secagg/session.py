@@ -59,7 +59,7 @@ def sizes_of(
 
 # %% ../../nbs/secagg/session.ipynb #d0ses0c
 def silent_from(drop: dict, n: int) -> dict:
-    """Who drops out when; ValueError for a client or a round that is not there.
+    """Round from which on each client is silent; ValueError for unknown clients or rounds.
 
     drop: client -> round (name or index) from which on it is silent.
     n: clients.
@@ -81,7 +81,7 @@ def silent_from(drop: dict, n: int) -> dict:
 
 # %% ../../nbs/secagg/session.ipynb #2804666d
 class SessionResult(NamedTuple):
-    """What a session ends with.
+    """Result of a session.
 
     total: (d,) int64 in [0, modulus): the sum over the survivors.
     survivors: ids of the clients in the sum.
@@ -99,7 +99,7 @@ def ideal_sum(
     vectors,  # iterable of (d,) whole numbers in the ring
     ring: Ring,  # of the entries
 ) -> np.ndarray:  # (d,) int64 in [0, modulus)
-    "What the protocol computes, without it."
+    "The sum that the protocol computes, without the protocol."
     return ring.sum(vectors)
 
 # %% ../../nbs/secagg/session.ipynb #d0ses02
@@ -191,7 +191,7 @@ def hypergeometric_tails(
     marked: int,  # of them, 0..n
     drawn: int,  # at random, without repetition, 0..n
 ) -> np.ndarray:  # (drawn + 2,): P(at least i drawn objects are marked), i = 0, 1, ...
-    "Upper tails of the hypergeometric law."
+    "Upper tails of the hypergeometric distribution."
     check_between("n", n, 1, 2**53)
     check_between("marked", marked, 0, n)
     check_between("drawn", drawn, 0, min(n, MOST_SHARES))

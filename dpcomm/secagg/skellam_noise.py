@@ -73,7 +73,7 @@ def thresholds(
 ) -> (
     tuple
 ):  # start; list of floor(2^bits P(X <= k)) for k = start, start + 1, ..., exact
-    "The cumulative Poisson law, cut where it is 0 or 2^bits - 1."
+    "The cumulative Poisson distribution, cut where it is 0 or 2^bits - 1."
     last, guard = (1 << bits) - 1, 64
     while True:
         weights, start, error = poisson_weights(mu, bits + guard)
@@ -162,7 +162,7 @@ def mode_logarithms(
     mu: Fraction,  # mean, >= 2^22
     digits: int,  # after the point
 ) -> tuple:  # context of decimals; log mu; log of the factorial of the mode
-    "What all relative probabilities of a law share."
+    "Logarithms that all relative probabilities of a distribution use."
     context = Context(prec=digits + 40, Emin=-(10**15), Emax=10**15)
     with localcontext(context):
         log_mu = (Decimal(mu.numerator) / mu.denominator).ln()
@@ -174,7 +174,7 @@ def relative_probability(
     k: int,  # count, >= mu / 2
     bits: int,  # precision
 ) -> int:  # 2^bits P(X = k) / P(X = floor(mu)), within 1
-    "A Poisson probability beside that of the mode, to any precision."
+    "A Poisson probability relative to that of the mode, to any precision."
     digits = bits // 3 + 4
     context, log_mu, log_mode = mode_logarithms(mu, digits)
     with localcontext(context):
@@ -217,7 +217,7 @@ def block_table(
     bits: int = WORD_BITS,  # of the words that choose a block
     most: int = 1024,  # blocks, at least 1
 ) -> BlockTable:
-    "Cut a wide law into blocks."
+    "Cut a wide distribution into blocks."
     mode, wide, one = mu.numerator // mu.denominator, bits + 40, 2**COIN_BITS
     reach = math.isqrt(145 * (bits + 10) * mode // 100) + 1
     shift = max(0, (2 * reach // most).bit_length())

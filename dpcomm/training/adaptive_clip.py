@@ -94,7 +94,7 @@ class AdaptiveClip:
         return replace(mechanism, clip_norm=clip, sigma=left)
 
     def parts(self, sigma: float, cohort: float) -> tuple[float, float]:
-        """What updates and count are multiplied by in one row. [this page, eq. row]
+        """Factors of updates and count in one row. [this page, eq. row]
 
         sigma: noise multiplier of the run, > 0.
         cohort: expected clients a round, > 0.

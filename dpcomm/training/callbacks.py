@@ -25,7 +25,7 @@ from .task import Task
 
 # %% ../../nbs/training/callbacks.ipynb #cb000007
 class Callback:
-    """What follows a run: override the calls that you need."""
+    """Base of callbacks: override the calls that you need."""
 
     def before_round(self, run: Run, task: Task) -> None:
         """Called before a cohort is drawn.
@@ -127,7 +127,7 @@ class TensorBoard(Callback):
 def brief(
     entry: dict,  # of a run's history
 ) -> dict:  # name -> text: the first score, eps, MiB
-    "What of an evaluation is shown while a run goes on."
+    "The part of an evaluation that is shown during a run."
     name, first = next((k, v) for k, v in entry.items() if k != "round")
     said = {name: f"{first:.4g}" if name == "loss" else f"{first:.1f}%"}
     if entry["eps"] is not None:
@@ -257,7 +257,7 @@ def _in_notebook():
 def progress_of(
     progress,  # whether to show some; text is its label
 ) -> tuple:  # of Callback
-    "What shows how far a run is: a bar on a terminal, lines in a log."
+    "Progress of a run: a bar on a terminal, lines in a log."
     if not progress:
         return ()
     label = progress if isinstance(progress, str) else ""

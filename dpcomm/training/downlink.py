@@ -29,7 +29,7 @@ from .task import DRAWS, sample_cohort
 # %% ../../nbs/training/downlink.ipynb #f9dc2eb4
 @dataclass(frozen=True)
 class Agreement:
-    """What server and clients know of each other before the first packet.
+    """Parameters that server and clients agree on before the first packet.
 
     Raises ValueError for an unknown model and for a mechanism whose server adds noise.
 
@@ -90,7 +90,7 @@ class Agreement:
 # %% ../../nbs/training/downlink.ipynb #3695b887
 @dataclass
 class State:
-    """What server and client share to the last bit: weights, optimiser, round.
+    """State that server and client share to the last bit: weights, optimiser, round.
 
     w: (d,) float32.
     optimiser: on w.
@@ -247,7 +247,7 @@ KINDS = ("start", "history", "state")
 
 @dataclass(frozen=True)
 class Packet:
-    "What brings one client up to date."
+    "The messages that bring one client up to date."
 
     kind: str  # one of KINDS
     agreement: int  # fingerprint

@@ -77,7 +77,7 @@ def high(
     mechanism,  # SignSgd, or Imvu in closed form
     total: np.ndarray,  # (d,) float64, of any length
 ) -> np.ndarray:  # (d,) probability of the high symbol
-    "Law of a one-bit mechanism's coins at an unclipped vector. [Jin et al. 2020; imvu eq. 3]"
+    "Coins of a one-bit mechanism at an unclipped vector. [Jin et al. 2020; imvu eq. 3]"
     if isinstance(mechanism, SignSgd):
         return ndtr(total / mechanism.std)
     return expit(mechanism.kappa / mechanism.clip_norm * total)

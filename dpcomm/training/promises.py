@@ -25,7 +25,7 @@ def _capped(config, visits):
 
 
 def _about_sampling(promise, config, n_clients, visits):
-    "What a promise says of who takes part that this run does not do."
+    "Conditions of a guarantee about participation that this run does not meet."
     if promise.sampling == "none":
         counted = visits is not None and promise.trust == "local"
         if config.sampling == "replacement" and not counted:
@@ -50,7 +50,7 @@ NULL = {  # relation -> what is there in the place of a null message
 
 # %% ../../nbs/training/promises.ipynb #d0chk0a2
 def _about_size(promise, config, n_clients, rounds, visits):
-    "What a promise says of rounds and rate that is not this run's."
+    "Conditions of a guarantee about rounds and rate that this run does not meet."
     if visits is not None and promise.sampling == "none":
         twice = config.cohort if config.sampling == "replacement" else 1
         rounds = min(visits, rounds * twice)
@@ -65,7 +65,7 @@ def _about_size(promise, config, n_clients, rounds, visits):
 
 
 def _about_shares(promise, config, mechanism):
-    "What of the noise that a promise counts on does not come in this run."
+    "Noise that a guarantee counts on and that this run does not add."
     if config.cohort < mechanism.honest:
         yield (
             f"{config.cohort} clients send a share of noise, and it counts on"
@@ -74,7 +74,7 @@ def _about_shares(promise, config, mechanism):
 
 
 def _about_trust(promise, mechanism, unit):
-    "What a promise says of whom it protects, and from whom, that is not so here."
+    "Conditions of a guarantee about unit and trust that this run does not meet."
     if promise.unit not in (unit, "message"):
         yield f"it protects one {promise.unit}, the run one {unit}"
     trusts = list(TRUSTS)
@@ -86,7 +86,7 @@ def _about_trust(promise, mechanism, unit):
 
 # %% ../../nbs/training/promises.ipynb #d0chk0a4
 def _unmet(promise, config, n_clients, mechanism, visits):
-    "Premise -> what of a promise this run does not meet; no entry where it meets it."
+    "Premise -> the condition of a guarantee that this run does not meet; no entry if it does."
     shares = config.sampling == "poisson" and mechanism is not None and mechanism.summed
     few = "a Poisson cohort may bring fewer shares of noise than it counts on"
     found = {
@@ -147,7 +147,7 @@ def relied_on(
     mechanism=None,
     visits: int | None = None,
 ) -> tuple:
-    """Which premises of a promise a run relies on, and for what.
+    """Premises of a guarantee that a run relies on, and for what.
 
     promise: as check_promise takes it.
     config: of the run.
@@ -167,7 +167,7 @@ def relied_on(
 
 # %% ../../nbs/training/promises.ipynb #d3b20003
 def _own_promise(deployment, mechanism, rounds, before=0):
-    "What a deployment promises of its first rounds and of messages before them."
+    "Guarantee of a deployment for its first rounds and for messages before them."
     s = deployment.after(rounds)
     if before:
         visits = None if s.visits is None else s.visits + before

@@ -43,7 +43,14 @@ def sizes() -> tables.Table:
         rows[extra] = (words, entry["packages"], sent, size, ", ".join(largest), how)
         build, size = f"PyTorch {entry['torch']}", megabytes(entry["torch_bytes"])
         builds[build] = (build, entry["torch_packages"], "", size, "", how)
-    header = "beside PyTorch", "packages", "downloaded", "on disk", "of which", "by"
+    header = (
+        "in addition to PyTorch",
+        "packages",
+        "downloaded",
+        "on disk",
+        "of which",
+        "by",
+    )
     made = [tuple(map(str, row)) for row in (*rows.values(), *builds.values())]
     return tables.Table(header, tuple(made))
 
