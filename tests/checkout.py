@@ -140,21 +140,33 @@ NOTEBOOKS = [
 ]
 EXPERIMENTS = [path for path in NOTEBOOKS if path.parts[1] == "experiments"]
 PAGES = [path for path in NOTEBOOKS if path not in EXPERIMENTS]
-CHANGED = os.environ.get("DPCOMM_PAGES")  # what `.ci/run` says changed; None: all pages
+CHANGED = os.environ.get(
+    "DPCOMM_PAGES"
+)  # `.ci/run` says what changed; "all" renders all
 TESTED = "index reference/api secagg/ring training/federated"  # by name, on the site
 
 
+def changed() -> list[str]:
+    "Pages that `.ci/run` names, else those that differ from the last commit."
+    if CHANGED is not None:
+        return CHANGED.split()
+    words = ["git", "diff", "--name-only", "HEAD", "--", "nbs"]
+    return subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True
+    ).stdout.split()
+
+
 def rendered() -> list[Path]:
-    """Pages of the site that the tests build, relative to nbs: all; where only what changed
-    is rendered, that, the first page of every folder, and those that tests and searches name.
+    """Pages of the site that the tests build, relative to nbs: what changed, the first page
+    of every folder, and those that tests and searches name; all where they are asked for.
     """
     every = [path.relative_to("nbs") for path in NOTEBOOKS]
-    if CHANGED is None or "DPCOMM_SITE" in os.environ:
+    if CHANGED == "all" or "DPCOMM_SITE" in os.environ:
         return every
     meant = runpy.run_path(str(ROOT / ".ci" / "tidy_site.py"))["MEANT"].values()
     names = [*TESTED.split(), *(address.split(".html")[0] for address in meant)]
     firsts = {path.parent: path for path in reversed(every)}.values()
-    wanted = {*CHANGED.split(), *(f"nbs/{name}.ipynb" for name in names)}
+    wanted = {*changed(), *(f"nbs/{name}.ipynb" for name in names)}
     return [path for path in every if path in firsts or f"nbs/{path}" in wanted]
 
 

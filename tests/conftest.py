@@ -1,5 +1,6 @@
 "Settings and fixtures shared by all tests."
 
+import gc
 import importlib
 import json
 import os
@@ -151,7 +152,14 @@ def pytest_runtest_makereport():
     return report
 
 
+def pytest_collection():
+    "Half of a collection's time would go into looking for garbage among what stays."
+    gc.disable()
+
+
 def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
     CPU["last"] = cpu()
 
 
@@ -204,7 +212,7 @@ def built(tmp_path_factory):
     root = checkout.copy(tmp_path_factory.mktemp("built") / "repository")
     path = os.pathsep.join([str(Path(quarto).parent), os.environ["PATH"]])
     env = os.environ | {"PYTHONPATH": str(root), "PATH": path}
-    if checkout.CHANGED is not None:
+    if checkout.CHANGED != "all":
         listed = json.dumps([str(page) for page in checkout.rendered()])
         settings = root / "nbs" / "_quarto.yml"
         text = settings.read_text("utf-8").rstrip()
@@ -213,6 +221,18 @@ def built(tmp_path_factory):
     return root, subprocess.run(
         ["nbdev_docs"], cwd=root, env=env, capture_output=True, text=True
     )
+
+
+@pytest.fixture(scope="session")
+def one(tmp_path_factory):
+    "(key, seed) -> what four small runs give in this process, one after the other."
+    from dpcomm.evidence import records
+    from dpcomm.experiments import runs
+
+    folder = tmp_path_factory.mktemp("one")
+    found = runs.play_grid("dprec-mnist", "smoke", [0, 1], folder, "linear.eps3")
+    assert len(found) == 4
+    return {(r.key, r.seed): records.result_of(r) for r in found}
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,20 @@ def values_of(case, count: int):
     return case if count > 1 else (case,)
 
 
+def together(calls):
+    "Make every (label, call); those that fail are told together at the end."
+    failed, count = [], 0
+    for count, (name, call) in enumerate(calls, 1):
+        try:
+            call()
+        except (Exception, pytest.fail.Exception) as error:
+            why = f"{type(error).__name__}: {error}"
+            failed.append(f"[{name}] {why[:3000]}")
+    if failed:
+        told = f"{len(failed)} of {count} cases:\n" + "\n".join(failed)
+        pytest.fail(told, pytrace=False)
+
+
 def tabled(names: str, cases, ids=None):
     """Run the test on every case; the failures are told together at the end, each with
     its case. For tests that skip nothing and have no fixture that a case could change.
@@ -42,22 +56,45 @@ def tabled(names: str, cases, ids=None):
     def decorate(test):
         @functools.wraps(test)
         def run(**fixtures):
-            failed, rows = [], table()
-            for i, row in enumerate(rows):
-                try:
-                    test(**dict(zip(names, row)), **fixtures)
-                except (Exception, pytest.fail.Exception) as error:
-                    why = f"{type(error).__name__}: {error}"
-                    failed.append(f"[{label(ids, i, row)}] {why[:3000]}")
-            if failed:
-                pytest.fail(
-                    f"{len(failed)} of {len(rows)} cases:\n" + "\n".join(failed),
-                    pytrace=False,
+            together(
+                (
+                    label(ids, i, row),
+                    lambda row=row: test(**dict(zip(names, row)), **fixtures),
                 )
+                for i, row in enumerate(table())
+            )
 
         signature = inspect.signature(test)
         rest = [p for name, p in signature.parameters.items() if name not in names]
         run.__signature__ = signature.replace(parameters=rest)
         return run
+
+    return decorate
+
+
+class Rest(tuple):
+    "Cases that share one item, each `pytest.param` with its id."
+
+
+def first_alone(name: str, firsts: list, rest: dict):
+    """Parametrize `name`: each of `firsts` is an item of its own; `rest` lists, by the id of
+    an item of the deep tier, cases that the test is run on one after the other.
+    """
+    deep = [
+        pytest.param(Rest(cases), id=label, marks=pytest.mark.deep)
+        for label, cases in rest.items()
+    ]
+
+    def decorate(test):
+        @functools.wraps(test)
+        def run(**given):
+            if not isinstance(given[name], Rest):
+                return test(**given)
+            together(
+                (case.id, lambda case=case: test(**given | {name: case.values[0]}))
+                for case in given[name]
+            )
+
+        return pytest.mark.parametrize(name, [*firsts, *deep])(run)
 
     return decorate

@@ -51,7 +51,7 @@ def have(name: str) -> images.Dataset:
 # ---- what is loaded
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@tabled("name", COUNTS)
 def test_counts_shapes_and_range(name):
     loaded = have(name)
     *counts, channels, side = COUNTS[name]

@@ -59,7 +59,7 @@ def test_one_computed_number_counts(value, says):
     assert claims.says(puzzle, verdicts.cell_summary([value])) == "", "refutes nobody"
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@tabled("paper", PAPERS)
 def test_committed_claims_have_a_place_a_status_and_seeds(paper):
     told = claims.rows(paper)
     assert 6 <= len(told) <= 11
@@ -73,7 +73,7 @@ def test_committed_claims_have_a_place_a_status_and_seeds(paper):
     assert sum(map(int, re.findall(r"\d+", claims.counts(paper)))) == len(told)
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@tabled("paper", PAPERS)
 def test_a_claim_about_a_proof_is_what_the_errata_say(paper):
     page = json.loads((ROOT / "nbs" / "reference" / "errata.ipynb").read_text("utf-8"))
     text = "\n".join("".join(cell["source"]) for cell in page["cells"])
@@ -102,7 +102,7 @@ def test_numbers_are_looked_up_and_nothing_is_said_where_one_is_missing():
     assert int(held) + int(left) <= len(paper_tables.cells("imvu"))
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@tabled("paper", PAPERS)
 def test_a_report_has_every_part_and_fits_two_pages(paper):
     text = str(claims.report(paper))
     for part in (

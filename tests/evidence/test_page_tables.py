@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tables import tabled
 
 from dpcomm.evidence import figures, page_tables, paper_tables, records, verdicts
 from dpcomm.privacy import accounting
@@ -27,7 +28,7 @@ def test_a_sentence_is_markdown_and_text():
     assert repr(said) == said._repr_markdown_() == "**One** in two."
 
 
-@pytest.mark.parametrize(
+@tabled(
     "values, more, text",
     [
         ([61.0, 63.0], {}, "62.0 ± 1.0 % (n = 2)"),
@@ -68,7 +69,7 @@ def test_a_gap_is_taken_seed_by_seed():
     assert page_tables.gap(full(), "lenet5.eps3.fedavg", "nothing") is None
 
 
-@pytest.mark.parametrize(
+@tabled(
     "paper, key, text",
     [
         ("dprec", "mnist.eps3.rec.acc", "69.5 ± 1.5"),
@@ -295,7 +296,7 @@ def test_a_long_table_is_behind_a_line():
     assert "&lt;b&gt;" in shown and repr(folded).splitlines()[0] == "1 row & more"
 
 
-@pytest.mark.parametrize(
+@tabled(
     "missing, rest, words",
     [
         ("0", "0.0 min", "nothing is missing."),

@@ -125,7 +125,7 @@ def test_the_overview_has_a_row_per_table():
     assert any("●" in cell for row in rows for cell in row[2:])
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@tabled("paper", PAPERS)
 def test_a_finding_has_the_numbers_of_the_records(paper):
     template, said = (
         paper_tables.paper(paper).about["finding"],
@@ -169,7 +169,7 @@ def test_keys_are_said_in_words(key, said):
     assert cell_names.word("eps11") == "epsilon 11"
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@tabled("paper", PAPERS)
 def test_no_two_keys_of_a_table_are_said_alike(paper):
     for table in summaries.tables_of(paper):
         said = [cell_names.in_words(c.key) for c in paper_tables.cells(paper, table)]

@@ -13,6 +13,7 @@ import pretended
 import pytest
 import torch
 from checkout import ROOT
+from tables import tabled
 from torch.utils.flop_counter import FlopCounterMode
 
 from dpcomm import cli
@@ -351,7 +352,7 @@ def test_memory_that_cannot_be_measured_says_so(monkeypatch):
 # ---- what is printed and kept
 
 
-@pytest.mark.parametrize(
+@tabled(
     "words, sentence",
     [
         ("bench W3", "did you mean 'W2'"),
@@ -475,7 +476,7 @@ def test_a_damaged_record_is_refused_with_its_line(tmp_path):
         bench.read(path)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "path", sorted(paper_tables.assets("bench").glob("*.jsonl")), ids=lambda p: p.name
 )
 def test_committed_records_are_of_the_same_work(path):

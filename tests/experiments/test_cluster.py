@@ -53,15 +53,6 @@ def read(folder) -> dict:
     return numbers(records.load("dprec", root=folder))
 
 
-@pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    "The numbers of processes of this machine, without a cluster."
-    folder = tmp_path_factory.mktemp("one")
-    done = sweep.run_here(planning.plan([ASKED]), folder, 2)
-    assert not done.failed and len(done.done) == 4
-    return read(folder)
-
-
 @pytest.mark.deep
 def test_a_killed_dask_worker_changes_no_number(one, tmp_path):
     distributed = extra("distributed")

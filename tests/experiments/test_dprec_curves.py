@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import groups
@@ -24,7 +25,7 @@ def stated(name, task="femnist"):
     return paper_tables.hyper("dprec", name, task).value
 
 
-@pytest.mark.parametrize("eps", [1, 3, 6])
+@tabled("eps", [1, 3, 6])
 def test_the_papers_femnist_settings_come_out(eps):
     "To within the rounding of what Appendix C.2 prints."
     assert dprec_curves.calibrated_sigma(eps, 3500, 100, 1500) == pytest.approx(
@@ -69,7 +70,7 @@ def test_a_setting_keeps_its_budget_and_the_next_digit_does_not(eps, n_clients):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("eps", [1, 3, 6])
+@tabled("eps", [1, 3, 6])
 def test_the_listed_settings_of_mnist_by_writer_are_the_solved_ones(eps):
     n = stated("n_clients", "by_writer")
     assert stated(
@@ -231,7 +232,7 @@ def test_a_premised_curve_draws_a_fixed_size_and_says_what_it_assumes():
     assert {*curve.as_run(1500)} == {"add-remove", "replace"}
 
 
-@pytest.mark.parametrize("kind", ["fedavg", "rec", "ddg16", "ddg12"])
+@tabled("kind", ["fedavg", "rec", "ddg16", "ddg12"])
 def test_a_line_of_table1_is_the_same_alone_and_among_all(kind):
     sizes = dprec_curves.tensor_groups(models.build("cnn62", seed_tree(0)))
     long = dataclasses.replace(CONFIG, rounds=4000)

@@ -1,6 +1,5 @@
 "One factor at a time: what each changes, and what it leaves as it is."
 
-import pytest
 import torch
 from tables import tabled
 
@@ -51,7 +50,7 @@ def test_clips_are_the_texts_and_each_promises_its_own_epsilon():
     assert sorted(told, key=told.get) == sorted(told, key=dprec_gap.clip)
 
 
-@pytest.mark.parametrize("factor", ["base", "adam", "glorot", "tanh"])
+@tabled("factor", ["base", "adam", "glorot", "tanh"])
 def test_play_changes_what_the_factor_names(factor):
     run = RUNS[f"{factor}.eps3.fedavg"]
     config = dprec_gap.play(run, 0)["config"]

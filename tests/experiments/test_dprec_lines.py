@@ -29,7 +29,7 @@ def test_unclipped_lines_promise_nothing_and_reach_no_clip():
         assert curve.config.rounds == 4000
 
 
-@pytest.mark.parametrize("d, last", [(640, 64), (650, 10), (63, 63)])
+@tabled("d, last", [(640, 64), (650, 10), (63, 63)])
 def test_groups_of_64_cover_every_parameter(d, last):
     config = configs(SETTINGS, "cpu")[1]
     groups = dprec_lines.unclipped("only.rec64", config, (d,)).mechanism.groups

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from tables import tabled
 
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments import dprec_protocol as protocol
@@ -32,7 +33,7 @@ def test_a_message_has_seven_bits_a_group_or_32_a_parameter():
     assert vectors == dict(mnist=3, femnist=1, shakespeare=1, solr=2)
 
 
-@pytest.mark.parametrize("key", ["mnist.fedavg", "shakespeare.fedavg", "femnist.ddg16"])
+@tabled("key", ["mnist.fedavg", "shakespeare.fedavg", "femnist.ddg16"])
 def test_dense_methods_send_the_model_down_to_every_visitor(key):
     run = protocol.protocols()[key]
     visits = run["rounds"] * run["cohort"]

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
@@ -32,7 +33,7 @@ def test_columns_leave_out_what_is_refused_and_name_the_papers_cells():
     assert [run.key for run in few] == [f"eps1.{k}" for k in femnist_columns.METHODS]
 
 
-@pytest.mark.parametrize(
+@tabled(
     "net, device, engine",
     [("cnn62", "cpu", "fused"), ("cnn62", "cuda", "auto"), ("linear", "cpu", "auto")],
 )

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tables import tabled
 
 from dpcomm import registered
 from dpcomm.datasets import images
@@ -66,7 +67,7 @@ def test_all_rows_keep_one_definition_and_the_epsilon():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("task", frontier.settings("full"))
+@tabled("task", frontier.settings("full"))
 def test_every_row_of_the_grid_can_be_made(task):
     "In as many dimensions as its network has, and with as few bits as it says."
     s = frontier.settings("full")[task]

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from tables import tabled
 
 from dpcomm.experiments import inside_pfl, peers
 from dpcomm.mechanisms import contract
@@ -40,7 +41,7 @@ def test_the_record_has_every_mechanism_that_fits():
     assert fit == set(inside_pfl.SETTINGS)
 
 
-@pytest.mark.parametrize("name", FEW)
+@tabled("name", FEW)
 def test_by_hand_is_aggregate_of_decoded_messages(name):
     model, clients, _ = inside_pfl.work()
     before = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
@@ -70,7 +71,7 @@ def test_the_run_says_what_is_missing(monkeypatch):
         inside_pfl.run()
 
 
-@pytest.mark.parametrize("name", inside_pfl.SETTINGS)
+@tabled("name", inside_pfl.SETTINGS)
 def test_a_run_whose_keys_follow_from_a_seed_says_so_first(name):
     said = inside_pfl.guarantee(name)
     assert said.premises["keys"] == "as if nobody could guess the key"

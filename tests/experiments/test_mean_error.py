@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from scipy import integrate, stats
+from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.experiments import mean_error
@@ -19,7 +20,7 @@ def unit(n, d, shift=0.0):
     return torch.nn.functional.normalize(x).float()
 
 
-@pytest.mark.parametrize("s", [0.0, 0.3, 1.0, 5.0])
+@tabled("s", [0.0, 0.3, 1.0, 5.0])
 def test_a_collision_is_its_integral(s):
     "S_2 = E[p^2 + (1-p)^2] for p a logistic function of a normal of variance 2 s^2."
 

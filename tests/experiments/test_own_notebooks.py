@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from checkout import ROOT, python
+from tables import tabled
 
 from dpcomm import cli
 from dpcomm.evidence import paper_tables, records
@@ -224,7 +225,7 @@ def nothing(*_, **__):
     return []
 
 
-@pytest.mark.parametrize("name", ["dprec-mnist", "Two words", "9", ""])
+@tabled("name", ["dprec-mnist", "Two words", "9", ""])
 def test_a_name_of_this_package_or_no_name_is_refused(name):
     with pytest.raises(ValueError, match="pass another name"):
         grids.own(name, nothing, nothing)

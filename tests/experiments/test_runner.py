@@ -2,6 +2,7 @@
 mistake on the way.
 """
 
+import functools
 import io
 import json
 import os
@@ -11,13 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import Future
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from checkout import EXPERIMENTS, MODULES, ROOT, python, settings
+from tables import tabled
 
 from dpcomm import cli
 from dpcomm.evidence import paper_tables, records
@@ -110,33 +111,18 @@ def played(name: str, way: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def smoke(request, pool, tmp_path_factory):
-    """(name, way) -> a future of an experiment at smoke; of the selected inline ones two
-    run at a time.
+def smoke(tmp_path_factory):
+    """(name, way) -> the folder and the outcome of an experiment at smoke, played once, in
+    this process: what one experiment calibrates serves the next.
     """
-    futures = {}
-    tmp_path_factory.getbasetemp()  # made once, before two threads ask for it
 
-    def one(name, way):
+    @functools.cache
+    def made(name, way):
         folder = tmp_path_factory.mktemp(name)
         words = ["run", name, "--scale", "smoke", "--out", str(folder)]
-        only = ["-p", f"only={played(name, way)}"]
-        if way == "inline":
-            return folder, dpcomm(*words, "--inline", *only, cwd=folder)
-        return folder, here(folder, *words, *only)
+        words += ["--inline"] * (way == "inline")
+        return folder, here(folder, *words, "-p", f"only={played(name, way)}")
 
-    def made(name, way="inline"):
-        if (name, way) not in futures and way == "inline":
-            futures[name, way] = pool.submit(one, name, way)
-        if (name, way) not in futures:
-            futures[name, way] = Future()
-            futures[name, way].set_result(one(name, way))
-        return futures[name, way]
-
-    for item in request.session.items:
-        if item.module is request.module and "smoke" in item.fixturenames:
-            if item.callspec.params.get("way") != "papermill":
-                made(**item.callspec.params)
     return made
 
 
@@ -149,13 +135,6 @@ def parted(printed: str) -> tuple[str, str]:
     return "\n".join(lines[:start]), "\n".join(lines[start:])
 
 
-def smokes(test):
-    "One run a trainer through papermill in the default tier; in the deep one every name inline."
-    inline = [pytest.param(name, "inline", marks=pytest.mark.deep) for name in NAMES]
-    runs = [(name, "papermill") for name in TWINS] + inline
-    return pytest.mark.parametrize("name, way", runs)(test)
-
-
 both_ways = pytest.mark.parametrize(
     "way",
     [
@@ -165,9 +144,16 @@ both_ways = pytest.mark.parametrize(
 )
 
 
-@smokes
+@pytest.mark.parametrize(
+    "name, way",
+    [(name, "papermill") for name in TWINS]
+    + [pytest.param(name, "inline", marks=pytest.mark.deep) for name in NAMES],
+)
 def test_smoke(name, way, smoke):
-    folder, done = smoke(name, way).result()
+    """One run a trainer through papermill in the first tier; in the deep one every name
+    inline.
+    """
+    folder, done = smoke(name, way)
     assert done.returncode == 0, done.stderr[-6000:]
     ours = result(folder, name)
     jobs = runs.chosen(grids.find(name), "smoke", [0], played(name, way))
@@ -189,6 +175,18 @@ def test_smoke(name, way, smoke):
     assert str(folder) not in told and str(ROOT) not in told, (
         "a record names a path of this machine"
     )
+    records_are_valid(folder, grids.find(name))
+
+
+def records_are_valid(folder, experiment):
+    (path,) = folder.glob("*/*.jsonl")
+    assert path.parent.name == experiment.paper
+    for record in records.read(path):
+        assert (record.paper, record.experiment) == (experiment.paper, experiment.stem)
+        run = grids.find_run(experiment, "smoke", record.key)
+        assert record.trained == run.trains
+        assert record.origin["code"] == grids.code_hash(experiment.module.__name__)
+        assert all(key.startswith("ours.") for key in record.cells)
 
 
 def test_each_trainer_has_an_experiment():
@@ -199,23 +197,9 @@ def test_each_trainer_has_an_experiment():
 @pytest.mark.deep
 @pytest.mark.parametrize("name", TWINS)
 def test_inline_computes_the_same(name, smoke):
-    through, inline = (smoke(name, way) for way in ("papermill", "inline"))
-    one, whole = (result(future.result()[0], name) for future in (through, inline))
+    ways = (smoke(name, way) for way in ("papermill", "inline"))
+    one, whole = (result(folder, name) for folder, _ in ways)
     assert timeless(one) == timeless({key: whole[key] for key in one})
-
-
-@smokes
-def test_records_are_valid_and_of_the_paper(name, way, smoke):
-    folder, _ = smoke(name, way).result()
-    (path,) = folder.glob("*/*.jsonl")
-    experiment = grids.find(name)
-    assert path.parent.name == experiment.paper
-    for record in records.read(path):
-        assert (record.paper, record.experiment) == (experiment.paper, experiment.stem)
-        run = grids.find_run(experiment, "smoke", record.key)
-        assert record.trained == run.trains
-        assert record.origin["code"] == grids.code_hash(experiment.module.__name__)
-        assert all(key.startswith("ours.") for key in record.cells)
 
 
 def kill_when_saved(folder, *words, root=ROOT, seconds=1200):
@@ -239,8 +223,8 @@ def kill_when_saved(folder, *words, root=ROOT, seconds=1200):
 
 
 @pytest.fixture(scope="module")
-def resumed(request, pool, smoke, tmp_path_factory):
-    "Every selected experiment killed at its first checkpoint or record and resumed."
+def resumed(request, pool, tmp_path_factory):
+    "One run a selected trainer, killed at its first checkpoint or record and resumed."
     chosen = {
         item.callspec.params["name"]
         for item in request.session.items
@@ -254,6 +238,7 @@ def resumed(request, pool, smoke, tmp_path_factory):
             ["-p", "save_every=0"] if "save_every" in runner.parameters(name) else []
         )
         words = ["run", name, "--scale", "smoke", "--inline", "--out", folder, *often]
+        words += ["-p", f"only={ONE[name]}"]
         killed, left = kill_when_saved(folder, *words), len(written(folder))
         return killed, left, folder, dpcomm(*words, "--resume", cwd=folder)
 
@@ -266,10 +251,11 @@ def test_kill_and_resume_gives_the_same_result(name, smoke, resumed):
     killed, left, folder, done = resumed[name].result()
     assert killed == -signal.SIGKILL
     assert done.returncode == 0, done.stderr[-6000:]
-    straight, _ = smoke(name, "inline").result()
-    whole = result(straight, name)
-    assert left < len(whole), "it was killed before its end"
-    assert timeless(result(folder, name)) == timeless(whole)
+    straight, _ = smoke(name, "inline")
+    whole, ours = result(straight, name), result(folder, name)
+    assert left < len(ours), "it was killed before its end"
+    assert timeless(ours) == timeless({key: whole[key] for key in ours})
+    assert {key for key, _ in ours} == {k for k, _ in whole if k.startswith(ONE[name])}
 
 
 def test_a_table_is_printed_alone_and_a_paper_whole():
@@ -501,44 +487,6 @@ def test_a_wrong_value_that_a_cell_refuses_costs_one_sentence(toy, tmp_path, way
     assert done.stderr.count("\n") == 1, done.stderr
 
 
-@pytest.mark.parametrize(
-    "words, nearest",
-    [
-        (["run", "toy-rum"], "toy-run"),
-        (["run", "toy-run", "--scale", "ful"], "full"),
-        (["run", "toy-run", "-p", "round=3"], "rounds"),
-        (["run", "toy-run", "--device", "gpu"], "cpu"),
-        (["run", "toy-run", "toy-rum"], "toy-run"),
-        (["runn", "toy-run"], "run"),
-        (["run", "toy-run", "--sclae", "full"], "--scale"),
-        (["run", "toy-run", "--seeds", "one"], "0,1,2"),
-        (["run", "toy-run", "--seeds", "-1"], "0"),
-        (["run", "toy-run", "-p", "rounds=many"], "int"),
-        (["run", "toy-run", "-p", "rounds"], "name=value"),
-        (["run", "toy-run", "--max-seconds", "0"], "above 0"),
-        (["run", "toy-run", "--max-seconds", "soon"], "--help"),
-        (["run"], "NAME"),
-        (["run", "toy-run", "--out", "nbs/here"], "nbs/"),
-    ],
-)
-def test_a_mistake_costs_one_sentence(toy, words, nearest):
-    done = dpcomm(*words, root=toy, cwd=toy)
-    assert done.returncode == 2 and done.stdout == ""
-    assert (
-        done.stderr.startswith("dpcomm: ")
-        and done.stderr.count("\n") == 1
-        and nearest in done.stderr
-    ), done.stderr
-
-
-def test_no_checkout_is_a_clear_error(tmp_path):
-    for module in MODULES:
-        (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / module).write_text((ROOT / module).read_text())
-    done = dpcomm("list", root=tmp_path, cwd=tmp_path)
-    assert done.returncode == 2 and "clone the repository" in done.stderr
-
-
 def test_a_parameters_cell_holds_literals_only(toy, tmp_path):
     path = tmp_path / "x.ipynb"
     for source, tags, message in [
@@ -645,7 +593,7 @@ def test_devices_and_names_are_checked():
         runner.device("cuda:99")
 
 
-@pytest.mark.parametrize("name", runner.experiments())
+@tabled("name", runner.experiments())
 def test_every_experiment_asks_the_runner_for_its_device(name):
     path = runner.notebook(name)
     assert runner.defaults(path)["device"] == "auto"
@@ -656,7 +604,7 @@ def test_every_experiment_asks_the_runner_for_its_device(name):
     assert runner.check_name("letter", "a", ["a", "b"]) == "a"
 
 
-@pytest.mark.parametrize(
+@tabled(
     "values",
     [
         {"rate": "1"},

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from tables import tabled
 
 from dpcomm.evidence import paper_tables
 from dpcomm.evidence.records import Record
@@ -19,7 +20,7 @@ RESNET = sqsgd_curves.Base(
 TASKS = [("mnist", LENET), ("emnist", LENET), ("fmnist", RESNET)]
 
 
-@pytest.mark.parametrize("task, base", TASKS)
+@tabled("task, base", TASKS)
 def test_the_three_mechanisms_of_figure_3_fit_into_the_bits_of_pm(task, base):
     for eps in base.eps:
         found = {
@@ -37,7 +38,7 @@ def test_the_three_mechanisms_of_figure_3_fit_into_the_bits_of_pm(task, base):
         )
 
 
-@pytest.mark.parametrize("task, base", TASKS)
+@tabled("task, base", TASKS)
 def test_figures_take_the_papers_settings(task, base):
     curves = sqsgd_curves.figures(base)
 
@@ -72,7 +73,7 @@ def test_figures_take_the_papers_settings(task, base):
     )
 
 
-@pytest.mark.parametrize("task, base", TASKS)
+@tabled("task, base", TASKS)
 def test_every_claim_of_the_paper_is_computed_from_curves_that_exist(task, base):
     curves, claims = sqsgd_curves.figures(base), sqsgd_curves.claims(base, 1880)
     for above, below, _ in claims.values():
@@ -146,7 +147,7 @@ def small(*keys, **own) -> sqsgd_curves.Comparison:
     return sqsgd_curves.comparison("mnist", "smoke", "digits", keys, **own)
 
 
-@pytest.mark.parametrize("task", ["mnist", "emnist", "fmnist"])
+@tabled("task", ["mnist", "emnist", "fmnist"])
 def test_a_comparison_takes_the_papers_settings_and_changes_what_it_is_told(task):
     def stated(name):
         return paper_tables.hyper("sqsgd", name, task).value

@@ -58,18 +58,6 @@ def made_up(monkeypatch):
     monkeypatch.setattr(grids, "find", find)
 
 
-@pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    "The numbers of one process."
-    path = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), path]))
-    folder = tmp_path_factory.mktemp("one")
-    done = sweep.run_here(planning.plan([ASKED], folder), folder, 1)
-    os.environ["PYTHONPATH"] = path
-    assert not done.failed and not done.late and len(done.done) == 4
-    return numbers(folder)
-
-
 def children_of(pid) -> list:
     "Workers that were started by a sweep, wherever they have gone since."
     found = []
@@ -142,7 +130,7 @@ def test_a_plan_table_adds_up():
     assert t.title == "3 runs are missing: about 3.0 core-hours"
 
 
-@pytest.mark.parametrize(
+@tabled(
     "text, message",
     [
         ("[[sweep]]\nexperimnt = 'a'\n", "did you mean 'experiment'"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tables import tabled
 from test_into_flower import CONFIG, FEDERATION, TASK, W, allowed, soon
 
 import dpcomm
@@ -238,7 +239,7 @@ def test_other_keys_or_thresholds_are_refused_at_the_first_message(
     assert served.rows[0].heard == 3 and served.rows[0].dropped == {"without a node": 1}
 
 
-@pytest.mark.parametrize(
+@tabled(
     "change, said",
     [
         (

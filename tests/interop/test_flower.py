@@ -5,6 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 import torch
+from tables import tabled
 
 import dpcomm
 from dpcomm.core.checks import NotInstalled
@@ -32,7 +33,7 @@ def test_an_update_goes_out_and_comes_back():
     )
 
 
-@pytest.mark.parametrize(
+@tabled(
     "change, said",
     [
         (

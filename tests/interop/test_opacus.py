@@ -1,6 +1,7 @@
 "A history of Opacus becomes a Guarantee."
 
 import pytest
+from tables import tabled
 
 from dpcomm.interop import opacus
 from dpcomm.privacy import accounting
@@ -8,7 +9,7 @@ from dpcomm.privacy import accounting
 HISTORY = [(1.1, 0.01, 1000)]
 
 
-@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+@tabled("accountant", accounting.ACCOUNTANTS)
 def test_a_history_of_one_part_is_a_sampled_gaussian(accountant):
     found = opacus.guarantee(HISTORY, 1e-5, accountant)
     ours = accounting.gaussian_guarantee(
@@ -50,7 +51,7 @@ def test_batches_that_are_no_poisson_samples_are_said_first():
     assert every.sampling == "none" and not every.premises
 
 
-@pytest.mark.parametrize(
+@tabled(
     "history, accountant, said",
     [
         ([], "rdp-balle", "history is empty"),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tables import tabled
 
 import dpcomm
 from dpcomm.core.random import Insecure
@@ -11,7 +12,7 @@ from dpcomm.training.floor import Beyond
 SHARED = dict(clip_norm=1.0, sigma=1.0, n_clients=4)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "name, more",
     [
         ("ddgauss", {}),
@@ -21,7 +22,7 @@ SHARED = dict(clip_norm=1.0, sigma=1.0, n_clients=4)
         ("compressive", dict(fraction=0.1)),
     ],
 )
-@pytest.mark.parametrize("d", [64, 1000])
+@tabled("d", [64, 1000])
 def test_a_session_is_as_long_as_the_summands(name, more, d):
     mechanism = dpcomm.mechanism(name, **SHARED, **more)
     setup = sums.session_of(mechanism, d, [0, 1, 2, 3], 7, 0)

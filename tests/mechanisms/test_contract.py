@@ -99,7 +99,7 @@ def test_a_name_that_no_message_can_carry_is_refused(name):
         contract.register(wrong)
 
 
-@pytest.mark.parametrize("name", ["pm", "gaussian", "rec"])
+@tabled("name", ["pm", "gaussian", "rec"])
 def test_a_name_that_is_taken_is_refused(name):
     "Whatever was imported first: else an epsilon would be another class's."
     other = type("Other", (contract.Mechanism,), {"name": name})
@@ -108,7 +108,7 @@ def test_a_name_that_is_taken_is_refused(name):
     assert contract.mechanism_class(name).__module__ == f"dpcomm.mechanisms.{name}"
 
 
-@pytest.mark.parametrize("thing", [int, object, "rec", None])
+@tabled("thing", [int, object, "rec", None])
 def test_what_is_no_mechanism_is_not_registered(thing):
     with pytest.raises(TypeError, match="derive the class from Mechanism"):
         contract.register(thing)

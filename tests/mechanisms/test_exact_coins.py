@@ -177,9 +177,9 @@ def test_mvu_spends_what_its_table_spends(monkeypatch, shape, eps):
     assert -1e-9 < excess(most, spent) <= 0
 
 
-@pytest.mark.parametrize("d, K", [(1, 2), (3, 16), (8, 4)])
-@pytest.mark.parametrize("eps", [0.1, 60.0, 400.0])
-@pytest.mark.parametrize("rule", ["paper", "best"])
+@tabled("d, K", [(1, 2), (3, 16), (8, 4)])
+@tabled("eps", [0.1, 60.0, 400.0])
+@tabled("rule", ["paper", "best"])
 def test_privquant_spends_at_most_its_epsilon(d, K, eps, rule):
     "Subsets and other levels are uniform up to factors that are bounded on the page."
     if rule == "paper":
@@ -222,7 +222,7 @@ def later(number):
     return tape
 
 
-@pytest.mark.parametrize("weights", [(1.0, 1e-300, 2.0), (1e-40, 0.0, 1.0), (3.0, 5.0)])
+@tabled("weights", [(1.0, 1e-300, 2.0), (1e-40, 0.0, 1.0), (3.0, 5.0)])
 def test_symbols_have_exactly_their_shares(weights):
     steps = np.cumsum(weights)[:-1, None] / sum(weights)
     for k in range(len(weights) - 1):

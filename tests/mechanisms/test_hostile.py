@@ -16,7 +16,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from tables import tabled
-from test_conformance import ALL, CASES, is_random, vector
+from test_conformance import CASES, each, is_random, vector
 
 from dpcomm.core import random, wire
 from dpcomm.core.random import Insecure, seed_tree
@@ -27,7 +27,6 @@ from dpcomm.mechanisms.rec import Rec
 from dpcomm.mechanisms.vqsgd import VqSgd
 from dpcomm.privacy.guarantee import PREMISES
 
-each = pytest.mark.parametrize("case", ALL)
 FIRST = [
     pytest.param(next(iter(cases.values())), id=name) for name, cases in CASES.items()
 ]

@@ -617,17 +617,22 @@ def test_the_power_of_an_audit_is_that_of_its_law():
 def test_a_lie_of_the_size_that_is_said_to_be_seen_is_seen(
     mechanism, relation, arguments
 ):
-    "Twelve real audits of 10,000 plays."
+    """Two real audits of 10,000 plays see it, of eight at most: each does with probability
+    0.9, so that fewer do once in 1.4 million times; where the probability is 0.1 in truth,
+    fewer do four times in five.
+    """
     lie = audit.smallest_lie(mechanism, relation, 10_000, **arguments)
     byte = mechanism.name in ("rec", "pm", "mvu") and "path" in arguments
     if blind(mechanism, relation, arguments) or lie == math.inf or byte:
         return
     liar, seen = hypothesis_tests.less_noise(mechanism, lie), 0
     known = audit.claims(mechanism, relation, (), **arguments)
-    for k in range(12):
+    for k in range(8):
         run = relation, 10_000, seed_tree(0, "seen", k)
         seen += audit.judge_play(liar, *run, against=known, **arguments).refuted
-    assert seen >= 5, (lie, seen)
+        if seen == 2:
+            return
+    pytest.fail(f"a lie of {lie} was seen {seen} times")
 
 
 @pytest.mark.deep
@@ -642,10 +647,11 @@ def test_a_lie_of_the_size_that_is_said_to_be_seen_is_seen(
     ],
     ids=str,
 )
-def test_a_million_real_plays(mechanism, relation):
-    known = audit.claims(mechanism, relation)
+def test_many_real_plays(mechanism, relation):
+    "A quarter too little noise is seen with a p-value below 1e-25; the alarm is 1e-6."
+    known, n = audit.claims(mechanism, relation), 200_000
     honest, liar = (
-        audit.judge_play(m, relation, 10**6, seed_tree(0, "million"), against=known)
+        audit.judge_play(m, relation, n, seed_tree(0, "million"), against=known)
         for m in (mechanism, hypothesis_tests.less_noise(mechanism, 1.25))
     )
     assert not honest.refuted and liar.refuted

@@ -2,8 +2,8 @@
 headless browser on a desk and on a phone.
 
 `DPCOMM_SITE` names a built site; without it one is built, which takes minutes, and
-without Quarto nothing is checked. `DPCOMM_PAGES` names pages that changed: then only these
-and one of each kind are rendered.
+without Quarto nothing is checked. Pages that changed and one of each kind are rendered, with
+`DPCOMM_PAGES=all` every page, as each week and in the workflow that publishes the site.
 """
 
 import gzip

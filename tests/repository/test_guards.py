@@ -537,7 +537,7 @@ MACHINE = re.compile(
 TEXT = {".ipynb", ".py", ".md", ".toml", ".ini", ".yml", ".json", ".sh", ".txt", ""}
 
 
-@pytest.mark.parametrize(
+@tabled(
     "sample",
     [
         "/" + "tmp/x",

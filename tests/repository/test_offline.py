@@ -7,9 +7,9 @@ import socket
 import threading
 from types import SimpleNamespace
 
-import pytest
 from checkout import python
 from conftest import NOT_CHECKED, NOT_RUN, OFFLINE, bare, reasons
+from tables import tabled
 
 CALLS = {
     "connect": "socket.create_connection(('192.0.2.1', 80), 5)",
@@ -29,7 +29,7 @@ def alone(code: str):
     )
 
 
-@pytest.mark.parametrize("call", CALLS)
+@tabled("call", CALLS)
 def test_network_calls_are_refused(call):
     done = alone(CALLS[call])
     assert done.returncode and "network calls are refused in this test" in done.stderr

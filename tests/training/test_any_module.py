@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tables import tabled
 from torch import nn
 from torch.nn import functional as F
 
@@ -141,8 +142,8 @@ def state(model):
 # ---- the matrix
 
 
-@pytest.mark.parametrize("engine", ["loop", "auto", "vmap"])
-@pytest.mark.parametrize("name", MODELS)
+@tabled("engine", ["loop", "auto", "vmap"])
+@tabled("name", MODELS)
 def test_a_model_of_ones_own_trains_twice_alike_and_stays_as_it_was(name, engine):
     work, other = task(name, engine), task(name, engine)
     before, torch_before = state(work.model), torch.get_rng_state()
@@ -179,8 +180,8 @@ def by_torch(model, x, y, plan, lr, loss):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("engine", ["loop", "channels-last", "vmap"])
-@pytest.mark.parametrize("name", [n for n in MODELS if n not in (*DRAWS, "bfloat16")])
+@tabled("engine", ["loop", "channels-last", "vmap"])
+@tabled("name", [n for n in MODELS if n not in (*DRAWS, "bfloat16")])
 def test_updates_are_those_of_a_plain_loop(name, engine):
     "In double precision, with clients of unequal size and a last batch that is not full."
     model, data = build(name).double(), people(name).data
@@ -199,8 +200,8 @@ def test_updates_are_those_of_a_plain_loop(name, engine):
 # ---- frozen, tied, of half precision
 
 
-@pytest.mark.parametrize("engine", ["loop", "auto", "vmap"])
-@pytest.mark.parametrize("name, d", [("frozen", 27), ("adapter", 46), ("tied", 503)])
+@tabled("engine", ["loop", "auto", "vmap"])
+@tabled("name, d", [("frozen", 27), ("adapter", 46), ("tied", 503)])
 def test_what_is_frozen_or_shared_neither_moves_nor_costs_twice(name, d, engine):
     """The frozen MLP has 8 x 3 + 3 free weights, the adapter 20 x 2 + 2 x 3, the tied
     network one matrix of 20 x 20, two biases and 63 of the head.
@@ -342,8 +343,8 @@ NORMS = {
 }
 
 
-@pytest.mark.parametrize("engine", ["auto", "loop", "vmap"])
-@pytest.mark.parametrize("layer", NORMS)
+@tabled("engine", ["auto", "loop", "vmap"])
+@tabled("layer", NORMS)
 def test_layers_that_keep_averages_are_refused_and_left_alone(layer, engine):
     work = replace(task("mlp", engine), model=NORMS[layer]())
     before = state(work.model)
@@ -441,7 +442,7 @@ def test_clients_bring_their_own_data():
         assert alike.data.y[part].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
+@tabled(
     "clients, says",
     [
         (
@@ -516,7 +517,7 @@ def test_a_model_of_several_outputs_needs_a_loss_and_a_score(engine):
     assert alone.history[-1]["loss"] == pytest.approx(float(said), rel=1e-5)
 
 
-@pytest.mark.parametrize(
+@tabled(
     "given, says",
     [
         (dict(task=mlp()), "task is a Sequential; it must be a Task: pass Task.model"),

@@ -24,7 +24,7 @@ def _deployed(**changes):
     return Task(nn.Linear(4, 2), made, mechanism, Config(engine="loop"), 0), deployment
 
 
-@pytest.mark.parametrize("sampling", ("poisson", "fixed", "replacement"))
+@tabled("sampling", ("poisson", "fixed", "replacement"))
 def test_a_run_is_its_deployment(sampling):
     task, deployment = _deployed(sampling=sampling)
     run = simulate(task, deployment=deployment, progress=False)

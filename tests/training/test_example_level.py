@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from laws import count_bounds, radius
 from scipy.special import expit
 from scipy.stats import norm
+from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import flatten, groups
@@ -64,7 +65,7 @@ def federation(n=40, clients=4):
 # ---- gradients and their sum
 
 
-@pytest.mark.parametrize("name", ["linear", "lenet5", "conv10"])
+@tabled("name", ["linear", "lenet5", "conv10"])
 def test_each_images_gradient_is_autograds(name):
     model, (x, y) = models.build(name, seed_tree(0)), images(5)
     w = flat(models.build(name, seed_tree(1)))
@@ -174,7 +175,7 @@ def test_a_release_belongs_to_its_stream(mech):
     assert not torch.equal(first, example_level.release(mech, total, seed_tree(4)))
 
 
-@pytest.mark.parametrize("b", [1, 2, 3, 4])
+@tabled("b", [1, 2, 3, 4])
 def test_more_bits_are_the_same_bits(b):
     """Figure 4: the solver's table for two inputs, through the general path, draws what
     the closed form draws.
@@ -205,7 +206,7 @@ def test_a_table_of_three_symbols_is_drawn_by_its_law():
         assert low <= np.isclose(drawn, level, rtol=1e-5).sum() <= high
 
 
-@pytest.mark.parametrize(
+@tabled(
     "mech, message",
     [
         (

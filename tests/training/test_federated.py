@@ -241,7 +241,7 @@ def test_clients_remember_from_visit_to_visit_and_across_a_stop(tmp_path):
         go(Diary(), dataclasses.replace(config, sampling="replacement"))
 
 
-@pytest.mark.parametrize("engine", local_sgd.ENGINES)
+@tabled("engine", local_sgd.ENGINES)
 def test_held_weights_stay_and_the_others_move_as_if_alone(engine):
     "Against plain SGD whose gradient is multiplied by the mask, in float64."
     model, (x, y) = tiny_model(), images(6, 8, 4)
@@ -269,7 +269,7 @@ def test_held_weights_stay_and_the_others_move_as_if_alone(engine):
         torch.testing.assert_close(update, point - w, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", local_sgd.ENGINES)
+@tabled("engine", local_sgd.ENGINES)
 def test_one_output_trains_with_binary_cross_entropy(engine):
     """Against the gradient of log(1 + exp(-s)) written out, on sparse inputs of which
     one client uses few columns.
@@ -489,7 +489,7 @@ def test_precision_and_compile_are_settings_of_engines_that_know_them():
             federated.Config(**wrong)
 
 
-@pytest.mark.parametrize("engine", ["loop", "channels-last", "vmap"])
+@tabled("engine", ["loop", "channels-last", "vmap"])
 def test_products_in_bfloat16_are_near_those_in_float32(engine):
     "And not the same; weights and updates stay in float32."
     net = models.build("lenet5", seed_tree(0))
@@ -579,7 +579,7 @@ def test_replacement_draws_every_slot_uniformly_and_repeats():
     assert low <= sum(len(np.unique(c)) == 5 for c in drawn_cohorts) <= high
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "poisson", "replacement"])
+@tabled("sampling", ["fixed", "poisson", "replacement"])
 def test_cohorts_are_in_order_and_belong_to_their_stream(sampling):
     for t in range(50):
         a, b = (sample_cohort(12, 5, sampling, seed_tree(0, t)) for _ in range(2))
@@ -648,7 +648,7 @@ def by_hand(
     return path
 
 
-@pytest.mark.parametrize("server", ["sgd", "momentum", "adam"])
+@tabled("server", ["sgd", "momentum", "adam"])
 def test_server_optimisers_are_the_formulas(server):
     rng = seed_tree(0, server)
     w = rng.standard_normal(6)
@@ -799,7 +799,7 @@ def test_the_papers_mnist_column_is_reproduced():
     assert round(gib(Rec(0.545, 1.0, 7, sizes), "replacement"), 2) == 0.01
 
 
-@pytest.mark.parametrize("server, state", [("sgd", 0), ("momentum", 1), ("adam", 2)])
+@tabled("server, state", [("sgd", 0), ("momentum", 1), ("adam", 2)])
 def test_a_run_fills_the_ledger(server, state):
     """Every round counted with the mechanism's bits; the model is downloaded with the
     optimiser only where it can be replaced.
@@ -911,8 +911,8 @@ def shared(name):
     return contract.mechanism(name, **made), {} if sketch else {"d": 50}
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "replacement"])
-@pytest.mark.parametrize("name", ["topk", "compressive", "ddgauss", "skellam"])
+@tabled("sampling", ["fixed", "replacement"])
+@tabled("name", ["topk", "compressive", "ddgauss", "skellam"])
 def test_shares_of_noise_do_not_excuse_who_takes_part(name, sampling):
     "2.389 is said of Poisson cohorts; with cohorts of a fixed size it is 5.448 or 6.526."
     mechanism, d = shared(name)
@@ -1035,7 +1035,7 @@ def test_history_is_entered_every_eval_and_at_the_end():
     assert all(math.isfinite(entry["train_loss"]) for entry in run.history)
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@tabled("name", MECHANISMS)
 def test_a_run_depends_on_its_seed_alone(name):
     first = outcome(go(MECHANISMS[name]))
     torch.rand(3)

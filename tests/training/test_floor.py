@@ -5,6 +5,7 @@ import stat
 from dataclasses import replace
 
 import pytest
+from tables import tabled
 
 import dpcomm
 from dpcomm.mechanisms.mvu_table import two_symbols
@@ -44,7 +45,7 @@ def test_a_floor_is_read_with_its_ledger_beside_it(tmp_path):
     assert made.trusted_server is True and made.claims == tmp_path / "else"
 
 
-@pytest.mark.parametrize(
+@tabled(
     "text",
     [
         "", "[", "\x00", "x = " + "[" * 10**5, TEXT + "clip_norm = 2.0\n",

@@ -79,7 +79,7 @@ def test_curves(name):
     compare(getattr(fused, name), getattr(torch, name), random(5, 7), [])
 
 
-@pytest.mark.parametrize("size", [(6, 4), (5, 4), (7, 3)])
+@tabled("size", [(6, 4), (5, 4), (7, 3)])
 def test_pools(size):
     compare(fused.pool, lambda h: F.max_pool2d(h, 2), random(2, 3, *size), [])
     compare(fused.average_pool, lambda h: F.avg_pool2d(h, 2), random(2, 3, *size), [])

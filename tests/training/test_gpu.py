@@ -11,6 +11,7 @@ import pytest
 import torch
 from cases import CASES
 from laws import radius
+from tables import tabled
 from torch import nn
 
 from dpcomm.core.random import Insecure, seed_tree
@@ -27,12 +28,12 @@ from dpcomm.training import (
     models,
 )
 
-ALL = [
-    pytest.param(case, id=f"{name}, {label}")
+ALL = {
+    f"{name}, {label}": case
     for name, cases in CASES.items()
     for label, case in cases.items()
-]
-
+}
+every_case = tabled("case", list(ALL.values()), ids=ALL)
 
 REAL = pytest.param("real", marks=pytest.mark.gpu)
 
@@ -55,14 +56,14 @@ def vector(d, seed=0):
     return torch.from_numpy(seed_tree(seed, "u").standard_normal(d, dtype=np.float32))
 
 
-@pytest.mark.parametrize("case", ALL)
+@every_case
 def test_a_message_is_the_same_whatever_the_device(gpu, case):
     m, u = case.make(64), vector(64)
     here, there = m.encode(u, Insecure(3)), m.encode(u.to("cuda"), Insecure(3))
     assert here.to_bytes() == there.to_bytes()
 
 
-@pytest.mark.parametrize("case", ALL)
+@every_case
 def test_simulated_rows_have_the_stated_moments(gpu, case):
     m, n, d = case.make(16), 4000, 16
     rows = 0.1 * vector(d).to("cuda").expand(n, d)
@@ -79,7 +80,7 @@ def digits(n_clients=20):
     return images.Federation(data, parts, "iid")
 
 
-@pytest.mark.parametrize("case", ALL)
+@every_case
 def test_a_run_stays_on_the_device(gpu, case):
     "Two rounds with sums, noise, an average and an evaluation."
     net = models.build("linear", seed_tree(0, "init"))
@@ -198,14 +199,22 @@ def test_what_does_not_fit_is_trained_in_smaller_calls(gpu, monkeypatch):
     assert local_sgd.clients_per_call("vmap", net) == 100
 
 
+# On the pretended device one experiment of each model, data set and trainer; the rest share
+# all that they compute with them, and all are played where there is a GPU.
 QUICK = "fltop-medical", "dprec-by-writer"
+OWN = """dprec-mean dprec-quantised dprec-shakespeare dprec-stackoverflow fltop-fmnist frontier
+imvu-femnist mean-estimation sqsgd-mnist""".split()
 ALL_EXPERIMENTS = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.deep)
-    for name in runner.experiments()
+    *(pytest.param("pretended", name) for name in QUICK),
+    *(pytest.param("pretended", name, marks=pytest.mark.deep) for name in OWN),
+    *(
+        pytest.param("real", name, marks=pytest.mark.gpu)
+        for name in runner.experiments()
+    ),
 ]
 
 
-@pytest.mark.parametrize("name", ALL_EXPERIMENTS)
+@pytest.mark.parametrize("gpu, name", ALL_EXPERIMENTS, indirect=["gpu"])
 @pytest.mark.filterwarnings("ignore")
 def test_a_smoke_run_of_every_experiment(gpu, name):
     "Or it says that it computes on the CPU alone."

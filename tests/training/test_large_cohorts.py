@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from tables import tabled
 from test_rounds import SENT, clean, net, task
 
 from dpcomm.core.random import seed_tree
@@ -26,7 +27,7 @@ from dpcomm.training.federated import Config, Task, simulate
 # ---- streams
 
 
-@pytest.mark.parametrize("cohort", [[3, 1, 3, 0, 1, 3], [2], [], [0, 0, 4, 4, 4, 9]])
+@tabled("cohort", [[3, 1, 3, 0, 1, 3], [2], [], [0, 0, 4, 4, 4, 9]])
 def test_streams_are_those_of_the_tree_and_made_whenever_asked_for(cohort):
     work, seen = task(), []
     streams = work.streams(5, np.array(cohort, int), "noise")
@@ -170,7 +171,7 @@ def test_a_visit_costs_some_bytes_and_no_streams():
     """Between n and 4 n clients the peak grows by the number of each client, its visits,
     and its entry in the ledger; two generators alone would be 1,240 bytes.
     """
-    n = 500
+    n = 250
     peak_of(n)  # what is computed once
     assert (peak_of(4 * n) - peak_of(n)) / (3 * n) < 400
 
@@ -201,7 +202,7 @@ def test_a_round_of_four_thousand_clients_needs_less_than_their_updates():
 @pytest.mark.parametrize("name", crowd.MESSAGES)
 def test_a_large_cohort_is_the_same_on_one_worker_and_on_four(name):
     "LeNet-5, in threads and in processes."
-    work, found = crowd.crowd(600, crowd.MESSAGES[name], batch=4), []
+    work, found = crowd.crowd(300, crowd.MESSAGES[name], batch=4), []
     found.append(simulate(work, progress=False))
     found.append(simulate(work, progress=False, workers=4))
     for workers in (1, 4):

@@ -93,7 +93,7 @@ def test_errors_survive_large_logits_and_perfect_predictions():
     assert not a.any()
 
 
-@pytest.mark.parametrize("clip", [1e-3, 1.0, 1e3])
+@tabled("clip", [1e-3, 1.0, 1e3])
 def test_no_gradient_is_longer_than_the_clip(clip):
     f, y, w = batch(50, 30)
     e = linear_model.errors(w, f, y)
@@ -240,7 +240,7 @@ def test_sums_have_the_right_parity_and_range(n, p, classes, scale):
 # ---- sums of messages
 
 
-@pytest.mark.parametrize("name", ONE_BIT)
+@tabled("name", ONE_BIT)
 def test_the_short_way_has_the_law_of_the_mechanism(name):
     """Each coordinate of a one-row batch: thinned signs against the mechanism's
     simulate, by their means; then the variances of a larger batch.
@@ -313,7 +313,7 @@ def test_exact_noise_is_refused_where_floats_are_added():
     assert "normal numbers in floating point" in said.note
 
 
-@pytest.mark.parametrize("rows", [1, 4, 100])
+@tabled("rows", [1, 4, 100])
 def test_dense_blocks_cover_every_row_once(rows):
     f, y, w = batch(10, 4)
     a = linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 1e9)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tables import tabled
 from torch import nn
 from torch.nn import functional as F
 
@@ -80,7 +81,7 @@ def updates(what, road, clients=(0, 1, 2), **settings):
     return torch.cat(found), torch.cat(losses)
 
 
-@pytest.mark.parametrize("road", ROADS)
+@tabled("road", ROADS)
 def test_an_empty_client_sends_zero_and_has_no_share_in_the_loss(road):
     found, losses = updates("empty", road)
     assert (found[0] == 0).all() and (found[1:].norm(dim=1) > 1e-3).all()
@@ -90,7 +91,7 @@ def test_an_empty_client_sends_zero_and_has_no_share_in_the_loss(road):
     assert losses is None or len(losses) == 0
 
 
-@pytest.mark.parametrize("engine", local_sgd.ENGINES)
+@tabled("engine", local_sgd.ENGINES)
 def test_a_run_with_an_empty_client_goes_on_and_pays_for_its_message(engine):
     "Also a round in which nobody has an example; the loss is of the others, or 0."
     run = federated.simulate(task("empty", engine, eval_every=1), progress=False)
@@ -106,7 +107,7 @@ def test_a_run_with_an_empty_client_goes_on_and_pays_for_its_message(engine):
     assert run.finished and [entry["train_loss"] for entry in run.history] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("road", ROADS)
+@tabled("road", ROADS)
 def test_a_client_with_one_example_takes_one_step(road):
     work = task("one")
     x, y = work.federation.data.x[:1], work.federation.data.y[:1]
@@ -117,8 +118,8 @@ def test_a_client_with_one_example_takes_one_step(road):
     torch.testing.assert_close(found[0], wanted, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("what", ["nan", "inf"])
+@tabled("road", ROADS)
+@tabled("what", ["nan", "inf"])
 def test_bad_inputs_are_named_and_not_blamed_on_the_rate(what, road):
     says = "client 0 holds an input with nan or inf: correct it or drop it$"
     with pytest.raises(FloatingPointError, match=says) as error:
@@ -128,8 +129,8 @@ def test_bad_inputs_are_named_and_not_blamed_on_the_rate(what, road):
     assert torch.equal(healthy, odd), "another client's nan leaked"
 
 
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("label", [4, 1000, -1, -100])
+@tabled("road", ROADS)
+@tabled("label", [4, 1000, -1, -100])
 def test_a_label_without_a_class_is_named(label, road):
     says = f"^client 0 holds a label {label}; the model's classes are 0 to 3: correct"
     with pytest.raises(ValueError, match=says):
@@ -137,7 +138,7 @@ def test_a_label_without_a_class_is_named(label, road):
     assert torch.equal(updates(None, road, (1, 2))[0], updates(label, road, (1, 2))[0])
 
 
-@pytest.mark.parametrize("road", ROADS)
+@tabled("road", ROADS)
 def test_a_rate_that_is_too_large_is_said_to_be(road):
     says = "client 1 is nan or inf, though its data are finite: lower lr .now 1e.38"
     with pytest.raises(FloatingPointError, match=says):

@@ -3,8 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pytest
 import torch
+from tables import tabled
 from torch import nn
 
 from dpcomm.core.random import seed_tree
@@ -42,7 +42,7 @@ def weights(model):
     return flatten(p.detach() for p in model.parameters())
 
 
-@pytest.mark.parametrize(
+@tabled(
     "train",
     [
         local_sgd.train_loop,

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tables import tabled
 from torch import nn
 from torch.nn import functional as F
 
@@ -63,8 +64,8 @@ def task(sent=QUIET, odd=None, model=None, **settings):
 # ---- an update that is not finite
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap", "fused"])
-@pytest.mark.parametrize("sent", ["gaussian", "rec", "topk"])
+@tabled("engine", ["loop", "vmap", "fused"])
+@tabled("sent", ["gaussian", "rec", "topk"])
 def test_a_client_that_is_dropped_counts_as_an_empty_one(engine, sent):
     "Two runs alike but for what the third client holds: nan, or nothing."
     nan, empty = (task(SENT[sent], odd, engine=engine) for odd in ("nan", "empty"))
@@ -112,8 +113,8 @@ def test_an_update_is_refused_or_dropped_and_nothing_else():
 WEIGHTS = np.array([4.0, 9.0, 0.0, 2.0, 6.0])
 
 
-@pytest.mark.parametrize("sent", [QUIET, SKELLAM], ids=["gaussian", "skellam"])
-@pytest.mark.parametrize("cohort", [1, 2, 5])
+@tabled("sent", [QUIET, SKELLAM], ids=["gaussian", "skellam"])
+@tabled("cohort", [1, 2, 5])
 def test_the_mean_over_all_cohorts_is_the_weighted_mean(sent, cohort):
     "All cohorts of a size are equally likely; no noise is drawn here."
     u = torch.from_numpy(seed_tree(1, "u").normal(size=(5, 4)))
@@ -171,7 +172,7 @@ def test_weights_are_part_of_what_a_checkpoint_is_about(tmp_path):
     assert simulate(task(rounds=4), **how, resume=True, weights=2 * WEIGHTS).finished
 
 
-@pytest.mark.parametrize(
+@tabled(
     "weights",
     [[1, 2], "sizes", [1, 1, 1, 1, -1], [0] * 5, [1, 1, 1, 1, np.inf], np.ones((5, 1))],
 )

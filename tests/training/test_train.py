@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tables import tabled
 from torch import nn
 from torch.nn import functional as F
 
@@ -59,7 +60,7 @@ def test_a_loss_and_scores_of_ones_own():
     assert run.history[-1]["far"] == 7
 
 
-@pytest.mark.parametrize(
+@tabled(
     "change, kind, says",
     [
         (dict(lrr=0.1), ValueError, "setting is 'lrr'.*did you mean 'lr'"),
