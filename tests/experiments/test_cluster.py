@@ -77,12 +77,11 @@ def test_a_killed_dask_worker_changes_no_number(one, tmp_path):
 
 
 @pytest.mark.deep
-def test_a_local_dask_cluster_serves_nobody_else(tmp_path):
+def test_a_local_dask_cluster_serves_nobody_else():
     """Loopback alone, TLS with certificates that nobody else has, no dashboard; a
     stranger of this machine can neither connect nor read anything.
     """
     distributed, psutil = extra("distributed"), extra("psutil")
-    first = planning.plan([dict(ASKED, seeds=(0,))])[:1]
     with cluster._client("local", 1) as client:
         address = client.scheduler_info()["address"]
         us = psutil.Process()
@@ -103,7 +102,6 @@ def test_a_local_dask_cluster_serves_nobody_else(tmp_path):
             page = f"http://127.0.0.1:{at.port}/json/identity.json"
             with pytest.raises((OSError, HTTPException)):
                 urllib.request.urlopen(page, timeout=5)
-    assert cluster.run_dask(first, out=tmp_path, processes=1).failed == {}
 
 
 @pytest.mark.parametrize(
