@@ -14,7 +14,7 @@ import pytest
 from checkout import python
 from tables import tabled
 
-from dpcomm import cli
+from dpcomm import cli, commands
 from dpcomm.core import files
 from dpcomm.experiments import runner
 
@@ -183,7 +183,7 @@ def test_a_disk_that_fills_ends_the_command_with_one_sentence(monkeypatch, capsy
     def full(args):
         raise OSError(errno.ENOSPC, said)
 
-    monkeypatch.setattr(cli, "_data", full)
+    monkeypatch.setattr(commands, "data", full)
     assert cli.main(["data", "somewhere", "mnist"]) == 2
     assert capsys.readouterr().err == f"dpcomm: {said}\n"
 

@@ -16,7 +16,7 @@ from checkout import ROOT
 from tables import tabled
 from torch.utils.flop_counter import FlopCounterMode
 
-from dpcomm import cli
+from dpcomm import cli, commands
 from dpcomm.core.checks import NotInstalled
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments import bench, peers, rounds
@@ -404,7 +404,7 @@ def test_other_work_has_exit_code_one(few, monkeypatch, capsys):
     monkeypatch.setattr(bench, "LARGEST_ERROR", -1.0)
     parser, _ = cli._parser()
     args = parser.parse_args("bench W1 --repeats 1".split())
-    assert cli.bench_all(args) == 1
+    assert commands.bench_all(args) == 1
     assert "its times are of other work" in " ".join(capsys.readouterr().out.split())
 
 
@@ -434,7 +434,7 @@ def test_an_interrupted_bench_keeps_what_it_has(few, monkeypatch, capsys):
     record = bench.run(("W1", "secagg", "growth"), repeats=1)
     assert {row["workload"] for row in record["rows"]} == {"W1"}
     assert record["missing"] == ["secagg", "growth"]
-    cli._bench_report(record, ("W1", "secagg"))
+    commands._bench_report(record, ("W1", "secagg"))
     assert "secagg: not measured" in capsys.readouterr().out
     with pytest.raises(KeyboardInterrupt):
         bench.run(("secagg", "W1"), repeats=1)

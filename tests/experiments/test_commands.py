@@ -17,7 +17,7 @@ from rich.console import Console
 from tables import tabled
 
 import dpcomm
-from dpcomm import cli
+from dpcomm import cli, commands
 from dpcomm.datasets import catalogue, images
 from dpcomm.evidence import paper_tables, records, terminal, validation, verdicts
 from dpcomm.experiments import cluster, costs, grids, planning, runner, sweep
@@ -319,7 +319,7 @@ def test_a_merge_names_published_numbers_that_change_and_asks(
     assert path.read_bytes() == before
     for answer, wanted in (("n", 2), ("", 2), ("y", 0)):
         monkeypatch.setattr("builtins.input", lambda *_: answer)
-        monkeypatch.setattr(cli.sys.stdin, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr(commands.sys.stdin, "isatty", lambda: True, raising=False)
         assert said(f"merge {mine}", capsys)[0] == wanted
         assert (path.read_bytes() == before) == bool(wanted)
     records.append(mine, full(3, 80.0))
@@ -432,7 +432,7 @@ def test_a_data_set_is_here_when_its_folder_holds_something(tmp_path):
 
 def test_what_a_sweep_is_asked_is_read_from_words_or_a_file(tmp_path):
     args = cli._parse(f"{SMOKE} --out {tmp_path}".split())
-    assert cli.asked_of(args) == [
+    assert commands.asked_of(args) == [
         dict(name="dprec-mnist", only="linear.eps3", scale="smoke", seeds=[0])
     ]
     grid = tmp_path / "grid.toml"
@@ -440,8 +440,10 @@ def test_what_a_sweep_is_asked_is_read_from_words_or_a_file(tmp_path):
         '[[sweep]]\nexperiment = "dprec-mnist"\nscale = "smoke"\nseeds = [0]\n'
     )
     args = cli._parse(["sweep", "--grid", str(grid)])
-    assert cli.asked_of(args) == [dict(name="dprec-mnist", scale="smoke", seeds=[0])]
-    assert len(planning.plan(cli.asked_of(args), tmp_path)) == 5
+    assert commands.asked_of(args) == [
+        dict(name="dprec-mnist", scale="smoke", seeds=[0])
+    ]
+    assert len(planning.plan(commands.asked_of(args), tmp_path)) == 5
 
 
 def swept(monkeypatch, words, **found):
@@ -460,7 +462,7 @@ def swept(monkeypatch, words, **found):
     monkeypatch.setattr(sweep, "run_here", played("here"))
     monkeypatch.setattr(cluster, "run_dask", played("dask"))
     monkeypatch.setattr(cluster, "run_slurm", played("slurm"))
-    code = cli.sweep_all(cli._parse(f"sweep dprec-mnist {words}".split()))
+    code = commands.sweep_all(cli._parse(f"sweep dprec-mnist {words}".split()))
     return code, given
 
 
@@ -504,7 +506,7 @@ def test_tables_print_in_any_encoding(encoding, paper):
 
 def test_a_summary_says_the_first_guarantee():
     found = records.load("dprec", "dprec_mnist", "full")
-    table, said = cli.summary(found)
+    table, said = commands.summary(found)
     promise = next(r.guarantee for r in found if r.guarantee)
     assert f"delta = {promise['delta']:.3g}" in said
     assert len(table.rows) == len({r.key for r in found if r.final})

@@ -20,7 +20,7 @@ import pytest
 from checkout import EXPERIMENTS, MODULES, ROOT, python, settings
 from tables import tabled
 
-from dpcomm import cli
+from dpcomm import cli, commands
 from dpcomm.evidence import paper_tables, records
 from dpcomm.experiments import grids, runner, runs
 from dpcomm.experiments.runner import code_cells
@@ -548,16 +548,16 @@ def test_commands_that_only_tell_need_no_torch(tmp_path):
 
 
 def test_pieces_of_the_command_line():
-    assert cli.assignments(["a=1", "b=x=y", "c=[0.5]"]) == {
+    assert commands.assignments(["a=1", "b=x=y", "c=[0.5]"]) == {
         "a": 1,
         "b": "x=y",
         "c": [0.5],
     }
-    assert cli.seed_list("2,0") == [2, 0] and cli.literal("None") is None
+    assert commands.seed_list("2,0") == [2, 0] and commands.literal("None") is None
     with pytest.raises(ValueError, match="name=value"):
-        cli.assignments(["a"])
+        commands.assignments(["a"])
     with pytest.raises(ValueError, match="0,1,2"):
-        cli.seed_list("0;1")
+        commands.seed_list("0;1")
 
 
 def test_a_summary_gives_means_over_seeds_and_the_first_guarantee():
@@ -569,12 +569,12 @@ def test_a_summary_gives_means_over_seeds_and_the_first_guarantee():
         cost = {"cpu_seconds": 120.0}
         return records.Record(*who, **same, **given, cost=cost, origin={})
 
-    table, promise = cli.summary([record(0), record(1)], "A title")
+    table, promise = commands.summary([record(0), record(1)], "A title")
     assert table.title == "A title" and promise == "no privacy is claimed"
     assert table.rows == (("x", "2", "85 +/- 5", "", "1", "2", "2"),)
     found = records.load("dprec", "dprec_mnist", "full")
     first = next(r.guarantee for r in found if r.guarantee)
-    _, promise = cli.summary([record(0), record(1, guarantee=first)])
+    _, promise = commands.summary([record(0), record(1, guarantee=first)])
     assert f"eps = {first['eps']:.4g}"[:10] in promise and "delta" in promise
 
 
@@ -824,11 +824,11 @@ def test_a_budget_spent_leaves_the_rest_for_the_next_call(monkeypatch, capsys):
         time.sleep(0.05)
         return runner.Outcome(name, "smoke", None, None, False, 0.05)
 
-    monkeypatch.setattr(cli.runner, "run", run)
-    monkeypatch.setattr(cli.runner, "prepare", lambda name, **settings: None)
+    monkeypatch.setattr(commands.runner, "run", run)
+    monkeypatch.setattr(commands.runner, "prepare", lambda name, **settings: None)
     monkeypatch.setattr(grids, "find", lambda name: name)
     monkeypatch.setattr(runs, "chosen", lambda name, scale, seeds, only: [])
-    code = cli.run_all(cli._parse(["run", "a", "b", "--max-seconds", "0.04"]))
+    code = commands.run_all(cli._parse(["run", "a", "b", "--max-seconds", "0.04"]))
     assert (
         code == 3 and [name for name, _ in given] == ["a"] and 0 < given[0][1] <= 0.04
     )

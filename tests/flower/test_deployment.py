@@ -17,7 +17,7 @@ import pytest
 from checkout import ROOT
 
 import dpcomm
-from dpcomm import cli
+from dpcomm import cli, commands
 from dpcomm.core.checks import NotInstalled
 from dpcomm.core.random import seed_tree
 from dpcomm.flower import client as flower
@@ -89,7 +89,7 @@ def test_a_floor_is_laid_out_that_fits_the_example_and_no_more(sums, tmp_path, c
     config = tomllib.loads((folder / "pyproject.toml").read_text())
     assert config["project"]["dependencies"] == []
     asked = config["tool"]["flwr"]["app"]["config"]
-    given = cli.assignments(asked["parameters"].split())
+    given = commands.assignments(asked["parameters"].split())
     made = dpcomm.mechanism(asked["mechanism"], **given)
     apart = flower.Apart(4, sums=None)
     run = federated.Config(rounds=asked["rounds"], cohort=4)
@@ -371,7 +371,7 @@ def test_an_app_is_tried_and_weighed(fakes, tmp_path):
     words = SimpleNamespace(what="try", folder=str(app), nodes=1, max_seconds=30)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        assert cli.flower_app(words) == 0
+        assert commands.flower_app(words) == 0
     finally:
         signal.signal(signal.SIGTERM, before)
     (found,) = deployment.weigh(app, [dict(mechanism="rec")], 2, 30, said.append)

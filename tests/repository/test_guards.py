@@ -42,7 +42,8 @@ ROOMS = {
     "interop": "core privacy secagg mechanisms training",
     "experiments": "core privacy secagg datasets evidence mechanisms interop training",
     "flower": "core privacy secagg datasets mechanisms interop training",
-    "cli": "core privacy datasets evidence mechanisms training interop experiments",
+    "commands": "core privacy datasets evidence mechanisms training interop experiments",
+    "cli": "commands core evidence experiments",
     "__main__": "cli",
 }
 WITHOUT_TORCH = (
@@ -59,6 +60,7 @@ WITHOUT_TORCH = (
     "experiments.sweep",
     "experiments.cluster",
     "interop.flower_app",
+    "commands",
     "cli",
 )
 NEVER = {

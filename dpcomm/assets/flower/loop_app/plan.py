@@ -1,7 +1,7 @@
 "What server and clients agree on."
 
 from dpcomm import Deployment, mechanism
-from dpcomm.cli import assignments
+from dpcomm.commands import assignments
 from dpcomm.core.random import seed_tree
 from dpcomm.training import federated, models
 
