@@ -28,9 +28,9 @@ from ..core.files import read_json, typed, write_whole
 # %% ../../nbs/training/floor.ipynb #f10e0005
 TRUST = (
     "Trust: a node runs the code of anyone who submits a run, and its limits bind that code"
-    " only if its SuperNode is started with --trusted-entities; the server sees who takes"
-    " part, and each message where rounds are no secure sums; the directory decides who is"
-    " a client; nobody checks a client's vector, within its clip or outside it."
+    " only if its SuperNode is started with --trusted-entities. The server sees who takes"
+    " part, and each message where rounds are no secure sums. The directory decides who is"
+    " a client. Nobody checks a client's vector, within its clip or outside it."
 )
 
 # %% ../../nbs/training/floor.ipynb #f10e0009
