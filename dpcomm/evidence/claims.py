@@ -29,7 +29,7 @@ def says(
     cell: paper_tables.Cell,  # the paper's number
     s: verdicts.Summary,  # ours; None where nothing was run
 ) -> str:  # 'holds', 'fails' or ''
-    "What one number says about a claim."
+    "Evidence of one number for a claim."
     word = verdicts.verdict(cell, s)
     trained = cell.kind != "exact" and cell.unit in seeds.PERCENT
     if s is None or trained and (s.n < SEEDS or s.spread_of):
@@ -176,7 +176,7 @@ def rows(paper: str, found: verdicts.Evidence = None, base: str = "..") -> list:
 def table(
     paper: str, found: verdicts.Evidence = None, base: str = ".."
 ) -> verdicts.Table:
-    """What a paper claims and what became of it.
+    """Claims of a paper and their status.
 
     paper: id.
     found: None reads the committed records.
@@ -221,7 +221,7 @@ class Report:
 
 
 def _compute(found):
-    "What the full-scale runs have cost, in a sentence."
+    "Cost of the full-scale runs, in a sentence."
     hours = sum(
         r.cost.get("cpu_seconds") or r.cost.get("wall_seconds") or 0 for r in found
     )

@@ -23,7 +23,7 @@ from ..core.checks import check_choice, nearest, needs, shown
 
 # %% ../../nbs/evidence/figures.ipynb #38daeb83
 class Look(NamedTuple):
-    """How one mechanism is drawn.
+    """Colour, marker and name of one mechanism in figures.
 
     colour: hex sRGB.
     marker: matplotlib marker, never shared.
@@ -513,7 +513,7 @@ def learning_curve(
 def bars(
     lines: list, xlabel: str, ylabel: str, title: str = "", log: str = "", ax=None
 ) -> tuple:
-    """Grouped bars, paper hollow beside ours filled.
+    """Grouped bars, the paper's hollow, ours filled.
 
     lines: what `series` returned; x are group names.
     xlabel: what the groups are.

@@ -188,7 +188,7 @@ class Agreement:
 
 
 def agreement(found, by: str = "predicted") -> Agreement:
-    """How well the predicted order is the measured one. [Spearman 1904]
+    """Agreement of the predicted with the measured order. [Spearman 1904]
 
     found: of Point, of one task and one epsilon, four or more with a prediction.
     by: predicted | informed: the prediction that orders.

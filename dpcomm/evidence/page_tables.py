@@ -74,7 +74,7 @@ def scores(found, name: str = None) -> dict:
 
 # %% ../../nbs/evidence/page_tables.ipynb #9a248cfe
 def gap(found, above: str, below: str, score: str = "accuracy") -> verdicts.Summary:
-    """How far one setting ends above another, over the seeds they share.
+    """Difference of the final scores of two settings, over the seeds they share.
 
     found: of Record.
     above: key of a setting.
@@ -164,7 +164,7 @@ def table_line(
     paper: paper_tables.Paper,  # what paper_tables.paper returned
     found: verdicts.Evidence,  # what verdicts.evidence returned
 ) -> tuple:  # (paper, ours, difference, verdict, n) of str, None without number; notes
-    "What a line of the paper's table says."
+    "Content of a line of the paper's table."
     cell = next((c for c in paper.cells if c.key == key), None)
     if cell is None:
         s = found.ours[key].summary if key in found.ours else None
@@ -432,7 +432,7 @@ def left_open(
 
 # %% ../../nbs/evidence/page_tables.ipynb #43ec8d81
 def cost_sentence(costs: verdicts.Table) -> Sentence:
-    """What the full scale has cost, and what its missing runs would.
+    """Cost of the full scale so far, and of its missing runs.
 
     costs: what costs.cost returned.
     """

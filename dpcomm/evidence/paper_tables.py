@@ -105,7 +105,7 @@ class Hyper:
 # %% ../../nbs/evidence/paper_tables.ipynb #3b1accac
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, in our words, and where its status is read from.
+    """A paper's claim in our words, with the numbers that decide its status.
 
     text: a sentence.
     where: place in the paper.
@@ -377,7 +377,7 @@ def expand(
 def assets(
     kind: str,  # 'papers' or 'results'
 ) -> Path:  # folder inside the installed package
-    "Where the package keeps its data files."
+    "Path of the package's data files."
     return Path(str(files("dpcomm"))) / "assets" / kind
 
 # %% ../../nbs/evidence/paper_tables.ipynb #91a27fac

@@ -69,7 +69,7 @@ class Record:
 
     @property
     def identity(self) -> tuple:
-        "What is recorded once for each code and kind of machine."
+        "Setting and seed, recorded once for each code and kind of machine."
         return self.paper, self.experiment, self.scale, self.key, self.seed
 
     @property
@@ -103,7 +103,7 @@ def _hash(line):
 def to_line(
     record: Record,  # checked before it is written
 ) -> str:  # JSON with its own hash, without a line's end
-    "A record as it stands in a file. [RFC 8259; JSON Lines]"
+    "A record as a line of a file. [RFC 8259; JSON Lines]"
     if found := fault(record):
         raise ValueError(f"record {'/'.join(map(str, record.identity))}: {found}")
     line = json.dumps(asdict(record), separators=(",", ":"), allow_nan=False)
@@ -117,7 +117,7 @@ def to_line(
 
 # %% ../../nbs/evidence/records.ipynb #41d08512
 def _hash_fault(line, digest, needed):
-    "What is wrong with the hash that a line has of itself; '' if nothing."
+    "Fault of the hash that a line has of itself; '' if none."
     if digest is None:
         return "it has no hash of itself; take it out and `dpcomm merge` it" * needed
     bare = line.removesuffix(f',"sha256":"{digest}"}}'.encode()) + b"}"
@@ -277,7 +277,7 @@ def load(
 
 # %% ../../nbs/evidence/records.ipynb #2a1ef386
 def result_of(record: Record) -> dict:
-    """What two runs of one thing must agree in.
+    """Fields in which two runs of one setting must agree.
 
     Returns: its numbers.
     """
@@ -298,7 +298,7 @@ def difference(
     a: Record,
     b: Record,  # of the same identity
 ) -> str:  # the first number that differs, '' if none does
-    "Where two records of one setting and seed disagree."
+    "First number that differs between two records of one setting and seed."
     for name, mine in result_of(a).items():
         theirs = getattr(b, name)
         if mine == theirs:
@@ -370,7 +370,7 @@ def standing(found) -> dict:
 
 # %% ../../nbs/evidence/records.ipynb #r0cost01
 class Spent(NamedTuple):
-    "What a record says of its cost."
+    "Cost that a record states."
 
     cost: dict
 

@@ -120,7 +120,7 @@ MARKS = "o^sDv"  # of relations, in order
 
 
 def _epsilon_panel(axis, curves):
-    "Epsilon over rounds as promised, and as run at the end."
+    "Epsilon over rounds as guaranteed, and as run at the end."
     ends = _draw(axis, curves, ["eps"])
     if not ends:
         return False
@@ -206,7 +206,7 @@ def settings_tables(
 def guarantees_of(
     found,  # of Record
 ) -> dict:  # sentence -> keys of the runs that it holds for
-    "What runs promise, and what they are worth as they were run."
+    "Guarantees of runs, and those that are proved for the runs as they were run."
     said = {}
     for r in found:
         own = [("", r.guarantee)] if r.guarantee else []
@@ -220,7 +220,7 @@ def guarantees_of(
 def origin_table(
     found,  # of Record
 ) -> Table:
-    "Where runs were made."
+    "Machines and commits of runs."
     rows = {"paper": {r.paper for r in found}, "scale": {r.scale for r in found}}
     for name in ("date", "machine", "device", "code", "commit", "engine"):
         rows[name] = {_said(r.origin.get(name)) for r in found} - {"None"}
@@ -264,7 +264,7 @@ def _image(panel, curves):
 def page(
     found,  # of Record, of one experiment
 ) -> str:  # HTML
-    "What runs came to, as a page of its own."
+    "Report of runs, as a page of its own."
     curves, first = curves_of(found), found[0]
     title = f"{first.experiment.replace('_', '-')}, scale {first.scale}"
     more = len({r.key for r in found if r.history}) - len(curves)

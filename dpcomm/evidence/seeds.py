@@ -93,7 +93,7 @@ def half_width(
     cell: paper_tables.Cell,  # the paper's number, perhaps with a standard error
     ours: Summary,
 ) -> float:  # half the 95 % interval of the difference; inf where nothing is known
-    "How far chance alone may put ours from the paper's. [Welch 1947]"
+    "Half width of the 95 % interval of ours minus the paper's. [Welch 1947]"
     if ours.se is None:
         return 0.0 if cell.kind == "exact" else math.inf
     if cell.kind == "stochastic" and cell.spread is None:  # a prediction interval
@@ -122,7 +122,7 @@ DIVERGED = 0.75  # a last score below this share of the run's best
 def statistic_of(
     key: str,  # of a number
 ) -> tuple:  # words of the key, as ('bal_acc', 'last')
-    "What a number says of a run, by the words of its key."
+    "Statistic of a run that a number states, by the words of its key."
     return tuple(sorted(set(key.split(".")) & {*STATISTICS}))
 
 

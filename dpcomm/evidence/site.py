@@ -19,7 +19,7 @@ def role(
     code: str,  # a cell's source without directives
     outputs=(),  # its stored outputs, as a notebook holds them
 ) -> str:  # a name in `SUMMARIES`, 'step' (no output, no claim) or 'open'
-    "What a code cell is for. [Quarto, code folding]"
+    "Role of a code cell. [Quarto, code folding]"
     kinds = {kind: text for o in outputs for kind, text in o.get("data", {}).items()}
     if any(kind.startswith("image/") for kind in kinds):
         return "figure"

@@ -35,7 +35,7 @@ def class_of(
     cell: paper_tables.Cell,  # the paper's number
     verdict: str,  # a key of `VERDICTS`
 ) -> str:  # a name in `CLASSES`; '' where it can earn no verdict
-    "Which of the four classes a number belongs to."
+    "Class of a number, one of four."
     if cell.kind == "shown" or verdict == "not comparable":
         return ""
     if verdict == "not run":
@@ -277,7 +277,7 @@ def anchor(
     paper: str,  # id
     table: str,  # of the paper
 ) -> str:  # as 'dprec-table1'
-    "Where a table stands on the results page."
+    "Anchor of a table on the results page."
     return f"{paper}-{table.replace('.', '-')}"
 
 # %% ../../nbs/evidence/summaries.ipynb #35bc54a1
@@ -328,7 +328,7 @@ def _signs(found):
 def finding(
     paper: str,  # id
 ) -> str:  # one or two sentences with our numbers in them
-    "What we find, with the numbers of the committed full-scale records."
+    "Our finding, with the numbers of the committed full-scale records."
     return claims.fill(
         paper_tables.paper(paper).about["finding"], paper, verdicts.evidence(paper)
     )

@@ -116,7 +116,7 @@ AGAINST = "below", "above", "differs", "order fails"
 
 
 def in_words(found: dict) -> str:
-    """What several verdicts say together.
+    """Several verdicts in words.
 
     found: verdict, a key of `VERDICTS` -> how many.
     Returns: one sentence.
@@ -161,7 +161,7 @@ def intervals(
     paper: str,  # id
     found=None,  # Evidence; None reads the committed records
 ) -> int:
-    "How many verdicts of a paper rest on a 95 % interval."
+    "Number of a paper's verdicts that depend on a 95 % interval."
     found, n = found or evidence(paper), 0
     for cell in paper_tables.cells(paper):
         s = found.summary(cell)
@@ -173,7 +173,7 @@ def intervals(
 def expected_false(
     n: int,  # intervals, >= 0
 ) -> str:  # a sentence
-    "How many of several 95 % intervals are expected to miss."
+    "Expected number of misses among several 95 % intervals."
     return (
         f"{n:,} of these verdicts rest on a 95 % interval; chance alone is expected to"
         f" make up to {0.05 * n:.1f} of them false."
@@ -262,7 +262,7 @@ def ours_of(
 # %% ../../nbs/evidence/verdicts.ipynb #v1b03f3c
 @dataclass(frozen=True)
 class Evidence:
-    """What was run for one paper.
+    """Records and spreads of one paper.
 
     ours: key -> Ours, of scale full.
     smaller: of Record, of scale quick and smoke.
@@ -300,7 +300,7 @@ class Evidence:
 def spreads_of(
     ours: dict,  # what `ours_by_key` returned
 ) -> list:  # of Spread
-    "How numbers with several seeds vary."
+    "Spreads of numbers with several seeds."
     found = {}
     for o in ours.values():
         family = family_of(o.record, o.key)
@@ -316,7 +316,7 @@ def spreads_of(
 def evidence_of(
     *found,  # lists of Record of one paper; the first that has a setting and seed counts
 ) -> Evidence:
-    "What stands in records."
+    "Evidence that records hold."
     full, seen = [], set()
     for each in found:
         mine = [r for r in each if r.scale == "full" and r.identity not in seen]
@@ -398,7 +398,7 @@ def reason_not_run(
 def format_seeds(
     s: Summary,  # ours
 ) -> str:  # 'n = 2', or 'n = 1, spread of dprec_tight'
-    "How many seeds stand behind a number."
+    "Number of seeds of a value, as text."
     return f"n = {s.n}" + (f", spread of {s.spread_of}" if s.spread_of else "")
 
 # %% ../../nbs/evidence/verdicts.ipynb #v1e87461
@@ -453,7 +453,7 @@ def verdict_table(
     found: Evidence = None,
     only: str = "",
 ) -> Table:
-    """The paper's numbers beside ours, with verdicts.
+    """The paper's numbers with ours, and verdicts.
 
     paper: id.
     table: e.g. 'table1'; None for all.
@@ -537,7 +537,7 @@ def _run_row(found):
 
 
 def runs_table(found, title: str = "") -> Table:
-    """Runs, their scores, promises and costs.
+    """Runs, their scores, guarantees and costs.
 
     found: of Record, of one experiment.
     title: above.

@@ -99,7 +99,7 @@ class Widget:
 
 # %% ../../nbs/evidence/widgets.ipynb #wdgt0009
 def odds(s: float = 1.5, bits: int = 4) -> Widget:
-    """What DP-REC picks, in one dimension. [dprec Alg. 1]
+    """Probabilities of DP-REC's candidates, in one dimension. [dprec Alg. 1]
 
     s: length of the update over the prior's standard deviation, 0..3.
     bits: of an index, 1..7.

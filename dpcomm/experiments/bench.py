@@ -419,7 +419,7 @@ def by_processor(
     gpu: bool = False,
     peers: bool = False,
 ) -> list:
-    """What was measured last on every kind of processor.
+    """Latest measurement on every kind of processor.
 
     workload: or part.
     threads: of each contestant.
@@ -445,7 +445,7 @@ def by_processor(
 def committed(
     workload: str, threads: int = 1, root: Path = None, gpu: bool = False
 ) -> tuple:
-    """What was measured last.
+    """Latest measurement.
 
     workload: or part.
     threads: of each contestant.
@@ -553,7 +553,7 @@ def differing(
 def remarks(
     record: dict,  # of a bench
 ) -> list:  # sentences
-    "What to know beside the numbers of a record."
+    "Remarks on the numbers of a record."
     found = [
         f"{r['workload']}: the update of {r['peer']} {r['part']} is not the"
         f" reference's, relative error {r['error']:g}: its times are of other work"

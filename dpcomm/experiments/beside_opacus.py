@@ -68,7 +68,7 @@ def account(
     steps: int,  # >= 1
     delta: float,  # in (0, 1)
 ) -> dict:  # rdp, its order, prv, and prv on the finer grid
-    "What the accountants of Opacus say."
+    "Epsilons of the accountants of Opacus."
     with needs("opacus"):
         from opacus.accountants import PRVAccountant, RDPAccountant
 

@@ -44,7 +44,7 @@ def remote(
 # %% ../../nbs/reference/cluster.ipynb #f5a8ed93
 @dataclass
 class Outcome:
-    """What an engine has brought back.
+    """Result of a job from an engine.
 
     records: of Record.
     failed: Job -> error in words.
@@ -92,7 +92,7 @@ def run_dask(
 def exposed(
     address: str,  # of a scheduler
 ) -> str:  # a sentence; '' where strangers cannot reach it, or have no certificate
-    "What an address without encryption allows."
+    "Warning about an address without encryption."
     protocol, _, place = address.rpartition("://")
     host = place.rpartition(":")[0].strip("[]")
     try:
@@ -173,7 +173,7 @@ class Resumable:
         return remote(self.job, self.out)
 
     def checkpoint(self):
-        "What is put back into the queue."
+        "Job that is put back into the queue."
         return _submitit().helpers.DelayedSubmission(self)
 
 
@@ -201,7 +201,7 @@ LONGEST = 24 * 60  # minutes that a job may ask for at a time
 def request_of(
     job: Job,
 ) -> tuple:  # minutes, GiB, times that it may be put back into the queue
-    "What a job asks of a batch system."
+    "Resources that a job requests from a batch system."
     minutes = 30 + 3 * job.minutes
     hours = 2 ** max(0, math.ceil(math.log2(minutes / 60)))
     memory = 2 ** max(0, math.ceil(math.log2(job.memory)))

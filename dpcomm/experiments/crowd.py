@@ -108,7 +108,7 @@ def round_costs(
     threads: int = 1,  # that train them
     say=lambda line: None,  # called with a line about the state
 ) -> dict:  # cpu and wall seconds, memory in MiB
-    "What a round of n clients costs in a process of its own; NotRun where it fails."
+    "Cost of a round of n clients in a process of its own; NotRun if it fails."
     call = ["dpcomm.experiments.crowd", "tell", json.dumps(name), str(n), str(threads)]
     errors = tempfile.TemporaryFile("w+")  # a pipe that nobody empties would fill up
     process = subprocess.Popen(

@@ -27,7 +27,7 @@ PAPER = "dprec"
 def settings(
     scale: str,  # smoke, quick or full: all have the paper's sizes
 ) -> dict:  # name of a run -> arguments of replay.count_bits
-    "What every printed number of gigabytes counts."
+    "Protocols whose bytes the printed gigabytes count."
     return protocols()
 
 # %% ../../nbs/experiments/dprec_costs.ipynb #00f22565

@@ -29,7 +29,7 @@ from ..training.federated import Config, Task, simulate
 # %% ../../nbs/reference/dprec_curves.ipynb #27303f23
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """What is trained, how, and under which promise.
+    """Mechanism, settings and guarantee of one line of a figure.
 
     key: name of its row, as 'eps3.rec'.
     config: with the mechanism's own sampling and rounds.
@@ -58,7 +58,7 @@ class Curve:
 
 # %% ../../nbs/reference/dprec_curves.ipynb #st4ted02
 def stated(name: str, task: str):
-    """What DP-REC's paper states for a task. [dprec App. C.2]
+    """Settings that DP-REC's paper states for a task. [dprec App. C.2]
 
     name: of a hyper-parameter, as 'rec.c.eps3'.
     task: mnist, femnist, shakespeare, solr or mean.
@@ -110,7 +110,7 @@ def as_run(
     delta: float,  # in (0, 1)
     d: int = None,  # parameters of the model, for a DDGauss
 ) -> dict:  # relation -> Guarantee
-    """What a run with cohorts of a fixed size proves. [fltop_privacy, Thms. seat and
+    """Guarantee of a run with cohorts of a fixed size. [fltop_privacy, Thms. seat and
     replace; Kairouz et al. 2021]
     """
     if config.sampling != "fixed":
@@ -458,7 +458,7 @@ SCORES = {"acc": "accuracy", "comm": "traffic", "loss": "loss"}
 def scores_of(
     fills: tuple,  # keys of cells
 ) -> dict:  # key -> name of a score, for those that end in one
-    "Which score a cell holds."
+    "Score that a cell holds."
     ends = {key: SCORES.get(key.rpartition(".")[2]) for key in fills}
     return {key: name for key, name in ends.items() if name}
 

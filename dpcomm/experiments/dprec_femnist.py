@@ -35,7 +35,7 @@ PAPER = "dprec"
 def settings(
     scale: str,  # smoke, quick or full
 ) -> dict:  # as `protocol` has it
-    "What all runs of a scale share. [dprec App. C.2]"
+    "Settings common to all runs of a scale. [dprec App. C.2]"
     if scale == "full":
         return protocol()
     cohort, eval_every, short, long = {"smoke": (5, 1, 2, 3), "quick": (20, 5, 20, 40)}[

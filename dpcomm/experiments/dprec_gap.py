@@ -47,7 +47,7 @@ CLIPS = {  # key of a run -> prefix of the text's cells, stated epsilon
 def clip(
     key: str,  # of CLIPS, or of a run that varies one
 ) -> float:  # clip over standard deviation of the prior
-    "What either text states. [dprec App. C.2]"
+    "Clip that either text states. [dprec App. C.2]"
     prefix, eps = CLIPS[key]
     version = "iclr" if prefix else "arxiv"
     return paper_tables.hyper("dprec", f"rec.c.eps{eps}", "mnist", version).value
@@ -157,7 +157,7 @@ def curve(
     n_clients: int,  # in the federation
     groups: tuple,  # sizes of a message's groups, summing to the parameters
 ) -> dprec_curves.Curve:
-    "Mechanism, configuration and promise of one run. [dprec App. C.2]"
+    "Mechanism, configuration and guarantee of one run. [dprec App. C.2]"
     *_, factor, eps, kind = run.key.split(".")
     key = f"iclr.{eps}.rec" if "iclr" in (factor, kind) else f"{factor}.{eps}.{kind}"
     if key not in CLIPS:

@@ -34,7 +34,7 @@ stated = partial(dprec_curves.stated, task="femnist")
 def settings(
     scale: str,  # smoke, quick or full
 ) -> dict:  # images, net, messages, first, config
-    "What all runs of a scale share; `messages` times `first` indices are encoded."
+    "Settings common to all runs of a scale; `messages` times `first` indices are encoded."
     digits = dict(images="digits", net="linear", first=100, messages=6)
     writers = dict(images="mnist-by-writer", net="cnn10", first=300)
     s, rounds, cohort = {
@@ -95,7 +95,7 @@ UNCLIPPED = 1e6  # a norm that no update has
 def curve(
     run: Run,
 ) -> dprec_curves.Curve:
-    "Mechanism and promise of a case. [dprec App. C.2, Table 3]"
+    "Mechanism and guarantee of a case. [dprec App. C.2, Table 3]"
     s, std, n = settings(run.scale), stated("rec.std"), len(federation(run.scale).parts)
     sizes = tuple(groups(models.build(s["net"], seed_tree(0, "init"))).values())
     if run.key == "private":

@@ -63,7 +63,7 @@ def curve(
     sizes: tuple,  # groups of a message, one a tensor
     device: str = "cpu",  # cpu, cuda or cuda:<index>
 ) -> Curve:
-    "Mechanism, configuration and promise of one run. [dprec Fig. 2, Table 3, Sec. 4.1]"
+    "Mechanism, configuration and guarantee of one run. [dprec Fig. 2, Table 3, Sec. 4.1]"
     short, long = femnist_columns.configs(s, device)
     if key.startswith("only"):
         return unclipped(key, long, sizes)

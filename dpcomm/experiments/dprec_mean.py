@@ -110,7 +110,7 @@ def closed_form(
     key: str,  # of a run
     scale: str,  # smoke, quick or full
 ) -> float:  # squared error, summed over coordinates
-    "What a run should find, on the vectors of seed 0."
+    "Expected result of a run, on the vectors of seed 0."
     x, m = vectors(0, **settings(scale)), method(key)
     if key.startswith("sqkr"):
         return sqkr_error(x, m, public=key == "sqkr.public")

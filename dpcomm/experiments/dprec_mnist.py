@@ -21,7 +21,7 @@ PAPER = "dprec"
 def settings(
     scale: str,  # smoke, quick or full
 ) -> dict:  # images, n_clients, nets, config
-    "What all runs of a scale share. [dprec App. C.2]"
+    "Settings common to all runs of a scale. [dprec App. C.2]"
     paper = Config()
     return {
         "smoke": dict(

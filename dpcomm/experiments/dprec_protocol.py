@@ -43,7 +43,7 @@ def protocol(
     rounds: int = None,  # None: the task's
     indices: int = None,  # of a message of DP-REC; None: the task's
 ) -> dict:  # arguments of replay.count_bits
-    "What one run sends: the message, the alternative to the history, who is drawn."
+    "Traffic of one run: the message, the alternative to the history, the draws."
     d, rec = stated("n_params", task), method == "rec"
     up = d * int(method.removeprefix("ddg")) if "ddg" in method else 32 * d
     state, seed_bits = 0, 0
@@ -67,7 +67,7 @@ TASKS = ("mnist", "femnist", "shakespeare", "solr")
 # %% ../../nbs/reference/dprec_protocol.ipynb #5e1deb8e
 @cache
 def protocols() -> dict:
-    """What every printed number of gigabytes counts. [dprec Tables 1, 3; Sec. 4.1]
+    """Protocols whose bytes the printed gigabytes count. [dprec Tables 1, 3; Sec. 4.1]
 
     Returns: name of a run -> what `protocol` returned.
     """
@@ -135,7 +135,7 @@ ACCOUNTANTS = {
 def epsilons(
     row: str,  # as 'mnist.eps3.rec'
 ) -> tuple:  # of Guarantee, one an accountant
-    "What a stated noise or clip proves. [dprec App. C.2]"
+    "Guarantees of a stated noise or clip. [dprec App. C.2]"
     task, eps, kind = row.split(".")
     n, m = stated("n_clients", task), mechanism_of(row)
     run = dict(rounds=rounds_of(task, kind), n_clients=n, cohort=stated("cohort", task))
@@ -155,7 +155,7 @@ def epsilons(
 def as_run(
     row: str,  # as 'mnist.eps3.fedavg'
 ) -> dict:  # relation -> Guarantee; empty for DP-REC
-    "What a run with cohorts of a fixed size proves."
+    "Guarantee of a run with cohorts of a fixed size."
     task, eps, kind = row.split(".")
     if kind == "rec":
         return {}

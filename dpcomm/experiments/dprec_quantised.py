@@ -71,7 +71,7 @@ def curve(
     run: Run,  # of the grid
     groups: tuple,  # sizes of a message's groups, summing to the parameters
 ):  # dprec_curves.Curve
-    "Mechanism, configuration and promise of one run. [dprec App. C.2, D.3]"
+    "Mechanism, configuration and guarantee of one run. [dprec App. C.2, D.3]"
     kind, s = run.key.split(".")[-1], settings(run.scale)
     common = s["config"], s["n_clients"]
     if kind in PLAIN:

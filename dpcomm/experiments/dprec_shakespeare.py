@@ -25,7 +25,7 @@ stated = partial(dprec_curves.stated, task="shakespeare")
 def settings(
     scale: str,  # smoke, quick or full
 ) -> dict:  # text, n_clients, shorten, n_test, hidden, clip, std, config
-    "What both runs of a scale share. [dprec App. C.1, C.2]"
+    "Settings common to both runs of a scale. [dprec App. C.1, C.2]"
     clip, std = stated("fedavg.clip"), stated("rec.std")
     paper = dict(rounds=stated("rounds"), eval_every=10)
     small = dict(rounds=6, cohort=4, eval_every=2)
@@ -97,7 +97,7 @@ def network(
 def curve(
     run: Run,
 ) -> dprec_curves.Curve:
-    "Mechanism, configuration and promise of one run. [dprec App. C.2]"
+    "Mechanism, configuration and guarantee of one run. [dprec App. C.2]"
     s, sizes = settings(run.scale), tuple(groups(network(run.scale, 0)).values())
     return dprec_curves.line(
         "shakespeare",
@@ -113,7 +113,7 @@ def curve(
 def source(
     clients,  # images.Federation
 ) -> dict:  # name, hashes and counts
-    "What a record says of its data."
+    "Fields of a record about its data."
     return source_of(clients) | dict(n_train=int(clients.sizes.sum()))
 
 # %% ../../nbs/experiments/dprec_shakespeare.ipynb #78d531d2
@@ -121,7 +121,7 @@ def counted(
     run: Run,  # partition or space
     clients,  # images.Federation
 ) -> dict:  # what runs.record_of takes
-    "What can be told without training."
+    "Numbers that need no training."
     if run.key == "partition":
         cells = dprec_curves.counts(clients, run.fills)
     else:

@@ -26,7 +26,7 @@ stated = partial(dprec_curves.stated, task="solr")
 def settings(
     scale: str,  # smoke, quick or full
 ) -> dict:  # made, n_test, config
-    "What both runs of a scale share. [dprec App. C.1, C.2]"
+    "Settings common to both runs of a scale. [dprec App. C.1, C.2]"
     rounds = dict(rounds=stated("rounds"), eval_every=50)
     tiny = dict(n_words=400, n_tags=40, n_topics=10, mean=30.0, std=40.0, most=400)
     less = dict(n_words=1000, n_tags=100, n_topics=20, mean=100.0, std=200.0, most=5000)
@@ -80,7 +80,7 @@ def curve(
     scale: str,  # smoke, quick or full
     kind: str,  # fedavg or rec
 ) -> dprec_curves.Curve:
-    "Mechanism, configuration and promise of one run. [dprec App. C.2]"
+    "Mechanism, configuration and guarantee of one run. [dprec App. C.2]"
     made, config = (settings(scale)[name] for name in ("made", "config"))
     groups = (made.n_words * made.n_tags // 5,) * 5 + (made.n_tags,)
     more = dict(accountant="exact-classic") if scale == "full" else {}
@@ -98,7 +98,7 @@ def source(
     clients,  # stackoverflow.LazyFederation
     made: SyntheticPosts,
 ) -> dict:  # name, hashes, counts, and how the posts are made
-    "What a record says of its data."
+    "Fields of a record about its data."
     counted = source_of(clients)
     del counted["n_train"]
     return counted | dict(made=asdict(made))
@@ -108,7 +108,7 @@ def two_rounds(
     scale: str,  # smoke, quick or full
     kind: str,  # fedavg or rec
 ) -> dict:  # what runs.record_of takes
-    "What two rounds send, for the sake of their cost."
+    "Messages of two rounds, to measure their cost."
     made, line = settings(scale)["made"], curve(scale, kind)
     config, clients = (
         replace(line.config, rounds=2, eval_every=2),

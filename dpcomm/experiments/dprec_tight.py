@@ -39,7 +39,7 @@ def setting(
     eps: int,  # 3 or 6
     kind: str,  # a key of KINDS
 ) -> float:  # clip over std of DP-REC; noise multiplier of DP-FedAvg
-    "What a budget allows by one accountant. [dprec_theorem, Thms. F and order]"
+    "Clip or noise that a budget allows by one accountant. [dprec_theorem, Thms. F and order]"
     n, cohort, rounds = (stated(name) for name in ("n_clients", "cohort", "rounds"))
     if kind == "fedavg-tight":
         return dprec_curves.tight_sigma(eps, n, cohort, rounds)
@@ -101,7 +101,7 @@ def curve(
     run: Run,  # of the grid
     groups: tuple,  # sizes of a message's groups, summing to the parameters
 ) -> dprec_curves.Curve:
-    "Mechanism, configuration and promise of one run. [dprec App. C.2]"
+    "Mechanism, configuration and guarantee of one run. [dprec App. C.2]"
     *net, budget, kind = run.key.split(".")
     s, value = settings(run.scale), setting(int(budget[3:]), kind)
     common, N = (run.key, s["config"], s["n_clients"]), s["n_clients"]

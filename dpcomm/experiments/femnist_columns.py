@@ -91,7 +91,7 @@ def line(
     sizes: tuple,  # groups of a message
     device: str = "cpu",  # cpu, cuda or cuda:<index>
 ) -> dprec_curves.Curve:
-    "Mechanism, configuration and promise of one run. [dprec App. C.2]"
+    "Mechanism, configuration and guarantee of one run. [dprec App. C.2]"
     short, long = configs(s, device)
     return dprec_curves.of_table1(key, short, long, n_clients, sizes)
 

@@ -24,7 +24,7 @@ def own(
     scale: str,  # smoke, quick or full
     name: str,  # as 'fmnist.eps_last.pld'
 ) -> str:  # key of a cell of ours
-    "Where a number goes that the paper does not print."
+    "Key of a number that the paper does not print."
     return f"ours.{name}" if scale == "full" else f"ours.{scale}.{name}"
 
 # %% ../../nbs/experiments/fltop_costs.ipynb #7d27dc67

@@ -28,7 +28,7 @@ TASKS = {"fmnist": "Fashion-MNIST", "medical": "medical data"}
 def setting(
     task: str,  # one of `TASKS`
 ) -> dict:  # n_params, cohort, n_clients, rounds, sigma
-    "What costs and epsilons follow from. [fltop Table 5]"
+    "Settings that determine costs and epsilons. [fltop Table 5]"
     names = "n_params", "cohort", "n_clients", "rounds", "sigma"
     return {name: stated(task, name) for name in names}
 
@@ -67,7 +67,7 @@ def cost_kb(
     task: str,  # one of `TASKS`
     rounds: int,  # done, >= 1
 ) -> float:  # kB of 1,000 bytes
-    "What an average client sends or receives. [fltop Sec. 4.1]"
+    "Traffic of an average client, up or down. [fltop Sec. 4.1]"
     rate = Fraction(stated(task, "cohort"), stated(task, "n_clients"))
     return float(4 * values * rounds * rate / 1000)
 
@@ -99,7 +99,7 @@ def guarantee(
     rounds: int,  # done, >= 1
     accountant: str = "rdp-classic",  # one of `ACCOUNTANTS`
 ) -> Guarantee:
-    "What the paper's settings prove if cohorts were drawn by coins. [fltop Thm. 1]"
+    "Guarantee of the paper's settings if cohorts were Poisson samples. [fltop Thm. 1]"
     orders = accounting.INTEGER_ORDERS if accountant == "rdp-classic" else None
     rate = stated(task, "cohort") / stated(task, "n_clients")
     sigma, delta = stated(task, "sigma"), stated(task, "delta")
@@ -120,7 +120,7 @@ def guarantee(
 def as_run(
     task: str,  # one of `TASKS`
 ) -> dict:  # relation -> Guarantee
-    "What the protocol proves, whose cohorts have a fixed size. [fltop_privacy]"
+    "Guarantee of the protocol, whose cohorts have a fixed size. [fltop_privacy]"
     rate = stated(task, "cohort") / stated(task, "n_clients")
     run = stated(task, "sigma"), rate, stated(task, "rounds"), stated(task, "delta")
     return {name: fixed_size_epsilon(*run, name) for name in ("add-remove", "replace")}
@@ -179,7 +179,7 @@ def over_rounds(
 
 # %% ../../nbs/reference/fltop_counts.ipynb #d4df09bb
 def patients() -> dict:  # key of a cell, as 'medical.train.total' -> [value, unit]
-    "What the medical tables' own numbers add up to. [fltop Table 4, App. A]"
+    "Sums of the medical tables' own numbers. [fltop Table 4, App. A]"
     printed = {
         c.key.removeprefix("medical."): c.value for c in paper_tables.cells("fltop")
     }

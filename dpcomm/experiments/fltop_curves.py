@@ -43,7 +43,7 @@ def word(
 def parse(
     key: str,  # as 'fl_top_dp.r0.5' or 'diabetes130.fl_top_dp.r0.5'
 ) -> tuple:  # name of the scheme, private or not, r in (0, 1]
-    "What a key says."
+    "Scheme and fraction that a key names."
     head, _, percent = key.partition(".r")
     scheme = head.rpartition(".")[2]
     names = {word(name): name for name in topk.SCHEMES}
@@ -88,13 +88,13 @@ def stated(
     task: str,  # fmnist or medical
     name: str,  # of a setting
 ):  # its value
-    "What the paper states. [fltop Table 5]"
+    "Settings that the paper states. [fltop Table 5]"
     return paper_tables.hyper("fltop", name, task).value
 
 # %% ../../nbs/reference/fltop_curves.ipynb #2dd723d0
 @dataclass(frozen=True)
 class Setting:
-    "What all runs of one scale of a task share. [fltop Table 5]"
+    "Settings common to all runs of one scale of a task. [fltop Table 5]"
 
     task: str  # fmnist or medical
     config: Config  # of all schemes but FL-CS
@@ -139,7 +139,7 @@ def printed(
 # %% ../../nbs/reference/fltop_curves.ipynb #2cdb5c70
 @dataclass(frozen=True)
 class Place:
-    "Where the runs of one data set belong, and what they need."
+    "Table of the runs of one data set, and what they need."
 
     scale: str  # smoke, quick or full
     cell: object  # 'fl_top.r0.5.accuracy' -> key of its cell; None where it has none
@@ -185,7 +185,7 @@ def scheme_runs(
 def parted(
     key: str,  # as 'fl_cs_dp.r5' or 'linear.fl_cs_dp.r5'
 ) -> tuple:  # what is changed, empty where nothing is; key of the scheme
-    "What a run changes in a scheme."
+    "Changes of a run to a scheme."
     change, dot, rest = key.partition(".fl_")
     if not dot:
         return "", key
@@ -272,7 +272,7 @@ def compare(
     inputs: dict,  # key -> Record
     columns,  # Column of each of its cells
 ) -> dict:  # what runs.record_of takes
-    "How far the first run is above the second."
+    "Difference of two runs."
     first, second = (inputs[key].final for key in run.needs)
     gaps = ([c, c.value(first) - c.value(second)] for c in columns)
     cells = {key: c.cell(gap) for key, (c, gap) in zip(run.fills, gaps)}
@@ -318,7 +318,7 @@ def one_local_round(
     public: Public,
     mask: Tensor = None,  # (d,) 1 where a weight may move; None: all of them
 ) -> Tensor:  # (d,) update
-    "What a client that holds the public batch would send. [fltop Alg. 2]"
+    "Update of a client that holds the public batch. [fltop Alg. 2]"
     config = public.setting.config
     plan = torch.arange(len(public.x)).repeat(1, config.epochs, 1)
     return train_fused(
@@ -440,7 +440,7 @@ def curve(
     seed: int = 0,  # of public random choices
     clip_norm: float = None,  # S of a private scheme; None: by the paper's rule
 ) -> dprec_curves.Curve:
-    "Mechanism, settings and promise of one scheme. [fltop Thm. 1, Table 5]"
+    "Mechanism, settings and guarantee of one scheme. [fltop Thm. 1, Table 5]"
     change, scheme = parted(key)
     (name, private, _), s = parse(scheme), public.setting
     config, own, delta = s.config, partial(stated, s.task), stated(s.task, "delta")

@@ -34,7 +34,7 @@ def ordered(
 def settings(
     scale: str,  # smoke, quick or full
 ) -> Setting:
-    "What all runs of a scale share. [fltop Table 5]"
+    "Settings common to all runs of a scale. [fltop Table 5]"
     config = dict(cohort=stated("cohort"), batch=stated("batch_size"), eval_every=10)
     full = Setting.of_paper(
         "fmnist",
@@ -73,7 +73,7 @@ def cell(
     scale: str,  # smoke, quick or full
     name: str,  # as 'fl_top_dp.r0.5.accuracy'
 ) -> str:  # the paper's key, or one of ours
-    "Where a number belongs."
+    "Key of a number in the paper's table."
     if scale == "smoke":
         return f"ours.smoke.digits.{name}"
     return fltop_curves.printed(f"fmnist.{name}") or f"ours.{scale}.fmnist.{name}"
@@ -129,7 +129,7 @@ def curve(
     key: str,  # of a scheme, or of one changed
     seed: int,  # of the network, the batch and random supports
 ) -> dprec_curves.Curve:
-    "Mechanism, configuration and promise of one run. [fltop Thm. 1]"
+    "Mechanism, configuration and guarantee of one run. [fltop Thm. 1]"
     scheme, clip = key.removeprefix("linear."), None
     name = fltop_curves.printed(f"fmnist.sensitivity.{scheme}")
     if name and scale != "smoke":

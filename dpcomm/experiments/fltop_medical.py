@@ -32,7 +32,7 @@ def ordered(
 def settings(
     scale: str,  # smoke, quick or full
 ) -> Setting:
-    "What all runs of a scale share. [fltop Table 5]"
+    "Settings common to all runs of a scale. [fltop Table 5]"
     config = dict(cohort=26, batch=128, eval_every=1, balance=True)
     full = Setting.of_paper(
         "medical",
@@ -76,7 +76,7 @@ def cell(
     table: str,  # data set
     name: str,  # as 'order.last.fl_cs.r1'
 ) -> str:  # the paper's key on diabetes130 at full scale, else one of ours; or None
-    "Where a number belongs."
+    "Key of a number in the paper's table."
     known = fltop_curves.printed(f"medical.{name}", f"{table}.{name}")
     if (scale, table) == ("full", "diabetes130") and known:
         return known
@@ -122,7 +122,7 @@ def curve(
     run: Run,
     seed: int,  # of the network; a thousand times it, of random supports
 ) -> dprec_curves.Curve:
-    "Mechanism, configuration and promise of one run. [fltop Thm. 1]"
+    "Mechanism, configuration and guarantee of one run. [fltop Thm. 1]"
     table, key = run.key.split(".", 1)
     return fltop_curves.curve(key, public(run.scale, table, seed), 1000 * seed)
 

@@ -35,7 +35,7 @@ ALPHA = 1.0  # of the Dirichlet law of a client's labels
 
 @dataclass(frozen=True)
 class Setting:
-    "Who trains what on one task."
+    "Clients, model and training of one task."
 
     images: str  # data set
     net: str  # key of models.MODELS
@@ -54,7 +54,7 @@ class Setting:
         self,
         trust: str = "central",  # the most that is believed
     ) -> Deployment:
-        "Who takes part, and who is trusted."
+        "Participation and trust."
         return Deployment(
             self.n_clients - self.held,
             self.cohort,
@@ -71,7 +71,7 @@ class Setting:
 def settings(
     scale: str,  # smoke, quick or full
 ) -> dict:  # task -> Setting
-    "What all runs of a task share. [page frontier]"
+    "Settings common to all runs of a task. [page frontier]"
     who = dict(n_clients=3000, held=300, cohort=100, rounds=27, visits=1)
     how = dict(budgets=(8, 2), clip=0.3, steps=(0.01, 0.03, 0.1))
     many = Setting("fashion-mnist", "linear", **who, **how)
@@ -105,7 +105,7 @@ SLOWER = {"sqkr": {"linear": 10, "cnn": 120}}
 def kinds(
     scale: str,  # smoke, quick or full
 ) -> tuple:  # of names, as 'gaussian', 'gaussian.local' or 'none'
-    "What is tuned and trained."
+    "Kinds of runs: tuning and training."
     return SMOKE if scale == "smoke" else ("none", "gaussian.local", *registered())
 
 
@@ -161,7 +161,7 @@ def rows(
     bits: float = None,  # most bits a parameter; None: any
     trust: str = "central",  # the most that is believed
 ) -> dict:  # name of a mechanism -> choosing.Row
-    "What `choose` ranks for a task, under the one definition of this page."
+    "Ranking by `choose` for a task, under the one definition of this page."
     asked = s.deployment(trust)
     ranking = choosing.choose(asked, float(eps), bits, accountants=RENYI).rankings[0]
     return {row.name: row for row in ranking.rows}
@@ -254,7 +254,7 @@ def updates(
     s: Setting,
     rows: int = 16,  # clients, of those who never train
 ) -> torch.Tensor:  # (rows, d) float32, rows of norm one
-    "What held-out clients would send in the first round."
+    "Updates of held-out clients in the first round."
     held = federations(s)[2]
     net, who = models.build(s.net, seed_tree(0, "init")), np.arange(rows)
     task = Task(net, held, None, Config(batch=s.batch, lr=s.lr), 0)

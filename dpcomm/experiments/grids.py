@@ -83,7 +83,7 @@ class Experiment:
 
     @property
     def gpu(self) -> bool:
-        "Whether it can compute on a GPU: its page does not say `gpu=False`."
+        "Whether it can run on a GPU: its page does not set `gpu=False`."
         own = getattr(self.module, "gpu", None)
         return _index().get(self.name, {}).get("gpu", True) if own is None else own
 
@@ -261,7 +261,7 @@ def own_code(
 
 # %% ../../nbs/reference/grids.ipynb #own00003
 def own(name: str, grid, play, table=None) -> Experiment:
-    """An experiment in a notebook outside this package; `runs.play_grid` plays it.
+    """An experiment in a notebook outside this package; `runs.play_grid` runs it.
 
     name: of the notebook's file; '-' and '_' are the same.
     grid: scale -> list of Run, each with a key of its own.
@@ -317,7 +317,7 @@ def _digest(names):
 def index_entry(
     name: str,  # of an experiment
 ) -> dict:  # paper, gpu, grids by scale, files they are made from, SHA-256 of these
-    "What the index holds of an experiment."
+    "Entry of an experiment in the index."
     experiment = find(name)
     grids = {scale: experiment.grid(scale) for scale in validation.SCALES}
     for scale, grid in grids.items():
@@ -389,7 +389,7 @@ def stands(
     scale: str,  # smoke, quick or full
     root=None,  # folder of records; None: the committed ones
 ) -> dict:  # (key, seed) -> Record
-    "What has been recorded of an experiment."
+    "Records of an experiment."
     found = records.load(experiment.paper, experiment.stem, scale, root)
     return {(r.key, r.seed): r for r in records.standing(found).values()}
 
@@ -399,7 +399,7 @@ def spent(
     scale: str,  # smoke, quick or full
     root=None,  # folder of records; None: the committed ones
 ) -> dict:  # (key, seed) -> Spent
-    "What has been recorded of an experiment, and what it has cost, without the rest."
+    "Keys, seeds and costs of an experiment's records."
     return records.spent(experiment.paper, experiment.stem, scale, root)
 
 # %% ../../nbs/reference/grids.ipynb #1be461ee

@@ -129,7 +129,7 @@ RATIOS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 def charged(
     s: Sweep,
 ) -> dict:  # sigma x beta of MVU -> epsilon
-    "What MVU's accountant charges at the middle noise level. [Chaudhuri et al. 2022]"
+    "Epsilon by MVU's accountant at the middle noise level. [Chaudhuri et al. 2022]"
     middle = sorted(s.sigmas)[len(s.sigmas) // 2]
     made = {ratio: at_noise("mvu", middle, s.clip, ratio) for ratio in RATIOS}
     how = ACCOUNTANT["mvu"]
@@ -312,7 +312,7 @@ def pairing(
     found: list,  # of Record, the points of a sweep
     accuracies,  # curve -> (seeds, budgets), percent
 ) -> Table:
-    "How far differences of frontiers vary, judged seed by seed and without. [ours]"
+    "Spread of differences of frontiers, with and without pairing of seeds. [ours]"
     common = {
         kind: {r.config.get("noise") for r in found if r.key.startswith(f"{kind}.")}
         == {"common"}

@@ -16,7 +16,7 @@ PAPER = "imvu"
 def settings(
     scale: str,  # smoke, quick or full
 ) -> Sweep:
-    "What all runs of a scale share. [imvu Sec. 4.2, App. C]"
+    "Settings common to all runs of a scale. [imvu Sec. 4.2, App. C]"
     config = sample_level.stated_config(rounds=50, eval_every=25)
     thin = dict(sigmas=(1.0, 4.0), eps=(0.5, 2.0), rates=(1.0,), small=(0.001,))
     if scale == "smoke":

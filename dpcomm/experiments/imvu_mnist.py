@@ -16,7 +16,7 @@ PAPER = "imvu"
 def settings(
     scale: str,  # smoke, quick or full
 ) -> Sweep:
-    "What all runs of a scale share. [imvu Sec. 4.1]"
+    "Settings common to all runs of a scale. [imvu Sec. 4.1]"
     if scale == "smoke":
         return imvu_curves.smoke("mnist")
     own = {

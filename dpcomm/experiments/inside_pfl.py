@@ -30,7 +30,7 @@ CLIENTS, ROUNDS, BATCH, LR, SEED = 30, 10, 10, 0.5, 1
 
 
 def work() -> tuple:  # model; (images, labels) of each client; (images, labels) to test
-    "What is trained on what."
+    "Model and data."
     data = images.load("digits")
     model = models.initialise(
         torch.nn.Sequential(
@@ -161,7 +161,7 @@ def by_hand(
 def accuracy(
     w: Tensor,  # (d,) weights of the model of `work`
 ) -> float:  # percent of the test images
-    "How well the weights tell digits apart."
+    "Accuracy of the weights on digits."
     model, _, (x, y) = work()
     torch.nn.utils.vector_to_parameters(w, model.parameters())
     return 100 * (model(x).argmax(1) == y).double().mean().item()
@@ -197,7 +197,7 @@ def guarantee(
     name: str,  # a key of SETTINGS
     delta: float = 1e-5,  # in (0, 1)
 ) -> Guarantee:  # of the run: everybody takes part in every round
-    "What the run proves if nobody could guess its seed."
+    "Guarantee of the run if its seed is secret."
     how = dict(sampling="none") if name == "rec" else {}
     made = contract.mechanism(name, **SETTINGS[name][0])
     proved = made.guarantee(rounds=ROUNDS, delta=delta, **how)

@@ -50,7 +50,7 @@ def layer_costs(model: nn.Sequential, x: Tensor) -> dict:
 
 # %% ../../nbs/reference/layers.ipynb #lay00011
 class Clock:
-    "What every part of a step costs, from one call to the next."
+    "Time of every part of a step, from one call to the next."
 
     def __init__(self):
         self.costs = defaultdict(list)
@@ -72,7 +72,7 @@ def step_costs(
     work: Work,  # a round
     repeats: int,  # times that the first clients train, after one that is not counted
 ) -> tuple:  # (layer, part) -> costs of the steps, of all clients together; clients
-    "What the parts of a step cost in engine 'fused'."
+    "Time of the parts of a step in engine 'fused'."
     w = flatten(p.detach() for p in work.model.parameters())
     n = min(local_sgd.clients_per_call("fused", work.model), len(work.plan))
     for clock in (Clock(), Clock()):
@@ -98,7 +98,7 @@ def bound_by(
     arithmetic: float,  # seconds that the operations take at the peak
     memory: float,  # seconds that the bytes take in a copy
 ) -> str:  # arithmetic, memory or overhead
-    "What explains most of a time."
+    "Part that takes most of a time."
     if 2 * max(arithmetic, memory) < seconds:
         return "overhead"
     return "arithmetic" if arithmetic >= memory else "memory"

@@ -25,7 +25,7 @@ def away(
 def collision(
     ratio,  # length over standard deviation, any shape
 ):  # S_2 of two candidates, the same shape
-    "What one of two candidates keeps back of its input."
+    "Expected sum of the squared probabilities of two candidates."
     z = np.linspace(-8, 8, 4001)
     weight = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
     return (1 + np.tanh(np.multiply.outer(ratio, z) / math.sqrt(2)) ** 2 @ weight) / 2

@@ -42,7 +42,7 @@ def settings(
 def sizes(
     scale: str,  # smoke, quick or full
 ) -> dict:  # key of a run -> (mechanism, d, n, most bits a parameter; None: any)
-    "What is played, by the key of its run."
+    "Sizes to run, by the key of the run."
     s, names = settings(scale), registered()
     asked = [(name, d, n, None) for d in s["d"] for n in s["n"] for name in names]
     asked += [(name, *size) for size in s["limited"] for name in NARROW]
@@ -121,7 +121,7 @@ def plays(
     n: int,  # clients of a round
     entries: int,  # of all rounds together
 ) -> tuple:  # rounds, and clients played in each
-    "How much of a size is played."
+    "Number of rounds and clients to run for a size."
     entries //= SLOW.get(name, 1)
     rounds = min(max(entries // 8 // (n * d), 4), 64)
     return rounds, min(n, max(2, entries // (rounds * d)))
@@ -141,7 +141,7 @@ def chosen(
     n: int,  # clients
     bits: float,  # most bits a parameter; None: any
 ):  # Choice
-    "What `choose` finds for one round of n clients."
+    "Result of `choose` for one round of n clients."
     asked = Deployment(n, n, 1, DELTA, sampling="none", d=d)
     return choose(asked, EPS, bits, accountants=RENYI)
 

@@ -37,7 +37,7 @@ def package_versions(
     packages: tuple,  # names of distributions
     python: str = None,  # whose Python; None: this one
 ) -> dict:  # package -> version; None where one is not installed
-    "What a Python has of these packages."
+    "Versions of these packages in a Python."
     ask = "import sys; from importlib.metadata import version as v;"
     ask += "print(*map(v, sys.argv[1:]))"
     words = [python or sys.executable, "-c", ask, *packages]
@@ -49,7 +49,7 @@ def peer_versions(
     name: str,  # loop, pfl or flower
     python: str = None,  # its Python, where that is not this one
 ) -> dict:  # package -> version
-    "What a peer consists of; refuses one that does not exist or is not installed."
+    "Packages of a peer; refuses one that does not exist or is not installed."
     needs = NEEDS[check_choice("--peer", name, tuple(NEEDS))]
     if python and not shutil.which(python):
         raise ValueError(
@@ -109,7 +109,7 @@ class NotRun(Exception):
 # %% ../../nbs/reference/peers.ipynb #62b66255
 @dataclass
 class Contestant:
-    "A process that plays a round when it is told to."
+    "A process that runs a round on request."
 
     name: str  # of the script play_NAME.py: dpcomm, loop, pfl or flower
     folder: Path  # with the work
@@ -135,7 +135,7 @@ class Contestant:
 
     @property
     def update_file(self) -> Path:
-        "Where the first round's update is."
+        "Path of the first round's update."
         return self.folder / f"{self.own}.npy"
 
 # %% ../../nbs/reference/peers.ipynb #3bc87f65

@@ -111,7 +111,7 @@ def _check_table(table, where):
 def read_grid(
     path,  # TOML file with tables [[sweep]]: experiment, scale, seeds, only
 ) -> list:  # of dict, arguments of `jobs_of`
-    "What a grid file asks for; ValueError says what to correct. [TOML 1.0]"
+    "Runs that a grid file requests; ValueError says what to correct. [TOML 1.0]"
     path, allowed = Path(path), ("experiment", "scale", "seeds", "only")
     try:
         asked = tomllib.loads(path.read_text(encoding="utf-8")).get("sweep", [])
@@ -151,7 +151,7 @@ def plan(asked: list, out=None) -> list:
 
 # %% ../../nbs/reference/planning.ipynb #a6efbcf5
 def plan_table(jobs: list) -> Table:
-    """What a plan would take.
+    """Time and memory of a plan.
 
     jobs: of Job.
     Returns: one row an experiment.

@@ -57,7 +57,7 @@ def workload(
     whole: bool = False,  # all clients of the round, also where fewer are the default
     seed: int = 0,  # of weights and inputs
 ) -> Work:
-    "The round that a name stands for."
+    "The round with a name."
     architecture, clients, all_clients, steps, batch = WORKLOADS[
         check_choice("workload", name, tuple(WORKLOADS))
     ]

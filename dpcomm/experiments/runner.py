@@ -36,7 +36,7 @@ def checkout() -> Path:  # folder that holds nbs/ and dpcomm/; None where there 
 
 # %% ../../nbs/reference/runner.ipynb #6fab5cac
 def notebooks() -> Path:  # folder of the experiments
-    "Where the notebooks are; FileNotFoundError where the package came without them."
+    "Path of the notebooks; FileNotFoundError if the package came without them."
     root = checkout()
     found = root / "nbs" / "experiments" if root else PACKAGE / "assets" / "experiments"
     if not found.is_dir():
@@ -102,7 +102,7 @@ def notebook(name: str) -> Path:
 def question(
     name: str,  # experiment
 ) -> str:  # one sentence
-    "What an experiment asks: the line after its title."
+    "Question of an experiment: the line after its title."
     page = json.loads(notebook(name).read_text(encoding="utf-8"))
     lines = "".join(page["cells"][0]["source"]).splitlines()
     return next((line[1:].strip() for line in lines if line.startswith(">")), "")
@@ -208,7 +208,7 @@ def device(name: str = "auto", gpu: bool = True) -> str:
 
 # %% ../../nbs/reference/runner.ipynb #7d1ba714
 def differences(config, paper) -> str:
-    """Where the settings of a run are not the paper's.
+    """Settings of a run that differ from the paper's.
 
     config: settings of this run, a dataclass.
     paper: settings of the paper, the same dataclass.
@@ -432,7 +432,7 @@ def run_papermill(
 # %% ../../nbs/reference/runner.ipynb #907203f0
 @dataclass(frozen=True)
 class Outcome:
-    """What one call of `run` leaves behind.
+    """Result of one call of `run`.
 
     name: experiment.
     scale: smoke, quick or full.

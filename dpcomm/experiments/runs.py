@@ -79,7 +79,7 @@ def record_of(
     cost: dict,
     device: str = "cpu",
 ) -> Record:
-    """A played run as a record.
+    """A finished run as a record.
 
     seed: root of its random numbers.
     played: what `play` returned.
@@ -156,7 +156,7 @@ def from_training(
 
 # %% ../../nbs/reference/runs.ipynb #a2ba42da
 def source_of(federation) -> dict:
-    """What a record says of its data.
+    """Fields of a record about its data.
 
     federation: images.Federation.
     Returns: name, hashes and counts.
@@ -180,7 +180,7 @@ def difference(
     score: str = "accuracy",  # name in `final`
     unit: str = "percentage points",  # of the cell
 ) -> dict:  # what `play` returns
-    "How far one run ends above another with the same seed."
+    "Difference of the final scores of two runs with the same seed."
     a, b = (inputs[key].final[score] for key in (above, below))
     return dict(cells={cell: [a - b, unit]}, data=inputs[above].data)
 
@@ -398,7 +398,7 @@ def labels(
     jobs: list,  # of (Run, seed), as `chosen` returns them
     out=None,  # folder of records; None is runs/ in the checkout
 ) -> list:  # one text a job, as 'eps3.rec, seed 0 (2 of 8, 12 min left)'
-    "What the progress bars of a grid say: which run, and what is left of the whole."
+    "Labels of the progress bars of a grid: the run, and the remaining part of the grid."
     have = stands(experiment, scale) | stands(
         experiment, scale, runner.output_folder(out)
     )

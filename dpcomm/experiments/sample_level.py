@@ -71,7 +71,7 @@ def worst(
     mine: str,  # mechanism
     other: str,  # mechanism
 ) -> float:  # percentage points
-    "How far one frontier is above another where it is least so. [imvu Figure 3]"
+    "Smallest distance of one frontier above another. [imvu Figure 3]"
     found = {}
     for record in inputs.values():
         if record.final:
@@ -211,7 +211,7 @@ def task_of(
     point: tuple,  # data, mechanism, level, server's rate
     seed: int,  # root of all random numbers but the split of the clients
 ) -> tuple:  # federated.Task; {model: network, most: visits of a client, nominal: size}
-    "What one setting trains, and what its record adds. [imvu Sec. 4.2]"
+    "Task of one setting, and the additions to its record. [imvu Sec. 4.2]"
     data, kind, level, rate = point
     size, net = nominal(data), NETS[data]
     model = models.build(net, seed_tree(seed, "init"))
@@ -226,7 +226,7 @@ def task_of(
 def about_data(
     clients,  # images.Federation with clients held out
 ) -> dict:  # name, hashes and counts
-    "What a record says of its data. [imvu Sec. 4.2]"
+    "Fields of a record about its data. [imvu Sec. 4.2]"
     return source_of(clients) | dict(n_train=int(clients.sizes.sum()))
 
 # %% ../../nbs/reference/sample_level.ipynb #e2d0e6df

@@ -23,7 +23,7 @@ from ..training.models import MODELS, build
 # %% ../../nbs/reference/sqsgd_curves.ipynb #2106d811
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """What all curves of a task share. [sqsgd Sec. 4]
+    """Settings common to all curves of a task. [sqsgd Sec. 4]
 
     d: weights of the network.
     eps: three budgets of one message, rising.
@@ -167,7 +167,7 @@ def gap(
     inputs: dict,  # key -> Record, of one seed
     claim: tuple,  # keys above, key below, round (None: the last)
 ) -> float:  # percentage points; FloatingPointError where a curve diverged
-    "How far the best of some curves is above another. [sqsgd Sec. 4]"
+    "Difference of the best of some curves and another. [sqsgd Sec. 4]"
     above, below, at = claim
 
     def accuracy(key):
@@ -192,7 +192,7 @@ def settings(
 # %% ../../nbs/reference/sqsgd_curves.ipynb #9cce41ac
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    "What is compared on one task at one scale. [sqsgd Sec. 4]"
+    "Comparison on one task at one scale. [sqsgd Sec. 4]"
 
     task: str  # mnist, fmnist or emnist: whose settings and claims
     scale: str  # smoke, quick or full

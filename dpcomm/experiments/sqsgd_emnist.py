@@ -19,7 +19,7 @@ QUICK = ("sqsgd.eps400", "pm.eps400", "vqsgd.eps400")
 def settings(
     scale: str,  # smoke, quick or full
 ) -> Comparison:
-    "What all runs of a scale share. [sqsgd Sec. 4]"
+    "Settings common to all runs of a scale. [sqsgd Sec. 4]"
     name, own = "emnist-mnist", dict(engine="fused")
     if scale == "smoke":
         own |= dict(rounds=20, eval_every=10)

@@ -19,7 +19,7 @@ QUICK = ("sqsgd.eps2000", "pm.eps2000", "vqsgd.eps2000")
 def settings(
     scale: str,  # smoke, quick or full
 ) -> Comparison:
-    "What all runs of a scale share. [sqsgd Sec. 4]"
+    "Settings common to all runs of a scale. [sqsgd Sec. 4]"
     net, own = "resnet110", ("fmnist", scale, "fashion-mnist")
     if scale == "smoke":
         return sqsgd_curves.comparison(

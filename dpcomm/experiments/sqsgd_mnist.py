@@ -22,7 +22,7 @@ SMOKE = (*QUICK, "fig1.K2", "projected.eps400", "memoryless.eps400", "plain")
 def settings(
     scale: str,  # smoke, quick or full
 ) -> Comparison:
-    "What all runs of a scale share. [sqsgd Sec. 4]"
+    "Settings common to all runs of a scale. [sqsgd Sec. 4]"
     name, keys, own = {
         "smoke": ("digits", SMOKE, dict(rounds=20, eval_every=10)),
         "quick": ("mnist", QUICK, dict(rounds=15 * 188)),

@@ -87,7 +87,7 @@ def work(
 # %% ../../nbs/reference/sweep.ipynb #3ac4ab22
 @dataclass
 class Worker:
-    "A process that plays a job, and then perhaps another of its experiment."
+    "A process that runs a job, and then perhaps another of its experiment."
 
     job: Job
     process: Any  # subprocess.Popen, its input and output open
@@ -100,7 +100,7 @@ class Worker:
         return (own.experiment, own.scale, own.device) == (experiment, scale, device)
 
     def code(self) -> int:  # None while it plays
-        "What became of the job."
+        "Outcome of the job."
         ended = self.process.poll()
         if select.select([self.process.stdout], [], [], 0)[0]:
             answer = self.process.stdout.readline()
@@ -130,7 +130,7 @@ class Worker:
 def state_of(
     worker: Worker,
 ) -> str:  # as '42%, accuracy 83.1%'
-    "How far its job is, from the progress bar."
+    "Progress of its job, from the progress bar."
     lines = re.split(r"[\r\n]", worker.tail().rpartition(BEGINS)[2])
     bars = [line for line in lines if "%|" in line]
     if not bars:
@@ -207,7 +207,7 @@ def least_used(
     sweep: Sweep,
     names: tuple,  # of GPUs
 ) -> str:  # the one that fewest workers see; None where there is no choice
-    "Which GPU the next worker gets."
+    "GPU of the next worker."
     if len(names) < 2:
         return None
     taken = Counter(worker.gpu for worker in (*sweep.running, *sweep.idle))

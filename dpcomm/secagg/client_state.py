@@ -158,7 +158,7 @@ def take_fields(
 
 # %% ../../nbs/secagg/client_state.ipynb #57a7e116
 class Counter:
-    "How far the sessions of a key have come: the number only rises."
+    "Progress of the sessions of a key: the number only increases."
 
     def __init__(
         self,

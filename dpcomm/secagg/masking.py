@@ -102,7 +102,7 @@ def add_mask(
 def byte_spans(
     bits: int,  # of an element, 1..64
 ) -> list:  # of (element, byte, shift) in a group of eight elements
-    "Which byte holds which bits of which element, little-endian."
+    "Bytes and bits of each element, little-endian."
     check_between("bits", bits, 1, 64)
     return [
         (j, byte, 8 * byte - j * bits)

@@ -52,7 +52,7 @@ from .task import Config, Task
 # %% ../../nbs/training/federated.ipynb #d0rep04
 @dataclass(frozen=True)
 class Session:
-    """How a run is computed: nothing here but the kind of device changes its result.
+    """Settings of the computation of a run: only the kind of device changes its result.
 
     checkpoint: file to save to and resume from.
     resume: go on from the checkpoint if there is one.
@@ -310,7 +310,7 @@ def affordable(
     rounds: int,  # planned, at least 1
     most: float,  # that epsilon may be, > 0
 ) -> int:  # rounds that fit, 0..rounds
-    "How many rounds a budget pays for."
+    "Number of rounds that a budget allows."
     if eps(rounds) <= most:
         return rounds
     low, high = 0, rounds

@@ -53,7 +53,7 @@ class _Local:
     mask: Tensor | None  # (d,) bool: weights that may move; None: all
 
     def trainer(self, data):
-        "What trains a chunk, and the clients of a chunk."
+        "Trainer of a chunk, and the clients of a chunk."
         return local_trainer(
             self.model,
             self.w,
@@ -269,7 +269,7 @@ def average(
 # %% ../../nbs/training/federated_round.ipynb #36145e83
 @dataclass
 class Sums:
-    "What the server gets of some visits of a round: a sum. [dprec Alg. 8; sqsgd Alg. 2]"
+    "The sum that the server gets from some visits of a round. [dprec Alg. 8; sqsgd Alg. 2]"
 
     mechanism: Mechanism  # of the round
     streams: Sequence  # one a visit, for the noise
@@ -390,7 +390,7 @@ def _elsewhere(common, own):
 
 
 class Executor(Protocol):
-    "What sends work elsewhere, as concurrent.futures and Dask do."
+    "Interface of an executor, as of concurrent.futures and Dask."
 
     def submit(self, function, /, *arguments): ...  # future with result()
 

@@ -70,7 +70,7 @@ def write_private(
 # %% ../../nbs/training/floor.ipynb #f10e000f
 @dataclass(frozen=True)
 class Floor:
-    """What the owner of a machine allows any run to ask of it.
+    """Limits that the owner of a machine sets for any run.
 
     claims: private folder: every answer is noted there, for ever.
     mechanisms: names in the registry.
@@ -125,7 +125,7 @@ LIMITS = (*(f.name for f in fields(Floor)), "floor", "directory")  # of a refusa
 
 # %% ../../nbs/training/floor.ipynb #f10e00x1
 class Beyond(ValueError):
-    "What a run asks beyond what the owner of a machine allows."
+    "Error of a run that exceeds the owner's limits."
 
     def __init__(self, limit, sentence):  # a name in LIMITS; what was asked
         super().__init__(sentence)
@@ -135,7 +135,7 @@ class Beyond(ValueError):
 def read_floor(
     path,  # file of the owner; None or '': there is none, and nothing is allowed
 ) -> Floor:  # its claims lie beside it, unless it names a folder
-    "What the owner of this machine wrote. [TOML 1.0]"
+    "Limits from the file of this machine's owner. [TOML 1.0]"
     path, fix = path and Path(path), "see `dpcomm flower new`"
     if not path:
         raise Beyond(
@@ -169,7 +169,7 @@ def read_floor(
 
 # %% ../../nbs/training/floor.ipynb #f10e0015
 def account(mechanism, d: int, rounds: int, delta: float):
-    """What messages give away to a server that knows who sends.
+    """Privacy loss of messages to a server that knows the senders.
 
     mechanism: registered.
     d: entries of the vector.
@@ -288,7 +288,7 @@ def spent(
     d: int = 0,  # entries of its vectors
     more: int = 0,  # how many
 ) -> float:  # epsilon at the floor's delta
-    "What all answers of all runs cost together. [Dwork & Roth 2014, Thm. 3.16]"
+    "Epsilon of all answers of all runs together. [Dwork & Roth 2014, Thm. 3.16]"
     ledger = answered(floor)
     if more:
         name = _setting(mechanism, d)[1]
@@ -356,7 +356,7 @@ def sent(
     d: int,  # entries of its vectors
     run: str,  # what the names of a run's answers begin with
 ) -> tuple:  # answers of this run, answers of all others
-    "What this machine has answered with one mechanism."
+    "Numbers of this machine's answers with one mechanism."
     folder = Path(floor.claims) / _setting(mechanism, d)[1]
     if not folder.is_dir():
         return 0, 0

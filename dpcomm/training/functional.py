@@ -209,7 +209,7 @@ def predict(
     w: Tensor,  # (d,) weights
     x: Tensor,  # inputs, one at least
 ) -> Tensor:  # outputs
-    "What a weight vector says, with dropout off."
+    "Outputs of a weight vector, with dropout off."
     call = as_function(model, w, training=False)
     params = {name: _laid_out(p) for name, p in unpack(model, w).items()}
     with drawing(0 if may_draw(model) else None, w):

@@ -23,7 +23,7 @@ from ..mechanisms.gaussian import Gaussian
 # %% ../../nbs/training/linear_model.ipynb #75c0f6ec
 @dataclass(frozen=True)
 class Settings:
-    """How a linear model is trained.
+    """Settings of the training of a linear model.
 
     epochs: passes over the data, one release of every example each.
     lr: step on the mean of the messages, each in units of its gradient.
@@ -168,7 +168,7 @@ def sum_signs(
 def gain(
     mechanism,  # local; with `tilt` and `step` if it sends signs
 ) -> float:  # slope of the expected estimate at 0
-    "How strongly the mean message follows a small gradient."
+    "Factor by which the mean message follows a small gradient."
     u = np.array([1e-4 * mechanism.clip_norm])
     mean = mechanism.mean_sign(u)
     return 1.0 if mean is None else float(mechanism.step * mean[0] / u[0])
@@ -209,7 +209,7 @@ def sum_messages(
 # %% ../../nbs/training/linear_model.ipynb #19245ada
 @dataclass
 class Fit:
-    "What a training leaves behind."
+    "Result of a training."
 
     weights: np.ndarray  # (classes, p) float32
     history: list = field(default_factory=list)  # dicts: epoch, accuracy in %, loss

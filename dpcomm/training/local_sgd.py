@@ -72,7 +72,7 @@ def batch_plan(
 # %% ../../nbs/training/local_sgd.ipynb #ls000007
 @dataclass(frozen=True)
 class Objective:
-    """What a local step minimises, and how it is computed.
+    """Loss that a local step minimises, with its precision and layout.
 
     loss: (outputs, targets) -> mean loss; None: cross_entropy.
     precision: as in as_function.

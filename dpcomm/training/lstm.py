@@ -110,7 +110,7 @@ def restore(
 
 # %% ../../nbs/training/lstm.ipynb #9b4214e6
 class LayerBuffers:
-    "What one layer keeps from its forward pass for its backward pass."
+    "Values that one layer keeps from its forward pass for its backward pass."
 
     def __init__(
         self,
@@ -395,7 +395,7 @@ def train_recurrent(
 # %% ../../nbs/training/lstm.ipynb #be45853f
 @torch.no_grad()
 def score(model: nn.Module, w: Tensor, x: Tensor, y: Tensor, block: int = 1000) -> dict:
-    """How well the next symbol is predicted. [dprec Table 1]
+    """Accuracy of the prediction of the next symbol. [dprec Table 1]
 
     model: a CharLSTM.
     w: (d,) weights.

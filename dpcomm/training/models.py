@@ -78,7 +78,7 @@ def _femnist_cnn(classes):
 
 # %% ../../nbs/training/models.ipynb #af56699a
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut. [He et al. 2016, Eqs. 1 and 2]
+    """Two convolutions with a shortcut. [He et al. 2016, Eqs. 1 and 2]
 
     Raises ValueError for another width than n_in or 2 n_in.
     """

@@ -208,7 +208,7 @@ def load_checkpoint(
 
 # %% ../../nbs/training/run_state.ipynb #d0prn02
 def fingerprint(task, w, device, unit, content):
-    "What a checkpoint and the run that resumes it must agree on."
+    "Settings in which a checkpoint and the run that resumes it must agree."
     free, digest = ("rounds", "eval_every"), hashlib.sha256(w.numpy().tobytes())
     held = (p for p in task.model.parameters() if not p.requires_grad)
     for tensor in (*held, *task.model.buffers()):
