@@ -15,7 +15,6 @@ import numpy as np
 from dpcomm.core.checks import (
     SCALE,
     check_between,
-    check_choice,
     check_number,
     check_size,
     shown,
@@ -255,8 +254,6 @@ def calibrate(
     rounds: int = 1,
     q: float = 1.0,
     ring_bits: int = 16,
-    most: float = 1.5,
-    accountant: str = "rdp-classic",
     **settings,
 ) -> DDGauss:
     """Calibrate to the least noise that meets eps; ValueError names the bits needed.
@@ -269,22 +266,21 @@ def calibrate(
     rounds: releases composed, >= 1.
     q: probability that a client takes part in a round, in (0, 1].
     ring_bits: 2..32.
-    most: largest noise accepted, as a multiple of the Gaussian's, > 1.
-    accountant: rdp-classic | rdp-balle.
-    settings: further fields of DDGauss.
+    settings: `most`, as in fit, and further fields of DDGauss.
     Returns: the one with the least noise.
     """
-    check_number("most", most, "(1, 1e6]")
-    check_choice("accountant", accountant, ACCOUNTANTS)
     check_between("ring_bits", ring_bits, 2, 32)
     check_size("d", d)
     check_number("q", q, "(0, 1]")
-    multiplier = gaussian_multiplier(eps, delta, q, rounds, orders_at(q), accountant)
+    multiplier = gaussian_multiplier(
+        eps, delta, q, rounds, orders_at(q), ACCOUNTANTS[0]
+    )
 
     def at(bits):
-        return fit(multiplier, clip_norm, n_clients, d, bits, most, **settings)
+        return fit(multiplier, clip_norm, n_clients, d, bits, **settings)
 
     found = at(ring_bits)
     if not found:
+        most = settings.get("most", 1.5)
         refuse_bits(at, ring_bits, eps, d, most, multiplier)
     return found

@@ -205,13 +205,12 @@ def train_cohort(
     pool,
     mask: Tensor | None = None,
     keep=None,
-    dropped: list | None = None,
-    tell=lambda done: None,
+    after=None,
 ):
     """Local training of a round's clients, in chunks of fixed size.
 
     Raises ValueError for a label without a class, FloatingPointError for an update that
-    is not finite; both name the client. With `dropped`, such an update counts as 0.
+    is not finite; both name the client. With `after`, such an update counts as 0.
 
     task: its model, data, config and loss; data on the device of w.
     w: (d,) weights of the server.
@@ -220,8 +219,8 @@ def train_cohort(
     pool: executor of threads, or Spread; its size never changes the result.
     mask: (d,) bool: weights that local SGD may move; None: all.
     keep: (updates, slice of the visits) -> what is kept; None: the updates.
-    dropped: (client, cause) of updates not finite; None: raise.
-    tell: called with the visits that are done, after each chunk.
+    after: called after each chunk with the visits that are done, and with (client, cause)
+        for each update that is not finite; None: such an update raises.
     Returns: yields (what is kept, mean losses of who has data) of one chunk after
     another.
     """
@@ -234,13 +233,15 @@ def train_cohort(
         found = _in_threads(pool, local, chunks, keep)
     rates = f"lr (now {config.lr}) or server_lr (now {config.server_lr})"
     for chunk, (kept, losses, bad) in found:
-        for i in bad:
-            cause = cause_of_nan(chunk.data, chunk.parts[i], chunk.who[i], rates)
-            if dropped is None:
-                raise FloatingPointError(cause)
-            dropped.append((int(chunk.who[i]), cause))
+        causes = [
+            (int(who), cause_of_nan(chunk.data, chunk.parts[i], who, rates))
+            for i, who in ((i, chunk.who[i]) for i in bad)
+        ]
+        if after is not None:
+            after(chunk.visits.stop, causes)
+        elif causes:
+            raise FloatingPointError(causes[0][1])
         yield kept, losses
-        tell(chunk.visits.stop)
 
 # %% ../../nbs/training/federated_round.ipynb #da3da5ec
 def average(
@@ -480,7 +481,14 @@ def one_round(
         if in_one_sum(mechanism):
             parts = adaptive.parts(sigma, config.cohort)
             sent = w.new_zeros(len(w) + 1)
-    dropped = [] if nonfinite == "drop" else None
+    dropped = []
+
+    def after(done, causes):
+        if causes and nonfinite == "refuse":
+            raise FloatingPointError(causes[0][1])
+        dropped.extend(causes)
+        tell(done, len(cohort))
+
     chunks = train_cohort(
         task,
         w,
@@ -497,8 +505,7 @@ def one_round(
             counted=adaptive is not None,
             parts=parts,
         ),
-        dropped=dropped,
-        tell=lambda done: tell(done, len(cohort)),
+        after=after,
     )
     rng, counts = task.stream(t, "server"), []
     if adaptive is not None and parts is None:
@@ -512,7 +519,7 @@ def one_round(
             f"round {t}: {dropped[0][1]}; the client is treated as having no examples,"
             " and Run.dropped lists it"
         )
-    run.dropped += [(t, client) for client, _ in dropped or ()]
+    run.dropped += [(t, client) for client, _ in dropped]
     if parts is not None:
         count = float(mean[-1]) * expected / (parts[1] * run.clip)
         mean = mean[:-1] / parts[0]

@@ -498,8 +498,7 @@ def train_fused(
     plan: Tensor,
     lr: float,
     mask: Tensor = None,
-    dtype=None,
-    watch=lambda layer, part: None,
+    **how,
 ) -> tuple:
     """Local SGD of n clients side by side, written out. [fltop Algs. 2 and 5]
 
@@ -510,8 +509,7 @@ def train_fused(
     plan: (n, steps, batch) image numbers, -1 for none.
     lr: step of local SGD, > 0.
     mask: (d,) bool: weights that may move; None: all.
-    dtype: of the factors, as in products.
-    watch: called after every part of a step, with a layer's number and the part's name.
+    how: dtype and watch, as in sgd_step.
     Returns: updates (n, d), mean training losses (n,).
     """
     steps, own = (plan >= 0).any(-1).sum(1), list(model.parameters())
@@ -525,7 +523,7 @@ def train_fused(
     for h, labels, weights in _batches(model, x, y, plan):
         n = len(labels)
         live = {id(p): rows[:n] for p, rows in zip(own, params)}
-        losses[:n] += sgd_step(model, live, h, labels, weights, step, dtype, watch)
+        losses[:n] += sgd_step(model, live, h, labels, weights, step, **how)
     losses /= steps[order].clamp_min(1)
     return _updates(params, start, columns, order), losses[order.argsort()]
 

@@ -416,7 +416,6 @@ GOOD = {
             q=1.0,
             ring_bits=16,
             most=1.5,
-            accountant="rdp-balle",
         ),
     },
     "mechanisms.imvu": {
@@ -509,18 +508,6 @@ GOOD = {
     "mechanisms.skellam": {
         "rdp_skellam": dict(orders=[2, 3], mu=1.0, delta2=1.0, delta1=1.0),
         "amplify": dict(curve=[0.1, 0.2], q=0.1),
-        "calibrate": dict(
-            eps=3.0,
-            delta=1e-5,
-            clip_norm=1.0,
-            n_clients=10,
-            d=4,
-            rounds=2,
-            q=1.0,
-            ring_bits=16,
-            most=1.5,
-            accountant="rdp-balle",
-        ),
     },
     "mechanisms.sqkr": {
         "frame": dict(d=4, seed=0),
