@@ -3,8 +3,10 @@
 import torch
 from tables import tabled
 
+from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
 from dpcomm.experiments import dprec_gap
+from dpcomm.training import models
 
 RUNS = {run.key: run for run in dprec_gap.grid("smoke")}
 
@@ -51,13 +53,18 @@ def test_clips_are_the_texts_and_each_promises_its_own_epsilon():
 
 
 @tabled("factor", ["base", "adam", "glorot", "tanh"])
-def test_play_changes_what_the_factor_names(factor):
-    run = RUNS[f"{factor}.eps3.fedavg"]
-    config = dprec_gap.play(run, 0)["config"]
-    assert config["adam_eps"] == (1e-3 if factor == "adam" else 1e-8)
-    assert config["law"] == ("glorot" if factor == "glorot" else "torch")
-    assert config["model"] == ("lenet5_tanh" if factor == "tanh" else "linear")
-    assert config["factor"] == factor and config["engine"] == "fused"
+def test_play_changes_what_the_factor_names(factor, monkeypatch):
+    "Played with a trainer that hands back its task, as each is in the deep tier."
+    monkeypatch.setattr(
+        dprec_gap.dprec_curves, "train", lambda line, net, **told: (line, net, told)
+    )
+    line, net, told = dprec_gap.play(RUNS[f"{factor}.eps3.fedavg"], 0)
+    assert line.config.adam_eps == (1e-3 if factor == "adam" else 1e-8)
+    assert told["law"] == ("glorot" if factor == "glorot" else "torch")
+    assert told["model"] == ("lenet5_tanh" if factor == "tanh" else "linear")
+    assert told["factor"] == factor and line.config.engine == "fused"
+    again = models.build(told["model"], seed_tree(0, "init"), told["law"])
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters()))
 
 
 def test_every_run_has_its_seeds():
