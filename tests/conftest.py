@@ -152,14 +152,18 @@ def pytest_runtest_makereport():
     return report
 
 
+@pytest.hookimpl(wrapper=True)
 def pytest_collection():
     "Half of a collection's time would go into looking for garbage among what stays."
     gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_finish():
-    gc.freeze()
-    gc.enable()
     CPU["last"] = cpu()
 
 
