@@ -136,6 +136,19 @@ def conv(
     return out.add_(bias.flatten()[:, None, None]), back
 
 # %% ../../nbs/training/fused.ipynb #3ab321a1
+def patches_of(
+    h: Tensor,  # (batch, n * channels, height, width)
+    n: int,  # clients
+    side: list,  # rows and columns of a patch
+    padding: tuple,  # rows and columns of zeros around the image
+) -> Tensor:  # (n, channels * entries of a patch, batch * places)
+    "The patches of every client as columns, in one copy."
+    (rows, columns), (up, left) = side, padding
+    seen = F.pad(h, (left, left, up, up)) if up or left else h
+    seen = seen.unflatten(1, (n, -1)).unfold(3, rows, 1).unfold(4, columns, 1)
+    return seen.permute(1, 2, 5, 6, 0, 3, 4).flatten(4).flatten(1, 3)
+
+
 def patch_conv(
     h: Tensor,  # (batch, n * channels, height, width)
     weight: Tensor,  # (n, n_out, channels, k, k)
@@ -143,11 +156,9 @@ def patch_conv(
     padding: tuple,  # rows and columns of zeros around the image
 ) -> tuple:  # output (batch, n * n_out, ...), its way back
     "A convolution of stride 1, one product a client over all patches. [chain rule]"
-    n, _, channels, *side = weight.shape
+    n, _, _, *side = weight.shape
     size, kernels = h.shape[2:], weight.flatten(2)
-    images = h.reshape(-1, channels, *size)
-    patches = F.unfold(images, side, padding=padding).unflatten(0, (-1, n))
-    patches = patches.permute(1, 2, 0, 3).flatten(2)
+    patches = patches_of(h, n, side, padding)
     shape = [s + 2 * p - k + 1 for s, p, k in zip(size, padding, side)]
 
     def back(g, step, first=False):
