@@ -9,6 +9,7 @@ __all__ = ['rows', 'table', 'Report', 'report']
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from . import paper_tables, records, seeds, tables, verdicts
 
@@ -66,7 +67,7 @@ def fill(
     "A sentence with the numbers of the records."
     cells = {c.key: c for c in paper_tables.cells(paper)}
 
-    def mine(key):
+    def mine(key) -> Any:
         if key in found.ours:
             return found.ours[key]
         return verdicts.ours_of(cells[key], found.ours) if key in cells else None

@@ -93,7 +93,8 @@ class Apart:
         cohort: the one client that is at home here.
         Returns: Dataset; one array of all its image numbers.
         """
-        return self.data, [np.arange(len(self.data.y)) for _ in cohort]
+        data: Any = self.data
+        return data, [np.arange(len(data.y)) for _ in cohort]
 
 # %% ../../nbs/reference/flower.ipynb #f10a000a
 def own_part(federation, client: int) -> Apart:
@@ -111,7 +112,7 @@ def own_part(federation, client: int) -> Apart:
 # %% ../../nbs/reference/flower.ipynb #f10a000c
 def sums_of(
     task: federated.Task,  # of server or client
-):  # sums.Sums; None: the server sees every message
+) -> Any:  # sums.Sums; None: the server sees every message
     "What sums the messages of a task, so that nobody sees one."
     return getattr(task.federation, "sums", None)
 
@@ -419,10 +420,9 @@ def admit(
     if t <= memory.get("last", -1) or not claim(node, t):
         return AGAIN
     memory["last"] = t
-    whole = f"eps = {floor.spent(node.floor):.4g} of {node.floor.epsilon_total:g} spent"
-    floor.note(
-        node.floor, f"round {t + 1} of run {mark_of(node.task)} answered: {whole}"
-    )
+    own: Any = node.floor  # within refuses a node without one
+    whole = f"eps = {floor.spent(own):.4g} of {own.epsilon_total:g} spent"
+    floor.note(own, f"round {t + 1} of run {mark_of(node.task)} answered: {whole}")
     return OK
 
 # %% ../../nbs/reference/flower.ipynb #f10a0105

@@ -394,26 +394,26 @@ class Journal:
         self.asked = np.zeros(
             task.n_clients, int
         )  # rounds in which each client was asked
-        self.folder = folder and Path(folder)
-        if folder and self.folder.exists():
+        self.folder = Path(folder) if folder else None
+        if self.folder and self.folder.exists():
             floor.check_private(self.folder)
             if (self.folder / "server.pt").exists():
-                self.resume()
+                self.resume(self.folder)
 
-    def resume(self):
+    def resume(self, folder: Path):
         "Go on where the checkpoint stands; ValueError for another run's."
-        data = io.BytesIO(read_sealed(self.folder / "server.pt"))
+        data = io.BytesIO(read_sealed(folder / "server.pt"))
         kept, mine = torch.load(data, weights_only=True), agreement(self.task)
         free = "config.rounds", "config.eval_every"
         held = {k: v for k, v in mine.items() if k not in free}
         if wrong := differences(held, kept["agreement"]):
             raise ValueError(
-                f"{self.folder.name} contains a different run, where {wrong[0]}: {OUT}"
+                f"{folder.name} contains a different run, where {wrong[0]}: {OUT}"
             )
         self.rows = [Row(**row) for row in kept["rows"]]
         if len(self.rows) >= self.task.config.rounds:
             raise ValueError(
-                f"{self.folder.name} contains a run that has finished its"
+                f"{folder.name} contains a run that has finished its"
                 f" {len(self.rows)} rounds: raise rounds, or {OUT}"
             )
         same = kept["agreement"] == mine
@@ -510,7 +510,7 @@ def serve(
         skips = skips + 1 if row.skipped else 0
         if skips > deadlines.skips:
             break
-    _check_heard(served, skips, deadlines)
+    served = _heard(served, skips, deadlines)
     say(str(served.guarantee or "no privacy is claimed"))
     return served
 
@@ -524,8 +524,8 @@ def _warn(task, directory, say):
         say("no directory is named: a client's place is whoever's asks first")
 
 
-def _check_heard(served, skips, deadlines):
-    "Refuse a run that stopped, or that learned nothing."
+def _heard(served, skips, deadlines) -> Served:
+    "What a run came to. Refuse a run that stopped, or that learned nothing."
     used = sum(not row.skipped for row in served.rows)
     if skips > deadlines.skips or not used:
         raise ValueError(
@@ -533,6 +533,7 @@ def _check_heard(served, skips, deadlines):
             f" last: {served.rows[-1].skipped}): read the nodes' logs, or raise the"
             " deadlines; a run with a folder can be resumed"
         )
+    return served
 
 
 def _promise(task, guarantee, say, unit):

@@ -12,6 +12,7 @@ __all__ = ['CARRIER', 'UNFIT', 'SILENT', 'WHOLE', 'SINGLE', 'OWN_NOISE', 'obstac
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -322,7 +323,8 @@ class Private(Strategy):
     ):
         self.strategy, self.mechanism = strategy, _fitting(mechanism, keys)
         self.deployment, self.max_epsilon, self.seed = deployment, max_epsilon, seed
-        self.rounds_done, self._before = 0, None
+        self.rounds_done = 0
+        self._before: Any = None  # arrays, from the first round on
         self.seconds = check_number("seconds", seconds, "(0, inf)")
         if max_epsilon is not None:
             check_number("max_epsilon", max_epsilon, "(0, inf)")
@@ -344,7 +346,8 @@ class Private(Strategy):
                 " most once per round: use 'fixed', 'poisson' or 'none'"
             )
         self.promise = deployment.guarantee(self.mechanism)
-        self._sums, self._closed = None, False
+        self._sums: Any = None  # a Gatherer where sums are secure
+        self._closed = False
         if mechanism.summed:
             if deployment.sampling == "poisson":
                 raise ValueError(

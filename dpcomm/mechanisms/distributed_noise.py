@@ -228,6 +228,17 @@ class SharedNoise(Summed):
         "Number of noise shares that the guarantee requires, of n_clients."
         return self.n_clients - math.floor(self.tolerance * self.n_clients + 1e-9)
 
+    def known_sigma(self) -> float:
+        """The noise multiplier; ValueError where sigma is None.
+
+        Returns: > 0.
+        """
+        if self.sigma is None:
+            raise ValueError(
+                "sigma is None, which gives no privacy guarantee: pass a sigma above 0"
+            )
+        return self.sigma
+
     def clip(self, u):
         return clip_l2(u, self.clip_norm)
 
@@ -267,7 +278,7 @@ class SharedNoise(Summed):
 
         game = SumGame(
             clip=self.clip_norm,
-            std=self.sigma * self.clip_norm,
+            std=self.known_sigma() * self.clip_norm,
             direction=self.game_axis(d),
             rounds=rounds,
             q=cohort / n_clients,
@@ -580,10 +591,7 @@ class LinearSketch(SketchCodec):
         Returns: Guarantee of the whole run.
         sampling: how a cohort is drawn, one of `samplings`.
         """
-        if self.sigma is None:
-            raise ValueError(
-                "sigma is None, which gives no privacy guarantee: pass a sigma above 0"
-            )
+        self.known_sigma()
         check_choice("sampling", sampling, self.samplings)
         if accountant is None:
             run = dict(rounds=rounds, delta=delta, sampling=sampling, relation=relation)
@@ -619,10 +627,7 @@ class LinearSketch(SketchCodec):
         Returns: Losses of one sum of the honest shares.
         relation: a key of `relations`.
         """
-        if self.sigma is None:
-            raise ValueError(
-                "sigma is None, which gives no privacy guarantee: pass a sigma above 0"
-            )
+        self.known_sigma()
         check_choice("sampling", sampling, self.samplings)
         check_number("q", q, "[1, 1]" if sampling == "none" else "(0, 1]")
         whole = self.counted < self.sigma and q < 1
@@ -668,5 +673,6 @@ class LinearSketch(SketchCodec):
         "Privacy profile of the attack: two normal distributions. [Balle & Wang 2018,"
         " Thm. 8]"
         swap = check_choice("relation", relation, CLAIMED) == "replace"
-        steps = self.sigma * self.clip_norm / self.scale
-        return np.minimum(gaussian_curve((1 + swap) / self.sigma, eps) + 1 / steps, 1)
+        sigma = self.known_sigma()
+        steps = sigma * self.clip_norm / self.scale
+        return np.minimum(gaussian_curve((1 + swap) / sigma, eps) + 1 / steps, 1)

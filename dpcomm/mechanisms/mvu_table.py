@@ -157,7 +157,7 @@ def two_symbols(
     return Table(float(eps), (-t, 1 + t), rows, constraint, log)
 
 # %% ../../nbs/baselines/mvu_table.ipynb #cfd1e416
-def _cone(eps, n, m, constraint):
+def _cone(eps, n, m, constraint) -> tuple:
     "Private columns: matrix, bounds, c0 and c1. [Chaudhuri, Guo & Rabbat 2022, Sec. 3]"
     # c0 q + c1 v is private where matrix @ (q, v) <= 0, and (q, v) within the bounds
     kind = _metric_cone if constraint == "metric" else _strict_cone
@@ -197,19 +197,20 @@ def _sums_and_means(a, x, c0, c1):
     return sparse.vstack(parts), target
 
 # %% ../../nbs/baselines/mvu_table.ipynb #acd52747
-def _program(eps, a, x, constraint, p=None, radius=None):
+def _program(eps, a, x, constraint, p=None, radius=0.0):
     "Least second moment, its table, moves of symbols, d value / d x; None: no table."
     n, m = len(x), len(a)
     cone, bounds, c0, c1 = _cone(eps, n, m, constraint)
     equal, target = _sums_and_means(a, x, c0, c1)
+    rows = cone.shape[0]
     cost = np.concatenate([n * c0 * a**2, c1 * np.tile(a**2, n)])
     if p is not None:
         moved = np.vstack([np.zeros((n, m)), p[:1], np.diff(p, axis=0) / c1])
         equal = sparse.hstack([equal, moved])
-        cone = sparse.hstack([cone, sparse.csr_matrix((cone.shape[0], m))])
+        cone = sparse.hstack([cone, sparse.csr_matrix((rows, m))])
         cost = np.append(cost, 2 * a * p.sum(0))
         bounds = bounds + [(-radius, radius)] * m
-    below = cone.tocsr(), np.zeros(cone.shape[0])
+    below = cone.tocsr(), np.zeros(rows)
     found = linprog(cost, *below, equal.tocsr(), target, bounds, method="highs")
     if found.status:
         return None

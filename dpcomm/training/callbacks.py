@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import time
+from typing import Any
 
 from tqdm import tqdm
 
@@ -107,7 +108,8 @@ class TensorBoard(Callback):
     def __init__(self, folder):
         with needs("tensorboard", ", or follow the run by CSV(path)"):
             from torch.utils.tensorboard import SummaryWriter
-        self.folder, self.kind, self.writer = folder, SummaryWriter, None
+        self.folder, self.kind = folder, SummaryWriter
+        self.writer: Any = None  # from the first round on
 
     def before_round(self, run, task):
         if self.writer is None:
@@ -143,7 +145,8 @@ class LiveTable(Callback):
     """
 
     def __init__(self, rows: int = 12):
-        self.rows, self.live = rows, None
+        self.rows = rows
+        self.live: Any = None  # from the first round on
 
     def before_round(self, run, task):
         from rich.console import Console
@@ -179,7 +182,8 @@ class Bar(Callback):
         self,
         label: str = "",  # cut where the line is too short for it
     ):
-        self.label, self.bar = label, None
+        self.label = label
+        self.bar: Any = None  # from the first round on
 
     def before_round(self, run, task):
         if self.bar is not None:

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -391,7 +392,7 @@ def simulate(
     def promised(t):
         moves = "" if adaptive is None else "the clip follows a private count"
         return check_promise(
-            guarantee(t).noting(moves),
+            claimed(t).noting(moves),
             task.config,
             task.n_clients,
             rounds=t,
@@ -412,6 +413,7 @@ def simulate(
             unit,
             counts=int(adaptive is not None and in_one_sum(task.mechanism)),
         )
+    claimed: Any = guarantee
     if task.visits is not None and task.config.sampling == "fixed":
         task.cohort(task.config.rounds - 1)  # refuses what leaves the last round short
     more = updates.arguments(task, advance)

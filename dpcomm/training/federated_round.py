@@ -301,7 +301,7 @@ class Sums:
             updates = in_rows(mechanism, updates, below, self.parts)
         if mechanism.summed:
             return mechanism.sketch(updates).sum(0, dtype=torch.float64)
-        if self.memory is None:
+        if self.memory is None or self.rows is None:
             return mechanism.sum_estimates(mechanism.simulate(updates, streams))
         rows = self.rows[visits]
         estimates, self.memory[rows] = mechanism.simulate_with_memory(
@@ -313,7 +313,7 @@ class Sums:
         "Of a slice of the visits alone, with a copy of their memory."
         share = None if self.share is None else self.share[visits]
         own = replace(self, streams=self.streams[visits], share=share)
-        if self.memory is None:
+        if self.memory is None or self.rows is None:
             return own
         memory = self.memory[self.rows[visits]]
         return replace(own, memory=memory, rows=np.arange(len(memory)))

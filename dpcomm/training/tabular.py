@@ -38,7 +38,9 @@ def mlp(features: int, rng: np.random.Generator, law: str = "glorot") -> nn.Sequ
         rng,
     )
     assert sum(groups(net).values()) == 200 * (features + 1) + 200 * 201 + 201
-    for layer in net[::2] if law == "glorot" else ():
+    for layer in net.modules() if law == "glorot" else ():
+        if not isinstance(layer, nn.Linear):
+            continue
         bound = (6 / sum(layer.weight.shape)) ** 0.5
         layer.weight.data *= bound * layer.in_features**0.5
         layer.bias.data.zero_()

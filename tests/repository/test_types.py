@@ -112,7 +112,10 @@ def test_pyright_accepts_the_package_readme_and_guides_and_knows_what_comes_back
     outside = dict(root=str(asked), extraPaths=[str(ROOT)], reportMissingImports="none")
     own = dict(include=[".", str(ROOT / "dpcomm")], pythonVersion="3.11")
     apps = inside | dict(root=str(ROOT / "dpcomm" / "assets"), extraPaths=[str(ROOT)])
-    places = [apps | dict(reportMissingImports="none"), inside, outside]
+    own_rules = package["executionEnvironments"][1]
+    runs = inside | own_rules | dict(root=str(ROOT / "dpcomm" / "experiments"))
+    runs |= dict(extraPaths=[str(ROOT)])
+    places = [apps | dict(reportMissingImports="none"), runs, inside, outside]
     own |= dict(typeCheckingMode="standard", executionEnvironments=places)
     own |= dict(strictParameterNoneValue=package["strictParameterNoneValue"])
     config = asked / "pyrightconfig.json"
