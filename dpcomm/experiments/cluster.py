@@ -44,7 +44,7 @@ def remote(
 # %% ../../nbs/reference/cluster.ipynb #f5a8ed93
 @dataclass
 class Outcome:
-    """Result of a job from an engine.
+    """Records and failures of the jobs that an engine has run.
 
     records: of Record.
     failed: Job -> error in words.
