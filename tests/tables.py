@@ -8,11 +8,19 @@ import inspect
 import pytest
 
 
+def short(value):
+    "A value of a row; its kind where Python does not write so many digits."
+    try:
+        return f"{value!r:.40}"
+    except ValueError:
+        return f"{type(value).__name__} with a huge number"
+
+
 def label(ids, i: int, values: list) -> str:
     "The name of a case, as parametrize would give it, or its values in short."
     if callable(ids):
         return "-".join(str(ids(value)) for value in values)
-    return str(ids[i]) if ids else ", ".join(f"{value!r:.40}" for value in values)
+    return str(ids[i]) if ids else ", ".join(map(short, values))
 
 
 def values_of(case, count: int):
