@@ -335,9 +335,12 @@ def test_every_message_holds_what_is_returned_and_a_million_bytes_are_noticed():
     held = {row["part"]: row["memory"] for row in rows}
     names = bench.contract.registered()
     assert {*held} == {f"{n}, {way}" for n in names for way in ("encode", "decode")}
-    vector = 4 * bench.HELD / 2**20
-    assert all(peak > 0.9 * vector for peak in held.values())
-    assert all(peak < 200 * vector for peak in held.values())
+    vector, slack = (
+        4 * bench.HELD / 2**20,
+        0.25,
+    )  # the counter is right to 64 pages a core
+    less = {part: peak for part, peak in held.items() if peak < vector - slack}
+    assert not less and max(held.values()) < 200 * vector, (less, max(held.values()))
 
 
 def test_memory_that_cannot_be_measured_says_so(monkeypatch):
