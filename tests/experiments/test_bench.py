@@ -441,6 +441,8 @@ def test_an_interrupted_bench_keeps_what_it_has(few, monkeypatch, capsys):
     assert "secagg: not measured" in capsys.readouterr().out
     with pytest.raises(KeyboardInterrupt):
         bench.run(("secagg", "W1"), repeats=1)
+    args = cli._parse("bench W1 secagg --repeats 1".split())
+    assert commands.bench_all(args) == 130
 
 
 def test_the_newest_of_each_processor_is_found(tmp_path):

@@ -1870,11 +1870,12 @@ CLOSE = (
 
 def test_the_steps_are_the_ones_of_the_paper():
     for steps, names in (
-        (client_module.REPLIES, REPLIES),
+        (client_module.ANSWERS, REPLIES),
         (server.ACCEPT, ACCEPT),
         (server.CLOSE, CLOSE),
     ):
         assert [f.__name__ for f in steps] == names.split()
+    assert [*client_module.REPLIES] == [1, 2, 3, 4, 5]
     p = parties(small())
     data = p.clients[0].start()
     body = protocol.unseal(p.setup, p.directory, data, 0, 0, SERVER)
