@@ -161,6 +161,8 @@ def lighten(
     if picture is None:
         return
     whole = base64.b64decode("".join(picture))
+    if whole[25] == 3:  # its type of colour: it has a palette
+        return
     if len(small := on_palette(whole)) < len(whole):
         output["data"]["image/png"] = base64.b64encode(small).decode()
 

@@ -135,6 +135,11 @@ def test_a_figure_gets_smaller_and_looks_the_same():
     after = np.asarray(Image.open(io.BytesIO(small)).convert("RGB")).astype(int)
     assert len(small) < 0.6 * len(buffer.getvalue())
     assert np.abs(after - before).mean() < 1 and np.abs(after - before).max() < 60
+    stored = output["data"]["image/png"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(site, "on_palette")
+        site.lighten(output)
+    assert output["data"]["image/png"] is stored, "it has its palette"
 
 
 def test_a_picture_that_would_not_shrink_is_left():
