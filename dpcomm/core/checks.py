@@ -27,10 +27,8 @@ class _Short(reprlib.Repr):
         return str(x) if bits <= 256 else f"a whole number of {bits} bits"
 
 
-def shown(
-    value,  # anything
-) -> str:  # at most QUOTED characters
-    "A value as an error quotes it."
+def shown(value) -> str:
+    "A value as an error quotes it, at most QUOTED characters."
     if isinstance(value, (str, bytes, bytearray)):
         value = value[:QUOTED]
     short = _Short()
@@ -155,11 +153,8 @@ def check_stream(rng) -> np.random.Generator:
     return rng
 
 # %% ../../nbs/foundations/checks.ipynb #ad77ba02
-def nearest(
-    name: str,  # what was typed
-    names,  # what exists
-) -> str:  # the closest existing name, or ''
-    "The valid name closest to what was typed."
+def nearest(name: str, names) -> str:
+    "The valid name closest to what was typed, or ''."
     close = difflib.get_close_matches(
         str(name)[:QUOTED], [str(n) for n in names], n=1, cutoff=0.0
     )

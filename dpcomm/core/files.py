@@ -48,10 +48,7 @@ def write_whole(path, content) -> Path:
     return path
 
 # %% ../../nbs/foundations/files.ipynb #c0b1f805b
-def unwritable(
-    path: Path,  # that should have been written
-    error: OSError,  # of the system
-) -> OSError:  # to be raised
+def unwritable(path: Path, error: OSError) -> OSError:
     "The same kind of error, with what to do."
     return type(error)(
         error.errno,
@@ -61,11 +58,8 @@ def unwritable(
 
 # %% ../../nbs/foundations/files.ipynb #f1lock2
 @contextmanager
-def locked(
-    path,  # file that serves as the lock; its folder is made
-    wait: bool = True,  # for the process that holds it; False: BlockingIOError
-):
-    "Hold a lock until the block ends, or the process. [POSIX, flock]"
+def locked(path, wait: bool = True):
+    "Hold a lock on a file until the block ends, or the process. [POSIX, flock]"
     from filelock import FileLock, Timeout  # slow to import, and few need it
 
     path = Path(path)
@@ -87,18 +81,15 @@ def locked(
 SEAL = b"dpcomm sealed file, version 1\n"
 
 
-def seal(
-    content: bytes,  # anything
-) -> bytes:  # with a header that knows its SHA-256
-    "Content that knows when it was damaged. [FIPS 180-4]"
+def seal(content: bytes) -> bytes:
+    "Content behind a header with its SHA-256. [FIPS 180-4]"
     return SEAL + hashlib.sha256(content).hexdigest().encode() + b"\n" + content
 
 # %% ../../nbs/foundations/files.ipynb #4d0351c9
-def unseal(
-    data: bytes,  # what `seal` returned, perhaps damaged since
-    name: str,  # of the file, for the message
-) -> bytes:  # the content, or ValueError
-    "Check a sealed file before any of it is used. [FIPS 180-4]"
+def unseal(data: bytes, name: str) -> bytes:
+    """The content of sealed bytes; ValueError, about the file `name`, if damaged.
+    [FIPS 180-4]
+    """
     head = data[: len(SEAL)]
     digest = data[len(SEAL) : len(SEAL) + 65]
     content = data[len(SEAL) + 65 :]
@@ -115,19 +106,13 @@ def unseal(
     raise ValueError(f"{name} is damaged ({why}): delete it, or run without resume")
 
 # %% ../../nbs/foundations/files.ipynb #c0b1f80a
-def read_sealed(
-    path,  # file that `write_whole` wrote of what `seal` returned
-) -> bytes:  # the content, or ValueError
-    "Read a sealed file and check it. [FIPS 180-4]"
+def read_sealed(path) -> bytes:
+    "Read a sealed file; ValueError if it is damaged. [FIPS 180-4]"
     return unseal(Path(path).read_bytes(), Path(path).name)
 
 # %% ../../nbs/foundations/files.ipynb #6133517f
-def unpack(
-    path,  # gzip file
-    most: int,  # bytes that it may unpack to, >= 0
-    fix: str = "download it again",  # what the user should do
-) -> bytes:  # the content, or ValueError; at most `most` bytes are held
-    "Unpack a file that may be hostile. [RFC 1952]"
+def unpack(path, most: int, fix: str = "download it again") -> bytes:
+    "Unpack a gzip file that may be hostile; ValueError beyond `most` bytes. [RFC 1952]"
     path = Path(path)
     try:
         with gzip.open(path) as file:
@@ -174,13 +159,16 @@ KINDS = {
 
 
 def typed(
-    where: str,  # file and user, for the message
-    name: str,  # of the field
-    value,  # the value that is there
-    kind: type[Kind] | tuple[type[Kind], ...],  # of KINDS; float allows whole numbers
-    fix: str = "make the file again",  # what the user should do
-) -> Kind:  # the value, or ValueError
-    "A value of the type that its field must have. [RFC 8259, sec. 3]"
+    where: str,
+    name: str,
+    value,
+    kind: type[Kind] | tuple[type[Kind], ...],
+    fix: str = "make the file again",
+) -> Kind:
+    """A value of the type that its field must have; ValueError says where and how to
+    fix it.
+    [RFC 8259, sec. 3]
+    """
     kinds = kind if isinstance(kind, tuple) else (kind,)
     allowed = kinds + (int,) * (float in kinds)
     if isinstance(value, allowed) and not isinstance(value, bool):
@@ -191,13 +179,9 @@ def typed(
 
 # %% ../../nbs/foundations/files.ipynb #6ad6e2ae
 def field(
-    where: str,  # file and user, for the message
-    record,  # what should be an object
-    name: str,  # of the field
-    kind: type[Kind],  # as in `typed`
-    fix: str = "make the file again",  # what the user should do
-) -> Kind:  # the value, or ValueError
-    "A field of an object, there and of its type. [RFC 8259, sec. 4]"
+    where: str, record, name: str, kind: type[Kind], fix: str = "make the file again"
+) -> Kind:
+    "A field of an object, there and of its type, else ValueError. [RFC 8259, sec. 4]"
     if not isinstance(record, dict) or name not in record:
         raise ValueError(
             f"{where} has no {shown(name)}; it must be {KINDS[kind]}: {fix}"
@@ -205,12 +189,8 @@ def field(
     return typed(where, name, record[name], kind, fix)
 
 # %% ../../nbs/foundations/files.ipynb #29602653
-def check_digest(
-    path,  # file
-    digest: str,  # SHA-256 of its content, 64 hex digits
-    content: bytes = None,  # what was read from it, unpacked; None: the file as it is
-) -> None:  # or ValueError
-    "Refuse a file whose content is known to be another. [FIPS 180-4]"
+def check_digest(path, digest: str, content: bytes = None) -> None:
+    "Refuse a file, or what was read from it, whose SHA-256 is another. [FIPS 180-4]"
     with open(path, "rb") as file:
         whole = content is None
         found = (

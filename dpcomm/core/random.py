@@ -64,9 +64,7 @@ class Insecure:
         object.__setattr__(self, "seed", int(check_between("seed", self.seed, 0)))
 
 # %% ../../nbs/foundations/random.ipynb #f1417f4d
-def check_key(
-    key,  # None, or Insecure
-):  # the key
+def check_key(key):
     "Refuse a number that does not say that it is no secret."
     if not (key is None or isinstance(key, Insecure)):
         raise TypeError(
@@ -90,10 +88,8 @@ def private_stream(key=None) -> np.random.Generator:
     )
 
 # %% ../../nbs/foundations/random.ipynb #05bcd301
-def public_seed(
-    key=None,  # None: the operating system; Insecure: a branch of its own below the number
-) -> int:  # in [0, 2**32)
-    "The seed that travels with a message, drawn apart from everything private."
+def public_seed(key=None) -> int:
+    "The 32-bit seed that travels with a message, drawn apart from everything private."
     check_key(key)
     if key is not None:
         return derive(key.seed, "shared", bits=32)
@@ -122,12 +118,10 @@ def normal(shape: tuple, rng, device="cpu") -> Tensor:
     return torch.randn(shape, generator=on_device, device=device)
 
 # %% ../../nbs/foundations/random.ipynb #7c1e4b90
-def below(
-    u: np.ndarray,  # first 53 bits of uniform numbers, float64, any shape
-    p: np.ndarray,  # float64 in [0, 1], the same shape
-    rng: np.random.Generator,  # stream of further bits
-) -> np.ndarray:  # bool, the same shape
-    "Whether uniform numbers lie below p, exactly. [Devroye 1986, Ch. II.2]"
+def below(u: np.ndarray, p: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Whether uniform numbers, by their first 53 bits and more, lie below p, exactly.
+    [Devroye 1986, Ch. II.2]
+    """
     ahead = p - u
     found = ahead > 0
     if (again := found & (ahead < 2.0**-53)).any():
@@ -158,11 +152,11 @@ def bernoulli(p, rng) -> np.ndarray:
     return np.stack([bernoulli(row, r) for row, r in zip(p, rng)]) if len(p) else p > 1
 
 # %% ../../nbs/foundations/random.ipynb #d8541aa3
-def gumbel_argmax(
-    blocks,  # iterable of logit arrays (k_i,): candidates, a block at a time
-    rng: np.random.Generator,  # stream of the choice
-) -> tuple:  # index over all blocks, drawn with probability proportional to exp(logit); its logit
-    "Draw an index from unnormalised log-probabilities, streaming. [Gumbel-max]"
+def gumbel_argmax(blocks, rng: np.random.Generator) -> tuple:
+    """An index with probability proportional to exp(logit), and its logit. [Gumbel-max]
+
+    blocks: iterable of logit arrays; the index counts over all of them.
+    """
     best, choice, offset = -math.inf, (0, 0.0), 0
     for logits in blocks:
         score = logits + rng.gumbel(size=len(logits))
@@ -173,10 +167,7 @@ def gumbel_argmax(
     return choice
 
 # %% ../../nbs/foundations/random.ipynb #a78e4d95
-def row_streams(
-    rng,  # one stream, or a list with one a row
-    n: int,  # rows
-) -> list:  # n streams
+def row_streams(rng, n: int) -> list:
     "A stream for every row; ValueError where there are too few or too many."
     if not isinstance(rng, (list, tuple)):
         return [check_stream(rng)] * n
@@ -188,12 +179,8 @@ def row_streams(
     return [check_stream(stream) for stream in rng]
 
 # %% ../../nbs/foundations/random.ipynb #1c204c7b
-def uniform_rows(
-    rng,  # one stream, or a list with one a row
-    n: int,  # rows
-    m: int,  # numbers a row
-) -> np.ndarray:  # (n, m) float64, uniform on [0, 1)
-    "Uniform numbers from a stream, or row by row from several."
+def uniform_rows(rng, n: int, m: int) -> np.ndarray:
+    "Uniform numbers (n, m) from a stream, or row by row from several."
     if not isinstance(rng, (list, tuple)):
         return check_stream(rng).random((n, m))
     return np.reshape([r.random(m) for r in row_streams(rng, n)], (n, m))

@@ -18,10 +18,7 @@ from .checks import check_between, check_positive, check_size, shown
 from .random import seed_tree
 
 # %% ../../nbs/foundations/vectors.ipynb #ad77ba04
-def check_floats(
-    name: str,  # argument, as the caller spelled it
-    x: Tensor,  # any shape, float32 or float64, outside of any graph
-) -> Tensor:  # x itself
+def check_floats(name: str, x: Tensor) -> Tensor:
     "Refuse what is no tensor of single or double precision."
     if not isinstance(x, Tensor):
         raise TypeError(
@@ -111,11 +108,8 @@ def check_rows(name: str, x: Tensor) -> Tensor:
 COLUMNS = 2**16  # entries of a row at once, which a cache holds
 
 
-def by_columns(
-    entries: Callable,  # (n, k) -> tensors (n, k), each entry from its own alone
-    u: Tensor,  # (n, d)
-) -> tuple:  # of tensors (n, d)
-    "The same as `entries` of the whole, block by block."
+def by_columns(entries: Callable, u: Tensor) -> tuple:
+    "The same as `entries` of (n, d) as a whole, by blocks of columns; a tuple of tensors."
     found = [entries(part) for part in u.split(COLUMNS, 1)]
     return tuple(torch.cat(parts, 1) for parts in zip(*found))
 
@@ -199,38 +193,28 @@ def _listed(model, trainable_only=True):
     )
 
 
-def trainable(
-    model,  # module, or state_dict
-    trainable_only: bool = True,  # False: what is frozen too
-) -> dict:  # name -> parameter, in flat order
-    "The named tensors of a model that training moves; a shared one once."
+def trainable(model, trainable_only: bool = True) -> dict:
+    """The named tensors of a model or state_dict that training moves, in flat order; a
+    shared one once.
+    """
     return {name: t for name, t, why in _listed(model, trainable_only) if not why}
 
 
-def left_out(
-    model,  # module, or state_dict
-    trainable_only: bool = True,  # False: what is frozen is not left out
-) -> dict:  # name -> why: frozen, a buffer, whole numbers, or shared with another
-    "Parts of a model that its vector does not hold."
+def left_out(model, trainable_only: bool = True) -> dict:
+    "Parts of a model that its vector does not hold: name -> why."
     return {name: why for name, _, why in _listed(model, trainable_only) if why}
 
 # %% ../../nbs/foundations/vectors.ipynb #ab731ce1
-def groups(
-    model,  # module, or state_dict
-    trainable_only: bool = True,  # False: what is frozen too
-) -> dict:  # parameter name -> number of entries, in flat order
-    "The natural groups of a model's flat vector."
+def groups(model, trainable_only: bool = True) -> dict:
+    "Natural groups of a model's flat vector: parameter name -> number of entries."
     return {name: p.numel() for name, p in trainable(model, trainable_only).items()}
 
 # %% ../../nbs/foundations/vectors.ipynb #ab731cf9
 HALF = torch.float16, torch.bfloat16  # too few digits for an update
 
 
-def pack(
-    model,  # module with a parameter that trains, or state_dict
-    trainable_only: bool = True,  # False: what is frozen too
-) -> Tensor:  # (d,) float32, or float64 where the model is; a copy
-    "The weights that train, as one vector."
+def pack(model, trainable_only: bool = True) -> Tensor:
+    "The weights that train as one vector, (d,), float32, or float64 where the model is."
     found = trainable(model, trainable_only)
     if not found:
         raise ValueError(
@@ -241,21 +225,14 @@ def pack(
     return w.float() if w.dtype in HALF else w
 
 # %% ../../nbs/foundations/vectors.ipynb #ab731ce3
-def unpack(
-    model: torch.nn.Module,  # any module
-    w: Tensor,  # (d,), as from pack
-) -> dict:  # name -> view of w, in the parameter's shape
-    "A vector as the model's tensors that train."
+def unpack(model: torch.nn.Module, w: Tensor) -> dict:
+    "A vector as views in the shapes of the model's tensors that train: name -> view."
     found = trainable(model)
     return dict(zip(found, unflatten(w, [p.shape for p in found.values()])))
 
 # %% ../../nbs/foundations/vectors.ipynb #b10c0031
-def restore(
-    model,  # module, or state_dict; stays as it is
-    w: Tensor,  # (d,), as from pack
-    trainable_only: bool = True,  # as given to pack
-) -> dict:  # name -> tensor, for load_state_dict
-    "A model's state with a vector in it."
+def restore(model, w: Tensor, trainable_only: bool = True) -> dict:
+    "A model's state with a vector in it, for load_state_dict; the model is not changed."
     listed = _listed(model, trainable_only)
     found = {name: t for name, t, why in listed if not why}
     new = dict(zip(found, unflatten(w.detach(), [t.shape for t in found.values()])))
@@ -293,10 +270,7 @@ BLOCK = 2**16  # entries transformed together, which fit in the cache
 
 
 @functools.lru_cache(maxsize=32)
-def hadamard(
-    size: int,  # a power of two
-    dtype: torch.dtype = torch.float64,  # of the result
-) -> Tensor:  # (size, size), orthogonal and symmetric
+def hadamard(size: int, dtype: torch.dtype = torch.float64) -> Tensor:
     "The orthogonal Hadamard matrix. [Sylvester 1867]"
     if not isinstance(size, int) or not 0 < size <= 2**14 or size & (size - 1):
         raise ValueError(
@@ -343,10 +317,7 @@ def walsh_hadamard(x: Tensor) -> Tensor:
 
 # %% ../../nbs/foundations/vectors.ipynb #9d262de8
 @functools.lru_cache(maxsize=8)
-def signs(
-    size: int,  # number of signs, >= 1
-    seed: int,  # public
-) -> Tensor:  # (size,) float32, +1 or -1
+def signs(size: int, seed: int) -> Tensor:
     "The random signs that everyone shares. [Kairouz et al. 2021, Alg. 1]"
     check_size("size", size)
     check_between("seed", seed, 0)
@@ -355,10 +326,8 @@ def signs(
     ).float()
 
 # %% ../../nbs/foundations/vectors.ipynb #3d8c73dc
-def block_size(
-    d: int,  # entries of a vector, >= 1
-) -> int:  # P, with P <= d < 2 P
-    "Entries that are transformed together: the largest power of two."
+def block_size(d: int) -> int:
+    "Entries P, P <= d < 2 P, that are transformed together: a power of two."
     return 1 << (check_size("d", d).bit_length() - 1)
 
 # %% ../../nbs/foundations/vectors.ipynb #3d8c73d8

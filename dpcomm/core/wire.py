@@ -59,10 +59,8 @@ class Bits:
         return self.payload + self.shared_randomness
 
 # %% ../../nbs/foundations/wire.ipynb #packspan
-def bit_spans(
-    bits: int,  # of a value, 1..32
-) -> list:  # of (value, byte, shift) in a group of eight values
-    "Which byte holds which bits of which value, most significant bit first."
+def bit_spans(bits: int) -> list:
+    "The (value, byte, shift) of each part of eight values, most significant bit first."
     check_between("bits", bits, 1, 32)
     return [
         (j, byte, (j + 1) * bits - 8 * (byte + 1))

@@ -45,13 +45,12 @@ FLOATS = (
 )
 
 
-def exact_noise(
-    rows: Tensor,  # (..., n, d), finite: clipped here, whatever their length
-    clip_norm: float,  # S
-    std: float,  # of the noise, > 0
-    rng,  # one stream; one a row where each row has noise of its own
-) -> np.ndarray:  # (..., n, d) int64: steps of grid(clip_norm, std / clip_norm, 1)
-    "Cut and add discrete Gaussian noise, exactly. [Canonne, Kamath & Steinke 2020]"
+def exact_noise(rows: Tensor, clip_norm: float, std: float, rng) -> np.ndarray:
+    """Cut and add discrete Gaussian noise, exactly. [Canonne, Kamath & Steinke 2020]
+
+    rows: (..., n, d), clipped here. Returns int64 steps of grid(clip_norm, std /
+    clip_norm, 1).
+    """
     scale = grid(clip_norm, std / clip_norm, 1)
     z = clip_to_grid(rows.reshape(-1, rows.shape[-1]), clip_norm, scale).reshape(
         rows.shape
@@ -60,16 +59,19 @@ def exact_noise(
 
 # %% ../../nbs/secagg/central_noise.ipynb #cen00006
 def exact_guarantee(
-    sigma: float,  # noise multiplier, > 0
-    delta: float,  # in (0, 1)
-    steps: float,  # standard deviation of the noise in steps of its grid
-    q: float = 1.0,  # sampling rate
-    rounds: int = 1,  # releases composed
-    accountant: str = "rdp-classic",  # rdp-classic | rdp-balle | pld
-    **fields,  # of noisy_sum_guarantee
-) -> Guarantee:  # of the discrete noise
+    sigma: float,
+    delta: float,
+    steps: float,
+    q: float = 1.0,
+    rounds: int = 1,
+    accountant: str = "rdp-classic",
+    **fields,
+) -> Guarantee:
     """Guarantee of discrete Gaussian noise.
     [Canonne, Kamath & Steinke 2020, Prop. 5; page whole_noise, Prop. 1]
+
+    steps: standard deviation of the noise in steps of its grid. fields: of
+    noisy_sum_guarantee.
     """
     check_positive("steps", steps)
     check_choice("accountant", accountant, ACCOUNTANTS)

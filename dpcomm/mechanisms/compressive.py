@@ -59,13 +59,8 @@ class Plan(NamedTuple):
 MOST = 2**20  # lengths beyond the shortest that are looked at
 
 
-def largest_factors(
-    low: int,  # >= 1
-    high: int,  # >= low, up to 2^20 numbers and 2^33
-) -> (
-    np.ndarray
-):  # (high - low + 1,) int64: largest prime factor of each number, 1 for 1
-    "What decides the speed of a Fourier transform. [Cooley & Tukey 1965]"
+def largest_factors(low: int, high: int) -> np.ndarray:
+    "Largest prime factor of each number from low to high. [Cooley & Tukey 1965]"
     check_between("low", low, 1, 2**33)
     check_between("high", high, low, min(low + MOST, 2**33))
     root = math.isqrt(high)
@@ -84,10 +79,7 @@ def largest_factors(
 
 # %% ../../nbs/baselines/compressive.ipynb #230d97f3
 @functools.lru_cache(maxsize=16)
-def chunk_length(
-    d: int,  # entries of the vector, 1..2^32 - 1
-    chunks: int,  # P, 1..d
-) -> int:  # all chunks but the last have it
+def chunk_length(d: int, chunks: int) -> int:
     "The length fastest to transform, at most 1/64 above d / P, that makes P chunks."
     check_size("d", d)
     check_between("chunks", chunks, 1, d)
@@ -116,14 +108,14 @@ def _kept_size(fraction, d):
 
 @functools.lru_cache(maxsize=16)
 def plan(
-    d: int,  # entries of the vector, >= 1
-    fraction: float,  # r in (0, 1]: K = floor(r d)
-    chunks: int = 1,  # P, 1..d
-    seed: int = 0,  # public
-    kept: str = "random",  # a name in KEPT
-    t: int = 0,  # round of the draw
-) -> Plan:  # the same for everyone
-    "Choose K coefficients, evenly over the chunks. [Kerkouche et al. 2020]"
+    d: int,
+    fraction: float,
+    chunks: int = 1,
+    seed: int = 0,
+    kept: str = "random",
+    t: int = 0,
+) -> Plan:
+    "Choose K = floor(r d) coefficients, evenly over P chunks. [Kerkouche et al. 2020]"
     check_between("chunks", chunks, 1, check_size("d", d))
     check_between("seed", seed, 0)
     check_between("t", t, 0)
@@ -142,12 +134,8 @@ def plan(
     return Plan(d, length, edges, np.concatenate(parts))
 
 # %% ../../nbs/baselines/compressive.ipynb #bcb4ab63
-def transform(
-    x: np.ndarray,  # (n, d) float32 or float64
-    length: int,  # of a chunk
-    inverse: bool = False,  # back from coefficients
-) -> np.ndarray:  # (n, d), of the same norm
-    "Orthonormal cosine transform, chunk by chunk. [Ahmed, Natarajan & Rao 1974]"
+def transform(x: np.ndarray, length: int, inverse: bool = False) -> np.ndarray:
+    "Orthonormal cosine transform of (n, d), chunk by chunk. [Ahmed, Natarajan & Rao 1974]"
     out, full = np.empty_like(x), x.shape[1] // length * length
     for part in (slice(0, full), slice(full, None)):
         rows = x[:, part]
@@ -158,19 +146,13 @@ def transform(
     return out
 
 # %% ../../nbs/baselines/compressive.ipynb #bcb4ab64
-def measure(
-    u: np.ndarray,  # (n, d)
-    p: Plan,
-) -> np.ndarray:  # (n, K): A u, no longer than u
-    "The kept coefficients. [Kerkouche et al. 2020]"
+def measure(u: np.ndarray, p: Plan) -> np.ndarray:
+    "The kept coefficients A u, (n, K), no longer than u. [Kerkouche et al. 2020]"
     return transform(u, p.length)[:, p.kept]
 
 # %% ../../nbs/baselines/compressive.ipynb #66e005f6
-def adjoint(
-    y: np.ndarray,  # (n, K)
-    p: Plan,
-) -> np.ndarray:  # (n, d): A^T y, as long as y
-    "The shortest vectors with these coefficients: the others are zero."
+def adjoint(y: np.ndarray, p: Plan) -> np.ndarray:
+    "The shortest vectors A^T y, (n, d), with these coefficients: the others are zero."
     wide = np.zeros((len(y), p.d), y.dtype)
     wide[:, p.kept] = y
     return transform(wide, p.length, inverse=True)
@@ -180,12 +162,13 @@ STEP = 0.05  # of the threshold, over the largest entry a chunk could hold
 
 
 def recover(
-    y: np.ndarray,  # (K,) float32 or float64
-    p: Plan,
-    penalty: float = 0.05,  # lambda over a chunk's largest entry of A^T y, > 0; from 1 on: 0
-    iterations: int = 40,  # 0: the adjoint A^T y
-) -> np.ndarray:  # (d,)
-    "Minimise |A x - y|^2 / 2 + lambda |x|_1. [Combettes & Pesquet 2007]"
+    y: np.ndarray, p: Plan, penalty: float = 0.05, iterations: int = 40
+) -> np.ndarray:
+    """Minimise |A x - y|^2 / 2 + lambda |x|_1. [Combettes & Pesquet 2007]
+
+    penalty: lambda over a chunk's largest entry of A^T y; from 1 on: 0. iterations: 0
+    for A^T y.
+    """
     check_reals("y", y)
     check_positive("penalty", penalty)
     check_between("iterations", iterations, 0, 10**6)
@@ -317,10 +300,8 @@ class Compressive(LinearSketch):
 BLOCK = 2**22  # entries transformed at a time
 
 # %% ../../nbs/baselines/compressive.ipynb #d460eada
-def leverage(
-    p: Plan,
-) -> np.ndarray:  # (d,) float64 in [0, 1], summing to K
-    "Diagonal of A^T A: how much of one entry the kept coefficients see."
+def leverage(p: Plan) -> np.ndarray:
+    "Diagonal of A^T A: how much of each entry the kept coefficients see, in [0, 1]."
     wide = np.zeros(p.d)
     wide[p.kept] = 1
     parts = []

@@ -57,12 +57,8 @@ class Maybe(NamedTuple):
     allowed: Any
 
 # %% ../../nbs/foundations/contract.ipynb #47036ad1
-def check_range(
-    name: str,  # field, as the caller spelled it
-    value,  # what was given
-    allowed,  # interval as '(0, 1]', Whole(low, high), tuple of choices, bool, or Maybe of them
-):  # the value, as a plain float, int, bool, or the choice
-    "Refuse a value outside what a field allows."
+def check_range(name: str, value, allowed):
+    "A value that a field allows, as a plain float, int, bool, None or the choice."
     if isinstance(allowed, Maybe):
         return None if value is None else check_range(name, value, allowed.allowed)
     if allowed is bool and isinstance(value, (bool, np.bool_)):
@@ -376,12 +372,12 @@ class Mechanism(Auditable, TrainingHooks):
         return message.payload
 
 # %% ../../nbs/foundations/contract.ipynb #5e9ca30c
-def smallest(
-    account,  # takes run and accountant, returns a Guarantee or raises ValueError
-    names: tuple,  # of accountants
-    **run,  # what is accounted
-) -> Guarantee:  # which names its accountant; the first refusal where all refuse
-    "The smallest guarantee that any of several accountants proves."
+def smallest(account, names: tuple, **run) -> Guarantee:
+    """The smallest guarantee that any of several accountants proves, or the first
+    refusal.
+
+    account: takes run and accountant; returns a Guarantee or raises ValueError.
+    """
     found, why = [], None
     for name in names:
         try:

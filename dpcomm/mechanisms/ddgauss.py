@@ -146,11 +146,8 @@ class DDGauss(OnRing):
             return math.inf
 
 # %% ../../nbs/baselines/ddgauss.ipynb #9022d206
-def omega(
-    variance: float,  # sigma_1^2 of one share, in squared steps, >= 1/4
-    n: int,  # shares, >= 1
-) -> float:  # >= 0; 0 for one share
-    "Largest log-ratio of the periodic factor. [lemma 1]"
+def omega(variance: float, n: int) -> float:
+    "Largest log-ratio of the periodic factor of n shares, in squared steps. [lemma 1]"
     check_number("variance", variance, "[0.25, inf)")
     check_between("n", n, 1, 2**20)
     k, j = np.arange(1, n)[:, None], np.arange(1, 30)
@@ -158,13 +155,13 @@ def omega(
     return float((np.log1p(2 * E) - np.log1p(-2 * E)).sum())
 
 # %% ../../nbs/baselines/ddgauss.ipynb #f9360b99
-def concentrated(
-    delta2: float,  # largest length of one client's change of the sum, in steps, >= 0
-    variance: float,  # sigma_1^2 of one share, in squared steps, >= 1/4
-    n: int,  # shares in the sum, >= 1
-    D: int,  # coordinates, >= 1
-) -> float:  # eps: Rényi divergence of order alpha >= 2 is at most alpha eps^2 / 2
-    "Concentrated privacy of a sum of shares. [Kairouz et al. 2021, Prop. 14]"
+def concentrated(delta2: float, variance: float, n: int, D: int) -> float:
+    """Concentrated privacy eps of a sum: order alpha costs alpha eps^2 / 2.
+    [Kairouz et al. 2021, Prop. 14]
+
+    delta2: largest change by one client, in steps. variance: of one share, in squared
+    steps. D: coordinates.
+    """
     check_number("delta2", delta2, "[0, 1e150]")
     check_number("variance", variance, "[0, 1e300]")
     check_between("n", n, 1, 2**53)
@@ -181,9 +178,7 @@ def concentrated(
 SAMPLED = INTEGER_ORDERS[INTEGER_ORDERS <= 512]  # orders under sampling
 
 
-def orders_at(
-    q: float,  # probability that a client takes part, in (0, 1]
-) -> np.ndarray:  # whole numbers > 1
+def orders_at(q: float) -> np.ndarray:
     "Rényi orders at which a run is accounted."
     return INTEGER_ORDERS if q == 1 else SAMPLED
 
@@ -198,31 +193,38 @@ def _divergences(release, q, relation, accountant):
 
 
 def ddgauss_epsilon(
-    release: NoisySum,  # whose shares have a std of at least half a step
-    q: float,  # probability that a client takes part in a round, in (0, 1]
-    rounds: int,  # releases composed, >= 1
-    delta: float,  # in (0, 1)
-    relation: str = "zero-out",  # zero-out | replace, the last with q = 1 only
-    accountant: str = "rdp-classic",  # rdp-classic | rdp-balle
-    **names,  # unit, note, premises
-) -> (
-    Guarantee
-):  # of the run; under sampling for those who see the models, not the cohorts
-    "Epsilon of a run from the integers that are added. [Kairouz et al. 2021, Prop. 14]"
+    release: NoisySum,
+    q: float,
+    rounds: int,
+    delta: float,
+    relation: str = "zero-out",
+    accountant: str = "rdp-classic",
+    **names,
+) -> Guarantee:
+    """Epsilon of a run from the integers that are added.
+    [Kairouz et al. 2021, Prop. 14]
+
+    release: of shares with a std of at least half a step. relation: replace with q = 1
+    only. names: unit, note, premises. Sampled: for those who see models, not cohorts.
+    """
     orders, curve = _divergences(release, q, relation, accountant)
     return run_guarantee(orders, curve, delta, q, rounds, relation, accountant, **names)
 
 # %% ../../nbs/baselines/ddgauss.ipynb #a3980bb3
 def fit(
-    multiplier: float,  # of the Gaussian to be matched, > 0
-    clip_norm: float,  # L2 bound of one vector, > 0
-    n_clients: int,  # shares in a sum, >= 1
-    d: int,  # coordinates, >= 1
-    ring_bits: int = 16,  # 2..32
-    most: float = 1.5,  # largest noise accepted, as a multiple of the Gaussian's, > 1
-    **settings,  # further fields of DDGauss
-) -> DDGauss:  # the one with the least noise, or None where `most` is not enough
-    "Least noise that is as private as a Gaussian's, a sum at a time."
+    multiplier: float,
+    clip_norm: float,
+    n_clients: int,
+    d: int,
+    ring_bits: int = 16,
+    most: float = 1.5,
+    **settings,
+) -> DDGauss:
+    """Least noise that is as private as a Gaussian's, a sum at a time, or None.
+
+    multiplier: of the Gaussian. most: largest noise accepted, as a multiple of it.
+    settings: further fields of DDGauss.
+    """
     check_number("multiplier", multiplier, SCALE)
     check_number("clip_norm", clip_norm, SCALE)
     check_number("most", most, "(1, 1e6]")

@@ -53,12 +53,9 @@ from ..secagg.ring import Ring, clip_to_grid
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #41690845
 def share_std(
-    clip_norm: float,  # S
-    sigma: float,  # noise multiplier of the sum
-    n_clients: int,  # clients of a round
-    tolerance: float = 0.0,  # fraction whose shares may be missing
-) -> float:  # standard deviation of each client's noise
-    "Noise of one client, large enough for the guarantee if only the honest add it. [fltop Alg. 3]"
+    clip_norm: float, sigma: float, n_clients: int, tolerance: float = 0.0
+) -> float:
+    "Noise of a client that is enough if only the honest add theirs. [fltop Alg. 3]"
     check_number("clip_norm", clip_norm, SCALE)
     check_number("sigma", sigma, SCALE)
     check_between("n_clients", n_clients, 1)
@@ -83,25 +80,25 @@ TIGHT = {  # sampling -> accountants of which the smallest is stated unless one 
 
 
 def grid(
-    clip_norm: float,  # S
-    sigma: float,  # noise multiplier of the sum
-    n_clients: int,  # clients of a round
-    tolerance: float = 0.0,  # fraction of shares that may be missing; if none is, noise is larger
-) -> float:  # step of the grid, a power of two
-    "The finest public grid on which the noisy sum fits the ring."
+    clip_norm: float, sigma: float, n_clients: int, tolerance: float = 0.0
+) -> float:
+    "Step of the finest public grid, a power of two, on which the noisy sum fits the ring."
     share = share_std(clip_norm, sigma, n_clients, tolerance)
     top = clip_norm * n_clients + TAILS * math.sqrt(n_clients) * share
     return 2.0 ** math.ceil(math.log2(top / (RING.modulus // 2 - 1)))
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #e8f91f1e
 def to_ring(
-    values: np.ndarray,  # (K,) float64 of L2 norm at most clip_norm
-    scale: float,  # step of the grid
-    std: float,  # of the noise share
-    rng: np.random.Generator,  # the client's private stream
-    clip_norm: float = math.inf,  # S; inf: rows are believed to be short enough
-) -> np.ndarray:  # (K,) int64 in [0, 2**32)
-    "Cut to the grid towards zero, add discrete Gaussian noise, wrap."
+    values: np.ndarray,
+    scale: float,
+    std: float,
+    rng: np.random.Generator,
+    clip_norm: float = math.inf,
+) -> np.ndarray:
+    """Cut to the grid towards zero, add discrete Gaussian noise, wrap, (K,) int64.
+
+    clip_norm: inf where rows are believed to be short enough.
+    """
     if clip_norm == math.inf:
         z = np.trunc(values / scale).astype(np.int64)
     else:
@@ -111,24 +108,20 @@ def to_ring(
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #c0b1f2a1
 def least_bits(
-    clip_norm: float,  # S
-    sigma: float,  # noise multiplier of the sum
-    n_clients: int,  # clients of a round
-    tolerance: float = 0.0,  # fraction whose shares may be missing
-) -> int:  # smallest ring, in bits, in which a share is at least half a step
-    "The ring that a share needs."
+    clip_norm: float, sigma: float, n_clients: int, tolerance: float = 0.0
+) -> int:
+    "The smallest ring, in bits, in which a share is at least half a step."
     share = share_std(clip_norm, sigma, n_clients, tolerance)
     step = grid(clip_norm, sigma, n_clients, tolerance)
     return RING.bits + math.ceil(math.log2(step / (2 * share)))
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #c0b1f2a9
 def counted_sigma(
-    clip_norm: float,  # S
-    sigma: float,  # noise multiplier of the sum
-    n_clients: int,  # clients of a round
-    tolerance: float = 0.0,  # fraction whose shares may be missing
-) -> float:  # noise multiplier that the accountant may count on, <= sigma
-    "The sigma that remains after the excess of discrete shares. [Kairouz et al. 2021, Prop. 14]"
+    clip_norm: float, sigma: float, n_clients: int, tolerance: float = 0.0
+) -> float:
+    """The sigma that remains after the excess of discrete shares.
+    [Kairouz et al. 2021, Prop. 14]
+    """
     share = share_std(clip_norm, sigma, n_clients, tolerance)
     step = grid(clip_norm, sigma, n_clients, tolerance)
     excess = tau((share / step) ** 2, n_clients) * COORDINATES / 2
@@ -136,17 +129,22 @@ def counted_sigma(
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #f10a7604
 def noisy_sum_guarantee(
-    sigma: float,  # noise multiplier, > 0
-    delta: float,  # in (0, 1)
-    q: float,  # sampling rate
-    rounds: int,  # releases composed
-    sampling: str = "none",  # none | poisson | fixed
-    relation: str = "add-remove",  # of the sampling
-    accountant: str = "rdp-classic",  # rdp-classic | rdp-balle | pld
-    trust: str = "central",  # under fixed: central
-    **fields,  # unit, note, and what else gaussian_guarantee takes
-) -> Guarantee:  # of normal noise
-    "A noisy sum, also over cohorts of a fixed size. [page fltop_privacy, Props. B and C]"
+    sigma: float,
+    delta: float,
+    q: float,
+    rounds: int,
+    sampling: str = "none",
+    relation: str = "add-remove",
+    accountant: str = "rdp-classic",
+    trust: str = "central",
+    **fields,
+) -> Guarantee:
+    """A noisy sum, also over cohorts of a fixed size.
+    [page fltop_privacy, Props. B and C]
+
+    sampling: none, poisson or fixed, the last with central trust. fields: unit, note,
+    and what else gaussian_guarantee takes.
+    """
     if (sampling, trust) != ("fixed", "central"):
         fields |= dict(sampling=sampling, relation=relation, accountant=accountant)
         return gaussian_guarantee(sigma, delta, q, rounds, trust=trust, **fields)
@@ -480,9 +478,7 @@ class SketchCodec(SharedNoise):
         raise NotImplementedError
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #wn000102
-def refuse_coarse(
-    mechanism: SharedNoise,  # with very many very coarse shares
-) -> None:  # always ValueError
+def refuse_coarse(mechanism: SharedNoise) -> None:
     "Refuse shares that no normal noise represents. [page whole_noise, Prop. 2]"
     raise ValueError(
         f"n_clients is {mechanism.n_clients}; with so little noise per client only the"
@@ -492,15 +488,20 @@ def refuse_coarse(
 
 
 def shared_losses(
-    mechanism: SharedNoise,  # whose shares make the sum
-    sigma: float,  # its `normal_sigma`, >= 0
-    renyi: Callable,  # orders -> divergence of one sum, nats; None under fixed cohorts
-    q: float,  # chance to take part
-    relation: str,  # a name in `GAUSSIAN[sampling]`, but add-remove under none
-    sampling: str,  # none | poisson | fixed
-    unit: str,  # whose vector is clipped
-) -> Losses:  # of one sum of the honest shares
-    "The pair of normal noise, and the smaller of both Rényi curves."
+    mechanism: SharedNoise,
+    sigma: float,
+    renyi: Callable,
+    q: float,
+    relation: str,
+    sampling: str,
+    unit: str,
+) -> Losses:
+    """The pair of normal noise, and the smaller of both Rényi curves, of one honest
+    sum.
+
+    sigma: `normal_sigma`. renyi: orders -> divergence of one sum; None under fixed
+    cohorts. relation: as in `GAUSSIAN[sampling]`, but add-remove under none.
+    """
     about = of_shares(sampling, mechanism.honest, mechanism.n_clients)
     about |= dict(name=mechanism.name, unit=unit)
     about["trust"] = "secagg" if sampling == "none" else "central"
@@ -538,13 +539,8 @@ HIDDEN = (
 )
 
 
-def of_shares(
-    sampling: str,  # none | poisson | fixed
-    honest: int,  # shares that are counted on
-    n_clients: int,  # shares of a full sum
-    said=None,  # names of a Guarantee, whose note and premises are kept
-) -> dict:  # note and premises
-    "Conditions of every sum whose noise comes in shares."
+def of_shares(sampling: str, honest: int, n_clients: int, said=None) -> dict:
+    "Note and premises of every sum whose noise comes in shares; said: kept names."
     said, hidden = said or {}, sampling != "none"
     stays = (
         f"every sum carries {honest} of {n_clients} honest shares, the client's own"

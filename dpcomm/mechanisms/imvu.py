@@ -61,10 +61,11 @@ EPS = (
 )
 
 
-def closed_form(
-    eps: float,  # in [1e-100, 700]
-) -> tuple:  # x -> P(high | x) for any array; alphabet (low, high), estimates of x; M
-    "I-MVU without a solver: a logistic coin. [Prop. A]"
+def closed_form(eps: float) -> tuple:
+    """I-MVU without a solver: a logistic coin. [Prop. A]
+
+    Returns x -> P(high | x) for any array; the alphabet (low, high), estimates of x; M.
+    """
     check_number("eps", eps, EPS)
 
     def high(x):
@@ -86,9 +87,7 @@ class Line(NamedTuple):
     theta: np.ndarray
 
 # %% ../../nbs/papers/imvu.ipynb #c908514f
-def line(
-    table: Table,  # of two rows
-) -> Line:  # for any real input
+def line(table: Table) -> Line:
     "The line through a table's two rows in natural parameters. [imvu eq. 3]"
     a, p = np.array(table.alphabet, float), np.array(table.rows, float)
     if len(p) != 2:
@@ -109,29 +108,21 @@ def line(
     return Line(a, np.log(p[0]), np.log(p[1]) - np.log(p[0]))
 
 # %% ../../nbs/papers/imvu.ipynb #1ddcc29f
-def pmf(
-    x,  # real inputs, any shape; the rows stand at 0 and 1
-    table: Table,  # of two rows, m symbols
-) -> np.ndarray:  # (..., m)
-    "Probabilities of the symbols at interpolated inputs. [imvu eqs. 2 and 3]"
+def pmf(x, table: Table) -> np.ndarray:
+    "Probabilities of the symbols at interpolated inputs, (..., m). [imvu eqs. 2 and 3]"
     at = line(table)
     eta = at.start + check_reals("x", x)[..., None] * at.theta
     return np.exp(log_softmax(eta, axis=-1))
 
 # %% ../../nbs/papers/imvu.ipynb #a5c0783b
-def fisher(
-    x,  # real inputs, any shape
-    table: Table,  # of two rows
-) -> np.ndarray:  # information of a symbol about x, shape of x, >= 0
+def fisher(x, table: Table) -> np.ndarray:
     "Fisher information: the variance of theta. [imvu eq. 7]"
     p, theta = pmf(x, table), line(table).theta
     return (p * (theta - (p @ theta)[..., None]) ** 2).sum(-1)
 
 # %% ../../nbs/papers/imvu.ipynb #6689a278
-def lemma2_bracket(
-    table: Table,  # of two rows, anadromic
-) -> tuple:  # (low, high): outside, the information is at most that at 1/2
-    "Where the supremum lies, by symmetry. [imvu Lemma 2; ties merged]"
+def lemma2_bracket(table: Table) -> tuple:
+    "Where the supremum is if the table is anadromic. [imvu Lemma 2; ties merged]"
     at = line(table)
     off = np.abs(at.start - (at.start + at.theta)[::-1]).max()
     if off > 1e-9:
@@ -147,10 +138,8 @@ def lemma2_bracket(
     return 1 - high, high
 
 # %% ../../nbs/papers/imvu.ipynb #f9349d95
-def variance_bracket(
-    table: Table,  # of two rows, anadromic or not
-) -> tuple:  # (low, high): outside, the information is at most that at 1/2
-    "Where the supremum lies, for any table. [Prop. E; Bhatia & Davis 2000]"
+def variance_bracket(table: Table) -> tuple:
+    "Where the supremum is, for any table of two rows. [Prop. E; Bhatia & Davis 2000]"
     theta, ends = line(table).theta, [0.5, 0.5]
     width, middle = np.ptp(theta), (theta.max() + theta.min()) / 2
     far = math.sqrt(max(0.0, width**2 / 4 - float(fisher(0.5, table)))) - 1e-15 * width
@@ -167,11 +156,12 @@ def _largest_variance(mean, theta):
 # %% ../../nbs/papers/imvu.ipynb #70fc10fc
 @functools.lru_cache(maxsize=64)
 def fisher_supremum(
-    table: Table,  # of two rows
-    bracket: Callable = variance_bracket,  # or lemma2_bracket
-    tol: float = 1e-7,  # relative
-) -> float:  # M: at least the supremum over all real x, and at most 1 + tol times it
-    "Largest Fisher information, by branch and bound. [imvu App. B; Prop. E]"
+    table: Table, bracket: Callable = variance_bracket, tol: float = 1e-7
+) -> float:
+    """Largest Fisher information, by branch and bound. [imvu App. B; Prop. E]
+
+    Returns M: at least the supremum over all real x, and at most 1 + tol times it.
+    """
     theta, best = line(table).theta, 0.0
     middle, width = (theta.max() + theta.min()) / 2, np.ptp(theta)
     first, last = bracket(table)
@@ -193,12 +183,13 @@ RELATIONS = ("zero-out", "replace")
 
 
 def rdp_exact(
-    orders,  # Rényi orders, any shape, > 1
-    kappa: float,  # eps * beta, > 0
-    relation: str = "zero-out",  # zero-out | replace
-    d: int = None,  # dimension, >= 1; None: the limit, which no dimension exceeds
-) -> np.ndarray:  # divergence at each order, nats: that of the even vector
-    "Rényi curve of one message of the closed form at the worst vectors. [Prop. G]"
+    orders, kappa: float, relation: str = "zero-out", d: int = None
+) -> np.ndarray:
+    """Rényi curve of one message of the closed form at the worst vectors. [Prop. G]
+
+    kappa: eps * beta. d: dimension; None: the limit, which no dimension exceeds.
+    Returns nats at each order: that of the even vector.
+    """
     a = check_reals("orders", orders, "(1, 1e15]")
     swap = check_choice("relation", relation, RELATIONS) == "replace"
     check_number("kappa", kappa, "(0, 1e100]")
@@ -378,9 +369,7 @@ def _check_scale(mechanism):
             )
 
 
-def closed_only(
-    mechanism: ImvuCodec,  # with or without a table
-) -> ImvuCodec:  # the same, without a table
+def closed_only(mechanism: ImvuCodec) -> ImvuCodec:
     "Refuse a table where only the closed form has an answer."
     if mechanism.table is None:
         return mechanism
@@ -391,11 +380,8 @@ def closed_only(
     )
 
 # %% ../../nbs/papers/imvu.ipynb #710da676
-def logits(
-    mechanism: ImvuCodec,  # its clip, kappa and clamp
-    u: Tensor,  # rows to be clipped, (n, d), finite
-) -> Tensor:  # (n, d) float64
-    "Clip, scale and, if wanted, clamp. [imvu Sec. 3, input scaling]"
+def logits(mechanism: ImvuCodec, u: Tensor) -> Tensor:
+    "Clip, scale and, if wanted, clamp; (n, d) float64. [imvu Sec. 3, input scaling]"
     wide = u.double()
     norm = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
     if not math.isfinite(norm.sum()):
@@ -405,11 +391,8 @@ def logits(
     return z.clamp_(-mechanism.eps, mechanism.eps) if mechanism.clamp else z
 
 # %% ../../nbs/papers/imvu.ipynb #c5b964cd
-def log_pmf(
-    mechanism: ImvuCodec,  # its table and eps
-    z: Tensor,  # log-odds, any shape, float64
-) -> Tensor:  # (..., m): log-probability of each symbol
-    "The law of a symbol. [imvu eqs. 2 and 3; Prop. A]"
+def log_pmf(mechanism: ImvuCodec, z: Tensor) -> Tensor:
+    "Log-probability of each symbol, (..., m), at log-odds z. [imvu eqs. 2 and 3; Prop. A]"
     if mechanism.table is None:
         return torch.nn.functional.logsigmoid(torch.stack([-z, z], -1))
     parts = line(mechanism.table)[1:]
@@ -420,11 +403,8 @@ def log_pmf(
 FAR = 700.0  # log-odds beyond which a coin gets no rarer
 
 
-def coins(
-    z: Tensor,  # log-odds, (k,) float64
-    rng: np.random.Generator,  # stream
-) -> np.ndarray:  # (k,) bool, True with probability sigmoid(z), of |z| up to 700
-    "Coins from sixteen random bits each, and from more where these do not decide."
+def coins(z: Tensor, rng: np.random.Generator) -> np.ndarray:
+    "True with probability sigmoid(z), |z| up to 700: from sixteen bits, or more."
     ahead = z.float().sigmoid_().mul_(2**16).numpy()
     words = rng.integers(2**64, size=-(-len(ahead) // 4), dtype=np.uint64)
     cell = words.view(np.uint16)[: len(ahead)]
@@ -443,12 +423,8 @@ def coins(
 PIECE = 2**17  # log-odds that exist at one time, unless one row is longer
 
 
-def draw_symbols(
-    mechanism: ImvuCodec,  # its law
-    u: Tensor,  # (n, d), finite
-    rng,  # one stream, or one a row
-):  # yields symbols of the next rows, (rows, d) uint8
-    "Clip and draw a cohort, some rows at a time. [imvu Sec. 3]"
+def draw_symbols(mechanism: ImvuCodec, u: Tensor, rng):
+    "Clip and draw a cohort: symbols of the next rows, (rows, d) uint8. [imvu Sec. 3]"
     own, streams = isinstance(rng, (list, tuple)), row_streams(rng, len(u))
     others = len(mechanism.levels) - 1
     rows = 1 if own else max(1, PIECE // max(1, u.shape[1] * others))
@@ -463,12 +439,8 @@ def draw_symbols(
             yield drawn.astype(np.uint8)
 
 # %% ../../nbs/papers/imvu.ipynb #8b82292a
-def sum_estimates(
-    mechanism: ImvuCodec,  # its law
-    u: Tensor,  # updates, (n, d), finite
-    rng,  # one stream, or one a row
-) -> Tensor:  # (d,) float32: of the rows that simulate draws from the same stream
-    "Sum of a cohort's decoded vectors, by counting symbols. [imvu Sec. 3]"
+def sum_estimates(mechanism: ImvuCodec, u: Tensor, rng) -> Tensor:
+    "Sum of a cohort's decoded vectors, (d,) float32, by counting symbols. [imvu Sec. 3]"
     level = mechanism.levels
     above = np.zeros((len(level) - 1, u.shape[1]), np.int32)
     for rows in draw_symbols(mechanism, u, rng):

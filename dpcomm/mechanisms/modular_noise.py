@@ -59,10 +59,10 @@ from ..privacy.whole_noise import normal_std
 from ..secagg.ring import Ring, conditional_round, rounded_norm
 
 # %% ../../nbs/secagg/modular_noise.ipynb #f8eb3548
-def padded(
-    d: int,  # coordinates of a vector, >= 1
-) -> int:  # D, the next power of two
-    "Coordinates that the paper rotates. [Kairouz et al. 2021, Alg. 1]"
+def padded(d: int) -> int:
+    """Coordinates that the paper rotates: the next power of two.
+    [Kairouz et al. 2021, Alg. 1]
+    """
     return 1 << (check_size("d", d) - 1).bit_length()
 
 # %% ../../nbs/secagg/modular_noise.ipynb #d96c7cfa
@@ -214,12 +214,12 @@ class RingGrid(SharedNoise):
 LISTED = 8  # most coordinates whose roundings are listed
 
 
-def listed_rounding(
-    x: np.ndarray,  # (D,) in steps of the grid, D <= LISTED
-    norm_bound: float,  # largest length after rounding, in steps
-    back: Callable,  # (n, D) rotated coordinates -> (n, d), linear
-) -> tuple:  # mean and variance of `back` of the error of conditional_round, both (d,)
-    "Moments of a conditional rounding, from all that it can be."
+def listed_rounding(x: np.ndarray, norm_bound: float, back: Callable) -> tuple:
+    """Mean and variance of `back` of the error of conditional_round, by listing all it
+    can be.
+
+    x: (D,) in steps, D <= LISTED. back: (n, D) rotated coordinates -> (n, d), linear.
+    """
     up = np.array([*product((0, 1), repeat=len(x))])
     low = np.floor(x)
     chance = np.where(up, x - low, 1 + low - x).prod(1)
@@ -230,12 +230,14 @@ def listed_rounding(
 
 # %% ../../nbs/secagg/modular_noise.ipynb #d8a2cbb5
 def normal_rounding(
-    x: np.ndarray,  # (D,) in steps of the grid
-    norm_bound: float,  # largest length after rounding, in steps
-    back: Callable,  # (n, D) rotated coordinates -> (n, d): a rotation, cut off
-    block: int,  # P, coordinates of a block of the rotation
-) -> tuple:  # mean and variance of `back` of the error of conditional_round, both (d,)
-    "Moments of a conditional rounding whose squared length is taken for normal."
+    x: np.ndarray, norm_bound: float, back: Callable, block: int
+) -> tuple:
+    """Mean and variance of `back` of the error, whose squared length is taken for
+    normal.
+
+    x, back: as of `listed_rounding`, back a rotation, cut off. block: P, coordinates of
+    a block of it.
+    """
     low = np.floor(x)
     part = x - low
     v = 1 - part
@@ -400,11 +402,7 @@ class NoisySum:
         return (self.local_std / self.scale) ** 2
 
 
-def check_release(
-    q: float,  # probability that a client takes part, in (0, 1]
-    relation: str,  # zero-out | replace, the last with q = 1 only
-    accountant: str,  # a name in ACCOUNTANTS
-) -> None:  # or ValueError
+def check_release(q: float, relation: str, accountant: str) -> None:
     "Refuse a run that is not accounted."
     check_choice("accountant", accountant, ACCOUNTANTS)
     check_choice("relation", relation, CLAIMED)
@@ -417,16 +415,19 @@ def check_release(
 
 # %% ../../nbs/secagg/modular_noise.ipynb #44346a1a
 def run_guarantee(
-    orders,  # Rényi orders, (m,)
-    curve,  # divergence of one sum at these orders, (m,)
-    delta: float,  # in (0, 1)
-    q: float,  # probability that a client takes part, in (0, 1]
-    rounds: int,  # releases composed, >= 1
-    relation: str,  # zero-out | replace
-    accountant: str,  # a name in ACCOUNTANTS
-    **names,  # unit, note, premises
-) -> Guarantee:  # of the whole run
-    "The guarantee of `rounds` sums with a Rényi curve. [Mironov 2017, Prop. 1]"
+    orders,
+    curve,
+    delta: float,
+    q: float,
+    rounds: int,
+    relation: str,
+    accountant: str,
+    **names,
+) -> Guarantee:
+    """The guarantee of `rounds` sums with a Rényi curve. [Mironov 2017, Prop. 1]
+
+    orders, curve: (m,), of one sum. names: unit, note, premises.
+    """
     sampled = q != 1
     return guarantee_from_rdp(
         orders,
@@ -563,13 +564,8 @@ class RingAccount(RingCodec):
 
 # %% ../../nbs/secagg/modular_noise.ipynb #65730c68
 def gaussian_multiplier(
-    eps: float,  # target of the run, > 0
-    delta: float,  # in (0, 1)
-    q: float,  # probability that a client takes part, in (0, 1]
-    rounds: int,  # releases composed, >= 1
-    orders,  # Rényi orders, (m,)
-    accountant: str,  # a name in ACCOUNTANTS
-) -> float:  # noise multiplier
+    eps: float, delta: float, q: float, rounds: int, orders, accountant: str
+) -> float:
     "Least noise of a Gaussian that keeps a target."
     check_number("q", q, "(0, 1]")
     check_between("rounds", rounds, 1, 2**53)
@@ -585,14 +581,13 @@ def gaussian_multiplier(
 
 # %% ../../nbs/secagg/modular_noise.ipynb #6520ac64
 def refuse_bits(
-    works: Callable,  # bits of a ring -> whether the target is kept there
-    ring_bits: int,  # bits that were asked for, 2..32
-    eps: float,  # target
-    d: int,  # coordinates
-    most: float,  # largest noise accepted, as a multiple of the Gaussian's
-    multiplier: float,  # the Gaussian's
-) -> None:  # always ValueError
-    "Say that a ring has too few bits, and how many are enough."
+    works: Callable, ring_bits: int, eps: float, d: int, most: float, multiplier: float
+) -> None:
+    """Say that a ring has too few bits, and how many are enough.
+
+    works: bits -> whether the target is kept there. most: largest noise, as a multiple
+    of the Gaussian's.
+    """
     enough = next((bits for bits in range(ring_bits + 1, 33) if works(bits)), None)
     fix = "32 bits are not enough either: raise most or eps"
     raise ValueError(

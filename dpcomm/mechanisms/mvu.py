@@ -48,11 +48,10 @@ from ..privacy.losses import Losses
 from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/mvu.ipynb #53b87972
-def law(
-    table: Table,  # n inputs, m symbols
-    x,  # inputs in [0, 1], any shape
-) -> np.ndarray:  # (*x.shape, m) probabilities of the symbols
-    "The law of a dithered input: rows interpolated. [Chaudhuri et al. 2022, Sec. 3]"
+def law(table: Table, x) -> np.ndarray:
+    """The law of dithered inputs x in [0, 1], (..., m): rows interpolated.
+    [Chaudhuri et al. 2022, Sec. 3]
+    """
     x, rows = check_reals("x", x, "[0, 1]"), np.array(table.rows)
     left = np.minimum((x * (len(rows) - 1)).astype(int), len(rows) - 2)
     part = (x * (len(rows) - 1) - left)[..., None]
@@ -373,14 +372,18 @@ def _worst_ratio(mechanism, relation):
 
 @functools.lru_cache(maxsize=256)
 def renyi_curve(
-    mechanism: MvuCodec,  # solved where it is needed
-    relation: str,  # zero-out | replace
-    how: str,  # mixture | grid
-    d: int = None,  # coordinates; None: any number, mixture only
-    slip: float = None,  # grid: probability that dithering exceeds its budget, (0, 1)
-    orders: tuple = None,  # > 1; None: ORDERS
-) -> np.ndarray:  # largest divergence of one message at each order
-    "Rényi curve of one message over the L2 ball. [Lemmas coordinate to dither]"
+    mechanism: MvuCodec,
+    relation: str,
+    how: str,
+    d: int = None,
+    slip: float = None,
+    orders: tuple = None,
+) -> np.ndarray:
+    """Rényi curve of one message over the L2 ball. [Lemmas coordinate to dither]
+
+    how: mixture, for any d, or grid. slip: of the grid: chance that dithering exceeds
+    its budget. orders: None for ORDERS.
+    """
     total = (mechanism.beta * (1.0 if relation == "replace" else 0.5)) ** 2
     if how == "grid":
         total = _budget(total, 1 / (mechanism.n_inputs - 1), d, slip)

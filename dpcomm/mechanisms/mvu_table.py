@@ -143,11 +143,7 @@ def check_problem(eps, n_inputs, n_outputs, constraint):
         )
 
 
-def two_symbols(
-    eps: float,  # nats, in [1e-5, 700]
-    n_inputs: int = 2,  # >= 2
-    constraint: str = "strict",  # strict | metric
-) -> Table:  # with two symbols, -t and 1 + t
+def two_symbols(eps: float, n_inputs: int = 2, constraint: str = "strict") -> Table:
     "Randomised response on evenly spaced inputs. [Lemma two]"
     check_problem(eps, n_inputs, 2, constraint)
     steps = n_inputs - 1 if constraint == "metric" else 1
@@ -230,12 +226,9 @@ def _dual_reach(eps, mu, constraint):
 
 
 def relaxed(
-    eps: float,  # nats, in [1e-5, 700]
-    n_inputs: int,  # >= 2
-    constraint: str = "strict",  # strict | metric
-    points: int = 161,  # symbols the program may choose from, >= 3
-) -> tuple:  # symbols and total probabilities, (points,); least variance of any table
-    "Optimum over a fine grid of symbols, and the bound of its duals. [Lemma bound]"
+    eps: float, n_inputs: int, constraint: str = "strict", points: int = 161
+) -> tuple:
+    "Symbols and total probabilities on a grid, and the least variance. [Lemma bound]"
     half, need = two_symbols(eps, n_inputs, constraint).alphabet[1] - 0.5, 1.25
     x = (np.linspace(0, 1, n_inputs) - 0.5) / half
     for _ in range(8):

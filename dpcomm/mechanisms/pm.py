@@ -43,29 +43,23 @@ from ..secagg.discrete import exp_fixed
 EPS = "[1e-300, inf)"  # of one number: below, no float holds an answer
 
 
-def half_width(
-    eps: float,  # of one number, > 0
-) -> float:  # C, largest answer, above 1
-    "Half-width of the interval that answers come from. [Wang et al. 2019]"
+def half_width(eps: float) -> float:
+    "Half-width C of the interval that answers come from. [Wang et al. 2019]"
     return 1 / math.tanh(check_number("eps", eps, EPS) / 4)
 
 # %% ../../nbs/baselines/pm.ipynb #dcaf49ec
-def window(
-    t,  # number to send, array, any shape, in [-1, 1]
-    eps: float,  # of one number, > 0
-) -> tuple:  # ends of the interval of likely answers, arrays of the shape of t
-    "An interval of length C - 1 around t, shifted to fit. [Wang et al. 2019]"
+def window(t, eps: float) -> tuple:
+    "Ends of an interval of length C - 1 around t, shifted to fit. [Wang et al. 2019]"
     c = half_width(eps)
     left = ((c + 1) * check_reals("t", t, "[-1, 1]") - (c - 1)) / 2
     return left, left + (c - 1)
 
 # %% ../../nbs/baselines/pm.ipynb #9865d148
-def perturb(
-    t,  # numbers to send, float64 array, any shape, in [-1, 1]
-    eps: float,  # of one number, > 0
-    draws,  # uniform on [0, 1), (2,) + shape of t: which piece, and where in it
-) -> np.ndarray:  # answers, shape of t, in [-C, C], mean t
-    "Send numbers through the piecewise mechanism. [Wang et al. 2019, Alg. 2]"
+def perturb(t, eps: float, draws) -> np.ndarray:
+    """Answers of mean t, through the piecewise mechanism. [Wang et al. 2019, Alg. 2]
+
+    t: in [-1, 1]. draws: uniform, (2,) + shape of t: which piece, and where in it.
+    """
     c, (left, _) = half_width(eps), window(t, eps)
     draws = check_reals("draws", draws, "[0, 1)")
     if draws.shape != (2, *np.shape(t)):
@@ -80,12 +74,8 @@ def perturb(
     return np.where(coin < far / (1 + far), outside, left + place * (c - 1))
 
 # %% ../../nbs/baselines/pm.ipynb #baa47b12
-def density(
-    y,  # answers, array
-    t,  # numbers sent, array in [-1, 1], broadcast against y
-    eps: float,  # of one number, > 0
-) -> np.ndarray:  # log density of the answers; -inf beyond C
-    "Logarithm of the density of an answer. [Wang et al. 2019]"
+def density(y, t, eps: float) -> np.ndarray:
+    "Logarithm of the density of answers y to t; -inf beyond C. [Wang et al. 2019]"
     (left, right), c, y = window(t, eps), half_width(eps), check_reals("y", y)
     low = math.log(-math.expm1(-eps / 2) / 2) - eps / 2 - math.log1p(math.exp(-eps / 2))
     return np.where(
@@ -96,10 +86,7 @@ def density(
 Values = TypeVar("Values", np.ndarray, Tensor)
 
 
-def variance(
-    t: Values,  # numbers sent, any shape, in [-1, 1]
-    eps: float,  # of one number, > 0
-) -> Values:  # variance of the answers, shape of t
+def variance(t: Values, eps: float) -> Values:
     "Variance of an answer. [Wang et al. 2019]"
     t = check_floats("t", t) if isinstance(t, Tensor) else check_reals("t", t)
     check_reals("t", t.cpu() if isinstance(t, Tensor) else t, "[-1, 1]")
@@ -232,22 +219,17 @@ def _check_count(mechanism):
         )
 
 # %% ../../nbs/baselines/pm.ipynb #d4017e5d
-def coordinates(
-    rng: np.random.Generator,  # stream of the choice
-    d: int,  # dimension
-    count: int,  # k, 1..d
-) -> np.ndarray:  # (k,) int64, distinct
+def coordinates(rng: np.random.Generator, d: int, count: int) -> np.ndarray:
     "A uniform set of coordinates, without replacement. [Wang et al. 2019, Alg. 4]"
     check_between("count", count, 1, check_size("d", d))
     return check_stream(rng).choice(d, count, replace=False, shuffle=False)
 
 # %% ../../nbs/baselines/pm.ipynb #dddc1fb0
-def answers(
-    mechanism: PmCodec,
-    u: Tensor,  # (n, d)
-    rng,  # one stream, or one a row
-) -> tuple:  # coordinates (n, k) int64, answers in the units of u (n, k) float32
-    "Draw coordinates for every row, clip and send them. [Wang et al. 2019, Alg. 4]"
+def answers(mechanism: PmCodec, u: Tensor, rng) -> tuple:
+    """Draw k coordinates for every row, clip and send them. [Wang et al. 2019, Alg. 4]
+
+    Returns coordinates and answers in the units of u, both (n, k).
+    """
     n, d, k = *u.shape, mechanism.sent(u.shape[1])
     at = np.empty((n, k), np.int64)
     draws = np.empty((2, n, k))
@@ -271,11 +253,11 @@ COIN = 2**63  # resolution of the coin
 
 
 @functools.lru_cache(maxsize=64)
-def cells(
-    eps: float,  # of one message, > 0
-    count: int,  # k, numbers a message, >= 1
-) -> tuple:  # w, cells of the window; 2^63 times the chance to leave it; the grid's C
-    "The piecewise mechanism in whole numbers. [page pm, Prop. B]"
+def cells(eps: float, count: int) -> tuple:
+    """The piecewise mechanism in whole numbers. [page pm, Prop. B]
+
+    Returns w, cells of the window; 2^63 times the chance to leave it; the grid's C.
+    """
     each = Fraction(check_positive("eps", eps)) / check_size("count", count)
     width = max(1, round(CELLS / (1 + math.exp(min(float(each) / 2, 700)))))
     odds = Fraction(exp_fixed(each, 128) + 1, 2**128) * (CELLS - width) / width
@@ -284,12 +266,8 @@ def cells(
     return width, outside, float(wide)
 
 # %% ../../nbs/baselines/pm.ipynb #e4ced189
-def answer_cells(
-    t: np.ndarray,  # numbers to send, (k,) float64 in [-1, 1]
-    eps: float,  # of all k together, > 0
-    rng: np.random.Generator,  # the client's private stream
-) -> np.ndarray:  # (k,) int64 in [0, G)
-    "Send numbers through the mechanism on its grid. [Wang et al. 2019, Alg. 2]"
+def answer_cells(t: np.ndarray, eps: float, rng: np.random.Generator) -> np.ndarray:
+    "Cells of answers to t in [-1, 1], eps for all together. [Wang et al. 2019, Alg. 2]"
     width, outside, _ = cells(eps, len(t))
     first = np.floor((t + 1) / 2 * (CELLS - width) + rng.random(t.shape))
     first = first.clip(0, CELLS - width).astype(np.int64)

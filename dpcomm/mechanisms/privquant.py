@@ -50,12 +50,8 @@ MAX_LEVELS = 2**16
 ROUNDING = 1e-6  # by how much of the bound an entry may exceed it
 
 
-def position(
-    x,  # (n, d) array or tensor, finite, within [-bound, bound] up to float32 rounding
-    bound: float,  # U, > 0
-    levels: int,  # K, >= 2
-) -> tuple:  # place in [0, K-1], float64, and level below, int64 up to K-2, (n, d) both
-    "Where entries lie between the levels. [sqsgd eq. 6]"
+def position(x, bound: float, levels: int) -> tuple:
+    "Place of entries in [0, K-1], and the level below, up to K-2. [sqsgd eq. 6]"
     check_number("bound", bound, SCALE)
     check_between("levels", levels, 2, MAX_LEVELS)
     tensor = isinstance(x, Tensor)
@@ -73,23 +69,15 @@ def position(
     return place, np.minimum(place.astype(np.int64), levels - 2)
 
 # %% ../../nbs/baselines/privquant.ipynb #daea996c
-def levels(
-    bound: float,  # U, > 0
-    K: int,  # number of levels, >= 2
-) -> np.ndarray:  # (K,) float64, equally spaced from -U to U
-    "The values that an entry is rounded to. [sqsgd eq. 5]"
+def levels(bound: float, K: int) -> np.ndarray:
+    "The K values from -U to U that an entry is rounded to. [sqsgd eq. 5]"
     check_number("bound", bound, SCALE)
     check_between("levels", K, 2, MAX_LEVELS)
     return float(bound) * (2 * np.arange(K) - (K - 1)) / (K - 1)
 
 # %% ../../nbs/baselines/privquant.ipynb #90dcdb8a
-def quantise(
-    x,  # (n, d) array or tensor, finite, within [-bound, bound] up to float32 rounding
-    bound: float,  # U, > 0
-    levels: int,  # K, >= 2
-    rng,  # one stream, or a list with one a row
-) -> np.ndarray:  # (n, d) int64: level numbers 0..K-1, of mean x
-    "Round every entry up or down by chance, so that the mean is right. [sqsgd eq. 6]"
+def quantise(x, bound: float, levels: int, rng) -> np.ndarray:
+    "Level numbers of mean x: every entry up or down by chance. [sqsgd eq. 6]"
     place, low = position(x, bound, levels)
     return low + bernoulli(place - low, rng)
 
@@ -108,11 +96,8 @@ class Tails(NamedTuple):
 
 # %% ../../nbs/baselines/privquant.ipynb #8a601e0e
 @functools.lru_cache(maxsize=8)
-def tails(
-    d: int,  # dimension, >= 1
-    levels: int,  # K, >= 2
-) -> Tails:  # of all thresholds
-    "Sums over the outputs that match often and seldom, all in log space. [sqsgd eq. 8]"
+def tails(d: int, levels: int) -> Tails:
+    "Sums over the outputs that match often and seldom, in log space. [sqsgd eq. 8]"
     check_size("d", d)
     check_between("levels", levels, 2, MAX_LEVELS)
     log_counts = _log_counts(d, levels)
@@ -129,12 +114,8 @@ def _log_counts(d, levels):
     return ways + np.arange(d, -1.0, -1) * math.log(levels - 1)
 
 # %% ../../nbs/baselines/privquant.ipynb #109f9123
-def slack(
-    d: int,  # dimension, >= 1
-    levels: int,  # K, >= 2
-    eps: float = 0.0,  # of one message, >= 0
-) -> float:  # what floats may add to eps
-    "Relative error of the probability of a message, in two worlds. [page privquant]"
+def slack(d: int, levels: int, eps: float = 0.0) -> float:
+    "What floats may add to eps: errors of a probability in two worlds. [page privquant]"
     check_between("levels", levels, 2, MAX_LEVELS)
     check_number("eps", eps, "[0, inf)")
     return (check_size("d", d) * (d + levels) + eps) * 2.0**-50
@@ -144,12 +125,10 @@ COIN_SHARE = 0.1  # of eps, for the coin; the threshold has the rest
 
 
 @functools.lru_cache(maxsize=8)
-def thresholds(
-    d: int,  # dimension, >= 1
-    levels: int,  # K, >= 2
-    kappa_min: int = None,  # smallest kappa allowed, -d..d-1; None: -d
-) -> np.ndarray:  # (d,): smallest eps that allows tau = 1..d; inf below kappa_min
-    "What each threshold costs under the paper's rule. [sqsgd Sec. 4; lower side ours]"
+def thresholds(d: int, levels: int, kappa_min: int = None) -> np.ndarray:
+    """Smallest eps that allows tau = 1..d; inf below kappa_min.
+    [sqsgd Sec. 4; lower side ours]
+    """
     ratio = tails(check_size("d", d), levels).ratio
     low = -d if kappa_min is None else check_between("kappa_min", kappa_min, -d, d - 1)
     below = np.nextafter(-ratio / COIN_SHARE, np.inf)
@@ -158,11 +137,7 @@ def thresholds(
     return np.where(2 * np.arange(1, d + 1) - d - 1 >= low, need, np.inf)
 
 # %% ../../nbs/baselines/privquant.ipynb #74ef3c4d
-def smallest_eps(
-    d: int,  # dimension, >= 1
-    levels: int,  # K, >= 2
-    kappa_min: int = None,  # smallest kappa allowed, -d..d-1; None: -d
-) -> float:  # the paper's rule works from here on
+def smallest_eps(d: int, levels: int, kappa_min: int = None) -> float:
     "The smallest epsilon for which the paper's rule finds a threshold. [sqsgd Sec. 4]"
     return float(thresholds(check_size("d", d), levels, kappa_min).min())
 
@@ -278,10 +253,8 @@ def _exact_part(d, levels, eps):
     )
 
 # %% ../../nbs/baselines/privquant.ipynb #0f8868b8
-def match_law(
-    cal: Calibration,  # threshold and coin
-) -> np.ndarray:  # (d + 1,) float64: probability of every number of matches
-    "How many entries agree with the rounded vector. [sqsgd Alg. 1, line 2]"
+def match_law(cal: Calibration) -> np.ndarray:
+    "Chance of 0..d entries that agree with the rounded vector. [sqsgd Alg. 1, line 2]"
     log_counts = tails(cal.d, cal.levels).log_counts
     often = np.arange(cal.d + 1) >= cal.tau
     law = np.zeros(cal.d + 1)
@@ -292,9 +265,7 @@ def match_law(
 
 # %% ../../nbs/baselines/privquant.ipynb #42ed3bcc
 @functools.lru_cache(maxsize=64)
-def match_steps(
-    cal: Calibration,  # threshold and coin
-) -> np.ndarray:  # (d + 1,) float64, rising to 1
+def match_steps(cal: Calibration) -> np.ndarray:
     "The distribution function of the number of matches. [inverse transform]"
     steps = np.cumsum(match_law(cal))
     return steps / steps[-1]
@@ -303,11 +274,8 @@ def match_steps(
 SHORT = 64  # entries up to which all rows are sorted at once
 
 
-def smallest(
-    keys: np.ndarray,  # (n, d) float64
-    counts: np.ndarray,  # (n,) int64, 0..d
-) -> np.ndarray:  # (n, d) bool: True at the `counts` smallest keys of each row
-    "A uniform subset of given size in every row, where keys are random."
+def smallest(keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    "True at the `counts` smallest keys of each row: a uniform subset, as keys are random."
     chosen = np.zeros(keys.shape, bool)
     if keys.shape[1] <= SHORT:
         ranked = np.arange(keys.shape[1]) < counts[:, None]
@@ -319,11 +287,7 @@ def smallest(
     return chosen
 
 # %% ../../nbs/baselines/privquant.ipynb #266d6861
-def randomise(
-    numbers: np.ndarray,  # (n, d) int64, level numbers 0..K-1
-    cal: Calibration,  # for this d and K
-    rng,  # one stream, or a list with one a row
-) -> np.ndarray:  # (n, d) int64: level numbers of V
+def randomise(numbers: np.ndarray, cal: Calibration, rng) -> np.ndarray:
     "Keep a random subset of random size, replace the rest. [sqsgd Alg. 1, line 2]"
     if numbers.ndim != 2:
         raise ValueError(
@@ -344,23 +308,14 @@ def randomise(
     return np.where(smallest(draws[:, 1 : d + 1], matches), numbers, other)
 
 # %% ../../nbs/baselines/privquant.ipynb #5edfbf43
-def privatise(
-    x,  # (n, d) array or tensor, within [-bound, bound]
-    bound: float,  # U, > 0
-    cal: Calibration,  # for this d
-    rng,  # one stream, or a list with one a row
-) -> np.ndarray:  # (n, d) float64: Z = V / m, of mean x
-    "Round, randomise, scale. [sqsgd Alg. 1]"
+def privatise(x, bound: float, cal: Calibration, rng) -> np.ndarray:
+    "Round, randomise, scale: Z = V / m, of mean x. [sqsgd Alg. 1]"
     numbers = randomise(quantise(x, bound, cal.levels, rng), cal, rng)
     return levels(bound, cal.levels)[numbers] / cal.m
 
 # %% ../../nbs/baselines/privquant.ipynb #dafe9e82
-def variances(
-    x,  # (n, d) array or tensor, within [-bound, bound]
-    bound: float,  # U, > 0
-    cal: Calibration,  # for this d
-) -> tuple:  # of rounding and of privacy, both (n, d) float64; they add up
-    "Variance of each entry of Z, by cause. [eq. square]"
+def variances(x, bound: float, cal: Calibration) -> tuple:
+    "Variance of each entry of Z, of rounding and of privacy; they add up. [eq. square]"
     K = cal.levels
     place, low = position(x, bound, K)
     step = 2 * bound / (K - 1)
@@ -370,27 +325,18 @@ def variances(
     return rounding, (cal.m * square + (1 - cal.m) * mean_square) / cal.m**2 - square
 
 # %% ../../nbs/baselines/privquant.ipynb #3b11d869
-def covariance_factor(
-    cal: Calibration,  # threshold and coin
-) -> float:  # f: Cov(Z_i, Z_j) = f x_i x_j for i != j
-    "How two entries of one message vary together. [eq. pair]"
+def covariance_factor(cal: Calibration) -> float:
+    "Factor f in Cov(Z_i, Z_j) = f x_i x_j of two entries of a message. [eq. pair]"
     K = cal.levels
     return float((K * K * cal.q2 - 2 * K * cal.q + 1) / ((K - 1) * cal.m) ** 2 - 1)
 
 # %% ../../nbs/baselines/privquant.ipynb #9698f43d
-def pack(
-    numbers,  # (d,) level numbers 0..K-1
-    levels: int,  # K, >= 2
-) -> bytes:  # ceil(log2 K) bits a number
-    "Write level numbers. [sqsgd Sec. 3.1]"
+def pack(numbers, levels: int) -> bytes:
+    "Write level numbers, ceil(log2 K) bits each. [sqsgd Sec. 3.1]"
     return pack_bits(numbers, (levels - 1).bit_length())
 
 # %% ../../nbs/baselines/privquant.ipynb #e4cbaf86
-def unpack(
-    data: bytes,  # what `pack` wrote
-    levels: int,  # K, >= 2
-    d: int,  # number of values
-) -> np.ndarray:  # (d,) int64, 0..K-1
+def unpack(data: bytes, levels: int, d: int) -> np.ndarray:
     "Read level numbers. [sqsgd Sec. 3.1]"
     numbers = unpack_bits(data, (levels - 1).bit_length(), d)
     if numbers.max(initial=0) >= levels:
@@ -514,40 +460,27 @@ class QuantCodec(Local):
         return by_columns(entries, check_finite("u", u))
 
 # %% ../../nbs/baselines/privquant.ipynb #b44c3000
-def check_kappa_min(
-    mechanism,  # just built, with a field kappa_min
-) -> None:  # or ValueError
+def check_kappa_min(mechanism) -> None:
     "Refuse a smallest kappa that is no whole number; None stands for none."
     if mechanism.kappa_min is not None:
         whole = int(check_between("kappa_min", mechanism.kappa_min, -math.inf))
         object.__setattr__(mechanism, "kappa_min", whole)
 
 # %% ../../nbs/baselines/privquant.ipynb #7b44debd
-def represent(
-    mechanism: QuantCodec,
-    u: Tensor,  # (n, d), finite
-) -> np.ndarray:  # (n, d) float64 within the bound
+def represent(mechanism: QuantCodec, u: Tensor) -> np.ndarray:
     "Clip on the way to double precision."
     x = mechanism.clip(u).double().cpu().numpy()
     return x.clip(-mechanism.bound, mechanism.bound)
 
 # %% ../../nbs/baselines/privquant.ipynb #6c6b7042
-def sum_of_levels(
-    numbers: np.ndarray,  # (...,) sum of the level numbers of n messages
-    n: int,  # messages, >= 1
-    bound: float,  # U: largest level, > 0
-    count: int,  # K, levels, >= 2
-) -> np.ndarray:  # (...,) float64: sum of the levels
-    "Evenly spaced levels from -bound to bound, added up by their numbers."
+def sum_of_levels(numbers: np.ndarray, n: int, bound: float, count: int) -> np.ndarray:
+    "Sum of n levels from -bound to bound, by the sum of their numbers."
     return bound * (2 * numbers / (count - 1) - n)
 
 # %% ../../nbs/baselines/privquant.ipynb #10584466
 #| code-fold: true
-def log_law(
-    matches: np.ndarray,  # places where output and rounded vector agree, any shape
-    cal: Calibration,  # threshold and coin
-) -> np.ndarray:  # log-probability of the output, same shape
-    "How likely one output is: two values only. [sqsgd App. A.1]"
+def log_law(matches: np.ndarray, cal: Calibration) -> np.ndarray:
+    "Log-probability of an output with so many matches: two values only. [sqsgd App. A.1]"
     log_counts = tails(cal.d, cal.levels).log_counts
     often = np.asarray(matches) >= cal.tau
     high = -np.logaddexp(0, -cal.log_odds) - np.logaddexp.reduce(log_counts[cal.tau :])

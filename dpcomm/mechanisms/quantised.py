@@ -199,20 +199,14 @@ def _check_top(mechanism):
         )
 
 
-def longest(
-    mechanism: Quantised,
-    d: int,  # entries, >= 1
-) -> int:  # M, in squared steps
-    "Largest squared length of a message. [Kairouz et al. 2021, Prop. 22]"
+def longest(mechanism: Quantised, d: int) -> int:
+    "Largest squared length of a message, in squared steps. [Kairouz et al. 2021, Prop. 22]"
     if mechanism.rounding == "zero":
         return math.floor((mechanism.levels / mechanism.top) ** 2)
     return math.floor(Fraction(rounded_norm(mechanism.length, d, REDRAWN)) ** 2)
 
 # %% ../../nbs/baselines/quantised.ipynb #970d608d
-def step(
-    mechanism: Quantised,
-    d: int,  # entries, >= 1
-) -> float:  # s, in the units of clip_norm
+def step(mechanism: Quantised, d: int) -> float:
     "Distance of two levels. [this page, @eq-quantised-step]"
     return mechanism.clip_norm / math.sqrt(longest(mechanism, d))
 
@@ -220,21 +214,14 @@ def step(
 SLACK = 1 + 2.0**-40  # on the last bits of a double
 
 
-def in_steps(
-    mechanism: Quantised,
-    u: Tensor,  # (n, d), finite
-) -> Tensor:  # (n, d) float64, rows of length at most N, entries in -L..L
+def in_steps(mechanism: Quantised, u: Tensor) -> Tensor:
     "Clip, scale to steps, cut at the ends of the grid. [dprec App. D.3]"
     x = clip_l2(u.double() / step(mechanism, u.shape[1]), mechanism.length)
     return (x * SLACK).clamp(-mechanism.levels, mechanism.levels)
 
 # %% ../../nbs/baselines/quantised.ipynb #29079256
-def whole(
-    mechanism: Quantised,
-    u: Tensor,  # (n, d), finite
-    rng,  # one stream, or one a row; not used by 'zero'
-) -> Tensor:  # (n, d) int64 in -L..L, squared length at most M
-    "The whole numbers that secure aggregation adds up. [dprec App. D.3]"
+def whole(mechanism: Quantised, u: Tensor, rng) -> Tensor:
+    "The whole numbers in -L..L that secure aggregation adds up. [dprec App. D.3]"
     x = in_steps(mechanism, u)
     if mechanism.rounding == "zero":
         return x.trunc().long()
@@ -242,10 +229,7 @@ def whole(
     return torch.from_numpy(conditional_round(x.cpu().numpy(), bound, rng)).to(u.device)
 
 # %% ../../nbs/baselines/quantised.ipynb #267241ae
-def levels_of(
-    mechanism: Quantised,
-    message: Message,  # made by `encode` with the same parameters
-) -> np.ndarray:  # (d,) int64 in -L..L
+def levels_of(mechanism: Quantised, message: Message) -> np.ndarray:
     "Read the whole numbers back."
     payload = mechanism.unwrap(message)
     z = unpack_bits(payload, mechanism.level_bits, message.d) - mechanism.levels
@@ -258,14 +242,8 @@ def levels_of(
 
 # %% ../../nbs/baselines/quantised.ipynb #8a27c6bd
 #| code-fold: true
-def mixture_ratio(
-    mechanism: Quantised,
-    relation: str,  # replace, or another
-    seen: np.ndarray,  # (n, d) noisy sums
-) -> (
-    np.ndarray
-):  # (n,) log-likelihood ratio of equal entries, against none or their opposite
-    "Score a sum by both roundings of each entry."
+def mixture_ratio(mechanism: Quantised, relation: str, seen: np.ndarray) -> np.ndarray:
+    "Score a sum by both roundings of each entry, against none or their opposite."
     n, d = seen.shape
     scale = step(mechanism, d)
     x = mechanism.length / math.sqrt(d)
@@ -288,12 +266,8 @@ def mixture_ratio(
     return log_law(1) - other
 
 # %% ../../nbs/baselines/quantised.ipynb #55984657
-def survival(
-    mechanism,  # registered, with a clip_norm
-    u: Tensor,  # updates, (n, d), of length clip_norm or more
-    rng,  # one stream, or one a row
-) -> float:  # in [-1, 1]; 1 where clipping is all that happens
-    "Mean length of the messages along their updates, over the clip."
+def survival(mechanism, u: Tensor, rng) -> float:
+    "Mean length of the messages along their updates, over the clip; u: no shorter."
     if not len(check_rows("u", check_finite("u", u))):
         raise ValueError("u has no rows; a mean needs at least one: pass a batch")
     along = (mechanism.simulate(u, rng).double() * u).sum(1) / u.double().norm(

@@ -52,12 +52,8 @@ from dpcomm.privacy.rec_accountant import (
 FAR = 45.0  # e^-45 is nothing beside what is summed
 
 
-def selection_moment(
-    order: int,  # r, 1..20
-    s: float,  # |phi| / std of the group
-    n_candidates: int,  # K
-) -> float:  # E[sum_k p_k^r], in (0, 1]
-    "Expected power sum of the selection probabilities, by quadrature. [eq. selection]"
+def selection_moment(order: int, s: float, n_candidates: int) -> float:
+    "Expected power sum E[sum_k p_k^r] of the selection, r up to 20. [eq. selection]"
     check_between("order", order, 1, 20)
     check_number("s", s, "[0, 1e6]")
     check_between("n_candidates", n_candidates, 1, 2**53)
@@ -84,13 +80,8 @@ def selection_moment(
     return n_candidates * float(first @ np.exp(others)) * float(x[1, 0] - x[0, 0])
 
 # %% ../../nbs/papers/dprec.ipynb #cec8b0d5
-def addressed_normals(
-    seed: int,  # shared 32-bit seed R
-    group,  # number of the group
-    k,  # number of the candidate
-    pair,  # number of a pair of its entries; the three broadcast
-) -> np.ndarray:  # (..., 2) float32, standard normal
-    "Pairs of entries, each by its address. [Salmon et al. 2011; Box & Muller 1958]"
+def addressed_normals(seed: int, group, k, pair) -> np.ndarray:
+    "Pairs of normal entries, each by its address. [Salmon et al. 2011; Box & Muller 1958]"
     shape = np.broadcast_shapes(np.shape(group), np.shape(k), np.shape(pair))
     address = np.zeros((*shape, 4), "<u4")
     address[..., 0], address[..., 1], address[..., 2] = group, k, pair
@@ -108,13 +99,10 @@ def addressed_normals(
 CHUNK = 2**15  # pairs of entries that exist at one time
 
 
-def log_weights(
-    phi: np.ndarray,  # one group of the clipped update over std, (d,)
-    seed: int,  # shared 32-bit seed R
-    group: int,  # number of the group
-    ks: np.ndarray,  # numbers of candidates, (n,)
-) -> np.ndarray:  # (n,) of <z_k, phi>: log alpha_k up to a constant of the group
-    "Log-likelihood ratios of candidates, by chunks. [dprec Alg. 3, line 5]"
+def log_weights(phi: np.ndarray, seed: int, group: int, ks: np.ndarray) -> np.ndarray:
+    """Log-likelihood ratios <z_k, phi> of candidates, by chunks; phi: a group over std.
+    [dprec Alg. 3, line 5]
+    """
     total, ks = np.zeros(len(ks)), np.asarray(ks)[:, None]
     for start in range(0, len(phi), 2 * CHUNK):
         part = phi[start : start + 2 * CHUNK]
@@ -125,13 +113,9 @@ def log_weights(
 
 # %% ../../nbs/papers/dprec.ipynb #58690669
 def encode_group(
-    phi: np.ndarray,  # one group of the clipped update over std, (d,)
-    n_candidates: int,  # K = 2**b
-    seed: int,  # shared seed R
-    group: int,  # number of the group
-    rng: np.random.Generator,  # the client's private stream
-) -> int:  # index k*, drawn with probability proportional to alpha_k
-    "Minimal random coding of a group, in bounded memory. [dprec Alg. 1]"
+    phi: np.ndarray, n_candidates: int, seed: int, group: int, rng: np.random.Generator
+) -> int:
+    "Minimal random coding of a group over std, in bounded memory: draws k*. [dprec Alg. 1]"
     size = max(1, 2 * CHUNK // len(phi))
     blocks = (
         np.arange(start, min(start + size, n_candidates))
@@ -141,13 +125,8 @@ def encode_group(
     return gumbel_argmax(weights, rng)[0]
 
 # %% ../../nbs/papers/dprec.ipynb #addr0004
-def selected(
-    sizes,  # entries of the groups, (m,)
-    seed: int,  # shared seed R
-    groups,  # numbers of the groups, (m,)
-    ks,  # numbers of their candidates, (m,)
-) -> np.ndarray:  # (sum(sizes),) float32
-    "One candidate per group and no other. [dprec Alg. 2]"
+def selected(sizes, seed: int, groups, ks) -> np.ndarray:
+    "One candidate per group and no other, (sum(sizes),) float32. [dprec Alg. 2]"
     sizes, groups, ks = (np.asarray(part) for part in (sizes, groups, ks))
     pairs = -(-sizes // 2)
     ends = pairs.cumsum()
@@ -161,14 +140,8 @@ def selected(
     return np.delete(z.ravel(), 2 * ends[odd] - 1) if odd.any() else z.ravel()
 
 # %% ../../nbs/papers/dprec.ipynb #a3d0d685
-def decode_group(
-    d: int,  # entries of the group
-    std: float,  # of the prior
-    seed: int,  # shared seed R
-    group: int,  # number of the group
-    k: int,  # number of the candidate
-) -> np.ndarray:  # (d,) float32
-    "Make candidate k and no other: O(d) whatever k is. [dprec Alg. 2]"
+def decode_group(d: int, std: float, seed: int, group: int, k: int) -> np.ndarray:
+    "Make candidate k and no other, (d,) float32: O(d) whatever k is. [dprec Alg. 2]"
     if not (type(d) is int and 0 < d < 2**32):
         check_size("d", d)
     check_number("std", std, "(0, 1e30]")
@@ -178,12 +151,8 @@ def decode_group(
     return np.float32(std) * selected([d], seed, [group], [k])
 
 # %% ../../nbs/papers/dprec.ipynb #e60537de
-def select_projection(
-    s: float,  # |phi| / std >= 0
-    n_candidates: int,  # K
-    rng: np.random.Generator,  # stream
-) -> float:  # z of the selected candidate along phi, standard normal units
-    "Draw the K projections and select one: all of the selection that depends on phi."
+def select_projection(s: float, n_candidates: int, rng: np.random.Generator) -> float:
+    "Project the K candidates on phi, select one, and return its z; s: |phi| / std."
     if not (type(s) is float and 0 <= s < math.inf):
         check_number("s", s, "[0, inf)")
     check_between("n_candidates", n_candidates, 1, 2**24)
@@ -195,13 +164,8 @@ def select_projection(
     return gumbel_argmax((s * rng.standard_normal(size) for size in sizes), rng)[1] / s
 
 # %% ../../nbs/papers/dprec.ipynb #5f54994b
-def simulate_group(
-    phi: Tensor,  # clipped updates of one group, (n, d)
-    std: float,  # of the prior
-    n_candidates: int,  # K
-    rngs,  # one stream per row
-) -> Tensor:  # (n, d), the law of decode_group(encode_group)
-    "Selected candidates without the other K - 1."
+def simulate_group(phi: Tensor, std: float, n_candidates: int, rngs) -> Tensor:
+    "The law of decode_group(encode_group) on every row, without the other K - 1."
     norm = torch.linalg.vector_norm(phi, dim=1, dtype=torch.float64)
     lengths = (norm / std).tolist()
     along = [select_projection(s, n_candidates, rng) for s, rng in zip(lengths, rngs)]
@@ -216,13 +180,11 @@ MANY = 64  # equal groups from which they are drawn together
 
 
 def simulate_many(
-    phi: Tensor,  # clipped update of one client, (d,)
-    size: int,  # entries per group; the last may have fewer
-    std: float,  # of the prior
-    n_candidates: int,  # K
-    rng: np.random.Generator,  # stream
-) -> Tensor:  # (d,), the law of simulate_group on every group
-    "Selected candidates of many equal groups at once. [dprec Table 3, groups of 64]"
+    phi: Tensor, size: int, std: float, n_candidates: int, rng: np.random.Generator
+) -> Tensor:
+    """The law of simulate_group on every group of `size` entries, for one client.
+    [dprec Table 3]
+    """
     blocks = torch.nn.functional.pad(phi, (0, -len(phi) % size)).view(-1, size)
     norm = torch.linalg.vector_norm(blocks, dim=1, dtype=torch.float64)
     along = []
@@ -435,13 +397,8 @@ def _sum_law(s, count, step, top, up):
 
 
 @functools.lru_cache(maxsize=32)
-def loss_law(
-    s: float,  # clip_norm / std
-    K: int,  # candidates
-    up: bool,  # round the log-ratio upwards, or downwards
-    width: float = 1e-3,  # of a cell of the log-ratio
-) -> tuple:  # D (cells,) ascending; its law under a null message (cells,)
-    "Law of s z - log Y, every piece rounded one way."
+def loss_law(s: float, K: int, up: bool, width: float = 1e-3) -> tuple:
+    "Law of s z - log Y under a null message, ascending, every piece rounded one way."
     check_number("s", s, "[1e-6, 20]")
     check_between("K", K, 2, 2**24)
     check_choice("up", up, (True, False))

@@ -138,31 +138,28 @@ class SignCodec(Mechanism):
         return torch.from_numpy(2.0 * total - n)
 
 # %% ../../nbs/baselines/signsgd.ipynb #047fe059
-def log_cosh(
-    y,  # real, any shape
-) -> np.ndarray:  # log cosh(y), to the last digits at both ends
-    "Logarithm of the hyperbolic cosine."
+def log_cosh(y) -> np.ndarray:
+    "Logarithm of the hyperbolic cosine, to the last digits at both ends."
     y = np.abs(check_reals("y", y))
     small = np.log1p(2 * np.sinh(np.minimum(y, 1) / 2) ** 2)
     return np.where(y < 1, small, y + np.log1p(np.exp(-2 * y)) - np.log(2))
 
 # %% ../../nbs/baselines/signsgd.ipynb #2caef4f9
-def half_logit(
-    v,  # signal over noise, real, any shape
-) -> np.ndarray:  # log(Phi(v) / Phi(-v)) / 2
-    "Half the log-odds of the sign of v plus standard normal noise."
+def half_logit(v) -> np.ndarray:
+    "Half the log-odds log(Phi(v) / Phi(-v)) of the sign of v plus normal noise."
     v = check_reals("v", v, "[-1e150, 1e150]")
     small = np.arctanh(erf(np.clip(v, -1, 1) / np.sqrt(2)))
     return np.where(np.abs(v) < 1, small, (log_ndtr(v) - log_ndtr(-v)) / 2)
 
 # %% ../../nbs/baselines/signsgd.ipynb #26211e71
 def rdp_signs(
-    orders,  # Rényi orders, any shape, > 1
-    sigma: float,  # noise std / clip, > 0
-    relation: str = "zero-out",  # 'zero-out' or 'replace'
-    d: int = None,  # dimension, >= 1; None: the worst of all
-) -> np.ndarray:  # divergence at each order, nats: exact from 2 on, above it below 2
-    "Rényi curve of one vector of noisy signs in its worst case. [page signsgd, Prop. A]"
+    orders, sigma: float, relation: str = "zero-out", d: int = None
+) -> np.ndarray:
+    """Rényi curve of a vector of noisy signs in its worst case. [page signsgd, Prop. A]
+
+    sigma: noise std over the clip. d: dimension; None: the worst of all. Exact from
+    order 2 on, above it below 2.
+    """
     swap = check_choice("relation", relation, RELATIONS) == "replace"
     check_positive("sigma", sigma)
     gaussian = rdp_gaussian(orders, sigma / (1 + swap))

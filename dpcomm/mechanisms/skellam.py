@@ -135,13 +135,12 @@ class Skellam(OnRing):
         return skellam_curvature((self.sigma * self.clip_norm / self.step(d)) ** 2)
 
 # %% ../../nbs/baselines/skellam.ipynb #9974a4fd
-def rdp_skellam(
-    orders,  # Rényi orders, whole numbers > 1, (m,)
-    mu: float,  # variance of the noise, in steps of the grid, > 0
-    delta2: float,  # L2 distance of two sums, in steps, >= 0
-    delta1: float,  # L1 distance, in steps, >= 0
-) -> np.ndarray:  # (m,) divergence, nats
-    "Rényi curve of Skellam noise. [Agarwal, Kairouz & Liu 2021, Thm. 3.5]"
+def rdp_skellam(orders, mu: float, delta2: float, delta1: float) -> np.ndarray:
+    """Rényi curve of Skellam noise of variance mu.
+    [Agarwal, Kairouz & Liu 2021, Thm. 3.5]
+
+    orders: whole numbers > 1. delta2, delta1: L2 and L1 distance of two sums, in steps.
+    """
     a = check_reals("orders", orders, "(1, 1e15]")
     if not (a % 1 == 0).all():
         raise ValueError(
@@ -156,11 +155,10 @@ def rdp_skellam(
     )
 
 # %% ../../nbs/baselines/skellam.ipynb #395e5348
-def amplify(
-    curve,  # divergences at the orders 2, 3, ..., (m,), with the client for sure
-    q: float,  # probability that the client takes part, in [0, 1]
-) -> np.ndarray:  # (m,) divergences at the same orders
-    "Rényi curve of symmetric noise, sampled. [Mironov, Talwar & Zhang 2019, Thm. 5]"
+def amplify(curve, q: float) -> np.ndarray:
+    """Rényi curve of symmetric noise at 2, 3, ..., sampled.
+    [Mironov, Talwar & Zhang 2019, Thm. 5]
+    """
     curve = check_reals("curve", curve, "[0, inf]")
     if curve.ndim != 1 or len(curve) > 2**14:
         raise ValueError(
@@ -188,9 +186,7 @@ def amplify(
 SAMPLED = 256  # largest order under sampling
 
 
-def orders_at(
-    q: float,  # probability that a client takes part, in (0, 1]
-) -> np.ndarray:  # whole numbers > 1
+def orders_at(q: float) -> np.ndarray:
     "Rényi orders at which a run is accounted."
     return INTEGER_ORDERS if q == 1 else np.arange(2, SAMPLED + 1)
 
@@ -211,13 +207,17 @@ def _divergences(release, q, relation, accountant):
 
 def skellam_epsilon(
     release: NoisySum,
-    q: float,  # probability that a client takes part in a round, in (0, 1]
-    rounds: int,  # releases composed, >= 1
-    delta: float,  # in (0, 1)
-    relation: str = "zero-out",  # zero-out | replace, the last with q = 1 only
-    accountant: str = "rdp-classic",  # rdp-classic | rdp-balle
-    **names,  # unit, note, premises
-) -> Guarantee:  # of the run; sampled: for those who see models, not cohorts
-    "Epsilon of a run from the integers added. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]"
+    q: float,
+    rounds: int,
+    delta: float,
+    relation: str = "zero-out",
+    accountant: str = "rdp-classic",
+    **names,
+) -> Guarantee:
+    """Epsilon of a run from the integers added. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]
+
+    relation: replace with q = 1 only. names: unit, note, premises. Sampled: for those
+    who see models, not cohorts.
+    """
     orders, curve = _divergences(release, q, relation, accountant)
     return run_guarantee(orders, curve, delta, q, rounds, relation, accountant, **names)

@@ -53,10 +53,7 @@ class Frame(NamedTuple):
 
 # %% ../../nbs/baselines/sqkr.ipynb #ff96a91d
 @functools.lru_cache(maxsize=16)
-def frame(
-    d: int,  # dimension of the vectors, >= 1
-    seed: int = 0,  # public
-) -> Frame:  # the same for everyone
+def frame(d: int, seed: int = 0) -> Frame:
     "The frame that client and server share. [Chen et al. 2020, Sec. 3]"
     check_size("d", d)
     check_between("seed", seed, 0)
@@ -68,32 +65,26 @@ def frame(
 #| export
 
 # %% ../../nbs/baselines/sqkr.ipynb #d6a83c57
-def analyse(
-    u: Tensor,  # (n, d) float64
-    frame: Frame,  # of dimension d
-) -> Tensor:  # (n, N): U u, the shortest representation
-    "Coordinates of vectors in the frame."
+def analyse(u: Tensor, frame: Frame) -> Tensor:
+    "Coordinates U u of vectors in the frame, (n, N): the shortest."
     wide = torch.zeros(len(u), frame.size, dtype=torch.float64)
     wide[:, frame.columns] = u * frame.signs
     return walsh_hadamard(wide)
 
 # %% ../../nbs/baselines/sqkr.ipynb #f81a22ef
-def synthesise(
-    a: Tensor,  # (n, N) float64
-    frame: Frame,  # of dimension d
-) -> Tensor:  # (n, d): U^T a
-    "The vectors that coordinates in the frame represent."
+def synthesise(a: Tensor, frame: Frame) -> Tensor:
+    "The vectors U^T a, (n, d), that coordinates in the frame represent."
     return walsh_hadamard(a)[:, frame.columns] * frame.signs
 
 # %% ../../nbs/baselines/sqkr.ipynb #7d04a0a8
 def kashin(
-    u: Tensor,  # (n, d) float64, rows of norm <= clip
-    frame: Frame,  # of dimension d
-    clip: float,  # C
-    shrink: float = 0.4,  # eta: factor of the cut from turn to turn, in (0, 1)
-    support: float = 0.8,  # delta: the first cut is eta C / sqrt(delta N), in (0, 1]
-) -> Tensor:  # (n, N), U^T a = u
-    "A flat representation by repeated truncation. [Lyubarskii & Vershynin 2010]"
+    u: Tensor, frame: Frame, clip: float, shrink: float = 0.4, support: float = 0.8
+) -> Tensor:
+    """A flat representation by repeated truncation. [Lyubarskii & Vershynin 2010]
+
+    shrink: eta, the factor of the cut from turn to turn. support: delta; the first cut
+    is eta C / sqrt(delta N).
+    """
     check_finite("u", check_rows("u", u))
     check_positive("clip", clip)
     check_number("shrink", shrink, "(0, 1)")
@@ -110,12 +101,10 @@ PROJECTIONS = 50  # at most
 INNER = 0.98  # the cube aimed at, of the bound
 
 
-def project(
-    a: Tensor,  # (n, N) any representation
-    frame: Frame,  # of dimension d
-    bound: float,  # largest |a_s| allowed
-) -> Tensor:  # (n, N) within the bound; of the same vectors where projections met
-    "Project on the cube and on the representations of u in turn, then cut."
+def project(a: Tensor, frame: Frame, bound: float) -> Tensor:
+    """Project on the cube of half-width `bound` and on the representations of u in
+    turn, then cut.
+    """
     a = a.clone()
     for _ in range(PROJECTIONS):
         over = (a.abs().amax(1) > bound).nonzero()[:, 0]
@@ -126,25 +115,26 @@ def project(
     return a.clamp(-bound, bound)
 
 # %% ../../nbs/baselines/sqkr.ipynb #300a38a7
-def keep_probability(
-    letters: float,  # of which a lie draws one evenly, 2..2^512
-    eps: float,  # of one answer, > 0, may be inf
-) -> float:  # gamma, in (0, 1]
-    "Probability that randomised response keeps a letter. [Chen et al. 2020, Sec. 3]"
+def keep_probability(letters: float, eps: float) -> float:
+    "Probability gamma that randomised response keeps a letter. [Chen et al. 2020, Sec. 3]"
     check_number("letters", letters, "[2, 1e155]")
     check_number("eps", eps, "(0, inf]")
     return -math.expm1(-eps) / (1 + (letters - 1) * math.exp(-eps))
 
 # %% ../../nbs/baselines/sqkr.ipynb #300a38a9
 def kept(
-    coin: np.ndarray,  # uniform on [0, 1), float64, (n, ...)
-    letters: float,  # of which a lie draws one evenly
-    eps: float,  # of one answer, > 0, may be inf
-    rng,  # stream of further bits, or a list with one for each index of the first axis
-    share: float = 1.0,  # of gamma, in [0, 1]
-    more: float = 2.0**-49,  # lies above those of gamma, over these: pays for rounding
-) -> np.ndarray:  # bool, shape of coin
-    "Keep a letter with probability `share` gamma, exactly, and never more often."
+    coin: np.ndarray,
+    letters: float,
+    eps: float,
+    rng,
+    share: float = 1.0,
+    more: float = 2.0**-49,
+) -> np.ndarray:
+    """Keep a letter with probability `share` gamma, exactly, and never more often.
+
+    coin: (n, ...). letters: of which a violation draws one. rng: further bits. more:
+    violations above those of gamma, over these: pays for rounding.
+    """
     gain = -math.expm1(-eps)
     lie = letters * math.exp(-min(eps, 700)) * (1 + more) if eps < math.inf else 0.0
     law = share * gain, lie + (1 - share) * gain
@@ -152,12 +142,12 @@ def kept(
     return symbols_by_inversion(coin, steps, lambda at: law, rng) == 0
 
 # %% ../../nbs/baselines/sqkr.ipynb #d339333a
-def respond(
-    x: Tensor,  # a_s / L at the sampled coordinates, (n, k), in [-1, 1]
-    draws: Tensor,  # uniform on [0, 1), (n, 2 k)
-    honest: np.ndarray,  # bool, (n,): whether the string is kept
-) -> Tensor:  # (n, k) of +1 and -1
-    "Round to signs, then keep the string or draw another. [Chen et al. 2020, Sec. 3]"
+def respond(x: Tensor, draws: Tensor, honest: np.ndarray) -> Tensor:
+    """Round to signs, then keep the string or draw another. [Chen et al. 2020, Sec. 3]
+
+    x: a_s / L at the sampled coordinates, (n, k). draws: uniform, (n, 2 k). honest:
+    (n,), whether it is kept.
+    """
     k = x.shape[1]
     rounded, uniform = 2 * draws[:, :k] < 1 + x, 2 * draws[:, k:] < 1
     sent = torch.where(torch.from_numpy(honest)[:, None], rounded, uniform)
@@ -267,46 +257,29 @@ class SqkrCodec(Local):
         return v - u, self.level**2 / (keep**2 * k) + ((k - 1) / (keep * k) - 1) * v**2
 
 # %% ../../nbs/baselines/sqkr.ipynb #90ed9e52
-def answer(
-    mechanism: SqkrCodec,
-    x: Tensor,  # a_s / L at the sampled coordinates, (n, k), in [-1, 1]
-    draws: np.ndarray,  # uniform on [0, 1), (n, 2 k + 1)
-    rng,  # stream of further bits, or one a row
-) -> Tensor:  # (n, k) of +1 and -1
-    "Toss the coin, then respond. [Chen et al. 2020, Sec. 3]"
+def answer(mechanism: SqkrCodec, x: Tensor, draws: np.ndarray, rng) -> Tensor:
+    "Toss the coin, then `respond`; draws: (n, 2 k + 1). [Chen et al. 2020, Sec. 3]"
     honest = kept(draws[:, -1], 2.0**mechanism.nbits, mechanism.eps, rng)
     return respond(x, torch.from_numpy(draws[:, :-1]), honest)
 
 # %% ../../nbs/baselines/sqkr.ipynb #1f1fca5b
-def represent(
-    mechanism: SqkrCodec,
-    u: Tensor,  # (n, d), finite
-) -> tuple:  # coordinates (n, N) float64 within the bound, the frame, the bound L
-    "Clip and spread over the frame."
+def represent(mechanism: SqkrCodec, u: Tensor) -> tuple:
+    "Clip and spread over the frame: coordinates (n, N), the frame, the bound L."
     m, u = mechanism, mechanism.clip(u).double().cpu()
     f = frame(u.shape[1], m.frame_seed)
     bound = m.level / math.sqrt(f.size)
     return project(kashin(u, f, m.clip_norm, m.shrink, m.support), f, bound), f, bound
 
 # %% ../../nbs/baselines/sqkr.ipynb #81324f9f
-def estimate(
-    mechanism: SqkrCodec,
-    at: Tensor,  # sampled coordinates, (n, k) int64
-    signs: Tensor,  # (n, k) float64, +1 or -1
-    f: Frame,  # of dimension d
-) -> Tensor:  # (n, d) float32
-    "Go back to d dimensions, and undo sampling and lies. [Chen et al. 2020, Sec. 3]"
+def estimate(mechanism: SqkrCodec, at: Tensor, signs: Tensor, f: Frame) -> Tensor:
+    "Go back to d dimensions; undo sampling and response. [Chen et al. 2020, Sec. 3]"
     wide = torch.zeros(len(at), f.size, dtype=torch.float64).scatter_add_(1, at, signs)
     scale = mechanism.level * math.sqrt(f.size) / (mechanism.keep * mechanism.nbits)
     return (scale * synthesise(wide, f)).float()
 
 # %% ../../nbs/baselines/sqkr.ipynb #3447fc0d
-def coordinates(
-    seed: int,  # 32 bits that travel with the message
-    size: int,  # N
-    nbits: int,  # k
-) -> Tensor:  # (k,) int64, uniform with replacement
-    "The coordinates that a seed samples."
+def coordinates(seed: int, size: int, nbits: int) -> Tensor:
+    "The k coordinates that a seed samples, with replacement."
     check_between("seed", seed, 0)
     check_between("size", size, 1, 2**33)
     check_between("nbits", nbits, 1, 512)
@@ -321,21 +294,13 @@ def _sampled(mechanism, message):
     return at, torch.from_numpy(2.0 * unpack_bits(payload[4:], 1, k) - 1)
 
 # %% ../../nbs/baselines/sqkr.ipynb #ba4d6487
-def likelihood(
-    x: Tensor,  # a_s / L at the sampled coordinates, (n, k) or (k,), in [-1, 1]
-    signs: Tensor,  # (n, k) float64, +1 or -1
-    keep: float,  # gamma
-) -> Tensor:  # (n,) probability that `respond` answers this
-    "Probability of a string given the coordinates it speaks of."
+def likelihood(x: Tensor, signs: Tensor, keep: float) -> Tensor:
+    "Probability that `respond` answers x with these signs, (n,)."
     return keep * ((1 + signs * x) / 2).prod(1) + (1 - keep) / 2.0 ** signs.shape[1]
 
 # %% ../../nbs/baselines/sqkr.ipynb #7b950727
-def law(
-    mechanism: SqkrCodec,
-    u: Tensor,  # one client's vector, (d,), finite
-    seed: int,  # 32 bits that travel with the message
-) -> Tensor:  # (2^k,) float64: probability of every string, k <= 16
-    "The exact distribution of the bits given the seed, first bit most significant."
+def law(mechanism: SqkrCodec, u: Tensor, seed: int) -> Tensor:
+    "Probability of every string given the seed, (2^k,), first bit most significant."
     k = check_between("nbits", mechanism.nbits, 1, 16)
     a, f, bound = represent(mechanism, u[None])
     letters = [torch.tensor([-1.0, 1.0], dtype=torch.float64)] * k
@@ -345,11 +310,7 @@ def law(
 
 # %% ../../nbs/baselines/sqkr.ipynb #cf7099e1
 #| code-fold: true
-def worst_case(
-    mechanism: SqkrCodec,
-    at: Tensor,  # coordinates asked for, (k,) int64
-    d: int,  # dimension
-) -> Tensor:  # (d,) float32, norm clip_norm
+def worst_case(mechanism: SqkrCodec, at: Tensor, d: int) -> Tensor:
     "The input with the largest coordinates where they are sampled."
     f = frame(d, mechanism.frame_seed)
     a = torch.zeros(1, f.size, dtype=torch.float64).index_fill_(1, at, 1.0)

@@ -37,12 +37,8 @@ from .contract import Local, Whole, register
 from ..privacy.hypothesis_tests import check_plays, two_valued_curve
 
 # %% ../../nbs/papers/sqsgd.ipynb #2eacd1c5
-def subset_size(
-    d: int,  # entries of the gradient, >= 1
-    fraction: float,  # r, in (0, 1]
-    padded: bool = False,  # False: largest power of two up to r d; True: floor(r d)
-) -> int:  # d_hat, entries that are sent, >= 1
-    "How many coordinates travel. [sqsgd Alg. 2, line 3]"
+def subset_size(d: int, fraction: float, padded: bool = False) -> int:
+    "Number d_hat of coordinates that travel. [sqsgd Alg. 2, line 3]"
     check_size("d", d)
     check_number("fraction", fraction, "(0, 1]")
     check_choice("padded", padded, (True, False))
@@ -55,10 +51,8 @@ def subset_size(
     return count if padded else 1 << count.bit_length() - 1
 
 # %% ../../nbs/papers/sqsgd.ipynb #d488c7b8
-def padded_size(
-    count: int,  # entries, >= 1
-) -> int:  # the next power of two
-    "Length after padding with zeros, which a Hadamard rotation needs. [Sylvester 1867]"
+def padded_size(count: int) -> int:
+    "Next power of two, which a Hadamard rotation needs. [Sylvester 1867]"
     return 1 << (check_size("count", count) - 1).bit_length()
 
 # %% ../../nbs/papers/sqsgd.ipynb #b2dc54f0
@@ -69,20 +63,14 @@ def _drawn(seed, t, d, count):
     return torch.from_numpy(at)
 
 
-def subset(
-    mechanism,  # SqSgd
-    d: int,  # entries of the gradient
-) -> Tensor:  # (d_hat,) int64, distinct, ascending
-    "The coordinates of this round, drawn from the public seed. [sqsgd Alg. 2, line 9]"
+def subset(mechanism, d: int) -> Tensor:
+    "The coordinates of this round, ascending, from the public seed. [sqsgd Alg. 2, line 9]"
     count = subset_size(d, mechanism.fraction, mechanism.padded)
     return _drawn(mechanism.seed, mechanism.round, d, count).clone()
 
 # %% ../../nbs/papers/sqsgd.ipynb #862664f9
 @functools.lru_cache(maxsize=16)
-def signs(
-    seed: int,  # public
-    size: int,  # a power of two
-) -> Tensor:  # (size,) float64, +1 or -1
+def signs(seed: int, size: int) -> Tensor:
     "The random diagonal of the rotation, the same in every round. [sqsgd Sec. 3.3]"
     stream = seed_tree(check_between("seed", seed, 0), "rotation")
     return torch.from_numpy(2.0 * stream.integers(2, size=check_size("size", size)) - 1)
@@ -118,12 +106,10 @@ SPANS = ("fixed", "tight")
 PROJECTED = ("gradient", "sum")
 
 
-def span(
-    bound: float,  # U: largest l2 norm
-    size: int,  # D: entries after rotation
-    name: str = "fixed",  # 'fixed': U | 'tight': U sqrt(2 log D / D)
-) -> float:  # largest absolute entry that is quantised; what lies beyond is cut
-    "The range of the quantiser. [sqsgd Sec. 3.3; 'tight' ours]"
+def span(bound: float, size: int, name: str = "fixed") -> float:
+    """Largest entry that is quantised; beyond it, entries are cut.
+    [sqsgd Sec. 3.3; 'tight' ours]
+    """
     check_choice("span", name, SPANS)
     check_positive("bound", bound)
     if check_size("size", size) < 3 or name == "fixed":
@@ -131,10 +117,8 @@ def span(
     return bound * min(1.0, math.sqrt(2 * math.log(size) / size))
 
 # %% ../../nbs/papers/sqsgd.ipynb #57ac0175
-def cut_probability(
-    size: int,  # D: entries after rotation, >= 3
-) -> tuple:  # bound on the chance that an entry is cut; its value in the Gaussian limit
-    "How often the tight range cuts an entry, over the signs. [Hoeffding 1963]"
+def cut_probability(size: int) -> tuple:
+    "Bound on how often the tight range cuts an entry; its limit. [Hoeffding 1963]"
     edge = math.sqrt(2 * math.log(check_between("size", size, 3)))
     return 2 * math.exp(-(edge**2) / 2), math.erfc(edge / math.sqrt(2))
 
@@ -335,12 +319,11 @@ class SqSgdCodec(Local):
         return bias.to(u), variance.to(u.device)
 
 # %% ../../nbs/papers/sqsgd.ipynb #8895a9ae
-def prepare(
-    mechanism: SqSgdCodec,
-    rows: Tensor,  # (n, d_hat) float32 or float64: the selected coordinates, finite
-    d: int,  # entries of the whole gradient
-) -> np.ndarray:  # (n, D) float64 within the range of the quantiser
-    "Project the sum if wanted, rotate, cut to the range. [sqsgd Alg. 2; cut ours]"
+def prepare(mechanism: SqSgdCodec, rows: Tensor, d: int) -> np.ndarray:
+    """Project the sum if wanted, rotate, cut to the range. [sqsgd Alg. 2; cut ours]
+
+    rows: (n, d_hat), the selected coordinates. Returns (n, D) float64.
+    """
     x = rows.double().cpu()
     if mechanism.projected == "sum":
         x = clip_l2(x, mechanism.bound)
@@ -352,24 +335,17 @@ def prepare(
     return x.clamp(-limit, limit).numpy()
 
 # %% ../../nbs/papers/sqsgd.ipynb #e9e354ef
-def restore(
-    mechanism: SqSgdCodec,
-    values: np.ndarray,  # (n, D) float64: what PrivQuant estimates
-    d: int,  # entries of the whole gradient
-) -> Tensor:  # (n, d_hat) float64
-    "Back from the rotated coordinates. [sqsgd Alg. 2, line 19]"
+def restore(mechanism: SqSgdCodec, values: np.ndarray, d: int) -> Tensor:
+    "Back from the rotated coordinates, (n, D), to (n, d_hat). [sqsgd Alg. 2, line 19]"
     x = torch.from_numpy(np.asarray(values))
     count = subset_size(d, mechanism.fraction, mechanism.padded)
     return unrotate(x, mechanism.seed, count) if mechanism.rotated else x[..., :count]
 
 # %% ../../nbs/papers/sqsgd.ipynb #5da69713
-def send(
-    mechanism: SqSgdCodec,
-    rows: Tensor,  # (n, d_hat) the selected coordinates, finite
-    d: int,  # entries of the whole gradient
-    rng,  # one stream, or one a row
-) -> Tensor:  # (n, d_hat) float64, of mean `rows` where nothing is cut
-    "One private message per row, decoded. [sqsgd Alg. 2, lines 12-17]"
+def send(mechanism: SqSgdCodec, rows: Tensor, d: int, rng) -> Tensor:
+    """One private message per row, decoded, (n, d_hat); unbiased where nothing is cut.
+    [sqsgd Alg. 2, lines 12-17]
+    """
     x, cal = prepare(mechanism, rows, d), mechanism.calibration(d)
     return restore(mechanism, privquant.privatise(x, mechanism.limit(d), cal, rng), d)
 

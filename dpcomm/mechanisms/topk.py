@@ -75,11 +75,8 @@ class Support:
         return f"Support({len(self)} coordinates, {self.digest[:12]})"
 
 # %% ../../nbs/papers/fltop.ipynb #4a9ab1ef
-def size(
-    fraction: float,  # r in (0, 1]
-    d: int,  # weights
-) -> int:  # K = floor(r d)
-    "Number of coordinates that are trained and sent. [fltop Sec. 3.1]"
+def size(fraction: float, d: int) -> int:
+    "Number K = floor(r d) of coordinates that are trained and sent. [fltop Sec. 3.1]"
     check_number("fraction", fraction, "(0, 1]")
     k = math.floor(fraction * check_size("d", d) * (1 + 1e-12))
     if k < 1:
@@ -90,24 +87,18 @@ def size(
     return min(k, d)
 
 # %% ../../nbs/papers/fltop.ipynb #4a9ab1f0
-def top_k(
-    scores: Tensor,  # (d,) accumulated absolute gradients, finite
-    fraction: float,  # r in (0, 1]
-) -> Support:  # the K coordinates of largest score; among equals the first
-    "Keep the coordinates that public data moves most. [fltop Sec. 3.1]"
+def top_k(scores: Tensor, fraction: float) -> Support:
+    """Keep the K coordinates that public data moves most; among equals the first.
+    [fltop Sec. 3.1]
+    """
     check_finite("scores", check_vector("scores", scores))
     order = torch.sort(scores, descending=True, stable=True).indices
     return Support(order[: size(fraction, len(scores))].numpy())
 
 # %% ../../nbs/papers/fltop.ipynb #4a9ab1f1
 @functools.lru_cache(maxsize=16)
-def random_support(
-    fraction: float,  # r in (0, 1]
-    d: int,  # weights
-    seed: int,  # public
-    t: int = 0,  # round of the draw
-) -> Support:  # K coordinates
-    "A public random choice of coordinates. [fltop Sec. 4, FL-BASIC]"
+def random_support(fraction: float, d: int, seed: int, t: int = 0) -> Support:
+    "A public random choice of K coordinates, for round t. [fltop Sec. 4, FL-BASIC]"
     check_between("seed", seed, 0)
     check_between("t", t, 0)
     k = size(fraction, d)
@@ -259,11 +250,8 @@ def _check_support(mechanism):
         )
 
 # %% ../../nbs/papers/fltop.ipynb #b59a7a50
-def chosen(
-    mechanism: TopK,
-    d: int,  # weights
-) -> Support:  # the coordinates of this round
-    "The support a client uses; the same for all clients. [fltop Alg. 1, line 3]"
+def chosen(mechanism: TopK, d: int) -> Support:
+    "The support that all clients use in this round. [fltop Alg. 1, line 3]"
     if mechanism.support is None:
         return random_support(mechanism.fraction, d, mechanism.seed, mechanism.round)
     support, k = mechanism.support, size(mechanism.fraction, d)
@@ -330,12 +318,9 @@ def scheme(
 
 # %% ../../nbs/papers/fltop.ipynb #aacf31aa
 def private_vote(
-    updates: Tensor,  # (n, d) what each client's weights changed by
-    fraction: float,  # r in (0, 1]
-    sigma: float,  # noise multiplier of the vote, > 0, relative to sqrt(K)
-    rng: np.random.Generator,  # stream of the noise of the sum
-) -> Support:  # the K winners
-    "Choose the support by a noisy vote of the clients. [fltop Sec. 3.2.3]"
+    updates: Tensor, fraction: float, sigma: float, rng: np.random.Generator
+) -> Support:
+    "Choose the support by a noisy vote; sigma: relative to sqrt(K). [fltop Sec. 3.2.3]"
     d = check_rows("updates", updates).shape[1]
     check_positive("sigma", sigma)
     k = size(fraction, d)
@@ -346,13 +331,12 @@ def private_vote(
     return top_k(marks + sigma * math.sqrt(k) * noise, fraction)
 
 # %% ../../nbs/papers/fltop.ipynb #bd6d21c1
-def public_norm(
-    mechanism,  # of one of the schemes
-    train,  # mask (d,) or None -> update (d,) of one local round on the public batch
-    d: int,  # weights
-    draws: int = 100,  # random supports; one is drawn where public data fix the support
-) -> float:  # S, the median norm of the restricted update
-    "Clipping threshold from public data. [fltop Sec. 4]"
+def public_norm(mechanism, train, d: int, draws: int = 100) -> float:
+    """Clipping threshold S, the median norm of updates on public data. [fltop Sec. 4]
+
+    train: mask (d,) or None -> update (d,) of one local round on the public batch.
+    draws: random supports; one where public data fix the support.
+    """
     fixed = getattr(mechanism, "support", None) is not None or mechanism.fraction == 1
     norms = []
     for t in range(1 if fixed else draws):

@@ -35,10 +35,8 @@ from .sqkr import keep_probability, kept
 from ..privacy.hypothesis_tests import check_plays, listed_curve, repeated
 
 # %% ../../nbs/baselines/vqsgd.ipynb #945e401e
-def corner_bits(
-    d: int,  # dimension, >= 1
-) -> int:  # bits of the number of one of 2 d corners
-    "Bits that name a corner. [Gandikota et al. 2019]"
+def corner_bits(d: int) -> int:
+    "Bits that name one of 2 d corners. [Gandikota et al. 2019]"
     return (2 * int(check_size("d", d)) - 1).bit_length()
 
 # %% ../../nbs/baselines/vqsgd.ipynb #09c4d344
@@ -138,12 +136,11 @@ class CornerCodec(Local):
 
 # %% ../../nbs/baselines/vqsgd.ipynb #79cfc550
 def corners(
-    mechanism: CornerCodec,
-    x,  # one client's vector, float64 array, (d,)
-    rng: np.random.Generator,  # private stream
-    repeats: int,  # corners to draw
-) -> np.ndarray:  # (repeats,) int64: 2 i for +e_i, 2 i + 1 for -e_i
-    "Draw corners: along the vector, or anywhere. [Gandikota et al. 2019]"
+    mechanism: CornerCodec, x, rng: np.random.Generator, repeats: int
+) -> np.ndarray:
+    """Draw corners 2 i (+e_i) or 2 i + 1 (-e_i), along x or anywhere.
+    [Gandikota et al. 2019]
+    """
     d, size = len(x), np.abs(x)
     norm, ends = math.sqrt(size @ size), np.cumsum(size)
     if not math.isfinite(norm):
@@ -158,12 +155,8 @@ def corners(
     )
 
 # %% ../../nbs/baselines/vqsgd.ipynb #30586147
-def estimate(
-    mechanism: CornerCodec,
-    drawn,  # (n, R) int64 numbers of corners
-    d: int,  # dimension
-) -> Tensor:  # (n, d) float32
-    "Mean of the corners, with the lies undone. [Gandikota et al. 2019]"
+def estimate(mechanism: CornerCodec, drawn, d: int) -> Tensor:
+    "Mean of the corners drawn, (n, R), unbiased. [Gandikota et al. 2019]"
     n, repeats = drawn.shape
     total = np.zeros((n, d), np.float32)
     signs = (1 - 2 * (drawn & 1)).astype(np.float32)
@@ -188,11 +181,8 @@ def _corners_of(mechanism, message):
     return drawn
 
 # %% ../../nbs/baselines/vqsgd.ipynb #89696b96
-def law(
-    mechanism: CornerCodec,
-    u: Tensor,  # (n, d), finite
-) -> Tensor:  # (n, 2 d) float64: probability of every corner in one repetition
-    "The exact distribution of one corner, in the order of numbers. [page vqsgd, Prop. A]"
+def law(mechanism: CornerCodec, u: Tensor) -> Tensor:
+    "Probability of every corner in one repetition, (n, 2 d). [page vqsgd, Prop. A]"
     v, d = mechanism.clip(check_rows("u", u)).double(), u.shape[1]
     length, small = mechanism.clip_norm * math.sqrt(d), math.exp(-mechanism.eps)
     share = torch.stack([v.clamp_min(0), (-v).clamp_min(0)], 2).flatten(1) / length
@@ -202,10 +192,7 @@ def law(
     return keep * share + spread / (2 * d)
 
 # %% ../../nbs/baselines/vqsgd.ipynb #848dc6d0
-def exact_eps(
-    d: int,  # dimension, >= 1
-    eps: float,  # of one repetition, > 0
-) -> float:  # in (0, eps], eps itself at d = 1
+def exact_eps(d: int, eps: float) -> float:
     "Largest log-ratio that one corner can have. [eq. vqsgd-exact]"
     check_size("d", d)
     check_number("eps", eps, "(0, inf)")
@@ -215,11 +202,8 @@ def exact_eps(
 
 # %% ../../nbs/baselines/vqsgd.ipynb #4549ca2a
 #| code-fold: true
-def worst_case(
-    mechanism: CornerCodec,
-    d: int,  # dimension
-) -> Tensor:  # (2, d) float64: all in one coordinate, and spread evenly against it
-    "The two inputs that one corner tells apart best. [page vqsgd, Prop. B]"
+def worst_case(mechanism: CornerCodec, d: int) -> Tensor:
+    "The two inputs, (2, d), that one corner tells apart best. [page vqsgd, Prop. B]"
     one = torch.eye(check_size("d", d), dtype=torch.float64)[0]
     flat = torch.full((d,), -1 / math.sqrt(d), dtype=torch.float64)
     return mechanism.clip_norm * torch.stack([one, flat])

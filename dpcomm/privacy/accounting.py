@@ -78,12 +78,14 @@ def rdp_gaussian(orders, sigma: float) -> np.ndarray:
 
 # %% ../../nbs/foundations/accounting.ipynb #4059744c
 def log_mixture(
-    order: int,  # a whole order a, >= 2
-    q: float,  # weight of the second distribution, in (0, 1)
-    log_moments,  # log E w^k of its ratio at k = 2, 3, ..., nats, > 0, at least a - 1
-    add: Callable = np.logaddexp.reduce,  # logs of many numbers -> log of their sum
-) -> float:  # log E (1 - q + q w)^a, nats; E w = 1; no cancellation for small q
-    "Log-moment of a mixture by its binomial sum. [Mironov, Talwar & Zhang 2019, Sec. 3.3]"
+    order: int, q: float, log_moments, add: Callable = np.logaddexp.reduce
+) -> float:
+    """Log-moment log E (1 - q + q w)^order, E w = 1.
+    [Mironov, Talwar & Zhang 2019, Sec. 3.3]
+
+    log_moments: log E w^k at k = 2, 3, ..., > 0. add: logs of many numbers -> log of
+    their sum. Nothing cancels for small q.
+    """
     log_moments = log_moments[: int(order) - 1]
     log_weight = _log_weights(int(order), np.log(q), np.log1p(-q))
     log_terms = log_weight + log_moments + np.log(-np.expm1(-log_moments))
@@ -475,9 +477,7 @@ def gaussian_guarantee(
     return guarantee_from_rdp(orders, compose(curve, rounds), delta, conversion, **said)
 
 # %% ../../nbs/foundations/accounting.ipynb #7b91d33d
-def check_everyone(
-    sampling: str,  # must be 'none'
-) -> str:  # the same
+def check_everyone(sampling: str) -> str:
     "Refuse amplification where the server sees who sends. [Dwork & Roth 2014]"
     if not (isinstance(sampling, str) and sampling == "none"):
         raise ValueError(
@@ -514,15 +514,18 @@ def _pure_eps(eps, rounds, delta):
 
 
 def pure_guarantee(
-    eps: float,  # of one message, >= 0; inf: no privacy
-    rounds: int = 1,  # messages of one client, composed, >= 1
-    delta: float = 0.0,  # in [0, 1); where it is 0, epsilons are added
-    sampling: str = "none",  # the server sees who sends: nothing is amplified
-    note: str = "pure: holds with delta = 0",  # what to say where epsilons are added
-    accountant: str = "pld",  # the smaller of losses and sum; or pure: the sum
-) -> Guarantee:  # local: the server sees every message
-    """Local privacy of a client's messages, each of them pure.
+    eps: float,
+    rounds: int = 1,
+    delta: float = 0.0,
+    sampling: str = "none",
+    note: str = "pure: holds with delta = 0",
+    accountant: str = "pld",
+) -> Guarantee:
+    """Local privacy of a client's pure messages.
     [Dwork & Roth 2014, Thm. 3.14; Kairouz, Oh & Viswanath 2015, Thm. 3.4]
+
+    eps: of one message; inf: no privacy. note: where epsilons are added, as they are if
+    delta is 0 or accountant is pure. Else the smaller of losses and sum.
     """
     eps = float(check_number("eps", eps, "[0, inf]"))
     rounds = int(check_between("rounds", rounds, 1, 2**53))

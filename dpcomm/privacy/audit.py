@@ -114,12 +114,10 @@ def enumerated_eps(p, q, delta: float) -> tuple:
     return _prefix_eps(p, q, delta), _prefix_eps(q, p, delta)
 
 # %% ../../nbs/foundations/audit.ipynb #40aebc35
-def enumerated_delta(
-    p,  # distribution with the client present: probability of each outcome, any shape
-    q,  # distribution with the client absent, same shape
-    eps: float,  # >= 0
-) -> tuple:  # (forward, reverse) delta, exact, in [0, 1]
-    "Exact delta of two listed distributions. [Balle & Wang 2018, Thm. 5]"
+def enumerated_delta(p, q, eps: float) -> tuple:
+    """Exact (forward, reverse) delta of two listed distributions.
+    [Balle & Wang 2018, Thm. 5]
+    """
     p, q = _check_pmfs(p, q)
     growth = np.exp(check_number("eps", eps, "[0, inf)"))
     forward, reverse = np.maximum(p - growth * q, 0), np.maximum(q - growth * p, 0)
@@ -129,12 +127,10 @@ def enumerated_delta(
 ALARM = "[1e-100, 1)"  # below, no interval of floats is that sure
 
 
-def clopper_pearson(
-    hits,  # successes, any shape, 0..n
-    n: int,  # trials, >= 1
-    alarm: float,  # probability that the interval misses, half on each side, in (0, 1)
-) -> tuple:  # (low, high), shape of hits
-    "Exact confidence interval of a binomial probability. [Clopper & Pearson 1934]"
+def clopper_pearson(hits, n: int, alarm: float) -> tuple:
+    """Interval (low, high) of a binomial chance; it misses at rate alarm.
+    [Clopper & Pearson 1934]
+    """
     check_number("alarm", alarm, ALARM)
     k = check_reals("hits", hits, f"[0, {check_between('n', n, 1, 2**53)}]")
     low = np.where(k > 0, betaincinv(np.maximum(k, 1), n - k + 1, alarm / 2), 0.0)
@@ -229,12 +225,8 @@ def distinguish(
     return Audit(float(eps), float(delta), alarm, "distinguisher", trials, *test[:2])
 
 # %% ../../nbs/foundations/audit.ipynb #094fee3c
-def ceiling(
-    trials: int,  # plays of each world, >= 100
-    delta: float,  # in [0, 1)
-    alarm: float = 1e-6,  # in (0, 1)
-) -> float:  # largest epsilon that `distinguish` can return
-    "The bound that a perfect distinguisher would prove."
+def ceiling(trials: int, delta: float, alarm: float = 1e-6) -> float:
+    "The largest epsilon that `distinguish` can return: a perfect distinguisher's."
     n = check_between("trials", trials, FEWEST_PLAYS, 2**32) // 2
     check_number("delta", delta, "[0, 1)")
     check_number("alarm", alarm, ALARM)
@@ -310,12 +302,7 @@ def audit_play(
     return distinguish(present, absent, delta, alarm)
 
 # %% ../../nbs/foundations/audit.ipynb #600cefe2
-def claim(
-    mechanism,  # registered mechanism
-    relation: str,  # a key of mechanism.relations
-    delta: float,  # in (0, 1)
-    rounds: int = 1,  # releases composed, >= 1
-) -> Guarantee:  # what the mechanism says of the release that `audit_play` plays
+def claim(mechanism, relation: str, delta: float, rounds: int = 1) -> Guarantee:
     "The claim that an audit is held against; ValueError for an unknown relation."
     _check_relation(mechanism, relation)
     release = mechanism.relations[relation]
@@ -331,16 +318,12 @@ def _plays(name, n):
     return float(check_number(name, n, f"[1, {2**53}]"))
 
 
-def count_pvalue(
-    caught,  # plays with the client that fall into the set, 0..n, any shape
-    n: int,  # plays with the client, >= 1
-    false,  # plays without it that do, 0..m, same shape
-    m: int,  # plays without the client, >= 1
-    eps,  # of the claim, in [0, 100], same shape
-    delta,  # of the claim, in [0, 1], same shape
-) -> np.ndarray:  # in [0, 1]; for a true claim at most a with probability at most a
+def count_pvalue(caught, n: int, false, m: int, eps, delta) -> np.ndarray:
     """How surprising two counts are for an (eps, delta)-private mechanism.
     [this page, Thm. counts]
+
+    caught of n plays with the client, and false of m without, fall into the set. For a
+    true claim the value is at most a with probability at most a.
     """
     n, m = _plays("n", n), _plays("m", m)
     x, y = (
@@ -557,10 +540,8 @@ def judge_play(
 MESSAGE_RELATIONS = ("zero-out", "local")  # under which one message may be private
 
 
-def message_relation(
-    mechanism,  # registered mechanism
-) -> str:  # the relation under which one message is private by itself, or None
-    "The claim about a single message."
+def message_relation(mechanism) -> str:
+    "The relation under which one message is private by itself, or None."
     for relation in MESSAGE_RELATIONS:
         known = mechanism.relations.get(relation)
         if known is None:
@@ -572,14 +553,10 @@ def message_relation(
 MESSAGES = 4000  # of each world; they are made one by one
 
 
-def message_scores(
-    mechanism,  # registered mechanism
-    present: bool,  # whether the vector is sent; if not, zero is
-    n: int,  # messages, >= 1
-    rng,  # stream of their keys
-    d: int = 4,  # entries of the vector, all equal
-) -> dict:  # attack -> (n,) scores of decoded messages
-    "Encode, decode, and look at bits. [Mironov 2012]"
+def message_scores(mechanism, present: bool, n: int, rng, d: int = 4) -> dict:
+    """Encode, decode, and look at bits: attack -> (n,) scores; d: equal entries.
+    [Mironov 2012]
+    """
     import torch
 
     from dpcomm.core.random import Insecure
@@ -592,10 +569,8 @@ def message_scores(
     return {"bits": lowest_bit(seen), "sum": seen.sum(1), "size": np.abs(seen).max(1)}
 
 # %% ../../nbs/foundations/audit.ipynb #f10a7c04
-def message_claims(
-    mechanism,  # registered mechanism, private message by message
-) -> tuple:  # (eps, delta), arrays: what is claimed of one message
-    "The guarantee of one message at a few deltas; that nothing is sure is always true."
+def message_claims(mechanism) -> tuple:
+    "The guarantee (eps, delta) of one message at a few deltas, and that nothing is sure."
     relation = message_relation(mechanism)
     if relation is None:
         raise ValueError(
@@ -608,11 +583,7 @@ def message_claims(
 
 # %% ../../nbs/foundations/audit.ipynb #ee801cd4
 def judge_messages(
-    mechanism,  # registered mechanism, private message by message
-    trials: int,  # messages of each world, >= 100
-    rng: np.random.Generator,  # stream of all keys
-    alarm: float = 1e-6,  # probability that a true claim is refuted
-    d: int = 4,  # entries of the vector
+    mechanism, trials: int, rng: np.random.Generator, alarm: float = 1e-6, d: int = 4
 ) -> Judgement:
     "Hold the bits of real messages against the guarantee of one."
     against = message_claims(mechanism)
@@ -641,13 +612,12 @@ def _check_power(delta, trials, deviations):
     return delta
 
 
-def detection_pvalue(
-    true_curve,  # eps -> delta: what the mechanism really gives
-    delta,  # claimed at EPS, (k,), >= 0
-    trials: int,  # plays of each world, >= 1
-    deviations: float = 1.8,  # std by which both counts are unlucky, in [0, 100]
-) -> float:  # smallest over the claims, in [0, 1]
-    "The p-value that about nine audits in ten fall below, by a normal approximation."
+def detection_pvalue(true_curve, delta, trials: int, deviations: float = 1.8) -> float:
+    """The p-value that about nine audits in ten fall below, by a normal approximation.
+
+    true_curve: eps -> delta that holds. delta: claimed at EPS. deviations: std by which
+    both counts are unlucky.
+    """
     delta = _check_power(delta, trials, deviations)
     E, further, n = np.exp(EPS), EPS + 1e-3, max(1, int(0.75 * trials))
     here, there = true_curve(EPS), true_curve(further)

@@ -53,12 +53,8 @@ def _log_remove(lam, sigma, q):
     return log_sum + math.log(step / (sigma * math.sqrt(2 * math.pi)))
 
 
-def log_moments(
-    lam,  # moment orders lambda, any shape, > 0, whole or not
-    sigma: float,  # noise std of the sum over S, > 0
-    q: float,  # the paper's C: probability to take part in a round, in (0, 1]
-) -> tuple:  # (log E1, log E2), nats, each of the shape of lam
-    "The two log-moments of Theorem 1. [FL-TOP sec. 3.2.2]"
+def log_moments(lam, sigma: float, q: float) -> tuple:
+    "Log-moments (log E1, log E2) of orders lam; q: the paper's C. [FL-TOP sec. 3.2.2]"
     lam = check_reals("lam", lam, f"(0, {TOP_ORDER})")
     q = _check_rate("q", q)
     sigma = float(check_number("sigma", sigma, "[1e-2, 1e12]"))
@@ -381,15 +377,20 @@ def _sampled_curve(sigma, q):
 
 
 def vote_epsilon(
-    vote_sigma: float,  # noise std of the summed votes over sqrt(K), > 0
-    delta: float,  # in (0, 1)
-    vote_q: float = 1.0,  # probability to take part in the vote, in (0, 1]
-    sigma: float = None,  # noise multiplier of the training after it; None: no training
-    q: float = 1.0,  # probability to take part in a round of it, in (0, 1]
-    rounds: int = 1,  # of training, >= 1
-    conversion: str = "classic",  # 'classic' or 'balle'
-) -> Guarantee:  # relation 'add-remove', sampling 'poisson'
-    "Epsilon of the private vote on the support and the training. [FL-TOP sec. 3.2.3]"
+    vote_sigma: float,
+    delta: float,
+    vote_q: float = 1.0,
+    sigma: float = None,
+    q: float = 1.0,
+    rounds: int = 1,
+    conversion: str = "classic",
+) -> Guarantee:
+    """Epsilon of the private vote on the support and the training. [FL-TOP sec. 3.2.3]
+
+    vote_sigma: noise std of the summed votes over sqrt(K). vote_q, q: probability to
+    take part in the vote, and in a round of training. sigma: of the training; None: no
+    training.
+    """
     curve = _sampled_curve(vote_sigma, _check_rate("vote_q", vote_q))
     if sigma is not None:
         curve = curve + compose(_sampled_curve(sigma, _check_rate("q", q)), rounds)
@@ -408,22 +409,13 @@ def vote_epsilon(
     )
 
 # %% ../../nbs/papers/fltop_privacy.ipynb #3bab4a89
-def vote_sigma(
-    eps: float,  # target for vote and training, > what the training alone costs
-    delta: float,  # in (0, 1)
-    **run,  # further arguments of `vote_epsilon`
-) -> float:  # smallest noise multiplier of the vote that keeps eps
-    "The noise that a vote needs. [FL-TOP sec. 3.2.3]"
+def vote_sigma(eps: float, delta: float, **run) -> float:
+    "Least noise of a vote that keeps eps; run: as of vote_epsilon. [FL-TOP sec. 3.2.3]"
     return calibrate(lambda s: vote_epsilon(s, delta, **run), eps, 0.05, 1e4)
 
 # %% ../../nbs/papers/fltop_privacy.ipynb #4c60dd97
-def vote_recall(
-    n: int,  # parameters of the model, > K
-    K: int,  # size of the support
-    voters: int,  # clients who all vote for the same K parameters
-    vote_sigma: float,  # noise std of the summed votes over sqrt(K), > 0
-) -> float:  # expected fraction of these K among the K largest noisy counts
-    "How much of a unanimous choice survives the vote's noise."
+def vote_recall(n: int, K: int, voters: int, vote_sigma: float) -> float:
+    "Expected part of a unanimous choice that survives the vote's noise."
     check_between("n", n, 2, 2**53)
     check_between("K", K, 1, n - 1)
     check_between("voters", voters, 1, 2**53)
@@ -471,15 +463,19 @@ def _server_rows(sigma, q, rounds, n_clients, delta, left):
 
 # %% ../../nbs/papers/fltop_privacy.ipynb #4a3c1501
 def guarantee_table(
-    sigma: float,  # noise std of the sum over S, > 0
-    n_clients: int,  # N, >= 1
-    cohort: int,  # clients a round, 1..n_clients
-    rounds: int,  # of the whole run, >= 1
-    delta: float,  # in (0, 1)
-    best: int = None,  # the round whose epsilon the paper quotes; None: no such row
-    missing: float = 0.1,  # fraction of noise shares lost or known, in [0, 1)
-) -> dict:  # what is promised -> Guarantee
-    "The promises of one run to each observer."
+    sigma: float,
+    n_clients: int,
+    cohort: int,
+    rounds: int,
+    delta: float,
+    best: int = None,
+    missing: float = 0.1,
+) -> dict:
+    """The promises of one run to each observer.
+
+    best: the round whose epsilon the paper quotes; None: no such row. missing: fraction
+    of noise shares lost or known. Returns what is promised -> Guarantee.
+    """
     check_between("rounds", rounds, 1, MOST_ROUNDS)
     check_between("n_clients", n_clients, 1, 2**53)
     check_number("missing", missing, "[0, 1)")

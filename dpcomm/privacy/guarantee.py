@@ -284,12 +284,8 @@ def _sentence(g):
     return "\n  ".join(lines + ([f"note: {g.note}"] if g.note else []))
 
 # %% ../../nbs/foundations/guarantee.ipynb #c0b1f0a8
-def recorded(
-    fields: dict,  # of a guarantee, as a record holds it
-) -> Guarantee:
-    """A guarantee out of a record, with the premises that older ones did not name.
-    [Dwork & Roth 2014, Def. 2.4]
-    """
+def recorded(fields: dict) -> Guarantee:
+    "A guarantee out of a record, with the premises that older ones did not name."
     if "premises" in fields:
         return Guarantee(**fields)
     fields = dict(fields)
@@ -300,11 +296,10 @@ def recorded(
     return made.assuming(*["neighbours"] * null, *["proof"] * gaps)
 
 # %% ../../nbs/foundations/guarantee.ipynb #c0b1f0b1
-def large_delta(
-    delta: float,  # in [0, 1)
-    n_clients: float = None,  # in the federation; None: not known
-) -> str:  # '' where delta is below 1 / n_clients
-    "The note about a delta that lets one client be published. [Dwork & Roth 2014, Sec. 2.3]"
+def large_delta(delta: float, n_clients: float = None) -> str:
+    """The note about a delta that lets one client be published, or ''.
+    [Dwork & Roth 2014, Sec. 2.3]
+    """
     if n_clients is None or delta * n_clients < 1:
         return ""
     return (

@@ -139,10 +139,8 @@ def pure_curve(spent: float, eps) -> np.ndarray:
 ZERO = 1024.0  # position that is returned for the lowest bit of a row of zeros
 
 
-def lowest_bit(
-    values,  # (n, d) floats, finite
-) -> np.ndarray:  # (n,) log2 of the largest power of two that divides a row's entries
-    "Position of the lowest set bit of each row. [Mironov 2012]"
+def lowest_bit(values) -> np.ndarray:
+    "Log2 of the largest power of two that divides all entries of a row. [Mironov 2012]"
     fraction, exponent = np.frexp(np.asarray(values, float))
     whole = (fraction * 2.0**53).astype(np.int64)
     place = exponent - 54.0 + np.frexp((whole & -whole).astype(float))[1]
@@ -189,12 +187,8 @@ class SumGame:
         return {"likelihood": score, "bits": bits} | repeat
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #6fb57db3
-def fewer_game(
-    share,  # number of a share -> (n, K) noise of it, one row a play
-    present: bool,  # whether the last share is there
-    count: int,  # shares with the client present, >= 1
-) -> dict:  # attack -> (n,) scores
-    "The length of a sum of shares, with and without one of them."
+def fewer_game(share, present: bool, count: int) -> dict:
+    "Length of a sum of shares, with and without one: attack -> (n,) scores."
     total = share(0) * 0
     for i in range(count - (not present)):
         total = total + share(i)
@@ -204,10 +198,7 @@ def fewer_game(
 NOISE = {"sigma": -1, "std": -1, "eps": 1}  # field -> power of the factor in a lie
 
 
-def less_noise(
-    mechanism,  # registered, with a field of `NOISE`
-    factor: float,  # > 0; above 1: less noise
-):  # mechanism
+def less_noise(mechanism, factor: float):
     "The same mechanism with its noise divided by a factor, or its epsilon multiplied."
     check_number("factor", factor, "[1e-6, 1e6]")
     names = {f.name for f in fields(mechanism)}

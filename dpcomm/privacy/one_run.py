@@ -43,13 +43,11 @@ def _dual_weights(eps, v, r):
 
 # %% ../../nbs/foundations/one_run.ipynb #0f4fa526
 def one_run_pvalue(
-    eps: float,  # hypothesis: the run is (eps, delta)-private, >= 0
-    correct: int,  # right guesses v, 0..guesses
-    guesses: int,  # guesses made r, 1..canaries
-    canaries: int,  # coins tossed m
-    delta: float,  # in [0, 1)
-) -> float:  # the largest chance of this many right guesses, in [0, 1]
-    "How surprising the guesses are for a private run. [this page, Thm. one-run]"
+    eps: float, correct: int, guesses: int, canaries: int, delta: float
+) -> float:
+    """The largest chance of `correct` of `guesses` in a private run.
+    [this page, Thm. one-run]
+    """
     _check_guesses(correct, guesses, canaries)
     check_number("eps", eps, "[0, inf)")
     check_number("delta", delta, "[0, 1)")
@@ -94,12 +92,9 @@ def one_run_eps(
     return Audit(float(low), float(delta), alarm, "one run", int(canaries), attack)
 
 # %% ../../nbs/foundations/one_run.ipynb #8c9c3d28
-def guess(
-    scores,  # (m,) one a canary, high where it seems included
-    guesses: int,  # how many to guess, 1..m: half of them in, half out
-) -> np.ndarray:  # (m,) 1 in, -1 out, 0 no guess
-    """Guess the canaries at both ends of the scores.
-    [Steinke, Nasr & Jagielski 2023, Alg. 1]
+def guess(scores, guesses: int) -> np.ndarray:
+    """Guess the canaries at both ends: 1 in, -1 out, 0 no guess.
+    [Steinke et al. 2023, Alg. 1]
     """
     scores = check_reals("scores", scores, "[-inf, inf]")
     if scores.ndim != 1:

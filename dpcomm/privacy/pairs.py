@@ -557,21 +557,17 @@ def _view(plan, theta, tolerance=TOLERANCE):
     return theta, t, math.floor(low / step), step, size
 
 
-def upper_end(
-    parts: list,  # of (pair, rounds), as of both_ends
-    delta: float,  # of the whole list, in [1e-100, 1)
-) -> float:  # inf where none is found
-    "The upper epsilon of a list of pairs, in one direction, at one tilt. [Props. 1 and 3]"
+def upper_end(parts: list, delta: float) -> float:
+    "The upper end of `both_ends`, at one tilt; inf where none is found. [Props. 1 and 3]"
     plan = _Plan(parts, delta)
     tolerance = TOLERANCE if plan.eps < LARGE else CLOSE / 4
     return _one_end(plan, _view(plan, plan.theta, tolerance), True)
 
 
-def both_ends(
-    parts: list,  # of (pair, rounds): pairs of this page, how often each is played, >= 1
-    delta: float,  # of the whole list, in [1e-100, 1)
-) -> tuple:  # lower and upper epsilon, 0 <= low <= high; high may be inf
-    "Both ends of epsilon of a list of pairs, in one direction. [this page, Props. 1 to 3]"
+def both_ends(parts: list, delta: float) -> tuple:
+    """Lower and upper epsilon of a list of (pair, rounds), in one direction.
+    [this page, Props. 1 to 3]
+    """
     plan = _Plan(parts, delta)
     low, high = 0.0, sum(r * pair.top for pair, r in parts)
     theta = plan.theta
@@ -600,13 +596,13 @@ def _often(q, draws):
 
 
 def gaussian_pairs(
-    mu: float,  # one clip over the noise's std, > 0
-    q: float,  # chance to take part, in (0, 1]; 1 without sampling
-    relation: str,  # a name in EVERY
-    sampling: str,  # none | poisson | fixed | replacement
-    draws: int,  # seats of a cohort drawn with replacement; None otherwise
-) -> tuple:  # of pairs: one a direction, or one for both
-    "Pairs of a noisy sum whose cohort nobody sees. [this page; page fltop_privacy]"
+    mu: float, q: float, relation: str, sampling: str, draws: int
+) -> tuple:
+    """Pairs of a noisy sum whose cohort nobody sees. [this page; page fltop_privacy]
+
+    mu: one clip over the noise's std. draws: places of a cohort drawn with replacement,
+    or None. Returns one pair a direction, or one for both.
+    """
     swap, fixed = relation in SWAPS, sampling != "poisson"
     if q == 1 and sampling != "replacement":
         return (_Normal((1 + (swap or sampling == "fixed")) * mu),)
@@ -625,12 +621,8 @@ def gaussian_pairs(
     return (_TwoSided(pair),) if fixed and relation != "add-remove" else (pair, back)
 
 
-def seen_pairs(
-    mu: float,  # what one message changes over the noise's std, > 0
-    q: float,  # chance to take part, in (0, 1]
-    draws: int,  # seats of a cohort drawn with replacement; None otherwise
-) -> tuple:  # of one pair, for both directions
-    "The pair of a noisy sum whose cohort is seen. [this page]"
+def seen_pairs(mu: float, q: float, draws: int) -> tuple:
+    "The pair of a noisy sum whose cohort is seen; mu and draws as above. [this page]"
     if q == 1 and draws is None:
         return (_Normal(mu),)
     if draws is None:

@@ -37,12 +37,8 @@ from .pairs import OnGrid, Seen, gaussian_pairs, upper_end
 MOST_NODES = 2**22  # numbers that one quadrature may hold
 
 
-def _log_laplace(
-    x: np.ndarray,  # log t, any values
-    s: float,  # > 0
-    step: float,  # of the trapezoid rule
-) -> np.ndarray:  # Lambda(x) = log E exp(-e^x a), a = exp(s z - s^2 / 2)
-    "Log-Laplace transform of a lognormal variable."
+def _log_laplace(x: np.ndarray, s: float, step: float) -> np.ndarray:
+    "Lambda(x) = log E exp(-e^x a) at each x, for a = exp(s z - s^2 / 2)."
     # where the integrand peaks at the largest x
     reach = min(s * math.exp(min(x.max(), 700)), max(s, x.max() / s))
     if (work := len(x) * (24 + s + reach) / step) > MOST_NODES:
@@ -59,12 +55,8 @@ def _log_laplace(
     return np.where(lost < 0.5, near_one, np.asarray(logsumexp(log_w - y, axis=1)))
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #df6d1679
-def _log_forward(
-    j: float,  # >= 1
-    s: float,  # > 0
-    K: int,  # >= 2
-) -> float:  # log E[w^j]
-    "Forward moment by quadrature of its exact formula."
+def _log_forward(j: float, s: float, K: int) -> float:
+    "Forward moment log E[w^j], j >= 1, by quadrature of its exact formula."
     step = min(0.25, 0.25 / s, 0.6 / (s * math.sqrt(j)))
     h = min(0.25, 0.8 / math.sqrt(j))
 
@@ -105,12 +97,8 @@ def _log_power(a, n):
     return result
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #4b0bf9b5
-def _log_reverse(
-    order: int,  # largest m >= 0
-    s: float,  # >= 0
-    K: int,  # >= 2
-) -> np.ndarray:  # log E[w^-m] for m = 0..order
-    "Reverse moments by their exact finite sum."
+def _log_reverse(order: int, s: float, K: int) -> np.ndarray:
+    "Reverse moments log E[w^-m] for m = 0..order, by their exact finite sum."
     i = np.arange(order + 1)
     series = i * (i - 1) * s * s / 2 - gammaln(i + 1)
     log_sum = gammaln(i + 1) + _log_power(series, K - 1)
@@ -125,12 +113,12 @@ def _log_reverse(
 LARGEST_EXPONENT = 2048  # exponents beyond take arrays that no memory holds
 
 
-def log_moment(
-    j,  # exponents, any shape: real >= 1, or negative integers; 0 gives 0
-    s: float,  # |phi| / std of the group, >= 0
-    K: int,  # candidates, >= 2
-) -> np.ndarray:  # log E[w^j] of a null message, nats, shape of j
-    "Log-moment of the ratio of client to null. [eqs. forward and reverse]"
+def log_moment(j, s: float, K: int) -> np.ndarray:
+    """Log-moment log E[w^j] of the ratio of client to null. [eqs. forward and reverse]
+
+    j: any shape, real and >= 1, or whole and <= 0. s: |phi| / std of the group, >= 0.
+    Returns nats, the shape of j.
+    """
     check_between("K", K, 2, 2**24)
     check_number("s", s, "[0, 1e9]")
     j = check_reals("j", j, f"[{-LARGEST_EXPONENT}, {LARGEST_EXPONENT}]")
@@ -211,14 +199,12 @@ def _reverse_mixture(m, q, c, K):
     return np.minimum(square, np.logaddexp(np.log1p(-q), math.log(q) + log_back))
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #667f1abe
-def rdp_mixture(
-    orders,  # Rényi orders, (n,), integers >= 2
-    c: float,  # clip_norm / std, > 0
-    K: int,  # candidates per group, >= 2
-    q: float,  # probability that the slot holds the client's message, in (0, 1]
-    groups: int = 1,  # independent groups that share the norm, >= 1
-) -> np.ndarray:  # the larger of both directions at each order, nats, (n,)
-    "Rényi curve of a slot maybe the client's, against null. [Prop. H]"
+def rdp_mixture(orders, c: float, K: int, q: float, groups: int = 1) -> np.ndarray:
+    """Rényi curve of a slot maybe the client's, against null. [Prop. H]
+
+    orders: (n,), whole and >= 2. q: the chance that the slot holds the client's
+    message. Returns the larger of both directions, nats.
+    """
     check_number("c", c, "(0, 1e9]")
     check_between("K", K, 2, 2**24)
     check_between("groups", groups, 1)
@@ -231,12 +217,8 @@ def rdp_mixture(
     return np.maximum(forward, _reverse_mixture(orders - 1.0, q, c, K)) / (orders - 1)
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #1d9e9a2d
-def rdp_local(
-    orders,  # Rényi orders, (n,), 1.5, 2, 2.5, ...
-    c: float,  # clip_norm / std, > 0
-    K: int,  # candidates per group, >= 2
-) -> np.ndarray:  # between the messages of any two updates, nats, (n,); any grouping
-    "Rényi curve of one message whose update is replaced. [Prop. F]"
+def rdp_local(orders, c: float, K: int) -> np.ndarray:
+    "Rényi curve of one message whose update is replaced; orders 1.5, 2, ... [Prop. F]"
     check_number("c", c, "(0, 1e6]")
     check_between("K", K, 2, 2**24)
     m = 2 * (check_reals("orders", orders, f"(1, {LARGEST_EXPONENT // 2}]") - 1)
@@ -251,13 +233,12 @@ def rdp_local(
     return np.maximum(log_forward + log_back, 0) / m
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #b1d000r2
-def rdp_replace(
-    orders,  # Rényi orders, (n,), integers >= 2
-    c: float,  # clip_norm / std, > 0
-    K: int,  # candidates per group, >= 2
-    q: float,  # probability that the slot, or the round, holds the client's, in (0, 1]
-) -> np.ndarray:  # at each order, nats, (n,); both directions, any grouping
-    "Rényi curve of a slot among other clients', one replaced. [Prop. L]"
+def rdp_replace(orders, c: float, K: int, q: float) -> np.ndarray:
+    """Rényi curve of a slot among other clients', one replaced. [Prop. L]
+
+    orders: (n,), whole and >= 2. q: the chance that the slot, or the round, holds the
+    client's. Returns both directions, any grouping, nats.
+    """
     check_number("q", q, "(0, 1]")
     orders = np.atleast_1d(_integer_orders(orders)).astype(int)
     j = np.arange(2, orders.max() + 1)
@@ -823,14 +804,12 @@ def _grid_laws(c, K, groups, q, rounds, delta, up):
 
 
 def null_slot_pairs(
-    c: float,  # clip_norm / std, in PLD_RANGE
-    K: int,  # candidates per group, >= 2
-    groups: int,  # groups per message, >= 1
-    q: float,  # probability that the slot holds the client's message, in (0, 1]
-    rounds: int,  # slots for which the grid is chosen, >= 1
-    delta: float,  # for which it is chosen, in (0, 1)
-) -> tuple:  # of pairs, one a direction
-    "Pairs that cover a slot maybe the client's, against null. [Props. I and K]"
+    c: float, K: int, groups: int, q: float, rounds: int, delta: float
+) -> tuple:
+    """Pairs that cover a slot maybe the client's, against null. [Props. I and K]
+
+    rounds, delta: for which the grid is chosen. Returns one pair a direction.
+    """
     laws, step, _, _ = _grid_laws(c, K, groups, q, rounds, delta, True)
     return tuple(OnGrid(i + np.arange(len(m)), m, lost, step) for i, m, lost in laws)
 
@@ -933,13 +912,8 @@ def pld_epsilon(
     return replace(renyi, eps=eps, accountant="pld-exact", note=note)
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #ac37r002
-def _two_updates_pairs(
-    c: float,  # clip_norm / std, > 0
-    K: int,  # candidates per group, >= 2
-    q: float,  # probability that a slot or a round holds one of the two, in (0, 1]
-    relation: str,  # replace | local
-) -> tuple:  # of one pair, for both directions
-    "The pair that covers any two updates, and what it gives away. [Props. M and N]"
+def _two_updates_pairs(c: float, K: int, q: float, relation: str) -> tuple:
+    "The pair that covers any two updates, in both directions. [Props. M and N]"
     distance, charge = _covering_gaussians(c, K, 1e-12 / q)[0]
     kind = "none" if relation == "local" else "fixed"
     (pair,) = gaussian_pairs(distance / 2, q, relation, kind, None)
@@ -996,16 +970,18 @@ def rec_losses(
 
 # %% ../../nbs/papers/dprec_theorem.ipynb #b1d00037
 def pld_bracket(
-    c: float,  # clip_norm / std, in PLD_RANGE
-    slots: int,  # messages: rounds * cohort
-    n_clients: int,  # N; 1: no amplification
-    K: int,  # candidates per group, >= 2
-    groups: int,  # groups per message, >= 1
-    delta: float,  # in (0, 1)
-    relation: str = "null-slot",  # null-slot | poisson-null
-    cohort: int = 1,  # expected messages per round; used by 'poisson-null'
-) -> tuple:  # (low, high), nats, around the exact epsilon of the worst split
-    "The same losses rounded down, and `pld_epsilon`. [Prop. I]"
+    c: float,
+    slots: int,
+    n_clients: int,
+    K: int,
+    groups: int,
+    delta: float,
+    relation: str = "null-slot",
+    cohort: int = 1,
+) -> tuple:
+    """Both ends of the exact epsilon of the worst split, the upper of `pld_epsilon`.
+    [Prop. I]
+    """
     if isinstance(relation, str) and relation in ("replace", "local"):
         raise ValueError(
             f"relation is {shown(relation)}; a lower bound exists only for"

@@ -14,10 +14,10 @@ from scipy.special import i0e, i1e, ndtr
 from ..core.checks import check_between, check_number
 
 # %% ../../nbs/foundations/whole_noise.ipynb #wn000008
-def normal_std(
-    curvature: float,  # largest log p(k)^2 / (p(k - 1) p(k + 1)), in (0, inf]
-) -> float:  # standard deviation, in steps; 0 where nothing is proved
-    "Normal noise that hides no more than integer noise. [this page, Prop. 1]"
+def normal_std(curvature: float) -> float:
+    """Normal noise, in steps, that hides no more than integer noise; 0: none.
+    [this page, Prop. 1]
+    """
     k = float(check_number("curvature", curvature, "(0, inf]"))
     if k > 3:
         return math.exp(-k / 2) / math.sqrt(1.001)
@@ -42,11 +42,10 @@ def _theta_parts(v, n):
     return A, max(2 * float(weight @ turn), 0) * 1.001 + outside + 1e-14 * A
 
 
-def gaussian_curvature(
-    variance: float,  # of one discrete Gaussian share, in squared steps, > 0
-    n: int = 1,  # shares in the sum, in [1, 2^31]
-) -> float:  # in (0, inf]; inf: so many shares so coarse that nothing is proved
-    "Largest curvature of a sum of discrete Gaussians. [this page, Prop. 2]"
+def gaussian_curvature(variance: float, n: int = 1) -> float:
+    """Largest curvature of a sum of n discrete Gaussians; inf: not proved.
+    [this page, Prop. 2]
+    """
     v = float(check_number("variance", variance, "[1e-30, 1e30]"))
     n = int(check_between("n", n, 1, 2**31))
     one = (1 + 1e-12) / (n * v)
@@ -62,9 +61,7 @@ def gaussian_curvature(
     return one - math.log(left) if beta < 2 and left > 0 else math.inf
 
 # %% ../../nbs/foundations/whole_noise.ipynb #wn000012
-def skellam_curvature(
-    mu: float,  # variance of the noise, in squared steps, > 0
-) -> float:  # > 0
+def skellam_curvature(mu: float) -> float:
     "Largest curvature of Skellam noise. [this page, Prop. 3; Hartman & Watson 1974]"
     mu = float(check_number("mu", mu, "[1e-30, 1e60]"))
     rest = 2.25 / mu / mu

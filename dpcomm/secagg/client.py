@@ -68,10 +68,7 @@ from dpcomm.secagg.shamir import (
 )
 
 # %% ../../nbs/secagg/client.ipynb #d22695c2
-def check_directory(
-    setup: Setup,  # of the session
-    directory: dict,  # id -> 32 bytes, for every client and SERVER
-) -> None:
+def check_directory(setup: Setup, directory: dict) -> None:
     "Refuse a directory with a missing, malformed or repeated key: BadKey."
     seen = {}
     for i in (*range(setup.n_clients), SERVER):
@@ -85,13 +82,8 @@ def check_directory(
         seen[key] = i
 
 # %% ../../nbs/secagg/client.ipynb #5c0a1401
-def check_bundle(
-    setup: Setup,  # of the session
-    i: int,  # id of the sender
-    body: bytes,  # of its first message
-    seen: dict,  # key -> id of the client that sent it; both keys are added
-) -> None:
-    "Refuse other public parameters and repeated keys."
+def check_bundle(setup: Setup, i: int, body: bytes, seen: dict) -> None:
+    "Refuse other public parameters and repeated keys; both keys are added to `seen`."
     if len(body) != BUNDLE_SIZE:
         text = f"its key bundle has {len(body)} bytes; {BUNDLE_SIZE} are due: drop it"
         raise Damaged(text, i, ADVERTISE)
@@ -240,10 +232,8 @@ LAST_USE = {  # round -> attributes that no later one needs
 }
 
 
-def wipe(
-    secret,  # bytearray, or a dict or tuple of them; other things are left alone
-) -> None:
-    "Overwrite with zeros."
+def wipe(secret) -> None:
+    "Overwrite a bytearray, or those in a dict or tuple, with zeros."
     if isinstance(secret, bytearray):
         secret[:] = bytes(len(secret))
     if isinstance(secret, dict):
@@ -252,11 +242,8 @@ def wipe(
         wipe(part)
 
 # %% ../../nbs/secagg/client.ipynb #d0cli02
-def enter_round(
-    client: Client,
-    step: int,  # index into ROUNDS of the next reply, or their number
-) -> None:
-    "Move on, and erase what no later reply needs."
+def enter_round(client: Client, step: int) -> None:
+    "Move on to a step, and erase what no later reply needs."
     client.step = step
     over = [names for last, names in LAST_USE.items() if last < step]
     for name in (name for names in over for name in names):
@@ -264,10 +251,7 @@ def enter_round(
         setattr(client, name, None)
 
 # %% ../../nbs/secagg/client.ipynb #639d1b45
-def reply(
-    client: Client,
-    body: bytes,  # what it says
-) -> bytes:  # a framed message
+def reply(client: Client, body: bytes) -> bytes:
     "Seal and move on; a state is never entered twice."
     if client.counter is not None:
         client.counter.rise(client.setup.session, client.me, client.step)
@@ -276,10 +260,8 @@ def reply(
     return data
 
 # %% ../../nbs/secagg/client.ipynb #790f151e
-def key_bundle(
-    client: Client,
-) -> bytes:  # two public keys, the hash of the public parameters
-    "Round 0: keys. [Bonawitz et al. 2017, Fig. 4]"
+def key_bundle(client: Client) -> bytes:
+    "Round 0: two public keys and a hash of the parameters. [Bonawitz et al. 2017, Fig. 4]"
     return public_key(client.box) + public_key(client.pair) + client.setup.digest
 
 # %% ../../nbs/secagg/client.ipynb #923aa03d
@@ -288,11 +270,10 @@ DEALT_SIZE = SEALED_SIZE + 64  # with their hashes
 FORWARDED_SIZE = DEALT_SIZE + 3 * ELEMENT_SIZE  # with values of the lines and e
 
 
-def neighbour_bundles(
-    client: Client,
-    body: bytes,  # signed key bundles of the neighbours that advertised
-) -> dict:  # id -> bundle
-    "Check signatures, parameters and repetitions. [Bonawitz et al. 2017, Fig. 4]"
+def neighbour_bundles(client: Client, body: bytes) -> dict:
+    """Check signatures, parameters and repetitions: id -> bundle.
+    [Bonawitz et al. 2017, Fig. 4]
+    """
     setup, size = client.setup, BUNDLE_SIZE + SIGNATURE_SIZE
     signed = unpack_records(body, size, client.neighbours, SERVER, ADVERTISE)
     bundles, seen = {}, {}
@@ -314,11 +295,11 @@ def _agreements(private, keys, part):
     return {i: agree(private, bundle[part], i, ADVERTISE) for i, bundle in keys.items()}
 
 
-def share_secrets(
-    client: Client,
-    body: bytes,  # signed key bundles of the neighbours that advertised
-) -> bytes:  # start and lines of the proof; encrypted shares and their hashes
-    "Round 1: split mask key and own seed. [Bonawitz et al. 2017, Fig. 4]"
+def share_secrets(client: Client, body: bytes) -> bytes:
+    """Round 1: split mask key and own seed. [Bonawitz et al. 2017, Fig. 4]
+
+    Returns start and lines of the proof, encrypted shares and their hashes.
+    """
     setup, me, bundles = client.setup, client.me, neighbour_bundles(client, body)
     boxes = _agreements(client.box, bundles, slice(0, 32))
     agreed = _agreements(client.pair, bundles, slice(32, 64))
@@ -341,12 +322,13 @@ def share_secrets(
     return dealing.start + lines + pack_records(out)
 
 # %% ../../nbs/secagg/client.ipynb #38a22e07
-def open_shares(
-    client: Client,
-    i: int,  # id of the owner
-    record: bytes,  # encrypted shares, their hashes, values of the lines, e
-) -> tuple:  # of two bytearrays, or of none if they are no good
-    "Decrypt two shares and hold them to their commitments. [Atapoor et al. 2023]"
+def open_shares(client: Client, i: int, record: bytes) -> tuple:
+    """Decrypt two shares of client i and hold them to their commitments.
+    [Atapoor et al. 2023]
+
+    record: shares, their hashes, values of the lines, e. Returns no shares if they are
+    no good.
+    """
     setup, me = client.setup, client.me
     about = HEAD.pack(setup.session, SHARE, i, me)
     cipher = ChaCha20Poly1305(client.share_keys[i])
@@ -364,11 +346,8 @@ def open_shares(
     return bytearray(plain[:ELEMENT_SIZE]), bytearray(plain[ELEMENT_SIZE:])
 
 # %% ../../nbs/secagg/client.ipynb #d0cli04
-def complain(
-    client: Client,
-    body: bytes,  # shares from the neighbours that sent some, with what they must fit
-) -> bytes:  # ids of those whose shares are no good
-    "Round 2: open the shares."
+def complain(client: Client, body: bytes) -> bytes:
+    "Round 2: open the shares, and name those whose are no good."
     found = unpack_records(body, FORWARDED_SIZE, client.share_keys, SERVER, SHARE)
     t = client.setup.threshold
     if len(found) < t:
@@ -380,21 +359,13 @@ def complain(
     return pack_records({i: b"" for i, shares in client.held.items() if not shares})
 
 # %% ../../nbs/secagg/client.ipynb #5c0a11e6
-def pair_key(
-    setup: Setup,  # of the session
-    secret: bytes,  # 32 bytes, what the two agreed on
-    one: int,  # id
-    other: int,  # id
-) -> bytes:  # 16 bytes
-    "Key of the mask that the smaller id adds. [Bonawitz et al. 2017, Sec. 4]"
+def pair_key(setup: Setup, secret: bytes, one: int, other: int) -> bytes:
+    "Key of the mask that the smaller id adds, 16 bytes. [Bonawitz et al. 2017, Sec. 4]"
     pair = min(one, other), max(one, other)
     return derive_key(secret, b"pair mask", 16, setup.session, MASKED, *pair)
 
 # %% ../../nbs/secagg/client.ipynb #d0cli06
-def mask_input(
-    client: Client,
-    body: bytes,  # bitmap of those who take part
-) -> bytes:  # the masked vector
+def mask_input(client: Client, body: bytes) -> bytes:
     "Round 3: add all masks to the vector. [Bonawitz et al. 2017, Fig. 4]"
     setup, me = client.setup, client.me
     (members,) = client_sets(setup, body, 1, COMPLAIN)
@@ -424,12 +395,8 @@ def _whole_array(vector):
         return np.empty((), object)
 
 
-def ring_words(
-    setup: Setup,  # of the session
-    vector,  # (d,) whole numbers in [0, ring.modulus)
-    me: int,  # id, for the error
-) -> np.ndarray:  # (d,) uint32 or uint64, a copy
-    "A client's vector; OutOfRange if it is not what was declared."
+def ring_words(setup: Setup, vector, me: int) -> np.ndarray:
+    "A copy of a client's vector; OutOfRange if it is not what was declared."
     x, top = _whole_array(vector), setup.ring.modulus - 1
     text = None
     if x.shape != (setup.d,) or x.dtype.kind not in "iu":
@@ -449,11 +416,8 @@ def ring_words(
     return x.astype(setup.word)
 
 # %% ../../nbs/secagg/client.ipynb #c2a175a5
-def sign_lists(
-    client: Client,
-    body: bytes,  # bitmaps of survivors and dropouts
-) -> bytes:  # hash of the lists; the seal signs it
-    "Round 4: check the lists and sign them, once. [Bonawitz et al. 2017, Fig. 4]"
+def sign_lists(client: Client, body: bytes) -> bytes:
+    "Round 4: check the lists and sign their hash, once. [Bonawitz et al. 2017, Fig. 4]"
     setup, me, partners = client.setup, client.me, client.partners
     survivors, dropouts = client_sets(setup, body, 2, MASKED)
     if me not in survivors:
@@ -468,10 +432,7 @@ def sign_lists(
     return client.lists
 
 # %% ../../nbs/secagg/client.ipynb #cedafafe
-def reveal_shares(
-    client: Client,
-    body: bytes,  # signatures of others on the same lists
-) -> bytes:  # one share per neighbour
+def reveal_shares(client: Client, body: bytes) -> bytes:
     "Round 5: unmask once enough others signed. [Bonawitz et al. 2017, Fig. 4]"
     setup, me, members = client.setup, client.me, set(committee(client.setup))
     allowed = members & client.survivors - {me}

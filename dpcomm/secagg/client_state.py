@@ -26,9 +26,7 @@ SEQUENCES = {"set": set, "tuple": tuple, "list": list}
 BYTES = {"bytes": bytes, "bytearray": bytearray}
 
 
-def to_json(
-    value,  # bytes, whole numbers, arrays, errors; sets, tuples, lists, dicts of them
-):  # what `json` can write
+def to_json(value):
     "A value in terms of kinds and what they hold; TypeError for any other type."
     kind = type(value).__name__
     if value is None or kind in ("int", "str"):
@@ -49,9 +47,7 @@ def to_json(
     raise TypeError(f"a state cannot store a {kind}: pass whole numbers")
 
 # %% ../../nbs/secagg/client_state.ipynb #57a7e007
-def from_json(
-    value,  # what `to_json` made
-) -> Any:  # the value
+def from_json(value) -> Any:
     "The inverse of `to_json`; ValueError for an unknown kind."
     if not isinstance(value, list):
         return value
@@ -78,12 +74,8 @@ def from_json(
 VERSION = 1  # of the notation; an unknown one is refused
 
 
-def pack_state(
-    setup: Setup,  # of the session
-    who: int,  # id of a client, or SERVER
-    fields: dict,  # name -> value
-) -> bytes:  # hash and JSON
-    "The state of a party, as bytes. [dpcomm house style]"
+def pack_state(setup: Setup, who: int, fields: dict) -> bytes:
+    "The state of a party, as a hash and JSON."
     head = dict(version=VERSION, who=who, session=setup.session, public=setup.digest)
     body = json.dumps(to_json([head, fields])).encode()
     return hashlib.sha256(body).digest() + body
@@ -106,12 +98,8 @@ def _read(body):
     )
 
 
-def unpack_state(
-    setup: Setup,  # of the session
-    who: int,  # id of a client, or SERVER; None: any client
-    data: bytes,  # of `pack_state`
-) -> tuple:  # id, dict name -> value
-    "The state that a party stored; ValueError if it is damaged or not this party's."
+def unpack_state(setup: Setup, who: int, data: bytes) -> tuple:
+    "Id and fields that a party stored; ValueError if damaged or not this party's."
     digest, body = bytes(data[:32]), bytes(data[32:])
     if hashlib.sha256(body).digest() != digest:
         raise ValueError("the state is damaged: use the copy that was written last")
@@ -136,12 +124,8 @@ def unpack_state(
     return owner, fields
 
 # %% ../../nbs/secagg/client_state.ipynb #57a7e114
-def take_fields(
-    party,  # Client or Server, changed in place
-    fields: dict,  # of `unpack_state`
-    names: tuple,  # of the fields that such a party writes
-) -> None:  # or ValueError
-    "Give a party what it knew."
+def take_fields(party, fields: dict, names: tuple) -> None:
+    "Give a party, Client or Server, what it knew; ValueError for other names."
     if {*fields} != {*names}:
         odd = sorted(map(shown, {*fields} ^ {*names}))[0]
         raise ValueError(

@@ -20,35 +20,27 @@ from .ring import check_streams
 
 # %% ../../nbs/secagg/discrete.ipynb #d0disc01
 def more_bits(
-    prefix: int,  # first bits of a uniform number
-    bits: int,  # how many, >= 0
-    rng: np.random.Generator,  # stream of further bits
-    more: int = 64,  # how many to add, 1..64
-) -> tuple[int, int]:  # the longer prefix, and its number of bits
-    "Look at more bits of a uniform number."
+    prefix: int, bits: int, rng: np.random.Generator, more: int = 64
+) -> tuple[int, int]:
+    "Add bits to a prefix of a uniform number; returns both."
     return prefix << more | int(rng.integers(2**more, dtype=np.uint64)), bits + more
 
 # %% ../../nbs/secagg/discrete.ipynb #69cd7caa
-def decide(
-    answer,  # function of (prefix, bits): the answer, or None if these do not decide
-    prefix: int,  # first bits of a uniform number
-    bits: int,  # how many, >= 0
-    rng: np.random.Generator,  # stream of further bits
-    more: int = 64,  # bits to add at a time, 1..64
-):  # what `answer` says when the bits suffice
-    "Ask with as many bits of a uniform number as it takes. [Devroye 1986, Ch. II.2]"
+def decide(answer, prefix: int, bits: int, rng: np.random.Generator, more: int = 64):
+    """Ask with as many bits of a uniform number as it takes. [Devroye 1986, Ch. II.2]
+
+    answer: function of (prefix, bits); None if these do not decide.
+    """
     while (found := answer(prefix, bits)) is None:
         prefix, bits = more_bits(prefix, bits, rng, more)
     return found
 
 # %% ../../nbs/secagg/discrete.ipynb #d0disc12
-def choose(
-    weights,  # (m,) floats >= 0, not all 0: the distribution, up to a factor
-    prefix: int,  # first bits of a uniform number
-    bits: int,  # how many, >= 0
-    rng: np.random.Generator,  # stream of further bits
-) -> int:  # symbol in 0..m-1, with probability in proportion to its weight
-    "The symbol whose part of the unit interval holds a number. [inversion]"
+def choose(weights, prefix: int, bits: int, rng: np.random.Generator) -> int:
+    """The symbol, by weights up to a factor, whose part of the unit interval holds a
+    number.
+    [inversion]
+    """
     ends = list(accumulate(map(Fraction, weights)))
 
     def symbol(prefix, bits):
@@ -61,13 +53,13 @@ def choose(
 BLUR = 2.0**-30  # error of a cumulative probability in floats, at most
 
 
-def symbols_by_inversion(
-    u: np.ndarray,  # first 53 bits of uniform numbers, float64, (n, ...)
-    steps,  # (m - 1, ...) float64, over the shape of u: cumulative probabilities
-    weights,  # function of an index into u: (m,) floats, the distribution up to a factor
-    rng,  # stream of further bits, or a list with one for each index of the first axis
-) -> np.ndarray:  # int64, shape of u, in 0..m-1: exactly of that distribution
-    "Symbols by inversion, from floats where these decide. [inverse transform]"
+def symbols_by_inversion(u: np.ndarray, steps, weights, rng) -> np.ndarray:
+    """Symbols by inversion, from floats where these decide, exactly.
+    [inverse transform]
+
+    u: uniform, (n, ...). steps: (m - 1, ...), cumulative probabilities. weights: index
+    into u -> (m,) weights. rng: further bits.
+    """
     ahead = u - np.ascontiguousarray(steps)
     found = (ahead >= 0).sum(0)
     near = np.abs(ahead, out=ahead).min(0, initial=1) < BLUR
@@ -80,10 +72,7 @@ def symbols_by_inversion(
 GUIDE_BITS = 16  # first bits of a word, which index a guide table
 
 
-def guide_table(
-    thresholds: np.ndarray,  # (m,) int64 or uint64, sorted, in [0, 2^bits)
-    bits: int,  # of the words to look up, at most 63 or 64
-) -> np.ndarray:  # (2^GUIDE_BITS,) int32, or (2^bits,) if that is less
+def guide_table(thresholds: np.ndarray, bits: int) -> np.ndarray:
     "Thresholds below all words that begin alike, -1 if not the same. [Chen & Asau 1974]"
     cells, word = min(GUIDE_BITS, bits), thresholds.dtype.type
     first = np.arange(2**cells, dtype=word) << word(bits - cells)
@@ -92,20 +81,15 @@ def guide_table(
     return np.where(after == below, below, -1).astype(np.int32)
 
 # %% ../../nbs/secagg/discrete.ipynb #1eaa31s1
-def check_shape(
-    shape,  # a whole number >= 0, or a tuple of them; 2^40 at most each
-) -> tuple:  # of whole numbers
-    "Refuse what is no shape of an array."
+def check_shape(shape) -> tuple:
+    "A shape as a tuple of whole numbers; refuse what is none."
     sides = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     check_between("sides of shape", len(sides), 0, 32)
     return tuple(int(check_between("shape", n, 0, 2**40)) for n in sides)
 
 # %% ../../nbs/secagg/discrete.ipynb #cf2c5397
-def exp_fixed(
-    a: Fraction,  # exponent, >= 0
-    bits: int,  # of the result, >= 1
-) -> int:  # within 1 of 2^bits exp(-a)
-    "A negative exponential in fixed point. [Taylor series after halving]"
+def exp_fixed(a: Fraction, bits: int) -> int:
+    "2^bits exp(-a), within 1. [Taylor series after halving]"
     if a > bits:
         return 0
     halvings = max(0, math.ceil(a).bit_length() + 4)
@@ -123,12 +107,12 @@ def exp_fixed(
     return total >> (wide - bits)
 
 # %% ../../nbs/secagg/discrete.ipynb #8369a30a
-def cumulative(
-    sigma2: Fraction,  # > 0
-    bits: int,  # precision, >= 1
-    half: bool = False,  # False: distribution of |z|, sizes above 0 twice; True: of z given z >= 0
-) -> list:  # whole numbers: 2^bits P(size <= x) for x = 0, 1, ..., each within 1
-    "Cumulative distribution of a discrete Gaussian's size. [Canonne et al. 2020, Def. 1]"
+def cumulative(sigma2: Fraction, bits: int, half: bool = False) -> list:
+    """2^bits P(size <= x), each within 1, of a discrete Gaussian.
+    [Canonne et al. 2020, Def. 1]
+
+    half: of z given z >= 0, in place of |z|.
+    """
     wide = bits + 64
     weight = 1 << wide
     ratio = exp_fixed(1 / (2 * sigma2), wide)
@@ -145,10 +129,8 @@ PREFIX_BITS = 63  # bits of the uniform number looked at first
 
 
 def threshold_edges(
-    sigma2: Fraction,  # > 0
-    half: bool = False,  # as in `cumulative`
-    bits: int = PREFIX_BITS,  # of the prefix, at most 63
-) -> np.ndarray:  # (2 m,) int64, increasing
+    sigma2: Fraction, half: bool = False, bits: int = PREFIX_BITS
+) -> np.ndarray:
     "Edges of the ranges of prefixes that are too close to a threshold to decide."
     found, last = [], -4
     for t in cumulative(sigma2, bits, half):
@@ -160,12 +142,8 @@ def threshold_edges(
 
 # %% ../../nbs/secagg/discrete.ipynb #d63471c4
 def resolve_size(
-    sigma2: Fraction,  # > 0
-    half: bool,  # as in `cumulative`
-    prefix: int,  # first bits of the uniform number
-    bits: int,  # how many
-    rng: np.random.Generator,  # stream of further bits
-) -> int:  # size, >= 0
+    sigma2: Fraction, half: bool, prefix: int, bits: int, rng: np.random.Generator
+) -> int:
     "Decide by more bits what a prefix leaves open. [inversion, Devroye 1986, Ch. II.2]"
 
     def size(prefix, bits):
@@ -177,12 +155,8 @@ def resolve_size(
 
 # %% ../../nbs/secagg/discrete.ipynb #1ea18127
 @functools.lru_cache(maxsize=64)
-def size_table(
-    sigma2: Fraction,  # > 0
-    half: bool = False,  # as in `cumulative`
-    bits: int = PREFIX_BITS,  # of the prefixes, at most 63
-) -> tuple:  # edges (2 m,) int64; sizes int32 that the first GUIDE_BITS decide, or -1
-    "The table of a distribution, made once."
+def size_table(sigma2: Fraction, half: bool = False, bits: int = PREFIX_BITS) -> tuple:
+    "The table of a distribution: edges; sizes that the first GUIDE_BITS decide, or -1."
     edges = threshold_edges(sigma2, half, bits)
     place = guide_table(edges, bits)
     decided = (place & 1 == 0) & (place < len(edges))
@@ -190,13 +164,15 @@ def size_table(
 
 # %% ../../nbs/secagg/discrete.ipynb #d0disc07
 def sizes_by_inversion(
-    sigma2: Fraction,  # > 0
-    words: np.ndarray,  # (n,) int64, uniform on [0, 2^bits)
-    rng: np.random.Generator,  # stream of further bits, hardly ever used
-    half: bool = False,  # as in `cumulative`
-    bits: int = PREFIX_BITS,  # of the words, at most 63
-) -> np.ndarray:  # (n,) int64, >= 0
-    "Sizes of discrete Gaussian numbers, exactly. [Devroye 1986, Ch. III.2]"
+    sigma2: Fraction,
+    words: np.ndarray,
+    rng: np.random.Generator,
+    half: bool = False,
+    bits: int = PREFIX_BITS,
+) -> np.ndarray:
+    """Sizes of discrete Gaussian numbers from uniform words, exactly.
+    [Devroye 1986, Ch. III.2]
+    """
     edges, guide = size_table(sigma2, half, bits)
     size = guide[words >> max(0, bits - GUIDE_BITS)].astype(np.int64)
     left = np.flatnonzero(size < 0)
@@ -208,12 +184,9 @@ def sizes_by_inversion(
 
 # %% ../../nbs/secagg/discrete.ipynb #92702554
 def uniform_below(
-    t: Fraction,  # >= 0
-    prefix: int,  # first bits of a uniform number
-    bits: int,  # how many, 0 for none
-    rng: np.random.Generator,  # stream of further bits
-) -> bool:  # whether the number is below t
-    "Compare a uniform number with a fraction, by as many bits as it takes."
+    t: Fraction, prefix: int, bits: int, rng: np.random.Generator
+) -> bool:
+    "Whether a uniform number is below a fraction, by as many bits as it takes."
 
     def is_below(prefix, bits):
         scaled, rest = divmod(t.numerator << bits, t.denominator)
@@ -223,12 +196,9 @@ def uniform_below(
 
 # %% ../../nbs/secagg/discrete.ipynb #d0disc09
 def exp_coin(
-    t: Fraction,  # >= 0
-    rng: np.random.Generator,  # stream of the coin
-    prefix: int = 0,  # known first bits of the first uniform number, used where t <= 1
-    bits: int = 0,  # how many
-) -> bool:  # True with probability exp(-t)
-    "An exact coin. [Canonne et al. 2020, Alg. 1]"
+    t: Fraction, rng: np.random.Generator, prefix: int = 0, bits: int = 0
+) -> bool:
+    "True with probability exp(-t); first bits may be given. [Canonne et al. 2020, Alg. 1]"
     while t > 1:
         if not exp_coin(Fraction(1), rng):
             return False
@@ -240,15 +210,13 @@ def exp_coin(
 
 # %% ../../nbs/secagg/discrete.ipynb #7f1328b3
 def accept_pairs(
-    x: np.ndarray,  # (n,) int64, block, >= 0
-    y: np.ndarray,  # (n,) int64, place in the block, in [0, 2^shift)
-    shift: int,  # log2 of the block, >= 1; sigma / 2^shift is at least 2^9
-    sigma2: Fraction,  # > 0
-    rng: np.random.Generator,  # stream of the coins
-) -> (
-    np.ndarray
-):  # (n,) bool, True with probability exp(-y (y + 2^(shift+1) x) / 2 sigma2)
-    "Exact coins for whole arrays. [Canonne et al. 2020, Alg. 1]"
+    x: np.ndarray, y: np.ndarray, shift: int, sigma2: Fraction, rng: np.random.Generator
+) -> np.ndarray:
+    """Coins for whole arrays, exactly. [Canonne et al. 2020, Alg. 1]
+
+    x, y: block, and place in it below 2^shift. Returns True with probability exp(-y (y
+    + 2^(shift+1) x) / 2 sigma2).
+    """
     inverse, near = 1 / (2 * sigma2), np.minimum(x, 2**14 - 1)
     a, b = max(0, shift - 20), max(0, shift - 9)
     factor = inverse * 2 ** (32 + a + b)
@@ -302,9 +270,7 @@ def discrete_gaussian(sigma2, shape, rng) -> np.ndarray:
     return out.reshape(shape)
 
 # %% ../../nbs/secagg/discrete.ipynb #dde60424
-def exact_variance(
-    sigma2,  # int, Fraction or float, in (0, 2^90]
-) -> Fraction:  # the same number
+def exact_variance(sigma2) -> Fraction:
     "A variance as a fraction, without rounding; ValueError beyond its range."
     try:
         exact = Fraction(sigma2.item() if isinstance(sigma2, np.generic) else sigma2)
@@ -318,11 +284,10 @@ def exact_variance(
     return exact
 
 # %% ../../nbs/secagg/discrete.ipynb #c0b1f1a2
-def tau(
-    variance: float,  # s^2 of one share, in squared steps, > 0
-    n: int,  # shares, >= 1
-) -> float:  # >= 0; 0 for one share
-    "Divergence of a sum of discrete Gaussians from one. [Kairouz et al. 2021, Prop. 14]"
+def tau(variance: float, n: int) -> float:
+    """Divergence of a sum of n discrete Gaussians from one, variances in squared steps.
+    [Kairouz et al. 2021, Prop. 14]
+    """
     check_positive("variance", variance)
     check_between("n", n, 1)
     full = min(n - 1, 2**16)

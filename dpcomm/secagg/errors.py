@@ -16,9 +16,7 @@ ADVERTISE, SHARE, COMPLAIN, MASKED, CHECK, UNMASK = range(6)
 SERVER = 2**32 - 1  # the server's id
 
 
-def party_name(
-    party: int,  # id of a client, or SERVER
-) -> str:  # 'client 3' or 'the server'
+def party_name(party: int) -> str:
     "A party's name in messages to people."
     check_between("party", party, 0, SERVER)
     return "the server" if party == SERVER else f"client {party}"

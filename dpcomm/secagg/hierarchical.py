@@ -28,11 +28,8 @@ from .shamir import MOST_SHARES
 LEAST = 3  # clients of a session
 
 
-def session_sizes(
-    n: int,  # clients, LEAST..MOST_SHARES
-    most: int,  # of a session, at least LEAST
-) -> tuple:  # of whole numbers, LEAST..most, summing to n
-    "As few sessions as possible, of equal size up to one. [dpcomm house style]"
+def session_sizes(n: int, most: int) -> tuple:
+    "As few sessions as possible, of equal size up to one."
     check_between("n", n, LEAST, MOST_SHARES)
     sessions = -(-n // check_between("most", most, LEAST))
     if n // sessions < LEAST:
@@ -43,12 +40,8 @@ def session_sizes(
     return tuple((n + i) // sessions for i in range(sessions))
 
 # %% ../../nbs/secagg/hierarchical.ipynb #6a9e0112
-def assign(
-    n: int,  # clients, ids 0..n - 1, all of them enrolled
-    most: int,  # of a session
-    seed=None,  # public, drawn after they enrolled; None: the operating system's randomness
-) -> tuple:  # of arrays of sorted ids, one a session
-    "Put clients into sessions at random. [Bell et al. 2020, Sec. 3]"
+def assign(n: int, most: int, seed=None) -> tuple:
+    "Put clients into sessions at random, after they enrolled. [Bell et al. 2020, Sec. 3]"
     ends = np.cumsum(session_sizes(n, most))[:-1]
     if seed is None:
         order = private_stream().permutation(n)
@@ -68,12 +61,13 @@ class ManyResult(NamedTuple):
 
 # %% ../../nbs/secagg/hierarchical.ipynb #6a9e0015
 def session_parameters(
-    n: int,  # clients of a session, at least LEAST
-    ring,  # Ring of the entries; or the mechanism whose words they are
-    rates: tuple = (0.1, 0.05),  # fractions that may drop out, and collude
-    largest: int = None,  # bound on a client's |entry|; None: what fits
-) -> dict:  # arguments of run_session
-    "Graph, threshold, committee and largest entry of a session."
+    n: int, ring, rates: tuple = (0.1, 0.05), largest: int = None
+) -> dict:
+    """Graph, threshold, committee and largest entry of a session, for run_session.
+
+    ring: or the mechanism whose words they are. rates: of clients that may drop out,
+    and collude. largest: bound on |entry|; None: what fits.
+    """
     if not isinstance(rates, (tuple, list)) or len(rates) != 2:
         raise ValueError(
             f"rates is {shown(rates)}; it must be a pair, the fractions of clients"
@@ -90,10 +84,7 @@ def session_parameters(
     return how | dict(largest=largest)
 
 # %% ../../nbs/secagg/hierarchical.ipynb #6a9e0120
-def reason(
-    error: ValueError,  # that ended a session
-    members,  # ids of its clients
-) -> str:  # in which a client has its own id
+def reason(error: ValueError, members) -> str:
     "The text of an error, with client ids of the whole federation."
     place = getattr(error, "client", SERVER)
     if place == SERVER:

@@ -23,11 +23,12 @@ from ..core.random import derive
 from .errors import BadKey
 
 # %% ../../nbs/secagg/masking.ipynb #0543aeef
-def random_source(
-    seed=None,  # None: the operating system's randomness; int: fixed, for tests and pages
-    *path,  # address of the fixed stream: words and numbers
-):  # function from a number of bytes to that many random bytes
-    "Source of secrets."
+def random_source(seed=None, *path):
+    """Source of secrets: a number of bytes -> random bytes.
+
+    seed: None for the operating system; a number, with the address `path`, for tests
+    and pages.
+    """
     if seed is None:
         return os.urandom
     check_between("seed", seed, -(2**255), 2**255)
@@ -40,23 +41,21 @@ HEAD = struct.Struct("<16sBII")  # session, round, sender, receiver
 
 
 def derive_key(
-    secret: bytes,  # what two parties agreed on, or a client's own seed
-    purpose: bytes,  # what the key is for
-    size: int,  # bytes of the key
-    session: bytes,  # 16 bytes
-    step: int,  # index into ROUNDS
-    first: int,  # id
-    second: int,  # id
-) -> bytes:  # key for this purpose, session, round and pair alone
-    "HKDF-SHA256 with its context spelled out. [RFC 5869]"
+    secret: bytes,
+    purpose: bytes,
+    size: int,
+    session: bytes,
+    step: int,
+    first: int,
+    second: int,
+) -> bytes:
+    "HKDF-SHA256 for one purpose, session, round and pair. [RFC 5869]"
     context = HEAD.pack(session, step, first, second)
     info = b"dpcomm secagg " + purpose + context
     return HKDF(SHA256(), size, None, info).derive(secret)
 
 # %% ../../nbs/secagg/masking.ipynb #5c0a11b4
-def public_key(
-    private: bytes,  # 32 bytes
-) -> bytes:  # 32 bytes
+def public_key(private: bytes) -> bytes:
     "The X25519 key that others see. [RFC 7748]"
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
@@ -64,12 +63,7 @@ def public_key(
 CURVE = 2**255 - 19  # coordinates of X25519 are taken modulo this prime
 
 
-def agree(
-    private: X25519PrivateKey,  # one's own
-    public: bytes,  # the other's, 32 bytes
-    owner: int,  # id of the other
-    step: int,  # index into ROUNDS
-) -> bytes:  # 32 bytes, the same on both sides
+def agree(private: X25519PrivateKey, public: bytes, owner: int, step: int) -> bytes:
     "X25519; keys that force a result are refused by BadKey. [RFC 7748]"
     wrong = BadKey("its X25519 key is no key: drop this client", owner, step)
     if int.from_bytes(public, "little") >= CURVE:
@@ -84,12 +78,8 @@ CHUNK = 2**16  # bytes of mask made at a time: they stay in the cache
 ZEROS = memoryview(bytes(CHUNK))
 
 
-def add_mask(
-    total: np.ndarray,  # (d,) of uint32 or uint64, changed in place
-    key: bytes,  # 16 bytes, used for this mask only
-    negative: bool = False,  # subtract it
-) -> None:
-    "Add a stream of uniform words. [AES-128-CTR, NIST SP 800-38A]"
+def add_mask(total: np.ndarray, key: bytes, negative: bool = False) -> None:
+    "Add, or subtract, a stream of uniform words, in place. [AES-128-CTR, NIST SP 800-38A]"
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     out = np.empty(min(CHUNK, total.nbytes) + 16, np.uint8)
     combine, step = np.subtract if negative else np.add, CHUNK // total.itemsize
@@ -99,10 +89,8 @@ def add_mask(
         combine(part, out[: part.nbytes].view(total.dtype), out=part)
 
 # %% ../../nbs/secagg/masking.ipynb #f794510d
-def byte_spans(
-    bits: int,  # of an element, 1..64
-) -> list:  # of (element, byte, shift) in a group of eight elements
-    "Bytes and bits of each element, little-endian."
+def byte_spans(bits: int) -> list:
+    "The (element, byte, shift) of each part of eight elements, little-endian."
     check_between("bits", bits, 1, 64)
     return [
         (j, byte, 8 * byte - j * bits)
@@ -111,10 +99,7 @@ def byte_spans(
     ]
 
 # %% ../../nbs/secagg/masking.ipynb #d0prot20
-def pack_words(
-    words: np.ndarray,  # (d,) uint32 or uint64, each below 2**bits
-    bits: int,  # 1..64
-) -> bytes:  # ceil(d * bits / 8) bytes
+def pack_words(words: np.ndarray, bits: int) -> bytes:
     "Write ring elements with no bit to spare."
     if bits in (16, 8 * words.itemsize):
         return words.astype(f"<u{bits // 8}", copy=False).tobytes()
@@ -128,12 +113,7 @@ def pack_words(
     return out.reshape(-1)[: -(-len(words) * bits // 8)].tobytes()
 
 # %% ../../nbs/secagg/masking.ipynb #d0prot22
-def unpack_words(
-    data: bytes,  # what pack_words wrote: ceil(d * bits / 8) bytes
-    bits: int,  # 1..64
-    d: int,  # ring elements
-    word: np.dtype,  # uint32 or uint64
-) -> np.ndarray:  # (d,) of that type
+def unpack_words(data: bytes, bits: int, d: int, word: np.dtype) -> np.ndarray:
     "Read ring elements."
     if bits in (16, 8 * word.itemsize):
         return np.frombuffer(data, f"<u{bits // 8}").astype(word, copy=False)

@@ -130,10 +130,10 @@ def _check_bytes(setup):
         )
 
 # %% ../../nbs/secagg/protocol.ipynb #d0prot08
-def check_setup(
-    setup: Setup,  # being made: defaults are filled in
-) -> None:
-    "Refuse parameters that are unsafe or ambiguous. [Bonawitz et al. 2017, Sec. 6]"
+def check_setup(setup: Setup) -> None:
+    """Fill in defaults; refuse unsafe or ambiguous parameters.
+    [Bonawitz et al. 2017, Sec. 6]
+    """
     n = check_between("n_clients", setup.n_clients, 2, SERVER - 1)
     check_between("d", setup.d, 1, 2**32 - 1)
     if not isinstance(setup.ring, Ring):
@@ -163,11 +163,8 @@ def check_setup(
 
 # %% ../../nbs/secagg/protocol.ipynb #350e6cfe
 @functools.lru_cache(maxsize=8)
-def client_circle(
-    n: int,  # clients
-    session: bytes,  # public, 16 bytes
-) -> np.ndarray:  # (n,) permutation of the ids: their places on the circle
-    "A public random circle of clients. [Bell et al. 2020, Sec. 3]"
+def client_circle(n: int, session: bytes) -> np.ndarray:
+    "A public random circle of clients: a permutation of ids. [Bell et al. 2020, Sec. 3]"
     rng = seed_tree(int.from_bytes(session, "little"), "secagg graph", n)
     return rng.permutation(n)
 
@@ -189,19 +186,13 @@ def graph(n: int, k: int, session: bytes) -> np.ndarray:
 
 # %% ../../nbs/secagg/protocol.ipynb #5c0a11b2
 @functools.lru_cache(maxsize=8)
-def circle_positions(
-    n: int,  # clients
-    session: bytes,  # public, 16 bytes
-) -> tuple:  # of n ints: where each id sits on the circle
-    "The inverse of `client_circle`."
+def circle_positions(n: int, session: bytes) -> tuple:
+    "The inverse of `client_circle`: where each id sits."
     return tuple(np.argsort(client_circle(n, session)).tolist())
 
 # %% ../../nbs/secagg/protocol.ipynb #87d045f8
-def share_points(
-    setup: Setup,
-    owner: int,  # id of the client whose secrets are shared
-) -> dict:  # id of a neighbour -> its point, in 1..n - 1
-    "Points at which the holders of a client's shares evaluate its polynomials."
+def share_points(setup: Setup, owner: int) -> dict:
+    "Points, by holder, at which a client's polynomials are evaluated."
     n, at = setup.n_clients, circle_positions(setup.n_clients, setup.session)
     near = graph(n, setup.neighbours, setup.session)[owner].tolist()
     return {j: (at[j] - at[owner]) % n for j in near}
@@ -215,11 +206,10 @@ def committee(setup: Setup) -> list:
     return client_circle(setup.n_clients, setup.session)[: setup.committee].tolist()
 
 # %% ../../nbs/secagg/protocol.ipynb #e31d8eda
-def surely_connected(
-    setup: Setup,
-    alive,  # ids
-) -> bool:  # whether their masks form one connected graph for sure
-    "At most one gap of k / 2 or more on the circle. [Bell et al. 2020, Sec. 3]"
+def surely_connected(setup: Setup, alive) -> bool:
+    """Whether masks connect all: at most one gap of k / 2 or more.
+    [Bell et al. 2020, Sec. 3]
+    """
     circle = client_circle(setup.n_clients, setup.session)
     here = np.isin(circle, list(alive)).nonzero()[0]
     gaps = np.diff(here, append=here[:1] + setup.n_clients) - 1
@@ -227,14 +217,12 @@ def surely_connected(
     return setup.neighbours == setup.n_clients - 1 or wide <= 1
 
 # %% ../../nbs/secagg/protocol.ipynb #d0prot14
-def check_survivors(
-    setup: Setup,
-    alive,  # ids of clients that answered in this round
-    owners,  # ids of clients whose secrets must be recoverable
-    step: int,  # index into ROUNDS
-    refused=(),  # pairs (owner, neighbour that holds no share of it)
-) -> None:
-    "Refuse to go on with too few clients. [Bonawitz et al. 2017, Fig. 4]"
+def check_survivors(setup: Setup, alive, owners, step: int, refused=()) -> None:
+    """Refuse to go on with too few clients. [Bonawitz et al. 2017, Fig. 4]
+
+    owners: whose secrets must be recoverable. refused: (owner, neighbour that holds no
+    share of it).
+    """
     again = "start a new session"
     if len(alive) < setup.quorum:
         text = f"{len(alive)} clients are left; {setup.quorum} must be: {again}"
@@ -257,28 +245,24 @@ def check_survivors(
 
 # %% ../../nbs/secagg/protocol.ipynb #5c0a11c2
 def share_commitment(
-    setup: Setup,
-    owner: int,  # id
-    holder: int,  # id
-    kind: int,  # 0: of the own seed; 1: of the mask key
-    value: int,  # the share, in [0, PRIME)
-    blind: int,  # in [0, PRIME)
-) -> bytes:  # 32 bytes
-    "Hash of a share, which binds its owner and its holder. [Atapoor et al. 2023]"
+    setup: Setup, owner: int, holder: int, kind: int, value: int, blind: int
+) -> bytes:
+    """Hash of a share, which binds its owner and its holder. [Atapoor et al. 2023]
+
+    kind: 0 of the own seed, 1 of the mask key.
+    """
     place = HEAD.pack(setup.session, SHARE, owner, holder)
     head = b"dpcomm secagg a share" + place + bytes([kind])
     return hashlib.sha256(head + pack_elements((value, blind))).digest()
 
 # %% ../../nbs/secagg/protocol.ipynb #d0prot30
 def matches_commitment(
-    setup: Setup,
-    owner: int,  # id
-    holder: int,  # id
-    kind: int,  # 0: of the own seed; 1: of the mask key
-    value: int,  # the share
-    commitment: tuple,  # (hash, value of the line, e)
-) -> bool:  # whether it is the share that the owner committed to
-    "Compute the blind value and compare the hashes. [Atapoor et al. 2023]"
+    setup: Setup, owner: int, holder: int, kind: int, value: int, commitment: tuple
+) -> bool:
+    """Compute the blind value and compare the hashes. [Atapoor et al. 2023]
+
+    commitment: (hash, value of the line, e).
+    """
     if value >= PRIME:
         return False
     hashed, line, e = commitment
@@ -296,12 +280,8 @@ class Dealing(NamedTuple):
 
 # %% ../../nbs/secagg/protocol.ipynb #d0prot34
 def challenge(
-    setup: Setup,
-    owner: int,  # id
-    keys: bytes,  # its key bundle
-    start: bytes,  # 32 bytes
-    hashes: dict,  # holder -> 64 bytes
-) -> bytes:  # 32 bytes, a private key that nobody chose
+    setup: Setup, owner: int, keys: bytes, start: bytes, hashes: dict
+) -> bytes:
     "A number learned after committing to all shares. [Fiat and Shamir 1986]"
     place = HEAD.pack(setup.session, SHARE, owner, SERVER)
     head = b"dpcomm secagg challenge" + place + keys
@@ -309,14 +289,9 @@ def challenge(
 
 # %% ../../nbs/secagg/protocol.ipynb #5c0a11c9
 def deal(
-    setup: Setup,
-    owner: int,  # id
-    keys: bytes,  # its key bundle
-    secrets: tuple,  # (own seed, mask key), elements
-    holders,  # ids of the neighbours that get shares
-    draw,  # source of random bytes
-) -> Dealing:  # shares, and the proof that they fit together and to the key
-    "Share two secrets verifiably. [Atapoor et al. 2023; Schnorr 1989]"
+    setup: Setup, owner: int, keys: bytes, secrets: tuple, holders, draw
+) -> Dealing:
+    "Share two secrets (own seed, mask key) verifiably. [Atapoor et al. 2023; Schnorr 1989]"
     at, t = share_points(setup, owner), setup.threshold
     real = [polynomial(secret, t, draw) for secret in secrets]
     blind = [polynomial(random_element(draw), t, draw) for _ in secrets]
@@ -338,13 +313,8 @@ def deal(
     return Dealing(shares, hashes, start, lines)
 
 # %% ../../nbs/secagg/protocol.ipynb #5c0a11cb
-def check_dealing(
-    setup: Setup,
-    owner: int,  # id
-    keys: bytes,  # its key bundle
-    dealt: Dealing,  # shares are not looked at
-) -> int:  # e
-    "Does the mask key's line pass through the key that was advertised? [Schnorr 1989]"
+def check_dealing(setup: Setup, owner: int, keys: bytes, dealt: Dealing) -> int:
+    "Does the mask key's line pass through the advertised key? Returns e. [Schnorr 1989]"
     wrong = BadShare("its shares are not those of its key: drop it", owner, SHARE)
     e = challenge(setup, owner, keys, dealt.start, dealt.hashes)
     key = agree(X25519PrivateKey.from_private_bytes(e), keys[32:64], owner, SHARE)
@@ -362,12 +332,8 @@ BUNDLE_SIZE = 96  # bytes of two public keys and the hash of public parameters
 
 
 def signed_content(
-    setup: Setup,
-    step: int,  # index into ROUNDS
-    sender: int,  # id
-    receiver: int,  # id
-    body: bytes,  # what is said
-) -> bytes:  # what the sender signs
+    setup: Setup, step: int, sender: int, receiver: int, body: bytes
+) -> bytes:
     "A message with its sender, receiver, session and round."
     head = HEAD.pack(setup.session, step, sender, receiver)
     return b"dpcomm secagg" + hashlib.sha256(head + body).digest()
@@ -375,12 +341,12 @@ def signed_content(
 # %% ../../nbs/secagg/protocol.ipynb #d0prot36
 def seal(
     setup: Setup,
-    identity: Ed25519PrivateKey,  # of the sender
-    step: int,  # index into ROUNDS
-    sender: int,  # id
-    receiver: int,  # id
-    body: bytes,  # what is said
-) -> bytes:  # a framed message
+    identity: Ed25519PrivateKey,
+    step: int,
+    sender: int,
+    receiver: int,
+    body: bytes,
+) -> bytes:
     "Sign and frame. [Ed25519, RFC 8032]"
     signature = identity.sign(signed_content(setup, step, sender, receiver, body))
     payload = HEAD.pack(setup.session, step, sender, receiver) + body + signature
@@ -389,12 +355,12 @@ def seal(
 # %% ../../nbs/secagg/protocol.ipynb #0751290a
 def check_signature(
     setup: Setup,
-    directory: dict,  # id -> 32 bytes, the Ed25519 keys known beforehand
-    step: int,  # index into ROUNDS
-    sender: int,  # id
-    receiver: int,  # id
-    body: bytes,  # what was said
-    signature: bytes,  # 64 bytes
+    directory: dict,
+    step: int,
+    sender: int,
+    receiver: int,
+    body: bytes,
+    signature: bytes,
 ) -> None:
     "Was it said by the owner of the key in the directory? [Ed25519, RFC 8032]"
     content = signed_content(setup, step, sender, receiver, body)
@@ -409,13 +375,8 @@ def check_signature(
 
 # %% ../../nbs/secagg/protocol.ipynb #cae91bde
 def unseal(
-    setup: Setup,
-    directory: dict,  # id -> 32 bytes
-    data: bytes,  # what came from the network
-    step: int,  # index into ROUNDS: what is due now
-    sender: int,  # id, as the connection says
-    receiver: int,  # id of the reader
-) -> bytes:  # the body
+    setup: Setup, directory: dict, data: bytes, step: int, sender: int, receiver: int
+) -> bytes:
     "Read a message that must be exactly the next one of this sender, or a SecAggError."
     try:
         message = parse_message(data, setup.d)
@@ -441,14 +402,8 @@ def unseal(
     return body
 
 # %% ../../nbs/secagg/protocol.ipynb #ecc7c867
-def unpack_records(
-    body: bytes,  # records of equal length, each led by an id
-    size: int,  # bytes of a record after its id
-    allowed,  # ids that may occur, each at most once
-    sender: int,  # id, for the error
-    step: int,  # index into ROUNDS
-) -> dict:  # id -> bytes, in order
-    "Cut a list of records; strangers and repetitions are refused."
+def unpack_records(body: bytes, size: int, allowed, sender: int, step: int) -> dict:
+    "Cut a list of records, each led by an id; strangers and repetitions are refused."
     if len(body) % (4 + size):
         text = f"{len(body)} bytes are no whole number of records of {4 + size}"
         raise Damaged(f"{text}: drop the message", sender, step)
@@ -460,30 +415,20 @@ def unpack_records(
     return {i: record[4:] for i, record in zip(ids, cut)}
 
 # %% ../../nbs/secagg/protocol.ipynb #661ed426
-def pack_records(
-    entries: dict,  # id -> bytes
-) -> bytes:  # records
+def pack_records(entries: dict) -> bytes:
     "The inverse of `unpack_records`."
     return b"".join(i.to_bytes(4, "little") + entry for i, entry in entries.items())
 
 # %% ../../nbs/secagg/protocol.ipynb #9ccb92e8
-def bitmap(
-    ids,  # in range(n)
-    n: int,  # clients
-) -> bytes:  # ceil(n / 8) bytes
-    "A set of clients, one bit each."
+def bitmap(ids, n: int) -> bytes:
+    "A set of clients in range(n), one bit each."
     flags = np.zeros(n, np.uint8)
     flags[list(ids)] = 1
     return np.packbits(flags, bitorder="little").tobytes()
 
 # %% ../../nbs/secagg/protocol.ipynb #d0prot40
-def client_sets(
-    setup: Setup,
-    body: bytes,  # bitmaps
-    count: int,  # how many
-    step: int,  # index into ROUNDS
-) -> list:  # of sets of ids, pairwise disjoint
-    "Read what the server says about who is in and who is out."
+def client_sets(setup: Setup, body: bytes, count: int, step: int) -> list:
+    "Read `count` disjoint sets: what the server says about who is in and who is out."
     size = -(-setup.n_clients // 8)
     if len(body) != count * size:
         text = (

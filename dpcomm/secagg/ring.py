@@ -30,10 +30,7 @@ class Overflow(ValueError):
     "A sum could leave the ring, or a value its declared range."
 
 # %% ../../nbs/secagg/ring.ipynb #ae1a6f60
-def check_whole(
-    name: str,  # argument, as the caller spelled it
-    z,  # array of whole numbers, any shape
-) -> np.ndarray:  # the same numbers, int64
+def check_whole(name: str, z) -> np.ndarray:
     "Refuse anything but whole numbers of at most 64 bits."
     must = "it must hold signed whole numbers of at most 64 bits"
     try:
@@ -156,10 +153,7 @@ class FixedPoint:
 SLACK = 1e-6  # share by which single-precision clipping may exceed a bound
 
 
-def round_to_grid(
-    grid: FixedPoint,
-    x,  # array or tensor of floats, any shape, |x| <= bound
-) -> np.ndarray:  # same shape, int64, |z| <= cells
+def round_to_grid(grid: FixedPoint, x) -> np.ndarray:
     "Round to the nearest grid point; Overflow where |x| exceeds the bound."
     x = x if isinstance(x, Tensor) else torch.from_numpy(check_reals("x", x))
     x = check_finite("x", x).double().numpy()
@@ -175,14 +169,13 @@ def round_to_grid(
 
 # %% ../../nbs/secagg/ring.ipynb #a70c4a34
 def overflow_probability(
-    bits: int,  # of the ring, 2..62
-    scale: float,  # step of the grid, > 0
-    bound: float,  # largest |entry| that a client may submit, >= 0
-    n_clients: int,  # vectors in the sum, >= 1
-    noise_std: float,  # of the noise in one coordinate of the sum, units of bound, >= 0
-    d: int,  # coordinates, >= 1
-) -> float:  # upper bound, in [0, 1]
-    "Bound on the chance that a noisy sum leaves the ring. [Canonne et al. 2020]"
+    bits: int, scale: float, bound: float, n_clients: int, noise_std: float, d: int
+) -> float:
+    """Bound on the chance that a noisy sum leaves the ring. [Canonne et al. 2020]
+
+    scale: step of the grid. bound: largest |entry| of a client. noise_std: of one
+    coordinate of the sum, in the units of bound.
+    """
     check_positive("scale", scale)
     check_between("bits", bits, 2, 62)
     check_between("n_clients", n_clients, 1)
@@ -200,12 +193,12 @@ def overflow_probability(
     return min(1.0, 2 * d * math.exp(-(deviations**2) / 2))
 
 # %% ../../nbs/secagg/ring.ipynb #50e2831e
-def rounded_norm(
-    norm: float,  # bound on the length before rounding, in steps of the grid, >= 0
-    D: int,  # coordinates, >= 1
-    beta: float,  # in [0, 1): chance at most that one rounding is longer
-) -> float:  # bound on the length after rounding, in steps of the grid
-    "Length that conditional rounding allows. [Kairouz et al. 2021, Prop. 22]"
+def rounded_norm(norm: float, D: int, beta: float) -> float:
+    """Length, in steps, that conditional rounding allows.
+    [Kairouz et al. 2021, Prop. 22]
+
+    beta: chance at most that one rounding is longer.
+    """
     check_number("norm", norm, "[0, 1e150]")
     check_size("D", D)
     check_number("beta", beta, "[0, 1)")
@@ -216,11 +209,8 @@ def rounded_norm(
     return min(sure, math.sqrt(norm**2 + D / 4 + excess))
 
 # %% ../../nbs/secagg/ring.ipynb #ce7f015a
-def check_streams(
-    rng,  # one stream, or a list or tuple of them
-    n: int,  # rows to draw for, >= 0
-) -> bool:  # whether every row has a stream of its own
-    "Refuse a list of streams whose length is not the number of rows."
+def check_streams(rng, n: int) -> bool:
+    "Whether every row has a stream of its own; refuse a list of another length."
     several = isinstance(rng, (list, tuple))
     for stream in rng if several else [rng]:
         check_stream(stream)
@@ -263,12 +253,10 @@ def _in_vain(x, longest):
     return bool((mean - np.sqrt(spread * math.log(1e12) / 2) > longest).any())
 
 
-def conditional_round(
-    x,  # (n, D) array or tensor of floats, in steps of the grid
-    norm_bound,  # largest length after rounding, in steps, >= 0; None: any
-    rng,  # one stream, or a list with one a row
-) -> np.ndarray:  # (n, D) int64
-    "Round at random to vectors within a length. [Kairouz et al. 2021, Alg. 1]"
+def conditional_round(x, norm_bound, rng) -> np.ndarray:
+    """Round at random to vectors within a length, in steps, (n, D).
+    [Kairouz et al. 2021, Alg. 1]
+    """
     x = x if isinstance(x, np.ndarray) and not x.size else check_reals("x", x)
     if x.ndim != 2:
         raise ValueError(
@@ -283,9 +271,7 @@ def conditional_round(
     return np.concatenate(rows) if rows else x.astype(np.int64)
 
 # %% ../../nbs/secagg/ring.ipynb #bdf4f7fd
-def squared_length(
-    z: np.ndarray,  # (n, D) int64, |z| < 2^31.5
-) -> np.ndarray:  # (n,) int64, or Python's whole numbers where they might be longer
+def squared_length(z: np.ndarray) -> np.ndarray:
     "Squared lengths of rows of whole numbers, exactly."
     top = int(np.abs(z).max(initial=0))
     if top**2 >= 2**63:
@@ -303,12 +289,8 @@ def squared_length(
 SHRINK = 1 - 2.0**-20  # of a row that rounding left too long
 
 
-def clip_to_grid(
-    x: np.ndarray,  # (n, D) floats, finite
-    length: float,  # largest length of a row, in the units of x, > 0
-    scale: float,  # step of the grid, > 0; length / scale at most 2^31
-) -> np.ndarray:  # (n, D) int64: whole steps, no row longer than `length`
-    "Clip, then round towards zero, so that no row is too long, exactly."
+def clip_to_grid(x: np.ndarray, length: float, scale: float) -> np.ndarray:
+    "Clip, then round towards zero to whole steps, so that no row is too long, exactly."
     length, scale = check_positive("length", length), check_positive("scale", scale)
     most = (Fraction(length) / Fraction(scale)) ** 2
     if most > 2**62:
@@ -324,11 +306,8 @@ def clip_to_grid(
     return z
 
 # %% ../../nbs/secagg/ring.ipynb #f10a7507
-def rounding_gap(
-    steps: float,  # s, standard deviation in steps of the grid, > 0
-    n: int,  # numbers drawn, of all coordinates and releases, >= 1
-) -> float:  # in [0, 1]; 1 below one step, where nothing is proved
-    "Total variation from rounded normal numbers. [this page, Prop. A]"
+def rounding_gap(steps: float, n: int) -> float:
+    "Total variation of n rounded normal numbers; 1 below one step. [this page, Prop. A]"
     check_positive("steps", steps)
     check_between("n", n, 1)
     return min(1.0, math.sqrt(n / 600) / min(steps, 1e150) ** 2) if steps >= 1 else 1.0

@@ -169,9 +169,7 @@ SERVER_KEPT = (
 )
 
 # %% ../../nbs/secagg/server.ipynb #5c0a11f2
-def close_round(
-    server: Server,
-) -> dict:  # client -> framed message
+def close_round(server: Server) -> dict:
     "Check that enough are here, seal the mail, move on. [Bonawitz et al. 2017, Fig. 4]"
     setup, step, here = server.setup, server.step, sorted(server.inbox)
     if step != COMPLAIN:
@@ -190,11 +188,7 @@ def close_round(
 ANY_KEY = X25519PrivateKey.from_private_bytes(bytes(32))
 
 
-def accept_bundle(
-    server: Server,
-    client: int,  # id
-    body: bytes,  # its keys
-) -> bytes:  # the same
+def accept_bundle(server: Server, client: int, body: bytes) -> bytes:
     "Round 0: both keys are keys, and nobody sent them before."
     if len(body) == BUNDLE_SIZE:
         for key in (body[:32], body[32:64]):
@@ -203,12 +197,11 @@ def accept_bundle(
     return body
 
 # %% ../../nbs/secagg/server.ipynb #d0srv02
-def accept_shares(
-    server: Server,
-    client: int,  # id
-    body: bytes,  # start and lines of the proof, records for its neighbours
-) -> tuple:  # encrypted shares by neighbour; the dealing without the shares; e
-    "Round 1: a record for each neighbour that takes part, and a proof that holds."
+def accept_shares(server: Server, client: int, body: bytes) -> tuple:
+    """Round 1: a record for each neighbour that takes part, and a proof that holds.
+
+    Returns encrypted shares by neighbour; the dealing without the shares; e.
+    """
     setup, t = server.setup, server.setup.threshold
     size = ELEMENT_SIZE * (1 + 2 * t)
     due = set(server.graph[client].tolist()) & server.advertised
@@ -226,21 +219,13 @@ def accept_shares(
     return {j: record[:SEALED_SIZE] for j, record in found.items()}, dealing, e
 
 # %% ../../nbs/secagg/server.ipynb #5c0a11f4
-def accept_complaints(
-    server: Server,
-    client: int,  # id
-    body: bytes,  # ids of neighbours whose shares it refuses
-) -> set:  # of ids
+def accept_complaints(server: Server, client: int, body: bytes) -> set:
     "Round 2: only neighbours that sent shares can be complained about."
     near = set(server.graph[client].tolist())
     return set(unpack_records(body, 0, near & server.shared, client, COMPLAIN))
 
 # %% ../../nbs/secagg/server.ipynb #d0srv04
-def accept_vector(
-    server: Server,
-    client: int,  # id
-    body: bytes,  # its packed masked vector
-) -> None:
+def accept_vector(server: Server, client: int, body: bytes) -> None:
     "Round 3: add it to the total at once."
     setup = server.setup
     due = -(-setup.d * setup.ring.bits // 8)
@@ -250,34 +235,21 @@ def accept_vector(
     server.total += unpack_words(body, setup.ring.bits, setup.d, setup.word)
 
 # %% ../../nbs/secagg/server.ipynb #d0srv06
-def accept_lists(
-    server: Server,
-    client: int,  # id
-    body: bytes,  # hash of the lists it saw
-) -> None:
+def accept_lists(server: Server, client: int, body: bytes) -> None:
     "Round 4: it saw the lists that were sent. [Bonawitz et al. 2017, Fig. 4]"
     if body != server.lists:
         text = "it signed other lists than were sent: drop it"
         raise Inconsistent(text, client, CHECK)
 
 # %% ../../nbs/secagg/server.ipynb #5c0a11fd
-def commitment_of(
-    server: Server,
-    owner: int,  # id
-    holder: int,  # id
-    kind: int,  # 0: of the own seed; 1: of the mask key
-) -> tuple:  # (hash, value of the line, e)
-    "The commitment that a share must fit."
+def commitment_of(server: Server, owner: int, holder: int, kind: int) -> tuple:
+    "The commitment (hash, value of the line, e) that a share of a kind must fit."
     hashes, lines, e = server.dealings[owner][holder]
     return hashes[32 * kind : 32 * kind + 32], lines[kind], e
 
 # %% ../../nbs/secagg/server.ipynb #d0srv08
-def accept_revealed(
-    server: Server,
-    client: int,  # id
-    body: bytes,  # records about its neighbours
-) -> dict:  # id of the owner -> share
-    "Round 5: a share of each neighbour that takes part, as it was dealt."
+def accept_revealed(server: Server, client: int, body: bytes) -> dict:
+    "Round 5: a share of each neighbour that takes part, by owner, as it was dealt."
     near = server.members & set(server.graph[client].tolist())
     due = {i for i in near if (i, client) not in server.refused}
     records = unpack_records(body, ELEMENT_SIZE, due, client, UNMASK)
@@ -304,10 +276,7 @@ ACCEPT = (
 )
 
 # %% ../../nbs/secagg/server.ipynb #2bb0aa6a
-def close_advertise(
-    server: Server,
-    here: list,  # ids of clients that sent keys
-) -> dict:  # client -> signed bundles of its neighbours
+def close_advertise(server: Server, here: list) -> dict:
     "Hand everybody the neighbours' signed keys. [Bonawitz et al. 2017, Fig. 4]"
     server.advertised, server.bundles = set(here), {i: server.inbox[i][0] for i in here}
     signed = {i: b"".join(server.inbox[i]) for i in here}
@@ -315,10 +284,7 @@ def close_advertise(
     return {i: pack_records({j: signed[j] for j in near[i]}) for i in here}
 
 # %% ../../nbs/secagg/server.ipynb #d0srv10
-def close_share(
-    server: Server,
-    here: list,  # ids of clients that sent shares
-) -> dict:  # client -> shares encrypted to it
+def close_share(server: Server, here: list) -> dict:
     "Forward shares with what they must fit. [Bonawitz et al. 2017, Fig. 4]"
     server.shared, server.dealings, mail = set(here), {}, {i: {} for i in here}
     for j in here:
@@ -353,11 +319,8 @@ def _blame(complaints, t):
     return refused, blamed
 
 
-def resolve_complaints(
-    setup: Setup,  # of the session
-    complaints: dict,  # id -> set of ids that it complains about, for all who are here
-) -> tuple:  # members (set), refused (set of (owner, holder)), blamed (id -> error)
-    "Members after the complaints, refused shares between them, and clients that lied."
+def resolve_complaints(setup: Setup, complaints: dict) -> tuple:
+    "Members, refused (owner, holder), and blamed (id -> error), after the complaints."
     refused, blamed = _blame(complaints, setup.threshold)
     members, short = set(complaints) - blamed.keys(), True
 
@@ -371,10 +334,7 @@ def resolve_complaints(
     return members, {(i, j) for i, j in refused if {i, j} <= members}, blamed
 
 # %% ../../nbs/secagg/server.ipynb #5c0a11f9
-def close_complain(
-    server: Server,
-    here: list,  # ids of clients that have opened their shares
-) -> dict:  # member -> bitmap of all members
+def close_complain(server: Server, here: list) -> dict:
     "The second mail: who takes part."
     complaints = {i: server.inbox[i][0] for i in here}
     members, refused, server.blamed = resolve_complaints(server.setup, complaints)
@@ -383,10 +343,7 @@ def close_complain(
     return dict.fromkeys(sorted(members), bitmap(members, server.setup.n_clients))
 
 # %% ../../nbs/secagg/server.ipynb #d0srv12
-def close_masked(
-    server: Server,
-    here: list,  # ids of clients whose vectors are in the total
-) -> dict:  # client -> the two lists
+def close_masked(server: Server, here: list) -> dict:
     "Announce survivors and dropouts. [Bonawitz et al. 2017, Fig. 4]"
     server.survivors, n = set(here), server.setup.n_clients
     body = bitmap(here, n) + bitmap(server.members - server.survivors, n)
@@ -394,10 +351,7 @@ def close_masked(
     return dict.fromkeys(here, body)
 
 # %% ../../nbs/secagg/server.ipynb #d0srv14
-def close_check(
-    server: Server,
-    here: list,  # ids of clients that signed the lists
-) -> dict:  # client -> signatures of enough others
+def close_check(server: Server, here: list) -> dict:
     "Show everybody that enough of the committee signed. [Bonawitz et al. 2017, Fig. 4]"
     setup, members = server.setup, set(committee(server.setup))
     signed = {j: server.inbox[j][1] for j in here if j in members}
@@ -413,10 +367,7 @@ def close_check(
     return mail
 
 # %% ../../nbs/secagg/server.ipynb #6dcf5391
-def close_unmask(
-    server: Server,
-    here: list,  # ids of clients that revealed shares
-) -> dict:  # empty: nobody needs to hear
+def close_unmask(server: Server, here: list) -> dict:
     "Recover all secrets, then take the masks out. [Bonawitz et al. 2017, Fig. 4]"
     setup = server.setup
     revealed = {j: shares for j, (shares, _) in server.inbox.items()}
@@ -448,12 +399,11 @@ def _check_mask_key(secret, sent, i):
     return private
 
 
-def recovered_masks(
-    server: Server,
-    i: int,  # id of the owner
-    secret: int,  # element that the shares gave: a survivor's seed, a dropout's mask key
-) -> list:  # of (key, negative): masks to add to the total
-    "The masks that a secret opens. [Bonawitz et al. 2017, Fig. 4]"
+def recovered_masks(server: Server, i: int, secret: int) -> list:
+    """The (key, negative) of masks that a secret opens. [Bonawitz et al. 2017, Fig. 4]
+
+    secret: what the shares gave: a survivor's seed, a dropout's mask key.
+    """
     setup, bundles = server.setup, server.bundles
     if i in server.survivors:
         own, context = pack_elements((secret,)), (setup.session, MASKED, i, i)

@@ -43,9 +43,7 @@ def identities(n_clients: int, seed=None) -> tuple:
     return private, public
 
 # %% ../../nbs/secagg/session.ipynb #d0ses0a
-def sizes_of(
-    vectors,  # n vectors of shape (d,)
-) -> tuple:  # n, d
+def sizes_of(vectors) -> tuple:
     "Clients of a session, and entries of a vector."
     try:
         if isinstance(vectors, (str, bytes)):
@@ -95,10 +93,7 @@ class SessionResult(NamedTuple):
     seconds: dict
 
 # %% ../../nbs/secagg/session.ipynb #4d6c9952
-def ideal_sum(
-    vectors,  # iterable of (d,) whole numbers in the ring
-    ring: Ring,  # of the entries
-) -> np.ndarray:  # (d,) int64 in [0, modulus)
+def ideal_sum(vectors, ring: Ring) -> np.ndarray:
     "The sum that the protocol computes, without the protocol."
     return ring.sum(vectors)
 
@@ -186,12 +181,8 @@ class GraphParameters(NamedTuple):
     mute: float = 0.0
 
 # %% ../../nbs/secagg/session.ipynb #d0ses07
-def hypergeometric_tails(
-    n: int,  # objects, 1..2^53
-    marked: int,  # of them, 0..n
-    drawn: int,  # at random, without repetition, 0..n
-) -> np.ndarray:  # (drawn + 2,): P(at least i drawn objects are marked), i = 0, 1, ...
-    "Upper tails of the hypergeometric distribution."
+def hypergeometric_tails(n: int, marked: int, drawn: int) -> np.ndarray:
+    "P(at least i of the drawn objects are marked), i = 0, 1, ..., drawn + 1."
     check_between("n", n, 1, 2**53)
     check_between("marked", marked, 0, n)
     check_between("drawn", drawn, 0, min(n, MOST_SHARES))
@@ -206,26 +197,16 @@ def hypergeometric_tails(
     return np.minimum(1.0, np.cumsum(p[::-1])[::-1])
 
 # %% ../../nbs/secagg/session.ipynb #5c0a1202
-def neighbour_tails(
-    n: int,  # clients, 2..2^53
-    marked: int,  # of them, at random, 0..n - 1
-    k: int,  # neighbours of each, 1..n - 1
-) -> (
-    np.ndarray
-):  # (k + 2,): bound on P(some client has >= i marked ones), i = 0, 1, ...
-    "Union over clients of hypergeometric tails. [Bell et al. 2020, Sec. 3]"
+def neighbour_tails(n: int, marked: int, k: int) -> np.ndarray:
+    "Bounds on P(some client has >= i of k marked neighbours). [Bell et al. 2020, Sec. 3]"
     check_between("n", n, 2, 2**53)
     check_between("marked", marked, 0, n - 1)
     check_between("k", k, 1, n - 1)
     return np.minimum(1.0, n * hypergeometric_tails(n - 1, marked, k))
 
 # %% ../../nbs/secagg/session.ipynb #bc042691
-def split_probability(
-    n: int,  # clients, 2..2^53
-    bad: int,  # of them, at random, corrupt or lost, 0..n
-    k: int,  # neighbours of each, 1..n - 1
-) -> float:  # bound on the probability, in [0, 1]
-    "Two runs of k // 2 bad clients on the circle. [Bell et al. 2020, Sec. 3]"
+def split_probability(n: int, bad: int, k: int) -> float:
+    "Bound: two runs of k // 2 bad clients on the circle. [Bell et al. 2020, Sec. 3]"
     check_between("n", n, 2, 2**53)
     check_between("bad", bad, 0, n)
     check_between("k", k, 1, min(n - 1, MOST_SHARES))
@@ -237,14 +218,14 @@ def split_probability(
 
 # %% ../../nbs/secagg/session.ipynb #5c0a1204
 def find_committee(
-    n: int,  # clients, 1..MOST_SHARES
-    lost: int,  # of them may drop out, 0..n
-    bad: int,  # of them may be corrupt, 0..n
-    forked: float,  # allowed probability of two signed pairs of lists, [-1, 1]
-    mute: float,  # allowed probability of too few signers, [-1, 1]
-    most: int,  # signatures of everybody that would serve as well, 1..n
-) -> tuple:  # (committee, signatures, probability of forked, of mute)
-    "The smallest committee that serves; everybody if none does."
+    n: int, lost: int, bad: int, forked: float, mute: float, most: int
+) -> tuple:
+    """The smallest committee that serves; everybody if none does.
+
+    lost, bad: clients that may drop out, be corrupt. forked, mute: allowed chances of
+    two signed pairs of lists, of too few signers. most: signatures of everybody that
+    would serve as well. Returns (committee, signatures, chance of forked, of mute).
+    """
     check_between("n", n, 1, MOST_SHARES)
     check_between("most", most, 1, n)
     for name, value in (("lost", lost), ("bad", bad)):
@@ -264,10 +245,7 @@ def find_committee(
 
 # %% ../../nbs/secagg/session.ipynb #5c0a1206
 def check_rates(
-    dropout: float,  # in [0, 1)
-    corrupt: float,  # in [0, 1)
-    security: float,  # in (0, 1000]
-    correctness: float,  # in (0, 1000]
+    dropout: float, corrupt: float, security: float, correctness: float
 ) -> None:
     "Refuse what is no fraction or no exponent."
     for name, value in dict(dropout=dropout, corrupt=corrupt).items():

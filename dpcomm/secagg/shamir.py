@@ -18,9 +18,7 @@ PRIME = 2**252 + 27742317777372353535851937790883648493  # the order of X25519's
 ELEMENT_SIZE = 32  # bytes of an element: a secret or a share
 
 
-def random_element(
-    draw,  # source of random bytes
-) -> int:  # in [0, PRIME), within 2^-131 of uniform
+def random_element(draw) -> int:
     "A random element: 384 bits modulo the prime."
     return int.from_bytes(draw(48), "little") % PRIME
 
@@ -28,21 +26,14 @@ def random_element(
 MOST_SHARES = 2**20  # shares of one secret
 
 
-def polynomial(
-    secret: int,  # in [0, PRIME)
-    threshold: int,  # values that determine it, 1..MOST_SHARES
-    draw,  # source of random bytes
-) -> list:  # of coefficients, the secret first
-    "A random polynomial with the secret at 0. [Shamir 1979]"
+def polynomial(secret: int, threshold: int, draw) -> list:
+    "Coefficients of a random polynomial with the secret at 0. [Shamir 1979]"
     check_between("secret", secret, 0, PRIME - 1)
     check_between("threshold", threshold, 1, MOST_SHARES)
     return [secret] + [random_element(draw) for _ in range(threshold - 1)]
 
 # %% ../../nbs/secagg/shamir.ipynb #57221d0f
-def evaluate(
-    coefficients: list,  # lowest degree first
-    at,  # whole numbers
-) -> list:  # of values in [0, PRIME)
+def evaluate(coefficients: list, at) -> list:
     "Horner's rule, reduced once at the end."
     values = []
     for x in at:
@@ -53,10 +44,7 @@ def evaluate(
     return values
 
 # %% ../../nbs/secagg/shamir.ipynb #8ae30cdd
-def check_points(
-    name: str,  # argument, as the caller spelled it
-    at,  # distinct whole numbers above 0, one a holder, at least one
-):  # the same
+def check_points(name: str, at):
     "Refuse points at which a share would be the secret, or twice the same."
     points = list(at) if isinstance(at, (list, tuple, range, dict)) else []
     whole = all(isinstance(x, (int, np.integer)) and 0 < x < PRIME for x in points)
@@ -82,10 +70,8 @@ def split(secret: int, at, threshold: int, draw) -> list:
 
 # %% ../../nbs/secagg/shamir.ipynb #d0prot28
 @functools.lru_cache(maxsize=64)
-def lagrange(
-    at: tuple,  # distinct whole numbers above 0
-) -> dict:  # point -> weight of its value in the value at 0
-    "Computed once for each set of points. [Shamir 1979]"
+def lagrange(at: tuple) -> dict:
+    "Weight of each point's value in the value at 0, computed once. [Shamir 1979]"
     weights = {}
     for x in check_points("at", at):
         up = down = 1
@@ -128,16 +114,12 @@ def reconstruct(shares: dict, threshold: int, at: tuple = ()) -> int:
     return value * pow(scale, -1, PRIME) % PRIME
 
 # %% ../../nbs/secagg/shamir.ipynb #5c0a11c4
-def scalar(
-    private: bytes,  # 32 bytes
-) -> int:  # in [0, PRIME)
+def scalar(private: bytes) -> int:
     "The number by which X25519 multiplies, as an element. [RFC 7748, Sec. 5]"
     return (int.from_bytes(private, "little") & (2**254 - 8) | 2**254) % PRIME
 
 # %% ../../nbs/secagg/shamir.ipynb #705860af
-def private_from_scalar(
-    value: int,  # in [0, PRIME)
-) -> bytes:  # 32 bytes: the private key that is the value or its negative
+def private_from_scalar(value: int) -> bytes:
     "The inverse of `scalar`, up to the sign that X25519 does not see."
     check_between("value", value, 0, PRIME - 1)
     number = 8 * (value * pow(8, -1, PRIME) % PRIME)
@@ -149,27 +131,19 @@ def private_from_scalar(
     return number.to_bytes(32, "little")
 
 # %% ../../nbs/secagg/shamir.ipynb #d0prot32
-def is_sum_or_difference(
-    one: bytes,  # X25519 public key of a point P, 32 bytes
-    two: bytes,  # of Q
-    total: bytes,  # of a third point
-) -> bool:  # whether the third is P + Q or P - Q, up to sign
-    "The quadratic equation of sum and difference. [Montgomery 1987]"
+def is_sum_or_difference(one: bytes, two: bytes, total: bytes) -> bool:
+    "Whether `total` is P + Q or P - Q, by their quadratic equation. [Montgomery 1987]"
     x, y, z = (int.from_bytes(key, "little") % 2**255 for key in (one, two, total))
     middle = (x + y) * (x * y + 1) + 2 * 486662 * x * y
     return ((x - y) ** 2 * z * z - 2 * middle * z + (x * y - 1) ** 2) % CURVE == 0
 
 # %% ../../nbs/secagg/shamir.ipynb #d0prot38
-def unpack_elements(
-    data: bytes,  # a whole number of elements, 32 bytes each
-) -> list:  # of ints, in [0, 2**256)
+def unpack_elements(data: bytes) -> list:
     "Read elements of the field."
     starts = range(0, len(data), ELEMENT_SIZE)
     return [int.from_bytes(data[at : at + ELEMENT_SIZE], "little") for at in starts]
 
 # %% ../../nbs/secagg/shamir.ipynb #8f847841
-def pack_elements(
-    numbers,  # ints in [0, 2**256)
-) -> bytes:  # 32 bytes each
+def pack_elements(numbers) -> bytes:
     "The inverse of `unpack_elements`."
     return b"".join(x.to_bytes(ELEMENT_SIZE, "little") for x in numbers)

@@ -31,9 +31,7 @@ LARGEST_TABLE_MEAN, LARGEST_MEAN = 2**25, 2**58  # of a table of counts; of all
 BATCH = 2**16  # draws at a time, so that they stay in the cache
 
 
-def check_mean(
-    mu,  # int, Fraction or float, taken as the exact number it is; 0..LARGEST_MEAN
-) -> Fraction:  # the same number
+def check_mean(mu) -> Fraction:
     "Refuse a mean that is no finite number in range."
     try:
         exact = Fraction(mu)
@@ -47,13 +45,12 @@ def check_mean(
     return exact
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #0adc1558
-def poisson_weights(
-    mu: Fraction,  # mean, > 0
-    bits: int,  # of the weight of the mode
-) -> (
-    tuple
-):  # weights of start, start + 1, ...; start; bound on the error of a partial sum
-    "Poisson weights in fixed point, outwards from the mode until they vanish."
+def poisson_weights(mu: Fraction, bits: int) -> tuple:
+    """Poisson weights in fixed point, outwards from the mode until they vanish.
+
+    bits: of the mode's weight. Returns weights from start on; start; bound on the error
+    of a partial sum.
+    """
     n, d = mu.numerator, mu.denominator
     mode, up, down = n // d, [1 << bits], []
     while up[-1]:
@@ -67,13 +64,8 @@ def poisson_weights(
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #cc93b80d
 @functools.lru_cache(maxsize=64)
-def thresholds(
-    mu: Fraction,  # mean, > 0
-    bits: int = WORD_BITS,  # precision
-) -> (
-    tuple
-):  # start; list of floor(2^bits P(X <= k)) for k = start, start + 1, ..., exact
-    "The cumulative Poisson distribution, cut where it is 0 or 2^bits - 1."
+def thresholds(mu: Fraction, bits: int = WORD_BITS) -> tuple:
+    "floor(2^bits P(X <= k)) from k = start on, cut where it is 0 or 2^bits - 1."
     last, guard = (1 << bits) - 1, 64
     while True:
         weights, start, error = poisson_weights(mu, bits + guard)
@@ -88,11 +80,8 @@ def thresholds(
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #51499993
 def resolve_count(
-    mu: Fraction,  # mean, > 0
-    prefix: int,  # first bits of the uniform number
-    bits: int,  # how many
-    rng: np.random.Generator,  # stream of further bits
-) -> int:  # the count
+    mu: Fraction, prefix: int, bits: int, rng: np.random.Generator
+) -> int:
     "Decide by more bits what a prefix leaves open. [inversion, Devroye 1986, Ch. II.2]"
 
     def count(prefix, bits):
@@ -105,23 +94,17 @@ def resolve_count(
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #636a8e44
 @functools.lru_cache(maxsize=64)
-def count_table(
-    mu: Fraction,  # mean, > 0
-    bits: int = WORD_BITS,  # of the prefixes
-) -> tuple:  # start; thresholds (m,) uint64; their guide table, int32
-    "The table of a mean, ready for arrays."
+def count_table(mu: Fraction, bits: int = WORD_BITS) -> tuple:
+    "The table of a mean, for arrays: start, thresholds, guide table."
     start, law = thresholds(mu, bits)
     law = np.array(law, np.uint64)
     return start, law, guide_table(law, bits)
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #d0pois02
 def counts_by_inversion(
-    mu: Fraction,  # mean, > 0
-    words: np.ndarray,  # (n,) uint64, uniform on [0, 2^bits)
-    rng: np.random.Generator,  # stream of further bits, hardly ever used
-    bits: int = WORD_BITS,  # of the words
-) -> np.ndarray:  # (n,) int64
-    "Poisson counts, exactly. [Devroye 1986, Ch. III.2]"
+    mu: Fraction, words: np.ndarray, rng: np.random.Generator, bits: int = WORD_BITS
+) -> np.ndarray:
+    "Poisson counts from uniform words, exactly. [Devroye 1986, Ch. III.2]"
     start, law, guide = count_table(mu, bits)
     k = guide[words >> np.uint64(bits - min(GUIDE_BITS, bits))].astype(np.int64)
     undecided = np.flatnonzero((k < 0) | (k == len(law)))
@@ -134,10 +117,8 @@ def counts_by_inversion(
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #2815fa88
 @functools.lru_cache(maxsize=256)
-def stirling_coefficients(
-    terms: int,  # how many, >= 1
-) -> tuple:  # Fractions B_2i / (2i (2i - 1)), i = 1..terms
-    "Coefficients of Stirling's series. [Abramowitz & Stegun 6.1.40]"
+def stirling_coefficients(terms: int) -> tuple:
+    "B_2i / (2i (2i - 1)), i = 1..terms, of Stirling's series. [Abramowitz & Stegun 6.1.40]"
     bernoulli = [Fraction(1)]
     for m in range(1, 2 * terms + 1):
         known = sum(math.comb(m + 1, i) * b for i, b in enumerate(bernoulli))
@@ -145,11 +126,8 @@ def stirling_coefficients(
     return tuple(bernoulli[2 * i] / (2 * i * (2 * i - 1)) for i in range(1, terms + 1))
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #d0pois04
-def log_factorial(
-    n: int,  # >= 2^24, or 2^21 for up to 200 digits
-    digits: int,  # after the point, up to 1,000
-) -> Decimal:  # log n! - log(2 pi) / 2, in the precision of the context
-    "Stirling's series, cut after `digits` digits. [Abramowitz & Stegun 6.1.42]"
+def log_factorial(n: int, digits: int) -> Decimal:
+    "log n! - log(2 pi) / 2 by Stirling's series, n >= 2^21. [Abramowitz & Stegun 6.1.42]"
     series = sum(
         Decimal(c.numerator) / c.denominator / Decimal(n) ** (2 * i + 1)
         for i, c in enumerate(stirling_coefficients(digits // 12 + 1))
@@ -158,23 +136,16 @@ def log_factorial(
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #16cc98a2
 @functools.lru_cache(maxsize=64)
-def mode_logarithms(
-    mu: Fraction,  # mean, >= 2^22
-    digits: int,  # after the point
-) -> tuple:  # context of decimals; log mu; log of the factorial of the mode
-    "Logarithms that all relative probabilities of a distribution use."
+def mode_logarithms(mu: Fraction, digits: int) -> tuple:
+    "Context of decimals, log mu, and the log-factorial of the mode, for all probabilities."
     context = Context(prec=digits + 40, Emin=-(10**15), Emax=10**15)
     with localcontext(context):
         log_mu = (Decimal(mu.numerator) / mu.denominator).ln()
         return context, log_mu, log_factorial(mu.numerator // mu.denominator, digits)
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #8edb50f7
-def relative_probability(
-    mu: Fraction,  # mean, >= 2^22
-    k: int,  # count, >= mu / 2
-    bits: int,  # precision
-) -> int:  # 2^bits P(X = k) / P(X = floor(mu)), within 1
-    "A Poisson probability relative to that of the mode, to any precision."
+def relative_probability(mu: Fraction, k: int, bits: int) -> int:
+    "2^bits P(X = k) / P(X = floor(mu)), within 1, for k >= mu / 2."
     digits = bits // 3 + 4
     context, log_mu, log_mode = mode_logarithms(mu, digits)
     with localcontext(context):
@@ -212,11 +183,7 @@ def _margins(mu, starts, length):
 
 
 @functools.lru_cache(maxsize=64)
-def block_table(
-    mu: Fraction,  # mean, >= 2^22
-    bits: int = WORD_BITS,  # of the words that choose a block
-    most: int = 1024,  # blocks, at least 1
-) -> BlockTable:
+def block_table(mu: Fraction, bits: int = WORD_BITS, most: int = 1024) -> BlockTable:
     "Cut a wide distribution into blocks."
     mode, wide, one = mu.numerator // mu.denominator, bits + 40, 2**COIN_BITS
     reach = math.isqrt(145 * (bits + 10) * mode // 100) + 1
@@ -242,14 +209,16 @@ def block_table(
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #a7fc1bc3
 def accept_count(
-    mu: Fraction,  # mean, >= 2^22
-    k: int,  # proposed count
-    factor: Fraction,  # chance to be accepted over the relative probability
-    prefix: int,  # first bits of a uniform number
-    bits: int,  # how many
-    rng: np.random.Generator,  # stream of further bits
-) -> bool:  # True with probability factor times the relative probability
-    "Accept or reject a proposal by as many bits as it takes."
+    mu: Fraction,
+    k: int,
+    factor: Fraction,
+    prefix: int,
+    bits: int,
+    rng: np.random.Generator,
+) -> bool:
+    """Accept a proposal with `factor` times its relative probability, by as many bits
+    as it takes.
+    """
     if k < mu / 2:
         return False
 
@@ -263,11 +232,12 @@ def accept_count(
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #d0pois06
 def propose_from_tail(
-    table: BlockTable,
-    right: bool,  # which tail
-    rng: np.random.Generator,  # stream of the proposals
-) -> tuple:  # proposed count; Fraction, 2^shift over the weight of one count there
-    "Propose a count from an infinite tail, a geometric number of long blocks away."
+    table: BlockTable, right: bool, rng: np.random.Generator
+) -> tuple:
+    """Propose a count from an infinite tail, a geometric number of long blocks away.
+
+    Returns the count, and 2^shift over the weight of one count there.
+    """
     long, far = table.shift + 8, 0
     while rng.integers(2):
         far += 1
@@ -287,12 +257,12 @@ def _decide_proposal(mu, table, j, k, coin, rng):
 
 
 def counts_by_rejection(
-    mu: Fraction,  # mean, >= 2^22
-    n: int,  # how many, >= 0
-    rng: np.random.Generator,  # stream of the draws
-    bits: int = WORD_BITS,  # of the words that choose a block
-    most: int = 1024,  # blocks, as in `block_table`
-) -> np.ndarray:  # (n,) int64
+    mu: Fraction,
+    n: int,
+    rng: np.random.Generator,
+    bits: int = WORD_BITS,
+    most: int = 1024,
+) -> np.ndarray:
     "Poisson counts of a large mean, exactly. [Devroye 1986, Ch. II.3]"
     t, out, todo = block_table(mu, bits, most), np.empty(n, np.int64), np.arange(n)
     unused = np.uint64(64 - COIN_BITS)
