@@ -44,8 +44,9 @@ BUDGET = {"this tier": 14, "the deep tier": 20, "both tiers": 34}  # CPU minutes
 # unit of work is a file, a page, or what shares an expensive fixture.
 FIRST = ("test_built_site.py", "test_site.py", "test_runner.py", "test_cluster.py")
 UNITS = {"test_site.py": "the site", "test_built_site.py": "the site"}
-# Deselected tests, those that passed before, CPU seconds of all processes.
-TOLD = {"deep": 0, "again": 0, "cpu": 0.0}
+# Deselected tests, those of the weekly run, those that passed before, CPU seconds of all
+# processes.
+TOLD = {"deep": 0, "weekly": 0, "again": 0, "cpu": 0.0}
 
 
 def cpu() -> float:
@@ -86,7 +87,8 @@ def pytest_addoption(parser):
     parser.addoption(
         "--changed",
         action="store_true",
-        help="leave out deep tests that passed on this machine with the same code",
+        help="leave out deep tests that passed on this machine with the same code, and"
+        " those of the weekly run",
     )
     parser.addoption(
         "--bare",
@@ -127,6 +129,7 @@ def turn(item) -> int:
     return len(FIRST) + (name != "test_pages.py")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     "Without `--all`, tests marked `deep` are left out unless they are asked for by name."
     items.sort(key=turn)
@@ -135,6 +138,11 @@ def pytest_collection_modifyitems(config, items):
         draw.shuffle(items)
         files = list(dict.fromkeys(item.path for item in items))
         items.sort(key=lambda item: files.index(item.path))
+    if config.getoption("changed", False):
+        weekly = [item for item in items if item.get_closest_marker("weekly")]
+        items[:] = [item for item in items if not item.get_closest_marker("weekly")]
+        config.hook.pytest_deselected(items=weekly)
+        TOLD["weekly"] = len(weekly)
     named = any("::" in str(word) for word in config.args)
     if config.getoption("all", False) or config.option.markexpr or named:
         return
@@ -277,6 +285,7 @@ def pytest_terminal_summary(terminalreporter, config):
     report.section("not run, not checked")
     for count, what in (
         (TOLD["deep"], "tests of the deep tier were not run; `pytest --all` does"),
+        (TOLD["weekly"], "tests of the weekly run were not run; `pytest --all` does"),
         (TOLD["again"], "deep tests passed here before with the same code"),
         (flags.total(), "notebook cells flagged slow, gpu or eval: false were not run"),
         (lacks.total(), "cells and tests were NOT CHECKED" + ":" * bool(lacks)),

@@ -1,9 +1,9 @@
 """Run one page with nbdev's own test runner and write what its cells print: `python
-run_page.py PAGE OUT [--moved] [--whole]`.
+run_page.py PAGE OUT [--moved] [--whole] [--timed]`.
 
-`--whole` runs cells flagged slow too.
+`--whole` runs cells flagged slow too, `--timed` with those that measure times.
 `--moved` starts every training a hair away: initial weights and images times 1 + 1e-6
-z, z standard normal. `--serve LIMIT` reads jobs, lists [page, out, moved, whole] in JSON, from
+z, z standard normal. `--serve LIMIT` reads jobs, lists [page, out, moved, whole, timed] in JSON, from
 standard input and runs each in a fork of a process that has imported what nearly all
 pages import; it answers [exit code, CPU seconds] and kills a job after LIMIT seconds.
 """
@@ -43,23 +43,24 @@ class Kept(nbdev.test.NBProcessor):
 
 
 class Timed(nbdev.test.CaptureShell):
-    """The runner's own shell; notes the CPU seconds of every cell. Where starts are moved,
-    slow cells that print times are left out: nothing of them is compared.
+    """The runner's own shell; notes the CPU seconds of every cell. Slow cells that measure
+    times are left out where nobody asks for them: nothing of them is compared.
     """
 
-    moved = False
+    timed = False
 
     def cell(self, cell, **more):
-        times = "timing" in cell.metadata.get("tags", [])
-        if (
-            self.moved
-            and times
-            and "slow" in (getattr(cell, "directives_", None) or {})
-        ):
+        if not self.timed and long_clock(cell):
             return
         start = sum(os.times()[:4])
         super().cell(cell, **more)
         cell.cpu = sum(os.times()[:4]) - start
+
+
+def long_clock(cell):
+    "Whether a cell is slow and measures times."
+    directives = getattr(cell, "directives_", None) or {}
+    return "slow" in directives and "timing" in cell.metadata.get("tags", [])
 
 
 def move_starts(size=1e-6):
@@ -103,17 +104,18 @@ def skipped(cell, skip):
     directives = getattr(cell, "directives_", None) or {}
     flags = sorted(skip & set(directives))
     off = (directives.get("eval:") or [""])[0].lower() == "false"
-    return flags[0] if flags else "eval: false" if off else None
+    clock = "timing" if long_clock(cell) and not Timed.timed else None
+    return flags[0] if flags else "eval: false" if off else clock
 
 
-def run(page, out, moved=False, whole=False):
+def run(page, out, moved=False, whole=False, timed=False):
     "Run a page; 0 if it passed. Once a process: nbdev's runner is changed for good."
     nbdev.test.NBProcessor, nbdev.test.CaptureShell = Kept, Timed
     seen = watch(root)
     draw_once()
     if moved:
         move_starts()
-        Timed.moved = True
+    Timed.timed = timed
     skip = set(get_config(path=root).tst_flags.split()) - ({"slow"} if whole else set())
     passed, seconds = nbdev.test.test_nb(Path(page), skip_flags=skip, basepath=root)
     notebook = processed[0]
@@ -136,7 +138,7 @@ def run(page, out, moved=False, whole=False):
     return 0 if passed else 1
 
 
-def in_fork(page, out, moved, whole, limit):
+def in_fork(page, out, moved, whole, timed, limit):
     "The child: what it prints goes to OUT.log, and it never comes back."
     code = 1
     try:
@@ -149,7 +151,7 @@ def in_fork(page, out, moved, whole, limit):
         importlib.import_module("numpy").random.seed()
         os.chdir(Path(page).parent)
         signal.alarm(limit)
-        code = run(page, out, moved, whole)
+        code = run(page, out, moved, whole, timed)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -175,4 +177,5 @@ if __name__ == "__main__":
         serve(int(sys.argv[2]))
     else:
         page, out = (Path(word).resolve() for word in sys.argv[1:3])
-        sys.exit(run(page, out, "--moved" in sys.argv, "--whole" in sys.argv))
+        flags = (f"--{flag}" in sys.argv for flag in ("moved", "whole", "timed"))
+        sys.exit(run(page, out, *flags))

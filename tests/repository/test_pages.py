@@ -208,15 +208,16 @@ def servers(request):
 
 
 def report_of(
-    page: Path, folder: Path, servers, base, moved=False, whole=False
+    page: Path, folder: Path, servers, base, moved=False, whole=False, timed=False
 ) -> dict:
     "What a page prints in a process of its own; its failure, if it fails."
     out, base = folder / "report.json", dict(base) | (OLD_PROCESSOR if moved else {})
     base.pop("PYTEST_CURRENT_TEST", None)
     server = servers(base)
-    code = server.run(str(ROOT / page), str(out), moved, whole) if server else None
+    how = dict(moved=moved, whole=whole, timed=timed)
+    code = server.run(str(ROOT / page), str(out), *how.values()) if server else None
     if code is None:
-        words = [RUN, ROOT / page, out, *["--moved"] * moved, *["--whole"] * whole]
+        words = [RUN, ROOT / page, out, *(f"--{name}" for name in how if how[name])]
         done = python(*words, cwd=(ROOT / page).parent, base=base, timeout=LIMIT)
         code, log = done.returncode, done.stderr
     else:
@@ -229,19 +230,19 @@ def report_of(
     return report
 
 
-def reports(page: Path, folder: Path, servers, base, whole=False) -> list[dict]:
+def reports(page: Path, folder: Path, servers, base, **how) -> list[dict]:
     """A page as on a fresh machine; where it lacks data there, and data are here, with
     them too. A whole page, which ran without data in the first tier, runs once.
     """
-    if whole and images.data_root().is_dir():
+    if how["whole"] and images.data_root().is_dir():
         base = base | {"DPCOMM_DATA": str(images.data_root())}
-        return [report_of(page, folder, servers, base, whole=True)]
-    found = [report_of(page, folder, servers, base, whole=whole)]
+        return [report_of(page, folder, servers, base, **how)]
+    found = [report_of(page, folder, servers, base, **how)]
     lacks = [
         line for cell in found[0]["cells"] for line in missing(seen(cell["fresh"]))
     ]
     if lacks and images.data_root().is_dir():
-        found.append(report_of(page, folder, servers, os.environ, whole=whole))
+        found.append(report_of(page, folder, servers, os.environ, **how))
     return found
 
 
@@ -258,32 +259,34 @@ def demand_agreement(page: Path, report: dict, advice: str):
         )
 
 
-def whole_elsewhere(page: Path) -> bool:
-    "Whether a page's slow cells run where its start moves: all but those that print times."
-    timed = any("slow" in c.directives and "timing" in c.tags for c in cells(page))
-    return page in TRAINING and not timed
-
-
-def slow(page: Path) -> bool:
-    return any("slow" in cell.directives for cell in cells(page))
+def whole_run(page: Path) -> list:
+    """The whole page, where it has slow cells that nobody else runs: those of a training
+    run where its start moves. Slow cells that measure times are for the weekly run, and so
+    is a page that has no others: what they print is not compared.
+    """
+    slow = [cell for cell in cells(page) if "slow" in cell.directives]
+    clocks = [cell for cell in slow if "timing" in cell.tags]
+    if not slow or page in TRAINING and not clocks:
+        return []
+    weekly = page in TRAINING or slow == clocks
+    marks = [pytest.mark.deep, *[pytest.mark.weekly] * weekly]
+    return [pytest.param(page, True, id=f"{page}-whole", marks=marks)]
 
 
 @pytest.mark.parametrize(
     "page, whole",
     [pytest.param(page, False, id=str(page)) for page in PAGES]
-    + [
-        pytest.param(page, True, id=f"{page}-whole", marks=pytest.mark.deep)
-        for page in PAGES
-        if slow(page) and not whole_elsewhere(page)
-    ],
+    + [param for page in PAGES for param in whole_run(page)],
 )
 def test_page_runs_and_prints_what_is_stored(
-    page, whole, tmp_path, servers, fresh_machine, record_property
+    page, whole, tmp_path, servers, fresh_machine, record_property, request
 ):
     """Cells flagged slow run in the deep tier; the summary names those that take three
     CPU seconds or more and are not.
     """
-    found = reports(page, tmp_path, servers, fresh_machine, whole)
+    timed = not request.config.getoption("changed")
+    how = dict(whole=whole, timed=timed)
+    found = reports(page, tmp_path, servers, fresh_machine, **how)
     for report in found:
         demand_agreement(page, report, "run the page again")
     for cell in found[-1]["cells"]:

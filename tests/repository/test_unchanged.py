@@ -136,6 +136,11 @@ def test_skipped():
 @pytest.mark.parametrize("what", ["once"])
 def test_with_a_property(what, record_property):
     record_property("not checked", "no data")
+
+@pytest.mark.deep
+@pytest.mark.weekly
+def test_each_week():
+    pass
 """
 READS = """
 from pathlib import Path
@@ -149,12 +154,14 @@ def test_reading():
 
 @pytest.mark.deep
 def test_two_runs_one_after_the_other(root):
-    "What failed, was skipped or was checked in part runs again, and so does all without the flag."
+    """What failed, was skipped or was checked in part runs again, and so does all without
+    the flag, under which the tests of the weekly run never run.
+    """
     for name in ("conftest.py", "unchanged.py", "checkout.py"):
         shutil.copy(ROOT / "tests" / name, root / "tests" / name)
     for unit in UNITS:
         (root / unit).unlink()
-    (root / "pytest.ini").write_text("[pytest]\nmarkers = deep: it")
+    (root / "pytest.ini").write_text("[pytest]\nmarkers =\n  deep: it\n  weekly: it")
     (root / "tests/test_it.py").write_text(TESTS)
     (root / "tests/test_reading.py").write_text(READS)
 
@@ -179,9 +186,9 @@ def test_two_runs_one_after_the_other(root):
         found = [*(re.search(rf"(\d+) {word}", last) for word in WORDS), before]
         return " ".join(f[1] if f else "0" for f in found)
 
-    assert run() == "3 1 1 0"
+    assert run() == "4 1 1 0"
     assert run("--changed") == "1 1 1 2"
-    assert run() == "3 1 1 0"
+    assert run() == "4 1 1 0"
     (root / "README.md").write_text("read me")
     assert run("--changed") == "2 1 1 1"
     (root / "dpcomm/late/alone.py").write_text("")
