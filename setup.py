@@ -22,12 +22,17 @@ class BuildWithNotebooks(build_py):
         if self.editable_mode:
             return
         target.mkdir(parents=True, exist_ok=True)
-        for path in Path("nbs", "experiments").glob("*.ipynb"):
-            page = json.loads(path.read_text(encoding="utf-8"))
+        for path in Path("nbs").glob("*/*.ipynb"):
+            text = path.read_text(encoding="utf-8")
+            if path.parts[1] == "use" or '"parameters"' not in text:
+                continue
+            page = json.loads(text)
             for cell in page["cells"]:
                 if cell["cell_type"] == "code":
                     cell["outputs"] = []
-            (target / path.name).write_text(json.dumps(page), encoding="utf-8")
+            copy = target / path.parts[1] / path.name
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_text(json.dumps(page), encoding="utf-8")
         suite = target.parent / "conformance"
         suite.mkdir(exist_ok=True)
         for name in (

@@ -30,10 +30,10 @@ DESCRIPTION = re.compile(r'<meta name="description" content="(.*?)">')
 SIDEBAR = re.compile(r'href="\./([^"#]+\.html)" class="sidebar-item-text sidebar-link"')
 LISTED = re.compile(r"github\.io/dpcomm/(\S+)\.llms\.md\)")
 MEANT = {  # what is typed -> the page that is meant
-    "DP-REC": "papers/dprec.html",
-    "I-MVU": "papers/imvu.html",
-    "FL-TOP": "papers/fltop.html",
-    "sqSGD": "papers/sqsgd.html",
+    "DP-REC": "dprec/chapter.html",
+    "I-MVU": "imvu/chapter.html",
+    "FL-TOP": "fltop/chapter.html",
+    "sqSGD": "sqsgd/chapter.html",
     "SignSGD": "baselines/signsgd.html",
     "quickstart": "tour.html",
     "tutorial": "tour.html",
@@ -249,11 +249,15 @@ def lead_on(site: Path) -> None:
 def main(site: Path) -> None:
     root = Path(__file__).resolve().parents[1]
     formulas, code, known = {}, {}, stamp(root)
+    papers = {path.stem for path in (root / "dpcomm/assets/papers").glob("*.toml")}
     for path in site.rglob("*.html"):
         address = path.relative_to(site).as_posix()
         page, formulas[address] = without_tex(path.read_text(encoding="utf-8"))
         code[address] = code_of(page)
-        checks = address.split("/")[0] in ("papers", "experiments")
+        notebook = (root / "nbs" / address).with_suffix(".ipynb")
+        checks = address.split("/")[0] in papers or (
+            notebook.exists() and '"parameters"' in notebook.read_text("utf-8")
+        )
         page = fetched_late(code_below(page, checks))
         page = with_notebook(stamped(told_apart(kept_together(page)), known), root)
         path.write_text(page, encoding="utf-8")

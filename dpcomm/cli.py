@@ -14,7 +14,7 @@ import sys
 import dpcomm
 from . import commands
 from .core.checks import NotInstalled
-from .experiments import runner
+from .experiments.run import runner
 
 # %% ../nbs/reference/cli.ipynb #3edb45c8
 class _Parser(argparse.ArgumentParser):

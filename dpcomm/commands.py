@@ -18,7 +18,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from .core.checks import shown
-from .experiments import runner
+from .experiments.run import runner
 
 # %% ../nbs/reference/commands.ipynb #01ffb985
 def literal(
@@ -136,7 +136,7 @@ def run_all(
 
 def _changes(args):
     "Try a change of settings; notebooks are left out."
-    from dpcomm.experiments import runs
+    from dpcomm.experiments.run import runs
 
     if own := [name for name in args.names if runner.is_own(name)]:
         raise ValueError(
@@ -162,7 +162,7 @@ def _changes(args):
 
 def _settings(args):
     "Arguments of `runner.run`, checked for every name before the first run starts."
-    from dpcomm.experiments import grids, runs
+    from dpcomm.experiments.run import grids, runs
 
     device = {"device": args.device} if args.device else {}
     settings = dict(scale=args.scale, out=args.out, resume=args.resume)
@@ -207,7 +207,7 @@ def asked_of(
 ) -> list:  # of dict, arguments of planning.jobs_of
     "What a sweep is asked to play; ValueError where a pattern fits nothing."
     from dpcomm.evidence import paper_tables
-    from dpcomm.experiments import grids, planning
+    from dpcomm.experiments.run import grids, planning
 
     if args.grid:
         if args.names or args.seeds or args.only != "all":
@@ -236,7 +236,7 @@ def sweep_all(
 ) -> int:  # 0; 1 where a run failed, 3 where rounds are left
     "Play every missing run that was asked for."
     from dpcomm.evidence import terminal
-    from dpcomm.experiments import cluster, planning, sweep
+    from dpcomm.experiments.run import cluster, planning, sweep
 
     _check_way(args)
     folder = runner.output_folder(args.out)
@@ -378,7 +378,7 @@ def _ask(changed, yes):
 
 # %% ../nbs/reference/commands.ipynb #w0oth02
 def list_all(args):
-    from dpcomm.experiments import costs
+    from dpcomm.experiments.run import costs
 
     _print_tables(args, costs.overview())
 
@@ -578,8 +578,8 @@ def bench_all(
     args,  # parsed arguments of `dpcomm bench`
 ) -> int:  # 0; 1 where an update is not the reference's; 130 where it was interrupted
     "Time what was asked for, beside peers."
+    from dpcomm.bench import suite as bench
     from dpcomm.evidence import terminal
-    from dpcomm.experiments import bench
 
     known = bench.NAMES if args.device == "cpu" else bench.ON_A_GPU
     names = tuple(dict.fromkeys(args.names or known))
@@ -600,8 +600,9 @@ def bench_all(
 
 def _bench_report(record, names):
     "A bench record for a reader."
+    from dpcomm.bench import accountants
+    from dpcomm.bench import suite as bench
     from dpcomm.evidence import terminal
-    from dpcomm.experiments import accountants, bench
 
     print("\n".join(textwrap.wrap(bench.describe(record), 80)))
     for name in names:

@@ -1,5 +1,5 @@
 """Look at built pages in a headless browser: each is loaded in a frame of a given width
-and measured there. `python tests/browser.py _docs papers/imvu.html ...` prints how many
+and measured there. `python tests/browser.py _docs imvu/chapter.html ...` prints how many
 screens of 900 pixels each page takes at 1400, and their sum.
 """
 

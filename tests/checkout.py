@@ -138,7 +138,11 @@ def cells(notebook: Path) -> list[Cell]:
 NOTEBOOKS = [
     path for path in files() if path.parts[0] == "nbs" and path.suffix == ".ipynb"
 ]
-EXPERIMENTS = [path for path in NOTEBOOKS if path.parts[1] == "experiments"]
+EXPERIMENTS = [
+    path
+    for path in NOTEBOOKS
+    if path.parts[1] != "use" and '"parameters"' in (ROOT / path).read_text("utf-8")
+]
 PAGES = [path for path in NOTEBOOKS if path not in EXPERIMENTS]
 CHANGED = os.environ.get(
     "DPCOMM_PAGES"

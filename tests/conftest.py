@@ -239,7 +239,7 @@ def built(tmp_path_factory):
 def one(tmp_path_factory):
     "(key, seed) -> what four small runs give in this process, one after the other."
     from dpcomm.evidence import records
-    from dpcomm.experiments import runs
+    from dpcomm.experiments.run import runs
 
     folder = tmp_path_factory.mktemp("one")
     found = runs.play_grid("dprec-mnist", "smoke", [0, 1], folder, "linear.eps3")

@@ -149,7 +149,7 @@ def row_of(
     link = claim.link.removeprefix("../")
     if not link:
         run = [verdicts.ours_of(c, found.ours) for c, s in pairs if s]
-        link = f"experiments/{run[0].record.experiment}.ipynb" if run else ""
+        link = f"{paper_tables.place(run[0].record.experiment)}.ipynb" if run else ""
     return Row(
         claim,
         status_of(told, claim.kind, claim.cannot),

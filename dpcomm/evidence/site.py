@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 
 from .figures import on_palette
+from .paper_tables import papers
 
 # %% ../../nbs/evidence/site.ipynb #88d9ea9e
 def role(
@@ -285,7 +286,11 @@ def mark_long(
         data["text/html"] = re.sub(r"<table>.*?</table>", marked, page, flags=re.S)
 
 # %% ../../nbs/evidence/site.ipynb #dc3d91be
-FOLDED = "papers", "baselines", "use", "experiments"  # checks and examples are folded
+FOLDED = (
+    *papers(),
+    "baselines",
+    "use",
+)  # checks and examples are folded, as in experiments
 HEADING = re.compile(r"(##+) .*?(\{.*\.closed.*\})?$")
 BOX = '\n\n::::: {.callout-note collapse="true" title="%s"}'
 TITLES = {2: "The code of this section", 3: "The details of this section"}
@@ -353,7 +358,9 @@ class Site:
     def begin(self):
         "Fold and space the whole page."
         room = Path(self.nb.path_).parent.name
-        kept, row, chapter = [], [], room in FOLDED
+        set_from_outside = any("parameters" in _tags(cell) for cell in self.nb.cells)
+        experiment = room != "use" and set_from_outside
+        kept, row, chapter = [], [], experiment or room in FOLDED
         for cell in self.nb.cells:
             if cell.cell_type == "code" and not _is_fixed(cell):
                 row.append(cell)
@@ -365,16 +372,21 @@ class Site:
                 cell.source = _exported(cell.source)
             kept.append(cell)
         kept += join_steps(row, chapter)
-        if room == "experiments":
+        if experiment:
             kept = lead(kept)
         self.nb.cells[:] = kept
-        close_sections(kept, RUNS if room == "experiments" else TITLES)
+        close_sections(kept, RUNS if experiment else TITLES)
         for cell in self.nb.cells:
             for output in cell.get("outputs", ()):
-                if room == "experiments":
+                if experiment:
                     mark_long(output)
                 keep_html(output)
                 lighten(output)
+
+
+def _tags(cell):
+    "Tags of a cell."
+    return (cell.get("metadata") or {}).get("tags", ())
 
 
 def _teaches(cell):

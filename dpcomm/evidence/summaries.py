@@ -371,7 +371,7 @@ def _claims(paper, base):
 def _card(paper, base):
     "One card."
     p = paper_tables.paper(paper)
-    about, where = p.about, f"{base}/papers/{paper}.ipynb"
+    about, where = p.about, f"{base}/{paper}/chapter.ipynb"
     found = html.escape(finding(paper))
     return (
         f'<h4><a href="{where}">{p.short}</a></h4><p><a href="{about["url"]}">'
@@ -391,7 +391,7 @@ def summary(base: str = "nbs") -> verdicts.Table:
     rows = []
     for paper in paper_tables.papers():
         p = paper_tables.paper(paper)
-        name = f"[{p.short}]({base}/papers/{paper}.ipynb)"
+        name = f"[{p.short}]({base}/{paper}/chapter.ipynb)"
         where = f"[{p.about['year']}]({p.about['url']})"
         report = f"[report]({base}/reference/reports.ipynb#{paper})"
         judged = f"{claims.counts(paper)}: {report}"

@@ -427,7 +427,7 @@ def row_of(
         delta = f"{sign}{format_value(abs(s.mean - cell.value), cell)}"
     mine = format_value(s.mean, cell) + _format_error(s, cell)
     name = ours_of(cell, found.ours).record.experiment
-    link = f"[{name}]({base}/experiments/{name}.ipynb)"
+    link = f"[{name}]({base}/{paper_tables.place(name)}.ipynb)"
     return key, theirs, f"{mine} ({format_seeds(s)})", delta, verdict(cell, s), link
 
 # %% ../../nbs/evidence/verdicts.ipynb #v1a06383

@@ -17,9 +17,9 @@ from ..core.random import seed_tree
 from ..core.vectors import pack
 from ..datasets import images
 from . import choosing, predictions
-from .grids import Run
 from .mean_estimation import RENYI
-from .runs import from_training, source_of
+from .run.grids import Run
+from .run.runs import from_training, source_of
 from ..mechanisms.contract import mechanism, registered
 from ..mechanisms.deployments import Deployment
 from ..training import models

@@ -13,7 +13,7 @@ import torch
 from ..core.random import derive, normal, seed_tree
 from ..evidence import figures
 from .choosing import choose
-from .grids import Run
+from .run.grids import Run
 from ..mechanisms.contract import Mechanism, registered
 from ..mechanisms.deployments import Deployment
 

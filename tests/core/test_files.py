@@ -16,7 +16,7 @@ from tables import tabled
 
 from dpcomm import cli, commands
 from dpcomm.core import files
-from dpcomm.experiments import runner
+from dpcomm.experiments.run import runner
 
 CONTENT = bytes(range(256)) * 3
 
@@ -67,9 +67,9 @@ def test_processes_that_take_turns_lose_no_count(tmp_path):
 
 WITHOUT = """import sys
 sys.modules.update(fcntl=None, resource=None)
-import dpcomm.cli, dpcomm.evidence.verdicts, dpcomm.experiments.sweep
-import dpcomm.experiments.cluster, dpcomm.datasets.scattering
-from dpcomm.experiments import runs
+import dpcomm.cli, dpcomm.evidence.verdicts, dpcomm.experiments.run.sweep
+import dpcomm.experiments.run.cluster, dpcomm.datasets.scattering
+from dpcomm.experiments.run import runs
 assert runs._peak_bytes() is None
 sys.exit(dpcomm.cli.main(["list"]))
 """

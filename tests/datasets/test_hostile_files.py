@@ -33,7 +33,7 @@ from dpcomm.core.random import seed_tree
 from dpcomm.datasets import emnist, femnist, images, medical, shakespeare
 from dpcomm.datasets import stackoverflow_h5 as posts
 from dpcomm.evidence import paper_tables, records, validation, verdicts
-from dpcomm.experiments import costs
+from dpcomm.experiments.run import costs
 
 WRONG = [None, True, 0, -1, 1.5, 1e308, 10**400, math.nan, math.inf, "x", "", "\ud800"]
 WRONG += [[], {}, [[["x"]]], {"a": None}, "y" * 10**5]

@@ -150,7 +150,7 @@ def test_a_picture_that_would_not_shrink_is_left():
     assert output["data"]["image/png"] == before
 
 
-@pytest.mark.parametrize("room", ["papers", "training"])
+@pytest.mark.parametrize("room", ["dprec", "training"])
 def test_source_is_folded_whatever_a_page_is_about(room):
     class Page:
         path_ = f"nbs/{room}/page.ipynb"

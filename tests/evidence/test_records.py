@@ -761,7 +761,7 @@ def test_records_are_read_and_stamped_without_torch():
 
 def test_the_committed_files_are_noted_as_checked(monkeypatch, tmp_path):
     kept = json.loads(paper_tables.assets("checked.json").read_bytes())
-    advice = "run `python -m dpcomm.experiments.runs`"
+    advice = "run `python -m dpcomm.experiments.run.runs`"
     assert kept["rules"] == records._rules(), advice
     files = sorted(paper_tables.assets("results").glob("*/*.jsonl"))
     assert sorted(kept["files"]) == sorted(path.name for path in files), advice

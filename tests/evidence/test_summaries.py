@@ -138,7 +138,7 @@ def test_a_finding_has_the_numbers_of_the_records(paper):
     card = summaries.Cards(".")._repr_html_()
     assert (
         paper_tables.paper(paper).about["url"] in card
-        and f"papers/{paper}.ipynb" in card
+        and f"{paper}/chapter.ipynb" in card
     )
 
 

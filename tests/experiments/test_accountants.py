@@ -5,8 +5,9 @@ import json
 import pytest
 from tables import tabled
 
-from dpcomm.experiments import accountants, bench
-from dpcomm.experiments.accountants import GROUPS, SETTINGS, ours, standings
+from dpcomm.bench import accountants
+from dpcomm.bench import suite as bench
+from dpcomm.bench.accountants import GROUPS, SETTINGS, ours, standings
 
 PLACES = standings(bench.league()["league"])
 

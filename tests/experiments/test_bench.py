@@ -17,9 +17,10 @@ from tables import tabled
 from torch.utils.flop_counter import FlopCounterMode
 
 from dpcomm import cli, commands
+from dpcomm.bench import peers, rounds
+from dpcomm.bench import suite as bench
 from dpcomm.core.checks import NotInstalled
 from dpcomm.evidence import paper_tables
-from dpcomm.experiments import bench, peers, rounds
 
 PYTHON = os.environ.get("DPCOMM_PEER_PYTHON")  # of pfl and Flower, where it is not ours
 

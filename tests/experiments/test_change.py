@@ -4,7 +4,7 @@ import pytest
 from tables import tabled
 
 from dpcomm.evidence import records, verdicts
-from dpcomm.experiments import grids, runs
+from dpcomm.experiments.run import grids, runs
 
 KEY = "linear.eps3.rec"
 ASKED = dict(name="dprec-mnist", only=KEY)

@@ -16,7 +16,7 @@ from checkout import ROOT, python
 
 from dpcomm.core.checks import NotInstalled
 from dpcomm.evidence import records
-from dpcomm.experiments import cluster, planning, sweep
+from dpcomm.experiments.run import cluster, planning, sweep
 
 ASKED = dict(name="dprec-mnist", scale="smoke", seeds=(0, 1), only="linear.eps3")
 
@@ -248,7 +248,7 @@ def test_where_there_is_no_slurm_nothing_starts(tmp_path, monkeypatch):
 
 def test_printed_lines_survive_the_recipe_of_the_page(tmp_path, monkeypatch):
     "Blanks, quotes and a semicolon in a folder's name reach the run as they are."
-    page = (ROOT / "nbs" / "reference" / "cluster.ipynb").read_text()
+    page = (ROOT / "nbs" / "experiments" / "cluster.ipynb").read_text()
     recipe = re.search(r"tr .* xargs -0 -n 1 -P 8 sh -c", page).group()
     recipe = recipe.replace("\\\\", "\\")
     show = tmp_path / "show"
@@ -322,7 +322,7 @@ def test_submitit_leaves_the_logging_of_others_alone():
     done = python(
         "-c",
         "import io, logging\n"
-        "from dpcomm.experiments import cluster\n"
+        "from dpcomm.experiments.run import cluster\n"
         "kept = logging.StreamHandler(io.StringIO())\n"
         "logging.getLogger('other').addHandler(kept)\n"
         "cluster._submitit()\n"

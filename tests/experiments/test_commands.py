@@ -20,7 +20,7 @@ import dpcomm
 from dpcomm import cli, commands
 from dpcomm.datasets import catalogue, images
 from dpcomm.evidence import paper_tables, records, terminal, validation, verdicts
-from dpcomm.experiments import cluster, costs, grids, planning, runner, sweep
+from dpcomm.experiments.run import cluster, costs, grids, planning, runner, sweep
 from dpcomm.mechanisms import contract
 
 SMOKE = "sweep dprec-mnist --scale smoke --seeds 0 --only linear.eps3"

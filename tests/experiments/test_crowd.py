@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from dpcomm.experiments import bench, crowd
-from dpcomm.experiments.peers import NotRun
+from dpcomm.bench import crowd
+from dpcomm.bench import suite as bench
+from dpcomm.bench.peers import NotRun
 
 
 def test_windows_are_images_in_a_circle():

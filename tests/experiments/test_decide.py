@@ -10,7 +10,7 @@ from tables import tabled
 
 from dpcomm.evidence import paper_tables, records, seeds, verdicts
 from dpcomm.evidence.verdicts import AFTER_A_LOOK, LOOKS, Summary
-from dpcomm.experiments import grids, planning, runs
+from dpcomm.experiments.run import grids, planning, runs
 
 ORDER = paper_tables.cell("dprec", "mnist.eps3.order")
 ACC = paper_tables.cell("fltop", "fmnist.fl_top.r0.5.accuracy")

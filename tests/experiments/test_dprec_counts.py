@@ -7,47 +7,49 @@ import math
 import pytest
 
 from dpcomm.evidence import paper_tables
-from dpcomm.experiments import dprec_costs, dprec_counts, dprec_protocol, grids
+from dpcomm.experiments.dprec import costs as dprec_costs
+from dpcomm.experiments.dprec import protocol_costs, table_cells
+from dpcomm.experiments.run import grids
 
 
 def test_what_sends_the_same_in_every_round_is_a_product():
     "Rounds, cohort, parameters, and down 32 bits each or as often as the server's state."
-    for cell, (value, unit) in dprec_counts.formulas("dense").items():
+    for cell, (value, unit) in table_cells.formulas("dense").items():
         name = cell.removeprefix("ours.").removesuffix(".comm")
-        run = dprec_protocol.protocols()[name]
+        run = protocol_costs.protocols()[name]
         each = run["bits"].content + run["model_bits"]
         assert unit == "GiB"
         assert value == pytest.approx(run["rounds"] * run["cohort"] * each / 2**33)
 
 
 def test_an_update_of_a_thousand_parameters_in_indices_of_eight_bits():
-    found = dprec_counts.formulas("index")
+    found = table_cells.formulas("index")
     assert found == {"index.equivalent": [1000 * 4, "8-bit indices"]}
 
 
 def test_as_much_goes_up_as_down_without_a_replay():
-    counted = dprec_counts.count("femnist.only.fedavg", 0)
+    counted = table_cells.count("femnist.only.fedavg", 0)
     assert counted.uplink_bits == counted.downlink_bits > 0
 
 
 @pytest.mark.deep
 def test_shares_are_percents_and_half_where_as_much_goes_up_as_down():
-    shares = dprec_counts.formulas("shares")
+    shares = table_cells.formulas("shares")
     assert all(0 < value < 100 for value, unit in shares.values())
     assert shares["ours.femnist.only.fedavg.uplink_share"][0] == pytest.approx(50)
 
 
 def test_every_reading_and_every_paid_epsilon_has_its_cell():
     for key in ("readings", "paid"):
-        found = dprec_counts.formulas(key)
-        assert sorted(found) == sorted(dprec_counts.CELLS[key])
+        found = table_cells.formulas(key)
+        assert sorted(found) == sorted(table_cells.CELLS[key])
         assert all(math.isfinite(value) for value, unit in found.values())
 
 
 def test_whole_bytes_scale_the_count_by_what_an_index_is_filled_up_to():
     "StackOverflow's six indices are 42 bits, and a seed; the bytes hold six bits more."
-    cells = dprec_counts.drawn("solr.eps1.rec", 0)
-    bits = dprec_protocol.protocols()["solr.rec"]["bits"].content
+    cells = table_cells.drawn("solr.eps1.rec", 0)
+    bits = protocol_costs.protocols()["solr.rec"]["bits"].content
     whole, comm = (
         cells[key][0] for key in ("ours.solr.rec.whole_bytes.comm", "solr.rec.comm")
     )
@@ -57,20 +59,20 @@ def test_whole_bytes_scale_the_count_by_what_an_index_is_filled_up_to():
 def test_participation_is_what_cohorts_with_replacement_see():
     "Its mean is 1 - (1 - 1 / n)^slots; its standard deviation is under 0.1 percent of n."
     n, slots = 342_477, 1500 * 60
-    (seen, unit) = dprec_counts.drawn("solr.eps1.rec", 0)["solr.participation"]
+    (seen, unit) = table_cells.drawn("solr.eps1.rec", 0)["solr.participation"]
     assert unit == "percent"
     assert seen == pytest.approx(100 * (1 - (1 - 1 / n) ** slots), abs=0.5)
 
 
 def test_a_row_that_is_not_drawn_has_no_numbers():
-    assert dprec_counts.drawn("mnist.eps3.fedavg", 0) == {}
+    assert table_cells.drawn("mnist.eps3.fedavg", 0) == {}
 
 
 def test_epsilons_fill_the_papers_cell_only_where_they_are_finite():
-    keys = dprec_counts.epsilon_cells("mnist.eps3.fedavg")
+    keys = table_cells.epsilon_cells("mnist.eps3.fedavg")
     assert keys[0] == "mnist.eps3.fedavg.eps" and len(keys) == 3
-    assert "solr.eps1.rec.eps" not in dprec_counts.epsilon_cells("solr.eps1.rec")
-    paper = math.isfinite(dprec_protocol.epsilons("solr.eps1.rec")[0].eps)
+    assert "solr.eps1.rec.eps" not in table_cells.epsilon_cells("solr.eps1.rec")
+    paper = math.isfinite(protocol_costs.epsilons("solr.eps1.rec")[0].eps)
     assert not paper
 
 

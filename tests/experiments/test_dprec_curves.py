@@ -12,7 +12,7 @@ from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import groups
 from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
-from dpcomm.experiments import dprec_curves
+from dpcomm.experiments import configurations
 from dpcomm.privacy import accounting
 from dpcomm.privacy.rec_accountant import theorem1_epsilon
 from dpcomm.training import models
@@ -28,10 +28,10 @@ def stated(name, task="femnist"):
 @tabled("eps", [1, 3, 6])
 def test_the_papers_femnist_settings_come_out(eps):
     "To within the rounding of what Appendix C.2 prints."
-    assert dprec_curves.calibrated_sigma(eps, 3500, 100, 1500) == pytest.approx(
+    assert configurations.calibrated_sigma(eps, 3500, 100, 1500) == pytest.approx(
         stated(f"fedavg.sigma.eps{eps}"), rel=0.02
     )
-    assert dprec_curves.calibrated_c(eps, 3500, 100, 4000, 8) == pytest.approx(
+    assert configurations.calibrated_c(eps, 3500, 100, 4000, 8) == pytest.approx(
         stated(f"rec.c.eps{eps}"), abs=0.005
     )
 
@@ -44,16 +44,16 @@ def test_a_setting_keeps_its_budget_and_the_next_digit_does_not(eps, n_clients):
         cohort=cohort,
         config=dataclasses.replace(CONFIG, cohort=cohort),
     )
-    sigma = dprec_curves.calibrated_sigma(eps, n_clients, cohort, 1500)
-    c = dprec_curves.calibrated_c(eps, n_clients, cohort, 1500, 8)
+    sigma = configurations.calibrated_sigma(eps, n_clients, cohort, 1500)
+    c = configurations.calibrated_c(eps, n_clients, cohort, 1500, 8)
 
     def fedavg(x):
-        return dprec_curves.fedavg("a", run["config"], n_clients, 0.1, x).guarantee(
+        return configurations.fedavg("a", run["config"], n_clients, 0.1, x).guarantee(
             1500
         )
 
     def rec(x):
-        return dprec_curves.rec(
+        return configurations.rec(
             "b", run["config"], n_clients, x, 0.03, (5, 6) * 4
         ).guarantee(1500)
 
@@ -65,7 +65,7 @@ def test_a_setting_keeps_its_budget_and_the_next_digit_does_not(eps, n_clients):
         fedavg(sigma).delta
         == rec(c).delta
         == pytest.approx(n_clients**-1.1)
-        == dprec_curves.delta_of(n_clients)
+        == configurations.delta_of(n_clients)
     )
 
 
@@ -75,21 +75,21 @@ def test_the_listed_settings_of_mnist_by_writer_are_the_solved_ones(eps):
     n = stated("n_clients", "by_writer")
     assert stated(
         f"fedavg.sigma.eps{eps}", "by_writer"
-    ) == dprec_curves.calibrated_sigma(eps, n, 100, 1500)
-    assert stated(f"rec.c.eps{eps}", "by_writer") == dprec_curves.calibrated_c(
+    ) == configurations.calibrated_sigma(eps, n, 100, 1500)
+    assert stated(f"rec.c.eps{eps}", "by_writer") == configurations.calibrated_c(
         eps, n, 100, 4000, 8
     )
     if eps < 6:
         assert stated(
             f"ablation.rec.c.eps{eps}", "by_writer"
-        ) == dprec_curves.calibrated_c(eps, n, 100, 1500, 8)
+        ) == configurations.calibrated_c(eps, n, 100, 1500, 8)
 
 
 @pytest.mark.deep
 def test_each_method_draws_and_is_accounted_as_the_paper_says():
-    a = dprec_curves.fedavg("a", CONFIG, 3500, 0.1, 1.85)
-    b = dprec_curves.rec("b", CONFIG, 3500, 1.41, 0.03, (4,) * 8)
-    c = dprec_curves.ddgauss("c", CONFIG, 3500, 0.1, 3.0, 231_742, 16)
+    a = configurations.fedavg("a", CONFIG, 3500, 0.1, 1.85)
+    b = configurations.rec("b", CONFIG, 3500, 1.41, 0.03, (4,) * 8)
+    c = configurations.ddgauss("c", CONFIG, 3500, 0.1, 3.0, 231_742, 16)
     assert [x.config.sampling for x in (a, b, c)] == ["fixed", "replacement", "fixed"]
     assert [x.guarantee(1500).sampling for x in (a, b, c)] == [
         "poisson",
@@ -128,25 +128,27 @@ def test_each_method_draws_and_is_accounted_as_the_paper_says():
 
 def test_twelve_bits_need_more_noise_than_sixteen_or_are_refused():
     sixteen, twelve = (
-        dprec_curves.ddgauss("x", CONFIG, 3500, 0.1, 3.0, 231_742, bits).mechanism.sigma
+        configurations.ddgauss(
+            "x", CONFIG, 3500, 0.1, 3.0, 231_742, bits
+        ).mechanism.sigma
         for bits in (16, 12)
     )
     assert (
         twelve
         > 2 * sixteen
-        > 2 * dprec_curves.calibrated_sigma(3, 3500, 100, 1500) * 0.99
+        > 2 * configurations.calibrated_sigma(3, 3500, 100, 1500) * 0.99
     )
     with pytest.raises(
         ValueError, match="ring_bits is 12; .* use at least 1[3-9] bits"
     ):
-        dprec_curves.ddgauss("x", CONFIG, 539, 0.1, 3.0, 225_034, 12)
+        configurations.ddgauss("x", CONFIG, 539, 0.1, 3.0, 225_034, 12)
 
 
 def test_equal_local_guarantees_are_equal():
-    delta = dprec_curves.delta_of(539)
+    delta = configurations.delta_of(539)
     for c in (0.4, 1.4):
-        eps = dprec_curves.local_epsilon(c, 56, delta)
-        sigma = dprec_curves.equal_local_sigma(c, 56, delta)
+        eps = configurations.local_epsilon(c, 56, delta)
+        sigma = configurations.equal_local_sigma(c, 56, delta)
 
         def there(s):
             return accounting.gaussian_guarantee(
@@ -164,10 +166,10 @@ def test_equal_local_guarantees_are_equal():
 
 
 def test_a_message_has_a_group_a_tensor_or_eight():
-    assert dprec_curves.tensor_groups(models.build("cnn62", seed_tree(0))) == tuple(
+    assert configurations.tensor_groups(models.build("cnn62", seed_tree(0))) == tuple(
         groups(models.build("cnn62", seed_tree(0))).values()
     )
-    assert dprec_curves.tensor_groups(models.build("linear", seed_tree(0))) == (
+    assert configurations.tensor_groups(models.build("linear", seed_tree(0))) == (
         982,
         982,
         981,
@@ -180,8 +182,8 @@ def test_a_message_has_a_group_a_tensor_or_eight():
 
 
 def test_table1_takes_the_papers_settings_at_its_size_and_no_other():
-    sizes = dprec_curves.tensor_groups(models.build("cnn62", seed_tree(0)))
-    listed, refused = dprec_curves.table1(
+    sizes = configurations.tensor_groups(models.build("cnn62", seed_tree(0)))
+    listed, refused = configurations.table1(
         (3,), CONFIG, dataclasses.replace(CONFIG, rounds=4000), 3500, sizes
     )
     assert (
@@ -195,50 +197,50 @@ def test_table1_takes_the_papers_settings_at_its_size_and_no_other():
         listed["eps3.rec"].config.rounds == 4000
         and listed["eps3.ddg12"].config.rounds == 1500
     )
-    listed, refused = dprec_curves.table1((3,), CONFIG, CONFIG, 539, sizes)
+    listed, refused = configurations.table1((3,), CONFIG, CONFIG, 539, sizes)
     assert (
         list(refused) == ["eps3.ddg12"]
         and "bits" in refused["eps3.ddg12"]
         and listed["eps3.fedavg"].mechanism.sigma
-        == dprec_curves.calibrated_sigma(3, 539, 100, 1500)
+        == configurations.calibrated_sigma(3, 539, 100, 1500)
     )
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("eps", [3])
 def test_tighter_accountants_need_less_noise_for_the_same_budget(eps):
-    n, cohort, rounds, delta = 539, 100, 300, dprec_curves.delta_of(539)
-    sigma = dprec_curves.tight_sigma(eps, n, cohort, rounds)
+    n, cohort, rounds, delta = 539, 100, 300, configurations.delta_of(539)
+    sigma = configurations.tight_sigma(eps, n, cohort, rounds)
 
     def at(x):
         run = dict(sampling="poisson", accountant="pld")
         return accounting.gaussian_guarantee(x, delta, cohort / n, rounds, **run).eps
 
     assert at(sigma) <= eps < at(sigma - 3e-4)
-    assert sigma < dprec_curves.calibrated_sigma(eps, n, cohort, rounds)
-    c = dprec_curves.tight_c(eps, n, cohort, rounds, 8)
-    assert c > dprec_curves.calibrated_c(eps, n, cohort, rounds, 8)
+    assert sigma < configurations.calibrated_sigma(eps, n, cohort, rounds)
+    c = configurations.tight_c(eps, n, cohort, rounds, 8)
+    assert c > configurations.calibrated_c(eps, n, cohort, rounds, 8)
 
 
 def test_a_premised_curve_draws_a_fixed_size_and_says_what_it_assumes():
-    mechanism = dprec_curves.Gaussian(0.1, 2.0, exact=False)
-    curve = dprec_curves.premised("a.b", mechanism, CONFIG, 3500)
+    mechanism = configurations.Gaussian(0.1, 2.0, exact=False)
+    curve = configurations.premised("a.b", mechanism, CONFIG, 3500)
     assert (curve.key, curve.mechanism) == ("a.b", mechanism)
     assert curve.config == dataclasses.replace(CONFIG, sampling="fixed")
     told = curve.guarantee(1500)
-    assert told.premises == {"sampling": dprec_curves.PREMISE}
-    assert told.delta == dprec_curves.delta_of(3500)
+    assert told.premises == {"sampling": configurations.PREMISE}
+    assert told.delta == configurations.delta_of(3500)
     assert told.q == pytest.approx(100 / 3500) and told.rounds == 1500
     assert {*curve.as_run(1500)} == {"add-remove", "replace"}
 
 
 @tabled("kind", ["fedavg", "rec", "ddg16", "ddg12"])
 def test_a_line_of_table1_is_the_same_alone_and_among_all(kind):
-    sizes = dprec_curves.tensor_groups(models.build("cnn62", seed_tree(0)))
+    sizes = configurations.tensor_groups(models.build("cnn62", seed_tree(0)))
     long = dataclasses.replace(CONFIG, rounds=4000)
     given = CONFIG, long, 3500, sizes
-    alone = dprec_curves.of_table1(f"eps3.{kind}", *given)
-    among = dprec_curves.table1((3,), *given)[0][f"eps3.{kind}"]
+    alone = configurations.of_table1(f"eps3.{kind}", *given)
+    among = configurations.table1((3,), *given)[0][f"eps3.{kind}"]
     assert (alone.key, alone.mechanism, alone.config) == (
         among.key,
         among.mechanism,
@@ -249,17 +251,19 @@ def test_a_line_of_table1_is_the_same_alone_and_among_all(kind):
 
 def test_a_cell_tells_its_score_by_its_end():
     keys = "mnist.eps3.rec.acc", "ours.x.comm", "mnist.order", "acc"
-    assert dprec_curves.scores_of(keys) == {
+    assert configurations.scores_of(keys) == {
         "mnist.eps3.rec.acc": "accuracy",
         "ours.x.comm": "traffic",
         "acc": "accuracy",
     }
-    assert dprec_curves.scores_of(()) == {}
+    assert configurations.scores_of(()) == {}
 
 
 def test_the_clients_of_mnist_hold_every_image_once():
-    found = dprec_curves.mnist_clients("digits", 20)
-    assert found is dprec_curves.mnist_clients("digits", 20) and len(found.parts) == 20
+    found = configurations.mnist_clients("digits", 20)
+    assert (
+        found is configurations.mnist_clients("digits", 20) and len(found.parts) == 20
+    )
     indices = sorted(int(i) for part in found.parts for i in part)
     assert indices == list(range(len(found.data.y)))
 
@@ -267,7 +271,7 @@ def test_the_clients_of_mnist_hold_every_image_once():
 @pytest.mark.parametrize("key", ["eps3.fedavg", "lenet5.eps6.rec"])
 def test_a_curve_of_mnist_has_the_papers_settings(key):
     *_, eps, kind = key.split(".")
-    curve = dprec_curves.mnist_curve(key, CONFIG, 100, (5, 6))
+    curve = configurations.mnist_curve(key, CONFIG, 100, (5, 6))
     assert curve.key == key
     if kind == "fedavg":
         assert curve.mechanism.sigma == stated(f"fedavg.sigma.{eps}", "mnist")
@@ -295,13 +299,13 @@ def trained(curve, place, seed=0, **how):
     given = dict(checkpoint=place, resume=True, progress=False) | how
     fills = "ours.a.acc", "ours.a.comm", "ours.order"
     net = build(seed)
-    return dprec_curves.train(curve, net, clients, seed, fills, given, model="linear")
+    return configurations.train(curve, net, clients, seed, fills, given, model="linear")
 
 
 def test_a_line_goes_on_where_it_stopped(tmp_path):
     _, config, build = small()
     sizes = tuple(groups(build(0)).values())
-    curve = dprec_curves.rec("eps3.rec", config, 20, 1.0, 0.01, sizes)
+    curve = configurations.rec("eps3.rec", config, 20, 1.0, 0.01, sizes)
     whole = trained(curve, tmp_path / "whole.pt")
     for tries in range(99):
         more = dict(max_seconds=0.0, save_every=0.0) if tries < 2 else {}
@@ -316,7 +320,7 @@ def test_a_line_goes_on_where_it_stopped(tmp_path):
 
 def test_a_line_says_what_a_record_holds():
     _, config, build = small()
-    curve = dprec_curves.fedavg("a", config, 20, 1.0, 2.0)
+    curve = configurations.fedavg("a", config, 20, 1.0, 2.0)
     found = trained(curve, None)
     final = found["final"]
     assert final["eps"] == curve.guarantee(4).eps == found["guarantee"].eps
@@ -331,35 +335,35 @@ def test_a_line_says_what_a_record_holds():
     assert found["bits"].payload == 32 * d and found["config"]["d"] == d
     assert found["config"]["model"] == "linear" and found["config"]["rounds"] == 4
     assert (found["data"]["name"], found["data"]["n_clients"]) == ("digits", 20)
-    bare = dprec_curves.Curve("b", dprec_curves.Gaussian(1.0, 1.0), config)
+    bare = configurations.Curve("b", configurations.Gaussian(1.0, 1.0), config)
     found = trained(bare, None)
     assert found["guarantee"] is None and found["final"]["eps"] is None
 
 
 def test_what_a_fixed_cohort_costs_is_told_in_words():
-    mnist = dprec_curves.fedavg("eps3.fedavg", Config(), 100, 0.5, 3.8)
+    mnist = configurations.fedavg("eps3.fedavg", Config(), 100, 0.5, 3.8)
     assert (
-        dprec_curves.describe_as_run({}) == ""
+        configurations.describe_as_run({}) == ""
         and "eps = 5.448 when one client joins or leaves, eps = 6.526 when one client is swapped"
         in mnist.describe()
     )
     assert (
         mnist.describe().startswith("As the paper accounts it")
-        and dprec_curves.Curve("a", None, None).describe() == "no privacy claimed"
+        and configurations.Curve("a", None, None).describe() == "no privacy claimed"
     )
     with pytest.raises(
         ValueError,
         match="sampling is 'poisson'; this function accounts only for 'fixed' cohorts",
     ):
-        dprec_curves.as_run(
+        configurations.as_run(
             mnist.mechanism, Config(sampling="poisson"), 100, 1000, 1e-2
         )
 
 
 def test_a_promise_about_another_run_is_refused():
     _, config, _ = small()
-    curve = dprec_curves.fedavg("a", config, 20, 0.1, 2.0)
-    promise = dprec_curves.as_run(
+    curve = configurations.fedavg("a", config, 20, 0.1, 2.0)
+    promise = configurations.as_run(
         curve.mechanism, Config(cohort=config.cohort), 20, 4, 1e-2
     )["replace"]
     wrong = dataclasses.replace(

@@ -5,7 +5,7 @@ from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
-from dpcomm.experiments import dprec_gap
+from dpcomm.experiments.dprec import gap as dprec_gap
 from dpcomm.training import models
 
 RUNS = {run.key: run for run in dprec_gap.grid("smoke")}
@@ -56,7 +56,7 @@ def test_clips_are_the_texts_and_each_promises_its_own_epsilon():
 def test_play_changes_what_the_factor_names(factor, monkeypatch):
     "Played with a trainer that hands back its task, as each is in the deep tier."
     monkeypatch.setattr(
-        dprec_gap.dprec_curves, "train", lambda line, net, **told: (line, net, told)
+        dprec_gap.configurations, "train", lambda line, net, **told: (line, net, told)
     )
     line, net, told = dprec_gap.play(RUNS[f"{factor}.eps3.fedavg"], 0)
     assert line.config.adam_eps == (1e-3 if factor == "adam" else 1e-8)
@@ -85,8 +85,8 @@ def test_a_run_on_the_large_network_differs_in_what_its_key_names(monkeypatch):
     def dealt(name, n_clients, deal):
         return images.Federation(images.load("digits"), (deal,), "one")
 
-    monkeypatch.setattr(dprec_gap.dprec_curves, "train", taken)
-    monkeypatch.setattr(dprec_gap.dprec_curves, "mnist_clients", dealt)
+    monkeypatch.setattr(dprec_gap.configurations, "train", taken)
+    monkeypatch.setattr(dprec_gap.configurations, "mnist_clients", dealt)
     for key in ("cnn.step.eps6.rec", "cnn.deal.eps3.fedavg", "cnn.iclr.eps3.rec"):
         line, clients, d, config = dprec_gap.play(runs[key], 2, device="cuda")
         assert d == 582_026 and config["model"] == "cnn"

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from dpcomm.experiments import dprec_indices, index_codes
-from dpcomm.experiments.dprec_curves import stated
+from dpcomm.experiments.configurations import stated
+from dpcomm.experiments.dprec import index_codes
+from dpcomm.experiments.dprec import indices as dprec_indices
 
 RUNS = {run.key: run for run in dprec_indices.grid("smoke")}
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from tables import tabled
 
-from dpcomm.experiments import dprec_mean, grids
+from dpcomm.experiments.dprec import mean as dprec_mean
+from dpcomm.experiments.run import grids
 
 
 def test_half_the_clients_point_along_the_diagonal():

@@ -1,4 +1,4 @@
-"""dprec_protocol: the bits of a run by arithmetic, its epsilons against the paper's."""
+"""protocol_costs: the bits of a run by arithmetic, its epsilons against the paper's."""
 
 import math
 
@@ -6,8 +6,8 @@ import pytest
 from tables import tabled
 
 from dpcomm.evidence import paper_tables
-from dpcomm.experiments import dprec_protocol as protocol
-from dpcomm.experiments.dprec_curves import stated
+from dpcomm.experiments.configurations import stated
+from dpcomm.experiments.dprec import protocol_costs as protocol
 
 
 def test_rounds_and_groups_are_the_papers():

@@ -5,7 +5,8 @@ import torch
 
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import flatten
-from dpcomm.experiments import dprec_curves, dprec_quantised
+from dpcomm.experiments import configurations
+from dpcomm.experiments.dprec import quantised as dprec_quantised
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.training import models
 from dpcomm.training.federated import Task
@@ -15,7 +16,7 @@ SETTINGS = dprec_quantised.settings("smoke")
 
 def left(mechanism):
     model = models.build(SETTINGS["net"], seed_tree(0, "init"))
-    clients = dprec_curves.mnist_clients("digits", SETTINGS["n_clients"])
+    clients = configurations.mnist_clients("digits", SETTINGS["n_clients"])
     task = Task(model, clients, mechanism, SETTINGS["config"], 0)
     return dprec_quantised.survives(
         task, flatten(p.detach() for p in model.parameters())

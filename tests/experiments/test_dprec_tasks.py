@@ -8,7 +8,9 @@ import torch
 
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import femnist
-from dpcomm.experiments import dprec_femnist, dprec_shakespeare, dprec_stackoverflow
+from dpcomm.experiments.dprec import femnist as dprec_femnist
+from dpcomm.experiments.dprec import shakespeare as dprec_shakespeare
+from dpcomm.experiments.dprec import stackoverflow as dprec_stackoverflow
 from dpcomm.training.federated import Config
 
 

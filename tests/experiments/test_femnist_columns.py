@@ -7,8 +7,9 @@ from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
-from dpcomm.experiments import dprec_curves, femnist_columns
-from dpcomm.experiments.grids import Run
+from dpcomm.experiments import configurations
+from dpcomm.experiments.dprec import femnist_columns
+from dpcomm.experiments.run.grids import Run
 from dpcomm.training import models
 
 
@@ -17,7 +18,7 @@ def test_the_protocol_is_the_papers_and_takes_changes():
     config, stated = paper["config"], femnist_columns.stated
     assert (config.cohort, config.lr, config.batch) == (100, 0.05, 20)
     assert (paper["short"], paper["long"]) == (1500, 4000)
-    assert stated("rec.std") == dprec_curves.stated("rec.std", "femnist")
+    assert stated("rec.std") == configurations.stated("rec.std", "femnist")
     other = femnist_columns.protocol(cohort=7, eval_every=1)["config"]
     assert other == dataclasses.replace(config, cohort=7, eval_every=1)
 

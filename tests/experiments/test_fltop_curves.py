@@ -10,8 +10,11 @@ import torch
 from torch import nn
 
 from dpcomm.evidence import records
-from dpcomm.experiments import fltop_curves, fltop_fmnist, fltop_medical, grids
-from dpcomm.experiments.fltop_curves import Column, Place
+from dpcomm.experiments.fltop import fmnist as fltop_fmnist
+from dpcomm.experiments.fltop import medical as fltop_medical
+from dpcomm.experiments.fltop import scheme_grid
+from dpcomm.experiments.fltop.scheme_grid import Column, Place
+from dpcomm.experiments.run import grids
 from dpcomm.mechanisms import topk
 
 SMOKE = fltop_fmnist.settings("smoke")
@@ -19,17 +22,17 @@ SMOKE = fltop_fmnist.settings("smoke")
 
 @pytest.fixture(scope="module")
 def public():
-    return fltop_curves.public_images(SMOKE, 0)
+    return scheme_grid.public_images(SMOKE, 0)
 
 
 def test_words_of_schemes_are_their_names_in_keys():
     for scheme in ("FL-TOP", "FL-STD", "FL-BAS-3", "FL-CS"):
-        key = f"{fltop_curves.word(scheme)}_dp.r0.5"
-        assert fltop_curves.parse(key) == (scheme, True, 0.005)
+        key = f"{scheme_grid.word(scheme)}_dp.r0.5"
+        assert scheme_grid.parse(key) == (scheme, True, 0.005)
 
 
 def test_twins_stand_beside_each_other_ratio_by_ratio():
-    found = fltop_curves.twins(("FL-TOP", "FL-CS"), (1, 0.5))
+    found = scheme_grid.twins(("FL-TOP", "FL-CS"), (1, 0.5))
     assert found == [
         "fl_top_dp.r1",
         "fl_top.r1",
@@ -40,7 +43,7 @@ def test_twins_stand_beside_each_other_ratio_by_ratio():
         "fl_cs_dp.r0.5",
         "fl_cs.r0.5",
     ]
-    private = fltop_curves.by_ratio(found)
+    private = scheme_grid.by_ratio(found)
     assert private == {
         "r1": ["fl_top_dp.r1", "fl_cs_dp.r1"],
         "r0.5": ["fl_top_dp.r0.5", "fl_cs_dp.r0.5"],
@@ -53,7 +56,7 @@ def test_a_setting_of_the_paper_has_table_5s_numbers():
     assert (s.sigma, s.draws, s.n_clients) == (1.54, 100, 6000)
     m = fltop_medical.settings("full")
     assert (m.config.rounds, m.config.epochs) == (100, 40) and m.sigma == 1.49
-    assert fltop_curves.Setting.of_paper(
+    assert scheme_grid.Setting.of_paper(
         "fmnist",
         dict(cohort=100, batch=10, eval_every=10),
         n_clients=6000,
@@ -81,7 +84,7 @@ def test_a_run_belongs_to_its_data_set_and_fills_what_has_a_cell():
 
 def test_every_scheme_is_a_run_and_every_ratio_has_its_thresholds():
     keys = ["fl_top_dp.r1", "fl_top.r1", "fl_cs_dp.r5"]
-    found = fltop_curves.scheme_runs(place(), keys, ("last", "round"), (2.0, 0.5))
+    found = scheme_grid.scheme_runs(place(), keys, ("last", "round"), (2.0, 0.5))
     assert [run.key for run in found] == [*keys, "sensitivity.r1", "sensitivity.r5"]
     assert found[0].fills == (
         "ours.smoke.fl_top_dp.r1.last",
@@ -93,12 +96,12 @@ def test_every_scheme_is_a_run_and_every_ratio_has_its_thresholds():
 
 def test_orders_ask_only_of_what_is_trained():
     keys = ["fl_top.r1", "fl_basic.r1", "fl_top_dp.r1", "fl_std_dp.r100", "fl_cs.r1"]
-    assert fltop_curves.orders(keys) == {
+    assert scheme_grid.orders(keys) == {
         "fl_basic.r1": ("fl_top.r1", "fl_basic.r1"),
         "fl_cs.r1": ("fl_top.r1", "fl_cs.r1"),
         "fl_std_dp.r1": ("fl_top_dp.r1", "fl_std_dp.r100"),
     }
-    found = fltop_curves.order_runs(place("made"), keys)
+    found = scheme_grid.order_runs(place("made"), keys)
     assert [run.key for run in found] == [
         "made.order.fl_basic.r1",
         "made.order.fl_cs.r1",
@@ -123,7 +126,7 @@ def test_a_comparison_is_the_first_minus_the_second():
 
     inputs = {"one": record(70.0, 60.0), "two": record(50.0, 65.0)}
     columns = [Column("best", "accuracy"), Column("last", "accuracy")]
-    found = fltop_curves.compare(run, inputs, columns)
+    found = scheme_grid.compare(run, inputs, columns)
     assert found["cells"] == {
         "ours.smoke.a": [0.2, "fraction"],
         "ours.smoke.b": [-0.05, "fraction"],
@@ -132,10 +135,10 @@ def test_a_comparison_is_the_first_minus_the_second():
 
 
 def test_the_public_batch_is_the_seeds(public):
-    again, other = (fltop_curves.public_images(SMOKE, seed) for seed in (0, 1))
+    again, other = (scheme_grid.public_images(SMOKE, seed) for seed in (0, 1))
     assert torch.equal(public.x, again.x) and not torch.equal(public.x, other.x)
     assert torch.equal(public.start, again.start)
-    assert len(public.x) == fltop_curves.stated("fmnist", "public.batch")
+    assert len(public.x) == scheme_grid.stated("fmnist", "public.batch")
 
 
 def test_one_local_round_is_gradient_descent_on_the_whole_batch(public):
@@ -154,7 +157,7 @@ def test_one_local_round_is_gradient_descent_on_the_whole_batch(public):
             scores = torch.func.functional_call(net, named, (public.x,))
             (gradient,) = torch.autograd.grad(public.loss(scores, public.y), given)
             weights -= config.lr * gradient * (1 if held is None else held)
-        found = fltop_curves.one_local_round(public, held)
+        found = scheme_grid.one_local_round(public, held)
         assert torch.allclose(found, weights - public.start, atol=1e-5)
     assert torch.all(found[mask == 0] == 0)
 
@@ -163,29 +166,29 @@ def test_the_threshold_of_fl_top_is_the_norm_on_its_support(public):
     index = topk.top_k(public.scores, 0.05).index
     alone = torch.zeros(len(public.start))
     alone[index] = 1
-    norm = fltop_curves.one_local_round(public, alone).norm()
-    assert fltop_curves.threshold("fl_top_dp.r5", public) == pytest.approx(float(norm))
+    norm = scheme_grid.one_local_round(public, alone).norm()
+    assert scheme_grid.threshold("fl_top_dp.r5", public) == pytest.approx(float(norm))
     everything = float(public.free.norm())
-    assert fltop_curves.threshold("fl_std_dp.r100", public) == pytest.approx(everything)
-    random = [fltop_curves.threshold("fl_basic_dp.r5", public, s) for s in (0, 1000)]
+    assert scheme_grid.threshold("fl_std_dp.r100", public) == pytest.approx(everything)
+    random = [scheme_grid.threshold("fl_basic_dp.r5", public, s) for s in (0, 1000)]
     assert max(random) < everything and random[0] != random[1]
 
 
 def test_thresholds_of_a_ratio_fill_their_cells(public):
     run = next(r for r in fltop_fmnist.grid("smoke") if r.key.startswith("sensitivity"))
     clients = fltop_fmnist.federation("smoke")
-    found = fltop_curves.thresholds(run, public, clients, 0, unit="made norm", d=3)
+    found = scheme_grid.thresholds(run, public, clients, 0, unit="made norm", d=3)
     assert list(found["cells"]) == list(run.fills)
     assert found["config"] == {"draws": SMOKE.draws, "d": 3}
     for cell, (value, unit) in found["cells"].items():
         key = cell.partition("sensitivity.")[2]
-        assert value == fltop_curves.threshold(key, public, 0) and unit == "made norm"
+        assert value == scheme_grid.threshold(key, public, 0) and unit == "made norm"
 
 
 def test_the_mechanism_sends_what_the_ratio_says(public):
     d = len(public.start)
     for key, size in (("fl_top.r5", topk.size(0.05, d)), ("fl_std.r100", d)):
-        assert fltop_curves.mechanism(key, public).bits(d).payload == 32 * size
+        assert scheme_grid.mechanism(key, public).bits(d).payload == 32 * size
 
 
 def test_training_keeps_the_best_round_and_the_weights(public):
@@ -193,17 +196,17 @@ def test_training_keeps_the_best_round_and_the_weights(public):
     short = dataclasses.replace(
         SMOKE, config=dataclasses.replace(SMOKE.config, rounds=3, eval_every=1)
     )
-    tried = fltop_curves.public_images(short, 0)
-    line = fltop_curves.curve("fl_top.r5", tried)
+    tried = scheme_grid.public_images(short, 0)
+    line = scheme_grid.curve("fl_top.r5", tried)
     cells = {"best": Column("best", "accuracy"), "last": Column("last", "accuracy")}
-    played, w = fltop_curves.train(line, tried, clients, 0, cells)
+    played, w = scheme_grid.train(line, tried, clients, 0, cells)
     history = [at["accuracy"] for at in played["history"]]
     assert played["final"]["best"]["accuracy"] == max(history)
     assert played["cells"]["last"] == [history[-1] / 100, "fraction"]
     outside = torch.ones(len(w), dtype=torch.bool)
     outside[topk.top_k(tried.scores, 0.05).index] = False
     assert torch.equal(w[outside], tried.start[outside])
-    found = fltop_curves.moved(tried, 0.05, w)
+    found = scheme_grid.moved(tried, 0.05, w)
     change = (w.detach() - tried.start)[~outside].numpy()
     assert found["norm"] == pytest.approx(float(np.linalg.norm(change)))
     width = (found["high"] - found["low"]) / len(found["density"])
@@ -226,17 +229,17 @@ def test_a_table_of_best_rounds_is_a_mean_over_seeds(public):
         )
         for seed in (0, 2)
     )
-    (row,) = fltop_curves.best_table([first, second], ("accuracy",), 0.5).rows
+    (row,) = scheme_grid.best_table([first, second], ("accuracy",), 0.5).rows
     assert row[:3] == (base.key, "2", "0.610") and row[-2] == "0.510"
 
 
 def test_hospitals_have_a_death_each_and_the_server_has_patients():
     setting = fltop_medical.settings("smoke")
-    split = fltop_curves.hospitals(setting, "made")
+    split = scheme_grid.hospitals(setting, "made")
     clients, y = split.federation, split.federation.data.y.numpy()
     assert len(clients.parts) == setting.n_clients
     assert all(y[part].sum() >= 1 for part in clients.parts)
-    found = fltop_curves.public_patients(setting, split, 0)
+    found = scheme_grid.public_patients(setting, split, 0)
     assert 2 * int(found.y.sum()) == len(found.y)
     assert fltop_medical.public("smoke", "made", 0).start.equal(found.start)
 
@@ -245,7 +248,7 @@ def test_the_loss_of_log_odds_is_the_cross_entropy():
     scores, y = torch.tensor([[0.3], [-1.2]]), torch.tensor([1, 0])
     p = 1 / (1 + np.exp(-scores[:, 0].numpy()))
     by_hand = -(np.log(p[0]) + np.log(1 - p[1])) / 2
-    assert float(fltop_curves.odds_loss(scores, y)) == pytest.approx(by_hand, rel=1e-6)
+    assert float(scheme_grid.odds_loss(scores, y)) == pytest.approx(by_hand, rel=1e-6)
 
 
 def test_grids_begin_with_what_the_argument_rests_on():
@@ -278,8 +281,8 @@ def test_figure_1_compares_fl_top_with_fl_std_where_both_are_trained():
 
 def test_the_public_network_is_the_one_that_is_trained():
     public = fltop_fmnist.public("smoke", 3)
-    other = fltop_curves.public_images(SMOKE, 3)
-    assert isinstance(public, fltop_curves.Public) and public.start.equal(other.start)
+    other = scheme_grid.public_images(SMOKE, 3)
+    assert isinstance(public, scheme_grid.Public) and public.start.equal(other.start)
 
 
 @pytest.mark.parametrize("name", ["fltop-fmnist", "fltop-medical"])
@@ -297,27 +300,27 @@ def test_comparisons_of_committed_records_are_what_is_committed(name):
 
 
 def test_a_change_stands_before_the_key_and_changes_one_thing():
-    assert fltop_curves.parted("fl_cs_dp.r5") == ("", "fl_cs_dp.r5")
-    assert fltop_curves.parted("linear.fl_cs_dp.r5") == ("linear", "fl_cs_dp.r5")
+    assert scheme_grid.parted("fl_cs_dp.r5") == ("", "fl_cs_dp.r5")
+    assert scheme_grid.parted("linear.fl_cs_dp.r5") == ("linear", "fl_cs_dp.r5")
     public = fltop_fmnist.public("smoke", 0)
     plain, linear = (
-        fltop_curves.curve(key, public, 0, 0.57).mechanism
+        scheme_grid.curve(key, public, 0, 0.57).mechanism
         for key in ("fl_cs_dp.r5", "linear.fl_cs_dp.r5")
     )
     assert linear == dataclasses.replace(plain, iterations=0) != plain
-    rule = fltop_curves.curve("rule.fl_cs_dp.r5", public, 0).mechanism
-    S = fltop_curves.threshold("fl_cs_dp.r5", public, 0)
+    rule = scheme_grid.curve("rule.fl_cs_dp.r5", public, 0).mechanism
+    S = scheme_grid.threshold("fl_cs_dp.r5", public, 0)
     assert rule == dataclasses.replace(plain, clip_norm=S) != plain
     sizes = map(
-        fltop_curves.printed,
+        scheme_grid.printed,
         ("fmnist.sensitivity.fl_cs_dp.r5", "fmnist.sensitivity.rule.fl_cs_dp.r5"),
     )
     assert tuple(map(bool, sizes)) == (True, False), "the rule's run has a printed one"
     with pytest.raises(ValueError, match="change is 'solver'.*linear, rule"):
-        fltop_curves.parted("solver.fl_cs_dp.r5")
+        scheme_grid.parted("solver.fl_cs_dp.r5")
 
 
 def test_changes_are_run_where_their_scheme_is():
-    keys = [r.key for r in fltop_fmnist.grid("full") if fltop_curves.parted(r.key)[0]]
-    assert keys == [f"{c}.{fltop_curves.CHANGED}" for c in fltop_curves.CHANGES]
-    assert not fltop_curves.change_runs(None, ("fl_top_dp.r5",), (), 1)
+    keys = [r.key for r in fltop_fmnist.grid("full") if scheme_grid.parted(r.key)[0]]
+    assert keys == [f"{c}.{scheme_grid.CHANGED}" for c in scheme_grid.CHANGES]
+    assert not scheme_grid.change_runs(None, ("fl_top_dp.r5",), (), 1)

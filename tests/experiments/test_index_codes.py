@@ -8,8 +8,8 @@ import torch
 
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
-from dpcomm.experiments import index_codes
-from dpcomm.experiments.index_codes import BITS, K
+from dpcomm.experiments.dprec import index_codes
+from dpcomm.experiments.dprec.index_codes import BITS, K
 from dpcomm.mechanisms.rec import Rec
 from dpcomm.training import models
 from dpcomm.training.federated import Config

@@ -8,7 +8,8 @@ import pytest
 import torch
 from tables import tabled
 
-from dpcomm.experiments import inside_pfl, peers
+from dpcomm.bench import peers
+from dpcomm.bench import pfl as inside_pfl
 from dpcomm.mechanisms import contract
 
 PYTHON = os.environ.get("DPCOMM_PEER_PYTHON")  # of pfl, where it is not ours

@@ -7,9 +7,10 @@ import torch
 from tables import tabled
 from torch.utils.flop_counter import FlopCounterMode
 
+from dpcomm.bench import layers, rounds
+from dpcomm.bench import suite as bench
 from dpcomm.core.random import seed_tree
 from dpcomm.evidence import paper_tables
-from dpcomm.experiments import bench, layers, rounds
 from dpcomm.training import models
 
 

@@ -10,7 +10,7 @@ from scipy import integrate, stats
 from tables import tabled
 
 from dpcomm.core.random import seed_tree
-from dpcomm.experiments import mean_error
+from dpcomm.experiments.dprec import mean_error
 from dpcomm.mechanisms import sqkr
 from dpcomm.mechanisms.contract import mechanism
 

@@ -9,7 +9,7 @@ from tables import tabled
 
 from dpcomm import cli
 from dpcomm.evidence import paper_tables, records
-from dpcomm.experiments import grids, runs
+from dpcomm.experiments.run import grids, runs
 
 GUIDE = ROOT / "nbs" / "use"
 
@@ -33,7 +33,7 @@ def rewritten(folder, old, new):
 
 TINY = [
     "scale, seeds, out, resume, max_seconds = 'smoke', [0], None, False, None",
-    """from dpcomm.experiments import grids, runs
+    """from dpcomm.experiments.run import grids, runs
 SIZE = 3
 
 
@@ -136,7 +136,7 @@ def test_a_record_names_the_code_that_its_notebook_depends_on(folder):
 HELD = """from dataclasses import dataclass
 from functools import partial
 
-from dpcomm.experiments import grids
+from dpcomm.experiments.run import grids
 
 
 @dataclass(frozen=True)

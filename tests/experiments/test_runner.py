@@ -22,8 +22,8 @@ from tables import tabled
 
 from dpcomm import cli, commands
 from dpcomm.evidence import paper_tables, records
-from dpcomm.experiments import grids, runner, runs
-from dpcomm.experiments.runner import code_cells
+from dpcomm.experiments.run import grids, runner, runs
+from dpcomm.experiments.run.runner import code_cells
 
 NAMES = [path.stem.replace("_", "-") for path in EXPERIMENTS]
 ASIDE = {
@@ -95,11 +95,11 @@ def timeless(value):
 # deep tier every experiment runs inline and whole, and those of the trainers are killed and
 # resumed.
 TRAINERS = {  # the experiment, and the runs whose keys begin so
-    "dprec_curves": ("dprec-quantised", "eps3.fedavg"),
-    "fltop_curves": ("fltop-fmnist", "fl_top_dp"),
-    "imvu_curves": ("imvu-mnist", "imvu."),
-    "sample_level": ("imvu-femnist", "digits.imvu.eps2"),
-    "sqsgd_curves": ("sqsgd-mnist", "sqsgd."),
+    "configurations": ("dprec-quantised", "eps3.fedavg"),
+    "scheme_grid": ("fltop-fmnist", "fl_top_dp"),
+    "noise_scales": ("imvu-mnist", "imvu."),
+    "held_out": ("imvu-femnist", "digits.imvu.eps2"),
+    "fedsgd": ("sqsgd-mnist", "sqsgd."),
 }
 ONE = dict(TRAINERS.values())
 TWINS = sorted(ONE)
@@ -278,7 +278,7 @@ def test_a_table_is_printed_alone_and_a_paper_whole():
 
 TOY_MODULE = """
 import json, os, time
-from .grids import Run
+from dpcomm.experiments.run.grids import Run
 
 PAPER = "dprec"
 BITS = dict(payload=8, header=0, shared_randomness=0, total=8, per_param=8.0)
@@ -327,7 +327,7 @@ only = 'all'
     [],
     """
 import matplotlib.pyplot as plt
-from dpcomm.experiments import grids, runs
+from dpcomm.experiments.run import grids, runs
 """,
     [],
     """
@@ -724,7 +724,9 @@ SHARED = (
 
 
 def test_a_page_with_rounds_left_is_no_failed_cell(tmp_path, monkeypatch):
-    stop = "from dpcomm.experiments import runner\nraise runner.Unfinished('3 left')"
+    stop = (
+        "from dpcomm.experiments.run import runner\nraise runner.Unfinished('3 left')"
+    )
     path = checkout_of(tmp_path, monkeypatch, SHARED, stop)
     with pytest.raises(runner.Unfinished, match="3 left"):
         runner.run_cells(path, {})
@@ -736,7 +738,7 @@ def test_names_of_experiments(tmp_path, monkeypatch):
         runner.experiments() == {"x-y": path}
         and runner.notebook("x_y") == runner.notebook("x-y") == path
     )
-    assert runner.question("x-y") == "Why?" and list(runner.parameters("x-y")) == [
+    assert list(runner.parameters("x-y")) == [
         part.split(" =")[0] for part in SHARED.split("; ")
     ]
     found, folder, values = runner.prepare(

@@ -1,7 +1,6 @@
 "What is done once for every experiment: playing, resuming, claiming, recording, counting."
 
 import ast
-import importlib.util
 import json
 import re
 import subprocess
@@ -16,15 +15,11 @@ import pytest
 from tables import tabled
 
 from dpcomm.evidence import paper_tables, records, validation
-from dpcomm.experiments import costs, grids, runner, runs
-from dpcomm.experiments.grids import Run
+from dpcomm.experiments.run import costs, grids, runner, runs
+from dpcomm.experiments.run.grids import Run
 
 ACC, FED, ORDER = "mnist.eps3.rec.acc", "mnist.eps3.fedavg.acc", "mnist.eps3.order"
-DONE = [
-    name
-    for name in runner.experiments()
-    if importlib.util.find_spec(f"dpcomm.experiments.{name.replace('-', '_')}")
-]
+DONE = list(runner.experiments())
 NEED = re.compile(r"(?:(?P<name>[^/@]+)/)?(?P<key>[^/@]+)(?:@(?P<seed>\d+))?")
 GRIDS = [(name, scale) for name in DONE for scale in validation.SCALES]
 
@@ -36,7 +31,7 @@ class Made:
         self.played, self.does = [], {}
         self.runs = {s: (*self.own(s), *more) for s in validation.SCALES}
         module = types.SimpleNamespace(
-            __name__="dpcomm.experiments.runs",
+            __name__="dpcomm.experiments.run.runs",
             PAPER="dprec",
             settings=lambda scale: {},
             grid=lambda scale: self.runs[scale],
@@ -107,7 +102,7 @@ def test_a_run_is_played_and_recorded(made, tmp_path):
     assert record.history["round"] == list(range(10))
     assert (record.cost["wall_seconds"], record.cost["cpu_seconds"]) == (5.0, 4.0)
     assert record.cost["peak_bytes"] > 10**6
-    assert record.origin["code"] == grids.code_hash("dpcomm.experiments.runs")
+    assert record.origin["code"] == grids.code_hash("dpcomm.experiments.run.runs")
     assert record.origin["device"] == "cpu" and record.origin["date"].endswith("+00:00")
     assert not made.perform("sizes", 0, tmp_path).trained
 
@@ -309,7 +304,7 @@ def test_an_origin_says_code_machine_and_time(made):
     found = runs.origin_of(made.experiment, dict(engine="fused", dtype="float64"), "x")
     told = found["engine"], found["dtype"], found["device"]
     assert told == ("fused", "float64", "x")
-    assert found["code"] == grids.code_hash("dpcomm.experiments.runs")
+    assert found["code"] == grids.code_hash("dpcomm.experiments.run.runs")
     assert found["threads"] >= 1 and found["machine"] == records.machine()
     age = datetime.now(UTC) - datetime.fromisoformat(found["date"])
     assert abs(age.total_seconds()) < 100
@@ -396,7 +391,7 @@ def test_experiments_are_found_by_name_and_refused_with_the_nearest():
 
 def test_the_index_holds_what_the_experiments_say():
     kept = json.loads(paper_tables.assets("experiments.json").read_bytes())
-    again = "`python -m dpcomm.experiments.runs` writes the index again"
+    again = "`python -m dpcomm.experiments.run.runs` writes the index again"
     assert list(kept) == list(runner.experiments()), again
     old = [name for name in kept if kept[name] != grids.index_entry(name)]
     assert not old, f"not as their modules say: {', '.join(old)}; {again}"
@@ -573,8 +568,7 @@ def test_every_way_to_import_a_module_is_followed(hashed, how):
 
 
 def test_a_hash_is_twelve_hex_digits_and_an_experiments_own():
-    stems = [name.replace("-", "_") for name in DONE[::6]]
-    found = [grids.code_hash(f"dpcomm.experiments.{stem}") for stem in stems]
+    found = [grids.code_hash(grids.find(name).module.__name__) for name in DONE[::6]]
     assert len(set(found)) == len(found) > 1
     assert all(len(h) == 12 and int(h, 16) >= 0 for h in found)
 
@@ -654,10 +648,6 @@ def standing(name, scale) -> dict:
 
 def spent(row) -> float:
     return row["cost"].get("cpu_seconds") or row["cost"]["wall_seconds"]
-
-
-def test_every_experiment_has_a_module():
-    assert DONE == list(runner.experiments())
 
 
 def costs_told_twice(row) -> set:

@@ -5,12 +5,12 @@ import math
 
 from dpcomm.evidence import paper_tables
 from dpcomm.evidence.records import Record
-from dpcomm.experiments import sample_level
+from dpcomm.experiments.imvu import held_out
 
-SMALL = sample_level.Sweep(
+SMALL = held_out.Sweep(
     "smoke",
     ("digits",),
-    sample_level.stated_config(rounds=4, eval_every=2),
+    held_out.stated_config(rounds=4, eval_every=2),
     (0,),
     sigmas=(1.0, 4.0),
     eps=(0.5, 2.0),
@@ -29,26 +29,26 @@ def kept(key, eps, accuracy, seed=0) -> Record:
 
 
 def test_clients_that_are_held_out_do_not_train():
-    found = sample_level.federation("digits")
+    found = held_out.federation("digits")
     assert len(found.parts) == 18, "a tenth of twenty"
     mean = float(found.sizes.mean())
-    size = sample_level.nominal("digits")
+    size = held_out.nominal("digits")
     assert size / 2 < mean <= size and math.log2(size) == int(math.log2(size))
-    said = sample_level.about_data(found)
+    said = held_out.about_data(found)
     assert said["n_train"] == int(found.sizes.sum()) < 1797
     assert said["n_clients"] == 18 and said["name"] == found.data.name
 
 
 def test_a_level_is_a_noise_or_an_epsilon():
-    imvu = sample_level.at_level("imvu", 2.0, 64)
-    assert (imvu.eps, imvu.beta) == (2.0, sample_level.BETA / 64)
+    imvu = held_out.at_level("imvu", 2.0, 64)
+    assert (imvu.eps, imvu.beta) == (2.0, held_out.BETA / 64)
     for kind in ("gaussian", "signsgd"):
-        assert sample_level.at_level(kind, 3.0, 64).sigma == 3.0
-    assert sample_level.at_level("gaussian", 3.0, 64).local
+        assert held_out.at_level(kind, 3.0, 64).sigma == 3.0
+    assert held_out.at_level("gaussian", 3.0, 64).local
 
 
 def test_the_config_is_the_papers_and_what_it_is_told():
-    config = sample_level.stated_config(rounds=7)
+    config = held_out.stated_config(rounds=7)
     for name, hyper in (
         ("cohort", "cohort"),
         ("lr", "client_lr"),
@@ -61,9 +61,9 @@ def test_the_config_is_the_papers_and_what_it_is_told():
 
 
 def test_keys_tell_points_apart_and_grids_read_all_of_them():
-    assert sample_level.key_of("digits", "imvu", 0.5, 1.0) == "digits.imvu.eps0.5.rate1"
-    assert sample_level.key_of("a", "signsgd", 4, 0.001) == "a.signsgd.sigma4.rate0.001"
-    points, read = sample_level.trained(SMALL, 0.5), sample_level.read(SMALL)
+    assert held_out.key_of("digits", "imvu", 0.5, 1.0) == "digits.imvu.eps0.5.rate1"
+    assert held_out.key_of("a", "signsgd", 4, 0.001) == "a.signsgd.sigma4.rate0.001"
+    points, read = held_out.trained(SMALL, 0.5), held_out.read(SMALL)
     assert [r.key for r in points] == list(SMALL.points) and len(points) == 6
     assert [r.key.split(".")[1] for r in read] == [
         "imvu_minus_gaussian",
@@ -72,12 +72,10 @@ def test_keys_tell_points_apart_and_grids_read_all_of_them():
     ]
     own = {k for k in SMALL.points if k.split(".")[1] in ("imvu", "gaussian")}
     two = dataclasses.replace(SMALL, seeds=(0, 1))
-    assert {*sample_level.read(two)[0].needs} == {
-        f"{k}@{s}" for k in own for s in (0, 1)
-    }
+    assert {*held_out.read(two)[0].needs} == {f"{k}@{s}" for k in own for s in (0, 1)}
     full = dataclasses.replace(SMALL, data=("femnist",), scale="full")
     known = {c.key for c in paper_tables.cells("imvu")}
-    assert {cell for r in sample_level.read(full) for cell in r.fills} <= known
+    assert {cell for r in held_out.read(full) for cell in r.fills} <= known
 
 
 def test_the_worst_gap_of_two_frontiers_is_of_means_over_seeds():
@@ -92,25 +90,25 @@ def test_the_worst_gap_of_two_frontiers_is_of_means_over_seeds():
     ]
     lines[3] = kept("d.signsgd.a", 0.5, 30.0)
     inputs = {f"{r.key}@{r.seed}": r for r in lines}
-    assert sample_level.worst(inputs, "imvu", "signsgd") == 3.0
-    assert sample_level.worst(inputs, "signsgd", "imvu") == -35.0
-    run = sample_level.read(SMALL)[1]
+    assert held_out.worst(inputs, "imvu", "signsgd") == 3.0
+    assert held_out.worst(inputs, "signsgd", "imvu") == -35.0
+    run = held_out.read(SMALL)[1]
     named = {run.needs[0]: lines[0]} | {k: inputs[k] for k in list(inputs)[1:]}
-    assert sample_level.play(SMALL, run, 0, inputs=named) == dict(
+    assert held_out.play(SMALL, run, 0, inputs=named) == dict(
         cells={run.fills[0]: [3.0, "percentage points"]}, data={"name": "x"}
     )
 
 
 def test_a_setting_is_trained_and_goes_on_where_it_stopped(tmp_path):
-    run = sample_level.trained(SMALL, 0.5)[1]
-    task, about = sample_level.task_of(SMALL, SMALL.points[run.key], 0)
+    run = held_out.trained(SMALL, 0.5)[1]
+    task, about = held_out.task_of(SMALL, SMALL.points[run.key], 0)
     assert about["model"] == "linear" and about["most"] >= 1
-    assert about["nominal"] == sample_level.nominal("digits")
+    assert about["nominal"] == held_out.nominal("digits")
     how = dict(resume=True, progress=False)
-    whole = sample_level.train(SMALL, run, 0, checkpoint=tmp_path / "a.pt", **how)
+    whole = held_out.train(SMALL, run, 0, checkpoint=tmp_path / "a.pt", **how)
     place = dict(checkpoint=tmp_path / "b.pt", **how)
-    assert sample_level.play(SMALL, run, 0, max_seconds=0.0, **place) is None
-    pieces = sample_level.play(SMALL, run, 0, **place)
+    assert held_out.play(SMALL, run, 0, max_seconds=0.0, **place) is None
+    pieces = held_out.play(SMALL, run, 0, **place)
     for name in ("final", "history", "cells", "bits", "config", "data"):
         assert whole[name] == pieces[name], name
     assert whole["final"]["eps"] == whole["guarantee"].eps > 0
@@ -118,12 +116,12 @@ def test_a_setting_is_trained_and_goes_on_where_it_stopped(tmp_path):
 
 
 def test_more_bits_of_one_law_are_compared_with_one():
-    task, _ = sample_level.task_of(SMALL, ("digits", "imvu", 2.0, 1.0), 0)
-    found = sample_level.more_bits(task)
+    task, _ = held_out.task_of(SMALL, ("digits", "imvu", 2.0, 1.0), 0)
+    found = held_out.more_bits(task)
     assert set(found) == {
         f"{what}.b{b}" for what in ("symbols", "away") for b in (2, 3, 4)
     }
     assert all(found[f"symbols.b{b}"] <= 2**b for b in (2, 3, 4))
     assert all(found[f"away.b{b}"] >= 0 for b in (2, 3, 4))
-    run = sample_level.read(SMALL)[-1]
-    assert sample_level.play(SMALL, run, 0)["final"] == found
+    run = held_out.read(SMALL)[-1]
+    assert held_out.play(SMALL, run, 0)["final"] == found

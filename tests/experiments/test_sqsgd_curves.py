@@ -9,12 +9,12 @@ from tables import tabled
 
 from dpcomm.evidence import paper_tables
 from dpcomm.evidence.records import Record
-from dpcomm.experiments import sqsgd_curves
+from dpcomm.experiments.sqsgd import fedsgd
 from dpcomm.mechanisms import pm, sqsgd, vqsgd
 from dpcomm.training.federated import Config
 
-LENET = sqsgd_curves.Base(61_706, (200, 300, 400))
-RESNET = sqsgd_curves.Base(
+LENET = fedsgd.Base(61_706, (200, 300, 400))
+RESNET = fedsgd.Base(
     1_730_426, (1000, 2000, 3000), matched_levels=128, fixed_eps=2000.0
 )
 TASKS = [("mnist", LENET), ("emnist", LENET), ("fmnist", RESNET)]
@@ -25,22 +25,20 @@ def test_the_three_mechanisms_of_figure_3_fit_into_the_bits_of_pm(task, base):
     for eps in base.eps:
         found = {
             key: mech.bits(base.d).content
-            for key, mech in sqsgd_curves.matched(base, eps).items()
+            for key, mech in fedsgd.matched(base, eps).items()
         }
         assert (
-            found[f"pm.eps{eps}"]
-            == sqsgd_curves.spare_bits(eps)
-            == 32 * (eps * 2 // 5) + 32
+            found[f"pm.eps{eps}"] == fedsgd.spare_bits(eps) == 32 * (eps * 2 // 5) + 32
         )
         assert all(
-            sqsgd_curves.spare_bits(eps) / 2 < bits <= sqsgd_curves.spare_bits(eps)
+            fedsgd.spare_bits(eps) / 2 < bits <= fedsgd.spare_bits(eps)
             for bits in found.values()
         )
 
 
 @tabled("task, base", TASKS)
 def test_figures_take_the_papers_settings(task, base):
-    curves = sqsgd_curves.figures(base)
+    curves = fedsgd.figures(base)
 
     def stated(name):
         return paper_tables.hyper("sqsgd", name, task).value
@@ -53,7 +51,7 @@ def test_figures_take_the_papers_settings(task, base):
     )
     assert {curves[f"fig1.K{K}"].levels for K in stated("levels.fig1")} == set(
         stated("levels.fig1")
-    ) and {*sqsgd_curves.RATIOS, base.fraction} == set(stated("ratios.fig4"))
+    ) and {*fedsgd.RATIOS, base.fraction} == set(stated("ratios.fig4"))
     assert all(
         curves[f"fig2.eps{eps}"].eps == eps
         and curves[f"fig2.eps{eps}"].fraction == stated("fraction")
@@ -75,7 +73,7 @@ def test_figures_take_the_papers_settings(task, base):
 
 @tabled("task, base", TASKS)
 def test_every_claim_of_the_paper_is_computed_from_curves_that_exist(task, base):
-    curves, claims = sqsgd_curves.figures(base), sqsgd_curves.claims(base, 1880)
+    curves, claims = fedsgd.figures(base), fedsgd.claims(base, 1880)
     for above, below, _ in claims.values():
         assert {*above, below} <= set(curves)
     said = {
@@ -87,7 +85,7 @@ def test_every_claim_of_the_paper_is_computed_from_curves_that_exist(task, base)
 
 
 def test_additions_differ_from_the_papers_curves_in_one_thing():
-    base, added = sqsgd_curves.figures(LENET), sqsgd_curves.additions(LENET)
+    base, added = fedsgd.figures(LENET), fedsgd.additions(LENET)
     assert not set(base) & set(added)
     assert added["tight.eps400"] == dataclasses.replace(
         added["projected.eps400"], span="tight"
@@ -111,9 +109,9 @@ def test_additions_differ_from_the_papers_curves_in_one_thing():
 
 def test_momentum_is_on_one_side_only():
     config = Config(server="sgd")
-    assert sqsgd_curves.settings(config, LENET.sqsgd()).server == "sgd"
+    assert fedsgd.settings(config, LENET.sqsgd()).server == "sgd"
     for mech in (LENET.sqsgd(momentum=0.0), pm.Pm(1.0, 5.0), vqsgd.VqSgd(1.0, 5.0)):
-        assert sqsgd_curves.settings(config, mech).server == "momentum"
+        assert fedsgd.settings(config, mech).server == "momentum"
 
 
 def kept(accuracies, rounds=(5, 9)) -> Record:
@@ -134,17 +132,17 @@ def test_a_gap_is_of_the_best_curve_at_the_last_round_or_an_early_one():
         ((("c", "b"), "a", 5), 6.0),
         ((("a",), "b", None), -2.5),
     ):
-        assert sqsgd_curves.gap(inputs, claim) == wanted, claim
+        assert fedsgd.gap(inputs, claim) == wanted, claim
     with pytest.raises(KeyError):
-        sqsgd_curves.gap(inputs, (("b",), "a", 6))
+        fedsgd.gap(inputs, (("b",), "a", 6))
     with pytest.raises(FloatingPointError, match="d diverged and has no accuracy"):
-        sqsgd_curves.gap(inputs | {"d": kept([])}, (("b", "d"), "a", None))
+        fedsgd.gap(inputs | {"d": kept([])}, (("b", "d"), "a", None))
 
 
-def small(*keys, **own) -> sqsgd_curves.Comparison:
+def small(*keys, **own) -> fedsgd.Comparison:
     "A comparison on digits that takes a second."
     own = dict(rounds=4, eval_every=2, batch=8, engine="fused") | own
-    return sqsgd_curves.comparison("mnist", "smoke", "digits", keys, **own)
+    return fedsgd.comparison("mnist", "smoke", "digits", keys, **own)
 
 
 @tabled("task", ["mnist", "emnist", "fmnist"])
@@ -152,8 +150,8 @@ def test_a_comparison_takes_the_papers_settings_and_changes_what_it_is_told(task
     def stated(name):
         return paper_tables.hyper("sqsgd", name, task).value
 
-    c = sqsgd_curves.comparison(task, "full", "digits", rounds=7)
-    assert isinstance(c, sqsgd_curves.Comparison) and (c.task, c.scale) == (
+    c = fedsgd.comparison(task, "full", "digits", rounds=7)
+    assert isinstance(c, fedsgd.Comparison) and (c.task, c.scale) == (
         task,
         "full",
     )
@@ -163,25 +161,25 @@ def test_a_comparison_takes_the_papers_settings_and_changes_what_it_is_told(task
         stated("server_lr"),
     )
     assert (c.base.eps, c.base.bound) == (tuple(stated("eps")), stated("bound"))
-    assert c.keys == tuple(sqsgd_curves.figures(c.base)) == tuple(c.curves)
-    assert sqsgd_curves.early(c) == 10 * stated("rounds_per_epoch")
-    paper = sqsgd_curves.comparison(task, "full", "digits").config
+    assert c.keys == tuple(fedsgd.figures(c.base)) == tuple(c.curves)
+    assert fedsgd.early(c) == 10 * stated("rounds_per_epoch")
+    paper = fedsgd.comparison(task, "full", "digits").config
     assert paper.rounds == stated("epochs") * stated("rounds_per_epoch")
-    assert sqsgd_curves.comparison(task, "full", "x", ("plain",)).keys == ("plain",)
+    assert fedsgd.comparison(task, "full", "x", ("plain",)).keys == ("plain",)
 
 
 def test_a_grid_lists_its_curves_and_the_claims_whose_curves_are_drawn():
-    every = sqsgd_curves.comparison("mnist", "full", "mnist")
-    runs = sqsgd_curves.listed(every, 2.5, 3.0)
+    every = fedsgd.comparison("mnist", "full", "mnist")
+    runs = fedsgd.listed(every, 2.5, 3.0)
     curves, said = [r for r in runs if not r.needs], [r for r in runs if r.needs]
     assert [r.key for r in curves] == list(every.keys)
     assert {(r.minutes, r.memory, r.data) for r in curves} == {(2.5, 3.0, ("mnist",))}
     known = {c.key for c in paper_tables.cells("sqsgd") if c.key.startswith("mnist.")}
     assert {cell for r in said for cell in r.fills} == known
     for r in said:
-        above, below, _ = sqsgd_curves.claims(every.base, 1)[r.key[len("claim.") :]]
+        above, below, _ = fedsgd.claims(every.base, 1)[r.key[len("claim.") :]]
         assert r.needs == (*above, below) and r.seeds == curves[0].seeds
-    few = sqsgd_curves.listed(small("fig1.K2", "fig1.K8", "plain"), 1.0)
+    few = fedsgd.listed(small("fig1.K2", "fig1.K8", "plain"), 1.0)
     assert [r.key for r in few] == [
         "fig1.K2",
         "fig1.K8",
@@ -193,8 +191,8 @@ def test_a_grid_lists_its_curves_and_the_claims_whose_curves_are_drawn():
 
 
 def test_mechanisms_are_told_in_words_that_differ():
-    mechs = sqsgd_curves.figures(LENET) | sqsgd_curves.additions(LENET)
-    words = {key: sqsgd_curves.describe(mech) for key, mech in mechs.items()}
+    mechs = fedsgd.figures(LENET) | fedsgd.additions(LENET)
+    words = {key: fedsgd.describe(mech) for key, mech in mechs.items()}
     assert words["fig2.eps400"] == "sqSGD, eps 400, K = 16, r = 0.5 %"
     assert words["best.eps200"].endswith(", best threshold")
     assert words["tight.eps200"].endswith(", the sum projected, tight range")
@@ -206,12 +204,12 @@ def test_mechanisms_are_told_in_words_that_differ():
 
 
 def test_clients_are_ten_equal_parts_and_the_same_each_time():
-    found = sqsgd_curves.federation("digits")
-    assert found is sqsgd_curves.federation("digits")
+    found = fedsgd.federation("digits")
+    assert found is fedsgd.federation("digits")
     sizes = [len(part) for part in found.parts]
     assert len(sizes) == 10 and max(sizes) - min(sizes) <= 1
     assert len({int(i) for part in found.parts for i in part}) == sum(sizes)
-    assert len(sqsgd_curves.federation("digits", 4).parts) == 4
+    assert len(fedsgd.federation("digits", 4).parts) == 4
 
 
 def test_what_is_gathered_is_the_norm_of_the_share_that_is_sent():
@@ -220,16 +218,16 @@ def test_what_is_gathered_is_the_norm_of_the_share_that_is_sent():
     memory[:, 0, :9] = torch.tensor([1.0, 2.0, 3.0])[:, None]
     share = math.sqrt(mechanism.size(1000) / 1000)
     wanted = {"gathered": pytest.approx(share * 3.0 * 2.0)}
-    assert sqsgd_curves.gathered(mechanism, memory) == wanted
-    assert sqsgd_curves.gathered(mechanism, None) == {}
-    assert sqsgd_curves.gathered(pm.Pm(1.0, 5.0), memory) == {}
+    assert fedsgd.gathered(mechanism, memory) == wanted
+    assert fedsgd.gathered(mechanism, None) == {}
+    assert fedsgd.gathered(pm.Pm(1.0, 5.0), memory) == {}
 
 
 def played(c, key, place, **how):
     "What one curve gives, in a folder."
-    run = next(r for r in sqsgd_curves.listed(c, 1.0) if r.key == key)
+    run = next(r for r in fedsgd.listed(c, 1.0) if r.key == key)
     given = dict(checkpoint=place, resume=True, progress=False) | how
-    return sqsgd_curves.play(c, run, 0, **given)
+    return fedsgd.play(c, run, 0, **given)
 
 
 def numbers(found) -> dict:
@@ -258,9 +256,9 @@ def test_a_run_in_pieces_is_the_run_in_one(tmp_path, key):
 def test_a_run_without_privacy_claims_none_and_a_claim_is_read_off_records():
     c = small("fig1.K2", "fig1.K8", "plain", rounds=1)
     assert played(c, "plain", None)["guarantee"] is None
-    claim = next(r for r in sqsgd_curves.listed(c, 1.0) if r.needs)
+    claim = next(r for r in fedsgd.listed(c, 1.0) if r.needs)
     inputs = {"fig1.K8": kept([1.0, 30.0]), "fig1.K2": kept([2.0, 10.0])}
-    assert sqsgd_curves.play(c, claim, 0, inputs=inputs) == dict(
+    assert fedsgd.play(c, claim, 0, inputs=inputs) == dict(
         cells={"mnist.fig1.bits3_minus_bits1": [20.0, "percentage points"]},
         data={"name": "digits"},
     )

@@ -19,9 +19,9 @@ from checkout import ROOT
 from tables import tabled
 
 from dpcomm.evidence import records
-from dpcomm.experiments import cluster, grids, planning, runs, sweep
-from dpcomm.experiments.planning import Job
-from dpcomm.experiments.sweep import Sweep, Worker
+from dpcomm.experiments.run import cluster, grids, planning, runs, sweep
+from dpcomm.experiments.run.planning import Job
+from dpcomm.experiments.run.sweep import Sweep, Worker
 
 ASKED = dict(name="dprec-mnist", scale="smoke", seeds=(0, 1), only="linear.eps3")
 NAME = "dprec_mnist.smoke.jsonl"
@@ -429,7 +429,7 @@ def test_a_sweep_stops_at_its_time(tmp_path):
 
 SWEEP = """
 import sys
-from dpcomm.experiments import planning, sweep
+from dpcomm.experiments.run import planning, sweep
 asked = dict(name="dprec-mnist", scale="smoke", seeds=(0, 1), only="linear.eps3")
 done = sweep.run_here(planning.plan([asked], sys.argv[1]), sys.argv[1], 2)
 sys.exit(len(done.failed))
@@ -504,7 +504,7 @@ def test_a_sweep_computes_on_the_device_it_is_told(monkeypatch, tmp_path):
 
     monkeypatch.setattr(runs, "perform", perform)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    line = planning.shell_line(trained).split("dpcomm.experiments.sweep ")[1]
+    line = planning.shell_line(trained).split("dpcomm.experiments.run.sweep ")[1]
     sweep.work(line.split())
     sweep.work([*line.split()[:-2], "--device", "auto"])
     with pytest.raises(ValueError, match="is missing"):

@@ -71,7 +71,7 @@ def test_an_app_of_secure_sums_is_laid_out(tmp_path):
 
 def test_one_sentence_says_whom_to_trust_wherever_a_user_decides():
     "On SECURITY's first screen and on the page; `new` and the server have their tests."
-    for path in ("SECURITY.md", "nbs/reference/flower.ipynb"):
+    for path in ("SECURITY.md", "nbs/flower/client.ipynb"):
         told = (ROOT / path).read_text(encoding="utf-8")
         assert 0 < told.replace("`", "").find(TRUST) < 6000, path
     told = (ROOT / "SECURITY.md").read_text(encoding="utf-8")

@@ -372,11 +372,11 @@ GOOD = {
     "training.linear_model": {
         "Settings": dict(epochs=1, lr=0.1, momentum=0.5, batch=10),
     },
-    "experiments.dprec_curves": {
+    "experiments.configurations": {
         "delta_of": dict(n_clients=100),
         "local_epsilon": dict(c=0.5, nbits=70, delta=1e-5),
     },
-    "experiments.sqsgd_curves": {
+    "experiments.sqsgd.fedsgd": {
         "spare_bits": dict(eps=10.0),
     },
     "mechanisms.compressive": {
@@ -906,7 +906,7 @@ INFINITE = {  # an infinity or nan that is documented where it is returned
     "mechanisms.sqsgd.rotate": "a linear map hands on what it gets",
     "mechanisms.sqsgd.unrotate": "the same",
     "privacy.rec_accountant.theorem1_epsilon": "eps = inf: nothing is proved",
-    "experiments.dprec_curves.local_epsilon": "the same",
+    "experiments.configurations.local_epsilon": "the same",
 }
 
 

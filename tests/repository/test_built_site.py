@@ -198,7 +198,7 @@ def test_nothing_is_cut_off(page, width, seen):
 @pytest.mark.parametrize(
     "words, page",
     [
-        ("DP-REC", "papers/dprec.html"),
+        ("DP-REC", "dprec/chapter.html"),
         ("privacy budget", "foundations/five_minutes.html"),
         ("quickstart", "tour.html"),
         ("install", "index.html"),
@@ -232,7 +232,7 @@ def test_the_list_for_readers_of_text_is_in_order_and_described(site):
     assert len(pages) >= len(PAGES) - 1 and all("): " in line for line in pages)
     names = [re.search(r"github.io/dpcomm/(.*)\.llms", line)[1] for line in pages]
     assert (
-        names.index("tour") < names.index("papers/dprec") < names.index("secagg/ring")
+        names.index("tour") < names.index("dprec/chapter") < names.index("secagg/ring")
     )
 
 
@@ -275,7 +275,7 @@ def test_a_page_that_is_cut_off_is_noticed(tmp_path):
 
 @pytest.mark.skipif(not browser.BROWSER, reason="NOT CHECKED: no Chromium on PATH")
 def test_a_link_into_a_closed_box_opens_it(site):
-    page = "papers/sqsgd.html"
+    page = "sqsgd/chapter.html"
     text = (site / page).read_text("utf-8")
     inside = text[text.index("callout-collapse collapse") :]
     name = re.search(r'<section id="([\w-]+)" class="level3"', inside)[1]
@@ -294,7 +294,7 @@ LIGHTBOX = "document.querySelector('dialog.lightbox')"
 def test_a_figure_opens_by_key_and_click_and_closes_by_escape(site):
     figure = f"document.querySelector('{FIGURE}')"
     with browser.served(site) as address, browser.Tab() as tab:
-        tab.open(f"{address}/papers/sqsgd.html")
+        tab.open(f"{address}/sqsgd/chapter.html")
         assert tab.js(f"{figure}.tabIndex") == 0 and tab.js(f"{figure}.alt")
         assert not tab.js(f"{LIGHTBOX}.open")
         tab.js(f"{figure}.focus()")
@@ -317,7 +317,7 @@ HIDDEN = """[...document.querySelectorAll('main img, main tr, main p, main pre')
 
 
 @pytest.mark.skipif(not browser.BROWSER, reason="NOT CHECKED: no Chromium on PATH")
-@tabled("room", ["papers", "experiments"])
+@tabled("room", ["dprec", "experiments"])
 def test_nothing_is_hidden_without_scripts_or_on_paper(room, site):
     page = next(page for page in PAGES if page.parent.name == room)
     with browser.served(site) as address, browser.Tab() as tab:
@@ -341,7 +341,7 @@ def test_the_foot_says_what_the_site_was_built_from(site):
     assert foot[0] == dpcomm.__version__ and "VERSION" not in foot
     assert text.count("dpcomm/main/nbs/index.ipynb") == text.count("Download notebook")
     assert "Download notebook" in text and "Open in Colab" not in text
-    chapter = (site / "papers/imvu.html").read_text("utf-8")
+    chapter = (site / "imvu/chapter.html").read_text("utf-8")
     (path,) = set(
         re.findall(r"google.com/github/dpcomm/dpcomm/blob/main/(\S+?)\"", chapter)
     )

@@ -375,7 +375,7 @@ def test_a_notebook_for_colab_installs_the_package_from_its_repository():
             found = re.findall(r"dpcomm\[(\w+)\] @ git\+([^\"\\]+)", text)
             alone[path.as_posix()] = found
     first = {"nbs/tour.ipynb", "nbs/foundations/five_minutes.ipynb"}
-    papers = {path.as_posix() for path in NOTEBOOKS if path.parent.name == "papers"}
+    papers = {path.as_posix() for path in NOTEBOOKS if path.stem == "chapter"}
     assert first | papers <= {*alone}
     for page, found in alone.items():
         assert found == [("run", source)], page

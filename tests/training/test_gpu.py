@@ -17,7 +17,7 @@ from torch import nn
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.datasets import images
-from dpcomm.experiments import grids, runner
+from dpcomm.experiments.run import grids, runner
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.training import (
     federated,

@@ -16,10 +16,10 @@ import torch
 from tables import tabled
 from test_rounds import SENT, clean, net, task
 
+from dpcomm.bench import crowd
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import pack
 from dpcomm.datasets.images import Federation
-from dpcomm.experiments import crowd
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.training import federated_round
 from dpcomm.training.federated import Config, Task, simulate
@@ -177,7 +177,7 @@ def test_a_visit_costs_some_bytes_and_no_streams():
 
 
 CROWD = """
-from dpcomm.experiments import crowd
+from dpcomm.bench import crowd
 from dpcomm.training.federated import simulate
 import resource
 work = crowd.crowd(4_000, crowd.MESSAGES["rec"], batch=4)

@@ -4,7 +4,7 @@ import ctypes
 import json
 from pathlib import Path
 
-from dpcomm.experiments import bench
+from dpcomm.bench import suite as bench
 
 
 def told(name):
