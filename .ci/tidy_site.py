@@ -263,7 +263,11 @@ def main(site: Path) -> None:
         path.write_text(page, encoding="utf-8")
     index = site / "search.json"
     if index.exists():
-        lines = [line_of(words, address, site) for words, address in MEANT.items()]
+        lines = [
+            line_of(words, address, site)
+            for words, address in MEANT.items()
+            if (site / address.split("#")[0]).exists()
+        ]
         for line in json.loads(index.read_text(encoding="utf-8")):
             address = line["href"].split("#")[0]
             text = without_code(line["text"], code.get(address, set()))

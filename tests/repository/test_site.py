@@ -425,3 +425,9 @@ def test_pictures_below_the_first_are_fetched_when_they_are_near():
     page = tidy(f"{unsized}{sized}{unsized}{sized}{sized}")
     assert page.startswith(unsized + sized + unsized) and page.count(late) == 2
     assert tidy(page) == page and tidy(unsized) == unsized
+
+
+def test_what_people_type_leads_to_a_page():
+    meant = runpy.run_path(str(ROOT / ".ci" / "tidy_site.py"))["MEANT"].values()
+    pages = {path.relative_to("nbs").with_suffix(".html") for path in NOTEBOOKS}
+    assert {Path(address.split("#")[0]) for address in meant} <= pages
