@@ -61,8 +61,8 @@ def message_calls(
     }
 
 # %% ../../nbs/bench/suite.ipynb #ef33725c
-def codec_calls(
-    d: int = 61_706,  # entries of a vector
+def mechanism_calls(
+    d: int,  # entries of a vector
     device="cpu",  # where it lives
 ) -> dict:  # piece of work -> function of nothing
     "Encode, decode and simulate of every mechanism."
@@ -70,6 +70,15 @@ def codec_calls(
     for name in contract.registered():
         settings = contract.mechanism_class(name).audit_cases[0][0]
         calls |= message_calls(name, contract.mechanism(name, **settings), d, device)
+    return calls
+
+
+def codec_calls(
+    d: int = 61_706,  # entries of a vector
+    device="cpu",  # where it lives
+) -> dict:  # piece of work -> function of nothing
+    "The calls of every mechanism, and DP-REC's on two lengths."
+    calls = mechanism_calls(d, device)
     rec = contract.mechanism("rec", clip_norm=0.545, std=1.0, index_bits=7)
     for size in (d, 27 * d):
         calls |= message_calls(f"rec, K = 128, d = {size:,}", rec, size, device)
@@ -201,7 +210,8 @@ def _wide_round(width):
 
 def _simulate(d):
     mechanism = contract.mechanism("rec", clip_norm=0.545, std=1.0, index_bits=7)
-    return message_calls("", mechanism, d)[", simulate"]
+    u, rng = normal((1, d), seed_tree(0, "bench", d)), seed_tree(0, "bench", "simulate")
+    return lambda: mechanism.simulate(u, rng)
 
 
 def _encode(d, bits):
