@@ -147,8 +147,8 @@ CHANGED = os.environ.get(
     "DPCOMM_PAGES"
 )  # `.ci/run` says what changed; "all" renders all
 TESTED = """
-index tour foundations/five_minutes papers/dprec papers/imvu papers/sqsgd reference/results
-secagg/ring training/federated use/choose use/flower use/pfl
+index tour foundations/five_minutes dprec/chapter dprec/ablations imvu/chapter sqsgd/chapter
+reference/results secagg/ring training/federated use/choose use/flower use/pfl
 """.split()  # on the site: by name, or of their own kind
 
 
@@ -163,15 +163,17 @@ def changed() -> list[str]:
 
 
 def rendered() -> list[Path]:
-    """Pages of the site that the tests build, relative to nbs: what changed, the first page
-    of every folder, and those that tests name; all where they are asked for.
+    """Pages of the site that the tests build, relative to nbs: what changed, those that
+    tests name, and the first of every other folder; all where they are asked for.
     """
     every = [path.relative_to("nbs") for path in NOTEBOOKS]
     if CHANGED == "all" or "DPCOMM_SITE" in os.environ:
         return every
-    firsts = {path.parent: path for path in reversed(every)}.values()
-    wanted = {*changed(), *(f"nbs/{name}.ipynb" for name in TESTED)}
-    return [path for path in every if path in firsts or f"nbs/{path}" in wanted]
+    tested = {Path(f"{name}.ipynb") for name in TESTED}
+    firsts = {path.parent: path for path in reversed(every)}
+    firsts |= {path.parent: path for path in tested}
+    wanted, named = tested | {*firsts.values()}, changed()
+    return [path for path in every if path in wanted or f"nbs/{path}" in named]
 
 
 MODULES = [
