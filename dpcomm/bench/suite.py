@@ -38,7 +38,7 @@ from ..evidence import paper_tables, records
 from ..evidence.verdicts import Table
 from ..mechanisms import contract
 from ..privacy import accounting
-from ..privacy.rec_accountant import log_moment
+from ..privacy.rec_moments import log_moment
 from ..secagg import discrete, masking, ring, session
 from ..secagg.skellam_noise import skellam
 from ..training import local_sgd, models

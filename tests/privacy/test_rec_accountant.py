@@ -20,7 +20,7 @@ from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import rec
-from dpcomm.privacy import rec_accountant
+from dpcomm.privacy import rec_accountant, rec_pairs
 from dpcomm.privacy.accounting import (
     gaussian_delta,
     gaussian_guarantee,
@@ -31,10 +31,25 @@ from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
 from dpcomm.privacy.losses import compose
 from dpcomm.privacy.pairs import OnGrid, gaussian_pairs, upper_end
 from dpcomm.privacy.rec_accountant import (
-    EXACT_EXPONENT,
     LARGEST_ORDER,
     SAMPLINGS_OF,
     _covering_gaussians,
+    calibrate_clip,
+    exact_epsilon,
+    pld_bracket,
+    pld_epsilon,
+    rec_losses,
+    theorem1_epsilon,
+)
+from dpcomm.privacy.rec_moments import (
+    EXACT_EXPONENT,
+    log_moment,
+    rdp,
+    rdp_local,
+    rdp_mixture,
+    rdp_replace,
+)
+from dpcomm.privacy.rec_pairs import (
     _covering_lognormal,
     _gaussian_hockey_stick,
     _lower_epsilon,
@@ -43,17 +58,6 @@ from dpcomm.privacy.rec_accountant import (
     _reveal_chance,
     _sum_of_lognormals,
     _upper_grid,
-    calibrate_clip,
-    exact_epsilon,
-    log_moment,
-    pld_bracket,
-    pld_epsilon,
-    rdp,
-    rdp_local,
-    rdp_mixture,
-    rdp_replace,
-    rec_losses,
-    theorem1_epsilon,
 )
 
 MNIST = dict(slots=10_000, n_clients=100, K=128, groups=8, delta=100**-1.1)
@@ -474,7 +478,7 @@ def test_a_planted_error_is_caught(broken):
         down = lambda w, power, up, c, K: cells(w, power, False, c, K)  # noqa: E731
         grid = lambda *a: (*_lower_grid(*a)[:2], 0.0)  # noqa: E731
         wrong = dict(_ratio_cells=down, _upper_grid=grid)
-    with patch.multiple(rec_accountant, **wrong):
+    with patch.multiple(rec_pairs, **wrong):
         K, s, n_clients, slots, delta = case
         found = pld_epsilon(s, slots, n_clients, K, 1, delta).eps
     assert found < brute(*case) - 2e-5
@@ -585,9 +589,9 @@ def test_what_leaves_the_circle_is_charged():
 
 def test_each_step_of_the_ladder_is_paid(monkeypatch):
     "A norm between two rungs counts as the upper one, and is covered from the lower."
-    asked, own = [], rec_accountant._reveal_chance
+    asked, own = [], rec_pairs._reveal_chance
     monkeypatch.setattr(
-        rec_accountant, "_reveal_chance", lambda *a: asked.append(a) or own(*a)
+        rec_pairs, "_reveal_chance", lambda *a: asked.append(a) or own(*a)
     )
     room, _ = _covering_lognormal(0.545, 128, 0.05, 1e-8)
     sizes, factors = (np.array(x) for x in list(zip(*asked))[1:])

@@ -25,7 +25,12 @@ from tables import tabled
 from dpcomm.core import checks, vectors, wire
 from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import compressive, contract, mvu_table, privquant, sqkr
-from dpcomm.privacy import audit, fixed_size_accountant, rec_accountant
+from dpcomm.privacy import (
+    audit,
+    fixed_size_accountant,
+    rec_accountant,
+    rec_moments,
+)
 from dpcomm.privacy.accounting import gaussian_guarantee
 from dpcomm.secagg import masking, protocol, ring, session, shamir
 from dpcomm.training import downlink, federated
@@ -469,12 +474,14 @@ GOOD = {
         "loss_law": dict(s=1.0, K=4, up=True, width=1e-3),
         "decode_group": dict(d=3, std=1.0, seed=1, group=0, k=2),
     },
-    "privacy.rec_accountant": {
+    "privacy.rec_moments": {
         "log_moment": dict(j=[2.0, -1.0], s=1.0, K=8),
         "rdp": dict(orders=[2, 3], c=1.0, K=8, groups=2, direction="both"),
         "rdp_mixture": dict(orders=[2, 3], c=1.0, K=8, q=0.1, groups=2),
         "rdp_local": dict(orders=[1.5, 2], c=1.0, K=8),
         "rdp_replace": dict(orders=[2, 3], c=1.0, K=8, q=0.1),
+    },
+    "privacy.rec_accountant": {
         "theorem1_epsilon": dict(
             c=1.0, slots=20, n_clients=10, nbits=70, delta=1e-5, version="iclr"
         ),
@@ -987,10 +994,10 @@ def test_the_fuzz_notices_raw_errors_hangs_and_nonsense(monkeypatch):
 @tabled(
     "call, says",
     [
-        (lambda: rec_accountant.rdp_local([1.5, 2], 1.0, -1), "K is -1"),
-        (lambda: rec_accountant.rdp_local([1.5], math.nan, 4), "c is nan"),
-        (lambda: rec_accountant.log_moment(200, 5.0, 16), "s is 5.0; .*lower s or j"),
-        (lambda: rec_accountant.log_moment(-(10**6), 1.0, 16), "j holds"),
+        (lambda: rec_moments.rdp_local([1.5, 2], 1.0, -1), "K is -1"),
+        (lambda: rec_moments.rdp_local([1.5], math.nan, 4), "c is nan"),
+        (lambda: rec_moments.log_moment(200, 5.0, 16), "s is 5.0; .*lower s or j"),
+        (lambda: rec_moments.log_moment(-(10**6), 1.0, 16), "j holds"),
         (
             lambda: fixed_size_accountant.guarantee_table(1.0, 100, 10, 2**63, 1e-5),
             "rounds is",
