@@ -150,8 +150,6 @@ class ServerNoise(Central):
         accountant: pld, never above the others; rdp-balle | rdp-classic.
         note: put before ours.
         fields: further arguments of noisy_sum_guarantee.
-        Returns: Guarantee of the whole run.
-        sampling: how a cohort is drawn, one of `samplings`.
         """
         if clash := {"q", "trust"} & {*fields}:
             raise ValueError(
@@ -184,8 +182,6 @@ class ServerNoise(Central):
         q: chance to take part; 1 without sampling.
         sampling: none | poisson | fixed.
         unit: whose contribution is clipped.
-        Returns: Losses of one sum.
-        relation: a key of `relations`.
         """
         sigma, steps = self.sigma, self.std / self.scale
         if self.exact:
@@ -207,23 +203,13 @@ class ServerNoise(Central):
         return 8 * self.aggregate(messages, 8.0, rng).double().numpy()
 
     def attack_scores(
-        self,
-        relation: str,
-        present: bool,
-        n: int,
-        rng: np.random.Generator,
-        rounds: int = 1,
-        n_clients: int = 1,
-        cohort: int = 1,
-        d: int = 1,
-        **release,
-    ) -> dict:
+        self, relation, present, n, rng, rounds=1, n_clients=1, cohort=1, d=1, **release
+    ):
         """Attack scores of the worst-case neighbours, through messages and sum. [Nasr et al. 2023]
 
         n_clients: clients in the federation.
         cohort: the client joins a round with probability cohort / n_clients.
         d: coordinates, all equal.
-        Returns: attack -> (n,) scores, large where the client seems present.
         """
         check_plays(present, n)
         check_choice("relation", relation, tuple(self.relations))

@@ -274,12 +274,7 @@ class Compressive(LinearSketch):
         return self.clip_sketch(torch.from_numpy(np.concatenate(values)).to(u.device))
 
     def expand(self, values: Tensor, d: int) -> Tensor:
-        """The linear estimate: coefficients that were not sent are zero.
-
-        values: (n, K).
-        d: entries of the update.
-        Returns: (n, d) float32.
-        """
+        "The linear estimate: coefficients that were not sent are zero."
         estimates = adjoint(values.cpu().numpy(), self.plan(d))
         return torch.from_numpy(estimates).to(values.device)
 

@@ -91,8 +91,8 @@ class Auditable:
 
         relation: a key of `relations`. present: which of its two worlds. n: plays, >= 1.
         rng: the stream of all plays. rounds: messages of one play. release: arguments of
-        the game, shared with `guarantee`. Returns attack -> (n,) scores, large where the
-        client seems present.
+        the game, shared with `guarantee`, such as d: entries of its vectors. Returns
+        attack -> (n,) scores, large where the client seems present.
         """
         raise NotImplementedError
 
@@ -100,8 +100,8 @@ class Auditable:
         """Privacy profile of one release: the least delta that holds at each eps.
 
         relation: a key of `relations`. eps: >= 0, any shape. release: arguments of the
-        game. Returns deltas of the same shape: no attack on one release
-        can do better.
+        game, such as d: entries of its vectors. Returns deltas of the same shape: no
+        attack on one release can do better.
         """
         raise NotImplementedError
 
@@ -303,16 +303,18 @@ class Mechanism(Auditable, TrainingHooks):
         """Privacy guarantee of `rounds` releases; ValueError if none is proved.
 
         rounds: releases composed, >= 1. delta: in [0, 1). release: what else the
-        mechanism's accountant asks for. Returns eps with unit, relation, sampling,
-        accountant, scope and trust.
+        mechanism's accountant asks for, such as sampling: how a cohort is drawn, one of
+        `samplings`. Returns eps with unit, relation, sampling, accountant, scope and
+        trust.
         """
         raise NotImplementedError
 
     def losses(self, **release) -> Losses:
         """Privacy losses of one release, for `compose`.
 
-        release: what `guarantee` asks for, without rounds and delta. Returns losses;
-        ValueError where neither a pair nor a curve is known.
+        release: what `guarantee` asks for, without rounds and delta, such as relation: a
+        key of `relations`. Returns losses; ValueError where neither a pair nor a curve is
+        known.
         """
         raise ValueError(
             f"{self.name} has no privacy losses of a single release to compose:"

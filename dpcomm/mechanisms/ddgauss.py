@@ -65,31 +65,15 @@ class DDGauss(OnRing):
     )
 
     def variance(self, d: int) -> Fraction:
-        """Variance parameter of one share. [Kairouz et al. 2021, Alg. 1]
-
-        d: coordinates of the vectors, >= 1.
-        Returns: sigma_1^2 in squared steps of the grid.
-        """
+        "Variance parameter of one share. [Kairouz et al. 2021, Alg. 1]"
         return exact_variance((self.share / self.step(d)) ** 2)
 
     def draw(self, variance: Fraction, shape: tuple, rng) -> np.ndarray:
-        """Discrete Gaussian numbers, exactly. [Canonne, Kamath & Steinke 2020]
-
-        variance: of one number, in squared steps.
-        shape: of the result.
-        rng: one stream, or one a row.
-        Returns: int64.
-        """
+        "Discrete Gaussian numbers, exactly. [Canonne, Kamath & Steinke 2020]"
         return discrete_gaussian(variance, shape, rng)
 
     def noise_law(self, variance: float, count: int, size: int) -> np.ndarray:
-        """The convolution of `count` discrete Gaussians.
-
-        variance: of one share, in squared steps.
-        count: shares in the sum, >= 1.
-        size: of the ring.
-        Returns: (size,) law of the sum modulo size, the outcome 0 first.
-        """
+        "The convolution of `count` discrete Gaussians."
         k = np.arange(-size // 2, size - size // 2)
         one = np.exp(-(k**2) / (2 * variance))
         first = np.roll(one / one.sum(), -(size // 2))
@@ -98,25 +82,11 @@ class DDGauss(OnRing):
     def account(
         self, d: int, q: float, rounds: int, delta: float, **names
     ) -> Guarantee:
-        """Epsilon of a run that counts on the honest shares. [Kairouz et al. 2021, Prop. 14]
-
-        d: coordinates of the vectors, >= 1.
-        q: probability that a client takes part in a round, in (0, 1].
-        rounds: releases composed, >= 1.
-        delta: in (0, 1).
-        names: relation, accountant, unit, note, premises, as in ddgauss_epsilon.
-        Returns: Guarantee of the whole run.
-        """
+        "Epsilon of a run that counts on the honest shares. [Kairouz et al. 2021, Prop. 14]"
         return ddgauss_epsilon(self._release(d), q, rounds, delta, **names)
 
     def divergences(self, d: int, q: float, relation: str) -> tuple:
-        """Rényi curve of one sum of the honest shares. [Kairouz et al. 2021, Prop. 14]
-
-        d: coordinates of the vectors, >= 1.
-        q: probability that a client takes part in a round, in (0, 1].
-        relation: zero-out | replace, the last with q = 1 only.
-        Returns: Rényi orders, and the divergence of one sum at them, nats.
-        """
+        "Rényi curve of one sum of the honest shares. [Kairouz et al. 2021, Prop. 14]"
         return _divergences(self._release(d), q, relation, "rdp-balle")
 
     def _release(self, d):
@@ -125,11 +95,7 @@ class DDGauss(OnRing):
         return NoisySum(*grid, self.size(d), self.beta)
 
     def curvature(self, d: int) -> float:
-        """Of the sum of the honest shares. [page whole_noise, Prop. 2]
-
-        d: coordinates of the vectors, >= 1.
-        Returns: float in (0, inf]; inf: very many very coarse shares.
-        """
+        "Of the sum of the honest shares. [page whole_noise, Prop. 2]"
         return gaussian_curvature(float(self.variance(d)), self.honest)
 
     def release_epsilon(self, d: int) -> float:

@@ -241,23 +241,13 @@ class SharedNoise(Summed):
         return clip_l2(u, self.clip_norm)
 
     def attack_scores(
-        self,
-        relation: str,
-        present: bool,
-        n: int,
-        rng: np.random.Generator,
-        rounds: int = 1,
-        n_clients: int = 1,
-        cohort: int = 1,
-        d: int = 1,
-        **release,
-    ) -> dict:
+        self, relation, present, n, rng, rounds=1, n_clients=1, cohort=1, d=1, **release
+    ):
         """One client's vector, only the honest shares; or one share fewer. [Nasr et al. 2023]
 
         n_clients: clients in the federation.
         cohort: the client joins a round with probability cohort / n_clients.
         d: coordinates: of the update, or of the noise where a share leaves.
-        Returns: attack -> (n,) scores, large where the client seems present.
         """
         check_plays(present, n)
         check_choice("relation", relation, RELATIONS)
@@ -293,30 +283,39 @@ class SharedNoise(Summed):
         raise NotImplementedError
 
     def game_words(self, u: Tensor, rng) -> np.ndarray:
-        "Words that one client adds to the sum of each play: (n, d) vectors -> (n, K) words."
+        """Words that one client adds to the sum of each play.
+
+        u: (n, d) vectors, one play a row. rng: the stream of all plays. Returns (n, K)
+        elements of the ring.
+        """
         raise NotImplementedError
 
     def game_values(self, total: np.ndarray, d: int) -> np.ndarray:
-        "How the sum of each play is read: (n, K) words -> (n, d) float64."
+        """How the sum of each play is read.
+
+        total: (n, K) elements of the ring. d: entries of the vectors, >= 1. Returns
+        (n, d) float64.
+        """
         raise NotImplementedError
 
     def game_step(self, d: int) -> float:
-        "Step of the words of a game, in the units of clip_norm."
+        """Step of the words of a game.
+
+        d: entries of the vectors, >= 1. Returns it in the units of clip_norm.
+        """
         raise NotImplementedError
 
     def game_grid(self, d: int) -> float:
         """Step to which a game rounds what it sees; 0: it is fine enough as it is.
 
-        d: entries of the vectors, >= 1.
-        Returns: step, in the units of clip_norm; 0 where there is none.
+        d: entries of the vectors, >= 1. Returns it in the units of clip_norm.
         """
         return 0.0
 
     def game_axis(self, d: int) -> np.ndarray:
-        """Direction of the vector that the client of a game sends, (d,), of length 1.
+        """Direction of the vector that the client of a game sends.
 
-        d: entries of the vectors, >= 1.
-        Returns: (d,) float64, of length 1.
+        d: entries of the vectors, >= 1. Returns (d,) float64, of length 1.
         """
         return np.eye(1, d)[0]
 
@@ -372,10 +371,7 @@ class SketchCodec(SharedNoise):
         )
 
     def summand(self, u: Tensor, key=None) -> np.ndarray:
-        """Noisy ring elements of one sketch. [fltop Alg. 3, output]
-
-        Returns: (K,) int64 in [0, 2**32).
-        """
+        "Noisy ring elements of one sketch. [fltop Alg. 3, output]"
         values = self.sketch(check_vector("u", u)[None])[0].double().numpy()
         if self.sigma is None:
             raise ValueError(
@@ -405,10 +401,7 @@ class SketchCodec(SharedNoise):
         return self.expand(self.values(total)[None], d)[0]
 
     def encode(self, u: Tensor, key=None) -> Message:
-        """The words of one vector, packed; plain floats where sigma is None.
-
-        Returns: 4 K bytes of payload.
-        """
+        "The words of one vector, packed; plain floats where sigma is None."
         if self.sigma is None:
             row = self.sketch(check_vector("u", u)[None])[0]
             payload = row.double().numpy().astype("<f4")
@@ -417,10 +410,7 @@ class SketchCodec(SharedNoise):
         return Message(self.name, len(u), payload.tobytes(), self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
-        """One message opened by itself: the client's own noisy values. [fltop Alg. 3]
-
-        Returns: (d,) float32.
-        """
+        "One message opened by itself: the client's own noisy values. [fltop Alg. 3]"
         payload = self.unwrap(message)
         if self.sigma is None:
             return self.expand(finite_floats(payload)[None], message.d)[0]
@@ -474,7 +464,10 @@ class SketchCodec(SharedNoise):
         )
 
     def expand(self, values: Tensor, d: int) -> Tensor:
-        "The estimate from (n, K) noisy values of a sketch, (n, d)."
+        """The estimates from noisy values of a sketch.
+
+        values: (n, K). d: entries of the vectors, >= 1. Returns (n, d) float32.
+        """
         raise NotImplementedError
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #wn000102
@@ -556,11 +549,7 @@ class LinearSketch(SketchCodec):
     "Shares of discrete Gaussian noise on a linear sketch. [fltop Eq. 1]"
 
     def normal_sigma(self, d: int = None) -> float:
-        """Normal noise no more private than the honest shares. [page whole_noise, Prop. 2]
-
-        d: coordinates: they do not matter here.
-        Returns: noise multiplier; 0 where none is proved.
-        """
+        "Normal noise no more private than the honest shares. [page whole_noise, Prop. 2]"
         if self.sigma is None:
             return 0.0
         shares = gaussian_curvature((self.share / self.scale) ** 2, self.honest)
@@ -584,8 +573,6 @@ class LinearSketch(SketchCodec):
         accountant: pld | rdp-balle | rdp-classic; None: the smaller of the first two.
         relation: zero-out; none: replace; poisson: add-remove; fixed: both.
         fields: further arguments of gaussian_guarantee; note and premises are added.
-        Returns: Guarantee of the whole run.
-        sampling: how a cohort is drawn, one of `samplings`.
         """
         self.known_sigma()
         check_choice("sampling", sampling, self.samplings)
@@ -621,7 +608,6 @@ class LinearSketch(SketchCodec):
         sampling: none | poisson | fixed.
         unit: whose sketch is clipped.
         Returns: Losses of one sum of the honest shares.
-        relation: a key of `relations`.
         """
         self.known_sigma()
         check_choice("sampling", sampling, self.samplings)
@@ -639,35 +625,20 @@ class LinearSketch(SketchCodec):
         )
 
     def game_words(self, u: Tensor, rng: np.random.Generator) -> np.ndarray:
-        """Words that one client adds to the sum of each play.
-
-        u: (n, d) vectors, one play a row.
-        rng: random stream of all trials.
-        Returns: (n, d) int64, elements of the ring.
-        """
+        "Words that one client adds to the sum of each play."
         rows = self.clip_sketch(u).double().numpy()
         return to_ring(rows, self.scale, self.share, rng, self.clip_norm)
 
     def game_values(self, total: np.ndarray, d: int) -> np.ndarray:
-        """How the sum of each play is read.
-
-        total: (n, d) elements of the ring.
-        d: coordinates.
-        Returns: (n, d) float64.
-        """
+        "How the sum of each play is read."
         return RING.lift(total) * self.scale
 
     def game_step(self, d: int) -> float:
-        """Step of the words of a game.
-
-        d: coordinates; the same step for all.
-        Returns: float in the units of clip_norm.
-        """
+        "Step of the words of a game."
         return self.scale
 
     def privacy_profile(self, relation: str, eps, **release) -> np.ndarray:
-        "Privacy profile of the attack: two normal distributions. [Balle & Wang 2018,"
-        " Thm. 8]"
+        "Privacy profile of the attack: two normals. [Balle & Wang 2018, Thm. 8]"
         swap = check_choice("relation", relation, CLAIMED) == "replace"
         sigma = self.known_sigma()
         steps = sigma * self.clip_norm / self.scale

@@ -96,10 +96,7 @@ class Gaussian(ServerNoise):
         return u + self.std * normal(u.shape, rng, u.device) if self.local else u
 
     def sum_estimates(self, estimates: Tensor) -> Tensor:
-        """Sum, on the server's grid where the server adds exact noise.
-
-        Returns: (..., d) float64.
-        """
+        "Sum, on the server's grid where the server adds exact noise."
         return (Central if self.local else ServerNoise).sum_estimates(self, estimates)
 
     def average(self, total: Tensor, cohort: float, rng: np.random.Generator) -> Tensor:
@@ -109,10 +106,7 @@ class Gaussian(ServerNoise):
         )
 
     def encode(self, u: Tensor, key=None) -> Message:
-        """Clip, add the client's noise if it adds any, and write four bytes a value.
-
-        Returns: 4 d bytes of payload.
-        """
+        "Clip, add the client's noise if it adds any, and write four bytes a value."
         row, rngs = check_vector("u", u)[None], [private_stream(key)]
         if self.local and self.exact:
             payload = RING.wrap(_steps(self, row, rngs)[0]).astype("<u4")
@@ -121,10 +115,7 @@ class Gaussian(ServerNoise):
         return Message(self.name, len(u), payload.tobytes(), self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
-        """Read the values back.
-
-        Returns: (d,) float32.
-        """
+        "Read the values back."
         payload = self.unwrap(message)
         if not (self.local and self.exact):
             return finite_floats(payload)
@@ -140,15 +131,8 @@ class Gaussian(ServerNoise):
         return ServerNoise.to_summand(self, message)
 
     def privacy_profile(
-        self,
-        relation: str,
-        eps,
-        rounds: int = 1,
-        n_clients: int = 1,
-        cohort: int = 1,
-        d: int = 1,
-        **release,
-    ) -> np.ndarray:
+        self, relation, eps, rounds=1, n_clients=1, cohort=1, d=1, **release
+    ):
         """Privacy profile of the attack. [Balle & Wang 2018, Thm. 8; page ring, Prop. A]
 
         rounds: releases of one play.

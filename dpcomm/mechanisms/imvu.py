@@ -323,10 +323,7 @@ class ImvuCodec(Mechanism):
         return Message(self.name, len(u), packed, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
-        """Look the symbols up. [imvu Sec. 3]
-
-        Returns: (d,) float32.
-        """
+        "Look the symbols up. [imvu Sec. 3]"
         return torch.from_numpy(self.levels.astype(np.float32)[_symbols(self, message)])
 
     def to_summand(self, message: Message) -> np.ndarray:
@@ -500,8 +497,6 @@ class Imvu(ImvuCodec):
         exact-balle and pld, or fisher-balle where there is a table.
         unit: whose vector is clipped: client | example.
         orders: Rényi orders, default ORDERS.
-        Returns: local: the server sees every message.
-        sampling: how a cohort is drawn, one of `samplings`.
         d: entries of the vectors, >= 1.
         """
         check_choice("relation", relation, RELATIONS)
@@ -531,7 +526,6 @@ class Imvu(ImvuCodec):
 
         unit: whose vector is clipped: client | example.
         Returns: Losses of one message; ValueError where a table is used.
-        relation: a key of `relations`.
         """
         check_choice("relation", relation, RELATIONS)
         closed_only(self)
@@ -539,21 +533,8 @@ class Imvu(ImvuCodec):
         about = dict(name=self.name, trust="local", unit=unit, note=ACCOUNTANTS["pld"])
         return gaussian_losses(sigma, relation=relation, **about)
 
-    def attack_scores(
-        self,
-        relation: str,
-        present: bool,
-        n: int,
-        rng: np.random.Generator,
-        rounds: int = 1,
-        d: int = 4,
-        **release,
-    ) -> dict:
-        """Attack: send the worst vector or its neighbour, score by likelihood. [Nasr et al. 2023]
-
-        d: coordinates, all equal.
-        Returns: attack -> (n,) scores, large where the vector seems sent.
-        """
+    def attack_scores(self, relation, present, n, rng, rounds=1, d=4, **release):
+        "Attack: send the worst vector or its neighbour, score by likelihood. [Nasr et al. 2023]"
         check_plays(present, n)
         check_choice("relation", relation, tuple(self.relations))
         signs = torch.tensor([[1.0], [-1.0 if relation == "replace" else 0.0]])
@@ -566,11 +547,7 @@ class Imvu(ImvuCodec):
         return {"likelihood": score}
 
     def privacy_profile(self, relation: str, eps, d: int = 4, **release) -> np.ndarray:
-        """Privacy profile of the attack. [Prop. G]
-
-        d: coordinates of the game.
-        Returns: delta of one message, shape of eps, exact.
-        """
+        "Privacy profile of the attack. [Prop. G]"
         swap = check_choice("relation", relation, RELATIONS) == "replace"
         half = self.beta / math.sqrt(d) / 2
         half = min(half, 0.5) if self.clamp else half

@@ -282,17 +282,11 @@ class RingCodec(RingGrid):
         return self.ring.wrap(z + self.draw(self.variance(d), z.shape, rng))
 
     def summand(self, u: Tensor, key=None) -> np.ndarray:
-        """One client's share. [Kairouz et al. 2021, Alg. 1]
-
-        Returns: (D,) int64 in [0, 2^bits).
-        """
+        "One client's share. [Kairouz et al. 2021, Alg. 1]"
         return self.shares(check_vector("u", u)[None], private_stream(key))[0]
 
     def lifted(self, total: np.ndarray, d: int) -> Tensor:
-        """The vector that a sum in the ring represents. [Kairouz et al. 2021, Alg. 2]
-
-        Returns: (..., d) float32.
-        """
+        "The vector that a sum in the ring represents. [Kairouz et al. 2021, Alg. 2]"
         if np.shape(total)[-1:] != (self.size(d),):
             raise ValueError(
                 f"total has shape {np.shape(total)}; {d} entries need {self.size(d)}"
@@ -307,20 +301,14 @@ class RingCodec(RingGrid):
         return Message(self.name, len(u), payload, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
-        """One message opened by itself, as a sum of one; also one of wire version 1.
-
-        Returns: (d,) float32.
-        """
+        "One message opened by itself, as a sum of one; also one of wire version 1."
         old = replace(self, padded=True)
         seen = isinstance(message, Message) and message.fingerprint
         sender = old if seen == old.fingerprint else self
         return sender.lifted(sender.to_summand(message), message.d)
 
     def to_summand(self, message: Message) -> np.ndarray:
-        """The words of a message.
-
-        Returns: (D,) words.
-        """
+        "The words of a message."
         return unpack_bits(self.unwrap(message), self.ring_bits, self.size(message.d))
 
     def simulate(self, u: Tensor, rng) -> Tensor:
@@ -481,7 +469,6 @@ class RingAccount(RingCodec):
         names: relation (zero-out | replace), unit, note, premises.
         Returns: Guarantee of the whole run, while the honest shares are in every sum.
         d: entries of the vectors, >= 1.
-        sampling: how a cohort is drawn, one of `samplings`.
         """
         check_between("d", d, 1)
         check_between("rounds", rounds, 1)
@@ -506,7 +493,7 @@ class RingAccount(RingCodec):
 
         d: coordinates of the vectors, >= 1.
         q: probability that a client takes part in a round, in (0, 1].
-        relation: zero-out | replace.
+        relation: zero-out | replace, the last with q = 1 only.
         Returns: Rényi orders, and the divergence of one sum at them, nats.
         """
         raise NotImplementedError
@@ -515,16 +502,12 @@ class RingAccount(RingCodec):
         """Largest curvature of the noise of a sum. [page whole_noise]
 
         d: coordinates of the vectors, >= 1.
-        Returns: float of the noise of the honest shares, in (0, inf].
+        Returns: float of the noise of the honest shares; inf: very many very coarse ones.
         """
         raise NotImplementedError
 
     def normal_sigma(self, d: int) -> float:
-        """Normal noise that hides no more than the honest shares. [page whole_noise, Prop. 1]
-
-        d: coordinates of the vectors, >= 1.
-        Returns: noise multiplier; 0 where none is proved.
-        """
+        "Normal noise that hides no more than the honest shares. [page whole_noise, Prop. 1]"
         longest = rounded_norm(self.clip_norm / self.step(d), self.size(d), self.beta)
         return normal_std(self.curvature(d)) / longest
 
@@ -541,9 +524,7 @@ class RingAccount(RingCodec):
         q: chance to take part; 1 without sampling.
         sampling: none | poisson | fixed.
         unit: whose vector is clipped.
-        Returns: Losses of one sum of the honest shares.
         d: entries of the vectors, >= 1.
-        relation: a key of `relations`.
         """
         check_between("d", d, 1)
         check_choice("sampling", sampling, self.samplings)
@@ -604,45 +585,23 @@ class OnRing(RingAccount):
     "Clip, rotate, round, add integer noise, wrap. [Kairouz et al. 2021, Alg. 1]"
 
     def game_words(self, u: Tensor, rng: np.random.Generator) -> np.ndarray:
-        """Words that one client adds to the sum of each play.
-
-        u: (n, d) vectors, one play a row.
-        rng: random stream of all trials.
-        Returns: (n, D) int64, elements of the ring.
-        """
+        "Words that one client adds to the sum of each play."
         return self.shares(u, rng)
 
     def game_values(self, total: np.ndarray, d: int) -> np.ndarray:
-        """How the sum of each play is read.
-
-        total: (n, D) elements of the ring.
-        d: coordinates of the vectors.
-        Returns: (n, d) float64.
-        """
+        "How the sum of each play is read."
         return self.lifted(total, d).double().numpy()
 
     def game_step(self, d: int) -> float:
-        """Step of the words of a game.
-
-        d: coordinates of the vectors.
-        Returns: float in the units of clip_norm.
-        """
+        "Step of the words of a game."
         return self.step(d)
 
     def game_grid(self, d: int) -> float:
-        """Step to which a game rounds what it sees along one direction.
-
-        d: coordinates of the vectors.
-        Returns: float in the units of clip_norm.
-        """
+        "Step to which a game rounds what it sees along one direction."
         return self.step(d) / math.sqrt(self.block(d))
 
     def game_axis(self, d: int) -> np.ndarray:
-        """Direction of the vector that the client of a game sends.
-
-        d: coordinates of the vectors.
-        Returns: (d,) float64, of length 1.
-        """
+        "Direction of the vector that the client of a game sends."
         return np.eye(1, d, self.block(d) % d)[0]
 
     def coordinate_law(self, d: int, z: int) -> np.ndarray:
@@ -687,9 +646,7 @@ class OnRing(RingAccount):
             weight += chance
         return np.maximum(np.fft.irfft(found / weight, P * 2**self.ring_bits), 0)
 
-    def privacy_profile(
-        self, relation: str, eps, d: int = 1, rounds: int = 1, **release
-    ) -> np.ndarray:
+    def privacy_profile(self, relation, eps, d=1, rounds=1, **release):
         """Privacy profile of the attack, from both distributions. [Balle & Wang 2018, Thm. 5]
 
         d: coordinates of the game.

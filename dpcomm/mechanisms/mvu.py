@@ -136,10 +136,7 @@ class MvuCodec(Mechanism):
         return zlib.crc32(repr((self, symbols)).encode())
 
     def mean_sign(self, u):
-        """Mean sign of a coordinate's estimate. [Lemma two]
-
-        Returns: same type and shape: P(+step) - P(-step).
-        """
+        "Mean sign of a coordinate's estimate. [Lemma two]"
         low, high = _two_only(self).alphabet
         return (u * (self.beta / self.clip_norm)).clip(-1, 1) / (high - low)
 
@@ -157,10 +154,7 @@ class MvuCodec(Mechanism):
         return out.to(u.device)
 
     def encode(self, u: Tensor, key=None) -> Message:
-        """Clip, scale, dither, draw, pack. [Chaudhuri, Guo & Rabbat 2022]
-
-        Returns: nbits a coordinate.
-        """
+        "Clip, scale, dither, draw, pack. [Chaudhuri, Guo & Rabbat 2022]"
         u, stream = self.clip(check_vector("u", u)[None])[0], private_stream(key)
         blocks = [u[k : k + BLOCK] for k in range(0, len(u), BLOCK)]
         seen = np.concatenate([_symbols(self, block, stream) for block in blocks])
@@ -171,10 +165,7 @@ class MvuCodec(Mechanism):
         return Message(self.name, len(u), payload, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
-        """Look the symbols up and undo the scaling. [Guo et al. 2022, Sec. 3]
-
-        Returns: (d,) float32.
-        """
+        "Look the symbols up and undo the scaling. [Guo et al. 2022, Sec. 3]"
         seen = unpack_bits(self.unwrap(message), self.nbits, message.d)
         m = len(self.table.alphabet)
         if seen.max(initial=0) >= m:
@@ -421,8 +412,6 @@ class Mvu(MvuCodec):
         accountant: one of ACCOUNTANTS.
         unit: client | example: whose vector is clipped.
         orders: Rényi orders, > 1; default ORDERS.
-        Returns: local: the server sees every message.
-        sampling: how a cohort is drawn, one of `samplings`.
         d: entries of the vectors, >= 1.
         """
         check_choice("relation", relation, tuple(self.relations))
@@ -453,7 +442,6 @@ class Mvu(MvuCodec):
 
         unit: client | example: whose vector is clipped.
         Returns: Losses of one message of any length, by a Rényi curve alone.
-        relation: a key of `relations`.
         """
         check_choice("relation", relation, tuple(self.relations))
 
@@ -464,9 +452,7 @@ class Mvu(MvuCodec):
         about = dict(relation=relation, unit=unit, trust="local", note="any d")
         return Losses(name=self.name, renyi=renyi, **about)
 
-    def attack_scores(
-        self, relation: str, present: bool, n: int, rng, rounds: int = 1, **release
-    ) -> dict:
+    def attack_scores(self, relation, present, n, rng, rounds=1, **release):
         "Send a worst-case vector or its neighbour; score by likelihood. [Nasr et al. 2023]"
         check_plays(present, n)
         check_choice("relation", relation, tuple(self.relations))

@@ -166,10 +166,7 @@ class PmCodec(Local):
         return torch.zeros_like(memory).scatter_(1, at, y), memory.scatter_(1, at, 0.0)
 
     def encode(self, u: Tensor, key=None) -> Message:
-        """Draw coordinates from a seed, send their numbers. [Wang et al. 2019, Alg. 4]
-
-        Returns: seed and k cells of 32 bits.
-        """
+        "Draw coordinates from a seed, send their numbers. [Wang et al. 2019, Alg. 4]"
         u, seed = check_vector("u", u), public_seed(key)
         k = self.sent(len(u))
         at = torch.from_numpy(coordinates(seed_tree(seed, "coordinates"), len(u), k))
@@ -281,9 +278,7 @@ def answer_cells(t: np.ndarray, eps: float, rng: np.random.Generator) -> np.ndar
 class Pm(PmCodec):
     "Piecewise mechanism on a random few coordinates. [Wang et al. 2019, Alg. 4]"
 
-    def attack_scores(
-        self, relation: str, present: bool, n: int, rng, rounds: int = 1, **release
-    ) -> dict:
+    def attack_scores(self, relation, present, n, rng, rounds=1, **release):
         "Send the bound or its negative in every sent coordinate; score by likelihood."
         check_plays(present, n)
         check_choice("relation", relation, tuple(self.relations))

@@ -402,19 +402,13 @@ class QuantCodec(Local):
         return calibrate(d, self.levels, self.eps, self.rule, self.kappa_min)
 
     def message_epsilon(self, d: int = None) -> float:
-        """What the threshold really spends. [sqsgd, Theorem 1 of the paper]
-
-        Returns: eps of one message.
-        """
+        "What the threshold really spends. [sqsgd, Theorem 1 of the paper]"
         return (
             self.eps if d is None else self.calibration(check_size("d", d)).actual_eps
         )
 
     def encode(self, u: Tensor, key=None) -> Message:
-        """Round, randomise, pack. [sqsgd Alg. 1]
-
-        Returns: d level numbers.
-        """
+        "Round, randomise, pack. [sqsgd Alg. 1]"
         rng, x = private_stream(key), represent(self, check_vector("u", u)[None])
         rounded = quantise(x, self.bound, self.levels, rng)
         numbers = randomise(rounded, self.calibration(len(u)), rng)
@@ -423,19 +417,13 @@ class QuantCodec(Local):
         )
 
     def decode(self, message: Message) -> Tensor:
-        """Look the levels up and divide by m. [sqsgd Alg. 1, line 3]
-
-        Returns: (d,) float32.
-        """
+        "Look the levels up and divide by m. [sqsgd Alg. 1, line 3]"
         payload = self.unwrap(message)
         values = levels(self.bound, self.levels) / self.calibration(message.d).m
         return torch.from_numpy(values[unpack(payload, self.levels, message.d)]).float()
 
     def to_summand(self, message: Message) -> np.ndarray:
-        """The level numbers of a message.
-
-        Returns: (d,) level numbers.
-        """
+        "The level numbers of a message."
         return unpack(self.unwrap(message), self.levels, message.d)
 
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
@@ -502,20 +490,9 @@ class PrivQuant(QuantCodec):
     "Stochastic rounding to K levels, then a private choice among all. [sqsgd Alg. 1]"
 
     def attack_scores(
-        self,
-        relation: str,
-        present: bool,
-        n: int,
-        rng,
-        rounds: int = 1,
-        d: int = GAME_DIMENSION,
-        **release,
-    ) -> dict:
-        """Send a corner of the cube or the opposite one; score by likelihood and by places.
-
-        d: dimension of the game.
-        Returns: attack -> (n,) scores, large where the first input seems sent.
-        """
+        self, relation, present, n, rng, rounds=1, d=GAME_DIMENSION, **release
+    ):
+        "Send a corner of the cube or the opposite one; score by likelihood and by places."
         check_choice("relation", relation, tuple(self.relations))
         check_plays(present, n)
         cal, top = self.calibration(d), self.levels - 1
@@ -529,14 +506,8 @@ class PrivQuant(QuantCodec):
                 scores[name] += score
         return scores
 
-    def privacy_profile(
-        self, relation: str, eps, d: int = GAME_DIMENSION, **release
-    ) -> np.ndarray:
-        """Privacy profile of the attack, from the distribution of both counts. [sqsgd Alg. 1]
-
-        d: dimension of the game.
-        Returns: delta of one message, shape of eps, exact.
-        """
+    def privacy_profile(self, relation, eps, d=GAME_DIMENSION, **release):
+        "Privacy profile of the attack, from the distribution of both counts. [sqsgd Alg. 1]"
         check_choice("relation", relation, tuple(self.relations))
         a, b = np.meshgrid(np.arange(d + 1.0), np.arange(d + 1.0), indexing="ij")
         rest, K = d - a, self.levels

@@ -113,19 +113,13 @@ class Quantised(ServerNoise):
         return (whole(self, u, rng).double() * step(self, u.shape[1])).float()
 
     def encode(self, u: Tensor, key=None) -> Message:
-        """Clip, round, pack. [dprec App. D.3]
-
-        Returns: level_bits bits an entry.
-        """
+        "Clip, round, pack. [dprec App. D.3]"
         z = whole(self, check_vector("u", u)[None], private_stream(key))[0]
         payload = pack_bits((z + self.levels).cpu().numpy(), self.level_bits)
         return Message(self.name, len(u), payload, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
-        """One message opened by itself.
-
-        Returns: (d,) float32.
-        """
+        "One message opened by itself."
         return torch.from_numpy(
             levels_of(self, message) * step(self, message.d)
         ).float()
@@ -140,24 +134,9 @@ class Quantised(ServerNoise):
         return (x * scale - u).to(u.dtype), (scale**2 * part * (1 - part)).to(u.dtype)
 
     def attack_scores(
-        self,
-        relation: str,
-        present: bool,
-        n: int,
-        rng: np.random.Generator,
-        rounds: int = 1,
-        n_clients: int = 1,
-        cohort: int = 1,
-        d: int = 1,
-        **release,
-    ) -> dict:
-        """The family's game, and a score that knows the rounding. [Nasr et al. 2023]
-
-        n_clients: clients in the federation.
-        cohort: the client joins a round with probability cohort / n_clients.
-        d: entries, all equal.
-        Returns: attack -> (n,) scores, large where the client seems present.
-        """
+        self, relation, present, n, rng, rounds=1, n_clients=1, cohort=1, d=1, **release
+    ):
+        "The family's game, and a score that knows the rounding. [Nasr et al. 2023]"
         check_plays(present, n)
         check_choice("relation", relation, tuple(self.relations))
         seen = []

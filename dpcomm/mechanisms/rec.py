@@ -280,10 +280,7 @@ class RecCodec(Mechanism):
         return tuple(self.groups or (d,))
 
     def encode(self, u: Tensor, key=None) -> Message:
-        """Clip, select a candidate per group, send seed and indices. [dprec Alg. 3]
-
-        Returns: seed and packed indices.
-        """
+        "Clip, select a candidate per group, send seed and indices. [dprec Alg. 3]"
         seed, private = public_seed(key), private_stream(key)
         phi = (
             (self.clip(check_vector("u", u).double()[None])[0] / self.std).cpu().numpy()
@@ -297,10 +294,7 @@ class RecCodec(Mechanism):
         return Message(self.name, len(u), payload, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
-        """Remake the selected candidates. [dprec Alg. 4]
-
-        Returns: (d,) float32.
-        """
+        "Remake the selected candidates. [dprec Alg. 4]"
         payload, sizes = self.unwrap(message), self.sizes(message.d)
         seed, numbers = int.from_bytes(payload[:4], "little"), np.arange(len(sizes))
         indices = unpack_bits(payload[4:], self.index_bits, len(sizes))
@@ -489,22 +483,21 @@ class Rec(RecCodec):
 
     def attack_scores(
         self,
-        relation: str,
-        present: bool,
-        n: int,
-        rng: np.random.Generator,
-        path: str = "encode",
-        rounds: int = 1,
-        n_clients: int = 1,
-        cohort: int = 1,
+        relation,
+        present,
+        n,
+        rng,
+        path="encode",
+        rounds=1,
+        n_clients=1,
+        cohort=1,
         **release,
-    ) -> dict:
+    ):
         """Play the worst-case neighbour game. [worst split: page dprec_theorem]
 
         path: encode: real messages | law: no bytes | simulate: estimates.
         n_clients: N.
         cohort: a slot is the client's with probability cohort / n_clients.
-        Returns: attack -> (n,) scores, large where the client seems present.
         """
         check_plays(present, n)
         check_choice("relation", relation, tuple(RELATIONS))
@@ -530,9 +523,7 @@ class Rec(RecCodec):
         )
         return scores | {"index": looks[0][1].astype(float)} | same
 
-    def privacy_profile(
-        self, relation: str, eps, n_clients: int = 1, cohort: int = 1, **release
-    ) -> np.ndarray:
+    def privacy_profile(self, relation, eps, n_clients=1, cohort=1, **release):
         """What the game may show.
 
         n_clients: N.
@@ -570,8 +561,6 @@ class Rec(RecCodec):
         against null messages; exact-balle against another update, where pld-exact may
         prove less than a third of it and takes seconds the first time.
         relation: None: the first that goes with the sampling in SAMPLINGS_OF.
-        Returns: Guarantee of the whole run.
-        sampling: how a cohort is drawn, one of `samplings`.
         """
         relation = _fitting_relation(sampling, relation)
         alone = relation in ("null-slot", "poisson-null")  # nobody else chooses

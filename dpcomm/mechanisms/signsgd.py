@@ -80,10 +80,7 @@ class SignCodec(Mechanism):
         return self.sigma * self.clip_norm
 
     def mean_sign(self, u):
-        """Expected sign of noisy coordinates. [Jin et al. 2020]
-
-        Returns: mean sign of each, in [-1, 1], same type and shape.
-        """
+        "Expected sign of noisy coordinates. [Jin et al. 2020]"
         v = u / (self.std * 2**0.5)
         return torch.erf(v) if isinstance(v, Tensor) else erf(v)
 
@@ -106,10 +103,7 @@ class SignCodec(Mechanism):
         return (self.mean_sign(v * self.std) - u).to(u.dtype), variance.to(u.dtype)
 
     def encode(self, u: Tensor, key=None) -> Message:
-        """Clip, toss, pack. [Jin et al. 2020]
-
-        Returns: ceil(d / 8) bytes of payload.
-        """
+        "Clip, toss, pack. [Jin et al. 2020]"
         signs = self.simulate(check_vector("u", u)[None], [private_stream(key)])[0]
         payload = np.packbits(signs.cpu().numpy() > 0).tobytes()
         return Message(self.name, len(u), payload, self.fingerprint)
@@ -125,10 +119,7 @@ class SignCodec(Mechanism):
         return torch.from_numpy(bits.astype(np.float32) * 2 - 1)
 
     def to_summand(self, message: Message) -> np.ndarray:
-        """The bits of a message.
-
-        Returns: (d,) uint8, 1 for +1.
-        """
+        "The bits of a message."
         return np.unpackbits(
             np.frombuffer(self.unwrap(message), np.uint8), count=message.d
         )
@@ -196,8 +187,6 @@ class SignSgd(SignCodec):
         accountant: a key of ACCOUNTANTS; None: the smaller of exact-balle and pld.
         unit: whose vector is clipped: 'client' or 'example'.
         orders: Rényi orders, default those of the accountant.
-        Returns: local: the server sees every message.
-        sampling: how a cohort is drawn, one of `samplings`.
         d: entries of the vectors, >= 1.
         """
         check_choice("relation", relation, RELATIONS)
@@ -224,28 +213,13 @@ class SignSgd(SignCodec):
         """Privacy losses of one message, at most those of the values before the sign. [page losses]
 
         unit: whose vector is clipped: 'client' or 'example'.
-        Returns: Losses of one message.
-        relation: a key of `relations`.
         """
         check_choice("relation", relation, RELATIONS)
         about = dict(name=self.name, trust="local", unit=unit, note=_GAUSSIAN)
         return gaussian_losses(self.sigma, relation=relation, **about)
 
-    def attack_scores(
-        self,
-        relation: str,
-        present: bool,
-        n: int,
-        rng: np.random.Generator,
-        rounds: int = 1,
-        d: int = 4,
-        **release,
-    ) -> dict:
-        """Attack: send the worst vector or its neighbour, score by likelihood. [Nasr et al. 2023]
-
-        d: coordinates, all equal.
-        Returns: attack -> (n,) scores, large where the vector seems sent.
-        """
+    def attack_scores(self, relation, present, n, rng, rounds=1, d=4, **release):
+        "Attack: send the worst vector or its neighbour, score by likelihood. [Nasr et al. 2023]"
         check_plays(present, n)
         swap = check_choice("relation", relation, tuple(self.relations)) == "replace"
         v, score, half = 1 / (self.sigma * np.sqrt(d)), np.zeros(n), -np.log(2)
@@ -258,11 +232,7 @@ class SignSgd(SignCodec):
         return {"likelihood": score}
 
     def privacy_profile(self, relation: str, eps, d: int = 4, **release) -> np.ndarray:
-        """Privacy profile of the attack. [page signsgd, Prop. A]
-
-        d: coordinates of the game.
-        Returns: delta of one message, shape of eps, exact.
-        """
+        "Privacy profile of the attack. [page signsgd, Prop. A]"
         swap = check_choice("relation", relation, RELATIONS) == "replace"
         plus = ndtr(1 / (self.sigma * np.sqrt(d)))
         sent, other = (np.array([p, 1 - p]) for p in (plus, 1 - plus if swap else 0.5))

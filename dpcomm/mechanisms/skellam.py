@@ -58,67 +58,33 @@ class Skellam(OnRing):
     )
 
     def variance(self, d: int) -> Fraction:
-        """Variance of one share. [Agarwal, Kairouz & Liu 2021, Alg. 1]
-
-        d: coordinates of the vectors, >= 1.
-        Returns: Fraction in squared steps of the grid.
-        """
+        "Variance of one share. [Agarwal, Kairouz & Liu 2021, Alg. 1]"
         return Fraction(self.share / self.step(d)) ** 2
 
     def draw(self, variance: Fraction, shape: tuple, rng) -> np.ndarray:
-        """Skellam numbers, exactly. [Agarwal, Kairouz & Liu 2021, Def. 3.1]
-
-        variance: of one number, in squared steps.
-        shape: of the result.
-        rng: one stream, or one a row.
-        Returns: int64.
-        """
+        "Skellam numbers, exactly. [Agarwal, Kairouz & Liu 2021, Def. 3.1]"
         if not isinstance(rng, (list, tuple)):
             return skellam(variance, shape, rng)
         rows = [skellam(variance, shape[1:], stream) for stream in rng]
         return np.stack(rows) if rows else np.empty(shape, np.int64)
 
     def noise_law(self, variance: float, count: int, size: int) -> np.ndarray:
-        """A Skellam law of `count` variances. [Agarwal, Kairouz & Liu 2021, Sec. 3]
-
-        variance: of one share, in squared steps.
-        count: shares in the sum, >= 1.
-        size: of the ring.
-        Returns: (size,) law of the sum modulo size, the outcome 0 first.
-        """
+        "A Skellam law of `count` variances. [Agarwal, Kairouz & Liu 2021, Sec. 3]"
         k = np.arange(-size // 2, size - size // 2)
         return np.roll(ive(np.abs(k), count * variance), -(size // 2))
 
     def step(self, d: int) -> float:
-        """Finest grid whose sum fits the ring. [Agarwal, Kairouz & Liu 2021, Sec. 4]
-
-        d: coordinates of the vectors, >= 1.
-        Returns: gamma, in the units of clip_norm.
-        """
+        "Finest grid whose sum fits the ring. [Agarwal, Kairouz & Liu 2021, Sec. 4]"
         return 2 * self.k * math.sqrt(self.spread(d)) / math.sqrt(self.room())
 
     def account(
         self, d: int, q: float, rounds: int, delta: float, **names
     ) -> Guarantee:
-        """Epsilon of a run that counts on noise of sigma C. [Agarwal, Kairouz & Liu 2021]
-
-        d: coordinates of the vectors, >= 1.
-        q: probability that a client takes part in a round, in (0, 1].
-        rounds: releases composed, >= 1.
-        delta: in (0, 1).
-        names: relation, accountant, unit, note, premises, as in skellam_epsilon.
-        Returns: Guarantee of the whole run.
-        """
+        "Epsilon of a run that counts on noise of sigma C. [Agarwal, Kairouz & Liu 2021]"
         return skellam_epsilon(self._release(d), q, rounds, delta, **names)
 
     def divergences(self, d: int, q: float, relation: str) -> tuple:
-        """Rényi curve of one sum with noise of sigma C. [Agarwal, Kairouz & Liu 2021]
-
-        d: coordinates of the vectors, >= 1.
-        q: probability that a client takes part in a round, in (0, 1].
-        relation: zero-out | replace, the last with q = 1 only.
-        Returns: Rényi orders, and the divergence of one sum at them, nats.
-        """
+        "Rényi curve of one sum with noise of sigma C. [Agarwal, Kairouz & Liu 2021]"
         return _divergences(self._release(d), q, relation, "rdp-balle")
 
     def _release(self, d):
@@ -127,11 +93,7 @@ class Skellam(OnRing):
         return NoisySum(*grid, self.size(d), self.beta)
 
     def curvature(self, d: int) -> float:
-        """Of the noise of sigma C that the honest shares carry. [page whole_noise, Prop. 3]
-
-        d: coordinates of the vectors, >= 1.
-        Returns: > 0.
-        """
+        "Of the noise of sigma C that the honest shares carry. [page whole_noise, Prop. 3]"
         return skellam_curvature((self.sigma * self.clip_norm / self.step(d)) ** 2)
 
 # %% ../../nbs/baselines/skellam.ipynb #9974a4fd

@@ -202,10 +202,7 @@ class SqkrCodec(Local):
         return keep_probability(2.0**self.nbits, self.eps)
 
     def encode(self, u: Tensor, key=None) -> Message:
-        """Represent, sample, round, randomise, pack. [Chen et al. 2020, SQKR]
-
-        Returns: seed and k bits.
-        """
+        "Represent, sample, round, randomise, pack. [Chen et al. 2020, SQKR]"
         seed, private = public_seed(key), private_stream(key)
         a, f, bound = represent(self, check_vector("u", u)[None])
         at = coordinates(seed, f.size, self.nbits)
@@ -215,10 +212,7 @@ class SqkrCodec(Local):
         return Message(self.name, len(u), payload, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
-        """Sum the sampled rows of the frame with their signs. [Chen et al. 2020, SQKR]
-
-        Returns: (d,) float32.
-        """
+        "Sum the sampled rows of the frame with their signs. [Chen et al. 2020, SQKR]"
         at, signs = _sampled(self, message)
         f = frame(message.d, self.frame_seed)
         return estimate(self, at[None], signs[None], f)[0]
@@ -239,7 +233,6 @@ class SqkrCodec(Local):
         """Decoded vectors of a whole cohort, without messages.
 
         at: coordinates of all rows, (k,); None: each samples its own.
-        Returns: (n, d) float32, distributed as decode(encode(row)).
         """
         check_rows("u", u)
         (a, f, bound), k = represent(self, u), self.nbits
@@ -323,9 +316,7 @@ def worst_case(mechanism: SqkrCodec, at: Tensor, d: int) -> Tensor:
 class Sqkr(SqkrCodec):
     "Subsampled, quantised, randomised Kashin representation. [Chen et al. 2020, SQKR]"
 
-    def attack_scores(
-        self, relation: str, present: bool, n: int, rng, rounds: int = 1, **release
-    ) -> dict:
+    def attack_scores(self, relation, present, n, rng, rounds=1, **release):
         "Send a worst-case input or its opposite, and score by likelihood."
         check_plays(present, n)
         check_choice("relation", relation, tuple(self.relations))

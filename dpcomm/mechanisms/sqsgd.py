@@ -234,10 +234,7 @@ class SqSgdCodec(Local):
         return privquant.calibrate(self.size(d), *quantiser)
 
     def message_epsilon(self, d: int = None) -> float:
-        """What the threshold really spends. [sqsgd Thm. 1]
-
-        Returns: eps of one message.
-        """
+        "What the threshold really spends. [sqsgd Thm. 1]"
         return self.eps if d is None else self.calibration(d).actual_eps
 
     def simulate(self, u: Tensor, rng) -> Tensor:
@@ -274,10 +271,7 @@ class SqSgdCodec(Local):
         return Message(self.name, d, payload, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
-        """Look the levels up, rotate back, put them in their places. [sqsgd Alg. 2, line 19]
-
-        Returns: (d,) float32.
-        """
+        "Look the levels up, rotate back, put them in their places. [sqsgd Alg. 2, line 19]"
         payload, d = self.unwrap(message), message.d
         at, out = subset(self, d), torch.zeros(d)
         numbers = privquant.unpack(payload, self.levels, self.size(d))
@@ -286,10 +280,7 @@ class SqSgdCodec(Local):
         return out
 
     def to_summand(self, message: Message) -> np.ndarray:
-        """The level numbers of a message.
-
-        Returns: (D,) level numbers.
-        """
+        "The level numbers of a message."
         return privquant.unpack(self.unwrap(message), self.levels, self.size(message.d))
 
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
@@ -355,21 +346,8 @@ def send(mechanism: SqSgdCodec, rows: Tensor, d: int, rng) -> Tensor:
 class SqSgd(SqSgdCodec):
     "Selected, rotated and privately quantised gradients. [sqsgd Alg. 2]"
 
-    def attack_scores(
-        self,
-        relation: str,
-        present: bool,
-        n: int,
-        rng,
-        rounds: int = 1,
-        d: int = 2,
-        **release,
-    ) -> dict:
-        """Send a vector or its negative; the score is how far the message points along it.
-
-        d: dimension of the game.
-        Returns: attack -> (n,) scores, large where the first input seems sent.
-        """
+    def attack_scores(self, relation, present, n, rng, rounds=1, d=2, **release):
+        "Send a vector or its negative; the score is how far the message points along it."
         check_plays(present, n)
         check_choice("relation", relation, tuple(self.relations))
         u, score = torch.zeros(d), torch.zeros(n, dtype=torch.float64)

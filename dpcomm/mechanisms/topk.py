@@ -217,12 +217,7 @@ class TopK(LinearSketch):
         return mask
 
     def expand(self, values: Tensor, d: int) -> Tensor:
-        """Place values at the coordinates of their weights. [fltop Alg. 1, lines 11-12]
-
-        values: (n, K).
-        d: weights.
-        Returns: (n, d), zero outside the support.
-        """
+        "Place values at the coordinates of their weights. [fltop Alg. 1, lines 11-12]"
         out = values.new_zeros(len(values), d)
         out[:, chosen(self, d).index] = values
         return out

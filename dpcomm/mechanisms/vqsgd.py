@@ -100,10 +100,7 @@ class CornerCodec(Local):
         )
 
     def decode(self, message: Message) -> Tensor:
-        """Unpack the corners and average them. [Gandikota et al. 2019]
-
-        Returns: (d,) float32.
-        """
+        "Unpack the corners and average them. [Gandikota et al. 2019]"
         return estimate(self, _corners_of(self, message)[None], message.d)[0]
 
     def to_summand(self, message: Message) -> np.ndarray:
@@ -215,30 +212,14 @@ class VqSgd(CornerCodec):
     "Cross-polytope quantisation, randomised and repeated. [Gandikota et al. 2019]"
 
     def message_epsilon(self, d: int = None) -> float:
-        """Epsilon of one message: each repetition adds. [page vqsgd, Prop. B]
-
-        Returns: eps of R corners.
-        """
+        "Epsilon of one message: each repetition adds. [page vqsgd, Prop. B]"
         if d is not None:
             check_size("d", d)
         known = d is not None and self.eps < math.inf
         return self.repeats * (exact_eps(d, self.eps) if known else self.eps)
 
-    def attack_scores(
-        self,
-        relation: str,
-        present: bool,
-        n: int,
-        rng,
-        rounds: int = 1,
-        d: int = 1,
-        **release,
-    ) -> dict:
-        """Send one of the two worst inputs, and score by likelihood.
-
-        d: dimension.
-        Returns: attack -> (n,) scores, large where the first input seems sent.
-        """
+    def attack_scores(self, relation, present, n, rng, rounds=1, d=1, **release):
+        "Send one of the two worst inputs, and score by likelihood."
         check_plays(present, n)
         check_choice("relation", relation, tuple(self.relations))
         u = worst_case(self, d)
@@ -248,11 +229,7 @@ class VqSgd(CornerCodec):
         return {"likelihood": (p - q)[drawn].reshape(n, -1).sum(1)}
 
     def privacy_profile(self, relation: str, eps, d: int = 1, **release) -> np.ndarray:
-        """Privacy profile of the attack. [page vqsgd, Prop. A]
-
-        d: dimension of the game.
-        Returns: delta of one message, shape of eps, exact.
-        """
+        "Privacy profile of the attack. [page vqsgd, Prop. A]"
         check_choice("relation", relation, tuple(self.relations))
         lie = 1 / (math.exp(self.eps) + 2 * d - 1)
         keep, along = 1 - 2 * d * lie, d**-0.5
