@@ -25,12 +25,6 @@ def test_sizes_are_few_and_equal(n, most):
     assert len(sizes) == -(-n // most) and min(sizes) >= hierarchical.LEAST
 
 
-@tabled("n, most", [(0, 5), (5, 0), (2.5, 2), (9, 2), (2, 9)])
-def test_bad_sizes_are_refused(n, most):
-    with pytest.raises((ValueError, TypeError), match="n|most"):
-        hierarchical.session_sizes(n, most)
-
-
 @tabled("n, most", [(4, 3), (5, 3), (5, 4)])
 def test_a_session_of_two_is_refused_at_set_up(n, most):
     "Refused before anything is played, with a size that does."
@@ -120,12 +114,6 @@ def test_words_of_a_mechanism_may_be_any_ring_element():
     assert (total - 1.1).abs().max() < 1.0
 
 
-def test_fresh_secrets_give_the_same_sum():
-    ring = Ring(14)
-    found = hierarchical.sum_of_sums(ring.wrap(X), ring, 18)
-    assert found.total.tolist() == X.sum(0).tolist()
-
-
 def test_costs_are_the_formulas():
     n, d = 40, 50
     cost, g = hierarchical.session_cost(n, d, 20), graph_parameters(n, 0.1, 0.05)
@@ -136,14 +124,3 @@ def test_costs_are_the_formulas():
         0 < cost["down"] <= sum(b.total // 8 for k, b in bits.items() if k[1] == "down")
     )
     assert cost["clients"] > 0 and cost["server"] > 0 and cost["n"] == n
-
-
-def test_a_reason_names_the_client_by_its_id():
-    theirs = errors.OutOfRange("too large: clip", 1, errors.MASKED)
-    assert (
-        hierarchical.reason(theirs, [7, 30])
-        == "round 'masked', client 30: too large: clip"
-    )
-    ours = errors.BelowThreshold("too few", errors.SERVER, errors.MASKED)
-    assert hierarchical.reason(ours, [7, 30]) == str(ours)
-    assert hierarchical.reason(ValueError("no list"), [7, 30]) == "no list"

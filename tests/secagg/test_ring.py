@@ -148,20 +148,6 @@ def test_the_overflow_bound_holds():
     assert small[1] == pytest.approx(10 * small[0])
 
 
-def test_the_overflow_bound_names_what_it_refuses():
-    given = dict(bits=16, scale=1.0, bound=1.0, n_clients=1, noise_std=1.0, d=1)
-    for change in (
-        dict(bits=1),
-        dict(scale=0.0),
-        dict(bound=-1.0),
-        dict(n_clients=0),
-        dict(noise_std=math.nan),
-        dict(d=0),
-    ):
-        with pytest.raises(ValueError, match=f"{next(iter(change))} is"):
-            ring.overflow_probability(**(given | change))
-
-
 # ---- fixed-point exponentials and cumulative laws
 
 
@@ -249,16 +235,6 @@ def test_short_prefixes_give_the_same_law(bits, half):
     assert undecided.mean() > 0.02, "nothing was left to decide"
 
 
-def test_settling_keeps_to_its_prefix():
-    "Whatever bits follow, the size lies where the prefix points."
-    sigma2 = Fraction(4)
-    law = [t / 2**40 for t in discrete.cumulative(sigma2, 40)]
-    for prefix in range(16):
-        for i in range(5):
-            x = discrete.resolve_size(sigma2, False, prefix, 4, seed_tree(i, prefix))
-            assert (x == 0 or law[x - 1] < (prefix + 1) / 16) and law[x] > prefix / 16
-
-
 @tabled("sigma2", [2**20, 2**20 + 0.5, 5e6, 1e8, 1e12, 2.0**70])
 def test_wide_laws(sigma2):
     "Blocks against the normal law and, for the low bits, the uniform one."
@@ -328,51 +304,6 @@ def test_coins(t):
     heads = sum(discrete.exp_coin(t, seed_tree(0, "coin", i)) for i in range(n))
     low, high = count_bounds(n, math.exp(-t))
     assert low <= heads <= high
-
-
-def test_comparisons_use_known_bits_first():
-    third, quarter = Fraction(1, 3), Fraction(1, 4)
-
-    def below(t, prefix, bits, *stream):
-        return discrete.uniform_below(t, prefix, bits, seed_tree(0, *stream))
-
-    assert below(third, 0, 1) in (True, False), "0..1/2 does not decide"
-    assert below(third, 1, 2) in (True, False), "1/4..1/2 does not decide"
-    assert below(third, 0, 2) is True and below(third, 2, 2) is False
-    assert below(quarter, 1, 2) is False and below(Fraction(0), 0, 0) is False
-    n = 4000
-    low, high = count_bounds(n, 1 / 3)
-    assert low <= sum(below(third, 0, 0, i) for i in range(n)) <= high
-
-
-def test_bits_are_added_until_they_decide():
-    asked = []
-
-    def answer(prefix, bits):
-        asked.append((prefix, bits))
-        return prefix if bits >= 40 else None
-
-    found = discrete.decide(answer, 5, 3, seed_tree(0), 16)
-    assert [bits for _, bits in asked] == [3, 19, 35, 51] and found == asked[-1][0]
-    assert [prefix >> bits - 3 for prefix, bits in asked] == [5] * 4
-    assert discrete.more_bits(1, 1, seed_tree(1)) == (
-        1 << 64 | int(seed_tree(1).integers(2**64, dtype=np.uint64)),
-        65,
-    )
-
-
-@tabled("dtype, bits", [(np.int64, 63), (np.uint64, 64), (np.int64, 5)])
-def test_guide_tables_count_the_thresholds_below(dtype, bits):
-    highest = np.iinfo(dtype).max if bits > 16 else 2**bits - 1
-    rng = seed_tree(0, "guide", bits)
-    thresholds = np.sort(rng.integers(highest, size=12, endpoint=True, dtype=dtype))
-    guide = discrete.guide_table(thresholds, bits)
-    assert len(guide) == 2 ** min(bits, discrete.GUIDE_BITS)
-    width = bits - min(bits, discrete.GUIDE_BITS)
-    for cell in {int(t) >> width for t in thresholds}:
-        assert guide[cell] == -1
-    for cell in np.flatnonzero(guide >= 0)[::97]:
-        assert guide[cell] == sum(int(t) < int(cell) << width for t in thresholds)
 
 
 def test_shapes_streams_and_refusals():
