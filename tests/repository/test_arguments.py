@@ -24,15 +24,10 @@ from tables import tabled
 
 from dpcomm.core import checks, vectors, wire
 from dpcomm.core.random import seed_tree
-from dpcomm.mechanisms import compressive, contract, mvu_table, privquant, sqkr
-from dpcomm.privacy import (
-    audit,
-    fixed_size_accountant,
-    rec_accountant,
-    rec_moments,
-)
+from dpcomm.mechanisms import compressive, contract, mvu_table
+from dpcomm.privacy import fixed_size_accountant, rec_accountant, rec_moments
 from dpcomm.privacy.accounting import gaussian_guarantee
-from dpcomm.secagg import masking, protocol, ring, session, shamir
+from dpcomm.secagg import masking, protocol, ring, shamir
 from dpcomm.training import downlink, federated
 from dpcomm.training.task import sample_cohort
 
@@ -62,12 +57,8 @@ MECHANISMS = {
 }
 MADE = {name: contract.mechanism(name, **given) for name, given in MECHANISMS.items()}
 RUN = {
-    "compressive": {},
     "ddgauss": dict(d=4),
-    "gaussian": {},
-    "quantised": {},
     "skellam": dict(d=4),
-    "topk": {},
     "rec": dict(sampling="none", accountant="exact-balle"),
 }
 METHODS = {
@@ -101,12 +92,7 @@ METHODS["topk"] |= {
 }
 
 
-PLAN = compressive.plan(4, 1.0)
-FRAME = sqkr.frame(4)
 TABLE = mvu_table.two_symbols(1.0)
-CAL = privquant.calibrate(4, 4, 3.0, "best")
-SETUP = protocol.Setup(4, 3, ring.Ring(16), 2, session=bytes(16))
-PROMISE = gaussian_guarantee(1.0, 1e-5)
 SCORES = np.linspace(0, 1, 200)
 LAW = [0.6, 0.4], [0.4, 0.6]
 SMALL = dict(sigma=1.0, q=0.1, rounds=10, delta=1e-5)
@@ -171,10 +157,6 @@ GOOD = {
             trust="central",
         ),
         "gaussian_delta": dict(sigma=1.0, eps=1.0, rounds=2),
-        "pure_guarantee": dict(
-            eps=1.0, rounds=2, delta=1e-5, sampling="none", note="n"
-        ),
-        "check_everyone": dict(sampling="none"),
         "gaussian_guarantee": (
             SMALL
             | dict(
@@ -200,8 +182,6 @@ GOOD = {
     },
     "privacy.audit": {
         "enumerated_eps": dict(p=LAW[0], q=LAW[1], delta=0.1),
-        "enumerated_delta": dict(p=LAW[0], q=LAW[1], eps=0.1),
-        "clopper_pearson": dict(hits=3, n=10, alarm=0.05),
         "distinguish": dict(
             present=SCORES,
             absent=SCORES[::-1] - 1,
@@ -209,7 +189,6 @@ GOOD = {
             alarm=0.05,
             directions=("forward",),
         ),
-        "ceiling": dict(trials=200, delta=0.1, alarm=0.05),
         "audit_play": dict(
             mechanism=MADE["gaussian"],
             relation="zero-out",
@@ -221,7 +200,6 @@ GOOD = {
         "claim": dict(
             mechanism=MADE["gaussian"], relation="zero-out", delta=1e-5, rounds=2
         ),
-        "count_pvalue": dict(caught=30, n=100, false=10, m=100, eps=0.5, delta=0.01),
         "judge": dict(
             present=SCORES, absent=SCORES - 0.5, claims=([0.5], [0.1]), alarm=0.05
         ),
@@ -233,20 +211,11 @@ GOOD = {
             rng=RNG,
             alarm=0.05,
         ),
-        "detection_pvalue": dict(
-            true_curve=lambda eps: MADE["gaussian"].privacy_profile("zero-out", eps),
-            delta=MADE["gaussian"].privacy_profile("zero-out", audit.EPS),
-            trials=100,
-            deviations=1.8,
-        ),
         "smallest_lie": dict(
             mechanism=MADE["gaussian"], relation="zero-out", trials=1000, alarm=0.05
         ),
     },
     "privacy.one_run": {
-        "one_run_pvalue": dict(
-            eps=1.0, correct=30, guesses=40, canaries=100, delta=1e-5
-        ),
         "one_run_eps": dict(
             correct=30, guesses=40, canaries=100, delta=1e-5, alarm=0.05
         ),
@@ -257,9 +226,7 @@ GOOD = {
     },
     "core.random": {
         "Insecure": dict(seed=3),
-        "check_key": dict(key=None),
         "private_stream": dict(key=None),
-        "public_seed": dict(key=None),
         "bernoulli": dict(p=[0.5], rng=RNG),
     },
     "core.checks": {
@@ -272,17 +239,13 @@ GOOD = {
         "check_stream": dict(rng=RNG),
     },
     "core.vectors": {
-        "check_floats": dict(name="u", x=ROW),
         "check_finite": dict(name="u", x=ROW),
         "check_vector": dict(name="u", x=ROW),
         "check_rows": dict(name="u", x=ROWS),
         "clip_l2": dict(u=ROWS, clip=0.1),
-        "hadamard": dict(size=4),
         "walsh_hadamard": dict(x=ROW),
-        "signs": dict(size=4, seed=0),
         "rotate": dict(u=ROWS, seed=0),
         "unrotate": dict(v=ROWS, seed=0),
-        "block_size": dict(d=3),
     },
     "privacy.hypothesis_tests": {
         "check_plays": dict(present=True, n=3),
@@ -291,37 +254,17 @@ GOOD = {
         "repeated": dict(p=LAW[0], q=LAW[1], n=3),
         "two_valued_curve": dict(often=0.5, spent=1.0, eps=[0.5]),
         "pure_curve": dict(spent=1.0, eps=[0.5]),
-        "less_noise": dict(mechanism=MADE["gaussian"], factor=1.1),
     },
     "secagg.ring": {
-        "rounding_gap": dict(steps=10.0, n=5),
         "Ring": dict(bits=16),
-        "check_whole": dict(name="z", z=[1, 2]),
         "FixedPoint": dict(ring=ring.Ring(16), scale=0.1, bound=1.0, n_clients=3),
-        "round_to_grid": dict(grid=ring.FixedPoint(ring.Ring(16), 0.1, 1.0, 3), x=ROW),
-        "overflow_probability": dict(
-            bits=16, scale=0.1, bound=1.0, n_clients=3, noise_std=1.0, d=4
-        ),
-        "rounded_norm": dict(norm=3.0, D=4, beta=0.5),
-        "conditional_round": dict(x=[[0.5, 1.5]], norm_bound=3.0, rng=RNG),
     },
     "secagg.discrete": {
-        "check_shape": dict(shape=(2, 3)),
         "discrete_gaussian": dict(sigma2=2.0, shape=3, rng=RNG),
-        "exact_variance": dict(sigma2=2.0),
-        "tau": dict(variance=1.0, n=3),
-    },
-    "mechanisms.central_noise": {
-        "exact_guarantee": dict(
-            sigma=1.0, delta=1e-5, steps=1e6, rounds=3, accountant="rdp-balle"
-        ),
     },
     "mechanisms.distributed_noise": {
-        "share_std": SUM,
         "sampling_rate": dict(sampling="poisson", n_clients=10, cohort=5, least=1),
         "grid": SUM,
-        "least_bits": SUM,
-        "counted_sigma": SUM,
     },
     "mechanisms.contract": {
         "Sender": dict(mechanism=MADE["vqsgd"]),
@@ -351,9 +294,6 @@ GOOD = {
         ),
         "sample_cohort": dict(n_clients=10, cohort=2, sampling="poisson", rng=RNG),
     },
-    "training.local_sgd": {
-        "pick_engine": dict(name="auto", model=torch.nn.Sequential(torch.nn.Flatten())),
-    },
     "training.run_state": {
         "Ledger": dict(n_clients=3),
     },
@@ -368,49 +308,17 @@ GOOD = {
             sampling="fixed",
             seed=0,
         ),
-        "write_counts": dict(values=[1, 300]),
-        "read_counts": dict(data=b"\x01"),
-        "parse_packet": dict(
-            data=downlink.Packet("history", 1, 0, 1, 2, (0, 0), b"").to_bytes()
-        ),
     },
     "training.linear_model": {
         "Settings": dict(epochs=1, lr=0.1, momentum=0.5, batch=10),
     },
     "experiments.configurations": {
         "delta_of": dict(n_clients=100),
-        "local_epsilon": dict(c=0.5, nbits=70, delta=1e-5),
-    },
-    "experiments.sqsgd.fedsgd": {
-        "spare_bits": dict(eps=10.0),
     },
     "mechanisms.compressive": {
-        "largest_factors": dict(low=5, high=9),
-        "chunk_length": dict(d=10, chunks=3),
         "plan": dict(d=10, fraction=0.5, chunks=2, seed=0, kept="random", t=0),
-        "recover": dict(y=np.ones(4), p=PLAN, penalty=0.05, iterations=3),
-    },
-    "mechanisms.modular_noise": {
-        "padded": dict(d=3),
-        "NoisySum": dict(
-            scale=0.01, clip=1.0, n_clients=10, local_std=0.3, D=4, beta=0.5
-        ),
-        "check_release": dict(q=0.5, relation="zero-out", accountant="rdp-balle"),
-        "gaussian_multiplier": dict(
-            eps=3.0,
-            delta=1e-5,
-            q=0.5,
-            rounds=2,
-            orders=range(2, 65),
-            accountant="rdp-balle",
-        ),
     },
     "mechanisms.ddgauss": {
-        "omega": dict(variance=1.0, n=3),
-        "concentrated": dict(delta2=1.0, variance=1.0, n=3, D=4),
-        "fit": dict(
-            multiplier=1.0, clip_norm=1.0, n_clients=10, d=4, ring_bits=16, most=1.5
-        ),
         "calibrate": dict(
             eps=3.0,
             delta=1e-5,
@@ -425,11 +333,7 @@ GOOD = {
     },
     "mechanisms.imvu": {
         "closed_form": dict(eps=1.0),
-        "pmf": dict(x=[0.5], table=TABLE),
-        "fisher": dict(x=[0.5], table=TABLE),
-        "rdp_exact": dict(orders=[2, 3], kappa=1.0, relation="replace", d=4),
     },
-    "mechanisms.mvu": {"law": dict(table=TABLE, x=[0.5])},
     "mechanisms.mvu_table": {
         "Table": dict(
             eps=1.0,
@@ -438,48 +342,16 @@ GOOD = {
             constraint="strict",
             log="",
         ),
-        "two_symbols": dict(eps=1.0, n_inputs=3, constraint="metric"),
         "solve": dict(eps=1.0, n_inputs=2, n_outputs=2, constraint="metric"),
     },
     "mechanisms.pm": {
         "cells": dict(eps=1.0, count=2),
-        "half_width": dict(eps=1.0),
-        "window": dict(t=[0.5], eps=1.0),
-        "perturb": dict(t=[0.5], eps=1.0, draws=np.full((2, 1), 0.5)),
-        "density": dict(y=[0.5], t=[0.5], eps=1.0),
-        "variance": dict(t=np.array([0.5]), eps=1.0),
-        "coordinates": dict(rng=RNG, d=4, count=2),
     },
     "mechanisms.privquant": {
-        "position": dict(x=ROWS, bound=1.0, levels=4),
-        "levels": dict(bound=1.0, K=4),
-        "quantise": dict(x=ROWS, bound=1.0, levels=4, rng=RNG),
-        "tails": dict(d=4, levels=4),
-        "thresholds": dict(d=4, levels=4, kappa_min=0),
-        "smallest_eps": dict(d=4, levels=4, kappa_min=0),
-        "check_kappa_min": dict(mechanism=MADE["privquant"]),
-        "slack": dict(d=4, levels=4, eps=3.0),
         "calibrate": dict(d=4, levels=4, eps=3.0, rule="best", kappa_min=0),
-        "privatise": dict(x=ROWS, bound=1.0, cal=CAL, rng=RNG),
-        "variances": dict(x=ROWS, bound=1.0, cal=CAL),
-    },
-    "mechanisms.quantised": {
-        "longest": dict(mechanism=MADE["quantised"], d=4),
-        "step": dict(mechanism=MADE["quantised"], d=4),
-        "survival": dict(mechanism=MADE["quantised"], u=ROWS, rng=RNG),
-    },
-    "mechanisms.rec": {
-        "selection_moment": dict(order=2, s=1.0, n_candidates=8),
-        "select_projection": dict(s=1.0, n_candidates=8, rng=RNG),
-        "loss_law": dict(s=1.0, K=4, up=True, width=1e-3),
-        "decode_group": dict(d=3, std=1.0, seed=1, group=0, k=2),
     },
     "privacy.rec_moments": {
-        "log_moment": dict(j=[2.0, -1.0], s=1.0, K=8),
         "rdp": dict(orders=[2, 3], c=1.0, K=8, groups=2, direction="both"),
-        "rdp_mixture": dict(orders=[2, 3], c=1.0, K=8, q=0.1, groups=2),
-        "rdp_local": dict(orders=[1.5, 2], c=1.0, K=8),
-        "rdp_replace": dict(orders=[2, 3], c=1.0, K=8, q=0.1),
     },
     "privacy.rec_accountant": {
         "theorem1_epsilon": dict(
@@ -489,7 +361,6 @@ GOOD = {
             DPREC | dict(relation="poisson-null", conversion="balle", cohort=2)
         ),
         "pld_epsilon": DPREC | dict(relation="poisson-null", cohort=2),
-        "pld_bracket": DPREC | dict(relation="poisson-null", cohort=2),
         "calibrate_clip": dict(
             eps=3.0,
             accountant=rec_accountant.theorem1_epsilon,
@@ -502,42 +373,16 @@ GOOD = {
             delta=1e-5,
         ),
     },
-    "mechanisms.signsgd": {
-        "log_cosh": dict(y=[1.0]),
-        "half_logit": dict(v=[1.0]),
-        "rdp_signs": dict(orders=[2, 3], sigma=1.0, relation="replace", d=4),
-    },
     "secagg.skellam_noise": {
-        "check_mean": dict(mu=1.5),
         "poisson": dict(mu=1.5, shape=3, rng=RNG),
         "skellam": dict(mu=1.5, shape=3, rng=RNG),
     },
-    "mechanisms.skellam": {
-        "rdp_skellam": dict(orders=[2, 3], mu=1.0, delta2=1.0, delta1=1.0),
-        "amplify": dict(curve=[0.1, 0.2], q=0.1),
-    },
-    "mechanisms.sqkr": {
-        "frame": dict(d=4, seed=0),
-        "kashin": dict(u=ROWS.double(), frame=FRAME, clip=1.0, shrink=0.4, support=0.8),
-        "keep_probability": dict(letters=4.0, eps=1.0),
-        "coordinates": dict(seed=0, size=8, nbits=2),
-    },
     "mechanisms.sqsgd": {
-        "subset_size": dict(d=10, fraction=0.5, padded=False),
-        "padded_size": dict(count=3),
-        "subset": dict(mechanism=MADE["sqsgd"], d=4),
-        "signs": dict(seed=0, size=4),
         "rotate": dict(x=ROWS, seed=0),
         "unrotate": dict(x=ROWS, seed=0, count=3),
-        "span": dict(bound=1.0, size=4, name="tight"),
-        "cut_probability": dict(size=4),
     },
     "mechanisms.topk": {
         "Support": dict(coordinates=[0, 2]),
-        "size": dict(fraction=0.5, d=4),
-        "top_k": dict(scores=ROW, fraction=0.5),
-        "random_support": dict(fraction=0.5, d=4, seed=0, t=0),
-        "chosen": dict(mechanism=MADE["topk"], d=4),
         "scheme": dict(
             name="FL-CS",
             fraction=0.5,
@@ -548,10 +393,8 @@ GOOD = {
             chunks=1,
             tolerance=0.1,
         ),
-        "private_vote": dict(updates=ROWS, fraction=0.5, sigma=1.0, rng=RNG),
     },
     "privacy.fixed_size_accountant": {
-        "log_moments": dict(lam=[1.0, 2.0], sigma=1.0, q=0.1),
         "theorem1_epsilon": SMALL | dict(lambdas=[1.0, 2.0]),
         "fixed_size_rdp": dict(
             sigma=1.0, q=0.1, orders=[2, 3], relation="replace", bound="wang"
@@ -561,31 +404,6 @@ GOOD = {
         "known_cohort_epsilon": dict(
             sigma=1.0, participations=3, delta=1e-5, relation="replace", honest=0.9
         ),
-        "vote_epsilon": dict(
-            vote_sigma=1.0,
-            delta=1e-5,
-            vote_q=0.5,
-            sigma=1.0,
-            q=0.1,
-            rounds=3,
-            conversion="balle",
-        ),
-        "vote_recall": dict(n=100, K=10, voters=5, vote_sigma=0.1),
-        "guarantee_table": dict(
-            sigma=4.0,
-            n_clients=100,
-            cohort=10,
-            rounds=2,
-            delta=1e-3,
-            best=2,
-            missing=0.1,
-        ),
-    },
-    "mechanisms.vqsgd": {
-        "corner_bits": dict(d=4),
-        "exact_eps": dict(d=4, eps=1.0),
-        "worst_case": dict(mechanism=MADE["vqsgd"], d=4),
-        "law": dict(mechanism=MADE["vqsgd"], u=ROWS),
     },
     "secagg.protocol": {
         "Setup": dict(
@@ -602,21 +420,14 @@ GOOD = {
             signatures=3,
         ),
     },
-    "secagg.errors": {"party_name": dict(party=1)},
-    "secagg.masking": {"byte_spans": dict(bits=5)},
     "secagg.shamir": {
-        "polynomial": dict(secret=3, threshold=2, draw=masking.random_source(0)),
         "split": dict(
             secret=3, at=(1, 2, 3), threshold=2, draw=masking.random_source(0)
         ),
-        "lagrange": dict(at=(1, 2)),
-        "check_points": dict(name="at", at=(1, 2)),
         "reconstruct": dict(shares={1: 5, 2: 7}, threshold=2),
-        "private_from_scalar": dict(value=2**251),
     },
     "secagg.session": {
         "identities": dict(n_clients=2, seed=0),
-        "sizes_of": dict(vectors=[[1, 2]] * 4),
         "silent_from": dict(drop={3: "masked"}, n=4),
         "run_session": dict(
             vectors=[[1, 2]] * 4,
@@ -626,10 +437,6 @@ GOOD = {
             seed=0,
             drop={3: "masked"},
         ),
-        "hypergeometric_tails": dict(n=10, marked=3, drawn=4),
-        "neighbour_tails": dict(n=10, marked=3, k=4),
-        "split_probability": dict(n=10, bad=3, k=4),
-        "find_committee": dict(n=10, lost=1, bad=1, forked=0.1, mute=0.1, most=8),
         "graph_parameters": dict(
             n_clients=20,
             dropout=0.1,
@@ -638,7 +445,6 @@ GOOD = {
             security=10,
             correctness=5,
         ),
-        "check_rates": dict(dropout=0.1, corrupt=0.1, security=40, correctness=20),
         "overhead": dict(
             n_clients=4,
             neighbours=3,
@@ -651,11 +457,6 @@ GOOD = {
         ),
     },
     "secagg.hierarchical": {
-        "session_sizes": dict(n=10, most=4),
-        "assign": dict(n=10, most=5, seed=0),
-        "session_parameters": dict(
-            n=10, ring=ring.Ring(16), rates=(0.1, 0.05), largest=3
-        ),
         "sum_of_sums": dict(
             vectors=[[1, 2]] * 12,
             ring=ring.Ring(8),
@@ -665,9 +466,6 @@ GOOD = {
             drop={3: "masked"},
             largest=3,
         ),
-    },
-    "secagg.client": {
-        "ring_words": dict(setup=SETUP, vector=np.array([1, 2, 3]), me=0),
     },
 }
 for _name in MECHANISMS:  # every constructor, with all of its fields
@@ -895,30 +693,20 @@ OF_THE_CHECK = {
     "name",
 }  # what a check is told by the line that calls it
 INFINITE = {  # an infinity or nan that is documented where it is returned
-    "privacy.accounting.pure_guarantee": "the same",
     "privacy.guarantee.Guarantee": "eps = inf: nothing is proved",
     "privacy.accounting.compose": "an infinite divergence stays one",
-    "mechanisms.skellam.amplify": "the same",
-    "core.vectors.check_floats": "looks at type and precision only",
     "core.vectors.check_vector": "looks at type and shape only",
     "core.vectors.check_rows": "the same",
     "core.vectors.walsh_hadamard": "a linear map hands on what it gets",
     "core.vectors.rotate": "the same",
     "core.vectors.unrotate": "the same",
     "mechanisms.mvu_table.Table": "log is text for people",
-    "mechanisms.pm.density": "-inf beyond the largest answer",
-    "mechanisms.privquant.thresholds": "inf below kappa_min",
     "mechanisms.sqkr.Sqkr": "eps = inf: compression only",
     "mechanisms.vqsgd.VqSgd": "the same",
     "mechanisms.sqsgd.rotate": "a linear map hands on what it gets",
     "mechanisms.sqsgd.unrotate": "the same",
     "privacy.rec_accountant.theorem1_epsilon": "eps = inf: nothing is proved",
-    "experiments.configurations.local_epsilon": "the same",
 }
-
-
-def test_every_mechanism_of_the_registry_is_fuzzed():
-    assert set(MECHANISMS) == set(contract.registered())
 
 
 CALLS = {
@@ -1021,7 +809,6 @@ def test_the_fuzz_notices_raw_errors_hangs_and_nonsense(monkeypatch):
             lambda: sample_cohort(100, 10, "Poisson", seed_tree(0)),
             "sampling is 'Poisson'.*did you mean 'poisson'",
         ),
-        (lambda: federated.Config(sampling="Poisson"), "sampling is 'Poisson'"),
         (
             lambda: downlink.count_bits(
                 10, 2, 3, MADE["rec"].bits(4), 128, sampling="Poisson"
@@ -1035,43 +822,14 @@ def test_the_fuzz_notices_raw_errors_hangs_and_nonsense(monkeypatch):
             "local is None",
         ),
         (
-            lambda: contract.mechanism(
-                "gaussian", clip_norm=1.0, sigma=1.0, local="no"
-            ),
-            "local is 'no'",
-        ),
-        (lambda: session.graph_parameters(100, 0.1, -0.5), "corrupt is -0.5"),
-        (lambda: session.graph_parameters(100, -1, 0.1), "dropout is -1"),
-        (
-            lambda: session.graph_parameters(100, 0.1, 0.1, security=-5),
-            "security is -5",
-        ),
-        (
-            lambda: shamir.split(7, (1, 2, 3), 0, masking.random_source(0)),
-            "threshold is 0",
-        ),
-        (
-            lambda: shamir.split(7, (1, 2, 3), -1, masking.random_source(0)),
-            "threshold is -1",
-        ),
-        (
             lambda: shamir.split(7, (0, 1, 2), 2, masking.random_source(0)),
             "at 0 a share is the secret",
         ),
-        (
-            lambda: shamir.split(7, (1, 2), 3, masking.random_source(0)),
-            "threshold is 3",
-        ),
-        (lambda: shamir.reconstruct({1: 5}, 2), "1 of the 2 entries needed"),
         (
             lambda: shamir.reconstruct({0: 5, 1: 2}, 2),
             "distinct whole numbers above 0",
         ),
         (lambda: downlink.read_counts(b"\xff" * 300_000), "more than 70 bits"),
-        (
-            lambda: MADE["topk"].__class__(0.5, 1.0, 1.0, 10, seed="anything"),
-            "seed is 'anything'",
-        ),
         (
             lambda: MADE["topk"].__class__(0.5, 1.0, 1.0, 10, support="anything"),
             "support is 'anything'",
@@ -1084,10 +842,7 @@ def test_the_fuzz_notices_raw_errors_hangs_and_nonsense(monkeypatch):
             lambda: federated.simulate(None, workers=math.nan),
             "workers is nan; it must be a whole number from 1 to 1024",
         ),
-        (lambda: federated.simulate(None, workers="x"), "workers is 'x'"),
         (lambda: federated.simulate(None, max_seconds=math.nan), "max_seconds is nan"),
-        (lambda: federated.simulate(None, max_seconds="x"), "max_seconds is 'x'"),
-        (lambda: federated.simulate(None, save_every="x"), "save_every is 'x'"),
         (lambda: federated.simulate(None, save_every=math.nan), "save_every is nan"),
         (lambda: federated.simulate(None, unit=5), "unit is 5; .*client, example"),
         *(
@@ -1142,34 +897,6 @@ def test_a_chunk_length_takes_less_than_a_second(length, chunks):
         -(-length // chunks) <= found <= 1.02 * length / chunks + 1
         and -(-length // found) == chunks
     )
-
-
-def test_chunk_lengths_are_those_of_a_search_one_by_one():
-    def largest(n):
-        return max(
-            p
-            for p in range(1, n + 1)
-            if n % p == 0 and all(p % k for k in range(2, math.isqrt(p) + 1))
-        )
-
-    def searched(d, chunks):
-        low = -(-d // chunks)
-        high = (
-            low
-            if chunks == 1
-            else max(low, min(low + low // 64, (d - 1) // (chunks - 1)))
-        )
-        return min(range(low, high + 1), key=lambda n: (largest(n), n))
-
-    for d in (1, 2, 7, 130, 641, 1000, 2563, 4099):
-        assert all(
-            compressive.chunk_length(d, chunks) == searched(d, chunks)
-            for chunks in {1, 2, 3, 7, 64, d}
-            if chunks <= d
-        )
-    assert [
-        compressive.chunk_length(1_663_370, chunks) for chunks in (1, 2, 8, 10, 200)
-    ] == [1_663_370, 839_808, 209_952, 168_750, 8_320]
 
 
 # ---- everyday mistakes as an update
