@@ -7,7 +7,6 @@ import itertools
 import math
 from dataclasses import replace
 from fractions import Fraction
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -53,7 +52,6 @@ from dpcomm.privacy.rec_pairs import (
     _covering_lognormal,
     _gaussian_hockey_stick,
     _lower_epsilon,
-    _lower_grid,
     _ratio_cells,
     _reveal_chance,
     _sum_of_lognormals,
@@ -146,25 +144,6 @@ def test_reverse_moments_in_exact_fractions(m, K, x):
     assert close(found, math.log(fraction_moment(m, K, x)), 1e-11)
 
 
-@tabled("K", [2, 4096])
-@tabled("s", [0.05, 0.5, 3.0])
-def test_theorems_f_and_r_hold_and_touch(K, s):
-    m = np.arange(1, 13)
-    forward, reverse = log_moment(m + 1, s, K), log_moment(-m, s, K)
-    limit = (1 - 1 / K) * s * s
-    assert (forward <= limit * m * (m + 1) / 2 * (1 + 1e-9)).all()
-    assert (reverse <= m * m * s * s).all()
-    assert (np.diff(forward / m) > 0).all() and (np.diff(reverse) > 0).all()
-    assert s > 0.05 or forward[0] > 0.99 * limit
-
-
-@tabled("s, above", [(1.16, False), (1.162, True)])
-def test_the_reverse_direction_can_exceed_the_gaussian(s, above):
-    x, found = math.exp(s * s), float(log_moment(-2, s, 2))
-    assert found == pytest.approx(math.log((1 + 2 * x + x**4) / 4), rel=1e-12)
-    assert (found > 3 * s * s) == above
-
-
 def test_curves_are_monotone_in_norm_and_cover_every_split():
     orders, c, K = np.array([2, 3, 6, 11]), 1.3, 16
     ways = ("forward", "reverse")
@@ -229,16 +208,6 @@ def test_the_local_curve_covers_opposite_updates(order, s):
 PAIRS = [(r, s) for r, samplings in SAMPLINGS_OF.items() for s in samplings]
 
 
-@tabled("relation, sampling", PAIRS)
-@tabled("conversion", ["classic", "balle"])
-def test_a_guarantee_names_everything(relation, sampling, conversion):
-    names = relation, conversion, 10, sampling
-    g = exact_epsilon(0.5, 1000, 50, 128, 8, 1e-3, *names)
-    assert (g.relation, g.sampling, g.delta) == (relation, sampling, 1e-3)
-    assert g.accountant == f"exact-{conversion}" and g.scope == "total"
-    assert g.trust == ("local" if relation == "local" else "central")
-
-
 STATED = [
     ("mnist", 3, 0.545, 100, 10, 1000, 8),
     ("mnist", 6, 0.87, 100, 10, 1000, 8),
@@ -295,19 +264,6 @@ def test_claimed_deltas_suffice_for_two_candidates(c, n_clients, conversion):
     g = exact_epsilon(c, 1, n_clients, 2, 1, 1e-3, conversion=conversion)
     needed = (needed_delta(g.eps, c, 1 / n_clients, way) for way in (True, False))
     assert max(needed) <= g.delta
-
-
-@tabled("s", [0.1, 1.0, 4.0])
-@tabled("q", [1.0, 0.2])
-def test_a_gaussian_at_root_two_dominates(s, q):
-    "Hockey-stick divergences of one slot for K = 2, both directions."
-    x = np.linspace(-16, 16 + 2 * s, 200_001)
-    null = norm.pdf(x)
-    slot = (1 - q) * null + q * norm.pdf(x, 2**0.5 * s)
-    for eps in (0.0, 0.1, 0.5, 1.0, 2.0, 4.0):
-        for forward, (top, bottom) in ((True, (slot, null)), (False, (null, slot))):
-            gaussian = np.maximum(top - math.exp(eps) * bottom, 0).sum() * (x[1] - x[0])
-            assert needed_delta(eps, s, q, forward) <= gaussian + 1e-7
 
 
 def rises(eps, **change):
@@ -463,27 +419,6 @@ def test_the_bracket_of_one_client_at_a_large_clip(c, K, delta, truth):
         assert low <= truth + 5e-3 and truth - 5e-3 <= high
 
 
-def test_a_lower_end_that_nothing_is_known_of_is_nothing():
-    "No point of the circle is small enough: the lower end is 0."
-    law, run = np.array([0.5, 0.5]), (1.0, 1, 0, 4096, 1e-5, math.nan)
-    assert _lower_epsilon(law, 0, *run) == 0.0
-
-
-@tabled("broken", ["losses", "sums"])
-def test_a_planted_error_is_caught(broken):
-    "Losses or sums that are rounded down put the claim below the truth."
-    cells, case = _ratio_cells, (2, 1.2, 1, 2, 1e-4)
-    wrong = dict(OnGrid=lambda k, *law: OnGrid(k - 1, *law))
-    if broken == "sums":
-        down = lambda w, power, up, c, K: cells(w, power, False, c, K)  # noqa: E731
-        grid = lambda *a: (*_lower_grid(*a)[:2], 0.0)  # noqa: E731
-        wrong = dict(_ratio_cells=down, _upper_grid=grid)
-    with patch.multiple(rec_pairs, **wrong):
-        K, s, n_clients, slots, delta = case
-        found = pld_epsilon(s, slots, n_clients, K, 1, delta).eps
-    assert found < brute(*case) - 2e-5
-
-
 def test_sums_rounded_either_way_hold_the_exact_mean_share():
     "E 1 / (1 + a_1 + a_2) by a product rule lies between the two roundings of both kinds."
     v = np.linspace(-9, 9, 1201)
@@ -539,16 +474,6 @@ def test_composed_losses_never_exceed_the_renyi_value(c, groups):
         assert 0 <= ours.eps <= renyi.eps and ours.accountant == "pld-exact"
 
 
-@pytest.mark.deep
-def test_more_of_anything_costs_more_by_composed_losses():
-    def eps(**change):
-        return pld_epsilon(**(dict(c=0.6, slots=5000, groups=1) | RUN | change)).eps
-
-    more = dict(c=(0.5, 0.7), slots=(2500, 10_000), n_clients=(200, 50), K=(16, 512))
-    assert not rises(eps, **more, delta=(1e-2, 1e-3))
-    assert eps() < eps(groups=2) == eps(groups=8)
-
-
 @tabled("share", [0.5, 0.8, 1.0])
 def test_a_lognormal_covers_two_groups(share):
     "K = 2: hockey-stick curves of the product of two ratios on a product grid."
@@ -598,16 +523,6 @@ def test_each_step_of_the_ladder_is_paid(monkeypatch):
     rungs = sizes[:-1] / sizes[1:]
     assert len(asked) > 5 and room == 0.05 and sizes[0] >= 0.545**2
     assert (factors[1:] * rungs <= (1 + room) * (1 + 1e-12)).all()
-
-
-@pytest.mark.deep
-def test_the_clip_that_composed_losses_buy():
-    release = dict(slots=10_000, groups=8, **RUN)
-    balle = calibrate_clip(3.0, conversion="balle", **release)
-    ends = dict(low=balle, high=1.3 * balle, tol=1e-3)
-    c = calibrate_clip(3.0, pld_epsilon, **ends, **release)
-    found, above = (pld_epsilon(x, **release).eps for x in (c, c * 1.002))
-    assert 1.05 * balle < c and found <= 3.0 < above
 
 
 @tabled("c", [1e-3, 1e-6, 1e-9, 1e-150])
@@ -861,31 +776,16 @@ def made(**change):
 NULL, TEN = dict(relation="poisson-null"), dict(cohort=10)
 REFUSED = [
     (lambda: log_moment(0.5, 1.0, 16), "j is 0.5.*real and >= 1"),
-    (lambda: log_moment([2, -1.5], 1.0, 16), "j is -1.5.*negative integer"),
     (lambda: log_moment(math.nan, 1.0, 16), "j holds nan"),
     (lambda: log_moment(2, 1.0, 1), "K is 1"),
-    (lambda: log_moment(2, -0.5, 4), r"s is -0.5.*\[0, 1e9\]"),
-    (lambda: log_moment(2, math.nan, 4), "s is nan"),
     (lambda: rdp([2.5], 1.0, 16), "orders holds 2.5.*integers >= 2"),
-    (lambda: rdp([1], 1.0, 16, direction="forward"), "orders holds 1"),
-    (lambda: rdp([2], 1.0, 1), "K is 1"),
-    (lambda: rdp([2], 0.0, 4), "c is 0"),
     (lambda: rdp([2], 1.0, 4, direction="sideways"), "direction is 'sideways'"),
-    (lambda: rdp([2], 1.0, 4, 0), "groups is 0"),
     (lambda: rdp_mixture([2], 1.0, 4, 0.0), "q is 0"),
-    (lambda: rdp_mixture([2], 1.0, 4, 1.5), "q is 1.5"),
     (lambda: rdp_local([2, 1.7], 1.0, 4), "orders holds 1.7.*half-integers"),
-    (lambda: rdp_local([1.0], 1.0, 4), "orders holds 1;"),
-    (lambda: rdp_replace([2], 1.0, 4, 0.0), "q is 0"),
-    (lambda: rdp_replace([2.5], 1.0, 4, 0.1), "orders holds 2.5"),
     (
         exact(relation="add-remove"),
         "relation is 'add-remove'.*null-slot, replace, poisson-null, local",
     ),
-    (exact(delta=1.0), "delta is 1.0"),
-    (exact(K=1), "K is 1"),
-    (exact(conversion="magic"), "conversion is 'magic'"),
-    (exact(slots=0), "slots is 0"),
     (exact(slots=15, **NULL, **TEN), "slots is 15.*multiple of cohort"),
     (exact(cohort=101, **NULL), "cohort is 101"),
     (
@@ -905,16 +805,10 @@ REFUSED = [
         made(relation="replace", accountant="theorem1-arxiv"),
         "relation is 'replace'; Algorithm 7 covers only.*null messages",
     ),
-    (lambda: calibrate_clip(-1.0, **MNIST), "eps is -1.0"),
     (bracket(relation="local"), "relation is 'local'.*use pld_epsilon"),
     (bracket(relation="replace"), "relation is 'replace'.*use pld_epsilon"),
     (bracket(c=0.01), "c is 0.01.*must lie in"),
     (pld(relation="replace", sampling="fixed", cohort=101), "cohort is 101"),
-    (pld(c=0.0), "c is 0"),
-    (pld(c=math.nan), "c is nan"),
-    (pld(delta=0.0), "delta is 0.0"),
-    (pld(K=1), "K is 1"),
-    (pld(n_clients=0), "n_clients is 0"),
     (pld(slots=15, **NULL, **TEN), "slots is 15"),
 ]
 
