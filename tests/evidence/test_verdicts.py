@@ -249,19 +249,6 @@ def test_one_seed_without_a_family_is_open_and_with_one_it_is_judged():
     assert evidence().summary(ACC) is None and evidence().summary(ORDER) is None
 
 
-def test_no_committed_number_borrows_across_families():
-    for paper in PAPERS:
-        found = verdicts.evidence(paper)
-        families = {x.family for x in found.spreads}
-        assert len({(f[1], f[2], f[4], f[5]) for f in families}) == len(families)
-        for cell in paper_tables.cells(paper):
-            s = found.summary(cell)
-            if s is not None and s.spread_of:
-                ours = verdicts.ours_of(cell, found.ours)
-                for side in ours.sides or (ours,):
-                    assert seeds.family_of(side.record, side.key) in families
-
-
 @tabled(
     "cell, value, word",
     [(ACC, 69.5, "match"), (ACC, 74.0, "near"), (STD, 74.0, "match")],
@@ -464,13 +451,6 @@ def test_what_is_only_shown_is_not_run_without_ours_and_never_judged_with():
     assert len(set(verdicts.VERDICTS.values())) == len(verdicts.VERDICTS) == 14
 
 
-def test_a_tolerance_includes_its_end():
-    assert verdicts.within_tolerance(0.1 + 0.2, 0.3) and verdicts.within_tolerance(
-        0.0, 0
-    )
-    assert not verdicts.within_tolerance(0.3001, 0.3)
-
-
 # ---- finding ours
 
 
@@ -576,17 +556,6 @@ def test_full_scale_earns_a_verdict(tmp_path):
         link="[made_up](../experiments/made_up.ipynb)",
     )
     assert verdict_of(tmp_path, SIX) == "○ not run"
-
-
-def test_a_row_is_what_the_table_shows():
-    p = paper_tables.paper("dprec")
-    full = evidence(*seeded({ACC.key: [95.0, 95.1, 95.2]}))
-    link = "[made_up](there/experiments/made_up.ipynb)"
-    ours = "95.10 +/- 0.06 (n = 3)", "+25.60", "above", link
-    found = verdicts.row_of(ACC, p, full, "there")
-    assert found == (ACC.key, "69.5 +/- 1.5 percent", *ours)
-    none = verdicts.row_of(ACC, p, evidence(), "there")
-    assert none[2:] == (verdicts.reason_not_run(ACC, p, ()), "", "not run", "")
 
 
 def test_numbers_keep_the_digits_that_count(tmp_path):
@@ -725,16 +694,6 @@ def test_a_table_of_runs_counts_a_seed_once():
     assert [r[:3] for r in verdicts.runs_table(pair).rows] == [("all", "1", "71")]
 
 
-@tabled("paper", PAPERS)
-def test_committed_runs_have_a_table_each(paper):
-    for path in sorted((paper_tables.assets("results") / paper).glob("*.jsonl")):
-        found = records.read(path)
-        t = verdicts.runs_table(found)
-        assert len(t.rows) == len({r.key for r in found if r.final})
-        standing = [r for r in records.standing(found).values() if r.final]
-        assert sum(int(r[1]) for r in t.rows) == len(standing)
-
-
 # ---- epsilon as run
 
 TOLD = re.compile(r"\d (joins|silent|replaced)")
@@ -763,11 +722,6 @@ def test_every_interval_is_counted_and_a_twentieth_of_them_is_expected_to_miss()
     assert verdicts.intervals("dprec", evidence()) == 0
     found = evidence(*seeded({ACC.key: [70.0, 71.0], SIZE.key: [43.0, 43.1]}))
     assert verdicts.intervals("dprec", found) == 1, "an exact number rests on none"
-
-
-def test_committed_tables_have_a_row_a_cell():
-    for paper in PAPERS:
-        assert len(verdicts.verdict_table(paper).rows) == len(paper_tables.cells(paper))
 
 
 # ---- a small table
@@ -814,10 +768,6 @@ def test_a_sortable_table_has_clicks_and_a_filter_and_is_stored_in_part():
     assert repr(verdicts.Table(many.header, many.rows)) == str(many)
 
 
-def test_ours_of_one_seed_has_no_error():
-    assert Ours({0: 1.0}, "percent", record()).summary.se is None
-
-
 def test_a_second_folder_adds_what_the_first_lacks_and_overrides_nothing():
     first, again = record(0, {KEY: 70.0}), record(0, {KEY: 99.0})
     more = record(1, {KEY: 72.0})
@@ -828,44 +778,13 @@ def test_a_second_folder_adds_what_the_first_lacks_and_overrides_nothing():
 
 
 @tabled(
-    "key, words",
-    [
-        ("fmnist.fl_top.r0.5.accuracy", ("accuracy",)),
-        ("ours.full.fmnist.fl_top.r0.5.last", ("last",)),
-        ("ours.diabetes130.fl_cs.r1.last.bal_acc", ("bal_acc", "last")),
-        ("mnist.eps3.rec.acc", ("acc",)),
-        ("mnist.eps3.order", ()),
-    ],
-)
-def test_a_key_says_which_statistic_it_is(key, words):
-    assert seeds.statistic_of(key) == words
-
-
-def test_a_family_without_a_lender_pools_nothing():
-    assert seeds.pool(None, LENT) is None and seeds.pool(FAMILY, ()) is None
-    variance, df, names = seeds.pool(FAMILY, LENT)
-    assert (variance, names) == (2.5, {"made_up", "other"}) and 2 < df < 6
-
-
-@tabled(
     "found, said",
     [
         ({}, "No number earns a verdict."),
-        ({"not run": 1}, "1 has not been run."),
         (
             {"match": 4, "order holds": 16, "agrees": 1, "open": 15, "not run": 2},
             "Of 36 numbers compared, 21 agree with the paper, 15 need more seeds; no"
             " number of ours contradicts it; 2 have not been run.",
-        ),
-        (
-            {"near": 1, "tie": 2, "not comparable": 1},
-            "Of 3 numbers compared, 1 is within twice the tolerance, 2 are ties; no"
-            " number of ours contradicts it; 1 is not comparable.",
-        ),
-        (
-            {"below": 1, "paper's slip": 1, "unexplained": 1},
-            "Of 3 numbers compared, 2 are explained by a slip of the paper or not at"
-            " all, 1 contradicts the paper.",
         ),
     ],
 )
