@@ -274,20 +274,6 @@ def test_moments_of_a_batch_are_those_of_its_rows(case):
         torch.testing.assert_close(whole, torch.cat(parts), rtol=1e-6, atol=1e-9)
 
 
-@each
-def test_the_order_of_clients_changes_nothing(case):
-    mechanism, order = case.make(7), [4, 2, 6, 0, 3, 5, 1]
-    rows = torch.stack(list(inputs(7).values()))
-    straight = mechanism.simulate(rows, streams(7))
-    shuffled = mechanism.simulate(rows[order], [streams(7)[i] for i in order])
-    torch.testing.assert_close(shuffled, straight[order], rtol=1e-5, atol=1e-6)
-    averages = [
-        mechanism.aggregate(e, 7, seed_tree(0, "server"))
-        for e in (straight, straight[order])
-    ]
-    torch.testing.assert_close(*averages, rtol=1e-5, atol=1e-6)
-
-
 def messages_of(mechanism, d: int, n: int) -> list:
     return [mechanism.encode(vector(d, 0.7, i), Insecure(i)) for i in range(n)]
 
@@ -798,21 +784,6 @@ def test_messages_of_every_other_mechanism_are_refused(case):
         if message.mechanism != mechanism.name:
             with pytest.raises(wire.BadMessage):
                 mechanism.decode(message)
-
-
-@each
-def test_equal_mechanisms_read_each_other(case):
-    "However the same number was written: 1, 1.0, numpy's 1.0."
-    mechanism, u = case.make(7), vector(7, 0.8)
-    whole = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(mechanism)}
-    name, bound, _ = limit(mechanism)
-    for number in (int, np.float64, np.float32):
-        twin = type(mechanism)(**(whole | {name: number(bound)}))
-        assert twin == mechanism
-        assert torch.equal(
-            twin.decode(mechanism.encode(u, Insecure(1))),
-            mechanism.decode(twin.encode(u, Insecure(1))),
-        )
 
 
 # ---- guarantees
