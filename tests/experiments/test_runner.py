@@ -58,6 +58,19 @@ def here(folder, *words) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
+def page(path, *cells, kernel="python3"):
+    "Write a notebook of code cells, each its source and its tags, below a title."
+    kernelspec = dict(name=kernel, display_name=kernel, language="python")
+    found = [dict(cell_type="markdown", id="m", metadata={}, source="# X\n\n> Why?")]
+    for i, (source, *tags) in enumerate(cells):
+        run = dict(outputs=[], execution_count=None, metadata=dict(tags=tags))
+        found.append(dict(cell_type="code", id=f"c{i}", source=source, **run))
+    about = dict(metadata=dict(kernelspec=kernelspec), nbformat=4, nbformat_minor=5)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dict(cells=found, **about)))
+    return path
+
+
 def written(folder) -> list:
     "Lines of records in a folder."
     return [
@@ -196,11 +209,6 @@ def records_are_valid(folder, experiment):
         assert all(key.startswith("ours.") for key in record.cells)
 
 
-def test_each_trainer_has_an_experiment():
-    for trainer, (name, _) in TRAINERS.items():
-        assert vars(grids.find(name).module)[trainer].__name__.endswith(trainer)
-
-
 @pytest.mark.deep
 @pytest.mark.parametrize("name", KERNEL)
 def test_inline_computes_the_same(name, smoke):
@@ -312,9 +320,8 @@ def play(run, seed, rounds, pause, checkpoint, resume, max_seconds, **how):
     return dict(final=final, cells=cells, bits=BITS, notes=notes)
 """
 TOY = [
-    ["parameters"],
-    """
-scale = 'smoke'
+    (
+        """scale = 'smoke'
 seeds = [0]
 device = 'auto'
 out = None
@@ -324,23 +331,17 @@ rounds = 40
 pause = 0.0
 only = 'all'
 """,
-    [],
-    """
-import matplotlib.pyplot as plt
-from dpcomm.experiments.run import grids, runs
-""",
-    [],
-    """
-print('guarantee and bits come first')
-""",
-    [],
-    """
-found = runs.play_grid('toy-run', scale, seeds, out, only, resume, max_seconds, rounds=rounds, pause=pause)
-""",
-    [],
-    """
-plt.plot([0, 1]); plt.gcf()
-""",
+        "parameters",
+    ),
+    (
+        "import matplotlib.pyplot as plt\nfrom dpcomm.experiments.run import grids, runs",
+    ),
+    ("print('guarantee and bits come first')",),
+    (
+        "found = runs.play_grid('toy-run', scale, seeds, out, only, resume, max_seconds,"
+        " rounds=rounds, pause=pause)",
+    ),
+    ("plt.plot([0, 1]); plt.gcf()",),
 ]
 
 
@@ -354,37 +355,7 @@ def toy(tmp_path_factory):
     assets = Path("dpcomm") / "assets"
     shutil.copytree(ROOT / assets / "papers", root / assets / "papers")
     (root / "dpcomm" / "experiments" / "toy_run.py").write_text(TOY_MODULE)
-    cells = [
-        dict(
-            cell_type="markdown",
-            id="m",
-            metadata={},
-            source="# Toy\n\n> Does the machinery work?",
-        )
-    ]
-    cells += [
-        dict(
-            cell_type="code",
-            id=f"c{i}",
-            metadata={"tags": tags} if tags else {},
-            source=source.strip(),
-            outputs=[],
-            execution_count=None,
-        )
-        for i, (tags, source) in enumerate(zip(TOY[::2], TOY[1::2]))
-    ]
-    kernel = dict(name="python3", display_name="python3", language="python")
-    (root / "nbs" / "experiments").mkdir(parents=True)
-    (root / "nbs" / "experiments" / "toy_run.ipynb").write_text(
-        json.dumps(
-            dict(
-                cells=cells,
-                metadata=dict(kernelspec=kernel),
-                nbformat=4,
-                nbformat_minor=5,
-            )
-        )
-    )
+    page(root / "nbs" / "experiments" / "toy_run.ipynb", *TOY)
     return root
 
 
@@ -445,33 +416,6 @@ def test_max_seconds_is_reported_as_unfinished(toy, tmp_path, way):
     assert result(tmp_path, "toy-run")["toy", 0]["notes"] == ["2 calls"]
 
 
-@pytest.mark.deep
-def test_kill_and_resume_of_the_toy(toy, tmp_path):
-    words = ["run", "toy-run", "--inline", "-p", "rounds=60"]
-    assert (
-        kill_when_saved(
-            tmp_path, *words, "--out", tmp_path, "-p", "pause=0.2", root=toy
-        )
-        == -signal.SIGKILL
-    )
-    assert not written(tmp_path)
-    assert (
-        dpcomm(*words, "--out", tmp_path, "--resume", root=toy, cwd=tmp_path).returncode
-        == 0
-    )
-    assert (
-        dpcomm(
-            *words, "--out", tmp_path / "straight", root=toy, cwd=tmp_path
-        ).returncode
-        == 0
-    )
-    resumed = result(tmp_path, "toy-run")["toy", 0]
-    straight = result(tmp_path / "straight", "toy-run")["toy", 0]
-    calls = resumed.pop("notes"), straight.pop("notes")
-    assert calls == (["2 calls"], ["1 calls"])
-    assert timeless(resumed) == timeless(straight)
-
-
 @both_ways
 def test_a_failing_cell_is_named(toy, tmp_path, way):
     words = ["run", "toy-run", "--out", tmp_path, *way]
@@ -502,19 +446,7 @@ def test_a_parameters_cell_holds_literals_only(toy, tmp_path):
         ("print(1)", ["parameters"], "name = literal"),
         ("a = 1", [], "0 cells"),
     ]:
-        path.write_text(
-            json.dumps(
-                {
-                    "cells": [
-                        {
-                            "cell_type": "code",
-                            "source": source,
-                            "metadata": {"tags": tags},
-                        }
-                    ]
-                }
-            )
-        )
+        page(path, (source, *tags))
         with pytest.raises(ValueError, match=message):
             runner.defaults(path)
     assert (
@@ -664,23 +596,8 @@ def test_without_a_checkout_the_copies_in_the_package_serve(tmp_path, monkeypatc
 
 
 def test_cells_run_in_order_with_the_last_value_shown(tmp_path, capsys):
-    sources = [
-        ("x = 1", ["parameters"]),
-        ("x + 1", []),
-        ("x;", []),
-        ("display('shown')", []),
-    ]
-    path = tmp_path / "x.ipynb"
-    path.write_text(
-        json.dumps(
-            {
-                "cells": [
-                    {"cell_type": "code", "source": s, "metadata": {"tags": t}}
-                    for s, t in sources
-                ]
-            }
-        )
-    )
+    sources = ("x = 1", "parameters"), ("x + 1",), ("x;",), ("display('shown')",)
+    path = page(tmp_path / "x.ipynb", *sources)
     assert runner.run_cells(path, {"x": 5})["x"] == 5
     assert capsys.readouterr().out == "6\nshown\n"
 
@@ -689,67 +606,16 @@ def checkout_of(tmp_path, monkeypatch, *sources):
     """A checkout whose only experiment has these cells; the package believes it lives
     there.
     """
-    folder = tmp_path / "nbs" / "experiments"
-    folder.mkdir(parents=True)
-    cells = [
-        {"cell_type": "markdown", "id": "m", "metadata": {}, "source": "# X\n\n> Why?"}
-    ]
-    cells += [
-        {
-            "cell_type": "code",
-            "id": f"c{i}",
-            "metadata": {} if i else {"tags": ["parameters"]},
-            "source": source,
-            "outputs": [],
-            "execution_count": None,
-        }
-        for i, source in enumerate(sources)
-    ]
-    kernel = {
-        "kernelspec": {"name": "gone", "display_name": "gone", "language": "python"}
-    }
-    (folder / "x_y.ipynb").write_text(
-        json.dumps(
-            {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
-        )
-    )
     monkeypatch.setattr(runner, "checkout", lambda: tmp_path)
-    return folder / "x_y.ipynb"
+    first, *others = sources
+    cells = (first, "parameters"), *((source,) for source in others)
+    return page(tmp_path / "nbs" / "experiments" / "x_y.ipynb", *cells, kernel="gone")
 
 
 SHARED = (
     "scale = 'smoke'; seeds = [0]; device = 'auto'; out = None; resume = False;"
     " max_seconds = None"
 )
-
-
-def test_a_page_with_rounds_left_is_no_failed_cell(tmp_path, monkeypatch):
-    stop = (
-        "from dpcomm.experiments.run import runner\nraise runner.Unfinished('3 left')"
-    )
-    path = checkout_of(tmp_path, monkeypatch, SHARED, stop)
-    with pytest.raises(runner.Unfinished, match="3 left"):
-        runner.run_cells(path, {})
-
-
-def test_names_of_experiments(tmp_path, monkeypatch):
-    path = checkout_of(tmp_path, monkeypatch, SHARED)
-    assert (
-        runner.experiments() == {"x-y": path}
-        and runner.notebook("x_y") == runner.notebook("x-y") == path
-    )
-    assert list(runner.parameters("x-y")) == [
-        part.split(" =")[0] for part in SHARED.split("; ")
-    ]
-    found, folder, values = runner.prepare(
-        "x-y", "quick", seeds=(1, 2), parameters={"device": "cpu"}
-    )
-    assert (
-        (found, folder) == (path, tmp_path / "runs")
-        and values["seeds"] == [1, 2]
-        and values["scale"] == "quick"
-        and values["device"] == "cpu"
-    )
 
 
 def test_run_returns_an_outcome_and_refuses_a_silent_notebook(tmp_path, monkeypatch):
@@ -771,18 +637,6 @@ def test_run_returns_an_outcome_and_refuses_a_silent_notebook(tmp_path, monkeypa
         and outcome.notebook is None
     )
     assert outcome.result == tmp_path / "runs" / "p" / "x_y.smoke.jsonl"
-
-
-def test_a_missing_kernelspec_falls_back_to_a_python_kernel(tmp_path, monkeypatch):
-    path = checkout_of(tmp_path, monkeypatch, "n = 1", "assert n == 2")
-    runner.run_papermill(
-        path, tmp_path / "done.ipynb", {"n": 2}
-    )  # the notebook names a kernel that is not installed
-    with pytest.raises(
-        runner.CellError,
-        match=r"x_y.ipynb, code cell 2 \(`assert n == 2`\): AssertionError",
-    ):
-        runner.run_papermill(path, tmp_path / "failed.ipynb", {"n": 3})
 
 
 def test_the_kernel_is_this_python_whatever_jupyter_finds(tmp_path, monkeypatch):
@@ -860,15 +714,8 @@ train(nn.Linear(3, 2), people, made, place, callbacks=[Stop()], **how)
 
 @pytest.mark.deep
 def test_an_interruption_reaches_the_kernel_which_saves_its_round(tmp_path, capfd):
-    kept, path = tmp_path / "run.pt", tmp_path / "long.ipynb"
-    cells = [
-        dict(cell_type="code", source=source, metadata=dict(tags=tags))
-        for source, tags in (("kept = ''", ["parameters"]), (INTERRUPTED, []))
-    ]
-    page = dict(cells=cells, metadata={}, nbformat=4, nbformat_minor=5)
-    for i, cell in enumerate(page["cells"]):
-        cell |= dict(id=f"cell{i}", outputs=[], execution_count=None)
-    path.write_text(json.dumps(page))
+    kept = tmp_path / "run.pt"
+    path = page(tmp_path / "long.ipynb", ("kept = ''", "parameters"), (INTERRUPTED,))
     with pytest.raises(KeyboardInterrupt):
         runner.run_papermill(path, tmp_path / "done.ipynb", {"kept": str(kept)})
     assert kept.exists() and "finishing the round" in capfd.readouterr().err

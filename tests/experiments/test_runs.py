@@ -1,6 +1,5 @@
 "What is done once for every experiment: playing, resuming, claiming, recording, counting."
 
-import ast
 import json
 import re
 import subprocess
@@ -219,20 +218,6 @@ def test_what_is_computed_waits_for_its_inputs_of_the_same_seed(made, tmp_path):
     assert {r.seed for r in made.how["inputs"].values()} == {0}
 
 
-def test_a_need_names_experiment_key_and_seed(made, monkeypatch):
-    other = grids.Experiment("other-one", made.experiment.module)
-    known = {"other-one": other}
-    for module in (grids, runs):
-        monkeypatch.setattr(module, "find", lambda name: known[name])
-    for need, wanted in (
-        ("rec", (made.experiment, "rec", 3)),
-        ("rec@0", (made.experiment, "rec", 0)),
-        ("other-one/rec", (other, "rec", 3)),
-        ("other-one/a.b@12", (other, "a.b", 12)),
-    ):
-        assert grids.source_run(need, made.experiment, 3) == wanted
-
-
 def test_a_run_may_need_another_seed_and_another_experiment(monkeypatch, tmp_path):
     needs = ("rec", "rec@0", "other-one/fedavg@1")
     made = Made(Run("far", "from afar", "full", ("ours.far",), needs, (1,)))
@@ -287,19 +272,6 @@ def test_cells_below_full_scale_are_ours(made, tmp_path):
         assert [*made.perform("sizes", 0, tmp_path, scale).cells] == ["ours.sizes"]
 
 
-def test_values_become_what_json_holds():
-    @dataclass
-    class Inner:
-        a: tuple
-        b: object
-
-    inner = Inner((np.int32(1), 2.5), np.float64(0.5))
-    value = {1: inner, "x": np.array([1])[0], "n": None}
-    found = grids.plain(value)
-    assert found == {"1": {"a": [1, 2.5], "b": 0.5}, "x": 1, "n": None}
-    assert json.loads(json.dumps(found)) == found
-
-
 def test_an_origin_says_code_machine_and_time(made):
     found = runs.origin_of(made.experiment, dict(engine="fused", dtype="float64"), "x")
     told = found["engine"], found["dtype"], found["device"]
@@ -312,13 +284,6 @@ def test_an_origin_says_code_machine_and_time(made):
     assert (bare["engine"], bare["dtype"]) == (None, "float32")
     low = runs.origin_of(made.experiment, dict(precision="bfloat16"), "cpu")["dtype"]
     assert low.startswith("float32, products in bfloat16, error ") and low[-3:] == "-03"
-
-
-def test_a_source_is_its_names_hashes_and_counts():
-    task, _ = training()
-    counts = dict(n_clients=2, n_train=7, n_test=3)
-    hashes = dict(partition_hash="cd", content_hash="ab")
-    assert runs.source_of(task.federation) == dict(name="digits", **hashes, **counts)
 
 
 def training(finished=True):
@@ -567,22 +532,6 @@ def test_every_way_to_import_a_module_is_followed(hashed, how):
     assert hashed(**more) != hashed(**changed)
 
 
-def test_a_hash_is_twelve_hex_digits_and_an_experiments_own():
-    found = [grids.code_hash(grids.find(name).module.__name__) for name in DONE[::6]]
-    assert len(set(found)) == len(found) > 1
-    assert all(len(h) == 12 and int(h, 16) >= 0 for h in found)
-
-
-def test_a_bare_tree_keeps_strings_that_are_values():
-    def dump(text):
-        return ast.dump(grids._bare(ast.parse(text)))
-
-    assert dump("def f():\n    'a'\n") == dump("def f():\n    'b'\n")
-    assert dump("def f():\n    return 'a'\n") != dump("def f():\n    return 'b'\n")
-    assert dump("x = 'a'") != dump("x = 'b'")
-    assert dump("def f():\n    'a'\n") == dump("def f():\n    pass\n")
-
-
 # ---- what a run costs
 
 
@@ -763,22 +712,6 @@ def test_the_ledger_adds_up(those_with_a_module, scale):
         assert float(hours.replace(",", "")) == pytest.approx(total, abs=0.0501)
         rest = left_minutes(name, scale) / 60
         assert float(left.replace(",", "")) == pytest.approx(rest, abs=0.0501)
-
-
-def test_the_overview_adds_up(those_with_a_module):
-    t = costs.overview()
-    assert [r[0] for r in t.rows] == DONE
-    for name, paper, cells, *minutes, data, done in t.rows:
-        have, grid = standing(name, "full"), grids.find(name).grid("full")
-        jobs = [(run.key, seed) for run in grid for seed in run.seeds]
-        assert done == f"{sum(job in have for job in jobs)}/{len(jobs)}"
-        assert int(cells) == sum(len(run.fills) for run in grid)
-        sets = sorted({d for run in grid for d in run.data})
-        assert (
-            data == (", ".join(sets) or "bundled") and paper == grids.find(name).paper
-        )
-        assert len(minutes) == 4
-        assert all(float(m.split()[0].replace(",", "")) >= 0 for m in minutes)
 
 
 @tabled("name", DONE)
