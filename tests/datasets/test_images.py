@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 import urllib.error
-from http.client import IncompleteRead
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -119,51 +118,20 @@ def test_missing_writers_say_which_file_goes_where(tmp_path):
         images.load("mnist-by-writer", root=tmp_path, download=False)
 
 
-class Broken:
-    "A connection that ends after the first bytes, or brings another file."
-
-    length, url = None, "http://127.0.0.1/file"
-
-    def __init__(self, content: bytes, error: Exception | None):
-        self.content, self.error = [content], error
-
-    def read(self, _):
-        if self.content:
-            return self.content.pop()
-        if self.error:
-            raise self.error
-        return b""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-
 def refuses(*_):
     raise urllib.error.URLError("no network")
 
 
-FAILURES = [
-    refuses,
-    lambda *_: Broken(b"half", ConnectionResetError("cut off")),
-    lambda *_: Broken(b"half", IncompleteRead(b"half")),
-    lambda *_: Broken(b"<html>", None),
-]
-CASES = [("fashion-mnist", i) for i in range(4)] + [("mnist", 0), ("cifar10", 1)]
-
-
-@pytest.mark.parametrize("name, failure", CASES)
+@tabled("name", ["mnist", "fashion-mnist", "cifar10"])
 def test_a_failed_download_leaves_nothing_and_says_what_to_do(
-    name, failure, tmp_path, monkeypatch
+    name, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("urllib.request.urlopen", FAILURES[failure])
+    monkeypatch.setattr("urllib.request.urlopen", refuses)
     folder, first = images.FILES[name][0], FIRST_FILE[name]
-    for before in ("no root", "an empty root", "an empty folder", "a damaged file"):
-        root = tmp_path / before / "dpcomm"
+    for before in ("no root", "an empty folder", "a damaged file"):
+        root = tmp_path / name / before / "dpcomm"
         if before != "no root":
-            (root / ("" if before == "an empty root" else folder)).mkdir(parents=True)
+            (root / folder).mkdir(parents=True)
         if before == "a damaged file":
             (root / folder / first).write_bytes(b"damaged")
         there = sorted(tmp_path.rglob("*"))
@@ -360,13 +328,6 @@ def test_the_papers_spread_is_reached():
     assert of(*parts) == "fd612770fecf"
 
 
-def test_demand_never_hands_out_more_than_there_is():
-    for seed in range(20):
-        counts = images.demand(SMALL, 40, 0.1, seed_tree(seed))
-        assert counts.shape == (40, 10) and (counts >= 0).all()
-        assert (counts.sum(0) <= np.bincount(SMALL)).all()
-
-
 @tabled(
     "rule",
     [
@@ -500,30 +461,15 @@ DAMAGES = [
         lambda c, e: c["user_data"].pop(USERS[3]),
         "all_data_0.json, U, has no x and y in user_data.*recreate the file",
     ),
-    (lambda c, e: e.pop("y"), "U, has no x and y"),
     (lambda c, e: e["y"].pop(), "U, has 6 images, 5 labels and declares 6; .* equal"),
-    (
-        lambda c, e: c["num_samples"].__setitem__(3, 9),
-        "U, has 6 images, 6 labels and declares 9",
-    ),
-    (
-        lambda c, e: c["num_samples"].pop(),
-        "all_data_0.json has 20 users and 19 num_samples",
-    ),
-    (lambda c, e: e.update(x=[], y=[]), "U, has no image.*remove the user"),
     (
         lambda c, e: e["y"].__setitem__(0, 62),
         "U, has the label 62; labels must be whole numbers from 0 to 61.*62-class",
     ),
-    (lambda c, e: e["y"].__setitem__(0, -1), "U, has the label -1; .*0 to 61"),
-    (lambda c, e: e["y"].__setitem__(0, 1.5), "U, has the label 1.5; .*whole numbers"),
-    (lambda c, e: e["y"].__setitem__(0, "a"), "U, has the label 'a'"),
-    (lambda c, e: e["x"][0].pop(), "U, has images that do not have 784 pixels"),
     (
         lambda c, e: e["x"][0].__setitem__(5, 255),
         r"U, has pixels from .* to 255.*\[0, 1\].*divide them by 255",
     ),
-    (lambda c, e: e["x"][0].__setitem__(5, float("nan")), "U, has pixels from nan"),
     (
         lambda c, e: c.pop("users"),
         "all_data_0.json has no 'users'; LEAF writes users, num_samples and user_data",
@@ -592,24 +538,6 @@ def test_tff_groups_become_the_same_federation(tmp_path, monkeypatch):
                 file[f"examples/{place}"] = value
         with pytest.raises(ValueError, match=says):
             femnist.read_tff(train)
-
-
-def test_clients_of_unequal_lengths_are_refused_by_name():
-    words = "image", "images", "labels"
-    femnist.check_lengths("file, user", [1], [1], 1, (list,), words)
-    for x, y, n, says in (
-        ([], [], None, "has no image"),
-        ([1, 2], [1], None, "2 images, 1 labels; these must be equal"),
-        ([1], [1], 3, "and declares 3"),
-        ("x", [1], None, "a list"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            femnist.check_lengths("file, user", x, y, n, (list,), words)
-    pixels, labels = femnist.check_client("here", [[0.5] * 784], [61], 1)
-    assert pixels.shape == (1, 784) and pixels.dtype == np.float32
-    assert labels.tolist() == [61]
-    with pytest.raises(ValueError, match="here.* the label True; .*whole numbers"):
-        femnist.check_client("here", [[0.5] * 784], [True])
 
 
 def test_hold_out_keeps_whole_clients_apart():
