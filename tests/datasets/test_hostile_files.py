@@ -657,58 +657,6 @@ def test_a_record_says_what_it_was_made_on(tmp_path):
 # ---- the checkers themselves
 
 
-def test_checkers_refuse_and_admit(tmp_path):
-    assert files.typed("a", "n", 3, int) == files.typed("a", "n", 3, float) == 3
-    assert files.typed("a", "n", (), (list, tuple)) == ()
-    assert files.field("a", {"n": []}, "n", list) == []
-    assert files.read_json("a", b'{"a": [1]}') == {"a": [1]}
-    for wrong, kind, says in (
-        (True, int, "a has True as n; it must be a whole number: make the file again"),
-        ("1", float, "it must be a number"),
-        (None, (list, tuple), "it must be a list"),
-        (False, float, "a has False"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            files.typed("a", "n", wrong, kind)
-    for wrong in (None, [], {"m": 1}, "n"):
-        says = "a has no 'n'; it must be text: make the file again"
-        with pytest.raises(ValueError, match=says):
-            files.field("a", wrong, "n", str)
-    parts = [gzip.compress(b"12"), gzip.compress(b"345")]
-    path = files.write_whole(tmp_path / "a.gz", parts)
-    assert files.unpack(path, 5) == b"12345"
-    says = (
-        "a.gz cannot be unpacked .it expands to more than the allowed 4 bytes.; mend it"
-    )
-    with pytest.raises(ValueError, match=says):
-        files.unpack(path, 4, "mend it")
-    with pytest.raises(FileNotFoundError):
-        files.unpack(tmp_path / "b.gz", 4)
-
-
-def test_readers_shared_by_several_formats(tmp_path):
-    h5py = pytest.importorskip("h5py", reason="NOT CHECKED: h5py is not installed")
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["examples/ann/n"] = np.arange(5)
-    with femnist.h5_users(tmp_path / "a.h5", "json", "n") as found:
-        assert femnist.h5_column("a", found["ann"], "n", 5).tolist() == [0, 1, 2, 3, 4]
-        with pytest.raises(
-            ValueError, match=r"'n' of shape \(5,\).* of 1 to 4 entries"
-        ):
-            femnist.h5_column("a", found["ann"], "n", 4)
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n\n3,4\n")
-    assert medical.read_table(tmp_path / "a.csv", ("b",)) == [
-        ("a.csv, row 2", {"a": "1", "b": "2"}),
-        ("a.csv, row 4", {"a": "3", "b": "4"}),
-    ]
-    for columns, only, says in (
-        (("c",), False, "lacks the column c"),
-        (("a",), True, "has the unknown column 'b'"),
-    ):
-        with pytest.raises(ValueError, match=f"a.csv, row 1: {says}"):
-            medical.read_table(tmp_path / "a.csv", columns, only)
-
-
 REPLACED = "as_run: relation='replaced' is not one of .*did you mean 'replace'"
 
 

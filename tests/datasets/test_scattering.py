@@ -1,8 +1,5 @@
-"""scattering: kymatio's coefficients one by one, symmetries that any scattering
-transform has, and a cache that is never half written.
-"""
+"scattering: kymatio's coefficients one by one, and a cache that is never half written."
 
-import io
 import math
 import re
 import signal
@@ -20,14 +17,11 @@ from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images as data
 from dpcomm.datasets import scattering
 from dpcomm.datasets.scattering import (
-    averaging_matrix,
     cache_fault,
     cache_path,
     check_images,
     features,
-    gabor,
     group_norm,
-    morlet,
     scatter,
     write_once,
 )
@@ -103,37 +97,6 @@ def test_other_numbers_of_directions_are_kymatios(turns, kymatio):
     assert near(scatter(images, turns), kymatio(images, L=turns), 4e-5)
 
 
-# ---- filters
-
-
-def test_gabor_is_centred_and_has_the_stated_peak():
-    bell = gabor((40, 36), 1.6)
-    assert bell.shape == (40, 36) and np.abs(bell).argmax() == 0
-    assert np.allclose(bell.sum(), 1, atol=1e-5)
-    peak = np.abs(np.fft.fft2(gabor((40, 40), 3.0, 0.0, 2 * np.pi * 7 / 40))).argmax()
-    assert np.unravel_index(peak, (40, 40)) == (7, 0)
-
-
-def test_wavelets_sum_to_zero_have_real_spectra_and_amplify_no_frequency():
-    for size in ((36, 36), (40, 40), (36, 40)):
-        psi = np.stack([morlet(size, j, t) for j, t in np.ndindex(2, 8)])
-        spectra = np.fft.fft2(psi)
-        assert (
-            np.abs(psi.sum((1, 2))).max() < 1e-12 and np.abs(spectra.imag).max() < 1e-12
-        )
-        psi = spectra.real
-        mirrored = np.roll(psi[:, ::-1, ::-1], 1, (1, 2))
-        cover = np.fft.fft2(gabor(size, 1.6)).real ** 2
-        assert (cover + (psi**2 + mirrored**2).sum(0) / 2).max() <= 1 + 1e-12
-
-
-def test_averages_sum_to_one_and_drop_the_margin():
-    for n, step in ((36, 1), (36, 2), (40, 1), (40, 2)):
-        matrix = averaging_matrix(n, step)
-        assert matrix.shape == (n // 4 - 2, n // step) and np.allclose(matrix.sum(1), 1)
-        assert (matrix.argmax(1) == np.arange(4, n - 4, 4) // step).all()
-
-
 # ---- properties of the transform
 
 
@@ -160,57 +123,6 @@ def test_a_batch_is_a_loop_and_channels_do_not_mix():
 def test_single_and_double_precision_agree():
     images = torch.cat([DIGITS.x[:20], noise(4, 1, 28, 28)])
     assert near(scatter(images).double(), scatter(images.double()), 2e-6)
-
-
-def test_zero_stays_zero_and_a_constant_is_order_zero():
-    assert not scatter(torch.zeros(2, 1, 28, 28)).any()
-    constant = scatter(torch.full((1, 1, 28, 28), 0.7).double())[0]
-    assert (constant[0] - 0.7).abs().max() < 1e-5 and constant[1:].abs().max() < 1e-6
-    assert not group_norm(torch.zeros(2, 81, 7, 7)).any()
-
-
-def test_scaling_an_image_scales_its_coefficients():
-    images = noise(3, 1, 28, 28).double()
-    scaled, s = scatter(-2.5 * images), scatter(images)
-    assert near(scaled[:, 1:], 2.5 * s[:, 1:]) and near(scaled[:, :1], -2.5 * s[:, :1])
-
-
-def test_four_pixels_move_the_coefficients_by_one():
-    images = torch.zeros(2, 1, 64, 64).double()
-    images[:, :, 28:36, 28:36] = noise(2, 1, 8, 8)
-    moved = scatter(images.roll((4, -8), (2, 3)))
-    inside = slice(2, -2)  # what enters over the border comes from the margin
-    wanted = scatter(images).roll((1, -2), (2, 3))
-    assert near(moved[..., inside, inside], wanted[..., inside, inside])
-
-
-def test_a_mirror_at_the_diagonal_permutes_the_directions():
-    images = noise(3, 1, 28, 28).double()
-    # direction t has angle (3 - t) pi / 8, mirrored it has (1 + t) pi / 8
-    turn = (2 - torch.arange(8)) % 8
-    second = 17 + (8 * turn[:, None] + turn).flatten()
-    channel = torch.cat([torch.tensor([0]), 1 + turn, 9 + turn, second])
-    assert near(scatter(images.mT), scatter(images).mT[:, channel])
-
-
-def lengths(x):
-    return x.flatten(1).norm(dim=1)
-
-
-def test_two_images_come_no_further_apart():
-    x, y = noise(6, 1, 40, 40).double(), noise(6, 1, 40, 40, seed=3).double()
-    for z in (y, x + 0.1 * y, x.roll(1, -1)):
-        moved = lengths(scatter(x) - scatter(z))
-        assert (4 * moved <= 1.02 * lengths(x - z)).all()
-
-
-def test_a_shifted_stroke_changes_the_features_less_than_the_pixels():
-    x = (DIGITS.x_test[:64] > 0.5).float()
-
-    def change(f):
-        return float((lengths(f(x.roll(1, -1)) - f(x)) / lengths(f(x))).mean())
-
-    assert change(scatter) < change(lambda images: images) / 2
 
 
 @tabled("channels, groups", [(81, 27), (243, 27), (81, 1), (81, 81)])
@@ -365,16 +277,9 @@ def test_a_failed_write_starts_again(tmp_path):
 def damaged(whole):
     "A file of features after every accident: what to call it, and its bytes."
     head, middle = 128, 128 + (len(whole) - 193) // 2
-    other = io.BytesIO()
-    np.save(other, np.ones((3, 3), "f4"))
-    yield "a small array", other.getvalue()
     yield "zeros behind the right header", whole[:head] + bytes(len(whole) - head)
-    yield "zeros and a hash", whole[:head] + bytes(len(whole) - head - 65) + whole[-65:]
     yield "no hash", whole[:-65]
     yield "cut", whole[:middle]
-    yield "empty", b""
-    yield "longer", whole + b"0"
-    yield "a hole", whole[:middle] + bytes(64) + whole[middle + 64 :]
     turned = whole[:head].replace(b"(5, 3969)", b"(3969, 5)")
     yield "another shape", turned + whole[head:]
     for at in seed_tree(0, "flips").integers(0, 8 * len(whole), 20).tolist():
