@@ -106,21 +106,6 @@ def test_paper_is_hollow_and_dashed_ours_filled_with_a_band():
     ] == 3.5
 
 
-def test_one_seed_has_no_band_and_says_so():
-    s = figures.series("imvu", [1, 2], [3.0, 4.0])
-    assert (s["low"] == s["high"]).all() and s["label"] == "I-MVU, ours (n = 1)"
-
-
-def test_seeds_of_a_single_point():
-    s = figures.series("rec", 7, [1.0, 2.0, 3.0])
-    assert s["mean"].tolist() == [2.0] and s["n"] == 3
-
-
-def test_black_has_a_halo():
-    fig, _ = figures.curve([figures.series("none", [1, 2], [3.0, 4.0])], "x", "y")
-    assert fig.axes[0].lines[0].get_path_effects()
-
-
 def test_a_formula_is_solid_where_nothing_is_measured():
     formula = figures.series("rec", [1, 2], [3.0, 4.0], source="formula")
     ours = figures.series("imvu", [1, 2], [3.0, 4.0])
@@ -179,92 +164,6 @@ def test_csv_reads_back():
     back = list(csv.DictReader(io.StringIO(figures.as_csv(rows).text)))
     assert back[1]["y"] == "0.333333" and list(back[0]) == list(rows[0])
     assert 'download="figure.csv"' in figures.as_csv(rows)._repr_html_()
-
-
-def test_a_palette_keeps_order_and_count():
-    light = [sum(matplotlib.colors.to_rgb(c)) for c in figures.palette("rec", 5)]
-    assert light == sorted(light, reverse=True) and figures.palette("rec", 1) == [
-        figures.MECH["rec"].colour
-    ]
-
-
-def test_axes_can_be_given():
-    with figures.style():
-        fig, (left, right) = plt.subplots(1, 2)
-    assert (
-        figures.curve([figures.series("rec", [1, 2], [3.0, 4.0])], "x", "y", ax=right)[
-            0
-        ]
-        is fig
-    )
-    assert not left.lines and right.lines
-
-
-def test_rows_of_a_series_are_plain_numbers():
-    rows = figures.rows_of([figures.series("rec", [1, 2], [[3.0, 4.0], [5.0, 6.0]])])
-    assert [(r["x"], r["y"], r["n"], r["mech"], r["source"]) for r in rows] == [
-        (1, 4.0, 2, "rec", "ours"),
-        (2, 5.0, 2, "rec", "ours"),
-    ]
-    assert all(
-        type(r[k]) in (int, float) for r in rows for k in ("x", "y", "low", "high")
-    )
-
-
-def test_values_are_brought_to_one_row_per_seed():
-    assert figures.as_rows([1, 2], [3, 4])[1].shape == (1, 2)
-    assert figures.as_rows(1, [3, 4, 5])[1].shape == (3, 1)
-    assert figures.as_rows([1, 2], [[3, 4]] * 5)[1].shape == (5, 2)
-
-
-def test_pen_and_whiskers():
-    kinds = {
-        source: figures.line_style(figures.series("none", [1], [2.0], source=source))
-        for source in figures.SOURCES
-    }
-    assert (
-        [k["ls"] for k in kinds.values()] == ["-", "--", ":"]
-        and kinds["paper"]["mfc"] == "none"
-        and kinds["formula"]["marker"] == ""
-    )
-    _, ax = figures.get_axes()
-    figures.error_bars(ax, [1], figures.series("rec", 1, 2.0))
-    assert not ax.collections
-    figures.error_bars(ax, [1], figures.series("rec", 1, [2.0, 3.0]))
-    assert len(ax.collections) == 1
-
-
-def test_label_axes_sets_what_it_says():
-    fig, ax = figures.get_axes()
-    figures.label_axes(ax, "bits", "accuracy, %", "a finding", "xy", legend=False)
-    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == (
-        "bits",
-        "accuracy, %",
-        "a finding",
-    )
-    assert ax.get_xscale() == ax.get_yscale() == "log" and figures.get_axes(ax) == (
-        fig,
-        ax,
-    )
-
-
-def test_binned_counts():
-    edges, p, q = figures.binned([0.0, 1.0, 1.0], [0.0, 0.0, 1.0], 2)
-    assert (
-        edges.tolist() == [0, 0.5, 1]
-        and p.tolist() == pytest.approx([2 / 3, 4 / 3])
-        and q.tolist() == pytest.approx([4 / 3, 2 / 3])
-    )
-
-
-def test_looks_and_csv_are_plain_records():
-    assert figures.look("rec") == figures.Look("#cd3012", "o", "DP-REC")
-    link = figures.Csv("a&b.csv", "x,y\n1,2\n")
-    assert (
-        str(link) == "x,y\n1,2\n"
-        and repr(link) == "a&b.csv: 1 rows"
-        and "x%2Cy%0A1%2C2%0A" in link._repr_html_()
-    )
 
 
 def run(seed, rounds, accuracy, key="eps3.rec", **origin) -> records.Record:

@@ -26,24 +26,6 @@ def code(source, outputs=(), **directives):
     return Cell(cell_type="code", source=source, outputs=own, directives_=directives)
 
 
-@tabled(
-    "source, outputs, role",
-    [
-        ("import os\nfrom a import b", (), "imports"),
-        ("x = 1", (), "step"),
-        ("def f(): pass", (), "step"),
-        ("assert x", (), "check"),
-        ("f()", TEXT, "open"),
-        ("plot()", PICTURE, "figure"),
-        ("t", TABLE, "table"),
-        ("c", CARDS, "output"),
-        ("", (), "open"),
-    ],
-)
-def test_a_cell_has_a_role(source, outputs, role):
-    assert site.role(source, outputs) == role
-
-
 def test_a_figure_is_folded_with_its_steps_and_nothing_else():
     cells = [
         code("import os"),

@@ -23,11 +23,6 @@ def judged() -> verdicts.Evidence:
     return verdicts.evidence("dprec")
 
 
-def test_a_sentence_is_markdown_and_text():
-    said = page_tables.Sentence("**One** in two.")
-    assert repr(said) == said._repr_markdown_() == "**One** in two."
-
-
 @tabled(
     "values, more, text",
     [
@@ -256,16 +251,6 @@ def test_a_sweep_is_averaged_point_by_point():
     assert (np.diff(x) >= 0).all()
 
 
-def test_numbers_come_seed_by_seed():
-    made = [
-        verdicts.Ours({0: 1.0, 1: 2.0}, "", None),
-        verdicts.Ours({1: 5.0}, "", None),
-    ]
-    ours = dict(zip("ab", made))
-    assert page_tables.by_seed(ours, "ab").tolist() == [[2.0, 5.0]]
-    assert page_tables.by_seed(ours, "a").tolist() == [[1.0], [2.0]]
-
-
 def test_promises_are_a_row_a_run():
     how = dict(sampling="poisson", accountant="pld")
     g = accounting.gaussian_guarantee(3.8, 1e-3, 0.1, 10, **how)
@@ -286,25 +271,3 @@ def test_what_is_left_open_is_what_the_file_calls_inferred_or_ours():
     assert ("n params", "582,026") in [row[:2] for row in rows]
     assert {row[2] for row in rows} == {"inferred", "ours"}
     assert len(page_tables.left_open("dprec", "mnist", "all").rows) > len(rows)
-
-
-def test_a_long_table_is_behind_a_line():
-    table = verdicts.Table(("a",), (("<b>",),))
-    folded = page_tables.Folded("1 row & more", table)
-    shown = folded._repr_html_()
-    assert shown.startswith("<details><summary>1 row &amp; more</summary><table>")
-    assert "&lt;b&gt;" in shown and repr(folded).splitlines()[0] == "1 row & more"
-
-
-@tabled(
-    "missing, rest, words",
-    [
-        ("0", "0.0 min", "nothing is missing."),
-        ("12", "9.3 h", "12 runs are missing and would take 9.3 h."),
-        ("2", "1,000.0 h, guessed", "guessed where none"),
-    ],
-)
-def test_costs_are_told_in_a_sentence(missing, rest, words):
-    row = "dpcomm sweep x --scale full", "5.4 h", missing, rest, "1.0", "mnist"
-    said = page_tables.cost_sentence(verdicts.Table(("",) * 6, (("", *row[1:]), row)))
-    assert words in said.text and "`dpcomm sweep x --scale full`" in said.text

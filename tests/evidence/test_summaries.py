@@ -78,17 +78,6 @@ def test_a_threshold_is_measured_and_not_trained(paper, key, name):
     assert summaries.class_of(paper_tables.cell(paper, key), "match") == name
 
 
-def test_a_tally_says_what_it_counts():
-    t = summaries.Tally(
-        {"computed": {"match": 1200, "near": 1}, "not run": {"not run": 3}}
-    )
-    assert str(t) == "computed 1,201 (1,200 match, 1 near); not run 3"
-    shown = summaries.Bar(t, "x.html")._repr_html_()
-    assert repr(summaries.Bar(t)) == str(t) in shown
-    assert shown.count("<span title=") == 3 and 'href="x.html"' in shown
-    assert {*summaries.COLOURS} == {*verdicts.VERDICTS}
-
-
 @pytest.mark.parametrize("paper", PAPERS)
 def test_a_claim_loses_no_row(paper, evidence):
     for table in summaries.tables_of(paper):
@@ -116,15 +105,6 @@ def test_a_disagreement_is_never_grouped(paper, evidence):
                 assert number <= len(found.shown.notes)
 
 
-def test_the_overview_has_a_row_per_table():
-    rows = summaries.overview().rows
-    assert len(rows) == sum(len(summaries.tables_of(p)) for p in PAPERS)
-    assert [row[0] for row in rows if row[0]] == [
-        paper_tables.paper(p).short for p in PAPERS
-    ]
-    assert any("●" in cell for row in rows for cell in row[2:])
-
-
 @tabled("paper", PAPERS)
 def test_a_finding_has_the_numbers_of_the_records(paper):
     template, said = (
@@ -140,33 +120,6 @@ def test_a_finding_has_the_numbers_of_the_records(paper):
         paper_tables.paper(paper).about["url"] in card
         and f"{paper}/chapter.ipynb" in card
     )
-
-
-def test_the_summary_has_a_row_per_paper_and_a_bar_links_to_its_rows():
-    assert len(summaries.summary().rows) == len(PAPERS)
-    assert summaries.bar("imvu", base="x").link == "x/reference/results.ipynb#imvu"
-    assert isinstance(summaries.claim("imvu", "fig3"), summaries.Claim)
-
-
-@tabled(
-    "key, said",
-    [
-        ("mnist.eps3.rec.acc", "MNIST, epsilon 3, DP-REC, accuracy"),
-        (
-            "fmnist.fl_top_dp.r0.5.accuracy",
-            "Fashion-MNIST, FL-TOP-DP, r = 0.5 %, accuracy",
-        ),
-        ("mnist.imvu_minus_mvu.eps4.8", "MNIST, I-MVU minus MVU, epsilon 4.8"),
-        (
-            "writer.ddg16_over_ddg12",
-            "MNIST by writer, DDGauss, 16 bits above DDGauss, 12 bits",
-        ),
-        ("new_thing.x", "new thing, x"),
-    ],
-)
-def test_keys_are_said_in_words(key, said):
-    assert cell_names.in_words(key) == said
-    assert cell_names.word("eps11") == "epsilon 11"
 
 
 @tabled("paper", PAPERS)
