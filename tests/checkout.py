@@ -207,3 +207,16 @@ def public(module: Path) -> dict[str, ast.AST]:
         for node in body
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in names
     }
+
+
+def page(path, *cells, kernel="python3"):
+    "Write a notebook of code cells, each its source and its tags, below a title."
+    kernelspec = dict(name=kernel, display_name=kernel, language="python")
+    found = [dict(cell_type="markdown", id="m", metadata={}, source="# X\n\n> Why?")]
+    for i, (source, *tags) in enumerate(cells):
+        run = dict(outputs=[], execution_count=None, metadata=dict(tags=tags))
+        found.append(dict(cell_type="code", id=f"c{i}", source=source, **run))
+    about = dict(metadata=dict(kernelspec=kernelspec), nbformat=4, nbformat_minor=5)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dict(cells=found, **about)))
+    return path

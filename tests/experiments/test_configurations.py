@@ -249,16 +249,6 @@ def test_a_line_of_table1_is_the_same_alone_and_among_all(kind):
     assert alone.guarantee(10) == among.guarantee(10)
 
 
-def test_a_cell_tells_its_score_by_its_end():
-    keys = "mnist.eps3.rec.acc", "ours.x.comm", "mnist.order", "acc"
-    assert configurations.scores_of(keys) == {
-        "mnist.eps3.rec.acc": "accuracy",
-        "ours.x.comm": "traffic",
-        "acc": "accuracy",
-    }
-    assert configurations.scores_of(()) == {}
-
-
 def test_the_clients_of_mnist_hold_every_image_once():
     found = configurations.mnist_clients("digits", 20)
     assert (
@@ -338,40 +328,3 @@ def test_a_line_says_what_a_record_holds():
     bare = configurations.Curve("b", configurations.Gaussian(1.0, 1.0), config)
     found = trained(bare, None)
     assert found["guarantee"] is None and found["final"]["eps"] is None
-
-
-def test_what_a_fixed_cohort_costs_is_told_in_words():
-    mnist = configurations.fedavg("eps3.fedavg", Config(), 100, 0.5, 3.8)
-    assert (
-        configurations.describe_as_run({}) == ""
-        and "eps = 5.448 when one client joins or leaves, eps = 6.526 when one client is swapped"
-        in mnist.describe()
-    )
-    assert (
-        mnist.describe().startswith("As the paper accounts it")
-        and configurations.Curve("a", None, None).describe() == "no privacy claimed"
-    )
-    with pytest.raises(
-        ValueError,
-        match="sampling is 'poisson'; this function accounts only for 'fixed' cohorts",
-    ):
-        configurations.as_run(
-            mnist.mechanism, Config(sampling="poisson"), 100, 1000, 1e-2
-        )
-
-
-def test_a_promise_about_another_run_is_refused():
-    _, config, _ = small()
-    curve = configurations.fedavg("a", config, 20, 0.1, 2.0)
-    promise = configurations.as_run(
-        curve.mechanism, Config(cohort=config.cohort), 20, 4, 1e-2
-    )["replace"]
-    wrong = dataclasses.replace(
-        curve,
-        config=dataclasses.replace(config, sampling="poisson"),
-        guarantee=lambda rounds: promise,
-    )
-    with pytest.raises(
-        ValueError, match="its sampling is 'fixed', the run's is 'poisson'"
-    ):
-        trained(wrong, None)

@@ -67,14 +67,6 @@ def test_play_changes_what_the_factor_names(factor, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters()))
 
 
-def test_every_run_has_its_seeds():
-    full = dprec_gap.grid("full")
-    small = [run for run in full if not run.key.startswith("cnn.")]
-    assert sum(len(run.seeds) for run in small) == 92 and len(small) == 17
-    large = [run for run in full if run not in small]
-    assert len(large) == 24 and {run.seeds for run in large} == {(0, 1, 2)}
-
-
 def test_a_run_on_the_large_network_differs_in_what_its_key_names(monkeypatch):
     "Played with a trainer that hands back its task."
     runs = {run.key: run for run in dprec_gap.grid("full")}

@@ -11,7 +11,6 @@ from dpcomm.datasets import femnist
 from dpcomm.experiments.dprec import femnist as dprec_femnist
 from dpcomm.experiments.dprec import shakespeare as dprec_shakespeare
 from dpcomm.experiments.dprec import stackoverflow as dprec_stackoverflow
-from dpcomm.training.federated import Config
 
 
 def test_the_network_is_the_papers_where_the_text_is():
@@ -88,10 +87,3 @@ def test_a_made_leaf_file_is_read_like_leafs_own(tmp_path):
     assert len(made.parts) == 5 and made.sizes.min() >= 2
     assert 5 < made.sizes.mean() < 20 and made.data.y.max() < 62
     assert len(made.data.y_test) >= 10
-
-
-def test_femnists_smaller_scales_differ_in_cohort_and_rounds_alone():
-    full, smoke = (dprec_femnist.settings(s) for s in ("full", "smoke"))
-    assert isinstance(full["config"], Config) and full["net"] == smoke["net"]
-    assert (smoke["short"], smoke["long"], smoke["config"].cohort) == (2, 3, 5)
-    assert smoke["config"].lr == full["config"].lr

@@ -190,19 +190,6 @@ def test_a_grid_lists_its_curves_and_the_claims_whose_curves_are_drawn():
     assert few[0].fills == ("ours.smoke.digits.accuracy.fig1.K2",) and not few[0].data
 
 
-def test_mechanisms_are_told_in_words_that_differ():
-    mechs = fedsgd.figures(LENET) | fedsgd.additions(LENET)
-    words = {key: fedsgd.describe(mech) for key, mech in mechs.items()}
-    assert words["fig2.eps400"] == "sqSGD, eps 400, K = 16, r = 0.5 %"
-    assert words["best.eps200"].endswith(", best threshold")
-    assert words["tight.eps200"].endswith(", the sum projected, tight range")
-    assert words["unrotated.eps400"].endswith(", not rotated")
-    assert words["pm.eps300"] == "PM, eps 300" and words["plain"] == "no privacy"
-    assert words["residuals.pm.eps300"] == "PM, eps 300, residuals"
-    repeats = mechs["vqsgd.eps400"].repeats
-    assert words["vqsgd.eps400"] == f"vqSGD, {repeats} times eps 400"
-
-
 def test_clients_are_ten_equal_parts_and_the_same_each_time():
     found = fedsgd.federation("digits")
     assert found is fedsgd.federation("digits")

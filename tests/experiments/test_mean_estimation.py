@@ -4,9 +4,8 @@ import pytest
 import torch
 from tables import tabled
 
-from dpcomm import mechanism, registered
+from dpcomm import mechanism
 from dpcomm.core.random import seed_tree
-from dpcomm.evidence import records
 from dpcomm.experiments import mean_estimation
 
 
@@ -47,18 +46,6 @@ def test_some_of_the_clients_tell_the_error_of_all(name, given):
     assert abs(a - b) < 5.5 * (va + vb) ** 0.5
 
 
-def test_the_grid_has_every_mechanism_at_every_size():
-    full = mean_estimation.sizes("full")
-    assert {size[:3] for size in full.values()} == {
-        (name, 2**k, n)
-        for name in registered()
-        for k in (8, 10, 12, 14, 16)
-        for n in (10, 100, 1_000, 10_000)
-    }
-    assert [run.key for run in mean_estimation.grid("full")] == list(full)
-    assert sum(size[3] is not None for size in full.values()) == 18
-
-
 @tabled("key", [*mean_estimation.sizes("full")])
 def test_four_rounds_or_more_are_played_within_the_entries(key):
     name, d, n, _ = mean_estimation.sizes("full")[key]
@@ -85,8 +72,3 @@ def test_what_no_setting_meets_is_said(monkeypatch):
     monkeypatch.setattr(mean_estimation, "sizes", lambda scale: {"x": size})
     found = mean_estimation.play(mean_estimation.grid("smoke")[0], 0)
     assert "raise bits to" in found["notes"][0] and "final" not in found
-
-
-def test_records_are_filed_across_the_papers():
-    assert mean_estimation.PAPER == "across"
-    assert records.load("across", "nothing") == ()

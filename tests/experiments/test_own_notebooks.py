@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from checkout import ROOT, python
+from checkout import ROOT, page, python
 from tables import tabled
 
 from dpcomm import cli
@@ -31,9 +31,12 @@ def rewritten(folder, old, new):
     path.write_text(text.replace(old, new), encoding="utf-8")
 
 
-TINY = [
-    "scale, seeds, out, resume, max_seconds = 'smoke', [0], None, False, None",
-    """from dpcomm.experiments.run import grids, runs
+SETTINGS = """scale = 'smoke'
+seeds = [0]
+out = None
+resume = False
+max_seconds = None"""
+TINY = """from dpcomm.experiments.run import grids, runs
 SIZE = 3
 
 
@@ -50,29 +53,18 @@ def play(run, seed, max_seconds=None, **how):
     "Nothing is trained."
     if max_seconds == 0:
         return None
-    return dict(final={'mse': Doubled().of(SIZE) + seed})""",
-    "own = grids.own('tiny', grid, play)",
-    "runs.play_grid(own, scale, seeds, out, 'all', resume, max_seconds)",
-]
+    return dict(final={'mse': Doubled().of(SIZE) + seed})
 
 
-def tiny(folder, old="", new=""):
+own = grids.own('tiny', grid, play)
+runs.play_grid(own, scale, seeds, out, 'all', resume, max_seconds)"""
+
+
+def tiny(folder, old="SIZE", new="SIZE"):
     "Records of a notebook that trains nothing, run inline."
-    lines = [
-        f"{v} = {w}" for v, w in zip(*(x.split(", ") for x in TINY[0].split(" = ")))
-    ]
-    assert old in TINY[1]
-    sources = [
-        "\n".join(lines),
-        TINY[1].replace(old, new) if old else TINY[1],
-        *TINY[2:],
-    ]
-    tags = [["parameters"], [], [], []]
-    cells = [
-        dict(cell_type="code", source=source, metadata=dict(tags=own))
-        for source, own in zip(sources, tags)
-    ]
-    (folder / "tiny.ipynb").write_text(json.dumps(dict(cells=cells)), encoding="utf-8")
+    assert old in TINY
+    code = (TINY.replace(old, new),)
+    page(folder / "tiny.ipynb", (SETTINGS, "parameters"), code)
     assert cli.main(["run", "tiny.ipynb", "--inline", "--resume"]) == 0
     return records.read(folder / "runs" / "across" / "tiny.smoke.jsonl")
 

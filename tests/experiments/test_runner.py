@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from checkout import EXPERIMENTS, MODULES, ROOT, python, settings
+from checkout import EXPERIMENTS, MODULES, ROOT, page, python, settings
 from tables import tabled
 
 from dpcomm import cli, commands
@@ -56,19 +56,6 @@ def here(folder, *words) -> subprocess.CompletedProcess:
             patch.setenv(name, value)
         code = cli.main([*words])
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
-
-
-def page(path, *cells, kernel="python3"):
-    "Write a notebook of code cells, each its source and its tags, below a title."
-    kernelspec = dict(name=kernel, display_name=kernel, language="python")
-    found = [dict(cell_type="markdown", id="m", metadata={}, source="# X\n\n> Why?")]
-    for i, (source, *tags) in enumerate(cells):
-        run = dict(outputs=[], execution_count=None, metadata=dict(tags=tags))
-        found.append(dict(cell_type="code", id=f"c{i}", source=source, **run))
-    about = dict(metadata=dict(kernelspec=kernelspec), nbformat=4, nbformat_minor=5)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dict(cells=found, **about)))
-    return path
 
 
 def written(folder) -> list:

@@ -31,25 +31,6 @@ def test_words_of_schemes_are_their_names_in_keys():
         assert scheme_grid.parse(key) == (scheme, True, 0.005)
 
 
-def test_twins_stand_beside_each_other_ratio_by_ratio():
-    found = scheme_grid.twins(("FL-TOP", "FL-CS"), (1, 0.5))
-    assert found == [
-        "fl_top_dp.r1",
-        "fl_top.r1",
-        "fl_cs_dp.r1",
-        "fl_cs.r1",
-        "fl_top_dp.r0.5",
-        "fl_top.r0.5",
-        "fl_cs_dp.r0.5",
-        "fl_cs.r0.5",
-    ]
-    private = scheme_grid.by_ratio(found)
-    assert private == {
-        "r1": ["fl_top_dp.r1", "fl_cs_dp.r1"],
-        "r0.5": ["fl_top_dp.r0.5", "fl_cs_dp.r0.5"],
-    }
-
-
 def test_a_setting_of_the_paper_has_table_5s_numbers():
     s = fltop_fmnist.settings("full")
     assert (s.config.rounds, s.config.epochs, s.config.lr) == (200, 5, 0.215)
@@ -72,14 +53,6 @@ def place(table=""):
         return None if name.endswith("nowhere") else f"ours.smoke.{name}"
 
     return Place("smoke", cell, table, ("digits",), 2.0)
-
-
-def test_a_run_belongs_to_its_data_set_and_fills_what_has_a_cell():
-    run = place("made").run("fl_cs.r1", "FL-CS", ["a", "b.nowhere"], minutes=3)
-    assert (run.key, run.name) == ("made.fl_cs.r1", "FL-CS, made")
-    assert run.fills == ("ours.smoke.a",) and run.seeds == (0, 1, 2)
-    assert (run.data, run.memory, run.minutes) == (("digits",), 2.0, 3)
-    assert place().run("fl_cs.r1", "FL-CS", ["a"]).key == "fl_cs.r1"
 
 
 def test_every_scheme_is_a_run_and_every_ratio_has_its_thresholds():
@@ -251,19 +224,6 @@ def test_the_loss_of_log_odds_is_the_cross_entropy():
     assert float(scheme_grid.odds_loss(scores, y)) == pytest.approx(by_hand, rel=1e-6)
 
 
-def test_grids_begin_with_what_the_argument_rests_on():
-    first = fltop_fmnist.ordered(0.5, 5)
-    assert first[:2] == ("fl_top_dp.r0.5", "fl_top.r0.5") and len(set(first)) == len(
-        first
-    )
-    assert fltop_medical.ordered((1,), ("FL-TOP",)) == (
-        "fl_std.r100",
-        "fl_std_dp.r100",
-        "fl_top.r1",
-        "fl_top_dp.r1",
-    )
-
-
 def test_figure_1_compares_fl_top_with_fl_std_where_both_are_trained():
     assert fltop_fmnist.pair("full") == ["fl_top.r0.5", "fl_std.r100"]
     assert fltop_fmnist.pair("quick") == []
@@ -277,12 +237,6 @@ def test_figure_1_compares_fl_top_with_fl_std_where_both_are_trained():
     }
     found = fltop_fmnist.play(run, 0, inputs=inputs)
     assert found["cells"] == {"fmnist.figure1.norm": [2.0, "norm"]}
-
-
-def test_the_public_network_is_the_one_that_is_trained():
-    public = fltop_fmnist.public("smoke", 3)
-    other = scheme_grid.public_images(SMOKE, 3)
-    assert isinstance(public, scheme_grid.Public) and public.start.equal(other.start)
 
 
 @pytest.mark.parametrize("name", ["fltop-fmnist", "fltop-medical"])
@@ -318,9 +272,3 @@ def test_a_change_stands_before_the_key_and_changes_one_thing():
     assert tuple(map(bool, sizes)) == (True, False), "the rule's run has a printed one"
     with pytest.raises(ValueError, match="change is 'solver'.*linear, rule"):
         scheme_grid.parted("solver.fl_cs_dp.r5")
-
-
-def test_changes_are_run_where_their_scheme_is():
-    keys = [r.key for r in fltop_fmnist.grid("full") if scheme_grid.parted(r.key)[0]]
-    assert keys == [f"{c}.{scheme_grid.CHANGED}" for c in scheme_grid.CHANGES]
-    assert not scheme_grid.change_runs(None, ("fl_top_dp.r5",), (), 1)

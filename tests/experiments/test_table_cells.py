@@ -12,21 +12,6 @@ from dpcomm.experiments.dprec import protocol_costs, table_cells
 from dpcomm.experiments.run import grids
 
 
-def test_what_sends_the_same_in_every_round_is_a_product():
-    "Rounds, cohort, parameters, and down 32 bits each or as often as the server's state."
-    for cell, (value, unit) in table_cells.formulas("dense").items():
-        name = cell.removeprefix("ours.").removesuffix(".comm")
-        run = protocol_costs.protocols()[name]
-        each = run["bits"].content + run["model_bits"]
-        assert unit == "GiB"
-        assert value == pytest.approx(run["rounds"] * run["cohort"] * each / 2**33)
-
-
-def test_an_update_of_a_thousand_parameters_in_indices_of_eight_bits():
-    found = table_cells.formulas("index")
-    assert found == {"index.equivalent": [1000 * 4, "8-bit indices"]}
-
-
 def test_as_much_goes_up_as_down_without_a_replay():
     counted = table_cells.count("femnist.only.fedavg", 0)
     assert counted.uplink_bits == counted.downlink_bits > 0
@@ -64,21 +49,12 @@ def test_participation_is_what_cohorts_with_replacement_see():
     assert seen == pytest.approx(100 * (1 - (1 - 1 / n) ** slots), abs=0.5)
 
 
-def test_a_row_that_is_not_drawn_has_no_numbers():
-    assert table_cells.drawn("mnist.eps3.fedavg", 0) == {}
-
-
 def test_epsilons_fill_the_papers_cell_only_where_they_are_finite():
     keys = table_cells.epsilon_cells("mnist.eps3.fedavg")
     assert keys[0] == "mnist.eps3.fedavg.eps" and len(keys) == 3
     assert "solr.eps1.rec.eps" not in table_cells.epsilon_cells("solr.eps1.rec")
     paper = math.isfinite(protocol_costs.epsilons("solr.eps1.rec")[0].eps)
     assert not paper
-
-
-def test_own_keys_carry_the_scale_and_the_papers_do_not():
-    assert dprec_costs.own_key("ours.a.b", "quick") == "ours.quick.costs.a.b"
-    assert dprec_costs.own_key("mnist.rec.comm", "quick") == "mnist.rec.comm"
 
 
 def test_a_counted_row_has_bits_traffic_and_a_finite_guarantee():
