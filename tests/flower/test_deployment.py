@@ -134,20 +134,6 @@ def test_a_port_that_is_taken():
         deployment.open_port(70_000)
 
 
-def test_waiting_has_an_end():
-    with pytest.raises(ValueError, match="the moon did not arrive within 0.3 s"):
-        deployment.wait_for("the moon", 0.3, lambda: False)
-    assert deployment.wait_for("it", 0.3, lambda: "here") == "here"
-
-
-def test_a_daemon_that_ends_is_reported(tmp_path):
-    words = [sys.executable, "-c", "import sys; sys.exit('no such key')"]
-    daemon = deployment.Daemon("link", words, tmp_path, dict(os.environ))
-    daemon.process.wait(20)
-    with pytest.raises(ValueError, match="link ended with code 1: no such key"):
-        deployment.wait_for("it", 5, lambda: False, [daemon])
-
-
 def test_without_flower_a_deployment_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -224,11 +210,6 @@ def test_a_run_is_followed_and_its_failure_told(tmp_path, monkeypatch):
         deployment.finish(here, "finished:failed", 20)
 
 
-def test_flowers_own_lines_are_left_out():
-    log = "\x1b[92mINFO \x1b[0m:      start\nround 1\n\n  note: x\nWARNING :  y\nhalf"
-    assert deployment.printed(log) == ["round 1", "  note: x"]
-
-
 def test_a_meter_passes_on_and_counts():
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -247,10 +228,6 @@ def test_a_meter_passes_on_and_counts():
         assert meter.between(begin, time.time() + 1) == (1000, 3)
         assert meter.between(0, begin) == (0, 0)
         meter.close()
-
-
-def test_nobody_is_healthy_where_nobody_listens():
-    assert not deployment.healthy(deployment.open_port())
 
 
 # ---- with commands of ours in Flower's place
@@ -281,14 +258,6 @@ SERVE = (
     "http.server.HTTPServer(('127.0.0.1', port), Answer).serve_forever()\n"
 )
 NODE = "import time\nprint('Node ID: 1', flush=True)\ntime.sleep(60)\n"
-
-
-def test_surroundings_are_private_and_quiet(fakes, tmp_path):
-    fakes("flower-superlink", SERVE)
-    env = deployment.surroundings(tmp_path)
-    assert env["FLWR_HOME"] == str(tmp_path)
-    assert env["FLWR_TELEMETRY_ENABLED"] == "0" == str(int(env["OMP_NUM_THREADS"]) - 1)
-    assert env["FLWR_DISABLE_UPDATE_CHECK"] == "1"
 
 
 def test_a_deployment_starts_and_stops(fakes):

@@ -351,19 +351,6 @@ def test_a_served_run_is_the_simulators(name, sampling, cohort):
         assert torch.allclose(served.w, plain.w.detach(), atol=1e-6)
 
 
-def test_step_moves_against_the_average():
-    w = W.clone().requires_grad_()
-    optimiser = run_state.server_optimiser(w, replace(CONFIG, server_lr=1.0))
-    task = replace(
-        TASK, mechanism=dpcomm.mechanism("gaussian", clip_norm=9.0, sigma=1e-9)
-    )
-    gathering = flower_server.Gathering.of(task, 0, [0])
-    flower_server.take(gathering, 0, flower.work(home(0, task), letter(0, task), W))
-    flower_server.step(w, optimiser, gathering, 4, seed_tree(0))
-    update = flower.local_update(home(0, task).task, 0, W, 0)
-    assert torch.allclose(w.detach() - W, update / 4, atol=1e-6)
-
-
 # ---- the conversation
 
 
@@ -423,33 +410,11 @@ def test_a_silent_node_costs_the_deadline_and_no_more():
         flower_server.serve(line, TASK, None, soon(least=4))
 
 
-def test_a_round_that_too_few_answer_ends_the_run():
-    line = Moody(homes(), {101: "old"})
-    said = "1 of 2 rounds were skipped .the last: 3 clients heard, 4 needed"
-    with pytest.raises(ValueError, match=said):
-        flower_server.serve(line, TASK, None, soon(least=4, skips=0))
-
-
-def test_nobody_is_there():
-    with pytest.raises(ValueError, match="0 of 4 clients connected within 0.2 s"):
-        flower_server.serve(flower_transport.Here({}), TASK, None, soon())
-
-
 def test_two_nodes_with_one_number():
     heard, line = [], flower_transport.Here(homes() | {200: home(1)})
     clients, known = flower_transport.meet(line, TASK, soon(), heard.append)
     assert clients == {0: 100, 1: 101, 2: 102, 3: 103} and known
     assert heard == ["node 200 is refused: client 1 is here already"]
-
-
-def test_converse_hands_each_node_on_once():
-    line = Moody(homes(), {100: "twice", 101: "silent"})
-    letters = dict.fromkeys(line.nodes(), flower.agreement(TASK))
-    found = [
-        node for node, _ in flower_transport.converse(line, flower.HELLO, letters, 0.2)
-    ]
-    assert sorted(found) == [100, 102, 103]
-    assert list(flower_transport.converse(line, flower.HELLO, {}, 0.2)) == []
 
 
 def test_the_guarantee_is_of_this_run_and_says_what_is_not_met():
@@ -598,12 +563,6 @@ def test_ledger_and_model_are_kept(tmp_path):
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").open()]
     assert [flower_server.Row(**row) for row in rows] == list(served.rows)
     assert (folder / "guarantee.txt").read_text() == "None\n"
-
-
-@tabled("name", ["start", "hello", "round", "poll", "least"])
-def test_deadlines_are_positive(name):
-    with pytest.raises(ValueError, match=name):
-        flower_transport.Deadlines(**{name: 0})
 
 
 # ---- the app that is laid out, on a line in this process
@@ -1239,19 +1198,6 @@ def test_a_promise_names_what_it_does_not_count():
     assert made.eps == central(3).eps
     assert "2 messages of earlier runs are not counted" in made.note
     assert "keys" in flower_server.Promise(central, known=True).after(3).premises
-
-
-def test_a_journal_in_memory_keeps_nothing(tmp_path):
-    down = flower_server.Down(TASK)
-    row = flower_server.Row(0, 4, 4, 112, 0, 0, {}, 0.0, 0.0)
-    served = flower_server.Journal(TASK, down).end(row, None)
-    assert served.rows == (row,) and torch.equal(served.w, W)
-    flower_server.Journal(TASK, down, tmp_path / "new")
-    assert not list(tmp_path.iterdir())  # a run that heard nobody leaves no folder
-    flower_server.Journal(TASK, down, tmp_path / "new").end(row, None)
-    longer = replace(TASK, config=replace(CONFIG, rounds=5))
-    again = flower_server.Journal(longer, down, tmp_path / "new")
-    assert again.rows == [row] and again.earlier == 1
 
 
 # ---- weights, and a deployment

@@ -306,24 +306,6 @@ def test_noise_for_replies_never_raises(tmp_path):
     assert not server.inbox
 
 
-def test_six_steps_are_played_and_losses_counted(tmp_path):
-    task = task_of()
-    server = Server(flower_sums.session_of(task, 0), PRIVATE[SERVER], DIRECTORY)
-    nodes = [home(i, tmp_path, task) for i in range(4)]
-    steps = []
-
-    def ask(step, mail):
-        steps.append(step)
-        for i, data in mail.items():
-            fields = letter(task, step, mail=data)
-            reply = flower_sums_reply(nodes[i], fields, W if step == MASKED else None)
-            yield i, "gone" if (i, step) == (1, UNMASK) else reply
-
-    dropped = flower_sums.play(server, ask, dict.fromkeys(range(4), b""), 0)
-    assert steps == list(range(6)) and dropped == {"lost: gone": 1}
-    assert server.survivors == {0, 1, 2, 3} and len(server.result) == 7850
-
-
 def test_keys_are_made_once_and_read_by_their_owner(tmp_path):
     folder = keys.enrol(tmp_path / "keys", 4)
     identity, sums = flower_sums.read_keys(folder, "client-2")
