@@ -83,14 +83,6 @@ def test_the_random_choice_is_public_uniform_and_has_a_seed():
     assert fit(np.bincount(np.concatenate(drawn)), np.full(12, 1 / 12)) > ALARM
 
 
-def test_chunks_have_a_length_that_transforms_fast():
-    sizes = (1, 2, 12, 97, 8317, 8320, 15_000)
-    found = [cs.largest_factors(n, n)[0] for n in sizes]
-    assert found == [1, 2, 3, 97, 8317, 13, 5]
-    lengths = [cs.chunk_length(*m) for m in (FASHION, MEDICAL, (7, 1), (7, 7), (7, 5))]
-    assert lengths == [8320, 15_000, 7, 1, 2]
-
-
 # ---- transform and measurement
 
 
@@ -187,20 +179,6 @@ def test_a_large_penalty_gives_zero_and_no_iteration_the_adjoint():
     np.testing.assert_allclose(
         cs.recover(1000 * y, p), 1000 * cs.recover(y, p), rtol=1e-9
     )
-
-
-def test_sparse_vectors_come_back_and_dense_ones_do_not():
-    d, p = 1600, cs.plan(1600, 0.2, 4)
-    rng, x = seed_tree(0, "sparse"), np.zeros((1, d))
-    x[0, rng.choice(d, 24, replace=False)] = rng.standard_normal(24)
-
-    def lost(x, **settings):
-        found = cs.recover(cs.measure(x, p)[0], p, **settings)
-        return np.linalg.norm(found - x) / np.linalg.norm(x)
-
-    assert lost(x, iterations=300, penalty=0.01) < 0.02
-    assert 0.02 < lost(x) < 0.2 < 0.8 < lost(x, iterations=0)
-    assert lost(rows(1, d), iterations=300) > 0.8
 
 
 def test_chunks_without_a_coefficient_are_reconstructed_as_zero():

@@ -1,6 +1,5 @@
 "Deployments: what they promise, what calibration finds, and what they refuse."
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -198,34 +197,15 @@ def test_groups_are_the_model_s():
 @tabled(
     "changes, told",
     [
-        (dict(n_clients=0), "n_clients"),
-        (dict(n_clients=True), "n_clients"),
-        (dict(n_clients=math.nan), "n_clients"),
-        (dict(n_clients="5000"), "n_clients"),
         (dict(n_clients=10**400), "n_clients"),
         (dict(cohort=5_001), "cohort is 5001 of 5000"),
-        (dict(cohort=50.0), "cohort"),
-        (dict(rounds=0), "rounds"),
-        (dict(delta=1.0), "delta"),
-        (dict(delta=math.nan), "delta"),
-        (dict(delta=None), "delta"),
-        (dict(delta=False), "delta"),
         (dict(sampling="fixd"), "did you mean 'fixed'"),
         (dict(sampling="none"), "where every client takes part"),
-        (dict(trust="server"), "trust"),
-        (dict(unit="message"), "unit"),
-        (dict(relation="swap"), "relation"),
-        (dict(visits=0), "visits"),
         (dict(visits=801), "visits is 801; a client sends at most 800"),
         (dict(sampling="fixed", visits=7), "raise visits to 8 or more"),
         (dict(dropouts=1.0), "dropouts"),
-        (dict(tolerance=-0.1), "tolerance"),
-        (dict(d=0), "d is 0"),
-        (dict(d=2**40), "d is"),
         (dict(groups=()), "groups"),
         (dict(groups=(3, 5)), "groups sum to 8 and d is 3000"),
-        (dict(groups="ab"), "groups"),
-        (dict(groups=(1, math.nan)), "groups"),
     ],
 )
 def test_a_situation_that_cannot_be_is_refused(changes, told):
@@ -238,16 +218,12 @@ def test_a_situation_that_cannot_be_is_refused(changes, told):
     [
         ("gausian", {}, "did you mean 'gaussian'"),
         ("gaussian", dict(eps=0), "eps"),
-        ("gaussian", dict(eps=True), "eps"),
-        ("gaussian", dict(eps=math.nan), "eps"),
-        ("gaussian", dict(eps="4"), "eps"),
         (
             "gaussian",
             dict(eps=1e-40, accountant="rdp-balle"),
             "reaches .* ask for an eps above",
         ),
         ("gaussian", dict(clip_norm=-1), "clip_norm"),
-        ("gaussian", dict(clip_norm=math.inf), "clip_norm"),
         ("gaussian", dict(sigma=1.0), "sigma of gaussian is set by calibrate"),
         (
             "gaussian",
@@ -258,8 +234,6 @@ def test_a_situation_that_cannot_be_is_refused(changes, told):
         ("topk", dict(fraction=2.0), "fraction"),
         ("skellam", dict(n_clients=60), "60 shares"),
         ("skellam", dict(ring_bits=1), "ring_bits is 1; it must be a whole number"),
-        ("ddgauss", dict(ring_bits="8"), "ring_bits is '8'; it must be a whole number"),
-        ("ddgauss", dict(ring_bits=math.nan), "ring_bits is nan; it must be"),
         ("pm", dict(accountant="rdp-balle"), "accountant is 'rdp-balle'"),
         (
             "pm",
@@ -289,12 +263,9 @@ def test_what_calibration_cannot_do_is_said(name, arguments, told):
     "changes, name, told",
     [
         (dict(delta=0.0), "gaussian", "delta is 0.*choose a pure mechanism"),
-        (dict(delta=0.0), "skellam", "delta is 0"),
         (dict(trust="local"), "skellam", "trust='secagg'"),
         (dict(trust="local"), "gaussian", "local=True"),
         (dict(sampling="replacement"), "gaussian", "use sampling='poisson' or 'fixed'"),
-        (dict(sampling="replacement"), "quantised", "sampling='poisson' or 'fixed'"),
-        (dict(sampling="replacement"), "topk", "use sampling='poisson' or 'fixed'"),
         (dict(d=None), "ddgauss", "d is None"),
         (dict(unit="example"), "rec", "unit is 'example'"),
     ],

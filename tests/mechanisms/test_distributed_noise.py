@@ -18,7 +18,7 @@ from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.mechanisms import contract, gaussian, quantised
 from dpcomm.mechanisms import distributed_noise as shared
 from dpcomm.mechanisms.topk import TopK
-from dpcomm.privacy import accounting, guarantee
+from dpcomm.privacy import accounting
 
 MECH = TopK(1.0, 0.5, 1.5, 20, tolerance=0.25)
 
@@ -218,15 +218,6 @@ def test_a_delta_of_one_client_is_noted_wherever_their_number_is_known(
         told = m.guarantee(10, delta, **release).note
         assert ("delta is at least 1/100" in told) == noted
         assert told.count("delta is at least") == noted
-
-
-def test_what_is_said_of_shares_keeps_what_a_caller_says():
-    alone = shared.of_shares("none", 8, 10)
-    assert alone["premises"] == {} and "8 of 10 honest shares" in alone["note"]
-    mine = dict(note="a", premises={"keys": "b"}, relation="replace")
-    both = shared.of_shares("poisson", 8, 10, mine)
-    assert both["note"].startswith("a; ") and set(both) == {"note", "premises"}
-    assert both["premises"] == {"keys": "b", "shares": guarantee.PREMISES["shares"]}
 
 
 @tabled("row", [[7.0, 0.0], [1.0, 1.0], [3.0, 4.0], [0.1, 1e-9]])

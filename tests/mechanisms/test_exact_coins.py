@@ -15,7 +15,7 @@ from tables import tabled
 
 from dpcomm.core.random import below
 from dpcomm.core.wire import unpack_bits
-from dpcomm.mechanisms import imvu, mvu, privquant, signsgd, sqkr, sqsgd, vqsgd
+from dpcomm.mechanisms import imvu, mvu, privquant, signsgd, sqkr, vqsgd
 from dpcomm.secagg.discrete import choose, exp_fixed, symbols_by_inversion
 
 BITS = 2400  # of the number that stands for a draw
@@ -198,10 +198,6 @@ def test_privquant_spends_at_most_its_epsilon(d, K, eps, rule):
     draws /= (1 - Fraction(d**2, 2**54)) * (1 - Fraction(K, 2**52)) ** d
     assert max(each) / min(each) > 1 and cal.actual_eps <= eps
     assert excess(draws * max(each) / min(each), cal.actual_eps) <= 0
-
-
-def test_sqsgd_draws_as_privquant_does():
-    assert sqsgd.privquant is privquant
 
 
 def test_a_coin_reads_as_many_bits_as_it_takes():

@@ -187,27 +187,6 @@ def test_more_dimensions_leak_more_up_to_the_gaussian(relation, factor):
     np.testing.assert_allclose(curves[-1], limit, rtol=1e-3)
 
 
-def hockey_stick(eps, x, y):
-    "Exact delta at eps between two vectors of coins, by enumeration."
-    p, q = (
-        functools.reduce(np.multiply.outer, [expit([v, -v]) for v in z]) for z in (x, y)
-    )
-    return np.maximum(p - math.exp(eps) * q, 0).sum()
-
-
-@tabled("i", range(40))
-def test_a_gaussian_of_multiplier_1_596_over_kappa_dominates(i):
-    rng = seed_tree(0, "dominates", i)
-    d, kappa = int(rng.integers(1, 7)), 10 ** rng.uniform(-1.5, 1)
-    x, y = (kappa * v / np.linalg.norm(v) for v in rng.standard_normal((2, d)))
-    for a, b in ((x, 0 * x), (0 * x, x), (x, -x), (x, 0.7 * y)):
-        sigma = math.sqrt(8 / math.pi) / np.linalg.norm(a - b)
-        for eps in (0.0, 0.1, 0.5, 2.0):
-            assert hockey_stick(eps, a, b) <= gaussian_delta(sigma, eps) + 1e-12
-    # the Gaussian of an equal Renyi curve does not dominate
-    assert hockey_stick(0.0, [0.1], [0.0]) > 1.2 * gaussian_delta(2 / 0.1, 0.0)
-
-
 # ---- coins
 
 

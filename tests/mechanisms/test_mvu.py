@@ -205,16 +205,6 @@ def test_the_solver_holds_at_both_ends(eps, variance, constraint):
     assert table.variance <= two_symbols(eps, 3, constraint).variance
 
 
-def test_symbols_are_merged_by_weight():
-    a, w = np.array([0.0, 0.1, 1.0, 2.0]), np.array([3.0, 1.0, 1.0, 1.0])
-    assert mvu_table._merge(a, w, 3).tolist() == pytest.approx([0.025, 1.0, 2.0])
-    assert (
-        len(mvu_table._merge(a, w, 4)) == 4
-        and len(mvu_table._merge(a, w, 4, step=0.2)) == 3
-    )
-    assert mvu_table._merge(a, w, 1).tolist() == pytest.approx([3.1 / 6])
-
-
 # ---- the cache
 
 

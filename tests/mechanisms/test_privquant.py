@@ -150,16 +150,6 @@ def test_the_smallest_epsilon_is_the_smallest(d, K, kappa_min):
     assert calibrate(d, K, least / 2, "best", kappa_min).m > 0
 
 
-def test_one_side_of_the_relation_is_not_enough():
-    "d = 2, K = 2, eps = .5: relation (8) holds at tau = 1."
-    ratio = float(pq.tails(2, 2).ratio[0])
-    assert 0.05 + ratio <= 0.5 and 0.05 + ratio < -0.5
-    law = np.array([1 / (1 + math.exp(-0.05)) / 3, 1 - 1 / (1 + math.exp(-0.05))])
-    assert law[1] / law[0] > math.exp(0.5)
-    with pytest.raises(ValueError, match="paper's rule needs"):
-        calibrate(2, 2, 0.5)
-
-
 @small
 def test_the_best_rule_is_the_best(d, K, eps, rule):
     "Against every threshold with every coin that keeps epsilon, on a fine grid."
@@ -317,23 +307,6 @@ def test_long_messages_have_the_right_matches():
     assert (np.abs(match.mean(0) - cal.q) <= most).all()
     shifts = [cal.q, *[(1 - cal.q) / 3] * 3]
     assert fit(np.bincount(shift, minlength=4), shifts) > ALARM / 3
-
-
-@tabled("d", [1, 5, pq.SHORT, pq.SHORT + 1, 500])
-def test_the_smallest_keys_are_chosen(d):
-    keys = seed_tree(0, "keys", d).random((6, d))
-    counts = np.array([0, 1, d // 2, max(d - 1, 0), d, d // 3])
-    chosen = pq.smallest(keys, counts)
-    assert np.array_equal(chosen.sum(1), counts)
-    for row, key in zip(chosen, keys):
-        assert not row.any() or row.all() or key[row].max() < key[~row].min()
-
-
-def test_steps_end_at_one_and_rise():
-    steps = pq.match_steps(calibrate(512, 16, 400.0))
-    assert steps[-1] == 1.0 and (np.diff(steps) >= 0).all()
-    # fewer matches than the threshold are rarer than any draw resolves
-    assert steps[249] < 1e-17
 
 
 # ---- draws and messages

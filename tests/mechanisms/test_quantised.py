@@ -71,12 +71,6 @@ def test_nor_at_the_size_of_a_network(rounding, top):
     assert (lengths <= 0.01 * (1 + 1e-6)).all()
 
 
-def test_nearest_rounding_would_break_the_promise():
-    "The reason for the two roundings."
-    L, v = 127, torch.full((math.floor((127 / 0.501) ** 2),), 0.501)
-    assert v.norm() <= L and torch.round(v).norm() > 1.99 * L
-
-
 def test_the_bound_counts_whole_squares():
     m, r = (Quantised(2.0, 1.0, 8, rounding, 0.3) for rounding in ("zero", "random"))
     assert quantised.longest(m, 9) == math.floor((127 / 0.3) ** 2) == m.length**2

@@ -13,7 +13,6 @@ import torch
 from laws import ALARM, fit, radius, same_law
 from scipy import special, stats
 from tables import tabled
-from test_conformance import directions
 
 from dpcomm.core.random import Insecure, derive, seed_tree
 from dpcomm.core.wire import Message, unpack_bits
@@ -166,21 +165,6 @@ def test_a_candidate_does_not_depend_on_its_company(chunk, monkeypatch):
     np.testing.assert_allclose(rec.log_weights(phi, 5, 3, [77, 2]), weight, atol=1e-12)
 
 
-def test_a_decoded_candidate_does_not_need_the_others(monkeypatch):
-    "The last of 2**24 candidates is made as directly as the first: three pairs are."
-    counted, original = [], rec.addressed_normals
-    m, payload = rec.Rec(1.0, 0.5, 24, (3, 2)), (7).to_bytes(4, "little") + b"\xff" * 6
-
-    def counting(seed, group, k, pair):
-        counted.extend(zip(group.tolist(), k.tolist(), pair.tolist()))
-        return original(seed, group, k, pair)
-
-    monkeypatch.setattr(rec, "addressed_normals", counting)
-    decoded, last = m.decode(Message("rec", 5, payload, m.fingerprint)), 2**24 - 1
-    assert counted == [(0, last, 0), (0, last, 1), (1, last, 0)]
-    assert decoded[3:].tolist() == (np.float32(0.5) * original(7, 1, last, 0)).tolist()
-
-
 # ---- the law of the index
 
 
@@ -251,19 +235,6 @@ def test_many_groups_at_once_have_the_law_of_one_after_another(monkeypatch):
             assert same_law(*looks) > ALARM / 4
 
 
-def test_the_yardstick_tells_wrong_simulations_apart():
-    "What the conformance suite's test of one law must reject."
-    m, u, rng = rec.Rec(10.0, 0.5, 3), update(0.5 * 4), seed_tree(0, "wrong")
-    messages = np.stack(
-        [m.decode(m.encode(u, Insecure(key))).numpy() for key in range(1500)]
-    )
-    along = directions(u.numpy())[0]
-    noise = 0.5 * seed_tree(3).standard_normal((10_000, 10))
-    half = rec.Rec(10.0, 0.5, 2).simulate(u.expand(10_000, 10), rng).numpy()
-    for wrong in (half, noise, noise + u.numpy()):
-        assert same_law(along(messages), along(wrong)) < ALARM / 100
-
-
 @tabled("size", [0.0, 1e-45, 1e-38, 1e-20])
 def test_a_vanishing_update_leaves_the_prior(size):
     "Kolmogorov-Smirnov against N(0, std^2) along and across."
@@ -272,15 +243,6 @@ def test_a_vanishing_update_leaves_the_prior(size):
     for axis in ([1, 1, 0, 0], [1, -1, 0, 0], [0, 0, 1, 1], [0, 1, 0, 0]):
         look = rows @ axis / (0.5 * np.linalg.norm(axis))
         assert stats.kstest(look, "norm").pvalue > ALARM / 4
-
-
-def test_one_of_many_candidates_is_nearly_the_gaussian():
-    "K = 2**12 at s = 1: N(phi, std^2) along the update, up to the closed form's bias."
-    u, m = update(0.5), rec.Rec(10.0, 0.5, 12)
-    rows = m.simulate(u.expand(3000, 10), seed_tree(0, "gaussian")).double()
-    assert float(m.moments(u[None])[0].abs().max()) < 1e-3
-    along = (rows @ u.double()).numpy() / 0.5
-    assert stats.kstest((along - 0.5) / 0.5, "norm").pvalue > ALARM
 
 
 # ---- closed forms
@@ -314,17 +276,6 @@ def test_selection_moments_at_the_ends(s, K):
     assert second <= min(1.0, math.exp(min(s * s, 700)) / K) * most
     if s >= 1e3:  # the largest of K normals stands alone
         assert last > 1 - 200 / s
-
-
-def test_bias_points_against_the_update_and_shrinks_with_candidates():
-    "By the closed form E sum p_k^2."
-    u, shares = update(0.5 * 2), []
-    for bits in (1, 4, 8, 12):
-        shares.append(rec.selection_moment(2, 2.0, 2**bits))
-        bias = rec.Rec(10.0, 0.5, bits).moments(u[None])[0][0]
-        want = -shares[-1] * u.double()
-        torch.testing.assert_close(bias.double(), want, rtol=1e-5, atol=1e-7)
-    assert 1 > shares[0] > shares[1] > shares[2] > shares[3] > 0
 
 
 # ---- cost
@@ -500,34 +451,3 @@ def test_what_the_choice_lacks_of_exact_is_paid_for_or_said_first():
     bare = 0.5, 10_000, 100, 128, 1, 100**-1.1
     bare = rec_accountant.exact_epsilon(*bare, conversion="balle").eps
     assert not usual.premises and bare < usual.eps < bare * (1 + 1e-6)
-
-
-def test_decode_group_is_the_scaled_candidate():
-    z = rec.selected([50], 9, [2], [17])
-    assert (rec.decode_group(50, 0.5, 9, 2, 17) == np.float32(0.5) * z).all()
-
-
-def test_select_projection_has_the_closed_mean():
-    "Mean s (1 - S2) within 5.2 standard errors: false-alarm rate 2e-7."
-    rng, s, n = seed_tree(0, "select"), 1.3, 40_000
-    draws = np.array([rec.select_projection(s, 8, rng) for _ in range(n)])
-    expected = s * (1 - rec.selection_moment(2, s, 8))
-    assert abs(draws.mean() - expected) < 5.2 * draws.std() / n**0.5
-    assert abs(expected - s) > 20 * draws.std() / n**0.5
-    assert rec.select_projection(0.0, 8, rng) == 0.0
-
-
-def test_simulate_group_leaves_the_other_directions_alone():
-    """Across phi the prior's mean and variance, along phi the closed mean, each within
-    5.2 standard errors: false-alarm rate 6e-7.
-    """
-    n, phi = 40_000, torch.tensor([[0.0, 2.0, 0.0]])
-    out = rec.simulate_group(phi.repeat(n, 1), 0.7, 8, [seed_tree(0, "group", 0)] * n)
-    across = out[:, 0].double().numpy()
-    assert abs(across.mean()) < 5.2 * 0.7 / n**0.5
-    assert abs(across.var() / 0.49 - 1) < 5.2 * (2 / n) ** 0.5
-    along = out[:, 1].double().numpy()
-    assert (
-        abs(along.mean() - 2.0 * (1 - rec.selection_moment(2, 2.0 / 0.7, 8)))
-        < 5.2 * along.std() / n**0.5
-    )

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from laws import ALARM, count_bounds, fit
-from scipy import linalg
 from tables import tabled
 
 from dpcomm.core import random, wire
@@ -52,13 +51,6 @@ def test_the_frame_is_public_and_has_a_seed():
     sqkr.frame.cache_clear()
     again = [matrix(sqkr.frame(20, seed), 20) for seed in (0, 1, 0)]
     assert torch.equal(again[0], again[2]) and not torch.equal(again[0], again[1])
-
-
-@tabled("size", [1, 2, 16, 64])
-def test_the_transform_is_sylvesters_matrix(size):
-    H = torch.from_numpy(linalg.hadamard(size)) / math.sqrt(size)
-    x = unit_rows(3, size)
-    torch.testing.assert_close(sqkr.walsh_hadamard(x), x @ H.double())
 
 
 @tabled("d", SIZES)

@@ -263,16 +263,6 @@ def test_held_and_free_weights_give_different_sums():
     assert not torch.allclose(held, free, atol=1e-4)
 
 
-def test_a_scheme_resumes_bit_for_bit(tmp_path):
-    mech = topk.scheme("FL-BASIC", 0.1, 4, 0.3, 0.5)
-    straight, pieces = train(mech, workers=2), None
-    while pieces is None or not pieces.finished:
-        stop = dict(checkpoint=tmp_path / "run.pt", resume=True, max_seconds=0)
-        pieces = train(mech, **stop)
-    assert torch.equal(pieces.w, straight.w) and pieces.history == straight.history
-    assert pieces.ledger == straight.ledger
-
-
 SUMS = {"topk": dict(fraction=0.5), "compressive": dict(fraction=0.5, chunks=2)}
 SUMS |= {"ddgauss": {}, "skellam": {}}
 

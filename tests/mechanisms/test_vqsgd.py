@@ -189,15 +189,3 @@ def test_scores_are_log_ratios_of_all_corners():
     two = m.attack_scores("local", False, 500, rng, rounds=2, d=1)["likelihood"]
     assert set(np.round(one, 9)) <= {-4.0, 0.0, 4.0} and one.mean() > 1
     assert set(np.round(two, 9)) <= {-8.0, -4.0, 0.0, 4.0, 8.0} and two.mean() < -2
-
-
-@tabled("d, budget, best", [(61_706, 400.0, 26), (1_722_224, 2000.0, 107)])
-def test_an_honest_budget_has_a_best_number_of_repetitions(d, budget, best):
-    "x = log 2d + log(2x - 1) splits the budget best, up to terms of e^-x."
-
-    def error(r):
-        return d / vqsgd.keep_probability(2 * d, budget / r) ** 2 / r
-
-    assert min(range(1, 1001), key=error) == best
-    x = budget / best
-    assert x == pytest.approx(math.log(2 * d) + math.log(2 * x - 1), abs=0.4)
