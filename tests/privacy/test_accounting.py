@@ -5,7 +5,7 @@ properties and refusals.
 import dataclasses
 import json
 from itertools import product
-from math import comb, exp, log
+from math import exp, log
 
 import dp_accounting
 import numpy as np
@@ -13,10 +13,8 @@ import pytest
 from dp_accounting.rdp import rdp_privacy_accountant as theirs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import gammaln, log_ndtr, logsumexp
-from scipy.stats import norm
 from tables import tabled
 
 from dpcomm.privacy import accounting as acc
@@ -118,29 +116,6 @@ def test_integer_orders_are_the_integral_and_the_larger_direction(q, sigma):
         assert reverse <= forward * (1 + 1e-9)
 
 
-def test_quadrature_oracle_agrees_with_adaptive_quadrature():
-    null, full = norm(0, 1.3).pdf, norm(1, 1.3).pdf
-
-    def integrand(z):
-        return (0.8 + 0.2 * full(z) / null(z)) ** 2.6 * null(z)
-
-    moment = quad(integrand, -20, 25, epsrel=1e-12)[0]
-    found = log_moment_by_quadrature(2.6, 1.3, 0.2)
-    assert found == pytest.approx(log(moment), rel=1e-8)
-
-
-@tabled("order, q", list(product((2, 3, 5), (1e-3, 0.4))))
-def test_a_mixture_is_its_binomial_sum(order, q):
-    moments = np.array([0.3, 1.1, 2.5, 4.0])
-    powers = [1, 1, *np.exp(moments)]
-    drawn = [comb(order, k) * q**k * (1 - q) ** (order - k) for k in range(order + 1)]
-    direct = log(sum(a * b for a, b in zip(drawn, powers)))
-    assert acc.log_mixture(order, q, moments) == pytest.approx(direct, rel=1e-9)
-    normal = [exp(k * (k - 1) / (2 * 0.9**2)) for k in range(order + 1)]
-    direct = log(sum(a * b for a, b in zip(drawn, normal))) / (order - 1)
-    assert rdp_subsampled_gaussian(order, 0.9, q) == pytest.approx(direct, rel=1e-9)
-
-
 @tabled("q", [1e-6, 1e-9])
 def test_rare_sampling_keeps_its_digits(q):
     "Rounded fractional orders fall back to an upper bound."
@@ -194,15 +169,6 @@ def test_curve_is_monotone(order, sigma, q, factor):
     assert here <= rdp_subsampled_gaussian(order, sigma / factor, q) * slack
     assert here <= rdp_subsampled_gaussian(order, sigma, min(1, q * factor)) * slack
     assert here <= rdp_gaussian(order, sigma) * slack
-
-
-@ours
-@given(st.integers(2, 40), st.floats(0.01, 0.99), sigmas, rates)
-def test_log_moment_is_convex_between_integers(low, part, sigma, q):
-    orders = np.array([low, low + part, low + 1])
-    a, middle, b = rdp_subsampled_gaussian(orders, sigma, q) * (orders - 1)
-    assert middle <= (1 - part) * a + part * b + 1e-12 * (1 + b)
-    assert a <= middle <= b
 
 
 # ---- composition and conversion ----
@@ -590,48 +556,23 @@ REFUSED = [
     (normal(sampling="replacement", q=0.1), "fixed size"),
     (normal(sampling="poisson", relation="replace"), "swapped"),
     (normal(relation="null-slot"), "null message"),
-    (normal(relation="substitute"), "relation is 'substitute'"),
-    (normal(accountant="rdp"), "accountant is 'rdp'"),
     (normal(q=0.5), "q is 0.5"),
-    (normal(sampling="poisson", q=1.1), "q is 1.1"),
-    (normal(sampling="poisson", q=NAN), "q is nan"),
     (normal(rounds=3, scope="per-round"), "rounds is 3"),
-    (normal(rounds=2.5), "rounds is 2.5"),
-    (normal(rounds=0), "rounds is 0"),
-    (normal(scope="epoch"), "scope is 'epoch'"),
-    (normal(unit="person"), "unit is 'person'"),
-    (normal(orders=[1, 2]), "orders"),
-    (normal(orders="many"), "orders"),
-    *((normal(sigma=s), f"sigma is {s}") for s in (0, -1, NAN, INF, None)),
-    *((normal(delta=d), f"delta is {d}") for d in (0, 1, -0.1)),
     (search(50, 60), "widen"),
-    (search(0.5, 0.6), "widen"),
     (search(0.5, 0.6), f"{gaussian_guarantee(0.5, 1e-5).eps:.4g}"),
     (search(0.5, 0.6), f"{gaussian_guarantee(0.6, 1e-5).eps:.4g}"),
     (search(0.5, 60, True), "increasing=False"),
     (lambda: rdp_gaussian([], 1.0), "orders"),
-    (lambda: rdp_gaussian(1, 1.0), "orders holds 1"),
-    (lambda: rdp_gaussian(np.inf, 1.0), "orders"),
-    (lambda: rdp_subsampled_gaussian(2, 1.0, -0.1), "q is -0.1"),
     (lambda: rdp_subsampled_gaussian(2, "1 m", 0.1), "sigma is '1 m'"),
-    (lambda: compose([1.0], 1.5), "rounds is 1.5"),
-    (lambda: compose([1.0], INF), "rounds is inf"),
     (lambda: compose([NAN], 2), "rdp holds nan"),
     (lambda: rdp_to_eps([2, 3], [1.0], 1e-5), "shape"),
     (lambda: rdp_to_eps(2, -1.0, 1e-5), "rdp holds -1"),
-    (lambda: rdp_to_eps(2, NAN, 1e-5), "rdp holds nan"),
-    (lambda: rdp_to_eps(2, 1.0, 0), "delta is 0"),
     (lambda: rdp_to_eps(2, 1.0, 1e-5, "clasic"), "mean 'classic'"),
     (lambda: rdp_to_delta(2, 1.0, -1), "eps is -1"),
-    (lambda: rdp_to_delta(2, 1.0, INF), "eps is inf"),
     (lambda: gaussian_delta(0, 1.0), "sigma is 0"),
-    (lambda: gaussian_delta(1.0, -1), "eps is -1"),
     (lambda: gaussian_delta(1.0, 1.0, 0), "rounds is 0"),
     (lambda: calibrate(None, 0, 1, 2), "eps is 0"),
     (lambda: calibrate(None, 1, 2, 1), "low is 2"),
-    (lambda: calibrate(None, 1, 1, None), "high is None"),
-    (lambda: calibrate(None, 1, 1, 1), "low is 1"),
-    (lambda: calibrate(None, 1, 1, 2, tol=0), "tol is 0"),
 ]
 
 

@@ -83,36 +83,12 @@ def test_the_add_moment_is_its_binomial_sum_in_exact_arithmetic(lam):
     assert math.isclose(found, math.log(total), rel_tol=1e-10)
 
 
-def test_adding_is_the_larger_moment_everywhere():
-    rng, lam = seed_tree(0, "add"), np.array([0.01, 0.5, 1, 3, 10, 40])
-    for _ in range(60):
-        sigma, q = math.exp(rng.uniform(-1, 3)), 1 / (1 + math.exp(rng.normal() * 3))
-        remove, add = log_moments(lam, sigma, q)
-        assert (add >= remove - 1e-12 * (1 + add)).all()
-
-
 def test_moments_of_everybody_are_the_gaussian_mechanisms():
     lam = np.array([0.5, 1, 4])
     for moment in log_moments(lam, 2.0, 1.0):
         assert np.allclose(moment, lam * (lam + 1) / 8)
     assert log_moments(3, 2.0, 0.5)[0].shape == ()
     assert log_moments(np.ones((2, 3)), 2.0, 0.5)[0].shape == (2, 3)
-
-
-@tabled(
-    "setting, t, eps",
-    [
-        (FMNIST, 200, 1.0006),
-        (FMNIST, 152, 0.923),
-        (FMNIST, 60, 0.764),
-        (MEDICAL, 100, 1.002),
-        (MEDICAL, 22, 0.789),
-    ],
-)
-def test_theorem_1_at_typed_rounds(setting, t, eps):
-    g = theorem1_epsilon(*setting[:2], t, 1e-5)
-    names = (g.relation, g.sampling, g.accountant)
-    assert abs(g.eps - eps) < 6e-4 and names == ("add-remove", "poisson", "theorem1")
 
 
 def test_theorem_1_gives_every_printed_epsilon():
@@ -193,37 +169,6 @@ def test_one_round_has_the_closed_profile(sigma, q, relation):
     eps = fixed_size_epsilon(sigma, q, 1, 1e-5, relation).eps
     exact = q * gaussian_delta(sigma / 2, math.log1p(math.expm1(eps) / q))
     assert exact <= 1e-5 < exact * 1.02
-
-
-def cohort_law(values, m, sigma, x):
-    return np.mean(
-        [norm.pdf(x, sum(c), sigma) for c in itertools.combinations(values, m)], axis=0
-    )
-
-
-@tabled("seed", range(6))
-def test_no_small_population_beats_the_theorems(seed):
-    "All cohorts of 2 among 5 clients; the constant population of seed 0 attains the bound."
-    rng, sigma, x = seed_tree(seed, "population"), 0.9, np.linspace(-14, 14, 28_001)
-    others, own, swapped = -np.ones(4), 1.0, -1.0
-    if seed:
-        others = rng.choice([-1, 1, rng.uniform(-1, 1)], 4)
-        own, swapped = rng.choice([-1, 1], 2, replace=False)
-    P, Q, alone = (
-        cohort_law(v, 2, sigma, x) for v in ([own, *others], [swapped, *others], others)
-    )
-    B, slack = norm.pdf(x, 0, sigma), []
-    A = 0.6 * B + 0.4 * norm.pdf(x, 2, sigma)
-    for a in (1.0, 1.2, 2.0, 5.0):
-
-        def stick(p, q):
-            return np.maximum(p - a * q, 0).sum() * 1e-3
-
-        bound = stick(A, B)
-        slack += [bound - stick(P, Q), bound - stick(Q, P), bound - stick(P, alone)]
-        slack += [stick(B, A) - stick(alone, P)]
-    assert min(slack) > -1e-9
-    assert seed or abs(slack[0]) < 1e-9 and abs(slack[2]) < 1e-9
 
 
 @tabled("order", [1.2, 2, 3.5, 8, 40])
@@ -392,29 +337,17 @@ def test_the_table_names_every_observer():
     "call, words",
     [
         (lambda: log_moments(2, 1.0, 1.5), "q is 1.5"),
-        (lambda: log_moments(2, 1.0, 0), "q is 0"),
         (lambda: log_moments(-1, 1.0, 0.1), "lam"),
-        (lambda: log_moments(2, -1.0, 0.1), "sigma"),
-        (lambda: theorem1_epsilon(1.0, 0.1, 0, 1e-5), "rounds"),
         (lambda: theorem1_epsilon(1.0, 2, 9, 1e-5), "q is 2"),
-        (lambda: theorem1_epsilon(1.0, 0.1, 5, 0.0), "delta"),
         (lambda: fixed_size_rdp(1.0, 0.1, 2, "local"), "relation"),
         (lambda: fixed_size_rdp(1.0, 0.1, 2, bound="pairs"), "did you mean 'pair'"),
         (lambda: fixed_size_rdp(1.0, 0.1, 2, "add-remove", "wang"), "bound='pair'"),
         (lambda: fixed_size_rdp(1.0, 0.1, 2.5, bound="wang"), "whole numbers"),
-        (lambda: fixed_size_rdp(1.0, 0.1, 1.0), "orders"),
-        (lambda: fixed_size_rdp(0.0, 0.1, 2), "sigma"),
         (lambda: fixed_size_epsilon(1.0, 0.1, 5, 1e-5, accountant="rdp"), "accountant"),
-        (lambda: fixed_size_epsilon(1.0, 0.1, 2.5, 1e-5), "rounds"),
-        (lambda: fixed_size_epsilon(1.0, 0.1, 5, 2.0), "delta"),
         (lambda: participations(10, 0.1, 1.0), "quantile"),
-        (lambda: participations(10, 0.1, 0.5, 0), "n_clients"),
-        (lambda: known_cohort_epsilon(1.0, 1.5, 1e-5), "participations"),
         (lambda: known_cohort_epsilon(1.0, 1, 1e-5, honest=0), "honest"),
         (lambda: known_cohort_epsilon(1.0, 1, 1e-5, "add-remove"), "relation"),
         (lambda: share_std(1.0, 1.0, 10, 1.0), "tolerance"),
-        (lambda: share_std(1.0, 1.0, 0), "n_clients"),
-        (lambda: share_std(-1.0, 1.0, 3), "clip_norm"),
         (lambda: vote_recall(10, 10, 5, 1.0), "K is 10"),
         (lambda: vote_sigma(0.5, 1e-5, sigma=1.54, q=1 / 60, rounds=200), "bracket"),
         (lambda: vote_epsilon(0.0, 1e-5), "sigma"),

@@ -343,14 +343,6 @@ def test_the_guarantee_says_what_the_list_is_about():
     assert alone.guarantee.trust == "local" and str(alone).startswith("eps in [")
 
 
-def test_one_round_is_the_mechanisms_own_epsilon():
-    for q in (1.0, 0.1):
-        how = dict(POISSON) if q < 1 else {}
-        low, high = ends([(gaussian_losses(1.0, q, **how), 10)], 1e-5)
-        renyi = gaussian_guarantee(1.0, 1e-5, q, 10, accountant="rdp-balle", **how)
-        assert low <= high <= renyi.eps
-
-
 def test_pure_mechanisms_have_losses():
     found = 0
     for name in registered():
@@ -385,11 +377,8 @@ PART = gaussian_losses(1.0, 0.1, **POISSON)
     "made, says",
     [
         (lambda: compose([], 1e-5), "releases is"),
-        (lambda: compose(PART, 1e-5), "releases is"),
         (lambda: compose([PART], 1e-5), r"releases\[0\] is"),
         (lambda: compose([(PART, 0)], 1e-5), "rounds of releases"),
-        (lambda: compose([(PART, 1.5)], 1e-5), "rounds of releases"),
-        (lambda: compose([(PART, 1)], 0.0), "delta is"),
         (lambda: compose([(PART, 1)], 1e-300), "delta is"),
         (lambda: compose([(PART, 1), (pure_losses(1.0), 1)], 1e-5), "relation"),
         (
@@ -405,7 +394,6 @@ PART = gaussian_losses(1.0, 0.1, **POISSON)
             "has sampling",
         ),
         (lambda: gaussian_losses(1.0, 0.1), "q is 0.1"),
-        (lambda: gaussian_losses(0.0), "sigma is"),
         (lambda: gaussian_losses(1.0, 0.1, "null-slot", "poisson"), "relation is"),
         (
             lambda: gaussian_losses(1.0, 0.1, sampling="poisson", trust="secagg"),
@@ -417,8 +405,6 @@ PART = gaussian_losses(1.0, 0.1, **POISSON)
             lambda: gaussian_losses(1.0, 1.0, sampling="replacement", draws=1),
             "a federation of one client",
         ),
-        (lambda: gaussian_losses(1.0, relation="swap"), "relation is"),
-        (lambda: pure_losses(math.inf), "eps is"),
         (lambda: listed_losses([0.5, 0.5], [0.5, 0.6]), "p and q"),
         (lambda: listed_losses([0.5, 0.5], [0.5, 0.5]), "p equals q"),
         (lambda: Losses("nothing"), "neither a dominating pair"),
@@ -576,10 +562,6 @@ def test_every_covered_combination_by_listing_all_cohorts(trust, sampling, relat
     whole = seen or sampling == "none"
     reached = 1 - 2e-5 if whole else REACHED.get((sampling, like), 1 - 2e-5)
     assert best[[0, 3]].min() >= reached, best
-
-
-def test_combinations_that_are_covered_are_forty_and_more():
-    assert sum(map(len, PROVED.values())) == 48
 
 
 def test_a_swapped_client_under_poisson_sampling_costs_less_than_fixed_cohorts():

@@ -95,17 +95,6 @@ def test_response_with_two_symbols_is_exact(n):
         assert curve(pair, eps) == pytest.approx(float(exact), rel=1e-9, abs=1e-14)
 
 
-@tabled("n", range(1, 6))
-def test_response_with_three_symbols_comes_near_the_pair(n):
-    "So no bound for all randomisers is 4 % of delta better at this eps."
-    a = Fraction(60)
-    laws = response(3, a)
-    for eps in (0.0, 0.5, 2.0):
-        exact = shuffled_curve(*laws[:2], [laws[2]] * (n - 1), Fraction(math.exp(eps)))
-        bound = curve(shuffling._clones(math.log(a), n), eps)
-        assert 0.96 * bound <= float(exact) <= bound * (1 + 1e-9)
-
-
 @tabled("eps, n", [(0.3, 101), (2.0, 150), (6.0, 300)])
 def test_the_lattice_is_just_above_the_listed_pair(monkeypatch, eps, n):
     coarse = shuffling._Clones(eps, n)
