@@ -194,36 +194,6 @@ def test_the_step_is_the_servers_of_a_federated_run(server):
     assert torch.allclose(w, state.w, atol=1e-6)
 
 
-def test_the_sum_has_one_order_whatever_the_arrival():
-    payloads = [payload(i) for i in range(7)]
-    one = downlink.average_update(agree(), payloads)
-    assert all(
-        torch.equal(
-            downlink.average_update(
-                agree(),
-                np.random.default_rng(s)
-                .permutation(np.array(payloads, object))
-                .tolist(),
-            ),
-            one,
-        )
-        for s in range(20)
-    )
-    by_hand = torch.zeros(8)
-    for p in sorted(payloads):
-        by_hand += REC.decode(
-            next(
-                m
-                for m in (
-                    REC.encode(update(i), Insecure(derive(2, i))) for i in range(7)
-                )
-                if m.payload == p
-            )
-        )
-    assert torch.equal(one, by_hand / 2)
-    assert torch.equal(downlink.average_update(agree(), []), torch.zeros(8))
-
-
 def test_equal_messages_count_each():
     one = downlink.average_update(agree(), [payload(0)])
     assert torch.equal(downlink.average_update(agree(), [payload(0)] * 2), 2 * one)
@@ -310,13 +280,6 @@ def test_a_packet_of_another_kind_is_refused_though_its_checksum_fits(at, byte, 
     body = body[:at] + byte + body[at + 1 :]
     with pytest.raises(ValueError, match=says):
         downlink.parse_packet(body + struct.pack("<I", zlib.crc32(body)))
-
-
-def test_content_is_cut_into_rounds():
-    parts = [bytes([i]) * 2 for i in range(3)]
-    for kind, seed in (("start", bytes(4)), ("history", b"")):
-        packet = downlink.Packet(kind, 0, 0, 3, 0, (0, 2, 0, 1), seed + b"".join(parts))
-        assert downlink.rounds_inside(packet, 2) == [parts[:2], [], parts[2:]]
 
 
 # ---- any schedule
@@ -521,11 +484,6 @@ def test_an_unknown_client_gets_no_packet(client):
         downlink.catch_up(world()[0], client)
 
 
-def test_a_server_needs_clients():
-    with pytest.raises(ValueError, match="n_clients is 0"):
-        downlink.Server(agree(), 0, 0)
-
-
 # ---- the client
 
 
@@ -691,27 +649,6 @@ def test_counting_is_the_ledger_of_the_packets():
         3, 2, 9, Bits.of(64, 0, 0, 2), 64, replay=False, sampling="fixed"
     )
     assert dense.uplink_bits == dense.downlink_bits == 18 * 64
-
-
-@pytest.mark.parametrize(
-    "change, says",
-    [
-        (dict(rounds=0), "rounds is 0"),
-        (dict(sampling="fixed", cohort=4), "cohort is 4"),
-    ],
-)
-def test_counting_refuses_what_cannot_be_run(change, says):
-    with pytest.raises(ValueError, match=says):
-        downlink.count_bits(
-            **{
-                "n_clients": 3,
-                "cohort": 2,
-                "rounds": 2,
-                "bits": REC.bits(8),
-                "model_bits": 256,
-                **change,
-            }
-        )
 
 
 @pytest.mark.deep

@@ -81,22 +81,6 @@ def test_the_size_of_a_block_changes_no_bit(sent, engine, monkeypatch):
         assert torch.equal(run.w, found[-1].w) and run.history == found[-1].history
 
 
-def test_chunks_are_of_even_number_and_nearly_equal_on_a_cpu():
-    "And of the engine's size on a GPU, whose calls are dear."
-    for n in range(1, 60):
-        for size in range(1, 13):
-            ends = federated_round.chunk_ends(n, size)
-            sizes = np.diff([0, *ends])
-            assert ends[-1] == n and 0 < sizes.min() <= sizes.max() <= size
-            assert len(sizes) % 2 == 0 or len(sizes) == n
-            gpu = np.diff([0, *federated_round.chunk_ends(n, size, "cuda")])
-            assert len(sizes) <= len(gpu) + 1 and (gpu[:-1] == size).all()
-            if len(sizes) > len(gpu):
-                assert sizes.max() <= sizes.min() + 1
-    assert federated_round.chunk_ends(10, 10) == [5, 10]
-    assert federated_round.chunk_ends(10, 2) == [2, 4, 6, 8, 9, 10]
-
-
 @dataclass(frozen=True)
 class Counting(Federation):
     "Says how many clients it is asked for."

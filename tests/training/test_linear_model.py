@@ -7,8 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from laws import ALARM
 from scipy.special import erf, ndtri
 from scipy.stats import binom, chisquare, kstest, norm
@@ -206,37 +204,6 @@ def test_one_seed_shares_noise_between_mechanisms_and_noise_seed_does_not():
     assert common > 0.9 and abs(apart) < 0.4
 
 
-def test_forced_signs_have_the_sign_of_the_gradient_and_the_right_number():
-    f, y, w = batch(40, 60)
-    a = linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 1.0)
-    u, rng = cells(a, f), seed_tree(0, "forced")
-    expected = np.abs(np.tanh(u)).sum()
-    number = []
-    for _ in range(400):
-        at, signs = linear_model.forced_signs(np.tanh, a, f, rng)
-        number.append(len(at))
-        assert len(at) == len(signs) and ((0 <= at) & (at < u.shape[1])).all()
-        possible = np.stack([(u < 0).any(0), (u > 0).any(0)])
-        assert possible[(signs > 0).astype(int), at].all()
-    spread = math.sqrt((np.abs(np.tanh(u)) * (1 - np.abs(np.tanh(u)))).sum() / 400)
-    assert abs(np.mean(number) - expected) < 5 * spread
-
-
-@given(st.integers(1, 7), st.integers(1, 5), st.integers(1, 4), st.floats(0, 3))
-@settings(max_examples=40, deadline=None)
-def test_sums_have_the_right_parity_and_range(n, p, classes, scale):
-    rng = seed_tree(0, "parity", n, p)
-    f = rng.standard_normal((n, p)).astype(np.float32)
-    a = (scale * rng.standard_normal((n, classes))).astype(np.float32)
-    noise = rng.standard_normal((classes, p))
-    total = linear_model.sum_signs(lambda u: np.tanh(0.5 * u), a, f, rng, noise)
-    assert (
-        total.shape == (classes, p)
-        and (np.abs(total) <= n).all()
-        and ((total - n) % 2 == 0).all()
-    )
-
-
 # ---- sums of messages
 
 
@@ -421,23 +388,6 @@ def test_evaluation_agrees_with_scikit_learn():
     found = linear_model.evaluate(weights, x, y, batch=37)
     assert found["loss"] == pytest.approx(log_loss(y, p), rel=1e-5)
     assert found["accuracy"] == pytest.approx(100 * (logits.argmax(1) == y).mean())
-
-
-@tabled(
-    "change",
-    [
-        dict(epochs=0),
-        dict(lr=0.0),
-        dict(lr=math.nan),
-        dict(momentum=1.0),
-        dict(momentum=-0.1),
-        dict(batch=0),
-        dict(batch=1.5),
-    ],
-)
-def test_settings_out_of_range_are_refused(change):
-    with pytest.raises(ValueError, match=next(iter(change))):
-        linear_model.Settings(**(dict(epochs=1, lr=1.0) | change))
 
 
 def test_a_frontier_is_the_best_affordable_point_and_a_line_between():

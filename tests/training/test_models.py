@@ -5,7 +5,6 @@ import pytest
 import torch
 from laws import ALARM
 from scipy import stats
-from tables import tabled
 from torch import nn
 
 from dpcomm.core.random import seed_tree
@@ -58,17 +57,6 @@ NORMS = {
 }  # after every convolution
 BIASES = {"resnet110": 10, "lstm": 2 * 2 * 4 * 256 + 80}  # elsewhere one an output
 CLASSES = {"conv62": 62, "cnn62": 62, "lstm": 80}
-POOLS = {
-    "linear": 0,
-    "lenet5": 2,
-    "lenet5_tanh": 0,
-    "cnn": 2,
-    "cnn_same": 2,
-    "conv62": 4,
-    "conv10": 4,
-    "cnn62": 2,
-    "cnn10": 2,
-}
 TEXT = torch.from_numpy(seed_tree(0, "text").integers(0, 80, (3, 80)))
 IMAGES = torch.from_numpy(
     seed_tree(0, "images").random((3, 1, 28, 28), dtype=np.float32)
@@ -143,31 +131,6 @@ def test_the_symbols_of_the_lstm_start_normal_and_its_other_law_is_refused():
     )
     with pytest.raises(ValueError, match="law is 'glorot'.*an LSTM.*must be 'torch'"):
         models.build("lstm", seed_tree(0), "glorot")
-
-
-@tabled("name", sorted(set(SHAPES) - {"lstm"}))
-def test_pooling_before_or_after_the_relu_is_the_same(name):
-    """max and ReLU commute: values and gradients agree, so the cheaper order may be
-    used.
-    """
-    model, layers = models.build(name, seed_tree(0)), []
-    for layer in model:
-        if isinstance(layer, nn.ReLU) and isinstance(layers[-1], nn.MaxPool2d):
-            layers.insert(-1, layer)
-        else:
-            layers.append(layer)
-    swapped = nn.Sequential(*layers)
-    pools = sum(isinstance(layer, nn.MaxPool2d) for layer in model)
-    assert sum(
-        a is not b for a, b in zip(model, swapped)
-    ) == 2 * pools and pools == POOLS.get(name, 0)
-    assert torch.equal(model(IMAGES), swapped(IMAGES))
-    gradients = [
-        torch.autograd.grad(m(IMAGES).logsumexp(1).sum(), list(model.parameters()))
-        for m in (model, swapped)
-    ]
-    for a, b in zip(*gradients):
-        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6) and a.abs().max() > 0
 
 
 def test_an_unknown_model_is_named_with_its_nearest():

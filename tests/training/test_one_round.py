@@ -72,25 +72,6 @@ def test_download_bits_takes_the_shorter_way():
     assert run_state.download_bits(ledger, 0, 2, 250, False) == 250
 
 
-def test_train_cohort_ignores_the_pool_and_takes_nobody():
-    model, config = net(), federated.Config(cohort=4, batch=2)
-    task = federated.Task(model, toy(), Gaussian(1.0, 1.0), config, 0)
-
-    def train(cohort, workers):
-        with ThreadPoolExecutor(workers) as pool:
-            chunks = train_cohort(
-                task,
-                weights(model),
-                np.array(cohort, int),
-                [seed_tree(0, c) for c in cohort],
-                pool,
-            )
-            return torch.cat([updates for updates, _ in chunks])
-
-    one, three = train([0, 1, 3], 1), train([0, 1, 3], 3)
-    assert torch.equal(one, three) and one.shape == (3, len(weights(model)))
-
-
 def test_an_empty_cohort_averages_to_nothing():
     w, quiet = weights(net()), Gaussian(1.0, 1e-15, exact=False)
     for mechanism in (quiet, topk.TopK(0.5, 1.0, None, 4)):
