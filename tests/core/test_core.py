@@ -122,15 +122,6 @@ def test_addresses_are_whole_numbers_of_any_type():
             random.derive(*address)
 
 
-def test_streams_do_not_depend_on_the_order_of_use():
-    alone, interleaved = random.seed_tree(0, "b").random(3), []
-    other, stream = random.seed_tree(0, "a"), random.seed_tree(0, "b")
-    for n in (1000, 17, 17):
-        other.random(n)
-        interleaved.append(stream.random())
-    assert (alone == interleaved).all()
-
-
 @tabled("bits", [8, 32, 128, 512])
 def test_derived_numbers_fill_their_bits(bits):
     values = [random.derive(0, i, bits=bits) for i in range(200)]
@@ -234,13 +225,6 @@ def test_unflatten_makes_views_and_flatten_reads_in_logical_order():
     assert torch.equal(vectors.flatten([other]), torch.arange(24.0))
 
 
-@tabled("n", [5, 7])
-def test_unflatten_refuses_another_model(n):
-    says = f"vector has {n} entries and the shapes have 6.*pass the shapes"
-    with pytest.raises(ValueError, match=says):
-        vectors.unflatten(torch.zeros(n), [(2,), (2, 2)])
-
-
 def test_groups_are_the_named_tensors_in_flat_order():
     linear = torch.nn.Linear
     model = torch.nn.Sequential(linear(3, 2), torch.nn.ReLU(), linear(2, 1, bias=False))
@@ -290,15 +274,6 @@ def test_clip_leaves_rows_within_the_bound_untouched():
     assert torch.equal(vectors.clip_l2(u[4], 5.0), clipped[4]), "a vector as a row"
 
 
-def test_clip_refuses_what_is_not_finite_and_a_bound_that_is_none():
-    for bad in (NAN, INF, -INF):
-        with pytest.raises(ValueError, match="u holds 1 values that are nan or inf"):
-            vectors.clip_l2(torch.tensor([[1.0, bad]]), 1.0)
-    for clip in (0, -1, NAN, INF):
-        with pytest.raises(ValueError, match="clip is"):
-            vectors.clip_l2(torch.ones(1, 2), clip)
-
-
 def test_a_row_too_long_for_a_float64_is_refused_and_not_made_zero():
     "The square of 1e154 overflows, and the row would be clipped by 1 / inf."
     for entry in (1e155, 1e308):
@@ -341,15 +316,6 @@ def test_a_transform_of_one_point_does_not_alias():
     x = torch.ones(2, 1)
     vectors.walsh_hadamard(x).zero_()
     assert x.sum() == 2
-
-
-def test_other_lengths_and_types_are_refused():
-    for size in (0, 3, 12, 100):
-        with pytest.raises(ValueError, match=f"rows of {size} entries.*power of two"):
-            vectors.walsh_hadamard(torch.ones(2, size))
-    for dtype in (torch.int64, torch.float16, torch.complex64):
-        with pytest.raises(ValueError, match="must be float32 or float64"):
-            vectors.walsh_hadamard(torch.ones(2, 4, dtype=dtype))
 
 
 class Shared(torch.nn.Module):

@@ -186,10 +186,3 @@ def test_a_disk_that_fills_ends_the_command_with_one_sentence(monkeypatch, capsy
     monkeypatch.setattr(commands, "data", full)
     assert cli.main(["data", "somewhere", "mnist"]) == 2
     assert capsys.readouterr().err == f"dpcomm: {said}\n"
-
-
-def test_what_cannot_be_written_keeps_its_kind_and_says_what_to_do(tmp_path):
-    said = files.unwritable(tmp_path / "x.pt", PermissionError(13, "Permission denied"))
-    assert isinstance(said, PermissionError) and said.errno == 13
-    told = "x.pt cannot be written (Permission denied): free some space, or"
-    assert told in str(said)

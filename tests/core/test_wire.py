@@ -1,6 +1,5 @@
 "wire: bit packing, frames and their damage, sizes, the registry."
 
-import dataclasses
 import struct
 import zlib
 
@@ -63,14 +62,6 @@ def test_packing_is_the_bits_written_one_after_another(bits):
     assert wire.pack_bits(values, bits) == packed
     assert wire.unpack_bits(packed, bits, 19).tolist() == values
     assert wire.unpack_bits(packed, bits, 19).dtype == np.int64
-
-
-@tabled("bits", range(1, 33))
-def test_every_byte_of_a_group_is_touched(bits):
-    spans = wire.bit_spans(bits)
-    assert sorted({byte for _, byte, _ in spans}) == list(range(bits))
-    assert {j for j, _, _ in spans} == set(range(8))
-    assert all(-8 < shift < bits for _, _, shift in spans)
 
 
 @tabled("size", [0, 1, 3])
@@ -182,15 +173,3 @@ def test_an_unknown_mechanism_is_named_with_its_nearest(typed, meant):
     says = f"name is '{typed}'.*gaussian.*rec.*did you mean '{meant}'"
     with pytest.raises(ValueError, match=says):
         contract.mechanism(typed)
-
-
-def test_the_reader_of_damaged_bytes_is_parse_message():
-    message = wire.Message("rec", 3, b"abc", 5)
-    assert wire.parse_message(message.to_bytes(), 3) == message
-    assert wire.header_bits("rec") == 8 * (message.nbytes - 3)
-    with pytest.raises(ValueError, match="checksum"):
-        wire.parse_message(
-            dataclasses.replace(message, payload=b"abd").to_bytes()[:-4]
-            + message.to_bytes()[-4:],
-            3,
-        )

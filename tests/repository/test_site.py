@@ -263,14 +263,6 @@ def test_nothing_is_lost_on_the_way(page, site):
         pytest.fail(f"{page}:\n  " + "\n  ".join(found[:20]), pytrace=False)
 
 
-def test_a_lost_word_is_noticed():
-    whole = [cell("# Title\n\nA sentence."), cell("f(x)", "code")]
-    assert not list(lost(whole, whole))
-    assert len(list(lost(whole, [cell("# Title"), cell("f(x)", "code")]))) == 1
-    assert len(list(lost(whole, whole[:1]))) == 1
-    assert not list(lost([*whole, cell("#| export\nimport os", "code")], whole))
-
-
 @pytest.fixture(scope="module")
 def html_faults(site, pool):
     "The faults of every page, pandoc running on two pages at a time."
@@ -303,7 +295,6 @@ def cell(source, kind="markdown", outputs=()):
 
 
 HERE = Path("papers/here.ipynb")
-IMAGE = {"output_type": "display_data", "data": {"image/png": ""}}
 
 
 @tabled(
@@ -339,27 +330,6 @@ IMAGE = {"output_type": "display_data", "data": {"image/png": ""}}
 )
 def test_a_broken_page_is_noticed(bad):
     assert list(faults(HERE, [cell("# Title"), bad], {HERE: {"title"}}))
-
-
-def test_a_good_page_is_not():
-    good = [
-        cell(
-            "# Title\n\n$$ x^2 $$ {#eq-square}\n\n::: {#thm-a}\nBy @eq-square and"
-            " @fig-x, `@eq-nowhere`.\n:::"
-        ),
-        cell("#| label: fig-x\nplot()", "code", [IMAGE]),
-        cell("[here](here.ipynb#title), [there](../1_foundations/there.ipynb)"),
-    ]
-    assert (
-        list(
-            faults(
-                HERE,
-                good,
-                {HERE: anchors(good), Path("1_foundations/there.ipynb"): set()},
-            )
-        )
-        == []
-    )
 
 
 def test_a_notebook_for_colab_installs_the_package_from_its_repository():

@@ -11,7 +11,6 @@ from configparser import ConfigParser
 import pytest
 from checkout import ROOT, files, python
 from packaging.requirements import Requirement
-from tables import tabled
 
 from dpcomm.core.checks import NotInstalled, needs
 
@@ -232,17 +231,3 @@ def test_what_an_extra_brings_is_imported_where_the_extra_is_named():
         and all(isinstance(word, ast.Constant) for word in call.args[:2])
     }
     assert asked and not [pair for pair in asked if pair[0] not in wanted(pair[1])]
-
-
-@tabled(
-    "code",
-    [
-        "import matplotlib",
-        "def f():\n    import sklearn.metrics",
-        "with needs('flower'):\n    import sklearn",
-        "from torch.utils.tensorboard import SummaryWriter",
-        "try:\n    import h5py\nexcept ValueError:\n    pass",
-    ],
-)
-def test_a_stray_import_is_noticed(code):
-    assert strays(ast.parse(code))
