@@ -328,3 +328,68 @@ def test_a_line_says_what_a_record_holds():
     bare = configurations.Curve("b", configurations.Gaussian(1.0, 1.0), config)
     found = trained(bare, None)
     assert found["guarantee"] is None and found["final"]["eps"] is None
+
+
+def test_stated_is_the_papers_file():
+    assert (
+        configurations.stated("rec.c.eps3", "femnist") == stated("rec.c.eps3") == 1.41
+    )
+    with pytest.raises(ValueError, match="rec.d"):
+        configurations.stated("rec.d", "femnist")
+
+
+def test_a_stated_configuration_has_the_tasks_own_server():
+    solr, plain = (configurations.stated_config(t) for t in ("solr", "shakespeare"))
+    assert (solr.server, solr.momentum, solr.cohort) == ("momentum", 0.9, 60)
+    assert (plain.server, plain.server_lr, plain.batch) == ("sgd", 1.0, 10)
+    assert configurations.stated_config("solr", cohort=3).cohort == 3
+
+
+def test_a_line_takes_what_is_stated_at_the_papers_size_and_solves_elsewhere():
+    config = configurations.stated_config("shakespeare", rounds=200)
+    sizes = (10,) * 11
+    own = configurations.line("shakespeare", "eps3.fedavg", config, 660, sizes)
+    assert own.mechanism.sigma == stated("fedavg.sigma.eps3", "shakespeare")
+    other = configurations.line(
+        "shakespeare", "eps3.fedavg", config, 6600, sizes, clip=2.0
+    )
+    assert other.mechanism.sigma == configurations.calibrated_sigma(3, 6600, 66, 200)
+    assert other.mechanism.clip_norm == 2.0
+    run = "shakespeare", "eps3.rec", config, 660, sizes
+    rec = configurations.line(*run, std=2.0, accountant="exact-balle")
+    assert rec.mechanism.clip_norm == 2 * stated("rec.c.eps3", "shakespeare")
+    assert rec.guarantee(200).eps < configurations.line(*run).guarantee(200).eps
+
+
+def test_equal_groups_sum_to_the_model():
+    assert configurations.equal_groups(10, 4) == (4, 4, 2)
+    assert configurations.equal_groups(8, 4) == (4, 4)
+    assert configurations.equal_groups(3, 4) == (3,)
+
+
+def test_counts_are_of_clients_and_samples():
+    class Clients:
+        sizes = np.array([1, 3])
+
+    fills = tuple(f"a.{name}" for name in configurations.COUNTS)
+    values = [value for value, _ in configurations.counts(Clients, fills).values()]
+    assert values == [2, 4, 2, 1]
+
+
+def test_the_last_word_of_a_cell_says_its_score():
+    fills = "a.acc", "ours.a.comm", "a.loss", "a.recall5"
+    found = configurations.scores_of(fills)
+    assert found == {"a.acc": "accuracy", "ours.a.comm": "traffic", "a.loss": "loss"}
+
+
+def test_training_refuses_a_promise_about_another_run():
+    clients = configurations.mnist_clients("digits", 12)
+    config = Config(rounds=2, cohort=4, lr=0.05, server="sgd")
+    curve = configurations.fedavg("a", config, 12, 0.1, 2.0)
+    curve = dataclasses.replace(curve, guarantee=lambda t: curve.as_run(t)["replace"])
+    curve = dataclasses.replace(
+        curve, config=dataclasses.replace(config, sampling="poisson")
+    )
+    net = models.build("linear", seed_tree(0, "init"))
+    with pytest.raises(ValueError, match="its sampling is 'fixed'"):
+        configurations.train(curve, net, clients, 0, (), {})

@@ -79,18 +79,14 @@ def test_a_table_knows_its_inputs_and_variance():
     [
         (dict(alphabet=(1.5, -0.5)), "alphabet is .*sort it"),
         (dict(alphabet=(-0.5, -0.5)), "alphabet (is|holds)"),
-        (dict(alphabet=(-0.5, math.nan)), "alphabet holds nan"),
         (dict(eps=1.09), "rows violates its privacy bound.*raise eps"),
         (dict(alphabet=(-0.5, 1.5 + 1e-8)), "rows has a bias"),
-        (dict(constraint="l2"), "constraint is"),
         (dict(rows=((0.75, 0.25), (0.25, 0.75 + 1e-9))), "rows has a sum that is off"),
         (
             dict(rows=((1.0, 0.0), (0.0, 1.0)), alphabet=(0.0, 1.0)),
             "rows has a sum that is off",
         ),
         (dict(rows=((0.75, 0.25),)), "rows is of shape"),
-        (dict(alphabet=(-0.5, 1.0, 1.5)), "rows is of shape"),
-        (dict(eps=-1.0), "eps is"),
         (
             dict(
                 alphabet=(-0.5, 1.5, 9.0),
@@ -499,7 +495,6 @@ def test_a_claim_names_what_it_covers():
             for x in (-1e-9, 1.2, math.nan)
         ),
         (lambda: FIVE.step, "n_outputs is 4"),
-        (lambda: FIVE.mean_sign(np.zeros(2)), "n_outputs is 4"),
         (lambda: TWO.guarantee(delta=1e-5, accountant="grid-balle"), "d is None"),
         (lambda: TWO.guarantee(delta=1e-5, accountant="pure"), "d is None"),
         (lambda: TWO.guarantee(delta=1e-5, accountant="mixture"), "accountant is"),

@@ -183,10 +183,6 @@ def test_a_message_says_its_seed_and_its_numbers():
 @tabled(
     "call, words",
     [
-        *(
-            (lambda x=x: pm._finite(torch.tensor([1.0, x])), "nan or inf")
-            for x in (math.nan, math.inf, -math.inf)
-        ),
         (
             lambda: Pm(1.0, 4.0).simulate_with_memory(
                 torch.zeros(2, 5), torch.full((2, 5), math.nan), seed_tree(0)

@@ -178,25 +178,6 @@ def reads(x):
 @tabled(
     "call, words",
     [
-        *(
-            (lambda c=c: calibrate(**(dict(d=8, levels=4, eps=3.0) | c)), f"{name} is")
-            for name, values in {
-                "eps": (0.0, math.nan),
-                "rule": ("most",),
-                "d": (0, 2.5),
-                "kappa_min": (9, -9),
-            }.items()
-            for c in ({name: value} for value in values)
-        ),
-        *(
-            (call, "levels is")
-            for K in (1, 0, -3, 2.0, 2.5, pq.MAX_LEVELS + 1, True)
-            for call in (
-                lambda K=K: pq.levels(1.0, K),
-                lambda K=K: pq.quantise(np.zeros((1, 1)), 1.0, K, seed_tree(0)),
-                lambda K=K: pq.tails(3, K),
-            )
-        ),
         *((call, "clip first") for x in ([1.1, 0.0], [-1.1, 0.0]) for call in reads(x)),
         *(
             (call, "nan")
@@ -206,10 +187,6 @@ def reads(x):
         (
             lambda: pq.quantise([[0.1 * (1 + 2 * pq.ROUNDING)]], 0.1, 5, seed_tree(0)),
             "raise bound",
-        ),
-        (
-            lambda: pq.randomise(np.zeros((1, 3), int), CAL, seed_tree(0)),
-            "rows of 3 entries",
         ),
         (lambda: pq.unpack(wire.pack_bits([3, 0], 2), 3, 2), r"levels run from 0 to 2"),
     ],

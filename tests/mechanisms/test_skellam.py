@@ -361,12 +361,6 @@ def test_epsilon_is_that_of_the_rounded_vector():
             (lambda mu=mu: poisson(mu, 3, seed_tree(0)), "mu is .*0 to 2\\^58")
             for mu in (-1, math.nan, math.inf, "many", None, 2**58 + 1)
         ),
-        *(
-            (lambda o=o: module.rdp_skellam(o, 1.0, 1.0, 1.0), "orders (is|holds)")
-            for o in ([], [1], [2.5], [2, math.nan])
-        ),
-        (lambda: module.rdp_skellam([2], 0.0, 1.0, 1.0), "mu is"),
-        (lambda: module.amplify([0.1], 1.1), "q is"),
         (lambda: Skellam(1.0, 1.0, 65, ring_bits=5), "is 5, .* at least 6 bits"),
         (lambda: Skellam(1.0, 1.0, 9).guarantee(1, 1e-5), "d is None"),
         *(

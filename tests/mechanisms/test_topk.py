@@ -202,10 +202,6 @@ GIVEN |= dict(support=Support([1, 3]))
             for w in ([1, 1], [], [-1, 2])
         ),
         (lambda: topk.size(0.009, 100), "at least 1: use a fraction of 0.01"),
-        *(
-            (lambda r=r: topk.size(r, 10), "fraction is")
-            for r in (0.0, -1, 1.1, math.nan)
-        ),
         (lambda: topk.top_k(torch.tensor([1.0, math.nan]), 0.5), "nan or inf"),
         *(
             (lambda d=d: topk.chosen(TopK(**GIVEN), d), "2 coordinates up to 3")
