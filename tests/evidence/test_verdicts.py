@@ -777,21 +777,6 @@ def test_a_second_folder_adds_what_the_first_lacks_and_overrides_nothing():
     assert quick.ours == {} and len(quick.smaller) == 1
 
 
-@tabled(
-    "found, said",
-    [
-        ({}, "No number earns a verdict."),
-        (
-            {"match": 4, "order holds": 16, "agrees": 1, "open": 15, "not run": 2},
-            "Of 36 numbers compared, 21 agree with the paper, 15 need more seeds; no"
-            " number of ours contradicts it; 2 have not been run.",
-        ),
-    ],
-)
-def test_verdicts_make_a_sentence(found, said):
-    assert verdicts.in_words(found) == said
-
-
 @tabled("word", list(verdicts.VERDICTS))
 def test_every_verdict_is_told_and_a_contradiction_never_hidden(word):
     said = verdicts.in_words({word: 3})

@@ -736,28 +736,6 @@ def test_the_ledger_is_algorithm_5(
     assert ledger.header_bits == 7 * sum(map(len, rounds))
 
 
-def gib(
-    mechanism, sampling: str, d=582_026, n=100, cohort=10, rounds=1000, state=2
-) -> float:
-    "Both directions of a run in GiB, without training."
-    ledger = run_state.Ledger(n)
-    model_bits = 32 * d * (1 + (state if mechanism.server_is_deterministic else 0))
-    for t in range(rounds):
-        taken = sample_cohort(n, cohort, sampling, seed_tree(0, "round", t, "sample"))
-        ledger.record(
-            t, taken, mechanism.bits(d), model_bits, mechanism.server_is_deterministic
-        )
-    return (ledger.uplink_bits + ledger.downlink_bits) / 8 / 2**30
-
-
-def test_the_papers_mnist_column_is_reproduced():
-    "Table 1: DP-FedAvg 43 GB, DP-REC .01 GB; the paper's GB are GiB."
-    sizes = tuple(core.groups(models.build("cnn", seed_tree(0))).values())
-    assert len(sizes) == 8
-    assert round(gib(Gaussian(0.01, 3.8), "fixed")) == 43
-    assert round(gib(Rec(0.545, 1.0, 7, sizes), "replacement"), 2) == 0.01
-
-
 @tabled("server, state", [("sgd", 0), ("momentum", 1), ("adam", 2)])
 def test_a_run_fills_the_ledger(server, state):
     """Every round counted with the mechanism's bits; the model is downloaded with the
@@ -1027,27 +1005,6 @@ def test_workers_change_nothing(engine, name):
         for workers in (1, 3)
     }
     assert runs[1] == runs[3]
-
-
-@pytest.mark.parametrize("engine", ["loop", "channels-last"])
-def test_workers_change_nothing_on_a_real_model(engine):
-    "Threads that really overlap: 8 clients of LeNet-5."
-    toy = federation(sizes=(20,) * 8, side=28, classes=10)
-    config = dataclasses.replace(
-        CONFIG, rounds=1, cohort=8, batch=5, lr=0.05, engine=engine
-    )
-    runs = [
-        outcome(
-            go(
-                config=config,
-                toy=toy,
-                model=models.build("lenet5", seed_tree(0)),
-                workers=workers,
-            )
-        )
-        for workers in (1, 3)
-    ]
-    assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize("engine", ["loop", "fused"])
