@@ -48,13 +48,11 @@ MESSAGES = {
 }
 
 
-def crowd(
-    n: int,  # clients, all of them in the round
-    mechanism,  # registered
-    net: str = "lenet5",  # key of models.MODELS
-    batch: int = 20,  # images that a client holds
-) -> federated.Task:
-    "One round, in which every client takes one step."
+def crowd(n: int, mechanism, net: str = "lenet5", batch: int = 20) -> federated.Task:
+    """One round, in which every client takes one step.
+
+    net: key of models.MODELS. batch: images that a client holds.
+    """
     data = images.load("digits")
     parts = Windows(n, batch, len(data.y))
     clients = images.Federation(data, parts, f"windows of {batch} images")

@@ -134,9 +134,7 @@ def peak_flops(
     return best
 
 # %% ../../nbs/bench/rounds.ipynb #aa2b44a4
-def settle(
-    device,  # cpu or cuda
-) -> None:
+def settle(device) -> None:
     "Wait until a GPU has done what was asked of it."
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
@@ -186,14 +184,12 @@ def measure(
     return found
 
 # %% ../../nbs/bench/rounds.ipynb #f5574a8e
-def row(
-    workload: str,  # of which
-    peer: str,  # whose
-    part: str,  # engine, or piece of work
-    costs,  # list of costs, or a NotRun
-    **more,  # fraction, error, rule, size
-) -> dict:  # one line of a bench record
-    "Median, least and most of what turns cost."
+def row(workload: str, peer: str, part: str, costs, **more) -> dict:
+    """Median, least and most of what turns cost.
+
+    peer: whose. part: engine, or piece of work. costs: list of costs, or a NotRun.
+    more: fraction, error, rule, size. Returns: one line of a bench record.
+    """
     out = dict(workload=workload, peer=peer, part=part, cpu=None, wall=None)
     out |= dict(memory=None, fraction=None, error=None, rule=False, size=None, note="")
     if isinstance(costs, NotRun):
@@ -254,16 +250,20 @@ def _admit(name, entered, enter):
 
 # %% ../../nbs/bench/rounds.ipynb #22d35419
 def contest(
-    work: Work,  # a round
-    peers: tuple = (),  # names
-    repeats: int = 5,  # timed rounds of each, after one that is not
-    threads: int = 1,  # of each
-    python: str = None,  # of pfl and Flower
-    peak: float = None,  # operations in a CPU second; None: no fraction
-    say=lambda line: None,  # called with a line about the state
-    device: str = "cpu",  # cpu or cuda
-) -> list:  # of rows
-    "Times of a round: every engine of ours, and peers, in turns."
+    work: Work,
+    peers: tuple = (),
+    repeats: int = 5,
+    threads: int = 1,
+    python: str = None,
+    peak: float = None,
+    say=lambda line: None,
+    device: str = "cpu",
+) -> list:
+    """Times of a round: every engine of ours, and peers, in turns.
+
+    repeats: timed rounds of each, after one that is not. peak: operations in a CPU
+    second; None: no fraction. say: called with a line about the state.
+    """
     inside, entered, out = {}, {}, {}
     with tempfile.TemporaryDirectory() as folder:
         write_work(

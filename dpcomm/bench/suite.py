@@ -44,13 +44,11 @@ from ..secagg.skellam_noise import skellam
 from ..training import local_sgd, models
 
 # %% ../../nbs/bench/suite.ipynb #0011a9c8
-def message_calls(
-    name: str,  # of the setting, for the keys
-    mechanism,  # registered
-    d: int,  # entries of the vector
-    device="cpu",  # where it lives
-) -> dict:  # 'name, encode' and so on -> function of nothing
-    "The three calls of one mechanism."
+def message_calls(name: str, mechanism, d: int, device="cpu") -> dict:
+    """The three calls of one mechanism.
+
+    Returns: 'name, encode' and so on -> function of nothing.
+    """
     u, rng = normal((d,), seed_tree(0, "bench", d)), seed_tree(0, "bench", "simulate")
     u = u.to(device)
     message = mechanism.encode(u, Insecure(1))

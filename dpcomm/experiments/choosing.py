@@ -273,11 +273,7 @@ NEEDS = {
 LOST = 0.99  # part of the common direction below which a row says so
 
 
-def gives_up(
-    mechanism: Mechanism,
-    error: Error,  # of its average
-    trust: str = "local",  # of its guarantee
-) -> tuple:  # of sentences
+def gives_up(mechanism: Mechanism, error: Error, trust: str = "local") -> tuple:
     "Requirements and drawbacks of a mechanism."
     said = [NEEDS[trust if trust == "shuffler" else mechanism.trust]]
     if error.gain == 0:

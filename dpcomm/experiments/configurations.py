@@ -151,14 +151,14 @@ def describe_as_run(
 
 # %% ../../nbs/experiments/configurations.ipynb #c0b1f4a4
 def premised(
-    key: str,  # of the curve
-    mechanism,  # whose sum carries Gaussian noise of multiplier `sigma`, or a DDGauss
-    config,  # federated.Config: rounds, cohort, local settings
-    n_clients: int,  # in the federation
-    d: int = None,  # parameters of the model, for a DDGauss
-    **more,  # further arguments of the mechanism's guarantee
+    key: str, mechanism, config, n_clients: int, d: int = None, **more
 ) -> Curve:
-    "A curve with cohorts of a fixed size, accounted as the paper does. [dprec App. C.2]"
+    """A curve with cohorts of a fixed size, accounted as the paper does. [dprec App. C.2]
+
+    mechanism: whose sum carries Gaussian noise of multiplier `sigma`, or a DDGauss.
+    config: federated.Config: rounds, cohort, local settings. more: further arguments of
+    the mechanism's guarantee.
+    """
     config = dataclasses.replace(config, sampling="fixed")
     delta = delta_of(n_clients)
     run = dict(delta=delta, n_clients=n_clients, cohort=config.cohort)
@@ -277,14 +277,12 @@ def calibrated_sigma(
 
 # %% ../../nbs/experiments/configurations.ipynb #8fe020ac
 def calibrated_c(
-    eps: float,  # target of the whole run
-    n_clients: int,  # in the federation
-    cohort: int,  # a round
-    rounds: int,  # of the run
-    n_groups: int,  # of a message
-    bits: int = 7,  # of an index
-) -> float:  # clip over std, four decimals, rounded down
-    "DP-REC's clip for a budget, by Algorithm 7. [dprec App. C.2]"
+    eps: float, n_clients: int, cohort: int, rounds: int, n_groups: int, bits: int = 7
+) -> float:
+    """DP-REC's clip for a budget, by Algorithm 7. [dprec App. C.2]
+
+    eps: target of the whole run. Returns: clip over std, four decimals, rounded down.
+    """
     c = calibrate_clip(
         eps,
         theorem1_epsilon,
@@ -319,15 +317,19 @@ def tight_sigma(
 
 # %% ../../nbs/experiments/configurations.ipynb #t1ght004
 def tight_c(
-    eps: float,  # target of the whole run
-    n_clients: int,  # in the federation
-    cohort: int,  # a round
-    rounds: int,  # of the run
-    n_groups: int,  # of a message
-    composed: bool = False,  # True: by composed losses, which takes seconds
-    bits: int = 7,  # of an index
-) -> float:  # clip over std, four decimals, rounded down
-    "DP-REC's clip for a budget, by an exact accountant. [dprec_theorem, Thms. F, order]"
+    eps: float,
+    n_clients: int,
+    cohort: int,
+    rounds: int,
+    n_groups: int,
+    composed: bool = False,
+    bits: int = 7,
+) -> float:
+    """DP-REC's clip for a budget, by an exact accountant. [dprec_theorem, Thms. F, order]
+
+    eps: target of the whole run. composed: True: by composed losses, which takes
+    seconds. Returns: clip over std, four decimals, rounded down.
+    """
     release = dict(slots=rounds * cohort, n_clients=n_clients, K=2**bits)
     release |= dict(groups=n_groups, delta=delta_of(n_clients))
     c = calibrate_clip(eps, conversion="balle", **release)
@@ -394,16 +396,21 @@ def equal_groups(
 
 # %% ../../nbs/experiments/configurations.ipynb #st4ted04
 def line(
-    task: str,  # femnist, shakespeare or solr
-    key: str,  # eps<e>.<fedavg|rec>
-    config,  # federated.Config: rounds, cohort, local settings
-    n_clients: int,  # in the federation
-    sizes: tuple,  # groups of a message of DP-REC
-    clip: float = None,  # L2 bound of DP-FedAvg's updates; None: the paper's
-    std: float = None,  # of DP-REC's prior; None: the paper's
-    **more,  # further arguments of DP-REC's guarantee
+    task: str,
+    key: str,
+    config,
+    n_clients: int,
+    sizes: tuple,
+    clip: float = None,
+    std: float = None,
+    **more,
 ) -> Curve:
-    "DP-FedAvg or DP-REC at a budget, whatever the number of clients. [dprec App. C.2]"
+    """DP-FedAvg or DP-REC at a budget, whatever the number of clients. [dprec App. C.2]
+
+    config: federated.Config: rounds, cohort, local settings. clip: L2 bound of
+    DP-FedAvg's updates; None: the paper's. std: of DP-REC's prior; None: the paper's.
+    more: further arguments of DP-REC's guarantee.
+    """
     budget, kind = key.split(".")
     eps, own = int(budget[3:]), n_clients == stated("n_clients", task)
     run = n_clients, config.cohort, config.rounds
@@ -420,14 +427,12 @@ def line(
     return rec(key, config, n_clients, c, std, sizes, **more)
 
 # %% ../../nbs/experiments/configurations.ipynb #1c087fac
-def of_table1(
-    key: str,  # eps<e>.<fedavg|rec|ddg16|ddg12>
-    short,  # Config of DP-FedAvg and DDGauss
-    long,  # Config of DP-REC
-    n_clients: int,  # in the federation
-    sizes: tuple,  # groups of a message
-) -> Curve:  # ValueError for a DDGauss whose bits are too few
-    "One line of FEMNIST's columns. [dprec Table 1]"
+def of_table1(key: str, short, long, n_clients: int, sizes: tuple) -> Curve:
+    """One line of FEMNIST's columns. [dprec Table 1]
+
+    short: Config of DP-FedAvg and DDGauss. long: Config of DP-REC. Returns: ValueError
+    for a DDGauss whose bits are too few.
+    """
     budget, kind = key.split(".")
     if "ddg" not in kind:
         config = long if kind == "rec" else short
@@ -513,13 +518,11 @@ def mnist_clients(
     return images.Federation(found, parts, "Dirichlet(1) labels, dealt")
 
 # %% ../../nbs/experiments/configurations.ipynb #n0mns04
-def mnist_curve(
-    key: str,  # of the run, ending in 'eps3.rec' or the like
-    config,  # federated.Config
-    n_clients: int,  # in the federation
-    groups: tuple,  # sizes of a message's groups, summing to the parameters
-) -> Curve:
-    "DP-FedAvg or DP-REC with the paper's settings for MNIST. [dprec App. C.2]"
+def mnist_curve(key: str, config, n_clients: int, groups: tuple) -> Curve:
+    """DP-FedAvg or DP-REC with the paper's settings for MNIST. [dprec App. C.2]
+
+    groups: sizes of a message's groups, summing to the parameters.
+    """
     *_, eps, kind = key.split(".")
     if kind == "fedavg":
         clip, sigma = (stated(f"fedavg.{k}", "mnist") for k in ("clip", f"sigma.{eps}"))

@@ -50,10 +50,7 @@ class Setting:
     batch: int = 10  # images of a local step
     lr: float = 0.1  # of local steps
 
-    def deployment(
-        self,
-        trust: str = "central",  # the most that is believed
-    ) -> Deployment:
+    def deployment(self, trust: str = "central") -> Deployment:
         "Participation and trust."
         return Deployment(
             self.n_clients - self.held,
@@ -68,9 +65,7 @@ class Setting:
         )
 
 # %% ../../nbs/experiments/frontier.ipynb #fron0015
-def settings(
-    scale: str,  # smoke, quick or full
-) -> dict:  # task -> Setting
+def settings(scale: str) -> dict:
     "Settings common to all runs of a task. [page frontier]"
     who = dict(n_clients=3000, held=300, cohort=100, rounds=27, visits=1)
     how = dict(budgets=(8, 2), clip=0.3, steps=(0.01, 0.03, 0.1))
@@ -123,9 +118,7 @@ def keys(
     return found
 
 # %% ../../nbs/experiments/frontier.ipynb #fron0022
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Tuning, then training, of every task. [page frontier]"
     found = []
     for task, s in settings(scale).items():
@@ -200,15 +193,13 @@ def federations(
     return tuning, replace(tuning, data=data), replace(whole, parts=held)
 
 # %% ../../nbs/experiments/frontier.ipynb #fron0032
-def train(
-    s: Setting,
-    row,  # choosing.Row; None: no privacy
-    step: float,  # of the server
-    clients,  # images.Federation
-    seed: int,  # root of all random numbers but the partition's
-    **how,  # checkpoint, resume, max_seconds, workers, device, progress
-) -> tuple:  # Task, federated.Run, rounds -> Guarantee or None
-    "One training."
+def train(s: Setting, row, step: float, clients, seed: int, **how) -> tuple:
+    """One training.
+
+    row: choosing.Row; None: no privacy. seed: root of all random numbers but the
+    partition's. how: checkpoint, resume, max_seconds, workers, device, progress.
+    Returns: Task, federated.Run, rounds -> Guarantee or None.
+    """
     plain = dict(fraction=1.0, clip_norm=s.clip, sigma=None, n_clients=s.cohort)
     made = row.mechanism(s.clip) if row else mechanism("topk", **plain)
     who = dict(rounds=s.rounds, cohort=s.cohort, sampling="fixed")
@@ -264,10 +255,7 @@ def updates(
     return torch.nn.functional.normalize(torch.cat(found))
 
 
-def informed(
-    s: Setting,
-    scale: str,  # smoke, quick or full
-) -> dict:  # what runs.record_of takes
+def informed(s: Setting, scale: str) -> dict:
     "Predicted errors of all rows, for updates in the place of examples."
     u, found = updates(s), {}
     for end in keys(s, scale):
@@ -277,12 +265,7 @@ def informed(
     return dict(final=found, config=asdict(s), data=source_of(federations(s)[0]))
 
 # %% ../../nbs/experiments/frontier.ipynb #fron0034
-def play(
-    run: Run,  # of the grid
-    seed: int,  # root of all random numbers but the partition's
-    inputs: dict = None,  # key -> Record, of the tuning
-    **how,  # checkpoint, resume, max_seconds, workers, device, progress
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(run: Run, seed: int, inputs: dict = None, **how) -> dict:
     "Tune one mechanism, or train with one."
     first, _, rest = run.key.partition(".")
     if first == "updates":

@@ -23,11 +23,7 @@ EPS, DELTA = 4.0, 1e-6
 NARROW = ("compressive", "ddgauss", "quantised", "skellam", "sqsgd", "topk")
 
 # %% ../../nbs/experiments/mean_estimation.ipynb #me360024
-def settings(
-    scale: str,  # smoke, quick or full
-) -> (
-    dict
-):  # d, n; limited: (d, n, bits a parameter); entries: of a mechanism at one size
+def settings(scale: str) -> dict:
     "Dimensions, numbers of clients, and how much is played."
     if scale == "smoke":
         return dict(d=(32,), n=(4,), limited=(), entries=2**14)
@@ -53,9 +49,7 @@ def sizes(
     return {key(*each): each for each in asked}
 
 # %% ../../nbs/experiments/mean_estimation.ipynb #me360027
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Every mechanism at every size."
     found = []
     for key, (name, d, n, bits) in sizes(scale).items():
@@ -83,16 +77,14 @@ def blocks(
         yield (common + own / own.norm(dim=1, keepdim=True)) / 2**0.5
 
 # %% ../../nbs/experiments/mean_estimation.ipynb #me360031
-def round_error(
-    mechanism: Mechanism,
-    gain: float,  # that estimates are divided by, > 0
-    n: int,  # clients of the round
-    vectors,  # (k, d) blocks of those that are played, n rows or fewer
-    rng,  # stream of the messages, and of the server's noise
-) -> (
-    float
-):  # squared, against the clients' own average; without bias where fewer are played
-    "Error of the average of one round."
+def round_error(mechanism: Mechanism, gain: float, n: int, vectors, rng) -> float:
+    """Error of the average of one round.
+
+    gain: that estimates are divided by, > 0. vectors: (k, d) blocks of those that are
+    played, n rows or fewer. rng: stream of the messages, and of the server's noise.
+    Returns: squared, against the clients' own average; without bias where fewer are
+    played.
+    """
     total, own, alone, played = 0.0, 0.0, 0.0, 0
     for u in vectors:
         sent = mechanism.simulate(u, rng)
@@ -115,13 +107,11 @@ def _square(x):
 SLOW = {"sqkr": 4}  # mechanism -> parts of the entries that it leaves out, and one
 
 
-def plays(
-    name: str,  # mechanism
-    d: int,  # entries of a vector
-    n: int,  # clients of a round
-    entries: int,  # of all rounds together
-) -> tuple:  # rounds, and clients played in each
-    "Number of rounds and clients to run for a size."
+def plays(name: str, d: int, n: int, entries: int) -> tuple:
+    """Number of rounds and clients to run for a size.
+
+    Returns: rounds, and clients played in each.
+    """
     entries //= SLOW.get(name, 1)
     rounds = min(max(entries // 8 // (n * d), 4), 64)
     return rounds, min(n, max(2, entries // (rounds * d)))
@@ -146,12 +136,7 @@ def chosen(
     return choose(asked, EPS, bits, accountants=RENYI)
 
 # %% ../../nbs/experiments/mean_estimation.ipynb #me360034
-def play(
-    run: Run,
-    seed: int,  # root of all random numbers
-    max_seconds: float = None,  # 0: nothing is begun
-    **how,  # not needed: a run takes seconds
-) -> dict:  # what runs.record_of takes; None where it was not begun
+def play(run: Run, seed: int, max_seconds: float = None, **how) -> dict:
     "Play rounds of one mechanism at one size."
     if max_seconds == 0:
         return None

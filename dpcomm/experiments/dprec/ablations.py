@@ -19,9 +19,7 @@ from dpcomm.training import models
 PAPER = "dprec"
 
 # %% ../../../nbs/dprec/ablations.ipynb #0ceab717
-def settings(
-    scale: str,  # smoke, quick or full
-) -> dict:  # as femnist_columns.protocol has it, and images
+def settings(scale: str) -> dict:
     "The other page's, with the rounds of Figure 2 and Section 4.1, and of Table 3."
     short, long = stated("local.rounds"), stated("only.rounds")
     short, long = {"smoke": (20, 40), "quick": (150, 200)}.get(scale, (short, long))
@@ -55,9 +53,7 @@ CLAIMS = {
 }
 
 # %% ../../../nbs/dprec/ablations.ipynb #10686377
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Three studies and their claims. [dprec Fig. 2, Table 3, Sec. 4.1]"
     s, found = settings(scale), []
     more = {name: s[name] for name in ("data", "seeds", "memory")}
@@ -74,12 +70,7 @@ def grid(
     return found
 
 # %% ../../../nbs/dprec/ablations.ipynb #ec41e7f3
-def play(
-    run: Run,
-    seed: int,  # root of all random numbers but the partition's
-    inputs: dict = None,  # key -> Record, for a claim
-    **how,  # checkpoint, resume, max_seconds, workers, device, progress
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(run: Run, seed: int, inputs: dict = None, **how) -> dict:
     "Train one line, or compare two."
     if run.needs:
         above, below = run.needs

@@ -18,9 +18,7 @@ from ..run.runs import difference
 PAPER = "dprec"
 
 # %% ../../../nbs/dprec/by_writer.ipynb #29eb6a9b
-def settings(
-    scale: str,  # smoke, quick or full
-) -> dict:  # as femnist_columns.protocol has it, and images
+def settings(scale: str) -> dict:
     "FEMNIST's protocol on other writers. [dprec App. C.2]"
     small = dict(cohort=8, eval_every=10) if scale == "smoke" else {}
     s = femnist_columns.protocol(**small)
@@ -54,9 +52,7 @@ CLAIMS |= {
 }
 
 # %% ../../../nbs/dprec/by_writer.ipynb #9b0c7718
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "FEMNIST's columns, and the claims that can be asked of them. [dprec Table 1]"
     s = settings(scale)
     found = femnist_columns.columns(s, scale)
@@ -69,9 +65,7 @@ def grid(
 
 # %% ../../../nbs/dprec/by_writer.ipynb #130a9d74
 @cache
-def federation(
-    scale: str,  # smoke, quick or full
-):  # images.Federation
+def federation(scale: str):
     "One client a writer; at smoke 24 clients that are dealt the digits evenly."
     found = images.load(settings(scale)["images"])
     if scale == "smoke":
@@ -81,12 +75,7 @@ def federation(
     return images.Federation(found, parts, "a client a writer")
 
 # %% ../../../nbs/dprec/by_writer.ipynb #891cb49f
-def play(
-    run: Run,
-    seed: int,  # root of all random numbers but the partition's
-    inputs: dict = None,  # key -> Record, for a claim
-    **how,  # checkpoint, resume, max_seconds, workers, device, progress
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(run: Run, seed: int, inputs: dict = None, **how) -> dict:
     "Train one line, or compare two."
     if run.needs:
         above, below = run.needs

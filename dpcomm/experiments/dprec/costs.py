@@ -30,9 +30,7 @@ from dpcomm.experiments.run.grids import Run
 PAPER = "dprec"
 
 # %% ../../../nbs/dprec/costs.ipynb #44b60dc4
-def settings(
-    scale: str,  # smoke, quick or full: all have the paper's sizes
-) -> dict:  # name of a run -> arguments of replay.count_bits
+def settings(scale: str) -> dict:
     "Protocols whose bytes the printed gigabytes count."
     return protocols()
 
@@ -48,9 +46,7 @@ def own_key(
     return cell.replace("ours.", f"ours.{scale}.costs.")
 
 # %% ../../../nbs/dprec/costs.ipynb #2a6509ff
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Rows that are drawn, their epsilons, and formulas. [dprec Tables 1, 3]"
     counted = (*ROWS, "femnist.only.fedavg", "femnist.only.rec64", "femnist.local.rec")
     names = {row: f"count of {row}" for row in counted}
@@ -64,10 +60,7 @@ def grid(
     return runs
 
 # %% ../../../nbs/dprec/costs.ipynb #9fe70801
-def counted(
-    run: Run,  # of a row
-    seed: int,  # root of the draws
-) -> dict:  # what runs.record_of takes
+def counted(run: Run, seed: int) -> dict:
     "Count one row of a table, and say what it proves."
     task, *_, kind = run.key.split(".")
     name = run.key if "only" in run.key or "local" in run.key else f"{task}.{kind}"
@@ -93,12 +86,7 @@ def counted(
     return found
 
 # %% ../../../nbs/dprec/costs.ipynb #d7457f44
-def play(
-    run: Run,
-    seed: int,  # root of the draws; formulas have none
-    max_seconds: float = None,  # 0: nothing is begun
-    **how,  # not needed: a run takes seconds
-) -> dict:  # what runs.record_of takes; None where it was not begun
+def play(run: Run, seed: int, max_seconds: float = None, **how) -> dict:
     "Count, account or compute."
     if max_seconds == 0:
         return None

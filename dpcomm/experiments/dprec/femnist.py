@@ -32,9 +32,7 @@ from ..run.runs import source_of
 PAPER = "dprec"
 
 # %% ../../../nbs/dprec/femnist.ipynb #5736c565
-def settings(
-    scale: str,  # smoke, quick or full
-) -> dict:  # as `protocol` has it
+def settings(scale: str) -> dict:
     "Settings common to all runs of a scale. [dprec App. C.2]"
     if scale == "full":
         return protocol()
@@ -47,9 +45,7 @@ def settings(
     )
 
 # %% ../../../nbs/dprec/femnist.ipynb #7bc17e26
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "The columns and the counts. [dprec Tables 1 and 2]"
     s, cells = (
         settings(scale),
@@ -101,9 +97,7 @@ def make_leaf(
 
 # %% ../../../nbs/dprec/femnist.ipynb #71b8bef3
 @cache
-def federation(
-    scale: str,  # smoke, quick or full
-):  # images.Federation
+def federation(scale: str):
     "The writers, or below full scale made ones where the files are missing."
     try:
         return femnist.femnist()
@@ -116,11 +110,7 @@ def federation(
     return replace(made, data=replace(made.data, name="made LEAF file"))
 
 # %% ../../../nbs/dprec/femnist.ipynb #4edb1ad9
-def play(
-    run: Run,
-    seed: int,  # root of all random numbers but the partition's
-    **how,  # checkpoint, resume, max_seconds, workers, device, progress
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(run: Run, seed: int, **how) -> dict:
     "Train one line, or count the clients."
     clients = federation(run.scale)
     if run.key != "partition":

@@ -48,10 +48,7 @@ METHODS = {
 }
 
 
-def columns(
-    s: dict,  # as `protocol` has it
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def columns(s: dict, scale: str) -> list:
     "Four methods at every budget, less what cannot be run. [dprec Table 1, FEMNIST]"
     known, found = {cell.key for cell in paper_tables.cells("dprec")}, []
     more = {name: s[name] for name in ("data", "seeds", "memory")}
@@ -85,25 +82,19 @@ def configs(
 
 # %% ../../../nbs/dprec/femnist_columns.ipynb #14143129
 def line(
-    s: dict,  # as `protocol` has it
-    key: str,  # of a run
-    n_clients: int,  # in the federation
-    sizes: tuple,  # groups of a message
-    device: str = "cpu",  # cpu, cuda or cuda:<index>
+    s: dict, key: str, n_clients: int, sizes: tuple, device: str = "cpu"
 ) -> configurations.Curve:
     "Mechanism, configuration and guarantee of one run. [dprec App. C.2]"
     short, long = configs(s, device)
     return configurations.of_table1(key, short, long, n_clients, sizes)
 
 # %% ../../../nbs/dprec/femnist_columns.ipynb #ee779f58
-def train(
-    run: Run,
-    seed: int,  # root of all random numbers but the partition's
-    s: dict,  # as `protocol` has it
-    clients,  # images.Federation
-    how: dict,  # checkpoint, resume, max_seconds, workers, device, progress
-) -> dict:  # what runs.record_of takes; None where rounds are left
-    "Train one line."
+def train(run: Run, seed: int, s: dict, clients, how: dict) -> dict:
+    """Train one line.
+
+    seed: root of all random numbers but the partition's. how: checkpoint, resume,
+    max_seconds, workers, device, progress.
+    """
     model = models.build(s["net"], seed_tree(seed, "init"))
     sizes, device = configurations.tensor_groups(model), how.get("device", "cpu")
     found = line(s, run.key, len(clients.parts), sizes, device)

@@ -78,9 +78,7 @@ def clients(
     return images.Federation(data, parts, "Dirichlet(1) labels, equal sizes")
 
 # %% ../../../nbs/dprec/gap.ipynb #9ap000a1
-def large(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def large(scale: str) -> list:
     "What is asked of the network of 582,026 parameters. [dprec Table 1, MNIST]"
     found, common = [], dict(data=("mnist",), memory=2.0, minutes=47, seeds=(0, 1, 2))
     for factor, what in LARGE.items():
@@ -96,9 +94,7 @@ def large(
     return found
 
 # %% ../../../nbs/dprec/gap.ipynb #9ap00026
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Factors for both methods, clips for DP-REC. [dprec Table 1, MNIST]"
     keys = [f"{factor}.eps3.{kind}" for factor in FACTORS for kind in NAMES]
     keys, found = list(dict.fromkeys([*keys, *CLIPS])), []
@@ -122,11 +118,7 @@ def grid(
     return found + large(scale) if scale == "full" else found
 
 # %% ../../../nbs/dprec/gap.ipynb #9ap00030
-def play(
-    run: Run,  # of the grid
-    seed: int,  # root of all random numbers but the partition's
-    **how,  # checkpoint, resume, max_seconds, workers, device, progress
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(run: Run, seed: int, **how) -> dict:
     "Train one curve."
     *net, factor, _, _ = run.key.split(".")
     s = settings(run.scale)
@@ -151,13 +143,11 @@ def play(
     )
 
 # %% ../../../nbs/dprec/gap.ipynb #9ap00032
-def curve(
-    run: Run,  # of the grid
-    config,  # federated.Config
-    n_clients: int,  # in the federation
-    groups: tuple,  # sizes of a message's groups, summing to the parameters
-) -> configurations.Curve:
-    "Mechanism, configuration and guarantee of one run. [dprec App. C.2]"
+def curve(run: Run, config, n_clients: int, groups: tuple) -> configurations.Curve:
+    """Mechanism, configuration and guarantee of one run. [dprec App. C.2]
+
+    groups: sizes of a message's groups, summing to the parameters.
+    """
     *_, factor, eps, kind = run.key.split(".")
     key = f"iclr.{eps}.rec" if "iclr" in (factor, kind) else f"{factor}.{eps}.{kind}"
     if key not in CLIPS:

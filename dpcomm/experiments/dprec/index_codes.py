@@ -59,14 +59,12 @@ def along(
     return lengths, product / square(v[None] ** 2).sqrt().clamp_min(1e-30).numpy()
 
 # %% ../../../nbs/dprec/index_codes.ipynb #6ab225ca
-def choose(
-    length,  # of groups, (n,)
-    part,  # of them along v, (n,)
-    rng,  # stream of candidates and choices
-) -> (
-    tuple
-):  # bits told, rank of the choice along v, b of all candidates and of the choice
-    "Draw candidates and choices of n groups."
+def choose(length, part, rng) -> tuple:
+    """Draw candidates and choices of n groups.
+
+    Returns: bits told, rank of the choice along v, b of all candidates and of the
+    choice.
+    """
     cosine = np.clip(part / np.maximum(length, 1e-30), -1, 1)[:, None]
     x = rng.standard_normal((len(length), K))
     b = cosine * x + np.sqrt(1 - cosine**2) * rng.standard_normal(x.shape)
@@ -103,15 +101,13 @@ def price(
     return np.mean(saved, 0).tolist()
 
 # %% ../../../nbs/dprec/index_codes.ipynb #1ndex004
-def priced_run(
-    m: Rec,
-    net,  # model with its initial weights
-    clients,  # images.Federation
-    config,  # federated.Config: plain averaging
-    seed: int,  # root of all random numbers
-    workers: int = 1,  # threads that train clients; never changes the result
-) -> tuple:  # history of bits saved, scores and traffic at the end, last updates (n, d)
-    "Train with one mechanism and price its indices. [dprec Alg. 8]"
+def priced_run(m: Rec, net, clients, config, seed: int, workers: int = 1) -> tuple:
+    """Train with one mechanism and price its indices. [dprec Alg. 8]
+
+    net: model with its initial weights. workers: threads that train clients; never
+    changes the result. Returns: history of bits saved, scores and traffic at the end,
+    last updates (n, d).
+    """
     torch.set_num_threads(1)
     state, history, v = {"counts": np.full(K, 0.5), "sum": 0.0, "n": 0}, [], None
     w = flatten(p.detach() for p in net.parameters())

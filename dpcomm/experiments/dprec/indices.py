@@ -32,9 +32,7 @@ PAPER = "dprec"
 stated = partial(configurations.stated, task="femnist")
 
 # %% ../../../nbs/dprec/indices.ipynb #94710c84
-def settings(
-    scale: str,  # smoke, quick or full
-) -> dict:  # images, net, messages, first, config
+def settings(scale: str) -> dict:
     "Settings common to all runs of a scale; `messages` times `first` indices are encoded."
     digits = dict(images="digits", net="linear", first=100, messages=6)
     writers = dict(images="mnist-by-writer", net="cnn10", first=300)
@@ -57,9 +55,7 @@ CASES = {
 }
 
 # %% ../../../nbs/dprec/indices.ipynb #24916552
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Three ways to cut and clip an update."
     own, runs = f"ours.{scale}.indices", []
     for case, name in CASES.items():
@@ -81,9 +77,7 @@ def grid(
 
 # %% ../../../nbs/dprec/indices.ipynb #ddcb77ac
 @cache
-def federation(
-    scale: str,  # smoke, quick or full
-):  # images.Federation
+def federation(scale: str):
     "Clients by writer, or with Dirichlet labels where the writers are not known."
     if scale == "smoke":
         return configurations.mnist_clients("digits", 24)
@@ -115,14 +109,11 @@ def curve(
     return configurations.Curve(run.key, mechanism, s["config"])
 
 # %% ../../../nbs/dprec/indices.ipynb #6b6cab94
-def numbers(
-    run: Run,
-    seed: int,  # root of the keys of encoded messages
-    m: Rec,
-    history: list,  # of bits saved an index
-    updates,  # of the last round, (n, d)
-) -> list:  # [value, unit] of every cell
-    "Means over the rounds, and the tests of encoded messages."
+def numbers(run: Run, seed: int, m: Rec, history: list, updates) -> list:
+    """Means over the rounds, and the tests of encoded messages.
+
+    Returns: [value, unit] of every cell.
+    """
     s, saved = settings(run.scale), np.array([[h[c] for c in CODES] for h in history])
     found = [[float(bits), "bits per index"] for bits in saved.mean(0)]
     found.append([float(saved[:, 0].mean() * len(m.groups)), "bits per message"])
@@ -134,12 +125,8 @@ def numbers(
 
 # %% ../../../nbs/dprec/indices.ipynb #29c6e71d
 def play(
-    run: Run,
-    seed: int,  # root of all random numbers but the partition's
-    workers: int = 1,  # threads that train clients; never changes the result
-    max_seconds: float = None,  # 0: nothing is begun
-    **how,  # not needed: a run takes minutes
-) -> dict:  # what runs.record_of takes; None where it was not begun
+    run: Run, seed: int, workers: int = 1, max_seconds: float = None, **how
+) -> dict:
     "Train one case, and say what its indices could save."
     if max_seconds == 0:
         return None

@@ -33,21 +33,17 @@ INFERRED = {"std": "rec.std", "shrink": "sqkr.shrink", "support": "sqkr.support"
 stated = partial(configurations.stated, task="mean")
 
 # %% ../../../nbs/dprec/mean.ipynb #546caf41
-def settings(
-    scale: str,  # smoke, quick or full
-) -> dict:  # d, n
+def settings(scale: str) -> dict:
     "Dimension and number of clients. [dprec App. D.2]"
     sizes = {"smoke": (20, 500), "quick": (stated("d"), 2000)}
     return dict(zip("dn", sizes.get(scale, (stated("d"), stated("n")))))
 
 # %% ../../../nbs/dprec/mean.ipynb #86277517
-def vectors(
-    seed: int,  # root of the clients' vectors
-    d: int,  # coordinates
-    n: int,  # clients
-    means: tuple = (10, 1),  # of either half
-) -> torch.Tensor:  # (n, d) float32, rows of norm one
-    "The clients' vectors. [Chen et al. 2020, published notebook]"
+def vectors(seed: int, d: int, n: int, means: tuple = (10, 1)) -> torch.Tensor:
+    """The clients' vectors. [Chen et al. 2020, published notebook]
+
+    Returns: (n, d) float32, rows of norm one.
+    """
     x = seed_tree(seed, "data").standard_normal((n, d))
     x += np.repeat([[means[0]], [means[1]]], [n // 2, n - n // 2], axis=0)
     return torch.from_numpy(x / np.linalg.norm(x, axis=1, keepdims=True)).float()
@@ -64,9 +60,7 @@ NAMED = {
 }
 
 # %% ../../../nbs/dprec/mean.ipynb #d70466b9
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Two methods, six priors, and the least bits. [dprec App. D.2]"
     own = "" if scale == "full" else f"{scale}."
     more, runs = dict(seeds=tuple(range(10)), trains=False), []
@@ -78,9 +72,7 @@ def grid(
     return [*runs, Run("bits", bits, scale, ("mean.bits",), **more)]
 
 # %% ../../../nbs/dprec/mean.ipynb #b8c93004
-def method(
-    key: str,  # of a run
-):  # a mechanism of one bit
+def method(key: str):
     "SQKR or DP-REC. [dprec App. D.2]"
     if key.startswith("sqkr"):
         shrink, support = stated("sqkr.shrink"), stated("sqkr.support")
@@ -120,12 +112,7 @@ def closed_form(
     return rec_error(x, PRIORS[key.removeprefix("rec.")], m.std)
 
 # %% ../../../nbs/dprec/mean.ipynb #eedfde5b
-def play(
-    run: Run,
-    seed: int,  # root of all random numbers
-    max_seconds: float = None,  # 0: nothing is begun
-    **how,  # not needed: a run takes seconds
-) -> dict:  # what runs.record_of takes; None where it was not begun
+def play(run: Run, seed: int, max_seconds: float = None, **how) -> dict:
     "Estimate one mean."
     if max_seconds == 0:
         return None

@@ -18,9 +18,7 @@ from dpcomm.training.federated import Config, Task, simulate
 PAPER = "dprec"
 
 # %% ../../../nbs/dprec/mnist.ipynb #238fc533
-def settings(
-    scale: str,  # smoke, quick or full
-) -> dict:  # images, n_clients, nets, config
+def settings(scale: str) -> dict:
     "Settings common to all runs of a scale. [dprec App. C.2]"
     paper = Config()
     return {
@@ -49,9 +47,7 @@ DEALT = ("clients", "samples", "client_size.mean", "client_size.std")
 MINUTES = {"linear": 0.1, "lenet5": 20, "cnn": 47}
 
 # %% ../../../nbs/dprec/mnist.ipynb #74515ca9
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Two methods and two budgets for every network; the partition. [dprec Table 1, Table 2]"
     s, runs = settings(scale), []
     data = () if s["images"] == "digits" else (s["images"],)
@@ -72,11 +68,7 @@ def grid(
     return [*runs, dealt]
 
 # %% ../../../nbs/dprec/mnist.ipynb #f3df1b74
-def play(
-    run: Run,  # of the grid
-    seed: int,  # root of all random numbers but the partition's
-    **how,  # checkpoint, resume, max_seconds, workers, device, progress
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(run: Run, seed: int, **how) -> dict:
     "Train one curve, or count the partition."
     s = settings(run.scale)
     clients = configurations.mnist_clients(s["images"], s["n_clients"])

@@ -26,9 +26,7 @@ from dpcomm.training.federated_round import train_cohort
 PAPER = "dprec"
 
 # %% ../../../nbs/dprec/quantised.ipynb #34d971ae
-def settings(
-    scale: str,  # smoke, quick or full
-) -> dict:  # images, n_clients, net, config
+def settings(scale: str) -> dict:
     "The MNIST experiment's, with the network that the text names. [dprec App. D.3]"
     s = dprec_mnist.settings(scale)
     short = dict(rounds=50, eval_every=10) if scale == "smoke" else {}
@@ -43,9 +41,7 @@ READINGS = {
 PLAIN = {"fedavg": "DP-FedAvg", "rec": "DP-REC"}
 
 # %% ../../../nbs/dprec/quantised.ipynb #bc04f7b2
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "The readings of one sentence, what they are compared with, the order. [dprec App. D.3]"
     s, own = settings(scale), f"ours.{scale}.quantised."
     data = () if s["images"] == "digits" else (s["images"],)
@@ -85,10 +81,7 @@ def curve(
     return configurations.premised(run.key, mechanism, *common, orders=INTEGER_ORDERS)
 
 # %% ../../../nbs/dprec/quantised.ipynb #1a366200
-def survives(
-    task: Task,  # model, clients, mechanism, settings and seed
-    w: torch.Tensor,  # (d,) weights that the clients start from
-) -> float:  # in [-1, 1]
+def survives(task: Task, w: torch.Tensor) -> float:
     "Length that quantisation leaves of clipped updates along their own direction."
     config, clients, seed = task.config, task.federation, task.seed
     rng = seed_tree(seed, "survival")
@@ -101,12 +94,7 @@ def survives(
     return survival(task.mechanism, clipped, rng)
 
 # %% ../../../nbs/dprec/quantised.ipynb #a70ce934
-def play(
-    run: Run,  # of the grid
-    seed: int,  # root of all random numbers but the partition's
-    inputs: dict = None,  # key -> Record, for the order
-    **how,  # checkpoint, resume, max_seconds, workers, device, progress
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(run: Run, seed: int, inputs: dict = None, **how) -> dict:
     "Train one curve, or take the difference that the text claims."
     if run.needs:
         above, below = run.needs

@@ -22,9 +22,7 @@ PAPER = "dprec"
 stated = partial(configurations.stated, task="shakespeare")
 
 # %% ../../../nbs/dprec/shakespeare.ipynb #d478ecd0
-def settings(
-    scale: str,  # smoke, quick or full
-) -> dict:  # text, n_clients, shorten, n_test, hidden, clip, std, config
+def settings(scale: str) -> dict:
     "Settings common to both runs of a scale. [dprec App. C.1, C.2]"
     clip, std = stated("fedavg.clip"), stated("rec.std")
     paper = dict(rounds=stated("rounds"), eval_every=10)
@@ -43,9 +41,7 @@ def settings(
 MINUTES = {"smoke": 0.1, "quick": 8, "full": 30_000}
 
 # %% ../../../nbs/dprec/shakespeare.ipynb #1f697c39
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Two methods at epsilon 3, the partition, the space. [dprec Table 1, Table 2]"
     own = "ours.shakespeare" if scale == "full" else f"ours.{scale}.shakespeare"
     data = () if settings(scale)["text"] == "made" else ("shakespeare",)
@@ -72,9 +68,7 @@ def grid(
 
 # %% ../../../nbs/dprec/shakespeare.ipynb #30ed7898
 @cache
-def federation(
-    scale: str,  # smoke, quick or full
-):  # images.Federation
+def federation(scale: str):
     "The roles of a scale. [dprec App. C.1]"
     s = settings(scale)
     if s["text"] == "roles":
@@ -117,10 +111,7 @@ def source(
     return source_of(clients) | dict(n_train=int(clients.sizes.sum()))
 
 # %% ../../../nbs/dprec/shakespeare.ipynb #78d531d2
-def counted(
-    run: Run,  # partition or space
-    clients,  # images.Federation
-) -> dict:  # what runs.record_of takes
+def counted(run: Run, clients) -> dict:
     "Numbers that need no training."
     if run.key == "partition":
         cells = configurations.counts(clients, run.fills)
@@ -130,11 +121,7 @@ def counted(
     return dict(cells=cells, data=source(clients))
 
 # %% ../../../nbs/dprec/shakespeare.ipynb #7314e64f
-def play(
-    run: Run,
-    seed: int,  # root of all random numbers
-    **how,  # checkpoint, resume, max_seconds, workers, device, progress
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(run: Run, seed: int, **how) -> dict:
     "Train one curve, or count."
     clients, s = federation(run.scale), settings(run.scale)
     if not run.trains:

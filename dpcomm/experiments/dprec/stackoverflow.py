@@ -23,9 +23,7 @@ PAPER = "dprec"
 stated = partial(configurations.stated, task="solr")
 
 # %% ../../../nbs/dprec/stackoverflow.ipynb #566b9ee3
-def settings(
-    scale: str,  # smoke, quick or full
-) -> dict:  # made, n_test, config
+def settings(scale: str) -> dict:
     "Settings common to both runs of a scale. [dprec App. C.1, C.2]"
     rounds = dict(rounds=stated("rounds"), eval_every=50)
     tiny = dict(n_words=400, n_tags=40, n_topics=10, mean=30.0, std=40.0, most=400)
@@ -39,9 +37,7 @@ def settings(
     return dict(made=SyntheticPosts(n, **posts), n_test=n_test, config=config)
 
 # %% ../../../nbs/dprec/stackoverflow.ipynb #2de01a4e
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Two methods at epsilon 1, and the cost of a round. [dprec Table 1, SO LR]"
     minutes = {"smoke": 0.1, "quick": 5, "full": 400}[scale]
     need = dict(memory=8.0 if scale == "full" else 1.0, minutes=minutes)
@@ -122,11 +118,7 @@ def two_rounds(
     return found | dict(final=sent, history=[], data=source(clients, made))
 
 # %% ../../../nbs/dprec/stackoverflow.ipynb #3ab498d5
-def play(
-    run: Run,
-    seed: int,  # root of all random numbers but the posts'
-    **how,  # checkpoint, resume, max_seconds, workers, device, progress
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(run: Run, seed: int, **how) -> dict:
     "Train one curve, or measure two rounds of it."
     kind = run.key.split(".")[-1]
     if run.key.startswith("cost."):

@@ -19,11 +19,7 @@ from ...mechanisms.rec import Rec
 FAR = 1e6
 
 
-def unclipped(
-    key: str,  # only.rec, only.rec64 or only.fedavg
-    config,  # federated.Config of the long runs
-    sizes: tuple,  # groups of a message, one a tensor
-) -> Curve:
+def unclipped(key: str, config, sizes: tuple) -> Curve:
     "Coding alone, and plain averaging. [dprec Table 3]"
     if key == "only.fedavg":
         plain = Gaussian(FAR, 1e-15, exact=False)
@@ -36,13 +32,11 @@ def unclipped(
     return Curve(key, mechanism, replace(config, sampling="replacement"))
 
 # %% ../../../nbs/dprec/study_lines.ipynb #40bce66a
-def local(
-    key: str,  # of the curve
-    config,  # federated.Config of the short runs
-    sigma: float,  # noise multiplier of a client's own noise, > 0
-    delta: float,  # in (0, 1)
-) -> Curve:
-    "DP-FedAvg whose noise every client adds itself. [dprec Sec. 4.1]"
+def local(key: str, config, sigma: float, delta: float) -> Curve:
+    """DP-FedAvg whose noise every client adds itself. [dprec Sec. 4.1]
+
+    sigma: noise multiplier of a client's own noise, > 0.
+    """
     noisy = Gaussian(stated("fedavg.clip"), sigma, local=True, exact=False)
 
     def account(rounds):
@@ -58,11 +52,7 @@ def local(
 
 # %% ../../../nbs/dprec/study_lines.ipynb #2785c62e
 def curve(
-    s: dict,  # as `settings` has it
-    key: str,  # of a run
-    n_clients: int,  # in the federation
-    sizes: tuple,  # groups of a message, one a tensor
-    device: str = "cpu",  # cpu, cuda or cuda:<index>
+    s: dict, key: str, n_clients: int, sizes: tuple, device: str = "cpu"
 ) -> Curve:
     "Mechanism, configuration and guarantee of one run. [dprec Fig. 2, Table 3, Sec. 4.1]"
     short, long = femnist_columns.configs(s, device)

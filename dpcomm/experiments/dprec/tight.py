@@ -20,17 +20,13 @@ from dpcomm.training import models
 PAPER = "dprec"
 
 # %% ../../../nbs/dprec/tight.ipynb #d86b8f2a
-def settings(
-    scale: str,  # smoke, quick or full
-) -> dict:  # images, n_clients, net, config
+def settings(scale: str) -> dict:
     "The MNIST experiment's, with the network that the text names. [dprec App. C.2]"
     s = dprec_mnist.settings(scale)
     return s | dict(net=s["nets"][-1])
 
 # %% ../../../nbs/dprec/tight.ipynb #d22a3848
-def stated(
-    name: str,  # of a hyper-parameter
-):  # its value
+def stated(name: str):
     "The paper's setting for MNIST. [dprec App. C.2]"
     return paper_tables.hyper("dprec", name, "mnist").value
 
@@ -62,9 +58,7 @@ KINDS = {
 }
 
 # %% ../../../nbs/dprec/tight.ipynb #8220e76b
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Six settings at two budgets. [dprec Table 1, MNIST]"
     s, found = settings(scale), []
     data = () if s["images"] == "digits" else (s["images"],)
@@ -128,11 +122,7 @@ def curve(
     return replace(line, config=config, guarantee=account, as_run=held)
 
 # %% ../../../nbs/dprec/tight.ipynb #51c3c00f
-def play(
-    run: Run,  # of the grid
-    seed: int,  # root of all random numbers but the partition's
-    **how,  # checkpoint, resume, max_seconds, workers, device, progress
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(run: Run, seed: int, **how) -> dict:
     "Train one curve."
     *net, budget, kind = run.key.split(".")
     s = settings(run.scale)

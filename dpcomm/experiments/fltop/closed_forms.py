@@ -126,9 +126,7 @@ def as_run(
     return {name: fixed_size_epsilon(*run, name) for name in ("add-remove", "replace")}
 
 # %% ../../../nbs/fltop/closed_forms.ipynb #9979694e
-def at_ratio(
-    run: Run,  # of one task and ratio, as 'fmnist.r0.5'
-) -> dict:  # what runs.record_of takes
+def at_ratio(run: Run) -> dict:
     "Costs and epsilons of every row of one ratio, and the traffic of a whole run."
     task, ratio = run.key.split(".", 1)
     s, k = setting(task), entries(task, ratio)
@@ -154,9 +152,7 @@ def at_ratio(
     return found | promise | dict(data=dict(rows=len(best_rounds())))
 
 # %% ../../../nbs/fltop/closed_forms.ipynb #04fc5385
-def over_rounds(
-    run: Run,  # of one task, as 'fmnist.epsilon'
-) -> dict:  # what runs.record_of takes
+def over_rounds(run: Run) -> dict:
     "Epsilon against rounds by three accountants."
     task = run.key.partition(".")[0]
     s = setting(task)

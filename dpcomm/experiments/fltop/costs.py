@@ -18,9 +18,7 @@ from dpcomm.experiments.run.grids import Run
 PAPER = "fltop"
 
 # %% ../../../nbs/fltop/costs.ipynb #4187d68e
-def settings(
-    scale: str,  # smoke, quick or full
-) -> dict:  # task -> n_params, cohort, n_clients, rounds, sigma
+def settings(scale: str) -> dict:
     "The paper's settings, the same at every scale. [fltop Table 5]"
     return {task: closed_forms.setting(task) for task in TASKS}
 
@@ -33,11 +31,7 @@ def own(
     return f"ours.{name}" if scale == "full" else f"ours.{scale}.{name}"
 
 # %% ../../../nbs/fltop/costs.ipynb #7d27dc67
-def ratio_run(
-    scale: str,  # smoke, quick or full
-    task: str,  # fmnist or medical
-    ratio: str,  # as 'r0.5'
-) -> Run:
+def ratio_run(scale: str, task: str, ratio: str) -> Run:
     "Costs and epsilons of all rows of one ratio."
     rows = [".".join(row) for row in rows_at(task, ratio)]
     cells = [f"{row}.{column}" for row in rows for column in ("down_kb", "up_kb")]
@@ -47,9 +41,7 @@ def ratio_run(
     return Run(f"{task}.{ratio}", name, scale, tuple(cells), trains=False)
 
 # %% ../../../nbs/fltop/costs.ipynb #f8cc137e
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "A run a ratio, the epsilons of the last round, and what follows from several rows."
     found = []
 
@@ -85,12 +77,7 @@ def across(
     return dict(cells={run.key: [largest, "nats"]})
 
 # %% ../../../nbs/fltop/costs.ipynb #1bcf4daa
-def play(
-    run: Run,  # of the grid
-    seed: int,  # nothing is random
-    inputs: dict = None,  # key -> Record, for a number that comes from several runs
-    **how,  # of no use: nothing is trained
-) -> dict:  # what runs.record_of takes
+def play(run: Run, seed: int, inputs: dict = None, **how) -> dict:
     "Compute one ratio, one curve of epsilons, or what follows from them."
     if run.needs:
         return across(run, inputs)

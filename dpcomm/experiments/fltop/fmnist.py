@@ -39,9 +39,7 @@ def ordered(
     return tuple(dict.fromkeys(first + rest))
 
 # %% ../../../nbs/fltop/fmnist.ipynb #5fad5835
-def settings(
-    scale: str,  # smoke, quick or full
-) -> Setting:
+def settings(scale: str) -> Setting:
     "Settings common to all runs of a scale. [fltop Table 5]"
     config = dict(cohort=stated("cohort"), batch=stated("batch_size"), eval_every=10)
     full = Setting.of_paper(
@@ -77,10 +75,7 @@ COLUMNS = {"accuracy": Column("best", "accuracy"), "last": Column("last", "accur
 COLUMNS |= {"round": Column("best", "round", "rounds")}
 
 
-def cell(
-    scale: str,  # smoke, quick or full
-    name: str,  # as 'fl_top_dp.r0.5.accuracy'
-) -> str:  # the paper's key, or one of ours
+def cell(scale: str, name: str) -> str:
     "Key of a number in the paper's table."
     if scale == "smoke":
         return f"ours.smoke.digits.{name}"
@@ -95,9 +90,7 @@ def pair(
     return [key for key in settings(scale).keys if key.startswith(plain)][:2]
 
 # %% ../../../nbs/fltop/fmnist.ipynb #f46f4263
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Every scheme at every ratio, the thresholds, Figure 1. [fltop Tables 6 and 8]"
     s = settings(scale)
     needs = dict(memory=1.0) if scale == "smoke" else dict(memory=3.0, data=s.data)
@@ -113,9 +106,7 @@ def grid(
 
 # %% ../../../nbs/fltop/fmnist.ipynb #bc090da6
 @cache
-def federation(
-    scale: str,  # smoke, quick or full
-):  # images.Federation
+def federation(scale: str):
     "The clients of a scale. [fltop App. B]"
     s = settings(scale)
     found = images.load(s.data[0])
@@ -124,10 +115,7 @@ def federation(
 
 # %% ../../../nbs/fltop/fmnist.ipynb #f5530a6e
 @cache
-def public(
-    scale: str,  # smoke, quick or full
-    seed: int,  # of the network and the batch
-) -> Public:
+def public(scale: str, seed: int) -> Public:
     "The initial network and the public batch of a seed. [fltop Sec. 4]"
     return scheme_grid.public_images(settings(scale), seed)
 
@@ -145,12 +133,7 @@ def curve(
     return scheme_grid.curve(key, public(scale, seed), seed, clip)
 
 # %% ../../../nbs/fltop/fmnist.ipynb #356ebae9
-def play(
-    run: Run,  # of the grid
-    seed: int,  # root of all random numbers but the partition's
-    inputs: dict = None,  # key -> Record, for Figure 1
-    **how,  # checkpoint, resume, max_seconds, workers, save_every, device, progress
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(run: Run, seed: int, inputs: dict = None, **how) -> dict:
     "Train one scheme, compute the thresholds of one ratio, or compare two schemes."
     if run.needs:
         return scheme_grid.compare(run, inputs, [Column("moved", "norm", "norm")])

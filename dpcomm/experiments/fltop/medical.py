@@ -37,9 +37,7 @@ def ordered(
     return tuple(key for group in groups for key in twins(*group, ("", "_dp")))
 
 # %% ../../../nbs/fltop/medical.ipynb #8cf01d27
-def settings(
-    scale: str,  # smoke, quick or full
-) -> Setting:
+def settings(scale: str) -> Setting:
     "Settings common to all runs of a scale. [fltop Table 5]"
     config = dict(cohort=26, batch=128, eval_every=1, balance=True)
     full = Setting.of_paper(
@@ -93,9 +91,7 @@ def cell(
     return f"ours.{table}.{name}" if scale == "full" else f"ours.{scale}.{table}.{name}"
 
 # %% ../../../nbs/fltop/medical.ipynb #ed9727e6
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Every scheme, threshold and order on every data set. [fltop Tables 7, 9 and 10]"
     s, found = settings(scale), []
     minutes = {"smoke": 0.01, "quick": 0.6, "full": 1.8}[scale]
@@ -135,12 +131,7 @@ def curve(
     return scheme_grid.curve(key, public(run.scale, table, seed), 1000 * seed)
 
 # %% ../../../nbs/fltop/medical.ipynb #866f9e1e
-def play(
-    run: Run,
-    seed: int,  # root of all random numbers but the split's
-    inputs: dict = None,  # key -> Record, for an order
-    **how,  # checkpoint, resume, max_seconds, workers, save_every, device, progress
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(run: Run, seed: int, inputs: dict = None, **how) -> dict:
     "Train one scheme, compute the thresholds of one ratio, or compare two schemes."
     if run.needs:
         columns = [COLUMNS[f"{at}.bal_acc"] for at in ("best", "last")]

@@ -33,9 +33,7 @@ from ...training.fused import train_fused
 from ...training.local_sgd import downsample_majority
 
 # %% ../../../nbs/fltop/scheme_grid.ipynb #19409c6d
-def word(
-    scheme: str,  # as 'FL-TOP-BIS'
-) -> str:  # as 'fl_top_bis'
+def word(scheme: str) -> str:
     "A scheme as keys have it."
     return scheme.lower().replace("-", "_")
 
@@ -66,9 +64,7 @@ def twins(
     return [f"{word(s)}{dp}.r{r:g}" for r in ratios for s in schemes for dp in endings]
 
 # %% ../../../nbs/fltop/scheme_grid.ipynb #5babf350
-def title(
-    key: str,  # as `parse` takes it
-) -> str:  # as 'FL-TOP-DP, r = 0.5 %'
+def title(key: str) -> str:
     "A scheme for people."
     name, private, _ = parse(key)
     return f"{name}{'-DP' if private else ''}, r = {key.partition('.r')[2]} %"
@@ -84,10 +80,7 @@ def by_ratio(
     return found
 
 # %% ../../../nbs/fltop/scheme_grid.ipynb #585e5677
-def stated(
-    task: str,  # fmnist or medical
-    name: str,  # of a setting
-):  # its value
+def stated(task: str, name: str):
     "Settings that the paper states. [fltop Table 5]"
     return paper_tables.hyper("fltop", name, task).value
 
@@ -147,14 +140,12 @@ class Place:
     data: tuple = ()  # data sets, as `dpcomm data` names them
     memory: float = 1.0  # GiB
 
-    def run(
-        self,
-        key: str,  # without the data set
-        name: str,  # for people
-        numbers,  # names that `cell` takes
-        **more,  # further fields of grids.Run: minutes, needs
-    ) -> Run:
-        "One run of this data set."
+    def run(self, key: str, name: str, numbers, **more) -> Run:
+        """One run of this data set.
+
+        numbers: names that `cell` takes. more: further fields of grids.Run: minutes,
+        needs.
+        """
         if self.table:
             key, name = f"{self.table}.{key}", f"{name}, {self.table}"
         cells = tuple(filter(None, map(self.cell, numbers)))
@@ -229,10 +220,7 @@ def orders(
     return {name: pair for name, pair in found.items() if set(pair) <= set(keys)}
 
 # %% ../../../nbs/fltop/scheme_grid.ipynb #65407dc6
-def order_runs(
-    place: Place,
-    keys,  # of schemes that are trained
-) -> list:  # of Run
+def order_runs(place: Place, keys) -> list:
     "The orders that a data set can say something of."
     found = []
     for order, pair in orders(keys).items():
@@ -251,10 +239,7 @@ class Column:
     score: str  # name in it; percent where it ends in 'accuracy'
     unit: str = "fraction"  # of the cell
 
-    def value(
-        self,
-        final: dict,  # of a record
-    ) -> float:
+    def value(self, final: dict) -> float:
         "The number as the record holds it."
         return (final if self.at == "last" else final[self.at])[self.score]
 
@@ -349,11 +334,7 @@ def mechanism(key: str, public: Public, seed: int = 0, clip_norm: float = None):
     )
 
 # %% ../../../nbs/fltop/scheme_grid.ipynb #d5d63bd4
-def threshold(
-    key: str,  # as `parse` takes it
-    public: Public,
-    seed: int = 0,  # of random supports
-) -> float:  # S
+def threshold(key: str, public: Public, seed: int = 0) -> float:
     "Clipping threshold by the paper's rule. [fltop Sec. 4]"
     s = public.setting
     draws = s.cs_draws if parse(key)[0] == "FL-CS" and s.cs_draws else s.draws

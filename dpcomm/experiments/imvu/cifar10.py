@@ -13,9 +13,7 @@ from dpcomm.experiments.run.grids import Run
 PAPER = "imvu"
 
 # %% ../../../nbs/imvu/cifar10.ipynb #e8381687
-def settings(
-    scale: str,  # smoke, quick or full
-) -> Sweep:
+def settings(scale: str) -> Sweep:
     "Settings common to all runs of a scale. [imvu Sec. 4.1]"
     if scale == "smoke":
         return noise_scales.smoke("cifar10")
@@ -32,9 +30,7 @@ def settings(
     return noise_scales.sweep("cifar10", scale, **own[scale])
 
 # %% ../../../nbs/imvu/cifar10.ipynb #4822c07d
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "The points of the sweep, and what is read off it. [imvu Figure 2]"
     s, seeds = settings(scale), (0, 1, 2, 3)
     cost = {"smoke": 0.02, "quick": 0.06, "full": 1.0}[scale]
@@ -46,10 +42,6 @@ def grid(
     ]
 
 # %% ../../../nbs/imvu/cifar10.ipynb #0480dd71
-def play(
-    run: Run,  # of the grid
-    seed: int,  # of shuffles and noise
-    **how,  # max_seconds, device; inputs where the run needs some
-) -> dict:  # what runs.record_of takes; None where there was no time
+def play(run: Run, seed: int, **how) -> dict:
     "Train a point, or read a frontier."
     return noise_scales.play(settings(run.scale), run, seed, **how)

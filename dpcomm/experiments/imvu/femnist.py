@@ -13,9 +13,7 @@ from dpcomm.experiments.run.grids import Run
 PAPER = "imvu"
 
 # %% ../../../nbs/imvu/femnist.ipynb #34b7acea
-def settings(
-    scale: str,  # smoke, quick or full
-) -> Sweep:
+def settings(scale: str) -> Sweep:
     "Settings common to all runs of a scale. [imvu Sec. 4.2, App. C]"
     config = held_out.stated_config(rounds=50, eval_every=25)
     thin = dict(sigmas=(1.0, 4.0), eps=(0.5, 2.0), rates=(1.0,), small=(0.001,))
@@ -36,18 +34,12 @@ def settings(
     )
 
 # %% ../../../nbs/imvu/femnist.ipynb #c5bd4de4
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Settings of the sweep, what is read off them, more bits. [imvu Figures 3 and 4]"
     s, minutes = settings(scale), {"smoke": 0.02, "quick": 1.1, "full": 1.1}[scale]
     return [*held_out.trained(s, minutes), *held_out.read(s)]
 
 # %% ../../../nbs/imvu/femnist.ipynb #7cd49463
-def play(
-    run: Run,  # of the grid
-    seed: int,  # root of all random numbers but the split of the clients
-    **how,  # checkpoint, resume, max_seconds, device (the CPU), progress; inputs
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(run: Run, seed: int, **how) -> dict:
     "Train one setting, read a difference of frontiers, or compare more bits."
     return held_out.play(settings(run.scale), run, seed, **how)

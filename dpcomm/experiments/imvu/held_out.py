@@ -163,10 +163,7 @@ FILES = {"digits": (), "by_writer": ("mnist-by-writer",), "femnist": ("femnist",
 LABELS = {"gaussian": "Gaussian", "imvu": "I-MVU", "signsgd": "SignSGD"}
 
 
-def trained(
-    s: Sweep,
-    minutes: float,  # of one core for one run
-) -> list:  # of Run
+def trained(s: Sweep, minutes: float) -> list:
     "The points of a sweep. [imvu Figure 3]"
     mark, found = "ours." if s.scale == "full" else f"ours.{s.scale}.", []
     for key, (data, kind, level, rate) in s.points.items():
@@ -177,9 +174,7 @@ def trained(
     return found
 
 # %% ../../../nbs/imvu/held_out.ipynb #1857840d
-def read(
-    s: Sweep,
-) -> list:  # of Run
+def read(s: Sweep) -> list:
     "Differences of frontiers, and more bits. [imvu Figures 3 and 4]"
     mark, found = "ours." if s.scale == "full" else f"ours.{s.scale}.", []
     for data in s.data:
@@ -230,13 +225,11 @@ def about_data(
     return source_of(clients) | dict(n_train=int(clients.sizes.sum()))
 
 # %% ../../../nbs/imvu/held_out.ipynb #e2d0e6df
-def train(
-    s: Sweep,
-    run: Run,  # of `trained`
-    seed: int,  # root of all random numbers but the split of the clients
-    **how,  # checkpoint, resume, max_seconds, progress
-) -> dict:  # what runs.record_of takes; None where rounds are left
-    "Train one setting. [imvu Sec. 4.2]"
+def train(s: Sweep, run: Run, seed: int, **how) -> dict:
+    """Train one setting. [imvu Sec. 4.2]
+
+    seed: root of all random numbers but the split of the clients.
+    """
     task, about = task_of(s, s.points[run.key], seed)
     done = example_level.simulate(task, **how)
     delta = paper_tables.hyper("imvu", "delta").value
@@ -250,13 +243,7 @@ def train(
     return found
 
 # %% ../../../nbs/imvu/held_out.ipynb #c7554c74
-def play(
-    s: Sweep,
-    run: Run,  # of its grid
-    seed: int,  # root of all random numbers but the split of the clients
-    inputs: dict = None,  # 'key@seed' -> Record, where the run needs some
-    **how,  # checkpoint, resume, max_seconds, workers, device (the CPU), progress
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(s: Sweep, run: Run, seed: int, inputs: dict = None, **how) -> dict:
     "Train one setting, read a difference of frontiers, or compare more bits."
     data, what = run.key.split(".")[:2]
     if run.needs:

@@ -67,9 +67,7 @@ def sweep(
     return Sweep(task, scale, **found | own)
 
 # %% ../../../nbs/imvu/noise_scales.ipynb #364337b3
-def smoke(
-    task: str,  # mnist or cifar10
-) -> Sweep:
+def smoke(task: str) -> Sweep:
     "A sweep of seconds on scikit-learn's digits. [scikit-learn, load_digits]"
     return sweep(
         task,
@@ -147,13 +145,11 @@ def build(
 
 # %% ../../../nbs/imvu/noise_scales.ipynb #0de3e4ab
 @cache
-def price(
-    s: Sweep,
-    curve: str,  # one of ACCOUNTANT
-    sigma: float,  # noise multiplier
-    epochs: int,  # done
-) -> float:  # epsilon
-    "Epsilon of one point of a frontier. [imvu Figure 2]"
+def price(s: Sweep, curve: str, sigma: float, epochs: int) -> float:
+    """Epsilon of one point of a frontier. [imvu Figure 2]
+
+    curve: one of ACCOUNTANT. sigma: noise multiplier. epochs: done.
+    """
     mech = build(s, curve.split(".")[0], sigma)
     return account(s, mech, epochs, ACCOUNTANT[curve]).eps
 
@@ -168,13 +164,11 @@ def key_of(
     return "{}.sigma{:g}.step{:g}".format(*point)
 
 # %% ../../../nbs/imvu/noise_scales.ipynb #adc66cc0
-def trained(
-    s: Sweep,
-    seeds: tuple,  # planned
-    minutes: dict,  # mechanism -> minutes of one core
-    memory: float,  # GiB that a process needs
-) -> list:  # of Run
-    "The runs that give points. [imvu Figure 2]"
+def trained(s: Sweep, seeds: tuple, minutes: dict, memory: float) -> list:
+    """The runs that give points. [imvu Figure 2]
+
+    minutes: mechanism -> minutes of one core. memory: GiB that a process needs.
+    """
     data = () if s.images == "digits" else (s.images,)
     found = []
     for kind, sigma, step in s.points:
@@ -193,10 +187,7 @@ def trained(
     return found
 
 # %% ../../../nbs/imvu/noise_scales.ipynb #f285b5d3
-def read(
-    s: Sweep,
-    seeds: tuple,  # planned
-) -> list:  # of Run
+def read(s: Sweep, seeds: tuple) -> list:
     "One run for every budget and curve. [imvu Figure 2]"
     keys = {k: [key_of(p) for p in s.points if p[0] == k] for k in KINDS}
     found, mark = [], "ours." if s.scale == "full" else f"ours.{s.scale}."
@@ -240,13 +231,11 @@ def loaded(
     return x, y, x_test, y_test, said
 
 # %% ../../../nbs/imvu/noise_scales.ipynb #00224afb
-def point(
-    s: Sweep,
-    run: Run,  # of `trained`
-    seed: int,  # of shuffles and noise
-    **how,  # max_seconds: 0 when the time is up; device must be the CPU
-) -> dict:  # what runs.record_of takes; None where there was no time
-    "Train one linear model. [imvu Sec. 4.1]"
+def point(s: Sweep, run: Run, seed: int, **how) -> dict:
+    """Train one linear model. [imvu Sec. 4.1]
+
+    how: max_seconds: 0 when the time is up; device must be the CPU.
+    """
     runner.device(how.get("device", "cpu"), gpu=False)
     if how.get("max_seconds") == 0:
         return None
@@ -331,12 +320,9 @@ def pairing(
     return Table(header, tuple(rows), title)
 
 # %% ../../../nbs/imvu/noise_scales.ipynb #70931e64
-def play(
-    s: Sweep,
-    run: Run,  # of its grid
-    seed: int,  # of shuffles and noise
-    inputs: dict = None,  # key -> Record, where the run needs some
-    **how,  # max_seconds, device
-) -> dict:  # what runs.record_of takes; None where there was no time
-    "Train a point, or read a frontier. [imvu Figure 2]"
+def play(s: Sweep, run: Run, seed: int, inputs: dict = None, **how) -> dict:
+    """Train a point, or read a frontier. [imvu Figure 2]
+
+    inputs: key -> Record, where the run needs some.
+    """
     return frontier(s, run, inputs) if run.needs else point(s, run, seed, **how)

@@ -123,11 +123,7 @@ def find(name: str | Experiment) -> Experiment:
     return Experiment(name, module)
 
 # %% ../../../nbs/experiments/grids.ipynb #78243cac
-def find_run(
-    experiment: Experiment,
-    scale: str,  # smoke, quick or full
-    key: str,  # of a run
-) -> Run:
+def find_run(experiment: Experiment, scale: str, key: str) -> Run:
     "One run of a grid by its key."
     runs = {run.key: run for run in experiment.grid(scale)}
     return runs[runner.check_name("run", key, runs)]

@@ -51,11 +51,7 @@ def _device_words(device):
     return torch.cuda.get_device_name(device)
 
 
-def origin_of(
-    experiment: Experiment,
-    config: dict,  # of the record
-    device: str,  # in words
-) -> dict:  # of the record
+def origin_of(experiment: Experiment, config: dict, device: str) -> dict:
     "Code, machine and versions behind a record."
     torch = sys.modules.get("torch")
     return records.stamp(device) | {

@@ -127,9 +127,7 @@ class Worker:
             return file.read().decode(errors="replace")
 
 # %% ../../../nbs/experiments/sweep.ipynb #3ac4ab24
-def state_of(
-    worker: Worker,
-) -> str:  # as '42%, accuracy 83.1%'
+def state_of(worker: Worker) -> str:
     "Progress of its job, from the progress bar."
     lines = re.split(r"[\r\n]", worker.tail().rpartition(BEGINS)[2])
     bars = [line for line in lines if "%|" in line]

@@ -16,9 +16,7 @@ PAPER = "sqsgd"
 QUICK = ("sqsgd.eps400", "pm.eps400", "vqsgd.eps400")
 
 # %% ../../../nbs/sqsgd/emnist.ipynb #539e965a
-def settings(
-    scale: str,  # smoke, quick or full
-) -> Comparison:
+def settings(scale: str) -> Comparison:
     "Settings common to all runs of a scale. [sqsgd Sec. 4]"
     name, own = "emnist-mnist", dict(engine="fused")
     if scale == "smoke":
@@ -32,18 +30,12 @@ def settings(
     return fedsgd.comparison("emnist", scale, name, keys, **own)
 
 # %% ../../../nbs/sqsgd/emnist.ipynb #460ec978
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Curves and claims. [sqsgd Figs. 1-4]"
     minutes = {"smoke": 0.02, "quick": 2.0, "full": 6.5}[scale]
     return fedsgd.listed(settings(scale), minutes)
 
 # %% ../../../nbs/sqsgd/emnist.ipynb #085aea44
-def play(
-    run: Run,  # of the grid
-    seed: int,  # root of all random numbers but the partition's
-    **how,  # checkpoint, resume, max_seconds, workers, device, progress; inputs
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(run: Run, seed: int, **how) -> dict:
     "Train one curve, or compute one claim."
     return fedsgd.play(settings(run.scale), run, seed, **how)

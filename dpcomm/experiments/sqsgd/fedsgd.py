@@ -181,10 +181,7 @@ def gap(
     return max(map(accuracy, above)) - accuracy(below)
 
 # %% ../../../nbs/sqsgd/fedsgd.ipynb #9cce41b7
-def settings(
-    config,  # federated.Config of the task
-    mechanism,  # of one curve
-):  # Config of that curve
+def settings(config, mechanism):
     "Momentum on one side only. [sqsgd Sec. 3.2]"
     own = isinstance(mechanism, sqsgd.SqSgd) and mechanism.momentum > 0
     return dataclasses.replace(config, server="sgd" if own else "momentum")
@@ -309,10 +306,7 @@ def early(
 
 # %% ../../../nbs/sqsgd/fedsgd.ipynb #s4ply02
 @cache
-def federation(
-    name: str,  # data set
-    n_clients: int = 10,  # of equal size
-):  # images.Federation
+def federation(name: str, n_clients: int = 10):
     "The clients of a task. [sqsgd Sec. 4]"
     load = images.load if name != "emnist-mnist" else lambda _: emnist.emnist("mnist")
     found = load(name)
@@ -332,14 +326,12 @@ def gathered(
     return {"gathered": float(memory[:, 0].norm(dim=1).mean()) * share}
 
 # %% ../../../nbs/sqsgd/fedsgd.ipynb #s4ply06
-def play(
-    c: Comparison,
-    run: Run,  # one that it lists
-    seed: int,  # root of all random numbers but the partition's
-    inputs: dict = None,  # key -> Record, for a claim
-    **how,  # checkpoint, resume, max_seconds, workers, device, progress
-) -> dict:  # what runs.record_of takes; None where rounds are left
-    "Train one curve, or compute one claim."
+def play(c: Comparison, run: Run, seed: int, inputs: dict = None, **how) -> dict:
+    """Train one curve, or compute one claim.
+
+    seed: root of all random numbers but the partition's. inputs: key -> Record, for a
+    claim. how: checkpoint, resume, max_seconds, workers, device, progress.
+    """
     if run.needs:
         claim = claims(c.base, early(c))[run.key.removeprefix("claim.")]
         value = [gap(inputs, claim), "percentage points"]

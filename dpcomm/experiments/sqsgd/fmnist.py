@@ -16,9 +16,7 @@ PAPER = "sqsgd"
 QUICK = ("sqsgd.eps2000", "pm.eps2000", "vqsgd.eps2000")
 
 # %% ../../../nbs/sqsgd/fmnist.ipynb #c776a37b
-def settings(
-    scale: str,  # smoke, quick or full
-) -> Comparison:
+def settings(scale: str) -> Comparison:
     "Settings common to all runs of a scale. [sqsgd Sec. 4]"
     net, own = "resnet110", ("fmnist", scale, "fashion-mnist")
     if scale == "smoke":
@@ -38,18 +36,12 @@ def settings(
     return fedsgd.comparison(*own, keys, net)
 
 # %% ../../../nbs/sqsgd/fmnist.ipynb #c331e095
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Curves and claims. [sqsgd Figs. 1-4]"
     minutes = {"smoke": 0.02, "quick": 5.0, "full": 1700.0}[scale]
     return fedsgd.listed(settings(scale), minutes, memory=2.0)
 
 # %% ../../../nbs/sqsgd/fmnist.ipynb #91bd1df0
-def play(
-    run: Run,  # of the grid
-    seed: int,  # root of all random numbers but the partition's
-    **how,  # checkpoint, resume, max_seconds, workers, device, progress; inputs
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(run: Run, seed: int, **how) -> dict:
     "Train one curve, or compute one claim."
     return fedsgd.play(settings(run.scale), run, seed, **how)

@@ -19,9 +19,7 @@ QUICK = ("sqsgd.eps400", "pm.eps400", "vqsgd.eps400", "residuals.pm.eps400")
 SMOKE = (*QUICK, "fig1.K2", "projected.eps400", "memoryless.eps400", "plain")
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #f7cb9aca
-def settings(
-    scale: str,  # smoke, quick or full
-) -> Comparison:
+def settings(scale: str) -> Comparison:
     "Settings common to all runs of a scale. [sqsgd Sec. 4]"
     name, keys, own = {
         "smoke": ("digits", SMOKE, dict(rounds=20, eval_every=10)),
@@ -37,9 +35,7 @@ def settings(
 COUNTS = ("model.lenet5.parameters", "model.resnet110.parameters", "rounds_per_epoch")
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #acfa1e87
-def grid(
-    scale: str,  # smoke, quick or full
-) -> list:  # of Run
+def grid(scale: str) -> list:
     "Curves, claims, counts. [sqsgd Figs. 1-5]"
     c = settings(scale)
     minutes = {"smoke": 0.02, "quick": 2.0, "full": 6.5}[scale]
@@ -51,11 +47,7 @@ def grid(
     return [*fedsgd.listed(c, minutes), counts]
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #c5843031
-def play(
-    run: Run,  # of the grid
-    seed: int,  # root of all random numbers but the partition's
-    **how,  # checkpoint, resume, max_seconds, workers, device, progress; inputs
-) -> dict:  # what runs.record_of takes; None where rounds are left
+def play(run: Run, seed: int, **how) -> dict:
     "Train one curve, compute one claim, or count."
     c = settings(run.scale)
     if run.key != "counts":
