@@ -5,6 +5,7 @@ mistake on the way.
 import functools
 import io
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -204,57 +205,67 @@ def test_inline_computes_the_same(name, smoke):
     assert timeless(one) == timeless({key: whole[key] for key in one})
 
 
-def kill_when_saved(folder, *words, root=ROOT, seconds=1200):
+def saved(folder) -> list:
+    "Checkpoints and records of a run."
+    return [*folder.rglob("*.pt"), *folder.glob("*/*.jsonl")]
+
+
+def wait_until_saved(folder, ended, seconds=1200):
+    "Wait for the first checkpoint or record of a run, which goes on."
+    stop = time.monotonic() + seconds
+    while not saved(folder):
+        assert not ended() and time.monotonic() < stop, (
+            f"the run ended, or saved nothing in {seconds} s"
+        )
+        time.sleep(0.01)
+
+
+def kill_when_saved(folder, *words, root=ROOT):
     "Start a run, wait for its first checkpoint or record, and kill it with SIGKILL."
-    env = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "dpcomm.cli", *map(str, words)],
-        env=env,
+        env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
         cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    stop = time.monotonic() + seconds
-    while not [*folder.rglob("*.pt"), *folder.glob("*/*.jsonl")]:
-        assert process.poll() is None and time.monotonic() < stop, (
-            f"the run ended, or saved nothing in {seconds} s"
-        )
-        time.sleep(0.01)
+    wait_until_saved(folder, lambda: process.poll() is not None)
     process.send_signal(signal.SIGKILL)
     return process.wait()
 
 
-@pytest.fixture(scope="module")
-def resumed(request, pool, tmp_path_factory):
-    "Runs of every selected trainer, killed at the first checkpoint or record and resumed."
-    chosen = {
-        item.callspec.params["name"]
-        for item in request.session.items
-        if item.module is request.module
-        and "resumed" in getattr(item, "fixturenames", ())
-    }
+@pytest.fixture
+def killed(tmp_path, monkeypatch):
+    """Words of a run -> its exit code, killed at the first checkpoint or record: in a fork
+    of a process that has imported what runs import, and computed nothing.
+    """
+    monkeypatch.chdir(tmp_path)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dpcomm.commands", "torch._dynamo"])
 
-    def one(name):
-        folder = tmp_path_factory.mktemp(name)
-        often = (
-            ["-p", "save_every=0"] if "save_every" in runner.parameters(name) else []
-        )
-        words = ["run", name, "--scale", "smoke", "--inline", "--out", folder, *often]
-        words += ["-p", f"only={KILLED[name]}"]
-        killed, left = kill_when_saved(folder, *words), len(written(folder))
-        return killed, left, folder, dpcomm(*words, "--resume", cwd=folder)
+    def kill(words):
+        process = context.Process(target=cli.main, args=(words,))
+        process.start()
+        wait_until_saved(tmp_path, lambda: process.exitcode is not None)
+        process.kill()
+        process.join()
+        return process.exitcode
 
-    return {name: pool.submit(one, name) for name in TWINS if name in chosen}
+    return kill
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", TWINS)
-def test_kill_and_resume_gives_the_same_result(name, smoke, resumed):
-    killed, left, folder, done = resumed[name].result()
-    assert killed == -signal.SIGKILL
+def test_kill_and_resume_gives_the_same_result(name, smoke, killed, tmp_path):
+    "It is resumed in another process than it was killed in, which is this one."
+    words = ["run", name, "--scale", "smoke", "--inline", "--out", str(tmp_path)]
+    words += ["-p", "save_every=0"] if "save_every" in runner.parameters(name) else []
+    words += ["-p", f"only={KILLED[name]}"]
+    assert killed(words) == -signal.SIGKILL
+    left, done = len(written(tmp_path)), here(tmp_path, *words, "--resume")
     assert done.returncode == 0, done.stderr[-6000:]
     straight, _ = smoke(name, "inline")
-    whole, ours = result(straight, name), result(folder, name)
+    whole, ours = result(straight, name), result(tmp_path, name)
     assert left < len(ours), "it was killed before its end"
     assert timeless(ours) == timeless({key: whole[key] for key in ours})
     jobs = runs.chosen(grids.find(name), "smoke", [0], KILLED[name])
