@@ -443,23 +443,6 @@ def test_a_grid_shares_its_time_and_says_where_it_is(made, tmp_path):
     assert last == "rec, seed 1 (2 of 2, 3 min left in all)"
 
 
-def test_labels_say_what_is_left_of_the_whole(made, tmp_path):
-    def said():
-        return runs.labels(made.experiment, "full", jobs, tmp_path)
-
-    jobs = runs.chosen(made.experiment, "full", (0, 1), "rec")
-    assert said() == [
-        "rec, seed 0 (1 of 2, 6 min left in all)",
-        "rec, seed 1 (2 of 2, 3 min left in all)",
-    ]
-    records.append(tmp_path, recorded("rec", 5, 3600.0))
-    assert said() == [
-        "rec, seed 0 (1 of 2, 2.0 h left in all)",
-        "rec, seed 1 (2 of 2, 60 min left in all)",
-    ]
-    assert runs.labels(made.experiment, "full", [], tmp_path) == []
-
-
 # ---- the hash of code
 
 

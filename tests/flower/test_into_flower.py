@@ -90,6 +90,10 @@ def soon(**more):
     )
 
 
+def promise(rounds):
+    return REC.guarantee(rounds, 1e-5, sampling="none", accountant="exact-balle")
+
+
 # ---- what both ends agree on
 
 
@@ -418,10 +422,6 @@ def test_two_nodes_with_one_number():
 
 
 def test_the_guarantee_is_of_this_run_and_says_what_is_not_met():
-    def promise(rounds):
-        how = dict(sampling="none", accountant="exact-balle")
-        return REC.guarantee(rounds, 1e-5, **how)
-
     said = []
     served = flower_server.serve(
         flower_transport.Here(homes()), TASK, promise, soon(), say=said.append
@@ -1061,10 +1061,6 @@ def test_rounds_that_nobody_answers_end_the_run():
         flower_server.serve(Failing(homes(task), away), task, None, soon(skips=2))
     with pytest.raises(ValueError, match="2 of 2 rounds were skipped"):
         flower_server.serve(Failing(homes(), away | {0: away[1]}), TASK, None, soon())
-
-
-def promise(rounds):
-    return REC.guarantee(rounds, 1e-5, sampling="none", accountant="exact-balle")
 
 
 @pytest.mark.parametrize("history, server", [(None, "sgd"), ("linear", "adam")])

@@ -184,23 +184,6 @@ def test_cumulative_laws_are_right_to_one_unit(sigma2, half):
             assert abs(t - total / whole * 2**63) <= 1
 
 
-def test_edges_increase_and_the_guide_agrees_with_them():
-    for sigma2, half, bits in (
-        (Fraction(9), False, 63),
-        (Fraction(1, 50), False, 63),
-        (Fraction(5000), True, 63),
-        (Fraction(9), False, 8),
-    ):
-        found, table = discrete.size_table(sigma2, half, bits)
-        assert np.array_equal(found, discrete.threshold_edges(sigma2, half, bits))
-        assert (np.diff(found[:-1]) > 0).all() and len(found) % 2 == 0 and found[0] >= 0
-        shift = max(0, bits - discrete.GUIDE_BITS)
-        for b in seed_tree(0).integers(len(table), size=200):
-            if table[b] >= 0:
-                for word in (b << shift, ((b + 1) << shift) - 1):
-                    assert np.searchsorted(found, word, side="right") == 2 * table[b]
-
-
 # ---- draws
 
 CHOICES = [0.01, 0.2, Fraction(1, 3), 1, 2.5, 40, 3000.0]
