@@ -170,20 +170,6 @@ def test_no_small_change_of_the_alphabet_helps(problem):
 
 
 @tabled("constraint", mvu_table.CONSTRAINTS)
-def test_the_reach_is_taken_over_the_cones_extreme_rays(constraint):
-    eps, n, strict = 1.3, 6, constraint == "strict"
-    signs = np.array(list(itertools.product((0, 1), repeat=n if strict else n - 1)))
-    steps = (2 * signs - 1) * eps / (n - 1)
-    walks = np.cumsum(np.c_[np.zeros(len(signs)), steps], 1)
-    rays = np.exp(eps * signs) if strict else np.exp(walks)
-    for mu in seed_tree(0, "mu").standard_normal((5, n)):
-        reach = np.abs(rays @ mu / rays.sum(1)).max() / 2
-        assert mvu_table._dual_reach(eps, mu, constraint) == pytest.approx(
-            reach, rel=1e-6
-        )
-
-
-@tabled("constraint", mvu_table.CONSTRAINTS)
 def test_the_certificate_lies_below_every_private_table(constraint):
     "Alphabets drawn at random."
     least, rng = relaxed(1.5, 4, constraint)[2], seed_tree(0, "tables")

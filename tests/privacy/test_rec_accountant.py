@@ -275,17 +275,6 @@ def rises(eps, **change):
     ]
 
 
-def test_more_of_anything_costs_more():
-    def eps(**change):
-        return exact_epsilon(**(dict(c=0.6) | MNIST | change)).eps
-
-    more = dict(c=(0.5, 0.7), slots=(5000, 20_000))
-    assert not rises(eps, **more, n_clients=(200, 50), delta=(1e-2, 1e-3))
-    assert eps(conversion="balle") < eps()
-    alone = exact_epsilon(0.6, 1, 1, 128, 8, MNIST["delta"]).eps
-    assert eps(n_clients=1, slots=1) == alone
-
-
 def test_the_limit_of_many_candidates_is_the_gaussian_mechanism():
     ours, orders = (
         exact_epsilon(0.3, 1, 1, 2**24, 1, 1e-4),
