@@ -423,7 +423,7 @@ def test_a_second_sweep_in_one_folder_is_refused(tmp_path):
 @pytest.mark.deep
 def test_a_sweep_stops_at_its_time(tmp_path):
     jobs = planning.plan([ASKED])
-    done = sweep.run_here(jobs, tmp_path, 2, max_hours=0.0)
+    done = sweep.run_here(jobs, tmp_path, 1, max_hours=0.0)
     assert done.done == [] and set(done.late) == set(jobs) and not done.failed
 
 
