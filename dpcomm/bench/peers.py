@@ -147,9 +147,11 @@ def play(
     timer = threading.Timer(limit, contestant.process.kill)
     timer.start()
     try:
-        contestant.process.stdin.write("go\n")
-        contestant.process.stdin.flush()
-        for line in contestant.process.stdout or ():
+        told, says = contestant.process.stdin, contestant.process.stdout
+        assert told and says, "both are pipes"
+        told.write("go\n")
+        told.flush()
+        for line in says:
             if line.startswith('{"cpu"'):
                 return json.loads(line)
     except BrokenPipeError:
@@ -167,6 +169,7 @@ def leave(
 ) -> None:
     "End a contestant's process."
     process = contestant.process
+    assert process.stdin and process.stdout, "both are pipes"
     with suppress(BrokenPipeError):
         process.stdin.close()
     try:
