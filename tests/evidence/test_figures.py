@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import matplotlib
+from made_up import made_up
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -168,16 +169,8 @@ def test_csv_reads_back():
 
 def run(seed, rounds, accuracy, key="eps3.rec", **origin) -> records.Record:
     "A made-up record of a curve."
-    empty = dict(config={}, final={}, cells={}, as_run={}, data={}, cost={})
     history = dict(round=rounds, accuracy=accuracy)
-    return records.Record(
-        *("dprec", "made_up", "full", key, seed, True),
-        history=history,
-        origin=origin,
-        guarantee=None,
-        bits=None,
-        **empty,
-    )
+    return made_up(key, seed, history=history, origin=origin)
 
 
 def test_a_learning_curve_is_the_mean_over_seeds_of_the_rounds_all_have():

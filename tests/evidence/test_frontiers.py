@@ -9,6 +9,7 @@ import browser
 import numpy as np
 import pytest
 from checkout import cells
+from made_up import made_up
 
 from dpcomm import registered
 from dpcomm.evidence import frontiers, records
@@ -68,24 +69,7 @@ def test_two_tasks_or_two_epsilons_are_no_one_order(found):
 def test_points_are_means_over_seeds_of_what_was_trained(monkeypatch):
     def record(key, seed, accuracy, **config):
         config = dict(kind="pm", d=10, mechanism="Pm()") | config
-        return records.Record(
-            "across",
-            "frontier",
-            scale="full",
-            key=key,
-            seed=seed,
-            trained=True,
-            config=config,
-            final=dict(accuracy=accuracy),
-            history={},
-            cells={},
-            guarantee=None,
-            as_run={},
-            bits=None,
-            data={},
-            cost={},
-            origin={},
-        )
+        return made_up(key, seed, config=config, final=dict(accuracy=accuracy))
 
     private = dict(trust="local", predicted=2.0, up={"values": 5, "total": 15})
     made = [record("toy.eps8.pm", s, 50.0 + s, **private) for s in range(3)]

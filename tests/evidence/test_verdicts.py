@@ -9,6 +9,7 @@ from datetime import date, timedelta
 
 import numpy as np
 import pytest
+from made_up import made_up
 from scipy import stats
 from tables import tabled
 
@@ -38,10 +39,7 @@ def record(seed=0, cells=None, scale="full", key="all", **more) -> Record:
         k: v if isinstance(v, list) else [v, "GiB" if k.endswith("comm") else "percent"]
         for k, v in (cells or {}).items()
     }
-    given = dict(paper="dprec", experiment="made_up", trained=True, guarantee=None)
-    empty = "config final history as_run data cost origin".split()
-    given |= {name: {} for name in empty} | dict(bits=None)
-    return Record(scale=scale, key=key, seed=seed, cells=cells, **given | more)
+    return made_up(key, seed, scale=scale, cells=cells, **more)
 
 
 def seeded(values: dict, **more) -> list:

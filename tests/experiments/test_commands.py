@@ -13,6 +13,7 @@ import types
 
 import pytest
 from checkout import python
+from made_up import made_up
 from rich.console import Console
 from tables import tabled
 
@@ -226,11 +227,10 @@ def test_a_run_ends_with_its_report(tmp_path, capsys, monkeypatch):
 
 def quick(seed, value):
     "A record of scale quick that nobody trained."
-    empty = dict(config={}, final={"accuracy": value}, history={}, as_run={}, data={})
-    empty |= dict(cells={}, guarantee=None, bits=None, cost={"wall_seconds": 1.0})
-    origin = {"code": "0" * 12, "machine": "here", "date": "2026-01-01"}
-    who = ("dprec", "dprec_mnist", "quick", "linear.eps3.rec", seed, True)
-    return records.Record(*who, **empty, origin=origin)
+    told = dict(final={"accuracy": value}, cost={"wall_seconds": 1.0})
+    told |= dict(origin={"code": "0" * 12, "machine": "here", "date": "2026-01-01"})
+    who = dict(experiment="dprec_mnist", scale="quick")
+    return made_up("linear.eps3.rec", seed, **who, **told)
 
 
 @pytest.fixture

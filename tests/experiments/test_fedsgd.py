@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from made_up import made_up
 from tables import tabled
 
 from dpcomm.evidence import paper_tables
@@ -118,10 +119,7 @@ def kept(accuracies, rounds=(5, 9)) -> Record:
     "A record of a curve; without accuracies one that diverged."
     final = {"accuracy": accuracies[-1]} if accuracies else {}
     history = {"round": list(rounds), "accuracy": list(accuracies)}
-    same = dict(config={}, cells={}, guarantee=None, as_run={}, bits=None)
-    more = dict(data={"name": "digits"}, cost={}, origin={})
-    who = ("sqsgd", "made_up", "full", "a", 0, True)
-    return Record(*who, final=final, history=history, **same, **more)
+    return made_up(final=final, history=history, data={"name": "digits"})
 
 
 def test_a_gap_is_of_the_best_curve_at_the_last_round_or_an_early_one():

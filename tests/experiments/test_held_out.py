@@ -3,6 +3,8 @@
 import dataclasses
 import math
 
+from made_up import made_up
+
 from dpcomm.evidence import paper_tables
 from dpcomm.evidence.records import Record
 from dpcomm.experiments.imvu import held_out
@@ -21,11 +23,8 @@ SMALL = held_out.Sweep(
 
 def kept(key, eps, accuracy, seed=0) -> Record:
     final = {} if accuracy is None else {"accuracy": accuracy}
-    same = dict(config={}, history={}, cells={}, as_run={}, bits=None)
-    more = dict(guarantee={"eps": eps}, data={"name": "x"}, cost={}, origin={})
-    return Record(
-        *("imvu", "made_up", "smoke", key, seed, True), final=final, **same, **more
-    )
+    more = dict(guarantee={"eps": eps}, data={"name": "x"})
+    return made_up(key, seed, paper="imvu", scale="smoke", final=final, **more)
 
 
 def test_clients_that_are_held_out_do_not_train():

@@ -6,6 +6,7 @@ import types
 
 import numpy as np
 import pytest
+from made_up import made_up
 
 from dpcomm.evidence import paper_tables
 from dpcomm.evidence.records import Record
@@ -19,10 +20,8 @@ def kept(run, history, final=None) -> Record:
     "A record of a point, of (epoch, accuracy)."
     epochs, accuracies = zip(*history)
     columns = {"epoch": list(epochs), "accuracy": list(accuracies)}
-    same = dict(config={}, cells={}, guarantee=None, as_run={}, bits=None)
-    more = dict(data={"name": "digits"}, cost={}, origin={})
-    who = ("imvu", "made_up", "full", run, 0, True)
-    return Record(*who, final={"accuracy": 1.0}, history=columns, **same, **more)
+    more = dict(final={"accuracy": 1.0}, data={"name": "digits"})
+    return made_up(run, paper="imvu", history=columns, **more)
 
 
 @pytest.mark.parametrize("task", ["mnist", "cifar10"])

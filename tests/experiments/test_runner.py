@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from checkout import MODULES, ROOT, page, python, settings
+from made_up import made_up
 from tables import tabled
 
 from dpcomm import cli, commands
@@ -511,11 +512,8 @@ def test_pieces_of_the_command_line():
 def test_a_summary_gives_means_over_seeds_and_the_first_guarantee():
     def record(seed, **more):
         final = dict(accuracy=80.0 + 10 * seed, uplink_bits=2**33, downlink_bits=2**34)
-        given = dict(guarantee=None, final=final) | more
-        same = dict(config={}, history={}, cells={}, as_run={}, bits=None, data={})
-        who = ("dprec", "made_up", "smoke", "x", seed, True)
-        cost = {"cpu_seconds": 120.0}
-        return records.Record(*who, **same, **given, cost=cost, origin={})
+        given = dict(final=final) | more
+        return made_up("x", seed, cost={"cpu_seconds": 120.0}, **given)
 
     table, promise = commands.summary([record(0), record(1)], "A title")
     assert table.title == "A title" and promise == "no privacy is claimed"

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pytest
+from made_up import made_up
 from tables import tabled
 
 from dpcomm.evidence import paper_tables, records, validation
@@ -520,9 +521,7 @@ def test_every_way_to_import_a_module_is_followed(hashed, how):
 
 def recorded(key, seed, cpu, wall=60.0):
     cost = dict(wall_seconds=wall, cpu_seconds=cpu, peak_bytes=1)
-    empty = "config final history cells as_run data origin".split()
-    more = {name: {} for name in empty} | dict(cost=cost, guarantee=None, bits=None)
-    return records.Record("dprec", "made_up", "full", key, seed, True, **more)
+    return made_up(key, seed, cost=cost)
 
 
 def test_a_run_costs_what_it_cost_or_its_neighbours_or_what_was_guessed():
