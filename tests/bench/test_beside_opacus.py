@@ -5,8 +5,7 @@ import os
 import pytest
 from checkout import ROOT
 
-from dpcomm.bench import beside_opacus
-from dpcomm.bench import peers
+from dpcomm.bench import beside_opacus, peers
 
 PYTHON = os.environ.get("DPCOMM_PEER_PYTHON")  # of Opacus, where it is not ours
 

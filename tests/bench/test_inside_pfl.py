@@ -8,8 +8,7 @@ import pytest
 import torch
 from tables import tabled
 
-from dpcomm.bench import peers
-from dpcomm.bench import inside_pfl
+from dpcomm.bench import inside_pfl, peers
 from dpcomm.mechanisms import contract
 
 PYTHON = os.environ.get("DPCOMM_PEER_PYTHON")  # of pfl, where it is not ours
