@@ -212,8 +212,9 @@ def test_a_silent_contestant_is_ended(tmp_path, played):
 
 
 @pytest.mark.deep
+@pytest.mark.weekly
 def test_a_compiled_loop_does_the_same_work(tmp_path):
-    "The contestant that takes part on a GPU, here on the CPU."
+    "The contestant that takes part on a GPU alone, here on the CPU: PyTorch's compiler decides."
     work, updates = small(steps=1), []
     peers.write_work(
         tmp_path, work.model, work.x, work.y, work.plan, lr=0.1, rounds=1, threads=1
