@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from checkout import MODULES, ROOT, page, python, settings
+from checkout import EXPERIMENTS, MODULES, ROOT, page, python, settings
 from made_up import made_up
 from tables import tabled
 
@@ -215,6 +215,11 @@ def records_are_valid(folder, experiment):
         assert record.trained == run.trains
         assert record.origin["code"] == grids.code_hash(experiment.module.__name__)
         assert all(key.startswith("ours.") for key in record.cells)
+
+
+def test_every_page_with_parameters_is_an_experiment():
+    found = {path.relative_to(ROOT) for path in runner.experiments().values()}
+    assert found == {*EXPERIMENTS}
 
 
 @pytest.mark.deep

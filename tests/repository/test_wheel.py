@@ -77,7 +77,8 @@ def test_it_holds_the_package_its_assets_and_the_experiments(wheel):
         names = {i.filename: i.file_size for i in file.infolist()}
         pages = [n for n in names if n.startswith("dpcomm/assets/experiments/")]
         assert not any(b'"text/plain"' in file.read(page) for page in pages)
-    assert {Path(n).name for n in pages} == {Path(e).name for e in EXPERIMENTS}
+    held = {n.removeprefix("dpcomm/assets/experiments/") for n in pages}
+    assert held == {path.relative_to("nbs").as_posix() for path in EXPERIMENTS}
     kept = [p for p in (ROOT / "dpcomm").rglob("*") if p.is_file()]
     due = {
         str(p.relative_to(ROOT)) for p in kept if p.suffix in (".py", ".toml", ".jsonl")
@@ -95,7 +96,7 @@ def test_an_sdist_holds_the_notebooks_and_the_tests(source, tmp_path):
         names = {name.partition("/")[2] for name in file.getnames()}
     kept = ("nbs/index.ipynb", "nbs/site/site.css", "tests/conftest.py", "settings.ini")
     assert {*kept, "dpcomm/py.typed", "MANIFEST.in"} <= names
-    assert {f"nbs/experiments/{Path(e).name}" for e in EXPERIMENTS} <= names
+    assert {path.as_posix() for path in EXPERIMENTS} <= names
 
 
 def settings():
