@@ -57,8 +57,8 @@ MUTATIONS = [
         (
             "sampling is 10 % rarer than it is",
             "privacy/accounting",
-            "log_weight = _log_weights(int(order), np.log(q), np.log1p(-q))",
-            "log_weight = _log_weights(int(order), np.log(0.9 * q), np.log1p(-q))",
+            "log_weight = mixture_weights((int(order),), np.log(q), np.log1p(-q))[0]",
+            "log_weight = mixture_weights((int(order),), np.log(0.9 * q), np.log1p(-q))[0]",
             "privacy/test_accounting.py",
         ),
         (

@@ -30,7 +30,7 @@ from ..core.random import seed_tree
 from ..core.vectors import check_finite, check_rows
 from ..core.wire import Bits, header_bits
 from .contract import Whole, register
-from .distributed_noise import LinearSketch
+from .distributed_noise import AUDITED, LinearSketch
 
 # %% ../../nbs/baselines/compressive.ipynb #230d97b1
 class Plan(NamedTuple):
@@ -190,18 +190,6 @@ def recover(
         if i < iterations:
             v = x - np.clip(2 * x - v, -level, level)
     return x[0]
-
-# %% ../../nbs/baselines/compressive.ipynb #098e8302
-AUDITED = tuple(
-    (
-        dict(
-            fraction=1.0, clip_norm=1.0, sigma=sigma, n_clients=10, tolerance=tolerance
-        ),
-        {},
-        10**6,
-    )
-    for sigma, tolerance in ((1.0, 0.0), (4.0, 0.0), (1.0, 0.2))
-)
 
 # %% ../../nbs/baselines/compressive.ipynb #098e8303
 @register

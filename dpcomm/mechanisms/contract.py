@@ -44,7 +44,7 @@ from ..secagg.errors import SERVER, UNMASK, BelowThreshold
 class Whole(NamedTuple):
     "Range: whole numbers from low to high."
 
-    low: int
+    low: float
     high: float = math.inf
 
 # %% ../../nbs/foundations/contract.ipynb #31a9751f
@@ -660,14 +660,8 @@ def register(cls: Kind) -> Kind:
     return cls
 
 # %% ../../nbs/foundations/contract.ipynb #a435a32e
-COMMON = (
-    "central_noise",
-    "contract",
-    "deployments",
-    "distributed_noise",
-    "mvu_table",
-    "modular_noise",
-)  # modules that are no mechanism
+COMMON = "central_noise", "contract", "deployments", "distributed_noise"
+COMMON += "mvu_table", "modular_noise"  # modules that are no mechanism
 
 # %% ../../nbs/foundations/contract.ipynb #d61b885a
 GROUP = "dpcomm.mechanisms"  # of entry points

@@ -320,6 +320,14 @@ class SharedNoise(Summed):
         return np.eye(1, d)[0]
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #06e0c66s
+AUDITED = tuple(  # of a sketch: parameters, arguments of play, most plays
+    (
+        dict(fraction=1.0, clip_norm=1.0, sigma=s, n_clients=10, tolerance=lost),
+        {},
+        10**6,
+    )
+    for s, lost in ((1.0, 0.0), (4.0, 0.0), (1.0, 0.2))
+)
 SAFE = {
     False: (
         "safe to deploy under secure aggregation: whole numbers and exact discrete"

@@ -148,11 +148,6 @@ def variance_bracket(table: Table) -> tuple:
             ends[side] = 0.5 + sign * max(1.1 * abs(ends[side] - 0.5), 0.01 / width)
     return tuple(ends)
 
-
-def _largest_variance(mean, theta):
-    "Of a variable with this mean between the ends of theta. [Bhatia & Davis 2000]"
-    return (theta.max() - mean) * (mean - theta.min())
-
 # %% ../../nbs/imvu/chapter.ipynb #70fc10fc
 @functools.lru_cache(maxsize=64)
 def fisher_supremum(
@@ -172,7 +167,8 @@ def fisher_supremum(
         best = max(best, value.max())
         mean = np.clip(middle, pmf(low, table) @ theta, pmf(high, table) @ theta)
         growth = value * np.exp(np.minimum(reach, 700))
-        bound = np.minimum(growth, _largest_variance(mean, theta))
+        spread = (theta.max() - mean) * (mean - theta.min())  # [Bhatia & Davis 2000]
+        bound = np.minimum(growth, spread)
         keep = bound > best * (1 + tol)
         cuts = np.linspace(low[keep], high[keep], 5)
         low, high = cuts[:-1].ravel(), cuts[1:].ravel()
@@ -227,13 +223,8 @@ class ImvuCodec(Mechanism):
     beta: float = 1.0
     table: Table | None = None
     clamp: bool = False
-    name, server_is_deterministic, audit_cases, deployment_note, free = (
-        "imvu",
-        True,
-        AUDITED,
-        SAFE,
-        "eps",
-    )
+    name, server_is_deterministic, free = "imvu", True, "eps"
+    audit_cases, deployment_note = AUDITED, SAFE
     ranges = {"clip_norm": "(0, inf)", "beta": "(0, inf)", "eps": EPS}
     ranges |= {"clamp": bool}
 

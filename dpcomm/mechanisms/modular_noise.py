@@ -46,12 +46,7 @@ from dpcomm.mechanisms.distributed_noise import (
     sampling_rate,
     shared_losses,
 )
-from dpcomm.privacy.accounting import (
-    calibrate,
-    compose,
-    gaussian_guarantee,
-    guarantee_from_rdp,
-)
+from ..privacy.accounting import compose, guarantee_from_rdp
 from ..privacy.guarantee import Guarantee, large_delta
 from ..privacy.hypothesis_tests import listed_curve
 from ..privacy.losses import Losses
@@ -436,20 +431,6 @@ def run_guarantee(
 class RingAccount(RingCodec):
     "Guarantee of a run, by the mechanism's own theorem."
 
-    def account(
-        self, d: int, q: float, rounds: int, delta: float, **names
-    ) -> Guarantee:
-        """Epsilon of a run with this mechanism's grid and noise.
-
-        d: coordinates of the vectors, >= 1.
-        q: probability that a client takes part in a round, in (0, 1].
-        rounds: releases composed, >= 1.
-        delta: in (0, 1).
-        names: relation, accountant, unit, note, premises.
-        Returns: Guarantee of the whole run.
-        """
-        raise NotImplementedError
-
     def guarantee(
         self,
         rounds: int,
@@ -485,15 +466,21 @@ class RingAccount(RingCodec):
             sigma = self.normal_sigma(d) or refuse_coarse(self)
             made = noisy_sum_guarantee(sigma, delta, q, rounds, **names)
         else:
-            made = self.account(d, q, rounds, delta, **names)
+            how = names.pop("relation", "zero-out"), accountant
+            orders, curve = self.divergences(d, q, *how)
+            names.pop("accountant")
+            made = run_guarantee(orders, curve, delta, q, rounds, *how, **names)
         return made.noting(large_delta(delta, n_clients or self.n_clients))
 
-    def divergences(self, d: int, q: float, relation: str) -> tuple:
+    def divergences(
+        self, d: int, q: float, relation: str, accountant: str = "rdp-balle"
+    ) -> tuple:
         """Rényi curve of one sum with this mechanism's grid and noise.
 
         d: coordinates of the vectors, >= 1.
         q: probability that a client takes part in a round, in (0, 1].
         relation: zero-out | replace, the last with q = 1 only.
+        accountant: a name in ACCOUNTANTS, by which the curve will be converted.
         Returns: Rényi orders, and the divergence of one sum at them, nats.
         """
         raise NotImplementedError
@@ -542,40 +529,6 @@ class RingAccount(RingCodec):
         return shared_losses(
             self, self.normal_sigma(d), known, q, relation, sampling, unit
         )
-
-# %% ../../nbs/secagg/modular_noise.ipynb #65730c68
-def gaussian_multiplier(
-    eps: float, delta: float, q: float, rounds: int, orders, accountant: str
-) -> float:
-    "Least noise of a Gaussian that keeps a target."
-    check_number("q", q, "(0, 1]")
-    check_between("rounds", rounds, 1, 2**53)
-    names = dict(
-        rounds=rounds, accountant=accountant, relation="zero-out", orders=orders
-    )
-    names["sampling"] = "none" if q == 1 else "poisson"
-
-    def at(sigma):
-        return gaussian_guarantee(sigma, delta, q, **names)
-
-    return calibrate(at, eps, 1e-2, 1e5)
-
-# %% ../../nbs/secagg/modular_noise.ipynb #6520ac64
-def refuse_bits(
-    works: Callable, ring_bits: int, eps: float, d: int, most: float, multiplier: float
-) -> None:
-    """Say that a ring has too few bits, and how many are enough.
-
-    works: bits -> whether the target is kept there. most: largest noise, as a multiple
-    of the Gaussian's.
-    """
-    enough = next((bits for bits in range(ring_bits + 1, 33) if works(bits)), None)
-    fix = "32 bits are not enough either: raise most or eps"
-    raise ValueError(
-        f"ring_bits is {ring_bits}; eps = {eps:g} in {d} coordinates needs more than"
-        f" {most:g} times the Gaussian's noise multiplier of {multiplier:.4g}: "
-        + (f"use at least {enough} bits" if enough else fix)
-    )
 
 # %% ../../nbs/secagg/modular_noise.ipynb #1005d6b4
 BITS, FEW = 18, 4  # largest ring and largest block whose distribution is listed

@@ -93,13 +93,8 @@ class MvuCodec(Mechanism):
     n_outputs: int = 2
     beta: float = 1.0
     constraint: str = "strict"
-    name, server_is_deterministic, audit_cases, deployment_note, free = (
-        "mvu",
-        False,
-        AUDITED,
-        SAFE,
-        "eps",
-    )
+    name, server_is_deterministic, free = "mvu", False, "eps"
+    audit_cases, deployment_note = AUDITED, SAFE
     relations = {r: dict(relation=r) for r in RELATIONS}
     ranges = {"clip_norm": "(0, inf)", "beta": "(0, inf)"} | PROBLEM
 

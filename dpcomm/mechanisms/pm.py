@@ -35,7 +35,7 @@ from dpcomm.core.vectors import (
     check_vector,
 )
 from ..core.wire import Bits, Message, header_bits
-from .contract import Local, register
+from .contract import Local, Maybe, Whole, register
 from ..privacy.hypothesis_tests import check_plays, listed_curve, repeated
 from ..secagg.discrete import exp_fixed
 
@@ -122,10 +122,15 @@ class PmCodec(Local):
     )
     note = "pure: holds with delta = 0, exactly for messages, which are cells of a grid"
     ranges = {"bound": "(0, inf)", "eps": "(0, inf)", "residuals": bool}
+    ranges |= {"count": Maybe(Whole(1))}
 
     def __post_init__(self):
         super().__post_init__()
-        _check_count(self)
+        if self.eps / (self.count or 1) < 1e-6:
+            raise ValueError(
+                f"eps is {shown(self.eps)}; every sent coordinate needs at least 1e-6"
+                f" of it, and count is {self.count or 1}: raise eps or lower count"
+            )
 
     def clip(self, u):
         return check_finite("u", u).clamp(-self.bound, self.bound)
@@ -147,20 +152,20 @@ class PmCodec(Local):
 
     def simulate(self, u: Tensor, rng) -> Tensor:
         "Decoded vectors of a whole cohort, without messages. [Wang et al. 2019]"
-        at, y = answers(self, _finite(check_rows("u", u)), rng)
+        at, y = answers(self, check_finite("u", check_rows("u", u)), rng)
         out = torch.zeros(u.shape, dtype=torch.float32, device=u.device)
         return out.scatter_(1, at, y * (u.shape[1] / at.shape[1]))
 
     def simulate_with_memory(self, memory: Tensor, u: Tensor, rng) -> tuple:
         "Send memory + u where a coordinate is drawn, keep the rest. [as sqSGD, Alg. 2]"
         check_rows("u", u)
-        check_rows("memory", _finite(memory))
+        check_rows("memory", check_finite("memory", memory))
         if memory.shape != u.shape:
             raise ValueError(
                 f"memory has shape {tuple(memory.shape)}; it must be {tuple(u.shape)},"
                 " like u: start from mechanism.client_memory(n, d)"
             )
-        memory = memory + _finite(u)
+        memory = memory + check_finite("u", u)
         at, y = answers(self, memory, rng)
         y = y.to(memory.dtype)
         return torch.zeros_like(memory).scatter_(1, at, y), memory.scatter_(1, at, 0.0)
@@ -203,18 +208,6 @@ class PmCodec(Local):
 
         return by_columns(entries, check_finite("u", u))
 
-
-def _check_count(mechanism):
-    "Refuse a share of eps that no coordinate can answer with."
-    count = mechanism.count
-    if count is not None:
-        object.__setattr__(mechanism, "count", int(check_between("count", count, 1)))
-    if mechanism.eps / (count or 1) < 1e-6:
-        raise ValueError(
-            f"eps is {shown(mechanism.eps)}; every sent coordinate needs at least 1e-6"
-            f" of it, and count is {count or 1}: raise eps or lower count"
-        )
-
 # %% ../../nbs/baselines/pm.ipynb #d4017e5d
 def coordinates(rng: np.random.Generator, d: int, count: int) -> np.ndarray:
     "A uniform set of coordinates, without replacement. [Wang et al. 2019, Alg. 4]"
@@ -237,12 +230,6 @@ def answers(mechanism: PmCodec, u: Tensor, rng) -> tuple:
     t = (u.gather(1, at).double() / mechanism.bound).clamp(-1, 1).cpu().numpy()
     y = perturb(t, mechanism.eps / k, draws).astype(np.float32)
     return at, torch.from_numpy(y).to(u.device) * mechanism.bound
-
-# %% ../../nbs/baselines/pm.ipynb #b0427d65
-def _finite(u):
-    "Refuse nan and inf, at the price of one sum where there are none."
-    total = float(check_floats("u", u).sum())
-    return u if math.isfinite(total) else check_finite("u", u)
 
 # %% ../../nbs/baselines/pm.ipynb #f10a7a03
 CELLS = 2**32  # G: every four bytes are an answer

@@ -41,7 +41,7 @@ from dpcomm.core.wire import (
     pack_bits,
     unpack_bits,
 )
-from .contract import Local, Whole, register
+from .contract import Local, Maybe, Whole, register
 from ..privacy.hypothesis_tests import check_plays, listed_curve
 from ..secagg.discrete import symbols_by_inversion
 
@@ -241,17 +241,6 @@ def _allowed(d, levels, eps, rule, kappa_min):
         f" {need.min():.6g}: raise eps, lower kappa_min, or use rule='best'"
     )
 
-
-def _exact_part(d, levels, eps):
-    "What floats leave of eps."
-    price = slack(d, levels, eps)
-    if eps > 2 * price:
-        return eps - price
-    raise ValueError(
-        f"eps is {eps:.6g}; in {d} dimensions floating-point rounding alone may cost"
-        f" {price:.2g}: raise eps above {2 * price:.2g}"
-    )
-
 # %% ../../nbs/baselines/privquant.ipynb #0f8868b8
 def match_law(cal: Calibration) -> np.ndarray:
     "Chance of 0..d entries that agree with the rounded vector. [sqsgd Alg. 1, line 2]"
@@ -380,11 +369,7 @@ class QuantCodec(Local):
         " a delta of (1 + e^eps) d 2^-1020"
     )
     ranges = {"bound": SCALE, "levels": Whole(2, MAX_LEVELS)}
-    ranges |= {"eps": "(0, inf)", "rule": RULES}
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_kappa_min(self)
+    ranges |= {"eps": "(0, inf)", "rule": RULES, "kappa_min": Maybe(Whole(-math.inf))}
 
     def clip(self, u):
         return check_finite("u", u).float().clamp(-self.bound, self.bound)
@@ -446,13 +431,6 @@ class QuantCodec(Local):
             return self.clip(u) - u, torch.from_numpy(sum(parts)).to(u.device)
 
         return by_columns(entries, check_finite("u", u))
-
-# %% ../../nbs/baselines/privquant.ipynb #b44c3000
-def check_kappa_min(mechanism) -> None:
-    "Refuse a smallest kappa that is no whole number; None stands for none."
-    if mechanism.kappa_min is not None:
-        whole = int(check_between("kappa_min", mechanism.kappa_min, -math.inf))
-        object.__setattr__(mechanism, "kappa_min", whole)
 
 # %% ../../nbs/baselines/privquant.ipynb #7b44debd
 def represent(mechanism: QuantCodec, u: Tensor) -> np.ndarray:

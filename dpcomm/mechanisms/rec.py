@@ -201,14 +201,9 @@ def simulate_many(
     return (std * (z + missing[:, None] * direction)).view(-1)[: len(phi)]
 
 # %% ../../nbs/dprec/chapter.ipynb #f3d8b595
+_ALONE = dict(cohort=1, accountant="exact-balle")
 RELATIONS = {
-    relation: dict(
-        relation=relation,
-        sampling=sampling,
-        n_clients=n,
-        cohort=1,
-        accountant="exact-balle",
-    )
+    relation: dict(relation=relation, sampling=sampling, n_clients=n) | _ALONE
     for relation, sampling, n in (
         ("null-slot", "replacement", 1),
         ("replace", "replacement", 4),

@@ -113,10 +113,8 @@ class SignCodec(Mechanism):
 
         Returns: (d,) of +1 and -1, float32.
         """
-        bits = np.unpackbits(
-            np.frombuffer(self.unwrap(message), np.uint8), count=message.d
-        )
-        return torch.from_numpy(bits.astype(np.float32) * 2 - 1)
+        bits = self.to_summand(message).astype(np.float32)
+        return torch.from_numpy(bits * 2 - 1)
 
     def to_summand(self, message: Message) -> np.ndarray:
         "The bits of a message."

@@ -23,10 +23,8 @@ from dpcomm.mechanisms.modular_noise import (
     NoisySum,
     OnRing,
     check_release,
-    run_guarantee,
 )
 from ..privacy.accounting import INTEGER_ORDERS, TOGETHER, mixture_weights
-from ..privacy.guarantee import Guarantee
 from ..privacy.whole_noise import skellam_curvature
 from ..secagg.skellam_noise import skellam
 
@@ -77,15 +75,11 @@ class Skellam(OnRing):
         "Finest grid whose sum fits the ring. [Agarwal, Kairouz & Liu 2021, Sec. 4]"
         return 2 * self.k * math.sqrt(self.spread(d)) / math.sqrt(self.room())
 
-    def account(
-        self, d: int, q: float, rounds: int, delta: float, **names
-    ) -> Guarantee:
-        "Epsilon of a run that counts on noise of sigma C. [Agarwal, Kairouz & Liu 2021]"
-        return skellam_epsilon(self._release(d), q, rounds, delta, **names)
-
-    def divergences(self, d: int, q: float, relation: str) -> tuple:
+    def divergences(
+        self, d: int, q: float, relation: str, accountant: str = "rdp-balle"
+    ) -> tuple:
         "Rényi curve of one sum with noise of sigma C. [Agarwal, Kairouz & Liu 2021]"
-        return _divergences(self._release(d), q, relation, "rdp-balle")
+        return _divergences(self._release(d), q, relation, accountant)
 
     def _release(self, d):
         "One sum with all of its noise."
@@ -165,21 +159,3 @@ def _divergences(release, q, relation, accountant):
     if q < 1:
         curve = amplify(curve, q)
     return orders, curve
-
-
-def skellam_epsilon(
-    release: NoisySum,
-    q: float,
-    rounds: int,
-    delta: float,
-    relation: str = "zero-out",
-    accountant: str = "rdp-classic",
-    **names,
-) -> Guarantee:
-    """Epsilon of a run from the integers added. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]
-
-    relation: replace with q = 1 only. names: unit, note, premises. Sampled: for those
-    who see models, not cohorts.
-    """
-    orders, curve = _divergences(release, q, relation, accountant)
-    return run_guarantee(orders, curve, delta, q, rounds, relation, accountant, **names)

@@ -35,9 +35,6 @@ from .contract import COMPRESSES, Local, Whole, register
 from ..privacy.hypothesis_tests import check_plays, two_valued_curve
 from ..secagg.discrete import symbols_by_inversion
 
-# %% ../../nbs/baselines/sqkr.ipynb #07e36db4
-#| export
-
 # %% ../../nbs/baselines/sqkr.ipynb #123ba494
 class Frame(NamedTuple):
     """A tight frame: signed columns of a Hadamard matrix. [Chen et al. 2020, Sec. 3]
@@ -60,9 +57,6 @@ def frame(d: int, seed: int = 0) -> Frame:
     rng, size = seed_tree(seed, "frame", d), 2 ** (math.ceil(math.log2(d)) + 1)
     columns = torch.from_numpy(rng.permutation(size)[:d].copy())
     return Frame(size, columns, torch.from_numpy(2.0 * rng.integers(2, size=d) - 1))
-
-# %% ../../nbs/baselines/sqkr.ipynb #d238f10c
-#| export
 
 # %% ../../nbs/baselines/sqkr.ipynb #d6a83c57
 def analyse(u: Tensor, frame: Frame) -> Tensor:

@@ -191,10 +191,6 @@ class SqSgdCodec(Local):
         "padded": bool,
     }
 
-    def __post_init__(self):
-        super().__post_init__()
-        privquant.check_kappa_min(self)
-
     def clip(self, u):
         return clip_l2(check_finite("u", u), self.bound)
 

@@ -36,7 +36,7 @@ from dpcomm.core.vectors import (
 )
 from ..core.wire import Bits, header_bits
 from .contract import Whole, mechanism, register
-from .distributed_noise import LinearSketch
+from .distributed_noise import AUDITED, LinearSketch
 
 # %% ../../nbs/fltop/chapter.ipynb #9797a103
 class Support:
@@ -139,18 +139,6 @@ def public_gradients(
         params = [(p - lr * g).detach().requires_grad_() for p, g in zip(params, grads)]
     return total
 
-# %% ../../nbs/fltop/chapter.ipynb #ea0870b9
-AUDITED = tuple(
-    (
-        dict(
-            fraction=1.0, clip_norm=1.0, sigma=sigma, n_clients=10, tolerance=tolerance
-        ),
-        {},
-        10**6,
-    )
-    for sigma, tolerance in ((1.0, 0.0), (4.0, 0.0), (1.0, 0.2))
-)
-
 # %% ../../nbs/fltop/chapter.ipynb #3cac5fe0
 @register
 @dataclass(frozen=True)
@@ -223,8 +211,7 @@ class TopK(LinearSketch):
         return out
 
     def moments(self, u: Tensor) -> tuple:
-        "Bias: the weights outside the support; variance: the share of noise inside"
-        " it."
+        "Bias: the weights outside the support; variance: the share of noise inside it."
         kept, d = self.sketch(check_finite("u", check_rows("u", u))), u.shape[1]
         variance = torch.full_like(kept, self.share**2)
         return self.expand(kept, d) - u, self.expand(variance, d)

@@ -162,9 +162,6 @@ def estimate(mechanism: CornerCodec, drawn, d: int) -> Tensor:
     total *= mechanism.clip_norm * math.sqrt(d) / (keep * repeats)
     return torch.from_numpy(total)
 
-# %% ../../nbs/baselines/vqsgd.ipynb #23d97841
-#| export
-
 # %% ../../nbs/baselines/vqsgd.ipynb #4a32a76b
 def _corners_of(mechanism, message):
     "Numbers of the corners that a message names, (R,)."

@@ -87,20 +87,12 @@ def log_mixture(
     their sum. Nothing cancels for small q.
     """
     log_moments = log_moments[: int(order) - 1]
-    log_weight = _log_weights(int(order), np.log(q), np.log1p(-q))
+    log_weight = mixture_weights((int(order),), np.log(q), np.log1p(-q))[0]
     log_terms = log_weight + log_moments + np.log(-np.expm1(-log_moments))
     return np.logaddexp(0, add(log_terms))
 
 
 @functools.lru_cache(maxsize=64)
-def _log_weights(order, log_q, log_rest):
-    "Logs of the binomial distribution at k = 2, ..., order."
-    k = np.arange(2, order + 1)
-    log_choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
-    return log_choose + k * log_q + (order - k) * log_rest
-
-
-@functools.lru_cache(maxsize=16)
 def mixture_weights(orders: tuple, log_q: float, log_rest: float) -> np.ndarray:
     "Log-weights of the terms k = 2, 3, ... of `log_mixture`, a row an order; -inf beyond."
     a, k = np.array(orders)[:, None], np.arange(2, max(orders) + 1)

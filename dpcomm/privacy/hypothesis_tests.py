@@ -158,15 +158,12 @@ class SumGame:
     q: float = 1.0  # probability that the client takes part in a release
     grid: float = 0.0  # step of the projection; 0: none
 
-    def scores(
-        self,
-        release,  # (n, d) vectors of the client, one a play -> (n, d) noisy sums, arrays
-        relation: str,  # replace and local swap the vector's sign, the others remove it
-        present: bool,  # which world
-        n: int,  # plays
-        rng,  # stream of all plays
-    ) -> dict:  # attack -> (n,) scores, large where the client seems present
-        "Play n times; every score that a reader of the sums could take."
+    def scores(self, release, relation: str, present: bool, n: int, rng) -> dict:
+        """Play n times: attack -> (n,) scores, large where the client seems present.
+
+        release: (n, d) vectors of the client, one a play -> (n, d) noisy sums. relation:
+        replace and local swap the vector's sign, the others remove it.
+        """
         swap, clip, q = relation in ("replace", "local"), self.clip, self.q
         score, bits, seen = np.zeros(n), None, []
         world = 1 if present else -1 if swap else 0

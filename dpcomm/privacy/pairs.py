@@ -149,13 +149,9 @@ class _Swap:
 
 # %% ../../nbs/foundations/pairs.ipynb #9d177770
 class Listed:
-    "Two distributions over a list of outcomes."
+    "Two distributions over a list of outcomes, (n,): the client's, the neighbour's."
 
-    def __init__(
-        self,
-        p,  # distribution with the client's input, (n,), sum 1
-        q,  # distribution with the neighbour's, (n,), sum 1
-    ):
+    def __init__(self, p, q):
         with np.errstate(divide="ignore"):
             loss = np.log(p) - np.log(q)
         order = np.argsort(loss)
@@ -179,13 +175,7 @@ class Listed:
 class OnGrid(Listed):
     "A distribution that is already rounded: masses at losses k step, and at infinity."
 
-    def __init__(
-        self,
-        k,  # whole numbers, (n,)
-        mass,  # with the client's input, at each, (n,)
-        infinite,  # mass at infinity
-        step,  # > 0
-    ):
+    def __init__(self, k, mass, infinite, step):
         self.loss, self.p = np.append(k * step, np.inf), np.append(mass, infinite)
         self.q = self.p * np.exp(-self.loss)
         self.step, self.top = step, math.inf

@@ -348,16 +348,8 @@ def overhead(
     Returns: (round, 'up' or 'down') -> Bits of one client's message when all is well.
     """
     t = neighbours // 2 + 1 if threshold is None else threshold
-    setup = Setup(
-        n_clients=n_clients,
-        d=d,
-        ring=Ring(bits),
-        threshold=t,
-        neighbours=neighbours,
-        quorum=quorum,
-        committee=committee,
-        signatures=signatures,
-    )
+    how = dict(quorum=quorum, committee=committee, signatures=signatures)
+    setup = Setup(n_clients, d, Ring(bits), t, neighbours, **how)
     header = header_bits("secagg") + 8 * (HEAD.size + SIGNATURE_SIZE)
     sizes = {}
     for name, pair in zip(ROUNDS, _body_sizes(setup)):

@@ -67,7 +67,9 @@ def outside(allowed) -> list:
         return ["no", 1, 0.0, None]
     if isinstance(allowed, contract.Whole):
         low, high = allowed
-        found = [low - 1, low + 0.5, float(low), str(low), True]
+        found = [0.5, "0", True]
+        if low > -math.inf:
+            found = [low - 1, low + 0.5, float(low), str(low), True]
         return found + [high + 1] * (high < math.inf)
     if not isinstance(allowed, str):
         return ["nothing of this"]
@@ -94,7 +96,9 @@ def changed(cls: type, parameters: dict) -> list:
         if isinstance(allowed, tuple) and not hasattr(allowed, "_fields"):
             others = [choice for choice in allowed if choice != value]
         else:
-            others = [not value] if allowed is bool else [value + 1, 0.9 * value, 0.5]
+            others = [not value] if allowed is bool else [1]
+            if allowed is not bool and value is not None:
+                others = [value + 1, 0.9 * value, 0.5]
         for other in others:
             try:
                 another = cls(**(parameters | {name: other}))

@@ -24,7 +24,7 @@ from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import rotate
 from dpcomm.mechanisms import modular_noise
 from dpcomm.mechanisms import skellam as module
-from dpcomm.mechanisms.modular_noise import NoisySum
+from dpcomm.mechanisms.modular_noise import NoisySum, run_guarantee
 from dpcomm.mechanisms.skellam import Skellam
 from dpcomm.privacy.accounting import (
     INTEGER_ORDERS,
@@ -77,7 +77,9 @@ def epsilon(scale, clip, n_clients, local_std, D, q, rounds, delta, **names):
     "Of a run, from plain numbers."
     beta = names.pop("beta", math.exp(-0.5))
     release = NoisySum(scale, clip, n_clients, local_std, D, beta)
-    return module.skellam_epsilon(release, q, rounds, delta, **names)
+    how = names.pop("relation", "zero-out"), names.pop("accountant", "rdp-classic")
+    curve = module._divergences(release, q, *how)
+    return run_guarantee(*curve, delta, q, rounds, *how, **names)
 
 
 @tabled("mu", MEANS, ids=str)
