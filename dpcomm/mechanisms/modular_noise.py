@@ -46,7 +46,12 @@ from dpcomm.mechanisms.distributed_noise import (
     sampling_rate,
     shared_losses,
 )
-from ..privacy.accounting import compose, guarantee_from_rdp
+from dpcomm.privacy.accounting import (
+    calibrate,
+    compose,
+    gaussian_guarantee,
+    guarantee_from_rdp,
+)
 from ..privacy.guarantee import Guarantee, large_delta
 from ..privacy.hypothesis_tests import listed_curve
 from ..privacy.losses import Losses
@@ -529,6 +534,40 @@ class RingAccount(RingCodec):
         return shared_losses(
             self, self.normal_sigma(d), known, q, relation, sampling, unit
         )
+
+# %% ../../nbs/secagg/modular_noise.ipynb #65730c68
+def gaussian_multiplier(
+    eps: float, delta: float, q: float, rounds: int, orders, accountant: str
+) -> float:
+    "Least noise of a Gaussian that keeps a target."
+    check_number("q", q, "(0, 1]")
+    check_between("rounds", rounds, 1, 2**53)
+    names = dict(
+        rounds=rounds, accountant=accountant, relation="zero-out", orders=orders
+    )
+    names["sampling"] = "none" if q == 1 else "poisson"
+
+    def at(sigma):
+        return gaussian_guarantee(sigma, delta, q, **names)
+
+    return calibrate(at, eps, 1e-2, 1e5)
+
+# %% ../../nbs/secagg/modular_noise.ipynb #6520ac64
+def refuse_bits(
+    works: Callable, ring_bits: int, eps: float, d: int, most: float, multiplier: float
+) -> None:
+    """Say that a ring has too few bits, and how many are enough.
+
+    works: bits -> whether the target is kept there. most: largest noise, as a multiple
+    of the Gaussian's.
+    """
+    enough = next((bits for bits in range(ring_bits + 1, 33) if works(bits)), None)
+    fix = "32 bits are not enough either: raise most or eps"
+    raise ValueError(
+        f"ring_bits is {ring_bits}; eps = {eps:g} in {d} coordinates needs more than"
+        f" {most:g} times the Gaussian's noise multiplier of {multiplier:.4g}: "
+        + (f"use at least {enough} bits" if enough else fix)
+    )
 
 # %% ../../nbs/secagg/modular_noise.ipynb #1005d6b4
 BITS, FEW = 18, 4  # largest ring and largest block whose distribution is listed

@@ -54,6 +54,14 @@ def test_a_run_on_the_ring_is_composed_like_any_other():
     assert (sampled.sampling, sampled.trust) == ("poisson", "central")
 
 
+@pytest.mark.parametrize(
+    "enough, says", [(20, "use at least 20 bits"), (99, "raise most or eps")]
+)
+def test_a_ring_with_too_few_bits_says_how_many_are_enough(enough, says):
+    with pytest.raises(ValueError, match=says):
+        modular_noise.refuse_bits(lambda bits: bits >= enough, 12, 1.0, 100, 1.5, 2.0)
+
+
 def test_register_enters_a_class_and_mechanisms_keep_the_protocol(monkeypatch):
     kept = [contract.mechanism_class(name) for name in ("gaussian", "rec")]
     monkeypatch.setattr(contract, "_REGISTRY", dict(contract._REGISTRY))

@@ -270,7 +270,17 @@ def test_epsilon_is_monotone():
                 (dict(local_std=0.009), "variance is"),
             )
         ),
-        (lambda: ddgauss.fit(1.0, 1.0, 10, 4, most=1.0), "most is"),
+        *(
+            (lambda c=c: ddgauss.calibrate(**(TARGET | c)), f"{next(iter(c))}")
+            for c in (dict(most=1.0), dict(eps=0.0))
+        ),
+        (lambda: ddgauss.calibrate(**TARGET, ring_bits=1), "ring_bits is"),
+        (
+            lambda: ddgauss.calibrate(
+                **(TARGET | dict(n_clients=2**31, d=1)), ring_bits=20, k=1e3
+            ),
+            "32 bits are not enough",
+        ),
         (lambda: DDGauss(1.0, 1.0, 100, 5), "ring_bits is 5.*use at least 6 bits"),
         (lambda: DDGauss(1.0, 1.0, 9).guarantee(rounds=5, delta=1e-5), "d is None"),
     ],
@@ -298,6 +308,37 @@ def test_a_guarantee_counts_only_honest_shares():
 
 
 # ---- calibration
+
+
+@tabled("q, tolerance", [(1.0, 0.0), (0.02, 0.0), (0.02, 0.2)])
+def test_calibration_meets_its_target_with_the_least_noise(q, tolerance):
+    more = dict(rounds=4, q=q, ring_bits=14, tolerance=tolerance)
+    m = ddgauss.calibrate(2.0, 1e-5, 0.5, 64, 5000, **more)
+    drawn = dict(sampling="poisson", n_clients=64 / q, cohort=64) if q < 1 else {}
+    run = dict(rounds=4, delta=1e-5, d=5000) | drawn
+    found = m.guarantee(**run, accountant="rdp-classic")
+    assert 1.999 < found.eps <= 2.0 * (1 + 1e-5) and m.guarantee(**run).eps < 2.0
+    assert m.tolerance == tolerance and m.clip_norm == 0.5
+    orders = INTEGER_ORDERS if q == 1 else ddgauss.SAMPLED
+    carried = m.sigma * math.sqrt(m.honest / (m.n_clients * (1 - tolerance)))
+    names = dict(sampling=found.sampling, relation="zero-out", orders=orders)
+    gauss = gaussian_guarantee(carried, 1e-5, q, 4, **names)
+    assert gauss.eps < 2.0, "rounding costs something"
+
+
+TARGET = dict(eps=1.0, delta=1e-5, clip_norm=1.0, n_clients=100, d=2**18)
+TARGET |= dict(rounds=10, q=1.0)
+
+
+def test_too_few_bits_fail_loudly_and_name_what_works():
+    words = "ring_bits is 8; eps = 1.*use at least"
+    with pytest.raises(ValueError, match=words) as error:
+        ddgauss.calibrate(**TARGET, ring_bits=8)
+    enough = int(str(error.value).split("at least ")[1].split()[0])
+    found = ddgauss.calibrate(**TARGET, ring_bits=enough)
+    assert found.guarantee(rounds=10, delta=1e-5, d=2**18).eps <= 1.0 * (1 + 1e-5)
+    with pytest.raises(ValueError, match=f"at least {enough} bits"):
+        ddgauss.calibrate(**TARGET, ring_bits=enough - 1)
 
 
 def test_noise_cannot_buy_back_missing_bits():

@@ -318,6 +318,19 @@ GOOD = {
     "mechanisms.compressive": {
         "plan": dict(d=10, fraction=0.5, chunks=2, seed=0, kept="random", t=0),
     },
+    "mechanisms.ddgauss": {
+        "calibrate": dict(
+            eps=3.0,
+            delta=1e-5,
+            clip_norm=1.0,
+            n_clients=10,
+            d=4,
+            rounds=2,
+            q=1.0,
+            ring_bits=16,
+            most=1.5,
+        ),
+    },
     "mechanisms.imvu": {
         "closed_form": dict(eps=1.0),
     },
