@@ -87,9 +87,7 @@ def seal(content: bytes) -> bytes:
 
 # %% ../../nbs/foundations/files.ipynb #4d0351c9
 def unseal(data: bytes, name: str) -> bytes:
-    """The content of sealed bytes; ValueError, about the file `name`, if damaged.
-    [FIPS 180-4]
-    """
+    "The content of sealed bytes of the file `name`; ValueError if damaged. [FIPS 180-4]"
     head = data[: len(SEAL)]
     digest = data[len(SEAL) : len(SEAL) + 65]
     content = data[len(SEAL) + 65 :]
@@ -165,8 +163,7 @@ def typed(
     kind: type[Kind] | tuple[type[Kind], ...],
     fix: str = "make the file again",
 ) -> Kind:
-    """A value of the type that its field must have; ValueError says where and how to
-    fix it.
+    """A value of its field's type; ValueError says where, and how to fix it.
     [RFC 8259, sec. 3]
     """
     kinds = kind if isinstance(kind, tuple) else (kind,)

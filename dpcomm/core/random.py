@@ -105,12 +105,8 @@ def normal(shape: tuple, rng, device="cpu") -> Tensor:
     Returns: float32, standard normal.
     """
     if isinstance(rng, (list, tuple)):
-        if len(rng) != shape[0]:
-            raise ValueError(
-                f"rng holds {len(rng)} streams for {shape[0]} rows: pass one stream,"
-                " or one per row"
-            )
-        return torch.stack([normal(shape[1:], r, device) for r in rng])
+        rows = row_streams(rng, shape[0])
+        return torch.stack([normal(shape[1:], r, device) for r in rows])
     check_stream(rng)
     if torch.device(device).type == "cpu":
         return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
@@ -119,7 +115,7 @@ def normal(shape: tuple, rng, device="cpu") -> Tensor:
 
 # %% ../../nbs/foundations/random.ipynb #7c1e4b90
 def below(u: np.ndarray, p: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Whether uniform numbers, by their first 53 bits and more, lie below p, exactly.
+    """Whether numbers, by 53 uniform bits and more, lie below p, exactly.
     [Devroye 1986, Ch. II.2]
     """
     ahead = p - u
@@ -144,18 +140,14 @@ def bernoulli(p, rng) -> np.ndarray:
     )
     if not isinstance(rng, (list, tuple)):
         return below(check_stream(rng).random(p.shape), p, rng)
-    if len(rng) != len(p):
-        raise ValueError(
-            f"rng holds {len(rng)} streams for {len(p)} rows: pass one stream, or one"
-            " per row"
-        )
-    return np.stack([bernoulli(row, r) for row, r in zip(p, rng)]) if len(p) else p > 1
+    streams = row_streams(rng, len(p))
+    rows = [bernoulli(row, r) for row, r in zip(p, streams)]
+    return np.stack(rows) if rows else p > 1
 
 # %% ../../nbs/foundations/random.ipynb #d8541aa3
 def gumbel_argmax(blocks, rng: np.random.Generator) -> tuple:
-    """An index with probability proportional to exp(logit), and its logit. [Gumbel-max]
-
-    blocks: iterable of logit arrays; the index counts over all of them.
+    """An index over all blocks, drawn in proportion to exp(logit), and its logit.
+    [Gumbel-max]
     """
     best, choice, offset = -math.inf, (0, 0.0), 0
     for logits in blocks:

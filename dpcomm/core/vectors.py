@@ -160,10 +160,8 @@ def _of_module(model, trainable_only):
 
 def _of_mapping(tensors, trainable_only):
     "The same of a state_dict, or of named parameters."
-    first, marked = (
-        {},
-        any(getattr(t, "requires_grad", False) for t in tensors.values()),
-    )
+    first = {}
+    marked = any(getattr(t, "requires_grad", False) for t in tensors.values())
     for name, t in tensors.items():
         if not isinstance(t, Tensor):
             raise TypeError(
@@ -194,9 +192,7 @@ def _listed(model, trainable_only=True):
 
 
 def trainable(model, trainable_only: bool = True) -> dict:
-    """The named tensors of a model or state_dict that training moves, in flat order; a
-    shared one once.
-    """
+    "The named tensors of a model or state_dict that training moves, in order, each once."
     return {name: t for name, t, why in _listed(model, trainable_only) if not why}
 
 

@@ -91,10 +91,8 @@ def pack_bits(values, bits: int) -> bytes:
         return values.astype(f">u{bits // 8}").tobytes()
     groups = np.zeros((-(-len(values) // 8), 8), np.uint32)
     groups.reshape(-1)[: len(values)] = values
-    columns, out = (
-        np.ascontiguousarray(groups.T),
-        np.zeros((bits, len(groups)), np.uint8),
-    )
+    columns = np.ascontiguousarray(groups.T)
+    out = np.zeros((bits, len(groups)), np.uint8)
     for j, byte, shift in bit_spans(bits):
         part = columns[j] >> shift if shift >= 0 else columns[j] << -shift
         out[byte] |= part.astype(np.uint8)

@@ -12,25 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpcomm.core.checks import (
-    check_choice,
-    check_positive,
-)
+from ..core.checks import check_choice, check_positive
 from ..core.random import normal
 from ..core.wire import Message
-from dpcomm.mechanisms.contract import (
-    Central,
-)
+from .contract import Central
 from dpcomm.mechanisms.distributed_noise import (
     FINE,
     grid,
     noisy_sum_guarantee,
     sampling_rate,
 )
-from dpcomm.privacy.accounting import (
-    ACCOUNTANTS,
-    INTEGER_ORDERS,
-)
+from ..privacy.accounting import ACCOUNTANTS, INTEGER_ORDERS
 from ..privacy.guarantee import Guarantee, large_delta
 from ..privacy.hypothesis_tests import SumGame, check_plays
 from ..privacy.losses import Losses, gaussian_losses
@@ -46,11 +38,7 @@ FLOATS = (
 
 
 def exact_noise(rows: Tensor, clip_norm: float, std: float, rng) -> np.ndarray:
-    """Cut and add discrete Gaussian noise, exactly. [Canonne, Kamath & Steinke 2020]
-
-    rows: (..., n, d), clipped here. Returns int64 steps of grid(clip_norm, std /
-    clip_norm, 1).
-    """
+    "Steps of clipped rows plus discrete Gaussian noise. [Canonne, Kamath & Steinke 2020]"
     scale = grid(clip_norm, std / clip_norm, 1)
     z = clip_to_grid(rows.reshape(-1, rows.shape[-1]), clip_norm, scale).reshape(
         rows.shape

@@ -109,9 +109,8 @@ class Auditable:
 class TrainingHooks:
     "Methods that a training engine calls; the defaults do nothing."
 
-    server_is_deterministic = (
-        False  # messages determine the aggregate: a short downlink
-    )
+    # whether messages determine the aggregate: a short downlink
+    server_is_deterministic = False
 
     def for_round(self, t: int) -> Self:
         """The mechanism for a round: this one, unless rounds differ.

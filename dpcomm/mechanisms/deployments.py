@@ -13,13 +13,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
-from dpcomm.core.checks import (
-    check_between,
-    check_number,
-    check_size,
-    nearest,
-    shown,
-)
+from ..core.checks import check_between, check_number, check_size, nearest, shown
 from dpcomm.mechanisms.contract import (
     Local,
     Maybe,
@@ -141,7 +135,9 @@ class Deployment:
         """
         check_number("eps", eps, "(0, inf)")
         cls = mechanism_class(name)
-        free = _free(cls, fixed)
+        # a table brings the eps of a message with it
+        given = cls.free == "eps" and fixed.get("table") is not None
+        free = "beta" if given else cls.free
         given = _given(self, cls, free, clip_norm, fixed)
 
         def account(mechanism):
@@ -560,11 +556,6 @@ def _least(found, toward):
 USUAL = {"fraction": 0.1}  # fields that have no default, and change no guarantee
 MORE = 1.5  # times the noise of a ring of 32 bits that a smaller one may need
 SPENT = "eps", "beta"  # free fields of which more is less private
-
-
-def _free(cls, fixed):
-    "The field that is set: beta where a table brings the eps of a message with it."
-    return "beta" if cls.free == "eps" and fixed.get("table") is not None else cls.free
 
 
 def _given(deployment, cls, free, clip_norm, fixed):

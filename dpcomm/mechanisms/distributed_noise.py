@@ -22,15 +22,10 @@ from dpcomm.core.checks import (
     check_positive,
     shown,
 )
-from ..core.random import normal, private_stream
+from ..core.random import normal, private_stream, row_streams
 from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
 from ..core.wire import Message, finite_floats
-from dpcomm.mechanisms.contract import (
-    Maybe,
-    Summed,
-    Whole,
-    smallest,
-)
+from .contract import Maybe, Summed, Whole, smallest
 from dpcomm.privacy.accounting import (
     ACCOUNTANTS,
     INTEGER_ORDERS,
@@ -68,10 +63,7 @@ TAILS = 10.0  # standard deviations of noise that fit
 COORDINATES = 2**32  # most that a message can announce
 FINE = 2**16  # steps a standard deviation from which discrete noise looks normal
 RELATIONS = ("add-remove", "zero-out", "replace")
-CLAIMED = (
-    "zero-out",
-    "replace",
-)  # a client that leaves takes a share of the noise along
+CLAIMED = "zero-out", "replace"  # a client that leaves takes a share of noise along
 TIGHT = {  # sampling -> accountants of which the smallest is stated unless one is named
     "none": ("pld", "rdp-balle"),
     "poisson": ("pld", "rdp-balle"),
@@ -119,9 +111,7 @@ def least_bits(
 def counted_sigma(
     clip_norm: float, sigma: float, n_clients: int, tolerance: float = 0.0
 ) -> float:
-    """The sigma that remains after the excess of discrete shares.
-    [Kairouz et al. 2021, Prop. 14]
-    """
+    "The sigma that the excess of discrete shares leaves. [Kairouz et al. 2021, Prop. 14]"
     share = share_std(clip_norm, sigma, n_clients, tolerance)
     step = grid(clip_norm, sigma, n_clients, tolerance)
     excess = tau((share / step) ** 2, n_clients) * COORDINATES / 2
@@ -347,7 +337,14 @@ class SketchCodec(SharedNoise):
     def __post_init__(self):
         super().__post_init__()
         if self.sigma is not None and self.share < self.scale / 2:
-            raise ValueError(_too_coarse(self))
+            own = self.clip_norm, self.sigma, self.n_clients, self.tolerance
+            raise ValueError(
+                f"sigma is {shown(self.sigma)} with n_clients = {shown(self.n_clients)};"
+                f" a share of the noise is {self.share / self.scale:.2g} steps of the"
+                f" grid of a {RING.bits}-bit ring, and below half a step it rounds to"
+                f" nothing: a ring of {least_bits(*own)} bits would do; use fewer"
+                " clients, a larger sigma, or ddgauss with more ring_bits"
+            )
 
     @property
     def scale(self):
@@ -448,13 +445,7 @@ class SketchCodec(SharedNoise):
             return values
         if self.share >= FINE * self.scale:
             return values + self.share * normal(values.shape, rng, values.device)
-        rngs = rng if isinstance(rng, (list, tuple)) else [rng] * len(values)
-        if len(rngs) != len(values):
-            raise ValueError(
-                f"rng holds {len(rngs)} streams for {len(values)} rows: pass one"
-                " stream, or one per row"
-            )
-        rows = zip(values.double().cpu().numpy(), rngs)
+        rows = zip(values.double().cpu().numpy(), row_streams(rng, len(values)))
         steps = [to_ring(row, self.scale, self.share, stream) for row, stream in rows]
         return torch.from_numpy(RING.lift(np.array(steps)) * self.scale).to(values)
 
@@ -519,19 +510,6 @@ def shared_losses(
         return np.minimum(made.renyi(orders), renyi(orders))
 
     return replace(made, renyi=smaller)
-
-# %% ../../nbs/secagg/distributed_noise.ipynb #c0b1f2b2
-def _too_coarse(mechanism):
-    "Error for noise that the grid rounds away, with a value that works."
-    m = mechanism
-    bits = least_bits(m.clip_norm, m.sigma, m.n_clients, m.tolerance)
-    return (
-        f"sigma is {shown(mechanism.sigma)} with n_clients = {shown(mechanism.n_clients)}; a"
-        f" share of the noise is {mechanism.share / mechanism.scale:.2g} steps of the"
-        f" grid of a {RING.bits}-bit ring, and below half a step it rounds to nothing:"
-        f" a ring of {bits} bits would do; use fewer clients, a larger"
-        " sigma, or ddgauss with more ring_bits"
-    )
 
 # %% ../../nbs/secagg/distributed_noise.ipynb #9d3b601a
 HIDDEN = (

@@ -56,16 +56,11 @@ SAFE = (
     "safe to deploy: symbols by exact choices from float64 laws; a message of d moves eps"
     " by (1 + eps) (d + kappa sqrt(d)) 2^-44 at most"
 )
-EPS = (
-    "[1e-100, 700]"  # e^eps is a float64 up to here; privacy depends on eps times beta
-)
+EPS = "[1e-100, 700]"  # e^eps is a float64; privacy depends on eps times beta
 
 
 def closed_form(eps: float) -> tuple:
-    """I-MVU without a solver: a logistic coin. [Prop. A]
-
-    Returns x -> P(high | x) for any array; the alphabet (low, high), estimates of x; M.
-    """
+    "The coin x -> P(high | x), the alphabet and M of I-MVU without a solver. [Prop. A]"
     check_number("eps", eps, EPS)
 
     def high(x):
@@ -153,10 +148,7 @@ def variance_bracket(table: Table) -> tuple:
 def fisher_supremum(
     table: Table, bracket: Callable = variance_bracket, tol: float = 1e-7
 ) -> float:
-    """Largest Fisher information, by branch and bound. [imvu App. B; Prop. E]
-
-    Returns M: at least the supremum over all real x, and at most 1 + tol times it.
-    """
+    "Largest Fisher information over all x, times 1 + tol at most. [imvu App. B; Prop. E]"
     theta, best = line(table).theta, 0.0
     middle, width = (theta.max() + theta.min()) / 2, np.ptp(theta)
     first, last = bracket(table)
@@ -231,7 +223,14 @@ class ImvuCodec(Mechanism):
     def __post_init__(self):
         super().__post_init__()
         _check_table(self.table, self.eps)
-        _check_scale(self)
+        for value in (*np.abs(self.levels), self.kappa / self.clip_norm):
+            if value != 0 and not 1e-37 < value < 1e37:
+                raise ValueError(
+                    f"beta is {shown(self.beta)}; with eps = {self.eps} and clip_norm"
+                    f" = {self.clip_norm} the estimates and eps beta / clip_norm must"
+                    f" lie within 1e-37..1e37, and one is {value:.1e}: bring the three"
+                    " nearer to 1"
+                )
 
     def clip(self, u):
         return clip_l2(u, self.clip_norm)
@@ -281,11 +280,8 @@ class ImvuCodec(Mechanism):
     def mean_sign(self, u):
         "Expected sign of an estimate, which is step times a coin. [eq. tilt]"
         bound = closed_only(self).clip_norm / self.beta
-        v = (
-            self.kappa
-            / (2 * self.clip_norm)
-            * (u.clip(-bound, bound) if self.clamp else u)
-        )
+        u = u.clip(-bound, bound) if self.clamp else u
+        v = self.kappa / (2 * self.clip_norm) * u
         return v.tanh() if isinstance(v, Tensor) else np.tanh(v)
 
     def moments(self, u: Tensor) -> tuple:
@@ -342,19 +338,6 @@ def _check_table(table, eps):
             f"eps is {shown(eps)} and the table's eps is {shown(table.eps)}; they must"
             " be equal: pass eps=table.eps"
         )
-
-
-def _check_scale(mechanism):
-    "Refuse estimates that no 32-bit float holds."
-    m = mechanism
-    for value in (*np.abs(m.levels), m.kappa / m.clip_norm):
-        if value != 0 and not 1e-37 < value < 1e37:
-            raise ValueError(
-                f"beta is {shown(m.beta)}; with eps = {m.eps} and clip_norm"
-                f" = {m.clip_norm} the estimates and eps beta / clip_norm must"
-                f" lie within 1e-37..1e37, and one is {value:.1e}: bring the three"
-                " nearer to 1"
-            )
 
 
 def closed_only(mechanism: ImvuCodec) -> ImvuCodec:

@@ -27,13 +27,7 @@ from dpcomm.core.checks import (
     check_stream,
 )
 from ..core.random import private_stream
-from dpcomm.core.vectors import (
-    block_size,
-    check_rows,
-    check_vector,
-    rotate,
-    unrotate,
-)
+from ..core.vectors import block_size, check_rows, check_vector, rotate, unrotate
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
 from .contract import Whole, smallest
 from dpcomm.mechanisms.distributed_noise import (
@@ -60,9 +54,7 @@ from ..secagg.ring import Ring, conditional_round, rounded_norm
 
 # %% ../../nbs/secagg/modular_noise.ipynb #f8eb3548
 def padded(d: int) -> int:
-    """Coordinates that the paper rotates: the next power of two.
-    [Kairouz et al. 2021, Alg. 1]
-    """
+    "The next power of two, as which the paper rotates. [Kairouz et al. 2021, Alg. 1]"
     return 1 << (check_size("d", d) - 1).bit_length()
 
 # %% ../../nbs/secagg/modular_noise.ipynb #d96c7cfa

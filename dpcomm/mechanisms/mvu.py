@@ -49,7 +49,7 @@ from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/mvu.ipynb #53b87972
 def law(table: Table, x) -> np.ndarray:
-    """The law of dithered inputs x in [0, 1], (..., m): rows interpolated.
+    """The law of dithered inputs x in [0, 1]: rows interpolated.
     [Chaudhuri et al. 2022, Sec. 3]
     """
     x, rows = check_reals("x", x, "[0, 1]"), np.array(table.rows)
@@ -259,8 +259,8 @@ def _largest_slopes(table, ends):
 
 
 def _mesh(table, ends, bends, top, orders):
-    """Distances (k,) up to top with all differences to bends; eta at each, inf beyond
-    the nearest bend; J. [Lemma near]
+    """Distances (k,) up to top, eta at each, inf beyond the nearest bend, and J.
+    [Lemma near]
     """
     information, c = _largest_slopes(table, ends)
     kinks = np.abs(np.subtract.outer(ends, bends)).ravel()
@@ -275,8 +275,8 @@ def _mesh(table, ends, bends, top, orders):
 
 # %% ../../nbs/baselines/mvu.ipynb #758985d1
 def _polygon(alpha, t, log_e, near):
-    """Nodes (s, g) above the chords' images; near bounds g at t[0] and grows from 0
-    like s. [Lemmas coordinate and near]
+    """Nodes (s, g) above the chords' images; near bounds g at t[0].
+    [Lemmas coordinate, near]
     """
     s, g, rise, w = t**2, log_e / (alpha - 1), np.diff(log_e), np.diff(t) * (alpha - 1)
     with np.errstate(over="ignore"):
@@ -291,9 +291,7 @@ def _polygon(alpha, t, log_e, near):
 
 
 def _mixture(table, beta, relation, orders):
-    """For each order a polygon (s, g) above the divergence of dithered laws at squared
-    distance s. [Lemmas coordinate and near]
-    """
+    "Per order, a polygon (s, g) above the dithered divergence. [Lemmas coordinate, near]"
     half = min(1.0, beta) / 2
     bends = _bends(table, 0.5 - half, 0.5 + half)
     ends, top = (bends, 2 * half) if relation == "replace" else (np.array([0.5]), half)
@@ -308,9 +306,7 @@ def _mixture(table, beta, relation, orders):
 
 # %% ../../nbs/baselines/mvu.ipynb #45527972
 def _ball(s, g, total, d):
-    """Largest sum of the concave envelope over d coordinates, or any number, whose
-    squares add up to total. [Lemma ball]
-    """
+    "Largest sum of the concave envelope over d coordinates, or any number. [Lemma ball]"
     if d is None:
         if (g[s == 0] > 0).any():
             return float("inf")

@@ -18,11 +18,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from dpcomm.core.checks import (
-    check_choice,
-    check_positive,
-    check_reals,
-)
+from ..core.checks import check_choice, check_positive, check_reals
 from ..core.files import write_whole
 from .contract import Whole, check_range
 

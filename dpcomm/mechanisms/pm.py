@@ -216,10 +216,7 @@ def coordinates(rng: np.random.Generator, d: int, count: int) -> np.ndarray:
 
 # %% ../../nbs/baselines/pm.ipynb #dddc1fb0
 def answers(mechanism: PmCodec, u: Tensor, rng) -> tuple:
-    """Draw k coordinates for every row, clip and send them. [Wang et al. 2019, Alg. 4]
-
-    Returns coordinates and answers in the units of u, both (n, k).
-    """
+    "Coordinates and answers in the units of u, both (n, k). [Wang et al. 2019, Alg. 4]"
     n, d, k = *u.shape, mechanism.sent(u.shape[1])
     at = np.empty((n, k), np.int64)
     draws = np.empty((2, n, k))

@@ -126,9 +126,7 @@ COIN_SHARE = 0.1  # of eps, for the coin; the threshold has the rest
 
 @functools.lru_cache(maxsize=8)
 def thresholds(d: int, levels: int, kappa_min: int = None) -> np.ndarray:
-    """Smallest eps that allows tau = 1..d; inf below kappa_min.
-    [sqsgd Sec. 4; lower side ours]
-    """
+    "Smallest eps that allows tau = 1..d; inf below kappa_min. [sqsgd Sec. 4; lower ours]"
     ratio = tails(check_size("d", d), levels).ratio
     low = -d if kappa_min is None else check_between("kappa_min", kappa_min, -d, d - 1)
     below = np.nextafter(-ratio / COIN_SHARE, np.inf)
@@ -199,27 +197,21 @@ def calibrate(
     check_choice("rule", rule, RULES)
     _, ratio, share = tails(d, levels)
     fit, log_odds = _allowed(d, levels, eps, rule, kappa_min)
-    near = fit[-1:] if rule == "paper" else _near_best(fit, log_odds, share)
+    near = fit[-1:]
+    if rule == "best":  # log p is at most min(0, log-odds), and log 2 below it
+        least = share[fit] + np.minimum(0, log_odds[fit])
+        near = fit[least > least.max() - 1]
     log_p = -np.logaddexp(0, -log_odds[near])
     gain = np.log(-np.expm1(-np.maximum(log_odds[near] + ratio[near], 1e-300)))
     log_m = share[near] + log_p + gain
     best = log_m.argmax()
     at, tau = near[best], int(near[best]) + 1
     p, m = math.exp(log_p[best]), math.exp(log_m[best])
-    kappa, q, price = (
-        2 * tau - d - 1,
-        (1 + (levels - 1) * m) / levels,
-        slack(d, levels, eps),
-    )
+    kappa, q = 2 * tau - d - 1, (1 + (levels - 1) * m) / levels
+    price = slack(d, levels, eps)
     odds = min(float(log_odds[at]), eps - price - float(ratio[at]))
     actual = odds + float(ratio[at]) + price
     return Calibration(d, levels, float(eps), kappa, tau, p, odds, m, q, actual)
-
-
-def _near_best(fit, log_odds, share):
-    "Places where m may be largest: log p is at most min(0, log-odds), and log 2 below it."
-    least = share[fit] + np.minimum(0, log_odds[fit])
-    return fit[least > least.max() - 1]
 
 
 def _allowed(d, levels, eps, rule, kappa_min):

@@ -92,7 +92,13 @@ class Quantised(ServerNoise):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_top(self)
+        low = self.levels / 2**19
+        if self.top < low:
+            raise ValueError(
+                f"top is {shown(self.top)}; with {self.level_bits} bits it must be in"
+                f" [{low:.2g}, 1], because no entry exceeds the clip and single"
+                " precision cannot represent a finer grid: change top"
+            )
 
     @property
     def length(self):
@@ -167,17 +173,6 @@ class Quantised(ServerNoise):
         return self.with_rounding(delta, eps, d)
 
 # %% ../../nbs/baselines/quantised.ipynb #970d608c
-def _check_top(mechanism):
-    "Refuse a grid that is finer than single precision."
-    low = mechanism.levels / 2**19
-    if mechanism.top < low:
-        raise ValueError(
-            f"top is {shown(mechanism.top)}; with {mechanism.level_bits} bits it must"
-            f" be in [{low:.2g}, 1], because no entry exceeds the clip and single"
-            " precision cannot represent a finer grid: change top"
-        )
-
-
 def longest(mechanism: Quantised, d: int) -> int:
     "Largest squared length of a message, in squared steps. [Kairouz et al. 2021, Prop. 22]"
     if mechanism.rounding == "zero":
@@ -237,19 +232,15 @@ def mixture_ratio(mechanism: Quantised, relation: str, seen: np.ndarray) -> np.n
             math.log1p(low - x) + far[0], math.log(max(x - low, 1e-300)) + far[1]
         ).sum(1)
 
-    other = (
-        log_law(-1)
-        if relation == "replace"
-        else -((seen / mechanism.std) ** 2).sum(1) / 2
-    )
-    return log_law(1) - other
+    if relation == "replace":
+        return log_law(1) - log_law(-1)
+    return log_law(1) + ((seen / mechanism.std) ** 2).sum(1) / 2
 
 # %% ../../nbs/baselines/quantised.ipynb #55984657
 def survival(mechanism, u: Tensor, rng) -> float:
     "Mean length of the messages along their updates, over the clip; u: no shorter."
     if not len(check_rows("u", check_finite("u", u))):
         raise ValueError("u has no rows; a mean needs at least one: pass a batch")
-    along = (mechanism.simulate(u, rng).double() * u).sum(1) / u.double().norm(
-        dim=1
-    ).clamp_min(1e-300)
+    along = (mechanism.simulate(u, rng).double() * u).sum(1)
+    along /= u.double().norm(dim=1).clamp_min(1e-300)
     return float(along.mean() / mechanism.clip_norm)

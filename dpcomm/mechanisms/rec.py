@@ -100,9 +100,7 @@ CHUNK = 2**15  # pairs of entries that exist at one time
 
 
 def log_weights(phi: np.ndarray, seed: int, group: int, ks: np.ndarray) -> np.ndarray:
-    """Log-likelihood ratios <z_k, phi> of candidates, by chunks; phi: a group over std.
-    [dprec Alg. 3, line 5]
-    """
+    "Log-likelihood ratios <z_k, phi> of candidates; phi: a group over std. [dprec Alg. 3]"
     total, ks = np.zeros(len(ks)), np.asarray(ks)[:, None]
     for start in range(0, len(phi), 2 * CHUNK):
         part = phi[start : start + 2 * CHUNK]
@@ -182,9 +180,7 @@ MANY = 64  # equal groups from which they are drawn together
 def simulate_many(
     phi: Tensor, size: int, std: float, n_candidates: int, rng: np.random.Generator
 ) -> Tensor:
-    """The law of simulate_group on every group of `size` entries, for one client.
-    [dprec Table 3]
-    """
+    "The law of simulate_group on all groups of `size`, for one client. [dprec Table 3]"
     blocks = torch.nn.functional.pad(phi, (0, -len(phi) % size)).view(-1, size)
     norm = torch.linalg.vector_norm(blocks, dim=1, dtype=torch.float64)
     along = []

@@ -13,12 +13,7 @@ import torch
 from scipy.special import erf, log_ndtr, ndtr
 from torch import Tensor
 
-from dpcomm.core.checks import (
-    check_choice,
-    check_positive,
-    check_reals,
-    check_size,
-)
+from ..core.checks import check_choice, check_positive, check_reals, check_size
 from ..core.random import bernoulli, private_stream, row_streams
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, header_bits

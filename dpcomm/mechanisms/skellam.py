@@ -13,17 +13,9 @@ from fractions import Fraction
 import numpy as np
 from scipy.special import ive
 
-from dpcomm.core.checks import (
-    check_number,
-    check_reals,
-    shown,
-)
+from ..core.checks import check_number, check_reals, shown
 from .contract import register
-from dpcomm.mechanisms.modular_noise import (
-    NoisySum,
-    OnRing,
-    check_release,
-)
+from .modular_noise import NoisySum, OnRing, check_release
 from ..privacy.accounting import INTEGER_ORDERS, TOGETHER, mixture_weights
 from ..privacy.whole_noise import skellam_curvature
 from ..secagg.skellam_noise import skellam
@@ -112,9 +104,7 @@ def rdp_skellam(orders, mu: float, delta2: float, delta1: float) -> np.ndarray:
 
 # %% ../../nbs/baselines/skellam.ipynb #395e5348
 def amplify(curve, q: float) -> np.ndarray:
-    """Rényi curve of symmetric noise at 2, 3, ..., sampled.
-    [Mironov, Talwar & Zhang 2019, Thm. 5]
-    """
+    "Rényi curve of symmetric noise at 2, 3, ..., sampled. [Mironov et al. 2019, Thm. 5]"
     curve = check_reals("curve", curve, "[0, inf]")
     if curve.ndim != 1 or len(curve) > 2**14:
         raise ValueError(

@@ -96,8 +96,8 @@ INNER = 0.98  # the cube aimed at, of the bound
 
 
 def project(a: Tensor, frame: Frame, bound: float) -> Tensor:
-    """Project on the cube of half-width `bound` and on the representations of u in
-    turn, then cut.
+    """Project on the cube of half-width `bound` and on representations of u in turn,
+    then cut.
     """
     a = a.clone()
     for _ in range(PROJECTIONS):

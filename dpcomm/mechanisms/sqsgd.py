@@ -107,7 +107,7 @@ PROJECTED = ("gradient", "sum")
 
 
 def span(bound: float, size: int, name: str = "fixed") -> float:
-    """Largest entry that is quantised; beyond it, entries are cut.
+    """Largest entry that is quantised; what lies beyond is cut.
     [sqsgd Sec. 3.3; 'tight' ours]
     """
     check_choice("span", name, SPANS)
@@ -307,10 +307,7 @@ class SqSgdCodec(Local):
 
 # %% ../../nbs/sqsgd/chapter.ipynb #8895a9ae
 def prepare(mechanism: SqSgdCodec, rows: Tensor, d: int) -> np.ndarray:
-    """Project the sum if wanted, rotate, cut to the range. [sqsgd Alg. 2; cut ours]
-
-    rows: (n, d_hat), the selected coordinates. Returns (n, D) float64.
-    """
+    "Project if wanted, rotate, cut: rows (n, d_hat) to (n, D). [sqsgd Alg. 2; cut ours]"
     x = rows.double().cpu()
     if mechanism.projected == "sum":
         x = clip_l2(x, mechanism.bound)
@@ -330,9 +327,7 @@ def restore(mechanism: SqSgdCodec, values: np.ndarray, d: int) -> Tensor:
 
 # %% ../../nbs/sqsgd/chapter.ipynb #5da69713
 def send(mechanism: SqSgdCodec, rows: Tensor, d: int, rng) -> Tensor:
-    """One private message per row, decoded, (n, d_hat); unbiased where nothing is cut.
-    [sqsgd Alg. 2, lines 12-17]
-    """
+    "One private message per row, decoded, (n, d_hat). [sqsgd Alg. 2, lines 12-17]"
     x, cal = prepare(mechanism, rows, d), mechanism.calibration(d)
     return restore(mechanism, privquant.privatise(x, mechanism.limit(d), cal, rng), d)
 

@@ -88,9 +88,7 @@ def size(fraction: float, d: int) -> int:
 
 # %% ../../nbs/fltop/chapter.ipynb #4a9ab1f0
 def top_k(scores: Tensor, fraction: float) -> Support:
-    """Keep the K coordinates that public data moves most; among equals the first.
-    [fltop Sec. 3.1]
-    """
+    "Keep the K coordinates that move most; among equals the first. [fltop Sec. 3.1]"
     check_finite("scores", check_vector("scores", scores))
     order = torch.sort(scores, descending=True, stable=True).indices
     return Support(order[: size(fraction, len(scores))].numpy())
@@ -178,7 +176,16 @@ class TopK(LinearSketch):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_support(self)
+        if not isinstance(self.support, (Support, type(None))):
+            raise TypeError(
+                f"support is {shown(self.support)}; it must be a Support: pass"
+                " Support(coordinates), or None"
+            )
+        if self.fresh and self.support is not None:
+            raise ValueError(
+                f"fresh is {shown(self.fresh)}, but a support is given, and fresh draws"
+                " a new one each round: leave out one of the two"
+            )
 
     def for_round(self, t):
         return replace(self, round=t) if self.fresh else self
@@ -215,21 +222,6 @@ class TopK(LinearSketch):
         kept, d = self.sketch(check_finite("u", check_rows("u", u))), u.shape[1]
         variance = torch.full_like(kept, self.share**2)
         return self.expand(kept, d) - u, self.expand(variance, d)
-
-# %% ../../nbs/fltop/chapter.ipynb #3cac5fp1
-def _check_support(mechanism):
-    "Refuse a support that is none, and one that is given and drawn."
-    support, fresh = mechanism.support, mechanism.fresh
-    if not isinstance(support, (Support, type(None))):
-        raise TypeError(
-            f"support is {shown(support)}; it must be a Support: pass"
-            " Support(coordinates), or None"
-        )
-    if fresh and support is not None:
-        raise ValueError(
-            f"fresh is {shown(fresh)}, but a support is given, and fresh draws a new"
-            " one each round: leave out one of the two"
-        )
 
 # %% ../../nbs/fltop/chapter.ipynb #b59a7a50
 def chosen(mechanism: TopK, d: int) -> Support:

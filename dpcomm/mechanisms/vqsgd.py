@@ -135,9 +135,7 @@ class CornerCodec(Local):
 def corners(
     mechanism: CornerCodec, x, rng: np.random.Generator, repeats: int
 ) -> np.ndarray:
-    """Draw corners 2 i (+e_i) or 2 i + 1 (-e_i), along x or anywhere.
-    [Gandikota et al. 2019]
-    """
+    "Draw corners 2 i (+e_i), 2 i + 1 (-e_i), along x or anywhere. [Gandikota et al. 2019]"
     d, size = len(x), np.abs(x)
     norm, ends = math.sqrt(size @ size), np.cumsum(size)
     if not math.isfinite(norm):

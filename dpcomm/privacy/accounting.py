@@ -35,13 +35,7 @@ from dpcomm.privacy.guarantee import (
     _check_scope,
     _check_text,
 )
-from dpcomm.privacy.pairs import (
-    SWAPS,
-    Listed,
-    gaussian_pairs,
-    seen_pairs,
-    upper_end,
-)
+from .pairs import SWAPS, Listed, gaussian_pairs, seen_pairs, upper_end
 
 # %% ../../nbs/foundations/accounting.ipynb #acb4df1e
 TOP_ORDER = 2**20  # a moment is a sum of as many terms
@@ -155,9 +149,7 @@ def _log_moment_fractional(order, sigma, q):
 
 # %% ../../nbs/foundations/accounting.ipynb #e1d62388
 def _log_moment(order, sigma, q):
-    """log A at any order > 1, 0 < q < 1; the chord where float64 would round it away.
-    [Mironov, Talwar & Zhang 2019, Sec. 3.3]
-    """
+    "log A at any order > 1; the chord for what float64 rounds away. [Mironov et al. 2019]"
     below = np.floor(order)
     if order == below:
         return _log_moment_integer(order, sigma, q)
@@ -220,9 +212,7 @@ def _check_curve(orders, rdp):
 
 
 def _conversion_gain(orders, conversion):
-    """The amount that a conversion subtracts from log(1/delta), nats.
-    [Canonne, Kamath & Steinke 2020, Prop. 12]
-    """
+    "Nats that a conversion subtracts from log(1/delta). [Canonne et al. 2020, Prop. 12]"
     check_choice("conversion", conversion, CONVERSIONS)
     if conversion == "classic":
         return 0 * orders
@@ -390,7 +380,7 @@ def _missing_bound(relation, sampling, trust, accountant):
 
 # %% ../../nbs/foundations/accounting.ipynb #e919ba3d
 def _sensitivity(relation, sampling, trust, accountant):
-    """Largest change of the noisy sum, in clips; raises where no bound is implemented.
+    """Largest change of the sum, in clips; ValueError: no bound.
     [Dwork & Roth 2014, Def. 3.8]
     """
     check_choice("relation", relation, RELATIONS)

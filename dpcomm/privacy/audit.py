@@ -88,9 +88,7 @@ def _check_pmfs(p, q):
 
 
 def _prefix_eps(p, q, delta):
-    """Largest log((P[S] - delta) / Q[S]) over prefixes of the likelihood order, >= 0.
-    [Neyman & Pearson 1933]
-    """
+    "Largest log((P[S] - delta) / Q[S]) over prefixes, >= 0. [Neyman & Pearson 1933]"
     ratio = np.divide(p, q, out=np.full_like(p, np.inf), where=q > 0)
     order = np.argsort(-ratio, kind="stable")
     hit, false = np.cumsum(p[order]) - delta, np.cumsum(q[order])
@@ -115,9 +113,7 @@ def enumerated_eps(p, q, delta: float) -> tuple:
 
 # %% ../../nbs/foundations/audit.ipynb #40aebc35
 def enumerated_delta(p, q, eps: float) -> tuple:
-    """Exact (forward, reverse) delta of two listed distributions.
-    [Balle & Wang 2018, Thm. 5]
-    """
+    "Exact (forward, reverse) delta of listed distributions. [Balle & Wang 2018, Thm. 5]"
     p, q = _check_pmfs(p, q)
     growth = np.exp(check_number("eps", eps, "[0, inf)"))
     forward, reverse = np.maximum(p - growth * q, 0), np.maximum(q - growth * p, 0)
@@ -128,9 +124,7 @@ ALARM = "[1e-100, 1)"  # below, no interval of floats is that sure
 
 
 def clopper_pearson(hits, n: int, alarm: float) -> tuple:
-    """Interval (low, high) of a binomial chance; it misses at rate alarm.
-    [Clopper & Pearson 1934]
-    """
+    "Interval of a binomial chance that misses at rate alarm. [Clopper & Pearson 1934]"
     check_number("alarm", alarm, ALARM)
     k = check_reals("hits", hits, f"[0, {check_between('n', n, 1, 2**53)}]")
     low = np.where(k > 0, betaincinv(np.maximum(k, 1), n - k + 1, alarm / 2), 0.0)
@@ -554,9 +548,7 @@ MESSAGES = 4000  # of each world; they are made one by one
 
 
 def message_scores(mechanism, present: bool, n: int, rng, d: int = 4) -> dict:
-    """Encode, decode, and look at bits: attack -> (n,) scores; d: equal entries.
-    [Mironov 2012]
-    """
+    "Encode, decode, and look at bits: attack -> (n,) scores. [Mironov 2012]"
     import torch
 
     from dpcomm.core.random import Insecure

@@ -6,7 +6,6 @@
 __all__ = ['theorem1_epsilon', 'fixed_size_rdp', 'fixed_size_epsilon', 'participations', 'known_cohort_epsilon']
 
 # %% ../../nbs/fltop/privacy.ipynb #f1e2a2a2
-import functools
 import math
 
 import numpy as np
@@ -26,6 +25,7 @@ from dpcomm.privacy.accounting import (
     INTEGER_ORDERS,
     ORDERS,
     TOP_ORDER,
+    _usual_curve,
     calibrate,
     compose,
     gaussian_eps,
@@ -205,20 +205,15 @@ def _connect_the_dots(sigma, q, k, step):
     return mass, above, below
 
 # %% ../../nbs/fltop/privacy.ipynb #35bc12c1
-def _lowest_point(q, step, top, relation):
-    "Index of the smallest loss of the mixture; 0 where both directions share a grid."
-    if relation == "replace":
-        return 0
-    return max(int(np.log1p(-q) / step) - 1 if q < 1 else -top, -top)
-
-
 def _loss_grids(sigma, q, step, relation):
     "Circular grids of privacy losses, one a direction, each with the mass at infinity."
     reach = (2 + 19 * sigma) / sigma**2
     top = min(
         int((reach + np.log(q + (1 - q) * np.exp(-reach))) / step) + 1, HALF_GRID - 1
     )
-    bottom = _lowest_point(q, step, top, relation)
+    bottom = 0  # where both directions share a grid
+    if relation != "replace":
+        bottom = max(int(np.log1p(-q) / step) - 1 if q < 1 else -top, -top)
     k, grid = np.arange(bottom, top + 1), np.zeros(2 * HALF_GRID)
     mass, above, below = _connect_the_dots(sigma, q, k, step)
     forward, back = grid.copy(), grid.copy()
@@ -370,12 +365,6 @@ def known_cohort_epsilon(
     )
 
 # %% ../../nbs/fltop/privacy.ipynb #3df69d43
-@functools.lru_cache(16)
-def _sampled_curve(sigma, q):
-    "Rényi curve at ORDERS, kept: calibration asks for the training's again and again."
-    return rdp_subsampled_gaussian(ORDERS, sigma, q)
-
-
 def vote_epsilon(
     vote_sigma: float,
     delta: float,
@@ -391,9 +380,9 @@ def vote_epsilon(
     take part in the vote, and in a round of training. sigma: of the training; None: no
     training.
     """
-    curve = _sampled_curve(vote_sigma, _check_rate("vote_q", vote_q))
+    curve = _usual_curve(vote_sigma, _check_rate("vote_q", vote_q))
     if sigma is not None:
-        curve = curve + compose(_sampled_curve(sigma, _check_rate("q", q)), rounds)
+        curve = curve + compose(_usual_curve(sigma, _check_rate("q", q)), rounds)
     return guarantee_from_rdp(
         ORDERS,
         curve,
@@ -430,37 +419,6 @@ def vote_recall(n: int, K: int, voters: int, vote_sigma: float) -> float:
 # %% ../../nbs/fltop/privacy.ipynb #c9338ee8
 MOST_ROUNDS = 10**6  # rounds of a run that the table composes
 
-
-def _hidden_rows(sigma, q, rounds, delta, left):
-    "Promises to an observer who does not know the cohorts."
-
-    def poisson(s):
-        return gaussian_guarantee(
-            s, delta, q, rounds, sampling="poisson", accountant="pld"
-        )
-
-    joins = fixed_size_epsilon(sigma, q, rounds, delta, "add-remove")
-    swapped = fixed_size_epsilon(sigma, q, rounds, delta)
-    return {
-        "Poisson cohorts nobody sees": poisson(sigma),
-        "the same, shares missing": poisson(sigma * math.sqrt(left)),
-        "fixed cohorts nobody sees, add-remove": joins,
-        "fixed cohorts nobody sees, replace": swapped,
-    }
-
-
-def _server_rows(sigma, q, rounds, n_clients, delta, left):
-    "Promises to the server, who knows the cohorts."
-    often = participations(rounds, q, 0.99, n_clients)
-    median = participations(rounds, q)
-    missing = known_cohort_epsilon(sigma, often, delta, honest=left)
-    return {
-        "server, one participation": known_cohort_epsilon(sigma, 1, delta),
-        "server, median client": known_cohort_epsilon(sigma, median, delta),
-        "server, most frequent client": known_cohort_epsilon(sigma, often, delta),
-        "the same, with missing shares": missing,
-    }
-
 # %% ../../nbs/fltop/privacy.ipynb #4a3c1501
 def guarantee_table(
     sigma: float,
@@ -485,5 +443,25 @@ def guarantee_table(
     if best is not None:
         table["Theorem 1, best round"] = theorem1_epsilon(sigma, q, best, delta)
     table["Theorem 1, last round"] = theorem1_epsilon(sigma, q, rounds, delta)
-    hidden = _hidden_rows(sigma, q, rounds, delta, left)
-    return table | hidden | _server_rows(sigma, q, rounds, n_clients, delta, left)
+    joins = fixed_size_epsilon(sigma, q, rounds, delta, "add-remove")
+    often = participations(rounds, q, 0.99, n_clients)
+
+    def poisson(s):
+        how = dict(sampling="poisson", accountant="pld")
+        return gaussian_guarantee(s, delta, q, rounds, **how)
+
+    def server(visits, honest=1.0):
+        return known_cohort_epsilon(sigma, visits, delta, honest=honest)
+
+    return table | {
+        "Poisson cohorts nobody sees": poisson(sigma),
+        "the same, shares missing": poisson(sigma * math.sqrt(left)),
+        "fixed cohorts nobody sees, add-remove": joins,
+        "fixed cohorts nobody sees, replace": fixed_size_epsilon(
+            sigma, q, rounds, delta
+        ),
+        "server, one participation": server(1),
+        "server, median client": server(participations(rounds, q)),
+        "server, most frequent client": server(often),
+        "the same, with missing shares": server(often, left),
+    }

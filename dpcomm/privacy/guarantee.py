@@ -297,7 +297,7 @@ def recorded(fields: dict) -> Guarantee:
 
 # %% ../../nbs/foundations/guarantee.ipynb #c0b1f0b1
 def large_delta(delta: float, n_clients: float = None) -> str:
-    """The note about a delta that lets one client be published, or ''.
+    """The note about a delta that lets one client be published.
     [Dwork & Roth 2014, Sec. 2.3]
     """
     if n_clients is None or delta * n_clients < 1:

@@ -45,9 +45,7 @@ def _dual_weights(eps, v, r):
 def one_run_pvalue(
     eps: float, correct: int, guesses: int, canaries: int, delta: float
 ) -> float:
-    """The largest chance of `correct` of `guesses` in a private run.
-    [this page, Thm. one-run]
-    """
+    "Largest chance of `correct` of `guesses` in a private run. [this page, Thm. one-run]"
     _check_guesses(correct, guesses, canaries)
     check_number("eps", eps, "[0, inf)")
     check_number("delta", delta, "[0, 1)")
@@ -93,9 +91,7 @@ def one_run_eps(
 
 # %% ../../nbs/foundations/one_run.ipynb #8c9c3d28
 def guess(scores, guesses: int) -> np.ndarray:
-    """Guess the canaries at both ends: 1 in, -1 out, 0 no guess.
-    [Steinke et al. 2023, Alg. 1]
-    """
+    "Guess the canaries at both ends: 1 in, -1 out, 0 none. [Steinke et al. 2023, Alg. 1]"
     scores = check_reals("scores", scores, "[-inf, inf]")
     if scores.ndim != 1:
         raise ValueError(

@@ -555,9 +555,7 @@ def upper_end(parts: list, delta: float) -> float:
 
 
 def both_ends(parts: list, delta: float) -> tuple:
-    """Lower and upper epsilon of a list of (pair, rounds), in one direction.
-    [this page, Props. 1 to 3]
-    """
+    "Both ends of epsilon of (pair, rounds) in one direction. [this page, Props. 1 to 3]"
     plan = _Plan(parts, delta)
     low, high = 0.0, sum(r * pair.top for pair, r in parts)
     theta = plan.theta

@@ -13,13 +13,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from dpcomm.core.checks import (
-    ENTRIES,
-    check_between,
-    check_choice,
-    check_number,
-    shown,
-)
+from ..core.checks import ENTRIES, check_between, check_choice, check_number, shown
 from dpcomm.privacy.accounting import (
     CONVERSIONS,
     calibrate,
@@ -377,9 +371,7 @@ def pld_bracket(
     relation: str = "null-slot",
     cohort: int = 1,
 ) -> tuple:
-    """Both ends of the exact epsilon of the worst split, the upper of `pld_epsilon`.
-    [Prop. I]
-    """
+    "The worst split's epsilon from below, and from above as `pld_epsilon` has it. [Prop. I]"
     if isinstance(relation, str) and relation in ("replace", "local"):
         raise ValueError(
             f"relation is {shown(relation)}; a lower bound exists only for"

@@ -379,10 +379,7 @@ def _grid_laws(c, K, groups, q, rounds, delta, up):
 def null_slot_pairs(
     c: float, K: int, groups: int, q: float, rounds: int, delta: float
 ) -> tuple:
-    """Pairs that cover a slot maybe the client's, against null. [Props. I and K]
-
-    rounds, delta: for which the grid is chosen. Returns one pair a direction.
-    """
+    "Pairs, one a direction, of a slot maybe the client's, against null. [Props. I and K]"
     laws, step, _, _ = _grid_laws(c, K, groups, q, rounds, delta, True)
     return tuple(OnGrid(i + np.arange(len(m)), m, lost, step) for i, m, lost in laws)
 

@@ -15,9 +15,7 @@ from ..core.checks import check_between, check_number
 
 # %% ../../nbs/foundations/whole_noise.ipynb #wn000008
 def normal_std(curvature: float) -> float:
-    """Normal noise, in steps, that hides no more than integer noise; 0: none.
-    [this page, Prop. 1]
-    """
+    "Normal noise, in steps, that hides no more than integer noise. [this page, Prop. 1]"
     k = float(check_number("curvature", curvature, "(0, inf]"))
     if k > 3:
         return math.exp(-k / 2) / math.sqrt(1.001)
@@ -43,9 +41,7 @@ def _theta_parts(v, n):
 
 
 def gaussian_curvature(variance: float, n: int = 1) -> float:
-    """Largest curvature of a sum of n discrete Gaussians; inf: not proved.
-    [this page, Prop. 2]
-    """
+    "Largest curvature of a sum of n discrete Gaussians. [this page, Prop. 2]"
     v = float(check_number("variance", variance, "[1e-30, 1e30]"))
     n = int(check_between("n", n, 1, 2**31))
     one = (1 + 1e-12) / (n * v)

@@ -103,6 +103,9 @@ def check_bundle(setup: Setup, i: int, body: bytes, seen: dict) -> None:
 class Client:
     """One client in one session: `start`, then a reply to each message of the server.
 
+    setup, identity, directory, seed, counter: as of `resume`.
+    me: id, 0..n_clients - 1.
+    vector: (d,) whole numbers in the ring; may be set until it is sent.
     share_keys: id of a neighbour -> key of the shares to and from it.
     agreed: id of a neighbour -> secret that both masks come from.
     held: id of a neighbour -> its two shares; () if they do not fit.
@@ -120,14 +123,7 @@ class Client:
     lists: bytes
 
     def __init__(
-        self,
-        setup: Setup,  # of the session
-        me: int,  # id, 0..n_clients - 1
-        identity,  # Ed25519 private key, whose public key is in the directory
-        directory: dict,  # id -> 32 bytes, for every client and SERVER
-        vector=None,  # (d,) whole numbers in the ring; may be set until it is sent
-        seed=None,  # None: fresh secrets; int: fixed ones, for tests and pages only
-        counter=None,  # state.Counter stored with the key, if the client will be stored
+        self, setup, me: int, identity, directory, vector=None, seed=None, counter=None
     ):
         check_between("me", me, 0, setup.n_clients - 1)
         check_directory(setup, directory)
@@ -194,10 +190,10 @@ class Client:
         """Restore a client. ValueError if the state is damaged or of another session.
 
         setup: of the session.
-        identity: Ed25519 private key.
-        directory: id -> 32 bytes.
+        identity: Ed25519 private key, whose public key is in the directory.
+        directory: id -> 32 bytes, for every client and SERVER.
         state: of `state`.
-        seed: as the client was made with.
+        seed: as the client was made with; None: fresh secrets; int: for tests and pages.
         counter: state.Counter beside the key; may be left out with a seed.
         Returns: the client.
         """
@@ -271,7 +267,7 @@ FORWARDED_SIZE = DEALT_SIZE + 3 * ELEMENT_SIZE  # with values of the lines and e
 
 
 def neighbour_bundles(client: Client, body: bytes) -> dict:
-    """Check signatures, parameters and repetitions: id -> bundle.
+    """Check signatures, parameters, repetitions: id -> bundle.
     [Bonawitz et al. 2017, Fig. 4]
     """
     setup, size = client.setup, BUNDLE_SIZE + SIGNATURE_SIZE
@@ -296,9 +292,8 @@ def _agreements(private, keys, part):
 
 
 def share_secrets(client: Client, body: bytes) -> bytes:
-    """Round 1: split mask key and own seed. [Bonawitz et al. 2017, Fig. 4]
-
-    Returns start and lines of the proof, encrypted shares and their hashes.
+    """Round 1: deal mask key and own seed, encrypted, with a proof.
+    [Bonawitz et al. 2017, Fig. 4]
     """
     setup, me, bundles = client.setup, client.me, neighbour_bundles(client, body)
     boxes = _agreements(client.box, bundles, slice(0, 32))
@@ -323,12 +318,7 @@ def share_secrets(client: Client, body: bytes) -> bytes:
 
 # %% ../../nbs/secagg/client.ipynb #38a22e07
 def open_shares(client: Client, i: int, record: bytes) -> tuple:
-    """Decrypt two shares of client i and hold them to their commitments.
-    [Atapoor et al. 2023]
-
-    record: shares, their hashes, values of the lines, e. Returns no shares if they are
-    no good.
-    """
+    "Two shares of client i if they fit their commitments, else (). [Atapoor et al. 2023]"
     setup, me = client.setup, client.me
     about = HEAD.pack(setup.session, SHARE, i, me)
     cipher = ChaCha20Poly1305(client.share_keys[i])

@@ -142,12 +142,12 @@ def take_fields(party, fields: dict, names: tuple) -> None:
 
 # %% ../../nbs/secagg/client_state.ipynb #57a7e116
 class Counter:
-    "Progress of the sessions of a key: the number only increases."
+    """Progress of the sessions of a key: the number only increases.
 
-    def __init__(
-        self,
-        folder,  # next to the private key; created if it is missing
-    ):
+    folder: next to the private key; created if it is missing.
+    """
+
+    def __init__(self, folder):
         self.folder = Path(folder)
 
     def reached(self, session: bytes, me: int) -> int:

@@ -27,9 +27,8 @@ def more_bits(
 
 # %% ../../nbs/secagg/discrete.ipynb #69cd7caa
 def decide(answer, prefix: int, bits: int, rng: np.random.Generator, more: int = 64):
-    """Ask with as many bits of a uniform number as it takes. [Devroye 1986, Ch. II.2]
-
-    answer: function of (prefix, bits); None if these do not decide.
+    """Ask (prefix, bits) with more bits until the answer is not None.
+    [Devroye 1986, Ch. II.2]
     """
     while (found := answer(prefix, bits)) is None:
         prefix, bits = more_bits(prefix, bits, rng, more)
@@ -37,10 +36,7 @@ def decide(answer, prefix: int, bits: int, rng: np.random.Generator, more: int =
 
 # %% ../../nbs/secagg/discrete.ipynb #d0disc12
 def choose(weights, prefix: int, bits: int, rng: np.random.Generator) -> int:
-    """The symbol, by weights up to a factor, whose part of the unit interval holds a
-    number.
-    [inversion]
-    """
+    "The symbol whose part of the unit interval, by weights, holds a number. [inversion]"
     ends = list(accumulate(map(Fraction, weights)))
 
     def symbol(prefix, bits):
@@ -108,11 +104,7 @@ def exp_fixed(a: Fraction, bits: int) -> int:
 
 # %% ../../nbs/secagg/discrete.ipynb #8369a30a
 def cumulative(sigma2: Fraction, bits: int, half: bool = False) -> list:
-    """2^bits P(size <= x), each within 1, of a discrete Gaussian.
-    [Canonne et al. 2020, Def. 1]
-
-    half: of z given z >= 0, in place of |z|.
-    """
+    "2^bits P(|z| <= x), or of z given z >= 0, each within 1. [Canonne et al. 2020, Def. 1]"
     wide = bits + 64
     weight = 1 << wide
     ratio = exp_fixed(1 / (2 * sigma2), wide)
@@ -170,9 +162,7 @@ def sizes_by_inversion(
     half: bool = False,
     bits: int = PREFIX_BITS,
 ) -> np.ndarray:
-    """Sizes of discrete Gaussian numbers from uniform words, exactly.
-    [Devroye 1986, Ch. III.2]
-    """
+    "Sizes of discrete Gaussian numbers from uniform words. [Devroye 1986, Ch. III.2]"
     edges, guide = size_table(sigma2, half, bits)
     size = guide[words >> max(0, bits - GUIDE_BITS)].astype(np.int64)
     left = np.flatnonzero(size < 0)
@@ -285,9 +275,7 @@ def exact_variance(sigma2) -> Fraction:
 
 # %% ../../nbs/secagg/discrete.ipynb #c0b1f1a2
 def tau(variance: float, n: int) -> float:
-    """Divergence of a sum of n discrete Gaussians from one, variances in squared steps.
-    [Kairouz et al. 2021, Prop. 14]
-    """
+    "Divergence of a sum of n discrete Gaussians from one. [Kairouz et al. 2021, Prop. 14]"
     check_positive("variance", variance)
     check_between("n", n, 1)
     full = min(n - 1, 2**16)

@@ -25,12 +25,7 @@ def party_name(party: int) -> str:
 class SecAggError(ValueError):
     "Base of the protocol's errors; `client` (an id) and `round` (a name) say whose message it was."
 
-    def __init__(
-        self,
-        text: str,  # the fault, and what to do
-        client: int,  # id of a client, or SERVER
-        step: int,  # index into ROUNDS
-    ):
+    def __init__(self, text: str, client: int, step: int):
         self.client, self.round = client, ROUNDS[step]
         super().__init__(f"round {shown(self.round)}, {party_name(client)}: {text}")
 

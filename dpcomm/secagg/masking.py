@@ -24,11 +24,7 @@ from .errors import BadKey
 
 # %% ../../nbs/secagg/masking.ipynb #0543aeef
 def random_source(seed=None, *path):
-    """Source of secrets: a number of bytes -> random bytes.
-
-    seed: None for the operating system; a number, with the address `path`, for tests
-    and pages.
-    """
+    "Source of secrets: number of bytes -> bytes; a seed fixes it, for tests and pages."
     if seed is None:
         return os.urandom
     check_between("seed", seed, -(2**255), 2**255)

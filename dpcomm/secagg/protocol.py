@@ -131,9 +131,7 @@ def _check_bytes(setup):
 
 # %% ../../nbs/secagg/protocol.ipynb #d0prot08
 def check_setup(setup: Setup) -> None:
-    """Fill in defaults; refuse unsafe or ambiguous parameters.
-    [Bonawitz et al. 2017, Sec. 6]
-    """
+    "Fill in defaults; refuse unsafe parameters. [Bonawitz et al. 2017, Sec. 6]"
     n = check_between("n_clients", setup.n_clients, 2, SERVER - 1)
     check_between("d", setup.d, 1, 2**32 - 1)
     if not isinstance(setup.ring, Ring):
@@ -207,9 +205,7 @@ def committee(setup: Setup) -> list:
 
 # %% ../../nbs/secagg/protocol.ipynb #e31d8eda
 def surely_connected(setup: Setup, alive) -> bool:
-    """Whether masks connect all: at most one gap of k / 2 or more.
-    [Bell et al. 2020, Sec. 3]
-    """
+    "Whether masks connect all: at most one gap of k / 2. [Bell et al. 2020, Sec. 3]"
     circle = client_circle(setup.n_clients, setup.session)
     here = np.isin(circle, list(alive)).nonzero()[0]
     gaps = np.diff(here, append=here[:1] + setup.n_clients) - 1
@@ -247,10 +243,7 @@ def check_survivors(setup: Setup, alive, owners, step: int, refused=()) -> None:
 def share_commitment(
     setup: Setup, owner: int, holder: int, kind: int, value: int, blind: int
 ) -> bytes:
-    """Hash of a share, which binds its owner and its holder. [Atapoor et al. 2023]
-
-    kind: 0 of the own seed, 1 of the mask key.
-    """
+    "Hash of a share of one kind, its owner and its holder. [Atapoor et al. 2023]"
     place = HEAD.pack(setup.session, SHARE, owner, holder)
     head = b"dpcomm secagg a share" + place + bytes([kind])
     return hashlib.sha256(head + pack_elements((value, blind))).digest()
@@ -259,10 +252,7 @@ def share_commitment(
 def matches_commitment(
     setup: Setup, owner: int, holder: int, kind: int, value: int, commitment: tuple
 ) -> bool:
-    """Compute the blind value and compare the hashes. [Atapoor et al. 2023]
-
-    commitment: (hash, value of the line, e).
-    """
+    "Whether a share fits its (hash, value of the line, e). [Atapoor et al. 2023]"
     if value >= PRIME:
         return False
     hashed, line, e = commitment

@@ -135,17 +135,11 @@ class FixedPoint:
         "Largest size of an entry, in steps of the grid."
         return math.ceil(self.bound / self.scale)
 
-    def encode(
-        self,
-        x,  # array or tensor of floats, any shape, |x| <= bound
-    ) -> np.ndarray:  # same shape, int64 in [0, modulus)
+    def encode(self, x) -> np.ndarray:
         "Ring elements of a vector; Overflow beyond the bound."
         return self.ring.wrap(round_to_grid(self, x))
 
-    def decode(
-        self,
-        total,  # array of ring elements: one encoded vector, or a sum of n_clients
-    ) -> np.ndarray:  # same shape, float64, in the units of scale
+    def decode(self, total) -> np.ndarray:
         "The vector, or the sum of vectors, that ring elements represent."
         return self.scale * self.ring.lift(total)
 
@@ -194,11 +188,7 @@ def overflow_probability(
 
 # %% ../../nbs/secagg/ring.ipynb #50e2831e
 def rounded_norm(norm: float, D: int, beta: float) -> float:
-    """Length, in steps, that conditional rounding allows.
-    [Kairouz et al. 2021, Prop. 22]
-
-    beta: chance at most that one rounding is longer.
-    """
+    "Longest rounding, by chance beta longer, in steps. [Kairouz et al. 2021, Prop. 22]"
     check_number("norm", norm, "[0, 1e150]")
     check_size("D", D)
     check_number("beta", beta, "[0, 1)")
@@ -254,9 +244,7 @@ def _in_vain(x, longest):
 
 
 def conditional_round(x, norm_bound, rng) -> np.ndarray:
-    """Round at random to vectors within a length, in steps, (n, D).
-    [Kairouz et al. 2021, Alg. 1]
-    """
+    "Round at random within a length, all in steps. [Kairouz et al. 2021, Alg. 1]"
     x = x if isinstance(x, np.ndarray) and not x.size else check_reals("x", x)
     if x.ndim != 2:
         raise ValueError(

@@ -69,6 +69,8 @@ from dpcomm.secagg.shamir import (
 class Server:
     """The server of one session: `receive` each client's message, then `advance`.
 
+    identity: Ed25519 private key, whose public key is in the directory.
+    directory: id -> 32 bytes, for every client and SERVER.
     advertised: share: ids of clients that sent keys.
     bundles: share: id -> the two keys it sent.
     shared: complain: ids of clients that sent shares.
@@ -89,12 +91,7 @@ class Server:
     lists: bytes
     result: np.ndarray
 
-    def __init__(
-        self,
-        setup: Setup,  # of the session
-        identity,  # Ed25519 private key, whose public key is in the directory
-        directory: dict,  # id -> 32 bytes, for every client and SERVER
-    ):
+    def __init__(self, setup: Setup, identity, directory: dict):
         check_directory(setup, directory)
         self.setup, self.identity, self.directory = setup, identity, directory
         self.step, self.lock = ADVERTISE, threading.Lock()
@@ -198,10 +195,7 @@ def accept_bundle(server: Server, client: int, body: bytes) -> bytes:
 
 # %% ../../nbs/secagg/server.ipynb #d0srv02
 def accept_shares(server: Server, client: int, body: bytes) -> tuple:
-    """Round 1: a record for each neighbour that takes part, and a proof that holds.
-
-    Returns encrypted shares by neighbour; the dealing without the shares; e.
-    """
+    "Round 1: shares by neighbour, the dealing without them, e; the proof must hold."
     setup, t = server.setup, server.setup.threshold
     size = ELEMENT_SIZE * (1 + 2 * t)
     due = set(server.graph[client].tolist()) & server.advertised
@@ -400,10 +394,7 @@ def _check_mask_key(secret, sent, i):
 
 
 def recovered_masks(server: Server, i: int, secret: int) -> list:
-    """The (key, negative) of masks that a secret opens. [Bonawitz et al. 2017, Fig. 4]
-
-    secret: what the shares gave: a survivor's seed, a dropout's mask key.
-    """
+    "The (key, negative) of masks that a secret opens. [Bonawitz et al. 2017, Fig. 4]"
     setup, bundles = server.setup, server.bundles
     if i in server.survivors:
         own, context = pack_elements((secret,)), (setup.session, MASKED, i, i)

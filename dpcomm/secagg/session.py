@@ -92,11 +92,6 @@ class SessionResult(NamedTuple):
     traffic: np.ndarray
     seconds: dict
 
-# %% ../../nbs/secagg/session.ipynb #4d6c9952
-def ideal_sum(vectors, ring: Ring) -> np.ndarray:
-    "The sum that the protocol computes, without the protocol."
-    return ring.sum(vectors)
-
 # %% ../../nbs/secagg/session.ipynb #d0ses02
 @contextmanager
 def _spent(seconds, who):
@@ -243,16 +238,6 @@ def find_committee(
             return m, s, float(corrupt[c + 1]), float(gone[m - s + 1])
     return n, most, 0.0, 0.0
 
-# %% ../../nbs/secagg/session.ipynb #5c0a1206
-def check_rates(
-    dropout: float, corrupt: float, security: float, correctness: float
-) -> None:
-    "Refuse what is no fraction or no exponent."
-    for name, value in dict(dropout=dropout, corrupt=corrupt).items():
-        check_number(name, value, "[0, 1)")
-    for name, value in dict(security=security, correctness=correctness).items():
-        check_number(name, value, "(0, 1000]")
-
 # %% ../../nbs/secagg/session.ipynb #80c6665e
 def _try_degree(n, k, lost, bad, quorum, malicious, share, stuck_share):
     "Threshold, quorum and the three bounds for k neighbours; None if k is too small."
@@ -288,7 +273,10 @@ def graph_parameters(
     correctness: P(stuck or mute) <= 2**-correctness; (0, 1000].
     Returns: the smallest that serves; ValueError if none does.
     """
-    check_rates(dropout, corrupt, security, correctness)
+    for name, value in dict(dropout=dropout, corrupt=corrupt).items():
+        check_number(name, value, "[0, 1)")
+    for name, value in dict(security=security, correctness=correctness).items():
+        check_number(name, value, "(0, 1000]")
     check_choice("malicious", malicious, (True, False))
     n = check_between("n_clients", n_clients, 3, MOST_SHARES)
     lost, bad = (int(rate * n + 1e-9) for rate in (dropout, corrupt))
@@ -312,9 +300,7 @@ def _body_sizes(setup):
     "Bytes of every body, (up, down) for each round; None where nothing is sent."
     n, k, t = setup.n_clients, setup.neighbours, setup.threshold
     listed = -(-n // 8)
-    everybody = (
-        setup.committee == n
-    )  # then each client itself signed, and needs one less
+    everybody = setup.committee == n  # then each client signed, and needs one less
     return (
         (BUNDLE_SIZE, k * (4 + BUNDLE_SIZE + SIGNATURE_SIZE)),
         (ELEMENT_SIZE * (1 + 2 * t) + k * (4 + DEALT_SIZE), k * (4 + FORWARDED_SIZE)),

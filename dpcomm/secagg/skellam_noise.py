@@ -216,9 +216,7 @@ def accept_count(
     bits: int,
     rng: np.random.Generator,
 ) -> bool:
-    """Accept a proposal with `factor` times its relative probability, by as many bits
-    as it takes.
-    """
+    "Accept a proposal with `factor` times its relative probability."
     if k < mu / 2:
         return False
 

@@ -129,6 +129,6 @@ def test_no_page_opens_a_session_that_does_not_know_its_mechanism():
             code = "".join(cell["source"])
             if "run_session(" in code and re.search(r"\w\.from_sum\(", code):
                 found += 1
-                assert ".ring, " not in code.replace("ideal_sum(words[:4], little", "")
+                assert ".ring, " not in code
                 assert re.search(r"n=len\(\w+\.survivors\)", code), page
     assert found >= 6, "contract, ddgauss, skellam, compressive, fltop, on_ring"
