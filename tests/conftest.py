@@ -108,14 +108,18 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    "A file's tests run in one process, which makes their fixtures once; pages anywhere."
+    """A file's tests run in one process, which makes their fixtures once; pages anywhere,
+    but for those whose start moves: an environment of their own makes a server of their own.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.split("::")[0]
             name = file.rpartition("/")[2]
-            return nodeid if name == "test_pages.py" else UNITS.get(name, file)
+            if name == "test_pages.py" and "when_the_start_moves" not in nodeid:
+                return nodeid
+            return UNITS.get(name, file)
 
     config.option.loadscopereorder = False  # they are in order
     return ByFile(config, log)
