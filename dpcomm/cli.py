@@ -149,6 +149,13 @@ def _choose_options(parser):
     )
 
 # %% ../nbs/reference/cli.ipynb #b56342b3
+ONLY = dict(
+    default="all",
+    metavar="PATTERN",
+    help="only runs whose key begins with PATTERN",
+)
+
+
 def _table_options(parser):
     "The words of `dpcomm table`."
     which = "for example table1; default: all tables"
@@ -166,12 +173,7 @@ def _report_options(parser):
     add(
         "--scale", default="smoke", metavar="smoke|quick|full", help="scale of the runs"
     )
-    add(
-        "--only",
-        default="all",
-        metavar="PATTERN",
-        help="only runs whose key begins with PATTERN",
-    )
+    add("--only", **ONLY)
     add("--out", metavar="DIR", help="folder of records, runs/ by default")
 
 
@@ -181,12 +183,7 @@ def _sweep_options(parser):
     add("names", nargs="*", metavar="NAME", help="experiment; default: all")
     add("--scale", default="full", metavar="smoke|quick|full", help="how much to run")
     add("--seeds", metavar="0,1,2", help="use these seeds instead of the planned ones")
-    add(
-        "--only",
-        default="all",
-        metavar="PATTERN",
-        help="only runs whose key begins with PATTERN",
-    )
+    add("--only", **ONLY)
     add(
         "--grid",
         metavar="FILE.toml",

@@ -21,9 +21,7 @@ from .core.checks import shown
 from .experiments.run import runner
 
 # %% ../nbs/reference/commands.ipynb #01ffb985
-def literal(
-    text: str,  # as typed
-):  # Python value; the text itself where it is no literal
+def literal(text: str):
     "A value from the command line."
     try:
         return ast.literal_eval(text)
@@ -31,10 +29,7 @@ def literal(
         return text
 
 # %% ../nbs/reference/commands.ipynb #01ffb9ac
-def assignments(
-    pairs,  # 'name=value' strings
-    option: str = "-p",  # that they were given with
-) -> dict:  # name -> value
+def assignments(pairs, option: str = "-p") -> dict:  # name -> value
     "Parameters given with -p, or with another option."
     wrong = [pair for pair in pairs if "=" not in pair]
     if wrong:
@@ -46,9 +41,7 @@ def assignments(
     }
 
 # %% ../nbs/reference/commands.ipynb #7a674e0d
-def seed_list(
-    text: str,  # whole numbers with commas between
-) -> list:  # of int
+def seed_list(text: str) -> list:
     "Seeds given with --seeds."
     try:
         seeds = [int(part) for part in text.split(",")]
@@ -81,10 +74,7 @@ def _print_tables(args, *tables, **more):
             )
 
 # %% ../nbs/reference/commands.ipynb #7ff90ddf
-def summary(
-    found,  # of Record
-    title: str = "",  # above the table
-) -> tuple:  # Table, sentence
+def summary(found, title: str = "") -> tuple:  # Table, sentence
     "Runs in a table, and the guarantee of the first that has one."
     from dpcomm.evidence import verdicts
     from dpcomm.privacy.guarantee import recorded
@@ -110,9 +100,7 @@ def _verdicts(found, folder):
     return [verdicts.verdict_table(paper, table, folder) for table in sorted(tables)]
 
 # %% ../nbs/reference/commands.ipynb #77a880c3
-def run_all(
-    args,  # parsed arguments of `dpcomm run`
-) -> int:  # 0, or 3 when rounds are left
+def run_all(args) -> int:
     "Run experiments one after another."
     if any(pair.startswith("change=") for pair in args.parameters):
         return _changes(args)
@@ -202,9 +190,7 @@ def _report(outcome, args):
         print(f"report {made[0]}")
 
 # %% ../nbs/reference/commands.ipynb #359d09ac
-def asked_of(
-    args,  # parsed arguments of `dpcomm sweep`
-) -> list:  # of dict, arguments of planning.jobs_of
+def asked_of(args) -> list:  # of dict, arguments of planning.jobs_of
     "What a sweep is asked to play; ValueError where a pattern fits nothing."
     from dpcomm.evidence import paper_tables
     from dpcomm.experiments.run import grids, planning
@@ -231,9 +217,7 @@ def asked_of(
     return found
 
 # %% ../nbs/reference/commands.ipynb #w0swp02
-def sweep_all(
-    args,  # parsed arguments of `dpcomm sweep`
-) -> int:  # 0; 1 where a run failed, 3 where rounds are left
+def sweep_all(args) -> int:
     "Play every missing run that was asked for."
     from dpcomm.evidence import terminal
     from dpcomm.experiments.run import cluster, planning, sweep
@@ -305,9 +289,7 @@ def _sweep_end(done):
     return 1 if done.failed else 3 if late else 0
 
 # %% ../nbs/reference/commands.ipynb #w0mrg02
-def merge(
-    args,  # parsed arguments of `dpcomm merge`
-) -> None:
+def merge(args) -> None:
     "Add records of scale quick and full to those of this checkout."
     from dpcomm.evidence import paper_tables, records
 
@@ -411,7 +393,7 @@ def report(args):
     if args.what in papers:
         print(claims.report(args.what, "nbs"))
         return
-    path, name = Path(args.what), args.what.replace("_", "-")
+    path, name, written = Path(args.what), args.what.replace("_", "-"), None
     if path.suffix == ".jsonl":
         if not path.is_file():
             raise ValueError(
@@ -433,14 +415,8 @@ def report(args):
                 f" {name} --scale {args.scale}` first"
             )
         if path == place:  # committed: nothing is written beside them
-            home = runner.output_folder() / place.parent.name
-            found = records.read(place)
-            _wrote(run_report.write(found, home / place.name, args.only))
-            return
-    _wrote(run_report.write(records.read(place), place, args.only))
-
-
-def _wrote(made):
+            written = runner.output_folder() / place.parent.name / place.name
+    made = run_report.write(records.read(place), written or place, args.only)
     print(*made, sep="\n")
 
 
@@ -461,9 +437,7 @@ def data(args):
         print(images.fetch(name, args.root), flush=True)
 
 # %% ../nbs/reference/commands.ipynb #03fc60e8
-def audit_cases(
-    name: str,  # registered mechanism
-) -> list:  # of audit.Case, one a line of the table
+def audit_cases(name: str) -> list:  # of audit.Case, one a line of the table
     "What is played of a mechanism: its own settings."
     from dpcomm.mechanisms import contract
     from dpcomm.privacy import audit
@@ -497,9 +471,7 @@ def _mechanism_name(name):
     return contract.import_mechanism(name)
 
 
-def audit_all(
-    args,  # parsed arguments of `dpcomm audit`
-) -> int:  # 0, or 4 when a claim is refuted
+def audit_all(args) -> int:
     "Audit mechanisms and print claims beside audits."
     from tqdm import tqdm
 
@@ -574,9 +546,7 @@ def _audit_row(case, claimed, found, judged, wrong):
     )
 
 # %% ../nbs/reference/commands.ipynb #b0run02c
-def bench_all(
-    args,  # parsed arguments of `dpcomm bench`
-) -> int:  # 0; 1 where an update is not the reference's; 130 where it was interrupted
+def bench_all(args) -> int:
     "Time what was asked for, beside peers."
     from dpcomm.bench import suite as bench
     from dpcomm.evidence import terminal
@@ -619,9 +589,7 @@ def _bench_report(record, names):
         print("\n".join(textwrap.wrap(sentence, 80)))
 
 # %% ../nbs/reference/commands.ipynb #c4001003
-def choose_all(
-    args,  # parsed arguments of `dpcomm choose`
-) -> int:  # 0
+def choose_all(args) -> int:  # 0
     "Rank the mechanisms that fit a deployment."
     from dpcomm.experiments import choosing
     from dpcomm.mechanisms.deployments import Deployment
@@ -669,9 +637,7 @@ def _picture_file(path):
     return file
 
 # %% ../nbs/reference/commands.ipynb #f10c0004
-def flower_app(
-    args,  # parsed arguments of `dpcomm flower`
-) -> int:  # 0
+def flower_app(args) -> int:  # 0
     "Lay out an app for Flower, or try one."
     from dpcomm.interop.flower_app import new, try_app
     from dpcomm.training import floor

@@ -219,7 +219,7 @@ def or_skip(load, *args, **more):
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
-    """A checkout with its site built as `nbdev_docs` builds it, and what that said; needs
+    """A checkout with its site built as `PYTHONPATH=.ci nbdev_docs` builds it, and what that said; needs
     Quarto.
     """
     if not (quarto := shutil.which("quarto")):
@@ -227,7 +227,8 @@ def built(tmp_path_factory):
     checkout = importlib.import_module("checkout")
     root = checkout.copy(tmp_path_factory.mktemp("built") / "repository")
     path = os.pathsep.join([str(Path(quarto).parent), os.environ["PATH"]])
-    env = os.environ | {"PYTHONPATH": str(root), "PATH": path}
+    search = os.pathsep.join([str(root), str(root / ".ci")])
+    env = os.environ | {"PYTHONPATH": search, "PATH": path}
     if checkout.CHANGED != "all":
         listed = json.dumps([str(page) for page in checkout.rendered()])
         settings = root / "nbs" / "_quarto.yml"

@@ -361,9 +361,9 @@ MUTATIONS = [
         ),
         (
             "Flower opens a sum with fewer shares than are counted on",
-            "flower/sums",
-            "quorum = max(mechanism.honest, threshold + 1, n // 2 + 1)",
-            "quorum = max(threshold + 1, n // 2 + 1)",
+            "interop/sums",
+            "quorum=max(mechanism.honest, threshold + 1, n // 2 + 1)",
+            "quorum=max(threshold + 1, n // 2 + 1)",
             "flower/test_sums.py",
         ),
         (

@@ -38,13 +38,11 @@ physionet2012 | 12,000 stays in intensive care | physionet2012 | 101 | PhysioNet
 """
 
 
-def _entry(line):
-    "A line of the list as a DataSet."
-    name, what, files, size, source = (word.strip() for word in line.split("|"))
-    return DataSet(name, what, files, int(size), source, source == "fetched")
-
-
-CATALOGUE = tuple(map(_entry, _LINES.strip().splitlines()))
+_ROWS = (map(str.strip, line.split("|")) for line in _LINES.strip().splitlines())
+CATALOGUE = tuple(
+    DataSet(name, what, files, int(size), source, source == "fetched")
+    for name, what, files, size, source in _ROWS
+)
 
 # %% ../../nbs/datasets/catalogue.ipynb #data0rt2
 def data_root() -> Path:
@@ -56,10 +54,7 @@ def data_root() -> Path:
     return Path(os.environ.get("DPCOMM_DATA", default))
 
 # %% ../../nbs/datasets/catalogue.ipynb #65b39cdd
-def is_here(
-    name: str,  # of the CATALOGUE
-    root=None,  # data root, default data_root()
-) -> bool:
+def is_here(name: str, root=None) -> bool:
     "Whether a set's files are below the data root; their content is checked on loading."
     found = {entry.name: entry for entry in CATALOGUE}[name]
     place = (root or data_root()) / found.files

@@ -18,10 +18,7 @@ from .catalogue import data_root
 from .images import Dataset
 
 # %% ../../nbs/datasets/emnist.ipynb #3fe58f09
-def read_idx(
-    path,  # a file of unsigned bytes, packed (.gz) or not
-    most: int = 2**28,  # bytes it may hold, unpacked
-) -> np.ndarray:  # uint8, of the shape that the file announces
+def read_idx(path, most: int = 2**28) -> np.ndarray:
     "Read MNIST's format: zeros, type, axes, sizes, entries. [LeCun et al. 1998]"
     path = Path(path)
     raw = unpack(path, most) if path.suffix == ".gz" else path.read_bytes()

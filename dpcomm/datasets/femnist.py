@@ -20,14 +20,7 @@ from .catalogue import data_root
 from .images import Dataset, Federation, by_writer
 
 # %% ../../nbs/datasets/femnist.ipynb #2817b73a
-def check_lengths(
-    where: str,  # file and user, for the message
-    x,  # samples
-    y,  # labels
-    n: int,  # number of samples the file announces, None: unknown
-    kinds: tuple,  # (type, ...) that x and y may have
-    words: tuple,  # what a sample, samples and labels are called
-) -> None:
+def check_lengths(where: str, x, y, n: int, kinds: tuple, words: tuple) -> None:
     "Refuse a client that holds nothing, or samples and labels of unequal number."
     for name, values in (("x", x), ("y", y)):
         typed(where, name, values, kinds)
@@ -69,12 +62,7 @@ def _is_class(label):
     return whole and 0 <= label <= 61
 
 
-def check_client(
-    where: str,  # file and user, for the message
-    x: np.ndarray,  # (n, 784) or (n, 28, 28) pixels
-    y: np.ndarray,  # (n,) labels
-    n: int = None,  # number of images the file announces, None: unknown
-) -> tuple:  # x (n, 784) float32, y (n,) int64
+def check_client(where: str, x: np.ndarray, y: np.ndarray, n: int = None) -> tuple:
     "Refuse a FEMNIST client with other than images and classes. [Caldas et al. 2018]"
     kinds = (list, tuple, np.ndarray)
     check_lengths(where, x, y, n, kinds, ("image", "images", "labels"))
@@ -137,11 +125,7 @@ def read_leaf(
 
 # %% ../../nbs/datasets/femnist.ipynb #57932622
 @contextmanager
-def h5_users(
-    path,  # file that holds examples/<user>
-    instead: str,  # what to use where h5py is missing
-    columns: str,  # names of a user's columns, for the message
-):  # yields the group `examples`
+def h5_users(path, instead: str, columns: str):  # yields the group `examples`
     "Open one of TFF's h5 files; what h5py cannot read becomes a ValueError. [HDF5]"
     path, again = Path(path), "download it again"
     with needs("run", f", or use {instead} in the place of {path.name}"):
@@ -166,12 +150,7 @@ def h5_users(
         raise ValueError(f"{path.name} is damaged ({error}); {again}") from None
 
 # %% ../../nbs/datasets/femnist.ipynb #d0img12
-def h5_column(
-    where: str,  # file and user, for the message
-    entry,  # a user's group
-    name: str,  # of the column, which is there
-    most: int = 2**24,  # entries it may have
-) -> np.ndarray:  # the column
+def h5_column(where: str, entry, name: str, most: int = 2**24) -> np.ndarray:
     "One column of a user's group. [HDF5]"
     column = entry[name]
     if hasattr(column, "keys") or column.ndim == 0 or column.size > most:
@@ -182,9 +161,7 @@ def h5_column(
     return column[()]
 
 # %% ../../nbs/datasets/femnist.ipynb #551b3cb1
-def read_tff(
-    path,  # fed_emnist_train.h5 or fed_emnist_test.h5
-) -> dict:  # user -> (x, y)
+def read_tff(path) -> dict:  # user -> (x, y)
     "Clients of one split of TensorFlow Federated's FEMNIST. [TFF, emnist]"
     path, found = Path(path), {}
     instead = "LEAF's json files in femnist/train and femnist/test"

@@ -465,10 +465,7 @@ class Federation:
         return replace(self, data=replace(self.data, **moved))
 
 # %% ../../nbs/datasets/images.ipynb #7377a382
-def check_partition(
-    parts,  # index arrays, one a client
-    n: int,  # number of images to deal out
-) -> tuple:  # the same arrays, as int64
+def check_partition(parts, n: int) -> tuple:  # the same arrays, as int64
     "Refuse a partition that repeats or drops an image or leaves a client empty."
     parts = tuple(np.asarray(p, dtype=np.int64) for p in parts)
     sizes = [len(p) for p in parts]
@@ -545,11 +542,8 @@ def dirichlet_equal(
 
 # %% ../../nbs/datasets/images.ipynb #344978b0
 def demand(
-    labels: np.ndarray,  # (n,) class of each image
-    n_clients: int,  # 1..n
-    alpha: float,  # concentration, > 0
-    rng: np.random.Generator,  # stream of the proportions
-) -> np.ndarray:  # (n_clients, n_classes) images each client gets before the rest
+    labels: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator
+) -> np.ndarray:
     "Ask for floor(n / n_clients * q) of a class; get what is left, first come first."
     supply = np.bincount(labels)
     q = rng.dirichlet([alpha] * len(supply), size=n_clients)

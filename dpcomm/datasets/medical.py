@@ -42,10 +42,7 @@ class Records:
     hospitals: tuple = None
 
 # %% ../../nbs/datasets/medical.ipynb #d0med02
-def code_features(
-    lists,  # one iterable of codes an admission; a code given twice counts once
-    min_records: int = 100,  # records a code must stand in, >= 1
-) -> tuple:  # 0/1 matrix (n, f) float32, names of its columns in alphabetical order
+def code_features(lists, min_records: int = 100) -> tuple:  # (n, f), names
     "A 0/1 feature a code that `min_records` records have. [fltop App. A.1.2]"
     check_between("min_records", min_records, 1)
     lists = [set(codes) for codes in lists]
@@ -82,13 +79,8 @@ def scale_range(
 
 # %% ../../nbs/datasets/medical.ipynb #d0med04
 def assemble(
-    name: str,  # of the data set
-    lists,  # codes of every admission, as in code_features
-    numbers: dict,  # column name -> (n,) float32 in [0, 1]
-    died,  # (n,) 0 or 1
-    min_records: int,  # as in code_features, >= 1
-    hospitals=None,  # n ids
-) -> Records:  # 0/1 features first, numbers last
+    name: str, lists, numbers: dict, died, min_records: int, hospitals=None
+) -> Records:
     "Put codes and scaled numbers side by side. [fltop App. A.2]"
     x, names = code_features(lists, min_records)
     values = (np.asarray(v, np.float32)[:, None] for v in numbers.values())
@@ -126,11 +118,7 @@ def _header_faults(head, columns, only):
         yield from (f"has the unknown column {shown(c)}" for c in strange)
 
 
-def read_table(
-    path: Path,  # CSV file with a header
-    columns,  # names that the header must have
-    only: bool = False,  # whether it may have no others
-) -> list:  # (file and row, column -> text), a row
+def read_table(path: Path, columns, only: bool = False) -> list:
     "Rows of a table, each of the header's length; else ValueError. [RFC 4180]"
     try:
         with open(path, newline="", encoding="utf-8") as file:
@@ -179,17 +167,9 @@ def _number(where, row, name, low, high):
 
 # %% ../../nbs/datasets/medical.ipynb #fc607c6f
 COLUMNS = (
-    "gender",
-    "age",
-    "admission_type_id",
-    "discharge_disposition_id",
-    "num_medications",
-    "diag_1",
-    "diag_2",
-    "diag_3",
-    "metformin",
-    "change",
-)
+    "gender age admission_type_id discharge_disposition_id num_medications diag_1 diag_2"
+    " diag_3 metformin change"
+).split()
 ADMISSION_TYPES = {  # others: Unknown
     "1": "Emergency",
     "2": "Urgent",
@@ -270,10 +250,7 @@ ALWAYS = ("Age", "Gender", "ICUType")  # what every record has
 KNOWN = BOUNDS | dict.fromkeys(ALWAYS, (-np.inf, np.inf))
 
 # %% ../../nbs/datasets/medical.ipynb #d0med10
-def first_day(
-    text: str,  # one record: a line a measurement, `HH:MM,name,value`
-    where: str = "a record",  # file, for the message
-) -> dict:  # name -> values within BOUNDS in time order; those of ALWAYS as they are
+def first_day(text: str, where: str = "a record") -> dict:  # name -> values
     "First 24 hours of a stay. [PhysioNet challenge 2012; fltop App. A.2]"
     found = defaultdict(list)
     for n, line in enumerate(text.split("\n")[1:], 2):
@@ -395,10 +372,7 @@ GENDERS = ("Male", "Female", "Unknown")
 TYPES = ("Emergency", "Urgent", "Trauma Center", "Unknown")
 
 
-def check_admission(
-    where: str,  # file and row, for the message
-    row: dict,  # column -> text
-) -> tuple:  # codes of the admission, age, mrci, died
+def check_admission(where: str, row: dict) -> tuple:  # codes, age, mrci, died
     "Refuse a row that does not fit the paper's table. [fltop Table 3]"
     allowed = {"gender": GENDERS, "admission_type": TYPES, "died": ("0", "1")}
     for name, words in allowed.items():
@@ -419,10 +393,7 @@ def check_admission(
     return codes, age, mrci, int(row["died"])
 
 # %% ../../nbs/datasets/medical.ipynb #6622bf89
-def read_admissions(
-    path,  # CSV file
-    min_records: int = 100,  # records a code must stand in, >= 1
-) -> Records:  # with hospital ids
+def read_admissions(path, min_records: int = 100) -> Records:  # with hospital ids
     "Admissions in the format of the paper's table. [fltop Table 3]"
     path = Path(path)
     rows = read_table(path, TABLE_COLUMNS, only=True)
@@ -451,12 +422,8 @@ def _synthetic_patients(n, rng, codes, rate):
 
 
 def write_synthetic_admissions(
-    path,  # CSV file to write
-    n: int,  # admissions, >= 1
-    rng: np.random.Generator,  # stream of the patients
-    codes: int = 400,  # different drugs and diagnoses, >= 20
-    rate: float = 0.1,  # of deaths, about, in (0, 1)
-) -> Path:  # the file
+    path, n: int, rng: np.random.Generator, codes: int = 400, rate: float = 0.1
+) -> Path:
     "Write a table of invented patients in the paper's format."
     check_between("n", n, 1)
     check_between("codes", codes, 20)

@@ -128,9 +128,7 @@ def _scatter(maps, fine, quarters, average, average_half):
     return torch.cat(full + half, 1)
 
 # %% ../../nbs/datasets/scattering.ipynb #f2160fb5
-def check_images(
-    images: Tensor,  # what the caller gave
-) -> Tensor:  # the images
+def check_images(images: Tensor) -> Tensor:
     "Refuse what is no batch of images, or of a size that cannot be halved twice."
     if not isinstance(images, Tensor):
         shown = f"a {type(images).__name__}"
@@ -177,11 +175,7 @@ def scatter(images: Tensor, orientations: int = 8, block: int = None) -> Tensor:
     return out.reshape(n, channels * each, height // 4, width // 4)
 
 # %% ../../nbs/datasets/scattering.ipynb #8234ded6
-def group_norm(
-    features: Tensor,  # (n, channels, height, width)
-    groups: int = 27,  # divides the channels
-    tiny: float = 1e-5,  # added to the variance, >= 0
-) -> Tensor:  # same shape; each group of channels has mean 0, variance v / (v + tiny)
+def group_norm(features: Tensor, groups: int = 27, tiny: float = 1e-5) -> Tensor:
     "Group normalisation without scale and shift. [Wu & He 2018; Tramer & Boneh 2021]"
     channels = features.shape[1]
     if channels % check_between("groups", groups, 1, channels):
@@ -198,12 +192,7 @@ PIXELS = {"cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))}
 VERSION, BATCH = 1, 512  # of the files' content; images transformed at a time
 
 
-def cache_path(
-    folder,  # of the cache
-    name: str,  # of the data set and the split
-    images: Tensor,  # (n, channels, height, width), on the CPU
-    settings: dict,  # of the transform: plain numbers, lists and words
-) -> Path:  # ends in .npy; may not exist yet
+def cache_path(folder, name: str, images: Tensor, settings: dict) -> Path:
     "Where the features lie; the name has a hash of the images and of every setting."
     shape, dtype = list(images.shape), str(images.dtype)
     about = {"version": VERSION, "shape": shape, "dtype": dtype, **settings}
@@ -219,10 +208,7 @@ def _header(shape):
     return head.getvalue()
 
 
-def cache_fault(
-    path: Path,  # .npy file of the cache
-    shape: tuple,  # that its array must have
-) -> str:  # what is wrong with it, '' if nothing
+def cache_fault(path: Path, shape: tuple) -> str:  # '' if nothing is wrong
     "Whether a file of the cache is there and holds what was written. [FIPS 180-4]"
     if not path.exists():
         return "it is not there"
@@ -251,11 +237,7 @@ def _with_digest(shape, blocks):
     yield digest.hexdigest().encode() + b"\n"
 
 
-def write_once(
-    path: Path,  # .npy file to make, unless it is there and undamaged
-    shape: tuple,  # of the array
-    blocks,  # iterable of float32 arrays that follow one another on the first axis
-) -> Path:  # the file, whole
+def write_once(path: Path, shape: tuple, blocks) -> Path:  # the file, whole
     "Write an array block by block, or leave nothing. [POSIX, flock, rename]"
     with locked(path.with_name(f".{path.name}.lock")):
         if not cache_fault(path, shape):

@@ -27,9 +27,7 @@ SYMBOLS = (  # LEAF's, in its order
 WINDOW = 80  # characters read
 
 
-def clean_text(
-    speeches,  # of one role, in the order of the play
-) -> str:  # one line
+def clean_text(speeches) -> str:  # one line
     "A role's speeches as one line in LEAF's alphabet. [Caldas et al. 2018]"
     known = set(SYMBOLS)
     text = " ".join(speeches)
@@ -40,10 +38,7 @@ NUMBER = np.full(256, 255, np.uint8)
 NUMBER[np.frombuffer(SYMBOLS.encode(), np.uint8)] = np.arange(len(SYMBOLS))
 
 
-def encode_text(
-    where: str,  # file and user, for the message
-    text: str,  # of symbols
-) -> np.ndarray:  # (len(text),) uint8 in 0..79
+def encode_text(where: str, text: str) -> np.ndarray:  # (len(text),) uint8 in 0..79
     "Numbers of symbols; others raise ValueError. [Caldas et al. 2018]"
     numbers = NUMBER[np.frombuffer(text.encode("latin-1", "replace"), np.uint8)]
     if (numbers == 255).any() or not text.isascii():
@@ -86,9 +81,7 @@ def _counted_speeches(where, speeches, n, chars):
     return said
 
 # %% ../../nbs/datasets/shakespeare.ipynb #d0sha04
-def read_roles(
-    path,  # shakespeare_roles.json.gz
-) -> dict:  # user -> cleaned text, in the order of the file
+def read_roles(path) -> dict:  # user -> cleaned text, in the order of the file
     "What every role says. [public-domain text of the plays]"
     path = Path(path)
     content = _unpacked_roles(path)
@@ -114,10 +107,7 @@ def read_roles(
     return texts
 
 # %% ../../nbs/datasets/shakespeare.ipynb #627d4988
-def longest_roles(
-    texts: dict,  # user -> text
-    n_clients: int = 660,  # 1..number of users
-) -> dict:  # the same, of the chosen users, in the same order
+def longest_roles(texts: dict, n_clients: int = 660) -> dict:
     "The roles with the longest text. [number: dprec App. C.1]"
     check_between("n_clients", n_clients, 1, len(texts))
     chosen = set(sorted(texts, key=lambda user: (-len(texts[user]), user))[:n_clients])
@@ -127,10 +117,7 @@ def longest_roles(
 TRAIN = 0.9  # of a role's windows, the first in time
 
 
-def split_windows(
-    n: int,  # windows of a client, >= 0
-    fraction: float = TRAIN,  # that train, in (0, 1)
-) -> tuple:  # training windows 0..k - 1, test windows start..n - 1, as (k, start)
+def split_windows(n: int, fraction: float = TRAIN) -> tuple:  # (k, start)
     "Split windows in time, with a gap as long as a window. [Caldas et al. 2018]"
     if not 0 < fraction < 1:
         raise ValueError(
@@ -183,12 +170,7 @@ def federate(
     return Federation(Dataset(name, x, y, x[test], y[test]), parts, rule)
 
 # %% ../../nbs/datasets/shakespeare.ipynb #84ced982
-def check_role(
-    where: str,  # file and user, for the message
-    x,  # strings of 80 symbols
-    y,  # symbols
-    n: int = None,  # number of samples the file announces, None: unknown
-) -> tuple:  # x (n, 80) uint8, y (n,) int64
+def check_role(where: str, x, y, n: int = None) -> tuple:  # x (n, 80), y (n,)
     "Refuse a client with other than windows and symbols. [Caldas et al. 2018]"
     words = "sample", "windows", "next characters"
     check_lengths(where, x, y, n, (list, tuple), words)
@@ -203,9 +185,7 @@ def check_role(
     return windows, encode_text(where, "".join(y)).astype(np.int64)
 
 # %% ../../nbs/datasets/shakespeare.ipynb #e8944b13
-def read_leaf(
-    folder,  # holds *.json files with users, num_samples and user_data
-) -> dict:  # user -> (x, y), in the order of the files
+def read_leaf(folder) -> dict:  # user -> (x, y), in the order of the files
     "Clients of one split of LEAF's Shakespeare. [Caldas et al. 2018]"
     found = read_users(folder, check_role)
     if not found:
@@ -216,9 +196,7 @@ def read_leaf(
     return found
 
 # %% ../../nbs/datasets/shakespeare.ipynb #ae26ba6d
-def from_leaf(
-    root=None,  # data root, default data_root()
-) -> Federation:  # a client a user of the training files; all test samples together
+def from_leaf(root=None) -> Federation:  # a client a user
     "LEAF's Shakespeare, from shakespeare/train and /test. [Caldas et al. 2018]"
     folder = Path(root or data_root()) / "shakespeare"
     train, test = (read_leaf(folder / part) for part in ("train", "test"))
@@ -291,11 +269,7 @@ WORDS = (
 ).split()
 
 
-def synthetic_roles(
-    n_clients: int = 12,  # roles, >= 1
-    length: int = 1200,  # characters of the shortest role, the longest has twice; >= 900
-    seed: int = 0,  # root of the text
-) -> dict:  # user -> text
+def synthetic_roles(n_clients: int = 12, length: int = 1200, seed: int = 0) -> dict:
     "Roles of a small Markov chain of words, for runs without data."
     check_between("n_clients", n_clients, 1)
     check_between("length", length, 900)

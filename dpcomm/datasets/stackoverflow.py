@@ -41,11 +41,7 @@ def _solve_moments(mean, std, k):
 
 
 @lru_cache(maxsize=16)
-def size_law(
-    mean: float,  # of the sizes, above 1
-    std: float,  # their standard deviation, above 0
-    most: int,  # largest size, far above the mean
-) -> tuple:  # mu and s of the log-normal; P(size <= k) for k = 1..most, (most,)
+def size_law(mean: float, std: float, most: int) -> tuple:  # mu, s, (most,)
     "A rounded-up log-normal with given moments. [moments: dprec Table 2]"
     check_positive("mean", mean)
     check_positive("std", std)
@@ -104,13 +100,25 @@ class SyntheticPosts:
         "Running sums of the model, from `_tables`."
         return _tables(self)
 
-    def sizes(self, clients=None) -> np.ndarray:
+    def sizes(self, clients=None, kind: str = "client") -> np.ndarray:
         """Sizes of clients, without their posts.
 
         clients: client numbers; None: all.
-        Returns: (n,) int64, posts of each.
+        kind: client | held-out.
+        Returns: (n,) int64, posts of each, >= 1.
         """
-        return client_sizes(self, range(self.n_clients) if clients is None else clients)
+        clients = [*map(int, range(self.n_clients) if clients is None else clients)]
+        last = self.n_clients - 1
+        own = kind == "client" and clients
+        if own and not 0 <= min(clients) <= max(clients) <= last:
+            raise ValueError(
+                f"client numbers run from {min(clients)} to {max(clients)}; they must be"
+                f" in 0..{last}: sample them from the federation"
+            )
+        draws = [derive(self.seed, kind, i, "size", bits=64) >> 11 for i in clients]
+        u = np.array(draws, np.float64) / 2**53
+        cdf = size_law(self.mean, self.std, self.most)[2]
+        return 1 + np.searchsorted(cdf[:-1], u, side="right")
 
     def posts(self, clients) -> tuple:
         """Posts of some clients.
@@ -121,13 +129,25 @@ class SyntheticPosts:
         streams = [("client", int(i)) for i in clients]
         return _sample_posts(self, streams, self.sizes(clients))
 
-    def evaluation_posts(self, n: int) -> tuple:
-        """Posts of clients that never train.
+    def evaluation_posts(self, n: int, each: int = 20) -> tuple:
+        """Posts of clients that never train. [dprec App. C.1]
 
         n: posts, >= 1.
-        Returns: words (n, 32) and tags (n, 5).
+        each: posts of one client at most, >= 1.
+        Returns: words (n, 32) and tags (n, 5), -1 where there is none.
         """
-        return evaluation_posts(self, n)
+        check_between("n", n, 1)
+        check_between("each", each, 1)
+        x, y, start = [], [], 0
+        while sum(map(len, x)) < n:
+            clients = range(start, start + 1 + n // each)
+            sizes = np.minimum(self.sizes(clients, "held-out"), each)
+            addresses = [("held-out", i) for i in clients]
+            words, tags, _ = _sample_posts(self, addresses, sizes)
+            x.append(words)
+            y.append(tags)
+            start = clients.stop
+        return np.concatenate(x)[:n], np.concatenate(y)[:n]
 
     @property
     def fingerprint(self) -> str:
@@ -135,25 +155,6 @@ class SyntheticPosts:
         fields = repr(self).replace(type(self).__qualname__, "Made", 1).encode()
         first = b"".join(a.tobytes() for a in self.posts([0])[:2])
         return hashlib.sha256(fields + first).hexdigest()[:12]
-
-# %% ../../nbs/datasets/stackoverflow.ipynb #e35d4586
-def client_sizes(
-    model: SyntheticPosts,
-    clients,  # client numbers, 0..n_clients - 1
-    kind: str = "client",  # client | held-out
-) -> np.ndarray:  # (n,) int64, posts of each, >= 1
-    "Sizes of some clients, without their posts."
-    clients = [int(i) for i in clients]
-    last = model.n_clients - 1
-    if kind == "client" and clients and not 0 <= min(clients) <= max(clients) <= last:
-        raise ValueError(
-            f"client numbers run from {min(clients)} to {max(clients)}; they must be"
-            f" in 0..{last}: sample them from the federation"
-        )
-    draws = [derive(model.seed, kind, i, "size", bits=64) >> 11 for i in clients]
-    u = np.array(draws, np.float64) / 2**53
-    cdf = size_law(model.mean, model.std, model.most)[2]
-    return 1 + np.searchsorted(cdf[:-1], u, side="right")
 
 # %% ../../nbs/datasets/stackoverflow.ipynb #cf1fb1f6
 def _zipf(n):
@@ -246,26 +247,6 @@ def _draw_tags(t, topic, u, count):
         tags[(tags[:, j : j + 1] == tags[:, :j]).any(1), j] = -1
     tags[np.arange(TAGS) >= count[:, None]] = -1
     return tags
-
-# %% ../../nbs/datasets/stackoverflow.ipynb #84bded16
-def evaluation_posts(
-    model: SyntheticPosts,
-    n: int,  # posts, >= 1
-    each: int = 20,  # posts of one client at most, >= 1
-) -> tuple:  # words (n, 32) and tags (n, 5), -1 where there is none
-    "Posts of clients that are not in the federation. [dprec App. C.1]"
-    check_between("n", n, 1)
-    check_between("each", each, 1)
-    x, y, start = [], [], 0
-    while sum(map(len, x)) < n:
-        clients = range(start, start + 1 + n // each)
-        sizes = np.minimum(client_sizes(model, clients, "held-out"), each)
-        addresses = [("held-out", i) for i in clients]
-        words, tags, _ = _sample_posts(model, addresses, sizes)
-        x.append(words)
-        y.append(tags)
-        start = clients.stop
-    return np.concatenate(x)[:n], np.concatenate(y)[:n]
 
 # %% ../../nbs/datasets/stackoverflow.ipynb #82ed4757
 @dataclass(frozen=True)

@@ -32,10 +32,7 @@ def _counts(path) -> dict:
     return {word: int(count) for word, count in map(str.split, lines)}
 
 
-def read_counts(
-    path,  # *.word_count: lines `word count`; *.tag_count: json
-    n: int,  # size of the vocabulary, >= 1
-) -> dict:  # word -> number, 0..n - 1, most frequent first
+def read_counts(path, n: int) -> dict:  # word -> number, 0..n - 1, most frequent first
     "The n most frequent words or tags. [TFF, stackoverflow]"
     path = Path(path)
     check_between("n", n, 1)
@@ -68,9 +65,7 @@ def _varint(raw, at):
     raise IndexError("a number is longer than ten bytes")
 
 
-def message_fields(
-    raw: bytes,  # a serialised message
-):  # yields (number of the field, its bytes); fields of other kinds are passed over
+def message_fields(raw: bytes):  # yields (number, bytes)
     "Fields of a protocol buffer that have a length. [Protocol Buffers, Encoding]"
     at = 0
     while at < len(raw):
@@ -94,9 +89,7 @@ def _field(raw, number):
     return [content for n, content in message_fields(raw) if n == number]
 
 
-def read_example(
-    raw: bytes,  # a serialised tf.train.Example
-) -> dict:  # feature -> its first byte string; numeric features are left out
+def read_example(raw: bytes) -> dict:
     "Byte features of an example. [TensorFlow, example.proto]"
     found = {}
     for features in _field(raw, 1):
@@ -128,10 +121,7 @@ def _query(path, *query):
         ) from None
 
 
-def sqlite_clients(
-    path: Path,  # stackoverflow.sqlite
-    split: str,  # train | heldout | test
-) -> dict:  # client -> posts, in the order of their names
+def sqlite_clients(path: Path, split: str) -> dict:  # client -> posts
     "Clients of one split and their sizes. [TFF, SqlClientData]"
     query = (
         "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? ORDER"
@@ -145,11 +135,7 @@ def sqlite_clients(
     return sizes
 
 # %% ../../nbs/datasets/stackoverflow_h5.ipynb #d0sof2
-def sqlite_posts(
-    path: Path,  # stackoverflow.sqlite
-    split: str,  # as in sqlite_clients
-    client: str,  # a key of sqlite_clients
-) -> list:  # of (tokens, title, tags), bytes
+def sqlite_posts(path: Path, split: str, client: str) -> list:  # (tokens, title, tags)
     "Posts of one client. [TFF, SqlClientData]"
     query = (
         "SELECT serialized_example_proto FROM examples WHERE split_name = ? AND"
@@ -175,20 +161,13 @@ def sqlite_posts(
 INSTEAD, COLUMNS = "TFF's stackoverflow.sqlite", "tokens, title and tags"
 
 
-def h5_clients(
-    path: Path,  # stackoverflow_train.h5 or stackoverflow_test.h5
-    split: str = None,  # not used: a file is a split
-) -> dict:  # client -> None: to count the posts would be to read the whole file
+def h5_clients(path: Path, split: str = None) -> dict:  # client -> None
     "Clients of a file. [TFF, HDF5ClientData]"
     with h5_users(path, INSTEAD, COLUMNS) as users:
         return dict.fromkeys(users)
 
 # %% ../../nbs/datasets/stackoverflow_h5.ipynb #d0sof4
-def h5_posts(
-    path: Path,  # stackoverflow_train.h5 or stackoverflow_test.h5
-    split: str,  # not used: a file is a split
-    client: str,  # a key of h5_clients
-) -> list:  # of (tokens, title, tags), bytes
+def h5_posts(path: Path, split: str, client: str) -> list:  # (tokens, title, tags)
     "Posts of one client. [TFF, HDF5ClientData]"
     where = f"{path.name}, user {shown(client)},"
     with h5_users(path, INSTEAD, COLUMNS) as users:
@@ -234,41 +213,64 @@ class Files:
         "Number of training clients."
         return len(self.names)
 
-    def path(
-        self,
-        split: str,  # train | test
-    ) -> Path:  # the file that holds it
+    def path(self, split: str) -> Path:  # the file that holds it
         "File of a split."
         return self.train if split == "train" else self.test
 
-    def clients(
-        self,
-        split: str = "train",  # train | test
-    ) -> dict:  # client -> posts, or None where the file does not say
-        "Clients of a split with their sizes."
-        return split_clients(self, split)
+    def clients(self, split: str = "train") -> dict:  # client -> posts, or None
+        "Clients of a split with their sizes, or None where the file does not say."
+        path = self.path(split)
+        if split not in self.found:
+            clients = sqlite_clients if path.suffix == ".sqlite" else h5_clients
+            self.found[split] = clients(path, split)
+        if not self.found[split]:
+            raise ValueError(
+                f"{path.name} has no users in the split {shown(split)}; it must have at"
+                " least one: download it again"
+            )
+        return self.found[split]
 
-    def sizes(
-        self,
-        clients=None,  # client numbers; None: all
-    ) -> np.ndarray:  # (n,) int64, posts of each
-        "Sizes of clients; of all clients of an h5 file this reads the file."
-        return client_sizes(self, range(self.n_clients) if clients is None else clients)
+    def read(self, split: str, client: str) -> list:  # of (tokens, title, tags)
+        "Posts of one client, counted. [TFF, stackoverflow]"
+        path, announced = self.path(split), self.clients(split)[client]
+        posts_of = sqlite_posts if path.suffix == ".sqlite" else h5_posts
+        posts = posts_of(path, split, client)
+        if not posts or announced not in (None, len(posts)):
+            told = "" if announced is None else f" and declares {announced}"
+            raise ValueError(
+                f"{path.name}, user {shown(client)}, holds {len(posts)} posts{told}; a"
+                " user needs at least one, and the number that the file declares: drop"
+                " the user, or download the file again"
+            )
+        return posts
 
-    def posts(
-        self,
-        clients,  # client numbers, 0..n_clients - 1
-    ) -> tuple:  # words and tags, (n, width), -1 where there is none; posts of each
+    def sizes(self, clients=None) -> np.ndarray:  # (n,) int64
+        "Posts of clients, by their numbers; of all clients of an h5 file this reads it."
+        announced = self.clients()
+        names = self.names if clients is None else [self.names[i] for i in clients]
+        sizes = [announced[name] for name in names]
+        if None in sizes:
+            sizes = [len(self.read("train", name)) for name in names]
+        return np.array(sizes, np.int64)
+
+    def posts(self, clients) -> tuple:  # words, tags, posts of each
         "Posts of some clients."
-        read = [read_client(self, "train", self.names[i]) for i in clients]
-        return encode_posts(self, read)
+        return encode_posts(self, [self.read("train", self.names[i]) for i in clients])
 
-    def evaluation_posts(
-        self,
-        n: int,  # posts, >= 1
-    ) -> tuple:  # words and tags, (n, width)
-        "Posts of test clients."
-        return evaluation_posts(self, n)
+    def evaluation_posts(self, n: int) -> tuple:  # words and tags, (n, width)
+        "The first n posts of a shuffled list of test clients. [dprec App. C.1]"
+        check_between("n", n, 1)
+        names, flat = list(self.clients("test")), []
+        for i in seed_tree(self.seed, "held-out").permutation(len(names)):
+            if len(flat) >= n:
+                break
+            flat += self.read("test", names[i])
+        if len(flat) < n:
+            raise ValueError(
+                f"n_test is {n}, but {self.test.name} has {len(flat)} test posts: choose"
+                f" n_test from 1 to {len(flat)}"
+            )
+        return encode_posts(self, [flat[:n]])[:2]
 
     @property
     def fingerprint(self) -> str:
@@ -276,54 +278,6 @@ class Files:
         size = self.train.stat().st_size
         about = json.dumps([*self.names, *self.words, *self.tags, size])
         return hashlib.sha256(about.encode()).hexdigest()[:12]
-
-# %% ../../nbs/datasets/stackoverflow_h5.ipynb #d7cd8481
-def split_clients(
-    files: Files,
-    split: str,  # train | test
-) -> dict:  # client -> posts, or None where the file does not say
-    "Clients of a split with their sizes. [TFF, stackoverflow]"
-    path = files.path(split)
-    if split not in files.found:
-        clients = sqlite_clients if path.suffix == ".sqlite" else h5_clients
-        files.found[split] = clients(path, split)
-    if not files.found[split]:
-        raise ValueError(
-            f"{path.name} has no users in the split {shown(split)}; it must have at"
-            " least one: download it again"
-        )
-    return files.found[split]
-
-# %% ../../nbs/datasets/stackoverflow_h5.ipynb #d0sof8
-def read_client(
-    files: Files,
-    split: str,  # train | test
-    client: str,  # a key of split_clients
-) -> list:  # of (tokens, title, tags), bytes, one at least
-    "Posts of one client, counted. [TFF, stackoverflow]"
-    path, announced = files.path(split), files.clients(split)[client]
-    posts_of = sqlite_posts if path.suffix == ".sqlite" else h5_posts
-    posts = posts_of(path, split, client)
-    if not posts or announced not in (None, len(posts)):
-        told = "" if announced is None else f" and declares {announced}"
-        raise ValueError(
-            f"{path.name}, user {shown(client)}, holds {len(posts)} posts{told}; a"
-            " user needs at least one, and the number that the file declares: drop"
-            " the user, or download the file again"
-        )
-    return posts
-
-# %% ../../nbs/datasets/stackoverflow_h5.ipynb #d8bc90b2
-def client_sizes(
-    files: Files,
-    clients,  # client numbers, 0..n_clients - 1
-) -> np.ndarray:  # (n,) int64
-    "Posts of some clients; an h5 file is read for them. [TFF, stackoverflow]"
-    announced, sizes = files.clients(), []
-    for name in (files.names[i] for i in clients):
-        size = announced[name]
-        sizes.append(len(read_client(files, "train", name)) if size is None else size)
-    return np.array(sizes, np.int64)
 
 # %% ../../nbs/datasets/stackoverflow_h5.ipynb #d0sof6
 def _padded(lists):
@@ -341,10 +295,7 @@ def _padded(lists):
     return out
 
 
-def encode_posts(
-    files: Files,
-    read,  # one list of (tokens, title, tags) a client
-) -> tuple:  # words and tags (n, width) int32, -1 where there is none; posts of each
+def encode_posts(files: Files, read) -> tuple:  # words, tags, posts of each
     "Numbers of words and tags inside the vocabularies. [TFF, stackoverflow]"
 
     def numbers(known, text, by):
@@ -357,25 +308,6 @@ def encode_posts(
         tags.append(sorted(set(numbers(files.tags, listed, "|"))))
     sizes = np.array([len(posts) for posts in read], np.int64)
     return _padded(words), _padded(tags), sizes
-
-# %% ../../nbs/datasets/stackoverflow_h5.ipynb #b528ab4e
-def evaluation_posts(
-    files: Files,
-    n: int,  # posts, >= 1
-) -> tuple:  # words and tags, (n, width)
-    "The first n posts of a shuffled list of test clients. [dprec App. C.1]"
-    check_between("n", n, 1)
-    names, flat = list(files.clients("test")), []
-    for i in seed_tree(files.seed, "held-out").permutation(len(names)):
-        if len(flat) >= n:
-            break
-        flat += read_client(files, "test", names[i])
-    if len(flat) < n:
-        raise ValueError(
-            f"n_test is {n}, but {files.test.name} has {len(flat)} test posts: choose"
-            f" n_test from 1 to {len(flat)}"
-        )
-    return encode_posts(files, [flat[:n]])[:2]
 
 # %% ../../nbs/datasets/stackoverflow_h5.ipynb #576bf595
 WHOLE = {  # split -> clients, posts

@@ -42,9 +42,7 @@ RULES = (
 JOINERS = {"minus": "minus", "over": "above", "vs": "against", "to": "to"}
 
 
-def word(
-    part: str,  # one part of a key, e.g. 'eps3' or 'fl_top_dp'
-) -> str:  # what a reader calls it
+def word(part: str) -> str:  # what a reader calls it
     "One part of a key in words."
     if part in WORDS:
         return WORDS[part]

@@ -11,9 +11,6 @@ import textwrap
 from ..core.checks import check_choice
 from . import figures
 
-# %% ../../nbs/evidence/drawings.ipynb #17a18f7b
-PAPER = "#e8ebef"  # of boxes
-
 # %% ../../nbs/evidence/drawings.ipynb #5fcd644a
 def protocol(parties, messages, sees: dict, title: str = ""):
     """Draw a protocol: parties, messages with their sizes, and what each party sees.
@@ -41,7 +38,7 @@ def protocol(parties, messages, sees: dict, title: str = ""):
 
 def _draw_parties(axes, at, end, sees):
     "A box, a line and what is seen, per party."
-    box = dict(boxstyle="round,pad=0.4", fc=PAPER, ec=figures.INK)
+    box = dict(boxstyle="round,pad=0.4", fc="#e8ebef", ec=figures.INK)
     for name, x in at.items():
         axes.plot((x, x), (-0.6, end - 0.2), color=figures.INK, lw=1, ls=":", zorder=1)
         axes.text(x, -0.8, name, ha="center", va="center", color=figures.INK, bbox=box)

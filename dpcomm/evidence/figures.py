@@ -136,10 +136,7 @@ def style(size: tuple = SIZE):
         now.update(before)
 
 # %% ../../nbs/evidence/figures.ipynb #ua39py11
-def on_palette(
-    png: bytes,
-    colours: int = 64,  # of the palette, 2..256
-) -> bytes:  # PNG
+def on_palette(png: bytes, colours: int = 64) -> bytes:
     "A picture with few colours, mostly a smaller file. [PNG, 11.2.2]"
     with needs("run"):
         from PIL import Image
@@ -149,9 +146,7 @@ def on_palette(
     return small.getvalue()
 
 
-def sharp(
-    figure,  # a matplotlib figure
-) -> tuple:  # PNG as bytes; width and height to show it at, pixels
+def sharp(figure) -> tuple:  # PNG as bytes; width and height to show it at, pixels
     "A picture with twice the dots of its figure, on a palette."
     whole = io.BytesIO()
     figure.savefig(whole, format="png", dpi=2 * figure.dpi, bbox_inches="tight")
@@ -267,9 +262,7 @@ def palette(mech: str, n: int) -> list:
     ]
 
 # %% ../../nbs/evidence/figures.ipynb #6fd0bd2e
-def rows_of(
-    lines: list,  # what `series` returned
-) -> list:  # one dict per point: label, mech, source, x, y, low, high, n
+def rows_of(lines: list) -> list:  # of dict, one a point
     "The numbers behind a figure, one row per point."
     return [
         dict(
@@ -414,11 +407,7 @@ def label_axes(
         ax.legend()
 
 # %% ../../nbs/evidence/figures.ipynb #a08244a2
-def end_names(
-    ax,  # matplotlib axes on which the lines are drawn
-    lines: list,  # what `series` returned
-    gap: float = 0.07,  # least distance of two names, in heights of the axes
-) -> np.ndarray:  # heights of the names, in heights of the axes
+def end_names(ax, lines: list, gap: float = 0.07) -> np.ndarray:
     "Write names at the right ends of lines. [Barlow et al. 1972, isotonic regression]"
     ax.autoscale_view()
     ends = [(s["x"][np.argmax(s["x"])], s["mean"][np.argmax(s["x"])]) for s in lines]
@@ -553,11 +542,7 @@ def bars(
     return fig, rows_of(lines)
 
 # %% ../../nbs/evidence/figures.ipynb #27cc63c3
-def binned(
-    a,  # first sample, (n,)
-    b,  # second sample, (m,)
-    bins: int = 40,  # common bins, >= 2
-) -> tuple:  # edges (bins + 1,), densities of a and of b (bins,)
+def binned(a, b, bins: int = 40) -> tuple:  # edges, densities
     "Two samples in the same bins, as densities."
     a, b = (np.asarray(v, dtype=float).ravel() for v in (a, b))
     for name, v in (("a", a), ("b", b)):

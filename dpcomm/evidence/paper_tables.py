@@ -181,11 +181,7 @@ ALLOWED = {
 NUMBERS = ("tol", "spread", "read_err", "n_runs", "own")
 
 
-def refuse(
-    name: str,  # what was given, for the sentence
-    value,  # the value given
-    allowed,  # names that would have been valid
-) -> ValueError:  # the error, to be raised
+def refuse(name: str, value, allowed) -> ValueError:
     "An error that names the value, the allowed ones and the nearest."
     allowed = [str(a)[:60] for a in allowed]
     near = nearest(str(value)[:60], allowed)
@@ -195,9 +191,7 @@ def refuse(
     return ValueError(f"{name}={shown(value)} is not one of {some}{hint}")
 
 # %% ../../nbs/evidence/paper_tables.ipynb #90cb89ac
-def is_number(
-    value,  # anything TOML can hold
-) -> bool:  # True for a finite int or float, False for a bool
+def is_number(value) -> bool:  # True for a finite int or float, False for a bool
     "Whether a TOML value is a finite number. [TOML 1.0]"
     return (
         isinstance(value, (int, float))
@@ -220,15 +214,6 @@ def _check_fields(kind, row, where):
         )
 
 
-def _check_number(name, value, where):
-    "A finite number; only `value` itself may be below 0."
-    if not (is_number(value) and (name == "value" or value >= 0)):
-        raise ValueError(
-            f"{where}: {name} is {shown(value)}; it must be a finite number >= 0:"
-            " correct the file"
-        )
-
-
 def _check_type(name, value, kind, where):
     "The declared type; a tuple holds text."
     text = not isinstance(value, tuple) or all(isinstance(v, str) for v in value)
@@ -244,11 +229,7 @@ def _check_type(name, value, kind, where):
 Row = TypeVar("Row")
 
 
-def build(
-    kind: type[Row],  # Cell or Hyper
-    row: dict,  # one TOML table
-    file: str,  # for the message
-) -> Row:  # a Cell or Hyper
+def build(kind: type[Row], row: dict, file: str) -> Row:
     "Turn a TOML row into a checked record; ValueError names the file and the row."
     where = f"{file}, {str(row.get('key') or row.get('name') or '?')[:60]}"
     row = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
@@ -257,18 +238,19 @@ def build(
         if row[name] not in ALLOWED[name]:
             raise refuse(f"{where}: {name}", row[name], ALLOWED[name])
     for name in (*NUMBERS, *(("value",) if kind is Cell else ())):
-        if name in row:
-            _check_number(name, row[name], where)
+        value = row.get(name, 0)
+        if not (is_number(value) and (name == "value" or value >= 0)):
+            raise ValueError(
+                f"{where}: {name} is {shown(value)}; it must be a finite number >= 0:"
+                " correct the file"
+            )
     for f in fields(kind):
         if f.name in row and f.name not in NUMBERS and f.type not in (float, object):
             _check_type(f.name, row[f.name], f.type, where)
     return kind(**row)
 
 # %% ../../nbs/evidence/paper_tables.ipynb #238b86f2
-def inconsistency(
-    c: Cell,  # one number
-    keys: list,  # keys of all numbers of the file
-) -> str:  # what is wrong with it, '' if nothing
+def inconsistency(c: Cell, keys: list) -> str:  # what is wrong with it, '' if nothing
     "Rules that tie several fields or several cells together."
     if keys.count(c.key) > 1:
         return "the key appears twice; rename or remove one"
@@ -292,10 +274,7 @@ def inconsistency(
     return str(refuse("key", lost[0], keys)) if lost else ""
 
 # %% ../../nbs/evidence/paper_tables.ipynb #1f691da6
-def as_number(
-    text: str,  # as printed
-    at: str,  # where, for the message
-) -> object:  # int or float
+def as_number(text: str, at: str) -> object:
     "A printed number."
     try:
         value = float(text) if "." in text else int(text)
@@ -325,13 +304,7 @@ def _grid_cell(row, name, column, at):
     return {k: v for k, v in row.items() if k not in ("rows", "column")}
 
 
-def grid_row(
-    grid: dict,  # one [[grid]] of a file
-    head: list,  # names of the columns
-    name: str,  # of the row
-    words: list,  # numbers, then further tables that print the row
-    file: str,  # for messages
-) -> list:  # one TOML table a number
+def grid_row(grid: dict, head: list, name: str, words: list, file: str) -> list:
     "One row of a printed table as cells."
     at, texts, also = f"{file}, {name:.60}", words[: len(head)], words[len(head) :]
     if len(texts) < len(head) or any(w[0] in "-.0123456789" for w in also):
@@ -348,10 +321,7 @@ def grid_row(
     return found
 
 # %% ../../nbs/evidence/paper_tables.ipynb #403799b6
-def expand(
-    grid: dict,  # one [[grid]] of a file
-    file: str,  # for messages
-) -> list:  # one TOML table a number, as [[cell]] would give
+def expand(grid: dict, file: str) -> list:  # of dict, as [[cell]] would give
     "A printed table as cells."
     for name in ("key", "where", "rows"):
         if name not in grid:
@@ -374,9 +344,7 @@ def expand(
     ]
 
 # %% ../../nbs/evidence/paper_tables.ipynb #91a27f0b
-def assets(
-    kind: str,  # 'papers' or 'results'
-) -> Path:  # folder inside the installed package
+def assets(kind: str) -> Path:  # folder inside the installed package
     "Path of the package's data files."
     return Path(str(files("dpcomm"))) / "assets" / kind
 
@@ -462,11 +430,7 @@ def _claims(raw, file, keys):
     return tuple(found)
 
 
-def parse(
-    text: str,  # TOML
-    file: str,  # for messages
-    own: bool = False,  # [paper] may leave out all but `id`
-) -> Paper:  # checked
+def parse(text: str, file: str, own: bool = False) -> Paper:  # checked
     "One paper's file, checked as a whole; ValueError says what to correct. [TOML 1.0]"
     try:
         raw = tomllib.loads(text)

@@ -26,15 +26,7 @@ LINES = 8  # settings in a picture
 STEPS = "round", "epoch"  # what a history may count
 
 
-def _mechanism_of(record):
-    "Id of the mechanism that a run names; 'none' where it names none."
-    name = str(record.config.get("mechanism", "")).partition("(")[0].lower()
-    return name if name in figures.MECH else "none"
-
-
-def curves_of(
-    found,  # of Record
-) -> dict:  # key -> (colour, its records), at most LINES
+def curves_of(found) -> dict:  # key -> (colour, its records), at most LINES
     "The settings that are drawn, each with a colour of its own."
     drawn = {}
     for r in records.standing(found).values():
@@ -43,7 +35,8 @@ def curves_of(
     drawn = dict([*drawn.items()][:LINES])
     kinds = {}
     for key, own in drawn.items():
-        kinds.setdefault(_mechanism_of(own[0]), []).append(key)
+        name = str(own[0].config.get("mechanism", "")).partition("(")[0].lower()
+        kinds.setdefault(name if name in figures.MECH else "none", []).append(key)
     colours = {
         key: colour
         for mech, keys in kinds.items()
@@ -146,22 +139,7 @@ def _epsilon_panel(axis, curves):
 PANELS = _score_panel, _traffic_panel, _epsilon_panel
 
 
-def _finish(axis, curves):
-    own = next(iter(curves.values()))[1][0]
-    axis.set_xlabel(next(s for s in STEPS if s in own.history))
-
-
-def _png(figure):
-    "A figure as PNG."
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=140)
-    return content.getvalue()
-
-
-def picture(
-    curves: dict,  # as of `curves_of`, not empty
-    panels: tuple = PANELS,  # to draw, side by side
-) -> bytes:  # PNG; b"" where no panel has anything to show
+def picture(curves: dict, panels: tuple = PANELS) -> bytes:
     "Panels side by side, with a legend below where there are several."
     with needs("run"):
         import matplotlib.pyplot as plt
@@ -170,8 +148,10 @@ def picture(
         figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.3))
         axes = np.atleast_1d(axes)
         full = [draw(axis, curves) for draw, axis in zip(panels, axes)]
+        own, content = next(iter(curves.values()))[1][0], io.BytesIO()
+        step = next(s for s in STEPS if s in own.history)
         for axis, there in zip(axes, full):
-            _finish(axis, curves) if there else axis.remove()
+            axis.set_xlabel(step) if there else axis.remove()
             axis.title.set_fontsize(9)
         plt.close(figure)
         if not any(full):
@@ -181,16 +161,15 @@ def picture(
                 Line2D([], [], color=c, label=key) for key, (c, _) in curves.items()
             ]
             figure.legend(handles=lines, loc="outside lower center", ncols=4)
-        return _png(figure)
+        figure.savefig(content, format="png", dpi=140)
+        return content.getvalue()
 
 # %% ../../nbs/evidence/run_report.ipynb #rr000012
 def _said(value):
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def settings_tables(
-    found,  # of Record
-) -> tuple:  # Table of what all share, Table of what differs
+def settings_tables(found) -> tuple:  # Table of what all share, Table of what differs
     "The settings of runs."
     runs = {r.key: r.config for r in found if r.config}
     names = dict.fromkeys(name for config in runs.values() for name in config)
@@ -203,9 +182,7 @@ def settings_tables(
     return shared, Table(("run", *other), rows, "Settings that differ")
 
 
-def guarantees_of(
-    found,  # of Record
-) -> dict:  # sentence -> keys of the runs that it holds for
+def guarantees_of(found) -> dict:  # sentence -> keys of the runs that it holds for
     "Guarantees of runs, and those that are proved for the runs as they were run."
     said = {}
     for r in found:
@@ -217,9 +194,7 @@ def guarantees_of(
     return said
 
 
-def origin_table(
-    found,  # of Record
-) -> Table:
+def origin_table(found) -> Table:
     "Machines and commits of runs."
     rows = {"paper": {r.paper for r in found}, "scale": {r.scale for r in found}}
     for name in ("date", "machine", "device", "code", "commit", "engine"):
@@ -261,9 +236,7 @@ def _image(panel, curves):
     return f'<img alt="{alt}" src="data:image/png;base64,{content}">' if content else ""
 
 
-def page(
-    found,  # of Record, of one experiment
-) -> str:  # HTML
+def page(found) -> str:  # HTML
     "Report of runs, as a page of its own."
     curves, first = curves_of(found), found[0]
     title = f"{first.experiment.replace('_', '-')}, scale {first.scale}"

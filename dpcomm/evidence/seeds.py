@@ -89,10 +89,7 @@ def cell_summary(values, unit: str = "") -> Summary:
     return Summary(float(v.mean()), se, v.size, unit, v.size - 1)
 
 # %% ../../nbs/evidence/seeds.ipynb #v1ee2db6
-def half_width(
-    cell: paper_tables.Cell,  # the paper's number, perhaps with a standard error
-    ours: Summary,
-) -> float:  # half the 95 % interval of the difference; inf where nothing is known
+def half_width(cell: paper_tables.Cell, ours: Summary) -> float:  # inf: unknown
     "Half width of the 95 % interval of ours minus the paper's. [Welch 1947]"
     if ours.se is None:
         return 0.0 if cell.kind == "exact" else math.inf
@@ -104,11 +101,8 @@ def half_width(
     return _half(*_welch(errors), ours.level)
 
 # %% ../../nbs/evidence/seeds.ipynb #v127aef4
-PERCENT = {
-    "percent": 1.0,
-    "percentage points": 1.0,
-    "fraction": 100.0,
-}  # unit -> percent
+# unit -> percent
+PERCENT = {"percent": 1.0, "percentage points": 1.0, "fraction": 100.0}
 SCORES = {  # name in `final` -> what a table calls it
     "accuracy": "accuracy, %",
     "balanced_accuracy": "balanced accuracy, %",
@@ -119,17 +113,12 @@ STATISTICS = "acc accuracy bal_acc auroc recall5 last best early round comm".spl
 DIVERGED = 0.75  # a last score below this share of the run's best
 
 
-def statistic_of(
-    key: str,  # of a number
-) -> tuple:  # words of the key, as ('bal_acc', 'last')
+def statistic_of(key: str) -> tuple:  # words of the key, as ('bal_acc', 'last')
     "Statistic of a run that a number states, by the words of its key."
     return tuple(sorted(set(key.split(".")) & {*STATISTICS}))
 
 
-def family_of(
-    record: Record,
-    key: str,  # of a number of it
-) -> tuple | None:  # None where nothing was trained, or several settings are behind it
+def family_of(record: Record, key: str) -> tuple | None:
     "Runs that may lend each other a spread: paper, data, network, mechanism, statistic."
     mechanism = str(record.config.get("mechanism") or "").split("(")[0]
     network = record.config.get("model"), record.config.get("d")
@@ -148,11 +137,7 @@ class Spread:
     df: int  # degrees of freedom, seeds less one
 
 # %% ../../nbs/evidence/seeds.ipynb #45859122
-def diverged(
-    value: float,  # a number of the run
-    unit: str,  # of the number
-    record: Record,
-) -> bool:
+def diverged(value: float, unit: str, record: Record) -> bool:
     "Whether a score lies below three quarters of the best one of its run."
     if unit not in PERCENT:
         return False
@@ -164,10 +149,7 @@ def diverged(
     return value * PERCENT[unit] < DIVERGED * best * (100 if best <= 1 else 1)
 
 
-def pool(
-    family: tuple | None,  # what `family_of` returned
-    spreads,  # of Spread
-) -> tuple | None:  # variance in percent squared, df, experiments; None: nobody lends
+def pool(family: tuple | None, spreads) -> tuple | None:
     "Mean variance of the settings of a family. [Satterthwaite 1946]"
     lent = [x for x in spreads if family and x.family == family]
     if not lent:
@@ -176,11 +158,7 @@ def pool(
     return variance / len(lent), df, {x.experiment for x in lent}
 
 
-def borrow(
-    s: Summary,  # of one seed
-    ours,  # Ours it was made from
-    spreads,  # of Spread
-) -> Summary:  # with the pooled standard deviation of its family, if it has one
+def borrow(s: Summary, ours, spreads) -> Summary:
     "Lend a single seed the spread of settings that have several."
     sides = ours.sides or (ours,)
     found = [pool(family_of(side.record, side.key), spreads) for side in sides]

@@ -31,10 +31,7 @@ class Tally:
         return "; ".join(words) or "no number of it earns a verdict"
 
 # %% ../../nbs/evidence/summaries.ipynb #696ffbf1
-def class_of(
-    cell: paper_tables.Cell,  # the paper's number
-    verdict: str,  # a key of `VERDICTS`
-) -> str:  # a name in `CLASSES`; '' where it can earn no verdict
+def class_of(cell: paper_tables.Cell, verdict: str) -> str:  # '': it earns no verdict
     "Class of a number, one of four."
     if cell.kind == "shown" or verdict == "not comparable":
         return ""
@@ -45,11 +42,7 @@ def class_of(
     return "trained" if cell.unit in seeds.PERCENT else "measured"
 
 # %% ../../nbs/evidence/summaries.ipynb #92050303
-def tally(
-    paper: str,  # id
-    table: str = None,  # e.g. 'table1'; None for all but those tested on other data
-    found: verdicts.Evidence = None,  # None reads the committed records
-) -> Tally:
+def tally(paper: str, table: str = None, found: verdicts.Evidence = None) -> Tally:
     "Count the verdicts, class by class."
     found = found or verdicts.evidence(paper)
     others = () if table else paper_tables.paper(paper).stand_ins
@@ -101,16 +94,15 @@ class Bar:
             f'background:{COLOURS[w]}"></span>'
             for w, n in parts
         )
-        words = "".join(f"<li>{_class_html(*item)}</li>" for item in self._items())
+        words = "".join(
+            f"<li>{_class_html(*item)}</li>" for item in self.tally.counts.items()
+        )
         more = f'<li><a href="{self.link}">every row</a></li>' if self.link else ""
         return (
             f'<div class="verdicts"><div class="bar" role="img" aria-label="{self}">'
             f"{pieces}</div><p>{verdicts.in_words(dict(all_of_it))}</p>"
             f"<ul>{words}{more}</ul></div>"
         )
-
-    def _items(self):
-        return self.tally.counts.items()
 
 
 def _class_html(name, found):
@@ -177,31 +169,26 @@ def claim(
     for row in t.rows:
         group = _group_of(row)
         (groups.setdefault(group, []) if group else shown).append(row)
-    for group in [g for g, rows in groups.items() if not _told_together(g, rows)]:
+    lone = [g for g, rows in groups.items() if len(rows) < 3 and "not run" not in g[0]]
+    for group in lone:
         shown += groups.pop(group)
     shown.sort(key=t.rows.index)
+    notes = t.notes if any("[" in row[4] for row in shown) else ()
     titles = paper_tables.paper(paper).titles
     return Claim(
         titles.get(table, table),
         tally(paper, table, found),
-        verdicts.Table(
-            HEADER, tuple(map(_worded, shown)), notes=_cited(shown, t.notes)
-        ),
+        verdicts.Table(HEADER, tuple(map(_worded, shown)), notes=notes),
         tuple(
             (_what(group, rows, t.notes), _group_table(group, rows))
             for group, rows in groups.items()
         ),
     )
 
-
-def _verdict_of(row):
-    "A row's verdict without its sign and its notes."
-    return row[4].split(" ", 1)[1].split(" [")[0]
-
 # %% ../../nbs/evidence/summaries.ipynb #fe89433d
 def _group_of(row):
     "What a row has in common with others; None for a row of its own."
-    word = _verdict_of(row)
+    word = row[4].split(" ", 1)[1].split(" [")[0]  # without its sign and its notes
     if word not in GROUPED:
         return None
     reason = row[2] if word == "not run" else ""
@@ -233,16 +220,6 @@ def _group_table(group, rows):
     worded = (_worded(row)[:columns] for row in rows)
     return verdicts.Table(HEADER[:columns], tuple(worded))
 
-
-def _cited(rows, notes):
-    "The notes, for the rows that cite them; all, so that numbers stay."
-    return tuple(notes) if any("[" in row[4] for row in rows) else ()
-
-# %% ../../nbs/evidence/summaries.ipynb #fe89433f
-def _told_together(group, rows):
-    "Whether rows are one line: three that share a cause, any number that was not run."
-    return len(rows) > 2 or "not run" in group[0]
-
 # %% ../../nbs/evidence/summaries.ipynb #1fc5a2af
 @dataclass(frozen=True)
 class Section:
@@ -273,17 +250,12 @@ class Section:
         )
 
 # %% ../../nbs/evidence/summaries.ipynb #f68ed41c
-def anchor(
-    paper: str,  # id
-    table: str,  # of the paper
-) -> str:  # as 'dprec-table1'
+def anchor(paper: str, table: str) -> str:  # as 'dprec-table1'
     "Anchor of a table on the results page."
     return f"{paper}-{table.replace('.', '-')}"
 
 # %% ../../nbs/evidence/summaries.ipynb #35bc54a1
-def tables_of(
-    paper: str,  # id
-) -> list:  # of ids of tables
+def tables_of(paper: str) -> list:  # of ids of tables
     "The tables of a paper that have numbers, each once."
     found = [t for c in paper_tables.cells(paper) for t in (c.table, *c.also)]
     return sorted(
@@ -325,9 +297,7 @@ def _signs(found):
     return " ".join(f"{verdicts.VERDICTS[word]} {n:,}" for word, n in found.items())
 
 # %% ../../nbs/evidence/summaries.ipynb #d4c0effe
-def finding(
-    paper: str,  # id
-) -> str:  # one or two sentences with our numbers in them
+def finding(paper: str) -> str:  # one or two sentences with our numbers in them
     "Our finding, with the numbers of the committed full-scale records."
     return claims.fill(
         paper_tables.paper(paper).about["finding"], paper, verdicts.evidence(paper)

@@ -20,26 +20,16 @@ from .verdicts import VERDICTS, Table
 
 # %% ../../nbs/evidence/terminal.ipynb #4c5c22f3
 COLOURS = {
-    "match": "green",
-    "near": "yellow",
-    "below": "red",
-    "above": "cyan",
-    "order holds": "green",
-    "order fails": "red",
-    "differs": "red",
-    "agrees": "green",
-    "tie": "yellow",
-    "open": "yellow",
-    "unexplained": "magenta",
-    "paper's slip": "magenta",
+    "green": ("match", "order holds", "agrees"),
+    "yellow": ("near", "tie", "open"),
+    "red": ("below", "order fails", "differs"),
+    "cyan": ("above",),
+    "magenta": ("unexplained", "paper's slip"),
 }
-SIGNS = {VERDICTS[word]: colour for word, colour in COLOURS.items()}
+SIGNS = {VERDICTS[word]: hue for hue, words in COLOURS.items() for word in words}
 
 
-def coloured(
-    cell: str,  # text of a table's cell, perhaps a Markdown link
-    encoding: str = "utf-8",  # of the output
-) -> Text:  # its words, in the colour of the verdict that it begins with
+def coloured(cell: str, encoding: str = "utf-8") -> Text:
     "One cell as rich prints it."
     words = link_text(cell)
     sign, _, rest = words.partition(" ")
@@ -48,11 +38,7 @@ def coloured(
     return Text(words, style=SIGNS.get(sign, ""))
 
 # %% ../../nbs/evidence/terminal.ipynb #0afc3b0c
-def with_notes(
-    table: Table,  # rows of text
-    column: int,  # whose long words become notes
-    longest: int = 40,  # characters that may stay
-) -> Table:
+def with_notes(table: Table, column: int, longest: int = 40) -> Table:
     "Sentences in a column as numbered notes below."
     rows, notes = [], list(table.notes)
     for row in table.rows:
@@ -68,20 +54,12 @@ def with_notes(
 WIDEST = 10_000  # columns of a pipe, which wraps nothing
 
 
-def _console():
-    "Standard output: as wide as the terminal, or as COLUMNS says; a pipe wraps nothing."
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = WIDEST
-    return console
-
-
-def show(
-    table: Table,  # rows of text
-    console: Console = None,  # where to; None: standard output
-) -> None:
+def show(table: Table, console: Console = None) -> None:
     "Print a table as wide as the terminal."
-    console = console or _console()
+    if console is None:
+        console = Console(highlight=False)
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = WIDEST
     columns = range(len(table.header))
     used = [i for i in columns if any(row[i] for row in table.rows)] or columns
     shown = RichTable(
@@ -100,9 +78,7 @@ def show(
 
 # %% ../../nbs/evidence/terminal.ipynb #85ad74e9
 @contextmanager
-def one_line(
-    console: Console = None,  # where to; None: standard error
-):  # yields a function that takes the line
+def one_line(console: Console = None):  # yields a function that takes the line
     "One line for a long run."
     console = console or Console(stderr=True, highlight=False)
     if console.is_terminal:

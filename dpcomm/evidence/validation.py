@@ -8,11 +8,9 @@ __all__ = []
 # %% ../../nbs/evidence/validation.ipynb #valid003
 import math
 import re
-import sys
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from types import NoneType
 from typing import get_args
 
 from ..core.checks import shown
@@ -31,32 +29,12 @@ def _type_fault(f, value):
     return f"{f.name} is {shown(value)}; it must be of type {type_names(kinds)}"
 
 
-def type_names(
-    kinds: tuple[type, ...],
-) -> str:  # their names in a sentence
+def type_names(kinds: tuple[type, ...]) -> str:  # their names in a sentence
     "Names of the allowed types, None as JSON has it."
     names = {"NoneType": "null"}
     return " or ".join(names.get(k.__name__, k.__name__) for k in kinds)
 
 # %% ../../nbs/evidence/validation.ipynb #c61353c2
-TEXT, NUMBER, NESTED = {str, bool, NoneType}, {int, float}, {dict, list}
-
-
-def _sound(value, depth=20):
-    "Whether JSON can hold a value, quickly; `_infinite` says where it cannot."
-    low, high = FINITE
-    if type(value) not in NESTED:
-        return type(value) in TEXT or type(value) in NUMBER and low <= value <= high
-    return depth > 0 and all(
-        type(v) in TEXT
-        or type(v) in NUMBER
-        and low <= v <= high
-        or type(v) in NESTED
-        and _sound(v, depth - 1)
-        for v in (value.values() if type(value) is dict else value)
-    )
-
-
 def _infinite(value, at, depth=20):
     "Where a value holds what JSON cannot; '' where it holds nothing of the kind."
     if not depth:
@@ -75,7 +53,6 @@ def _infinite(value, at, depth=20):
 
 # %% ../../nbs/evidence/validation.ipynb #r0rng02
 ANY, COUNT, PERCENT, PART = (-math.inf, math.inf), (0, math.inf), (0, 100), (0, 1)
-FINITE = (-sys.float_info.max, sys.float_info.max)
 UNITS = {  # unit of a cell -> range
     "percent": PERCENT,
     "made-percent": PERCENT,
@@ -129,17 +106,6 @@ def _final_fault(final, at="final"):
     return ""
 
 # %% ../../nbs/evidence/validation.ipynb #62451f93
-def _plain(column, range):
-    "Whether a column holds numbers of a range or None and nothing else; quick."
-    numbers = [v for v in column if v is not None]
-    try:
-        known = {*map(type, numbers)} <= {int, float} and math.isfinite(sum(numbers))
-    except OverflowError:
-        return False
-    low, high = range
-    return known and (not numbers or low <= min(numbers) and max(numbers) <= high)
-
-
 def _history_fault(history):
     "A history has columns of one length, and not too many points."
     lengths = {len(c) if isinstance(c, list) else -1 for c in history.values()}
@@ -147,11 +113,10 @@ def _history_fault(history):
         return "history has columns of several lengths; they must have one"
     if lengths and max(lengths) > POINTS:
         return f"history has {max(lengths)} points; thin it to at most {POINTS}"
-    bad = (k for k, c in history.items() if not _plain(c, NAMED.get(k, ANY)))
     faults = (
         _infinite(v, f"record.history.{k}[{i}]") or _score_fault(f"history.{k}", v)
-        for k in bad
-        for i, v in enumerate(history[k])
+        for k, column in history.items()
+        for i, v in enumerate(column)
     )
     return next(filter(None, faults), "")
 
@@ -229,10 +194,7 @@ def _papers(root):
     return (*paper_tables.papers(root), paper_tables.ACROSS)
 
 
-def fault(
-    record,  # Record, to be written or as read
-    root: Path = None,  # folder of the papers' TOML files, default the package's
-) -> str:  # what is wrong with it, '' if nothing
+def fault(record, root: Path = None) -> str:  # what is wrong with it, '' if nothing
     "Why a record cannot be evidence."
     for f in fields(record):
         if found := _type_fault(f, getattr(record, f.name)):
@@ -254,7 +216,7 @@ def fault(
         known, units = paper.keys, UNITS.keys() | paper.units
     scalars = {k: v for k, v in vars(record).items() if k != "history"}
     return (
-        ("" if _sound(scalars) else _infinite(scalars, "record"))
+        _infinite(scalars, "record")
         or _final_fault(record.final)
         or _history_fault(record.history)
         or _cell_fault(record, known, units)

@@ -53,10 +53,7 @@ DECIDED = ("match", "near", "below", "above", "differs", "order holds", "order f
 UNDECIDED = ("agrees", "tie", "open")
 
 # %% ../../nbs/evidence/verdicts.ipynb #73cf09ac
-def within_tolerance(
-    gap: float,  # absolute difference, >= 0
-    limit: float,  # tolerance, >= 0
-) -> bool:  # gap <= limit, up to rounding in the last bits
+def within_tolerance(gap: float, limit: float) -> bool:
     "Whether a gap is within a limit, the limit included."
     return gap <= limit * (1 + 1e-9) + 1e-12
 
@@ -157,10 +154,7 @@ LOOKS = (8, 16)  # seeds at the second and the third look
 AFTER_A_LOOK = 0.995  # level of an interval whose seeds were added after a look
 
 
-def intervals(
-    paper: str,  # id
-    found=None,  # Evidence; None reads the committed records
-) -> int:
+def intervals(paper: str, found=None) -> int:
     "Number of a paper's verdicts that depend on a 95 % interval."
     found, n = found or evidence(paper), 0
     for cell in paper_tables.cells(paper):
@@ -170,9 +164,7 @@ def intervals(
     return n
 
 
-def expected_false(
-    n: int,  # intervals, >= 0
-) -> str:  # a sentence
+def expected_false(n: int) -> str:
     "Expected number of misses among several 95 % intervals."
     return (
         f"{n:,} of these verdicts rest on a 95 % interval; chance alone is expected to"
@@ -235,10 +227,7 @@ def ours_by_key(found) -> dict:
     return ours
 
 # %% ../../nbs/evidence/verdicts.ipynb #v11deba6
-def ours_of(
-    cell: paper_tables.Cell,  # the paper's number
-    ours: dict,  # what `ours_by_key` returned
-) -> Ours:  # None if it was not run
+def ours_of(cell: paper_tables.Cell, ours: dict) -> Ours:  # None if it was not run
     "Our number for one of the paper's, derived where the paper derives it."
     if (key := cell.same_as or cell.key) in ours:
         return ours[key]
@@ -297,9 +286,7 @@ class Evidence:
         return borrow(s, found, self.spreads)
 
 # %% ../../nbs/evidence/verdicts.ipynb #f0bda471
-def spreads_of(
-    ours: dict,  # what `ours_by_key` returned
-) -> list:  # of Spread
+def spreads_of(ours: dict) -> list:  # of Spread
     "Spreads of numbers with several seeds."
     found = {}
     for o in ours.values():
@@ -313,9 +300,7 @@ def spreads_of(
     return [x for x in found.values() if x.variance]
 
 # %% ../../nbs/evidence/verdicts.ipynb #v1d93f9a
-def evidence_of(
-    *found,  # lists of Record of one paper; the first that has a setting and seed counts
-) -> Evidence:
+def evidence_of(*found) -> Evidence:
     "Evidence that records hold."
     full, seen = [], set()
     for each in found:
@@ -340,10 +325,7 @@ def evidence(paper: str, root: Path = None, papers_root: Path = None) -> Evidenc
 HEADER = ("key", "paper (+/- s.e.)", "ours (+/- s.e., n)", "delta", "verdict", "link")
 
 
-def format_value(
-    value: float,  # mean, difference or standard error
-    cell: paper_tables.Cell,  # the paper's number
-) -> str:  # one digit finer than the paper, and at least three significant ones
+def format_value(value: float, cell: paper_tables.Cell) -> str:
     "Print ours finer than the paper, so that rounding hides nothing."
     text = str(cell.value)
     digits = len(text.split(".")[1]) if "." in text and "e" not in text else 0
@@ -351,9 +333,7 @@ def format_value(
     return f"{value:,.{max(digits + 1, significant)}f}"
 
 # %% ../../nbs/evidence/verdicts.ipynb #67eb3eac
-def format_paper(
-    cell: paper_tables.Cell,  # the paper's number
-) -> str:  # as the paper prints it, with the unit
+def format_paper(cell: paper_tables.Cell) -> str:
     "The paper's own number."
     sign = "~" if cell.read_err else ""
     if cell.kind == "ordering":
@@ -362,11 +342,7 @@ def format_paper(
     return f"{sign}{cell.value:,}{spread} {cell.unit}"
 
 # %% ../../nbs/evidence/verdicts.ipynb #v142f2e5
-def smaller(
-    cell: paper_tables.Cell,  # the paper's number
-    runs: tuple,  # of Record, of smaller scales
-    scale: str = "quick",  # or smoke
-) -> Summary:  # None where there is none
+def smaller(cell: paper_tables.Cell, runs: tuple, scale: str = "quick") -> Summary:
     "Our number of a smaller scale, which earns no verdict."
     names = cell.key, f"ours.{scale}.{cell.key}"
     found = [r for r in records.standing(runs).values() if r.scale == scale]
@@ -375,10 +351,8 @@ def smaller(
 
 
 def reason_not_run(
-    cell: paper_tables.Cell,  # the paper's number
-    paper: paper_tables.Paper,  # its paper
-    runs: tuple,  # of Record, of smaller scales
-) -> str:  # why there is nothing of ours
+    cell: paper_tables.Cell, paper: paper_tables.Paper, runs: tuple
+) -> str:
     "Why a row says not run."
     also = f"; would not be comparable: {cell.tol_why}" if cell.kind == "shown" else ""
     given = [(p, text) for p, text in paper.not_run if cell.key.startswith(p)]
@@ -394,13 +368,6 @@ def reason_not_run(
         return f"{small}: no verdict{never}{also}"
     return (known or "no full-scale record") + also
 
-# %% ../../nbs/evidence/verdicts.ipynb #v14c9283
-def format_seeds(
-    s: Summary,  # ours
-) -> str:  # 'n = 2', or 'n = 1, spread of dprec_tight'
-    "Number of seeds of a value, as text."
-    return f"n = {s.n}" + (f", spread of {s.spread_of}" if s.spread_of else "")
-
 # %% ../../nbs/evidence/verdicts.ipynb #v1e87461
 def _format_error(s, cell):
     "The standard error as the mean is printed, or by its power of ten where that is 0."
@@ -411,11 +378,8 @@ def _format_error(s, cell):
 
 
 def row_of(
-    cell: paper_tables.Cell,  # the paper's number
-    paper: paper_tables.Paper,  # its paper
-    found: Evidence,
-    base: str,  # folder of the notebooks, as seen from where the table is shown
-) -> tuple:  # key, paper, ours, delta, verdict, link
+    cell: paper_tables.Cell, paper: paper_tables.Paper, found: Evidence, base: str
+) -> tuple:
     "One row of the verdict table."
     key, theirs, s = cell.key, format_paper(cell), found.summary(cell)
     if s is None:
@@ -428,14 +392,11 @@ def row_of(
     mine = format_value(s.mean, cell) + _format_error(s, cell)
     name = ours_of(cell, found.ours).record.experiment
     link = f"[{name}]({base}/{paper_tables.place(name)}.ipynb)"
-    return key, theirs, f"{mine} ({format_seeds(s)})", delta, verdict(cell, s), link
+    seeds = f"n = {s.n}" + (f", spread of {s.spread_of}" if s.spread_of else "")
+    return key, theirs, f"{mine} ({seeds})", delta, verdict(cell, s), link
 
 # %% ../../nbs/evidence/verdicts.ipynb #v1a06383
-def causes_of(
-    cell: paper_tables.Cell,  # the paper's number
-    paper: paper_tables.Paper,  # its paper
-    word: str,  # its verdict
-) -> list:  # texts of the notes
+def causes_of(cell: paper_tables.Cell, paper: paper_tables.Paper, word: str) -> list:
     "Why a verdict is what it is."
     shown = [cell.tol_why] if word == "not comparable" and cell.kind == "shown" else []
     if word in ("not run", "match"):
@@ -464,10 +425,8 @@ def verdict_table(
     only: keys that begin with it.
     Returns: key, paper, ours, delta, verdict, link; numbered causes.
     """
-    p, found = (
-        paper_tables.paper(paper, papers_root),
-        found or evidence(paper, root, papers_root),
-    )
+    p = paper_tables.paper(paper, papers_root)
+    found = found or evidence(paper, root, papers_root)
     rows, notes = [], []
     cells = paper_tables.cells(paper, table, papers_root)
     for cell in (c for c in cells if c.key.startswith(only)):
@@ -503,9 +462,7 @@ def changes(paper: str, before: Evidence, after: Evidence) -> list:
     return told
 
 # %% ../../nbs/evidence/verdicts.ipynb #r0tab02
-def score_of(
-    found,  # of Record, of one setting
-) -> tuple:  # (name of the score, Summary), or ('', None) where there is none
+def score_of(found) -> tuple:  # ('', None) where there is none
     "The first score that records of one setting have."
     for name in SCORES:
         values = [v for r in found if paper_tables.is_number(v := r.final.get(name))]

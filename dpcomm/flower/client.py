@@ -110,16 +110,12 @@ def own_part(federation, client: int) -> Apart:
     return Apart(n, replace(data, x=data.x[mine], y=data.y[mine], writers=None))
 
 # %% ../../nbs/flower/client.ipynb #f10a000c
-def sums_of(
-    task: federated.Task,  # of server or client
-) -> Any:  # sums.Sums; None: the server sees every message
+def sums_of(task: federated.Task) -> Any:  # Sums, or None
     "What sums the messages of a task, so that nobody sees one."
     return getattr(task.federation, "sums", None)
 
 
-def check_task(
-    task: federated.Task,  # of server or client
-) -> federated.Task:  # the same
+def check_task(task: federated.Task) -> federated.Task:
     "Refuse what cannot travel message by message."
     mechanism, d = task.mechanism, _size(task)
     if mechanism.summed and sums_of(task) is None:
@@ -164,9 +160,7 @@ def _named(loss):
     return getattr(loss, "__qualname__", type(loss).__qualname__)
 
 # %% ../../nbs/flower/client.ipynb #f10a000e
-def agreement(
-    task: federated.Task,  # of server or client
-) -> dict:  # name -> text
+def agreement(task: federated.Task) -> dict:  # name -> text
     "What both ends of a run must have alike; only what is public."
     shared = dict(
         wire=WIRE,
@@ -187,10 +181,7 @@ def agreement(
     return {name: str(value) for name, value in (shared | settings).items()}
 
 # %% ../../nbs/flower/client.ipynb #f10a0202
-def differences(
-    mine: dict,  # agreement of this end
-    theirs: dict,  # what came from the other end: anything
-) -> list:  # of sentences, empty where both agree
+def differences(mine: dict, theirs: dict) -> list:  # of sentences
     "Where two ends of a run disagree."
     return [
         f"{name} is {shown(value)} here and {shown(theirs.get(name))} there"
@@ -199,52 +190,31 @@ def differences(
     ]
 
 # %% ../../nbs/flower/client.ipynb #f10a0101
-def mark_of(
-    task: federated.Task,  # of server or client
-) -> str:  # 32 hexadecimal digits, which go with every round
+def mark_of(task: federated.Task) -> str:  # 32 hexadecimal digits
     "The agreement, hashed."
     text = repr(sorted(agreement(task).items()))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 # %% ../../nbs/flower/client.ipynb #f10a0014
-def local_update(
-    task: federated.Task,  # with the client's data
-    client: int,  # its number
-    w: Tensor,  # (d,) weights of the server
-    t: int,  # round, from 0 on
-) -> Tensor:  # (d,) local weights minus w, finite
+def local_update(task: federated.Task, client: int, w: Tensor, t: int) -> Tensor:
     """Train on one client's data. [dprec Alg. 8, client training]
 
     Where clients weigh differently, the update is clipped and scaled by the client's share.
     """
     cohort = np.array([client])
     streams = task.streams(t, cohort, "batches")
-    mechanism, share = (
-        task.mechanism.for_round(t),
-        getattr(task.federation, "share", None),
-    )
+    mechanism = task.mechanism.for_round(t)
+    share = getattr(task.federation, "share", None)
     mask = mechanism.trainable(len(w))
     with futures.ThreadPoolExecutor(1) as pool:
         ((updates, _),) = train_cohort(task, w, cohort, streams, pool, mask)
     return updates[0] if share is None else mechanism.clip(updates)[0] * share[client]
 
 
-def expected(
-    task: federated.Task,  # of the server
-) -> float:  # what the updates of a round weigh together, in shares of the largest
+def expected(task: federated.Task) -> float:
     "The divisor of a round's sum: public, whoever answers."
     share = getattr(task.federation, "share", None)
     return task.config.cohort * (1.0 if share is None else float(share.mean()))
-
-# %% ../../nbs/flower/client.ipynb #f10a0016
-def message_of(
-    task: federated.Task,  # its mechanism encodes
-    update: Tensor,  # (d,) finite, any
-    t: int,  # round, from 0 on
-    key=None,  # None: the operating system's randomness; Insecure(number): for tests
-) -> bytes:  # as long as the mechanism's `bits` says
-    "Clip, encode, frame."
-    return task.mechanism.for_round(t).encode(update, key).to_bytes()
 
 # %% ../../nbs/flower/client.ipynb #f10a0018
 @dataclass(frozen=True)
@@ -309,10 +279,7 @@ CODES = (
 )
 
 
-def greet(
-    node: Node,
-    fields: dict,  # agreement of the server, and a nonce
-) -> dict:  # code, the node's number, its own agreement, a proof that it is this client
+def greet(node: Node, fields: dict) -> dict:
     "Answer the first message of a run."
     mine, before = agreement(node.task), within(node, whole=True)
     code = REFUSED if differences(mine, fields) else OK
@@ -323,12 +290,7 @@ def greet(
     return head | mine
 
 # %% ../../nbs/flower/client.ipynb #f10a0204
-def within(
-    node: Node,
-    whole: bool = False,  # whether the messages still to come must be covered too
-) -> (
-    int
-):  # messages of the same mechanism in other runs; Beyond where the run asks too much
+def within(node: Node, whole: bool = False) -> int:
     "Hold a run against the floor of a node's owner."
     if node.floor is None:
         raise floor.Beyond(
@@ -348,30 +310,19 @@ def within(
 NONCE = 16  # bytes, drawn by the server for each node
 
 
-def proven(
-    task: federated.Task,  # of server or client
-    client: int,  # number that the node claims
-    nonce: bytes,  # NONCE of them
-) -> bytes:  # what is signed
+def proven(task: federated.Task, client: int, nonce: bytes) -> bytes:
     "The text of a proof."
     return b"dpcomm hello " + f"{mark_of(task)} {client} ".encode() + nonce
 
 # %% ../../nbs/flower/client.ipynb #f10a0060
-def claim(
-    node: Node,
-    t: int,  # round, from 0 on
-) -> bool:  # False where it was claimed before; Beyond where the budget is spent
+def claim(node: Node, t: int) -> bool:  # False: it was claimed before
     "Take a round for oneself, once for all time."
     task = node.task
     whose = f"{mark_of(task)}-{node.client}-{t}"
     return floor.claim(node.floor, task.mechanism, _size(task), whose)
 
 # %% ../../nbs/flower/client.ipynb #f10a0067
-def caught_up(
-    task: federated.Task,  # of the node
-    fields: dict,  # round; history: the model's name; packet: what the node has missed
-    memory: dict,  # of the node
-) -> downlink.Replica:  # where the server stands
+def caught_up(task: federated.Task, fields: dict, memory: dict) -> downlink.Replica:
     "Rebuild the server's weights from a packet. [dprec Alg. 6]"
     made = downlink.Agreement(fields["history"], task.mechanism, task.config)
     replica = downlink.Replica(made)
@@ -395,21 +346,14 @@ def caught_up(
     return replica
 
 # %% ../../nbs/flower/client.ipynb #f10a0103
-def remember(
-    replica: downlink.Replica,  # up to date
-    memory: dict,  # of the node, changed in place
-) -> None:
+def remember(replica: downlink.Replica, memory: dict) -> None:
     "Keep a replica in plain values."
     state = replica.state
     memory |= {"state": downlink.write_state(state), "done": state.round}
     memory |= {"sent": b"".join(replica.sent), "sent in": replica.sent_in}
 
 # %% ../../nbs/flower/client.ipynb #f10a001c
-def admit(
-    node: Node,
-    fields: dict,  # round and mark of the agreement
-    memory: dict,  # of the node: the round of the last answer is kept in it
-) -> int:  # OK, and the round is claimed; REFUSED or AGAIN; Beyond
+def admit(node: Node, fields: dict, memory: dict) -> int:  # a code; OK claims it
     "Whether a node may answer a round."
     t, rounds = fields["round"], node.task.config.rounds
     if fields["agreement"] != mark_of(node.task):
@@ -426,12 +370,7 @@ def admit(
     return OK
 
 # %% ../../nbs/flower/client.ipynb #f10a0105
-def work(
-    node: Node,
-    fields: dict,  # round, mark of the agreement; a packet where no weights come
-    w: Tensor = None,  # (d,) weights of the server; None: the packet gives them
-    memory: dict = None,  # of the node, changed in place; None: no memory
-) -> dict:  # code, round and message
+def work(node: Node, fields: dict, w: Tensor = None, memory: dict = None) -> dict:
     "Train, encode, answer."
     memory = {} if memory is None else memory
     if node.task.mechanism.summed:
@@ -452,7 +391,8 @@ def work(
         w = replica.state.w.detach()
     update = local_update(node.task, node.client, w, t)
     if replica is None:
-        message = message_of(node.task, update, t, node.key(t))
+        mechanism = node.task.mechanism.for_round(t)
+        message = mechanism.encode(update, node.key(t)).to_bytes()
     else:
         replica.sent = ()  # the server has closed no round since, or has heard it
         message = downlink.answer(replica, update, node.key(t))
@@ -460,10 +400,7 @@ def work(
     return dict(code=OK, round=t, message=message)
 
 # %% ../../nbs/flower/client.ipynb #f10a0107
-def check_weights(
-    w: Tensor,  # what came with a letter
-    d: int,  # weights of the agreed model
-) -> Tensor:  # the same
+def check_weights(w: Tensor, d: int) -> Tensor:
     "Refuse weights of another model."
     if w.shape != (d,) or w.dtype != torch.float32 or not torch.isfinite(w).all():
         raise ValueError(
@@ -473,10 +410,7 @@ def check_weights(
     return w
 
 # %% ../../nbs/flower/client.ipynb #f10a001e
-def guarded(
-    handle,  # any function that returns the fields of a reply
-    note=lambda text: print(text, file=sys.stderr),  # called with what is refused
-):  # the same function, which never raises
+def guarded(handle, note=lambda text: print(text, file=sys.stderr)):
     "Keep what went wrong on the node."
 
     def safe(*given):
@@ -492,13 +426,7 @@ def guarded(
     return safe
 
 # %% ../../nbs/flower/client.ipynb #f10a0109
-def answer(
-    action: str,  # HELLO, UPDATE or SUM
-    node: Node,
-    fields: dict,  # of the letter
-    w: Tensor,  # weights that came with it, or None
-    memory: dict,  # of the node, changed in place
-) -> dict:  # code, and what belongs to it
+def answer(action: str, node: Node, fields: dict, w: Tensor, memory: dict) -> dict:
     "What a node replies to a letter."
     replies = {
         HELLO: lambda: greet(node, fields),
@@ -514,9 +442,7 @@ def answer(
     return guarded(replies[action], note)()
 
 # %% ../../nbs/flower/client.ipynb #f10a010b
-def code_of(
-    reply: dict,  # fields, whatever they hold
-) -> str:  # '' for OK
+def code_of(reply: dict) -> str:  # '' for OK
     "What a reply's code stands for."
     code, limit = reply.get("code"), reply.get("limit")
     if type(code) is not int or not 0 <= code < len(CODES):
@@ -543,7 +469,8 @@ def client_app(build):
             node = build(context.run_config, context.node_config)
             kept = context.state.setdefault("dpcomm", ConfigRecord({}))
             memory = dict(kept.items())
-            fields = answer(action, node, _letter(message), _model(message), memory)
+            letter = dict(message.content.config_records["letter"].items())
+            fields = answer(action, node, letter, _model(message), memory)
             context.state["dpcomm"] = ConfigRecord(memory)
             return fields
 
@@ -554,11 +481,6 @@ def client_app(build):
     app.train("update")(partial(reply, UPDATE))
     app.train("sum")(partial(reply, SUM))
     return app
-
-
-def _letter(message):
-    "The fields of a letter."
-    return dict(message.content.config_records["letter"].items())
 
 
 def _model(message):

@@ -11,7 +11,8 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,20 +26,15 @@ from ..core.vectors import pack
 from ..core.wire import BadMessage, parse_message
 from dpcomm.flower.client import (
     BEHIND,
-    OK,
     UPDATE,
-    Node,
     _size,
     agreement,
     check_task,
     code_of,
     differences,
     expected,
-    local_update,
     mark_of,
-    message_of,
     need_flower,
-    own_part,
     sums_of,
 )
 from .transport import Deadlines, Line, converse, meet
@@ -70,11 +66,7 @@ class Gathering:
         return cls(mechanism, t, frozenset(asked), total, kept=kept)
 
 # %% ../../nbs/flower/server.ipynb #f10a0022
-def take(
-    gathering: Gathering,  # changed in place
-    client: int,  # whose node answered
-    reply,  # dict of fields, or text: what the transport says went wrong
-) -> str:  # why it was dropped; '' where it was added
+def take(gathering: Gathering, client: int, reply) -> str:  # why not; '' if added
     "Add one reply to a round, or drop it."
     why = _unfit(gathering, client, reply)
     if not why:
@@ -107,12 +99,7 @@ def _unfit(gathering, client, reply):
     return ""
 
 # %% ../../nbs/flower/server.ipynb #f10a0068
-def drawn(
-    task: federated.Task,  # of the server
-    t: int,  # round, from 0 on
-    insecure: bool = False,  # whether both follow from the seed: tests only
-    asked=(),  # rounds in which each client was asked so far; needed where visits are few
-) -> tuple:  # clients of the round, ascending; stream of the server's noise
+def drawn(task: federated.Task, t: int, insecure: bool = False, asked=()) -> tuple:
     "What a round leaves to chance, on the server. [dprec Alg. 8]"
     if insecure:
         return task.cohort(t).tolist(), task.stream(t, "server")
@@ -122,40 +109,6 @@ def drawn(
         return among(left, t, config.cohort, config.sampling, rng).tolist(), rng
     cohort = sample_cohort(task.n_clients, config.cohort, config.sampling, rng)
     return cohort.tolist(), rng
-
-# %% ../../nbs/flower/server.ipynb #f10a0026
-def step(
-    w: Tensor,  # (d,) weights with gradient, changed in place
-    optimiser: torch.optim.Optimizer,  # of the server, on w
-    gathering: Gathering,  # of a whole round
-    cohort: float,  # expected number of clients in it, > 0
-    rng,  # stream of the server's noise
-) -> None:  # w has moved
-    "The server's step. [dprec Alg. 8, sign corrected]"
-    w.grad = -gathering.total.average(cohort, rng)
-    optimiser.step()
-
-# %% ../../nbs/flower/server.ipynb #f10a0028
-def by_message(
-    run: federated.Run,  # advanced in place
-    optimiser: torch.optim.Optimizer,  # of the server, on run.w
-    task: federated.Task,  # with everybody's data
-    pool,  # not used: one client after another
-) -> float:  # nan: what a loss gives away is not sent
-    "One round of `simulate` with real messages and repeatable keys."
-    t, w = run.round, run.w.detach()
-    cohort, rng = drawn(task, t, insecure=True)
-    gathering = Gathering.of(task, t, cohort)
-    for client in cohort:
-        home = replace(task, federation=own_part(task.federation, client))
-        update, key = local_update(home, client, w, t), Node(home, client, True).key(t)
-        message = message_of(home, update, t, key)
-        take(gathering, client, dict(code=OK, round=t, message=message))
-    step(run.w, optimiser, gathering, expected(task), rng)
-    d, mechanism = len(w), gathering.mechanism
-    run.ledger.record(t, np.array(cohort), mechanism.bits(d), 32 * d, False)
-    run.round += 1
-    return float("nan")
 
 # %% ../../nbs/flower/server.ipynb #f10a006b
 class Down:
@@ -181,8 +134,9 @@ class Down:
         "Note what a reply says of what went down."
 
     def learn(self, gathering, rng):
-        "Take the step of a round."
-        step(self.w, self.optimiser, gathering, expected(self.task), rng)
+        "Take the step of a round. [dprec Alg. 8, sign corrected]"
+        self.w.grad = -gathering.total.average(expected(self.task), rng)
+        self.optimiser.step()
 
     def pack(self):
         "What a checkpoint needs, in plain values and tensors."
@@ -281,14 +235,14 @@ class Row:
 
 # %% ../../nbs/flower/server.ipynb #f10a0036
 def gather(
-    line,  # transport
-    task: federated.Task,  # of the server
-    clients: dict,  # client -> node
-    down: Down,  # what goes to them
-    t: int,  # round, from 0 on
-    cohort: list,  # of clients
+    line,
+    task: federated.Task,
+    clients: dict,
+    down: Down,
+    t: int,
+    cohort: list,
     deadlines: Deadlines = Deadlines(),
-) -> tuple:  # Gathering, Row
+) -> tuple:
     "Ask the cohort of a round and add up what comes in time."
     began, clock, before = time.time(), time.monotonic(), line.up
     there, head = line.nodes(), dict(round=t, agreement=mark_of(task))
@@ -340,10 +294,7 @@ class Promise:
     known: bool = False  # whether keys or draws can be repeated
     counts: bool = False  # whether `guarantee` takes the messages before as well
 
-    def after(
-        self,
-        rounds: int,  # done in this run, >= 1
-    ):  # Guarantee, or None
+    def after(self, rounds: int):  # Guarantee, or None
         "Of all that a client has sent when so many rounds are done."
         if self.guarantee is None:
             return None
@@ -372,10 +323,7 @@ class Served:
     guarantee: Guarantee | None
 
 # %% ../../nbs/flower/server.ipynb #f10a020a
-def keep(
-    served: Served,
-    folder,  # made where it is missing
-) -> Path:  # the folder
+def keep(served: Served, folder) -> Path:
     "Write model.npy, rounds.jsonl and guarantee.txt, 0600 in 0700."
     folder, model = Path(folder), io.BytesIO()
     np.save(model, served.w.numpy())
@@ -391,9 +339,7 @@ class Journal:
 
     def __init__(self, task, down, folder=None):
         self.task, self.down, self.rows, self.earlier = task, down, [], 0
-        self.asked = np.zeros(
-            task.n_clients, int
-        )  # rounds in which each client was asked
+        self.asked = np.zeros(task.n_clients, int)  # rounds in which each was asked
         self.folder = Path(folder) if folder else None
         if self.folder and self.folder.exists():
             floor.check_private(self.folder)
@@ -563,11 +509,7 @@ def server_app(build):
     @app.main()
     def main(grid, context):
         out = context.run_config.get("out") or None
-        serve(Line(grid), say=_flushed, folder=out, **build(context.run_config))
+        say = partial(print, flush=True)  # for whoever follows the log
+        serve(Line(grid), say=say, folder=out, **build(context.run_config))
 
     return app
-
-
-def _flushed(text):
-    "Print at once, for whoever follows the log."
-    print(text, flush=True)

@@ -9,19 +9,14 @@ __all__ = ['Sums', 'read_keys']
 import hashlib
 import time
 from collections import Counter
-from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
-
-import torch
 
 from ..core.checks import check_between, shown
-from ..core.random import Insecure
-from ..core.vectors import groups
 from dpcomm.flower.client import (
     AGAIN,
     OK,
     SUM,
+    _size,
     admit,
     agreement,
     check_weights,
@@ -32,13 +27,10 @@ from dpcomm.flower.client import (
 from .server import Gathering, Row
 from .transport import converse
 from ..interop import sums
-from ..interop.sums import Members, put_away, take_back, too_long
-from ..secagg.client import Client
-from ..secagg.client_state import Counter as Risen
+from ..interop.sums import Members, limits, proceed, setup_of, too_long
 from ..secagg.errors import MASKED, ROUNDS, SERVER, BelowThreshold, SecAggError
 from ..secagg.protocol import Setup
 from ..secagg.server import Server
-from ..secagg.session import identities, overhead
 from ..training.floor import Beyond
 
 # %% ../../nbs/flower/sums.ipynb #f10c0006
@@ -53,10 +45,7 @@ class Everybody(Members):
         digest = hashlib.sha256(keys).hexdigest()
         return {"sums.directory": digest, "sums.threshold": self.threshold}
 
-    def check(
-        self,
-        task,  # federated.Task of server or client
-    ) -> None:
+    def check(self, task) -> None:
         "Refuse a task whose rounds cannot be sums of everybody."
         config, n, mechanism = task.config, task.n_clients, task.mechanism
         listed = len(set(self.directory) - {SERVER})
@@ -85,87 +74,15 @@ class Everybody(Members):
             )
 
 # %% ../../nbs/flower/sums.ipynb #f10c0008
-def session_of(
-    task,  # federated.Task of server or client
-    t: int,  # round, from 0 on
-) -> Setup:
+def session_of(task, t: int) -> Setup:
     "What everybody knows of the session of a round."
-    sums, n, mechanism = (
-        task.federation.sums,
-        task.n_clients,
-        task.mechanism.for_round(t),
-    )
     check_between("round", t, 0, task.config.rounds - 1)
-    words = mechanism.summand(torch.zeros(_size(task)), Insecure(0))
-    threshold = sums.threshold or (n - 1) // 2 + 1
-    quorum = max(mechanism.honest, threshold + 1, n // 2 + 1)
     name = repr((sorted(agreement(task).items()), t)).encode()
-    session = hashlib.sha256(name).digest()[:16]
-    return Setup(
-        n_clients=n,
-        d=len(words),
-        ring=mechanism.ring,
-        threshold=threshold,
-        session=session,
-        quorum=quorum,
-    )
-
-
-def _size(task):
-    "Weights of the model."
-    return sum(groups(task.model).values())
-
-# %% ../../nbs/flower/sums.ipynb #f10c000c
-class Answering(Everybody):
-    "What a node does with its members' sums."
-
-    def answer(
-        self,
-        node,  # Node
-        fields: dict,  # round, agreement, step, mail of the server
-        w,  # (d,) weights, with the letter of step MASKED
-        memory: dict,  # of the node: the round of the last answer is kept in it
-    ) -> dict:  # code, round, step, message
-        "What a node says in one step of a session. [Bonawitz et al. 2017, Fig. 4]"
-        t, step = (
-            fields["round"],
-            check_between("step", fields["step"], 0, len(ROUNDS) - 1),
-        )
-        if not step and (code := admit(node, fields, memory)):
-            return dict(code=code)
-        setup, keys = session_of(node.task, t), self.directory
-        whose = f"{mark_of(node.task)}-{node.client}-{t}"
-        here, there = (
-            Path(node.claims) / f"{whose}-{k}.state" for k in (step, step + 1)
-        )
-        counter = Risen(node.claims)
-        if step:
-            if (state := take_back(here)) is None:
-                return dict(code=AGAIN)
-            client = Client.resume(setup, node.identity, keys, state, counter=counter)
-        else:
-            client = Client(setup, node.client, node.identity, keys, counter=counter)
-        with closing(client):
-            if step == MASKED:
-                update = local_update(
-                    node.task, node.client, check_weights(w, _size(node.task)), t
-                )
-                client.vector = node.task.mechanism.for_round(t).summand(
-                    update, node.key(t)
-                )
-            said = client.receive(fields["mail"]) if step else client.start()
-            if step < len(ROUNDS) - 1:
-                put_away(there, client.state())
-        return dict(code=OK, round=t, step=step, message=said)
+    n, threshold = task.n_clients, task.federation.sums.threshold
+    return setup_of(task.mechanism.for_round(t), _size(task), n, name, threshold)
 
 # %% ../../nbs/flower/sums.ipynb #f10c000e
-def hear(
-    server: Server,  # of the session, changed in place
-    client: int,  # whose node answered
-    reply,  # dict of fields, or text: what the transport says went wrong
-    t: int,  # round, from 0 on
-    limit: int,  # bytes that a message of this step may have
-) -> str:  # why it was dropped; '' where it was taken
+def hear(server: Server, client: int, reply, t: int, limit: int) -> str:
     "Hand one reply to the session."
     if isinstance(reply, str):
         return f"lost: {reply:.80}"
@@ -183,31 +100,44 @@ def hear(
     return ""
 
 # %% ../../nbs/flower/sums.ipynb #f10c0010
-def play(
-    server: Server,  # of the session, changed in place
-    ask,  # (step, client -> mail) yields (client, reply)
-    mail: dict,  # client -> b'', for all who are there
-    t: int,  # round, from 0 on
-) -> Counter:  # reason -> replies that were dropped
+def play(server: Server, ask, mail: dict, t: int) -> Counter:  # reason -> replies
     "Six steps. BelowThreshold where too few answer. [Bonawitz et al. 2017, Fig. 4]"
-    limits, dropped = _limits(server.setup), Counter()
-    for step, limit in enumerate(limits):
+    dropped = Counter()
+    for step, limit in enumerate(limits(server.setup)):
         for client, reply in ask(step, mail):
             if why := hear(server, client, reply, t, limit):
                 dropped[why] += 1
         mail = server.advance()
     return dropped
 
-
-def _limits(setup):
-    "Bytes that a client's message may have, for each step."
-    n, k, bits = setup.n_clients, setup.neighbours, setup.ring.bits
-    sizes = overhead(n, k, setup.d, bits, setup.threshold)
-    return [sizes[name, "up"].total // 8 for name in ROUNDS]
-
 # %% ../../nbs/flower/sums.ipynb #f10c0111
-class Sums(Answering):
+class Sums(Everybody):
     "Whose updates are added, and how many it takes to open a sum."
+
+    def answer(self, node, fields: dict, w, memory: dict) -> dict:
+        "What a node says in one step of a session. [Bonawitz et al. 2017, Fig. 4]"
+        t, task, place = fields["round"], node.task, node.client
+        step = check_between("step", fields["step"], 0, len(ROUNDS) - 1)
+        if not step and (code := admit(node, fields, memory)):
+            return dict(code=code)
+
+        def vector():
+            update = local_update(task, place, check_weights(w, _size(task)), t)
+            return task.mechanism.for_round(t).summand(update, node.key(t))
+
+        said = proceed(
+            session_of(task, t),
+            place,
+            node.identity,
+            self.directory,
+            node.claims,
+            step,
+            fields.get("mail"),
+            vector if step == MASKED else None,
+        )
+        if said is None:
+            return dict(code=AGAIN)
+        return dict(code=OK, round=t, step=step, message=said)
 
     def gather(
         self, line, task, clients: dict, down, t: int, cohort: list, deadlines, identity
@@ -228,17 +158,15 @@ class Sums(Answering):
         server = Server(session_of(task, t), identity, self.directory)
         found, there = Gathering.of(task, t, cohort), line.nodes()
         head, sent = dict(round=t, agreement=mark_of(task)), 0
-        most = 2**12 + max(_limits(server.setup))
+        most = 2**12 + max(limits(server.setup))
 
         def ask(step, mail):
             nonlocal sent
             sent += sum(map(len, mail.values()))
             sent += 4 * found.total.d * len(mail) if step == MASKED else 0
             letters = {clients[c]: head | dict(step=step, mail=mail[c]) for c in mail}
-            names, w = (
-                {clients[c]: c for c in mail},
-                down.model if step == MASKED else None,
-            )
+            names = {clients[c]: c for c in mail}
+            w = down.model if step == MASKED else None
             replies = converse(
                 line,
                 SUM,

@@ -114,12 +114,12 @@ def _weight(reply):
 
 # %% ../../nbs/flower/transport.ipynb #f10a0032
 def meet(
-    line,  # transport
-    task: federated.Task,  # of the server
+    line,
+    task: federated.Task,
     deadlines: Deadlines = Deadlines(),
-    say=print,  # called with every sentence
-    directory: dict = None,  # client -> 32 bytes, its public key; None: nobody proves who it is
-) -> tuple:  # client -> node; client -> its first answer
+    say=print,
+    directory: dict = None,
+) -> tuple:
     "Wait for the nodes, and admit those that agree."
     until = time.monotonic() + deadlines.start
     while len(line.nodes()) < task.n_clients and time.monotonic() < until:
@@ -226,9 +226,7 @@ class Line:
         return dict(message.content.config_records.get("letter", {}).items())
 
 # %% ../../nbs/flower/transport.ipynb #f10a0043
-def object_bytes(
-    content,  # flwr.app.RecordDict
-) -> int:  # of all objects that Flower makes of it
+def object_bytes(content) -> int:  # of all objects that Flower makes of it
     "Bytes of a message's content as Flower stores it."
     with needs("flower"):
         from flwr.supercore.inflatable.inflatable_object import (  # type: ignore

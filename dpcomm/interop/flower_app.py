@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import tomllib
 from contextlib import ExitStack, contextmanager, suppress
@@ -71,11 +70,7 @@ LOOP_FLOOR_IN_SUMS = LOOP_FLOOR | dict(
 )
 
 # %% ../../nbs/flower/deployment.ipynb #f10b000d
-def new(
-    folder,  # of the app, new or empty; its name is a Python name
-    sums: bool = False,  # whether its rounds are secure sums
-    loop: bool = False,  # whether it replaces the strategy by our server loop
-) -> Path:  # the folder
+def new(folder, sums: bool = False, loop: bool = False) -> Path:  # the folder
     "Lay out an app to copy."
     folder = Path(folder)
     name = folder.absolute().name
@@ -143,12 +138,7 @@ class Daemon:
             os.killpg(self.process.pid, number)
 
 # %% ../../nbs/flower/deployment.ipynb #f10b0013
-def wait_for(
-    what: str,  # in words, for the error
-    seconds: float,  # until it is given up
-    ask,  # () -> anything; what is not false ends the wait
-    daemons=(),  # of Daemon, that must be alive meanwhile
-):  # what `ask` returned
+def wait_for(what: str, seconds: float, ask, daemons=()):  # what `ask` returned
     "Ask until there is an answer; ValueError at the deadline."
     until = time.monotonic() + seconds
     while not (answer := ask()):
@@ -163,9 +153,7 @@ def wait_for(
     return answer
 
 # %% ../../nbs/flower/deployment.ipynb #f10b0015
-def open_port(
-    port: int = 0,  # 0: any that is free
-) -> int:  # a port of 127.0.0.1 that was free a moment ago
+def open_port(port: int = 0) -> int:  # a port of 127.0.0.1 that was free a moment ago
     "Find a port, or refuse one that is taken."
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -179,51 +167,8 @@ def open_port(
             ) from None
         return probe.getsockname()[1]
 
-# %% ../../nbs/flower/deployment.ipynb #f10b0017
-class Meter:
-    "A proxy on loopback that counts bytes both ways."
-
-    def __init__(self, port):  # of the SuperLink
-        self.target, self.seen, self.server = port, [], socket.socket()
-        self.server.bind(("127.0.0.1", 0))
-        self.server.listen(64)
-        self.port = self.server.getsockname()[1]
-        threading.Thread(target=self.listen, daemon=True).start()
-
-    def listen(self):
-        "Take connections until closed."
-        with suppress(OSError):
-            while True:
-                near, _ = self.server.accept()
-                far = socket.create_connection(("127.0.0.1", self.target))
-                for way in ((near, far, "up"), (far, near, "down")):
-                    threading.Thread(target=self.carry, args=way, daemon=True).start()
-
-    def carry(self, source, sink, way):
-        "Pass bytes on in one direction."
-        with suppress(OSError):
-            while data := source.recv(2**16):
-                self.seen.append((time.time(), way, len(data)))
-                sink.sendall(data)
-        for end in (source, sink):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def between(self, begin, end):
-        "Bytes up and down from one moment to another, seconds since 1970."
-        seen = [s for s in list(self.seen) if begin <= s[0] < end]
-        return tuple(sum(n for _, w, n in seen if w == way) for way in ("up", "down"))
-
-    def close(self):
-        "Stop listening."
-        with suppress(OSError):
-            self.server.shutdown(socket.SHUT_RDWR)
-        self.server.close()
-
 # %% ../../nbs/flower/deployment.ipynb #f10b0019
-def surroundings(
-    home,  # private folder of Flower's settings
-) -> dict:  # of every daemon and command
+def surroundings(home) -> dict:
     "The environment of a deployment."
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     ours = dict(FLWR_HOME=str(home), PATH=path, FLWR_TELEMETRY_ENABLED="0")
@@ -234,9 +179,7 @@ def surroundings(
     return os.environ | ours
 
 # %% ../../nbs/flower/deployment.ipynb #f10b001b
-def left_over(
-    home,  # FLWR_HOME of a deployment
-) -> list:  # of process ids, on Linux; elsewhere none is found
+def left_over(home) -> list:  # of process ids, on Linux; elsewhere none is found
     "Processes that still belong to a deployment."
     mark, found = f"FLWR_HOME={home}".encode(), []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -253,14 +196,12 @@ class Deployment:
     folder: logs and Flower's home.
     env: of commands.
     nodes: of Daemon.
-    meters: of Meter, one a node; or none.
     """
 
     folder: Path
     env: dict
     link: Daemon = None
     nodes: list = field(default_factory=list)
-    meters: list = field(default_factory=list)
 
     def flwr(self, *words, seconds=60.0):
         "A command of Flower that answers in JSON."
@@ -287,11 +228,7 @@ class Deployment:
         raise ValueError(f"flwr {words[0]} failed: {' '.join(said.split()):.300}")
 
 # %% ../../nbs/flower/deployment.ipynb #f10b001f
-def submit(
-    here: Deployment,
-    app,  # folder with pyproject.toml
-    **settings,  # of [tool.flwr.app.config] that are to be different
-) -> str:  # number of the run
+def submit(here: Deployment, app, **settings) -> str:  # number of the run
     "Hand an app to the SuperLink."
     pairs = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
     more = ["--run-config", " ".join(pairs)] if pairs else []
@@ -300,11 +237,8 @@ def submit(
 
 # %% ../../nbs/flower/deployment.ipynb #f10b0021
 def finish(
-    here: Deployment,
-    run: str,  # number of a run
-    seconds: float = 300.0,  # until it is given up
-    say=lambda line: None,  # called with every line that the ServerApp prints
-) -> dict:  # what Flower lists of the run
+    here: Deployment, run: str, seconds: float = 300.0, say=lambda line: None
+) -> dict:
     "Follow a run to its end; ValueError where it failed or took too long."
     reader = Daemon(f"run-{run}", ["flwr", "log", run, "loop"], here.folder, here.env)
     told = 0
@@ -330,9 +264,7 @@ def finish(
     return listed
 
 # %% ../../nbs/flower/deployment.ipynb #f10b0023
-def printed(
-    log: str,  # of a ServerApp
-) -> list:  # of text, whole lines
+def printed(log: str) -> list:  # of text, whole lines
     "Output of a ServerApp, without Flower's lines."
     plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
     lines = plain[: plain.rfind("\n") + 1].splitlines()
@@ -340,9 +272,7 @@ def printed(
     return [line for line in lines if not own.match(line)]
 
 # %% ../../nbs/flower/deployment.ipynb #f10b0025
-def healthy(
-    port: int,  # of a SuperLink on this machine
-) -> bool:
+def healthy(port: int) -> bool:
     "Whether a SuperLink answers."
     with suppress(OSError, http.client.HTTPException):
         ask = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
@@ -356,7 +286,7 @@ def deployment(
     nodes: int = 4,  # SuperNodes, 1 or more
     port: int = 0,  # of the SuperLink; 0: any that is free
     settings: str = "",  # more of --node-config, such as 'insecure=true'; NODE: its number
-    metered: bool = False,  # whether bytes between nodes and SuperLink are counted
+    through=None,  # port of the SuperLink -> the port that a node connects to; None: the same
     seconds: float = 90.0,  # until each daemon is up
 ):  # yields a Deployment
     "Flower's daemons on loopback, from start to stop."
@@ -373,10 +303,7 @@ def deployment(
         here.link = Daemon("superlink", words, here.folder, here.env)
         wait_for("the SuperLink", seconds, lambda: healthy(port), [here.link])
         for i in range(nodes):
-            if metered:
-                here.meters.append(Meter(port))
-                stack.callback(here.meters[-1].close)
-            near = here.meters[-1].port if metered else port
+            near = port if through is None else through(port)
             own = f"partition-id={i} num-partitions={nodes} {settings}"
             own = own.strip().replace("NODE", str(i))
             start_node(here, i, near, own, seconds)
@@ -384,12 +311,8 @@ def deployment(
 
 # %% ../../nbs/flower/deployment.ipynb #f10b0029
 def start_node(
-    here: Deployment,  # with a SuperLink
-    i: int,  # number of the node
-    port: int,  # of the SuperLink, or of the meter before it
-    own: str,  # --node-config
-    seconds: float = 90.0,  # until it is registered
-) -> Daemon:  # also in here.nodes
+    here: Deployment, i: int, port: int, own: str, seconds: float = 90.0
+) -> Daemon:
     "Start a SuperNode and wait until it is registered."
     words = f"flower-supernode --insecure --superlink 127.0.0.1:{port}".split()
     words += ["--host", "127.0.0.1", "--port", str(open_port()), "--node-config", own]
@@ -409,10 +332,7 @@ def start_node(
         here.nodes.remove(node)
 
 # %% ../../nbs/flower/deployment.ipynb #f10b002b
-def stop(
-    here: Deployment,
-    seconds: float = 10.0,  # between asking and killing
-) -> list:  # of process ids that outlived even that
+def stop(here: Deployment, seconds: float = 10.0) -> list:  # ids that are left
     "End every process of a deployment."
     for daemon in [*reversed(here.nodes), *filter(None, [here.link])]:
         daemon.signal(signal.SIGTERM)
@@ -429,11 +349,7 @@ def stop(
 
 # %% ../../nbs/flower/deployment.ipynb #f10b0104
 @contextmanager
-def rehearsed(
-    app,  # folder that `new` laid out
-    nodes: int,  # SuperNodes
-    floor: str = None,  # text of every node's floor; None: the app's own
-):  # yields settings of the nodes, as text; settings of the run
+def rehearsed(app, nodes: int, floor: str = None):  # yields node's, run's settings
     "Keys and floors for one run of an app on one machine."
     floor = floor or (Path(app) / "floor.toml").read_text("utf-8")
     least = min(nodes, tomllib.loads(floor)["clients"])
@@ -473,49 +389,3 @@ def try_app(app, nodes: int = 4, seconds: float = 600.0, say=print) -> None:
     ):
         run = submit(here, app, **asked, **server)
         finish(here, run, seconds, say)
-
-# %% ../../nbs/flower/deployment.ipynb #f10b0032
-def weigh(
-    app,  # folder that `new` laid out
-    cases: list,  # of dict: settings of a run, as in pyproject.toml
-    nodes: int = 4,  # SuperNodes
-    seconds: float = 600.0,  # for each run
-    say=print,  # called with every line
-) -> list:  # of dict, one a case: bytes per client and round
-    "Bytes of messages, of Flower's objects, and on the wire."
-    found = []
-    wide = rehearsed(app, nodes, _wide(app, cases))
-    with wide as (own, run), deployment(nodes, settings=own, metered=True) as here:
-        for i, case in enumerate(cases):
-            out = here.folder / f"out-{i}"
-            number = submit(here, app, clients=nodes, out=str(out), **run | case)
-            finish(here, number, seconds, say)
-            rows = [json.loads(r) for r in (out / "rounds.jsonl").open("rb")]
-            rows = [r for r in rows if r["heard"] == r["asked"]]
-            spans = [(r["began"], r["began"] + r["seconds"]) for r in rows]
-            wire = [m.between(*span) for m in here.meters for span in spans]
-            heard = sum(r["heard"] for r in rows)
-            told = {k: sum(r[k] for r in rows) / heard for k in SIZES}
-            up, down = (sum(way) / heard for way in zip(*wire))
-            spent = sum(r["seconds"] for r in rows) / len(rows)
-            found.append(case | told | dict(up=up, down=down, seconds=spent))
-    return found
-
-
-SIZES = "message_bytes", "object_bytes", "model_bytes"
-
-
-def _wide(app, cases):
-    "A floor under which all cases may run: for meters, not for data."
-    from dpcomm.training import models
-
-    text = (Path(app) / "pyproject.toml").read_text("utf-8")
-    own = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
-    runs, built = [own | case for case in cases], {}
-    for name in {run["model"] for run in runs}:
-        built[name] = [list(p.shape) for p in models.MODELS[name][0]().parameters()]
-    limits = dict(mechanisms=sorted({run["mechanism"] for run in runs}), noise=0.0)
-    limits |= dict.fromkeys(("clip", "epsilon_round", "epsilon_total"), 1e300)
-    limits |= dict(delta=1e-5, clients=1, rounds=10**6, models=list(built.values()))
-    limits |= dict(trusted_server=True, simulation=True)
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in limits.items())

@@ -137,10 +137,7 @@ class Private(Postprocessor):
 class Budget(TrainingProcessCallback):
     "Callback that stops a pfl run before the round that `private` would refuse."
 
-    def __init__(
-        self,
-        private: Private,  # among the postprocessors of the run
-    ):
+    def __init__(self, private: Private):  # among the postprocessors of the run
         self.private = private
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):

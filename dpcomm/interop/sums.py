@@ -47,10 +47,7 @@ class Members:
         "Everybody but the server."
         return sorted(set(self.directory) - {SERVER})
 
-    def among(
-        self,
-        cohort: list,  # numbers of clients, ascending
-    ) -> dict:  # place in the cohort, or SERVER -> 32 bytes
+    def among(self, cohort: list) -> dict:  # place in the cohort, or SERVER -> 32 bytes
         "The keys of one session; Beyond where it is none of these members'."
         if len(cohort) < self.least or sorted({*cohort}) != cohort:
             raise Beyond(
@@ -96,10 +93,7 @@ def enrol(folder, n_clients: int, least: int | None = None) -> Path:
     return folder
 
 # %% ../../nbs/interop/sums.ipynb #f10c0115
-def read_key(
-    folder,  # with one's own key
-    who: str,  # 'server' or 'client-3'
-) -> Ed25519PrivateKey:
+def read_key(folder, who: str) -> Ed25519PrivateKey:
     "A machine's own key; ValueError where it is missing, damaged or open to others."
     place = Path(folder) / f"{who}.key"
     try:
@@ -202,13 +196,21 @@ def read_keys(folder, who: str) -> tuple:
     return key, members
 
 # %% ../../nbs/interop/sums.ipynb #ifs00008
+def setup_of(mechanism, d: int, n: int, name: bytes, threshold: int | None) -> Setup:
+    "A session of n clients, which its name tells from all others."
+    threshold = threshold or (n - 1) // 2 + 1
+    return Setup(
+        n_clients=n,
+        d=mechanism.bits(d).payload // mechanism.ring.bits,
+        ring=mechanism.ring,
+        threshold=threshold,
+        session=hashlib.sha256(name).digest()[:16],
+        quorum=max(mechanism.honest, threshold + 1, n // 2 + 1),
+    )
+
+
 def session_of(
-    mechanism,  # Summed, of the round
-    d: int,  # entries of the vectors
-    cohort: list,  # numbers of clients, ascending
-    run: int,  # Flower's number of the run
-    t: int,  # round, from 0 on
-    threshold: int | None = None,  # shares that give a secret back; None: over half
+    mechanism, d: int, cohort: list, run: int, t: int, threshold: int | None = None
 ) -> Setup:
     "What everybody knows of the session of a round."
     n = len(cohort)
@@ -217,32 +219,25 @@ def session_of(
             f"the mechanism divides its noise among {mechanism.n_clients} clients, and"
             f" {n} are selected: use a cohort of {mechanism.n_clients}"
         )
-    threshold = threshold or (n - 1) // 2 + 1
-    quorum = max(mechanism.honest, threshold + 1, n // 2 + 1)
     name = repr((repr(mechanism), d, cohort, run, t)).encode()
-    return Setup(
-        n_clients=n,
-        d=mechanism.bits(d).payload // mechanism.ring.bits,
-        ring=mechanism.ring,
-        threshold=threshold,
-        session=hashlib.sha256(name).digest()[:16],
-        quorum=quorum,
-    )
+    return setup_of(mechanism, d, n, name, threshold)
+
+
+def limits(setup: Setup) -> list:
+    "Bytes that a client's message may have, for each step."
+    n, k, bits = setup.n_clients, setup.neighbours, setup.ring.bits
+    sizes = overhead(n, k, setup.d, bits, setup.threshold)
+    return [sizes[name, "up"].total // 8 for name in ROUNDS]
 
 # %% ../../nbs/interop/sums.ipynb #f10c000a
-def put_away(
-    place: Path,  # a file that is not there
-    state: bytes,  # of `Client.state`
-) -> None:
+def put_away(place: Path, state: bytes) -> None:
     "Write a secret that only its owner reads."
     how = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with open(os.open(place, how, 0o600), "wb") as file:
         file.write(state)
 
 # %% ../../nbs/interop/sums.ipynb #f10c010f
-def take_back(
-    place: Path,  # where it was put
-) -> bytes:  # the state; None where it was taken before
+def take_back(place: Path) -> bytes:  # the state; None where it was taken before
     "Take a secret out, once, and overwrite what is left of it."
     mine = place.with_name(f"{place.name}-{uuid.uuid4().hex}")
     try:
@@ -258,17 +253,40 @@ def take_back(
     mine.unlink()
     return state
 
+
+def proceed(
+    setup: Setup,
+    place: int,
+    identity: Ed25519PrivateKey,
+    keys: dict,
+    folder,  # private, where the state waits between two steps
+    step: int,
+    mail: bytes,
+    vector=None,  # () -> (D,) of the ring, with step MASKED
+):  # bytes; None where the step was answered before
+    "A client's message of one step of a session."
+    name, counter = f"{setup.session.hex()}-{place}", Counter(folder)
+    here, there = (Path(folder) / f"{name}-{k}.state" for k in (step, step + 1))
+    if not step:
+        client = Client(setup, place, identity, keys, counter=counter)
+    elif (state := take_back(here)) is None:
+        return None
+    else:
+        client = Client.resume(setup, identity, keys, state, counter=counter)
+    with closing(client):
+        if vector is not None:
+            client.vector = vector()
+        said = client.receive(mail) if step else client.start()
+        if step < len(ROUNDS) - 1:
+            put_away(there, client.state())
+    return said
+
 # %% ../../nbs/interop/sums.ipynb #ifs0000a
 HELLO = -1  # the step in which a node says which client it is
 NONCE = 16  # bytes, drawn by the server for each node
 
 
-def proven(
-    run: int,  # Flower's number of the run
-    node: int,  # Flower's number of the node
-    client: int,  # that the node claims to be
-    nonce: bytes,  # NONCE of them
-) -> bytes:  # what is signed
+def proven(run: int, node: int, client: int, nonce: bytes) -> bytes:
     "The text of a proof."
     return f"dpcomm in flower {run} {node} {client} ".encode() + nonce
 
@@ -312,21 +330,13 @@ class Party:
         keys = self.members.among(cohort)
         if self.client not in cohort:
             raise Beyond("directory", f"client {self.client} is not in the cohort")
-        whose, counter = f"{setup.session.hex()}-{self.client}", Counter(self.states)
-        here, there = (self.states / f"{whose}-{k}.state" for k in (step, step + 1))
-        if step:
-            if (state := take_back(here)) is None:
-                raise ValueError("this step was already answered, or comes too early")
-            client = Client.resume(setup, self.identity, keys, state, counter=counter)
-        else:
-            place = cohort.index(self.client)
-            client = Client(setup, place, self.identity, keys, counter=counter)
-        with closing(client):
-            if vector is not None:
-                client.vector = vector
-            said = client.receive(mail) if step else client.start()
-            if step < len(ROUNDS) - 1:
-                put_away(there, client.state())
+        place = cohort.index(self.client)
+        whole = None if vector is None else lambda: vector
+        said = proceed(
+            setup, place, self.identity, keys, self.states, step, mail, whole
+        )
+        if said is None:
+            raise ValueError("this step was already answered, or comes too early")
         return said
 
 # %% ../../nbs/interop/sums.ipynb #ifs0000c
@@ -420,10 +430,7 @@ class Gatherer:
 
     def _step(self, replies):
         "Hear one step's replies; the messages of the next."
-        setup, step = self.server.setup, self.server.step
-        n, k, bits = setup.n_clients, setup.neighbours, setup.ring.bits
-        sizes = overhead(n, k, setup.d, bits, setup.threshold)
-        most = sizes[ROUNDS[step], "up"].total // 8
+        most = limits(self.server.setup)[self.server.step]
         for node, fields in replies:
             message = (fields or {}).get("message")
             if node not in self.nodes or not isinstance(message, bytes):
@@ -438,23 +445,13 @@ class Gatherer:
         return self.server.advance()
 
 # %% ../../nbs/interop/sums.ipynb #f10c0202
-def longest(
-    mechanism,  # Summed, of the round
-    d: int,  # entries of the vectors
-    n: int,  # clients in the sum, >= 1
-    words: int,  # of one client
-) -> float:  # in the units of the clip
+def longest(mechanism, d: int, n: int, words: int) -> float:  # in the units of the clip
     "The norm that a sum of honest words does not exceed. [Hsu et al. 2012, Thm. 1]"
     each = mechanism.clip_norm + mechanism.game_step(d) * math.sqrt(words)
     return n * each + mechanism.share * math.sqrt(n) * (math.sqrt(words) + 10)
 
 # %% ../../nbs/interop/sums.ipynb #f10c0204
-def too_long(
-    mechanism,  # Summed, of the round
-    total,  # (words,) elements of the ring
-    d: int,  # entries of the vectors
-    n: int,  # clients in the sum, >= 1
-) -> str:  # why the sum is not used; '' where it may be honest
+def too_long(mechanism, total, d: int, n: int) -> str:  # '': it may be honest
     "Refuse a sum that no honest clients can have sent."
     most = longest(mechanism, d, n, len(total))
     lifted = mechanism.ring.lift(total) * mechanism.game_step(d)

@@ -21,9 +21,7 @@ from ..mechanisms.modular_noise import OnRing
 MARGIN = 1 + 1e-9  # for the grids of discrete noise
 
 
-def in_one_sum(
-    mechanism,  # of a run
-) -> bool:
+def in_one_sum(mechanism) -> bool:
     "Whether the count is one more entry of the vectors. [this page, Prop. entry]"
     return isinstance(mechanism, OnRing)
 

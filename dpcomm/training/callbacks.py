@@ -67,9 +67,7 @@ class Callback:
         """
 
 # %% ../../nbs/training/callbacks.ipynb #cb000008
-def check_callbacks(
-    callbacks,  # as given
-) -> tuple:  # of Callback
+def check_callbacks(callbacks) -> tuple:
     "Refuse what cannot follow a run."
     found = tuple(callbacks) if isinstance(callbacks, (list, tuple)) else (callbacks,)
     for each in found:
@@ -126,9 +124,7 @@ class TensorBoard(Callback):
             self.writer.close()
 
 # %% ../../nbs/training/callbacks.ipynb #cb000014
-def brief(
-    entry: dict,  # of a run's history
-) -> dict:  # name -> text: the first score, eps, MiB
+def brief(entry: dict) -> dict:  # name -> text: the first score, eps, MiB
     "The part of an evaluation that is shown during a run."
     name, first = next((k, v) for k, v in entry.items() if k != "round")
     said = {name: f"{first:.4g}" if name == "loss" else f"{first:.1f}%"}
@@ -178,10 +174,7 @@ NUMBERS = 57  # columns of a bar that are not its label's
 class Bar(Callback):
     "A progress bar on standard error."
 
-    def __init__(
-        self,
-        label: str = "",  # cut where the line is too short for it
-    ):
+    def __init__(self, label: str = ""):
         self.label = label
         self.bar: Any = None  # from the first round on
 
@@ -217,12 +210,7 @@ class Bar(Callback):
 class Lines(Callback):
     "Now and then a line on standard error."
 
-    def __init__(
-        self,
-        label: str = "",  # begins each line
-        every: float = 60.0,  # seconds between lines
-        clock=time.monotonic,  # () -> seconds
-    ):
+    def __init__(self, label: str = "", every: float = 60.0, clock=time.monotonic):
         self.label, self.every, self.clock = label, every, clock
         self.start = self.last = self.first = None
 
@@ -258,9 +246,7 @@ def _in_notebook():
     return shell() is not None
 
 
-def progress_of(
-    progress,  # whether to show some; text is its label
-) -> tuple:  # of Callback
+def progress_of(progress) -> tuple:  # text is its label
     "Progress of a run: a bar on a terminal, lines in a log."
     if not progress:
         return ()
@@ -274,11 +260,7 @@ def progress_of(
 class Checkpoint(Callback):
     "Saves a run between rounds."
 
-    def __init__(
-        self,
-        save,  # () -> None
-        every: float,  # seconds between checkpoints
-    ):
+    def __init__(self, save, every: float):
         self.save, self.every, self.last = save, every, time.monotonic()
         self.whole = self.kept = True  # between rounds; in the file
 

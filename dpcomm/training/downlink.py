@@ -111,10 +111,7 @@ class State:
         return zlib.crc32(struct.pack("<I", self.round), zlib.crc32(write_state(self)))
 
 # %% ../../nbs/training/downlink.ipynb #3695b888
-def initial_state(
-    agreement: Agreement,
-    seed: int,  # of the initial weights, 32 bits
-) -> State:  # before round 0
+def initial_state(agreement: Agreement, seed: int) -> State:  # before round 0
     "Initial weights from a seed, with a fresh optimiser. [dprec Alg. 6, initialize]"
     check_between("seed", seed, 0, 2**32 - 1)
     model = models.build(agreement.model, seed_tree(seed, "init"))
@@ -122,10 +119,7 @@ def initial_state(
     return State(agreement, w, server_optimiser(w, agreement.config))
 
 # %% ../../nbs/training/downlink.ipynb #8072a77c
-def average_update(
-    agreement: Agreement,
-    payloads,  # contents of a round's messages, in any order
-) -> Tensor:  # (d,) their sum over the expected cohort
+def average_update(agreement: Agreement, payloads) -> Tensor:  # (d,)
     "Average a round's decoded messages, in byte order. [dprec Alg. 8, corrected]"
     mechanism = agreement.mechanism
     total = torch.zeros(agreement.d)
@@ -135,10 +129,7 @@ def average_update(
     return mechanism.aggregate(total[None], agreement.config.cohort, None)
 
 # %% ../../nbs/training/downlink.ipynb #8072a77d
-def advance(
-    state: State,
-    payloads,  # contents of one round's messages, in any order
-) -> State:  # the same object, one round on
+def advance(state: State, payloads) -> State:  # the same object, one round on
     "The step that server and clients both take. [dprec Alg. 8, sign corrected]"
     state.w.grad = -average_update(state.agreement, payloads)
     state.optimiser.step()
@@ -153,9 +144,7 @@ OPTIMISER_VECTORS = {  # in the order sent
 }
 
 
-def write_state(
-    state: State,
-) -> bytes:  # agreement.state_bytes of them
+def write_state(state: State) -> bytes:  # agreement.state_bytes of them
     "Weights and optimiser vectors, little-endian float32."
     vectors = state.optimiser.state.get(state.w, {})
     zeros = torch.zeros(len(state.w))  # before the first step
@@ -164,11 +153,7 @@ def write_state(
     return b"".join(row.numpy().astype("<f4").tobytes() for row in rows)
 
 # %% ../../nbs/training/downlink.ipynb #12438a5a
-def read_state(
-    agreement: Agreement,
-    data: bytes,  # what write_state wrote
-    round: int,  # rounds done, >= 0
-) -> State:  # equal to the one written
+def read_state(agreement: Agreement, data: bytes, round: int) -> State:
     """Rebuild weights and optimiser. [dprec Alg. 6, first case]
 
     Raises ValueError where the length is that of another model or optimiser.
@@ -192,9 +177,7 @@ def read_state(
     return state
 
 # %% ../../nbs/training/downlink.ipynb #9a2b723f
-def write_counts(
-    values,  # list or tuple of whole numbers, 0 <= v < 2^70
-) -> bytes:  # 7 bits a byte, the eighth says that more follow
+def write_counts(values) -> bytes:  # 7 bits a byte, the eighth says that more follow
     "Small numbers in few bytes. [LEB128]"
     out = bytearray()
     if not isinstance(values, (list, tuple)):
@@ -211,9 +194,7 @@ def write_counts(
     return bytes(out)
 
 # %% ../../nbs/training/downlink.ipynb #9a2b7240
-def read_counts(
-    data: bytes,  # what write_counts wrote
-) -> tuple:  # of whole numbers
+def read_counts(data: bytes) -> tuple:
     "Read small numbers until the bytes end; ValueError on damage. [LEB128]"
     if not isinstance(data, bytes):
         raise TypeError(
@@ -310,9 +291,7 @@ def _check_frame(data):
         )
 
 
-def parse_packet(
-    data: bytes,  # what Packet.to_bytes wrote
-) -> Packet:  # the same packet
+def parse_packet(data: bytes) -> Packet:
     "Read a packet; ValueError on any damage, TypeError for anything but bytes."
     if not isinstance(data, (bytes, bytearray)):
         raise TypeError(
@@ -356,18 +335,8 @@ class Server:
         self.state = initial_state(self.agreement, self.seed)
         self.seen = np.full(self.n_clients, -1)
 
-    @property
-    def digest(self) -> int:
-        """Checksum of the state that every packet must lead to.
-
-        Returns: crc32.
-        """
-        return self.state.digest
-
 # %% ../../nbs/training/downlink.ipynb #3c87f065
-def forget(
-    server: Server,
-) -> Server:  # the same object
+def forget(server: Server) -> Server:
     "Drop the rounds that no packet will ever hold again."
     limit = server.agreement.state_bytes
     size = server.agreement.message_bytes
@@ -383,10 +352,7 @@ def forget(
     return server
 
 # %% ../../nbs/training/downlink.ipynb #a0268e10
-def open_message(
-    agreement: Agreement,
-    data: bytes,  # a framed message
-) -> bytes:  # its payload, agreement.message_bytes long
+def open_message(agreement: Agreement, data: bytes) -> bytes:  # its payload
     "Check that a message was made under the agreement, and unwrap it."
     return agreement.mechanism.unwrap(parse_message(data, agreement.d))
 
@@ -414,10 +380,7 @@ def close_round(
     return forget(server)
 
 # %% ../../nbs/training/downlink.ipynb #130df873
-def missing_messages(
-    server: Server,
-    client: int,  # who downloads; its first missing round is still kept
-) -> Packet:  # start or history
+def missing_messages(server: Server, client: int) -> Packet:  # start or history
     "The messages a client lacks. [dprec Alg. 5, create message for client]"
     new, since = server.seen[client] < 0, max(int(server.seen[client]), 0)
     rounds = [list(r) for r in islice(server.rounds, since - server.oldest, None)]
@@ -428,9 +391,9 @@ def missing_messages(
     content = b"".join(payload for r in rounds for payload in r)
     if new:
         content = server.seed.to_bytes(4, "little") + content
-    kind, made_under = "start" if new else "history", server.agreement.fingerprint
-    until = server.state.round
-    return Packet(kind, made_under, since, until, server.digest, counts, content)
+    kind, now = "start" if new else "history", server.state
+    made_under = server.agreement.fingerprint
+    return Packet(kind, made_under, since, now.round, now.digest, counts, content)
 
 # %% ../../nbs/training/downlink.ipynb #130df874
 def catch_up(server: Server, client: int, full: bool = False) -> bytes:
@@ -452,7 +415,7 @@ def catch_up(server: Server, client: int, full: bool = False) -> bytes:
         agreement.fingerprint,
         since=now,
         until=now,
-        digest=server.digest,
+        digest=server.state.digest,
         counts=(),
         content=content,
     ).to_bytes()
@@ -535,10 +498,7 @@ def _check_memory(replica, packet, done):
         )
 
 
-def check_packet(
-    replica: Replica,
-    packet: Packet,
-) -> Packet:  # the same
+def check_packet(replica: Replica, packet: Packet) -> Packet:
     """Refuse a packet that this client cannot apply. [dprec Alg. 6, made explicit]
 
     Raises ValueError, which says whether to drop the packet or ask for the state.
@@ -564,10 +524,7 @@ def check_packet(
     return packet
 
 # %% ../../nbs/training/downlink.ipynb #fe0c00f8
-def rounds_inside(
-    packet: Packet,  # start or history, checked
-    size: int,  # bytes of a message
-) -> list:  # of lists of payloads
+def rounds_inside(packet: Packet, size: int) -> list:  # of lists of payloads
     "Cut the content into rounds and messages."
     content = packet.content[4:] if packet.kind == "start" else packet.content
     payloads = iter([content[i : i + size] for i in range(0, len(content), size)])

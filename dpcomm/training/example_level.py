@@ -26,13 +26,8 @@ from .federated import Run, Task
 from .functional import as_function
 
 # %% ../../nbs/training/example_level.ipynb #06fea8b2
-def example_gradients(
-    model: nn.Sequential,  # architecture; its own weights are not used
-    w: Tensor,  # (d,) weights
-    x: Tensor,  # (n, channels, height, width) images
-    y: Tensor,  # (n,) labels
-) -> tuple:  # gradients (n, d), losses (n,)
-    "Gradient of every image's loss. [Abadi et al. 2016, Alg. 1]"
+def example_gradients(model: nn.Sequential, w: Tensor, x: Tensor, y: Tensor) -> tuple:
+    "Gradients (n, d) and losses (n,) of every image. [Abadi et al. 2016, Alg. 1]"
     parts = unpack(model, w)
 
     def loss_of(params, image, label):
@@ -49,12 +44,8 @@ CHUNK = 64  # images whose gradients exist at one time
 
 
 def clipped_sum(
-    model: nn.Sequential,  # as in example_gradients
-    w: Tensor,  # as in example_gradients
-    x: Tensor,  # as in example_gradients
-    y: Tensor,  # as in example_gradients
-    clip: float,  # L2 bound C of one image's gradient, > 0
-) -> tuple:  # sum (d,), not divided by n; mean loss
+    model: nn.Sequential, w: Tensor, x: Tensor, y: Tensor, clip: float
+) -> tuple:
     "Clip every image's gradient to norm C and add them up. [Abadi et al. 2016, Alg. 1]"
     check_positive("clip", clip)
     total, loss = torch.zeros_like(w), 0.0
@@ -73,20 +64,14 @@ def clipped_sum(
     return total, loss / len(y)
 
 # %% ../../nbs/training/example_level.ipynb #e1a7cf7e
-def high(
-    mechanism,  # SignSgd, or Imvu in closed form
-    total: np.ndarray,  # (d,) float64, of any length
-) -> np.ndarray:  # (d,) probability of the high symbol
+def high(mechanism, total: np.ndarray) -> np.ndarray:  # (d,)
     "Coins of a one-bit mechanism at an unclipped vector. [Jin et al. 2020; imvu eq. 3]"
     if isinstance(mechanism, SignSgd):
         return ndtr(total / mechanism.std)
     return expit(mechanism.kappa / mechanism.clip_norm * total)
 
 # %% ../../nbs/training/example_level.ipynb #59ef3cf4
-def tails(
-    mechanism,  # Imvu with a table of m symbols
-    total: Tensor,  # (d,) sum of clipped gradients
-) -> np.ndarray:  # (m - 1, d): chance that a symbol is k or higher, k = 1 .. m - 1
+def tails(mechanism, total: Tensor) -> np.ndarray:  # (m - 1, d)
     "Tail probabilities of I-MVU's symbols at an unclipped vector. [imvu eq. 3]"
     x = 0.5 + mechanism.beta * total.double().numpy() / (2 * mechanism.clip_norm)
     p = imvu.pmf(x, mechanism.table)
@@ -115,9 +100,7 @@ def release(mechanism, total: Tensor, rng: np.random.Generator) -> Tensor:
 ACCOUNTANT = {Gaussian: "rdp-balle", SignSgd: "rdp-balle", Imvu: "fisher-balle"}
 
 
-def check_mechanism(
-    mechanism,  # a registered mechanism
-):  # the mechanism
+def check_mechanism(mechanism):
     "Refuse a mechanism that cannot release an unclipped sum."
     check_choice("mechanism", mechanism.name, tuple(kind.name for kind in ACCOUNTANT))
     if isinstance(mechanism, Gaussian) and not mechanism.local:
@@ -139,12 +122,7 @@ def check_mechanism(
     return mechanism
 
 # %% ../../nbs/training/example_level.ipynb #8419d252
-def average(
-    mechanism,  # as in release
-    decoded,  # list of (d,) tensors, one a client
-    sizes,  # images behind each
-    lr: float,  # client's learning rate, > 0
-) -> Tensor:  # (d,) the server's gradient
+def average(mechanism, decoded, sizes, lr: float) -> Tensor:
     "Weighted average of one local step each. [McMahan et al. 2017, FederatedAveraging]"
     if isinstance(mechanism, SignSgd):
         return torch.stack(decoded).mean(0)
@@ -159,9 +137,6 @@ def visits(task: Task) -> np.ndarray:
     """
     draws = [task.cohort(t) for t in range(task.config.rounds)]
     return np.bincount(np.concatenate(draws), minlength=task.n_clients)
-
-# %% ../../nbs/training/example_level.ipynb #e0gua02
-COINS = "coins in floating point: for simulation"
 
 # %% ../../nbs/training/example_level.ipynb #e0gua0x1
 def guarantee(mechanism, most: int, delta: float = 1e-5) -> Guarantee:
@@ -180,23 +155,16 @@ def guarantee(mechanism, most: int, delta: float = 1e-5) -> Guarantee:
         unit="example",
     )
     own = f"for the client drawn most often, in {most} rounds; sizes of clients are public"
-    coins = "" if isinstance(mechanism, Gaussian) else COINS
-    return proved.noting(own, coins)
+    coins = "coins in floating point: for simulation"
+    return proved.noting(own, "" if isinstance(mechanism, Gaussian) else coins)
 
 # %% ../../nbs/training/example_level.ipynb #0ce6fc19
 def one_round(
-    run: Run,  # advanced in place
-    optimiser: torch.optim.Optimizer,  # of the server, on run.w
-    task: Task,  # as in simulate
-    pool=None,  # not used: clients are taken one after another
-) -> float:  # mean training loss of the cohort's images
+    run: Run, optimiser: torch.optim.Optimizer, task: Task, pool=None
+) -> float:
     "Advance a run by one round of one full-batch step a client. [imvu Sec. 4.2]"
-    t, w, mechanism, images = (
-        run.round,
-        run.w.detach(),
-        task.mechanism,
-        task.federation.data,
-    )
+    t, w = run.round, run.w.detach()
+    mechanism, images = task.mechanism, task.federation.data
     cohort, decoded, losses = task.cohort(t), [], []
     parts = [task.federation.parts[client] for client in cohort]
     functional.check_labels(task.model, w, images, parts, cohort)
@@ -221,12 +189,7 @@ def one_round(
 
 # %% ../../nbs/training/example_level.ipynb #c1bab823
 @torch.no_grad()
-def score(
-    model: nn.Sequential,  # architecture
-    w: Tensor,  # (d,) weights
-    x: Tensor,  # images
-    y: Tensor,  # labels
-) -> dict:  # accuracy in percent, mean cross-entropy as loss
+def score(model: nn.Sequential, w: Tensor, x: Tensor, y: Tensor) -> dict:
     "Accuracy and loss of a weight vector. [imvu Sec. 4.2]"
     call, params = as_function(model, w, training=False), unpack(model, w)
     scores = torch.cat([call(params, images) for images in x.split(CHUNK)])

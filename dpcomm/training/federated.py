@@ -327,11 +327,7 @@ def _check_task(run, task, metrics, device):
         _check_test(task)
 
 # %% ../../nbs/training/federated.ipynb #mx400002
-def affordable(
-    eps,  # function: rounds -> epsilon, not falling
-    rounds: int,  # planned, at least 1
-    most: float,  # that epsilon may be, > 0
-) -> int:  # rounds that fit, 0..rounds
+def affordable(eps, rounds: int, most: float) -> int:
     "Number of rounds that a budget allows."
     if eps(rounds) <= most:
         return rounds

@@ -127,11 +127,7 @@ def _train_chunk(trainer, local, keep, chunk):
 BLOCK = 1000  # visits whose data are asked for together, at least
 
 
-def chunk_ends(
-    n: int,  # visits of the round, at least 1
-    size: int,  # clients that the engine trains together, at least 1
-    device="cpu",  # of the weights
-) -> list:  # ascending, the last is n
+def chunk_ends(n: int, size: int, device="cpu") -> list:  # ascending, the last is n
     """Where the chunks of a round end.
 
     On a CPU there is an even number of them wherever one can be divided, and they are
@@ -245,13 +241,13 @@ def train_cohort(
 
 # %% ../../nbs/training/federated_round.ipynb #da3da5ec
 def average(
-    mechanism: Mechanism,  # of the round
-    w: Tensor,  # (d,) weights of the server
-    chunks,  # from train_cohort, of each the sum that `Sums` keeps
-    cohort: float,  # expected clients a round
-    n: int,  # visits of this round, >= 0
-    rng: np.random.Generator,  # the server's stream
-) -> tuple:  # average update (d,), mean training loss
+    mechanism: Mechanism,
+    w: Tensor,
+    chunks,
+    cohort: float,
+    n: int,
+    rng: np.random.Generator,
+) -> tuple:
     "The server's estimate of the average update. [dprec Alg. 8; fltop Eq. 1]"
     total, losses, there = None, w.new_empty(n), 0
     for part, loss in chunks if n else ():

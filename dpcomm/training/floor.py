@@ -34,10 +34,7 @@ TRUST = (
 )
 
 # %% ../../nbs/training/floor.ipynb #f10e0009
-def check_private(
-    path,  # file or folder that is there
-    others: int = 0o077,  # what other users must not be allowed, as bits of its mode
-) -> Path:  # the same
+def check_private(path, others: int = 0o077) -> Path:  # the same
     "Refuse what other users of the machine may read or change. [POSIX, chmod]"
     path = Path(path)
     if os.name == "posix" and path.stat().st_mode & others:
@@ -48,19 +45,14 @@ def check_private(
     return path
 
 # %% ../../nbs/training/floor.ipynb #f10e000b
-def private_folder(
-    path,  # made where it is missing
-) -> Path:  # the folder, 0700
+def private_folder(path) -> Path:  # the folder, 0700
     "A folder of one user alone. [POSIX, chmod]"
     path = Path(path)
     path.mkdir(0o700, parents=True, exist_ok=True)
     return check_private(path)
 
 # %% ../../nbs/training/floor.ipynb #f10e000d
-def write_private(
-    path,  # file; its folder is made
-    content: bytes,  # all of it
-) -> Path:  # the file, 0600 in 0700
+def write_private(path, content: bytes) -> Path:  # the file, 0600 in 0700
     "Put a file of one user alone in its place, whole. [POSIX, rename]"
     path = Path(path)
     private_folder(path.parent)
@@ -132,9 +124,7 @@ class Beyond(ValueError):
         self.limit = check_choice("limit", limit, LIMITS)
 
 # %% ../../nbs/training/floor.ipynb #f10e0013
-def read_floor(
-    path,  # file of the owner; None or '': there is none, and nothing is allowed
-) -> Floor:  # its claims lie beside it, unless it names a folder
+def read_floor(path) -> Floor:
     "Limits from the file of this machine's owner. [TOML 1.0]"
     path, fix = path and Path(path), "see `dpcomm flower new`"
     if not path:
@@ -199,10 +189,7 @@ def _scales(mechanism):
     return clip, mechanism.std / clip if "std" in names else None
 
 # %% ../../nbs/training/floor.ipynb #f10e0019
-def allow(
-    floor: Floor,
-    task,  # federated.Task that a run asks for
-):  # Guarantee of one message, or Beyond
+def allow(floor: Floor, task):  # Guarantee of one message, or Beyond
     "Hold what a run asks against what the owner allows."
     mechanism = task.mechanism
     if mechanism.name not in floor.mechanisms:
@@ -268,9 +255,7 @@ def _counted(folder):
     return sum(p.name != SETTING and p.name[0] != "." for p in folder.iterdir())
 
 # %% ../../nbs/training/floor.ipynb #f10e001d
-def answered(
-    floor: Floor,
-) -> dict:  # name of a folder -> mechanism, entries of its vectors, answers
+def answered(floor: Floor) -> dict:  # folder -> mechanism, d, answers
     "The ledger, read from the files."
     found = {}
     for place in sorted(Path(floor.claims).glob(f"*/{SETTING}")):
@@ -282,12 +267,7 @@ def answered(
     return found
 
 # %% ../../nbs/training/floor.ipynb #f10e001f
-def spent(
-    floor: Floor,
-    mechanism=None,  # of messages that would come on top
-    d: int = 0,  # entries of its vectors
-    more: int = 0,  # how many
-) -> float:  # epsilon at the floor's delta
+def spent(floor: Floor, mechanism=None, d: int = 0, more: int = 0) -> float:
     "Epsilon of all answers of all runs together. [Dwork & Roth 2014, Thm. 3.16]"
     ledger = answered(floor)
     if more:
@@ -299,12 +279,7 @@ def spent(
     return sum(account(m, size, rounds, share).eps for m, size, rounds in ledger)
 
 # %% ../../nbs/training/floor.ipynb #f10e0021
-def afford(
-    floor: Floor,
-    mechanism,  # of the messages
-    d: int,  # entries of its vectors
-    more: int,  # messages that are still to come; 0: only what is noted
-) -> float:  # epsilon of all of it, or Beyond
+def afford(floor: Floor, mechanism, d: int, more: int) -> float:
     "Refuse what the owner's budget does not cover."
     total = spent(floor, mechanism, d, more)
     if not total <= floor.epsilon_total:
@@ -350,12 +325,7 @@ def _settle(folder):
             os.close(handle)
 
 # %% ../../nbs/training/floor.ipynb #f10e0025
-def sent(
-    floor: Floor,
-    mechanism,  # of the messages
-    d: int,  # entries of its vectors
-    run: str,  # what the names of a run's answers begin with
-) -> tuple:  # answers of this run, answers of all others
+def sent(floor: Floor, mechanism, d: int, run: str) -> tuple:  # this run's, all others'
     "Numbers of this machine's answers with one mechanism."
     folder = Path(floor.claims) / _setting(mechanism, d)[1]
     if not folder.is_dir():
@@ -364,16 +334,12 @@ def sent(
     return mine, _counted(folder) - mine
 
 # %% ../../nbs/training/floor.ipynb #f10e0027
-def note(
-    floor: Floor,
-    text: str,  # a sentence
-) -> None:
+def note(floor: Floor, text: str) -> None:
     "Write a line in the owner's log."
     place = private_folder(floor.claims) / "log.txt"
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     plain = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     line = f"{now} {plain}\n".encode("ascii", "backslashreplace")
-    with open(
-        os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab"
-    ) as log:
+    how = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    with open(os.open(place, how, 0o600), "ab") as log:
         log.write(line)

@@ -73,9 +73,7 @@ def _refused_tensor(name, p):
 WHOLE = torch.float32, torch.float64  # precisions that a step can be added in
 
 
-def check_model(
-    model: nn.Module,  # to be trained
-) -> nn.Module:  # the same
+def check_model(model: nn.Module) -> nn.Module:
     "Refuse what cannot be trained through messages: no weights, or running averages."
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -99,16 +97,6 @@ def told(error):
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.150}"
 
 
-def _copied(model):
-    try:
-        return copy.deepcopy(model)
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        raise Misfit(
-            f"{type(model).__name__} cannot be copied ({told(error)}), and training"
-            " uses a copy: do not store computed tensors in the model"
-        ) from error
-
-
 def as_function(
     model: nn.Module,  # any module; stays as it is
     w: Tensor,  # weights, for their precision and device
@@ -117,7 +105,14 @@ def as_function(
     compiled: bool = False,  # whether torch.compile runs it
 ):  # (name -> tensor, inputs) -> outputs, in no less than float32
     "A copy of a model, as a function of the weights that train."
-    own = _copied(model).train(training).to(w.device)
+    try:
+        own = copy.deepcopy(model)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise Misfit(
+            f"{type(model).__name__} cannot be copied ({told(error)}), and training"
+            " uses a copy: do not store computed tensors in the model"
+        ) from error
+    own = own.train(training).to(w.device)
     kinds = {name: p.dtype for name, p in own.named_parameters()}
     low = {name for name, kind in kinds.items() if kind in HALF}
     own = own if low else own.to(w.dtype)
@@ -204,11 +199,7 @@ def _check_one_tensor(outputs, kind):
 
 
 @torch.no_grad()
-def predict(
-    model: nn.Module,  # any module; stays as it is
-    w: Tensor,  # (d,) weights
-    x: Tensor,  # inputs, one at least
-) -> Tensor:  # outputs
+def predict(model: nn.Module, w: Tensor, x: Tensor) -> Tensor:
     "Outputs of a weight vector, with dropout off."
     call = as_function(model, w, training=False)
     params = {name: _laid_out(p) for name, p in unpack(model, w).items()}
@@ -219,13 +210,7 @@ def predict(
 
 
 @torch.no_grad()
-def mean_loss(
-    model: nn.Module,  # any module, whatever it returns; stays as it is
-    w: Tensor,  # (d,) weights
-    x: Tensor,  # inputs, one at least
-    y: Tensor,  # targets
-    loss,  # (outputs, targets) -> mean loss
-) -> float:
+def mean_loss(model: nn.Module, w: Tensor, x: Tensor, y: Tensor, loss) -> float:
     "A loss of one's own, with dropout off, over batches of 500."
     call, params = as_function(model, w, training=False), unpack(model, w)
     total = 0.0
@@ -260,13 +245,7 @@ def count_classes(model, d, shape, dtype):
     return max(2, outputs.shape[1]) if outputs.ndim == 2 else None
 
 
-def check_labels(
-    model: nn.Module,  # architecture
-    w: Tensor,  # (d,) weights
-    data,  # Dataset; checked where y are single whole numbers
-    parts,  # index arrays into it, one a visit
-    cohort,  # client of each visit
-) -> None:  # or ValueError
+def check_labels(model: nn.Module, w: Tensor, data, parts, cohort) -> None:
     "Refuse a label that the model has no class for, and name its client."
     index = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *parts]))
     if data.y.ndim != 1 or data.y.is_floating_point() or not len(index):
@@ -285,12 +264,7 @@ def check_labels(
         )
 
 # %% ../../nbs/training/functional.ipynb #817746e1
-def cause_of_nan(
-    data,  # Dataset
-    part,  # index array into it of the client's examples
-    client: int,  # number
-    rates: str,  # the learning rates that may be too large, in words
-) -> str:  # a sentence
+def cause_of_nan(data, part, client: int, rates: str) -> str:
     "Why a client's update is not finite, and what to do."
     for what, values in (("an input", data.x), ("a target", data.y)):
         mine = values[torch.from_numpy(np.asarray(part, np.int64)).to(values.device)]
@@ -370,13 +344,7 @@ def _tried_loss(loss, outputs, y):
     return value
 
 # %% ../../nbs/training/functional.ipynb #c4ec0004
-def check_fit(
-    model: nn.Module,  # that `check_model` lets pass
-    data,  # Dataset
-    part,  # index array into it of a client's examples, one at least
-    client: int = 0,  # its number
-    loss=None,  # as in train_loop
-) -> None:  # or ValueError
+def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> None:
     "Refuse a model, a loss and data that do not go together, tried on two examples."
     kind, w = type(model).__name__, pack(model).cpu()
     two = torch.from_numpy(np.resize(np.asarray(part, np.int64), 2))

@@ -18,16 +18,10 @@ from torch import Tensor, nn
 from ..core.vectors import HALF, unflatten
 
 # %% ../../nbs/training/fused.ipynb #f9a3df40
-LARGE = (
-    2**16
-)  # entries of a matrix from which on clients are multiplied one after another
+LARGE = 2**16  # entries of a matrix: above, clients are multiplied one after another
 
 
-def products(
-    a: Tensor,  # (n, p, q), one matrix a client
-    b: Tensor,  # (n, q, r)
-    dtype=None,  # torch.bfloat16: round the factors, add up in float32; None: do not
-) -> Tensor:  # (n, p, r), of the type of a
+def products(a: Tensor, b: Tensor, dtype=None) -> Tensor:  # (n, p, r)
     "Matrix products client by client. [dpcomm house style]"
     if dtype is not None:
         return torch.bmm(a.to(dtype), b.to(dtype)).to(a.dtype)
@@ -56,26 +50,20 @@ def linear(
     return products(h, weight.transpose(1, 2), dtype).add_(bias[:, None]), back
 
 # %% ../../nbs/training/fused.ipynb #f9a3df4f
-def relu(
-    h: Tensor,  # any shape; overwritten
-) -> tuple:  # output, its way back
+def relu(h: Tensor) -> tuple:  # output, its way back
     "Cut negative entries off, in place. [chain rule]"
     h.clamp_(min=0)
     back = torch.ops.aten.threshold_backward
     return h, lambda g, step, first=False: back(g, h, 0)
 
 # %% ../../nbs/training/fused.ipynb #f9a3df52
-def tanh(
-    h: Tensor,  # any shape
-) -> tuple:  # output, its way back
+def tanh(h: Tensor) -> tuple:  # output, its way back
     "Squash between -1 and 1. [chain rule]"
     out, back = h.tanh(), torch.ops.aten.tanh_backward
     return out, lambda g, step, first=False: back(g, out)
 
 # %% ../../nbs/training/fused.ipynb #f079493e
-def pool(
-    h: Tensor,  # (batch, n * channels, height, width), height and width at least 2
-) -> tuple:  # output of half the size, rounded down; its way back
+def pool(h: Tensor) -> tuple:  # output, its way back
     "Max-pooling by 2 x 2. [chain rule]"
     window = [2, 2]
     top, index = torch.ops.aten.max_pool2d_with_indices(h, window, window)
@@ -88,9 +76,7 @@ def pool(
     return top, back
 
 # %% ../../nbs/training/fused.ipynb #f0794941
-def average_pool(
-    h: Tensor,  # (batch, n * channels, height, width), height and width at least 2
-) -> tuple:  # output of half the size, rounded down; its way back
+def average_pool(h: Tensor) -> tuple:  # output, its way back
     "Average-pooling by 2 x 2. [chain rule]"
     window = [2, 2]
 
@@ -149,12 +135,7 @@ def patches_of(
     return seen.permute(1, 2, 5, 6, 0, 3, 4).flatten(4).flatten(1, 3)
 
 
-def patch_conv(
-    h: Tensor,  # (batch, n * channels, height, width)
-    weight: Tensor,  # (n, n_out, channels, k, k)
-    bias: Tensor,  # (n, n_out)
-    padding: tuple,  # rows and columns of zeros around the image
-) -> tuple:  # output (batch, n * n_out, ...), its way back
+def patch_conv(h: Tensor, weight: Tensor, bias: Tensor, padding: tuple) -> tuple:
     "A convolution of stride 1, one product a client over all patches. [chain rule]"
     n, _, _, *side = weight.shape
     size, kernels = h.shape[2:], weight.flatten(2)
@@ -177,12 +158,8 @@ def patch_conv(
 
 # %% ../../nbs/training/fused.ipynb #3ab32175
 def group_norm(
-    h: Tensor,  # (batch, n * channels, height, width)
-    weight: Tensor,  # (n, channels)
-    bias: Tensor,  # (n, channels)
-    num_groups: int,  # of one client, >= 1
-    tiny: float,  # added to the variance, > 0
-) -> tuple:  # output, its way back
+    h: Tensor, weight: Tensor, bias: Tensor, num_groups: int, tiny: float
+) -> tuple:
     "Normalise groups of channels of every image. [Wu & He 2018, Eq. 1]"
     batch, channels, pixels = *h.shape[:2], h[0, 0].numel()
     groups = len(weight) * num_groups
@@ -212,9 +189,7 @@ def group_norm(
     return out, back
 
 # %% ../../nbs/training/fused.ipynb #3ab32177
-def fold(
-    h: Tensor,  # (n, batch, channels, height, width)
-) -> Tensor:  # (batch, n * channels, height, width), channels last
+def fold(h: Tensor) -> Tensor:  # (batch, n * channels, height, width)
     "Make clients groups of channels. [dpcomm house style]"
     n, batch, channels, height, width = h.shape
     out = h.new_empty(batch, height, width, n, channels)
@@ -241,11 +216,7 @@ class Step:
     ):
         self.lr, self.masks = lr, masks
 
-    def __call__(
-        self,
-        p: Tensor,  # (n, ...) a parameter of n clients, changed in place
-        g: Tensor,  # its gradient, of its shape
-    ) -> None:
+    def __call__(self, p: Tensor, g: Tensor) -> None:
         "Take a step along a gradient."
         mask = self.masks.get(p.data_ptr())
         if mask is None:
@@ -253,13 +224,8 @@ class Step:
         else:
             p.addcmul_(g, mask, value=-self.lr)
 
-    def outer(
-        self,
-        p: Tensor,  # matrices (n, n_out, n_in), changed in place
-        g: Tensor,  # (n, batch, n_out)
-        h: Tensor,  # (n, batch, n_in); the gradients are g.T @ h
-    ) -> None:
-        "Take a step along a product, which is written down only under a mask."
+    def outer(self, p: Tensor, g: Tensor, h: Tensor) -> None:
+        "Take a step along g.T @ h, which is written down only under a mask."
         if p.data_ptr() in self.masks:
             self(p, products(g.transpose(1, 2), h))
         elif p.is_cuda or p[0].numel() < LARGE:
@@ -307,9 +273,7 @@ def _line(layer):
     return f"{' '.join(str(layer).split()):.80}"
 
 
-def check_layer(
-    layer: nn.Module,  # of a sequence
-) -> None:  # or ValueError
+def check_layer(layer: nn.Module) -> None:
     "Refuse a layer whose passes are not written out here."
     written = {
         nn.Linear: lambda: layer.bias is not None,
@@ -347,10 +311,7 @@ def _misplaced(model, x):
     return None
 
 
-def unsupported_layer(
-    model: nn.Module,  # any model
-    data=None,  # Dataset of its inputs x and labels y; None: images, or rows
-) -> str:  # what stands in the way; empty: nothing
+def unsupported_layer(model: nn.Module, data=None) -> str:  # '': nothing
     "Why a model cannot be trained here."
     if not isinstance(model, nn.Sequential):
         return f"{type(model).__name__} is not a plain sequence of layers"
@@ -424,10 +385,7 @@ def _after_images(model):
     return model[1:] if isinstance(model[0], nn.Flatten) else model
 
 # %% ../../nbs/training/fused.ipynb #2f79804c
-def used_columns(
-    model: nn.Sequential,  # whose layers read the images
-    x: Tensor,  # images of the clients, (n, ...)
-) -> Tensor:  # column numbers, or None where all of them are worked with
+def used_columns(model: nn.Sequential, x: Tensor) -> Tensor:  # None: all
     "Input columns an image uses, if the first layer is linear and under half are used."
     first = _after_images(model)[0]
     if not isinstance(first, nn.Linear):
@@ -453,9 +411,7 @@ def _narrow(tensors, columns):
     return [tensors[0][:, columns], *tensors[1:]]
 
 # %% ../../nbs/training/fused.ipynb #7bd983a1
-def starts_with_images(
-    model: nn.Sequential,  # of layers that `check_layer` takes
-) -> bool:  # False: vectors
+def starts_with_images(model: nn.Sequential) -> bool:  # False: vectors
     "Whether the first layer that computes reads images, channel by channel."
     return isinstance(_after_images(model)[0], nn.Conv2d)
 
@@ -551,9 +507,7 @@ def _precision(name):
 
 
 @cache
-def product_error(
-    precision: str = None,  # bfloat16: of rounded factors; None: float32 through oneDNN
-) -> float:  # relative, in the Frobenius norm
+def product_error(precision: str = None) -> float:  # relative, in the Frobenius norm
     "Error of a product of two 256 x 256 matrices on this machine. [dpcomm house style]"
     rng = torch.Generator().manual_seed(0)
     a, b = torch.randn(2, 256, 256, generator=rng)

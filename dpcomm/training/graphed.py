@@ -63,10 +63,7 @@ class RecordedStep:
             self.compute()
         return graph
 
-    def play(
-        self,
-        index: Tensor,  # (n, batch) image numbers, -1 for none
-    ) -> None:
+    def play(self, index: Tensor) -> None:
         "One step of every client."
         self.index.copy_(index)
         self.graph.replay() if self.graph else self.compute()

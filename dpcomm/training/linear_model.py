@@ -60,11 +60,7 @@ def errors(weights, f, y) -> np.ndarray:
     return e
 
 # %% ../../nbs/training/linear_model.ipynb #3308f37c
-def clip_rank_one(
-    e,  # (n, classes) errors
-    f,  # (n, p) features
-    clip: float,  # L2 bound of one gradient, > 0
-) -> np.ndarray:  # (n, classes): a with a_i f_i^T the clipped gradient
+def clip_rank_one(e, f, clip: float) -> np.ndarray:
     "Scale the errors so that no outer product is longer than clip. [imvu sec. 4.1]"
     squares = [np.einsum("ij,ij->i", v, v, dtype=np.float64) for v in (e, f)]
     norm = np.sqrt(squares[0] * squares[1])
@@ -72,13 +68,7 @@ def clip_rank_one(
     return e * factor[:, None]
 
 # %% ../../nbs/training/linear_model.ipynb #18d4951f
-def sum_dense(
-    mechanism,  # any local mechanism
-    a,  # (n, classes) clipped errors
-    f,  # (n, p) features
-    rng,  # stream of the noise
-    rows: int = 16,  # gradients built at a time
-) -> np.ndarray:  # (classes, p) float64: sum of the n estimates
+def sum_dense(mechanism, a, f, rng, rows: int = 16) -> np.ndarray:
     "Sum of messages through the mechanism's own simulate, a few rows at a time."
     total = np.zeros((a.shape[1], f.shape[1]))
     for at in range(0, len(a), rows):
@@ -100,12 +90,7 @@ def forced_rate(
     return float((-np.log1p(-mean_sign(u))[1:] / u[:-1]).max())
 
 # %% ../../nbs/training/linear_model.ipynb #d444655d
-def forced_signs(
-    mean_sign,  # u -> mean of the sign, odd and increasing
-    a,  # (n, classes) clipped errors
-    f,  # (n, p) features
-    rng: np.random.Generator,  # stream of the points
-) -> tuple:  # coordinates (m,) in 0..classes*p-1 of forced signs, and the signs, +-1
+def forced_signs(mean_sign, a, f, rng: np.random.Generator) -> tuple:
     "Forced signs: a Poisson process, even along a row, thinned. [Lewis & Shedler 1979]"
     p, classes = f.shape[1], a.shape[1]
     bound = np.abs(a, dtype=np.float64) * np.maximum(f.max(1), -f.min(1))[:, None]
@@ -113,10 +98,8 @@ def forced_signs(
     pairs = np.repeat(np.arange(a.size), rng.poisson(rate * p * bound).ravel())
     j = rng.integers(0, p, len(pairs))
     u = a.ravel()[pairs] * f[pairs // classes, j].astype(np.float64)
-    drawn_rate, true_rate = (
-        rate * bound.ravel()[pairs],
-        -np.log1p(-mean_sign(np.abs(u))),
-    )
+    drawn_rate = rate * bound.ravel()[pairs]
+    true_rate = -np.log1p(-mean_sign(np.abs(u)))
     keep = rng.random(len(pairs)) * drawn_rate < true_rate
     cells, first = np.unique(pairs[keep] * p + j[keep], return_index=True)
     return cells % (classes * p), np.sign(u[keep][first])
@@ -126,9 +109,7 @@ TABLED = 2000  # coins up to which their laws are tabulated, 16 MB; more take lo
 
 
 @lru_cache(maxsize=4)
-def lower_half(
-    n: int,  # most coins, >= 0
-) -> np.ndarray:  # (n + 1, n // 2 + 1): Pr(Bin(m, 1/2) <= k) at [m, k]
+def lower_half(n: int) -> np.ndarray:  # Pr(Bin(m, 1/2) <= k) at [m, k]
     "The lower halves of the laws of up to n coins."
     return binom.cdf(np.arange(n // 2 + 1), np.arange(n + 1)[:, None], 0.5)
 
@@ -151,13 +132,7 @@ def sum_coins(
     return np.where(noise < 0, 2 * k - coins, coins - 2 * k)
 
 # %% ../../nbs/training/linear_model.ipynb #b9d8b89d
-def sum_signs(
-    mean_sign,  # u -> mean of the sign, odd and increasing
-    a,  # (n, classes) clipped errors
-    f,  # (n, p) features
-    rng: np.random.Generator,  # stream of the points
-    noise,  # (classes, p) standard normal numbers, from which the coins are read
-) -> np.ndarray:  # (classes, p) float64: sum of n signs a coordinate
+def sum_signs(mean_sign, a, f, rng: np.random.Generator, noise) -> np.ndarray:
     "Sum of n independent signs with means mean_sign(a_i f_i^T): forced and fair ones."
     at, signs = forced_signs(mean_sign, a, f, rng)
     fair = len(a) - np.bincount(at, minlength=noise.size)
@@ -165,9 +140,7 @@ def sum_signs(
     return (forced + sum_coins(fair, noise.ravel())).reshape(noise.shape)
 
 # %% ../../nbs/training/linear_model.ipynb #ea0a39b3
-def gain(
-    mechanism,  # local; with `tilt` and `step` if it sends signs
-) -> float:  # slope of the expected estimate at 0
+def gain(mechanism) -> float:  # slope of the expected estimate at 0
     "Factor by which the mean message follows a small gradient."
     u = np.array([1e-4 * mechanism.clip_norm])
     mean = mechanism.mean_sign(u)
@@ -177,13 +150,7 @@ def gain(
 SATURATED = 0.99  # a tilt above which most signs are forced and thinning gains nothing
 
 
-def sum_messages(
-    mechanism,  # local: it must make each message private by itself
-    a,  # (n, classes) clipped errors
-    f,  # (n, p) features
-    rng: np.random.Generator,  # stream of what the noise below does not decide
-    noise=None,  # (classes, p) standard normal numbers; None: drawn from rng
-) -> np.ndarray:  # (classes, p) float64: sum of the n estimates
+def sum_messages(mechanism, a, f, rng: np.random.Generator, noise=None) -> np.ndarray:
     "Draw the sum of n messages by the shortest exact way."
     if isinstance(mechanism, Gaussian) and not mechanism.local:
         raise ValueError(
@@ -216,9 +183,7 @@ class Fit:
     seconds: float = 0.0  # wall time
 
 # %% ../../nbs/training/linear_model.ipynb #19245adc
-def with_one(
-    x,  # (n, p - 1) features, perhaps memory-mapped
-) -> np.ndarray:  # (n, p) float32
+def with_one(x) -> np.ndarray:  # (n, p) float32
     "Features of a batch with the constant 1 behind them."
     f = np.ones((len(x), x.shape[1] + 1), np.float32)
     f[:, :-1] = x
@@ -293,11 +258,7 @@ def train(
     return run
 
 # %% ../../nbs/training/linear_model.ipynb #2e5327b7
-def read_frontier(
-    eps,  # (n,) of the points, > 0
-    accuracy,  # (n,) of the points
-    budgets,  # values of eps at which to read; above the dearest: the best of all
-) -> np.ndarray:  # best accuracy, one a budget; nan below the cheapest point
+def read_frontier(eps, accuracy, budgets) -> np.ndarray:
     "Pareto frontier of a sweep, interpolated in log eps. [imvu Figure 2]"
     price, accuracy = np.unique(np.asarray(eps, float)), np.asarray(accuracy, float)
     best = np.array([accuracy[eps <= p].max() for p in price])

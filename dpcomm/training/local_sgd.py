@@ -230,12 +230,7 @@ def _batch_matters(model, w, x, y, loss):
     return ""
 
 
-def vmap_obstacle(
-    model: nn.Module,  # to be trained
-    data,  # Dataset with an example at least
-    device,  # where the run lives
-    loss=None,  # as in train_loop
-) -> str:  # what stands in the way; empty: nothing
+def vmap_obstacle(model: nn.Module, data, device, loss=None) -> str:  # '': nothing
     "Why engine 'vmap' cannot train a model, found by trying up to eight examples."
     w, x, y = pack(model).to(device), data.x[:8].to(device), data.y[:8].to(device)
     one = torch.zeros(1, 1, 1, dtype=torch.int64, device=device)
@@ -251,13 +246,7 @@ def vmap_obstacle(
         return f"{type(model).__name__} does not work with vmap ({told(error)})"
 
 # %% ../../nbs/training/local_sgd.ipynb #a0de14e1
-def pick_engine(
-    name: str,  # 'auto' or a key of ENGINES
-    model: nn.Module,  # to be trained
-    device="cpu",  # where the run lives
-    data=None,  # Dataset it trains on; None: images or rows that suit the model
-    loss=None,  # as in train_loop
-) -> str:  # key of ENGINES
+def pick_engine(name: str, model: nn.Module, device="cpu", data=None, loss=None) -> str:
     """The engine of a run. Warns where 'auto' falls back to a loop.
 
     Raises ValueError for an unknown name, and for 'fused' and 'graphed' with a model or
@@ -298,11 +287,7 @@ TOGETHER = 100  # clients that one call of a GPU's engine trains, at most
 COPIES = 10  # of its weights that a client takes there: half of them for activations
 
 
-def clients_per_call(
-    engine: str,  # key of ENGINES
-    model: nn.Module,  # to be trained
-    device="cpu",  # where the run lives
-) -> int:  # clients a call
+def clients_per_call(engine: str, model: nn.Module, device="cpu") -> int:
     """Clients that an engine trains together: fixed, so that workers change nothing.
 
     On a GPU as many as its memory holds beside others' use of it, down to a power of two.
@@ -322,10 +307,7 @@ AUTOCAST = "loop", "channels-last", "vmap"  # engines of any module
 COMPILED = "loop", "channels-last"
 
 
-def trains_itself(
-    model: nn.Module,  # any module
-    engine: str,  # Config.engine
-) -> bool:
+def trains_itself(model: nn.Module, engine: str) -> bool:
     "Whether a model brings its own trainer, and nobody named an engine."
     return engine == "auto" and hasattr(model, "local_sgd")
 

@@ -95,10 +95,7 @@ def arrange(
     return copies
 
 # %% ../../nbs/training/lstm.ipynb #c203abf8
-def restore(
-    model: nn.Module,  # a CharLSTM
-    p: dict,  # from arrange
-) -> Tensor:  # (*lead, d) weights in PyTorch's order
+def restore(model: nn.Module, p: dict) -> Tensor:  # (*lead, d)
     "Flat weights from working copies."
     back = tuple(GATE_ORDER.index(i) for i in range(4))
     rows = []
@@ -156,24 +153,10 @@ def _add_product(out, a, b, scale=1.0):
     return (out.addmm_ if out.ndim == 2 else out.baddbmm_)(a, b, alpha=scale)
 
 
-def forward_layer(
-    buffers: LayerBuffers,  # its gates hold the input's share; overwritten
-    weight: Tensor,  # (*lead, h, 4h) recurrent weights, as arranged
-) -> Tensor:  # (*lead, b, h) the last state
+def forward_layer(buffers: LayerBuffers, weight: Tensor) -> Tensor:  # (*lead, b, h)
     "Run one layer over time. [Hochreiter & Schmidhuber 1997; Gers et al. 2000]"
-    for (
-        gates,
-        sigmoids,
-        a,
-        o,
-        i,
-        f,
-        h,
-        c,
-        tanh,
-        h_next,
-        c_next,
-    ) in buffers.forward_steps:
+    for views in buffers.forward_steps:
+        gates, sigmoids, a, o, i, f, h, c, tanh, h_next, c_next = views
         _add_product(gates, h, weight)
         sigmoids.sigmoid_()
         a.tanh_()
@@ -183,10 +166,8 @@ def forward_layer(
     return h_next
 
 # %% ../../nbs/training/lstm.ipynb #b4d7a7fc
-def gate_derivatives(
-    buffers: LayerBuffers,  # after forward_layer
-) -> None:  # fills its dgates and its dh_dc
-    "The factors of the way back that need no later step. [chain rule]"
+def gate_derivatives(buffers: LayerBuffers) -> None:
+    "Fill dgates and dh_dc with the factors that need no later step. [chain rule]"
     hidden, length = buffers.tanh.shape[-1], buffers.tanh.shape[-3]
     sigmoids, d_sigmoids = (
         b[..., : 3 * hidden] for b in (buffers.gates, buffers.dgates)
@@ -202,10 +183,7 @@ def gate_derivatives(
     torch.addcmul(o, o, torch.mul(tanh, tanh, out=dh_dc), value=-1, out=dh_dc)
 
 # %% ../../nbs/training/lstm.ipynb #05e24275
-def backward(
-    buffers: LayerBuffers,  # after forward_layer, with the gradient of its states in dh
-    weight: Tensor,  # (*lead, 4h, h) recurrent weights, transposed back
-) -> Tensor:  # (*lead, T * b, 4h) gradients of the gates
+def backward(buffers: LayerBuffers, weight: Tensor) -> Tensor:  # (*lead, T * b, 4h)
     "Go back through time. [Werbos 1990]"
     gate_derivatives(buffers)
     dc, later = buffers.dc.zero_().select(-3, 0), None
@@ -233,11 +211,7 @@ def _look_up(table, ids, out):
     torch.index_select(table.view(-1, width), 0, rows.view(-1), out=out.view(-1, width))
 
 
-def forward(
-    p: dict,  # working copies
-    buffers: list,  # LayerBuffers, one a layer
-    ids: Tensor,  # (*lead, T, b) symbol numbers
-) -> Tensor:  # (*lead, b, symbols) scores
+def forward(p: dict, buffers: list, ids: Tensor) -> Tensor:
     "Scores of the next symbol, keeping what the way back needs. [Caldas et al. 2018]"
     table = p["embedding.weight"] @ p["lstm.weight_ih_l0"].mT + _biases(p, 0)
     _look_up(table, ids, buffers[0].gates)
@@ -261,24 +235,15 @@ class Descent:
     ):
         self.p, self.lr, self.masks = p, lr, masks
 
-    def __call__(
-        self,
-        name: str,  # of a parameter
-        g: Tensor,  # its gradient, of its shape
-    ) -> None:
+    def __call__(self, name: str, g: Tensor) -> None:
         "Take a step along a gradient."
         if self.masks is None:
             self.p[name].sub_(g, alpha=self.lr)
         else:
             self.p[name].addcmul_(g, self.masks[name], value=-self.lr)
 
-    def outer(
-        self,
-        name: str,  # of a matrix (*lead, m, n)
-        a: Tensor,  # (*lead, m, k)
-        b: Tensor,  # (*lead, k, n); the gradient is a @ b
-    ) -> None:
-        "Take a step along a gradient that is a product, which is not written down."
+    def outer(self, name: str, a: Tensor, b: Tensor) -> None:
+        "Take a step along the gradient a @ b, which is not written down."
         if self.masks is None:
             _add_product(self.p[name], a, b, -self.lr)
         else:

@@ -14,10 +14,6 @@ from ..core.checks import check_choice
 from .lstm import CharLSTM
 
 # %% ../../nbs/training/models.ipynb #085c9a35
-def _linear():
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
-
-
 def _lenet5(pool=nn.MaxPool2d, curve=nn.ReLU):
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2),
@@ -83,11 +79,7 @@ class Residual(nn.Module):
     Raises ValueError for another width than n_in or 2 n_in.
     """
 
-    def __init__(
-        self,
-        n_in: int,  # channels of the input, a multiple of 8
-        n_out: int,  # channels of the output: n_in, or 2 n_in and half the side
-    ):
+    def __init__(self, n_in: int, n_out: int):  # channels; n_in a multiple of 8
         super().__init__()
         if n_out not in (n_in, 2 * n_in):
             raise ValueError(
@@ -124,7 +116,7 @@ def _resnet(blocks):
 
 # %% ../../nbs/training/models.ipynb #18ce7492
 MODELS = {  # name -> (builder, parameters)
-    "linear": (_linear, 7_850),
+    "linear": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), 7_850),
     "lenet5": (_lenet5, 61_706),
     "lenet5_tanh": (lambda: _lenet5(nn.AvgPool2d, nn.Tanh), 61_706),
     "cnn": (lambda: _cnn(0, 4), 582_026),

@@ -64,15 +64,6 @@ def _about_size(promise, config, n_clients, rounds, visits):
         )
 
 
-def _about_shares(promise, config, mechanism):
-    "Noise that a guarantee counts on and that this run does not add."
-    if config.cohort < mechanism.honest:
-        yield (
-            f"{config.cohort} clients send a share of noise, and it counts on"
-            f" {mechanism.honest}: build the mechanism for n_clients={config.cohort}"
-        )
-
-
 def _about_trust(promise, mechanism, unit):
     "Conditions of a guarantee about unit and trust that this run does not meet."
     if promise.unit not in (unit, "message"):
@@ -124,7 +115,11 @@ def check_promise(
     wrong = [*_about_size(promise, config, n_clients, rounds, visits)]
     wrong += _about_trust(promise, mechanism, unit)
     if mechanism is not None and mechanism.summed:
-        wrong += _about_shares(promise, config, mechanism)
+        if config.cohort < mechanism.honest:
+            wrong.append(
+                f"{config.cohort} clients send a share of noise, and it counts on"
+                f" {mechanism.honest}: build the mechanism for n_clients={config.cohort}"
+            )
     unmet = _unmet(promise, config, n_clients, mechanism, visits)
     bare = {
         name: found for name, found in unmet.items() if name not in promise.premises

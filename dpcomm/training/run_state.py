@@ -23,11 +23,8 @@ from .functional import check_model
 from .task import Config, Task
 
 # %% ../../nbs/training/run_state.ipynb #rs000006
-SERVER_STATE = {
-    "sgd": 0,
-    "momentum": 1,
-    "adam": 2,
-}  # vectors of optimiser state beside the weights
+# vectors of optimiser state beside the weights
+SERVER_STATE = {"sgd": 0, "momentum": 1, "adam": 2}
 
 # %% ../../nbs/training/run_state.ipynb #70212a90
 def server_optimiser(w: Tensor, config: Config) -> torch.optim.Optimizer:
@@ -124,30 +121,17 @@ class Run:
 
 # %% ../../nbs/training/run_state.ipynb #5fb2c242
 def save_checkpoint(
-    path,  # file
-    run: Run,  # state
-    optimiser: torch.optim.Optimizer,  # of the server
-    fingerprint: dict,  # what must agree on resume
+    path, run: Run, optimiser: torch.optim.Optimizer, fingerprint: dict
 ):
     "Write a sealed checkpoint whole or not at all."
     content = io.BytesIO()
-    torch.save(
-        {
-            "w": run.w.detach(),
-            "optimiser": optimiser.state_dict(),
-            "round": run.round,
-            "finished": run.finished,
-            "ledger": asdict(run.ledger),
-            "history": run.history,
-            "seconds": run.seconds,
-            "cpu_seconds": run.cpu_seconds,
-            "memory": run.memory,
-            "fingerprint": fingerprint,
-        }
-        | ({"dropped": run.dropped} if run.dropped else {})
-        | ({} if run.clip is None else {"clip": run.clip}),
-        content,
-    )
+    kept = dict(w=run.w.detach(), ledger=asdict(run.ledger), fingerprint=fingerprint)
+    kept |= dict(optimiser=optimiser.state_dict())
+    plain = "round", "finished", "history", "seconds", "cpu_seconds", "memory"
+    kept |= {name: getattr(run, name) for name in plain}
+    kept |= {"dropped": run.dropped} if run.dropped else {}
+    kept |= {} if run.clip is None else {"clip": run.clip}
+    torch.save(kept, content)
     write_whole(path, seal(content.getvalue()))
 
 # %% ../../nbs/training/run_state.ipynb #d0load02
@@ -179,10 +163,7 @@ def _unlike_a_checkpoint(state):
     return f"its ledger differs in {sorted(map(str, wrong))[0]:.80}" if wrong else ""
 
 
-def load_checkpoint(
-    path,  # file written by save_checkpoint
-    fingerprint: dict,  # of the run that wants to resume
-) -> dict:  # the stored state
+def load_checkpoint(path, fingerprint: dict) -> dict:  # the stored state
     "Read a checkpoint; refuse a damaged one, and one of another run."
     content = io.BytesIO(read_sealed(path))
     try:
@@ -245,13 +226,13 @@ def _check_rounds(state, config, last):
 
 def start_run(
     task: Task,
-    device="cpu",  # where the run lives
-    checkpoint=None,  # file; None: nothing is kept
-    resume: bool = False,  # go on from the checkpoint if there is one
-    unit: str = "client",  # whom the mechanism protects
-    more: dict | None = None,  # further entries of the fingerprint
-    last: int | None = None,  # round with the last evaluation; None: config.rounds
-) -> tuple:  # Run, its optimiser, its fingerprint
+    device="cpu",
+    checkpoint=None,
+    resume: bool = False,
+    unit: str = "client",
+    more: dict | None = None,
+    last: int | None = None,
+) -> tuple:
     "A new run, or the one in the checkpoint."
     w = pack(check_model(task.model)).cpu()
     own = fingerprint(task, w, device, unit, checkpoint) | (more or {})

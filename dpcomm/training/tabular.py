@@ -64,11 +64,8 @@ def metrics(model: nn.Module, w: Tensor, x: Tensor, y: Tensor) -> dict:
     scores = torch.cat(
         [functional_call(model, params, (part,)) for part in x.split(8192)]
     ).squeeze(1)
-    loss, truth, scores = (
-        float(F.binary_cross_entropy_with_logits(scores, y.float())),
-        y.cpu().numpy(),
-        scores.cpu().numpy(),
-    )
+    loss = float(F.binary_cross_entropy_with_logits(scores, y.float()))
+    truth, scores = y.cpu().numpy(), scores.cpu().numpy()
     if len(set(truth.tolist())) < 2:
         raise ValueError(
             "y contains only one class; balanced accuracy and AUROC need both: test"

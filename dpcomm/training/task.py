@@ -37,6 +37,9 @@ class Unsaid(int):
 class UnsaidText(str):
     "The same for a word."
 
+# %% ../../nbs/training/task.ipynb #ta000006
+DRAWS = ("fixed", "replacement", "poisson")  # ways to choose a cohort
+
 # %% ../../nbs/training/task.ipynb #51dc349c
 @dataclass(frozen=True)
 class Config:
@@ -88,13 +91,10 @@ class Config:
         check_number("momentum", self.momentum, "[0, 1)")
         check_choice("balance", self.balance, (True, False))
         check_choice("compile", self.compile, (None, True, False))
-        check_choice("sampling", self.sampling, ("fixed", "replacement", "poisson"))
+        check_choice("sampling", self.sampling, DRAWS)
         check_choice("server", self.server, ("sgd", "momentum", "adam"))
         check_choice("engine", self.engine, ("auto", *ENGINES))
         check_choice("precision", self.precision, (None, "bfloat16"))
-
-# %% ../../nbs/training/task.ipynb #ta000006
-DRAWS = ("fixed", "replacement", "poisson")  # ways to choose a cohort
 
 # %% ../../nbs/training/task.ipynb #a109d086
 def sample_cohort(
@@ -123,12 +123,8 @@ def sample_cohort(
 
 # %% ../../nbs/training/task.ipynb #d3b20001
 def among(
-    left: np.ndarray,  # (n_clients,) turns that each client still has, >= 0
-    t: int,  # round, from 0 on
-    cohort: int,  # expected number a round
-    sampling: str,  # fixed | replacement | poisson
-    rng: np.random.Generator,  # stream of this round's draw
-) -> np.ndarray:  # client numbers, ascending
+    left: np.ndarray, t: int, cohort: int, sampling: str, rng: np.random.Generator
+) -> np.ndarray:
     "Draw a cohort from those who may still take part; ValueError where they are too few."
     if sampling == "fixed":
         there = np.flatnonzero(left > 0)
@@ -170,13 +166,7 @@ _turns = lru_cache(maxsize=4)(_Turns)
 class Streams(Sequence):
     "The streams of a round's visits, each made when it is asked for. [Salmon et al. 2011]"
 
-    def __init__(
-        self,
-        task,  # Task, or what has its `stream`
-        t: int,  # round, from 0 on
-        cohort: np.ndarray,  # (n,) client of each visit
-        use: str,  # batches | noise
-    ):
+    def __init__(self, task, t: int, cohort: np.ndarray, use: str):  # batches | noise
         self.task, self.t, self.cohort, self.use = task, t, cohort, use
         order = np.argsort(cohort, kind="stable")
         place = np.arange(len(cohort))
@@ -197,9 +187,7 @@ _ALTER = ContextVar("alter", default=None)
 
 
 @contextmanager
-def altered(
-    alter,  # Task -> Config to train with in the place of its own
-):
+def altered(alter):  # Task -> Config
     "Train every task that is made meanwhile with other settings."
     token = _ALTER.set(alter)
     try:

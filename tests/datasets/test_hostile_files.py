@@ -461,7 +461,7 @@ def base(path, client="ann", n=1, split="train", raw=example("a b", "t", "x|y"))
 
 def read_base(path):
     source = posts.Files(path, path, {"a": 0, "t": 1}, {"x": 0})
-    clients = posts.split_clients(source, "train")
+    clients = source.clients("train")
     return [source.posts([i]) for i in range(len(clients))] and source.sizes()
 
 

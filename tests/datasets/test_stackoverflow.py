@@ -26,8 +26,6 @@ from dpcomm.datasets.stackoverflow import (
     TAGS,
     LazyFederation,
     SyntheticPosts,
-    client_sizes,
-    evaluation_posts,
     federation,
     size_law,
 )
@@ -37,7 +35,6 @@ from dpcomm.training.local_sgd import batch_plan
 from dpcomm.training.tag_prediction import (
     TagRegression,
     bags,
-    local_sgd,
     loss_of,
     multi_hot,
     recall,
@@ -121,12 +118,12 @@ def test_words_and_tags_of_one_client_tell_each_other():
 
 def test_held_out_posts_are_of_other_clients():
     made = SyntheticPosts(40, **SMALL)
-    x, y = evaluation_posts(made, 333, each=4)
+    x, y = made.evaluation_posts(333, each=4)
     assert x.shape == (333, LONGEST) and y.shape == (333, TAGS)
     trained = {row.tobytes() for row in made.posts(range(40))[0]}
     assert sum(row.tobytes() in trained for row in x) < 3
-    n = min(int(client_sizes(made, [0], "held-out")[0]), 4)
-    cut, whole = (evaluation_posts(made, 1 + n, each=each)[0] for each in (n, 100))
+    n = min(int(made.sizes([0], "held-out")[0]), 4)
+    cut, whole = (made.evaluation_posts(1 + n, each=each)[0] for each in (n, 100))
     assert (cut[:n] == whole[:n]).all(), "the first posts, however many are taken"
 
 
@@ -269,7 +266,7 @@ def test_local_sgd_moves_only_used_words_and_does_not_depend_on_company():
     plan, net = torch.from_numpy(plan), TagRegression(40, 9)
 
     def go(plan, **more):
-        return local_sgd(net, torch.zeros_like(w), x, y, plan, 50.0, **more)[0]
+        return net.local_sgd(torch.zeros_like(w), x, y, plan, 50.0, **more)[0]
 
     updates, used = go(plan), set(x[:3].unique().tolist()) - {-1}
     moved = updates[0, :-9].view(9, 40).abs().sum(0).nonzero()[:, 0]
@@ -390,7 +387,7 @@ def test_files_are_a_source(root, kind):
     source = load(root)
     assert isinstance(source, files.Files) and source.n_clients == 2
     fed = federation(source, 3)
-    sizes = files.client_sizes(source, [0, 1]).tolist()
+    sizes = source.sizes([0, 1]).tolist()
     assert fed.sizes.tolist() == [2, 1] == sizes and len(fed.data.x_test) == 3
     assert [*source.words] == ["list", "a", "sort", "sorted", "table", "key"]
     assert source.tags == {"python": 0, "sql": 1, "sorting": 2}

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from scipy.stats import t
 
-from dpcomm.evidence import figures, records
+from dpcomm.evidence import drawings, figures, records
 from dpcomm.mechanisms import contract
 
 MECHANISMS = (*contract.registered(), "none")
@@ -238,3 +238,20 @@ ONE = figures.series("rec", [1, 2], [3.0, 4.0])
 def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_protocol_names_its_parties_messages_and_what_is_seen():
+    figure = drawings.protocol(
+        ("client", "server"),
+        (
+            ("server", "client", "model", "32 d bits"),
+            ("client", "client", "trains", ""),
+        ),
+        {"server": "every update"},
+        "Title",
+    )
+    said = {text.get_text() for text in figure.axes[0].texts}
+    assert {"client", "server", "model", "32 d bits", "trains"} <= said
+    assert "sees every update" in said
+    with pytest.raises(ValueError, match="sever"):
+        drawings.protocol(("client",), (("client", "sever", "u", ""),), {})

@@ -164,7 +164,6 @@ def test_one_seed_borrows_the_mean_variance_of_its_family_a_vote_a_setting():
     assert (s.se, s.df) == (pytest.approx(math.sqrt(5 / 2)), pytest.approx(df))
     assert (s.mean, s.n, s.spread_of) == (70.0, 1, "2 experiments")
     assert s.reach == pytest.approx(quantile(df) * math.sqrt(5 / 2))
-    assert verdicts.format_seeds(s) == "n = 1, spread of 2 experiments"
     s = seeds.borrow(replace(ONE, unit="fraction"), mine("fraction"), LENT[:1])
     assert (s.se, s.df, s.spread_of) == (pytest.approx(0.02), 2, "made_up")
 

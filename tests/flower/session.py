@@ -95,7 +95,7 @@ def main(folder):
     summed = deployment.new(folder / "summed", sums=True, loop=True)
     keys = str(sums.enrol(folder / "keys", 4))
     settings = f'insecure=true keys="{keys}" floor="{floors(folder / "nodes")}"'
-    with deployment.deployment(4, settings=settings, metered=True) as here:
+    with deployment.deployment(4, settings=settings) as here:
         told["up"] = time.monotonic() - start
         try:
             one = dict(rounds=1, keys=keys)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from by_message import by_message
 from checkout import ROOT
 from conftest import NOT_CHECKED
 from test_into_flower import FEDERATION
@@ -20,7 +21,6 @@ import dpcomm
 from dpcomm.core.random import Insecure, derive, seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.flower import client as flower
-from dpcomm.flower import server as flower_server
 from dpcomm.training import federated, models
 
 pytestmark = [pytest.mark.flower, pytest.mark.deep]
@@ -80,7 +80,7 @@ def task(rounds):
 
 def test_a_run_is_the_simulators(session):
     folder = session[0] / "whole"
-    run = federated.simulate(task(1), advance=flower_server.by_message, progress=False)
+    run = federated.simulate(task(1), advance=by_message, progress=False)
     model = torch.from_numpy(np.load(folder / "model.npy"))
     assert torch.allclose(model, run.w.detach(), atol=1e-6)
     for row in rows(folder):

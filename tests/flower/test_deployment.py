@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import meter
 import pytest
 from checkout import ROOT
 
@@ -214,9 +215,9 @@ def test_a_meter_passes_on_and_counts():
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
-        meter = deployment.Meter(server.getsockname()[1])
+        passing = meter.Meter(server.getsockname()[1])
         begin = time.time()
-        with socket.create_connection(("127.0.0.1", meter.port), timeout=5) as client:
+        with socket.create_connection(("127.0.0.1", passing.port), timeout=5) as client:
             far, _ = server.accept()
             with far:
                 client.sendall(b"x" * 1000)
@@ -225,9 +226,9 @@ def test_a_meter_passes_on_and_counts():
                     got += far.recv(4096)
                 far.sendall(b"yes")
                 assert client.recv(16) == b"yes"
-        assert meter.between(begin, time.time() + 1) == (1000, 3)
-        assert meter.between(0, begin) == (0, 0)
-        meter.close()
+        assert passing.between(begin, time.time() + 1) == (1000, 3)
+        assert passing.between(0, begin) == (0, 0)
+        passing.close()
 
 
 # ---- with commands of ours in Flower's place
@@ -263,8 +264,12 @@ NODE = "import time\nprint('Node ID: 1', flush=True)\ntime.sleep(60)\n"
 def test_a_deployment_starts_and_stops(fakes):
     fakes("flower-superlink", SERVE)
     fakes("flower-supernode", NODE)
-    with deployment.deployment(2, settings="insecure=true", metered=True) as here:
-        assert len(here.nodes) == len(here.meters) == 2
+    meters = meter.Meters()
+    with (
+        meters,
+        deployment.deployment(2, settings="insecure=true", through=meters) as here,
+    ):
+        assert len(here.nodes) == len(meters) == 2
         home, pids = here.folder, deployment.left_over(here.folder)
         assert "loop" in (home / "config.toml").read_text()
         assert len(pids) == 3 or not os.path.isdir("/proc")
@@ -343,6 +348,6 @@ def test_an_app_is_tried_and_weighed(fakes, tmp_path):
         assert commands.flower_app(words) == 0
     finally:
         signal.signal(signal.SIGTERM, before)
-    (found,) = deployment.weigh(app, [dict(mechanism="rec")], 2, 30, said.append)
+    (found,) = meter.weigh(app, [dict(mechanism="rec")], 2, 30, said.append)
     sizes = dict(message_bytes=28, object_bytes=250, model_bytes=400, up=0, down=0)
     assert found == dict(mechanism="rec", seconds=1.0) | sizes

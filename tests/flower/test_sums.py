@@ -161,7 +161,7 @@ def test_each_step_is_answered_once_and_by_one_process(tmp_path):
         server.receive(i, flower_sums_reply(other, letter(task, 0))["message"])
     assert flower_sums_reply(node, letter(task, 0)) == dict(code=flower.AGAIN)
     mail = server.advance()
-    (state,) = tmp_path.rglob("*-0-0-1.state")
+    (state,) = tmp_path.rglob("*-0-1.state")
     assert stat.S_IMODE(state.stat().st_mode) == 0o600
     with ThreadPoolExecutor(8) as pool:
         fields = letter(task, 1, mail=mail[0])

@@ -162,7 +162,8 @@ def anchors(cells):
 
 
 PROCESS = """
-import traceback
+import sys, traceback
+sys.path.append(".ci")
 import nbdev.serve, nbdev.serve_drv
 process = nbdev.serve_drv.main
 def keep_going(job):
