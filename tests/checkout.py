@@ -148,7 +148,7 @@ CHANGED = os.environ.get(
 )  # `.ci/run` says what changed; "all" renders all
 TESTED = """
 index tour foundations/five_minutes dprec/chapter dprec/ablations imvu/chapter sqsgd/chapter
-reference/results secagg/ring training/federated use/choose use/flower use/pfl
+reference/results experiments/frontier secagg/ring training/federated use/choose use/flower use/pfl
 """.split()  # on the site: by name, or of their own kind
 
 
