@@ -136,12 +136,12 @@ def resolved(path):
 
 
 def anchors(cells):
-    """Where a link on another page may point: headings, as pandoc names them, and
-    labels.
+    """Where a link on another page may point: headings, as pandoc names them,
+    boxes and labels.
     """
     told = "\n".join(text(c["source"]) for c in cells if c["cell_type"] == "markdown")
     titles = re.findall(r"^#+ +(.+?)(?: *\{.*\})?$", told, re.M)
-    own = re.findall(r"^#+ .*\{#([\w-]+)", told, re.M)
+    own = re.findall(r"^(?:#+|:::+) .*\{#([\w-]+)", told, re.M)
     plain = (
         re.sub(r"[^\w\s.-]", "", title.replace("$", "")).strip().lower()
         for title in titles
