@@ -110,8 +110,8 @@ def as_run(
     delta: float,  # in (0, 1)
     d: int = None,  # parameters of the model, for a DDGauss
 ) -> dict:  # relation -> Guarantee
-    """Guarantee of a run with cohorts of a fixed size. [fltop_privacy, Thms. seat and
-    replace; Kairouz et al. 2021]
+    """Guarantee of a run with cohorts of a fixed size.
+    [fltop/privacy, Thms. seat and replace; Kairouz et al. 2021]
     """
     if config.sampling != "fixed":
         raise ValueError(
@@ -226,8 +226,8 @@ def rec(
 def ddgauss(
     key: str, config, n_clients: int, clip: float, eps: float, d: int, ring_bits: int
 ) -> Curve:
-    """The distributed discrete Gaussian with the least noise for a budget. [Kairouz et
-    al. 2021]
+    """The distributed discrete Gaussian with the least noise for a budget.
+    [Kairouz et al. 2021]
 
     key: of the curve.
     config: federated.Config: rounds, cohort, local settings.
@@ -373,8 +373,8 @@ def equal_local_sigma(
 
 # %% ../../nbs/experiments/configurations.ipynb #1c087f60
 def tensor_groups(net) -> tuple:
-    """One group a tensor, or eight equal ones where there are only two tensors. [dprec
-    App. C.2]
+    """One group a tensor, or eight equal ones where there are only two tensors.
+    [dprec App. C.2]
 
     net: model.
     Returns: sizes of the groups, summing to its parameters.

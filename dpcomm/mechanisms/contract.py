@@ -374,8 +374,7 @@ class Mechanism(Auditable, TrainingHooks):
 
 # %% ../../nbs/foundations/contract.ipynb #5e9ca30c
 def smallest(account, names: tuple, **run) -> Guarantee:
-    """The smallest guarantee that any of several accountants proves, or the first
-    refusal.
+    """The smallest guarantee of several accountants, or the first refusal.
 
     account: takes run and accountant; returns a Guarantee or raises ValueError.
     """

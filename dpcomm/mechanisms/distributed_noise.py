@@ -488,8 +488,7 @@ def shared_losses(
     sampling: str,
     unit: str,
 ) -> Losses:
-    """The pair of normal noise, and the smaller of both Rényi curves, of one honest
-    sum.
+    """Normal pair, and the smaller of both Rényi curves, of one honest sum.
 
     sigma: `normal_sigma`. renyi: orders -> divergence of one sum; None under fixed
     cohorts. relation: as in `GAUSSIAN[sampling]`, but add-remove under none.

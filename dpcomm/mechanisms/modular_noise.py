@@ -207,8 +207,7 @@ LISTED = 8  # most coordinates whose roundings are listed
 
 
 def listed_rounding(x: np.ndarray, norm_bound: float, back: Callable) -> tuple:
-    """Mean and variance of `back` of the error of conditional_round, by listing all it
-    can be.
+    """Mean and variance of `back` of conditional_round's error, by listing all errors.
 
     x: (D,) in steps, D <= LISTED. back: (n, D) rotated coordinates -> (n, d), linear.
     """
@@ -224,8 +223,7 @@ def listed_rounding(x: np.ndarray, norm_bound: float, back: Callable) -> tuple:
 def normal_rounding(
     x: np.ndarray, norm_bound: float, back: Callable, block: int
 ) -> tuple:
-    """Mean and variance of `back` of the error, whose squared length is taken for
-    normal.
+    """Mean and variance of `back` of the error, whose squared length is taken as normal.
 
     x, back: as of `listed_rounding`, back a rotation, cut off. block: P, coordinates of
     a block of it.

@@ -130,8 +130,7 @@ def exact_epsilon(
     cohort: int = 1,
     sampling: str = None,
 ) -> Guarantee:
-    """Epsilon of a run of DP-REC; 'poisson' and 'fixed' have slots / cohort rounds at
-    rate cohort / n_clients. [Props. C, D, F, H and L]
+    """Epsilon of a run of DP-REC. [Props. C, D, F, H and L]
 
     c: clip_norm / std, > 0.
     slots: messages: rounds * cohort; for 'local' those one client sends.
@@ -142,7 +141,8 @@ def exact_epsilon(
     relation: null-slot | replace | poisson-null | local.
     conversion: classic | balle.
     cohort: messages per round, where rounds are composed: divides slots.
-    sampling: None: the first in SAMPLINGS_OF.
+    sampling: 'poisson' and 'fixed' compose slots / cohort rounds at rate
+        cohort / n_clients; None: the first in SAMPLINGS_OF.
     Returns: accountant 'exact-classic' or 'exact-balle'.
     """
     check_choice("relation", relation, tuple(SAMPLINGS_OF))
@@ -276,7 +276,8 @@ def pld_epsilon(
     delta: in (0, 1).
     relation: null-slot | replace | poisson-null | local.
     cohort: messages per round, where rounds are composed.
-    sampling: None: the first in SAMPLINGS_OF.
+    sampling: 'poisson' and 'fixed' compose slots / cohort rounds at rate
+        cohort / n_clients; None: the first in SAMPLINGS_OF.
     Returns: accountant 'pld-exact'.
     """
     renyi = exact_epsilon(
@@ -333,7 +334,8 @@ def rec_losses(
     n_clients: N; not used for 'local'.
     cohort: messages per round, where rounds are composed.
     relation: null-slot | replace | poisson-null | local.
-    sampling: None: the first in SAMPLINGS_OF.
+    sampling: 'poisson' and 'fixed' compose slots / cohort rounds at rate
+        cohort / n_clients; None: the first in SAMPLINGS_OF.
     about: name, note, premises of the `Losses`.
     Returns: Losses of one release.
     """

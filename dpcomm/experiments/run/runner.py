@@ -223,9 +223,7 @@ def differences(config, paper) -> str:
 
 # %% ../../../nbs/experiments/runner.ipynb #3ea51453
 class Unfinished(Exception):
-    """Raised by a notebook that stops at `max_seconds` with a checkpoint and rounds
-    left.
-    """
+    """Raised by a notebook that stops at `max_seconds` before its last round."""
 
 # %% ../../../nbs/experiments/runner.ipynb #3ea514ac
 class CellError(RuntimeError):

@@ -58,8 +58,8 @@ class Base:
 def spare_bits(
     eps: float,  # of one message
 ) -> int:  # content of PM's message
-    """The bits that all mechanisms of Figure 3 may use. [sqsgd Sec. 4, baseline
-    comparisons]
+    """The bits that all mechanisms of Figure 3 may use.
+    [sqsgd Sec. 4, baseline comparisons]
     """
     return 32 * int(check_positive("eps", eps) / pm.SHARE) + 32
 
