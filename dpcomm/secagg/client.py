@@ -123,7 +123,14 @@ class Client:
     lists: bytes
 
     def __init__(
-        self, setup, me: int, identity, directory, vector=None, seed=None, counter=None
+        self,
+        setup: Setup,
+        me: int,
+        identity,
+        directory: dict,
+        vector=None,
+        seed=None,
+        counter=None,
     ):
         check_between("me", me, 0, setup.n_clients - 1)
         check_directory(setup, directory)

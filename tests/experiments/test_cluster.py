@@ -247,7 +247,7 @@ def test_where_there_is_no_slurm_nothing_starts(tmp_path, monkeypatch):
 
 def test_printed_lines_survive_the_recipe_of_the_page(tmp_path, monkeypatch):
     "Blanks, quotes and a semicolon in a folder's name reach the run as they are."
-    page = (ROOT / "nbs" / "experiments" / "cluster.ipynb").read_text()
+    page = (ROOT / "nbs" / "run" / "cluster.ipynb").read_text()
     recipe = re.search(r"tr .* xargs -0 -n 1 -P 8 sh -c", page).group()
     recipe = recipe.replace("\\\\", "\\")
     show = tmp_path / "show"
