@@ -390,3 +390,15 @@ def test_a_batch_is_not_encoded(case):
     for wrong in (np.zeros(4, np.float32), [0.0] * 4, None):
         with pytest.raises(TypeError, match="must be a torch tensor"):
             mechanism.encode(wrong)
+
+
+def test_the_attack_on_a_guessed_key_finds_it_and_needs_one():
+    "Gaussian noise comes off with a 16-bit key; without a key there is nothing to try."
+    mechanism, u = Gaussian(1.0, 4.0, local=True), vector(8, 1.0)
+
+    def keys(sent, tried):
+        return [k for k in tried if mechanism.encode(u, Insecure(k)).payload == sent]
+
+    guessed = mechanism.encode(u, Insecure(4_711)).payload
+    assert keys(guessed, range(4_700, 4_720)) == [4_711]
+    assert not keys(mechanism.encode(u).payload, range(200))

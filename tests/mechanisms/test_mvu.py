@@ -529,3 +529,17 @@ def test_delta_pays_for_the_dithering_of_every_round(rounds, monkeypatch):
     monkeypatch.setattr(mvu, "guarantee_from_rdp", convert)
     FIVE.guarantee(rounds=rounds, delta=1e-5, accountant="grid-balle", d=100)
     assert rounds * paid["slip"] + paid["left"] == pytest.approx(1e-5, rel=1e-12)
+
+
+@tabled("constraint", mvu_table.CONSTRAINTS)
+def test_the_reach_is_taken_over_the_cones_extreme_rays(constraint):
+    eps, n, strict = 1.3, 6, constraint == "strict"
+    signs = np.array(list(itertools.product((0, 1), repeat=n if strict else n - 1)))
+    steps = (2 * signs - 1) * eps / (n - 1)
+    walks = np.cumsum(np.c_[np.zeros(len(signs)), steps], 1)
+    rays = np.exp(eps * signs) if strict else np.exp(walks)
+    for mu in seed_tree(0, "mu").standard_normal((5, n)):
+        reach = np.abs(rays @ mu / rays.sum(1)).max() / 2
+        assert mvu_table._dual_reach(eps, mu, constraint) == pytest.approx(
+            reach, rel=1e-6
+        )

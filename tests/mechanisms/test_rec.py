@@ -13,6 +13,7 @@ import torch
 from laws import ALARM, fit, radius, same_law
 from scipy import special, stats
 from tables import tabled
+from test_conformance import directions
 
 from dpcomm.core.random import Insecure, derive, seed_tree
 from dpcomm.core.wire import Message, unpack_bits
@@ -444,3 +445,16 @@ def test_what_the_choice_lacks_of_exact_is_paid_for_or_said_first():
     bare = 0.5, 10_000, 100, 128, 1, 100**-1.1
     bare = rec_accountant.exact_epsilon(*bare, conversion="balle").eps
     assert not usual.premises and bare < usual.eps < bare * (1 + 1e-6)
+
+
+def test_the_yardstick_tells_wrong_simulations_apart():
+    "What the conformance suite's test of one law must reject."
+    m, u, rng = rec.Rec(10.0, 0.5, 3), update(0.5 * 4), seed_tree(0, "wrong")
+    messages = np.stack(
+        [m.decode(m.encode(u, Insecure(key))).numpy() for key in range(1500)]
+    )
+    along = directions(u.numpy())[0]
+    noise = 0.5 * seed_tree(3).standard_normal((10_000, 10))
+    half = rec.Rec(10.0, 0.5, 2).simulate(u.expand(10_000, 10), rng).numpy()
+    for wrong in (half, noise, noise + u.numpy()):
+        assert same_law(along(messages), along(wrong)) < ALARM / 100

@@ -1050,3 +1050,44 @@ def test_a_mistyped_audit_costs_one_sentence(words, said, capsys):
     assert cli.main(words.split()) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and said in error
+
+
+@pytest.mark.deep
+def test_the_one_run_bound_holds_for_listed_mechanisms():
+    "Random mechanisms with 3 canaries and their exact delta, and guesses of 1, 2 and 3 of them."
+    coins = np.array(list(itertools.product([-1, 1], repeat=3)))
+    near = np.argwhere(np.tril((coins[:, None] != coins).sum(2) == 1))
+    for trial in range(60):
+        rng = seed_tree(0, "listed", trial)
+        kernel = np.exp(rng.uniform(0, 6) * rng.standard_normal((8, 12)))
+        kernel /= kernel.sum(1, keepdims=True)
+        # the best guess of every coin given the output
+        posterior = (kernel[:, :, None] * coins[:, None]).sum(0)
+        rank = np.argsort(np.argsort(-abs(posterior), 1), 1)
+        for r, eps in itertools.product((1, 2, 3), (0.0, 0.7, 2.0, 5.0)):
+            right = (coins[:, None] == np.where(rank < r, np.sign(posterior), 0)).sum(2)
+            deltas = [
+                audit.enumerated_delta(kernel[i], kernel[j], eps) for i, j in near
+            ]
+            delta = min(np.max(deltas), 0.999)
+            for v in range(1, r + 1):
+                reached = (kernel * (right >= v)).sum() / 8
+                assert reached <= one_run.one_run_pvalue(eps, v, r, 3, delta) + 1e-9
+
+
+@tabled("eps, m", [(0.5, 50), (2.0, 300)])
+def test_one_run_bound_exceeds_the_truth_no_oftener_than_promised(eps, m):
+    "Randomised response, 4,000 runs at alarm 0.05."
+    right = seed_tree(0, "coverage", m).binomial(m, 1 / (1 + math.exp(-eps)), 4000)
+    bound = np.array([one_run.one_run_eps(v, m, m, 0, 0.05).eps for v in range(m + 1)])
+    assert (bound[right] > eps).sum() <= count_bounds(4000, 0.05)[1]
+    assert (np.diff(bound) >= 0).all() and bound[-1] > eps
+
+
+def test_the_audit_of_one_release_is_not_vacuous():
+    "At least half of what is claimed, for the Gaussian."
+    m = Gaussian(1.0, 1.0)
+    for relation in ("replace", "add-remove"):
+        rng = seed_tree(0, "worth")
+        found = audit.audit_play(m, relation, 100_000, DELTA, rng)
+        assert found.eps > audit.claim(m, relation, DELTA).eps / 2

@@ -357,3 +357,34 @@ def test_the_table_names_every_observer():
 def test_bad_arguments_say_what_to_do(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def cohort_law(values, m, sigma, x):
+    return np.mean(
+        [norm.pdf(x, sum(c), sigma) for c in itertools.combinations(values, m)], axis=0
+    )
+
+
+@tabled("seed", range(6))
+def test_no_small_population_beats_the_theorems(seed):
+    "All cohorts of 2 among 5 clients; the constant population of seed 0 attains the bound."
+    rng, sigma, x = seed_tree(seed, "population"), 0.9, np.linspace(-14, 14, 28_001)
+    others, own, swapped = -np.ones(4), 1.0, -1.0
+    if seed:
+        others = rng.choice([-1, 1, rng.uniform(-1, 1)], 4)
+        own, swapped = rng.choice([-1, 1], 2, replace=False)
+    P, Q, alone = (
+        cohort_law(v, 2, sigma, x) for v in ([own, *others], [swapped, *others], others)
+    )
+    B, slack = norm.pdf(x, 0, sigma), []
+    A = 0.6 * B + 0.4 * norm.pdf(x, 2, sigma)
+    for a in (1.0, 1.2, 2.0, 5.0):
+
+        def stick(p, q):
+            return np.maximum(p - a * q, 0).sum() * 1e-3
+
+        bound = stick(A, B)
+        slack += [bound - stick(P, Q), bound - stick(Q, P), bound - stick(P, alone)]
+        slack += [stick(B, A) - stick(alone, P)]
+    assert min(slack) > -1e-9
+    assert seed or abs(slack[0]) < 1e-9 and abs(slack[2]) < 1e-9

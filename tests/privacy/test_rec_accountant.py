@@ -7,6 +7,7 @@ import itertools
 import math
 from dataclasses import replace
 from fractions import Fraction
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -862,3 +863,19 @@ def rec_relations():
         for sampling in samplings:
             found.setdefault(sampling, []).append(relation)
     return found
+
+
+@tabled("broken", ["losses", "sums"])
+def test_a_planted_error_is_caught(broken):
+    "Losses or sums that are rounded down put the claim below the truth."
+    cells, case = rec_pairs._ratio_cells, (2, 1.2, 1, 2, 1e-4)
+    wrong = dict(OnGrid=lambda k, *law: OnGrid(k - 1, *law))
+    if broken == "sums":
+        lower = rec_pairs._lower_grid
+        down = lambda w, power, up, c, K: cells(w, power, False, c, K)  # noqa: E731
+        grid = lambda *a: (*lower(*a)[:2], 0.0)  # noqa: E731
+        wrong = dict(_ratio_cells=down, _upper_grid=grid)
+    with patch.multiple(rec_pairs, **wrong):
+        K, s, n_clients, slots, delta = case
+        found = pld_epsilon(s, slots, n_clients, K, 1, delta).eps
+    assert found < brute(*case) - 2e-5

@@ -15,7 +15,7 @@ from tables import tabled
 from dpcomm.core.random import seed_tree
 from dpcomm.secagg import client_state, errors
 from dpcomm.secagg.client import LAST_USE, Client
-from dpcomm.secagg.errors import MASKED, SERVER
+from dpcomm.secagg.errors import MASKED, ROUNDS, SERVER
 from dpcomm.secagg.protocol import Setup
 from dpcomm.secagg.ring import Ring
 from dpcomm.secagg.server import Server
@@ -285,3 +285,21 @@ def test_whatever_stands_in_a_state_is_refused_in_a_sentence(body):
     data = hashlib.sha256(body.encode()).digest() + body.encode()
     with pytest.raises(ValueError, match="the state cannot be read .*: use the copy"):
         client_state.unpack_state(SETUP, 0, data)
+
+
+def test_every_field_a_party_can_have_is_kept_or_made_anew():
+    "A field that is forgotten would lose the session."
+    made = {"setup", "me", "identity", "directory", "draw", "neighbours", "lock"}
+    made |= {"inbox", "graph", "counter"}
+
+    def look(party):
+        kept = client_kept if isinstance(party, Client) else server_kept
+        assert set(vars(party)) <= kept | made
+        return party
+
+    from dpcomm.secagg.client import KEPT
+    from dpcomm.secagg.server import SERVER_KEPT
+
+    client_kept, server_kept = set(KEPT), set(SERVER_KEPT)
+    _, server = played(look)
+    assert server.step == len(ROUNDS)

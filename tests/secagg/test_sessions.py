@@ -1690,3 +1690,45 @@ def test_a_session_refuses_bad_arguments_in_a_sentence(wrong, says):
     good = dict(vectors=np.ones((4, 2), int), ring=Ring(8), threshold=2, seed=0)
     with pytest.raises(ValueError, match=says):
         run_session(**good | wrong)
+
+
+def test_no_sum_of_some_vectors_is_open():
+    "No sum of masked vectors, not even of all before unmasking, is that of the inputs."
+    p = parties(small())
+    play(p, MASKED)
+    sent, ring = np.array([*masked(p)]), p.setup.ring
+    for size in range(1, 7):
+        for chosen in map(list, itertools.combinations(range(6), size)):
+            assert not np.array_equal(ring.sum(sent[chosen]), ring.sum(p.x[chosen]))
+
+
+def test_only_the_committee_is_asked(monkeypatch):
+    """The signatures on the lists that a client checks: s, or s - 1 of the others for a
+    member of the committee.
+    """
+    checked, real = [], protocol.check_signature
+
+    def check(setup, directory, step, sender, receiver, *more):
+        checked.append((step, sender, receiver))
+        return real(setup, directory, step, sender, receiver, *more)
+
+    monkeypatch.setattr(client_module, "check_signature", check)
+    setup = small(n=20, k=4, t=3, committee=7, signatures=5)
+    p, chosen = parties(setup), set(protocol.committee(setup))
+    assert not play(p, UNMASK) and len(chosen) == 7 and chosen < set(range(20))
+    assert sorted(protocol.committee(small(n=20, k=4, t=3))) == list(range(20))
+    for c in p.clients:
+        checked.clear()
+        c.receive(p.mail[c.me])
+        asked = [who for step, who, of in checked if (step, of) == (CHECK, SERVER)]
+        assert len(asked) == (4 if c.me in chosen else 5)
+        assert set(asked) < chosen - {c.me}
+
+
+def test_everybody_signs_where_no_committee_serves():
+    find = session_module.find_committee
+    assert find(6, 1, 1, 2.0**-41, 2.0**-21, 3)[:2] == (6, 3)
+    assert find(100, 10, 5, 0.0, 0.1, 53)[:2] == (100, 53)
+    wanted = stats.hypergeom.sf(np.arange(8) - 1, 20, 5, 6)
+    found = session_module.hypergeometric_tails(20, 5, 6)
+    np.testing.assert_allclose(found, wanted, atol=1e-15)

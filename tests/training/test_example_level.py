@@ -383,3 +383,21 @@ def test_a_client_level_checkpoint_is_of_another_run(tmp_path):
     federated.simulate(task, checkpoint=path, max_seconds=0.0)
     with pytest.raises(ValueError, match="different unit"):
         example_level.simulate(task, checkpoint=path, resume=True)
+
+
+def test_one_image_moves_the_sum_by_at_most_the_clip_and_the_sum_is_longer():
+    model, (x, y) = models.build("linear", seed_tree(0)), images(60)
+    w, keep = flat(model), torch.arange(60)
+    total = example_level.clipped_sum(model, w, x, y, 1.0)[0]
+    moves = [
+        float(
+            (
+                total
+                - example_level.clipped_sum(model, w, x[keep != i], y[keep != i], 1.0)[
+                    0
+                ]
+            ).norm()
+        )
+        for i in range(0, 60, 7)
+    ]
+    assert max(moves) <= 1 + 1e-4 and max(moves) > 0.9 and total.norm() > 5

@@ -1312,3 +1312,16 @@ def test_an_average_divides_by_the_expected_cohort(kind, more):
     mean, loss = federated_round.average(sent, w, chunks, 8.0, 2, seed_tree(0, "noise"))
     assert torch.allclose(mean, torch.full((4,), 2 * 0.5 / 8), atol=0.02)
     assert loss == 2.0
+
+
+def test_poisson_cohorts_vary_and_fixed_ones_do_not():
+    "Chi-square on the cohort's size under Poisson sampling; false-alarm rate 1e-6."
+    from scipy import stats
+
+    sizes = np.bincount([len(c) for c in cohorts("poisson")], minlength=13)
+    assert fit(sizes, stats.binom.pmf(np.arange(13), 12, 5 / 12)) > ALARM
+    assert (
+        {len(c) for c in cohorts("fixed")}
+        == {5}
+        == {len(np.unique(c)) for c in cohorts("fixed")}
+    )
