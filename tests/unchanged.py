@@ -1,7 +1,7 @@
 """Deep tests that need not run again: they passed on this machine with the same code.
 
-A test file depends on the files it imports, however deep, and a page's test on those its
-cells import; what reads other files of the checkout while it runs, or starts a process,
+A test file depends on the files it imports, however deep, and a page's test on its cells of
+code, whatever stands between them, and on the files that these import; what reads other files of the checkout while it runs, or starts a process,
 depends on the whole checkout, as does what asks `checkout` for the list of its files. A
 hash of those files, of the installed packages and of the data names a file in the
 cache, which lists the deep tests that passed with it. Each run with `--all` or `-m deep`
@@ -64,13 +64,14 @@ class Graph:
 
     def text(self, file: str) -> str:
         "A file's Python: of a notebook, that of its cells."
-        whole = (self.root / file).read_text("utf-8")
         if not file.endswith(".ipynb"):
-            return whole
-        cells = json.loads(whole)["cells"]
-        return "\n".join(
-            "".join(c["source"]) for c in cells if c["cell_type"] == "code"
-        )
+            return (self.root / file).read_text("utf-8")
+        return "\n".join("".join(c["source"]) for c in self.cells(file))
+
+    def cells(self, page: str) -> list[dict]:
+        "A page's cells of code, with their outputs."
+        cells = json.loads((self.root / page).read_text("utf-8"))["cells"]
+        return [cell for cell in cells if cell["cell_type"] == "code"]
 
     def _names(self, file: str):
         "Modules that a file's text names, anywhere in it; 'a.b.*' is every module below."
@@ -154,6 +155,9 @@ class Passed:
             file: hashlib.sha256((graph.root / file).read_bytes()).hexdigest()
             for file in graph.files
         }
+        pages = [file for file in graph.files if file.endswith(".ipynb")]
+        code = {page: json.dumps(graph.cells(page)) for page in pages}
+        self.code = self.hashes | code  # of a page only its cells of code
 
     def known(self, unit: str) -> frozenset:
         "Files that a unit, a test file or a page, depends on as far as its text tells."
@@ -169,18 +173,17 @@ class Passed:
         spawns = re.search(r"multiprocessing|ProcessPool", self.graph.text(unit))
         return bool(spawns) or "tests/checkout.py" in self.graph.closure(unit)
 
-    def _list(self, unit: str, files) -> Path:
-        of = [
-            (file, self.hashes[file]) for file in sorted(files) if file in self.hashes
-        ]
+    def _list(self, unit: str, files, hashes: dict) -> Path:
+        of = [(file, hashes[file]) for file in sorted(files) if file in hashes]
         asked = ("DPCOMM_PAGES", "DPCOMM_SITE") if unit in SITE else ()
         words = f"{self.around} {[os.environ.get(name) for name in asked]} {of}"
         return self.store / hashlib.sha256(words.encode()).hexdigest()
 
     def lists(self, unit: str) -> list[Path]:
         "Where a unit's passed tests are listed: by its own files, and by all."
-        own = [] if self.is_whole(unit) else [self._list(unit, self.known(unit))]
-        return [*own, self._list(unit, self.graph.files)]
+        own = [] if self.is_whole(unit) else [(self.known(unit), self.code)]
+        which = [*own, (self.graph.files, self.hashes)]
+        return [self._list(unit, files, hashes) for files, hashes in which]
 
     def again(self, unit: str) -> set[str]:
         "Tests of a unit that passed with the files as they are."

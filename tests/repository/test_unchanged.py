@@ -77,7 +77,8 @@ def test_a_changed_file_makes_exactly_its_dependents_run_again(root):
     common = {"settings.ini": {*UNITS}, "dpcomm/__init__.py": {*UNITS}}
     for file in [*PACKAGE, *UNITS]:
         text = (root / file).read_text()
-        (root / file).write_text(text + "\n")
+        other = text.replace("import", "import  ") if file.endswith(".ipynb") else text
+        (root / file).write_text(other + "\n")
         now = passed(root)
         (root / file).write_text(text)
         stem = os.path.splitext(file.removeprefix("dpcomm/"))[0]
@@ -106,6 +107,19 @@ def test_what_reads_more_than_it_imports_depends_on_everything(root, seen, whole
     assert passed(root).again(unit) == {test}
     (root / "dpcomm/late/named.py").write_text("choose = 2\n")
     assert passed(root).again(unit) == (set() if whole else {test})
+
+
+def test_words_between_the_cells_of_a_page_do_not_decide(root):
+    page = root / "nbs/page.ipynb"
+    unit, cells = "nbs/page.ipynb", json.loads(page.read_text())["cells"]
+    own, whole = passed(root).lists(unit)
+    words = {"cell_type": "markdown", "source": ["Words."]}
+    page.write_text(json.dumps({"cells": [words, *cells]}))
+    now = passed(root).lists(unit)
+    assert now[0] == own and now[1] != whole
+    for more in ({"outputs": ["1"]}, {"metadata": {"tags": ["trained"]}}):
+        page.write_text(json.dumps({"cells": [cells[0] | more]}))
+        assert passed(root).lists(unit)[0] != own
 
 
 def test_a_page_is_a_unit_of_its_own():
