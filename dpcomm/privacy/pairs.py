@@ -360,9 +360,14 @@ OUTSIDE = 1e-14  # part of a tilted distribution that may miss the window
 
 def _log_mgf(mass, y, theta):
     "log sum mass e^(theta y), for an array of theta."
-    exponent = np.log(mass) + np.multiply.outer(np.asarray(theta, float), y)
-    top = exponent.max(-1)
-    return top + np.log(np.exp(exponent - top[..., None]).sum(-1))
+    log_mass, found = np.log(mass), np.empty(np.shape(theta))
+    for i, t in np.ndenumerate(theta):  # one at a time stays in the cache
+        exponent = t * y
+        exponent += log_mass
+        top = exponent.max()
+        exponent -= top
+        found[i] = top + np.log(np.exp(exponent, out=exponent).sum())
+    return found
 
 
 def _rough(pair, rare):
