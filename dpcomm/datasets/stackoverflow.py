@@ -253,7 +253,7 @@ def _draw_tags(t, topic, u, count):
 class LazyFederation(Federation):
     """Clients that are made or read when they are visited.
 
-    source: SyntheticPosts, or stackoverflow_files.Files.
+    source: SyntheticPosts, or stackoverflow_h5.Files.
     """
 
     source: Any = None
@@ -286,7 +286,7 @@ class LazyFederation(Federation):
 def federation(source, n_test: int = 10_000) -> LazyFederation:
     """Lazy clients and a test set. [dprec App. C.1]
 
-    source: SyntheticPosts, or stackoverflow_files.Files.
+    source: SyntheticPosts, or stackoverflow_h5.Files.
     n_test: posts of the test set, >= 1.
     Returns: LazyFederation of source.n_clients clients.
     """

@@ -249,13 +249,13 @@ def paper_line(
     """Numbers that the paper prints, as a hollow line with 95 % intervals.
 
     paper: id.
-    mech: mechanism id, a key of plots.MECH.
+    mech: mechanism id, a key of figures.MECH.
     x: positions, one per key.
     keys: of the paper's numbers.
     label: legend name, default the mechanism's.
     scale: factor of the numbers.
     colour: only for a sweep inside one mechanism.
-    Returns: one legend line, for plots.curve.
+    Returns: one legend line, for figures.curve.
     """
     cells = [paper_tables.cell(paper, key) for key in keys]
     whole = [
@@ -283,9 +283,9 @@ def over_traffic(found, key: str, mech: str, label: str = None, **more) -> dict:
 
     found: of Record, of one experiment and scale.
     key: of the setting.
-    mech: mechanism id, a key of plots.MECH.
+    mech: mechanism id, a key of figures.MECH.
     label: legend name, default the mechanism's.
-    more: y, scale, colour, as plots.learning_curve takes them.
+    more: y, scale, colour, as figures.learning_curve takes them.
     Returns: one legend line over GiB; None where nothing of that key was run.
     """
     line = figures.learning_curve(found, key, mech, label, **more)
@@ -319,7 +319,7 @@ def swept(found, start: str, x: str = "eps", y: str = "accuracy") -> tuple:
 def by_seed(ours: dict, keys) -> np.ndarray:
     """Our numbers, one row per seed.
 
-    ours: what results.ours_by_key returned.
+    ours: what verdicts.ours_by_key returned.
     keys: of numbers.
     Returns: (n_seeds, n_keys), of the seeds that all of them have.
     """

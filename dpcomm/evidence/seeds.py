@@ -26,7 +26,7 @@ class Summary:
     n: seeds.
     unit: as in the records.
     df: degrees of freedom behind se.
-    spread_of: experiments that lent their spread; '' where it is our own.
+    spread_of: experiments whose spread is borrowed; '' where it is our own.
     level: of the interval.
     day: of the earliest run behind it; None where it is not kept.
     """
