@@ -1,5 +1,15 @@
 """Private, communication-efficient federated learning: mechanisms with their guarantees.
 
+Begin with `registered` and `mechanism` (a mechanism by name), `Deployment` and `choose` (who
+takes part, and which mechanism fits), `train` (a PyTorch module on clients' data), `compose`
+(one guarantee for several releases) and `audit` (attacks). `help(dpcomm.train)` and so on say
+shapes, units and errors; `dpcomm --help` is the command line.
+
+Packages: core (vectors, random numbers, messages), privacy (accountants, audits), mechanisms,
+training, secagg (secure aggregation), flower and interop (other frameworks), datasets,
+experiments, evidence (records, verdicts, figures) and bench. The notebook that a module is
+exported from, named in its first lines, explains it.
+
 Nothing is imported before it is asked for: `dpcomm.mechanism("gaussian", ...)` loads that
 mechanism, and a program that reads a guarantee never loads torch.
 """

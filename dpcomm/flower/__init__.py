@@ -1,4 +1,6 @@
-"""Flower: what a node answers. `server`, `sums` and `transport` hold the server's end."""
+"""Flower: `mod` and `Private` are two lines around your own app. The other names are the clients of
+dpcomm's own server loop; `server`, `sums` and `transport` hold the server's end.
+"""
 
 from ..interop.flower import Private, mod
 from .client import Apart, Node, client_app, own_part
