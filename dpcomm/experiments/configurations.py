@@ -23,7 +23,12 @@ from ..mechanisms.rec import Rec
 from ..privacy.accounting import INTEGER_ORDERS, calibrate, gaussian_guarantee
 from ..privacy.fixed_size_accountant import fixed_size_epsilon
 from ..privacy.guarantee import RELATIONS
-from ..privacy.rec_accountant import calibrate_clip, pld_epsilon, theorem1_epsilon
+from dpcomm.privacy.rec_accountant import (
+    RecRun,
+    calibrate_clip,
+    pld_epsilon,
+    theorem1_epsilon,
+)
 from ..training.federated import Config, Task, simulate
 
 # %% ../../nbs/run/configurations.ipynb #27303f23
@@ -330,12 +335,11 @@ def tight_c(
     eps: target of the whole run. composed: True: by composed losses, which takes
     seconds. Returns: clip over std, four decimals, rounded down.
     """
-    release = dict(slots=rounds * cohort, n_clients=n_clients, K=2**bits)
-    release |= dict(groups=n_groups, delta=delta_of(n_clients))
-    c = calibrate_clip(eps, conversion="balle", **release)
+    run = RecRun(rounds * cohort, n_clients, 2**bits, n_groups)
+    delta = delta_of(n_clients)
+    c = calibrate_clip(eps, run=run, delta=delta, conversion="balle")
     if composed:
-        near = dict(low=c, high=1.1 * c, tol=1e-4)
-        c = calibrate_clip(eps, pld_epsilon, **near, **release)
+        c = calibrate_clip(eps, pld_epsilon, c, 1.1 * c, 1e-4, run=run, delta=delta)
     return math.floor(1e4 * c) / 1e4
 
 # %% ../../nbs/run/configurations.ipynb #2aa083df

@@ -42,6 +42,7 @@ from ..privacy.hypothesis_tests import check_plays
 from ..privacy.losses import Losses
 from dpcomm.privacy.rec_accountant import (
     SAMPLINGS_OF,
+    RecRun,
     exact_epsilon,
     pld_epsilon,
     rec_losses,
@@ -571,12 +572,13 @@ class Rec(RecCodec):
         if kind == "theorem1":
             made = _algorithm7(self, slots, n_clients, groups, delta, relation, version)
         else:
-            run = dict(c=c, slots=slots, n_clients=n_clients, K=K, groups=groups)
-            run |= dict(relation=relation, cohort=cohort, sampling=sampling)
-            run |= dict(conversion=version) if kind == "exact" else {}
-            account = functools.partial(
-                exact_epsilon if kind == "exact" else pld_epsilon, **run
-            )
+            run = RecRun(slots, n_clients, K, groups, relation, cohort, sampling)
+
+            def account(delta):
+                if kind == "exact":
+                    return exact_epsilon(c, run, delta, version)
+                return pld_epsilon(c, run, delta)
+
             made = _with_choice(account, delta, groups * chosen * K * 2.0**-51)
             made = _with_seeds(made, slots**2 / (n_clients if sampled else 1))
         rate = min(cohort / n_clients, 1.0) if sampled else 1.0
@@ -606,14 +608,7 @@ class Rec(RecCodec):
             f" earlier one, while floats cost up to {gap:.2g} (1 + e^eps) of delta a"
         )
         told += " message and two seeds are equal with a probability of 2^-32"
-        return rec_losses(
-            self.clip_norm / self.std,
-            K,
-            groups,
-            n_clients,
-            cohort if sampling != "replacement" else 1,
-            relation,
-            sampling,
-            name=self.name,
-            premises={"proof": told},
-        )
+        at_once = cohort if sampling != "replacement" else 1
+        run = RecRun(at_once, n_clients, K, groups, relation, at_once, sampling)
+        c = self.clip_norm / self.std
+        return rec_losses(c, run, name=self.name, premises={"proof": told})

@@ -430,8 +430,8 @@ def test_what_the_choice_lacks_of_exact_is_paid_for_or_said_first():
     assert (1 + math.exp(5)) * gap == pytest.approx(1.1e-3, rel=0.02)
 
     def exact(delta):
-        run = 0.05, 100, 1, 2**24, 10, delta, "local", "balle"
-        return rec_accountant.exact_epsilon(*run).eps
+        run = rec_accountant.RecRun(100, 1, 2**24, 10, "local")
+        return rec_accountant.exact_epsilon(0.05, run, delta, "balle").eps
 
     paid = many.guarantee(delta=0.01, **run)
     assert not paid.premises and paid.delta == 0.01 and exact(0.01) < paid.eps
@@ -442,8 +442,8 @@ def test_what_the_choice_lacks_of_exact_is_paid_for_or_said_first():
     assert not short.theorem
     usual = 1000, 100**-1.1, 100, 10
     usual = rec.Rec(0.5, 1.0).guarantee(*usual, accountant="exact-balle")
-    bare = 0.5, 10_000, 100, 128, 1, 100**-1.1
-    bare = rec_accountant.exact_epsilon(*bare, conversion="balle").eps
+    run = rec_accountant.RecRun(10_000, 100, 128, 1)
+    bare = rec_accountant.exact_epsilon(0.5, run, 100**-1.1, "balle").eps
     assert not usual.premises and bare < usual.eps < bare * (1 + 1e-6)
 
 

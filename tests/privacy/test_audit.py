@@ -44,7 +44,7 @@ from dpcomm.mechanisms.topk import TopK
 from dpcomm.privacy import audit, hypothesis_tests, one_run
 from dpcomm.privacy.accounting import gaussian_delta, gaussian_guarantee
 from dpcomm.privacy.guarantee import Guarantee
-from dpcomm.privacy.rec_accountant import exact_epsilon
+from dpcomm.privacy.rec_accountant import RecRun, exact_epsilon
 from dpcomm.secagg import skellam_noise
 from dpcomm.training import federated, run_state
 from dpcomm.training import task as task_module
@@ -152,7 +152,7 @@ def test_one_message_of_rec_by_enumeration_keeps_its_claim(s):
         ("poisson-null", 2, ((p + q) / 2, q)),
     ):
         exact = max(audit.enumerated_eps(*pair, DELTA))
-        claim = exact_epsilon(s, 1, n_clients, 2, 1, DELTA, relation, "balle")
+        claim = exact_epsilon(s, RecRun(1, n_clients, 2, 1, relation), DELTA, "balle")
         assert 0 < exact <= claim.eps
 
 

@@ -33,6 +33,7 @@ from dpcomm.privacy.pairs import OnGrid, gaussian_pairs, upper_end
 from dpcomm.privacy.rec_accountant import (
     LARGEST_ORDER,
     SAMPLINGS_OF,
+    RecRun,
     _covering_gaussians,
     calibrate_clip,
     exact_epsilon,
@@ -59,7 +60,7 @@ from dpcomm.privacy.rec_pairs import (
     _upper_grid,
 )
 
-MNIST = dict(slots=10_000, n_clients=100, K=128, groups=8, delta=100**-1.1)
+MNIST = RecRun(slots=10_000, n_clients=100, K=128, groups=8)
 
 
 def log_ratio(s, v):
@@ -224,25 +225,27 @@ STATED = [
 def test_the_exact_accountant_is_inside_algorithm_7(
     task, stated, c, n, cohort, rounds, groups
 ):
-    run = dict(slots=rounds * cohort, n_clients=n, K=128, groups=groups, delta=n**-1.1)
-    balle = dict(run, conversion="balle")
-    classic, less = (exact_epsilon(c, **names).eps for names in (run, balle))
-    printed = theorem1_epsilon(c, run["slots"], n, 7 * groups, run["delta"]).eps
+    run, delta = RecRun(rounds * cohort, n, K=128, groups=groups), n**-1.1
+    classic, less = (exact_epsilon(c, run, delta, x).eps for x in ("classic", "balle"))
+    printed = theorem1_epsilon(c, run.slots, n, 7 * groups, delta).eps
     assert less < classic < 0.8 * printed
-    assert exact_epsilon(c, **run | {"slots": 1}, relation="local").eps > classic
-    larger = calibrate_clip(stated, **balle)
+    one = replace(run, slots=1, relation="local")
+    assert exact_epsilon(c, one, delta).eps > classic
+    larger = calibrate_clip(stated, run=run, delta=delta, conversion="balle")
     assert larger > 1.1 * c
-    assert stated * (1 - 1e-4) < exact_epsilon(larger, **balle).eps <= stated
+    assert (
+        stated * (1 - 1e-4) < exact_epsilon(larger, run, delta, "balle").eps <= stated
+    )
     # and it is finite for StackOverflow
-    assert exact_epsilon(1.227, 90_000, 342_477, 128, 6, 342_477**-1.1).eps < 1
+    assert exact_epsilon(1.227, RecRun(90_000, 342_477, 128, 6), 342_477**-1.1).eps < 1
 
 
 @pytest.mark.deep
 @tabled("relation", SAMPLINGS_OF)
 def test_calibration_inverts_every_accountant(relation):
-    release = MNIST | dict(relation=relation, conversion="balle", cohort=10)
-    if relation == "local":
-        release["slots"] = 1
+    slots = 1 if relation == "local" else 10_000
+    run = replace(MNIST, slots=slots, relation=relation, cohort=10)
+    release = dict(run=run, delta=100**-1.1, conversion="balle")
     c = calibrate_clip(2.0, **release)
     found, above = (exact_epsilon(x, **release).eps for x in (c, c * (1 + 1e-4)))
     assert found <= 2.0 < above
@@ -262,7 +265,7 @@ def needed_delta(eps: float, s: float, q: float, forward: bool) -> float:
 @tabled("c, n_clients", [(0.5, 1), (1.0, 1), (2.0, 1), (1.0, 5), (1.5, 20)])
 @tabled("conversion", ["classic", "balle"])
 def test_claimed_deltas_suffice_for_two_candidates(c, n_clients, conversion):
-    g = exact_epsilon(c, 1, n_clients, 2, 1, 1e-3, conversion=conversion)
+    g = exact_epsilon(c, RecRun(1, n_clients, 2, 1), 1e-3, conversion)
     needed = (needed_delta(g.eps, c, 1 / n_clients, way) for way in (True, False))
     assert max(needed) <= g.delta
 
@@ -278,7 +281,7 @@ def rises(eps, **change):
 
 def test_the_limit_of_many_candidates_is_the_gaussian_mechanism():
     ours, orders = (
-        exact_epsilon(0.3, 1, 1, 2**24, 1, 1e-4),
+        exact_epsilon(0.3, RecRun(1, 1, 2**24, 1), 1e-4),
         np.arange(2, LARGEST_ORDER + 1),
     )
     gaussian = gaussian_guarantee(1 / 0.3, 1e-4, orders=orders)
@@ -294,14 +297,14 @@ def test_the_mechanism_offers_each_guarantee(relation, sampling):
     names, delta = dict(sampling=sampling, relation=relation), 100**-1.1
     named = dict(names, accountant="exact-balle")
     found = REC.guarantee(**RUN_OF, delta=delta, **named)
-    run = 0.545, 1000 if sampling == "none" else 10_000, 100, 128, 8
-    rest = relation, "balle", 10, sampling
-    least, most = (exact_epsilon(*run, x * delta, *rest).eps for x in (1, 0.9))
+    slots = 1000 if sampling == "none" else 10_000
+    run = RecRun(slots, 100, 128, 8, relation, 10, sampling)
+    least, most = (exact_epsilon(0.545, run, x * delta, "balle").eps for x in (1, 0.9))
     assert least <= found.eps <= most
     assert (found.relation, found.sampling) == (relation, sampling)
     if relation in ("null-slot", "poisson-null"):
         found = REC.guarantee(**RUN_OF, delta=delta, **names, accountant="pld-exact")
-        bare = pld_epsilon(*run, delta, relation, 10)
+        bare = pld_epsilon(0.545, run, delta)
         assert found == replace(bare, rounds=1000, q=0.1, eps=found.eps)
         assert bare.eps <= found.eps < bare.eps * (1 + 1e-6)
 
@@ -318,8 +321,6 @@ def test_repeated_seeds_are_a_premise_where_they_are_likelier_than_delta():
 
 
 # ---- composed privacy losses against brute force
-
-RUN = dict(n_clients=100, K=128, delta=100**-1.1)
 
 
 def three_ratios(s, v):
@@ -372,7 +373,7 @@ BRUTE = [
 @pytest.mark.deep
 @tabled("K, s, n_clients, slots, delta", BRUTE)
 def test_the_bracket_holds_the_truth(K, s, n_clients, slots, delta):
-    low, high = pld_bracket(s, slots, n_clients, K, 1, delta)
+    low, high = pld_bracket(s, RecRun(slots, n_clients, K, 1), delta)
     truth = brute(K, s, n_clients, slots, delta)
     # 2e-5 is what the brute force's own grid leaves open
     assert low - 2e-5 <= truth <= high + 2e-5
@@ -403,7 +404,7 @@ def test_sixteen_slots_as_four_squarings():
 @pytest.mark.filterwarnings("error")
 def test_the_bracket_of_one_client_at_a_large_clip(c, K, delta, truth):
     "Both ends are finite and near each other, and no nan is met on the way."
-    low, high = pld_bracket(c, 1, 1, K, 1, delta)
+    low, high = pld_bracket(c, RecRun(1, 1, K, 1), delta)
     assert low <= high < low + 0.01
     if truth:
         assert low <= truth + 5e-3 and truth - 5e-3 <= high
@@ -446,10 +447,10 @@ def test_cells_of_a_ratio_have_its_moments(c, K):
     [(0.545, "null-slot", 1.24, 1.25), (0.87, "poisson-null", 12.46, 12.48)],
 )
 def test_the_bracket_at_mnist(c, relation, low, high):
-    run = dict(RUN, slots=10_000, groups=1, relation=relation, cohort=10)
-    found = pld_bracket(c, **run)
+    run, delta = RecRun(10_000, 100, 128, 1, relation, cohort=10), 100**-1.1
+    found = pld_bracket(c, run, delta)
     assert low < found[0] <= found[1] < high and found[1] < 1.001 * found[0]
-    assert found[1] < exact_epsilon(c, **run, conversion="balle").eps
+    assert found[1] < exact_epsilon(c, run, delta, "balle").eps
 
 
 LOSSES = [(1e-4, 1), (0.545, 1), (1.0, 8), (1.5, 1), (5.0, 8)]
@@ -459,8 +460,8 @@ LOSSES = [(1e-4, 1), (0.545, 1), (1.0, 8), (1.5, 1), (5.0, 8)]
 @tabled("c, groups", LOSSES)
 def test_composed_losses_never_exceed_the_renyi_value(c, groups):
     for slots in (1, 100_000):
-        run = dict(RUN, slots=slots, groups=groups)
-        ours, renyi = pld_epsilon(c, **run), exact_epsilon(c, **run, conversion="balle")
+        run, delta = RecRun(slots, 100, 128, groups), 100**-1.1
+        ours, renyi = pld_epsilon(c, run, delta), exact_epsilon(c, run, delta, "balle")
         assert 0 <= ours.eps <= renyi.eps and ours.accountant == "pld-exact"
 
 
@@ -518,9 +519,9 @@ def test_each_step_of_the_ladder_is_paid(monkeypatch):
 @tabled("c", [1e-3, 1e-6, 1e-9, 1e-150])
 def test_a_vanishing_clip_is_accounted(c):
     for groups in (1, 3):
-        found = exact_epsilon(c, 10, 10, 4, groups, 1e-2)
+        found = exact_epsilon(c, RecRun(10, 10, 4, groups), 1e-2)
         assert math.isfinite(found.eps) and found.eps < 0.05
-        assert pld_epsilon(c, 10, 10, 4, groups, 1e-2).eps <= found.eps
+        assert pld_epsilon(c, RecRun(10, 10, 4, groups), 1e-2).eps <= found.eps
 
 
 # ---- other clients in the slots, by enumeration
@@ -572,15 +573,11 @@ def covered(claims, P, Q):
 
 def claims_of(c, slots, n, K, **run):
     "By moments, by losses, and by losses where moments are better."
-    at, names, cohort = (
-        (c, slots, n, K, 1),
-        dict(run, relation="replace"),
-        run.get("cohort", 1),
-    )
-    two = c, K, cohort / n, slots // cohort
+    run = RecRun(slots, n, K, 1, "replace", **run)
+    two = c, K, run.cohort / n, slots // run.cohort
     return [
-        lambda delta: exact_epsilon(*at, delta, conversion="balle", **names).eps,
-        lambda delta: pld_epsilon(*at, delta, **names).eps,
+        lambda delta: exact_epsilon(c, run, delta, "balle").eps,
+        lambda delta: pld_epsilon(c, run, delta).eps,
         lambda delta: rec_accountant._two_updates_eps(*two, delta),
     ]
 
@@ -693,12 +690,13 @@ def test_epsilons_of_the_paper_with_other_clients_in_the_slots(
     c, n, cohort, rounds, groups, renyi, composed
 ):
     delta = n**-1.1
-    run = dict(slots=rounds * cohort, n_clients=n, K=128, groups=groups, delta=delta)
-    by_moments = exact_epsilon(c, **run, relation="replace", conversion="balle").eps
-    by_losses = pld_epsilon(c, **run, relation="replace")
+    alone = RecRun(rounds * cohort, n_clients=n, K=128, groups=groups)
+    run = replace(alone, relation="replace")
+    by_moments = exact_epsilon(c, run, delta, "balle").eps
+    by_losses = pld_epsilon(c, run, delta)
     assert by_moments == pytest.approx(renyi, rel=1e-3)
     assert by_losses.eps == pytest.approx(composed, rel=1e-3)
-    assert exact_epsilon(c, **run, conversion="balle").eps < by_losses.eps
+    assert exact_epsilon(c, alone, delta, "balle").eps < by_losses.eps
     names = (by_losses.relation, by_losses.sampling, by_losses.trust)
     assert names == ("replace", "replacement", "central")
     asked = dict(relation="replace", accountant="pld-exact")
@@ -713,11 +711,10 @@ def test_epsilons_of_the_paper_with_other_clients_in_the_slots(
 
 @tabled("accountant", [exact_epsilon, pld_epsilon])
 def test_more_of_anything_costs_more_among_other_clients(accountant):
-    base = dict(c=0.4, slots=200, n_clients=50, K=4, groups=2, delta=1e-3)
-    base |= dict(relation="replace")
+    base = RecRun(slots=200, n_clients=50, K=4, groups=2, relation="replace")
 
-    def eps(**change):
-        return accountant(**base | change).eps
+    def eps(c=0.4, delta=1e-3, **change):
+        return accountant(c, replace(base, **change), delta).eps
 
     more = dict(c=(0.3, 0.5), slots=(100, 400), n_clients=(100, 20), delta=(1e-2, 1e-4))
     assert not rises(eps, **more, relation=("null-slot", "local"))
@@ -734,28 +731,23 @@ def test_more_of_anything_costs_more_among_other_clients(accountant):
 
 def test_two_updates_seen_by_the_server_are_composed():
     "A hundred messages of one client."
-    run = dict(c=0.545, slots=100, n_clients=1, K=128, groups=8, delta=100**-1.1)
-    run |= dict(relation="local")
-    found, apart = pld_epsilon(**run), 1 / (2 * 0.545)
-    needs = lambda eps: gaussian_delta(apart, eps, 100) - run["delta"]  # noqa: E731
+    run, delta = RecRun(100, 1, K=128, groups=8, relation="local"), 100**-1.1
+    found, apart = pld_epsilon(0.545, run, delta), 1 / (2 * 0.545)
+    needs = lambda eps: gaussian_delta(apart, eps, 100) - delta  # noqa: E731
     gaussian = brentq(needs, 0, 200)
     assert gaussian < found.eps < 1.06 * gaussian and found.trust == "local"
-    assert found.eps < 0.75 * exact_epsilon(**run, conversion="balle").eps
+    assert found.eps < 0.75 * exact_epsilon(0.545, run, delta, "balle").eps
 
 
 # ---- refusals
 
 
 def exact(**change):
-    return lambda: exact_epsilon(**(MNIST | dict(c=1.0) | change))
+    return lambda: exact_epsilon(1.0, replace(MNIST, **change), 100**-1.1)
 
 
-def pld(**change):
-    return lambda: pld_epsilon(**(MNIST | dict(c=1.0) | change))
-
-
-def bracket(**change):
-    return lambda: pld_bracket(**(MNIST | dict(c=1.0) | change))
+def bracket(c=1.0, **change):
+    return lambda: pld_bracket(c, replace(MNIST, **change), 100**-1.1)
 
 
 def made(**change):
@@ -807,17 +799,18 @@ def test_what_is_not_derived_is_refused(call, message):
 @tabled("delta, most", [(1e-8, 0.96), (1e-10, 0.97)])
 def test_the_exact_law_reaches_small_deltas(delta, most):
     "A thousand rounds of ten: the losses are tighter than the moments, not as much as these."
-    run = 0.87, 10_000, 100, 128, 1, delta
-    assert pld_epsilon(*run).eps < most * exact_epsilon(*run, conversion="balle").eps
-    low, high = pld_bracket(*run[:5], 1e-4)
-    assert low <= high <= 1.01 * low and pld_epsilon(*run).eps > high
+    run = RecRun(10_000, 100, 128, 1)
+    found = pld_epsilon(0.87, run, delta).eps
+    assert found < most * exact_epsilon(0.87, run, delta, "balle").eps
+    low, high = pld_bracket(0.87, run, 1e-4)
+    assert low <= high <= 1.01 * low and found > high
 
 
 @tabled("groups, relation", [(8, "null-slot"), (1, "poisson-null")])
 def test_losses_of_a_slot_compose_to_the_run(groups, relation):
     cohort = 1 if relation == "null-slot" else 10
-    run = pld_epsilon(0.545, 2000, 100, 128, groups, 1e-6, relation, cohort)
-    slot = rec_losses(0.545, 128, groups, 100, cohort, relation)
+    messages = RecRun(2000, 100, 128, groups, relation, cohort)
+    run, slot = pld_epsilon(0.545, messages, 1e-6), rec_losses(0.545, messages)
     assert slot.q == cohort / 100 and slot.sampling == run.sampling
     found = compose([(slot, 2000 // cohort)], 1e-6)
     assert found.guarantee.accountant == "pld" and found.low <= run.eps
@@ -829,15 +822,16 @@ def test_losses_of_a_slot_compose_to_the_run(groups, relation):
 @tabled("c, relation", [(0.545, "replace"), (0.545, "local"), (6.0, "replace")])
 def test_losses_of_two_updates_are_no_less_than_the_truth(c, relation):
     "One slot: by the law of two candidates; the pair without a charge is Proposition G's."
-    slot = rec_losses(c, 2, 1, 4, 1, relation)
+    run = RecRun(slots=3, n_clients=4, K=2, groups=1, relation=relation)
+    slot = rec_losses(c, run)
     (pair,) = slot.pairs
     wide = gaussian_pairs(
         math.sqrt(2) * c, slot.q, relation, "fixed" if slot.q < 1 else "none", None
     )
     assert (pair,) == wide
     eps = compose([(slot, 3)], 1e-3).eps
-    assert eps >= compose([(rec_losses(c / 2, 2, 1, 4, 1, relation), 3)], 1e-3).eps
-    (near,) = rec_losses(0.545, 128, 1, 4, 1, relation).pairs
+    assert eps >= compose([(rec_losses(c / 2, run), 3)], 1e-3).eps
+    (near,) = rec_losses(0.545, replace(run, K=128)).pairs
     assert near.rest > 0 and near.pairs[0] != pair
 
 
@@ -877,5 +871,5 @@ def test_a_planted_error_is_caught(broken):
         wrong = dict(_ratio_cells=down, _upper_grid=grid)
     with patch.multiple(rec_pairs, **wrong):
         K, s, n_clients, slots, delta = case
-        found = pld_epsilon(s, slots, n_clients, K, 1, delta).eps
+        found = pld_epsilon(s, RecRun(slots, n_clients, K, 1), delta).eps
     assert found < brute(*case) - 2e-5

@@ -96,7 +96,8 @@ TABLE = mvu_table.two_symbols(1.0)
 SCORES = np.linspace(0, 1, 200)
 LAW = [0.6, 0.4], [0.4, 0.6]
 SMALL = dict(sigma=1.0, q=0.1, rounds=10, delta=1e-5)
-DPREC = dict(c=1.0, slots=20, n_clients=10, K=8, groups=1, delta=1e-5)
+DPREC = dict(slots=20, n_clients=10, K=8, groups=1, relation="poisson-null", cohort=2)
+OF_RUN = dict(c=1.0, run=rec_accountant.RecRun(**DPREC), delta=1e-5)
 SUM = dict(clip_norm=1.0, sigma=1.0, n_clients=10, tolerance=0.1)
 GOOD = {
     "flower.client": {"Apart": dict(n_clients=4)},
@@ -357,10 +358,9 @@ GOOD = {
         "theorem1_epsilon": dict(
             c=1.0, slots=20, n_clients=10, nbits=70, delta=1e-5, version="iclr"
         ),
-        "exact_epsilon": (
-            DPREC | dict(relation="poisson-null", conversion="balle", cohort=2)
-        ),
-        "pld_epsilon": DPREC | dict(relation="poisson-null", cohort=2),
+        "RecRun": DPREC,
+        "exact_epsilon": OF_RUN | dict(conversion="balle"),
+        "pld_epsilon": OF_RUN,
         "calibrate_clip": dict(
             eps=3.0,
             accountant=rec_accountant.theorem1_epsilon,
