@@ -15,13 +15,13 @@ from typing import Self
 
 from ..core.checks import check_between, check_number, check_size, nearest, shown
 from dpcomm.mechanisms.contract import (
-    Local,
     Maybe,
     Mechanism,
     Whole,
     check_range,
     mechanism_class,
 )
+from .families import Local
 from ..privacy.audit import Audit, audit_play
 from ..privacy.guarantee import RELATIONS, SAMPLINGS, TRUSTS, Guarantee
 from ..privacy.shuffling import Shuffled

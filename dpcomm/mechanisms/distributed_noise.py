@@ -25,7 +25,8 @@ from dpcomm.core.checks import (
 from ..core.random import normal, private_stream, row_streams
 from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
 from ..core.wire import Message, finite_floats
-from .contract import Maybe, Summed, Whole, smallest
+from .contract import Maybe, Whole
+from .families import Summed, smallest
 from dpcomm.privacy.accounting import (
     ACCOUNTANTS,
     INTEGER_ORDERS,

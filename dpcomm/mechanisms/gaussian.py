@@ -17,8 +17,9 @@ from ..core.random import normal, private_stream
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, finite_floats, header_bits
 from .central_noise import ServerNoise, exact_noise
-from .contract import Central, register
+from .contract import register
 from .distributed_noise import RING
+from .families import Central
 from ..privacy.hypothesis_tests import gaussian_curve
 
 # %% ../../nbs/baselines/gaussian.ipynb #ba8e7034

@@ -36,7 +36,8 @@ from dpcomm.core.wire import (
     pack_bits,
     unpack_bits,
 )
-from .contract import Mechanism, register, smallest
+from .contract import Mechanism, register
+from .families import smallest
 from .mvu import Table
 from .signsgd import log_cosh
 from dpcomm.privacy.accounting import (

@@ -29,7 +29,7 @@ from dpcomm.core.checks import (
 from ..core.random import private_stream
 from ..core.vectors import block_size, check_rows, check_vector, rotate, unrotate
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
-from .contract import Whole, smallest
+from .contract import Whole
 from dpcomm.mechanisms.distributed_noise import (
     CLAIMED,
     TIGHT,
@@ -40,6 +40,7 @@ from dpcomm.mechanisms.distributed_noise import (
     sampling_rate,
     shared_losses,
 )
+from .families import smallest
 from dpcomm.privacy.accounting import (
     calibrate,
     compose,

@@ -35,7 +35,8 @@ from dpcomm.core.vectors import (
     check_vector,
 )
 from ..core.wire import Bits, Message, header_bits
-from .contract import Local, Maybe, Whole, register
+from .contract import Maybe, Whole, register
+from .families import Local
 from ..privacy.hypothesis_tests import check_plays, listed_curve, repeated
 from ..secagg.discrete import exp_fixed
 

@@ -41,7 +41,8 @@ from dpcomm.core.wire import (
     pack_bits,
     unpack_bits,
 )
-from .contract import Local, Maybe, Whole, register
+from .contract import Maybe, Whole, register
+from .families import Local
 from ..privacy.hypothesis_tests import check_plays, listed_curve
 from ..secagg.discrete import symbols_by_inversion
 

@@ -17,7 +17,8 @@ from ..core.checks import check_choice, check_positive, check_reals, check_size
 from ..core.random import bernoulli, private_stream, row_streams
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, header_bits
-from .contract import Mechanism, register, smallest
+from .contract import Mechanism, register
+from .families import smallest
 from dpcomm.privacy.accounting import (
     ORDERS,
     check_everyone,

@@ -31,7 +31,8 @@ from dpcomm.core.vectors import (
     walsh_hadamard,
 )
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
-from .contract import COMPRESSES, Local, Whole, register
+from .contract import Whole, register
+from .families import COMPRESSES, Local
 from ..privacy.hypothesis_tests import check_plays, two_valued_curve
 from ..secagg.discrete import symbols_by_inversion
 

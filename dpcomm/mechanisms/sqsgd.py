@@ -33,7 +33,8 @@ from dpcomm.core.vectors import (
 )
 from ..core.wire import Bits, Message, header_bits
 from . import privquant
-from .contract import Local, Whole, register
+from .contract import Whole, register
+from .families import Local
 from ..privacy.hypothesis_tests import check_plays, two_valued_curve
 
 # %% ../../nbs/sqsgd/chapter.ipynb #2eacd1c5

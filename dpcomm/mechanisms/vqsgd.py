@@ -30,7 +30,8 @@ from dpcomm.core.wire import (
     pack_bits,
     unpack_bits,
 )
-from .contract import COMPRESSES, Local, Whole, register
+from .contract import Whole, register
+from .families import COMPRESSES, Local
 from .sqkr import keep_probability, kept
 from ..privacy.hypothesis_tests import check_plays, listed_curve, repeated
 

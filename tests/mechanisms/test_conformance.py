@@ -22,7 +22,7 @@ from tables import first_alone, tabled
 from dpcomm.core import wire
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.interop import conformance
-from dpcomm.mechanisms import contract, topk
+from dpcomm.mechanisms import contract, families, topk
 from dpcomm.privacy import audit, hypothesis_tests
 from dpcomm.privacy.guarantee import RELATIONS, Guarantee
 from dpcomm.secagg import session
@@ -50,7 +50,7 @@ def every(keep=lambda case: True):
 
 
 each = every()
-summed = every(lambda case: isinstance(case.make(3), contract.Summed))
+summed = every(lambda case: isinstance(case.make(3), families.Summed))
 SIZES = [1, 2, 7, 64]
 
 
@@ -580,8 +580,8 @@ def test_amplification_is_not_claimed_against_the_server(case):
 def test_who_adds_the_noise_is_the_family(case):
     "Summed: with shares and a ring; central: in aggregate, and the server is trusted."
     m = case.make(6)
-    assert m.summed == isinstance(m, contract.Summed) == hasattr(m, "n_clients")
-    if isinstance(m, contract.Central) and m.trust == "central":
+    assert m.summed == isinstance(m, families.Summed) == hasattr(m, "n_clients")
+    if isinstance(m, families.Central) and m.trust == "central":
         zero = torch.zeros(4, 6)
         noisy = m.aggregate(m.simulate(zero, seed_tree(0)), 4, seed_tree(1))
         assert noisy.any() and set(m.relations) == {"add-remove", "zero-out", "replace"}
@@ -705,7 +705,7 @@ def test_a_game_of_more_rounds_scores_more(case):
             assert here.shape == there.shape == (n,)
             gaps.append(here.mean() - there.mean())
             errors.append(math.hypot(here.std(), there.std()) * 4 / rounds)
-            if isinstance(mechanism, contract.Local) and attack == "likelihood":
+            if isinstance(mechanism, families.Local) and attack == "likelihood":
                 most = rounds * mechanism.message_epsilon() * (1 + 1e-9)
                 assert max(np.abs(here).max(), np.abs(there).max()) <= most
         assert gaps[1] > 2 * gaps[0], relation

@@ -20,7 +20,7 @@ from test_conformance import CASES, each, is_random, vector
 
 from dpcomm.core import random, wire
 from dpcomm.core.random import Insecure, seed_tree
-from dpcomm.mechanisms import contract
+from dpcomm.mechanisms import contract, families
 from dpcomm.mechanisms.distributed_noise import sampling_rate
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.rec import Rec
@@ -293,7 +293,7 @@ def test_a_sender_amplifies_nothing():
 def test_what_only_compresses_is_not_called_safe():
     for name, more in (("sqkr", {}), ("vqsgd", dict(eps=math.inf))):
         m = contract.mechanism(name, clip_norm=1.0, **more)
-        assert not m.relations and m.deployment_note == contract.COMPRESSES
+        assert not m.relations and m.deployment_note == families.COMPRESSES
         private = contract.mechanism(name, clip_norm=1.0, eps=1.0)
         assert private.relations and private.deployment_note.startswith(
             "safe to deploy"

@@ -16,13 +16,8 @@ from scipy.optimize import brentq
 from tables import tabled
 
 import dpcomm
-from dpcomm.mechanisms.contract import (
-    Local,
-    Mechanism,
-    mechanism,
-    mechanism_class,
-    registered,
-)
+from dpcomm.mechanisms.contract import Mechanism, mechanism, mechanism_class, registered
+from dpcomm.mechanisms.families import Local
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.privacy import pairs
 from dpcomm.privacy.accounting import gaussian_delta, gaussian_guarantee, rdp_gaussian
