@@ -15,6 +15,7 @@ import dpcomm
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
 from dpcomm.interop import flower as native
+from dpcomm.interop.flower_accountant import Accountant
 from dpcomm.training.floor import Floor
 
 pytestmark = [pytest.mark.flower, pytest.mark.deep]
@@ -342,7 +343,7 @@ def test_the_accountant_is_never_above_flowers_own_and_never_below_the_truth(nam
         relation = theirs.NeighboringRelation.REPLACE_ONE
     event = theirs.GaussianPrivacyEvent(1.5, 50, 5000)
     ours, flowers = (
-        kind(config(sampling, relation)) for kind in (native.Accountant, RdpAccountant)
+        kind(config(sampling, relation)) for kind in (Accountant, RdpAccountant)
     )
     for accountant, unit in ((ours, 1), (flowers, 2 if moves_twice else 1)):
         for z, size, count in ((1.5, 50, 60), (2.0, 40, 20)):
@@ -354,13 +355,13 @@ def test_the_accountant_is_never_above_flowers_own_and_never_below_the_truth(nam
     assert ours.get_privacy_spent().epsilon == mine
     delta = ours.get_delta(mine)
     assert 1e-6 * (1 - 1e-9) <= delta <= 1e-6 * 1.02
-    again = native.Accountant(ours.config)
+    again = Accountant(ours.config)
     again.load_state_dict(json.loads(json.dumps(ours.state_dict())))
     assert again.get_epsilon(1e-6) == mine
     assert ours.would_exceed(event, max_epsilon=mine) and not ours.would_exceed(
         event, 2 * mine
     )
-    other = native.Accountant(config(sampling, relation, max_epsilon=3.0))
+    other = Accountant(config(sampling, relation, max_epsilon=3.0))
     with pytest.raises(ValueError, match="match this accountant's"):
         other.load_state_dict(ours.state_dict())
     with pytest.raises(ValueError, match="use the same population in both"):
@@ -374,7 +375,7 @@ def test_flowers_private_strategy_stops_at_our_budget(digits):
         theirs.SamplingMethod.NO_AMPLIFICATION,
         theirs.NeighboringRelation.ADD_OR_REMOVE_ONE,
     )
-    accountant = native.Accountant(config(*settings, max_epsilon=6.0))
+    accountant = Accountant(config(*settings, max_epsilon=6.0))
     outer = strategies.DifferentialPrivacyServerSideFixedClipping
     strategy = outer(
         inner("FedAvg"),
