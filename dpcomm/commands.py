@@ -437,15 +437,13 @@ def data(args):
         print(images.fetch(name, args.root), flush=True)
 
 # %% ../nbs/reference/commands.ipynb #03fc60e8
-def audit_cases(name: str) -> list:  # of audit.Case, one a line of the table
+def audit_cases(name: str) -> list:  # of Case, one a line of the table
     "What is played of a mechanism: its own settings."
     from dpcomm.mechanisms import contract
-    from dpcomm.privacy import audit
+    from dpcomm.privacy.audit_cases import cases
 
     settings = contract.mechanism_class(name).audit_cases
-    return audit.cases(
-        [(contract.mechanism(name, **own), *rest) for own, *rest in settings]
-    )
+    return cases([(contract.mechanism(name, **own), *rest) for own, *rest in settings])
 
 # %% ../nbs/reference/commands.ipynb #3b8a5992
 LEGEND = (
@@ -521,13 +519,13 @@ def _setting(mechanism, accountant):
 # %% ../nbs/reference/commands.ipynb #df58cfac
 def _audit_row(case, claimed, found, judged, wrong):
     "One row of the audit's table."
-    from dpcomm.privacy import audit
+    from dpcomm.privacy.audit_cases import smallest_lie
 
     noise = (judged.caught * (1 - judged.caught) / (0.75 * judged.trials)) ** 0.5
     reached = judged.delta < 1 and judged.reached > judged.delta - 5 * noise
     lie = float("inf")
     if reached and not wrong and case.arguments.get("path") != "messages":
-        lie = audit.smallest_lie(
+        lie = smallest_lie(
             case.mechanism, case.relation, found.trials, judged.alarm, **case.arguments
         )
     played = " ".join(

@@ -20,7 +20,7 @@ from dpcomm.mechanisms import central_noise, contract, distributed_noise
 from dpcomm.mechanisms.distributed_noise import noisy_sum_guarantee
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.quantised import Quantised
-from dpcomm.privacy import accounting, audit, hypothesis_tests
+from dpcomm.privacy import accounting, audit, audit_cases, hypothesis_tests
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
 from dpcomm.secagg import ring
 
@@ -197,7 +197,7 @@ def test_a_privacy_loss_distribution_costs_what_the_normal_law_costs():
     "call, words",
     [
         (
-            lambda: audit.judge_messages(Gaussian(1.0, 1.0), 100, seed_tree(0)),
+            lambda: audit_cases.judge_messages(Gaussian(1.0, 1.0), 100, seed_tree(0)),
             "each of its messages must be private",
         ),
         (
@@ -235,25 +235,27 @@ def test_the_bits_refute_floats_and_leave_whole_numbers(make, relation, sigma):
 @tabled("exact", [True, False])
 def test_real_messages_are_looked_at_bit_by_bit(exact):
     m, rng = Gaussian(1.0, 1.0, local=True, exact=exact), seed_tree(0, "messages")
-    assert audit.message_relation(m) == "zero-out"
-    assert audit.message_relation(Gaussian(1.0, 1.0)) is None
-    assert audit.judge_messages(m, 1500, rng, ALARM).refuted == (not exact)
+    assert audit_cases.message_relation(m) == "zero-out"
+    assert audit_cases.message_relation(Gaussian(1.0, 1.0)) is None
+    assert audit_cases.judge_messages(m, 1500, rng, ALARM).refuted == (not exact)
 
 
 PRIVATE = {}
 for name in set(contract.registered()) - {"gaussian"}:
     for own, *_ in contract.mechanism_class(name).audit_cases:
-        if audit.message_relation(m := contract.mechanism(name, **own)):
+        if audit_cases.message_relation(m := contract.mechanism(name, **own)):
             PRIVATE.setdefault(name, m)
 
 
 @tabled("name, m", PRIVATE.items())
 def test_the_messages_of_every_other_mechanism_stand(name, m):
-    assert not audit.judge_messages(m, 300, seed_tree(0, "stands", name), ALARM).refuted
-    scores = audit.message_scores(m, True, 20, seed_tree(1))
+    assert not audit_cases.judge_messages(
+        m, 300, seed_tree(0, "stands", name), ALARM
+    ).refuted
+    scores = audit_cases.message_scores(m, True, 20, seed_tree(1))
     assert set(scores) == {"bits", "sum", "size"} and len(PRIVATE) == 9
     assert all(x.shape == (20,) and np.isfinite(x).all() for x in scores.values())
-    eps, delta = audit.message_claims(m)
+    eps, delta = audit_cases.message_claims(m)
     assert eps.shape == delta.shape and (delta <= 1).all()
 
 

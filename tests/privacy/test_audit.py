@@ -41,7 +41,7 @@ from dpcomm.mechanisms.imvu import Imvu
 from dpcomm.mechanisms.rec import Rec
 from dpcomm.mechanisms.signsgd import SignSgd
 from dpcomm.mechanisms.topk import TopK
-from dpcomm.privacy import audit, hypothesis_tests, one_run
+from dpcomm.privacy import audit, audit_cases, hypothesis_tests, one_run
 from dpcomm.privacy.accounting import gaussian_delta, gaussian_guarantee
 from dpcomm.privacy.guarantee import Guarantee
 from dpcomm.privacy.rec_accountant import RecRun, exact_epsilon
@@ -530,7 +530,7 @@ def test_a_quarter_too_little_noise_is_caught_at_a_million_plays(
     "By the laws of both: for every mechanism and relation with a curve that its game reaches."
     if not blind(mechanism, relation, arguments):
         few, many = (
-            audit.smallest_lie(mechanism, relation, n, **arguments)
+            audit_cases.smallest_lie(mechanism, relation, n, **arguments)
             for n in (100, 10**6)
         )
         assert many <= 1.25 and few > many
@@ -542,7 +542,7 @@ def test_the_power_of_an_audit_is_that_of_its_law():
 
     def seen(mu, n):
         law = functools.partial(hypothesis_tests.gaussian_curve, mu)
-        return audit.detection_pvalue(law, delta, n)
+        return audit_cases.detection_pvalue(law, delta, n)
 
     assert seen(1.0, 10**6) == 1
     assert seen(1.5, 10**5) < seen(1.1, 10**5) < ALARM < seen(1.1, 1000)
@@ -558,7 +558,7 @@ def test_a_lie_of_the_size_that_is_said_to_be_seen_is_seen(
     0.9, so that fewer do once in 1.4 million times; where the probability is 0.1 in truth,
     fewer do four times in five.
     """
-    lie = audit.smallest_lie(mechanism, relation, 10_000, **arguments)
+    lie = audit_cases.smallest_lie(mechanism, relation, 10_000, **arguments)
     byte = mechanism.name in ("rec", "pm", "mvu") and "path" in arguments
     if blind(mechanism, relation, arguments) or lie == math.inf or byte:
         return

@@ -16,7 +16,7 @@ from dpcomm import Deployment
 from dpcomm.core.random import seed_tree
 from dpcomm.experiments.choosing import choose
 from dpcomm.mechanisms.contract import mechanism
-from dpcomm.privacy import audit, shuffling
+from dpcomm.privacy import audit_cases, shuffling
 from dpcomm.privacy.guarantee import Guarantee
 from dpcomm.privacy.losses import compose, gaussian_losses
 from dpcomm.privacy.shuffling import (
@@ -239,7 +239,7 @@ def test_refusals_name_what_is_wrong(made, says):
 
 def audited(name, n, plays=30_000):
     m = mechanism(name, **dict(clip_norm=1.0, eps=2.0) | PURE[name])
-    return audit.Case(Shuffled(m, n), "local", {}, plays).run(plays, 1e-2, seed=3)
+    return audit_cases.Case(Shuffled(m, n), "local", {}, plays).run(plays, 1e-2, seed=3)
 
 
 @pytest.mark.parametrize(
