@@ -28,7 +28,6 @@ from ..training.federated_round import train_cohort
 from ..training.task import Config, Task
 
 # %% ../../nbs/experiments/frontier.ipynb #fron0013
-PAPER = "across"  # belongs to no single one
 DELTA = 1e-5
 ALPHA = 1.0  # of the Dirichlet law of a client's labels
 

@@ -18,7 +18,6 @@ from ..mechanisms.contract import Mechanism, registered
 from ..mechanisms.deployments import Deployment
 
 # %% ../../nbs/experiments/mean_estimation.ipynb #me360023
-PAPER = "across"  # belongs to no single one
 EPS, DELTA = 4.0, 1e-6
 NARROW = ("compressive", "ddgauss", "quantised", "skellam", "sqsgd", "topk")
 

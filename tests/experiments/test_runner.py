@@ -310,7 +310,6 @@ TOY_MODULE = """
 import json, os, time
 from dpcomm.experiments.run.grids import Run
 
-PAPER = "dprec"
 BITS = dict(payload=8, header=0, shared_randomness=0, total=8, per_param=8.0)
 
 def settings(scale):
@@ -385,7 +384,7 @@ def test_list_names_the_experiment_and_what_it_needs(toy):
     done = dpcomm("list", root=toy, cwd=toy)
     assert done.returncode == 0, done.stderr
     (row,) = [line for line in done.stdout.splitlines() if "toy-run" in line]
-    assert row.split()[:3] == ["toy-run", "dprec", "1"] and "bundled" in row
+    assert row.split()[:3] == ["toy-run", "across", "1"] and "bundled" in row
     assert row.rstrip().endswith("0/1")
 
 

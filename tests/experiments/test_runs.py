@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -32,12 +32,11 @@ class Made:
         self.runs = {s: (*self.own(s), *more) for s in validation.SCALES}
         module = types.SimpleNamespace(
             __name__="dpcomm.experiments.run.runs",
-            PAPER="dprec",
             settings=lambda scale: {},
             grid=lambda scale: self.runs[scale],
             play=self.play,
         )
-        self.experiment = grids.Experiment("made-up", module)
+        self.experiment = grids.Experiment("made-up", module, "dprec")
 
     @staticmethod
     def own(scale):
@@ -223,7 +222,7 @@ def test_a_run_may_need_another_seed_and_another_experiment(monkeypatch, tmp_pat
     needs = ("rec", "rec@0", "other-one/fedavg@1")
     made = Made(Run("far", "from afar", "full", ("ours.far",), needs, (1,)))
     other = Made()
-    other.experiment = grids.Experiment("other-one", other.experiment.module)
+    other.experiment = replace(other.experiment, name="other-one")
     known = {"made-up": made.experiment, "other-one": other.experiment}
     for module in (grids, runs):
         monkeypatch.setattr(module, "find", lambda name: known[name])

@@ -16,8 +16,6 @@ from dpcomm.experiments.run.runs import difference
 from dpcomm.mechanisms.rec import Rec
 from dpcomm.training import models
 
-PAPER = "dprec"
-
 # %% ../../../nbs/dprec/ablations.ipynb #0ceab717
 def settings(scale: str) -> dict:
     "The other page's, with the rounds of Figure 2 and Section 4.1, and of Table 3."

@@ -15,7 +15,7 @@ from ..run.grids import Run
 from ..run.runs import difference
 
 # %% ../../../nbs/dprec/by_writer.ipynb #e96f16c1
-PAPER = "dprec"
+#| exporti
 
 # %% ../../../nbs/dprec/by_writer.ipynb #29eb6a9b
 def settings(scale: str) -> dict:

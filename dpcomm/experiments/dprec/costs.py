@@ -27,15 +27,13 @@ from dpcomm.experiments.dprec.table_cells import (
 )
 from dpcomm.experiments.run.grids import Run
 
-PAPER = "dprec"
-
 # %% ../../../nbs/dprec/costs.ipynb #44b60dc4
 def settings(scale: str) -> dict:
     "Protocols whose bytes the printed gigabytes count."
     return protocols()
 
 # %% ../../../nbs/dprec/costs.ipynb #00f22565
-ROWS = tuple(c.key[:-4] for c in paper_tables.cells(PAPER) if c.table == "c2")
+ROWS = tuple(c.key[:-4] for c in paper_tables.cells("dprec") if c.table == "c2")
 
 
 def own_key(
@@ -76,7 +74,7 @@ def counted(run: Run, seed: int) -> dict:
         uplink_bits=ledger.uplink_bits, downlink_bits=ledger.downlink_bits
     )
     if "local" not in run.key:
-        printed = paper_tables.cell(PAPER, f"{name}.comm").value
+        printed = paper_tables.cell("dprec", f"{name}.comm").value
         found["final"] = {"mse": float((gib(name, seed) - printed) ** 2)} | found[
             "final"
         ]

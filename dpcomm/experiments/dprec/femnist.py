@@ -29,7 +29,7 @@ from ..run.grids import Run
 from ..run.runs import source_of
 
 # %% ../../../nbs/dprec/femnist.ipynb #463f89b3
-PAPER = "dprec"
+#| exporti
 
 # %% ../../../nbs/dprec/femnist.ipynb #5736c565
 def settings(scale: str) -> dict:

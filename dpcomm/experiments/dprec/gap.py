@@ -17,8 +17,6 @@ from dpcomm.experiments.dprec.tight import settings
 from dpcomm.experiments.run.grids import Run
 from dpcomm.training import models
 
-PAPER = "dprec"
-
 # %% ../../../nbs/dprec/gap.ipynb #9ap00018
 FACTORS = {
     "base": "as in the MNIST experiment",

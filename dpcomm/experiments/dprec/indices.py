@@ -28,7 +28,6 @@ from ...mechanisms.rec import Rec
 from ...training import models
 
 # %% ../../../nbs/dprec/indices.ipynb #afdc4e3f
-PAPER = "dprec"
 stated = partial(configurations.stated, task="femnist")
 
 # %% ../../../nbs/dprec/indices.ipynb #94710c84

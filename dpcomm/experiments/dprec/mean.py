@@ -28,7 +28,6 @@ from ...mechanisms import sqkr
 from ...mechanisms.contract import mechanism
 
 # %% ../../../nbs/dprec/mean.ipynb #7315ae9f
-PAPER = "dprec"
 INFERRED = {"std": "rec.std", "shrink": "sqkr.shrink", "support": "sqkr.support"}
 stated = partial(configurations.stated, task="mean")
 

@@ -15,8 +15,6 @@ from dpcomm.experiments.run.runs import from_training, source_of
 from dpcomm.training import models
 from dpcomm.training.federated import Config, Task, simulate
 
-PAPER = "dprec"
-
 # %% ../../../nbs/dprec/mnist.ipynb #238fc533
 def settings(scale: str) -> dict:
     "Settings common to all runs of a scale. [dprec App. C.2]"

@@ -23,8 +23,6 @@ from dpcomm.training import models
 from dpcomm.training.federated import Task, simulate
 from dpcomm.training.federated_round import train_cohort
 
-PAPER = "dprec"
-
 # %% ../../../nbs/dprec/quantised.ipynb #34d971ae
 def settings(scale: str) -> dict:
     "The MNIST experiment's, with the network that the text names. [dprec App. D.3]"

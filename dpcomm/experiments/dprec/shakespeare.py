@@ -18,7 +18,6 @@ from ...training import models
 from ...training.lstm import CharLSTM, score
 
 # %% ../../../nbs/dprec/shakespeare.ipynb #8db689d4
-PAPER = "dprec"
 stated = partial(configurations.stated, task="shakespeare")
 
 # %% ../../../nbs/dprec/shakespeare.ipynb #d478ecd0

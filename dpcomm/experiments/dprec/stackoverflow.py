@@ -19,7 +19,6 @@ from ..run.runs import source_of
 from ...training.tag_prediction import TagRegression, recall
 
 # %% ../../../nbs/dprec/stackoverflow.ipynb #f0eeecea
-PAPER = "dprec"
 stated = partial(configurations.stated, task="solr")
 
 # %% ../../../nbs/dprec/stackoverflow.ipynb #566b9ee3

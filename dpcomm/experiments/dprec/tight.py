@@ -17,8 +17,6 @@ from dpcomm.experiments.run.grids import Run
 from dpcomm.privacy.accounting import INTEGER_ORDERS
 from dpcomm.training import models
 
-PAPER = "dprec"
-
 # %% ../../../nbs/dprec/tight.ipynb #d86b8f2a
 def settings(scale: str) -> dict:
     "The MNIST experiment's, with the network that the text names. [dprec App. C.2]"

@@ -15,8 +15,6 @@ from dpcomm.experiments.fltop.closed_forms import (
 )
 from dpcomm.experiments.run.grids import Run
 
-PAPER = "fltop"
-
 # %% ../../../nbs/fltop/costs.ipynb #4187d68e
 def settings(scale: str) -> dict:
     "The paper's settings, the same at every scale. [fltop Table 5]"

@@ -24,7 +24,6 @@ from dpcomm.experiments.fltop.scheme_grid import (
 )
 from dpcomm.experiments.run.grids import Run
 
-PAPER = "fltop"
 OTHERS = ("FL-TOP-BIS", "FL-BAS-3", "FL-BAS-2", "FL-BAS-4")
 stated = partial(scheme_grid.stated, "fmnist")
 

@@ -23,7 +23,6 @@ from dpcomm.experiments.fltop.scheme_grid import (
 from dpcomm.experiments.run.grids import Run
 from dpcomm.training import tabular
 
-PAPER = "fltop"
 RATIOS = (0.1, 1.0, 10.0, 0.5, 5.0, 0.05, 0.01)
 OTHERS = ("FL-TOP-BIS", "FL-BAS-2", "FL-BAS-3", "FL-BAS-4")
 

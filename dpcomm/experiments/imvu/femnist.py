@@ -10,8 +10,6 @@ from dpcomm.experiments.imvu import held_out
 from dpcomm.experiments.imvu.held_out import Sweep
 from dpcomm.experiments.run.grids import Run
 
-PAPER = "imvu"
-
 # %% ../../../nbs/imvu/femnist.ipynb #34b7acea
 def settings(scale: str) -> Sweep:
     "Settings common to all runs of a scale. [imvu Sec. 4.2, App. C]"

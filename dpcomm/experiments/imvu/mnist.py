@@ -10,8 +10,6 @@ from dpcomm.experiments.imvu import noise_scales
 from dpcomm.experiments.imvu.noise_scales import Sweep
 from dpcomm.experiments.run.grids import Run
 
-PAPER = "imvu"
-
 # %% ../../../nbs/imvu/mnist.ipynb #90a9b2ce
 def settings(scale: str) -> Sweep:
     "Settings common to all runs of a scale. [imvu Sec. 4.1]"

@@ -59,21 +59,18 @@ class Experiment:
     """A notebook's claim, as far as a program needs it.
 
     name: as 'dprec-mnist'.
-    module: with PAPER, settings, grid and play.
+    module: with settings, grid and play.
+    paper: id of the paper that it repeats, or 'across'.
     """
 
     name: str
     module: ModuleType | SimpleNamespace
+    paper: str = paper_tables.ACROSS
 
     @property
     def stem(self) -> str:
         "First part of the names of its files."
         return self.name.replace("-", "_")
-
-    @property
-    def paper(self) -> str:
-        "Id of the paper it repeats, or 'across'."
-        return self.module.PAPER
 
     @property
     def code(self) -> str:
@@ -120,7 +117,7 @@ def find(name: str | Experiment) -> Experiment:
     runner.check_name("experiment", name, runner.experiments())
     place = paper_tables.place(name.replace("-", "_")).removeprefix("experiments/")
     module = importlib.import_module(f"dpcomm.experiments.{place.replace('/', '.')}")
-    return Experiment(name, module)
+    return Experiment(name, module, place.rpartition("/")[0] or paper_tables.ACROSS)
 
 # %% ../../../nbs/run/grids.ipynb #78243cac
 def find_run(experiment: Experiment, scale: str, key: str) -> Run:
@@ -281,7 +278,7 @@ def own(name: str, grid, play, table=None) -> Experiment:
     paper = paper_tables.add(table) if table else paper_tables.ACROSS
     code = own_code(grid, play)
     more = dict(code=code, table=table and Path(table).resolve())
-    return Experiment(name, SimpleNamespace(PAPER=paper, grid=grid, play=play, **more))
+    return Experiment(name, SimpleNamespace(grid=grid, play=play, **more), paper)
 
 # %% ../../../nbs/run/grids.ipynb #r0idx02
 def _sources(experiment):
@@ -357,7 +354,7 @@ def _from_index(name):
             yield Run(**dict(scale=scale) | row)
 
     more = dict(gpu=found["gpu"], grid=grid)
-    return Experiment(name, SimpleNamespace(PAPER=found["paper"], **more))
+    return Experiment(name, SimpleNamespace(**more), found["paper"])
 
 # %% ../../../nbs/run/grids.ipynb #f077465e
 def planned(

@@ -10,8 +10,6 @@ from dpcomm.experiments.run.grids import Run
 from dpcomm.experiments.sqsgd import fedsgd
 from dpcomm.experiments.sqsgd.fedsgd import Comparison
 
-PAPER = "sqsgd"
-
 # %% ../../../nbs/sqsgd/emnist.ipynb #26bef439
 QUICK = ("sqsgd.eps400", "pm.eps400", "vqsgd.eps400")
 

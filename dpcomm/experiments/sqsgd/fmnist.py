@@ -10,8 +10,6 @@ from dpcomm.experiments.run.grids import Run
 from dpcomm.experiments.sqsgd import fedsgd
 from dpcomm.experiments.sqsgd.fedsgd import Comparison
 
-PAPER = "sqsgd"
-
 # %% ../../../nbs/sqsgd/fmnist.ipynb #6743384a
 QUICK = ("sqsgd.eps2000", "pm.eps2000", "vqsgd.eps2000")
 

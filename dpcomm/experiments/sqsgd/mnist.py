@@ -12,8 +12,6 @@ from dpcomm.experiments.sqsgd import fedsgd
 from dpcomm.experiments.sqsgd.fedsgd import Comparison
 from dpcomm.training import models
 
-PAPER = "sqsgd"
-
 # %% ../../../nbs/sqsgd/mnist.ipynb #bcd7b3c7
 QUICK = ("sqsgd.eps400", "pm.eps400", "vqsgd.eps400", "residuals.pm.eps400")
 SMOKE = (*QUICK, "fig1.K2", "projected.eps400", "memoryless.eps400", "plain")
