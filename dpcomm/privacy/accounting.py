@@ -349,7 +349,7 @@ def _pld_eps(sigma, delta, q, rounds, relation, hidden):
 UNBOUNDED = {  # sampling or relation -> what this page has no bound for
     "fixed": (
         "an amplification bound in this function for cohorts of a fixed size:"
-        " `fixed_size_epsilon` of the page fltop_privacy has one; or use"
+        " `fixed_size_accountant.fixed_size_epsilon` has one; or use"
         " sampling='poisson' or 'none'"
     ),
     "null": (

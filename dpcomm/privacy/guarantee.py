@@ -137,14 +137,12 @@ class Guarantee:
 
 # %% ../../nbs/foundations/guarantee.ipynb #c0b1f0a1
 GAUSS, SHUFFLE = "Balle & Wang 2018, Thm. 8", "Mironov, Talwar & Zhang 2019, Thm. 5"
-FIXED = "page fltop_privacy, Thms. seat and replace"
-MIXTURE = "page dprec_theorem, Thm. mixture"
-HIDDEN = (
-    "page dprec_theorem, Thms. replaced and hidden-slot; page losses, Prop. replacement"
-)
-SWAPPED = "Balle, Barthe & Gaboardi 2018, Thm. 2; page losses, eq. swap"
-AGAIN = "page losses, Prop. replacement"
-SEEN = "page losses: the part that is played is seen"
+FIXED = "page fltop/privacy, Props. B and C"
+MIXTURE = "page dprec/theorem, Prop. H"
+HIDDEN = "page dprec/theorem, Props. L and N; page pairs, Prop. replacement"
+SWAPPED = "Balle, Barthe & Gaboardi 2018, Thm. 2; page pairs, eq. swap"
+AGAIN = "page pairs, Prop. replacement"
+SEEN = "page pairs: a mixture whose part is seen"
 CLONES = "page shuffling, Prop. clones"
 _EVERY = ("add-remove", "zero-out", "replace", "local")
 _STAYS = _EVERY[1:]  # where a client that leaves takes its noise along, or is seen
@@ -215,7 +213,7 @@ def _check_premises(premises):
     if not isinstance(premises, Mapping):
         raise ValueError(
             f"premises is {shown(premises)}; it must be a dict: pass"
-            " premises={'sampling': 'as if ...'}with a key of PREMISES"
+            " premises={'sampling': 'as if ...'} with a key of PREMISES"
         )
     for name, sentence in premises.items():
         check_choice("premises", name, PREMISES)

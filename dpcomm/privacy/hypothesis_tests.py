@@ -112,7 +112,7 @@ def repeated(p, q, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #6ee8f7fe
 def two_valued_curve(often: float, spent: float, eps) -> np.ndarray:
-    """Above every curve of outputs with one of two likelihoods. [page Games, Thm. two]
+    """Above every curve of outputs with one of two likelihoods. [this page, Prop. A]
 
     often: probability h of the likely outputs, in (0, 1].
     spent: log-ratio s of the two likelihoods, >= 0.
@@ -192,7 +192,11 @@ def fewer_game(share, present: bool, count: int) -> dict:
     return {"length": np.square(np.asarray(total, float)).sum(1)}
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #58f1aab4
-NOISE = {"sigma": -1, "std": -1, "eps": 1}  # field -> power of the factor in a lie
+NOISE = {
+    "sigma": -1,
+    "std": -1,
+    "eps": 1,
+}  # field -> power of the factor in a violation
 
 
 def less_noise(mechanism, factor: float):

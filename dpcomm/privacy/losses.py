@@ -88,7 +88,7 @@ def gaussian_losses(
     trust: str = "central",
     **about,
 ) -> Losses:
-    """A Gaussian sum. [Zhu, Dong & Wang 2022, Thm. 11; page fltop_privacy, Props. B and C]
+    """A Gaussian sum. [Zhu, Dong & Wang 2022, Thm. 11; page fltop/privacy, Props. B and C]
 
     sigma: noise std of the sum / clip, in [1e-2, 1e12].
     q: chance to take part, in (0, 1]; 1 without sampling.
@@ -303,7 +303,7 @@ def _by_renyi(releases, delta, about, why):
 
 
 def compose(releases, delta: float) -> Bracket:
-    """Compose different releases into one guarantee. [page pairs, Props. 1 to 3]
+    """Compose different releases into one guarantee. [page pairs, Props. up, down and circle]
 
     releases: list of (Losses, rounds), the number of releases of each, >= 1.
     delta: delta of the whole list, in [1e-100, 1).

@@ -79,7 +79,7 @@ class _Swapped:
 # %% ../../nbs/foundations/pairs.ipynb #3ebe6b3b
 @dataclass(frozen=True)
 class _TwoSided:
-    "The curve of a pair at eps >= 0, continued by symmetry. [page fltop_privacy, Prop. C]"
+    "The curve of a pair at eps >= 0, continued by symmetry. [page fltop/privacy, Prop. C]"
 
     pair: _Sampled
     top = math.inf
@@ -96,7 +96,7 @@ class _TwoSided:
 # %% ../../nbs/foundations/pairs.ipynb #wn000302
 @dataclass(frozen=True)
 class Seen:
-    "One of several pairs, and which is seen; None tells nothing. [this page, Prop. 5]"
+    "One of several pairs, and which is seen; None tells nothing. [this page, Prop. replacement]"
 
     pairs: tuple
     weights: tuple  # of each
@@ -205,7 +205,7 @@ def _cells(above, below):
 
 
 def _rounded_up(pair, y):
-    "P-masses at the points y, and at infinity. [this page, Prop. 1]"
+    "P-masses at the points y, and at infinity. [this page, Prop. up]"
     p_above, q_above, p_below, q_below = pair.tails(y)
     tail, part = _cells(p_above, p_below)
     mass = np.exp(tail) * (part + _slack(pair, tail))
@@ -283,7 +283,7 @@ def _outer_end(pair, y, ends, side):
 
 
 def _rounded_down(pair, y):
-    "P-masses at the points y. [this page, Prop. 2]"
+    "P-masses at the points y. [this page, Prop. down]"
     used, ends = _cells_of(pair, y)
     p_above, q_above, p_below, q_below = pair.tails(ends)
     tail, part = _cells(p_above, p_below)
@@ -448,7 +448,7 @@ def _grid(plan, theta, std, low, high, tolerance=TOLERANCE):
 
 
 def _composed(laws, theta, step, size, first):
-    "Tilted distribution of the sum from point first on, log of its scale, errors. [Prop. 3]"
+    "Tilted distribution of the sum from point first on, log of its scale, errors. [Prop. circle]"
     log_z, log_most, share, scale, relative = 0.0, 0.0, 0.0, 0.0, 0.0
     rate = 5 * UNIT * math.log2(size)
     for k, mass, rounds in laws:
@@ -553,14 +553,14 @@ def _view(plan, theta, tolerance=TOLERANCE):
 
 
 def upper_end(parts: list, delta: float) -> float:
-    "The upper end of `both_ends`, at one tilt; inf where none is found. [Props. 1 and 3]"
+    "The upper end of `both_ends`, at one tilt; inf where none is found. [Props. up, circle]"
     plan = _Plan(parts, delta)
     tolerance = TOLERANCE if plan.eps < LARGE else CLOSE / 4
     return _one_end(plan, _view(plan, plan.theta, tolerance), True)
 
 
 def both_ends(parts: list, delta: float) -> tuple:
-    "Both ends of epsilon of (pair, rounds) in one direction. [this page, Props. 1 to 3]"
+    "Both ends of epsilon of (pair, rounds) in one direction. [Props. up, down, circle]"
     plan = _Plan(parts, delta)
     low, high = 0.0, sum(r * pair.top for pair, r in parts)
     theta = plan.theta
@@ -591,7 +591,7 @@ def _often(q, draws):
 def gaussian_pairs(
     mu: float, q: float, relation: str, sampling: str, draws: int
 ) -> tuple:
-    """Pairs of a noisy sum whose cohort nobody sees. [this page; page fltop_privacy]
+    """Pairs of a noisy sum whose cohort nobody sees. [this page; page fltop/privacy]
 
     mu: one clip over the noise's std. draws: places of a cohort drawn with replacement,
     or None. Returns one pair a direction, or one for both.
