@@ -207,7 +207,7 @@ class Client:
         if counter is None and seed is None:
             raise ValueError(
                 "counter is missing; without it a state could be restored twice: pass"
-                " state.Counter(folder), with the folder next to the key"
+                " client_state.Counter(folder), with the folder next to the key"
             )
         me, known = unpack_state(setup, None, state)
         client = cls(setup, me, identity, directory, seed=seed, counter=counter)

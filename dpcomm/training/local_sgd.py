@@ -321,7 +321,7 @@ def local_trainer(
     loss=None,
     compiled: bool | None = False,
 ) -> tuple:
-    """The model's own trainer, or one of the engines. [dpcomm house style]
+    """The model's own trainer, or one of the engines.
 
     Raises ValueError for a precision or compilation that the engine does not know.
 
