@@ -67,9 +67,9 @@ def look(mech: str) -> Look:
     if mech in MECH:
         return MECH[mech]
     raise ValueError(
-        f"mech is {shown(mech)}, which is not in plots.MECH; did you mean"
+        f"mech is {shown(mech)}, which is not in figures.MECH; did you mean"
         f" {shown(nearest(mech, MECH))}? For a new mechanism add"
-        f' "{mech}": Look(colour, marker, label) to MECH on nbs/reference/plots.ipynb,'
+        f' "{mech}": Look(colour, marker, label) to MECH on nbs/evidence/figures.ipynb,'
         " with a colour and a marker that no other mechanism uses"
     )
 

@@ -165,7 +165,7 @@ class ServerNoise(Central):
         sampling: str = "none",
         unit: str = "client",
     ) -> Losses:
-        """Privacy losses of one sum. [page losses; page whole_noise, Prop. 1]
+        """Privacy losses of one sum. [page foundations/losses; page whole_noise, Prop. 1]
 
         q: chance to take part; 1 without sampling.
         sampling: none | poisson | fixed.

@@ -187,7 +187,7 @@ def _two_only(mechanism):
     if len(mechanism.table.alphabet) == 2:
         return mechanism.table
     raise ValueError(
-        f"n_outputs is {mechanism.n_outputs}; step and tilt are defined for two"
+        f"n_outputs is {mechanism.n_outputs}; step and mean_sign need two"
         " symbols: use n_outputs = 2, or simulate"
     )
 

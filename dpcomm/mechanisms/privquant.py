@@ -109,7 +109,7 @@ def tails(d: int, levels: int) -> Tails:
 
 
 def _log_counts(d, levels):
-    "Logarithm of how many sheets of d entries agree with one in 0..d places."
+    "Logarithm of how many vectors of d levels agree with one in 0..d places."
     fact = gammaln(np.arange(d + 1) + 1.0)
     ways = fact[-1] - fact - fact[::-1]
     return ways + np.arange(d, -1.0, -1) * math.log(levels - 1)

@@ -216,7 +216,7 @@ ONE = figures.series("rec", [1, 2], [3.0, 4.0])
         (lambda: figures.look("rek"), "did you mean 'rec'"),
         (
             lambda: figures.look("laplace"),
-            '"laplace": Look.* to MECH on nbs/reference/plots',
+            '"laplace": Look.* to MECH on nbs/evidence/figures',
         ),
         (lambda: figures.series("rec", [1, 2, 3], [1.0, 2.0]), r"\(n_seeds, 3\)"),
         (lambda: figures.series("rec", [1, 2], [1.0, np.inf]), "nan or inf"),
