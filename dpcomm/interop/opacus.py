@@ -59,7 +59,7 @@ def _composed(history, delta, accountant, fields):
 
 
 def _listed(history, delta, accountant, fields):
-    "The guarantee of parts with different settings, by their losses. [page losses]"
+    "Guarantee of parts with different settings, by losses. [page foundations/losses]"
     about = {name: fields[name] for name in ("unit", "note", "premises")}
     parts = []
     for sigma, q, steps in history:

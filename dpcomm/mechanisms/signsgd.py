@@ -204,7 +204,7 @@ class SignSgd(SignCodec):
         )
 
     def losses(self, relation: str = "zero-out", unit: str = "client") -> Losses:
-        """Privacy losses of one message, at most those of the values before the sign. [page foundations/losses]
+        """Losses of one message, at most those before its sign. [page foundations/losses]
 
         unit: whose vector is clipped: 'client' or 'example'.
         """
