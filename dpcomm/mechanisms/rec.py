@@ -420,7 +420,7 @@ def _fitting_relation(sampling, relation):
     told = ", ".join(f"{shown(s)} with {shown(r)}" for s, r in pairs)
     raise ValueError(
         f"sampling is {shown(sampling)} and relation {shown(relation)}; the accountant"
-        f" covers {told} (Propositions F, H, L and N on the page dprec_theorem): pass"
+        f" covers {told} (Propositions F, H, L and N on page dprec/theorem): pass"
         " one of these pairs"
     )
 
@@ -485,7 +485,7 @@ class Rec(RecCodec):
         cohort=1,
         **release,
     ):
-        """Play the worst-case neighbour game. [worst split: page dprec_theorem]
+        """Play the worst-case neighbour game. [worst split: page dprec/theorem]
 
         path: encode: real messages | law: no bytes | simulate: estimates.
         n_clients: N.

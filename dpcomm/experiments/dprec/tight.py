@@ -34,7 +34,7 @@ def setting(
     eps: int,  # 3 or 6
     kind: str,  # a key of KINDS
 ) -> float:  # clip over std of DP-REC; noise multiplier of DP-FedAvg
-    "Clip or noise that a budget allows by one accountant. [dprec_theorem, Thms. F and order]"
+    "Clip or noise that a budget allows by one accountant. [page dprec/theorem]"
     n, cohort, rounds = (stated(name) for name in ("n_clients", "cohort", "rounds"))
     if kind == "fedavg-tight":
         return configurations.tight_sigma(eps, n, cohort, rounds)

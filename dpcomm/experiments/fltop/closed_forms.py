@@ -120,7 +120,7 @@ def guarantee(
 def as_run(
     task: str,  # one of `TASKS`
 ) -> dict:  # relation -> Guarantee
-    "Guarantee of the protocol, whose cohorts have a fixed size. [fltop_privacy]"
+    "Guarantee of the protocol, whose cohorts have a fixed size. [page fltop/privacy]"
     rate = stated(task, "cohort") / stated(task, "n_clients")
     run = stated(task, "sigma"), rate, stated(task, "rounds"), stated(task, "delta")
     return {name: fixed_size_epsilon(*run, name) for name in ("add-remove", "replace")}
