@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 import subprocess
+from collections import Counter
 from graphlib import TopologicalSorter
 
 import pytest
@@ -321,6 +322,22 @@ def undescribed_figures(cell):
         )
 
 
+PAGES_NAMED = Counter(
+    name
+    for path in NOTEBOOKS
+    for name in {path.stem, path.relative_to("nbs").with_suffix("").as_posix()}
+)
+PAGE_NAMED = re.compile(r"\[[^]\n]*?\bpage ([\w/-]+)|\bpage (\w+[/_][\w/-]+)")
+
+
+def lost_pages(cell):
+    "Pages that code names, as `[page pairs]` or `page dprec/theorem`."
+    if cell.kind == "code" and "page " in cell.code:
+        for name in map("".join, PAGE_NAMED.findall(cell.code)):
+            if PAGES_NAMED[name] != 1:
+                yield f"page {name}: {PAGES_NAMED[name]} pages have this name, not one"
+
+
 CELL_RULES = (
     tracebacks,
     large_images,
@@ -328,6 +345,7 @@ CELL_RULES = (
     mixed_imports,
     no_python,
     undescribed_figures,
+    lost_pages,
 )
 
 
@@ -427,6 +445,8 @@ GOOD = [
         code("import os\nx = 1"),
         code("%time f()"),
         code("#| label: fig-x\n#| fig-cap: y\nf()"),
+        code('"Losses of a sum. [page dprec_theorem, Prop. H]"'),
+        code('"Losses of a sum. [page losses]"'),
     ],
     ids=lambda cell: cell.label,
 )
