@@ -201,7 +201,7 @@ class Client:
         directory: id -> 32 bytes, for every client and SERVER.
         state: of `state`.
         seed: as the client was made with; None: fresh secrets; int: for tests and pages.
-        counter: state.Counter beside the key; may be left out with a seed.
+        counter: client_state.Counter, in a folder next to the key; may be left out with a seed.
         Returns: the client.
         """
         if counter is None and seed is None:

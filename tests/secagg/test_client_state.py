@@ -240,7 +240,9 @@ def test_a_counter_never_falls_and_one_of_two_processes_passes(tmp_path, monkeyp
 
 def test_a_state_is_taken_back_with_a_counter():
     data = Client(SETUP, 0, PRIVATE[0], DIRECTORY).state()
-    with pytest.raises(ValueError, match="counter is missing.*: pass state.Counter"):
+    with pytest.raises(
+        ValueError, match="counter is missing.*: pass client_state.Counter"
+    ):
         Client.resume(SETUP, PRIVATE[0], DIRECTORY, data)
 
 
