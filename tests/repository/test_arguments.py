@@ -212,6 +212,8 @@ GOOD = {
             rng=RNG,
             alarm=0.05,
         ),
+    },
+    "privacy.audit_cases": {
         "smallest_lie": dict(
             mechanism=MADE["gaussian"], relation="zero-out", trials=1000, alarm=0.05
         ),
