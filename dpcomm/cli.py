@@ -40,7 +40,9 @@ def _run_options(parser):
     )
     scales = "smoke|quick|full"
     limit = "stop at the end of a round once S seconds have passed"
-    add("--scale", default="smoke", metavar=scales, help="how much to run")
+    much = "smoke (default): seconds, bundled data; quick: minutes, real data;"
+    much += " full: the paper's settings"
+    add("--scale", default="smoke", metavar=scales, help=much)
     add("--seeds", metavar="0,1,2", help="one run per seed")
     add("--out", metavar="DIR", help="output folder, runs/ by default")
     add("--resume", action="store_true", help="continue from the last checkpoint")
@@ -60,7 +62,8 @@ def _run_options(parser):
 def _audit_options(parser):
     "The options of `dpcomm audit`."
     add, alarm = parser.add_argument, "probability that an audit raises a false alarm"
-    trials = "trials per world, at least 100; slow mechanisms get fewer"
+    trials = "trials with and without the client, each at least 100; slow mechanisms"
+    trials += " get fewer; default: 20,000"
     add(
         "names",
         nargs="+",
@@ -73,7 +76,7 @@ def _audit_options(parser):
         type=float,
         default=1e-2,
         metavar="D",
-        help="delta of the guarantee and of the audit",
+        help="delta of the guarantee and of the audit; default: 0.01",
     )
     add("--alarm", type=float, default=1e-6, metavar="A", help=alarm)
     add("--seed", type=int, default=0, metavar="S", help="seed of all trials")
@@ -124,10 +127,15 @@ def _choose_options(parser):
         "--trust",
         default="central",
         metavar="local|shuffler|secagg|central",
-        help="who is trusted",
+        help="who is trusted; default: central",
     )
     drawn = "poisson|fixed|replacement|none"
-    add("--sampling", default="poisson", metavar=drawn, help="how a cohort is drawn")
+    add(
+        "--sampling",
+        default="poisson",
+        metavar=drawn,
+        help="how a cohort is drawn; default: poisson",
+    )
     add("--visits", type=float, metavar="V", help="limit on the messages of one client")
     add(
         "--dropouts",
@@ -138,8 +146,14 @@ def _choose_options(parser):
     )
     noise = "fraction of noise shares that may be missing"
     add("--tolerance", type=float, default=0.0, metavar="F", help=noise)
-    add("--unit", default="client", metavar="client|example", help="what is protected")
-    about = "neighbouring relation: zero-out|replace|add-remove|local"
+    add(
+        "--unit",
+        default="client",
+        metavar="client|example",
+        help="what is protected; default: client",
+    )
+    about = "neighbouring relation: zero-out|replace|add-remove|local;"
+    about += " default: zero-out, or the mechanism's own"
     add("--relation", metavar="R", help=about)
     _format_options(parser)
     add(
@@ -181,7 +195,8 @@ def _sweep_options(parser):
     "The options of `dpcomm sweep`."
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="experiment; default: all")
-    add("--scale", default="full", metavar="smoke|quick|full", help="how much to run")
+    much = "smoke, quick or full (default), as for `dpcomm run`"
+    add("--scale", default="full", metavar="smoke|quick|full", help=much)
     add("--seeds", metavar="0,1,2", help="use these seeds instead of the planned ones")
     add("--only", **ONLY)
     add(
