@@ -8,14 +8,8 @@ __all__ = ['Dataset', 'names', 'load', 'fetch', 'Federation', 'iid', 'by_writer'
 
 # %% ../../nbs/datasets/images.ipynb #6fdab25f
 import hashlib
-import shutil
-import tempfile
-import urllib.request
 from dataclasses import dataclass, replace
-from http.client import HTTPException
 from pathlib import Path
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -26,6 +20,7 @@ from ..core.checks import check_between, check_choice, check_positive, needs
 from ..core.files import check_digest, unpack
 from ..core.random import seed_tree
 from .catalogue import data_root
+from .torchvision_files import FILES, from_torchvision
 
 # %% ../../nbs/datasets/images.ipynb #3422d051
 @dataclass(frozen=True)
@@ -58,20 +53,6 @@ class Dataset:
         return digest.hexdigest()[:12]
 
 # %% ../../nbs/datasets/images.ipynb #d0img02
-IDX = (
-    "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz"
-    " and t10k-labels-idx1-ubyte.gz"
-)
-FILES = {  # data set -> folder, files
-    "mnist": ("MNIST/raw", IDX),
-    "fashion-mnist": ("FashionMNIST/raw", IDX),
-    "digits": (None, None),
-    "cifar10": (
-        "cifar-10-batches-py",
-        "data_batch_1 to data_batch_5, test_batch and batches.meta",
-    ),
-    "mnist-by-writer": ("QMNIST/raw", "qmnist-train-labels-idx2-int.gz"),
-}
 COUNTS = {  # data set -> training and test images
     "mnist": (60_000, 10_000),
     "fashion-mnist": (60_000, 10_000),
@@ -87,146 +68,6 @@ def names() -> tuple:
     Returns: tuple of str.
     """
     return tuple(FILES)
-
-# %% ../../nbs/datasets/images.ipynb #cd758d55
-_SHA256 = {  # data set -> what sha256sum prints of its unpacked files
-    "mnist": """
-ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db  train-images-idx3-ubyte
-65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5  train-labels-idx1-ubyte
-0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7  t10k-images-idx3-ubyte
-ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2  t10k-labels-idx1-ubyte
-""",
-    "fashion-mnist": """
-c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888  train-images-idx3-ubyte
-bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9  train-labels-idx1-ubyte
-5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b  t10k-images-idx3-ubyte
-0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34  t10k-labels-idx1-ubyte
-""",
-    "cifar10": """
-54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd  data_batch_1
-766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8  data_batch_2
-0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9  data_batch_3
-3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b  data_batch_4
-d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154  data_batch_5
-f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831  test_batch
-""",
-}
-PUBLISHED = {  # data set -> file -> digest
-    name: {file: digest for digest, file in map(str.split, lines.strip().splitlines())}
-    for name, lines in _SHA256.items()
-}
-
-# %% ../../nbs/datasets/images.ipynb #d0img16
-def _check_published(name, root):
-    "Refuse altered files; an incomplete set is for the downloader to mend."
-    place, files = root / FILES[name][0], PUBLISHED[name]
-    if all((place / file).is_file() for file in files):
-        for file, digest in files.items():
-            check_digest(place / file, digest)
-
-# %% ../../nbs/datasets/images.ipynb #466b674c
-def _splits(cls, root, download):
-    return [cls(str(root), train=train, download=download) for train in (True, False)]
-
-
-PATIENCE = 30  # seconds that a mirror may be silent
-
-
-class Unfetched(RuntimeError):
-    "No mirror sent the file; the text says what each did."
-
-
-def _archives(cls):
-    "File, MD5 and addresses of every archive that a torchvision set unpacks."
-    for file, md5 in getattr(cls, "resources", ()):
-        yield file, md5, [mirror + file for mirror in cls.mirrors]
-    if hasattr(cls, "tgz_md5"):
-        yield cls.filename, cls.tgz_md5, [cls.url]
-
-
-def _fetch(url, path, md5):
-    "Fetch one file; what happened instead, in words, or ''."
-    ask = urllib.request.Request(url, headers={"User-Agent": "dpcomm"})
-    silent = f"no answer in {PATIENCE:g} s"
-    try:
-        with urllib.request.urlopen(ask, None, PATIENCE) as answer:
-            with open(path, "wb") as file:
-                shutil.copyfileobj(answer, file)
-            missing = answer.length
-    except HTTPError as error:
-        return f"it answered {error.code}"
-    except TimeoutError:
-        return silent
-    except URLError as error:
-        timed_out = isinstance(error.reason, TimeoutError)
-        return silent if timed_out else f"no network to it, {error.reason!s:.80}"
-    except (HTTPException, ConnectionError):
-        return "half a file came, then the connection broke"
-    content = path.read_bytes()
-    if hashlib.md5(content, usedforsecurity=False).hexdigest() == md5:
-        return ""
-    if content.lstrip()[:1] == b"<":
-        return "a page came in the file's place"
-    return "half a file came" if missing else "another file came, its MD5 differs"
-
-
-def _fetch_all(name, cls, folder):
-    "Fetch every archive from the first mirror that has it."
-    for file, md5, urls in _archives(cls):
-        place = folder / (FILES[name][0] if hasattr(cls, "resources") else ".")
-        place.mkdir(parents=True, exist_ok=True)
-        told = []
-        for url in urls:
-            why = _fetch(url, place / file, md5)
-            if not why:
-                break
-            told.append(f"{urlsplit(url).hostname}: {why}")
-        else:
-            raise Unfetched("; ".join(told))
-
-
-def _download(name, cls, root):
-    beside = next(
-        folder for folder in (root, *root.absolute().parents) if folder.is_dir()
-    )
-    with tempfile.TemporaryDirectory(prefix=".dpcomm-", dir=beside) as folder:
-        _fetch_all(name, cls, Path(folder))
-        found, place = _splits(cls, folder, True), root / FILES[name][0]
-        place.mkdir(parents=True, exist_ok=True)
-        for file in (Path(folder) / FILES[name][0]).iterdir():
-            file.replace(place / file.name)
-    return found
-
-# %% ../../nbs/datasets/images.ipynb #d0img18
-def _missing(name, error):
-    folder, files = FILES[name]
-    why = str(error) if isinstance(error, Unfetched) else type(error).__name__
-    why = getattr(error, "strerror", None) or why
-    return FileNotFoundError(
-        f"{name} is not under the data root: it was not downloaded"
-        f" ({why}); run `dpcomm data DIR {name}` where there is a"
-        f" network, or put {files} into DIR/{folder}, then set DPCOMM_DATA to DIR"
-    )
-
-
-def _torchvision(name, cls, root, download):
-    with needs("run"):
-        from torchvision.datasets.utils import check_integrity
-
-    packed, files = root / FILES[name][0], getattr(cls, "resources", ())
-    _check_published(name, root)
-    on_disk = bool(files) and all(
-        check_integrity(str(packed / file), md5) for file, md5 in files
-    )
-    try:
-        try:
-            return _splits(cls, root, on_disk)
-        except RuntimeError:
-            if not download:
-                raise
-            return _download(name, cls, root)
-    except (RuntimeError, OSError, HTTPException) as error:
-        raise _missing(name, error) from None
 
 # %% ../../nbs/datasets/images.ipynb #5010818e
 def _images(sets):
@@ -280,7 +121,7 @@ def _arrays(name, root, download):
     readers = {"fashion-mnist": datasets.FashionMNIST, "cifar10": datasets.CIFAR10}
     reader = readers.get(name, datasets.MNIST)
     source = name if name in readers else "mnist"
-    return _images(_torchvision(source, reader, root, download))
+    return _images(from_torchvision(source, reader, root, download))
 
 
 def load(name: str, root=None, download: bool = True) -> Dataset:

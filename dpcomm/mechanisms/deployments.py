@@ -22,6 +22,7 @@ from dpcomm.mechanisms.contract import (
     mechanism_class,
 )
 from .families import Local
+from ..privacy import noise_search
 from ..privacy.audit import Audit, audit_play
 from ..privacy.guarantee import RELATIONS, SAMPLINGS, TRUSTS, Guarantee
 from ..privacy.shuffling import Shuffled
@@ -143,7 +144,7 @@ class Deployment:
         def account(mechanism):
             return self.guarantee(mechanism, accountant)
 
-        found = _Found(lambda value: cls(**given, **{free: value}), account)
+        found = noise_search.Tried(lambda value: cls(**given, **{free: value}), account)
         toward = -1 if free in SPENT else 1
         usual = {"eps": eps / self.messages, "std": clip_norm}.get(free, 1.0)
         first = check_number("start", usual if start is None else start, "(0, inf)")
@@ -155,14 +156,14 @@ class Deployment:
             first = first if accountant else fine.sigma
             if accountant or not found.eps(math.log(first)) <= eps:
                 _check_ring(fine, bits, eps, account)
-        near = _start(found, name, free, math.log(first))
-        if not eps * (1 - NEAR) <= found.eps(near) <= eps:
+        near = noise_search.start(found, name, free, math.log(first))
+        if not eps * (1 - noise_search.NEAR) <= found.eps(near) <= eps:
             # records name an accountant: their search is kept, step by step
-            step = math.log(2) if accountant else _reach(found, eps, near)
-            safe, risky = _bracket(found, eps, near, toward, step)
+            step = math.log(2) if accountant else noise_search.reach(found, eps, near)
+            safe, risky = noise_search.bracket(found, eps, near, toward, step)
             if safe is None or risky is None:
                 raise ValueError(_beyond(found, name, free, eps, safe, toward))
-            near = _narrowed(found, eps, safe, risky, not accountant)[0]
+            near = noise_search.narrowed(found, eps, safe, risky, not accountant)[0]
         return found.build(math.exp(near))
 
     def audit(
@@ -439,119 +440,6 @@ def _unproved(deployment, mechanism):
         f" out, or use {known}"
     )
 
-# %% ../../nbs/foundations/deployments.ipynb #d3b10016
-NEAR = 4e-3  # part of eps that the search may leave
-FAR = math.log(1e90)  # largest factor that is tried
-JUMP = 2e-4  # width of a bracket, in logarithms, that holds a jump or an edge
-
-
-class _Found:
-    "Eps at a value of the free field that was tried; inf where it is refused."
-
-    def __init__(self, build, account):
-        self.build, self.account, self.best, self.why = build, account, None, None
-        self.known = {}
-
-    def eps(self, x):
-        if x not in self.known:
-            self.known[x] = self.fresh(x)
-        return self.known[x]
-
-    def fresh(self, x):
-        try:
-            found = self.account(self.build(math.exp(x))).eps
-        except ValueError as error:
-            self.why = self.why or error
-            return math.inf
-        if self.best is None or found < self.best[1]:
-            self.best = x, found
-        return found
-
-    def nearest(self, y):
-        "Three values tried, with the logarithms of their eps, which are the nearest to y."
-        points = {math.log(v): x for x, v in self.known.items() if 0 < v < math.inf}
-        return [
-            (points[at], at) for at in sorted(points, key=lambda at: abs(at - y))[:3]
-        ]
-
-
-def _start(found, name, free, x):
-    "A value near x that is accounted; the first refusal where there is none."
-    for k in range(13):
-        for near in (x + k * math.log(2), x - k * math.log(2)):
-            if found.eps(near) < math.inf:
-                return near
-    about = f"{name} is not to be had with {free} = {math.exp(x):.3g}: "
-    raise ValueError(about * str(found.why).startswith(f"{free} is") + str(found.why))
-
-
-def _bracket(found, eps, x, toward, step):
-    "A safe and a risky value with their eps; None for one that is not there."
-    safe = risky = None
-    start = x
-    while abs(x - start) <= FAR:
-        value = found.eps(x)
-        if value <= eps:
-            safe = x, value
-        else:
-            risky = x, value
-        if safe and risky:
-            break
-        x += step * (toward if safe is None else -toward)
-        step *= 1 if x == start else 2
-    return safe, risky
-
-
-def _reach(found, eps, x):
-    "A step that should be enough from x: eps falls about as the noise grows."
-    value = found.eps(x)
-    off = abs(math.log(value / eps)) if value > 0 else math.inf
-    return min(1.2 * off + NEAR, math.log(2))
-
-
-def _narrowed(found, eps, safe, risky, bent):
-    "The safe end of a bracket, within NEAR of eps or at a jump."
-    target, widths = math.log(eps) - NEAR / 2, [math.inf] * (1 + bent)
-    while safe[1] < eps * (1 - NEAR) and abs(risky[0] - safe[0]) > JUMP:
-        gap = risky[0] - safe[0]
-        slow, share = abs(gap) > 0.5 * widths.pop(0), 0.5
-        widths.append(abs(gap))
-        if not slow and 0 < safe[1] and risky[1] < math.inf:
-            low, high = math.log(safe[1]), math.log(risky[1])
-            share = (target - low) / (high - low)
-            if bent:
-                share = (_inverse(found.nearest(target), target) - safe[0]) / gap
-            share = min(max(share, 0.02), 0.98)
-        x = safe[0] + share * gap
-        value = found.eps(x)
-        if value <= eps:
-            safe = x, value
-        else:
-            risky = x, value
-    return safe
-
-
-def _inverse(points, y):
-    "The value at y of the polynomial x(y) through points (x, y)."
-    return sum(
-        x
-        * math.prod((y - other) / (one - other) for _, other in points if other != one)
-        for x, one in points
-    )
-
-
-def _least(found, toward):
-    "The value of least eps that is accounted, up to a refusal beyond it."
-    x, step = found.best[0], toward * math.log(2)
-    for _ in range(30):
-        if abs(step) < JUMP:
-            break
-        if found.eps(x + step) < found.eps(x):
-            x += step
-        else:
-            step /= 2
-    return x, found.eps(x)
-
 # %% ../../nbs/foundations/deployments.ipynb #d3b10018
 USUAL = {"fraction": 0.1}  # fields that have no default, and change no guarantee
 MORE = 1.5  # times the noise of a ring of 32 bits that a smaller one may need
@@ -592,8 +480,8 @@ def _beyond(found, name, free, eps, safe, toward):
             f"eps is {eps:g}, and {name} spends no more than {safe[1]:.4g} here, at"
             f" {free} = {math.exp(safe[0]):.3g}: ask for an eps of at most {safe[1]:.4g}"
         )
-    x, least = _least(found, toward)
-    ends = found.eps(x + toward * 2 * JUMP) == math.inf
+    x, least = noise_search.least(found, toward)
+    ends = found.eps(x + toward * 2 * noise_search.JUMP) == math.inf
     return (
         f"eps is {eps:g}, and {name} reaches {least:.5g} here, at {free} ="
         f" {math.exp(x):.4g}, and no less: ask for an eps above that"

@@ -30,7 +30,14 @@ from test_stackoverflow import example
 
 from dpcomm.core import files
 from dpcomm.core.random import seed_tree
-from dpcomm.datasets import emnist, femnist, images, medical, shakespeare
+from dpcomm.datasets import (
+    emnist,
+    femnist,
+    images,
+    medical,
+    shakespeare,
+    torchvision_files,
+)
 from dpcomm.datasets import stackoverflow_h5 as posts
 from dpcomm.evidence import paper_tables, records, validation, verdicts
 from dpcomm.experiments.run import costs
@@ -592,7 +599,7 @@ def test_an_altered_image_is_noticed(tmp_path, monkeypatch):
         for kind, array in (("images-idx3", pixels), ("labels-idx1", np.arange(n))):
             (raw / f"{part}-{kind}-ubyte").write_bytes(idx(array))
             kept[f"{part}-{kind}-ubyte"] = hashlib.sha256(idx(array)).hexdigest()
-    monkeypatch.setitem(images.PUBLISHED, "mnist", kept)
+    monkeypatch.setitem(torchvision_files.PUBLISHED, "mnist", kept)
     monkeypatch.setitem(images.COUNTS, "mnist", (6, 4))
     whole = images.load("mnist", tmp_path, download=False)
     assert len(whole.y) == 6
@@ -610,8 +617,8 @@ def test_an_altered_image_is_noticed(tmp_path, monkeypatch):
 
 
 def test_the_published_sums_are_those_of_the_packed_files_that_torchvision_knows():
-    for name, files_of in images.PUBLISHED.items():
-        place = images.data_root() / images.FILES[name][0]
+    for name, files_of in torchvision_files.PUBLISHED.items():
+        place = images.data_root() / torchvision_files.FILES[name][0]
         if not all((place / file).exists() for file in files_of):
             pytest.skip(f"NOT CHECKED: {name} is not under the data root")
         for file, digest in files_of.items():

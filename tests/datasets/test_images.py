@@ -24,7 +24,7 @@ from tables import tabled
 
 from dpcomm.core.checks import NotInstalled
 from dpcomm.core.random import seed_tree
-from dpcomm.datasets import emnist, femnist, images
+from dpcomm.datasets import emnist, femnist, images, torchvision_files
 
 COUNTS = {
     "mnist": (60_000, 10_000, 1, 28),
@@ -97,7 +97,7 @@ def test_digits_come_with_scikit_learn_and_never_change():
 def test_offline_and_missing_says_which_file_goes_where(name, tmp_path, monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", None)  # nothing is fetched
     base = "mnist" if name == "mnist-by-writer" else name
-    folder, first = images.FILES[base][0], FIRST_FILE[base]
+    folder, first = torchvision_files.FILES[base][0], FIRST_FILE[base]
     for damaged in (False, True):
         if damaged:
             (tmp_path / folder).mkdir(parents=True)
@@ -127,7 +127,7 @@ def test_a_failed_download_leaves_nothing_and_says_what_to_do(
     name, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("urllib.request.urlopen", refuses)
-    folder, first = images.FILES[name][0], FIRST_FILE[name]
+    folder, first = torchvision_files.FILES[name][0], FIRST_FILE[name]
     for before in ("no root", "an empty folder", "a damaged file"):
         root = tmp_path / name / before / "dpcomm"
         if before != "no root":
@@ -172,7 +172,7 @@ def mirror(monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Mirror)
     server.over = threading.Event()
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(images, "PATIENCE", 0.5)
+    monkeypatch.setattr(torchvision_files, "PATIENCE", 0.5)
     for name in [n for n in os.environ if n.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     yield lambda kind: f"http://127.0.0.1:{server.server_port}/{kind}/"
