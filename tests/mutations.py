@@ -91,14 +91,14 @@ MUTATIONS = [
         ),
         (
             "twice the delta is spent by composed losses",
-            "privacy/pairs",
+            "privacy/composition",
             "left = 1 - infinite / plan.delta - room",
             "left = 2 - infinite / plan.delta - room",
             "privacy/test_losses.py",
         ),
         (
             "what composed losses leave outside their window is not charged",
-            "privacy/pairs",
+            "privacy/composition",
             "room = weight * (outside + 2 * error * bins) + 8",
             "room = 8",
             "privacy/test_losses.py",

@@ -25,6 +25,7 @@ from dpcomm.core.checks import (
     check_reals,
     shown,
 )
+from .composition import upper_end
 from dpcomm.privacy.guarantee import (
     NORMAL,
     RELATIONS,
@@ -35,7 +36,7 @@ from dpcomm.privacy.guarantee import (
     _check_scope,
     _check_text,
 )
-from .pairs import SWAPS, Listed, gaussian_pairs, seen_pairs, upper_end
+from .pairs import SWAPS, Listed, gaussian_pairs, seen_pairs
 
 # %% ../../nbs/foundations/accounting.ipynb #acb4df1e
 TOP_ORDER = 2**20  # a moment is a sum of as many terms

@@ -24,17 +24,10 @@ from dpcomm.privacy.accounting import (
     guarantee_from_rdp,
     rdp_subsampled_gaussian,
 )
+from .composition import both_ends
 from .fixed_size_accountant import fixed_size_rdp
 from .guarantee import NORMAL, SAMPLINGS, TRUSTS, Guarantee
-from dpcomm.privacy.pairs import (
-    EVERY,
-    SEEN,
-    SWAPS,
-    Listed,
-    both_ends,
-    gaussian_pairs,
-    seen_pairs,
-)
+from .pairs import EVERY, SEEN, SWAPS, Listed, gaussian_pairs, seen_pairs
 
 # %% ../../nbs/foundations/losses.ipynb #6b379e0a
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import math
 import numpy as np
 from scipy.special import ndtr
 
-from .pairs import OnGrid, upper_end
+from .composition import upper_end
+from .pairs import OnGrid
 
 # %% ../../nbs/dprec/losses.ipynb #b1d00004
 NORMAL_RANGE = 9  # standard deviations of a normal law that are kept

@@ -15,8 +15,9 @@ import numpy as np
 
 from ..core.checks import check_between, check_number
 from .audit import Game
+from .composition import UNIT
 from .losses import Losses
-from .pairs import UNIT, Listed, Seen
+from .pairs import Listed, Seen
 
 # %% ../../nbs/foundations/shuffling.ipynb #5f000013
 LISTED = 100  # messages up to which every outcome is listed

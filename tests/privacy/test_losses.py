@@ -19,7 +19,7 @@ import dpcomm
 from dpcomm.mechanisms.contract import Mechanism, mechanism, mechanism_class, registered
 from dpcomm.mechanisms.families import Local
 from dpcomm.mechanisms.gaussian import Gaussian
-from dpcomm.privacy import pairs
+from dpcomm.privacy import composition, pairs
 from dpcomm.privacy.accounting import gaussian_delta, gaussian_guarantee, rdp_gaussian
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
 from dpcomm.privacy.guarantee import PROVED
@@ -157,10 +157,10 @@ def test_rounding_up_and_down_enclose_the_curve_at_every_eps(mu, q, step, which)
     eps = np.concatenate([np.linspace(-3, 3, 41), y[150:250:7]])
     above, null, *_ = pair.tails(eps)
     exact = np.exp(above) - np.exp(eps + null)
-    mass, infinite = pairs._rounded_up(pair, y)
+    mass, infinite = composition._rounded_up(pair, y)
     assert (mass >= 0).all()
     assert (infinite + curve(y, mass, eps) >= exact - 1e-13).all()
-    mass = pairs._rounded_down(pair, y)
+    mass = composition._rounded_down(pair, y)
     assert (mass >= 0).all() and (curve(y, mass, eps) <= exact + 1e-13).all()
 
 
@@ -172,11 +172,14 @@ def test_a_rare_clients_bulk_keeps_its_mean_on_a_coarse_grid(mu, part):
     for pair in pairs.gaussian_pairs(mu, q, "add-remove", "poisson", None):
         step = abs(pair.anchor(q / part))
         step /= math.ceil(step * part / q)
-        y = step * pairs._points(step, -0.02, 0.02)
+        y = step * composition._points(step, -0.02, 0.02)
         eps = np.concatenate([y[::97], np.linspace(-2 * q, 2 * q, 41)])
         above, null, *_ = pair.tails(eps)
         delta = np.exp(above) - np.exp(eps + null)
-        down, (up, infinite) = pairs._rounded_down(pair, y), pairs._rounded_up(pair, y)
+        down, (up, infinite) = (
+            composition._rounded_down(pair, y),
+            composition._rounded_up(pair, y),
+        )
         assert (curve(y, down, eps) <= delta + 1e-15).all()
         assert (infinite + curve(y, up, eps) >= delta - 1e-15).all()
         small = abs(y) < 0.01
@@ -210,7 +213,7 @@ def test_two_releases_by_quadrature_lie_between_the_ends(first, second):
         if eps > 0.98 * (a.top + b.top):
             assert delta < 1e-7
             continue
-        low, high = pairs.both_ends([(a, 1), (b, 1)], delta)
+        low, high = composition.both_ends([(a, 1), (b, 1)], delta)
         assert low - 1e-5 <= eps <= high + 1e-5 and high - low < 1e-3 * high
 
 
@@ -243,15 +246,15 @@ def test_what_a_window_leaves_outside_is_charged(part):
     "A window that ends too early proves no less than the exact epsilon, and no more."
     sigma, rounds, delta = 2.0, 5, 1e-3
     (pair,) = gaussian_losses(sigma).pairs
-    plan = pairs._Plan([(pair, rounds)], delta)
+    plan = composition._Plan([(pair, rounds)], delta)
     std, (low, high), t = plan.window(plan.theta)
-    size, step = pairs._grid(plan, plan.theta, std, low, high)
+    size, step = composition._grid(plan, plan.theta, std, low, high)
     cut = low + part * (high - low)
     size = 2 ** int(math.log2((cut - low) / step))
     view = plan.theta, t, math.floor(low / step), step, size
     exact = brentq(lambda e: gaussian_delta(sigma, e, rounds) - delta, 0, 100)
-    assert pairs._one_end(plan, view, True) >= exact
-    assert pairs._one_end(plan, view, False) <= exact
+    assert composition._one_end(plan, view, True) >= exact
+    assert composition._one_end(plan, view, False) <= exact
 
 
 def test_ten_thousand_rounds_at_a_tiny_delta():
@@ -578,6 +581,6 @@ def test_a_large_epsilon_on_a_coarser_grid_is_above_the_truth_and_close(
 ):
     args = 1 / sigma, q, "zero-out", "poisson", None
     pair = pairs.gaussian_pairs(*args)[0]
-    low, high = pairs.both_ends([(pair, rounds)], 1e-6)
-    said = pairs.upper_end([(pair, rounds)], 1e-6)
-    assert pairs.LARGE < low <= said <= high * (1 + 1e-3)
+    low, high = composition.both_ends([(pair, rounds)], 1e-6)
+    said = composition.upper_end([(pair, rounds)], 1e-6)
+    assert composition.LARGE < low <= said <= high * (1 + 1e-3)

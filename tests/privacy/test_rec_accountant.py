@@ -27,9 +27,10 @@ from dpcomm.privacy.accounting import (
     rdp_gaussian,
     rdp_subsampled_gaussian,
 )
+from dpcomm.privacy.composition import upper_end
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
 from dpcomm.privacy.losses import compose
-from dpcomm.privacy.pairs import OnGrid, gaussian_pairs, upper_end
+from dpcomm.privacy.pairs import OnGrid, gaussian_pairs
 from dpcomm.privacy.rec_accountant import (
     LARGEST_ORDER,
     SAMPLINGS_OF,
