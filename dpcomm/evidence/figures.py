@@ -541,20 +541,6 @@ def bars(
         ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return fig, rows_of(lines)
 
-# %% ../../nbs/evidence/figures.ipynb #27cc63c3
-def binned(a, b, bins: int = 40) -> tuple:  # edges, densities
-    "Two samples in the same bins, as densities."
-    a, b = (np.asarray(v, dtype=float).ravel() for v in (a, b))
-    for name, v in (("a", a), ("b", b)):
-        if not v.size or not np.isfinite(v).all():
-            raise ValueError(
-                f"{name} holds {v.size} values, of which {np.isfinite(v).sum()} are"
-                " finite; it must have at least one, all finite: drop nan and inf"
-                " first"
-            )
-    edges = np.histogram_bin_edges(np.concatenate([a, b]), bins)
-    return edges, *(np.histogram(v, edges, density=True)[0] for v in (a, b))
-
 # %% ../../nbs/evidence/figures.ipynb #3da2937c
 def hist2(
     a,
@@ -578,8 +564,17 @@ def hist2(
     density: formula drawn dotted, vectorised, or None.
     Returns: figure, rows: left, right, and both densities.
     """
-    edges, p, q = binned(a, b, bins)
-    names = [f"{label} (n = {np.asarray(v).size})" for label, v in zip(labels, (a, b))]
+    a, b = (np.asarray(v, dtype=float).ravel() for v in (a, b))
+    for name, v in (("a", a), ("b", b)):
+        if not v.size or not np.isfinite(v).all():
+            raise ValueError(
+                f"{name} holds {v.size} values, of which {np.isfinite(v).sum()} are"
+                " finite; it must have at least one, all finite: drop nan and inf"
+                " first"
+            )
+    edges = np.histogram_bin_edges(np.concatenate([a, b]), bins)
+    p, q = (np.histogram(v, edges, density=True)[0] for v in (a, b))
+    names = [f"{label} (n = {v.size})" for label, v in zip(labels, (a, b))]
     with style():
         fig, ax = get_axes()
         ax.stairs(

@@ -15,13 +15,9 @@ from torch import Tensor
 from ..core.checks import check_choice, check_positive
 from ..core.random import normal
 from ..core.wire import Message
-from dpcomm.mechanisms.distributed_noise import (
-    FINE,
-    grid,
-    noisy_sum_guarantee,
-    sampling_rate,
-)
+from .distributed_noise import FINE, grid
 from .families import Central
+from .noisy_sums import noisy_sum_guarantee, sampling_rate
 from ..privacy.accounting import ACCOUNTANTS, INTEGER_ORDERS
 from ..privacy.guarantee import Guarantee, large_delta
 from ..privacy.hypothesis_tests import SumGame, check_plays

@@ -435,8 +435,6 @@ class Total:
 # %% ../../nbs/foundations/contract.ipynb #d61b885c
 Kind = TypeVar("Kind", bound=type)
 _REGISTRY = {}  # name -> class, of the modules imported so far
-
-
 NAME = re.compile("[a-z][a-z0-9_]{0,63}")  # of a mechanism
 
 # %% ../../nbs/foundations/contract.ipynb #d61b8858
@@ -469,7 +467,12 @@ def register(cls: Kind) -> Kind:
 
 # %% ../../nbs/foundations/contract.ipynb #a435a32e
 COMMON = "central_noise", "contract", "deployments", "distributed_noise"
-COMMON += "families", "mvu_table", "modular_noise"  # modules that are no mechanism
+COMMON += (
+    "families",
+    "mvu_table",
+    "modular_noise",
+    "noisy_sums",
+)  # modules that are no mechanism
 
 # %% ../../nbs/foundations/contract.ipynb #d61b885a
 GROUP = "dpcomm.mechanisms"  # of entry points

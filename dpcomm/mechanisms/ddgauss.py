@@ -14,14 +14,8 @@ import numpy as np
 
 from ..core.checks import SCALE, check_between, check_number, check_size, shown
 from .contract import register
-from dpcomm.mechanisms.modular_noise import (
-    ACCOUNTANTS,
-    NoisySum,
-    OnRing,
-    check_release,
-    gaussian_multiplier,
-    refuse_bits,
-)
+from .modular_noise import OnRing, gaussian_multiplier, refuse_bits
+from .noisy_sums import ACCOUNTANTS, NoisySum, check_release
 from ..privacy.accounting import INTEGER_ORDERS, rdp_subsampled_gaussian
 from ..privacy.whole_noise import gaussian_curvature
 from ..secagg.discrete import discrete_gaussian, exact_variance, tau

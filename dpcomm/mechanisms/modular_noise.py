@@ -31,21 +31,22 @@ from ..core.vectors import block_size, check_rows, check_vector, rotate, unrotat
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
 from .contract import Whole
 from dpcomm.mechanisms.distributed_noise import (
-    CLAIMED,
     TIGHT,
     SharedNoise,
-    noisy_sum_guarantee,
     of_shares,
     refuse_coarse,
-    sampling_rate,
     shared_losses,
 )
 from .families import smallest
+from dpcomm.mechanisms.noisy_sums import (
+    CLAIMED,
+    noisy_sum_guarantee,
+    run_guarantee,
+    sampling_rate,
+)
 from dpcomm.privacy.accounting import (
     calibrate,
-    compose,
     gaussian_guarantee,
-    guarantee_from_rdp,
 )
 from ..privacy.guarantee import Guarantee, large_delta
 from ..privacy.hypothesis_tests import listed_curve
@@ -346,82 +347,6 @@ class RingCodec(RingGrid):
         steps = self.draw(n * self.variance(m), self.size(m), rng)
         total = torch.from_numpy(steps).double() * self.step(m)
         return self.unrotated(total, m).float()
-
-# %% ../../nbs/secagg/modular_noise.ipynb #b000bbd4
-ACCOUNTANTS = ("rdp-classic", "rdp-balle")
-
-
-@dataclass(frozen=True)
-class NoisySum:
-    "Vectors on a grid, each with a share of the noise, that one release adds up."
-
-    scale: float  # step of the grid, > 0
-    clip: float  # L2 bound of one vector, in the units of scale, > 0
-    n_clients: int  # shares that are counted on, >= 1
-    local_std: float  # of one share, in the units of scale, > 0
-    D: int  # coordinates on the ring, >= 1: a power of two where vectors are padded
-    beta: float = math.exp(-0.5)  # of the conditional rounding, in [0, 1)
-
-    def __post_init__(self):
-        check_positive("scale", self.scale)
-        check_positive("clip", self.clip)
-        check_between("n_clients", self.n_clients, 1)
-        check_positive("local_std", self.local_std)
-        check_size("D", self.D)
-        check_number("beta", self.beta, "[0, 1)")
-
-    @property
-    def norm(self) -> float:  # steps
-        "Length of a rounded vector, at most."
-        return rounded_norm(self.clip / self.scale, self.D, self.beta)
-
-    @property
-    def variance(self) -> float:  # squared steps
-        "Variance of one share."
-        return (self.local_std / self.scale) ** 2
-
-
-def check_release(q: float, relation: str, accountant: str) -> None:
-    "Refuse a run that is not accounted."
-    check_choice("accountant", accountant, ACCOUNTANTS)
-    check_choice("relation", relation, CLAIMED)
-    check_number("q", q, "(0, 1]")
-    if relation == "replace" and q != 1:
-        raise ValueError(
-            "relation is 'replace'; under sampling it must be 'zero-out': pass"
-            " 'zero-out', or q=1"
-        )
-
-# %% ../../nbs/secagg/modular_noise.ipynb #44346a1a
-def run_guarantee(
-    orders,
-    curve,
-    delta: float,
-    q: float,
-    rounds: int,
-    relation: str,
-    accountant: str,
-    **names,
-) -> Guarantee:
-    """The guarantee of `rounds` sums with a Rényi curve. [Mironov 2017, Prop. 1]
-
-    orders, curve: (m,), of one sum. names: unit, note, premises.
-    """
-    sampled = q != 1
-    return guarantee_from_rdp(
-        orders,
-        compose(curve, rounds),
-        delta,
-        accountant.removeprefix("rdp-"),
-        unit=names.pop("unit", "client"),
-        relation=relation,
-        sampling="poisson" if sampled else "none",
-        scope="total",
-        rounds=rounds,
-        q=q,
-        trust="central" if sampled else "secagg",
-        **names,
-    )
 
 # %% ../../nbs/secagg/modular_noise.ipynb #d96c7cfc
 class RingAccount(RingCodec):

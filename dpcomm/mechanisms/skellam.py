@@ -15,7 +15,8 @@ from scipy.special import ive
 
 from ..core.checks import check_number, check_reals, shown
 from .contract import register
-from .modular_noise import NoisySum, OnRing, check_release
+from .modular_noise import OnRing
+from .noisy_sums import NoisySum, check_release
 from ..privacy.accounting import INTEGER_ORDERS, TOGETHER, mixture_weights
 from ..privacy.whole_noise import skellam_curvature
 from ..secagg.skellam_noise import skellam

@@ -347,43 +347,31 @@ def _pld_eps(sigma, delta, q, rounds, relation, hidden):
     return min(rdp_to_eps(ORDERS, curve, delta, "balle")[0], found)
 
 # %% ../../nbs/foundations/accounting.ipynb #8ec11eec
-UNBOUNDED = {  # sampling or relation -> what this page has no bound for
-    "fixed": (
-        "an amplification bound in this function for cohorts of a fixed size:"
-        " `fixed_size_accountant.fixed_size_epsilon` has one; or use"
-        " sampling='poisson' or 'none'"
-    ),
-    "null": (
-        "a null message, which a Gaussian sum does not have; use relation='zero-out'"
-    ),
-    "seen": (
-        "a Rényi curve against a server that sees who takes part; use accountant='pld',"
-        " or sampling='none' with the rounds in which a client takes part"
-    ),
-    "swap": (
-        "a Rényi curve for a swapped client under sampling; use accountant='pld',"
-        " relation='add-remove' or 'zero-out', or sampling='none'"
-    ),
-}
-
-
 def _missing_bound(relation, sampling, trust, accountant):
     "The missing proof for these two names of a Gaussian sum; None if none is missing."
     if sampling in ("fixed", "replacement"):
-        return UNBOUNDED["fixed"]
+        return (
+            "an amplification bound in this function for cohorts of a fixed size:"
+            " `fixed_size_epsilon` of the page fltop_privacy has one; or use"
+            " sampling='poisson' or 'none'"
+        )
     if relation in ("null-slot", "poisson-null"):
-        return UNBOUNDED["null"]
+        return "a null message, which a Gaussian sum does not have; use relation='zero-out'"
     if sampling == "poisson" and trust != "central" and accountant != "pld":
-        return UNBOUNDED["seen"]
-    swap = relation in SWAPS and accountant != "pld"
-    if sampling == "poisson" and swap:
-        return UNBOUNDED["swap"]
+        return (
+            "a Rényi curve against a server that sees who takes part; use"
+            " accountant='pld', or sampling='none' with the rounds in which a client"
+            " takes part"
+        )
+    if sampling == "poisson" and relation in SWAPS and accountant != "pld":
+        return (
+            "a Rényi curve for a swapped client under sampling; use accountant='pld',"
+            " relation='add-remove' or 'zero-out', or sampling='none'"
+        )
 
 # %% ../../nbs/foundations/accounting.ipynb #e919ba3d
 def _sensitivity(relation, sampling, trust, accountant):
-    """Largest change of the sum, in clips; ValueError: no bound.
-    [Dwork & Roth 2014, Def. 3.8]
-    """
+    "Largest change of the sum, in clips; ValueError: no bound. [Dwork & Roth 2014]"
     check_choice("relation", relation, RELATIONS)
     check_choice("sampling", sampling, SAMPLINGS)
     check_choice("trust", trust, NORMAL)
@@ -393,7 +381,7 @@ def _sensitivity(relation, sampling, trust, accountant):
             f" = {shown(trust)} cannot be accounted for. Missing: {missing}."
         )
     _check_combination(trust, sampling, relation)
-    return 2.0 if relation in ("replace", "local") else 1.0
+    return 2.0 if relation in SWAPS else 1.0
 
 # %% ../../nbs/foundations/accounting.ipynb #fcff0393
 ACCOUNTANTS = ("rdp-classic", "rdp-balle", "pld")

@@ -351,11 +351,6 @@ def forget(server: Server) -> Server:
         server.oldest += 1
     return server
 
-# %% ../../nbs/training/downlink.ipynb #a0268e10
-def open_message(agreement: Agreement, data: bytes) -> bytes:  # its payload
-    "Check that a message was made under the agreement, and unwrap it."
-    return agreement.mechanism.unwrap(parse_message(data, agreement.d))
-
 # %% ../../nbs/training/downlink.ipynb #a0268e11
 def close_round(
     server: Server,
@@ -369,7 +364,8 @@ def close_round(
             f"cohort names {len(cohort)} clients for {len(messages)} messages: pass one"
             " client per message"
         )
-    payloads = [open_message(server.agreement, message) for message in messages]
+    d, unwrap = server.agreement.d, server.agreement.mechanism.unwrap
+    payloads = [unwrap(parse_message(message, d)) for message in messages]
     now = server.state.round
     advance(server.state, payloads)
     server.rounds.append(tuple(sorted(payloads)))

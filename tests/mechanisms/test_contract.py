@@ -5,7 +5,7 @@ import pytest
 import torch
 from tables import tabled
 
-from dpcomm.mechanisms import contract, modular_noise
+from dpcomm.mechanisms import contract, modular_noise, noisy_sums
 from dpcomm.privacy.accounting import gaussian_guarantee, rdp_gaussian
 
 
@@ -45,12 +45,12 @@ def test_a_mechanism_that_only_simulates_sends_floats():
 def test_a_run_on_the_ring_is_composed_like_any_other():
     orders = np.arange(2.0, 64.0)
     release = orders, rdp_gaussian(orders, 2.0), 1e-5
-    found = modular_noise.run_guarantee(*release, 1.0, 3, "zero-out", "rdp-balle")
+    found = noisy_sums.run_guarantee(*release, 1.0, 3, "zero-out", "rdp-balle")
     known = gaussian_guarantee(
         2.0, 1e-5, rounds=3, accountant="rdp-balle", orders=orders
     )
     assert found.eps == pytest.approx(known.eps) and found.trust == "secagg"
-    sampled = modular_noise.run_guarantee(*release, 0.5, 3, "zero-out", "rdp-balle")
+    sampled = noisy_sums.run_guarantee(*release, 0.5, 3, "zero-out", "rdp-balle")
     assert (sampled.sampling, sampled.trust) == ("poisson", "central")
 
 

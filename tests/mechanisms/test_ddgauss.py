@@ -21,7 +21,7 @@ from dpcomm.core import wire
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.mechanisms import contract, ddgauss, modular_noise
 from dpcomm.mechanisms.ddgauss import DDGauss
-from dpcomm.mechanisms.modular_noise import NoisySum, run_guarantee
+from dpcomm.mechanisms.noisy_sums import NoisySum, run_guarantee
 from dpcomm.mechanisms.skellam import Skellam
 from dpcomm.privacy import accounting
 from dpcomm.privacy.accounting import INTEGER_ORDERS, gaussian_guarantee

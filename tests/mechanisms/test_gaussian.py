@@ -17,8 +17,8 @@ from tables import tabled
 from dpcomm.core.random import Insecure, normal, private_stream, seed_tree
 from dpcomm.core.vectors import clip_l2
 from dpcomm.mechanisms import central_noise, contract, distributed_noise
-from dpcomm.mechanisms.distributed_noise import noisy_sum_guarantee
 from dpcomm.mechanisms.gaussian import Gaussian
+from dpcomm.mechanisms.noisy_sums import noisy_sum_guarantee
 from dpcomm.mechanisms.quantised import Quantised
 from dpcomm.privacy import accounting, audit, audit_cases, hypothesis_tests
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon

@@ -21,8 +21,8 @@ from test_conformance import CASES, each, is_random, vector
 from dpcomm.core import random, wire
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.mechanisms import contract, families
-from dpcomm.mechanisms.distributed_noise import sampling_rate
 from dpcomm.mechanisms.gaussian import Gaussian
+from dpcomm.mechanisms.noisy_sums import sampling_rate
 from dpcomm.mechanisms.rec import Rec
 from dpcomm.mechanisms.vqsgd import VqSgd
 from dpcomm.privacy.guarantee import PREMISES

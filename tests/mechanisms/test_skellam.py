@@ -22,9 +22,9 @@ from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import rotate
-from dpcomm.mechanisms import modular_noise
+from dpcomm.mechanisms import noisy_sums
 from dpcomm.mechanisms import skellam as module
-from dpcomm.mechanisms.modular_noise import NoisySum, run_guarantee
+from dpcomm.mechanisms.noisy_sums import NoisySum, run_guarantee
 from dpcomm.mechanisms.skellam import Skellam
 from dpcomm.privacy.accounting import (
     INTEGER_ORDERS,
@@ -322,7 +322,7 @@ def test_amplification_of_a_gaussian_is_the_gaussians():
     assert not module.amplify(0 * curve, 0.3).any()
 
 
-@tabled("accountant", modular_noise.ACCOUNTANTS)
+@tabled("accountant", noisy_sums.ACCOUNTANTS)
 @tabled("relation, q", [("zero-out", 1.0), ("replace", 1.0), ("zero-out", 0.02)])
 def test_epsilon_becomes_the_gaussians_as_the_grid_becomes_fine(
     relation, q, accountant

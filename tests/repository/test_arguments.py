@@ -265,8 +265,10 @@ GOOD = {
     "secagg.discrete": {
         "discrete_gaussian": dict(sigma2=2.0, shape=3, rng=RNG),
     },
-    "mechanisms.distributed_noise": {
+    "mechanisms.noisy_sums": {
         "sampling_rate": dict(sampling="poisson", n_clients=10, cohort=5, least=1),
+    },
+    "mechanisms.distributed_noise": {
         "grid": SUM,
     },
     "mechanisms.contract": {

@@ -16,7 +16,7 @@ from tables import tabled
 from torch import nn
 
 from dpcomm.core.random import Insecure, derive, seed_tree
-from dpcomm.core.wire import Bits
+from dpcomm.core.wire import Bits, parse_message
 from dpcomm.evidence import paper_tables, verdicts
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.rec import Rec
@@ -472,10 +472,17 @@ def test_a_bad_round_changes_nothing(cohort, messages, says):
 
 
 def test_a_message_is_opened_to_its_payload():
-    assert downlink.open_message(agree(), framed(0)) == payload(0)
+    hub, _ = world()
+    downlink.close_round(hub, [1], [framed(0)])
+    assert hub.rounds[-1] == (payload(0),)
     short = dataclasses.replace(REC.encode(update(0), Insecure(0)), payload=b"1234")
     with pytest.raises(ValueError, match="payload of 4 bytes"):
-        downlink.open_message(agree(), short.to_bytes())
+        downlink.close_round(hub, [1], [short.to_bytes()])
+
+
+def opened(agreement, data: bytes) -> bytes:
+    "Payload of a message."
+    return agreement.mechanism.unwrap(parse_message(data, agreement.d))
 
 
 @pytest.mark.parametrize("client", [-1, 3, 0.5])
@@ -491,17 +498,13 @@ def test_an_answer_is_remembered_until_the_next_round():
     hub, (replica, *_) = world()
     downlink.receive(replica, downlink.catch_up(hub, 0))
     first, second = (
-        downlink.open_message(
-            hub.agreement, downlink.answer(replica, update(i), Insecure(i))
-        )
+        opened(hub.agreement, downlink.answer(replica, update(i), Insecure(i)))
         for i in range(2)
     )
     assert (replica.sent, replica.sent_in) == ((first, second), 0)
     downlink.close_round(hub, [1], [framed(0)])
     downlink.receive(replica, downlink.catch_up(hub, 0))
-    third = downlink.open_message(
-        hub.agreement, downlink.answer(replica, update(2), Insecure(2))
-    )
+    third = opened(hub.agreement, downlink.answer(replica, update(2), Insecure(2)))
     assert (replica.sent, replica.sent_in) == ((third,), 1)
 
 
