@@ -352,7 +352,7 @@ def _missing_bound(relation, sampling, trust, accountant):
     if sampling in ("fixed", "replacement"):
         return (
             "an amplification bound in this function for cohorts of a fixed size:"
-            " `fixed_size_epsilon` of the page fltop_privacy has one; or use"
+            " `fixed_size_accountant.fixed_size_epsilon` has one; or use"
             " sampling='poisson' or 'none'"
         )
     if relation in ("null-slot", "poisson-null"):
