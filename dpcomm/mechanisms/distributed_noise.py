@@ -116,31 +116,6 @@ def counted_sigma(
     excess = tau((share / step) ** 2, n_clients) * COORDINATES / 2
     return sigma / math.sqrt(1 + excess * sigma**2)
 
-# %% ../../nbs/secagg/distributed_noise.ipynb #f10a7604
-def noisy_sum_guarantee(
-    sigma: float,
-    delta: float,
-    q: float,
-    rounds: int,
-    sampling: str = "none",
-    relation: str = "add-remove",
-    accountant: str = "rdp-classic",
-    trust: str = "central",
-    **fields,
-) -> Guarantee:
-    """A noisy sum, also over cohorts of a fixed size.
-    [page fltop/privacy, Props. B and C]
-
-    sampling: none, poisson or fixed, the last with central trust. fields: unit, note,
-    and what else gaussian_guarantee takes.
-    """
-    if (sampling, trust) != ("fixed", "central"):
-        fields |= dict(sampling=sampling, relation=relation, accountant=accountant)
-        return gaussian_guarantee(sigma, delta, q, rounds, trust=trust, **fields)
-    note = fields.pop("note", "")
-    made = fixed_size_epsilon(sigma, q, rounds, delta, relation, accountant)
-    return replace(made, **fields).noting(note)
-
 # %% ../../nbs/secagg/distributed_noise.ipynb #06e0c661
 class SharedNoise(Summed):
     "A `Summed` mechanism with clip_norm, sigma, n_clients and tolerance."

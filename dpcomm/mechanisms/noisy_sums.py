@@ -35,7 +35,7 @@ def noisy_sum_guarantee(
     **fields,
 ) -> Guarantee:
     """A noisy sum, also over cohorts of a fixed size.
-    [page fltop_privacy, Props. B and C]
+    [page fltop/privacy, Props. B and C]
 
     sampling: none, poisson or fixed, the last with central trust. fields: unit, note,
     and what else gaussian_guarantee takes.

@@ -35,7 +35,7 @@ def _cells(above, below):
 
 
 def _rounded_up(pair, y):
-    "P-masses at the points y, and at infinity. [this page, Prop. 1]"
+    "P-masses at the points y, and at infinity. [this page, Prop. up]"
     p_above, q_above, p_below, q_below = pair.tails(y)
     tail, part = _cells(p_above, p_below)
     mass = np.exp(tail) * (part + _slack(pair, tail))
@@ -113,7 +113,7 @@ def _outer_end(pair, y, ends, side):
 
 
 def _rounded_down(pair, y):
-    "P-masses at the points y. [this page, Prop. 2]"
+    "P-masses at the points y. [this page, Prop. down]"
     used, ends = _cells_of(pair, y)
     p_above, q_above, p_below, q_below = pair.tails(ends)
     tail, part = _cells(p_above, p_below)
@@ -278,7 +278,7 @@ def _grid(plan, theta, std, low, high, tolerance=TOLERANCE):
 
 
 def _composed(laws, theta, step, size, first):
-    "Tilted distribution of the sum from point first on, log of its scale, errors. [Prop. 3]"
+    "Tilted distribution of the sum from point first on, log of its scale, errors. [Prop. circle]"
     log_z, log_most, share, scale, relative = 0.0, 0.0, 0.0, 0.0, 0.0
     rate = 5 * UNIT * math.log2(size)
     for k, mass, rounds in laws:
@@ -383,14 +383,14 @@ def _view(plan, theta, tolerance=TOLERANCE):
 
 
 def upper_end(parts: list, delta: float) -> float:
-    "The upper end of `both_ends`, at one tilt; inf where none is found. [Props. 1 and 3]"
+    "The upper end of `both_ends`, at one tilt; inf where none is found. [Props. up, circle]"
     plan = _Plan(parts, delta)
     tolerance = TOLERANCE if plan.eps < LARGE else CLOSE / 4
     return _one_end(plan, _view(plan, plan.theta, tolerance), True)
 
 
 def both_ends(parts: list, delta: float) -> tuple:
-    "Both ends of epsilon of (pair, rounds) in one direction. [this page, Props. 1 to 3]"
+    "Both ends of epsilon of (pair, rounds) in one direction. [Props. up, down, circle]"
     plan = _Plan(parts, delta)
     low, high = 0.0, sum(r * pair.top for pair, r in parts)
     theta = plan.theta
