@@ -42,7 +42,7 @@ def protocol(
     method: str,  # fedavg, rec, ddg16 or ddg12
     rounds: int = None,  # None: the task's
     indices: int = None,  # of a message of DP-REC; None: the task's
-) -> dict:  # arguments of replay.count_bits
+) -> dict:  # arguments of downlink.count_bits
     "Traffic of one run: the message, the alternative to the history, the draws."
     d, rec = stated("n_params", task), method == "rec"
     up = d * int(method.removeprefix("ddg")) if "ddg" in method else 32 * d
