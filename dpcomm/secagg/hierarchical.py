@@ -143,7 +143,7 @@ def sum_of_sums(
 
 # %% ../../nbs/secagg/hierarchical.ipynb #6a9e001d
 def session_cost(n: int, d: int, bits: int = 32, rates: tuple = (0.1, 0.05)) -> dict:
-    """Play a session and say what a client of it costs. [dpcomm house style]
+    """Play a session and say what a client of it costs.
 
     n: clients, at least 3.
     d: entries of a vector.

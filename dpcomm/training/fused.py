@@ -22,7 +22,7 @@ LARGE = 2**16  # entries of a matrix: above, clients are multiplied one after an
 
 
 def products(a: Tensor, b: Tensor, dtype=None) -> Tensor:  # (n, p, r)
-    "Matrix products client by client. [dpcomm house style]"
+    "Matrix products client by client."
     if dtype is not None:
         return torch.bmm(a.to(dtype), b.to(dtype)).to(a.dtype)
     if b.is_cuda or b[0].numel() < LARGE:
@@ -190,7 +190,7 @@ def group_norm(
 
 # %% ../../nbs/training/fused.ipynb #3ab32177
 def fold(h: Tensor) -> Tensor:  # (batch, n * channels, height, width)
-    "Make clients groups of channels. [dpcomm house style]"
+    "Make clients groups of channels."
     n, batch, channels, height, width = h.shape
     out = h.new_empty(batch, height, width, n, channels)
     return out.copy_(h.permute(1, 3, 4, 0, 2)).flatten(3).permute(0, 3, 1, 2)
@@ -508,7 +508,7 @@ def _precision(name):
 
 @cache
 def product_error(precision: str = None) -> float:  # relative, in the Frobenius norm
-    "Error of a product of two 256 x 256 matrices on this machine. [dpcomm house style]"
+    "Error of a product of two 256 x 256 matrices on this machine."
     rng = torch.Generator().manual_seed(0)
     a, b = torch.randn(2, 256, 256, generator=rng)
     exact = a.double() @ b.double()
@@ -520,7 +520,7 @@ def product_error(precision: str = None) -> float:  # relative, in the Frobenius
 # %% ../../nbs/training/fused.ipynb #9731d2f2
 @contextmanager
 def fast_products():
-    "Products through oneDNN where they are float32 there. [dpcomm house style]"
+    "Products through oneDNN where they are float32 there."
     name = "medium" if product_error() < 1e-6 else torch.get_float32_matmul_precision()
     with _precision(name):
         yield
