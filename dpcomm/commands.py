@@ -14,10 +14,10 @@ import sys
 import tempfile
 import textwrap
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
-from .core.checks import shown
+from .core.checks import check_between, check_number, refuse, shown
 from .experiments.run import runner
 
 # %% ../nbs/reference/commands.ipynb #01ffb985
@@ -31,14 +31,12 @@ def literal(text: str):
 # %% ../nbs/reference/commands.ipynb #01ffb9ac
 def assignments(pairs, option: str = "-p") -> dict:  # name -> value
     "Parameters given with -p, or with another option."
-    wrong = [pair for pair in pairs if "=" not in pair]
-    if wrong:
+    if wrong := [pair for pair in pairs if "=" not in pair]:
         raise ValueError(
             f"{option} {wrong[0]:.80} has no '='; write it as {option} name=value"
         )
-    return {
-        name: literal(value) for name, value in (pair.split("=", 1) for pair in pairs)
-    }
+    given = (pair.split("=", 1) for pair in pairs)
+    return {name: literal(value) for name, value in given}
 
 # %% ../nbs/reference/commands.ipynb #7a674e0d
 def seed_list(text: str) -> list:
@@ -192,7 +190,6 @@ def _report(outcome, args):
 # %% ../nbs/reference/commands.ipynb #359d09ac
 def asked_of(args) -> list:  # of dict, arguments of planning.jobs_of
     "What a sweep is asked to play; ValueError where a pattern fits nothing."
-    from dpcomm.evidence import paper_tables
     from dpcomm.experiments.run import grids, planning
 
     if args.grid:
@@ -203,17 +200,15 @@ def asked_of(args) -> list:  # of dict, arguments of planning.jobs_of
             )
         return planning.read_grid(args.grid)
     seeds = seed_list(args.seeds) if args.seeds else None
-    common = dict(
-        scale=runner.check_name("scale", args.scale, runner.SCALES), seeds=seeds
-    )
+    scale = runner.check_name("scale", args.scale, runner.SCALES)
     found, keys = [], []
     for name in args.names or runner.experiments():
-        grid = [run.key for run in grids.planned(name).grid(args.scale)]
+        grid = [run.key for run in grids.planned(name).grid(scale)]
         keys += grid
         if args.only == "all" or any(key.startswith(args.only) for key in grid):
-            found.append(dict(name=name, only=args.only, **common))
+            found.append(dict(name=name, only=args.only, scale=scale, seeds=seeds))
     if not found:
-        raise paper_tables.refuse("--only", args.only, keys)
+        raise refuse("--only", args.only, keys)
     return found
 
 # %% ../nbs/reference/commands.ipynb #w0swp02
@@ -260,8 +255,6 @@ def sweep_all(args) -> int:
 
 def _check_way(args):
     "Refuse what cannot be, and what the chosen place of work would not listen to."
-    from dpcomm.core.checks import check_between, check_number
-
     if args.processes is not None:
         check_between("--processes", args.processes, 1, 4096)
     if args.max_hours is not None:
@@ -280,8 +273,7 @@ def _sweep_end(done):
     "What a sweep leaves behind, as an exit code."
     for job, why in done.failed.items():
         print(f"\n{job.name} failed:\n{why.strip()}", file=sys.stderr)
-    late = getattr(done, "late", [])
-    if late:
+    if late := getattr(done, "late", []):
         print(
             f"{len(late)} runs have rounds left; the same command goes on",
             file=sys.stderr,
@@ -446,15 +438,6 @@ def audit_cases(name: str) -> list:  # of Case, one a line of the table
     return cases([(contract.mechanism(name, **own), *rest) for own, *rest in settings])
 
 # %% ../nbs/reference/commands.ipynb #3b8a5992
-LEGEND = (
-    "claimed, audited: epsilon at delta {delta:g}; audited is a lower bound, wrong\n"
-    "  with probability {alarm:g}\n"
-    "p-value: of the trials if the whole claimed curve were true; refuted below"
-    " {alarm:g}\n"
-    "lie seen: noise smaller than claimed by this factor would have been refuted\n"
-    "  with probability 0.9"
-)
-HEADER = "relation|played|claimed|audited|plays|p-value|lie seen|by"
 ROW = " {:<10} {:<12} {:>7} {:>7} {:>9} {:>7} {:>8} {}"
 
 
@@ -473,9 +456,9 @@ def audit_all(args) -> int:
     "Audit mechanisms and print claims beside audits."
     from tqdm import tqdm
 
-    from dpcomm.core.checks import check_number
     from dpcomm.evidence.tables import Table
     from dpcomm.privacy import audit
+    from dpcomm.privacy.audit_cases import HEADER, LEGEND, row
 
     names = [_mechanism_name(name) for name in args.names]
     check_number("delta", args.delta, "(0, 1)")
@@ -483,7 +466,7 @@ def audit_all(args) -> int:
     people, rows = not (args.json or args.csv), []
     if people:
         print(LEGEND.format(delta=args.delta, alarm=args.alarm))
-        print(ROW.format(*HEADER.split("|")))
+        print(ROW.format(*HEADER))
     start, last, bad = time.perf_counter(), None, 0
     cases = [case for name in names for case in audit_cases(name)]
     bar = tqdm(cases, "audit", disable=None, leave=False)
@@ -492,56 +475,22 @@ def audit_all(args) -> int:
         claimed, found, judged = case.run(
             args.trials, args.delta, args.alarm, args.seed
         )
-        setting = _setting(case.mechanism, claimed.accountant)
+        setting = f"{case.setting}; accountant {claimed.accountant}"
         wrong = judged.refuted or audit.refutes(found, claimed)
-        rows.append(_audit_row(case, claimed, found, judged, wrong))
+        rows.append(row(case, claimed, found, judged, wrong))
         if people and case.mechanism != last:
             tqdm.write("\n".join(textwrap.wrap(setting, 80, subsequent_indent="    ")))
         if people:
             tqdm.write(ROW.format(*rows[-1]))
         rows[-1], last, bad = (setting, *rows[-1]), case.mechanism, bad + wrong
-    seconds = time.perf_counter() - start
     if people:
-        print(f"{bad or 'no'} claim refuted: {len(rows)} audits, {seconds:.0f} s")
+        seconds = f"{time.perf_counter() - start:.0f} s"
+        print(f"{bad or 'no'} claim refuted: {len(rows)} audits, {seconds}")
     else:
-        header = ("mechanism", *HEADER.split("|"))
+        header = ("mechanism", *HEADER)
         legend = " ".join(LEGEND.format(delta=args.delta, alarm=args.alarm).split())
         _print_tables(args, Table(header, tuple(rows), "Audits", (legend,)))
     return 4 if bad else 0
-
-# %% ../nbs/reference/commands.ipynb #df58cfd6
-def _setting(mechanism, accountant):
-    "A mechanism as name(parameters), without those that are None, and the accountant."
-    values = {f.name: getattr(mechanism, f.name) for f in fields(mechanism)}
-    given = ", ".join(f"{k}={v}" for k, v in values.items() if v is not None)
-    return f"{mechanism.name}({given}); accountant {accountant}"
-
-# %% ../nbs/reference/commands.ipynb #df58cfac
-def _audit_row(case, claimed, found, judged, wrong):
-    "One row of the audit's table."
-    from dpcomm.privacy.audit_cases import smallest_lie
-
-    noise = (judged.caught * (1 - judged.caught) / (0.75 * judged.trials)) ** 0.5
-    reached = judged.delta < 1 and judged.reached > judged.delta - 5 * noise
-    lie = float("inf")
-    if reached and not wrong and case.arguments.get("path") != "messages":
-        lie = smallest_lie(
-            case.mechanism, case.relation, found.trials, judged.alarm, **case.arguments
-        )
-    played = " ".join(
-        str(v) if name == "path" else f"{name}={v}"
-        for name, v in case.arguments.items()
-    )
-    return (
-        case.relation,
-        played or "-",
-        f"{claimed.eps:.3f}",
-        f"{found.eps:.3f}",
-        f"{found.trials:,}",
-        f"{judged.pvalue:.1g}",
-        f"x {lie:g}" if lie < float("inf") else "-",
-        "REFUTED" if wrong else judged.attack,
-    )
 
 # %% ../nbs/reference/commands.ipynb #b0run02c
 def bench_all(args) -> int:

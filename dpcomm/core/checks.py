@@ -176,6 +176,16 @@ def check_choice(name: str, value, allowed) -> str:
         )
     return value
 
+# %% ../../nbs/foundations/checks.ipynb #ca34r011
+def refuse(name: str, value, allowed) -> ValueError:
+    "An error that names the value, the allowed ones and the nearest."
+    allowed = [str(a)[:60] for a in allowed]
+    near = nearest(str(value)[:60], allowed)
+    more = f", ... ({len(allowed)} in all)" if len(allowed) > 12 else ""
+    hint = f"; did you mean {shown(near)}?" if near else ""
+    some = ", ".join(allowed[:12]) + more
+    return ValueError(f"{name}={shown(value)} is not one of {some}{hint}")
+
 # %% ../../nbs/foundations/checks.ipynb #ex400002
 class NotInstalled(ImportError):
     "A missing package; the message names the extra of dpcomm that installs it."

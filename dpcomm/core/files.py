@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import os
+import sys
 import tempfile
 import zlib
 from contextlib import contextmanager, suppress
@@ -184,6 +185,15 @@ def field(
             f"{where} has no {shown(name)}; it must be {KINDS[kind]}: {fix}"
         )
     return typed(where, name, record[name], kind, fix)
+
+# %% ../../nbs/foundations/files.ipynb #ca34r013
+def is_number(value) -> bool:  # True for a finite int or float, False for a bool
+    "Whether a value is a finite number. [RFC 8259, sec. 6; TOML 1.0]"
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    )
 
 # %% ../../nbs/foundations/files.ipynb #29602653
 def check_digest(path, digest: str, content: bytes = None) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..core.files import is_number
 from . import figures, paper_tables, records, tables, verdicts
 from .tables import Sentence
 from ..privacy.guarantee import RELATIONS
@@ -48,9 +49,7 @@ def scores(found, name: str = None) -> dict:
         settings.setdefault(r.key, []).append(r)
     read = {}
     for key, group in settings.items():
-        values = [
-            r.final[name] for r in group if paper_tables.is_number(r.final.get(name))
-        ]
+        values = [r.final[name] for r in group if is_number(r.final.get(name))]
         if values:
             read[key] = verdicts.cell_summary(values)
         elif name is None and (first := verdicts.score_of(group)[1]):
@@ -70,7 +69,7 @@ def gap(found, above: str, below: str, score: str = "accuracy") -> verdicts.Summ
     at = {
         (r.key, r.seed): r.final[score]
         for r in records.standing(found).values()
-        if paper_tables.is_number(r.final.get(score))
+        if is_number(r.final.get(score))
     }
     seeds = sorted(s for key, s in at if key == above and (below, s) in at)
     if not seeds:

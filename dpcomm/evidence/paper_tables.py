@@ -8,7 +8,6 @@ __all__ = ['ACROSS', 'Cell', 'Hyper', 'Claim', 'Paper', 'papers', 'place', 'chec
 
 # %% ../../nbs/evidence/paper_tables.ipynb #41bf82c8
 import fnmatch
-import sys
 import tomllib
 from dataclasses import MISSING, dataclass, fields
 from datetime import date
@@ -17,8 +16,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
 
-from ..core.checks import nearest, shown
-from ..core.files import field, typed
+from ..core.checks import refuse, shown
+from ..core.files import field, is_number, typed
 
 # %% ../../nbs/evidence/paper_tables.ipynb #98ced2d5
 @dataclass(frozen=True)
@@ -179,25 +178,6 @@ ALLOWED = {
     "source": ("stated", "inferred", "swept", "ours"),
 }
 NUMBERS = ("tol", "spread", "read_err", "n_runs", "own")
-
-
-def refuse(name: str, value, allowed) -> ValueError:
-    "An error that names the value, the allowed ones and the nearest."
-    allowed = [str(a)[:60] for a in allowed]
-    near = nearest(str(value)[:60], allowed)
-    more = f", ... ({len(allowed)} in all)" if len(allowed) > 12 else ""
-    hint = f"; did you mean {shown(near)}?" if near else ""
-    some = ", ".join(allowed[:12]) + more
-    return ValueError(f"{name}={shown(value)} is not one of {some}{hint}")
-
-# %% ../../nbs/evidence/paper_tables.ipynb #90cb89ac
-def is_number(value) -> bool:  # True for a finite int or float, False for a bool
-    "Whether a TOML value is a finite number. [TOML 1.0]"
-    return (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and abs(value) <= sys.float_info.max
-    )
 
 # %% ../../nbs/evidence/paper_tables.ipynb #47654a43
 def _check_fields(kind, row, where):

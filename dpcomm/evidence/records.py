@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core.checks import shown
+from ..core.checks import refuse, shown
 from ..core.files import locked, write_whole
 from . import paper_tables
 from .validation import POINTS, SCALES, fault
@@ -257,7 +257,7 @@ def load(
     if paper != paper_tables.ACROSS:
         paper_tables.check_id(paper, papers_root)
     if scale is not None and scale not in SCALES:
-        raise paper_tables.refuse("scale", scale, SCALES)
+        raise refuse("scale", scale, SCALES)
     folder = Path(root or paper_tables.assets("results")) / paper
     pattern = f"{experiment or '*'}.{scale or '*'}.jsonl"
     return tuple(

@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import get_args
 
-from ..core.checks import shown
+from ..core.checks import refuse, shown
+from ..core.files import is_number
 from . import paper_tables
 
 # %% ../../nbs/evidence/validation.ipynb #valid010
@@ -43,7 +44,7 @@ def _infinite(value, at, depth=20):
         pairs = ((f"{at}.{k}", v) for k, v in value.items())
     elif isinstance(value, (list, tuple)):
         pairs = ((f"{at}[{i}]", v) for i, v in enumerate(value))
-    elif isinstance(value, (str, bool, type(None))) or paper_tables.is_number(value):
+    elif isinstance(value, (str, bool, type(None))) or is_number(value):
         return ""
     else:
         return f"{at} is {shown(value)}; it must be text or a finite number"
@@ -85,7 +86,7 @@ def _range_fault(at, value, range):
 # %% ../../nbs/evidence/validation.ipynb #5dd35bea
 def _score_fault(name, value):
     "A score is a number in the range of its name, or null."
-    if value is not None and not paper_tables.is_number(value):
+    if value is not None and not is_number(value):
         return f"{name} is {shown(value)}; it must be a number or null"
     return _range_fault(name, value, NAMED.get(name.rpartition(".")[2], ANY))
 
@@ -126,14 +127,14 @@ def _cell_fault(record, known, units):
     for key, cell in record.cells.items():
         if not (isinstance(cell, list) and [type(c) for c in cell][1:] == [str]):
             return f"cells.{key} is {shown(cell)}; it must be [number, unit]"
-        if not paper_tables.is_number(cell[0]):
+        if not is_number(cell[0]):
             return f"cells.{key} is {shown(cell)}; it must be [number, unit]"
         if key not in known and not key.startswith("ours."):
-            return str(paper_tables.refuse("cells: key", key, known))
+            return str(refuse("cells: key", key, known))
         value, unit = cell
         bare = unit if unit in units else unit.partition(" ")[2]
         if bare not in units:
-            return str(paper_tables.refuse(f"cells.{key}: unit", unit, units))
+            return str(refuse(f"cells.{key}: unit", unit, units))
         if found := _range_fault(f"cells.{key}", value, UNITS.get(bare, ANY)):
             return found
     return ""
@@ -148,7 +149,7 @@ def _promise_fault(promise, at):
         return f"{at} is {shown(promise)}; it must be of type dict"
     for name in dict.fromkeys(("eps", *promise)):
         value, number = promise.get(name), name in ("eps", "delta", "rounds", "q")
-        good = paper_tables.is_number(value) if number else isinstance(value, str)
+        good = is_number(value) if number else isinstance(value, str)
         good |= value is None and name in ("rounds", "q")  # not said
         if name == "premises":
             good = isinstance(value, dict) and all(
@@ -168,7 +169,7 @@ def _promises_fault(record):
     "The guarantee of a run and those as it was run."
     for name in record.as_run:
         if name not in RELATIONS:
-            return str(paper_tables.refuse("as_run: relation", name, RELATIONS))
+            return str(refuse("as_run: relation", name, RELATIONS))
     promises = {f"as_run.{name}": value for name, value in record.as_run.items()}
     promises |= {} if record.guarantee is None else {"guarantee": record.guarantee}
     return next(filter(None, (_promise_fault(p, at) for at, p in promises.items())), "")
@@ -204,7 +205,7 @@ def fault(record, root: Path = None) -> str:  # what is wrong with it, '' if not
         ("paper", (*_papers(root), *paper_tables.added())),
     ):
         if getattr(record, name) not in allowed:
-            return str(paper_tables.refuse(name, getattr(record, name), allowed))
+            return str(refuse(name, getattr(record, name), allowed))
     if not re.fullmatch("[a-z][a-z0-9_]*", record.experiment):
         name = shown(record.experiment)
         return f"experiment is {name}; it must be a module's name, as dprec_mnist"

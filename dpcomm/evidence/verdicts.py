@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.checks import shown
+from ..core.files import is_number
 from . import paper_tables, records
 from .records import Record
 from dpcomm.evidence.seeds import (
@@ -465,7 +466,7 @@ def changes(paper: str, before: Evidence, after: Evidence) -> list:
 def score_of(found) -> tuple:  # ('', None) where there is none
     "The first score that records of one setting have."
     for name in SCORES:
-        values = [v for r in found if paper_tables.is_number(v := r.final.get(name))]
+        values = [v for r in found if is_number(v := r.final.get(name))]
         if values:
             return name, cell_summary(values)
     return "", None
@@ -473,9 +474,7 @@ def score_of(found) -> tuple:  # ('', None) where there is none
 
 def _gib(found, name):
     "Mean of a ledger's bits in GiB, '' where there is none."
-    values = [
-        v / 2**33 for r in found if paper_tables.is_number(v := r.final.get(name))
-    ]
+    values = [v / 2**33 for r in found if is_number(v := r.final.get(name))]
     return f"{np.mean(values):.3g}" if values else ""
 
 # %% ../../nbs/evidence/verdicts.ipynb #r0tab04

@@ -6,7 +6,7 @@
 __all__ = ['smallest_lie', 'Case', 'cases']
 
 # %% ../../nbs/foundations/audit_cases.ipynb #auc00003
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -174,6 +174,15 @@ class Case:
     arguments: dict
     most: int
 
+    @property
+    def setting(self) -> str:
+        "The mechanism as name(parameters), without those that are None."
+        values = {
+            f.name: getattr(self.mechanism, f.name) for f in fields(self.mechanism)
+        }
+        given = ", ".join(f"{k}={v}" for k, v in values.items() if v is not None)
+        return f"{self.mechanism.name}({given})"
+
     def run(
         self, trials: int, delta: float, alarm: float = 1e-6, seed: int = 0
     ) -> tuple:
@@ -219,3 +228,39 @@ def cases(settings) -> list[Case]:
         if relation := message_relation(mechanism):
             return [*found, Case(mechanism, relation, {"path": "messages"}, MESSAGES)]
     return found
+
+# %% ../../nbs/foundations/audit_cases.ipynb #df58cfac
+LEGEND = (
+    "claimed, audited: epsilon at delta {delta:g}; audited is a lower bound, wrong\n"
+    "  with probability {alarm:g}\n"
+    "p-value: of the trials if the whole claimed curve were true; refuted below"
+    " {alarm:g}\n"
+    "lie seen: noise smaller than claimed by this factor would have been refuted\n"
+    "  with probability 0.9"
+)
+HEADER = "relation|played|claimed|audited|plays|p-value|lie seen|by".split("|")
+
+
+def row(case, claimed, found, judged, wrong):
+    "One row of the audit's table."
+    noise = (judged.caught * (1 - judged.caught) / (0.75 * judged.trials)) ** 0.5
+    reached = judged.delta < 1 and judged.reached > judged.delta - 5 * noise
+    lie = float("inf")
+    if reached and not wrong and case.arguments.get("path") != "messages":
+        lie = smallest_lie(
+            case.mechanism, case.relation, found.trials, judged.alarm, **case.arguments
+        )
+    played = " ".join(
+        str(v) if name == "path" else f"{name}={v}"
+        for name, v in case.arguments.items()
+    )
+    return (
+        case.relation,
+        played or "-",
+        f"{claimed.eps:.3f}",
+        f"{found.eps:.3f}",
+        f"{found.trials:,}",
+        f"{judged.pvalue:.1g}",
+        f"x {lie:g}" if lie < float("inf") else "-",
+        "REFUTED" if wrong else judged.attack,
+    )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tables import tabled
 
+from dpcomm.core.files import is_number
 from dpcomm.evidence import paper_tables
 
 # Typed a second time, row by row as the tables are printed. A number is value, value+-spread, or ~value; '-' is an empty cell.
@@ -181,7 +182,7 @@ def test_every_stated_setting_equals_its_second_typing():
         for version, v in versions.items():
             if v:
                 second[(*name.split(".", 1), version)] = float(v)
-    found = [h for h in stated("dprec") if paper_tables.is_number(h.value)]
+    found = [h for h in stated("dprec") if is_number(h.value)]
     assert {(h.task, h.name, h.version): float(h.value) for h in found} == second
 
 
@@ -762,7 +763,7 @@ def test_every_stated_setting_of_fltop_equals_its_second_typing():
             if text != "-":
                 above, _, below = text.partition("/")
                 second[task, name] = float(above) / float(below or 1)
-    found = [h for h in stated("fltop") if paper_tables.is_number(h.value)]
+    found = [h for h in stated("fltop") if is_number(h.value)]
     assert {(h.task, h.name): float(h.value) for h in found} == second
     assert paper_tables.hyper("fltop", "hidden", "medical").value == (200, 200)
     inferred = [

@@ -12,7 +12,7 @@ import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ...core.checks import shown
+from ...core.checks import refuse, shown
 from ...evidence import paper_tables, records, verdicts
 from ...evidence.verdicts import Table
 from . import costs, grids, runner, runs
@@ -128,9 +128,7 @@ def read_grid(
     for table in asked:
         for name in table:
             if name not in allowed:
-                raise paper_tables.refuse(
-                    f"{path.name}, [[sweep]]: field", name, allowed
-                )
+                raise refuse(f"{path.name}, [[sweep]]: field", name, allowed)
         _check_table(table, path.name)
         if "experiment" not in table:
             raise ValueError(

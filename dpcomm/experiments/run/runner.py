@@ -22,8 +22,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import dpcomm
-from ...core.checks import needs, shown
-from ...evidence.paper_tables import papers, refuse
+from ...core.checks import needs, refuse, shown
+from ...evidence.paper_tables import papers
 
 # %% ../../../nbs/run/runner.ipynb #6fab5ce5
 PACKAGE = Path(dpcomm.__file__).resolve().parent

@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 
-from ...core.checks import check_between, shown
+from ...core.checks import check_between, refuse, shown
 from ...core.files import locked, write_whole
-from ...evidence import paper_tables, records
+from ...evidence import records
 from ...evidence.records import Record
 from ...evidence.seeds import SCORES
 from ...evidence.verdicts import Table, score_of
@@ -377,7 +377,7 @@ def chosen(
     ]
     if not runs:
         keys = [run.key for run in experiment.grid(scale)]
-        raise paper_tables.refuse(f"{experiment.name}, only", only, keys)
+        raise refuse(f"{experiment.name}, only", only, keys)
     runs.sort(key=lambda run: bool(run.needs))
     wanted = {seed for run in runs for seed in (run.seeds if seeds is None else seeds)}
     return [
