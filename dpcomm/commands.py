@@ -115,8 +115,7 @@ def run_all(args) -> int:
         unfinished += [] if outcome.finished else [name]
     if not unfinished:
         return 0
-    names = ", ".join(unfinished)
-    print(f"unfinished: {names}; resume with --resume", file=sys.stderr)
+    print(f"unfinished: {', '.join(unfinished)}; resume with --resume", file=sys.stderr)
     return 3
 
 
@@ -133,8 +132,7 @@ def _changes(args):
     given = dict(change=more.pop("change"), out=args.out, max_seconds=args.max_seconds)
     given |= dict(scale=args.scale, resume=args.resume)
     given["seeds"] = seed_list(args.seeds) if args.seeds else [0]
-    if args.device:
-        more["device"] = args.device
+    more |= {"device": args.device} if args.device else {}
     for name in args.names:
         runner.prepare(name, args.scale, given["seeds"], args.out, parameters=more)
     for name in args.names:
