@@ -161,8 +161,10 @@ def pool(family: tuple | None, spreads) -> tuple | None:
 def borrow(s: Summary, ours, spreads) -> Summary:
     "Lend a single seed the spread of settings that have several."
     sides = ours.sides or (ours,)
-    found = [pool(family_of(side.record, side.key), spreads) for side in sides]
-    if s.unit not in PERCENT or None in found or any(side.diverged for side in sides):
+    pooled = (pool(family_of(side.record, side.key), spreads) for side in sides)
+    found = [one for one in pooled if one]
+    whole = len(found) == len(sides) and not any(side.diverged for side in sides)
+    if s.unit not in PERCENT or not whole:
         return s
     variance, df = _welch([(math.sqrt(v), df) for v, df, _ in found])
     names = sorted(set().union(*(x for *_, x in found)))

@@ -218,7 +218,7 @@ class _Search:
                 f"{name} sends at least {min(sizes):.3g} bits per parameter: raise"
                 f" bits to {_upward(min(sizes))}"
             )
-        if not made:
+        if why and not made:
             raise why
         return made
 

@@ -33,7 +33,7 @@ def smallest(account, names: tuple, **run) -> Guarantee:
             found.append(account(**run, accountant=name))
         except ValueError as error:
             why = why or error
-    if not found:
+    if why and not found:
         raise why
     return min(found, key=lambda made: made.eps)
 

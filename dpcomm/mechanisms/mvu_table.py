@@ -229,7 +229,12 @@ def relaxed(
     x = (np.linspace(0, 1, n_inputs) - 0.5) / half
     for _ in range(8):
         reach, a = 1.02 * need, np.linspace(-1.02 * need, 1.02 * need, points)
-        value, p, _, mu = _program(eps, a, x, constraint)
+        if (found := _program(eps, a, x, constraint)) is None:
+            raise ArithmeticError(
+                f"no private table was found at eps = {eps:g}, {n_inputs} inputs and"
+                f" {points} symbols: pass more points"
+            )
+        value, p, _, mu = found
         need = _dual_reach(eps, mu, constraint)
         if need <= reach <= 1.2 * need:
             break

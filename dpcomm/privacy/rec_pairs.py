@@ -91,14 +91,14 @@ def _add_atoms(a, b, n, power, up):
 @functools.lru_cache(8)
 def _sum_of_lognormals(c, terms, n, power, up):
     "Atoms and masses of a_1 + ... + a_terms, by doubling."
-    double, total = _lognormal_atoms(c, n, power, up), None
+    double, parts = _lognormal_atoms(c, n, power, up), []
     while terms:
         if terms & 1:
-            total = double if total is None else _add_atoms(total, double, n, power, up)
+            parts.append(double)
         terms >>= 1
         if terms:
             double = _add_atoms(double, double, n, power, up)
-    return total
+    return functools.reduce(lambda a, b: _add_atoms(a, b, n, power, up), parts)
 
 # %% ../../nbs/dprec/losses.ipynb #b1d00011
 ATOMS = 800  # of a sum

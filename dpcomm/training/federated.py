@@ -208,7 +208,7 @@ def _loop(run, task, last, session, step, report, save):
         raise KeyboardInterrupt(f"stopped after round {run.round}, which is saved")
 
 # %% ../../nbs/training/federated.ipynb #d0rep02
-def _scores(task, w, x, y):
+def _scores(task, w, x, y) -> dict[str, float]:
     "Accuracy and loss of a network that tells classes apart, or the task's own loss."
     if task.loss is cross_entropy:
         return dict(zip(("accuracy", "loss"), evaluate(task.model, w, x, y)))
@@ -218,8 +218,8 @@ def _scores(task, w, x, y):
 def _report(run, task, guarantee, metrics, train_loss):
     "Enter an evaluation into the history."
     data = task.federation.data
-    score = partial(metrics, task.model) if metrics else partial(_scores, task)
-    scores = score(run.w, data.x_test, data.y_test)
+    test = run.w, data.x_test, data.y_test
+    scores = metrics(task.model, *test) if metrics else _scores(task, *test)
     if not isinstance(scores, dict) or not scores:
         raise TypeError(
             f"metrics returned {shown(scores)}; it must return a dict of scores"

@@ -300,7 +300,7 @@ def clients_per_call(engine: str, model: nn.Module, device="cpu") -> int:
         return 1
     if max(p.numel() for p in model.parameters()) < LARGE:
         return 10
-    return 2 if any(isinstance(layer, nn.Conv2d) for layer in model) else 1
+    return 2 if any(isinstance(layer, nn.Conv2d) for layer in model.children()) else 1
 
 # %% ../../nbs/training/local_sgd.ipynb #ls000008
 AUTOCAST = "loop", "channels-last", "vmap"  # engines of any module

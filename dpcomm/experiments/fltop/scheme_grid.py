@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,7 +81,7 @@ def by_ratio(
     return found
 
 # %% ../../../nbs/fltop/scheme_grid.ipynb #585e5677
-def stated(task: str, name: str):
+def stated(task: str, name: str) -> Any:
     "Settings that the paper states. [fltop Table 5]"
     return paper_tables.hyper("fltop", name, task).value
 
