@@ -651,6 +651,12 @@ def sidebar(entries):
             yield entry
 
 
+def test_pages_that_the_papers_files_name_are_there():
+    for path in sorted((ROOT / "dpcomm" / "assets" / "papers").glob("*.toml")):
+        named = set(re.findall(r"\bpage ([a-z][\w/-]*)", path.read_text("utf-8")))
+        assert not {name for name in named if PAGES_NAMED[name] != 1}, path.name
+
+
 RESULTS = ROOT / "dpcomm" / "assets" / "results"
 
 
