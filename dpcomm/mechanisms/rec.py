@@ -451,8 +451,10 @@ def _with_choice(account, delta, gap):
         if cost <= part * delta:
             return replace(made, delta=delta)
         part = 1.1 * cost / delta
-    told = "as if the choice of a candidate were exact, while floats cost a delta of"
-    premise = f"{told} up to {min(cost, 1):.2g} more"
+    told = f"cost a delta of up to {cost:.2g} more"
+    if cost >= 1:
+        told = "may cost any delta, since what is known of them grows with e^eps"
+    premise = f"as if the choice of a candidate were exact, while floats {told}"
     return replace(account(delta=delta), premises={"proof": premise})
 
 # %% ../../nbs/dprec/chapter.ipynb #c0b1f9a6
