@@ -235,10 +235,10 @@ LEGEND = (
     "  with probability {alarm:g}\n"
     "p-value: of the trials if the whole claimed curve were true; refuted below"
     " {alarm:g}\n"
-    "lie seen: noise smaller than claimed by this factor would have been refuted\n"
+    "detected: noise smaller than claimed by this factor would have been refuted\n"
     "  with probability 0.9"
 )
-HEADER = "relation|played|claimed|audited|plays|p-value|lie seen|by".split("|")
+HEADER = "relation|played|claimed|audited|plays|p-value|detected|by".split("|")
 
 
 def row(case, claimed, found, judged, wrong):

@@ -1008,7 +1008,7 @@ def test_the_command_prints_claims_beside_audits(capsys):
     told = " ".join(" ".join(lines).split())
     for words in (
         "gaussian(clip_norm=1.0, sigma=1.0, local=True, exact=True)",
-        "lie seen: noise smaller than claimed by this factor would have been"
+        "detected: noise smaller than claimed by this factor would have been"
         " refuted with probability 0.9",
         "no claim refuted: 15 audits",
     ):
