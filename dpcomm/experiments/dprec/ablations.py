@@ -18,7 +18,7 @@ from dpcomm.training import models
 
 # %% ../../../nbs/dprec/ablations.ipynb #0ceab717
 def settings(scale: str) -> dict:
-    "The other page's, with the rounds of Figure 2 and Section 4.1, and of Table 3."
+    "Those of MNIST by writer, with the rounds of Figure 2 and Section 4.1, and of Table 3."
     short, long = stated("local.rounds"), stated("only.rounds")
     short, long = {"smoke": (20, 40), "quick": (150, 200)}.get(scale, (short, long))
     minutes = {"smoke": (0.1, 0.1), "quick": (1, 1)}.get(scale, (80, 280))
