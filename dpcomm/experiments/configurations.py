@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from ..core.checks import check_between, shown
 from ..core.random import seed_tree
@@ -62,7 +63,7 @@ class Curve:
         return f"{promise}\n    {describe_as_run(self.as_run(rounds))}"
 
 # %% ../../nbs/run/configurations.ipynb #st4ted02
-def stated(name: str, task: str):
+def stated(name: str, task: str) -> Any:
     """Settings that DP-REC's paper states for a task. [dprec App. C.2]
 
     name: of a hyper-parameter, as 'rec.c.eps3'.

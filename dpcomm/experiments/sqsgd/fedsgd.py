@@ -9,6 +9,7 @@ __all__ = ['Base', 'matched']
 import dataclasses
 import math
 from functools import cache
+from typing import Any
 
 from ...core.checks import check_positive
 from ...core.random import seed_tree
@@ -216,7 +217,7 @@ def comparison(
 ) -> Comparison:
     "A task with the paper's settings. [sqsgd Sec. 4]"
 
-    def stated(name):
+    def stated(name) -> Any:
         return paper_tables.hyper("sqsgd", name, task).value
 
     d = MODELS[net][1]
