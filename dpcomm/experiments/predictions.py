@@ -117,7 +117,8 @@ def traffic(
     mechanism: Mechanism,
 ) -> tuple:  # bits of an upload and of a download, each a dict that ends with total
     "Bits that one client sends and receives in a round, by their use."
-    d, sent = deployment.d, mechanism.bits(deployment.d)
+    d = check_size("d", deployment.d)
+    sent = mechanism.bits(d)
     used = getattr(mechanism, "ring_bits", None)
     padding = sent.payload - used * d if used else 0
     up = dict(values=sent.payload - padding, padding=padding)

@@ -503,7 +503,7 @@ class LinearSketch(SketchCodec):
         sigma = self.counted
         if accountant == "pld" or sampling == "fixed":
             sigma = self.normal_sigma() or refuse_coarse(self)
-        elif sigma < self.sigma:
+        elif sigma < self.known_sigma():
             fields["orders"] = INTEGER_ORDERS
         made = noisy_sum_guarantee(sigma, delta, q, rounds, **fields)
         return made.noting(large_delta(delta, n_clients or self.n_clients))
@@ -522,10 +522,10 @@ class LinearSketch(SketchCodec):
         unit: whose sketch is clipped.
         Returns: Losses of one sum of the honest shares.
         """
-        self.known_sigma()
+        known = self.known_sigma()
         check_choice("sampling", sampling, self.samplings)
         check_number("q", q, "[1, 1]" if sampling == "none" else "(0, 1]")
-        whole = self.counted < self.sigma and q < 1
+        whole = self.counted < known and q < 1
 
         def renyi(orders):
             curve = rdp_subsampled_gaussian(orders, self.counted / far, q)

@@ -416,7 +416,7 @@ class Mvu(MvuCodec):
         if d is not None or how != "mixture":
             check_between("d", d, 1)
         if how == "pure":
-            eps = rounds * d * _worst_ratio(self, relation)
+            eps = rounds * check_between("d", d, 1) * _worst_ratio(self, relation)
             return Guarantee(eps, delta, note=f"d = {d}; holds with delta = 0", **names)
         check_number("delta", delta, "(0, 1)")
         orders = tuple(ORDERS if orders is None else orders)

@@ -80,12 +80,14 @@ def sampling_rate(
                 f"{name} is {size}; the mechanism divides its noise among {least}"
                 f" clients in every sum: build it for fewer clients, or raise {name}"
             )
-    if None not in (n_clients, cohort) and cohort > n_clients:
+    if n_clients is None or cohort is None:
+        return 1.0
+    if cohort > n_clients:
         raise ValueError(
             f"cohort is {cohort} of {n_clients} clients; it cannot be larger: change"
             " cohort or n_clients"
         )
-    if sampling == "none" and None not in (n_clients, cohort) and cohort < n_clients:
+    if sampling == "none" and cohort < n_clients:
         raise ValueError(
             f"cohort is {cohort} of {n_clients} clients and sampling is 'none', where"
             f" every client takes part: pass a sampling ({' or '.join(known[1:])}), or"

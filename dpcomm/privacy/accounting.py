@@ -319,7 +319,8 @@ def gaussian_eps(sigma: float, delta: float, rounds: int = 1) -> float:
     high = 1.0
     while excess(high) > 0:
         high *= 2
-    return brentq(excess, 0.0, high, xtol=1e-12, rtol=1e-14) * (1 + 1e-13) + 1e-9
+    root = float(brentq(excess, 0.0, high, xtol=1e-12, rtol=1e-14))
+    return root * (1 + 1e-13) + 1e-9
 
 # %% ../../nbs/foundations/accounting.ipynb #635fd350
 COMPOSED = 1e-2, 1e12  # noise multipliers whose losses are composed

@@ -49,7 +49,7 @@ def _log_remove(lam, sigma, q):
     step = min(sigma, sigma**2) / 8
     x = np.arange(-lam * q - 14 * sigma, 14 * sigma, step)
     log_ratio = np.logaddexp(np.log1p(-q), math.log(q) + (x - 0.5) / sigma**2)
-    log_sum = logsumexp(-x * x / (2 * sigma**2) - lam * log_ratio)
+    log_sum = float(logsumexp(-x * x / (2 * sigma**2) - lam * log_ratio))
     return log_sum + math.log(step / (sigma * math.sqrt(2 * math.pi)))
 
 
@@ -413,7 +413,7 @@ def vote_recall(n: int, K: int, voters: int, vote_sigma: float) -> float:
     def surplus(t):
         return K * ndtr((voters - t) / std) + (n - K) * ndtr(-t / std) - K
 
-    threshold = brentq(surplus, -40 * std, voters + 40 * std)
+    threshold = float(brentq(surplus, -40 * std, voters + 40 * std))
     return float(ndtr((voters - threshold) / std))
 
 # %% ../../nbs/fltop/privacy.ipynb #c9338ee8

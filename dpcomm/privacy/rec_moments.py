@@ -35,7 +35,7 @@ def _log_laplace(x: np.ndarray, s: float, step: float) -> np.ndarray:
             " which bounds the orders it does not compute"
         )
     z = np.arange(-12 - reach, 12 + s + step, step)
-    log_w = -z * z / 2 - logsumexp(-z * z / 2)
+    log_w = -z * z / 2 - float(logsumexp(-z * z / 2))
     y = np.exp(np.minimum(x[:, None] + s * z - s * s / 2, 700))
     lost = (np.exp(log_w) * -np.expm1(-y)).sum(1)
     near_one = np.log1p(-np.minimum(lost, 0.5))
@@ -94,7 +94,7 @@ def _log_reverse(order: int, s: float, K: int) -> np.ndarray:
     log_choose = gammaln(m + 1) - gammaln(i + 1) - gammaln(rest + 1)
     log_choose = np.where(i <= m, log_choose, -np.inf)
     log_terms = log_choose + i * (i + 1) * s * s / 2 + log_sum
-    return logsumexp(log_terms, axis=1) - i * math.log(K)
+    return np.asarray(logsumexp(log_terms, axis=1)) - i * math.log(K)
 
 # %% ../../nbs/dprec/theorem.ipynb #58c4883e
 LARGEST_EXPONENT = 2048  # exponents beyond take arrays that no memory holds

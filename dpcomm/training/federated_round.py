@@ -516,7 +516,7 @@ def one_round(
             " and Run.dropped lists it"
         )
     run.dropped += [(t, client) for client, _ in dropped]
-    if parts is not None:
+    if parts is not None and run.clip is not None:
         count = float(mean[-1]) * expected / (parts[1] * run.clip)
         mean = mean[:-1] / parts[0]
     elif adaptive is not None:

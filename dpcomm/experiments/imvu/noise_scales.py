@@ -12,6 +12,7 @@ from functools import cache
 
 import numpy as np
 
+from ...core.checks import check_number
 from ...datasets import images
 from ...datasets.scattering import features
 from ...evidence import paper_tables
@@ -98,6 +99,7 @@ def at_noise(
         return mechanism(kind, clip_norm=clip, sigma=sigma)
     if kind == "imvu":
         return mechanism(kind, clip_norm=clip, eps=1.0, beta=2 / sigma)
+    ratio = check_number("ratio", ratio, "(1, inf)")
     eps, beta = float(2 * np.arctanh(1 / ratio)), ratio / sigma
     return mechanism(kind, clip_norm=clip, eps=eps, beta=beta, n_inputs=MVU_INPUTS)
 

@@ -303,7 +303,8 @@ def early(
     c: Comparison,
 ) -> int:  # round after ten epochs
     "When the speed of convergence is compared. [sqsgd Fig. 1]"
-    return 10 * paper_tables.hyper("sqsgd", "rounds_per_epoch", c.task).value
+    per_epoch: Any = paper_tables.hyper("sqsgd", "rounds_per_epoch", c.task).value
+    return 10 * per_epoch
 
 # %% ../../../nbs/sqsgd/fedsgd.ipynb #s4ply02
 @cache
