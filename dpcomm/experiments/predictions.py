@@ -14,7 +14,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..bench import suite as bench
 from dpcomm.core.checks import (
     check_between,
     check_positive,
@@ -22,7 +21,7 @@ from dpcomm.core.checks import (
 )
 from ..core.random import normal, seed_tree
 from ..core.vectors import check_finite, check_rows
-from ..evidence import paper_tables
+from ..evidence import measurements, paper_tables
 from ..mechanisms.contract import Mechanism
 from ..mechanisms.deployments import Deployment
 from ..secagg import session, shamir
@@ -193,11 +192,11 @@ def _sessions():
 @cache
 def _held():
     "Rows of the newest record of memory, by part."
-    return {row["part"]: row for row in bench.committed("memory")[1]}
+    return {row["part"]: row for row in measurements.committed("memory")[1]}
 
 
 @cache
 def _timed():
     "The newest record of codecs, and its rows by part."
-    record, rows = bench.committed("codecs")
+    record, rows = measurements.committed("codecs")
     return record, {row["part"]: row for row in rows if row["peer"] == "dpcomm"}

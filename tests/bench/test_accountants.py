@@ -8,15 +8,16 @@ from tables import tabled
 from dpcomm.bench import accountants
 from dpcomm.bench import suite as bench
 from dpcomm.bench.accountants import GROUPS, SETTINGS, ours, standings
+from dpcomm.evidence import measurements
 
-PLACES = standings(bench.league()["league"])
+PLACES = standings(measurements.league()["league"])
 
 
 def test_there_are_forty_settings_of_every_kind_and_the_record_has_all():
     assert len(SETTINGS) == 40 and set(PLACES) == set(SETTINGS)
     assert min(map(len, GROUPS.values())) >= 4
     assert min(delta for _, delta in SETTINGS.values()) <= 1e-15
-    who = {row["who"] for row in bench.league()["league"]}
+    who = {row["who"] for row in measurements.league()["league"]}
     assert who == {accountants.OURS} | {
         f"{library}, {kind}"
         for library, kinds in accountants.LIBRARIES.items()
@@ -98,7 +99,7 @@ def test_a_library_alone_is_refused_and_one_that_is_missing_named():
 def test_a_folder_without_a_league_says_how_to_make_one(tmp_path):
     (tmp_path / "none.jsonl").write_text("")
     with pytest.raises(ValueError, match="dpcomm bench accountants"):
-        bench.league(tmp_path)
-    record = bench.league() | dict(date="2030-01-01")
+        measurements.league(tmp_path)
+    record = measurements.league() | dict(date="2030-01-01")
     (tmp_path / "mine.jsonl").write_text(json.dumps(record) + "\n")
-    assert bench.league(tmp_path)["date"] == "2030-01-01"
+    assert measurements.league(tmp_path)["date"] == "2030-01-01"

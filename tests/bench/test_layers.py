@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dpcomm.bench import layers, rounds
 from dpcomm.bench import suite as bench
 from dpcomm.core.random import seed_tree
-from dpcomm.evidence import paper_tables
+from dpcomm.evidence import measurements, paper_tables
 from dpcomm.training import models
 
 
@@ -65,7 +65,7 @@ def test_what_bounds_a_layer(seconds, arithmetic, memory, said):
 
 
 def test_committed_profiles_are_of_both_kinds_of_vectors():
-    records = bench.read(paper_tables.assets("bench") / "layers.jsonl")
+    records = measurements.read(paper_tables.assets("bench") / "layers.jsonl")
     assert {record["torch_kernels"] for record in records} == {"AVX2", "AVX512"}
     assert bench.table(records[0]["rows"]).rows
 

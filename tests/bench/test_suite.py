@@ -20,7 +20,7 @@ from dpcomm import cli, commands
 from dpcomm.bench import peers, rounds
 from dpcomm.bench import suite as bench
 from dpcomm.core.checks import NotInstalled
-from dpcomm.evidence import paper_tables
+from dpcomm.evidence import measurements, paper_tables
 
 PYTHON = os.environ.get("DPCOMM_PEER_PYTHON")  # of pfl and Flower, where it is not ours
 
@@ -276,8 +276,8 @@ def test_on_a_gpu_the_compiler_takes_part_and_a_table_names_the_clock(tmp_path):
     )
     assert "peak 9 GFLOP/s on a card;" in bench.describe(record)
     (tmp_path / "mine.jsonl").write_text(json.dumps(record | dict(commit="c")) + "\n")
-    assert bench.committed("W1", root=tmp_path) == (None, [])
-    assert bench.committed("W1", root=tmp_path, gpu=True)[1] == made
+    assert measurements.committed("W1", root=tmp_path) == (None, [])
+    assert measurements.committed("W1", root=tmp_path, gpu=True)[1] == made
 
 
 def test_a_cpu_s_contestants_see_no_gpu(tmp_path):
@@ -423,10 +423,10 @@ def test_json_is_one_record_and_nothing_else(few, capsys, tmp_path):
     assert record["threads"] == 1 and record["repeats"] == 1 and record["date"]
     assert {row["workload"] for row in record["rows"]} == {"W1", "accountants"}
     (tmp_path / "mine.jsonl").write_text(line + "\n")
-    assert bench.read(tmp_path / "mine.jsonl") == [record]
-    newest, rows = bench.committed("accountants", root=tmp_path)
+    assert measurements.read(tmp_path / "mine.jsonl") == [record]
+    newest, rows = measurements.committed("accountants", root=tmp_path)
     assert newest == record and len(rows) == len(bench.accountant_calls())
-    assert bench.committed("W2", root=tmp_path) == (None, [])
+    assert measurements.committed("W2", root=tmp_path) == (None, [])
 
 
 def test_an_interrupted_bench_keeps_what_it_has(few, monkeypatch, capsys):
@@ -457,11 +457,11 @@ def test_the_newest_of_each_processor_is_found(tmp_path):
         )
     ]
     (tmp_path / "mine.jsonl").write_text("\n".join(lines))
-    found = bench.by_processor("W1", root=tmp_path)
+    found = measurements.by_processor("W1", root=tmp_path)
     assert [(r["machine"], r["peak_gflops"]) for r, _ in found] == [("b", 1), ("a", 0)]
-    assert bench.committed("W1", root=tmp_path) == found[-1]
-    assert bench.by_processor("W1", 2, tmp_path) == []
-    assert bench.by_processor("W1", root=tmp_path, peers=True) == []
+    assert measurements.committed("W1", root=tmp_path) == found[-1]
+    assert measurements.by_processor("W1", 2, tmp_path) == []
+    assert measurements.by_processor("W1", root=tmp_path, peers=True) == []
 
 
 def test_a_table_fits_a_terminal(few, capsys, monkeypatch):
@@ -477,17 +477,17 @@ def test_a_damaged_record_is_refused_with_its_line(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text("{}\n")
     with pytest.raises(ValueError, match="mine.jsonl, line 1: versions is None"):
-        bench.read(path)
+        measurements.read(path)
     path.write_text("{\n")
     with pytest.raises(ValueError, match="line 1 is not valid JSON"):
-        bench.read(path)
+        measurements.read(path)
 
 
 @tabled(
     "path", sorted(paper_tables.assets("bench").glob("*.jsonl")), ids=lambda p: p.name
 )
 def test_committed_records_are_of_the_same_work(path):
-    for record in bench.read(path):
+    for record in measurements.read(path):
         assert not bench.differing(record)
         assert bench.describe(record) and "\\" not in json.dumps(record["rows"])
 

@@ -44,7 +44,7 @@ ROOMS = {
     "training": "core privacy datasets mechanisms",
     "interop": "core privacy secagg mechanisms training",
     "bench": "core privacy secagg datasets evidence mechanisms interop training",
-    "experiments": "core privacy secagg datasets evidence mechanisms interop training bench",
+    "experiments": "core privacy secagg datasets evidence mechanisms training",
     "flower": "core privacy secagg datasets mechanisms interop training",
     "commands": "core privacy datasets evidence mechanisms training interop bench experiments",
     "cli": "commands core evidence experiments",
