@@ -16,10 +16,12 @@ try:
         PrivacySpent,
         SamplingMethod,
     )
-except ImportError:
-    pass
 
-from ..core.checks import check_number, shown
+    HERE = True
+except ImportError:
+    HERE = False
+
+from ..core.checks import check_number, not_installed, shown
 from ..privacy.losses import compose, gaussian_losses
 
 # %% ../../nbs/interop/flower_accountant.ipynb #ifl00019
@@ -32,6 +34,8 @@ class Accountant:
     """
 
     def __init__(self, config):
+        if not HERE:
+            raise not_installed("flwr.supercore.privacy_accounting", "flower")
         self.config, self._events = config, []
 
     @property

@@ -45,9 +45,8 @@ def obstacle(mechanism: Mechanism) -> str:
 SENT = "uplink bytes"  # pfl's metric of what the messages weigh
 
 # %% ../../nbs/interop/pfl.ipynb #cda9c604
-_AnyPostprocessor: Any = (
-    _Postprocessor  # of which a checker of types knows nothing without pfl
-)
+# of both a checker of types knows nothing without pfl
+_AnyPostprocessor: Any = _Postprocessor
 
 
 class Private(_AnyPostprocessor):

@@ -10,6 +10,7 @@ from tables import tabled
 import dpcomm
 from dpcomm.core.checks import NotInstalled
 from dpcomm.interop import flower
+from dpcomm.interop.flower_accountant import Accountant
 
 MODEL = {
     "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -59,6 +60,6 @@ def test_a_model_of_whole_numbers_has_no_vector():
 )
 def test_without_flower_a_sentence_says_what_to_install():
     used = dpcomm.mechanism("gaussian", clip_norm=1.0, sigma=1.0)
-    for make in (flower.mod, lambda m: flower.Private(None, m, None)):
-        with pytest.raises(NotInstalled, match="flwr is .* the extra flower brings"):
+    for make in (flower.mod, lambda m: flower.Private(None, m, None), Accountant):
+        with pytest.raises(NotInstalled, match="flwr.* is .* the extra flower brings"):
             make(used)

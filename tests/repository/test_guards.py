@@ -308,6 +308,11 @@ def mixed_imports(cell):
         yield "imports and other code in one cell"
 
 
+def empty(cell):
+    if cell.kind == "code" and not cell.code and "default_exp" not in cell.source:
+        yield "nothing in it: delete the cell"
+
+
 def no_python(cell):
     if cell.kind == "code" and cell.code and not parsed(cell).body:
         yield "no plain Python; magics and shell lines are not allowed"
@@ -343,6 +348,7 @@ CELL_RULES = (
     large_images,
     long_lines,
     mixed_imports,
+    empty,
     no_python,
     undescribed_figures,
     lost_pages,
@@ -444,6 +450,7 @@ GOOD = [
         code(f"x = {'a' * 100}"),
         code("import os\nx = 1"),
         code("%time f()"),
+        code("#| exporti"),
         code("#| label: fig-x\n#| fig-cap: y\nf()"),
         code('"Losses of a sum. [page dprec_theorem, Prop. H]"'),
         code('"Losses of a sum. [page losses]"'),

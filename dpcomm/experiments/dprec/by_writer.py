@@ -14,9 +14,6 @@ from . import femnist_columns
 from ..run.grids import Run
 from ..run.runs import difference
 
-# %% ../../../nbs/dprec/by_writer.ipynb #e96f16c1
-#| exporti
-
 # %% ../../../nbs/dprec/by_writer.ipynb #29eb6a9b
 def settings(scale: str) -> dict:
     "FEMNIST's protocol on other writers. [dprec App. C.2]"

@@ -28,9 +28,6 @@ from dpcomm.experiments.dprec.femnist_columns import (
 from ..run.grids import Run
 from ..run.runs import source_of
 
-# %% ../../../nbs/dprec/femnist.ipynb #463f89b3
-#| exporti
-
 # %% ../../../nbs/dprec/femnist.ipynb #5736c565
 def settings(scale: str) -> dict:
     "Settings common to all runs of a scale. [dprec App. C.2]"
