@@ -157,7 +157,7 @@ def _settings(args):
         if runner.is_own(name):
             continue
         only = str(settings["parameters"].get("only", "all"))
-        runs.chosen(grids.find(name), args.scale, settings["seeds"], only)
+        runs.select(grids.find(name), args.scale, settings["seeds"], only)
     return settings
 
 # %% ../nbs/reference/commands.ipynb #359d09b3
@@ -187,7 +187,7 @@ def _report(outcome, args):
 
 # %% ../nbs/reference/commands.ipynb #359d09ac
 def asked_of(args) -> list:  # of dict, arguments of planning.jobs_of
-    "What a sweep is asked to play; ValueError where a pattern fits nothing."
+    "What a sweep is asked to run; ValueError where a pattern fits nothing."
     from dpcomm.experiments.run import grids, planning
 
     if args.grid:
@@ -211,7 +211,7 @@ def asked_of(args) -> list:  # of dict, arguments of planning.jobs_of
 
 # %% ../nbs/reference/commands.ipynb #w0swp02
 def sweep_all(args) -> int:
-    "Play every missing run that was asked for."
+    "Run everything missing that was asked for."
     from dpcomm.evidence import terminal
     from dpcomm.experiments.run import cluster, planning, sweep
 

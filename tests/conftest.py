@@ -247,7 +247,7 @@ def one(tmp_path_factory):
     from dpcomm.experiments.run import runs
 
     folder = tmp_path_factory.mktemp("one")
-    found = runs.play_grid("dprec-mnist", "smoke", [0, 1], folder, "linear.eps3")
+    found = runs.run_grid("dprec-mnist", "smoke", [0, 1], folder, "linear.eps3")
     assert len(found) == 4
     return {(r.key, r.seed): records.result_of(r) for r in found}
 

@@ -29,7 +29,9 @@ from ..training import models
 CLIENTS, ROUNDS, BATCH, LR, SEED = 30, 10, 10, 0.5, 1
 
 
-def work() -> tuple:  # model; (images, labels) of each client; (images, labels) to test
+def workload() -> (
+    tuple
+):  # model; (images, labels) of each client; (images, labels) to test
     "Model and data."
     data = images.load("digits")
     model = models.initialise(
@@ -100,7 +102,7 @@ def train(
             self.sent += metrics[StringMetricName(SENT)].overall_value
             return False, Metrics()
 
-    (parameters, step), (layers, clients, _) = SETTINGS[name], work()
+    (parameters, step), (layers, clients, _) = SETTINGS[name], workload()
     users = [Dataset(data, user_id=i) for i, data in enumerate(clients)]
     sampler = get_user_sampler("minimize_reuse", list(range(len(users))))
     federation = FederatedDataset(users.__getitem__, sampler)
@@ -142,7 +144,7 @@ def by_hand(
     rounds: int = ROUNDS,  # >= 1
 ) -> tuple:  # weights (d,), bytes sent
     "The run in pfl, without pfl."
-    (parameters, step), (model, clients, _) = SETTINGS[name], work()
+    (parameters, step), (model, clients, _) = SETTINGS[name], workload()
     w, sent = flatten(p.detach() for p in model.parameters()), 0
     for t in range(rounds):
         mechanism = contract.mechanism(name, **parameters).for_round(t)
@@ -162,7 +164,7 @@ def accuracy(
     w: Tensor,  # (d,) weights of the model of `work`
 ) -> float:  # percent of the test images
     "Accuracy of the weights on digits."
-    model, _, (x, y) = work()
+    model, _, (x, y) = workload()
     torch.nn.utils.vector_to_parameters(w, model.parameters())
     return 100 * (model(x).argmax(1) == y).double().mean().item()
 

@@ -139,7 +139,7 @@ class Contestant:
         return self.folder / f"{self.own}.npy"
 
 # %% ../../nbs/bench/peers.ipynb #3bc87f65
-def play(
+def run_round(
     contestant: Contestant,  # waiting
     limit: float = 600.0,  # seconds after which it is out
 ) -> dict:  # cpu and wall seconds, memory in MiB

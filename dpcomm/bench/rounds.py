@@ -22,7 +22,7 @@ from dpcomm.bench.peers import (
     Contestant,
     NotRun,
     leave,
-    play,
+    run_round,
     write_work,
 )
 from ..core.checks import check_choice
@@ -241,7 +241,7 @@ def _admit(name, entered, enter):
     for left in reversed(range(TRIES.get(name, 1))):
         contestant, entered = entered or enter(), None
         try:
-            play(contestant)
+            run_round(contestant)
             return contestant
         except NotRun:
             leave(contestant)
@@ -285,7 +285,7 @@ def contest(
                     inside[name] = _admit(name[0], entered.pop(name), enter)
                 except NotRun as why:
                     out[name] = why
-            calls = {name: partial(play, who) for name, who in inside.items()}
+            calls = {name: partial(run_round, who) for name, who in inside.items()}
             told = measure(calls, repeats, lambda line: say(f"{work.name}, {line}"))
             updates = {n: np.load(who.update_file) for n, who in inside.items()}
         finally:

@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..core.checks import check_between
-from ..core.files import locked, write_whole
+from ..core.files import atomic_write, locked
 from .images import Dataset, data_root
 
 # %% ../../nbs/datasets/scattering.ipynb #b2baab96
@@ -244,7 +244,7 @@ def write_once(path: Path, shape: tuple, blocks) -> Path:  # the file, whole
             return path
         for dead in path.parent.glob(f".{path.name}.*.part"):
             dead.unlink(missing_ok=True)
-        return write_whole(path, _with_digest(shape, blocks))
+        return atomic_write(path, _with_digest(shape, blocks))
 
 # %% ../../nbs/datasets/scattering.ipynb #092e00c0
 def _blocks(images, settings, device, bar):

@@ -59,7 +59,7 @@ def fill(text: str, paper: str, found: verdicts.Evidence) -> str:  # '': one was
     def mine(key) -> Any:
         if key in found.ours:
             return found.ours[key]
-        return verdicts.ours_of(cells[key], found.ours) if key in cells else None
+        return verdicts.our_number(cells[key], found.ours) if key in cells else None
 
     def counted(pattern, word):
         some = [c for c in cells.values() if fnmatchcase(c.key, pattern)]
@@ -99,7 +99,7 @@ def _said(kind, ours):
 
 # %% ../../nbs/evidence/claims.ipynb #cl000011
 @dataclass(frozen=True)
-class Row:
+class ClaimStatus:
     "A claim with its status."
 
     claim: paper_tables.Claim
@@ -121,7 +121,7 @@ def _seeds(pairs):
 
 def row_of(
     claim: paper_tables.Claim, paper: str, found: verdicts.Evidence, base: str = ".."
-) -> Row:
+) -> ClaimStatus:
     "A claim, judged."
     cells = [
         c
@@ -134,9 +134,9 @@ def row_of(
     tally = f"{holds} of {len(told)} hold" + (f", {fails} fail" if fails else "")
     link = claim.link.removeprefix("../")
     if not link:
-        run = [verdicts.ours_of(c, found.ours) for c, s in pairs if s]
+        run = [verdicts.our_number(c, found.ours) for c, s in pairs if s]
         link = f"{paper_tables.place(run[0].record.experiment)}.ipynb" if run else ""
-    return Row(
+    return ClaimStatus(
         claim,
         status_of(told, claim.kind, claim.cannot),
         fill(claim.number, paper, found),
@@ -212,7 +212,7 @@ def report(paper: str, base: str = "..") -> tables.Sentence:
     Returns: two pages of Markdown.
     """
     p, found = paper_tables.paper(paper), verdicts.evidence(paper)
-    full = list(records.standing(records.load(paper, scale="full")).values())
+    full = list(records.current(records.load(paper, scale="full")).values())
     judged = table(paper, found, base)
 
     def items(lines):

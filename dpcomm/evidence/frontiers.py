@@ -60,7 +60,7 @@ def points(found) -> tuple:
     Returns: tuple of Point, by task and key.
     """
     settings, informed = {}, {}
-    for record in records.standing(found).values():
+    for record in records.current(found).values():
         first, _, rest = record.key.partition(".")
         if first == "updates":
             informed |= {f"{rest}.{end}": v for end, v in record.final.items()}

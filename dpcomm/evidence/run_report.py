@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.checks import needs, shown
-from ..core.files import write_whole
+from ..core.files import atomic_write
 from . import figures, records
 from .seeds import SCORES
 from .tables import Table, as_html
@@ -29,7 +29,7 @@ STEPS = "round", "epoch"  # what a history may count
 def curves_of(found) -> dict:  # key -> (colour, its records), at most LINES
     "The settings that are drawn, each with a colour of its own."
     drawn = {}
-    for r in records.standing(found).values():
+    for r in records.current(found).values():
         if any(step in r.history for step in STEPS):
             drawn.setdefault(r.key, []).append(r)
     drawn = dict([*drawn.items()][:LINES])
@@ -277,8 +277,8 @@ def write(found, path, only: str = "all") -> tuple:
             f"no recorded run begins with {shown(only)}: choose one of {keys}"
         )
     path = Path(path).with_suffix(".html")
-    made = [write_whole(path, page(kept).encode())]
+    made = [atomic_write(path, page(kept).encode())]
     curves = curves_of(kept)
     if curves and (image := picture(curves)):
-        made.append(write_whole(path.with_suffix(".png"), image))
+        made.append(atomic_write(path.with_suffix(".png"), image))
     return tuple(made)

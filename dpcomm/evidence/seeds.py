@@ -128,7 +128,7 @@ def family_of(record: Record, key: str) -> tuple | None:
 
 
 @dataclass(frozen=True)
-class Spread:
+class SeedVariance:
     "Variance over the seeds of one number of one setting."
 
     family: tuple  # what `family_of` returned
@@ -158,7 +158,7 @@ def pool(family: tuple | None, spreads) -> tuple | None:
     return variance / len(lent), df, {x.experiment for x in lent}
 
 
-def borrow(s: Summary, ours, spreads) -> Summary:
+def with_pooled_variance(s: Summary, ours, spreads) -> Summary:
     "Lend a single seed the spread of settings that have several."
     sides = ours.sides or (ours,)
     pooled = (pool(family_of(side.record, side.key), spreads) for side in sides)

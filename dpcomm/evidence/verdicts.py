@@ -21,13 +21,13 @@ from .records import Record
 from dpcomm.evidence.seeds import (
     PERCENT,
     SCORES,
-    Spread,
+    SeedVariance,
     Summary,
-    borrow,
     cell_summary,
     diverged,
     family_of,
     half_width,
+    with_pooled_variance,
 )
 from .tables import Table
 
@@ -210,7 +210,7 @@ def ours_by_key(found) -> dict:
     Returns: key -> Ours.
     """
     ours = {}
-    for r in sorted(records.standing(found).values(), key=lambda r: r.seed):
+    for r in sorted(records.current(found).values(), key=lambda r: r.seed):
         for key, (value, unit) in r.cells.items():
             mine = ours.get(key) or Ours({}, unit, r, key)
             if r.seed in mine.values or mine.record.experiment != r.experiment:
@@ -228,7 +228,7 @@ def ours_by_key(found) -> dict:
     return ours
 
 # %% ../../nbs/evidence/verdicts.ipynb #v11deba6
-def ours_of(cell: paper_tables.Cell, ours: dict) -> Ours:  # None if it was not run
+def our_number(cell: paper_tables.Cell, ours: dict) -> Ours:  # None if it was not run
     "Our number for one of the paper's, derived where the paper derives it."
     if (key := cell.same_as or cell.key) in ours:
         return ours[key]
@@ -276,7 +276,7 @@ class Evidence:
         return self._told[cell]
 
     def _summary(self, cell):
-        found = ours_of(cell, self.ours)
+        found = our_number(cell, self.ours)
         if found is None:
             return None
         s = found.summary
@@ -284,7 +284,7 @@ class Evidence:
             return s
         if not found.record.trained:
             return replace(s, se=0.0)  # a formula has no spread
-        return borrow(s, found, self.spreads)
+        return with_pooled_variance(s, found, self.spreads)
 
 # %% ../../nbs/evidence/verdicts.ipynb #f0bda471
 def spreads_of(ours: dict) -> list:  # of Spread
@@ -296,7 +296,7 @@ def spreads_of(ours: dict) -> list:  # of Spread
             s = o.summary
             variance = s.n * (PERCENT[o.unit] * s.se) ** 2
             same_runs = family, tuple(sorted(o.values.values()))
-            lent = Spread(family, o.record.experiment, variance, s.n - 1)
+            lent = SeedVariance(family, o.record.experiment, variance, s.n - 1)
             found.setdefault(same_runs, lent)
     return [x for x in found.values() if x.variance]
 
@@ -346,7 +346,7 @@ def format_paper(cell: paper_tables.Cell) -> str:
 def smaller(cell: paper_tables.Cell, runs: tuple, scale: str = "quick") -> Summary:
     "Our number of a smaller scale, which earns no verdict."
     names = cell.key, f"ours.{scale}.{cell.key}"
-    found = [r for r in records.standing(runs).values() if r.scale == scale]
+    found = [r for r in records.current(runs).values() if r.scale == scale]
     values = [r.cells[key][0] for r in found for key in names if key in r.cells]
     return cell_summary(values, cell.unit) if values else None
 
@@ -391,13 +391,15 @@ def row_of(
         sign = "+" if s.mean >= cell.value else "-"
         delta = f"{sign}{format_value(abs(s.mean - cell.value), cell)}"
     mine = format_value(s.mean, cell) + _format_error(s, cell)
-    name = ours_of(cell, found.ours).record.experiment
+    name = our_number(cell, found.ours).record.experiment
     link = f"[{name}]({base}/{paper_tables.place(name)}.ipynb)"
     seeds = f"n = {s.n}" + (f", spread of {s.spread_of}" if s.spread_of else "")
     return key, theirs, f"{mine} ({seeds})", delta, verdict(cell, s), link
 
 # %% ../../nbs/evidence/verdicts.ipynb #v1a06383
-def causes_of(cell: paper_tables.Cell, paper: paper_tables.Paper, word: str) -> list:
+def explain_verdict(
+    cell: paper_tables.Cell, paper: paper_tables.Paper, word: str
+) -> list:
     "Why a verdict is what it is."
     shown = [cell.tol_why] if word == "not comparable" and cell.kind == "shown" else []
     if word in ("not run", "match"):
@@ -433,7 +435,7 @@ def verdict_table(
     for cell in (c for c in cells if c.key.startswith(only)):
         key, text, ours, delta, word, link = row_of(cell, p, found, base)
         sign = VERDICTS[word]
-        for why in causes_of(cell, p, word):
+        for why in explain_verdict(cell, p, word):
             if why not in notes:
                 notes.append(why)
             word += f" [{notes.index(why) + 1}]"
@@ -500,7 +502,7 @@ def runs_table(found, title: str = "") -> Table:
     Returns: one row a setting.
     """
     settings = {}
-    for r in records.standing(found).values():
+    for r in records.current(found).values():
         if r.final:
             settings.setdefault((r.scale, r.key), []).append(r)
     names = {score_of(group)[0] for group in settings.values()} - {""}

@@ -34,7 +34,7 @@ from ..privacy.lower_bounds import information, least_error
 
 # %% ../../nbs/reference/choosing.ipynb #c4000012
 @dataclass(frozen=True)
-class Row:
+class Candidate:
     "One mechanism, calibrated, with what it costs."
 
     built: Mechanism  # for vectors of norm 1
@@ -123,7 +123,7 @@ class Choice:
     refused: dict
 
     @property
-    def best(self) -> Row:
+    def best(self) -> Candidate:
         "The row of least error under the requested definition."
         return self.rankings[0].rows[0]
 
@@ -299,7 +299,7 @@ def _row(s, mechanism, made, error):
     )
     spread = error.sampling
     up, down = traffic(s, mechanism)
-    return Row(
+    return Candidate(
         mechanism,
         made,
         error=error.error,

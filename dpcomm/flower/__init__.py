@@ -3,6 +3,6 @@ dpcomm's own server loop; `server`, `sums` and `transport` hold the server's end
 """
 
 from ..interop.flower import Private, mod
-from .client import Apart, Node, client_app, own_part
+from .client import RemoteFederation, Node, client_app, own_part
 
-__all__ = ["Apart", "Node", "Private", "client_app", "mod", "own_part"]
+__all__ = ["RemoteFederation", "Node", "Private", "client_app", "mod", "own_part"]

@@ -19,13 +19,13 @@ from dpcomm.flower.client import (
     _size,
     admit,
     agreement,
+    agreement_digest,
     check_weights,
     code_of,
     local_update,
-    mark_of,
 )
-from .server import Gathering, Row
-from .transport import converse
+from .server import Gathering, RoundReport
+from .transport import exchange
 from ..interop import sums
 from ..interop.sums import Members, limits, proceed, setup_of, too_long
 from ..secagg.errors import MASKED, ROUNDS, SERVER, BelowThreshold, SecAggError
@@ -82,7 +82,7 @@ def session_of(task, t: int) -> Setup:
     return setup_of(task.mechanism.for_round(t), _size(task), n, name, threshold)
 
 # %% ../../nbs/flower/sums.ipynb #f10c000e
-def hear(server: Server, client: int, reply, t: int, limit: int) -> str:
+def accept_reply(server: Server, client: int, reply, t: int, limit: int) -> str:
     "Hand one reply to the session."
     if isinstance(reply, str):
         return f"lost: {reply:.80}"
@@ -100,12 +100,14 @@ def hear(server: Server, client: int, reply, t: int, limit: int) -> str:
     return ""
 
 # %% ../../nbs/flower/sums.ipynb #f10c0010
-def play(server: Server, ask, mail: dict, t: int) -> Counter:  # reason -> replies
+def run_session(
+    server: Server, ask, mail: dict, t: int
+) -> Counter:  # reason -> replies
     "Six steps. BelowThreshold where too few answer. [Bonawitz et al. 2017, Fig. 4]"
     dropped = Counter()
     for step, limit in enumerate(limits(server.setup)):
         for client, reply in ask(step, mail):
-            if why := hear(server, client, reply, t, limit):
+            if why := accept_reply(server, client, reply, t, limit):
                 dropped[why] += 1
         mail = server.advance()
     return dropped
@@ -147,7 +149,7 @@ class Sums(Everybody):
         line: transport.
         task: federated.Task of the server.
         clients: client -> node.
-        down: server.Down: what goes to them.
+        down: server.ModelDownlink: what goes to them.
         t: round, from 0 on.
         cohort: of clients: all of them.
         deadlines: transport.Deadlines.
@@ -157,7 +159,7 @@ class Sums(Everybody):
         began, clock, before = time.time(), time.monotonic(), line.up
         server = Server(session_of(task, t), identity, self.directory)
         found, there = Gathering.of(task, t, cohort), line.nodes()
-        head, sent = dict(round=t, agreement=mark_of(task)), 0
+        head, sent = dict(round=t, agreement=agreement_digest(task)), 0
         most = 2**12 + max(limits(server.setup))
 
         def ask(step, mail):
@@ -167,7 +169,7 @@ class Sums(Everybody):
             letters = {clients[c]: head | dict(step=step, mail=mail[c]) for c in mail}
             names = {clients[c]: c for c in mail}
             w = down.model if step == MASKED else None
-            replies = converse(
+            replies = exchange(
                 line,
                 SUM,
                 letters,
@@ -184,7 +186,7 @@ class Sums(Everybody):
         if len(mail) < len(cohort):
             found.dropped["without a node"] += len(cohort) - len(mail)
         found.nbytes = int(server.traffic[:, :, 0, 1].sum())
-        row = Row(
+        row = RoundReport(
             t=t,
             asked=len(cohort),
             heard=len(found.heard),
@@ -202,7 +204,7 @@ class Sums(Everybody):
 def _summed(server, ask, mail, t, found):
     "Play a session into a gathering; why its sum is not used, or ''."
     try:
-        found.dropped = play(server, ask, mail, t)
+        found.dropped = run_session(server, ask, mail, t)
     except BelowThreshold as error:
         return str(error).rpartition(": ")[0]  # without what the session advises
     total, n = server.result, len(server.survivors)

@@ -30,7 +30,7 @@ from dpcomm.flower.client import (
 from ..training import federated
 
 # %% ../../nbs/flower/transport.ipynb #f10a002c
-class Here:
+class InProcessTransport:
     "A transport to nodes in this process."
 
     def __init__(self, homes):  # dict: number of a node -> Node
@@ -84,7 +84,7 @@ class Deadlines:
         check_between("skips", self.skips, 0, 2**32)
 
 # %% ../../nbs/flower/transport.ipynb #f10a0030
-def converse(
+def exchange(
     line,  # transport
     action: str,  # message type, such as UPDATE
     letters: dict,  # node -> fields
@@ -113,7 +113,7 @@ def _weight(reply):
     return sum(sizes) + sum(map(len, reply))
 
 # %% ../../nbs/flower/transport.ipynb #f10a0032
-def meet(
+def handshake(
     line,
     task: federated.Task,
     deadlines: Deadlines = Deadlines(),
@@ -126,7 +126,7 @@ def meet(
         time.sleep(deadlines.poll)
     mine, found, clients, heard = agreement(task), sorted(line.nodes()), {}, {}
     letters = {node: mine | dict(nonce=secrets.token_bytes(NONCE)) for node in found}
-    answers = converse(line, HELLO, letters, deadlines.hello, poll=deadlines.poll)
+    answers = exchange(line, HELLO, letters, deadlines.hello, poll=deadlines.poll)
     for node, reply in answers:
         found.remove(node)
         nonce = letters[node]["nonce"]
@@ -181,7 +181,7 @@ def _unproven(task, reply, nonce, directory):
 PULLS = 32  # replies that are fetched at a time
 
 
-class Line:
+class GridTransport:
     "A transport over Flower's grid."
 
     def __init__(self, grid):  # flwr.serverapp.Grid

@@ -32,7 +32,7 @@ def suite() -> Path:  # test_conformance.py
 _chosen = []  # names in the registry
 
 
-def chosen() -> tuple:  # names in the registry
+def selected() -> tuple:  # names in the registry
     "The mechanisms that the option names."
     return tuple(dict.fromkeys(_chosen))
 

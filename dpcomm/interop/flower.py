@@ -52,7 +52,7 @@ def obstacle(mechanism: Mechanism, keys=None) -> str:
     Returns: the reason, in the form 'needs ...'; '' if it can be used.
     """
     if mechanism.summed and keys is None:
-        return "needs a secure sum: pass keys, a folder of dpcomm.interop.sums.enrol"
+        return "needs a secure sum: pass keys, a folder of dpcomm.interop.sums.generate_keys"
     if mechanism.client_memory(1, 1) is not None:
         return "needs clients that remember: turn its residuals off"
     return ""
@@ -200,7 +200,7 @@ def _step(used, keys, asked, message, context, vector=None):
         )
     party = sums.Party(keys, number)
     if asked["step"] == sums.HELLO:
-        return party.greet(asked.get("nonce"), run, message.metadata.dst_node_id)
+        return party.reply_hello(asked.get("nonce"), run, message.metadata.dst_node_id)
     now, cohort = used.for_round(asked["round"]), asked["cohort"]
     given = asked["entries"], cohort, run, asked["round"], party.members.threshold
     setup = sums.session_of(now, *given)

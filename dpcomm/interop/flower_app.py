@@ -168,7 +168,7 @@ def open_port(port: int = 0) -> int:  # a port of 127.0.0.1 that was free a mome
         return probe.getsockname()[1]
 
 # %% ../../nbs/flower/deployment.ipynb #f10b0019
-def surroundings(home) -> dict:
+def environment(home) -> dict:
     "The environment of a deployment."
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     ours = dict(FLWR_HOME=str(home), PATH=path, FLWR_TELEMETRY_ENABLED="0")
@@ -179,7 +179,7 @@ def surroundings(home) -> dict:
     return os.environ | ours
 
 # %% ../../nbs/flower/deployment.ipynb #f10b001b
-def left_over(home) -> list:  # of process ids, on Linux; elsewhere none is found
+def orphans(home) -> list:  # of process ids, on Linux; elsewhere none is found
     "Processes that still belong to a deployment."
     mark, found = f"FLWR_HOME={home}".encode(), []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -292,7 +292,7 @@ def deployment(
     "Flower's daemons on loopback, from start to stop."
     with ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="dpcomm-flower-"))
-        here = Deployment(Path(name), surroundings(name))
+        here = Deployment(Path(name), environment(name))
         stack.callback(stop, here)
         port = open_port(port)
         connection = f'default = "loop"\n[superlink.loop]\naddress = "127.0.0.1:{port}"'
@@ -337,19 +337,19 @@ def stop(here: Deployment, seconds: float = 10.0) -> list:  # ids that are left
     for daemon in [*reversed(here.nodes), *filter(None, [here.link])]:
         daemon.signal(signal.SIGTERM)
     home, until = here.env["FLWR_HOME"], time.monotonic() + seconds
-    while left_over(home) and time.monotonic() < until:
+    while orphans(home) and time.monotonic() < until:
         time.sleep(0.1)
-    for pid in left_over(home):
+    for pid in orphans(home):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     for daemon in [*here.nodes, *filter(None, [here.link])]:
         daemon.signal(signal.SIGKILL)
         daemon.process.wait(seconds)
-    return left_over(home)
+    return orphans(home)
 
 # %% ../../nbs/flower/deployment.ipynb #f10b0104
 @contextmanager
-def rehearsed(app, nodes: int, floor: str = None):  # yields node's, run's settings
+def with_test_keys(app, nodes: int, floor: str = None):  # yields node's, run's settings
     "Keys and floors for one run of an app on one machine."
     floor = floor or (Path(app) / "floor.toml").read_text("utf-8")
     least = min(nodes, tomllib.loads(floor)["clients"])
@@ -361,7 +361,7 @@ def rehearsed(app, nodes: int, floor: str = None):  # yields node's, run's setti
         if nodes > 1:
             from dpcomm.interop import sums
 
-            run = dict(keys=str(sums.enrol(Path(place) / "keys", nodes)))
+            run = dict(keys=str(sums.generate_keys(Path(place) / "keys", nodes)))
             node += f' keys="{place}/keys"'
         yield node, run
 
@@ -384,7 +384,7 @@ def try_app(app, nodes: int = 4, seconds: float = 600.0, say=print) -> None:
     asked = {name: nodes for name in ("clients", "cohort") if name in known}
     say(f"starting a SuperLink and {nodes} SuperNodes on this machine")
     with (
-        rehearsed(app, nodes) as (node, server),
+        with_test_keys(app, nodes) as (node, server),
         deployment(nodes, settings=node) as here,
     ):
         run = submit(here, app, **asked, **server)

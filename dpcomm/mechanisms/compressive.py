@@ -29,7 +29,7 @@ from dpcomm.core.checks import (
 from ..core.random import seed_tree
 from ..core.vectors import check_finite, check_rows
 from ..core.wire import Bits, header_bits
-from .contract import Whole, register
+from .contract import IntRange, register
 from .distributed_noise import AUDITED, LinearSketch
 
 # %% ../../nbs/baselines/compressive.ipynb #230d97b1
@@ -226,13 +226,13 @@ class Compressive(LinearSketch):
     name, audit_cases = "compressive", AUDITED
     ranges = LinearSketch.ranges | {
         "fraction": "(0, 1]",
-        "chunks": Whole(1),
-        "seed": Whole(0),
-        "iterations": Whole(0),
+        "chunks": IntRange(1),
+        "seed": IntRange(0),
+        "iterations": IntRange(0),
         "penalty": "(0, inf)",
         "kept": KEPT,
         "fresh": bool,
-        "round": Whole(0),
+        "round": IntRange(0),
     }
 
     def for_round(self, t):

@@ -15,9 +15,9 @@ from typing import Self
 
 from ..core.checks import check_between, check_number, check_size, nearest, shown
 from dpcomm.mechanisms.contract import (
-    Maybe,
+    IntRange,
     Mechanism,
-    Whole,
+    OrNone,
     check_range,
     mechanism_class,
 )
@@ -200,18 +200,18 @@ class Deployment:
 
 
 _RANGES = {
-    "n_clients": Whole(1, MOST),
-    "cohort": Whole(1, MOST),
-    "rounds": Whole(1, MOST),
+    "n_clients": IntRange(1, MOST),
+    "cohort": IntRange(1, MOST),
+    "rounds": IntRange(1, MOST),
     "delta": "[0, 1)",
     "sampling": tuple(SAMPLINGS),
     "trust": tuple(TRUSTS),
     "unit": ("client", "example"),
-    "relation": Maybe(tuple(RELATIONS)),
-    "visits": Maybe(Whole(1, MOST)),
+    "relation": OrNone(tuple(RELATIONS)),
+    "visits": OrNone(IntRange(1, MOST)),
     "dropouts": "[0, 1)",
     "tolerance": "[0, 1)",
-    "d": Maybe(Whole(1)),
+    "d": OrNone(IntRange(1)),
 }
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10007

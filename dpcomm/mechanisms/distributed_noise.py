@@ -24,7 +24,7 @@ from dpcomm.core.checks import (
 from ..core.random import normal, private_stream, row_streams
 from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
 from ..core.wire import Message, finite_floats
-from .contract import Maybe, Whole
+from .contract import IntRange, OrNone
 from .families import Summed, smallest
 from .noisy_sums import CLAIMED, noisy_sum_guarantee, sampling_rate
 from dpcomm.privacy.accounting import (
@@ -37,8 +37,8 @@ from ..privacy.guarantee import PREMISES, Guarantee, large_delta
 from dpcomm.privacy.hypothesis_tests import (
     SumGame,
     check_plays,
-    fewer_game,
-    gaussian_curve,
+    dropout_game,
+    profile_of_gaussian,
 )
 from ..privacy.losses import Losses, gaussian_losses
 from ..privacy.pairs import SWAPS
@@ -128,7 +128,7 @@ class SharedNoise(Summed):
     ranges = {
         "clip_norm": SCALE,
         "sigma": SCALE,
-        "n_clients": Whole(1),
+        "n_clients": IntRange(1),
         "tolerance": "[0, 1)",
     }
 
@@ -175,7 +175,7 @@ class SharedNoise(Summed):
             return self.ring.lift(self.game_words(nothing, rng)) * unit
 
         if relation == "add-remove":
-            return fewer_game(noise_alone, present, self.honest)
+            return dropout_game(noise_alone, present, self.honest)
 
         def release_of(u):
             rows = [torch.from_numpy(u)] + [nothing] * (self.honest - 1)
@@ -259,7 +259,7 @@ class SketchCodec(SharedNoise):
     "Shares of discrete Gaussian noise on a linear sketch. [fltop Eq. 1]"
 
     ring = RING
-    ranges = SharedNoise.ranges | {"sigma": Maybe(SCALE)}
+    ranges = SharedNoise.ranges | {"sigma": OrNone(SCALE)}
     deployment_note = property(lambda self: SAFE[self.sigma is None])
 
     def __post_init__(self):
@@ -555,4 +555,4 @@ class LinearSketch(SketchCodec):
         swap = check_choice("relation", relation, CLAIMED) == "replace"
         sigma = self.known_sigma()
         steps = sigma * self.clip_norm / self.scale
-        return np.minimum(gaussian_curve((1 + swap) / sigma, eps) + 1 / steps, 1)
+        return np.minimum(profile_of_gaussian((1 + swap) / sigma, eps) + 1 / steps, 1)

@@ -20,7 +20,7 @@ from .central_noise import ServerNoise, exact_noise
 from .contract import register
 from .distributed_noise import RING
 from .families import Central
-from ..privacy.hypothesis_tests import gaussian_curve
+from ..privacy.hypothesis_tests import profile_of_gaussian
 
 # %% ../../nbs/baselines/gaussian.ipynb #ba8e7034
 RELATIONS = {
@@ -146,7 +146,7 @@ class Gaussian(ServerNoise):
         swap = relation in ("replace", "local")
         if cohort != n_clients:
             return np.ones(np.shape(eps))
-        delta = gaussian_curve((1 + swap) * rounds**0.5 / self.sigma, eps)
+        delta = profile_of_gaussian((1 + swap) * rounds**0.5 / self.sigma, eps)
         return self.with_rounding(delta, eps, rounds * d)
 
 # %% ../../nbs/baselines/gaussian.ipynb #be3a605b

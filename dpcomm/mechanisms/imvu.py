@@ -48,7 +48,11 @@ from dpcomm.privacy.accounting import (
     guarantee_from_rdp,
 )
 from ..privacy.guarantee import Guarantee
-from ..privacy.hypothesis_tests import check_plays, listed_curve, repeated
+from dpcomm.privacy.hypothesis_tests import (
+    check_plays,
+    multinomial_laws,
+    profile_of_pmfs,
+)
 from ..privacy.losses import Losses, gaussian_losses
 from ..secagg.discrete import symbols_by_inversion
 
@@ -531,5 +535,5 @@ class Imvu(ImvuCodec):
         law = (
             np.stack([1 - high, high], 1) if self.table is None else pmf(x, self.table)
         )
-        present, absent = repeated(law[0], law[1], d)
-        return listed_curve(present, absent, eps)
+        present, absent = multinomial_laws(law[0], law[1], d)
+        return profile_of_pmfs(present, absent, eps)

@@ -29,7 +29,7 @@ from dpcomm.core.checks import (
 from ..core.random import private_stream
 from ..core.vectors import block_size, check_rows, check_vector, rotate, unrotate
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
-from .contract import Whole
+from .contract import IntRange
 from dpcomm.mechanisms.distributed_noise import (
     TIGHT,
     SharedNoise,
@@ -49,7 +49,7 @@ from dpcomm.privacy.accounting import (
     gaussian_guarantee,
 )
 from ..privacy.guarantee import Guarantee, large_delta
-from ..privacy.hypothesis_tests import listed_curve
+from ..privacy.hypothesis_tests import profile_of_pmfs
 from ..privacy.losses import Losses
 from ..privacy.whole_noise import normal_std
 from ..secagg.ring import Ring, conditional_round, rounded_norm
@@ -85,11 +85,11 @@ class RingGrid(SharedNoise):
     tolerance: float = 0.0
     padded: bool = False
     ranges = SharedNoise.ranges | {
-        "n_clients": Whole(1, 2**31),
-        "ring_bits": Whole(2, 32),
+        "n_clients": IntRange(1, 2**31),
+        "ring_bits": IntRange(2, 32),
         "beta": "[0, 1)",
         "k": "(0, 1e9]",
-        "rotation_seed": Whole(0),
+        "rotation_seed": IntRange(0),
         "padded": bool,
     }
     relations = {name: dict(relation=name, d=1) for name in CLAIMED}
@@ -566,4 +566,4 @@ class OnRing(RingAccount):
         if self.ring_bits > BITS or self.block(d) > FEW or rounds > 1:
             return np.ones(np.shape(eps))
         p, q = (self.score_law(d, sign) for sign in (1, -1 if swap else 0))
-        return np.minimum(listed_curve(p / p.sum(), q / q.sum(), eps) + 1e-9, 1)
+        return np.minimum(profile_of_pmfs(p / p.sum(), q / q.sum(), eps) + 1e-9, 1)

@@ -43,7 +43,11 @@ from dpcomm.mechanisms.mvu_table import (
 )
 from ..privacy.accounting import check_everyone, compose, guarantee_from_rdp
 from ..privacy.guarantee import Guarantee
-from ..privacy.hypothesis_tests import check_plays, listed_curve, repeated
+from dpcomm.privacy.hypothesis_tests import (
+    check_plays,
+    multinomial_laws,
+    profile_of_pmfs,
+)
 from ..privacy.losses import Losses
 from ..secagg.discrete import symbols_by_inversion
 
@@ -467,6 +471,6 @@ class Mvu(MvuCodec):
         for k in _games(self.beta):
             half = min(self.beta / math.sqrt(k), 1) / 2
             one = law(self.table, [0.5 + half, 0.5 - swap * half])
-            present, absent = repeated(one[0], one[1], k)
-            found.append(listed_curve(present, absent, eps))
+            present, absent = multinomial_laws(one[0], one[1], k)
+            found.append(profile_of_pmfs(present, absent, eps))
         return np.max(found, axis=0)

@@ -19,8 +19,8 @@ from scipy import sparse
 from scipy.optimize import linprog
 
 from ..core.checks import check_choice, check_positive, check_reals
-from ..core.files import write_whole
-from .contract import Whole, check_range
+from ..core.files import atomic_write
+from .contract import IntRange, check_range
 
 # %% ../../nbs/baselines/mvu_table.ipynb #5bf5e1dc
 CONSTRAINTS = ("strict", "metric")  # ratios up to e^eps, or up to e^(eps |x - x'|)
@@ -121,8 +121,8 @@ def _check_promise(table, a, p):
 # %% ../../nbs/baselines/mvu_table.ipynb #81326caa
 PROBLEM = {  # below, float64 holds no mean to 1e-10; above, no e^eps
     "eps": "[1e-5, 700]",
-    "n_inputs": Whole(2, 2**16),
-    "n_outputs": Whole(2, 256),
+    "n_inputs": IntRange(2, 2**16),
+    "n_outputs": IntRange(2, 256),
     "constraint": CONSTRAINTS,
 }
 
@@ -376,7 +376,7 @@ def _save_table(path, table):
     content = {name: getattr(table, name) for name in names}
     content = content | dict(checksum=_checksum(content))
     try:
-        write_whole(path, json.dumps(content).encode())
+        atomic_write(path, json.dumps(content).encode())
     except OSError:
         pass
     return table

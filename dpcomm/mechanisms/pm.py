@@ -35,9 +35,13 @@ from dpcomm.core.vectors import (
     check_vector,
 )
 from ..core.wire import Bits, Message, header_bits
-from .contract import Maybe, Whole, register
+from .contract import IntRange, OrNone, register
 from .families import Local
-from ..privacy.hypothesis_tests import check_plays, listed_curve, repeated
+from dpcomm.privacy.hypothesis_tests import (
+    check_plays,
+    multinomial_laws,
+    profile_of_pmfs,
+)
 from ..secagg.discrete import exp_fixed
 
 # %% ../../nbs/baselines/pm.ipynb #f8060f7e
@@ -123,7 +127,7 @@ class PmCodec(Local):
     )
     note = "pure: holds with delta = 0, exactly for messages, which are cells of a grid"
     ranges = {"bound": "(0, inf)", "eps": "(0, inf)", "residuals": bool}
-    ranges |= {"count": Maybe(Whole(1))}
+    ranges |= {"count": OrNone(IntRange(1))}
 
     def __post_init__(self):
         super().__post_init__()
@@ -285,4 +289,4 @@ class Pm(PmCodec):
         own, wide = 1 / (1 + math.exp(-each / 2)), 1 / math.tanh(each / 4)
         far = (1 - own) * (wide - 1) / (wide + 1)
         law = np.array([own, far, 1 - own - far])
-        return listed_curve(*repeated(law, law[[1, 0, 2]], k), eps)
+        return profile_of_pmfs(*multinomial_laws(law, law[[1, 0, 2]], k), eps)

@@ -41,9 +41,9 @@ from dpcomm.core.wire import (
     pack_bits,
     unpack_bits,
 )
-from .contract import Maybe, Whole, register
+from .contract import IntRange, OrNone, register
 from .families import Local
-from ..privacy.hypothesis_tests import check_plays, listed_curve
+from ..privacy.hypothesis_tests import check_plays, profile_of_pmfs
 from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/privquant.ipynb #eaf27e4b
@@ -361,8 +361,12 @@ class QuantCodec(Local):
         "pure: holds with delta = 0, but for numbers of matches too rare for a float, at"
         " a delta of (1 + e^eps) d 2^-1020"
     )
-    ranges = {"bound": SCALE, "levels": Whole(2, MAX_LEVELS)}
-    ranges |= {"eps": "(0, inf)", "rule": RULES, "kappa_min": Maybe(Whole(-math.inf))}
+    ranges = {"bound": SCALE, "levels": IntRange(2, MAX_LEVELS)}
+    ranges |= {
+        "eps": "(0, inf)",
+        "rule": RULES,
+        "kappa_min": OrNone(IntRange(-math.inf)),
+    }
 
     def clip(self, u):
         return check_finite("u", u).float().clamp(-self.bound, self.bound)
@@ -487,4 +491,4 @@ class PrivQuant(QuantCodec):
         law = match_law(self.calibration(d))[:, None] * np.where(
             b <= rest, np.exp(part), 0
         )
-        return listed_curve(law, law.T, eps)
+        return profile_of_pmfs(law, law.T, eps)

@@ -32,8 +32,8 @@ from dpcomm.core.wire import (
     unpack_bits,
 )
 from .central_noise import ServerNoise
-from .contract import Whole, register
-from ..privacy.hypothesis_tests import SumGame, check_plays, gaussian_curve
+from .contract import IntRange, register
+from ..privacy.hypothesis_tests import SumGame, check_plays, profile_of_gaussian
 from ..secagg.ring import conditional_round, rounded_norm
 
 # %% ../../nbs/baselines/quantised.ipynb #0c5340eb
@@ -82,7 +82,7 @@ class Quantised(ServerNoise):
     ranges = {
         "clip_norm": "(0, inf)",
         "sigma": "(0, inf)",
-        "level_bits": Whole(2, 16),
+        "level_bits": IntRange(2, 16),
         "rounding": ROUNDINGS,
         "top": "(0, 1]",
         "exact": bool,
@@ -169,7 +169,7 @@ class Quantised(ServerNoise):
         swap, N = relation == "replace", self.length
         one_whole_entry = d == 1 and N % 1 == 0  # is never rounded
         reach = N / math.sqrt(longest(self, 1)) if one_whole_entry else 1.0
-        delta = gaussian_curve((1 + swap) * reach / self.sigma, eps)
+        delta = profile_of_gaussian((1 + swap) * reach / self.sigma, eps)
         return self.with_rounding(delta, eps, d)
 
 # %% ../../nbs/baselines/quantised.ipynb #970d608c

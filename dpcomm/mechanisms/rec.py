@@ -36,7 +36,7 @@ from dpcomm.core.random import (
 )
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
-from .contract import Mechanism, Whole, register
+from .contract import IntRange, Mechanism, register
 from ..privacy.guarantee import Guarantee, large_delta
 from ..privacy.hypothesis_tests import check_plays
 from ..privacy.losses import Losses
@@ -47,6 +47,8 @@ from dpcomm.privacy.rec_accountant import (
     pld_epsilon,
     rec_losses,
     theorem1_epsilon,
+    with_choice_paid,
+    with_seed_premise,
 )
 
 # %% ../../nbs/dprec/chapter.ipynb #493802f6
@@ -236,7 +238,7 @@ class RecCodec(Mechanism):
     name, server_is_deterministic, free = "rec", True, "std"
     samplings = ("none", "fixed", "replacement")
     relations, audit_cases, deployment_note = RELATIONS, AUDITED, SAFE
-    ranges = {"clip_norm": "(0, inf)", "std": "(0, inf)", "index_bits": Whole(1, 24)}
+    ranges = {"clip_norm": "(0, inf)", "std": "(0, inf)", "index_bits": IntRange(1, 24)}
 
     def __post_init__(self):
         super().__post_init__()
@@ -438,37 +440,6 @@ def _algorithm7(mechanism, slots, n_clients, groups, delta, relation, version):
     c, nbits = mechanism.clip_norm / mechanism.std, groups * mechanism.index_bits
     return theorem1_epsilon(c, slots, n_clients, nbits, delta, version)
 
-# %% ../../nbs/dprec/chapter.ipynb #c0b1f9a5
-LEAST_PART, MOST_PART = 1e-6, 0.5  # of delta that may be set aside for the choice
-
-
-def _with_choice(account, delta, gap):
-    "What is proved of a choice whose law is within `gap` of the one accounted."
-    part = LEAST_PART
-    while part <= MOST_PART:
-        made = account(delta=(1 - part) * delta)
-        cost = (1 + math.exp(min(made.eps, 700))) * gap
-        if cost <= part * delta:
-            return replace(made, delta=delta)
-        part = 1.1 * cost / delta
-    told = f"cost a delta of up to {cost:.2g} more"
-    if cost >= 1:
-        told = "may cost any delta, since what is known of them grows with e^eps"
-    premise = f"as if the choice of a candidate were exact, while floats {told}"
-    return replace(account(delta=delta), premises={"proof": premise})
-
-# %% ../../nbs/dprec/chapter.ipynb #c0b1f9a6
-MET = 0.02  # share of delta up to which repeated seeds are not a premise
-
-
-def _with_seeds(made, pairs):
-    "What is proved where a client's seed may repeat an earlier one of the run."
-    if (met := min(pairs / 2**33, 1)) <= MET * made.delta:
-        return made
-    told = "as if no client's seed repeated an earlier one, while that happens with a"
-    said = made.premises.get("proof"), f"{told} probability of up to {met:.2g}"
-    return replace(made, premises={"proof": "; ".join(filter(None, said))})
-
 # %% ../../nbs/dprec/chapter.ipynb #c0b1f9a2
 @register
 @dataclass(frozen=True)
@@ -581,8 +552,8 @@ class Rec(RecCodec):
                     return exact_epsilon(c, run, delta, version)
                 return pld_epsilon(c, run, delta)
 
-            made = _with_choice(account, delta, groups * chosen * K * 2.0**-51)
-            made = _with_seeds(made, slots**2 / (n_clients if sampled else 1))
+            made = with_choice_paid(account, delta, groups * chosen * K * 2.0**-51)
+            made = with_seed_premise(made, slots**2 / (n_clients if sampled else 1))
         rate = min(cohort / n_clients, 1.0) if sampled else 1.0
         made = replace(made, rounds=rounds, q=rate)
         return made.noting(large_delta(delta, n_clients))

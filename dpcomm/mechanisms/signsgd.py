@@ -28,7 +28,11 @@ from dpcomm.privacy.accounting import (
     rdp_gaussian,
 )
 from ..privacy.guarantee import Guarantee
-from ..privacy.hypothesis_tests import check_plays, listed_curve, repeated
+from dpcomm.privacy.hypothesis_tests import (
+    check_plays,
+    multinomial_laws,
+    profile_of_pmfs,
+)
 from ..privacy.losses import Losses, gaussian_losses
 
 # %% ../../nbs/baselines/signsgd.ipynb #809656b2
@@ -230,4 +234,4 @@ class SignSgd(SignCodec):
         swap = check_choice("relation", relation, RELATIONS) == "replace"
         plus = ndtr(1 / (self.sigma * np.sqrt(d)))
         sent, other = (np.array([p, 1 - p]) for p in (plus, 1 - plus if swap else 0.5))
-        return listed_curve(*repeated(sent, other, d), eps)
+        return profile_of_pmfs(*multinomial_laws(sent, other, d), eps)

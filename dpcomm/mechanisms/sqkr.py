@@ -31,9 +31,9 @@ from dpcomm.core.vectors import (
     walsh_hadamard,
 )
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
-from .contract import Whole, register
+from .contract import IntRange, register
 from .families import COMPRESSES, Local
-from ..privacy.hypothesis_tests import check_plays, two_valued_curve
+from ..privacy.hypothesis_tests import check_plays, profile_of_two_ratios
 from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/sqkr.ipynb #123ba494
@@ -176,8 +176,8 @@ class SqkrCodec(Local):
     frame_seed: int = 0
     name, server_is_deterministic, audit_cases = "sqkr", True, AUDITED
     deployment_note = property(lambda self: SAFE if self.eps < math.inf else COMPRESSES)
-    ranges = {"clip_norm": "(0, inf)", "nbits": Whole(1, 512), "eps": "(0, inf]"}
-    ranges |= {"shrink": "(0, 1)", "support": "(0, 1]", "frame_seed": Whole(0)}
+    ranges = {"clip_norm": "(0, inf)", "nbits": IntRange(1, 512), "eps": "(0, inf]"}
+    ranges |= {"shrink": "(0, 1)", "support": "(0, 1]", "frame_seed": IntRange(0)}
 
     def clip(self, u):
         return clip_l2(u, self.clip_norm)
@@ -330,4 +330,4 @@ class Sqkr(SqkrCodec):
         "Privacy profile of the attack. [Chen et al. 2020, Sec. 3]"
         check_choice("relation", relation, tuple(self.relations))
         own = 1 / (1 + (2.0**self.nbits - 1) * math.exp(-self.eps))
-        return two_valued_curve(own, self.eps, eps)
+        return profile_of_two_ratios(own, self.eps, eps)

@@ -33,9 +33,9 @@ from dpcomm.core.vectors import (
 )
 from ..core.wire import Bits, Message, header_bits
 from . import privquant
-from .contract import Whole, register
+from .contract import IntRange, register
 from .families import Local
-from ..privacy.hypothesis_tests import check_plays, two_valued_curve
+from ..privacy.hypothesis_tests import check_plays, profile_of_two_ratios
 
 # %% ../../nbs/sqsgd/chapter.ipynb #2eacd1c5
 def subset_size(d: int, fraction: float, padded: bool = False) -> int:
@@ -183,8 +183,8 @@ class SqSgdCodec(Local):
         "alpha": "[0, 1]",
         "beta": "(0, inf)",
         "momentum": "[0, 1)",
-        "seed": Whole(0),
-        "round": Whole(0),
+        "seed": IntRange(0),
+        "round": IntRange(0),
         "span": SPANS,
         "projected": PROJECTED,
         "residuals": bool,
@@ -358,4 +358,4 @@ class SqSgd(SqSgdCodec):
         """
         check_choice("relation", relation, tuple(self.relations))
         cal = self.calibration(d)
-        return two_valued_curve(cal.p, cal.actual_eps, eps)
+        return profile_of_two_ratios(cal.p, cal.actual_eps, eps)

@@ -35,7 +35,7 @@ from dpcomm.core.vectors import (
     unflatten,
 )
 from ..core.wire import Bits, header_bits
-from .contract import Whole, mechanism, register
+from .contract import IntRange, mechanism, register
 from .distributed_noise import AUDITED, LinearSketch
 
 # %% ../../nbs/fltop/chapter.ipynb #9797a103
@@ -170,8 +170,8 @@ class TopK(LinearSketch):
         "fraction": "(0, 1]",
         "held": bool,
         "fresh": bool,
-        "seed": Whole(0),
-        "round": Whole(0),
+        "seed": IntRange(0),
+        "round": IntRange(0),
     }
 
     def __post_init__(self):
@@ -191,7 +191,7 @@ class TopK(LinearSketch):
         return replace(self, round=t) if self.fresh else self
 
     def sketch(self, u):
-        kept = u[:, chosen(self, u.shape[1]).index] if self.fraction < 1 else u
+        kept = u[:, current_support(self, u.shape[1]).index] if self.fraction < 1 else u
         return self.clip_sketch(kept)
 
     def reconstruct(self, total, cohort, d):
@@ -208,13 +208,13 @@ class TopK(LinearSketch):
         if not self.held or self.fraction == 1:
             return None
         mask = torch.zeros(d, dtype=torch.bool)
-        mask[chosen(self, d).index] = True
+        mask[current_support(self, d).index] = True
         return mask
 
     def expand(self, values: Tensor, d: int) -> Tensor:
         "Place values at the coordinates of their weights. [fltop Alg. 1, lines 11-12]"
         out = values.new_zeros(len(values), d)
-        out[:, chosen(self, d).index] = values
+        out[:, current_support(self, d).index] = values
         return out
 
     def moments(self, u: Tensor) -> tuple:
@@ -224,7 +224,7 @@ class TopK(LinearSketch):
         return self.expand(kept, d) - u, self.expand(variance, d)
 
 # %% ../../nbs/fltop/chapter.ipynb #b59a7a50
-def chosen(mechanism: TopK, d: int) -> Support:
+def current_support(mechanism: TopK, d: int) -> Support:
     "The support that all clients use in this round. [fltop Alg. 1, line 3]"
     if mechanism.support is None:
         return random_support(mechanism.fraction, d, mechanism.seed, mechanism.round)

@@ -30,10 +30,14 @@ from dpcomm.core.wire import (
     pack_bits,
     unpack_bits,
 )
-from .contract import Whole, register
+from .contract import IntRange, register
 from .families import COMPRESSES, Local
 from .sqkr import keep_probability, kept
-from ..privacy.hypothesis_tests import check_plays, listed_curve, repeated
+from dpcomm.privacy.hypothesis_tests import (
+    check_plays,
+    multinomial_laws,
+    profile_of_pmfs,
+)
 
 # %% ../../nbs/baselines/vqsgd.ipynb #945e401e
 def corner_bits(d: int) -> int:
@@ -63,7 +67,7 @@ class CornerCodec(Local):
     name, server_is_deterministic = "vqsgd", True
     deployment_note = property(lambda self: SAFE if self.eps < math.inf else COMPRESSES)
     audit_cases = AUDITED
-    ranges = {"clip_norm": "(0, inf)", "eps": "(0, inf]", "repeats": Whole(1, 2**31)}
+    ranges = {"clip_norm": "(0, inf)", "eps": "(0, inf]", "repeats": IntRange(1, 2**31)}
 
     def clip(self, u):
         return clip_l2(u, self.clip_norm)
@@ -232,4 +236,4 @@ class VqSgd(CornerCodec):
         base = lie + keep * (1 - along) / (2 * d)
         sent = [keep * along + base, d * base, (d - 1) * base]
         other = [lie, keep + d * lie, (d - 1) * lie]
-        return listed_curve(*repeated(sent, other, self.repeats), eps)
+        return profile_of_pmfs(*multinomial_laws(sent, other, self.repeats), eps)

@@ -22,7 +22,7 @@ from dpcomm.core.checks import (
     shown,
 )
 from .guarantee import Guarantee
-from .hypothesis_tests import pure_curve
+from .hypothesis_tests import profile_of_pure
 
 # %% ../../nbs/foundations/audit.ipynb #42660574
 @dataclass(frozen=True)
@@ -498,7 +498,7 @@ def claims(mechanism, relation: str, deltas=DELTAS, **arguments) -> tuple:
     stated = [mechanism.guarantee(rounds=1, delta=delta, **release) for delta in deltas]
     points += [([g.eps], [g.delta]) for g in stated if g.eps <= LARGEST_EPS]
     if any(g.accountant == "pure" for g in stated):
-        points.append((EPS, pure_curve(stated[0].eps, EPS)))
+        points.append((EPS, profile_of_pure(stated[0].eps, EPS)))
     eps, delta = zip(*points)
     return np.concatenate(eps, dtype=float), np.concatenate(delta, dtype=float)
 

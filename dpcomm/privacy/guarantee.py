@@ -136,8 +136,8 @@ class Guarantee:
         return replace(self, note=note) if new else self
 
 # %% ../../nbs/foundations/guarantee.ipynb #c0b1f0a1
-GAUSS, SHUFFLE = "Balle & Wang 2018, Thm. 8", "Mironov, Talwar & Zhang 2019, Thm. 5"
-FIXED = "page fltop/privacy, Props. B and C"
+GAUSSIAN, POISSON = "Balle & Wang 2018, Thm. 8", "Mironov, Talwar & Zhang 2019, Thm. 5"
+FIXED_SIZE = "page fltop/privacy, Props. B and C"
 MIXTURE = "page dprec/theorem, Prop. H"
 HIDDEN = "page dprec/theorem, Props. L and N; page pairs, Prop. replacement"
 SWAPPED = "Balle, Barthe & Gaboardi 2018, Thm. 2; page pairs, eq. swap"
@@ -147,15 +147,15 @@ CLONES = "page shuffling, Prop. clones"
 _EVERY = ("add-remove", "zero-out", "replace", "local")
 _STAYS = _EVERY[1:]  # where a client that leaves takes its noise along, or is seen
 PROVED = {  # (trust, sampling) -> relation -> theorem that covers it
-    ("central", "none"): dict.fromkeys(_EVERY, GAUSS),
+    ("central", "none"): dict.fromkeys(_EVERY, GAUSSIAN),
     ("central", "poisson"): {
-        "add-remove": SHUFFLE,
-        "zero-out": SHUFFLE,
+        "add-remove": POISSON,
+        "zero-out": POISSON,
         "replace": SWAPPED,
         "local": SWAPPED,
         "poisson-null": MIXTURE,
     },
-    ("central", "fixed"): dict.fromkeys(_EVERY, FIXED),
+    ("central", "fixed"): dict.fromkeys(_EVERY, FIXED_SIZE),
     ("central", "replacement"): {
         "null-slot": MIXTURE,
         "replace": HIDDEN,
@@ -163,7 +163,7 @@ PROVED = {  # (trust, sampling) -> relation -> theorem that covers it
         "zero-out": AGAIN,
         "local": AGAIN,
     },
-    ("secagg", "none"): dict.fromkeys(_STAYS, GAUSS),
+    ("secagg", "none"): dict.fromkeys(_STAYS, GAUSSIAN),
     ("local", "none"): dict.fromkeys(_STAYS, "Dwork & Roth 2014, Thm. 3.16"),
     ("shuffler", "none"): dict.fromkeys(_STAYS, CLONES),
     ("shuffler", "fixed"): dict.fromkeys(_STAYS, CLONES),

@@ -343,3 +343,34 @@ def pld_bracket(c: float, run: RecRun, delta: float) -> tuple:
         )
     rounds, q = run.composed
     return _pld_eps(c, run.K, 1, q, rounds, delta, up=False), high.eps
+
+# %% ../../nbs/dprec/accountant.ipynb #c0b1f9a5
+LEAST_PART, MOST_PART = 1e-6, 0.5  # of delta that may be set aside for the choice
+
+
+def with_choice_paid(account, delta, gap):
+    "What is proved of a choice whose law is within `gap` of the one accounted."
+    part = LEAST_PART
+    while part <= MOST_PART:
+        made = account(delta=(1 - part) * delta)
+        cost = (1 + math.exp(min(made.eps, 700))) * gap
+        if cost <= part * delta:
+            return replace(made, delta=delta)
+        part = 1.1 * cost / delta
+    told = f"cost a delta of up to {cost:.2g} more"
+    if cost >= 1:
+        told = "may cost any delta, since what is known of them grows with e^eps"
+    premise = f"as if the choice of a candidate were exact, while floats {told}"
+    return replace(account(delta=delta), premises={"proof": premise})
+
+# %% ../../nbs/dprec/accountant.ipynb #c0b1f9a6
+MET = 0.02  # share of delta up to which repeated seeds are not a premise
+
+
+def with_seed_premise(made, pairs):
+    "What is proved where a client's seed may repeat an earlier one of the run."
+    if (met := min(pairs / 2**33, 1)) <= MET * made.delta:
+        return made
+    told = "as if no client's seed repeated an earlier one, while that happens with a"
+    said = made.premises.get("proof"), f"{told} probability of up to {met:.2g}"
+    return replace(made, premises={"proof": "; ".join(filter(None, said))})

@@ -20,7 +20,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..core.checks import needs, shown
-from ..core.files import write_whole
+from ..core.files import atomic_write
 from .run_state import Run
 from .task import Task
 
@@ -94,7 +94,7 @@ class CSV(Callback):
         table = csv.DictWriter(text, [*names], lineterminator="\n")
         table.writeheader()
         table.writerows(run.history)
-        write_whole(self.path, text.getvalue().encode())
+        atomic_write(self.path, text.getvalue().encode())
 
 # %% ../../nbs/training/callbacks.ipynb #cb000012
 class TensorBoard(Callback):

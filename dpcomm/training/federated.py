@@ -35,7 +35,12 @@ from dpcomm.training.callbacks import (
     check_callbacks,
     progress_of,
 )
-from .federated_round import Spread, one_round, one_thread, shares
+from dpcomm.training.federated_round import (
+    ExecutorTrainer,
+    one_round,
+    one_thread,
+    shares,
+)
 from dpcomm.training.functional import (
     Misfit,
     check_fit,
@@ -436,7 +441,7 @@ def simulate(
         )
     _check_task(run, task, metrics, own.device)
     task = _placed(task, own.device, advance)
-    pools = nullcontext(Spread(own.executor)) if own.executor else None
+    pools = nullcontext(ExecutorTrainer(own.executor)) if own.executor else None
 
     def step(tell):
         within = {"tell": tell} if advance is one_round else {}

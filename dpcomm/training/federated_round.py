@@ -223,7 +223,7 @@ def train_cohort(
     config, mask = task.config, None if mask is None else mask.to(w)
     local = _Local(task.model, w, config, task.loss, mask)
     chunks = _chunks(task, local, cohort, streams)
-    if isinstance(pool, Spread):
+    if isinstance(pool, ExecutorTrainer):
         found = pool.train(local, (chunk for _, chunk in chunks), keep)
     else:
         found = _in_threads(pool, local, chunks, keep)
@@ -393,7 +393,7 @@ class Executor(Protocol):
 
 
 @dataclass
-class Spread:
+class ExecutorTrainer:
     "Trains the chunks of a cohort through an executor."
 
     executor: Executor

@@ -23,7 +23,7 @@ from dpcomm.core.checks import (
     check_positive,
     shown,
 )
-from ..core.files import read_json, typed, write_whole
+from ..core.files import atomic_write, read_json, typed
 
 # %% ../../nbs/training/floor.ipynb #f10e0005
 TRUST = (
@@ -56,7 +56,7 @@ def write_private(path, content: bytes) -> Path:  # the file, 0600 in 0700
     "Put a file of one user alone in its place, whole. [POSIX, rename]"
     path = Path(path)
     private_folder(path.parent)
-    write_whole(path, content).chmod(0o600)
+    atomic_write(path, content).chmod(0o600)
     return path
 
 # %% ../../nbs/training/floor.ipynb #f10e000f
@@ -267,7 +267,7 @@ def answered(floor: Floor) -> dict:  # folder -> mechanism, d, answers
     return found
 
 # %% ../../nbs/training/floor.ipynb #f10e001f
-def spent(floor: Floor, mechanism=None, d: int = 0, more: int = 0) -> float:
+def total_epsilon(floor: Floor, mechanism=None, d: int = 0, more: int = 0) -> float:
     "Epsilon of all answers of all runs together. [Dwork & Roth 2014, Thm. 3.16]"
     ledger = answered(floor)
     if more:
@@ -281,7 +281,7 @@ def spent(floor: Floor, mechanism=None, d: int = 0, more: int = 0) -> float:
 # %% ../../nbs/training/floor.ipynb #f10e0021
 def afford(floor: Floor, mechanism, d: int, more: int) -> float:
     "Refuse what the owner's budget does not cover."
-    total = spent(floor, mechanism, d, more)
+    total = total_epsilon(floor, mechanism, d, more)
     if not total <= floor.epsilon_total:
         raise _beyond("epsilon_total", f"{total:.4g}", floor)
     return total

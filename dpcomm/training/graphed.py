@@ -63,7 +63,7 @@ class RecordedStep:
             self.compute()
         return graph
 
-    def play(self, index: Tensor) -> None:
+    def advance(self, index: Tensor) -> None:
         "One step of every client."
         self.index.copy_(index)
         self.graph.replay() if self.graph else self.compute()
@@ -105,7 +105,7 @@ def train_graphed(
         step.losses.zero_()
         step.first.copy_(plan[:, 0, :1].clamp_min(0))
         for index in plan.unbind(1):
-            step.play(index)
+            step.advance(index)
         steps = (plan >= 0).any(-1).sum(1).clamp_min(1)
         updates = torch.cat([copies.flatten(1) for copies in step.weights], 1) - w
         return updates, step.losses / steps

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_between, shown
-from ..core.files import read_sealed, seal, write_whole
+from ..core.files import add_checksum, atomic_write, read_sealed
 from ..core.vectors import pack
 from .functional import check_model
 from .task import Config, Task
@@ -132,7 +132,7 @@ def save_checkpoint(
     kept |= {"dropped": run.dropped} if run.dropped else {}
     kept |= {} if run.clip is None else {"clip": run.clip}
     torch.save(kept, content)
-    write_whole(path, seal(content.getvalue()))
+    atomic_write(path, add_checksum(content.getvalue()))
 
 # %% ../../nbs/training/run_state.ipynb #d0load02
 KEPT = {  # what a checkpoint holds

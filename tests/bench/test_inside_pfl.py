@@ -43,7 +43,7 @@ def test_the_record_has_every_mechanism_that_fits():
 
 @tabled("name", FEW)
 def test_by_hand_is_aggregate_of_decoded_messages(name):
-    model, clients, _ = inside_pfl.work()
+    model, clients, _ = inside_pfl.workload()
     before = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
     updates = [inside_pfl.local_update(model, x, y) for x, y in clients]
     w, sent = inside_pfl.by_hand(name, rounds=1)
@@ -61,7 +61,7 @@ def test_by_hand_is_aggregate_of_decoded_messages(name):
 
 def test_training_learns_the_digits():
     w, _ = inside_pfl.by_hand("gaussian")
-    start = torch.nn.utils.parameters_to_vector(inside_pfl.work()[0].parameters())
+    start = torch.nn.utils.parameters_to_vector(inside_pfl.workload()[0].parameters())
     assert inside_pfl.accuracy(w) > 60 > inside_pfl.accuracy(start.detach())
 
 

@@ -206,7 +206,7 @@ def test_a_silent_contestant_is_ended(tmp_path, played):
     peers.write_work(tmp_path, *inputs, lr=0.1, rounds=1, threads=1)
     who = peers.Contestant("loop", tmp_path)
     with pytest.raises(peers.NotRun):
-        peers.play(who, limit=2)
+        peers.run_round(who, limit=2)
     peers.leave(who)
     assert who.process.returncode
 
@@ -221,7 +221,7 @@ def test_a_compiled_loop_does_the_same_work(tmp_path):
     )
     for engine in ("loop", "loop+compile"):
         who = peers.Contestant("dpcomm", tmp_path, engine=engine)
-        peers.play(who)
+        peers.run_round(who)
         peers.leave(who)
         updates.append(np.load(who.update_file))
     loop, compiled = updates

@@ -21,10 +21,10 @@ from dpcomm.experiments.run import runner
 CONTENT = bytes(range(256)) * 3
 
 
-@tabled("content", [b"", b"x", CONTENT, files.SEAL, files.seal(b"twice")])
+@tabled("content", [b"", b"x", CONTENT, files.SEAL, files.add_checksum(b"twice")])
 def test_what_is_sealed_comes_back(content, tmp_path):
-    assert files.unseal(files.seal(content), "a") == content
-    path = files.write_whole(tmp_path / "deep" / "a.bin", files.seal(content))
+    assert files.verify_checksum(files.add_checksum(content), "a") == content
+    path = files.atomic_write(tmp_path / "deep" / "a.bin", files.add_checksum(content))
     assert files.read_sealed(path) == content
     assert os.listdir(path.parent) == ["a.bin"]
     assert path.stat().st_mode & 0o777 == 0o644
@@ -83,9 +83,9 @@ def test_the_command_starts_on_a_system_without_fcntl_and_resource():
 
 
 def test_every_damage_is_refused_with_one_sentence():
-    whole, rng = files.seal(CONTENT), random.Random(0)
+    whole, rng = files.add_checksum(CONTENT), random.Random(0)
     damaged = [whole[:n] for n in range(len(whole))]
-    damaged += [whole + b"\0", b"PK" + whole, files.seal(b"x")[:-1]]
+    damaged += [whole + b"\0", b"PK" + whole, files.add_checksum(b"x")[:-1]]
     damaged += [whole.replace(b"version 1", b"version 2", 1)]
     for at in rng.sample(range(8 * len(whole)), 1500):
         i, bit = divmod(at, 8)
@@ -93,13 +93,13 @@ def test_every_damage_is_refused_with_one_sentence():
     says = r"^run.pt is damaged \([^()]+\): delete it, or run without resume$"
     for data in damaged:
         with pytest.raises(ValueError, match=says):
-            files.unseal(data, "run.pt")
+            files.verify_checksum(data, "run.pt")
 
 
 def _write(folder, i):
     for j in range(100):
-        content = files.seal(bytes([i]) * (50 + j))
-        files.write_whole(Path(folder) / "shared.json", content)
+        content = files.add_checksum(bytes([i]) * (50 + j))
+        files.atomic_write(Path(folder) / "shared.json", content)
 
 
 def test_eight_writers_of_one_file_leave_one_of_theirs_and_nothing_else(tmp_path):
@@ -123,7 +123,7 @@ from dpcomm.datasets import scattering
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10**5, 10**5))
 folder = Path(sys.argv[1])
-for write in (lambda: files.write_whole(folder / "run.pt", bytes(10**6)),
+for write in (lambda: files.atomic_write(folder / "run.pt", bytes(10**6)),
               lambda: scattering.write_once(folder / "a.npy", (1000, 1000), [np.ones((1000, 1000), "f4")])):
     try: write()
     except OSError as error: print(error.strerror)
@@ -146,7 +146,7 @@ def test_no_room_on_a_real_file_system_is_a_sentence_and_leaves_nothing(tmp_path
 
 @pytest.mark.parametrize("step", ["write", "fsync", "replace"])
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(step, tmp_path, monkeypatch):
-    path = files.write_whole(tmp_path / "a.pt", b"old")
+    path = files.atomic_write(tmp_path / "a.pt", b"old")
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -157,7 +157,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(step, tmp_path, monkey
         monkeypatch.setattr(os, step, full)
     says = "a.pt cannot be written .No space left on device.: free .*another folder"
     with pytest.raises(OSError, match=says):
-        files.write_whole(path, b"new")
+        files.atomic_write(path, b"new")
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a.pt"]
 
 

@@ -32,13 +32,13 @@ def judged() -> verdicts.Evidence:
     ],
 )
 def test_a_mean_names_its_seeds(values, more, text):
-    assert page_tables.in_short(verdicts.cell_summary(values), **more) == text
+    assert page_tables.format_summary(verdicts.cell_summary(values), **more) == text
 
 
 def test_a_borrowed_error_is_not_told_as_its_own():
     lent = replace(verdicts.cell_summary([61.0]), se=4.0, df=3, spread_of="others")
-    assert page_tables.in_short(lent) == "61.0 % (n = 1)"
-    assert page_tables.in_short(None) == "not run"
+    assert page_tables.format_summary(lent) == "61.0 % (n = 1)"
+    assert page_tables.format_summary(None) == "not run"
 
 
 def test_scores_are_the_records_last():
@@ -242,7 +242,7 @@ def test_a_curve_over_traffic_ends_at_what_was_sent():
 
 def test_a_sweep_is_averaged_point_by_point():
     found = records.load("imvu", "imvu_mnist", "full")
-    x, y = page_tables.swept(found, "imvu.")
+    x, y = page_tables.sweep_points(found, "imvu.")
     mine = [r for r in found if r.key.startswith("imvu.")]
     settings = {r.key for r in mine}
     assert len(x) == len(y) == len(settings) * len(mine[0].history["eps"])
@@ -255,7 +255,7 @@ def test_promises_are_a_row_a_run():
     how = dict(sampling="poisson", accountant="pld")
     g = accounting.gaussian_guarantee(3.8, 1e-3, 0.1, 10, **how)
     rows = [("private", g, {"replace": g}, 1000), ("plain", None, {}, 320)]
-    table = page_tables.promises(rows)
+    table = page_tables.run_guarantees(rows)
     private, plain = table.rows
     assert private[1] == f"{g.eps:.4g}" and private[2:5] == (
         g.relation,
@@ -267,7 +267,7 @@ def test_promises_are_a_row_a_run():
 
 
 def test_what_is_left_open_is_what_the_file_calls_inferred_or_ours():
-    rows = page_tables.left_open("dprec", "mnist").rows
+    rows = page_tables.unstated_settings("dprec", "mnist").rows
     assert ("n params", "582,026") in [row[:2] for row in rows]
     assert {row[2] for row in rows} == {"inferred", "ours"}
-    assert len(page_tables.left_open("dprec", "mnist", "all").rows) > len(rows)
+    assert len(page_tables.unstated_settings("dprec", "mnist", "all").rows) > len(rows)

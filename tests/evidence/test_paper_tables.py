@@ -170,7 +170,7 @@ mean.d 200                   mean.n 10000                 mean.bits 1           
 """
 
 
-def stated(paper):
+def paper_setting(paper):
     return [h for h in paper_tables.paper(paper).hypers if h.source == "stated"]
 
 
@@ -182,7 +182,7 @@ def test_every_stated_setting_equals_its_second_typing():
         for version, v in versions.items():
             if v:
                 second[(*name.split(".", 1), version)] = float(v)
-    found = [h for h in stated("dprec") if is_number(h.value)]
+    found = [h for h in paper_setting("dprec") if is_number(h.value)]
     assert {(h.task, h.name, h.version): float(h.value) for h in found} == second
 
 
@@ -763,7 +763,7 @@ def test_every_stated_setting_of_fltop_equals_its_second_typing():
             if text != "-":
                 above, _, below = text.partition("/")
                 second[task, name] = float(above) / float(below or 1)
-    found = [h for h in stated("fltop") if is_number(h.value)]
+    found = [h for h in paper_setting("fltop") if is_number(h.value)]
     assert {(h.task, h.name): float(h.value) for h in found} == second
     assert paper_tables.hyper("fltop", "hidden", "medical").value == (200, 200)
     inferred = [
@@ -806,7 +806,7 @@ fmnist levels.fig3 128
 def test_every_stated_setting_of_two_papers_equals_its_second_typing(paper, typed):
     lines = map(str.split, typed.strip().splitlines())
     second = {(task, name): [*map(float, values)] for task, name, *values in lines}
-    found = [h for h in stated(paper) if not isinstance(h.value, str)]
+    found = [h for h in paper_setting(paper) if not isinstance(h.value, str)]
     first = {(h.task, h.name): [*map(float, np.atleast_1d(h.value))] for h in found}
     assert first == second
 

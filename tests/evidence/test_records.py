@@ -605,14 +605,14 @@ def test_a_seed_counts_once_and_no_clock_decides_which(date, tmp_path):
     records.append(tmp_path, late)
     found = records.read(path)
     assert found == (first, other, late), "in the order in which they came"
-    assert records.standing(found) == {first.identity: first, other.identity: other}
+    assert records.current(found) == {first.identity: first, other.identity: other}
 
 
 def test_keys_scales_and_experiments_do_not_replace_each_other():
     names = [dict(key="a"), dict(key="b"), dict(scale="quick"), dict(experiment="b")]
     names += [dict(paper="imvu"), dict(seed=1)]
     found = [record(**more) for more in names]
-    assert len(records.standing(found + found)) == len(found) == 6
+    assert len(records.current(found + found)) == len(found) == 6
 
 
 def test_repeats_name_the_record_that_counts_and_what_differs():
@@ -719,9 +719,9 @@ def test_what_runs_cost_is_what_their_records_say(quick, monkeypatch):
         monkeypatch.setattr(records, "_checked", lambda: ({}, {}))
     for name in ("sqsgd_mnist", "dprec_costs"):
         paper = name.partition("_")[0]
-        known = records.standing(records.load(paper, name, "full")).values()
+        known = records.current(records.load(paper, name, "full")).values()
         want = {(r.key, r.seed): r.cost for r in known}
-        found = records.spent(paper, name, "full")
+        found = records.run_costs(paper, name, "full")
         assert want and {at: one.cost for at, one in found.items()} == want
 
 

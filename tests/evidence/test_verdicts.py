@@ -15,7 +15,7 @@ from tables import tabled
 
 from dpcomm.evidence import paper_tables, records, seeds, tables, verdicts
 from dpcomm.evidence.records import Record
-from dpcomm.evidence.seeds import Spread
+from dpcomm.evidence.seeds import SeedVariance
 from dpcomm.evidence.verdicts import Evidence, Ours, Summary
 
 ACC = paper_tables.cell(
@@ -149,7 +149,7 @@ HERE = dict(
 )
 KEY = "ours.a.acc"
 FAMILY = seeds.family_of(record(**HERE), KEY)
-LENT = Spread(FAMILY, "made_up", 4.0, 2), Spread(FAMILY, "other", 1.0, 4)
+LENT = SeedVariance(FAMILY, "made_up", 4.0, 2), SeedVariance(FAMILY, "other", 1.0, 4)
 ONE = Summary(70.0, None, 1, "percent")
 
 
@@ -159,12 +159,14 @@ def mine(unit="percent", key=KEY, value=70.0, **more) -> Ours:
 
 
 def test_one_seed_borrows_the_mean_variance_of_its_family_a_vote_a_setting():
-    s = seeds.borrow(ONE, mine(), LENT)
+    s = seeds.with_pooled_variance(ONE, mine(), LENT)
     df = (4 + 1) ** 2 / (4**2 / 2 + 1**2 / 4)  # Satterthwaite, of the sum
     assert (s.se, s.df) == (pytest.approx(math.sqrt(5 / 2)), pytest.approx(df))
     assert (s.mean, s.n, s.spread_of) == (70.0, 1, "2 experiments")
     assert s.reach == pytest.approx(quantile(df) * math.sqrt(5 / 2))
-    s = seeds.borrow(replace(ONE, unit="fraction"), mine("fraction"), LENT[:1])
+    s = seeds.with_pooled_variance(
+        replace(ONE, unit="fraction"), mine("fraction"), LENT[:1]
+    )
     assert (s.se, s.df, s.spread_of) == (pytest.approx(0.02), 2, "made_up")
 
 
@@ -185,8 +187,12 @@ def test_one_seed_borrows_the_mean_variance_of_its_family_a_vote_a_setting():
 def test_nobody_lends_outside_the_family(other):
     other = dict(other)
     key = other.pop("key", KEY)
-    assert seeds.borrow(ONE, mine(key=key, **other), LENT) == ONE
-    assert seeds.borrow(ONE, mine(), LENT) != ONE == seeds.borrow(ONE, mine(), ())
+    assert seeds.with_pooled_variance(ONE, mine(key=key, **other), LENT) == ONE
+    assert (
+        seeds.with_pooled_variance(ONE, mine(), LENT)
+        != ONE
+        == seeds.with_pooled_variance(ONE, mine(), ())
+    )
 
 
 def test_a_difference_has_the_variances_of_both_sides():
@@ -212,14 +218,14 @@ def test_a_diverged_run_neither_lends_nor_borrows(last, lost):
     assert seeds.diverged(last, "percent", curve(last)) == lost == found[KEY].diverged
     assert (verdicts.spreads_of(found) == []) == lost
     alone = verdicts.ours_by_key([curve(last)])[KEY]
-    assert (seeds.borrow(ONE, alone, LENT) == ONE) == lost
+    assert (seeds.with_pooled_variance(ONE, alone, LENT) == ONE) == lost
     share = record(cells={KEY: [last / 100, "fraction"]}, history={"accuracy": [80.0]})
     assert seeds.diverged(last / 100, "fraction", share) == lost
 
 
 def test_numbers_with_several_seeds_lend_once_and_others_do_not():
     values = {KEY: [70.0, 72.0, 74.0], "ours.b.acc": [80.0], SMALL: [0.01] * 3}
-    lent = [Spread(FAMILY, "made_up", pytest.approx(4.0), 2)]
+    lent = [SeedVariance(FAMILY, "made_up", pytest.approx(4.0), 2)]
     found = verdicts.ours_by_key(seeded(values, **HERE))
     assert verdicts.spreads_of(found) == lent
     again = {"ours.c.acc": [72.0, 74.0, 70.0]}
@@ -238,7 +244,7 @@ def test_one_seed_without_a_family_is_open_and_with_one_it_is_judged():
         (1.0, 12, "above"),
         (400.0, 2, "open"),
     ):
-        lent = [Spread(FAMILY, "x", variance, df)] if variance else []
+        lent = [SeedVariance(FAMILY, "x", variance, df)] if variance else []
         s = evidence(one, spreads=lent).summary(ACC)
         assert verdicts.verdict(ACC, s) == word and s.spread_of == ("x" if lent else "")
     several = evidence(*seeded({ACC.key: [70.0, 71.0]}, **HERE), spreads=LENT)
@@ -254,7 +260,7 @@ def test_one_computed_number_has_no_spread_of_its_own_and_borrows_none(
     cell, value, word
 ):
     found = record(0, {cell.key: [value, cell.unit]}, trained=False)
-    lent = Spread(FAMILY, "made_up", 1e6, 3)
+    lent = SeedVariance(FAMILY, "made_up", 1e6, 3)
     s = evidence(found, spreads=[lent]).summary(cell)
     assert (s.mean, s.spread_of) == (value, "") and not s.se
     assert verdicts.verdict(cell, s) == word
@@ -455,7 +461,7 @@ def test_quotients_and_differences_are_taken_seed_by_seed():
     values = {FED: [90.0, 80.0, 85.0], ACC.key: [60.0, 70.0]}
     values |= {SIZE.key: [40.0, 44.0, 42.0], SMALL: [0.01, 0.02]}
     found = verdicts.ours_by_key(seeded(values))
-    order, ratio = (verdicts.ours_of(cell, found) for cell in (ORDER, RATIO))
+    order, ratio = (verdicts.our_number(cell, found) for cell in (ORDER, RATIO))
     assert order.values == {0: 30.0, 1: 10.0} and order.unit == POINTS
     assert ratio.values == {0: 4000.0, 1: 2200.0} and ratio.unit == "x"
     s = order.summary
@@ -466,19 +472,19 @@ def test_runs_of_the_same_settings_fill_the_numbers_of_both_texts():
     found = verdicts.ours_by_key(seeded({FED: [90.0, 80.0]}))
     own, earlier = (paper_tables.cell("dprec", key) for key in (FED, f"iclr.{FED}"))
     assert earlier.same_as == FED
-    assert verdicts.ours_of(earlier, found) is verdicts.ours_of(own, found)
-    assert verdicts.ours_of(replace(earlier, same_as=None), found) is None
+    assert verdicts.our_number(earlier, found) is verdicts.our_number(own, found)
+    assert verdicts.our_number(replace(earlier, same_as=None), found) is None
 
 
 def test_seeds_that_only_one_side_has_give_no_difference():
     pair = record(0, {FED: 90.0}, key="a"), record(1, {ACC.key: 60.0}, key="b")
     found = verdicts.ours_by_key(pair)
-    assert [verdicts.ours_of(cell, found) for cell in (ORDER, RATIO, SIZE)] == [
+    assert [verdicts.our_number(cell, found) for cell in (ORDER, RATIO, SIZE)] == [
         None
     ] * 3
     recorded = {FED: 90.0, ACC.key: 60.0, ORDER.key: [7.0, POINTS]}
     found = verdicts.ours_by_key([record(0, recorded)])
-    assert verdicts.ours_of(ORDER, found).values == {0: 7.0}, "recorded itself"
+    assert verdicts.our_number(ORDER, found).values == {0: 7.0}, "recorded itself"
 
 
 @tabled("other", [dict(key="b"), dict(experiment="second", seed=1)])
@@ -636,7 +642,7 @@ def test_a_match_needs_no_cause_and_what_is_shown_says_why_it_is_not_judged():
         (ACC, "not run", []),
         (ACC, "near", ["a cause"]),
     ):
-        assert verdicts.causes_of(c, p, word) == causes
+        assert verdicts.explain_verdict(c, p, word) == causes
 
 
 def test_a_number_that_is_only_shown_stands_beside_ours(tmp_path):

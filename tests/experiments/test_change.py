@@ -63,7 +63,7 @@ def test_a_change_that_another_record_means_is_refused_by_its_name(
     experiment = grids.find("dprec-mnist")
     (run,) = [r for r in experiment.grid("smoke") if r.key == KEY]
     change = dict(server_lr=0.03, eval_every=50)
-    other = runs.perform(experiment, run, 0, tmp_path, change=change)
+    other = runs.execute(experiment, run, 0, tmp_path, change=change)
     there = {("step", 0): other}
     monkeypatch.setattr(runs, "stands", lambda *_: there)
     with pytest.raises(ValueError, match="is the run step"):
@@ -71,7 +71,7 @@ def test_a_change_that_another_record_means_is_refused_by_its_name(
             change="server_lr=0.03,eval_every=50", out=tmp_path / "b", **ASKED
         )
     there["step", 0] = other.__class__(**vars(other) | dict(data={"name": "other"}))
-    assert runs.perform(experiment, run, 0, tmp_path / "c", change=change)
+    assert runs.execute(experiment, run, 0, tmp_path / "c", change=change)
 
 
 def test_what_trains_nothing_has_nothing_to_change(tmp_path):
@@ -79,4 +79,4 @@ def test_what_trains_nothing_has_nothing_to_change(tmp_path):
         runs.try_change("dprec-costs", "lr=0.1", out=tmp_path)
     run = next(r for r in grids.find("dprec-mean").grid("smoke"))
     with pytest.raises(ValueError, match="does not train a model"):
-        runs.perform(grids.find("dprec-mean"), run, 0, tmp_path, change=dict(lr=0.1))
+        runs.execute(grids.find("dprec-mean"), run, 0, tmp_path, change=dict(lr=0.1))

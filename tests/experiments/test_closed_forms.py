@@ -75,7 +75,7 @@ def test_the_patients_of_table_4_are_added_up():
 
 
 def test_what_follows_from_several_rows_comes_from_their_records():
-    have = grids.stands(grids.find("fltop-costs"), "full")
+    have = grids.recorded_runs(grids.find("fltop-costs"), "full")
     for key in ("fmnist.saved", "medical.eps_largest"):
         run = next(r for r in fltop_costs.grid("full") if r.key == key)
         inputs = {need: have[need, 0] for need in run.needs}

@@ -286,7 +286,7 @@ def test_a_missing_extra_is_named_with_the_command(tmp_path, monkeypatch, call, 
 def test_a_cluster_and_a_sweep_do_not_share_a_folder(tmp_path):
     for call in (cluster.run_dask, cluster.run_slurm):
         with (
-            sweep.own(tmp_path),
+            sweep.locked_folder(tmp_path),
             pytest.raises(ValueError, match="another sweep is writing"),
         ):
             call(planning.plan([ASKED])[:1], out=tmp_path)
@@ -302,7 +302,7 @@ def test_a_record_that_comes_back_is_checked_before_it_is_kept(tmp_path):
 
 
 def test_a_job_whose_inputs_are_missing_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster.runs, "perform", lambda *given, **how: None)
+    monkeypatch.setattr(cluster.runs, "execute", lambda *given, **how: None)
     with pytest.raises(
         ValueError, match="a record that it needs is missing: run the sweep again"
     ):

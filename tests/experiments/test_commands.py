@@ -301,7 +301,7 @@ def test_no_clock_lets_a_merge_replace_what_stands(tmp_path, committed, capsys):
         assert code == 0 and shown.out.endswith("1 new records\n")
         told = f"cnn.eps3.rec, seed 0: final.accuracy is 88.2 and {99.9 - i}; the first"
         assert f"{told} stands; its code is not recorded" in shown.out
-        found = records.standing(records.read(path)).values()
+        found = records.current(records.read(path)).values()
         assert [r.final["accuracy"] for r in found] == [88.2]
 
 
@@ -364,7 +364,7 @@ def test_the_list_counts_what_the_records_hold(capsys):
     assert code == 0 and all(name in shown.out for name in runner.experiments())
     rows = {row[0]: row for row in costs.overview().rows}
     experiment = grids.find("dprec-mnist")
-    have = grids.stands(experiment, "full")
+    have = grids.recorded_runs(experiment, "full")
     planned = [(r.key, s) for r in experiment.grid("full") for s in r.seeds]
     done = sum(job in have for job in planned)
     assert rows["dprec-mnist"][-1] == f"{done}/{len(planned)}"

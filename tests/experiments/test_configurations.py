@@ -21,7 +21,7 @@ from dpcomm.training.federated import Config
 CONFIG = Config(rounds=1500, cohort=100, lr=0.05, server="sgd", server_lr=1.0)
 
 
-def stated(name, task="femnist"):
+def paper_setting(name, task="femnist"):
     return paper_tables.hyper("dprec", name, task).value
 
 
@@ -29,10 +29,10 @@ def stated(name, task="femnist"):
 def test_the_papers_femnist_settings_come_out(eps):
     "To within the rounding of what Appendix C.2 prints."
     assert configurations.calibrated_sigma(eps, 3500, 100, 1500) == pytest.approx(
-        stated(f"fedavg.sigma.eps{eps}"), rel=0.02
+        paper_setting(f"fedavg.sigma.eps{eps}"), rel=0.02
     )
     assert configurations.calibrated_c(eps, 3500, 100, 4000, 8) == pytest.approx(
-        stated(f"rec.c.eps{eps}"), abs=0.005
+        paper_setting(f"rec.c.eps{eps}"), abs=0.005
     )
 
 
@@ -72,15 +72,15 @@ def test_a_setting_keeps_its_budget_and_the_next_digit_does_not(eps, n_clients):
 @pytest.mark.deep
 @tabled("eps", [1, 3, 6])
 def test_the_listed_settings_of_mnist_by_writer_are_the_solved_ones(eps):
-    n = stated("n_clients", "by_writer")
-    assert stated(
+    n = paper_setting("n_clients", "by_writer")
+    assert paper_setting(
         f"fedavg.sigma.eps{eps}", "by_writer"
     ) == configurations.calibrated_sigma(eps, n, 100, 1500)
-    assert stated(f"rec.c.eps{eps}", "by_writer") == configurations.calibrated_c(
+    assert paper_setting(f"rec.c.eps{eps}", "by_writer") == configurations.calibrated_c(
         eps, n, 100, 4000, 8
     )
     if eps < 6:
-        assert stated(
+        assert paper_setting(
             f"ablation.rec.c.eps{eps}", "by_writer"
         ) == configurations.calibrated_c(eps, n, 100, 1500, 8)
 
@@ -224,7 +224,7 @@ def test_tighter_accountants_need_less_noise_for_the_same_budget(eps):
 
 def test_a_premised_curve_draws_a_fixed_size_and_says_what_it_assumes():
     mechanism = configurations.Gaussian(0.1, 2.0, exact=False)
-    curve = configurations.premised("a.b", mechanism, CONFIG, 3500)
+    curve = configurations.accounted_as_poisson("a.b", mechanism, CONFIG, 3500)
     assert (curve.key, curve.mechanism) == ("a.b", mechanism)
     assert curve.config == dataclasses.replace(CONFIG, sampling="fixed")
     told = curve.guarantee(1500)
@@ -261,13 +261,16 @@ def test_the_clients_of_mnist_hold_every_image_once():
 @pytest.mark.parametrize("key", ["eps3.fedavg", "lenet5.eps6.rec"])
 def test_a_curve_of_mnist_has_the_papers_settings(key):
     *_, eps, kind = key.split(".")
-    curve = configurations.mnist_curve(key, CONFIG, 100, (5, 6))
+    curve = configurations.mnist_spec(key, CONFIG, 100, (5, 6))
     assert curve.key == key
     if kind == "fedavg":
-        assert curve.mechanism.sigma == stated(f"fedavg.sigma.{eps}", "mnist")
-        assert curve.mechanism.clip_norm == stated("fedavg.clip", "mnist")
+        assert curve.mechanism.sigma == paper_setting(f"fedavg.sigma.{eps}", "mnist")
+        assert curve.mechanism.clip_norm == paper_setting("fedavg.clip", "mnist")
     else:
-        c, std = stated(f"rec.c.{eps}", "mnist"), stated("rec.std", "mnist")
+        c, std = (
+            paper_setting(f"rec.c.{eps}", "mnist"),
+            paper_setting("rec.std", "mnist"),
+        )
         assert curve.mechanism.clip_norm == pytest.approx(c * std)
 
 
@@ -284,7 +287,7 @@ def small():
 
 
 def trained(curve, place, seed=0, **how):
-    "One line as `play` returns it."
+    "One line as `run_one` returns it."
     clients, _, build = small()
     given = dict(checkpoint=place, resume=True, progress=False) | how
     fills = "ours.a.acc", "ours.a.comm", "ours.order"
@@ -325,40 +328,42 @@ def test_a_line_says_what_a_record_holds():
     assert found["bits"].payload == 32 * d and found["config"]["d"] == d
     assert found["config"]["model"] == "linear" and found["config"]["rounds"] == 4
     assert (found["data"]["name"], found["data"]["n_clients"]) == ("digits", 20)
-    bare = configurations.Curve("b", configurations.Gaussian(1.0, 1.0), config)
+    bare = configurations.RunSpec("b", configurations.Gaussian(1.0, 1.0), config)
     found = trained(bare, None)
     assert found["guarantee"] is None and found["final"]["eps"] is None
 
 
 def test_stated_is_the_papers_file():
     assert (
-        configurations.stated("rec.c.eps3", "femnist") == stated("rec.c.eps3") == 1.41
+        configurations.paper_setting("rec.c.eps3", "femnist")
+        == paper_setting("rec.c.eps3")
+        == 1.41
     )
     with pytest.raises(ValueError, match="rec.d"):
-        configurations.stated("rec.d", "femnist")
+        configurations.paper_setting("rec.d", "femnist")
 
 
 def test_a_stated_configuration_has_the_tasks_own_server():
-    solr, plain = (configurations.stated_config(t) for t in ("solr", "shakespeare"))
+    solr, plain = (configurations.paper_config(t) for t in ("solr", "shakespeare"))
     assert (solr.server, solr.momentum, solr.cohort) == ("momentum", 0.9, 60)
     assert (plain.server, plain.server_lr, plain.batch) == ("sgd", 1.0, 10)
-    assert configurations.stated_config("solr", cohort=3).cohort == 3
+    assert configurations.paper_config("solr", cohort=3).cohort == 3
 
 
 def test_a_line_takes_what_is_stated_at_the_papers_size_and_solves_elsewhere():
-    config = configurations.stated_config("shakespeare", rounds=200)
+    config = configurations.paper_config("shakespeare", rounds=200)
     sizes = (10,) * 11
-    own = configurations.line("shakespeare", "eps3.fedavg", config, 660, sizes)
-    assert own.mechanism.sigma == stated("fedavg.sigma.eps3", "shakespeare")
-    other = configurations.line(
+    own = configurations.budget_spec("shakespeare", "eps3.fedavg", config, 660, sizes)
+    assert own.mechanism.sigma == paper_setting("fedavg.sigma.eps3", "shakespeare")
+    other = configurations.budget_spec(
         "shakespeare", "eps3.fedavg", config, 6600, sizes, clip=2.0
     )
     assert other.mechanism.sigma == configurations.calibrated_sigma(3, 6600, 66, 200)
     assert other.mechanism.clip_norm == 2.0
     run = "shakespeare", "eps3.rec", config, 660, sizes
-    rec = configurations.line(*run, std=2.0, accountant="exact-balle")
-    assert rec.mechanism.clip_norm == 2 * stated("rec.c.eps3", "shakespeare")
-    assert rec.guarantee(200).eps < configurations.line(*run).guarantee(200).eps
+    rec = configurations.budget_spec(*run, std=2.0, accountant="exact-balle")
+    assert rec.mechanism.clip_norm == 2 * paper_setting("rec.c.eps3", "shakespeare")
+    assert rec.guarantee(200).eps < configurations.budget_spec(*run).guarantee(200).eps
 
 
 def test_equal_groups_sum_to_the_model():

@@ -85,10 +85,12 @@ def test_a_plan_that_decides_starts_with_the_cheapest_number():
     made = {job.record: i for i, job in enumerate(jobs)}
     assert jobs and len(made) == len(jobs)
     for job in jobs:
-        stands = grids.stands(grids.planned(job.experiment), "full")
+        stands = grids.recorded_runs(grids.planned(job.experiment), "full")
         assert (job.key, job.seed) not in stands
         for need in planning.needs_of(job):
-            there = (need[2], need[3]) in grids.stands(grids.planned(need[0]), "full")
+            there = (need[2], need[3]) in grids.recorded_runs(
+                grids.planned(need[0]), "full"
+            )
             assert there or made[need] < made[job.record], "needs come first"
     assert jobs[0].minutes <= np.median([job.minutes for job in jobs])
     decided = paper_tables.cell("sqsgd", "mnist.fig3.sqsgd_minus_pm.eps400")

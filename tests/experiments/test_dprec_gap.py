@@ -46,7 +46,7 @@ def test_clips_are_the_texts_and_each_promises_its_own_epsilon():
     }
     config, told = dprec_gap.settings("full")["config"], {}
     for key in dprec_gap.CLIPS:
-        line = dprec_gap.curve(RUNS[key], config, 100, (100,) * 10)
+        line = dprec_gap.run_spec(RUNS[key], config, 100, (100,) * 10)
         assert line.mechanism.clip_norm == dprec_gap.clip(key) * 0.005
         told[key] = line.guarantee(1000).eps
     assert sorted(told, key=told.get) == sorted(told, key=dprec_gap.clip)
@@ -58,7 +58,7 @@ def test_play_changes_what_the_factor_names(factor, monkeypatch):
     monkeypatch.setattr(
         dprec_gap.configurations, "train", lambda line, net, **told: (line, net, told)
     )
-    line, net, told = dprec_gap.play(RUNS[f"{factor}.eps3.fedavg"], 0)
+    line, net, told = dprec_gap.run_one(RUNS[f"{factor}.eps3.fedavg"], 0)
     assert line.config.adam_eps == (1e-3 if factor == "adam" else 1e-8)
     assert told["law"] == ("glorot" if factor == "glorot" else "torch")
     assert told["model"] == ("lenet5_tanh" if factor == "tanh" else "linear")
@@ -80,12 +80,12 @@ def test_a_run_on_the_large_network_differs_in_what_its_key_names(monkeypatch):
     monkeypatch.setattr(dprec_gap.configurations, "train", taken)
     monkeypatch.setattr(dprec_gap.configurations, "mnist_clients", dealt)
     for key in ("cnn.step.eps6.rec", "cnn.deal.eps3.fedavg", "cnn.iclr.eps3.rec"):
-        line, clients, d, config = dprec_gap.play(runs[key], 2, device="cuda")
+        line, clients, d, config = dprec_gap.run_one(runs[key], 2, device="cuda")
         assert d == 582_026 and config["model"] == "cnn"
         assert line.config.server_lr == (1e-3 if "step" in key else 2e-3)
         assert clients.parts == ((2,) if "deal" in key else (0,))
         if "iclr" in key:
             assert line.mechanism.clip_norm == 0.5 * 0.005
-    line, *_ = dprec_gap.play(runs["cnn.step.eps6.iclr"], 0, device="cuda")
+    line, *_ = dprec_gap.run_one(runs["cnn.step.eps6.iclr"], 0, device="cuda")
     assert line.mechanism.clip_norm == 0.7625 * 0.005
     assert line.config.server_lr == 1e-3 and line.config.engine == "auto"

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dpcomm.experiments.configurations import stated
+from dpcomm.experiments.configurations import paper_setting
 from dpcomm.experiments.dprec import index_codes
 from dpcomm.experiments.dprec import indices as dprec_indices
 
@@ -13,8 +13,8 @@ RUNS = {run.key: run for run in dprec_indices.grid("smoke")}
 
 
 def test_only_the_private_case_clips_and_promises():
-    lines = {key: dprec_indices.curve(run) for key, run in RUNS.items()}
-    c, std = stated("rec.c.eps3", "femnist"), stated("rec.std", "femnist")
+    lines = {key: dprec_indices.run_spec(run) for key, run in RUNS.items()}
+    c, std = paper_setting("rec.c.eps3", "femnist"), paper_setting("rec.std", "femnist")
     assert lines["private"].mechanism.clip_norm == pytest.approx(c * std)
     assert lines["private"].guarantee(6).accountant == "exact-balle"
     for key in ("only", "only64"):
@@ -31,7 +31,7 @@ def test_the_smoke_federation_needs_no_download_and_covers_the_images():
 
 
 def test_numbers_are_means_over_the_rounds_and_one_for_every_cell():
-    m = dprec_indices.curve(RUNS["only"]).mechanism
+    m = dprec_indices.run_spec(RUNS["only"]).mechanism
     history = [
         dict(zip(index_codes.CODES, row)) for row in ((1, 2, 3, 4), (3, 4, 5, 6.0))
     ]
@@ -41,7 +41,7 @@ def test_numbers_are_means_over_the_rounds_and_one_for_every_cell():
 
 
 def test_a_run_fills_its_cells_from_its_history():
-    played = dprec_indices.play(RUNS["only64"], 0)
+    played = dprec_indices.run_one(RUNS["only64"], 0)
     assert (
         tuple(played["cells"]) == RUNS["only64"].fills and played["guarantee"] is None
     )
@@ -50,4 +50,4 @@ def test_a_run_fills_its_cells_from_its_history():
     assert len(played["history"]) == played["config"]["rounds"] - 1
     visits = played["config"]["rounds"] * played["config"]["cohort"]
     assert played["final"]["uplink_bits"] == visits * played["bits"].content
-    assert dprec_indices.play(RUNS["only64"], 0, max_seconds=0) is None
+    assert dprec_indices.run_one(RUNS["only64"], 0, max_seconds=0) is None

@@ -45,7 +45,7 @@ def test_public_randomness_is_one_draw_for_everybody():
 
 def test_bits_need_no_clients_and_nothing_begins_without_time():
     grid = {run.key: run for run in dprec_mean.grid("full")}
-    assert dprec_mean.play(grid["sqkr"], 0, max_seconds=0) is None
+    assert dprec_mean.run_one(grid["sqkr"], 0, max_seconds=0) is None
     experiment = grids.find("dprec-mean")
-    have = grids.stands(experiment, "full")[("bits", 0)]
+    have = grids.recorded_runs(experiment, "full")[("bits", 0)]
     assert have.cells["mean.bits"][0] == 21

@@ -29,11 +29,11 @@ def test_noise_alone_leaves_the_length_and_rounding_toward_zero_takes_it():
     """
     runs = {r.key.partition(".")[2]: r for r in dprec_quantised.grid("smoke")}
     d = sum(p.numel() for p in models.build(SETTINGS["net"], seed_tree(0)).parameters())
-    clip = dprec_quantised.curve(runs["fedavg"], (d,)).mechanism.clip_norm
+    clip = dprec_quantised.run_spec(runs["fedavg"], (d,)).mechanism.clip_norm
     assert left(Gaussian(clip, 1e-9, exact=False)) == pytest.approx(1, abs=1e-3)
     kept = {}
     for kind in ("quant8", "quant8-range"):
-        mechanism = dprec_quantised.curve(runs[kind], (d,)).mechanism
+        mechanism = dprec_quantised.run_spec(runs[kind], (d,)).mechanism
         silent = type(mechanism)(**{**vars(mechanism), "sigma": 1e-9})
         kept[kind] = left(silent)
     assert kept["quant8"] < kept["quant8-range"] <= 1 + 1e-3

@@ -16,7 +16,7 @@ from dpcomm.experiments.dprec import stackoverflow as dprec_stackoverflow
 def test_the_network_is_the_papers_where_the_text_is():
     smoke, quick = (dprec_shakespeare.network(s, 0) for s in ("smoke", "quick"))
     sizes = [sum(p.numel() for p in net.parameters()) for net in (smoke, quick)]
-    assert sizes[1] == dprec_shakespeare.stated("n_params") > sizes[0]
+    assert sizes[1] == dprec_shakespeare.paper_setting("n_params") > sizes[0]
     other = next(dprec_shakespeare.network("smoke", 1).parameters())
     assert not torch.equal(next(smoke.parameters()), other)
 
@@ -39,7 +39,7 @@ def test_shakespeares_counts_are_those_of_the_windows_that_train():
 def test_shakespeares_lines_keep_epsilon_three(scale):
     for run in dprec_shakespeare.grid(scale):
         if run.trains:
-            line = dprec_shakespeare.curve(run)
+            line = dprec_shakespeare.run_spec(run)
             assert 2.9 < line.guarantee(line.config.rounds).eps <= 3
 
 
@@ -64,7 +64,7 @@ def test_two_rounds_cost_two_rounds_and_promise_nothing():
 
 
 def test_only_the_full_setting_needs_the_theorem_that_holds():
-    found = {s: dprec_stackoverflow.curve(s, "rec") for s in ("quick", "full")}
+    found = {s: dprec_stackoverflow.run_spec(s, "rec") for s in ("quick", "full")}
     proved = {s: line.guarantee(line.config.rounds) for s, line in found.items()}
     assert (
         proved["quick"].accountant == "theorem1-arxiv"

@@ -41,21 +41,21 @@ def test_the_three_mechanisms_of_figure_3_fit_into_the_bits_of_pm(task, base):
 def test_figures_take_the_papers_settings(task, base):
     curves = fedsgd.figures(base)
 
-    def stated(name):
+    def paper_setting(name):
         return paper_tables.hyper("sqsgd", name, task).value
 
     assert (
-        tuple(base.eps) == stated("eps")
-        and base.fixed_eps == stated("eps.fig1")
-        and base.levels == stated("levels.fig2")
-        and base.matched_levels == stated("levels.fig3")
+        tuple(base.eps) == paper_setting("eps")
+        and base.fixed_eps == paper_setting("eps.fig1")
+        and base.levels == paper_setting("levels.fig2")
+        and base.matched_levels == paper_setting("levels.fig3")
     )
-    assert {curves[f"fig1.K{K}"].levels for K in stated("levels.fig1")} == set(
-        stated("levels.fig1")
-    ) and {*fedsgd.RATIOS, base.fraction} == set(stated("ratios.fig4"))
+    assert {curves[f"fig1.K{K}"].levels for K in paper_setting("levels.fig1")} == set(
+        paper_setting("levels.fig1")
+    ) and {*fedsgd.RATIOS, base.fraction} == set(paper_setting("ratios.fig4"))
     assert all(
         curves[f"fig2.eps{eps}"].eps == eps
-        and curves[f"fig2.eps{eps}"].fraction == stated("fraction")
+        and curves[f"fig2.eps{eps}"].fraction == paper_setting("fraction")
         for eps in base.eps
     )
     bits = {K: curves[f"fig5.K{K}"].bits(base.d).payload for K in (2, 32, 128)}
@@ -66,7 +66,8 @@ def test_figures_take_the_papers_settings(task, base):
         for b in bits.values()
     )
     assert all(
-        mech.momentum == stated("momentum") and mech.bound == stated("bound")
+        mech.momentum == paper_setting("momentum")
+        and mech.bound == paper_setting("bound")
         for mech in curves.values()
         if isinstance(mech, sqsgd.SqSgd)
     )
@@ -145,7 +146,7 @@ def small(*keys, **own) -> fedsgd.Comparison:
 
 @tabled("task", ["mnist", "emnist", "fmnist"])
 def test_a_comparison_takes_the_papers_settings_and_changes_what_it_is_told(task):
-    def stated(name):
+    def paper_setting(name):
         return paper_tables.hyper("sqsgd", name, task).value
 
     c = fedsgd.comparison(task, "full", "digits", rounds=7)
@@ -153,16 +154,19 @@ def test_a_comparison_takes_the_papers_settings_and_changes_what_it_is_told(task
         task,
         "full",
     )
-    assert (c.config.rounds, c.config.cohort) == (7, stated("clients"))
+    assert (c.config.rounds, c.config.cohort) == (7, paper_setting("clients"))
     assert (c.config.batch, c.config.server_lr) == (
-        stated("batch_size"),
-        stated("server_lr"),
+        paper_setting("batch_size"),
+        paper_setting("server_lr"),
     )
-    assert (c.base.eps, c.base.bound) == (tuple(stated("eps")), stated("bound"))
+    assert (c.base.eps, c.base.bound) == (
+        tuple(paper_setting("eps")),
+        paper_setting("bound"),
+    )
     assert c.keys == tuple(fedsgd.figures(c.base)) == tuple(c.curves)
-    assert fedsgd.early(c) == 10 * stated("rounds_per_epoch")
+    assert fedsgd.early(c) == 10 * paper_setting("rounds_per_epoch")
     paper = fedsgd.comparison(task, "full", "digits").config
-    assert paper.rounds == stated("epochs") * stated("rounds_per_epoch")
+    assert paper.rounds == paper_setting("epochs") * paper_setting("rounds_per_epoch")
     assert fedsgd.comparison(task, "full", "x", ("plain",)).keys == ("plain",)
 
 
@@ -212,7 +216,7 @@ def played(c, key, place, **how):
     "What one curve gives, in a folder."
     run = next(r for r in fedsgd.listed(c, 1.0) if r.key == key)
     given = dict(checkpoint=place, resume=True, progress=False) | how
-    return fedsgd.play(c, run, 0, **given)
+    return fedsgd.run_one(c, run, 0, **given)
 
 
 def numbers(found) -> dict:
@@ -243,7 +247,7 @@ def test_a_run_without_privacy_claims_none_and_a_claim_is_read_off_records():
     assert played(c, "plain", None)["guarantee"] is None
     claim = next(r for r in fedsgd.listed(c, 1.0) if r.needs)
     inputs = {"fig1.K8": kept([1.0, 30.0]), "fig1.K2": kept([2.0, 10.0])}
-    assert fedsgd.play(c, claim, 0, inputs=inputs) == dict(
+    assert fedsgd.run_one(c, claim, 0, inputs=inputs) == dict(
         cells={"mnist.fig1.bits3_minus_bits1": [20.0, "percentage points"]},
         data={"name": "digits"},
     )

@@ -15,10 +15,12 @@ from dpcomm.training import models
 
 def test_the_protocol_is_the_papers_and_takes_changes():
     paper = femnist_columns.protocol()
-    config, stated = paper["config"], femnist_columns.stated
+    config, paper_setting = paper["config"], femnist_columns.paper_setting
     assert (config.cohort, config.lr, config.batch) == (100, 0.05, 20)
     assert (paper["short"], paper["long"]) == (1500, 4000)
-    assert stated("rec.std") == configurations.stated("rec.std", "femnist")
+    assert paper_setting("rec.std") == configurations.paper_setting(
+        "rec.std", "femnist"
+    )
     other = femnist_columns.protocol(cohort=7, eval_every=1)["config"]
     assert other == dataclasses.replace(config, cohort=7, eval_every=1)
 

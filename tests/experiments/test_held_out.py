@@ -12,7 +12,7 @@ from dpcomm.experiments.imvu import held_out
 SMALL = held_out.Sweep(
     "smoke",
     ("digits",),
-    held_out.stated_config(rounds=4, eval_every=2),
+    held_out.paper_config(rounds=4, eval_every=2),
     (0,),
     sigmas=(1.0, 4.0),
     eps=(0.5, 2.0),
@@ -47,7 +47,7 @@ def test_a_level_is_a_noise_or_an_epsilon():
 
 
 def test_the_config_is_the_papers_and_what_it_is_told():
-    config = held_out.stated_config(rounds=7)
+    config = held_out.paper_config(rounds=7)
     for name, hyper in (
         ("cohort", "cohort"),
         ("lr", "client_lr"),
@@ -93,7 +93,7 @@ def test_the_worst_gap_of_two_frontiers_is_of_means_over_seeds():
     assert held_out.worst(inputs, "signsgd", "imvu") == -35.0
     run = held_out.read(SMALL)[1]
     named = {run.needs[0]: lines[0]} | {k: inputs[k] for k in list(inputs)[1:]}
-    assert held_out.play(SMALL, run, 0, inputs=named) == dict(
+    assert held_out.run_one(SMALL, run, 0, inputs=named) == dict(
         cells={run.fills[0]: [3.0, "percentage points"]}, data={"name": "x"}
     )
 
@@ -106,8 +106,8 @@ def test_a_setting_is_trained_and_goes_on_where_it_stopped(tmp_path):
     how = dict(resume=True, progress=False)
     whole = held_out.train(SMALL, run, 0, checkpoint=tmp_path / "a.pt", **how)
     place = dict(checkpoint=tmp_path / "b.pt", **how)
-    assert held_out.play(SMALL, run, 0, max_seconds=0.0, **place) is None
-    pieces = held_out.play(SMALL, run, 0, **place)
+    assert held_out.run_one(SMALL, run, 0, max_seconds=0.0, **place) is None
+    pieces = held_out.run_one(SMALL, run, 0, **place)
     for name in ("final", "history", "cells", "bits", "config", "data"):
         assert whole[name] == pieces[name], name
     assert whole["final"]["eps"] == whole["guarantee"].eps > 0
@@ -123,4 +123,4 @@ def test_more_bits_of_one_law_are_compared_with_one():
     assert all(found[f"symbols.b{b}"] <= 2**b for b in (2, 3, 4))
     assert all(found[f"away.b{b}"] >= 0 for b in (2, 3, 4))
     run = held_out.read(SMALL)[-1]
-    assert held_out.play(SMALL, run, 0)["final"] == found
+    assert held_out.run_one(SMALL, run, 0)["final"] == found

@@ -58,9 +58,9 @@ def test_four_rounds_or_more_are_played_within_the_entries(key):
 
 def test_a_run_says_what_it_predicted_and_nothing_begins_without_time():
     runs = {run.key: run for run in mean_estimation.grid("smoke")}
-    assert mean_estimation.play(runs["rec.d32.n4"], 0, max_seconds=0) is None
-    found = mean_estimation.play(runs["rec.d32.n4"], 0)
-    assert found == mean_estimation.play(runs["rec.d32.n4"], 0)
+    assert mean_estimation.run_one(runs["rec.d32.n4"], 0, max_seconds=0) is None
+    found = mean_estimation.run_one(runs["rec.d32.n4"], 0)
+    assert found == mean_estimation.run_one(runs["rec.d32.n4"], 0)
     assert found["guarantee"].relation == "zero-out" and found["guarantee"].eps <= 4
     config, final = found["config"], found["final"]
     assert config["kind"] == "rec" and config["predicted"] > 0
@@ -70,5 +70,5 @@ def test_a_run_says_what_it_predicted_and_nothing_begins_without_time():
 def test_what_no_setting_meets_is_said(monkeypatch):
     size = ("signsgd", 32, 4, 0.5)
     monkeypatch.setattr(mean_estimation, "sizes", lambda scale: {"x": size})
-    found = mean_estimation.play(mean_estimation.grid("smoke")[0], 0)
+    found = mean_estimation.run_one(mean_estimation.grid("smoke")[0], 0)
     assert "raise bits to" in found["notes"][0] and "final" not in found

@@ -130,7 +130,7 @@ def test_a_frontier_is_the_best_that_a_budget_buys(monkeypatch):
     assert math.isnan(noise_scales.accuracy_at(s, inputs, "signsgd", 0.5))
     runs = {r.key: r for r in noise_scales.read(s, (0,))}
     mark = "ours.smoke.mnist."
-    assert noise_scales.play(
+    assert noise_scales.run_one(
         s, runs["frontier.signsgd.eps2"], 0, inputs=inputs
     ) == dict(
         cells={
@@ -156,7 +156,7 @@ def test_a_point_is_trained_and_a_seed_repeats_it():
     minutes = dict.fromkeys(noise_scales.KINDS, 1.0)
     runs = {r.key: r for r in noise_scales.trained(SMALL, (0,), minutes, 1.0)}
     run = runs["gaussian.sigma0.2.step0.04"]
-    assert noise_scales.play(SMALL, run, 0, max_seconds=0) is None, "no time"
+    assert noise_scales.run_one(SMALL, run, 0, max_seconds=0) is None, "no time"
     one, two, other = (noise_scales.point(SMALL, run, seed) for seed in (0, 0, 1))
     assert one["history"] == two["history"] != other["history"]
     final = one["final"]

@@ -49,15 +49,15 @@ def grid(scale):
     return [grids.Run('one', 'One', scale, trains=False, seeds=(0, 1))]
 
 
-def play(run, seed, max_seconds=None, **how):
+def run_one(run, seed, max_seconds=None, **how):
     "Nothing is trained."
     if max_seconds == 0:
         return None
     return dict(final={'mse': Doubled().of(SIZE) + seed})
 
 
-own = grids.own('tiny', grid, play)
-runs.play_grid(own, scale, seeds, out, 'all', resume, max_seconds)"""
+own = grids.own('tiny', grid, run_one)
+runs.run_grid(own, scale, seeds, out, 'all', resume, max_seconds)"""
 
 
 def tiny(folder, old="SIZE", new="SIZE"):
@@ -144,9 +144,9 @@ def of(size):
 
 
 def maker(bias):
-    def play(run, seed, **how):
+    def run_one(run, seed, **how):
         return SETTINGS['a'].rounds, WAYS[0](2), TWICE(), NAMES, bias
-    return play
+    return run_one
 
 
 SETTINGS, NAMES = {'a': Setting(3)}, {'one', 'two', 'three'}
@@ -227,11 +227,11 @@ def test_without_a_table_records_belong_to_no_paper(tmp_path):
     def grid(scale):
         return [grids.Run("one", "One", scale, trains=False)]
 
-    def play(run, seed, **how):
+    def run_one(run, seed, **how):
         return dict(final={"mse": 1.0 + seed})
 
-    experiment = grids.own("mine", grid, play)
-    (record,) = runs.play_grid(experiment, "quick", [0], tmp_path)
+    experiment = grids.own("mine", grid, run_one)
+    (record,) = runs.run_grid(experiment, "quick", [0], tmp_path)
     assert record.final == {"mse": 1.0} and record.paper == paper_tables.ACROSS
     path = tmp_path / "across" / "mine.quick.jsonl"
     assert json.loads(path.read_text())["experiment"] == "mine"

@@ -6,7 +6,7 @@ import pytest
 from tables import tabled
 
 from dpcomm.evidence import paper_tables
-from dpcomm.experiments.configurations import stated
+from dpcomm.experiments.configurations import paper_setting
 from dpcomm.experiments.dprec import protocol_costs as protocol
 
 
@@ -23,13 +23,15 @@ def test_rounds_and_groups_are_the_papers():
 
 def test_a_message_has_seven_bits_a_group_or_32_a_parameter():
     rec, dense = (protocol.protocol("femnist", m) for m in ("rec", "fedavg"))
-    d = stated("n_params", "femnist")
+    d = paper_setting("n_params", "femnist")
     assert rec["bits"].content == 8 * 7 + 32 and dense["bits"].content == 32 * d
     assert rec["replay"] and not dense["replay"]
     assert protocol.protocol("femnist", "ddg12")["bits"].content == 12 * d
     assert protocol.protocol("femnist", "rec", 10, 100)["bits"].content == 732
     servers = {t: protocol.protocol(t, "rec")["model_bits"] for t in protocol.TASKS}
-    vectors = {t: bits / 32 / stated("n_params", t) for t, bits in servers.items()}
+    vectors = {
+        t: bits / 32 / paper_setting("n_params", t) for t, bits in servers.items()
+    }
     assert vectors == dict(mnist=3, femnist=1, shakespeare=1, solr=2)
 
 
@@ -63,9 +65,9 @@ def test_the_papers_accountant_returns_the_papers_epsilon(row, eps):
 
 def test_no_epsilon_depends_on_the_size_of_clip_or_prior():
     m = protocol.mechanism_of("mnist.eps3.rec")
-    assert m.clip_norm / m.std == stated("rec.c.eps3", "mnist")
+    assert m.clip_norm / m.std == paper_setting("rec.c.eps3", "mnist")
     m = protocol.mechanism_of("mnist.eps6.fedavg")
-    assert (m.clip_norm, m.sigma) == (1.0, stated("fedavg.sigma.eps6", "mnist"))
+    assert (m.clip_norm, m.sigma) == (1.0, paper_setting("fedavg.sigma.eps6", "mnist"))
 
 
 def test_only_other_readings_give_stackoverflow_an_epsilon():

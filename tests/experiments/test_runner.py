@@ -184,7 +184,7 @@ def test_smoke(name, way, smoke):
     assert done.returncode == 0, done.stderr[-6000:]
     ours = result(folder, name)
     with part_of(name):
-        jobs = runs.chosen(grids.find(name), "smoke", [0], played(name, way))
+        jobs = runs.select(grids.find(name), "smoke", [0], played(name, way))
     assert set(ours) == {(run.key, seed) for run, seed in jobs}
     kept = [path.name for path in folder.glob("*.ipynb")]
     assert kept == [f"{name.replace('-', '_')}.smoke.ipynb"] * (way == "papermill")
@@ -292,7 +292,7 @@ def test_kill_and_resume_gives_the_same_result(name, smoke, killed, tmp_path):
     whole, ours = result(straight, name), result(tmp_path, name)
     assert left < len(ours), "it was killed before its end"
     assert timeless(ours) == timeless({key: whole[key] for key in ours})
-    jobs = runs.chosen(grids.find(name), "smoke", [0], KILLED[name])
+    jobs = runs.select(grids.find(name), "smoke", [0], KILLED[name])
     assert {key for key, _ in ours} == {run.key for run, _ in jobs}
 
 
@@ -318,7 +318,7 @@ def settings(scale):
 def grid(scale):
     return [Run("toy", "a harmonic sum", scale, ("ours.toy",))]
 
-def play(run, seed, rounds, pause, checkpoint, resume, max_seconds, **how):
+def run_one(run, seed, rounds, pause, checkpoint, resume, max_seconds, **how):
     state = dict(round=0, total=float(seed), calls=0)
     if resume and checkpoint.exists():
         state = json.loads(checkpoint.read_text())
@@ -359,7 +359,7 @@ only = 'all'
     ),
     ("print('guarantee and bits come first')",),
     (
-        "found = runs.play_grid('toy-run', scale, seeds, out, only, resume, max_seconds,"
+        "found = runs.run_grid('toy-run', scale, seeds, out, only, resume, max_seconds,"
         " rounds=rounds, pause=pause)",
     ),
     ("plt.plot([0, 1]); plt.gcf()",),
@@ -441,7 +441,7 @@ def test_max_seconds_is_reported_as_unfinished(toy, tmp_path, way):
 def test_a_failing_cell_is_named(toy, tmp_path, way):
     words = ["run", "toy-run", "--out", tmp_path, *way]
     cell = (
-        "dpcomm: toy_run.ipynb, code cell 4 (`found = runs.play_grid('toy-run', scale,"
+        "dpcomm: toy_run.ipynb, code cell 4 (`found = runs.run_grid('toy-run', scale,"
     )
     done = dpcomm(*words, "-p", "rounds=-1", root=toy, cwd=tmp_path)
     assert done.returncode == 1 and not written(tmp_path)
@@ -645,7 +645,7 @@ def test_run_returns_an_outcome_and_refuses_a_silent_notebook(tmp_path, monkeypa
         " f'x_y.{scale}.jsonl').write_text('')",
     )
     with pytest.raises(
-        runner.CellError, match="without writing x_y.smoke.jsonl: .*play_grid"
+        runner.CellError, match="without writing x_y.smoke.jsonl: .*run_grid"
     ):
         runner.run("x-y", inline=True)
     outcome = runner.run("x-y", inline=True, resume=True)

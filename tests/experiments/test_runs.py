@@ -34,7 +34,7 @@ class Made:
             __name__="dpcomm.experiments.run.runs",
             settings=lambda scale: {},
             grid=lambda scale: self.runs[scale],
-            play=self.play,
+            run_one=self.run_one,
         )
         self.experiment = grids.Experiment("made-up", module, "dprec")
 
@@ -50,7 +50,7 @@ class Made:
     def run(self, key, scale="full") -> Run:
         return next(run for run in self.runs[scale] if run.key == key)
 
-    def play(self, run, seed, **how):
+    def run_one(self, run, seed, **how):
         self.played.append((run.key, seed))
         self.how = how
         if run.key in self.does:
@@ -69,8 +69,8 @@ class Made:
             cpu_seconds=4.0,
         )
 
-    def perform(self, key, seed=0, out=None, scale="full", **how):
-        return runs.perform(self.experiment, self.run(key, scale), seed, out, **how)
+    def execute(self, key, seed=0, out=None, scale="full", **how):
+        return runs.execute(self.experiment, self.run(key, scale), seed, out, **how)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def lines(folder) -> list:
 
 
 def test_a_run_is_played_and_recorded(made, tmp_path):
-    record = made.perform("rec", 1, tmp_path)
+    record = made.execute("rec", 1, tmp_path)
     path = tmp_path / "dprec" / "made_up.full.jsonl"
     assert records.read(path) == (record,)
     assert record.identity == ("dprec", "made_up", "full", "rec", 1)
@@ -103,7 +103,7 @@ def test_a_run_is_played_and_recorded(made, tmp_path):
     assert record.cost["peak_bytes"] > 10**6
     assert record.origin["code"] == grids.code_hash("dpcomm.experiments.run.runs")
     assert record.origin["device"] == "cpu" and record.origin["date"].endswith("+00:00")
-    assert not made.perform("sizes", 0, tmp_path).trained
+    assert not made.execute("sizes", 0, tmp_path).trained
 
 
 def test_a_run_without_its_own_cost_is_timed(made, tmp_path):
@@ -115,28 +115,28 @@ def test_a_run_without_its_own_cost_is_timed(made, tmp_path):
         return {}
 
     made.does["rec"] = slow
-    cost = made.perform("rec", 0, tmp_path).cost
+    cost = made.execute("rec", 0, tmp_path).cost
     assert 0.2 <= cost["cpu_seconds"] < 5 and 0.2 <= cost["wall_seconds"] < 60
 
 
 def test_a_run_that_stands_is_returned_without_being_played(made, tmp_path):
-    first = made.perform("rec", 0, tmp_path)
+    first = made.execute("rec", 0, tmp_path)
     before = lines(tmp_path)
-    assert made.perform("rec", 0, tmp_path) == first
+    assert made.execute("rec", 0, tmp_path) == first
     assert made.played == [("rec", 0)] and lines(tmp_path) == before
-    again = made.perform("rec", 0, tmp_path, resume=False)
+    again = made.execute("rec", 0, tmp_path, resume=False)
     assert made.played == [("rec", 0)] * 2 and lines(tmp_path) == before
     assert records.result_of(again) == records.result_of(first)
-    made.perform("rec", 1, tmp_path)
+    made.execute("rec", 1, tmp_path)
     assert made.played[-1] == ("rec", 1) and len(lines(tmp_path)) == 2
 
 
 def test_a_run_that_gives_other_numbers_the_second_time_is_refused(made, tmp_path):
-    made.perform("rec", 0, tmp_path)
+    made.execute("rec", 0, tmp_path)
     before = lines(tmp_path)
     made.does["rec"] = lambda run, seed, **how: dict(final=dict(accuracy=1.0))
     with pytest.raises(ValueError, match="find out which run is wrong"):
-        made.perform("rec", 0, tmp_path, resume=False)
+        made.execute("rec", 0, tmp_path, resume=False)
     assert lines(tmp_path) == before
 
 
@@ -148,10 +148,10 @@ def test_a_run_gets_its_checkpoint_and_loses_it_when_it_is_recorded(made, tmp_pa
         checkpoint.write_text("rounds")
 
     made.does["rec"] = half
-    assert made.perform("rec", 0, tmp_path, max_seconds=7) is None
+    assert made.execute("rec", 0, tmp_path, max_seconds=7) is None
     assert path.read_text() == "rounds" and lines(tmp_path) == []
     del made.does["rec"]
-    assert made.perform("rec", 0, tmp_path) and not path.exists()
+    assert made.execute("rec", 0, tmp_path) and not path.exists()
 
 
 def test_an_error_of_a_run_is_not_swallowed_and_records_nothing(made, tmp_path):
@@ -160,10 +160,10 @@ def test_an_error_of_a_run_is_not_swallowed_and_records_nothing(made, tmp_path):
 
     made.does["rec"] = broken
     with pytest.raises(KeyError, match="a fault"):
-        made.perform("rec", 0, tmp_path)
+        made.execute("rec", 0, tmp_path)
     assert lines(tmp_path) == []
     del made.does["rec"]
-    assert made.perform("rec", 0, tmp_path), "the claim was let go"
+    assert made.execute("rec", 0, tmp_path), "the claim was let go"
 
 
 HOLD = """
@@ -185,12 +185,12 @@ def test_a_run_that_another_process_plays_is_claimed(made, tmp_path):
         assert other.stdout.readline() == "held\n"
         says = "rec.seed0 is being run by another process"
         with pytest.raises(runs.Claimed, match=says):
-            made.perform("rec", 0, tmp_path)
+            made.execute("rec", 0, tmp_path)
         assert made.played == []
-        assert made.perform("rec", 1, tmp_path), "another seed is free"
+        assert made.execute("rec", 1, tmp_path), "another seed is free"
         other.kill()
         other.wait()
-        assert made.perform("rec", 0, tmp_path), "a killed process holds nothing"
+        assert made.execute("rec", 0, tmp_path), "a killed process holds nothing"
 
 
 def test_a_divergence_is_recorded_once_with_a_note(made, tmp_path):
@@ -198,21 +198,21 @@ def test_a_divergence_is_recorded_once_with_a_note(made, tmp_path):
         raise FloatingPointError("loss is nan in round 3")
 
     made.does["rec"] = diverges
-    record = made.perform("rec", 0, tmp_path)
+    record = made.execute("rec", 0, tmp_path)
     assert record.notes == ["diverged: loss is nan in round 3"]
     assert record.final == record.cells == record.history == {}
-    assert made.perform("rec", 0, tmp_path) == record
+    assert made.execute("rec", 0, tmp_path) == record
     assert made.played == [("rec", 0)] and len(lines(tmp_path)) == 1
 
 
 def test_what_is_computed_waits_for_its_inputs_of_the_same_seed(made, tmp_path):
-    assert made.perform("gap", 0, tmp_path) is None
-    made.perform("fedavg", 0, tmp_path)
-    made.perform("rec", 1, tmp_path)
-    assert made.perform("gap", 0, tmp_path) is None
+    assert made.execute("gap", 0, tmp_path) is None
+    made.execute("fedavg", 0, tmp_path)
+    made.execute("rec", 1, tmp_path)
+    assert made.execute("gap", 0, tmp_path) is None
     assert ("gap", 0) not in made.played
-    made.perform("rec", 0, tmp_path)
-    record = made.perform("gap", 0, tmp_path)
+    made.execute("rec", 0, tmp_path)
+    record = made.execute("gap", 0, tmp_path)
     assert record.cells == {ORDER: [10.0, "percentage points"]}
     assert set(made.how) == {"inputs"} and set(made.how["inputs"]) == {"fedavg", "rec"}
     assert {r.seed for r in made.how["inputs"].values()} == {0}
@@ -233,13 +233,13 @@ def test_a_run_may_need_another_seed_and_another_experiment(monkeypatch, tmp_pat
 
     made.does["far"] = far
     for seed in (0, 1):
-        made.perform("rec", seed, tmp_path)
-        made.perform("fedavg", seed, tmp_path)
-    assert made.perform("far", 1, tmp_path) is None, "the other's is not there"
-    other.perform("fedavg", 0, tmp_path)
-    assert made.perform("far", 1, tmp_path) is None, "another seed of it"
-    other.perform("fedavg", 1, tmp_path)
-    record = made.perform("far", 1, tmp_path)
+        made.execute("rec", seed, tmp_path)
+        made.execute("fedavg", seed, tmp_path)
+    assert made.execute("far", 1, tmp_path) is None, "the other's is not there"
+    other.execute("fedavg", 0, tmp_path)
+    assert made.execute("far", 1, tmp_path) is None, "another seed of it"
+    other.execute("fedavg", 1, tmp_path)
+    record = made.execute("far", 1, tmp_path)
     assert record.cells == {"ours.far": [71.0 + 70.0 + 81.0, "x"]}
 
 
@@ -248,9 +248,9 @@ def test_what_is_computed_from_a_diverged_run_says_so(made, tmp_path):
         raise FloatingPointError("loss is nan")
 
     made.does["rec"] = diverges
-    made.perform("fedavg", 0, tmp_path)
-    made.perform("rec", 0, tmp_path)
-    record = made.perform("gap", 0, tmp_path)
+    made.execute("fedavg", 0, tmp_path)
+    made.execute("rec", 0, tmp_path)
+    record = made.execute("gap", 0, tmp_path)
     assert record.cells == {} and "diverged" in record.notes[0]
 
 
@@ -258,7 +258,7 @@ def test_a_cell_that_was_not_planned_is_refused(made, tmp_path):
     made.does["rec"] = lambda run, seed, **how: dict(cells={FED: [1.0, "percent"]})
     says = f"rec produces {FED}, which its grid does not list"
     with pytest.raises(ValueError, match=says):
-        made.perform("rec", 0, tmp_path)
+        made.execute("rec", 0, tmp_path)
     assert lines(tmp_path) == []
 
 
@@ -268,8 +268,8 @@ def test_cells_below_full_scale_are_ours(made, tmp_path):
         ("quick", f"ours.quick.{ACC}"),
         ("full", ACC),
     ):
-        assert [*made.perform("rec", 0, tmp_path, scale).cells] == [cell]
-        assert [*made.perform("sizes", 0, tmp_path, scale).cells] == ["ours.sizes"]
+        assert [*made.execute("rec", 0, tmp_path, scale).cells] == [cell]
+        assert [*made.execute("sizes", 0, tmp_path, scale).cells] == ["ours.sizes"]
 
 
 def test_an_origin_says_code_machine_and_time(made):
@@ -324,20 +324,20 @@ def test_a_training_fills_cells_with_its_last_scores_and_its_traffic():
 
 
 def test_runs_that_need_others_come_after_them_and_seeds_as_planned(made):
-    jobs = [(run.key, seed) for run, seed in runs.chosen(made.experiment, "full")]
+    jobs = [(run.key, seed) for run, seed in runs.select(made.experiment, "full")]
     planned = [(k, s) for k in ("fedavg", "rec", "gap") for s in (0, 1)]
     assert sorted(jobs) == sorted([*planned, ("sizes", 0)])
     for seed in (0, 1):
         needs = [jobs.index((key, seed)) for key in ("fedavg", "rec")]
         assert jobs.index(("gap", seed)) > max(needs)
-    asked = runs.chosen(made.experiment, "full", (7,), "fed")
+    asked = runs.select(made.experiment, "full", (7,), "fed")
     assert [(run.key, seed) for run, seed in asked] == [("fedavg", 7)]
 
 
 def test_what_matches_nothing_is_refused_with_the_nearest(made):
     says = "made-up, only='fedavj' .*did you mean 'fedavg'"
     with pytest.raises(ValueError, match=says):
-        runs.chosen(made.experiment, "full", None, "fedavj")
+        runs.select(made.experiment, "full", None, "fedavj")
     with pytest.raises(ValueError, match="did you mean 'rec'"):
         grids.find_run(made.experiment, "full", "rek")
     with pytest.raises(ValueError, match="did you mean 'quick'"):
@@ -364,7 +364,7 @@ def test_the_index_holds_what_the_experiments_say():
 
 def test_an_experiment_is_planned_from_the_index_while_it_is_true(monkeypatch):
     found, real = grids.planned("dprec_mnist"), grids.find("dprec-mnist")
-    assert not hasattr(found.module, "play")
+    assert not hasattr(found.module, "run_one")
     assert (found.name, found.paper) == (real.name, real.paper)
     for scale in validation.SCALES:
         assert found.grid(scale) == real.grid(scale)
@@ -404,25 +404,25 @@ def test_a_key_or_cell_that_stands_twice_in_a_grid_is_refused(twice, message):
 
 
 def test_a_grid_is_played_whole(made, tmp_path):
-    found = runs.play_grid("made-up", "full", out=tmp_path)
+    found = runs.run_grid("made-up", "full", out=tmp_path)
     assert [(r.key, r.seed) for r in found] == made.played
     assert len(found) == 7 == len(lines(tmp_path))
     assert {r.cells[ORDER][0] for r in found if r.key == "gap"} == {10.0}
-    again = runs.play_grid("made-up", "full", out=tmp_path, resume=True)
+    again = runs.run_grid("made-up", "full", out=tmp_path, resume=True)
     assert again == found and len(made.played) == 7
 
 
 def test_a_grid_with_rounds_left_stops_and_names_them(made, tmp_path):
     made.does["rec"] = lambda run, seed, **how: None
     with pytest.raises(runner.Unfinished) as error:
-        runs.play_grid("made-up", "full", out=tmp_path, max_seconds=100)
+        runs.run_grid("made-up", "full", out=tmp_path, max_seconds=100)
     text = str(error.value)
     assert text.startswith("4 of 7 runs are unfinished: ")
     for left in ("rec seed 0", "rec seed 1", "gap seed 0", "gap seed 1"):
         assert left in text
     assert "fedavg" not in text and len(lines(tmp_path)) == 3
     del made.does["rec"]
-    assert len(runs.play_grid("made-up", "full", out=tmp_path, resume=True)) == 7
+    assert len(runs.run_grid("made-up", "full", out=tmp_path, resume=True)) == 7
 
 
 def test_a_grid_shares_its_time_and_says_where_it_is(made, tmp_path):
@@ -434,8 +434,8 @@ def test_a_grid_shares_its_time_and_says_where_it_is(made, tmp_path):
         return {}
 
     made.does |= dict(fedavg=told, rec=told)
-    runs.play_grid("made-up", "full", (0,), tmp_path, "fed", max_seconds=100)
-    runs.play_grid("made-up", "full", (0, 1), tmp_path, "rec", max_seconds=0.06)
+    runs.run_grid("made-up", "full", (0,), tmp_path, "fed", max_seconds=100)
+    runs.run_grid("made-up", "full", (0, 1), tmp_path, "rec", max_seconds=0.06)
     (first, label), (second, _), (third, last) = seen
     assert 99 < first <= 100
     assert label == "fedavg, seed 0 (1 of 1, 0 min left in all)"
@@ -664,7 +664,7 @@ def test_the_status_of_an_experiment_is_counted_from_its_records(name):
 
 
 def test_the_status_of_a_folder_counts_its_own_records(made, tmp_path):
-    runs.play_grid("made-up", "full", (0,), tmp_path, "rec")
+    runs.run_grid("made-up", "full", (0,), tmp_path, "rec")
     rows = {r[0]: r[3] for r in costs.status("made-up", "full", tmp_path).rows}
     assert rows["rec"] == "1 of 2 seeds" and rows["fedavg"] == "0 of 2 seeds"
 

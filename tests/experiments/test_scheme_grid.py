@@ -111,7 +111,7 @@ def test_the_public_batch_is_the_seeds(public):
     again, other = (scheme_grid.public_images(SMOKE, seed) for seed in (0, 1))
     assert torch.equal(public.x, again.x) and not torch.equal(public.x, other.x)
     assert torch.equal(public.start, again.start)
-    assert len(public.x) == scheme_grid.stated("fmnist", "public.batch")
+    assert len(public.x) == scheme_grid.paper_setting("fmnist", "public.batch")
 
 
 def test_one_local_round_is_gradient_descent_on_the_whole_batch(public):
@@ -170,7 +170,7 @@ def test_training_keeps_the_best_round_and_the_weights(public):
         SMOKE, config=dataclasses.replace(SMOKE.config, rounds=3, eval_every=1)
     )
     tried = scheme_grid.public_images(short, 0)
-    line = scheme_grid.curve("fl_top.r5", tried)
+    line = scheme_grid.run_spec("fl_top.r5", tried)
     cells = {"best": Column("best", "accuracy"), "last": Column("last", "accuracy")}
     played, w = scheme_grid.train(line, tried, clients, 0, cells)
     history = [at["accuracy"] for at in played["history"]]
@@ -235,19 +235,19 @@ def test_figure_1_compares_fl_top_with_fl_std_where_both_are_trained():
         key: dataclasses.replace(base, final={"moved": {"norm": norm}})
         for key, norm in ends.items()
     }
-    found = fltop_fmnist.play(run, 0, inputs=inputs)
+    found = fltop_fmnist.run_one(run, 0, inputs=inputs)
     assert found["cells"] == {"fmnist.figure1.norm": [2.0, "norm"]}
 
 
 @pytest.mark.parametrize("name", ["fltop-fmnist", "fltop-medical"])
 def test_comparisons_of_committed_records_are_what_is_committed(name):
     experiment = grids.find(name)
-    have, seen = grids.stands(experiment, "full"), 0
+    have, seen = grids.recorded_runs(experiment, "full"), 0
     for run in experiment.grid("full"):
         for seed in run.seeds if run.needs else ():
             if (run.key, seed) in have:
                 inputs = {key: have[key, seed] for key in run.needs}
-                played = experiment.module.play(run, seed, inputs=inputs)
+                played = experiment.module.run_one(run, seed, inputs=inputs)
                 assert played["cells"] == have[run.key, seed].cells
                 seen += 1
     assert seen or name == "fltop-fmnist"
@@ -258,11 +258,11 @@ def test_a_change_stands_before_the_key_and_changes_one_thing():
     assert scheme_grid.parted("linear.fl_cs_dp.r5") == ("linear", "fl_cs_dp.r5")
     public = fltop_fmnist.public("smoke", 0)
     plain, linear = (
-        scheme_grid.curve(key, public, 0, 0.57).mechanism
+        scheme_grid.run_spec(key, public, 0, 0.57).mechanism
         for key in ("fl_cs_dp.r5", "linear.fl_cs_dp.r5")
     )
     assert linear == dataclasses.replace(plain, iterations=0) != plain
-    rule = scheme_grid.curve("rule.fl_cs_dp.r5", public, 0).mechanism
+    rule = scheme_grid.run_spec("rule.fl_cs_dp.r5", public, 0).mechanism
     S = scheme_grid.threshold("fl_cs_dp.r5", public, 0)
     assert rule == dataclasses.replace(plain, clip_norm=S) != plain
     sizes = map(

@@ -9,14 +9,14 @@ from dpcomm.experiments import configurations
 from dpcomm.experiments.dprec import ablations as dprec_ablations
 from dpcomm.experiments.dprec import by_writer as dprec_by_writer
 from dpcomm.experiments.dprec import study_lines
-from dpcomm.experiments.dprec.femnist_columns import configs, stated
+from dpcomm.experiments.dprec.femnist_columns import configs, paper_setting
 
 N, SIZES = 539, (2000,) * 8
 SETTINGS = dprec_by_writer.settings("full") | dict(short=1500, long=4000)
 
 
 def line(key):
-    return study_lines.curve(SETTINGS, key, N, SIZES)
+    return study_lines.run_spec(SETTINGS, key, N, SIZES)
 
 
 def test_unclipped_lines_promise_nothing_and_reach_no_clip():
@@ -32,7 +32,7 @@ def test_groups_of_64_cover_every_parameter(d, last):
     config = configs(SETTINGS, "cpu")[1]
     groups = study_lines.unclipped("only.rec64", config, (d,)).mechanism.groups
     assert sum(groups) == d and groups[-1] == last
-    assert set(groups[:-1]) <= {stated("only.group_size")}
+    assert set(groups[:-1]) <= {paper_setting("only.group_size")}
 
 
 def test_plain_averaging_hides_nothing():
@@ -76,7 +76,7 @@ def test_a_sample_has_the_deviation_of_recs_prior():
 @tabled("key", dprec_ablations.LINES)
 def test_every_line_of_the_ablations_has_a_curve_of_its_name(key):
     s = dprec_ablations.settings("smoke")
-    curve = study_lines.curve(s, key, 100, (40, 40, 20))
+    curve = study_lines.run_spec(s, key, 100, (40, 40, 20))
     assert curve.key == key
     assert curve.config.rounds == s["long" if key.startswith("only") else "short"]
     promised = key != "none" and not key.startswith("only")

@@ -356,7 +356,10 @@ def test_a_sweep_tells_itself_in_a_line(tmp_path):
         done=[job("d")],
         failed={job("f"): "why"},
     )
-    assert sweep.line_of(s) == "1 of 4 done, 1 failed; about 2.0 h left; a seed 0 50%"
+    assert (
+        sweep.progress_line(s)
+        == "1 of 4 done, 1 failed; about 2.0 h left; a seed 0 50%"
+    )
 
 
 # ---- processes
@@ -391,11 +394,11 @@ def test_a_shell_line_makes_the_record(one, tmp_path):
 def test_a_worker_without_time_or_whose_run_is_claimed_says_so(tmp_path, capsys):
     first = planning.plan([ASKED])[0]
     words = shlex.split(planning.shell_line(first, tmp_path))[3:]
-    assert sweep.work([*words, "--max-seconds", "0"]) == sweep.LATE
+    assert sweep.worker_main([*words, "--max-seconds", "0"]) == sweep.LATE
     assert numbers(tmp_path) == {}
     place = tmp_path / "checkpoints" / "dprec_mnist.smoke"
     with runs._claim(place / f"{first.key}.seed{first.seed}.lock"):
-        assert sweep.work(words) == sweep.BUSY
+        assert sweep.worker_main(words) == sweep.BUSY
     assert "by another process" in capsys.readouterr().err
 
 
@@ -415,7 +418,7 @@ def test_a_job_that_fails_is_tried_twice_and_the_rest_is_done(one, tmp_path):
 
 def test_a_second_sweep_in_one_folder_is_refused(tmp_path):
     says = f"another sweep is writing to {tmp_path.name}"
-    with sweep.own(tmp_path), pytest.raises(ValueError, match=says):
+    with sweep.locked_folder(tmp_path), pytest.raises(ValueError, match=says):
         sweep.run_here([], tmp_path)
     assert sweep.run_here([], tmp_path).done == [], "it was let go"
 
@@ -499,14 +502,14 @@ def test_a_sweep_computes_on_the_device_it_is_told(monkeypatch, tmp_path):
     assert "--device" not in planning.shell_line(replace(trained, device="cpu"))
     used = []
 
-    def perform(experiment, run, seed, out, **how):
+    def execute(experiment, run, seed, out, **how):
         used.append(how["device"])
 
-    monkeypatch.setattr(runs, "perform", perform)
+    monkeypatch.setattr(runs, "execute", execute)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     line = planning.shell_line(trained).split("dpcomm.experiments.run.sweep ")[1]
-    sweep.work(line.split())
-    sweep.work([*line.split()[:-2], "--device", "auto"])
+    sweep.worker_main(line.split())
+    sweep.worker_main([*line.split()[:-2], "--device", "auto"])
     with pytest.raises(ValueError, match="is missing"):
         cluster.remote(trained, tmp_path)
     assert used == ["cuda"] * 3

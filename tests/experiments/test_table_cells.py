@@ -33,7 +33,7 @@ def test_every_reading_and_every_paid_epsilon_has_its_cell():
 
 def test_whole_bytes_scale_the_count_by_what_an_index_is_filled_up_to():
     "StackOverflow's six indices are 42 bits, and a seed; the bytes hold six bits more."
-    cells = table_cells.drawn("solr.eps1.rec", 0)
+    cells = table_cells.drawn_cells("solr.eps1.rec", 0)
     bits = protocol_costs.protocols()["solr.rec"]["bits"].content
     whole, comm = (
         cells[key][0] for key in ("ours.solr.rec.whole_bytes.comm", "solr.rec.comm")
@@ -44,7 +44,7 @@ def test_whole_bytes_scale_the_count_by_what_an_index_is_filled_up_to():
 def test_participation_is_what_cohorts_with_replacement_see():
     "Its mean is 1 - (1 - 1 / n)^slots; its standard deviation is under 0.1 percent of n."
     n, slots = 342_477, 1500 * 60
-    (seen, unit) = table_cells.drawn("solr.eps1.rec", 0)["solr.participation"]
+    (seen, unit) = table_cells.drawn_cells("solr.eps1.rec", 0)["solr.participation"]
     assert unit == "percent"
     assert seen == pytest.approx(100 * (1 - (1 - 1 / n) ** slots), abs=0.5)
 

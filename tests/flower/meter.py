@@ -76,7 +76,7 @@ def weigh(app, cases, nodes=4, seconds=600.0, say=print):
     runs of an app with other settings, each a dict.
     """
     found, meters = [], Meters()
-    wide = flower_app.rehearsed(app, nodes, _wide(app, cases))
+    wide = flower_app.with_test_keys(app, nodes, _wide(app, cases))
     with (
         meters,
         wide as (own, run),

@@ -93,7 +93,7 @@ def main(folder):
     native = deployment.new(folder / "native")
     app = deployment.new(folder / "digits", loop=True)
     summed = deployment.new(folder / "summed", sums=True, loop=True)
-    keys = str(sums.enrol(folder / "keys", 4))
+    keys = str(sums.generate_keys(folder / "keys", 4))
     settings = f'insecure=true keys="{keys}" floor="{floors(folder / "nodes")}"'
     with deployment.deployment(4, settings=settings) as here:
         told["up"] = time.monotonic() - start
@@ -111,7 +111,7 @@ def main(folder):
             raise
         home, end = here.env["FLWR_HOME"], time.monotonic()
     told["stop"] = time.monotonic() - end
-    told["left"] = deployment.left_over(home)
+    told["left"] = deployment.orphans(home)
     told["seconds"] = time.monotonic() - start
     (folder / "told.json").write_text(json.dumps(told))
 

@@ -58,9 +58,9 @@ def test_an_app_of_secure_sums_is_laid_out(tmp_path):
     assert one["sums"] is False and other["sums"] is True
     changed = {key for key in one if one[key] != other[key]}
     assert changed == set(deployment.IN_SUMS) and set(one) == set(other)
-    with deployment.rehearsed(plain, 1) as (node, server):
+    with deployment.with_test_keys(plain, 1) as (node, server):
         assert server == {} and "keys=" not in node and "floor=" in node
-    with deployment.rehearsed(summed, 2) as (node, server):
+    with deployment.with_test_keys(summed, 2) as (node, server):
         folder = server["keys"]
         assert f'keys="{folder}"' in node and os.path.isfile(f"{folder}/client-1.key")
         own = tomllib.loads("\n".join(node.replace("NODE", "1").split()))
@@ -92,7 +92,7 @@ def test_a_floor_is_laid_out_that_fits_the_example_and_no_more(sums, tmp_path, c
     asked = config["tool"]["flwr"]["app"]["config"]
     given = commands.assignments(asked["parameters"].split())
     made = dpcomm.mechanism(asked["mechanism"], **given)
-    apart = flower.Apart(4, sums=None)
+    apart = flower.RemoteFederation(4, sums=None)
     run = federated.Config(rounds=asked["rounds"], cohort=4)
     model = models.build(asked["model"], seed_tree(0))
     task = federated.Task(model, apart, made, run, 0)
@@ -155,11 +155,11 @@ def test_stop_ends_what_was_started_and_what_that_started(tmp_path):
         [sys.executable, "-c", stubborn], env=env, start_new_session=True
     )
     deployment.wait_for("up", 20, lambda: "up" in here.link.said())
-    assert {here.link.process.pid, own.pid} == set(deployment.left_over(tmp_path))
+    assert {here.link.process.pid, own.pid} == set(deployment.orphans(tmp_path))
     threading.Thread(target=own.wait, daemon=True).start()  # so that it is no zombie
     deployment.stop(here, 1.0)
     assert here.link.process.poll() is not None
-    deployment.wait_for("the end", 20, lambda: not deployment.left_over(tmp_path))
+    deployment.wait_for("the end", 20, lambda: not deployment.orphans(tmp_path))
 
 
 def command(folder, text):
@@ -270,10 +270,10 @@ def test_a_deployment_starts_and_stops(fakes):
         deployment.deployment(2, settings="insecure=true", through=meters) as here,
     ):
         assert len(here.nodes) == len(meters) == 2
-        home, pids = here.folder, deployment.left_over(here.folder)
+        home, pids = here.folder, deployment.orphans(here.folder)
         assert "loop" in (home / "config.toml").read_text()
         assert len(pids) == 3 or not os.path.isdir("/proc")
-    assert not home.exists() and deployment.left_over(home) == []
+    assert not home.exists() and deployment.orphans(home) == []
     assert here.link.process.poll() is not None
 
 

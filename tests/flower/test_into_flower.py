@@ -50,7 +50,11 @@ CONFIG = federated.Config(
     rounds=2, cohort=4, lr=0.1, server="sgd", server_lr=0.3, engine="loop"
 )
 TASK = federated.Task(
-    models.build("linear", seed_tree(0, "init")), flower.Apart(4), REC, CONFIG, 0
+    models.build("linear", seed_tree(0, "init")),
+    flower.RemoteFederation(4),
+    REC,
+    CONFIG,
+    0,
 )
 W = flatten(p.detach() for p in TASK.model.parameters())
 
@@ -82,7 +86,7 @@ def homes(task=TASK):
 
 
 def letter(t=0, task=TASK):
-    return dict(round=t, agreement=flower.mark_of(task))
+    return dict(round=t, agreement=flower.agreement_digest(task))
 
 
 def soon(**more):
@@ -136,7 +140,9 @@ def test_what_cannot_travel_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         flower.check_task(replace(TASK, **wrong))
     with pytest.raises(ValueError, match=said):
-        flower_server.serve(flower_transport.Here({}), replace(TASK, **wrong))
+        flower_server.serve(
+            flower_transport.InProcessTransport({}), replace(TASK, **wrong)
+        )
 
 
 @tabled(
@@ -144,7 +150,7 @@ def test_what_cannot_travel_is_refused(wrong, said):
     [
         ("mechanism", dict(mechanism=replace(REC, std=2.0))),
         ("seed", dict(seed=1)),
-        ("clients", dict(federation=flower.Apart(5))),
+        ("clients", dict(federation=flower.RemoteFederation(5))),
         ("config.lr", dict(config=replace(CONFIG, lr=0.2))),
         ("weights", dict(model=models.build("lenet5", seed_tree(0, "init")))),
     ],
@@ -154,12 +160,12 @@ def test_a_difference_is_named_and_nothing_else(name, other):
     said, *rest = flower.differences(flower.agreement(TASK), theirs)
     assert said.startswith(f"{name} is ")
     assert [line[:9] for line in rest] == ["layers is"] * (name == "weights")
-    reply = flower.greet(home(0), theirs)
+    reply = flower.reply_hello(home(0), theirs)
     assert reply["code"] == flower.REFUSED
     if name != "clients":
         heard, node = [], homes() | {102: home(2, replace(TASK, **other))}
-        clients, _ = flower_transport.meet(
-            flower_transport.Here(node), TASK, soon(), heard.append
+        clients, _ = flower_transport.handshake(
+            flower_transport.InProcessTransport(node), TASK, soon(), heard.append
         )
         assert sorted(clients) == [0, 1, 3]
         assert len(heard) == 1 and f"node 102 is refused: {name} is" in heard[0]
@@ -174,8 +180,8 @@ def test_text_of_a_stranger_is_quoted_and_cut():
 
 def test_another_version_is_refused(monkeypatch):
     theirs = flower.agreement(TASK) | dict(dpcomm="0.0.1")
-    assert flower.greet(home(0), theirs)["code"] == flower.REFUSED
-    assert flower.greet(home(0), flower.agreement(TASK))["code"] == flower.OK
+    assert flower.reply_hello(home(0), theirs)["code"] == flower.REFUSED
+    assert flower.reply_hello(home(0), flower.agreement(TASK))["code"] == flower.OK
 
 
 def test_a_part_is_the_clients_own():
@@ -187,7 +193,7 @@ def test_a_part_is_the_clients_own():
         with pytest.raises(ValueError, match="client"):
             flower.own_part(FEDERATION, wrong)
     with pytest.raises(ValueError, match="n_clients"):
-        flower.Apart(0)
+        flower.RemoteFederation(0)
     with pytest.raises(ValueError, match="client"):
         flower.Node(TASK, 4)
 
@@ -210,7 +216,10 @@ def test_keys_are_secret_unless_the_node_says_so():
     assert home(0, insecure=False).key(0) is None
     assert home(0).key(0) != home(0).key(1) != home(1).key(1)
     same, fresh = (
-        [flower.work(home(0, insecure=k), letter(), W)["message"] for _ in range(2)]
+        [
+            flower.train_and_reply(home(0, insecure=k), letter(), W)["message"]
+            for _ in range(2)
+        ]
         for k in (True, False)
     )
     assert same[0] == same[1] and fresh[0] != fresh[1]
@@ -231,22 +240,28 @@ def test_an_update_is_the_simulators():
 
 def test_a_node_answers_each_round_once_and_in_order():
     memory = dict(last=0)
-    assert flower.work(home(0), letter(1), W, memory)["code"] == flower.OK
+    assert flower.train_and_reply(home(0), letter(1), W, memory)["code"] == flower.OK
     assert memory == dict(last=1)
     for t in (1, 0):
-        assert flower.work(home(0), letter(t), W, memory) == dict(code=flower.AGAIN)
+        assert flower.train_and_reply(home(0), letter(t), W, memory) == dict(
+            code=flower.AGAIN
+        )
     for wrong in (-1, 2, 10**9):
-        assert flower.work(home(0), letter(wrong), W) == dict(code=flower.REFUSED)
+        assert flower.train_and_reply(home(0), letter(wrong), W) == dict(
+            code=flower.REFUSED
+        )
     for wrong in (1.0, True, "1", None):
         assert flower.admit(home(0), letter() | dict(round=wrong), {}) == flower.REFUSED
     stranger = letter() | dict(agreement="1")
-    assert flower.work(home(0), stranger, W) == dict(code=flower.REFUSED)
+    assert flower.train_and_reply(home(0), stranger, W) == dict(code=flower.REFUSED)
 
 
 def test_a_claimed_round_is_answered_by_one_of_many(tmp_path):
     node = home(0, insecure=False, floor=allowed(tmp_path / "claims"))
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(flower.work, node, letter(), W) for _ in range(8)]
+        asked = [
+            pool.submit(flower.train_and_reply, node, letter(), W) for _ in range(8)
+        ]
     codes = sorted(reply.result()["code"] for reply in asked)
     assert codes == [flower.OK] + [flower.AGAIN] * 7
     assert flower.claim(node, 1) and not flower.claim(node, 1)
@@ -258,10 +273,13 @@ def test_a_claimed_round_is_answered_by_one_of_many(tmp_path):
 @tabled("w", [W[:-1], W.double(), W * float("nan"), W * float("inf"), W[None]])
 def test_another_model_is_refused_on_the_node(w):
     assert flower.check_weights(W, len(W)) is W
-    for call in (flower.check_weights, lambda w, d: flower.work(home(0), letter(), w)):
+    for call in (
+        flower.check_weights,
+        lambda w, d: flower.train_and_reply(home(0), letter(), w),
+    ):
         with pytest.raises(ValueError, match="agreed model"):
             call(w, len(W))
-    reply = flower.guarded(flower.work)(home(0), letter(), w)
+    reply = flower.guarded(flower.train_and_reply)(home(0), letter(), w)
     assert reply == dict(code=flower.FAILED)
 
 
@@ -279,9 +297,9 @@ def test_no_exception_leaves_a_node(error, capsys):
 
 
 def test_what_is_dropped_leaves_the_sum_alone():
-    good = flower.work(home(0), letter(), W)
+    good = flower.train_and_reply(home(0), letter(), W)
     gathering = flower_server.Gathering.of(TASK, 0, range(3))
-    assert flower_server.take(gathering, 0, good) == ""
+    assert flower_server.add_reply(gathering, 0, good) == ""
     before = gathering.total.sum.copy()
     message = good["message"]
     drops = {
@@ -307,12 +325,17 @@ def test_what_is_dropped_leaves_the_sum_alone():
     }  # fmt: skip
     for reason, replies in drops.items():
         for client, reply in replies:
-            assert flower_server.take(gathering, client, reply).startswith(reason)
+            assert flower_server.add_reply(gathering, client, reply).startswith(reason)
     assert gathering.heard == {0} and gathering.total.n == 1
     assert np.array_equal(gathering.total.sum, before)
     assert sum(gathering.dropped.values()) == sum(map(len, drops.values()))
     assert max(map(len, gathering.dropped)) < 100
-    assert flower_server.take(gathering, 1, flower.work(home(1), letter(), W)) == ""
+    assert (
+        flower_server.add_reply(
+            gathering, 1, flower.train_and_reply(home(1), letter(), W)
+        )
+        == ""
+    )
 
 
 def test_noise_for_replies_never_raises():
@@ -323,7 +346,7 @@ def test_noise_for_replies_never_raises():
     for _ in range(2000):
         names = rng.choice(["code", "round", "message", "x"], 3)
         reply = {str(k): pool[rng.integers(len(pool))] for k in names}
-        assert flower_server.take(gathering, int(rng.integers(-1, 5)), reply)
+        assert flower_server.add_reply(gathering, int(rng.integers(-1, 5)), reply)
     assert gathering.total.n == 0
 
 
@@ -344,7 +367,11 @@ def test_a_served_run_is_the_simulators(name, sampling, cohort):
     waits = soon(least=1)
     cohorts = [len(task.cohort(t)) for t in range(config.rounds)]
     served = flower_server.serve(
-        flower_transport.Here(homes(task)), task, None, waits, insecure=True
+        flower_transport.InProcessTransport(homes(task)),
+        task,
+        None,
+        waits,
+        insecure=True,
     )
     run = simulated(task)
     assert [row.heard for row in served.rows] == cohorts
@@ -360,7 +387,7 @@ def test_a_served_run_is_the_simulators(name, sampling, cohort):
 # ---- the conversation
 
 
-class Moody(flower_transport.Here):
+class Moody(flower_transport.InProcessTransport):
     "Nodes that never answer, answer twice, or answer for an older round."
 
     def __init__(self, homes, moods):
@@ -405,10 +432,16 @@ def test_an_older_rounds_reply_is_dropped():
 def test_a_silent_node_costs_the_deadline_and_no_more():
     heard = []
     line = Moody(homes(), {101: "silent"})
-    clients, _ = flower_transport.meet(line, TASK, soon(), heard.append)
+    clients, _ = flower_transport.handshake(line, TASK, soon(), heard.append)
     assert sorted(clients) == [0, 2, 3] and "did not answer within 0.2 s" in heard[0]
     gathering, row = flower_server.gather(
-        line, TASK, {1: 101, 2: 102}, flower_server.Down(TASK), 0, [0, 1, 2, 3], soon()
+        line,
+        TASK,
+        {1: 101, 2: 102},
+        flower_server.ModelDownlink(TASK),
+        0,
+        [0, 1, 2, 3],
+        soon(),
     )
     assert gathering.heard == {2} and 0.2 <= row.seconds
     assert "1 silent" in str(row) or "without a node" in str(row)
@@ -417,8 +450,8 @@ def test_a_silent_node_costs_the_deadline_and_no_more():
 
 
 def test_two_nodes_with_one_number():
-    heard, line = [], flower_transport.Here(homes() | {200: home(1)})
-    clients, known = flower_transport.meet(line, TASK, soon(), heard.append)
+    heard, line = [], flower_transport.InProcessTransport(homes() | {200: home(1)})
+    clients, known = flower_transport.handshake(line, TASK, soon(), heard.append)
     assert clients == {0: 100, 1: 101, 2: 102, 3: 103} and known
     assert heard == ["node 200 is refused: client 1 is here already"]
 
@@ -426,15 +459,23 @@ def test_two_nodes_with_one_number():
 def test_the_guarantee_is_of_this_run_and_says_what_is_not_met():
     said = []
     served = flower_server.serve(
-        flower_transport.Here(homes()), TASK, promise, soon(), say=said.append
+        flower_transport.InProcessTransport(homes()),
+        TASK,
+        promise,
+        soon(),
+        say=said.append,
     )
     assert "nobody could guess the key" in said[-1] and served.guarantee.rounds == 2
     secret = {i: home(i, insecure=False) for i in range(4)}
-    served = flower_server.serve(flower_transport.Here(secret), TASK, promise, soon())
+    served = flower_server.serve(
+        flower_transport.InProcessTransport(secret), TASK, promise, soon()
+    )
     assert served.guarantee == promise(2)
     with pytest.raises(ValueError, match="does not match this run"):
         flower_server.serve(
-            flower_transport.Here(homes()), TASK, lambda rounds: promise(rounds + 1)
+            flower_transport.InProcessTransport(homes()),
+            TASK,
+            lambda rounds: promise(rounds + 1),
         )
 
 
@@ -442,10 +483,10 @@ def test_the_guarantee_is_of_this_run_and_says_what_is_not_met():
 def test_the_servers_draws_are_secret_unless_it_says_so(sampling):
     config = replace(CONFIG, sampling=sampling, cohort=2, rounds=1)
     task = replace(TASK, config=config)
-    known = [flower_server.drawn(task, 0, insecure=True) for _ in range(2)]
+    known = [flower_server.draw_round(task, 0, insecure=True) for _ in range(2)]
     assert known[0][0] == known[1][0] == task.cohort(0).tolist()
     assert known[0][1].random() == known[1][1].random()
-    fresh = [flower_server.drawn(task, 0) for _ in range(64)]
+    fresh = [flower_server.draw_round(task, 0) for _ in range(64)]
     assert len({tuple(cohort) for cohort, _ in fresh}) > 1  # fails once in 6^63
     assert len({rng.random() for _, rng in fresh}) == 64
 
@@ -461,7 +502,7 @@ def test_noise_of_a_central_mechanism_cannot_be_guessed_from_the_seed():
     def play(**more):
         quiet = {100 + i: home(i, task, insecure=False) for i in range(4)}
         return flower_server.serve(
-            flower_transport.Here(quiet), task, promise, soon(), **more
+            flower_transport.InProcessTransport(quiet), task, promise, soon(), **more
         )
 
     known = [play(insecure=True) for _ in range(2)]
@@ -493,9 +534,13 @@ def test_history_leads_to_the_same_model(server, sampling):
     config = replace(CONFIG, sampling=sampling, cohort=2, **rounds)
     task = replace(TASK, config=config)
     whole = flower_server.serve(
-        flower_transport.Here(homes(task)), task, None, soon(), insecure=True
+        flower_transport.InProcessTransport(homes(task)),
+        task,
+        None,
+        soon(),
+        insecure=True,
     )
-    line = flower_transport.Here(homes(task))
+    line = flower_transport.InProcessTransport(homes(task))
     served = flower_server.serve(line, task, None, soon(), **plainly())
     assert torch.allclose(served.w, whole.w, atol=1e-5)
     assert [row.heard for row in served.rows] == [row.heard for row in whole.rows]
@@ -507,7 +552,7 @@ def test_history_leads_to_the_same_model(server, sampling):
 def test_a_node_without_memory_gets_the_whole_state():
     task = replace(TASK, config=replace(CONFIG, rounds=4))
 
-    class Forgetful(flower_transport.Here):
+    class Forgetful(flower_transport.InProcessTransport):
         def answer(self, action, node, fields, w):
             if fields.get("round") == 2 and node == 101:
                 self.memory[node].clear()
@@ -525,7 +570,7 @@ def test_a_node_without_memory_gets_the_whole_state():
 def test_a_lost_reply_does_not_lose_the_thread():
     task = replace(TASK, config=replace(CONFIG, rounds=3))
 
-    class Lossy(flower_transport.Here):
+    class Lossy(flower_transport.InProcessTransport):
         def replies(self, numbers):
             for number, reply in super().replies(numbers):
                 lost = reply.get("round") == 1 and self.asked[number] == 102
@@ -542,7 +587,7 @@ def test_a_lost_reply_does_not_lose_the_thread():
 
 def test_a_history_that_cannot_be_replayed_is_refused():
     gaussian = dpcomm.mechanism("gaussian", **MECHANISMS["gaussian"])
-    line = flower_transport.Here({})
+    line = flower_transport.InProcessTransport({})
     with pytest.raises(ValueError, match="server_is_deterministic"):
         task = replace(TASK, mechanism=gaussian)
         flower_server.serve(line, task, None, soon(), history="linear")
@@ -553,17 +598,21 @@ def test_a_history_that_cannot_be_replayed_is_refused():
     with pytest.raises(ValueError, match="model"):
         flower_server.serve(line, TASK, None, soon(), history="nothing")
     damaged = letter() | dict(history="linear", packet=b"dr" + bytes(60))
-    assert flower.work(home(0), damaged) == dict(code=flower.BEHIND)
+    assert flower.train_and_reply(home(0), damaged) == dict(code=flower.BEHIND)
 
 
 def test_ledger_and_model_are_kept(tmp_path):
     served = flower_server.serve(
-        flower_transport.Here(homes()), TASK, None, soon(), lambda w: "scored"
+        flower_transport.InProcessTransport(homes()),
+        TASK,
+        None,
+        soon(),
+        lambda w: "scored",
     )
-    folder = flower_server.keep(served, tmp_path / "out")
+    folder = flower_server.save(served, tmp_path / "out")
     assert np.array_equal(np.load(folder / "model.npy"), served.w.numpy())
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").open()]
-    assert [flower_server.Row(**row) for row in rows] == list(served.rows)
+    assert [flower_server.RoundReport(**row) for row in rows] == list(served.rows)
     assert (folder / "guarantee.txt").read_text() == "None\n"
 
 
@@ -585,7 +634,7 @@ def test_the_app_that_is_laid_out_runs_without_flower(
             importlib.import_module(f"laid_out.{name}_app")
             for name in ("client", "server")
         )
-        with deployment.rehearsed(folder, 4) as (node, run):
+        with deployment.with_test_keys(folder, 4) as (node, run):
             text = (folder / "pyproject.toml").read_text()
             config = tomllib.loads(text)["tool"]["flwr"]["app"]["config"] | run
             config["history"] = history
@@ -594,7 +643,7 @@ def test_the_app_that_is_laid_out_runs_without_flower(
             own = [k | {"partition-id": i, "insecure": True} for i, k in enumerate(own)]
             nodes = {i: client.app(config, own[i]) for i in range(4)}
             served = flower_server.serve(
-                flower_transport.Here(nodes), **server.app(config)
+                flower_transport.InProcessTransport(nodes), **server.app(config)
             )
     finally:
         for name in [name for name in sys.modules if name.startswith("laid_out")]:
@@ -714,9 +763,9 @@ def test_both_apps_meet_over_a_grid(flwr, tmp_path):
 
 def test_a_line_counts_and_tells_what_was_lost_by_number_only(flwr):
     app = flower.client_app(lambda run, own: home(own["partition-id"]))
-    line = flower_transport.Line(Grid(app, contexts(), dead={101}))
+    line = flower_transport.GridTransport(Grid(app, contexts(), dead={101}))
     served = flower_server.serve(line, TASK, None, soon())
-    assert isinstance(served, flower_server.Served)
+    assert isinstance(served, flower_server.RunResult)
     assert [row.dropped for row in served.rows] == [{"lost: Flower's error 5": 1}] * 2
     assert line.up == 100 * (4 + 3 + 3) and line.down == 100 * (4 + 4 + 4)
     assert [row.object_bytes for row in served.rows] == [300, 300]
@@ -737,7 +786,7 @@ def test_a_reply_that_never_comes_whole_holds_up_no_other(flwr):
     waits = flower_transport.Deadlines(start=1, hello=5, round=3, least=1, poll=0.01)
     try:
         served = flower_server.serve(
-            flower_transport.Line(Half(app, contexts())), TASK, None, waits
+            flower_transport.GridTransport(Half(app, contexts())), TASK, None, waits
         )
         assert not came_back, "the run waited for the call that hangs"
     finally:
@@ -751,7 +800,7 @@ def test_a_builder_that_fails_tells_the_server_nothing(flwr, capsys):
 
     grid = Grid(flower.client_app(build), contexts())
     with pytest.raises(ValueError, match="0 of 4 clients connected"):
-        flower_server.serve(flower_transport.Line(grid), TASK, None, soon())
+        flower_server.serve(flower_transport.GridTransport(grid), TASK, None, soon())
     told = [dict(answer.content["letter"]) for answer in grid.box.values()]
     assert told and all(letter == {"code": flower.FAILED} for letter in told)
     printed = capsys.readouterr()
@@ -779,7 +828,7 @@ def test_a_replica_is_remembered_in_plain_values():
     assert torch.equal(replica.state.w.detach(), W)
     assert {type(value) for value in memory.values()} <= {int, bytes}
     replica.sent, replica.sent_in = (b"mine",), 0
-    flower.remember(replica, memory)
+    flower.save_replica(replica, memory)
     again = flower.caught_up(TASK, letter() | down.parcel(0), memory)
     assert again.sent == (b"mine",) and again.sent_in == 0
     assert again.state.digest == replica.state.digest
@@ -822,7 +871,7 @@ def asking(name=None, parameters=None, **more):
         ("simulation", asking("gaussian", RAW | dict(clip_norm=1.0, sigma=1.0, exact=False))),
         ("mechanisms", asking("imvu", dict(clip_norm=1.0, eps=3.0))),
         ("clip", asking("sqsgd", dict(residuals=False))),
-        ("clients", asking(federation=flower.Apart(2))),
+        ("clients", asking(federation=flower.RemoteFederation(2))),
         ("rounds", asking(config=replace(CONFIG, rounds=100_000))),
         ("models", asking(model=models.build("lenet5", seed_tree(0)))),
         ("epsilon_round", asking()),
@@ -860,7 +909,11 @@ def test_without_a_floor_nothing_is_answered(capsys):
     with pytest.raises(ValueError, match="0 of 4 clients connected"):
         nodes = {i: home(i, floor=None) for i in range(4)}
         flower_server.serve(
-            flower_transport.Here(nodes), TASK, None, soon(), say=heard.append
+            flower_transport.InProcessTransport(nodes),
+            TASK,
+            None,
+            soon(),
+            say=heard.append,
         )
     assert "node 0 is refused: beyond what its owner allows (floor)" in heard
 
@@ -913,8 +966,8 @@ def test_a_number_is_nobodys_without_its_key():
     honest = {i: home(i, identity=private[i]) for i in range(4)}
     thief, keyless = home(1, identity=private[3]), home(1)
     said = []
-    line = flower_transport.Here({-2: thief, -1: keyless} | honest)
-    clients, _ = flower_transport.meet(line, TASK, soon(), said.append, directory)
+    line = flower_transport.InProcessTransport({-2: thief, -1: keyless} | honest)
+    clients, _ = flower_transport.handshake(line, TASK, soon(), said.append, directory)
     assert clients == {i: i for i in range(4)}
     lost = "is refused: it does not hold the key of client 1"
     assert said == [f"node -2 {lost}", f"node -1 {lost}"]
@@ -926,25 +979,31 @@ def test_a_proof_is_of_one_server_one_run_and_one_client():
     private, _ = identities(4, seed=0)
     node = home(1, identity=private[1])
     fields = flower.agreement(TASK) | dict(nonce=bytes(16))
-    proofs = {flower.greet(node, fields)["proof"]}
-    proofs.add(flower.greet(node, fields | dict(nonce=b"1" * 16))["proof"])
+    proofs = {flower.reply_hello(node, fields)["proof"]}
+    proofs.add(flower.reply_hello(node, fields | dict(nonce=b"1" * 16))["proof"])
     other = replace(TASK, seed=1)
     node = home(1, other, identity=private[1])
     proofs.add(
-        flower.greet(node, flower.agreement(other) | dict(nonce=bytes(16)))["proof"]
+        flower.reply_hello(node, flower.agreement(other) | dict(nonce=bytes(16)))[
+            "proof"
+        ]
     )
     assert len(proofs) == 3
     told = [flower.proven(task, i, bytes(16)) for task in (TASK, other) for i in (0, 1)]
     assert len(set(told)) == 4 and all(t.startswith(b"dpcomm hello ") for t in told)
     for nonce in (None, "x" * 16, bytes(15), bytes(17), b"x" * 10**7, 7):
         asked = flower.agreement(other) | dict(nonce=nonce)
-        assert "proof" not in flower.greet(node, asked)
+        assert "proof" not in flower.reply_hello(node, asked)
 
 
 def test_a_server_says_whom_one_has_to_trust():
     said = []
     flower_server.serve(
-        flower_transport.Here(homes()), TASK, None, soon(), say=said.append
+        flower_transport.InProcessTransport(homes()),
+        TASK,
+        None,
+        soon(),
+        say=said.append,
     )
     assert said[0] == TRUST and "--trusted-entities" in TRUST
     assert any("whoever's asks first" in text for text in said)
@@ -965,15 +1024,17 @@ def test_a_greeting_of_many_megabytes_is_dropped_unread():
     large = Loud("\x00" * 10**7)
     theirs = flower.agreement(TASK) | dict(seed=large, mechanism=large)
     assert max(map(len, flower.differences(flower.agreement(TASK), theirs))) < 700
-    assert flower.greet(home(0), theirs)["code"] == flower.REFUSED
+    assert flower.reply_hello(home(0), theirs)["code"] == flower.REFUSED
 
-    class Shouting(flower_transport.Here):
+    class Shouting(flower_transport.InProcessTransport):
         def answer(self, action, node, fields, w):
             reply = super().answer(action, node, fields, w)
             return reply | dict(seed=large, client=large) if node == 102 else reply
 
     said = []
-    clients, _ = flower_transport.meet(Shouting(homes()), TASK, soon(), said.append)
+    clients, _ = flower_transport.handshake(
+        Shouting(homes()), TASK, soon(), said.append
+    )
     assert sorted(clients) == [0, 1, 3]
     assert said == ["node 102 is refused: its answer was lost (its reply is too long)"]
     for huge in (10**5000, "x" * 10**7, b"x" * 10**7, [1] * 10**6):
@@ -981,7 +1042,7 @@ def test_a_greeting_of_many_megabytes_is_dropped_unread():
 
 
 def test_a_message_longer_than_its_mechanisms_is_dropped_unread():
-    class Padding(flower_transport.Here):
+    class Padding(flower_transport.InProcessTransport):
         def answer(self, action, node, fields, w):
             reply = super().answer(action, node, fields, w)
             long = action == flower.UPDATE and node == 101
@@ -1004,7 +1065,7 @@ def test_a_packet_is_held_to_the_rounds_of_its_run(monkeypatch):
 
     def ask(data, t):
         fields = letter(t) | dict(history="linear", packet=data)
-        return flower.work(home(0), fields)
+        return flower.train_and_reply(home(0), fields)
 
     for rounds in (2, 3, 20_000):
         assert ask(packet(rounds), 1) == dict(code=flower.BEHIND)
@@ -1017,7 +1078,7 @@ def test_a_packet_is_held_to_the_rounds_of_its_run(monkeypatch):
 # ---- rounds that too few answer, and a server that stops
 
 
-class Failing(flower_transport.Here):
+class Failing(flower_transport.InProcessTransport):
     "Nodes that are away in some rounds: round -> nodes. A server that stops in one."
 
     def __init__(self, homes, away=None, stops=None):
@@ -1049,8 +1110,8 @@ def test_a_round_that_too_few_answer_is_skipped_and_told(history):
     for t in (0, 2, 3):
         gathering = flower_server.Gathering.of(task, t, range(4))
         for i in range(4):
-            reply = flower.work(home(i, task), letter(t, task), w.detach())
-            assert flower_server.take(gathering, i, reply) == ""
+            reply = flower.train_and_reply(home(i, task), letter(t, task), w.detach())
+            assert flower_server.add_reply(gathering, i, reply) == ""
         w.grad = -gathering.total.average(4, seed_tree(0))
         optimiser.step()
     assert torch.allclose(served.w, w.detach(), atol=1e-6)
@@ -1073,7 +1134,7 @@ def test_a_run_that_stops_is_kept_and_goes_on(history, server, tmp_path):
     task = replace(TASK, config=replace(CONFIG, **more))
     how = dict(insecure=True, history=history)
     whole = flower_server.serve(
-        flower_transport.Here(homes(task)), task, promise, soon(), **how
+        flower_transport.InProcessTransport(homes(task)), task, promise, soon(), **how
     )
     nodes, out = homes(task), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
@@ -1084,7 +1145,12 @@ def test_a_run_that_stops_is_kept_and_goes_on(history, server, tmp_path):
     assert two in (out / "guarantee.txt").read_text()
     assert not np.array_equal(np.load(out / "model.npy"), W)
     served = flower_server.serve(
-        flower_transport.Here(nodes), task, promise, soon(), folder=out, **how
+        flower_transport.InProcessTransport(nodes),
+        task,
+        promise,
+        soon(),
+        folder=out,
+        **how,
     )
     assert [row.t for row in served.rows] == [0, 1, 2, 3]
     assert torch.equal(served.w, whole.w)
@@ -1092,7 +1158,12 @@ def test_a_run_that_stops_is_kept_and_goes_on(history, server, tmp_path):
     assert np.array_equal(np.load(out / "model.npy"), served.w.numpy())
     with pytest.raises(ValueError, match="has finished its 4 rounds"):
         flower_server.serve(
-            flower_transport.Here(nodes), task, promise, soon(), folder=out, **how
+            flower_transport.InProcessTransport(nodes),
+            task,
+            promise,
+            soon(),
+            folder=out,
+            **how,
         )
 
 
@@ -1103,7 +1174,7 @@ def test_a_run_that_fails_in_its_last_round_goes_on(tmp_path):
         flower_server.serve(line, TASK, promise, soon(skips=0), folder=tmp_path / "out")
     longer = replace(TASK, config=replace(CONFIG, rounds=3))
     nodes = {100 + i: home(i, longer, floor=nodes[100 + i].floor) for i in range(4)}
-    line = flower_transport.Here(nodes)
+    line = flower_transport.InProcessTransport(nodes)
     served = flower_server.serve(line, longer, promise, soon(), folder=tmp_path / "out")
     assert [row.heard for row in served.rows] == [4, 0, 4]
     assert served.guarantee.eps == promise(3).eps
@@ -1113,7 +1184,12 @@ def test_a_run_that_fails_in_its_last_round_goes_on(tmp_path):
 def test_rounds_may_grow_and_nothing_else_may_change(tmp_path):
     out, nodes = tmp_path / "out", homes()
     flower_server.serve(
-        flower_transport.Here(nodes), TASK, promise, soon(), folder=out, insecure=True
+        flower_transport.InProcessTransport(nodes),
+        TASK,
+        promise,
+        soon(),
+        folder=out,
+        insecure=True,
     )
     for name, other in (
         ("seed", dict(seed=1)),
@@ -1125,13 +1201,20 @@ def test_rounds_may_grow_and_nothing_else_may_change(tmp_path):
         ):
             task = replace(TASK, **other)
             flower_server.serve(
-                flower_transport.Here(homes(task)), task, None, soon(), folder=out
+                flower_transport.InProcessTransport(homes(task)),
+                task,
+                None,
+                soon(),
+                folder=out,
             )
     longer = replace(TASK, config=replace(CONFIG, rounds=4, eval_every=7))
     nodes = {100 + i: home(i, longer, floor=nodes[100 + i].floor) for i in range(4)}
-    line, how = flower_transport.Here(nodes), dict(folder=out, insecure=True)
+    line, how = (
+        flower_transport.InProcessTransport(nodes),
+        dict(folder=out, insecure=True),
+    )
     served = flower_server.serve(line, longer, promise, soon(), **how)
-    line = flower_transport.Here(homes(longer))
+    line = flower_transport.InProcessTransport(homes(longer))
     whole = flower_server.serve(line, longer, promise, soon(), insecure=True)
     assert torch.equal(served.w, whole.w) and len(served.rows) == 4
     assert served.guarantee.eps == promise(4).eps  # two before, two after
@@ -1140,10 +1223,14 @@ def test_rounds_may_grow_and_nothing_else_may_change(tmp_path):
 def test_a_promise_counts_what_clients_sent_before():
     "The second run promised 10.73 for four rounds; its clients had sent six messages."
     nodes = homes()
-    flower_server.serve(flower_transport.Here(nodes), TASK, promise, soon())
+    flower_server.serve(
+        flower_transport.InProcessTransport(nodes), TASK, promise, soon()
+    )
     again = replace(TASK, seed=1, config=replace(CONFIG, rounds=3))
     nodes = {100 + i: home(i, again, floor=nodes[100 + i].floor) for i in range(4)}
-    served = flower_server.serve(flower_transport.Here(nodes), again, promise, soon())
+    served = flower_server.serve(
+        flower_transport.InProcessTransport(nodes), again, promise, soon()
+    )
     assert served.guarantee.eps == promise(5).eps > promise(3).eps
     assert "2 of the rounds were in earlier runs" in str(served.guarantee)
 
@@ -1153,7 +1240,11 @@ def test_what_a_run_leaves_is_its_owners_alone(tmp_path):
         100 + i: home(i, floor=allowed(tmp_path / f"claims-{i}")) for i in range(4)
     }
     flower_server.serve(
-        flower_transport.Here(nodes), TASK, promise, soon(), folder=tmp_path / "out"
+        flower_transport.InProcessTransport(nodes),
+        TASK,
+        promise,
+        soon(),
+        folder=tmp_path / "out",
     )
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"server.pt", "model.npy", "rounds.jsonl", "guarantee.txt"}
@@ -1166,7 +1257,11 @@ def test_what_a_run_leaves_is_its_owners_alone(tmp_path):
     (tmp_path / "open").chmod(0o755)
     with pytest.raises(ValueError, match="chmod go= open"):
         flower_server.serve(
-            flower_transport.Here(nodes), TASK, None, soon(), folder=tmp_path / "open"
+            flower_transport.InProcessTransport(nodes),
+            TASK,
+            None,
+            soon(),
+            folder=tmp_path / "open",
         )
 
 
@@ -1179,7 +1274,11 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path):
         (out / "server.pt").write_bytes(wrong)
         with pytest.raises(ValueError, match="server.pt is damaged"):
             flower_server.serve(
-                flower_transport.Here(homes()), TASK, None, soon(), folder=out
+                flower_transport.InProcessTransport(homes()),
+                TASK,
+                None,
+                soon(),
+                folder=out,
             )
 
 
@@ -1212,11 +1311,14 @@ def weighty(i, task):
 
 def test_weights_by_data_are_the_simulators():
     noise = dpcomm.mechanism("gaussian", clip_norm=0.5, sigma=0.1)
-    apart = flower.Apart(4, weights=SHARES)
+    apart = flower.RemoteFederation(4, weights=SHARES)
     task = replace(TASK, mechanism=noise, federation=apart)
     nodes = {100 + i: weighty(i, task) for i in range(4)}
     served = flower_server.serve(
-        flower_transport.Here(nodes), task, deadlines=soon(), insecure=True
+        flower_transport.InProcessTransport(nodes),
+        task,
+        deadlines=soon(),
+        insecure=True,
     )
     whole = replace(task, federation=FEDERATION)
     run = federated.simulate(whole, weights=SHARES, progress=False)
@@ -1228,13 +1330,15 @@ def test_weights_by_data_are_the_simulators():
 
 
 def test_weights_of_one_end_alone_are_a_difference():
-    task = replace(TASK, federation=flower.Apart(4, weights=SHARES))
+    task = replace(TASK, federation=flower.RemoteFederation(4, weights=SHARES))
     said = flower.differences(flower.agreement(task), flower.agreement(TASK))
     assert len(said) == 1 and said[0].startswith("share is ")
     with pytest.raises(ValueError, match="weights is .* one for each of the 4 clients"):
-        flower.Apart(4, weights=[1.0, 2.0])
+        flower.RemoteFederation(4, weights=[1.0, 2.0])
     with pytest.raises(ValueError, match="weights and history are both given"):
-        flower_server.serve(flower_transport.Here({}), task, history="linear")
+        flower_server.serve(
+            flower_transport.InProcessTransport({}), task, history="linear"
+        )
 
 
 @tabled(
@@ -1259,7 +1363,7 @@ def test_a_deployment_says_who_takes_part_at_both_ends():
     task = replace(TASK, config=federated.Config(lr=0.1, server="sgd", engine="loop"))
     nodes = {100 + i: home(i, task, deployment=situation) for i in range(4)}
     assert nodes[100].task.config.rounds == 2
-    line = flower_transport.Here(nodes)
+    line = flower_transport.InProcessTransport(nodes)
     served = flower_server.serve(line, task, deadlines=soon(), deployment=situation)
     assert [row.heard for row in served.rows] == [4, 4]
     assert served.guarantee.eps == situation.guarantee(REC).eps
@@ -1280,13 +1384,15 @@ def test_a_server_asks_nobody_more_often_than_the_deployment_says(sampling, tmp_
     folder, asked = tmp_path / "run", []
     say = lambda text: asked.append(text)  # noqa: E731
     how = dict(deadlines=soon(least=1, skips=9), deployment=situation, folder=folder)
-    served = flower_server.serve(flower_transport.Here(nodes), task, say=say, **how)
+    served = flower_server.serve(
+        flower_transport.InProcessTransport(nodes), task, say=say, **how
+    )
     total = sum(row.heard for row in served.rows)
     assert total == 4 if sampling == "fixed" else 0 < total <= 4
     limited = federated.deployed(task, situation)[0]
     journal = flower_server.Journal(
         replace(limited, config=replace(limited.config, rounds=5)),
-        flower_server.Down(limited),
+        flower_server.ModelDownlink(limited),
         folder,
     )
     assert journal.asked.max() == 1 and journal.asked.sum() == total

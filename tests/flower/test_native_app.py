@@ -78,7 +78,7 @@ def test_the_app_learns(strategy, tmp_path, monkeypatch, capsys):
 @pytest.mark.flower
 @pytest.mark.deep
 def test_the_app_of_secure_sums_learns(tmp_path, monkeypatch, capsys):
-    keys = sums.enrol(tmp_path / "keys", 12, least=6)
+    keys = sums.generate_keys(tmp_path / "keys", 12, least=6)
     small = dict(clients=12, cohort=6, rounds=6, eps=1e4, keys=str(keys))
     config, *both = laid_out(tmp_path, monkeypatch, "--sums", **small)
     assert config["mechanism"] == "ddgauss" and config["trust"] == "secagg"

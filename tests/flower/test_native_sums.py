@@ -26,7 +26,9 @@ WHERE |= dict(trust="secagg", sampling="fixed", tolerance=0.25)
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
-    return sums.enrol(tmp_path_factory.mktemp("keys") / "all", CLIENTS, least=IN_SUM)
+    return sums.generate_keys(
+        tmp_path_factory.mktemp("keys") / "all", CLIENTS, least=IN_SUM
+    )
 
 
 class Summing(Grid):
@@ -147,7 +149,7 @@ def test_a_node_with_anothers_number_is_no_client(digits, keys, capsys):
     wrong = sums.Gatherer(keys, lambda letters: [], said_nothing)
     letter = {1005: dict(client=5, proof=b"x" * 64)}
     wrong.ask = lambda letters: letter.items()
-    wrong.meet([1005], 7)
+    wrong.handshake([1005], 7)
     assert wrong.clients == {}
 
 

@@ -37,7 +37,10 @@ SUMS = flower_sums.Sums(DIRECTORY)
 
 def task_of(name="ddgauss", rounds=1, sums=SUMS):
     mechanism = dpcomm.mechanism(name, **MECHANISMS[name])
-    apart, config = flower.Apart(4, sums=sums), replace(CONFIG, rounds=rounds)
+    apart, config = (
+        flower.RemoteFederation(4, sums=sums),
+        replace(CONFIG, rounds=rounds),
+    )
     return replace(TASK, mechanism=mechanism, federation=apart, config=config)
 
 
@@ -50,10 +53,10 @@ def home(i, folder, task, **more):
 
 
 def letter(task, step, t=0, **more):
-    return dict(round=t, agreement=flower.mark_of(task), step=step, **more)
+    return dict(round=t, agreement=flower.agreement_digest(task), step=step, **more)
 
 
-class Dying(flower_transport.Here):
+class Dying(flower_transport.InProcessTransport):
     "Nodes that die at a step: node -> step. Notes who was asked what."
 
     def __init__(self, homes, dies=()):
@@ -146,7 +149,7 @@ def flower_sums_reply(node, fields, w=None, memory=None):
 
 def test_a_share_never_leaves_alone(tmp_path, capsys):
     task = task_of()
-    fields = dict(round=0, agreement=flower.mark_of(task))
+    fields = dict(round=0, agreement=flower.agreement_digest(task))
     reply = flower.answer(flower.UPDATE, home(0, tmp_path, task), fields, W, {})
     assert reply == dict(code=flower.FAILED)
     assert "only masked" in capsys.readouterr().err
@@ -206,12 +209,12 @@ def test_a_damaged_state_ends_the_session(tmp_path):
 
 def test_a_state_is_overwritten_before_it_is_removed(tmp_path, monkeypatch):
     place, seen = tmp_path / "a.state", []
-    keys.put_away(place, b"secret")
+    keys.store_secret(place, b"secret")
     with pytest.raises(FileExistsError):
-        keys.put_away(place, b"another")
+        keys.store_secret(place, b"another")
     monkeypatch.setattr(Path, "unlink", lambda self: seen.append(self.read_bytes()))
-    assert keys.take_back(place) == b"secret"
-    assert seen == [bytes(6)] and keys.take_back(place) is None
+    assert keys.pop_secret(place) == b"secret"
+    assert seen == [bytes(6)] and keys.pop_secret(place) is None
 
 
 @pytest.mark.parametrize(
@@ -228,13 +231,17 @@ def test_other_keys_or_thresholds_are_refused_at_the_first_message(
     stranger = home(2, tmp_path, task_of(sums=sums))
     nodes = {i: home(i, tmp_path, task) for i in (0, 1, 3)} | {2: stranger}
     heard = []
-    clients, _ = flower_transport.meet(
-        flower_transport.Here(nodes), task, soon(), heard.append
+    clients, _ = flower_transport.handshake(
+        flower_transport.InProcessTransport(nodes), task, soon(), heard.append
     )
     assert sorted(clients) == [0, 1, 3]
     assert len(heard) == 1 and f"node 2 is refused: {name} is" in heard[0]
     served = flower_server.serve(
-        flower_transport.Here(nodes), task, None, soon(), identity=PRIVATE[SERVER]
+        flower_transport.InProcessTransport(nodes),
+        task,
+        None,
+        soon(),
+        identity=PRIVATE[SERVER],
     )
     assert served.rows[0].heard == 3 and served.rows[0].dropped == {"without a node": 1}
 
@@ -273,7 +280,7 @@ def test_what_is_dropped_leaves_the_session_alone(tmp_path):
     other = flower_sums_reply(nodes[1], letter(task, 0))
 
     def hear(client, reply):
-        return flower_sums.hear(server, client, reply, 0, 1000)
+        return flower_sums.accept_reply(server, client, reply, 0, 1000)
 
     drops = {
         "lost": "Flower's error 3",
@@ -302,12 +309,12 @@ def test_noise_for_replies_never_raises(tmp_path):
         names = rng.choice(["code", "round", "step", "message"], 4)
         reply = {str(k): pool[rng.integers(len(pool))] for k in names}
         reply |= dict(code=0, round=0, step=0) if rng.random() < 0.5 else {}
-        assert flower_sums.hear(server, int(rng.integers(0, 5)), reply, 0, 300)
+        assert flower_sums.accept_reply(server, int(rng.integers(0, 5)), reply, 0, 300)
     assert not server.inbox
 
 
 def test_keys_are_made_once_and_read_by_their_owner(tmp_path):
-    folder = keys.enrol(tmp_path / "keys", 4)
+    folder = keys.generate_keys(tmp_path / "keys", 4)
     identity, sums = flower_sums.read_keys(folder, "client-2")
     assert identity.public_key().public_bytes_raw() == sums.directory[2]
     assert sorted(sums.directory) == sorted([*range(4), SERVER])
@@ -322,7 +329,7 @@ def test_keys_are_made_once_and_read_by_their_owner(tmp_path):
         assert path.read_text() not in (folder / "directory.json").read_text()
     assert len(json.loads((folder / "directory.json").read_text())) == 5
     with pytest.raises(FileExistsError):
-        keys.enrol(folder, 4)
+        keys.generate_keys(folder, 4)
     with pytest.raises(ValueError, match="keys of client-9 are missing"):
         flower_sums.read_keys(folder, "client-9")
     own = tmp_path / "own"
@@ -330,7 +337,7 @@ def test_keys_are_made_once_and_read_by_their_owner(tmp_path):
 
 
 def test_only_a_list_that_its_owner_signed_is_read(tmp_path):
-    folder = keys.enrol(tmp_path / "keys", 4)
+    folder = keys.generate_keys(tmp_path / "keys", 4)
     signed = folder / "client-2.signed.json"
     good, listed = (
         signed.read_text(),
@@ -364,7 +371,7 @@ def test_only_a_list_that_its_owner_signed_is_read(tmp_path):
 
 
 def test_a_key_that_others_may_read_or_that_is_no_key_is_refused(tmp_path):
-    folder = keys.enrol(tmp_path / "keys", 4)
+    folder = keys.generate_keys(tmp_path / "keys", 4)
     key = folder / "client-1.key"
     key.chmod(0o644)
     with pytest.raises(ValueError, match="client-1.key.*chmod go="):

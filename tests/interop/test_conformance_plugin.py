@@ -87,6 +87,6 @@ def test_what_is_no_mechanism_is_a_sentence(folder, monkeypatch, place, why):
     asked = type("Config", (), {"getoption": lambda self, name: [place]})()
     with pytest.raises(pytest.UsageError, match=why):
         conformance.pytest_configure(asked)
-    assert conformance.chosen() == ()
+    assert conformance.selected() == ()
     sys.modules.pop("mine", None)
     sys.modules.pop("tables", None)

@@ -41,21 +41,21 @@ def greeted(party, client):
 
 
 def test_a_client_that_comes_back_as_another_node_takes_its_place(tmp_path):
-    folder, said = sums.enrol(tmp_path / "keys", 3), []
+    folder, said = sums.generate_keys(tmp_path / "keys", 3), []
     ask = greeted(sums.Party(folder, 1), 1)
     server = sums.Gatherer(folder, ask, said.append)
-    server.meet([1001], 7)
-    server.meet([1002], 7)
+    server.handshake([1001], 7)
+    server.handshake([1002], 7)
     assert server.clients == {1002: 1}
     assert said == ["client 1 is node 1002 now, no longer 1001"]
     for other in (2, True, 99, sums.SERVER, [1]):
         server.ask = greeted(sums.Party(folder, 1), other)
-        server.meet([1003], 7)
+        server.handshake([1003], 7)
     assert server.clients == {1002: 1}
 
 
 def test_a_silent_place_is_never_the_servers(tmp_path):
-    folder = sums.enrol(tmp_path / "keys", 3)
+    folder = sums.generate_keys(tmp_path / "keys", 3)
     server = sums.Gatherer(folder, lambda letters: [], lambda text: None)
     assert server.members.clients == [0, 1, 2]
     small = dpcomm.mechanism("ddgauss", **SHARED)

@@ -61,11 +61,11 @@ NEVER = (  # no guarantee of any mechanism is given with these
 
 def outside(allowed) -> list:
     "Values that a range of `Mechanism.ranges` does not allow."
-    if isinstance(allowed, contract.Maybe):
+    if isinstance(allowed, contract.OrNone):
         return outside(allowed.allowed)
     if allowed is bool:
         return ["no", 1, 0.0, None]
-    if isinstance(allowed, contract.Whole):
+    if isinstance(allowed, contract.IntRange):
         low, high = allowed
         found = [0.5, "0", True]
         if low > -math.inf:

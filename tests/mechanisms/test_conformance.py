@@ -27,7 +27,7 @@ from dpcomm.privacy import audit, hypothesis_tests
 from dpcomm.privacy.guarantee import RELATIONS, Guarantee
 from dpcomm.secagg import session
 
-NAMES = conformance.chosen() or contract.registered()
+NAMES = conformance.selected() or contract.registered()
 
 
 def settings(name: str, keep=lambda case: True) -> list:
@@ -44,7 +44,7 @@ def every(keep=lambda case: True):
     """
     found = [of for name in NAMES if (of := settings(name, keep))]
     rest = {f"{of[0].id.split(',')[0]}, others": of[1:] for of in found if of[1:]}
-    if not conformance.chosen():
+    if not conformance.selected():
         rest = {"others": [case for cases in rest.values() for case in cases]}
     return first_alone("case", [of[0] for of in found], rest)
 
@@ -883,7 +883,7 @@ def test_half_the_noise_is_caught(case):
         return
     relation = next(iter(mechanism.relations))
     arguments = without_relation(mechanism.relations[relation])
-    lie, rng = hypothesis_tests.less_noise(mechanism, 2.0), seed_tree(0, "half")
+    lie, rng = hypothesis_tests.with_less_noise(mechanism, 2.0), seed_tree(0, "half")
     known = (audit.EPS, mechanism.privacy_profile(relation, audit.EPS, **arguments))
     assert audit.judge_play(lie, relation, 20_000, rng, ALARM, known).refuted
 
@@ -895,7 +895,10 @@ def test_presence_is_not_claimed_where_noise_comes_in_shares(case):
     if not mechanism.relations or mechanism.n_clients > 10:
         return  # the same with few clients costs a hundredth
     assert set(mechanism.relations) == {"zero-out", "replace"}
-    never = (audit.EPS, hypothesis_tests.gaussian_curve(1 / mechanism.sigma, audit.EPS))
+    never = (
+        audit.EPS,
+        hypothesis_tests.profile_of_gaussian(1 / mechanism.sigma, audit.EPS),
+    )
     d = 16 * mechanism.n_clients**2
     worlds = [
         mechanism.attack_scores(

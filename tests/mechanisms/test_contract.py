@@ -13,11 +13,11 @@ from dpcomm.privacy.accounting import gaussian_guarantee, rdp_gaussian
     "allowed, good, kept, bad",
     [
         ("(0, 1]", 1, 1.0, 0),
-        (contract.Whole(1, 3), 3, 3, 4),
+        (contract.IntRange(1, 3), 3, 3, 4),
         (("a", "b"), "b", "b", "c"),
         (bool, True, True, 1),
         (bool, np.False_, False, 0.0),
-        (contract.Maybe("(0, 1]"), None, None, 2),
+        (contract.OrNone("(0, 1]"), None, None, 2),
     ],
 )
 def test_a_field_is_kept_as_declared_or_refused_by_name(allowed, good, kept, bad):

@@ -150,13 +150,13 @@ def test_enumerated_discrete_noise_keeps_every_claim(sigma, steps):
     names = itertools.product((1e-2, 1e-5), ("rdp-classic", "rdp-balle", "pld"))
     for delta, name in names:
         claim = central_noise.exact_guarantee(sigma, delta, steps, accountant=name)
-        true = hypothesis_tests.listed_curve(p, q, claim.eps)
+        true = hypothesis_tests.profile_of_pmfs(p, q, claim.eps)
         assert true <= delta * (1 + 1e-9)
         assert name != "pld" or steps < 9 or true > 0.3 * delta
     eps = np.linspace(0, 5, 21)
-    bound = hypothesis_tests.gaussian_curve(shift / steps, eps)
+    bound = hypothesis_tests.profile_of_gaussian(shift / steps, eps)
     bound += (1 + np.exp(eps)) * ring.rounding_gap(steps, 1)
-    assert (hypothesis_tests.listed_curve(p, q, eps) <= bound + 1e-12).all()
+    assert (hypothesis_tests.profile_of_pmfs(p, q, eps) <= bound + 1e-12).all()
 
 
 @tabled("order", [2, 3, 17])

@@ -169,7 +169,7 @@ def test_the_schemes_differ_as_the_paper_says():
     for name in set(SCHEMES) - {"FL-CS"}:
         support = Support(range(10)) if SCHEMES[name][0] == "top" else None
         mech = topk.scheme(name, 0.25, 10, support=support)
-        first, second = (topk.chosen(mech.for_round(t), 40) for t in (0, 1))
+        first, second = (topk.current_support(mech.for_round(t), 40) for t in (0, 1))
         up, down = mech.bits(40).payload // 32, mech.downlink_bits(40) // 32
         rows[name] = first == second, mech.trainable(40) is not None, up, down
     assert rows == {
@@ -204,7 +204,10 @@ GIVEN |= dict(support=Support([1, 3]))
         (lambda: topk.size(0.009, 100), "at least 1: use a fraction of 0.01"),
         (lambda: topk.top_k(torch.tensor([1.0, math.nan]), 0.5), "nan or inf"),
         *(
-            (lambda d=d: topk.chosen(TopK(**GIVEN), d), "2 coordinates up to 3")
+            (
+                lambda d=d: topk.current_support(TopK(**GIVEN), d),
+                "2 coordinates up to 3",
+            )
             for d in (3, 6, 100)
         ),
         (lambda: TopK(**GIVEN, fresh=True), "fresh is True, but a support is given"),
@@ -240,7 +243,10 @@ def test_training_moves_what_the_scheme_says(name):
     elif name == "FL-CS":
         assert moved
     else:
-        drawn = (topk.chosen(mech.for_round(t), d).coordinates.tolist() for t in (0, 1))
+        drawn = (
+            topk.current_support(mech.for_round(t), d).coordinates.tolist()
+            for t in (0, 1)
+        )
         allowed = set().union(*drawn)
         assert moved <= allowed and len(moved) > 0.5 * len(allowed) - 5
     k = topk.size(mech.fraction, d)

@@ -444,7 +444,7 @@ def test_count_p_values_are_not_much_larger_than_needed():
 def test_a_true_curve_stands_as_often_as_promised():
     "400 judgements at alarm 0.05 of exactly what is claimed."
     rng, truth = seed_tree(0, "stands"), 1 / (1 + math.exp(-1))
-    curve, wrong = (audit.EPS, hypothesis_tests.pure_curve(1.0, audit.EPS)), 0
+    curve, wrong = (audit.EPS, hypothesis_tests.profile_of_pure(1.0, audit.EPS)), 0
     for _ in range(400):
         here, there = rng.random(400) < truth, rng.random(400) > truth
         wrong += audit.judge(here, there, curve, 0.05).refuted
@@ -454,7 +454,7 @@ def test_a_true_curve_stands_as_often_as_promised():
 def test_one_of_several_tests_pays_for_all():
     "Each direction and band of eps is a test; the p-value is that of the best, times them."
     here, there = np.arange(4000.0) % 11, np.arange(4000.0) % 7
-    curve = audit.EPS, hypothesis_tests.pure_curve(0.1, audit.EPS)
+    curve = audit.EPS, hypothesis_tests.profile_of_pure(0.1, audit.EPS)
     halves = [audit._split_plays(world) for world in (here, there)]
     (first, left), (second, rest) = halves
     tests = audit._select_tests(first, second, *curve)
@@ -470,7 +470,7 @@ def test_one_of_several_tests_pays_for_all():
 
 
 def test_a_judgement_reads_as_it_was_made():
-    curve = audit.EPS, hypothesis_tests.gaussian_curve(1.0, audit.EPS)
+    curve = audit.EPS, hypothesis_tests.profile_of_gaussian(1.0, audit.EPS)
     found, calm = (
         audit.judge(*normal_worlds(20_000, "read", mu=mu), curve) for mu in (1.3, 0.9)
     )
@@ -487,7 +487,7 @@ def test_claims_are_the_curve_and_the_guarantee():
     assert len(eps) == n + len(audit.DELTAS) and set(audit.DELTAS) <= set(delta)
     np.testing.assert_allclose(delta[:n], m.privacy_profile("replace", audit.EPS))
     # the guarantee lies above the exact curve
-    assert (hypothesis_tests.gaussian_curve(2.0, eps) <= delta + 1e-12).all()
+    assert (hypothesis_tests.profile_of_gaussian(2.0, eps) <= delta + 1e-12).all()
     pure = contract.mechanism("sqkr", clip_norm=1.0, nbits=3, eps=2.0)
     eps, delta = audit.claims(pure, "local")
     assert ((eps == 2.0) & (delta <= 0.3)).any()
@@ -530,7 +530,7 @@ def test_a_quarter_too_little_noise_is_caught_at_a_million_plays(
     "By the laws of both: for every mechanism and relation with a curve that its game reaches."
     if not blind(mechanism, relation, arguments):
         few, many = (
-            audit_cases.smallest_lie(mechanism, relation, n, **arguments)
+            audit_cases.detectable_noise_factor(mechanism, relation, n, **arguments)
             for n in (100, 10**6)
         )
         assert many <= 1.25 and few > many
@@ -538,10 +538,10 @@ def test_a_quarter_too_little_noise_is_caught_at_a_million_plays(
 
 def test_the_power_of_an_audit_is_that_of_its_law():
     "More plays and larger lies are seen better; no lie is never seen."
-    delta = hypothesis_tests.gaussian_curve(1.0, audit.EPS)
+    delta = hypothesis_tests.profile_of_gaussian(1.0, audit.EPS)
 
     def seen(mu, n):
-        law = functools.partial(hypothesis_tests.gaussian_curve, mu)
+        law = functools.partial(hypothesis_tests.profile_of_gaussian, mu)
         return audit_cases.detection_pvalue(law, delta, n)
 
     assert seen(1.0, 10**6) == 1
@@ -558,11 +558,11 @@ def test_a_lie_of_the_size_that_is_said_to_be_seen_is_seen(
     0.9, so that fewer do once in 1.4 million times; where the probability is 0.1 in truth,
     fewer do four times in five.
     """
-    lie = audit_cases.smallest_lie(mechanism, relation, 10_000, **arguments)
+    lie = audit_cases.detectable_noise_factor(mechanism, relation, 10_000, **arguments)
     byte = mechanism.name in ("rec", "pm", "mvu") and "path" in arguments
     if blind(mechanism, relation, arguments) or lie == math.inf or byte:
         return
-    liar, seen = hypothesis_tests.less_noise(mechanism, lie), 0
+    liar, seen = hypothesis_tests.with_less_noise(mechanism, lie), 0
     known = audit.claims(mechanism, relation, (), **arguments)
     for k in range(8):
         run = relation, 10_000, seed_tree(0, "seen", k)

@@ -23,7 +23,7 @@ EPS = np.array([0.0, 0.1, 0.5, 1.0, 2.5, 6.0])
 @tabled("mu", [0.01, 0.3, 1.0, 4.0])
 def test_the_normal_curve_is_the_accountant_s(mu):
     want = [accounting.gaussian_delta(1 / mu, eps) for eps in EPS]
-    found = hypothesis_tests.gaussian_curve(mu, EPS)
+    found = hypothesis_tests.profile_of_gaussian(mu, EPS)
     np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-300)
 
 
@@ -32,26 +32,28 @@ def test_listed_curves_are_the_audit_s_enumeration():
     for size in (2, 5, 40):
         p, q = rng.dirichlet(np.ones(size) / 2, 2)
         want = [max(audit.enumerated_delta(p, q, eps)) for eps in EPS]
-        found = hypothesis_tests.listed_curve(p, q, EPS)
+        found = hypothesis_tests.profile_of_pmfs(p, q, EPS)
         np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-14)
     half = [0.5, 0.5]
-    assert hypothesis_tests.listed_curve([1, 0], [0, 1], 3.0) == 1
-    assert hypothesis_tests.listed_curve(half, half, 0.0) == 0
+    assert hypothesis_tests.profile_of_pmfs([1, 0], [0, 1], 3.0) == 1
+    assert hypothesis_tests.profile_of_pmfs(half, half, 0.0) == 0
     for p, words in (
         ([0.5, 0.6], "same"),
         ([1.0], "same"),
         ([1.5, -0.5], "p holds -0.5"),
     ):
         with pytest.raises(ValueError, match=words):
-            hypothesis_tests.listed_curve(p, half, 0.0)
+            hypothesis_tests.profile_of_pmfs(p, half, 0.0)
 
 
 @tabled("m, n", [(2, 1), (2, 9), (3, 4), (5, 3)])
 def test_counts_of_symbols_lose_nothing(m, n):
     pair = seed_tree(0, "symbols", m).dirichlet(np.ones(m), 2)
     words = np.array(list(itertools.product(range(m), repeat=n)))
-    whole = hypothesis_tests.listed_curve(*(law[words].prod(1) for law in pair), EPS)
-    found = hypothesis_tests.listed_curve(*hypothesis_tests.repeated(*pair, n), EPS)
+    whole = hypothesis_tests.profile_of_pmfs(*(law[words].prod(1) for law in pair), EPS)
+    found = hypothesis_tests.profile_of_pmfs(
+        *hypothesis_tests.multinomial_laws(*pair, n), EPS
+    )
     np.testing.assert_allclose(found, whole, rtol=1e-9, atol=1e-13)
 
 
@@ -59,12 +61,14 @@ def test_two_likelihoods_and_pure_privacy():
     "The curve of randomised response, attained; above every mixture of inputs."
     truth = 1 / (1 + math.exp(-2))
     one, two = response = np.array([[truth, 1 - truth], [1 - truth, truth]])
-    exact = hypothesis_tests.listed_curve(*response, EPS)
-    np.testing.assert_allclose(hypothesis_tests.pure_curve(2.0, EPS), exact, atol=1e-12)
-    bound = hypothesis_tests.two_valued_curve(truth, 2.0, EPS) + 1e-12
+    exact = hypothesis_tests.profile_of_pmfs(*response, EPS)
+    np.testing.assert_allclose(
+        hypothesis_tests.profile_of_pure(2.0, EPS), exact, atol=1e-12
+    )
+    bound = hypothesis_tests.profile_of_two_ratios(truth, 2.0, EPS) + 1e-12
     for pair in seed_tree(0, "mixed").random((20, 2)):
         mixed = [w * one + (1 - w) * two for w in pair]
-        assert (hypothesis_tests.listed_curve(*mixed, EPS) <= bound).all()
+        assert (hypothesis_tests.profile_of_pmfs(*mixed, EPS) <= bound).all()
 
 
 def test_the_sum_game_sends_and_scores():
@@ -92,7 +96,7 @@ def test_one_share_fewer_is_a_chi_square():
     rng, k = seed_tree(0, "fewer"), 30
     draw = lambda i: rng.standard_normal((4000, k))  # noqa: E731
     for present, shares in ((True, 5), (False, 4)):
-        length = hypothesis_tests.fewer_game(draw, present, 5)["length"] / shares
+        length = hypothesis_tests.dropout_game(draw, present, 5)["length"] / shares
         assert stats.kstest(length, stats.chi2(k).cdf).pvalue > ALARM / 2
 
 
@@ -162,15 +166,15 @@ def test_the_curve_of_privquant_is_that_of_listed_messages():
     m = PrivQuant(1.0, 3, 2.0, "best")
     outs = np.array(list(itertools.product(range(3), repeat=4)))
     logs = [log_law((outs == corner).sum(1), m.calibration(4)) for corner in (2, 0)]
-    want = hypothesis_tests.listed_curve(*np.exp(logs), EPS)
+    want = hypothesis_tests.profile_of_pmfs(*np.exp(logs), EPS)
     np.testing.assert_allclose(m.privacy_profile("local", EPS, d=4), want, atol=1e-12)
 
 
 @tabled("eps, repeats, d", [(1.0, 1, 1), (0.5, 3, 2), (3.0, 2, 8)])
 def test_the_curve_of_vqsgd_is_that_of_its_corners(eps, repeats, d):
     m = VqSgd(1.0, eps, repeats)
-    laws = hypothesis_tests.repeated(*law(m, worst_case(m, d)).numpy(), repeats)
-    want = hypothesis_tests.listed_curve(*laws, EPS)
+    laws = hypothesis_tests.multinomial_laws(*law(m, worst_case(m, d)).numpy(), repeats)
+    want = hypothesis_tests.profile_of_pmfs(*laws, EPS)
     np.testing.assert_allclose(m.privacy_profile("local", EPS, d=d), want, atol=1e-12)
 
 

@@ -10,7 +10,7 @@ from scipy.special import ive, ndtri_exp
 from tables import tabled
 
 from dpcomm.mechanisms.contract import mechanism
-from dpcomm.privacy.hypothesis_tests import gaussian_curve
+from dpcomm.privacy.hypothesis_tests import profile_of_gaussian
 from dpcomm.privacy.whole_noise import (
     gaussian_curvature,
     normal_std,
@@ -87,7 +87,7 @@ def test_curves_at_whole_shifts_are_below_the_normal_ones(kind, v, n):
     for z in {1, 2, 3, math.ceil(std), math.ceil(3 * std)}:
         p, q = np.append(np.zeros(z), law), np.append(law, np.zeros(z))
         exact = np.array([np.maximum(p - math.exp(e) * q, 0).sum() for e in eps])
-        normal = gaussian_curve(a * z, np.abs(eps))
+        normal = profile_of_gaussian(a * z, np.abs(eps))
         normal = np.where(eps < 0, 1 - np.exp(eps) + np.exp(eps) * normal, normal)
         assert (exact <= normal * (1 + 1e-9) + 1e-13).all()
         best = max(best, float(exact[12] / normal[12]))
@@ -107,7 +107,7 @@ def test_any_log_concave_law_of_positive_masses_is_dominated(law):
         p, q = np.append(np.zeros(z), law), np.append(law, np.zeros(z))
         for e in np.linspace(0, 3, 13):
             exact = np.maximum(p - math.exp(e) * q, 0).sum()
-            assert exact <= gaussian_curve(a * z, e) * (1 + 1e-9) + 1e-13
+            assert exact <= profile_of_gaussian(a * z, e) * (1 + 1e-9) + 1e-13
 
 
 def test_large_variances_and_many_shares_lose_nothing():
@@ -129,7 +129,7 @@ def test_a_coarse_ring_is_dominated_too(name):
         eps = np.linspace(0, 6, 13)
         exact = m.privacy_profile(relation, eps, d=1)
         mu = (1 + (relation == "replace")) / m.normal_sigma(1)
-        assert (exact <= gaussian_curve(mu, eps) + 1e-8).all()
+        assert (exact <= profile_of_gaussian(mu, eps) + 1e-8).all()
 
 
 @tabled(

@@ -214,7 +214,7 @@ GOOD = {
         ),
     },
     "privacy.audit_cases": {
-        "smallest_lie": dict(
+        "detectable_noise_factor": dict(
             mechanism=MADE["gaussian"], relation="zero-out", trials=1000, alarm=0.05
         ),
     },
@@ -252,11 +252,11 @@ GOOD = {
     },
     "privacy.hypothesis_tests": {
         "check_plays": dict(present=True, n=3),
-        "gaussian_curve": dict(mu=1.0, eps=[0.5]),
-        "listed_curve": dict(p=LAW[0], q=LAW[1], eps=[0.5]),
+        "profile_of_gaussian": dict(mu=1.0, eps=[0.5]),
+        "profile_of_pmfs": dict(p=LAW[0], q=LAW[1], eps=[0.5]),
         "repeated": dict(p=LAW[0], q=LAW[1], n=3),
-        "two_valued_curve": dict(often=0.5, spent=1.0, eps=[0.5]),
-        "pure_curve": dict(spent=1.0, eps=[0.5]),
+        "profile_of_two_ratios": dict(often=0.5, spent=1.0, eps=[0.5]),
+        "profile_of_pure": dict(spent=1.0, eps=[0.5]),
     },
     "secagg.ring": {
         "Ring": dict(bits=16),

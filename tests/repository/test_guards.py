@@ -477,7 +477,7 @@ def test_an_experiment_is_settings_a_grid_and_a_way_to_play(notebook):
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert {"settings", "grid", "play"} <= names
+    assert {"settings", "grid", "run_one"} <= names
 
 
 @tabled("notebook", EXPERIMENTS, ids=str)
@@ -504,7 +504,7 @@ def test_experiments_run_on_a_machine_without_jupyter(notebook):
 
 # ---- names and docstrings
 
-PLAYS = {"settings", "grid", "play"}  # of an experiment, called by the runner
+PLAYS = {"settings", "grid", "run_one"}  # of an experiment, called by the runner
 
 
 def undescribed(module):

@@ -1187,12 +1187,12 @@ def test_a_checkpoint_sealed_again_without_a_part_is_refused_in_a_sentence(tmp_p
     for each in wrong:
         content = io.BytesIO()
         torch.save(each, content)
-        path.write_bytes(files.seal(content.getvalue()))
+        path.write_bytes(files.add_checksum(content.getvalue()))
         with pytest.raises(
             ValueError, match="run.pt is not a checkpoint .*: delete it"
         ):
             go(checkpoint=path, resume=True)
-    path.write_bytes(files.seal(b"nothing of ours"))
+    path.write_bytes(files.add_checksum(b"nothing of ours"))
     with pytest.raises(ValueError, match="run.pt is not a checkpoint .*: delete it"):
         go(checkpoint=path, resume=True)
 

@@ -76,15 +76,15 @@ def test_no_floor_and_one_that_others_may_write_allow_nothing(tmp_path):
 def test_one_setting_composes_and_settings_share_delta(tmp_path):
     made = limits(tmp_path)
     how = dict(sampling="none", d=7850)
-    assert floor.spent(made) == 0
+    assert floor.total_epsilon(made) == 0
     for t in range(3):
         assert floor.claim(made, REC, 7850, f"run-0-{t}")
-    assert floor.spent(made) == REC.guarantee(3, 1e-5, sampling="none").eps
+    assert floor.total_epsilon(made) == REC.guarantee(3, 1e-5, sampling="none").eps
     assert floor.claim(made, IMVU, 7850, "run-0-0")
     both = (
         REC.guarantee(3, 5e-6, sampling="none").eps + IMVU.guarantee(1, 5e-6, **how).eps
     )
-    assert floor.spent(made) == both
+    assert floor.total_epsilon(made) == both
     assert floor.sent(made, REC, 7850, "run") == (3, 0)
     assert floor.sent(made, REC, 7850, "another") == (0, 3)
     assert floor.sent(made, REC, 7851, "run") == (0, 0)
@@ -100,7 +100,7 @@ def test_the_last_of_the_budget_is_answered_once(tmp_path):
     with pytest.raises(floor.Beyond, match="epsilon_total is"):
         floor.claim(made, REC, 7850, "2-0")
     again = limits(tmp_path)  # a process of its own
-    assert floor.spent(again) == two
+    assert floor.total_epsilon(again) == two
     assert floor.sent(again, REC, 7850, "2") == (0, 2)
 
 

@@ -269,7 +269,7 @@ def test_forks_that_cannot_compute_gradients_are_told_from_other_faults():
         refusing = Refusing()
         refusing.says = says
         with pytest.raises(RuntimeError, match=told):
-            federated_round.Spread._taken(None, slice(0, 1), refusing)
+            federated_round.ExecutorTrainer._taken(None, slice(0, 1), refusing)
 
 
 def test_threads_of_an_executor_of_ones_own_change_no_bit():
@@ -282,7 +282,7 @@ def test_more_chunks_than_are_sent_ahead_come_back_in_order():
     work = task()
     everybody, w = np.arange(5), pack(work.model)
     with ThreadPoolExecutor(2) as executor:
-        pools = executor, federated_round.Spread(executor, ahead=2)
+        pools = executor, federated_round.ExecutorTrainer(executor, ahead=2)
         one, two = (
             [
                 *federated_round.train_cohort(

@@ -16,21 +16,21 @@ from ..run.grids import Run
 from ...training import models
 
 # %% ../../../nbs/dprec/femnist_columns.ipynb #a6c2f691
-stated = partial(configurations.stated, task="femnist")
+paper_setting = partial(configurations.paper_setting, task="femnist")
 
 
 def protocol(
     **changes,  # fields of the Config
 ) -> dict:  # task, prefix, net, budgets, refused, seeds, data, memory, minutes, config, short, long
     "What all runs of FEMNIST's columns share, in the paper's settings. [dprec App. C.2]"
-    config = configurations.stated_config("femnist", **dict(eval_every=50) | changes)
+    config = configurations.paper_config("femnist", **dict(eval_every=50) | changes)
     return dict(
         task="femnist",
         prefix="femnist",  # of the cells' keys
         net="cnn62",
         config=config,
-        short=stated("fedavg.rounds"),
-        long=stated("rec.rounds"),
+        short=paper_setting("fedavg.rounds"),
+        long=paper_setting("rec.rounds"),
         budgets=(3, 6, 1),
         refused=("eps1.ddg12",),
         seeds=(0,),
@@ -83,7 +83,7 @@ def configs(
 # %% ../../../nbs/dprec/femnist_columns.ipynb #14143129
 def line(
     s: dict, key: str, n_clients: int, sizes: tuple, device: str = "cpu"
-) -> configurations.Curve:
+) -> configurations.RunSpec:
     "Mechanism, configuration and guarantee of one run. [dprec App. C.2]"
     short, long = configs(s, device)
     return configurations.of_table1(key, short, long, n_clients, sizes)

@@ -25,7 +25,7 @@ from ...training.functional import evaluate
 from ...training.task import Task, sample_cohort
 
 # %% ../../../nbs/dprec/index_codes.ipynb #60d0decb
-BITS = configurations.stated("rec.bits", "femnist")  # of an index
+BITS = configurations.paper_setting("rec.bits", "femnist")  # of an index
 K = 2**BITS  # candidates of a group
 
 

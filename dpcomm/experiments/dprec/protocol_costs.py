@@ -14,7 +14,7 @@ import numpy as np
 from ...core.wire import Bits
 from ...evidence import paper_tables
 from .. import configurations
-from ..configurations import SERVERS, stated
+from ..configurations import SERVERS, paper_setting
 from ...mechanisms.contract import mechanism
 from ...privacy import accounting
 from ...training import downlink
@@ -27,14 +27,14 @@ def rounds_of(
     kind: str,  # fedavg or rec
 ) -> int:  # rounds
     "Rounds of a run. [dprec App. C.2]"
-    return stated(f"{kind}.rounds" if task == "femnist" else "rounds", task)
+    return paper_setting(f"{kind}.rounds" if task == "femnist" else "rounds", task)
 
 # %% ../../../nbs/dprec/protocol_costs.ipynb #82830b4d
 def n_groups(
     task: str,  # mnist, femnist, shakespeare or solr
 ) -> int:  # indices of a message
     "Groups of a message of DP-REC. [dprec App. C.2]"
-    return stated("rec.groups" if task == "solr" else "n_tensors", task)
+    return paper_setting("rec.groups" if task == "solr" else "n_tensors", task)
 
 # %% ../../../nbs/dprec/protocol_costs.ipynb #682e4ce6
 def protocol(
@@ -44,16 +44,16 @@ def protocol(
     indices: int = None,  # of a message of DP-REC; None: the task's
 ) -> dict:  # arguments of downlink.count_bits
     "Traffic of one run: the message, the alternative to the history, the draws."
-    d, rec = stated("n_params", task), method == "rec"
+    d, rec = paper_setting("n_params", task), method == "rec"
     up = d * int(method.removeprefix("ddg")) if "ddg" in method else 32 * d
     state, seed_bits = 0, 0
     if rec:
-        up = (indices or n_groups(task)) * stated("rec.bits", task)
-        state = SERVER_STATE[SERVERS[stated("server_optimizer", task)]]
-        seed_bits = stated("rec.seed_bits", task)
+        up = (indices or n_groups(task)) * paper_setting("rec.bits", task)
+        state = SERVER_STATE[SERVERS[paper_setting("server_optimizer", task)]]
+        seed_bits = paper_setting("rec.seed_bits", task)
     return dict(
-        n_clients=stated("n_clients", task),
-        cohort=stated("cohort", task),
+        n_clients=paper_setting("n_clients", task),
+        cohort=paper_setting("cohort", task),
         rounds=rounds or rounds_of(task, "rec" if rec else "fedavg"),
         bits=Bits.of(up, 0, seed_bits, d),
         model_bits=32 * d * (1 + state),
@@ -79,12 +79,12 @@ def protocols() -> dict:
         for t in ("femnist", "solr")
         for m in ("ddg16", "ddg12")
     }
-    size = stated("only.group_size", "femnist")
+    size = paper_setting("only.group_size", "femnist")
     many, short = (
-        -(-stated("n_params", "femnist") // size),
-        stated("local.rounds", "femnist"),
+        -(-paper_setting("n_params", "femnist") // size),
+        paper_setting("local.rounds", "femnist"),
     )
-    long = stated("only.rounds", "femnist")
+    long = paper_setting("only.rounds", "femnist")
     return found | {
         "femnist.only.fedavg": protocol("femnist", "fedavg", long),
         "femnist.only.rec64": protocol("femnist", "rec", long, many),
@@ -119,9 +119,9 @@ def mechanism_of(
     "Stated noise of DP-FedAvg, stated clip of DP-REC. [dprec App. C.2]"
     task, eps, kind = row.split(".")
     if kind == "rec":
-        clip, groups = stated(f"rec.c.{eps}", task), (1,) * n_groups(task)
+        clip, groups = paper_setting(f"rec.c.{eps}", task), (1,) * n_groups(task)
         return mechanism("rec", clip_norm=clip, std=1.0, groups=groups)
-    sigma = stated(f"fedavg.sigma.{eps}", task)
+    sigma = paper_setting(f"fedavg.sigma.{eps}", task)
     return mechanism("gaussian", clip_norm=1.0, exact=False, sigma=sigma)
 
 # %% ../../../nbs/dprec/protocol_costs.ipynb #299bcf55
@@ -137,9 +137,11 @@ def epsilons(
 ) -> tuple:  # of Guarantee, one an accountant
     "Guarantees of a stated noise or clip. [dprec App. C.2]"
     task, eps, kind = row.split(".")
-    n, m = stated("n_clients", task), mechanism_of(row)
-    run = dict(rounds=rounds_of(task, kind), n_clients=n, cohort=stated("cohort", task))
-    run |= dict(delta=n ** -stated("delta.exponent", task))
+    n, m = paper_setting("n_clients", task), mechanism_of(row)
+    run = dict(
+        rounds=rounds_of(task, kind), n_clients=n, cohort=paper_setting("cohort", task)
+    )
+    run |= dict(delta=n ** -paper_setting("delta.exponent", task))
     more = dict(sampling="poisson", premises={"sampling": configurations.PREMISE})
     run |= {} if kind == "rec" else more
     what = ["neighbours"] if kind == "rec" else []
@@ -160,16 +162,16 @@ def as_run(
     if kind == "rec":
         return {}
     m = mechanism_of(row)
-    config = Config(rounds=rounds_of(task, kind), cohort=stated("cohort", task))
-    n, delta = stated("n_clients", task), epsilons(row)[0].delta
+    config = Config(rounds=rounds_of(task, kind), cohort=paper_setting("cohort", task))
+    n, delta = paper_setting("n_clients", task), epsilons(row)[0].delta
     return configurations.as_run(m, config, n, config.rounds, delta)
 
 # %% ../../../nbs/dprec/protocol_costs.ipynb #59feb3af
 def readings() -> dict:  # name of a reading -> epsilon
     "StackOverflow's epsilon, if the second term of Theorem 1 is read otherwise."
-    c, n = stated("rec.c.eps1", "solr"), stated("n_clients", "solr")
-    cohort, delta = stated("cohort", "solr"), n**-1.1
-    slots, orders = stated("rounds", "solr") * cohort, np.arange(2, 258)
+    c, n = paper_setting("rec.c.eps1", "solr"), paper_setting("n_clients", "solr")
+    cohort, delta = paper_setting("cohort", "solr"), n**-1.1
+    slots, orders = paper_setting("rounds", "solr") * cohort, np.arange(2, 258)
     loss = 2 * slots * accounting.rdp_subsampled_gaussian(orders + 1, 1 / c, 1 / n)
     per_slot = 12 / 2 ** (7 * n_groups("solr"))
     terms = {
@@ -192,12 +194,12 @@ def paid() -> dict:  # row of DP-FedAvg, as 'mnist.eps6' -> epsilon left
             for x in ("_at_accuracy", "")
         )
         rounds = round(rounds_of(task, "fedavg") * at / all_)
-        n, m = stated("n_clients", task), mechanism_of(f"{task}.eps{eps}.fedavg")
+        n, m = paper_setting("n_clients", task), mechanism_of(f"{task}.eps{eps}.fedavg")
         spent = m.guarantee(
             rounds=rounds,
             delta=n**-1.1,
             n_clients=n,
-            cohort=stated("cohort", task),
+            cohort=paper_setting("cohort", task),
             sampling="poisson",
             accountant="rdp-classic",
             orders=accounting.INTEGER_ORDERS,

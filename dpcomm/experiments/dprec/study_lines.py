@@ -9,9 +9,9 @@ __all__ = []
 from dataclasses import replace
 
 from .. import configurations
-from ..configurations import Curve
+from ..configurations import RunSpec
 from . import femnist_columns
-from .femnist_columns import stated
+from .femnist_columns import paper_setting
 from ...mechanisms.gaussian import Gaussian
 from ...mechanisms.rec import Rec
 
@@ -19,25 +19,25 @@ from ...mechanisms.rec import Rec
 FAR = 1e6
 
 
-def unclipped(key: str, config, sizes: tuple) -> Curve:
+def unclipped(key: str, config, sizes: tuple) -> RunSpec:
     "Coding alone, and plain averaging. [dprec Table 3]"
     if key == "only.fedavg":
         plain = Gaussian(FAR, 1e-15, exact=False)
-        return Curve(key, plain, replace(config, sampling="fixed"))
+        return RunSpec(key, plain, replace(config, sampling="fixed"))
     if key == "only.rec64":
-        size = int(stated("only.group_size"))
+        size = int(paper_setting("only.group_size"))
         whole, rest = divmod(sum(sizes), size)
         sizes = (size,) * whole + (rest,) * (rest > 0)
-    mechanism = Rec(FAR, stated("rec.std"), groups=sizes)
-    return Curve(key, mechanism, replace(config, sampling="replacement"))
+    mechanism = Rec(FAR, paper_setting("rec.std"), groups=sizes)
+    return RunSpec(key, mechanism, replace(config, sampling="replacement"))
 
 # %% ../../../nbs/dprec/study_lines.ipynb #40bce66a
-def local(key: str, config, sigma: float, delta: float) -> Curve:
+def local(key: str, config, sigma: float, delta: float) -> RunSpec:
     """DP-FedAvg whose noise every client adds itself. [dprec Sec. 4.1]
 
     sigma: noise multiplier of a client's own noise, > 0.
     """
-    noisy = Gaussian(stated("fedavg.clip"), sigma, local=True, exact=False)
+    noisy = Gaussian(paper_setting("fedavg.clip"), sigma, local=True, exact=False)
 
     def account(rounds):
         return noisy.guarantee(
@@ -48,12 +48,12 @@ def local(key: str, config, sigma: float, delta: float) -> Curve:
         whole = noisy.guarantee(rounds=rounds, delta=delta, accountant="rdp-balle")
         return {"zero-out": whole}
 
-    return Curve(key, noisy, replace(config, sampling="fixed"), account, whole_run)
+    return RunSpec(key, noisy, replace(config, sampling="fixed"), account, whole_run)
 
 # %% ../../../nbs/dprec/study_lines.ipynb #2785c62e
-def curve(
+def run_spec(
     s: dict, key: str, n_clients: int, sizes: tuple, device: str = "cpu"
-) -> Curve:
+) -> RunSpec:
     "Mechanism, configuration and guarantee of one run. [dprec Fig. 2, Table 3, Sec. 4.1]"
     short, long = femnist_columns.configs(s, device)
     if key.startswith("only"):
@@ -61,11 +61,11 @@ def curve(
     eps, cohort = 1 if key.startswith("local1") else 3, short.cohort
     c, std = (
         configurations.calibrated_c(eps, n_clients, cohort, short.rounds, len(sizes)),
-        stated("rec.std"),
+        paper_setting("rec.std"),
     )
     if key == "none":
         sample = Gaussian(c * std, 1 / c, local=True, exact=False)
-        return Curve(key, sample, replace(short, sampling="replacement"))
+        return RunSpec(key, sample, replace(short, sampling="replacement"))
     if key.endswith("fedavg"):
         delta = configurations.delta_of(n_clients)
         sigma = configurations.equal_local_sigma(c, 7 * len(sizes), delta)

@@ -32,7 +32,7 @@ EXTRA = {
 }  # row -> its run in `protocols`, and the cells it fills beside that of whole bytes
 
 # %% ../../../nbs/dprec/table_cells.ipynb #302c9846
-def drawn(
+def drawn_cells(
     row: str,  # as 'mnist.eps3.rec'
     seed: int,  # root of the draws
 ) -> dict:  # cell -> [value, unit]

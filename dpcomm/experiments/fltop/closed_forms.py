@@ -15,7 +15,7 @@ import numpy as np
 from ...core.wire import Bits
 from ...evidence import paper_tables
 from .. import configurations
-from .scheme_grid import stated
+from .scheme_grid import paper_setting
 from ..run.grids import Run
 from ...privacy import accounting
 from ...privacy.fixed_size_accountant import fixed_size_epsilon
@@ -30,7 +30,7 @@ def setting(
 ) -> dict:  # n_params, cohort, n_clients, rounds, sigma
     "Settings that determine costs and epsilons. [fltop Table 5]"
     names = "n_params", "cohort", "n_clients", "rounds", "sigma"
-    return {name: stated(task, name) for name in names}
+    return {name: paper_setting(task, name) for name in names}
 
 # %% ../../../nbs/fltop/closed_forms.ipynb #db14d6a0
 @cache
@@ -58,7 +58,7 @@ def entries(
     floor: bool = True,  # round down to whole weights
 ):  # weights that one message holds
     "Size of a message. [fltop Sec. 4.1]"
-    kept = Fraction(ratio[1:]) / 100 * stated(task, "n_params")
+    kept = Fraction(ratio[1:]) / 100 * paper_setting(task, "n_params")
     return math.floor(kept) if floor else kept
 
 # %% ../../../nbs/fltop/closed_forms.ipynb #a833ceb8
@@ -68,7 +68,7 @@ def cost_kb(
     rounds: int,  # done, >= 1
 ) -> float:  # kB of 1,000 bytes
     "Traffic of an average client, up or down. [fltop Sec. 4.1]"
-    rate = Fraction(stated(task, "cohort"), stated(task, "n_clients"))
+    rate = Fraction(paper_setting(task, "cohort"), paper_setting(task, "n_clients"))
     return float(4 * values * rounds * rate / 1000)
 
 # %% ../../../nbs/fltop/closed_forms.ipynb #fce6a120
@@ -82,7 +82,9 @@ def costs(
     "The two costs of one row."
     (task, scheme, ratio), rounds = row, best_rounds()[row]
     up = entries(task, ratio, floor)
-    down = stated(task, "n_params") if scheme.removesuffix("_dp") in WHOLE else up
+    down = (
+        paper_setting(task, "n_params") if scheme.removesuffix("_dp") in WHOLE else up
+    )
     return {"down_kb": cost_kb(down, task, rounds), "up_kb": cost_kb(up, task, rounds)}
 
 # %% ../../../nbs/fltop/closed_forms.ipynb #43b0e49d
@@ -101,8 +103,8 @@ def guarantee(
 ) -> Guarantee:
     "Guarantee of the paper's settings if cohorts were Poisson samples. [fltop Thm. 1]"
     orders = accounting.INTEGER_ORDERS if accountant == "rdp-classic" else None
-    rate = stated(task, "cohort") / stated(task, "n_clients")
-    sigma, delta = stated(task, "sigma"), stated(task, "delta")
+    rate = paper_setting(task, "cohort") / paper_setting(task, "n_clients")
+    sigma, delta = paper_setting(task, "sigma"), paper_setting(task, "delta")
     return accounting.gaussian_guarantee(
         sigma,
         delta,
@@ -121,8 +123,13 @@ def as_run(
     task: str,  # one of `TASKS`
 ) -> dict:  # relation -> Guarantee
     "Guarantee of the protocol, whose cohorts have a fixed size. [page fltop/privacy]"
-    rate = stated(task, "cohort") / stated(task, "n_clients")
-    run = stated(task, "sigma"), rate, stated(task, "rounds"), stated(task, "delta")
+    rate = paper_setting(task, "cohort") / paper_setting(task, "n_clients")
+    run = (
+        paper_setting(task, "sigma"),
+        rate,
+        paper_setting(task, "rounds"),
+        paper_setting(task, "delta"),
+    )
     return {name: fixed_size_epsilon(*run, name) for name in ("add-remove", "replace")}
 
 # %% ../../../nbs/fltop/closed_forms.ipynb #9979694e
@@ -186,7 +193,9 @@ def patients() -> dict:  # key of a cell, as 'medical.train.total' -> [value, un
         found[f"{part}.ratio"] = 100 * dead / (dead + alive), "percent"
     found["records"] = printed["train.total"] + printed["test.total"], "records"
     names = "n_clients", "client_size", "public.patients", "hidden", "n_params"
-    clients, size, public, (h1, h2), n = (stated("medical", name) for name in names)
+    clients, size, public, (h1, h2), n = (
+        paper_setting("medical", name) for name in names
+    )
     found["split.records"] = clients * size + public, "records"
     found["features.total"] = printed["features.codes"] + 3 + 4 + 2, "features"
     kept = (n - h1 - (h1 + 1) * h2 - (h2 + 1)) / h1

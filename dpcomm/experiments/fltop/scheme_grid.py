@@ -81,7 +81,7 @@ def by_ratio(
     return found
 
 # %% ../../../nbs/fltop/scheme_grid.ipynb #585e5677
-def stated(task: str, name: str) -> Any:
+def paper_setting(task: str, name: str) -> Any:
     "Settings that the paper states. [fltop Table 5]"
     return paper_tables.hyper("fltop", name, task).value
 
@@ -111,10 +111,12 @@ class Setting:
     ):  # Setting
         "The paper's settings, and what a task adds."
         names = dict(rounds="rounds", epochs="local_steps", lr="client_lr")
-        config = config | {name: stated(task, theirs) for name, theirs in names.items()}
+        config = config | {
+            name: paper_setting(task, theirs) for name, theirs in names.items()
+        }
         config = Config(**config, server="sgd", server_lr=1.0, engine="fused")
         names = dict(sigma="sigma", chunks="cs.chunks", draws="sensitivity.repeats")
-        more |= {name: stated(task, theirs) for name, theirs in names.items()}
+        more |= {name: paper_setting(task, theirs) for name, theirs in names.items()}
         return cls(task, config, **more)
 
 # %% ../../../nbs/fltop/scheme_grid.ipynb #8a60f40f
@@ -283,7 +285,10 @@ class Public:
     @cached_property
     def scores(self) -> Tensor:
         "Sum of absolute gradients, (d,)."
-        steps, lr = stated(self.setting.task, "init_steps"), self.setting.config.lr
+        steps, lr = (
+            paper_setting(self.setting.task, "init_steps"),
+            self.setting.config.lr,
+        )
         return topk.public_gradients(
             self.model,
             self.start,
@@ -354,7 +359,7 @@ def public_images(
     "An image classifier and ten digits. [fltop Sec. 4]"
     net = models.build(setting.net, seed_tree(seed, "init"), "glorot")
     found, rng = images.load(setting.data[1]), seed_tree(seed, "public")
-    size = int(stated(setting.task, "public.batch"))
+    size = int(paper_setting(setting.task, "public.batch"))
     batch = torch.from_numpy(rng.choice(len(found.y), size, replace=False))
     return Public(setting, net, found.x[batch], found.y[batch])
 
@@ -374,7 +379,7 @@ def hospitals(
     "Hospitals, test set and public patients, the same for all seeds. [fltop App. A.2]"
     read = dict(diabetes130=medical.diabetes130, physionet2012=medical.physionet2012)
     found = _made() if table == "made" else read[table]()
-    deaths = stated(setting.task, "public.batch") // 2
+    deaths = paper_setting(setting.task, "public.batch") // 2
     stream = seed_tree(0, "hospitals")
     return medical.virtual_hospitals(
         found, setting.n_clients, stream, public_deaths=deaths
@@ -416,16 +421,20 @@ def thresholds(
     return dict(cells=found, config=config, data=source_of(federation))
 
 # %% ../../../nbs/fltop/scheme_grid.ipynb #be8a6d5a
-def curve(
+def run_spec(
     key: str,  # as `parse` takes it
     public: Public,
     seed: int = 0,  # of public random choices
     clip_norm: float = None,  # S of a private scheme; None: by the paper's rule
-) -> configurations.Curve:
+) -> configurations.RunSpec:
     "Mechanism, settings and guarantee of one scheme. [fltop Thm. 1, Table 5]"
     change, scheme = parted(key)
     (name, private, _), s = parse(scheme), public.setting
-    config, own, delta = s.config, partial(stated, s.task), stated(s.task, "delta")
+    config, own, delta = (
+        s.config,
+        partial(paper_setting, s.task),
+        paper_setting(s.task, "delta"),
+    )
     if name == "FL-CS":
         config = replace(
             config,
@@ -434,7 +443,7 @@ def curve(
             momentum=own("cs.momentum"),
         )
     if not private:
-        return configurations.Curve(key, mechanism(scheme, public, seed), config)
+        return configurations.RunSpec(key, mechanism(scheme, public, seed), config)
     clip_norm = clip_norm or threshold(scheme, public, seed)
     used = mechanism(scheme, public, seed, clip_norm)
     if change == "linear":
@@ -454,11 +463,11 @@ def curve(
         )
 
     fixed = partial(configurations.as_run, used, config, s.n_clients, delta=delta)
-    return configurations.Curve(key, used, config, account, fixed)
+    return configurations.RunSpec(key, used, config, account, fixed)
 
 # %% ../../../nbs/fltop/scheme_grid.ipynb #decedb4c
 def train(
-    line: configurations.Curve,
+    line: configurations.RunSpec,
     public: Public,
     federation,
     seed: int,
@@ -473,7 +482,7 @@ def train(
     seed: root of the run's random numbers.
     cells: key -> Column.
     how: of federated.simulate: metrics, checkpoint, workers, ...
-    Returns: what `play` returns, None where rounds are left; (d,) weights at the end.
+    Returns: what `run_one` returns, None where rounds are left; (d,) weights at the end.
     """
     s = public.setting
     task = Task(public.model, federation, line.mechanism, line.config, seed)

@@ -145,16 +145,18 @@ def key_of(
     return f"{data}.{kind}.{'eps' if kind == 'imvu' else 'sigma'}{level:g}.rate{rate:g}"
 
 # %% ../../../nbs/imvu/held_out.ipynb #af7d35a2
-def stated_config(
+def paper_config(
     **own,  # fields of federated.Config that the paper leaves open
 ) -> Config:
     "Settings of Section 4.2. [imvu Sec. 4.2]"
 
-    def stated(name):
+    def paper_setting(name):
         return paper_tables.hyper("imvu", name, "femnist").value
 
-    found = dict(cohort=stated("cohort"), lr=stated("client_lr"), server="momentum")
-    found |= dict(server_lr=1.0, momentum=stated("server_momentum"))
+    found = dict(
+        cohort=paper_setting("cohort"), lr=paper_setting("client_lr"), server="momentum"
+    )
+    found |= dict(server_lr=1.0, momentum=paper_setting("server_momentum"))
     return Config(**found | own)
 
 # %% ../../../nbs/imvu/held_out.ipynb #48c9f545
@@ -243,7 +245,7 @@ def train(s: Sweep, run: Run, seed: int, **how) -> dict:
     return found
 
 # %% ../../../nbs/imvu/held_out.ipynb #c7554c74
-def play(s: Sweep, run: Run, seed: int, inputs: dict = None, **how) -> dict:
+def run_one(s: Sweep, run: Run, seed: int, inputs: dict = None, **how) -> dict:
     "Train one setting, read a difference of frontiers, or compare more bits."
     data, what = run.key.split(".")[:2]
     if run.needs:

@@ -57,13 +57,13 @@ def sweep(
 ) -> Sweep:
     "A sweep with the settings of the paper's file. [imvu Sec. 4.1]"
 
-    def stated(name):
+    def paper_setting(name):
         return paper_tables.hyper("imvu", name, task).value
 
     lists = {"sigmas": "sigma", "steps": "step", "budgets": "budgets"}
-    found = {field: tuple(stated(name)) for field, name in lists.items()}
-    found |= {name: stated(name) for name in ("epochs", "clip", "momentum")}
-    found |= dict(batch=stated("batch_size"), d=stated("n_parameters"))
+    found = {field: tuple(paper_setting(name)) for field, name in lists.items()}
+    found |= {name: paper_setting(name) for name in ("epochs", "clip", "momentum")}
+    found |= dict(batch=paper_setting("batch_size"), d=paper_setting("n_parameters"))
     found |= dict(delta=paper_tables.hyper("imvu", "delta").value, images=task)
     return Sweep(task, scale, **found | own)
 
@@ -322,7 +322,7 @@ def pairing(
     return Table(header, tuple(rows), title)
 
 # %% ../../../nbs/imvu/noise_scales.ipynb #70931e64
-def play(s: Sweep, run: Run, seed: int, inputs: dict = None, **how) -> dict:
+def run_one(s: Sweep, run: Run, seed: int, inputs: dict = None, **how) -> dict:
     """Train a point, or read a frontier. [imvu Figure 2]
 
     inputs: key -> Record, where the run needs some.

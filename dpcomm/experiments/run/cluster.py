@@ -23,18 +23,18 @@ from ...core.checks import check_between, needs
 from ...evidence import records
 from . import grids, runner, runs
 from .planning import Job
-from .sweep import own
+from .sweep import locked_folder
 
 # %% ../../../nbs/run/cluster.ipynb #9c7b9ab7
 def remote(
     job: Job,  # of a plan
     out,  # folder of records and checkpoints, as the worker sees it
 ) -> str:  # the record's line
-    "Play one run on the machine where this is called."
+    "Run one setting and seed on the machine where this is called."
     experiment = grids.find(job.experiment)
     run = grids.find_run(experiment, job.scale, job.key)
     device = runner.device(job.device, gpu=experiment.gpu)
-    record = runs.perform(experiment, run, job.seed, out, progress=False, device=device)
+    record = runs.execute(experiment, run, job.seed, out, progress=False, device=device)
     if record is None:
         raise ValueError(
             f"{job.name}: a record that it needs is missing: run the sweep again"
@@ -73,7 +73,7 @@ def run_dask(
     processes: int = 2,
     say=lambda line: None,
 ) -> Outcome:
-    """Play jobs on Dask's workers. [distributed.dask.org]
+    """Run jobs on Dask's workers. [distributed.dask.org]
 
     jobs: of Job.
     address: of a scheduler, as tls://10.0.0.1:8786; local: workers here.
@@ -82,7 +82,7 @@ def run_dask(
     say: called after every job.
     """
     check_between("processes", processes, 1, 4096)
-    with own(out) as folder, _client(address, processes) as client:
+    with locked_folder(out) as folder, _client(address, processes) as client:
         outcome = Outcome()
         for stage in _stages(jobs):
             _run_stage(client, stage, folder, outcome, say)
@@ -138,7 +138,7 @@ def _client(address, processes):
 
 # %% ../../../nbs/run/cluster.ipynb #52d39b1a
 def _quietly(job, out):
-    "Play a job, and keep what it prints off the terminal of whoever asked."
+    "Run a job, and keep what it prints off the terminal of whoever asked."
     with redirect_stdout(io.StringIO()):
         return remote(job, out)
 
@@ -242,7 +242,7 @@ def run_slurm(
     say=lambda line: None,
     options: dict = None,
 ) -> Outcome:
-    """Play jobs as Slurm's. [github.com/facebookincubator/submitit]
+    """Run jobs as Slurm's. [github.com/facebookincubator/submitit]
 
     jobs: of Job.
     out: folder of records that all machines see; None is runs/ in the checkout.
@@ -250,7 +250,7 @@ def run_slurm(
     say: called after every job.
     options: of sbatch, as {"account": "mine"}.
     """
-    with own(out) as folder:
+    with locked_folder(out) as folder:
         _check_slurm(cluster)
         outcome = Outcome()
         for stage in _stages(jobs):

@@ -12,7 +12,7 @@ from ...evidence.records import Record
 from ...evidence.validation import SCALES
 from ...evidence.verdicts import Table
 from . import runner
-from .grids import Run, planned, spent
+from .grids import Run, planned, run_costs
 
 # %% ../../../nbs/run/costs.ipynb #50eed16e
 def cpu_seconds(record: Record) -> float:
@@ -80,7 +80,7 @@ def status(name: str, scale: str = "full", root=None) -> Table:
     Returns: one row a run.
     """
     experiment, rows, hours = planned(name), [], 0.0
-    have = spent(experiment, scale, root)
+    have = run_costs(experiment, scale, root)
     for each in experiment.grid(scale):
         done = [s for s in each.seeds if (each.key, s) in have]
         minutes, how = expected_minutes(each, have, experiment.grid(scale))
@@ -98,7 +98,7 @@ def status(name: str, scale: str = "full", root=None) -> Table:
 def _ledger_row(name, scale):
     "One experiment at one scale: settings, seeds, hours, what is left."
     experiment = planned(name)
-    have, grid = spent(experiment, scale), experiment.grid(scale)
+    have, grid = run_costs(experiment, scale), experiment.grid(scale)
     mine = {run.key: [s for s in run.seeds if (run.key, s) in have] for run in grid}
     done = [run for run in grid if mine[run.key]]
     most = max((len(seeds) for seeds in mine.values()), default=0)
@@ -149,7 +149,7 @@ def overview() -> Table:
     rows = []
     for name in runner.experiments():
         experiment = planned(name)
-        found = {s: (experiment.grid(s), spent(experiment, s)) for s in SCALES}
+        found = {s: (experiment.grid(s), run_costs(experiment, s)) for s in SCALES}
         grid, have = found["full"]
         jobs = [(run.key, seed) for run in grid for seed in run.seeds]
         done = sum(job in have for job in jobs)
@@ -171,7 +171,7 @@ def _time(minutes):
 
 def _cost_row(experiment, scale):
     "Cost of one scale of an experiment: command, runs, hours, memory, data."
-    have, grid = spent(experiment, scale), experiment.grid(scale)
+    have, grid = run_costs(experiment, scale), experiment.grid(scale)
     left = [
         expected_minutes(run, have, grid)
         for run in grid

@@ -21,7 +21,7 @@ from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from ...core.checks import shown
-from ...core.files import write_whole
+from ...core.files import atomic_write
 from ...evidence import paper_tables, records, validation
 from . import runner
 
@@ -59,7 +59,7 @@ class Experiment:
     """A notebook's claim, as far as a program needs it.
 
     name: as 'dprec-mnist'.
-    module: with settings, grid and play.
+    module: with settings, grid and run_one.
     paper: id of the paper that it repeats, or 'across'.
     """
 
@@ -254,12 +254,12 @@ def own_code(
     return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:12]
 
 # %% ../../../nbs/run/grids.ipynb #own00003
-def own(name: str, grid, play, table=None) -> Experiment:
-    """An experiment in a notebook outside this package; `runs.play_grid` runs it.
+def own(name: str, grid, run_one, table=None) -> Experiment:
+    """An experiment in a notebook outside this package; `runs.run_grid` runs it.
 
     name: of the notebook's file; '-' and '_' are the same.
     grid: scale -> list of Run, each with a key of its own.
-    play: (Run, seed, **how) -> dict as runs.from_training returns it; None: not finished.
+    run_one: (Run, seed, **how) -> dict as runs.from_training returns it; None: not finished.
     table: TOML file of numbers to compare with, as those of the papers; None: none.
     Returns: Experiment whose records go to <out>/<stem of table, or 'across'>/.
     """
@@ -270,15 +270,15 @@ def own(name: str, grid, play, table=None) -> Experiment:
             " lower-case letters, digits and -, and differ from the names that"
             " `dpcomm list` shows: pass another name"
         )
-    for what, function in ("grid", grid), ("play", play):
+    for what, function in ("grid", grid), ("run_one", run_one):
         if not isinstance(function, FunctionType):
             raise ValueError(
                 f"{what} is {shown(function)}; it must be a function: pass one"
             )
     paper = paper_tables.add(table) if table else paper_tables.ACROSS
-    code = own_code(grid, play)
+    code = own_code(grid, run_one)
     more = dict(code=code, table=table and Path(table).resolve())
-    return Experiment(name, SimpleNamespace(grid=grid, play=play, **more), paper)
+    return Experiment(name, SimpleNamespace(grid=grid, run_one=run_one, **more), paper)
 
 # %% ../../../nbs/run/grids.ipynb #r0idx02
 def _sources(experiment):
@@ -316,7 +316,7 @@ def index_entry(
     for scale, grid in grids.items():
         bare = asdict(Run("", "", scale))
         differing = ({k: v for k, v in asdict(r).items() if v != bare[k]} for r in grid)
-        grids[scale] = plain(list(differing))
+        grids[scale] = to_json(list(differing))
     made, page = _sources(experiment), runner.notebook(name).read_text(encoding="utf-8")
     gpu = "gpu=False" not in page
     paper, sha256 = experiment.paper, _digest(made)
@@ -331,7 +331,7 @@ def write_index() -> Path:
     path, names = paper_tables.assets("experiments.json"), runner.experiments()
     text = json.dumps({n: index_entry(n) for n in names}, separators=(",", ":"))
     lines = text.replace('{"key"', '\n{"key"') + "\n"
-    write_whole(path, lines.encode())
+    atomic_write(path, lines.encode())
     return path
 
 
@@ -359,41 +359,41 @@ def _from_index(name):
 # %% ../../../nbs/run/grids.ipynb #f077465e
 def planned(
     name: str,  # of an experiment; '-' and '_' are the same
-) -> Experiment:  # that can be planned, and perhaps not played
+) -> Experiment:  # that can be planned, and perhaps not run
     "An experiment by its name, without importing it where the index knows its grids."
     return _from_index(name.replace("_", "-")) or find(name)
 
 # %% ../../../nbs/run/grids.ipynb #49676f18
-def plain(
+def to_json(
     value,  # dataclasses, tuples, numpy numbers, dicts of them
 ) -> Any:  # what JSON can hold
     "A value as JSON holds it."
     if is_dataclass(value):
-        return plain(asdict(value))
+        return to_json(asdict(value))
     if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): to_json(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
+        return [to_json(v) for v in value]
     return value.item() if hasattr(value, "item") else value
 
 # %% ../../../nbs/run/grids.ipynb #09be1923
-def stands(
+def recorded_runs(
     experiment: Experiment,
     scale: str,  # smoke, quick or full
     root=None,  # folder of records; None: the committed ones
 ) -> dict:  # (key, seed) -> Record
     "Records of an experiment."
     found = records.load(experiment.paper, experiment.stem, scale, root)
-    return {(r.key, r.seed): r for r in records.standing(found).values()}
+    return {(r.key, r.seed): r for r in records.current(found).values()}
 
 
-def spent(
+def run_costs(
     experiment: Experiment,
     scale: str,  # smoke, quick or full
     root=None,  # folder of records; None: the committed ones
 ) -> dict:  # (key, seed) -> Spent
     "Keys, seeds and costs of an experiment's records."
-    return records.spent(experiment.paper, experiment.stem, scale, root)
+    return records.run_costs(experiment.paper, experiment.stem, scale, root)
 
 # %% ../../../nbs/run/grids.ipynb #1be461ee
 def source_run(
@@ -412,6 +412,8 @@ def _inputs(experiment, run, seed, folder):
     found = {}
     for need in run.needs:
         source, key, own = source_run(need, experiment, seed)
-        have = stands(source, run.scale) | stands(source, run.scale, folder)
+        have = recorded_runs(source, run.scale) | recorded_runs(
+            source, run.scale, folder
+        )
         found[need] = have.get((key, own))
     return None if None in found.values() else found

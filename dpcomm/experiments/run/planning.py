@@ -58,11 +58,11 @@ def jobs_of(
 ) -> list:  # of Job, in no order
     "The missing runs of one experiment."
     experiment = grids.planned(name)
-    have = grids.spent(experiment, scale)
+    have = grids.run_costs(experiment, scale)
     if out is not None:
-        have = grids.spent(experiment, scale, out) | have
+        have = grids.run_costs(experiment, scale, out) | have
     grid, found = experiment.grid(scale), []
-    for run, seed in runs.chosen(experiment, scale, seeds, only):
+    for run, seed in runs.select(experiment, scale, seeds, only):
         if (run.key, seed) not in have:
             minutes, _ = costs.expected_minutes(run, have, grid)
             found.append(
@@ -201,7 +201,7 @@ def seeds_that_decide(
     s: verdicts.Summary,  # ours; None where nothing was run
     planned: tuple,  # seeds of its runs
     have: set,  # seeds that all of its runs have
-) -> tuple:  # seeds to play; () where they would change nothing
+) -> tuple:  # seeds to run; () where they would change nothing
     "The seeds that can still change a verdict."
     open_ = s is None or verdicts.verdict(cell, s) in verdicts.UNDECIDED
     if not open_ or s is not None and cell.kind == "exact":
@@ -235,8 +235,8 @@ class _Stand:
     def have(self, experiment):
         if experiment.name not in self.known:
             at = experiment, self.scale
-            mine = grids.stands(*at, self.out) if self.out is not None else {}
-            self.known[experiment.name] = mine | grids.stands(*at)
+            mine = grids.recorded_runs(*at, self.out) if self.out is not None else {}
+            self.known[experiment.name] = mine | grids.recorded_runs(*at)
         return self.known[experiment.name]
 
     def missing(self, experiment, run, seed) -> list:

@@ -558,7 +558,7 @@ def run(
         if result is None:
             raise CellError(
                 f"{path.name} finished without writing {stem}.{scale}.jsonl: it must"
-                f" call runs.play_grid for an experiment named {shown(stem)}"
+                f" call runs.run_grid for an experiment named {shown(stem)}"
             )
     except Unfinished:
         result = None

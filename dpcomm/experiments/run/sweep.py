@@ -53,34 +53,34 @@ def _worker_arguments(argv):
     return parser.parse_args(argv)
 
 # %% ../../../nbs/run/sweep.ipynb #219766d0
-def _play(experiment, scale, out, device, key, seed, seconds):
-    "Play one run; its exit code."
+def _call(experiment, scale, out, device, key, seed, seconds):
+    "Run one setting and seed; its exit code."
     print(BEGINS, key, seed, file=sys.stderr, flush=True)
     run, how = grids.find_run(experiment, scale, key), dict(progress=key)
     how["device"] = runner.device(device, gpu=experiment.gpu)
     try:
-        record = runs.perform(experiment, run, seed, out, max_seconds=seconds, **how)
+        record = runs.execute(experiment, run, seed, out, max_seconds=seconds, **how)
     except runs.Claimed as error:
         print(error, file=sys.stderr)
         return BUSY
     return LATE if record is None else 0
 
 
-def work(
+def worker_main(
     argv=None,  # experiment, scale, key, seed and options; None reads the command line
 ) -> int:  # exit code
-    "Play one run; with --stay, also those that are asked for on the standard input."
+    "Run one setting and seed; with --stay, also those that are asked for on the standard input."
     args = _worker_arguments(argv)
     if args.parent:
         threading.Thread(target=_end_with, args=(args.parent,), daemon=True).start()
     shared = grids.find(args.experiment), args.scale, args.out, args.device
     if not args.stay:
-        return _play(*shared, args.key, args.seed, args.max_seconds)
+        return _call(*shared, args.key, args.seed, args.max_seconds)
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # what a run prints belongs into the log
         asked = args.key, args.seed, args.max_seconds
         while asked:
-            print(_play(*shared, *asked), file=answers, flush=True)
+            print(_call(*shared, *asked), file=answers, flush=True)
             asked = json.loads(sys.stdin.readline() or "null")
     return 0
 
@@ -94,12 +94,12 @@ class Worker:
     log: Path  # what it writes
     gpu: str = None  # the only GPU that it sees; None: it sees what this process does
 
-    def plays(self, experiment: str, scale: str, device: str) -> bool:
-        "Whether it can play such a job."
+    def serves(self, experiment: str, scale: str, device: str) -> bool:
+        "Whether it can run such a job."
         own = self.job
         return (own.experiment, own.scale, own.device) == (experiment, scale, device)
 
-    def code(self) -> int:  # None while it plays
+    def code(self) -> int:  # None while it runs
         "Outcome of the job."
         ended = self.process.poll()
         if select.select([self.process.stdout], [], [], 0)[0]:
@@ -107,8 +107,8 @@ class Worker:
             ended = int(answer) if answer else self.process.wait()
         return ended
 
-    def take(self, job: Job, seconds: float = None) -> "Worker":
-        "Play one more; `seconds` are left, None without a limit."
+    def start_job(self, job: Job, seconds: float = None) -> "Worker":
+        "Run one more; `seconds` are left, None without a limit."
         asked = job.key, job.seed, seconds
         self.process.stdin.write(json.dumps(asked) + "\n")
         self.process.stdin.flush()
@@ -219,7 +219,7 @@ def start(
 ) -> Worker:
     "Give a job to a worker of its experiment, or to a new one with one thread."
     kind, device = (job.experiment, job.scale), job.device
-    for worker in [w for w in sweep.idle if w.plays(*kind, device)]:
+    for worker in [w for w in sweep.idle if w.serves(*kind, device)]:
         sweep.idle.remove(worker)
         try:
             return worker.take(job, seconds)
@@ -307,7 +307,7 @@ def _lost(job, sweep):
     return any(n in failed or (n in made and _lost(made[n], sweep)) for n in needs)
 
 
-def line_of(
+def progress_line(
     sweep: Sweep,
 ) -> str:  # done, running, time left
     "The whole sweep in one line."
@@ -327,7 +327,7 @@ def line_of(
 
 # %% ../../../nbs/run/sweep.ipynb #4359834e
 @contextmanager
-def own(
+def locked_folder(
     out,  # folder of records
 ):  # yields the folder, or ValueError
     "Hold a folder for one sweep."
@@ -351,7 +351,7 @@ def run_here(
     say=lambda line: None,
     pause: float = 0.2,
 ) -> Sweep:
-    """Play jobs in processes of this machine.
+    """Run jobs in processes of this machine.
 
     jobs: of Job, in the order of `plan`.
     out: folder of records, checkpoints and logs; None is runs/ in the checkout.
@@ -364,13 +364,13 @@ def run_here(
     if max_hours is not None:
         check_number("max_hours", max_hours, "[0, inf)")
     end = None if max_hours is None else time.monotonic() + 3600 * max_hours
-    with own(out) as folder:
+    with locked_folder(out) as folder:
         sweep = Sweep(folder, deque(jobs))
         try:
             while sweep.waiting or sweep.running:
                 collect(sweep)
                 _fill(sweep, processes, end)
-                say(line_of(sweep))
+                say(progress_line(sweep))
                 time.sleep(pause)
                 if end is not None and time.monotonic() > end and not sweep.running:
                     sweep.late += sweep.waiting
@@ -395,4 +395,4 @@ def _fill(sweep, processes, end):
 
 # %% ../../../nbs/run/sweep.ipynb #650ae7a8
 if __name__ == "__main__" and "__file__" in globals():
-    sys.exit(work())
+    sys.exit(worker_main())

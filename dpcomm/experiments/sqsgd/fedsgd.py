@@ -217,24 +217,29 @@ def comparison(
 ) -> Comparison:
     "A task with the paper's settings. [sqsgd Sec. 4]"
 
-    def stated(name) -> Any:
+    def paper_setting(name) -> Any:
         return paper_tables.hyper("sqsgd", name, task).value
 
     d = MODELS[net][1]
-    base = Base(d, tuple(stated("eps")), stated("bound"), stated("fraction"))
+    base = Base(
+        d,
+        tuple(paper_setting("eps")),
+        paper_setting("bound"),
+        paper_setting("fraction"),
+    )
     base = dataclasses.replace(
         base,
-        levels=stated("levels.fig2"),
-        matched_levels=stated("levels.fig3"),
-        fixed_eps=stated("eps.fig1"),
-        momentum=stated("momentum"),
+        levels=paper_setting("levels.fig2"),
+        matched_levels=paper_setting("levels.fig3"),
+        fixed_eps=paper_setting("eps.fig1"),
+        momentum=paper_setting("momentum"),
     )
     paper = dict(
-        rounds=stated("epochs") * stated("rounds_per_epoch"),
-        cohort=stated("clients"),
-        batch=stated("batch_size"),
-        server_lr=stated("server_lr"),
-        momentum=stated("momentum"),
+        rounds=paper_setting("epochs") * paper_setting("rounds_per_epoch"),
+        cohort=paper_setting("clients"),
+        batch=paper_setting("batch_size"),
+        server_lr=paper_setting("server_lr"),
+        momentum=paper_setting("momentum"),
         steps=1,
         lr=1.0,
         server="sgd",
@@ -328,7 +333,7 @@ def gathered(
     return {"gathered": float(memory[:, 0].norm(dim=1).mean()) * share}
 
 # %% ../../../nbs/sqsgd/fedsgd.ipynb #s4ply06
-def play(c: Comparison, run: Run, seed: int, inputs: dict = None, **how) -> dict:
+def run_one(c: Comparison, run: Run, seed: int, inputs: dict = None, **how) -> dict:
     """Train one curve, or compute one claim.
 
     seed: root of all random numbers but the partition's. inputs: key -> Record, for a

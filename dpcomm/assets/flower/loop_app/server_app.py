@@ -1,7 +1,7 @@
 "The server: deadlines, and a score after every round."
 
 from dpcomm.datasets import images
-from dpcomm.flower import Apart
+from dpcomm.flower import RemoteFederation
 from dpcomm.flower.server import server_app
 from dpcomm.flower.sums import read_keys
 from dpcomm.flower.transport import Deadlines
@@ -16,7 +16,7 @@ def serve(config):
     if config["keys"]:
         identity, sums = read_keys(config["keys"], "server")
     summed = sums if config["sums"] else None
-    apart, wait = Apart(config["clients"], sums=summed), config["seconds"]
+    apart, wait = RemoteFederation(config["clients"], sums=summed), config["seconds"]
     task, test = plan(config, apart), images.load("digits")
 
     def score(w):
