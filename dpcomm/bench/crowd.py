@@ -76,7 +76,7 @@ class _Telling(callbacks.Callback):
             print(json.dumps({"percent": self.last}), flush=True)
 
 
-def peak_memory() -> float:  # MiB; None where the system does not tell
+def peak_memory() -> float | None:  # MiB; None where the system does not tell
     "The most memory that this process ever had."
     try:
         with open("/proc/self/status", encoding="utf-8") as file:

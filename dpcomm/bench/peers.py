@@ -36,7 +36,7 @@ WORKERS = ("dpcomm", "flower")
 def package_versions(
     packages: tuple,  # names of distributions
     python: str = None,  # whose Python; None: this one
-) -> dict:  # package -> version; None where one is not installed
+) -> dict | None:  # package -> version; None where one is not installed
     "Versions of these packages in a Python."
     ask = "import sys; from importlib.metadata import version as v;"
     ask += "print(*map(v, sys.argv[1:]))"
@@ -115,7 +115,7 @@ class Contestant:
     folder: Path  # with the work
     threads: int = 1  # at least 1
     engine: str = ""  # of ours
-    python: str = None  # its Python; None: this one
+    python: str | None = None  # its Python; None: this one
     device: str = "cpu"  # cpu or cuda
 
     def __post_init__(self):

@@ -69,12 +69,12 @@ def check_between(name: str, value, low: int, high: float = math.inf) -> int:
     """
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not (whole and low <= value <= min(high, HUGE)):
-        high = "2^256" if whole and HUGE < value <= high else high
+        top = "2^256" if whole and HUGE < value <= high else high
         raise ValueError(
-            f"{name} is {shown(value)}; it must be a whole number from {low} to {high}:"
+            f"{name} is {shown(value)}; it must be a whole number from {low} to {top}:"
             f" change {name}"
         )
-    return value
+    return value  # pyright: ignore[reportReturnType] (numpy's integers, too)
 
 # %% ../../nbs/foundations/checks.ipynb #c26d3071
 def check_number(name: str, value: float, range: str) -> float:

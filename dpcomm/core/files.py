@@ -170,7 +170,7 @@ def typed(
     kinds = kind if isinstance(kind, tuple) else (kind,)
     allowed = kinds + (int,) * (float in kinds)
     if isinstance(value, allowed) and not isinstance(value, bool):
-        return value
+        return value  # pyright: ignore[reportReturnType] (a whole number is a number)
     raise ValueError(
         f"{where} has {shown(value)} as {name}; it must be {KINDS[kinds[0]]}: {fix}"
     )

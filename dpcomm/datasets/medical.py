@@ -39,7 +39,7 @@ class Records:
     x: Tensor
     y: Tensor
     columns: tuple
-    hospitals: tuple = None
+    hospitals: tuple | None = None
 
 # %% ../../nbs/datasets/medical.ipynb #d0med02
 def code_features(lists, min_records: int = 100) -> tuple:  # (n, f), names

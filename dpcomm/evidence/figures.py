@@ -476,7 +476,7 @@ def learning_curve(
     x: str = "round",
     scale: float = 1.0,
     colour: str = None,
-) -> dict:
+) -> dict | None:
     """Score against rounds, over the seeds that were run.
 
     found: of records.Record; those of another key are left out.

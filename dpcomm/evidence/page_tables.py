@@ -58,7 +58,9 @@ def scores(found, name: str = None) -> dict:
     return read
 
 # %% ../../nbs/evidence/page_tables.ipynb #9a248cfe
-def gap(found, above: str, below: str, score: str = "accuracy") -> verdicts.Summary:
+def gap(
+    found, above: str, below: str, score: str = "accuracy"
+) -> verdicts.Summary | None:
     """Difference of the final scores of two settings, over the seeds they share.
 
     found: of Record.
@@ -158,7 +160,8 @@ def table_line(key: str, paper: paper_tables.Paper, found: verdicts.Evidence) ->
     apart = s.mean - cell.value
     far = verdicts.format_value(abs(apart), cell)
     far = ("+" if apart > 0 else "−") + far if float(far.replace(",", "")) else "0"
-    seeds = s.n > 1 or verdicts.our_number(cell, found.ours).record.trained
+    ours = verdicts.our_number(cell, found.ours)
+    seeds = s.n > 1 or (ours and ours.record.trained)
     notes = list(verdicts.explain_verdict(cell, paper, word))
     notes += [f"{BORROWED} the seeds of {s.spread_of}"] if s.spread_of else []
     far = "" if cell.kind == "ordering" else far
@@ -278,7 +281,7 @@ def paper_line(
     )
 
 # %% ../../nbs/evidence/page_tables.ipynb #e3fed162
-def over_traffic(found, key: str, mech: str, label: str = None, **more) -> dict:
+def over_traffic(found, key: str, mech: str, label: str = None, **more) -> dict | None:
     """Score against total traffic, mean over the seeds.
 
     found: of Record, of one experiment and scale.

@@ -370,7 +370,7 @@ PACKAGES = (
 
 
 @cache
-def version_of(name: str) -> str:  # version, or None if it is not installed
+def version_of(name: str) -> str | None:  # version, or None if it is not installed
     "Version of an installed package, without importing it. [PEP 566]"
     try:
         return importlib.metadata.version(name)
@@ -378,7 +378,7 @@ def version_of(name: str) -> str:  # version, or None if it is not installed
         return None
 
 # %% ../../nbs/evidence/records.ipynb #ca3f96a5
-def git(*words: str) -> str:  # its output, or None where there is no checkout or no git
+def git(*words: str) -> str | None:  # its output; None without a checkout or git
     "Ask git about the checkout that holds this package. [git-scm.com]"
     top = paper_tables.assets("results").parents[2]
     if not (top / ".git").exists():

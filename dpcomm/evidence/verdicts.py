@@ -228,7 +228,7 @@ def ours_by_key(found) -> dict:
     return ours
 
 # %% ../../nbs/evidence/verdicts.ipynb #v11deba6
-def our_number(cell: paper_tables.Cell, ours: dict) -> Ours:  # None if it was not run
+def our_number(cell: paper_tables.Cell, ours: dict) -> Ours | None:
     "Our number for one of the paper's, derived where the paper derives it."
     if (key := cell.same_as or cell.key) in ours:
         return ours[key]
@@ -343,7 +343,9 @@ def format_paper(cell: paper_tables.Cell) -> str:
     return f"{sign}{cell.value:,}{spread} {cell.unit}"
 
 # %% ../../nbs/evidence/verdicts.ipynb #v142f2e5
-def smaller(cell: paper_tables.Cell, runs: tuple, scale: str = "quick") -> Summary:
+def smaller(
+    cell: paper_tables.Cell, runs: tuple, scale: str = "quick"
+) -> Summary | None:
     "Our number of a smaller scale, which earns no verdict."
     names = cell.key, f"ours.{scale}.{cell.key}"
     found = [r for r in records.current(runs).values() if r.scale == scale]
@@ -383,7 +385,8 @@ def row_of(
 ) -> tuple:
     "One row of the verdict table."
     key, theirs, s = cell.key, format_paper(cell), found.summary(cell)
-    if s is None:
+    ours = our_number(cell, found.ours)
+    if s is None or ours is None:
         why = reason_not_run(cell, paper, found.smaller)
         return key, theirs, why, "", verdict(cell, None), ""
     delta = ""
@@ -391,7 +394,7 @@ def row_of(
         sign = "+" if s.mean >= cell.value else "-"
         delta = f"{sign}{format_value(abs(s.mean - cell.value), cell)}"
     mine = format_value(s.mean, cell) + _format_error(s, cell)
-    name = our_number(cell, found.ours).record.experiment
+    name = ours.record.experiment
     link = f"[{name}]({base}/{paper_tables.place(name)}.ipynb)"
     seeds = f"n = {s.n}" + (f", spread of {s.spread_of}" if s.spread_of else "")
     return key, theirs, f"{mine} ({seeds})", delta, verdict(cell, s), link

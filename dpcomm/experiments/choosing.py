@@ -9,6 +9,7 @@ __all__ = ['Choice', 'choose', 'tables', 'picture']
 import math
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
+from typing import Any
 
 from torch import Tensor
 
@@ -89,7 +90,7 @@ PLAIN = ("error", "gain", "against", "least", "distance", "up", "down", "costs")
 PLAIN += ("gives_up", "checked")
 
 
-def _plain(value):
+def _plain(value) -> Any:
     "JSON knows no infinity and no tuple."
     if isinstance(value, dict):
         return {name: _plain(v) for name, v in value.items()}

@@ -477,7 +477,7 @@ def scores_of(
 # %% ../../nbs/run/configurations.ipynb #2543ca8e
 def train(
     curve: RunSpec, net, clients, seed: int, fills: tuple, how: dict, **config
-) -> dict:
+) -> dict | None:
     """One line as a record takes it.
 
     net: model.

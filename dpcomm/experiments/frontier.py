@@ -224,7 +224,7 @@ def tune(
     kind: str,  # as `kinds` names it
     seed: int,  # root of all random numbers but the partition's
     how: dict,  # checkpoint, resume, max_seconds, workers, device, progress
-) -> dict:  # what runs.record_of takes; None where there was no time
+) -> dict | None:  # what runs.record_of takes; None where there was no time
     "The step that scores best on held-out clients."
     if how.get("max_seconds") == 0:
         return None
@@ -264,7 +264,7 @@ def informed(s: Setting, scale: str) -> dict:
     return dict(final=found, config=asdict(s), data=source_of(federations(s)[0]))
 
 # %% ../../nbs/experiments/frontier.ipynb #fron0034
-def run_one(run: Run, seed: int, inputs: dict = None, **how) -> dict:
+def run_one(run: Run, seed: int, inputs: dict = None, **how) -> dict | None:
     "Tune one mechanism, or train with one."
     first, _, rest = run.key.partition(".")
     if first == "updates":

@@ -135,7 +135,7 @@ def choice_for(
     return choose(asked, EPS, bits, accountants=RENYI)
 
 # %% ../../nbs/experiments/mean_estimation.ipynb #me360034
-def run_one(run: Run, seed: int, max_seconds: float = None, **how) -> dict:
+def run_one(run: Run, seed: int, max_seconds: float = None, **how) -> dict | None:
     "Play rounds of one mechanism at one size."
     if max_seconds == 0:
         return None

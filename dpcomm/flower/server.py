@@ -55,7 +55,7 @@ class Gathering:
     heard: set = field(default_factory=set)  # clients in it
     dropped: Counter = field(default_factory=Counter)  # reason -> replies
     nbytes: int = 0  # of the messages in it
-    kept: dict = None  # client -> message; None: they are not kept
+    kept: dict | None = None  # client -> message; None: they are not kept
 
     @classmethod
     def of(cls, task, t, asked, keep=False):
@@ -122,7 +122,7 @@ class ModelDownlink:
         self.optimiser = run_state.server_optimiser(self.w, task.config)
 
     @property
-    def model(self):
+    def model(self) -> Tensor | None:
         "What goes along with every letter, or None."
         return self.w.detach()
 
@@ -151,7 +151,11 @@ class ModelDownlink:
 class History(ModelDownlink):
     "The same weights, sent as the messages that lead to them. [dprec Alg. 5]"
 
-    keep, model = True, None
+    keep = True
+
+    @property
+    def model(self):
+        "Nothing: a letter brings messages."
 
     def __init__(self, task, name):  # the model's key in models.MODELS
         if getattr(task.federation, "share", None) is not None:

@@ -200,7 +200,7 @@ class Deployment:
 
     folder: Path
     env: dict
-    link: Daemon = None
+    link: Daemon | None = None
     nodes: list = field(default_factory=list)
 
     def flwr(self, *words, seconds=60.0):
@@ -312,7 +312,7 @@ def deployment(
 # %% ../../nbs/flower/deployment.ipynb #f10b0029
 def start_node(
     here: Deployment, i: int, port: int, own: str, seconds: float = 90.0
-) -> Daemon:
+) -> Daemon | None:
     "Start a SuperNode and wait until it is registered."
     words = f"flower-supernode --insecure --superlink 127.0.0.1:{port}".split()
     words += ["--host", "127.0.0.1", "--port", str(open_port()), "--node-config", own]

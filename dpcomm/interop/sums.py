@@ -237,7 +237,7 @@ def store_secret(place: Path, state: bytes) -> None:
         file.write(state)
 
 # %% ../../nbs/interop/sums.ipynb #f10c010f
-def pop_secret(place: Path) -> bytes:  # the state; None where it was taken before
+def pop_secret(place: Path) -> bytes | None:  # None where it was taken before
     "Take a secret out, once, and overwrite what is left of it."
     mine = place.with_name(f"{place.name}-{uuid.uuid4().hex}")
     try:

@@ -463,7 +463,7 @@ def register(cls: Kind) -> Kind:
                 f" already has: choose another for {cls.__qualname__}"
             )
     _REGISTRY[name] = cls
-    return cls
+    return cls  # pyright: ignore[reportReturnType] (the class that came)
 
 # %% ../../nbs/foundations/contract.ipynb #a435a32e
 COMMON = "central_noise", "contract", "deployments", "distributed_noise"

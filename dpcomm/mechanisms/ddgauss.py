@@ -148,7 +148,7 @@ def fit(
     ring_bits: int = 16,
     most: float = 1.5,
     **settings,
-) -> DDGauss:
+) -> DDGauss | None:
     """Least noise that is as private as a Gaussian's, a sum at a time, or None.
 
     multiplier: of the Gaussian. most: largest noise accepted, as a multiple of it.
@@ -186,7 +186,7 @@ def calibrate(
     q: float = 1.0,
     ring_bits: int = 16,
     **settings,
-) -> DDGauss:
+) -> DDGauss | None:
     """Calibrate to the least noise that meets eps; ValueError names the bits needed.
 
     eps: target epsilon, > 0.

@@ -191,11 +191,11 @@ class Deployment:
         known = mechanism.relations
         relation = promised.relation if promised.relation in known else "local"
         play = dict(rounds=promised.rounds, d=short.d)
-        if promised.trust == "shuffler":
-            mechanism = Shuffled(mechanism, self.cohort)
-        elif promised.sampling != "none":
+        shuffled = promised.trust == "shuffler"
+        audited = Shuffled(mechanism, self.cohort) if shuffled else mechanism
+        if not shuffled and promised.sampling != "none":
             play |= dict(n_clients=self.n_clients, cohort=self.cohort)
-        found = audit_play(mechanism, relation, trials, self.delta, rng, alarm, **play)
+        found = audit_play(audited, relation, trials, self.delta, rng, alarm, **play)
         return found, promised
 
 

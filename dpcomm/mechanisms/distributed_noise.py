@@ -430,11 +430,12 @@ def shared_losses(
         known = dict(sampling=sampling, relation=relation, q=float(q))
         return Losses(renyi=renyi, **known | about)
     made = gaussian_losses(sigma, q, relation, sampling, **about)
-    if renyi is None:
+    gaussian = made.renyi
+    if renyi is None or gaussian is None:
         return made
 
     def smaller(orders):
-        return np.minimum(made.renyi(orders), renyi(orders))
+        return np.minimum(gaussian(orders), renyi(orders))
 
     return replace(made, renyi=smaller)
 

@@ -442,10 +442,12 @@ class RingAccount(RingCodec):
             orders, curve = self.divergences(d, q, relation)
             table = dict(zip(orders.tolist(), curve.tolist()))
 
-            def known(orders):
+            def at(orders):
                 return np.array(
                     [table.get(float(a), math.inf) for a in np.ravel(orders)]
                 )
+
+            known = at
 
         return shared_losses(
             self, self.normal_sigma(d), known, q, relation, sampling, unit

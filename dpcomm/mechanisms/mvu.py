@@ -374,8 +374,8 @@ def renyi_curve(
     if how == "grid":
         total = _budget(total, 1 / (mechanism.n_inputs - 1), d, slip)
     bound = _grid if how == "grid" else _mixture
-    orders = np.array(ORDERS if orders is None else orders)
-    polygons = bound(mechanism.table, mechanism.beta, relation, orders)
+    at = np.array(ORDERS if orders is None else orders)
+    polygons = bound(mechanism.table, mechanism.beta, relation, at)
     return np.array([_ball(s, g, total, d) for s, g in polygons])
 
 # %% ../../nbs/baselines/mvu.ipynb #225d4569

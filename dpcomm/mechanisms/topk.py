@@ -35,7 +35,7 @@ from dpcomm.core.vectors import (
     unflatten,
 )
 from ..core.wire import Bits, header_bits
-from .contract import IntRange, mechanism, register
+from .contract import IntRange, Mechanism, mechanism, register
 from .distributed_noise import AUDITED, LinearSketch
 
 # %% ../../nbs/fltop/chapter.ipynb #9797a103
@@ -203,7 +203,7 @@ class TopK(LinearSketch):
     def downlink_bits(self, d):
         return 32 * (d if self.fresh else size(self.fraction, d))
 
-    def trainable(self, d: int) -> Tensor:
+    def trainable(self, d: int) -> Tensor | None:
         "The weights that local SGD may move. [fltop Alg. 2, line 4]"
         if not self.held or self.fraction == 1:
             return None
@@ -259,7 +259,7 @@ def scheme(
     support: Support = None,
     chunks: int = 1,
     **settings,
-) -> LinearSketch:
+) -> Mechanism:
     """One of the paper's schemes, or its private twin. [fltop Secs. 4 and D]
 
     name: a key of SCHEMES.

@@ -311,7 +311,7 @@ def _plays(name, n):
     return float(check_number(name, n, f"[1, {2**53}]"))
 
 
-def count_pvalue(caught, n: int, false, m: int, eps, delta) -> np.ndarray:
+def count_pvalue(caught, n: float, false, m: float, eps, delta) -> np.ndarray:
     """How surprising two counts are for an (eps, delta)-private mechanism.
     [this page, Thm. counts]
 

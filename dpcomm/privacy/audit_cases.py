@@ -33,7 +33,7 @@ from .hypothesis_tests import lowest_bit, with_less_noise
 MESSAGE_RELATIONS = ("zero-out", "local")  # under which one message may be private
 
 
-def message_relation(mechanism) -> str:
+def message_relation(mechanism) -> str | None:
     "The relation under which one message is private by itself, or None."
     for relation in MESSAGE_RELATIONS:
         known = mechanism.relations.get(relation)

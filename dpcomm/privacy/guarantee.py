@@ -88,8 +88,8 @@ class Guarantee:
     trust: str
     note: str = ""
     premises: dict = field(default_factory=dict, hash=False)
-    rounds: int = None
-    q: float = None
+    rounds: int | None = None
+    q: float | None = None
 
     def __post_init__(self):
         _check_guarantee(self)

@@ -48,8 +48,11 @@ def profile_of_gaussian(mu: float, eps) -> np.ndarray:
     eps: >= 0, any shape.
     Returns: delta, shape of eps, in [0, 1].
     """
-    mu, eps = check_reals("mu", mu, "[1e-12, 1e12]"), check_reals("eps", eps, EPS_RANGE)
-    hit, false = log_ndtr(mu / 2 - eps / mu), eps + log_ndtr(-mu / 2 - eps / mu)
+    far, eps = (
+        check_reals("mu", mu, "[1e-12, 1e12]"),
+        check_reals("eps", eps, EPS_RANGE),
+    )
+    hit, false = log_ndtr(far / 2 - eps / far), eps + log_ndtr(-far / 2 - eps / far)
     return np.exp(hit) * -np.expm1(np.minimum(false - hit, 0))
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #f0302ee7
@@ -120,10 +123,10 @@ def profile_of_two_ratios(often: float, spent: float, eps) -> np.ndarray:
     eps: >= 0, any shape.
     Returns: delta, shape of eps.
     """
-    often = check_reals("often", often, "[0, 1]")
-    spent = check_reals("spent", spent, "[-1e-9, inf]")
+    h = check_reals("often", often, "[0, 1]")
+    s = check_reals("spent", spent, "[-1e-9, inf]")
     eps = check_reals("eps", eps, "[0, inf]")
-    return often * np.maximum(-np.expm1(np.minimum(eps - spent, 0)), 0)
+    return h * np.maximum(-np.expm1(np.minimum(eps - s, 0)), 0)
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #b4abd929
 def profile_of_pure(spent: float, eps) -> np.ndarray:
@@ -133,8 +136,8 @@ def profile_of_pure(spent: float, eps) -> np.ndarray:
     eps: >= 0, any shape.
     Returns: delta, shape of eps.
     """
-    spent = check_reals("spent", spent, "[0, inf)")
-    return profile_of_two_ratios(1 / (1 + np.exp(-spent)), spent, eps)
+    s = float(check_reals("spent", spent, "[0, inf)"))
+    return profile_of_two_ratios(1 / (1 + np.exp(-s)), s, eps)
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #f10a7702
 ZERO = 1024.0  # position that is returned for the lowest bit of a row of zeros

@@ -48,7 +48,7 @@ class Losses:
 
     name: str
     pairs: tuple = ()
-    renyi: Callable = None
+    renyi: Callable | None = None
     unit: str = "client"
     relation: str = "add-remove"
     sampling: str = "none"

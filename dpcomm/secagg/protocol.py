@@ -6,6 +6,8 @@
 __all__ = ['Setup', 'graph', 'committee']
 
 # %% ../../nbs/secagg/protocol.ipynb #7d01e324
+# pyright: reportAssignmentType=false
+# (None stands until __post_init__ or a first use fills the field)
 import functools
 import hashlib
 import os

@@ -7,6 +7,8 @@ __all__ = ['identities', 'silent_from', 'SessionResult', 'run_session', 'GraphPa
            'traffic_table']
 
 # %% ../../nbs/secagg/session.ipynb #cb9cfb54
+# pyright: reportAssignmentType=false
+# (None stands until __post_init__ or a first use fills the field)
 import time
 from contextlib import contextmanager
 from typing import NamedTuple

@@ -6,6 +6,8 @@
 __all__ = ['Agreement', 'State', 'Server', 'catch_up', 'Replica', 'answer', 'receive', 'count_bits']
 
 # %% ../../nbs/training/downlink.ipynb #c5da5f5c
+# pyright: reportAssignmentType=false
+# (None stands until __post_init__ or a first use fills the field)
 import struct
 import zlib
 from collections import deque

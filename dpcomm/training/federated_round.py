@@ -315,7 +315,7 @@ class Sums:
         return replace(own, memory=memory, rows=np.arange(len(memory)))
 
 # %% ../../nbs/training/federated_round.ipynb #rd000005
-def shares(weights, n_clients: int) -> np.ndarray:
+def shares(weights, n_clients: int) -> np.ndarray | None:
     """Clients' weights as shares of the largest.
 
     weights: one a client, finite, >= 0, not all 0; public; None: all alike.

@@ -385,7 +385,7 @@ def _after_images(model):
     return model[1:] if isinstance(model[0], nn.Flatten) else model
 
 # %% ../../nbs/training/fused.ipynb #2f79804c
-def used_columns(model: nn.Sequential, x: Tensor) -> Tensor:  # None: all
+def used_columns(model: nn.Sequential, x: Tensor) -> Tensor | None:  # None: all
     "Input columns an image uses, if the first layer is linear and under half are used."
     first = _after_images(model)[0]
     if not isinstance(first, nn.Linear):

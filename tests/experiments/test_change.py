@@ -65,7 +65,7 @@ def test_a_change_that_another_record_means_is_refused_by_its_name(
     change = dict(server_lr=0.03, eval_every=50)
     other = runs.execute(experiment, run, 0, tmp_path, change=change)
     there = {("step", 0): other}
-    monkeypatch.setattr(runs, "stands", lambda *_: there)
+    monkeypatch.setattr(runs, "recorded_runs", lambda *_: there)
     with pytest.raises(ValueError, match="is the run step"):
         runs.try_change(
             change="server_lr=0.03,eval_every=50", out=tmp_path / "b", **ASKED

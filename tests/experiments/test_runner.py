@@ -701,7 +701,7 @@ def test_a_budget_spent_leaves_the_rest_for_the_next_call(monkeypatch, capsys):
     monkeypatch.setattr(commands.runner, "run", run)
     monkeypatch.setattr(commands.runner, "prepare", lambda name, **settings: None)
     monkeypatch.setattr(grids, "find", lambda name: name)
-    monkeypatch.setattr(runs, "chosen", lambda name, scale, seeds, only: [])
+    monkeypatch.setattr(runs, "select", lambda name, scale, seeds, only: [])
     code = commands.run_all(cli._parse(["run", "a", "b", "--max-seconds", "0.04"]))
     assert (
         code == 3 and [name for name, _ in given] == ["a"] and 0 < given[0][1] <= 0.04

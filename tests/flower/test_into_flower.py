@@ -1388,7 +1388,9 @@ def test_a_server_asks_nobody_more_often_than_the_deployment_says(sampling, tmp_
         flower_transport.InProcessTransport(nodes), task, say=say, **how
     )
     total = sum(row.heard for row in served.rows)
-    assert total == 4 if sampling == "fixed" else 0 < total <= 4
+    assert (
+        total == 4 if sampling == "fixed" else total <= 4
+    )  # nobody, once in a hundred
     limited = federated.deployed(task, situation)[0]
     journal = flower_server.Journal(
         replace(limited, config=replace(limited.config, rounds=5)),

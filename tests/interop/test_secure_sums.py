@@ -35,7 +35,10 @@ def greeted(party, client):
     def ask(letters):
         for node, asked in letters.items():
             if asked["step"] == sums.HELLO:
-                yield node, party.greet(asked["nonce"], 7, node) | dict(client=client)
+                yield (
+                    node,
+                    party.reply_hello(asked["nonce"], 7, node) | dict(client=client),
+                )
 
     return ask
 

@@ -100,7 +100,7 @@ DPREC = dict(slots=20, n_clients=10, K=8, groups=1, relation="poisson-null", coh
 OF_RUN = dict(c=1.0, run=rec_accountant.RecRun(**DPREC), delta=1e-5)
 SUM = dict(clip_norm=1.0, sigma=1.0, n_clients=10, tolerance=0.1)
 GOOD = {
-    "flower.client": {"Apart": dict(n_clients=4)},
+    "flower.client": {"RemoteFederation": dict(n_clients=4)},
     "flower.transport": {
         "Deadlines": dict(start=1.0, hello=1.0, round=1.0, poll=0.1, least=1, skips=3),
     },

@@ -482,7 +482,9 @@ def test_a_node_of_flowers_road_sends_what_trains_and_no_more():
         work = task(name, sent=sent)
         home = replace(work, federation=flower.own_part(work.federation, 2))
         assert flower.agreement(home)["weights"] == str(d)
-        update = flower.local_update(home, 2, flower_server.Down(work).w.detach(), 0)
+        update = flower.local_update(
+            home, 2, flower_server.ModelDownlink(work).w.detach(), 0
+        )
         streams = work.streams(0, np.array([2]), "batches")
         with ThreadPoolExecutor(1) as pool:
             ((wanted, _),) = federated_round.train_cohort(

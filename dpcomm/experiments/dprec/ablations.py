@@ -69,7 +69,7 @@ def grid(scale: str) -> list:
     return found
 
 # %% ../../../nbs/dprec/ablations.ipynb #ec41e7f3
-def run_one(run: Run, seed: int, inputs: dict = None, **how) -> dict:
+def run_one(run: Run, seed: int, inputs: dict = None, **how) -> dict | None:
     "Train one line, or compare two."
     if run.needs:
         above, below = run.needs

@@ -72,7 +72,7 @@ def federation(scale: str):
     return images.Federation(found, parts, "a client a writer")
 
 # %% ../../../nbs/dprec/by_writer.ipynb #891cb49f
-def run_one(run: Run, seed: int, inputs: dict = None, **how) -> dict:
+def run_one(run: Run, seed: int, inputs: dict = None, **how) -> dict | None:
     "Train one line, or compare two."
     if run.needs:
         above, below = run.needs

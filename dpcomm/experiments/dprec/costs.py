@@ -87,7 +87,7 @@ def counted(run: Run, seed: int) -> dict:
     return found
 
 # %% ../../../nbs/dprec/costs.ipynb #d7457f44
-def run_one(run: Run, seed: int, max_seconds: float = None, **how) -> dict:
+def run_one(run: Run, seed: int, max_seconds: float = None, **how) -> dict | None:
     "Count, account or compute."
     if max_seconds == 0:
         return None

@@ -107,7 +107,7 @@ def federation(scale: str):
     return replace(made, data=replace(made.data, name="made LEAF file"))
 
 # %% ../../../nbs/dprec/femnist.ipynb #4edb1ad9
-def run_one(run: Run, seed: int, **how) -> dict:
+def run_one(run: Run, seed: int, **how) -> dict | None:
     "Train one line, or count the clients."
     clients = federation(run.scale)
     if run.key != "partition":

@@ -89,7 +89,7 @@ def line(
     return configurations.of_table1(key, short, long, n_clients, sizes)
 
 # %% ../../../nbs/dprec/femnist_columns.ipynb #ee779f58
-def train(run: Run, seed: int, s: dict, clients, how: dict) -> dict:
+def train(run: Run, seed: int, s: dict, clients, how: dict) -> dict | None:
     """Train one line.
 
     seed: root of all random numbers but the partition's. how: checkpoint, resume,

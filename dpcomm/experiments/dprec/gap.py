@@ -48,7 +48,7 @@ def clip(
     "Clip that either text states. [dprec App. C.2]"
     prefix, eps = CLIPS[key]
     version = "iclr" if prefix else "arxiv"
-    return paper_tables.hyper("dprec", f"rec.c.eps{eps}", "mnist", version).value
+    return float(paper_tables.hyper("dprec", f"rec.c.eps{eps}", "mnist", version).value)
 
 # %% ../../../nbs/dprec/gap.ipynb #9ap00022
 @cache
@@ -116,7 +116,7 @@ def grid(scale: str) -> list:
     return found + large(scale) if scale == "full" else found
 
 # %% ../../../nbs/dprec/gap.ipynb #9ap00030
-def run_one(run: Run, seed: int, **how) -> dict:
+def run_one(run: Run, seed: int, **how) -> dict | None:
     "Train one curve."
     *net, factor, _, _ = run.key.split(".")
     s = settings(run.scale)

@@ -131,7 +131,7 @@ def numbers(run: Run, seed: int, m: Rec, history: list, updates) -> list:
 # %% ../../../nbs/dprec/indices.ipynb #29c6e71d
 def run_one(
     run: Run, seed: int, workers: int = 1, max_seconds: float = None, **how
-) -> dict:
+) -> dict | None:
     "Train one case, and say what its indices could save."
     if max_seconds == 0:
         return None

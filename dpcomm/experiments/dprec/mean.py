@@ -111,7 +111,7 @@ def closed_form(
     return rec_error(x, PRIORS[key.removeprefix("rec.")], m.std)
 
 # %% ../../../nbs/dprec/mean.ipynb #eedfde5b
-def run_one(run: Run, seed: int, max_seconds: float = None, **how) -> dict:
+def run_one(run: Run, seed: int, max_seconds: float = None, **how) -> dict | None:
     "Estimate one mean."
     if max_seconds == 0:
         return None

@@ -66,7 +66,7 @@ def grid(scale: str) -> list:
     return [*runs, dealt]
 
 # %% ../../../nbs/dprec/mnist.ipynb #f3df1b74
-def run_one(run: Run, seed: int, **how) -> dict:
+def run_one(run: Run, seed: int, **how) -> dict | None:
     "Train one curve, or count the partition."
     s = settings(run.scale)
     clients = configurations.mnist_clients(s["images"], s["n_clients"])

@@ -94,7 +94,7 @@ def survives(task: Task, w: torch.Tensor) -> float:
     return survival(task.mechanism, clipped, rng)
 
 # %% ../../../nbs/dprec/quantised.ipynb #a70ce934
-def run_one(run: Run, seed: int, inputs: dict = None, **how) -> dict:
+def run_one(run: Run, seed: int, inputs: dict = None, **how) -> dict | None:
     "Train one curve, or take the difference that the text claims."
     if run.needs:
         above, below = run.needs

@@ -129,7 +129,7 @@ def counted(run: Run, clients) -> dict:
     return dict(cells=cells, data=source(clients))
 
 # %% ../../../nbs/dprec/shakespeare.ipynb #7314e64f
-def run_one(run: Run, seed: int, **how) -> dict:
+def run_one(run: Run, seed: int, **how) -> dict | None:
     "Train one curve, or count."
     clients, s = federation(run.scale), settings(run.scale)
     if not run.trains:

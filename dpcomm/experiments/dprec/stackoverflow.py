@@ -117,7 +117,7 @@ def two_rounds(
     return found | dict(final=sent, history=[], data=source(clients, made))
 
 # %% ../../../nbs/dprec/stackoverflow.ipynb #3ab498d5
-def run_one(run: Run, seed: int, **how) -> dict:
+def run_one(run: Run, seed: int, **how) -> dict | None:
     "Train one curve, or measure two rounds of it."
     kind = run.key.split(".")[-1]
     if run.key.startswith("cost."):

@@ -8,6 +8,7 @@ __all__ = ['settings', 'grid', 'run_one']
 # %% ../../../nbs/dprec/tight.ipynb #b863a1cb
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from dpcomm.core.random import seed_tree
 from dpcomm.evidence import paper_tables
@@ -24,7 +25,7 @@ def settings(scale: str) -> dict:
     return s | dict(net=s["nets"][-1])
 
 # %% ../../../nbs/dprec/tight.ipynb #d22a3848
-def paper_setting(name: str):
+def paper_setting(name: str) -> Any:
     "The paper's setting for MNIST. [dprec App. C.2]"
     return paper_tables.hyper("dprec", name, "mnist").value
 
@@ -124,7 +125,7 @@ def run_spec(
     return replace(line, config=config, guarantee=account, as_run=held)
 
 # %% ../../../nbs/dprec/tight.ipynb #51c3c00f
-def run_one(run: Run, seed: int, **how) -> dict:
+def run_one(run: Run, seed: int, **how) -> dict | None:
     "Train one curve."
     *net, budget, kind = run.key.split(".")
     s = settings(run.scale)

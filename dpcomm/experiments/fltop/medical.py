@@ -80,7 +80,7 @@ def cell(
     scale: str,  # smoke, quick or full
     table: str,  # data set
     name: str,  # as 'order.last.fl_cs.r1'
-) -> str:  # the paper's key on diabetes130 at full scale, else one of ours; or None
+) -> str | None:  # the paper's on diabetes130 at full scale, else one of ours
     "Key of a number in the paper's table."
     known = scheme_grid.printed(f"medical.{name}", f"{table}.{name}")
     if (scale, table) == ("full", "diabetes130") and known:

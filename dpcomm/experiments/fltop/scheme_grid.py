@@ -100,7 +100,7 @@ class Setting:
     sigma: float  # noise multiplier of private twins, > 0
     chunks: int  # P of FL-CS
     draws: int  # random supports whose median is a threshold, >= 1
-    cs_draws: int = None  # the same for FL-CS, where it differs
+    cs_draws: int | None = None  # the same for FL-CS, where it differs
 
     @classmethod
     def of_paper(
@@ -111,13 +111,13 @@ class Setting:
     ):  # Setting
         "The paper's settings, and what a task adds."
         names = dict(rounds="rounds", epochs="local_steps", lr="client_lr")
-        config = config | {
+        given = config | {
             name: paper_setting(task, theirs) for name, theirs in names.items()
         }
-        config = Config(**config, server="sgd", server_lr=1.0, engine="fused")
+        made = Config(**given, server="sgd", server_lr=1.0, engine="fused")
         names = dict(sigma="sigma", chunks="cs.chunks", draws="sensitivity.repeats")
         more |= {name: paper_setting(task, theirs) for name, theirs in names.items()}
-        return cls(task, config, **more)
+        return cls(task, made, **more)
 
 # %% ../../../nbs/fltop/scheme_grid.ipynb #8a60f40f
 @cache
@@ -128,7 +128,7 @@ def _keys():
 
 def printed(
     *keys,  # of cells, which the paper may have or not
-) -> str:  # the first that it has; None where it has none
+) -> str | None:  # the first that it has; None where it has none
     "The paper's key of a number."
     return next((key for key in keys if key in _keys()), None)
 

@@ -40,6 +40,6 @@ def grid(scale: str) -> list:
     ]
 
 # %% ../../../nbs/imvu/cifar10.ipynb #0480dd71
-def run_one(run: Run, seed: int, **how) -> dict:
+def run_one(run: Run, seed: int, **how) -> dict | None:
     "Train a point, or read a frontier."
     return noise_scales.run_one(settings(run.scale), run, seed, **how)

@@ -38,6 +38,6 @@ def grid(scale: str) -> list:
     return [*held_out.trained(s, minutes), *held_out.read(s)]
 
 # %% ../../../nbs/imvu/femnist.ipynb #7cd49463
-def run_one(run: Run, seed: int, **how) -> dict:
+def run_one(run: Run, seed: int, **how) -> dict | None:
     "Train one setting, read a difference of frontiers, or compare more bits."
     return held_out.run_one(settings(run.scale), run, seed, **how)

@@ -227,7 +227,7 @@ def about_data(
     return source_of(clients) | dict(n_train=int(clients.sizes.sum()))
 
 # %% ../../../nbs/imvu/held_out.ipynb #e2d0e6df
-def train(s: Sweep, run: Run, seed: int, **how) -> dict:
+def train(s: Sweep, run: Run, seed: int, **how) -> dict | None:
     """Train one setting. [imvu Sec. 4.2]
 
     seed: root of all random numbers but the split of the clients.
@@ -245,7 +245,7 @@ def train(s: Sweep, run: Run, seed: int, **how) -> dict:
     return found
 
 # %% ../../../nbs/imvu/held_out.ipynb #c7554c74
-def run_one(s: Sweep, run: Run, seed: int, inputs: dict = None, **how) -> dict:
+def run_one(s: Sweep, run: Run, seed: int, inputs: dict = None, **how) -> dict | None:
     "Train one setting, read a difference of frontiers, or compare more bits."
     data, what = run.key.split(".")[:2]
     if run.needs:

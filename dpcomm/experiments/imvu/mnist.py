@@ -34,6 +34,6 @@ def grid(scale: str) -> list:
     ]
 
 # %% ../../../nbs/imvu/mnist.ipynb #2d3aee1e
-def run_one(run: Run, seed: int, **how) -> dict:
+def run_one(run: Run, seed: int, **how) -> dict | None:
     "Train a point, or read a frontier."
     return noise_scales.run_one(settings(run.scale), run, seed, **how)

@@ -39,7 +39,7 @@ class Sweep:
     momentum: float  # of the server
     d: int  # parameters of the model
     delta: float  # of every guarantee
-    limit: tuple = None  # (training, test): the first images alone; None: all
+    limit: tuple | None = None  # (training, test): the first images alone; None: all
 
     @property
     def points(self) -> list:
@@ -233,7 +233,7 @@ def loaded(
     return x, y, x_test, y_test, said
 
 # %% ../../../nbs/imvu/noise_scales.ipynb #00224afb
-def point(s: Sweep, run: Run, seed: int, **how) -> dict:
+def point(s: Sweep, run: Run, seed: int, **how) -> dict | None:
     """Train one linear model. [imvu Sec. 4.1]
 
     how: max_seconds: 0 when the time is up; device must be the CPU.
@@ -322,7 +322,7 @@ def pairing(
     return Table(header, tuple(rows), title)
 
 # %% ../../../nbs/imvu/noise_scales.ipynb #70931e64
-def run_one(s: Sweep, run: Run, seed: int, inputs: dict = None, **how) -> dict:
+def run_one(s: Sweep, run: Run, seed: int, inputs: dict = None, **how) -> dict | None:
     """Train a point, or read a frontier. [imvu Figure 2]
 
     inputs: key -> Record, where the run needs some.

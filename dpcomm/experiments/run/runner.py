@@ -29,7 +29,7 @@ from ...evidence.paper_tables import papers
 PACKAGE = Path(dpcomm.__file__).resolve().parent
 
 
-def checkout() -> Path:  # folder that holds nbs/ and dpcomm/; None where there is none
+def checkout() -> Path | None:  # folder that holds nbs/ and dpcomm/
     "The checkout this package is imported from."
     root = PACKAGE.parent
     return root if (root / "nbs" / "experiments").is_dir() else None
@@ -470,7 +470,7 @@ def result_file(
     name: str,  # experiment
     scale: str,  # smoke, quick or full
     out=None,  # folder; None is runs/ in the checkout
-) -> Path:  # <out>/<paper>/<experiment>.<scale>.jsonl, or None
+) -> Path | None:  # <out>/<paper>/<experiment>.<scale>.jsonl, or None
     "The records that an experiment has written."
     found = output_folder(out).glob(f"*/{name.replace('-', '_')}.{scale}.jsonl")
     return next(found, None)

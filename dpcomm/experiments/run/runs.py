@@ -119,7 +119,7 @@ UNITS = {
 # %% ../../../nbs/run/runs.ipynb #298a8cc6
 def from_training(
     task, run, cells: dict, /, guarantee=None, as_run=None, **config
-) -> dict:
+) -> dict | None:
     """A federated run as `run_one` returns it.
 
     task: federated.Task.
@@ -328,7 +328,7 @@ def execute(
     resume: bool = True,  # take the record or the checkpoint that is there
     change: dict = None,  # setting -> value to try in the place of the run's own
     **how,  # max_seconds, workers, device, progress, ... as `run_one` takes them
-) -> Record:  # None where it stopped before its end
+) -> Record | None:  # None where it stopped before its end
     "Run one setting and seed, and record it."
     folder = runner.output_folder(out)
     given = run
@@ -472,7 +472,7 @@ def try_change(
     how: workers, device, ... as `run_one` takes them.
     Returns: run, seed, score as it stands, score with the change.
     """
-    change, experiment, rows, left = read_change(change), find(name), [], []
+    changed, experiment, rows, left = read_change(change), find(name), [], []
     jobs = [
         (run, seed)
         for run, seed in select(experiment, scale, seeds, only)
@@ -489,7 +489,7 @@ def try_change(
     end = None if max_seconds is None else time.monotonic() + max_seconds
     for run, seed in jobs:
         how["max_seconds"] = None if end is None else max(0.0, end - time.monotonic())
-        record = execute(experiment, run, seed, out, resume, change, **how)
+        record = execute(experiment, run, seed, out, resume, changed, **how)
         if record is None:
             left.append(f"{run.key} seed {seed}")
             continue
@@ -497,7 +497,7 @@ def try_change(
         rows.append((run.key, str(seed), *(_score(r) for r in pair)))
     if left:
         raise runner.Unfinished(f"unfinished runs: {', '.join(left[:9])}")
-    header = ("run", "seed", "as recorded", _in_words(change))
+    header = ("run", "seed", "as recorded", _in_words(changed))
     title = f"{name}, scale {scale}, changed on trial: earns no verdict"
     return Table(header, tuple(rows), title)
 

@@ -92,7 +92,7 @@ class Worker:
     job: Job
     process: Any  # subprocess.Popen, its input and output open
     log: Path  # what it writes
-    gpu: str = None  # the only GPU that it sees; None: it sees what this process does
+    gpu: str | None = None  # the only GPU that it sees; None: those of this process
 
     def serves(self, experiment: str, scale: str, device: str) -> bool:
         "Whether it can run such a job."
@@ -174,7 +174,7 @@ def ready(
 def next_job(
     sweep: Sweep,
     memory: float,  # GiB that may be used
-) -> Job:  # None where nothing can start now
+) -> Job | None:  # None where nothing can start now
     "The best job that can start."
     able = [job for job in sweep.waiting if ready(job, sweep)]
     if not able or able[0].memory <= memory:
@@ -204,7 +204,7 @@ def gpus(
 def least_used(
     sweep: Sweep,
     names: tuple,  # of GPUs
-) -> str:  # the one that fewest workers see; None where there is no choice
+) -> str | None:  # the one that fewest workers see; None where there is no choice
     "GPU of the next worker."
     if len(names) < 2:
         return None
@@ -222,7 +222,7 @@ def start(
     for worker in [w for w in sweep.idle if w.serves(*kind, device)]:
         sweep.idle.remove(worker)
         try:
-            return worker.take(job, seconds)
+            return worker.start_job(job, seconds)
         except OSError:  # it was killed while it had nothing to do
             worker.end()
     _dismiss(sweep)

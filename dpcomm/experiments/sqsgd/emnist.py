@@ -34,6 +34,6 @@ def grid(scale: str) -> list:
     return fedsgd.listed(settings(scale), minutes)
 
 # %% ../../../nbs/sqsgd/emnist.ipynb #085aea44
-def run_one(run: Run, seed: int, **how) -> dict:
+def run_one(run: Run, seed: int, **how) -> dict | None:
     "Train one curve, or compute one claim."
     return fedsgd.run_one(settings(run.scale), run, seed, **how)

@@ -333,7 +333,9 @@ def gathered(
     return {"gathered": float(memory[:, 0].norm(dim=1).mean()) * share}
 
 # %% ../../../nbs/sqsgd/fedsgd.ipynb #s4ply06
-def run_one(c: Comparison, run: Run, seed: int, inputs: dict = None, **how) -> dict:
+def run_one(
+    c: Comparison, run: Run, seed: int, inputs: dict = None, **how
+) -> dict | None:
     """Train one curve, or compute one claim.
 
     seed: root of all random numbers but the partition's. inputs: key -> Record, for a

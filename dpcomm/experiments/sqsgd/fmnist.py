@@ -40,6 +40,6 @@ def grid(scale: str) -> list:
     return fedsgd.listed(settings(scale), minutes, memory=2.0)
 
 # %% ../../../nbs/sqsgd/fmnist.ipynb #91bd1df0
-def run_one(run: Run, seed: int, **how) -> dict:
+def run_one(run: Run, seed: int, **how) -> dict | None:
     "Train one curve, or compute one claim."
     return fedsgd.run_one(settings(run.scale), run, seed, **how)

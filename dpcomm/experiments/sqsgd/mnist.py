@@ -45,7 +45,7 @@ def grid(scale: str) -> list:
     return [*fedsgd.listed(c, minutes), counts]
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #c5843031
-def run_one(run: Run, seed: int, **how) -> dict:
+def run_one(run: Run, seed: int, **how) -> dict | None:
     "Train one curve, compute one claim, or count."
     c = settings(run.scale)
     if run.key != "counts":
