@@ -136,7 +136,7 @@ def profile_of_pure(spent: float, eps) -> np.ndarray:
     eps: >= 0, any shape.
     Returns: delta, shape of eps.
     """
-    s = float(check_reals("spent", spent, "[0, inf)"))
+    s = check_reals("spent", spent, "[0, inf)")
     return profile_of_two_ratios(1 / (1 + np.exp(-s)), s, eps)
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #f10a7702

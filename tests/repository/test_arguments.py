@@ -254,7 +254,7 @@ GOOD = {
         "check_plays": dict(present=True, n=3),
         "profile_of_gaussian": dict(mu=1.0, eps=[0.5]),
         "profile_of_pmfs": dict(p=LAW[0], q=LAW[1], eps=[0.5]),
-        "repeated": dict(p=LAW[0], q=LAW[1], n=3),
+        "multinomial_laws": dict(p=LAW[0], q=LAW[1], n=3),
         "profile_of_two_ratios": dict(often=0.5, spent=1.0, eps=[0.5]),
         "profile_of_pure": dict(spent=1.0, eps=[0.5]),
     },
