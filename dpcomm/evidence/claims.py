@@ -154,7 +154,7 @@ def rows(paper: str, found: verdicts.Evidence = None, base: str = "..") -> list:
     paper: id.
     found: None reads the committed records.
     base: folder of the notebooks, as seen from the page.
-    Returns: list of Row.
+    Returns: list of ClaimStatus.
     """
     found = found or verdicts.evidence(paper)
     return [

@@ -256,7 +256,7 @@ class Evidence:
 
     ours: key -> Ours, of scale full.
     smaller: of Record, of scale quick and smoke.
-    spreads: of Spread, of the paper's numbers with several seeds.
+    spreads: of SeedVariance, of the paper's numbers with several seeds.
     """
 
     ours: dict
@@ -287,7 +287,7 @@ class Evidence:
         return with_pooled_variance(s, found, self.spreads)
 
 # %% ../../nbs/evidence/verdicts.ipynb #f0bda471
-def spreads_of(ours: dict) -> list:  # of Spread
+def spreads_of(ours: dict) -> list:  # of SeedVariance
     "Spreads of numbers with several seeds."
     found = {}
     for o in ours.values():

@@ -104,7 +104,7 @@ class Ranking:
     "Mechanisms under one definition of guarantee, the smallest error first."
 
     definition: str  # unit, relation, delta and scope, in words
-    rows: tuple  # of Row
+    rows: tuple  # of Candidate
 
 # %% ../../nbs/reference/choosing.ipynb #beef497a
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def rows(
     eps: float,  # of the whole run
     bits: float = None,  # most bits a parameter; None: any
     trust: str = "central",  # the most that is believed
-) -> dict:  # name of a mechanism -> choosing.Row
+) -> dict:  # name of a mechanism -> choosing.Candidate
     "Ranking by `choose` for a task, under the one definition of this page."
     asked = s.deployment(trust)
     ranking = choosing.choose(asked, float(eps), bits, accountants=RENYI).rankings[0]
@@ -195,7 +195,7 @@ def federations(
 def train(s: Setting, row, step: float, clients, seed: int, **how) -> tuple:
     """One training.
 
-    row: choosing.Row; None: no privacy. seed: root of all random numbers but the
+    row: choosing.Candidate; None: no privacy. seed: root of all random numbers but the
     partition's. how: checkpoint, resume, max_seconds, workers, device, progress.
     Returns: Task, federated.Run, rounds -> Guarantee or None.
     """

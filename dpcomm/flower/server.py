@@ -318,7 +318,7 @@ class RunResult:
     """What a run leaves behind.
 
     w: (d,) the model.
-    rows: of Row, one a round.
+    rows: of RoundReport, one a round.
     guarantee: Guarantee, or None where none is claimed.
     """
 

@@ -154,7 +154,7 @@ class Sums(Everybody):
         cohort: of clients: all of them.
         deadlines: transport.Deadlines.
         identity: Ed25519 private key of the server.
-        Returns: Gathering, Row.
+        Returns: Gathering, RoundReport.
         """
         began, clock, before = time.time(), time.monotonic(), line.up
         server = Server(session_of(task, t), identity, self.directory)

@@ -212,7 +212,7 @@ def train_cohort(
     w: (d,) weights of the server.
     cohort: client numbers of this round, at least one.
     streams: one stream a visit, for shuffling and dropout; a list, or Task.streams.
-    pool: executor of threads, or Spread; its size never changes the result.
+    pool: executor of threads, or ExecutorTrainer; its size never changes the result.
     mask: (d,) bool: weights that local SGD may move; None: all.
     keep: (updates, slice of the visits) -> what is kept; None: the updates.
     after: called after each chunk with the visits that are done, and with (client, cause)
@@ -459,7 +459,7 @@ def one_round(
     run: advanced in place.
     optimiser: of the server, on run.w.
     task: with its data on the device of run.w.
-    pool: executor of local training, or Spread.
+    pool: executor of local training, or ExecutorTrainer.
     share: (n_clients,) weights in [0, 1]; None: 1.
     nonfinite: updates of nan or inf: refuse | drop.
     adaptive: how the clip moves; None: it stays.

@@ -391,7 +391,7 @@ def run_costs(
     experiment: Experiment,
     scale: str,  # smoke, quick or full
     root=None,  # folder of records; None: the committed ones
-) -> dict:  # (key, seed) -> Spent
+) -> dict:  # (key, seed) -> RunCost
     "Keys, seeds and costs of an experiment's records."
     return records.run_costs(experiment.paper, experiment.stem, scale, root)
 
