@@ -134,10 +134,9 @@ def row_of(
     tally = f"{holds} of {len(told)} hold" + (f", {fails} fail" if fails else "")
     link = claim.link.removeprefix("../")
     if not link:
-        run = filter(None, (verdicts.our_number(c, found.ours) for c, s in pairs if s))
-        link = "".join(
-            f"{paper_tables.place(o.record.experiment)}.ipynb" for o in [*run][:1]
-        )
+        ours = (verdicts.our_number(c, found.ours) for c, s in pairs if s)
+        run = next(filter(None, ours), None)
+        link = f"{paper_tables.place(run.record.experiment)}.ipynb" if run else ""
     return ClaimStatus(
         claim,
         status_of(told, claim.kind, claim.cannot),
