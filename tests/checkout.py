@@ -179,7 +179,7 @@ def rendered() -> list[Path]:
 MODULES = [
     path
     for path in files()
-    if path.parts[0] == "dpcomm" and path.suffix == ".py" and path.name != "_modidx.py"
+    if path.parts[0] == "dpcomm" and path.suffix == ".py"
     if path.parts[1] != "assets"  # apps to copy
 ]
 
