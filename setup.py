@@ -1,7 +1,6 @@
 "Package metadata lives in settings.ini; this file only hands it to setuptools."
 
 import json
-import re
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -48,22 +47,6 @@ EXTRAS = "run dev cluster flower pfl bench opacus tensorboard".split()
 PYTHONS = "3.11 3.12 3.13 3.14".split()
 
 
-def absolute(readme):
-    "The README as an index shows it: pages on the site, other files in the repository."
-    files, site = settings["git_url"], settings["doc_host"] + settings["doc_baseurl"]
-
-    def address(found):
-        path, anchor = found["path"], found["anchor"] or ""
-        if path.startswith("nbs/") and path.endswith(".ipynb"):
-            page = path.removeprefix("nbs/").removesuffix(".ipynb")
-            return f"]({site}/{page}.html{anchor})"
-        kind = "raw" if path.endswith(".png") else "blob"
-        return f"]({files}/{kind}/{settings['branch']}/{path}{anchor})"
-
-    relative = r"\]\((?![a-z]+:|#)(?P<path>[^)#]+)(?P<anchor>#[^)]*)?\)"
-    return re.sub(relative, address, readme)
-
-
 def required(extra):
     "What an extra asks for; where experiments are run, what runs ask for too."
     words = settings[f"{extra}_requirements"].split()
@@ -75,18 +58,11 @@ setup(
     name=settings["lib_name"],
     version=settings["version"],
     description=settings["description"],
-    long_description=absolute(Path("README.md").read_text(encoding="utf-8")),
+    long_description=Path("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     author=settings["author"],
-    url=settings["git_url"],
     keywords=settings["keywords"].split(),
-    project_urls={
-        "Documentation": settings["doc_host"] + settings["doc_baseurl"],
-        "Source": settings["git_url"],
-        "Changelog": settings["git_url"] + "/blob/main/CHANGELOG.md",
-        "Issues": settings["git_url"] + "/issues",
-    },
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Science/Research",

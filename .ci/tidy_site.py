@@ -3,8 +3,7 @@ search index, and on one line with their punctuation; Python code left out of th
 index; folded code below what it made, and what a check prints inside its line;
 pictures below the first fetched when they come near;
 arguments of a function each on a line of its own; what people type leads to the
-page they mean; version, commit and date at the foot of every page, and its notebook to
-download, or to open in Colab where it installs the package; llms.txt in the order of the
+page they mean; version, commit and date at the foot of every page; llms.txt in the order of the
 sidebar, with descriptions; a page that moved leads on from its old address.
 
 Quarto calls it (`post-render` in _quarto.yml) and says where the site is.
@@ -28,7 +27,7 @@ ARGUMENTS = re.compile(r"(<p>\w+: (?:(?!</p>).)*</p>)", re.S)  # of a function, 
 NEXT = re.compile(r"(?<=[.!?)]) (?=\w+: )")
 DESCRIPTION = re.compile(r'<meta name="description" content="(.*?)">')
 SIDEBAR = re.compile(r'href="\./([^"#]+\.html)" class="sidebar-item-text sidebar-link"')
-LISTED = re.compile(r"github\.io/dpcomm/(\S+)\.llms\.md\)")
+LISTED = re.compile(r"\]\((?:\./)?(\S+)\.llms\.md\)")
 MEANT = {  # what is typed -> the page that is meant
     "DP-REC": "dprec/chapter.html",
     "I-MVU": "imvu/chapter.html",
@@ -168,34 +167,6 @@ def stamped(page: str, known: dict) -> str:
     return FOOT.sub(filled, page)
 
 
-SOURCE = re.compile(
-    r'(<li><a href="https://github\.com/(\S+?)/blob/(\S+?\.ipynb)" class="toc-action">'
-    r".*?View source</a></li>)(?!<li><a href=.https://raw)"
-)
-NOTEBOOK = (
-    r'\1<li><a href="https://raw.githubusercontent.com/\2/\3" class="toc-action"'
-    r' download><i class="bi empty"></i>Download notebook</a></li>'
-)
-
-
-COLAB = (
-    r'<li><a href="https://colab.research.google.com/github/\2/blob/\3"'
-    r' class="toc-action"><i class="bi empty"></i>Open in Colab</a></li>'
-)
-INSTALLS = r"util.find_spec(\"dpcomm\") is None"  # in a notebook that installs it
-
-
-def with_notebook(page: str, root: Path) -> str:
-    "A page that offers its notebook where it offers its source."
-
-    def offered(found):
-        path = root / found[3].partition("/")[2]  # behind the branch
-        alone = path.exists() and INSTALLS in path.read_text(encoding="utf-8")
-        return found.expand(NOTEBOOK + COLAB * alone)
-
-    return SOURCE.sub(offered, page)
-
-
 def line_of(words: str, address: str, site: Path) -> dict:
     "A line of the search index that leads from some words to their page."
     page = (site / address.split("#")[0]).read_text(encoding="utf-8")
@@ -259,7 +230,7 @@ def main(site: Path) -> None:
             notebook.exists() and '"parameters"' in notebook.read_text("utf-8")
         )
         page = fetched_late(code_below(page, checks))
-        page = with_notebook(stamped(told_apart(kept_together(page)), known), root)
+        page = stamped(told_apart(kept_together(page)), known)
         path.write_text(page, encoding="utf-8")
     index = site / "search.json"
     if index.exists():
