@@ -143,38 +143,6 @@ EXPERIMENTS = [
     if path.parts[1] != "use" and '"parameters"' in (ROOT / path).read_text("utf-8")
 ]
 PAGES = [path for path in NOTEBOOKS if path not in EXPERIMENTS]
-CHANGED = os.environ.get(
-    "DPCOMM_PAGES"
-)  # `.ci/run` says what changed; "all" renders all
-TESTED = """
-index tour foundations/five_minutes dprec/chapter dprec/ablations imvu/chapter sqsgd/chapter
-reference/results experiments/frontier secagg/ring training/federated use/choose use/flower use/pfl
-""".split()  # on the site: by name, or of their own kind
-
-
-def changed() -> list[str]:
-    "Pages that `.ci/run` names, else those that differ from the last commit."
-    if CHANGED is not None:
-        return CHANGED.split()
-    words = ["git", "diff", "--name-only", "HEAD", "--", "nbs"]
-    return subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True
-    ).stdout.split()
-
-
-def rendered() -> list[Path]:
-    """Pages of the site that the tests build, relative to nbs: what changed, those that
-    tests name, and the first of every other folder; all where they are asked for.
-    """
-    every = [path.relative_to("nbs") for path in NOTEBOOKS]
-    if CHANGED == "all" or "DPCOMM_SITE" in os.environ:
-        return every
-    tested = {Path(f"{name}.ipynb") for name in TESTED}
-    firsts = {path.parent: path for path in reversed(every)}
-    firsts |= {path.parent: path for path in tested}
-    wanted, named = tested | {*firsts.values()}, changed()
-    return [path for path in every if path in wanted or f"nbs/{path}" in named]
-
 
 MODULES = [
     path

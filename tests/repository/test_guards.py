@@ -20,7 +20,6 @@ from checkout import (
     MODULES,
     NOTEBOOKS,
     ROOT,
-    Cell,
     cells,
     copy,
     files,
@@ -427,46 +426,6 @@ def test_notebook_has_the_right_kernel_and_size(notebook):
     assert len(raw) < 1_000_000
 
 
-def code(source, *outputs):
-    return Cell("code", source, (), outputs)
-
-
-IMAGE = {
-    "output_type": "display_data",
-    "data": {"image/png": base64.b64encode(bytes(200_000)).decode()},
-}
-GOOD = [
-    Cell("markdown", "# Title\n> line", (), ()),
-    code("#| export\nimport os"),
-    code("#| export\ndef f(): pass"),
-    Cell("markdown", "Why.", (), ()),
-]
-
-
-@tabled(
-    "bad",
-    [
-        code("f()", {"output_type": "error"}),
-        code("f()", {"output_type": "stream", "text": ["<Figure size 1x1>"]}),
-        code("f()", IMAGE),
-        code(f"x = {'a' * 100}"),
-        code("import os\nx = 1"),
-        code("%time f()"),
-        code("#| exporti"),
-        code("#| label: fig-x\n#| fig-cap: y\nf()"),
-        code('"Losses of a sum. [page dprec_theorem, Prop. H]"'),
-        code('"Losses of a sum. [page losses]"'),
-    ],
-    ids=lambda cell: cell.label,
-)
-def test_a_fault_of_a_cell_is_noticed(bad):
-    assert not list(faults(GOOD)) and list(faults([*GOOD, bad]))
-
-
-def test_a_page_starts_with_its_title():
-    assert list(faults(GOOD[1:]))
-
-
 @tabled("notebook", EXPERIMENTS, ids=str)
 def test_an_experiment_is_settings_a_grid_and_a_way_to_play(notebook):
     place = notebook.relative_to("nbs").with_suffix(".py").as_posix()
@@ -616,22 +575,36 @@ def test_security_names_tests_that_exist():
 def test_ci_runs_the_command_of_the_readme():
     command = "pip install -e '.[dev]' && pytest"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert (
-        command in readme
-        and "pip install -e '.[run]' && dpcomm run dprec-mnist --scale smoke" in readme
-    )
+    assert command in readme
+    assert "pip install -e '.[run]' && dpcomm run dprec-mnist --scale smoke" in readme
     script = (ROOT / ".ci" / "run").read_text()
-    assert script.startswith("#!") and f"  {command} --bare\n" in script
-    assert '\nstep "deep tier" pytest -m deep' in script
+    assert script.startswith("#!") and f"\n{command}\n" in script
+    assert "\npytest -m slow\n" in script and len(script.splitlines()) <= 60
     assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")]).returncode == 0
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111, ".ci/run is not executable"
 
 
-def test_every_week_the_whole_gate_runs():
-    site = yaml.safe_load((ROOT / ".github" / "workflows" / "site.yml").read_text())
-    steps = [step.get("run", "") for step in site["jobs"]["test"]["steps"]]
-    assert site[True]["schedule"] and ".ci/run" in steps[-1]  # yaml reads `on` so
-    assert "'schedule' && '--weekly'" in steps[-1]
+# The project has no address yet, and an account of its name is somebody else's.
+STRANGERS = re.compile(
+    r"github\.com/dpcomm|dpcomm\.github\.io|@ git\+|dpcomm\.(?:org|dev|io)"
+)
+
+
+def test_no_file_names_an_address_that_the_project_does_not_own():
+    named = [
+        f"{path}: {match[0]}"
+        for path in files()
+        if path.suffix in TEXT | {".cff", ".scss", ".css", ".html", ".js"}
+        and path.name != "test_guards.py"
+        for match in STRANGERS.finditer((ROOT / path).read_text("utf-8", "replace"))
+    ]
+    assert not named
+
+
+def test_workflows_take_actions_by_their_commits():
+    for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
+        actions = re.findall(r"uses: (\S+)", path.read_text("utf-8"))
+        assert actions and all(re.search(r"@[0-9a-f]{40}$", a) for a in actions), path
 
 
 def test_constraints_pin_every_requirement():
@@ -692,11 +665,4 @@ def test_the_site_shows_every_page_once():
     assert sorted(listed) == sorted(pages), (
         f"not in the sidebar: {sorted(set(pages) - set(listed))}; no such page, or an"
         f" experiment without records: {sorted(set(listed) - set(pages))}"
-    )
-
-
-def test_changelog_says_whether_numbers_changed():
-    entries = re.findall(r"^- (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
-    assert entries and all(
-        re.match(r"\*\*\[(no )?numbers\]\*\* ", entry) for entry in entries
     )

@@ -1,14 +1,13 @@
-"""The bare machine of `pytest --bare`: network calls are refused in every process,
+"""The bare machine of `pytest`: network calls are refused in every process,
 loopback is not, and home and data are empty.
 """
 
 import os
 import socket
 import threading
-from types import SimpleNamespace
 
 from checkout import python
-from conftest import NOT_CHECKED, NOT_RUN, OFFLINE, bare, reasons
+from conftest import OFFLINE, bare
 from tables import tabled
 
 CALLS = {
@@ -72,17 +71,3 @@ def test_a_bare_machine_has_an_empty_home_and_no_data(tmp_path):
         and not list(tmp_path.iterdir())
     )
     assert after["PYTHONPATH"].split(os.pathsep) == [str(OFFLINE), "/lib"]
-
-
-def test_what_lacks_data_is_counted_at_the_end_by_reason():
-    "In a skipped test and in a cell of a page alike, whatever else they say."
-    lacks = "mnist is not under the data root"
-    page = SimpleNamespace(user_properties=[(NOT_CHECKED, lacks), (NOT_RUN, "slow")])
-    skips = [
-        SimpleNamespace(longrepr=("file", 1, f"Skipped: NOT CHECKED: {reason}: put it"))
-        for reason in (lacks, "cifar10 is not under the data root")
-    ]
-    stats = {"passed": [page], "skipped": skips}
-    flags, found, long = reasons(SimpleNamespace(stats=stats))
-    assert found == {lacks: 2, "cifar10 is not under the data root": 1}
-    assert flags == {"slow": 1} and not long

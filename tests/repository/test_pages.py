@@ -9,24 +9,20 @@ report.
 """
 
 import json
+import multiprocessing
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import checkout
 import pytest
-import unchanged
+import run_page
 from checkout import PAGES, ROOT, Cell, cells, python, text
-from conftest import CPU, LONG, LONG_CELL, NOT_CHECKED, NOT_RUN, bare
+from conftest import NOT_CHECKED, bare
 from tables import tabled
-
-from dpcomm.datasets import images
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 REL, ABS = 1e-2, 1e-6
-RUN = ROOT / "tests" / "run_page.py"
 
 
 def split(printed: str) -> tuple[str, list[float]]:
@@ -145,105 +141,45 @@ def trains(page: Path) -> bool:
 TRAINING = [page for page in PAGES if trains(page)]
 
 
-@pytest.fixture(scope="session")
-def fresh_machine(tmp_path_factory):
-    "An environment without data and network, in a home that starts empty."
-    return bare(dict(os.environ), tmp_path_factory.mktemp("home"))
-
-
 LIMIT = 1800  # seconds a page may take, ten times the slowest on an idle machine
 
 
-class Server:
-    """A process that has imported what pages import and runs each page in a fork of
-    itself: the imports cost six CPU seconds, most pages one.
-    """
-
-    def __init__(self, base: dict):
-        self.process = subprocess.Popen(
-            [sys.executable, str(RUN), "--serve", str(LIMIT)],
-            cwd=ROOT,
-            env=checkout.settings(base),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def run(self, *job) -> int | None:
-        "The exit code of a page's process; None where the server is gone."
-        try:
-            print(json.dumps(job), file=self.process.stdin, flush=True)
-            code, cpu = json.loads(self.process.stdout.readline())
-        except (OSError, ValueError):
-            return None
-        CPU["elsewhere"] += cpu
-        return code
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.stdout.close()
-        self.process.wait()
-
-
 @pytest.fixture(scope="session")
-def servers(request):
-    """environment -> Server; none where a process cannot fork, and for `--fresh-pages`,
-    which starts a process a page.
-    """
-    found = {}
-
-    def server(base):
-        if not hasattr(os, "fork") or request.config.getoption("fresh_pages"):
-            return None
-        key = tuple(sorted(base.items()))
-        if key not in found:
-            found[key] = Server(base)
-        return found[key]
-
-    yield server
-    for each in found.values():
-        each.close()
-    CPU["elsewhere"] = 0  # now among what this process waited for
+def forks():
+    "A server that has imported what pages import; each page runs in a fork of it."
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(run_page.PRELOADED)
+    return context
 
 
-def report_of(
-    page: Path, folder: Path, servers, base, moved=False, whole=False, timed=False
-) -> dict:
+def report_of(page: Path, folder: Path, forks, env: dict, whole=False) -> dict:
     "What a page prints in a process of its own; its failure, if it fails."
-    out, base = folder / "report.json", dict(base) | (OLD_PROCESSOR if moved else {})
-    base.pop("PYTEST_CURRENT_TEST", None)
-    server = servers(base)
-    how = dict(moved=moved, whole=whole, timed=timed)
-    code = server.run(str(ROOT / page), str(out), *how.values()) if server else None
-    if code is None:
-        words = [RUN, ROOT / page, out, *(f"--{name}" for name in how if how[name])]
-        done = python(*words, cwd=(ROOT / page).parent, base=base, timeout=LIMIT)
-        code, log = done.returncode, done.stderr
-    else:
-        log = Path(f"{out}.log").read_text()
-    if code:
-        why = "fails" if code > 0 else f"was stopped by signal {-code} ({LIMIT} s?)"
-        pytest.fail(f"{page} {why}:\n{log[-6000:]}", pytrace=False)
-    report = json.loads(out.read_text())
-    unchanged.CHILD.update(report["seen"])
-    return report
+    out = folder / "report.json"
+    env = checkout.settings(env)
+    env.pop("PYTEST_CURRENT_TEST", None)
+    job = forks.Process(
+        target=run_page.in_fork, args=(str(ROOT / page), str(out), env, whole)
+    )
+    job.start()
+    job.join(LIMIT)
+    return read_report(page, out, job.exitcode, Path(f"{out}.log"))
 
 
-def reports(page: Path, folder: Path, servers, base, **how) -> list[dict]:
-    """A page as on a fresh machine; where it lacks data there, and data are here, with
-    them too. A whole page, which ran without data in the first tier, runs once.
-    """
-    if how["whole"] and images.data_root().is_dir():
-        base = base | {"DPCOMM_DATA": str(images.data_root())}
-        return [report_of(page, folder, servers, base, **how)]
-    found = [report_of(page, folder, servers, base, **how)]
-    lacks = [
-        line for cell in found[0]["cells"] for line in missing(seen(cell["fresh"]))
-    ]
-    if lacks and images.data_root().is_dir():
-        found.append(report_of(page, folder, servers, os.environ, **how))
-    return found
+def read_report(page: Path, out: Path, code: int | None, log: Path) -> dict:
+    if code != 0:
+        said = log.read_text()[-6000:] if log.exists() else ""
+        pytest.fail(f"{page} ended with {code}:\n{said}", pytrace=False)
+    return json.loads(out.read_text())
+
+
+def moved_report(page: Path, folder: Path) -> dict:
+    "A whole page whose training starts a hair away, on an older processor's kernels."
+    out, log = folder / "report.json", folder / "log"
+    words = [run_page.__file__, ROOT / page, out, "--whole", "--moved"]
+    base = os.environ | OLD_PROCESSOR
+    done = python(*words, cwd=(ROOT / page).parent, base=base, timeout=LIMIT)
+    log.write_text(done.stderr)
+    return read_report(page, out, done.returncode, log)
 
 
 def demand_agreement(page: Path, report: dict, advice: str):
@@ -259,64 +195,41 @@ def demand_agreement(page: Path, report: dict, advice: str):
         )
 
 
-def whole_run(page: Path) -> list:
-    """The whole page, where it has slow cells that nobody else runs: those of a training
-    run where its start moves. Slow cells that measure times are for the weekly run, and so
-    is a page that has no others: what they print is not compared.
-    """
-    slow = [cell for cell in cells(page) if "slow" in cell.directives]
-    clocks = [cell for cell in slow if "timing" in cell.tags]
-    if not slow or page in TRAINING and not clocks:
-        return []
-    weekly = page in TRAINING or slow == clocks
-    marks = [pytest.mark.deep, *[pytest.mark.weekly] * weekly]
-    return [pytest.param(page, True, id=f"{page}-whole", marks=marks)]
+SLOW = [page for page in PAGES if any("slow" in c.directives for c in cells(page))]
 
 
-@pytest.mark.parametrize(
-    "page, whole",
-    [pytest.param(page, False, id=str(page)) for page in PAGES]
-    + [param for page in PAGES for param in whole_run(page)],
-)
-def test_page_runs_and_prints_what_is_stored(
-    page, whole, tmp_path, servers, fresh_machine, record_property, request
-):
-    """Cells flagged slow run in the deep tier; the summary names those that take three
-    CPU seconds or more and are not.
-    """
-    timed = not request.config.getoption("changed")
-    how = dict(whole=whole, timed=timed)
-    found = reports(page, tmp_path, servers, fresh_machine, **how)
-    for report in found:
-        demand_agreement(page, report, "run the page again")
-    for cell in found[-1]["cells"]:
-        if cell["skipped"]:
-            record_property(NOT_RUN, cell["skipped"])
-        if cell["cpu"] >= LONG_CELL and not whole:
-            label = Cell("code", cell["source"], (), ()).label
-            record_property(LONG, f"{cell['cpu']:.1f} s  {page}: {label}")
-        for line in unchecked(cell):
-            record_property(NOT_CHECKED, line)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("page", TRAINING, ids=str)
-def test_claims_hold_when_the_start_moves(page, tmp_path, servers, record_property):
-    """Weights and images a relative 1e-6 off, sums in another order: every assert
-    holds, and what a training moved is tagged `trained`. This is the one run of the slow
-    cells of such a page.
-    """
-    report = report_of(page, tmp_path, servers, os.environ, moved=True, whole=True)
-    assert report["moved"], (
-        "nothing was moved: the page makes its weights and images itself"
-    )
-    demand_agreement(
-        page,
-        report,
-        "a training moves them: assert the claim, then tag the cell `trained`",
-    )
+def judge(page: Path, report: dict, record_property, advice: str):
+    demand_agreement(page, report, advice)
     for line in (line for cell in report["cells"] for line in unchecked(cell)):
         record_property(NOT_CHECKED, line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_page_prints_what_is_stored(page, tmp_path, forks, record_property):
+    "But for its slow cells, on a fresh machine."
+    env = bare(dict(os.environ), tmp_path / "home")
+    report = report_of(page, tmp_path, forks, env)
+    judge(page, report, record_property, "run the page again")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [p for p in SLOW if p not in TRAINING], ids=str)
+def test_whole_page_prints_what_is_stored(page, tmp_path, forks, record_property):
+    "With its slow cells, and with data where there are some."
+    report = report_of(page, tmp_path, forks, dict(os.environ), whole=True)
+    judge(page, report, record_property, "run the page again")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TRAINING, ids=str)
+def test_claims_hold_when_the_start_moves(page, tmp_path, record_property):
+    """Weights and images a relative 1e-6 off, sums in another order: every assert holds,
+    and what a training moved is tagged `trained`.
+    """
+    report = moved_report(page, tmp_path)
+    assert report["moved"], "the page makes its weights and images itself"
+    advice = "a training moves them: assert the claim, then tag the cell `trained`"
+    judge(page, report, record_property, advice)
 
 
 def unguarded(found: list[Cell]) -> list[str]:
@@ -338,20 +251,6 @@ def unguarded(found: list[Cell]) -> list[str]:
 def test_what_is_trained_is_held_to_a_claim(page):
     assert not unguarded(cells(page))
     assert page in TRAINING or not any("trained" in cell.tags for cell in cells(page))
-
-
-def test_a_training_without_a_claim_is_noticed():
-    trained, claim, other = (
-        Cell("code", source, tags, ())
-        for source, tags in (
-            ("print(score)", ("trained",)),
-            ("assert score > 80", ()),
-            ("print(1)", ()),
-        )
-    )
-    assert not unguarded([trained, other, claim]) and unguarded(
-        [trained, other, other, claim]
-    ) == ["print(score)"] == unguarded([claim, trained])
 
 
 @tabled(
@@ -419,40 +318,3 @@ def test_a_training_s_numbers_may_differ_and_nothing_else():
     assert disagreements(trained | {"fresh": printed("loss 81.2 %")}) and disagreements(
         trained | {"fresh": [*trained["fresh"], IMAGE]}
     )
-
-
-@tabled(
-    "stored, fresh, named",
-    [
-        (
-            "60,000 images",
-            "NOT CHECKED: mnist is not under the data root: put",
-            ["mnist is not under the data root"],
-        ),
-        (
-            "NOT CHECKED: mnist is not under the data root",
-            "60,000 images",
-            [
-                "the stored output was made without data: mnist is not under the data"
-                " root"
-            ],
-        ),
-        (
-            "NOT CHECKED: mnist is missing: put",
-            "NOT CHECKED: mnist is missing: put",
-            ["mnist is missing"],
-        ),
-        ("60,000 images", "60,000 images", []),
-    ],
-)
-def test_what_data_decide_is_counted_and_neither_green_nor_red(stored, fresh, named):
-    cell = CELL | {"stored": printed(stored), "fresh": printed(fresh)}
-    assert unchecked(cell) == named and not disagreements(cell)
-
-
-def test_a_difference_beside_what_is_not_checked_is_noticed():
-    cell = CELL | {
-        "stored": printed("3\nNOT CHECKED: mnist is missing"),
-        "fresh": printed("4\nNOT CHECKED: mnist is missing"),
-    }
-    assert disagreements(cell)

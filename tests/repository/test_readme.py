@@ -189,7 +189,7 @@ def test_the_commands_are_two_and_ci_runs_the_second(readme):
     assert install == "pip install -e .\n"
     assert run == "pip install -e '.[run]' && dpcomm run dprec-mnist --scale smoke"
     assert test == "pip install -e '.[dev]' && pytest"
-    assert f"  {test} --bare\n" in (ROOT / ".ci" / "run").read_text()
+    assert f"\n{test}\n" in (ROOT / ".ci" / "run").read_text()
     home = "\n".join(cell.source for cell in cells(INDEX))
     assert run in home and test in home
 

@@ -1,6 +1,5 @@
 "The site without Quarto: nbdev's own processing, then pandoc to HTML with MathML."
 
-import configparser
 import json
 import os
 import re
@@ -284,72 +283,6 @@ def html_faults(site, pool):
 def test_page_renders(page, html_faults):
     if found := html_faults[page].result():
         pytest.fail(f"{page}:\n  " + "\n  ".join(found), pytrace=False)
-
-
-def cell(source, kind="markdown", outputs=()):
-    return {
-        "cell_type": kind,
-        "source": source,
-        "outputs": list(outputs),
-        "metadata": {},
-    }
-
-
-HERE = Path("papers/here.ipynb")
-
-
-@tabled(
-    "bad",
-    [
-        cell(r"$$ \frac{1 $$"),
-        cell("see @eq-nowhere"),
-        cell("[x](../1_foundations/nowhere.ipynb)"),
-        cell("[x](here.ipynb#nowhere)"),
-        cell("#| label: fig-x\nplot()", "code"),
-        cell(
-            "f()",
-            "code",
-            [
-                {
-                    "output_type": "error",
-                    "traceback": ["Traceback (most recent call last)"],
-                }
-            ],
-        ),
-        cell(
-            "f()",
-            "code",
-            [
-                {
-                    "output_type": "execute_result",
-                    "data": {"text/plain": "<Figure size 1x1>"},
-                }
-            ],
-        ),
-    ],
-    ids=range(7),
-)
-def test_a_broken_page_is_noticed(bad):
-    assert list(faults(HERE, [cell("# Title"), bad], {HERE: {"title"}}))
-
-
-def test_a_notebook_for_colab_installs_the_package_from_its_repository():
-    settings = configparser.ConfigParser()
-    settings.read(ROOT / "settings.ini")
-    source = settings.get(
-        "DEFAULT", "git_url", vars={"user": "dpcomm", "repo": "dpcomm"}
-    )
-    alone = {}
-    for path in NOTEBOOKS:
-        text = (ROOT / path).read_text("utf-8")
-        if r"util.find_spec(\"dpcomm\") is None" in text:
-            found = re.findall(r"dpcomm\[(\w+)\] @ git\+([^\"\\]+)", text)
-            alone[path.as_posix()] = found
-    first = {"nbs/tour.ipynb", "nbs/foundations/five_minutes.ipynb"}
-    papers = {path.as_posix() for path in NOTEBOOKS if path.stem == "chapter"}
-    assert first | papers <= {*alone}
-    for page, found in alone.items():
-        assert found == [("run", source)], page
 
 
 def test_the_container_installs_what_the_readme_does():

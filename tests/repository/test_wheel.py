@@ -4,7 +4,6 @@ without the checkout.
 
 import importlib.metadata
 import os
-import re
 import shutil
 import subprocess
 import sysconfig
@@ -118,15 +117,6 @@ def test_requirements_are_bounded_below_and_met_here():
         wanted = Requirement(line)
         assert [s.operator for s in wanted.specifier] == [">="], line
         assert importlib.metadata.version(wanted.name) in wanted.specifier, line
-
-
-def test_the_long_description_has_no_relative_address(source):
-    done = python("setup.py", "--long-description", cwd=source)
-    assert done.returncode == 0, done.stderr[-2000:]
-    addresses = re.findall(r"\]\(([^)#][^)]*)\)", done.stdout)
-    assert len(addresses) > 30
-    assert not [a for a in addresses if not a.startswith("https://")]
-    assert not [a for a in addresses if ".ipynb" in a]
 
 
 @pytest.mark.deep
