@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what editors and type checkers see of the names below
     from .core.wire import Bits, Message
-    from .experiments.choosing import choose
+    from .mechanisms.choose import choose
     from .mechanisms.contract import mechanism, registered
     from .mechanisms.deployments import Deployment
     from .privacy import audit
@@ -42,7 +42,7 @@ _HOMES = {
     "Deployment": "mechanisms.deployments",
     "audit": "privacy.audit",
     "compose": "privacy.losses",
-    "choose": "experiments.choosing",
+    "choose": "mechanisms.choose",
 }
 __all__ = [
     "Bits",

@@ -156,11 +156,6 @@ def _choose_options(parser):
     about += " default: zero-out, or the mechanism's own"
     add("--relation", metavar="R", help=about)
     _format_options(parser)
-    add(
-        "--plot",
-        metavar="FILE",
-        help="plot error against bits into an .svg, .png or .pdf",
-    )
 
 # %% ../nbs/reference/cli.ipynb #b56342b3
 ONLY = dict(

@@ -536,10 +536,10 @@ def _bench_report(record, names):
 # %% ../nbs/reference/commands.ipynb #c4001003
 def choose_all(args) -> int:  # 0
     "Rank the mechanisms that fit a deployment."
-    from dpcomm.experiments import choosing
+    from dpcomm.evidence.verdicts import Table
+    from dpcomm.mechanisms import choose
     from dpcomm.mechanisms.deployments import Deployment
 
-    picture = _picture_file(args.plot)
     clients, cohort = _whole("--clients", args.clients), _whole("--cohort", args.cohort)
     own = ("sampling", "trust", "unit", "relation", "dropouts", "tolerance")
     more = {name: getattr(args, name) for name in own}
@@ -547,13 +547,11 @@ def choose_all(args) -> int:  # 0
         more["visits"] = _whole("--visits", args.visits)
     d, rounds = _whole("--d", args.d), _whole("--rounds", args.rounds)
     asked = Deployment(clients, cohort, rounds, delta=args.delta, d=d, **more)
-    choice = choosing.choose(asked, args.eps, args.bits)
+    choice = choose.choose(asked, args.eps, args.bits)
     if args.json:
         print(json.dumps(choice.as_dict(), allow_nan=False))
     else:
-        _print_tables(args, *choosing.tables(choice))
-    if picture:
-        choosing.picture(choice).savefig(picture)
+        _print_tables(args, *(Table(*made) for made in choose.tables(choice)))
     return 0
 
 
@@ -562,24 +560,6 @@ def _whole(option, value):
     if value != value or value in (float("inf"), -float("inf")) or value != int(value):
         raise ValueError(f"{option} is {value:g}; it must be a whole number: round it")
     return int(value)
-
-
-def _picture_file(path):
-    "Refuse a file that no picture is written to, before anything is computed."
-    if path is None:
-        return None
-    ends, file = (".svg", ".png", ".pdf"), Path(path)
-    if file.suffix not in ends:
-        raise ValueError(
-            f"--plot {shown(path)} is not the name of an image file; use a name that"
-            f" ends with {', '.join(ends)}"
-        )
-    if not file.parent.is_dir():
-        raise ValueError(
-            f"--plot {shown(path)} is in a folder that does not exist: create the"
-            " folder first"
-        )
-    return file
 
 # %% ../nbs/reference/commands.ipynb #f10c0004
 def flower_app(args) -> int:  # 0

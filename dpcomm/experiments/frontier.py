@@ -16,10 +16,10 @@ import torch
 from ..core.random import seed_tree
 from ..core.vectors import pack
 from ..datasets import images
-from . import choosing, predictions
 from .mean_estimation import RENYI
 from .run.grids import Run
 from .run.runs import from_training, source_of
+from ..mechanisms import choose
 from ..mechanisms.contract import mechanism, registered
 from ..mechanisms.deployments import Deployment
 from ..training import models
@@ -152,17 +152,18 @@ def rows(
     eps: float,  # of the whole run
     bits: float = None,  # most bits a parameter; None: any
     trust: str = "central",  # the most that is believed
-) -> dict:  # name of a mechanism -> choosing.Candidate
+) -> dict:  # name of a mechanism -> choose.Candidate
     "Ranking by `choose` for a task, under the one definition of this page."
     asked = s.deployment(trust)
-    ranking = choosing.choose(asked, float(eps), bits, accountants=RENYI).rankings[0]
+    how = dict(accountants=RENYI, tried=choose.grids(asked.d, bits, True))
+    ranking = choose.choose(asked, float(eps), bits, **how).rankings[0]
     return {row.name: row for row in ranking.rows}
 
 
 def row_of(
     s: Setting,
     end: str,  # of a run's key, as 'eps8.topk.few'
-) -> choosing.Candidate:
+) -> choose.Candidate:
     "The row that a run plays."
     budget, kind, *how = end.split(".")
     if how == ["local"]:
@@ -195,7 +196,7 @@ def federations(
 def train(s: Setting, row, step: float, clients, seed: int, **how) -> tuple:
     """One training.
 
-    row: choosing.Candidate; None: no privacy. seed: root of all random numbers but the
+    row: choose.Candidate; None: no privacy. seed: root of all random numbers but the
     partition's. how: checkpoint, resume, max_seconds, workers, device, progress.
     Returns: Task, federated.Run, rounds -> Guarantee or None.
     """
@@ -259,7 +260,7 @@ def informed(s: Setting, scale: str) -> dict:
     u, found = updates(s), {}
     for end in keys(s, scale):
         if end != "none":
-            error = predictions.average_error(row_of(s, end).built, u, s.cohort).error
+            error = choose.average_error(row_of(s, end).built, u, s.cohort).error
             found[end] = error if np.isfinite(error) else None
     return dict(final=found, config=asdict(s), data=source_of(federations(s)[0]))
 

@@ -12,7 +12,7 @@ import torch
 
 from ..core.random import derive, normal, seed_tree
 from ..evidence import figures
-from .choosing import choose
+from ..mechanisms.choose import choose, grids
 from .run.grids import Run
 from ..mechanisms.contract import Mechanism, registered
 from ..mechanisms.deployments import Deployment
@@ -132,7 +132,8 @@ def choice_for(
 ):  # Choice
     "Result of `choose` for one round of n clients."
     asked = Deployment(n, n, 1, DELTA, sampling="none", d=d)
-    return choose(asked, EPS, bits, accountants=RENYI)
+    tried = grids(d, bits, whole=True)
+    return choose(asked, EPS, bits, accountants=RENYI, tried=tried)
 
 # %% ../../nbs/experiments/mean_estimation.ipynb #me360034
 def run_one(run: Run, seed: int, max_seconds: float = None, **how) -> dict | None:

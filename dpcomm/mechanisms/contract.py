@@ -466,7 +466,7 @@ def register(cls: Kind) -> Kind:
     return cls  # pyright: ignore[reportReturnType] (the class that came)
 
 # %% ../../nbs/foundations/contract.ipynb #a435a32e
-COMMON = "central_noise", "contract", "deployments", "distributed_noise"
+COMMON = "central_noise", "choose", "contract", "deployments", "distributed_noise"
 COMMON += (
     "families",
     "mvu_table",

@@ -14,7 +14,7 @@ from tables import tabled
 
 from dpcomm import Deployment
 from dpcomm.core.random import seed_tree
-from dpcomm.experiments.choosing import choose
+from dpcomm.mechanisms.choose import choose
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.privacy import audit_cases, shuffling
 from dpcomm.privacy.guarantee import Guarantee

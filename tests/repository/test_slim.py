@@ -141,7 +141,6 @@ COMMANDS = {
     "sweep dprec-mnist --scale smoke --plan": None,
     "run dprec-mnist": "run",
     "run dprec-mnist --inline": "run",
-    CHOOSE + " --plot x.png": "run",
     "sweep dprec-mnist --scale smoke --dask local": "cluster",
 }
 
