@@ -348,3 +348,32 @@ def test_where_calibration_starts_decides_nothing(start):
     assert AMPLIFIED.calibrate("gaussian", 2.0, start=usual).sigma == usual
     with pytest.raises(ValueError, match="start is 0"):
         AMPLIFIED.calibrate("gaussian", 2.0, start=0.0)
+
+
+# ---- what a shuffle must hold, and what calibration cannot reach
+
+
+@tabled("tolerance, right", [(0.16, 6.26), (0.2, 6.47), (0.24, 6.69)])
+def test_a_shuffle_counts_on_the_fewest_messages_that_are_let_through(tolerance, right):
+    "And not on those that are expected: with a tenth missing all 20 hold 45 never."
+    s = Deployment(100, 50, 20, 1e-5, "fixed", "shuffler", dropouts=0.1, d=16)
+    pm = mechanism("pm", bound=1.0, eps=1.684)
+    with pytest.raises(ValueError, match="raise tolerance"):
+        s.guarantee(pm)
+    s = replace(s, tolerance=tolerance)
+    made = s.guarantee(pm)
+    assert made.eps == pytest.approx(right, abs=0.006)
+    assert f"at least {s.least} of 50 messages" in made.note
+    assert s.check_shuffle(s.least) == s.least
+    with pytest.raises(ValueError, match=f"counts on {s.least}"):
+        s.check_shuffle(s.least - 1)
+
+
+@tabled("name, cohort, eps", [("gaussian", 50, 1e5), ("topk", 25, 9e4)])
+def test_an_epsilon_that_is_out_of_reach_is_refused_with_the_nearest(name, cohort, eps):
+    s = Deployment(5_000, cohort, 100, 1e-5, d=64)
+    with pytest.raises(ValueError, match="ask for an eps of at most") as caught:
+        s.calibrate(name, eps)
+    nearest = float(str(caught.value).rpartition("at most ")[2])
+    eps = s.guarantee(s.calibrate(name, nearest)).eps
+    assert 0.99 * nearest <= eps <= nearest
