@@ -12,8 +12,8 @@ import torch
 
 from ..core.random import derive, normal, seed_tree
 from ..evidence import figures
-from ..mechanisms.choose import choose, grids
 from .run.grids import Run
+from ..mechanisms.choose import choose, grids
 from ..mechanisms.contract import Mechanism, registered
 from ..mechanisms.deployments import Deployment
 

@@ -163,7 +163,9 @@ class Deployment:
         def account(mechanism):
             return self.guarantee(mechanism, accountant)
 
-        search = noise_search.Tried(lambda value: cls(**given, **{free: value}), account)
+        search = noise_search.Tried(
+            lambda value: cls(**given, **{free: value}), account
+        )
         toward = -1 if free in SPENT else 1
         usual = {"eps": eps / self.messages, "std": clip_norm}.get(free, 1.0)
         first = check_number("start", usual if start is None else start, "(0, inf)")
@@ -321,8 +323,12 @@ def _ways(deployment, mechanism):
 
 def _relations(mechanism, sampling):
     "Relations that a mechanism has a guarantee for, by sampling; the usual one first."
-    drawn = {name: how.get("sampling", sampling) for name, how in mechanism.relations.items()}
-    same = [r for r, how in drawn.items() if how == sampling or {how, sampling} == _FIXED]
+    drawn = {
+        name: how.get("sampling", sampling) for name, how in mechanism.relations.items()
+    }
+    same = [
+        r for r, how in drawn.items() if how == sampling or {how, sampling} == _FIXED
+    ]
     return sorted(same, key=lambda r: r in _NULL or r == "add-remove")
 
 
@@ -419,7 +425,9 @@ def _stated(deployment, mechanism, made):
         made = made.noting(f"about the {s.messages:,} messages of a client{often}")
     if made.trust == "shuffler":
         of = f"{s.least:,} of {s.cohort:,} messages"
-        made = made.noting(f"holds where every shuffle has at least {of}; less is refused")
+        made = made.noting(
+            f"holds where every shuffle has at least {of}; less is refused"
+        )
     return made
 
 
