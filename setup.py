@@ -85,7 +85,6 @@ setup(
             "assets/flower/*.jsonl",
             "assets/flower/*.toml",
             "assets/flower/*/*.toml",
-            "assets/peers/*.jsonl",
             "assets/secagg/*.jsonl",
         ]
     },

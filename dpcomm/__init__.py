@@ -7,7 +7,7 @@ shapes, units and errors; `dpcomm --help` is the command line.
 
 Packages: core (vectors, random numbers, messages), privacy (accountants, audits), mechanisms,
 training, secagg (secure aggregation), flower and interop (other frameworks), datasets,
-experiments, evidence (records, verdicts, figures) and bench. The notebook that a module is
+experiments and evidence (records, verdicts, figures). The notebook that a module is
 exported from, named in its first lines, explains it.
 
 Nothing is imported before it is asked for: `dpcomm.mechanism("gaussian", ...)` loads that

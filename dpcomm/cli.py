@@ -82,34 +82,6 @@ def _audit_options(parser):
     add("--seed", type=int, default=0, metavar="S", help="seed of all trials")
     _format_options(parser)
 
-# %% ../nbs/reference/cli.ipynb #b0opt01c
-def _bench_options(parser):
-    "The options of `dpcomm bench`."
-    add = parser.add_argument
-    shown = "W1, W2, cnn, resnet, lstm, codecs, secagg, accountants, growth, layers, memory or"
-    shown += " clients; all if left out"
-    add("names", nargs="*", metavar="NAME", help=shown)
-    rival = (
-        "compare with loop, pfl or flower; for accountants with dp_accounting, opacus"
-    )
-    rival += " or prv_accountant; may be repeated"
-    add("--peer", action="append", default=[], metavar="P", help=rival)
-    add(
-        "--peer-python",
-        metavar="PATH",
-        help="Python interpreter with the peers installed",
-    )
-    add("--threads", type=int, default=1, metavar="N", help="threads per library")
-    add("--repeats", type=int, default=5, metavar="R", help="timed repetitions of each")
-    add("--whole", action="store_true", help="larger rounds of W2 and clients")
-    add(
-        "--device",
-        default="cpu",
-        metavar="cpu|cuda",
-        help="device of rounds and codecs",
-    )
-    add("--json", action="store_true", help="print one record on one line")
-
 # %% ../nbs/reference/cli.ipynb #c4001001
 def _choose_options(parser):
     "The options of `dpcomm choose`."
@@ -260,9 +232,7 @@ def _parser():
     parser = _Parser(prog="dpcomm", description=about, allow_abbrev=False)
     version = f"dpcomm {dpcomm.__version__}"
     parser.add_argument("--version", action="version", version=version)
-    shown = (
-        "list|run|sweep|merge|table|report|data|audit|choose|bench|flower|completion"
-    )
+    shown = "list|run|sweep|merge|table|report|data|audit|choose|flower|completion"
     verbs = parser.add_subparsers(dest="verb", metavar=shown, required=True)
 
     def add(verb, text):
@@ -286,12 +256,6 @@ def _parser():
     data.add_argument("names", nargs="*", metavar="NAME", help="data set")
     _audit_options(add("audit", "audit the guarantees of mechanisms"))
     _choose_options(add("choose", "rank the mechanisms that fit a deployment"))
-    _bench_options(
-        add(
-            "bench",
-            "time rounds, codecs and accountants, and compare with other libraries",
-        )
-    )
     _flower_options(add("flower", "create an app for Flower, or try one"))
     shell = add("completion", "print a completion script for a shell")
     shell.add_argument("shell", metavar="bash|zsh|fish", help="the shell")
@@ -401,7 +365,6 @@ def main(argv=None) -> int:
             data=commands.data,
             audit=commands.audit_all,
             choose=commands.choose_all,
-            bench=commands.bench_all,
             flower=commands.flower_app,
             completion=_completion,
         )

@@ -490,49 +490,6 @@ def audit_all(args) -> int:
         _print_tables(args, Table(header, tuple(rows), "Audits", (legend,)))
     return 4 if bad else 0
 
-# %% ../nbs/reference/commands.ipynb #b0run02c
-def bench_all(args) -> int:
-    "Time what was asked for, beside peers."
-    from dpcomm.bench import suite as bench
-    from dpcomm.evidence import terminal
-
-    known = bench.NAMES if args.device == "cpu" else bench.ON_A_GPU
-    names = tuple(dict.fromkeys(args.names or known))
-    settings = dict(repeats=args.repeats, threads=args.threads, device=args.device)
-    settings |= dict(peers=tuple(dict.fromkeys(args.peer)), python=args.peer_python)
-    bench.check(names, **settings)
-    settings |= dict(whole=args.whole)
-    with terminal.one_line() as say:
-        record = bench.run(names, say=say, **settings)
-    if args.json:
-        print(json.dumps(record, separators=(",", ":"), allow_nan=False))
-    else:
-        _bench_report(record, names)
-    if "missing" in record:
-        return 130
-    return 1 if bench.differing(record) else 0
-
-
-def _bench_report(record, names):
-    "A bench record for a reader."
-    from dpcomm.bench import accountants
-    from dpcomm.bench import suite as bench
-    from dpcomm.evidence import terminal
-
-    print("\n".join(textwrap.wrap(bench.describe(record), 80)))
-    for name in names:
-        print()
-        rows = [row for row in record["rows"] if row["workload"] == name]
-        if name in record.get("missing", ()):
-            print(f"{name}: not measured; the bench was interrupted")
-        else:
-            terminal.show(bench.table(rows))
-    if "league" in record:
-        print()
-        terminal.show(accountants.summary(record["league"]))
-    for sentence in bench.remarks(record):
-        print("\n".join(textwrap.wrap(sentence, 80)))
-
 # %% ../nbs/reference/commands.ipynb #c4001003
 def choose_all(args) -> int:  # 0
     "Rank the mechanisms that fit a deployment."

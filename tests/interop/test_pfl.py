@@ -2,6 +2,7 @@
 installed, else with stand-ins of the few that it takes.
 """
 
+import copy
 import importlib
 import importlib.util
 import sys
@@ -14,12 +15,14 @@ import torch
 from checkout import cells
 
 from dpcomm.core.checks import NotInstalled
-from dpcomm.core.random import Insecure, derive, private_stream
+from dpcomm.core.random import Insecure, derive, private_stream, seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.core.wire import parse_message
+from dpcomm.datasets import images
 from dpcomm.interop import pfl
 from dpcomm.mechanisms import contract
 from dpcomm.mechanisms.deployments import Deployment
+from dpcomm.training import models
 
 INSTALLED = importlib.util.find_spec("pfl") is not None
 SHAPES = {"weight": (2, 4), "bias": (3,)}
@@ -179,3 +182,106 @@ def test_a_budget_stops_before_the_round_that_would_exceed_it(here, capsys):
 def test_without_pfl_a_sentence_says_so():
     with pytest.raises(NotInstalled, match="pfl is .* the extra pfl brings"):
         pfl.Private(made("gaussian", clip_norm=1.0, sigma=1.0), PLACE)
+
+
+# ---- a whole run inside pfl
+
+
+def federation():
+    "A small model, and digits of thirty clients."
+    data = images.load("digits")
+    layers = torch.nn.Sequential(
+        torch.nn.AvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(49, 10)
+    )
+    parts = images.iid(len(data.y), 30, seed_tree(1, "parts"))
+    clients = [(data.x[part], data.y[part]) for part in parts]
+    return models.initialise(layers, seed_tree(1, "init")), clients
+
+
+def trained_in_pfl(mechanism, rounds):
+    "Weights and bytes of pfl's own federated averaging with our postprocessor."
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.data import FederatedDataset
+    from pfl.data.dataset import Dataset
+    from pfl.data.sampling import get_user_sampler
+    from pfl.hyperparam import NNTrainHyperParams
+    from pfl.metrics import Metrics, StringMetricName
+    from pfl.model.pytorch import PyTorchModel
+
+    class Classifier(torch.nn.Module):
+        def __init__(self, layers):
+            super().__init__()
+            self.layers = layers
+
+        def loss(self, images, labels, eval=False):
+            return torch.nn.functional.cross_entropy(self.layers(images), labels)
+
+        def metrics(self, images, labels, eval=True):
+            return {}
+
+    class Ledger(TrainingProcessCallback):
+        sent = 0
+
+        def after_central_iteration(self, metrics, model, *, central_iteration):
+            self.sent += metrics[StringMetricName(pfl.SENT)].overall_value
+            return False, Metrics()
+
+    layers, clients = federation()
+    users = [Dataset(data, user_id=i) for i, data in enumerate(clients)]
+    sampler = get_user_sampler("minimize_reuse", list(range(30)))
+    data, model = FederatedDataset(users.__getitem__, sampler), Classifier(layers)
+    place = replace(PLACE, n_clients=30, cohort=30, rounds=rounds)
+    private, ledger = pfl.Private(mechanism, place, seed=1), Ledger()
+    server = torch.optim.SGD(model.parameters(), lr=1.0)
+    FederatedAveraging().run(
+        NNAlgorithmParams(rounds, 10**9, 30, None),
+        SimulatedBackend(data, data, [private]),
+        PyTorchModel(model, torch.optim.SGD, server),
+        NNTrainHyperParams(10, 1, 0.5),
+        callbacks=[ledger],
+    )
+    return flatten(p.detach() for p in model.parameters()), ledger.sent
+
+
+def trained_by_hand(mechanism, rounds):
+    "The same run without pfl."
+    model, clients = federation()
+    w, sent = flatten(p.detach() for p in model.parameters()), 0
+    for t in range(rounds):
+        now = mechanism.for_round(t)
+        total = contract.Total(now, len(w))
+        for i, (x, y) in enumerate(clients):
+            local = copy.deepcopy(model)
+            optimizer = torch.optim.SGD(local.parameters(), lr=0.5)
+            for some, labels in zip(x.split(10), y.split(10)):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(local(some), labels).backward()
+                optimizer.step()
+            pairs = zip(local.parameters(), model.parameters())
+            u = flatten((after - before).detach() for after, before in pairs)
+            data = now.encode(u, Insecure(derive(1, t, i))).to_bytes()
+            total.add(parse_message(data, len(w)))
+            sent += len(data)
+        w = w + total.average(30, private_stream(Insecure(derive(1, t, "server"))))
+        torch.nn.utils.vector_to_parameters(w, model.parameters())
+    return w, sent
+
+
+@pytest.mark.skipif(not INSTALLED, reason="NOT CHECKED: pfl is not installed here")
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        made("gaussian", clip_norm=1.0, sigma=2.0),
+        made("rec", clip_norm=1.0, std=0.5, index_bits=7, groups=(50,) * 10),
+        made("sqsgd", bound=0.3, levels=4, eps=200.0, rule="best", residuals=False),
+    ],
+    ids=lambda m: m.name,
+)
+def test_a_run_inside_pfl_has_the_bits_and_bytes_of_the_run_by_hand(mechanism):
+    (w, sent), (by_hand, bytes_by_hand) = (
+        train(mechanism, 3) for train in (trained_in_pfl, trained_by_hand)
+    )
+    assert sent == bytes_by_hand and torch.equal(w, by_hand)

@@ -42,10 +42,9 @@ ROOMS = {
     "mechanisms": "core privacy secagg",
     "training": "core privacy datasets mechanisms",
     "interop": "core privacy secagg mechanisms training",
-    "bench": "core privacy secagg datasets evidence mechanisms interop training",
     "experiments": "core privacy secagg datasets evidence mechanisms training",
     "flower": "core privacy secagg datasets mechanisms interop training",
-    "commands": "core privacy datasets evidence mechanisms training interop bench experiments",
+    "commands": "core privacy datasets evidence mechanisms training interop experiments",
     "cli": "commands core evidence experiments",
     "__main__": "cli",
 }

@@ -1,1 +1,0 @@
-"Contestants of `dpcomm bench`, each a script that its own Python runs."
