@@ -315,7 +315,9 @@ def index_entry(
     grids = {scale: experiment.grid(scale) for scale in validation.SCALES}
     for scale, grid in grids.items():
         bare = asdict(Run("", "", scale))
-        differing = ({k: v for k, v in asdict(r).items() if v != bare[k]} for r in grid)
+        differing = (
+            {k: getattr(r, k) for k in bare if getattr(r, k) != bare[k]} for r in grid
+        )
         grids[scale] = to_json(list(differing))
     made, page = _sources(experiment), runner.notebook(name).read_text(encoding="utf-8")
     gpu = "gpu=False" not in page
