@@ -5,24 +5,22 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../../nbs/imvu/noise_scales.ipynb #ab389ec4
-import hashlib
+# %% ../../../nbs/imvu/noise_scales.ipynb #09cd947f
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
-from ...core.checks import check_number
-from ...datasets import images
-from ...datasets.scattering import features
-from ...evidence import paper_tables
-from ...evidence.tables import Table
-from ..run import runner
-from ..run.grids import Run
-from ...mechanisms.contract import mechanism
-from ...training import linear_model
+from dpcomm.evidence import paper_tables
+from dpcomm.evidence.tables import Table
+from dpcomm.experiments.lines import Line, stated
+from dpcomm.experiments.run import runner
 
-# %% ../../../nbs/imvu/noise_scales.ipynb #f6036832
+# %% ../../../nbs/imvu/noise_scales.ipynb #7ddd9fc8
+KINDS = ("gaussian", "imvu", "signsgd", "mvu")
+LABELS = dict(gaussian="Gaussian", imvu="I-MVU", signsgd="SignSGD", mvu="MVU")
+
+
 @dataclass(frozen=True)
 class Sweep:
     "Runs whose frontiers are compared, of one task at one scale. [imvu Sec. 4.1]"
@@ -47,52 +45,33 @@ class Sweep:
         return [(k, s, step) for k in KINDS for s in self.sigmas for step in self.steps]
 
 
-KINDS = ("gaussian", "imvu", "signsgd", "mvu")
-
-# %% ../../../nbs/imvu/noise_scales.ipynb #55f1216b
-def sweep(
-    task: str,  # mnist or cifar10
-    scale: str,  # smoke, quick or full
-    **own,  # fields of Sweep that are not the full scale's
-) -> Sweep:
-    "A sweep with the settings of the paper's file. [imvu Sec. 4.1]"
-
-    def paper_setting(name):
-        return paper_tables.hyper("imvu", name, task).value
-
+def sweep(task: str, scale: str, **others) -> Sweep:
+    """The settings of the paper's file; at smoke a sweep of seconds on scikit-learn's
+    digits. [imvu Sec. 4.1]
+    """
+    setting = partial(stated, "imvu", task)
     lists = {"sigmas": "sigma", "steps": "step", "budgets": "budgets"}
-    found = {field: tuple(paper_setting(name)) for field, name in lists.items()}
-    found |= {name: paper_setting(name) for name in ("epochs", "clip", "momentum")}
-    found |= dict(batch=paper_setting("batch_size"), d=paper_setting("n_parameters"))
-    found |= dict(delta=paper_tables.hyper("imvu", "delta").value, images=task)
-    return Sweep(task, scale, **found | own)
+    fields = {field: tuple(setting(name)) for field, name in lists.items()}
+    fields |= {name: setting(name) for name in ("epochs", "clip", "momentum")}
+    fields |= dict(batch=setting("batch_size"), d=setting("n_parameters"))
+    fields |= dict(delta=paper_tables.hyper("imvu", "delta").value, images=task)
+    if scale == "smoke":
+        fields |= dict(images="digits", limit=(600, 200), epochs=2, d=39_700)
+        fields |= dict(sigmas=(0.2,), steps=(0.04,), budgets=(100.0, 1000.0))
+    return Sweep(task, scale, **fields | others)
 
-# %% ../../../nbs/imvu/noise_scales.ipynb #364337b3
-def smoke(task: str) -> Sweep:
-    "A sweep of seconds on scikit-learn's digits. [scikit-learn, load_digits]"
-    return sweep(
-        task,
-        "smoke",
-        images="digits",
-        limit=(600, 200),
-        epochs=2,
-        d=39_700,
-        sigmas=(0.2,),
-        steps=(0.04,),
-        budgets=(100.0, 1000.0),
-    )
-
-# %% ../../../nbs/imvu/noise_scales.ipynb #fd570a07
+# %% ../../../nbs/imvu/noise_scales.ipynb #6aa6d586
 MVU_INPUTS = 2**9
 
 
-def at_noise(
-    kind: str,  # one of KINDS
-    sigma: float,  # noise multiplier, > 0
-    clip: float,  # L2 bound of one gradient, > 0
-    ratio: float = None,  # sigma x beta of MVU, > 1
-):  # a mechanism
-    "The mechanism with the signal of a Gaussian. [imvu Thm. 1]"
+def at_noise(kind: str, sigma: float, clip: float, ratio: float = None):
+    """The mechanism with the signal of a Gaussian. [imvu Thm. 1]
+
+    sigma: noise multiplier. ratio: sigma x beta of MVU, > 1.
+    """
+    from dpcomm.core.checks import check_number
+    from dpcomm.mechanisms.contract import mechanism
+
     if kind == "gaussian":
         return mechanism(kind, clip_norm=clip, sigma=sigma, local=True, exact=False)
     if kind == "signsgd":
@@ -103,207 +82,169 @@ def at_noise(
     eps, beta = float(2 * np.arctanh(1 / ratio)), ratio / sigma
     return mechanism(kind, clip_norm=clip, eps=eps, beta=beta, n_inputs=MVU_INPUTS)
 
-# %% ../../../nbs/imvu/noise_scales.ipynb #1e428e81
+# %% ../../../nbs/imvu/noise_scales.ipynb #f706b53e
 ACCOUNTANT = dict(gaussian="rdp-balle", imvu="fisher-balle", signsgd="rdp-balle")
 ACCOUNTANT |= {"mvu": "grid-balle"}
 ACCOUNTANT |= {"signsgd.exact": "exact-balle", "mvu.exact": "mixture-balle"}
 
 
-def account(
-    s: Sweep,
-    mech,  # of at_noise
-    epochs: int,  # releases of every example
-    accountant: str,  # that the mechanism knows
-):  # Guarantee
-    "Local privacy of one example, one release an epoch. [imvu Sec. 4.1]"
-    own = {"d": s.d} if mech.name == "mvu" else {}
-    return mech.guarantee(
-        rounds=epochs, delta=s.delta, relation="zero-out", accountant=accountant, **own
-    )
+def account(s: Sweep, mech, epochs: int, accountant: str):
+    "Guarantee of one example, local, one release an epoch. [imvu Sec. 4.1]"
+    run = dict(rounds=epochs, delta=s.delta, relation="zero-out", accountant=accountant)
+    return mech.guarantee(**run | ({"d": s.d} if mech.name == "mvu" else {}))
 
-# %% ../../../nbs/imvu/noise_scales.ipynb #80c37fde
+# %% ../../../nbs/imvu/noise_scales.ipynb #f24c9d82
 RATIOS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 
 
 @cache
-def charged(
-    s: Sweep,
-) -> dict:  # sigma x beta of MVU -> epsilon
-    "Epsilon by MVU's accountant at the middle noise level. [Chaudhuri et al. 2022]"
+def charged(s: Sweep) -> dict:
+    """sigma x beta of MVU -> epsilon by its accountant at the middle noise level.
+    [Chaudhuri et al. 2022]
+    """
     middle = sorted(s.sigmas)[len(s.sigmas) // 2]
     made = {ratio: at_noise("mvu", middle, s.clip, ratio) for ratio in RATIOS}
-    how = ACCOUNTANT["mvu"]
-    return {ratio: account(s, m, s.epochs, how).eps for ratio, m in made.items()}
+    return {r: account(s, m, s.epochs, ACCOUNTANT["mvu"]).eps for r, m in made.items()}
 
-# %% ../../../nbs/imvu/noise_scales.ipynb #265519e4
-def build(
-    s: Sweep,
-    kind: str,  # one of KINDS
-    sigma: float,  # noise multiplier
-):  # a mechanism
+
+def build(s: Sweep, kind: str, sigma: float):
     "One mechanism of a sweep. [imvu Sec. 4.1]"
     ratio = min(charged(s), key=charged(s).__getitem__) if kind == "mvu" else None
     return at_noise(kind, sigma, s.clip, ratio)
 
-# %% ../../../nbs/imvu/noise_scales.ipynb #0de3e4ab
+
 @cache
 def price(s: Sweep, curve: str, sigma: float, epochs: int) -> float:
     """Epsilon of one point of a frontier. [imvu Figure 2]
 
-    curve: one of ACCOUNTANT. sigma: noise multiplier. epochs: done.
+    curve: a key of ACCOUNTANT.
     """
-    mech = build(s, curve.split(".")[0], sigma)
+    mech = build(s, curve.partition(".")[0], sigma)
     return account(s, mech, epochs, ACCOUNTANT[curve]).eps
 
-# %% ../../../nbs/imvu/noise_scales.ipynb #8ab383a6
-LABELS = dict(gaussian="Gaussian", imvu="I-MVU", signsgd="SignSGD", mvu="MVU")
+# %% ../../../nbs/imvu/noise_scales.ipynb #e180622a
+@cache
+def loaded(name: str, limit: tuple = None) -> tuple:
+    """Scattering features of a data set. [Tramer & Boneh 2021]
+
+    limit: (training, test): the first images alone; None: all.
+    Returns: training features and labels, test features and labels; what a record says.
+    """
+    import hashlib
+
+    from dpcomm.datasets import images
+    from dpcomm.datasets.scattering import features
+
+    data = images.load(name)
+    x, x_test = features(data, limit=limit)
+    y, y_test = data.y.numpy()[: len(x)], data.y_test.numpy()[: len(x_test)]
+    digest = hashlib.sha256(y.tobytes() + np.ascontiguousarray(x[:100]).tobytes())
+    about = dict(name=name, n_train=len(x), n_test=len(x_test))
+    about |= dict(features_hash=digest.hexdigest()[:12], content_hash=data.content_hash)
+    return x, y, x_test, y_test, about
+
+# %% ../../../nbs/imvu/noise_scales.ipynb #7e34ef0d
+def point(line: Line, seed: int, inputs, how: dict, s: Sweep, at: tuple) -> dict:
+    """Train one linear model. [imvu Sec. 4.1]
+
+    at: mechanism, sigma, step.
+    """
+    from dpcomm.training import linear_model
+
+    runner.device(how.get("device", "cpu"), gpu=False)
+    kind, sigma, step = at
+    mech, (*data, about) = build(s, kind, sigma), loaded(s.images, s.limit)
+    fields = dict(batch=s.batch, momentum=s.momentum, epochs=s.epochs)
+    config = linear_model.Settings(lr=step / sigma / s.clip, **fields)
+    tested = tuple(2**k for k in range(10))
+    fit = linear_model.train(*data, mech, config, seed, tested)
+    history = [h | {"eps": price(s, kind, sigma, h["epoch"])} for h in fit.history]
+    sent, n, steps = mech.bits(s.d), len(data[1]), -(-len(data[1]) // s.batch)
+    traffic = {"uplink_bits": s.epochs * n * sent.content}
+    traffic["downlink_bits"] = 32 * s.d * s.epochs * steps
+    config = dict(kind=kind, sigma=sigma, step=step, noise="common", **fields)
+    return dict(
+        config=config | {"mechanism": repr(mech), "d": s.d},
+        final=history[-1] | traffic,
+        history=history,
+        guarantee=account(s, mech, s.epochs, ACCOUNTANT[kind]),
+        bits=sent,
+        data=about,
+        wall_seconds=fit.seconds,
+    )
 
 
-def key_of(
-    point: tuple,  # (mechanism, sigma, step)
-) -> str:  # as 'imvu.sigma2.step0.04'
-    "Name of a run. [imvu Figure 2]"
-    return "{}.sigma{:g}.step{:g}".format(*point)
+def key_of(at: tuple) -> str:
+    return "{}.sigma{:g}.step{:g}".format(*at)
 
-# %% ../../../nbs/imvu/noise_scales.ipynb #adc66cc0
-def trained(s: Sweep, seeds: tuple, minutes: dict, memory: float) -> list:
-    """The runs that give points. [imvu Figure 2]
 
-    minutes: mechanism -> minutes of one core. memory: GiB that a process needs.
+def accuracy_at(s: Sweep, inputs: dict, curve: str, budget: float) -> float:
+    """The best accuracy that a budget buys; nan below the cheapest point.
+    [imvu Figure 2]
+
+    inputs: key -> Record, of one seed. curve: a key of ACCOUNTANT.
+    """
+    from dpcomm.training.linear_model import read_frontier
+
+    points = [
+        (price(s, curve, at[1], epoch), accuracy)
+        for at in s.points
+        if at[0] == curve.partition(".")[0]
+        for history in [inputs[key_of(at)].history]
+        for epoch, accuracy in zip(history["epoch"], history["accuracy"])
+    ]
+    return float(read_frontier(*np.array(points).T, [budget])[0])
+
+
+def frontier(
+    line: Line, seed, inputs, how, s: Sweep, curve: str, budget: float
+) -> dict:
+    "Read one frontier at one budget. [imvu Figure 2]"
+    theirs = accuracy_at(s, inputs, curve, budget)
+    values = [(theirs, "percent")]
+    if curve != "imvu":
+        mine = accuracy_at(s, inputs, "imvu", budget)
+        values.append((mine - theirs, "percentage points"))
+    cells = {k: [*v] for k, v in zip(line.fills, values) if np.isfinite(v[0])}
+    return dict(cells=cells, data=inputs[line.needs[0]].data)
+
+# %% ../../../nbs/imvu/noise_scales.ipynb #4e62fbaa
+def listed(s: Sweep, minutes: dict) -> list:
+    """The points of a sweep, then its frontiers at every budget. [imvu Figure 2]
+
+    minutes: mechanism -> minutes of one core.
     """
     data = () if s.images == "digits" else (s.images,)
-    found = []
-    for kind, sigma, step in s.points:
+    lines, seeds, keys = [], (0, 1, 2, 3), {kind: [] for kind in KINDS}
+    for at in s.points:
+        kind, sigma, step = at
         name = f"{LABELS[kind]}, sigma {sigma:g}, step {step:g}"
-        found.append(
-            Run(
-                key_of((kind, sigma, step)),
-                name,
-                scale=s.scale,
-                seeds=seeds,
-                data=data,
-                memory=memory,
-                minutes=minutes[kind],
-            )
-        )
-    return found
-
-# %% ../../../nbs/imvu/noise_scales.ipynb #f285b5d3
-def read(s: Sweep, seeds: tuple) -> list:
-    "One run for every budget and curve. [imvu Figure 2]"
-    keys = {k: [key_of(p) for p in s.points if p[0] == k] for k in KINDS}
-    found, mark = [], "ours." if s.scale == "full" else f"ours.{s.scale}."
-    known = {cell.key for cell in paper_tables.cells("imvu")}
+        more = dict(seeds=seeds, data=data, memory=2.0, minutes=minutes[kind])
+        more |= dict(compute=partial(point, s=s, at=at))
+        lines.append(Line(key_of(at), name, s.scale, **more))
+        keys[kind].append(key_of(at))
+    mark = "ours." if s.scale == "full" else f"ours.{s.scale}."
+    printed = {cell.key for cell in paper_tables.cells("imvu")}
     for b in s.budgets:
         for curve in ACCOUNTANT:
             kind, _, exact = curve.partition(".")
             fills = [f"ours.{s.scale}.{s.task}.{curve}.eps{b:g}.acc"]
             if kind != "imvu":
                 cell = f"{s.task}.imvu_minus_{curve}.eps{b:g}"
-                fills.append(cell if cell in known else mark + cell)
+                fills.append(cell if cell in printed else mark + cell)
             needs = tuple(dict.fromkeys([*keys[kind], *keys["imvu"]]))
             name = f"frontier of {LABELS[kind]}{', exact law' * bool(exact)}, eps {b:g}"
-            found.append(
-                Run(
-                    f"frontier.{curve}.eps{b:g}",
-                    name,
-                    scale=s.scale,
-                    fills=tuple(fills),
-                    needs=needs,
-                    seeds=seeds,
-                )
-            )
-    return found
+            who = f"frontier.{curve}.eps{b:g}", name, s.scale, tuple(fills), needs
+            how = partial(frontier, s=s, curve=curve, budget=b)
+            lines.append(Line(*who, seeds=seeds, compute=how))
+    return lines
 
-# %% ../../../nbs/imvu/noise_scales.ipynb #eafb9749
-@cache
-def loaded(
-    name: str,  # data set
-    limit: tuple = None,  # (training, test): the first images alone; None: all
-) -> (
-    tuple
-):  # training features and labels, test features and labels; what a record says
-    "Scattering features of a data set. [Tramer & Boneh 2021]"
-    data = images.load(name)
-    x, x_test = features(data, limit=limit)
-    y, y_test = data.y.numpy()[: len(x)], data.y_test.numpy()[: len(x_test)]
-    digest = hashlib.sha256(y.tobytes() + np.ascontiguousarray(x[:100]).tobytes())
-    said = dict(name=name, n_train=len(x), n_test=len(x_test))
-    said |= dict(features_hash=digest.hexdigest()[:12], content_hash=data.content_hash)
-    return x, y, x_test, y_test, said
+# %% ../../../nbs/imvu/noise_scales.ipynb #d66ba9a2
+def pairing(found: list, accuracies) -> Table:
+    """Spread of differences of frontiers, with and without pairing of seeds. [ours]
 
-# %% ../../../nbs/imvu/noise_scales.ipynb #00224afb
-def point(s: Sweep, run: Run, seed: int, **how) -> dict | None:
-    """Train one linear model. [imvu Sec. 4.1]
-
-    how: max_seconds: 0 when the time is up; device must be the CPU.
+    found: of Record, the points of a sweep. accuracies: curve -> (seeds, budgets), percent.
     """
-    runner.device(how.get("device", "cpu"), gpu=False)
-    if how.get("max_seconds") == 0:
-        return None
-    kind, sigma, step = {key_of(p): p for p in s.points}[run.key]
-    mech, (x, y, x_test, y_test, said) = (
-        build(s, kind, sigma),
-        loaded(s.images, s.limit),
-    )
-    more = dict(batch=s.batch, momentum=s.momentum, epochs=s.epochs)
-    config = linear_model.Settings(lr=step / sigma / s.clip, **more)
-    tested = tuple(2**k for k in range(10))
-    fit = linear_model.train(x, y, x_test, y_test, mech, config, seed, tested)
-    history = [h | {"eps": price(s, kind, sigma, h["epoch"])} for h in fit.history]
-    sent, steps = mech.bits(s.d), -(-len(y) // s.batch)
-    traffic = {"uplink_bits": s.epochs * len(y) * sent.content}
-    traffic["downlink_bits"] = 32 * s.d * s.epochs * steps
-    about = dict(kind=kind, sigma=sigma, step=step, noise="common", **more)
-    return dict(
-        config=about | {"mechanism": repr(mech), "d": s.d},
-        final=history[-1] | traffic,
-        history=history,
-        guarantee=account(s, mech, s.epochs, ACCOUNTANT[kind]),
-        bits=sent,
-        data=said,
-        wall_seconds=fit.seconds,
-    )
-
-# %% ../../../nbs/imvu/noise_scales.ipynb #974ec346
-def accuracy_at(
-    s: Sweep,
-    inputs: dict,  # key -> Record, of one seed
-    curve: str,  # one of ACCOUNTANT
-    budget: float,  # epsilon
-) -> float:  # percent; nan below the cheapest point
-    "The best accuracy that a budget buys. [imvu Figure 2]"
-    points = [
-        (price(s, curve, sigma, epoch), accuracy)
-        for kind, sigma, step in s.points
-        if kind == curve.split(".")[0]
-        for history in [inputs[key_of((kind, sigma, step))].history]
-        for epoch, accuracy in zip(history["epoch"], history["accuracy"])
-    ]
-    eps, accuracies = np.array(points).T
-    return float(linear_model.read_frontier(eps, accuracies, [budget])[0])
-
-# %% ../../../nbs/imvu/noise_scales.ipynb #1d1e619b
-def frontier(
-    s: Sweep,
-    run: Run,  # of `read`
-    inputs: dict,  # key -> Record, of one seed
-) -> dict:  # what runs.record_of takes
-    "Read one frontier at one budget. [imvu Figure 2]"
-    curve, _, budget = run.key.removeprefix("frontier.").partition(".eps")
-    values = [(accuracy_at(s, inputs, curve, float(budget)), "percent")]
-    if curve != "imvu":
-        mine = accuracy_at(s, inputs, "imvu", float(budget))
-        values.append((mine - values[0][0], "percentage points"))
-    found = {k: [*v] for k, v in zip(run.fills, values) if np.isfinite(v[0])}
-    return dict(cells=found, data=inputs[run.needs[0]].data)
-
-# %% ../../../nbs/imvu/noise_scales.ipynb #9a1r0002
-def pairing(
-    found: list,  # of Record, the points of a sweep
-    accuracies,  # curve -> (seeds, budgets), percent
-) -> Table:
-    "Spread of differences of frontiers, with and without pairing of seeds. [ours]"
     common = {
         kind: {r.config.get("noise") for r in found if r.key.startswith(f"{kind}.")}
         == {"common"}
@@ -320,11 +261,3 @@ def pairing(
     header = "", "common", "paired SD", "unpaired SD", "variance saved", "n"
     title = "Spread of the differences in percentage points, mean over the budgets"
     return Table(header, tuple(rows), title)
-
-# %% ../../../nbs/imvu/noise_scales.ipynb #70931e64
-def run_one(s: Sweep, run: Run, seed: int, inputs: dict = None, **how) -> dict | None:
-    """Train a point, or read a frontier. [imvu Figure 2]
-
-    inputs: key -> Record, where the run needs some.
-    """
-    return frontier(s, run, inputs) if run.needs else point(s, run, seed, **how)

@@ -1,0 +1,145 @@
+"What the comparison of sqSGD with its baselines shares between tasks."
+
+import dataclasses
+
+import pytest
+import torch
+from made_up import made_up
+from tables import tabled
+
+from dpcomm.evidence import paper_tables
+from dpcomm.experiments import lines
+from dpcomm.experiments.sqsgd import emnist, fedsgd, fmnist, mnist
+from dpcomm.mechanisms import pm, sqsgd, vqsgd
+from dpcomm.training.models import MODELS
+
+TASKS = {"mnist": mnist, "emnist": emnist, "fmnist": fmnist}
+LENET = fedsgd.Base(61_706, (200, 300, 400))
+
+
+def paper_setting(task, name):
+    return paper_tables.hyper("sqsgd", name, task).value
+
+
+def test_constants_of_mechanisms_are_theirs():
+    "A grid is listed without PyTorch, so it repeats three of their numbers."
+    assert fedsgd.SHARE == pm.SHARE
+    for net, d in fedsgd.WEIGHTS.items():
+        assert d == MODELS[net][1]
+        base = fedsgd.Base(d, (400,))
+        bits = fedsgd.spare_bits(400)
+        assert fedsgd.corner_copies(base, 400) == bits // vqsgd.corner_bits(d)
+
+
+@tabled("task", TASKS)
+def test_the_three_mechanisms_of_figure_3_fit_into_the_bits_of_pm(task):
+    base = TASKS[task].settings("full").base
+    for eps in base.eps:
+        spare = fedsgd.spare_bits(eps)
+        for key, curve in fedsgd.matched(base, eps).items():
+            bits = curve.mechanism().bits(base.d).content
+            assert spare / 2 < bits <= spare and (bits == spare or "pm" not in key)
+
+
+@tabled("task", TASKS)
+def test_figures_take_the_papers_settings(task):
+    c = TASKS[task].settings("full")
+    every = fedsgd.figures(c.base)
+    curves = {key: curve.mechanism() for key, curve in every.items()}
+    levels = paper_setting(task, "levels.fig1")
+    assert {curves[f"fig1.K{K}"].levels for K in levels} == set(levels)
+    ratios = {*fedsgd.RATIOS, c.base.fraction}
+    assert ratios == set(paper_setting(task, "ratios.fig4"))
+    for eps in paper_setting(task, "eps"):
+        assert curves[f"fig2.eps{eps}"].eps == eps
+    for mech in curves.values():
+        if isinstance(mech, sqsgd.SqSgd):
+            assert mech.momentum == paper_setting(task, "momentum")
+            assert mech.bound == paper_setting(task, "bound")
+    assert c.early == 10 * paper_setting(task, "rounds_per_epoch")
+
+
+@tabled("task", TASKS)
+def test_every_claim_of_the_paper_is_computed_from_curves_that_exist(task):
+    base = TASKS[task].settings("full").base
+    curves, claims = fedsgd.figures(base), fedsgd.claims(base, 1880)
+    for above, below, _ in claims.values():
+        assert {*above, below} <= set(curves)
+    keys = [c.key.partition(".") for c in paper_tables.cells("sqsgd")]
+    assert {rest for head, _, rest in keys if head == task} <= set(claims)
+
+
+def test_additions_differ_from_the_papers_curves_in_one_thing():
+    base, added = (
+        {key: curve.mechanism() for key, curve in some(LENET).items()}
+        for some in (fedsgd.figures, fedsgd.additions)
+    )
+    change = dataclasses.replace
+    assert not set(base) & set(added)
+    assert added["best.eps200"] == change(base["fig2.eps200"], rule="best")
+    summed = added["projected.eps400"]
+    assert added["tight.eps400"] == change(summed, span="tight")
+    for key in ("fig1.K2", "ratio.r5", "sqsgd.eps200"):
+        assert added[f"projected.{key}"] == change(base[key], projected="sum")
+    assert added["residuals.pm.eps400"] == change(base["pm.eps400"], residuals=True)
+    honest, vq = added["honest.vqsgd.eps400"], base["vqsgd.eps400"]
+    assert honest.guarantee(rounds=1).eps == pytest.approx(400)
+    assert vq.guarantee(rounds=1).eps == 400 * vq.repeats
+
+
+def test_momentum_is_on_one_side_only_and_plain_promises_nothing():
+    servers = {
+        line.key: lines.prepared(line)[1]
+        for line in mnist.grid("smoke")
+        if line.spec is not None
+    }
+    for key, spec in servers.items():
+        on_clients = key.startswith(("sqsgd", "fig1", "projected"))
+        assert spec.config.server == ("sgd" if on_clients else "momentum"), key
+        assert (spec.guarantee is None) == (key == "plain")
+
+
+def kept(accuracies, rounds=(5, 9)):
+    "A record of a curve; without accuracies one that diverged."
+    final = {"accuracy": accuracies[-1]} if accuracies else {}
+    history = {"round": list(rounds), "accuracy": list(accuracies)}
+    return made_up(final=final, history=history, data={"name": "digits"})
+
+
+def test_a_gap_is_of_the_best_curve_at_the_last_round_or_an_early_one():
+    inputs = {"a": kept([1.0, 2.0]), "b": kept([5.0, 4.5]), "c": kept([7.0, 3.0])}
+    assert fedsgd.gap(inputs, ("b", "c"), "a", None) == 2.5
+    assert fedsgd.gap(inputs, ("c", "b"), "a", 5) == 6.0
+    assert fedsgd.gap(inputs, ("a",), "b", None) == -2.5
+    with pytest.raises(FloatingPointError, match="d diverged and has no accuracy"):
+        fedsgd.gap(inputs | {"d": kept([])}, ("b", "d"), "a", None)
+    claim = next(r for r in mnist.grid("smoke") if r.needs)
+    named = dict(zip(claim.needs, (inputs["b"], inputs["a"])))
+    value = lines.run_one(claim, 0, named)["cells"]
+    assert value == {claim.fills[0]: [2.5, "percentage points"]}
+
+
+def test_what_is_gathered_is_a_share_of_the_memory():
+    mechanism = LENET.sqsgd().mechanism()
+    memory = torch.zeros(2, 2, 1000)
+    memory[0, 0, :4] = 3.0
+    share = (mechanism.size(1000) / 1000) ** 0.5
+    found = fedsgd.gathered(mechanism, memory)
+    assert found == {"gathered": pytest.approx(3 * share)}
+    assert fedsgd.gathered(mechanism, None) == {}
+    assert fedsgd.gathered(pm.Pm(1.0, 5.0), memory) == {}
+
+
+def test_a_curve_goes_on_where_it_stopped_with_its_residuals(tmp_path):
+    line = next(r for r in mnist.grid("smoke") if r.key == "sqsgd.eps400")
+    line = dataclasses.replace(
+        line, changes=line.changes | dict(rounds=4, eval_every=2)
+    )
+    how = dict(resume=True, progress=False)
+    whole = lines.run_one(line, 0, checkpoint=tmp_path / "a.pt", **how)
+    place = dict(checkpoint=tmp_path / "b.pt", **how)
+    assert lines.run_one(line, 0, max_seconds=0.0, save_every=0.0, **place) is None
+    pieces = lines.run_one(line, 0, **place)
+    assert whole["final"] == pieces["final"] and whole["final"]["gathered"] > 0
+    cell = {line.fills[0]: [whole["final"]["accuracy"], "percent"]}
+    assert whole["cells"] == cell and whole["guarantee"].eps == 4 * 400
