@@ -55,14 +55,15 @@ def seed_list(text: str) -> list:
 # %% ../nbs/reference/commands.ipynb #j5on0003
 def _print_tables(args, *tables, **more):
     "Tables as they were asked for; `more` goes beside them into JSON."
-    from dpcomm.evidence import tables as written
-    from dpcomm.evidence import terminal
+    from dpcomm.evidence import figures, terminal
 
     if args.json:
-        found = [written.as_dict(table) for table in tables]
+        found = [figures.as_dict(table) for table in tables]
         print(json.dumps({"tables": found} | more, allow_nan=False))
     elif args.csv:
-        print("\n".join(map(written.as_csv, tables)), end="")
+        found = map(figures.as_dict, tables)
+        texts = (figures.csv_text(t["header"], t["rows"]) for t in found)
+        print("\n".join(texts), end="")
     else:
         for i, table in enumerate(tables):
             if i:
@@ -302,7 +303,6 @@ def merge(args) -> None:
         _ask(_changed(root, copy, {r.paper for r in new}), args.yes)
     for more in found:
         records.append(root, *more)
-    records.write_checked()
     print(f"{len(new)} new records")
 
 # %% ../nbs/reference/commands.ipynb #w0mrg04
@@ -454,7 +454,7 @@ def audit_all(args) -> int:
     "Audit mechanisms and print claims beside audits."
     from tqdm import tqdm
 
-    from dpcomm.evidence.tables import Table
+    from dpcomm.evidence.figures import Table
     from dpcomm.privacy import audit
     from dpcomm.privacy.audit_cases import HEADER, LEGEND, row
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ..core.checks import check_choice
 from . import figures, records
-from .seeds import Summary, cell_summary
+from .verdicts import Summary, cell_summary
 
 # %% ../../nbs/evidence/frontiers.ipynb #fpnt0011
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Record', 'read', 'load', 'result_of', 'append', 'current']
 
-# %% ../../nbs/evidence/records.ipynb #ab538d34
+# %% ../../nbs/evidence/records.ipynb #e3b5f287
 import hashlib
 import importlib.metadata
 import json
@@ -14,18 +14,71 @@ import subprocess
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
 
 from ..core.checks import refuse, shown
 from ..core.files import atomic_write, locked
 from . import paper_tables
-from .validation import POINTS, SCALES, fault
+from .paper_tables import Count, Number
 
-# %% ../../nbs/evidence/records.ipynb #29eb4856
+# %% ../../nbs/evidence/records.ipynb #48535cee
+SCALES = ("smoke", "quick", "full")
+POINTS = 60  # most points of a history
 LARGEST = 10_000  # bytes of a line
 BEYOND = "beyond the planned seeds"  # note of a run made after a first look
 
-# %% ../../nbs/evidence/records.ipynb #2485f705
+Name = Annotated[str, Meta(pattern="^[a-z][a-z0-9_]*$")]
+Day = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d")]
+Above0 = Annotated[int, Meta(gt=0)] | Annotated[float, Meta(gt=0, le=1e300)]
+Score = Number | None
+Points = Score | list[Score]
+Leaf = None | bool | Number | str
+Plain = Leaf | list[Leaf] | dict[str, Leaf]
+Plain = Leaf | list[Plain] | dict[str, Plain]  # plain JSON, four levels deep
+Plain = Leaf | list[Plain] | dict[str, Plain]
+
+
+class Promise(Struct, forbid_unknown_fields=True):
+    "A guarantee, as `Guarantee.as_dict` writes it."
+
+    eps: Above0
+    delta: Annotated[float, Meta(ge=0, lt=1)]
+    unit: Literal["client", "example", "message"]
+    relation: Literal[
+        "add-remove", "replace", "zero-out", "null-slot", "poisson-null", "local"
+    ]
+    sampling: Literal["none", "poisson", "fixed", "replacement"]
+    accountant: str
+    scope: Literal["per-round", "total"]
+    trust: Literal["local", "shuffler", "secagg", "central"]
+    note: str = ""
+    premises: dict[str, str] = {}
+    premise: str = ""  # as the first records have it
+    rounds: Annotated[int, Meta(ge=1)] | None = None
+    q: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+
+class Made(Struct):
+    "Where a record was made; more may be said."
+
+    date: Day
+    machine: str | None = None
+    code: str | None = None
+    commit: str | None = None
+    versions: dict[str, str] = {}
+
+
+class Data(Struct):
+    "What a record was made from; more may be said."
+
+    name: str = ""
+    content_hash: str = ""
+    partition_hash: str = ""
+
+# %% ../../nbs/evidence/records.ipynb #b1d0209b
 @dataclass(frozen=True)
 class Record:
     """One finished run of one setting and seed.
@@ -50,22 +103,22 @@ class Record:
     """
 
     paper: str
-    experiment: str
-    scale: str
+    experiment: Name
+    scale: Literal["smoke", "quick", "full"]
     key: str
-    seed: int
+    seed: Annotated[int, Meta(ge=0)]
     trained: bool
-    config: dict
-    final: dict
-    history: dict
-    cells: dict
-    guarantee: dict | None
-    as_run: dict
-    bits: dict | None
-    data: dict
-    cost: dict
-    origin: dict
-    notes: list = field(default_factory=list)
+    config: dict[str, Plain]
+    final: dict[str, Points | dict[str, Points]]
+    history: dict[str, Annotated[list[Score], Meta(max_length=POINTS)]]
+    cells: dict[str, tuple[Number, str]]
+    guarantee: dict[str, Plain] | None
+    as_run: dict[Literal["add-remove", "zero-out", "replace"], dict[str, Plain]]
+    bits: dict[str, Count] | None
+    data: dict[str, Plain]
+    cost: dict[str, Count | None]
+    origin: dict[str, Plain]
+    notes: list[str] = field(default_factory=list)
 
     @property
     def identity(self) -> tuple:
@@ -77,7 +130,62 @@ class Record:
         "Hash of the code that made it, or 'not recorded'."
         return self.origin.get("code") or "not recorded"
 
-# %% ../../nbs/evidence/records.ipynb #921f00a2
+# %% ../../nbs/evidence/records.ipynb #f596c20e
+ANY, COUNT, PERCENT, PART = (-1e300, 1e300), (0, 1e300), (0, 100), (0, 1)
+UNITS = {  # unit of a cell -> range
+    "percent": PERCENT,
+    "made-percent": PERCENT,
+    "percentage points": (-100, 100),
+    "fraction": (-1, 1),  # or a difference of two
+    "probability": PART,
+    "of 1": PART,
+    "nats": ANY,
+    "bits per index": ANY,  # saved, so perhaps below 0
+} | dict.fromkeys(
+    "bits,bits per message,bytes,clients,eps,features,GiB,kB,norm,parameters,records,"
+    "rounds,s a round,samples,squared error,x".split(","),
+    COUNT,
+)
+SCORES = dict(accuracy=PERCENT, balanced_accuracy=PERCENT, recall5=PERCENT, auroc=PART)
+SCORES |= dict.fromkeys(
+    "eps mse round epoch uplink_bits downlink_bits header_bits".split(), COUNT
+)
+
+
+def _scores(record):
+    "(place, value, range) of each number with a range of its own."
+    for name, value in record.final.items():
+        points = value.items() if isinstance(value, dict) else [(name, value)]
+        for score, v in points:
+            for one in v if isinstance(v, list) else [v]:
+                yield f"final.{name}", one, SCORES.get(score.rpartition(".")[2], ANY)
+    for name, column in record.history.items():
+        for value in column:
+            yield f"history.{name}", value, SCORES.get(name, ANY)
+    for key, (value, unit) in record.cells.items():
+        bare = unit if unit in UNITS else unit.partition(" ")[2]
+        yield f"cells.{key}", value, UNITS.get(bare, ANY)
+
+
+def fault(record: Record, root: Path = None) -> str:  # '' if nothing
+    "What a type cannot say: that a name exists, and a number lies in its range."
+    known, units = (), UNITS.keys()
+    if record.paper != paper_tables.ACROSS:
+        cells = paper_tables.cells(record.paper, root=root)
+        known, units = {c.key for c in cells}, units | {c.unit for c in cells}
+    for key, (_, unit) in record.cells.items():
+        if key not in known and not key.startswith("ours."):
+            return str(refuse("cells: key", key, known))
+        if unit not in units and unit.partition(" ")[2] not in units:
+            return str(refuse(f"cells.{key}: unit", unit, units))
+    if len({len(column) for column in record.history.values()}) > 1:
+        return "history has columns of several lengths; they must have one"
+    for at, value, (low, high) in _scores(record):
+        if value is not None and not low <= value <= high:
+            return f"{at} is {shown(value)}; it must be from {low:g} to {high:g}"
+    return ""
+
+# %% ../../nbs/evidence/records.ipynb #06f4c6a0
 def thin(history: list, points: int = POINTS) -> dict:  # name -> list
     "A history as columns, short enough to be kept."
     n, last = min(len(history), points), len(history) - 1
@@ -88,37 +196,44 @@ def thin(history: list, points: int = POINTS) -> dict:  # name -> list
 
 
 def _short(value):
-    "A number to six significant digits; whole numbers and None as they are."
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
-# %% ../../nbs/evidence/records.ipynb #249ab26e
+# %% ../../nbs/evidence/records.ipynb #55917e93
+def _checked(line, root=None):
+    "The record in a line of JSON, which has the types and ranges of a record."
+    if len(line) > LARGEST:
+        raise ValueError(f"it has {len(line):,} bytes, and {LARGEST:,} are allowed")
+    raw = msgspec.json.decode(line, type=dict[str, Any])
+    raw.pop("sha256", None)
+    if extra := raw.keys() - {f.name for f in fields(Record)}:
+        raise ValueError(f"{sorted(extra)[0]} is not a field")
+    msgspec.convert(raw, Record)
+    promises = {"guarantee": raw["guarantee"]} if raw["guarantee"] else {}
+    for promise in (promises | raw["as_run"]).values():
+        msgspec.convert(promise, Promise)
+    msgspec.convert(raw["origin"], Made)
+    msgspec.convert(raw["data"], Data)
+    record = Record(**raw)
+    if wrong := fault(record, root):
+        raise ValueError(wrong)
+    return record
+
+
 def _hash(line):
-    "SHA-256 of a line that has none yet. [FIPS 180-4]"
     return hashlib.sha256(line).hexdigest()
 
 
 def to_line(record: Record) -> str:  # JSON with its own hash, without a line's end
     "A record as a line of a file. [RFC 8259; JSON Lines]"
-    if found := fault(record):
-        raise ValueError(f"record {'/'.join(map(str, record.identity))}: {found}")
-    line = json.dumps(asdict(record), separators=(",", ":"), allow_nan=False)
-    line = f'{line[:-1]},"sha256":"{_hash(line.encode())}"}}'
-    if len(line) > LARGEST:
+    try:
+        line = json.dumps(asdict(record), separators=(",", ":"), allow_nan=False)
+        line = f'{line[:-1]},"sha256":"{_hash(line.encode())}"}}'
+        _checked(line.encode())
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"record {'/'.join(map(str, record.identity))}: it has {len(line):,}"
-            f" bytes, and {LARGEST:,} are allowed: keep fewer settings or points"
-        )
+            f"record {'/'.join(map(str, record.identity))}: {error!s:.400}"
+        ) from None
     return line
-
-# %% ../../nbs/evidence/records.ipynb #41d08512
-def _hash_fault(line, digest, needed):
-    "Fault of the hash that a line has of itself; '' if none."
-    if digest is None:
-        return "it has no hash of itself; take it out and `dpcomm merge` it" * needed
-    bare = line.removesuffix(f',"sha256":"{digest}"}}'.encode()) + b"}"
-    if digest == _hash(bare):
-        return ""
-    return "it is not what was written, its hash differs; restore the line"
 
 
 def from_line(
@@ -126,37 +241,24 @@ def from_line(
 ) -> Record:
     "A checked record; ValueError says file, line and field."
     line = line if isinstance(line, bytes) else line.encode(errors="replace")
-    if len(line) > LARGEST:
-        raise ValueError(
-            f"{where}: the line has more than {LARGEST:,} bytes: keep fewer points"
-        )
+    bare, mark, digest = line.rpartition(b',"sha256":"')
     try:
-        raw = json.loads(line.decode())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{where}: not valid JSON ({error}); correct the line"
-        ) from None
-    known = {f.name for f in fields(Record)}
-    digest = raw.pop("sha256", None) if isinstance(raw, dict) else None
-    if not isinstance(raw, dict) or set(raw) ^ known:
-        names = set(raw) ^ known if isinstance(raw, dict) else known
-        name = sorted(names)[0]
-        why = (
-            "is not a field" if isinstance(raw, dict) and name in raw else "is missing"
-        )
-        raise ValueError(f"{where}: {name} {why}; correct the line")
-    if found := _hash_fault(line, digest, hashed):
-        raise ValueError(f"{where}: {found}")
-    if found := fault(record := Record(**raw), root):
-        raise ValueError(f"{where}: {found}; correct the line")
+        record = _checked(line, root)
+        if hashed and not mark:
+            raise ValueError(
+                "it has no hash of itself: take it out and `dpcomm merge` it"
+            )
+        if mark and digest != f'{_hash(bare + b"}")}"}}'.encode():
+            raise ValueError("it is not what was written, its hash differs")
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: {error!s:.400}; correct the line") from None
     return record
 
-# %% ../../nbs/evidence/records.ipynb #r0pth01
+# %% ../../nbs/evidence/records.ipynb #5d5da086
 def path_of(root, record: Record) -> Path:  # <root>/<paper>/<experiment>.<scale>.jsonl
-    "The file that a record belongs into."
     return Path(root) / record.paper / f"{record.experiment}.{record.scale}.jsonl"
 
-# %% ../../nbs/evidence/records.ipynb #1cea8a7e
+# %% ../../nbs/evidence/records.ipynb #3acb9b52
 def read(path, papers_root: Path = None) -> tuple:
     """All records of one file.
 
@@ -173,71 +275,19 @@ def read(path, papers_root: Path = None) -> tuple:
 
 @lru_cache(maxsize=200)
 def _read(path, papers_root, *state):
-    "Read a file again only when it has changed."
-    ours, data = path.is_relative_to(paper_tables.assets("results")), path.read_bytes()
-    lines = [(i, line) for i, line in enumerate(data.split(b"\n"), 1) if line]
-    if ours and papers_root is None and _is_checked(path.name, data):
-        raw = (json.loads(line) for _, line in lines)
-        known = [f.name for f in fields(Record)]
-        return tuple(Record(*(one[name] for name in known)) for one in raw)
-    return tuple(_placed(path, i, line, papers_root, ours) for i, line in lines)
+    hashed, made = path.is_relative_to(paper_tables.assets("results")), []
+    for i, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        if line:
+            record = from_line(line, f"{path.name}, line {i}", papers_root, hashed)
+            if path_of(path.parents[1], record) != path:
+                raise ValueError(
+                    f"{path.name}, line {i}: it belongs in"
+                    f" {record.paper}/{record.experiment}.{record.scale}.jsonl; move it"
+                )
+            made.append(record)
+    return tuple(made)
 
 
-def _placed(path, i, line, papers_root, hashed):
-    "The record of a line, which must belong into this file."
-    record = from_line(line, f"{path.name}, line {i}", papers_root, hashed=hashed)
-    if path_of(path.parents[1], record) != path:
-        raise ValueError(
-            f"{path.name}, line {i}: it belongs in"
-            f" {record.paper}/{record.experiment}.{record.scale}.jsonl; move the line"
-        )
-    return record
-
-# %% ../../nbs/evidence/records.ipynb #r0chk02
-CHECKED = "checked.json"  # beside the folder of the records
-
-
-def _rules():
-    "SHA-256 of all that decides whether a line is a record."
-    root = paper_tables.assets("papers")
-    names = "paper_tables", "records", "validation"
-    code = [root.parents[1] / "evidence" / f"{name}.py" for name in names]
-    told = (path.read_bytes() for path in [*code, *sorted(root.glob("*.toml"))])
-    return _hash(b"".join(hashlib.sha256(one).digest() for one in told))
-
-
-@cache
-def _checked():
-    """Of the committed files that were checked by the rules of today: name -> SHA-256, and
-    name -> [key, seed, cost] of the records that count.
-    """
-    path = paper_tables.assets("results").parent / CHECKED
-    found = json.loads(path.read_bytes()) if path.is_file() else {}
-    known = found and found["rules"] == _rules()
-    return (found["files"], found["costs"]) if known else ({}, {})
-
-
-def _is_checked(name, data):
-    "Whether a committed file holds what was checked."
-    return _checked()[0].get(name) == _hash(data)
-
-
-def write_checked() -> Path:  # the file
-    "Check every committed line; note the hashes of their files, and what runs cost."
-    root, hashes, costs = paper_tables.assets("results"), {}, {}
-    for path in sorted(root.glob("*/*.jsonl")):
-        lines = enumerate((data := path.read_bytes()).split(b"\n"), 1)
-        found = [_placed(path, i, line, None, True) for i, line in lines if line]
-        hashes[path.name] = _hash(data)
-        costs[path.name] = [[r.key, r.seed, r.cost] for r in current(found).values()]
-    lines = json.dumps(dict(rules=_rules(), files=hashes), indent=0)
-    rows = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in costs.items())
-    text = f'{lines[:-2]},\n"costs": {{\n{rows}\n}}\n}}\n'
-    atomic_write(root.parent / CHECKED, text.encode())
-    _checked.cache_clear()
-    return root.parent / CHECKED
-
-# %% ../../nbs/evidence/records.ipynb #1cb77ee8
 def load(
     paper: str,
     experiment: str = None,
@@ -264,7 +314,32 @@ def load(
         r for path in sorted(folder.glob(pattern)) for r in read(path, papers_root)
     )
 
-# %% ../../nbs/evidence/records.ipynb #2a1ef386
+# %% ../../nbs/evidence/records.ipynb #f76a113c
+class Spent(Struct, frozen=True):
+    "What a line says that a list of runs needs."
+
+    key: str
+    seed: int
+    cost: dict[str, float | None]
+
+
+def run_costs(paper: str, experiment: str, scale: str, root: Path = None) -> dict:
+    "(key, seed) -> Spent of the runs of a file, which is not checked otherwise."
+    folder = Path(root or paper_tables.assets("results")) / paper
+    path, runs = folder / f"{experiment}.{scale}.jsonl", {}
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    for i, line in enumerate(lines, 1):
+        try:
+            run = line and msgspec.json.decode(line, type=Spent)
+        except msgspec.MsgspecError as error:
+            raise ValueError(
+                f"{path.name}, line {i}: {error!s:.400}; correct the line"
+            ) from None
+        if run:
+            runs.setdefault((run.key, run.seed), run)
+    return runs
+
+# %% ../../nbs/evidence/records.ipynb #eb8661fb
 def result_of(record: Record) -> dict:
     """Fields in which two runs of one setting must agree.
 
@@ -272,14 +347,13 @@ def result_of(record: Record) -> dict:
     """
     return {k: getattr(record, k) for k in ("final", "history", "cells", "bits")}
 
-# %% ../../nbs/evidence/records.ipynb #92bd8426
+# %% ../../nbs/evidence/records.ipynb #d07eeca2
 def same_kind(a: Record, b: Record) -> bool:  # True where their numbers must be equal
-    "Whether two records come from one code on one kind of machine."
     names = "code", "machine", "device", "threads", "engine", "dtype", "versions"
     known = a.origin.get("code") is not None
     return known and all(a.origin.get(k) == b.origin.get(k) for k in names)
 
-# %% ../../nbs/evidence/records.ipynb #f5ee5cc2
+
 def difference(a: Record, b: Record) -> str:  # '' if none does
     "First number that differs between two records of one setting and seed."
     for name, numbers in result_of(a).items():
@@ -291,15 +365,14 @@ def difference(a: Record, b: Record) -> str:  # '' if none does
                 )
     return ""
 
-# %% ../../nbs/evidence/records.ipynb #8f8bdf87
-def _union(name, found):
+
+def union(name: str, found) -> list:
     "Each record once, the first of equals. ValueError where two contradict each other."
-    known, kept = {}, []
+    twins, kept = {}, []
     for record in found:
-        others = known.setdefault(record.identity, [])
+        others = twins.setdefault(record.identity, [])
         same = (o for o in others if o == record or same_kind(o, record))
-        twin = next(same, None)
-        if twin is None:
+        if (twin := next(same, None)) is None:
             others.append(record)
             kept.append(record)
         elif why := difference(twin, record):
@@ -310,7 +383,7 @@ def _union(name, found):
             )
     return kept
 
-
+# %% ../../nbs/evidence/records.ipynb #b75b3dba
 def append(root, *found: Record) -> Path:
     """Add records to their file, once. ValueError where one contradicts what is there.
 
@@ -321,11 +394,11 @@ def append(root, *found: Record) -> Path:
     path = path_of(root, found[0])
     with locked(path.with_name(f".{path.name}.lock")):
         there = read(path) if path.exists() else ()
-        lines = map(to_line, _union(path.name, (*there, *found)))
+        lines = map(to_line, union(path.name, (*there, *found)))
         atomic_write(path, "".join(f"{line}\n" for line in lines).encode())
     return path
 
-# %% ../../nbs/evidence/records.ipynb #f5e85237
+# %% ../../nbs/evidence/records.ipynb #74213536
 def current(found) -> dict:
     """One record for each setting and seed: the first. They are listed by date.
 
@@ -339,30 +412,14 @@ def current(found) -> dict:
         sorted(chosen.items(), key=lambda item: item[1].origin.get("date") or "")
     )
 
-# %% ../../nbs/evidence/records.ipynb #r0cost01
-class RunCost(NamedTuple):
-    "Cost that a record states."
-
-    cost: dict
-
-
-def run_costs(paper: str, experiment: str, scale: str, root=None) -> dict:
-    "What runs have cost; of committed files from the index, which is read in no time."
-    path = paper_tables.assets("results") / paper / f"{experiment}.{scale}.jsonl"
-    noted = _checked()[1].get(path.name) if root is None and path.is_file() else None
-    if noted is not None and _is_checked(path.name, path.read_bytes()):
-        return {(key, seed): RunCost(cost) for key, seed, cost in noted}
-    found = current(load(paper, experiment, scale, root)).values()
-    return {(r.key, r.seed): RunCost(r.cost) for r in found}
-
-# %% ../../nbs/evidence/records.ipynb #adf900ab
+# %% ../../nbs/evidence/records.ipynb #70edd3b9
 def repeats(found) -> list:
     "Runs that were made more than once, on different machines or by different code."
     chosen = current(found)
     pairs = ((chosen[r.identity], r) for r in found if chosen[r.identity] is not r)
     return [(a, b, difference(a, b)) for a, b in pairs]
 
-# %% ../../nbs/evidence/records.ipynb #2fdb2932
+# %% ../../nbs/evidence/records.ipynb #c65df861
 PACKAGES = (
     "dpcomm torch torchvision numpy scipy matplotlib scikit-learn tqdm papermill"
     " dp-accounting"
@@ -370,31 +427,27 @@ PACKAGES = (
 
 
 @cache
-def version_of(name: str) -> str | None:  # version, or None if it is not installed
-    "Version of an installed package, without importing it. [PEP 566]"
+def version_of(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
 
-# %% ../../nbs/evidence/records.ipynb #ca3f96a5
+
 def git(*words: str) -> str | None:  # its output; None without a checkout or git
-    "Ask git about the checkout that holds this package. [git-scm.com]"
     top = paper_tables.assets("results").parents[2]
     if not (top / ".git").exists():
         return None
+    ask = ["git", "-C", str(top), *words]
     try:
-        return subprocess.run(
-            ["git", "-C", str(top), *words],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=30,
-        ).stdout.strip()
+        answer = subprocess.run(
+            ask, capture_output=True, text=True, check=True, timeout=30
+        )
     except (OSError, subprocess.SubprocessError):
         return None
+    return answer.stdout.strip()
 
-# %% ../../nbs/evidence/records.ipynb #76c8c079
+
 @cache
 def machine() -> str:  # as 'x86_64, Intel(R) Xeon(R) ...'
     "Architecture and model of the processor."
@@ -405,8 +458,8 @@ def machine() -> str:  # as 'x86_64, Intel(R) Xeon(R) ...'
         names = []
     return ", ".join([platform.machine(), *(names[:1] or [platform.processor()])])
 
-# %% ../../nbs/evidence/records.ipynb #2e60eb18
-def stamp(device: str = "cpu") -> dict:  # versions, commit, dirty, device, machine
+
+def stamp(device: str = "cpu") -> dict:
     "Versions, commit and device behind a record; no host name, no path."
     changed = git("status", "--porcelain")
     versions = {"python": platform.python_version()}

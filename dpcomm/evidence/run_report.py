@@ -16,9 +16,8 @@ import numpy as np
 from ..core.checks import needs, shown
 from ..core.files import atomic_write
 from . import figures, records
-from .seeds import SCORES
-from .tables import Table, as_html
-from .verdicts import runs_table
+from .figures import Table, as_html
+from .verdicts import SCORES, runs_table
 from ..privacy.guarantee import recorded
 
 # %% ../../nbs/evidence/run_report.ipynb #rr000007

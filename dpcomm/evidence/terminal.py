@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from .tables import link_text
-from .verdicts import VERDICTS, Table
+from .figures import Table, link_text
+from .verdicts import VERDICTS
 
 # %% ../../nbs/evidence/terminal.ipynb #4c5c22f3
 COLOURS = {

@@ -39,7 +39,7 @@ from dpcomm.datasets import (
     torchvision_files,
 )
 from dpcomm.datasets import stackoverflow_h5 as posts
-from dpcomm.evidence import paper_tables, records, validation, verdicts
+from dpcomm.evidence import paper_tables, records, verdicts
 from dpcomm.experiments.run import costs
 
 WRONG = [None, True, 0, -1, 1.5, 1e308, 10**400, math.nan, math.inf, "x", "", "\ud800"]
@@ -125,7 +125,8 @@ SAID = {
     "num_chars": [12, 4],
     "speeches": {"ann": ["one two", "three"], "bob": ["four"]},
 }
-PROMISE = {"eps": 3.0, "delta": 0.01, "scope": "total", "rounds": None}
+PROMISE = dict(eps=3.0, delta=0.01, unit="client", relation="replace", rounds=None)
+PROMISE |= dict(sampling="none", accountant="pld", scope="total", trust="central")
 RECORD = record(
     experiment="a",
     guarantee=PROMISE,
@@ -145,7 +146,7 @@ HYPER = dict(task="all", name="clip", value=[1, 2.5], source="stated", where="p.
 PAPER = {
     "paper": {name: "u" for name in ABOUT.split()}
     | dict(id="made", year=2020, read_on=date(2026, 1, 1)),
-    "titles": {"t": "T", "x": "X"},
+    "titles": {"t": "T", "u": "U"},
     "cell": [
         ROW,
         ROW | {"key": "b", "value": 2.0},
@@ -220,6 +221,7 @@ WORDS = {  # a field, and what a sentence about it says
     "below": "below|key",
     "seeds": "seed|values",
     "cell": "cell|key",
+    "paper": "paper|id",
     "grid": "grid|key",
     "key": "key|'[ab]'|\\?",
     "experiment": "experiment|belongs in",
@@ -246,7 +248,9 @@ class Kind:
         if self.users and len(place) == 2 and place[0].startswith("num_"):
             owner = [self.users[place[1]]]
         steps = [s for s in place if isinstance(s, str) and s not in self.users]
-        word = WORDS.get(steps[-1], re.escape(steps[-1])) if steps else ""
+        typed = self.file.endswith((".jsonl", ".toml"))  # a path to the field, or to
+        words = steps if typed else steps[-1:]  # what holds it, which is short
+        word = "|".join(WORDS.get(step, re.escape(step)) for step in words)
         return *owner, f"{word}|{self.large}" if word and self.large else word
 
 
@@ -279,13 +283,14 @@ KINDS = {
         write_lines,
         read_lines,
         where="^a.full.jsonl, line 2: ",
-        large="more than 10,000 bytes",
+        large="10,000 are allowed|malformed",
     ),
     "papers": Kind(
         "made.toml",
         PAPER,
         write_toml,
-        lambda p: paper_tables.parse(p.read_text(encoding="utf-8"), p.name),
+        lambda p: paper_tables.parse(p.read_bytes(), p.name),
+        large="missing required",
     ),
 }
 
@@ -651,7 +656,7 @@ def test_a_record_says_what_it_was_made_on(tmp_path):
     about = {"name": "mnist", "partition_hash": "c", "content_hash": "0123456789ab"}
     for name in about:
         wrong = dataclasses.replace(RECORD, data=about | {name: 7})
-        with pytest.raises(ValueError, match=f"data.{name} is 7; it must be text"):
+        with pytest.raises(ValueError, match="^record "):
             records.append(tmp_path, wrong)
     assert not list(tmp_path.rglob("*.jsonl"))
     records.append(tmp_path, dataclasses.replace(RECORD, data=about))
@@ -659,33 +664,6 @@ def test_a_record_says_what_it_was_made_on(tmp_path):
     records.append(tmp_path, dataclasses.replace(RECORD, **old))
     found = records.load("dprec", root=tmp_path)
     assert [(r.experiment, r.data) for r in found] == [("a", about), ("b", old["data"])]
-
-
-# ---- the checkers themselves
-
-
-REPLACED = "as_run: relation='replaced' is not one of .*did you mean 'replace'"
-
-
-@tabled(
-    "change, says",
-    [
-        ({"as_run": {"replaced": PROMISE}}, REPLACED),
-        (
-            {"as_run": {"replace": {}}},
-            "as_run.replace.eps is None; it must be a number",
-        ),
-        ({"guarantee": {}}, "guarantee.eps is None; it must be a number"),
-        ({"cost": {"wall_seconds": "1"}}, "cost.wall_seconds is '1'; it must be a num"),
-        ({"origin": {"date": 2026}}, "origin.date is 2026; it must be text"),
-        ({"experiment": "../../x"}, "experiment is '../../x'; it must be a module's"),
-    ],
-)
-def test_records_are_checked_as_deep_as_tables_read_them(change, says):
-    assert validation.fault(RECORD) == ""
-    wrong = dataclasses.replace(RECORD, **change)
-    with pytest.raises(ValueError, match=f"here: {says}"):
-        records.from_line(json.dumps(dataclasses.asdict(wrong)), "here")
 
 
 def test_a_score_that_is_null_is_left_out_of_a_table():

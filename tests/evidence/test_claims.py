@@ -1,15 +1,16 @@
-"A claim's status follows from its numbers by a rule, and its number from the records."
+"A claim's status follows from its numbers by a rule; every number is counted once."
 
 import itertools
 import json
 import re
-from dataclasses import replace
+from collections import Counter
 
 import pytest
 from checkout import ROOT
+from made_up import replace
 from tables import tabled
 
-from dpcomm.evidence import claims, paper_tables, verdicts
+from dpcomm.evidence import claims, paper_tables, records, verdicts
 from dpcomm.evidence.verdicts import Summary
 
 PAPERS = paper_tables.papers()
@@ -120,19 +121,74 @@ def test_a_report_has_every_part_and_fits_two_pages(paper):
     assert len(words) <= 1000 and "{" not in text
 
 
+# ---- counts
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    return {paper: verdicts.evidence(paper) for paper in PAPERS}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_number_is_counted_once_and_in_its_class(paper, evidence):
+    p, judged = paper_tables.paper(paper), evidence[paper]
+    counted = claims.tally(paper, found=judged)
+    assert list(counted) == [c for c in claims.CLASSES if c in counted]
+    words = Counter()
+    for cell in p.cells:
+        word = verdicts.verdict(cell, judged.summary(cell))
+        counts = cell.kind != "shown" and word != "not comparable"
+        words[word] += counts and cell.table not in p.stand_ins
+    assert sum(map(Counter, counted.values()), Counter()) == +words
+    assert counted.get("not run", {}).keys() <= {"not run"}
+    for table in p.stand_ins:
+        apart = claims.tally(paper, table, judged)
+        cells = [c for c in paper_tables.cells(paper, table) if c.kind != "shown"]
+        assert sum(sum(each.values()) for each in apart.values()) == len(cells)
+
+
 @tabled(
-    "line, says",
+    "paper, key, verdict, name",
     [
-        ('cells = ["nothing.*"]', "is not one of"),
-        ('cells = ["*.comm"]\nwords = "x"', "field='words'"),
-        ("", "the claim has no evidence"),
-        ('erratum = "D1"\nkind = "typo"', "kind='typo'"),
-        ("cells = [1]", "it must be tuple"),
+        ("fltop", "fmnist.sensitivity.fl_top_dp.r1", "match", "measured"),
+        ("dprec", "mean.chen.mse", "match", "measured"),
+        ("dprec", "mnist.client_size.std", "match", "measured"),
+        ("fltop", "fmnist.eps_largest", "match", "computed"),
+        ("fltop", "fmnist.fl_top.r1.accuracy", "match", "trained"),
+        ("fltop", "fmnist.fl_top.r1.accuracy", "not comparable", ""),
+        ("fltop", "fmnist.order.fl_cs.r1", "not run", "not run"),
     ],
 )
-def test_a_claim_that_nothing_decides_is_refused(line, says):
-    text = (paper_tables.assets("papers") / "dprec.toml").read_text(encoding="utf-8")
-    bad = f'\n[[claim]]\ntext = "A"\nwhere = "B"\n{line}\n'
-    text = text.replace("\n[report]", f"{bad}\n[report]")
-    with pytest.raises(ValueError, match=says):
-        paper_tables.parse(text, "dprec.toml")
+def test_a_number_has_one_class(paper, key, verdict, name):
+    assert claims.class_of(paper_tables.cell(paper, key), verdict) == name
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_no_row_is_lost_and_no_disagreement_grouped(paper, evidence):
+    page = claims.section(paper).html
+    for table in claims.tables_of(paper):
+        alone, named = claims.groups(paper, table, evidence[paper])
+        rows = [row[0] for row in alone.rows]
+        rows += [row[0] for group in named.values() for row in group.rows]
+        keys = [paper_tables.in_words(c.key) for c in paper_tables.cells(paper, table)]
+        assert sorted(rows) == sorted(keys)
+        assert claims.anchor(paper, table) in page
+        for what, group in named.items():
+            cells = "1 cell: " if len(group.rows) == 1 else f"{len(group.rows)} cells: "
+            assert what.startswith(cells) and (len(group.rows) > 2 or "not run" in what)
+            word = re.search(r"cells?: . ([a-z ]+)", what)[1]
+            assert word in claims.GROUPED, what
+        for row in alone.rows:
+            for number in map(int, re.findall(r"\[(\d+)\]", row[4])):
+                assert number <= len(alone.notes)
+
+
+@tabled("paper", PAPERS)
+def test_a_finding_has_the_numbers_of_the_records(paper):
+    p, said = paper_tables.paper(paper), claims.finding(paper)
+    assert "{" in p.about["finding"] and "{" not in said
+    ours = verdicts.ours_by_key(records.load(paper, scale="full"))
+    for key in re.findall(r"\{([^ {}]+)\}", p.about["finding"]):
+        assert f"{ours[key].summary.mean:.1f}" in said
+    card = claims.cards(".").html
+    assert p.about["url"] in card and f"{paper}/chapter.ipynb" in card

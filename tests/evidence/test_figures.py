@@ -1,9 +1,6 @@
 "That every helper draws what it returns; the palette's claims are checked on its page."
 
-import csv
 import io
-import sys
-from types import SimpleNamespace
 
 import matplotlib
 from made_up import made_up
@@ -15,7 +12,7 @@ import pytest
 from PIL import Image
 from scipy.stats import t
 
-from dpcomm.evidence import drawings, figures, records
+from dpcomm.evidence import figures, records
 from dpcomm.mechanisms import contract
 
 MECHANISMS = (*contract.registered(), "none")
@@ -70,21 +67,6 @@ def test_a_notebook_stores_two_dots_a_pixel_and_says_the_size():
     assert image.mode == "P" and image.size[0] > 2 * 3 * 50 - 2
     assert [2 * size["width"], 2 * size["height"]] == pytest.approx(image.size, abs=1)
     plt.close(figure)
-
-
-def test_only_a_notebook_is_asked_to_store_sharp_figures(monkeypatch):
-    asked = {}
-    formatter = SimpleNamespace(for_type=asked.__setitem__)
-    display = SimpleNamespace(formatters={"image/png": formatter})
-    shell = SimpleNamespace(display_formatter=display)
-    ipython = SimpleNamespace(get_ipython=lambda: shell)
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "matplotlib_inline.backend_inline", ipython)
-    with figures.style():
-        assert not asked, "a terminal of IPython shows windows"
-    shell.kernel = None
-    with figures.style():
-        assert asked == {matplotlib.figure.Figure: figures.sharp}
 
 
 def test_paper_is_hollow_and_dashed_ours_filled_with_a_band():
@@ -160,13 +142,6 @@ def test_histograms_share_bins_and_integrate_to_one():
     assert len(rows) == 20 and rows[0]["left"] == min(a.min(), b.min() + 1)
 
 
-def test_csv_reads_back():
-    rows = figures.curve([figures.series("rec", [1, 2], [3.0, 1 / 3])], "x", "y")[1]
-    back = list(csv.DictReader(io.StringIO(figures.as_csv(rows).text)))
-    assert back[1]["y"] == "0.333333" and list(back[0]) == list(rows[0])
-    assert 'download="figure.csv"' in figures.as_csv(rows)._repr_html_()
-
-
 def run(seed, rounds, accuracy, key="eps3.rec", **origin) -> records.Record:
     "A made-up record of a curve."
     history = dict(round=rounds, accuracy=accuracy)
@@ -200,48 +175,8 @@ def test_a_learning_curve_counts_a_seed_once_the_oldest():
         assert list(line["mean"]) == [0.1]
 
 
-def test_a_committed_learning_curve_ends_where_its_records_end():
-    found = records.load("dprec", "dprec_mnist", "full")
-    line = figures.learning_curve(found, "cnn.eps3.rec", "rec")
-    ends = [r.final["accuracy"] for r in found if r.key == "cnn.eps3.rec"]
-    assert line["mean"][-1] == pytest.approx(np.mean(ends), rel=1e-5)
-
-
-ONE = figures.series("rec", [1, 2], [3.0, 4.0])
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: figures.look("rek"), "did you mean 'rec'"),
-        (
-            lambda: figures.look("laplace"),
-            '"laplace": Look.* to MECH on nbs/evidence/figures',
-        ),
-        (lambda: figures.series("rec", [1, 2, 3], [1.0, 2.0]), r"\(n_seeds, 3\)"),
-        (lambda: figures.series("rec", [1, 2], [1.0, np.inf]), "nan or inf"),
-        (
-            lambda: figures.series("rec", [1, 2], [1.0, 2.0], source="mine"),
-            "source is 'mine'",
-        ),
-        (lambda: figures.curve([ONE], "", "y"), "xlabel"),
-        (lambda: figures.curve([ONE], "x", ""), "ylabel"),
-        (lambda: figures.curve([ONE], "x", "y", log="z"), "log is 'z'"),
-        (
-            lambda: figures.hist2([1.0, np.nan], [1.0], ("a", "b"), "x"),
-            "a holds 2 values, of which 1 are finite",
-        ),
-        (lambda: figures.hist2([1.0], [], ("a", "b"), "x"), "b holds 0 values"),
-        (lambda: figures.as_csv([]), "rows is empty"),
-    ],
-)
-def test_bad_input_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 def test_a_protocol_names_its_parties_messages_and_what_is_seen():
-    figure = drawings.protocol(
+    figure = figures.protocol(
         ("client", "server"),
         (
             ("server", "client", "model", "32 d bits"),
@@ -254,4 +189,78 @@ def test_a_protocol_names_its_parties_messages_and_what_is_seen():
     assert {"client", "server", "model", "32 d bits", "trains"} <= said
     assert "sees every update" in said
     with pytest.raises(ValueError, match="sever"):
-        drawings.protocol(("client",), (("client", "sever", "u", ""),), {})
+        figures.protocol(("client",), (("client", "sever", "u", ""),), {})
+
+
+def test_a_dollar_of_a_name_is_drawn_and_starts_no_formula():
+    line = figures.series("rec", [1, 2], [3.0, 4.0], "key $\\frac{$ and $5", "formula")
+    for ends in (False, True):
+        figure, rows = figures.curve([line], "x, $", "y, $\\{$", "$\\bad{$", ends=ends)
+        figure.canvas.draw()
+        assert rows[0]["label"] == "key $\\frac{$ and $5"
+    figures.bars([line], "x", "y", "$\\frac{$")[0].canvas.draw()
+
+
+# ---- tables
+
+TABLE = figures.Table(("a", "b"), (("x|<y>", "[go](p.ipynb)"), ("long cell", "")), "T")
+KEYS = (
+    "[x](javascript:alert(1))",
+    "[x](JavaScript:alert`1`)",
+    "[x](data:text/html,<script>)",
+    "[x](//elsewhere.example)",
+    "[x](vbscript:x)",
+    "<script>alert(1)</script>",
+)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_is_no_live_link_and_no_markup(key):
+    table = figures.Table(("run",), ((key,),), key, (key,), folded=key)
+    page, text = (
+        table._repr_html_(),
+        figures.as_markdown(figures.Table(("run",), ((key,),))),
+    )
+    assert "href" not in page and "<script" not in page
+    assert "](" not in text.replace("\\](", "")
+    assert figures.link_text(key) == key
+
+
+def test_links_within_the_site_and_to_the_web_stay():
+    for address in ("p.ipynb", "../a/b.ipynb#c:d", "https://arxiv.org/abs/1", "#at"):
+        assert (
+            figures.cell_html(f"[a<b]({address})") == f'<a href="{address}">a&lt;b</a>'
+        )
+        assert figures.cell_markdown(f"[a]({address})") == f"[a]({address})"
+    assert figures.cell_html("[3]") == "[3]" == figures.link_text("[3]")
+
+
+def test_a_table_as_text_markdown_and_html():
+    lines = ["T", "a          b", "---------  --", "x|<y>      go", "long cell"]
+    assert str(TABLE).splitlines() == lines and repr(TABLE) == str(TABLE)
+    noted = figures.Table(TABLE.header, TABLE.rows, notes=("why", "a < b"))
+    assert str(noted).splitlines()[-2:] == ["[1] why", "[2] a < b"]
+    assert figures.as_markdown(noted).splitlines() == [
+        *("| a | b |", "|---|---|", "| x\\|<y> | [go](p.ipynb) |", "| long cell |  |"),
+        *("", "1. why", "2. a < b"),
+    ]
+    page = noted._repr_html_()
+    assert '<td>x|&lt;y&gt;</td><td><a href="p.ipynb">go</a></td>' in page
+    assert page.endswith("<ol><li>why</li><li>a &lt; b</li></ol>")
+    assert figures.as_dict(TABLE)["rows"] == [["x|<y>", "go"], ["long cell", ""]]
+
+
+def test_a_sortable_table_is_stored_in_part():
+    n = figures.LONG
+    many = figures.Table(("a",), tuple((str(i),) for i in range(n + 2)), sortable=True)
+    assert repr(many).splitlines()[-2:] == [str(n - 1), "... and 2 rows more"]
+    assert str(many).splitlines()[-1] == str(n + 1)
+    assert many._repr_html_().count("<tr>") == n + 3
+
+
+def test_the_rows_of_a_figure_are_a_link_to_csv():
+    rows = figures.curve([figures.series("rec", [1, 2], [3.0, 1 / 3])], "x", "y")[1]
+    made = figures.as_csv(rows)
+    assert str(made) == "figure.csv: 2 rows" and made._repr_markdown_() is None
+    assert 'download="figure.csv"' in made.html and "0.333333" in made.html
+    assert figures.csv_text(("a", "b"), [("1,2", 3)]) == 'a,b\n"1,2",3\n'

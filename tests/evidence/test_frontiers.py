@@ -14,7 +14,7 @@ from made_up import made_up
 from dpcomm import registered
 from dpcomm.evidence import frontiers, records
 from dpcomm.evidence.frontiers import Point
-from dpcomm.evidence.seeds import cell_summary
+from dpcomm.evidence.verdicts import cell_summary
 
 KINDS = ("gaussian", "gaussian.local", "topk", "topk.few", "imvu", "mvu", "pm")
 

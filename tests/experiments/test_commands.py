@@ -20,7 +20,7 @@ from tables import tabled
 import dpcomm
 from dpcomm import cli, commands
 from dpcomm.datasets import catalogue, images
-from dpcomm.evidence import paper_tables, records, terminal, validation, verdicts
+from dpcomm.evidence import paper_tables, records, terminal, verdicts
 from dpcomm.experiments.run import cluster, costs, grids, planning, runner, sweep
 from dpcomm.mechanisms import contract
 
@@ -373,7 +373,7 @@ def test_the_list_counts_what_the_records_hold(capsys):
 def test_every_data_set_of_a_grid_is_in_the_catalogue_and_fetched_ones_can_be():
     names = {entry.name for entry in catalogue.CATALOGUE}
     for name in runner.experiments():
-        for scale in validation.SCALES:
+        for scale in records.SCALES:
             for run in grids.find(name).grid(scale):
                 assert set(run.data) <= names, (name, run.key)
     assert all(

@@ -1,14 +1,14 @@
 "Seeds that can still change a verdict, and what looking several times costs."
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_up import replace
 from scipy import stats
 from tables import tabled
 
-from dpcomm.evidence import paper_tables, records, seeds, verdicts
+from dpcomm.evidence import paper_tables, records, verdicts
 from dpcomm.evidence.verdicts import AFTER_A_LOOK, LOOKS, Summary
 from dpcomm.experiments.run import grids, planning, runs
 
@@ -46,7 +46,7 @@ def test_verdicts_use_the_level_of_their_look():
     words = [verdicts.verdict(ORDER, each) for each in near]
     assert words == ["order holds", "open"]
     alone = replace(ACC, spread=None, n_runs=None)
-    widths = [seeds.half_width(alone, each) for each in (s, late)]
+    widths = [verdicts.half_width(alone, each) for each in (s, late)]
     assert widths[1] / widths[0] == pytest.approx(
         stats.t.ppf(0.9975, 7) / stats.t.ppf(0.975, 7)
     )

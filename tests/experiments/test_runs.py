@@ -14,14 +14,14 @@ import pytest
 from made_up import made_up
 from tables import tabled
 
-from dpcomm.evidence import paper_tables, records, validation
+from dpcomm.evidence import paper_tables, records
 from dpcomm.experiments.run import costs, grids, runner, runs
 from dpcomm.experiments.run.grids import Run
 
 ACC, FED, ORDER = "mnist.eps3.rec.acc", "mnist.eps3.fedavg.acc", "mnist.eps3.order"
 DONE = list(runner.experiments())
 NEED = re.compile(r"(?:(?P<name>[^/@]+)/)?(?P<key>[^/@]+)(?:@(?P<seed>\d+))?")
-GRIDS = [(name, scale) for name in DONE for scale in validation.SCALES]
+GRIDS = [(name, scale) for name in DONE for scale in records.SCALES]
 
 
 class Made:
@@ -29,7 +29,7 @@ class Made:
 
     def __init__(self, *more: Run, scale="full"):
         self.played, self.does = [], {}
-        self.runs = {s: (*self.own(s), *more) for s in validation.SCALES}
+        self.runs = {s: (*self.own(s), *more) for s in records.SCALES}
         module = types.SimpleNamespace(
             __name__="dpcomm.experiments.run.runs",
             settings=lambda scale: {},
@@ -366,7 +366,7 @@ def test_an_experiment_is_planned_from_the_index_while_it_is_true(monkeypatch):
     found, real = grids.planned("dprec_mnist"), grids.find("dprec-mnist")
     assert not hasattr(found.module, "run_one")
     assert (found.name, found.paper) == (real.name, real.paper)
-    for scale in validation.SCALES:
+    for scale in records.SCALES:
         assert found.grid(scale) == real.grid(scale)
     with pytest.raises(ValueError, match="did you mean 'dprec-mnist'"):
         grids.planned("dprec-mnits")
@@ -675,7 +675,7 @@ def those_with_a_module(monkeypatch):
     monkeypatch.setattr(runner, "experiments", lambda: {n: real[n] for n in DONE})
 
 
-@tabled("scale", validation.SCALES)
+@tabled("scale", records.SCALES)
 def test_the_ledger_adds_up(those_with_a_module, scale):
     t = costs.ledger(scale)
     assert [r[0] for r in t.rows] == DONE

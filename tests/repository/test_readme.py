@@ -13,7 +13,7 @@ import pytest
 from checkout import NOTEBOOKS, ROOT, cells, python
 from test_pages import split
 
-from dpcomm.evidence import summaries, tables
+from dpcomm.evidence import claims, figures
 
 README = ROOT / "README.md"
 FIGURE = ROOT / "nbs" / "images" / "case.png"
@@ -29,7 +29,7 @@ def megabytes(count: int) -> str:
     return f"{count / 1e6:,.0f} MB"
 
 
-def sizes() -> tables.Table:
+def sizes() -> figures.Table:
     "What `.ci/installed` found: each installation, then each build of PyTorch."
     rows, builds = {}, {}
     for entry in json.loads(INSTALLED.read_text(encoding="utf-8")):
@@ -51,14 +51,14 @@ def sizes() -> tables.Table:
         "by",
     )
     made = [tuple(map(str, row)) for row in (*rows.values(), *builds.values())]
-    return tables.Table(header, tuple(made))
+    return figures.Table(header, tuple(made))
 
 
-MADE = {"papers": lambda: summaries.summary("nbs"), "sizes": sizes}
+MADE = {"papers": lambda: claims.summary("nbs"), "sizes": sizes}
 
 
 def made(name: str) -> str:
-    return tables.as_markdown(MADE[name]())
+    return figures.as_markdown(MADE[name]())
 
 
 def block(name: str) -> re.Pattern:

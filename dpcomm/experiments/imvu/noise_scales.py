@@ -12,7 +12,7 @@ from functools import cache, partial
 import numpy as np
 
 from dpcomm.evidence import paper_tables
-from dpcomm.evidence.tables import Table
+from dpcomm.evidence.figures import Table
 from dpcomm.experiments.lines import Line, stated
 from dpcomm.experiments.run import runner
 

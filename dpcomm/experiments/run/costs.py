@@ -8,8 +8,7 @@ __all__ = ['cpu_seconds', 'status', 'ledger', 'overview', 'cost']
 # %% ../../../nbs/run/costs.ipynb #costs003
 from collections import defaultdict
 
-from ...evidence.records import Record
-from ...evidence.validation import SCALES
+from ...evidence.records import SCALES, Record
 from ...evidence.verdicts import Table
 from . import runner
 from .grids import Run, planned, run_costs

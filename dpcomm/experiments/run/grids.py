@@ -22,7 +22,7 @@ from typing import Any
 
 from ...core.checks import shown
 from ...core.files import atomic_write
-from ...evidence import paper_tables, records, validation
+from ...evidence import paper_tables, records
 from . import runner
 
 # %% ../../../nbs/run/grids.ipynb #2e483cb9
@@ -91,7 +91,7 @@ class Experiment:
         Returns: tuple of Run, in the order in which they are best run.
         """
         runs = tuple(
-            self.module.grid(runner.check_name("scale", scale, validation.SCALES))
+            self.module.grid(runner.check_name("scale", scale, records.SCALES))
         )
         for what, names in (
             ("key", [run.key for run in runs]),
@@ -312,7 +312,7 @@ def index_entry(
 ) -> dict:  # paper, gpu, grids by scale, files they are made from, SHA-256 of these
     "Entry of an experiment in the index."
     experiment = find(name)
-    grids = {scale: experiment.grid(scale) for scale in validation.SCALES}
+    grids = {scale: experiment.grid(scale) for scale in records.SCALES}
     for scale, grid in grids.items():
         bare = asdict(Run("", "", scale))
         differing = (

@@ -17,8 +17,7 @@ from ...core.checks import check_between, refuse, shown
 from ...core.files import atomic_write, locked
 from ...evidence import records
 from ...evidence.records import Record
-from ...evidence.seeds import SCORES
-from ...evidence.verdicts import Table, score_of
+from ...evidence.verdicts import SCORES, Table, score_of
 from . import runner
 from .costs import expected_minutes
 from dpcomm.experiments.run.grids import (
@@ -511,4 +510,4 @@ def _score(record):
 
 # %% ../../../nbs/run/runs.ipynb #r0idx05
 if __name__ == "__main__" and "__file__" in globals():
-    print(write_index(), records.write_checked(), sep="\n")
+    print(write_index())
