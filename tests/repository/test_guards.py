@@ -205,6 +205,7 @@ def exported(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_the_package_is_what_the_notebooks_export(exported):
     ours = {
         path for path in files() if path.parts[0] == "dpcomm" and path.suffix == ".py"
@@ -226,6 +227,7 @@ def test_the_package_is_what_the_notebooks_export(exported):
     assert not stale, f"notebooks and package differ, run nbdev_export: {stale}"
 
 
+@pytest.mark.slow
 def test_notebooks_are_clean(exported):
     dirty = [
         str(path)
