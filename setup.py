@@ -13,7 +13,7 @@ settings = config["DEFAULT"]
 
 
 class BuildWithNotebooks(build_py):
-    "Adds the notebooks of the experiments, without outputs, and the conformance suite to a wheel."
+    "Adds the notebooks of the experiments, without outputs, to a wheel."
 
     def run(self):
         super().run()
@@ -32,15 +32,6 @@ class BuildWithNotebooks(build_py):
             copy = target / path.parts[1] / path.name
             copy.parent.mkdir(exist_ok=True)
             copy.write_text(json.dumps(page), encoding="utf-8")
-        suite = target.parent / "conformance"
-        suite.mkdir(exist_ok=True)
-        for name in (
-            "mechanisms/test_conformance",
-            "mechanisms/cases",
-            "laws",
-            "tables",
-        ):
-            self.copy_file(Path("tests", f"{name}.py"), suite)
 
 
 EXTRAS = "run dev cluster flower pfl bench opacus tensorboard".split()
@@ -82,7 +73,6 @@ setup(
             "assets/papers/*.toml",
             "assets/results/*/*.jsonl",
             "assets/bench/*.jsonl",
-            "assets/flower/*.jsonl",
             "assets/flower/*.toml",
             "assets/flower/*/*.toml",
             "assets/secagg/*.jsonl",
@@ -93,7 +83,6 @@ setup(
     extras_require={extra: required(extra) for extra in EXTRAS},
     entry_points={
         "console_scripts": [settings["console_scripts"]],
-        "pytest11": ["dpcomm=dpcomm.interop.conformance"],
     },
     zip_safe=False,
 )

@@ -6,7 +6,7 @@ takes part, and which mechanism fits), `train` (a PyTorch module on clients' dat
 shapes, units and errors; `dpcomm --help` is the command line.
 
 Packages: core (vectors, random numbers, messages), privacy (accountants, audits), mechanisms,
-training, secagg (secure aggregation), flower and interop (other frameworks), datasets,
+training, secagg (secure aggregation), interop (other frameworks), datasets,
 experiments and evidence (records, verdicts, figures). The notebook that a module is
 exported from, named in its first lines, explains it.
 

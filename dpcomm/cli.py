@@ -209,21 +209,14 @@ def _sweep_options(parser):
 # %% ../nbs/reference/cli.ipynb #f10c0002
 def _flower_options(parser):
     "The words of `dpcomm flower`."
-    add, log = parser.add_argument, "time limit of the run"
-    add("what", metavar="new|try", help="create an app, or try it on local daemons")
+    add = parser.add_argument
+    add("what", metavar="new", help="create an app")
     add(
         "folder",
         metavar="DIR",
         help="folder of the app; its name becomes the package name",
     )
-    add("--sums", action="store_true", help="new: use secure aggregation")
-    add(
-        "--loop",
-        action="store_true",
-        help="new: use dpcomm's server loop instead of a strategy",
-    )
-    add("--nodes", type=int, default=4, metavar="N", help="SuperNodes, 4 by default")
-    add("--max-seconds", type=float, default=600.0, metavar="S", help=log)
+    add("--sums", action="store_true", help="use secure aggregation")
 
 # %% ../nbs/reference/cli.ipynb #b56342ac
 def _parser():
@@ -256,7 +249,7 @@ def _parser():
     data.add_argument("names", nargs="*", metavar="NAME", help="data set")
     _audit_options(add("audit", "audit the guarantees of mechanisms"))
     _choose_options(add("choose", "rank the mechanisms that fit a deployment"))
-    _flower_options(add("flower", "create an app for Flower, or try one"))
+    _flower_options(add("flower", "create an app for Flower"))
     shell = add("completion", "print a completion script for a shell")
     shell.add_argument("shell", metavar="bash|zsh|fish", help="the shell")
     return parser, verbs.choices
@@ -297,7 +290,7 @@ def _known_words():
     homes = (runner.PACKAGE / "mechanisms").glob("*.py")
     mechanisms = [p.stem for p in homes if "\n@register\n" in p.read_text("utf-8")]
     names = dict(run=experiments, sweep=experiments, report=[*papers, *experiments])
-    names |= dict(table=papers, flower=["new", "try"])
+    names |= dict(table=papers, flower=["new"])
     names |= dict(audit=sorted(mechanisms), completion=[*SHELLS])
     return {
         verb: sorted(own._option_string_actions) + names.get(verb, [])

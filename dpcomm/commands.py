@@ -9,7 +9,6 @@ __all__ = []
 import ast
 import json
 import shutil
-import signal
 import sys
 import tempfile
 import textwrap
@@ -520,17 +519,12 @@ def _whole(option, value):
 
 # %% ../nbs/reference/commands.ipynb #f10c0004
 def flower_app(args) -> int:  # 0
-    "Lay out an app for Flower, or try one."
-    from dpcomm.interop.flower_app import new, try_app
-    from dpcomm.training import floor
+    "Lay out an app for Flower."
+    from dpcomm.interop import floor
 
-    runner.check_name("flower command", args.what, ("new", "try"))
-    if args.what == "try":
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try_app(args.folder, args.nodes, args.max_seconds)
-        return 0
-    made = new(args.folder, args.sums, args.loop)
-    print(f"{made} holds an app; try it by `dpcomm flower try {made}`")
+    runner.check_name("flower command", args.what, ("new",))
+    made = floor.new(args.folder, args.sums)
+    print(f"{made} holds an app: `flwr run {made}` submits it to Flower")
     print(f"{made / 'floor.toml'} limits what a node takes part in")
     print(textwrap.fill(floor.TRUST, 80))
     return 0

@@ -1,4 +1,4 @@
-"What of the native Flower module needs no Flower: vectors, what fits, and the refusal."
+"What of the Flower module needs no Flower: what travels, what fits, and the refusal."
 
 import importlib.util
 
@@ -6,53 +6,83 @@ import numpy as np
 import pytest
 import torch
 from tables import tabled
+from torch import nn
 
 import dpcomm
 from dpcomm.core.checks import NotInstalled
 from dpcomm.interop import flower
-from dpcomm.interop.flower_accountant import Accountant
-
-MODEL = {
-    "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "steps": np.array(7),
-    "bias": np.zeros(2, np.float16),
-    "running": np.ones(1, np.float64),
-}
 
 
-def test_an_update_goes_out_and_comes_back():
-    after = {k: v + 1 for k, v in MODEL.items()}
-    update = flower.update_of(MODEL, after)
-    assert update.dtype == torch.float32 and update.tolist() == [1.0] * 9
-    again = flower.moved(MODEL, update)
-    for name, value in MODEL.items():
-        assert again[name].dtype == value.dtype and again[name].shape == value.shape
-        expected = value if name == "steps" else after[name]
-        assert np.array_equal(again[name], expected)
-    assert np.array_equal(MODEL["bias"], np.zeros(2)), (
-        "the model that came is left alone"
-    )
+def arrays(state):
+    return {name: value.detach().numpy().copy() for name, value in state.items()}
+
+
+class Odd(nn.Module):
+    "Tied, frozen, constant and 0-dimensional entries."
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.outside = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.outside.weight = self.inside.weight
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.frozen = nn.Linear(4, 3).requires_grad_(False)
+        self.register_buffer("mask", torch.tensor([0, -torch.inf]))
+        self.register_buffer("count", torch.tensor(7))
+
+
+TRAINS = ["scale", "inside.weight", "inside.bias", "outside.bias"]
+
+
+def test_what_trains_is_what_travels():
+    model = Odd()
+    before = arrays(model.state_dict())
+    names, copies = flower.what_trains(before, model)
+    assert names == TRAINS and copies == {"outside.weight": "inside.weight"}
+    told, tied = flower.what_trains(before)
+    assert set(told) == {*TRAINS, "frozen.weight", "frozen.bias"} and tied == copies
+    with torch.no_grad():
+        for value in (*model.parameters(), *model.buffers()):
+            value += 1
+    update = flower.update_of(before, arrays(model.state_dict()), names)
+    assert update.dtype == torch.float32 and torch.allclose(update, torch.ones(25))
+    after = flower.moved(before, update, names, copies)
+    for name, value in before.items():
+        moves = name in TRAINS or name in copies
+        assert after[name].dtype == value.dtype and after[name].shape == value.shape
+        assert np.allclose(after[name], value + 1 if moves else value), name
+
+
+def test_constants_that_happen_to_be_equal_are_not_tied():
+    model = nn.Sequential(nn.LayerNorm(4), nn.LayerNorm(4))
+    names, copies = flower.what_trains(arrays(model.state_dict()))
+    assert len(names) == 4 and not copies
+
+
+@tabled("kind", [np.float16, np.float32, np.float64])
+def test_an_update_goes_out_and_comes_back(kind):
+    before = dict(w=np.arange(6, dtype=kind).reshape(2, 3))
+    update = flower.update_of(before, dict(w=before["w"] + kind(0.5)), ["w"])
+    after = flower.moved(before, update, ["w"])["w"]
+    assert after.dtype == kind and (after == before["w"] + kind(0.5)).all()
+    assert (before["w"] == np.arange(6).reshape(2, 3)).all()
 
 
 @tabled(
-    "change, said",
+    "after, said",
     [
-        (
-            dict(weight=np.zeros((3, 2), np.float32)),
-            "different arrays, for example 'weight'",
-        ),
-        (dict(extra=np.zeros(1, np.float32)), "different arrays, for example 'extra'"),
-        (dict(bias=np.array([0, np.inf], np.float16)), "finite"),
+        (dict(w=np.zeros((3, 2), np.float32)), "differ in 'w'"),
+        ({}, "differ in 'w'"),
+        (dict(w=np.full((2, 3), np.inf, np.float32)), "finite"),
     ],
 )
-def test_a_reply_that_is_no_update_is_refused(change, said):
+def test_a_reply_that_is_no_update_is_refused(after, said):
     with pytest.raises(ValueError, match=said):
-        flower.update_of(MODEL, MODEL | change)
+        flower.update_of(dict(w=np.zeros((2, 3), np.float32)), after, ["w"])
 
 
-def test_a_model_of_whole_numbers_has_no_vector():
-    with pytest.raises(ValueError, match="no floating-point arrays"):
-        flower.update_of({"steps": np.array(7)}, {"steps": np.array(8)})
+def test_a_network_that_is_not_the_runs_is_refused():
+    with pytest.raises(ValueError, match="model has bias, which is not among"):
+        flower.what_trains(dict(w=np.zeros(3)), nn.Linear(3, 1))
 
 
 @pytest.mark.skipif(
@@ -60,6 +90,6 @@ def test_a_model_of_whole_numbers_has_no_vector():
 )
 def test_without_flower_a_sentence_says_what_to_install():
     used = dpcomm.mechanism("gaussian", clip_norm=1.0, sigma=1.0)
-    for make in (flower.mod, lambda m: flower.Private(None, m, None), Accountant):
+    for make in (flower.mod, lambda m: flower.Private(None, m, None)):
         with pytest.raises(NotInstalled, match="flwr.* is .* the extra flower brings"):
             make(used)

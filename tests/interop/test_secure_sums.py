@@ -1,5 +1,12 @@
-"What of secure sums in Flower needs no Flower: sizes of sessions, and who is a client."
+"What of secure sums in Flower needs no Flower: keys, sessions, steps, and who is a client."
 
+import json
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from tables import tabled
@@ -7,7 +14,15 @@ from tables import tabled
 import dpcomm
 from dpcomm.core.random import Insecure
 from dpcomm.interop import sums
-from dpcomm.training.floor import Beyond
+from dpcomm.interop.floor import Beyond
+from dpcomm.secagg.errors import (
+    MASKED,
+    ROUNDS,
+    SERVER,
+    UNMASK,
+    BelowThreshold,
+    SecAggError,
+)
 
 SHARED = dict(clip_norm=1.0, sigma=1.0, n_clients=4)
 
@@ -57,12 +72,245 @@ def test_a_client_that_comes_back_as_another_node_takes_its_place(tmp_path):
     assert server.clients == {1002: 1}
 
 
-def test_a_silent_place_is_never_the_servers(tmp_path):
-    folder = sums.generate_keys(tmp_path / "keys", 3)
+def test_places_of_absent_nodes_go_to_listed_clients_and_never_to_the_server(tmp_path):
+    folder = sums.generate_keys(tmp_path / "keys", 5)
     server = sums.Gatherer(folder, lambda letters: [], lambda text: None)
-    assert server.members.clients == [0, 1, 2]
+    assert server.members.clients == [0, 1, 2, 3, 4]
     small = dpcomm.mechanism("ddgauss", **SHARED)
+    with pytest.raises(Beyond, match="over 4 clients was requested; .* at least 5"):
+        server.begin([1, 2, 3], small, 10, 7, 0)
     with pytest.raises(ValueError, match="divides its noise among 4 clients, and 3"):
-        server.begin([1, 2, 3, 4], small, 10, 7, 0)
-    with pytest.raises(Beyond, match="requires at least 3"):
-        server.members.among([0, 1])
+        sums.session_of(small, 10, [0, 1, 2], 7, 0)
+
+
+# ---- sums over a transport, without Flower
+
+D, TOLERANT = 1000, SHARED | dict(tolerance=0.25)
+MECHANISMS = {
+    "ddgauss": TOLERANT,
+    "skellam": TOLERANT,
+    "topk": TOLERANT | dict(fraction=0.2, seed=1),
+}
+
+
+class Nodes:
+    """Four nodes in this process.
+
+    dies: node -> step from which it is silent. lie: vector of node 3, or None.
+    """
+
+    def __init__(self, folder, mechanism, dies=(), lie=None):
+        self.folder, self.mechanism, self.asked = folder, mechanism, []
+        self.dies, self.words = dict(dies), []
+        for i in range(4):
+            update = torch.full((D,), 0.1 * i)
+            self.words.append(mechanism.summand(update, Insecure(i)))
+        if lie is not None:
+            self.words[3] = lie(self.words[3])
+
+    def step(self, node, asked):
+        cohort, step, party = (
+            asked["cohort"],
+            asked["step"],
+            sums.Party(self.folder, node),
+        )
+        setup = sums.session_of(self.mechanism, asked["entries"], cohort, 7, 0)
+        vector = self.words[node] if step == MASKED else None
+        return party.reply(setup, cohort, step, asked["mail"], vector)
+
+    def ask(self, letters):
+        for node, asked in letters.items():
+            step = asked["step"]
+            self.asked.append(step)
+            if step == sums.HELLO:
+                party = sums.Party(self.folder, node)
+                yield node, party.reply_hello(asked["nonce"], 7, node)
+            elif step < self.dies.get(node, 9):
+                yield node, dict(message=self.step(node, asked))
+
+    def sum(self):
+        server = sums.Gatherer(self.folder, self.ask, lambda text: None)
+        letters = server.begin([0, 1, 2, 3], self.mechanism, D, 7, 0)
+        return server.end(self.ask(letters))
+
+
+def nodes(tmp_path, name="ddgauss", **how):
+    folder = sums.generate_keys(tmp_path / "keys", 4)
+    return Nodes(folder, dpcomm.mechanism(name, **MECHANISMS[name]), **how)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("step", range(len(ROUNDS) + 1))
+def test_a_sum_is_that_of_the_vectors_that_came(step, name, tmp_path):
+    line = nodes(tmp_path, name, dies={3: step})
+    total, there = line.sum()
+    assert there == ([0, 1, 2, 3] if step > MASKED else [0, 1, 2])
+    due = line.mechanism.ring.sum([line.words[i] for i in there])
+    assert (total == due).all()
+    left = [*tmp_path.rglob("*.state*")]
+    assert all(path.name.split("-")[1] == "3" for path in left)
+
+
+@pytest.mark.parametrize("step", range(len(ROUNDS)))
+def test_below_the_threshold_nothing_is_revealed(step, tmp_path):
+    line = nodes(tmp_path, dies={2: step, 3: step})
+    with pytest.raises(BelowThreshold):
+        line.sum()
+    assert max(line.asked) == step  # nobody is asked for anything that comes after
+    assert step >= UNMASK or UNMASK not in line.asked
+
+
+def test_a_sum_opens_with_no_fewer_shares_of_noise_than_are_counted_on(tmp_path):
+    "The session alone would open with three of four: its mechanism counts on all."
+    line = nodes(tmp_path, dies={3: MASKED})
+    line.mechanism = strict = replace(line.mechanism, tolerance=0.0)
+    assert strict.honest == 4
+    assert sums.session_of(strict, D, [0, 1, 2, 3], 7, 0).quorum == 4
+    with pytest.raises(BelowThreshold, match="3 clients are left; 4 must be"):
+        line.sum()
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_vector_that_no_clip_allows_is_not_used(name, tmp_path):
+    def lie(words):
+        return np.full(len(words), 7 * 2 ** (mechanism.ring.bits - 4), np.int64)
+
+    mechanism = dpcomm.mechanism(name, **MECHANISMS[name])
+    line = nodes(tmp_path, name, lie=lie)
+    with pytest.raises(BelowThreshold, match="the sum's norm is"):
+        line.sum()
+    words = len(line.words[0])
+    due = sums.longest(mechanism, D, 4, words)
+    assert 4 * mechanism.clip_norm < due < 4 * sums.longest(mechanism, D, 1, words)
+
+
+def test_each_step_is_answered_once_and_by_one_process(tmp_path):
+    line = nodes(tmp_path)
+    server = sums.Gatherer(line.folder, line.ask, lambda text: None)
+    heard, letters = [], {}
+
+    def ask(sent):
+        letters.update(sent if next(iter(sent.values()))["step"] == 1 else {})
+        heard.extend(sent)
+        return line.ask(sent)
+
+    line.dies = dict.fromkeys(range(4), 1)
+    server.ask = ask
+    with pytest.raises(BelowThreshold):
+        server.begin([0, 1, 2, 3], line.mechanism, D, 7, 0)
+    with pytest.raises(SecAggError):  # the first step, in a session that was begun
+        line.step(0, letters[0] | dict(step=0, mail=b""))
+    (state,) = tmp_path.rglob("*-0-1.state")
+    assert stat.S_IMODE(state.stat().st_mode) == 0o600
+
+    def attempt(_):
+        try:
+            return line.step(0, letters[0])
+        except ValueError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(8) as pool:
+        said = [*pool.map(attempt, range(8))]
+    assert sum(isinstance(one, bytes) for one in said) == 1
+    assert said.count("this step was already answered, or comes too early") == 7
+
+
+def test_a_damaged_state_ends_the_session(tmp_path):
+    line = nodes(tmp_path)
+    asked = dict(cohort=[0, 1, 2, 3], entries=D)
+    line.step(0, asked | dict(step=0, mail=b""))
+    (state,) = tmp_path.rglob("*.state")
+    state.write_bytes(state.read_bytes()[:-1] + b"?")
+    with pytest.raises(ValueError, match="the state is damaged"):
+        line.step(0, asked | dict(step=1, mail=b""))
+    assert not [*tmp_path.rglob("*.state*")]
+
+
+# ---- keys
+
+
+def test_a_state_is_overwritten_before_it_is_removed(tmp_path, monkeypatch):
+    place, seen = tmp_path / "a.state", []
+    sums.store_secret(place, b"secret")
+    with pytest.raises(FileExistsError):
+        sums.store_secret(place, b"another")
+    monkeypatch.setattr(Path, "unlink", lambda self: seen.append(self.read_bytes()))
+    assert sums.pop_secret(place) == b"secret"
+    assert seen == [bytes(6)] and sums.pop_secret(place) is None
+
+
+def test_keys_are_made_once_and_read_by_their_owner(tmp_path):
+    folder = sums.generate_keys(tmp_path / "keys", 4)
+    identity, members = sums.read_keys(folder, "client-2")
+    assert identity.public_key().public_bytes_raw() == members.directory[2]
+    assert sorted(members.directory) == sorted([*range(4), SERVER])
+    assert (members.threshold, members.least) == (None, 4)
+    sums.approve(folder, "client-2", 3, threshold=2)
+    again = sums.read_keys(folder, "client-2")[1]
+    assert (again.threshold, again.least) == (2, 3)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for path in folder.glob("*.key"):
+        assert path.read_text() not in (folder / "directory.json").read_text()
+    assert len(json.loads((folder / "directory.json").read_text())) == 5
+    with pytest.raises(FileExistsError):
+        sums.generate_keys(folder, 4)
+    with pytest.raises(ValueError, match="keys of client-9 are missing"):
+        sums.read_keys(folder, "client-9")
+    own = tmp_path / "own"
+    assert sums.new_key(own / "own.key") not in members.directory.values()
+
+
+def test_only_a_list_that_its_owner_signed_is_read(tmp_path):
+    folder = sums.generate_keys(tmp_path / "keys", 4)
+    signed = folder / "client-2.signed.json"
+    good, listed = (
+        signed.read_text(),
+        json.loads((folder / "directory.json").read_text()),
+    )
+    del listed["3"]
+    (folder / "directory.json").write_text(json.dumps(listed))
+    assert len(sums.read_keys(folder, "client-2")[1].directory) == 5
+    another = (folder / "client-1.signed.json").read_text()
+    wrong = [
+        another,
+        good.replace("least", "laest"),
+        good[:-9],
+        "[1]",
+        "[" * 10**5,
+        "{}",
+    ]
+    wrong += [good.replace('\\"least\\": 4', '\\"least\\": 2')]
+    for text in wrong:
+        assert text != good
+        signed.write_text(text)
+        with pytest.raises(ValueError, match="client-2.signed.json"):
+            sums.read_keys(folder, "client-2")
+    signed.unlink()
+    with pytest.raises(ValueError, match="has not signed"):
+        sums.read_keys(folder, "client-2")
+    for text in ("{", "[]", "[" * 10**5, '{"a": 1}', '{"0": "zz"}', '{"0": "00"}'):
+        (folder / "directory.json").write_text(text)
+        with pytest.raises(ValueError, match="directory.json"):
+            sums.approve(folder, "client-2", 4)
+
+
+def test_a_key_that_others_may_read_or_that_is_no_key_is_refused(tmp_path):
+    folder = sums.generate_keys(tmp_path / "keys", 4)
+    key = folder / "client-1.key"
+    key.chmod(0o644)
+    with pytest.raises(ValueError, match="client-1.key.*chmod go="):
+        sums.read_keys(folder, "client-1")
+    key.chmod(0o600)
+    assert sums.read_key(folder, "client-1").public_key().public_bytes_raw()
+    for text in ("", "zz", "00"):
+        key.write_text(text)
+        with pytest.raises(ValueError, match="client-1.key is not a key"):
+            sums.read_keys(folder, "client-1")
+    key.write_text((folder / "client-2.key").read_text())
+    with pytest.raises(ValueError, match="not signed by the key of client-1"):
+        sums.read_keys(folder, "client-1")
+    sums.approve(folder, "client-1", 4)
+    with pytest.raises(ValueError, match="lists a different key for client-1"):
+        sums.read_keys(folder, "client-1")

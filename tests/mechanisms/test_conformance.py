@@ -8,6 +8,7 @@ import functools
 import inspect
 import itertools
 import math
+import os
 import re
 import subprocess
 import sys
@@ -21,13 +22,16 @@ from tables import first_alone, tabled
 
 from dpcomm.core import wire
 from dpcomm.core.random import Insecure, seed_tree
-from dpcomm.interop import conformance
 from dpcomm.mechanisms import contract, families, topk
 from dpcomm.privacy import audit, hypothesis_tests
 from dpcomm.privacy.guarantee import RELATIONS, Guarantee
 from dpcomm.secagg import session
 
-NAMES = conformance.selected() or contract.registered()
+# A mechanism of one's own: DPCOMM_MECHANISM=my.module:Class, or several with spaces.
+OWN = [
+    contract.import_mechanism(c) for c in os.environ.get("DPCOMM_MECHANISM", "").split()
+]
+NAMES = OWN or contract.registered()
 
 
 def settings(name: str, keep=lambda case: True) -> list:
@@ -44,7 +48,7 @@ def every(keep=lambda case: True):
     """
     found = [of for name in NAMES if (of := settings(name, keep))]
     rest = {f"{of[0].id.split(',')[0]}, others": of[1:] for of in found if of[1:]}
-    if not conformance.selected():
+    if not OWN:
         rest = {"others": [case for cases in rest.values() for case in cases]}
     return first_alone("case", [of[0] for of in found], rest)
 

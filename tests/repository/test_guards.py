@@ -41,9 +41,8 @@ ROOMS = {
     "evidence": "core privacy",
     "mechanisms": "core privacy secagg",
     "training": "core privacy datasets mechanisms",
-    "interop": "core privacy secagg mechanisms training",
+    "interop": "core privacy secagg mechanisms",
     "experiments": "core privacy secagg datasets evidence mechanisms training",
-    "flower": "core privacy secagg datasets mechanisms interop training",
     "commands": "core privacy datasets evidence mechanisms training interop experiments",
     "cli": "commands core evidence experiments",
     "__main__": "cli",
@@ -52,7 +51,7 @@ WITHOUT_TORCH = (
     "core.checks",
     "core.files",
     "privacy",
-    "training.floor",
+    "interop.floor",
     "evidence",
     "experiments.run.runner",
     "experiments.run.grids",
@@ -61,7 +60,6 @@ WITHOUT_TORCH = (
     "experiments.run.planning",
     "experiments.run.sweep",
     "experiments.run.cluster",
-    "interop.flower_app",
     "commands",
     "cli",
 )
@@ -191,8 +189,7 @@ def exported(tmp_path_factory):
     for path in (root / "dpcomm").rglob("*.py"):
         if "assets" in path.parts:  # apps to copy, which are no modules
             continue
-        by_hand = path.parent in (root / "dpcomm", root / "dpcomm" / "flower")
-        if not by_hand or not path.stem.startswith("__"):
+        if path.parent != root / "dpcomm" or not path.stem.startswith("__"):
             path.unlink()
     done = python(
         "-c",

@@ -45,7 +45,7 @@ def test_what_is_imported_when_asked_for_is_what_a_checker_sees():
 
 MORE = """
 training/your-model training/callbacks foundations/your-mechanism foundations/calibrate
-flower/client flower/sums interop/flower
+interop/flower interop/floor
 interop/pfl interop/opacus interop/sums
 """.split()
 GUIDES = [page for page in NOTEBOOKS if page.parent.name == "use"]

@@ -139,13 +139,6 @@ def test_commands_work_without_a_checkout(bare, tmp_path):
     assert refused.returncode == 2 and "clone the repository" in refused.stderr
 
 
-@pytest.mark.deep
-def test_pytest_finds_the_conformance_suite_without_a_checkout(bare, tmp_path):
-    words = "-q -p no:cacheprovider -k signed --dpcomm-mechanism=pm".split()
-    printed = said(bare, tmp_path, "python", "-m", "pytest", *words)
-    assert " passed" in printed and "failed" not in printed
-
-
 EACH = """
 import os, runpy, sys, traceback
 from dpcomm.training import federated

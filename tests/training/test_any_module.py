@@ -474,25 +474,6 @@ def test_a_bare_list_of_clients_is_shown_the_way_in():
         Task(mlp(), clients, None, Config(), 0)
 
 
-def test_a_node_of_flowers_road_sends_what_trains_and_no_more():
-    flower = pytest.importorskip("dpcomm.flower.client")
-    flower_server = pytest.importorskip("dpcomm.flower.server")
-    sent = mechanism("gaussian", clip_norm=1.0, sigma=0.1, local=True)
-    for name, d in (("frozen", 27), ("regression", 186)):
-        work = task(name, sent=sent)
-        home = replace(work, federation=flower.own_part(work.federation, 2))
-        assert flower.agreement(home)["weights"] == str(d)
-        update = flower.local_update(
-            home, 2, flower_server.ModelDownlink(work).w.detach(), 0
-        )
-        streams = work.streams(0, np.array([2]), "batches")
-        with ThreadPoolExecutor(1) as pool:
-            ((wanted, _),) = federated_round.train_cohort(
-                work, pack(work.model), np.array([2]), streams, pool
-            )
-        assert update.shape == (d,) and torch.equal(update, wanted[0])
-
-
 class Pair(nn.Linear):
     "Returns two things, as a layer with a state does."
 

@@ -26,7 +26,7 @@ from dpcomm.training import (
 )
 from dpcomm.training.federated import Config, Task
 
-ROADS = (*local_sgd.ENGINES, "flower")
+ROADS = local_sgd.ENGINES
 QUICK = mechanism("gaussian", clip_norm=1.0, sigma=0.1, local=True, exact=False)
 ODD = 0  # its examples come first: number 0 also fills other clients' short batches
 
@@ -63,16 +63,6 @@ def task(what, engine="loop", sent=None, **settings):
 
 def updates(what, road, clients=(0, 1, 2), **settings):
     "What each of some clients moves by in round 0."
-    if road == "flower":
-        flower = pytest.importorskip("dpcomm.flower.client")
-        work = task(what, **settings)
-        w = pack(work.model)
-
-        def alone(c):
-            own = replace(work, federation=flower.own_part(work.federation, c))
-            return flower.local_update(own, c, w, 0)
-
-        return torch.stack([alone(c) for c in clients]), None
     work, cohort = task(what, road, **settings), np.array(clients)
     streams, w = work.streams(0, cohort, "batches"), pack(work.model)
     with ThreadPoolExecutor(1) as pool:

@@ -3,11 +3,13 @@
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from dpcomm.flower import mod
+from dpcomm.interop.flower import mod
 
 from .private import protection
 from .task import data, model, train
 
+# A node answers within the floor that its owner names in --node-config, and not without
+# one. For a rehearsal, in Flower's simulation for example, add floor=False here.
 app = ClientApp(mods=[mod(lambda context: protection(context.run_config)[1])])
 
 

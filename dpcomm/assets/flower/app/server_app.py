@@ -4,7 +4,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp import strategy as strategies
 
-from dpcomm.flower import Private
+from dpcomm.interop.flower import Private
 
 from .private import protection
 from .task import accuracy, model
@@ -19,16 +19,17 @@ def main(grid, context):
     where, mechanism = protection(config)
     name, cohort, clients = config["strategy"], config["cohort"], config["clients"]
     asked = dict(fraction_train=cohort / clients, min_train_nodes=cohort)
-    asked |= dict(min_available_nodes=clients, fraction_evaluate=0.0)
+    asked |= dict(min_available_nodes=cohort, fraction_evaluate=0.0)
     inner = getattr(strategies, name)(**asked, **HOW.get(name, {}))
-    strategy = Private(inner, mechanism, where, keys=config["keys"] or None)
+    keys = config["keys"] or None
+    strategy = Private(inner, mechanism, where, keys=keys, model=model())
 
     def score(server_round, arrays):
         now = model()
         now.load_state_dict(arrays.to_torch_state_dict())
-        found = accuracy(now)
-        print(f"round {server_round}: accuracy {found:.1%}", flush=True)
-        return MetricRecord({"accuracy": found})
+        right = accuracy(now)
+        print(f"round {server_round}: accuracy {right:.1%}", flush=True)
+        return MetricRecord({"accuracy": right})
 
     first, rounds = ArrayRecord(model().state_dict()), config["rounds"]
     strategy.start(grid, first, num_rounds=rounds, evaluate_fn=score)

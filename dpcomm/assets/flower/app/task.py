@@ -33,5 +33,5 @@ def train(model, x, y, steps=3, lr=0.1):
 
 def accuracy(model):
     test = digits()
-    found = model(test.x_test.flatten(1)).argmax(1) == test.y_test
-    return found.double().mean().item()
+    right = model(test.x_test.flatten(1)).argmax(1) == test.y_test
+    return right.double().mean().item()

@@ -1,1 +1,0 @@
-"A Flower app over dpcomm."

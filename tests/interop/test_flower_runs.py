@@ -1,0 +1,329 @@
+"Runs of the two lines in Flower's own types: client code and strategies as they are."
+
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from checkout import cells
+from flower_nodes import (
+    CLIENTS,
+    COHORT,
+    HERE,
+    Grid,
+    accuracy,
+    client_app,
+    digits,
+    first_model,
+    identity,
+    inner,
+    network,
+    start,
+)
+
+import dpcomm
+from dpcomm.interop import flower as native
+
+if HERE:
+    from flwr.app import ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
+    from flwr.app import Message as Letter
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp.exception import PrivacyBudgetExhausted
+pytestmark = pytest.mark.flower
+_ = digits, identity  # fixtures
+
+ROUNDS = 30
+WHERE = dpcomm.Deployment(
+    n_clients=CLIENTS, cohort=COHORT, rounds=ROUNDS, delta=1e-3, sampling="fixed"
+)
+FAINT = dict(clip_norm=1e6, sigma=1e-12, exact=False)
+
+
+def faint():
+    return dpcomm.mechanism("gaussian", **FAINT)
+
+
+def rehearsal(mechanism, **how):
+    return [native.mod(mechanism, floor=False, **how)]
+
+
+@pytest.mark.parametrize("kind", ["FedAvg", "FedAdam", "FedAvgM"])
+def test_unchanged_client_code_learns_under_unchanged_strategies(kind, digits):
+    "At least 80 % on digits at epsilon 8, delta 1e-3, for a client who is replaced."
+    used = WHERE.calibrate("gaussian", eps=8.0, clip_norm=0.5, exact=False)
+    how = dict(FedAdam=dict(eta=0.02), FedAvgM=dict(server_momentum=0.5)).get(kind, {})
+    strategy = native.Private(inner(kind, **how), used, WHERE, seed=0)
+    assert strategy.promise.eps <= 8
+    grid = Grid(client_app(digits, rehearsal(used)))
+    result = start(strategy, grid, ROUNDS)
+    assert accuracy(result.arrays, digits) >= 0.8
+    assert strategy.spent.eps == strategy.promise.eps
+    for reply in grid.seen[0]:
+        assert not reply.content.array_records, "weights left a client in the clear"
+        assert not reply.content.metric_records
+
+
+def test_one_bit_messages_are_what_travels(digits):
+    used = dpcomm.mechanism("imvu", clip_norm=1.0, eps=1.0)
+    strategy = native.Private(inner("FedAvg"), used, replace(WHERE, trust="local"))
+    grid = Grid(client_app(digits, rehearsal(used, keep=("secret",))))
+    start(strategy, grid, 1)
+    for reply in grid.seen[0]:
+        sent = reply.content["dpcomm"]["message"]
+        assert 8 * len(sent) == used.bits(7850).payload + used.bits(7850).header
+        assert dict(reply.content["metrics"]) == {"secret": 1.0}
+
+
+def test_the_average_is_the_mean_of_updates_over_the_expected_cohort(digits):
+    "Broken clients count as zero, and absent ones too."
+    broken = 1000, 1001, 1002
+    grid = Grid(client_app(digits, rehearsal(faint()), broken))
+    private = native.Private(inner("FedAvg"), faint(), WHERE, seed=0)
+    private.strategy.configure_train = lambda *given: first_letters()
+    found = start(private, grid, 1).arrays.to_torch_state_dict()
+    assert not any(reply.has_error() for reply in grid.seen[0])
+    replies = Grid(client_app(digits, [])).send_and_receive(first_letters())
+    kept = [r for r in replies if r.metadata.src_node_id not in broken]
+    moves = [r.content["arrays"].to_torch_state_dict() for r in kept]
+    for name, value in network().state_dict().items():
+        mean = sum(m[name] - value for m in moves) / COHORT
+        assert torch.allclose(found[name], value + mean, atol=1e-5)
+
+
+def first_letters(kind="train", n=COHORT):
+    content = RecordDict({"arrays": first_model()})
+    made = dict(content=content, message_type=kind)
+    return [Letter(dst_node_id=1000 + i, **made) for i in range(n)]
+
+
+@pytest.mark.parametrize("statistics", ["refuse", "client"])
+def test_running_averages_are_refused_or_stay_on_their_client(statistics):
+    "They were noised, negative, and every output nan."
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+    where = dpcomm.Deployment(4, 4, 2, 1e-3, sampling="none")
+    private = native.Private(
+        inner("FedAvg", fraction_train=1.0), faint(), where, statistics=statistics
+    )
+    seen = []
+    app = made_app(rehearsal(faint()), model, seen)
+    if statistics == "refuse":
+        with pytest.raises(ValueError, match="0.running_mean: .*use GroupNorm"):
+            private.start(Grid(app, 4), first_model(model), num_rounds=2)
+        return
+    result = private.start(Grid(app, 4), first_model(model), num_rounds=2)
+    state = result.arrays.to_torch_state_dict()
+    assert (state["0.running_mean"] == 0).all() and (state["0.running_var"] == 1).all()
+    assert not torch.equal(state["1.weight"], model.state_dict()["1.weight"])
+    first, second = seen[:4], seen[4:]
+    assert all((mean == 0).all() for mean, _ in first)
+    by_node = {float(mean[0]) for mean, _ in second}
+    assert len(by_node) == 4, "each node found its own"
+
+
+def made_app(mods, model, seen):
+    "An app that notes the running mean it was sent, and trains on numbers of its own."
+    app = ClientApp(mods=mods)
+
+    @app.train()
+    def train(message, context):
+        mine = deepcopy(model)
+        mine.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        seen.append((mine[0].running_mean.clone(), context.node_id))
+        mine(torch.randn(8, 3) + context.node_id - 1000).square().sum().backward()
+        torch.optim.SGD(mine.parameters(), lr=0.01).step()
+        return Letter(RecordDict({"arrays": first_model(mine)}), reply_to=message)
+
+    return app
+
+
+def test_a_scalar_trains_and_a_frozen_layer_does_not_move():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
+    model[1].requires_grad_(False)
+    model.register_parameter("scale", torch.nn.Parameter(torch.tensor(1.0)))
+    noisy = dpcomm.mechanism("gaussian", clip_norm=1.0, sigma=1.0)
+    where = dpcomm.Deployment(4, 4, 2, 1e-3, sampling="none", d=9)
+    strategy = inner("FedAvg", fraction_train=1.0)
+    private = native.Private(strategy, noisy, where, model=model)
+    app = ClientApp(mods=rehearsal(noisy))
+
+    @app.train()
+    def train(message, context):
+        content = RecordDict({"arrays": message.content["arrays"]})
+        return Letter(content, reply_to=message)
+
+    private.start(Grid(app, 4), first_model(model), num_rounds=2)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    after = private.model(model).state_dict()
+    assert after["scale"].shape == () and after["scale"] != before["scale"]
+    assert torch.equal(after["1.weight"], before["1.weight"])
+
+
+# ---- budgets, rounds, cohorts
+
+
+def test_a_budget_ends_the_run_with_its_model(digits):
+    "It ended it with an exception, and the model was gone."
+    used = WHERE.calibrate("gaussian", eps=8.0, clip_norm=0.5, exact=False)
+    private = native.Private(inner("FedAvg"), used, WHERE, max_epsilon=2.0)
+    grid = Grid(client_app(digits, rehearsal(used)))
+    result = start(private, grid, ROUNDS)
+    played = private.rounds_done
+    assert 0 < played < ROUNDS and len(grid.seen) == 2 * played
+    assert private.spent.eps <= 2 < WHERE.after(played + 1).guarantee(used).eps
+    model = private.model(network()).state_dict()
+    for name, value in result.arrays.to_torch_state_dict().items():
+        assert torch.equal(value, model[name])
+    with pytest.raises(PrivacyBudgetExhausted, match="above max_epsilon = 2"):
+        start(private, grid, 1)
+
+
+def test_a_second_start_counts_on(digits):
+    "Three starts of five rounds were stated as five."
+    used = dpcomm.mechanism("gaussian", clip_norm=0.5, sigma=1.0, exact=False)
+    private = native.Private(inner("FedAvg"), used, replace(WHERE, rounds=5))
+    grid = Grid(client_app(digits, rehearsal(used)))
+    start(private, grid, 3)
+    assert private.spent == WHERE.after(3).guarantee(used)
+    start(private, grid, 3)
+    assert private.rounds_done == 5
+    assert private.spent == WHERE.after(5).guarantee(used)
+    answered = [r for replies in grid.seen for r in replies if not r.has_error()]
+    assert len(answered) == 5 * COHORT, (
+        "rounds of the second start are new to the nodes"
+    )
+
+
+def test_a_seed_is_a_premise():
+    used = dpcomm.mechanism("gaussian", clip_norm=0.5, sigma=1.0)
+    assert not native.Private(inner("FedAvg"), used, WHERE).promise.premises
+    private = native.Private(inner("FedAvg"), used, WHERE, seed=0)
+    private.rounds_done = 1
+    for made in (private.promise, private.spent):
+        assert str(made).startswith("As if nobody could guess the key (premise keys)")
+
+
+def test_an_exception_leaves_the_model_and_the_guarantee(digits):
+    used = dpcomm.mechanism("gaussian", clip_norm=0.5, sigma=1.0, exact=False)
+    private = native.Private(inner("FedAvg"), used, WHERE)
+    grid = Grid(client_app(digits, rehearsal(used)))
+
+    def score(server_round, arrays):
+        if server_round == 2:
+            raise OSError("disk full")
+
+    with pytest.raises(OSError):
+        private.start(grid, first_model(), num_rounds=5, evaluate_fn=score)
+    assert private.rounds_done == 2 and private.spent == WHERE.after(2).guarantee(used)
+    assert not torch.equal(private.model(network()).weight, network().weight)
+
+
+def test_poisson_cohorts_are_drawn_by_a_coin_each_and_may_be_empty(digits):
+    where = replace(WHERE, sampling="poisson", cohort=1, rounds=40)
+    used = dpcomm.mechanism("gaussian", clip_norm=1.0, sigma=1.0, exact=False)
+    private = native.Private(inner("FedAvg", fraction_train=1.0), used, where, seed=0)
+    grid = Grid(client_app(digits, rehearsal(used)))
+    result = start(private, grid, 40)
+    sizes = [len(replies) for replies in grid.seen[::2]]
+    assert 0 in sizes and len(set(sizes)) > 2 and sum(sizes) < 100
+    assert private.rounds_done == 40 and result.arrays is not None
+
+
+def test_a_node_that_leaves_makes_a_smaller_round(digits):
+    "The cohort is one of all 240; of those, 60 are gone: a draw of 60 meets 15 of them."
+    used = dpcomm.mechanism("gaussian", clip_norm=1.0, sigma=1.0, exact=False)
+    grid = Grid(client_app(digits, rehearsal(used)), n=CLIENTS - 60)
+    strategy = inner("FedAvg", min_train_nodes=COHORT)
+    private = native.Private(strategy, used, replace(WHERE, rounds=40), seed=0)
+    letters = [
+        private.configure_train(1, first_model(), ConfigRecord(), grid)
+        for _ in range(40)
+    ]
+    sizes = [len(sent) for sent in letters]
+    assert private.rounds_done == 40 and max(sizes) <= COHORT
+    # mean 45, standard deviation 2.9 a round: seven of them over 40 rounds
+    assert abs(sum(sizes) / 40 - 45) < 3.3 and len({*sizes}) > 3
+    asked = {letter.metadata.dst_node_id for sent in letters for letter in sent}
+    assert len(asked) > 170
+
+
+def test_a_cohort_that_was_not_accounted_for_is_not_asked(digits):
+    used = dpcomm.mechanism("gaussian", clip_norm=1.0, sigma=1.0, exact=False)
+    grid = Grid(client_app(digits, rehearsal(used)))
+    more = native.Private(inner("FedAvg", fraction_train=0.5), used, WHERE)
+    letters = more.configure_train(1, first_model(), ConfigRecord(), grid)
+    assert len({letter.metadata.dst_node_id for letter in letters}) == COHORT
+    few = native.Private(inner("FedAvg", fraction_train=0.1), used, WHERE)
+    with pytest.raises(PrivacyBudgetExhausted, match="selects 24 of 240 nodes"):
+        start(few, grid, 1)
+    wrong = native.Private(inner("FedAvg"), used, replace(WHERE, d=7000))
+    with pytest.raises(PrivacyBudgetExhausted, match="7850 trainable entries.* d = 70"):
+        start(wrong, grid, 1)
+    assert grid.seen == []
+
+
+# ---- what nodes send
+
+
+def test_what_nodes_send_is_bounded_and_cleaned(digits, capsys):
+    "Forged lines, escape codes, a megabyte, nan in an average, thousands of names."
+    used = dpcomm.mechanism("imvu", clip_norm=1.0, eps=1.0)
+    private = native.Private(inner("FedAvg"), used, replace(WHERE, trust="local"))
+    letters = private.configure_train(1, first_model(), ConfigRecord(), Grid(None))
+    good = client_app(digits, rehearsal(used, keep=("secret",)))
+    loud = "round 1: 2 of 2 messages\n\x1b[31m" + "x" * 10**6
+    replies = [Letter(Error(1, loud), reply_to=letters[0])]
+    for fields in ({"message": b"x"}, {"message": 3.0}, {}):
+        content = RecordDict({"dpcomm": ConfigRecord(fields)})
+        replies.append(Letter(content, reply_to=letters[1]))
+    (honest,) = Grid(good).send_and_receive(letters[2:3])
+    odd = {"secret": float("nan"), "bad": float("inf"), "many": [1.0, 2.0]}
+    odd |= {f"name {k}": 1.0 for k in range(4000)} | {"y" * 10**5: 1.0}
+    (liar,) = Grid(good).send_and_receive(letters[3:4])
+    liar.content["metrics"] = MetricRecord(odd)
+    arrays, metrics = private.aggregate_train(1, [*replies, honest, liar])
+    assert arrays is not None and metrics["secret"] == 1.0 and len(metrics) <= 101
+    assert not {"bad", "many"} & {*metrics}
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and len(said) < 3000
+    assert not any(line.startswith("round 1: 2") for line in said.splitlines())
+
+
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda: native.mod("gaussian"), "must be a mechanism"),
+        (lambda: native.mod(dpcomm.mechanism("sqsgd")), "turn its residuals off"),
+        (lambda: refused("FedMedian"), "reads individual updates"),
+        (lambda: refused("Krum"), "reads individual updates"),
+        (lambda: refused("FedAvg", sampling="replacement"), "selects a node at most"),
+        (lambda: native.Private(inner("FedAvg"), faint(), 1), "dpcomm.Deployment"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_a_run(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def refused(kind, **how):
+    return native.Private(inner(kind), faint(), replace(WHERE, **how))
+
+
+def test_the_guide_is_run_whole():
+    "The page in the order of its cells, and then one round of what it made."
+    page = {}
+    for cell in cells(Path("nbs/use/flower.ipynb")):
+        if cell.kind == "code":
+            exec(cell.source, page)
+    where, strategy = page["where"], page["strategy"]
+    assert isinstance(strategy, native.Private) and strategy.spent is None
+    page["app"].train()(lambda message, context: 1 / 0)
+    model = ArrayRecord({"w": torch.zeros(1_000)})
+    grid = Grid(page["app"], where.n_clients)
+    letters = [*strategy.configure_train(1, model, ConfigRecord(), grid)]
+    replies = grid.send_and_receive(letters)
+    assert all("no floor file" in reply.error.reason for reply in replies)
+    arrays, _ = strategy.aggregate_train(1, replies)
+    noise = arrays["w"].numpy().std() * where.cohort / page["mechanism"].sigma
+    assert len(letters) == 50 and 0.8 < noise < 1.25  # nine standard deviations
+    assert 0 < strategy.spent.eps < where.guarantee(page["mechanism"]).eps <= 4
