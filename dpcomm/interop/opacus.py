@@ -7,7 +7,7 @@ __all__ = ['guarantee']
 
 # %% ../../nbs/interop/opacus.ipynb #iopa0004
 from ..core.checks import check_choice
-from ..mechanisms.central_noise import FLOATS
+from ..mechanisms.noisy_sums import FLOATS
 from ..privacy import accounting, losses
 from ..privacy.guarantee import Guarantee
 

@@ -8,18 +8,16 @@ __all__ = ['DDGauss', 'calibrate']
 # %% ../../nbs/baselines/ddgauss.ipynb #d82e2e9d
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
-from ..core.checks import SCALE, check_between, check_number, check_size, shown
+from ..core.checks import check_between, check_number, shown
 from .contract import register
-from .modular_noise import OnRing, gaussian_multiplier, refuse_bits
-from .noisy_sums import ACCOUNTANTS, NoisySum, check_release
+from .noisy_sums import OnRing
+from ..privacy import accounting
 from ..privacy.accounting import INTEGER_ORDERS, rdp_subsampled_gaussian
 from ..privacy.whole_noise import gaussian_curvature
 from ..secagg.discrete import discrete_gaussian, exact_variance, tau
-from ..secagg.ring import rounded_norm
 
 # %% ../../nbs/baselines/ddgauss.ipynb #02d410d3
 _SETTINGS = (  # sigma, ring_bits, tolerance, d; in the second the clip is 1.3 steps
@@ -42,7 +40,18 @@ AUDITED = tuple(
 @register
 @dataclass(frozen=True)
 class DDGauss(OnRing):
-    "`OnRing` with discrete Gaussian shares. [Kairouz et al. 2021, Alg. 1]"
+    """Clip, rotate, round, add a discrete Gaussian share, wrap. [Kairouz et al. 2021, Alg. 1]
+
+    clip_norm: L2 bound C of one client's vector, > 0.
+    sigma: noise multiplier guaranteed for the sum, > 0.
+    n_clients: n, shares in a sum, >= 1.
+    ring_bits: b, bits a coordinate, 2..32.
+    beta: chance at most that rounding is refused, in [0, 1).
+    k: deviations of the sum that the ring holds a side, > 0.
+    rotation_seed: of the public rotation, >= 0.
+    tolerance: fraction of shares that may be missing or known, in [0, 1).
+    padded: to a power of two, as in the paper and in wire version 1.
+    """
 
     name, audit_cases = "ddgauss", AUDITED
     deployment_note = (
@@ -50,34 +59,31 @@ class DDGauss(OnRing):
         " Gaussian shares"
     )
 
-    def variance(self, d: int) -> Fraction:
-        "Variance parameter of one share. [Kairouz et al. 2021, Alg. 1]"
+    def variance(self, d):
+        # [Kairouz et al. 2021, Alg. 1]
         return exact_variance((self.share / self.step(d)) ** 2)
 
-    def draw(self, variance: Fraction, shape: tuple, rng) -> np.ndarray:
-        "Discrete Gaussian numbers, exactly. [Canonne, Kamath & Steinke 2020]"
+    def draw(self, variance, shape, rng):
+        # exactly [Canonne, Kamath & Steinke 2020]
         return discrete_gaussian(variance, shape, rng)
 
-    def noise_law(self, variance: float, count: int, size: int) -> np.ndarray:
-        "The convolution of `count` discrete Gaussians."
+    def noise_law(self, variance, count, size):
+        # the convolution of `count` discrete Gaussians
         k = np.arange(-size // 2, size - size // 2)
         one = np.exp(-(k**2) / (2 * variance))
         first = np.roll(one / one.sum(), -(size // 2))
         return np.fft.irfft(np.fft.rfft(first) ** count, size)
 
-    def divergences(
-        self, d: int, q: float, relation: str, accountant: str = "rdp-balle"
-    ) -> tuple:
-        "Rényi curve of one sum of the honest shares. [Kairouz et al. 2021, Prop. 14]"
-        return _divergences(self._release(d), q, relation, accountant)
+    def divergences(self, d, q, relation):
+        # [Kairouz et al. 2021, Prop. 14]
+        far = (1 + (relation == "replace")) * self.longest(d)
+        variance = (self.share / self.step(d)) ** 2
+        eps = concentrated(far, variance, self.honest, self.size(d))
+        orders = orders_at(q)
+        return orders, rdp_subsampled_gaussian(orders, 1 / eps, q)
 
-    def _release(self, d):
-        "One sum of the honest shares."
-        grid = self.step(d), self.clip_norm, self.honest, self.share
-        return NoisySum(*grid, self.size(d), self.beta)
-
-    def curvature(self, d: int) -> float:
-        "Of the sum of the honest shares. [page whole_noise, Prop. 2]"
+    def curvature(self, d):
+        # [page whole_noise, Prop. 2]
         return gaussian_curvature(float(self.variance(d)), self.honest)
 
     def release_epsilon(self, d: int) -> float:
@@ -86,10 +92,9 @@ class DDGauss(OnRing):
         d: coordinates, >= 1.
         Returns: eps of one sum, relation zero-out; inf where nothing is proved.
         """
-        D = self.size(d)
-        delta2 = rounded_norm(self.clip_norm / self.step(d), D, self.beta)
+        share = float(self.variance(d))
         try:
-            return concentrated(delta2, float(self.variance(d)), self.honest, D)
+            return concentrated(self.longest(d), share, self.honest, self.size(d))
         except ValueError:
             return math.inf
 
@@ -110,10 +115,6 @@ def concentrated(delta2: float, variance: float, n: int, D: int) -> float:
     delta2: largest change by one client, in steps. variance: of one share, in squared
     steps. D: coordinates.
     """
-    check_number("delta2", delta2, "[0, 1e150]")
-    check_number("variance", variance, "[0, 1e300]")
-    check_between("n", n, 1, 2**53)
-    check_size("D", D)
     if variance < 0.25:
         raise ValueError(
             f"variance is {shown(variance)}; this bound needs at least 1/4 (in squared"
@@ -130,15 +131,6 @@ def orders_at(q: float) -> np.ndarray:
     "Rényi orders at which a run is accounted."
     return INTEGER_ORDERS if q == 1 else SAMPLED
 
-# %% ../../nbs/baselines/ddgauss.ipynb #09ef2c12
-def _divergences(release, q, relation, accountant):
-    "Orders, and the Rényi curve of one sum at them. [Kairouz et al. 2021, Prop. 14]"
-    check_release(q, relation, accountant)
-    delta2 = (1 + (relation == "replace")) * release.norm
-    eps = concentrated(delta2, release.variance, release.n_clients, release.D)
-    orders = orders_at(q)
-    return orders, rdp_subsampled_gaussian(orders, 1 / eps, q)
-
 # %% ../../nbs/baselines/ddgauss.ipynb #a3980bb3
 def fit(
     multiplier: float,
@@ -154,8 +146,6 @@ def fit(
     multiplier: of the Gaussian. most: largest noise accepted, as a multiple of it.
     settings: further fields of DDGauss.
     """
-    check_number("multiplier", multiplier, SCALE)
-    check_number("clip_norm", clip_norm, SCALE)
     check_number("most", most, "(1, 1e6]")
 
     def build(sigma):
@@ -201,17 +191,28 @@ def calibrate(
     Returns: the one with the least noise.
     """
     check_between("ring_bits", ring_bits, 2, 32)
-    check_size("d", d)
     check_number("q", q, "(0, 1]")
-    multiplier = gaussian_multiplier(
-        eps, delta, q, rounds, orders_at(q), ACCOUNTANTS[0]
-    )
+    how = dict(rounds=check_between("rounds", rounds, 1, 2**53), relation="zero-out")
+    how |= dict(orders=orders_at(q), sampling="none" if q == 1 else "poisson")
+
+    def of_gaussian(sigma):
+        return accounting.gaussian_guarantee(sigma, delta, q, **how)
+
+    multiplier = accounting.calibrate(of_gaussian, eps, 1e-2, 1e5)
 
     def at(bits):
         return fit(multiplier, clip_norm, n_clients, d, bits, **settings)
 
-    found = at(ring_bits)
-    if not found:
-        most = settings.get("most", 1.5)
-        refuse_bits(at, ring_bits, eps, d, most, multiplier)
-    return found
+    if mechanism := at(ring_bits):
+        return mechanism
+    enough = next((bits for bits in range(ring_bits + 1, 33) if at(bits)), None)
+    raise ValueError(
+        f"ring_bits is {ring_bits}; eps = {eps:g} in {d} coordinates needs more than"
+        f" {settings.get('most', 1.5):g} times the Gaussian's noise multiplier of"
+        f" {multiplier:.4g}: "
+        + (
+            f"use at least {enough} bits"
+            if enough
+            else "32 bits are not enough either: raise most or eps"
+        )
+    )

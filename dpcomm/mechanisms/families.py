@@ -80,7 +80,7 @@ class Local(Mechanism):
         or fixed, behind a shuffler. d: entries of the vector: what is spent there; None:
         the worst. shuffled: messages in a shuffle, of clients that keep to the protocol,
         >= 1; None: no shuffler. q: as of `losses`. accountant: pld composes losses; pure
-        adds epsilons, which holds with any delta.
+        adds epsilons, which holds with any delta. Returns the guarantee of them all.
         """
         eps = self.message_epsilon(d)
         note = self.note if eps < math.inf else "no privacy: eps = inf only compresses"
@@ -105,6 +105,7 @@ class Local(Mechanism):
 
         relation: local, or zero-out and replace, which are special cases of it. d: as of
         `guarantee`. shuffled: too. q: chance to be in a cohort of fixed size, in (0, 1].
+        Returns losses.
         """
         eps, about = self.message_epsilon(d), dict(name=self.name, relation=relation)
         if shuffled is None:
@@ -169,9 +170,10 @@ class Summed(Mechanism):
         raise BelowThreshold(text, SERVER, UNMASK)
 
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
-        """The server's side of a secure sum, or of a sum of messages, (d,) float32.
+        """The server's side of a secure sum, or of a sum of messages.
 
         total: (K,), the sum of the summands of n clients, in the ring or not yet wrapped.
+        n: clients in it, >= 1. d: entries of the vectors, >= 1. Returns (d,) float32;
         BelowThreshold where too little noise is in it.
         """
         self.check_shares(n)

@@ -12,15 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_choice, check_size
+from ..core.checks import check_size
 from ..core.random import normal, private_stream
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, finite_floats, header_bits
-from .central_noise import ServerNoise, exact_noise
 from .contract import register
-from .distributed_noise import RING
-from .families import Central
-from ..privacy.hypothesis_tests import profile_of_gaussian
+from .noisy_sums import RING, ServerNoise, on_grid
 
 # %% ../../nbs/baselines/gaussian.ipynb #ba8e7034
 RELATIONS = {
@@ -70,14 +67,13 @@ class Gaussian(ServerNoise):
 
     @property
     def samplings(self):
-        "None amplifies where the server sees who sends."
+        # none amplifies where the server sees who sends
         return ("none",) if self.local else ServerNoise.samplings
 
     @property
     def relations(self):
-        "By who adds the noise; the first is what `guarantee` states."
-        names = RELATIONS[self.local]
-        return {name: dict(relation=name) for name in names}
+        # the first is what `guarantee` states
+        return {name: dict(relation=name) for name in RELATIONS[self.local]}
 
     def clip(self, u):
         return clip_l2(u, self.clip_norm)
@@ -88,68 +84,38 @@ class Gaussian(ServerNoise):
     def moments(self, u):
         return self.clip(u) - u, torch.full_like(u, self.std**2 if self.local else 0.0)
 
+    def noisy_steps(self, u: Tensor, rng) -> np.ndarray:
+        """Clipped rows and exact noise, in steps, lifted from the ring they travel in.
+
+        u: (n, d), finite. rng: one stream, or one a row. Returns (n, d) int64.
+        """
+        z = on_grid(u, self.clip_norm, self.scale)
+        return RING.lift(z + self.noise_steps(z.shape, rng))
+
     def simulate(self, u: Tensor, rng) -> Tensor:
-        "Clipped rows, with noise where the client adds it."
+        # clipped rows, with noise where the client adds it
         check_rows("u", u)
         if self.local and self.exact:
-            return torch.from_numpy(_steps(self, u, rng) * self.scale).to(u)
+            return torch.from_numpy(self.noisy_steps(u, rng) * self.scale).to(u)
         u = self.clip(u)
         return u + self.std * normal(u.shape, rng, u.device) if self.local else u
 
-    def sum_estimates(self, estimates: Tensor) -> Tensor:
-        "Sum, on the server's grid where the server adds exact noise."
-        return (Central if self.local else ServerNoise).sum_estimates(self, estimates)
-
-    def average(self, total: Tensor, cohort: float, rng: np.random.Generator) -> Tensor:
-        "Average, with noise where the server adds it. [McMahan et al. 2017]"
-        return (Central if self.local else ServerNoise).average(
-            self, total, cohort, rng
-        )
-
     def encode(self, u: Tensor, key=None) -> Message:
-        "Clip, add the client's noise if it adds any, and write four bytes a value."
+        # clip, add the client's noise if it adds any, and write four bytes a value
         row, rngs = check_vector("u", u)[None], [private_stream(key)]
         if self.local and self.exact:
-            payload = RING.wrap(_steps(self, row, rngs)[0]).astype("<u4")
+            payload = RING.wrap(self.noisy_steps(row, rngs)[0]).astype("<u4")
         else:
             payload = self.simulate(row, rngs)[0].float().numpy().astype("<f4")
         return Message(self.name, len(u), payload.tobytes(), self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
-        "Read the values back."
-        payload = self.unwrap(message)
         if not (self.local and self.exact):
-            return finite_floats(payload)
-        steps = RING.lift(np.frombuffer(payload, "<u4").astype(np.int64))
-        return torch.from_numpy(steps * self.scale).float()
+            return finite_floats(self.unwrap(message))
+        return torch.from_numpy(self.to_summand(message) * self.scale).float()
 
     def to_summand(self, message: Message) -> np.ndarray:
-        "Steps of the grid where noise is exact."
-        if self.local and self.exact:
-            return RING.lift(
-                np.frombuffer(self.unwrap(message), "<u4").astype(np.int64)
-            )
-        return ServerNoise.to_summand(self, message)
-
-    def privacy_profile(
-        self, relation, eps, rounds=1, n_clients=1, cohort=1, d=1, **release
-    ):
-        """Privacy profile of the attack. [Balle & Wang 2018, Thm. 8; page ring, Prop. A]
-
-        rounds: releases of one play.
-        n_clients: clients in the federation.
-        cohort: sampling: no curve is stated with it.
-        d: coordinates of the game.
-        Returns: delta, shape of eps; exact without sampling, 1 with it.
-        """
-        check_choice("relation", relation, tuple(self.relations))
-        swap = relation in ("replace", "local")
-        if cohort != n_clients:
-            return np.ones(np.shape(eps))
-        delta = profile_of_gaussian((1 + swap) * rounds**0.5 / self.sigma, eps)
-        return self.with_rounding(delta, eps, rounds * d)
-
-# %% ../../nbs/baselines/gaussian.ipynb #be3a605b
-def _steps(mechanism, u, rng):
-    "Whole steps of noisy rows, lifted from the ring they travel in."
-    return RING.lift(exact_noise(u, mechanism.clip_norm, mechanism.std, rng))
+        # steps of the grid where noise is exact
+        if not (self.local and self.exact):
+            return super().to_summand(message)
+        return RING.lift(np.frombuffer(self.unwrap(message), "<u4").astype(np.int64))

@@ -16,13 +16,7 @@ from torch import Tensor
 
 from ..core.checks import check_choice, check_size, shown
 from ..core.random import private_stream
-from dpcomm.core.vectors import (
-    check_finite,
-    check_floats,
-    check_rows,
-    check_vector,
-    clip_l2,
-)
+from ..core.vectors import check_floats, check_rows, check_vector, clip_l2
 from dpcomm.core.wire import (
     BadMessage,
     Bits,
@@ -31,9 +25,9 @@ from dpcomm.core.wire import (
     pack_bits,
     unpack_bits,
 )
-from .central_noise import ServerNoise
 from .contract import IntRange, register
-from ..privacy.hypothesis_tests import SumGame, check_plays, profile_of_gaussian
+from .noisy_sums import ServerNoise
+from ..privacy.hypothesis_tests import check_plays
 from ..secagg.ring import conditional_round, rounded_norm
 
 # %% ../../nbs/baselines/quantised.ipynb #0c5340eb
@@ -42,6 +36,7 @@ SAFE = {
     True: "safe to deploy: whole numbers in messages, sum and noise",
     False: "simulation only: the server's noise in floating point shows in single bits",
 }  # by `exact`
+SLACK = 1 + 2.0**-40  # on the last bits of a double
 REDRAWN = 1e-9  # chance at most that a random rounding is too long and drawn again
 AUDITED = tuple(
     (
@@ -105,142 +100,134 @@ class Quantised(ServerNoise):
         "N, the longest row before rounding, in steps."
         return math.sqrt(math.floor((self.levels / self.top) ** 2))
 
+    def longest(self, d: int) -> int:
+        """Largest squared length of a message, in squared steps. [Kairouz et al. 2021, Prop. 22]
+
+        d: entries of the vector, >= 1. Returns N^2, or more where roundings are random.
+        """
+        if self.rounding == "zero":
+            return math.floor((self.levels / self.top) ** 2)
+        return math.floor(Fraction(rounded_norm(self.length, d, REDRAWN)) ** 2)
+
+    def step(self, d: int) -> float:
+        """Distance of two levels. [this page, @eq-quantised-step]
+
+        d: entries of the vector, >= 1. Returns > 0, in the units of clip_norm.
+        """
+        return self.clip_norm / math.sqrt(self.longest(d))
+
     def clip(self, u):
         d = u.shape[-1] if check_floats("u", u).ndim else 1
-        return clip_l2(u, self.length * step(self, d))
+        return clip_l2(u, self.length * self.step(d))
+
+    def in_steps(self, u: Tensor) -> Tensor:
+        """Clip, scale to steps, cut at the ends of the grid. [dprec App. D.3]
+
+        u: (n, d), finite. Returns the same shape, float64.
+        """
+        x = clip_l2(u.double() / self.step(u.shape[1]), self.length)
+        return (x * SLACK).clamp(-self.levels, self.levels)
+
+    def whole(self, u: Tensor, rng) -> Tensor:
+        """The whole numbers in -L..L that secure aggregation adds up. [dprec App. D.3]
+
+        u: (n, d), finite. rng: one stream, or one a row. Returns (n, d) int64.
+        """
+        x = self.in_steps(u)
+        if self.rounding == "zero":
+            return x.trunc().long()
+        bound = rounded_norm(self.length, u.shape[1], REDRAWN)
+        z = conditional_round(x.cpu().numpy(), bound, rng)
+        return torch.from_numpy(z).to(u.device)
+
+    def encode(self, u: Tensor, key=None) -> Message:
+        # clip, round, pack [dprec App. D.3]
+        z = self.whole(check_vector("u", u)[None], private_stream(key))[0]
+        payload = pack_bits((z + self.levels).cpu().numpy(), self.level_bits)
+        return Message(self.name, len(u), payload, self.fingerprint)
+
+    def levels_of(self, message: Message) -> np.ndarray:
+        """Read the whole numbers back; BadMessage where one is none.
+
+        message: made by `encode` with the same parameters. Returns (d,) int64.
+        """
+        payload = self.unwrap(message)
+        z = unpack_bits(payload, self.level_bits, message.d) - self.levels
+        if z.max(initial=0) > self.levels:
+            raise BadMessage(
+                f"message contains {z.max()}; levels run to {self.levels}: the"
+                " message is damaged, send it again"
+            )
+        return z
+
+    def decode(self, message: Message) -> Tensor:
+        return torch.from_numpy(self.levels_of(message) * self.step(message.d)).float()
 
     def bits(self, d):
         payload = 8 * -(-self.level_bits * check_size("d", d) // 8)
         return Bits.of(payload, header_bits(self.name), 0, d)
 
     def simulate(self, u: Tensor, rng) -> Tensor:
-        "Rounded rows. [dprec App. D.3]"
+        # rounded rows [dprec App. D.3]
         check_rows("u", u)
-        return (whole(self, u, rng).double() * step(self, u.shape[1])).float()
-
-    def encode(self, u: Tensor, key=None) -> Message:
-        "Clip, round, pack. [dprec App. D.3]"
-        z = whole(self, check_vector("u", u)[None], private_stream(key))[0]
-        payload = pack_bits((z + self.levels).cpu().numpy(), self.level_bits)
-        return Message(self.name, len(u), payload, self.fingerprint)
-
-    def decode(self, message: Message) -> Tensor:
-        "One message opened by itself."
-        return torch.from_numpy(
-            levels_of(self, message) * step(self, message.d)
-        ).float()
+        return (self.whole(u, rng).double() * self.step(u.shape[1])).float()
 
     def moments(self, u: Tensor) -> tuple:
-        "Bias of clip, cut and rounding, and variance of the rounding."
+        # bias of clip, cut and rounding, and variance of the rounding
         check_rows("u", u)
-        x, scale = in_steps(self, u), step(self, u.shape[1])
+        x, scale = self.in_steps(u), self.step(u.shape[1])
         if self.rounding == "zero":
             return (x.trunc() * scale - u).to(u.dtype), torch.zeros_like(u)
         part = x - x.floor()
         return (x * scale - u).to(u.dtype), (scale**2 * part * (1 - part)).to(u.dtype)
 
-    def attack_scores(
-        self, relation, present, n, rng, rounds=1, n_clients=1, cohort=1, d=1, **release
-    ):
-        "The family's game, and a score that knows the rounding. [Nasr et al. 2023]"
-        check_plays(present, n)
-        check_choice("relation", relation, tuple(self.relations))
-        seen = []
+    def reach(self, d):
+        # a whole entry is never rounded
+        one_whole_entry = d == 1 and self.length % 1 == 0
+        return self.length / math.sqrt(self.longest(1)) if one_whole_entry else 1.0
+
+    def attack_scores(self, relation, present, n, rng, rounds=1, **release):
+        # the family's game, and a score that knows the rounding
+        seen, game = [], self.sum_game(rounds, **release)
 
         def release_of(u):
             seen.append(self.release(u, rng))
             return seen[-1]
 
-        equal, q = np.full(d, d**-0.5), cohort / n_clients
-        game = SumGame(self.clip_norm, self.std, equal, rounds, q)
-        found = game.scores(release_of, relation, present, n, rng)
-        if self.rounding == "random" and rounds == 1 and cohort == n_clients:
-            found["rounding"] = mixture_ratio(self, relation, seen[-1])
-        return found
-
-    def privacy_profile(self, relation: str, eps, d: int = 1, **release) -> np.ndarray:
-        """Privacy profile of the attack; sampling can only lower it. [Balle & Wang 2018, Thm. 8]
-
-        d: entries of the game.
-        Returns: delta of one release, shape of eps: that of a vector as long as the
-        clip.
-        """
+        check_plays(present, n)
         check_choice("relation", relation, tuple(self.relations))
-        swap, N = relation == "replace", self.length
-        one_whole_entry = d == 1 and N % 1 == 0  # is never rounded
-        reach = N / math.sqrt(longest(self, 1)) if one_whole_entry else 1.0
-        delta = profile_of_gaussian((1 + swap) * reach / self.sigma, eps)
-        return self.with_rounding(delta, eps, d)
+        scores = game.scores(release_of, relation, present, n, rng)
+        if self.rounding == "random" and rounds == 1 and game.q == 1:
+            scores["rounding"] = self.mixture_ratio(relation, seen[-1])
+        return scores
 
-# %% ../../nbs/baselines/quantised.ipynb #970d608c
-def longest(mechanism: Quantised, d: int) -> int:
-    "Largest squared length of a message, in squared steps. [Kairouz et al. 2021, Prop. 22]"
-    if mechanism.rounding == "zero":
-        return math.floor((mechanism.levels / mechanism.top) ** 2)
-    return math.floor(Fraction(rounded_norm(mechanism.length, d, REDRAWN)) ** 2)
+    def mixture_ratio(self, relation: str, seen: np.ndarray) -> np.ndarray:
+        """Score a sum by both roundings of each entry, against none or their opposite.
 
-# %% ../../nbs/baselines/quantised.ipynb #970d608d
-def step(mechanism: Quantised, d: int) -> float:
-    "Distance of two levels. [this page, @eq-quantised-step]"
-    return mechanism.clip_norm / math.sqrt(longest(mechanism, d))
+        relation: a key of `relations`. seen: (n, d) noisy sums. Returns (n,) log-ratios.
+        """
+        scale = self.step(seen.shape[1])
+        x = self.length / math.sqrt(seen.shape[1])
+        low = math.floor(x)
 
-# %% ../../nbs/baselines/quantised.ipynb #29079255
-SLACK = 1 + 2.0**-40  # on the last bits of a double
+        def log_law(sign):
+            far = [
+                -(((seen - sign * z * scale) / self.std) ** 2) / 2
+                for z in (low, low + 1)
+            ]
+            return np.logaddexp(
+                math.log1p(low - x) + far[0], math.log(max(x - low, 1e-300)) + far[1]
+            ).sum(1)
 
+        if relation == "replace":
+            return log_law(1) - log_law(-1)
+        return log_law(1) + ((seen / self.std) ** 2).sum(1) / 2
 
-def in_steps(mechanism: Quantised, u: Tensor) -> Tensor:
-    "Clip, scale to steps, cut at the ends of the grid. [dprec App. D.3]"
-    x = clip_l2(u.double() / step(mechanism, u.shape[1]), mechanism.length)
-    return (x * SLACK).clamp(-mechanism.levels, mechanism.levels)
+    def survival(self, u: Tensor, rng) -> float:
+        """Mean length of the messages along their updates, over the clip.
 
-# %% ../../nbs/baselines/quantised.ipynb #29079256
-def whole(mechanism: Quantised, u: Tensor, rng) -> Tensor:
-    "The whole numbers in -L..L that secure aggregation adds up. [dprec App. D.3]"
-    x = in_steps(mechanism, u)
-    if mechanism.rounding == "zero":
-        return x.trunc().long()
-    bound = rounded_norm(mechanism.length, u.shape[1], REDRAWN)
-    return torch.from_numpy(conditional_round(x.cpu().numpy(), bound, rng)).to(u.device)
-
-# %% ../../nbs/baselines/quantised.ipynb #267241ae
-def levels_of(mechanism: Quantised, message: Message) -> np.ndarray:
-    "Read the whole numbers back."
-    payload = mechanism.unwrap(message)
-    z = unpack_bits(payload, mechanism.level_bits, message.d) - mechanism.levels
-    if z.max(initial=0) > mechanism.levels:
-        raise BadMessage(
-            f"message contains {z.max()}; levels run to {mechanism.levels}: the"
-            " message is damaged, send it again"
-        )
-    return z
-
-# %% ../../nbs/baselines/quantised.ipynb #8a27c6bd
-#| code-fold: true
-def mixture_ratio(mechanism: Quantised, relation: str, seen: np.ndarray) -> np.ndarray:
-    "Score a sum by both roundings of each entry, against none or their opposite."
-    n, d = seen.shape
-    scale = step(mechanism, d)
-    x = mechanism.length / math.sqrt(d)
-    low = math.floor(x)
-
-    def log_law(sign):
-        far = [
-            -(((seen - sign * z * scale) / mechanism.std) ** 2) / 2
-            for z in (low, low + 1)
-        ]
-        return np.logaddexp(
-            math.log1p(low - x) + far[0], math.log(max(x - low, 1e-300)) + far[1]
-        ).sum(1)
-
-    if relation == "replace":
-        return log_law(1) - log_law(-1)
-    return log_law(1) + ((seen / mechanism.std) ** 2).sum(1) / 2
-
-# %% ../../nbs/baselines/quantised.ipynb #55984657
-def survival(mechanism, u: Tensor, rng) -> float:
-    "Mean length of the messages along their updates, over the clip; u: no shorter."
-    if not len(check_rows("u", check_finite("u", u))):
-        raise ValueError("u has no rows; a mean needs at least one: pass a batch")
-    along = (mechanism.simulate(u, rng).double() * u).sum(1)
-    along /= u.double().norm(dim=1).clamp_min(1e-300)
-    return float(along.mean() / mechanism.clip_norm)
+        u: (n, d) updates no shorter than the clip. rng: of the rounding. Returns a share.
+        """
+        along = (self.simulate(u, rng).double() * u).sum(1)
+        along /= u.double().norm(dim=1).clamp_min(1e-300)
+        return float(along.mean() / self.clip_norm)

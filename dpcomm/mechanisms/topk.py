@@ -16,27 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpcomm.core.checks import (
-    check_between,
-    check_choice,
-    check_number,
-    check_positive,
-    check_reals,
-    check_size,
-    shown,
-)
+from ..core.checks import check_choice, check_number, check_positive, check_reals
+from ..core.checks import check_size, shown
 from ..core.random import normal, seed_tree
-from dpcomm.core.vectors import (
-    check_finite,
-    check_rows,
-    check_vector,
-    flatten,
-    groups,
-    unflatten,
-)
+from ..core.vectors import check_finite, check_rows, check_vector, flatten, groups
+from ..core.vectors import unflatten
 from ..core.wire import Bits, header_bits
 from .contract import IntRange, Mechanism, mechanism, register
-from .distributed_noise import AUDITED, LinearSketch
+from .noisy_sums import AUDITED, LinearSketch
 
 # %% ../../nbs/fltop/chapter.ipynb #9797a103
 class Support:
@@ -97,8 +84,6 @@ def top_k(scores: Tensor, fraction: float) -> Support:
 @functools.lru_cache(maxsize=16)
 def random_support(fraction: float, d: int, seed: int, t: int = 0) -> Support:
     "A public random choice of K coordinates, for round t. [fltop Sec. 4, FL-BASIC]"
-    check_between("seed", seed, 0)
-    check_between("t", t, 0)
     k = size(fraction, d)
     if k == d:
         return Support(np.arange(d))
@@ -190,8 +175,24 @@ class TopK(LinearSketch):
     def for_round(self, t):
         return replace(self, round=t) if self.fresh else self
 
+    def current_support(self, d: int) -> Support:
+        """The support that all clients use in this round. [fltop Alg. 1, line 3]
+
+        d: entries of an update, >= 1. Returns the one given, or the round's random choice.
+        """
+        if self.support is None:
+            return random_support(self.fraction, d, self.seed, self.round)
+        support, k = self.support, size(self.fraction, d)
+        if len(support) != k or support.coordinates[-1] >= d:
+            raise ValueError(
+                f"support is {len(support)} coordinates up to {support.coordinates[-1]};"
+                f" a fraction of {self.fraction} of {d} weights is {k} coordinates"
+                f" below {d}: build it with top_k for this model"
+            )
+        return support
+
     def sketch(self, u):
-        kept = u[:, current_support(self, u.shape[1]).index] if self.fraction < 1 else u
+        kept = u[:, self.current_support(u.shape[1]).index] if self.fraction < 1 else u
         return self.clip_sketch(kept)
 
     def reconstruct(self, total, cohort, d):
@@ -204,38 +205,24 @@ class TopK(LinearSketch):
         return 32 * (d if self.fresh else size(self.fraction, d))
 
     def trainable(self, d: int) -> Tensor | None:
-        "The weights that local SGD may move. [fltop Alg. 2, line 4]"
+        # [fltop Alg. 2, line 4]
         if not self.held or self.fraction == 1:
             return None
-        mask = torch.zeros(d, dtype=torch.bool)
-        mask[current_support(self, d).index] = True
+        mask = torch.from_numpy(np.zeros(d, bool))
+        mask[self.current_support(d).index] = True
         return mask
 
     def expand(self, values: Tensor, d: int) -> Tensor:
-        "Place values at the coordinates of their weights. [fltop Alg. 1, lines 11-12]"
+        # [fltop Alg. 1, lines 11-12]
         out = values.new_zeros(len(values), d)
-        out[:, current_support(self, d).index] = values
+        out[:, self.current_support(d).index] = values
         return out
 
     def moments(self, u: Tensor) -> tuple:
-        "Bias: the weights outside the support; variance: the share of noise inside it."
+        # bias: the weights outside the support; variance: the share of noise inside it
         kept, d = self.sketch(check_finite("u", check_rows("u", u))), u.shape[1]
         variance = torch.full_like(kept, self.share**2)
         return self.expand(kept, d) - u, self.expand(variance, d)
-
-# %% ../../nbs/fltop/chapter.ipynb #b59a7a50
-def current_support(mechanism: TopK, d: int) -> Support:
-    "The support that all clients use in this round. [fltop Alg. 1, line 3]"
-    if mechanism.support is None:
-        return random_support(mechanism.fraction, d, mechanism.seed, mechanism.round)
-    support, k = mechanism.support, size(mechanism.fraction, d)
-    if len(support) != k or support.coordinates[-1] >= d:
-        raise ValueError(
-            f"support is {len(support)} coordinates up to {support.coordinates[-1]}; a"
-            f" fraction of {mechanism.fraction} of {d} weights is {k} coordinates"
-            f" below {d}: build it with top_k for this model"
-        )
-    return support
 
 # %% ../../nbs/fltop/chapter.ipynb #88d1e69c
 SCHEMES = {  # name -> source of the coordinates, others held?, chosen anew each round?
@@ -299,8 +286,8 @@ def private_vote(
     check_positive("sigma", sigma)
     k = size(fraction, d)
     favourites = check_finite("updates", updates).abs().topk(k, dim=1).indices
-    ones = torch.ones(len(updates) * k)
-    marks = torch.zeros(d).index_add_(0, favourites.flatten(), ones)
+    ones = updates.new_ones(len(updates) * k, dtype=torch.float32)
+    marks = ones.new_zeros(d).index_add_(0, favourites.flatten(), ones)
     noise = normal((d,), rng)
     return top_k(marks + sigma * math.sqrt(k) * noise, fraction)
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from ..core.checks import check_number, check_positive, shown
-from ..mechanisms.central_noise import ServerNoise
+from ..mechanisms.noisy_sums import ServerNoise
 from ..mechanisms.gaussian import Gaussian
-from ..mechanisms.modular_noise import OnRing
+from ..mechanisms.noisy_sums import OnRing
 
 # %% ../../nbs/training/adaptive_clip.ipynb #ac000007
 MARGIN = 1 + 1e-9  # for the grids of discrete noise

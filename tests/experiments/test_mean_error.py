@@ -68,7 +68,7 @@ def test_the_undone_bias_costs_pi_d_over_n_at_least():
 def test_public_randomness_is_an_average_over_the_coordinate():
     "Every coordinate of the frame asked in turn, bias and noise worked out by hand."
     x, m = unit(4, 3), mechanism("sqkr", clip_norm=1.0)
-    a, frame, _ = sqkr.represent(m, x)
+    a, frame, _ = m.represent(x)
     total, size = 0.0, frame.size
     for at in range(size):
         hit = torch.zeros(1, size, dtype=a.dtype)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tables import tabled
 
-from dpcomm.mechanisms import contract, modular_noise, noisy_sums
+from dpcomm.mechanisms import contract, noisy_sums
 from dpcomm.privacy.accounting import gaussian_guarantee, rdp_gaussian
 
 
@@ -45,21 +45,13 @@ def test_a_mechanism_that_only_simulates_sends_floats():
 def test_a_run_on_the_ring_is_composed_like_any_other():
     orders = np.arange(2.0, 64.0)
     release = orders, rdp_gaussian(orders, 2.0), 1e-5
-    found = noisy_sums.run_guarantee(*release, 1.0, 3, "zero-out", "rdp-balle")
+    found = noisy_sums.run_guarantee(*release, 1.0, 3, "balle", relation="zero-out")
     known = gaussian_guarantee(
         2.0, 1e-5, rounds=3, accountant="rdp-balle", orders=orders
     )
     assert found.eps == pytest.approx(known.eps) and found.trust == "secagg"
-    sampled = noisy_sums.run_guarantee(*release, 0.5, 3, "zero-out", "rdp-balle")
+    sampled = noisy_sums.run_guarantee(*release, 0.5, 3, "balle", relation="zero-out")
     assert (sampled.sampling, sampled.trust) == ("poisson", "central")
-
-
-@pytest.mark.parametrize(
-    "enough, says", [(20, "use at least 20 bits"), (99, "raise most or eps")]
-)
-def test_a_ring_with_too_few_bits_says_how_many_are_enough(enough, says):
-    with pytest.raises(ValueError, match=says):
-        modular_noise.refuse_bits(lambda bits: bits >= enough, 12, 1.0, 100, 1.5, 2.0)
 
 
 def test_register_enters_a_class_and_mechanisms_keep_the_protocol(monkeypatch):

@@ -16,7 +16,7 @@ from tables import tabled
 
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.mechanisms import contract, gaussian, noisy_sums, quantised
-from dpcomm.mechanisms import distributed_noise as shared
+from dpcomm.mechanisms import noisy_sums as shared
 from dpcomm.mechanisms.topk import TopK
 from dpcomm.privacy import accounting
 
@@ -49,17 +49,6 @@ def test_the_noisy_sum_fits_the_ring_and_the_grid_is_no_coarser_than_needed(
     assert math.log2(scale).is_integer()
 
 
-def lifted(x, scale, std, seed):
-    return shared.RING.lift(shared.to_ring(x, scale, std, seed_tree(seed))) * scale
-
-
-def test_no_vector_is_lengthened_by_the_grid():
-    x = seed_tree(0).standard_normal(1000)
-    for scale in (0.3, 1e-3, 1e-7):
-        z = lifted(x, scale, scale * 1e-9, 0)
-        assert (np.abs(z) <= np.abs(x)).all() and np.abs(z - x).max() <= scale
-
-
 def spread(x, std, comparisons=1, slack=0.0):
     "Whether normal numbers around zero have this deviation."
     n, x = x.size, np.asarray(x, float)
@@ -68,7 +57,6 @@ def spread(x, std, comparisons=1, slack=0.0):
 
 
 def test_noise_has_the_deviation_of_its_shares():
-    assert spread(lifted(np.zeros(40_000), 1e-6, 0.2, 1), 0.2)
     rows, plain = torch.zeros(3, 5000), dataclasses.replace(MECH, sigma=None)
     assert torch.equal(plain.noisy(rows, None), rows)
     noisy = MECH.noisy(rows, [seed_tree(i) for i in range(3)])
@@ -226,7 +214,7 @@ def test_a_message_is_no_longer_than_the_clip_by_a_single_bit(row):
     m = TopK(1.0, 0.1, 1e-6, 1)
     values = m.sketch(torch.tensor([row]))[0].double().numpy()
     z, noise = (
-        shared.RING.lift(shared.to_ring(v, m.scale, m.share, seed_tree(3), 0.1))
+        shared.RING.lift(m.noisy_steps(shared.on_grid(v, 0.1, m.scale), seed_tree(3)))
         for v in (values, 0 * values)
     )
     length = sum(int(a) ** 2 for a in z - noise) * Fraction(m.scale) ** 2

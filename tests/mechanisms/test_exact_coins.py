@@ -97,10 +97,10 @@ def test_sqkr_spends_its_epsilon_for_every_number_of_bits(monkeypatch, nbits, ep
 def test_vqsgd_spends_its_epsilon_at_the_worst_pair(d, eps):
     "A lie at the first or last place is another corner than the true one."
     m, liar = vqsgd.VqSgd(1.0, eps), vqsgd.VqSgd(1.0, 1e-9)
-    u, v = vqsgd.worst_case(m, d).numpy()
+    u, v = m.worst_case(d).numpy()
 
     def corner(mechanism, vector, number, *layout):
-        return int(vqsgd.corners(mechanism, vector, Tape(number, layout), 1)[0])
+        return int(mechanism.corners(vector, Tape(number, layout), 1)[0])
 
     h, k = (
         probability(lambda n: corner(m, w, n, math.nan, place) != int(place * 2 * d))

@@ -16,7 +16,7 @@ from tables import tabled
 
 from dpcomm.core.random import Insecure, normal, private_stream, seed_tree
 from dpcomm.core.vectors import clip_l2
-from dpcomm.mechanisms import central_noise, contract, distributed_noise
+from dpcomm.mechanisms import contract, noisy_sums
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.noisy_sums import noisy_sum_guarantee
 from dpcomm.mechanisms.quantised import Quantised
@@ -50,7 +50,7 @@ def square(row, scale=1):
 @tabled("clip", [0.1, 1 / 3, 1.0, 0.0123456789, 7e5])
 @tabled("d", [2, 5, 1000])
 def test_no_row_is_longer_than_the_clip_by_a_single_bit(clip, d):
-    scale = distributed_noise.grid(clip, 1.0, 1)
+    scale = noisy_sums.grid(clip, 1.0, 1)
     z = ring.clip_to_grid(adversarial(d), clip, scale)
     for row, float_row in zip(z, clip_l2(adversarial(d), clip).double()):
         assert square(row, scale) <= Fraction(clip) ** 2
@@ -67,8 +67,8 @@ def test_a_local_message_is_ring_elements_and_its_values_whole_steps(sigma):
     assert len(message.payload) == 12 and math.log2(m.scale).is_integer()
     z = np.frombuffer(message.payload, "<u4").astype(np.int64)
     rng = [private_stream(Insecure(3))]
-    want = central_noise.exact_noise(ROWS[:1], 0.3, m.std, rng)[0]
-    assert np.array_equal(distributed_noise.RING.lift(z), want)
+    want = m.noisy_steps(ROWS[:1], rng)[0]
+    assert np.array_equal(noisy_sums.RING.lift(z), want)
     assert m.decode(message).tolist() == (want * m.scale).astype(np.float32).tolist()
 
 
@@ -96,8 +96,8 @@ def test_several_rounds_at_once_have_noise_of_their_own():
 
 def test_exact_noise_has_the_promised_deviation():
     n, rows = 400_000, torch.zeros(1, 400_000)
-    z = central_noise.exact_noise(rows, 2.0, 3.0, seed_tree(0))
-    z = z * distributed_noise.grid(2.0, 1.5, 1)
+    m = Gaussian(2.0, 1.5)
+    z = m.noise_steps(rows.shape, seed_tree(0)) * m.scale
     assert abs(z.std() - 3.0) < 6 * 3.0 / (2 * n) ** 0.5
     assert abs(z.mean()) < 6 * 3.0 / n**0.5
 
@@ -123,8 +123,8 @@ def test_floats_say_so(make):
     exact, floats = make(1.0, 1.0), make(1.0, 1.0, exact=False)
     run = dict(rounds=3, delta=1e-5, accountant="rdp-balle")
     said, told = exact.guarantee(**run), floats.guarantee(**run, note="mine")
-    assert central_noise.FLOATS in told.note and "mine" in told.note
-    assert central_noise.FLOATS not in said.note and said.eps == told.eps
+    assert noisy_sums.FLOATS in told.note and "mine" in told.note
+    assert noisy_sums.FLOATS not in said.note and said.eps == told.eps
     assert exact.deployment_note.startswith("safe to deploy")
     assert floats.deployment_note.startswith("simulation only")
 
@@ -149,7 +149,7 @@ def test_enumerated_discrete_noise_keeps_every_claim(sigma, steps):
     p, q = law(steps, shift, wide), law(steps, 0, wide)
     names = itertools.product((1e-2, 1e-5), ("rdp-classic", "rdp-balle", "pld"))
     for delta, name in names:
-        claim = central_noise.exact_guarantee(sigma, delta, steps, accountant=name)
+        claim = noisy_sum_guarantee(sigma, delta, 1.0, 1, steps=steps, accountant=name)
         true = hypothesis_tests.profile_of_pmfs(p, q, claim.eps)
         assert true <= delta * (1 + 1e-9)
         assert name != "pld" or steps < 9 or true > 0.3 * delta
@@ -186,7 +186,7 @@ def test_a_privacy_loss_distribution_costs_what_the_normal_law_costs():
     assert floats.eps <= fine.eps < floats.eps * (1 + 1e-9)
     assert fine.delta == floats.delta == 1e-3
     drawn, orders = (0.1, 10), accounting.INTEGER_ORDERS
-    sampled = central_noise.exact_guarantee(1, 1e-5, 5.0, *drawn, sampling="poisson")
+    sampled = noisy_sum_guarantee(1, 1e-5, *drawn, "poisson", steps=5.0)
     normal = accounting.gaussian_guarantee(
         1.0, 1e-5, *drawn, sampling="poisson", orders=orders
     )

@@ -237,12 +237,12 @@ def test_the_single_precision_sigmoid_stays_inside_the_margin():
 
 def test_symbols_of_a_table_follow_its_law():
     m, u, n = Imvu(1.0, 1.0, 3.0, thin(0.15)), torch.tensor([[0.5, -0.2, 0.0]]), 30_000
-    symbols = imvu.draw_symbols(m, u.expand(n, 3), seed_tree(0, "symbols"))
+    symbols = m.draw_symbols(u.expand(n, 3), seed_tree(0, "symbols"))
     drawn, law = (
         np.concatenate(list(symbols)),
         pmf(0.5 + 3.0 * u[0].numpy() / 2, m.table),
     )
-    found = imvu.log_pmf(m, imvu.logits(m, u))[0].exp().numpy()
+    found = m.log_pmf(m.logits(u))[0].exp().numpy()
     np.testing.assert_allclose(found, law, rtol=1e-6)
     for column, p in zip(drawn.T, law):
         assert fit(np.bincount(column, minlength=3), p) > ALARM / 3
@@ -259,7 +259,7 @@ TABLE = Imvu(1.0, 1.0, 2.0, thin(0.2))
 def test_the_sum_is_the_sum_of_the_rows(m, n, d):
     u = seed_tree(0, "u", n, d).standard_normal((n, d), dtype=np.float32)
     u, close = torch.from_numpy(u), dict(rtol=1e-5, atol=1e-4)
-    total, rows = imvu.sum_estimates(m, u, seed_tree(1)), m.simulate(u, seed_tree(1))
+    total, rows = m.simulate_sum(u, seed_tree(1)), m.simulate(u, seed_tree(1))
     torch.testing.assert_close(total.double(), rows.double().sum(0), **close)
     if n == 200:
         total, rows = (
@@ -268,15 +268,15 @@ def test_the_sum_is_the_sum_of_the_rows(m, n, d):
         )
         torch.testing.assert_close(total, rows.sum(0), **close)
         with pytest.raises(ValueError, match="streams"):
-            imvu.sum_estimates(m, u, [seed_tree(0)])
+            m.simulate_sum(u, [seed_tree(0)])
 
 
 def test_no_wide_array_of_the_size_of_the_cohort_exists(monkeypatch):
-    sizes, logits = [], imvu.logits
+    sizes, logits = [], Imvu.logits
     u = torch.randn(60, 39_700, generator=torch.Generator().manual_seed(0))
     watch = lambda m, u: sizes.append(u.numel()) or logits(m, u)  # noqa: E731
-    monkeypatch.setattr(imvu, "logits", watch)
-    imvu.sum_estimates(COIN, u, seed_tree(0))
+    monkeypatch.setattr(Imvu, "logits", watch)
+    COIN.simulate_sum(u, seed_tree(0))
     TABLE.simulate(u, seed_tree(0))
     assert max(sizes) <= imvu.PIECE and sum(sizes) == 2 * u.numel()
 
@@ -324,7 +324,7 @@ def test_privacy_depends_on_the_product_of_eps_and_beta():
     for accountant in ("fisher-balle", "exact-classic"):
         names = dict(accountant=accountant, d=7)
         assert len({m.guarantee(*run, **names).eps for m in twins}) == 1
-    drawn = [np.stack([*imvu.draw_symbols(m, u, seed_tree(1))]) for m in twins]
+    drawn = [np.stack([*m.draw_symbols(u, seed_tree(1))]) for m in twins]
     assert (drawn[0] == drawn[1]).all() and (drawn[0] == drawn[2]).all()
     assert len({m.step for m in twins}) == 3
 

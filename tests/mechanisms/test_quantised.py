@@ -54,28 +54,28 @@ def shapes(d, *path):
 )
 def test_no_message_is_longer_than_the_clip(m, d, size):
     u, streams = shapes(d) * (size * m.clip_norm), [seed_tree(1, i) for i in range(5)]
-    z, M = quantised.whole(m, u, streams), quantised.longest(m, d)
+    z, M = m.whole(u, streams), m.longest(d)
     assert z.dtype == torch.int64 and int(z.abs().max()) <= m.levels
     # whole numbers, exactly
     assert max(sum(int(v) ** 2 for v in row) for row in z) <= M
-    assert quantised.step(m, d) * math.sqrt(M) == pytest.approx(m.clip_norm, rel=1e-15)
+    assert m.step(d) * math.sqrt(M) == pytest.approx(m.clip_norm, rel=1e-15)
 
 
 @tabled("rounding", quantised.ROUNDINGS)
 @tabled("top", [1.0, 4 / LENET**0.5])
 def test_nor_at_the_size_of_a_network(rounding, top):
     m, u = Quantised(0.01, 3.8, rounding=rounding, top=top), shapes(LENET)
-    z = quantised.whole(m, u, seed_tree(0, rounding)).double()
-    assert (z.square().sum(1) <= quantised.longest(m, LENET)).all()
+    z = m.whole(u, seed_tree(0, rounding)).double()
+    assert (z.square().sum(1) <= m.longest(LENET)).all()
     lengths = m.simulate(u, seed_tree(0, rounding)).double().norm(dim=1)
     assert (lengths <= 0.01 * (1 + 1e-6)).all()
 
 
 def test_the_bound_counts_whole_squares():
     m, r = (Quantised(2.0, 1.0, 8, rounding, 0.3) for rounding in ("zero", "random"))
-    assert quantised.longest(m, 9) == math.floor((127 / 0.3) ** 2) == m.length**2
+    assert m.longest(9) == math.floor((127 / 0.3) ** 2) == m.length**2
     drawn = math.floor(rounded_norm(r.length, 9, quantised.REDRAWN) ** 2)
-    assert quantised.longest(r, 9) == drawn > m.length**2 and m.levels == 127
+    assert r.longest(9) == drawn > m.length**2 and m.levels == 127
 
 
 @tabled("x, N", [(0.5, math.sqrt(0.25 * 4000)), (1.5, 1.5 * math.sqrt(400))])
@@ -93,9 +93,9 @@ def test_a_longer_rounding_is_drawn_again(monkeypatch):
     "With the chance of redrawing raised to 0.9, many are; none that is sent is too long."
     monkeypatch.setattr(quantised, "REDRAWN", 0.9)
     m, u = Quantised(1.0, 1.0, 3, "random"), torch.full((3000, 30), 30**-0.5)
-    z, M = quantised.whole(m, u, seed_tree(0, "redrawn")), quantised.longest(m, 30)
+    z, M = m.whole(u, seed_tree(0, "redrawn")), m.longest(30)
     assert (z.square().sum(1) <= M).all()
-    up = float(quantised.in_steps(m, u[:1])[0, 0] % 1)
+    up = float(m.in_steps(u[:1])[0, 0] % 1)
     free = np.random.default_rng(0).binomial(30, up, 3000)
     assert (free > M).any(), "some would have been too long"
 
@@ -106,24 +106,24 @@ def test_a_longer_rounding_is_drawn_again(monkeypatch):
 def test_toward_zero_by_hand():
     m = Quantised(1.0, 1.0, 3)  # L = 3
     u = torch.tensor([[0.9, -0.34, 0.2], [2.0, 0.0, 0.0], [-0.3333, 0.3334, -0.6667]])
-    assert quantised.whole(m, u, None).tolist() == [[2, -1, 0], [3, 0, 0], [0, 1, -2]]
+    assert m.whole(u, None).tolist() == [[2, -1, 0], [3, 0, 0], [0, 1, -2]]
     torch.testing.assert_close(m.simulate(u, None)[1], torch.tensor([1.0, 0.0, 0.0]))
-    assert quantised.in_steps(m, u)[1].tolist() == [3.0, 0.0, 0.0]
+    assert m.in_steps(u)[1].tolist() == [3.0, 0.0, 0.0]
 
 
 @tabled("bits, clip", [(8, 0.01), (8, 0.3), (16, 0.7)])
 def test_an_entry_on_the_grid_stays_on_it(bits, clip):
     m = Quantised(clip, 1.0, bits)
     k = torch.arange(-m.levels, m.levels + 1, max(1, m.levels // 100))
-    u = (k.double() * quantised.step(m, 1))[:, None]
-    assert torch.equal(quantised.whole(m, u, None)[:, 0], k)
+    u = (k.double() * m.step(1))[:, None]
+    assert torch.equal(m.whole(u, None)[:, 0], k)
 
 
 def test_random_rounding_is_a_fair_coin():
     n, m = 20_000, Quantised(1.0, 1.0, 4, "random")
     u = torch.tensor([[0.31, -0.17, 0.02, 0.0]])
-    x = quantised.in_steps(m, u)[0].numpy()
-    z = quantised.whole(m, u.expand(n, 4), seed_tree(0, "coin")).numpy()
+    x = m.in_steps(u)[0].numpy()
+    z = m.whole(u.expand(n, 4), seed_tree(0, "coin")).numpy()
     up = z - np.floor(x)
     low, high = count_bounds(n, x - np.floor(x), 4)
     assert ((up == 0) | (up == 1)).all()
@@ -152,8 +152,8 @@ def test_a_message_is_its_levels():
     m, u = Quantised(1.0, 1.0, 5, "random"), shapes(30)[1]
     message = m.encode(u, Insecure(4))
     assert len(message.payload) == math.ceil(5 * 30 / 8) == m.bits(30).payload // 8
-    levels = quantised.whole(m, u[None], seed_tree(4, "private"))[0]
-    assert quantised.levels_of(m, message).tolist() == levels.tolist()
+    levels = m.whole(u[None], seed_tree(4, "private"))[0]
+    assert m.levels_of(message).tolist() == levels.tolist()
     same = m.simulate(u[None], seed_tree(4, "private"))[0]
     assert torch.equal(m.decode(message), same)
 
@@ -180,8 +180,8 @@ def test_what_cannot_be_is_refused(call, words):
 def test_sums_open_in_a_ring():
     m, rows, ring = Quantised(1.0, 1.0, 8, "random"), shapes(12), Ring(11)
     messages = [m.encode(row, Insecure(i)) for i, row in enumerate(rows)]
-    words = [ring.wrap(quantised.levels_of(m, message)) for message in messages]
-    total = ring.lift(ring.sum(words)) * quantised.step(m, 12)
+    words = [ring.wrap(m.levels_of(message)) for message in messages]
+    total = ring.lift(ring.sum(words)) * m.step(12)
     expected = sum(m.decode(message).double() for message in messages)
     np.testing.assert_allclose(total, expected, atol=1e-6)
 
@@ -231,12 +231,12 @@ RANDOM = Quantised(1.0, 1.0, rounding="random")
 def test_what_survives_of_normal_entries(m, d, expected):
     u = torch.from_numpy(seed_tree(0, "normal").standard_normal((2, d)))
     unit = u / u.norm(dim=1, keepdim=True) * m.clip_norm
-    found = quantised.survival(m, unit, seed_tree(0, "rounding"))
+    found = m.survival(unit, seed_tree(0, "rounding"))
     assert found == pytest.approx(expected, abs=4e-3)
 
 
 def test_the_survival_of_truncation_is_an_integral():
-    t, g = LENET**0.5 / 127, Gaussian(1.0, 1.0)
+    t = LENET**0.5 / 127
 
     def kept(x):
         return 2 * x * t * math.floor(x / t) * stats.norm.pdf(x)
@@ -244,8 +244,6 @@ def test_the_survival_of_truncation_is_an_integral():
     points = [t * k for k in range(1, 7)]
     whole = integrate.quad(kept, 0, 12, points=points, limit=200)[0]
     assert whole == pytest.approx(0.2313, abs=1e-3)
-    # without quantisation nothing is lost
-    assert quantised.survival(g, shapes(50), seed_tree(0)) == pytest.approx(1, abs=1e-6)
 
 
 # ---- settings

@@ -116,12 +116,12 @@ def test_the_answer_is_read_off_the_draws():
 @tabled("k, eps", [(1, math.inf), (1, 1.0), (3, 2.0), (4, math.inf)])
 def test_messages_follow_the_law_given_their_coordinates(k, eps):
     m, u, n = Sqkr(1.0, nbits=k, eps=eps), unit_rows(1, 10)[0].float(), 20_000
-    p = sqkr.law(m, u, seed=5)
+    p = m.law(u, seed=5)
     assert float(p.sum()) == pytest.approx(1.0)
-    a, f, bound = sqkr.represent(m, u[None])
+    a, f, bound = m.represent(u[None])
     x = (a[:, sqkr.coordinates(5, f.size, k)] / bound).expand(n, k)
     rng = seed_tree(0, "law", k)
-    strings = sqkr.answer(m, x, random.uniform_rows(rng, n, 2 * k + 1), rng)
+    strings = m.answer(x, random.uniform_rows(rng, n, 2 * k + 1), rng)
     index = ((strings > 0).long() * 2 ** torch.arange(k - 1, -1, -1)).sum(1)
     assert fit(np.bincount(index.numpy(), minlength=2**k), p.numpy()) > ALARM / 4
     likely = sqkr.likelihood(x[:50], strings[:50], m.keep)
@@ -133,12 +133,12 @@ def test_no_string_is_likelier_than_epsilon_allows(k, eps):
     m = Sqkr(1.0, nbits=k, eps=eps)
 
     def ratio(u, v, seed):
-        logs = [sqkr.law(m, x, seed).log() for x in (u, v)]
+        logs = [m.law(x, seed).log() for x in (u, v)]
         return float((logs[0] - logs[1]).abs().max())
 
     rows = unit_rows(60, 128).float() * 3
     assert max(ratio(u, v, i) for i, (u, v) in enumerate(zip(rows[1:], rows))) <= eps
-    worst = sqkr.worst_case(m, sqkr.coordinates(3, 256, k), 128)
+    worst = m.worst_case(sqkr.coordinates(3, 256, k), 128)
     # the bound is nearly reached
     assert worst.norm() == pytest.approx(1.0)
     assert 0.9 * eps < ratio(worst, -worst, 3) <= eps + 1e-9
@@ -149,13 +149,13 @@ def test_no_string_is_likelier_than_epsilon_allows(k, eps):
 
 def every_estimate(m, u):
     "All pairs of coordinates and strings: probability and estimate of each."
-    a, f, bound = sqkr.represent(m, u[None])
+    a, f, bound = m.represent(u[None])
     at = torch.tensor(list(itertools.product(range(f.size), repeat=m.nbits)))
     strings = torch.tensor(
         list(itertools.product((-1.0, 1.0), repeat=m.nbits))
     ).double()
     p = [sqkr.likelihood(a[0, at] / bound, s[None], m.keep) for s in strings]
-    x = [sqkr.estimate(m, at, s.expand(len(at), -1), f) for s in strings]
+    x = [m.estimate(at, s.expand(len(at), -1), f) for s in strings]
     return torch.stack(p, 1)[..., None] / len(at), torch.stack(x, 1).double()
 
 
@@ -175,7 +175,7 @@ def test_an_estimate_is_a_sum_of_rows_of_the_frame():
     m, f, at = Sqkr(2.0, nbits=3, eps=4.0), sqkr.frame(7), torch.tensor([[4, 4, 9]])
     signs, U = torch.tensor([[1.0, 1.0, -1.0]], dtype=torch.float64), matrix(f, 7)
     size = f.size * (m.level / math.sqrt(f.size)) / (3 * m.keep)
-    found = sqkr.estimate(m, at, signs, f)[0]
+    found = m.estimate(at, signs, f)[0]
     torch.testing.assert_close(found, (size * (2 * U[4] - U[9])).float())
 
 
@@ -184,10 +184,10 @@ def test_a_message_says_its_coordinates_and_signs():
     message = m.encode(u, Insecure(3))
     at = sqkr.coordinates(int.from_bytes(message.payload[:4], "little"), 32, 11)
     signs = torch.from_numpy(2.0 * wire.unpack_bits(message.payload[4:], 1, 11) - 1)
-    want = sqkr.estimate(m, at[None], signs[None], sqkr.frame(9))[0]
+    want = m.estimate(at[None], signs[None], sqkr.frame(9))[0]
     assert len(message.payload) == 6 and torch.equal(m.decode(message), want)
     with pytest.raises(ValueError, match="nbits is 17"):
-        sqkr.law(Sqkr(1.0, nbits=17), torch.ones(3), 0)
+        Sqkr(1.0, nbits=17).law(torch.ones(3), 0)
 
 
 def test_coordinates_are_uniform_and_drawn_again():

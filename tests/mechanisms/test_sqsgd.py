@@ -47,15 +47,13 @@ def test_the_number_of_coordinates(d, fraction, down, padded):
 
 def test_the_subset_is_public_new_in_every_round_and_uniform():
     def drawn(d, fraction, **more):
-        return tuple(sqsgd.subset(SqSgd(fraction=fraction, **more), d).tolist())
+        return tuple(SqSgd(fraction=fraction, **more).subset(d).tolist())
 
     at = drawn(20, 0.2, round=7)
     assert len(set(at)) == 4 and list(at) == sorted(at)
     assert at == drawn(20, 0.2, round=7) != drawn(20, 0.2, round=8)
     assert drawn(20, 0.2, seed=1) != drawn(20, 0.2)
-    assert torch.equal(
-        sqsgd.subset(SqSgd(fraction=0.2).for_round(7), 20), torch.tensor(at)
-    )
+    assert torch.equal(SqSgd(fraction=0.2).for_round(7).subset(20), torch.tensor(at))
     pairs = [drawn(4, 0.5, round=t) for t in range(2000)]
     counts = [pairs.count(pair) for pair in itertools.combinations(range(4), 2)]
     assert fit(counts, np.full(6, 1 / 6)) > ALARM
@@ -97,13 +95,13 @@ def test_whatever_has_gathered_stays_in_the_range(span, rotated, projected):
     half = dict(bound=2.0, fraction=0.5)
     m = SqSgd(**half, span=span, rotated=rotated, projected=projected)
     for scale in (1e-20, 1.0, 1e20):
-        x = sqsgd.prepare(m, scale * vectors(4, 32, "range"), 64)
+        x = m.prepare(scale * vectors(4, 32, "range"), 64)
         length = np.linalg.norm(x, axis=1).max()
         assert np.abs(x).max() <= m.limit(64)
         assert projected == "gradient" or length <= 2.0 * (1 + 1e-12)
         privquant.quantise(x, m.limit(64), 16, seed_tree(0))
     m, inside = SqSgd(**half), 0.1 * vectors(1, 32, "inside")
-    back = sqsgd.restore(m, sqsgd.prepare(m, inside, 64), 64)
+    back = m.restore(m.prepare(inside, 64), 64)
     assert torch.allclose(back, inside, atol=1e-12)
 
 
@@ -116,8 +114,8 @@ def test_either_the_new_gradient_or_the_sum_is_projected(
     projected, out, norm, monkeypatch
 ):
     "A sum that is not projected: every entry is cut to 10."
-    prepared = lambda m, rows, d, rng: torch.from_numpy(sqsgd.prepare(m, rows, d))  # noqa: E731
-    monkeypatch.setattr(sqsgd, "send", prepared)
+    prepared = lambda m, rows, d, rng: torch.from_numpy(m.prepare(rows, d))  # noqa: E731
+    monkeypatch.setattr(SqSgd, "send", prepared)
 
     def remember(gathered, fraction=1.0):
         m = SqSgd(fraction=fraction, rotated=False, projected=projected)
@@ -133,11 +131,11 @@ def test_either_the_new_gradient_or_the_sum_is_projected(
 @tabled("beta", [1.0, 0.5])
 def test_what_is_not_sent_now_is_sent_later(beta, monkeypatch):
     "beta < 1 gives part of the newest gradient up."
-    monkeypatch.setattr(sqsgd, "send", echo)
+    monkeypatch.setattr(SqSgd, "send", echo)
     d, n, m = 30, 3, SqSgd(fraction=0.3, beta=beta)
     memory, sent, given = torch.zeros(n, 1, d), torch.zeros(n, d), torch.zeros(n, d)
     for t in range(40):
-        u, at = vectors(n, d, "stream", t).float(), sqsgd.subset(m.for_round(t), d)
+        u, at = vectors(n, d, "stream", t).float(), m.for_round(t).subset(d)
         out, memory = m.for_round(t).simulate_with_memory(memory, u, [None] * n)
         sent, given = sent + out, given + u
         given[:, at] -= (1 - beta) * u[:, at]
@@ -146,7 +144,7 @@ def test_what_is_not_sent_now_is_sent_later(beta, monkeypatch):
 
 
 def test_momentum_is_corrected_and_masked(monkeypatch):
-    monkeypatch.setattr(sqsgd, "send", echo)
+    monkeypatch.setattr(SqSgd, "send", echo)
     mechanism, d = SqSgd(fraction=0.5, momentum=0.9), 8
     memory = mechanism.client_memory(1, d)
     assert memory.shape == (1, 2, d)
@@ -156,7 +154,7 @@ def test_momentum_is_corrected_and_masked(monkeypatch):
     for t in range(6):
         u, at = (
             vectors(1, d, "momentum", t).float(),
-            sqsgd.subset(mechanism.for_round(t), d),
+            mechanism.for_round(t).subset(d),
         )
         out, memory = mechanism.for_round(t).simulate_with_memory(memory, u, [None])
         velocity = 0.9 * velocity + u[0]
@@ -167,10 +165,10 @@ def test_momentum_is_corrected_and_masked(monkeypatch):
 
 
 def test_alpha_is_the_share_that_is_kept(monkeypatch):
-    monkeypatch.setattr(sqsgd, "send", echo)
+    monkeypatch.setattr(SqSgd, "send", echo)
     mechanism, u = SqSgd(fraction=0.5, alpha=0.25), torch.ones(1, 8)
     memory = mechanism.simulate_with_memory(mechanism.client_memory(1, 8), u, [None])[1]
-    rest = [j for j in range(8) if j not in sqsgd.subset(mechanism, 8)]
+    rest = [j for j in range(8) if j not in mechanism.subset(8)]
     assert memory[0, 0, rest].tolist() == [0.25] * len(rest)
 
 
@@ -183,13 +181,13 @@ def test_the_mask_needs_its_factor_only_without_memory():
     for r in map(m.for_round, range(60)):
         rows = r.simulate(u[:1000], seed_tree(0, "scale", r.round))
         means.append(rows.double().mean(0).numpy())
-        shares.append(np.isin(np.arange(d), sqsgd.subset(r, d)))
+        shares.append(np.isin(np.arange(d), r.subset(d)))
     off = np.mean(means, 0) - 2 * np.mean(shares, 0) * u[0].numpy()
     assert np.abs(off).max() < radius(std, 60_000, d)
     out, _ = m.simulate_with_memory(
         m.client_memory(n, d), u.clone(), seed_tree(0, "sent")
     )
-    at = sqsgd.subset(m, d)
+    at = m.subset(d)
     off = (out.double().mean(0)[at] - u[0, at]).abs().max()
     assert off < radius(std, n, 2)
 

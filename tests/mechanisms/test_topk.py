@@ -15,7 +15,7 @@ from dpcomm.core import vectors
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.datasets import images
 from dpcomm.mechanisms import contract, topk
-from dpcomm.mechanisms.distributed_noise import RING
+from dpcomm.mechanisms.noisy_sums import RING
 from dpcomm.mechanisms.topk import SCHEMES, Support, TopK
 from dpcomm.secagg import session as session_module
 from dpcomm.training import federated, models
@@ -169,7 +169,7 @@ def test_the_schemes_differ_as_the_paper_says():
     for name in set(SCHEMES) - {"FL-CS"}:
         support = Support(range(10)) if SCHEMES[name][0] == "top" else None
         mech = topk.scheme(name, 0.25, 10, support=support)
-        first, second = (topk.current_support(mech.for_round(t), 40) for t in (0, 1))
+        first, second = (mech.for_round(t).current_support(40) for t in (0, 1))
         up, down = mech.bits(40).payload // 32, mech.downlink_bits(40) // 32
         rows[name] = first == second, mech.trainable(40) is not None, up, down
     assert rows == {
@@ -205,7 +205,7 @@ GIVEN |= dict(support=Support([1, 3]))
         (lambda: topk.top_k(torch.tensor([1.0, math.nan]), 0.5), "nan or inf"),
         *(
             (
-                lambda d=d: topk.current_support(TopK(**GIVEN), d),
+                lambda d=d: TopK(**GIVEN).current_support(d),
                 "2 coordinates up to 3",
             )
             for d in (3, 6, 100)
@@ -244,8 +244,7 @@ def test_training_moves_what_the_scheme_says(name):
         assert moved
     else:
         drawn = (
-            topk.current_support(mech.for_round(t), d).coordinates.tolist()
-            for t in (0, 1)
+            mech.for_round(t).current_support(d).coordinates.tolist() for t in (0, 1)
         )
         allowed = set().union(*drawn)
         assert moved <= allowed and len(moved) > 0.5 * len(allowed) - 5

@@ -68,10 +68,10 @@ def test_the_probability_of_keeping(d, eps):
 @tabled("u", INPUTS, ids=len)
 def test_the_law_is_the_definition_and_corners_follow_it(u, eps):
     m, d = VqSgd(1.0, eps), len(u)
-    p = vqsgd.law(m, u[None])[0].numpy()
+    p = m.law(u[None])[0].numpy()
     want = by_definition(m, m.clip(u[None])[0].double().numpy())
     np.testing.assert_allclose(p, want, rtol=1e-6, atol=1e-8)
-    found = vqsgd.corners(m, u.double().numpy(), seed_tree(0, "law", d), 30_000)
+    found = m.corners(u.double().numpy(), seed_tree(0, "law", d), 30_000)
     assert fit(np.bincount(found, minlength=2 * d), p) > ALARM / 15
 
 
@@ -79,7 +79,7 @@ def test_entries_that_are_zero_share_the_remainder_only():
     "At both ends and between; the clip cuts."
     u = np.array([0.0, 0.5, 0.0, -0.5, 0.5, 0.5, 0.0])
     share = np.abs(u).sum() / (math.sqrt(7) * np.linalg.norm(u))
-    found = vqsgd.corners(VqSgd(0.1, math.inf), u, seed_tree(0, "zeros"), 20_000)
+    found = VqSgd(0.1, math.inf).corners(u, seed_tree(0, "zeros"), 20_000)
     p = np.full(14, (1 - share) / 14)
     p[[2, 7, 8, 10]] += share / 4
     assert fit(np.bincount(found, minlength=14), p) > ALARM
@@ -91,20 +91,18 @@ def test_the_last_entry_can_be_drawn_and_nothing_beyond():
             return np.array([[0.0] * 3, [0.0, 0.6, 1 - 2**-53]])
 
     edge, m = Edge(np.random.PCG64(0)), VqSgd(1.0, math.inf)
-    some, none = (
-        vqsgd.corners(m, np.array(u), edge, 3) for u in ([0.5, 0, -0.5], [0] * 3)
-    )
+    some, none = (m.corners(np.array(u), edge, 3) for u in ([0.5, 0, -0.5], [0] * 3))
     # a zero vector sends anything
     assert some.tolist() == [0, 5, 5] and none.tolist() == [0, 3, 5]
 
 
 def test_an_estimate_is_a_mean_of_corners_of_one_length():
     m, length = VqSgd(2.0, 3.0, 4), 2 * math.sqrt(3) / vqsgd.keep_probability(6, 3.0)
-    one = vqsgd.estimate(m, np.arange(6)[:, None], 3)
+    one = m.estimate(np.arange(6)[:, None], 3)
     torch.testing.assert_close(one.norm(dim=1), torch.full((6,), length))
     assert one.sum(0).abs().max() == 0
     assert one[3].tolist() == pytest.approx([0, -length, 0])
-    mean = vqsgd.estimate(m, np.array([[0, 0, 3, 1]]), 3)[0]
+    mean = m.estimate(np.array([[0, 0, 3, 1]]), 3)[0]
     torch.testing.assert_close(mean, torch.tensor([length / 4, -length / 4, 0]))
 
 
@@ -112,9 +110,9 @@ def test_an_estimate_is_a_mean_of_corners_of_one_length():
 @tabled("u", INPUTS[:4], ids=len)
 def test_mean_and_variance_by_enumeration(u, eps, repeats):
     m, d = VqSgd(1.0, eps, repeats), len(u)
-    p = vqsgd.law(m, u[None])[0].numpy()
+    p = m.law(u[None])[0].numpy()
     tuples = np.array(list(itertools.product(range(2 * d), repeat=repeats)))
-    weight, x = p[tuples].prod(1), vqsgd.estimate(m, tuples, d).double().numpy()
+    weight, x = p[tuples].prod(1), m.estimate(tuples, d).double().numpy()
     mean = weight @ x
     bias, variance = (part[0].double().numpy() for part in m.moments(u[None]))
     np.testing.assert_allclose(mean, u.numpy() + bias, atol=2e-6)
@@ -131,9 +129,9 @@ def test_a_message_is_its_corners():
     m, u = VqSgd(1.0, 3.0, 7), torch.linspace(-0.4, 0.5, 9)
     message = m.encode(u, Insecure(3))
     numbers = wire.unpack_bits(message.payload, 5, 7)
-    want = vqsgd.corners(m, u.double().numpy(), seed_tree(3, "private"), 7)
+    want = m.corners(u.double().numpy(), seed_tree(3, "private"), 7)
     assert numbers.tolist() == want.tolist()
-    assert torch.equal(m.decode(message), vqsgd.estimate(m, numbers[None], 9)[0])
+    assert torch.equal(m.decode(message), m.estimate(numbers[None], 9)[0])
 
 
 def test_a_corner_that_does_not_exist_is_refused():
@@ -150,16 +148,16 @@ def test_a_corner_that_does_not_exist_is_refused():
 @tabled("eps", [0.1, 2.0, 20.0, 400.0])
 def test_the_exact_epsilon_is_reached_and_not_passed(d, eps):
     m, exact = VqSgd(1.5, eps), vqsgd.exact_eps(d, eps)
-    pair = vqsgd.worst_case(m, d)
+    pair = m.worst_case(d)
     assert pair.norm(dim=1).tolist() == pytest.approx([1.5, 1.5])
-    ratio = vqsgd.law(m, pair).log().diff(dim=0).abs().max()
+    ratio = m.law(pair).log().diff(dim=0).abs().max()
     if d == 1 or eps < 30:  # beyond, rounding of the weights outweighs a lie
         assert float(ratio) == pytest.approx(exact, abs=1e-6)
     assert exact <= eps and (exact == pytest.approx(eps, rel=1e-12)) == (d == 1)
     if eps < 30:  # all pairs of 400, every corner
         rows = torch.from_numpy(seed_tree(0, "pairs", d).standard_normal((400, d)))
         rows[::2] *= 0.1
-        logs = vqsgd.law(m, 3 * rows).log()
+        logs = m.law(3 * rows).log()
         assert (logs.amax(0) - logs.amin(0)).max() <= exact * (1 + 1e-9)
 
 
@@ -167,7 +165,7 @@ def test_repetition_is_paid_in_full():
     "All triples of corners under the worst pair: three times the epsilon of one."
     m = VqSgd(1.0, 1.0, 3)
     triples = np.array(list(itertools.product(range(4), repeat=3)))
-    laws = [p[triples].prod(1) for p in vqsgd.law(m, vqsgd.worst_case(m, 2)).numpy()]
+    laws = [p[triples].prod(1) for p in m.law(m.worst_case(2)).numpy()]
     found, claimed = audit.enumerated_eps(*laws, 0.0)[0], m.guarantee(d=2).eps
     # more than the epsilon of one repetition, which sqSGD's paper states
     assert 1.0 < found == pytest.approx(3 * vqsgd.exact_eps(2, 1.0))

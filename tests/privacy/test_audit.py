@@ -26,11 +26,9 @@ from dpcomm.core import wire
 from dpcomm.core.random import Insecure, private_stream, public_seed, seed_tree
 from dpcomm.datasets import images
 from dpcomm.mechanisms import (
-    central_noise,
     contract,
     ddgauss,
-    distributed_noise,
-    modular_noise,
+    noisy_sums,
     privquant,
     quantised,
     rec,
@@ -583,23 +581,24 @@ def off(kind, field, factor):
 
 # a server that believes its clients' lengths
 BELIEVED = (
-    central_noise,
+    noisy_sums,
     "clip_to_grid",
-    lambda rows, clip, scale: np.trunc(rows.double().numpy() / scale).astype(np.int64),
+    lambda rows, clip, scale: np.trunc(np.asarray(rows, float) / scale).astype(int),
 )
-NEAREST = quantised, "whole", lambda m, u, rng: quantised.in_steps(m, u).round().long()
-LONG_STEP = quantised, "step", lambda m, d: m.clip_norm / m.length
+LEVELS = quantised.Quantised
+NEAREST = LEVELS, "whole", lambda m, u, rng: m.in_steps(u).round().long()
+LONG_STEP = LEVELS, "step", lambda m, d: m.clip_norm / m.length
 HALF_SKELLAM = skellam, "skellam", lambda mu, *a, f=skellam_noise.skellam: f(mu / 2, *a)
 LESS = lambda s, *a, f=ddgauss.discrete_gaussian: f(s * 16 / 25, *a)  # noqa: E731
-ROUND = lambda x, bound, rng, f=modular_noise.conditional_round: f(x, None, rng)  # noqa: E731
-ANY_ROUNDING = modular_noise, "conditional_round", ROUND
+ROUND = lambda x, bound, rng, f=noisy_sums.conditional_round: f(x, None, rng)  # noqa: E731
+ANY_ROUNDING = noisy_sums, "conditional_round", ROUND
 WIDE = (
-    modular_noise,
+    noisy_sums,
     "rotate",
-    lambda u, seed, f=modular_noise.rotate: f(u, seed) * u.shape[-1] ** 0.5,
+    lambda u, seed, f=noisy_sums.rotate: f(u, seed) * u.shape[-1] ** 0.5,
 )
 FIRST = privquant, "smallest", lambda keys, n: np.arange(keys.shape[1]) < n[:, None]
-SHARED = distributed_noise.SharedNoise
+SHARED = noisy_sums.SharedNoise
 NO_TOLERANCE = (
     SHARED,
     "share",

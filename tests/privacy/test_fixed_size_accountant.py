@@ -20,7 +20,7 @@ from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.evidence import paper_tables
-from dpcomm.mechanisms.distributed_noise import share_std
+from dpcomm.mechanisms.noisy_sums import share_std
 from dpcomm.privacy import fixed_size_accountant as accountant
 from dpcomm.privacy.accounting import (
     INTEGER_ORDERS,

@@ -14,7 +14,7 @@ from dpcomm.mechanisms import ddgauss, mvu, quantised, skellam
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.privquant import PrivQuant, log_law
 from dpcomm.mechanisms.rec import Rec, loss_law
-from dpcomm.mechanisms.vqsgd import VqSgd, law, worst_case
+from dpcomm.mechanisms.vqsgd import VqSgd
 from dpcomm.privacy import accounting, audit, hypothesis_tests
 
 EPS = np.array([0.0, 0.1, 0.5, 1.0, 2.5, 6.0])
@@ -173,7 +173,7 @@ def test_the_curve_of_privquant_is_that_of_listed_messages():
 @tabled("eps, repeats, d", [(1.0, 1, 1), (0.5, 3, 2), (3.0, 2, 8)])
 def test_the_curve_of_vqsgd_is_that_of_its_corners(eps, repeats, d):
     m = VqSgd(1.0, eps, repeats)
-    laws = hypothesis_tests.multinomial_laws(*law(m, worst_case(m, d)).numpy(), repeats)
+    laws = hypothesis_tests.multinomial_laws(*m.law(m.worst_case(d)).numpy(), repeats)
     want = hypothesis_tests.profile_of_pmfs(*laws, EPS)
     np.testing.assert_allclose(m.privacy_profile("local", EPS, d=d), want, atol=1e-12)
 
@@ -182,9 +182,9 @@ def test_the_score_of_roundings_is_a_log_likelihood():
     "E[exp(score)] = 1 under no client; opposite under a swap."
     m = quantised.Quantised(1.0, 1.0, 2, "random")
     x = seed_tree(0, "rounding").standard_normal((200_000, 16)) * m.std
-    ratio = np.exp(quantised.mixture_ratio(m, "zero-out", x))
+    ratio = np.exp(m.mixture_ratio("zero-out", x))
     assert abs(ratio.mean() - 1) <= radius(ratio.std(), len(ratio))
-    one, other = (quantised.mixture_ratio(m, "replace", s * x[:100]) for s in (1, -1))
+    one, other = (m.mixture_ratio("replace", s * x[:100]) for s in (1, -1))
     np.testing.assert_allclose(one, -other, atol=1e-9)
 
 

@@ -63,7 +63,7 @@ def sqkr_error(
     n, d = x.shape
     if not public:
         return (d * m.level**2 - 1) / n
-    a = sqkr.represent(m, x)[0]
+    a = m.represent(x)[0]
     stays = d * (a.mean(0) ** 2).sum() - (x.mean(0) ** 2).sum()
     return float(stays + d * (m.level**2 - (a**2).sum(1).mean()) / n)
 
