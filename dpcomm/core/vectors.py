@@ -263,6 +263,7 @@ def clip_l2(u: Tensor, clip: float) -> Tensor:
 # %% ../../nbs/foundations/vectors.ipynb #c9767fe7
 POINTS = 6  # log2 of the largest factor
 BLOCK = 2**16  # entries transformed together, which fit in the cache
+WIDE = dict(dtype=torch.float64, device="cpu")  # whatever torch's defaults are
 
 
 @functools.lru_cache(maxsize=32)
@@ -273,9 +274,9 @@ def hadamard(size: int, dtype: torch.dtype = torch.float64) -> Tensor:
             f"size is {shown(size)}; it must be a power of two, up to 2^14: use"
             " walsh_hadamard for more"
         )
-    two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) / math.sqrt(2)
+    two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], **WIDE) / math.sqrt(2)
     if size == 1:
-        return torch.ones(1, 1, dtype=dtype)
+        return torch.ones(1, 1, **WIDE | dict(dtype=dtype))
     return torch.kron(two, hadamard(size // 2)).to(dtype)
 
 # %% ../../nbs/foundations/vectors.ipynb #abb4b52e

@@ -23,8 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_between, check_choice, check_number, check_positive
-from ..core.checks import check_size, shown
+from dpcomm.core.checks import (
+    check_between,
+    check_choice,
+    check_number,
+    check_positive,
+    check_size,
+    shown,
+)
 from ..core.random import Insecure, check_key, private_stream
 from ..core.vectors import check_finite, check_vector
 from ..core.wire import BadMessage, Bits, Message, finite_floats, header_bits
@@ -86,8 +92,11 @@ class Game(NamedTuple):
 def symbol_game(present, absent, count: int, draw: Callable) -> Game:
     """Messages of `count` independent symbols, scored by their log-likelihood ratio.
 
-    present, absent: laws of a symbol in either world, (m,). draw: (present, n, rng) ->
-    (n, count) symbols.
+    present: law of a symbol with the client, (m,).
+    absent: law of a symbol without it, (m,).
+    count: symbols a message, >= 1.
+    draw: (present, n, rng) -> (n, count) symbols.
+    Returns: the game.
     """
     laws = np.asarray(present, float), np.asarray(absent, float)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -117,7 +126,7 @@ class Auditable:
     def attack_scores(
         self, relation: str, present: bool, n: int, rng, rounds: int = 1, **release
     ) -> dict[str, np.ndarray]:
-        """Attack scores of the worst-case input, through the mechanism's own code. [Nasr et al. 2023]
+        """Attack scores of the worst-case input, through the mechanism. [Nasr et al. 2023]
 
         relation: a key of `relations`. present: which of its two worlds. n: plays, >= 1.
         rng: the stream of all plays. rounds: messages of one play. release: arguments of

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..core.checks import check_between, check_choice
+from ..core.checks import check_between, check_choice, check_size
 from ..core.random import Insecure
 from .contract import Mechanism
 from ..privacy.accounting import PURE_ACCOUNTANTS, pure_guarantee
@@ -82,7 +82,7 @@ class Local(Mechanism):
         >= 1; None: no shuffler. q: as of `losses`. accountant: pld composes losses; pure
         adds epsilons, which holds with any delta. Returns the guarantee of them all.
         """
-        eps = self.message_epsilon(d)
+        eps = self.message_epsilon(d if d is None else check_size("d", d))
         note = self.note if eps < math.inf else "no privacy: eps = inf only compresses"
         alone = shuffled is None or not delta or accountant == "pure"
         if alone or eps == math.inf:

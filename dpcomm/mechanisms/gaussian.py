@@ -85,10 +85,7 @@ class Gaussian(ServerNoise):
         return self.clip(u) - u, torch.full_like(u, self.std**2 if self.local else 0.0)
 
     def noisy_steps(self, u: Tensor, rng) -> np.ndarray:
-        """Clipped rows and exact noise, in steps, lifted from the ring they travel in.
-
-        u: (n, d), finite. rng: one stream, or one a row. Returns (n, d) int64.
-        """
+        "Clipped rows and exact noise, in steps, lifted from the ring they travel in."
         z = on_grid(u, self.clip_norm, self.scale)
         return RING.lift(z + self.noise_steps(z.shape, rng))
 

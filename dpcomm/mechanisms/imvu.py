@@ -45,8 +45,8 @@ from dpcomm.privacy.accounting import (
     check_everyone,
     compose,
     gaussian_guarantee,
+    guarantee_from_rdp,
 )
-from ..privacy.accounting import guarantee_from_rdp
 from ..privacy.guarantee import Guarantee
 from ..privacy.losses import Losses, gaussian_losses
 from ..secagg.discrete import symbols_by_inversion

@@ -15,8 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_between, check_choice, check_number, check_reals
-from ..core.checks import check_size
+from dpcomm.core.checks import (
+    check_between,
+    check_choice,
+    check_number,
+    check_reals,
+    check_size,
+)
 from ..core.random import private_stream, row_streams
 from ..core.vectors import check_rows, check_vector, clip_l2
 from dpcomm.core.wire import (
@@ -434,9 +439,3 @@ def renyi_curve(
     at = np.array(ORDERS if orders is None else orders)
     polygons = bound(mechanism.table, mechanism.beta, relation, at)
     return np.array([_ball(s, g, total, d) for s, g in polygons])
-
-# %% ../../nbs/baselines/mvu.ipynb #225d4569
-#| code-fold: true
-def _games(beta):
-    "Coordinates of the two worst vectors: one, and as many as just do not saturate."
-    return 1, max(2, min(16, int(beta**2)))

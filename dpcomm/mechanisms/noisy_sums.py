@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FLOATS', 'RELATIONS', 'CLAIMED', 'TIGHT', 'HIDDEN', 'AUDITED', 'SAFE', 'BITS', 'FEW', 'sampling_rate', 'ServerNoise',
-           'of_shares', 'SharedNoise', 'refuse_coarse', 'LinearSketch', 'padded', 'OnRing']
+           'SharedNoise', 'LinearSketch', 'OnRing']
 
 # %% ../../nbs/secagg/noisy_sums.ipynb #nscimpor
 import math
@@ -19,28 +19,63 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from ..core.checks import SCALE, check_between, check_choice, check_number
-from ..core.checks import check_positive, check_size, shown
+from dpcomm.core.checks import (
+    SCALE,
+    check_between,
+    check_choice,
+    check_number,
+    check_positive,
+    check_size,
+    shown,
+)
 from ..core.random import normal, private_stream, row_streams
-from ..core.vectors import block_size, check_finite, check_rows, check_vector
-from ..core.vectors import clip_l2, rotate, unrotate
-from ..core.wire import Bits, Message, finite_floats, header_bits
-from ..core.wire import pack_bits, unpack_bits
+from dpcomm.core.vectors import (
+    block_size,
+    check_finite,
+    check_rows,
+    check_vector,
+    clip_l2,
+    rotate,
+    unrotate,
+)
+from dpcomm.core.wire import (
+    Bits,
+    Message,
+    finite_floats,
+    header_bits,
+    pack_bits,
+    unpack_bits,
+)
 from .contract import IntRange, OrNone
 from .families import Central, Summed, smallest
-from ..privacy.accounting import ACCOUNTANTS, INTEGER_ORDERS, compose
-from ..privacy.accounting import gaussian_guarantee, guarantee_from_rdp
-from ..privacy.accounting import rdp_subsampled_gaussian
+from dpcomm.privacy.accounting import (
+    ACCOUNTANTS,
+    INTEGER_ORDERS,
+    compose,
+    gaussian_guarantee,
+    guarantee_from_rdp,
+    rdp_subsampled_gaussian,
+)
 from ..privacy.fixed_size_accountant import fixed_size_epsilon
 from ..privacy.guarantee import PREMISES, SAMPLINGS, Guarantee, large_delta
-from ..privacy.hypothesis_tests import SumGame, check_plays, dropout_game
-from ..privacy.hypothesis_tests import profile_of_gaussian, profile_of_pmfs
+from dpcomm.privacy.hypothesis_tests import (
+    SumGame,
+    check_plays,
+    dropout_game,
+    profile_of_gaussian,
+    profile_of_pmfs,
+)
 from ..privacy.losses import Losses, gaussian_losses
 from ..privacy.pairs import SWAPS
 from ..privacy.whole_noise import gaussian_curvature, normal_std
 from ..secagg.discrete import discrete_gaussian, tau
-from ..secagg.ring import Ring, clip_to_grid, conditional_round, rounded_norm
-from ..secagg.ring import rounding_gap
+from dpcomm.secagg.ring import (
+    Ring,
+    clip_to_grid,
+    conditional_round,
+    rounded_norm,
+    rounding_gap,
+)
 
 # %% ../../nbs/secagg/noisy_sums.ipynb #nscrate0
 def sampling_rate(
@@ -212,11 +247,7 @@ class ServerNoise(Central):
         return self.std / self.scale if self.exact else math.inf
 
     def noise_steps(self, shape: tuple, rng) -> np.ndarray:
-        """Discrete Gaussian noise of std. [Canonne, Kamath & Steinke 2020]
-
-        shape: of the result. rng: one stream, or one a row. Returns int64, steps of the
-        grid.
-        """
+        "Discrete Gaussian noise of std, in steps. [Canonne, Kamath & Steinke 2020]"
         variance = (Fraction(self.std) / Fraction(self.scale)) ** 2
         return discrete_gaussian(variance, shape, rng)
 
@@ -317,29 +348,16 @@ class ServerNoise(Central):
         return gaussian_losses(sigma, q, relation, sampling, **about)
 
     def release(self, u: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Noisy sums of one client's message, for audits.
-
-        u: (n, d) float32: one client's vector, one play a row.
-        rng: random stream of all trials.
-        Returns: (n, d) float64: noisy sums of one message each.
-        """
+        "Noisy sums (n, d) of one client's message, one play a row of u, for audits."
         messages = self.simulate(torch.from_numpy(u), rng)[:, None]
         return 8 * self.aggregate(messages, 8.0, rng).double().numpy()
 
     def reach(self, d: int) -> float:
-        """Length of the game's message, over the clip.
-
-        d: entries of the game. Returns 1, or less where the message is known.
-        """
+        "Length of the game's message, over the clip: 1, or less where it is known."
         return 1.0
 
     def sum_game(self, rounds=1, n_clients=1, cohort=1, d=1, **release) -> SumGame:
-        """The game of the worst-case neighbours: all entries are equal. [Nasr et al. 2023]
-
-        rounds: releases of a play. n_clients, cohort: the client is in a release with
-        probability cohort / n_clients. d: entries of its vector. release: not used.
-        Returns the game.
-        """
+        "The game of the worst-case neighbours: all entries are equal. [Nasr et al. 2023]"
         equal, q = np.full(d, d**-0.5), cohort / n_clients
         return SumGame(self.clip_norm, self.std, equal, rounds, q)
 
@@ -374,7 +392,7 @@ HIDDEN = (
 )
 
 
-def of_shares(sampling: str, honest: int, n_clients: int, said=None) -> dict:
+def _of_shares(sampling: str, honest: int, n_clients: int, said=None) -> dict:
     "Note and premises of every sum whose noise comes in shares; said: kept names."
     said, hidden = said or {}, sampling != "none"
     stays = (
@@ -419,10 +437,7 @@ class SharedNoise(Summed):
         return self.n_clients - math.floor(self.tolerance * self.n_clients + 1e-9)
 
     def known_sigma(self) -> float:
-        """The noise multiplier; ValueError where sigma is None.
-
-        Returns: > 0.
-        """
+        "The noise multiplier; ValueError where sigma is None."
         if self.sigma is None:
             raise ValueError(
                 "sigma is None, which gives no privacy guarantee: pass a sigma above 0"
@@ -433,50 +448,29 @@ class SharedNoise(Summed):
         return clip_l2(u, self.clip_norm)
 
     def step(self, d: int) -> float:
-        """Step of the grid, in the units of clip_norm.
-
-        d: entries of the vectors, >= 1. Returns > 0.
-        """
+        "Step of the grid for vectors of d entries, in the units of clip_norm."
         raise NotImplementedError
 
     def words(self, u: Tensor, rng) -> np.ndarray:
-        """What clients add to a sum: noisy steps, wrapped.
-
-        u: (n, d) vectors. rng: one stream, or one a row. Returns (n, K) elements of the
-        ring.
-        """
+        "What clients (n, d) add to a sum: noisy steps, wrapped, (n, K) elements of the ring."
         raise NotImplementedError
 
     def opened(self, total: np.ndarray, d: int) -> np.ndarray:
-        """The values of a sum.
-
-        total: (n, K) elements of the ring. d: entries of the vectors, >= 1. Returns (n, d)
-        float64.
-        """
+        "The values (n, d) float64 of sums (n, K) in the ring."
         raise NotImplementedError
 
     def normal_sigma(self, d: int | None = None) -> float:
-        """Normal noise no more private than the honest shares. [page whole_noise]
-
-        d: entries of the vectors, >= 1; None where they do not matter. Returns the noise
-        multiplier; 0 where none is proved.
+        """Multiplier of normal noise no more private than the honest shares; 0 where none is
+        proved. [page whole_noise]
         """
         raise NotImplementedError
 
     def renyi(self, d, q: float, relation: str, sampling: str) -> Callable | None:
-        """Rényi curve of one sum.
-
-        d: entries of the vectors. q: chance to take part. relation, sampling: of the run.
-        Returns orders -> nats, inf where nothing is proved; None: no curve.
-        """
+        "Rényi curve of one sum, orders -> nats, inf where nothing is proved; None: no curve."
         raise NotImplementedError
 
     def renyi_guarantee(self, d, delta, q, rounds, sampling, **fields) -> Guarantee:
-        """Guarantee of a run by its Rényi curve.
-
-        d, delta, q, rounds, sampling: of the run. fields: relation, accountant, note,
-        premises, unit. Returns a Guarantee.
-        """
+        "Guarantee of a run by its Rényi curve; fields: relation, accountant, and of it."
         raise NotImplementedError
 
     def guarantee(
@@ -513,10 +507,10 @@ class SharedNoise(Summed):
             return smallest(self.guarantee, TIGHT[sampling], **run)
         check_choice("accountant", accountant, ACCOUNTANTS)
         check_between("rounds", rounds, 1)
-        fields |= of_shares(sampling, self.honest, self.n_clients, fields)
+        fields |= _of_shares(sampling, self.honest, self.n_clients, fields)
         fields |= dict(sampling=sampling, relation=relation, accountant=accountant)
         if accountant == "pld" or sampling == "fixed":
-            sigma = self.normal_sigma(d) or refuse_coarse(self)
+            sigma = self.normal_sigma(d) or _refuse_coarse(self)
             trust = "secagg" if sampling == "none" else "central"
             made = noisy_sum_guarantee(sigma, delta, q, rounds, trust=trust, **fields)
         else:
@@ -545,11 +539,11 @@ class SharedNoise(Summed):
         check_choice("sampling", sampling, self.samplings)
         check_number("q", q, "[1, 1]" if sampling == "none" else "(0, 1]")
         sigma, renyi = self.normal_sigma(d), self.renyi(d, q, relation, sampling)
-        about = of_shares(sampling, self.honest, self.n_clients)
+        about = _of_shares(sampling, self.honest, self.n_clients)
         about |= dict(name=self.name, unit=unit)
         about["trust"] = "secagg" if sampling == "none" else "central"
         if sigma < 1e-2:
-            renyi or refuse_coarse(self)
+            renyi or _refuse_coarse(self)
             about |= dict(sampling=sampling, relation=relation, q=float(q))
             return Losses(renyi=renyi, **about)
         made = gaussian_losses(sigma, q, relation, sampling, **about)
@@ -559,11 +553,7 @@ class SharedNoise(Summed):
         return replace(made, renyi=lambda at: np.minimum(gaussian(at), renyi(at)))
 
     def game_axis(self, d: int) -> tuple:
-        """What the client of a game sends, and the step to which the game rounds.
-
-        d: entries of the vectors, >= 1. Returns (d,) float64 of length 1, and a step in the
-        units of clip_norm, 0 where the grid is fine enough as it is.
-        """
+        "What the client of a game sends, (d,) of length 1, and to which step it is rounded."
         return np.eye(1, d)[0], 0.0
 
     def attack_scores(
@@ -592,7 +582,7 @@ class SharedNoise(Summed):
         return game.scores(release_of, relation, present, n, rng)
 
 
-def refuse_coarse(mechanism: SharedNoise) -> None:
+def _refuse_coarse(mechanism: SharedNoise) -> None:
     "Refuse shares that no normal noise represents. [page whole_noise, Prop. 2]"
     raise ValueError(
         f"n_clients is {mechanism.n_clients}; with so little noise per client only the"
@@ -660,26 +650,15 @@ class LinearSketch(SharedNoise):
         return {name: dict(relation=name) for name in claimed}
 
     def clip_sketch(self, values: Tensor) -> Tensor:
-        """Bound what is summed, where noise is to hide it.
-
-        values: (n, K), finite.
-        Returns: (n, K), rows of norm at most clip_norm unless sigma is None.
-        """
+        "Bound what is summed, where noise is to hide it."
         return check_finite("u", values) if self.sigma is None else self.clip(values)
 
     def expand(self, values: Tensor, d: int) -> Tensor:
-        """The estimates from noisy values of a sketch.
-
-        values: (n, K). d: entries of the vectors, >= 1. Returns (n, d) float32.
-        """
+        "The estimates (n, d) float32 from noisy values (n, K) of a sketch."
         raise NotImplementedError
 
     def noisy_steps(self, values: np.ndarray, rng) -> np.ndarray:
-        """Rows of the grid and shares of discrete Gaussian noise, wrapped.
-
-        values: (..., K) steps of the grid, whole. rng: one stream, or one a row. Returns
-        the same shape, elements of the ring.
-        """
+        "Rows of the grid, in steps, and shares of discrete Gaussian noise, wrapped."
         variance = (self.share / self.scale) ** 2
         return RING.wrap(values + discrete_gaussian(variance, values.shape, rng))
 
@@ -695,11 +674,7 @@ class LinearSketch(SharedNoise):
         return self.noisy_steps(steps, private_stream(key))
 
     def values(self, total: np.ndarray) -> Tensor:
-        """The noisy sketch that words of the ring represent. [fltop Eq. 1]
-
-        total: (..., K) elements of the ring.
-        Returns: (..., K) float32, in the units of the sketch.
-        """
+        "The noisy sketch that words of the ring represent, float32. [fltop Eq. 1]"
         return torch.from_numpy(RING.lift(total) * self.scale).float()
 
     def lifted(self, total: np.ndarray, d: int) -> Tensor:
@@ -739,12 +714,7 @@ class LinearSketch(SharedNoise):
         return super().from_sum(total, n, d)
 
     def noisy(self, values: Tensor, rng) -> Tensor:
-        """Add a share of noise to each sketch.
-
-        values: (n, K) sketches.
-        rng: one stream, or one a row.
-        Returns: (n, K) float32, distributed as the values of decoded messages.
-        """
+        "Sketches (n, K) with a share of noise each, distributed as those of decoded messages."
         if self.sigma is None:
             return values
         if self.share >= FINE * self.scale:
@@ -855,7 +825,7 @@ def normal_rounding(
 BITS, FEW = 18, 4  # largest ring and largest block whose distribution is listed
 
 
-def padded(d: int) -> int:
+def _padded(d: int) -> int:
     "The next power of two, as which the paper rotates. [Kairouz et al. 2021, Alg. 1]"
     return 1 << (check_size("d", d) - 1).bit_length()
 
@@ -899,104 +869,58 @@ class OnRing(SharedNoise):
         return zlib.crc32(text.replace(", padded=True", "").encode())
 
     def variance(self, d: int) -> Fraction:
-        """Variance of one share, exactly.
-
-        d: coordinates of the vectors, >= 1.
-        Returns: Fraction in squared steps of the grid.
-        """
+        "Variance of one share, in squared steps; d: coordinates of the vectors."
         raise NotImplementedError
 
     def draw(self, variance: Fraction, shape: tuple, rng) -> np.ndarray:
-        """Integer noise.
-
-        variance: of one number, in squared steps.
-        shape: of the result.
-        rng: one stream, or one a row.
-        Returns: int64.
-        """
+        "Integer noise, int64; variance: in squared steps; rng: one stream, or one a row."
         raise NotImplementedError
 
     def noise_law(self, variance: float, count: int, size: int) -> np.ndarray:
-        """Distribution of the summed shares in one coordinate.
-
-        variance: of one share, in squared steps.
-        count: shares in the sum, >= 1.
-        size: of the ring.
-        Returns: (size,) distribution of the sum modulo size, the outcome 0 first.
+        """Distribution of `count` summed shares in one coordinate, modulo the ring's size,
+        (size,), the outcome 0 first; variance: of one share, in squared steps.
         """
         raise NotImplementedError
 
     def divergences(self, d: int, q: float, relation: str) -> tuple:
-        """Rényi curve of one sum of the honest shares, by the mechanism's own theorem.
-
-        d: coordinates of the vectors, >= 1.
-        q: probability that a client takes part in a round, in (0, 1].
-        relation: zero-out | replace, the last with q = 1 only.
-        Returns: Rényi orders, and the divergence of one sum at them, nats.
+        """Orders, and the Rényi divergence of one sum of the honest shares at them, by the
+        mechanism's own theorem; relation: zero-out | replace, the last with q = 1 only.
         """
         raise NotImplementedError
 
     def curvature(self, d: int) -> float:
-        """Largest curvature of the noise of a sum. [page whole_noise]
-
-        d: coordinates of the vectors, >= 1.
-        Returns: float of the noise of the honest shares; inf: very many very coarse ones.
-        """
+        "Largest curvature of the honest shares' noise; inf: none known. [page whole_noise]"
         raise NotImplementedError
 
     def size(self, d: int) -> int:
-        """Words of one message.
-
-        d: coordinates of a vector, >= 1.
-        Returns: D: d, or the next power of two where the vector is padded.
-        """
-        return padded(d) if self.padded else check_size("d", d)
+        "D, words of one message: d, or the next power of two where the vector is padded."
+        return _padded(d) if self.padded else check_size("d", d)
 
     def bits(self, d):
         payload = 8 * -(-self.ring_bits * self.size(d) // 8)
         return Bits.of(payload, header_bits(self.name), 0, d)
 
     def block(self, d: int) -> int:
-        """Coordinates over which the rotation spreads every vector, at least.
-
-        d: coordinates of a vector, >= 1.
-        Returns: P, a power of two, D / 2 < P <= D.
-        """
+        "P, coordinates over which the rotation spreads: a power of two, D / 2 < P <= D."
         return block_size(self.size(d))
 
     def rotated(self, u: Tensor) -> Tensor:
-        """The rotation that everyone shares. [Kairouz et al. 2021, Alg. 1]
-
-        u: (..., d) float32 or float64.
-        Returns: (..., D) of the same type.
-        """
+        "The rotation that everyone shares, (..., d) to (..., D). [Kairouz et al. 2021, Alg. 1]"
         d = u.shape[-1]
         wide = torch.nn.functional.pad(u, (0, self.size(d) - d))
         return rotate(wide, self.rotation_seed)
 
     def unrotated(self, v: Tensor, d: int) -> Tensor:
-        """Undo `rotated`. [Kairouz et al. 2021, Alg. 2]
-
-        v: (..., D) float32 or float64.
-        d: coordinates of a vector, <= D.
-        Returns: (..., d) of the same type.
-        """
+        "Undo `rotated`, (..., D) to (..., d). [Kairouz et al. 2021, Alg. 2]"
         return unrotate(v, self.rotation_seed)[..., :d]
 
     def spread(self, d: int) -> float:
-        """Variance of a coordinate of the worst sum, without rounding.
-
-        d: coordinates of the vectors, >= 1.
-        Returns: float in the units of clip_norm, squared.
-        """
+        "Variance of a coordinate of the worst sum, without rounding."
         agreed = (self.n_clients * self.clip_norm) ** 2 / self.block(d)
         return agreed + self.n_clients * self.share**2
 
     def room(self) -> float:
-        """The part of the ring that rounding leaves, squared; ValueError if it leaves none.
-
-        Returns: 4^b - k^2 n, > 0.
-        """
+        "The part of the ring that rounding leaves, 4^b - k^2 n; ValueError if none is left."
         rounding = self.k**2 * self.n_clients
         room = 4.0**self.ring_bits - rounding
         if room <= 0:
@@ -1012,11 +936,7 @@ class OnRing(SharedNoise):
         return 2 * self.k * math.sqrt(self.spread(d) / self.room())
 
     def longest(self, d: int) -> float:
-        """Length of a rounded vector, at most.
-
-        d: coordinates of the vectors, >= 1.
-        Returns: float in steps.
-        """
+        "Length of a rounded vector in steps, at most."
         return rounded_norm(self.clip_norm / self.step(d), self.size(d), self.beta)
 
     def sketch(self, u):
@@ -1138,11 +1058,8 @@ class OnRing(SharedNoise):
         return np.eye(1, d, P % d)[0], self.step(d) / math.sqrt(P)
 
     def coordinate_law(self, d: int, z: int) -> np.ndarray:
-        """The honest noise in one coordinate, shifted and wrapped.
-
-        d: coordinates of the vectors.
-        z: what the client adds to one rotated coordinate, in steps.
-        Returns: (2^bits,) distribution of the lifted sum, from -2^(bits - 1) upwards.
+        """The honest noise in one coordinate, shifted by the client's z steps and wrapped:
+        (2^bits,) distribution of the lifted sum, from -2^(bits - 1) upwards.
         """
         size = 2**self.ring_bits
         std = self.sigma * self.clip_norm / self.step(d)
@@ -1150,11 +1067,9 @@ class OnRing(SharedNoise):
         return np.roll(self.noise_law(share, self.honest, size), z + size // 2)
 
     def score_law(self, d: int, sign: int) -> np.ndarray:
-        """Probabilities of all values of the game's projection.
-
-        d: coordinates, few.
-        sign: 1: the client's vector; 0: none; -1: the opposite one.
-        Returns: (P 2^bits,) distribution of the signed sum of the block's lifted coordinates.
+        """Probabilities (P 2^bits,) of all values of the game's projection: of the signed sum
+        of the block's lifted coordinates; sign: 1: the client's vector; 0: none; -1: the
+        opposite one.
         """
         P, most = self.block(d), self.longest(d) ** 2
         x = self.clip_norm / self.step(d) / math.sqrt(P)

@@ -17,7 +17,7 @@ from scipy.special import gammaln, xlogy
 from torch import Tensor
 
 from ..core.checks import SCALE, check_between, check_choice, check_size
-from ..core.random import bernoulli, private_stream, uniform_rows
+from ..core.random import bernoulli, private_stream, row_streams, uniform_rows
 from ..core.vectors import by_columns, check_finite, check_rows, check_vector
 from dpcomm.core.wire import (
     BadMessage,
@@ -34,6 +34,7 @@ from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/privquant.ipynb #eaf27e4b
 MAX_LEVELS = 2**16
+BLOCK = 2**16  # entries whose doubles exist at one time
 ROUNDING = 1e-6  # by how much of the bound an entry may exceed it
 
 
@@ -59,8 +60,14 @@ def levels(bound: float, K: int) -> np.ndarray:
 # %% ../../nbs/baselines/privquant.ipynb #90dcdb8a
 def quantise(x, bound: float, levels: int, rng) -> np.ndarray:
     "Level numbers of mean x: every entry up or down by chance. [sqsgd eq. 6]"
-    place, low = position(x, bound, levels)
-    return low + bernoulli(place - low, rng)
+    if isinstance(rng, (list, tuple)) or math.prod(np.shape(x)) <= BLOCK:
+        place, low = position(x, bound, levels)
+        return low + bernoulli(place - low, rng)
+    numbers, flat = np.empty(x.shape, np.int32), x.reshape(-1)
+    for k in range(0, x.size, BLOCK):
+        block = quantise(flat[k : k + BLOCK], bound, levels, rng)
+        numbers.reshape(-1)[k : k + BLOCK] = block
+    return numbers
 
 # %% ../../nbs/baselines/privquant.ipynb #0a47ab85
 class Tails(NamedTuple):
@@ -246,23 +253,34 @@ def smallest(keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
 # %% ../../nbs/baselines/privquant.ipynb #266d6861
 def randomise(numbers: np.ndarray, cal: Calibration, rng) -> np.ndarray:
     "Keep a random subset of random size, replace the rest. [sqsgd Alg. 1, line 2]"
-    if numbers.ndim != 2:
-        raise ValueError(
-            f"numbers has shape {numbers.shape}; it must be (n, d), one row per"
-            " vector: pass x[None] for one vector"
-        )
     n, d = numbers.shape
-    if d != cal.d:
-        raise ValueError(
-            f"numbers has rows of {d} entries; the calibration is for d = {cal.d}:"
-            f" calibrate for {d}"
-        )
+    if d > BLOCK:
+        rows = zip(numbers, row_streams(rng, n))
+        return np.stack([_randomise_long(row, cal, stream) for row, stream in rows])
     draws = uniform_rows(rng, n, 2 * d + 1)
     steps = match_steps(cal)[:-1, None]
     matches = symbols_by_inversion(draws[:, 0], steps, lambda at: match_law(cal), rng)
-    other = numbers + 1 + (draws[:, d + 1 :] * (cal.levels - 1)).astype(np.int64)
-    other -= cal.levels * (other >= cal.levels)
+    other = another(numbers, draws[:, d + 1 :], cal.levels)
     return np.where(smallest(draws[:, 1 : d + 1], matches), numbers, other)
+
+
+def another(numbers: np.ndarray, draws: np.ndarray, levels: int) -> np.ndarray:
+    "A uniform level that is not the one given, by uniform draws."
+    other = numbers + 1 + (draws * (levels - 1)).astype(np.int64)
+    return other - levels * (other >= levels)
+
+
+def _randomise_long(numbers, cal, rng):
+    # the same of one row, in the same order of draws, few of which exist at one time
+    steps = match_steps(cal)[:-1, None]
+    first, keys = rng.random(1), rng.random(len(numbers))
+    matches = symbols_by_inversion(first, steps, lambda at: match_law(cal), rng)
+    keep = smallest(keys[None], matches)[0]
+    del keys
+    for k in range(0, len(numbers), BLOCK):
+        part, at = numbers[k : k + BLOCK], keep[k : k + BLOCK]
+        part[:] = np.where(at, part, another(part, rng.random(len(part)), cal.levels))
+    return numbers
 
 # %% ../../nbs/baselines/privquant.ipynb #5edfbf43
 def privatise(x, bound: float, cal: Calibration, rng) -> np.ndarray:
@@ -362,7 +380,7 @@ class PrivQuant(Local):
 
     def encode(self, u: Tensor, key=None) -> Message:
         # round, randomise, pack [sqsgd Alg. 1]
-        rng, x = private_stream(key), self.represent(check_vector("u", u)[None])
+        rng, x = private_stream(key), self.clip(check_vector("u", u)[None]).numpy()
         rounded = quantise(x, self.bound, self.levels, rng)
         numbers = randomise(rounded, self.calibration(len(u)), rng)
         return Message(

@@ -17,16 +17,22 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy.special import expit, ndtr
 from torch import Tensor
 
-from ..core.checks import check_between, check_choice, check_number, check_reals
-from ..core.checks import check_size, shown
+from dpcomm.core.checks import (
+    check_between,
+    check_choice,
+    check_number,
+    check_reals,
+    check_size,
+    shown,
+)
 from dpcomm.core.random import (
     Insecure,
     gumbel_argmax,
     normal,
     private_stream,
     public_seed,
+    row_streams,
 )
-from ..core.random import row_streams
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
 from .contract import IntRange, Mechanism, register
@@ -38,9 +44,11 @@ from dpcomm.privacy.rec_accountant import (
     RecRun,
     exact_epsilon,
     pld_epsilon,
+    rec_losses,
+    theorem1_epsilon,
+    with_choice_paid,
+    with_seed_premise,
 )
-from ..privacy.rec_accountant import rec_losses, theorem1_epsilon, with_choice_paid
-from ..privacy.rec_accountant import with_seed_premise
 
 # %% ../../nbs/dprec/chapter.ipynb #493802f6
 FAR = 45.0  # e^-45 is nothing beside what is summed

@@ -24,8 +24,9 @@ from dpcomm.privacy.accounting import (
     check_everyone,
     compose,
     gaussian_guarantee,
+    guarantee_from_rdp,
+    rdp_gaussian,
 )
-from ..privacy.accounting import guarantee_from_rdp, rdp_gaussian
 from ..privacy.guarantee import Guarantee
 from ..privacy.losses import Losses, gaussian_losses
 

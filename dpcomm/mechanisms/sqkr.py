@@ -72,9 +72,11 @@ def kashin(
     cut = shrink * clip / math.sqrt(support * frame.size)
     a = torch.zeros(len(u), frame.size, **WIDE)
     for _ in range(int(math.log(frame.size))):
-        part = analyse(u, frame).clamp(-cut, cut)
-        u, a, cut = u - synthesise(part, frame), a + part, shrink * cut
-    return a + analyse(u, frame)
+        part = analyse(u, frame).clamp_(-cut, cut)
+        u = u - synthesise(part, frame)
+        a += part  # in place: an array of the frame is seven float32 vectors
+        cut = shrink * cut
+    return a.add_(analyse(u, frame))
 
 # %% ../../nbs/baselines/sqkr.ipynb #8167e297
 PROJECTIONS = 50  # at most
@@ -83,16 +85,17 @@ INNER = 0.98  # the cube aimed at, of the bound
 
 def project(a: Tensor, frame: Frame, bound: float) -> Tensor:
     """Project on the cube of half-width `bound` and on representations of u in turn,
-    then cut.
+    then cut; a is changed.
     """
-    a = a.clone()
     for _ in range(PROJECTIONS):
         over = (a.abs().amax(1) > bound).nonzero()[:, 0]
         if not len(over):
             break
-        cut = a[over].clamp(-INNER * bound, INNER * bound)
-        a[over] = cut + analyse(synthesise(a[over] - cut, frame), frame)
-    return a.clamp(-bound, bound)
+        rest = a[over]
+        a[over] = cut = rest.clamp(-INNER * bound, INNER * bound)
+        rest = synthesise(rest.sub_(cut), frame)
+        a[over] = cut.add_(analyse(rest, frame))
+    return a.clamp_(-bound, bound)
 
 # %% ../../nbs/baselines/sqkr.ipynb #300a38a7
 def keep_probability(letters: float, eps: float) -> float:

@@ -16,8 +16,13 @@ from torch import Tensor
 
 from ..core.checks import check_size, shown
 from ..core.random import private_stream, seed_tree
-from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
-from ..core.vectors import walsh_hadamard
+from dpcomm.core.vectors import (
+    check_finite,
+    check_rows,
+    check_vector,
+    clip_l2,
+    walsh_hadamard,
+)
 from ..core.wire import Bits, Message, header_bits
 from . import privquant
 from .contract import Game, IntRange, register

@@ -16,11 +16,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.checks import check_choice, check_number, check_positive, check_reals
-from ..core.checks import check_size, shown
+from dpcomm.core.checks import (
+    check_choice,
+    check_number,
+    check_positive,
+    check_reals,
+    check_size,
+    shown,
+)
 from ..core.random import normal, seed_tree
-from ..core.vectors import check_finite, check_rows, check_vector, flatten, groups
-from ..core.vectors import unflatten
+from dpcomm.core.vectors import (
+    check_finite,
+    check_rows,
+    check_vector,
+    flatten,
+    groups,
+    unflatten,
+)
 from ..core.wire import Bits, header_bits
 from .contract import IntRange, Mechanism, mechanism, register
 from .noisy_sums import AUDITED, LinearSketch
@@ -176,10 +188,7 @@ class TopK(LinearSketch):
         return replace(self, round=t) if self.fresh else self
 
     def current_support(self, d: int) -> Support:
-        """The support that all clients use in this round. [fltop Alg. 1, line 3]
-
-        d: entries of an update, >= 1. Returns the one given, or the round's random choice.
-        """
+        "The support that all clients use in this round. [fltop Alg. 1, line 3]"
         if self.support is None:
             return random_support(self.fraction, d, self.seed, self.round)
         support, k = self.support, size(self.fraction, d)

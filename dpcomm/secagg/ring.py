@@ -286,7 +286,10 @@ def clip_to_grid(x: np.ndarray, length: float, scale: float) -> np.ndarray:
             f"length / scale is {length / scale:.4g}; squared norms fit in 63 bits up"
             " to 2^31: use a larger scale"
         )
-    y = clip_l2(torch.as_tensor(x).double().cpu(), length).numpy() / scale
+    y = (
+        clip_l2(torch.as_tensor(x, dtype=torch.float64, device="cpu"), length).numpy()
+        / scale
+    )
     z = np.trunc(y).astype(np.int64)
     while len(long := np.flatnonzero(np.einsum("ij,ij->i", z, z) > math.floor(most))):
         y[long] *= SHRINK

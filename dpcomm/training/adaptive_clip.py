@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from ..core.checks import check_number, check_positive, shown
-from ..mechanisms.noisy_sums import ServerNoise
 from ..mechanisms.gaussian import Gaussian
-from ..mechanisms.noisy_sums import OnRing
+from ..mechanisms.noisy_sums import OnRing, ServerNoise
 
 # %% ../../nbs/training/adaptive_clip.ipynb #ac000007
 MARGIN = 1 + 1e-9  # for the grids of discrete noise

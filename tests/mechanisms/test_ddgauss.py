@@ -25,7 +25,7 @@ from dpcomm.mechanisms.noisy_sums import run_guarantee
 from dpcomm.mechanisms.skellam import Skellam
 from dpcomm.privacy import accounting
 from dpcomm.privacy.accounting import INTEGER_ORDERS, gaussian_guarantee
-from dpcomm.secagg import discrete, ring
+from dpcomm.secagg import ring
 from dpcomm.secagg.ring import Ring
 
 DIMENSIONS = [1, 2, 3, 16, 100]
@@ -48,16 +48,6 @@ def test_the_grid_solves_its_equation(d, bits, n, padded):
     held = 2 * m.k * math.sqrt((n * 1.5) ** 2 / P + n * (gamma**2 / 4 + m.share**2))
     assert m.block(d) == P and 2**bits * gamma == pytest.approx(held)
     assert float(m.variance(d)) == pytest.approx((m.share / gamma) ** 2)
-
-
-SHARES = [(0.0, 10, 10), (0.1, 10, 9), (0.29, 100, 71), (0.34, 6, 4), (0.99, 10, 1)]
-
-
-@tabled("tolerance, n, left", SHARES)
-def test_honest_shares_keep_the_promise(tolerance, n, left):
-    m = DDGauss(2.0, 0.7, n, tolerance=tolerance)
-    assert m.honest == left and left * m.share**2 >= (0.7 * 2.0) ** 2 * (1 - 1e-12)
-    assert m.share**2 * n * (1 - tolerance) == pytest.approx((0.7 * 2.0) ** 2)
 
 
 # ---- shares and sums
@@ -106,16 +96,6 @@ def test_the_ring_holds_what_it_should():
     x = vectors_module.rotate(true, 0).abs() / m.step(d)
     # 6.3e-5 a coordinate beyond four deviations: the binomial bound at 1e-6
     assert (x > 2**11).sum() <= 6 and x.max() > 2**10
-
-
-@tabled("bits", [7, 12, 32])
-def test_messages_are_packed_shares(bits):
-    m, u = DDGauss(1.0, 0.5, 4, bits), vectors(1, 21, 0.9)[0]
-    message = m.encode(u, Insecure(5))
-    assert m.bits(21).payload == 8 * len(message.payload) == 8 * -(-21 * bits // 8)
-    row = wire.unpack_bits(message.payload, bits, 21)
-    assert np.array_equal(row, m.words(u[None], seed_tree(5, "private"))[0])
-    assert torch.equal(m.decode(message), m.lifted(row, 21))
 
 
 @tabled("kind", [DDGauss, Skellam])
@@ -244,43 +224,6 @@ def test_a_fine_grid_is_the_gaussian(q, relation):
     assert g.sampling == exact.sampling and g.relation == relation
 
 
-BASE = dict(scale=0.02, clip=1.0, n_clients=40, local_std=0.2, D=300, q=0.1)
-BASE |= dict(rounds=10, delta=1e-5)
-
-
-def test_epsilon_is_monotone():
-    def eps(**change):
-        return epsilon(**(BASE | change)).eps
-
-    higher = dict(scale=0.05, clip=1.2, D=3000, q=0.2, rounds=20, beta=0.1)
-    lower = dict(n_clients=50, local_std=0.3, delta=1e-4)
-    assert min(eps(**{name: x}) for name, x in higher.items()) > eps()
-    assert max(eps(**{name: x}) for name, x in lower.items()) < eps()
-
-
-@tabled(
-    "call, words",
-    [
-        *(
-            (lambda c=c: ddgauss.calibrate(**(TARGET | c)), f"{next(iter(c))}")
-            for c in (dict(most=1.0), dict(eps=0.0))
-        ),
-        (lambda: ddgauss.calibrate(**TARGET, ring_bits=1), "ring_bits is"),
-        (
-            lambda: ddgauss.calibrate(
-                **(TARGET | dict(n_clients=2**31, d=1)), ring_bits=20, k=1e3
-            ),
-            "32 bits are not enough",
-        ),
-        (lambda: DDGauss(1.0, 1.0, 100, 5), "ring_bits is 5.*use at least 6 bits"),
-        (lambda: DDGauss(1.0, 1.0, 9).guarantee(rounds=5, delta=1e-5), "d is None"),
-    ],
-)
-def test_what_is_out_of_range_is_refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
-
-
 def test_a_guarantee_counts_only_honest_shares():
     names = dict(rounds=5, delta=1e-5, d=500)
     m = DDGauss(1.0, 1.0, 40, 18, tolerance=0.25)
@@ -348,21 +291,6 @@ def test_noise_cannot_buy_back_missing_bits():
 # ---- moments
 
 
-CORNERS = [(0, 0.5), (1, 0.5), (5, 0.5), (40, 0.5), (5, 0.1), (5, 0.9)]
-
-
-@tabled("level, fraction", CORNERS)
-def test_conditioning_moves_the_mean_by_less_than_stated(level, fraction):
-    "By enumeration of all roundings of eight coordinates."
-    up = np.array(list(itertools.product((0, 1), repeat=8)))
-    x = np.full(8, level + fraction)
-    bound = ring.rounded_norm(float(np.linalg.norm(x)), 8, math.exp(-0.5))
-    p = np.prod(np.where(up, fraction, 1 - fraction), axis=1)
-    p = p * (((level + up) ** 2).sum(1) <= bound**2)
-    assert np.linalg.norm(p @ (level + up) / p.sum() - x) < 0.5
-    assert p.sum() >= 1 - math.exp(-0.5)
-
-
 BIASES = [(6, (1.0,), 0.2306), (8, (1.0,), 0.0489), (6, (1.0, 0, 0, 0), 0.022)]
 
 
@@ -394,19 +322,6 @@ def test_the_normal_approximation_of_a_bounded_rounding():
         assert np.abs(x + mean - truth).max() < 0.05
         assert np.linalg.norm(truth - x) > np.linalg.norm(truth - x - mean)
         assert abs(variance.mean() - spread.mean()) < 0.01
-
-
-def test_moments_of_a_coarse_grid():
-    "Rounding dominates here: 30,000 messages against the closed form."
-    m, n = DDGauss(1.0, 0.02, 4, 6, beta=0.0), 30_000
-    u = vectors(1, 8, 0.9)
-    assert m.step(8) > 3 * m.share
-    z = m.words(u.repeat(n, 1), seed_tree(0, "coarse"))
-    share = discrete.discrete_gaussian(m.variance(8), 400_000, seed_tree(0, "share"))
-    noise = share.astype(float).var() * m.step(8) ** 2
-    rounding = m.moments(u)[1].numpy()[0] - m.share**2
-    error = (m.lifted(z, 8).double() - u.double()).numpy()
-    within(error, rounding + noise, 16, 0.02 * noise)
 
 
 # ---- wide rings

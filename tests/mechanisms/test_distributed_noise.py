@@ -15,7 +15,7 @@ from laws import drawn, radius
 from tables import tabled
 
 from dpcomm.core.random import Insecure, seed_tree
-from dpcomm.mechanisms import contract, gaussian, noisy_sums, quantised
+from dpcomm.mechanisms import gaussian, noisy_sums, quantised
 from dpcomm.mechanisms import noisy_sums as shared
 from dpcomm.mechanisms.topk import TopK
 from dpcomm.privacy import accounting
@@ -108,32 +108,6 @@ COARSEST = TopK(1.0, 1.0, 1.0, 2_000_000)
 RUN = dict(rounds=1, delta=1e-5)
 
 
-@tabled(
-    "call, words",
-    [
-        (
-            lambda: dataclasses.replace(MECH, sigma=None).guarantee(**RUN),
-            "sigma is None, which gives no privacy guarantee",
-        ),
-        (
-            lambda: MECH.guarantee(**RUN, relation="add-remove"),
-            "takes its share of the noise along",
-        ),
-        (
-            lambda: COARSE.noisy(torch.zeros(2, 4), [seed_tree(i) for i in range(3)]),
-            "rng holds 3 streams for 2 rows",
-        ),
-        (
-            lambda: COARSEST.guarantee(**RUN, accountant="pld"),
-            "n_clients is 2000000; with so little noise per client",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
-
-
 @tabled("n, sigma", [(10**7, 1.0), (2 * 10**6, 0.5), (10**6, 0.1)])
 def test_a_share_that_rounds_to_nothing_is_refused_with_the_bits_that_would_do(
     n, sigma
@@ -165,47 +139,6 @@ def test_coarse_shares_are_paid_for():
     assert found == accounting.gaussian_eps(coarse.normal_sigma(), 1e-5, 1)
     found = [shared.counted_sigma(1.0, 1.0, n) for n in (10**6, 13 * 10**5, 2 * 10**6)]
     assert 1.0 >= found[0] > found[1] > found[2] > 0
-
-
-@tabled("sampling", ["none", "poisson"])
-def test_what_a_caller_notes_is_added_to_what_must_be_said(sampling):
-    run = dict(rounds=3, delta=1e-5, n_clients=100, sampling=sampling)
-    run |= dict(cohort=20) if sampling == "poisson" else {}
-    mine = dict(note="a remark", premises={"sampling": "as the paper accounts it"})
-    plain, noted = MECH.guarantee(**run), MECH.guarantee(**run, **mine)
-    assert "15 of 20 honest shares" in plain.note
-    assert plain.note.split(";")[0] in noted.note and "a remark" in noted.note
-    assert noted.premises["sampling"] == "as the paper accounts it"
-    assert ("shares" in noted.premises) == (sampling == "poisson")
-    if sampling == "poisson":
-        assert str(plain).startswith("As if the noise had one size")
-        assert shared.HIDDEN in plain.note
-
-
-DRAWN = dict(sampling="poisson", n_clients=100, cohort=10)
-
-
-@tabled(
-    "name, made, release",
-    [
-        ("gaussian", {}, DRAWN),
-        ("gaussian", dict(exact=False), dict(n_clients=100)),
-        ("quantised", dict(level_bits=8), DRAWN),
-        ("topk", dict(fraction=1.0, n_clients=100), {}),
-        ("compressive", dict(fraction=1.0, n_clients=100), {}),
-        ("ddgauss", dict(n_clients=100), dict(d=8)),
-        ("skellam", dict(n_clients=100), dict(d=8)),
-        ("topk", dict(fraction=1.0, n_clients=10), DRAWN),
-    ],
-)
-def test_a_delta_of_one_client_is_noted_wherever_their_number_is_known(
-    name, made, release
-):
-    m = contract.mechanism(name, clip_norm=1.0, sigma=1.0, **made)
-    for delta, noted in ((0.99, True), (0.01, True), (0.0099, False)):
-        told = m.guarantee(10, delta, **release).note
-        assert ("delta is at least 1/100" in told) == noted
-        assert told.count("delta is at least") == noted
 
 
 @tabled("row", [[7.0, 0.0], [1.0, 1.0], [3.0, 4.0], [0.1, 1e-9]])

@@ -118,17 +118,6 @@ def test_floats_are_clip_plus_normal_numbers(local):
     assert m.encode(ROWS[0], Insecure(1)).payload == data
 
 
-@tabled("make", [Gaussian, Quantised])
-def test_floats_say_so(make):
-    exact, floats = make(1.0, 1.0), make(1.0, 1.0, exact=False)
-    run = dict(rounds=3, delta=1e-5, accountant="rdp-balle")
-    said, told = exact.guarantee(**run), floats.guarantee(**run, note="mine")
-    assert noisy_sums.FLOATS in told.note and "mine" in told.note
-    assert noisy_sums.FLOATS not in said.note and said.eps == told.eps
-    assert exact.deployment_note.startswith("safe to deploy")
-    assert floats.deployment_note.startswith("simulation only")
-
-
 # ---- what is claimed
 
 
@@ -193,24 +182,6 @@ def test_a_privacy_loss_distribution_costs_what_the_normal_law_costs():
     assert sampled.eps == normal.eps
 
 
-@tabled(
-    "call, words",
-    [
-        (
-            lambda: audit_cases.judge_messages(Gaussian(1.0, 1.0), 100, seed_tree(0)),
-            "each of its messages must be private",
-        ),
-        (
-            lambda: ring.clip_to_grid(torch.ones(1, 2), 1.0, 2.0**-33),
-            "use a larger scale",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
-
-
 # ---- single bits
 
 
@@ -232,31 +203,11 @@ def test_the_bits_refute_floats_and_leave_whole_numbers(make, relation, sigma):
         assert exact or (found.attack == "bits" and found.pvalue <= ALARM)
 
 
-@tabled("exact", [True, False])
-def test_real_messages_are_looked_at_bit_by_bit(exact):
-    m, rng = Gaussian(1.0, 1.0, local=True, exact=exact), seed_tree(0, "messages")
-    assert audit_cases.message_relation(m) == "zero-out"
-    assert audit_cases.message_relation(Gaussian(1.0, 1.0)) is None
-    assert audit_cases.judge_messages(m, 1500, rng, ALARM).refuted == (not exact)
-
-
 PRIVATE = {}
 for name in set(contract.registered()) - {"gaussian"}:
     for own, *_ in contract.mechanism_class(name).audit_cases:
         if audit_cases.message_relation(m := contract.mechanism(name, **own)):
             PRIVATE.setdefault(name, m)
-
-
-@tabled("name, m", PRIVATE.items())
-def test_the_messages_of_every_other_mechanism_stand(name, m):
-    assert not audit_cases.judge_messages(
-        m, 300, seed_tree(0, "stands", name), ALARM
-    ).refuted
-    scores = audit_cases.message_scores(m, True, 20, seed_tree(1))
-    assert set(scores) == {"bits", "sum", "size"} and len(PRIVATE) == 9
-    assert all(x.shape == (20,) and np.isfinite(x).all() for x in scores.values())
-    eps, delta = audit_cases.message_claims(m)
-    assert eps.shape == delta.shape and (delta <= 1).all()
 
 
 def test_cohorts_of_a_fixed_size_are_accounted():

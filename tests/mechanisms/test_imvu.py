@@ -4,7 +4,6 @@ every mechanism must do is in test_conformance.
 Statistical tests have false-alarm rate 1e-6 and fixed seeds.
 """
 
-import dataclasses
 import functools
 import math
 from types import SimpleNamespace
@@ -16,8 +15,7 @@ from laws import ALARM, count_bounds, fit, radius
 from scipy.special import expit, logsumexp
 from tables import tabled
 
-from dpcomm.core import wire
-from dpcomm.core.random import Insecure, seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import imvu, mvu
 from dpcomm.mechanisms.imvu import (
     Imvu,
@@ -85,14 +83,6 @@ def test_the_solver_finds_the_closed_form_for_every_budget(eps, bits):
 
 
 # ---- information
-
-
-def test_the_rows_stand_at_zero_and_one():
-    for table in (thin(0.1), mvu.solve(2.0), random_table("rows", 0)[1]):
-        np.testing.assert_allclose(pmf([0.0, 1.0], table), table.rows, rtol=1e-12)
-        n = len(table.rows[0])
-        assert pmf(np.zeros((2, 3)), table).shape == (2, 3, n)
-        assert fisher(0.3, table).shape == ()
 
 
 @tabled("i", range(20))
@@ -222,12 +212,6 @@ def test_coins_whose_first_bits_do_not_decide_are_exact(cell, part):
     assert abs(heads - part) <= radius(math.sqrt(part * (1 - part)), n, 30) + 1e-6
 
 
-def test_hopeless_coins_never_come_up():
-    z = torch.tensor([-800.0, 800.0, -60.0, 60.0], dtype=torch.float64).repeat(10_000)
-    heads = imvu.coins(z, seed_tree(0)).reshape(-1, 4)
-    assert not heads[:, [0, 2]].any() and heads[:, [1, 3]].all()
-
-
 def test_the_single_precision_sigmoid_stays_inside_the_margin():
     z = seed_tree(0, "z").uniform(-40, 40, 1_000_000)
     z = torch.from_numpy(np.r_[z, np.linspace(-1e-3, 1e-3, 1001), 500.0, -500.0])
@@ -269,35 +253,6 @@ def test_the_sum_is_the_sum_of_the_rows(m, n, d):
         torch.testing.assert_close(total, rows.sum(0), **close)
         with pytest.raises(ValueError, match="streams"):
             m.simulate_sum(u, [seed_tree(0)])
-
-
-def test_no_wide_array_of_the_size_of_the_cohort_exists(monkeypatch):
-    sizes, logits = [], Imvu.logits
-    u = torch.randn(60, 39_700, generator=torch.Generator().manual_seed(0))
-    watch = lambda m, u: sizes.append(u.numel()) or logits(m, u)  # noqa: E731
-    monkeypatch.setattr(Imvu, "logits", watch)
-    COIN.simulate_sum(u, seed_tree(0))
-    TABLE.simulate(u, seed_tree(0))
-    assert max(sizes) <= imvu.PIECE and sum(sizes) == 2 * u.numel()
-
-
-def test_one_bit_is_one_bit():
-    message = COIN.encode(torch.ones(61_706) / 300, Insecure(5))
-    assert len(message.payload) == 7714 and (COIN.nbits, TABLE.nbits) == (1, 2)
-    assert COIN.bits(61_706).payload == 8 * 7714
-    bits = np.unpackbits(np.frombuffer(message.payload, np.uint8), count=61_706)
-    want = np.where(bits, np.float32(COIN.step), -np.float32(COIN.step))
-    np.testing.assert_array_equal(COIN.decode(message).numpy(), want)
-
-
-@tabled("eps, beta", [(1e-3, 1.0), (1.0, 8.0), (50.0, 0.3)])
-def test_estimates_are_scaled_back_from_the_alphabet(eps, beta):
-    m, (p, alphabet, _) = Imvu(2.0, eps, beta), closed_form(eps)
-    want = (np.array(alphabet) - 0.5) * 2 * 2.0 / beta
-    np.testing.assert_allclose(m.levels, want, rtol=1e-9)
-    assert m.step == m.levels[1] and m.kappa == eps * beta
-    tilt = m.mean_sign(np.array([0.7]))[0]
-    assert math.isclose(tilt, 2 * p(0.5 + beta * 0.7 / 4) - 1, rel_tol=1e-9)
 
 
 @tabled("clamp", [False, True])
@@ -346,63 +301,4 @@ def test_the_accountants_keep_their_order(relation):
         assert gaussian_delta(math.sqrt(8 / math.pi), eps("pld"), 20) <= 1e-5
 
 
-def test_a_guarantee_names_what_it_is():
-    names = dict(unit="example", relation="replace", accountant="exact-classic")
-    g = Imvu(1.0, 1.0).guarantee(rounds=2, delta=1e-5, d=3, **names)
-    assert {name: getattr(g, name) for name in names} == names
-    assert (g.sampling, g.trust, g.scope) == ("none", "local", "total")
-    assert math.isclose(TABLE.fisher, fisher_supremum(TABLE.table)) and TABLE.fisher < 1
-    weaker, coin = (m.guarantee(2, 1e-5).eps for m in (TABLE, Imvu(1.0, 1.0, 2.0)))
-    assert weaker < coin, "no private table informs more than randomised response"
-    table = mvu.solve(1.0)
-    twin = mvu.Table(1.0, table.alphabet, table.rows, log="another way")
-    tables = [table, twin, thin(0.2)]
-    here, same, other = (Imvu(1.0, 1.0, 2.0, table=t).fingerprint for t in tables)
-    assert here == same != other, "a table's notes are not in the fingerprint"
-
-
 # ---- settings
-
-
-def table_of(alphabet, *rows):
-    return SimpleNamespace(alphabet=alphabet, rows=rows)
-
-
-@tabled(
-    "call, words",
-    [
-        *(
-            (lambda e=e, f=f: f(e), "eps is")
-            for e in (0, -1.0, math.nan, math.inf, 700.1, "1")
-            for f in (closed_form, lambda eps: Imvu(1.0, eps))
-        ),
-        (lambda: Imvu(1.0, 1.0, beta=1e60), "beta is"),
-        (lambda: Imvu(1.0, 1.0, table=mvu.solve(2.0)), "eps is"),
-        (lambda: Imvu(1.0, 1.0, table=mvu.solve(1.0, 3)), "3 rows"),
-        (
-            lambda: imvu.line(table_of((1, 0), (0.3, 0.7), (0.7, 0.3))),
-            "must be ascending",
-        ),
-        (
-            lambda: imvu.line(loose([0.5, 0.5, 0.0], [0.2, 0.3, 0.5])),
-            "probability of 0",
-        ),
-        (lambda: TABLE.mean_sign(np.zeros(2)), "closed form"),
-        *(
-            (lambda a=a: TABLE.guarantee(1, 1e-5, accountant=a), "closed form")
-            for a in ("exact-balle", "pld")
-        ),
-        (
-            lambda: TABLE.decode(
-                dataclasses.replace(
-                    TABLE.encode(torch.zeros(4)),
-                    payload=wire.pack_bits([0, 1, 3, 2], 2),
-                )
-            ),
-            "symbol 3",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()

@@ -4,7 +4,6 @@ mechanism must do is in test_conformance.
 Statistical tests have false-alarm rate 1e-6 and fixed seeds.
 """
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -17,7 +16,6 @@ from laws import ALARM, fit, radius
 from scipy.optimize import linprog
 from tables import tabled
 
-from dpcomm.core import wire
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.mechanisms import mvu, mvu_table
 from dpcomm.mechanisms.mvu import Mvu, law, renyi_curve
@@ -66,12 +64,6 @@ def verify(table):
 # ---- tables
 
 GOOD = dict(eps=math.log(3), alphabet=(-0.5, 1.5), rows=((0.75, 0.25), (0.25, 0.75)))
-
-
-def test_a_table_knows_its_inputs_and_variance():
-    table = Table(**GOOD, log="by hand")
-    assert table == Table(**GOOD) and hash(table) == hash(Table(**GOOD))
-    assert table.inputs.tolist() == [0, 1] and table.variance == pytest.approx(0.75)
 
 
 @tabled(
@@ -298,17 +290,6 @@ def test_blocks_change_nothing(monkeypatch):
         assert torch.equal(rows, again) and sent == data
 
 
-def test_bits_are_packed():
-    u = torch.zeros(61_706)
-    sizes = (
-        len(TWO.encode(u).payload),
-        len(FIVE.encode(u).payload),
-        FIVE.bits(3).payload,
-    )
-    assert sizes == (7_714, 15_427, 8) and len(FOUR.table.alphabet) == 3
-    assert (TWO.nbits, FOUR.nbits, FIVE.nbits) == (1, 2, 2)
-
-
 # ---- guarantees
 
 
@@ -444,59 +425,6 @@ def test_claims_cover_the_enumerated_epsilon(m, relation):
             worlds.append(functools.reduce(np.multiply.outer, laws).ravel())
         assert max(audit.enumerated_eps(*worlds, 1e-3)) <= min(eps.values())
         assert max(audit.enumerated_eps(*worlds, 0.0)) <= eps["pure"] * (1 + 1e-9)
-
-
-def test_a_claim_names_what_it_covers():
-    run = dict(rounds=5, delta=1e-5)
-    g, known = TWO.guarantee(**run), TWO.guarantee(**run, d=100)
-    names = (g.relation, g.trust, g.sampling, g.accountant, g.scope, g.unit)
-    assert names[:4] == ("zero-out", "local", "none", "mixture-balle")
-    assert names[4:] == ("total", "client") and "any d" in g.note
-    assert TWO.guarantee(**run, unit="example").unit == "example"
-    assert known.eps <= g.eps <= TWO.guarantee(**run, relation="replace").eps
-    grid = TWO.guarantee(**run, accountant="grid-balle", d=100)
-    assert grid.delta == 1e-5
-    assert "half of delta" in grid.note and "d = 100" in grid.note
-    pure = TWO.guarantee(rounds=5, accountant="pure", d=7, relation="replace")
-    assert pure.delta == 0 and pure.eps == pytest.approx(35 * 1.5)
-    one = TWO.guarantee(accountant="pure", d=1).eps
-    assert one == pytest.approx(-math.log(1 - math.tanh(0.75)))
-
-
-@tabled(
-    "call, words",
-    [
-        *(
-            (lambda a=a: solve(*a), f"{name} is .*:")
-            for name, cases in {
-                "eps": [(e,) for e in (0.0, -1.0, math.nan, math.inf, 701.0, 1e-6)],
-                "n_inputs": [(1.0, 1), (1.0, 2.0), (1.0, 1000, 4)],
-                "n_outputs": [(1.0, 3, 1), (1.0, 3, 300)],
-                "constraint": [(1.0, 3, 3, "l2")],
-            }.items()
-            for a in cases
-        ),
-        *(
-            (lambda x=x: law(TWO.table, [0.5, x]), r"x holds .*\[0, 1\]")
-            for x in (-1e-9, 1.2, math.nan)
-        ),
-        (lambda: FIVE.step, "n_outputs is 4"),
-        (lambda: TWO.guarantee(delta=1e-5, accountant="grid-balle"), "d is None"),
-        (lambda: TWO.guarantee(delta=1e-5, accountant="pure"), "d is None"),
-        (lambda: TWO.guarantee(delta=1e-5, accountant="mixture"), "accountant is"),
-        (
-            lambda: FOUR.decode(
-                dataclasses.replace(
-                    FOUR.encode(torch.zeros(4)), payload=wire.pack_bits([0, 3, 1, 2], 2)
-                )
-            ),
-            "symbol 3 and the alphabet has 3",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
 
 
 # ---- what the grid's accountant pays

@@ -10,11 +10,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from laws import ALARM, count_bounds, fit
+from laws import ALARM, fit
 from tables import tabled
 
-from dpcomm.core import random, wire
-from dpcomm.core.random import Insecure, seed_tree
+from dpcomm.core import random
+from dpcomm.core.random import seed_tree
 from dpcomm.evidence import paper_tables, records
 from dpcomm.mechanisms import sqkr
 from dpcomm.mechanisms.sqkr import Sqkr
@@ -45,12 +45,6 @@ def test_the_frame_is_tight_with_rows_of_one_length(d):
     torch.testing.assert_close(U.T @ U, torch.eye(d, dtype=torch.float64))
     length = torch.full((f.size,), math.sqrt(d / f.size), dtype=torch.float64)
     torch.testing.assert_close(U.norm(dim=1), length)
-
-
-def test_the_frame_is_public_and_has_a_seed():
-    sqkr.frame.cache_clear()
-    again = [matrix(sqkr.frame(20, seed), 20) for seed in (0, 1, 0)]
-    assert torch.equal(again[0], again[2]) and not torch.equal(again[0], again[1])
 
 
 @tabled("d", SIZES)
@@ -97,20 +91,6 @@ def test_the_probability_of_keeping(k, eps):
     assert sqkr.keep_probability(2, 1.0) == pytest.approx(math.tanh(0.5))
     assert sqkr.keep_probability(2**7, math.inf) == 1.0
     assert sqkr.keep_probability(2.0**512, 1000.0) == pytest.approx(1.0)
-
-
-def test_the_answer_is_read_off_the_draws():
-    x = torch.tensor([[1.0, -1.0, 0.5]], dtype=torch.float64)
-
-    def said(bits, lies, honest):
-        draws = torch.tensor([[*bits, *lies]], dtype=torch.float64)
-        return sqkr.respond(x, draws, np.array([honest])).tolist()
-
-    assert said((0.99, 0.0, 0.74), (0.1, 0.1, 0.9), True) == [[1, -1, 1]]
-    assert said((0.99, 0.0, 0.76), (0.1, 0.1, 0.9), True) == [[1, -1, -1]]
-    assert said((0.99, 0.0, 0.74), (0.1, 0.6, 0.4), False) == [[1, -1, 1]]
-    coin = np.array([0.46, 0.47])
-    assert sqkr.kept(coin, 2, 1.0, seed_tree(0)).tolist() == [True, False]
 
 
 @tabled("k, eps", [(1, math.inf), (1, 1.0), (3, 2.0), (4, math.inf)])
@@ -179,26 +159,6 @@ def test_an_estimate_is_a_sum_of_rows_of_the_frame():
     torch.testing.assert_close(found, (size * (2 * U[4] - U[9])).float())
 
 
-def test_a_message_says_its_coordinates_and_signs():
-    m, u = Sqkr(1.0, nbits=11, eps=3.0), unit_rows(1, 9)[0].float()
-    message = m.encode(u, Insecure(3))
-    at = sqkr.coordinates(int.from_bytes(message.payload[:4], "little"), 32, 11)
-    signs = torch.from_numpy(2.0 * wire.unpack_bits(message.payload[4:], 1, 11) - 1)
-    want = m.estimate(at[None], signs[None], sqkr.frame(9))[0]
-    assert len(message.payload) == 6 and torch.equal(m.decode(message), want)
-    with pytest.raises(ValueError, match="nbits is 17"):
-        Sqkr(1.0, nbits=17).law(torch.ones(3), 0)
-
-
-def test_coordinates_are_uniform_and_drawn_again():
-    found = torch.stack([sqkr.coordinates(seed, 16, 2) for seed in range(4000)])
-    cells = (found @ torch.tensor([16, 1])).numpy()
-    assert fit(np.bincount(cells, minlength=256), np.full(256, 1 / 256)) > ALARM
-    low, high = count_bounds(4000, 1 / 16)
-    assert low <= (found[:, 0] == found[:, 1]).sum() <= high, "with replacement"
-    assert torch.equal(sqkr.coordinates(7, 16, 5), sqkr.coordinates(7, 16, 5))
-
-
 def test_public_coordinates_are_everybodys():
     "With one coordinate for all, every estimate is plus or minus one row of the frame."
     m, x, f = Sqkr(1.0), unit_rows(40, 12).float(), sqkr.frame(12)
@@ -239,9 +199,3 @@ def test_the_committed_errors_lie_at_their_closed_forms():
     order = ("rec.good", "rec.unbiased", "sqkr", "rec.zero", "sqkr.public")
     rising = [errors[key] for key in order]
     assert rising == sorted(rising) and rising[3] < 10 < rising[4]
-
-
-def test_deduced_settings_are_tagged():
-    hypers = paper_tables.paper("dprec").hypers
-    found = {h.name for h in hypers if h.task == "mean" and h.source == "inferred"}
-    assert found == {"data", "error", "sqkr.shrink", "sqkr.support", "rec.std"}

@@ -19,32 +19,6 @@ def vectors(n, d, *path):
     return torch.from_numpy(seed_tree(0, "sqsgd", *path).standard_normal((n, d)))
 
 
-@tabled(
-    "d, fraction, down, padded",
-    [
-        (119_850, 0.005, 512, 599),
-        (1_722_224, 0.005, 8192, 8611),
-        (64, 1.0, 64, 64),
-        (7, 1.0, 4, 7),
-        (1, 1.0, 1, 1),
-        (10, 0.3, 2, 3),
-    ],
-)
-def test_the_number_of_coordinates(d, fraction, down, padded):
-    assert sqsgd.subset_size(d, fraction) == down
-    assert sqsgd.subset_size(d, fraction, padded=True) == padded
-    plain, wide = (
-        SqSgd(fraction=fraction, rule="best", padded=p) for p in (False, True)
-    )
-    assert plain.size(d) == down and wide.size(d) == sqsgd.padded_size(padded)
-    assert wide.size(d) == 2 ** math.ceil(math.log2(padded))
-    # numbers of 4 bits, whole bytes
-    assert [m.bits(d).payload for m in (plain, wide)] == [
-        8 * math.ceil(m.size(d) / 2) for m in (plain, wide)
-    ]
-    assert SqSgd().bits(119_850).shared_randomness == 0
-
-
 def test_the_subset_is_public_new_in_every_round_and_uniform():
     def drawn(d, fraction, **more):
         return tuple(SqSgd(fraction=fraction, **more).subset(d).tolist())
@@ -201,24 +175,3 @@ def test_the_guarantee_is_of_the_size_that_is_sent():
     smallest = privquant.smallest_eps(512, 16, 0)
     feasible = SqSgd(kappa_min=0, eps=smallest * 1.0001).calibration(119_850)
     assert feasible.kappa >= 0 and smallest > 400
-
-
-NAN = torch.full((1, 4), math.nan)
-
-
-@tabled(
-    "call, words",
-    [
-        (lambda: sqsgd.subset_size(100, 0.005), r"= 0\.5 is below .*to 0\.01 or more"),
-        (lambda: SqSgd(kappa_min=0).calibration(119_850), "raise eps, lower"),
-        (
-            lambda: SqSgd(fraction=0.5).simulate_with_memory(
-                0 * NAN[None], NAN, [None]
-            ),
-            "nan",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()

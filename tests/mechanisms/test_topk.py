@@ -14,7 +14,7 @@ from torch import nn
 from dpcomm.core import vectors
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.datasets import images
-from dpcomm.mechanisms import contract, topk
+from dpcomm.mechanisms import topk
 from dpcomm.mechanisms.noisy_sums import RING
 from dpcomm.mechanisms.topk import SCHEMES, Support, TopK
 from dpcomm.secagg import session as session_module
@@ -187,45 +187,6 @@ def test_the_schemes_differ_as_the_paper_says():
     assert topk.scheme("FL-CS", 0.25, 10, chunks=2).name == "compressive"
 
 
-GIVEN = dict(fraction=0.5, clip_norm=1.0, sigma=1.0, n_clients=10)
-GIVEN |= dict(support=Support([1, 3]))
-
-
-@tabled(
-    "call, words",
-    [
-        *(
-            (
-                lambda w=w: Support(w),
-                "distinct|coordinates (holds|is empty)",
-            )
-            for w in ([1, 1], [], [-1, 2])
-        ),
-        (lambda: topk.size(0.009, 100), "at least 1: use a fraction of 0.01"),
-        (lambda: topk.top_k(torch.tensor([1.0, math.nan]), 0.5), "nan or inf"),
-        *(
-            (
-                lambda d=d: TopK(**GIVEN).current_support(d),
-                "2 coordinates up to 3",
-            )
-            for d in (3, 6, 100)
-        ),
-        (lambda: TopK(**GIVEN, fresh=True), "fresh is True, but a support is given"),
-        *(
-            (
-                lambda n=n, s=s: topk.scheme(n, 0.25, 10, support=s),
-                f"is {n} and support",
-            )
-            for n, s in (("FL-TOP", None), ("FL-BASIC", Support([0])))
-        ),
-        (lambda: topk.scheme("FL-TOPP", 0.25, 10), "did you mean 'FL-TOP'"),
-    ],
-)
-def test_what_cannot_be_is_refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
-
-
 @tabled("name", SCHEMES)
 def test_training_moves_what_the_scheme_says(name):
     "Two rounds of the engine: which weights of the server differ from the initial ones."
@@ -252,32 +213,6 @@ def test_training_moves_what_the_scheme_says(name):
     down = d if SCHEMES[name][2] or name == "FL-CS" else k
     assert run.ledger.uplink_bits == 2 * 4 * 32 * k
     assert run.ledger.downlink_bits == 2 * 4 * 32 * down
-
-
-def test_held_and_free_weights_give_different_sums():
-    "FL-TOP's clients compute another update on the support than FL-TOP-BIS's."
-    given = 20 / len(weights(net())), 4
-    held, free = (
-        train(topk.scheme(name, *given, support=Support(range(0, 200, 10))), 1, 3).w
-        for name in ("FL-TOP", "FL-TOP-BIS")
-    )
-    assert not torch.allclose(held, free, atol=1e-4)
-
-
-SUMS = {"topk": dict(fraction=0.5), "compressive": dict(fraction=0.5, chunks=2)}
-SUMS |= {"ddgauss": {}, "skellam": {}}
-
-
-@tabled("name", SUMS)
-def test_the_engine_trains_with_every_mechanism_for_sums(name):
-    "The two that send everything end one round at plain averaging plus the noise they promise."
-    made = dict(clip_norm=5.0, sigma=1e-2, n_clients=4) | SUMS[name]
-    w, d = train(contract.mechanism(name, **made), 1).w.detach(), len(weights(net()))
-    assert torch.isfinite(w).all() and (w != weights(net())).any()
-    if name in ("ddgauss", "skellam"):
-        noise = w - train(topk.scheme("FL-STD", 1.0, 4), 1).w.detach()
-        size = float(noise.norm()) / (1e-2 * 5.0 / 4 * math.sqrt(d))
-        assert abs(size - 1) < 5.5 / math.sqrt(2 * d)
 
 
 # ---- choosing S and the support

@@ -44,26 +44,6 @@ def by_definition(m, v):
 # ---- corners and lies
 
 
-SIZES = [(1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (61_706, 17), (1_722_224, 22)]
-
-
-@tabled("d, bits", SIZES)
-def test_bits_of_a_corner(d, bits):
-    assert vqsgd.corner_bits(d) == bits == math.ceil(math.log2(2 * d))
-    assert VqSgd(1.0, 1.0, 300).bits(d).payload == 8 * math.ceil(300 * bits / 8)
-
-
-@tabled("d", [1, 3, 1000])
-@tabled("eps", [0.01, 1.0, 30.0])
-def test_the_probability_of_keeping(d, eps):
-    keep, e = vqsgd.keep_probability(2 * d, eps), math.exp(eps)
-    assert keep == pytest.approx((e - 1) / (e + 2 * d - 1))
-    # randomised response
-    assert keep + (1 - keep) / (2 * d) == pytest.approx(e / (e + 2 * d - 1))
-    assert vqsgd.keep_probability(2 * 61_706, 400.0) == pytest.approx(1)
-    assert vqsgd.keep_probability(10, math.inf) == 1
-
-
 @tabled("eps", [0.3, 2.0, math.inf])
 @tabled("u", INPUTS, ids=len)
 def test_the_law_is_the_definition_and_corners_follow_it(u, eps):
@@ -134,6 +114,11 @@ def test_a_message_is_its_corners():
     assert torch.equal(m.decode(message), m.estimate(numbers[None], 9)[0])
 
 
+def test_more_corners_than_memory_holds_are_refused():
+    with pytest.raises(ValueError, match="repeats is 1000000000"):
+        VqSgd(1.0, 1.0, repeats=10**9)
+
+
 def test_a_corner_that_does_not_exist_is_refused():
     m = VqSgd(1.0, 3.0, 2)
     message, corners = m.encode(torch.ones(3)), wire.pack_bits(np.array([1, 7]), 3)
@@ -170,15 +155,6 @@ def test_repetition_is_paid_in_full():
     # more than the epsilon of one repetition, which sqSGD's paper states
     assert 1.0 < found == pytest.approx(3 * vqsgd.exact_eps(2, 1.0))
     assert found == pytest.approx(claimed)
-
-
-def test_guarantees_count_rounds_and_repetitions():
-    m = VqSgd(1.0, 0.5, 4)
-    found = m.guarantee(rounds=6)
-    assert found.eps == 12.0 and "4 repetitions" in found.note and "pure" in found.note
-    known = m.guarantee(rounds=6, d=9).eps
-    assert known == pytest.approx(24 * vqsgd.exact_eps(9, 0.5))
-    assert m.guarantee(d=1).eps == pytest.approx(2)
 
 
 def test_scores_are_log_ratios_of_all_corners():
