@@ -6,7 +6,7 @@
 __all__ = ['guarantee']
 
 # %% ../../nbs/interop/opacus.ipynb #iopa0004
-from ..core.checks import check_choice
+from ..core.checks import check_choice, shown
 from ..mechanisms.noisy_sums import FLOATS
 from ..privacy import accounting, losses
 from ..privacy.guarantee import Guarantee
@@ -16,17 +16,27 @@ PREMISE = "as if every batch were a Poisson sample"
 
 # %% ../../nbs/interop/opacus.ipynb #9820b2df
 def guarantee(
-    history: list, delta: float, accountant: str = "pld", poisson: bool = True
+    history, delta: float, accountant: str = "pld", poisson: bool = True
 ) -> Guarantee:
     """The guarantee of a run in Opacus. [Mironov, Talwar & Zhang 2019]
 
-    history: of (noise multiplier, sampling rate, steps): engine.accountant.history.
+    history: a PrivacyEngine, its accountant, or the accountant's list of (noise
+        multiplier, sampling rate, steps).
     delta: in (0, 1).
     accountant: one of accounting.ACCOUNTANTS.
     poisson: whether batches were drawn so: poisson_sampling of make_private.
     Returns: Guarantee of the whole run; ValueError for none.
     """
     check_choice("accountant", accountant, accounting.ACCOUNTANTS)
+    kept = getattr(history, "accountant", history)
+    history = getattr(kept, "history", kept)
+    if not isinstance(history, (list, tuple)) or any(
+        len(part) != 3 for part in history
+    ):
+        raise ValueError(
+            f"history is {shown(history)}; it must be a PrivacyEngine, its accountant or"
+            " a list of (noise multiplier, sampling rate, steps)"
+        )
     whole = all(q == 1 for _, q, _ in history)
     fields = dict(unit="example", relation="add-remove", scope="total")
     fields |= dict(sampling="none" if whole else "poisson", trust="central")

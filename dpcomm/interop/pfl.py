@@ -50,7 +50,11 @@ _AnyPostprocessor: Any = _Postprocessor
 
 
 class Private(_AnyPostprocessor):
-    "Clip, encode and add by a mechanism's messages; the mean of the clients' updates."
+    """Clip, encode and add by a mechanism's messages; the mean of the clients' updates.
+
+    An update that is not finite is sent as the zero vector: whether a client answers does not
+    depend on its data. A known seed is a premise of every guarantee.
+    """
 
     def __init__(
         self,
@@ -88,7 +92,8 @@ class Private(_AnyPostprocessor):
 
         rounds: at least 1.
         """
-        return self.deployment.after(rounds).guarantee(self.mechanism)
+        made = self.deployment.after(rounds).guarantee(self.mechanism)
+        return made if self.seed is None else made.assuming("keys")
 
     def why_not(self) -> str:
         """Why the next round is refused.
@@ -121,6 +126,8 @@ class Private(_AnyPostprocessor):
         if why := self.why_not():
             raise RuntimeError(why)
         mechanism, u = self.mechanism.for_round(self.round), flatten(stats.values())
+        if not u.isfinite().all():
+            u = torch.zeros_like(u)
         message = mechanism.encode(u, self.key(user_context.user_id)).to_bytes()
         code = torch.tensor(mechanism.to_summand(parse_message(message, len(u))))
         self.shapes = {name: value.shape for name, value in stats.items()}

@@ -1,5 +1,7 @@
 "A history of Opacus becomes a Guarantee."
 
+from types import SimpleNamespace
+
 import pytest
 from tables import tabled
 
@@ -44,6 +46,12 @@ def test_parts_are_composed_by_their_losses():
     assert shuffled.premises == {"sampling": opacus.PREMISE}
 
 
+def test_an_engine_and_its_accountant_are_their_history():
+    accountant = SimpleNamespace(history=HISTORY)
+    for kept in (accountant, SimpleNamespace(accountant=accountant)):
+        assert opacus.guarantee(kept, 1e-5) == opacus.guarantee(HISTORY, 1e-5)
+
+
 def test_batches_that_are_no_poisson_samples_are_said_first():
     found = opacus.guarantee(HISTORY, 1e-5, poisson=False)
     assert str(found).startswith("As if every batch were a Poisson sample (premise")
@@ -57,6 +65,8 @@ def test_batches_that_are_no_poisson_samples_are_said_first():
         ([], "rdp-balle", "history is empty"),
         ([], "pld", "history is empty.*train first"),
         (HISTORY, "prv", "accountant is 'prv'"),
+        ([(1.1, 0.025)], "pld", "history is .*it must be a PrivacyEngine"),
+        (object(), "pld", "history is .*it must be a PrivacyEngine"),
     ],
 )
 def test_what_cannot_be_accounted_is_refused(history, accountant, said):

@@ -123,6 +123,27 @@ def test_without_a_seed_the_noise_is_fresh(here):
     assert here.Private(gaussian, PLACE, seed=1).key(0) is not None
 
 
+def test_a_seed_is_a_premise(here):
+    gaussian = made("gaussian", clip_norm=1.0, sigma=1.0)
+    assert not here.Private(gaussian, PLACE).after(1).premises
+    said = str(here.Private(gaussian, PLACE, seed=1).after(1))
+    assert said.startswith("As if nobody could guess the key (premise keys)")
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_an_update_that_is_not_finite_is_a_zero_vector(here, odd):
+    "It was an error, which depends on the client's data."
+    faint = made("gaussian", clip_norm=1.0, sigma=1e-9, exact=False)
+    private, codes = here.Private(faint, PLACE, seed=1), []
+    for value in (odd, 0.0):
+        stats = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+        stats["bias"][1] = value
+        user = SimpleNamespace(user_id=0)
+        out, _ = private.postprocess_one_user(stats=stats, user_context=user)
+        codes.append(out["code"])
+    assert torch.equal(*codes)
+
+
 def test_sums_and_memories_do_not_fit(here):
     summed = made("skellam", clip_norm=1.0, sigma=1.0, n_clients=5)
     remembers = made("sqsgd", bound=1.0, residuals=True)
