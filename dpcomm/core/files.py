@@ -58,16 +58,31 @@ def unwritable(path: Path, error: OSError) -> OSError:
     )
 
 # %% ../../nbs/foundations/files.ipynb #f1lock2
+# flock on a file system that has none; filelock itself knows ENOSYS only
+NO_LOCKS = errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP
+
+
 @contextmanager
 def locked(path, wait: bool = True):
     "Hold a lock on a file until the block ends, or the process. [POSIX, flock]"
-    from filelock import FileLock, Timeout  # slow to import, and few need it
+    from filelock import (
+        FileLock,
+        SoftFileLock,
+        Timeout,
+    )  # slow to import, and few need it
 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, timeout=-1 if wait else 0)
     try:
-        lock.acquire()
+        try:
+            lock.acquire()
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            held = path.with_name(f"{path.name}.held")
+            lock = SoftFileLock(held, timeout=lock.timeout)
+            lock.acquire()
     except Timeout:
         why = f"{path.name} is held by another process"
         raise BlockingIOError(errno.EAGAIN, why) from None

@@ -45,6 +45,20 @@ def test_a_lock_is_held_let_go_and_leaves_no_file(tmp_path):
     assert os.listdir(path.parent) == []
 
 
+@tabled("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_gets_another_one(code, tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(code, "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    path = tmp_path / ".a.lock"
+    with files.locked(path):
+        with pytest.raises(BlockingIOError, match=".a.lock is held by another process"):
+            with files.locked(path, wait=False):
+                raise AssertionError("two hold one lock")
+    assert os.listdir(tmp_path) == []
+
+
 COUNTS = """import sys
 from pathlib import Path
 from dpcomm.core.files import locked

@@ -120,6 +120,17 @@ def rewritten(place: int, value: int) -> bytes:
     return body + struct.pack("<I", zlib.crc32(body))
 
 
+def test_a_message_longer_than_any_of_its_vector_is_not_read(monkeypatch):
+    monkeypatch.setattr("dpcomm.core.wire.SLACK", 100)
+    fits = wire.Message("rec", 3, bytes(200)).to_bytes()
+    assert wire.Message.from_bytes(fits, 3).payload == bytes(200)
+    monkeypatch.setattr("dpcomm.core.wire.zlib", None)  # nothing is summed up
+    with pytest.raises(
+        wire.BadMessage, match="bytes; one of 3 entries has at most 292"
+    ):
+        wire.Message.from_bytes(fits + bytes(200), 3)
+
+
 @tabled("version", [0, 2, 255])
 def test_another_version_says_so(version):
     says = f"version {version}; this dpcomm reads version 1"
