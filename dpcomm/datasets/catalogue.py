@@ -30,8 +30,8 @@ fashion-mnist | 70,000 pieces of clothing | FashionMNIST/raw | 82 | fetched
 cifar10 | 60,000 photographs | cifar-10-batches-py | 178 | fetched
 mnist-by-writer | MNIST dealt to its writers | QMNIST/raw | 1 | QMNIST's label file
 emnist | letters and digits, four splits | EMNIST/raw | 535 | NIST's EMNIST
-femnist | characters by writer | femnist | 1700 | LEAF, or TensorFlow Federated
-shakespeare | the plays' lines by role | shakespeare | 3 | LEAF, or one edition's roles
+femnist | characters by writer | femnist | 1700 | TensorFlow Federated
+shakespeare | the plays' lines by role | shakespeare | 3 | one edition's roles
 stackoverflow | 136 million posts by user | stackoverflow | 100000 | TensorFlow Federated
 diabetes130 | 101,766 hospital stays | diabetes130 | 19 | UCI, Diabetes 130-US hospitals
 physionet2012 | 12,000 stays in intensive care | physionet2012 | 101 | PhysioNet Challenge 2012

@@ -20,7 +20,6 @@ from ..core.checks import check_between, check_choice, check_positive, needs
 from ..core.files import check_digest, unpack
 from ..core.random import seed_tree
 from .catalogue import data_root
-from .torchvision_files import FILES, from_torchvision
 
 # %% ../../nbs/datasets/images.ipynb #3422d051
 @dataclass(frozen=True)
@@ -60,6 +59,16 @@ COUNTS = {  # data set -> training and test images
     "mnist-by-writer": (60_000, 10_000),
     "digits": (1_437, 360),
 }
+FOLDERS = {
+    "fashion-mnist": "FashionMNIST/raw",
+    "cifar10": "cifar-10-batches-py",
+}  # others: MNIST/raw
+HASHES = {  # data set -> content_hash
+    "mnist": "3c062e76f7aa",
+    "fashion-mnist": "0fee3cd98981",
+    "cifar10": "b907d641d3ed",
+    "mnist-by-writer": "3c062e76f7aa",
+}
 
 # %% ../../nbs/datasets/images.ipynb #d0img04
 def names() -> tuple:
@@ -67,7 +76,7 @@ def names() -> tuple:
 
     Returns: tuple of str.
     """
-    return tuple(FILES)
+    return tuple(COUNTS)
 
 # %% ../../nbs/datasets/images.ipynb #5010818e
 def _images(sets):
@@ -108,7 +117,7 @@ def _writers(root):
     raw = unpack(path, 12 + 60_000 * 8 * 4)
     check_digest(path, WRITERS, raw)
     table = np.frombuffer(raw, ">i4", offset=12).reshape(-1, 8)
-    return table[:, 2].astype(np.int64), table[:, 0]
+    return table[:, 2].astype(np.int64)
 
 # %% ../../nbs/datasets/images.ipynb #7f62536e
 def _arrays(name, root, download):
@@ -119,9 +128,16 @@ def _arrays(name, root, download):
         from torchvision import datasets
 
     readers = {"fashion-mnist": datasets.FashionMNIST, "cifar10": datasets.CIFAR10}
-    reader = readers.get(name, datasets.MNIST)
-    source = name if name in readers else "mnist"
-    return _images(from_torchvision(source, reader, root, download))
+    reader, folder = readers.get(name, datasets.MNIST), FOLDERS.get(name, "MNIST/raw")
+    fetch = download or any((root / folder).glob("*.gz"))  # what is packed is unpacked
+    try:
+        return _images([reader(root, train=t, download=fetch) for t in (True, False)])
+    except (RuntimeError, OSError) as error:
+        raise FileNotFoundError(
+            f"{name} is not under the data root, and was not downloaded"
+            f" ({type(error).__name__}): run `dpcomm data DIR {name}` where there is a"
+            f" network, or put its files into DIR/{folder}; then set DPCOMM_DATA to DIR"
+        ) from None
 
 
 def load(name: str, root=None, download: bool = True) -> Dataset:
@@ -130,24 +146,22 @@ def load(name: str, root=None, download: bool = True) -> Dataset:
     name: one of `names()`.
     root: data root, default data_root().
     download: fetch what is missing; False: only what is on disk.
-    Returns: the data, after its counts were checked.
+    Returns: the data, after its counts and its hash were checked.
     """
     check_choice("name", name, names())
     root, writers = Path(root or data_root()), None
     arrays = _arrays(name, root, download)
     if name == "mnist-by-writer":
-        writers, classes = _writers(root)
-        if (classes != arrays[1].numpy()).any():
-            raise ValueError(
-                "QMNIST's classes differ from MNIST's labels: download both files again"
-            )
-    found = len(arrays[1]), len(arrays[3])
-    if found != COUNTS[name]:
+        writers = _writers(root)
+    data = Dataset(name, *arrays, writers)
+    counts = len(data.y), len(data.y_test)
+    if counts != COUNTS[name] or HASHES.get(name) not in (None, data.content_hash):
         raise ValueError(
-            f"{name} has {found[0]} + {found[1]} images instead of {COUNTS[name]}:"
-            " download it again"
+            f"{name} has {counts[0]} + {counts[1]} images and the hash"
+            f" {data.content_hash}; published are {COUNTS[name]} and"
+            f" {HASHES.get(name)}: delete its files and download it again"
         )
-    return Dataset(name, *arrays, writers)
+    return data
 
 # %% ../../nbs/datasets/images.ipynb #d0img06
 def fetch(name: str, root=None) -> str:
@@ -309,16 +323,12 @@ class Federation:
 def check_partition(parts, n: int) -> tuple:  # the same arrays, as int64
     "Refuse a partition that repeats or drops an image or leaves a client empty."
     parts = tuple(np.asarray(p, dtype=np.int64) for p in parts)
-    sizes = [len(p) for p in parts]
-    if 0 in sizes:
+    sizes = np.array([len(p) for p in parts])
+    if not sizes.all() or sorted(np.concatenate(parts).tolist()) != list(range(n)):
         raise ValueError(
-            f"client {sizes.index(0)} has no image; every client needs at least one:"
-            " use fewer clients"
-        )
-    if sorted(np.concatenate(parts).tolist()) != list(range(n)):
-        raise ValueError(
-            f"the parts have {sum(sizes)} indices; each of 0..{n - 1} must appear"
-            " exactly once: correct the partition"
+            f"the {len(parts)} clients have {sizes.min()} images or more,"
+            f" {sizes.sum()} in all; every client needs one, and each of 0..{n - 1} must"
+            " appear exactly once: use fewer clients, or correct the partition"
         )
     return parts
 

@@ -10,9 +10,7 @@ import hashlib
 import io
 import itertools
 import json
-import math
 import os
-import warnings
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..core.checks import check_between
-from ..core.files import atomic_write, locked
+from ..core.files import atomic_write
 from .images import Dataset, data_root
 
 # %% ../../nbs/datasets/scattering.ipynb #b2baab96
@@ -130,27 +128,16 @@ def _scatter(maps, fine, quarters, average, average_half):
 # %% ../../nbs/datasets/scattering.ipynb #f2160fb5
 def check_images(images: Tensor) -> Tensor:
     "Refuse what is no batch of images, or of a size that cannot be halved twice."
-    if not isinstance(images, Tensor):
-        shown = f"a {type(images).__name__}"
-    elif images.ndim != 4 or images.dtype not in (torch.float32, torch.float64):
-        shown = f"{tuple(images.shape)} of {images.dtype}"
-    else:
-        shown = None
-    if shown is not None:
+    floats = images.dtype in (torch.float32, torch.float64)
+    sides = images.shape[2:]
+    if images.ndim != 4 or not floats or any(n % 4 or n < 8 for n in sides):
         raise ValueError(
-            f"images is {shown}; it must be a tensor (n, channels, height, width) of"
-            " float32 or float64: add the missing axes, and divide bytes by 255"
-        )
-    if any(side % 4 or side < 8 for side in images.shape[2:]):
-        raise ValueError(
-            f"images is of {images.shape[2]} x {images.shape[3]} pixels; both sides"
-            " must be multiples of 4, at least 8: pad or crop"
+            f"images is {tuple(images.shape)} of {images.dtype}; it must be (n, channels,"
+            " height, width) of float32 or float64, both sides multiples of 4 and at"
+            " least 8: pad or crop, and divide bytes by 255"
         )
     if not torch.isfinite(images).all():
-        raise ValueError(
-            "images holds nan or inf; every pixel must be finite: correct or drop"
-            " those images"
-        )
+        raise ValueError("images holds nan or inf: correct or drop those images")
     return images
 
 # %% ../../nbs/datasets/scattering.ipynb #d0sca02
@@ -207,45 +194,6 @@ def _header(shape):
     np.lib.format.write_array_header_1_0(head, about)
     return head.getvalue()
 
-
-def cache_fault(path: Path, shape: tuple) -> str:  # '' if nothing is wrong
-    "Whether a file of the cache is there and holds what was written. [FIPS 180-4]"
-    if not path.exists():
-        return "it is not there"
-    head = _header(shape)
-    size, block = len(head) + 4 * math.prod(shape), 2**20
-    with open(path, "rb") as file:
-        if path.stat().st_size != size + 65:
-            return "it has another length, or no hash at its end"
-        if file.read(len(head)) != head:
-            return "it announces another array"
-        digest = hashlib.sha256(head)
-        for start in range(len(head), size, block):
-            digest.update(file.read(min(block, size - start)))
-        if file.read() != digest.hexdigest().encode() + b"\n":
-            return "its content is not what was written"
-    return ""
-
-# %% ../../nbs/datasets/scattering.ipynb #cb55de67
-def _with_digest(shape, blocks):
-    "Header, blocks and, at the end, the hash of both."
-    arrays = (np.ascontiguousarray(block, "<f4").data for block in blocks)
-    digest = hashlib.sha256()
-    for part in itertools.chain([_header(shape)], arrays):
-        digest.update(part)
-        yield part
-    yield digest.hexdigest().encode() + b"\n"
-
-
-def write_once(path: Path, shape: tuple, blocks) -> Path:  # the file, whole
-    "Write an array block by block, or leave nothing. [POSIX, flock, rename]"
-    with locked(path.with_name(f".{path.name}.lock")):
-        if not cache_fault(path, shape):
-            return path
-        for dead in path.parent.glob(f".{path.name}.*.part"):
-            dead.unlink(missing_ok=True)
-        return atomic_write(path, _with_digest(shape, blocks))
-
 # %% ../../nbs/datasets/scattering.ipynb #092e00c0
 def _blocks(images, settings, device, bar):
     mean, std = (
@@ -264,16 +212,13 @@ def _blocks(images, settings, device, bar):
 
 # %% ../../nbs/datasets/scattering.ipynb #5be9a7f3
 def _compute(path, shape, images, settings, device, hidden):
-    "Make the file of the features, unless it is there and undamaged."
-    fault = cache_fault(path, shape)
-    if not fault:
-        return
+    "Make the file of the features, block by block, unless it is there."
     if path.exists():
-        warnings.warn(
-            f"{path.name} is damaged ({fault}): its features are being recomputed"
-        )
+        return
     with tqdm(total=len(images), unit="image", desc=path.stem, disable=hidden) as bar:
-        write_once(path, shape, _blocks(images, settings, device, bar))
+        blocks = _blocks(images, settings, device, bar)
+        arrays = (np.ascontiguousarray(block, "<f4").tobytes() for block in blocks)
+        atomic_write(path, itertools.chain([_header(shape)], arrays))
 
 
 def features(

@@ -7,17 +7,16 @@ __all__ = ['shakespeare']
 
 # %% ../../nbs/datasets/shakespeare.ipynb #8db7b253
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from ..core.checks import check_between, shown
-from ..core.files import field, read_json, typed, unpack
+from ..core.files import unpack
 from ..core.random import seed_tree
 from .catalogue import data_root
-from .femnist import check_lengths
-from .femnist import read_leaf as read_users
 from .images import Dataset, Federation
 
 # %% ../../nbs/datasets/shakespeare.ipynb #67d9d56d
@@ -52,59 +51,18 @@ def encode_text(where: str, text: str) -> np.ndarray:  # (len(text),) uint8 in 0
 # %% ../../nbs/datasets/shakespeare.ipynb #497d50b6
 FILE = "shakespeare_roles.json.gz"
 MOST = 2**26  # bytes it may unpack to, ten times the plays
-AGAIN = "make the file again"
-
-
-def _unpacked_roles(path):
-    try:
-        return read_json(path.name, unpack(path, MOST, AGAIN), AGAIN)
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"shakespeare is not under the data root: put {path.name} into <data"
-            " root>/shakespeare, or LEAF's json files into <data"
-            " root>/shakespeare/train and test (set DPCOMM_DATA)"
-        ) from None
-
-
-def _counted_speeches(where, speeches, n, chars):
-    "Speeches of one role, as many and as long as announced."
-    typed(where, "speeches", speeches, list)
-    said = [typed(where, "a speech", speech, str) for speech in speeches]
-    typed(where, "num_speeches", n, int)
-    typed(where, "num_chars", chars, int)
-    found = sum(map(len, said))
-    if (len(said), found) != (n, chars):
-        raise ValueError(
-            f"{where} has {len(said)} speeches of {found} characters and declares {n}"
-            f" of {chars}; these must be equal: {AGAIN}"
-        )
-    return said
 
 # %% ../../nbs/datasets/shakespeare.ipynb #d0sha04
 def read_roles(path) -> dict:  # user -> cleaned text, in the order of the file
     "What every role says. [public-domain text of the plays]"
-    path = Path(path)
-    content = _unpacked_roles(path)
-    keys = ("users", "num_speeches", "num_chars")
-    users, counts, lengths = (field(path.name, content, key, list) for key in keys)
-    speeches = field(path.name, content, "speeches", dict)
-    if not len(users) == len(counts) == len(lengths):
-        raise ValueError(
-            f"{path.name} has {len(users)} users, {len(counts)} num_speeches and"
-            f" {len(lengths)} num_chars; these must be equal: {AGAIN}"
-        )
-    texts = {}
-    for user, n, chars in zip(users, counts, lengths):
-        name = typed(path.name, "an entry of users", user, str)
-        where = f"{path.name}, user {shown(name)},"
-        if user not in speeches:
-            raise ValueError(f"{where} has no speeches; every user needs them: {AGAIN}")
-        if user in texts:
-            raise ValueError(
-                f"{where} appears twice in the file; each user may appear once: {AGAIN}"
-            )
-        texts[user] = clean_text(_counted_speeches(where, speeches[user], n, chars))
-    return texts
+    try:
+        content = json.loads(unpack(path, MOST))
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"shakespeare is not under the data root: put {FILE} into <data"
+            " root>/shakespeare (set DPCOMM_DATA)"
+        ) from None
+    return {user: clean_text(content["speeches"][user]) for user in content["users"]}
 
 # %% ../../nbs/datasets/shakespeare.ipynb #627d4988
 def longest_roles(texts: dict, n_clients: int = 660) -> dict:
@@ -119,11 +77,6 @@ TRAIN = 0.9  # of a role's windows, the first in time
 
 def split_windows(n: int, fraction: float = TRAIN) -> tuple:  # (k, start)
     "Split windows in time, with a gap as long as a window. [Caldas et al. 2018]"
-    if not 0 < fraction < 1:
-        raise ValueError(
-            f"fraction is {shown(fraction)}; it must be between 0 and 1: 0.9 is LEAF's"
-            " default"
-        )
     k = int(fraction * n)
     return k, k + WINDOW
 
@@ -169,47 +122,6 @@ def federate(
     x, y = text.unfold(0, WINDOW, 1)[:-1], text[WINDOW:].long()
     return Federation(Dataset(name, x, y, x[test], y[test]), parts, rule)
 
-# %% ../../nbs/datasets/shakespeare.ipynb #84ced982
-def check_role(where: str, x, y, n: int = None) -> tuple:  # x (n, 80), y (n,)
-    "Refuse a client with other than windows and symbols. [Caldas et al. 2018]"
-    words = "sample", "windows", "next characters"
-    check_lengths(where, x, y, n, (list, tuple), words)
-    for name, strings, size in (("x", x, WINDOW), ("y", y, 1)):
-        wrong = [s for s in strings if not isinstance(s, str) or len(s) != size]
-        if wrong:
-            raise ValueError(
-                f"{where} has {shown(wrong[0])} in {name}; it must be a string of {size}"
-                f" characters: {AGAIN}"
-            )
-    windows = encode_text(where, "".join(x)).reshape(-1, WINDOW)
-    return windows, encode_text(where, "".join(y)).astype(np.int64)
-
-# %% ../../nbs/datasets/shakespeare.ipynb #e8944b13
-def read_leaf(folder) -> dict:  # user -> (x, y), in the order of the files
-    "Clients of one split of LEAF's Shakespeare. [Caldas et al. 2018]"
-    found = read_users(folder, check_role)
-    if not found:
-        raise ValueError(
-            f"shakespeare/{Path(folder).name} has no users; it must have at least one:"
-            " put LEAF's json files there"
-        )
-    return found
-
-# %% ../../nbs/datasets/shakespeare.ipynb #ae26ba6d
-def from_leaf(root=None) -> Federation:  # a client a user
-    "LEAF's Shakespeare, from shakespeare/train and /test. [Caldas et al. 2018]"
-    folder = Path(root or data_root()) / "shakespeare"
-    train, test = (read_leaf(folder / part) for part in ("train", "test"))
-    arrays = [
-        torch.from_numpy(np.concatenate([pair[i] for pair in clients.values()]))
-        for clients in (train, test)
-        for i in (0, 1)
-    ]
-    sizes = [len(y) for _, y in train.values()]
-    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    data = Dataset("shakespeare-leaf", *arrays)
-    return Federation(data, tuple(parts), "shakespeare (leaf), a client a user")
-
 # %% ../../nbs/datasets/shakespeare.ipynb #cd18fe58
 ROLES = 37, 1_339, 660  # plays, roles, clients
 TEXTS = (  # SHA-256 of all that the roles say, in order
@@ -219,17 +131,13 @@ TEXTS = (  # SHA-256 of all that the roles say, in order
 # %% ../../nbs/datasets/shakespeare.ipynb #cd18fex1
 def _check_whole(texts):
     "Refuse other than all roles with the published words."
-    again = "make it again, or pass whole=False"
-    found = len({user.split("__")[0] for user in texts}), len(texts)
-    if found != ROLES[:2]:
+    plays = len({user.split("__")[0] for user in texts})
+    digest = hashlib.sha256("\n".join(texts.values()).encode()).hexdigest()
+    if (plays, len(texts)) != ROLES[:2] or digest != TEXTS:
         raise ValueError(
-            f"{FILE} has {found[1]} roles of {found[0]} plays; the whole file has"
-            f" {ROLES[1]} of {ROLES[0]}: {again}"
-        )
-    if hashlib.sha256("\n".join(texts.values()).encode()).hexdigest() != TEXTS:
-        raise ValueError(
-            f"{FILE} has the roles of the whole file but a different text (its SHA-256"
-            f" differs): {again}"
+            f"{FILE} has {len(texts)} roles of {plays} plays and the SHA-256"
+            f" {digest[:12]}...; the whole file has {ROLES[1]} of {ROLES[0]} and"
+            f" {TEXTS[:12]}...: make it again, or pass whole=False"
         )
 
 
@@ -249,10 +157,7 @@ def shakespeare(
     whole: assert the counts of the full file of roles.
     Returns: a client a role.
     """
-    folder = Path(root or data_root()) / "shakespeare"
-    if any((folder / "train").glob("*.json")):
-        return from_leaf(root)
-    texts = read_roles(folder / FILE)
+    texts = read_roles(Path(root or data_root()) / "shakespeare" / FILE)
     if whole:
         _check_whole(texts)
     chosen = longest_roles(texts, n_clients)

@@ -1,4 +1,4 @@
-"""medical: counts and features of the stand-ins, the paper's own format, virtual
+"""medical: counts and features of the stand-ins, virtual
 hospitals, the network and its metrics.
 """
 
@@ -28,14 +28,8 @@ def physionet():
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    path = tmp_path_factory.mktemp("made") / "premier.csv"
-    return medical.write_synthetic_admissions(path, 2000, seed_tree(0))
-
-
-@pytest.fixture(scope="module")
-def made(table):
-    return medical.read_admissions(table)
+def made():
+    return medical.synthetic_admissions(2000, seed_tree(0))
 
 
 # ---- features
@@ -130,91 +124,28 @@ def test_first_day_reads_one_day_and_no_impossible_value():
     assert all(low < high for low, high in medical.BOUNDS.values())
 
 
-def test_missing_files_and_parts_of_a_stand_in_are_named(tmp_path):
-    for load, file in (
-        (medical.diabetes130, "diabetic_data.csv"),
-        (medical.physionet2012, "Outcomes-a.txt"),
-    ):
-        says = f"{load.__name__} is not under the data root: {file}.*DPCOMM_DATA"
-        with pytest.raises(FileNotFoundError, match=says):
-            load(tmp_path)
-    folder = tmp_path / "diabetes130" / "dataset_diabetes"
-    folder.mkdir(parents=True)
-    head = ",".join((*medical.COLUMNS[:-1], "insulin", "change"))
-    row = "Male,[50-60),1,11,3,250,?,401,No,Up,Ch"
-    (folder / "diabetic_data.csv").write_text(f"{head}\n{row}\n")
-    says = "diabetes130: 1 admissions and 1 deaths, not .101766, 1652."
-    with pytest.raises(ValueError, match=says):
-        medical.diabetes130(tmp_path, min_records=1)
-    folder = tmp_path / "physionet2012"
-    folder.mkdir()
-    (folder / "Outcomes-a.txt").write_text("RecordID,In-hospital_death\n7,1\n")
-    with pytest.raises(FileNotFoundError, match="set-a/7.txt"):
-        medical.physionet2012(tmp_path)
+# ---- invented patients
 
 
-# ---- the paper's own format
-
-HEAD = ",".join(medical.TABLE_COLUMNS)
-COLUMNS = "admission Trauma Center|admission Urgent|code x|code y|gender Male"
-COLUMNS += "|gender Unknown|age|mrci"
-
-
-def test_premier_reads_what_the_table_says(tmp_path):
-    path = tmp_path / "p.csv"
-    rows = 'A,52,Male,Urgent,31,x;y; x,1\n"B, C",15,Unknown,Trauma Center,90.5,,0\n'
-    path.write_text(f"hospital,age,gender,admission_type,mrci,codes,died\n{rows}")
-    found = medical.read_admissions(path, min_records=1)
-    assert found.columns == tuple(COLUMNS.split("|")) and found.name == "premier"
-    assert found.x.tolist() == [[0, 1, 1, 1, 1, 0, 0.5, 0.5], [1, 0, 0, 0, 0, 1, 0, 1]]
-    assert found.y.tolist() == [1, 0] and found.hospitals == ("A", "B, C")
-
-
-@tabled(
-    "row, message",
-    [
-        (",52,Male,Urgent,3,x,1", "hospital is empty"),
-        ("A,14,Male,Urgent,3,x,1", "age is '14'; it must be a number from 15 to 89"),
-        ("A,52,male,Urgent,3,x,1", "gender is 'male'; .*Male, Female, Unknown"),
-        ("A,52,Male,Urgent,3,x", "6 fields instead of 7"),
-    ],
-)
-def test_a_wrong_row_is_named(row, message, table, tmp_path):
-    lines = table.read_text().splitlines()[:9]
-    lines[4] = row
-    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
-    with pytest.raises(ValueError, match=f"t.csv, row 5: {message}.*correct the row"):
-        medical.read_admissions(tmp_path / "t.csv")
-
-
-@tabled(
-    "text, message",
-    [
-        ("hospital,age\n", "row 1: lacks the column gender"),
-        ("", "row 1: lacks the column hospital"),
-        (f"{HEAD},extra\n", "row 1: has the unknown column 'extra'"),
-        (f"{HEAD}\n", "has no admissions"),
-    ],
-)
-def test_a_wrong_header_or_an_empty_table_is_refused(text, message, tmp_path):
-    (tmp_path / "t.csv").write_text(text)
-    with pytest.raises(ValueError, match=f"t.csv.*{message}"):
-        medical.read_admissions(tmp_path / "t.csv")
-
-
-def test_made_table_is_the_same_again_and_can_be_learned(made, table, tmp_path):
-    def again(**more):
-        path = tmp_path / "again.csv"
-        return medical.write_synthetic_admissions(path, rng=seed_tree(0), **more)
-
-    assert table.read_bytes() == again(n=2000).read_bytes()
+def test_invented_patients_are_the_same_again_and_can_be_learned(made):
+    again = medical.synthetic_admissions(2000, seed_tree(0))
+    assert torch.equal(made.x, again.x) and torch.equal(made.y, again.y)
     assert int(made.y.sum()) == 200 and len(set(made.hospitals)) == 10
     assert 20 < len(made.columns) < 400
     older = made.x[:, made.columns.index("age")]
     assert float(older[made.y == 1].mean() - older[made.y == 0].mean()) > 0.05
-    for bad in (dict(n=0), dict(n=9, codes=19)):
-        with pytest.raises(ValueError):
-            again(**bad)
+
+
+def test_a_missing_table_is_named_and_an_altered_one_noticed(tmp_path):
+    with pytest.raises(FileNotFoundError, match="diabetic_data.csv is missing from"):
+        medical.diabetes130(tmp_path)
+    with pytest.raises(FileNotFoundError, match="Outcomes-a.txt is missing from"):
+        medical.physionet2012(tmp_path)
+    table = tmp_path / "diabetes130" / "dataset_diabetes" / "diabetic_data.csv"
+    table.parent.mkdir(parents=True)
+    table.write_text("gender,age\nMale,[50-60)\n")
+    with pytest.raises(ValueError, match="diabetic_data.csv is not the published file"):
+        medical.diabetes130(tmp_path)
 
 
 # ---- virtual hospitals

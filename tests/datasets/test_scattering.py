@@ -2,14 +2,11 @@
 
 import math
 import re
-import signal
-import threading
 
 import numpy as np
 import pytest
 import scipy.special
 import torch
-from checkout import python
 from tables import tabled
 from torch.nn import functional
 
@@ -17,13 +14,11 @@ from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images as data
 from dpcomm.datasets import scattering
 from dpcomm.datasets.scattering import (
-    cache_fault,
     cache_path,
     check_images,
     features,
     group_norm,
     scatter,
-    write_once,
 )
 
 DIGITS = data.load("digits")
@@ -142,13 +137,12 @@ def test_group_norm_is_torchs(channels, groups):
     "images, says",
     [
         (noise(1, 28, 28), "(n, channels, height, width)"),
-        (noise(1, 1, 28, 28).numpy(), "ndarray"),
         ((255 * noise(1, 1, 28, 28)).byte(), "divide bytes by 255"),
-        (noise(1, 1, 30, 28), "30 x 28 pixels; both sides must be multiples of 4"),
+        (noise(1, 1, 30, 28), "both sides multiples of 4"),
         (noise(1, 1, 4, 4), "at least 8"),
         (noise(1, 1, 28, 28) / 0, "nan or inf"),
     ],
-    ids=["axes", "array", "bytes", "size", "small", "inf"],
+    ids=["axes", "bytes", "size", "small", "inf"],
 )
 def test_bad_images_are_refused(images, says):
     with pytest.raises(ValueError, match=re.escape(says)):
@@ -250,85 +244,6 @@ def blocks():
     os.kill(os.getpid(), signal.SIGKILL)
 write_once(Path(sys.argv[1]), (1000, 1000), blocks())
 """
-
-
-def test_a_killed_write_leaves_no_file_under_the_name(tmp_path):
-    path = tmp_path / "deep" / "a.npy"
-    assert python("-c", KILLED, path).returncode == -signal.SIGKILL
-    left = {p.suffix for p in path.parent.iterdir()}
-    assert left - {".lock"} == {".part"}
-    write_once(path, (3, 2), [np.ones((1, 2), "f4"), np.zeros((2, 2), "f4")])
-    assert np.load(path).tolist() == [[1, 1], [0, 0], [0, 0]]
-    assert [p.name for p in path.parent.iterdir()] == ["a.npy"]
-
-
-def test_a_failed_write_starts_again(tmp_path):
-    def blocks():
-        yield np.ones((1, 2), "f4")
-        raise OSError("No space left on device")
-
-    with pytest.raises(OSError, match="No space"):
-        write_once(tmp_path / "a.npy", (2, 2), blocks())
-    assert not list(tmp_path.iterdir()), "a full disk leaves nothing behind"
-    path = write_once(tmp_path / "a.npy", (1, 2), [np.full((1, 2), 3.0)])
-    assert np.load(path).tolist() == [[3, 3]]
-
-
-def damaged(whole):
-    "A file of features after every accident: what to call it, and its bytes."
-    head, middle = 128, 128 + (len(whole) - 193) // 2
-    yield "zeros behind the right header", whole[:head] + bytes(len(whole) - head)
-    yield "no hash", whole[:-65]
-    yield "cut", whole[:middle]
-    turned = whole[:head].replace(b"(5, 3969)", b"(3969, 5)")
-    yield "another shape", turned + whole[head:]
-    for at in seed_tree(0, "flips").integers(0, 8 * len(whole), 20).tolist():
-        i = at // 8
-        changed = bytes([whole[i] ^ 1 << at % 8])
-        yield f"bit {at}", whole[:i] + changed + whole[i + 1 :]
-
-
-def test_damaged_features_are_made_again_with_one_sentence(tmp_path, recwarn):
-    wanted = [np.array(a) for a in features(small(), limit=(5, 3), root=tmp_path)]
-    path = next((tmp_path / "features").glob("digits-train*.npy"))
-    whole = path.read_bytes()
-    assert not recwarn.list and cache_fault(path, wanted[0].shape) == ""
-    says = rf"^{path.name} is damaged \([^()]+\): its features are being recomputed$"
-    for what, content in damaged(whole):
-        assert content != whole, what
-        path.write_bytes(content)
-        assert cache_fault(path, wanted[0].shape), what
-        with pytest.warns(UserWarning, match=says):
-            found = features(small(), limit=(5, 3), root=tmp_path)
-        assert all((a == b).all() for a, b in zip(found, wanted)), what
-        assert path.read_bytes() == whole, what
-    assert len(list((tmp_path / "features").iterdir())) == 2
-
-
-def test_a_second_writer_waits_and_takes_what_the_first_made(tmp_path):
-    begun, go = threading.Event(), threading.Event()
-
-    def slow():
-        begun.set()
-        assert go.wait(60)
-        yield np.ones((1, 2), "f4")
-
-    path = tmp_path / "a.npy"
-    first, second = (
-        threading.Thread(target=write_once, args=(path, (1, 2), blocks))
-        for blocks in (slow(), iter([np.zeros((1, 2), "f4")]))
-    )
-    first.start()
-    assert begun.wait(60)
-    second.start()
-    second.join(0.2)
-    assert second.is_alive() and not path.exists()
-    go.set()
-    first.join(60)
-    second.join(60)
-    assert np.load(path).tolist() == [[1, 1]]
-    assert write_once(path, (1, 2), None) == path
-    assert [p.name for p in tmp_path.iterdir()] == ["a.npy"]
 
 
 @tabled(

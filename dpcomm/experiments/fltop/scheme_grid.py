@@ -6,10 +6,8 @@
 __all__ = ['mechanism', 'train']
 
 # %% ../../../nbs/fltop/scheme_grid.ipynb #39381b76
-import tempfile
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -364,21 +362,14 @@ def public_images(
     return Public(setting, net, found.x[batch], found.y[batch])
 
 # %% ../../../nbs/fltop/scheme_grid.ipynb #10e70a1d
-def _made():
-    "Invented patients."
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "premier.csv"
-        medical.write_synthetic_admissions(path, 2000, seed_tree(0))
-        return medical.read_admissions(path, 20)
-
-
 def hospitals(
     setting: Setting,
     table: str,  # diabetes130, physionet2012 or made
 ) -> medical.Split:
     "Hospitals, test set and public patients, the same for all seeds. [fltop App. A.2]"
     read = dict(diabetes130=medical.diabetes130, physionet2012=medical.physionet2012)
-    found = _made() if table == "made" else read[table]()
+    read["made"] = lambda: medical.synthetic_admissions(2000, seed_tree(0), 20)
+    found = read[table]()
     deaths = paper_setting(setting.task, "public.batch") // 2
     stream = seed_tree(0, "hospitals")
     return medical.virtual_hospitals(

@@ -245,9 +245,9 @@ def describe(curve: Curve) -> str:
 def federation(name: str, n_clients: int = 10):
     "The clients of a task. [sqsgd Sec. 4]"
     from dpcomm.core.random import seed_tree
-    from dpcomm.datasets import emnist, images
+    from dpcomm.datasets import femnist, images
 
-    data = emnist.emnist("mnist") if name == "emnist-mnist" else images.load(name)
+    data = femnist.emnist("mnist") if name == "emnist-mnist" else images.load(name)
     parts = images.iid(len(data.y), n_clients, seed_tree(0, "partition"))
     return images.Federation(data, parts, "iid, ten equal parts")
 
