@@ -25,7 +25,7 @@ from dpcomm.datasets.stackoverflow import (
     federation,
     size_law,
 )
-from dpcomm.experiments import configurations
+from dpcomm.experiments import accounts
 from dpcomm.training.federated import Config, Task, simulate
 from dpcomm.training.local_sgd import batch_plan
 from dpcomm.training.tag_prediction import (
@@ -174,10 +174,10 @@ def test_simulate_runs_and_neither_workers_nor_interruptions_change_it(kind, tmp
     fed = federation(SyntheticPosts(60, **SMALL), 200)
     config = Config(rounds=4, cohort=6, batch=10, lr=100.0, server="momentum")
     config = dataclasses.replace(config, server_lr=0.5, eval_every=2)
-    line = configurations.fedavg("f", config, 60, 1.0, 0.1)
+    line = accounts.fedavg(config, 60, 1.0, 0.1)
     if kind == "rec":
         blocks = (1200,) * 5 + (30,)
-        line = configurations.rec("r", config, 60, 1.0, 0.01, blocks)
+        line = accounts.rec(config, 60, 1.0, 0.01, blocks)
 
     def go(**more):
         net = TagRegression(200, 30)
@@ -351,7 +351,7 @@ def test_files_are_a_source(root):
     assert tags.tolist() == [[0, 2], [-1, -1]] and data.y[parts[0]].tolist() == [[0, 1]]
     assert fed.partition_hash != federation(load(root, 5), 3).partition_hash
     config = Config(rounds=1, cohort=2, lr=1.0, server="sgd", eval_every=1)
-    mechanism = configurations.fedavg("f", Config(), 2, 1.0, 0.1).mechanism
+    mechanism = accounts.fedavg(Config(), 2, 1.0, 0.1).mechanism
     task = Task(TagRegression(6, 3), fed, mechanism, config, 0)
     assert simulate(task, metrics=lambda *of: recall(*of, 1), progress=False).finished
     for call, says in (

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...core.wire import Bits
 from ...evidence import paper_tables
-from .. import configurations
+from .. import accounts
 from .scheme_grid import paper_setting
 from ..run.grids import Run
 from ...privacy import accounting
@@ -114,7 +114,7 @@ def guarantee(
         accountant=accountant,
         orders=orders,
         note=KNOWN,
-        premises={"sampling": configurations.PREMISE},
+        premises={"sampling": accounts.PREMISE},
     )
 
 # %% ../../../nbs/fltop/closed_forms.ipynb #07eeb444

@@ -12,7 +12,7 @@ from functools import cache, partial
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
-from dpcomm.experiments import configurations
+from dpcomm.experiments import accounts
 from dpcomm.experiments.fltop import scheme_grid
 from dpcomm.experiments.fltop.scheme_grid import (
     MAIN,
@@ -125,7 +125,7 @@ def run_spec(
     scale: str,  # smoke, quick or full
     key: str,  # of a scheme, or of one changed
     seed: int,  # of the network, the batch and random supports
-) -> configurations.RunSpec:
+) -> accounts.Spec:
     "Mechanism, configuration and guarantee of one run. [fltop Thm. 1]"
     scheme, clip = key.removeprefix("linear."), None
     name = scheme_grid.printed(f"fmnist.sensitivity.{scheme}")

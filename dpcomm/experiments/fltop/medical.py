@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 from dpcomm.datasets import medical
-from dpcomm.experiments import configurations
+from dpcomm.experiments import accounts
 from dpcomm.experiments.fltop import scheme_grid
 from dpcomm.experiments.fltop.scheme_grid import (
     MAIN,
@@ -124,7 +124,7 @@ def public(
 def run_spec(
     run: Run,
     seed: int,  # of the network; a thousand times it, of random supports
-) -> configurations.RunSpec:
+) -> accounts.Spec:
     "Mechanism, configuration and guarantee of one run. [fltop Thm. 1]"
     table, key = run.key.split(".", 1)
     return scheme_grid.run_spec(key, public(run.scale, table, seed), 1000 * seed)

@@ -21,7 +21,7 @@ from ...core.vectors import flatten
 from ...datasets import images, medical
 from ...evidence import paper_tables
 from ...evidence.verdicts import Table
-from .. import configurations
+from .. import accounts
 from ..run.grids import Run
 from ..run.runs import from_training, source_of
 from ...mechanisms import topk
@@ -417,7 +417,7 @@ def run_spec(
     public: Public,
     seed: int = 0,  # of public random choices
     clip_norm: float = None,  # S of a private scheme; None: by the paper's rule
-) -> configurations.RunSpec:
+) -> accounts.Spec:
     "Mechanism, settings and guarantee of one scheme. [fltop Thm. 1, Table 5]"
     change, scheme = parted(key)
     (name, private, _), s = parse(scheme), public.setting
@@ -434,7 +434,7 @@ def run_spec(
             momentum=own("cs.momentum"),
         )
     if not private:
-        return configurations.RunSpec(key, mechanism(scheme, public, seed), config)
+        return accounts.Spec(mechanism(scheme, public, seed), config)
     clip_norm = clip_norm or threshold(scheme, public, seed)
     used = mechanism(scheme, public, seed, clip_norm)
     if change == "linear":
@@ -450,15 +450,15 @@ def run_spec(
             accountant="rdp-classic",
             orders=INTEGER_ORDERS,
             relation="add-remove",
-            premises={"sampling": configurations.PREMISE},
+            premises={"sampling": accounts.PREMISE},
         )
 
-    fixed = partial(configurations.as_run, used, config, s.n_clients, delta=delta)
-    return configurations.RunSpec(key, used, config, account, fixed)
+    fixed = partial(accounts.as_run, used, config, s.n_clients, delta=delta)
+    return accounts.Spec(used, config, account, fixed)
 
 # %% ../../../nbs/fltop/scheme_grid.ipynb #decedb4c
 def train(
-    line: configurations.RunSpec,
+    line: accounts.Spec,
     public: Public,
     federation,
     seed: int,
