@@ -34,7 +34,7 @@ class BuildWithNotebooks(build_py):
             copy.write_text(json.dumps(page), encoding="utf-8")
 
 
-EXTRAS = "run dev cluster flower pfl bench opacus tensorboard".split()
+EXTRAS = "run dev flower pfl bench opacus tensorboard".split()
 PYTHONS = "3.11 3.12 3.13 3.14".split()
 
 
@@ -69,7 +69,6 @@ setup(
         "dpcomm": [
             "py.typed",
             "assets/checked.json",
-            "assets/experiments.json",
             "assets/papers/*.toml",
             "assets/results/*/*.jsonl",
             "assets/bench/*.jsonl",

@@ -82,7 +82,7 @@ def test_processes_that_take_turns_lose_no_count(tmp_path):
 WITHOUT = """import sys
 sys.modules.update(fcntl=None, resource=None)
 import dpcomm.cli, dpcomm.evidence.verdicts, dpcomm.experiments.run.sweep
-import dpcomm.experiments.run.cluster, dpcomm.datasets.scattering
+import dpcomm.datasets.scattering
 from dpcomm.experiments.run import runs
 assert runs._peak_bytes() is None
 sys.exit(dpcomm.cli.main(["list"]))

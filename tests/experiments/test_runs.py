@@ -76,7 +76,7 @@ class Made:
 @pytest.fixture
 def made(monkeypatch):
     found = Made()
-    for module in (grids, runs):
+    for module in (grids, runs, costs):
         monkeypatch.setattr(module, "find", lambda name: found.experiment)
     return found
 
@@ -101,7 +101,7 @@ def test_a_run_is_played_and_recorded(made, tmp_path):
     assert record.history["round"] == list(range(10))
     assert (record.cost["wall_seconds"], record.cost["cpu_seconds"]) == (5.0, 4.0)
     assert record.cost["peak_bytes"] > 10**6
-    assert record.origin["code"] == grids.code_hash("dpcomm.experiments.run.runs")
+    assert record.origin["code"] == made.experiment.code
     assert record.origin["device"] == "cpu" and record.origin["date"].endswith("+00:00")
     assert not made.execute("sizes", 0, tmp_path).trained
 
@@ -176,15 +176,14 @@ with open(sys.argv[1], "w") as lock:
 """
 
 
-def test_a_run_that_another_process_plays_is_claimed(made, tmp_path):
+def test_a_run_that_another_process_plays_is_left_to_it(made, tmp_path):
     place = tmp_path / "checkpoints" / "made_up.full"
     place.mkdir(parents=True)
     words = [sys.executable, "-c", HOLD, str(place / "rec.seed0.lock")]
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with subprocess.Popen(words, **pipes) as other:
         assert other.stdout.readline() == "held\n"
-        says = "rec.seed0 is being run by another process"
-        with pytest.raises(runs.Claimed, match=says):
+        with pytest.raises(BlockingIOError, match="held by another process"):
             made.execute("rec", 0, tmp_path)
         assert made.played == []
         assert made.execute("rec", 1, tmp_path), "another seed is free"
@@ -273,17 +272,15 @@ def test_cells_below_full_scale_are_ours(made, tmp_path):
 
 
 def test_an_origin_says_code_machine_and_time(made):
-    found = runs.origin_of(made.experiment, dict(engine="fused", dtype="float64"), "x")
-    told = found["engine"], found["dtype"], found["device"]
-    assert told == ("fused", "float64", "x")
-    assert found["code"] == grids.code_hash("dpcomm.experiments.run.runs")
-    assert found["threads"] >= 1 and found["machine"] == records.machine()
-    age = datetime.now(UTC) - datetime.fromisoformat(found["date"])
+    outcome = dict(config=dict(engine="fused", dtype="float64"))
+    origin = runs.record_of(made.experiment, made.run("rec"), 0, outcome, {}).origin
+    told = origin["engine"], origin["dtype"], origin["device"], origin["code"]
+    assert told == ("fused", "float64", "cpu", made.experiment.code)
+    assert origin["threads"] >= 1 and origin["machine"] == records.machine()
+    age = datetime.now(UTC) - datetime.fromisoformat(origin["date"])
     assert abs(age.total_seconds()) < 100
-    bare = runs.origin_of(made.experiment, {}, "cpu")
+    bare = runs.record_of(made.experiment, made.run("rec"), 0, {}, {}).origin
     assert (bare["engine"], bare["dtype"]) == (None, "float32")
-    low = runs.origin_of(made.experiment, dict(precision="bfloat16"), "cpu")["dtype"]
-    assert low.startswith("float32, products in bfloat16, error ") and low[-3:] == "-03"
 
 
 def training(finished=True):
@@ -354,42 +351,6 @@ def test_experiments_are_found_by_name_and_refused_with_the_nearest():
         grids.find("dprec-mnits")
 
 
-def test_the_index_holds_what_the_experiments_say():
-    kept = json.loads(paper_tables.assets("experiments.json").read_bytes())
-    again = "`python -m dpcomm.experiments.run.runs` writes the index again"
-    assert list(kept) == list(runner.experiments()), again
-    old = [name for name in kept if kept[name] != grids.index_entry(name)]
-    assert not old, f"not as their modules say: {', '.join(old)}; {again}"
-
-
-def test_an_experiment_is_planned_from_the_index_while_it_is_true(monkeypatch):
-    found, real = grids.planned("dprec_mnist"), grids.find("dprec-mnist")
-    assert not hasattr(found.module, "run_one")
-    assert (found.name, found.paper) == (real.name, real.paper)
-    for scale in records.SCALES:
-        assert found.grid(scale) == real.grid(scale)
-    with pytest.raises(ValueError, match="did you mean 'dprec-mnist'"):
-        grids.planned("dprec-mnits")
-    grids._from_index.cache_clear()
-    with monkeypatch.context() as changed:
-        changed.setattr(grids, "_digest", lambda names: "of another file")
-        assert grids.planned("dprec-mnist").module is real.module
-    grids._from_index.cache_clear()
-    assert grids._digest(["experiments/nothing.py"]) == ""
-
-
-def test_the_index_is_written_where_it_is_read(monkeypatch, tmp_path):
-    committed = paper_tables.assets("experiments.json").read_bytes()
-    here = tmp_path / "experiments.json"
-    monkeypatch.setattr(paper_tables, "assets", lambda kind: here)
-    monkeypatch.setattr(runner, "experiments", lambda: ["imvu-mnist"])
-    entry = json.loads(committed)["imvu-mnist"]
-    monkeypatch.setattr(grids, "index_entry", lambda name: entry)
-    assert grids.write_index() == here
-    assert json.loads(here.read_bytes()) == {"imvu-mnist": entry}
-    assert here.read_bytes().count(b"\n") > len(entry["grids"]["full"])
-
-
 @tabled(
     "twice, message",
     [
@@ -425,97 +386,83 @@ def test_a_grid_with_rounds_left_stops_and_names_them(made, tmp_path):
     assert len(runs.run_grid("made-up", "full", out=tmp_path, resume=True)) == 7
 
 
-def test_a_grid_shares_its_time_and_says_where_it_is(made, tmp_path):
+def test_a_grid_shares_its_time_and_starts_nothing_after_it(made, tmp_path):
     seen = []
 
-    def told(run, seed, max_seconds, progress, **how):
+    def slow(run, seed, max_seconds, progress, **how):
         seen.append((max_seconds, progress))
-        time.sleep(0.05)
+        time.sleep(max(0.0, min(max_seconds, 0.2)))
         return {}
 
-    made.does |= dict(fedavg=told, rec=told)
+    made.does |= dict(fedavg=slow, rec=slow)
     runs.run_grid("made-up", "full", (0,), tmp_path, "fed", max_seconds=100)
-    runs.run_grid("made-up", "full", (0, 1), tmp_path, "rec", max_seconds=0.06)
-    (first, label), (second, _), (third, last) = seen
-    assert 99 < first <= 100
+    with pytest.raises(
+        runner.Unfinished, match="1 of 2 runs are unfinished: rec seed 1"
+    ):
+        runs.run_grid("made-up", "full", (0, 1), tmp_path, "rec", max_seconds=0.1)
+    (first, label), (second, last) = seen
+    assert 99 < first <= 100 and 0 < second <= 0.1
     assert label == "fedavg, seed 0 (1 of 1, 0 min left in all)"
-    assert 0 <= third < second - 0.04
-    assert last == "rec, seed 1 (2 of 2, 3 min left in all)"
+    assert last == "rec, seed 0 (1 of 2, 6 min left in all)"
 
 
-# ---- the hash of code
+def test_records_go_where_the_user_stands_and_the_place_is_said(
+    made, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    runs.run_grid("made-up", "full", (0,), only="rec")
+    assert (
+        capsys.readouterr().out.splitlines()[0] == f"records go to {tmp_path / 'runs'}"
+    )
+    assert (tmp_path / "runs" / "dprec" / "made_up.full.jsonl").is_file()
 
 
-def package(folder, **files) -> object:
-    "A copy of a package under the name dpcomm: dotted name with '__' -> source."
-    top = folder / "dpcomm"
-    for name, source in files.items():
-        path = top / (name.replace("__", "/") + ".py")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source, encoding="utf-8")
-    return types.SimpleNamespace(__file__=str(top / "__init__.py"))
+def test_a_place_that_cannot_be_written_is_tried_before_the_first_run(made, tmp_path):
+    for blocked in (tmp_path / "file", tmp_path / "file" / "deeper"):
+        (tmp_path / "file").write_text("not a folder")
+        with pytest.raises(OSError, match="cannot be written"):
+            runs.run_grid("made-up", "full", out=blocked)
+    assert made.played == []
 
 
-FILES = dict(
-    experiments__a="'Doc.'\nfrom ..core.b import f\nfrom ..evidence import papers\nX = 1\n",
-    core__b="def f():\n    'Doc.'\n    # comment\n    from . import c\n    return 2.5\n",
-    core__c="class C:\n    'Doc.'\n    y = 3\n",
-    core__d="UNUSED = 1\n",
-    evidence__papers="Y = 1\n",
-)
+# ---- other settings on trial
 
-
-@pytest.fixture
-def hashed(tmp_path, monkeypatch):
-    def call(name="dpcomm.experiments.a", **changed):
-        where = package(tmp_path, **FILES | changed)
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, "dpcomm", where)
-            return grids.code_hash.__wrapped__(name)
-
-    return call
+TRIED = ("dprec-mnist", "smoke", (0,))
+KEY = "linear.eps3.fedavg"
 
 
 @tabled(
-    "name, old, new, same",
+    "change, says",
     [
-        ("experiments__a", "'Doc.'", "'Another doc, longer.'", True),
-        ("experiments__a", "X = 1", "# more\n\n\nX   =  1  # words", True),
-        ("core__b", "'Doc.'", '"""Other."""', True),
-        ("core__b", "    # comment\n", "", True),
-        ("core__c", "    'Doc.'\n", "", True),
-        ("core__d", "UNUSED = 1", "UNUSED = 2", True),
-        ("evidence__papers", "Y = 1", "Y = 2", True),
-        ("experiments__a", "X = 1", "X = 2", False),
-        ("experiments__a", "X = 1", "X = 1.0", False),
-        ("core__b", "return 2.5", "return 2.5000001", False),
-        ("core__b", "return 2.5", "return '2.5'", False),
-        ("core__c", "y = 3", "y = 4", False),
-        ("core__c", "y = 3", "z = 3", False),
+        (dict(rounds=3), "the privacy guarantee depends on it"),
+        (dict(server_lrr=1.0), "did you mean 'server_lr'"),
+        (dict(lr=-1.0), "lr"),
     ],
 )
-def test_only_what_is_depended_on_changes_the_hash(name, old, new, same, hashed):
-    "Not words, layout, unused modules and reports; numbers, names and types do."
-    assert old in FILES[name]
-    assert (hashed(**{name: FILES[name].replace(old, new)}) == hashed()) == same
+def test_what_cannot_be_changed_is_refused_by_name(change, says):
+    with pytest.raises(ValueError, match=says):
+        runs.read_change(change)
 
 
-@tabled(
-    "how",
-    [
-        "import dpcomm.core.c\n",
-        "from dpcomm.core import c\n",
-        "from dpcomm.core.c import C\n",
-        "def f():\n    from ..core import c\n",
-    ],
-)
-def test_every_way_to_import_a_module_is_followed(hashed, how):
-    more = dict(experiments__a=how, core__b="")
-    changed = more | dict(core__c="class C:\n    y = 4\n")
-    assert hashed(**more) != hashed(**changed)
+def test_a_changed_run_has_a_key_of_its_own_and_no_cell(tmp_path):
+    change = dict(server_lr=0.03, eval_every=50)
+    made = runs.run_grid(*TRIED, tmp_path, KEY, change=change)
+    (record,) = records.load("dprec", root=tmp_path / "changes")
+    assert made == [record] and not records.load("dprec", root=tmp_path)
+    assert record.key == f"change.eval_every=50,server_lr=0.03.{KEY}"
+    assert record.cells == {} and record.config["server_lr"] == 0.03
+    assert record.notes == ["changed on trial: eval_every=50,server_lr=0.03"]
+    table = runs.change_table("dprec-mnist", made, change, tmp_path)
+    assert table.header[-1] == "eval_every=50,server_lr=0.03"
+    assert table.rows[0][:3] == (KEY, "0", "not recorded")
 
 
-# ---- what a run costs
+def test_what_trains_nothing_has_nothing_to_change(tmp_path):
+    with pytest.raises(ValueError, match="has no training run"):
+        runs.run_grid("dprec-costs", "smoke", None, tmp_path, change=dict(lr=0.1))
+
+
+# ---- costs
 
 
 def recorded(key, seed, cpu, wall=60.0):
@@ -523,16 +470,19 @@ def recorded(key, seed, cpu, wall=60.0):
     return made_up(key, seed, cost=cost)
 
 
-def test_a_run_costs_what_it_cost_or_its_neighbours_or_what_was_guessed():
+def costs_of(monkeypatch, grid, *have):
+    monkeypatch.setattr(
+        costs, "recorded_runs", lambda *_: {(r.key, r.seed): r for r in have}
+    )
+    experiment = types.SimpleNamespace(grid=lambda scale: grid)
+    return costs.Costs(experiment, "full")
+
+
+def test_a_run_costs_what_it_cost_or_its_neighbours_or_what_was_guessed(monkeypatch):
     run = Run("a", "", "full", minutes=5.0)
     near, far = Run("b", "", "full", minutes=5.0), Run("c", "", "full", minutes=6.0)
     needs = Run("d", "", "full", minutes=5.0, needs=("a",))
-    grid = (run, near, far, needs)
-
-    def told(*found):
-        return costs.expected_minutes(run, {(r.key, r.seed): r for r in found}, grid)
-
-    for found, wanted in (
+    for have, wanted in (
         ([], (5.0, "guessed")),
         ([recorded("c", 0, 600), recorded("d", 0, 600)], (5.0, "guessed")),
         ([recorded("b", 0, 600), recorded("c", 0, 60)], (10.0, "like its neighbours")),
@@ -542,21 +492,25 @@ def test_a_run_costs_what_it_cost_or_its_neighbours_or_what_was_guessed():
         ),
         ([recorded("a", 0, None, wall=90.0)], (1.5, "measured")),
     ):
-        assert told(*found) == wanted
+        grid = (run, near, far, needs)
+        assert costs_of(monkeypatch, grid, *have).minutes(run) == wanted
 
 
-def test_memory_is_the_largest_that_was_measured_or_what_was_guessed():
-    run = Run("a", "", "full", memory=2.5)
-    peaks = {("a", 0): 2**30, ("a", 1): 3 * 2**29, ("b", 0): 2**40, ("a", 2): None}
+def test_memory_is_the_largest_that_was_measured_or_what_was_guessed(monkeypatch):
+    grid = (Run("a", "", "full", memory=2.5), Run("b", "", "full", memory=0.5))
+    assert costs_of(monkeypatch, grid).memory == "2.5"
+    have = [recorded("a", i, 1.0) for i in range(3)]
+    for record, peak in zip(have, (2**30, 3 * 2**29, None)):
+        record.cost["peak_bytes"] = peak
+    assert costs_of(monkeypatch, grid, *have).memory == "1.5"
 
-    def told(*at):
-        have = {(key, seed): recorded(key, seed, 1.0) for key, seed in at}
-        for place, r in have.items():
-            r.cost["peak_bytes"] = peaks[place]
-        return costs.expected_memory(run, have)
 
-    assert told() == told(("b", 0), ("a", 2)) == "about 2.5"
-    assert told(("a", 0), ("a", 1), ("b", 0), ("a", 2)) == "1.5"
+def test_the_list_counts_committed_records():
+    rows = {row[0]: row for row in costs.overview().rows}
+    assert [*rows] == DONE
+    for name, row in rows.items():
+        for scale, column in zip(records.SCALES, (2, 4, 6)):
+            assert int(row[column]) == len(standing(name, scale))
 
 
 # ---- committed records

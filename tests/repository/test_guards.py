@@ -43,8 +43,7 @@ ROOMS = {
     "training": "core privacy datasets mechanisms",
     "interop": "core privacy secagg mechanisms",
     "experiments": "core privacy secagg datasets evidence mechanisms training",
-    "commands": "core privacy datasets evidence mechanisms training interop experiments",
-    "cli": "commands core evidence experiments",
+    "cli": "core privacy datasets evidence mechanisms training interop experiments",
     "__main__": "cli",
 }
 WITHOUT_TORCH = (
@@ -57,10 +56,7 @@ WITHOUT_TORCH = (
     "experiments.run.grids",
     "experiments.run.costs",
     "experiments.run.runs",
-    "experiments.run.planning",
     "experiments.run.sweep",
-    "experiments.run.cluster",
-    "commands",
     "cli",
 )
 NEVER = {
@@ -79,7 +75,7 @@ ONLY_INSIDE = {
     "IPython",
     "dp_accounting",
     "distributed",
-    "submitit",
+    "dask_jobqueue",
     "flwr",
 }  # imported by the function that uses them
 

@@ -134,14 +134,12 @@ COMMANDS = {
     CHOOSE: None,
     "table dprec table1": None,
     "report dprec": None,
-    "completion bash": None,
     "data": None,
     "flower new app": None,
     "audit gaussian --trials 100": None,
     "sweep dprec-mnist --scale smoke --plan": None,
     "run dprec-mnist": "run",
-    "run dprec-mnist --inline": "run",
-    "sweep dprec-mnist --scale smoke --dask local": "cluster",
+    "sweep dprec-mnist --scale smoke --processes 2": "run",
 }
 
 
