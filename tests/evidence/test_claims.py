@@ -192,3 +192,23 @@ def test_a_finding_has_the_numbers_of_the_records(paper):
         assert f"{ours[key].summary.mean:.1f}" in said
     card = claims.cards(".").html
     assert p.about["url"] in card and f"{paper}/chapter.ipynb" in card
+
+
+@tabled("paper", PAPERS)
+def test_each_claim_says_what_decides_it_at_what_cost_and_whether_it_was_run(paper):
+    lines, judged = claims.decisions(paper).rows, claims.rows(paper)
+    assert [line[:2] for line in lines] == [(r.claim.text, r.status) for r in judged]
+    for (_, status, what, hours, done), r in zip(lines, judged):
+        assert what and done in ("yes", "in part", "no")
+        assert not hours or "more runs of" in what
+        if status == "reproduced":
+            assert done == "yes" and not hours
+        if status in ("open", "in part") and not r.claim.kind:
+            assert done != "yes" or r.claim.cannot
+
+
+def test_the_headline_says_the_epsilon_of_the_run_as_it_was_run():
+    page = json.loads((ROOT / "nbs/reference/findings.ipynb").read_text("utf-8"))
+    text = json.dumps([cell.get("outputs", []) for cell in page["cells"]])
+    replaced = re.search(r"two have epsilon ([\d.]+) and ([\d.]+)\.", text)[2]
+    assert f"against null messages ({replaced} where" in claims.finding("dprec")

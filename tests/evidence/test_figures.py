@@ -9,6 +9,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from checkout import ROOT
 from PIL import Image
 from scipy.stats import t
 
@@ -264,3 +265,14 @@ def test_the_rows_of_a_figure_are_a_link_to_csv():
     assert str(made) == "figure.csv: 2 rows" and made._repr_markdown_() is None
     assert 'download="figure.csv"' in made.html and "0.333333" in made.html
     assert figures.csv_text(("a", "b"), [("1,2", 3)]) == 'a,b\n"1,2",3\n'
+
+
+def test_the_sliders_keep_their_sentence_without_a_script():
+    script = (ROOT / "nbs" / "site" / "sliders.js").read_text("utf-8")
+    for name in ("odds", "coin", "guess"):
+        made = figures.sliders(name, "a < b", "..")
+        assert str(made) == "a < b" and "<figcaption>a &lt; b</figcaption>" in made.html
+        assert f'src="../site/sliders.js" data-draw="{name}"' in made.html
+        assert f"const {name} = " in script and "http" not in script.replace(
+            "http://www.w3.org/2000/svg", ""
+        )

@@ -1,11 +1,7 @@
 "Frontiers: points from records, the picture, two orders, and a figure that needs nobody else."
 
-import html
-import json
-import re
 from dataclasses import replace
 
-import browser
 import numpy as np
 import pytest
 from checkout import cells
@@ -93,21 +89,6 @@ def test_the_picture_has_every_point_and_says_whom_it_trusts(found):
         frontiers.picture(found, "tov")
 
 
-def test_the_figure_that_answers_holds_its_data_and_asks_nobody(found):
-    odd = replace(found[0], built="a </script> b")
-    text = frontiers.Explorer((*found[1:], odd))._repr_html_()
-    data = re.search(r'<script type="application/json">(.*?)</script>', text, re.S)[1]
-    told = json.loads(data)
-    assert [p["mean"] for p in told[:2]] == [80.0, 70.0] and told[-1][
-        "built"
-    ] == odd.built
-    named = frontiers.Explorer(found, {"toy": "A toy"})._repr_html_()
-    assert {p["task"] for p in told} == {"toy"} and '"task": "A toy"' in named
-    assert {p["n"] for p in told} == {3} and len(told) == len(found)
-    rest = text.replace("http://www.w3.org/2000/svg", "")
-    assert not re.search(r"https?:|src=|@import|fetch\(|XMLHttp", rest)
-
-
 USED = """<script>
 const lists = document.querySelectorAll("select"), change = new Event("change");
 lists[1].value = "local"; lists[1].dispatchEvent(change);
@@ -119,25 +100,6 @@ lists[3].value = "2"; lists[1].value = "secagg"; lists[1].dispatchEvent(change);
 const few = document.querySelectorAll("g[role=img]").length;
 document.title = JSON.stringify([count, said, few]);
 </script>"""
-
-
-@pytest.mark.deep
-@pytest.mark.skipif(not browser.BROWSER, reason="NOT CHECKED: no Chromium on PATH")
-def test_the_figure_answers_in_a_browser(found, tmp_path):
-    "Trust and bits choose the points, and one that has the focus tells what it is."
-    wide = {"gaussian.local": 32.0, "topk": 20.0}
-    found = [replace(p, bits=wide.get(p.kind, p.bits)) for p in found]
-    page = f"<!doctype html>{frontiers.Explorer(tuple(found))._repr_html_()}{USED}"
-    (tmp_path / "page.html").write_text(page, encoding="utf-8")
-    with browser.served(tmp_path) as address:
-        shown = browser.dump(f"{address}/page.html", seconds=5)
-    title = html.unescape(re.search("<title>(.*?)</title>", shown, re.S)[1])
-    count, said, few = json.loads(title)
-    local = [p for p in found if p.trust == "local"]
-    assert count == len(local)
-    assert said.startswith(local[-1].label) and "n = 3" in said and "pm()" in said
-    fits = [p for p in found if p.bits <= 2 and p.trust != "central"]
-    assert few == len(fits) < len(found) - 1
 
 
 def test_the_numbers_of_home_are_those_of_the_records():
