@@ -5,7 +5,6 @@ tests/repository/test_readme.py` writes them anew.
 """
 
 import base64
-import json
 import math
 import re
 
@@ -21,40 +20,7 @@ INDEX = "nbs/index.ipynb"
 REFRESH = "run `PYTHONPATH=tests python tests/repository/test_readme.py`"
 
 
-INSTALLED = ROOT / "tests" / "repository" / "installed.json"
-MOST = 150e6  # bytes that `pip install dpcomm` may download beside PyTorch
-
-
-def megabytes(count: int) -> str:
-    return f"{count / 1e6:,.0f} MB"
-
-
-def sizes() -> figures.Table:
-    "What `.ci/installed` found: each installation, then each build of PyTorch."
-    rows, builds = {}, {}
-    for entry in json.loads(INSTALLED.read_text(encoding="utf-8")):
-        extra, how = entry["extra"], f"`{entry['command']}`"
-        words = f"`pip install -e '.[{extra}]'`" if extra else "`pip install -e .`"
-        sent, size = megabytes(entry["downloaded"]), megabytes(entry["bytes"])
-        largest = [
-            f"{name} {megabytes(size)}" for name, _, size in entry["largest"][:3]
-        ]
-        rows[extra] = (words, entry["packages"], sent, size, ", ".join(largest), how)
-        build, size = f"PyTorch {entry['torch']}", megabytes(entry["torch_bytes"])
-        builds[build] = (build, entry["torch_packages"], "", size, "", how)
-    header = (
-        "in addition to PyTorch",
-        "packages",
-        "downloaded",
-        "on disk",
-        "of which",
-        "by",
-    )
-    made = [tuple(map(str, row)) for row in (*rows.values(), *builds.values())]
-    return figures.Table(header, tuple(made))
-
-
-MADE = {"papers": lambda: claims.summary("nbs"), "sizes": sizes}
+MADE = {"papers": lambda: claims.summary("nbs")}
 
 
 def made(name: str) -> str:
@@ -124,14 +90,6 @@ def test_tables_are_the_results(readme, name):
     assert found == [made(name)], (
         f"the block `{name}` is not what the results say: {REFRESH}"
     )
-
-
-def test_an_installation_is_small_beside_pytorch():
-    for entry in json.loads(INSTALLED.read_text(encoding="utf-8")):
-        if not entry["extra"]:
-            assert entry["downloaded"] < MOST and entry["packages"] < 20
-            named = {name for name, *_ in entry["largest"]}
-            assert not named & {"matplotlib", "scikit-learn", "torchvision"}
 
 
 @pytest.mark.deep
