@@ -379,7 +379,7 @@ def test_the_noise_of_a_share_and_the_length_of_its_vector(monkeypatch):
         "skellam",
         lambda mu, shape, rng: asked.append(mu) or np.zeros(shape, np.int64),
     )
-    z = Ring(6).lift(m.shares(u, seed_tree(0, "shares")))
+    z = Ring(6).lift(m.words(u, seed_tree(0, "shares")))
     assert float(asked[0]) == pytest.approx((m.share / scale) ** 2) and m.share == 0.5
     assert np.linalg.norm(z, axis=1).max() <= rounded_norm(1 / scale, 60, m.beta)
     exact = (rotate(m.clip(u).double(), 0) / scale).numpy()
@@ -390,7 +390,7 @@ def test_the_noise_of_a_share_and_the_length_of_its_vector(monkeypatch):
 def test_the_law_of_a_share_at_the_grid():
     "A vector of zeros: nothing but Skellam noise in every rotated coordinate."
     m = Skellam(1.0, 1.0, 10, ring_bits=8)
-    z = Ring(8).lift(m.shares(torch.zeros(4000, 8), seed_tree(0, "zero"))).ravel()
+    z = Ring(8).lift(m.words(torch.zeros(4000, 8), seed_tree(0, "zero"))).ravel()
     mu = (m.share / m.step(8)) ** 2
     assert fits(z, mu, int(5 * math.sqrt(mu)) + 3) > ALARM
 
