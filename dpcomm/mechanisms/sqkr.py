@@ -85,8 +85,9 @@ INNER = 0.98  # the cube aimed at, of the bound
 
 def project(a: Tensor, frame: Frame, bound: float) -> Tensor:
     """Project on the cube of half-width `bound` and on representations of u in turn,
-    then cut; a is changed.
+    then cut.
     """
+    a = a.clone()
     for _ in range(PROJECTIONS):
         over = (a.abs().amax(1) > bound).nonzero()[:, 0]
         if not len(over):

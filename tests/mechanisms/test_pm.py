@@ -154,7 +154,8 @@ def test_scores_are_the_log_ratios_of_windows():
         scores = m.attack_scores("local", present, 2000, seed_tree(0, "play"))[
             "likelihood"
         ]
-        assert set(np.round(scores, 9)) <= {-6.0, -3.0, 0.0, 3.0, 6.0}
+        scores = np.round(scores, 9)
+        assert set(scores) <= {-6.0, -3.0, 0.0, 3.0, 6.0}
         assert low <= (scores == (6 if present else -6)).sum() <= high
     found = m.guarantee(rounds=6)
     assert found.eps == 36.0 and "exactly for messages" in found.note
