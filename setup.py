@@ -34,14 +34,14 @@ class BuildWithNotebooks(build_py):
             copy.write_text(json.dumps(page), encoding="utf-8")
 
 
-EXTRAS = "run dev flower pfl bench opacus tensorboard".split()
+EXTRAS = "run dev flower".split()
 PYTHONS = "3.11 3.12 3.13 3.14".split()
 
 
 def required(extra):
-    "What an extra asks for; where experiments are run, what runs ask for too."
+    "What an extra asks for; tests and pages need what runs need too."
     words = settings[f"{extra}_requirements"].split()
-    return required("run") + words if extra in ("dev", "bench", "opacus") else words
+    return required("run") + words if extra == "dev" else words
 
 
 setup(

@@ -20,7 +20,7 @@ try:
 except ImportError:
     _Postprocessor = _Callback = object
 
-from ..core.checks import check_number, not_installed, shown
+from ..core.checks import NotInstalled, check_number, shown
 from ..core.random import Insecure, derive, private_stream
 from ..core.vectors import flatten, unflatten
 from ..core.wire import parse_message
@@ -64,7 +64,7 @@ class Private(_AnyPostprocessor):
         seed: int | None = None,  # None: fresh noise; in tests: the same noise again
     ):
         if _Postprocessor is object:
-            raise not_installed("pfl", "pfl")
+            raise NotInstalled("pfl is not installed here: `pip install pfl==0.6.0`")
         if why := obstacle(mechanism):
             raise ValueError(
                 f"mechanism is {shown(mechanism.name)}, which {why}; use another"

@@ -32,7 +32,7 @@ NAMED = {
     "distributed": {"distributed", "dask"},
 }
 # Packages that an extra brings because another one of it needs them.
-BROUGHT = {"run": {"IPython", "PIL"}, "bench": {"ray"}}
+BROUGHT = {"run": {"IPython", "PIL"}}
 
 
 def wanted(extra: str = "") -> set[str]:
