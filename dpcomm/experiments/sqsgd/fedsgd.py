@@ -284,9 +284,11 @@ def gathered(mechanism, memory) -> dict:
 
 
 def with_memory(outcome, task, done, cell: str) -> dict:
-    final = outcome["final"] | gathered(task.mechanism, done.memory)
+    "Accuracy, and what is gathered; only the whole run has an epsilon."
+    history = [at | {"eps": None} for at in done.history]
+    final = history[-1] | gathered(task.mechanism, done.memory)
     cells = {cell: [final["accuracy"], "percent"]}
-    return outcome | dict(final=final, cells=cells)
+    return outcome | dict(final=final, history=history, cells=cells)
 
 # %% ../../../nbs/sqsgd/fedsgd.ipynb #005540bf
 def listed(c: Comparison, minutes: float, memory: float = 1.0) -> list:
