@@ -324,7 +324,18 @@ def gaussian_eps(sigma: float, delta: float, rounds: int = 1) -> float:
 
 # %% ../../nbs/foundations/accounting.ipynb #635fd350
 COMPOSED = 1e-2, 1e12  # noise multipliers whose losses are composed
+MOST_COMPOSED = 2**40  # rounds; of more, the rounding of a loss may cost any epsilon
 PLAIN = 1e-15, 10**6, 1e-2  # from this delta on, up to these rounds, above this epsilon
+
+
+def _one_less_and_one_more(eps, sigma, delta, q, rounds):
+    "The smaller of an epsilon of swaps and what two steps of add-remove prove. [eq-group]"
+    while (least := delta / (1 + math.exp(min(eps / 2, 700)))) >= 1e-100:
+        half = _pld_eps(sigma, least, q, rounds, "add-remove", True)
+        if not 2 * half < 0.999 * eps:
+            break
+        eps = 2 * half
+    return eps
 
 
 @functools.lru_cache(64)
@@ -336,11 +347,14 @@ def _pld_eps(sigma, delta, q, rounds, relation, hidden):
     if q == 1:
         return gaussian_eps(sigma / far, delta, rounds)
     found = math.inf
-    if COMPOSED[0] <= sigma <= COMPOSED[1] and q > 0 and delta >= 1e-100:
+    usual = COMPOSED[0] <= sigma <= COMPOSED[1] and delta >= 1e-100
+    if usual and q > 0 and rounds <= MOST_COMPOSED:
         args = (max(q, 1e-12), relation, "poisson", None)
         pairs = gaussian_pairs(1 / sigma, *args) if hidden else ()
         pairs = pairs or seen_pairs(far / sigma, args[0], None)
         found = max(upper_end([(pair, rounds)], delta) for pair in pairs)
+        if hidden and far == 2:
+            found = _one_less_and_one_more(found, sigma, delta, q, rounds)
     if delta >= PLAIN[0] and rounds <= PLAIN[1] and PLAIN[2] < found < math.inf:
         return found
     rate = q if hidden and far == 1 else 1.0
@@ -506,7 +520,7 @@ def pure_guarantee(
     check_choice("accountant", accountant, PURE_ACCOUNTANTS)
     total, told = rounds * eps, dict(accountant="pure", note=note)
     low, high = COMPOSED_PURE
-    composed = accountant == "pld" and rounds > 1 and delta >= 1e-100
+    composed = accountant == "pld" and 1 < rounds <= MOST_COMPOSED and delta >= 1e-100
     if composed and low <= eps <= high:
         found = _pure_eps(eps, rounds, float(delta))
         if found < total:

@@ -8,7 +8,6 @@ __all__ = ['Audit', 'refutes', 'enumerated_eps', 'distinguish', 'audit_play', 'J
 # %% ../../nbs/foundations/audit.ipynb #057ccf77
 from dataclasses import dataclass
 from itertools import product
-from typing import Protocol
 
 import numpy as np
 from scipy.special import betaincinv
@@ -22,7 +21,7 @@ from dpcomm.core.checks import (
     shown,
 )
 from .guarantee import Guarantee
-from .hypothesis_tests import profile_of_pure
+from .hypothesis_tests import check_pmfs, profile_of_pure
 
 # %% ../../nbs/foundations/audit.ipynb #42660574
 @dataclass(frozen=True)
@@ -69,23 +68,6 @@ def refutes(audit: Audit, guarantee: Guarantee) -> bool:
     return audit.eps > guarantee.eps * (1 + 1e-9)
 
 # %% ../../nbs/foundations/audit.ipynb #05c8bd15
-def _check_pmfs(p, q):
-    "Two distributions on one list of outcomes as flat float arrays, or a ValueError."
-    p, q = (
-        check_reals("p", p, "[0, inf]").ravel(),
-        check_reals("q", q, "[0, inf]").ravel(),
-    )
-    if p.size != q.size:
-        raise ValueError(
-            f"p and q hold {p.size} and {q.size} outcomes; they must be distributions"
-            " over the same outcomes: give impossible outcomes probability 0"
-        )
-    for name, total in (("p", p.sum()), ("q", q.sum())):
-        if not abs(total - 1) < 1e-6:
-            raise ValueError(f"sum of {name} is {total:g}; it must be 1: normalise it")
-    return p, q
-
-
 def _prefix_eps(p, q, delta):
     "Largest log((P[S] - delta) / Q[S]) over prefixes, >= 0. [Neyman & Pearson 1933]"
     ratio = np.divide(p, q, out=np.full_like(p, np.inf), where=q > 0)
@@ -106,14 +88,14 @@ def enumerated_eps(p, q, delta: float) -> tuple:
     delta: in [0, 1).
     Returns: (forward, reverse) epsilon, exact, in [0, inf]; arithmetic only.
     """
-    p, q = _check_pmfs(p, q)
+    p, q = check_pmfs(p, q)
     check_number("delta", delta, "[0, 1)")
     return _prefix_eps(p, q, delta), _prefix_eps(q, p, delta)
 
 # %% ../../nbs/foundations/audit.ipynb #40aebc35
 def enumerated_delta(p, q, eps: float) -> tuple:
     "Exact (forward, reverse) delta of listed distributions. [Balle & Wang 2018, Thm. 5]"
-    p, q = _check_pmfs(p, q)
+    p, q = check_pmfs(p, q)
     growth = np.exp(check_number("eps", eps, "[0, inf)"))
     forward, reverse = np.maximum(p - growth * q, 0), np.maximum(q - growth * p, 0)
     return float(forward.sum()), float(reverse.sum())
@@ -171,16 +153,6 @@ def _check_scores(scores):
     return scores
 
 
-def _check_directions(directions):
-    "One or both of the directions as a list, or a ValueError."
-    if not isinstance(directions, (list, tuple)) or not directions:
-        raise ValueError(
-            f"directions is {shown(directions)}; it must be a list of 'forward',"
-            " 'reverse' or both: leave it out to try both"
-        )
-    return [check_choice("directions", one, DIRECTIONS) for one in directions]
-
-
 def _oriented(present, absent, attack, direction, sign):
     "(alternative, null) scores of one attack, large where the null is rejected."
     hot, cold = (present, absent) if direction == "forward" else (absent, present)
@@ -201,7 +173,8 @@ def distinguish(
     """
     check_number("delta", delta, "[0, 1)")
     check_number("alarm", alarm, ALARM)
-    directions = _check_directions(directions)
+    for one in directions:
+        check_choice("directions", one, DIRECTIONS)
     here, there = (
         [{name: x[i::2] for name, x in _check_scores(world).items()} for i in (0, 1)]
         for world in (present, absent)
@@ -224,24 +197,6 @@ def ceiling(trials: int, delta: float, alarm: float = 1e-6) -> float:
     check_number("delta", delta, "[0, 1)")
     check_number("alarm", alarm, ALARM)
     return float(_eps_bound(n, n, 0, n, delta, alarm))
-
-# %% ../../nbs/foundations/audit.ipynb #6eeea66a
-class Game(Protocol):
-    "The audit's view of a mechanism: its relations, its guarantee, and its own game."
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def relations(self) -> dict: ...
-
-    def guarantee(self, rounds: int, delta: float, **release) -> Guarantee: ...
-
-    def attack_scores(
-        self, relation: str, present: bool, n: int, rng, rounds: int = 1, **release
-    ) -> dict: ...
-
-    def privacy_profile(self, relation: str, eps, **release) -> np.ndarray: ...
 
 # %% ../../nbs/foundations/audit.ipynb #6eeea66f
 def _check_relation(mechanism, relation):
@@ -270,7 +225,7 @@ def _both_worlds(mechanism, relation, trials, rng, play):
 
 
 def audit_play(
-    mechanism: Game,
+    mechanism,
     relation: str,
     trials: int,
     delta: float,
@@ -306,11 +261,6 @@ LAMBDAS = np.geomspace(1e-7, 60, 120)  # exponents tried; any list is valid
 LARGEST_EPS = 100.0  # no play sees a larger epsilon
 
 
-def _plays(name, n):
-    "Plays of one world as a float, or a ValueError."
-    return float(check_number(name, n, f"[1, {2**53}]"))
-
-
 def count_pvalue(caught, n: float, false, m: float, eps, delta) -> np.ndarray:
     """How surprising two counts are for an (eps, delta)-private mechanism.
     [this page, Thm. counts]
@@ -318,16 +268,8 @@ def count_pvalue(caught, n: float, false, m: float, eps, delta) -> np.ndarray:
     caught of n plays with the client, and false of m without, fall into the set. For a
     true claim the value is at most a with probability at most a.
     """
-    n, m = _plays("n", n), _plays("m", m)
-    x, y = (
-        check_reals("caught", caught, f"[0, {n}]"),
-        check_reals("false", false, f"[0, {m}]"),
-    )
-    eps, delta = (
-        check_reals("eps", eps, f"[0, {LARGEST_EPS}]"),
-        check_reals("delta", delta, "[0, 1]"),
-    )
-    x, y, eps, delta = (a[..., None] for a in np.broadcast_arrays(x, y, eps, delta))
+    counts = np.broadcast_arrays(caught, false, eps, delta)
+    x, y, eps, delta = (np.asarray(a, float)[..., None] for a in counts)
     E, a = np.exp(eps), np.expm1(LAMBDAS)
     b = np.expm1(-LAMBDAS * E * n / m)
     q = -(n * a * E + m * b * (1 + delta * a)) / ((n + m) * a * b * E)
@@ -423,23 +365,6 @@ def _select_tests(here, there, eps, delta):
                 best[test[1], band] = distance, test, cut, claim
     return [chosen for _, *chosen in best.values()]
 
-
-def _check_claims(claims):
-    "A claimed curve as two float arrays of one shape, or a ValueError."
-    if not hasattr(claims, "__len__") or len(claims) != 2:
-        raise ValueError(
-            f"claims is {shown(claims)}; it must be a pair of arrays, eps and delta:"
-            " pass audit.claims(mechanism, relation)"
-        )
-    eps = np.atleast_1d(check_reals("claims, eps,", claims[0], f"[0, {LARGEST_EPS}]"))
-    delta = np.atleast_1d(check_reals("claims, delta,", claims[1], "[0, inf]"))
-    if eps.shape != delta.shape:
-        raise ValueError(
-            f"claims has eps of shape {eps.shape} and delta of shape {delta.shape};"
-            " the shapes must be equal: pass audit.claims(mechanism, relation)"
-        )
-    return eps, delta
-
 # %% ../../nbs/foundations/audit.ipynb #1347c6db
 def _count_test(hot, cold, cut, eps, delta, tests):
     "(p-value, eps, delta, caught, false) of one of several tests, Bonferroni."
@@ -458,7 +383,7 @@ def judge(present, absent, claims, alarm: float = 1e-6) -> Judgement:
     alarm: probability that a true claim is refuted, in (0, 1).
     """
     check_number("alarm", alarm, ALARM)
-    eps, delta = _check_claims(claims)
+    eps, delta = (np.atleast_1d(np.asarray(x, float)) for x in claims)
     (here, here_left), (there, there_left) = _split_plays(present), _split_plays(absent)
     tests, found = _select_tests(here, there, eps, delta), []
     for test, cut, k in tests:
@@ -488,11 +413,6 @@ def claims(mechanism, relation: str, deltas=DELTAS, **arguments) -> tuple:
     Returns: (eps, delta), arrays: everything claimed of one release at once.
     """
     _check_relation(mechanism, relation)
-    if not hasattr(deltas, "__len__") or isinstance(deltas, str):
-        raise ValueError(
-            f"deltas is {shown(deltas)}; it must be a list of numbers in (0, 1): leave"
-            " it out to use the default"
-        )
     play, release = _game_arguments(mechanism, relation, arguments)
     points = [(EPS, mechanism.privacy_profile(relation, EPS, **play))]
     stated = [mechanism.guarantee(rounds=1, delta=delta, **release) for delta in deltas]

@@ -7,15 +7,15 @@ __all__ = ['detectable_noise_factor', 'Case', 'cases']
 
 # %% ../../nbs/foundations/audit_cases.ipynb #auc00003
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
-from ..core.checks import check_between, check_number, check_reals, shown
+from ..core.checks import shown
 from dpcomm.privacy.audit import (
     DELTAS,
     EPS,
     LARGEST_EPS,
-    Game,
     Judgement,
     _both_worlds,
     _check_relation,
@@ -90,26 +90,12 @@ NOISE_FACTORS = (
 )
 
 
-def _check_power(delta, trials, deviations):
-    "The claimed curve as floats, or a ValueError for what no power is computed of."
-    check_between("trials", trials, 1, 2**32)
-    check_number("deviations", deviations, "[0, 100]")
-    delta = check_reals("delta", delta, "[0, inf]")
-    if delta.shape != EPS.shape:
-        raise ValueError(
-            f"delta has shape {delta.shape}; it must be {EPS.shape}: pass the curve at"
-            " audit.EPS"
-        )
-    return delta
-
-
 def detection_pvalue(true_curve, delta, trials: int, deviations: float = 1.8) -> float:
     """The p-value that about nine audits in ten fall below, by a normal approximation.
 
     true_curve: eps -> delta that holds. delta: claimed at EPS. deviations: std by which
     both counts are unlucky.
     """
-    delta = _check_power(delta, trials, deviations)
     E, further, n = np.exp(EPS), EPS + 1e-3, max(1, int(0.75 * trials))
     here, there = true_curve(EPS), true_curve(further)
     false = np.clip(-(there - here) / (np.exp(further) - E), 0, 1 / E)
@@ -169,7 +155,7 @@ class Case:
     most: plays of each world that are worth their time.
     """
 
-    mechanism: Game
+    mechanism: Any
     relation: str
     arguments: dict
     most: int

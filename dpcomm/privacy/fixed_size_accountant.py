@@ -23,6 +23,7 @@ from dpcomm.core.checks import (
 )
 from dpcomm.privacy.accounting import (
     INTEGER_ORDERS,
+    MOST_COMPOSED,
     ORDERS,
     TOP_ORDER,
     _usual_curve,
@@ -33,10 +34,11 @@ from dpcomm.privacy.accounting import (
     guarantee_from_rdp,
     rdp_gaussian,
     rdp_subsampled_gaussian,
-    rdp_to_delta,
     rdp_to_eps,
 )
+from .composition import upper_end
 from .guarantee import Guarantee
+from .pairs import gaussian_pairs
 
 # %% ../../nbs/fltop/privacy.ipynb #b15bc665
 def _check_rate(name, value):
@@ -187,75 +189,15 @@ def fixed_size_rdp(
     both = np.logaddexp((orders - 1) * one_sided, extra) / (orders - 1)
     return np.minimum(both, everyone)
 
-# %% ../../nbs/fltop/privacy.ipynb #6452546d
-HALF_GRID = 2**16  # grid points on each side of a privacy loss of zero
-
-
-def _connect_the_dots(sigma, q, k, step):
-    "Masses of N(0) mixed with N(2) at losses k step, rounded up; tails of both laws."
-    y = k * step
-    with np.errstate(divide="ignore", invalid="ignore"):
-        x = 1 + sigma**2 / 2 * np.log(np.maximum(1 + np.expm1(y) / q, 0))
-    null, full = ndtr(-x / sigma), ndtr((2 - x) / sigma)
-    mixed = (1 - q) * null + q * full
-    a, b = -np.diff(mixed), -np.diff(null)
-    right = np.clip((a - b * np.exp(y[:-1])) / -math.expm1(-step), 0, a)
-    mass = np.append(a - right, 0) + np.append(0, right)
-    above, below = (mixed[-1], null[-1]), (1 - mixed[0], 1 - null[0])
-    return mass, above, below
-
-# %% ../../nbs/fltop/privacy.ipynb #35bc12c1
-def _loss_grids(sigma, q, step, relation):
-    "Circular grids of privacy losses, one a direction, each with the mass at infinity."
-    reach = (2 + 19 * sigma) / sigma**2
-    top = min(
-        int((reach + np.log(q + (1 - q) * np.exp(-reach))) / step) + 1, HALF_GRID - 1
-    )
-    bottom = 0  # where both directions share a grid
-    if relation != "replace":
-        bottom = max(int(np.log1p(-q) / step) - 1 if q < 1 else -top, -top)
-    k, grid = np.arange(bottom, top + 1), np.zeros(2 * HALF_GRID)
-    mass, above, below = _connect_the_dots(sigma, q, k, step)
-    forward, back = grid.copy(), grid.copy()
-    forward[k], back[-k] = mass, mass * np.exp(-k * step)
-    back[-top] += above[1]
-    if relation != "replace":
-        forward[bottom] += below[0]
-        return [(forward, above[0]), (back, below[1])]
-    both = forward + back
-    both[0] += 1 - both.sum() - above[0]
-    return [(both, above[0])]
-
-# %% ../../nbs/fltop/privacy.ipynb #ca2db9c2
-ROUNDING = 1e-12  # more than float64 transforms lose of a total mass of one
-
-
-def _smallest_eps(grid, infinite, rounds, delta, step):
-    "First grid point where the composed hockey-stick divergence is at most delta."
-    loss = np.arange(HALF_GRID) * step
-    total = np.fft.irfft(np.fft.rfft(grid) ** rounds, 2 * HALF_GRID)[:HALF_GRID]
-    above, weighted = (np.cumsum(p[::-1])[::-1] for p in (total, total * np.exp(-loss)))
-    revealed = np.expm1(rounds * np.log1p(-infinite))
-    fine = above - np.exp(loss) * weighted - revealed <= delta
-    return loss[fine.argmax()] if fine.any() else math.inf
-
-
+# %% ../../nbs/fltop/privacy.ipynb #fixedpld
 def _fixed_pld_eps(sigma, q, rounds, delta, relation):
     "Epsilon by composed privacy losses, never above the Rényi value."
     curve = rounds * fixed_size_rdp(sigma, q, ORDERS, relation)
     eps = rdp_to_eps(ORDERS, curve, delta, "balle")[0]
-    # losses beyond the span are rarer than delta / 10,000; they may wrap around
-    span = min(rdp_to_eps(ORDERS, curve, 1e-4 * delta)[0], 600)
-    left = delta - rdp_to_delta(ORDERS, curve, span)[0] - ROUNDING
-    if left <= 0:
+    if rounds > MOST_COMPOSED or delta < 1e-100:
         return eps
-    step = span / HALF_GRID
-    kind = "add-remove" if relation == "add-remove" else "replace"
-    found = [
-        _smallest_eps(grid, infinite, rounds, left, step)
-        for grid, infinite in _loss_grids(sigma, q, step, kind)
-    ]
-    return min(eps, max(found))
+    pairs = gaussian_pairs(1 / sigma, q, relation, "fixed", None)
+    return min(eps, max(upper_end([(pair, rounds)], delta) for pair in pairs))
 
 # %% ../../nbs/fltop/privacy.ipynb #914e5103
 FIXED_ACCOUNTANTS = ("pld", "rdp-balle", "rdp-classic", "wang-balle", "wang-classic")
@@ -363,44 +305,6 @@ def known_cohort_epsilon(
         rounds=max(participations, 1),
         note=f"{told} counts",
     )
-
-# %% ../../nbs/fltop/privacy.ipynb #3df69d43
-def vote_epsilon(
-    vote_sigma: float,
-    delta: float,
-    vote_q: float = 1.0,
-    sigma: float = None,
-    q: float = 1.0,
-    rounds: int = 1,
-    conversion: str = "classic",
-) -> Guarantee:
-    """Epsilon of the private vote on the support and the training. [FL-TOP sec. 3.2.3]
-
-    vote_sigma: noise std of the summed votes over sqrt(K). vote_q, q: probability to
-    take part in the vote, and in a round of training. sigma: of the training; None: no
-    training.
-    """
-    curve = _usual_curve(vote_sigma, _check_rate("vote_q", vote_q))
-    if sigma is not None:
-        curve = curve + compose(_usual_curve(sigma, _check_rate("q", q)), rounds)
-    return guarantee_from_rdp(
-        ORDERS,
-        curve,
-        delta,
-        conversion,
-        unit="client",
-        relation="add-remove",
-        sampling="poisson",
-        scope="total",
-        trust="central",
-        note="one vote on the support"
-        + (", then training" if sigma is not None else ""),
-    )
-
-# %% ../../nbs/fltop/privacy.ipynb #3bab4a89
-def vote_sigma(eps: float, delta: float, **run) -> float:
-    "Least noise of a vote that keeps eps; run: as of vote_epsilon. [FL-TOP sec. 3.2.3]"
-    return calibrate(lambda s: vote_epsilon(s, delta, **run), eps, 0.05, 1e4)
 
 # %% ../../nbs/fltop/privacy.ipynb #4c60dd97
 def vote_recall(n: int, K: int, voters: int, vote_sigma: float) -> float:

@@ -142,6 +142,7 @@ MIXTURE = "page dprec/theorem, Prop. H"
 HIDDEN = "page dprec/theorem, Props. L and N; page pairs, Prop. replacement"
 SWAPPED = "Balle, Barthe & Gaboardi 2018, Thm. 2; page pairs, eq. swap"
 AGAIN = "page pairs, Prop. replacement"
+ZEROED = "page pairs, Prop. zeroed"
 SEEN = "page pairs: a mixture whose part is seen"
 CLONES = "page shuffling, Prop. clones"
 _EVERY = ("add-remove", "zero-out", "replace", "local")
@@ -155,7 +156,7 @@ PROVED = {  # (trust, sampling) -> relation -> theorem that covers it
         "local": SWAPPED,
         "poisson-null": MIXTURE,
     },
-    ("central", "fixed"): dict.fromkeys(_EVERY, FIXED_SIZE),
+    ("central", "fixed"): dict.fromkeys(_EVERY, FIXED_SIZE) | {"zero-out": ZEROED},
     ("central", "replacement"): {
         "null-slot": MIXTURE,
         "replace": HIDDEN,

@@ -73,26 +73,36 @@ class Losses:
 
 # %% ../../nbs/foundations/losses.ipynb #02d9925e
 def gaussian_losses(
-    sigma: float,
+    sigma: float | tuple,
     q: float = 1.0,
     relation: str = "add-remove",
     sampling: str = "none",
     draws: int = None,
     trust: str = "central",
+    group: int = 1,
     **about,
 ) -> Losses:
-    """A Gaussian sum. [Zhu, Dong & Wang 2022, Thm. 11; page fltop/privacy, Props. B and C]
+    """A Gaussian sum, or several sums over one cohort.
+    [Zhu, Dong & Wang 2022, Thm. 11; page fltop/privacy, Props. B and C]
 
-    sigma: noise std of the sum / clip, in [1e-2, 1e12].
+    sigma: noise std of the sum / clip, in [1e-2, 1e12]; a tuple: of several sums that are
+        released over one and the same draw of the cohort.
     q: chance to take part, in (0, 1]; 1 without sampling.
     relation: a name in EVERY; in SEEN unless trust is central.
     sampling: a name in SAMPLINGS.
     draws: seats of a cohort drawn with replacement, >= 1.
     trust: secagg and local: the server sees who takes part.
+    group: clients that are protected together, such as the devices of one person, in
+        1..100; without a draw, or of a Poisson one for add-remove and zero-out.
     about: name, unit, note, premises of the `Losses`.
-    Returns: Losses of one noisy sum.
+    Returns: Losses of one release.
     """
-    sigma = float(check_number("sigma", sigma, "[1e-2, 1e12]"))
+    several = sigma if isinstance(sigma, (tuple, list)) else (sigma,)
+    stds = [float(check_number("sigma", one, "[1e-2, 1e12]")) for one in several]
+    # sums over one cohort are one sum of as many coordinates as they have together
+    sigma = stds[0] if len(stds) == 1 else sum(s**-2 for s in stds) ** -0.5
+    sigma = float(check_number("sigma of all sums together", sigma, "[1e-2, 1e12]"))
+    group = int(check_between("group", group, 1, 100))
     check_choice("sampling", sampling, SAMPLINGS)
     check_choice("trust", trust, NORMAL)
     q = float(check_number("q", q, "[1e-12, 1]" if sampling != "none" else "[1, 1]"))
@@ -106,19 +116,29 @@ def gaussian_losses(
         )
     far = 2.0 if relation in SWAPS else 1.0
     hidden = trust == "central" or sampling == "none"
+    coins = sampling == "poisson" and (far == 1 or not hidden)
+    if group > 1 and not (coins or sampling == "none"):
+        raise ValueError(
+            f"group is {group}; with sampling = {shown(sampling)} and relation ="
+            f" {shown(relation)} no pair of a group is proved: use 'poisson' with"
+            " 'add-remove' or 'zero-out', or 'none' with the rounds that a client is in"
+        )
     if hidden:
-        pairs = gaussian_pairs(1 / sigma, q, relation, sampling, draws)
+        pairs = gaussian_pairs(1 / sigma, q, relation, sampling, draws, group)
     else:
-        pairs = seen_pairs(far / sigma, q, draws)
+        pairs = seen_pairs(far / sigma, q, draws, group)
 
     def renyi(orders):
         if sampling == "fixed":
             like = "replace" if relation == "local" else relation
             return fixed_size_rdp(sigma, q, orders, like)
-        return rdp_subsampled_gaussian(orders, sigma / far, q)
+        return rdp_subsampled_gaussian(orders, sigma / far / group, q)
 
     proved = hidden and (sampling, far) != ("poisson", 2.0) and draws is None
+    proved = proved and (group == 1 or sampling == "none")
     names = dict(name="gaussian", relation=relation, sampling=sampling, q=q)
+    if group > 1:
+        names["note"] = f"holds for any {group} clients together"
     curve = renyi if proved else None
     return Losses(pairs=pairs, renyi=curve, trust=trust, **names | about)
 
@@ -248,6 +268,9 @@ def _about(releases):
     sampled = [r.q for r, _ in releases if r.sampling != "none"]
     parts = ", ".join(f"{rounds:,} x {r.name}" for r, rounds in releases[:6])
     notes = [parts + ", ..." * (len(releases) > 6), *(r.note for r, _ in releases)]
+    notes += ["each release draws its cohort anew"] * (
+        bool(sampled) and len(releases) > 1
+    )
     order = list(TRUSTS)
     _one_of(releases, "trust", ("shuffler", "secagg"))  # neither makes the other
     return dict(
@@ -297,6 +320,10 @@ def _by_renyi(releases, delta, about, why):
 
 def compose(releases, delta: float) -> Bracket:
     """Compose different releases into one guarantee. [page pairs, Props. up, down and circle]
+
+    Every release draws its cohort anew. Sums over one cohort, such as norms or counts
+    beside an update, are *one* release, `gaussian_losses((sigma, other), ...)`: listed
+    as two they may cost twice what is stated.
 
     releases: list of (Losses, rounds), the number of releases of each, >= 1.
     delta: delta of the whole list, in [1e-100, 1).

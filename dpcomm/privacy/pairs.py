@@ -6,6 +6,7 @@
 __all__ = ['Seen']
 
 # %% ../../nbs/foundations/pairs.ipynb #pr000004
+import functools
 import math
 from dataclasses import dataclass
 
@@ -33,25 +34,48 @@ class _Normal:
 # %% ../../nbs/foundations/pairs.ipynb #65c0ed2b
 @dataclass(frozen=True)
 class _Sampled:
-    "(1 - q) N(0, 1) + q N(mu, 1) against N(0, 1). [Zhu, Dong & Wang 2022, Thm. 11]"
+    """N(0, 1) moved by mu for each client of a group that takes part, against N(0, 1).
+    [Zhu, Dong & Wang 2022, Thm. 11; Ganesh 2024]
+    """
 
     mu: float
     q: float  # in (0, 1)
+    group: int = 1
     top = math.inf
 
+    @property
+    def bottom(self):
+        return self.group * math.log1p(-self.q)
+
     def tails(self, y):
-        mu, stay, join = self.mu, math.log1p(-self.q), math.log(self.q)
-        y = np.maximum(y, stay)
-        with np.errstate(divide="ignore"):
-            x = (y + np.log(-np.expm1(stay - y)) - join) / mu + mu / 2
+        j = np.arange(self.group + 1)
+        ways = np.log([float(math.comb(self.group, i)) for i in j])
+        log_w = ways + j * math.log(self.q) + (self.group - j) * math.log1p(-self.q)
+        x, far = self._outcome(np.maximum(y, self.bottom), log_w), j[:, None] * self.mu
         above, below = (
-            np.logaddexp(stay + log_ndtr(-s * x), join + log_ndtr(s * (mu - x)))
+            np.logaddexp.reduce(log_w[:, None] + log_ndtr(s * (far - x)))
             for s in (1, -1)
         )
         return above, log_ndtr(-x), below, log_ndtr(x)
 
+    def _outcome(self, y, log_w):
+        "The outcome whose loss is y: of one client in closed form, else by bisection."
+        mu, j = self.mu, np.arange(1, self.group + 1)[:, None]
+        with np.errstate(divide="ignore"):
+            rest = y + np.log(-np.expm1(self.bottom - y))
+        alone = (rest - log_w[1:, None]) / (j * mu) + j * mu / 2
+        if self.group == 1:
+            return alone[0]
+        high, low = alone.min(0), (alone - math.log(self.group) / (j * mu)).min(0)
+        for _ in range(64):
+            x = (low + high) / 2
+            terms = log_w[1:, None] + j * mu * (x - j * mu / 2)
+            over = np.logaddexp.reduce(terms) > rest
+            low, high = np.where(over, low, x), np.where(over, x, high)
+        return high
+
     def anchor(self, step):
-        mean = math.log1p(-self.q)
+        mean = self.bottom
         for _ in range(2):
             _, _, p, q = self.tails(np.array([mean + step / 2]))
             mean = float(p[0] - q[0]) if q[0] > -np.inf else mean
@@ -66,14 +90,19 @@ class _Swapped:
 
     @property
     def top(self):
-        return -math.log1p(-self.pair.q)
+        return -self.pair.bottom
 
     def tails(self, y):
         p_above, q_above, p_below, q_below = self.pair.tails(-y)
         return q_below, p_below, q_above, p_above
 
+    @property
+    def units(self):
+        return getattr(self.pair, "units", 8)
+
     def anchor(self, step):
-        return self.pair.anchor(step) + step / 500
+        at = self.pair.anchor(step)
+        return at and at + step / 500
 
 # %% ../../nbs/foundations/pairs.ipynb #3ebe6b3b
 @dataclass(frozen=True)
@@ -146,6 +175,87 @@ class _Swap:
     def anchor(self, step):
         return 0.0
 
+# %% ../../nbs/foundations/pairs.ipynb #zer00001
+POINTS = 500  # of a standard deviation of the loss
+ZEROED = (
+    1e-3,
+    10.0,
+)  # clips over the std at which the pair of a silenced client is built
+REVEALED = -300.0  # log of a delta beyond which a loss is counted as infinite
+
+
+def _log_delta(mu, eps):
+    "Log of the curve of two normal distributions mu apart."
+    p, q = log_ndtr(mu / 2 - eps / mu), log_ndtr(-mu / 2 - eps / mu)
+    return p + np.log(-np.expm1(np.minimum(eps + q - p, 0)))
+
+
+def _hull(a, delta):
+    "Corners of the largest convex function below the points (a, delta)."
+    kept = []
+    for i in range(len(a)):
+        while len(kept) > 1:
+            first, last = kept[-2:]
+            rise = (delta[i] - delta[first]) * (a[last] - a[first])
+            if (delta[last] - delta[first]) * (a[i] - a[first]) < rise:
+                break
+            kept.pop()
+        kept.append(i)
+    return np.array(kept)
+
+
+def _chords(y, log_delta):
+    "Losses at the corners of a convex bound; its tails between them, above the null's."
+    seen = log_delta > REVEALED
+    a, delta = np.exp(y[seen]), np.exp(log_delta[seen])
+    if (np.diff(np.diff(delta) / np.diff(a)) < 0).any():
+        corners = _hull(a, delta)
+        a, delta = a[corners], delta[corners]
+    null = np.append(-np.diff(delta) / np.diff(a), 0.0)
+    return np.log(a), delta + a * null, null
+
+
+@functools.lru_cache(64)
+def _zeroed_tails(mu, q):
+    "Losses of a client silenced in a fixed cohort, and logs of four tails between them."
+    far = 2 * mu * mu + 50 * mu
+    eps = np.linspace(0, far, 2 + int(far / mu * POINTS))
+    y, one, two = (
+        np.log1p(q * np.expm1(eps)),
+        _log_delta(mu, eps),
+        _log_delta(2 * mu, eps),
+    )
+    b = np.exp(y - eps)
+    with np.errstate(divide="ignore"):
+        mixed = np.logaddexp(np.log(np.maximum(1 - b, 0)) + two, np.log(b) + one)
+        up, p, null = _chords(y, math.log(q) + mixed)
+        down, null_back, p_back = _chords(y, math.log(q) + one)
+        below = np.append(p_back[::-1], 1 - p), np.append(null_back[::-1], 1 - null)
+        above = np.append(1 - p_back[::-1], p), np.append(1 - null_back[::-1], null)
+        return np.append(-down[:0:-1], up), tuple(map(np.log, above + below))
+
+
+@dataclass(frozen=True)
+class _Zeroed:
+    "A client silenced in a cohort of fixed size. [this page, Prop. zeroed]"
+
+    mu: float  # one clip over the std, in ZEROED
+    q: float  # in (0, 1)
+    top = math.inf
+    bottom = -math.inf
+
+    @property
+    def units(self):
+        return 64 + 4096 / self.mu  # a tail is a difference over a 500th of a std
+
+    def tails(self, y):
+        loss, tails = _zeroed_tails(self.mu, self.q)
+        at = np.searchsorted(loss, y, side="right")
+        return tuple(tail[at] for tail in tails)
+
+    def anchor(self, step):
+        return 0.0
+
 # %% ../../nbs/foundations/pairs.ipynb #9d177770
 class Listed:
     "Two distributions over a list of outcomes, (n,): the client's, the neighbour's."
@@ -197,20 +307,25 @@ def _often(q, draws):
 
 
 def gaussian_pairs(
-    mu: float, q: float, relation: str, sampling: str, draws: int
+    mu: float, q: float, relation: str, sampling: str, draws: int, group: int = 1
 ) -> tuple:
     """Pairs of a noisy sum whose cohort nobody sees. [this page; page fltop/privacy]
 
     mu: one clip over the noise's std. draws: places of a cohort drawn with replacement,
-    or None. Returns one pair a direction, or one for both.
+    or None. group: clients that are neighbours at once, without a draw or of a Poisson
+    one. Returns one pair a direction, or one for both.
     """
     swap, fixed = relation in SWAPS, sampling != "poisson"
     if q == 1 and sampling != "replacement":
-        return (_Normal((1 + (swap or sampling == "fixed")) * mu),)
+        moved = 2 if swap or (sampling == "fixed" and relation != "zero-out") else 1
+        return (_Normal(moved * group * mu),)
     if swap and not fixed:
         return (_TwoSided(_Swap(mu, q)),)
+    if sampling == "fixed" and relation == "zero-out" and ZEROED[0] <= mu <= ZEROED[1]:
+        pair = _Zeroed(mu, q)
+        return pair, _Swapped(pair)
     if sampling != "replacement":
-        pair = _Sampled((1 + fixed) * mu, q)
+        pair = _Sampled((1 + fixed) * mu, q, group)
         back = _Swapped(pair)
     else:
         often, rest = _often(q, draws)
@@ -222,14 +337,18 @@ def gaussian_pairs(
     return (_TwoSided(pair),) if fixed and relation != "add-remove" else (pair, back)
 
 
-def seen_pairs(mu: float, q: float, draws: int) -> tuple:
-    "The pair of a noisy sum whose cohort is seen; mu and draws as above. [this page]"
+def seen_pairs(mu: float, q: float, draws: int, group: int = 1) -> tuple:
+    "The pair of a noisy sum whose cohort is seen; arguments as above. [this page]"
     if q == 1 and draws is None:
-        return (_Normal(mu),)
+        return (_Normal(group * mu),)
     if draws is None:
-        often, rest = (q,), 0.0
+        often = tuple(
+            math.comb(group, j) * q**j * (1 - q) ** (group - j)
+            for j in range(1, group + 1)
+        )
+        rest, stays = 0.0, (1 - q) ** group
     else:
         often, rest = _often(q, draws)
-    stays = 1 - q if draws is None else float(binom.pmf(0, draws, q / draws))
+        stays = float(binom.pmf(0, draws, q / draws))
     pairs = tuple(_Normal(j * mu) for j, _ in enumerate(often, 1))
     return (Seen((None, *pairs), (stays, *often), rest),)

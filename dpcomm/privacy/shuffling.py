@@ -9,12 +9,11 @@ __all__ = ['shuffled_losses', 'closed_form', 'response_losses', 'Shuffled']
 import functools
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
 from ..core.checks import check_between, check_number
-from .audit import Game
 from .composition import UNIT
 from .losses import Losses
 from .pairs import Listed, Seen
@@ -184,12 +183,6 @@ def response_losses(eps: float, n: int, **about) -> Losses:
     said = dict(name="shuffled response", relation="local", trust="shuffler")
     return Losses(pairs=(Listed(p, q), Listed(q, p)), **said | about)
 
-# %% ../../nbs/foundations/shuffling.ipynb #5f00002a
-class Local(Game, Protocol):
-    "A mechanism that is private message by message."
-
-    def message_epsilon(self, d: int | None) -> float: ...
-
 # %% ../../nbs/foundations/shuffling.ipynb #5f000028
 @dataclass(frozen=True)
 class Shuffled:
@@ -199,7 +192,7 @@ class Shuffled:
     n: messages in a shuffle, >= 1.
     """
 
-    mechanism: Local
+    mechanism: Any
     n: int
 
     def __post_init__(self):

@@ -31,6 +31,7 @@ from dpcomm.privacy.accounting import (
     rdp_subsampled_gaussian,
     rdp_to_eps,
 )
+from dpcomm.privacy.composition import both_ends
 from dpcomm.privacy.fixed_size_accountant import (
     BOUNDS,
     FIXED_ACCOUNTANTS,
@@ -42,10 +43,9 @@ from dpcomm.privacy.fixed_size_accountant import (
     log_moments,
     participations,
     theorem1_epsilon,
-    vote_epsilon,
     vote_recall,
-    vote_sigma,
 )
+from dpcomm.privacy.pairs import gaussian_pairs
 
 FMNIST, MEDICAL = (1.54, 1 / 60, 200, 1e-5), (1.49, 100 / 5010, 100, 1e-5)
 
@@ -156,7 +156,9 @@ def test_replacing_is_the_two_sided_pair_of_dp_accounting(sigma, q, rounds):
 def test_everybody_in_the_cohort_is_the_gaussian_mechanism_at_half_the_noise(
     sigma, relation
 ):
-    exact = known_cohort_epsilon(sigma, 4, 1e-5, "replace").eps
+    "Whoever is set to zero there moves the sum by one clip, and displaces nobody."
+    alike = "zero-out" if relation == "zero-out" else "replace"
+    exact = known_cohort_epsilon(sigma, 4, 1e-5, alike).eps
     ours = fixed_size_epsilon(sigma, 1.0, 4, 1e-5, relation).eps
     assert exact - 1e-6 <= ours < exact + 2e-3 * (1 + exact)
     curve = fixed_size_rdp(sigma, 1.0, ORDERS, relation)
@@ -167,7 +169,11 @@ def test_everybody_in_the_cohort_is_the_gaussian_mechanism_at_half_the_noise(
 @tabled("relation", FIXED_RELATIONS)
 def test_one_round_has_the_closed_profile(sigma, q, relation):
     eps = fixed_size_epsilon(sigma, q, 1, 1e-5, relation).eps
-    exact = q * gaussian_delta(sigma / 2, math.log1p(math.expm1(eps) / q))
+    far = math.log1p(math.expm1(eps) / q)
+    exact = q * gaussian_delta(sigma / 2, far)
+    if relation == "zero-out":
+        b = math.exp(eps - far)
+        exact = (1 - b) * exact + b * q * gaussian_delta(sigma, far)
     assert exact <= 1e-5 < exact * 1.02
 
 
@@ -226,11 +232,11 @@ def test_the_curves_are_in_order(sigma, q):
 def test_the_accountants_are_in_order():
     eps = {a: fixed_size_epsilon(*FMNIST, "replace", a).eps for a in FIXED_ACCOUNTANTS}
     assert eps["pld"] < eps["rdp-balle"] < eps["rdp-classic"] < eps["wang-classic"]
-    assert eps["rdp-balle"] < eps["wang-balle"] and abs(eps["pld"] - 3.354) < 1e-3
+    assert eps["rdp-balle"] < eps["wang-balle"] and abs(eps["pld"] - 3.3534) < 1e-4
     assert abs(fixed_size_epsilon(*FMNIST, "add-remove").eps - 3.097) < 1e-3
     g = fixed_size_epsilon(*FMNIST, "zero-out")
     names = (g.relation, g.sampling, g.trust)
-    assert g.eps == eps["pld"] and names == ("zero-out", "fixed", "central")
+    assert abs(g.eps - 2.963) < 1e-3 and names == ("zero-out", "fixed", "central")
 
 
 def test_the_general_bound_of_dp_accounting():
@@ -245,9 +251,13 @@ def test_the_general_bound_of_dp_accounting():
 
 
 @tabled("run", [(0.1, 0.5, 10, 1e-5), (1.54, 1 / 60, 200, 1e-13)])
-def test_where_losses_are_too_wide_for_the_grid_the_renyi_value_is_returned(run):
+def test_wide_losses_and_tiny_deltas_are_composed_as_well(run):
+    sigma, q, rounds, delta = run
     wide, renyi = (fixed_size_epsilon(*run, accountant=a) for a in ("pld", "rdp-balle"))
-    assert wide.eps == renyi.eps and (renyi.eps > 600) == (run[0] == 0.1)
+    (pair,) = gaussian_pairs(1 / sigma, q, "replace", "fixed", None)
+    low, high = both_ends([(pair, rounds)], delta)
+    assert low <= wide.eps <= high * 1.001
+    assert wide.eps < 0.97 * renyi.eps
 
 
 # ---- known cohorts, shares
@@ -282,30 +292,6 @@ def test_participations_is_a_quantile_and_a_union_bound():
 
 
 # ---- the vote
-
-
-def test_the_vote_composes_with_the_training():
-    run = 2.0, 1e-5, 0.1, 1.5, 0.02, 50
-    curve = 50 * rdp_subsampled_gaussian(ORDERS, 1.5, 0.02)
-    curve += rdp_subsampled_gaussian(ORDERS, 2.0, 0.1)
-    for conversion in ("classic", "balle"):
-        want = rdp_to_eps(ORDERS, curve, 1e-5, conversion)[0]
-        assert vote_epsilon(*run, conversion).eps == want
-    other = RdpAccountant(ORDERS[ORDERS < 32].tolist())
-    for q, sigma, count in ((0.1, 2.0, 1), (0.02, 1.5, 50)):
-        normal = dp_accounting.GaussianDpEvent(sigma)
-        other.compose(dp_accounting.PoissonSampledDpEvent(q, normal), count)
-    theirs = other.get_epsilon(1e-5)
-    assert math.isclose(vote_epsilon(*run, "balle").eps, theirs, rel_tol=1e-6)
-    alone = rdp_to_eps(ORDERS, rdp_gaussian(ORDERS, 2.0), 1e-5)[0]
-    assert math.isclose(vote_epsilon(2.0, 1e-5).eps, alone)
-
-
-def test_vote_sigma_is_the_smallest_that_keeps_the_target():
-    run = dict(vote_q=0.1, sigma=3.0, q=0.02, rounds=5)
-    s = vote_sigma(1.0, 1e-5, **run)
-    found, above = (vote_epsilon(x, 1e-5, **run).eps for x in (s, s * (1 - 1e-4)))
-    assert found <= 1 < above
 
 
 def test_recall_of_a_unanimous_vote():
@@ -349,8 +335,6 @@ def test_the_table_names_every_observer():
         (lambda: known_cohort_epsilon(1.0, 1, 1e-5, "add-remove"), "relation"),
         (lambda: share_std(1.0, 1.0, 10, 1.0), "tolerance"),
         (lambda: vote_recall(10, 10, 5, 1.0), "K is 10"),
-        (lambda: vote_sigma(0.5, 1e-5, sigma=1.54, q=1 / 60, rounds=200), "bracket"),
-        (lambda: vote_epsilon(0.0, 1e-5), "sigma"),
         (lambda: guarantee_table(1.54, 50, 100, 200, 1e-5), "cohort"),
     ],
 )
