@@ -8,6 +8,7 @@ __all__ = ['check_positive', 'check_between', 'check_number', 'check_size', 'che
 
 # %% ../../nbs/foundations/checks.ipynb #bc2753f1
 import difflib
+import functools
 import math
 import reprlib
 import sys
@@ -77,6 +78,14 @@ def check_between(name: str, value, low: int, high: float = math.inf) -> int:
     return value  # pyright: ignore[reportReturnType] (numpy's integers, too)
 
 # %% ../../nbs/foundations/checks.ipynb #c26d3071
+@functools.cache
+def _bounds(range):
+    "Low and high of an interval such as '(0, 1]', and those of them that are in it."
+    low, high = map(float, range[1:-1].split(","))
+    closed = range[0] == "[", range[-1] == "]"
+    return low, high, tuple(e for e, inside in zip((low, high), closed) if inside)
+
+
 def check_number(name: str, value: float, range: str) -> float:
     """Refuse anything but a real number in an interval.
 
@@ -85,13 +94,11 @@ def check_number(name: str, value: float, range: str) -> float:
     range: an interval such as '(0, 1]' or '[0, inf]'.
     Returns: the value.
     """
-    low, high = map(float, range[1:-1].split(","))
+    low, high, ends = _bounds(range)
     kinds = (int, float, np.integer, np.floating)
     real = isinstance(value, kinds) and not isinstance(value, bool)
     real = real and not sys.float_info.max < abs(value) < math.inf
-    at_low = real and value == low and range[0] == "["
-    at_high = real and value == high and range[-1] == "]"
-    if not (real and low < value < high or at_low or at_high):
+    if not (real and (low < value < high or value in ends)):
         raise ValueError(
             f"{name} is {shown(value)}; it must be a number in {range}: change {name}"
         )
@@ -127,10 +134,8 @@ def check_reals(name: str, values, range: str = "(-inf, inf)") -> np.ndarray:
             f"{name} is {shown(values)}; it must hold real numbers in {range}: pass"
             " numbers"
         ) from None
-    low, high = map(float, range[1:-1].split(","))
-    above = x >= low if range[0] == "[" else x > low
-    below = x <= high if range[-1] == "]" else x < high
-    good = above & below
+    low, high, ends = _bounds(range)
+    good = (low < x) & (x < high) | np.isin(x, ends)
     if good.all() and x.size:
         return x
     found = f"holds {x[~good].flat[0]:g}" if x.size else "is empty"
