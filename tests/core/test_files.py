@@ -3,6 +3,7 @@ a folder that is none.
 """
 
 import errno
+import gzip
 import multiprocessing
 import os
 import random
@@ -14,7 +15,7 @@ import pytest
 from checkout import python
 from tables import tabled
 
-from dpcomm import cli, commands
+from dpcomm import cli
 from dpcomm.core import files
 from dpcomm.experiments.run import runner
 
@@ -57,6 +58,17 @@ def test_a_file_system_without_locks_gets_another_one(code, tmp_path, monkeypatc
             with files.locked(path, wait=False):
                 raise AssertionError("two hold one lock")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_bomb_is_unpacked_no_further_than_it_may_hold(tmp_path):
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(bytes(10**6)))
+    assert files.unpack(path, 10**6) == bytes(10**6)
+    with pytest.raises(ValueError, match="a.gz .* more than the allowed 999,999 bytes"):
+        files.unpack(path, 10**6 - 1)
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(ValueError, match="a.gz cannot be unpacked"):
+        files.unpack(path, 10**6)
 
 
 COUNTS = """import sys
@@ -175,28 +187,23 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(step, tmp_path, monkey
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a.pt"]
 
 
-def test_out_that_is_a_file_or_not_ours_is_a_sentence(tmp_path, monkeypatch):
+def test_out_that_is_a_file_or_below_one_is_a_sentence(tmp_path):
     blocked = tmp_path / "runs"
     blocked.write_text("not a folder")
     for out in (blocked, blocked / "deeper"):
-        says = "and runs is not a folder: choose another folder"
-        with pytest.raises(ValueError, match=says):
-            runner.output_folder(out)
+        with pytest.raises(OSError, match="cannot be written .*choose another folder"):
+            runner.ready(runner.output_folder(out))
     done = python("-m", "dpcomm.cli", "run", "dprec-mean", "--out", blocked)
-    assert done.returncode == 2 and done.stderr.startswith("dpcomm: out is ")
+    assert done.returncode == 2 and "cannot be written" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    says = "may not be written to: choose another folder"
-    with pytest.raises(ValueError, match=says):
-        runner.output_folder(tmp_path)
 
 
 def test_a_disk_that_fills_ends_the_command_with_one_sentence(monkeypatch, capsys):
     said = "a.pt cannot be written (No space left on device): free some space"
 
-    def full(args):
+    def full(*_):
         raise OSError(errno.ENOSPC, said)
 
-    monkeypatch.setattr(commands, "data", full)
+    monkeypatch.setattr("dpcomm.datasets.images.fetch", full)
     assert cli.main(["data", "somewhere", "mnist"]) == 2
     assert capsys.readouterr().err == f"dpcomm: {said}\n"

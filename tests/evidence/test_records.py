@@ -11,13 +11,13 @@ import re
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 from tables import tabled
 
-from dpcomm.evidence import paper_tables, records
+from dpcomm.evidence import paper_tables, records, verdicts
 from dpcomm.evidence.records import Record
 
 FILES = sorted(paper_tables.assets("results").rglob("*.jsonl"))
@@ -618,3 +618,38 @@ def test_what_runs_cost_is_what_their_records_say():
             (r.key, r.seed): r.cost for r in mine
         }
     assert records.run_costs("dprec", "no_such", "full") == {}
+
+
+# ---- data and null scores
+
+RECORD = record(
+    experiment="a",
+    guarantee=PROMISE,
+    as_run={"replace": PROMISE},
+    data={"name": "mnist", "n_test": 3, "content_hash": "0123456789ab"},
+    final={"accuracy": 70.25, "uplink_bits": 8, "best": {"round": 3}},
+    notes=["a note"],
+)
+
+
+def test_a_record_says_what_it_was_made_on(tmp_path):
+    about = {"name": "mnist", "partition_hash": "c", "content_hash": "0123456789ab"}
+    for name in about:
+        wrong = replace(RECORD, data=about | {name: 7})
+        with pytest.raises(ValueError, match="^record "):
+            records.append(tmp_path, wrong)
+    assert not list(tmp_path.rglob("*.jsonl"))
+    records.append(tmp_path, replace(RECORD, data=about))
+    old = dict(seed=1, experiment="b", data={"name": "mnist"})
+    records.append(tmp_path, replace(RECORD, **old))
+    found = records.load("dprec", root=tmp_path)
+    assert [(r.experiment, r.data) for r in found] == [("a", about), ("b", old["data"])]
+
+
+def test_a_score_that_is_null_is_left_out_of_a_table():
+    found = [
+        replace(RECORD, seed=i, final={"accuracy": a, "uplink_bits": b})
+        for i, (a, b) in enumerate([(None, None), (70.0, 2**33), (72.0, None)])
+    ]
+    (row,) = verdicts.runs_table(found).rows
+    assert row[1:3] == ("3", "71 +/- 1") and row[4:6] == ("1", "")
