@@ -111,10 +111,11 @@ def sampling_rate(
     if n_clients is None or cohort is None:
         return 1.0
     if cohort > n_clients or (sampling == "none" and cohort < n_clients):
+        every = "where every client takes part"
+        why = "and it cannot be larger" if cohort > n_clients else every
         raise ValueError(
             f"cohort is {cohort} of {n_clients} clients and sampling is"
-            f" {shown(sampling)}; it cannot be larger, and under 'none' every client takes"
-            " part: change cohort or n_clients, or pass a sampling"
+            f" {shown(sampling)}, {why}: change cohort or n_clients, or pass a sampling"
             f" ({' or '.join(known[1:])})"
         )
     return 1.0 if sampling == "none" else cohort / n_clients
