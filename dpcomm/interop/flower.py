@@ -245,15 +245,11 @@ class _Node:
         "Those records of a reply that may leave."
         for limits in self.limits:
             names = [name for name in names if name in limits.metrics]
-        kept = {
-            record: {k: v for k, v in values.items() if k in names}
-            for record, values in (
-                reply.content.metric_records.items() if reply else ()
-            )
-        }
-        return {
-            record: MetricRecord(values) for record, values in kept.items() if values
-        }
+        kept = {}
+        for record, values in reply.content.metric_records.items() if reply else ():
+            if chosen := {k: v for k, v in values.items() if k in names}:
+                kept[record] = MetricRecord(chosen)
+        return kept
 
     def attempt(self, work):
         "What the client's code makes; None, and the cause in the log, if it raises."
