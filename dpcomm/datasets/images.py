@@ -8,15 +8,24 @@ __all__ = ['Dataset', 'names', 'load', 'fetch', 'Federation', 'iid', 'by_writer'
 
 # %% ../../nbs/datasets/images.ipynb #6fdab25f
 import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
-from ..core.checks import check_between, check_choice, check_positive, needs
+from ..core.checks import check_between, check_choice, check_positive, needs, shown
 from ..core.files import check_digest, unpack
 from ..core.random import seed_tree
 from .catalogue import data_root
@@ -198,15 +207,39 @@ def _numbers(side):
     return x if x.layout is torch.strided else x.to_dense()
 
 
+def _whole(loader):
+    "Whether a DataLoader gives each row of its data set once, as it stands there."
+    batches = loader.batch_sampler
+    if loader.collate_fn is not default_collate or type(batches) is not BatchSampler:
+        return False
+    sampler = batches.sampler
+    shuffled = type(sampler) is RandomSampler and not sampler.replacement
+    return type(sampler) is SequentialSampler or (
+        shuffled and len(sampler) == len(loader.dataset)
+    )
+
+
 def _pairs(held):
-    "The examples of a Dataset, an iterable one, or of the one behind a DataLoader."
-    held = held.dataset if isinstance(held, DataLoader) else held
-    if not hasattr(held, "__getitem__") or isinstance(held, IterableDataset):
-        pairs = [*held]
+    "The examples of a Dataset, or of one pass over a DataLoader or another iterable."
+    if isinstance(held, DataLoader) and not isinstance(held.dataset, IterableDataset):
+        held = held.dataset if _whole(held) else held
+    try:
+        n = len(held)
+    except TypeError:
+        raise TypeError(
+            "it does not say how many examples it has, and may have no end: pass"
+            " [*it], or [*itertools.islice(it, n)]"
+        ) from None
+    if hasattr(held, "__getitem__") and not isinstance(held, IterableDataset):
+        pairs = [held[i] for i in range(n)]
     else:
-        pairs = [held[i] for i in range(len(held))]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # a sampler may draw
+            pairs = [*islice(held, n)]
     if pairs and not (isinstance(pairs[0], (tuple, list)) and len(pairs[0]) == 2):
         raise TypeError(f"an example is a {type(pairs[0]).__name__}, not a pair")
+    if isinstance(held, DataLoader) and held.batch_sampler is not None:
+        return [example for batch in pairs for example in zip(*batch)]
     return pairs
 
 
@@ -267,6 +300,13 @@ class Federation:
         name: of the data.
         Returns: Federation whose client i holds clients[i].
         """
+        if isinstance(clients, Mapping):  # name -> data
+            clients = [*clients.values()]
+        if not isinstance(clients, Iterable):
+            raise TypeError(
+                f"clients is {shown(clients)}; it must hold the data of each client: pass"
+                " [(x, y), (x, y), ...]"
+            )
         pairs = [_pair(held, f"client {i}") for i, held in enumerate(clients)]
         x_test, y_test = _pair(test, "test")
         ends = np.cumsum([len(y) for _, y in pairs])

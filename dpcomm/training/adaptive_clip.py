@@ -135,3 +135,46 @@ def in_rows(
     of_update, of_count = parts
     last = (of_count * mechanism.clip_norm * below).to(u)[:, None]
     return torch.cat([of_update * mechanism.clip(u), last], 1)
+
+
+class Moving:
+    """One round's mechanism at its clip, whose sums count who is below the clip.
+
+    mechanism: as the run's guarantee has it.
+    cohort: expected clients a round.
+    clip: of this round; None: the mechanism's.
+    """
+
+    def __init__(self, how: AdaptiveClip, mechanism, cohort: float, clip=None):
+        self.how, self.cohort, self.sigma = how, cohort, mechanism.sigma
+        self.clip = mechanism.clip_norm if clip is None else clip
+        self.mechanism = how.split(mechanism, cohort, self.clip)
+        inside = in_one_sum(self.mechanism)
+        self.parts = how.parts(self.sigma, cohort) if inside else None
+
+    def below(self, updates):
+        "For each of (n, d) updates 1/2 if it is below the clip, and -1/2 if it is not."
+        norms = updates.norm(dim=1, dtype=torch.float64)
+        return (norms <= self.clip).double() - 0.5
+
+    def rows(self, updates, below):
+        "Updates as they are sent, with their count where it is one more entry."
+        if self.parts is None:
+            return updates
+        return in_rows(self.mechanism, updates, below, self.parts)
+
+    def counted(self, total, below):
+        "A sum with the count behind it, where the count is no entry of the rows."
+        return total if self.parts else torch.cat([total, below.sum()[None]])
+
+    def read(self, average, total, w, how, rng) -> tuple:
+        "The average update, and the clip of the next round."
+        if self.parts is None:
+            mean = average(self.mechanism, total[:-1], w, *how)
+            exact = float(total[-1])
+            count = float(self.how.noised(exact, self.sigma, self.cohort, rng))
+        else:
+            both = average(self.mechanism, total, w.new_zeros(len(w) + 1), *how)
+            count = float(both[-1]) * how[1] / (self.parts[1] * self.clip)
+            mean = both[:-1] / self.parts[0]
+        return mean, self.how.moved(self.clip, count, self.cohort)

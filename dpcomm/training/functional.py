@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['cross_entropy', 'evaluate']
 
-# %% ../../nbs/training/functional.ipynb #fn000004
+# %% ../../nbs/training/functional.ipynb #e2af93fb
 import copy
 import random
 import threading
 import warnings
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
@@ -19,58 +19,48 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..core.checks import shown
 from ..core.vectors import HALF, pack, unpack
 
-# %% ../../nbs/training/functional.ipynb #65146c8a
+# %% ../../nbs/training/functional.ipynb #592367de
 def _refused_layer(layer):
-    "Why a layer cannot be trained through messages; '' if nothing is known."
     kind = type(layer).__name__
     if isinstance(layer, torch.jit.ScriptModule):
-        return (
-            f"{kind} is compiled by torch.jit, and no other weights can be put into it:"
-            " pass the module from before torch.jit.script or torch.jit.trace"
-        )
+        return f"{kind} is compiled by torch.jit: pass the module from before that"
     if isinstance(layer, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        return (
-            f"{kind} spreads one batch over devices, and here clients are spread: pass"
-            " its .module"
-        )
+        return f"{kind} spreads a batch over devices: pass its .module"
     if getattr(layer, "running_mean", None) is not None:
         return (
             f"{kind} keeps running averages of its clients' data,"
             " which no message carries and no noise hides: use GroupNorm"
         )
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-        return (
-            f"{kind} mixes the examples of a batch, so that a score depends on who is"
-            " scored together, and one example alone has none: use GroupNorm"
-        )
+        return f"{kind} mixes the examples of a batch: use GroupNorm"
     return ""
 
 
 def _refused_tensor(name, p):
-    "Why a parameter or buffer cannot be computed with; '' if nothing is known."
     if is_lazy(p):
-        return (
-            f"{shown(name)} has no shape yet: call the model on a batch once before you"
-            " pass it"
-        )
+        return f"{shown(name)} has no shape yet: call the model on a batch once"
     if p.device.type == "meta":
-        return (
-            f"{shown(name)} is on the meta device and holds no numbers: build the model"
-            " on a CPU"
-        )
-    if p.is_complex() or p.requires_grad and p.dtype not in (*HALF, *WHOLE):
+        return f"{shown(name)} holds no numbers: build the model on a CPU"
+    if p.is_complex() or p.requires_grad and p.dtype not in FLOATS:
         return (
             f"{shown(name)} is {p.dtype}; weights must be float16, bfloat16, float32 or"
             " float64: hold the real and the imaginary part apart, or convert it"
         )
+    if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+        return (
+            f"{shown(name)} has a gradient hook, which training on copies of the weights"
+            " does not call: freeze what must not move by requires_grad_(False), or"
+            " apply the mask in forward"
+        )
     return ""
 
 
-WHOLE = torch.float32, torch.float64  # precisions that a step can be added in
+FLOATS = *HALF, torch.float32, torch.float64
 
 
 def check_model(model: nn.Module) -> nn.Module:
@@ -79,15 +69,31 @@ def check_model(model: nn.Module) -> nn.Module:
         raise TypeError(
             f"model is a {type(model).__name__}; it must be a torch.nn.Module: pass one"
         )
+    tensors = (*model.named_parameters(), *model.named_buffers())
     reasons = [_refused_layer(layer) for layer in model.modules()]
-    for tensors in (model.named_parameters(), model.named_buffers()):
-        reasons += [_refused_tensor(*named) for named in tensors]
-    for reason in filter(None, reasons):
+    for reason in filter(
+        None, reasons + [_refused_tensor(*named) for named in tensors]
+    ):
         raise ValueError(reason)
     pack(model)
     return model
 
-# %% ../../nbs/training/functional.ipynb #65146c8c
+# %% ../../nbs/training/functional.ipynb #74da3468
+HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+
+
+def more_than_layers(model: nn.Module) -> str:  # '': nothing
+    "What a model computes beyond the layers in it, one after another."
+    if type(model) is not nn.Sequential:
+        return f"{type(model).__name__} is not a plain sequence of layers"
+    for layer in model.modules():
+        if any(getattr(layer, name) for name in HOOKS):
+            return f"a hook hangs on {type(layer).__name__}"
+        if {"forward", "__call__"} & {*vars(layer)}:
+            return f"a {type(layer).__name__} has a forward of its own"
+    return ""
+
+# %% ../../nbs/training/functional.ipynb #74df17ed
 class Misfit(ValueError):
     "A model, its data and its loss do not go together."
 
@@ -97,52 +103,65 @@ def told(error):
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.150}"
 
 
-def as_function(
-    model: nn.Module,  # any module; stays as it is
-    w: Tensor,  # weights, for their precision and device
-    training: bool,  # whether dropout is on
-    precision: str | None = None,  # bfloat16: torch.autocast's; None: as w is
-    compiled: bool = False,  # whether torch.compile runs it
-):  # (name -> tensor, inputs) -> outputs, in no less than float32
-    "A copy of a model, as a function of the weights that train."
+class _Holder(nn.Module):
+    "Applies a function to a module's outputs while the module has the weights it was given."
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x, then):
+        return then(self.module(x))
+
+
+def as_function(model: nn.Module, w: Tensor, training: bool):
+    """A copy of a model, as a function of the weights that train.
+
+    model: any module; stays as it is.
+    w: weights, for their precision and device.
+    training: whether dropout is on.
+    Returns: (name -> tensor, inputs, then) -> then(outputs), outputs in no less than
+        float32. A backward pass belongs into `then`: whatever it computes a second
+        time, as activation checkpointing does, it computes with the same weights.
+    """
     try:
-        own = copy.deepcopy(model)
+        module = copy.deepcopy(model)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise Misfit(
             f"{type(model).__name__} cannot be copied ({told(error)}), and training"
-            " uses a copy: do not store computed tensors in the model"
+            " uses a copy: do not store computed tensors in the model; after pruning,"
+            " call torch.nn.utils.prune.remove"
         ) from error
-    own = own.train(training).to(w.device)
-    kinds = {name: p.dtype for name, p in own.named_parameters()}
+    module = module.train(training).to(w.device)
+    kinds = {name: p.dtype for name, p in module.named_parameters()}
     low = {name for name, kind in kinds.items() if kind in HALF}
-    own = own if low else own.to(w.dtype)
+    module = module if low else module.to(w.dtype)
     reads = next(iter(kinds.values())) if len(low) == len(kinds) else w.dtype
-    buffers = dict(own.named_buffers())
-    before = {name: (id(b), b._version) for name, b in buffers.items()}
+    before = {name: (id(b), b._version) for name, b in module.named_buffers()}
+    holder = _Holder(module)
 
-    def forward(params, x):
-        return functional_call(own, params, (x,))
+    def call(params, x, then=lambda outputs: outputs):
+        params = {
+            f"module.{k}": p.to(kinds[k]) if k in low else p for k, p in params.items()
+        }
 
-    forward = torch.compile(forward) if compiled else forward
-    kind = precision and getattr(torch, precision)
+        def finish(out):
+            return then(out.float() if getattr(out, "dtype", None) in HALF else out)
 
-    def call(params, x):
-        params = {k: p.to(kinds[k]) if k in low else p for k, p in params.items()}
         x = x.to(reads) if x.is_floating_point() else x
-        with torch.autocast(w.device.type, kind) if kind else nullcontext():
-            out = forward(params, x)
-        for name, b in own.named_buffers() if training else ():
+        result = functional_call(holder, params, (x, finish))
+        for name, b in module.named_buffers() if training else ():
             if before.get(name) != (id(b), b._version):
                 raise Misfit(
                     f"training changes the model's buffer {shown(name)}, which"
                     " messages do not include: use layers without running statistics,"
                     " such as GroupNorm"
                 )
-        return out.float() if getattr(out, "dtype", None) in HALF else out
+        return result
 
     return call
 
-# %% ../../nbs/training/functional.ipynb #5f3c1fb9
+# %% ../../nbs/training/functional.ipynb #d24768e1
 def cross_entropy(scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     """Cross-entropy of a softmax, or of one sigmoid. [fltop App. A.5.1]
 
@@ -157,7 +176,7 @@ def cross_entropy(scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         scores.squeeze(-1), y.to(scores.dtype), reduction=reduction
     )
 
-# %% ../../nbs/training/functional.ipynb #817746f6
+# %% ../../nbs/training/functional.ipynb #3b682e4f
 _TURN = threading.RLock()
 
 
@@ -182,7 +201,7 @@ def drawing(seed, w):
         (torch.default_generator if w.device.type == "cpu" else torch).manual_seed(seed)
         yield
 
-# %% ../../nbs/training/functional.ipynb #dc2054e6
+# %% ../../nbs/training/functional.ipynb #59585b3d
 def _laid_out(p):
     "A copy, channels last; contiguous() would leave a single channel as it is."
     if p.ndim != 4:
@@ -199,27 +218,21 @@ def _check_one_tensor(outputs, kind):
 
 
 @torch.no_grad()
-def predict(model: nn.Module, w: Tensor, x: Tensor) -> Tensor:
-    "Outputs of a weight vector, with dropout off."
+def predict(model: nn.Module, w: Tensor, x: Tensor):
+    "Outputs of a weight vector, with dropout off: a tensor, or several in any nesting."
     call = as_function(model, w, training=False)
     params = {name: _laid_out(p) for name, p in unpack(model, w).items()}
     with drawing(0 if may_draw(model) else None, w):
-        outputs = [call(params, _laid_out(part)) for part in x.split(500)]
-    _check_one_tensor(outputs[0], type(model).__name__)
-    return torch.cat(outputs)
+        outputs = [tree_flatten(call(params, _laid_out(part))) for part in x.split(500)]
+        leaves, structure = outputs[0]
+        if len(outputs) == 1:
+            return tree_unflatten(leaves, structure)
+        if not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
+            return call(params, _laid_out(x))
+    together = [torch.cat(parts) for parts in zip(*(leaves for leaves, _ in outputs))]
+    return tree_unflatten(together, structure)
 
-
-@torch.no_grad()
-def mean_loss(model: nn.Module, w: Tensor, x: Tensor, y: Tensor, loss) -> float:
-    "A loss of one's own, with dropout off, over batches of 500."
-    call, params = as_function(model, w, training=False), unpack(model, w)
-    total = 0.0
-    with drawing(0 if may_draw(model) else None, w):
-        for inputs, targets in zip(x.split(500), y.split(500)):
-            total += float(loss(call(params, inputs), targets)) * len(inputs)
-    return total / len(x)
-
-# %% ../../nbs/training/functional.ipynb #dc2054f1
+# %% ../../nbs/training/functional.ipynb #97ca019c
 def evaluate(model: nn.Module, w: Tensor, x: Tensor, y: Tensor) -> tuple:
     """Accuracy and loss of a weight vector.
 
@@ -229,19 +242,27 @@ def evaluate(model: nn.Module, w: Tensor, x: Tensor, y: Tensor) -> tuple:
     y: labels.
     Returns: accuracy in percent, mean cross-entropy.
     """
-    right, loss = 0, 0.0
-    for scores, labels in zip(predict(model, w, x).split(500), y.split(500)):
+    right, loss, outputs = 0, 0.0, predict(model, w, x)
+    _check_one_tensor(outputs, type(model).__name__)
+    for scores, labels in zip(outputs.split(500), y.split(500)):
         guess = scores.argmax(1) if scores.shape[1] > 1 else scores[:, 0] > 0
         right += int((guess == labels).sum())
         loss += float(cross_entropy(scores, labels, "sum"))
     return 100 * right / len(y), loss / len(y)
 
-# %% ../../nbs/training/functional.ipynb #817746f4
+# %% ../../nbs/training/functional.ipynb #c93cfe34
+@torch.no_grad()
+def loss_of_all(model: nn.Module, w: Tensor, x: Tensor, y: Tensor, loss) -> float:
+    "A loss of one's own of all outputs together, as it may weigh or leave out examples."
+    return float(loss(predict(model, w, x), y))
+
+# %% ../../nbs/training/functional.ipynb #01d26fa3
 @lru_cache(maxsize=2)
 def count_classes(model, d, shape, dtype):
-    "Classes that a model of d weights tells apart, by its outputs for one input of zeros."
+    "Classes that a model of d weights tells apart, by its outputs for inputs of zeros."
     w = pack(model)
     outputs = predict(model, w, torch.zeros(2, *shape, dtype=dtype, device=w.device))
+    _check_one_tensor(outputs, type(model).__name__)
     return max(2, outputs.shape[1]) if outputs.ndim == 2 else None
 
 
@@ -263,7 +284,7 @@ def check_labels(model: nn.Module, w: Tensor, data, parts, cohort) -> None:
             f" {classes - 1}: correct the label or drop the client"
         )
 
-# %% ../../nbs/training/functional.ipynb #817746e1
+
 def cause_of_nan(data, part, client: int, rates: str) -> str:
     "Why a client's update is not finite, and what to do."
     for what, values in (("an input", data.x), ("a target", data.y)):
@@ -277,12 +298,8 @@ def cause_of_nan(data, part, client: int, rates: str) -> str:
         f" finite: lower {rates}"
     )
 
-# %% ../../nbs/training/functional.ipynb #c4ec0002
-SUITED = "embeddings take whole numbers, other layers floats"
-
 
 def _look(x):
-    "A tensor's shape and type, in words."
     if not isinstance(x, Tensor):
         return f"a {type(x).__name__}"
     return f"shape {tuple(x.shape)} and {str(x.dtype).removeprefix('torch.')}"
@@ -300,20 +317,8 @@ def _undisturbed(w):
         np.random.set_state(before[1])
 
 
-def _tried_outputs(call, params, x, kind, client):
-    try:
-        return call(params, x)
-    except Misfit:
-        raise
-    except Exception as error:
-        raise Misfit(
-            f"{kind} does not take two inputs of client {client}, {_look(x)}"
-            f" ({told(error)}): change its first layer or the data; {SUITED}"
-        ) from error
-
-
 def loss_on(loss, device):
-    "A loss with weights of its own, where they are needed."
+    "A loss with tensors of its own, where they are needed."
     return copy.deepcopy(loss).to(device) if isinstance(loss, nn.Module) else loss
 
 
@@ -321,15 +326,11 @@ def _tried_loss(loss, outputs, y):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            value = loss(outputs, y)
+            value, wrong = loss(outputs, y), ""
         except Exception as error:
             wrong = told(error)
-        else:
-            wrong = "".join(
-                "they are broadcast"
-                for w in said[:1]
-                if "Using a target size" in str(w.message)
-            )
+    if any("Using a target size" in str(w.message) for w in said[:1]):
+        wrong = "they are broadcast"
     if wrong:
         raise Misfit(
             f"the loss does not take outputs of {_look(outputs)} with targets of"
@@ -341,19 +342,32 @@ def _tried_loss(loss, outputs, y):
             f"the loss returns {_look(value)}; it must be one number, the mean over a"
             " batch: use reduction='mean', and no .item()"
         )
+    if not value.requires_grad:
+        raise Misfit(
+            "the loss does not depend on the trainable weights: compute it from"
+            " the model's outputs, without detach() and no_grad()"
+        )
     return value
 
-# %% ../../nbs/training/functional.ipynb #c4ec0004
+
 def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> None:
     "Refuse a model, a loss and data that do not go together, tried on two examples."
     kind, w = type(model).__name__, pack(model).cpu()
     two = torch.from_numpy(np.resize(np.asarray(part, np.int64), 2))
     x, y = (side[two.to(side.device)].cpu() for side in (data.x, data.y))
     usual, loss = loss in (None, cross_entropy), loss_on(loss, "cpu") or cross_entropy
+    if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
+        raise Misfit(
+            f"the loss {type(loss).__name__} has parameters of its own, which are not"
+            " trained: make them parameters of the model, or freeze them"
+        )
     params = {k: p.clone().requires_grad_() for k, p in unpack(model, w).items()}
     call = as_function(model, w, training=True)
-    with _undisturbed(w):
-        outputs = _tried_outputs(call, params, x, kind, client)
+
+    reached = []
+
+    def try_loss(outputs):
+        reached.append(outputs)
         if usual:
             _check_one_tensor(outputs, kind)
             if y.ndim != 1:
@@ -364,15 +378,22 @@ def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> None:
                 )
             check_labels(model, w, data, [np.asarray(part)], [client])
         value = _tried_loss(loss, outputs, y)
-        if not value.requires_grad:
-            raise Misfit(
-                "the loss does not depend on the trainable weights: compute it from"
-                " the model's outputs, without detach() and no_grad()"
-            )
         try:
             torch.autograd.grad(value, [*params.values()], materialize_grads=True)
         except RuntimeError as error:
             raise Misfit(
                 f"{kind} and its loss have no gradient ({told(error)}): change the"
                 " operation named here"
+            ) from error
+
+    with _undisturbed(w):
+        try:
+            call(params, x, try_loss)
+        except Exception as error:
+            if reached or isinstance(error, Misfit):
+                raise
+            raise Misfit(
+                f"{kind} does not take two inputs of client {client}, {_look(x)}"
+                f" ({told(error)}): change its first layer or the data; embeddings take"
+                " whole numbers, other layers floats"
             ) from error

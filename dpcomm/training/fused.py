@@ -16,15 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.vectors import HALF, unflatten
+from .functional import more_than_layers
 
 # %% ../../nbs/training/fused.ipynb #f9a3df40
 LARGE = 2**16  # entries of a matrix: above, clients are multiplied one after another
 
 
-def products(a: Tensor, b: Tensor, dtype=None) -> Tensor:  # (n, p, r)
+def products(a: Tensor, b: Tensor) -> Tensor:  # (n, p, r)
     "Matrix products client by client."
-    if dtype is not None:
-        return torch.bmm(a.to(dtype), b.to(dtype)).to(a.dtype)
     if b.is_cuda or b[0].numel() < LARGE:
         return torch.bmm(a, b)
     out = a.new_empty(len(a), a.shape[1], b.shape[2])
@@ -37,17 +36,16 @@ def linear(
     h: Tensor,  # (n, batch, n_in), one batch a client
     weight: Tensor,  # (n, n_out, n_in)
     bias: Tensor,  # (n, n_out)
-    dtype=None,  # of the factors, as in products
 ) -> tuple:  # output (n, batch, n_out), its way back
     "An affine layer; its weights move by one rank-`batch` product. [chain rule]"
 
     def back(g, step, first=False):
-        down = None if first else products(g, weight, dtype)
+        down = None if first else products(g, weight)
         step.outer(weight, g, h)
         step(bias, g.sum(1))
         return down
 
-    return products(h, weight.transpose(1, 2), dtype).add_(bias[:, None]), back
+    return products(h, weight.transpose(1, 2)).add_(bias[:, None]), back
 
 # %% ../../nbs/training/fused.ipynb #f9a3df4f
 def relu(h: Tensor) -> tuple:  # output, its way back
@@ -93,18 +91,15 @@ def conv(
     weight: Tensor,  # (n, n_out, channels, k, k), channels last
     bias: Tensor,  # (n, n_out)
     padding: tuple,  # rows and columns of zeros around the image
-    dtype=None,  # of the factors, as in products
 ) -> tuple:  # output (batch, n * n_out, ...), its way back
     "A convolution of stride 1, clients as groups. [chain rule]"
     n, kernels = len(weight), weight.flatten(0, 1)
-    low = dtype if weight.shape[2] > 1 else None
-    seen, used = (h, kernels) if low is None else (h.to(low), kernels.to(low))
 
     def back(g, step, first=False):
         down, dw, _ = torch.ops.aten.convolution_backward(
-            g.to(seen.dtype),
-            seen,
-            used,
+            g,
+            h,
+            kernels,
             bias_sizes=None,
             stride=[1, 1],
             padding=padding,
@@ -114,11 +109,11 @@ def conv(
             groups=n,
             output_mask=[not first, True, False],
         )
-        step(weight, dw.to(g.dtype).unflatten(0, (n, -1)))
+        step(weight, dw.unflatten(0, (n, -1)))
         step(bias, g.sum((0, 2, 3)).view_as(bias))
-        return None if first else down.to(g.dtype)
+        return down
 
-    out = F.conv2d(seen, used, None, padding=padding, groups=n).to(h.dtype)
+    out = F.conv2d(h, kernels, None, padding=padding, groups=n)
     return out.add_(bias.flatten()[:, None, None]), back
 
 # %% ../../nbs/training/fused.ipynb #3ab321a1
@@ -285,8 +280,7 @@ def check_layer(layer: nn.Module) -> None:
     }
     if type(layer) not in written or not written[type(layer)]():
         raise ValueError(
-            f"layer {_line(layer)} is not supported by this engine: use"
-            " engine='channels-last'"
+            f"layer {_line(layer)} is not supported by this engine: use engine='loop'"
         )
 
 # %% ../../nbs/training/fused.ipynb #5da59872
@@ -313,8 +307,8 @@ def _misplaced(model, x):
 
 def unsupported_layer(model: nn.Module, data=None) -> str:  # '': nothing
     "Why a model cannot be trained here."
-    if not isinstance(model, nn.Sequential):
-        return f"{type(model).__name__} is not a plain sequence of layers"
+    if why := more_than_layers(model):
+        return why
     try:
         for layer in model:
             check_layer(layer)
@@ -336,18 +330,18 @@ def unsupported_layer(model: nn.Module, data=None) -> str:  # '': nothing
     return ""
 
 # %% ../../nbs/training/fused.ipynb #7ff5ddf1
-def _forward(layer, h, params, n, dtype):
+def _forward(layer, h, params, n):
     "Output of a layer and its way back; `params` by the layers' own tensors."
     check_layer(layer)
     if isinstance(layer, (nn.Linear, nn.Conv2d, nn.GroupNorm)):
         weight, bias = (params[id(p)] for p in layer.parameters(recurse=False))
         if isinstance(layer, nn.Linear):
-            return linear(h, weight, bias, dtype)
+            return linear(h, weight, bias)
         if isinstance(layer, nn.GroupNorm):
             return group_norm(h, weight, bias, layer.num_groups, layer.eps)
         if h.is_cuda:
             return patch_conv(h, weight, bias, layer.padding)
-        return conv(h, weight, bias, layer.padding, dtype)
+        return conv(h, weight, bias, layer.padding)
     if isinstance(layer, nn.Flatten):
         return _flatten(h, n)
     return (POOLS | CURVES)[type(layer)](h)
@@ -360,23 +354,17 @@ def sgd_step(
     y: Tensor,  # (n, batch) labels
     weights: Tensor,  # (n, batch) of the images in their client's mean
     step: Step,  # with the learning rate
-    dtype=None,  # of the factors, as in products
-    watch=lambda layer, part: None,  # called after each part, with the layer's number
 ) -> Tensor:  # (n,) losses before the step
     "One step of SGD of n clients; ValueError for other layers. [fltop Alg. 5]"
     layers, ways = _after_images(model), []
-    watch(None, "batch")
-    for i, layer in enumerate(layers):
-        h, back = _forward(layer, h, params, len(y), dtype)
+    for layer in layers:
+        h, back = _forward(layer, h, params, len(y))
         ways.append(back)
-        watch(i, "forward")
     loss, g = cross_entropy_and_gradient(h, y, weights)
-    watch(None, "loss")
     trained = [isinstance(layer, (nn.Linear, nn.Conv2d)) for layer in layers]
     first = trained.index(True)
     for i in reversed(range(first, len(ways))):
         g = ways[i](g, step, i == first)
-        watch(i, "back")
     return loss
 
 
@@ -465,7 +453,6 @@ def train_fused(
     plan: Tensor,
     lr: float,
     mask: Tensor = None,
-    **how,
 ) -> tuple:
     """Local SGD of n clients side by side, written out. [fltop Algs. 2 and 5]
 
@@ -476,7 +463,6 @@ def train_fused(
     plan: (n, steps, batch) image numbers, -1 for none.
     lr: step of local SGD, > 0.
     mask: (d,) bool: weights that may move; None: all.
-    how: dtype and watch, as in sgd_step.
     Returns: updates (n, d), mean training losses (n,).
     """
     steps, own = (plan >= 0).any(-1).sum(1), list(model.parameters())
@@ -490,7 +476,7 @@ def train_fused(
     for h, labels, weights in _batches(model, x, y, plan):
         n = len(labels)
         live = {id(p): rows[:n] for p, rows in zip(own, params)}
-        losses[:n] += sgd_step(model, live, h, labels, weights, step, **how)
+        losses[:n] += sgd_step(model, live, h, labels, weights, step)
     losses /= steps[order].clamp_min(1)
     return _updates(params, start, columns, order), losses[order.argsort()]
 
@@ -507,14 +493,13 @@ def _precision(name):
 
 
 @cache
-def product_error(precision: str = None) -> float:  # relative, in the Frobenius norm
+def product_error() -> float:  # relative, in the Frobenius norm
     "Error of a product of two 256 x 256 matrices on this machine."
     rng = torch.Generator().manual_seed(0)
     a, b = torch.randn(2, 256, 256, generator=rng)
     exact = a.double() @ b.double()
     with _precision("medium"):
-        dtype = precision and getattr(torch, precision)
-        found = products(a[None], b[None], dtype)[0]
+        found = products(a[None], b[None])[0]
     return float((found - exact).norm() / exact.norm())
 
 # %% ../../nbs/training/fused.ipynb #9731d2f2

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['check_promise', 'relied_on', 'deployed']
 
-# %% ../../nbs/training/promises.ipynb #pr000004
+# %% ../../nbs/training/promises.ipynb #741ea05f
 import math
 from dataclasses import replace
 from functools import partial
@@ -15,42 +15,28 @@ from ..core.vectors import pack
 from ..mechanisms.deployments import Deployment
 from ..privacy.guarantee import TRUSTS, Guarantee, large_delta
 from .functional import check_model
-from .task import Config, Task, Unsaid, UnsaidText
+from .task import Config, Task
 
-# %% ../../nbs/training/promises.ipynb #c0b1f3a2
-def _capped(config, visits):
-    "Whether a client may have had its turns before the last round."
-    twice = config.cohort if config.sampling == "replacement" else 1
-    return visits is not None and visits < config.rounds * twice
-
-
+# %% ../../nbs/training/promises.ipynb #b25660ac
 def _about_sampling(promise, config, n_clients, visits):
-    "Conditions of a guarantee about participation that this run does not meet."
+    "Conditions about participation that a run does not meet."
+    twice = config.cohort if config.sampling == "replacement" else 1
     if promise.sampling == "none":
         counted = visits is not None and promise.trust == "local"
-        if config.sampling == "replacement" and not counted:
+        if twice > 1 and not counted:
             yield "a client may come twice in a round, drawn with replacement"
-        if (
-            promise.relation == "add-remove"
-            and config.sampling == "fixed"
-            and config.cohort < n_clients
-        ):
+        joins = promise.relation == "add-remove" and config.sampling == "fixed"
+        if joins and config.cohort < n_clients:
             yield "a client that joins changes who else is in a cohort of fixed size"
-        return
-    if promise.sampling != config.sampling:
+    elif promise.sampling != config.sampling:
         yield f"its sampling is {shown(promise.sampling)}, the run's is {shown(config.sampling)}"
-    elif config.sampling != "poisson" and _capped(config, visits):
-        yield "who has had its turns is left out, so that a draw depends on earlier ones"
+    elif config.sampling != "poisson" and visits is not None:
+        if visits < config.rounds * twice:
+            yield "who has had its turns is left out, so that a draw depends on earlier ones"
 
 
-NULL = {  # relation -> what is there in the place of a null message
-    "poisson-null": "absent clients send nothing here, and not null messages",
-    "null-slot": "other slots hold other clients' messages here, and not null messages",
-}
-
-# %% ../../nbs/training/promises.ipynb #d0chk0a2
 def _about_size(promise, config, n_clients, rounds, visits):
-    "Conditions of a guarantee about rounds and rate that this run does not meet."
+    "Conditions about rounds and rate that a run does not meet."
     if visits is not None and promise.sampling == "none":
         twice = config.cohort if config.sampling == "replacement" else 1
         rounds = min(visits, rounds * twice)
@@ -64,30 +50,43 @@ def _about_size(promise, config, n_clients, rounds, visits):
         )
 
 
-def _about_trust(promise, mechanism, unit):
-    "Conditions of a guarantee about unit and trust that this run does not meet."
+def _about_mechanism(promise, config, mechanism, unit):
+    "Conditions about unit, trust and shares of noise that a run does not meet."
     if promise.unit not in (unit, "message"):
         yield f"it protects one {promise.unit}, the run one {unit}"
+    if mechanism is None:
+        return
     trusts = list(TRUSTS)
-    if mechanism and trusts.index(promise.trust) < trusts.index(mechanism.trust):
+    if trusts.index(promise.trust) < trusts.index(mechanism.trust):
         yield (
             f"its trust is {shown(promise.trust)}, and {mechanism.name} is private under"
             f" {shown(mechanism.trust)} alone"
         )
+    if mechanism.summed and config.cohort < mechanism.honest:
+        yield (
+            f"{config.cohort} clients send a share of noise, and it counts on"
+            f" {mechanism.honest}: build the mechanism for n_clients={config.cohort}"
+        )
 
-# %% ../../nbs/training/promises.ipynb #d0chk0a4
+
+NULL = {  # relation -> what is there in the place of a null message
+    "poisson-null": "absent clients send nothing here, and not null messages",
+    "null-slot": "other slots hold other clients' messages here, and not null messages",
+}
+
+
 def _unmet(promise, config, n_clients, mechanism, visits):
-    "Premise -> the condition of a guarantee that this run does not meet; no entry if it does."
+    "Premise -> the conditions of a guarantee that this run does not meet; no entry if it does."
     shares = config.sampling == "poisson" and mechanism is not None and mechanism.summed
     few = "a Poisson cohort may bring fewer shares of noise than it counts on"
-    found = {
+    conditions = {
         "shares": [few] if shares else [],
         "sampling": [*_about_sampling(promise, config, n_clients, visits)],
         "neighbours": [NULL[promise.relation]] if promise.relation in NULL else [],
     }
-    return {name: reasons for name, reasons in found.items() if reasons}
+    return {name: reasons for name, reasons in conditions.items() if reasons}
 
-# %% ../../nbs/training/promises.ipynb #d0chk02
+# %% ../../nbs/training/promises.ipynb #d7e96881
 def check_promise(
     promise: Guarantee,
     config: Config,
@@ -113,17 +112,9 @@ def check_promise(
     """
     rounds = config.rounds if rounds is None else rounds
     wrong = [*_about_size(promise, config, n_clients, rounds, visits)]
-    wrong += _about_trust(promise, mechanism, unit)
-    if mechanism is not None and mechanism.summed:
-        if config.cohort < mechanism.honest:
-            wrong.append(
-                f"{config.cohort} clients send a share of noise, and it counts on"
-                f" {mechanism.honest}: build the mechanism for n_clients={config.cohort}"
-            )
+    wrong += _about_mechanism(promise, config, mechanism, unit)
     unmet = _unmet(promise, config, n_clients, mechanism, visits)
-    bare = {
-        name: found for name, found in unmet.items() if name not in promise.premises
-    }
+    bare = {name: why for name, why in unmet.items() if name not in promise.premises}
     if not wrong and not bare:
         return promise.noting(large_delta(promise.delta, n_clients))
     ways = ", ".join(f"assuming({shown(name)})" for name in bare)
@@ -134,7 +125,7 @@ def check_promise(
         * bool(bare)
     )
 
-# %% ../../nbs/training/promises.ipynb #d0chk04
+
 def relied_on(
     promise: Guarantee,
     config: Config,
@@ -160,8 +151,24 @@ def relied_on(
         if name in promise.premises
     )
 
-# %% ../../nbs/training/promises.ipynb #d3b20003
-def _own_promise(deployment, mechanism, rounds, before=0):
+# %% ../../nbs/training/promises.ipynb #3cd4f13d
+def check_deployment(deployment) -> Deployment:
+    "Refuse what is no deployment."
+    if not isinstance(deployment, Deployment):
+        raise TypeError(
+            f"deployment is {shown(deployment)}; it must say who takes part and how often:"
+            " pass dpcomm.Deployment(n_clients=..., cohort=..., rounds=..., delta=...)"
+        )
+    return deployment
+
+
+def said_by(deployment: Deployment) -> dict:
+    "Settings of a Config that a deployment decides."
+    drawn = "fixed" if deployment.sampling == "none" else deployment.sampling
+    return dict(cohort=deployment.cohort, rounds=deployment.rounds, sampling=drawn)
+
+
+def _promise_of(deployment, mechanism, rounds, before=0):
     "Guarantee of a deployment for its first rounds and for messages before them."
     s = deployment.after(rounds)
     if before:
@@ -169,7 +176,7 @@ def _own_promise(deployment, mechanism, rounds, before=0):
         s = replace(s, rounds=rounds + before, visits=visits)
     return s.guarantee(mechanism)
 
-
+# %% ../../nbs/training/promises.ipynb #ace19e6c
 def deployed(
     task: Task,
     deployment: Deployment,
@@ -179,34 +186,32 @@ def deployed(
 ) -> tuple:
     """A task as its deployment has it; ValueError for what contradicts it.
 
+    A setting of the config that is its default gives way.
+
     deployment: who takes part, how often, and who is trusted.
     guarantee: rounds -> Guarantee; None: the deployment's own.
     unit: client | example; None: as the deployment says.
     counts: entries of a message besides the update's, >= 0.
     Returns: task, rounds -> Guarantee, unit.
     """
-    if not isinstance(deployment, Deployment):
-        raise TypeError(
-            f"deployment is {shown(deployment)}; it must be a dpcomm.Deployment: pass one"
-        )
-    s, d = deployment, len(pack(check_model(task.model)))
-    drawn = "fixed" if s.sampling == "none" else s.sampling
-    said = dict(cohort=s.cohort, rounds=s.rounds, sampling=drawn)
-    here = {name: getattr(task.config, name) for name in said}
-    given = {k: v for k, v in here.items() if not isinstance(v, (Unsaid, UnsaidText))}
-    clash = {k: v for k, v in given.items() if v != said[k]}
-    clash |= {} if task.n_clients == s.n_clients else {"n_clients": task.n_clients}
-    clash |= {} if s.d in (None, d) else {"d": d}
-    clash |= {} if unit in (None, s.unit) else {"unit": unit}
-    clash |= {} if task.visits in (None, s.visits) else {"visits": task.visits}
+    s, d = check_deployment(deployment), len(pack(check_model(task.model)))
+    given, usual = task.config, Config()
+    here = {name: getattr(given, name) for name in said_by(s)}
+    here = {k: None if v == getattr(usual, k) else v for k, v in here.items()}
+    here |= dict(n_clients=task.n_clients, d=d, unit=unit, visits=task.visits)
+    there = said_by(s) | dict(
+        n_clients=s.n_clients, d=s.d, unit=s.unit, visits=s.visits
+    )
+    for name, value in here.items():
+        silent = value is None or name == "d" and s.d is None
+        if value != there[name] and not silent:
+            raise ValueError(
+                f"{name} is {shown(there[name])} in the deployment and {shown(value)}"
+                " in the run; they must be equal: change one of them"
+            )
     visits = s.messages if s.sampling == "replacement" else s.visits
-    for name, value in clash.items():
-        raise ValueError(
-            f"{name} is {shown(getattr(s, name))} in the deployment and {shown(value)}"
-            " in the run; they must be equal: change one of them"
-        )
     s = replace(s, d=d + counts, groups=None if counts else s.groups)
-    task = replace(task, config=replace(task.config, **said), visits=visits)
+    task = replace(task, config=replace(given, **said_by(s)), visits=visits)
     if s.visits is not None:
         task.cohort(s.rounds - 1)  # refuses cohorts that cannot be filled
-    return task, guarantee or partial(_own_promise, s, task.mechanism), s.unit
+    return task, guarantee or partial(_promise_of, s, task.mechanism), s.unit

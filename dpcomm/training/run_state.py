@@ -5,28 +5,30 @@
 # %% auto #0
 __all__ = ['server_optimiser', 'Ledger', 'Run']
 
-# %% ../../nbs/training/run_state.ipynb #rs000004
+# %% ../../nbs/training/run_state.ipynb #3c9703ea
+import copy
 import hashlib
 import io
+import os
 import pickle
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.checks import check_between, shown
 from ..core.files import add_checksum, atomic_write, read_sealed
-from ..core.vectors import pack
+from ..core.vectors import pack, unpack
 from .functional import check_model
 from .task import Config, Task
 
-# %% ../../nbs/training/run_state.ipynb #rs000006
+# %% ../../nbs/training/run_state.ipynb #7cd9e097
 # vectors of optimiser state beside the weights
 SERVER_STATE = {"sgd": 0, "momentum": 1, "adam": 2}
 
-# %% ../../nbs/training/run_state.ipynb #70212a90
+# %% ../../nbs/training/run_state.ipynb #ae23f83a
 def server_optimiser(w: Tensor, config: Config) -> torch.optim.Optimizer:
     """SGD, momentum or Adam on the flat weights. [Reddi et al. 2020]
 
@@ -36,13 +38,10 @@ def server_optimiser(w: Tensor, config: Config) -> torch.optim.Optimizer:
     """
     if config.server == "adam":
         return torch.optim.Adam([w], lr=config.server_lr, eps=config.adam_eps)
-    return torch.optim.SGD(
-        [w],
-        lr=config.server_lr,
-        momentum=config.momentum if config.server == "momentum" else 0.0,
-    )
+    momentum = config.momentum if config.server == "momentum" else 0.0
+    return torch.optim.SGD([w], lr=config.server_lr, momentum=momentum)
 
-# %% ../../nbs/training/run_state.ipynb #0fe067ce
+# %% ../../nbs/training/run_state.ipynb #2d51fe65
 @dataclass
 class Ledger:
     """Bits of a run so far, both directions.
@@ -78,7 +77,7 @@ class Ledger:
         self.header_bits += bits.header * len(cohort)
         self.sent.append(self.sent[-1] + bits.content * len(cohort))
 
-# %% ../../nbs/training/run_state.ipynb #40ecccd1
+# %% ../../nbs/training/run_state.ipynb #d2a1b386
 def download_bits(
     ledger: Ledger,  # before round t
     client: int,  # who downloads
@@ -92,7 +91,7 @@ def download_bits(
     history = ledger.sent[t] - ledger.sent[max(seen, 0)] + extra
     return min(history, model_bits) if replay else model_bits
 
-# %% ../../nbs/training/run_state.ipynb #ab144592
+# %% ../../nbs/training/run_state.ipynb #543fdb48
 @dataclass
 class Run:
     """State and outcome of a federated run.
@@ -100,12 +99,14 @@ class Run:
     w: (d,) weights of the server.
     round: rounds done.
     finished: False when max_seconds or max_epsilon ended it.
-    history: one dict an evaluation: round, scores, eps, bits.
+    history: one dict an evaluation: round, scores, train_loss, eps, bits. What the
+        guarantee covers is w; scores of public test data follow from it, train_loss does not.
     seconds: wall time of all sessions.
     memory: (n_clients, ...) that clients keep; None: nothing.
     cpu_seconds: of this process, all sessions.
-    dropped: (round, client): updates not finite.
+    dropped: (round, client): updates not finite, which counted as 0.
     clip: of the next round, where it moves; None: the mechanism's.
+    initial: the module that was trained, as it was passed.
     """
 
     w: Tensor
@@ -118,23 +119,38 @@ class Run:
     cpu_seconds: float = 0.0
     dropped: list = field(default_factory=list)
     clip: float | None = None
+    initial: nn.Module | None = field(default=None, repr=False, compare=False)
 
-# %% ../../nbs/training/run_state.ipynb #5fb2c242
-def save_checkpoint(
-    path, run: Run, optimiser: torch.optim.Optimizer, fingerprint: dict
-):
-    "Write a sealed checkpoint whole or not at all."
-    content = io.BytesIO()
-    kept = dict(w=run.w.detach(), ledger=asdict(run.ledger), fingerprint=fingerprint)
-    kept |= dict(optimiser=optimiser.state_dict())
-    plain = "round", "finished", "history", "seconds", "cpu_seconds", "memory"
-    kept |= {name: getattr(run, name) for name in plain}
-    kept |= {"dropped": run.dropped} if run.dropped else {}
-    kept |= {} if run.clip is None else {"clip": run.clip}
-    torch.save(kept, content)
-    atomic_write(path, add_checksum(content.getvalue()))
+    def model(self) -> nn.Module:
+        """The trained model.
 
-# %% ../../nbs/training/run_state.ipynb #d0load02
+        Returns: a copy of the module, with the run's weights, its own buffers and frozen
+            parts, in evaluation mode.
+        """
+        trained = copy.deepcopy(self.initial).eval()
+        parameters = dict(trained.named_parameters())
+        with torch.no_grad():
+            for name, values in unpack(trained, self.w.detach().cpu()).items():
+                parameters[name].copy_(values)
+        return trained
+
+    def __str__(self):
+        state = "finished" if self.finished else "stopped"
+        last = {k: v for k, v in (self.history or [{}])[-1].items() if "bits" not in k}
+        scores = ", ".join(
+            f"{k} {v:.4g}" for k, v in last.items() if k != "round" and v is not None
+        )
+        up, down = (
+            b / 2**23 for b in (self.ledger.uplink_bits, self.ledger.downlink_bits)
+        )
+        return (
+            f"Run {state} after {self.round:,} rounds, {len(self.w):,} weights\n"
+            f"{scores or 'not evaluated yet'}\n"
+            f"{up:.2f} MiB up, {down:.2f} MiB down, {self.seconds:.0f} s"
+        )
+
+# %% ../../nbs/training/run_state.ipynb #f29415fb
+PLAIN = "round", "finished", "history", "seconds", "cpu_seconds", "memory"
 KEPT = {  # what a checkpoint holds
     "w": Tensor,
     "optimiser": dict,
@@ -147,47 +163,82 @@ KEPT = {  # what a checkpoint holds
     "memory": (Tensor, type(None)),
     "fingerprint": dict,
 }
-
-
 MARKS = "nonfinite", "share", "adaptive"  # in the fingerprint of runs that have them
 
 
-def _unlike_a_checkpoint(state):
-    "What a sealed file lacks that a checkpoint has; '' if nothing."
+def save_checkpoint(
+    path, run: Run, optimiser: torch.optim.Optimizer, fingerprint: dict
+):
+    "Write a sealed checkpoint whole or not at all, for its owner alone."
+    content = io.BytesIO()
+    kept = dict(w=run.w.detach(), ledger=asdict(run.ledger), fingerprint=fingerprint)
+    kept |= dict(optimiser=optimiser.state_dict())
+    kept |= {name: getattr(run, name) for name in PLAIN}
+    kept |= {"dropped": run.dropped} if run.dropped else {}
+    kept |= {} if run.clip is None else {"clip": run.clip}
+    torch.save(kept, content)
+    atomic_write(path, add_checksum(content.getvalue()))
+    os.chmod(path, 0o600)
+
+
+def _unlike_a_checkpoint(state, run):
+    "In what a sealed file is not a checkpoint of a run like this one; '' if in nothing."
     if not isinstance(state, dict):
-        return "it holds no dict"
+        return f"it holds a {type(state).__name__}"
     for name, kind in KEPT.items():
         if not isinstance(state.get(name, ...), kind):
-            return f"{name} is missing or of another type"
-    wrong = state["ledger"].keys() ^ {f.name for f in fields(Ledger)}
-    return f"its ledger differs in {sorted(map(str, wrong))[0]:.80}" if wrong else ""
+            return f"its {name} is missing or of another type"
+    t, ledger = state["round"], state["ledger"]
+    clients = {len(ledger.get(name, ())) for name in ("seen", "own")}
+    if ledger.keys() != asdict(run.ledger).keys() or t < 0:
+        return f"its round is {t}" if t < 0 else "its ledger is another one"
+    if clients != {run.ledger.n_clients} or len(ledger["sent"]) != t + 1:
+        return f"its ledger is not one of {run.ledger.n_clients} clients and {t} rounds"
+    for name in ("w", "memory"):
+        here, there = getattr(run, name), state[name]
+        if getattr(here, "shape", None) != getattr(there, "shape", None):
+            return f"its {name} has another shape"
+    return ""
 
 
-def load_checkpoint(path, fingerprint: dict) -> dict:  # the stored state
+def load_checkpoint(path, run: Run, fingerprint: dict) -> dict:  # the stored state
     "Read a checkpoint; refuse a damaged one, and one of another run."
     content = io.BytesIO(read_sealed(path))
     try:
         state = torch.load(content, map_location="cpu", weights_only=True)
-        why = _unlike_a_checkpoint(state)
+        stored = state["fingerprint"]
     except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        why = f"it holds no tensors, {type(error).__name__}"
-    if why:
-        raise ValueError(
-            f"{Path(path).name} is not a checkpoint of this version ({why}): delete"
-            " it, or run without resume"
-        )
-    stored = state["fingerprint"]
+        why, stored = f"it holds no tensors, {type(error).__name__}", {}
+    except (KeyError, TypeError, IndexError):
+        why, stored = "it has no fingerprint", {}
+    else:
+        why = "" if isinstance(stored, dict) else "it has no fingerprint"
     names = [*fingerprint, *(k for k in MARKS if k in stored)]
-    differ = [k for k in names if fingerprint.get(k) != stored.get(k)]
+    differ = [] if why else [k for k in names if fingerprint.get(k) != stored.get(k)]
     if differ:
         was, now = (f"{shown(side.get(differ[0]))}" for side in (stored, fingerprint))
         raise ValueError(
             f"{Path(path).name} was written with a different {differ[0]} ({was}, now"
             f" {now}): run without resume, or choose another folder"
         )
+    if why := why or _unlike_a_checkpoint(state, run):
+        raise ValueError(
+            f"{Path(path).name} is not a checkpoint of this version ({why}): delete"
+            " it, or run without resume"
+        )
     return state
 
-# %% ../../nbs/training/run_state.ipynb #d0prn02
+
+def try_place(path) -> None:
+    "Write and remove a file beside a checkpoint, so that an error comes before the work."
+    trial = Path(path).with_name(f".{Path(path).name}.{os.getpid()}.trial")
+    atomic_write(trial, b"").unlink()
+    if Path(path).is_dir():
+        raise IsADirectoryError(
+            f"checkpoint is {shown(str(path))}, a folder: name a file"
+        )
+
+
 def fingerprint(task, w, device, unit, content):
     "Settings in which a checkpoint and the run that resumes it must agree."
     free, digest = ("rounds", "eval_every"), hashlib.sha256(w.numpy().tobytes())
@@ -195,8 +246,6 @@ def fingerprint(task, w, device, unit, content):
     for tensor in (*held, *task.model.buffers()):
         digest.update(tensor.detach().cpu().double().numpy().tobytes())
     config = {f"config.{k}": v for k, v in asdict(task.config).items() if k not in free}
-    config |= {"config.cohort": int(task.config.cohort)}
-    config |= {"config.sampling": str(task.config.sampling)}
     return config | {
         "seed": task.seed,
         "data": task.federation.data.name,
@@ -210,7 +259,7 @@ def fingerprint(task, w, device, unit, content):
         "content": task.federation.data.content_hash if content else None,
     }
 
-# %% ../../nbs/training/run_state.ipynb #d0prn04
+
 def _check_rounds(state, config, last):
     "Refuse fewer rounds than were done; strike out an evaluation that is not due."
     done, ended, history = state["round"], state["finished"], state["history"]
@@ -233,9 +282,9 @@ def start_run(
     more: dict | None = None,
     last: int | None = None,
 ) -> tuple:
-    "A new run, or the one in the checkpoint."
+    "A new run, or the one in the checkpoint; its optimiser; its fingerprint."
     w = pack(check_model(task.model)).cpu()
-    own = fingerprint(task, w, device, unit, checkpoint) | (more or {})
+    print_of_run = fingerprint(task, w, device, unit, checkpoint) | (more or {})
     memory = task.mechanism.client_memory(task.n_clients, len(w))
     if memory is not None and task.config.sampling == "replacement":
         raise ValueError(
@@ -243,18 +292,20 @@ def start_run(
             " this mechanism keeps one memory per client: use 'fixed' or 'poisson'"
         )
     memory, w = None if memory is None else memory.to(device), w.to(device)
-    run = Run(w, 0, False, Ledger(task.n_clients), [], 0.0, memory)
+    run = Run(w, 0, False, Ledger(task.n_clients), [], 0.0, memory, initial=task.model)
     optimiser = server_optimiser(w, task.config)
+    if checkpoint:
+        try_place(checkpoint)
     if resume and checkpoint and Path(checkpoint).exists():
-        state = load_checkpoint(checkpoint, own)
+        state = load_checkpoint(checkpoint, run, print_of_run)
         _check_rounds(state, task.config, last or task.config.rounds)
         w.copy_(state["w"])
         optimiser.load_state_dict(state["optimiser"])
-        run.round, run.finished = state["round"], state["round"] == task.config.rounds
-        run.history, run.seconds = state["history"], state["seconds"]
-        run.cpu_seconds = state["cpu_seconds"]
+        for name in PLAIN:
+            setattr(run, name, state[name])
+        run.finished = run.round == task.config.rounds
         run.ledger = Ledger(**state["ledger"])
         run.dropped = [*map(tuple, state.get("dropped", ()))]
         run.clip = state.get("clip")
         run.memory = None if memory is None else state["memory"].to(device)
-    return run, optimiser, own
+    return run, optimiser, print_of_run

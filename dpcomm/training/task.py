@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Config', 'sample_cohort', 'Task']
 
-# %% ../../nbs/training/task.ipynb #ta000004
+# %% ../../nbs/training/task.ipynb #e0b75e67
 from collections.abc import Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,31 +16,17 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from dpcomm.core.checks import (
-    check_between,
-    check_choice,
-    check_number,
-    check_positive,
-    check_stream,
-)
+from ..core.checks import check_between, check_choice, check_number
 from ..core.random import seed_tree
 from ..datasets.images import Federation
 from ..mechanisms.contract import Mechanism
 from .functional import cross_entropy
 from .local_sgd import ENGINES
 
-# %% ../../nbs/training/task.ipynb #ta000005
-class Unsaid(int):
-    "A number that nobody gave, and that gives way to a deployment."
-
-
-class UnsaidText(str):
-    "The same for a word."
-
-# %% ../../nbs/training/task.ipynb #ta000006
+# %% ../../nbs/training/task.ipynb #8c75f971
 DRAWS = ("fixed", "replacement", "poisson")  # ways to choose a cohort
 
-# %% ../../nbs/training/task.ipynb #51dc349c
+# %% ../../nbs/training/task.ipynb #bb56867f
 @dataclass(frozen=True)
 class Config:
     """Settings of a federated run; defaults are DP-REC's on MNIST. [dprec App. C.2]
@@ -56,16 +42,15 @@ class Config:
     momentum: of the server, where it is 'momentum'.
     adam_eps: added to the root of Adam's second moment, > 0.
     eval_every: rounds between evaluations.
-    engine: auto | loop | channels-last | vmap | fused | graphed.
-    precision: bfloat16: of products' factors; None: float32.
+    engine: auto | loop | vmap | fused | graphed.
     balance: whether a visit down-samples the larger of two classes.
-    steps: local steps a visit; None: `epochs` passes.
-    compile: whether engine 'loop' runs the model by torch.compile; None: no.
+    steps: local steps a visit at most: it uses no image twice, so a client with fewer
+        than steps x batch images takes fewer; None: `epochs` passes.
     """
 
-    rounds: int = Unsaid(1000)
-    cohort: int = Unsaid(10)
-    sampling: str = UnsaidText("fixed")
+    rounds: int = 1000
+    cohort: int = 10
+    sampling: str = "fixed"
     epochs: int = 1
     batch: int = 20
     lr: float = 0.01
@@ -75,10 +60,8 @@ class Config:
     adam_eps: float = 1e-8
     eval_every: int = 25
     engine: str = "auto"
-    precision: str | None = None
     balance: bool = False
     steps: int | None = None
-    compile: bool | None = None
 
     def __post_init__(self):
         for name in ("rounds", "cohort", "epochs", "batch", "eval_every"):
@@ -87,16 +70,14 @@ class Config:
             check_between("steps", self.steps, 1)
             check_between("epochs, beside steps,", self.epochs, 1, 1)
         for name in ("lr", "server_lr", "adam_eps"):
-            check_positive(name, getattr(self, name))
+            check_number(name, getattr(self, name), "(0, 3e38]")
         check_number("momentum", self.momentum, "[0, 1)")
         check_choice("balance", self.balance, (True, False))
-        check_choice("compile", self.compile, (None, True, False))
         check_choice("sampling", self.sampling, DRAWS)
         check_choice("server", self.server, ("sgd", "momentum", "adam"))
         check_choice("engine", self.engine, ("auto", *ENGINES))
-        check_choice("precision", self.precision, (None, "bfloat16"))
 
-# %% ../../nbs/training/task.ipynb #a109d086
+# %% ../../nbs/training/task.ipynb #1d2e741c
 def sample_cohort(
     n_clients: int, cohort: int, sampling: str, rng: np.random.Generator
 ) -> np.ndarray:
@@ -108,10 +89,6 @@ def sample_cohort(
     rng: stream of this round's draw.
     Returns: client numbers, ascending; repeats only with replacement.
     """
-    check_choice("sampling", sampling, DRAWS)
-    check_between("n_clients", n_clients, 1, 2**32)
-    check_between("cohort", cohort, 1, 2**32)
-    check_stream(rng)
     if sampling != "replacement" and cohort > n_clients:
         raise ValueError(
             f"cohort is {cohort}, but there are only {n_clients} clients: "
@@ -121,7 +98,15 @@ def sample_cohort(
         return np.flatnonzero(rng.random(n_clients) < cohort / n_clients)
     return np.sort(rng.choice(n_clients, cohort, replace=sampling == "replacement"))
 
-# %% ../../nbs/training/task.ipynb #d3b20001
+# %% ../../nbs/training/task.ipynb #f91904de
+def _place(cohort):
+    "Which of its client's visits each visit of a round is; (n,)."
+    order, place = np.argsort(cohort, kind="stable"), np.arange(len(cohort))
+    copies = np.empty_like(place)
+    copies[order] = place - np.searchsorted(cohort[order], cohort[order])
+    return copies
+
+
 def among(
     left: np.ndarray, t: int, cohort: int, sampling: str, rng: np.random.Generator
 ) -> np.ndarray:
@@ -135,9 +120,8 @@ def among(
                 " sampling='poisson'"
             )
         return there[sample_cohort(len(there), cohort, "fixed", rng)]
-    found = sample_cohort(len(left), cohort, sampling, rng)
-    place = np.arange(len(found)) - np.searchsorted(found, found)
-    return found[place < left[found]]
+    drawn = sample_cohort(len(left), cohort, sampling, rng)
+    return drawn[_place(drawn) < left[drawn]]
 
 
 class _Turns:
@@ -150,28 +134,24 @@ class _Turns:
 
     def at(self, t):
         while len(self.drawn) <= t:
-            self.drawn.append(self.next(len(self.drawn)))
+            self.drawn.append(self._next(len(self.drawn)))
+            np.subtract.at(self.left, self.drawn[-1], 1)
         return self.drawn[t]
 
-    def next(self, t):
+    def _next(self, t):
         rng = seed_tree(self.seed, "round", t, "sample")
-        found = among(self.left, t, self.cohort, self.sampling, rng)
-        np.subtract.at(self.left, found, 1)
-        return found
+        return among(self.left, t, self.cohort, self.sampling, rng)
 
 
 _turns = lru_cache(maxsize=4)(_Turns)
 
-# %% ../../nbs/training/task.ipynb #ta000011
+
 class Streams(Sequence):
     "The streams of a round's visits, each made when it is asked for. [Salmon et al. 2011]"
 
     def __init__(self, task, t: int, cohort: np.ndarray, use: str):  # batches | noise
         self.task, self.t, self.cohort, self.use = task, t, cohort, use
-        order = np.argsort(cohort, kind="stable")
-        place = np.arange(len(cohort))
-        self.copies = np.empty_like(place)  # which of its client's visits each is
-        self.copies[order] = place - np.searchsorted(cohort[order], cohort[order])
+        self.copies = _place(cohort)
 
     def __len__(self):
         return len(self.cohort)
@@ -182,7 +162,7 @@ class Streams(Sequence):
         where = "client", int(self.cohort[i]), "copy", int(self.copies[i])
         return self.task.stream(self.t, *where, self.use)
 
-# %% ../../nbs/training/task.ipynb #ta000010
+# %% ../../nbs/training/task.ipynb #4391f366
 _ALTER = ContextVar("alter", default=None)
 
 
@@ -195,7 +175,7 @@ def altered(alter):  # Task -> Config
     finally:
         _ALTER.reset(token)
 
-# %% ../../nbs/training/task.ipynb #d0task01
+# %% ../../nbs/training/task.ipynb #1be3eb7e
 @dataclass(frozen=True)
 class Task:
     """Everything that a result depends on: model, data, mechanism, settings and seed.
@@ -245,15 +225,12 @@ class Task:
         t: round, from 0 on.
         Returns: client numbers, ascending.
         """
-        config = self.config
+        c = self.config
         if self.visits is not None:
-            turns = _turns(
-                self.seed, self.n_clients, config.cohort, config.sampling, self.visits
-            )
-            return turns.at(t)
-        return sample_cohort(
-            self.n_clients, config.cohort, config.sampling, self.stream(t, "sample")
-        )
+            who = self.n_clients, c.cohort, c.sampling, self.visits
+            return _turns(self.seed, *who).at(t)
+        rng = self.stream(t, "sample")
+        return sample_cohort(self.n_clients, c.cohort, c.sampling, rng)
 
     def streams(self, t: int, cohort: np.ndarray, use: str) -> Streams:
         """Streams of a round's visits; a client drawn twice has two.

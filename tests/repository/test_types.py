@@ -44,7 +44,7 @@ def test_what_is_imported_when_asked_for_is_what_a_checker_sees():
 
 
 MORE = """
-training/your-model training/callbacks foundations/your-mechanism foundations/calibrate
+training/callbacks foundations/your-mechanism foundations/calibrate
 interop/flower interop/floor
 interop/pfl interop/opacus interop/sums
 """.split()

@@ -16,7 +16,7 @@ from dpcomm.mechanisms.contract import mechanism
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.quantised import Quantised
 from dpcomm.privacy.audit import distinguish
-from dpcomm.training.adaptive_clip import AdaptiveClip, in_rows
+from dpcomm.training.adaptive_clip import AdaptiveClip, Moving, in_rows
 from dpcomm.training.federated_round import Sums
 
 D, N = 4, 12
@@ -78,11 +78,10 @@ def test_the_clip_moves_toward_the_quantile(share, way):
 def test_a_sum_says_last_how_many_are_below_the_clip():
     u = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [0.6, 0.79]])
     streams = [seed_tree(i) for i in range(4)]
-    sums = Sums(Gaussian(1.0, 1.0, exact=False), streams, counted=True)
+    moving = Moving(AdaptiveClip(), Gaussian(1.0, 1.0, exact=False), 4)
+    sums = Sums(moving.mechanism, streams, moving=moving)
     found = sums(u, slice(0, 4))
     assert found.tolist() == pytest.approx([1.5, 1.99, 1.0])
-    half = sums.part(slice(0, 2))(u[:2], slice(0, 2))
-    assert half.tolist() == pytest.approx([0.9, 1.2, 0.0])
     weighted = dataclasses.replace(sums, share=np.array([0.5, 1, 1, 1]))
     assert weighted(u, slice(0, 4))[-1] == 1.0, "weights change no count"
 
@@ -154,7 +153,8 @@ def test_a_sum_of_rows_gives_updates_and_count_with_their_noises(name):
     parts, z = adaptive.parts(2.0, N), 2.0
     u = torch.tensor([[3.0, 4.0, 0.0], [30.0, 40.0, 0.0], [0.3, 0.0, 0.0]])
     streams = [seed_tree(i) for i in range(3)]
-    total = Sums(made, streams, counted=True, parts=parts)(u, slice(0, 3))
+    moving = Moving(adaptive, made, N)
+    total = Sums(made, streams, moving=moving)(u, slice(0, 3))
     assert total[:3] / parts[0] == pytest.approx([6.3, 8.0, 0.0], rel=1e-6)
     assert total[3] / (parts[1] * 5.0) == pytest.approx(0.5)
     rng, n = seed_tree(0, "shares"), 4_000

@@ -4,7 +4,6 @@ are accounted, runs that resume.
 Statistical tests have false-alarm rate 1e-6 and fixed seeds.
 """
 
-import dataclasses
 import math
 
 import numpy as np
@@ -137,33 +136,6 @@ def test_the_release_bypasses_the_clip():
     assert abs(clipped[0] - expected["imvu"][0]) > 10 * radius(IMVU.step, 4000)
 
 
-@pytest.mark.parametrize("mech", [SIGN, IMVU], ids=lambda m: m.name)
-def test_inside_the_clip_the_coins_are_the_mechanisms_own(mech):
-    u = np.linspace(-1, 1, 41) * mech.clip_norm
-    assert np.allclose(
-        example_level.high(mech, u), (1 + mech.mean_sign(u)) / 2, atol=1e-12
-    )
-    far = example_level.high(mech, np.array([-1e9, -60.0, 60.0, 1e9]))
-    assert far[0] == 0 and 0 < far[1] < 1e-5 and 1 - 1e-5 < far[2] <= far[3] == 1
-
-
-@tabled("b", [1, 2, 3, 4])
-def test_more_bits_are_the_same_bits(b):
-    """Figure 4: the solver's table for two inputs, through the general path, draws what
-    the closed form draws.
-    """
-    total = torch.linspace(-30, 30, 500)
-    general = dataclasses.replace(IMVU, table=mvu.solve(1.0, 2, 2**b))
-    p = example_level.tails(general, total)
-    assert p.shape == (1, 500) and np.allclose(
-        p[0], expit(0.5 * total.double().numpy() / 2), atol=1e-12
-    )
-    torch.testing.assert_close(
-        example_level.release(general, total, seed_tree(5)),
-        example_level.release(IMVU, total, seed_tree(5)),
-    )
-
-
 def test_a_table_of_three_symbols_is_drawn_by_its_law():
     rows = ((0.6, 0.3, 0.1), (0.1, 0.3, 0.6))
     a = np.linalg.solve(np.array([[0.6, 0.1], [0.1, 0.6]]), [0.0 - 0.15, 1.0 - 0.15])
@@ -254,20 +226,6 @@ def test_every_mechanism_states_the_gaussian_curve_for_one_example():
         "signsgd": "rdp-balle",
         "imvu": "fisher-balle",
     }
-
-
-def test_visits_count_the_draws():
-    nine = federation(clients=9)
-    task = Task(None, nine, IMVU, CONFIG, 3)
-    counts = example_level.visits(task)
-    by_hand = np.zeros(9, int)
-    for t in range(CONFIG.rounds):
-        cohort = task.cohort(t)
-        assert len(cohort) == 2 == len(set(cohort.tolist()))
-        by_hand[cohort] += 1
-    assert counts.tolist() == by_hand.tolist() and counts.sum() == 8
-    other = dataclasses.replace(task, seed=4)
-    assert any(example_level.visits(other) != counts)
 
 
 # ---- rounds and runs
@@ -375,14 +333,6 @@ def test_score_and_report_agree_with_the_model():
             model, run.w.detach(), fed.data.x_test, fed.data.y_test
         )
     assert end.items() <= run.history[-1].items() and run.history[-1]["eps"] is None
-
-
-def test_a_client_level_checkpoint_is_of_another_run(tmp_path):
-    task = Task(models.build("linear", seed_tree(0)), federation(), SIGN, CONFIG, 0)
-    path = tmp_path / "run.pt"
-    federated.simulate(task, checkpoint=path, max_seconds=0.0)
-    with pytest.raises(ValueError, match="different unit"):
-        example_level.simulate(task, checkpoint=path, resume=True)
 
 
 def test_one_image_moves_the_sum_by_at_most_the_clip_and_the_sum_is_longer():

@@ -1,7 +1,5 @@
 "fused: layers and their ways back, held weights, the loss."
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -17,24 +15,6 @@ from dpcomm.training.local_sgd import train_loop
 
 def random(*shape, path=0) -> torch.Tensor:
     return torch.from_numpy(seed_tree(0, path).standard_normal(shape))
-
-
-def test_products_in_bfloat16_round_the_factors_and_no_more():
-    a, b = random(2, 3, 50).float(), random(2, 50, 4, path=1).float()
-    rounded = a.bfloat16().double() @ b.bfloat16().double()
-    found = fused.products(a, b, torch.bfloat16)
-    assert found.dtype == torch.float32 and not torch.equal(found, a @ b)
-    torch.testing.assert_close(found, rounded.float(), atol=0.05, rtol=2**-7)
-    torch.testing.assert_close(fused.products(a, b), a @ b)
-
-
-def test_conv_in_bfloat16_is_close_and_not_the_same():
-    h, weight, bias = random(2, 6, 8, 8), random(3, 4, 2, 3, 3, path=1), random(3, 4)
-    h, weight, bias = h.float(), weight.float(), bias.float()
-    exact, _ = fused.conv(h, weight, bias, (1, 1))
-    found, _ = fused.conv(h, weight, bias, (1, 1), torch.bfloat16)
-    gap = float((found - exact).norm() / exact.norm())
-    assert found.dtype == torch.float32 and 1e-4 < gap < 1e-2
 
 
 def test_parameters_that_layers_share_move_by_the_sum_of_their_gradients():
@@ -118,9 +98,7 @@ def test_empty_places_of_a_batch_cost_nothing(monkeypatch):
 )
 def test_what_is_not_written_out_is_refused(layer):
     "A stride that is ignored would give a wrong gradient without a word."
-    with pytest.raises(
-        ValueError, match="is not supported by this engine: use engine='channels-last'"
-    ):
+    with pytest.raises(ValueError, match="is not supported .*: use engine='loop'"):
         fused.check_layer(layer)
     assert "is not supported by this engine" in fused.unsupported_layer(
         nn.Sequential(layer)
@@ -135,7 +113,6 @@ def test_what_can_be_trained_here_has_no_obstacle():
 
 
 def test_float32_stays_float32_and_the_setting_comes_back():
-    assert 1e-4 < fused.product_error("bfloat16") < 1e-2
     before = torch.get_float32_matmul_precision()
     with fused.fast_products():
         inside = torch.get_float32_matmul_precision()
@@ -147,7 +124,3 @@ def test_a_product_that_is_less_than_float32_is_not_used(monkeypatch):
     monkeypatch.setattr(fused, "product_error", lambda: 2e-3)
     with fused.fast_products():
         assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_memory_is_kept_where_the_c_library_can():
-    assert fused.pin_allocator() is sys.platform.startswith("linux")

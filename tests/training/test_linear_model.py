@@ -9,7 +9,7 @@ import pytest
 import torch
 from laws import ALARM
 from scipy.special import erf, ndtri
-from scipy.stats import binom, chisquare, kstest, norm
+from scipy.stats import binom, chisquare, kstest
 from sklearn.metrics import log_loss
 from tables import tabled
 
@@ -91,15 +91,6 @@ def test_errors_survive_large_logits_and_perfect_predictions():
     assert not a.any()
 
 
-@tabled("clip", [1e-3, 1.0, 1e3])
-def test_no_gradient_is_longer_than_the_clip(clip):
-    f, y, w = batch(50, 30)
-    e = linear_model.errors(w, f, y)
-    norms = np.linalg.norm(cells(linear_model.clip_rank_one(e, f, clip), f), axis=1)
-    before = np.linalg.norm(cells(e, f), axis=1)
-    np.testing.assert_allclose(norms, np.minimum(before, clip), rtol=1e-5)
-
-
 # ---- sums of signs
 
 
@@ -110,15 +101,6 @@ def test_the_rate_is_above_that_of_every_cell(tilt, top):
     u = np.linspace(0, top, 20_001)[1:]
     assert (-np.log1p(-tilt(u)) <= rate * u * (1 + 1e-12)).all()
     assert rate <= 1.05 * (-np.log1p(-tilt(u)) / u).max(), "a rate far above costs time"
-
-
-def test_the_rate_of_a_zero_gradient_is_zero():
-    assert linear_model.forced_rate(np.tanh, 0.0) == 0.0
-    f = np.ones((3, 2), np.float32)
-    at, signs = linear_model.forced_signs(
-        np.tanh, np.zeros((3, 2), np.float32), f, seed_tree(0)
-    )
-    assert len(at) == len(signs) == 0
 
 
 @tabled("name", TILTS)
@@ -160,27 +142,6 @@ def test_coins_read_from_normal_noise_have_the_binomial_law():
         exact = binom.pmf(np.arange(m + 1), m, 0.5)
         np.testing.assert_allclose(seen / len(grid), exact, atol=2e-6)
         assert (np.diff(sums) >= 0).all() and ((sums + m) % 2 == 0).all()
-
-
-def test_coins_mirror_their_noise_and_survive_its_tails():
-    coins = np.array([0, 1, 5, 600, 600, 600])
-    noise = np.array([3.0, 0.2, 1.0, 0.0, 9.0, 40.0])
-    sums = linear_model.sum_coins(coins, noise)
-    odd = noise != 0
-    assert (linear_model.sum_coins(coins, -noise) == -sums)[odd].all()
-    assert sums[0] == 0 and sums[1] == 1 and sums[3] == 0 and sums[5] == 600
-    assert binom.sf((sums[4] + 600) // 2 - 1, 600, 0.5) >= norm.sf(9.0)
-    assert binom.sf((sums[4] + 600) // 2, 600, 0.5) < norm.sf(9.0)
-
-
-def test_many_coins_have_the_law_without_a_table(monkeypatch):
-    rng = seed_tree(0, "many coins")
-    coins, noise = rng.integers(0, 600, 20_000), rng.standard_normal(20_000)
-    tabulated = linear_model.sum_coins(coins, noise)
-    monkeypatch.setattr(linear_model, "TABLED", 0)
-    assert np.array_equal(linear_model.sum_coins(coins, noise), tabulated)
-    far = linear_model.sum_coins(np.array([10**6] * 2), np.array([40.0, -40.0]))
-    assert far.tolist() == [10**6, -(10**6)]
 
 
 def test_one_seed_shares_noise_between_mechanisms_and_noise_seed_does_not():
@@ -243,23 +204,6 @@ def test_the_sum_of_gaussian_messages():
     assert kstest(noise.ravel() / (2.0 * 0.5 * 3), "norm").pvalue > ALARM
 
 
-def test_a_saturated_tilt_takes_the_plain_way(monkeypatch):
-    mech, (f, y, w) = mechanism("imvu", clip_norm=1.0, eps=1.0, beta=500.0), batch()
-    a = linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 1.0)
-    calls = []
-    monkeypatch.setattr(
-        linear_model, "sum_dense", lambda *args: calls.append(args) or np.zeros((3, 4))
-    )
-    linear_model.sum_messages(mech, a, f, seed_tree(0))
-    assert calls and linear_model.SATURATED < 1
-
-
-def test_another_local_mechanism_takes_the_plain_way():
-    mech, (f, y, w) = mechanism("rec", clip_norm=1.0, std=0.6, index_bits=3), batch()
-    a = linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 1.0)
-    assert linear_model.sum_messages(mech, a, f, seed_tree(0)).shape == (3, 4)
-
-
 def test_noise_of_the_server_is_refused():
     f, y, w = batch()
     with pytest.raises(ValueError, match="local=True"):
@@ -269,28 +213,6 @@ def test_noise_of_the_server_is_refused():
             f,
             seed_tree(0),
         )
-
-
-def test_exact_noise_is_refused_where_floats_are_added():
-    (f, y, w), exact = batch(), dict(clip_norm=1.0, sigma=1.0, local=True)
-    a = linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 1.0)
-    with pytest.raises(ValueError, match="pass exact=False"):
-        linear_model.sum_messages(mechanism("gaussian", **exact), a, f, seed_tree(0))
-    said = mechanism("gaussian", **exact, exact=False).guarantee(1, 1e-5)
-    assert "normal numbers in floating point" in said.note
-
-
-@tabled("rows", [1, 4, 100])
-def test_dense_blocks_cover_every_row_once(rows):
-    f, y, w = batch(10, 4)
-    a = linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 1e9)
-    quiet = mechanism("gaussian", clip_norm=1e9, sigma=1e-18, local=True, exact=False)
-    np.testing.assert_allclose(
-        linear_model.sum_dense(quiet, a, f, seed_tree(0), rows=rows),
-        a.T @ f,
-        rtol=1e-5,
-        atol=1e-6,
-    )
 
 
 def test_gains_are_the_closed_forms():
@@ -339,19 +261,6 @@ def test_training_learns_and_is_a_function_of_its_seed():
     )
 
 
-def test_tests_between_epochs_change_nothing():
-    x, y = toy()
-    config = linear_model.Settings(epochs=3, lr=0.5, batch=64)
-    often, seldom = (
-        linear_model.train(x, y, x, y, QUIET, config, 0, after)
-        for after in ((1, 2), ())
-    )
-    assert np.array_equal(often.weights, seldom.weights)
-    assert [h["epoch"] for h in often.history] == [1, 2, 3] and often.history[
-        -1
-    ] == seldom.history[-1]
-
-
 def test_every_client_sends_once_an_epoch(monkeypatch):
     x, y = toy(130)
     x[:, 0] = np.arange(130)
@@ -368,16 +277,6 @@ def test_every_client_sends_once_an_epoch(monkeypatch):
     first, second = (np.concatenate(seen[k : k + 4]) for k in (0, 4))
     assert sorted(first) == sorted(second) == list(range(130))
     assert not np.array_equal(first, second)
-
-
-def test_memory_mapped_features_train_alike(tmp_path):
-    x, y = toy()
-    np.save(tmp_path / "x.npy", x)
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    config = linear_model.Settings(epochs=1, lr=0.5, batch=64)
-    assert np.array_equal(
-        *(linear_model.train(z, y, z, y, QUIET, config).weights for z in (x, mapped))
-    )
 
 
 def test_evaluation_agrees_with_scikit_learn():
@@ -397,11 +296,3 @@ def test_a_frontier_is_the_best_affordable_point_and_a_line_between():
     )
     assert math.isnan(found[0])
     np.testing.assert_allclose(found[1:], [50, 60, 70, 75, 80, 80])
-
-
-def test_a_dominated_point_changes_no_frontier():
-    with_it, without = (
-        linear_model.read_frontier(e, a, [1.0, 1.5, 2.0])
-        for e, a in (([1.0, 1.4, 2.0], [50.0, 30.0, 50.0]), ([1.0, 2.0], [50.0, 50.0]))
-    )
-    assert with_it.tolist() == without.tolist() == [50, 50, 50]

@@ -128,24 +128,6 @@ def test_a_label_without_a_class_is_named(label, road):
     assert torch.equal(updates(None, road, (1, 2))[0], updates(label, road, (1, 2))[0])
 
 
-@tabled("road", ROADS)
-def test_a_rate_that_is_too_large_is_said_to_be(road):
-    says = "client 1 is nan or inf, though its data are finite: lower lr .now 1e.38"
-    with pytest.raises(FloatingPointError, match=says):
-        updates(None, road, (1,), lr=1e38)
-
-
-def test_the_cause_of_a_nan_is_looked_for_in_the_clients_own_data():
-    data = people("nan").data
-    says = [functional.cause_of_nan(data, part, 7, "lr") for part in ([0, 1], [5], [])]
-    assert says[0] == "client 7 holds an input with nan or inf: correct it or drop it"
-    assert says[1] == says[2] and says[1].endswith("its data are finite: lower lr")
-    wanted = replace(data, x=data.x[:2] * 0, y=torch.tensor([0.0, float("inf")]))
-    assert "holds a target with nan or inf" in functional.cause_of_nan(
-        wanted, [1], 7, "lr"
-    )
-
-
 def test_a_yes_or_no_question_has_two_labels():
     single = nn.Sequential(nn.Flatten(), nn.Linear(36, 1))
     with pytest.raises(
@@ -154,22 +136,6 @@ def test_a_yes_or_no_question_has_two_labels():
         data, parts = people(None).data, [np.array([0, 1]), np.array([2])]
         data = replace(data, y=torch.arange(len(data.y)))
         functional.check_labels(single, pack(single), data, parts, [0, 1])
-
-
-@pytest.mark.parametrize(
-    "what, error, says",
-    [
-        (-100, ValueError, "^client 0 holds a label -100; the model's classes"),
-        (
-            "nan",
-            FloatingPointError,
-            "^round 0: client 0 holds an input with nan or inf",
-        ),
-    ],
-)
-def test_the_algorithm_for_single_examples_says_the_same(what, error, says):
-    with pytest.raises(error, match=says):
-        example_level.simulate(task(what, sent=QUICK), progress=False)
 
 
 def test_the_algorithm_for_single_examples_takes_an_empty_client():

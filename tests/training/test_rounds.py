@@ -3,19 +3,14 @@ and cohorts that other processes train.
 """
 
 import itertools
-import multiprocessing
-import os
 import warnings
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from tables import tabled
 from torch import nn
-from torch.nn import functional as F
 
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import clip_l2, pack
@@ -70,11 +65,9 @@ def test_a_client_that_is_dropped_counts_as_an_empty_one(engine, sent):
     "Two runs alike but for what the third client holds: nan, or nothing."
     nan, empty = (task(SENT[sent], odd, engine=engine) for odd in ("nan", "empty"))
     with pytest.raises(FloatingPointError, match="^round 0: client 2 holds an input"):
-        simulate(nan, progress=False)
-    with pytest.warns(
-        UserWarning, match="^round 0: client 2 holds .* nan .*dropped"
-    ) as told:
-        run = simulate(nan, progress=False, nonfinite="drop")
+        simulate(nan, progress=False, nonfinite="refuse")
+    with pytest.warns(UserWarning, match="^round 0: client 2 .* nan .*as 0") as told:
+        run = simulate(nan, progress=False)
     other = simulate(empty, progress=False)
     assert len(told) == 1 and run.dropped == [(0, 2), (1, 2)] and other.dropped == []
     torch.testing.assert_close(run.w, other.w, rtol=1e-5, atol=1e-6)
@@ -85,7 +78,7 @@ def test_a_client_that_is_dropped_counts_as_an_empty_one(engine, sent):
 
 def test_a_run_that_is_resumed_lists_what_it_dropped_before(tmp_path):
     work = task(odd="nan", rounds=3)
-    how = dict(progress=False, nonfinite="drop")
+    how = dict(progress=False)
     pieces = how | dict(checkpoint=tmp_path / "c", resume=True, max_seconds=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -94,17 +87,15 @@ def test_a_run_that_is_resumed_lists_what_it_dropped_before(tmp_path):
             pass
     assert run.dropped == straight.dropped == [(0, 2), (1, 2), (2, 2)]
     assert torch.equal(run.w, straight.w)
-    with pytest.raises(ValueError, match="different nonfinite .'drop', now None"):
-        simulate(work, progress=False, checkpoint=tmp_path / "c", resume=True)
+    with pytest.raises(ValueError, match="different nonfinite .None, now 'refuse'"):
+        simulate(work, nonfinite="refuse", checkpoint=tmp_path / "c", resume=True)
 
 
 def test_an_update_is_refused_or_dropped_and_nothing_else():
     with pytest.raises(ValueError, match="nonfinite is 'skip'"):
         simulate(task(), nonfinite="skip")
-    with pytest.raises(
-        ValueError, match="^nonfinite, weights and adaptive work only with .*: leave"
-    ):
-        simulate(task(), nonfinite="drop", advance=example_level.one_round)
+    with pytest.raises(ValueError, match="^nonfinite work only with .*: leave"):
+        simulate(task(), nonfinite="refuse", advance=example_level.one_round)
 
 
 # ---- weights
@@ -186,150 +177,3 @@ def test_weights_that_are_none_are_refused(weights):
 
 
 # ---- other processes
-
-
-def clean(workers=2):
-    "Processes of a server that has imported the package and computed nothing."
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dpcomm.training.federated"])
-    return ProcessPoolExecutor(workers, context)
-
-
-@pytest.fixture(scope="module")
-def processes():
-    with clean() as executor:
-        yield executor
-
-
-@pytest.mark.parametrize("engine", ["loop", "vmap", "auto"])
-@pytest.mark.parametrize("sent", SENT)
-def test_processes_change_no_bit(sent, engine, processes):
-    "With a memory, with sums, and with a model that draws."
-    dropout = 0.5 if engine == "loop" else 0.0
-    work = task(SENT[sent], model=net(dropout), cohort=4, engine=engine)
-    alone, spread = (
-        simulate(work, progress=False, executor=executor)
-        for executor in (None, processes)
-    )
-    assert torch.equal(alone.w, spread.w) and alone.history == spread.history
-    assert alone.ledger == spread.ledger
-    assert alone.memory is None or torch.equal(alone.memory, spread.memory)
-
-
-@dataclass(frozen=True)
-class Signed:
-    "A loss that says in which process it was computed."
-
-    path: Path
-
-    def __call__(self, outputs, y):
-        with open(self.path, "a") as file:
-            file.write(f"{os.getpid()}\n")
-        return F.cross_entropy(outputs, y)
-
-
-def test_other_processes_do_the_training(processes, tmp_path):
-    "And weights, losses and drops go there and come back."
-    work = replace(task(odd="nan"), loss=F.cross_entropy)
-    how = dict(progress=False, nonfinite="drop", weights=WEIGHTS + 1)
-    how["metrics"] = lambda *_: {"score": 1.0}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        alone, spread = (simulate(work, **how, executor=e) for e in (None, processes))
-    assert torch.equal(alone.w, spread.w) and spread.dropped == [(0, 2), (1, 2)]
-    with clean() as executor:
-        simulate(
-            replace(task(), loss=Signed(tmp_path / "pids")), **how, executor=executor
-        )
-    pids = (tmp_path / "pids").read_text().split()
-    assert set(pids) - {str(os.getpid())}
-    assert pids.count(str(os.getpid())) == 1, "the trial alone is here"
-
-
-@pytest.mark.deep
-def test_processes_that_start_anew_change_no_bit():
-    work = task(SENT["pm"])
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, context) as executor:
-        spread = simulate(work, progress=False, executor=executor)
-    assert torch.equal(simulate(work, progress=False).w, spread.w)
-
-
-def test_forks_that_cannot_compute_gradients_are_told_from_other_faults():
-    "PyTorch's own words where a process forks after gradients in threads."
-
-    class Refusing(Future):
-        def result(self):
-            raise RuntimeError(self.says)
-
-    for says, told in (
-        ("autograd with fork-based multiprocessing", "'spawn'"),
-        ("x", "^x$"),
-    ):
-        refusing = Refusing()
-        refusing.says = says
-        with pytest.raises(RuntimeError, match=told):
-            federated_round.ExecutorTrainer._taken(None, slice(0, 1), refusing)
-
-
-def test_threads_of_an_executor_of_ones_own_change_no_bit():
-    with ThreadPoolExecutor(3) as executor:
-        spread = simulate(task(SENT["pm"]), progress=False, executor=executor)
-    assert torch.equal(simulate(task(SENT["pm"]), progress=False).w, spread.w)
-
-
-def test_more_chunks_than_are_sent_ahead_come_back_in_order():
-    work = task()
-    everybody, w = np.arange(5), pack(work.model)
-    with ThreadPoolExecutor(2) as executor:
-        pools = executor, federated_round.ExecutorTrainer(executor, ahead=2)
-        one, two = (
-            [
-                *federated_round.train_cohort(
-                    work, w, everybody, work.streams(0, everybody, "batches"), pool
-                )
-            ]
-            for pool in pools
-        )
-    assert len(one) == len(two) == 5
-    assert all(
-        torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(one, two)
-    )
-
-
-def test_what_cannot_be_sent_is_said(processes):
-    work = replace(task(), loss=lambda out, y: F.cross_entropy(out, y))
-    how = dict(progress=False, executor=processes)
-    with pytest.raises(
-        ValueError, match="cannot be sent to another process .*in a module$"
-    ):
-        simulate(work, **how)
-    with pytest.raises(
-        ValueError, match="^workers is 2, a number of threads .* leave one of them"
-    ):
-        simulate(task(), workers=2, **how)
-    with pytest.raises(FloatingPointError, match="^round 0: client 2 holds an input"):
-        simulate(task(odd="nan"), **how)
-
-
-@pytest.mark.deep
-def test_dask_changes_no_bit():
-    distributed = pytest.importorskip("distributed")
-    work = task(SENT["pm"])
-    how = dict(n_workers=1, threads_per_worker=1, dashboard_address=None)
-    with distributed.LocalCluster(**how) as cluster, cluster.get_client() as client:
-        spread = simulate(work, progress=False, executor=client.get_executor())
-        plain = simulate(work, progress=False, executor=client)
-    alone = simulate(work, progress=False)
-    assert torch.equal(alone.w, spread.w) and torch.equal(alone.w, plain.w)
-    assert alone.history == spread.history
-
-
-@pytest.mark.deep
-def test_submitit_changes_no_bit(tmp_path):
-    submitit = pytest.importorskip("submitit")
-    executor = submitit.AutoExecutor(folder=tmp_path, cluster="local")
-    executor.update_parameters(timeout_min=5)
-    work = task(SENT["pm"], cohort=2)
-    spread = simulate(work, progress=False, executor=executor)
-    assert torch.equal(simulate(work, progress=False).w, spread.w)

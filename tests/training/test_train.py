@@ -1,5 +1,7 @@
 "`train`, the short way to a run: the same run, and what it refuses."
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 import dpcomm
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets.images import Federation
+from dpcomm.training.callbacks import CSV, Callback
 
 RULES = dict(n_clients=6, cohort=3, rounds=4, delta=1e-2, sampling="fixed")
 
@@ -35,7 +38,9 @@ def test_it_is_the_run_that_simulate_makes():
     )
     held = Federation.of(people, test)
     task = dpcomm.Task(model, held, mechanism, dpcomm.Config(**how), 3)
-    same = dpcomm.simulate(task, deployment=deployment, progress=False)
+    same = dpcomm.simulate(
+        task, deployment=deployment, train_loss=False, progress=False
+    )
     assert run.finished and torch.equal(run.w, same.w) and run.history == same.history
     assert run.history[-1]["eps"] == deployment.guarantee(mechanism).eps <= 5
     again = dpcomm.train(
@@ -77,8 +82,36 @@ def test_what_does_not_go_is_a_sentence(change, kind, says):
         dpcomm.train(**given | dict(deployment=deployment, progress=False) | change)
 
 
-def test_test_data_are_given_once():
+def test_what_no_guarantee_covers_is_left_out_unless_asked_for():
     model, people, test, mechanism, deployment = parts()
-    with pytest.raises(TypeError, match="a Federation, which has its own"):
-        held = Federation.of(people, test)
-        dpcomm.train(model, held, mechanism, deployment, test=test)
+    how = dict(test=test, progress=False)
+    run = dpcomm.train(model, people, mechanism, deployment, **how)
+    assert all("train_loss" not in entry for entry in run.history)
+    told = dpcomm.train(model, people, mechanism, deployment, train_loss=True, **how)
+    assert all("train_loss" in entry for entry in told.history)
+    with pytest.raises(
+        TypeError, match="deployment is None; it must say who takes part"
+    ):
+        dpcomm.train(model, people, mechanism, None, **how)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders are closed by their mode")
+def test_places_to_write_are_tried_before_the_first_round(tmp_path):
+    model, people, test, mechanism, deployment = parts()
+    (tmp_path / "file").write_text("")
+    below = tmp_path / "file" / "run"
+    rounds = []
+
+    class Told(Callback):
+        def after_round(self, run, task, loss):
+            rounds.append(run.round)
+
+    for place in (dict(checkpoint=below), dict(callbacks=[CSV(below), Told()])):
+        how = dict(callbacks=[Told()]) | place | dict(test=test, progress=False)
+        with pytest.raises(OSError, match="cannot be written"):
+            dpcomm.train(model, people, mechanism, deployment, **how)
+    assert not rounds
+    with pytest.raises(IsADirectoryError, match="name a file"):
+        dpcomm.train(
+            model, people, mechanism, deployment, test=test, checkpoint=tmp_path
+        )
