@@ -50,12 +50,6 @@ def bare(env: dict, home) -> dict:
     return kept | home | {"PYTHONPATH": search}
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--fuzz", type=int, default=1000, help="hostile messages a mechanism"
-    )
-
-
 def pytest_configure(config):
     if "not slow" not in (config.option.markexpr or ""):
         return

@@ -86,10 +86,10 @@ class Rest(tuple):
 
 def first_alone(name: str, firsts: list, rest: dict):
     """Parametrize `name`: each of `firsts` is an item of its own; `rest` lists, by the id of
-    an item of the deep tier, cases that the test is run on one after the other.
+    an slow item, cases that the test is run on one after the other.
     """
     deep = [
-        pytest.param(Rest(cases), id=label, marks=pytest.mark.deep)
+        pytest.param(Rest(cases), id=label, marks=pytest.mark.slow)
         for label, cases in rest.items()
     ]
 

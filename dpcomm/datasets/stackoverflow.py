@@ -300,7 +300,11 @@ def federation(source, n_test: int = 10_000) -> LazyFederation:
 
 # %% ../../nbs/datasets/stackoverflow.ipynb #8f2dd05d
 def read_counts(path: Path, n: int) -> dict:  # word -> number, most frequent first
-    "The n most frequent words or tags. [TFF, stackoverflow]"
+    """The n most frequent words or tags. [TFF, stackoverflow]
+
+    path: TFF's file of word counts, or its .tag_count.
+    n: at least 1, at most the entries of the file.
+    """
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".tag_count":
         counts = json.loads(text)

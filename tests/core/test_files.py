@@ -156,7 +156,7 @@ for write in (lambda: files.atomic_write(folder / "run.pt", bytes(10**6)),
 """
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_no_room_on_a_real_file_system_is_a_sentence_and_leaves_nothing(tmp_path):
     (tmp_path / "run.pt").write_bytes(b"old")
     done = python("-c", FULL, tmp_path)

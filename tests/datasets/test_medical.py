@@ -86,7 +86,7 @@ def check(records, n, deaths):
 KINDS = dict(gender=2, admission=4, drug=11, icd9=265, age=1, medications=1)
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_diabetes130_counts_and_features(diabetes):
     "The columns are none but these, so none says how the stay ended."
     check(diabetes, 101_766, 1_652)
@@ -100,7 +100,7 @@ def test_diabetes130_counts_and_features(diabetes):
     assert float(gap.max()) < 0.4, "no feature alone separates the dead"
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_physionet2012_counts_and_features(physionet):
     check(physionet, 12_000, 1_707)
     columns = {c: physionet.x[:, j] for j, c in enumerate(physionet.columns)}
@@ -230,7 +230,7 @@ def test_bad_arguments_are_refused(call, message, made):
             call()
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_the_stand_ins_make_1300_hospitals(diabetes, physionet):
     for records, size, public in ((diabetes, 62, 733), (physionet, 7, 83)):
         split = medical.virtual_hospitals(records, 1300, seed_tree(0, "hospitals"))

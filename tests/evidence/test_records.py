@@ -422,7 +422,7 @@ for i in range(15):
 """
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_four_processes_that_add_to_one_file_lose_nothing(tmp_path):
     text = records.to_line(record()).encode()
     processes = []

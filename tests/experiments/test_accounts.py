@@ -53,7 +53,7 @@ def test_a_setting_keeps_its_budget_and_the_next_digit_does_not(eps, n_clients):
     assert delta == pytest.approx(n_clients**-1.1)
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("eps", [1, 3, 6])
 def test_the_listed_settings_of_mnist_by_writer_are_the_solved_ones(eps):
     n = paper_setting("n_clients", "by_writer")
@@ -65,7 +65,7 @@ def test_the_listed_settings_of_mnist_by_writer_are_the_solved_ones(eps):
         assert paper_setting(f"ablation.rec.c.eps{eps}", "by_writer") == short
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_each_method_draws_and_is_accounted_as_the_paper_says():
     a = accounts.fedavg(CONFIG, 3500, 0.1, 1.85)
     b = accounts.rec(CONFIG, 3500, 1.41, 0.03, (4,) * 8)
@@ -110,7 +110,7 @@ def test_equal_local_guarantees_are_equal():
         assert there(sigma) <= eps < there(sigma - 2e-4)
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_tighter_accountants_need_less_noise_for_the_same_budget(eps=3):
     n, cohort, rounds, delta = 539, 100, 300, accounts.delta_of(539)
     sigma = accounts.tight_sigma(eps, n, cohort, rounds)

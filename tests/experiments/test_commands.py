@@ -62,7 +62,7 @@ def test_lines_are_one_a_run_and_name_it(tmp_path, capsys):
         assert f"--only {key} --seeds 0 --device auto --out {tmp_path}" in line
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_a_sweep_plays_what_is_missing_once(tmp_path, capsys):
     code, shown = said(f"{SMOKE} --processes 1 --out {tmp_path}", capsys)
     assert code == 0 and "2 done" in shown.err

@@ -66,7 +66,7 @@ def test_all_rows_keep_one_definition_and_the_epsilon():
         assert few < usual and few <= bits * 7850
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("task", frontier.settings("full"))
 def test_every_row_of_the_grid_can_be_made(task):
     "In as many dimensions as its network has, and with as few bits as it says."

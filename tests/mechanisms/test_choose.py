@@ -175,7 +175,7 @@ def attacked(row, less=1.0, trials=4_000):
     return audit.judge_play(liar, relation, trials, rng, against=claimed, d=16)
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("name", registered())
 def test_no_attack_refutes_what_choose_promises(name):
     "The page of `choosing` plays five times as often."

@@ -44,7 +44,7 @@ def settings(name: str, keep=lambda case: True) -> list:
 
 def every(keep=lambda case: True):
     """The first setting of a mechanism stands for it in the first tier; the others are one
-    item of the deep tier, or one of each mechanism where these were asked for by name.
+    slow item, or one of each mechanism where these were asked for by name.
     """
     found = [of for name in NAMES if (of := settings(name, keep))]
     rest = {f"{of[0].id.split(',')[0]}, others": of[1:] for of in found if of[1:]}
@@ -391,7 +391,7 @@ def test_the_aggregate_is_the_mean_over_the_expected_cohort(case):
 
 def looks(first: tuple, *others: tuple):
     "One dimension and kind of update in the first tier, all others in the deep one."
-    rest = pytest.param(others, marks=pytest.mark.deep)
+    rest = pytest.param(others, marks=pytest.mark.slow)
     return pytest.mark.parametrize("looks", [[first], rest], ids=["one", "others"])
 
 
@@ -802,7 +802,7 @@ def test_the_audit_does_not_exceed_the_claim(case):
         assert not audit.refutes(found, claimed), f"{found}, but claimed {claimed}"
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @each
 def test_the_audit_does_not_refute_the_whole_curve(case):
     """Everything that is claimed of the game at once, 4,000 plays; where messages are slow,

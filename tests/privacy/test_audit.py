@@ -153,7 +153,7 @@ def test_one_message_of_rec_by_enumeration_keeps_its_claim(s):
 # ---- the distinguisher
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("direction", ["forward", "reverse"])
 def test_false_alarms_stay_below_the_alarm(direction):
     "2,000 audits of randomised response at alarm 0.05."
@@ -239,7 +239,7 @@ def test_honest_gaussian_passes_when_sampled():
 RECS = [Rec(0.545, 1.0, 3), Rec(1.0, 0.7, 1), Rec(3.0, 3.0, 2, (2, 1))]
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("path, n", [("law", 20_000), ("simulate", 5000), ("encode", 300)])
 @tabled("mechanism", RECS, ids=str)
 def test_honest_rec_passes(mechanism, path, n):
@@ -249,7 +249,7 @@ def test_honest_rec_passes(mechanism, path, n):
         assert not audit.refutes(found, claim(mechanism, relation, rounds)), found
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("relation", Rec.relations)
 @tabled("here", [True, False])
 def test_messages_and_their_law_score_alike(here, relation):
@@ -366,7 +366,7 @@ def blind(mechanism, relation, arguments):
     return hidden or mechanism.name == "rec" and relation in ("replace", "local")
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("mechanism, relation, arguments", list(audited()))
 def test_an_honest_game_stands_and_reaches_its_curve(mechanism, relation, arguments):
     "20,000 plays against everything claimed; and the game is not blind."
@@ -378,7 +378,7 @@ def test_an_honest_game_stands_and_reaches_its_curve(mechanism, relation, argume
         assert found.reached > found.delta - 6 * math.sqrt(variance), found
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("mechanism, relation, arguments", list(audited()))
 def test_a_quarter_too_little_noise_is_caught_at_a_million_plays(
     mechanism, relation, arguments
@@ -405,7 +405,7 @@ def test_the_power_of_an_audit_is_that_of_its_law():
     assert seen(1.5, 1000) < seen(1.1, 1000)
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("mechanism, relation, arguments", list(audited()))
 def test_a_lie_of_the_size_that_is_said_to_be_seen_is_seen(
     mechanism, relation, arguments
@@ -825,7 +825,7 @@ LATER = [what for what in BROKEN if what.startswith("engine: ")][1:] + [
     "rec: prior halved"
 ]
 broken = pytest.mark.parametrize(
-    "what", [pytest.param(w, marks=[pytest.mark.deep] * (w in LATER)) for w in BROKEN]
+    "what", [pytest.param(w, marks=[pytest.mark.slow] * (w in LATER)) for w in BROKEN]
 )
 
 
@@ -839,7 +839,7 @@ def test_a_broken_mechanism_is_caught(what):
     assert refuted(what)
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @broken
 def test_its_honest_twin_passes(what):
     assert not refuted(what, honest=True)
@@ -857,7 +857,7 @@ def test_with_the_audit_disabled_nothing_is_caught(what, monkeypatch):
 # ---- the command
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_the_command_prints_claims_beside_audits(capsys):
     assert cli.main(["audit", "gaussian", "sqsgd", "--trials", "20000"]) == 0
     lines = capsys.readouterr().out.splitlines()

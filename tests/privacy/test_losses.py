@@ -186,7 +186,7 @@ def test_a_rare_clients_bulk_keeps_its_mean_on_a_coarse_grid(mu, part):
         assert abs(up[small] @ y[small] - down[small] @ y[small]) < 0.1 * exact
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("sigma, q, rounds, delta", [(0.5, 1e-4, 10**5, 1e-8), (1.0, 1e-5, 10**6, 1e-9)])
 def test_the_ends_meet_at_tiny_rates(sigma, q, rounds, delta):
     low, high = ends([(gaussian_losses(sigma, q, **POISSON), rounds)], delta)

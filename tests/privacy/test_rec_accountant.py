@@ -221,7 +221,7 @@ STATED = [
 ]
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("task, stated, c, n, cohort, rounds, groups", STATED)
 def test_the_exact_accountant_is_inside_algorithm_7(
     task, stated, c, n, cohort, rounds, groups
@@ -241,7 +241,7 @@ def test_the_exact_accountant_is_inside_algorithm_7(
     assert exact_epsilon(1.227, RecRun(90_000, 342_477, 128, 6), 342_477**-1.1).eps < 1
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("relation", SAMPLINGS_OF)
 def test_calibration_inverts_every_accountant(relation):
     slots = 1 if relation == "local" else 10_000
@@ -371,7 +371,7 @@ BRUTE = [
 ]
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("K, s, n_clients, slots, delta", BRUTE)
 def test_the_bracket_holds_the_truth(K, s, n_clients, slots, delta):
     low, high = pld_bracket(s, RecRun(slots, n_clients, K, 1), delta)
@@ -400,7 +400,7 @@ def test_sixteen_slots_as_four_squarings():
     assert ends[0] < ours < ends[1] < ends[0] + 0.04
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("c, K, delta, truth", [(4.0, 2, 1e-5, 22.69), (3.5, 4, 1e-5, None)])
 @pytest.mark.filterwarnings("error")
 def test_the_bracket_of_one_client_at_a_large_clip(c, K, delta, truth):
@@ -457,7 +457,7 @@ def test_the_bracket_at_mnist(c, relation, low, high):
 LOSSES = [(1e-4, 1), (0.545, 1), (1.0, 8), (1.5, 1), (5.0, 8)]
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("c, groups", LOSSES)
 def test_composed_losses_never_exceed_the_renyi_value(c, groups):
     for slots in (1, 100_000):
@@ -685,7 +685,7 @@ AMONG_OTHERS = [  # c, N, B, T, groups, Renyi with Balle's conversion, composed 
 ]
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("c, n, cohort, rounds, groups, renyi, composed", AMONG_OTHERS)
 def test_epsilons_of_the_paper_with_other_clients_in_the_slots(
     c, n, cohort, rounds, groups, renyi, composed
@@ -796,7 +796,7 @@ def test_what_is_not_derived_is_refused(call, message):
         call()
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("delta, most", [(1e-8, 0.96), (1e-10, 0.97)])
 def test_the_exact_law_reaches_small_deltas(delta, most):
     "A thousand rounds of ten: the losses are tighter than the moments, not as much as these."

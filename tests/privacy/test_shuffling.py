@@ -243,7 +243,7 @@ def audited(name, n, plays=30_000):
 
 
 @pytest.mark.parametrize(
-    "name", ["sqkr", pytest.param("vqsgd", marks=pytest.mark.deep)]
+    "name", ["sqkr", pytest.param("vqsgd", marks=pytest.mark.slow)]
 )
 def test_the_attack_on_shuffled_messages_stays_below_the_claim(name):
     promised, seen, judged = audited(name, 12)

@@ -22,7 +22,7 @@ from tables import tabled
 
 import dpcomm
 
-pytestmark = pytest.mark.deep
+pytestmark = pytest.mark.slow
 
 PAGES = [path.relative_to("nbs").with_suffix(".html") for path in NOTEBOOKS]
 WIDTHS = (1400, 400)

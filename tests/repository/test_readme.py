@@ -92,7 +92,7 @@ def test_tables_are_the_results(readme, name):
     )
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_the_example_prints_what_is_shown(readme):
     code, output = example(readme)
     (words, shown), (words_now, now) = split(output), split(printed(code))

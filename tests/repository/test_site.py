@@ -255,7 +255,7 @@ def prose_of(notebook):
     )
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("page", [path.relative_to("nbs") for path in NOTEBOOKS], ids=str)
 def test_nothing_is_lost_on_the_way(page, site):
     notebook = json.loads((ROOT / "nbs" / page).read_text("utf-8"))["cells"]
@@ -278,7 +278,7 @@ def html_faults(site, pool):
     }
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled("page", [path.relative_to("nbs") for path in NOTEBOOKS], ids=str)
 def test_page_renders(page, html_faults):
     if found := html_faults[page].result():

@@ -101,7 +101,7 @@ def test_how_to_pages_are_found():
     assert len(GUIDES) >= 9 + len(MORE) - 1
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_pyright_accepts_the_package_readme_and_guides_and_knows_what_comes_back(asked):
     if importlib.util.find_spec("basedpyright") is None:
         pytest.skip("NOT CHECKED: basedpyright is not installed")
@@ -133,7 +133,7 @@ def test_pyright_accepts_the_package_readme_and_guides_and_knows_what_comes_back
     assert all(kind in text for kind, text in zip(TOLD, said, strict=True))
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_mypy_accepts_readme_and_guides_and_knows_what_comes_back(asked):
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("NOT CHECKED: mypy is not installed")

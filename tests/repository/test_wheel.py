@@ -70,7 +70,7 @@ def said(bare, tmp_path, *words):
     return done.stdout
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_it_holds_the_package_its_assets_and_the_experiments(wheel):
     with zipfile.ZipFile(wheel) as file:
         names = {i.filename: i.file_size for i in file.infolist()}
@@ -87,7 +87,7 @@ def test_it_holds_the_package_its_assets_and_the_experiments(wheel):
     assert not strange and sum(names.values()) < 20e6
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_an_sdist_holds_the_notebooks_and_the_tests(source, tmp_path):
     done = python("setup.py", "-q", "sdist", "-d", tmp_path, cwd=source)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -119,7 +119,7 @@ def test_requirements_are_bounded_below_and_met_here():
         assert importlib.metadata.version(wanted.name) in wanted.specifier, line
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_it_is_the_installed_one(bare, tmp_path):
     printed = said(
         bare, tmp_path, "python", "-c", "import dpcomm; print(dpcomm.__file__)"
@@ -127,7 +127,7 @@ def test_it_is_the_installed_one(bare, tmp_path):
     assert str(bare) in printed and str(ROOT) not in printed
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_commands_work_without_a_checkout(bare, tmp_path):
     assert "usage: dpcomm" in said(bare, tmp_path, "dpcomm", "--help")
     assert "dprec-mnist" in said(bare, tmp_path, "dpcomm", "list")
@@ -155,7 +155,7 @@ for path in sys.argv[1:]:
 """
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_guides_run_without_a_checkout(bare, tmp_path):
     """The cells of each in one script, but for those that need another library, in a fork
     of a process that has imported the package.

@@ -545,7 +545,7 @@ def test_counting_is_the_ledger_of_the_packets():
     assert dense.uplink_bits == dense.downlink_bits == 18 * 64
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @tabled(
     "key, rounds, state, groups, draws",
     [

@@ -206,7 +206,7 @@ OWN = """dprec-mean dprec-quantised dprec-shakespeare dprec-stackoverflow fltop-
 imvu-femnist mean-estimation sqsgd-mnist""".split()
 ALL_EXPERIMENTS = [
     *(pytest.param("pretended", name) for name in QUICK),
-    *(pytest.param("pretended", name, marks=pytest.mark.deep) for name in OWN),
+    *(pytest.param("pretended", name, marks=pytest.mark.slow) for name in OWN),
     *(
         pytest.param("real", name, marks=pytest.mark.gpu)
         for name in runner.experiments()
