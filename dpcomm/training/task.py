@@ -65,7 +65,7 @@ class Config:
 
     def __post_init__(self):
         for name in ("rounds", "cohort", "epochs", "batch", "eval_every"):
-            check_between(name, getattr(self, name), 1)
+            check_between(name, getattr(self, name), 1, 2**32)
         if self.steps is not None:
             check_between("steps", self.steps, 1)
             check_between("epochs, beside steps,", self.epochs, 1, 1)
