@@ -154,6 +154,7 @@ class Deployment:
             the last before a jump, where the mechanism spends in whole steps.
         """
         check_number("eps", eps, "(0, inf)")
+        check_number("clip_norm", clip_norm, "(0, 1e100]")
         cls = mechanism_class(name)
         # a table brings the eps of a message with it
         given = cls.free == "eps" and fixed.get("table") is not None

@@ -182,7 +182,7 @@ class SqSgd(Local):
         d: entries of the gradient, >= 1.
         Returns: D, a power of two.
         """
-        return padded_size(subset_size(d, self.fraction, self.padded))
+        return padded_size(subset_size(check_size("d", d), self.fraction, self.padded))
 
     def subset(self, d: int) -> Tensor:
         "The coordinates of this round, ascending, from the public seed. [sqsgd Alg. 2, line 9]"

@@ -156,7 +156,9 @@ except OSError as error: print(error.strerror)
 def test_no_room_on_a_real_file_system_is_a_sentence_and_leaves_nothing(tmp_path):
     (tmp_path / "run.pt").write_bytes(b"old")
     done = python("-c", FULL, tmp_path)
-    said = "run.pt cannot be written (File too large): free some space, or choose another"
+    said = (
+        "run.pt cannot be written (File too large): free some space, or choose another"
+    )
     said += " folder that you may write to"
     assert done.stdout.splitlines() == [said], done.stderr
     assert os.listdir(tmp_path) == ["run.pt"]

@@ -98,9 +98,9 @@ def test_dp_fedavg_on_mnist_as_it_was_run(key, joins, replaced):
     sigma = float(re.search(r"sigma=([\d.]+)", run.config["mechanism"]).group(1))
     for relation, eps in (("add-remove", joins), ("replace", replaced)):
         assert math.isclose(run.as_run[relation]["eps"], eps, abs_tol=0.005)
-        assert fixed_size_epsilon(
-            sigma, 0.1, 1000, 100**-1.1, relation
-        ).eps == pytest.approx(run.as_run[relation]["eps"], rel=1e-9)
+        recorded = run.as_run[relation]["eps"]  # on an older, coarser grid of losses
+        now = fixed_size_epsilon(sigma, 0.1, 1000, 100**-1.1, relation).eps
+        assert now <= recorded == pytest.approx(now, rel=1e-4)
 
 
 def test_one_message_of_a_longer_run_is_labelled_so():

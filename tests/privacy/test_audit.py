@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 from tables import tabled
 from torch import nn
 
-from dpcomm import cli, commands
+from dpcomm import cli
 from dpcomm.core import wire
 from dpcomm.core.random import Insecure, private_stream, public_seed, seed_tree
 from dpcomm.datasets import images
@@ -876,7 +876,9 @@ def test_the_command_prints_claims_beside_audits(capsys):
 
 
 def test_the_rows_of_the_command_are_all_there():
-    cases = commands.audit_cases("rec")
+    settings = contract.mechanism_class("rec").audit_cases
+    made = [(contract.mechanism("rec", **own), *rest) for own, *rest in settings]
+    cases = audit_cases.cases(made)
     assert {case.relation for case in cases} == set(Rec.relations)
     paths = {case.arguments["path"] for case in cases}
     assert paths == {"encode", "law", "simulate", "messages"}
@@ -886,10 +888,9 @@ def test_the_rows_of_the_command_are_all_there():
 
 def test_a_refuted_claim_is_exit_code_4(monkeypatch, capsys):
     monkeypatch.setitem(contract._REGISTRY, "gaussian", HalfTheNoise)
-    own = commands.audit_cases
-    monkeypatch.setattr(commands, "audit_cases", lambda name: own(name)[:1])
+    monkeypatch.setattr(HalfTheNoise, "audit_cases", HalfTheNoise.audit_cases[:1])
     args = cli._parse(["audit", "gaussian", "--trials", "4000"])
-    assert commands.audit_all(args) == 4
+    assert cli.audit_all(args) == 4
     assert "REFUTED" in capsys.readouterr().out
 
 

@@ -20,7 +20,6 @@ from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.evidence import paper_tables
-from dpcomm.mechanisms.noisy_sums import share_std
 from dpcomm.privacy import fixed_size_accountant as accountant
 from dpcomm.privacy.accounting import (
     INTEGER_ORDERS,
@@ -333,7 +332,6 @@ def test_the_table_names_every_observer():
         (lambda: participations(10, 0.1, 1.0), "quantile"),
         (lambda: known_cohort_epsilon(1.0, 1, 1e-5, honest=0), "honest"),
         (lambda: known_cohort_epsilon(1.0, 1, 1e-5, "add-remove"), "relation"),
-        (lambda: share_std(1.0, 1.0, 10, 1.0), "tolerance"),
         (lambda: vote_recall(10, 10, 5, 1.0), "K is 10"),
         (lambda: guarantee_table(1.54, 50, 100, 200, 1e-5), "cohort"),
     ],

@@ -190,7 +190,7 @@ def test_deployments_count_the_messages_that_arrive_and_the_rounds():
     fixed = Deployment(sampling="fixed", **s).guarantee(m)
     assert (fixed.sampling, fixed.q, fixed.rounds) == ("fixed", 0.1, 8)
     assert fixed.eps == compose([(shuffled_losses(2.0, 500, 0.1), 8)], 1e-6).eps
-    fewer = Deployment(sampling="fixed", dropouts=0.5, **s).guarantee(m)
+    fewer = Deployment(sampling="fixed", dropouts=0.5, tolerance=0.5, **s).guarantee(m)
     assert fewer.eps == compose([(shuffled_losses(2.0, 250, 0.1), 8)], 1e-6).eps
     capped = Deployment(sampling="fixed", visits=2, **s).guarantee(m)
     assert capped.eps == compose([(shuffled_losses(2.0, 500), 2)], 1e-6).eps

@@ -21,7 +21,6 @@ import dpcomm
 from dpcomm.core import wire
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.datasets import images
-from dpcomm.privacy import audit
 from dpcomm.secagg import protocol, ring
 
 SECONDS = 60.0  # of processor time before a call counts as hung
@@ -100,10 +99,6 @@ DOORS |= {
             scope="total",
             trust="central",
         ),
-    ),
-    "audit.enumerated_eps": (
-        audit.enumerated_eps,
-        dict(p=[0.6, 0.4], q=[0.4, 0.6], delta=0.1),
     ),
     "Message.from_bytes": (
         wire.Message.from_bytes,

@@ -255,10 +255,11 @@ def run_page(path, target, values: dict, home=None) -> Path:
     Returns: the HTML file.
     """
     page_tools()
-    import papermill
-    from ipykernel.kernelspec import write_kernel_spec
-    from nbclient.exceptions import DeadKernelError
-    from nbconvert import HTMLExporter
+    with needs("run"):
+        import papermill
+        from ipykernel.kernelspec import write_kernel_spec
+        from nbclient.exceptions import DeadKernelError
+        from nbconvert import HTMLExporter
 
     name, target = Path(path).name, Path(target)
     with tempfile.TemporaryDirectory(prefix="dpcomm-") as folder:

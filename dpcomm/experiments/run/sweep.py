@@ -10,6 +10,7 @@ __all__ = ['Job', 'plan', 'plan_table', 'seeds_that_decide', 'Outcome', 'run_job
 import math
 import os
 import shlex
+import signal
 import sys
 import time
 from contextlib import contextmanager, redirect_stdout
@@ -255,7 +256,8 @@ def run_dask(jobs: list, client, out, end=None, device="cpu", say=print) -> Outc
     device: as of `run_job`.
     say: called with a line after every job.
     """
-    from distributed import as_completed
+    with needs("run"):
+        from distributed import as_completed
 
     outcome, futures, names = Outcome(), {}, {}
     for rank, job in enumerate(jobs):
@@ -319,9 +321,11 @@ def dask_client(
 
 def _slurm_cluster(gib, options):
     "Workers that Slurm starts, one a job; options of sbatch, and the scheduler's `host`."
+    before = signal.getsignal(signal.SIGINT)  # dask_jobqueue takes ^C when imported
     with needs("run"):
         from dask_jobqueue import SLURMCluster
         from distributed.security import Security
+    signal.signal(signal.SIGINT, before)
     names = dict(walltime="time", account="account", queue="partition")
     known = {name: options.pop(option, None) for name, option in names.items()}
     known["walltime"] = known["walltime"] or "24:00:00"
