@@ -212,6 +212,8 @@ def first_step_differs(name, model, data, part, device="cpu", loss=None) -> str:
             ours = train_fused(model, w, x, y, plan, 1.0)[0]
         else:
             ours = train_vmap(model, w, x, y, plan, 1.0, None, loss, training)[0]
+            if not training:  # with what it draws there is nothing to compare
+                train_vmap(model, w, x, y, plan, 1.0, None, loss)
     except torch.OutOfMemoryError:
         raise
     except ValueError as error:
