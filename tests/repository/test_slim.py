@@ -30,9 +30,10 @@ NAMED = {
     "prv-accountant": {"prv_accountant"},
     "flwr": {"flwr", "flower-superlink"},
     "distributed": {"distributed", "dask"},
+    "dask-jobqueue": {"dask_jobqueue"},
 }
 # Packages that an extra brings because another one of it needs them.
-BROUGHT = {"run": {"IPython", "PIL"}}
+BROUGHT = {"run": {"IPython", "PIL", "nbclient"}}
 
 
 def wanted(extra: str = "") -> set[str]:
