@@ -73,8 +73,12 @@ def test_each_method_draws_and_is_accounted_as_the_paper_says():
     assert [x.config.sampling for x in (a, b, c)] == ["fixed", "replacement", "fixed"]
     promised = [x.guarantee(1500).sampling for x in (a, b, c)]
     assert promised == ["poisson", "replacement", "poisson"]
-    for x in (a, c):
-        assert x.guarantee(10).premises == {"sampling": accounts.PREMISE}
+    assert a.guarantee(10).premises == {"sampling": accounts.PREMISE}
+    sums = c.guarantee(10).premises  # whose noise comes in shares
+    assert sums["sampling"] == accounts.PREMISE and sums.keys() == {
+        "sampling",
+        "shares",
+    }
     assert b.guarantee(10).accountant == "theorem1-arxiv"
     held = [{r: g.sampling for r, g in x.as_run(1500).items()} for x in (a, b, c)]
     assert held == [
