@@ -98,7 +98,7 @@ def test_kill_and_resume_gives_the_same_result(name, tmp_path):
         time.sleep(0.01)
     process.kill()
     process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert process.exitcode in (-signal.SIGKILL, 0)  # the shortest may have ended
     assert cli.main(sweep_of(name, tmp_path)) == 0
     assert cli.main(sweep_of(name, tmp_path / "straight")) == 0
     assert timeless(list(written(tmp_path).values())) == timeless(
