@@ -27,7 +27,7 @@ ARGUMENTS = re.compile(r"(<p>\w+: (?:(?!</p>).)*</p>)", re.S)  # of a function, 
 NEXT = re.compile(r"(?<=[.!?)]) (?=\w+: )")
 DESCRIPTION = re.compile(r'<meta name="description" content="(.*?)">')
 SIDEBAR = re.compile(r'href="\./([^"#]+\.html)" class="sidebar-item-text sidebar-link"')
-LISTED = re.compile(r"\]\((?:\./)?(\S+)\.llms\.md\)")
+LISTED = re.compile(r"\]\([./]*(\S+)\.llms\.md\)")
 MEANT = {  # what is typed -> the page that is meant
     "DP-REC": "dprec/chapter.html",
     "I-MVU": "imvu/chapter.html",
@@ -189,9 +189,9 @@ def in_order(listing: str, site: Path) -> str:
     listed = SIDEBAR.findall((site / "index.html").read_text(encoding="utf-8"))
     others = (f"{page}.html" for page in LISTED.findall(listing))
     for address in dict.fromkeys([*listed, *others]):
-        name = f"/{address.removesuffix('.html')}.llms.md)"
+        name = address.removesuffix(".html")
         says = DESCRIPTION.search((site / address).read_text(encoding="utf-8"))
-        for line in (line for line in lines if name in line):
+        for line in (line for line in lines if LISTED.findall(line)[-1:] == [name]):
             kept.append(f"{line}: {html.unescape(says[1])}" if says else line)
     return "\n".join(kept) + "\n"
 
