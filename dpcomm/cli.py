@@ -372,12 +372,11 @@ def audit_all(args) -> int:
     if for_people:
         print(legend, ROW.format(*HEADER), sep="\n")
     start, last, bad = time.perf_counter(), None, 0
-    settings = [
-        (n, own, rest)
-        for n in names
-        for own, *rest in contract.mechanism_class(n).audit_cases
-    ]
-    played = cases([(contract.mechanism(n, **own), *rest) for n, own, rest in settings])
+    played = []
+    for name in names:  # each with the audit of its messages
+        settings = contract.mechanism_class(name).audit_cases
+        made = [(contract.mechanism(name, **own), *rest) for own, *rest in settings]
+        played += cases(made)
     for case in tqdm(played, "audit", disable=None, leave=False):
         claimed, found, judged = case.run(
             args.trials, args.delta, args.alarm, args.seed

@@ -18,11 +18,11 @@ _ = identity  # a fixture
 
 def laid_out(folder, monkeypatch, *words, **change):
     "An app's settings and its two modules."
+    for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
+        del sys.modules[name]  # of an earlier test
     assert cli.main(["flower", "new", str(folder / "mine"), *words]) == 0
     table = tomllib.loads((folder / "mine" / "pyproject.toml").read_text("utf-8"))
     monkeypatch.syspath_prepend(str(folder / "mine"))
-    for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
-        monkeypatch.delitem(sys.modules, name)
     config = table["tool"]["flwr"]["app"]["config"] | change
     both = (importlib.import_module(f"mine.{n}_app") for n in ("client", "server"))
     return config, *both
