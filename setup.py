@@ -68,7 +68,6 @@ setup(
     package_data={
         "dpcomm": [
             "py.typed",
-            "assets/checked.json",
             "assets/papers/*.toml",
             "assets/results/*/*.jsonl",
             "assets/bench/*.jsonl",

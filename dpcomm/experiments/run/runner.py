@@ -291,5 +291,7 @@ def run_page(path, target, values: dict, home=None) -> Path:
                 " means that memory ran out; the same command with --resume goes on"
             ) from None
     html, _ = HTMLExporter().from_filename(str(target))
-    html = re.sub(r'<script[^>]*\bsrc="[^"]*"[^>]*>\s*</script>', "", html)  # of strangers
+    html = re.sub(
+        r'<script[^>]*\bsrc="[^"]*"[^>]*>\s*</script>', "", html
+    )  # of strangers
     return atomic_write(target.with_suffix(".html"), html.encode())
