@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tarfile
 import venv
@@ -58,6 +59,9 @@ def called(bare, tmp_path, *words):
     unset = {"PYTHONPATH", "DPCOMM_DATA", "IN_TEST"}
     env = {k: v for k, v in os.environ.items() if k not in unset}
     env |= {"HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    env["JUPYTER_PATH"] = os.path.join(
+        sys.prefix, "share", "jupyter"
+    )  # of the libraries
     command = [bare / "bin" / words[0], *words[1:]]
     where = dict(cwd=tmp_path, env=env, timeout=1200)
     return subprocess.run(command, capture_output=True, text=True, **where)
