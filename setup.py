@@ -35,7 +35,7 @@ class BuildWithNotebooks(build_py):
 
 
 EXTRAS = "run dev flower".split()
-PYTHONS = "3.11 3.12 3.13 3.14".split()
+PYTHONS = "3.11 3.12 3.13".split()
 
 
 def required(extra):
