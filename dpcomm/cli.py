@@ -12,12 +12,14 @@ import importlib.util
 import io
 import json
 import keyword
+import os
 import shlex
 import shutil
 import sys
 import tempfile
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import dpcomm
@@ -74,10 +76,73 @@ def assignment(text: str) -> tuple:
         raise argparse.ArgumentTypeError(f"{shown(text)} has no '='; write name=value")
     return name, literal(value)
 
+# %% ../nbs/reference/cli.ipynb #c1185a01
+HUES = {
+    "green": "match, order holds, agrees",
+    "yellow": "near, tie, open",
+    "red": "below, order fails, differs",
+    "cyan": "above",
+    "magenta": "unexplained, paper's slip",
+}
+PIPE = 10_000  # columns, so that nothing is wrapped
+
+
+def with_notes(table, column: int, longest: int = 40):
+    "Sentences in a column as numbered notes below."
+    rows, notes = [], list(table.notes)
+    for row in table.rows:
+        said = row[column]
+        if len(said) > longest and "+/-" not in said and "n =" not in said:
+            if said not in notes:
+                notes.append(said)
+            row = (*row[:column], f"[{notes.index(said) + 1}]", *row[column + 1 :])
+        rows.append(row)
+    return replace(table, rows=tuple(rows), notes=tuple(notes))
+
+
+def show(table, console=None) -> None:
+    "Print a table as wide as the terminal, without columns that are empty."
+    from rich import console as rich_console
+    from rich import table as rich_table
+    from rich.text import Text
+
+    from dpcomm.evidence.figures import link_text
+    from dpcomm.evidence.verdicts import VERDICTS
+
+    if console is None:
+        console = rich_console.Console(highlight=False)
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = PIPE
+    signs = {VERDICTS[v]: hue for hue, vs in HUES.items() for v in vs.split(", ")}
+
+    def coloured(cell):
+        sign, _, rest = (text := link_text(cell)).partition(" ")
+        unknown = sign in VERDICTS.values() and not sign.encode(
+            console.encoding, "ignore"
+        )
+        return Text(rest if unknown else text, style=signs.get(sign, ""))
+
+    columns = range(len(table.header))
+    used = [i for i in columns if any(row[i] for row in table.rows)] or columns
+    grid = rich_table.Table(
+        title=table.title or None, title_justify="left", box=None, pad_edge=False
+    )
+    names = max((len(link_text(row[used[0]])) for row in table.rows), default=0)
+    whole = 2 * names <= console.width  # a name is not broken where there is room
+    for i in used:
+        grid.add_column(
+            table.header[i], overflow="fold", no_wrap=whole and i == used[0]
+        )
+    for row in table.rows:
+        grid.add_row(*(coloured(row[i]) for i in used))
+    console.print(grid)
+    for i, note in enumerate(table.notes, 1):
+        console.print(Text(f"[{i}] {note}"), soft_wrap=False)
+
 
 def print_tables(args, *tables, **beside):
     "Tables as they were asked for; `beside` goes with them into JSON."
-    from dpcomm.evidence import figures, terminal
+    from dpcomm.evidence import figures
 
     dicts = [figures.as_dict(table) for table in tables]
     if args.json:
@@ -87,9 +152,7 @@ def print_tables(args, *tables, **beside):
         print("\n".join(texts), end="")
     else:
         for table in tables:
-            terminal.show(
-                terminal.with_notes(table, 2) if args.verb == "table" else table
-            )
+            show(with_notes(table, 2) if args.verb == "table" else table)
 
 # %% ../nbs/reference/cli.ipynb #a8e420df
 def list_all(args):
@@ -333,12 +396,12 @@ def report(args):
 
 def data(args):
     from dpcomm.datasets import catalogue
-    from dpcomm.evidence import terminal, verdicts
+    from dpcomm.evidence import verdicts
 
     if not args.root:
         header = ("name", "what", "MB", "state", "where it comes from")
         title = "Files go below the folder that DPCOMM_DATA names"
-        return terminal.show(verdicts.Table(header, tuple(catalogue.overview()), title))
+        return show(verdicts.Table(header, tuple(catalogue.overview()), title))
     from dpcomm.datasets import images
 
     for name in args.names:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LONG', 'MAIN', 'MECH', 'INK', 'GROUND', 'SIZE', 'RC', 'INKED', 'Table', 'as_html', 'as_markdown', 'as_dict', 'Shown',
            'as_csv', 'sliders', 'Look', 'look', 'palette', 'pyplot', 'style', 'interval', 'series', 'line_style',
-           'error_bars', 'get_axes', 'label_axes', 'curve', 'learning_curve', 'bars', 'hist2', 'protocol']
+           'error_bars', 'get_axes', 'label_axes', 'curve', 'learning_curve', 'bars', 'protocol']
 
 # %% ../../nbs/evidence/figures.ipynb #4ed2ff61
 import csv
@@ -603,49 +603,6 @@ def bars(
         label_axes(ax, xlabel, ylabel, title, log)
         ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return fig, rows_of(lines)
-
-
-def hist2(
-    a,
-    b,
-    labels: tuple,
-    xlabel: str,
-    title: str = "",
-    bins: int = 40,
-    mech: tuple = ("rec", "none"),
-    density=None,
-) -> tuple:
-    """Two samples in common bins, with the density when it is known.
-
-    a: first sample, (n,), drawn filled.
-    b: second sample, (m,), drawn as an outline.
-    labels: their names in the legend.
-    xlabel: quantity and unit.
-    title: the finding.
-    bins: common bins, >= 2.
-    mech: whose colours.
-    density: formula drawn dotted, vectorised, or None.
-    Returns: figure, rows: left, right, and both densities.
-    """
-    a, b = (np.asarray(v, dtype=float).ravel() for v in (a, b))
-    edges = np.histogram_bin_edges(np.concatenate([a, b]), bins)
-    p, q = (np.histogram(v, edges, density=True)[0] for v in (a, b))
-    one, two = (
-        dict(color=look(m).colour, label=f"{label} (n = {v.size})")
-        for m, label, v in zip(mech, labels, (a, b))
-    )
-    with style():
-        fig, ax = get_axes()
-        ax.stairs(p, edges, fill=True, alpha=0.45, **one)
-        halo = dict(lw=1.6, path_effects=_halo())
-        ax.plot(edges, [*q, q[-1]], ds="steps-post", **two, **halo)
-        if density is not None:
-            mid = np.linspace(edges[0], edges[-1], 300)
-            ax.plot(mid, density(mid), ls=":", lw=2.4, color=INK, label="formula")
-        label_axes(ax, xlabel, "density", title)
-    names = "left", "right", "a", "b"
-    columns = zip(edges.tolist(), edges[1:].tolist(), p.tolist(), q.tolist())
-    return fig, [dict(zip(names, row)) for row in columns]
 
 # %% ../../nbs/evidence/figures.ipynb #08c95d34
 def protocol(parties, messages, sees: dict, title: str = ""):

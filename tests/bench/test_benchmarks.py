@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 from tables import tabled
 
-from dpcomm.evidence import measurements
-
 SCRIPTS = Path("benchmarks").resolve()
+RECORDS = [
+    json.loads(line)
+    for path in sorted(Path("dpcomm/assets/bench").glob("*.jsonl"))
+    for line in path.read_text("utf-8").splitlines()
+]
 FIELDS = {"workload", "peer", "part", "cpu", "fraction", "rule"}
 
 
@@ -23,12 +26,14 @@ def accountants():
     sys.path.remove(str(SCRIPTS))
 
 
+def league():
+    "What the newest record has of accountants of other libraries."
+    having = [record for record in RECORDS if "league" in record]
+    return max(having, key=lambda record: record["date"])["league"]
+
+
 def recorded():
-    return {
-        row["setting"]: row
-        for row in measurements.league()["league"]
-        if row["who"] == "dpcomm"
-    }
+    return {row["setting"]: row for row in league() if row["who"] == "dpcomm"}
 
 
 def printed(script, *words):
@@ -48,7 +53,7 @@ def test_ours_is_what_the_record_says(accountants, name):
 
 @pytest.mark.slow
 def test_all_forty_are_within_a_per_cent_of_the_best_valid_public_value(accountants):
-    rows = measurements.league()["league"]
+    rows = league()
     assert set(recorded()) == set(accountants.SETTINGS)
     for name, setting in accountants.SETTINGS.items():
         bracket = accountants.ours(*setting)
@@ -79,7 +84,8 @@ def test_engines_and_the_plain_loop_do_the_same_work():
         assert row.keys() >= FIELDS and row["cpu"] and row["error"] <= 1e-3, row
 
 
-@tabled("path", sorted(Path("dpcomm/assets/bench").glob("*.jsonl")))
-def test_committed_records_are_of_the_same_work(path):
-    for record in measurements.read(path):
-        assert all((row["error"] or 0) <= 1e-3 for row in record["rows"])
+def test_committed_records_are_of_the_same_work():
+    for record in RECORDS:
+        assert all((row["error"] or 0) <= 1e-3 for row in record["rows"]), record[
+            "date"
+        ]

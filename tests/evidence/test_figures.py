@@ -135,14 +135,6 @@ def test_bars_stand_at_their_values():
     assert fig.axes[0].patches[2].get_x() > fig.axes[0].patches[1].get_x()
 
 
-def test_histograms_share_bins_and_integrate_to_one():
-    a, b = np.random.default_rng(3).normal(size=(2, 500))
-    rows = figures.hist2(a, b + 1, ("a", "b"), "value", bins=20)[1]
-    for name in "ab":
-        assert sum((r["right"] - r["left"]) * r[name] for r in rows) == pytest.approx(1)
-    assert len(rows) == 20 and rows[0]["left"] == min(a.min(), b.min() + 1)
-
-
 def run(seed, rounds, accuracy, key="eps3.rec", **origin) -> records.Record:
     "A made-up record of a curve."
     history = dict(round=rounds, accuracy=accuracy)

@@ -19,7 +19,7 @@ from tables import tabled
 import dpcomm
 from dpcomm import cli
 from dpcomm.datasets import catalogue, images
-from dpcomm.evidence import paper_tables, records, terminal, verdicts
+from dpcomm.evidence import paper_tables, records, verdicts
 from dpcomm.experiments.run import grids, runner, runs, sweep
 from dpcomm.mechanisms import contract
 
@@ -322,7 +322,7 @@ def test_signs_are_coloured_on_a_terminal_and_never_where_colours_are_unwanted()
     for plain in (False, True):
         console = Console(force_terminal=True, no_color=plain, width=60, record=True)
         with console.capture() as shown:
-            terminal.show(table, console)
+            cli.show(table, console)
         assert ("\x1b[32m" in shown.get()) is not plain and "● match" in shown.get()
 
 
@@ -331,18 +331,9 @@ def test_sentences_of_a_column_become_notes_once():
     table = verdicts.Table(
         ("key", "ours"), (("a", long), ("b", long), ("c", "1 (n = 2)"))
     )
-    short = terminal.with_notes(table, 1)
+    short = cli.with_notes(table, 1)
     assert [row[1] for row in short.rows] == ["[1]", "[1]", "1 (n = 2)"]
     assert short.notes == (long,)
-    assert str(terminal.coloured("[link](a.html)")) == "link"
-
-
-def test_one_line_is_printed_when_it_has_something_new(capsys):
-    console = Console(force_terminal=False, width=80)
-    with terminal.one_line(console) as say:
-        for line in ("0 of 2 done; a", "0 of 2 done; b", "1 of 2 done; c"):
-            say(line)
-    assert capsys.readouterr().out.splitlines() == ["0 of 2 done; a", "1 of 2 done; c"]
 
 
 def test_every_data_set_of_a_grid_is_in_the_catalogue_and_fetched_ones_can_be():
