@@ -201,11 +201,11 @@ def _asked(name, args):
     values |= {} if args.seeds is None else {"seeds": args.seeds}
     values |= {} if args.device is None else {"device": args.device}
     if not runner.is_own(name):
-        from dpcomm.experiments.run import grids, runs
+        from dpcomm.experiments.run import runs
 
         change |= {key: given.pop(key) for key in [*given] if key not in known}
         runs.read_change(change) if change else None
-        experiment = grids.find(name)
+        experiment = runs.find(name)
         values["device"] = runner.device(args.device or "auto", gpu=experiment.gpu)
         runs.select(experiment, scale, args.seeds, str(given.get("only", "all")))
     elif change:

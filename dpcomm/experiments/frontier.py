@@ -19,9 +19,10 @@ from ..core.vectors import pack
 from ..datasets import images
 from ..evidence import figures, records
 from ..evidence.verdicts import Summary, cell_summary
+from .lines import Line as Run
+from .lines import source_of
 from .mean_estimation import RENYI
-from .run.grids import Run
-from .run.runs import from_training, source_of
+from .run.runs import from_training
 from ..mechanisms import choose
 from ..mechanisms.contract import mechanism, registered
 from ..mechanisms.deployments import Deployment

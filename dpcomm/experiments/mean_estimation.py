@@ -12,7 +12,7 @@ import torch
 
 from ..core.random import derive, normal, seed_tree
 from ..evidence import figures
-from .run.grids import Run
+from .lines import Line as Run
 from ..mechanisms.choose import choose, grids
 from ..mechanisms.contract import Mechanism, registered
 from ..mechanisms.deployments import Deployment

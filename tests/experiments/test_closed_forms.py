@@ -8,7 +8,7 @@ import pytest
 from dpcomm.evidence import paper_tables, records
 from dpcomm.experiments.fltop import closed_forms
 from dpcomm.experiments.fltop import costs as fltop_costs
-from dpcomm.experiments.run import grids
+from dpcomm.experiments.run import runs
 from dpcomm.mechanisms import topk
 
 PRINTED = {cell.key: cell.value for cell in paper_tables.cells("fltop")}
@@ -75,7 +75,7 @@ def test_the_patients_of_table_4_are_added_up():
 
 
 def test_what_follows_from_several_rows_comes_from_their_records():
-    have = grids.recorded_runs(grids.find("fltop-costs"), "full")
+    have = runs.recorded_runs(runs.find("fltop-costs"), "full")
     for key in ("fmnist.saved", "medical.eps_largest"):
         run = next(r for r in fltop_costs.grid("full") if r.key == key)
         inputs = {need: have[need, 0] for need in run.needs}

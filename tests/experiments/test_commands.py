@@ -20,7 +20,7 @@ import dpcomm
 from dpcomm import cli
 from dpcomm.datasets import catalogue, images
 from dpcomm.evidence import paper_tables, records, verdicts
-from dpcomm.experiments.run import grids, runner, runs, sweep
+from dpcomm.experiments.run import runner, runs, sweep
 from dpcomm.mechanisms import contract
 
 SMOKE = "sweep dprec-mnist --scale smoke --seeds 0 --only linear.eps3"
@@ -340,7 +340,7 @@ def test_every_data_set_of_a_grid_is_in_the_catalogue_and_fetched_ones_can_be():
     names = {entry.name for entry in catalogue.CATALOGUE}
     for name in runner.experiments():
         for scale in records.SCALES:
-            for run in grids.find(name).grid(scale):
+            for run in runs.find(name).grid(scale):
                 assert set(run.data) <= names, (name, run.key)
     assert all(
         entry.name in images.names() for entry in catalogue.CATALOGUE if entry.fetched

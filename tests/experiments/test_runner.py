@@ -8,7 +8,6 @@ import shutil
 import signal
 import sys
 import time
-from dataclasses import dataclass
 
 import pytest
 from checkout import EXPERIMENTS, ROOT, page, python
@@ -17,7 +16,7 @@ from tables import tabled
 from dpcomm import cli
 from dpcomm.core.checks import NotInstalled
 from dpcomm.evidence import paper_tables, records
-from dpcomm.experiments.run import grids, runner, runs
+from dpcomm.experiments.run import runner, runs
 
 ASIDE = {"cost", "date", "commit", "dirty", "sha256"}  # when and where a run was made
 TRAINERS = {  # of each way to train an experiment, and runs of it
@@ -57,13 +56,13 @@ def test_smoke_leaves_records_that_fit_the_grid(name, tmp_path):
     only = TRAINERS[name]
     folder = tmp_path / name
     made = runs.run_grid(name, "smoke", [0], folder, only)
-    experiment = grids.find(name)
+    experiment = runs.find(name)
     jobs = runs.select(experiment, "smoke", [0], only)
     assert {(r.key, r.seed) for r in made} == {(run.key, seed) for run, seed in jobs}
     (path,) = folder.glob("*/*.jsonl")
     assert path.parent.name == experiment.paper
     for record in records.read(path):
-        assert record.trained == grids.find_run(experiment, "smoke", record.key).trains
+        assert record.trained == runs.find_run(experiment, "smoke", record.key).trains
         assert record.origin["code"] == experiment.code
         assert all(key.startswith("ours.") for key in record.cells)
     told = path.read_text(encoding="utf-8")
@@ -122,19 +121,20 @@ seeds = [0]
 out = None
 resume = False
 max_seconds = None"""
-TINY = """from dpcomm.experiments.run import grids, runs
+TINY = """from dpcomm.experiments.lines import Line
+from dpcomm.experiments.run import runs
 SIZE = 3
 
 
 def grid(scale):
-    return [grids.Run('one', 'One', scale, trains=False, seeds=(0, 1))]
+    return [Line('one', 'One', scale, trains=False, seeds=(0, 1))]
 
 
 def run_one(run, seed, **how):
     return dict(final={'mse': 2.0 * SIZE + seed})
 
 
-own = grids.own('tiny', grid, run_one)
+own = runs.own('tiny', grid, run_one)
 runs.run_grid(own, scale, seeds, out, 'all', resume, max_seconds)"""
 
 
@@ -234,7 +234,7 @@ def nothing(scale):
 @tabled("name", ["dprec-mnist", "Upper", "1st", ""])
 def test_a_name_of_this_package_or_no_name_is_refused(name):
     with pytest.raises(ValueError, match="pass another name"):
-        grids.own(name, nothing, nothing)
+        runs.own(name, nothing, nothing)
 
 
 # ---- parameters, devices, folders
@@ -272,27 +272,6 @@ def test_devices_are_checked(monkeypatch):
     for name in ("cuda:2", "cuda:-1", "cuda:x"):
         with pytest.raises(ValueError, match="torch finds 2 GPU here"):
             runner.device(name)
-
-
-def test_differences_name_ours_and_the_papers():
-    @dataclass(frozen=True)
-    class Config:
-        rounds: int
-        lr: float
-
-    assert runner.differences(Config(3, 0.1), Config(9, 0.1)) == "rounds = 3 (paper: 9)"
-    same = runner.differences(Config(9, 0.1), Config(9, 0.1))
-    assert same == "every setting is the paper's"
-
-
-def test_the_records_of_one_experiment_and_scale_are_found(tmp_path):
-    (tmp_path / "p").mkdir()
-    for name in ("x_y.smoke", "x_y_variant.smoke", "x_y.full", "x.smoke"):
-        (tmp_path / "p" / f"{name}.jsonl").write_text("")
-    for name, scale in (("x-y", "smoke"), ("x_y", "full"), ("x", "smoke")):
-        found = runner.result_file(name, scale, tmp_path)
-        assert found == tmp_path / "p" / f"{name.replace('-', '_')}.{scale}.jsonl"
-    assert runner.result_file("x-y", "quick", tmp_path) is None
 
 
 def test_the_folder_is_where_the_user_stands_but_for_the_site_s_pages(

@@ -14,7 +14,7 @@ from dpcomm.experiments.fltop import fmnist as fltop_fmnist
 from dpcomm.experiments.fltop import medical as fltop_medical
 from dpcomm.experiments.fltop import scheme_grid
 from dpcomm.experiments.fltop.scheme_grid import Column, Place
-from dpcomm.experiments.run import grids
+from dpcomm.experiments.run import runs
 from dpcomm.mechanisms import topk
 
 SMOKE = fltop_fmnist.settings("smoke")
@@ -241,8 +241,8 @@ def test_figure_1_compares_fl_top_with_fl_std_where_both_are_trained():
 
 @pytest.mark.parametrize("name", ["fltop-fmnist", "fltop-medical"])
 def test_comparisons_of_committed_records_are_what_is_committed(name):
-    experiment = grids.find(name)
-    have, seen = grids.recorded_runs(experiment, "full"), 0
+    experiment = runs.find(name)
+    have, seen = runs.recorded_runs(experiment, "full"), 0
     for run in experiment.grid("full"):
         for seed in run.seeds if run.needs else ():
             if (run.key, seed) in have:

@@ -18,8 +18,8 @@ from tables import tabled
 
 from dpcomm.evidence import paper_tables, records, verdicts
 from dpcomm.evidence.verdicts import AFTER_A_LOOK, LOOKS, Summary
-from dpcomm.experiments.run import costs, grids, runs, sweep
-from dpcomm.experiments.run.grids import Run
+from dpcomm.experiments.lines import Line
+from dpcomm.experiments.run import costs, runs, sweep
 from dpcomm.experiments.run.sweep import Job
 
 ASKED = (["dprec-mnist"], "smoke", (0, 1), "linear.eps3")
@@ -46,15 +46,15 @@ def made_up(monkeypatch, *grid, run_one=None, name="made-up"):
     "An experiment that `find` finds by its name."
     module = types.ModuleType("made_up")
     module.grid, module.run_one = lambda scale: grid, run_one
-    experiment, real = grids.Experiment(name, module), grids.find
-    for place in (grids, sweep, runs, costs):
+    experiment, real = runs.Experiment(name, module), runs.find
+    for place in (sweep, runs, costs):
         monkeypatch.setattr(
             place, "find", lambda n: experiment if n == name else real(n)
         )
 
 
 def run(key, **how):
-    return Run(key, key, "full", trains=False, **how)
+    return Line(key, key, "full", trains=False, **how)
 
 
 # ---- the plan
@@ -84,8 +84,8 @@ def test_a_plan_holds_each_missing_run_once_and_none_that_is_recorded(tmp_path):
     keys = ("linear.eps3.fedavg", "linear.eps3.rec")
     planned = sorted((job.key, job.seed) for job in jobs)
     assert planned == [(key, seed) for key in keys for seed in (0, 1)]
-    experiment = grids.find("dprec-mnist")
-    one = grids.find_run(experiment, "smoke", keys[1])
+    experiment = runs.find("dprec-mnist")
+    one = runs.find_run(experiment, "smoke", keys[1])
     record = runs.record_of(experiment, one, 1, {}, {"wall_seconds": 120.0})
     records.append(tmp_path, record)
     left = sweep.plan(*ASKED, tmp_path)
@@ -190,17 +190,17 @@ def test_a_plan_that_decides_holds_what_is_open_after_what_it_needs():
     names = [(job.experiment, job.key, job.seed) for job in jobs]
     assert jobs and len({*names}) == len(names)
     for i, job in enumerate(jobs):
-        stands = grids.recorded_runs(grids.find(job.experiment), "full")
+        stands = runs.recorded_runs(runs.find(job.experiment), "full")
         assert (job.key, job.seed) not in stands
         for name, key, seed in job.needs:
-            there = (key, seed) in grids.recorded_runs(grids.find(name), "full")
+            there = (key, seed) in runs.recorded_runs(runs.find(name), "full")
             assert there or names.index((name, key, seed)) < i, "needs come first"
     assert "claim.fig3.sqsgd_minus_pm.eps400" not in {j.key for j in jobs}, "decided"
     assert sweep.plan(["dprec-costs"], decide=True) == []
 
 
 def test_a_seed_beyond_the_planned_ones_is_marked_and_judged_by_the_later_level():
-    experiment = grids.find("dprec-mnist")
+    experiment = runs.find("dprec-mnist")
     one = next(r for r in experiment.grid("smoke") if r.trains)
     played = dict(cells={one.fills[0]: [50.0, "percent"]})
     seed = max(one.seeds) + 1

@@ -53,7 +53,6 @@ WITHOUT_TORCH = (
     "interop.floor",
     "evidence",
     "experiments.run.runner",
-    "experiments.run.grids",
     "experiments.run.costs",
     "experiments.run.runs",
     "experiments.run.sweep",

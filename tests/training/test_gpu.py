@@ -17,7 +17,7 @@ from torch import nn
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.datasets import images
-from dpcomm.experiments.run import grids, runner
+from dpcomm.experiments.run import runner
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.training import (
     federated,
@@ -218,7 +218,7 @@ ALL_EXPERIMENTS = [
 @pytest.mark.filterwarnings("ignore")
 def test_a_smoke_run_of_every_experiment(gpu, name):
     "Or it says that it computes on the CPU alone."
-    experiment = grids.find(name)
+    experiment = runs.find(name)
     run = next(one for one in experiment.grid("smoke") if not one.needs)
     how = dict(device="cuda", progress=False, workers=1)
     try:

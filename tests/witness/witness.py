@@ -138,7 +138,7 @@ OF_A_LINE = "key name scale fills needs seeds data memory minutes trains".split(
 
 def grids():
     "Every line of every experiment at every scale, in its order."
-    from dpcomm.experiments.run.grids import find
+    from dpcomm.experiments.run.runs import find
 
     return {
         f"{name} {scale}": [

@@ -16,7 +16,7 @@ from ...core.wire import Bits
 from ...evidence import paper_tables
 from .. import accounts
 from .scheme_grid import paper_setting
-from ..run.grids import Run
+from ..lines import Line as Run
 from ...privacy import accounting
 from ...privacy.fixed_size_accountant import fixed_size_epsilon
 from ...privacy.guarantee import Guarantee

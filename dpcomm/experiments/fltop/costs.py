@@ -13,7 +13,7 @@ from dpcomm.experiments.fltop.closed_forms import (
     best_rounds,
     rows_at,
 )
-from dpcomm.experiments.run.grids import Run
+from dpcomm.experiments.lines import Line as Run
 
 # %% ../../../nbs/fltop/costs.ipynb #4187d68e
 def settings(scale: str) -> dict:

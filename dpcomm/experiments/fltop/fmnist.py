@@ -22,7 +22,7 @@ from dpcomm.experiments.fltop.scheme_grid import (
     Setting,
     parse,
 )
-from dpcomm.experiments.run.grids import Run
+from dpcomm.experiments.lines import Line as Run
 
 OTHERS = ("FL-TOP-BIS", "FL-BAS-3", "FL-BAS-2", "FL-BAS-4")
 paper_setting = partial(scheme_grid.paper_setting, "fmnist")

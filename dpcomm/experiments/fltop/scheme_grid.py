@@ -22,8 +22,9 @@ from ...datasets import images, medical
 from ...evidence import paper_tables
 from ...evidence.verdicts import Table
 from .. import accounts
-from ..run.grids import Run
-from ..run.runs import from_training, source_of
+from ..lines import Line as Run
+from ..lines import source_of
+from ..run.runs import from_training
 from ...mechanisms import topk
 from ...privacy.accounting import INTEGER_ORDERS
 from ...training import models, tabular
@@ -144,7 +145,7 @@ class Place:
     def run(self, key: str, name: str, numbers, **more) -> Run:
         """One run of this data set.
 
-        numbers: names that `cell` takes. more: further fields of grids.Run: minutes,
+        numbers: names that `cell` takes. more: further fields of lines.Line: minutes,
         needs.
         """
         if self.table:

@@ -6,65 +6,18 @@
 __all__ = ['status', 'ledger', 'cost', 'overview']
 
 # %% ../../../nbs/run/costs.ipynb #580773b3
-from collections import defaultdict
-
 import msgspec
 
-from dpcomm.evidence import paper_tables
-from dpcomm.evidence.verdicts import Table
-from dpcomm.experiments.run import runner
-from dpcomm.experiments.run.grids import Experiment, Run, find, recorded_runs
+from ...evidence import paper_tables
+from ...evidence.verdicts import Table
+from . import runner
+from .runs import Costs, by_key, find
 
-# %% ../../../nbs/run/costs.ipynb #dacec523
-def cpu_seconds(record) -> float:
-    "CPU seconds of a run, or its wall time where they were not kept."
-    return record.cost.get("cpu_seconds") or record.cost.get("wall_seconds") or 0.0
-
-
-def _by_key(have):
-    "key -> CPU seconds of its records; key -> most GiB that one has held."
-    seconds, peaks = defaultdict(list), defaultdict(float)
-    for (key, _), record in have.items():
-        seconds[key].append(cpu_seconds(record))
-        peaks[key] = max(peaks[key], (record.cost.get("peak_bytes") or 0) / 2**30)
-    return seconds, peaks
-
-
-class Costs:
-    "What an experiment's runs of a scale have cost, and what those that are missing would."
-
-    def __init__(self, experiment: Experiment, scale: str, *roots):
-        self.grid, self.have = experiment.grid(scale), {}
-        for root in roots or (None,):
-            self.have |= recorded_runs(experiment, scale, root)
-        self.seconds, self.peaks = _by_key(self.have)
-        self.spent = sum(map(sum, self.seconds.values())) / 60
-        jobs = [(run, seed) for run in self.grid for seed in run.seeds]
-        self.missing = [job for job in jobs if (job[0].key, job[1]) not in self.have]
-        self.left = sum(self.minutes(run)[0] for run, _ in self.missing)
-
-    def minutes(self, run: Run) -> tuple:
-        "Of one core for one seed; 'measured', 'like its neighbours' or 'guessed'."
-        if run.needs and not run.minutes:
-            return 0.0, "from others"
-        kind = run.minutes, run.needs
-        like = {g.key for g in self.grid if (g.minutes, g.needs) == kind}
-        for keys, how in ({run.key}, "measured"), (like, "like its neighbours"):
-            costs = [c for key in keys & self.seconds.keys() for c in self.seconds[key]]
-            if sum(costs) > 0:
-                return sum(costs) / len(costs) / 60, how
-        return run.minutes, "guessed"
-
-    @property
-    def memory(self) -> str:
-        "GiB of the largest run."
-        return f"{max(self.peaks.get(r.key) or r.memory for r in self.grid):.1f}"
-
-
+# %% ../../../nbs/run/costs.ipynb #ef10232b
 def _time(minutes):
     return f"{minutes:,.1f} min" if minutes < 120 else f"{minutes / 60:,.1f} h"
 
-# %% ../../../nbs/run/costs.ipynb #ef10232b
+
 def status(name: str, scale: str = "full", root=None) -> Table:
     """A grid with what is done and what the rest would take.
 
@@ -160,14 +113,13 @@ def overview() -> Table:
     """
     rows, decoder = [], msgspec.json.Decoder(_Line)
     for name, path in runner.experiments().items():
-        paper = path.parent.name
-        paper = paper_tables.ACROSS if paper == "experiments" else paper
+        paper = runner.paper_of(path)
         home, row = paper_tables.assets("results") / paper, [name, paper]
         for scale in runner.SCALES:
             file = home / f"{name.replace('-', '_')}.{scale}.jsonl"
             lines = decoder.decode_lines(file.read_bytes() if file.is_file() else b"")
             have = {(line.key, line.seed): line for line in reversed(lines)}
-            seconds, peaks = _by_key(have)
+            seconds, peaks = by_key(have)
             once = sum(sum(costs) / len(costs) for costs in seconds.values()) / 60
             row += [str(len(have)), _time(once) if have else ""]
         memory = max(peaks.values(), default=0)

@@ -23,7 +23,7 @@ from dpcomm.evidence import paper_tables, records, verdicts
 from dpcomm.evidence.verdicts import Table
 from dpcomm.experiments.run import runner, runs
 from dpcomm.experiments.run.costs import Costs
-from dpcomm.experiments.run.grids import find, find_run, source_run
+from dpcomm.experiments.run.runs import find, find_run, source_run
 
 # %% ../../../nbs/run/sweep.ipynb #cb494ec1
 @dataclass(frozen=True)
