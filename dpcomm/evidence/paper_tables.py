@@ -187,48 +187,30 @@ class Paper(Struct, frozen=True, forbid_unknown_fields=True):
         return self.about["short"]
 
 # %% ../../nbs/evidence/paper_tables.ipynb #dc9fe6a6
-def fault(cells) -> str:  # what is wrong with a paper's numbers, '' if nothing
-    keys = Counter(c.key for c in cells)
-    for c in cells:
-        named = c.above, c.below, c.same_as, *(c.quotient or ())
-        lost = [key for key in named if key and key not in keys]
-        orders = bool(c.bound or (c.above and c.below))
-        rules = (
-            (keys[c.key] > 1, "the key appears twice"),
-            (bool(lost), f"{lost} is no key of this file"),
-            (
-                (c.kind == "ordering") != orders,
-                "an ordering needs above and below, or bound",
-            ),
-            (c.kind not in ("ordering", "shown") and not c.tol, "tol is missing or 0"),
-            (c.kind == "shown" and c.tol > 0, "a number that is only shown has no tol"),
-            (
-                (c.version == "iclr") != c.key.startswith("iclr."),
-                "keys of ICLR begin with iclr.",
-            ),
-            (bool(c.arithmetic) and c.own is None, "arithmetic without own"),
-        )
-        broken = next((why for wrong, why in rules if wrong), "")
-        if broken:
-            return f"{c.key:.60}: {broken}"
-    return ""
-
-
-def lost(paper: Paper) -> list:  # names that its sections use and that do not exist
-    "What is named in a file must be in it."
-    keys = {c.key for c in paper.cells}
-    tables = [*paper.stand_ins, *(t for c in paper.cells for t in (c.table, *c.also))]
-    patterns = [pattern for claim in paper.claims for pattern in claim.cells]
-    return [
-        *(f"key {cause.key}" for cause in paper.causes if cause.key not in keys),
-        *(f"table {t}, not in titles" for t in tables if t not in paper.titles),
-        *(f"pattern {p}" for p in patterns if not fnmatch.filter(keys, p)),
-        *(
-            f"evidence of claim {claim.text:.40}: give cells, erratum or cannot"
-            for claim in paper.claims
-            if not (claim.cells or claim.erratum or claim.cannot)
-        ),
-    ]
+def faults(paper: Paper):  # yields what is wrong, in words
+    "What no type can say: a key stands once, and whatever is named exists."
+    keys = Counter(c.key for c in paper.cells)
+    tables = [(f"table of {c.key}", t) for c in paper.cells for t in (c.table, *c.also)]
+    for name, table in [*tables, *(("stand-in", t) for t in paper.stand_ins)]:
+        if table not in paper.titles:
+            yield f"{name} is {table:.60}, which is not in titles"
+    for c in paper.cells:
+        if keys[c.key] > 1:
+            yield f"{c.key:.60}: the key appears twice"
+        if (c.kind == "ordering") != bool(c.bound or (c.above and c.below)):
+            yield f"{c.key:.60}: an ordering needs above and below, or bound"
+        if (c.tol == 0) != (c.kind in ("ordering", "shown")):
+            yield f"{c.key:.60}: what is judged by a tolerance, and only that, has tol"
+        for key in (c.above, c.below, c.same_as, *(c.quotient or ())):
+            if key and key not in keys:
+                yield f"{c.key:.60}: {key:.60} is no key of this file"
+    for cause in paper.causes:
+        if cause.key not in keys:
+            yield f"cause of {cause.key:.60}, which is no key of this file"
+    for claim in paper.claims:
+        lost = [p for p in claim.cells if not fnmatch.filter(keys, p)]
+        if lost or not (claim.cells or claim.erratum or claim.cannot):
+            yield f"claim {claim.text:.40}: {lost or 'give cells, erratum or cannot'}"
 
 
 class Grid(Struct):
@@ -303,7 +285,7 @@ def parse(text: str | bytes, file: str, own: bool = False) -> Paper:
         rows = [row for grid in paper.grid for row in expand(grid)]
         cells = (*msgspec.convert(rows, tuple[Cell, ...]), *paper.cells)
         paper = msgspec.structs.replace(paper, about=about, cells=cells, grid=())
-        if wrong := fault(cells) or ", ".join(lost(paper)):
+        if wrong := next(faults(paper), ""):
             raise ValueError(wrong)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ValueError(f"{file}: {error!s:.400}; correct the file") from None

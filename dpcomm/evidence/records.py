@@ -314,31 +314,6 @@ def load(
         r for path in sorted(folder.glob(pattern)) for r in read(path, papers_root)
     )
 
-# %% ../../nbs/evidence/records.ipynb #f76a113c
-class Spent(Struct, frozen=True):
-    "What a line says that a list of runs needs."
-
-    key: str
-    seed: int
-    cost: dict[str, float | None]
-
-
-def run_costs(paper: str, experiment: str, scale: str, root: Path = None) -> dict:
-    "(key, seed) -> Spent of the runs of a file, which is not checked otherwise."
-    folder = Path(root or paper_tables.assets("results")) / paper
-    path, runs = folder / f"{experiment}.{scale}.jsonl", {}
-    lines = path.read_bytes().split(b"\n") if path.is_file() else []
-    for i, line in enumerate(lines, 1):
-        try:
-            run = line and msgspec.json.decode(line, type=Spent)
-        except msgspec.MsgspecError as error:
-            raise ValueError(
-                f"{path.name}, line {i}: {error!s:.400}; correct the line"
-            ) from None
-        if run:
-            runs.setdefault((run.key, run.seed), run)
-    return runs
-
 # %% ../../nbs/evidence/records.ipynb #eb8661fb
 def result_of(record: Record) -> dict:
     """Fields in which two runs of one setting must agree.

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SEEDS', 'PERCENT', 'SCORES', 'HEADER', 'SHORT', 'Summary', 'cell_summary', 'verdict', 'in_words', 'ours_by_key',
-           'Evidence', 'evidence', 'verdict_table', 'changes', 'runs_table', 'as_run', 'guarantees_as_run']
+           'Evidence', 'evidence', 'verdict_table', 'changes', 'runs_table', 'as_run']
 
 # %% ../../nbs/evidence/verdicts.ipynb #aabf01dc
 import math
@@ -647,21 +647,3 @@ def as_run(record: Record) -> str:
     return ", ".join(
         f"{promise['eps']:.2f} {SHORT[name]}" for name, promise in record.as_run.items()
     )
-
-
-def guarantees_as_run(root: Path = None) -> Table:
-    """Runs whose guarantee has a premise: the paper's epsilon, and the run's own.
-
-    root: folder of records, default the committed ones.
-    Returns: one row a setting.
-    """
-    rows = {}
-    for paper in paper_tables.papers():
-        for r in records.load(paper, root=root):
-            if r.as_run:
-                eps, scope = f"{r.guarantee['eps']:.2f}", r.guarantee["scope"]
-                rows[r.experiment, r.scale, r.key, eps, scope, as_run(r)] = None
-    header = (
-        "experiment|scale|run|epsilon of its guarantee|scope|epsilon as run, whole run"
-    )
-    return Table(tuple(header.split("|")), tuple(rows))

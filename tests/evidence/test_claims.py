@@ -165,14 +165,12 @@ def test_a_number_has_one_class(paper, key, verdict, name):
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_no_row_is_lost_and_no_disagreement_grouped(paper, evidence):
-    page = claims.section(paper).html
-    for table in claims.tables_of(paper):
+    for table in paper_tables.tables(paper):
         alone, named = claims.groups(paper, table, evidence[paper])
         rows = [row[0] for row in alone.rows]
         rows += [row[0] for group in named.values() for row in group.rows]
         keys = [paper_tables.in_words(c.key) for c in paper_tables.cells(paper, table)]
         assert sorted(rows) == sorted(keys)
-        assert claims.anchor(paper, table) in page
         for what, group in named.items():
             cells = "1 cell: " if len(group.rows) == 1 else f"{len(group.rows)} cells: "
             assert what.startswith(cells) and (len(group.rows) > 2 or "not run" in what)
@@ -190,21 +188,6 @@ def test_a_finding_has_the_numbers_of_the_records(paper):
     ours = verdicts.ours_by_key(records.load(paper, scale="full"))
     for key in re.findall(r"\{([^ {}]+)\}", p.about["finding"]):
         assert f"{ours[key].summary.mean:.1f}" in said
-    card = claims.cards(".").html
-    assert p.about["url"] in card and f"{paper}/chapter.ipynb" in card
-
-
-@tabled("paper", PAPERS)
-def test_each_claim_says_what_decides_it_at_what_cost_and_whether_it_was_run(paper):
-    lines, judged = claims.decisions(paper).rows, claims.rows(paper)
-    assert [line[:2] for line in lines] == [(r.claim.text, r.status) for r in judged]
-    for (_, status, what, hours, done), r in zip(lines, judged):
-        assert what and done in ("yes", "in part", "no")
-        assert not hours or "more runs of" in what
-        if status == "reproduced":
-            assert done == "yes" and not hours
-        if status in ("open", "in part") and not r.claim.kind:
-            assert done != "yes" or r.claim.cannot
 
 
 def test_the_headline_says_the_epsilon_of_the_run_as_it_was_run():

@@ -653,19 +653,6 @@ def test_a_table_of_runs_has_a_row_a_setting_with_means_of_its_seeds():
 
 # ---- epsilon as run
 
-TOLD = re.compile(r"\d (joins|silent|replaced)")
-
-
-def test_runs_with_a_premise_are_listed_once():
-    t = verdicts.guarantees_as_run()
-    assert t.header[:3] == ("experiment", "scale", "run")
-    assert len(set(t.rows)) == len(t.rows) > 0
-    assert all(TOLD.search(r[-1]) for r in t.rows)
-    committed = [r for p in PAPERS for r in records.load(p)]
-    wanted = {(r.experiment, r.scale, r.key) for r in committed if r.as_run}
-    assert {r[:3] for r in t.rows} == wanted
-
-
 def test_every_interval_is_counted_and_a_twentieth_of_them_is_expected_to_miss():
     n = [verdicts.intervals(paper) for paper in PAPERS]
     assert 0 < n[0] < len(paper_tables.cells(PAPERS[0]))

@@ -17,7 +17,7 @@ from torch import nn
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.datasets import images
-from dpcomm.experiments.run import runner
+from dpcomm.experiments.run import runner, runs
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.training import (
     federated,
