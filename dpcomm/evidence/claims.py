@@ -397,7 +397,11 @@ def numbers(
     return Shown("\n".join([title, str(made), str(alone), *named]), made.html + page)
 
 # %% ../../nbs/evidence/claims.ipynb #8d953c87
-def finding(paper: str) -> str:  # one or two sentences with our numbers in them
+def finding(paper: str) -> str:
+    """What we find, in one or two sentences with our numbers.
+
+    paper: id.
+    """
     return fill(paper_tables.paper(paper).about["finding"], paper)
 
 

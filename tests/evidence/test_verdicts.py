@@ -653,6 +653,7 @@ def test_a_table_of_runs_has_a_row_a_setting_with_means_of_its_seeds():
 
 # ---- epsilon as run
 
+
 def test_every_interval_is_counted_and_a_twentieth_of_them_is_expected_to_miss():
     n = [verdicts.intervals(paper) for paper in PAPERS]
     assert 0 < n[0] < len(paper_tables.cells(PAPERS[0]))

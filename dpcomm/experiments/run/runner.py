@@ -70,7 +70,11 @@ def experiments() -> dict:
     return found
 
 
-def paper_of(path: Path) -> str:  # its folder is the paper's, or 'experiments'
+def paper_of(path: Path) -> str:
+    """The paper that an experiment repeats, or 'across'.
+
+    path: of its notebook, whose folder is the paper's.
+    """
     return path.parent.name.replace("experiments", paper_tables.ACROSS)
 
 
