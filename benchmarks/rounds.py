@@ -152,10 +152,8 @@ class Contestant:
 def contest(name, peers=(), repeats=5, threads=1, python=None, device="cpu", peak=None):
     "Rows of a workload: a line for each engine of ours and for each peer."
     model, x, y, plan = workload(name)
-    brings_its_own = hasattr(model, "local_sgd")
-    engines = ("auto", REFERENCE) if brings_its_own else tuple(local_sgd.ENGINES)
-    names = [("dpcomm", engine) for engine in engines]
-    names += [(peer, "") for peer in peers if not brings_its_own]
+    names = [("dpcomm", engine) for engine in local_sgd.ENGINES]
+    names += [(peer, "") for peer in peers]
     turns, left_out, entered, updates = {}, {}, {}, {}
     with tempfile.TemporaryDirectory() as folder:
         numbers = dict(lr=0.01, rounds=repeats + 1, threads=threads)

@@ -34,6 +34,7 @@ class Line:
     changes: fields of federated.Config.
     spec: (Config, sizes of the tensors) -> accounts.Spec.
     metrics: () -> scores of a network, as federated.simulate takes them.
+    loss: () -> loss of outputs and targets; None: cross-entropy.
     after: (outcome, Task, federated.Run) -> outcome: what else a trained line says.
     compute: (line, seed, inputs, how) -> outcome, in place of training.
     """
@@ -55,6 +56,7 @@ class Line:
     changes: dict = field(default_factory=dict, compare=False)
     spec: Callable | None = field(default=None, compare=False)
     metrics: Callable | None = field(default=None, compare=False)
+    loss: Callable | None = field(default=None, compare=False)
     after: Callable | None = field(default=None, compare=False)
     compute: Callable | None = field(default=None, compare=False)
 
@@ -160,6 +162,7 @@ def train(line: Line, seed: int, **how) -> dict | None:
 
     net, spec = prepared(line, seed, how.get("device", "cpu"))
     task = Task(net, line.clients(seed), spec.mechanism, spec.config, seed)
+    task = replace(task, loss=line.loss()) if line.loss else task
     how |= {"metrics": line.metrics()} if line.metrics else {}
     done = simulate(task, guarantee=spec.guarantee, **how)
     if not done.finished:

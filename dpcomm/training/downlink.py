@@ -13,27 +13,27 @@ import zlib
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_between, check_choice, shown
-from ..core.random import seed_tree
-from ..core.vectors import flatten
-from ..core.wire import Bits, Message, parse_message
-from ..mechanisms.contract import Mechanism
-from . import models
-from .federated import Config
-from .run_state import SERVER_STATE, Ledger, server_optimiser
-from .task import DRAWS, sample_cohort
+from dpcomm.core.checks import check_choice, shown
+from dpcomm.core.random import seed_tree
+from dpcomm.core.vectors import pack
+from dpcomm.core.wire import Bits, Message, parse_message
+from dpcomm.mechanisms.contract import Mechanism
+from dpcomm.training import models
+from dpcomm.training.federated import Config
+from dpcomm.training.run_state import SERVER_STATE, Ledger, server_optimiser
+from dpcomm.training.task import sample_cohort
 
 # %% ../../nbs/training/downlink.ipynb #f9dc2eb4
 @dataclass(frozen=True)
 class Agreement:
     """Parameters that server and clients agree on before the first packet.
-
-    Raises ValueError for an unknown model and for a mechanism whose server adds noise.
 
     model: key of models.MODELS: with a seed it gives the initial weights.
     mechanism: registered, with server_is_deterministic = True.
@@ -48,46 +48,32 @@ class Agreement:
         check_choice("model", self.model, tuple(models.MODELS))
         if not self.mechanism.server_is_deterministic:
             raise ValueError(
-                f"mechanism is {shown(self.mechanism)}; its messages do not determine"
-                " the server's step: use one with server_is_deterministic, such as"
-                " rec"
+                f"mechanism is {shown(self.mechanism)}; its messages do not determine the"
+                " server's step: use one with server_is_deterministic, such as rec"
             )
 
     @property
     def d(self) -> int:
-        """Entries of the weight vector.
-
-        Returns: weights.
-        """
+        "Entries of the weight vector."
         return models.MODELS[self.model][1]
 
     @property
     def message_bytes(self) -> int:
-        """Length of one message without its frame.
-
-        Returns: bytes.
-        """
+        "Length of one message without its frame."
         return self.mechanism.bits(self.d).content // 8
 
     @property
     def state_bytes(self) -> int:
-        """Length of the weights and the optimiser's vectors.
-
-        Returns: bytes.
-        """
+        "Length of the weights and the optimiser's vectors."
         return 4 * self.d * (1 + SERVER_STATE[self.config.server])
 
     @property
     def fingerprint(self) -> int:
-        """A number that differs where the replay could differ.
-
-        Returns: crc32.
-        """
+        "A number that differs where the replay could differ."
         c = self.config
         server = (c.cohort, c.server, c.server_lr, c.momentum, c.adam_eps)
         read = self.mechanism, self.mechanism.fingerprint
-        agreed = (self.model, self.d, *read, *server)
-        return zlib.crc32(repr(agreed).encode())
+        return zlib.crc32(repr((self.model, self.d, *read, *server)).encode())
 
 # %% ../../nbs/training/downlink.ipynb #3695b887
 @dataclass
@@ -106,18 +92,13 @@ class State:
 
     @property
     def digest(self) -> int:
-        """Checksum of the round and all bytes of the state.
-
-        Returns: crc32.
-        """
+        "Checksum of the round and all bytes of the state."
         return zlib.crc32(struct.pack("<I", self.round), zlib.crc32(write_state(self)))
 
 # %% ../../nbs/training/downlink.ipynb #3695b888
 def initial_state(agreement: Agreement, seed: int) -> State:  # before round 0
     "Initial weights from a seed, with a fresh optimiser. [dprec Alg. 6, initialize]"
-    check_between("seed", seed, 0, 2**32 - 1)
-    model = models.build(agreement.model, seed_tree(seed, "init"))
-    w = flatten(p.detach() for p in model.parameters()).requires_grad_()
+    w = pack(models.build(agreement.model, seed_tree(seed, "init"))).requires_grad_()
     return State(agreement, w, server_optimiser(w, agreement.config))
 
 # %% ../../nbs/training/downlink.ipynb #8072a77c
@@ -156,156 +137,60 @@ def write_state(state: State) -> bytes:  # agreement.state_bytes of them
 
 # %% ../../nbs/training/downlink.ipynb #12438a5a
 def read_state(agreement: Agreement, data: bytes, round: int) -> State:
-    """Rebuild weights and optimiser. [dprec Alg. 6, first case]
-
-    Raises ValueError where the length is that of another model or optimiser.
-    """
-    server = agreement.config.server
+    "Rebuild weights and optimiser. [dprec Alg. 6, first case]"
     if len(data) != agreement.state_bytes:
         raise ValueError(
-            f"state has {len(data)} bytes; {agreement.model} with server"
-            f" {shown(server)} needs {agreement.state_bytes}: use the same model and"
-            " optimiser on server and client"
+            f"state has {len(data)} bytes; {agreement.model} with this optimiser has"
+            f" {agreement.state_bytes}: use the same model and optimiser on both sides"
         )
     numbers = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
     w, *vectors = numbers.view(-1, agreement.d).clone().unbind()
-    state = State(agreement, w.clone().requires_grad_(), None, round)
-    state.optimiser = server_optimiser(state.w, agreement.config)
+    w = w.clone().requires_grad_()
+    state = State(agreement, w, server_optimiser(w, agreement.config), round)
     if round and vectors:
+        server = agreement.config.server
         restored = dict(zip(OPTIMISER_VECTORS[server], vectors))
         if server == "adam":
             restored["step"] = torch.tensor(float(round))
-        state.optimiser.state[state.w] = restored
+        state.optimiser.state[w] = restored
     return state
 
-# %% ../../nbs/training/downlink.ipynb #9a2b723f
-def write_counts(values) -> bytes:  # 7 bits a byte, the eighth says that more follow
-    "Small numbers in few bytes. [LEB128]"
-    out = bytearray()
-    if not isinstance(values, (list, tuple)):
-        raise TypeError(
-            f"values is {shown(values)}; it must be a list of whole numbers: pass the"
-            " counts of a packet"
-        )
-    for value in values:
-        check_between("values", value, 0, 2**70 - 1)
-        while value > 127:
-            out.append(value & 127 | 128)
-            value >>= 7
-        out.append(value)
-    return bytes(out)
-
-# %% ../../nbs/training/downlink.ipynb #9a2b7240
-def read_counts(data: bytes) -> tuple:
-    "Read small numbers until the bytes end; ValueError on damage. [LEB128]"
-    if not isinstance(data, bytes):
-        raise TypeError(
-            f"data is {shown(data)}; it must be bytes: pass the output of write_counts"
-        )
-    values, value, shift = [], 0, 0
-    for byte in data:
-        if shift == 70:
-            raise ValueError(
-                "counts contain a number of more than 70 bits, more messages than a"
-                " round can have: the packet is damaged, send it again"
-            )
-        value, shift = value | (byte & 127) << shift, shift + 7
-        if byte < 128:
-            values.append(value)
-            value = shift = 0
-    if shift:
-        raise ValueError(
-            f"counts end inside a number after {len(data)} bytes: the packet is"
-            " damaged, send it again"
-        )
-    return tuple(values)
-
 # %% ../../nbs/training/downlink.ipynb #b9a9e052
-# magic, version, kind, agreement, since, until, digest, bytes of counts, bytes of content;
-# then counts, content, crc32
-PACKET = struct.Struct("<2sBBIIIIII")
-VERSION = 2  # of the frame
-KINDS = ("start", "history", "state")
+VERSION = b"dr\x03"  # the first bytes of a packet; crc32 is its last
+Number = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
-@dataclass(frozen=True)
-class Packet:
+class Packet(msgspec.Struct, array_like=True, frozen=True):
     "The messages that bring one client up to date."
 
-    kind: str  # one of KINDS
-    agreement: int  # fingerprint
-    since: int  # first round inside; of a state, the same as until
-    until: int  # rounds done when it is applied
-    digest: int  # crc32 of the state at that point, its round included
-    counts: tuple  # own messages left out, then messages a round; of a state, empty
+    kind: Literal["start", "history", "state"]
+    agreement: Number  # fingerprint
+    since: Number  # first round inside; of a state, the same as until
+    until: Number  # rounds done when it is applied
+    digest: Number  # crc32 of the state at that point, its round included
+    counts: tuple[
+        Number, ...
+    ]  # own messages left out, messages a round; of a state, ()
     content: bytes  # seed and payloads, or the state: what the ledger counts
 
-    def to_bytes(self) -> bytes:  # frame, counts, content, crc32
-        "The packet as it travels."
-        counts = write_counts(self.counts)
-        frame = PACKET.pack(
-            b"dr",
-            VERSION,
-            KINDS.index(self.kind),
-            self.agreement,
-            self.since,
-            self.until,
-            self.digest,
-            len(counts),
-            len(self.content),
-        )
-        body = frame + counts + self.content
+    def to_bytes(self) -> bytes:
+        body = VERSION + msgspec.msgpack.encode(self)
         return body + struct.pack("<I", zlib.crc32(body))
-
-# %% ../../nbs/training/downlink.ipynb #69d9751c
-def _check_frame(data):
-    "Refuse bytes that are not one whole packet of this version."
-    empty = PACKET.size + 4
-    if len(data) < empty:
-        raise ValueError(
-            f"packet has {len(data)} bytes; its frame alone has {empty}: the packet is"
-            " truncated, request it again"
-        )
-    magic, version, kind, *_, n_counts, n_content = PACKET.unpack_from(data)
-    if magic != b"dr":
-        raise ValueError(
-            f"packet starts with {shown(magic)}, not {shown(b'dr')}: this is not a"
-            " packet of dpcomm.training.downlink"
-        )
-    if version != VERSION:
-        raise ValueError(
-            f"packet has version {version}; this dpcomm reads version {VERSION}: update"
-            " the older side"
-        )
-    if len(data) != (announced := empty + n_counts + n_content):
-        raise ValueError(
-            f"packet has {len(data)} bytes; its frame declares {announced}: the packet"
-            " is truncated or padded, request it again"
-        )
-    if zlib.crc32(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
-        raise ValueError(
-            "packet checksum does not match: the packet is damaged, request it again"
-        )
-    if kind >= len(KINDS):
-        last = len(KINDS) - 1
-        raise ValueError(
-            f"packet is of kind {kind}; kinds are 0..{last}: update the older side"
-        )
 
 
 def parse_packet(data: bytes) -> Packet:
-    "Read a packet; ValueError on any damage, TypeError for anything but bytes."
-    if not isinstance(data, (bytes, bytearray)):
-        raise TypeError(
-            f"data is {shown(data)}; it must be the bytes of a packet: pass the output"
-            " of to_bytes"
+    "Read a packet; ValueError on any damage."
+    body, checksum = data[:-4], data[-4:]
+    whole = len(data) > 7 and struct.pack("<I", zlib.crc32(body)) == checksum
+    if not whole or not body.startswith(VERSION):
+        raise ValueError(
+            f"packet of {len(data)} bytes is damaged, truncated or of another version:"
+            " request it again, from a server with the same dpcomm"
         )
-    _check_frame(data)
-    _, _, kind, agreement, since, until, digest, n_counts, _ = PACKET.unpack_from(data)
-    end = PACKET.size + n_counts
-    counts = read_counts(data[PACKET.size : end])
-    content = bytes(data[end:-4])
-    return Packet(KINDS[kind], agreement, since, until, digest, counts, content)
+    try:
+        return msgspec.msgpack.decode(body[len(VERSION) :], type=Packet)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"packet is malformed ({error}): request it again") from error
 
 # %% ../../nbs/training/downlink.ipynb #f19878b6
 @dataclass
@@ -333,7 +218,6 @@ class Server:
     own: dict = field(default_factory=dict)
 
     def __post_init__(self):
-        check_between("n_clients", self.n_clients, 1)
         self.state = initial_state(self.agreement, self.seed)
         self.seen = np.full(self.n_clients, -1)
 
@@ -360,11 +244,10 @@ def close_round(
     messages,  # framed messages, n of them, in any order that matches cohort
 ) -> Server:  # the same object, one round on
     "Take a round's messages: step, remember, forget. [dprec Alg. 5, corrected]"
-    cohort = [check_between("cohort", c, 0, server.n_clients - 1) for c in cohort]
-    if len(cohort) != len(messages):
+    if len(cohort) != len(messages) or {*cohort} - {*range(server.n_clients)}:
         raise ValueError(
-            f"cohort names {len(cohort)} clients for {len(messages)} messages: pass one"
-            " client per message"
+            f"cohort is {shown(cohort)}; it must name one of {server.n_clients} clients"
+            f" for each of {len(messages)} messages: send to whom it belongs"
         )
     d, unwrap = server.agreement.d, server.agreement.mechanism.unwrap
     payloads = [unwrap(parse_message(message, d)) for message in messages]
@@ -401,22 +284,14 @@ def catch_up(server: Server, client: int, full: bool = False) -> bytes:
     full: send the state at any cost: for a client that lost its own.
     Returns: a packet.
     """
-    check_between("client", client, 0, server.n_clients - 1)
     agreement, now = server.agreement, server.state.round
     if not full and max(server.seen[client], 0) >= server.oldest:
         packet = missing_messages(server, client)
         if len(packet.content) <= agreement.state_bytes:
             return packet.to_bytes()
-    content = write_state(server.state)
-    return Packet(
-        "state",
-        agreement.fingerprint,
-        since=now,
-        until=now,
-        digest=server.state.digest,
-        counts=(),
-        content=content,
-    ).to_bytes()
+    made_under, content = agreement.fingerprint, write_state(server.state)
+    digest = server.state.digest
+    return Packet("state", made_under, now, now, digest, (), content).to_bytes()
 
 # %% ../../nbs/training/downlink.ipynb #a5381a22
 @dataclass
@@ -452,73 +327,36 @@ def answer(replica: Replica, update: Tensor, key=None) -> bytes:
 REPAIR = "ask the server with full=True"
 
 
-def _check_state(packet):
-    "A state has one round and no counts."
-    if packet.since != packet.until or packet.counts:
-        raise ValueError(
-            f"packet contains a state of rounds {packet.since} to {packet.until} with"
-            f" {len(packet.counts)} counts; a state has one round and no counts:"
-            f" {REPAIR}"
-        )
-
-
-def _check_messages(agreement, packet):
-    "Counts, rounds and content of a start or a history add up."
-    seed_bytes = 4 if packet.kind == "start" else 0
-    announced = sum(packet.counts[1:])
-    right_length = (
-        len(packet.content) == seed_bytes + agreement.message_bytes * announced
-    )
-    right_rounds = len(packet.counts) == packet.until - packet.since + 1
-    own_in_start = packet.kind == "start" and right_rounds and packet.counts[0]
-    if not right_length or not right_rounds or own_in_start:
-        raise ValueError(
-            f"packet declares {announced} messages in {len(packet.counts) - 1} counts,"
-            f" but it has {len(packet.content)} bytes for rounds {packet.since} to"
-            f" {packet.until}: {REPAIR}"
-        )
-
-# %% ../../nbs/training/downlink.ipynb #8d71f5dc
-def _check_memory(replica, packet, done):
-    "No gap before the first round, and the messages left out are remembered."
-    if packet.kind == "history" and done < packet.since:
-        stands = done if replica.state else "nothing"
-        raise ValueError(
-            f"packet begins at round {packet.since}, but this replica is at {stands}:"
-            f" a packet was lost, {REPAIR}"
-        )
-    own = packet.counts[0]
-    remembered = len(replica.sent) if replica.sent_in == done else 0
-    if own and done == packet.since and (own != remembered or packet.until == done):
-        raise ValueError(
-            f"packet omits {own} messages of round {done}, but this replica stored"
-            f" {remembered}: {REPAIR}"
-        )
-
-
 def check_packet(replica: Replica, packet: Packet) -> Packet:
-    """Refuse a packet that this client cannot apply. [dprec Alg. 6, made explicit]
-
-    Raises ValueError, which says whether to drop the packet or ask for the state.
-    """
-    agreement = replica.agreement
+    "Refuse a packet that this client cannot apply. [dprec Alg. 6, made explicit]"
+    agreement, done = replica.agreement, replica.state.round if replica.state else -1
     if packet.agreement != agreement.fingerprint:
         raise ValueError(
             f"packet was made under agreement {packet.agreement}, not"
             f" {agreement.fingerprint}: use the server's model, mechanism, cohort and"
             " optimiser settings"
         )
-    done = replica.state.round if replica.state else -1
     if packet.until < done:
         raise ValueError(
             f"packet ends at round {packet.until}, but this replica is at {done}: the"
             " packet is old, drop it"
         )
     if packet.kind == "state":
-        _check_state(packet)
-    else:
-        _check_messages(agreement, packet)
-        _check_memory(replica, packet, done)
+        return packet
+    start, rounds = packet.kind == "start", packet.until - packet.since
+    left_out, *counts = packet.counts or (0,)
+    length = 4 * start + agreement.message_bytes * sum(counts)
+    whole = len(packet.counts) == rounds + 1 and len(packet.content) == length
+    gap = not start and done < packet.since
+    stored = len(replica.sent) if replica.sent_in == done else 0
+    mine = not start and rounds and left_out == stored
+    forgotten = left_out and (start or done == packet.since) and not mine
+    if not whole or gap or forgotten:
+        raise ValueError(
+            f"packet has {sum(counts)} messages in {len(packet.content)} bytes for rounds"
+            f" {packet.since} to {packet.until} and omits {left_out}; this replica is at"
+            f" {done if replica.state else 'nothing'} and stored {stored}: {REPAIR}"
+        )
     return packet
 
 # %% ../../nbs/training/downlink.ipynb #fe0c00f8
@@ -586,12 +424,6 @@ def count_bits(
     seed: of the draws.
     Returns: Ledger of the whole run.
     """
-    check_between("rounds", rounds, 1, 10**7)
-    check_between("n_clients", n_clients, 1, 2**32)
-    check_between("model_bits", model_bits, 0)
-    check_between("seed", seed, 0)
-    check_choice("replay", replay, (True, False))
-    check_choice("sampling", sampling, DRAWS)
     ledger = Ledger(n_clients)
     for t in range(rounds):
         rng = seed_tree(seed, "round", t, "sample")

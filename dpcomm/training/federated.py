@@ -39,7 +39,7 @@ from dpcomm.training.functional import (
     loss_of_all,
     loss_on,
 )
-from .local_sgd import pick_engine, trains_itself
+from .local_sgd import pick_engine
 from dpcomm.training.promises import (
     check_deployment,
     check_promise,
@@ -128,10 +128,8 @@ def _ready(task, t, metrics, device, advance):
             "the test set is empty, and an evaluation needs one: pass test=, or"
             " metrics="
         )
-    itself = trains_itself(model, config.engine)
-    judged = not itself
-    data, part = federation.data, ()
-    for client in () if itself else np.unique(task.cohort(t)):
+    data, part, judged = federation.data, (), True
+    for client in np.unique(task.cohort(t)):
         data, (part,) = federation.visit([client])
         if len(part):
             try:
@@ -148,7 +146,7 @@ def _ready(task, t, metrics, device, advance):
     tensors = (*model.parameters(), *model.buffers())
     if any(tensor.device.type != torch.device(device).type for tensor in tensors):
         model = copy.deepcopy(model).to(device)
-    if advance is one_round and not itself:
+    if advance is one_round:
         engine, why = pick_engine(config.engine, model, device, data, loss, part)
         if why and isinstance(model, nn.Sequential):
             print(f"engine '{engine}' trains this model, a slower one: {why}")

@@ -34,7 +34,6 @@ from dpcomm.training.local_sgd import (
     batch_plan,
     downsample_majority,
     local_trainer,
-    trains_itself,
 )
 from .run_state import SERVER_STATE, Run
 from .task import Task
@@ -72,8 +71,7 @@ def chunk_ends(n: int, size: int, device="cpu") -> list:  # ascending, the last 
 def _chunks(task, w, cohort, streams):
     "The chunks of a round; data are asked for a block at a time."
     config, draws, n = task.config, may_draw(task.model), len(cohort)
-    names = not trains_itself(task.model, config.engine)
-    names &= task.loss in (None, cross_entropy)
+    names = task.loss in (None, cross_entropy)
 
     def ask(start, most):
         who = cohort[start : start + most]

@@ -294,18 +294,13 @@ def clients_per_call(engine: str, model: nn.Module, device="cpu") -> int:
         return 10
     return 2 if any(isinstance(layer, nn.Conv2d) for layer in model.children()) else 1
 
-
-def trains_itself(model: nn.Module, engine: str) -> bool:
-    "Whether a model brings its own trainer, and nobody named an engine."
-    return engine == "auto" and hasattr(model, "local_sgd")
-
 # %% ../../nbs/training/local_sgd.ipynb #15e42c2c
 def local_trainer(
     model: nn.Module, w: Tensor, engine: str, data=None, loss=None
 ) -> tuple:
-    """The model's own trainer, or one of the engines.
+    """One of the engines, for a model.
 
-    model: any module, or one with `local_sgd` and `chunk`.
+    model: any module.
     w: (d,) weights.
     engine: Config.engine.
     data: Dataset it trains on; None: not looked at.
@@ -313,14 +308,6 @@ def local_trainer(
     Returns: (w, x, y, plan, lr, mask) -> (updates, losses), clients a call.
     """
     check_model(model)
-    if trains_itself(model, engine):
-        frozen = not all(p.requires_grad for p in model.parameters())
-        if frozen or loss not in (None, cross_entropy):
-            raise ValueError(
-                f"{type(model).__name__} trains all its weights with its own loss:"
-                " unfreeze them and leave loss out, or choose an engine"
-            )
-        return model.local_sgd, model.chunk
     name, _ = pick_engine(engine, model, w.device, data, loss)
     trainer = partial(ENGINES[name], model)
     if name in ("loop", "vmap"):

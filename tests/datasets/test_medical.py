@@ -1,6 +1,4 @@
-"""medical: counts and features of the stand-ins, virtual
-hospitals, the network and its metrics.
-"""
+"""medical: counts and features of the stand-ins, virtual hospitals."""
 
 import numpy as np
 import pytest
@@ -12,9 +10,8 @@ from sklearn.preprocessing import MinMaxScaler
 from tables import tabled
 
 from dpcomm.core.random import seed_tree
-from dpcomm.core.vectors import flatten
 from dpcomm.datasets import medical
-from dpcomm.training import local_sgd, models, tabular
+from dpcomm.training import local_sgd
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +216,6 @@ def test_deaths_are_dealt_evenly_over_hospitals():
             lambda: medical.scale_range(np.ones(2), 3, 3),
             "low is 3 and high 3; .* below",
         ),
-        (lambda: tabular.mlp(5, seed_tree(0), "keras"), "'keras'; .* of glorot, torch"),
     ],
 )
 def test_bad_arguments_are_refused(call, message, made):
@@ -237,55 +233,3 @@ def test_the_stand_ins_make_1300_hospitals(diabetes, physionet):
         check_split(split, records, 1300, 12)
         assert split.federation.sizes[0] == size
         assert abs(len(split.public_y) - public) < 0.1 * public
-
-
-# ---- network and metrics
-
-BOUNDS = {
-    "glorot": ((6 / 7480) ** 0.5, (6 / 201) ** 0.5),
-    "torch": (7280**-0.5, 200**-0.5),
-}
-
-
-@tabled("law", BOUNDS)
-def test_mlp_has_the_papers_size(law):
-    net, again = (tabular.mlp(7280, seed_tree(0), law) for _ in range(2))
-    weights, twin = (flatten(p.detach() for p in n.parameters()) for n in (net, again))
-    assert len(weights) == 1_496_601 and torch.equal(weights, twin)
-    (bound, bound_of_last), last = BOUNDS[law], net[4].weight.detach()
-    most = float(net[0].weight.detach().abs().max())
-    assert 0.999 * bound < most <= bound * 1.000001 and last.shape == (1, 200)
-    assert (law == "glorot") == (not any(layer.bias.any() for layer in net[::2]))
-    assert abs(float(last.std()) * 3**0.5 / bound_of_last - 1) < 0.2
-
-
-def test_metrics_by_hand():
-    """A linear 'network' whose log-odds are the features: 3 of 4 deaths found, 1 of 2
-    survivors; AUROC counts ordered pairs.
-    """
-    model = models.initialise(torch.nn.Sequential(torch.nn.Linear(1, 1)), seed_tree(0))
-    x = torch.tensor([[2.0], [1.0], [0.5], [-1.0], [0.7], [-2.0]])
-    y = torch.tensor([1, 1, 1, 1, 0, 0])
-    found = tabular.metrics(model, torch.tensor([1.0, 0.0]), x, y)
-    dead, alive = x[y == 1, 0].numpy(), x[y == 0, 0].numpy()
-    odds = np.where(y.numpy() == 1, 1, -1) * x[:, 0].numpy()
-    wanted = {
-        "balanced_accuracy": 100 * (3 / 4 + 1 / 2) / 2,
-        "auroc": (dead[:, None] > alive).mean(),
-        "loss": np.log1p(np.exp(-odds)).mean(),
-    }
-    assert found == pytest.approx(wanted, rel=1e-6)
-    assert [*found] == [*wanted], "the first is the one shown in percent"
-    nothing = tabular.metrics(model, torch.zeros(2), x, y)
-    blind = {"balanced_accuracy": 50.0, "auroc": 0.5, "loss": np.log(2)}
-    assert nothing == pytest.approx(blind)
-    with pytest.raises(ValueError, match="only one class"):
-        tabular.metrics(model, torch.zeros(2), x[:4], y[:4])
-
-
-def test_metrics_do_not_depend_on_how_often_all_records_stand_there(made):
-    net = tabular.mlp(len(made.columns), seed_tree(0))
-    w = flatten(p.detach() for p in net.parameters())
-    once = tabular.metrics(net, w, made.x, made.y)
-    five = tabular.metrics(net, w, made.x.repeat(5, 1), made.y.repeat(5))
-    assert once == pytest.approx(five, rel=1e-5)

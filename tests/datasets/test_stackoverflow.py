@@ -8,14 +8,9 @@ import json
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as some
 from scipy.stats import lognorm
 from tables import tabled
-from torch import nn
 
-from dpcomm.core.random import seed_tree
 from dpcomm.datasets import stackoverflow as files
 from dpcomm.datasets.stackoverflow import (
     LONGEST,
@@ -27,14 +22,7 @@ from dpcomm.datasets.stackoverflow import (
 )
 from dpcomm.experiments import accounts
 from dpcomm.training.federated import Config, Task, simulate
-from dpcomm.training.local_sgd import batch_plan
-from dpcomm.training.tag_prediction import (
-    TagRegression,
-    bags,
-    loss_of,
-    multi_hot,
-    recall,
-)
+from dpcomm.training.models import TagRegression, recall, tag_loss
 
 SMALL = dict(n_words=200, n_tags=30, n_topics=6, mean=8.0, std=9.0, most=100)
 
@@ -138,7 +126,6 @@ def asked(*args):
         (made_with(n_words=11), "n_words is 11"),
         (made_with(n_tags=5), "n_tags is 5"),
         (made_with(topical=1.0), "topical is 1.0; it must be in"),
-        (lambda: TagRegression(posts="median"), "'median'"),
     ],
 )
 def test_bad_settings_are_refused(call, text):
@@ -181,7 +168,7 @@ def test_simulate_runs_and_neither_workers_nor_interruptions_change_it(kind, tmp
 
     def go(**more):
         net = TagRegression(200, 30)
-        task = Task(net, fed, line.mechanism, line.config, 0)
+        task = Task(net, fed, line.mechanism, line.config, 0, loss=tag_loss)
         return simulate(task, metrics=recall, progress=False, **more)
 
     run = go()
@@ -190,102 +177,6 @@ def test_simulate_runs_and_neither_workers_nor_interruptions_change_it(kind, tmp
     assert torch.equal(run.w, go(workers=2).w)
     go(checkpoint=tmp_path / "run.pt", max_seconds=0.0)
     assert torch.equal(run.w, go(checkpoint=tmp_path / "run.pt", resume=True).w)
-
-
-# ---- the model
-
-
-def dense(x, n_words):
-    "Bags of words, normalised to one."
-    counts = F.one_hot(x.long() + 1, n_words + 1)[..., 1:].sum(1).float()
-    return counts / counts.sum(1, keepdim=True).clamp_min(1)
-
-
-def made_posts(seed):
-    "60 posts of up to 6 of 40 words and 3 of 9 tags, the first empty; and weights."
-    rng = seed_tree(seed, "posts")
-    x, y = (rng.integers(-1, high, (60, width)) for high, width in ((40, 6), (9, 3)))
-    x[0] = -1
-    w = rng.standard_normal(40 * 9 + 9).astype(np.float32)
-    return rng, torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(w)
-
-
-def test_model_has_the_stated_size_and_starts_from_zero():
-    net = TagRegression()
-    assert [p.numel() for p in net.parameters()] == [5_000_000, 500] and net.chunk == 1
-    assert not any(p.any() for p in net.parameters())
-
-
-def test_bags_labels_and_scores():
-    x = torch.tensor([[3, 3, -1], [-1, -1, -1], [-1, 0, 2]])
-    assert [part.tolist() for part in bags(x)] == [[3, 3, 0, 2], [0, 2, 2], [2, 0, 2]]
-    hot = multi_hot(torch.tensor([[1, -1], [-1, -1], [0, 2]]), 3)
-    assert hot.tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 1]]
-    net = TagRegression(5, 3)
-    nn.init.normal_(net.linear.weight, generator=torch.Generator().manual_seed(0))
-    nn.init.ones_(net.linear.bias)
-    assert torch.allclose(net(x), net.linear(dense(x, 5)), atol=1e-6)
-
-
-@settings(max_examples=12, deadline=None)
-@given(
-    seed=some.integers(0, 10**6),
-    posts=some.sampled_from(["mean", "sum"]),
-    batch=some.integers(1, 17),
-    epochs=some.integers(1, 2),
-)
-def test_local_sgd_is_dense_sgd(seed, posts, batch, epochs):
-    rng, x, y, w = made_posts(seed)
-    cuts = [np.arange(0, 4), np.arange(4, 31), np.arange(31, 60)]
-    plan = torch.from_numpy(batch_plan(cuts, epochs, batch, [rng] * 3))
-    updates, losses = TagRegression(40, 9, posts).local_sgd(w, x, y, plan, 2.0)
-    for client, update, loss in zip(plan, updates, losses):
-        reference, trace = nn.Linear(40, 9), []
-        nn.utils.vector_to_parameters(w.clone(), reference.parameters())  # keeps views
-        optimiser = torch.optim.SGD(reference.parameters(), lr=2.0)
-        for index in (row[row >= 0] for row in client if (row >= 0).any()):
-            scores, truth = reference(dense(x[index], 40)), multi_hot(y[index], 9)
-            each = F.binary_cross_entropy_with_logits(scores, truth, reduction="none")
-            each = each.mean(1)
-            optimiser.zero_grad()
-            (each.sum() if posts == "sum" else each.mean()).backward()
-            optimiser.step()
-            trace.append(float(each.mean().detach()))
-        want = nn.utils.parameters_to_vector(reference.parameters()).detach() - w
-        assert torch.allclose(update, want, 1e-4, 2e-6 * float(want.abs().max()))
-        assert abs(float(loss) - np.mean(trace)) < 1e-5
-
-
-def test_local_sgd_moves_only_used_words_and_does_not_depend_on_company():
-    rng, x, y, w = made_posts(5)
-    plan = batch_plan([np.arange(3), np.arange(3, 60)], 1, 10, [rng] * 2)
-    plan, net = torch.from_numpy(plan), TagRegression(40, 9)
-
-    def go(plan, **more):
-        return net.local_sgd(torch.zeros_like(w), x, y, plan, 50.0, **more)[0]
-
-    updates, used = go(plan), set(x[:3].unique().tolist()) - {-1}
-    moved = updates[0, :-9].view(9, 40).abs().sum(0).nonzero()[:, 0]
-    assert set(moved.tolist()) == used
-    assert torch.equal(updates.flip(0), go(plan.flip(0)))
-    assert torch.equal(updates[1:], go(plan[1:]))
-    with pytest.raises(ValueError, match="mask is given"):
-        go(plan, mask=torch.ones(369) > 0)
-
-
-def test_recall_counts_tags_among_the_first_five():
-    _, x, y, w = made_posts(7)
-    net = TagRegression(40, 9)
-    scores = dense(x, 40) @ w[:-9].view(9, 40).T + w[-9:]
-    truth = multi_hot(y, 9)
-    for k in (1, 5):
-        found = float(truth.gather(1, scores.topk(k).indices).sum())
-        got = recall(net, w, x, y, k)
-        assert got[f"recall{k}"] == pytest.approx(100 * found / float(truth.sum()))
-    assert got["loss"] == pytest.approx(float(loss_of(scores, y)), rel=1e-5)
-    assert recall(net, torch.zeros_like(w), x, y)["recall5"] == 0, "ties find nothing"
-    with pytest.raises(ValueError, match="y contains no tags"):
-        recall(net, w, x, torch.full_like(y, -1))
 
 
 # ---- TFF's files
@@ -352,7 +243,7 @@ def test_files_are_a_source(root):
     assert fed.partition_hash != federation(load(root, 5), 3).partition_hash
     config = Config(rounds=1, cohort=2, lr=1.0, server="sgd", eval_every=1)
     mechanism = accounts.fedavg(Config(), 2, 1.0, 0.1).mechanism
-    task = Task(TagRegression(6, 3), fed, mechanism, config, 0)
+    task = Task(TagRegression(6, 3), fed, mechanism, config, 0, loss=tag_loss)
     assert simulate(task, metrics=lambda *of: recall(*of, 1), progress=False).finished
     for call, says in (
         (lambda: federation(source, 4), "n is 4; .* from 1 to 3"),

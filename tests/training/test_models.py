@@ -8,8 +8,10 @@ from scipy import stats
 from torch import nn
 
 from dpcomm.core.random import seed_tree
-from dpcomm.core.vectors import flatten, groups
-from dpcomm.training import models
+from dpcomm.core.vectors import flatten
+from dpcomm.training import local_sgd, models
+
+close = torch.testing.assert_close
 
 LENET5 = [(6, 1, 5, 5), (16, 6, 5, 5), (120, 400), (84, 120), (10, 84)]
 SHAPES = {  # weights of every layer, and with them the figures of the papers
@@ -37,19 +39,6 @@ SHAPES = {  # weights of every layer, and with them the figures of the papers
     ],
     "lstm": [(80, 8), (1024, 8), (1024, 256), (1024, 256), (1024, 256), (80, 256)],
 }
-COUNTS = {
-    "linear": 7_850,
-    "lenet5": 61_706,
-    "lenet5_tanh": 61_706,
-    "cnn": 582_026,
-    "cnn_same": 1_663_370,
-    "conv62": 46_046,
-    "conv10": 31_018,
-    "resnet110": 1_730_426,
-    "cnn62": 231_742,
-    "cnn10": 225_034,
-    "lstm": 819_920,
-}
 NORMS = {
     "conv62": 64,
     "conv10": 64,  # weights and biases of the one shared normalisation
@@ -73,13 +62,10 @@ def weights(model: nn.Module) -> torch.Tensor:
 
 
 def test_parameter_counts(name):
-    model = models.build(name, seed_tree(0))
-    assert [tuple(p.shape) for p in model.parameters() if p.ndim > 1] == SHAPES[name]
-    assert len(weights(model)) == COUNTS[name] == sum(groups(model).values())
-    biases = BIASES.get(name, sum(s[0] for s in SHAPES[name]))
-    assert COUNTS[name] == sum(
-        int(np.prod(s)) for s in SHAPES[name]
-    ) + biases + NORMS.get(name, 0)
+    model, shapes = models.build(name, seed_tree(0)), SHAPES[name]
+    assert [tuple(p.shape) for p in model.parameters() if p.ndim > 1] == shapes
+    beside = BIASES.get(name, sum(s[0] for s in shapes)) + NORMS.get(name, 0)
+    assert len(weights(model)) == sum(int(np.prod(s)) for s in shapes) + beside
     assert model(TEXT if name == "lstm" else IMAGES).shape == (3, CLASSES.get(name, 10))
 
 
@@ -90,19 +76,13 @@ def test_the_initial_law(name):
     model, scaled = models.build(name, seed_tree(0)), {True: [], False: []}
     for layer in model.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear, nn.LSTM)):
-            bound = (
-                np.prod(layer.weight.shape[1:]) ** -0.5
-                if not isinstance(layer, nn.LSTM)
-                else 256**-0.5
-            )
+            lstm = isinstance(layer, nn.LSTM)
+            bound = (256 if lstm else np.prod(layer.weight.shape[1:])) ** -0.5
             for p in layer.parameters():
-                assert p.requires_grad and p.dtype == torch.float32
                 assert float(p.detach().abs().max()) <= bound * (1 + 1e-7)
                 scaled[p.ndim == 1].append(p.detach().flatten() / bound)
-    for part in scaled.values():
-        assert (
-            stats.kstest(torch.cat(part).numpy(), "uniform", (-1, 2)).pvalue > ALARM / 2
-        )
+    for part in map(torch.cat, scaled.values()):
+        assert stats.kstest(part.numpy(), "uniform", (-1, 2)).pvalue > ALARM / 2
 
 
 def test_initial_weights_belong_to_their_stream(name):
@@ -110,93 +90,132 @@ def test_initial_weights_belong_to_their_stream(name):
     first = weights(models.build(name, seed_tree(0, "model")))
     torch.rand(3)
     assert torch.equal(first, weights(models.build(name, seed_tree(0, "model"))))
-    assert (
-        first != weights(models.build(name, seed_tree(1, "model")))
-    ).float().mean() > 0.99
+    other = weights(models.build(name, seed_tree(1, "model")))
+    assert (first != other).float().mean() > 0.99
 
 
 def test_the_symbols_of_the_lstm_start_normal_and_its_other_law_is_refused():
     "... as PyTorch's embedding does; Kolmogorov-Smirnov, false-alarm rate 1e-6."
-    model = models.build("lstm", seed_tree(0))
-    assert (
-        model.embedding.weight.requires_grad
-        and stats.kstest(
-            model.embedding.weight.detach().flatten().numpy(), "norm"
-        ).pvalue
-        > ALARM
-    )
-    with pytest.raises(ValueError, match="law is 'glorot'.*an LSTM.*must be 'torch'"):
+    symbols = models.build("lstm", seed_tree(0)).embedding.weight.detach()
+    assert stats.kstest(symbols.flatten().numpy(), "norm").pvalue > ALARM
+    with pytest.raises(ValueError, match="law is 'glorot'"):
         models.build("lstm", seed_tree(0), "glorot")
 
 
 def test_the_four_normalisations_are_one():
-    """... in value and in gradient, also where a functional call puts other weights in
-    their place.
-    """
+    "... also where a functional call puts other weights in their place."
     model = models.build("conv10", seed_tree(0))
     norms = [layer for layer in model if isinstance(layer, nn.GroupNorm)]
-    assert (
-        len(norms) == 4
-        and len({id(n) for n in norms}) == 4
-        and all(n.weight is norms[0].weight and n.bias is norms[0].bias for n in norms)
-    )
-    assert (
-        (norms[0].weight == 1).all()
-        and (norms[0].bias == 0).all()
-        and all(n.num_groups == 32 for n in norms)
-    )
+    assert len({id(n) for n in norms}) == 4
+    assert all(n.weight is norms[0].weight and n.bias is norms[0].bias for n in norms)
+    assert all(n.num_groups == 32 and (n.weight == 1).all() for n in norms)
     named = {name: p.detach() for name, p in model.named_parameters()}
-    before = model(IMAGES)
-    twice = torch.func.functional_call(
-        model, named | {"1.weight": 2 * named["1.weight"]}, (IMAGES,)
-    )
-    assert torch.equal(model(IMAGES), before) and all(
-        n.weight is norms[0].weight for n in norms
-    ), "the call left something behind"
+    before, double = model(IMAGES), named | {"1.weight": 2 * named["1.weight"]}
+    twice = torch.func.functional_call(model, double, (IMAGES,))
+    assert torch.equal(model(IMAGES), before), "the call left something behind"
     with torch.no_grad():
         norms[0].weight.mul_(2)
     assert torch.equal(model(IMAGES), twice)
 
 
-def test_resnet110_starts_with_the_identity_in_its_normalisations_and_no_state_beside_its_weights():
+def test_resnet110_starts_with_the_identity_in_its_normalisations():
     for law in ("torch", "glorot"):
         model = models.build("resnet110", seed_tree(0), law)
         norms = [layer for layer in model.modules() if isinstance(layer, nn.GroupNorm)]
-        assert len(norms) == 1 + 2 * 54 + 2 and all(
-            (n.weight == 1).all() and (n.bias == 0).all() and n.num_groups == 8
-            for n in norms
-        )
-        assert not list(model.buffers()) and (
-            law == "torch" or (model[-1].bias == 0).all()
-        )
+        assert len(norms) == 1 + 2 * 54 + 2 and not list(model.buffers())
+        assert all((n.weight == 1).all() and (n.bias == 0).all() for n in norms)
+        assert law == "torch" or (model[-1].bias == 0).all()
     fan_in, fan_out = model[0].weight[0].numel(), model[0].weight[:, 0].numel()
-    assert (
-        0.9
-        < float(model[0].weight.detach().abs().max()) / (6 / (fan_in + fan_out)) ** 0.5
-        <= 1
-    )
+    bound = (6 / (fan_in + fan_out)) ** 0.5
+    assert 0.9 * bound < float(model[0].weight.detach().abs().max()) <= bound
 
 
 def test_a_residual_block_against_its_formula():
-    """relu(x + body(x)), with the projection where the width doubles; scores of an
-    image do not depend on the others.
-    """
+    "relu(x + body(x)), with the projection where the width doubles; image by image."
     x = torch.from_numpy(seed_tree(1).standard_normal((3, 16, 6, 6)).astype(np.float32))
     for n_out, side in ((16, 6), (32, 3)):
         block = models.initialise(models.Residual(16, n_out), seed_tree(0))
         c1, n1, _, c2, n2 = block.body
-        inner = n2(c2(torch.relu(n1(c1(x)))))
-        outer = (
-            x
-            if n_out == 16
-            else block.shortcut[1](
-                nn.functional.conv2d(x, block.shortcut[0].weight, stride=2)
-            )
-        )
+        outer = x
+        if n_out == 32:
+            kernel = block.shortcut[0].weight
+            outer = block.shortcut[1](nn.functional.conv2d(x, kernel, stride=2))
         assert block(x).shape == (3, n_out, side, side)
-        torch.testing.assert_close(block(x), torch.relu(inner + outer))
-        torch.testing.assert_close(block(x)[1:2], block(x[1:2]))
-    with pytest.raises(
-        ValueError, match="n_out is 24; it must be n_in = 16 or 32: add blocks"
-    ):
-        models.Residual(16, 24)
+        close(block(x), torch.relu(n2(c2(torch.relu(n1(c1(x))))) + outer))
+        close(block(x)[1:2], block(x[1:2]))
+
+
+def test_the_mortality_network_is_kerass():
+    net = models.mlp(7280, seed_tree(0))
+    assert len(weights(net)) == 1_496_601
+    for layer in net[::2]:
+        bound = (6 / sum(layer.weight.shape)) ** 0.5
+        assert (
+            0.99 * bound < float(layer.weight.detach().abs().max()) <= bound * 1.000001
+        )
+        assert not layer.bias.any()
+
+
+def test_scores_of_a_rare_class_by_hand():
+    "Log-odds are the features: 3 of 4 deaths, 1 of 2 survivors; ordered pairs."
+    net = nn.Sequential(nn.Linear(1, 1))
+    x = torch.tensor([[2.0], [1.0], [0.5], [-1.0], [0.7], [-2.0]])
+    y = torch.tensor([1, 1, 1, 1, 0, 0])
+    scores = models.of_rare_class(net, torch.tensor([1.0, 0.0]), x, y)
+    dead, alive = x[y == 1, 0].numpy(), x[y == 0, 0].numpy()
+    odds = np.where(y.numpy() == 1, 1, -1) * x[:, 0].numpy()
+    wanted = dict(balanced_accuracy=62.5, auroc=(dead[:, None] > alive).mean())
+    wanted |= dict(loss=np.log1p(np.exp(-odds)).mean())
+    assert scores == pytest.approx(wanted, rel=1e-6) and [*scores] == [*wanted]
+
+
+# ---- tags of posts
+
+
+def dense(x, n_words):
+    "Bags of words, normalised to one."
+    counts = nn.functional.one_hot(x.long() + 1, n_words + 1)[..., 1:].sum(1).float()
+    return counts / counts.sum(1, keepdim=True).clamp_min(1)
+
+
+def made_posts():
+    "60 posts of up to 6 of 40 words and 3 of 9 tags, the first empty; and weights."
+    rng = seed_tree(7, "posts")
+    x, y = (rng.integers(-1, high, (60, width)) for high, width in ((40, 6), (9, 3)))
+    x[0] = -1
+    w = rng.standard_normal(40 * 9 + 9).astype(np.float32)
+    return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(w)
+
+
+def test_tags_scores_and_training_are_those_of_dense_bags():
+    x, y, w = made_posts()
+    net, reference = models.TagRegression(40, 9), nn.Linear(40, 9)
+    assert not any(p.any() for p in net.parameters())
+    plan = torch.from_numpy(seed_tree(0, "plan").permutation(60)).view(1, 6, 10)
+    update, _ = local_sgd.train_loop(net, w, x, y, plan, 2.0, loss=models.tag_loss)
+    nn.utils.vector_to_parameters(w.clone(), reference.parameters())
+    for index in plan[0]:
+        scores, truth = reference(dense(x[index], 40)), models.multi_hot(y[index], 9)
+        loss = nn.functional.binary_cross_entropy_with_logits(scores, truth)
+        grads = torch.autograd.grad(loss, [*reference.parameters()])
+        for p, g in zip(reference.parameters(), grads):
+            p.data -= 2.0 * g
+    close(update[0], weights(reference) - w, rtol=1e-4, atol=1e-6)
+    assert models.multi_hot(torch.tensor([[1, -1], [0, 2]]), 3).tolist() == [
+        [0, 1, 0],
+        [1, 0, 1],
+    ]
+
+
+def test_recall_counts_tags_among_the_first():
+    x, y, w = made_posts()
+    net = models.TagRegression(40, 9)
+    scores = dense(x, 40) @ w[:-9].view(9, 40).T + w[-9:]
+    truth = models.multi_hot(y, 9)
+    for k in (1, 5):
+        right = float(truth.gather(1, scores.topk(k).indices).sum())
+        got = models.recall(net, w, x, y, k)
+        assert got[f"recall{k}"] == pytest.approx(100 * right / float(truth.sum()))
+    assert got["loss"] == pytest.approx(float(models.tag_loss(scores, y)), rel=1e-5)
+    nothing = models.recall(net, torch.zeros_like(w), x, y)
+    assert nothing["recall5"] == 0, "ties find nothing"

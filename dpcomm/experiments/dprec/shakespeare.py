@@ -6,18 +6,11 @@
 __all__ = ['settings', 'grid']
 
 # %% ../../../nbs/dprec/shakespeare.ipynb #d9f7fb6f
-from dataclasses import replace
 from functools import cache, partial
 
 from dpcomm.experiments.dprec.by_writer import paper_config
 from dpcomm.experiments.dprec.mnist import COUNTS, NAMES
-from dpcomm.experiments.lines import (
-    Line,
-    counted,
-    source_of,
-    stated,
-    train,
-)
+from dpcomm.experiments.lines import Line, counted, source_of, stated
 from dpcomm.experiments.lines import (
     run_one as run_one,
 )
@@ -60,21 +53,13 @@ def clients(seed: int, scale: str):
     return federation(scale)
 
 
-def network(seed: int, hidden: int, chunk: int = 1):
-    "The recurrent network with the weights of a seed; `chunk` clients train at once."
+def network(seed: int, hidden: int):
+    "The recurrent network with the weights of a seed."
     from dpcomm.core.random import seed_tree
     from dpcomm.training import models
-    from dpcomm.training.lstm import CharLSTM
 
-    rng = seed_tree(seed, "init")
-    papers = hidden == 256
-    net = (
-        models.build("lstm", rng)
-        if papers
-        else models.initialise(CharLSTM(hidden=hidden), rng)
-    )
-    net.chunk = chunk
-    return net
+    net = models.CharLSTM(hidden=hidden)
+    return models.initialise(net, seed_tree(seed, "init"))
 
 
 def spec(config, sizes, s: dict, kind: str):
@@ -84,23 +69,12 @@ def spec(config, sizes, s: dict, kind: str):
     return budget_spec(config, sizes, *who)
 
 
-def metrics():
-    from dpcomm.training.lstm import score
-
-    return score
-
-
 def source(clients) -> dict:
     return source_of(clients) | dict(n_train=int(clients.sizes.sum()))
 
 
-def train_at_once(line: Line, seed: int, inputs, how: dict) -> dict | None:
-    "Train; a GPU takes all clients of a round at once."
-    on_gpu = str(how.get("device", "cpu")).startswith("cuda")
-    chunk = line.changes["cohort"] if on_gpu else 1
-    line = replace(line, net=partial(line.net, chunk=chunk))
-    outcome = train(line, seed, **how)
-    return outcome and outcome | dict(data=source(line.clients(seed)))
+def with_source(outcome, task, done) -> dict:
+    return outcome | dict(data=source(task.federation))
 
 
 def counts(line: Line, *run) -> dict:
@@ -126,9 +100,7 @@ def grid(scale: str) -> list:
     net = "lstm" if s["hidden"] == 256 else f"lstm, {s['hidden']} wide"
     noted |= dict(task="shakespeare", model=net)
     made = dict(net=partial(network, hidden=s["hidden"]), changes=s["changes"])
-    made |= dict(
-        noted=noted, metrics=metrics, compute=train_at_once, minutes=s["minutes"]
-    )
+    made |= dict(noted=noted, after=with_source, minutes=s["minutes"])
     trained = [
         Line(
             f"eps3.{kind}",

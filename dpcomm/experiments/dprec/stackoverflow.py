@@ -52,15 +52,21 @@ def federation(scale: str, n_test: int = None):
 
 
 def network(seed: int, scale: str):
-    from dpcomm.training.tag_prediction import TagRegression
+    from dpcomm.training.models import TagRegression
 
     return TagRegression(posts(scale).n_words, posts(scale).n_tags)
 
 
 def metrics():
-    from dpcomm.training.tag_prediction import recall
+    from dpcomm.training.models import recall
 
     return recall
+
+
+def loss():
+    from dpcomm.training.models import tag_loss
+
+    return tag_loss
 
 
 @cache
@@ -118,7 +124,7 @@ def made_line(key: str, name: str, scale: str, as_at: str, kind: str, **fields) 
     "A line with the posts and the mechanism of a scale `as_at`."
     s, brief = settings(as_at), key.startswith("cost")
     clients = partial(federation, as_at, 100 if brief else None)
-    made = dict(net=partial(network, scale=as_at), metrics=metrics)
+    made = dict(net=partial(network, scale=as_at), metrics=metrics, loss=loss)
     made |= dict(clients=lambda seed: clients(), changes=s["changes"])
     made |= dict(spec=partial(spec, scale=as_at, kind=kind, brief=brief))
     if brief:

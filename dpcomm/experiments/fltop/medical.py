@@ -20,8 +20,8 @@ from dpcomm.experiments.fltop.scheme_grid import (
     Setting,
     twins,
 )
-from dpcomm.experiments.lines import Line as Run
-from dpcomm.training import tabular
+from dpcomm.experiments.run.grids import Run
+from dpcomm.training import models
 
 RATIOS = (0.1, 1.0, 10.0, 0.5, 5.0, 0.05, 0.01)
 OTHERS = ("FL-TOP-BIS", "FL-BAS-2", "FL-BAS-3", "FL-BAS-4")
@@ -147,7 +147,7 @@ def run_one(run: Run, seed: int, inputs: dict = None, **how) -> dict:
             d=len(tried.start),
         )
     cells = dict(zip(run.fills, COLUMNS.values()))
-    how |= dict(metrics=tabular.metrics)
+    how |= dict(metrics=models.of_rare_class)
     return scheme_grid.train(
         run_spec(run, seed), tried, federation=clients, seed=seed, cells=cells, **how
     )[0]

@@ -27,7 +27,7 @@ from ..lines import source_of
 from ..run.runs import from_training
 from ...mechanisms import topk
 from ...privacy.accounting import INTEGER_ORDERS
-from ...training import models, tabular
+from ...training import models
 from ...training.federated import Config, Task, simulate
 from ...training.fused import train_fused
 from ...training.local_sgd import downsample_majority
@@ -394,7 +394,7 @@ def public_patients(
     "The mortality network and down-sampled patients. [fltop Sec. 4, footnote 5]"
     x, y = split.public_x, split.public_y
     kept = downsample_majority(np.arange(len(y)), y.numpy(), seed_tree(0, "public"))
-    net = tabular.mlp(x.shape[1], seed_tree(seed, "init"))
+    net = models.mlp(x.shape[1], seed_tree(seed, "init"))
     return Public(setting, net, x[kept], y[kept], odds_loss)
 
 # %% ../../../nbs/fltop/scheme_grid.ipynb #1d3fa607
