@@ -28,8 +28,8 @@ from ..mechanisms.contract import mechanism, registered
 from ..mechanisms.deployments import Deployment
 from ..training import models
 from ..training.federated import simulate
-from ..training.federated_round import train_cohort
-from ..training.task import Config, Task
+from ..training.round import train_cohort
+from ..training.state import Config, Task
 
 # %% ../../nbs/experiments/frontier.ipynb #fron0013
 DELTA = 1e-5

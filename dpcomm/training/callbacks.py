@@ -19,8 +19,7 @@ from tqdm import tqdm
 
 from ..core.checks import shown
 from ..core.files import atomic_write
-from .run_state import Run
-from .task import Task
+from .state import Run, Task
 
 # %% ../../nbs/training/callbacks.ipynb #7472e555
 class Callback:

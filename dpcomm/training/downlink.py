@@ -27,8 +27,12 @@ from dpcomm.core.wire import Bits, Message, parse_message
 from dpcomm.mechanisms.contract import Mechanism
 from dpcomm.training import models
 from dpcomm.training.federated import Config
-from dpcomm.training.run_state import SERVER_STATE, Ledger, server_optimiser
-from dpcomm.training.task import sample_cohort
+from dpcomm.training.state import (
+    SERVER_STATE,
+    Ledger,
+    sample_cohort,
+    server_optimiser,
+)
 
 # %% ../../nbs/training/downlink.ipynb #f9dc2eb4
 @dataclass(frozen=True)

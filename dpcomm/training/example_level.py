@@ -21,9 +21,9 @@ from ..mechanisms.gaussian import Gaussian
 from ..mechanisms.imvu import Imvu
 from ..mechanisms.signsgd import SignSgd
 from ..privacy.guarantee import Guarantee
-from . import federated, functional
+from . import federated
 from .federated import Run, Task
-from .functional import as_function
+from .local_sgd import as_function, cause_of_nan
 
 # %% ../../nbs/training/example_level.ipynb #06fea8b2
 def example_gradients(model: nn.Sequential, w: Tensor, x: Tensor, y: Tensor) -> tuple:
@@ -167,7 +167,6 @@ def one_round(
     mechanism, images = task.mechanism, task.federation.data
     cohort, decoded, losses = task.cohort(t), [], []
     parts = [task.federation.parts[client] for client in cohort]
-    functional.check_labels(task.model, w, images, parts, cohort)
     for client, part in zip(cohort.tolist(), parts):
         own = torch.from_numpy(part)
         try:
@@ -175,7 +174,7 @@ def one_round(
             total, loss = clipped_sum(task.model, w, x, y, mechanism.clip_norm)
         except FloatingPointError as error:
             rates = "server_lr, or raise the noise multiplier"
-            cause = functional.cause_of_nan(images, part, client, rates)
+            cause = cause_of_nan(images, part, client, rates)
             raise FloatingPointError(f"round {t}: {cause}") from error
         stream = task.stream(t, "client", client, "noise")
         decoded.append(release(mechanism, total, stream))

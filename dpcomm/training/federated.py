@@ -22,24 +22,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..core.checks import check_between, check_choice, check_number, shown
-from ..core.vectors import pack
-from ..datasets.images import Federation
-from ..mechanisms.contract import Mechanism
-from ..mechanisms.deployments import Deployment
-from .adaptive_clip import AdaptiveClip, in_one_sum
-from .callbacks import Checkpoint, check_callbacks, progress_of
-from .federated_round import one_round, one_thread, shares
-from dpcomm.training.functional import (
+from dpcomm.core.checks import check_between, check_choice, check_number, shown
+from dpcomm.datasets.images import Federation
+from dpcomm.mechanisms.contract import Mechanism
+from dpcomm.mechanisms.deployments import Deployment
+from dpcomm.training.adaptive_clip import AdaptiveClip, in_one_sum
+from dpcomm.training.callbacks import Checkpoint, check_callbacks, progress_of
+from dpcomm.training.local_sgd import (
     Misfit,
     check_fit,
-    count_classes,
+    check_labels,
     cross_entropy,
     evaluate,
     loss_of_all,
     loss_on,
+    pick_engine,
 )
-from .local_sgd import pick_engine
 from dpcomm.training.promises import (
     check_deployment,
     check_promise,
@@ -47,8 +45,8 @@ from dpcomm.training.promises import (
     relied_on,
     said_by,
 )
-from .run_state import Run, save_checkpoint, start_run
-from .task import Config, Task
+from dpcomm.training.round import one_round, one_thread, shares
+from dpcomm.training.state import Config, Run, Task, save_checkpoint, start_run
 
 # %% ../../nbs/training/federated.ipynb #12347ee6
 def _check_kinds(task, guarantee, metrics, adaptive):
@@ -59,31 +57,18 @@ def _check_kinds(task, guarantee, metrics, adaptive):
             " Federation.of(clients, test=(x, y)), mechanism, Config(...), seed), or call"
             " train(model, clients, mechanism, deployment, test=(x, y))"
         )
-    made, loss = task.mechanism, task.loss
+    made, of_rounds = task.mechanism, "a function, rounds -> Guarantee, or a deployment"
+    scores, moves = "a function (model, w, x, y) -> dict", "AdaptiveClip(quantile=0.5)"
+    moving = isinstance(adaptive, AdaptiveClip)
     for name, value, fits, what in (
         ("mechanism", made, hasattr(made, "average"), "dpcomm.mechanism(name, ...)"),
         ("config", task.config, isinstance(task.config, Config), "Config(...)"),
-        ("loss", loss, callable(loss), "a function (outputs, targets) -> mean"),
-        (
-            "guarantee",
-            guarantee,
-            guarantee is None or callable(guarantee),
-            "a function, rounds -> Guarantee of so many, or a deployment",
-        ),
-        (
-            "metrics",
-            metrics,
-            metrics is None or callable(metrics),
-            "a function (model, w, x, y) -> dict of scores",
-        ),
-        (
-            "adaptive",
-            adaptive,
-            adaptive is None or isinstance(adaptive, AdaptiveClip),
-            "AdaptiveClip(quantile=0.5)",
-        ),
+        ("loss", task.loss, callable(task.loss), "a function (outputs, targets) -> mean"),
+        ("guarantee", guarantee, callable(guarantee), of_rounds),
+        ("metrics", metrics, callable(metrics), scores),
+        ("adaptive", adaptive, moving, moves),
     ):
-        if not fits:
+        if not fits and (value is not None or name in ("mechanism", "config", "loss")):
             raise TypeError(
                 f"{name} is {shown(value)}; this is not allowed: pass {what}"
             )
@@ -105,19 +90,18 @@ def _check_machine(device, workers, max_seconds, save_every):
         )
 
 
-def _check_test(task):
-    "Refuse labels of the test set that the model has no class for."
-    data = task.federation.data
-    labels = data.y_test
-    if task.loss is not cross_entropy or labels.ndim != 1 or labels.is_floating_point():
-        return
-    d, shape = len(pack(task.model)), data.x_test.shape[1:]
-    classes = count_classes(task.model, d, shape, data.x_test.dtype)
-    if classes and (bad := labels[(labels < 0) | (labels >= classes)]).numel():
-        raise ValueError(
-            f"the test set holds a label {int(bad[0])}; the model's classes are 0 to"
-            f" {classes - 1}: correct the label, or pass metrics"
-        )
+def _check_data(task, metrics):
+    "Refuse labels that the model has no class for, of clients and of the test set."
+    data, parts = task.federation.data, task.federation.parts
+
+    def owner(i):
+        return f"client {next(k for k, part in enumerate(parts) if i in part)}"
+
+    if task.loss is cross_entropy:
+        check_labels(task.model, data.x, data.y, owner)
+        if metrics is None:
+            test = data.x_test, data.y_test
+            check_labels(task.model, *test, lambda i: "the test set")
 
 
 def _ready(task, t, metrics, device, advance):
@@ -128,20 +112,19 @@ def _ready(task, t, metrics, device, advance):
             "the test set is empty, and an evaluation needs one: pass test=, or"
             " metrics="
         )
-    data, part, judged = federation.data, (), True
+    data, part = federation.data, ()
     for client in np.unique(task.cohort(t)):
         data, (part,) = federation.visit([client])
-        if len(part):
-            try:
-                check_fit(model, data, part, client, task.loss)
-            except Misfit as error:
-                here = torch.device(device).type == "cpu"
-                if here or "cuda" not in str(error).lower():
-                    raise
-                judged = False  # a module for a GPU alone is not judged on a CPU
-            break
-    if metrics is None and judged:
-        _check_test(task)
+        if not len(part):
+            continue
+        try:
+            check_fit(model, data, part, client, task.loss)
+            _check_data(task, metrics)
+        except Misfit as error:  # a module for a GPU alone is not judged on a CPU
+            here = torch.device(device).type == "cpu"
+            if here or "cuda" not in str(error).lower():
+                raise
+        break
     federation, loss = federation.to(device), loss_on(task.loss, device)
     tensors = (*model.parameters(), *model.buffers())
     if any(tensor.device.type != torch.device(device).type for tensor in tensors):

@@ -43,8 +43,8 @@ from dpcomm.privacy.accounting import gaussian_delta, gaussian_guarantee
 from dpcomm.privacy.guarantee import Guarantee
 from dpcomm.privacy.rec_accountant import RecRun, exact_epsilon
 from dpcomm.secagg import skellam_noise
-from dpcomm.training import federated, run_state
-from dpcomm.training import task as task_module
+from dpcomm.training import federated
+from dpcomm.training import state as state_module
 
 DELTA = 1e-2
 
@@ -712,7 +712,7 @@ def engine_scores(mechanism, present, plays):
     with ThreadPoolExecutor(1) as pool:
         for play in range(plays):
             probe, w = Probe(mechanism, present), torch.zeros(2, requires_grad=True)
-            run = federated.Run(w, 0, False, run_state.Ledger(2), [], 0.0)
+            run = federated.Run(w, 0, False, state_module.Ledger(2), [], 0.0)
             step = torch.optim.SGD([w], 0.0)
             task = federated.Task(model, pair, probe, config, 2 * play + present)
             for _ in range(2):
@@ -734,7 +734,7 @@ def engine(mechanism, plays, forget=None):
 
     with pytest.MonkeyPatch.context() as patch:
         if forget:
-            patch.setattr(task_module, "seed_tree", forgetful)
+            patch.setattr(state_module, "seed_tree", forgetful)
         plays = min(plays, 200)
         worlds = [engine_scores(mechanism, here, plays) for here in (True, False)]
     release = dict(relation="zero-out", accountant="rdp-balle")

@@ -17,7 +17,7 @@ from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.quantised import Quantised
 from dpcomm.privacy.audit import distinguish
 from dpcomm.training.adaptive_clip import AdaptiveClip, Moving, in_rows
-from dpcomm.training.federated_round import Sums
+from dpcomm.training.round import Sums
 
 D, N = 4, 12
 

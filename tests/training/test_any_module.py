@@ -21,8 +21,9 @@ from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import groups, pack, unpack
 from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import mechanism
-from dpcomm.training import federated_round, functional, fused, local_sgd
+from dpcomm.training import fused, local_sgd
 from dpcomm.training.federated import Config, Task, simulate
+from dpcomm.training.round import train_cohort
 
 # ---- models
 
@@ -315,8 +316,8 @@ def test_a_model_without_free_weights_is_refused():
     with pytest.raises(
         TypeError, match="model is a list; it must be a torch.nn.Module"
     ):
-        functional.check_model([work.model])
-    assert functional.check_model(work.model) is work.model
+        local_sgd.check_model([work.model])
+    assert local_sgd.check_model(work.model) is work.model
     work.model.requires_grad_(False)
     with pytest.raises(
         ValueError, match="^Sequential has no trainable parameter: call"
@@ -346,7 +347,7 @@ def test_half_precision_is_computed_with_and_not_stepped(kind):
 def test_an_evaluation_has_dropout_off_and_leaves_no_trace():
     net, data = build("dropout"), people("dropout").data
     first, second = (
-        functional.evaluate(net, pack(net), data.x_test, data.y_test) for _ in range(2)
+        local_sgd.evaluate(net, pack(net), data.x_test, data.y_test) for _ in range(2)
     )
     wanted = copy.deepcopy(net).eval()(data.x_test)
     assert first == second and net.training
@@ -377,7 +378,7 @@ def test_every_visit_draws_from_its_own_address():
     streams = work.streams(1, alone, "batches")
     Coins.seen = again = []
     with ThreadPoolExecutor(1) as pool:
-        list(federated_round.train_cohort(work, w, alone, streams, pool))
+        list(train_cohort(work, w, alone, streams, pool))
     assert again[-1] in seen and again[-1][0]
 
 
@@ -456,7 +457,7 @@ def test_a_test_loss_is_one_loss_over_all_outputs(kind):
     if kind == "masked":
         y = torch.where(torch.arange(1100) > 600, -100, y)
     wanted = float(loss(net(x), y))
-    assert functional.loss_of_all(net, pack(net), x, y, loss) == pytest.approx(wanted)
+    assert local_sgd.loss_of_all(net, pack(net), x, y, loss) == pytest.approx(wanted)
 
 
 def test_a_run_gives_its_model_back_and_is_told_in_three_lines():
@@ -479,13 +480,13 @@ def test_a_task_is_scored_by_its_own_loss_or_the_callers_score():
     work = task("regression")
     run = simulate(work, progress=False)
     data = work.federation.data
-    said = functional.predict(work.model, run.w.detach(), data.x_test)
+    said = local_sgd.predict(work.model, run.w.detach(), data.x_test)
     loss = float(F.mse_loss(said, data.y_test))
     assert run.history[-1]["loss"] == pytest.approx(loss, rel=1e-5)
     assert "accuracy" not in run.history[-1]
 
     def largest(model, w, x, y):
-        return {"largest": float((functional.predict(model, w, x) - y).abs().max())}
+        return {"largest": float((local_sgd.predict(model, w, x) - y).abs().max())}
 
     run = simulate(work, progress=False, metrics=largest)
     largest = float((said - data.y_test).abs().max())
@@ -595,7 +596,7 @@ def test_a_model_of_several_outputs_needs_a_loss_and_a_score(engine):
     assert run.finished and run.history[-1]["score"] == 1.0
     alone = simulate(work, progress=False)
     data, w = work.federation.data, alone.w.detach()
-    call = functional.as_function(work.model, w, training=False)
+    call = local_sgd.as_function(work.model, w, training=False)
     said = loss(call(unpack(work.model, w), data.x_test), data.y_test)
     assert alone.history[-1]["loss"] == pytest.approx(float(said), rel=1e-5)
 

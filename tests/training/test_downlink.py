@@ -18,7 +18,8 @@ from dpcomm.core.random import Insecure, derive, seed_tree
 from dpcomm.core.wire import Bits
 from dpcomm.evidence import paper_tables, verdicts
 from dpcomm.mechanisms.rec import Rec
-from dpcomm.training import federated, models, run_state
+from dpcomm.training import federated, models
+from dpcomm.training import state as state_module
 from dpcomm.training.downlink import (
     Agreement,
     Packet,
@@ -37,7 +38,7 @@ from dpcomm.training.downlink import (
     rounds_inside,
     write_state,
 )
-from dpcomm.training.task import sample_cohort
+from dpcomm.training.state import sample_cohort
 
 REC = Rec(0.5, 0.2, 3, (6, 2))  # 6 bits of indices and a seed: 5 bytes
 SERVERS = {"sgd": 1.0, "momentum": 0.3, "adam": 0.05}
@@ -105,7 +106,7 @@ def test_the_step_is_the_servers_of_a_federated_run(server):
     "The same averages through the engine's optimiser, up to the order of a sum."
     state = initial_state(agree(server), 0)
     w = state.w.detach().clone().requires_grad_()
-    optimiser = run_state.server_optimiser(w, state.agreement.config)
+    optimiser = state_module.server_optimiser(w, state.agreement.config)
     for t in range(6):
         messages = [message(t, i) for i in range(t % 3)]
         rows = [REC.decode(m) for m in messages] or [torch.zeros(8)]
@@ -165,13 +166,13 @@ def test_any_schedule_gives_bit_equal_states_and_the_ledgers_bytes(server, n, mo
     the count of a ledger that forgets nothing.
     """
     cohort = some.lists(some.integers(0, n - 1), max_size=3)
-    (hub, replicas), ledger, measured = world(server, n), run_state.Ledger(n), 0
+    (hub, replicas), ledger, measured = world(server, n), state_module.Ledger(n), 0
     size, limit = hub.agreement.message_bytes, hub.agreement.state_bytes
     for t, cohort in enumerate(more.draw(some.lists(cohort, max_size=14))):
         for c in set(cohort):
             content = 8 * len(parse_packet(catch_up(hub, c)).content)
             full = 8 * limit
-            assert content == run_state.download_bits(ledger, c, t, full, True)
+            assert content == state_module.download_bits(ledger, c, t, full, True)
             measured += content
         visit(hub, replicas, cohort)
         ledger.record(t, np.array(cohort, dtype=int), REC.bits(8), 8 * limit, True)

@@ -20,7 +20,7 @@ from dpcomm.core.vectors import flatten, groups
 from dpcomm.datasets import images as data
 from dpcomm.mechanisms import contract, mvu
 from dpcomm.privacy.accounting import gaussian_guarantee
-from dpcomm.training import example_level, federated, fused, models, run_state
+from dpcomm.training import example_level, federated, fused, models, state
 from dpcomm.training.federated import Config, Task
 
 IMVU = contract.mechanism("imvu", clip_norm=2.0, eps=1.0, beta=0.5)
@@ -244,8 +244,8 @@ def test_average_weighs_by_images_and_signs_not_at_all():
 def test_a_round_without_noise_is_one_step_on_the_cohorts_images():
     model, fed = models.build("linear", seed_tree(0)), federation()
     w = flat(model).requires_grad_()
-    run = federated.Run(w, 0, False, run_state.Ledger(4), [], 0.0)
-    optimiser, before = run_state.server_optimiser(w, CONFIG), w.detach().clone()
+    run = federated.Run(w, 0, False, state.Ledger(4), [], 0.0)
+    optimiser, before = state.server_optimiser(w, CONFIG), w.detach().clone()
     quiet = contract.mechanism(
         "gaussian", clip_norm=1e6, sigma=1e-12, local=True, exact=False
     )

@@ -32,16 +32,10 @@ from dpcomm.mechanisms import contract
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.rec import Rec
 from dpcomm.privacy.guarantee import PREMISES, Guarantee
-from dpcomm.training import (
-    federated,
-    federated_round,
-    functional,
-    local_sgd,
-    models,
-    promises,
-    run_state,
-)
-from dpcomm.training.task import sample_cohort
+from dpcomm.training import federated, local_sgd, models, promises
+from dpcomm.training import state as state_module
+from dpcomm.training.round import Sums
+from dpcomm.training.state import sample_cohort
 
 # ---- a federation that trains in milliseconds
 
@@ -135,15 +129,13 @@ def looped(name):
     return work, local_sgd.train_loop(*work)
 
 
-@tabled(
-    "name", [name for name in models.MODELS if name != "lstm"]
-)  # which trains itself: tests/datasets/test_shakespeare.py
+@tabled("name", [name for name in models.MODELS if name != "lstm"])
 @tabled("engine", [e for e in local_sgd.ENGINES if e != "loop"])
 def test_engines_agree_with_the_loop(engine, name):
     work, (updates, losses) = looped(name)
     nested = any(isinstance(layer, models.Residual) for layer in work[0])
     if engine in ("fused", "graphed") and nested:
-        told = "is not supported by this engine: use engine='loop'"
+        told = "is not supported by this engine"
         with pytest.raises(ValueError, match=told):
             local_sgd.ENGINES[engine](*work)
         return
@@ -228,7 +220,7 @@ def test_clients_remember_from_visit_to_visit_and_across_a_stop(tmp_path):
     ).finished:
         pass
     assert torch.equal(whole.memory, pieces.memory) and torch.equal(whole.w, pieces.w)
-    keep = federated_round.Sums(Diary(), [None] * 3, whole.memory, np.array([4, 1, 2]))
+    keep = Sums(Diary(), [None] * 3, whole.memory, np.array([4, 1, 2]))
     d = whole.memory.shape[2]
     before = whole.memory[:, 0, 0].clone()
     assert keep(torch.ones(2, d), slice(1, 3)).shape == (d,)
@@ -447,7 +439,7 @@ def test_server_optimisers_are_the_formulas(server):
         CONFIG, server=server, server_lr=0.07, momentum=0.8, adam_eps=1e-4
     )
     tensor = torch.from_numpy(w.copy()).requires_grad_()
-    optimiser = run_state.server_optimiser(tensor, config)
+    optimiser = state_module.server_optimiser(tensor, config)
     for average, expected in zip(
         averages, by_hand(server, w, averages, 0.07, 0.8, 1e-4)
     ):
@@ -458,7 +450,7 @@ def test_server_optimisers_are_the_formulas(server):
     vectors = sum(
         getattr(value, "shape", None) == tensor.shape for value in state.values()
     )
-    assert vectors == run_state.SERVER_STATE[server], (
+    assert vectors == state_module.SERVER_STATE[server], (
         "what a client must download beside the weights"
     )
 
@@ -493,7 +485,7 @@ def test_a_run_without_noise_is_federated_averaging():
         ].mean(0)
     run = go(Exact(), config)
     assert torch.allclose(run.w.detach(), w, atol=1e-6)
-    accuracy, loss = functional.evaluate(model, w, TOY.data.x_test, TOY.data.y_test)
+    accuracy, loss = local_sgd.evaluate(model, w, TOY.data.x_test, TOY.data.y_test)
     assert run.history[-1]["accuracy"] == accuracy and run.history[-1][
         "loss"
     ] == pytest.approx(loss, rel=1e-5)
@@ -510,12 +502,12 @@ def test_evaluate_on_a_case_made_by_hand():
     w = torch.tensor([1.0, 2.0, 0.0, 0.0, -1.0, 0.0])  # a = x1 + 2 x2 - 1
     x = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 2.0], [0.0, 0.25]])
     y, a = torch.tensor([0, 1, 1, 0]), np.array([1.0, -1.0, 3.0, -0.5])
-    accuracy, loss = functional.evaluate(model, w, x.view(4, 1, 1, 2), y)
+    accuracy, loss = local_sgd.evaluate(model, w, x.view(4, 1, 1, 2), y)
     assert accuracy == 50.0
     assert loss == pytest.approx(
         np.mean(np.log1p(np.exp([-a[0], a[1], a[2], -a[3]]))), rel=1e-6
     )
-    many = functional.evaluate(
+    many = local_sgd.evaluate(
         model, w, x.view(4, 1, 1, 2).repeat(601, 1, 1, 1), y.repeat(601)
     )
     assert many[0] == 50.0 and many[1] == pytest.approx(loss, rel=1e-5), (
@@ -558,7 +550,7 @@ def test_the_ledger_is_algorithm_5(
 ):
     clients = some.lists(some.integers(0, n_clients - 1), max_size=4).map(sorted)
     rounds = more.draw(some.lists(clients, max_size=12))
-    bits, ledger = Bits.of(payload, 7, seed_bits, 3), run_state.Ledger(n_clients)
+    bits, ledger = Bits.of(payload, 7, seed_bits, 3), state_module.Ledger(n_clients)
     for t, cohort in enumerate(rounds):
         ledger.record(t, np.array(cohort, dtype=int), bits, model_bits, replay)
     assert (ledger.uplink_bits, ledger.downlink_bits) == algorithm_5(
@@ -1052,29 +1044,16 @@ def stored(path) -> dict:
     return torch.load(content, map_location="cpu", weights_only=True)
 
 
-def test_a_checkpoint_sealed_again_around_what_cannot_be_is_refused(tmp_path):
+def test_a_checkpoint_sealed_again_around_something_else_is_refused(tmp_path):
     path = tmp_path / "run.pt"
     go(checkpoint=path, max_seconds=0.0)
     assert os.name != "posix" or path.stat().st_mode & 0o777 == 0o600
-    state = stored(path)
-    ledger = {k: v for k, v in state["ledger"].items() if k != "uplink_bits"}
-    short = state["ledger"] | {"seen": [0]}
-    wrong = [{k: v for k, v in state.items() if k != gone} for gone in state]
-    wrong += [state | {"w": 3}, state | {"ledger": ledger}, [state], {}]
-    wrong += [state | {"w": torch.zeros(1)}, state | {"round": -5}]
-    wrong += [state | {"ledger": short}, state | {"round": 3}]
-    wrong += [state | {"memory": torch.zeros(2)}]
-    for each in wrong:
-        content = io.BytesIO()
-        torch.save(each, content)
-        path.write_bytes(files.add_checksum(content.getvalue()))
+    for each in (b"nothing of ours", b""):
+        path.write_bytes(files.add_checksum(each))
         with pytest.raises(
             ValueError, match="run.pt is not a checkpoint .*: delete it"
         ):
             go(checkpoint=path, resume=True)
-    path.write_bytes(files.add_checksum(b"nothing of ours"))
-    with pytest.raises(ValueError, match="run.pt is not a checkpoint .*: delete it"):
-        go(checkpoint=path, resume=True)
 
 
 # ---- divergence
@@ -1113,7 +1092,7 @@ def test_a_loss_that_becomes_nan_names_the_round(engine, tmp_path):
     assert stored(path)["round"] == first
 
 
-# ---- federations made on the fly, and models that train themselves
+# ---- federations made on the fly
 
 
 @dataclasses.dataclass(frozen=True)
@@ -1130,14 +1109,6 @@ class OnTheFly(data.Federation):
             self.whole.data, x=self.whole.data.x[index], y=self.whole.data.y[index]
         )
         return here, [np.arange(a, b) for a, b in zip(start, start[1:])]
-
-
-class OwnTrainer(nn.Sequential):
-    chunk = 3
-
-    def local_sgd(self, w, x, y, plan, lr, mask=None):
-        self.calls = getattr(self, "calls", 0) + 1
-        return local_sgd.train_loop(nn.Sequential(*self), w, x, y, plan, lr, mask)
 
 
 def small_run(model=None, federation=None, **settings):
@@ -1169,16 +1140,3 @@ def test_clients_made_on_the_fly_train_as_those_that_are_held():
         return OnTheFly(nothing, whole.parts, "on the fly", whole)
 
     assert torch.equal(small_run(federation=lazy).w, small_run().w)
-
-
-def test_a_model_with_its_own_trainer_is_trained_by_it_unless_an_engine_is_named():
-    own = OwnTrainer(*models.build("linear", seed_tree(0)))
-    assert (
-        torch.equal(small_run(own).w, small_run(engine="loop").w) and own.calls == 4
-    )  # 2 rounds, 4 visits in chunks of 3
-    small_run(own, engine="loop")
-    assert own.calls == 4
-    trainer, size = local_sgd.local_trainer(own, torch.zeros(5), "auto")
-    assert (trainer, size) == (own.local_sgd, 3)
-    with pytest.raises(ValueError, match="^OwnTrainer is not a plain sequence"):
-        local_sgd.local_trainer(own, torch.zeros(5), "fused")

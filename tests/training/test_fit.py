@@ -18,9 +18,9 @@ from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import pack, unpack
 from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import mechanism
-from dpcomm.training import federated, functional, local_sgd
+from dpcomm.training import federated, local_sgd
 from dpcomm.training.federated import Config, Task, simulate
-from dpcomm.training.functional import Misfit, check_fit
+from dpcomm.training.local_sgd import Misfit, check_fit
 
 SENT = mechanism("gaussian", clip_norm=1.0, sigma=0.1, exact=False)
 
@@ -54,7 +54,7 @@ def people(inputs="floats", targets="classes"):
     return Federation.of([pair(n) for n in (0, 5, 3, 6)], test=pair(7))
 
 
-def task(model, held=None, engine="loop", loss=functional.cross_entropy, **settings):
+def task(model, held=None, engine="loop", loss=local_sgd.cross_entropy, **settings):
     config = dict(rounds=1, cohort=4, batch=4, eval_every=1, engine=engine) | settings
     return Task(model, held or people(), SENT, Config(**config), 0, loss)
 
@@ -209,9 +209,7 @@ def test_runs_without_a_test_set_need_a_score():
 def test_a_loss_with_weights_of_its_own_is_placed_where_the_run_is():
     held, loss = people(), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
     run = simulate(task(mlp(), held, loss=loss), progress=False)
-    assert (
-        run.finished and functional.loss_on(loss, "meta").weight.device.type == "meta"
-    )
+    assert run.finished and local_sgd.loss_on(loss, "meta").weight.device.type == "meta"
     assert loss.weight.device.type == "cpu"
 
 

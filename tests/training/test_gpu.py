@@ -19,14 +19,8 @@ from dpcomm.core.vectors import flatten
 from dpcomm.datasets import images
 from dpcomm.experiments.run import runner, runs
 from dpcomm.mechanisms.contract import mechanism
-from dpcomm.training import (
-    federated,
-    federated_round,
-    functional,
-    graphed,
-    local_sgd,
-    models,
-)
+from dpcomm.training import federated, fused, local_sgd, models
+from dpcomm.training.round import one_thread
 
 ALL = {
     f"{name}, {label}": case
@@ -45,11 +39,11 @@ def gpu(request, monkeypatch):
             pytest.skip("NOT CHECKED: no GPU on this machine")
         yield
         return
-    monkeypatch.setattr(graphed.RecordedStep, "record", lambda self: None)
+    monkeypatch.setattr(fused.RecordedStep, "record", lambda self: None)
     monkeypatch.setattr(federated, "ThreadPoolExecutor", pretended.Here)
     with pretended.cuda():
         yield
-    graphed.recorded.cache_clear()
+    fused.recorded.cache_clear()
 
 
 def vector(d, seed=0):
@@ -107,9 +101,9 @@ def test_the_recorded_step_is_the_loops(gpu, name, held):
     there = [
         part if part is None else part.to("cuda") for part in (w, x, y, plan, mask)
     ]
-    with federated_round.one_thread("cuda"):
+    with one_thread("cuda"):
         for _ in range(2):  # recorded, then played again
-            found, loss = graphed.train_graphed(net, *there[:4], 0.1, there[4])
+            found, loss = fused.train_graphed(net, *there[:4], 0.1, there[4])
             assert (found.cpu() - expected).norm() < 1e-4 * expected.norm()
             assert (loss.cpu() - losses).norm() < 1e-4 * losses.norm()
             assert not held or (found.cpu()[:, ~mask] == 0).all()
@@ -144,7 +138,7 @@ def mlp(*between):
     return models.initialise(nn.Sequential(*layers), seed_tree(0, "mlp"))
 
 
-def small(net, engine, loss=functional.cross_entropy):
+def small(net, engine, loss=local_sgd.cross_entropy):
     pairs = [(torch.ones(6, 20) * i, torch.arange(6) % 3) for i in range(5)]
     held = images.Federation.of(pairs, test=pairs[1])
     noise = mechanism("gaussian", clip_norm=1.0, sigma=1e-6)
@@ -159,7 +153,7 @@ def test_any_engine_learns_scores_and_pays_as_on_the_cpu(gpu, engine, usual):
     own = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 1.0]))
     if engine == "graphed" and not usual:
         return  # it has the usual loss alone
-    loss = functional.cross_entropy if usual else own
+    loss = local_sgd.cross_entropy if usual else own
     with pretended.away():
         here = federated.simulate(small(mlp(), "loop", loss), progress=False)
     there = federated.simulate(

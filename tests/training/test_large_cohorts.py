@@ -16,8 +16,9 @@ from test_rounds import SENT, net, task
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import pack
 from dpcomm.datasets.images import Federation
-from dpcomm.training import federated_round
+from dpcomm.training import round as round_module
 from dpcomm.training.federated import Config, Task, simulate
+from dpcomm.training.round import train_cohort
 
 # ---- streams
 
@@ -62,7 +63,7 @@ def test_the_size_of_a_block_changes_no_bit(sent, engine, monkeypatch):
     "Blocks smaller than a chunk, cut chunks, one block for all."
     work, found = crowded(SENT[sent], engine), []
     for block in (1, 3, 4, 10, 1000):
-        monkeypatch.setattr(federated_round, "BLOCK", block)
+        monkeypatch.setattr(round_module, "BLOCK", block)
         found.append(simulate(work, progress=False))
     for run in found[:-1]:
         assert torch.equal(run.w, found[-1].w) and run.history == found[-1].history
@@ -80,7 +81,7 @@ class Counting(Federation):
 
 
 def test_data_are_asked_for_a_block_at_a_time(monkeypatch):
-    monkeypatch.setattr(federated_round, "BLOCK", 4)
+    monkeypatch.setattr(round_module, "BLOCK", 4)
     whole, asked = odd_people(), []
     counting = Counting(whole.data, whole.parts, whole.rule, (asked,))
     work = crowded(SENT["gaussian"], "loop", rounds=1)
@@ -89,7 +90,7 @@ def test_data_are_asked_for_a_block_at_a_time(monkeypatch):
 
 
 def test_a_label_of_the_last_block_is_refused_and_its_client_named(monkeypatch):
-    monkeypatch.setattr(federated_round, "BLOCK", 2)
+    monkeypatch.setattr(round_module, "BLOCK", 2)
     work = task()
     work.federation.data.y[-1] = 7
     with pytest.raises(ValueError, match="^client 4 holds a label 7"):
@@ -114,8 +115,6 @@ def test_few_chunks_are_kept_ahead_of_who_reads_them(workers):
 
     with ThreadPoolExecutor(workers) as pool:
         streams = work.streams(0, everybody, "batches")
-        chunks = federated_round.train_cohort(
-            work, w, everybody, streams, pool, keep=keep
-        )
+        chunks = train_cohort(work, w, everybody, streams, pool, keep=keep)
         read = sum(1 for _ in chunks)
     assert read == 100 and max(peak) <= most + 1

@@ -12,8 +12,8 @@ from dpcomm.core.vectors import flatten
 from dpcomm.datasets import images as data
 from dpcomm.mechanisms import topk
 from dpcomm.mechanisms.gaussian import Gaussian
-from dpcomm.training import federated, fused, local_sgd, models, run_state
-from dpcomm.training.federated_round import Sums, average, one_round, train_cohort
+from dpcomm.training import federated, fused, local_sgd, models, state
+from dpcomm.training.round import Sums, average, one_round, train_cohort
 
 
 def net():
@@ -75,7 +75,7 @@ def test_one_round_moves_the_server_by_the_average():
     model, fed = net(), toy()
     config = federated.Config(cohort=4, batch=2, server="sgd", server_lr=1.0, lr=0.1)
     w = weights(model).requires_grad_()
-    run = federated.Run(w, 0, False, run_state.Ledger(4), [], 0.0)
+    run = federated.Run(w, 0, False, state.Ledger(4), [], 0.0)
     task = federated.Task(model, fed, Gaussian(1e9, 1e-15, exact=False), config, 5)
     with ThreadPoolExecutor(1) as pool:
         chunks = train_cohort(
@@ -89,6 +89,6 @@ def test_one_round_moves_the_server_by_the_average():
             pool,
         )
         updates = torch.cat([kept for kept, _ in chunks])
-        one_round(run, run_state.server_optimiser(w, config), task, pool)
+        one_round(run, state.server_optimiser(w, config), task, pool)
     assert run.round == 1 and run.ledger.uplink_bits == 4 * 32 * len(w)
     assert torch.allclose(w.detach(), weights(model) + updates.mean(0), atol=1e-5)

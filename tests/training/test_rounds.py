@@ -16,9 +16,9 @@ from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import clip_l2, pack
 from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import mechanism
-from dpcomm.training import example_level, federated_round
+from dpcomm.training import example_level
 from dpcomm.training.federated import Config, Task, simulate
-from dpcomm.training.federated_round import shares
+from dpcomm.training.round import Sums, shares, train_cohort
 
 QUIET = mechanism("gaussian", clip_norm=1.0, sigma=1e-12, exact=False)
 SKELLAM = mechanism("skellam", clip_norm=1.0, sigma=0.5, n_clients=4)
@@ -113,7 +113,7 @@ def test_the_mean_over_all_cohorts_is_the_weighted_mean(sent, cohort):
     found = []
     for who in map(list, cohorts):
         streams = [seed_tree(0, i) for i in who]
-        keep = federated_round.Sums(sent, streams, share=share[who])
+        keep = Sums(sent, streams, share=share[who])
         total = keep(u[who], slice(0, cohort))
         weight = cohort * share.mean()
         if sent.summed:
@@ -135,7 +135,7 @@ def test_no_client_adds_more_than_the_bound(sent):
     u = 50 * torch.from_numpy(seed_tree(2, "u").normal(size=(5, 4)))
     share = shares(WEIGHTS, 5)
     streams = [seed_tree(0, i) for i in range(5)]
-    keep = federated_round.Sums(sent, streams, share=share)
+    keep = Sums(sent, streams, share=share)
     parts = torch.stack([keep(u[i : i + 1], slice(i, i + 1)) for i in range(5)])
     assert parts.norm(dim=1).tolist() == pytest.approx((WEIGHTS / 9).tolist(), abs=1e-6)
 
@@ -146,7 +146,7 @@ def test_a_run_moves_by_the_weighted_mean_of_the_clipped_updates():
     everybody, w = np.arange(5), pack(work.model)
     streams = work.streams(0, everybody, "batches")
     with ThreadPoolExecutor(1) as pool:
-        chunks = federated_round.train_cohort(work, w, everybody, streams, pool)
+        chunks = train_cohort(work, w, everybody, streams, pool)
         updates = torch.cat([u for u, _ in chunks])
     mean = torch.from_numpy(WEIGHTS / WEIGHTS.sum()) @ clip_l2(updates.double(), 1.0)
     torch.testing.assert_close(

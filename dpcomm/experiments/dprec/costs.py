@@ -39,7 +39,7 @@ def protocol(task: str, method: str, rounds: int = None, indices: int = None) ->
     None: the task's.
     """
     from dpcomm.core.wire import Bits
-    from dpcomm.training.run_state import SERVER_STATE
+    from dpcomm.training.state import SERVER_STATE
 
     d, rec = paper_setting("n_params", task), method == "rec"
     up = d * int(method.removeprefix("ddg")) if "ddg" in method else 32 * d

@@ -124,9 +124,9 @@ def priced_run(m, net, clients, config, seed: int, workers: int = 1) -> tuple:
     from dpcomm.core.random import seed_tree
     from dpcomm.core.vectors import flatten
     from dpcomm.training import downlink
-    from dpcomm.training.federated_round import train_cohort
-    from dpcomm.training.functional import evaluate
-    from dpcomm.training.task import Task, sample_cohort
+    from dpcomm.training.round import train_cohort
+    from dpcomm.training.local_sgd import evaluate
+    from dpcomm.training.state import Task, sample_cohort
 
     torch.set_num_threads(1)
     state, history, v = {"counts": np.full(K, 0.5), "sum": 0.0, "n": 0}, [], None

@@ -55,7 +55,7 @@ def survives(task, w) -> float:
     from dpcomm.core.random import seed_tree
     from dpcomm.core.vectors import clip_l2
     from dpcomm.mechanisms.quantised import survival
-    from dpcomm.training.federated_round import train_cohort
+    from dpcomm.training.round import train_cohort
 
     config, seed = task.config, task.seed
     rng = seed_tree(seed, "survival")

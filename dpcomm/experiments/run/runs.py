@@ -303,7 +303,7 @@ def _altered(change):  # until every experiment's lines carry their changes
     "Let tasks that are made meanwhile train with other settings."
     if not change:
         return nullcontext()
-    from dpcomm.training.task import altered
+    from dpcomm.training.state import altered
 
     return altered(lambda task: replace(task.config, **change))
 
