@@ -63,7 +63,12 @@ def _check_kinds(task, guarantee, metrics, adaptive):
     for name, value, fits, what in (
         ("mechanism", made, hasattr(made, "average"), "dpcomm.mechanism(name, ...)"),
         ("config", task.config, isinstance(task.config, Config), "Config(...)"),
-        ("loss", task.loss, callable(task.loss), "a function (outputs, targets) -> mean"),
+        (
+            "loss",
+            task.loss,
+            callable(task.loss),
+            "a function (outputs, targets) -> mean",
+        ),
         ("guarantee", guarantee, callable(guarantee), of_rounds),
         ("metrics", metrics, callable(metrics), scores),
         ("adaptive", adaptive, moving, moves),

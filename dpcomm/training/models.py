@@ -171,8 +171,13 @@ class TagRegression(nn.Module):
         return F.embedding_bag(words, rows, starts, mode="mean") + self.linear.bias
 
 
-def multi_hot(y: Tensor, n_tags: int) -> Tensor:  # (n, n_tags)
-    "Labels of one-vs-all classification. [dprec App. C.1]"
+def multi_hot(y: Tensor, n_tags: int) -> Tensor:
+    """Labels of one-vs-all classification. [dprec App. C.1]
+
+    y: (n, width) tag numbers, -1 where there is none.
+    n_tags: classes.
+    Returns: (n, n_tags) of 0 and 1.
+    """
     spare = torch.zeros(len(y), n_tags + 1, device=y.device)
     return spare.scatter_(1, y.long() % (n_tags + 1), 1.0)[:, :n_tags]
 

@@ -185,7 +185,9 @@ class Sums:
     memory: Tensor | None = None  # rows that clients keep, read and written
     rows: np.ndarray | None = None  # of the memory, one a visit
     share: np.ndarray | None = None  # (n,) in [0, 1], what a visit weighs; None: 1
-    moving: Moving | None = None  # counts who is below the clip; None: nobody is counted
+    moving: Moving | None = (
+        None  # counts who is below the clip; None: nobody is counted
+    )
 
     def __call__(self, updates, visits):
         "The sum, float64, of updates (n, d) of a slice of the visits; its count last."

@@ -382,7 +382,13 @@ def load_checkpoint(path, fingerprint: dict) -> dict:
     try:
         state = torch.load(content, map_location="cpu", weights_only=True)
         stored = dict(state["fingerprint"])
-    except (RuntimeError, EOFError, LookupError, TypeError, pickle.PickleError) as error:
+    except (
+        RuntimeError,
+        EOFError,
+        LookupError,
+        TypeError,
+        pickle.PickleError,
+    ) as error:
         raise ValueError(
             f"{Path(path).name} is not a checkpoint of this version"
             f" ({type(error).__name__}): delete it, or run without resume"

@@ -124,8 +124,8 @@ def priced_run(m, net, clients, config, seed: int, workers: int = 1) -> tuple:
     from dpcomm.core.random import seed_tree
     from dpcomm.core.vectors import flatten
     from dpcomm.training import downlink
-    from dpcomm.training.round import train_cohort
     from dpcomm.training.local_sgd import evaluate
+    from dpcomm.training.round import train_cohort
     from dpcomm.training.state import Task, sample_cohort
 
     torch.set_num_threads(1)

@@ -20,7 +20,7 @@ from dpcomm.experiments.fltop.scheme_grid import (
     Setting,
     twins,
 )
-from dpcomm.experiments.run.grids import Run
+from dpcomm.experiments.lines import Line as Run
 from dpcomm.training import models
 
 RATIOS = (0.1, 1.0, 10.0, 0.5, 5.0, 0.05, 0.01)
