@@ -338,12 +338,12 @@ def interval(y: np.ndarray) -> tuple:
     """Mean over seeds with its 95 % Student interval. [Student 1908]
 
     y: one row per seed, (n_seeds, n_points).
-    Returns: mean, low, high, each (n_points,); low = high = mean for one seed.
+    Returns: mean, low, high, each (n_points,); low = high = mean for fewer than three seeds.
     """
     from scipy.special import stdtrit  # a tenth of a second, for figures alone
 
     mean, n = y.mean(0), len(y)
-    if n == 1:
+    if n < 3:
         return mean, mean, mean
     half = stdtrit(n - 1, 0.975) * y.std(0, ddof=1) / np.sqrt(n)
     return mean, mean - half, mean + half

@@ -137,6 +137,8 @@ def unseen(page, pages):
     text = "".join(pages[page].words)
     for raw in re.findall(r"\\\(|\\\[|\$\$|\\(?:frac|mathbb|mathcal|lVert)\b", text):
         yield f"raw TeX: {raw}"
+    for name in re.findall(r"\?@((?:eq|fig|tbl|thm|lem|cor|prp|def|exm)-[\w-]+)", text):
+        yield f"@{name} is defined nowhere"
     if "Traceback (most recent" in text or "<Figure size" in text:
         yield "a traceback or a figure in words"
 

@@ -5,8 +5,6 @@ like, what is in sync with what.
 import ast
 import base64
 import functools
-import importlib
-import inspect
 import json
 import re
 import subprocess
@@ -373,43 +371,6 @@ def demand_none(found, what):
 @tabled("notebook", NOTEBOOKS, ids=str)
 def test_page_keeps_the_style(notebook):
     demand_none(list(faults(cells(notebook))), str(notebook))
-
-
-def lost_names(code):
-    "Names that code takes from a module of the package and that are not there."
-    module = ast.parse(code)
-    stored = {
-        node.id
-        for node in ast.walk(module)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-    known = {}
-    for node in ast.walk(module):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-            "dpcomm"
-        ):
-            home = importlib.import_module(node.module)
-            for alias in node.names:
-                short, full = alias.asname or alias.name, f"{node.module}.{alias.name}"
-                try:
-                    importlib.import_module(full)
-                except ModuleNotFoundError:
-                    if alias.name != "*" and not hasattr(home, alias.name):
-                        yield full
-                if inspect.ismodule(getattr(home, alias.name, None)):
-                    known[short] = getattr(home, alias.name)
-    for node in ast.walk(module):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            owner = node.value.id
-            if owner in known and owner not in stored:
-                if not hasattr(known[owner], node.attr):
-                    yield f"{owner}.{node.attr}"
-
-
-@tabled("notebook", NOTEBOOKS, ids=str)
-def test_the_package_has_the_names_a_page_uses(notebook):
-    code = "\n".join(cell.code for cell in cells(notebook) if cell.kind == "code")
-    demand_none(sorted(set(lost_names(code))), str(notebook))
 
 
 @tabled("notebook", NOTEBOOKS, ids=str)
