@@ -37,7 +37,9 @@ def test_every_mechanism_has_a_look_of_its_own():
 def test_band_is_the_95_percent_interval():
     y = np.random.default_rng(1).normal(size=(6, 3))
     for n in (1, 2):  # too few for a band
-        assert all(np.array_equal(part, y[:n].mean(0)) for part in figures.interval(y[:n]))
+        assert all(
+            np.array_equal(part, y[:n].mean(0)) for part in figures.interval(y[:n])
+        )
     s = figures.series("rec", [1, 2, 3], y)
     low, high = t.interval(0.95, 5, y.mean(0), y.std(0, ddof=1) / np.sqrt(6))
     assert np.allclose(s["low"], low, rtol=1e-12) and np.allclose(
