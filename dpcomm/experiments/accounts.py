@@ -84,13 +84,15 @@ def as_run(
 
 
 def accounted_as_poisson(
-    mechanism, config: Config, n_clients: int, d: int = None, **more
+    mechanism, config: Config, n_clients: int, d: int = None, delta: float = None, **more
 ) -> Spec:
     """Cohorts of a fixed size, accounted as the paper does. [dprec App. C.2]
 
-    mechanism, d: as `as_run` takes them. more: further arguments of its guarantee.
+    mechanism, d: as `as_run` takes them. delta: None: DP-REC's. more: further arguments
+    of its guarantee.
     """
-    config, delta = dataclasses.replace(config, sampling="fixed"), delta_of(n_clients)
+    config = dataclasses.replace(config, sampling="fixed")
+    delta = delta or delta_of(n_clients)
     run = dict(delta=delta, n_clients=n_clients, cohort=config.cohort)
     run |= dict(sampling="poisson", premises={"sampling": PREMISE})
     run |= dict(accountant="rdp-classic") | ({} if d is None else dict(d=d)) | more

@@ -11,60 +11,50 @@ from tables import tabled
 
 from dpcomm import registered
 from dpcomm.datasets import images
+<<<<<<< HEAD
 from dpcomm.evidence import records
 from dpcomm.evidence.verdicts import cell_summary
 from dpcomm.experiments import frontier
+=======
+from dpcomm.experiments import frontier, lines
+>>>>>>> dba34b5b (Give FL-TOP and the two comparisons the one kind of line)
 from dpcomm.training import models
 
 SMALL = frontier.settings("smoke")["digits"]
 
 
+KINDS = ("gaussian.local", *registered())
+
+
 @pytest.mark.parametrize("scale", ["quick", "full"])
 def test_every_registered_mechanism_is_tuned_and_trained_alike(scale):
-    grid = {run.key: run for run in frontier.grid(scale)}
+    grid = {line.key: line for line in frontier.grid(scale)}
     for task, s in frontier.settings(scale).items():
-        for name in (*registered(), "gaussian.local"):
-            tuned = grid[f"tune.{task}.{name}"]
+        for name in KINDS:
             for eps in s.budgets:
-                run = grid[f"{task}.eps{eps}.{name}"]
-                assert (
-                    run.needs == (f"{tuned.key}@0",)
-                    and run.seeds == (frontier.SEEDS[scale])
-                )
-        few = {
-            k.split(".")[2] for k in grid if k.startswith(task) and k.endswith("few")
-        }
-        assert few == set(frontier.FEWER)
-    assert len(frontier.SEEDS["full"]) >= 3
+                line = grid[f"{task}.eps{eps}.{name}"]
+                assert line.needs == (f"tune.{task}.{name}@0",)
+                assert line.seeds == frontier.SEEDS[scale]
+        few = {k for k in grid if k.startswith(f"{task}.eps8") and k.endswith("few")}
+        assert len(few) == len(frontier.FEWER)
 
 
-def test_full_is_the_three_tasks_and_the_network_of_the_paper():
-    full = frontier.settings("full")
-    assert {s.images for s in full.values()} == {
-        "mnist",
-        "fashion-mnist",
-        "mnist-by-writer",
-    }
-    assert models.MODELS[full["cnn"].net][1] == 582_026
-    for s in full.values():
+def test_whoever_is_drawn_the_last_cohort_is_full():
+    for s in frontier.settings("full").values():
+        assert models.MODELS[s.net][1] == frontier.WEIGHTS[s.net]
         left = (s.n_clients - s.held) * s.visits - (s.rounds - 1) * s.cohort
-        assert left >= s.cohort * s.visits  # whoever is drawn, the last cohort is full
+        assert left >= s.cohort * s.visits
 
 
 def test_all_rows_keep_one_definition_and_the_epsilon():
-    kinds = [end for end in frontier.keys(SMALL, "full") if end != "none"]
-    made = {end: frontier.row_of(SMALL, end) for end in kinds}
-    assert len(made) == len(registered()) + 1 + len(frontier.FEWER)
-    shared = {
-        (g.unit, g.relation, g.delta, g.scope)
-        for g in (row.guarantee for row in made.values())
-    }
+    asked = frontier.asked_of(SMALL, KINDS)
+    made = {end: frontier.row_of(SMALL, *who) for end, who in asked.items()}
+    guarantees = [row.guarantee for row in made.values()]
+    shared = {(g.unit, g.relation, g.delta, g.scope) for g in guarantees}
     assert shared == {("client", "zero-out", frontier.DELTA, "total")}
-    assert all(row.guarantee.eps <= 8 for row in made.values())
-    assert (
-        not made["eps8.gaussian"].built.local
-        and made["eps8.gaussian.local"].built.local
-    )
+    assert all(g.eps <= 8 for g in guarantees)
+    local = made["eps8.gaussian"].built.local, made["eps8.gaussian.local"].built.local
+    assert local == (False, True)
     for kind, bits in frontier.FEWER.items():
         few, usual = (made[f"eps8.{kind}{how}"].up["values"] for how in (".few", ""))
         assert few < usual and few <= bits * 7850
@@ -75,9 +65,8 @@ def test_all_rows_keep_one_definition_and_the_epsilon():
 def test_every_row_of_the_grid_can_be_made(task):
     "In as many dimensions as its network has, and with as few bits as it says."
     s = frontier.settings("full")[task]
-    for end in frontier.keys(s, "full"):
-        if end != "none":
-            assert frontier.row_of(s, end).guarantee.eps <= int(end[3 : end.index(".")])
+    for kind, eps, few in frontier.asked_of(s, KINDS).values():
+        assert frontier.row_of(s, kind, eps, few).guarantee.eps <= eps
 
 
 def test_tuning_is_scored_on_clients_who_never_train(monkeypatch):
@@ -100,24 +89,23 @@ def test_the_step_that_scores_best_is_taken(monkeypatch):
         def __init__(self, step):
             self.history = [dict(accuracy=100 - 1000 * abs(step - 0.03))]
 
-    def train(s, row, step, clients, seed, **how):
-        seen.append((step, seed))
-        return None, Done(step), None
+    def train(s, row, changes, clients, seed, **how):
+        seen.append((changes["server_lr"], seed))
+        return None, Done(changes["server_lr"]), None
 
     monkeypatch.setattr(frontier, "train", train)
-    found = frontier.tune(SMALL, "none", 0, {})
-    assert found["final"]["server_lr"] == 0.03 and found["final"]["accuracy"] == 100
+    line = next(x for x in frontier.grid("smoke") if x.key == "tune.digits.none")
+    final = lines.run_one(line, 0)["final"]
+    assert final == dict(server_lr=0.03, accuracy=100)
     assert seen == [(step, frontier.TUNING) for step in SMALL.steps]
-    assert frontier.tune(SMALL, "none", 0, dict(max_seconds=0)) is None
 
 
 def test_a_smaller_clip_trains_the_same_model():
     "Why the clip is not tuned: below every update, size is lost on Adam."
     clients = frontier.federations(SMALL)[1]
-    ends = [
-        frontier.train(replace(SMALL, clip=clip), None, 0.03, clients, 0)[1].w
-        for clip in (0.1, 0.01)
-    ]
+    run = SMALL.changes | dict(server_lr=0.03), clients, 0
+    small = (replace(SMALL, clip=clip) for clip in (0.1, 0.01))
+    ends = [frontier.train(s, None, *run)[1].w for s in small]
     assert torch.allclose(*ends, atol=1e-4)
 
 
@@ -125,6 +113,7 @@ def test_predictions_from_updates_are_of_those_who_never_train():
     u = frontier.updates(SMALL)
     assert u.shape == (16, 7850)
     assert torch.allclose(u.norm(dim=1), torch.ones(16))
+<<<<<<< HEAD
     found = frontier.informed(SMALL, "smoke")["final"]
     assert set(found) == {end for end in frontier.keys(SMALL, "smoke") if end != "none"}
     row = frontier.row_of(SMALL, "eps8.gaussian")
@@ -224,3 +213,10 @@ def test_the_numbers_of_home_are_those_of_the_records():
     assert f"it loses {local}, and {one} with one bit" in caption
     assert {p.accuracy.n for p in mine} == {3} and "three seeds" in caption
     assert len({p.mech for p in mine}) == len(registered()) and "fifteen" in caption
+=======
+    line = next(x for x in frontier.grid("smoke") if x.key == "updates.digits")
+    final, kinds = lines.run_one(line, 0)["final"], frontier.SMOKE[1:]
+    assert set(final) == set(frontier.asked_of(SMALL, kinds))
+    row = frontier.row_of(SMALL, "gaussian", 8)
+    assert final["eps8.gaussian"] == pytest.approx(row.error, rel=1e-3)
+>>>>>>> dba34b5b (Give FL-TOP and the two comparisons the one kind of line)

@@ -1,0 +1,212 @@
+"FL-TOP's schemes, thresholds and trainings by hand; its costs and epsilons a second time."
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from made_up import made_up
+from torch import nn
+
+from dpcomm.evidence import paper_tables, records
+from dpcomm.experiments import lines
+from dpcomm.experiments.fltop import costs, fmnist, medical, scheme_grid
+from dpcomm.experiments.fltop.scheme_grid import Column, Scheme
+from dpcomm.experiments.run import grids
+from dpcomm.mechanisms import topk
+
+SMOKE = fmnist.settings("smoke")
+PRINTED = {cell.key: cell.value for cell in paper_tables.cells("fltop")}
+
+
+def listed(experiment, scale="smoke"):
+    return {line.key: line for line in experiment.grid(scale)}
+
+
+@pytest.fixture(scope="module")
+def public():
+    return SMOKE.public(0)
+
+
+def test_orders_ask_only_of_what_is_trained():
+    top, basic = (Scheme(name, False, 1) for name in ("FL-TOP", "FL-BASIC"))
+    private, everything = Scheme("FL-TOP", True, 1), Scheme("FL-STD", True, 100)
+    pairs = medical.orders([top, basic, private, everything])
+    assert pairs == [
+        ("fl_basic.r1", top, basic),
+        ("fl_std_dp.r1", private, everything),
+    ]
+
+
+def test_a_comparison_is_of_the_best_or_the_last_round_and_divides_percents():
+    final = {"accuracy": 80.0, "auroc": 0.7, "best": {"accuracy": 90.0, "auroc": 0.6}}
+    best, last = Column("best", "accuracy"), Column("last", "auroc", "other")
+    assert best.cell(final) == [0.9, "fraction"] and last.cell(final) == [0.7, "other"]
+    other = {"auroc": 0.6, "best": {"accuracy": 70.0}}
+    inputs = {"a": made_up("a", final=final), "b": made_up("b", final=other)}
+    line = lines.Line("c", "c", "smoke", ("x", "y"), ("a", "b"))
+    cells = scheme_grid.compared(line, 0, inputs, {}, [best, last])["cells"]
+    assert cells == {"x": [0.2, "fraction"], "y": [pytest.approx(0.1), "other"]}
+
+
+def test_the_public_batch_is_the_seeds(public):
+    again, other = (dataclasses.replace(SMOKE).public(seed) for seed in (0, 1))
+    assert torch.equal(public.x, again.x) and not torch.equal(public.x, other.x)
+    assert torch.equal(public.start, again.start)
+    assert len(public.x) == scheme_grid.paper_setting("fmnist", "public.batch")
+
+
+def test_one_local_round_is_gradient_descent_on_the_whole_batch(public):
+    "Against autograd's own steps; a weight outside the mask does not move."
+    net = nn.Sequential(*(layer for layer in public.model))
+    mask = (torch.arange(len(public.start)) % 3 == 0).float()
+    for held in (None, mask):
+        weights = public.start.clone()
+        for _ in range(SMOKE.changes["epochs"]):
+            given = weights.clone().requires_grad_()
+            named, at = {}, 0
+            for name, p in net.named_parameters():
+                named[name] = given[at : at + p.numel()].view_as(p)
+                at += p.numel()
+            scores = torch.func.functional_call(net, named, (public.x,))
+            (gradient,) = torch.autograd.grad(public.loss(scores, public.y), given)
+            weights -= SMOKE.changes["lr"] * gradient * (1 if held is None else held)
+        update = public.update(held)
+        assert torch.allclose(update, weights - public.start, atol=1e-5)
+    assert torch.all(update[mask == 0] == 0)
+
+
+def test_a_threshold_is_the_norm_on_the_support(public):
+    top = Scheme("FL-TOP", True, 5)
+    alone = torch.zeros(len(public.start))
+    alone[topk.top_k(public.scores, 0.05).index] = 1
+    assert public.threshold(top) == pytest.approx(float(public.update(alone).norm()))
+    everything = float(public.free.norm())
+    assert public.threshold(Scheme("FL-STD", True, 100)) == pytest.approx(everything)
+    random = [public.threshold(Scheme("FL-BASIC", True, 5), s) for s in (0, 1000)]
+    assert max(random) < everything and random[0] != random[1]
+    line = listed(fmnist)["sensitivity.r5"]
+    cells = lines.run_one(line, 0)["cells"]
+    assert tuple(cells) == line.fills
+    assert cells["ours.smoke.digits.sensitivity.fl_top_dp.r5"][0] == public.threshold(
+        top
+    )
+
+
+def test_training_keeps_the_best_round_and_the_weights_that_move(public):
+    line = listed(fmnist)["fl_top.r5"]
+    short = line.changes | dict(rounds=3, eval_every=1)
+    outcome = lines.run_one(dataclasses.replace(line, changes=short), 0, progress=False)
+    history = [at["accuracy"] for at in outcome["history"]]
+    assert outcome["final"]["best"]["accuracy"] == max(history)
+    cells = outcome["cells"]
+    assert cells["ours.smoke.digits.fl_top.r5.last"] == [history[-1] / 100, "fraction"]
+    assert outcome["bits"].payload == 32 * topk.size(0.05, len(public.start))
+    shape = outcome["final"]["moved"]
+    width = (shape["high"] - shape["low"]) / len(shape["density"])
+    assert sum(shape["density"]) * width == pytest.approx(1, rel=1e-4)
+    assert shape["norm"] > 0 and "moved" not in outcome["history"][-1]
+
+
+def test_a_change_of_a_line_changes_one_thing(monkeypatch):
+    grid = listed(fmnist)
+
+    def made(key):
+        line = grid[key]
+        return lines.prepared(SMOKE.at(line, 0, **line.compute.keywords))[1].mechanism
+
+    plain, linear, rule = map(
+        made, ("fl_cs_dp.r5", "linear.fl_cs_dp.r5", "rule.fl_cs_dp.r5")
+    )
+    assert linear == dataclasses.replace(plain, iterations=0) != plain
+    assert rule == plain, "at smoke both clips are the rule's"
+    full = listed(fmnist, "full")
+    clips = [
+        full[f"{x}fl_cs_dp.r5"].compute.keywords.get("clip") for x in ("", "rule.")
+    ]
+    assert clips == [PRINTED["fmnist.sensitivity.fl_cs_dp.r5"], None]
+
+
+def test_hospitals_have_a_death_each_and_the_server_as_many_dead_as_alive():
+    (study,) = medical.studies("smoke")
+    y = study.federation.data.y.numpy()
+    assert len(study.federation.parts) == study.n_clients
+    assert all(y[part].sum() >= 1 for part in study.federation.parts)
+    batch = study.public(0)
+    assert 2 * int(batch.y.sum()) == len(batch.y)
+
+
+def test_the_loss_of_log_odds_is_the_cross_entropy():
+    scores, y = torch.tensor([[0.3], [-1.2]]), torch.tensor([1, 0])
+    p = 1 / (1 + np.exp(-scores[:, 0].numpy()))
+    by_hand = -(np.log(p[0]) + np.log(1 - p[1])) / 2
+    assert float(medical.odds_loss(scores, y)) == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_a_table_of_best_rounds_is_a_mean_over_seeds():
+    base = next(r for r in records.load("fltop", "fltop_fmnist") if r.final.get("best"))
+    ends = [
+        base.final
+        | {"accuracy": 50.0 + s, "best": base.final["best"] | {"accuracy": 60.0 + s}}
+        for s in (0, 2)
+    ]
+    group = [dataclasses.replace(base, seed=i, final=end) for i, end in enumerate(ends)]
+    (row,) = scheme_grid.best_table(group, ("accuracy",), 0.5).rows
+    assert row[:3] == (base.key, "2", "0.610") and row[-2] == "0.510"
+
+
+@pytest.mark.parametrize("name", ["fltop-fmnist", "fltop-medical", "fltop-costs"])
+def test_what_follows_from_committed_records_is_what_is_committed(name):
+    experiment = grids.find(name)
+    have, seen = grids.recorded_runs(experiment, "full"), 0
+    for line in experiment.grid("full"):
+        for seed in line.seeds if line.needs else ():
+            if (line.key, seed) in have:
+                inputs = {key: have[key, seed] for key in line.needs}
+                cells = lines.run_one(line, seed, inputs)["cells"]
+                assert cells == have[line.key, seed].cells
+                seen += 1
+    assert seen
+
+
+def test_a_cost_is_four_bytes_a_weight_a_round_by_the_rate():
+    "Fashion-MNIST: 100 of 6,000 clients a round."
+    assert costs.cost_kb(10**6, "fmnist", 200) == pytest.approx(4e6 * 200 / 60 / 1000)
+    n = costs.paper_setting("fmnist", "n_params")
+    for values, printed in ((topk.size(0.005, n), 107.0), (n, 21402.03)):
+        assert round(costs.cost_kb(values, "fmnist", 193), 2) == printed
+    exact = costs.entries("fmnist", "r0.5", floor=False)
+    assert exact * 1000 == 5 * n and costs.entries("fmnist", "r0.5") == math.floor(
+        exact
+    )
+
+
+def test_a_ratio_fills_every_row_with_both_costs_and_private_ones_with_epsilon():
+    line = listed(costs, "full")["fmnist.r0.5"]
+    outcome = lines.run_one(line, 0)
+    assert set(outcome["cells"]) == set(line.fills)
+    gaps = [
+        (value - PRINTED[key]) ** 2
+        for key, (value, unit) in outcome["cells"].items()
+        if unit == "kB" and not key.startswith("ours.")
+    ]
+    assert outcome["final"]["mse"] == pytest.approx(sum(gaps) / len(gaps))
+
+
+def test_epsilon_grows_with_rounds_and_the_tighter_accountants_are_below():
+    line = listed(costs, "full")["fmnist.epsilon"]
+    outcome = lines.run_one(line, 0)
+    classic = [at["rdp-classic"] for at in outcome["history"] if "rdp-classic" in at]
+    assert classic == sorted(classic)
+    last = [outcome["cells"][key][0] for key in line.fills]
+    assert last == sorted(last, reverse=True)
+    assert outcome["final"]["eps"] == last[0] == classic[-1]
+
+
+def test_the_patients_of_table_4_are_added_up():
+    cells = {key: value for key, (value, _) in costs.patients().items()}
+    dead, alive = (PRINTED[f"medical.train.{w}"] for w in ("positive", "negative"))
+    assert cells["medical.train.total"] == dead + alive
+    total = cells["medical.train.total"] + cells["medical.test.total"]
+    assert total == pytest.approx(cells["medical.records"], rel=1e-3)
