@@ -2,10 +2,8 @@
 
 import dataclasses
 import math
-import types
 from functools import partial
 
-import numpy as np
 import pytest
 from made_up import made_up
 
@@ -104,26 +102,6 @@ def test_a_point_is_trained_and_a_seed_repeats_it():
     assert final["eps"] == one["guarantee"].eps == one["history"][-1]["eps"]
     assert final["uplink_bits"] == 2 * 600 * one["bits"].content
     assert (one["data"]["n_train"], one["data"]["n_test"]) == (600, 200)
-    with pytest.raises(ValueError, match="runs only on the CPU"):
-        lines.run_one(line, 0, device="cuda")
-
-
-def test_pairing_tells_what_a_common_seed_saves():
-    "Paired differences of constant size save everything, unrelated ones nothing."
-    mine = np.array([[70.0, 80], [72, 84], [74, 88]])
-    curves = {"imvu": mine, "gaussian": mine - 1, "signsgd": -mine, "mvu": 0 * mine}
-
-    def made(kind, noise):
-        config = {"noise": noise} if noise else {}
-        return types.SimpleNamespace(key=f"{kind}.sigma1.step1", config=config)
-
-    found = [made("imvu", "common"), made("gaussian", "common"), made("mvu", None)]
-    rows = noise_scales.pairing(found, curves.__getitem__).rows
-    assert [row[1:5] for row in rows] == [
-        ("batches and noise", "0.00", "4.47", "100%"),
-        ("batches", "6.32", "4.47", "-100%"),
-        ("batches", "3.16", "3.16", "0%"),
-    ]
 
 
 def test_clients_that_are_held_out_do_not_train():
@@ -150,7 +128,7 @@ def test_the_worst_gap_of_two_frontiers_is_of_means_over_seeds():
         final = {} if accuracy is None else {"accuracy": accuracy}
         more = dict(guarantee={"eps": eps}, data={"name": "x"}, final=final)
         inputs[f"{key}@{seed}"] = made_up(key, seed, paper="imvu", **more)
-    how = partial(femnist.worst, other="signsgd")
+    how = partial(femnist.worst, mine=("d.imvu.eps1", "d.imvu.eps9"))
     line = lines.Line("a", "a", "smoke", ("a.gap",), (next(iter(inputs)),), compute=how)
     cells = {"a.gap": [3.0, "percentage points"]}
     assert lines.run_one(line, 0, inputs) == dict(cells=cells, data={"name": "x"})
@@ -159,7 +137,8 @@ def test_the_worst_gap_of_two_frontiers_is_of_means_over_seeds():
 def test_a_setting_is_trained_and_goes_on_where_it_stopped(tmp_path):
     key = list(SAMPLES.points)[1]
     how = partial(femnist.train, s=SAMPLES, point=SAMPLES.points[key])
-    line = lines.Line(key, key, "smoke", ("ours.acc",), compute=how)
+    made = dict(compute=how, changes=SAMPLES.changes(1.0))
+    line = lines.Line(key, key, "smoke", ("ours.acc",), **made)
     how = dict(resume=True, progress=False)
     whole = lines.run_one(line, 0, checkpoint=tmp_path / "a.pt", **how)
     place = dict(checkpoint=tmp_path / "b.pt", **how)

@@ -15,7 +15,6 @@ import numpy as np
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments.lines import Line, outcome_of, source_of, stated
 from dpcomm.experiments.lines import run_one as run_one
-from dpcomm.experiments.run import runner
 
 # %% ../../../nbs/imvu/femnist.ipynb #e4ccc6bd
 paper_setting = partial(stated, "imvu", "femnist")
@@ -42,19 +41,25 @@ class Sweep:
     @property
     def points(self) -> dict:
         "Key -> (data, mechanism, level, server's rate), in the order of the runs."
-        points = []
+        points = {}
         for data in self.data:
             for rate, small in zip(self.rates, self.small):
                 for sigma, eps in zip(self.sigmas, self.eps[::-1]):
-                    points.append((data, "gaussian", sigma, rate))
-                    points.append((data, "imvu", eps, rate))
-                    points.append((data, "signsgd", sigma, small))
+                    for kind, what, level, step in (
+                        ("gaussian", "sigma", sigma, rate),
+                        ("imvu", "eps", eps, rate),
+                        ("signsgd", "sigma", sigma, small),
+                    ):
+                        key = f"{data}.{kind}.{what}{level:g}.rate{step:g}"
+                        points[key] = data, kind, level, step
+        return points
 
-        def key(data, kind, level, rate):
-            what = "eps" if kind == "imvu" else "sigma"
-            return f"{data}.{kind}.{what}{level:g}.rate{rate:g}"
-
-        return {key(*point): point for point in points}
+    def changes(self, rate: float) -> dict:
+        "Fields of Config."
+        names = dict(cohort="cohort", lr="client_lr", momentum="server_momentum")
+        changes = {name: paper_setting(theirs) for name, theirs in names.items()}
+        changes |= dict(server="momentum", server_lr=rate)
+        return changes | dict(rounds=self.rounds, eval_every=self.eval_every)
 
 # %% ../../../nbs/imvu/femnist.ipynb #02ed72a8
 def settings(scale: str) -> Sweep:
@@ -76,14 +81,14 @@ def federation(data: str):
 
     if data == "femnist":
         everyone = femnist.femnist()
-    elif data == "by_writer":
-        dataset = images.load("mnist-by-writer")
-        parts = images.by_writer(dataset.writers)
-        everyone = images.Federation(dataset, parts, "by writer")
     else:
-        dataset = images.load(data)
-        parts = images.iid(len(dataset.y), 20, seed_tree(0, "partition"))
-        everyone = images.Federation(dataset, parts, "iid on 20 clients")
+        dataset = images.load("mnist-by-writer" if data == "by_writer" else data)
+        if data == "by_writer":
+            parts, rule = images.by_writer(dataset.writers), "by writer"
+        else:
+            parts = images.iid(len(dataset.y), 20, seed_tree(0, "partition"))
+            rule = "iid on 20 clients"
+        everyone = images.Federation(dataset, parts, rule)
     out = round(0.1 * len(everyone.parts))
     return images.hold_out_clients(everyone, out, seed_tree(0, "held out"))
 
@@ -95,42 +100,22 @@ def nominal(data: str) -> int:
     return 2 ** int(np.ceil(np.log2(federation(data).sizes.mean())))
 
 
-def at_level(kind: str, level: float, size: int):
-    """One mechanism of the paper's Tables 1 to 3. [imvu App. C]
-
-    level: noise multiplier, or eps of one coordinate. size: nominal images of a client.
-    """
-    from dpcomm.mechanisms.contract import mechanism
-
-    if kind == "imvu":
-        return mechanism(kind, clip_norm=CLIP, eps=level, beta=BETA / size)
-    more = dict(local=True, exact=False) if kind == "gaussian" else {}
-    return mechanism(kind, clip_norm=CLIP, sigma=level, **more)
-
-
-def task_of(s: Sweep, point: tuple, seed: int) -> tuple:
-    """Task of one setting; {model: network, most: visits of a client, nominal: size}.
-    [imvu Sec. 4.2]
-
-    point: data, mechanism, level, server's rate.
+def task_of(changes: dict, s: Sweep, point: tuple, seed: int) -> tuple:
+    """Task of one point of a sweep, a mechanism of the paper's Tables 1 to 3; {model:
+    network, most: visits of a client, nominal: size}. [imvu Sec. 4.2, App. C]
     """
     from dpcomm.core.random import seed_tree
+    from dpcomm.mechanisms.contract import mechanism
     from dpcomm.training import example_level, models
     from dpcomm.training.federated import Config, Task
 
-    data, kind, level, rate = point
+    data, kind, level, _ = point
     size, net = nominal(data), NETS[data]
-    config = Config(
-        cohort=paper_setting("cohort"),
-        lr=paper_setting("client_lr"),
-        server="momentum",
-        server_lr=rate,
-        momentum=paper_setting("server_momentum"),
-        rounds=s.rounds,
-        eval_every=s.eval_every,
-    )
+    fields = dict(imvu=dict(eps=level, beta=BETA / size), signsgd=dict(sigma=level))
+    fields |= dict(gaussian=dict(sigma=level, local=True, exact=False))
+    made = mechanism(kind, clip_norm=CLIP, **fields[kind])
     model = models.build(net, seed_tree(seed, "init"))
-    task = Task(model, federation(data), at_level(kind, level, size), config, seed)
+    task = Task(model, federation(data), made, Config(**changes), seed)
     draws = [replace(task, seed=one) for one in {seed, *s.seeds}]
     most = max(int(example_level.visits(one).max()) for one in draws)
     return task, dict(model=net, most=most, nominal=size)
@@ -144,8 +129,8 @@ def train(line: Line, seed: int, inputs, how: dict, s: Sweep, point: tuple):
     "Train one setting. [imvu Sec. 4.2]"
     from dpcomm.training import example_level
 
-    runner.device(how.pop("device", "cpu"), gpu=False)
-    task, about = task_of(s, point, seed)
+    how.pop("device", None)
+    task, about = task_of(line.changes, s, point, seed)
     done = example_level.simulate(task, **how)
     if not done.finished:
         return None
@@ -158,26 +143,23 @@ def train(line: Line, seed: int, inputs, how: dict, s: Sweep, point: tuple):
     return outcome | dict(final=history[-1], data=about_data(task.federation))
 
 
-def worst(line: Line, seed: int, inputs: dict, how, other: str) -> dict:
+def worst(line: Line, seed: int, inputs: dict, how, mine: tuple) -> dict:
     """Smallest distance of I-MVU's frontier above another's: at every epsilon of the other,
-    the best mean over seeds among the settings with no larger epsilon. [imvu Figure 3]
-
-    inputs: 'key@seed' -> Record.
+    the best mean over seeds among the settings with no larger epsilon; mine: keys of I-MVU's. [imvu Figure 3]
     """
-    frontiers, groups = {"imvu": [], other: []}, {}
+    frontiers, groups = {True: [], False: []}, {}
     for record in inputs.values():
         if record.final:
             groups.setdefault(record.key, []).append(record)
-    for group in groups.values():
+    for key, group in groups.items():
         score = np.mean([r.final["accuracy"] for r in group])
-        point = group[0].guarantee["eps"], score
-        frontiers["imvu" if ".imvu." in group[0].key else other].append(point)
+        frontiers[key in mine].append((group[0].guarantee["eps"], score))
 
-    def best(kind, eps):
-        within = [a for e, a in frontiers[kind] if e <= eps * (1 + 1e-9)]
+    def best(is_mine, eps):
+        within = [a for e, a in frontiers[is_mine] if e <= eps * (1 + 1e-9)]
         return max(within, default=-math.inf)
 
-    gaps = [best("imvu", eps) - best(other, eps) for eps, _ in frontiers[other]]
+    gaps = [best(True, eps) - best(False, eps) for eps, _ in frontiers[False]]
     gap = float(min(gap for gap in gaps if math.isfinite(gap)))
     cells = {line.fills[0]: [gap, "percentage points"]}
     return dict(cells=cells, data=inputs[line.needs[0]].data)
@@ -190,8 +172,8 @@ def more_bits(line: Line, seed: int, inputs, how: dict, s: Sweep, data: str) -> 
     from dpcomm.mechanisms import mvu
     from dpcomm.training import example_level
 
-    runner.device(how.get("device", "cpu"), gpu=False)
-    task, about = task_of(s, (data, "imvu", s.eps[-1], s.rates[0]), seed)
+    point = data, "imvu", s.eps[-1], s.rates[0]
+    task, about = task_of(s.changes(s.rates[0]), s, point, seed)
 
     def weights(mechanism):
         brief = replace(task.config, rounds=3)
@@ -215,18 +197,20 @@ def grid(scale: str) -> list:
         name = f"{LABELS[kind]} on {data}, level {level:g}, server's rate {rate:g}"
         fills = (f"{mark}{data}.{kind}.{level}.{rate}.acc",)
         more = dict(data=FILES[data], memory=2.0, minutes=minutes, seeds=s.seeds)
+        more |= dict(changes=s.changes(rate))
         how = partial(train, s=s, point=(data, kind, level, rate))
         lines.append(Line(key, name, scale, fills, compute=how, **more))
     for data in s.data:
         for other in ("gaussian", "signsgd"):
-            start = tuple(f"{data}.{kind}." for kind in ("imvu", other))
-            keys = [key for key in s.points if key.startswith(start)]
+            asked = {k: v[1] for k, v in s.points.items() if v[0] == data}
+            keys = [key for key, kind in asked.items() if kind in ("imvu", other)]
+            mine = tuple(key for key in keys if asked[key] == "imvu")
             needs = tuple(f"{key}@{seed}" for seed in s.seeds for key in keys)
             ours = f"{mark}{data}.imvu_minus_{other}.least"
             cell = f"femnist.imvu_minus_{other}" if data == "femnist" else ours
             name = f"I-MVU minus {LABELS[other]} on {data}, worst of the frontier"
             who = f"{data}.imvu_minus_{other}", name, scale, (cell,), needs
-            lines.append(Line(*who, compute=partial(worst, other=other)))
+            lines.append(Line(*who, compute=partial(worst, mine=mine)))
         more = dict(data=FILES[data], memory=2.0, minutes=0.5)
         how, name = partial(more_bits, s=s, data=data), f"more bits on {data}"
         lines.append(Line(f"{data}.more_bits", name, scale, compute=how, **more))

@@ -12,13 +12,11 @@ from functools import cache, partial
 import numpy as np
 
 from dpcomm.evidence import paper_tables
-from dpcomm.evidence.figures import Table
 from dpcomm.experiments.lines import Line, stated
-from dpcomm.experiments.run import runner
 
 # %% ../../../nbs/imvu/noise_scales.ipynb #7ddd9fc8
-KINDS = ("gaussian", "imvu", "signsgd", "mvu")
 LABELS = dict(gaussian="Gaussian", imvu="I-MVU", signsgd="SignSGD", mvu="MVU")
+KINDS = tuple(LABELS)
 
 
 @dataclass(frozen=True)
@@ -65,27 +63,23 @@ MVU_INPUTS = 2**9
 
 
 def at_noise(kind: str, sigma: float, clip: float, ratio: float = None):
-    """The mechanism with the signal of a Gaussian. [imvu Thm. 1]
+    """The mechanism with the signal of a Gaussian of multiplier sigma. [imvu Thm. 1]
 
-    sigma: noise multiplier. ratio: sigma x beta of MVU, > 1.
+    ratio: sigma x beta of MVU, > 1.
     """
-    from dpcomm.core.checks import check_number
     from dpcomm.mechanisms.contract import mechanism
 
-    if kind == "gaussian":
-        return mechanism(kind, clip_norm=clip, sigma=sigma, local=True, exact=False)
-    if kind == "signsgd":
-        return mechanism(kind, clip_norm=clip, sigma=sigma)
-    if kind == "imvu":
-        return mechanism(kind, clip_norm=clip, eps=1.0, beta=2 / sigma)
-    ratio = check_number("ratio", ratio, "(1, inf)")
-    eps, beta = float(2 * np.arctanh(1 / ratio)), ratio / sigma
-    return mechanism(kind, clip_norm=clip, eps=eps, beta=beta, n_inputs=MVU_INPUTS)
+    fields = dict(gaussian=dict(sigma=sigma, local=True, exact=False))
+    fields |= dict(signsgd=dict(sigma=sigma), imvu=dict(eps=1.0, beta=2 / sigma))
+    if kind == "mvu":
+        eps = float(2 * np.arctanh(1 / ratio))
+        fields["mvu"] = dict(eps=eps, beta=ratio / sigma, n_inputs=MVU_INPUTS)
+    return mechanism(kind, clip_norm=clip, **fields[kind])
 
 # %% ../../../nbs/imvu/noise_scales.ipynb #f706b53e
 ACCOUNTANT = dict(gaussian="rdp-balle", imvu="fisher-balle", signsgd="rdp-balle")
-ACCOUNTANT |= {"mvu": "grid-balle"}
-ACCOUNTANT |= {"signsgd.exact": "exact-balle", "mvu.exact": "mixture-balle"}
+ACCOUNTANT |= {"mvu": "grid-balle", "signsgd.exact": "exact-balle"}
+ACCOUNTANT |= {"mvu.exact": "mixture-balle"}
 
 
 def account(s: Sweep, mech, epochs: int, accountant: str):
@@ -99,36 +93,28 @@ RATIOS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 
 @cache
 def charged(s: Sweep) -> dict:
-    """sigma x beta of MVU -> epsilon by its accountant at the middle noise level.
-    [Chaudhuri et al. 2022]
-    """
+    "sigma x beta of MVU -> epsilon at the middle noise level. [Chaudhuri et al. 2022]"
     middle = sorted(s.sigmas)[len(s.sigmas) // 2]
     made = {ratio: at_noise("mvu", middle, s.clip, ratio) for ratio in RATIOS}
     return {r: account(s, m, s.epochs, ACCOUNTANT["mvu"]).eps for r, m in made.items()}
 
 
 def build(s: Sweep, kind: str, sigma: float):
-    "One mechanism of a sweep. [imvu Sec. 4.1]"
     ratio = min(charged(s), key=charged(s).__getitem__) if kind == "mvu" else None
     return at_noise(kind, sigma, s.clip, ratio)
 
 
 @cache
 def price(s: Sweep, curve: str, sigma: float, epochs: int) -> float:
-    """Epsilon of one point of a frontier. [imvu Figure 2]
-
-    curve: a key of ACCOUNTANT.
-    """
+    "Epsilon of one point of a frontier; curve: a key of ACCOUNTANT. [imvu Figure 2]"
     mech = build(s, curve.partition(".")[0], sigma)
     return account(s, mech, epochs, ACCOUNTANT[curve]).eps
 
 # %% ../../../nbs/imvu/noise_scales.ipynb #e180622a
 @cache
 def loaded(name: str, limit: tuple = None) -> tuple:
-    """Scattering features of a data set. [Tramer & Boneh 2021]
-
-    limit: (training, test): the first images alone; None: all.
-    Returns: training features and labels, test features and labels; what a record says.
+    """Scattering features and labels to train and to test on, and what a record says of
+    them. [Tramer & Boneh 2021]
     """
     import hashlib
 
@@ -145,13 +131,9 @@ def loaded(name: str, limit: tuple = None) -> tuple:
 
 # %% ../../../nbs/imvu/noise_scales.ipynb #7e34ef0d
 def point(line: Line, seed: int, inputs, how: dict, s: Sweep, at: tuple) -> dict:
-    """Train one linear model. [imvu Sec. 4.1]
-
-    at: mechanism, sigma, step.
-    """
+    "Train one linear model, of mechanism, sigma and step. [imvu Sec. 4.1]"
     from dpcomm.training import linear_model
 
-    runner.device(how.get("device", "cpu"), gpu=False)
     kind, sigma, step = at
     mech, (*data, about) = build(s, kind, sigma), loaded(s.images, s.limit)
     fields = dict(batch=s.batch, momentum=s.momentum, epochs=s.epochs)
@@ -163,15 +145,11 @@ def point(line: Line, seed: int, inputs, how: dict, s: Sweep, at: tuple) -> dict
     traffic = {"uplink_bits": s.epochs * n * sent.content}
     traffic["downlink_bits"] = 32 * s.d * s.epochs * steps
     config = dict(kind=kind, sigma=sigma, step=step, noise="common", **fields)
-    return dict(
-        config=config | {"mechanism": repr(mech), "d": s.d},
-        final=history[-1] | traffic,
-        history=history,
-        guarantee=account(s, mech, s.epochs, ACCOUNTANT[kind]),
-        bits=sent,
-        data=about,
-        wall_seconds=fit.seconds,
-    )
+    config |= dict(mechanism=repr(mech), d=s.d)
+    outcome = dict(config=config, final=history[-1] | traffic, history=history)
+    promise = account(s, mech, s.epochs, ACCOUNTANT[kind])
+    outcome |= dict(guarantee=promise, bits=sent, data=about)
+    return outcome | dict(wall_seconds=fit.seconds)
 
 
 def key_of(at: tuple) -> str:
@@ -179,26 +157,19 @@ def key_of(at: tuple) -> str:
 
 
 def accuracy_at(s: Sweep, inputs: dict, curve: str, budget: float) -> float:
-    """The best accuracy that a budget buys; nan below the cheapest point.
-    [imvu Figure 2]
-
-    inputs: key -> Record, of one seed. curve: a key of ACCOUNTANT.
-    """
+    "The best accuracy that a budget buys; nan below the cheapest point. [imvu Figure 2]"
     from dpcomm.training.linear_model import read_frontier
 
-    points = [
-        (price(s, curve, at[1], epoch), accuracy)
-        for at in s.points
-        if at[0] == curve.partition(".")[0]
-        for history in [inputs[key_of(at)].history]
-        for epoch, accuracy in zip(history["epoch"], history["accuracy"])
-    ]
+    points = []
+    for at in s.points:
+        if at[0] == curve.partition(".")[0]:
+            history = inputs[key_of(at)].history
+            prices = [price(s, curve, at[1], epoch) for epoch in history["epoch"]]
+            points += zip(prices, history["accuracy"])
     return float(read_frontier(*np.array(points).T, [budget])[0])
 
 
-def frontier(
-    line: Line, seed, inputs, how, s: Sweep, curve: str, budget: float
-) -> dict:
+def frontier(line: Line, seed, inputs, how, s: Sweep, curve, budget) -> dict:
     "Read one frontier at one budget. [imvu Figure 2]"
     theirs = accuracy_at(s, inputs, curve, budget)
     values = [(theirs, "percent")]
@@ -210,10 +181,7 @@ def frontier(
 
 # %% ../../../nbs/imvu/noise_scales.ipynb #4e62fbaa
 def listed(s: Sweep, minutes: dict) -> list:
-    """The points of a sweep, then its frontiers at every budget. [imvu Figure 2]
-
-    minutes: mechanism -> minutes of one core.
-    """
+    "The points of a sweep, then its frontiers at every budget. [imvu Figure 2]"
     data = () if s.images == "digits" else (s.images,)
     lines, seeds, keys = [], (0, 1, 2, 3), {kind: [] for kind in KINDS}
     for at in s.points:
@@ -238,26 +206,3 @@ def listed(s: Sweep, minutes: dict) -> list:
             how = partial(frontier, s=s, curve=curve, budget=b)
             lines.append(Line(*who, seeds=seeds, compute=how))
     return lines
-
-# %% ../../../nbs/imvu/noise_scales.ipynb #d66ba9a2
-def pairing(found: list, accuracies) -> Table:
-    """Spread of differences of frontiers, with and without pairing of seeds. [ours]
-
-    found: of Record, the points of a sweep. accuracies: curve -> (seeds, budgets), percent.
-    """
-    common = {
-        kind: {r.config.get("noise") for r in found if r.key.startswith(f"{kind}.")}
-        == {"common"}
-        for kind in KINDS
-    }
-    rows, mine = [], accuracies("imvu")
-    for kind in (k for k in KINDS if k != "imvu"):
-        theirs = accuracies(kind)
-        paired = (mine - theirs).var(0, ddof=1).mean()
-        apart = (mine.var(0, ddof=1) + theirs.var(0, ddof=1)).mean()
-        shared = "batches and noise" if common["imvu"] and common[kind] else "batches"
-        spread = f"{paired**0.5:.2f}", f"{apart**0.5:.2f}", f"{1 - paired / apart:.0%}"
-        rows.append((f"I-MVU minus {LABELS[kind]}", shared, *spread, str(len(mine))))
-    header = "", "common", "paired SD", "unpaired SD", "variance saved", "n"
-    title = "Spread of the differences in percentage points, mean over the budgets"
-    return Table(header, tuple(rows), title)
