@@ -145,7 +145,9 @@ def train(line: Line, seed: int, inputs, how: dict, s: Sweep, point: tuple):
 
 def worst(line: Line, seed: int, inputs: dict, how, mine: tuple) -> dict:
     """Smallest distance of I-MVU's frontier above another's: at every epsilon of the other,
-    the best mean over seeds among the settings with no larger epsilon; mine: keys of I-MVU's. [imvu Figure 3]
+    the best mean over seeds among the settings with no larger epsilon. [imvu Figure 3]
+
+    mine: keys of I-MVU's lines.
     """
     frontiers, groups = {True: [], False: []}, {}
     for record in inputs.values():
