@@ -13,7 +13,7 @@ from dpcomm.evidence import paper_tables, records
 from dpcomm.experiments import lines
 from dpcomm.experiments.fltop import costs, fmnist, medical, scheme_grid
 from dpcomm.experiments.fltop.scheme_grid import Column, Scheme
-from dpcomm.experiments.run import grids
+from dpcomm.experiments.run import runs
 from dpcomm.mechanisms import topk
 
 SMOKE = fmnist.settings("smoke")
@@ -158,8 +158,8 @@ def test_a_table_of_best_rounds_is_a_mean_over_seeds():
 
 @pytest.mark.parametrize("name", ["fltop-fmnist", "fltop-medical", "fltop-costs"])
 def test_what_follows_from_committed_records_is_what_is_committed(name):
-    experiment = grids.find(name)
-    have, seen = grids.recorded_runs(experiment, "full"), 0
+    experiment = runs.find(name)
+    have, seen = runs.recorded_runs(experiment, "full"), 0
     for line in experiment.grid("full"):
         for seed in line.seeds if line.needs else ():
             if (line.key, seed) in have:
