@@ -89,25 +89,20 @@ def enumerated_eps(p, q, delta: float) -> tuple:
     Returns: (forward, reverse) epsilon, exact, in [0, inf]; arithmetic only.
     """
     p, q = check_pmfs(p, q)
-    check_number("delta", delta, "[0, 1)")
     return _prefix_eps(p, q, delta), _prefix_eps(q, p, delta)
 
 # %% ../../nbs/foundations/audit.ipynb #40aebc35
 def enumerated_delta(p, q, eps: float) -> tuple:
     "Exact (forward, reverse) delta of listed distributions. [Balle & Wang 2018, Thm. 5]"
     p, q = check_pmfs(p, q)
-    growth = np.exp(check_number("eps", eps, "[0, inf)"))
+    growth = np.exp(eps)
     forward, reverse = np.maximum(p - growth * q, 0), np.maximum(q - growth * p, 0)
     return float(forward.sum()), float(reverse.sum())
 
 # %% ../../nbs/foundations/audit.ipynb #820dd7a4
-ALARM = "[1e-100, 1)"  # below, no interval of floats is that sure
-
-
 def clopper_pearson(hits, n: int, alarm: float) -> tuple:
     "Interval of a binomial chance that misses at rate alarm. [Clopper & Pearson 1934]"
-    check_number("alarm", alarm, ALARM)
-    k = check_reals("hits", hits, f"[0, {check_between('n', n, 1, 2**53)}]")
+    k = np.asarray(hits)
     low = np.where(k > 0, betaincinv(np.maximum(k, 1), n - k + 1, alarm / 2), 0.0)
     high = np.where(k < n, 1 - betaincinv(np.maximum(n - k, 1), k + 1, alarm / 2), 1.0)
     return low, high
@@ -136,6 +131,7 @@ def _best_threshold(hot, cold, delta, alarm):
     return float(bounds.max()), float(cuts[bounds.argmax()])
 
 # %% ../../nbs/foundations/audit.ipynb #42aedfb4
+ALARM = "[1e-100, 1)"  # below, no interval of floats is that sure
 DIRECTIONS = ("forward", "reverse")  # the alternative is the world with, or without
 FEWEST_PLAYS = 100  # fewer prove nothing at small alarms
 
@@ -173,8 +169,6 @@ def distinguish(
     """
     check_number("delta", delta, "[0, 1)")
     check_number("alarm", alarm, ALARM)
-    for one in directions:
-        check_choice("directions", one, DIRECTIONS)
     here, there = (
         [{name: x[i::2] for name, x in _check_scores(world).items()} for i in (0, 1)]
         for world in (present, absent)
@@ -194,18 +188,10 @@ def distinguish(
 def ceiling(trials: int, delta: float, alarm: float = 1e-6) -> float:
     "The largest epsilon that `distinguish` can return: a perfect distinguisher's."
     n = check_between("trials", trials, FEWEST_PLAYS, 2**32) // 2
-    check_number("delta", delta, "[0, 1)")
-    check_number("alarm", alarm, ALARM)
     return float(_eps_bound(n, n, 0, n, delta, alarm))
 
 # %% ../../nbs/foundations/audit.ipynb #6eeea66f
 def _check_relation(mechanism, relation):
-    "Refuse a relation that a mechanism does not account for."
-    if not mechanism.relations:
-        raise ValueError(
-            f"relation is {shown(relation)}; the mechanism has no guarantee under it:"
-            " audit another relation"
-        )
     check_choice("relation", relation, mechanism.relations)
 
 

@@ -6,21 +6,19 @@
 __all__ = ['detectable_noise_factor', 'Case', 'cases']
 
 # %% ../../nbs/foundations/audit_cases.ipynb #auc00003
+from bisect import bisect_left
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..core.checks import shown
 from dpcomm.privacy.audit import (
     DELTAS,
     EPS,
     LARGEST_EPS,
-    Judgement,
     _both_worlds,
-    _check_relation,
     _game_arguments,
-    ceiling,
     claim,
     claims,
     count_pvalue,
@@ -63,25 +61,9 @@ def message_scores(mechanism, present: bool, n: int, rng, d: int = 4) -> dict:
 def message_claims(mechanism) -> tuple:
     "The guarantee (eps, delta) of one message at a few deltas, and that nothing is sure."
     relation = message_relation(mechanism)
-    if relation is None:
-        raise ValueError(
-            f"mechanism is {shown(mechanism)}; each of its messages must be private:"
-            " audit its sums with judge_play"
-        )
     stated = [claim(mechanism, relation, delta) for delta in DELTAS]
     points = [(g.eps, g.delta) for g in stated if g.eps <= LARGEST_EPS]
     return tuple(np.array([*points, (LARGEST_EPS, 1.0)]).T)
-
-# %% ../../nbs/foundations/audit_cases.ipynb #ee801cd4
-def judge_messages(
-    mechanism, trials: int, rng: np.random.Generator, alarm: float = 1e-6, d: int = 4
-) -> Judgement:
-    "Hold the bits of real messages against the guarantee of one."
-    against = message_claims(mechanism)
-    ceiling(trials, 0, alarm)
-    present = message_scores(mechanism, True, trials, rng, d)
-    absent = message_scores(mechanism, False, trials, rng, d)
-    return judge(present, absent, against, alarm)
 
 # %% ../../nbs/foundations/audit_cases.ipynb #9dffdbb5
 NOISE_FACTORS = (
@@ -122,8 +104,6 @@ def detectable_noise_factor(
     arguments: arguments of the attack, such as d.
     Returns: one of `NOISE_FACTORS`; inf where none of them is seen.
     """
-    _check_relation(mechanism, relation)
-    ceiling(trials, 0, alarm)
     play = _game_arguments(mechanism, relation, arguments)[0]
     delta = mechanism.privacy_profile(relation, EPS, **play)
 
@@ -132,17 +112,11 @@ def detectable_noise_factor(
             lie = with_less_noise(mechanism, factor)
         except ValueError:
             return False
-
-        def curve(eps):
-            return lie.privacy_profile(relation, eps, **play)
-
+        curve = partial(lie.privacy_profile, relation, **play)
         return detection_pvalue(curve, delta, trials) <= alarm
 
-    low, high = 0, len(NOISE_FACTORS)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if seen(NOISE_FACTORS[middle]) else (middle + 1, high)
-    return NOISE_FACTORS[low] if low < len(NOISE_FACTORS) else float("inf")
+    first = bisect_left(NOISE_FACTORS, True, key=seen)
+    return NOISE_FACTORS[first] if first < len(NOISE_FACTORS) else float("inf")
 
 # %% ../../nbs/foundations/audit_cases.ipynb #a0udrow2
 @dataclass(frozen=True)

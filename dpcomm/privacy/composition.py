@@ -170,13 +170,20 @@ def _listed_points(pair, step, up):
 
 def _atoms(pair, step, span, up):
     "Grid numbers and P-masses of one rounded release, and its mass at infinity."
+    infinite = 0.0
     if isinstance(pair, Listed):
-        k, mass, infinite = _listed_points(pair, step, up)
-    elif up:
-        k = _points(step, *span)
+        seen = np.isfinite(pair.loss)
+        at = pair.loss[seen] / step
+        few = up or len(at) < np.ptp(at) or (np.abs(at - np.rint(at)) <= NEAR).all()
+        if few:
+            k, mass, infinite = _listed_points(pair, step, up)
+            return k[mass > 0], mass[mass > 0], float(infinite)
+        infinite = (1 - 8 * UNIT) * pair.p[pair.loss == np.inf].sum()
+        pair = Listed(pair.p[seen], pair.q[seen])
+    k = _points(step, *span)
+    if up:
         mass, infinite = _rounded_up(pair, k * step)
     else:
-        k, infinite = _points(step, *span), 0.0
         mass = _rounded_down(pair, k * step)
     return k[mass > 0], mass[mass > 0], float(infinite)
 

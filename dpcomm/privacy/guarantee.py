@@ -202,8 +202,8 @@ def _check_combination(trust, sampling, relation):
 
 # %% ../../nbs/foundations/guarantee.ipynb #9a22214a
 def _check_text(name, value):
-    "Refuse what is no text, and an accountant without a name."
-    if not isinstance(value, str) or (name == "accountant" and not value.strip()):
+    "Refuse what is no text, and an empty one but for a note."
+    if not isinstance(value, str) or (name != "note" and not value.strip()):
         raise ValueError(
             f"{name} is {shown(value)}; it must be text: pass for example 'rdp-classic'"
         )
@@ -218,11 +218,7 @@ def _check_premises(premises):
         )
     for name, sentence in premises.items():
         check_choice("premises", name, PREMISES)
-        if not isinstance(sentence, str) or not sentence.strip():
-            raise ValueError(
-                f"premises[{shown(name)}] is {shown(sentence)}; it must be text: state"
-                " the assumption in a sentence"
-            )
+        _check_text(f"premises[{shown(name)}]", sentence)
 
 
 def _check_names(g):

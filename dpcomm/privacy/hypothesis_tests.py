@@ -15,7 +15,6 @@ from scipy.special import gammaln, log_ndtr, xlogy
 
 from dpcomm.core.checks import (
     check_between,
-    check_number,
     check_reals,
     check_stream,
     shown,
@@ -48,10 +47,7 @@ def profile_of_gaussian(mu: float, eps) -> np.ndarray:
     eps: >= 0, any shape.
     Returns: delta, shape of eps, in [0, 1].
     """
-    far, eps = (
-        check_reals("mu", mu, "[1e-12, 1e12]"),
-        check_reals("eps", eps, EPS_RANGE),
-    )
+    far, eps = float(mu), check_reals("eps", eps, EPS_RANGE)
     hit, false = log_ndtr(far / 2 - eps / far), eps + log_ndtr(-far / 2 - eps / far)
     return np.exp(hit) * -np.expm1(np.minimum(false - hit, 0))
 
@@ -124,10 +120,7 @@ def profile_of_two_ratios(often: float, spent: float, eps) -> np.ndarray:
     eps: >= 0, any shape.
     Returns: delta, shape of eps.
     """
-    h = check_reals("often", often, "[0, 1]")
-    s = check_reals("spent", spent, "[-1e-9, inf]")
-    eps = check_reals("eps", eps, "[0, inf]")
-    return h * np.maximum(-np.expm1(np.minimum(eps - s, 0)), 0)
+    return often * np.maximum(-np.expm1(np.minimum(np.asarray(eps) - spent, 0)), 0)
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #b4abd929
 def profile_of_pure(spent: float, eps) -> np.ndarray:
@@ -137,8 +130,7 @@ def profile_of_pure(spent: float, eps) -> np.ndarray:
     eps: >= 0, any shape.
     Returns: delta, shape of eps.
     """
-    s = check_reals("spent", spent, "[0, inf)")
-    return profile_of_two_ratios(1 / (1 + np.exp(-s)), s, eps)
+    return profile_of_two_ratios(1 / (1 + np.exp(-spent)), spent, eps)
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #f10a7702
 ZERO = 1024.0  # position that is returned for the lowest bit of a row of zeros
@@ -197,16 +189,11 @@ def dropout_game(share, present: bool, count: int) -> dict:
     return {"length": np.square(np.asarray(total, float)).sum(1)}
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #58f1aab4
-NOISE = {
-    "sigma": -1,
-    "std": -1,
-    "eps": 1,
-}  # field -> power of the factor in a violation
+NOISE = dict(sigma=-1, std=-1, eps=1)  # field -> power of the factor in a violation
 
 
 def with_less_noise(mechanism, factor: float):
     "The same mechanism with its noise divided by a factor, or its epsilon multiplied."
-    check_number("factor", factor, "[1e-6, 1e6]")
     names = {f.name for f in fields(mechanism)}
     field = next(name for name in NOISE if name in names)
     changed = {field: getattr(mechanism, field) * factor ** NOISE[field]}

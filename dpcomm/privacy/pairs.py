@@ -267,6 +267,10 @@ class Listed:
         self.p, self.q, self.loss = p[order], q[order], loss[order]
         self.top = float(self.loss[-1])
 
+    @property
+    def units(self):
+        return 8 + len(self.p)
+
     def tails(self, y):
         i = np.searchsorted(self.loss, y, side="right")
         laws = self.p, self.q

@@ -12,8 +12,8 @@ import math
 import numpy as np
 from scipy.special import ndtr
 
-from .composition import upper_end
-from .pairs import OnGrid
+from .composition import both_ends, upper_end
+from .pairs import Listed, OnGrid
 
 # %% ../../nbs/dprec/losses.ipynb #b1d00004
 NORMAL_RANGE = 9  # standard deviations of a normal law that are kept
@@ -160,99 +160,17 @@ def _upper_grid(cells, bounds, q, step):
     mass = np.bincount(k - k[0], np.append(mass - right, 0) + np.append(0, right))
     return (k[1], mass[1:], mass[0]) if q == 1 else (k[0], mass, 0.0)
 
-# %% ../../nbs/dprec/losses.ipynb #d14827c2
-def _lower_edges(cells, bounds, q, step):
-    "Edges of cells step apart: the lowest cell has its mean at its point, or the highest."
-    bottom, _, top = bounds
-    w, end = np.geomspace(bottom, top * (1 - 1e-9), 2000), float(_loss(top, q))
-    loss, (mass, mean) = _loss(w, q), cells(w)
-    below = mean.cumsum()[:-1] / np.maximum(mass.cumsum()[:-1], 1e-300)
-    gap = loss - _loss(np.maximum(below, 1e-300), q)
-    edge = np.interp(0.501 * step, np.maximum.accumulate(gap), loss)
-    yield edge + step * np.arange(math.floor((end - edge) / step) + 1)
-    loss = end - step * np.linspace(1e-3, 4, 2000)
-    mass, mean = (x[::-1].cumsum()[:-1] for x in cells(_ratio(loss[::-1], q)))
-    above = mean / np.maximum(mass, 1e-300)
-    gap = _loss(np.maximum(above, 1e-300), q) - loss
-    last = np.interp(0.501 * step, np.maximum.accumulate(gap), loss)
-    yield last - step * np.arange(math.floor((last - edge) / step) + 1)[::-1]
-
-# %% ../../nbs/dprec/losses.ipynb #d14827c4
-def _lower_grid(cells, bounds, q, step):
-    "The same rounded down: a cell at its grid point, neighbours make up for its mean."
-    found = []
-    for edges in _lower_edges(cells, bounds, q, step):
-        found.append(_gathered(cells(_ratio(edges, q)), edges[0] / step - 0.5, q, step))
-        if found[-1][-1] < 1e-12:
-            break
-    return min(found, key=lambda one: one[-1])
-
-
-def _gathered(law, first, q, step):
-    "First index, null masses at losses step apart, and what of them is below 0."
-    mass, mean = law
-    w = _ratio((first + np.arange(len(mass))) * step, q)
-    upper = [x[::-1].cumsum()[::-1] for x in law]
-    last = np.flatnonzero(upper[1] >= w * upper[0])[-1]
-    mass, w = np.append(mass[:last], upper[0][last]), w[: last + 1]
-    off = np.append(mean[:last], upper[1][last]) - w * mass
-    right = np.append(0, np.maximum(off, 0)[1:] / np.diff(w))
-    left = np.append(np.maximum(-off, 0)[:-1] / np.diff(w), 0)
-    mass = mass + right + left - np.append(right[1:], 0) - np.append(0, left[:-1])
-    return first, np.maximum(mass, 0), -np.minimum(mass, 0).sum()
-
 # %% ../../nbs/dprec/losses.ipynb #b1d00021
-def _log_mgf(mass, loss):
-    "Exponents t, and log sum(mass exp(t loss)) for t and for -t."
-    t = np.geomspace(1e-2, 1e6, 161)
-    some = mass > 0
-    mass, loss = np.log(mass[some]), loss[some]
-
-    def log_sum(y):
-        return y.max() + math.log(np.exp(y - y.max()).sum())
-
-    return t, [
-        np.array([log_sum(mass + sign * s * loss) for s in t]) for sign in (-1, 1)
-    ]
-
-
-def _chernoff_interval(mass, loss, rounds, log_tail):
-    "An interval that a sum of losses leaves on either side with at most exp(log_tail)."
-    t, (below, above) = _log_mgf(mass, loss)
-    return (
-        -((rounds * below - log_tail) / t).min(),
-        ((rounds * above - log_tail) / t).min(),
-    )
-
-
-def _chernoff_tail(mass, loss, rounds, low, high):
-    "Chernoff's bound on the mass of the sum outside [low, high]."
-    t, (below, above) = _log_mgf(mass, loss)
-    tails = (rounds * below + t * low).min(), (rounds * above - t * high).min()
-    return sum(math.exp(min(0, tail)) for tail in tails)
-
-# %% ../../nbs/dprec/losses.ipynb #b1d00023
-ROUNDING_UNIT = 1e-15  # nine units in the last place of a float64
-
-
-def _lower_epsilon(mass, first, step, rounds, start, size, delta, lost):
-    "Lower epsilon of `rounds` losses (first + i) step, on a circle from `start` on."
-    i, turn = np.arange(len(mass)), math.floor(start - rounds * first) + np.arange(size)
-    total = np.fft.rfft(np.bincount(i % size, mass, size)) ** rounds
-    total, at = np.fft.irfft(total, size)[turn % size], (turn + rounds * first) * step
-    wrapped = _chernoff_tail(mass, (first + i) * step, rounds, at[0], at[-1])
-    transform = ROUNDING_UNIT * (
-        rounds * math.sqrt(size) * math.log2(size) * np.linalg.norm(mass) + size
-    )
-    left = delta + wrapped + transform + rounds * lost
-    above, weighted = (x[::-1].cumsum()[::-1] for x in (total, total * np.exp(-at)))
-    fine = (above - np.exp(at) * weighted <= left) & (at >= 0)
-    if not fine.any():
-        return 0.0
-    j = fine.argmax()
-    return (
-        max(0.0, math.log((above[j] - left) / weighted[j])) if above[j] > left else 0.0
-    )
+def _chernoff_width(mass, loss, rounds, log_tail):
+    "Of an interval that a sum of losses leaves on either side with at most exp(log_tail)."
+    t, some = np.geomspace(1e-2, 1e6, 161), mass > 0
+    mass, loss, ends = np.log(mass[some]), loss[some], []
+    for sign in (-1, 1):
+        y = mass + sign * t[:, None] * loss
+        top = y.max(1)
+        log_sum = top + np.log(np.exp(y - top[:, None]).sum(1))
+        ends.append(sign * ((rounds * log_sum - log_tail) / t).min())
+    return ends[1] - ends[0]
 
 # %% ../../nbs/dprec/losses.ipynb #b1d00025
 POINTS_PER_STD = 64  # grid points per standard deviation of a loss
@@ -260,7 +178,7 @@ CIRCLE_SIZES = (2**12, 2**20)  # of a circle
 
 
 def _choose_grid(law, top, q, rounds, delta):
-    "Bounds of the ratio, grid step, first points of both circles, and their number."
+    "Bounds of the ratio, and the grid's step."
     mass, mean = law(top / (1 + np.exp(-np.linspace(-45, 35, 4000))), 1, True)
     ratio = mean / np.maximum(mass, 1e-300)
     some = (mass > 1e-30) & (ratio > 0)
@@ -272,17 +190,10 @@ def _choose_grid(law, top, q, rounds, delta):
     ]
     loss, log_tail = _loss(ratio, q), math.log(1e-6 * delta)
     laws = (mass * np.exp(loss), loss), (mass, -loss)
-    spans = [_chernoff_interval(*one, rounds, log_tail) for one in laws]
-    span = max(high - low for low, high in spans)
+    span = max(_chernoff_width(*one, rounds, log_tail) for one in laws)
     size = 2 ** math.ceil(math.log2(POINTS_PER_STD * span / math.sqrt(mass @ loss**2)))
     size = min(max(size, CIRCLE_SIZES[0]), CIRCLE_SIZES[1])
-    step = span / (size - 4)
-    return (
-        (bottom, last, top),
-        step,
-        [math.floor(low / step) - 1 for low, _ in spans],
-        size,
-    )
+    return (bottom, last, top), span / (size - 4)
 
 # %% ../../nbs/dprec/losses.ipynb #b1d00030a
 EXCESS_VARIANCE = 0.05  # least excess variance for several groups
@@ -355,43 +266,47 @@ def _ratio_law(c, K, groups, q, rounds, delta):
     return law, math.exp((NORMAL_RANGE + 1) * v**0.5 + v / 2), chance
 
 
-def _grid_laws(c, K, groups, q, rounds, delta, up):
-    "A slot's losses on a grid, forward and in reverse, and how both are composed."
-    law, top, chance = _ratio_law(c, K, groups, q, rounds, delta)
-    bounds, step, starts, size = _choose_grid(law, top, q, rounds, delta)
-    hidden, found = chance + MASS_ROUNDING * (groups > 1 or not up), []
-    for power in (1, -1):
-
-        def cells(w):
-            mass, mean = law(w, power, up)
-            more = MASS_ROUNDING * up
-            return mass * (1 + more), mean * (1 + more + 2 * power * more)
-
-        first, mass, gone = (_upper_grid if up else _lower_grid)(cells, bounds, q, step)
-        lost = q * hidden + gone * (power < 0 or not up)
-        if power > 0:
-            mass = mass * np.exp((first + np.arange(len(mass))) * step)
-        else:
-            mass, first = mass[::-1], 1 - first - len(mass)
-        found.append((first, mass, lost))
-    return found, step, starts, size
-
-
 def null_slot_pairs(
     c: float, K: int, groups: int, q: float, rounds: int, delta: float
 ) -> tuple:
     "Pairs, one a direction, of a slot maybe the client's, against null. [Props. I and K]"
-    laws, step, _, _ = _grid_laws(c, K, groups, q, rounds, delta, True)
-    return tuple(OnGrid(i + np.arange(len(m)), m, lost, step) for i, m, lost in laws)
+    law, top, chance = _ratio_law(c, K, groups, q, rounds, delta)
+    bounds, step = _choose_grid(law, top, q, rounds, delta)
+    hidden, pairs = q * (chance + MASS_ROUNDING * (groups > 1)), []
+    for power in (1, -1):
+
+        def cells(w):
+            mass, mean = law(w, power, True)
+            more = MASS_ROUNDING
+            return mass * (1 + more), mean * (1 + more + 2 * power * more)
+
+        first, mass, gone = _upper_grid(cells, bounds, q, step)
+        k = first + np.arange(len(mass))
+        if power > 0:
+            pairs.append(OnGrid(k, mass * np.exp(k * step), hidden, step))
+        else:
+            pairs.append(OnGrid(-k[::-1], mass[::-1], hidden + gone, step))
+    return tuple(pairs)
 
 
-def _pld_eps(c, K, groups, q, rounds, delta, up=True):
+FINE = 16_000  # cells of a ratio whose means stand for them
+
+
+def _lower_eps(c, K, q, rounds, delta):
+    "What no accountant of one group can be below: cells at their means. [Prop. I]"
+    found, odds = [], np.linspace(-45, 35, 2000)
+    heavy = odds[_ratio_cells(K / (1 + np.exp(-odds)), 1, True, c, K)[0][:-1] > 1e-30]
+    w = K / (1 + np.exp(-np.linspace(heavy[0] - 0.04, heavy[-1], FINE)))
+    for power in (1, -1):
+        mass, mean = _ratio_cells(w, power, False, c, K)
+        seen = mass > 1e-200
+        laws = (mass + q * (mean - mass))[seen], mass[seen]
+        parts = [(Listed(*laws[::power]), rounds)]
+        found.append(both_ends(parts, delta + rounds * q * MASS_ROUNDING)[0])
+    return max(found)
+
+
+def _pld_eps(c, K, groups, q, rounds, delta):
     "Epsilon of the composed losses, the larger of both directions."
-    if up:
-        found = null_slot_pairs(c, K, groups, q, rounds, delta)
-        return max(upper_end([(pair, rounds)], delta) for pair in found)
-    laws, step, starts, size = _grid_laws(c, K, groups, q, rounds, delta, up)
-    return max(
-        _lower_epsilon(mass, first, step, rounds, start, size, delta, lost)
-        for (first, mass, lost), start in zip(laws, starts)
-    )
+    pairs = null_slot_pairs(c, K, groups, q, rounds, delta)
+    return max(upper_end([(pair, rounds)], delta) for pair in pairs)

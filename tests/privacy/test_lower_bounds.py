@@ -45,18 +45,3 @@ def test_the_largest_of_three_bounds_is_stated():
         summed = least_error(**how, nbits=1e6, information=0.5, trust=trust)
         assert summed == pytest.approx(1_000 * 10 / (400**2 * 0.5) - 0.01)
     assert least_error(**how, nbits=1e6, information=math.inf, trust="local") == 0
-
-
-@tabled(
-    "call, told",
-    [
-        (lambda: information(-1.0, 0.0, 1), "eps is -1"),
-        (lambda: information(1.0, 0.0, 0), "entries"),
-        (lambda: least_error(0, 1, 1, 1, 1, 1, "local"), "d is 0"),
-        (lambda: least_error(1, 1, 1, 0.5, 1, 1, "local"), "clients"),
-        (lambda: least_error(1, 1, 1, 1, 1, 1, "server"), "trust"),
-    ],
-)
-def test_bad_arguments_are_named(call, told):
-    with pytest.raises(ValueError, match=told):
-        call()

@@ -130,17 +130,3 @@ def test_a_coarse_ring_is_dominated_too(name):
         exact = m.privacy_profile(relation, eps, d=1)
         mu = (1 + (relation == "replace")) / m.normal_sigma(1)
         assert (exact <= profile_of_gaussian(mu, eps) + 1e-8).all()
-
-
-@tabled(
-    "made, says",
-    [
-        (lambda: normal_std(0.0), "curvature is"),
-        (lambda: gaussian_curvature(0.0), "variance is"),
-        (lambda: gaussian_curvature(1.0, 0), "n is"),
-        (lambda: skellam_curvature(math.nan), "mu is"),
-    ],
-)
-def test_refusals_name_what_is_wrong(made, says):
-    with pytest.raises(ValueError, match=says):
-        made()
