@@ -33,7 +33,6 @@ MEANT = {  # what is typed -> the page that is meant
     "I-MVU": "imvu/chapter.html",
     "FL-TOP": "fltop/chapter.html",
     "sqSGD": "sqsgd/chapter.html",
-    "SignSGD": "baselines/signsgd.html",
     "quickstart": "tour.html",
     "tutorial": "tour.html",
     "choose": "use/choose.html",

@@ -12,6 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -143,6 +145,8 @@ EXPERIMENTS = [
     if path.parts[1] != "use" and '"parameters"' in (ROOT / path).read_text("utf-8")
 ]
 PAGES = [path for path in NOTEBOOKS if path not in EXPERIMENTS]
+SITE = yaml.safe_load((ROOT / "_quarto.yml").read_text("utf-8"))
+SHOWN = [Path("nbs", page) for page in SITE["project"]["render"]]  # on the website
 
 MODULES = [
     path

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import browser
 import pytest
-from checkout import NOTEBOOKS, ROOT
+from checkout import ROOT, SHOWN
 from fontTools.ttLib import TTFont
 from tables import tabled
 
@@ -24,7 +24,7 @@ import dpcomm
 
 pytestmark = pytest.mark.slow
 
-PAGES = [path.relative_to("nbs").with_suffix(".html") for path in NOTEBOOKS]
+PAGES = [path.relative_to("nbs").with_suffix(".html") for path in SHOWN]
 WIDTHS = (1400, 400)
 LIMIT = 500_000  # bytes of a page with all it loads as it opens, compressed
 
@@ -226,7 +226,9 @@ def test_the_list_for_readers_of_text_is_in_order_and_described(site):
     assert len(pages) >= len(PAGES) - 1 and all("): " in line for line in pages)
     names = [re.search(r"\]\([./]*(\S+)\.llms", line)[1] for line in pages]
     assert (
-        names.index("tour") < names.index("dprec/chapter") < names.index("secagg/ring")
+        names.index("tour")
+        < names.index("dprec/chapter")
+        < names.index("secagg/protocol")
     )
 
 
@@ -316,5 +318,5 @@ def test_a_page_that_moved_leads_on_from_its_old_address(site):
     for old, new in map(str.split, moved):
         (link,) = Page((site / old).read_text("utf-8")).links
         page = Path("nbs", new).with_suffix(".ipynb")
-        assert target(Path(old), link)[0] == Path(new) and page in NOTEBOOKS, old
+        assert target(Path(old), link)[0] == Path(new) and page in SHOWN, old
         assert Path(old) not in PAGES

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from checkout import NOTEBOOKS, ROOT, text
+from checkout import ROOT, SHOWN, text
 from tables import tabled
 
 
@@ -17,7 +17,7 @@ def site(built):
     "Every page as Quarto gets it: the cells that stay, docstrings rendered."
     root, done = built
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    pages = [path.relative_to("nbs") for path in NOTEBOOKS]
+    pages = [path.relative_to("nbs") for path in SHOWN]
     return {
         page: json.loads((root / "_proc" / page).read_text())["cells"] for page in pages
     }
@@ -72,7 +72,7 @@ def prose_of(notebook):
 
 
 @pytest.mark.slow
-@tabled("page", [path.relative_to("nbs") for path in NOTEBOOKS], ids=str)
+@tabled("page", [path.relative_to("nbs") for path in SHOWN], ids=str)
 def test_nothing_is_lost_on_the_way(page, site):
     notebook = json.loads((ROOT / "nbs" / page).read_text("utf-8"))["cells"]
     if found := list(lost(notebook, site[page])):
@@ -127,5 +127,5 @@ def test_pictures_below_the_first_are_fetched_when_they_are_near():
 
 def test_what_people_type_leads_to_a_page():
     meant = runpy.run_path(str(ROOT / ".ci" / "tidy_site.py"))["MEANT"].values()
-    pages = {path.relative_to("nbs").with_suffix(".html") for path in NOTEBOOKS}
+    pages = {path.relative_to("nbs").with_suffix(".html") for path in SHOWN}
     assert {Path(address.split("#")[0]) for address in meant} <= pages
