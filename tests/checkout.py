@@ -18,9 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def files() -> list[Path]:
-    """Files of the repository, relative to ROOT: what git tracks or would track, else
-    everything that is no by-product.
-    """
+    "Relative to ROOT: what git tracks or would track, else all but by-products."
     git = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"],
         cwd=ROOT,
@@ -67,9 +65,7 @@ def settings(base=os.environ, root=ROOT) -> dict:
 def python(
     *args, cwd=ROOT, root=ROOT, timeout=1800, base=os.environ, **more
 ) -> subprocess.CompletedProcess:
-    """Run this Python in `cwd`, in the environment `base`, importing dpcomm from the
-    checkout `root`.
-    """
+    "Run this Python in `cwd`, importing dpcomm from the checkout `root`."
     return subprocess.run(
         [sys.executable, *map(str, args)],
         cwd=cwd,
@@ -146,7 +142,7 @@ EXPERIMENTS = [
 ]
 PAGES = [path for path in NOTEBOOKS if path not in EXPERIMENTS]
 SITE = yaml.safe_load((ROOT / "_quarto.yml").read_text("utf-8"))
-SHOWN = [Path("nbs", page) for page in SITE["project"]["render"]]  # on the website
+SHOWN = [Path("nbs", page) for page in SITE["project"]["render"]]
 
 MODULES = [
     path
