@@ -540,6 +540,11 @@ class Private(_Base):
                 " most once per round: use 'fixed', 'poisson' or 'none'"
             )
         self.promise = self._after(deployment.rounds)
+        if self.promise.trust == "shuffler":
+            raise ValueError(
+                "trust is 'shuffler', and Flower's server sees whose each message is: use"
+                " 'local'"
+            )
         self._round: Any = None
         self._sums: Any = None  # a Gatherer where sums are secure
         if mechanism.summed:

@@ -139,7 +139,8 @@ class Private(_AnyPostprocessor):
         "The sum of a round becomes the mean update, with the server's noise."
         mechanism, code = self.mechanism.for_round(self.round), stats["code"].numpy()
         d = sum(shape.numel() for shape in self.shapes.values())
-        total = Total(mechanism, d, round(stats.weight), code)
+        there = self.deployment.check_shuffle(round(stats.weight))
+        total = Total(mechanism, d, there, code)
         noise = private_stream(self.key("server"))
         mean = total.average(self.deployment.cohort, noise)
         self.round += 1

@@ -55,6 +55,7 @@ PREMISES = {  # the one thing that a premise excuses -> what to say if nothing f
         "as if null messages stood where the client's do not, while the run sends none"
     ),
     "keys": "as if nobody could guess the key",
+    "weights": "as if the clients' weights were public, whatever their data",
     "proof": "as if the paper's theorem were proved, while its proof has gaps",
 }
 

@@ -299,7 +299,8 @@ def simulate(
     nonfinite: zero: an update with nan or inf counts as the zero vector, so that what is
         sent never tells; a warning names the client | refuse: it ends the run, which
         depends on data and is outside the guarantee.
-    weights: (n_clients,) >= 0, public weights of the clients' updates; None: equal.
+    weights: (n_clients,) >= 0, of the clients' updates; the guarantee's premise is that
+        they are public; None: equal.
     adaptive: adaptive clipping, within the same guarantee; None: a fixed clip.
     train_loss: whether the history has the clients' exact training loss (a mean over
         clients of the mean over their steps): it is outside the guarantee.
@@ -316,8 +317,9 @@ def simulate(
 
     def promised(t):
         moves = "" if adaptive is None else "the clip follows a private count"
+        given = [] if weights is None else ["weights"]
         return check_promise(
-            guarantee(t).noting(moves),
+            guarantee(t).noting(moves).assuming(*given),
             task.config,
             task.n_clients,
             rounds=t,
@@ -371,6 +373,8 @@ def simulate(
     saves = (Checkpoint(save, save_every),) if save else ()
 
     def step(tell):
+        if deployment is not None and promise.trust == "shuffler":
+            deployment.check_shuffle(len({*task.cohort(run.round)}))
         within = {"tell": tell} if advance is one_round else {}
         return advance(run, optimiser, task, pool, **more, **within)
 

@@ -13,7 +13,7 @@ from functools import partial
 from ..core.checks import shown
 from ..core.vectors import pack
 from ..mechanisms.deployments import Deployment
-from ..privacy.guarantee import TRUSTS, Guarantee, large_delta
+from ..privacy.guarantee import PREMISES, TRUSTS, Guarantee, large_delta
 from .local_sgd import check_model
 from .state import Config, Task
 
@@ -74,6 +74,15 @@ def _twice(config):
     return config.cohort if config.sampling == "replacement" else 1
 
 
+PLAIN = {  # what PREMISES says of a run that relies on it -> what is printed of that run
+    PREMISES["neighbours"]: (
+        "This epsilon assumes a null message wherever the client's own is not. But"
+        " {why}, so it does not apply to this run"
+    ),
+    PREMISES["proof"]: "This epsilon uses the paper's theorem, whose proof has gaps",
+}
+
+
 def _unmet(promise, config, n_clients, mechanism, visits):
     "Premise -> the conditions of a guarantee that this run does not meet; no entry if it does."
     shares = config.sampling == "poisson" and mechanism is not None and mechanism.summed
@@ -130,12 +139,14 @@ def check_promise(
 def relied_on(promise, config, n_clients: int, mechanism=None, visits=None) -> tuple:
     "Premises of a guarantee that a run relies on, and for what: a sentence each."
     unmet = _unmet(promise, config, n_clients, mechanism, visits)
-    unmet |= {name: [] for name in ("keys", "proof")}
+    unmet |= {name: [] for name in ("keys", "proof", "weights")}
+    usual = "The guarantee stands on a premise about {name}, {text}"
     return tuple(
-        f"the guarantee stands on a premise about {name}, {promise.premises[name]}"
-        + f" ({'; '.join(reasons)})" * bool(reasons)
-        for name, reasons in unmet.items()
-        if name in promise.premises
+        PLAIN.get(text, usual + " ({why})" * bool(unmet[name])).format(
+            name=name, text=text, why="; ".join(unmet[name])
+        )
+        for name, text in ((k, promise.premises.get(k)) for k in unmet)
+        if text
     )
 
 # %% ../../nbs/training/promises.ipynb #3cd4f13d

@@ -5,6 +5,7 @@ and cohorts that other processes train.
 import itertools
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import clip_l2, pack
 from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import mechanism
+from dpcomm.mechanisms.deployments import Deployment
 from dpcomm.training import example_level
 from dpcomm.training.federated import Config, Task, simulate
 from dpcomm.training.round import Sums, shares, train_cohort
@@ -152,6 +154,30 @@ def test_a_run_moves_by_the_weighted_mean_of_the_clipped_updates():
     torch.testing.assert_close(
         run.w.detach() - pack(work.model), mean.float(), atol=1e-6, rtol=1e-5
     )
+
+
+def test_weights_are_a_premise_of_the_guarantee_and_the_engine_prints_it(capsys):
+    where = Deployment(5, 5, 2, 1e-3, "none", trust="local")
+    local = mechanism("gaussian", clip_norm=1.0, sigma=1.0, local=True)
+    work = replace(task(), mechanism=local)
+    simulate(work, deployment=where, progress=False)
+    assert "weights" not in capsys.readouterr().out
+    simulate(work, deployment=where, progress=False, weights=WEIGHTS)
+    assert "as if the clients' weights were public" in capsys.readouterr().out
+
+
+def test_a_round_whose_shuffle_is_smaller_than_the_guarantee_counts_on_ends_the_run():
+    where = Deployment(5, 5, 2, 1e-3, "none", trust="shuffler", tolerance=0.25)
+    work = replace(task(), mechanism=mechanism("pm", bound=1.0, eps=1.0))
+    assert simulate(work, deployment=where, progress=False).finished
+
+    class Thinned(Task):
+        def cohort(self, t):
+            return super().cohort(t)[: 4 - t]
+
+    given = {f.name: getattr(work, f.name) for f in fields(Task)}
+    with pytest.raises(ValueError, match="3 messages are in the shuffle; .* on 4"):
+        simulate(Thinned(**given), deployment=where, progress=False)
 
 
 def test_weights_are_part_of_what_a_checkpoint_is_about(tmp_path):
