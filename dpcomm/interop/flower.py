@@ -48,7 +48,13 @@ from dpcomm.core.checks import (
     shown,
 )
 from ..core.random import Insecure, derive, private_stream
-from ..core.vectors import STATISTICS, check_finite, left_out, trainable
+from dpcomm.core.vectors import (
+    STATISTICS,
+    check_finite,
+    computation,
+    left_out,
+    trainable,
+)
 from ..core.wire import BadMessage, parse_message
 from . import floor as floors
 from . import sums
@@ -166,7 +172,7 @@ SILENT = "dpcomm: this failed on the node, and its own log says why"
 WHOLE = ("round", "rounds", "clients")  # what a server says in whole numbers
 
 
-def mod(mechanism, floor=None, keep: tuple = (), keys=None):
+def mod(mechanism, floor=None, keep: tuple = (), keys=None, model=None):
     """A mod for `ClientApp(mods=[...])` that sends the update as a mechanism's message.
 
     An update that is not finite, or whose training raised anything, is sent as the zero
@@ -179,6 +185,8 @@ def mod(mechanism, floor=None, keep: tuple = (), keys=None):
     keep: names of metrics that leave as they are, outside the guarantee.
     keys: folder with this node's key and signed directory, for a rehearsal; else the node's
         setting keys.
+    model: network that the client trains; one that computes something else than the
+        server's, which Private(model=) names, is refused. None: not compared.
     Returns: a mod of Flower, called with message, context and the next in the chain.
     """
     build = mechanism if callable(mechanism) else lambda context: mechanism
@@ -186,7 +194,7 @@ def mod(mechanism, floor=None, keep: tuple = (), keys=None):
         _fitting(mechanism, keys or "the node's setting")
 
     def private(message, context, call_next):
-        node = _Node(message, context, keep)
+        node = _Node(message, context, keep, model and computation(model))
         try:
             node.read(floor, keys)
             if message.metadata.message_type.partition(".")[0] != "train":
@@ -205,8 +213,9 @@ def mod(mechanism, floor=None, keep: tuple = (), keys=None):
 class _Node:
     "One message on a node: what its owner allows, what is asked, what is answered."
 
-    def __init__(self, message, context, keep):
+    def __init__(self, message, context, keep, trains):
         self.message, self.context, self.keep = message, context, keep
+        self.trains = trains  # digest of the client's network, or None
         self.limits, self.keys = [], None
         self.run = f"{message.metadata.run_id}-{message.metadata.dst_node_id}"
 
@@ -306,6 +315,11 @@ class _Node:
             raise RuntimeError("the app's mechanism could not be made") from error
         mechanism = _fitting(mechanism, self.keys)
         asked = _asked(mechanism, self.message.content)
+        if self.trains not in (None, asked.get("computation")):
+            raise ValueError(
+                "the server's model computes something else than this node's: use the"
+                " same network on both sides, and pass it to Private, too"
+            )
         now, t = mechanism.for_round(asked["round"]), asked["round"]
         party = self.party() if mechanism.summed else None
         if party and asked["step"] != MASKED:
@@ -495,7 +509,8 @@ class Private(_Base):
     seed: None: fresh noise; a number, in tests: the same noise again, and a premise.
     keys: folder with the server's key and signed directory, for secure sums.
     seconds: that a step of a secure sum waits for its nodes, > 0.
-    model: network whose parameters with a gradient train; None: see `what_trains`.
+    model: network whose parameters with a gradient train, and with whose computation a
+        mod's must agree; None: see `what_trains`.
     statistics: 'refuse' running averages, or leave each client's own on the 'client'.
     """
 
@@ -643,6 +658,8 @@ class Private(_Base):
         letters = self._cohort([*made], len([*grid.get_node_ids()]), t)
         said = dict(mechanism=repr(self.mechanism), round=t, rounds=where.rounds)
         said |= dict(clients=where.n_clients, trains=names)
+        if self.network is not None:
+            said["computation"] = computation(self.network)
         record = _model(letters[0].content)[0] if letters else "arrays"
         self._round = _Round(t, before, names, copies, record, said, grid)
         if where.d not in (None, self._round.d):

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpcomm.core.vectors import HALF, unflatten
+from dpcomm.core.vectors import HALF, HOOKS, unflatten
 
 # %% ../../nbs/training/fused.ipynb #f9a3df40
 LARGE = 2**16  # entries of a matrix: above, clients are multiplied one after another
@@ -232,7 +232,6 @@ def cross_entropy_and_gradient(scores: Tensor, y: Tensor, weights: Tensor) -> tu
     return loss, g.mul_(weights[..., None])
 
 # %% ../../nbs/training/fused.ipynb #5da59870
-HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 POOLS = {nn.MaxPool2d: pool, nn.AvgPool2d: average_pool}
 CURVES = {nn.ReLU: relu, nn.Tanh: tanh}  # applied entry by entry
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from dpcomm.core.checks import check_between, check_choice, check_number, shown
 from dpcomm.core.files import add_checksum, atomic_write, read_sealed
 from dpcomm.core.random import seed_tree
-from dpcomm.core.vectors import pack, unpack
+from dpcomm.core.vectors import computation, pack, unpack
 from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import Mechanism
 from dpcomm.training.local_sgd import ENGINES, check_model, cross_entropy
@@ -360,6 +360,7 @@ class Run:
 
 # %% ../../nbs/training/state.ipynb #f29415fb
 PLAIN = "round", "finished", "history", "seconds", "cpu_seconds", "memory"
+YOUNG = ("computation",)  # in the fingerprint of newer checkpoints alone
 MARKS = "nonfinite", "share", "adaptive"  # in the fingerprint of runs that have them
 
 
@@ -393,7 +394,8 @@ def load_checkpoint(path, fingerprint: dict) -> dict:
             f"{Path(path).name} is not a checkpoint of this version"
             f" ({type(error).__name__}): delete it, or run without resume"
         ) from error
-    for name in (*fingerprint, *(k for k in MARKS if k in stored)):
+    here = [k for k in fingerprint if k in stored or k not in YOUNG]
+    for name in (*here, *(k for k in MARKS if k in stored)):
         was, now = (side.get(name) for side in (stored, fingerprint))
         if was != now:
             raise ValueError(
@@ -426,6 +428,7 @@ def fingerprint(task, w, device, unit, content):
         "partition": task.federation.partition_hash,
         "mechanism": repr(task.mechanism),
         "model": digest.hexdigest(),
+        "computation": computation(task.model),
         "loss": getattr(task.loss, "__qualname__", type(task.loss).__qualname__),
         "device": torch.device(device).type,
         "unit": unit,

@@ -18,6 +18,42 @@ ADDRESS = some.lists(some.one_of(TEXT, some.integers(-3, 2**70)), max_size=4)
 INF, NAN = math.inf, math.nan
 
 
+# ---- a model beyond its state
+
+
+class Scaled(torch.nn.Sequential):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+class Doubled(torch.nn.Sequential):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def changed(what):
+    "Two layers of one state, with something that no state_dict tells."
+    kinds = dict(own=Scaled, another=Doubled)
+    between = dict(tanh=torch.nn.Tanh(), slope=torch.nn.LeakyReLU(0.3))
+    usual = torch.nn.LeakyReLU(0.2)
+    model = kinds.get(what, torch.nn.Sequential)(
+        torch.nn.Linear(3, 2), between.get(what, usual)
+    )
+    if what == "hook":
+        model[0].register_forward_hook(lambda layer, x, y: 2 * y)
+    if what == "gradient":
+        model[0].weight.register_hook(lambda gradient: 0 * gradient)
+    if what == "patched":
+        model[1].forward = lambda x: x
+    return vectors.computation(model.eval() if what == "eval" else model)
+
+
+def test_models_of_one_state_that_compute_differently_are_told_apart():
+    what = "tanh slope own another hook gradient patched".split()
+    assert len({changed(""), *map(changed, what)}) == 8
+    assert changed("") == changed("eval"), "and the same again are not"
+
+
 # ---- refusals
 
 

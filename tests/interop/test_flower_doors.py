@@ -16,6 +16,7 @@ from flower_nodes import (
 )
 
 import dpcomm
+from dpcomm.core.vectors import computation
 from dpcomm.interop import floor, sums
 from dpcomm.interop import flower as native
 
@@ -318,13 +319,18 @@ def test_no_exception_leaves_with_its_text(digits, tmp_path):
         (dict(clients=-1), "the server sent clients = -1"),
         (dict(mechanism="Imvu()"), "use the same mechanism on both sides"),
         (dict(trains=["weight", "weight"]), "each name once"),
+        (dict(computation="0123"), "computes something else than this node's"),
         (dict(trains=[]), "must say what trains"),
         (dict(trains=["another"]), "that 'another' trains: it cannot"),
     ],
 )
 def test_a_strange_server_gets_a_sentence(change, said, digits, tmp_path):
-    grid = Grid(client_app(digits, [native.mod(IMVU, limits(tmp_path))]))
-    assert said in answered(grid, letter(**change))[0]
+    told = dict(computation=computation(network())) | change
+    used = native.mod(IMVU, limits(tmp_path), model=network())
+    grid = Grid(client_app(digits, [used]))
+    assert said in answered(grid, letter(**told))[0]
+    used = native.mod(IMVU, limits(tmp_path))
+    grid = Grid(client_app(digits, [used]))
     bare = letter()
     del bare.content["dpcomm"]
     assert "wrap it in dpcomm.interop.flower.Private" in answered(grid, bare)[0]

@@ -47,6 +47,13 @@ def tiny_model(seed=0) -> nn.Sequential:
     return models.initialise(net, seed_tree(seed, "model"))
 
 
+def other_activation(model) -> nn.Sequential:
+    "A model of the same state that computes something else."
+    (k,) = [i for i, layer in enumerate(model) if isinstance(layer, nn.ReLU)]
+    model[k] = nn.Tanh()
+    return model
+
+
 def images(n: int, side: int, classes: int, *path) -> tuple:
     rng = seed_tree(0, "images", *path)
     return torch.from_numpy(
@@ -1000,6 +1007,7 @@ def test_rounds_of_evaluations_may_change_on_the_way(tmp_path):
             ),
         ),
         ("model", dict(model=tiny_model(seed=1))),
+        ("computation", dict(model=other_activation(tiny_model()))),
     ],
 )
 def test_another_run_is_not_resumed(what, change, tmp_path):

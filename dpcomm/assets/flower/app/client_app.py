@@ -10,7 +10,8 @@ from .task import data, model, train
 
 # A node answers within the floor that its owner names in --node-config, and not without
 # one. For a rehearsal, in Flower's simulation for example, add floor=False here.
-app = ClientApp(mods=[mod(lambda context: protection(context.run_config)[1])])
+made = mod(lambda context: protection(context.run_config)[1], model=model())
+app = ClientApp(mods=[made])
 
 
 @app.train()
