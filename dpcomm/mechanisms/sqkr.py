@@ -17,7 +17,13 @@ from torch import Tensor
 
 from ..core.checks import check_between, check_size
 from ..core.random import private_stream, public_seed, seed_tree, uniform_rows
-from ..core.vectors import check_rows, check_vector, clip_l2, walsh_hadamard
+from dpcomm.core.vectors import (
+    check_rows,
+    check_vector,
+    clip_l2,
+    hadamard,
+    walsh_hadamard,
+)
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
 from .contract import Game, IntRange, register
 from .families import COMPRESSES, Local
@@ -26,39 +32,69 @@ from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/sqkr.ipynb #123ba494
 WIDE = dict(dtype=torch.float64, device="cpu")  # whatever torch's defaults are
+PARTS = 16  # blocks of a large frame, one after another: less memory, as many products
+SMALL = 2**16  # coordinates of a frame in one block
 
 
 class Frame(NamedTuple):
     """A tight frame: signed columns of a Hadamard matrix. [Chen et al. 2020, Sec. 3]
 
     size: N, a power of two, at least 2 d.
-    columns: (d,) int64, distinct.
-    signs: (d,) float64, +1 or -1.
+    columns: (d,) int32, ascending.
+    entries: (d,) int32, of a vector, whose columns they are.
+    signs: (d,) int8, +1 or -1.
     """
 
     size: int
     columns: Tensor
+    entries: Tensor
     signs: Tensor
+
+    def blocks(self) -> tuple:
+        "Width of a block; the matrix over blocks; columns, entries and signs of each."
+        parts = PARTS if self.size > SMALL else 1
+        width = self.size // parts
+        ends = torch.searchsorted(self.columns, torch.arange(1, parts) * width).tolist()
+        split = (side.tensor_split(ends) for side in self[1:])
+        return width, hadamard(parts).tolist(), [*zip(*split)]
 
 # %% ../../nbs/baselines/sqkr.ipynb #ff96a91d
 @functools.lru_cache(maxsize=16)
 def frame(d: int, seed: int = 0) -> Frame:
     "The frame that client and server share. [Chen et al. 2020, Sec. 3]"
     rng, size = seed_tree(seed, "frame", d), 2 ** (math.ceil(math.log2(d)) + 1)
-    columns = torch.from_numpy(rng.permutation(size)[:d].copy())
-    return Frame(size, columns, torch.from_numpy(2.0 * rng.integers(2, size=d) - 1))
+    columns = np.arange(size, dtype=np.int32)
+    rng.shuffle(columns)
+    signs = torch.from_numpy((2 * rng.integers(2, size=d) - 1).astype(np.int8))
+    columns, entries = torch.from_numpy(columns[:d].copy()).sort()
+    return Frame(size, columns, entries.int(), signs[entries])
 
 # %% ../../nbs/baselines/sqkr.ipynb #d6a83c57
+def analysed(u: Tensor, frame: Frame):
+    "Coordinates U u of vectors in the frame, the shortest: where, and a block of them."
+    width, matrix, blocks = frame.blocks()
+    for j, row in enumerate(matrix):
+        wide = torch.zeros(len(u), width, **WIDE)
+        for weight, (columns, entries, signs) in zip(row, blocks):
+            wide[:, columns % width] += u[:, entries] * signs.to(wide) * weight
+        yield slice(j * width, (j + 1) * width), walsh_hadamard(wide)
+
+
 def analyse(u: Tensor, frame: Frame) -> Tensor:
-    "Coordinates U u of vectors in the frame, (n, N): the shortest."
-    wide = torch.zeros(len(u), frame.size, **WIDE)
-    wide[:, frame.columns] = u * frame.signs
-    return walsh_hadamard(wide)
+    "All coordinates, (n, N)."
+    return torch.cat([part for _, part in analysed(u, frame)], 1)
 
 # %% ../../nbs/baselines/sqkr.ipynb #f81a22ef
-def synthesise(a: Tensor, frame: Frame) -> Tensor:
-    "The vectors U^T a, (n, d), that coordinates in the frame represent."
-    return walsh_hadamard(a)[:, frame.columns] * frame.signs
+def synthesise(a: Tensor, frame: Frame, inner: float = 0.0) -> Tensor:
+    "The vectors U^T a, (n, d), that coordinates represent: what of them is beyond `inner`."
+    width, matrix, blocks = frame.blocks()
+    u = torch.empty(len(a), len(frame.columns), **WIDE)
+    for row, (columns, entries, signs) in zip(matrix, blocks):
+        wide = torch.zeros(len(a), width, **WIDE)
+        for weight, part in zip(row, a.split(width, 1)):
+            wide.add_(part - part.clamp(-inner, inner) if inner else part, alpha=weight)
+        u[:, entries] = walsh_hadamard(wide)[:, columns % width] * signs
+    return u
 
 # %% ../../nbs/baselines/sqkr.ipynb #7d04a0a8
 def kashin(
@@ -70,13 +106,16 @@ def kashin(
     is eta C / sqrt(delta N).
     """
     cut = shrink * clip / math.sqrt(support * frame.size)
-    a = torch.zeros(len(u), frame.size, **WIDE)
+    a, rest = torch.zeros(len(u), frame.size, **WIDE), u
     for _ in range(int(math.log(frame.size))):
-        part = analyse(u, frame).clamp_(-cut, cut)
-        u = u - synthesise(part, frame)
-        a += part  # in place: an array of the frame is seven float32 vectors
+        for at, part in analysed(rest, frame):
+            a[:, at] += part.clamp_(-cut, cut)
+        del rest, part  # before what takes their place
+        rest = synthesise(a, frame).neg_().add_(u)
         cut = shrink * cut
-    return a.add_(analyse(u, frame))
+    for at, part in analysed(rest, frame):
+        a[:, at] += part
+    return a
 
 # %% ../../nbs/baselines/sqkr.ipynb #8167e297
 PROJECTIONS = 50  # at most
@@ -85,17 +124,20 @@ INNER = 0.98  # the cube aimed at, of the bound
 
 def project(a: Tensor, frame: Frame, bound: float) -> Tensor:
     """Project on the cube of half-width `bound` and on representations of u in turn,
-    then cut.
+    then cut; in place.
     """
-    a = a.clone()
+    inner = INNER * bound
     for _ in range(PROJECTIONS):
-        over = (a.abs().amax(1) > bound).nonzero()[:, 0]
+        over = (torch.maximum(a.amax(1), -a.amin(1)) > bound).nonzero()[:, 0]
         if not len(over):
             break
-        rest = a[over]
-        a[over] = cut = rest.clamp(-INNER * bound, INNER * bound)
-        rest = synthesise(rest.sub_(cut), frame)
-        a[over] = cut.add_(analyse(rest, frame))
+        some = a if len(over) == len(a) else a[over]
+        beyond = synthesise(some, frame, inner)
+        some.clamp_(-inner, inner)
+        for at, part in analysed(beyond, frame):
+            some[:, at] += part
+        if some is not a:
+            a[over] = some
     return a.clamp_(-bound, bound)
 
 # %% ../../nbs/baselines/sqkr.ipynb #300a38a7
@@ -136,6 +178,7 @@ def respond(x: Tensor, draws: Tensor, honest: np.ndarray) -> Tensor:
     return 2.0 * sent.double() - 1
 
 # %% ../../nbs/baselines/sqkr.ipynb #a0d17ed5
+ROWS = 2**20  # coordinates of vectors that are spread at once
 SAFE = "safe to deploy: pure, by fair bits and one exact coin"
 AUDITED = tuple(
     (dict(clip_norm=1.0, nbits=nbits, eps=eps), {}, 10**6)
@@ -154,6 +197,9 @@ class Sqkr(Local):
     shrink: eta of the truncation, in (0, 1).
     support: delta of the truncation, in (0, 1].
     frame_seed: public, 0 or above.
+
+    Encoding d = 3e5 takes 20 times the memory of the vector; the representation alone is
+    8 N bytes, 4 to 8 times.
     """
 
     clip_norm: float
@@ -170,16 +216,16 @@ class Sqkr(Local):
     def clip(self, u):
         return clip_l2(u, self.clip_norm)
 
-    def represent(self, u: Tensor) -> tuple:
-        "Clip and spread over the frame: coordinates (n, N), the frame, the bound L."
-        m, u = self, self.clip(u).double().cpu()
-        f = frame(u.shape[1], m.frame_seed)
-        bound = m.level / math.sqrt(f.size)
-        return (
-            project(kashin(u, f, m.clip_norm, m.shrink, m.support), f, bound),
-            f,
-            bound,
-        )
+    def represent(self, u: Tensor, at: Tensor | None = None) -> tuple:
+        "Clip and spread over the frame: coordinates (n, N), or (n, k) of them; the bound L."
+        m, u, f = self, self.clip(u).cpu(), frame(u.shape[1], self.frame_seed)
+        rows, bound = max(1, ROWS // f.size), m.level / math.sqrt(f.size)
+        spread = []
+        for i, part in enumerate(u.split(rows)):
+            a = kashin(part, f, m.clip_norm, m.shrink, m.support)
+            a = project(a, f, bound)
+            spread.append(a if at is None else a.gather(1, at[i * rows :][:rows]))
+        return torch.cat(spread) if len(spread) > 1 else spread[0], bound
 
     def answer(self, x: Tensor, draws: np.ndarray, rng) -> Tensor:
         "Toss the coin, then `respond`; draws: (n, 2 k + 1). [Chen et al. 2020, Sec. 3]"
@@ -188,9 +234,10 @@ class Sqkr(Local):
 
     def estimate(self, at: Tensor, signs: Tensor, f: Frame) -> Tensor:
         "Go back to d dimensions; undo sampling and response. [Chen et al. 2020, Sec. 3]"
-        wide = torch.zeros(len(at), f.size, **WIDE).scatter_add_(1, at, signs)
+        wide = torch.zeros(len(at), f.size, device="cpu", dtype=torch.float32)
+        wide.scatter_add_(1, at, signs.float())
         scale = self.level * math.sqrt(f.size) / (self.keep * self.nbits)
-        return (scale * synthesise(wide, f)).float()
+        return synthesise(wide, f).mul_(scale).float()
 
     def _sampled(self, message):
         # sampled coordinates of the frame and their signs, both (k,)
@@ -202,10 +249,12 @@ class Sqkr(Local):
     def encode(self, u: Tensor, key=None) -> Message:
         # represent, sample, round, randomise, pack [Chen et al. 2020, SQKR]
         seed, private = public_seed(key), private_stream(key)
-        a, f, bound = self.represent(check_vector("u", u)[None])
-        at = coordinates(seed, f.size, self.nbits)
+        size = frame(len(check_vector("u", u)), self.frame_seed).size
+        a, bound = self.represent(
+            check_vector("u", u)[None], coordinates(seed, size, self.nbits)[None]
+        )
         draws = uniform_rows(private, 1, 2 * self.nbits + 1)
-        signs = self.answer(a[:, at] / bound, draws, private)[0]
+        signs = self.answer(a / bound, draws, private)[0]
         payload = seed.to_bytes(4, "little") + pack_bits((signs > 0).long().numpy(), 1)
         return Message(self.name, len(u), payload, self.fingerprint)
 
@@ -244,10 +293,10 @@ class Sqkr(Local):
     def law(self, u: Tensor, seed: int) -> Tensor:
         "Probability of every string given the seed, (2^k,), first bit most significant."
         k = check_between("nbits", self.nbits, 1, 16)
-        a, f, bound = self.represent(u[None])
+        at = coordinates(seed, frame(len(u), self.frame_seed).size, k)
+        a, bound = self.represent(u[None], at[None])
         signs = 2.0 * torch.from_numpy(np.indices((2,) * k).reshape(k, -1).T) - 1
-        x = a[0, coordinates(seed, f.size, k)] / bound
-        return likelihood(x, signs, self.keep)
+        return likelihood(a[0] / bound, signs, self.keep)
 
     def worst_case(self, at: Tensor, d: int) -> Tensor:
         "The input with the largest coordinates where they are sampled."
@@ -261,7 +310,7 @@ class Sqkr(Local):
         k = self.nbits
         at = torch.from_numpy(np.arange(k))
         u = self.worst_case(at, 16 * k)
-        a, _, bound = self.represent(torch.stack([u, -u]))
+        a, bound = self.represent(torch.stack([u, -u]))
         x = a[:, at] / bound
 
         def play(present, n, rng):
@@ -283,17 +332,18 @@ class Sqkr(Local):
         Returns: (n, d) float32.
         """
         check_rows("u", u)
-        (a, f, bound), k = self.represent(u), self.nbits
+        f, k = frame(u.shape[1], self.frame_seed), self.nbits
         draws = uniform_rows(rng, len(u), 3 * k + 1)
         own = torch.from_numpy(draws[:, :k] * f.size).long()
         at = own if at is None else at.expand(len(u), k)
-        signs = self.answer(a.gather(1, at) / bound, draws[:, k:], rng)
+        a, bound = self.represent(u, at)
+        signs = self.answer(a / bound, draws[:, k:], rng)
         return self.estimate(at, signs, f).to(u.device)
 
     def moments(self, u: Tensor) -> tuple:
         # over seeds and lies, the frame fixed
         check_rows("u", u)
-        a, f, _ = self.represent(u)
+        (a, _), f = self.represent(u), frame(u.shape[1], self.frame_seed)
         v, k, keep = synthesise(a, f).to(u.device), self.nbits, self.keep
         return v - u, self.level**2 / (keep**2 * k) + ((k - 1) / (keep * k) - 1) * v**2
 
