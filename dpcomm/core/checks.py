@@ -160,10 +160,8 @@ def check_stream(rng) -> np.random.Generator:
 # %% ../../nbs/foundations/checks.ipynb #ad77ba02
 def nearest(name: str, names) -> str:
     "The valid name closest to what was typed, or ''."
-    close = difflib.get_close_matches(
-        str(name)[:QUOTED], [str(n) for n in names], n=1, cutoff=0.0
-    )
-    return close[0] if close else ""
+    names = [*map(str, names)]
+    return (difflib.get_close_matches(str(name)[:QUOTED], names, 1, 0.0) or [""])[0]
 
 # %% ../../nbs/foundations/checks.ipynb #27b213d2
 def check_choice(name: str, value, allowed) -> str:
@@ -185,10 +183,10 @@ def check_choice(name: str, value, allowed) -> str:
 def refuse(name: str, value, allowed) -> ValueError:
     "An error that names the value, the allowed ones and the nearest."
     allowed = [str(a)[:60] for a in allowed]
-    near = nearest(str(value)[:60], allowed)
-    more = f", ... ({len(allowed)} in all)" if len(allowed) > 12 else ""
-    hint = f"; did you mean {shown(near)}?" if near else ""
-    some = ", ".join(allowed[:12]) + more
+    hint = f"; did you mean {shown(near)}?" if (near := nearest(value, allowed)) else ""
+    some = ", ".join(allowed[:12]) + f", ... ({len(allowed)} in all)" * (
+        len(allowed) > 12
+    )
     return ValueError(f"{name}={shown(value)} is not one of {some}{hint}")
 
 # %% ../../nbs/foundations/checks.ipynb #ex400002

@@ -65,11 +65,7 @@ NO_LOCKS = errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP
 @contextmanager
 def locked(path, wait: bool = True):
     "Hold a lock on a file until the block ends, or the process. [POSIX, flock]"
-    from filelock import (
-        FileLock,
-        SoftFileLock,
-        Timeout,
-    )  # slow to import, and few need it
+    from filelock import FileLock, SoftFileLock, Timeout  # slow to import
 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -214,13 +210,10 @@ def is_number(value) -> bool:  # True for a finite int or float, False for a boo
 def check_digest(path, digest: str, content: bytes = None) -> None:
     "Refuse a file, or what was read from it, whose SHA-256 is another. [FIPS 180-4]"
     with open(path, "rb") as file:
-        whole = content is None
-        found = (
-            hashlib.file_digest(file, "sha256") if whole else hashlib.sha256(content)
-        )
+        whole = hashlib.file_digest(file, "sha256") if content is None else None
+        found = whole or hashlib.sha256(content)
     if found.hexdigest() != digest:
         raise ValueError(
-            f"{Path(path).name} is not the published file (its SHA-256 is"
-            f" {found.hexdigest()[:12]}..., not {digest[:12]}...): delete it and load"
-            " the data again"
+            f"{Path(path).name} is not the published file, by its SHA-256: delete it and"
+            " load the data again"
         )

@@ -18,7 +18,7 @@ import torch
 from randomgen import ChaCha
 from torch import Tensor
 
-from .checks import check_between, check_reals, check_stream, shown
+from .checks import check_between, check_reals, check_stream
 
 # %% ../../nbs/foundations/random.ipynb #9e825039
 def derive(seed: int, *path, bits: int = 128) -> int:
@@ -30,11 +30,6 @@ def derive(seed: int, *path, bits: int = 128) -> int:
     Returns: int in [0, 2**bits).
     """
     numbers = [p if isinstance(p, str) else index(p) for p in (seed, *path)]
-    if huge := [p for p in numbers if not isinstance(p, str) and abs(p) > 2**1024]:
-        raise ValueError(
-            f"seed or address contains {shown(huge[0])}; numbers may have at most 1024"
-            " bits: use a smaller one"
-        )
     text = json.dumps(numbers)
     return int.from_bytes(
         hashlib.blake2b(text.encode(), digest_size=bits // 8).digest(), "little"

@@ -11,13 +11,12 @@ import functools
 import hashlib
 import inspect
 import math
-import textwrap
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from .checks import check_between, check_positive, check_size, shown
+from .checks import check_positive, check_size, shown
 from .random import seed_tree
 
 # %% ../../nbs/foundations/vectors.ipynb #ad77ba04
@@ -76,10 +75,9 @@ def check_vector(name: str, x: Tensor) -> Tensor:
     x: (d,), d >= 1, finite floats; of half precision too.
     Returns: x itself, on the CPU, where messages are made; float32 where it had less.
     """
-    if isinstance(x, (torch.nn.Module, Mapping)) or (
-        isinstance(x, (list, tuple)) and any(isinstance(t, Tensor) for t in x)
-    ):
-        ask = "pack" if isinstance(x, (torch.nn.Module, Mapping)) else "flatten"
+    whole = isinstance(x, (torch.nn.Module, Mapping))
+    if whole or isinstance(x, (list, tuple)) and any(isinstance(t, Tensor) for t in x):
+        ask = "pack" if whole else "flatten"
         raise TypeError(
             f"{name} is a {type(x).__name__}, but a message encodes one vector: pass"
             f" dpcomm.core.vectors.{ask}({name})"
@@ -134,16 +132,8 @@ def unflatten(vector: Tensor, shapes) -> list:
     Returns: tensors, views of `vector`.
     """
     shapes = [torch.Size(s) for s in shapes]
-    if sum(s.numel() for s in shapes) != vector.numel():
-        raise ValueError(
-            f"vector has {vector.numel()} entries and the shapes have"
-            f" {sum(s.numel() for s in shapes)}; these must be equal: pass the shapes"
-            " of the model that was flattened"
-        )
-    return [
-        part.view(shape)
-        for part, shape in zip(vector.split([s.numel() for s in shapes]), shapes)
-    ]
+    parts = vector.split([s.numel() for s in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes)]
 
 # %% ../../nbs/foundations/vectors.ipynb #ab731cf7
 STATISTICS = "running_mean", "running_var", "num_batches_tracked"  # buffers by name
@@ -247,16 +237,17 @@ HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pr
 
 
 def _source(value):
-    "What a setting, a function or a class is, in text that two machines share."
     if isinstance(value, (list, tuple)):
-        return [_source(part) for part in value]
-    name = getattr(value, "__qualname__", type(value).__qualname__)
-    if not inspect.isfunction(value) or value.__module__.startswith("torch."):
-        return repr(value) if isinstance(value, (int, float, str, type(None))) else name
-    try:
-        return textwrap.dedent(inspect.getsource(value))
-    except (OSError, TypeError):
-        return repr((name, value.__code__.co_code, value.__code__.co_names))
+        return [*map(_source, value)]
+    if inspect.isfunction(value) and not value.__module__.startswith("torch."):
+        try:
+            return inspect.getsource(value)
+        except OSError:
+            return repr((value.__code__.co_code, value.__code__.co_names))
+    plain = isinstance(value, (int, float, str, type(None)))
+    return (
+        repr(value) if plain else getattr(value, "__qualname__", type(value).__name__)
+    )
 
 
 def computation(model: torch.nn.Module) -> str:
@@ -274,22 +265,14 @@ def computation(model: torch.nn.Module) -> str:
             for k in type(layer).__mro__
             if k.__module__[:6] not in ("torch.", "builti")
         ]
+        hooks = [getattr(layer, k) for k in HOOKS]
+        hooks += [p._backward_hooks or {} for p in layer.parameters(recurse=False)]
         said += [name, type(layer).__qualname__]
-        said += [
-            [k, _source(f)]
-            for kind in kinds
-            for k, f in sorted(vars(kind).items())
-            if inspect.isfunction(f)
-        ]
-        said += [
-            [k, _source(v)]
-            for k, v in sorted(vars(layer).items())
-            if k[0] != "_" and k != "training"
-        ]
-        tensors = layer.named_parameters(recurse=False)
-        hooked = [layer.__dict__[k] for k in HOOKS]
-        hooked += [p._backward_hooks or {} for _, p in tensors]
-        said += [_source(hook) for hooks in hooked for hook in hooks.values()]
+        said += [_source([*hung.values()]) for hung in hooks]
+        for space in map(vars, (*kinds, layer)):
+            for k, v in sorted(space.items()):
+                if inspect.isfunction(v) or k[0] != "_" and k != "training":
+                    said.append((k, _source(v)))
     return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
 # %% ../../nbs/foundations/vectors.ipynb #13578c0c
@@ -322,11 +305,6 @@ WIDE = dict(dtype=torch.float64, device="cpu")  # whatever torch's defaults are
 @functools.lru_cache(maxsize=32)
 def hadamard(size: int, dtype: torch.dtype = torch.float64) -> Tensor:
     "The orthogonal Hadamard matrix. [Sylvester 1867]"
-    if not isinstance(size, int) or not 0 < size <= 2**14 or size & (size - 1):
-        raise ValueError(
-            f"size is {shown(size)}; it must be a power of two, up to 2^14: use"
-            " walsh_hadamard for more"
-        )
     two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], **WIDE) / math.sqrt(2)
     if size == 1:
         return torch.ones(1, 1, **WIDE | dict(dtype=dtype))
@@ -369,8 +347,6 @@ def walsh_hadamard(x: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=8)
 def signs(size: int, seed: int) -> Tensor:
     "The random signs that everyone shares. [Kairouz et al. 2021, Alg. 1]"
-    check_size("size", size)
-    check_between("seed", seed, 0)
     return torch.from_numpy(
         1 - 2 * seed_tree(seed, "signs", size).integers(2, size=size)
     ).float()
@@ -383,12 +359,7 @@ def block_size(d: int) -> int:
 # %% ../../nbs/foundations/vectors.ipynb #3d8c73d8
 def _blocks(name, x, seed):
     "Where each block of the rotation starts, and its signs, in order."
-    if not (check_floats(name, x).ndim and x.shape[-1]):
-        raise ValueError(
-            f"{name} has shape {tuple(x.shape)}; its last axis must not be empty: pass"
-            " (..., d) with d >= 1"
-        )
-    d = x.shape[-1]
+    d = check_floats(name, x).shape[-1]
     size = block_size(d)
     starts = (0,) if size == d else (0, d - size)
     return [*zip(starts, signs(size * len(starts), seed).to(x).split(size))]

@@ -610,14 +610,11 @@ class Private(_Base):
             )
         if self.max_epsilon is None:
             return ""
-        eps = self._after(rounds).eps
+        if (eps := self._after(rounds).eps) <= self.max_epsilon:
+            return ""
         return (
-            ""
-            if eps <= self.max_epsilon
-            else (
-                f"after round {rounds} epsilon would be {eps:.4g}, above max_epsilon ="
-                f" {self.max_epsilon:g}: raise it, add noise, or stop training"
-            )
+            f"after round {rounds} epsilon would be {eps:.4g}, above max_epsilon ="
+            f" {self.max_epsilon:g}: raise it, add noise, or stop training"
         )
 
     def start(self, grid, initial_arrays, num_rounds: int = 3, *given, **how):
@@ -768,21 +765,13 @@ class Private(_Base):
                 print(f"node {node}: {floors.one_line(str(error), 300)}")
         return heard
 
-    def configure_evaluate(self, server_round: int, arrays, config, grid):
-        """The strategy's own evaluation, outside the guarantee.
+    def configure_evaluate(self, *given, **named):
+        "The strategy's own evaluation, outside the guarantee."
+        return self.strategy.configure_evaluate(*given, **named)
 
-        server_round: from 1 on. arrays: the model. config: as of the user. grid: Flower's.
-        Returns: the strategy's letters.
-        """
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies):
-        """The strategy's own evaluation, outside the guarantee.
-
-        server_round: from 1 on. replies: Flower's letters.
-        Returns: the strategy's metrics.
-        """
-        return self.strategy.aggregate_evaluate(server_round, replies)
+    def aggregate_evaluate(self, *given, **named):
+        "The strategy's own evaluation, outside the guarantee."
+        return self.strategy.aggregate_evaluate(*given, **named)
 
     def summary(self) -> None:
         "The strategy's own summary, and what the run promises."
@@ -806,11 +795,8 @@ def _means(replies):
         if not reply.has_error():
             for record in reply.content.metric_records.values():
                 for name, value in record.items():
-                    known = name in sent or (len(sent) < MOST and len(name) < MOST)
-                    if (
-                        known
-                        and isinstance(value, (int, float))
-                        and math.isfinite(value)
-                    ):
+                    kept = name in sent or (len(sent) < MOST and len(name) < MOST)
+                    real = isinstance(value, (int, float)) and math.isfinite(value)
+                    if kept and real:
                         sent[name].append(value)
     return {k: float(np.mean(np.clip(v, -1e300, 1e300))) for k, v in sent.items()}

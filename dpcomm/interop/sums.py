@@ -419,15 +419,10 @@ class Gatherer:
         return self.server.advance()
 
 
-def longest(mechanism, d: int, n: int, words: int) -> float:
-    "The norm that a sum of honest words does not exceed. [Hsu et al. 2012, Thm. 1]"
-    each = mechanism.clip_norm + mechanism.step(d) * math.sqrt(words)
-    return n * each + mechanism.share * math.sqrt(n) * (math.sqrt(words) + 10)
-
-
 def too_long(mechanism, total, d: int, n: int) -> str:
-    "Why a sum cannot be honest clients', or ''."
-    most = longest(mechanism, d, n, len(total))
-    lifted = mechanism.ring.lift(total) * mechanism.step(d)
-    norm = math.sqrt(float((lifted**2).sum()))
+    "Why a sum cannot be honest clients', or ''. [Hsu et al. 2012, Thm. 1]"
+    step, root = mechanism.step(d), math.sqrt(len(total))
+    most = n * (mechanism.clip_norm + step * root)
+    most += mechanism.share * math.sqrt(n) * (root + 10)
+    norm = math.sqrt(float(((mechanism.ring.lift(total) * step) ** 2).sum()))
     return f"the sum's norm is {norm:.4g}, above {most:.4g}" if norm > most else ""

@@ -57,22 +57,6 @@ def test_models_of_one_state_that_compute_differently_are_told_apart():
 # ---- refusals
 
 
-@tabled("value", [0, -1.5, NAN, INF, -INF, "2", None, np.float64(-2), 1j])
-def test_check_positive_names_argument_value_range_and_fix(value):
-    with pytest.raises(ValueError) as error:
-        checks.check_positive("clip", value)
-    for part in ("clip is", repr(value), "above 0", "pass a positive clip"):
-        assert part in str(error.value)
-
-
-@tabled("value", [0, 25, 3.0, True, "3", None, NAN, np.float64(3)])
-def test_check_between_names_argument_value_range_and_fix(value):
-    with pytest.raises(ValueError) as error:
-        checks.check_between("bits", value, 1, 24)
-    for part in ("bits is", repr(value), "whole number from 1 to 24", "change bits"):
-        assert part in str(error.value)
-
-
 def test_checks_return_what_they_accept():
     for value in (1, 1e-300, 3.5, np.float32(2), np.int64(7)):
         assert checks.check_positive("clip", value) is value
@@ -144,25 +128,11 @@ def test_addresses_that_look_alike_differ(a, b):
     assert random.seed_tree(*a).random() != random.seed_tree(*b).random()
 
 
-@tabled("seed", [0, -1, -(2**200), 2**64 - 1, 2**64, 10**60])
-def test_any_whole_number_is_a_seed(seed):
-    first, again, other = (random.seed_tree(seed, "c", i).random(4) for i in (3, 3, 4))
-    assert (first == again).all() and not (first == other).any()
-
-
 def test_addresses_are_whole_numbers_of_any_type():
     own = random.derive(np.int64(5), "client", np.int32(7))
     assert own == random.derive(5, "client", 7)
-    for address in ((0, 1.5), (0.5, 1)):
-        with pytest.raises((TypeError, ValueError)):
-            random.derive(*address)
-
-
-@tabled("bits", [8, 32, 128, 512])
-def test_derived_numbers_fill_their_bits(bits):
-    values = [random.derive(0, i, bits=bits) for i in range(200)]
-    assert all(0 <= v < 2**bits for v in values)
-    assert max(values) >= 2 ** (bits - 1) > min(values)
+    with pytest.raises(TypeError):
+        random.derive(0, 1.5)
 
 
 def test_the_seed_tree_is_pinned():
@@ -228,12 +198,6 @@ def test_gumbel_argmax_does_not_depend_on_blocks_or_on_a_constant():
             for cuts in ([], [1, 20], [49])
         }
         assert len(picks) == 1
-
-
-def test_gumbel_argmax_never_picks_the_impossible():
-    blocks = np.array([-INF]), np.array([0.0, -INF])
-    picks = {random.gumbel_argmax(blocks, random.seed_tree(i))[0] for i in range(50)}
-    assert picks == {1}
 
 
 # ---- flat vectors

@@ -59,9 +59,9 @@ def test_a_floor_is_read_with_its_ledger_beside_it(tmp_path):
     ids=range(18),
 )  # fmt: skip
 def test_a_damaged_floor_allows_nothing(text, tmp_path):
-    with pytest.raises(floor.Beyond, match="floor.toml") as caught:
+    with pytest.raises(floor.Beyond, match="floor.toml .{,400}$") as caught:
         floor.read_floor(owned(tmp_path, text))
-    assert caught.value.limit == "floor" and len(str(caught.value)) < 400
+    assert caught.value.limit == "floor"
 
 
 def test_no_floor_and_one_that_others_may_write_allow_nothing(tmp_path):
@@ -116,10 +116,8 @@ def test_epsilons_are_of_any_two_updates_unless_the_file_says_less(name, given, 
 
 def test_what_cannot_be_accounted_is_refused():
     topk = dict(fraction=0.05, clip_norm=1.0, sigma=None, n_clients=4)
-    for name, given in (
-        ("topk", topk),
-        ("gaussian", dict(clip_norm=1.0, sigma=5e-324)),
-    ):
+    none = dict(clip_norm=1.0, sigma=5e-324)
+    for name, given in (("topk", topk), ("gaussian", none)):
         with pytest.raises(floor.Beyond, match="has no guarantee") as caught:
             floor.account(dpcomm.mechanism(name, **given), 30, 1, 1e-5)
         assert caught.value.limit == "epsilon_round"
@@ -129,9 +127,8 @@ def test_what_cannot_be_accounted_is_refused():
 
 def test_a_floor_states_the_least_tolerance_of_sums(tmp_path):
     "With tolerance 0 one colluder takes the noise that is counted on."
-    usual = replace(
-        limits(tmp_path), mechanisms=["ddgauss"], tolerance=0.25, epsilon_round=1e3
-    )
+    changed = dict(mechanisms=["ddgauss"], tolerance=0.25, epsilon_round=1e3)
+    usual = replace(limits(tmp_path), **changed)
     shapes, given = [[10, 784], [10]], dict(clip_norm=1.0, sigma=1.0, n_clients=4)
     for tolerance in (0.0, 0.25):
         sums = dpcomm.mechanism("ddgauss", **given, tolerance=tolerance)
