@@ -234,7 +234,7 @@ def test_what_a_model_is_beyond_its_layers_is_computed_too(kind, monkeypatch, ca
     torch.testing.assert_close(update, wanted, rtol=1e-4, atol=1e-6)
     simulate(replace(task("mlp", "auto"), model=model), progress=False)
     assert why in capsys.readouterr().out
-    monkeypatch.setattr(fused, "more_than_layers", lambda model: "")
+    monkeypatch.setattr(fused, "_more_than_layers", lambda model: "")
     engine, why = local_sgd.pick_engine("auto", model, **how)
     if (
         kind != "forward"
