@@ -311,20 +311,6 @@ def test_what_is_frozen_or_shared_neither_moves_nor_costs_twice(name, d, engine)
     assert run.history[-1]["accuracy"] == pytest.approx(right)
 
 
-def test_a_model_without_free_weights_is_refused():
-    work = task("mlp")
-    with pytest.raises(
-        TypeError, match="model is a list; it must be a torch.nn.Module"
-    ):
-        local_sgd.check_model([work.model])
-    assert local_sgd.check_model(work.model) is work.model
-    work.model.requires_grad_(False)
-    with pytest.raises(
-        ValueError, match="^Sequential has no trainable parameter: call"
-    ):
-        simulate(work, progress=False)
-
-
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_with_and_not_stepped(kind):
     "A step of 2^-12 of a weight is lost in bfloat16 and in float16, and not here."
@@ -429,19 +415,6 @@ def test_layers_that_keep_averages_are_refused_and_left_alone(layer, engine):
     assert all(torch.equal(work.model.state_dict()[k], v) for k, v in before.items())
 
 
-def test_what_vmap_cannot_do_is_said_in_a_sentence():
-    class Chooser(nn.Linear):
-        def forward(self, x):
-            return super().forward(x) * (2 if x.sum().item() > 0 else 1)
-
-    work = replace(task("mlp", "vmap"), model=Chooser(20, 3))
-    with pytest.raises(ValueError, match="^Chooser does not work with vmap .*'loop'$"):
-        simulate(work, progress=False)
-    held = people("transformer")
-    how = dict(data=held.data, part=held.parts[0])
-    assert local_sgd.obstacle("vmap", build("transformer"), **how) == ""
-
-
 # ---- losses, scores, and clients
 
 
@@ -491,13 +464,6 @@ def test_a_task_is_scored_by_its_own_loss_or_the_callers_score():
     run = simulate(work, progress=False, metrics=largest)
     largest = float((said - data.y_test).abs().max())
     assert run.history[-1]["largest"] == pytest.approx(largest, rel=1e-5)
-
-
-def test_a_loss_of_ones_own_is_not_for_engines_that_have_theirs():
-    with pytest.raises(
-        ValueError, match="^the loss is not cross_entropy: use engine='loop"
-    ):
-        simulate(task("regression", "fused"), progress=False)
 
 
 def test_clients_bring_their_own_data():

@@ -120,26 +120,6 @@ def test_a_bar_fits_and_shows_what_matters(columns, monkeypatch, capsys):
     assert "100%|" in last and "6/6" in last
 
 
-class Clock(Callback):
-    "Forty seconds a round."
-
-    def __init__(self):
-        self.now = 0.0
-
-    def after_round(self, run, task, loss):
-        self.now += 40.0
-
-
-def test_a_log_gets_a_line_a_minute(capsys):
-    clock = Clock()
-    go(callbacks=[clock, callbacks.Lines("mine", 60.0, lambda: clock.now)])
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in lines] == [
-        f"mine: {t} of 6 rounds" for t in (2, 4, 6)
-    ]
-    assert "accuracy" in lines[0] and lines[0].endswith("3 min left")
-
-
 CLOCK = [0.0]  # seconds
 
 
@@ -161,17 +141,6 @@ def test_within_a_long_round_a_log_tells_its_clients(capsys):
     assert len(lines) == 5
     assert lines[0] == "0 of 2 rounds, 100,000 of 1,000,000 clients, 32 min left"
     assert lines[-1] == "0 of 2 rounds, 500,000 of 1,000,000 clients, 25 min left"
-
-
-def test_within_a_long_round_a_bar_moves_and_ends_at_whole_rounds(capsys):
-    bar = callbacks.Bar()
-    run, task = half_of_a_round(bar, rounds=2)
-    assert bar.bar.n == pytest.approx(0.5)
-    for run.round in (1, 2):
-        bar.after_round(run, task, 0.0)
-        assert bar.bar.n == run.round
-    bar.close(run, task)
-    assert " 2/2 " in capsys.readouterr().err.split("\r")[-1]
 
 
 @tabled(

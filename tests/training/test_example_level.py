@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import count_bounds, radius
+from laws import radius
 from scipy.special import expit
 from scipy.stats import norm
 from tables import tabled
@@ -18,9 +18,9 @@ from tables import tabled
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import flatten, groups
 from dpcomm.datasets import images as data
-from dpcomm.mechanisms import contract, mvu
+from dpcomm.mechanisms import contract
 from dpcomm.privacy.accounting import gaussian_guarantee
-from dpcomm.training import example_level, federated, fused, models, state
+from dpcomm.training import example_level, federated, models, state
 from dpcomm.training.federated import Config, Task
 
 IMVU = contract.mechanism("imvu", clip_norm=2.0, eps=1.0, beta=0.5)
@@ -134,20 +134,6 @@ def test_the_release_bypasses_the_clip():
             assert np.allclose(np.abs(draws), mech.step)
     clipped = IMVU.simulate(total.expand(4000, -1), seed_tree(1)).numpy().mean(0)
     assert abs(clipped[0] - expected["imvu"][0]) > 10 * radius(IMVU.step, 4000)
-
-
-def test_a_table_of_three_symbols_is_drawn_by_its_law():
-    rows = ((0.6, 0.3, 0.1), (0.1, 0.3, 0.6))
-    a = np.linalg.solve(np.array([[0.6, 0.1], [0.1, 0.6]]), [0.0 - 0.15, 1.0 - 0.15])
-    table = mvu.Table(2.0, (a[0], 0.5, a[1]), rows)
-    mech = contract.mechanism("imvu", clip_norm=1.0, eps=2.0, beta=0.5, table=table)
-    total = torch.full((20_000,), 0.7)
-    drawn = example_level.release(mech, total, seed_tree(6)).numpy()
-    x = 0.5 + 0.5 * 0.7 / 2
-    weights = np.array([0.6 ** (1 - x) * 0.1**x, 0.3, 0.1 ** (1 - x) * 0.6**x])
-    for level, p in zip(mech.levels, weights / weights.sum()):
-        low, high = count_bounds(20_000, p, 3)
-        assert low <= np.isclose(drawn, level, rtol=1e-5).sum() <= high
 
 
 @tabled(
@@ -314,25 +300,6 @@ def test_a_killed_run_resumes_to_the_last_digit(tmp_path):
         )
     fresh = train(checkpoint=path, max_seconds=0.0)
     assert fresh.round == 1, "without resume a run starts again"
-
-
-def test_score_and_report_agree_with_the_model():
-    model, fed = models.build("conv10", seed_tree(0)), federation()
-    found = example_level.score(model, flat(model), fed.data.x_test, fed.data.y_test)
-    accuracy, loss = found["accuracy"], found["loss"]
-    scores = model(fed.data.x_test).detach()
-    assert accuracy == pytest.approx(
-        100 * float((scores.argmax(1) == fed.data.y_test).double().mean())
-    )
-    assert loss == pytest.approx(
-        float(F.cross_entropy(scores, fed.data.y_test)), rel=1e-5
-    )
-    run = example_level.simulate(Task(model, fed, IMVU, CONFIG, 0))
-    with fused.fast_products():  # as in a run
-        end = example_level.score(
-            model, run.w.detach(), fed.data.x_test, fed.data.y_test
-        )
-    assert end.items() <= run.history[-1].items() and run.history[-1]["eps"] is None
 
 
 def test_one_image_moves_the_sum_by_at_most_the_clip_and_the_sum_is_longer():

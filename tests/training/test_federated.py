@@ -158,30 +158,16 @@ def test_engines_agree_with_the_loop(engine, name):
 def test_a_few_steps_draw_a_few_images(steps):
     parts = [np.arange(100, 150), np.arange(7), np.arange(0)]
     plan = local_sgd.batch_plan(parts, 1, 4, [seed_tree(0, i) for i in range(3)], steps)
-    assert plan.shape == (3, steps, 4) and [(row >= 0).sum() for row in plan] == [
-        4 * steps,
-        min(7, 4 * steps),
-        0,
-    ]
+    counts = [(row >= 0).sum() for row in plan]
+    assert plan.shape == (3, steps, 4) and counts == [4 * steps, min(7, 4 * steps), 0]
     for part, row in zip(parts, plan):
-        drawn = row[row >= 0]
-        assert len(set(drawn)) == len(drawn) and set(drawn) <= set(part)
-    hits = np.bincount(
-        np.concatenate(
-            [
-                local_sgd.batch_plan([np.arange(6)], 1, 2, [seed_tree(1, t)], steps)[
-                    0
-                ].ravel()
-                for t in range(2000)
-            ]
-        ),
-        minlength=6,
-    )
+        taken = row[row >= 0]
+        assert len(set(taken)) == len(taken) and set(taken) <= set(part)
+    hits = np.zeros(6, int)
+    for t in range(2000):
+        plan = local_sgd.batch_plan([np.arange(6)], 1, 2, [seed_tree(1, t)], steps)
+        hits += np.bincount(plan.ravel()[plan.ravel() >= 0], minlength=6)
     assert fit(hits, np.full(6, 1 / 6)) > ALARM
-    with pytest.raises(ValueError, match="epochs, beside steps, is 2"):
-        federated.Config(steps=1, epochs=2)
-    with pytest.raises(ValueError, match="steps is 0"):
-        federated.Config(steps=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,37 +191,23 @@ class Diary(contract.Mechanism):
 
 def test_clients_remember_from_visit_to_visit_and_across_a_stop(tmp_path):
     config = dataclasses.replace(CONFIG, rounds=6, server="sgd")
-    visits = np.bincount(
-        np.concatenate(
-            [
-                sample_cohort(6, 3, "fixed", seed_tree(3, "round", t, "sample"))
-                for t in range(6)
-            ]
-        ),
-        minlength=6,
-    )
-    whole = go(Diary(), config)
-    assert (
-        whole.memory[:, 0, 0].tolist() == visits.tolist()
-        and visits.max() > 1
-        and (whole.memory[:, 1].norm(dim=1) > 0).tolist() == (visits > 0).tolist()
-    )
-    while not (
-        pieces := go(
-            Diary(), config, checkpoint=tmp_path / "run.pt", resume=True, max_seconds=0
-        )
-    ).finished:
+    drawn = [
+        sample_cohort(6, 3, "fixed", seed_tree(3, "round", t, "sample"))
+        for t in range(6)
+    ]
+    visits, whole = np.bincount(np.concatenate(drawn), minlength=6), go(Diary(), config)
+    assert whole.memory[:, 0, 0].tolist() == visits.tolist() and visits.max() > 1
+    seen = whole.memory[:, 1].norm(dim=1) > 0
+    assert seen.tolist() == (visits > 0).tolist()
+    pieces = dict(checkpoint=tmp_path / "run.pt", resume=True, max_seconds=0)
+    while not (run := go(Diary(), config, **pieces)).finished:
         pass
-    assert torch.equal(whole.memory, pieces.memory) and torch.equal(whole.w, pieces.w)
+    assert torch.equal(whole.memory, run.memory) and torch.equal(whole.w, run.w)
     keep = Sums(Diary(), [None] * 3, whole.memory, np.array([4, 1, 2]))
-    d = whole.memory.shape[2]
-    before = whole.memory[:, 0, 0].clone()
+    before, d = whole.memory[:, 0, 0].clone(), whole.memory.shape[2]
     assert keep(torch.ones(2, d), slice(1, 3)).shape == (d,)
-    came = whole.memory[:, 0, 0] - before
-    assert came.tolist() == [0, 1, 1, 0, 0, 0]
-    with pytest.raises(
-        ValueError, match="keeps one memory per client: use 'fixed' or 'poisson'"
-    ):
+    assert (whole.memory[:, 0, 0] - before).tolist() == [0, 1, 1, 0, 0, 0]
+    with pytest.raises(ValueError, match="keeps one memory per client: use 'fixed'"):
         go(Diary(), dataclasses.replace(config, sampling="replacement"))
 
 
@@ -320,15 +292,6 @@ def test_a_visit_is_balanced_anew():
     ], "one class only: all of them"
 
 
-def test_a_run_balances_when_asked():
-    toy = federation(classes=2, name="two")
-    plain, even = (
-        go(config=dataclasses.replace(CONFIG, balance=b), toy=toy)
-        for b in (False, True)
-    )
-    assert not torch.equal(plain.w, even.w)
-
-
 @drawn
 @given(
     some.lists(some.integers(1, 9), min_size=1, max_size=5),
@@ -404,18 +367,6 @@ def test_every_client_is_sampled_at_the_stated_rate(sampling):
     assert low <= min(pairs) and max(pairs) <= high
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
-def test_more_clients_than_there_are_is_refused(sampling):
-    with pytest.raises(
-        ValueError,
-        match="cohort is 7, but there are only 6 clients.*sampling='replacement'",
-    ):
-        sample_cohort(6, 7, sampling, seed_tree(0))
-    with pytest.raises(ValueError, match="cohort is 7"):
-        go(config=dataclasses.replace(CONFIG, cohort=7, sampling=sampling))
-    assert len(sample_cohort(6, 7, "replacement", seed_tree(0))) == 7
-
-
 # ---- server optimisers
 
 
@@ -472,30 +423,6 @@ class Exact(contract.Mechanism):
 
     def bits(self, d):
         return Bits.of(32 * d, 0, 0, d)
-
-
-def test_a_run_without_noise_is_federated_averaging():
-    "All clients, server SGD at rate 1, two rounds written out with the reference loop."
-    config = dataclasses.replace(
-        CONFIG, rounds=2, cohort=6, server="sgd", server_lr=1.0, epochs=2
-    )
-    model = tiny_model()
-    w = core.flatten(p.detach() for p in model.parameters())
-    for t in range(2):
-        streams = [
-            seed_tree(3, "round", t, "client", c, "copy", 0, "batches")
-            for c in range(6)
-        ]
-        plan = torch.from_numpy(local_sgd.batch_plan(TOY.parts, 2, 4, streams))
-        w = w + local_sgd.train_loop(model, w, TOY.data.x, TOY.data.y, plan, 0.5)[
-            0
-        ].mean(0)
-    run = go(Exact(), config)
-    assert torch.allclose(run.w.detach(), w, atol=1e-6)
-    accuracy, loss = local_sgd.evaluate(model, w, TOY.data.x_test, TOY.data.y_test)
-    assert run.history[-1]["accuracy"] == accuracy and run.history[-1][
-        "loss"
-    ] == pytest.approx(loss, rel=1e-5)
 
 
 # ---- evaluation
@@ -741,15 +668,6 @@ def test_a_null_slot_promise_needs_a_premise_and_the_engine_prints_it(capsys):
     assert "premise about keys, as if nobody could guess the key" in second
 
 
-def test_the_engine_notes_a_delta_that_may_publish_a_client():
-    signs = contract.mechanism("signsgd", clip_norm=1.0, sigma=2.0)
-    config = dataclasses.replace(CONFIG, rounds=4, sampling="fixed")
-    for delta, noted in ((1 / 6, True), (0.16, False)):
-        said = signs.guarantee(4, delta)
-        checked = promises.check_promise(said, config, 6, 4, signs)
-        assert ("delta is at least 1/6" in checked.note) == noted
-
-
 def test_a_promise_counts_on_shares_of_noise_that_come():
     "Ten shares are promised and three come: the noise would be half of what is said."
     made = dict(clip_norm=0.5, sigma=1.0, fraction=1.0)
@@ -814,16 +732,6 @@ def test_a_run_depends_on_its_seed_alone(name):
     np.random.rand(3)
     assert outcome(go(MECHANISMS[name])) == first
     assert outcome(go(MECHANISMS[name], seed=4))["w"] != first["w"]
-
-
-def test_a_run_leaves_the_model_and_the_threads_as_they_were():
-    model, threads = tiny_model(), torch.get_num_threads()
-    before = core.flatten(p.detach().clone() for p in model.parameters())
-    run = go(model=model)
-    assert torch.equal(
-        core.flatten(p.detach() for p in model.parameters()), before
-    ) and not torch.equal(run.w.detach(), before)
-    assert torch.get_num_threads() == threads
 
 
 # ---- workers and order
@@ -966,21 +874,6 @@ def test_a_run_goes_on_for_more_rounds(server, every, tmp_path):
         go(REC, half, checkpoint=path, resume=True)
 
 
-def test_rounds_of_evaluations_may_change_on_the_way(tmp_path):
-    path = tmp_path / "run.pt"
-    for _ in range(2):
-        run = go(checkpoint=path, resume=True, max_seconds=0.0)
-    often = dataclasses.replace(CONFIG, eval_every=1)
-    with pytest.raises(
-        ValueError, match="^rounds is 2, and the checkpoint has already done 2"
-    ):
-        short = dataclasses.replace(CONFIG, rounds=2)
-        go(config=short, checkpoint=path, resume=True)
-    run = go(config=often, checkpoint=path, resume=True)
-    assert [entry["round"] for entry in run.history] == [2, 3, 4]
-    assert run.history[0::2] == go().history and torch.equal(run.w, go().w)
-
-
 @pytest.mark.parametrize(
     "what, change",
     [
@@ -1037,18 +930,6 @@ def test_a_save_that_fails_leaves_the_last_whole_checkpoint(tmp_path, monkeypatc
     assert path.read_bytes() == before
     monkeypatch.undo()
     assert outcome(go(checkpoint=path, resume=True)) == outcome(go())
-
-
-def test_a_damaged_checkpoint_is_refused_before_it_is_used(tmp_path):
-    "Other kinds of damage: tests/core/test_files.py."
-    path = tmp_path / "run.pt"
-    go(checkpoint=path, max_seconds=0.0)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(
-        ValueError, match="run.pt is damaged .*: delete it, or run without resume"
-    ):
-        go(checkpoint=path, resume=True)
 
 
 def stored(path) -> dict:

@@ -89,14 +89,6 @@ def test_data_are_asked_for_a_block_at_a_time(monkeypatch):
     assert max(asked) == 4 and sum(asked[1:]) == 11, "the first is the trial"
 
 
-def test_a_label_of_the_last_block_is_refused_and_its_client_named(monkeypatch):
-    monkeypatch.setattr(round_module, "BLOCK", 2)
-    work = task()
-    work.federation.data.y[-1] = 7
-    with pytest.raises(ValueError, match="^client 4 holds a label 7"):
-        simulate(work, progress=False)
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 def test_few_chunks_are_kept_ahead_of_who_reads_them(workers):
     """Each chunk's sum is alive until it is read, and only a few chunks are sent: the

@@ -10,7 +10,6 @@ import torch
 from laws import ALARM
 from scipy.special import erf, ndtri
 from scipy.stats import binom, chisquare, kstest
-from sklearn.metrics import log_loss
 from tables import tabled
 
 from dpcomm.core.random import seed_tree
@@ -81,14 +80,6 @@ def test_rank_one_gradients_are_autograds():
         atol=1e-6,
     )
     np.testing.assert_allclose(e.sum(1), 0, atol=1e-6)
-
-
-def test_errors_survive_large_logits_and_perfect_predictions():
-    f, y, w = batch()
-    e = linear_model.errors(1e4 * w, f, y)
-    assert np.isfinite(e).all()
-    a = linear_model.clip_rank_one(np.zeros_like(e), f, 1.0)
-    assert not a.any()
 
 
 # ---- sums of signs
@@ -204,17 +195,6 @@ def test_the_sum_of_gaussian_messages():
     assert kstest(noise.ravel() / (2.0 * 0.5 * 3), "norm").pvalue > ALARM
 
 
-def test_noise_of_the_server_is_refused():
-    f, y, w = batch()
-    with pytest.raises(ValueError, match="local=True"):
-        linear_model.sum_messages(
-            mechanism("gaussian", clip_norm=1.0, sigma=1.0),
-            linear_model.errors(w, f, y),
-            f,
-            seed_tree(0),
-        )
-
-
 def test_gains_are_the_closed_forms():
     assert (
         linear_model.gain(mechanism("gaussian", clip_norm=0.1, sigma=1.0, local=True))
@@ -277,16 +257,6 @@ def test_every_client_sends_once_an_epoch(monkeypatch):
     first, second = (np.concatenate(seen[k : k + 4]) for k in (0, 4))
     assert sorted(first) == sorted(second) == list(range(130))
     assert not np.array_equal(first, second)
-
-
-def test_evaluation_agrees_with_scikit_learn():
-    x, y = toy()
-    weights = seed_tree(0, "w").standard_normal((3, 7)).astype(np.float32)
-    logits = linear_model.with_one(x) @ weights.T
-    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    found = linear_model.evaluate(weights, x, y, batch=37)
-    assert found["loss"] == pytest.approx(log_loss(y, p), rel=1e-5)
-    assert found["accuracy"] == pytest.approx(100 * (logits.argmax(1) == y).mean())
 
 
 def test_a_frontier_is_the_best_affordable_point_and_a_line_between():

@@ -18,7 +18,6 @@ from dpcomm.core.vectors import clip_l2, pack
 from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.mechanisms.deployments import Deployment
-from dpcomm.training import example_level
 from dpcomm.training.federated import Config, Task, simulate
 from dpcomm.training.round import Sums, shares, train_cohort
 
@@ -91,13 +90,6 @@ def test_a_run_that_is_resumed_lists_what_it_dropped_before(tmp_path):
     assert torch.equal(run.w, straight.w)
     with pytest.raises(ValueError, match="different nonfinite .None, now 'refuse'"):
         simulate(work, nonfinite="refuse", checkpoint=tmp_path / "c", resume=True)
-
-
-def test_an_update_is_refused_or_dropped_and_nothing_else():
-    with pytest.raises(ValueError, match="nonfinite is 'skip'"):
-        simulate(task(), nonfinite="skip")
-    with pytest.raises(ValueError, match="^nonfinite work only with .*: leave"):
-        simulate(task(), nonfinite="refuse", advance=example_level.one_round)
 
 
 # ---- weights
@@ -187,19 +179,3 @@ def test_weights_are_part_of_what_a_checkpoint_is_about(tmp_path):
         with pytest.raises(ValueError, match="was written with a different share"):
             simulate(task(rounds=4), **how, resume=True, weights=weights)
     assert simulate(task(rounds=4), **how, resume=True, weights=2 * WEIGHTS).finished
-
-
-@tabled(
-    "weights",
-    [[1, 2], "sizes", [1, 1, 1, 1, -1], [0] * 5, [1, 1, 1, 1, np.inf], np.ones((5, 1))],
-)
-def test_weights_that_are_none_are_refused(weights):
-    with pytest.raises(
-        ValueError, match="^weights is .* one for each of the 5 clients"
-    ):
-        simulate(task(), weights=weights)
-    assert shares(None, 5) is None
-    assert shares([1, 2, 4, 0, 1], 5).tolist() == [0.25, 0.5, 1, 0, 0.25]
-
-
-# ---- other processes

@@ -2,12 +2,10 @@
 
 import os
 
-import numpy as np
 import pytest
 import torch
 from tables import tabled
 from torch import nn
-from torch.nn import functional as F
 
 import dpcomm
 from dpcomm.core.random import seed_tree
@@ -49,28 +47,14 @@ def test_it_is_the_run_that_simulate_makes():
     assert torch.equal(run.w, again.w)
 
 
-def test_a_loss_and_scores_of_ones_own():
-    model, people, test, mechanism, deployment = parts()
-    people, test = ([(x, x[:, :3]) for x, _ in people], (test[0], test[0][:, :3]))
-    run = dpcomm.train(
-        model,
-        people,
-        mechanism,
-        deployment,
-        test=test,
-        loss=F.mse_loss,
-        metrics=lambda model, w, x, y: {"far": float(np.float64(len(y)))},
-        progress=False,
-    )
-    assert run.history[-1]["far"] == 7
-
-
 @tabled(
     "change, kind, says",
     [
         (dict(lrr=0.1), ValueError, "setting is 'lrr'.*did you mean 'lr'"),
         (dict(test=None), TypeError, r"pass test=\(x, y\)"),
         (dict(rounds=9), ValueError, "rounds"),
+        (dict(weights=[1, 2]), ValueError, "weights is .* one for each of the 6"),
+        (dict(nonfinite="skip"), ValueError, "nonfinite is 'skip'"),
         (dict(mechanism="gaussian"), TypeError, "mechanism is 'gaussian'"),
         (dict(clients=[]), ValueError, "clients have no examples"),
     ],
