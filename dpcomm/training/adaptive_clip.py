@@ -24,19 +24,6 @@ def in_one_sum(mechanism) -> bool:
     "Whether the count is one more entry of the vectors. [this page, Prop. entry]"
     return isinstance(mechanism, OnRing)
 
-
-def _check_split(mechanism):
-    "Refuse a mechanism whose clip cannot move."
-    central = isinstance(mechanism, ServerNoise) and mechanism.trust == "central"
-    if central or in_one_sum(mechanism):
-        return
-    name = getattr(mechanism, "name", shown(mechanism))
-    raise ValueError(
-        f"mechanism is {name}; an adaptive clip needs a noisy count, which only these"
-        " mechanisms provide: use gaussian or quantised, under secure sums ddgauss or"
-        " skellam, or leave adaptive out"
-    )
-
 # %% ../../nbs/training/adaptive_clip.ipynb #ac000008
 @dataclass(frozen=True)
 class AdaptiveClip:
@@ -59,12 +46,7 @@ class AdaptiveClip:
             check_positive("count_std", self.count_std)
 
     def noise(self, sigma: float, cohort: float) -> float:
-        """Standard deviation of the count's noise.
-
-        sigma: noise multiplier of the run, > 0.
-        cohort: expected clients a round, > 0.
-        Returns: in clients; ValueError where the count alone would spend everything.
-        """
+        "Standard deviation of the count's noise, in clients."
         std = max(cohort / 20, sigma) if self.count_std is None else self.count_std
         if 2 * std <= sigma:
             raise ValueError(
@@ -74,15 +56,15 @@ class AdaptiveClip:
         return std
 
     def split(self, mechanism, cohort: float, clip: float = None):
-        """The mechanism of the updates, with the noise that is left for them.
-
-        mechanism: as the run's guarantee has it.
-        cohort: expected clients a round, > 0.
-        clip: of this round, > 0; None: the mechanism's.
-        Returns: the same mechanism at another clip, with more noise where the server
-            adds it.
-        """
-        _check_split(mechanism)
+        "The mechanism at this round's clip, with the noise that is left for updates."
+        central = isinstance(mechanism, ServerNoise) and mechanism.trust == "central"
+        if not central and not in_one_sum(mechanism):
+            name = getattr(mechanism, "name", shown(mechanism))
+            raise ValueError(
+                f"mechanism is {name}; an adaptive clip needs a noisy count, which only"
+                " these mechanisms provide: use gaussian or quantised, under secure sums"
+                " ddgauss or skellam, or leave adaptive out"
+            )
         z, std = mechanism.sigma, self.noise(mechanism.sigma, cohort)
         clip = mechanism.clip_norm if clip is None else check_positive("clip", clip)
         if in_one_sum(mechanism):
@@ -91,47 +73,24 @@ class AdaptiveClip:
         return replace(mechanism, clip_norm=clip, sigma=left)
 
     def parts(self, sigma: float, cohort: float) -> tuple[float, float]:
-        """Factors of updates and count in one row. [this page, eq. row]
-
-        sigma: noise multiplier of the run, > 0.
-        cohort: expected clients a round, > 0.
-        Returns: a and c, of which a^2 + c^2 / 4 is just below 1.
-        """
+        "Factors of updates and count in one row. [this page, eq. row]"
         c = sigma / self.noise(sigma, cohort)
         return math.sqrt(1 - c * c / 4) / MARGIN, c / MARGIN
 
     def noised(self, count: np.ndarray, sigma: float, cohort: float, rng) -> np.ndarray:
-        """A count with the noise that hides it.
-
-        count: sum of 1/2 for who is below the clip and -1/2 for who is not, any shape.
-        sigma: noise multiplier of the run, > 0.
-        cohort: expected clients a round, > 0.
-        rng: the server's stream.
-        Returns: of the same shape, on the grid of the noise.
-        """
+        "A sum of 1/2 for who is below the clip and -1/2 for who is not, noised."
         hidden = Gaussian(0.5, 2 * self.noise(sigma, cohort) * MARGIN)
         total = torch.from_numpy(np.array(count, np.float64).reshape(-1))
         return hidden.average(total, 1.0, rng).numpy().reshape(np.shape(count))
 
     def moved(self, clip: float, count: float, cohort: float) -> float:
-        """The clip of the next round. [this page, eq. move]
-
-        clip: of this round, > 0.
-        count: as `noised` returns it.
-        cohort: expected clients a round, > 0.
-        Returns: > 0; no more than a factor of a thousand away.
-        """
+        "The clip of the next round, within a factor of a thousand. [this page, eq. move]"
         step = self.rate * (0.5 + float(count) / cohort - self.quantile)
         return clip * math.exp(min(max(-step, -7.0), 7.0))
 
 # %% ../../nbs/training/adaptive_clip.ipynb #ch36a002
-def in_rows(
-    mechanism: OnRing,  # of the round
-    u: torch.Tensor,  # (n, d) updates
-    below: torch.Tensor,  # (n,) 1/2 for who is below the clip, -1/2 for who is not
-    parts: tuple,  # as `AdaptiveClip.parts` has them
-) -> torch.Tensor:  # (n, d + 1), rows of norm at most the clip
-    "Updates with their count as one more entry. [this page, eq. row]"
+def in_rows(mechanism: OnRing, u: torch.Tensor, below: torch.Tensor, parts: tuple):
+    "Updates with their count as one more entry, (n, d + 1). [this page, eq. row]"
     of_update, of_count = parts
     last = (of_count * mechanism.clip_norm * below).to(u)[:, None]
     return torch.cat([of_update * mechanism.clip(u), last], 1)

@@ -46,7 +46,6 @@ class Callback:
 
 # %% ../../nbs/training/callbacks.ipynb #2f6c38c9
 def check_callbacks(callbacks) -> tuple:
-    "Refuse what cannot follow a run."
     every = tuple(callbacks) if isinstance(callbacks, (list, tuple)) else (callbacks,)
     for each in every:
         if not isinstance(each, Callback):

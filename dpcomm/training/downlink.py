@@ -242,12 +242,8 @@ def forget(server: Server) -> Server:
     return server
 
 # %% ../../nbs/training/downlink.ipynb #a0268e11
-def close_round(
-    server: Server,
-    cohort,  # client of each message, (n,); repeats where one was drawn more than once
-    messages,  # framed messages, n of them, in any order that matches cohort
-) -> Server:  # the same object, one round on
-    "Take a round's messages: step, remember, forget. [dprec Alg. 5, corrected]"
+def close_round(server: Server, cohort, messages) -> Server:
+    "Take framed messages and their clients: step, remember, forget. [dprec Alg. 5]"
     if len(cohort) != len(messages) or {*cohort} - {*range(server.n_clients)}:
         raise ValueError(
             f"cohort is {shown(cohort)}; it must name one of {server.n_clients} clients"

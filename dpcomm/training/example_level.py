@@ -13,7 +13,7 @@ from scipy.special import expit, ndtr
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from ..core.checks import check_choice, check_positive
+from ..core.checks import check_choice
 from ..core.random import bernoulli, normal
 from ..core.vectors import unpack
 from ..mechanisms import imvu
@@ -47,7 +47,6 @@ def clipped_sum(
     model: nn.Sequential, w: Tensor, x: Tensor, y: Tensor, clip: float
 ) -> tuple:
     "Clip every image's gradient to norm C and add them up. [Abadi et al. 2016, Alg. 1]"
-    check_positive("clip", clip)
     total, loss = torch.zeros_like(w), 0.0
     if not len(y):
         return total, loss
@@ -103,21 +102,13 @@ ACCOUNTANT = {Gaussian: "rdp-balle", SignSgd: "rdp-balle", Imvu: "fisher-balle"}
 def check_mechanism(mechanism):
     "Refuse a mechanism that cannot release an unclipped sum."
     check_choice("mechanism", mechanism.name, tuple(kind.name for kind in ACCOUNTANT))
-    if isinstance(mechanism, Gaussian) and not mechanism.local:
+    gaussian = isinstance(mechanism, Gaussian)
+    central = gaussian and (mechanism.exact or not mechanism.local)
+    if central or isinstance(mechanism, Imvu) and mechanism.clamp:
         raise ValueError(
-            f"mechanism is {mechanism}; it must add its noise at the client: use"
-            " local=True"
-        )
-    if isinstance(mechanism, Gaussian) and mechanism.exact:
-        raise ValueError(
-            f"mechanism is {mechanism}; this sum has no fixed number of terms, so its"
-            " noise is added in floating point: use exact=False (the guarantee then"
-            " states it)"
-        )
-    if isinstance(mechanism, Imvu) and mechanism.clamp:
-        raise ValueError(
-            f"mechanism is {mechanism}; a clamp would cut the sum of gradients to the"
-            " range of one gradient: use clamp=False"
+            f"mechanism is {mechanism}; its client must release a sum of any length: use"
+            " a gaussian with local=True and exact=False (the guarantee then states that"
+            " noise is added in floating point), or imvu with clamp=False"
         )
     return mechanism
 

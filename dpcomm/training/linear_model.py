@@ -16,7 +16,6 @@ import torch
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from ..core.checks import check_between, check_number, check_positive
 from ..core.random import seed_tree
 from ..mechanisms.gaussian import Gaussian
 
@@ -37,12 +36,6 @@ class Settings:
     momentum: float = 0.5
     batch: int = 600
     noise_seed: int | None = None
-
-    def __post_init__(self):
-        check_between("epochs", self.epochs, 1)
-        check_between("batch", self.batch, 1)
-        check_positive("lr", self.lr)
-        check_number("momentum", self.momentum, "[0, 1)")
 
 # %% ../../nbs/training/linear_model.ipynb #3308f37a
 def errors(weights, f, y) -> np.ndarray:
@@ -79,11 +72,8 @@ def sum_dense(mechanism, a, f, rng, rows: int = 16) -> np.ndarray:
     return total
 
 # %% ../../nbs/training/linear_model.ipynb #d444655f
-def forced_rate(
-    mean_sign,  # u -> mean of the sign, odd, increasing; -log(1 - mean_sign) convex near 0
-    top: float,  # largest |u|, >= 0
-) -> float:  # rho with -log(1 - mean_sign(u)) <= rho u for all 0 <= u <= top
-    "Slope of a line through 0 above the rate of forced signs, read off a grid."
+def forced_rate(mean_sign, top: float) -> float:
+    "rho with -log(1 - mean_sign(u)) <= rho u for all 0 <= u <= top, read off a grid."
     if top == 0:
         return 0.0
     u = np.geomspace(top * 1e-3, top, 300)
@@ -114,11 +104,8 @@ def lower_half(n: int) -> np.ndarray:  # Pr(Bin(m, 1/2) <= k) at [m, k]
     return binom.cdf(np.arange(n // 2 + 1), np.arange(n + 1)[:, None], 0.5)
 
 
-def sum_coins(
-    coins,  # (d,) int, >= 0: fair signs of a coordinate
-    noise,  # (d,) standard normal numbers
-) -> np.ndarray:  # (d,) int: the sum of the signs
-    "Sums of fair signs, increasing in the noise. [inverse transform]"
+def sum_coins(coins, noise) -> np.ndarray:
+    "Sums of (d,) numbers of fair signs, increasing in normal noise. [inverse transform]"
     most, u = int(coins.max(initial=0)), ndtr(-np.abs(noise))
     if most > TABLED:
         k = binom.ppf(u, coins, 0.5).astype(int).clip(0, coins // 2)
@@ -152,16 +139,11 @@ SATURATED = 0.99  # a tilt above which most signs are forced and thinning gains 
 
 def sum_messages(mechanism, a, f, rng: np.random.Generator, noise=None) -> np.ndarray:
     "Draw the sum of n messages by the shortest exact way."
-    if isinstance(mechanism, Gaussian) and not mechanism.local:
+    gaussian = isinstance(mechanism, Gaussian)
+    if gaussian and (mechanism.exact or not mechanism.local):
         raise ValueError(
-            "mechanism is gaussian with local=False; each message must be private by"
-            " itself: pass local=True"
-        )
-    if isinstance(mechanism, Gaussian) and mechanism.exact:
-        raise ValueError(
-            "mechanism is gaussian with exact=True; the sum of many messages gets its"
-            " noise in floating point here: pass exact=False (the guarantee then"
-            " states it)"
+            f"mechanism is {mechanism}; each message must be private by itself, and the"
+            " noise of many is added in floating point: pass local=True, exact=False"
         )
     shape = a.shape[1], f.shape[1]
     noise = rng.standard_normal(shape) if noise is None else noise
@@ -169,7 +151,7 @@ def sum_messages(mechanism, a, f, rng: np.random.Generator, noise=None) -> np.nd
     mean = mechanism.mean_sign(np.array([top]))
     if mean is not None and mean[0] < SATURATED:
         return mechanism.step * sum_signs(mechanism.mean_sign, a, f, rng, noise)
-    if not isinstance(mechanism, Gaussian):
+    if not gaussian:
         return sum_dense(mechanism, a, f, rng)
     return a.T @ f + mechanism.std * sqrt(len(a)) * noise.astype(np.float32)
 
