@@ -84,7 +84,12 @@ def as_run(
 
 
 def accounted_as_poisson(
-    mechanism, config: Config, n_clients: int, d: int = None, delta: float = None, **more
+    mechanism,
+    config: Config,
+    n_clients: int,
+    d: int = None,
+    delta: float = None,
+    **more,
 ) -> Spec:
     """Cohorts of a fixed size, accounted as the paper does. [dprec App. C.2]
 

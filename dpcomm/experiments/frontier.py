@@ -76,7 +76,9 @@ def settings(scale: str) -> dict:
     }
 
 # %% ../../nbs/experiments/frontier.ipynb #e5602111
-FEWER = dict(ddgauss=12, skellam=12, quantised=4, compressive=4, topk=4)  # bits a parameter
+FEWER = dict(
+    ddgauss=12, skellam=12, quantised=4, compressive=4, topk=4
+)  # bits a parameter
 FEWER_OF_MANY = dict(ddgauss=16, skellam=16)  # 12 do not hold the large network's noise
 
 
@@ -169,7 +171,9 @@ def tune(line: Line, seed: int, inputs, how: dict, s: Setting, kind: str) -> dic
     return dict(config=config, final=best, history=tried, data=data)
 
 
-def trained(line: Line, seed: int, inputs: dict, how: dict, s: Setting, kind, row) -> dict:
+def trained(
+    line: Line, seed: int, inputs: dict, how: dict, s: Setting, kind, row
+) -> dict:
     """Train with the step that the tuning found.
 
     kind: with its way. row: () -> Candidate; None: no privacy.
@@ -249,12 +253,19 @@ def grid(scale: str) -> list:
     kinds = SMOKE if scale == "smoke" else ("none", "gaussian.local", *registered())
     lines = []
     for task, s in settings(scale).items():
-        asked, data = asked_of(s, kinds[1:]), () if s.images == "digits" else (s.images,)
+        asked, data = (
+            asked_of(s, kinds[1:]),
+            () if s.images == "digits" else (s.images,),
+        )
         common = dict(scale=scale, data=data, memory=3.0 if s.net == "cnn" else 1.5)
         work = s.rounds * s.cohort * SECONDS[s.net] * (6 if "writer" in s.images else 1)
-        minutes = {k: (0.01 + work / 60) * SLOWER.get(k, {}).get(s.net, 1) for k in kinds}
+        minutes = {
+            k: (0.01 + work / 60) * SLOWER.get(k, {}).get(s.net, 1) for k in kinds
+        }
         name = f"errors predicted from clients' updates, {task}"
-        made = dict(trains=False, minutes=0.2, compute=partial(informed, s=s, asked=asked))
+        made = dict(
+            trains=False, minutes=0.2, compute=partial(informed, s=s, asked=asked)
+        )
         lines.append(Line(f"updates.{task}", name, **made, **common))
         for kind in kinds:
             key, name = f"tune.{task}.{kind}", f"step of {kind}, {task}"
@@ -268,7 +279,9 @@ def grid(scale: str) -> list:
             row = None if kind == "none" else partial(row_of, s, *who)
             how = partial(trained, s=s, kind=kind + ".few" * few, row=row)
             made = dict(needs=(f"tune.{task}.{kind}@0",), minutes=minutes[kind])
-            made |= dict(fills=(f"ours.{scale}.frontier.{task}.{end}.acc",), compute=how)
+            made |= dict(
+                fills=(f"ours.{scale}.frontier.{task}.{end}.acc",), compute=how
+            )
             lines.append(Line(f"{task}.{end}", f"{end}, {task}", **made, **common))
     return lines
 

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -142,17 +143,6 @@ def _ready(task, t, metrics, device, advance):
     return replace(task, model=model, federation=federation, config=config, loss=loss)
 
 
-def affordable(eps, rounds: int, most: float) -> int:
-    "Number of rounds that a budget allows."
-    if eps(rounds) <= most:
-        return rounds
-    low, high = 0, rounds
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if eps(middle) <= most else (low, middle)
-    return low
-
-
 def _last_round(promised, rounds, most):
     "The last round of a run; ValueError where a budget pays for none."
     if most is None:
@@ -163,7 +153,8 @@ def _last_round(promised, rounds, most):
             "max_epsilon is given without a guarantee to check: pass deployment or"
             " guarantee as well"
         )
-    last = affordable(lambda t: promised(t).eps, rounds, most)
+    every = range(1, rounds + 1)
+    last = bisect_right(every, most, key=lambda t: promised(t).eps)
     if not last:
         raise ValueError(
             f"max_epsilon is {most:g}, and the first round alone has epsilon"

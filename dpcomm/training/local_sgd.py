@@ -521,24 +521,14 @@ ENGINES = {
 }
 
 # %% ../../nbs/training/local_sgd.ipynb #21fbe9d1
-def _some_examples(data, part):
-    "Up to eight examples of a client, of different labels where there are some."
-    part = np.asarray(part, np.int64)
-    labels = data.y[torch.from_numpy(part).to(data.y.device)].cpu()
-    if labels.ndim == 1 and not labels.is_floating_point():
-        first = np.unique(labels.numpy(), return_index=True)[1]
-        part = np.concatenate([part[first], np.delete(part, first)])
-    index = torch.from_numpy(part[:8]).to(data.x.device)
-    return data.x[index], data.y[index]
-
-
 def first_step_differs(name, model, data, part, device="cpu", loss=None) -> str:
     """Why a fast engine does not take the reference's first step; '' if it does.
 
     Tried on examples of a client, by two clients who hold all of them and half of them,
     from weights that are not the module's own.
     """
-    x, y = (side.to(device) for side in _some_examples(data, part))
+    some = torch.from_numpy(np.asarray(part, np.int64)[:8]).to(data.x.device)
+    x, y = (side[some].to(device) for side in (data.x, data.y))
     w, exact = pack(model).to(device), name in ("fused", "graphed")
     w, x = (w.double(), x.double()) if exact else (w, x)
     noise = torch.randn(len(w), generator=torch.Generator().manual_seed(0)).to(w)

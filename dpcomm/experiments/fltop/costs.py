@@ -174,7 +174,9 @@ def across(line: Line, seed, inputs: dict, how, read: Callable) -> dict:
     "What follows from several records."
     cells = {k: v for r in inputs.values() for k, (v, _) in r.cells.items()}
     mark = f"ours.{line.scale}."
-    return dict(cells={line.key: read({k.removeprefix(mark): v for k, v in cells.items()})})
+    return dict(
+        cells={line.key: read({k.removeprefix(mark): v for k, v in cells.items()})}
+    )
 
 # %% ../../../nbs/fltop/costs.ipynb #fa179651
 def grid(scale: str) -> list:

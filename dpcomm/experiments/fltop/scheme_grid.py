@@ -227,7 +227,9 @@ class Study:
         "A line with the network and the mechanism of a seed."
         public = self.public(seed)
         made |= dict(public=public, seed=self.stride * seed)
-        return replace(line, net=lambda _: public.model, spec=partial(self.spec, **made))
+        return replace(
+            line, net=lambda _: public.model, spec=partial(self.spec, **made)
+        )
 
     def train(self, line: Line, seed: int, inputs, how: dict, **made) -> dict | None:
         "Train one scheme; its best round is kept beside the last."
