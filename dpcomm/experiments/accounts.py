@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from functools import cache
 
-from dpcomm.core.checks import check_between, shown
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
 from dpcomm.experiments.lines import stated
@@ -32,25 +31,17 @@ from dpcomm.training.federated import Config
 # %% ../../nbs/dprec/accounts.ipynb #e8999e2d
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What a line trains with, and what it promises.
-
-    config: with the mechanism's own sampling and rounds.
-    guarantee: rounds -> Guarantee; None: no privacy is claimed.
-    as_run: rounds -> {relation: Guarantee}, where that is more.
-    """
+    "What a line trains with, and what it promises."
 
     mechanism: Mechanism
-    config: Config
-    guarantee: Callable | None = None
-    as_run: Callable | None = None
+    config: Config  # with the mechanism's own sampling
+    guarantee: Callable | None = None  # rounds -> Guarantee; None: none is claimed
+    as_run: Callable | None = None  # rounds -> {relation: Guarantee}, where that is more
 
 
 def delta_of(n_clients: int) -> float:
-    """The delta of all of DP-REC's experiments, N^-1.1. [dprec Sec. 4]
-
-    n_clients: N, at least 2.
-    """
-    return check_between("n_clients", n_clients, 2) ** -1.1
+    "The delta of all of DP-REC's experiments, N^-1.1. [dprec Sec. 4]"
+    return n_clients**-1.1
 
 # %% ../../nbs/dprec/accounts.ipynb #26b1f10a
 PREMISE = (
@@ -64,16 +55,7 @@ def as_run(
 ) -> dict:
     """Guarantee of a run with cohorts of a fixed size.
     [fltop/privacy, Thms. seat and replace; Kairouz et al. 2021]
-
-    mechanism: whose sum has Gaussian noise of multiplier `sigma`, or a DDGauss.
-    d: parameters of the model, for a DDGauss.
-    Returns: relation -> Guarantee.
     """
-    if config.sampling != "fixed":
-        raise ValueError(
-            f"sampling is {shown(config.sampling)}; this function accounts only for"
-            " 'fixed' cohorts: use the mechanism's own guarantee"
-        )
     if isinstance(mechanism, ddg.DDGauss):
         run = dict(rounds=rounds, delta=delta, d=d, accountant="rdp-balle")
         return {r: mechanism.guarantee(relation=r, **run) for r in mechanism.relations}
@@ -91,11 +73,7 @@ def accounted_as_poisson(
     delta: float = None,
     **more,
 ) -> Spec:
-    """Cohorts of a fixed size, accounted as the paper does. [dprec App. C.2]
-
-    mechanism, d: as `as_run` takes them. delta: None: DP-REC's. more: further arguments
-    of its guarantee.
-    """
+    "Cohorts of a fixed size, accounted as the paper does. [dprec App. C.2]"
     config = dataclasses.replace(config, sampling="fixed")
     delta = delta or delta_of(n_clients)
     run = dict(delta=delta, n_clients=n_clients, cohort=config.cohort)
@@ -112,10 +90,7 @@ def accounted_as_poisson(
 
 
 def fedavg(config: Config, n_clients: int, clip: float, sigma: float) -> Spec:
-    """DP-FedAvg with the noise on the sum. [dprec App. C.2; McMahan et al. 2017]
-
-    clip: L2 bound of an update, > 0. sigma: noise multiplier of the sum, > 0.
-    """
+    "DP-FedAvg with the noise on the sum. [dprec App. C.2; McMahan et al. 2017]"
     mechanism = Gaussian(clip, sigma, exact=False)
     return accounted_as_poisson(mechanism, config, n_clients, orders=INTEGER_ORDERS)
 
@@ -129,12 +104,7 @@ def rec(
     bits: int = 7,
     **more,
 ) -> Spec:
-    """DP-REC, accounted by Algorithm 7 if nothing else is said. [dprec App. C.2]
-
-    c: clip over standard deviation of the prior, > 0. std: of the prior, > 0.
-    groups: their sizes, summing to d. bits: of an index. more: further arguments of the
-    mechanism's guarantee.
-    """
+    "DP-REC, accounted by Algorithm 7 if nothing else is said. [dprec App. C.2]"
     mechanism = Rec(c * std, std, bits, tuple(groups))
     run = dict(delta=delta_of(n_clients), n_clients=n_clients, cohort=config.cohort)
     run |= {"accountant": "theorem1-arxiv"} | more
@@ -155,9 +125,6 @@ def ddgauss(
 ) -> Spec:
     """The distributed discrete Gaussian with the least noise for a budget; ValueError
     where the bits are too few for it. [Kairouz et al. 2021]
-
-    clip: L2 bound of an update, > 0. eps: of the whole run. d: parameters of the model.
-    ring_bits: of a coordinate.
     """
     run = config.cohort, d, config.rounds, config.cohort / n_clients, ring_bits
     delta = delta_of(n_clients)
@@ -165,14 +132,6 @@ def ddgauss(
     return accounted_as_poisson(mechanism, config, n_clients, d)
 
 # %% ../../nbs/dprec/accounts.ipynb #3b2da1e4
-def round_up(value: float) -> float:
-    return math.ceil(1e4 * value) / 1e4
-
-
-def round_down(value: float) -> float:
-    return math.floor(1e4 * value) / 1e4
-
-
 def calibrated_sigma(eps: float, n_clients: int, cohort: int, rounds: int) -> float:
     """DP-FedAvg's noise multiplier for a budget, by the paper's accountant, four
     decimals, rounded up. [dprec App. C.2]
@@ -183,7 +142,7 @@ def calibrated_sigma(eps: float, n_clients: int, cohort: int, rounds: int) -> fl
     def at(sigma):
         return gaussian_guarantee(sigma, *run, **how)
 
-    return round_up(calibrate(at, eps, 0.3, 1e3))
+    return math.ceil(1e4 * calibrate(at, eps, 0.3, 1e3)) / 1e4
 
 
 def calibrated_c(
@@ -194,7 +153,8 @@ def calibrated_c(
     """
     run = dict(slots=rounds * cohort, n_clients=n_clients, nbits=n_groups * bits)
     delta = delta_of(n_clients)
-    return round_down(calibrate_clip(eps, theorem1_epsilon, **run, delta=delta))
+    c = calibrate_clip(eps, theorem1_epsilon, **run, delta=delta)
+    return math.floor(1e4 * c) / 1e4
 
 
 def tight_sigma(eps: float, n_clients: int, cohort: int, rounds: int) -> float:
@@ -206,7 +166,7 @@ def tight_sigma(eps: float, n_clients: int, cohort: int, rounds: int) -> float:
     def at(sigma):
         return gaussian_guarantee(sigma, **run, sampling="poisson", accountant="pld")
 
-    return round_up(calibrate(at, eps, 1.0, 5.0, tol=1e-5))
+    return math.ceil(1e4 * calibrate(at, eps, 1.0, 5.0, tol=1e-5)) / 1e4
 
 
 def tight_c(
@@ -220,22 +180,18 @@ def tight_c(
 ) -> float:
     """DP-REC's clip over standard deviation for a budget, by an exact accountant, four
     decimals, rounded down. [dprec/theorem, Thms. F, order]
-
-    composed: True: by composed losses, which takes seconds.
     """
     run = RecRun(rounds * cohort, n_clients, 2**bits, n_groups)
     delta = delta_of(n_clients)
     c = calibrate_clip(eps, run=run, delta=delta, conversion="balle")
     if composed:
         c = calibrate_clip(eps, pld_epsilon, c, 1.1 * c, 1e-4, run=run, delta=delta)
-    return round_down(c)
+    return math.floor(1e4 * c) / 1e4
 
 
 def local_epsilon(c: float, nbits: int, delta: float) -> float:
     """The local guarantee of one message of DP-REC, as Algorithm 7 gives it.
     [dprec Sec. 4.1]
-
-    c: clip over std, > 0. nbits: of a whole message.
     """
     return theorem1_epsilon(c, 1, 1, nbits, delta).eps
 
@@ -244,14 +200,13 @@ def equal_local_sigma(c: float, nbits: int, delta: float) -> float:
     """Noise multiplier of a client's own noise with the same local guarantee as DP-REC,
     four decimals, rounded up. [dprec Sec. 4.1]
     """
-    how = dict(accountant="rdp-classic", orders=INTEGER_ORDERS)
+    how = dict(relation="zero-out", trust="local", accountant="rdp-classic")
 
     def at(sigma):
-        return gaussian_guarantee(
-            sigma, delta, relation="zero-out", trust="local", **how
-        )
+        return gaussian_guarantee(sigma, delta, orders=INTEGER_ORDERS, **how)
 
-    return round_up(calibrate(at, local_epsilon(c, nbits, delta), 0.05, 1e3))
+    sigma = calibrate(at, local_epsilon(c, nbits, delta), 0.05, 1e3)
+    return math.ceil(1e4 * sigma) / 1e4
 
 # %% ../../nbs/dprec/accounts.ipynb #61d9cf76
 def equal_groups(d: int, size: int) -> tuple:
@@ -273,10 +228,6 @@ def budget_spec(
 ) -> Spec:
     """DP-FedAvg or DP-REC at a budget: as stated at the paper's number of clients, solved
     for elsewhere. [dprec App. C.2]
-
-    task: mnist, femnist, shakespeare or solr. eps: of the whole run. kind: fedavg or
-    rec. clip: of DP-FedAvg; std: of DP-REC's prior; None: the paper's. more: further
-    arguments of DP-REC's guarantee.
     """
     is_papers = n_clients == stated("dprec", task, "n_clients")
     run = n_clients, config.cohort, config.rounds
@@ -294,10 +245,7 @@ def budget_spec(
 def mnist_clients(
     name: str = "mnist", n_clients: int = 100, deal: int = 0
 ) -> images.Federation:
-    """The clients of DP-REC's MNIST experiments. [dprec App. C.1]
-
-    name: as images.load takes it. deal: seed of the partition, one for all runs.
-    """
+    "The clients of DP-REC's MNIST experiments. [dprec App. C.1]"
     data, spread = images.load(name), None
     if name == "mnist":
         data = dataclasses.replace(data, x=data.x[:50_000], y=data.y[:50_000])
@@ -315,11 +263,7 @@ def mnist_spec(
     n_clients: int,
     setting: float = None,
 ) -> Spec:
-    """DP-FedAvg or DP-REC with the paper's settings for MNIST. [dprec App. C.2]
-
-    groups: their sizes. kind: fedavg or rec. setting: noise multiplier of DP-FedAvg, clip
-    over std of DP-REC; None: the paper's.
-    """
+    "DP-FedAvg or DP-REC with the paper's settings for MNIST. [dprec App. C.2]"
     name = f"fedavg.sigma.eps{eps}" if kind == "fedavg" else f"rec.c.eps{eps}"
     value = setting or stated("dprec", "mnist", name)
     if kind == "fedavg":

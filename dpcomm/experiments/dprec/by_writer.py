@@ -23,8 +23,6 @@ FIELDS = dict(
 def paper_config(task: str, **changes) -> dict:
     """Fields of Config as a task's text states them, and changes of them.
     [dprec App. C.2]
-
-    task: femnist, shakespeare or solr.
     """
     setting = partial(stated, "dprec", task)
     fields = {field: setting(name) for field, name in FIELDS.items()}

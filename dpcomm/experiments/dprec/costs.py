@@ -34,9 +34,6 @@ def n_groups(task: str) -> int:
 def protocol(task: str, method: str, rounds: int = None, indices: int = None) -> dict:
     """Arguments of downlink.count_bits: the message, the alternative to the history, the
     draws.
-
-    method: fedavg, rec, ddg16 or ddg12. rounds, indices: of a run and of a message;
-    None: the task's.
     """
     from dpcomm.core.wire import Bits
     from dpcomm.training.state import SERVER_STATE
@@ -202,10 +199,7 @@ EXTRA = {  # row -> its run, the cells it fills beside that of whole bytes
 
 
 def drawn(line: Line, seed: int, inputs, how, name: str, cells: tuple) -> dict:
-    """Count one row of a table, and say what it proves. [dprec Sec. 2.5, Sec. 4.1]
-
-    name: of its run, one of EVERY. cells: that it fills beside that of whole bytes.
-    """
+    "Count one row of a table, and say what it proves. [dprec Sec. 2.5, Sec. 4.1]"
     r, ledger, sent = protocol_of(name), count(name, seed), gib(name, seed)
     bits, values = r["bits"].content, []
     if line.fills:

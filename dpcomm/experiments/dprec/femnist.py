@@ -40,10 +40,7 @@ def letters(rng, n: int):
 
 
 def made_writers(n_writers: int, mean: float):
-    """A federation of invented writers.
-
-    mean: training images of a writer, at least 2 each; the test split has a tenth.
-    """
+    "A federation of invented writers."
     import numpy as np
     import torch
 

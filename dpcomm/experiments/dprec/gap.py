@@ -42,11 +42,7 @@ def clip(eps: int, version: str) -> float:
 # %% ../../../nbs/dprec/gap.ipynb #b6da5083
 @cache
 def clients(factor: str, scale: str, deal: int = 0):
-    """The MNIST experiment's clients, with other pixels, test images or sizes.
-
-    factor: a key of FACTORS. deal: seed of the partition, 0 is the MNIST experiment's.
-    Returns: images.Federation.
-    """
+    "The MNIST experiment's clients, with other pixels, test images or sizes."
     from dpcomm.core.random import seed_tree
     from dpcomm.datasets import images
     from dpcomm.experiments.accounts import mnist_clients

@@ -82,10 +82,7 @@ def floor(scale: str) -> float:
 
 
 def spec(config, sizes, scale: str, kind: str, brief: bool = False):
-    """Mechanism, configuration and guarantee of one run. [dprec App. C.2]
-
-    brief: two rounds, and no promise.
-    """
+    "Mechanism, configuration and guarantee of one run. [dprec App. C.2]"
     from dpcomm.experiments import accounts
 
     made = posts(scale)

@@ -35,8 +35,6 @@ KINDS = {
 def setting(eps: int, kind: str) -> float:
     """Clip over std of DP-REC, or noise multiplier of DP-FedAvg, that a budget allows by
     one accountant. [page dprec/theorem]
-
-    eps: 3 or 6. kind: a key of KINDS.
     """
     from dpcomm.experiments import accounts
 

@@ -52,10 +52,7 @@ def odds_loss(scores, y):
 
 @cache
 def hospitals(table: str, n_clients: int):
-    """Hospitals, test set and public patients, the same for all seeds. [fltop App. A.2]
-
-    table: diabetes130, physionet2012, or made: invented patients.
-    """
+    "Hospitals, test set and public patients, the same for all seeds. [fltop App. A.2]"
     from dpcomm.core.random import seed_tree
     from dpcomm.datasets import medical
 

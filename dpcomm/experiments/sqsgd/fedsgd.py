@@ -121,8 +121,6 @@ def additions(base: Base) -> dict:
 def claims(base: Base, early: int) -> dict:
     """Name -> keys above, key below, round (None: the last), of the paper's sentences.
     [sqsgd Sec. 4, App. A.3, A.4]
-
-    early: round after ten epochs.
     """
     low, middle, high = base.eps
     asked = {}
@@ -149,8 +147,6 @@ def claims(base: Base, early: int) -> dict:
 def gap(inputs: dict, above: tuple, below: str, at: int | None) -> float:
     """Points between the best of some curves and another; FloatingPointError where one
     diverged. [sqsgd Sec. 4]
-
-    inputs: key -> Record, of one seed. at: round; None: the last.
     """
 
     def accuracy(key):
@@ -198,10 +194,7 @@ WEIGHTS = {"lenet5": 61_706, "resnet110": 1_730_426}  # of models.MODELS
 def comparison(
     task: str, scale: str, images: str, keys=None, net: str = "lenet5", **others
 ) -> Comparison:
-    """A task with the paper's settings. [sqsgd Sec. 4]
-
-    keys: of the curves; None: all of the paper's figures. others: fields of Config.
-    """
+    "A task with the paper's settings. [sqsgd Sec. 4]"
     setting = partial(stated, "sqsgd", task)
     named = dict(eps="eps", bound="bound", fraction="fraction", levels="levels.fig2")
     named |= dict(matched_levels="levels.fig3", fixed_eps="eps.fig1")
@@ -272,10 +265,7 @@ def spec(config, sizes, curve: Curve):
 
 
 def gathered(mechanism, memory) -> dict:
-    """Mean norm of the coordinates that the next messages would hold. [sqsgd Alg. 2]
-
-    memory: of the clients, (n_clients, 2, d), or None.
-    """
+    "Mean norm of the coordinates that the next messages would hold. [sqsgd Alg. 2]"
     if mechanism.name != "sqsgd" or memory is None:
         return {}
     d = memory.shape[-1]
