@@ -11,26 +11,22 @@ from tables import tabled
 
 from dpcomm import registered
 from dpcomm.datasets import images
-<<<<<<< HEAD
 from dpcomm.evidence import records
 from dpcomm.evidence.verdicts import cell_summary
-from dpcomm.experiments import frontier
-=======
 from dpcomm.experiments import frontier, lines
->>>>>>> dba34b5b (Give FL-TOP and the two comparisons the one kind of line)
 from dpcomm.training import models
 
 SMALL = frontier.settings("smoke")["digits"]
 
 
-KINDS = ("gaussian.local", *registered())
+EVERY = ("gaussian.local", *registered())
 
 
 @pytest.mark.parametrize("scale", ["quick", "full"])
 def test_every_registered_mechanism_is_tuned_and_trained_alike(scale):
     grid = {line.key: line for line in frontier.grid(scale)}
     for task, s in frontier.settings(scale).items():
-        for name in KINDS:
+        for name in EVERY:
             for eps in s.budgets:
                 line = grid[f"{task}.eps{eps}.{name}"]
                 assert line.needs == (f"tune.{task}.{name}@0",)
@@ -47,7 +43,7 @@ def test_whoever_is_drawn_the_last_cohort_is_full():
 
 
 def test_all_rows_keep_one_definition_and_the_epsilon():
-    asked = frontier.asked_of(SMALL, KINDS)
+    asked = frontier.asked_of(SMALL, EVERY)
     made = {end: frontier.row_of(SMALL, *who) for end, who in asked.items()}
     guarantees = [row.guarantee for row in made.values()]
     shared = {(g.unit, g.relation, g.delta, g.scope) for g in guarantees}
@@ -65,7 +61,7 @@ def test_all_rows_keep_one_definition_and_the_epsilon():
 def test_every_row_of_the_grid_can_be_made(task):
     "In as many dimensions as its network has, and with as few bits as it says."
     s = frontier.settings("full")[task]
-    for kind, eps, few in frontier.asked_of(s, KINDS).values():
+    for kind, eps, few in frontier.asked_of(s, EVERY).values():
         assert frontier.row_of(s, kind, eps, few).guarantee.eps <= eps
 
 
@@ -113,11 +109,11 @@ def test_predictions_from_updates_are_of_those_who_never_train():
     u = frontier.updates(SMALL)
     assert u.shape == (16, 7850)
     assert torch.allclose(u.norm(dim=1), torch.ones(16))
-<<<<<<< HEAD
-    found = frontier.informed(SMALL, "smoke")["final"]
-    assert set(found) == {end for end in frontier.keys(SMALL, "smoke") if end != "none"}
-    row = frontier.row_of(SMALL, "eps8.gaussian")
-    assert found["eps8.gaussian"] == pytest.approx(row.error, rel=1e-3)
+    line = next(x for x in frontier.grid("smoke") if x.key == "updates.digits")
+    final, kinds = lines.run_one(line, 0)["final"], frontier.SMOKE[1:]
+    assert set(final) == set(frontier.asked_of(SMALL, kinds))
+    row = frontier.row_of(SMALL, "gaussian", 8)
+    assert final["eps8.gaussian"] == pytest.approx(row.error, rel=1e-3)
 
 
 KINDS = ("gaussian", "gaussian.local", "topk", "topk.few", "imvu", "mvu", "pm")
@@ -213,10 +209,3 @@ def test_the_numbers_of_home_are_those_of_the_records():
     assert f"it loses {local}, and {one} with one bit" in caption
     assert {p.accuracy.n for p in mine} == {3} and "three seeds" in caption
     assert len({p.mech for p in mine}) == len(registered()) and "fifteen" in caption
-=======
-    line = next(x for x in frontier.grid("smoke") if x.key == "updates.digits")
-    final, kinds = lines.run_one(line, 0)["final"], frontier.SMOKE[1:]
-    assert set(final) == set(frontier.asked_of(SMALL, kinds))
-    row = frontier.row_of(SMALL, "gaussian", 8)
-    assert final["eps8.gaussian"] == pytest.approx(row.error, rel=1e-3)
->>>>>>> dba34b5b (Give FL-TOP and the two comparisons the one kind of line)
