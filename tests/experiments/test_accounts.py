@@ -154,12 +154,6 @@ def test_a_line_takes_what_is_stated_at_the_papers_size_and_solves_elsewhere():
     assert rec.guarantee(200).eps < accounts.budget_spec(*run).guarantee(200).eps
 
 
-def test_the_clients_of_mnist_hold_every_image_once():
-    clients = accounts.mnist_clients("digits", 20)
-    indices = sorted(int(i) for part in clients.parts for i in part)
-    assert indices == list(range(len(clients.data.y))) and len(clients.parts) == 20
-
-
 def small(spec, **fields):
     "A line of four rounds on the digits."
     made = dict(net="linear", noted={"model": "linear"}, spec=spec)
@@ -208,32 +202,3 @@ def test_a_line_says_what_a_record_holds():
     assert (data["name"], data["n_clients"]) == ("digits", 20)
     bare = small(lambda config, _: accounts.Spec(Gaussian(1.0, 1.0), config))
     assert lines.run_one(bare, 0, progress=False)["guarantee"] is None
-
-
-def test_training_refuses_a_promise_about_another_run():
-    def wrong(config, sizes):
-        spec = fedavg(config, sizes)
-        poisson = dataclasses.replace(spec.config, sampling="poisson")
-        promise = spec.as_run(4)["replace"]
-        return dataclasses.replace(
-            spec, config=poisson, guarantee=lambda rounds: promise
-        )
-
-    with pytest.raises(ValueError, match="its sampling is 'fixed'"):
-        lines.run_one(small(wrong), 0, progress=False)
-
-
-def test_counts_are_of_clients_and_samples():
-    fills = "a.clients", "a.samples", "a.mean", "a.std"
-    clients = accounts.mnist_clients("digits", 20)
-    line = Line("a", "a", "smoke", fills, clients=lambda seed: clients)
-    cells = lines.counted(line, 0, None, {})["cells"]
-    n, samples, mean, std = (value for value, _ in cells.values())
-    assert (n, samples) == (20, len(clients.data.y))
-    assert (mean, std) == (clients.sizes.mean(), clients.sizes.std())
-
-
-def test_a_computed_line_without_time_is_not_finished():
-    line = Line("a", "a", "smoke", compute=lambda *run: dict(cells={}))
-    assert lines.run_one(line, 0, max_seconds=0) is None
-    assert lines.run_one(line, 0) == dict(cells={})

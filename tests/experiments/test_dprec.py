@@ -7,14 +7,12 @@ from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import pack
-from dpcomm.datasets import images
 from dpcomm.datasets.shakespeare import SYMBOLS
 from dpcomm.experiments import lines
 from dpcomm.experiments.dprec import (
     ablations,
     by_writer,
     costs,
-    femnist,
     gap,
     indices,
     mean,
@@ -43,15 +41,6 @@ def test_clients_differ_in_what_the_factor_names(factor):
     odd = {"standard": "pixels", "validation": "test images", "equal": "sizes"}
     changed = [what for what, kept in same.items() if not kept]
     assert changed == ([odd[factor]] if factor in odd else [])
-
-
-def test_pixels_are_moved_alike_and_validation_images_are_the_last():
-    plain, moved = (gap.clients(f, "smoke").data for f in ("base", "standard"))
-    scale, mean = plain.x.std(), plain.x.mean()
-    torch.testing.assert_close(moved.x * scale + mean, plain.x)
-    torch.testing.assert_close(moved.x_test * scale + mean, plain.x_test)
-    held = gap.clients("validation", "smoke").data
-    assert torch.equal(held.x_test, images.load("digits").x[-360:])
 
 
 def test_clips_are_the_texts_and_each_promises_its_own_epsilon():
@@ -136,16 +125,6 @@ def test_the_floor_is_reached_by_naming_the_commonest_tags():
     assert stackoverflow.floor("smoke") == pytest.approx(hits) and 5 < hits < 100
 
 
-def test_two_rounds_cost_two_rounds_and_promise_nothing():
-    line = listed(stackoverflow)["cost.eps1.rec"]
-    outcome = lines.run_one(line, 0)
-    visits = 2 * line.changes["cohort"]
-    assert outcome["final"]["uplink_bits"] == visits * outcome["bits"].content
-    assert outcome["guarantee"] is None and outcome["history"] == []
-    assert outcome["data"]["made"]["n_clients"] == 300
-    assert "n_train" not in outcome["data"]
-
-
 def test_only_the_full_setting_needs_the_theorem_that_holds():
     specs = {
         scale: lines.prepared(listed(stackoverflow, scale)["eps1.rec"])[1]
@@ -156,16 +135,6 @@ def test_only_the_full_setting_needs_the_theorem_that_holds():
     assert 0.9 < proved["quick"].eps <= 1
     assert proved["full"].accountant == "exact-classic" and proved["full"].eps < 1
     assert specs["full"].mechanism.groups == (1_000_000,) * 5 + (500,)
-
-
-def test_letters_are_digits_turned_into_62_classes():
-    made = list(femnist.letters(seed_tree(0), 200))
-    kinds = {kind for kind, _ in made}
-    assert len(made) == 200 and kinds <= set(range(62)) and len(kinds) > 50
-    assert all(len(x) == 784 and 0 <= min(x) <= max(x) <= 1 for _, x in made)
-    clients = femnist.made_writers(5, 12)
-    assert len(clients.parts) == 5 and clients.sizes.min() >= 2
-    assert len(clients.data.y_test) >= 10
 
 
 @tabled("kind", ["bits4", "none", "local3.fedavg", "only.rec64", "only.fedavg"])
@@ -210,18 +179,6 @@ def test_two_candidates_collide_as_enumerated():
     simulated = (p**2 + (1 - p) ** 2).mean()
     assert mean.collision(1.0) == pytest.approx(simulated, abs=2e-3)
     assert mean.least_bits(1, 2**-10) == 14
-
-
-def test_only_the_private_case_of_indices_clips_and_promises():
-    specs = {k: indices.spec("smoke", **how) for k, (_, how) in indices.CASES.items()}
-    clip = stated("dprec", "femnist", "rec.c.eps3")
-    clip *= stated("dprec", "femnist", "rec.std")
-    assert specs["private"].mechanism.clip_norm == pytest.approx(clip)
-    assert specs["private"].guarantee(6).accountant == "exact-balle"
-    for key in ("only", "only64"):
-        assert specs[key].guarantee is None and specs[key].mechanism.clip_norm == 1e6
-    *equal, last = specs["only64"].mechanism.groups
-    assert set(equal) == {64} and 0 < last <= 64
 
 
 def test_a_priced_run_fills_its_cells_from_its_history():

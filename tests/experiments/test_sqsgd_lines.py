@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-import torch
 from made_up import made_up
 from tables import tabled
 
@@ -117,17 +116,6 @@ def test_a_gap_is_of_the_best_curve_at_the_last_round_or_an_early_one():
     named = dict(zip(claim.needs, (inputs["b"], inputs["a"])))
     value = lines.run_one(claim, 0, named)["cells"]
     assert value == {claim.fills[0]: [2.5, "percentage points"]}
-
-
-def test_what_is_gathered_is_a_share_of_the_memory():
-    mechanism = LENET.sqsgd().mechanism()
-    memory = torch.zeros(2, 2, 1000)
-    memory[0, 0, :4] = 3.0
-    share = (mechanism.size(1000) / 1000) ** 0.5
-    found = fedsgd.gathered(mechanism, memory)
-    assert found == {"gathered": pytest.approx(3 * share)}
-    assert fedsgd.gathered(mechanism, None) == {}
-    assert fedsgd.gathered(pm.Pm(1.0, 5.0), memory) == {}
 
 
 def test_a_curve_goes_on_where_it_stopped_with_its_residuals(tmp_path):
