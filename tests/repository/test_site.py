@@ -4,7 +4,6 @@ import json
 import re
 import runpy
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import yaml
@@ -96,36 +95,20 @@ MADE = '<div class="cell-output cell-output-{}"><div>1</div></div>\n'
 
 
 @tabled(
-    "line, made, checks, order",
+    "line, made, order",
     [
-        ("Code of the figure", "display", True, "output summary end"),
-        ("✓ checked", "stdout", True, "summary output end"),
-        ("✓ checked", "stdout", False, "output summary end"),
-        ("✓ checked", "display", True, "output summary end"),
+        ("Code of the figure", "display", "output summary end"),
+        ("✓ checked", "stdout", "summary output end"),
+        ("✓ checked", "display", "output summary end"),
     ],
 )
-def test_folded_code_follows_what_it_made(line, made, checks, order):
+def test_folded_code_follows_what_it_made(line, made, order):
     tidy = runpy.run_path(str(ROOT / ".ci" / "tidy_site.py"))["code_below"]
     fold, output = FOLD.format(line), MADE.format(made)
     page = f'<p>a</p>\n<div id="c1" class="cell">\n{fold}{output}</div>\n<p>b</p>'
-    done = tidy(page, checks)
+    done = tidy(page)
     marks = dict(output='"cell-output', summary="<summary>", end="</details>")
     assert " ".join(sorted(marks, key=lambda m: done.index(marks[m]))) == order
-    assert sorted(done) == sorted(page) and tidy(done, checks) == done
+    assert sorted(done) == sorted(page) and tidy(done) == done
     alone = f'<div id="c1" class="cell">\n{fold}</div>'
-    assert tidy(alone, checks) == alone
-
-
-def test_pictures_below_the_first_are_fetched_when_they_are_near():
-    tidy = runpy.run_path(str(ROOT / ".ci" / "tidy_site.py"))["fetched_late"]
-    sized, late = '<img src="a" width="2" height="1">', '<img loading="lazy" src="a"'
-    unsized = '<img src="b">'  # a page would jump when it comes
-    page = tidy(f"{unsized}{sized}{unsized}{sized}{sized}")
-    assert page.startswith(unsized + sized + unsized) and page.count(late) == 2
-    assert tidy(page) == page and tidy(unsized) == unsized
-
-
-def test_what_people_type_leads_to_a_page():
-    meant = runpy.run_path(str(ROOT / ".ci" / "tidy_site.py"))["MEANT"].values()
-    pages = {path.relative_to("nbs").with_suffix(".html") for path in SHOWN}
-    assert {Path(address.split("#")[0]) for address in meant} <= pages
+    assert tidy(alone) == alone
