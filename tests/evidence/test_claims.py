@@ -147,22 +147,6 @@ def test_every_number_is_counted_once_and_in_its_class(paper, evidence):
         assert sum(sum(each.values()) for each in apart.values()) == len(cells)
 
 
-@tabled(
-    "paper, key, verdict, name",
-    [
-        ("fltop", "fmnist.sensitivity.fl_top_dp.r1", "match", "measured"),
-        ("dprec", "mean.chen.mse", "match", "measured"),
-        ("dprec", "mnist.client_size.std", "match", "measured"),
-        ("fltop", "fmnist.eps_largest", "match", "computed"),
-        ("fltop", "fmnist.fl_top.r1.accuracy", "match", "trained"),
-        ("fltop", "fmnist.fl_top.r1.accuracy", "not comparable", ""),
-        ("fltop", "fmnist.order.fl_cs.r1", "not run", "not run"),
-    ],
-)
-def test_a_number_has_one_class(paper, key, verdict, name):
-    assert claims.class_of(paper_tables.cell(paper, key), verdict) == name
-
-
 @pytest.mark.parametrize("paper", PAPERS)
 def test_no_row_is_lost_and_no_disagreement_grouped(paper, evidence):
     for table in paper_tables.tables(paper):

@@ -9,7 +9,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from checkout import ROOT
 from PIL import Image
 from scipy.stats import t
 
@@ -93,16 +92,6 @@ def test_paper_is_hollow_and_dashed_ours_filled_with_a_band():
     ] == 3.5
 
 
-def test_a_formula_is_solid_where_nothing_is_measured():
-    formula = figures.series("rec", [1, 2], [3.0, 4.0], source="formula")
-    ours = figures.series("imvu", [1, 2], [3.0, 4.0])
-    alone, beside = (
-        figures.curve([None, formula, *more], "x", "y")[0].axes[0].lines[0]
-        for more in ((), (ours,))
-    )
-    assert (alone.get_linestyle(), beside.get_linestyle()) == ("-", ":")
-
-
 def test_names_at_the_ends_keep_their_order_and_their_distance():
     lines = [
         figures.series("rec", [1, 10], [1.0, y], name, "formula")
@@ -118,24 +107,6 @@ def test_names_at_the_ends_keep_their_order_and_their_distance():
     assert [at["low"], at["top"]] == pytest.approx(list(ends[:, 1]))
     middle = figures.end_names(ax, lines[2:])
     assert middle.mean() == pytest.approx((at["a"] + at["b"]) / 2)
-
-
-def test_bars_stand_at_their_values():
-    lines = [
-        figures.series("rec", ["a", "b"], [1.0, 2.0], source="paper"),
-        figures.series("rec", ["b"], [3.0]),
-    ]
-    fig, rows = figures.bars(lines, "task", "accuracy, %")
-    assert (
-        [p.get_height() for p in fig.axes[0].patches]
-        == [1.0, 2.0, 3.0]
-        == [r["y"] for r in rows]
-    )
-    assert (
-        fig.axes[0].patches[0].get_facecolor()[3] == 0
-        and fig.axes[0].patches[2].get_facecolor()[3] == 1
-    )
-    assert fig.axes[0].patches[2].get_x() > fig.axes[0].patches[1].get_x()
 
 
 def run(seed, rounds, accuracy, key="eps3.rec", **origin) -> records.Record:
@@ -169,23 +140,6 @@ def test_a_learning_curve_counts_a_seed_once_the_oldest():
     for order in (found, found[::-1]):
         line = figures.learning_curve(order, "eps3.rec", "rec")
         assert list(line["mean"]) == [0.1]
-
-
-def test_a_protocol_names_its_parties_messages_and_what_is_seen():
-    figure = figures.protocol(
-        ("client", "server"),
-        (
-            ("server", "client", "model", "32 d bits"),
-            ("client", "client", "trains", ""),
-        ),
-        {"server": "every update"},
-        "Title",
-    )
-    said = {text.get_text() for text in figure.axes[0].texts}
-    assert {"client", "server", "model", "32 d bits", "trains"} <= said
-    assert "sees every update" in said
-    with pytest.raises(ValueError, match="sever"):
-        figures.protocol(("client",), (("client", "sever", "u", ""),), {})
 
 
 def test_a_dollar_of_a_name_is_drawn_and_starts_no_formula():
@@ -246,28 +200,9 @@ def test_a_table_as_text_markdown_and_html():
     assert figures.as_dict(TABLE)["rows"] == [["x|<y>", "go"], ["long cell", ""]]
 
 
-def test_a_sortable_table_is_stored_in_part():
-    n = figures.LONG
-    many = figures.Table(("a",), tuple((str(i),) for i in range(n + 2)), sortable=True)
-    assert repr(many).splitlines()[-2:] == [str(n - 1), "... and 2 rows more"]
-    assert str(many).splitlines()[-1] == str(n + 1)
-    assert many._repr_html_().count("<tr>") == n + 3
-
-
 def test_the_rows_of_a_figure_are_a_link_to_csv():
     rows = figures.curve([figures.series("rec", [1, 2], [3.0, 1 / 3])], "x", "y")[1]
     made = figures.as_csv(rows)
     assert str(made) == "figure.csv: 2 rows" and made._repr_markdown_() is None
     assert 'download="figure.csv"' in made.html and "0.333333" in made.html
     assert figures.csv_text(("a", "b"), [("1,2", 3)]) == 'a,b\n"1,2",3\n'
-
-
-def test_the_sliders_keep_their_sentence_without_a_script():
-    script = (ROOT / "nbs" / "site" / "sliders.js").read_text("utf-8")
-    for name in ("odds", "coin", "guess"):
-        made = figures.sliders(name, "a < b", "..")
-        assert str(made) == "a < b" and "<figcaption>a &lt; b</figcaption>" in made.html
-        assert f'src="../site/sliders.js" data-draw="{name}"' in made.html
-        assert f"const {name} = " in script and "http" not in script.replace(
-            "http://www.w3.org/2000/svg", ""
-        )

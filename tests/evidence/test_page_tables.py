@@ -5,10 +5,8 @@ import functools
 import numpy as np
 import pytest
 from made_up import replace
-from tables import tabled
 
 from dpcomm.evidence import figures, page_tables, paper_tables, records, verdicts
-from dpcomm.privacy import accounting
 
 PAPER = paper_tables.paper("dprec")
 
@@ -21,18 +19,6 @@ def full() -> tuple:
 @functools.cache
 def judged() -> verdicts.Evidence:
     return verdicts.evidence("dprec")
-
-
-@tabled(
-    "values, more, text",
-    [
-        ([61.0, 63.0], {}, "62.0 ± 1.0 % (n = 2)"),
-        ([61.04], dict(digits=2), "61.04 % (n = 1)"),
-        ([-3.0, -5.0], dict(unit="points", sign="+"), "−4.0 ± 1.0 points (n = 2)"),
-    ],
-)
-def test_a_mean_names_its_seeds(values, more, text):
-    assert page_tables.format_summary(verdicts.cell_summary(values), **more) == text
 
 
 def test_scores_are_the_records_last():
@@ -135,14 +121,6 @@ def of_fltop(keys, judged=None):
     return "fltop", rows, {"value": "{0}"}, "T", ("",), judged
 
 
-def test_a_column_without_content_is_left_out_and_one_heading_is_in_the_title():
-    key = {"DP-FedAvg above DP-REC": "mnist.eps3.order"}
-    asked = "dprec", key, {"points": "{0}"}, "T", ("",), judged()
-    table, _ = page_tables.compared(*asked)
-    assert table.header == ("", "paper", "ours ± s.e.", "verdict", "seeds")
-    assert table.title.startswith("T: points. Of 1 number compared")
-
-
 def test_a_long_table_folds_what_agrees():
     keys = [c.key for c in paper_tables.cells("fltop", "table6")]
     assert len(keys) > page_tables.LONG
@@ -155,25 +133,6 @@ def test_a_long_table_folds_what_agrees():
     assert agree.folded.startswith(f"{len(agree.rows)} of {len(keys)} numbers agree")
     read, agree = page_tables.compared(*of_fltop([row[0] for row in agree.rows][:3]))
     assert len(read.rows) == 3 and not agree.rows
-
-
-def test_a_table_in_which_all_agrees_is_its_title_and_a_click():
-    keys = [c.key for c in paper_tables.cells("fltop") if c.key.endswith(".up_kb")]
-    said = page_tables.paper_table(*of_fltop(keys))
-    assert said.html.startswith("<p>T: value. Of ") and said.html.count("<table>") == 1
-    assert repr(said).startswith("T: value. Of ")
-
-
-def test_a_star_is_explained_once():
-    judged = verdicts.evidence("fltop")
-    ours = {
-        key: replace(o, values=dict([min(o.values.items())]))
-        for key, o in judged.ours.items()
-    }
-    keys = [f"fmnist.fl_top.r{r}.accuracy" for r in ("0.5", "5")]
-    table, _ = page_tables.compared(*of_fltop(keys, replace(judged, ours=ours)))
-    assert all("*" in row[2] for row in table.rows)
-    assert sum(note.startswith("* ") for note in table.notes) == 1
 
 
 def test_epsilon_as_run_names_both_neighbours():
@@ -211,29 +170,3 @@ def test_a_curve_over_traffic_ends_at_what_was_sent():
     sent = judged().ours["ours.full.lenet5.mnist.fedavg.comm"].summary.mean
     assert line["x"][-1] == pytest.approx(sent) and (np.diff(line["x"]) > 0).all()
     assert page_tables.over_traffic(full(), "nothing", "rec") is None
-
-
-def test_a_sweep_is_averaged_point_by_point():
-    found = records.load("imvu", "imvu_mnist", "full")
-    x, y = page_tables.sweep_points(found, "imvu.")
-    mine = [r for r in found if r.key.startswith("imvu.")]
-    settings = {r.key for r in mine}
-    assert len(x) == len(y) == len(settings) * len(mine[0].history["eps"])
-    total = sum(sum(r.history["accuracy"]) for r in mine)
-    assert y.sum() * len(mine) / len(settings) == pytest.approx(total)
-    assert (np.diff(x) >= 0).all()
-
-
-def test_promises_are_a_row_a_run():
-    how = dict(sampling="poisson", accountant="pld")
-    g = accounting.gaussian_guarantee(3.8, 1e-3, 0.1, 10, **how)
-    rows = [("private", g, {"replace": g}, 1000), ("plain", None, {}, 320)]
-    table = page_tables.run_guarantees(rows)
-    private, plain = table.rows
-    assert private[1] == f"{g.eps:.4g}" and private[2:5] == (
-        g.relation,
-        "poisson",
-        "pld",
-    )
-    assert private[5].endswith("replaced") and private[6] == "1,000"
-    assert plain[1] == "no privacy" and plain[2:6] == ("", "", "", "")

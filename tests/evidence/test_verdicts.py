@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 from collections import Counter
 from datetime import date, timedelta
 
@@ -255,21 +254,6 @@ def test_fewer_than_three_trained_seeds_contradict_nobody(s, word):
     assert verdicts.verdict(SIZE, [99.0]) == "below", "nothing is trained"
 
 
-@tabled("paper", PAPERS)
-def test_no_count_of_any_page_has_a_contradiction_of_two_seeds(paper):
-    judged = verdicts.evidence(paper)
-    contradicted = Counter()
-    for cell in paper_tables.cells(paper):
-        s = judged.summary(cell)
-        if s and verdicts.few(cell, s):
-            assert verdicts.verdict(cell, s) not in ("above", "below", "differs")
-        contradicted[verdicts.verdict(cell, s)] += 1
-    said = claims.tally_text(claims.tally(paper, found=judged))
-    for word in ("above", "below"):
-        counted = sum(map(int, re.findall(rf"(\d+) {word}", said)))
-        assert counted <= contradicted[word]
-
-
 def judged(cell, gap, half) -> str:
     "The page's prose, of ours less the paper's and whole half of our own interval."
     tol, own = int(cell.tol), None if cell.own is None else int(cell.own - cell.value)
@@ -474,17 +458,6 @@ def test_runs_of_the_same_settings_fill_the_numbers_of_both_texts():
     assert verdicts.our_number(replace(earlier, same_as=None), found) is None
 
 
-def test_seeds_that_only_one_side_has_give_no_difference():
-    pair = record(0, {FED: 90.0}, key="a"), record(1, {ACC.key: 60.0}, key="b")
-    found = verdicts.ours_by_key(pair)
-    assert [verdicts.our_number(cell, found) for cell in (ORDER, RATIO, SIZE)] == [
-        None
-    ] * 3
-    recorded = {FED: 90.0, ACC.key: 60.0, ORDER.key: [7.0, POINTS]}
-    found = verdicts.ours_by_key([record(0, recorded)])
-    assert verdicts.our_number(ORDER, found).values == {0: 7.0}, "recorded itself"
-
-
 @tabled("other", [dict(key="b"), dict(experiment="second", seed=1)])
 def test_two_runs_that_claim_one_cell_are_refused(other, tmp_path):
     cells = {ACC.key: 70.0}
@@ -511,23 +484,6 @@ def test_seeds_of_one_number_come_from_runs_of_one_experiment_and_count_once():
 
 
 # ---- the verdict table
-
-
-def test_nothing_run_says_why_and_links_nowhere(tmp_path):
-    for paper in PAPERS:
-        rows = verdicts.verdict_table(paper, root=tmp_path).rows
-        assert [r[0] for r in rows] == [c.key for c in paper_tables.cells(paper)]
-        assert {r[3:] for r in rows} == {("", "○ not run", "")}
-        assert all(r[2] for r in rows)
-    assert row(tmp_path, ACC.key)["ours"] == "no full-scale record"
-    shown = next(c for c in paper_tables.cells("dprec") if c.kind == "shown")
-    ours = row(tmp_path, shown.key, shown.table)["ours"]
-    assert ours.endswith(f"; would not be comparable: {shown.tol_why}")
-    given = (("mnist.", "short"), ("mnist.eps3.", "long"), ("femnist.", "other"))
-    given = tuple(paper_tables.Prefix(*pair) for pair in given)
-    p = replace(paper_tables.paper("dprec"), not_run=given)
-    reasons = [verdicts.reason_not_run(cell, p, ()) for cell in (ACC, SIZE)]
-    assert reasons == ["long", "short"], "the longest that fits"
 
 
 @tabled("scale, prefix", [("smoke", ""), ("quick", ""), ("quick", "ours.quick.")])
@@ -589,15 +545,6 @@ def test_orderings_and_ratios_are_derived(tmp_path):
     assert row(tmp_path, "mnist.rec.order")["ours"] == ("10.05 +/- 0.05 (n = 2)")
 
 
-def test_units_and_borrowed_spreads_in_the_table(tmp_path):
-    put(tmp_path / "a", record(0, {SMALL: [0.01, "bytes"]}))
-    assert verdict_of(tmp_path / "a", SMALL) == "≠ not comparable"
-    several = seeded({KEY: [69.0, 70.0, 71.0]}, **HERE)
-    put(tmp_path / "b", *several, record(0, {ACC.key: 70.0}, **HERE | dict(key="b")))
-    found = row(tmp_path / "b", ACC.key)["ours"]
-    assert found == "70.00 +/- 1.00 (n = 1, spread of made_up)"
-
-
 def with_causes(tmp_path, *blocks, old="", new=""):
     "A folder of DP-REC's file with more causes."
     text = (paper_tables.assets("papers") / "dprec.toml").read_text(encoding="utf-8")
@@ -626,29 +573,6 @@ def test_causes_become_numbered_notes_and_equal_ones_share_a_number(tmp_path):
 
 
 # ---- runs beside each other
-
-
-def test_a_table_of_runs_has_a_row_a_setting_with_means_of_its_seeds():
-    cost = {"cpu_seconds": 120.0, "wall_seconds": 999.0}
-    sizes = dict(uplink_bits=2**33, downlink_bits=2**34)
-    more = dict(key="a", cost=cost, guarantee={"eps": 3.14159})
-    found = [
-        record(s, final=dict(accuracy=a, **sizes), **more)
-        for s, a in enumerate((70.0, 72.0))
-    ]
-    found += [
-        record(0, key="b", final=dict(mse=0.5), cost={"wall_seconds": 60.0}),
-        record(0, key="none", final={}),
-        record(0, key="bits", final=dict(uplink_bits=2**32)),
-    ]
-    t = verdicts.runs_table(found, "A title")
-    head = "run", "n", "accuracy, % or mean squared error", "epsilon"
-    assert t.title == "A title" and t.header[:4] == head
-    assert t.rows == (
-        ("a", "2", "71 +/- 1", "3.14", "1", "2", "2"),
-        ("b", "1", "0.5", "", "", "", "1"),
-        ("bits", "1", "", "", "0.5", "", "0"),
-    )
 
 
 # ---- epsilon as run

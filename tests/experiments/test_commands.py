@@ -37,12 +37,6 @@ def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
 
 
-def test_a_bare_command_prints_its_help(capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main([])
-    assert end.value.code == 0 and "usage: dpcomm" in capsys.readouterr().out
-
-
 def test_the_package_is_the_command():
     done = python("-m", "dpcomm", "--version")
     assert done.returncode == 0 and done.stdout == f"dpcomm {dpcomm.__version__}\n"
@@ -155,12 +149,6 @@ def test_tables_are_printed_for_other_programs_too(words, column, capsys):
     assert rows_of(shown.out) == [table["header"], *table["rows"]]
 
 
-def test_a_choice_is_csv_too(capsys):
-    place = "--d 1e4 --clients 1000 --cohort 50 --rounds 20 --eps 4 --delta 1e-5"
-    code, shown = said(f"choose {place} --csv", capsys)
-    assert code == 0 and rows_of(shown.out)[0][:2] == ["mechanism", "error"]
-
-
 def test_no_table_is_wrapped_in_a_pipe(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS")
     code, shown = said("table imvu", capsys)
@@ -172,11 +160,6 @@ def test_no_table_is_wrapped_in_a_pipe(capsys, monkeypatch):
     ]
     assert code == 0
     assert shown.out.count("order holds") == sum("order holds" in r[4] for r in rows)
-
-
-def test_a_paper_s_report_is_printed(capsys):
-    code, shown = said("report dprec", capsys)
-    assert code == 0 and shown.out.startswith("**Reproduction of**")
 
 
 def test_a_run_prints_its_table_and_names_its_files(tmp_path, capsys, monkeypatch):

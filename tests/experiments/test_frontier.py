@@ -116,7 +116,7 @@ def test_predictions_from_updates_are_of_those_who_never_train():
     assert final["eps8.gaussian"] == pytest.approx(row.error, rel=1e-3)
 
 
-KINDS = ("gaussian", "gaussian.local", "topk", "topk.few", "imvu", "mvu", "pm")
+TOY = ("gaussian", "gaussian.local", "topk", "topk.few", "imvu", "mvu", "pm")
 
 
 def point(kind, mean, predicted, **other):
@@ -129,7 +129,7 @@ def point(kind, mean, predicted, **other):
 
 @pytest.fixture
 def found():
-    made = [point(kind, 90 - 10 * i, float(i + 1)) for i, kind in enumerate(KINDS)]
+    made = [point(kind, 90 - 10 * i, float(i + 1)) for i, kind in enumerate(TOY)]
     central = {"gaussian": "central", "topk": "secagg", "topk.few": "secagg"}
     made = [p._replace(trust=central.get(p.kind, "local")) for p in made]
     return (*made, point("none", 95, None, eps=None, trust="central", bits=32.0))
@@ -138,7 +138,7 @@ def found():
 def test_orders_agree_disagree_and_are_ranks_alone(found):
     same = frontier.agreement(found)
     assert isinstance(same, frontier.Agreement) and str(same).endswith("n = 7)")
-    assert same.rho == pytest.approx(1) and same.n == len(KINDS)
+    assert same.rho == pytest.approx(1) and same.n == len(TOY)
     other = [p._replace(predicted=p.predicted and 1 / p.predicted) for p in found]
     assert frontier.agreement(other).rho == pytest.approx(-1)
     curved = [p._replace(predicted=p.predicted and p.predicted**9) for p in found]
@@ -151,7 +151,7 @@ def test_the_interval_is_bonett_and_wrights(found):
         p._replace(predicted={3.0: 4.0, 4.0: 3.0}.get(p.predicted, p.predicted))
         for p in found
     ]
-    a, n = frontier.agreement(swapped), len(KINDS)
+    a, n = frontier.agreement(swapped), len(TOY)
     assert a.rho == pytest.approx(1 - 6 * 2 / (n * (n**2 - 1)))
     half = 1.96 * np.sqrt((1 + a.rho**2 / 2) / (n - 3))
     assert np.arctanh(a.low) == pytest.approx(np.arctanh(a.rho) - half)
@@ -185,7 +185,7 @@ def test_points_are_means_over_seeds_of_what_was_trained(monkeypatch):
 def test_the_picture_has_every_point_and_says_whom_it_trusts(found):
     (axis,) = frontier.picture(found, "toy", "a title").axes
     lines = [line for line in axis.lines if line.get_marker() not in ("", "None", None)]
-    assert len([line for line in lines if len(line.get_xdata()) == 1]) == len(KINDS)
+    assert len([line for line in lines if len(line.get_xdata()) == 1]) == len(TOY)
     names = axis.get_legend_handles_labels()[1]
     assert "Gaussian (server trusted)" in names
     assert "Gaussian, noise of each client (nobody trusted)" in names
