@@ -195,21 +195,18 @@ def _asked(name, args):
     known, given = runner.defaults(path), dict(args.p)
     if taken := [key for key in given if key in runner.SHARED or key == "device"]:
         raise ValueError(f"-p {taken[0]}: say --{taken[0].replace('_', '-')} instead")
-    change = given.pop("change", None)
-    change = dict(map(assignment, change.split(","))) if isinstance(change, str) else {}
+    change = {}
     values = dict(scale=scale, resume=args.resume)
     values |= {} if args.seeds is None else {"seeds": args.seeds}
     values |= {} if args.device is None else {"device": args.device}
     if not runner.is_own(name):
         from dpcomm.experiments.run import runs
 
-        change |= {key: given.pop(key) for key in [*given] if key not in known}
+        change = {key: given.pop(key) for key in [*given] if key not in known}
         runs.read_change(change) if change else None
         experiment = runs.find(name)
         values["device"] = runner.device(args.device or "auto", gpu=experiment.gpu)
         runs.select(experiment, scale, args.seeds, str(given.get("only", "all")))
-    elif change:
-        raise ValueError(f"change: edit the settings of {name} instead")
     return name, path, runner.check_parameters(known, values | given), change
 
 

@@ -12,8 +12,6 @@ import io
 import os
 import pickle
 from collections.abc import Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -160,19 +158,6 @@ class Streams(Sequence):
         where = "client", int(self.cohort[i]), "copy", int(self.copies[i])
         return self.task.stream(self.t, *where, self.use)
 
-# %% ../../nbs/training/state.ipynb #4391f366
-_ALTER = ContextVar("alter", default=None)
-
-
-@contextmanager
-def altered(alter):  # Task -> Config
-    "Train every task that is made meanwhile with other settings."
-    token = _ALTER.set(alter)
-    try:
-        yield
-    finally:
-        _ALTER.reset(token)
-
 # %% ../../nbs/training/state.ipynb #1be3eb7e
 @dataclass(frozen=True)
 class Task:
@@ -201,8 +186,6 @@ class Task:
                 f"federation is a {type(self.federation).__name__}; it must be a"
                 " Federation: pass Federation.of(clients, test=(x, y))"
             )
-        if (alter := _ALTER.get()) is not None:
-            object.__setattr__(self, "config", alter(self))
 
     @property
     def n_clients(self) -> int:

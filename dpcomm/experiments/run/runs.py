@@ -15,7 +15,6 @@ import re
 import sys
 import time
 from collections import Counter, defaultdict
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -299,15 +298,6 @@ def _peak_bytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _altered(change):  # until every experiment's lines carry their changes
-    "Let tasks that are made meanwhile train with other settings."
-    if not change:
-        return nullcontext()
-    from dpcomm.training.state import altered
-
-    return altered(lambda task: replace(task.config, **change))
-
-
 def _in_words(change):
     return ",".join(f"{name}={value}" for name, value in sorted(change.items()))
 
@@ -334,10 +324,8 @@ def execute(
             return there[recorded.key, seed]
         wall, cpu = time.monotonic(), time.process_time()
         how |= dict(checkpoint=path, resume=resume)
-        with _altered(change if not run.changes else None):
-            outcome = _outcome(
-                experiment, replace(recorded, key=run.key), seed, how, folder
-            )
+        line = replace(recorded, key=run.key)
+        outcome = _outcome(experiment, line, seed, how, folder)
         if outcome is None:
             return None
         if change:  # never a verdict
@@ -410,10 +398,10 @@ def run_grid(
     experiment, finished, left = find(name), [], []
     jobs = select(experiment, scale, seeds, only)
     if change:
-        jobs = [(run, seed) for run, seed in jobs if run.trains and not run.needs]
+        jobs = [(run, seed) for run, seed in jobs if run.changes and not run.needs]
     if not jobs:
         raise ValueError(
-            f"{experiment.name} has no training run that begins with {only}"
+            f"{experiment.name}: nothing that begins with {only} trains so"
         )
     folder = runner.ready(runner.output_folder(out))
     if out is None and not runner.in_pages():
