@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GROUP', 'IntRange', 'OrNone', 'Game', 'symbol_game', 'Auditable', 'TrainingHooks', 'Mechanism', 'Total', 'register',
-           'registered', 'mechanism_class', 'import_mechanism', 'mechanism', 'Sender']
+           'registered', 'mechanism_class', 'import_mechanism', 'mechanism']
 
 # %% ../../nbs/foundations/contract.ipynb #55b60b27
 import importlib
@@ -31,9 +31,16 @@ from dpcomm.core.checks import (
     check_size,
     shown,
 )
-from ..core.random import Insecure, check_key, private_stream
+from ..core.random import Insecure, private_stream
 from ..core.vectors import check_finite, check_vector
-from ..core.wire import BadMessage, Bits, Message, finite_floats, header_bits
+from dpcomm.core.wire import (
+    BadMessage,
+    Bits,
+    Message,
+    finite_floats,
+    header_bits,
+    unpack_bits,
+)
 from ..privacy.guarantee import Guarantee
 from dpcomm.privacy.hypothesis_tests import (
     check_plays,
@@ -79,14 +86,16 @@ def check_range(name: str, value, allowed):
 
 # %% ../../nbs/foundations/contract.ipynb #c0n7r001
 class Game(NamedTuple):
-    """Two worlds of one release, whose distributions are known.
+    """Two worlds of one release, or of several, whose distributions are known.
 
-    play: (present, n, rng) -> (n,) scores, large where the client seems present.
+    play: (present, n, rng) -> attack -> (n,) scores, large where the client seems present.
     profile: eps -> the least delta that holds at each.
+    whole: whether a play makes all rounds; else their scores add up.
     """
 
     play: Callable
     profile: Callable
+    whole: bool = False
 
 
 def symbol_game(present, absent, count: int, draw: Callable) -> Game:
@@ -102,7 +111,7 @@ def symbol_game(present, absent, count: int, draw: Callable) -> Game:
     with np.errstate(divide="ignore", invalid="ignore"):
         gain = np.log(laws[0]) - np.log(laws[1])
     return Game(
-        lambda here, n, rng: gain[draw(here, n, rng)].sum(1),
+        lambda here, n, rng: {"likelihood": gain[draw(here, n, rng)].sum(1)},
         lambda eps: profile_of_pmfs(*multinomial_laws(*laws, count), eps),
     )
 
@@ -112,14 +121,16 @@ class Auditable:
 
     # relation -> arguments of guarantee and game; empty: no privacy is promised
     relations: dict[str, Any] = {}
+    played: tuple = ()  # further relations of the game, of which nothing is promised
     # (parameters, arguments of the game, most plays) for `dpcomm audit`
     audit_cases: tuple = ()
 
-    def games(self, relation: str, **release) -> dict[str, Game]:
-        """The game of each attack with the worst-case input, of one release.
+    def game(self, relation: str, rounds: int = 1, **release) -> Game:
+        """The game of the worst-case input.
 
-        relation: a key of `relations`. release: arguments of the game, such as d: entries
-        of its vectors. Returns attack -> Game.
+        relation: a key of `relations`, or one that is `played`. rounds: messages of one
+        play. release: arguments of the game, such as d: entries of its vectors. Returns
+        the game.
         """
         raise NotImplementedError
 
@@ -134,12 +145,10 @@ class Auditable:
         attack -> (n,) scores, large where the client seems present.
         """
         check_plays(present, n)
-        check_choice("relation", relation, tuple(self.relations))
-        games = self.games(relation, **release)
-        return {
-            attack: sum(game.play(present, n, rng) for _ in range(rounds))
-            for attack, game in games.items()
-        }
+        check_choice("relation", relation, (*self.relations, *self.played))
+        game = self.game(relation, rounds=rounds, **release)
+        plays = [game.play(present, n, rng) for _ in range(1 if game.whole else rounds)]
+        return {attack: sum(play[attack] for play in plays) for attack in plays[0]}
 
     def privacy_profile(self, relation: str, eps, **release) -> np.ndarray:
         """Privacy profile of one release: the least delta that holds at each eps.
@@ -149,8 +158,7 @@ class Auditable:
         attack on one release can do better.
         """
         check_choice("relation", relation, tuple(self.relations))
-        games = self.games(relation, **release).values()
-        return np.max([game.profile(eps) for game in games], axis=0)
+        return self.game(relation, **release).profile(np.asarray(eps, float))
 
 # %% ../../nbs/foundations/contract.ipynb #c0n7r003
 class TrainingHooks:
@@ -323,19 +331,22 @@ class Mechanism(Auditable, TrainingHooks):
     def guarantee(self, rounds: int, delta: float, **release) -> Guarantee:
         """Privacy guarantee of `rounds` releases; ValueError if none is proved.
 
-        rounds: releases composed, >= 1. delta: in [0, 1). release: what else the
-        mechanism's accountant asks for, such as sampling: how a cohort is drawn, one of
-        `samplings`. Returns eps with unit, relation, sampling, accountant, scope and
-        trust.
+        rounds: releases composed, >= 1. delta: in (0, 1), or 0 where a message is pure.
+        release: what the mechanism's account asks for. relation: a key of `relations`;
+        None: its first. accountant: one of its names; None: the tightest. sampling: how a
+        cohort is drawn, one of `samplings`; then also n_clients: of the federation, and
+        cohort: expected. d: entries of the vectors, >= 1. unit: whose vector is clipped,
+        client or example. note, premises: as in `Guarantee`. Returns eps with unit,
+        relation, sampling, accountant, scope and trust.
         """
         raise NotImplementedError
 
     def losses(self, **release) -> Losses:
         """Privacy losses of one release, for `compose`.
 
-        release: what `guarantee` asks for, without rounds and delta, such as relation: a
-        key of `relations`. Returns losses; ValueError where neither a pair nor a curve is
-        known.
+        release: what `guarantee` asks for, without rounds, delta and accountant; q: chance
+        to take part, in place of n_clients and cohort, but of DP-REC. Returns losses;
+        ValueError where neither a pair nor a curve is known.
         """
         raise ValueError(
             f"{self.name} has no privacy losses of a single release to compose:"
@@ -394,6 +405,18 @@ class Mechanism(Auditable, TrainingHooks):
             )
         return message.payload
 
+    def numbers(
+        self, message: Message, nbits: int, count: int, most: int
+    ) -> np.ndarray:
+        "The packed numbers of a message, all below `most`; BadMessage otherwise."
+        packed = unpack_bits(self.unwrap(message), nbits, count)
+        if packed.max(initial=0) >= most:
+            raise BadMessage(
+                f"message holds {packed.max()}, and {self.name} sends 0..{most - 1}: the"
+                " message is damaged, send it again"
+            )
+        return packed
+
 # %% ../../nbs/foundations/contract.ipynb #a07abd45
 @dataclass
 class Total:
@@ -433,16 +456,14 @@ class Total:
 
     def merge(self, other: Self) -> Self:
         "Add another total, which is not changed; ValueError if it does not fit."
-        if self.mechanism.fingerprint != other.mechanism.fingerprint:
+        if (self.mechanism.fingerprint, self.d) != (
+            other.mechanism.fingerprint,
+            other.d,
+        ):
             raise ValueError(
-                f"other is a total of {other.mechanism} and this one of"
-                f" {self.mechanism}: start both with the same mechanism, including"
-                " seed and round"
-            )
-        if self.d != other.d:
-            raise ValueError(
-                f"other has d = {other.d} and this total d = {self.d}; these must be"
-                " equal: start both with the same d"
+                f"other is a total of {other.mechanism} with d = {other.d} and this one of"
+                f" {self.mechanism} with d = {self.d}: start both with the same mechanism,"
+                " including seed and round"
             )
         return self if other.sum is None else self._add(other.sum, other.n)
 
@@ -576,42 +597,3 @@ def mechanism(name: str, **parameters) -> Mechanism:
     Returns: the mechanism; ValueError for an unknown name or a bad parameter.
     """
     return mechanism_class(name)(**parameters)
-
-# %% ../../nbs/foundations/contract.ipynb #6da6edd3
-class Sender:
-    "One client's messages, each with a fresh key, and their joint guarantee."
-
-    def __init__(self, mechanism: Mechanism):
-        self.mechanism, self.sent, self.known = mechanism, 0, set()
-
-    def encode(self, u, key=None):
-        "Encode the next message; ValueError if its key was used before."
-        if check_key(key) in self.known:
-            raise ValueError(
-                "key was already used for a message, and the difference of the two"
-                " messages would contain no noise: leave key out"
-            )
-        message = self.mechanism.encode(u, key)
-        self.sent += 1
-        if isinstance(key, Insecure):
-            self.known.add(key)
-        return message
-
-    def guarantee(self, **release):
-        """Guarantee of all messages so far; takes the mechanism's arguments without rounds.
-
-        It counts what was sent, so who took part is known, and nothing is amplified.
-        """
-        if not self.sent:
-            raise ValueError(
-                "no message has been sent, so there is nothing to account for: encode"
-                " first"
-            )
-        if release.setdefault("sampling", "none") != "none":
-            raise ValueError(
-                f"sampling is {shown(release['sampling'])}; messages that were sent"
-                " have no amplification by sampling: leave sampling out, or account"
-                " for the rounds with the mechanism"
-            )
-        made = self.mechanism.guarantee(rounds=self.sent, **release)
-        return made.assuming("keys") if self.known else made

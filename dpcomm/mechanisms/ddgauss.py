@@ -79,8 +79,10 @@ class DDGauss(OnRing):
         far = (1 + (relation == "replace")) * self.longest(d)
         variance = (self.share / self.step(d)) ** 2
         eps = concentrated(far, variance, self.honest, self.size(d))
-        orders = orders_at(q)
-        return orders, rdp_subsampled_gaussian(orders, 1 / eps, q)
+        return rdp_subsampled_gaussian(orders_at(q), 1 / eps, q)
+
+    def orders(self, q):
+        return orders_at(q)
 
     def curvature(self, d):
         # [page whole_noise, Prop. 2]

@@ -17,7 +17,7 @@ from ..core.random import normal, private_stream
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, finite_floats, header_bits
 from .contract import register
-from .noisy_sums import RING, ServerNoise, on_grid
+from .noisy_sums import RING, Central, on_grid
 
 # %% ../../nbs/baselines/gaussian.ipynb #ba8e7034
 RELATIONS = {
@@ -42,7 +42,7 @@ SAFE = {
 # %% ../../nbs/baselines/gaussian.ipynb #d79be9ee
 @register
 @dataclass(frozen=True)
-class Gaussian(ServerNoise):
+class Gaussian(Central):
     """Clip, and add normal noise to the sum or to each message. [McMahan et al. 2017]
 
     clip_norm: L2 bound C of one client's vector, > 0.
@@ -68,7 +68,7 @@ class Gaussian(ServerNoise):
     @property
     def samplings(self):
         # none amplifies where the server sees who sends
-        return ("none",) if self.local else ServerNoise.samplings
+        return ("none",) if self.local else Central.samplings
 
     @property
     def relations(self):

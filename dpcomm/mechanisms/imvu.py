@@ -28,27 +28,11 @@ from dpcomm.core.checks import (
 )
 from ..core.random import below, private_stream, row_streams
 from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
-from dpcomm.core.wire import (
-    BadMessage,
-    Bits,
-    Message,
-    header_bits,
-    pack_bits,
-    unpack_bits,
-)
-from .contract import Mechanism, register, symbol_game
-from .families import smallest
+from ..core.wire import Bits, Message, header_bits, pack_bits
+from .contract import register, symbol_game
+from .families import LocalRenyi
 from .mvu import Table
 from .signsgd import log_cosh
-from dpcomm.privacy.accounting import (
-    ORDERS,
-    check_everyone,
-    compose,
-    gaussian_guarantee,
-    guarantee_from_rdp,
-)
-from ..privacy.guarantee import Guarantee
-from ..privacy.losses import Losses, gaussian_losses
 from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/imvu/chapter.ipynb #39ac46c3
@@ -89,16 +73,6 @@ def line(table: Table) -> Line:
         raise ValueError(
             f"table has {len(p)} rows; interpolation needs exactly two (B_in = 2):"
             " pass mvu.solve(eps, n_inputs=2)"
-        )
-    if not (np.diff(a) > 0).all():
-        raise ValueError(
-            f"table has the alphabet {tuple(table.alphabet)}; it must be ascending:"
-            " sort it together with the columns of rows"
-        )
-    if not (p > 0).all():
-        raise ValueError(
-            f"table has a probability of {p.min():g}; every probability must be"
-            " positive: drop the symbol from alphabet and rows"
         )
     return Line(a, np.log(p[0]), np.log(p[1]) - np.log(p[0]))
 
@@ -193,6 +167,16 @@ def rdp_exact(
     return np.minimum(limit, d * each / (a - 1))
 
 # %% ../../nbs/imvu/chapter.ipynb #82c2068e
+ACCOUNTANTS = dict.fromkeys(
+    ("fisher-classic", "fisher-balle"), "Theorem 1, any vectors"
+)
+ACCOUNTANTS |= dict.fromkeys(
+    ("exact-classic", "exact-balle"), "exact at the worst vectors"
+)
+ACCOUNTANTS["pld"] = (
+    "the bits are signs of a Gaussian of multiplier sqrt(8 / pi) / kappa"
+)
+TIGHT = ("exact-balle", "pld")  # of the closed form
 AUDITED = tuple(  # parameters, arguments of play, most plays
     (dict(clip_norm=1.0, eps=eps, beta=beta), dict(d=d), 10**6)
     for eps, beta, d in ((1.0, 1.0, 1), (0.5, 4.0, 16))
@@ -201,7 +185,7 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
 
 @register
 @dataclass(frozen=True)
-class Imvu(Mechanism):
+class Imvu(LocalRenyi):
     """Interpolated minimum-variance unbiased mechanism, by coordinate. [imvu Sec. 3]
 
     clip_norm: L2 bound C of one client's vector, > 0.
@@ -217,7 +201,7 @@ class Imvu(Mechanism):
     table: Table | None = None
     clamp: bool = False
     name, server_is_deterministic, free = "imvu", True, "eps"
-    audit_cases, deployment_note = AUDITED, SAFE
+    audit_cases, deployment_note, accountants = AUDITED, SAFE, ACCOUNTANTS
     ranges = {"clip_norm": "(0, inf)", "beta": "(0, inf)", "eps": EPS}
     ranges |= {"clamp": bool}
 
@@ -270,16 +254,10 @@ class Imvu(Mechanism):
                 yield drawn.astype(np.uint8)
 
     def _symbols(self, message):
-        payload, m = self.unwrap(message), len(self.levels)
-        if self.nbits == 1:
-            return np.unpackbits(np.frombuffer(payload, np.uint8), count=message.d)
-        drawn = unpack_bits(payload, self.nbits, message.d)
-        if drawn.max(initial=0) >= m:
-            raise BadMessage(
-                f"message holds symbol {drawn.max()}; the table has symbols 0..{m - 1}:"
-                " the message is damaged, send it again"
-            )
-        return drawn
+        if self.nbits > 1:
+            return self.numbers(message, self.nbits, message.d, len(self.levels))
+        payload = np.frombuffer(self.unwrap(message), np.uint8)
+        return np.unpackbits(payload, count=message.d)
 
     def encode(self, u: Tensor, key=None) -> Message:
         # clip, draw, pack [imvu Sec. 3]
@@ -317,8 +295,8 @@ class Imvu(Mechanism):
         return zlib.crc32(repr(shared).encode())
 
     @property
-    def relations(self):
-        return {name: dict(relation=name) for name in RELATIONS}
+    def tight(self):
+        return TIGHT if self.table is None else ("fisher-balle",)
 
     @property
     def kappa(self):
@@ -364,20 +342,6 @@ class Imvu(Mechanism):
             " or moments and fisher-*"
         )
 
-    def simulate_sum(self, u: Tensor, rng) -> Tensor:
-        "Sum of a cohort's decoded vectors, (d,) float32, by counting symbols. [imvu Sec. 3]"
-        level = self.levels
-        above = np.zeros((len(level) - 1, u.shape[1]), np.int32)
-        for rows in self.draw_symbols(u, rng):
-            for j, count in enumerate(above):
-                if len(rows) > 64:
-                    count += (rows > j).sum(0, dtype=np.int32)
-                else:
-                    for row in rows:
-                        count += row if len(above) == 1 else row > j
-        total = len(u) * level[0] + np.diff(level) @ above
-        return torch.from_numpy(total.astype(np.float32)).to(u.device)
-
     def simulate(self, u: Tensor, rng) -> Tensor:
         check_rows("u", u)
         level, drawn = self.levels.astype(np.float32), list(self.draw_symbols(u, rng))
@@ -393,66 +357,18 @@ class Imvu(Mechanism):
         variance = (p * (level - mean[..., None]) ** 2).sum(-1)
         return (mean - u).to(u.dtype), variance.to(u.dtype)
 
-    def guarantee(
-        self,
-        rounds: int,
-        delta: float,
-        relation: str = "zero-out",
-        accountant: str = None,
-        sampling: str = "none",
-        unit: str = "client",
-        d: int = None,
-        orders=None,
-    ) -> Guarantee:
-        """Privacy of `rounds` messages. [imvu Thm. 1, eq. 1; Props. G and H]
+    @property
+    def multiplier(self):
+        # [Prop. H]
+        return math.sqrt(8 / math.pi) / self.closed_only().kappa
 
-        rounds: composed, >= 1.
-        delta: in (0, 1).
-        relation: zero-out | replace.
-        accountant: one of WAYS, of which fisher-... are the paper's; None: the smaller of
-        exact-balle and pld, or fisher-balle where there is a table.
-        unit: whose vector is clipped: client | example.
-        sampling: none, since the server sees who sends.
-        d: entries of the vectors, >= 1.
-        orders: Rényi orders, default ORDERS.
-        Returns: Guarantee of the whole run.
-        """
-        check_choice("relation", relation, RELATIONS)
-        if accountant is None:
-            names = TIGHT if self.table is None else ("fisher-balle",)
-            run = dict(rounds=rounds, delta=delta, relation=relation, sampling=sampling)
-            return smallest(self.guarantee, names, **run, unit=unit, d=d, orders=orders)
-        how, _, conversion = check_choice("accountant", accountant, WAYS).partition("-")
-        who = dict(relation=relation, sampling=check_everyone(sampling), unit=unit)
-        names = dict(accountant=accountant, rounds=rounds, note=ACCOUNTANTS[how], **who)
-        names |= dict(trust="local", scope="total")
-        if how != "fisher":
-            self.closed_only()
-        if how == "pld":
-            return gaussian_guarantee(
-                math.sqrt(8 / math.pi) / self.kappa, delta, **names
-            )
-        orders = ORDERS if orders is None else orders
-        root = math.sqrt(self.fisher) * self.beta
-        curve = compose(
-            rdp_exact(orders, root, relation, d if how == "exact" else None), rounds
-        )
-        return guarantee_from_rdp(orders, curve, delta, conversion, **names)
+    def curve(self, orders, relation, how, d):
+        # fisher: the paper's bound [imvu Thm. 1, eq. 1; Prop. G]
+        if how == "fisher":
+            return rdp_exact(orders, math.sqrt(self.fisher) * self.beta, relation)
+        return rdp_exact(orders, self.closed_only().kappa, relation, d)
 
-    def losses(self, relation: str = "zero-out", unit: str = "client") -> Losses:
-        """Privacy losses of one message, at most the Gaussian's whose signs it sends. [Prop. H]
-
-        relation: zero-out | replace.
-        unit: whose vector is clipped: client | example.
-        Returns: Losses of one message; ValueError where a table is used.
-        """
-        check_choice("relation", relation, RELATIONS)
-        self.closed_only()
-        sigma = math.sqrt(8 / math.pi) / self.kappa
-        about = dict(name=self.name, trust="local", unit=unit, note=ACCOUNTANTS["pld"])
-        return gaussian_losses(sigma, relation=relation, **about)
-
-    def games(self, relation, d=4, **release):
+    def game(self, relation, d=4, **release):
         # the even vector, four times too long, or its neighbour [Prop. G]
         signs = np.array([[1.0], [-1.0 if relation == "replace" else 0.0]], np.float32)
         worlds = torch.from_numpy(4 * np.float32(self.clip_norm) * signs).expand(2, d)
@@ -463,15 +379,14 @@ class Imvu(Mechanism):
             sent = worlds[0 if present else 1].expand(n, d)
             return np.searchsorted(middle, self.simulate(sent, rng).numpy())
 
-        return {"likelihood": symbol_game(law[0], law[1], d, symbols)}
+        return symbol_game(law[0], law[1], d, symbols)
 
 # %% ../../nbs/imvu/chapter.ipynb #cfb03f2e
 def _check_table(table, eps):
     "Refuse a table that is none, or one of another eps."
     if not isinstance(table, (Table, type(None))):
         raise TypeError(
-            f"table is {shown(table)}; it must be a Table, or None for the"
-            " closed form: use mvu.solve"
+            f"table is {shown(table)}; it must be a Table of mvu.solve, or None"
         )
     if table is not None and abs(table.eps - eps) > 1e-9 * eps:
         raise ValueError(
@@ -501,12 +416,3 @@ def coins(z: Tensor, rng: np.random.Generator) -> np.ndarray:
 
 # %% ../../nbs/imvu/chapter.ipynb #6db8fe9f
 PIECE = 2**17  # log-odds that exist at one time, unless one row is longer
-
-# %% ../../nbs/imvu/chapter.ipynb #07f7f798
-ACCOUNTANTS = {
-    "fisher": "Theorem 1, any vectors",
-    "exact": "exact at the worst vectors",
-    "pld": "the bits are signs of a Gaussian of multiplier sqrt(8 / pi) / kappa",
-}
-WAYS = ("fisher-classic", "fisher-balle", "exact-classic", "exact-balle", "pld")
-TIGHT = ("exact-balle", "pld")  # of the closed form: the smaller, unless one is named

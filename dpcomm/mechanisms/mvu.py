@@ -24,15 +24,8 @@ from dpcomm.core.checks import (
 )
 from ..core.random import private_stream, row_streams
 from ..core.vectors import check_rows, check_vector, clip_l2
-from dpcomm.core.wire import (
-    BadMessage,
-    Bits,
-    Message,
-    header_bits,
-    pack_bits,
-    unpack_bits,
-)
-from .contract import Mechanism, register, symbol_game
+from ..core.wire import Bits, Message, header_bits, pack_bits
+from .contract import Game, Mechanism, register, symbol_game
 from .mvu_table import PROBLEM, Table, check_problem, solve
 from ..privacy.accounting import check_everyone, compose, guarantee_from_rdp
 from ..privacy.guarantee import Guarantee
@@ -135,13 +128,8 @@ class Mvu(Mechanism):
 
     def decode(self, message: Message) -> Tensor:
         # look the symbols up, undo the scaling [Guo et al. 2022, Sec. 3]
-        seen = unpack_bits(self.unwrap(message), self.nbits, message.d)
         m = len(self.table.alphabet)
-        if seen.max(initial=0) >= m:
-            raise BadMessage(
-                f"message holds symbol {seen.max()} and the alphabet has {m} symbols:"
-                " the message is damaged, send it again"
-            )
+        seen = self.numbers(message, self.nbits, message.d, m)
         return self._levels()[torch.from_numpy(seen)]
 
     def bits(self, d):
@@ -227,18 +215,7 @@ class Mvu(Mechanism):
         d: int = None,
         orders=None,
     ) -> Guarantee:
-        """Privacy of `rounds` messages. [Lemmas coordinate to dither; Chaudhuri et al. 2022]
-
-        rounds: composed, >= 1.
-        delta: in [0, 1); 0 for `pure`.
-        relation: zero-out | replace.
-        accountant: one of ACCOUNTANTS.
-        unit: client | example: whose vector is clipped.
-        sampling: none, since the server sees who sends.
-        d: entries of the vectors, >= 1.
-        orders: Rényi orders, > 1; default ORDERS.
-        Returns: Guarantee of the whole run.
-        """
+        # [Lemmas coordinate to dither; Chaudhuri et al. 2022]
         check_choice("relation", relation, tuple(self.relations))
         check_choice("accountant", accountant, ACCOUNTANTS)
         check_between("rounds", rounds, 1)
@@ -263,12 +240,7 @@ class Mvu(Mechanism):
         return replace(found, delta=float(delta))
 
     def losses(self, relation: str = "zero-out", unit: str = "client") -> Losses:
-        """Privacy losses of one message, as a Rényi curve. [Lemmas coordinate to ball]
-
-        relation: zero-out | replace.
-        unit: client | example: whose vector is clipped.
-        Returns: Losses of one message of any length, by a Rényi curve alone.
-        """
+        # of any length, by a Rényi curve alone [Lemmas coordinate to ball]
         check_choice("relation", relation, tuple(self.relations))
 
         def renyi(orders):
@@ -278,7 +250,7 @@ class Mvu(Mechanism):
         about = dict(relation=relation, unit=unit, trust="local", note="any d")
         return Losses(name=self.name, renyi=renyi, **about)
 
-    def games(self, relation, **release):
+    def game(self, relation, **release):
         # one coordinate, or as many as just do not saturate [Chaudhuri et al. 2022]
         swap, levels, games = relation == "replace", self._levels().numpy(), {}
         middle = (levels[1:] + levels[:-1]) / 2
@@ -294,7 +266,14 @@ class Mvu(Mechanism):
                 return np.searchsorted(middle, self.simulate(sent, rng).numpy())
 
             games[attack] = symbol_game(present, absent, k, symbols)
-        return games
+
+        def play(present, n, rng):
+            return {a: g.play(present, n, rng)["likelihood"] for a, g in games.items()}
+
+        def profile(eps):
+            return np.max([game.profile(eps) for game in games.values()], axis=0)
+
+        return Game(play, profile)
 
 # %% ../../nbs/baselines/mvu.ipynb #09499687
 BLOCK = 2**15  # coordinates at a time, which fit in the cache

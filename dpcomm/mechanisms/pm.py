@@ -166,12 +166,6 @@ class Pm(Local):
     def simulate_with_memory(self, memory: Tensor, u: Tensor, rng) -> tuple:
         # send memory + u where a coordinate is drawn, keep the rest [as sqSGD, Alg. 2]
         check_rows("u", u)
-        check_rows("memory", check_finite("memory", memory))
-        if memory.shape != u.shape:
-            raise ValueError(
-                f"memory has shape {tuple(memory.shape)}; it must be {tuple(u.shape)},"
-                " like u: start from mechanism.client_memory(n, d)"
-            )
         memory = memory + check_finite("u", u)
         at, y = self.answers(memory, rng)
         y = y.to(memory.dtype)
@@ -190,7 +184,7 @@ class Pm(Local):
 
         return by_columns(entries, check_finite("u", u))
 
-    def games(self, relation, **release):
+    def game(self, relation, **release):
         # the bound or its negative at every sent coordinate [Wang et al. 2019]
         k = self.sent(2**31)
         each = self.eps / k
@@ -205,7 +199,7 @@ class Pm(Local):
             y = self.answers(u, rng)[1].double().numpy() / self.bound
             return np.where(y >= 1, 0, np.where(y <= -1, 1, 2))
 
-        return {"likelihood": symbol_game(law, law[[1, 0, 2]], k, letters)}
+        return symbol_game(law, law[[1, 0, 2]], k, letters)
 
 # %% ../../nbs/baselines/pm.ipynb #d4017e5d
 def coordinates(rng: np.random.Generator, d: int, count: int) -> np.ndarray:

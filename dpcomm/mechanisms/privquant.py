@@ -19,17 +19,10 @@ from torch import Tensor
 from ..core.checks import SCALE, check_between, check_choice, check_size
 from ..core.random import bernoulli, private_stream, row_streams, uniform_rows
 from ..core.vectors import by_columns, check_finite, check_rows, check_vector
-from dpcomm.core.wire import (
-    BadMessage,
-    Bits,
-    Message,
-    header_bits,
-    pack_bits,
-    unpack_bits,
-)
-from .contract import IntRange, OrNone, register
+from ..core.wire import Bits, Message, header_bits, pack_bits
+from .contract import Game, IntRange, OrNone, register
 from .families import Local
-from ..privacy.hypothesis_tests import check_plays, profile_of_pmfs
+from ..privacy.hypothesis_tests import profile_of_pmfs
 from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/privquant.ipynb #eaf27e4b
@@ -310,17 +303,6 @@ def pack(numbers, levels: int) -> bytes:
     "Write level numbers, ceil(log2 K) bits each. [sqsgd Sec. 3.1]"
     return pack_bits(numbers, (levels - 1).bit_length())
 
-# %% ../../nbs/baselines/privquant.ipynb #e4cbaf86
-def unpack(data: bytes, levels: int, d: int) -> np.ndarray:
-    "Read level numbers. [sqsgd Sec. 3.1]"
-    numbers = unpack_bits(data, (levels - 1).bit_length(), d)
-    if numbers.max(initial=0) >= levels:
-        raise BadMessage(
-            f"data contains level {numbers.max()}; levels run from 0 to {levels - 1}:"
-            " the message is damaged, send it again"
-        )
-    return numbers
-
 # %% ../../nbs/baselines/privquant.ipynb #8ed46f1f
 GAME_DIMENSION = 8  # of the audit
 AUDITED = tuple(  # parameters, arguments of play, most plays
@@ -389,13 +371,13 @@ class PrivQuant(Local):
 
     def decode(self, message: Message) -> Tensor:
         # look the levels up, divide by m [sqsgd Alg. 1, line 3]
-        payload = self.unwrap(message)
         values = levels(self.bound, self.levels) / self.calibration(message.d).m
-        return torch.from_numpy(values[unpack(payload, self.levels, message.d)]).float()
+        return torch.from_numpy(values[self.to_summand(message)]).float()
 
     def to_summand(self, message: Message) -> np.ndarray:
         # level numbers
-        return unpack(self.unwrap(message), self.levels, message.d)
+        nbits = (self.levels - 1).bit_length()
+        return self.numbers(message, nbits, message.d, self.levels)
 
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
         # the sum of the levels, over m [sqsgd Alg. 1, line 3]
@@ -427,34 +409,29 @@ class PrivQuant(Local):
             self.eps if d is None else self.calibration(check_size("d", d)).actual_eps
         )
 
-    def attack_scores(
-        self, relation, present, n, rng, rounds=1, d=GAME_DIMENSION, **release
-    ):
-        # a corner of the cube or the opposite one, scored by likelihood and by places
-        check_choice("relation", relation, tuple(self.relations))
-        check_plays(present, n)
-        cal, top = self.calibration(d), self.levels - 1
-        scores = {
-            name: np.zeros(n) for name in ("likelihood", "first", "last", "slope")
-        }
-        sent = np.full((n, d), top if present else 0)
-        for _ in range(rounds):
-            seen = randomise(sent, cal, rng)
-            for name, score in _scores((seen == top) * 1.0 - (seen == 0), cal).items():
-                scores[name] += score
-        return scores
+    def game(self, relation, d=GAME_DIMENSION, **release):
+        # a corner of the cube or the opposite one, scored by likelihood and by places; the
+        # curve from the distribution of both counts [sqsgd Alg. 1]
+        cal, K = self.calibration(d), self.levels
 
-    def privacy_profile(self, relation, eps, d=GAME_DIMENSION, **release):
-        # from the distribution of both counts [sqsgd Alg. 1]
-        check_choice("relation", relation, tuple(self.relations))
-        a, b = np.meshgrid(np.arange(d + 1.0), np.arange(d + 1.0), indexing="ij")
-        rest, K = d - a, self.levels
-        ways = gammaln(rest + 1) - gammaln(b + 1) - gammaln(np.maximum(rest - b, 0) + 1)
-        part = ways - rest * math.log(K - 1) + xlogy(rest - b, K - 2)
-        law = match_law(self.calibration(d))[:, None] * np.where(
-            b <= rest, np.exp(part), 0
-        )
-        return profile_of_pmfs(law, law.T, eps)
+        def play(present, n, rng):
+            seen = randomise(np.full((n, d), K - 1 if present else 0), cal, rng)
+            own = (seen == K - 1) * 1.0 - (seen == 0)
+            ratio = log_law((own > 0).sum(1), cal) - log_law((own < 0).sum(1), cal)
+            slope = own @ (np.arange(d) - (d - 1) / 2)
+            ends = dict(first=own[:, 0], last=own[:, -1])
+            return dict(likelihood=ratio) | ends | dict(slope=slope)
+
+        def profile(eps):
+            a, b = np.meshgrid(np.arange(d + 1.0), np.arange(d + 1.0), indexing="ij")
+            rest = d - a
+            ways = gammaln(rest + 1) - gammaln(b + 1)
+            ways -= gammaln(np.maximum(rest - b, 0) + 1)
+            part = ways - rest * math.log(K - 1) + xlogy(rest - b, K - 2)
+            law = match_law(cal)[:, None] * np.where(b <= rest, np.exp(part), 0)
+            return profile_of_pmfs(law, law.T, eps)
+
+        return Game(play, profile)
 
 # %% ../../nbs/baselines/privquant.ipynb #6c6b7042
 def sum_of_levels(numbers: np.ndarray, n: int, bound: float, count: int) -> np.ndarray:
@@ -470,11 +447,3 @@ def log_law(matches: np.ndarray, cal: Calibration) -> np.ndarray:
     high = -np.logaddexp(0, -cal.log_odds) - np.logaddexp.reduce(log_counts[cal.tau :])
     low = -np.logaddexp(0, cal.log_odds) - np.logaddexp.reduce(log_counts[: cal.tau])
     return np.where(often, high, low)
-
-# %% ../../nbs/baselines/privquant.ipynb #839c3ad5
-#| code-fold: true
-def _scores(own, cal):
-    "Log-likelihood ratio, first and last place, and the slope over places, (n,) each."
-    ratio = log_law((own > 0).sum(1), cal) - log_law((own < 0).sum(1), cal)
-    slope = own @ (np.arange(cal.d) - (cal.d - 1) / 2)
-    return dict(likelihood=ratio, first=own[:, 0], last=own[:, -1], slope=slope)

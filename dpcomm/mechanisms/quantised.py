@@ -14,20 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_choice, check_size, shown
+from ..core.checks import check_size, shown
 from ..core.random import private_stream
 from ..core.vectors import check_floats, check_rows, check_vector, clip_l2
-from dpcomm.core.wire import (
-    BadMessage,
-    Bits,
-    Message,
-    header_bits,
-    pack_bits,
-    unpack_bits,
-)
+from ..core.wire import Bits, Message, header_bits, pack_bits
 from .contract import IntRange, register
-from .noisy_sums import ServerNoise
-from ..privacy.hypothesis_tests import check_plays
+from .noisy_sums import Central
 from ..secagg.ring import conditional_round, rounded_norm
 
 # %% ../../nbs/baselines/quantised.ipynb #0c5340eb
@@ -55,7 +47,7 @@ AUDITED = tuple(
 # %% ../../nbs/baselines/quantised.ipynb #2df9fc5a
 @register
 @dataclass(frozen=True)
-class Quantised(ServerNoise):
+class Quantised(Central):
     """Clip, round to 2^level_bits levels; the server adds the noise. [dprec App. D.3]
 
     clip_norm: L2 bound C of one client's message, > 0.
@@ -136,14 +128,8 @@ class Quantised(ServerNoise):
 
     def levels_of(self, message: Message) -> np.ndarray:
         "Read the whole numbers back; BadMessage where one is none."
-        payload = self.unwrap(message)
-        z = unpack_bits(payload, self.level_bits, message.d) - self.levels
-        if z.max(initial=0) > self.levels:
-            raise BadMessage(
-                f"message contains {z.max()}; levels run to {self.levels}: the"
-                " message is damaged, send it again"
-            )
-        return z
+        most = 2 * self.levels + 1
+        return self.numbers(message, self.level_bits, message.d, most) - self.levels
 
     def decode(self, message: Message) -> Tensor:
         return torch.from_numpy(self.levels_of(message) * self.step(message.d)).float()
@@ -171,20 +157,11 @@ class Quantised(ServerNoise):
         one_whole_entry = d == 1 and self.length % 1 == 0
         return self.length / math.sqrt(self.longest(1)) if one_whole_entry else 1.0
 
-    def attack_scores(self, relation, present, n, rng, rounds=1, **release):
-        # the family's game, and a score that knows the rounding
-        seen, game = [], self.sum_game(rounds, **release)
-
-        def release_of(u):
-            seen.append(self.release(u, rng))
-            return seen[-1]
-
-        check_plays(present, n)
-        check_choice("relation", relation, tuple(self.relations))
-        scores = game.scores(release_of, relation, present, n, rng)
-        if self.rounding == "random" and rounds == 1 and game.q == 1:
-            scores["rounding"] = self.mixture_ratio(relation, seen[-1])
-        return scores
+    def scored(self, relation, seen):
+        # a score that knows the rounding
+        if self.rounding != "random":
+            return {}
+        return {"rounding": self.mixture_ratio(relation, seen)}
 
     def mixture_ratio(self, relation: str, seen: np.ndarray) -> np.ndarray:
         "Score a sum by both roundings of each entry, against none or their opposite."

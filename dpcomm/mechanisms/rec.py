@@ -35,9 +35,8 @@ from dpcomm.core.random import (
 )
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
-from .contract import IntRange, Mechanism, register
+from .contract import Game, IntRange, Mechanism, register
 from ..privacy.guarantee import Guarantee, large_delta
-from ..privacy.hypothesis_tests import check_plays
 from ..privacy.losses import Losses
 from dpcomm.privacy.rec_accountant import (
     SAMPLINGS_OF,
@@ -376,19 +375,9 @@ class Rec(Mechanism):
         accountant: str = None,
         relation: str = None,
     ) -> Guarantee:
-        """The proved guarantee, or the paper's claimed one, of `rounds` rounds. [dprec Alg. 7]
-
-        rounds: composed, >= 1.
-        delta: in (0, 1).
-        n_clients: N; not used without sampling.
-        cohort: messages per round, expected under Poisson; not used without sampling.
-        accountant: one of ACCOUNTANTS; "theorem1-arxiv" is the paper's. None: pld-exact
-        against null messages; exact-balle against another update, where pld-exact may
-        prove less than a third of it and takes seconds the first time.
-        sampling: how a cohort is drawn, one of `samplings`.
-        relation: None: the first that goes with the sampling in SAMPLINGS_OF.
-        Returns: Guarantee of the whole run.
-        """
+        # "theorem1-arxiv" is the paper's claim [dprec Alg. 7]; None: pld-exact against null
+        # messages, else exact-balle, where pld-exact may prove less than a third of it and
+        # takes seconds the first time
         relation = _fitting_relation(sampling, relation)
         alone = relation in ("null-slot", "poisson-null")  # nobody else chooses
         if accountant is None:
@@ -427,14 +416,7 @@ class Rec(Mechanism):
         sampling: str = "replacement",
         relation: str = None,
     ) -> Losses:
-        """Privacy losses of one slot, or of one round if cohorts are drawn. [Props. F to N]
-
-        n_clients: N; not used without sampling.
-        cohort: messages per round, expected under Poisson; not used without sampling.
-        relation: None: the first that goes with the sampling in SAMPLINGS_OF.
-        Returns: Losses of a slot under 'replacement', of a message without sampling.
-        sampling: how a cohort is drawn, one of `samplings`.
-        """
+        # of a slot under 'replacement', of a message without sampling [Props. F to N]
         relation = _fitting_relation(sampling, relation)
         K, groups = 2**self.index_bits, len(self.groups or (1,))
         gap = groups * K * 2.0**-51
@@ -448,54 +430,44 @@ class Rec(Mechanism):
         c = self.clip_norm / self.std
         return rec_losses(c, run, name=self.name, premises={"proof": told})
 
-    def attack_scores(
-        self,
-        relation,
-        present,
-        n,
-        rng,
-        path="encode",
-        rounds=1,
-        n_clients=1,
-        cohort=1,
-        **release,
-    ):
+    def game(self, relation, rounds=1, path="encode", n_clients=1, cohort=1, **release):
         # worst split: page dprec/theorem; path: encode: real messages | law: no bytes |
         # simulate: estimates; a slot is the client's with probability cohort / n_clients
-        check_plays(present, n)
-        check_choice("relation", relation, tuple(RELATIONS))
         check_choice("path", path, ("encode", "law", "simulate"))
-        q, looks = 1.0 if relation == "local" else cohort / n_clients, []
+        q = 1.0 if relation == "local" else cohort / n_clients
         others = -1 if relation in ("replace", "local") else 0
-        for sign in np.resize([1, -1], rounds):
-            sent = sign * np.where(present & (rng.random(n) < q), 1, others)
-            blocks = np.array_split(sent, max(1, n * 2**self.index_bits // 2**20))
-            parts = [self._score(block, sign, others, q, path, rng) for block in blocks]
-            ratios, indices = zip(*parts)
-            seen = None if path == "simulate" else np.concatenate(indices)
-            looks.append((np.concatenate(ratios), seen))
-        scores = {"likelihood": sum(ratio for ratio, _ in looks)}
-        if path == "simulate":
-            return scores
-        same = (
-            {"repeat": (looks[0][1] == looks[1][1]).astype(float)} if rounds > 1 else {}
-        )
-        return scores | {"index": looks[0][1].astype(float)} | same
 
-    def privacy_profile(self, relation, eps, n_clients=1, cohort=1, **release):
-        # of one message; 1, no claim, for two updates
-        if check_choice("relation", relation, tuple(RELATIONS)) in ("replace", "local"):
-            return np.ones(np.shape(eps))
-        eps, found = check_reals("eps", eps, "[0, 700]"), 0
-        for up in (True, False):
-            D, law = loss_law(self.clip_norm / self.std, 2**self.index_bits, up)
-            w = 2**self.index_bits * expit(D)
-            ratio = 1 + cohort / n_clients * (w - 1)
-            rise, fall = (ratio, 1) if up else (1, ratio)
-            factors = np.exp(eps.ravel())
-            side = [(law * np.maximum(rise - e * fall, 0)).sum() for e in factors]
-            found = np.maximum(found, side)
-        return np.minimum(found + 3e-9 * 2**self.index_bits, 1).reshape(eps.shape)
+        def play(present, n, rng):
+            looks = []
+            for sign in np.resize([1, -1], rounds):
+                sent = sign * np.where(present & (rng.random(n) < q), 1, others)
+                blocks = np.array_split(sent, max(1, n * 2**self.index_bits // 2**20))
+                parts = [self._score(b, sign, others, q, path, rng) for b in blocks]
+                looks.append([*zip(*parts)])
+            scores = {"likelihood": sum(np.concatenate(ratios) for ratios, _ in looks)}
+            if path == "simulate":
+                return scores
+            first, *others_seen = (np.concatenate(indices) for _, indices in looks)
+            scores["index"] = first.astype(float)
+            if others_seen:
+                scores["repeat"] = (first == others_seen[0]).astype(float)
+            return scores
+
+        def profile(eps):
+            # of one message; 1, no claim, for two updates
+            eps, delta = check_reals("eps", eps, "[0, 700]"), float(others != 0)
+            for up in (True, False) if others == 0 else ():
+                D, law = loss_law(self.clip_norm / self.std, 2**self.index_bits, up)
+                w = 2**self.index_bits * expit(D)
+                ratio = 1 + cohort / n_clients * (w - 1)
+                rise, fall = (ratio, 1) if up else (1, ratio)
+                factors = np.exp(eps.ravel())
+                side = [(law * np.maximum(rise - e * fall, 0)).sum() for e in factors]
+                delta = np.maximum(delta, side)
+            delta = np.minimum(delta + 3e-9 * 2**self.index_bits, 1)
+            return np.broadcast_to(delta, eps.size).reshape(eps.shape)
+
+        return Game(play, profile, whole=True)
 
 # %% ../../nbs/dprec/chapter.ipynb #bd3b4c65
 #| code-fold: true

@@ -13,29 +13,18 @@ import torch
 from scipy.special import erf, log_ndtr, ndtr
 from torch import Tensor
 
-from ..core.checks import check_choice, check_size
+from ..core.checks import check_size
 from ..core.random import bernoulli, private_stream, row_streams
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, header_bits
-from .contract import Mechanism, register, symbol_game
-from .families import smallest
-from dpcomm.privacy.accounting import (
-    ORDERS,
-    check_everyone,
-    compose,
-    gaussian_guarantee,
-    guarantee_from_rdp,
-    rdp_gaussian,
-)
-from ..privacy.guarantee import Guarantee
-from ..privacy.losses import Losses, gaussian_losses
+from .contract import register, symbol_game
+from .families import LocalRenyi
+from ..privacy.accounting import rdp_gaussian
 
 # %% ../../nbs/baselines/signsgd.ipynb #809656b2
-RELATIONS = ("zero-out", "replace")
 _GAUSSIAN, _BITS = "the sign after the Gaussian mechanism", "the bits themselves"
 ACCOUNTANTS = dict.fromkeys(("rdp-classic", "rdp-balle", "pld"), _GAUSSIAN)
 ACCOUNTANTS |= dict.fromkeys(("exact-classic", "exact-balle"), _BITS)
-TIGHT = ("exact-balle", "pld")  # of which the smaller is stated unless one is named
 AUDITED = tuple(  # parameters, arguments of play, most plays
     (dict(clip_norm=1.0, sigma=sigma), dict(d=d), 10**6)
     for sigma, d in ((0.5, 1), (1.0, 16))
@@ -46,7 +35,7 @@ FAR = 37.0  # standard deviations beyond which a sign gets no likelier
 # %% ../../nbs/baselines/signsgd.ipynb #c2d396bc
 @register
 @dataclass(frozen=True)
-class SignSgd(Mechanism):
+class SignSgd(LocalRenyi):
     """Clip, add normal noise to every coordinate, send the signs. [Jin et al. 2020]
 
     clip_norm: L2 bound C of one client's vector, > 0.
@@ -56,12 +45,11 @@ class SignSgd(Mechanism):
     clip_norm: float
     sigma: float
     name, server_is_deterministic, audit_cases, step = "signsgd", True, AUDITED, 1.0
-    free = "sigma"
+    free, accountants, tight = "sigma", ACCOUNTANTS, ("exact-balle", "pld")
     deployment_note = (
         "safe to deploy: signs by exact coins of a float64 law; a message of d moves eps"
         " by d 2^-40 at most, and single precision in the clip by 2^-22 of it"
     )
-    relations = {r: dict(relation=r) for r in RELATIONS}
     ranges = {"clip_norm": "(0, inf)", "sigma": "(0, inf)"}
 
     def clip(self, u):
@@ -115,61 +103,20 @@ class SignSgd(Mechanism):
         variance = 4 * torch.special.ndtr(v) * torch.special.ndtr(-v)
         return (self.mean_sign(v * self.std) - u).to(u.dtype), variance.to(u.dtype)
 
-    def guarantee(
-        self,
-        rounds: int,
-        delta: float,
-        relation: str = "zero-out",
-        accountant: str = None,
-        sampling: str = "none",
-        unit: str = "client",
-        d: int = None,
-        orders=None,
-    ) -> Guarantee:
-        """Privacy of `rounds` messages. [Mironov 2017; page signsgd, Prop. A]
+    @property
+    def multiplier(self):
+        return self.sigma
 
-        rounds: composed, >= 1.
-        delta: in (0, 1).
-        relation: 'zero-out' or 'replace'.
-        accountant: a key of ACCOUNTANTS; None: the smaller of exact-balle and pld.
-        sampling: none, since the server sees who sends.
-        unit: whose vector is clipped: 'client' or 'example'.
-        d: entries of the vectors, >= 1.
-        orders: Rényi orders, default those of the accountant.
-        Returns: Guarantee of the whole run.
-        """
-        check_choice("relation", relation, RELATIONS)
-        if accountant is None:
-            run = dict(rounds=rounds, delta=delta, relation=relation, sampling=sampling)
-            return smallest(self.guarantee, TIGHT, **run, unit=unit, d=d, orders=orders)
-        note = ACCOUNTANTS[check_choice("accountant", accountant, tuple(ACCOUNTANTS))]
-        who = dict(relation=relation, sampling=check_everyone(sampling), unit=unit)
-        how = dict(accountant=accountant, rounds=rounds, trust="local", scope="total")
-        if not accountant.startswith("exact"):
-            return gaussian_guarantee(
-                self.sigma, delta, orders=orders, note=note, **who, **how
-            )
-        note += ", at the worst vector of "
-        note += "any dimension" if d is None else f"dimension {d}"
-        orders = ORDERS if orders is None else orders
-        curve = compose(rdp_signs(orders, self.sigma, relation, d), rounds)
-        conversion = accountant.removeprefix("exact-")
-        return guarantee_from_rdp(
-            orders, curve, delta, conversion, note=note, **who, **how
-        )
+    def curve(self, orders, relation, how, d):
+        # [page signsgd, Prop. A]
+        return rdp_signs(orders, self.sigma, relation, d)
 
-    def losses(self, relation: str = "zero-out", unit: str = "client") -> Losses:
-        """Losses of one message, at most those before its sign. [page foundations/losses]
+    def noted(self, accountant, d):
+        worst = "any dimension" if d is None else f"dimension {d}"
+        exact = f", at the worst vector of {worst}" * (ACCOUNTANTS[accountant] == _BITS)
+        return ACCOUNTANTS[accountant] + exact
 
-        relation: 'zero-out' or 'replace'.
-        unit: whose vector is clipped: 'client' or 'example'.
-        Returns: Losses of one message.
-        """
-        check_choice("relation", relation, RELATIONS)
-        about = dict(name=self.name, trust="local", unit=unit, note=_GAUSSIAN)
-        return gaussian_losses(self.sigma, relation=relation, **about)
-
-    def games(self, relation, d=4, **release):
+    def game(self, relation, d=4, **release):
         # the even vector, four times too long, or its neighbour [page signsgd, Prop. A]
         swap, v = relation == "replace", 1 / (self.sigma * np.sqrt(d))
         sent = np.array([ndtr(-v), ndtr(v)])
@@ -180,7 +127,7 @@ class SignSgd(Mechanism):
             u = torch.from_numpy(np.full((n, d), size, np.float32))
             return (self.simulate(u, rng) > 0).long().numpy()
 
-        return {"likelihood": symbol_game(sent, other, d, signs)}
+        return symbol_game(sent, other, d, signs)
 
 # %% ../../nbs/baselines/signsgd.ipynb #047fe059
 def log_cosh(y) -> np.ndarray:

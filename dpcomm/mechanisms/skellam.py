@@ -82,9 +82,11 @@ class Skellam(OnRing):
         far, swap = self.longest(d), 1 + (relation == "replace")
         taxicab = min(math.sqrt(self.size(d)) * far, far**2)
         mu = (self.sigma * self.clip_norm / self.step(d)) ** 2
-        orders = orders_at(q)
-        curve = rdp_skellam(orders, mu, swap * far, swap * taxicab)
-        return orders, amplify(curve, q) if q < 1 else curve
+        curve = rdp_skellam(orders_at(q), mu, swap * far, swap * taxicab)
+        return amplify(curve, q) if q < 1 else curve
+
+    def orders(self, q):
+        return orders_at(q)
 
     def curvature(self, d):
         # of noise of sigma C [page whole_noise, Prop. 3]

@@ -305,7 +305,7 @@ class Sqkr(Local):
         u = synthesise(a, f)[0]
         return (self.clip_norm * u / u.norm()).float()
 
-    def games(self, relation, **release):
+    def game(self, relation, **release):
         # the input with the largest sampled coordinates, or its opposite
         k = self.nbits
         at = torch.from_numpy(np.arange(k))
@@ -317,11 +317,11 @@ class Sqkr(Local):
             sent = x[0 if present else 1].expand(n, -1)
             signs = self.answer(sent, uniform_rows(rng, n, 2 * k + 1), rng)
             first, second = (likelihood(side, signs, self.keep).log() for side in x)
-            return (first - second).numpy()
+            return {"likelihood": (first - second).numpy()}
 
         own = 1 / (1 + (2.0**k - 1) * math.exp(-self.eps))
         profile = functools.partial(profile_of_two_ratios, own, self.eps)
-        return {"likelihood": Game(play, profile)}
+        return Game(play, profile)
 
     def simulate(self, u: Tensor, rng, at: Tensor = None) -> Tensor:
         """Decoded vectors of a whole cohort, without messages.

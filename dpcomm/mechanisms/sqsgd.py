@@ -236,16 +236,16 @@ class SqSgd(Local):
 
     def decode(self, message: Message) -> Tensor:
         # look the levels up, rotate back, put them in their places [sqsgd Alg. 2, line 19]
-        payload, d = self.unwrap(message), message.d
+        numbers, d = self.to_summand(message), message.d
         at, out = self.subset(d), torch.zeros(d, **FLOAT32)
-        numbers = privquant.unpack(payload, self.levels, self.size(d))
         values = privquant.levels(self.limit(d), self.levels) / self.calibration(d).m
         out[at] = (d / len(at) * self.restore(values[numbers][None], d)[0]).float()
         return out
 
     def to_summand(self, message: Message) -> np.ndarray:
         # level numbers
-        return privquant.unpack(self.unwrap(message), self.levels, self.size(message.d))
+        nbits = (self.levels - 1).bit_length()
+        return self.numbers(message, nbits, self.size(message.d), self.levels)
 
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
         # levels, rotated back, in their places [sqsgd Alg. 2, line 19]
@@ -315,7 +315,7 @@ class SqSgd(Local):
         variance.index_copy_(1, at, scale**2 * own[:, : len(at)])
         return bias.to(u), variance.to(u.device)
 
-    def games(self, relation, d=2, **release):
+    def game(self, relation, d=2, **release):
         # a vector or its negative, scored by how far the message points along it
         u, cal = np.zeros(d, np.float32), self.calibration(d)
         u[self.subset(d)] = 1.0
@@ -323,10 +323,11 @@ class SqSgd(Local):
 
         def play(present, n, rng):
             sent = (u if present else -u).expand(n, d)
-            return (self.simulate(sent, rng).double() @ u.double()).numpy()
+            along = self.simulate(sent, rng).double() @ u.double()
+            return {"projection": along.numpy()}
 
         profile = functools.partial(profile_of_two_ratios, cal.p, cal.actual_eps)
-        return {"projection": Game(play, profile)}
+        return Game(play, profile)
 
     def message_epsilon(self, d: int = None) -> float:
         # what the threshold really spends [sqsgd Thm. 1]

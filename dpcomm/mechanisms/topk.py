@@ -19,12 +19,11 @@ from torch import Tensor, nn
 from dpcomm.core.checks import (
     check_choice,
     check_number,
-    check_positive,
     check_reals,
     check_size,
     shown,
 )
-from ..core.random import normal, seed_tree
+from ..core.random import seed_tree
 from dpcomm.core.vectors import (
     check_finite,
     check_rows,
@@ -285,20 +284,6 @@ def scheme(
             " or leave support out"
         )
     return TopK(support=support, held=held, fresh=fresh, **common)
-
-# %% ../../nbs/fltop/chapter.ipynb #aacf31aa
-def private_vote(
-    updates: Tensor, fraction: float, sigma: float, rng: np.random.Generator
-) -> Support:
-    "Choose the support by a noisy vote; sigma: relative to sqrt(K). [fltop Sec. 3.2.3]"
-    d = check_rows("updates", updates).shape[1]
-    check_positive("sigma", sigma)
-    k = size(fraction, d)
-    favourites = check_finite("updates", updates).abs().topk(k, dim=1).indices
-    ones = updates.new_ones(len(updates) * k, dtype=torch.float32)
-    marks = ones.new_zeros(d).index_add_(0, favourites.flatten(), ones)
-    noise = normal((d,), rng)
-    return top_k(marks + sigma * math.sqrt(k) * noise, fraction)
 
 # %% ../../nbs/fltop/chapter.ipynb #bd6d21c1
 def public_norm(mechanism, train, d: int, draws: int = 100) -> float:

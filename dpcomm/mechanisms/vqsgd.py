@@ -22,14 +22,7 @@ from dpcomm.core.vectors import (
     check_vector,
     clip_l2,
 )
-from dpcomm.core.wire import (
-    BadMessage,
-    Bits,
-    Message,
-    header_bits,
-    pack_bits,
-    unpack_bits,
-)
+from ..core.wire import Bits, Message, header_bits, pack_bits
 from .contract import IntRange, register, symbol_game
 from .families import COMPRESSES, Local
 from .sqkr import keep_probability, kept
@@ -94,14 +87,8 @@ class VqSgd(Local):
         return torch.from_numpy(total)
 
     def _corners_of(self, message):
-        payload, d = self.unwrap(message), message.d
-        drawn = unpack_bits(payload, corner_bits(d), self.repeats)
-        if drawn.max() >= 2 * d:
-            raise BadMessage(
-                f"message names corner {drawn.max()}; d = {d} has corners 0..{2 * d - 1}:"
-                " the message is damaged, send it again"
-            )
-        return drawn
+        d = message.d
+        return self.numbers(message, corner_bits(d), self.repeats, 2 * d)
 
     def encode(self, u: Tensor, key=None) -> Message:
         # draw the corners, pack their numbers [Gandikota et al. 2019]
@@ -156,7 +143,7 @@ class VqSgd(Local):
         worst = np.stack([np.eye(1, d)[0], np.full(d, -1 / math.sqrt(d))])
         return self.clip_norm * torch.from_numpy(worst)
 
-    def games(self, relation, d=1, **release):
+    def game(self, relation, d=1, **release):
         # one of the two worst inputs; corners that are likelier alike are one letter
         u = self.worst_case(d)
         lie = 1 / (math.exp(self.eps) + 2 * d - 1)
@@ -170,8 +157,7 @@ class VqSgd(Local):
             drawn = self.corners(row, rng, n * self.repeats).reshape(n, -1)
             return np.where(drawn == 0, 0, np.where(drawn & 1, 1, 2))
 
-        game = symbol_game(sent, other, self.repeats, letters)
-        return {"likelihood": game}
+        return symbol_game(sent, other, self.repeats, letters)
 
     def simulate(self, u: Tensor, rng) -> Tensor:
         # [Gandikota et al. 2019]

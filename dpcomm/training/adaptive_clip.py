@@ -14,7 +14,7 @@ import torch
 
 from ..core.checks import check_number, check_positive, shown
 from ..mechanisms.gaussian import Gaussian
-from ..mechanisms.noisy_sums import OnRing, ServerNoise
+from ..mechanisms.noisy_sums import Central, OnRing
 
 # %% ../../nbs/training/adaptive_clip.ipynb #ac000007
 MARGIN = 1 + 1e-9  # for the grids of discrete noise
@@ -57,7 +57,7 @@ class AdaptiveClip:
 
     def split(self, mechanism, cohort: float, clip: float = None):
         "The mechanism at this round's clip, with the noise that is left for updates."
-        central = isinstance(mechanism, ServerNoise) and mechanism.trust == "central"
+        central = isinstance(mechanism, Central) and mechanism.trust == "central"
         if not central and not in_one_sum(mechanism):
             name = getattr(mechanism, "name", shown(mechanism))
             raise ValueError(

@@ -4,7 +4,6 @@ What every mechanism must do is in test_conformance. Statistical tests have fals
 1e-6 and fixed seeds.
 """
 
-import dataclasses
 import math
 from fractions import Fraction
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import drawn, radius
+from laws import drawn
 from tables import tabled
 
 from dpcomm.core.random import seed_tree
@@ -99,12 +98,6 @@ def test_measuring_has_orthonormal_rows(kept):
     np.testing.assert_allclose(cs.leverage(p), np.diag(A.T @ A), atol=1e-12)
 
 
-def test_all_coefficients_lose_nothing():
-    m, u = make(fraction=1.0, sigma=None), torch.from_numpy(rows(2, 50)).float()
-    torch.testing.assert_close(m.expand(m.sketch(u), 50), u, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(cs.leverage(m.plan(50)), 1, atol=1e-12)
-
-
 # ---- the sketch
 
 
@@ -157,52 +150,3 @@ def test_chunks_without_a_coefficient_are_reconstructed_as_zero():
     x = m.reconstruct(y, 1.0, 80)
     empty = np.repeat(p.counts == 0, p.lengths)
     assert empty.sum() == 40 and not x.numpy()[empty].any() and x.numpy()[~empty].any()
-
-
-# ---- the sum
-
-
-def test_the_aggregate_and_the_reconstructed_sum_have_one_law():
-    "Without iterations the server's answer is linear; what no coefficient sees has no noise."
-    m, d, n = make(iterations=0, clip_norm=2.0, sigma=0.5, tolerance=0.25), 9, 2000
-    u = torch.from_numpy(rows(4, d)).float()
-    one, two = ([seed_tree(0, name, i) for i in range(n)] for name in ("one", "two"))
-    together = [m.aggregate(m.simulate(u, rng), 5, None) for rng in one]
-    summed = [m.reconstruct(m.sketch(u).sum(0) + m.noise(3, 4, r), 5, d) for r in two]
-    together, summed = (torch.stack(x).double().numpy() for x in (together, summed))
-    leverage = cs.leverage(m.plan(d))
-    seen = leverage > 1e-9
-    assert seen.sum() >= 7 and np.abs(together[:, ~seen]).max(initial=0) < 1e-6
-    together, summed, std = together[:, seen], summed[:, seen], together[:, seen].std(0)
-    gap = np.abs(together.mean(0) - summed.mean(0))
-    assert (gap <= math.sqrt(2) * radius(std, n, 2 * d)).all()
-    ratio = np.abs(together.var(0) / summed.var(0) - 1)
-    assert (ratio <= math.sqrt(2) * radius(math.sqrt(2), n, 2 * d)).all()
-    want = 4 * m.share**2 * leverage[seen] / 25
-    np.testing.assert_allclose(std**2, want, rtol=0.25)
-
-
-def test_the_reconstruction_reads_nothing_but_the_linear_mean():
-    m, d = make(), 50
-    estimates = m.simulate(torch.from_numpy(rows(4, d)).float(), seed_tree(0))
-    mean, p = m.aggregate(estimates, 4, None).numpy()[None], m.plan(d)
-    values = torch.from_numpy(cs.measure(estimates.numpy(), p)).sum(0)
-    direct = cs.recover(cs.measure(mean, p)[0], p, m.penalty, m.iterations)
-    np.testing.assert_allclose(m.reconstruct(values, 4, d), direct, rtol=0, atol=1e-5)
-
-
-# ---- rounds, twins, guarantee
-
-
-def test_the_guarantee_is_the_gaussians_and_reproduces_the_papers_epsilon():
-    m = Compressive(0.005, 0.26, 1.54, 100, chunks=200)
-    run = dict(rounds=200, delta=1e-5, n_clients=6000, cohort=100, sampling="poisson")
-    g = m.guarantee(**run, relation="add-remove", accountant="rdp-classic")
-    assert (g.trust, g.relation, g.sampling) == ("central", "add-remove", "poisson")
-    assert g.eps == pytest.approx(1.0006, abs=1e-3)
-    g = m.guarantee(**run)
-    assert g.eps < 0.7
-    assert dataclasses.replace(m, tolerance=0.3).guarantee(**run).eps == g.eps
-    swap, out = (m.guarantee(1, 1e-5, relation=r).eps for r in ("replace", "zero-out"))
-    assert swap > out
-    assert m.bits(FASHION[0]).payload == 32 * 8316

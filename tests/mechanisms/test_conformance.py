@@ -22,7 +22,7 @@ from tables import first_alone, tabled
 
 from dpcomm.core import wire
 from dpcomm.core.random import Insecure, seed_tree
-from dpcomm.mechanisms import contract, families, topk
+from dpcomm.mechanisms import contract, families, noisy_sums, topk
 from dpcomm.privacy import audit, hypothesis_tests
 from dpcomm.privacy.guarantee import RELATIONS, Guarantee
 from dpcomm.secagg import session
@@ -54,7 +54,7 @@ def every(keep=lambda case: True):
 
 
 each = every()
-summed = every(lambda case: isinstance(case.make(3), families.Summed))
+summed = every(lambda case: isinstance(case.make(3), noisy_sums.Summed))
 SIZES = [1, 2, 7, 64]
 
 
@@ -526,7 +526,7 @@ def test_a_message_carries_the_words_of_its_client(case):
     assert not np.array_equal(words, m.summand(u)), "words are drawn afresh"
     assert torch.equal(m.lifted(words, 7), m.decode(m.encode(u, Insecure(5))))
     for wrong in (words[:-1], np.append(words, 0)):
-        with pytest.raises(ValueError, match="total has shape"):
+        with pytest.raises(ValueError):
             m.from_sum(wrong, m.honest, 7)
 
 
@@ -662,7 +662,7 @@ def test_pure_privacy_adds_up(case):
 
 def by_law(mechanism) -> dict:
     "How a game is played without messages, where it has such a way."
-    known = inspect.signature(mechanism.attack_scores).parameters
+    known = inspect.signature(mechanism.game).parameters
     return dict(path="law") if "path" in known else {}
 
 
@@ -670,8 +670,6 @@ def by_law(mechanism) -> dict:
 def test_a_game_of_more_rounds_scores_more(case):
     "Four releases tell the worlds four times as far apart; no pure score is above its epsilon."
     mechanism, n = case.make(4), 600
-    if "rounds" not in inspect.signature(mechanism.attack_scores).parameters:
-        return
     fast = by_law(mechanism)
     for relation, arguments in mechanism.relations.items():
         given, gaps, errors = without_relation(arguments), [], []

@@ -21,7 +21,6 @@ from dpcomm.core import wire
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.mechanisms import contract, ddgauss, noisy_sums
 from dpcomm.mechanisms.ddgauss import DDGauss
-from dpcomm.mechanisms.noisy_sums import run_guarantee
 from dpcomm.mechanisms.skellam import Skellam
 from dpcomm.privacy import accounting
 from dpcomm.privacy.accounting import INTEGER_ORDERS, gaussian_guarantee
@@ -51,27 +50,6 @@ def test_the_grid_solves_its_equation(d, bits, n, padded):
 
 
 # ---- shares and sums
-
-
-@tabled("d", [1, 3, 16])
-def test_a_sum_of_shares_is_the_sum_of_vectors_and_noise(d):
-    "Mean and variance of 3,000 sums in the ring."
-    m, n, plays = DDGauss(1.0, 0.5, 8, 14), 8, 3000
-    u = vectors(n, d, 0.9)
-    sent = m.words(u.repeat(plays, 1), seed_tree(0, "sums", d)).reshape(plays, n, -1)
-    assert sent.min() >= 0 and sent.max() < 2**14 and sent.dtype == np.int64
-    total = m.lifted(np.stack([Ring(14).sum(s) for s in sent]), d) - u.double().sum(0)
-    total, rounding = total.double().numpy(), m.moments(u)[1].mean(0).numpy()
-    variance = (m.sigma * m.clip_norm) ** 2 + n * (rounding - m.share**2)
-    within(total, variance, 2 * d)
-
-
-def within(error, variance, comparisons, slack=0.0):
-    "Errors have mean 0 and this variance, entry by entry."
-    n, square = len(error), error**2
-    assert (np.abs(error.mean(0)) <= radius(np.sqrt(variance), n, comparisons)).all()
-    off = np.abs(square.mean(0) - variance)
-    assert (off <= radius(square.std(0), n, comparisons) + slack).all()
 
 
 @tabled("k", [4.0, 0.4])
@@ -194,7 +172,11 @@ def epsilon(scale, clip, n_clients, local_std, D, q, rounds, delta, **names):
     eps = ddgauss.concentrated(far, (local_std / scale) ** 2, n_clients, D)
     orders = ddgauss.orders_at(q)
     curve = accounting.rdp_subsampled_gaussian(orders, 1 / eps, q)
-    return run_guarantee(orders, curve, delta, q, rounds, kind, relation=relation)
+    how = dict(unit="client", scope="total", relation=relation)
+    how |= dict(sampling="none" if q == 1 else "poisson", rounds=rounds, q=q)
+    how["trust"] = "secagg" if q == 1 else "central"
+    total = accounting.compose(curve, rounds)
+    return accounting.guarantee_from_rdp(orders, total, delta, kind, **how)
 
 
 def test_epsilon_of_printed_parameters_by_hand():

@@ -46,15 +46,6 @@ def test_no_default_is_two_per_cent_above_its_composed_losses(name):
         assert said.accountant in ("pld", "pld-exact", "exact-balle", "mixture-balle")
 
 
-@pytest.mark.parametrize("accountant", ["rdp-classic", "rdp-balle"])
-def test_an_older_accountant_is_had_by_its_name(accountant):
-    made = mechanism("gaussian", clip_norm=1.0, sigma=2.0)
-    run = dict(rounds=ROUNDS, delta=DELTA, n_clients=100, cohort=10, sampling="poisson")
-    named = made.guarantee(**run, accountant=accountant)
-    assert named.accountant == accountant
-    assert made.guarantee(**run).eps < 0.95 * named.eps
-
-
 @tabled("name", PURE)
 def test_pure_epsilons_are_added_where_delta_is_zero_or_pure_is_asked_for(name):
     made = mechanism(name, **mechanism_class(name).audit_cases[0][0])

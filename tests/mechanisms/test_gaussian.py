@@ -16,11 +16,11 @@ from tables import tabled
 
 from dpcomm.core.random import Insecure, normal, private_stream, seed_tree
 from dpcomm.core.vectors import clip_l2
-from dpcomm.mechanisms import contract, noisy_sums
+from dpcomm.mechanisms import noisy_sums
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.noisy_sums import noisy_sum_guarantee
 from dpcomm.mechanisms.quantised import Quantised
-from dpcomm.privacy import accounting, audit, audit_cases, hypothesis_tests
+from dpcomm.privacy import accounting, audit, hypothesis_tests
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
 from dpcomm.secagg import ring
 
@@ -169,19 +169,6 @@ def test_the_gap_to_rounded_normal_numbers_is_bounded(steps):
     assert many == pytest.approx(math.sqrt(1e9 / 600) / 2**40)
 
 
-def test_a_privacy_loss_distribution_costs_what_the_normal_law_costs():
-    run = dict(rounds=10, delta=1e-3, accountant="pld")
-    fine, floats = (Gaussian(1.0, 1.0, exact=e).guarantee(**run) for e in (True, False))
-    assert floats.eps <= fine.eps < floats.eps * (1 + 1e-9)
-    assert fine.delta == floats.delta == 1e-3
-    drawn, orders = (0.1, 10), accounting.INTEGER_ORDERS
-    sampled = noisy_sum_guarantee(1, 1e-5, *drawn, "poisson", steps=5.0)
-    normal = accounting.gaussian_guarantee(
-        1.0, 1e-5, *drawn, sampling="poisson", orders=orders
-    )
-    assert sampled.eps == normal.eps
-
-
 # ---- single bits
 
 
@@ -201,13 +188,6 @@ def test_the_bits_refute_floats_and_leave_whole_numbers(make, relation, sigma):
         found = audit.judge_play(m, relation, 20_000, rng)
         assert found.refuted == (not exact), found
         assert exact or (found.attack == "bits" and found.pvalue <= ALARM)
-
-
-PRIVATE = {}
-for name in set(contract.registered()) - {"gaussian"}:
-    for own, *_ in contract.mechanism_class(name).audit_cases:
-        if audit_cases.message_relation(m := contract.mechanism(name, **own)):
-            PRIVATE.setdefault(name, m)
 
 
 def test_cohorts_of_a_fixed_size_are_accounted():

@@ -20,10 +20,6 @@ from dpcomm.core import random, wire
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.mechanisms import contract
 from dpcomm.mechanisms.gaussian import Gaussian
-from dpcomm.mechanisms.noisy_sums import sampling_rate
-from dpcomm.mechanisms.rec import Rec
-from dpcomm.mechanisms.vqsgd import VqSgd
-from dpcomm.privacy.guarantee import PREMISES
 
 FIRST = [
     pytest.param(next(iter(cases.values())), id=name) for name, cases in CASES.items()
@@ -229,48 +225,6 @@ def test_the_stream_is_the_published_cipher(monkeypatch):
     assert ours.tobytes() == cipher.encryptor().update(bytes(2**17))
 
 
-def test_a_sender_notices_a_key_that_comes_again():
-    sender, u = contract.Sender(VqSgd(1.0, 0.5)), torch.ones(3)
-    sender.encode(u)
-    sender.encode(u)
-    assert sender.sent == 2 and not sender.guarantee().premises
-    sender.encode(u, Insecure(7))
-    with pytest.raises(ValueError, match="was already used for a message"):
-        sender.encode(u, Insecure(7))
-    assert sender.sent == 3, "a refused message is not counted"
-    told = sender.guarantee()
-    assert told == dataclasses.replace(
-        VqSgd(1.0, 0.5).guarantee(rounds=3), premises={"keys": PREMISES["keys"]}
-    )
-    assert str(told).startswith(
-        "As if nobody could guess the key (premise keys): eps = 1.5"
-    )
-    for wrong in (7, [7], {}):
-        with pytest.raises(TypeError, match="leave key out"):
-            sender.encode(u, wrong)
-
-
-def test_a_sender_amplifies_nothing():
-    "Ten messages were sent: that they might not have been is no privacy of theirs."
-    u = torch.linspace(-1, 1, 16)
-    for m, release in (
-        (Gaussian(1.0, 1.0), dict(delta=1e-5)),
-        (Rec(1.0, 1.0), dict(delta=1e-5, accountant="exact-balle")),
-    ):
-        sender = contract.Sender(m)
-        with pytest.raises(ValueError, match="no message has been sent"):
-            sender.guarantee(**release)
-        for _ in range(10):
-            sender.encode(u)
-        for sampling in ("poisson", "replacement"):
-            drawn = dict(n_clients=100, cohort=10, sampling=sampling)
-            with pytest.raises(ValueError, match="have no amplification by sampling"):
-                sender.guarantee(**release, **drawn)
-        told = sender.guarantee(**release)
-        assert (told.sampling, told.rounds) == ("none", 10)
-        assert told == m.guarantee(rounds=10, sampling="none", **release)
-
-
 @pytest.mark.parametrize("name", ["topk", "ddgauss"])
 def test_five_clients_do_not_send_ten_shares_of_noise(name):
     more = dict(fraction=1.0) if name == "topk" else {}
@@ -288,36 +242,6 @@ def test_five_clients_do_not_send_ten_shares_of_noise(name):
     assert m.guarantee(**release, n_clients=10, cohort=10) == m.guarantee(**release)
 
 
-def test_a_rate_comes_from_sizes_that_can_be():
-    assert sampling_rate("none") == sampling_rate("none", 10, 10) == 1.0
-    assert sampling_rate("poisson", 200, 10.5, 10) == 10.5 / 200
-    for wrong, why in (
-        (("none", 5, 10), "10 of 5 clients"),
-        (("none", 10, 3), "3 of 10 clients.*where every client takes part"),
-        (("poisson", None, 10), "n_clients is None"),
-        (("poisson", 10, 0), "cohort is 0"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            sampling_rate(*wrong)
-    for name in ("q", "trust"):
-        with pytest.raises(ValueError, match=f"{name} cannot be given"):
-            Gaussian(1.0, 1.0).guarantee(1, 1e-5, **{name: 0.1})
-
-
-def test_a_sender_keeps_the_premise_of_its_mechanism():
-    class Assuming(VqSgd):
-        def guarantee(self, **release):
-            return dataclasses.replace(
-                super().guarantee(**release),
-                premises={"sampling": "as the paper accounts it"},
-            )
-
-    sender = contract.Sender(Assuming(1.0, 0.5))
-    sender.encode(torch.ones(3), Insecure(0))
-    told = sender.guarantee().premises
-    assert told == {"sampling": "as the paper accounts it", "keys": PREMISES["keys"]}
-
-
 # ---- one vector at a time
 
 
@@ -327,23 +251,6 @@ def test_half_precision_is_sent_as_what_it_is_in_float32(case):
     for kind in (torch.float16, torch.bfloat16):
         sent = mechanism.encode(u.to(kind), Insecure(1))
         assert sent == mechanism.encode(u.to(kind).float(), Insecure(1))
-
-
-@each
-def test_a_batch_is_not_encoded(case):
-    mechanism, one = case.make(4), torch.ones(4)
-    shapes = torch.zeros(3, 4), torch.zeros(1, 4), torch.tensor(1.0), torch.zeros(0)
-    for wrong, says in (
-        *((shape, "must be one vector") for shape in shapes),
-        (one.long(), "float32 or float64"),
-        (one.clone().requires_grad_(), "requires gradients"),
-        (torch.tensor([0.0, np.nan]), "nan or inf"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            mechanism.encode(wrong)
-    for wrong in (np.zeros(4, np.float32), [0.0] * 4, None):
-        with pytest.raises(TypeError, match="must be a torch tensor"):
-            mechanism.encode(wrong)
 
 
 def test_the_attack_on_a_guessed_key_finds_it_and_needs_one():

@@ -8,7 +8,6 @@ import math
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 from laws import ALARM, count_bounds, fit, radius
 from scipy.special import expit, logsumexp
@@ -237,23 +236,6 @@ COIN, CLAMPED = Imvu(1.0, 0.5, 4.0), Imvu(1.0, 0.5, 4.0, clamp=True)
 TABLE = Imvu(1.0, 1.0, 2.0, thin(0.2))
 
 
-@tabled("m", [COIN, CLAMPED, TABLE])
-@tabled("n, d", [(1, 1), (70_000, 2), (3, 60_000), (200, 700), (0, 5)])
-def test_the_sum_is_the_sum_of_the_rows(m, n, d):
-    u = seed_tree(0, "u", n, d).standard_normal((n, d), dtype=np.float32)
-    u, close = torch.from_numpy(u), dict(rtol=1e-5, atol=1e-4)
-    total, rows = m.simulate_sum(u, seed_tree(1)), m.simulate(u, seed_tree(1))
-    torch.testing.assert_close(total.double(), rows.double().sum(0), **close)
-    if n == 200:
-        total, rows = (
-            f(u, [seed_tree(2, i) for i in range(n)])
-            for f in (m.simulate_sum, m.simulate)
-        )
-        torch.testing.assert_close(total, rows.sum(0), **close)
-        with pytest.raises(ValueError, match="streams"):
-            m.simulate_sum(u, [seed_tree(0)])
-
-
 @tabled("clamp", [False, True])
 def test_the_tilt_is_the_mean_sign(clamp):
     m = Imvu(2.0, 1.5, beta=5.0, clamp=clamp)
@@ -298,6 +280,3 @@ def test_the_accountants_keep_their_order(relation):
         assert eps("fisher-balle") < eps("fisher-balle", relation="replace")
         assert eps("fisher-balle") < eps("pld")
         assert gaussian_delta(math.sqrt(8 / math.pi), eps("pld"), 20) <= 1e-5
-
-
-# ---- settings

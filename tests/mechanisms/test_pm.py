@@ -143,24 +143,6 @@ def test_memory_is_sent_whole_where_drawn_and_kept_elsewhere():
     torch.testing.assert_close(estimates[sent], whole[sent], rtol=0, atol=1e-6)
 
 
-# ---- settings, guarantee, audit
-
-
-def test_scores_are_the_log_ratios_of_windows():
-    "Two answers, each for, against or silent."
-    m, kept = Pm(1.0, 6.0), 1 / (1 + math.exp(-1.5))
-    low, high = count_bounds(2000, kept**2, 2)
-    for present in (True, False):
-        scores = m.attack_scores("local", present, 2000, seed_tree(0, "play"))[
-            "likelihood"
-        ]
-        scores = np.round(scores, 9)
-        assert set(scores) <= {-6.0, -3.0, 0.0, 3.0, 6.0}
-        assert low <= (scores == (6 if present else -6)).sum() <= high
-    found = m.guarantee(rounds=6)
-    assert found.eps == 36.0 and "exactly for messages" in found.note
-
-
 # ---- messages on a grid
 
 SPLITS = [(1e-6, 1), (0.3, 1), (1.0, 1), (6.0, 2), (64.0, 25), (50.0, 1), (400.0, 1)]

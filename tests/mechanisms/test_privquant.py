@@ -111,16 +111,6 @@ def test_settings_of_the_paper():
             calibrate(d, 16, eps, kappa_min=0)
 
 
-@tabled("d, K, kappa_min", [(2, 2, 0), (7, 4, None), (512, 16, 511), (1, 3, None)])
-def test_the_smallest_epsilon_is_the_smallest(d, K, kappa_min):
-    least = pq.smallest_eps(d, K, kappa_min)
-    assert least == pq.thresholds(d, K, kappa_min).min()
-    calibrate(d, K, least, "paper", kappa_min)
-    with pytest.raises(ValueError, match="raise eps, lower"):
-        calibrate(d, K, least * (1 - 1e-9), "paper", kappa_min)
-    assert calibrate(d, K, least / 2, "best", kappa_min).m > 0
-
-
 @small
 def test_the_best_rule_is_the_best(d, K, eps, rule):
     "Against every threshold with every coin that keeps epsilon, on a fine grid."
@@ -240,48 +230,3 @@ def test_long_messages_have_the_right_matches():
     assert (np.abs(match.mean(0) - cal.q) <= most).all()
     shifts = [cal.q, *[(1 - cal.q) / 3] * 3]
     assert fit(np.bincount(shift, minlength=4), shifts) > ALARM / 3
-
-
-# ---- draws and messages
-
-
-# ---- guarantee, game
-
-
-def test_a_known_dimension_spends_less():
-    m = PrivQuant(1.0, 4, 3.0)
-    found, known = m.guarantee(rounds=6), m.guarantee(rounds=6, d=8)
-    assert found.eps == 18.0 and "2^-1020" in found.note
-    assert known.eps == pytest.approx(6 * m.calibration(8).actual_eps)
-    assert known.eps < found.eps
-
-
-@tabled("parameters, arguments, most", pq.AUDITED)
-def test_the_game_follows_the_law(parameters, arguments, most):
-    "Three scores; each as often as the exact law of matches with both corners says."
-    m, n, d = PrivQuant(**parameters), 30_000, pq.GAME_DIMENSION
-    cal, K = m.calibration(d), m.levels
-
-    def ways(a, b):
-        "Messages with a matches with what was sent and b with the opposite corner."
-        rest = d - a - b
-        return (
-            math.comb(d, a)
-            * math.comb(d - a, b)
-            * (K - 2) ** max(rest, 0)
-            * (rest >= 0)
-        )
-
-    own, other = np.meshgrid(np.arange(d + 1), np.arange(d + 1), indexing="ij")
-    count = np.vectorize(ways, otypes=[float])(own, other)
-    p = count * np.exp(pq.log_law(own, cal))
-    score = pq.log_law(own, cal) - pq.log_law(other, cal)
-    assert p.sum() == pytest.approx(1)
-    assert np.abs(score[count > 0]).max() == pytest.approx(cal.actual_eps)
-    expected = [p[np.isclose(score, s * cal.actual_eps)].sum() for s in (-1, 0, 1)]
-    for present in (True, False):
-        rng = seed_tree(0, "play", present)
-        found = m.attack_scores("local", present, n, rng, **arguments)["likelihood"]
-        sign = np.round((found if present else -found) / cal.actual_eps).astype(int)
-        assert np.allclose(np.abs(found), np.abs(sign) * cal.actual_eps)
-        assert fit(np.bincount(sign + 1, minlength=3), expected) > ALARM / 8

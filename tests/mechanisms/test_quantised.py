@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from laws import count_bounds, drawn, radius
-from scipy import integrate, stats
+from scipy import stats
 from tables import tabled
 
 from dpcomm.core.random import seed_tree
@@ -57,13 +57,6 @@ def test_no_message_is_longer_than_the_clip(m, d, size):
     # whole numbers, exactly
     assert max(sum(int(v) ** 2 for v in row) for row in z) <= M
     assert m.step(d) * math.sqrt(M) == pytest.approx(m.clip_norm, rel=1e-15)
-
-
-def test_the_bound_counts_whole_squares():
-    m, r = (Quantised(2.0, 1.0, 8, rounding, 0.3) for rounding in ("zero", "random"))
-    assert m.longest(9) == math.floor((127 / 0.3) ** 2) == m.length**2
-    drawn = math.floor(rounded_norm(r.length, 9, quantised.REDRAWN) ** 2)
-    assert r.longest(9) == drawn > m.length**2 and m.levels == 127
 
 
 @tabled("x, N", [(0.5, math.sqrt(0.25 * 4000)), (1.5, 1.5 * math.sqrt(400))])
@@ -183,17 +176,3 @@ def test_what_survives_of_normal_entries(m, d, expected):
     unit = u / u.norm(dim=1, keepdim=True) * m.clip_norm
     found = quantised.survival(m, unit, seed_tree(0, "rounding"))
     assert found == pytest.approx(expected, abs=4e-3)
-
-
-def test_the_survival_of_truncation_is_an_integral():
-    t = LENET**0.5 / 127
-
-    def kept(x):
-        return 2 * x * t * math.floor(x / t) * stats.norm.pdf(x)
-
-    points = [t * k for k in range(1, 7)]
-    whole = integrate.quad(kept, 0, 12, points=points, limit=200)[0]
-    assert whole == pytest.approx(0.2313, abs=1e-3)
-
-
-# ---- settings

@@ -23,7 +23,6 @@ from dpcomm.privacy.accounting import (
     INTEGER_ORDERS,
     ORDERS,
     calibrate,
-    gaussian_guarantee,
     rdp_gaussian,
 )
 
@@ -173,24 +172,6 @@ def test_below_order_two_the_curve_is_a_bound(order, relation):
 # ---- guarantees
 
 
-@tabled(
-    "accountant, relation, scale",
-    [
-        ("rdp-classic", "zero-out", 1),
-        ("rdp-balle", "replace", 2),
-        ("pld", "zero-out", 1),
-    ],
-)
-def test_post_processing_is_the_gaussian_mechanism(accountant, relation, scale):
-    g = SignSgd(3.0, 5.0).guarantee(**RUN, relation=relation, accountant=accountant)
-    names = dict(relation="zero-out", accountant=accountant, trust="local")
-    plain = gaussian_guarantee(5.0 / scale, 1e-5, rounds=20, **names)
-    assert g.eps == pytest.approx(plain.eps) and "after the Gaussian" in g.note
-    assert (g.relation, g.accountant) == (relation, accountant)
-    said = (g.trust, g.unit, g.sampling, g.scope)
-    assert said == ("local", "client", "none", "total")
-
-
 @tabled("conversion", ["classic", "balle"])
 def test_counted_exactly_a_smaller_sigma_is_enough(conversion):
     "At equal epsilon the noise multiplier is sqrt(2/pi) of the post-processing one."
@@ -221,6 +202,3 @@ def test_the_enumerated_loss_of_the_worst_vector_stays_below_the_claim(
     true = max(audit.enumerated_eps(*laws, 1e-5))
     g = SignSgd(1.0, sigma).guarantee(rounds, 1e-5, relation, "exact-balle", d=d)
     assert true <= g.eps and (d < 300 or true > 0.85 * g.eps)
-
-
-# ---- the game

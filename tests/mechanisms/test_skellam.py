@@ -21,8 +21,8 @@ from tables import tabled
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import rotate
 from dpcomm.mechanisms import skellam as module
-from dpcomm.mechanisms.noisy_sums import run_guarantee
 from dpcomm.mechanisms.skellam import Skellam
+from dpcomm.privacy import accounting
 from dpcomm.privacy.accounting import (
     INTEGER_ORDERS,
     gaussian_guarantee,
@@ -80,7 +80,11 @@ def epsilon(scale, clip, n_clients, local_std, D, q, rounds, delta, **names):
     orders = module.orders_at(q)
     curve = module.rdp_skellam(orders, mu, swap * far, swap * taxicab)
     curve = module.amplify(curve, q) if q < 1 else curve
-    return run_guarantee(orders, curve, delta, q, rounds, kind, relation=relation)
+    how = dict(unit="client", scope="total", relation=relation)
+    how |= dict(sampling="none" if q == 1 else "poisson", rounds=rounds, q=q)
+    how["trust"] = "secagg" if q == 1 else "central"
+    total = accounting.compose(curve, rounds)
+    return accounting.guarantee_from_rdp(orders, total, delta, kind, **how)
 
 
 @tabled("mu", MEANS, ids=str)
@@ -265,14 +269,6 @@ def test_the_bound_is_above_the_exact_divergence(mu):
     assert (truth <= module.rdp_skellam(orders, mu, math.sqrt(12), 6)).all()
 
 
-def test_the_bound_with_a_scale_is_the_quoted_one():
-    for s, mu, d2, d1, a in ((50, 2.0, 1.0, 3.0, 7), (3, 0.1, 2.0, 2.5, 2)):
-        coarse = ((2 * a - 1) * s * d2**2 + 6 * d1) / (4 * s**3 * mu**2)
-        quoted = a * d2**2 / (2 * mu) + min(coarse, 3 * d1 / (2 * s * mu))
-        found = module.rdp_skellam([a], s**2 * mu, s * d2, s * d1)[0]
-        assert found == pytest.approx(quoted)
-
-
 @tabled(
     "mu, shift, q", [(1.0, 1, 0.1), (10.0, 3, 0.01), (100.0, 5, 0.5), (2.0, 2, 0.9)]
 )
@@ -338,23 +334,6 @@ def test_epsilon_is_that_of_the_rounded_vector():
     assert g.eps == pytest.approx(min(curve + math.log(1e5) / (INTEGER_ORDERS - 1)))
     names = (g.trust, g.sampling, g.relation, g.unit, g.accountant)
     assert names == ("secagg", "none", "zero-out", "client", "rdp-classic")
-
-
-def test_a_guarantee_counts_the_promised_noise_only():
-    run = dict(rounds=5, delta=1e-5, d=300)
-    m, safe = Skellam(1.0, 2.0, 50), Skellam(1.0, 2.0, 50, tolerance=0.3)
-    assert safe.share == pytest.approx(m.share / math.sqrt(0.7))
-    assert safe.honest == 35 and m.honest == 50
-    g = safe.guarantee(**run)
-    assert "35 of 50 honest shares" in g.note
-    assert g.eps == pytest.approx(m.guarantee(**run).eps, rel=1e-3)
-    by_hand = 35, safe.share, 300, 1.0, 5, 1e-5
-    classic = safe.guarantee(**run, accountant="rdp-classic").eps
-    assert g.eps < classic == pytest.approx(epsilon(safe.step(300), 1.0, *by_hand).eps)
-    drawn = dict(n_clients=1000, cohort=50, sampling="poisson", note="mine")
-    sampled = m.guarantee(**run, **drawn)
-    assert sampled.eps < 0.4 * g.eps and sampled.sampling == "poisson"
-    assert "mine" in sampled.note and "who took part" in sampled.note
 
 
 # ---- shares and sums

@@ -212,9 +212,6 @@ def test_the_error_of_one_bit_is_the_closed_form_everybody_quotes():
     assert printed == pytest.approx(error / 10_000, abs=5e-3)
 
 
-# ---- guarantee
-
-
 # ---- the experiment on it
 
 

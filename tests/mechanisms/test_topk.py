@@ -12,12 +12,10 @@ from tables import tabled
 from torch import nn
 
 from dpcomm.core import vectors
-from dpcomm.core.random import Insecure, seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
 from dpcomm.mechanisms import topk
-from dpcomm.mechanisms.noisy_sums import RING
 from dpcomm.mechanisms.topk import SCHEMES, Support, TopK
-from dpcomm.secagg import session as session_module
 from dpcomm.training import federated, models
 
 
@@ -134,32 +132,6 @@ def test_the_mask_is_the_support_where_weights_are_held():
     assert TopK(1.0, 1.0, 1.0, 10).trainable(4) is None
 
 
-def test_ring_messages_of_a_cohort_add_up_to_the_noisy_sum():
-    "Through secure aggregation with a dropout; the noise of the rest has the promised size."
-    mech = TopK(0.5, 1.0, 1.0, 6, support=Support(range(0, 4000, 2)), tolerance=0.2)
-    u = torch.from_numpy(seed_tree(0, "u").standard_normal((6, 4000), dtype=np.float32))
-    words = [mech.summand(row, Insecure(i)) for i, row in enumerate(u)]
-    names = dict(drop={2: 2}, support=bytes.fromhex(mech.support.digest))
-    session = session_module.run_session(words, RING, threshold=4, seed=0, **names)
-    assert set(session.survivors) == {0, 1, 3, 4, 5}
-    total = RING.lift(session.total) * mech.scale
-    noise = total - mech.sketch(u)[[0, 1, 3, 4, 5]].double().sum(0).numpy()
-    assert np.abs(total).max() < 2**31 * mech.scale
-    promised = 5 * mech.share**2
-    assert promised >= 1.0, "five of six must keep the promise"
-    off = abs(np.mean(noise**2) - promised)
-    assert off <= radius(math.sqrt(2) * promised, 2000, 1)
-
-
-def test_decoding_and_moments_put_values_where_they_belong():
-    mech = TopK(0.5, 1.0, None, 4, support=Support([0, 2]))
-    u = torch.tensor([0.5, 7.0, -0.25, 7.0])
-    assert mech.decode(mech.encode(u, Insecure(0))).tolist() == [0.5, 0.0, -0.25, 0.0]
-    bias, variance = dataclasses.replace(mech, sigma=0.5).moments(u[None])
-    assert bias[0].tolist() == [0.0, -7.0, 0.0, -7.0]
-    assert variance[0].tolist() == pytest.approx([1 / 16, 0, 1 / 16, 0])
-
-
 # ---- schemes
 
 
@@ -232,23 +204,3 @@ def test_s_is_the_norm_of_the_restricted_public_update():
     norms = [float(update[at].norm()) for at in drawn]
     found = norm(TopK(0.25, 1.0, 1.0, 4, held=False), draws=5)
     assert found == pytest.approx(np.median(norms))
-
-
-def test_the_vote_finds_what_all_want_and_drowns_in_noise():
-    updates = torch.zeros(30, 500)
-    updates[:, :25] = 1.0
-    clear, drowned = (
-        topk.private_vote(updates, 0.05, sigma, seed_tree(0)).coordinates
-        for sigma in (0.1, 100.0)
-    )
-    assert clear.tolist() == list(range(25))
-    assert len(drowned) == 25 and (drowned < 25).mean() < 0.5
-
-
-def test_the_noise_of_a_vote_has_norm_sigma_sqrt_k():
-    "The gap between two sums is sigma sqrt(2 k) normal."
-    updates, n = torch.tensor([[1.0, 0.0]] * 3), 4000
-    votes = (topk.private_vote(updates, 0.5, 2.0, seed_tree(0, i)) for i in range(n))
-    wrong = np.mean([vote.coordinates[0] == 1 for vote in votes])
-    p = 0.5 * math.erfc(3 / (2.0 * math.sqrt(2)) / math.sqrt(2))
-    assert abs(wrong - p) <= radius(math.sqrt(p * (1 - p)), n, 1)

@@ -454,7 +454,7 @@ WIDE = (
     lambda u, seed, f=noisy_sums.rotate: f(u, seed) * u.shape[-1] ** 0.5,
 )
 FIRST = privquant, "smallest", lambda keys, n: np.arange(keys.shape[1]) < n[:, None]
-SHARED = noisy_sums.SharedNoise
+SHARED = noisy_sums.Summed
 NO_TOLERANCE = (
     SHARED,
     "share",
