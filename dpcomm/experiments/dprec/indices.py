@@ -217,7 +217,7 @@ def network(scale: str, seed: int = 0):
     return models.build(settings(scale)["net"], seed_tree(seed, "init"))
 
 
-def spec(scale: str, clips: bool, size: int = None):
+def spec(line: Line, clips: bool, size: int = None):
     """Mechanism and guarantee of a case. [dprec App. C.2, Table 3]
 
     size: of equal groups; None: a group a tensor.
@@ -226,10 +226,10 @@ def spec(scale: str, clips: bool, size: int = None):
     from dpcomm.mechanisms.rec import Rec
     from dpcomm.training.federated import Config
 
-    config, std = Config(**settings(scale)["changes"]), paper_setting("rec.std")
-    sizes = tuple(p.numel() for p in network(scale).parameters())
+    config, std = Config(**line.changes), paper_setting("rec.std")
+    sizes = tuple(p.numel() for p in network(line.scale).parameters())
     if clips:
-        n, c = len(clients(scale).parts), paper_setting("rec.c.eps3")
+        n, c = len(clients(line.scale).parts), paper_setting("rec.c.eps3")
         return accounts.rec(config, n, c, std, sizes, accountant="exact-balle")
     groups = accounts.equal_groups(sum(sizes), size) if size else sizes
     return accounts.Spec(Rec(UNCLIPPED, std, paper_setting("rec.bits"), groups), config)
@@ -239,11 +239,7 @@ def play(line: Line, seed: int, inputs, how: dict, clips: bool, size: int = None
     "Train one case, and say what its indices could save."
     import numpy as np
 
-    s, made, dealt = (
-        settings(line.scale),
-        spec(line.scale, clips, size),
-        clients(line.scale),
-    )
+    s, made, dealt = settings(line.scale), spec(line, clips, size), clients(line.scale)
     m, config, d = made.mechanism, made.config, sum(made.mechanism.groups)
     run = m, network(line.scale, seed), dealt, config, seed, how.get("workers", 1)
     history, final, updates = priced_run(*run)
@@ -282,7 +278,6 @@ def grid(scale: str) -> list:
         cells += [start + c for c in columns[codes:]]
         more = dict(memory=2.0, minutes={"smoke": 0.1, "quick": 0.3, "full": 20}[scale])
         more |= dict(data=() if scale == "smoke" else ("mnist-by-writer",))
-        lines.append(
-            Line(key, name, scale, tuple(cells), compute=partial(play, **how), **more)
-        )
+        more |= dict(compute=partial(play, **how), changes=settings(scale)["changes"])
+        lines.append(Line(key, name, scale, tuple(cells), **more))
     return lines
