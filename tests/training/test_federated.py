@@ -691,28 +691,6 @@ def test_a_promise_counts_on_shares_of_noise_that_come():
         go(ten, config, guarantee=lambda t: ten.guarantee(t, 1e-5))
 
 
-@tabled(
-    "sampling, told",
-    [
-        ("fixed", {}),
-        ("poisson", dict(sampling="poisson")),
-        ("fixed", dict(sampling="none", relation="zero-out")),
-        ("poisson", dict(sampling="none")),
-        ("fixed", dict(sampling="none", relation="local", trust="local")),
-        (
-            "fixed",
-            dict(sampling="none", relation="zero-out", scope="per-round", rounds=1),
-        ),
-    ],
-)
-def test_a_guarantee_about_this_run_passes(sampling, told):
-    config = dataclasses.replace(CONFIG, rounds=4, sampling=sampling)
-    local = told.get("trust") == "local"
-    used = contract.mechanism("gaussian", clip_norm=1.0, sigma=1.0, local=local)
-    run = go(used, config, guarantee=lambda t: promise(**({"rounds": t} | told)))
-    assert run.history[-1]["eps"] == 1.0
-
-
 def test_history_is_entered_every_eval_and_at_the_end():
     run = go(
         config=dataclasses.replace(CONFIG, rounds=5),
@@ -884,21 +862,6 @@ def test_a_run_goes_on_for_more_rounds(server, every, tmp_path):
         ("partition", dict(toy=federation(sizes=(9, 5, 2, 6, 4, 7)))),
         ("data", dict(toy=federation(name="other images, same partition"))),
         ("content", dict(toy=altered(federation()))),
-        (
-            "model",
-            dict(
-                model=models.initialise(
-                    nn.Sequential(
-                        nn.Conv2d(1, 3, 3, padding=1),
-                        nn.MaxPool2d(2),
-                        nn.ReLU(),
-                        nn.Flatten(),
-                        nn.Linear(48, 4),
-                    ),
-                    seed_tree(0),
-                )
-            ),
-        ),
         ("model", dict(model=tiny_model(seed=1))),
         ("computation", dict(model=other_activation(tiny_model()))),
     ],
@@ -948,42 +911,6 @@ def test_a_checkpoint_sealed_again_around_something_else_is_refused(tmp_path):
             ValueError, match="run.pt is not a checkpoint .*: delete it"
         ):
             go(checkpoint=path, resume=True)
-
-
-# ---- divergence
-
-
-@pytest.mark.parametrize("engine", local_sgd.ENGINES)
-def test_a_loss_that_becomes_nan_names_the_round(engine, tmp_path):
-    """One client's images turn to nan; the run stops in the first round that samples
-    it, names the client and its data, and keeps what came before.
-    """
-    path = tmp_path / "run.pt"
-    config = dataclasses.replace(CONFIG, rounds=50, cohort=1, engine=engine)
-    toy = federation()
-    victim = next(
-        c
-        for c in range(6)
-        if c not in sample_cohort(6, 1, "fixed", seed_tree(3, "round", 0, "sample"))
-        and 0 not in toy.parts[c]
-    )
-    toy.data.x[torch.from_numpy(toy.parts[victim])] = math.nan
-    first = next(
-        t
-        for t in range(50)
-        if victim in sample_cohort(6, 1, "fixed", seed_tree(3, "round", t, "sample"))
-    )
-    assert first > 0
-    says = f"^round {first}: client {victim} holds an input with nan or inf: correct"
-    with pytest.raises(FloatingPointError, match=says):
-        go(
-            config=config,
-            toy=toy,
-            checkpoint=path,
-            save_every=0.0,
-            nonfinite="refuse",
-        )
-    assert stored(path)["round"] == first
 
 
 # ---- federations made on the fly
