@@ -72,31 +72,23 @@ def mlp(out=3, between=()):
     return nn.Sequential(nn.Linear(20, 8), nn.ReLU(), *between, nn.Linear(8, out))
 
 
+def flat(first, curve, width):
+    return nn.Sequential(first, curve, nn.Flatten(), nn.Linear(width, 3))
+
+
 def frozen():
     net = mlp()
     net[0].requires_grad_(False)
     return net
 
 
+ENCODER = nn.TransformerEncoderLayer
 MODELS = {  # name -> (model, shape of an input; None: tokens)
     "mlp": (mlp, (20,)),
-    "conv1d": (
-        lambda: nn.Sequential(
-            nn.Conv1d(2, 3, 3), nn.GELU(), nn.Flatten(), nn.Linear(24, 3)
-        ),
-        (2, 10),
-    ),
-    "image": (
-        lambda: nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.SiLU(), nn.Flatten(), nn.Linear(140, 3)
-        ),
-        (3, 7, 9),
-    ),
+    "conv1d": (lambda: flat(nn.Conv1d(2, 3, 3), nn.GELU(), 24), (2, 10)),
+    "image": (lambda: flat(nn.Conv2d(3, 4, 3), nn.SiLU(), 140), (3, 7, 9)),
     "lstm": (lambda: Reader(nn.LSTM(8, 8, batch_first=True)), None),
-    "transformer": (
-        lambda: Reader(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)),
-        None,
-    ),
+    "transformer": (lambda: Reader(ENCODER(8, 2, 16, batch_first=True)), None),
     "frozen": (frozen, (20,)),
     "tied": (Tied, (20,)),
     "adapter": (Adapted, (20,)),
@@ -119,11 +111,8 @@ def people(name, sizes=(5, 3, 8, 1)):
     shape, rng = MODELS[name][1], seed_tree(0, "people", name)
 
     def pair(n):
-        x = (
-            rng.integers(11, size=(n, 12))
-            if shape is None
-            else rng.normal(size=(n, *shape))
-        )
+        tokens = shape is None
+        x = rng.integers(11, size=(n, 12)) if tokens else rng.normal(size=(n, *shape))
         y = rng.normal(size=(n, 2)) if name in LOSSES else rng.integers(3, size=n)
         return x, y
 
@@ -167,9 +156,8 @@ def by_torch(model, x, y, plan, lr, loss):
     rows = []
     for client in plan:
         mine = copy.deepcopy(model)
-        optimiser = torch.optim.SGD(
-            [p for p in mine.parameters() if p.requires_grad], lr
-        )
+        free = [p for p in mine.parameters() if p.requires_grad]
+        optimiser = torch.optim.SGD(free, lr)
         for index in client[(client >= 0).any(1)]:
             index = index[index >= 0]
             optimiser.zero_grad()
@@ -236,9 +224,7 @@ def test_what_a_model_is_beyond_its_layers_is_computed_too(kind, monkeypatch, ca
     assert why in capsys.readouterr().out
     monkeypatch.setattr(fused, "_more_than_layers", lambda model: "")
     engine, why = local_sgd.pick_engine("auto", model, **how)
-    if (
-        kind != "forward"
-    ):  # a type whose instance has another forward fools the rule only
+    if kind != "forward":  # an instance's own forward fools the rule only
         assert engine == "loop" and why.startswith("its first step"), why
     with pytest.raises(ValueError, match="first step .* use engine='loop'"):
         local_sgd.pick_engine("fused", model, **how)
@@ -332,15 +318,13 @@ def test_half_precision_is_computed_with_and_not_stepped(kind):
 
 def test_an_evaluation_has_dropout_off_and_leaves_no_trace():
     net, data = build("dropout"), people("dropout").data
-    first, second = (
-        local_sgd.evaluate(net, pack(net), data.x_test, data.y_test) for _ in range(2)
-    )
+    test = data.x_test, data.y_test
+    first, second = (local_sgd.evaluate(net, pack(net), *test) for _ in range(2))
     wanted = copy.deepcopy(net).eval()(data.x_test)
     assert first == second and net.training
     assert first[0] == 100 * float((wanted.argmax(1) == data.y_test).double().mean())
-    assert first[1] == pytest.approx(
-        float(F.cross_entropy(wanted, data.y_test).detach())
-    )
+    loss = float(F.cross_entropy(wanted, data.y_test).detach())
+    assert first[1] == pytest.approx(loss)
 
 
 class Coins(nn.Linear):
@@ -389,15 +373,12 @@ class Counter(nn.Linear):
         return super().forward(x)
 
 
+ON, OFF = (dict(track_running_stats=kept) for kept in (True, False))
 NORMS = {
     "BatchNorm1d": lambda: mlp(between=[nn.BatchNorm1d(8)]),
     "BatchNorm2d": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)),
-    "BatchNorm1d mixes the examples": lambda: mlp(
-        between=[nn.BatchNorm1d(8, track_running_stats=False)]
-    ),
-    "InstanceNorm1d": lambda: mlp(
-        between=[nn.InstanceNorm1d(8, track_running_stats=True)]
-    ),
+    "BatchNorm1d mixes the examples": lambda: mlp(between=[nn.BatchNorm1d(8, **OFF)]),
+    "InstanceNorm1d": lambda: mlp(between=[nn.InstanceNorm1d(8, **ON)]),
     "calls": Counter,
     "_u": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(20, 3)),
 }
@@ -424,9 +405,8 @@ def test_a_test_loss_is_one_loss_over_all_outputs(kind):
     net, rng = nn.Linear(4, 3), seed_tree(0, "sorted")
     x = torch.from_numpy(rng.normal(size=(1100, 4))).float()
     y = torch.sort(torch.from_numpy(rng.integers(0, 3, 1100)))[0]
-    loss = nn.CrossEntropyLoss(
-        weight=torch.tensor([1.0, 1.0, 20.0]) if kind == "weighted" else None
-    )
+    weight = torch.tensor([1.0, 1.0, 20.0]) if kind == "weighted" else None
+    loss = nn.CrossEntropyLoss(weight=weight)
     if kind == "masked":
         y = torch.where(torch.arange(1100) > 600, -100, y)
     wanted = float(loss(net(x), y))
@@ -438,14 +418,11 @@ def test_a_run_gives_its_model_back_and_is_told_in_three_lines():
     run = simulate(work, progress=False)
     trained, x = run.model(), work.federation.data.x_test
     assert torch.equal(pack(trained), run.w.detach()) and trained is not work.model
-    right = 100 * float(
-        (trained(x).argmax(1) == work.federation.data.y_test).double().mean()
-    )
-    assert run.history[-1]["accuracy"] == pytest.approx(right)
-    frozen = {k: p for k, p in work.model.named_parameters() if not p.requires_grad}
-    assert frozen and all(
-        torch.equal(trained.state_dict()[k], p) for k, p in frozen.items()
-    )
+    right = trained(x).argmax(1) == work.federation.data.y_test
+    accuracy = 100 * float(right.double().mean())
+    assert run.history[-1]["accuracy"] == pytest.approx(accuracy)
+    held, now = work.model.named_parameters(), trained.state_dict()
+    assert all(torch.equal(now[k], p) for k, p in held if not p.requires_grad)
     assert len(str(run).splitlines()) == 3 and "2 rounds" in str(run)
 
 
@@ -480,11 +457,8 @@ def test_clients_bring_their_own_data():
     x, y = held.data.x, held.data.y
     assert x.dtype == torch.float32 and y.dtype == torch.int64
     assert x[held.parts[2]].tolist() == [[0, 0], [1, 1], [2, 2]]
-    assert y[held.parts[0]].tolist() == [0, 1] and y[held.parts[2]].tolist() == [
-        0,
-        1,
-        2,
-    ]
+    assert y[held.parts[0]].tolist() == [0, 1]
+    assert y[held.parts[2]].tolist() == [0, 1, 2]
 
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
@@ -517,9 +491,8 @@ def test_a_loader_s_rows_are_those_it_yields():
     mine = [3, 1, 8, 19, 4]
 
     def halved(pairs):
-        return torch.stack([a for a, _ in pairs]) / 2, torch.tensor(
-            [b for _, b in pairs]
-        )
+        inputs, targets = zip(*pairs)
+        return torch.stack(inputs) / 2, torch.tensor(targets)
 
     batches = D.BatchSampler(D.SubsetRandomSampler(mine), 2, False)
     loaders = [

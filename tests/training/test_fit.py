@@ -84,27 +84,22 @@ def column(out, y):
     return F.mse_loss(out, y)
 
 
+def bare(out, y):
+    return float(F.mse_loss(out, y).detach())
+
+
+def cut(out, y):
+    return F.mse_loss(out.detach(), y)
+
+
+TOKENS, NUMBERS = dict(inputs="tokens"), dict(targets="numbers")
+EACH = nn.MSELoss(reduction="none")
 MISFITS = {
-    "features": (
-        mlp(7),
-        {},
-        {},
-        r"two inputs of client 1, shape \(2, 20\) and float32",
-    ),
-    "tokens into a linear layer": (
-        mlp(12),
-        dict(inputs="tokens"),
-        {},
-        "int64 .*embeddings take whole numbers",
-    ),
+    "features": (mlp(7), {}, {}, r"inputs of client 1, shape \(2, 20\) and float32"),
+    "tokens into a linear layer": (mlp(12), TOKENS, {}, "int64 .*embeddings take"),
     "floats into an embedding": (reader(), {}, {}, "float32 .*take whole numbers"),
-    "a token too many": (reader(5), dict(inputs="tokens"), {}, "client 1.*range"),
-    "channels": (
-        nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 3)),
-        dict(inputs="images"),
-        {},
-        "change its first layer",
-    ),
+    "a token too many": (reader(5), TOKENS, {}, "client 1.*range"),
+    "channels": (nn.Conv2d(3, 4, 3), dict(inputs="images"), {}, "its first layer"),
     "another argument": (NeedsTwo(20, 3), {}, {}, "NeedsTwo does not take .*'mask'"),
     "numbers for classes": (
         mlp(),
@@ -120,24 +115,9 @@ MISFITS = {
         dict(loss=column),
         r"outputs of shape \(2, 1\).* targets of shape \(2,\).*broadcast",
     ),
-    "no mean": (
-        mlp(out=2),
-        dict(targets="numbers"),
-        dict(loss=nn.MSELoss(reduction="none")),
-        "returns shape .*: use reduction='mean'",
-    ),
-    "a number of Python's": (
-        mlp(out=2),
-        dict(targets="numbers"),
-        dict(loss=lambda out, y: float(F.mse_loss(out, y).detach())),
-        "the loss returns a float",
-    ),
-    "a constant": (
-        mlp(out=2),
-        dict(targets="numbers"),
-        dict(loss=lambda out, y: F.mse_loss(out.detach(), y)),
-        "does not depend on the trainable weights",
-    ),
+    "no mean": (mlp(out=2), NUMBERS, dict(loss=EACH), "shape .*: use reduction='mean'"),
+    "a number of Python's": (mlp(out=2), NUMBERS, dict(loss=bare), "returns a float"),
+    "a constant": (mlp(out=2), NUMBERS, dict(loss=cut), "does not depend on the train"),
     "no function": (mlp(), {}, dict(loss="mse"), "loss is 'mse'.*pass a function"),
     "lazy": (nn.Sequential(nn.LazyLinear(3)), {}, {}, "'0.weight' has no shape yet"),
     "complex": (nn.Linear(20, 3, dtype=torch.complex64), {}, {}, "complex64; weights"),

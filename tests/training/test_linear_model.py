@@ -32,14 +32,9 @@ TILTS = {
 def batch(n=6, p=4, classes=3, seed=0):
     "Features with a last column of ones, labels, weights."
     rng = seed_tree(seed, "batch", n, p)
-    f = np.concatenate([rng.standard_normal((n, p - 1)), np.ones((n, 1))], 1).astype(
-        np.float32
-    )
-    return (
-        f,
-        rng.integers(0, classes, n),
-        rng.standard_normal((classes, p)).astype(np.float32),
-    )
+    f = np.concatenate([rng.standard_normal((n, p - 1)), np.ones((n, 1))], 1)
+    y, w = rng.integers(0, classes, n), rng.standard_normal((classes, p))
+    return f.astype(np.float32), y, w.astype(np.float32)
 
 
 def cells(a, f):
@@ -48,9 +43,7 @@ def cells(a, f):
 
 
 def law(t):
-    """Distribution of a sum of signs with means t, on -n, -n + 2, ..., n, by
-    convolution.
-    """
+    "Distribution of a sum of signs with means t, on -n, -n + 2, ..., n."
     p = np.ones(1)
     for m in t:
         p = np.convolve(p, [(1 - m) / 2, (1 + m) / 2])
@@ -63,22 +56,14 @@ def law(t):
 def test_rank_one_gradients_are_autograds():
     f, y, w = batch(9, 5)
     weights = torch.tensor(w, requires_grad=True)
-    losses = torch.nn.functional.cross_entropy(
-        torch.tensor(f) @ weights.T, torch.tensor(y), reduction="none"
-    )
-    theirs = torch.stack(
-        [
-            torch.autograd.grad(loss, weights, retain_graph=True)[0].flatten()
-            for loss in losses
-        ]
-    )
-    e = linear_model.errors(w, f, y)
+    rows = []
+    for x, label in zip(torch.tensor(f), torch.tensor(y)):
+        loss = torch.nn.functional.cross_entropy(x @ weights.T, label)
+        rows.append(torch.autograd.grad(loss, weights)[0].flatten())
+    theirs, e = torch.stack(rows), linear_model.errors(w, f, y)
     np.testing.assert_allclose(cells(e, f), theirs.numpy(), atol=1e-6)
-    np.testing.assert_allclose(
-        cells(linear_model.clip_rank_one(e, f, 0.7), f),
-        clip_l2(theirs, 0.7).numpy(),
-        atol=1e-6,
-    )
+    clipped = cells(linear_model.clip_rank_one(e, f, 0.7), f)
+    np.testing.assert_allclose(clipped, clip_l2(theirs, 0.7).numpy(), atol=1e-6)
     np.testing.assert_allclose(e.sum(1), 0, atol=1e-6)
 
 
@@ -102,26 +87,23 @@ def test_a_sum_of_signs_has_the_exact_law(name, scale):
     """
     f, y, w = batch(5, 3)
     a = scale * linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 1.0)
-    tilt = TILTS[name]
-    times = 2_000
+    tilt, times, sums = TILTS[name], 2_000, []
     rng = seed_tree(0, "sums", name, str(scale))
-    draw = lambda: linear_model.sum_signs(tilt, a, f, rng, rng.standard_normal((3, 3)))  # noqa: E731
-    sums = np.stack([draw().ravel() for _ in range(times)])
+    for _ in range(times):
+        noise = rng.standard_normal((3, 3))
+        sums.append(linear_model.sum_signs(tilt, a, f, rng, noise).ravel())
+    sums = np.stack(sums)
     assert set(np.unique(sums)) <= {-5, -3, -1, 1, 3, 5}
     for s, t in zip(sums.T, tilt(cells(a, f)).T):
         exact = law(t)
         seen = np.bincount(((s + 5) // 2).astype(int), minlength=6)
         keep = times * exact > 5
-        seen, exact = (
-            np.append(seen[keep], seen[~keep].sum()),
-            np.append(exact[keep], exact[~keep].sum()),
-        )
+        seen = np.append(seen[keep], seen[~keep].sum())
+        exact = np.append(exact[keep], exact[~keep].sum())
         few = exact * times < 1e-9
         assert not seen[few].any()
-        assert (
-            chisquare(seen[~few], times * exact[~few] / exact[~few].sum()).pvalue
-            > ALARM / sums.shape[1]
-        )
+        wanted = times * exact[~few] / exact[~few].sum()
+        assert chisquare(seen[~few], wanted).pvalue > ALARM / sums.shape[1]
 
 
 def test_coins_read_from_normal_noise_have_the_binomial_law():
@@ -175,40 +157,28 @@ def test_the_short_way_has_the_law_of_the_mechanism(name):
     z = (short.mean(0) - plain.mean(0)) / np.sqrt((short.var(0) + plain.var(0)) / times)
     assert np.abs(z).max() < 6
     np.testing.assert_allclose(short.var(0), plain.var(0), rtol=0.3)
-    np.testing.assert_allclose(
-        np.unique(np.abs(short)), mech.step * np.array([0, 2, 4]), rtol=1e-5
-    )
+    steps = mech.step * np.array([0, 2, 4])
+    np.testing.assert_allclose(np.unique(np.abs(short)), steps, rtol=1e-5)
 
 
 def test_the_sum_of_gaussian_messages():
-    mech, (f, y, w), times = (
-        mechanism("gaussian", clip_norm=0.5, sigma=2.0, local=True, exact=False),
-        batch(9, 4),
-        3000,
-    )
+    mech = mechanism("gaussian", clip_norm=0.5, sigma=2.0, local=True, exact=False)
+    (f, y, w), rng = batch(9, 4), seed_tree(0, "gauss")
     a = linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 0.5)
-    rng = seed_tree(0, "gauss")
-    noise = (
-        np.stack([linear_model.sum_messages(mech, a, f, rng) for _ in range(times)])
-        - a.T @ f
-    )
+    sums = [linear_model.sum_messages(mech, a, f, rng) for _ in range(3000)]
+    noise = np.stack(sums) - a.T @ f
     assert kstest(noise.ravel() / (2.0 * 0.5 * 3), "norm").pvalue > ALARM
 
 
 def test_gains_are_the_closed_forms():
-    assert (
-        linear_model.gain(mechanism("gaussian", clip_norm=0.1, sigma=1.0, local=True))
-        == 1.0
-    )
-    assert linear_model.gain(
-        mechanism("imvu", clip_norm=0.1, eps=2.0, beta=3.0)
-    ) == pytest.approx(1 / math.tanh(1.0), rel=1e-6)
-    assert linear_model.gain(
-        mechanism("signsgd", clip_norm=0.1, sigma=4.0)
-    ) == pytest.approx(math.sqrt(2 / math.pi) / 0.4, rel=1e-6)
-    assert linear_model.gain(
-        mechanism("mvu", clip_norm=0.1, eps=2.0, beta=3.0)
-    ) == pytest.approx(1.0, rel=1e-6)
+    for name, made, gain in (
+        ("gaussian", dict(sigma=1.0, local=True), 1.0),
+        ("imvu", dict(eps=2.0, beta=3.0), 1 / math.tanh(1.0)),
+        ("signsgd", dict(sigma=4.0), math.sqrt(2 / math.pi) / 0.4),
+        ("mvu", dict(eps=2.0, beta=3.0), 1.0),
+    ):
+        slope = linear_model.gain(mechanism(name, clip_norm=0.1, **made))
+        assert slope == pytest.approx(gain, rel=1e-6)
 
 
 # ---- training
@@ -228,31 +198,23 @@ def test_training_learns_and_is_a_function_of_its_seed():
     x, y = toy()
     config = linear_model.Settings(epochs=4, lr=0.5, batch=50)
     runs = [linear_model.train(x, y, x, y, QUIET, config, seed) for seed in (0, 0, 1)]
-    assert np.array_equal(runs[0].weights, runs[1].weights) and not np.array_equal(
-        runs[0].weights, runs[2].weights
-    )
-    assert runs[0].history[-1]["accuracy"] > 95 and [
-        h["epoch"] for h in runs[0].history
-    ] == [4]
-    assert (
-        isinstance(runs[0], linear_model.Fit)
-        and runs[0].weights.shape == (3, 7)
-        and runs[0].seconds > 0
-    )
+    first, again, other = (run.weights for run in runs)
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    (last,) = runs[0].history
+    assert last["accuracy"] > 95 and last["epoch"] == 4 and first.shape == (3, 7)
 
 
 def test_every_client_sends_once_an_epoch(monkeypatch):
     x, y = toy(130)
     x[:, 0] = np.arange(130)
-    seen = []
-    monkeypatch.setattr(
-        linear_model,
-        "sum_messages",
-        lambda m, a, f, rng, noise: seen.append(f[:, 0].copy()) or np.zeros((3, 7)),
-    )
-    linear_model.train(
-        x, y, x, y, QUIET, linear_model.Settings(epochs=2, lr=1.0, batch=40)
-    )
+    seen, settings = [], linear_model.Settings(epochs=2, lr=1.0, batch=40)
+
+    def count(m, a, f, rng, noise):
+        seen.append(f[:, 0].copy())
+        return np.zeros((3, 7))
+
+    monkeypatch.setattr(linear_model, "sum_messages", count)
+    linear_model.train(x, y, x, y, QUIET, settings)
     assert [len(s) for s in seen] == [40, 40, 40, 10] * 2
     first, second = (np.concatenate(seen[k : k + 4]) for k in (0, 4))
     assert sorted(first) == sorted(second) == list(range(130))
