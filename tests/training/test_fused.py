@@ -1,7 +1,6 @@
 "fused: layers and their ways back, held weights, the loss."
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from tables import tabled
@@ -98,18 +97,14 @@ def test_empty_places_of_a_batch_cost_nothing(monkeypatch):
 )
 def test_what_is_not_written_out_is_refused(layer):
     "A stride that is ignored would give a wrong gradient without a word."
-    with pytest.raises(ValueError, match="is not supported .*: use engine='loop'"):
-        fused.check_layer(layer)
-    assert "is not supported by this engine" in fused.unsupported_layer(
-        nn.Sequential(layer)
-    )
+    why = fused.unsupported_layer(nn.Sequential(layer))
+    assert "is not supported by this engine" in why
 
 
 def test_what_can_be_trained_here_has_no_obstacle():
     assert fused.unsupported_layer(models.build("conv10", seed_tree(0))) == ""
-    assert "not a plain sequence" in fused.unsupported_layer(
-        models.build("lstm", seed_tree(0))
-    )
+    why = fused.unsupported_layer(models.build("lstm", seed_tree(0)))
+    assert "not a plain sequence" in why
 
 
 def test_float32_stays_float32_and_the_setting_comes_back():
