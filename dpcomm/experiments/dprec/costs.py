@@ -74,10 +74,8 @@ def protocol_of(name: str) -> dict:
     if not study:
         return protocol(task, method)
     rounds = paper_setting(f"{study[0]}.rounds", task)
-    groups = -(
-        -paper_setting("n_params", task) // paper_setting("only.group_size", task)
-    )
-    indices = groups if method == "rec64" else None
+    d, size = (paper_setting(x, task) for x in ("n_params", "only.group_size"))
+    indices = -(-d // size) if method == "rec64" else None
     return protocol(task, method.removesuffix("64"), rounds, indices)
 
 
@@ -137,17 +135,14 @@ def epsilons(row: str) -> tuple:
 
 @cache
 def as_run(row: str) -> dict:
-    """Relation -> Guarantee of a run with cohorts of a fixed size; empty for DP-REC."""
+    "Relation -> Guarantee of a run with cohorts of a fixed size; empty for DP-REC."
     from dpcomm.experiments import accounts
     from dpcomm.training.federated import Config
 
     task, eps, kind = row.split(".")
-    if kind == "rec":
-        return {}
-    m = mechanism_of(task, eps, kind)
-    config = Config(rounds=rounds_of(task, kind), cohort=paper_setting("cohort", task))
-    n, delta = paper_setting("n_clients", task), epsilons(row)[0].delta
-    return accounts.as_run(m, config, n, config.rounds, delta)
+    n, config = paper_setting("n_clients", task), Config(cohort=paper_setting("cohort", task))
+    run = config, n, rounds_of(task, kind), epsilons(row)[0].delta
+    return {} if kind == "rec" else accounts.as_run(mechanism_of(task, eps, kind), *run)
 
 
 def readings() -> dict:
@@ -166,20 +161,15 @@ def readings() -> dict:
         "subsampled": per_slot * slots * (1 + (math.exp(c * c) - 1) / n**2),
         "dropped": 0.0,
     }
-    return {
-        name: float(np.min(loss - math.log(delta - term) / orders))
-        for name, term in terms.items()
-    }
+    return {k: float(np.min(loss - math.log(delta - x) / orders)) for k, x in terms.items()}
 
 
 def paid(task: str, eps: int) -> float:
     "Epsilon that DP-FedAvg has left where it reaches DP-REC's accuracy. [dprec Sec. 4.1]"
     from dpcomm.privacy import accounting
 
-    at, whole = (
-        paper_tables.cell("dprec", f"{task}.ratio{x}").value
-        for x in ("_at_accuracy", "")
-    )
+    keys = f"{task}.ratio_at_accuracy", f"{task}.ratio"
+    at, whole = (paper_tables.cell("dprec", key).value for key in keys)
     rounds = round(rounds_of(task, "fedavg") * at / whole)
     n, m = paper_setting("n_clients", task), mechanism_of(task, f"eps{eps}", "fedavg")
     run = dict(rounds=rounds, delta=n**-1.1, n_clients=n, sampling="poisson")
@@ -240,12 +230,11 @@ def computed(line: Line, seed: int, inputs, how, values: Callable, unit: str) ->
 def shares() -> list:
     import numpy as np
 
-    counts = ([count(name, seed) for seed in range(3)] for name in EVERY)
-    each = (
-        [c.uplink_bits / (c.uplink_bits + c.downlink_bits) for c in draws]
-        for draws in counts
-    )
-    return [100 * np.mean(draws) for draws in each]
+    def share(c):
+        return c.uplink_bits / (c.uplink_bits + c.downlink_bits)
+
+    draws = ([share(count(name, seed)) for seed in range(3)] for name in EVERY)
+    return [100 * np.mean(each) for each in draws]
 
 # %% ../../../nbs/dprec/costs.ipynb #8ef50c86
 PAID = [(task, eps) for task in ("mnist", "femnist") for eps in (6, 3)]
@@ -299,12 +288,8 @@ def grid(scale: str) -> list:
         more = dict(trains=False, minutes=0.02, compute=compute, seeds=seeds)
         lines.append(Line(key, name, scale, fills, **more))
 
-    for row in (
-        *ROWS,
-        "femnist.only.fedavg",
-        "femnist.only.rec64",
-        "femnist.local.rec",
-    ):
+    others = "femnist.only.fedavg", "femnist.only.rec64", "femnist.local.rec"
+    for row in (*ROWS, *others):
         task, *_, kind = row.split(".")
         name, *cells = EXTRA.get(row, (row if row not in ROWS else f"{task}.{kind}",))
         whole = [f"ours.{name}.whole_bytes.comm"] if row in EXTRA else []

@@ -11,9 +11,7 @@ from functools import cache, partial
 from dpcomm.experiments.dprec.by_writer import paper_config
 from dpcomm.experiments.dprec.mnist import COUNTS, NAMES
 from dpcomm.experiments.lines import Line, counted, source_of, stated
-from dpcomm.experiments.lines import (
-    run_one as run_one,
-)
+from dpcomm.experiments.lines import run_one as run_one
 
 # %% ../../../nbs/dprec/shakespeare.ipynb #a0405d09
 paper_setting = partial(stated, "dprec", "shakespeare")
@@ -22,9 +20,7 @@ paper_setting = partial(stated, "dprec", "shakespeare")
 def settings(scale: str) -> dict:
     "Settings common to both runs of a scale. [dprec App. C.1, C.2]"
     s = dict(text="roles", n_clients=paper_setting("n_clients"), shorten=None)
-    s |= dict(
-        n_test=None, hidden=256, minutes=30_000, memory=2.0, data=("shakespeare",)
-    )
+    s |= dict(n_test=None, hidden=256, data=("shakespeare",), memory=2.0, minutes=30_000)
     s |= dict(clip=paper_setting("fedavg.clip"), std=paper_setting("rec.std"))
     changes = dict(rounds=paper_setting("rounds"), eval_every=10)
     if scale == "quick":
@@ -101,22 +97,13 @@ def grid(scale: str) -> list:
     noted |= dict(task="shakespeare", model=net)
     made = dict(net=partial(network, hidden=s["hidden"]), changes=s["changes"])
     made |= dict(noted=noted, after=with_source, minutes=s["minutes"])
-    trained = [
-        Line(
-            f"eps3.{kind}",
-            f"{name}, epsilon 3",
-            scale,
-            (f"shakespeare.eps3.{kind}.acc", f"{ours}.eps3.{kind}.loss"),
-            spec=partial(spec, s=s, kind=kind),
-            **common | made,
-        )
-        for kind, name in NAMES.items()
-    ]
-    dealt, common = (
-        tuple(f"shakespeare.{n}" for n in COUNTS),
-        common | {"trains": False},
-    )
-    part = "partition", "clients and their sizes", scale, dealt
+    lines = []
+    for kind, name in NAMES.items():
+        key, made["spec"] = f"eps3.{kind}", partial(spec, s=s, kind=kind)
+        fills = f"shakespeare.{key}.acc", f"{ours}.{key}.loss"
+        lines.append(Line(key, f"{name}, epsilon 3", scale, fills, **common, **made))
+    fills, common = tuple(f"shakespeare.{n}" for n in COUNTS), common | {"trains": False}
+    part = "partition", "clients and their sizes", scale, fills
     space = "space", "always predicting the space", scale, (f"{ours}.space.acc",)
-    dealt = Line(*part, **common, compute=counts)
-    return [*trained, dealt, Line(*space, **common, compute=spaces)]
+    lines.append(Line(*part, **common, compute=counts))
+    return [*lines, Line(*space, **common, compute=spaces)]
