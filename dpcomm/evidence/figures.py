@@ -226,10 +226,8 @@ def look(mech: str) -> Look:
     if mech in MECH:
         return MECH[mech]
     raise ValueError(
-        f"mech is {shown(mech)}, which is not in figures.MECH; did you mean"
-        f" {shown(nearest(mech, MECH))}? For a new mechanism add"
-        f' "{mech}": Look(colour, marker, label) to MECH on nbs/evidence/figures.ipynb,'
-        " with a colour and a marker that no other mechanism uses"
+        f"mech is {shown(mech)}; did you mean {shown(nearest(mech, MECH))}? A new"
+        " mechanism needs a Look of its own in MECH on nbs/evidence/figures.ipynb"
     )
 
 
@@ -375,11 +373,6 @@ def series(
     m, x, y = look(mech), np.atleast_1d(x), np.atleast_1d(np.asarray(y, dtype=float))
     if y.ndim == 1:
         y = y[:, None] if x.size == 1 else y[None]
-    if y.ndim != 2 or y.shape[1] != x.size or not y.size or not np.isfinite(y).all():
-        raise ValueError(
-            f"y has shape {y.shape}; it must be (n_seeds, {x.size}) to match x, and all"
-            " finite: pass one row per seed, without nan"
-        )
     mean, low, high = interval(y)
     if err is not None:
         low, high = mean - np.asarray(err, float), mean + np.asarray(err, float)
@@ -463,7 +456,7 @@ def get_axes(ax=None) -> tuple:
 def label_axes(
     ax, xlabel: str, ylabel: str, title: str = "", log: str = "", legend: bool = True
 ) -> None:
-    """Labels, title, scales and legend; an axis without a label is refused.
+    """Labels, title, scales and legend.
 
     ax: matplotlib axes.
     xlabel: quantity and unit, not empty.
@@ -472,11 +465,6 @@ def label_axes(
     log: '', 'x', 'y' or 'xy'.
     legend: draw the legend.
     """
-    if not (xlabel and ylabel):
-        raise ValueError(
-            f"the axes are called {shown(xlabel)} and {shown(ylabel)}; each must name a"
-            " quantity and its unit, for example 'uplink, bits / parameter / round'"
-        )
     ax.set(xlabel=literal(xlabel), ylabel=literal(ylabel), title=literal(title))
     for axis in log:
         getattr(ax, f"set_{axis}scale")("log")
@@ -614,8 +602,6 @@ def protocol(parties, messages, sees: dict, title: str = ""):
     title: the finding.
     Returns: matplotlib Figure.
     """
-    for name in [*sees, *(m[0] for m in messages), *(m[1] for m in messages)]:
-        check_choice("party", name, tuple(parties))
     at, end = {name: i for i, name in enumerate(parties)}, len(messages)
     small, box = dict(fontsize=8, color=INK), dict(boxstyle="round,pad=0.4", ec=INK)
     centre = dict(ha="center", va="center")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Whole', 'Real', 'Number', 'Count', 'SOURCES', 'ACROSS', 'WORDS', 'RULES', 'JOINERS', 'Cell', 'Hyper', 'Claim',
-           'Paper', 'papers', 'place', 'check_id', 'paper', 'add', 'tables', 'cells', 'cell', 'hyper', 'in_words']
+           'Paper', 'papers', 'place', 'paper', 'add', 'tables', 'cells', 'cell', 'hyper', 'in_words']
 
 # %% ../../nbs/evidence/paper_tables.ipynb #2d6b5bd3
 import fnmatch
@@ -299,13 +299,12 @@ def assets(kind: str) -> Path:  # folder inside the installed package
 ACROSS = "across"  # in the place of a paper's id: belongs to no single one
 
 
-def papers(root: Path = None) -> tuple:
+def papers() -> tuple:
     """Ids of the transcribed papers.
 
-    root: folder of TOML files, default the package's.
     Returns: ids, sorted.
     """
-    return tuple(sorted(p.stem for p in Path(root or assets("papers")).glob("*.toml")))
+    return tuple(sorted(path.stem for path in assets("papers").glob("*.toml")))
 
 
 def place(experiment: str) -> str:
@@ -318,27 +317,17 @@ def place(experiment: str) -> str:
     return f"{paper}/{rest}" if paper in papers() else f"experiments/{experiment}"
 
 
-def check_id(id: str, root: Path = None) -> None:
-    """Refuse a paper of which nothing is transcribed.
-
-    id: short name, e.g. 'dprec'.
-    root: folder of TOML files, default the package's and those that `add` named.
-    """
-    if id not in papers(root) and (root or id not in _added):
-        raise refuse("id", id, [*papers(root), *_added])
-
-
-def paper(id: str, root: Path = None) -> Paper:
+def paper(id: str) -> Paper:
     """Everything transcribed from one paper.
 
-    id: short name, e.g. 'dprec'.
-    root: folder of TOML files, default the package's and those that `add` named.
+    id: short name, e.g. 'dprec', or one that `add` returned.
     Returns: checked.
     """
-    if root is None and id in _added:
+    if id in _added:
         return _added[id]
-    check_id(id, root)
-    return _from_file(Path(root or assets("papers")) / f"{id}.toml")
+    if id not in papers():
+        raise refuse("id", id, [*papers(), *_added])
+    return _from_file(assets("papers") / f"{id}.toml")
 
 
 @lru_cache
@@ -368,61 +357,53 @@ def add(path) -> str:
     return own.id
 
 # %% ../../nbs/evidence/paper_tables.ipynb #ce402ecb
-def tables(id: str, root: Path = None) -> tuple:
+def tables(id: str) -> tuple:
     """Names of the tables of one paper.
 
     id: paper.
-    root: folder of TOML files, default the package's.
     Returns: 'table1', 'text', ..., in the order of the file.
     """
-    return tuple(
-        dict.fromkeys(t for c in paper(id, root).cells for t in (*c.also, c.table))
-    )
+    return tuple(dict.fromkeys(t for c in paper(id).cells for t in (*c.also, c.table)))
 
 
-def cells(id: str, table: str = None, root: Path = None) -> tuple:
+def cells(id: str, table: str = None) -> tuple:
     """The numbers of one paper, or of one of its tables.
 
     id: paper, or 'across', of which there are none.
     table: e.g. 'table1'; None for all.
-    root: folder of TOML files, default the package's.
     Returns: tuple of Cell, in the paper's order.
     """
-    every = () if id == ACROSS else paper(id, root).cells
-    if table is not None and table not in tables(id, root):
-        raise refuse("table", table, tables(id, root))
+    every = () if id == ACROSS else paper(id).cells
+    if table is not None and table not in tables(id):
+        raise refuse("table", table, tables(id))
     return tuple(c for c in every if table in (None, c.table, *c.also))
 
 
-def cell(id: str, key: str, root: Path = None) -> Cell:
+def cell(id: str, key: str) -> Cell:
     """One number of a paper.
 
     id: paper.
     key: e.g. 'mnist.eps3.rec.acc'.
-    root: folder of TOML files, default the package's.
     Returns: Cell that number.
     """
-    by_key = {c.key: c for c in cells(id, root=root)}
+    by_key = {c.key: c for c in cells(id)}
     if key not in by_key:
         raise refuse("key", key, by_key)
     return by_key[key]
 
 
-def hyper(
-    id: str, name: str, task: str = None, version: str = "arxiv", root: Path = None
-) -> Hyper:
+def hyper(id: str, name: str, task: str = None, version: str = "arxiv") -> Hyper:
     """One setting of a paper's experiments.
 
     id: paper.
     name: e.g. 'rec.c.eps3'.
     task: e.g. 'mnist'; None if the name is unambiguous.
     version: 'arxiv' or 'iclr'.
-    root: folder of TOML files, default the package's.
     Returns: its value, source and place.
     """
     if version not in ("arxiv", "iclr"):
         raise refuse("version", version, ("arxiv", "iclr"))
-    stated = [h for h in paper(id, root).hypers if h.version in (version, "both")]
+    stated = [h for h in paper(id).hypers if h.version in (version, "both")]
     tasks = dict.fromkeys(h.task for h in stated)
     if task is not None and task not in tasks:
         raise refuse("task", task, tasks)

@@ -167,11 +167,11 @@ def _scores(record):
         yield f"cells.{key}", value, UNITS.get(bare, ANY)
 
 
-def fault(record: Record, root: Path = None) -> str:  # '' if nothing
+def fault(record: Record) -> str:  # '' if nothing
     "What a type cannot say: that a name exists, and a number lies in its range."
     known, units = (), UNITS.keys()
     if record.paper != paper_tables.ACROSS:
-        cells = paper_tables.cells(record.paper, root=root)
+        cells = paper_tables.cells(record.paper)
         known, units = {c.key for c in cells}, units | {c.unit for c in cells}
     for key, (_, unit) in record.cells.items():
         if key not in known and not key.startswith("ours."):
@@ -199,7 +199,7 @@ def _short(value):
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 # %% ../../nbs/evidence/records.ipynb #55917e93
-def _checked(line, root=None):
+def _checked(line):
     "The record in a line of JSON, which has the types and ranges of a record."
     if len(line) > LARGEST:
         raise ValueError(f"it has {len(line):,} bytes, and {LARGEST:,} are allowed")
@@ -214,7 +214,7 @@ def _checked(line, root=None):
     msgspec.convert(raw["origin"], Made)
     msgspec.convert(raw["data"], Data)
     record = Record(**raw)
-    if wrong := fault(record, root):
+    if wrong := fault(record):
         raise ValueError(wrong)
     return record
 
@@ -236,14 +236,12 @@ def to_line(record: Record) -> str:  # JSON with its own hash, without a line's 
     return line
 
 
-def from_line(
-    line: str | bytes, where: str, root: Path = None, hashed: bool = False
-) -> Record:
+def from_line(line: str | bytes, where: str, hashed: bool = False) -> Record:
     "A checked record; ValueError says file, line and field."
     line = line if isinstance(line, bytes) else line.encode(errors="replace")
     bare, mark, digest = line.rpartition(b',"sha256":"')
     try:
-        record = _checked(line, root)
+        record = _checked(line)
         if hashed and not mark:
             raise ValueError(
                 "it has no hash of itself: take it out and `dpcomm merge` it"
@@ -259,26 +257,25 @@ def path_of(root, record: Record) -> Path:  # <root>/<paper>/<experiment>.<scale
     return Path(root) / record.paper / f"{record.experiment}.{record.scale}.jsonl"
 
 # %% ../../nbs/evidence/records.ipynb #3acb9b52
-def read(path, papers_root: Path = None) -> tuple:
+def read(path) -> tuple:
     """All records of one file.
 
     path: file of records.
-    papers_root: folder of the papers' TOML files, default the package's.
     Returns: tuple of Record, in the order of the file.
     """
     path = Path(path)
     state, own = path.stat(), path.parent / f"{path.parent.name}.toml"
-    if papers_root is None and own.is_file():
+    if own.is_file():
         paper_tables.add(own)
-    return _read(path, papers_root, state.st_mtime_ns, state.st_size)
+    return _read(path, state.st_mtime_ns, state.st_size)
 
 
 @lru_cache(maxsize=200)
-def _read(path, papers_root, *state):
+def _read(path, *state):
     hashed, made = path.is_relative_to(paper_tables.assets("results")), []
     for i, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if line:
-            record = from_line(line, f"{path.name}, line {i}", papers_root, hashed)
+            record = from_line(line, f"{path.name}, line {i}", hashed)
             if path_of(path.parents[1], record) != path:
                 raise ValueError(
                     f"{path.name}, line {i}: it belongs in"
@@ -293,7 +290,6 @@ def load(
     experiment: str = None,
     scale: str = None,
     root: Path = None,
-    papers_root: Path = None,
 ) -> tuple:
     """The records of one paper.
 
@@ -301,18 +297,15 @@ def load(
     experiment: as 'dprec_mnist'; None for all.
     scale: smoke, quick or full; None for all.
     root: folder with a folder a paper, default the committed records.
-    papers_root: folder of the papers' TOML files, default the package's.
     Returns: tuple of Record, by file and line.
     """
     if paper != paper_tables.ACROSS:
-        paper_tables.check_id(paper, papers_root)
+        paper_tables.paper(paper)  # or it is refused
     if scale is not None and scale not in SCALES:
         raise refuse("scale", scale, SCALES)
     folder = Path(root or paper_tables.assets("results")) / paper
     pattern = f"{experiment or '*'}.{scale or '*'}.jsonl"
-    return tuple(
-        r for path in sorted(folder.glob(pattern)) for r in read(path, papers_root)
-    )
+    return tuple(r for path in sorted(folder.glob(pattern)) for r in read(path))
 
 # %% ../../nbs/evidence/records.ipynb #eb8661fb
 def result_of(record: Record) -> dict:

@@ -424,14 +424,13 @@ def evidence_of(*found) -> Evidence:
     return Evidence(ours, smaller, tuple(spreads_of(ours)))
 
 # %% ../../nbs/evidence/verdicts.ipynb #c2be374c
-def evidence(paper: str, root: Path = None, papers_root: Path = None) -> Evidence:
+def evidence(paper: str, root: Path = None) -> Evidence:
     """Everything that was run for one paper.
 
     paper: id.
     root: folder of records, default the committed ones.
-    papers_root: folder of the papers' TOML files, default the package's.
     """
-    return evidence_of(records.load(paper, None, None, root, papers_root))
+    return evidence_of(records.load(paper, root=root))
 
 # %% ../../nbs/evidence/verdicts.ipynb #c217c873
 def intervals(paper: str, found=None) -> int:
@@ -537,29 +536,20 @@ HEADER = ("key", "paper (+/- s.e.)", "ours (+/- s.e., n)", "delta", "verdict", "
 def verdict_table(
     paper: str,
     table: str = None,
-    root: Path = None,
     base: str = "..",
-    papers_root: Path = None,
     found: Evidence = None,
-    only: str = "",
 ) -> Table:
     """The paper's numbers with ours, and verdicts.
 
     paper: id.
     table: e.g. 'table1'; None for all.
-    root: folder of records, default the committed ones.
     base: folder of the notebooks, as seen from where the table is shown.
-    papers_root: folder of the papers' TOML files, default the package's.
     found: what `evidence` returned, where several tables are made.
-    only: keys that begin with it.
     Returns: key, paper, ours, delta, verdict, link; numbered causes.
     """
-    p = paper_tables.paper(paper, papers_root)
-    found = found or evidence(paper, root, papers_root)
+    p, found = paper_tables.paper(paper), found or evidence(paper)
     rows, notes = [], []
-    for cell in paper_tables.cells(paper, table, papers_root):
-        if not cell.key.startswith(only):
-            continue
+    for cell in paper_tables.cells(paper, table):
         *row, word, link = row_of(cell, p, found, base)
         sign = VERDICTS[word]
         for why in explain_verdict(cell, p, word):

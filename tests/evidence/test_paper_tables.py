@@ -4,7 +4,6 @@ and the checks that guard the files.
 
 import csv
 import re
-import tomllib
 from datetime import date
 from pathlib import Path
 
@@ -236,14 +235,6 @@ def test_a_printed_table_becomes_cells():
         ("a.none.comm", 0.01, "kB", 0.005, ("table3", "text")),
     ]
     assert cells[1].where == "Table 9, none, acc" and type(cells[1].value) is int
-
-
-def test_the_file_is_read_from_the_folder_given(tmp_path):
-    other = GOOD.replace('id = "dprec"', 'id = "other"')
-    (tmp_path / "other.toml").write_text(other, encoding="utf-8")
-    assert paper_tables.papers(tmp_path) == ("other",)
-    cells = paper_tables.paper("other", tmp_path).cells
-    assert len(cells) == len(tomllib.loads(GOOD)["cell"])
 
 
 @tabled("paper, tables", [("imvu", 3), ("sqsgd", 5)])

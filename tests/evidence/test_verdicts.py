@@ -54,7 +54,8 @@ def put(root, *found):
 
 
 def row(root, key, table="table1", **more) -> dict:
-    rows = verdicts.verdict_table("dprec", table, root=root, **more).rows
+    found = verdicts.evidence("dprec", root)
+    rows = verdicts.verdict_table("dprec", table, found=found, **more).rows
     names = ("key", "paper", "ours", "delta", "verdict", "link")
     return next(dict(zip(names, r)) for r in rows if r[0] == key)
 
@@ -468,7 +469,7 @@ def test_two_runs_that_claim_one_cell_are_refused(other, tmp_path):
             verdicts.ours_by_key(found)
     put(tmp_path / str([*other]), *pair)
     with pytest.raises(ValueError, match="remove one of the two"):
-        verdicts.verdict_table("dprec", root=tmp_path / str([*other]))
+        verdicts.evidence("dprec", tmp_path / str([*other]))
 
 
 def test_seeds_of_one_number_come_from_runs_of_one_experiment_and_count_once():
@@ -545,22 +546,17 @@ def test_orderings_and_ratios_are_derived(tmp_path):
     assert row(tmp_path, "mnist.rec.order")["ours"] == ("10.05 +/- 0.05 (n = 2)")
 
 
-def with_causes(tmp_path, *blocks, old="", new=""):
-    "A folder of DP-REC's file with more causes."
-    text = (paper_tables.assets("papers") / "dprec.toml").read_text(encoding="utf-8")
-    more = "".join(f'\n[[cause]]\nkey = "{k}"\ntext = "{v}"\n' for k, v in blocks)
-    (tmp_path / "papers").mkdir()
-    path = tmp_path / "papers" / "dprec.toml"
-    path.write_text(text.replace(old, new, 1) + more, encoding="utf-8")
-    return path.parent
-
-
-def test_causes_become_numbered_notes_and_equal_ones_share_a_number(tmp_path):
+def test_causes_become_numbered_notes_and_equal_ones_share_a_number(
+    tmp_path, monkeypatch
+):
     blocks = [(ACC.key, "the model"), (SIX, "the split"), (FED, "the model")]
     blocks.append((SMALL, "idle"))
-    toml = with_causes(tmp_path, *blocks)
+    causes = tuple(paper_tables.Cause(*pair) for pair in blocks)
+    given = replace(paper_tables.paper("dprec"), causes=causes)
+    monkeypatch.setattr(paper_tables, "paper", lambda id: given)
     put(tmp_path, *seeded(dict.fromkeys([ACC.key, SIX, FED], [95.0, 95.1, 95.2])))
-    t = verdicts.verdict_table("dprec", "table1", root=tmp_path, papers_root=toml)
+    found = verdicts.evidence("dprec", tmp_path)
+    t = verdicts.verdict_table("dprec", "table1", found=found)
     assert len(set(t.notes)) == len(t.notes)
     n = {note: i for i, note in enumerate(t.notes, 1)}
     marks = {r[0]: r[4] for r in t.rows}
