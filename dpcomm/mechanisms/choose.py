@@ -213,7 +213,7 @@ def _plain(value) -> Any:
         return [_plain(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
-# %% ../../nbs/reference/choosing.ipynb #4bb24ab8
+
 @dataclass(frozen=True)
 class Ranking:
     """Mechanisms under one definition of guarantee, the smallest error first.
@@ -315,7 +315,7 @@ def grids(d: int, bits: float = None, whole: bool = False) -> dict:
         "sqsgd": [dict(fraction=1.0 if bits >= 2 else 0.1, **coin)],
     }
 
-# %% ../../nbs/reference/choosing.ipynb #c4000016
+
 FEWEST = 40  # characters of a refusal that says nothing
 
 
@@ -415,7 +415,6 @@ def gives_up(mechanism: Mechanism, error: Error, trust: str = "local") -> tuple:
 
 
 def _row(s, mechanism, made, error):
-    "A row of a ranking."
     sent = mechanism.bits(s.d)
     alone = made.sampling == "none"
     clients = s.cohort * s.rounds / s.messages if alone else s.n_clients
@@ -493,7 +492,6 @@ def _in_order(rows) -> Iterator[Candidate]:
 
 
 def _checked(deployment, eps, bits, updates):
-    "Refuse what is no deployment, has no d, or does not fit the updates."
     if not isinstance(deployment, Deployment):
         raise TypeError(
             f"deployment is {shown(deployment)}; it must be a Deployment: pass"
@@ -569,7 +567,6 @@ def _described(row):
 
 
 def _text(table):
-    "A table for a terminal."
     header, rows, title, notes = table
     wide = [max(map(len, column)) for column in zip(header, *rows)]
     lines = ("  ".join(map(str.ljust, row, wide)).rstrip() for row in (header, *rows))

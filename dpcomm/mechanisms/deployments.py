@@ -246,7 +246,6 @@ def _most(deployment):
 
 
 def _check_groups(deployment):
-    "Refuse groups that are no sizes, or have another sum than d; enter their sum."
     sizes, d = deployment.groups, deployment.d
     if d is not None:
         check_size("d", d)
@@ -269,7 +268,6 @@ def _check_groups(deployment):
 
 
 def _check_cohort(deployment):
-    "Refuse cohorts that the federation cannot fill, and visits that leave them short."
     s, n, visits = deployment, deployment.n_clients, deployment.visits
     if s.cohort > n and s.sampling != "replacement":
         raise ValueError(
@@ -335,7 +333,6 @@ def _relations(mechanism, sampling):
 
 @functools.cache
 def _takes(cls, name):
-    "Whether a mechanism's guarantee has a keyword."
     parameters = inspect.signature(cls.guarantee).parameters.values()
     loose = any(p.kind is p.VAR_KEYWORD for p in parameters) and name != "d"
     return loose or name in [p.name for p in parameters]
@@ -360,9 +357,8 @@ def _keywords(deployment, mechanism, sampling, releases, accountant):
     set_ = {k: v for k, v in given.items() if v is not None and _takes(type(m), k)}
     return dict(rounds=releases, delta=s.delta) | set_
 
-# %% ../../nbs/foundations/deployments.ipynb #d3b10012
+
 def _check_mechanism(deployment, mechanism, accountant):
-    "Refuse a mechanism that this deployment cannot serve, and say what to change."
     s, m = deployment, mechanism
     if not isinstance(m, Mechanism):
         raise TypeError(
@@ -413,7 +409,7 @@ def _check_mechanism(deployment, mechanism, accountant):
             f" n_clients = {s.cohort} and tolerance = {s.tolerance}"
         )
 
-# %% ../../nbs/foundations/deployments.ipynb #d3b10013
+
 def _stated(deployment, mechanism, made):
     "The guarantee with the relation asked for, its premise, and what it is about."
     s, asked = deployment, deployment.relation
@@ -433,7 +429,6 @@ def _stated(deployment, mechanism, made):
 
 
 def _unproved(deployment, mechanism):
-    "Why nothing is proved, and what to change."
     s, m = deployment, mechanism
     known = " or ".join(
         {r: 0 for x in ("none", *m.samplings) for r in _relations(m, x)}
@@ -456,7 +451,6 @@ SPENT = "eps", "beta"  # free fields of which more is less private
 
 
 def _given(deployment, cls, free, clip_norm, fixed):
-    "All fields of a mechanism except the free one; ValueError for one that is not there."
     names = [field.name for field in fields(cls)]
     if not cls.free:
         raise ValueError(
@@ -509,7 +503,6 @@ class TooFewBits(ValueError):
 
 
 def _check_ring(fine, bits, eps, account):
-    "Refuse a ring so coarse that its noise is more than MORE times that of 32 bits."
 
     def serves(bits):
         try:

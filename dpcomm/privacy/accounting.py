@@ -96,7 +96,6 @@ def _log_moments_integer(orders, sigma, q):
 
 
 def _log_moment_integer(order, sigma, q):
-    "log A at one integer order, 0 < q < 1."
     k = np.arange(2, order + 1)
     return log_mixture(order, q, k * (k - 1) / (2 * sigma**2))
 
@@ -133,7 +132,7 @@ def _log_moment_fractional(order, sigma, q):
         sums = (sums[1:] + sums[:-1]) / 2
     return top + np.log(sums[0])
 
-# %% ../../nbs/foundations/accounting.ipynb #e1d62388
+
 def _log_moment(order, sigma, q):
     "log A at any order > 1; the chord for what float64 rounds away. [Mironov et al. 2019]"
     below = np.floor(order)
@@ -312,7 +311,6 @@ def _pld_eps(sigma, delta, q, rounds, relation, hidden):
 
 # %% ../../nbs/foundations/accounting.ipynb #8ec11eec
 def _check_run(relation, sampling, trust, accountant, delta, q, scope):
-    "Refuse what has no bound here; ValueError says what is missing."
     check_choice("relation", relation, RELATIONS)
     check_choice("sampling", sampling, SAMPLINGS)
     check_choice("trust", trust, NORMAL)
@@ -351,13 +349,12 @@ def _check_run(relation, sampling, trust, accountant, delta, q, scope):
             " if clients are sampled"
         )
 
-# %% ../../nbs/foundations/accounting.ipynb #fcff0393
+
 ACCOUNTANTS = ("rdp-classic", "rdp-balle", "pld")
 
 
 @functools.lru_cache(16)
 def _usual_curve(sigma, q):
-    "The Rényi curve at the usual orders."
     return rdp_subsampled_gaussian(ORDERS, sigma, q)
 
 

@@ -137,7 +137,6 @@ FEWEST_PLAYS = 100  # fewer prove nothing at small alarms
 
 
 def _check_scores(scores):
-    "Scores by attack, as checked arrays."
     given = scores if isinstance(scores, dict) and scores else {"score": scores}
     scores = {name: check_reals(name, x, "[-inf, inf]") for name, x in given.items()}
     for name, x in scores.items():
@@ -203,7 +202,6 @@ def _game_arguments(mechanism, relation, given):
 
 
 def _both_worlds(mechanism, relation, trials, rng, play):
-    "Scores of a mechanism's game, with the client and without."
     return tuple(
         mechanism.attack_scores(relation, present, trials, rng, **play)
         for present in (True, False)

@@ -263,7 +263,6 @@ LARGE = 100.0  # an epsilon from which a grid that is good enough is taken
 
 
 def _grid(plan, theta, std, low, high, tolerance=TOLERANCE):
-    "Points of the circle, and the step."
     pair, _ = max(plan.parts, key=lambda part: part[1] * (part[0].anchor(1.0) != 0))
     listed = [(p is not pair) * n for p, n in plan.parts if isinstance(p, Listed)]
     step = math.sqrt(12 * tolerance * plan.eps / (plan.total * (1 + theta)))
@@ -389,8 +388,32 @@ def _view(plan, theta, tolerance=TOLERANCE):
     return theta, t, math.floor(low / step), step, size
 
 
+def _of_one(pair, delta, up):
+    "Either end of one release, whose curve is its pair's. [page pairs, eq. stick]"
+
+    def above(eps):
+        p, q = (float(tail[0]) for tail in pair.tails(np.array([eps]))[:2])
+        hit, false = math.exp(p), math.exp(min(eps + q, 0.0))
+        error = hit * float(_slack(pair, p)) + false * float(_slack(pair, q, eps))
+        return hit - false + (error if up else -error) > delta
+
+    low, high = 0.0, 1.0
+    if not above(low):
+        return low
+    while above(high):
+        if high > 1e6:
+            return math.inf if up else high
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if above(middle) else (low, middle)
+    return high if up else low
+
+
 def upper_end(parts: list, delta: float) -> float:
     "The upper end of `both_ends`, at one tilt; inf where none is found. [Props. up, circle]"
+    if len(parts) == 1 and parts[0][1] == 1:
+        return _of_one(parts[0][0], delta, True)
     plan = _Plan(parts, delta)
     tolerance = TOLERANCE if plan.eps < LARGE else CLOSE / 4
     return _one_end(plan, _view(plan, plan.theta, tolerance), True)
@@ -398,6 +421,8 @@ def upper_end(parts: list, delta: float) -> float:
 
 def both_ends(parts: list, delta: float) -> tuple:
     "Both ends of epsilon of (pair, rounds) in one direction. [Props. up, down, circle]"
+    if len(parts) == 1 and parts[0][1] == 1:
+        return tuple(_of_one(parts[0][0], delta, up) for up in (False, True))
     plan = _Plan(parts, delta)
     low, high = 0.0, sum(r * pair.top for pair, r in parts)
     theta = plan.theta

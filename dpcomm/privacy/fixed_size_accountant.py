@@ -60,7 +60,6 @@ FIXED_RELATIONS = ("add-remove", "replace", "zero-out")  # for cohorts of a fixe
 
 
 def _gauss_legendre(low, high, width):
-    "Nodes and weights of Gauss-Legendre panels over [low, high]."
     edges = np.linspace(low, high, 2 + int((high - low) / width))
     node, weight = np.polynomial.legendre.leggauss(16)
     half, middle = np.diff(edges)[:, None] / 2, (edges[1:] + edges[:-1])[:, None] / 2

@@ -186,7 +186,6 @@ WHY = {
 
 # %% ../../nbs/foundations/guarantee.ipynb #f7308929
 def _check_combination(trust, sampling, relation):
-    "Refuse three names that no theorem covers together."
     if relation in PROVED.get((trust, sampling), ()):
         return
     covered = "; ".join(
@@ -201,58 +200,36 @@ def _check_combination(trust, sampling, relation):
         f" {covered}."
     )
 
-# %% ../../nbs/foundations/guarantee.ipynb #9a22214a
-def _check_text(name, value):
-    "Refuse what is no text, and an empty one but for a note."
-    if not isinstance(value, str) or (name != "note" and not value.strip()):
+# %% ../../nbs/foundations/guarantee.ipynb #b975aa5e
+def _check_guarantee(g):
+    check_number("eps", g.eps, "[0, inf]")
+    check_number("delta", g.delta, "[0, 1)")
+    lists = dict(unit=UNITS, relation=RELATIONS, sampling=SAMPLINGS, scope=SCOPES)
+    for name, allowed in (lists | dict(trust=TRUSTS)).items():
+        check_choice(name, getattr(g, name), allowed)
+    if not isinstance(g.premises, Mapping):
         raise ValueError(
-            f"{name} is {shown(value)}; it must be text: pass for example 'rdp-classic'"
-        )
-
-
-def _check_premises(premises):
-    "Refuse a premise that does not say what it is about, or says nothing."
-    if not isinstance(premises, Mapping):
-        raise ValueError(
-            f"premises is {shown(premises)}; it must be a dict: pass"
+            f"premises is {shown(g.premises)}; it must be a dict: pass"
             " premises={'sampling': 'as if ...'} with a key of PREMISES"
         )
-    for name, sentence in premises.items():
+    texts = dict(accountant=g.accountant, note=g.note)
+    for name, sentence in g.premises.items():
         check_choice("premises", name, PREMISES)
-        _check_text(f"premises[{shown(name)}]", sentence)
-
-
-def _check_names(g):
-    "Refuse a name outside its list and text that is no text."
-    lists = dict(
-        unit=UNITS, relation=RELATIONS, sampling=SAMPLINGS, scope=SCOPES, trust=TRUSTS
-    )
-    for name, allowed in lists.items():
-        check_choice(name, getattr(g, name), allowed)
-    for name in ("accountant", "note"):
-        _check_text(name, getattr(g, name))
-    _check_premises(g.premises)
-
-# %% ../../nbs/foundations/guarantee.ipynb #b975aa5e
-def _check_scope(scope, rounds):
-    "Refuse several rounds in a guarantee about one."
-    if check_between("rounds", rounds, 1, 2**53) != 1 and scope == "per-round":
+        texts[f"premises[{shown(name)}]"] = sentence
+    for name, text in texts.items():
+        if not isinstance(text, str) or (name != "note" and not text.strip()):
+            raise ValueError(
+                f"{name} is {shown(text)}; it must be text: pass for example 'rdp-classic'"
+            )
+    _check_combination(g.trust, g.sampling, g.relation)
+    if g.q is not None:
+        check_number("q", g.q, "[0, 1]")
+    rounds = 1 if g.rounds is None else check_between("rounds", g.rounds, 1, 2**53)
+    if rounds != 1 and g.scope == "per-round":
         raise ValueError(
             f"rounds is {shown(rounds)}; with scope = 'per-round' it must be 1: pass"
             " scope='total' to compose rounds"
         )
-
-
-def _check_guarantee(g):
-    "Refuse a guarantee that names something unknown or contradicts itself."
-    check_number("eps", g.eps, "[0, inf]")
-    check_number("delta", g.delta, "[0, 1)")
-    _check_names(g)
-    _check_combination(g.trust, g.sampling, g.relation)
-    if g.q is not None:
-        check_number("q", g.q, "[0, 1]")
-    if g.rounds is not None:
-        _check_scope(g.scope, g.rounds)
     if g.unit == "message" and g.scope != "per-round":
         raise ValueError(
             f"scope is {shown(g.scope)}; with unit = 'message' it must be 'per-round',"

@@ -177,17 +177,18 @@ class _Swap:
 
 # %% ../../nbs/foundations/pairs.ipynb #zer00001
 POINTS = 500  # of a standard deviation of the loss
-ZEROED = (
-    1e-3,
-    10.0,
-)  # clips over the std at which the pair of a silenced client is built
+ZEROED = 1e-3, 10.0  # clips over the std at which this pair is built
 REVEALED = -300.0  # log of a delta beyond which a loss is counted as infinite
+UNIT = 2.0**-53  # rounding of a float64
+RAISED = 1e-11  # part by which slopes are raised; 40,000 units are less than half of it
 
 
-def _log_delta(mu, eps):
-    "Log of the curve of two normal distributions mu apart."
+def _log_delta(mu, eps, off=0.0):
+    "Log of the curve of two normal distributions mu apart, or a little above. [this page]"
     p, q = log_ndtr(mu / 2 - eps / mu), log_ndtr(-mu / 2 - eps / mu)
-    return p + np.log(-np.expm1(np.minimum(eps + q - p, 0)))
+    far = np.minimum(eps + q - p, -UNIT)
+    error = 64 * UNIT * (1 + np.abs(p) + np.abs(q) + eps + off) / np.minimum(-far, 1)
+    return p + np.log(-np.expm1(far)) + error
 
 
 def _hull(a, delta):
@@ -205,14 +206,16 @@ def _hull(a, delta):
 
 
 def _chords(y, log_delta):
-    "Losses at the corners of a convex bound; its tails between them, above the null's."
+    "Losses of a list of outcomes whose curve is above a bound, and its tails between them."
     seen = log_delta > REVEALED
     a, delta = np.exp(y[seen]), np.exp(log_delta[seen])
     if (np.diff(np.diff(delta) / np.diff(a)) < 0).any():
         corners = _hull(a, delta)
         a, delta = a[corners], delta[corners]
-    null = np.append(-np.diff(delta) / np.diff(a), 0.0)
-    return np.log(a), delta + a * null, null
+    slope = -np.diff(delta) / np.diff(a) * (1 + RAISED)
+    null = np.append(np.maximum.accumulate(slope[::-1])[::-1], 0.0)
+    curve = np.append((null[:-1] * np.diff(a))[::-1].cumsum()[::-1], 0) + delta[-1]
+    return np.log(a), curve + a * null, null
 
 
 @functools.lru_cache(64)
@@ -220,14 +223,11 @@ def _zeroed_tails(mu, q):
     "Losses of a client silenced in a fixed cohort, and logs of four tails between them."
     far = 2 * mu * mu + 50 * mu
     eps = np.linspace(0, far, 2 + int(far / mu * POINTS))
-    y, one, two = (
-        np.log1p(q * np.expm1(eps)),
-        _log_delta(mu, eps),
-        _log_delta(2 * mu, eps),
-    )
-    b = np.exp(y - eps)
+    y, off = np.log1p(q * np.expm1(eps)), np.exp(-eps) / q
+    one, two = (_log_delta(k * mu, eps, off) for k in (1, 2))
+    rest, b = -(1 - q) * np.expm1(-eps), np.exp(y - eps)
     with np.errstate(divide="ignore"):
-        mixed = np.logaddexp(np.log(np.maximum(1 - b, 0)) + two, np.log(b) + one)
+        mixed = np.logaddexp(np.log(rest) + two, np.log(b) + one)
         up, p, null = _chords(y, math.log(q) + mixed)
         down, null_back, p_back = _chords(y, math.log(q) + one)
         below = np.append(p_back[::-1], 1 - p), np.append(null_back[::-1], 1 - null)
@@ -246,7 +246,7 @@ class _Zeroed:
 
     @property
     def units(self):
-        return 64 + 4096 / self.mu  # a tail is a difference over a 500th of a std
+        return 8 + len(_zeroed_tails(self.mu, self.q)[0])
 
     def tails(self, y):
         loss, tails = _zeroed_tails(self.mu, self.q)
@@ -257,6 +257,31 @@ class _Zeroed:
         return 0.0
 
 # %% ../../nbs/foundations/pairs.ipynb #9d177770
+@dataclass(frozen=True)
+class _Laplace:
+    "Laplace noise moved by eps times its scale, against not moved. [this page, eq. laplace]"
+
+    eps: float
+
+    @property
+    def top(self):
+        return self.eps
+
+    def tails(self, y):
+        at = np.clip(y, -self.eps, self.eps)
+        p, q = ((s * at - self.eps) / 2 - math.log(2) for s in (1, -1))
+        tails = np.log1p(-np.exp(p)), q, p, np.log1p(-np.exp(q))
+        ends = (-np.inf, -np.inf, 0.0, 0.0), (0.0, 0.0, -np.inf, -np.inf)
+        over, under = y >= self.eps, y < -self.eps
+        return tuple(
+            np.where(over, high, np.where(under, low, tail))
+            for tail, high, low in zip(tails, *ends)
+        )
+
+    def anchor(self, step):
+        return self.eps
+
+
 class Listed:
     "Two distributions over a list of outcomes, (n,): the client's, the neighbour's."
 
@@ -271,13 +296,16 @@ class Listed:
     def units(self):
         return 8 + len(self.p)
 
-    def tails(self, y):
-        i = np.searchsorted(self.loss, y, side="right")
+    @functools.cached_property
+    def _sums(self):
         laws = self.p, self.q
         with np.errstate(divide="ignore"):
             above = [np.log(np.append(x[::-1].cumsum()[::-1], 0)) for x in laws]
-            below = [np.log(np.append(0, x.cumsum())) for x in laws]
-        return above[0][i], above[1][i], below[0][i], below[1][i]
+            return *above, *(np.log(np.append(0, x.cumsum())) for x in laws)
+
+    def tails(self, y):
+        i = np.searchsorted(self.loss, y, side="right")
+        return tuple(sums[i] for sums in self._sums)
 
     def anchor(self, step):
         size = np.abs(self.loss[np.isfinite(self.loss)])

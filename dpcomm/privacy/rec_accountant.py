@@ -154,7 +154,7 @@ class RecRun:
         "Against whom: 'local' where the sender is known, else 'central'."
         return "local" if self.relation == "local" else "central"
 
-# %% ../../nbs/dprec/accountant.ipynb #610fd2p1
+
 def exact_epsilon(
     c: float, run: RecRun, delta: float, conversion: str = "classic"
 ) -> Guarantee:

@@ -67,12 +67,10 @@ def _assign_cells(log_x, p, low, high, n):
 # %% ../../nbs/dprec/losses.ipynb #1c2a350c
 @functools.lru_cache(4)
 def _pairs(n):
-    "Both numbers of each pair i <= j of n atoms."
     return np.triu_indices(n)
 
 
 def _add_atoms(a, b, n, power, up):
-    "Atoms of the sum of two independent laws."
     if a is b:  # each pair once
         i, j = _pairs(len(a[0]))
         x, p = a[0][i] + a[0][j], a[1][i] * a[1][j] * (1 + (i != j))

@@ -110,7 +110,7 @@ class _Clones:
     def anchor(self, step):
         return 0.0
 
-# %% ../../nbs/foundations/shuffling.ipynb #5f000014
+
 @functools.lru_cache(maxsize=64)
 def _clones(eps, n):
     "The pair of one shuffle: listed where there are few outcomes."

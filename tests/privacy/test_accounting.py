@@ -495,10 +495,6 @@ def test_rare_clients_cost_what_their_pair_costs(run, published, true):
     assert 0.75 * true < made.eps <= true < published
 
 
-def guarantee(**wrong):
-    return lambda: Guarantee(**(dict(eps=1, delta=1e-5) | NAMES | wrong))
-
-
 def normal(**wrong):
     return lambda: gaussian_guarantee(**(dict(sigma=2.0, delta=1e-5) | wrong))
 
@@ -508,30 +504,7 @@ def search(low, high, increasing=False):
     return lambda: calibrate(at, 2, low, high, increasing)
 
 
-NAN, INF = float("nan"), float("inf")
-WRONG = {
-    "eps": (-1, NAN, "x"),
-    "delta": (1, -1e-9, None),
-    "unit": ("user",),
-    "relation": ("add_remove", ["replace"]),
-    "sampling": ("Poisson",),
-    "scope": ("run",),
-    "trust": ("server",),
-    "accountant": ("", 3),
-    "note": (None,),
-    "premises": (None, "as the paper accounts it"),
-    "rounds": (0, 1.5),
-    "q": (1.5, "x"),
-}
 REFUSED = [
-    *(
-        (guarantee(**{name: value}), f"{name} is {value!r}")
-        for name, values in WRONG.items()
-        for value in values
-    ),
-    (guarantee(premises={"everything": "as if"}), "premises is 'everything'"),
-    (guarantee(premises={"keys": " "}), "premises['keys'] is ' '"),
-    (guarantee(relation="null-slot"), "trust = 'central'"),
     (normal(sampling="fixed", q=0.1), "fixed size"),
     (normal(sampling="replacement", q=0.1), "fixed size"),
     (normal(sampling="poisson", relation="replace"), "swapped"),
