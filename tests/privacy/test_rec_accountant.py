@@ -11,7 +11,6 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from laws import ALARM
 from scipy.optimize import brentq
 from scipy.signal import fftconvolve
 from scipy.special import expit, logsumexp
@@ -110,19 +109,6 @@ def test_the_first_moment_is_one_and_a_still_client_gives_one(K):
     j = np.array([[2.0, -3, 1.5], [0, -1, 7]])
     alone = [[float(log_moment(x, 0.8, K)) for x in row] for row in j]
     np.testing.assert_allclose(log_moment(j, 0.8, K), alone, rtol=1e-12)
-
-
-@tabled("s, K", [(0.545, 128), (1.2, 16), (2.0, 1000)])
-def test_moments_against_monte_carlo(s, K):
-    "Five moments a setting, 6e5 / K seeds of K candidates."
-    a = np.exp(s * seed_tree(0, "moments", K).standard_normal((600_000 // K, K)))
-    w = K * a / a.sum(1, keepdims=True)
-    for j in (1.5, 2, 3, -1, -2):
-        values = (w**j).mean(1)
-        mean, se = values.mean(), values.std() / len(values) ** 0.5
-        if se < 0.02 * mean:  # elsewhere the tail is not in the sample
-            off = abs(mean - math.exp(float(log_moment(j, s, K))))
-            assert off < norm.isf(ALARM / 12) * se
 
 
 def fraction_moment(m: int, K: int, x: int) -> Fraction:
@@ -574,19 +560,6 @@ def test_a_round_of_a_fixed_size_by_enumeration(c, n):
         worlds = [np.mean([np.outer(x[i], x[j]) for i, j in pairs], 0) for x in laws]
         shares.append(covered(claims_of(c, 2, n, 2, **run), *worlds))
     assert shares[0] > 0.25
-
-
-@tabled("c, n", [(0.6, 1), (1.2, 3)])
-def test_three_candidates_among_other_clients(c, n):
-    "Updates along one axis: ratios to null on a grid of two normal variables."
-    v, rng = np.linspace(-8, 8, 401), seed_tree(0, "three", n)
-    null = np.outer(norm.pdf(v), norm.pdf(v)).ravel()
-    null /= null.sum()
-    for trial in range(2):
-        people = population(rng, c, n, trial, 1)
-        ratios = [[three_ratios(s, v).ravel() for s in u[:, 0]] for u in people]
-        share = covered(claims_of(c, 1, n, 3), *(null * np.mean(x, 0) for x in ratios))
-        assert trial or share > 0.25
 
 
 @tabled("c, K", [(0.5, 16), (1.0, 6)])
