@@ -272,6 +272,21 @@ class Imvu(LocalRenyi):
         # look the symbols up [imvu Sec. 3]
         return torch.from_numpy(self.levels.astype(np.float32)[self._symbols(message)])
 
+    @property
+    def multiplier(self):
+        # [Prop. H]
+        return math.sqrt(8 / math.pi) / self.closed_only().kappa
+
+    @property
+    def tight(self):
+        return TIGHT if self.table is None else ("fisher-balle",)
+
+    def curve(self, orders, relation, how, d):
+        # fisher: the paper's bound [imvu Thm. 1, eq. 1; Prop. G]
+        if how == "fisher":
+            return rdp_exact(orders, math.sqrt(self.fisher) * self.beta, relation)
+        return rdp_exact(orders, self.closed_only().kappa, relation, d)
+
     def to_summand(self, message: Message) -> np.ndarray:
         # bits, or levels
         drawn = self._symbols(message)
@@ -293,10 +308,6 @@ class Imvu(LocalRenyi):
         table = self.table and (self.table.alphabet, self.table.rows)
         shared = (self.clip_norm, self.eps, self.beta, self.clamp, table)
         return zlib.crc32(repr(shared).encode())
-
-    @property
-    def tight(self):
-        return TIGHT if self.table is None else ("fisher-balle",)
 
     @property
     def kappa(self):
@@ -356,17 +367,6 @@ class Imvu(LocalRenyi):
         mean = p @ level
         variance = (p * (level - mean[..., None]) ** 2).sum(-1)
         return (mean - u).to(u.dtype), variance.to(u.dtype)
-
-    @property
-    def multiplier(self):
-        # [Prop. H]
-        return math.sqrt(8 / math.pi) / self.closed_only().kappa
-
-    def curve(self, orders, relation, how, d):
-        # fisher: the paper's bound [imvu Thm. 1, eq. 1; Prop. G]
-        if how == "fisher":
-            return rdp_exact(orders, math.sqrt(self.fisher) * self.beta, relation)
-        return rdp_exact(orders, self.closed_only().kappa, relation, d)
 
     def game(self, relation, d=4, **release):
         # the even vector, four times too long, or its neighbour [Prop. G]

@@ -132,6 +132,52 @@ class Mvu(Mechanism):
         seen = self.numbers(message, self.nbits, message.d, m)
         return self._levels()[torch.from_numpy(seen)]
 
+    def guarantee(
+        self,
+        rounds: int = 1,
+        delta: float = 0.0,
+        relation: str = "zero-out",
+        accountant: str = "mixture-balle",
+        sampling: str = "none",
+        unit: str = "client",
+        d: int = None,
+        orders=None,
+    ) -> Guarantee:
+        # [Lemmas coordinate to dither; Chaudhuri et al. 2022]
+        check_choice("relation", relation, tuple(self.relations))
+        check_choice("accountant", accountant, ACCOUNTANTS)
+        check_between("rounds", rounds, 1)
+        names = dict(unit=unit, relation=relation, sampling=check_everyone(sampling))
+        names |= dict(
+            accountant=accountant, scope="total", trust="local", rounds=rounds
+        )
+        how, _, conversion = accountant.partition("-")
+        if d is not None or how != "mixture":
+            check_between("d", d, 1)
+        if how == "pure":
+            eps = rounds * check_between("d", d, 1) * self._worst_ratio(relation)
+            return Guarantee(eps, delta, note=f"d = {d}; holds with delta = 0", **names)
+        check_number("delta", delta, "(0, 1)")
+        orders = tuple(ORDERS if orders is None else orders)
+        note, slip, left = f"d = {d}" if d else "any d", None, delta
+        if how == "grid":
+            slip, left = delta / (2 * rounds), delta / 2
+            note += "; half of delta pays for dithering"
+        curve = compose(renyi_curve(self, relation, how, d, slip, orders), rounds)
+        found = guarantee_from_rdp(orders, curve, left, conversion, note=note, **names)
+        return replace(found, delta=float(delta))
+
+    def losses(self, relation: str = "zero-out", unit: str = "client") -> Losses:
+        # of any length, by a Rényi curve alone [Lemmas coordinate to ball]
+        check_choice("relation", relation, tuple(self.relations))
+
+        def renyi(orders):
+            orders = tuple(np.asarray(orders, float).tolist())
+            return renyi_curve(self, relation, "mixture", orders=orders)
+
+        about = dict(relation=relation, unit=unit, trust="local", note="any d")
+        return Losses(name=self.name, renyi=renyi, **about)
+
     def bits(self, d):
         payload = 8 * -(-self.nbits * check_size("d", d) // 8)
         return Bits.of(payload, header_bits(self.name), 0, d)
@@ -203,52 +249,6 @@ class Mvu(Mechanism):
         mean = torch.from_numpy((x - 0.5) * scale).to(u.device)
         variance = torch.from_numpy((second - (x - 0.5) ** 2) * scale**2)
         return (mean - u.double()).to(u.dtype), variance.to(u.device, u.dtype)
-
-    def guarantee(
-        self,
-        rounds: int = 1,
-        delta: float = 0.0,
-        relation: str = "zero-out",
-        accountant: str = "mixture-balle",
-        sampling: str = "none",
-        unit: str = "client",
-        d: int = None,
-        orders=None,
-    ) -> Guarantee:
-        # [Lemmas coordinate to dither; Chaudhuri et al. 2022]
-        check_choice("relation", relation, tuple(self.relations))
-        check_choice("accountant", accountant, ACCOUNTANTS)
-        check_between("rounds", rounds, 1)
-        names = dict(unit=unit, relation=relation, sampling=check_everyone(sampling))
-        names |= dict(
-            accountant=accountant, scope="total", trust="local", rounds=rounds
-        )
-        how, _, conversion = accountant.partition("-")
-        if d is not None or how != "mixture":
-            check_between("d", d, 1)
-        if how == "pure":
-            eps = rounds * check_between("d", d, 1) * self._worst_ratio(relation)
-            return Guarantee(eps, delta, note=f"d = {d}; holds with delta = 0", **names)
-        check_number("delta", delta, "(0, 1)")
-        orders = tuple(ORDERS if orders is None else orders)
-        note, slip, left = f"d = {d}" if d else "any d", None, delta
-        if how == "grid":
-            slip, left = delta / (2 * rounds), delta / 2
-            note += "; half of delta pays for dithering"
-        curve = compose(renyi_curve(self, relation, how, d, slip, orders), rounds)
-        found = guarantee_from_rdp(orders, curve, left, conversion, note=note, **names)
-        return replace(found, delta=float(delta))
-
-    def losses(self, relation: str = "zero-out", unit: str = "client") -> Losses:
-        # of any length, by a Rényi curve alone [Lemmas coordinate to ball]
-        check_choice("relation", relation, tuple(self.relations))
-
-        def renyi(orders):
-            orders = tuple(np.asarray(orders, float).tolist())
-            return renyi_curve(self, relation, "mixture", orders=orders)
-
-        about = dict(relation=relation, unit=unit, trust="local", note="any d")
-        return Losses(name=self.name, renyi=renyi, **about)
 
     def game(self, relation, **release):
         # one coordinate, or as many as just do not saturate [Chaudhuri et al. 2022]

@@ -374,6 +374,12 @@ class PrivQuant(Local):
         values = levels(self.bound, self.levels) / self.calibration(message.d).m
         return torch.from_numpy(values[self.to_summand(message)]).float()
 
+    def message_epsilon(self, d: int = None) -> float:
+        # what the threshold really spends [sqsgd, Theorem 1 of the paper]
+        return (
+            self.eps if d is None else self.calibration(check_size("d", d)).actual_eps
+        )
+
     def to_summand(self, message: Message) -> np.ndarray:
         # level numbers
         nbits = (self.levels - 1).bit_length()
@@ -402,12 +408,6 @@ class PrivQuant(Local):
             return self.clip(u) - u, torch.from_numpy(sum(parts)).to(u.device)
 
         return by_columns(entries, check_finite("u", u))
-
-    def message_epsilon(self, d: int = None) -> float:
-        # what the threshold really spends [sqsgd, Theorem 1 of the paper]
-        return (
-            self.eps if d is None else self.calibration(check_size("d", d)).actual_eps
-        )
 
     def game(self, relation, d=GAME_DIMENSION, **release):
         # a corner of the cube or the opposite one, scored by likelihood and by places; the

@@ -272,99 +272,6 @@ class Rec(Mechanism):
         z = selected(sizes, seed, numbers, indices) * np.float32(self.std)
         return torch.from_numpy(z)
 
-    def bits(self, d):
-        payload = 8 * -(-len(self.sizes(check_size("d", d))) * self.index_bits // 8)
-        return Bits.of(payload, header_bits(self.name), 32, d)
-
-    @property
-    def fingerprint(self):
-        "32 bits of hash of the parameters and of the wire version."
-        return zlib.crc32(f"{self}, wire 2".encode())
-
-    def _messages(self, sent, rng):
-        "Axis candidates (n, K) and first indices (n,) of real messages; a sent 0 is null."
-        K, sizes, z, index = 2**self.index_bits, self.groups or (1,), [], []
-        for sign in sent:
-            seed, k = int(rng.integers(2**32)), int(rng.integers(K))
-            if sign:
-                u = torch.from_numpy(np.zeros(sum(sizes), np.float32))
-                u[0] = 4 * self.clip_norm * sign
-                payload = self.encode(u, Insecure(rng.integers(2**63))).payload
-                seed = int.from_bytes(payload[:4], "little")
-                k = int(unpack_bits(payload[4:], self.index_bits, len(sizes))[0])
-            z.append(addressed_normals(seed, 0, np.arange(K), 0)[:, 0])
-            index.append(k)
-        return np.array(z, float), np.array(index)
-
-    def _law(self, sent, rng):
-        "The same in law, without messages."
-        z = rng.standard_normal((len(sent), 2**self.index_bits))
-        logits = self.clip_norm / self.std * sent[:, None] * z
-        return z, (logits + rng.gumbel(size=z.shape)).argmax(1)
-
-    def _score(self, sent, sign, others, q, path, rng):
-        "Log-likelihood ratio and index of each play of one release."
-        if path == "simulate":
-            rows = np.zeros((len(sent), sum(self.groups or (1,))), np.float32)
-            rows = torch.from_numpy(rows)
-            rows[:, 0] = torch.from_numpy(4.0 * self.clip_norm * sent)
-            seen = self.simulate(rows, rng)[:, 0].double().numpy()
-            return sign * seen / self.std, None
-        z, k = (self._messages if path == "encode" else self._law)(sent, rng)
-        z *= sign * self.clip_norm / self.std
-        chosen, log_k = z[np.arange(len(k)), k], math.log(z.shape[1])
-        plus = chosen + log_k - np.logaddexp.reduce(z, axis=1)
-        if others:
-            plus -= log_k - chosen - np.logaddexp.reduce(-z, axis=1)
-        return (plus if q == 1 else np.logaddexp(math.log1p(-q), math.log(q) + plus)), k
-
-    def _algorithm7(self, slots, n_clients, groups, delta, relation, version):
-        "The paper's claim, for slots drawn with replacement. [dprec Alg. 7]"
-        if relation != "null-slot":
-            raise ValueError(
-                f"relation is {shown(relation)}; Algorithm 7 covers only slots drawn with"
-                " replacement and null messages in the other slots: use"
-                " accountant='exact-balle', or sampling='replacement' with"
-                " relation='null-slot'"
-            )
-        check_between("n_clients", n_clients, 2)
-        c, nbits = self.clip_norm / self.std, groups * self.index_bits
-        return theorem1_epsilon(c, slots, n_clients, nbits, delta, version)
-
-    def simulate(self, u: Tensor, rng) -> Tensor:
-        u = self.clip(check_rows("u", u))
-        K, sizes = 2**self.index_bits, self.sizes(u.shape[1])
-        rngs = row_streams(rng, len(u))
-        if not len(u):
-            return u
-        if len(sizes) > MANY and len({*sizes[:-1]}) == 1 and sizes[-1] <= sizes[0]:
-            rows = [
-                simulate_many(row, sizes[0], self.std, K, r) for row, r in zip(u, rngs)
-            ]
-            return torch.stack(rows)
-        parts = u.split(sizes, 1)
-        return torch.cat([simulate_group(part, self.std, K, rngs) for part in parts], 1)
-
-    def moments(self, u: Tensor) -> tuple:
-        # [Prop. B]
-        check_rows("u", u)
-        K, mean, variance = 2**self.index_bits, [], []
-        for phi in self.clip(u).split(self.sizes(u.shape[1]), 1):
-            norm = torch.linalg.vector_norm(phi, dim=1, dtype=torch.float64)
-            lengths = (norm / self.std).tolist()
-            s2, s3 = (
-                norm.new_tensor([selection_moment(r, s, K) for s in lengths])
-                for r in (2, 3)
-            )
-            square = (norm / self.std) ** 2
-            along = square * (1 - 3 * s2 + 2 * s3) - square * (1 - s2) ** 2
-            unit = (
-                phi.double() / norm.clamp_min(torch.finfo(torch.float64).tiny)[:, None]
-            )
-            mean.append(phi.double() * (1 - s2)[:, None])
-            variance.append(self.std**2 * (1 + along[:, None] * unit**2))
-        return torch.cat(mean, 1) - u, torch.cat(variance, 1)
-
     def guarantee(
         self,
         rounds: int,
@@ -409,6 +316,19 @@ class Rec(Mechanism):
         made = replace(made, rounds=rounds, q=rate)
         return made.noting(large_delta(delta, n_clients))
 
+    def _algorithm7(self, slots, n_clients, groups, delta, relation, version):
+        "The paper's claim, for slots drawn with replacement. [dprec Alg. 7]"
+        if relation != "null-slot":
+            raise ValueError(
+                f"relation is {shown(relation)}; Algorithm 7 covers only slots drawn with"
+                " replacement and null messages in the other slots: use"
+                " accountant='exact-balle', or sampling='replacement' with"
+                " relation='null-slot'"
+            )
+        check_between("n_clients", n_clients, 2)
+        c, nbits = self.clip_norm / self.std, groups * self.index_bits
+        return theorem1_epsilon(c, slots, n_clients, nbits, delta, version)
+
     def losses(
         self,
         n_clients: int = 1,
@@ -429,6 +349,86 @@ class Rec(Mechanism):
         run = RecRun(at_once, n_clients, K, groups, relation, at_once, sampling)
         c = self.clip_norm / self.std
         return rec_losses(c, run, name=self.name, premises={"proof": told})
+
+    def bits(self, d):
+        payload = 8 * -(-len(self.sizes(check_size("d", d))) * self.index_bits // 8)
+        return Bits.of(payload, header_bits(self.name), 32, d)
+
+    @property
+    def fingerprint(self):
+        "32 bits of hash of the parameters and of the wire version."
+        return zlib.crc32(f"{self}, wire 2".encode())
+
+    def simulate(self, u: Tensor, rng) -> Tensor:
+        u = self.clip(check_rows("u", u))
+        K, sizes = 2**self.index_bits, self.sizes(u.shape[1])
+        rngs = row_streams(rng, len(u))
+        if not len(u):
+            return u
+        if len(sizes) > MANY and len({*sizes[:-1]}) == 1 and sizes[-1] <= sizes[0]:
+            rows = [
+                simulate_many(row, sizes[0], self.std, K, r) for row, r in zip(u, rngs)
+            ]
+            return torch.stack(rows)
+        parts = u.split(sizes, 1)
+        return torch.cat([simulate_group(part, self.std, K, rngs) for part in parts], 1)
+
+    def moments(self, u: Tensor) -> tuple:
+        # [Prop. B]
+        check_rows("u", u)
+        K, mean, variance = 2**self.index_bits, [], []
+        for phi in self.clip(u).split(self.sizes(u.shape[1]), 1):
+            norm = torch.linalg.vector_norm(phi, dim=1, dtype=torch.float64)
+            lengths = (norm / self.std).tolist()
+            s2, s3 = (
+                norm.new_tensor([selection_moment(r, s, K) for s in lengths])
+                for r in (2, 3)
+            )
+            square = (norm / self.std) ** 2
+            along = square * (1 - 3 * s2 + 2 * s3) - square * (1 - s2) ** 2
+            unit = (
+                phi.double() / norm.clamp_min(torch.finfo(torch.float64).tiny)[:, None]
+            )
+            mean.append(phi.double() * (1 - s2)[:, None])
+            variance.append(self.std**2 * (1 + along[:, None] * unit**2))
+        return torch.cat(mean, 1) - u, torch.cat(variance, 1)
+
+    def _messages(self, sent, rng):
+        "Axis candidates (n, K) and first indices (n,) of real messages; a sent 0 is null."
+        K, sizes, z, index = 2**self.index_bits, self.groups or (1,), [], []
+        for sign in sent:
+            seed, k = int(rng.integers(2**32)), int(rng.integers(K))
+            if sign:
+                u = torch.from_numpy(np.zeros(sum(sizes), np.float32))
+                u[0] = 4 * self.clip_norm * sign
+                payload = self.encode(u, Insecure(rng.integers(2**63))).payload
+                seed = int.from_bytes(payload[:4], "little")
+                k = int(unpack_bits(payload[4:], self.index_bits, len(sizes))[0])
+            z.append(addressed_normals(seed, 0, np.arange(K), 0)[:, 0])
+            index.append(k)
+        return np.array(z, float), np.array(index)
+
+    def _law(self, sent, rng):
+        "The same in law, without messages."
+        z = rng.standard_normal((len(sent), 2**self.index_bits))
+        logits = self.clip_norm / self.std * sent[:, None] * z
+        return z, (logits + rng.gumbel(size=z.shape)).argmax(1)
+
+    def _score(self, sent, sign, others, q, path, rng):
+        "Log-likelihood ratio and index of each play of one release."
+        if path == "simulate":
+            rows = np.zeros((len(sent), sum(self.groups or (1,))), np.float32)
+            rows = torch.from_numpy(rows)
+            rows[:, 0] = torch.from_numpy(4.0 * self.clip_norm * sent)
+            seen = self.simulate(rows, rng)[:, 0].double().numpy()
+            return sign * seen / self.std, None
+        z, k = (self._messages if path == "encode" else self._law)(sent, rng)
+        z *= sign * self.clip_norm / self.std
+        chosen, log_k = z[np.arange(len(k)), k], math.log(z.shape[1])
+        plus = chosen + log_k - np.logaddexp.reduce(z, axis=1)
+        if others:
+            plus -= log_k - chosen - np.logaddexp.reduce(-z, axis=1)
+        return (plus if q == 1 else np.logaddexp(math.log1p(-q), math.log(q) + plus)), k
 
     def game(self, relation, rounds=1, path="encode", n_clients=1, cohort=1, **release):
         # worst split: page dprec/theorem; path: encode: real messages | law: no bytes |

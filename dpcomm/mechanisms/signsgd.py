@@ -66,6 +66,19 @@ class SignSgd(LocalRenyi):
         bits = self.to_summand(message).astype(np.float32)
         return torch.from_numpy(bits * 2 - 1)
 
+    @property
+    def multiplier(self):
+        return self.sigma
+
+    def curve(self, orders, relation, how, d):
+        # [page signsgd, Prop. A]
+        return rdp_signs(orders, self.sigma, relation, d)
+
+    def noted(self, accountant, d):
+        worst = "any dimension" if d is None else f"dimension {d}"
+        exact = f", at the worst vector of {worst}" * (ACCOUNTANTS[accountant] == _BITS)
+        return ACCOUNTANTS[accountant] + exact
+
     def to_summand(self, message: Message) -> np.ndarray:
         return np.unpackbits(
             np.frombuffer(self.unwrap(message), np.uint8), count=message.d
@@ -102,19 +115,6 @@ class SignSgd(LocalRenyi):
         v = self.clip(u).double() / self.std
         variance = 4 * torch.special.ndtr(v) * torch.special.ndtr(-v)
         return (self.mean_sign(v * self.std) - u).to(u.dtype), variance.to(u.dtype)
-
-    @property
-    def multiplier(self):
-        return self.sigma
-
-    def curve(self, orders, relation, how, d):
-        # [page signsgd, Prop. A]
-        return rdp_signs(orders, self.sigma, relation, d)
-
-    def noted(self, accountant, d):
-        worst = "any dimension" if d is None else f"dimension {d}"
-        exact = f", at the worst vector of {worst}" * (ACCOUNTANTS[accountant] == _BITS)
-        return ACCOUNTANTS[accountant] + exact
 
     def game(self, relation, d=4, **release):
         # the even vector, four times too long, or its neighbour [page signsgd, Prop. A]

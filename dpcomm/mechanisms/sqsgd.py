@@ -242,6 +242,10 @@ class SqSgd(Local):
         out[at] = (d / len(at) * self.restore(values[numbers][None], d)[0]).float()
         return out
 
+    def message_epsilon(self, d: int = None) -> float:
+        # what the threshold really spends [sqsgd Thm. 1]
+        return self.eps if d is None else self.calibration(d).actual_eps
+
     def to_summand(self, message: Message) -> np.ndarray:
         # level numbers
         nbits = (self.levels - 1).bit_length()
@@ -328,7 +332,3 @@ class SqSgd(Local):
 
         profile = functools.partial(profile_of_two_ratios, cal.p, cal.actual_eps)
         return Game(play, profile)
-
-    def message_epsilon(self, d: int = None) -> float:
-        # what the threshold really spends [sqsgd Thm. 1]
-        return self.eps if d is None else self.calibration(d).actual_eps

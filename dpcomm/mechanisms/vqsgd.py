@@ -102,6 +102,11 @@ class VqSgd(Local):
         # [Gandikota et al. 2019]
         return self.estimate(self._corners_of(message)[None], message.d)[0]
 
+    def message_epsilon(self, d: int = None) -> float:
+        # each repetition adds [page vqsgd, Prop. B]
+        known = d is not None and self.eps < math.inf
+        return self.repeats * (exact_eps(d, self.eps) if known else self.eps)
+
     def to_summand(self, message: Message) -> np.ndarray:
         # how often a message names each coordinate, with its sign
         drawn, counts = self._corners_of(message), np.zeros(message.d, np.int64)
@@ -183,11 +188,6 @@ class VqSgd(Local):
             return (((square - v**2) / self.repeats).clamp_min(0).to(u.dtype),)
 
         return v - u, *by_columns(entries, v)
-
-    def message_epsilon(self, d: int = None) -> float:
-        # each repetition adds [page vqsgd, Prop. B]
-        known = d is not None and self.eps < math.inf
-        return self.repeats * (exact_eps(d, self.eps) if known else self.eps)
 
 # %% ../../nbs/baselines/vqsgd.ipynb #848dc6d0
 def exact_eps(d: int, eps: float) -> float:
