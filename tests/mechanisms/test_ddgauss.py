@@ -164,56 +164,20 @@ def test_sampling_in_both_directions(variance, n, x, q):
 # ---- epsilon
 
 
-def epsilon(scale, clip, n_clients, local_std, D, q, rounds, delta, **names):
-    "Of a run, from plain numbers."
-    beta = names.pop("beta", math.exp(-0.5))
-    relation, kind = names.pop("relation", "zero-out"), names.pop("kind", "classic")
-    far = (1 + (relation == "replace")) * ring.rounded_norm(clip / scale, D, beta)
-    eps = ddgauss.concentrated(far, (local_std / scale) ** 2, n_clients, D)
-    orders = ddgauss.orders_at(q)
-    curve = accounting.rdp_subsampled_gaussian(orders, 1 / eps, q)
-    how = dict(unit="client", scope="total", relation=relation)
-    how |= dict(sampling="none" if q == 1 else "poisson", rounds=rounds, q=q)
-    how["trust"] = "secagg" if q == 1 else "central"
-    total = accounting.compose(curve, rounds)
-    return accounting.guarantee_from_rdp(orders, total, delta, kind, **how)
-
-
-def test_epsilon_of_printed_parameters_by_hand():
-    "One release without sampling, all numbers spelt out."
-    printed = 0.01, 1.0, 100, 0.2, 1024, 1.0, 3, 1e-6
-    g = epsilon(*printed)
-    eps = math.sqrt(100**2 + 256 + 100 + 16) / (math.sqrt(100) * 20)
-    classic = 3 * INTEGER_ORDERS * eps**2 / 2 + math.log(1e6) / (INTEGER_ORDERS - 1)
-    assert g.eps == pytest.approx(classic.min(), rel=1e-9)
-    names = (g.relation, g.sampling, g.trust, g.accountant, g.scope, g.unit)
-    assert names == ("zero-out", "none", "secagg", "rdp-classic", "total", "client")
-    assert epsilon(*printed, kind="balle").eps < g.eps
-    # without conditioning the worst rounding counts; units cancel
-    assert epsilon(*printed, beta=0.0).eps > g.eps
-    large = 10.0, 1000.0, 100, 200.0, *printed[4:]
-    assert epsilon(*large).eps == pytest.approx(g.eps)
-
-
-@tabled("q, relation", [(1.0, "zero-out"), (1.0, "replace"), (0.05, "zero-out")])
-def test_a_fine_grid_is_the_gaussian(q, relation):
-    std, run = 1.3 / math.sqrt(50), (q, 20, 1e-5)
-    g = epsilon(1e-6, 1.0, 50, std, 64, *run, relation=relation)
-    names = dict(sampling="none" if q == 1 else "poisson", relation=relation)
-    orders = INTEGER_ORDERS if q == 1 else ddgauss.SAMPLED
-    exact = gaussian_guarantee(1.3, 1e-5, q, 20, orders=orders, **names)
-    assert exact.eps <= g.eps == pytest.approx(exact.eps, rel=1e-4)
-    assert g.sampling == exact.sampling and g.relation == relation
-
-
 def test_a_guarantee_counts_only_honest_shares():
     names = dict(rounds=5, delta=1e-5, d=500)
     m = DDGauss(1.0, 1.0, 40, 18, tolerance=0.25)
     g = m.guarantee(**names, accountant="rdp-classic")
+    far, share = m.longest(500), (m.share / m.step(500)) ** 2
     honest, careless = (
-        epsilon(m.step(500), 1.0, n, m.share, 500, 1.0, 5, 1e-5).eps for n in (30, 40)
+        min(
+            5 * INTEGER_ORDERS * ddgauss.concentrated(far, share, n, 500) ** 2 / 2
+            + math.log(1e5) / (INTEGER_ORDERS - 1)
+        )
+        for n in (30, 40)
     )
-    assert careless < honest == g.eps and "30 of 40 honest shares" in g.note
+    assert careless < honest == pytest.approx(g.eps)
+    assert "30 of 40 honest shares" in g.note
     g, plain = m.guarantee(**names), DDGauss(1.0, 1.0, 40, 18).guarantee(**names)
     assert not g.premises and g.eps == pytest.approx(plain.eps, rel=1e-3)
     assert g.eps < honest and "30 of 40 honest shares" in g.note

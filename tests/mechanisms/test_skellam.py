@@ -22,14 +22,11 @@ from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import rotate
 from dpcomm.mechanisms import skellam as module
 from dpcomm.mechanisms.skellam import Skellam
-from dpcomm.privacy import accounting
 from dpcomm.privacy.accounting import (
     INTEGER_ORDERS,
-    gaussian_guarantee,
     rdp_gaussian,
     rdp_subsampled_gaussian,
 )
-from dpcomm.secagg import ring
 from dpcomm.secagg import skellam_noise as counts
 from dpcomm.secagg.ring import Ring, rounded_norm
 from dpcomm.secagg.skellam_noise import poisson, skellam
@@ -69,22 +66,6 @@ def decimals(mu):
 
 
 # ---- counts
-
-
-def epsilon(scale, clip, n_clients, local_std, D, q, rounds, delta, **names):
-    "Of a run, from plain numbers."
-    beta = names.pop("beta", math.exp(-0.5))
-    relation, kind = names.pop("relation", "zero-out"), names.pop("kind", "classic")
-    swap, far = 1 + (relation == "replace"), ring.rounded_norm(clip / scale, D, beta)
-    taxicab, mu = min(D**0.5 * far, far**2), n_clients * (local_std / scale) ** 2
-    orders = module.orders_at(q)
-    curve = module.rdp_skellam(orders, mu, swap * far, swap * taxicab)
-    curve = module.amplify(curve, q) if q < 1 else curve
-    how = dict(unit="client", scope="total", relation=relation)
-    how |= dict(sampling="none" if q == 1 else "poisson", rounds=rounds, q=q)
-    how["trust"] = "secagg" if q == 1 else "central"
-    total = accounting.compose(curve, rounds)
-    return accounting.guarantee_from_rdp(orders, total, delta, kind, **how)
 
 
 @tabled("mu", MEANS, ids=str)
@@ -295,45 +276,17 @@ def test_amplification_of_a_gaussian_is_the_gaussians():
     assert not module.amplify(0 * curve, 0.3).any()
 
 
-@tabled("kind", ["classic", "balle"])
-@tabled("relation, q", [("zero-out", 1.0), ("replace", 1.0), ("zero-out", 0.02)])
-def test_epsilon_becomes_the_gaussians_as_the_grid_becomes_fine(relation, q, kind):
-    names = dict(relation=relation)
-    orders = INTEGER_ORDERS if q == 1 else np.arange(2, module.SAMPLED + 1)
-    sampling = "none" if q == 1 else "poisson"
-    gauss = gaussian_guarantee(
-        1.5,
-        1e-5,
-        q,
-        7,
-        sampling=sampling,
-        orders=orders,
-        accountant=f"rdp-{kind}",
-        **names,
-    ).eps
-    eps = [
-        epsilon(
-            scale, 1.0, 10, 1.5 / math.sqrt(10), 1000, q, 7, 1e-5, kind=kind, **names
-        ).eps
-        for scale in (0.1, 0.01, 1e-3, 1e-5)
-    ]
-    assert eps == sorted(eps, reverse=True) and eps[0] > 1.3 * gauss
-    assert gauss * (1 - 1e-12) <= eps[-1] < 1.001 * gauss
-
-
-RUN = dict(scale=0.05, clip=1.0, n_clients=20, local_std=0.4, D=100, q=1.0)
-RUN |= dict(rounds=3, delta=1e-5)
-
-
-def test_epsilon_is_that_of_the_rounded_vector():
-    "Composed by hand from the bound."
-    d2 = rounded_norm(1 / 0.05, 100, math.exp(-0.5))
-    d1 = min(math.sqrt(100) * d2, d2**2)
-    curve = 3 * module.rdp_skellam(INTEGER_ORDERS, 20 * (0.4 / 0.05) ** 2, d2, d1)
-    g = epsilon(**RUN)
-    assert g.eps == pytest.approx(min(curve + math.log(1e5) / (INTEGER_ORDERS - 1)))
-    names = (g.trust, g.sampling, g.relation, g.unit, g.accountant)
-    assert names == ("secagg", "none", "zero-out", "client", "rdp-classic")
+def test_the_guarantee_is_the_bound_at_the_honest_noise():
+    "Composed by hand from the bound, for the rounded vector and 35 of 50 shares."
+    m, d = Skellam(1.0, 2.0, 50, tolerance=0.3), 300
+    d2 = rounded_norm(1 / m.step(d), d, m.beta)
+    d1, mu = min(math.sqrt(d) * d2, d2**2), 35 * (m.share / m.step(d)) ** 2
+    curve = 5 * module.rdp_skellam(INTEGER_ORDERS, mu, d2, d1)
+    known = min(curve + math.log(1e5) / (INTEGER_ORDERS - 1))
+    run = dict(rounds=5, delta=1e-5, d=d)
+    assert m.honest == 35
+    assert m.guarantee(**run, accountant="rdp-classic").eps == pytest.approx(known)
+    assert m.guarantee(**run).eps < known
 
 
 # ---- shares and sums

@@ -76,16 +76,6 @@ def test_the_last_entry_can_be_drawn_and_nothing_beyond():
     assert some.tolist() == [0, 5, 5] and none.tolist() == [0, 3, 5]
 
 
-def test_an_estimate_is_a_mean_of_corners_of_one_length():
-    m, length = VqSgd(2.0, 3.0, 4), 2 * math.sqrt(3) / vqsgd.keep_probability(6, 3.0)
-    one = m.estimate(np.arange(6)[:, None], 3)
-    torch.testing.assert_close(one.norm(dim=1), torch.full((6,), length))
-    assert one.sum(0).abs().max() == 0
-    assert one[3].tolist() == pytest.approx([0, -length, 0])
-    mean = m.estimate(np.array([[0, 0, 3, 1]]), 3)[0]
-    torch.testing.assert_close(mean, torch.tensor([length / 4, -length / 4, 0]))
-
-
 @tabled("eps, repeats", [(0.7, 1), (2.0, 2), (math.inf, 3)])
 @tabled("u", INPUTS[:4], ids=len)
 def test_mean_and_variance_by_enumeration(u, eps, repeats):
