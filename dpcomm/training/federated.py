@@ -143,6 +143,17 @@ def _ready(task, t, metrics, device, advance):
     return replace(task, model=model, federation=federation, config=config, loss=loss)
 
 
+def _fewer_steps(task):
+    "Who takes fewer local steps than the config names, or ''."
+    steps, batch = task.config.steps or 1, task.config.batch
+    sizes = np.asarray(getattr(task.federation, "sizes", ()) if steps > 1 else ())
+    few = int((sizes <= (steps - 1) * batch).sum())
+    return (
+        f"steps is {steps}, at most: {few:,} of {len(sizes):,} clients have fewer batches"
+        f" of {batch} examples, and take one step a batch" * (few > 0)
+    )
+
+
 def _last_round(promised, rounds, most):
     "The last round of a run; ValueError where a budget pays for none."
     if most is None:
@@ -343,6 +354,8 @@ def simulate(
             f"{' and '.join(more)} work only with federated.one_round, and advance is"
             f" {getattr(advance, '__name__', advance)!s:.40}: leave them out"
         )
+    if why := _fewer_steps(task):
+        print(why)
     if guarantee:
         promise = promised(task.config.rounds)
         where = task.config, task.n_clients, task.mechanism, task.visits

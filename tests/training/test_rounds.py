@@ -158,6 +158,14 @@ def test_weights_are_a_premise_of_the_guarantee_and_the_engine_prints_it(capsys)
     assert "as if the clients' weights were public" in capsys.readouterr().out
 
 
+def test_a_run_says_how_many_clients_take_fewer_steps_than_asked_for(capsys):
+    "Clients of 2 to 9 examples, in batches of 4: one has three, two have two."
+    simulate(task(steps=3), progress=False)
+    assert "steps is 3, at most: 4 of 5 clients" in capsys.readouterr().out
+    simulate(task(steps=1), progress=False)
+    assert "steps" not in capsys.readouterr().out
+
+
 def test_a_round_whose_shuffle_is_smaller_than_the_guarantee_counts_on_ends_the_run():
     where = Deployment(5, 5, 2, 1e-3, "none", trust="shuffler", tolerance=0.25)
     work = replace(task(), mechanism=mechanism("pm", bound=1.0, eps=1.0))
