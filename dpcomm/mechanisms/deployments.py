@@ -169,7 +169,7 @@ class Deployment:
         )
         toward = -1 if free in SPENT else 1
         usual = {"eps": eps / self.messages, "std": clip_norm}.get(free, 1.0)
-        first = check_number("start", usual if start is None else start, "(0, inf)")
+        first = check_number("start", usual if start is None else start, "(0, 1e100]")
 
         bits = fixed.get("ring_bits", getattr(cls, "ring_bits", 32))
         if check_between("ring_bits", bits, 2, 32) < 32:

@@ -54,7 +54,8 @@ class Frame(NamedTuple):
         "Width of a block; the matrix over blocks; columns, entries and signs of each."
         parts = PARTS if self.size > SMALL else 1
         width = self.size // parts
-        ends = torch.searchsorted(self.columns, torch.arange(1, parts) * width).tolist()
+        starts = torch.arange(width, self.size, width, device="cpu")
+        ends = torch.searchsorted(self.columns, starts.int()).tolist()
         split = (side.tensor_split(ends) for side in self[1:])
         return width, hadamard(parts).tolist(), [*zip(*split)]
 

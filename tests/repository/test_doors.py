@@ -74,7 +74,7 @@ DOORS |= {
     "Deployment.guarantee": (DEPLOYED.guarantee, dict(mechanism=GAUSSIAN)),
     "Deployment.calibrate": (
         DEPLOYED.calibrate,
-        dict(name="gaussian", eps=4.0, clip_norm=1.0),
+        dict(name="gaussian", eps=4.0, clip_norm=1.0, start=1.0),
     ),
     "choose": (
         dpcomm.choose,
