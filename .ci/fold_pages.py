@@ -1,8 +1,20 @@
 """Before Quarto renders: which code of a page is folded, which sections open with a click,
-formulas spaced as TeX spaces them, tables that Quarto keeps.
+formulas spaced as TeX spaces them, tables that Quarto keeps. nbdev calls it for every page
+(`procs` in settings.ini, with this folder on PYTHONPATH).
 
-nbdev calls it for every page (`procs` in settings.ini, with this folder on PYTHONPATH);
-nbs/evidence/site.ipynb says the rules.
+1. Exported code is on the page, signature open and source folded, whether an importer
+   needs it (`#| exports`) or only other modules do (`#| exporti`); of the second kind not
+   cells in which every name begins with an underscore, which nbdev drops.
+2. Imports are folded, and the code of a figure or table with the steps that lead to it. A
+   line that does nothing but show a table is left out.
+3. In chapters, baselines, guides and experiments all other code is folded too; a check
+   becomes the line "checked", with what it prints below. Elsewhere it stays open.
+4. A section whose heading ends in `{.closed}` shows its first cell; the rest is in a box.
+5. An experiment shows its finding, why we differ, what is missing, and the sections that
+   hold its first figure, table and widget; the others join its closed section.
+6. A page overrules this for a cell by `#| code-fold`.
+
+Quarto would load scripts from elsewhere for HTML outputs; as raw blocks they need none.
 """
 
 import ast
