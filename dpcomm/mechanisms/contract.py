@@ -408,7 +408,11 @@ class Mechanism(Auditable, TrainingHooks):
     def numbers(
         self, message: Message, nbits: int, count: int, most: int
     ) -> np.ndarray:
-        "The packed numbers of a message, all below `most`; BadMessage otherwise."
+        """Packed numbers of a message; BadMessage where one is too large.
+
+        message: a `Message`. nbits: bits a number. count: numbers in it. most: above all
+        of them. Returns (count,) int64.
+        """
         packed = unpack_bits(self.unwrap(message), nbits, count)
         if packed.max(initial=0) >= most:
             raise BadMessage(
