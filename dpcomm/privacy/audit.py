@@ -187,6 +187,8 @@ def distinguish(
 def ceiling(trials: int, delta: float, alarm: float = 1e-6) -> float:
     "The largest epsilon that `distinguish` can return: a perfect distinguisher's."
     n = check_between("trials", trials, FEWEST_PLAYS, 2**32) // 2
+    check_number("delta", delta, "[0, 1)")
+    check_number("alarm", alarm, ALARM)
     return float(_eps_bound(n, n, 0, n, delta, alarm))
 
 # %% ../../nbs/foundations/audit.ipynb #6eeea66f

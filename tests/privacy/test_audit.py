@@ -460,11 +460,6 @@ FINE = dict(clip_norm=1.0, sigma=0.7, n_clients=5)
 TEN = dict(ONE, fraction=1.0, n_clients=10)
 PLANTED = {  # what -> mechanism, parameters, arguments of play, plays, what is replaced by what
     "noise times 0.8": ("gaussian", ONE, {}, 20_000, off(Gaussian, "std", 0.8)),
-    "noise times 0.8, four coordinates": (
-        *("gaussian", dict(ONE, sigma=4.0), dict(d=4), 200_000),
-        off(Gaussian, "std", 0.8),
-    ),
-    "noise times 0.95": ("gaussian", ONE, {}, 10**6, off(Gaussian, "std", 0.95)),
     "quantised noise times 0.8": (
         *("quantised", ONE, {}, 20_000),
         off(quantised.Quantised, "std", 0.8),
@@ -495,16 +490,11 @@ PLANTED = {  # what -> mechanism, parameters, arguments of play, plays, what is 
         *(WIDE, ANY_ROUNDING),
     ),
     "half the variance": ("skellam", SKY, {}, 20_000, HALF_SKELLAM),
-    "half the variance, fine grid": ("skellam", FINE, {}, 20_000, HALF_SKELLAM),
     "skellam, tolerance forgotten": (
         *("skellam", dict(FINE, tolerance=0.2), {}, 100_000),
         NO_TOLERANCE,
     ),
     "skellam, any rounding": ("skellam", SKY, {}, 20_000, ANY_ROUNDING),
-    "skellam, rotation without 1 / sqrt(D)": (
-        *("skellam", dict(SKY, ring_bits=12), dict(d=4), 20_000),
-        *(WIDE, ANY_ROUNDING),
-    ),
     "topk, tolerance forgotten": (
         *("topk", dict(TEN, tolerance=0.2), {}, 100_000),
         NO_TOLERANCE,
@@ -520,10 +510,6 @@ PLANTED = {  # what -> mechanism, parameters, arguments of play, plays, what is 
     ),
     "the first entries": (
         *("privquant", dict(bound=1.0, levels=4, eps=1.0, rule="best"), {}, 20_000),
-        FIRST,
-    ),
-    "the first entries, two levels": (
-        *("privquant", dict(bound=1.0, levels=2, eps=2.0), {}, 20_000),
         FIRST,
     ),
 }
