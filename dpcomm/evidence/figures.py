@@ -226,8 +226,10 @@ def look(mech: str) -> Look:
     if mech in MECH:
         return MECH[mech]
     raise ValueError(
-        f"mech is {shown(mech)}; did you mean {shown(nearest(mech, MECH))}? A new"
-        " mechanism needs a Look of its own in MECH on nbs/evidence/figures.ipynb"
+        f"mech is {shown(mech)}, which is not in figures.MECH; did you mean"
+        f" {shown(nearest(mech, MECH))}? For a new mechanism add"
+        f' "{mech}": Look(colour, marker, label) to MECH on nbs/evidence/figures.ipynb,'
+        " with a colour and a marker that no other mechanism uses"
     )
 
 

@@ -308,10 +308,9 @@ def papers() -> tuple:
 
 
 def place(experiment: str) -> str:
-    """Folder and name of an experiment's page: those of a paper are in its folder.
+    """Place of an experiment's page: 'dprec/mnist'; 'experiments/frontier' of no paper.
 
     experiment: as records name it, 'dprec_mnist'.
-    Returns: 'dprec/mnist'; 'experiments/frontier' where the first word is no paper.
     """
     paper, _, rest = experiment.partition("_")
     return f"{paper}/{rest}" if paper in papers() else f"experiments/{experiment}"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SEEDS', 'PERCENT', 'SCORES', 'HEADER', 'SHORT', 'Summary', 'cell_summary', 'verdict', 'in_words', 'ours_by_key',
-           'Evidence', 'evidence', 'verdict_table', 'changes', 'runs_table', 'as_run']
+           'Evidence', 'evidence', 'verdict_table', 'runs_table', 'as_run']
 
 # %% ../../nbs/evidence/verdicts.ipynb #aabf01dc
 import math
@@ -560,15 +560,9 @@ def verdict_table(
     title = f"{paper}, {table or 'all tables'}: below is worse than the paper, above is"
     return Table(HEADER, tuple(rows), f"{title} better", tuple(notes))
 
-
+# %% ../../nbs/evidence/verdicts.ipynb #ver0chg1
 def changes(paper: str, before: Evidence, after: Evidence) -> list:
-    """Numbers of ours that more records change.
-
-    paper: id.
-    before: what stands.
-    after: with more records.
-    Returns: list of str, as 'key: 61.4 (n = 4) below -> 63.0 (n = 5) near'.
-    """
+    "Numbers that more records change, as 'key: 61.4 (n = 4) below -> 63.0 (n = 5) near'."
     p, lines = paper_tables.paper(paper), []
     for cell in paper_tables.cells(paper):
         if before.summary(cell) is not None:
