@@ -152,7 +152,8 @@ def promises(lines) -> list:
         rounds, d = spec.config.rounds, sum(p.numel() for p in net.parameters())
         as_run = spec.as_run(rounds) if spec.as_run else {}
         bits = spec.mechanism.bits(d).content
-        rows.append((line.key, spec.guarantee(rounds), as_run, bits))
+        promise = spec.guarantee and spec.guarantee(rounds)
+        rows.append((line.key, promise, as_run, bits))
     return rows
 
 
