@@ -227,16 +227,6 @@ def test_a_notebook_that_fails_costs_one_sentence(folder, capsys, cell, code, sa
     assert re.search(says, last) and last.startswith("dpcomm: ")
 
 
-def nothing(scale):
-    return []
-
-
-@tabled("name", ["dprec-mnist", "Upper", "1st", ""])
-def test_a_name_of_this_package_or_no_name_is_refused(name):
-    with pytest.raises(ValueError, match="pass another name"):
-        runs.own(name, nothing, nothing)
-
-
 # ---- parameters, devices, folders
 
 
@@ -251,15 +241,6 @@ def test_a_parameters_cell_holds_literals_and_all_that_is_shared(tmp_path):
         page(path, (source, *tags))
         with pytest.raises(ValueError, match=message):
             runner.defaults(path)
-
-
-@tabled("values", [{"rate": "1"}, {"rate": True}, {"n": 1.0}, {"seeds": 1}, {"m": 1}])
-def test_parameters_keep_the_type_of_their_default(values):
-    known = {"rate": 0.5, "n": 1, "seeds": [0], "out": None}
-    fine = {"rate": 1, "n": 2, "seeds": [2, 0], "out": "x"}
-    assert runner.check_parameters(known, fine) == fine
-    with pytest.raises(ValueError):
-        runner.check_parameters(known, values)
 
 
 def test_devices_are_checked(monkeypatch):

@@ -99,20 +99,6 @@ def job(key="a", **how) -> Job:
     return Job(key=key, **given | dict(cells=1) | how)
 
 
-def test_a_plan_table_adds_up():
-    jobs = [
-        job("a", minutes=30.0, cells=2, data=("mnist",)),
-        job("b", minutes=90.0, cells=3, memory=4.0, data=("emnist",)),
-        job("c", minutes=60.0, experiment="other"),
-    ]
-    t = sweep.plan_table(jobs)
-    assert t.rows == (
-        ("made-up", "2", "5", "2.0", "4", "emnist, mnist"),
-        ("other", "1", "1", "1.0", "1", ""),
-    )
-    assert t.title == "3 runs are missing: about 3.0 core-hours"
-
-
 def test_a_shell_line_is_a_sweep_of_its_run_alone(tmp_path):
     line = sweep.shell_line(job("a b", seed=3), tmp_path, "cuda")
     words = "-m dpcomm sweep made-up --scale full --only".split()
