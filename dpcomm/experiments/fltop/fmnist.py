@@ -100,7 +100,7 @@ def settings(scale: str) -> Study:
     return Images.of_paper("fmnist", changes, **fields)
 
 # %% ../../../nbs/fltop/fmnist.ipynb #5f27f835
-def moved(outcome: dict, task, done, s: Study, percent: float) -> dict:
+def with_moves(outcome: dict, task, done, s: Study, percent: float) -> dict:
     "Change of the weights on FL-TOP's support. [fltop Fig. 1]"
     import numpy as np
 
@@ -135,7 +135,7 @@ def grid(scale: str) -> list:
         lines.append(s.scheme_line(CHANGED, "rule.", what))
     if pair:
         keys = tuple(scheme.key for scheme in pair)
-        after = partial(moved, s=s, percent=pair[0].percent)
+        after = partial(with_moves, s=s, percent=pair[0].percent)
         lines = [replace(x, after=after) if x.key in keys else x for x in lines]
         who = "figure1", "how much further the chosen weights move alone"
         how = partial(scheme_grid.compared, columns=[Column("moved", "norm", "norm")])
