@@ -101,7 +101,8 @@ def _check_data(task, metrics):
     data, parts = task.federation.data, task.federation.parts
 
     def owner(i):
-        return f"client {next(k for k, part in enumerate(parts) if i in part)}"
+        holders = (f"client {k}" for k, part in enumerate(parts) if i in part)
+        return next(holders, f"example {i}, which no client has,")
 
     if task.loss is cross_entropy:
         check_labels(task.model, data.x, data.y, owner)
