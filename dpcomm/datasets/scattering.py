@@ -150,10 +150,8 @@ def scatter(images: Tensor, orientations: int = 8, block: int = None) -> Tensor:
     Returns: (n, channels * (1 + L)**2, height / 4, width / 4), type of the images.
     """
     n, channels, height, width = check_images(images).shape
-    check_between("orientations", orientations, 2)
     if block is None:
         block = 16 if images.device.type == "cpu" else 1024
-    check_between("block", block, 1)
     tables = _tables(height, width, orientations, images.dtype, images.device)
     each, maps = (1 + orientations) ** 2, images.flatten(0, 1)
     out = images.new_empty(n * channels, each, height * width // 16)

@@ -18,7 +18,7 @@ import torch
 from scipy.optimize import fsolve
 from scipy.special import ndtr
 
-from ..core.checks import check_between, check_positive, needs, shown
+from ..core.checks import check_between, needs, shown
 from ..core.random import derive, seed_tree
 from .catalogue import data_root
 from .images import Dataset, Federation
@@ -46,9 +46,6 @@ def _solve_moments(mean, std, k):
 @lru_cache(maxsize=16)
 def size_law(mean: float, std: float, most: int) -> tuple:  # mu, s, (most,)
     "A rounded-up log-normal with given moments. [moments: dprec Table 2]"
-    check_positive("mean", mean)
-    check_positive("std", std)
-    check_between("most", most, 2)
     solution = _solve_moments(mean, std, np.arange(1, most + 1))
     if solution is None:
         raise ValueError(
@@ -88,11 +85,6 @@ class SyntheticPosts:
     name = "made stackoverflow"
 
     def __post_init__(self):
-        check_between("n_clients", self.n_clients, 1)
-        check_between("n_topics", self.n_topics, 2)
-        check_between("n_words", self.n_words, 2 * self.n_topics)
-        check_between("n_tags", self.n_tags, TAGS + 1)
-        check_positive("focus", self.focus)
         if not 0 < self.topical < 1:
             raise ValueError(
                 f"topical is {shown(self.topical)}; it must be in (0, 1): 0.8 is the default"
@@ -139,8 +131,6 @@ class SyntheticPosts:
         each: posts of one client at most, >= 1.
         Returns: words (n, 32) and tags (n, 5), -1 where there is none.
         """
-        check_between("n", n, 1)
-        check_between("each", each, 1)
         x, y, start = [], [], 0
         while sum(map(len, x)) < n:
             clients = range(start, start + 1 + n // each)

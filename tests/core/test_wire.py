@@ -39,18 +39,6 @@ def test_packing_refuses_what_does_not_fit(values, bits):
         wire.pack_bits(values, bits)
 
 
-@tabled("bits", [0, 33, -1, 1.0])
-def test_packing_refuses_impossible_widths_and_fractions(bits):
-    with pytest.raises((TypeError, ValueError)):
-        wire.pack_bits([1.7], 3)
-    for call in (
-        lambda: wire.pack_bits([0], bits),
-        lambda: wire.unpack_bits(b"\0", bits, 1),
-    ):
-        with pytest.raises(ValueError, match="bits is"):
-            call()
-
-
 @tabled("bits", range(1, 33))
 def test_packing_is_the_bits_written_one_after_another(bits):
     "Nineteen values of every width as one long number, by Python's whole numbers."

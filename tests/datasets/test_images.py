@@ -94,14 +94,6 @@ def test_a_failed_download_says_what_to_do(name, tmp_path, monkeypatch):
         images.load(name, root=tmp_path)
 
 
-def test_missing_writers_say_which_file_goes_where(tmp_path):
-    have("mnist")
-    (tmp_path / "MNIST").symlink_to(images.data_root() / "MNIST", True)
-    says = "qmnist-train-labels-idx2-int.gz.*QMNIST/raw.*DPCOMM_DATA"
-    with pytest.raises(FileNotFoundError, match=says):
-        images.load("mnist-by-writer", root=tmp_path, download=False)
-
-
 def test_the_root_comes_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("DPCOMM_DATA", str(tmp_path))
     assert images.data_root() == tmp_path
@@ -146,15 +138,6 @@ def skew(parts, labels) -> float:
     return float(np.mean([np.bincount(labels[p]).max() / len(p) for p in parts]))
 
 
-@tabled("rule", [images.dirichlet_equal, images.dirichlet_dealt])
-def test_alpha_sets_how_much_clients_differ(rule):
-    few, one, many = (
-        skew(rule(BALANCED, 50, alpha, seed_tree(0)), BALANCED)
-        for alpha in (0.05, 1.0, 1000.0)
-    )
-    assert few > 0.5 and few > one + 0.1 and one > many + 0.1 and many < 0.15
-
-
 def test_the_papers_spread_is_reached():
     "Table 2: 100 clients, mean 500, standard deviation 73.10; its hash is recorded."
     rng = seed_tree(0, "partition")
@@ -187,38 +170,7 @@ def equal(n_clients, alpha):
     return images.dirichlet_equal(SMALL, n_clients, alpha, seed_tree(0))
 
 
-def dealt(n_clients, alpha, **more):
-    return images.dirichlet_dealt(SMALL, n_clients, alpha, seed_tree(0), **more)
-
-
 check_partition, once = images.check_partition, "each of 0..3 must appear exactly once"
-
-
-@tabled(
-    "call, message",
-    [
-        (lambda: images.iid(3, 4, seed_tree(0)), "n_clients is 4; .* from 1 to 3"),
-        (lambda: equal(7, 1.0), "n_clients is 7; it must divide the 400 images"),
-        (lambda: equal(10, 0.0), "alpha is 0.0"),
-        (
-            lambda: dealt(10, 1.0, spread=5e3, tries=9),
-            "spread is 5000.0; none of 9 draws",
-        ),
-        (lambda: check_partition([[0, 1], [1, 2]], 4), once),
-        (lambda: check_partition([[0, 1], [2]], 4), once),
-        (lambda: check_partition([[0, 1], [2, 4]], 4), once),
-        (
-            lambda: check_partition([[0, 1], []], 2),
-            "2 clients have 0 images or more.*use fewer",
-        ),
-        (lambda: images.load("minst"), "'minst'.*mnist.*did you mean 'mnist'"),
-        (lambda: femnist.emnist("leters"), "'leters'; .* did you mean 'letters'"),
-    ],
-)
-def test_what_cannot_be_made_says_why(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-    assert set(images.names()) == set(COUNTS)
 
 
 # ---- the hash

@@ -7,7 +7,6 @@ from conftest import or_skip
 from hypothesis import given
 from hypothesis import strategies as some
 from sklearn.preprocessing import MinMaxScaler
-from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import medical
@@ -204,26 +203,6 @@ def test_deaths_are_dealt_evenly_over_hospitals():
         totals += [labels[part].sum() for part in split.federation.parts]
     spread = np.sqrt(300 * 14 / 4)  # one deal varies at most as 14 coins do
     assert abs(totals - totals.mean()).max() < 5.4 * spread
-
-
-@tabled(
-    "call, message",
-    [
-        (dict(n_hospitals=160), "n_hospitals is 160; .* whole number from 1 to 1[2-5]"),
-        (dict(n_hospitals=4, public_deaths=999), "public_deaths is 999"),
-        (lambda: medical.code_features([["a"]], 0), "min_records is 0"),
-        (
-            lambda: medical.scale_range(np.ones(2), 3, 3),
-            "low is 3 and high 3; .* below",
-        ),
-    ],
-)
-def test_bad_arguments_are_refused(call, message, made):
-    with pytest.raises(ValueError, match=message):
-        if isinstance(call, dict):
-            medical.virtual_hospitals(made, rng=seed_tree(0), **call)
-        else:
-            call()
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from dpcomm.datasets import images as data
 from dpcomm.datasets import scattering
 from dpcomm.datasets.scattering import (
     cache_path,
-    check_images,
     features,
     group_norm,
     scatter,
@@ -133,41 +132,7 @@ def test_group_norm_is_torchs(channels, groups):
 # ---- refusals
 
 
-@tabled(
-    "images, says",
-    [
-        (noise(1, 28, 28), "(n, channels, height, width)"),
-        ((255 * noise(1, 1, 28, 28)).byte(), "divide bytes by 255"),
-        (noise(1, 1, 30, 28), "both sides multiples of 4"),
-        (noise(1, 1, 4, 4), "at least 8"),
-        (noise(1, 1, 28, 28) / 0, "nan or inf"),
-    ],
-    ids=["axes", "bytes", "size", "small", "inf"],
-)
-def test_bad_images_are_refused(images, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
-        check_images(images)
-    with pytest.raises(ValueError, match=r"^images .*: \w+"):
-        scatter(images)
-
-
 X, MAPS = noise(1, 1, 28, 28), noise(1, 81, 7, 7)
-
-
-@tabled(
-    "call, word",
-    [
-        (lambda: scatter(X, 1), "orientations"),
-        (lambda: scatter(X, block=0), "block"),
-        (lambda: group_norm(MAPS, 10), "groups"),
-        (lambda: group_norm(MAPS, 0), "groups"),
-        (lambda: features(DIGITS, limit=(0, 1)), "limit"),
-        (lambda: features(DIGITS, limit=(10, 361)), "limit"),
-    ],
-)
-def test_bad_settings_are_refused(call, word):
-    with pytest.raises(ValueError, match=f"^{word} is "):
-        call()
 
 
 # ---- the cache
@@ -244,20 +209,6 @@ def blocks():
     os.kill(os.getpid(), signal.SIGKILL)
 write_once(Path(sys.argv[1]), (1000, 1000), blocks())
 """
-
-
-@tabled(
-    "watched, progress, shown",
-    [("1", True, True), ("0", True, False), ("1", False, False), ("", True, False)],
-)
-def test_the_bar_is_shown_where_it_is_wanted(
-    watched, progress, shown, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.delenv("DPCOMM_PROGRESS", raising=False)
-    if watched:
-        monkeypatch.setenv("DPCOMM_PROGRESS", watched)
-    features(small(n=2), root=tmp_path / f"{watched}{progress}", progress=progress)
-    assert ("image" in capsys.readouterr().err) == shown
 
 
 def test_threads_are_as_they_were_after_features(tmp_path):

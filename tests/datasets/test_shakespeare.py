@@ -97,33 +97,6 @@ def test_the_made_text_is_learnable_and_its_own():
     assert set("".join(found).split()[:50]) <= set(shakespeare.WORDS)
 
 
-def hamlet(length):
-    return lambda: shakespeare.federate({"Hamlet": "x" * length}, "plays", "made")
-
-
-FEW = "a client needs a training and a test window.*drop the user"
-
-
-@tabled(
-    "call, says",
-    [
-        (
-            lambda: shakespeare.encode_text("here", "a$"),
-            r"here has the symbol '\$'; .*80",
-        ),
-        (lambda: shakespeare.longest_roles({"a": ""}, 5), "n_clients is 5; .* 1 to 1"),
-        (
-            lambda: shakespeare.federate({"a": "x" * 900}, "made", "made", None, 0),
-            "n_test is 0",
-        ),
-        (hamlet(880), f"plays, user 'Hamlet', has 880 characters; {FEW}"),
-    ],
-)
-def test_what_is_wrong_is_named(call, says):
-    with pytest.raises(ValueError, match=says):
-        call()
-
-
 # ---- the file of roles
 
 

@@ -111,28 +111,6 @@ def test_held_out_posts_are_of_other_clients():
     assert (cut[:n] == whole[:n]).all(), "the first posts, however many are taken"
 
 
-def made_with(**change):
-    return lambda: SyntheticPosts(**(dict(n_clients=9) | SMALL | change))
-
-
-def asked(*args):
-    return lambda: size_law(*args)
-
-
-@tabled(
-    "call, text",
-    [
-        (asked(5.0, 500.0, 20), "no rounded log-normal has these moments"),
-        (made_with(n_words=11), "n_words is 11"),
-        (made_with(n_tags=5), "n_tags is 5"),
-        (made_with(topical=1.0), "topical is 1.0; it must be in"),
-    ],
-)
-def test_bad_settings_are_refused(call, text):
-    with pytest.raises(ValueError, match=text), np.errstate(all="ignore"):
-        call()
-
-
 # ---- the lazy federation
 
 

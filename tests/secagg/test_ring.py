@@ -289,25 +289,6 @@ def test_coins(t):
     assert low <= heads <= high
 
 
-def test_shapes_streams_and_refusals():
-    rows = [seed_tree(0, i) for i in range(3)]
-    block = discrete_gaussian(5, (3, 4, 2), rows)
-    assert block.shape == (3, 4, 2)
-    for i in range(3):
-        alone = discrete_gaussian(Fraction(5), (4, 2), seed_tree(0, i))
-        assert np.array_equal(block[i], alone)
-    assert discrete_gaussian(5, (0,), seed_tree(0)).shape == (0,)
-    assert discrete_gaussian(5, 7, seed_tree(0)).shape == (7,)
-    half = discrete_gaussian(Fraction(1, 2), 50, seed_tree(2))
-    assert np.array_equal(discrete_gaussian(np.float32(0.5), 50, seed_tree(2)), half)
-    with pytest.raises(ValueError, match="rng holds 2 streams for 3 rows"):
-        discrete_gaussian(5, (3, 4), rows[:2])
-    for bad in (0, -1, math.nan, math.inf, None, "x", 2.0**91):
-        with pytest.raises(ValueError, match="sigma2 is"):
-            discrete_gaussian(bad, 3, seed_tree(0))
-    assert discrete.exact_variance(0.1) == Fraction(0.1) != Fraction(1, 10)
-
-
 SAMPLER = (
     discrete.more_bits,
     discrete.decide,
@@ -356,11 +337,6 @@ def test_rotation_is_an_isometry_with_an_inverse(d, dtype):
     if d > 2:
         assert not torch.allclose(vectors.rotate(u, 8), v)
     assert set(vectors.signs(64, 7).tolist()) == {-1.0, 1.0}
-
-
-def test_a_spike_is_flattened():
-    v = vectors.rotate(torch.eye(1024), 3)
-    torch.testing.assert_close(v.abs(), torch.full_like(v, 1 / 32))
 
 
 @tabled("d", [1, 2, 3, 4, 5, 6, 7])

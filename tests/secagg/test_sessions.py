@@ -1532,28 +1532,6 @@ def test_the_committee_is_large_enough(n, dropout, corrupt):
     Setup(n, 1, Ring(8), g.threshold, g.neighbours, **more)
 
 
-@tabled(
-    "bad, match",
-    [
-        (dict(corrupt=-0.5), "corrupt is -0.5"),
-        (dict(dropout=-1), "dropout is -1"),
-        (dict(security=-5), "security is -5"),
-        (dict(correctness=0), "correctness is 0"),
-        (dict(dropout=math.nan), "dropout is nan"),
-        (dict(corrupt=1.0), "corrupt is 1.0"),
-        (dict(n_clients=2), "n_clients is 2"),
-        (dict(dropout=0.5, corrupt=0.1), "dropout is 0.5 and corrupt 0.1"),
-        (dict(n_clients=6, dropout=0.4, corrupt=0.4), "dropout is 0.4 and corrupt 0.4"),
-        (dict(n_clients=1000, corrupt=0.9), "dropout is 0.1 and corrupt 0.9"),
-    ],
-    ids=str,
-)
-def test_rates_that_are_none_are_refused(bad, match):
-    good = dict(n_clients=100, dropout=0.1, corrupt=0.05)
-    with pytest.raises(ValueError, match=match):
-        session_module.graph_parameters(**good | bad)
-
-
 # ---- cost
 
 
@@ -1666,30 +1644,6 @@ def test_degrees_make_valid_setups_that_tolerate_what_they_say(n, malicious):
 
 
 # ---- arguments of a session
-
-
-@tabled(
-    "wrong, says",
-    [
-        (
-            dict(drop={3: "upload"}),
-            r"drop\[3\] is 'upload'; .* one of advertise, share",
-        ),
-        (dict(drop={3: 9}), r"drop\[3\] is 9; it must be a whole number from 0 to 5"),
-        (dict(drop={99: 1}), "client in drop is 99; .* whole number from 0 to 3"),
-        (dict(drop="nope"), "drop is 'nope'; it must be a dict from each client"),
-        (dict(vectors=None), "vectors is None; it must be a list of integer vectors"),
-        (dict(vectors=[[]] * 4), "d is 0"),
-        (dict(vectors=[[1, 2], [1], [1, 2], [1, 2]]), r"\(2,\) whole numbers are due"),
-        (dict(vectors=[[1, 2**70]] * 4), "whole numbers are due"),
-        (dict(ring=16), r"ring is 16; it must be a Ring: pass for example Ring\(32\)"),
-        (dict(session=b"short"), "session is b'short'"),
-    ],
-)
-def test_a_session_refuses_bad_arguments_in_a_sentence(wrong, says):
-    good = dict(vectors=np.ones((4, 2), int), ring=Ring(8), threshold=2, seed=0)
-    with pytest.raises(ValueError, match=says):
-        run_session(**good | wrong)
 
 
 def test_no_sum_of_some_vectors_is_open():
