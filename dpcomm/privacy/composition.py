@@ -170,18 +170,16 @@ def _listed_points(pair, step, up):
 
 def _atoms(pair, step, span, up):
     "Grid numbers and P-masses of one rounded release, and its mass at infinity."
-    infinite = 0.0
+    k, infinite = _points(step, *span), 0.0
     if isinstance(pair, Listed):
-        seen = np.isfinite(pair.loss)
-        at = pair.loss[seen] / step
-        few = up or len(at) < np.ptp(at) or (np.abs(at - np.rint(at)) <= NEAR).all()
-        if few:
-            k, mass, infinite = _listed_points(pair, step, up)
-            return k[mass > 0], mass[mass > 0], float(infinite)
-        infinite = (1 - 8 * UNIT) * pair.p[pair.loss == np.inf].sum()
-        pair = Listed(pair.p[seen], pair.q[seen])
-    k = _points(step, *span)
-    if up:
+        seen = np.isfinite(pair.loss) & (pair.p > 0)
+        off = np.abs(pair.loss[seen] / step - np.rint(pair.loss[seen] / step)) > NEAR
+        points, (k, mass, infinite) = k, _listed_points(pair, step, up)
+        if not up and off.any():  # the one that keeps more of the mean
+            other = _rounded_down(Listed(pair.p[seen], pair.q[seen]), points * step)
+            if other @ points > mass @ k:
+                k, mass = points, other
+    elif up:
         mass, infinite = _rounded_up(pair, k * step)
     else:
         mass = _rounded_down(pair, k * step)
