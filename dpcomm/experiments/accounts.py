@@ -36,7 +36,9 @@ class Spec:
     mechanism: Mechanism
     config: Config  # with the mechanism's own sampling
     guarantee: Callable | None = None  # rounds -> Guarantee; None: none is claimed
-    as_run: Callable | None = None  # rounds -> {relation: Guarantee}, where that is more
+    as_run: Callable | None = (
+        None  # rounds -> {relation: Guarantee}, where that is more
+    )
 
 
 def delta_of(n_clients: int) -> float:

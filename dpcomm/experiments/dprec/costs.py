@@ -140,7 +140,10 @@ def as_run(row: str) -> dict:
     from dpcomm.training.federated import Config
 
     task, eps, kind = row.split(".")
-    n, config = paper_setting("n_clients", task), Config(cohort=paper_setting("cohort", task))
+    n, config = (
+        paper_setting("n_clients", task),
+        Config(cohort=paper_setting("cohort", task)),
+    )
     run = config, n, rounds_of(task, kind), epsilons(row)[0].delta
     return {} if kind == "rec" else accounts.as_run(mechanism_of(task, eps, kind), *run)
 
@@ -161,7 +164,9 @@ def readings() -> dict:
         "subsampled": per_slot * slots * (1 + (math.exp(c * c) - 1) / n**2),
         "dropped": 0.0,
     }
-    return {k: float(np.min(loss - math.log(delta - x) / orders)) for k, x in terms.items()}
+    return {
+        k: float(np.min(loss - math.log(delta - x) / orders)) for k, x in terms.items()
+    }
 
 
 def paid(task: str, eps: int) -> float:

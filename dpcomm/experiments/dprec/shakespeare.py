@@ -20,7 +20,9 @@ paper_setting = partial(stated, "dprec", "shakespeare")
 def settings(scale: str) -> dict:
     "Settings common to both runs of a scale. [dprec App. C.1, C.2]"
     s = dict(text="roles", n_clients=paper_setting("n_clients"), shorten=None)
-    s |= dict(n_test=None, hidden=256, data=("shakespeare",), memory=2.0, minutes=30_000)
+    s |= dict(
+        n_test=None, hidden=256, data=("shakespeare",), memory=2.0, minutes=30_000
+    )
     s |= dict(clip=paper_setting("fedavg.clip"), std=paper_setting("rec.std"))
     changes = dict(rounds=paper_setting("rounds"), eval_every=10)
     if scale == "quick":
@@ -102,7 +104,10 @@ def grid(scale: str) -> list:
         key, made["spec"] = f"eps3.{kind}", partial(spec, s=s, kind=kind)
         fills = f"shakespeare.{key}.acc", f"{ours}.{key}.loss"
         lines.append(Line(key, f"{name}, epsilon 3", scale, fills, **common, **made))
-    fills, common = tuple(f"shakespeare.{n}" for n in COUNTS), common | {"trains": False}
+    fills, common = (
+        tuple(f"shakespeare.{n}" for n in COUNTS),
+        common | {"trains": False},
+    )
     part = "partition", "clients and their sizes", scale, fills
     space = "space", "always predicting the space", scale, (f"{ours}.space.acc",)
     lines.append(Line(*part, **common, compute=counts))

@@ -6,8 +6,8 @@
 __all__ = []
 
 # %% ../../../nbs/fltop/scheme_grid.ipynb #6dbdc01c
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 from dpcomm.evidence.verdicts import Table
