@@ -84,7 +84,7 @@ def difference(inputs: dict, above: str, below: str, cell: str) -> dict:
     return dict(cells={cell: [a - b, "percentage points"]}, data=inputs[above].data)
 
 
-def counted(line: "Line", seed: int, inputs, how) -> dict:
+def counted(line, seed: int, inputs, how) -> dict:
     "How many clients, how many samples, and their spread. [dprec Table 2]"
     clients = line.clients(seed)
     sizes, units = clients.sizes, ("clients", "samples", "samples", "samples")

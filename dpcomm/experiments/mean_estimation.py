@@ -7,15 +7,11 @@ __all__ = ['settings', 'grid']
 
 # %% ../../nbs/experiments/mean_estimation.ipynb #5e6e23bb
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
 from dpcomm.core.random import derive, normal, seed_tree
 from dpcomm.evidence import figures
 from dpcomm.experiments.lines import Line
 from dpcomm.experiments.lines import run_one as run_one
-
-if TYPE_CHECKING:
-    from dpcomm.mechanisms.contract import Mechanism
 
 EPS, DELTA = 4.0, 1e-6
 NARROW = ("compressive", "ddgauss", "quantised", "skellam", "sqsgd", "topk")
@@ -69,7 +65,7 @@ def blocks(d: int, clients: int, seed: int):
         yield (common + alone / alone.norm(dim=1, keepdim=True)) / 2**0.5
 
 # %% ../../nbs/experiments/mean_estimation.ipynb #599dc5c4
-def round_error(mechanism: "Mechanism", gain: float, n: int, vectors, rng) -> float:
+def round_error(mechanism, gain: float, n: int, vectors, rng) -> float:
     """Squared error of the average of one round, against the clients' own.
 
     gain: that estimates are divided by, > 0. vectors: (k, d) blocks of those that are

@@ -45,7 +45,7 @@ def twins(names, percents, private: tuple = (True, False)) -> list:
 class Public:
     "An initial network and the public batch that it is tried on. [fltop Sec. 3.1]"
 
-    study: "Study"
+    study: Any  # Study
     model: Any  # Sequential, with its initial weights
     x: Any  # (B, ...) inputs
     y: Any  # (B,) labels
