@@ -235,7 +235,11 @@ SLOWER = {"sqkr": {"linear": 10, "cnn": 120}}
 
 
 def asked_of(s: Setting, kinds) -> dict:
-    "End of a key -> mechanism, epsilon, whether with fewer bits."
+    """End of a key -> mechanism, epsilon, whether with fewer bits.
+
+    s: of a scale.
+    kinds: ids of mechanisms.
+    """
     asked = {}
     for eps in s.budgets:
         for kind in kinds:

@@ -125,7 +125,10 @@ def settings(scale: str) -> Study:
 # %% ../../../nbs/fltop/medical.ipynb #6d145cb7
 @cache
 def studies(scale: str) -> tuple:
-    "The settings on each of its tables."
+    """The settings on each of its tables.
+
+    scale: full | quick | smoke.
+    """
     tables = ("made",) if scale == "smoke" else ("diabetes130", "physionet2012")
     read = {table: () if table == "made" else (table,) for table in tables}
     return tuple(
@@ -137,6 +140,8 @@ def studies(scale: str) -> tuple:
 def orders(schemes) -> list:
     """Names of orders that the paper claims, the scheme that should win and the other.
     [fltop Sec. 4.1, App. D.1]
+
+    schemes: of Scheme, those that run.
     """
     below = twins(("FL-BASIC", "FL-CS"), (0.01, 0.05, 0.1, 0.5, 1))
     below = [s for s in sorted(below) if (s.name, s.percent) != ("FL-CS", 0.01)]
