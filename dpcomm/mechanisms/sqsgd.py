@@ -248,6 +248,7 @@ class SqSgd(Local):
 
     def to_summand(self, message: Message) -> np.ndarray:
         # level numbers
+        self.unwrap(message)  # before its d is believed
         nbits = (self.levels - 1).bit_length()
         return self.numbers(message, nbits, self.size(message.d), self.levels)
 

@@ -87,6 +87,7 @@ class VqSgd(Local):
         return torch.from_numpy(total)
 
     def _corners_of(self, message):
+        self.unwrap(message)  # before its d is believed
         d = message.d
         return self.numbers(message, corner_bits(d), self.repeats, 2 * d)
 
