@@ -13,7 +13,14 @@ from bisect import bisect_left
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
-from ..core.checks import check_between, check_number, check_size, nearest, shown
+from dpcomm.core.checks import (
+    SCALE,
+    check_between,
+    check_number,
+    check_size,
+    nearest,
+    shown,
+)
 from dpcomm.mechanisms.contract import (
     IntRange,
     Mechanism,
@@ -145,15 +152,15 @@ class Deployment:
         """The mechanism with the least noise that meets eps; ValueError names the nearest eps.
 
         name: a name in registered().
-        eps: of the whole run, > 0.
+        eps: of the whole run, [1e-100, 1e100].
         clip_norm: bound on the norm of one vector, in the mechanism's norm, > 0.
         accountant: one of the mechanism's accountants; None: its tightest.
-        start: first value tried for the calibrated parameter, > 0.
+        start: first value tried for the calibrated parameter, [1e-100, 1e100].
         fixed: the mechanism's other parameters.
         Returns: a mechanism whose epsilon here is at most eps, and within 1 % of it, or
             the last before a jump, where the mechanism spends in whole steps.
         """
-        check_number("eps", eps, "(0, inf)")
+        check_number("eps", eps, SCALE)
         check_number("clip_norm", clip_norm, "(0, 1e100]")
         cls = mechanism_class(name)
         # a table brings the eps of a message with it
@@ -169,7 +176,7 @@ class Deployment:
         )
         toward = -1 if free in SPENT else 1
         usual = {"eps": eps / self.messages, "std": clip_norm}.get(free, 1.0)
-        first = check_number("start", usual if start is None else start, "(0, 1e100]")
+        first = check_number("start", usual if start is None else start, SCALE)
 
         bits = fixed.get("ring_bits", getattr(cls, "ring_bits", 32))
         if check_between("ring_bits", bits, 2, 32) < 32:
@@ -478,6 +485,13 @@ def _given(deployment, cls, free, clip_norm, fixed):
 
 def _beyond(search, name, free, eps, safe, toward):
     "That no value of the free field comes near eps, and which eps is nearest."
+    above = min((v for v in search.known.values() if v > eps), default=math.inf)
+    if safe is not None and not safe[1]:
+        more = f"ask for an eps of at least {above:.4g}"
+        return (
+            f"eps is {eps:g}, and {name} goes here from {above:.4g} to 0 at once: "
+            + ("lower start, or leave it out" if above == math.inf else more)
+        )
     if safe is not None:
         return (
             f"eps is {eps:g}, and the nearest below it that {name} reaches here is"

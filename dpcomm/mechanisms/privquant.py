@@ -76,10 +76,13 @@ class Tails(NamedTuple):
     share: np.ndarray
 
 # %% ../../nbs/baselines/privquant.ipynb #8a601e0e
+MOST = 2**25  # entries: more lose an epsilon of 1 to the rounding of floats
+
+
 @functools.lru_cache(maxsize=8)
 def tails(d: int, levels: int) -> Tails:
     "Sums over the outputs that match often and seldom, in log space. [sqsgd eq. 8]"
-    log_counts = _log_counts(d, levels)
+    log_counts = _log_counts(check_between("d", d, 1, MOST), levels)
     often = np.logaddexp.accumulate(log_counts[::-1])[::-1][1:]
     seldom = np.logaddexp.accumulate(log_counts)[:-1]
     edge = _log_counts(d - 1, levels)

@@ -377,3 +377,17 @@ def test_an_epsilon_that_is_out_of_reach_is_refused_with_the_nearest(name, cohor
     nearest = float(str(caught.value).rpartition("at most ")[2])
     eps = s.guarantee(s.calibrate(name, nearest)).eps
     assert 0.99 * nearest <= eps <= nearest
+
+
+def test_an_eps_below_all_but_none_names_the_least_there_is():
+    where = dpcomm.Deployment(20, 4, 3, 1e-3)
+    with pytest.raises(
+        ValueError, match="goes here from .* to 0 at once: ask for"
+    ) as told:
+        where.calibrate("gaussian", 1e-30)
+    least = float(str(told.value).split()[-1])
+    assert (
+        where.guarantee(where.calibrate("gaussian", 1.01 * least)).eps <= 1.01 * least
+    )
+    with pytest.raises(ValueError, match="lower start, or leave it out"):
+        where.calibrate("gaussian", 4.0, start=1e99)
