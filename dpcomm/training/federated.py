@@ -355,8 +355,8 @@ def simulate(
             f"{' and '.join(more)} work only with federated.one_round, and advance is"
             f" {getattr(advance, '__name__', advance)!s:.40}: leave them out"
         )
-    if why := _fewer_steps(task):
-        print(why)
+    if fewer := _fewer_steps(task):
+        print(fewer)
     if guarantee:
         promise = promised(task.config.rounds)
         where = task.config, task.n_clients, task.mechanism, task.visits
@@ -372,6 +372,7 @@ def simulate(
             f" checkpoint already have epsilon {promised(run.round).eps:.3g}: raise"
             " it, or do not resume the run"
         )
+    run.steps = fewer
     if not run.finished:
         task = _ready(task, run.round, metrics, device, advance)
     save = checkpoint and partial(save_checkpoint, checkpoint, run, optimiser, known)

@@ -299,6 +299,7 @@ class Run:
     dropped: (round, client): updates not finite, which counted as 0.
     clip: of the next round, where it moves; None: the mechanism's.
     initial: the module that was trained, as it was passed.
+    steps: who took fewer local steps than the config names; '': nobody.
     """
 
     w: Tensor
@@ -312,6 +313,7 @@ class Run:
     dropped: list = field(default_factory=list)
     clip: float | None = None
     initial: nn.Module | None = field(default=None, repr=False, compare=False)
+    steps: str = field(default="", repr=False, compare=False)
 
     def model(self) -> nn.Module:
         """The trained model.
@@ -339,6 +341,7 @@ class Run:
             f"Run {state} after {self.round:,} rounds, {len(self.w):,} weights\n"
             f"{scores or 'not evaluated yet'}\n"
             f"{up:.2f} MiB up, {down:.2f} MiB down, {self.seconds:.0f} s"
+            + f"\n{self.steps}" * bool(self.steps)
         )
 
 # %% ../../nbs/training/state.ipynb #f29415fb

@@ -160,9 +160,10 @@ def test_weights_are_a_premise_of_the_guarantee_and_the_engine_prints_it(capsys)
 
 def test_a_run_says_how_many_clients_take_fewer_steps_than_asked_for(capsys):
     "Clients of 2 to 9 examples, in batches of 4: one has three, two have two."
-    simulate(task(steps=3), progress=False)
+    run = simulate(task(steps=3), progress=False)
     assert "steps is 3, at most: 4 of 5 clients" in capsys.readouterr().out
-    simulate(task(steps=1), progress=False)
+    assert "steps is 3, at most: 4 of 5 clients" in str(run).splitlines()[-1]
+    assert "steps" not in str(simulate(task(steps=1), progress=False))
     assert "steps" not in capsys.readouterr().out
 
 
