@@ -157,6 +157,15 @@ def check_stream(rng) -> np.random.Generator:
         )
     return rng
 
+# %% ../../nbs/foundations/checks.ipynb #c26d3076
+def check_kind(name: str, value, kinds, how: str):
+    "Refuse an object of any other kind; how: what to pass instead."
+    if not isinstance(value, kinds):
+        kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+        known = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"{name} is {shown(value)}; it must be a {known}: pass {how}")
+    return value
+
 # %% ../../nbs/foundations/checks.ipynb #ad77ba02
 def nearest(name: str, names) -> str:
     "The valid name closest to what was typed, or ''."

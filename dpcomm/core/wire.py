@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import check_between, shown
+from .checks import check_between, check_kind, shown
 
 # %% ../../nbs/foundations/wire.ipynb #9fa8e9df
 @dataclass(frozen=True)
@@ -211,6 +211,7 @@ def parse_message(data: bytes, d: int) -> Message:
     d: entries that the receiver expects, 1..2**32 - 1.
     Returns: the same message.
     """
+    check_kind("data", data, (bytes, bytearray, memoryview), "what to_bytes() returns")
     if damage := _damage(data, check_between("d", d, 1, 2**32 - 1)):
         raise BadMessage(damage)
     _, version, n_name, fingerprint, _, _ = FRAME.unpack_from(data)

@@ -9,6 +9,9 @@ __all__ = ['data_root', 'overview']
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
+
+from ..core.checks import check_kind
 
 # %% ../../nbs/datasets/catalogue.ipynb #4cc2f918
 @dataclass(frozen=True)
@@ -45,11 +48,15 @@ CATALOGUE = tuple(
 )
 
 # %% ../../nbs/datasets/catalogue.ipynb #data0rt2
-def data_root() -> Path:
+def data_root(root=None) -> Path:
     """Folder of the data: DPCOMM_DATA, else the user's cache.
 
+    root: a folder that goes before both; None: there is none.
     Returns: may not exist yet.
     """
+    check_kind("root", root, (str, Path, NoneType), "the name of a folder, or None")
+    if root:
+        return Path(root)
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dpcomm"
     return Path(os.environ.get("DPCOMM_DATA", default))
 
@@ -57,7 +64,7 @@ def data_root() -> Path:
 def is_here(name: str, root=None) -> bool:
     "Whether a set's files are below the data root; their content is checked on loading."
     found = {entry.name: entry for entry in CATALOGUE}[name]
-    place = (root or data_root()) / found.files
+    place = data_root(root) / found.files
     return not found.files or place.is_dir() and any(place.iterdir())
 
 # %% ../../nbs/datasets/catalogue.ipynb #88556dee

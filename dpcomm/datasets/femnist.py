@@ -6,8 +6,6 @@
 __all__ = ['EMNIST', 'femnist', 'emnist']
 
 # %% ../../nbs/datasets/femnist.ipynb #00072d51
-from pathlib import Path
-
 import numpy as np
 import torch
 
@@ -58,7 +56,7 @@ def femnist(root=None, whole: bool = True) -> Federation:
     whole: assert the counts of the full data set.
     Returns: one client a user; the test images are the files' test split.
     """
-    folder = Path(root or data_root()) / "femnist"
+    folder = data_root(root) / "femnist"
     train, test = (_read_tff(folder / f"fed_emnist_{s}.h5") for s in ("train", "test"))
     made = _of_writers(train, test, "femnist (tff), a client a user")
     n, mean = len(made.parts), made.sizes.mean()
@@ -90,7 +88,7 @@ def emnist(split: str = "mnist", root=None) -> Dataset:
         from torchvision import datasets
 
     try:
-        how = dict(root=root or data_root(), split=split)
+        how = dict(root=data_root(root), split=split)
         sets = [datasets.EMNIST(train=train, **how) for train in (True, False)]
     except RuntimeError:
         raise FileNotFoundError(

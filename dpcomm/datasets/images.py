@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -158,7 +157,7 @@ def load(name: str, root=None, download: bool = True) -> Dataset:
     Returns: the data, after its counts and its hash were checked.
     """
     check_choice("name", name, names())
-    root, writers = Path(root or data_root()), None
+    root, writers = data_root(root), None
     arrays = _arrays(name, root, download)
     if name == "mnist-by-writer":
         writers = _writers(root)
@@ -302,7 +301,7 @@ class Federation:
         """
         if isinstance(clients, Mapping):  # name -> data
             clients = [*clients.values()]
-        if not isinstance(clients, Iterable):
+        if not isinstance(clients, Iterable) or getattr(clients, "ndim", 1) == 0:
             raise TypeError(
                 f"clients is {shown(clients)}; it must hold the data of each client: pass"
                 " [(x, y), (x, y), ...]"

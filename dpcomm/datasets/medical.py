@@ -10,7 +10,6 @@ import csv
 import hashlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -133,7 +132,7 @@ def diabetes130(root=None, min_records: int = 100) -> Records:
     min_records: records a code must stand in, >= 1.
     Returns: the data, after its counts were checked.
     """
-    folder = Path(root or data_root()) / "diabetes130" / "dataset_diabetes"
+    folder = data_root(root) / "diabetes130" / "dataset_diabetes"
     rows = _rows(folder / "diabetic_data.csv", "diabetes130")
     check_digest(folder / "diabetic_data.csv", DIGESTS["diabetes130"])
     names = list(rows[0])
@@ -229,7 +228,7 @@ def physionet2012(root=None, min_records: int = 100) -> Records:
     min_records: records a code must stand in, >= 1.
     Returns: the data, after its counts were checked.
     """
-    stays, died = _stays(Path(root or data_root()) / "physionet2012")
+    stays, died = _stays(data_root(root) / "physionet2012")
     codes, numbers = map(_stay_codes, stays), _stay_numbers(stays)
     return assemble("physionet2012", codes, numbers, died, min_records)
 

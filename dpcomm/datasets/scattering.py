@@ -245,7 +245,7 @@ def features(
     settings |= dict(mean=mean, std=std)
     asked = {"0": True, "1": False}.get(os.environ.get("DPCOMM_PROGRESS"))
     hidden = asked if progress else True
-    folder = Path(root or data_root()) / "features"
+    folder = data_root(root) / "features"
     arrays = []
     splits = {"train": data.x, "test": data.x_test}
     for (split, images), n in zip(splits.items(), limit or (None, None)):

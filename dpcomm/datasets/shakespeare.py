@@ -8,7 +8,6 @@ __all__ = ['shakespeare']
 # %% ../../nbs/datasets/shakespeare.ipynb #8db7b253
 import hashlib
 import json
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -157,7 +156,7 @@ def shakespeare(
     whole: assert the counts of the full file of roles.
     Returns: a client a role.
     """
-    texts = read_roles(Path(root or data_root()) / "shakespeare" / FILE)
+    texts = read_roles(data_root(root) / "shakespeare" / FILE)
     if whole:
         _check_whole(texts)
     chosen = longest_roles(texts, n_clients)

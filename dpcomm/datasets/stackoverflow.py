@@ -413,7 +413,7 @@ def from_files(
     whole: assert the number of clients of the full data set.
     Returns: a source for `federation`; FileNotFoundError where a file is missing.
     """
-    folder = Path(root or data_root()) / "stackoverflow"
+    folder = data_root(root) / "stackoverflow"
     for end in ("_train.h5", "_test.h5", ".word_count", ".tag_count"):
         if not (folder / f"stackoverflow{end}").exists():
             raise FileNotFoundError(

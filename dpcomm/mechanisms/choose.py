@@ -11,12 +11,13 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
+from types import NoneType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.checks import check_number, shown
+from ..core.checks import check_kind, check_number
 from ..core.random import normal, seed_tree
 from ..core.vectors import check_finite, check_rows
 from .contract import Mechanism, mechanism_class, registered
@@ -453,6 +454,8 @@ def choose(
     tried: mechanism name -> list of fields to try; default: `grids(d, bits)`.
     """
     s = _checked(deployment, eps, bits, updates)
+    for what, by_name in dict(accountants=accountants, tried=tried).items():
+        check_kind(what, by_name, (dict, NoneType), "a dict, by mechanism's name")
     played = examples(s.d) if updates is None else updates
     tried = tried or grids(s.d, bits)
     search = _Search(s, eps, bits, played, accountants or {}, tried)
@@ -497,11 +500,8 @@ def _in_order(rows) -> Iterator[Candidate]:
 
 
 def _checked(deployment, eps, bits, updates):
-    if not isinstance(deployment, Deployment):
-        raise TypeError(
-            f"deployment is {shown(deployment)}; it must be a Deployment: pass"
-            " dpcomm.Deployment(n_clients, cohort, rounds, delta, d=...)"
-        )
+    how = "dpcomm.Deployment(n_clients, cohort, rounds, delta, d=...)"
+    check_kind("deployment", deployment, Deployment, how)
     check_number("eps", eps, "[1e-6, 1e100]")
     if bits is not None:
         check_number("bits", bits, "(0, inf)")

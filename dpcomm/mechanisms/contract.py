@@ -26,6 +26,7 @@ from torch import Tensor
 from dpcomm.core.checks import (
     check_between,
     check_choice,
+    check_kind,
     check_number,
     check_positive,
     check_size,
@@ -375,11 +376,7 @@ class Mechanism(Auditable, TrainingHooks):
 
         message: a `Message`. Returns bytes, as many as `bits(message.d)` says.
         """
-        if not isinstance(message, Message):
-            raise TypeError(
-                f"message is {type(message).__name__}; it must be a Message: pass"
-                " Message.from_bytes(data, d)"
-            )
+        check_kind("message", message, Message, "Message.from_bytes(data, d)")
         if message.mechanism != self.name:
             raise BadMessage(
                 f"message was encoded by {shown(message.mechanism)} and cannot be"
@@ -406,14 +403,15 @@ class Mechanism(Auditable, TrainingHooks):
         return message.payload
 
     def numbers(
-        self, message: Message, nbits: int, count: int, most: int
+        self, message: Message, nbits: int, count: int | None, most: int
     ) -> np.ndarray:
         """Packed numbers of a message; BadMessage where one is too large.
 
-        message: a `Message`. nbits: bits a number. count: numbers in it. most: above all
-        of them. Returns (count,) int64.
+        message: a `Message`. nbits: bits a number. count: numbers in it; None: one an
+        entry. most: above all of them. Returns (count,) int64.
         """
-        packed = unpack_bits(self.unwrap(message), nbits, count)
+        payload = self.unwrap(message)
+        packed = unpack_bits(payload, nbits, message.d if count is None else count)
         if packed.max(initial=0) >= most:
             raise BadMessage(
                 f"message holds {packed.max()}, and {self.name} sends 0..{most - 1}: the"

@@ -16,6 +16,7 @@ from typing import Self
 from dpcomm.core.checks import (
     SCALE,
     check_between,
+    check_kind,
     check_number,
     check_size,
     nearest,
@@ -161,7 +162,7 @@ class Deployment:
             the last before a jump, where the mechanism spends in whole steps.
         """
         check_number("eps", eps, SCALE)
-        check_number("clip_norm", clip_norm, "(0, 1e100]")
+        check_number("clip_norm", clip_norm, SCALE)
         cls = mechanism_class(name)
         # a table brings the eps of a message with it
         given = cls.free == "eps" and fixed.get("table") is not None
@@ -367,11 +368,7 @@ def _keywords(deployment, mechanism, sampling, releases, accountant):
 
 def _check_mechanism(deployment, mechanism, accountant):
     s, m = deployment, mechanism
-    if not isinstance(m, Mechanism):
-        raise TypeError(
-            f"mechanism is {shown(m)}; it must be a Mechanism: pass"
-            " dpcomm.mechanism(name, ...)"
-        )
+    check_kind("mechanism", m, Mechanism, "dpcomm.mechanism(name, ...)")
     if not m.relations:
         raise ValueError(
             f"{m.name} gives no privacy guarantee with these parameters: add noise, or"

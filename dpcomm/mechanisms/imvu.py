@@ -255,7 +255,7 @@ class Imvu(LocalRenyi):
 
     def _symbols(self, message):
         if self.nbits > 1:
-            return self.numbers(message, self.nbits, message.d, len(self.levels))
+            return self.numbers(message, self.nbits, None, len(self.levels))
         payload = np.frombuffer(self.unwrap(message), np.uint8)
         return np.unpackbits(payload, count=message.d)
 

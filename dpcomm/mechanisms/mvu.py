@@ -129,7 +129,7 @@ class Mvu(Mechanism):
     def decode(self, message: Message) -> Tensor:
         # look the symbols up, undo the scaling [Guo et al. 2022, Sec. 3]
         m = len(self.table.alphabet)
-        seen = self.numbers(message, self.nbits, message.d, m)
+        seen = self.numbers(message, self.nbits, None, m)
         return self._levels()[torch.from_numpy(seen)]
 
     def guarantee(

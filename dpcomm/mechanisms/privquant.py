@@ -387,7 +387,7 @@ class PrivQuant(Local):
     def to_summand(self, message: Message) -> np.ndarray:
         # level numbers
         nbits = (self.levels - 1).bit_length()
-        return self.numbers(message, nbits, message.d, self.levels)
+        return self.numbers(message, nbits, None, self.levels)
 
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
         # the sum of the levels, over m [sqsgd Alg. 1, line 3]

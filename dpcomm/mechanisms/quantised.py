@@ -129,7 +129,7 @@ class Quantised(Central):
     def levels_of(self, message: Message) -> np.ndarray:
         "Read the whole numbers back; BadMessage where one is none."
         most = 2 * self.levels + 1
-        return self.numbers(message, self.level_bits, message.d, most) - self.levels
+        return self.numbers(message, self.level_bits, None, most) - self.levels
 
     def decode(self, message: Message) -> Tensor:
         return torch.from_numpy(self.levels_of(message) * self.step(message.d)).float()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dpcomm.core.checks import (
     check_between,
+    check_kind,
     check_number,
     check_positive,
     check_reals,
@@ -112,6 +113,7 @@ class FixedPoint:
     n_clients: int  # largest number of vectors in a sum, >= 1
 
     def __post_init__(self):
+        check_kind("ring", self.ring, Ring, "Ring(bits) of some number of bits")
         for name in ("scale", "bound"):
             value = float(check_positive(name, getattr(self, name)))
             object.__setattr__(self, name, value)

@@ -14,10 +14,11 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from types import NoneType
 
 from tqdm import tqdm
 
-from ..core.checks import shown
+from ..core.checks import check_kind, shown
 from ..core.files import atomic_write
 from .state import Run, Task
 
@@ -170,6 +171,7 @@ class Lines(Callback):
 
 def progress_of(progress) -> tuple:  # text is its label
     "Progress of a run: a bar on a terminal, lines in a log, nothing in a notebook."
+    check_kind("progress", progress, (bool, str, NoneType), "True, False or a label")
     if not progress:
         return ()
     label = progress if isinstance(progress, str) else ""

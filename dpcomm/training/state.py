@@ -340,9 +340,8 @@ class Run:
         return (
             f"Run {state} after {self.round:,} rounds, {len(self.w):,} weights\n"
             f"{scores or 'not evaluated yet'}\n"
-            f"{up:.2f} MiB up, {down:.2f} MiB down, {self.seconds:.0f} s"
-            + f"\n{self.steps}" * bool(self.steps)
-        )
+            f"{up:.2f} MiB up, {down:.2f} MiB down, {self.seconds:.0f} s\n{self.steps}"
+        ).rstrip()
 
 # %% ../../nbs/training/state.ipynb #f29415fb
 PLAIN = "round", "finished", "history", "seconds", "cpu_seconds", "memory"

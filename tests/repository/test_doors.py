@@ -11,6 +11,10 @@ import re
 import signal
 import warnings
 from contextlib import contextmanager
+from datetime import date
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,6 +69,8 @@ DOORS = {
     f"mechanism {name}": (type(MADE[name]), given) for name, given in MECHANISMS.items()
 }
 for _name, _made in MADE.items():
+    _message = _made.encode(ROW, Insecure(0))
+    DOORS[f"{_name}.decode"] = _made.decode, dict(message=_message)
     DOORS[f"{_name}.clip"] = _made.clip, dict(u=ROWS)
     DOORS[f"{_name}.encode"] = _made.encode, dict(u=ROW, key=Insecure(0))
     DOORS[f"{_name}.bits"] = _made.bits, dict(d=4)
@@ -78,7 +84,8 @@ DOORS |= {
     ),
     "choose": (
         dpcomm.choose,
-        dict(deployment=dpcomm.Deployment(**WHERE, d=100), eps=4.0, bits=32.0),
+        dict(deployment=dpcomm.Deployment(**WHERE, d=100), eps=4.0, bits=32.0)
+        | dict(accountants=None, tried=None),
     ),
     "train": (train, TRAIN),
     "Config": (
@@ -113,7 +120,7 @@ DOORS |= {
         protocol.Setup,
         dict(n_clients=4, d=3, ring=ring.Ring(16), threshold=2, neighbours=3),
     ),
-    "images.load": (images.load, dict(name="digits")),
+    "images.load": (images.load, dict(name="digits", root=None)),
 }
 
 LONG = "y" * 10**5  # an error quotes 80 characters of it
@@ -126,6 +133,14 @@ TENSORS = (
     *(torch.ones(2, 4).half(), torch.ones(2, 4, requires_grad=True), torch.ones(())),
 )
 TEXTS = (LONG, "x", "", "Poisson", None, 0, [], b"x")
+OTHERS = (
+    *(np.float32(1.5), np.array(2.0), np.bool_(True), np.datetime64("2020"), -0.0),
+    *(Decimal("1.5"), Fraction(3, 2), 10**400, 5e-324, 1 + 2j, "12", b"12", Path("/")),
+    *(torch.tensor(2.0), torch.ones(0), torch.ones(4, dtype=torch.complex64)),
+    *(date(2020, 1, 1), {1, 2}, range(3), iter([1]), int, [[[]]], memoryview(b"a")),
+    np.array([None, {}], dtype=object),
+)
+STRICT = (wire.Message, ring.Ring)  # objects in whose place only their like is taken
 RAW = re.compile(
     r"not supported between|has no attribute|ufunc|operand|broadcast|could not (be )?conver"
     r"|object is not|is ambiguous|must be real number|too large to|division by|argument '"
@@ -143,10 +158,10 @@ def mistakes(value):
     if isinstance(value, (list, tuple, np.ndarray)):
         return ARRAYS
     if isinstance(value, (str, bytes)):
-        return TEXTS
+        return (*TEXTS, *OTHERS)
     if isinstance(value, (int, float)):
-        return NUMBERS
-    return ()  # an object of the package
+        return (*NUMBERS, *OTHERS)
+    return OTHERS if value is None or type(value) in STRICT else ()
 
 
 def is_sentence(text: str) -> bool:
